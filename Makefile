@@ -1,0 +1,62 @@
+# "make help" lists the targets.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+
+GO_TOOL := CGO_ENABLED=0 go tool -modfile=tools/go.mod
+REDOCLY := npx --yes @redocly/cli@2.77.0
+
+.PHONY: help
+help: ## list the targets
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
+
+.PHONY: build
+build: ## build bin/dlqd
+	go build -o bin/dlqd ./cmd/dlqd
+
+.PHONY: demo
+demo: postgres build ## run the main job on a few hundred messages, in less than a minute
+	./bin/dlqd demo
+
+.PHONY: run
+run: postgres build ## serve until stopped, on an embedded Postgres
+	./bin/dlqd serve
+
+.PHONY: test
+test: postgres ## run all tests, with the race detector
+	go run ./internal/postgres/postgrestest/withpostgres go test -race ./...
+
+.PHONY: check
+check: fmt-check lint generate-check openapi-lint ## format, lint, drift of generated files, OpenAPI
+
+.PHONY: fmt
+fmt: ## format the code
+	$(GO_TOOL) golangci-lint fmt
+
+.PHONY: fmt-check
+fmt-check:
+	$(GO_TOOL) golangci-lint fmt --diff
+
+.PHONY: lint
+lint: ## run the linters
+	$(GO_TOOL) golangci-lint run
+
+.PHONY: generate
+generate: build ## generate internal/dbsqlc and openapi/
+	$(GO_TOOL) sqlc generate
+	./bin/dlqd openapi > openapi/openapi.yaml
+	./bin/dlqd openapi --json > openapi/openapi.json
+
+.PHONY: generate-check
+generate-check: build
+	$(GO_TOOL) sqlc diff
+	./bin/dlqd openapi | diff -u openapi/openapi.yaml -
+	./bin/dlqd openapi --json | diff -q openapi/openapi.json -
+
+.PHONY: openapi-lint
+openapi-lint: ## run a public linter over the OpenAPI document (needs npm)
+	REDOCLY_TELEMETRY=off $(REDOCLY) lint --config openapi/redocly.yaml openapi/openapi.yaml
+
+.PHONY: postgres
+postgres:
+	@scripts/install-postgres.sh

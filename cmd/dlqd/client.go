@@ -1,0 +1,363 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"os/user"
+	"strconv"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/danielgtaylor/huma/v2"
+	"github.com/spf13/cobra"
+
+	"github.com/dlqd/dlqd/internal/api"
+	"github.com/dlqd/dlqd/internal/server"
+)
+
+// client talks to the API of a dlqd that serves.
+type client struct {
+	base   string
+	asJSON bool
+}
+
+func (c *client) register(cmd *cobra.Command) {
+	standard := "http://" + server.DefaultListen
+	if v := os.Getenv("DLQD_API"); v != "" {
+		standard = v
+	}
+	cmd.Flags().StringVar(&c.base, "api-url", standard, "address of the API, or unix:PATH ($DLQD_API)")
+	cmd.Flags().BoolVar(&c.asJSON, "json", false, "print the API's answer")
+}
+
+// call makes a request and decodes its answer into out. What the API says is wrong becomes the error.
+func (c *client) call(cmd *cobra.Command, method, path string, in, out any) error {
+	var body io.Reader
+	if in != nil {
+		raw, err := json.Marshal(in)
+		if err != nil {
+			return err
+		}
+		body = bytes.NewReader(raw)
+	}
+	transport := &http.Transport{}
+	base := strings.TrimSuffix(c.base, "/")
+	if socket, ok := strings.CutPrefix(base, "unix:"); ok {
+		base = "http://dlqd"
+		transport.DialContext = func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return (&net.Dialer{}).DialContext(ctx, "unix", socket)
+		}
+	}
+	request, err := http.NewRequestWithContext(cmd.Context(), method, base+path, body)
+	if err != nil {
+		return &usageError{err}
+	}
+	if in != nil {
+		request.Header.Set("Content-Type", "application/json")
+	}
+	response, err := (&http.Client{Transport: transport, Timeout: apiTimeout}).Do(request)
+	if err != nil {
+		return fmt.Errorf("%w (is \"dlqd serve\" running there? name another with --api-url)", err)
+	}
+	defer func() { _ = response.Body.Close() }()
+	raw, err := io.ReadAll(response.Body)
+	if err != nil {
+		return err
+	}
+	if response.StatusCode >= 400 {
+		var problem huma.ErrorModel
+		if json.Unmarshal(raw, &problem) != nil || problem.Detail == "" {
+			return fmt.Errorf("the API answered %s", response.Status)
+		}
+		return errors.New(problem.Detail)
+	}
+	if c.asJSON {
+		_, err := cmd.OutOrStdout().Write(append(bytes.TrimSpace(raw), '\n'))
+		return err
+	}
+	return json.Unmarshal(raw, out)
+}
+
+func table(cmd *cobra.Command, header string) (w *tabwriter.Writer, row func(cells ...any)) {
+	w = tabwriter.NewWriter(cmd.OutOrStdout(), 0, 0, 2, ' ', 0)
+	_, _ = fmt.Fprintln(w, header)
+	return w, func(cells ...any) {
+		texts := make([]string, len(cells))
+		for i, cell := range cells {
+			texts[i] = strings.Map(printable, fmt.Sprint(cell))
+		}
+		_, _ = fmt.Fprintln(w, strings.Join(texts, "\t"))
+	}
+}
+
+// printable keeps what strangers wrote from steering the terminal.
+func printable(r rune) rune {
+	if r < ' ' || r == 0x7f || r >= 0x80 && r < 0xa0 {
+		return ' '
+	}
+	return r
+}
+
+func text[T any](v *T) string {
+	if v == nil {
+		return "-"
+	}
+	return fmt.Sprint(*v)
+}
+
+func ago(t time.Time) string { return time.Since(t).Truncate(time.Second).String() }
+
+func shorten(s string, most int) string {
+	if runes := []rune(s); len(runes) > most {
+		return string(runes[:most-1]) + "…"
+	}
+	return s
+}
+
+// actor is who runs the command, for the audit trail.
+func actor() string {
+	if u, err := user.Current(); err == nil {
+		return u.Username
+	}
+	return "cli"
+}
+
+func newList() *cobra.Command {
+	var c client
+	query := url.Values{}
+	var status []string
+	filters := map[string]*string{}
+	var limit int
+	cmd := &cobra.Command{
+		Use:   "list",
+		Short: "List dead letters",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if len(status) > 0 {
+				query.Set("status", strings.Join(status, ","))
+			}
+			for name, value := range filters {
+				if *value != "" {
+					query.Set(name, *value)
+				}
+			}
+			query.Set("limit", strconv.Itoa(limit))
+			var page api.EntryPage
+			if err := c.call(cmd, http.MethodGet, "/api/dlq/entries?"+query.Encode(), nil, &page); err != nil || c.asJSON {
+				return err
+			}
+			w, row := table(cmd, "ID\tSTATUS\tQUEUE\tKIND\tCLASS\tTYPE\tFAILED\tERROR")
+			for _, e := range page.Entries {
+				row(e.ID, strings.TrimPrefix(string(e.Status), "dlq_"), e.Queue, e.Kind, text(e.ErrorClass), text(e.ErrorType), ago(e.LastFailedAt)+" ago", shorten(text(e.ErrorMessage), 60))
+			}
+			if err := w.Flush(); err != nil || page.Next == "" {
+				return err
+			}
+			_, err := fmt.Fprintln(cmd.ErrOrStderr(), "more: --cursor", page.Next)
+			return err
+		},
+	}
+	c.register(cmd)
+	cmd.Flags().StringSliceVar(&status, "status", nil, "only these states: dlq_pending, dlq_processing, dlq_manual, dlq_resolved, dlq_failed, dlq_archived")
+	for _, f := range []struct{ flag, name, help string }{
+		{"queue", "queue", "only this queue"},
+		{"kind", "kind", "only this kind"},
+		{"error-type", "errorType", "only this type of error"},
+		{"error-class", "errorClass", "only this class"},
+		{"source", "source", "only messages of this source"},
+		{"after", "after", "captured at or after (RFC 3339)"},
+		{"before", "before", "captured before (RFC 3339)"},
+		{"order", "order", "newest or oldest first"},
+		{"cursor", "cursor", "where the page before ended"},
+	} {
+		filters[f.name] = cmd.Flags().String(f.flag, "", f.help)
+	}
+	cmd.Flags().IntVar(&limit, "limit", 50, "entries in a page, at most 500")
+	return cmd
+}
+
+func newShow() *cobra.Command {
+	var c client
+	cmd := &cobra.Command{
+		Use:   "show ID",
+		Short: "Show everything about a dead letter",
+		Args:  cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			var e api.EntryDetail
+			if err := c.call(cmd, http.MethodGet, "/api/dlq/entries/"+url.PathEscape(args[0]), nil, &e); err != nil || c.asJSON {
+				return err
+			}
+			w, row := table(cmd, "dead letter\t"+e.ID.String())
+			row("status", e.Status)
+			row("queue, kind", e.Queue+", "+e.Kind)
+			row("message", text(e.EventID))
+			row("job", e.RiverJobID)
+			row("class, rule", text(e.ErrorClass)+", "+text(e.Rule))
+			row("error", text(e.ErrorType)+" "+text(e.ErrorCode))
+			row("", text(e.ErrorMessage))
+			row("failed", e.FirstFailedAt.Format(time.RFC3339)+" to "+e.LastFailedAt.Format(time.RFC3339))
+			row("attempts", fmt.Sprintf("%d of %d, then %d redeliveries of %d", e.RetryCount, e.MaxRetries, e.DLQRetryCount, e.DLQMaxRetries))
+			row("strategy", text(e.Strategy))
+			row("next", text(e.NextRetryAt))
+			row("notes", text(e.Notes))
+			row("event", string(e.OriginalEvent))
+			if len(e.EditedEvent) > 0 {
+				row("edited", string(e.EditedEvent))
+			}
+			if err := w.Flush(); err != nil {
+				return err
+			}
+			w, row = table(cmd, "\nAT\tFROM\tTO\tBY\tWHY\tNOTE")
+			for _, t := range e.Transitions {
+				row(t.At.Format(time.RFC3339), text(t.FromStatus), t.ToStatus, t.Actor, text(t.Reason), text(t.Note))
+			}
+			return w.Flush()
+		},
+	}
+	c.register(cmd)
+	return cmd
+}
+
+func newReplay() *cobra.Command {
+	var c client
+	var action api.ReplayAction
+	var payload string
+	cmd := &cobra.Command{
+		Use:   "replay ID",
+		Short: "Redeliver a dead letter now",
+		Args:  cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			action.Actor = actor()
+			if payload != "" {
+				if !json.Valid([]byte(payload)) {
+					return &usageError{errors.New("--payload is not JSON")}
+				}
+				action.Payload = json.RawMessage(payload)
+			}
+			return c.move(cmd, args[0], "replay", action)
+		},
+	}
+	c.register(cmd)
+	cmd.Flags().StringVar(&action.Note, "note", "", "why")
+	cmd.Flags().StringVar(&payload, "payload", "", "JSON to send in place of the payload; the original is kept")
+	cmd.Flags().BoolVar(&action.Force, "force", false, "replay although an equal job is live")
+	return cmd
+}
+
+func newMove(name, short string) *cobra.Command {
+	var c client
+	var action api.Action
+	cmd := &cobra.Command{
+		Use:   name + " ID",
+		Short: short,
+		Args:  cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			action.Actor = actor()
+			return c.move(cmd, args[0], name, action)
+		},
+	}
+	c.register(cmd)
+	cmd.Flags().StringVar(&action.Note, "note", "", "why")
+	return cmd
+}
+
+func (c *client) move(cmd *cobra.Command, id, name string, action any) error {
+	var moved api.Moved
+	if err := c.call(cmd, http.MethodPost, "/api/dlq/entries/"+url.PathEscape(id)+"/"+name, action, &moved); err != nil || c.asJSON {
+		return err
+	}
+	_, err := fmt.Fprintf(cmd.OutOrStdout(), "%s is %s", moved.ID, moved.Status)
+	if moved.JobID != 0 {
+		_, err = fmt.Fprintf(cmd.OutOrStdout(), ", with job %d", moved.JobID)
+	}
+	_, _ = fmt.Fprintln(cmd.OutOrStdout())
+	return err
+}
+
+func newStats() *cobra.Command {
+	var c client
+	cmd := &cobra.Command{
+		Use:   "stats",
+		Short: "Count open dead letters, and the last day's moves",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			var s api.Stats
+			if err := c.call(cmd, http.MethodGet, "/api/dlq/stats", nil, &s); err != nil || c.asJSON {
+				return err
+			}
+			w, row := table(cmd, "STATUS\tQUEUE\tCLASS\tENTRIES")
+			for _, b := range s.Backlog {
+				row(strings.TrimPrefix(b.Status, "dlq_"), b.Queue, b.ErrorClass, b.Entries)
+			}
+			row("open", "", "", s.Open)
+			if err := w.Flush(); err != nil {
+				return err
+			}
+			_, err := fmt.Fprintf(cmd.OutOrStdout(), "\nlast 24 hours: %d captured, %d replayed, %d resolved, %d failed for good, %d archived\n",
+				s.LastDay.Captured, s.LastDay.Replayed, s.LastDay.Resolved, s.LastDay.Failed, s.LastDay.Archived)
+			if s.OldestOpen != nil {
+				_, err = fmt.Fprintf(cmd.OutOrStdout(), "oldest open: %s ago\n", ago(*s.OldestOpen))
+			}
+			return err
+		},
+	}
+	c.register(cmd)
+	return cmd
+}
+
+func newSend() *cobra.Command {
+	var c client
+	var s api.Submission
+	cmd := &cobra.Command{
+		Use:     "send PAYLOAD",
+		Short:   "Submit a message; - reads the payload from standard input",
+		Example: `  dlqd send --queue default --kind payment.captured '{"amount": 4200}'`,
+		Args:    cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			raw := []byte(args[0])
+			if args[0] == "-" {
+				var err error
+				if raw, err = io.ReadAll(cmd.InOrStdin()); err != nil {
+					return err
+				}
+			}
+			if !json.Valid(raw) {
+				return &usageError{errors.New("the payload is not JSON")}
+			}
+			s.Payload = json.RawMessage(raw)
+			var accepted api.Accepted
+			if err := c.call(cmd, http.MethodPost, "/api/messages", s, &accepted); err != nil || c.asJSON {
+				return err
+			}
+			verb := "accepted"
+			if accepted.Duplicate {
+				verb = "known already"
+			}
+			_, err := fmt.Fprintf(cmd.OutOrStdout(), "message %s is %s, as job %d\n", accepted.MessageID, verb, accepted.JobID)
+			return err
+		},
+	}
+	c.register(cmd)
+	flags := cmd.Flags()
+	flags.StringVar(&s.MessageID, "message-id", "", "identifies the message; made if absent")
+	flags.StringVar(&s.Queue, "queue", "default", "queue")
+	flags.StringVar(&s.Kind, "kind", "", "what happened, such as payment.captured")
+	flags.StringVar(&s.Source, "source", "", "who sends it")
+	flags.StringVar(&s.SubscriberID, "subscriber", "", "whom it concerns")
+	flags.IntVar(&s.Priority, "priority", 0, "1 (most urgent) to 4")
+	flags.StringSliceVar(&s.Tags, "tag", nil, "tags")
+	flags.StringVar(&s.ScheduledAt, "at", "", "not to be delivered before (RFC 3339)")
+	if err := cmd.MarkFlagRequired("kind"); err != nil {
+		panic(err) // the flag is three lines up
+	}
+	return cmd
+}

@@ -1,0 +1,51 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/dlqd/dlqd/internal/demo"
+)
+
+func newDemo(hard context.Context) *cobra.Command {
+	var postgresBin string
+	cmd := &cobra.Command{
+		Use:   "demo",
+		Short: "Show it all in less than a minute, on a Postgres and a receiver of its own",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			program, err := os.Executable()
+			if err != nil {
+				return err
+			}
+			return demo.Run(cmd.Context(), hard, program, postgresBin, cmd.OutOrStdout())
+		},
+	}
+	cmd.Flags().StringVar(&postgresBin, "postgres-bin", "", "directory of the Postgres programs; looked for if empty")
+	return cmd
+}
+
+func newReceiver() *cobra.Command {
+	var listen string
+	var troubles time.Duration
+	cmd := &cobra.Command{
+		Use:   "receiver",
+		Short: "Run a practice receiver",
+		Long: "Receiver takes deliveries. / takes everything; /payments, /orders, /invoices, /notifications and /documents\n" +
+			"behave like real services: they reject, decline, are slow, hang, hang up, limit the rate and are down for a while.\n" +
+			"/count says how many messages it has taken.",
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return demo.NewReceiver(troubles).Serve(cmd.Context(), listen, func(url, refusing string) {
+				_, _ = fmt.Fprintf(cmd.OutOrStdout(), "receiver at %s\nrefusing for %s at %s\n", url, troubles, refusing)
+			})
+		},
+	}
+	cmd.Flags().StringVar(&listen, "listen", "127.0.0.1:9090", "address")
+	cmd.Flags().DurationVar(&troubles, "troubles", demo.Troubles, "how long passing troubles last")
+	return cmd
+}

@@ -1,0 +1,167 @@
+// Command dlqd is a dead-letter office for Postgres. "dlqd help" lists what it does.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/dlqd/dlqd/internal/postgres"
+	"github.com/dlqd/dlqd/internal/server"
+)
+
+// Exit codes, for systemd units and scripts.
+const (
+	exitFailed   = 1 // it did not work; standard error says why
+	exitUsage    = 2 // the command line is wrong
+	exitSchema   = 3 // the database's schema is old: run the command that the message names
+	exitHeld     = 4 // another dlqd holds the data directory
+	exitStopped  = 5 // stopped before running jobs had finished; they run again
+	exitNoServer = 6 // no Postgres is installed
+)
+
+// How long a stop that a second signal cut short may still take.
+const hardStopLimit = 15 * time.Second
+
+func main() {
+	ctx, hard := signals()
+	root := newRoot(hard)
+	err := root.ExecuteContext(ctx)
+	if err == nil {
+		return
+	}
+	fmt.Fprintln(os.Stderr, "dlqd:", err)
+	os.Exit(exitCode(err))
+}
+
+func exitCode(err error) int {
+	var held *postgres.HeldError
+	var usage *usageError
+	switch {
+	case errors.As(err, &usage):
+		return exitUsage
+	case errors.Is(err, postgres.ErrSchemaOld):
+		return exitSchema
+	case errors.As(err, &held):
+		return exitHeld
+	case errors.Is(err, postgres.ErrNoBinaries):
+		return exitNoServer
+	case errors.Is(err, server.ErrStoppedAtOnce):
+		return exitStopped
+	}
+	return exitFailed
+}
+
+// usageError is a wrong command line.
+type usageError struct{ error }
+
+// signals returns a context that the first SIGINT or SIGTERM ends, and one that the second ends.
+func signals() (ctx, hard context.Context) {
+	ctx, cancel := context.WithCancel(context.Background())
+	hard, cancelHard := context.WithCancel(context.Background())
+	received := make(chan os.Signal, 2)
+	signal.Notify(received, syscall.SIGINT, syscall.SIGTERM)
+	go func() {
+		<-received
+		cancel()
+		<-received
+		cancelHard()
+		time.Sleep(hardStopLimit)
+		os.Exit(exitStopped)
+	}()
+	return ctx, hard
+}
+
+func newRoot(hard context.Context) *cobra.Command {
+	root := &cobra.Command{
+		Use:           "dlqd",
+		Short:         "A dead-letter office for Postgres",
+		SilenceErrors: true,
+		SilenceUsage:  true,
+	}
+	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &usageError{err} })
+	root.AddGroup(
+		&cobra.Group{ID: "run", Title: "Run it:"},
+		&cobra.Group{ID: "use", Title: "Use it (talks to the API of a dlqd that serves):"},
+		&cobra.Group{ID: "database", Title: "Its database:"},
+	)
+	add := func(group string, commands ...*cobra.Command) {
+		for _, c := range commands {
+			c.GroupID = group
+			root.AddCommand(c)
+		}
+	}
+	add("run", newServe(hard), newDemo(hard), newReceiver())
+	add("use", newSend(), newList(), newShow(), newReplay(), newMove("discard", "Archive a dead letter whose work is not wanted any more"),
+		newMove("resolve", "Close a parked dead letter whose work was done outside dlqd"), newMove("park", "Take a pending dead letter out of the automatic path"),
+		newMove("unpark", "Return a parked dead letter to the automatic path"), newStats())
+	add("database", newMigrate(), newAttach(), newDetach(), newPsql(), newOpenAPI())
+	return root
+}
+
+// databaseFlags name a database: any Postgres, or the embedded one of a data directory.
+type databaseFlags struct {
+	url, dataDir, postgresBin string
+	schemas                   postgres.Schemas
+}
+
+func (f *databaseFlags) register(cmd *cobra.Command) {
+	flags := cmd.Flags()
+	flags.StringVar(&f.url, "database-url", os.Getenv("DATABASE_URL"), "Postgres to use; without one (nor DATABASE_URL), an embedded one is started")
+	flags.Lookup("database-url").DefValue = "$DATABASE_URL" // help must not print a password
+	dataDir, err := postgres.DefaultDataDir()
+	if err != nil {
+		dataDir = ""
+	}
+	flags.StringVar(&f.dataDir, "data-dir", dataDir, "where the embedded Postgres keeps its data")
+	flags.StringVar(&f.postgresBin, "postgres-bin", "", "directory of the Postgres programs for the embedded one; looked for if empty")
+	flags.StringVar(&f.schemas.DLQ, "schema", postgres.DefaultSchema, "schema of dlqd's tables")
+	flags.StringVar(&f.schemas.River, "river-schema", postgres.DefaultRiverSchema, "schema of River's tables")
+}
+
+// withMigrator runs fn on the database that the flags name. The embedded one is started if no dlqd runs it.
+func (f *databaseFlags) withMigrator(ctx context.Context, fn func(*postgres.Migrator) error) error {
+	if err := f.schemas.Validate(); err != nil {
+		return &usageError{err}
+	}
+	logger := newLogger(slog.LevelWarn)
+	url, stop, err := f.reach(ctx, logger)
+	if err != nil {
+		return err
+	}
+	return errors.Join(func() error {
+		pool, err := postgres.Open(ctx, url, 4)
+		if err != nil {
+			return err
+		}
+		defer pool.Close()
+		return fn(&postgres.Migrator{Pool: pool, Schemas: f.schemas, Logger: logger})
+	}(), stop())
+}
+
+// reach returns the database's URL, and what ends the server that had to be started for it.
+func (f *databaseFlags) reach(ctx context.Context, logger *slog.Logger) (url string, stop func() error, err error) {
+	if f.url != "" {
+		return f.url, func() error { return nil }, nil
+	}
+	embedded, err := postgres.StartEmbedded(ctx, postgres.EmbeddedConfig{DataDir: f.dataDir, BinDir: f.postgresBin, Logger: logger})
+	if _, ok := errors.AsType[*postgres.HeldError](err); ok { // a dlqd runs it: use that one
+		url, err := postgres.EmbeddedURL(f.dataDir)
+		return url, func() error { return nil }, err
+	}
+	if err != nil {
+		return "", nil, err
+	}
+	return embedded.URL(), embedded.Stop, nil
+}
+
+func newLogger(level slog.Leveler) *slog.Logger {
+	return slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level}))
+}

@@ -1,0 +1,79 @@
+package main
+
+import (
+	"context"
+	"log/slog"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/dlqd/dlqd/internal/api"
+	"github.com/dlqd/dlqd/internal/policy"
+	"github.com/dlqd/dlqd/internal/postgres"
+	"github.com/dlqd/dlqd/internal/server"
+	"github.com/dlqd/dlqd/internal/worker"
+)
+
+func newServe(hard context.Context) *cobra.Command {
+	var database databaseFlags
+	var config server.Config
+	var configDir, destination, logLevel string
+	cmd := &cobra.Command{
+		Use:   "serve",
+		Short: "Serve the API, deliver messages and work on dead letters",
+		Long: "Serve runs the API, the processing workers and the DLQ workers in one process. With any of --api, --process\n" +
+			"and --dlq-workers it runs those parts alone, so that they can be spread over processes that share a database.\n\n" +
+			"SIGTERM or SIGINT stops it cleanly: intake ends, what was accepted is written, running jobs finish; a second\n" +
+			"signal stops it at once. Exit codes: 0 stopped cleanly, 1 failed, 2 wrong command line, 3 the schema is old,\n" +
+			"4 another dlqd holds the data directory, 5 stopped before running jobs had finished, 6 no Postgres installed.",
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			var level slog.Level
+			if err := level.UnmarshalText([]byte(logLevel)); err != nil {
+				return &usageError{err}
+			}
+			config.Logger = newLogger(level)
+			config.DatabaseURL, config.DataDir, config.PostgresBin, config.Schemas = database.url, database.dataDir, database.postgresBin, database.schemas
+			if !config.API && !config.Process && !config.DLQWorkers {
+				config.API, config.Process, config.DLQWorkers = true, true, true
+			}
+			var err error
+			if config.Policy, err = loadPolicy(configDir, destination); err != nil {
+				return err
+			}
+			s, err := server.Start(cmd.Context(), config)
+			if err != nil {
+				return err
+			}
+			config.Logger.Info("dlqd serves", "api", s.Addresses(), "queues", config.Policy.QueueNames(), "policy", config.Policy.Version())
+			err = s.Wait(cmd.Context(), hard)
+			config.Logger.Info("dlqd has stopped", "clean", err == nil)
+			return err
+		},
+	}
+	database.register(cmd)
+	flags := cmd.Flags()
+	flags.BoolVar(&config.API, "api", false, "serve the API")
+	flags.BoolVar(&config.Process, "process", false, "deliver messages")
+	flags.BoolVar(&config.DLQWorkers, "dlq-workers", false, "work on dead letters")
+	flags.StringArrayVar(&config.Listen, "listen", []string{server.DefaultListen}, "address of the API: host:port, or unix:PATH; may be given again")
+	flags.StringVar(&configDir, "config-dir", "", "directory with "+policy.FileName)
+	flags.StringVar(&destination, "destination", "http://127.0.0.1:9090/", "without --config-dir: where the one queue, \"default\", delivers to")
+	flags.Int64Var(&config.MaxBodyBytes, "max-body-bytes", api.DefaultMaxBodyBytes, "largest message")
+	flags.DurationVar(&config.PollInterval, "poll-interval", worker.DefaultPollInterval, "how often DLQ workers look for due entries when nothing wakes them")
+	flags.BoolVar(&config.PollOnly, "poll-only", false, "do without LISTEN/NOTIFY, for transaction poolers")
+	flags.DurationVar(&config.StopTimeout, "stop-timeout", server.DefaultStopTimeout, "how long running jobs may take to finish at a stop")
+	flags.Int32Var(&config.MaxConns, "max-conns", postgres.DefaultMaxConns, "most connections to the database")
+	flags.StringVar(&logLevel, "log-level", "info", "debug, info, warn or error")
+	return cmd
+}
+
+func loadPolicy(dir, destination string) (*policy.Policy, error) {
+	if dir == "" {
+		return policy.Default(destination)
+	}
+	return policy.Load(dir)
+}
+
+// apiTimeout bounds one request of the client commands.
+const apiTimeout = 30 * time.Second

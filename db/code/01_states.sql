@@ -1,0 +1,151 @@
+-- The state machine: which moves there are, and the triggers that hold every client to them.
+-- Every file of db/code can be run again at any time: it replaces what is there.
+
+CREATE OR REPLACE FUNCTION dlq.allowed_moves(p_from dlq.dead_letter_status) RETURNS dlq.dead_letter_status[]
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN CASE p_from
+    WHEN 'dlq_pending'::dlq.dead_letter_status
+        THEN ARRAY['dlq_processing', 'dlq_pending', 'dlq_manual', 'dlq_archived']::dlq.dead_letter_status[]
+    WHEN 'dlq_processing'::dlq.dead_letter_status
+        THEN ARRAY['dlq_resolved', 'dlq_pending', 'dlq_failed', 'dlq_manual']::dlq.dead_letter_status[]
+    WHEN 'dlq_manual'::dlq.dead_letter_status
+        THEN ARRAY['dlq_processing', 'dlq_pending', 'dlq_resolved', 'dlq_archived']::dlq.dead_letter_status[]
+    WHEN 'dlq_failed'::dlq.dead_letter_status
+        THEN ARRAY['dlq_processing', 'dlq_archived']::dlq.dead_letter_status[]
+    ELSE ARRAY[]::dlq.dead_letter_status[]
+END;
+COMMENT ON FUNCTION dlq.allowed_moves IS 'The states that a dead letter may move to from p_from.';
+
+CREATE OR REPLACE FUNCTION dlq.is_open(p_status dlq.dead_letter_status) RETURNS boolean
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN p_status IN ('dlq_pending'::dlq.dead_letter_status, 'dlq_processing'::dlq.dead_letter_status, 'dlq_manual'::dlq.dead_letter_status);
+COMMENT ON FUNCTION dlq.is_open IS 'Whether a dead letter of this status is open.';
+
+CREATE OR REPLACE FUNCTION dlq.uuid_v7() RETURNS uuid
+LANGUAGE sql VOLATILE PARALLEL SAFE
+RETURN encode(
+    set_bit(set_bit(
+        overlay(uuid_send(gen_random_uuid())
+                PLACING substring(int8send((extract(epoch FROM clock_timestamp()) * 1000)::bigint) FROM 3)
+                FROM 1 FOR 6),
+        52, 1), 53, 1), 'hex')::uuid;
+COMMENT ON FUNCTION dlq.uuid_v7 IS 'A UUID version 7 (RFC 9562): milliseconds of now, then random bits. Postgres has its own from 18.';
+
+-- on_move checks a move and writes its audit row. It is a BEFORE trigger because AFTER UPDATE triggers do not fire on
+-- a row that changes its partition, as every entry that closes does.
+CREATE OR REPLACE FUNCTION dlq.on_move() RETURNS trigger
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF NEW.id IS DISTINCT FROM OLD.id OR NEW.river_job_id IS DISTINCT FROM OLD.river_job_id THEN
+        RAISE EXCEPTION 'dead letter %: its id and river_job_id cannot be changed', OLD.id USING ERRCODE = 'DLQ01';
+    END IF;
+    IF NOT (NEW.status = ANY (dlq.allowed_moves(OLD.status))) THEN
+        RAISE EXCEPTION 'dead letter %: cannot move from % to % (allowed: %)', OLD.id, OLD.status, NEW.status,
+                coalesce(nullif(array_to_string(dlq.allowed_moves(OLD.status), ', '), ''), 'none')
+            USING ERRCODE = 'DLQ01';
+    END IF;
+
+    NEW.updated_at := now();
+    IF dlq.is_open(NEW.status) THEN
+        NEW.closed_at := NULL;
+    ELSE
+        NEW.closed_at := now();
+        NEW.resolution_timestamp := now();
+    END IF;
+    IF NEW.status <> 'dlq_pending' THEN
+        NEW.next_retry_at := NULL;
+    END IF;
+    IF NEW.status <> 'dlq_processing' THEN
+        NEW.redelivery_job_id := NULL;
+        NEW.locked_by := NULL;
+        NEW.locked_at := NULL;
+        NEW.lease_expires_at := NULL;
+    END IF;
+    IF dlq.is_open(NEW.status) AND NOT dlq.is_open(OLD.status) THEN
+        NEW.resolution_strategy := NULL;
+        NEW.resolved_by := NULL;
+        NEW.resolution_notes := NULL;
+        NEW.resolution_timestamp := NULL;
+    END IF;
+
+    INSERT INTO dlq.dead_letter_transitions
+        (entry_id, from_status, to_status, actor, reason, note, strategy, rule, next_retry_at, river_job_id, queue, kind, error_class, detail)
+    VALUES
+        (NEW.id, OLD.status, NEW.status, coalesce(NEW.move ->> 'actor', session_user), NEW.move ->> 'reason', NEW.move ->> 'note',
+         NEW.strategy, NEW.rule, NEW.next_retry_at, coalesce(NEW.redelivery_job_id, OLD.redelivery_job_id, NEW.river_job_id),
+         NEW.queue, NEW.kind, NEW.error_class, NEW.move -> 'detail');
+
+    -- A row that changes its partition comes by on_enter next, which must tell it from a new one.
+    NEW.move := CASE WHEN dlq.is_open(OLD.status) AND dlq.is_open(NEW.status) THEN NULL ELSE '{"moved": true}' END;
+    RETURN NEW;
+END
+$$;
+COMMENT ON FUNCTION dlq.on_move IS 'Trigger: refuses a move that dlq.allowed_moves() does not list (SQLSTATE DLQ01), keeps the columns that follow from the status, and writes the audit row.';
+
+CREATE OR REPLACE TRIGGER dead_letter_move BEFORE UPDATE ON dlq.dead_letter_queue
+    FOR EACH ROW
+    WHEN (OLD.status IS DISTINCT FROM NEW.status OR OLD.next_retry_at IS DISTINCT FROM NEW.next_retry_at
+          OR OLD.closed_at IS DISTINCT FROM NEW.closed_at OR OLD.id IS DISTINCT FROM NEW.id
+          OR OLD.river_job_id IS DISTINCT FROM NEW.river_job_id OR NEW.move IS NOT NULL)
+    EXECUTE FUNCTION dlq.on_move();
+
+CREATE OR REPLACE FUNCTION dlq.on_enter() RETURNS trigger
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF NEW.move ? 'moved' THEN
+        NEW.move := NULL;
+        RETURN NEW;
+    END IF;
+    IF NEW.status <> 'dlq_pending' THEN
+        RAISE EXCEPTION 'dead letter %: a new entry must be dlq_pending, not %', NEW.id, NEW.status USING ERRCODE = 'DLQ01';
+    END IF;
+    INSERT INTO dlq.dead_letter_transitions
+        (entry_id, to_status, actor, reason, next_retry_at, river_job_id, queue, kind, error_class)
+    VALUES
+        (NEW.id, NEW.status, coalesce(NEW.move ->> 'actor', session_user), NEW.move ->> 'reason', NEW.next_retry_at,
+         NEW.river_job_id, NEW.queue, NEW.kind, NEW.error_class);
+    NEW.move := NULL;
+    RETURN NEW;
+END
+$$;
+COMMENT ON FUNCTION dlq.on_enter IS 'Trigger: a new entry is dlq_pending, and has an audit row.';
+
+CREATE OR REPLACE TRIGGER dead_letter_enter BEFORE INSERT ON dlq.dead_letter_queue
+    FOR EACH ROW EXECUTE FUNCTION dlq.on_enter();
+
+-- Statement triggers see a DELETE that somebody wrote, and not the one inside a change of partition.
+CREATE OR REPLACE FUNCTION dlq.on_delete() RETURNS trigger
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    v_id uuid;
+BEGIN
+    SELECT g.id INTO v_id FROM gone g WHERE g.status NOT IN ('dlq_resolved', 'dlq_archived') LIMIT 1;
+    IF v_id IS NOT NULL THEN
+        RAISE EXCEPTION 'dead letter %: only resolved and archived entries can be deleted', v_id
+            USING ERRCODE = 'DLQ01', HINT = 'Close it first with dlq.discard(id, actor, note).';
+    END IF;
+    RETURN NULL;
+END
+$$;
+COMMENT ON FUNCTION dlq.on_delete IS 'Trigger: an entry that is open or failed cannot be deleted.';
+
+CREATE OR REPLACE FUNCTION dlq.refuse() RETURNS trigger
+LANGUAGE plpgsql AS $$
+BEGIN
+    RAISE EXCEPTION '% on %.% is not allowed: %', TG_OP, TG_TABLE_SCHEMA, TG_TABLE_NAME, TG_ARGV[0] USING ERRCODE = 'DLQ01';
+END
+$$;
+COMMENT ON FUNCTION dlq.refuse IS 'Trigger: refuses the statement.';
+
+DROP TRIGGER IF EXISTS dead_letter_delete ON dlq.dead_letter_queue;
+CREATE TRIGGER dead_letter_delete AFTER DELETE ON dlq.dead_letter_queue
+    REFERENCING OLD TABLE AS gone FOR EACH STATEMENT EXECUTE FUNCTION dlq.on_delete();
+DROP TRIGGER IF EXISTS dead_letter_delete ON dlq.dead_letter_open;
+CREATE TRIGGER dead_letter_delete AFTER DELETE ON dlq.dead_letter_open
+    REFERENCING OLD TABLE AS gone FOR EACH STATEMENT EXECUTE FUNCTION dlq.on_delete();
+CREATE OR REPLACE TRIGGER dead_letter_truncate BEFORE TRUNCATE ON dlq.dead_letter_queue
+    FOR EACH STATEMENT EXECUTE FUNCTION dlq.refuse('it would lose open entries');
+CREATE OR REPLACE TRIGGER dead_letter_truncate BEFORE TRUNCATE ON dlq.dead_letter_open
+    FOR EACH STATEMENT EXECUTE FUNCTION dlq.refuse('it would lose open entries');
+CREATE OR REPLACE TRIGGER transitions_append_only BEFORE UPDATE OR DELETE OR TRUNCATE ON dlq.dead_letter_transitions
+    FOR EACH STATEMENT EXECUTE FUNCTION dlq.refuse('the audit trail is append-only');

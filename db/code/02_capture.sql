@@ -1,0 +1,272 @@
+-- Capture: a job that ends as a failure becomes a dead letter in the transaction that ends it, whoever ends it.
+
+CREATE OR REPLACE FUNCTION dlq.to_timestamptz(p_text text) RETURNS timestamptz
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    RETURN p_text::timestamptz;
+EXCEPTION WHEN OTHERS THEN
+    RETURN NULL;
+END
+$$;
+COMMENT ON FUNCTION dlq.to_timestamptz IS 'p_text as a time, or null where it is none.';
+
+CREATE OR REPLACE FUNCTION dlq.to_uuid(p_text text) RETURNS uuid
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN CASE WHEN p_text ~ '^[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$' THEN p_text::uuid END;
+COMMENT ON FUNCTION dlq.to_uuid IS 'p_text as a UUID, or null where it is none.';
+
+CREATE OR REPLACE FUNCTION dlq.is_failure(p_old_state river.river_job_state, p_old_errors integer, p_job river.river_job) RETURNS boolean
+LANGUAGE sql IMMUTABLE
+RETURN CASE p_job.state
+    -- River's scheduler discards a retry whose unique key another job holds by now: a duplicate, not a failure. It leaves
+    -- its mark for good, so the mark counts only on the way from where the scheduler takes jobs.
+    WHEN 'discarded' THEN NOT (p_old_state IN ('scheduled', 'retryable') AND p_job.metadata @> '{"unique_key_conflict": "scheduler_discarded"}')
+    -- A worker that returned river.JobCancel(err) leaves an error; an operator who cancelled a job leaves a mark.
+    WHEN 'cancelled' THEN NOT (p_job.metadata ? 'cancel_attempted_at') AND coalesce(cardinality(p_job.errors), 0) > p_old_errors
+    ELSE false
+END;
+COMMENT ON FUNCTION dlq.is_failure IS 'Whether a job that went from p_old_state, with so many errors, to where p_job stands ended as a failure.';
+
+-- describe_failure says what went wrong, from what a job carries. It reads whatever JSON an application left there,
+-- so all of it is inside one block that cannot raise: an entry with a poor description is better than a job that
+-- cannot end. (The block writes nothing, so it costs no subtransaction id.)
+CREATE OR REPLACE FUNCTION dlq.describe_failure(p_job river.river_job,
+    OUT error_message text, OUT error_type text, OUT error_code text, OUT error_class text,
+    OUT error_stack_trace text, OUT error_context jsonb, OUT retry_history jsonb,
+    OUT first_failed_at timestamptz, OUT last_failed_at timestamptz)
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    v_last  jsonb := p_job.errors[cardinality(p_job.errors)];
+    v_said  jsonb := p_job.metadata -> 'dlq:error';
+BEGIN
+    last_failed_at := coalesce(p_job.finalized_at, now());
+    first_failed_at := last_failed_at;
+    retry_history := '[]';
+    BEGIN
+        error_message := v_last ->> 'error';
+        error_stack_trace := nullif(v_last ->> 'trace', '');
+        IF error_message LIKE 'JobCancelError: %' THEN
+            error_message := substr(error_message, length('JobCancelError: ') + 1);
+        END IF;
+        IF error_stack_trace IS NOT NULL THEN
+            error_type := 'panic';
+        END IF;
+
+        -- Metadata outlives the attempt that wrote it: it counts only if it is of the last one.
+        IF jsonb_typeof(v_said) = 'object' AND v_said -> 'attempt' = to_jsonb(p_job.attempt) AND error_stack_trace IS NULL
+           AND (v_last IS NULL OR v_last -> 'attempt' = v_said -> 'attempt') THEN
+            error_message := coalesce(v_said ->> 'message', error_message);
+            error_type := left(v_said ->> 'type', 255);
+            error_code := left(v_said ->> 'code', 255);
+            error_context := nullif(v_said -> 'context', 'null');
+            IF v_said ->> 'class' IN ('transient', 'rate_limited', 'outage', 'validation', 'malformed', 'unauthorized',
+                                      'not_found', 'business', 'code_bug', 'unknown') THEN
+                error_class := v_said ->> 'class';
+            END IF;
+        END IF;
+
+        SELECT coalesce(jsonb_agg(jsonb_build_object('at', e -> 'at', 'attempt', e -> 'attempt', 'error', left(e ->> 'error', 4000))), '[]')
+        INTO retry_history FROM unnest(p_job.errors) e;
+        first_failed_at := coalesce(dlq.to_timestamptz(p_job.errors[1] ->> 'at'), last_failed_at);
+    EXCEPTION WHEN OTHERS THEN
+        error_context := jsonb_build_object('captureError', SQLERRM);
+    END;
+    error_message := coalesce(error_message, 'job was ' || p_job.state::text || ' without an error');
+END
+$$;
+COMMENT ON FUNCTION dlq.describe_failure IS 'What went wrong with a job: the structured error of its last attempt (metadata key dlq:error) or, where there is none, the last error that River keeps. Never raises.';
+
+CREATE OR REPLACE FUNCTION dlq.wake() RETURNS void
+LANGUAGE sql VOLATILE
+RETURN pg_notify('dlq.wake', '');
+COMMENT ON FUNCTION dlq.wake IS 'Tells DLQ workers that there is something to do. They also poll.';
+
+-- record_failure makes a dead letter of a job that failed, or updates the open one that the job already has.
+CREATE OR REPLACE FUNCTION dlq.record_failure(p_job river.river_job, p_actor text) RETURNS uuid
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    v_fail record;
+    v_sent boolean := p_job.kind = 'dlqd_message';
+    v_move jsonb := jsonb_build_object('actor', p_actor, 'reason', 'job ' || p_job.id || ' was ' || p_job.state::text);
+    v_id   uuid;
+BEGIN
+    SELECT * INTO v_fail FROM dlq.describe_failure(p_job);
+    -- The job's row is locked by whoever calls, so nobody else can be making an entry of the same job.
+    UPDATE dlq.dead_letter_open SET
+        error_message = v_fail.error_message, error_type = v_fail.error_type, error_code = v_fail.error_code,
+        error_class = v_fail.error_class, error_stack_trace = v_fail.error_stack_trace,
+        error_context = v_fail.error_context, retry_history = v_fail.retry_history,
+        retry_count = p_job.attempt, max_retries = p_job.max_attempts, last_failed_at = v_fail.last_failed_at,
+        fingerprint = NULL,
+        -- Undecided again, unless a person holds it or another redelivery is under way.
+        strategy = CASE WHEN status = 'dlq_pending' THEN NULL ELSE strategy END,
+        next_retry_at = CASE WHEN status = 'dlq_pending' THEN now() END,
+        move = CASE WHEN status = 'dlq_pending' THEN v_move END
+    WHERE river_job_id = p_job.id
+    RETURNING id INTO v_id;
+    IF FOUND THEN
+        RETURN v_id;
+    END IF;
+
+    INSERT INTO dlq.dead_letter_open
+        (id, event_id, river_job_id, queue, kind, job_kind, subscriber_id, source, priority, tags, original_event,
+         error_message, error_type, error_code, error_class, error_stack_trace, error_context, retry_history,
+         retry_count, max_retries, unique_key, metadata, next_retry_at, first_failed_at, last_failed_at, move)
+    VALUES
+        (dlq.uuid_v7(),
+         CASE WHEN v_sent THEN left(p_job.args ->> 'messageId', 255) END,
+         p_job.id, p_job.queue,
+         coalesce(CASE WHEN v_sent THEN left(p_job.args ->> 'kind', 255) END, p_job.kind),
+         p_job.kind,
+         CASE WHEN v_sent THEN left(p_job.args ->> 'subscriberId', 255) END,
+         CASE WHEN v_sent THEN left(p_job.args ->> 'source', 255) END,
+         p_job.priority, p_job.tags, p_job.args,
+         v_fail.error_message, v_fail.error_type, v_fail.error_code, v_fail.error_class, v_fail.error_stack_trace,
+         v_fail.error_context, v_fail.retry_history, p_job.attempt, p_job.max_attempts, p_job.unique_key, p_job.metadata,
+         now(), v_fail.first_failed_at, v_fail.last_failed_at, v_move)
+    RETURNING id INTO v_id;
+    RETURN v_id;
+END
+$$;
+COMMENT ON FUNCTION dlq.record_failure IS 'Makes a dead letter of a job that failed, or updates the open one that it already has.';
+
+-- record_outcome takes the end of a redelivery to its entry. False: the entry does not wait for this job (an outcome
+-- that comes twice counts once).
+CREATE OR REPLACE FUNCTION dlq.record_outcome(p_entry uuid, p_job river.river_job, p_actor text) RETURNS boolean
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    v_entry   record;
+    v_fail    record;
+    v_manual  boolean;
+    v_attempt jsonb;
+BEGIN
+    SELECT e.dlq_retry_count, e.dlq_max_retries, e.locked_by, e.locked_at INTO v_entry
+    FROM dlq.dead_letter_open e
+    WHERE e.id = p_entry AND e.status = 'dlq_processing' AND e.redelivery_job_id = p_job.id
+    FOR UPDATE;
+    IF NOT FOUND THEN
+        RETURN false;
+    END IF;
+
+    v_manual := v_entry.locked_by NOT LIKE 'worker:%';
+    v_attempt := jsonb_build_object('jobId', p_job.id, 'at', v_entry.locked_at, 'endedAt', coalesce(p_job.finalized_at, now()),
+                                    'actor', v_entry.locked_by, 'outcome', p_job.state::text);
+    IF p_job.state = 'completed' THEN
+        UPDATE dlq.dead_letter_queue SET
+            status = 'dlq_resolved',
+            replay_attempts = replay_attempts || v_attempt,
+            resolution_strategy = CASE WHEN v_manual THEN 'manual_retry' ELSE 'automatic_retry' END::dlq.resolution_strategy,
+            resolved_by = v_entry.locked_by,
+            move = jsonb_build_object('actor', p_actor, 'reason', 'job ' || p_job.id || ' completed')
+        WHERE id = p_entry AND status = 'dlq_processing';
+        RETURN true;
+    END IF;
+
+    SELECT * INTO v_fail FROM dlq.describe_failure(p_job);
+    IF p_job.metadata ? 'cancel_attempted_at' THEN
+        v_fail.error_type := 'cancelled';
+        v_fail.error_class := NULL;
+        v_fail.error_message := 'redelivery was cancelled by an operator';
+    END IF;
+    UPDATE dlq.dead_letter_queue SET
+        status = CASE WHEN v_entry.dlq_retry_count >= v_entry.dlq_max_retries THEN 'dlq_failed' ELSE 'dlq_pending' END::dlq.dead_letter_status,
+        replay_attempts = replay_attempts || (v_attempt || jsonb_build_object('error', left(v_fail.error_message, 4000))),
+        error_message = v_fail.error_message, error_type = v_fail.error_type, error_code = v_fail.error_code,
+        error_class = v_fail.error_class, error_stack_trace = v_fail.error_stack_trace, error_context = v_fail.error_context,
+        last_failed_at = v_fail.last_failed_at,
+        fingerprint = NULL,
+        strategy = NULL,
+        next_retry_at = now(),
+        move = jsonb_build_object('actor', p_actor, 'reason', 'job ' || p_job.id || ' was ' || p_job.state::text)
+    WHERE id = p_entry AND status = 'dlq_processing';
+    RETURN true;
+END
+$$;
+COMMENT ON FUNCTION dlq.record_outcome IS 'Moves an entry when the job of its redelivery ends: dlq_resolved, or dlq_pending (undecided), or dlq_failed when its DLQ retries are spent.';
+
+CREATE OR REPLACE FUNCTION dlq.capture() RETURNS trigger
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    v_entry uuid := dlq.to_uuid(NEW.metadata ->> 'dlq:entry_id');
+BEGIN
+    IF v_entry IS NOT NULL AND dlq.record_outcome(v_entry, NEW, 'capture') THEN
+        IF NEW.state <> 'completed' THEN
+            PERFORM dlq.wake();
+        END IF;
+    ELSIF dlq.is_failure(OLD.state, coalesce(cardinality(OLD.errors), 0), NEW) THEN
+        PERFORM dlq.record_failure(NEW, 'capture');
+        PERFORM dlq.wake();
+    END IF;
+    RETURN NULL;
+END
+$$;
+COMMENT ON FUNCTION dlq.capture IS 'Trigger on river_job: records a job''s failure, or the end of a redelivery, in the transaction that ends the job.';
+
+-- follow ties an entry to a job that somebody retries outside dlqd (River UI: discarded -> available).
+CREATE OR REPLACE FUNCTION dlq.follow() RETURNS trigger
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    v_entry uuid := dlq.to_uuid(NEW.metadata ->> 'dlq:entry_id');
+BEGIN
+    IF v_entry IS NULL THEN
+        SELECT e.id INTO v_entry FROM dlq.dead_letter_queue e
+        WHERE e.river_job_id = NEW.id AND e.status IN ('dlq_pending', 'dlq_processing', 'dlq_manual', 'dlq_failed')
+        ORDER BY dlq.is_open(e.status) DESC, e.id DESC
+        LIMIT 1;
+    END IF;
+    UPDATE dlq.dead_letter_queue SET
+        status = 'dlq_processing',
+        redelivery_job_id = NEW.id,
+        dlq_retry_count = dlq_retry_count + 1,
+        locked_by = 'river:' || session_user,
+        locked_at = now(),
+        lease_expires_at = now() + interval '5 minutes',
+        move = jsonb_build_object('actor', 'river:' || session_user, 'reason', 'job ' || NEW.id || ' was retried outside dlqd')
+    WHERE id = v_entry AND status IN ('dlq_pending', 'dlq_manual', 'dlq_failed');
+    -- An AFTER trigger, so the mark is a second write of a row that is rarely written; a BEFORE trigger would lock
+    -- the row of every job that succeeds a second time.
+    IF FOUND AND NOT NEW.metadata ? 'dlq:entry_id' THEN
+        UPDATE river.river_job SET metadata = metadata || jsonb_build_object('dlq:entry_id', v_entry) WHERE id = NEW.id;
+    END IF;
+    RETURN NULL;
+END
+$$;
+COMMENT ON FUNCTION dlq.follow IS 'Trigger on river_job: an entry whose job is retried outside dlqd goes to dlq_processing and follows that job to its end.';
+
+-- Nothing here runs for a job that succeeds: its WHEN is three comparisons of the row that is in memory already.
+CREATE OR REPLACE TRIGGER dlq_capture AFTER UPDATE OF state ON river.river_job
+    FOR EACH ROW
+    WHEN (NEW.state IN ('completed', 'discarded', 'cancelled') AND OLD.state IS DISTINCT FROM NEW.state
+          AND (NEW.state <> 'completed' OR NEW.metadata ? 'dlq:entry_id'))
+    EXECUTE FUNCTION dlq.capture();
+CREATE OR REPLACE TRIGGER dlq_follow AFTER UPDATE OF state ON river.river_job
+    FOR EACH ROW
+    WHEN (OLD.state IN ('discarded', 'cancelled') AND NEW.state NOT IN ('discarded', 'cancelled', 'completed'))
+    EXECUTE FUNCTION dlq.follow();
+COMMENT ON TRIGGER dlq_capture ON river.river_job IS 'dlqd: writes a dead letter when a job ends as a failure. Remove with "dlqd detach".';
+COMMENT ON TRIGGER dlq_follow ON river.river_job IS 'dlqd: follows a dead letter''s job that is retried outside dlqd. Remove with "dlqd detach".';
+
+CREATE OR REPLACE FUNCTION dlq.backfill(p_limit integer DEFAULT 1000) RETURNS integer
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    v_job   river.river_job;
+    v_count integer := 0;
+BEGIN
+    FOR v_job IN
+        SELECT j.* FROM river.river_job j
+        WHERE j.state IN ('discarded', 'cancelled')
+          AND NOT j.metadata ? 'dlq:entry_id'
+          AND dlq.is_failure('running', 0, j)
+          AND NOT j.metadata @> '{"unique_key_conflict": "scheduler_discarded"}'
+          AND NOT EXISTS (SELECT FROM dlq.dead_letter_queue e WHERE e.river_job_id = j.id)
+        ORDER BY j.id
+        LIMIT p_limit
+        FOR UPDATE OF j SKIP LOCKED
+    LOOP
+        PERFORM dlq.record_failure(v_job, 'backfill');
+        v_count := v_count + 1;
+    END LOOP;
+    RETURN v_count;
+END
+$$;
+COMMENT ON FUNCTION dlq.backfill IS 'Takes in up to p_limit jobs that failed before capture was there and that River still keeps. Returns how many; call it until it returns 0.';

@@ -1,0 +1,256 @@
+-- What operators, the API and DLQ workers call. Each function says who moves what and why, and returns what it did;
+-- errors carry a SQLSTATE: DLQ01 the move is not allowed, DLQ02 there is no such entry, DLQ03 an equal job is live.
+
+-- redeliver is the one way back to River: it inserts the jobs and moves their entries in one statement, so that an
+-- entry in dlq_processing always has a job. An entry whose original job was unique is left alone while an equal job
+-- is live, unless p_force.
+CREATE OR REPLACE FUNCTION dlq.redeliver(p_ids uuid[], p_actor text, p_reason text,
+    p_note text DEFAULT NULL, p_force boolean DEFAULT false, p_detail jsonb DEFAULT NULL)
+RETURNS TABLE (entry_id uuid, job_id bigint, live_job_id bigint)
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    RETURN QUERY
+    WITH picked AS MATERIALIZED (
+        SELECT e.id, e.job_kind, e.queue, e.priority, e.tags, coalesce(e.edited_event, e.original_event) AS args,
+               e.metadata - '{dlq:error,dlq:entry_id,dlq:logical_failure,cancel_attempted_at,unique_key_conflict,snoozes,output,river:log,river:rescue_count,river:unique_nonce}'::text[] AS metadata,
+               CASE WHEN e.unique_key IS NOT NULL AND NOT p_force THEN (
+                   SELECT j.id FROM river.river_job j
+                   WHERE j.unique_key = e.unique_key AND j.unique_key IS NOT NULL AND j.unique_states IS NOT NULL
+                     AND river.river_job_state_in_bitmask(j.unique_states, j.state)
+                     AND j.state IN ('available', 'pending', 'running', 'retryable', 'scheduled')
+                   LIMIT 1) END AS live_job_id
+        FROM dlq.dead_letter_queue e
+        WHERE e.id = ANY (p_ids) AND e.status IN ('dlq_pending', 'dlq_manual', 'dlq_failed')
+        ORDER BY e.id
+        FOR UPDATE
+    ), jobs AS (
+        INSERT INTO river.river_job (args, kind, max_attempts, metadata, priority, queue, tags, state)
+        SELECT p.args, p.job_kind, 1, p.metadata || jsonb_build_object('dlq:entry_id', p.id), p.priority, p.queue, p.tags, 'available'
+        FROM picked p WHERE p.live_job_id IS NULL
+        RETURNING id, queue, (metadata ->> 'dlq:entry_id')::uuid AS entry_id
+    ), told AS (
+        SELECT count(pg_notify('river.river_insert', json_build_object('queue', q.queue)::text)) AS n
+        FROM (SELECT DISTINCT jobs.queue FROM jobs) q
+    ), moved AS (
+        UPDATE dlq.dead_letter_queue e SET
+            status = 'dlq_processing',
+            redelivery_job_id = jobs.id,
+            dlq_retry_count = e.dlq_retry_count + 1,
+            locked_by = p_actor,
+            locked_at = now(),
+            lease_expires_at = now() + interval '5 minutes',
+            notes = coalesce(p_note, e.notes),
+            move = jsonb_build_object('actor', p_actor, 'reason', p_reason, 'note', p_note, 'detail', p_detail)
+        FROM jobs, told
+        WHERE e.id = jobs.entry_id AND e.status IN ('dlq_pending', 'dlq_manual', 'dlq_failed')
+        RETURNING e.id
+    )
+    SELECT p.id, j.id, p.live_job_id
+    FROM picked p LEFT JOIN jobs j ON j.entry_id = p.id LEFT JOIN moved m ON m.id = p.id
+    ORDER BY p.id;
+END
+$$;
+COMMENT ON FUNCTION dlq.redeliver IS 'Makes River jobs from entries and moves them to dlq_processing. Returns a row for each entry that could be redelivered: its job, or the live equal job that stands in the way.';
+
+CREATE OR REPLACE FUNCTION dlq.refuse_move(p_id uuid, p_to dlq.dead_letter_status, p_verb text) RETURNS void
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    v_status dlq.dead_letter_status;
+    v_from   text;
+BEGIN
+    SELECT e.status INTO v_status FROM dlq.dead_letter_queue e WHERE e.id = p_id ORDER BY dlq.is_open(e.status) DESC LIMIT 1;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'dead letter %: there is no such entry', p_id USING ERRCODE = 'DLQ02';
+    END IF;
+    SELECT string_agg(s::text, ', ') INTO v_from
+    FROM unnest(enum_range(NULL::dlq.dead_letter_status)) s WHERE p_to = ANY (dlq.allowed_moves(s)) AND s <> p_to;
+    RAISE EXCEPTION 'dead letter %: cannot % from % (allowed: %)', p_id, p_verb, v_status, v_from USING ERRCODE = 'DLQ01';
+END
+$$;
+COMMENT ON FUNCTION dlq.refuse_move IS 'Raises what an operator is told when an entry cannot be moved.';
+
+CREATE OR REPLACE FUNCTION dlq.replay(p_id uuid, p_actor text DEFAULT session_user, p_note text DEFAULT NULL,
+    p_payload jsonb DEFAULT NULL, p_force boolean DEFAULT false) RETURNS bigint
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    v_row record;
+BEGIN
+    IF p_payload IS NOT NULL THEN
+        UPDATE dlq.dead_letter_queue SET
+            edited_event = CASE WHEN job_kind = 'dlqd_message' THEN jsonb_set(original_event, '{payload}', p_payload) ELSE p_payload END
+        WHERE id = p_id AND status IN ('dlq_pending', 'dlq_manual', 'dlq_failed');
+    END IF;
+    SELECT * INTO v_row FROM dlq.redeliver(ARRAY[p_id], p_actor,
+        CASE WHEN p_payload IS NULL THEN 'replayed' ELSE 'edited and replayed' END, p_note, p_force,
+        CASE WHEN p_payload IS NOT NULL THEN jsonb_build_object('payload', p_payload) END);
+    IF NOT FOUND THEN
+        PERFORM dlq.refuse_move(p_id, 'dlq_processing', 'replay');
+    END IF;
+    IF v_row.live_job_id IS NOT NULL THEN
+        RAISE EXCEPTION 'dead letter %: job % with the same unique key is live', p_id, v_row.live_job_id
+            USING ERRCODE = 'DLQ03', HINT = 'Wait for that job to end, or replay with force.';
+    END IF;
+    RETURN v_row.job_id;
+END
+$$;
+COMMENT ON FUNCTION dlq.replay IS 'Redelivers an entry now, with p_payload in place of its payload if given (the original is kept). Returns the id of the new job. DLQ03: an equal job is live; p_force overrides.';
+
+CREATE OR REPLACE FUNCTION dlq.discard(p_id uuid, p_actor text DEFAULT session_user, p_note text DEFAULT NULL) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    UPDATE dlq.dead_letter_queue SET
+        status = 'dlq_archived', resolution_strategy = 'discard', resolved_by = p_actor, resolution_notes = p_note,
+        notes = coalesce(p_note, notes), move = jsonb_build_object('actor', p_actor, 'reason', 'discarded', 'note', p_note)
+    WHERE id = p_id AND status IN ('dlq_pending', 'dlq_manual', 'dlq_failed');
+    IF NOT FOUND THEN
+        PERFORM dlq.refuse_move(p_id, 'dlq_archived', 'discard');
+    END IF;
+END
+$$;
+COMMENT ON FUNCTION dlq.discard IS 'Archives an entry whose work is not wanted any more.';
+
+CREATE OR REPLACE FUNCTION dlq.resolve(p_id uuid, p_actor text DEFAULT session_user, p_note text DEFAULT NULL) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    UPDATE dlq.dead_letter_queue SET
+        status = 'dlq_resolved', resolution_strategy = 'manual_resolution', resolved_by = p_actor, resolution_notes = p_note,
+        notes = coalesce(p_note, notes), move = jsonb_build_object('actor', p_actor, 'reason', 'resolved outside dlqd', 'note', p_note)
+    WHERE id = p_id AND status = 'dlq_manual';
+    IF NOT FOUND THEN
+        -- Only a redelivery that succeeds resolves an entry from dlq_processing.
+        PERFORM dlq.refuse_move(p_id, 'dlq_resolved', 'resolve');
+    END IF;
+END
+$$;
+COMMENT ON FUNCTION dlq.resolve IS 'Closes a parked entry whose work a person has done outside dlqd.';
+
+CREATE OR REPLACE FUNCTION dlq.park(p_id uuid, p_actor text DEFAULT session_user, p_note text DEFAULT NULL) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    UPDATE dlq.dead_letter_queue SET
+        status = 'dlq_manual', strategy = 'manual', notes = coalesce(p_note, notes),
+        move = jsonb_build_object('actor', p_actor, 'reason', 'parked', 'note', p_note)
+    WHERE id = p_id AND status = 'dlq_pending';
+    IF NOT FOUND THEN
+        PERFORM dlq.refuse_move(p_id, 'dlq_manual', 'park');
+    END IF;
+END
+$$;
+COMMENT ON FUNCTION dlq.park IS 'Takes a pending entry out of the automatic path.';
+
+CREATE OR REPLACE FUNCTION dlq.unpark(p_id uuid, p_actor text DEFAULT session_user, p_note text DEFAULT NULL) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    -- Due at once with the immediate strategy: a person has judged it, so its class is not asked again this time.
+    UPDATE dlq.dead_letter_queue SET
+        status = 'dlq_pending', strategy = 'immediate', next_retry_at = now(), notes = coalesce(p_note, notes),
+        move = jsonb_build_object('actor', p_actor, 'reason', 'returned to the automatic path', 'note', p_note)
+    WHERE id = p_id AND status = 'dlq_manual';
+    IF NOT FOUND THEN
+        PERFORM dlq.refuse_move(p_id, 'dlq_pending', 'unpark');
+    END IF;
+    PERFORM dlq.wake();
+END
+$$;
+COMMENT ON FUNCTION dlq.unpark IS 'Returns a parked entry to the automatic path.';
+
+-- The job of an entry in dlq_processing is its lease. Once lease_expires_at has passed, look at the job: extend while
+-- it is waiting or running, however long; take its end in where no trigger saw it; send the entry back if it is gone.
+CREATE OR REPLACE FUNCTION dlq.requeue_expired_leases(p_limit integer DEFAULT 1000)
+RETURNS TABLE (extended integer, settled integer, requeued integer)
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    v_entry record;
+    v_job   river.river_job;
+BEGIN
+    extended := 0; settled := 0; requeued := 0;
+    FOR v_entry IN
+        SELECT e.id, e.redelivery_job_id FROM dlq.dead_letter_open e
+        WHERE e.status = 'dlq_processing' AND e.lease_expires_at <= now()
+        ORDER BY e.lease_expires_at
+        LIMIT p_limit
+        FOR UPDATE SKIP LOCKED
+    LOOP
+        SELECT j.* INTO v_job FROM river.river_job j WHERE j.id = v_entry.redelivery_job_id;
+        IF NOT FOUND THEN
+            UPDATE dlq.dead_letter_queue SET
+                status = 'dlq_pending', strategy = NULL, next_retry_at = now(),
+                move = jsonb_build_object('actor', 'sweep', 'reason', 'job ' || v_entry.redelivery_job_id || ' is gone')
+            WHERE id = v_entry.id AND status = 'dlq_processing';
+            requeued := requeued + 1;
+        ELSIF v_job.state IN ('completed', 'discarded', 'cancelled') THEN
+            PERFORM dlq.record_outcome(v_entry.id, v_job, 'sweep');
+            settled := settled + 1;
+        ELSE
+            UPDATE dlq.dead_letter_open SET lease_expires_at = now() + interval '5 minutes' WHERE id = v_entry.id;
+            extended := extended + 1;
+        END IF;
+    END LOOP;
+    IF settled + requeued > 0 THEN
+        PERFORM dlq.wake();
+    END IF;
+    RETURN NEXT;
+END
+$$;
+COMMENT ON FUNCTION dlq.requeue_expired_leases IS 'Checks the jobs of entries whose lease has passed. Returns how many leases were extended (job alive), settled (job had ended unseen) and requeued (job gone).';
+
+CREATE OR REPLACE FUNCTION dlq.ensure_partition(p_parent regclass, p_name text, p_from timestamptz, p_to timestamptz, p_primary_key text) RETURNS boolean
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '2s' AS $$
+DECLARE
+    v_schema text := (SELECT n.nspname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = p_parent);
+BEGIN
+    IF to_regclass(format('%I.%I', v_schema, p_name)) IS NOT NULL THEN
+        RETURN false;
+    END IF;
+    -- ATTACH lets inserts into other partitions go on; CREATE TABLE ... PARTITION OF would stop them.
+    EXECUTE format('CREATE TABLE %I.%I (LIKE %s INCLUDING ALL EXCLUDING INDEXES, PRIMARY KEY (%s))', v_schema, p_name, p_parent, p_primary_key);
+    EXECUTE format('ALTER TABLE %s ATTACH PARTITION %I.%I FOR VALUES FROM (%L) TO (%L)', p_parent, v_schema, p_name, p_from, p_to);
+    RETURN true;
+EXCEPTION WHEN lock_not_available OR check_violation THEN
+    -- Busy, or the default partition already holds rows of this range: they stay there, and nothing is refused.
+    RAISE WARNING 'partition % was not made: %', p_name, SQLERRM;
+    RETURN false;
+END
+$$;
+COMMENT ON FUNCTION dlq.ensure_partition IS 'Makes one partition if it is missing. Returns whether it did.';
+
+CREATE OR REPLACE FUNCTION dlq.ensure_partitions(p_days integer DEFAULT 7, p_months integer DEFAULT 2) RETURNS integer
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' AS $$
+DECLARE
+    v_made   integer := 0;
+    v_day    timestamptz := date_trunc('day', now());
+    v_month  timestamptz := date_trunc('month', now());
+    v_status text;
+    i        integer;
+BEGIN
+    -- One at a time, over all dlqd processes; whoever comes second has nothing to do.
+    PERFORM pg_advisory_xact_lock(hashtextextended('dlq.ensure_partitions', 0));
+    FOR i IN 0 .. p_days LOOP
+        v_made := v_made + dlq.ensure_partition('dlq.dead_letter_transitions',
+            'dead_letter_transitions_' || to_char(v_day + i * interval '1 day', 'YYYYMMDD'),
+            v_day + i * interval '1 day', v_day + (i + 1) * interval '1 day', 'id, at')::integer;
+    END LOOP;
+    FOREACH v_status IN ARRAY ARRAY['resolved', 'failed', 'archived'] LOOP
+        FOR i IN 0 .. p_months LOOP
+            v_made := v_made + dlq.ensure_partition(('dlq.dead_letter_' || v_status)::regclass,
+                'dead_letter_' || v_status || '_' || to_char(v_month + i * interval '1 month', 'YYYYMM'),
+                v_month + i * interval '1 month', v_month + (i + 1) * interval '1 month', 'id')::integer;
+        END LOOP;
+    END LOOP;
+    RETURN v_made;
+END
+$$;
+COMMENT ON FUNCTION dlq.ensure_partitions IS 'Makes the partitions of the next p_days days (audit trail) and p_months months (closed entries). Returns how many it made.';
+
+CREATE OR REPLACE VIEW dlq.backlog AS
+    SELECT status, queue, error_class, count(*) AS entries
+    FROM dlq.dead_letter_open
+    GROUP BY status, queue, error_class;
+COMMENT ON VIEW dlq.backlog IS 'Open entries by status, queue and class.';
+
+CREATE OR REPLACE VIEW dlq.moves_last_day AS
+    SELECT from_status, to_status, queue, error_class, count(*) AS moves
+    FROM dlq.dead_letter_transitions
+    WHERE at >= now() - interval '24 hours'
+    GROUP BY from_status, to_status, queue, error_class;
+COMMENT ON VIEW dlq.moves_last_day IS 'Moves of the last 24 hours, read from the audit trail.';

@@ -1,0 +1,15 @@
+// Package db holds dlqd's SQL: migrations of its tables, and the functions, views and triggers on them.
+package db
+
+import "embed"
+
+// Migrations are goose migrations of the tables that hold data.
+//
+//go:embed migrations/*.sql
+var Migrations embed.FS
+
+// Code are the functions, views and triggers, in the order of their file names. Each file can be run again at any
+// time: it replaces what is there.
+//
+//go:embed code/*.sql
+var Code embed.FS

@@ -1,0 +1,174 @@
+// Package api is the REST API: huma operations, one file per resource, and the OpenAPI document they make.
+package api
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"log/slog"
+	"net/http"
+	"reflect"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/danielgtaylor/huma/v2"
+	"github.com/danielgtaylor/huma/v2/adapters/humago"
+
+	"github.com/dlqd/dlqd/internal/deadletter"
+	"github.com/dlqd/dlqd/internal/ingest"
+	"github.com/dlqd/dlqd/internal/metrics"
+)
+
+// DefaultMaxBodyBytes is the largest message that is accepted, unless configured otherwise.
+const DefaultMaxBodyBytes = 1 << 20
+
+// maxBatchBodies is how many times larger a batch may be than one message.
+const maxBatchBodies = 16
+
+// Version is the API's.
+const Version = "0.1.0"
+
+// Part is one part of the program, and how it is.
+type Part struct {
+	Name   string `json:"name" doc:"The part." example:"database"`
+	OK     bool   `json:"ok" doc:"Whether it works."`
+	Detail string `json:"detail,omitempty" doc:"More about it."`
+}
+
+// Config is what the API serves.
+type Config struct {
+	Ingester     *ingest.Ingester
+	Store        *deadletter.Store
+	Metrics      *metrics.Metrics
+	Logger       *slog.Logger
+	MaxBodyBytes int64 // 0 means DefaultMaxBodyBytes
+	// Health says how each part is. Ready says whether requests should be sent here.
+	Health func(ctx context.Context) []Part
+	Ready  func() error
+}
+
+type service struct{ Config }
+
+// New returns the API's handler.
+func New(config Config) http.Handler {
+	mux, _ := build(config)
+	return mux
+}
+
+// OpenAPI returns the API's description as YAML and as JSON.
+func OpenAPI() (yaml, asJSON []byte, err error) {
+	_, api := build(Config{Metrics: metrics.New(), Logger: slog.New(slog.DiscardHandler)})
+	if yaml, err = api.OpenAPI().YAML(); err != nil {
+		return nil, nil, err
+	}
+	asJSON, err = api.OpenAPI().MarshalJSON()
+	return yaml, asJSON, err
+}
+
+func build(config Config) (*http.ServeMux, huma.API) {
+	if config.MaxBodyBytes == 0 {
+		config.MaxBodyBytes = DefaultMaxBodyBytes
+	}
+	s := &service{config}
+	mux := http.NewServeMux()
+	humaConfig := huma.DefaultConfig("dlqd", Version)
+	humaConfig.CreateHooks = nil // no $schema links in answers
+	humaConfig.DocsPath = ""     // ours needs nothing from elsewhere
+	humaConfig.SchemasPath = ""
+	humaConfig.RejectUnknownQueryParameters = true // a mistyped filter must not choose everything
+	humaConfig.Info.Description = "A dead-letter office for Postgres: submit messages, see what became of them, and bring dead letters back."
+	humaConfig.Info.License = &huma.License{Name: "MIT", Identifier: "MIT"}
+	humaConfig.Servers = []*huma.Server{{URL: "/", Description: "The dlqd that serves this document"}}
+	humaConfig.Tags = []*huma.Tag{
+		{Name: "messages", Description: "Submit messages, and follow them."},
+		{Name: "dead letters", Description: "See and steer jobs that ended as failures."},
+		{Name: "operations", Description: "How the program is."},
+	}
+	api := humago.New(mux, humaConfig)
+	api.UseMiddleware(s.observe)
+	s.registerMessages(api)
+	s.registerEntries(api)
+	s.registerOperations(api)
+
+	mux.Handle("GET /metrics", config.Metrics.Handler())
+	mux.Handle("GET /docs", docsPage(api))
+	mux.HandleFunc("/", notFound)
+	return mux, api
+}
+
+// observe counts requests and times them.
+func (s *service) observe(ctx huma.Context, next func(huma.Context)) {
+	start := time.Now()
+	next(ctx)
+	operation := ctx.Operation().OperationID
+	s.Metrics.Requests.WithLabelValues(operation, strconv.Itoa(ctx.Status())).Inc()
+	s.Metrics.RequestSeconds.WithLabelValues(operation).Observe(time.Since(start).Seconds())
+}
+
+func notFound(w http.ResponseWriter, r *http.Request) {
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(http.StatusNotFound)
+	problem, err := json.Marshal(huma.ErrorModel{Title: "Not Found", Status: http.StatusNotFound, Detail: r.Method + " " + r.URL.Path + " is not served here; see /docs"})
+	if err == nil {
+		_, _ = w.Write(problem)
+	}
+}
+
+// problem makes the answer to an error. Errors that a client can do nothing about are logged, not told.
+func (s *service) problem(ctx context.Context, err error) error {
+	var move *deadletter.MoveError
+	switch {
+	case errors.As(err, &move):
+		status := http.StatusConflict
+		if errors.Is(err, deadletter.ErrNotFound) {
+			status = http.StatusNotFound
+		}
+		return huma.NewError(status, move.Error())
+	case errors.Is(err, ingest.ErrNoMessage):
+		return huma.Error404NotFound(err.Error() + "; it was never stored, or it ended longer ago than jobs are kept")
+	case ctx.Err() != nil:
+		return huma.NewError(statusClientClosedRequest, "the request was cancelled")
+	}
+	s.Logger.Error("request failed", "error", err)
+	return huma.Error503ServiceUnavailable("the database did not answer; try again")
+}
+
+// statusClientClosedRequest is nginx's status for a client that hung up: nobody reads it but the metrics.
+const statusClientClosedRequest = 499
+
+// example gives an operation's answer an example.
+func example(op *huma.Operation, status int, value any) {
+	if op.Responses == nil {
+		op.Responses = map[string]*huma.Response{}
+	}
+	response := op.Responses[strconv.Itoa(status)]
+	if response == nil {
+		response = &huma.Response{Description: http.StatusText(status)}
+		op.Responses[strconv.Itoa(status)] = response
+	}
+	if response.Content == nil {
+		response.Content = map[string]*huma.MediaType{}
+	}
+	response.Content["application/json"] = &huma.MediaType{Example: value}
+}
+
+// describeBody describes the body of a registered operation whose handler decodes it by itself: huma knows only that it
+// is bytes.
+func describeBody[T any](api huma.API, path, description string, value any) {
+	schema := api.OpenAPI().Components.Schemas.Schema(reflect.TypeFor[T](), true, "")
+	api.OpenAPI().Paths[path].Post.RequestBody = &huma.RequestBody{
+		Description: description,
+		Required:    true,
+		Content:     map[string]*huma.MediaType{"application/json": {Schema: schema, Example: value}},
+	}
+}
+
+// errorText joins what the errors field of a problem says, for people who read only its detail.
+func errorText(details []error) string {
+	texts := make([]string, len(details))
+	for i, d := range details {
+		texts[i] = d.Error()
+	}
+	return strings.Join(texts, "; ")
+}

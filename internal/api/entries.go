@@ -1,0 +1,278 @@
+package api
+
+import (
+	"context"
+	"encoding/json"
+	"net/http"
+	"time"
+
+	"github.com/danielgtaylor/huma/v2"
+	"github.com/google/uuid"
+
+	"github.com/dlqd/dlqd/internal/deadletter"
+	"github.com/dlqd/dlqd/internal/message"
+	"github.com/dlqd/dlqd/riverdlq"
+)
+
+// EntryPage is one page of a list.
+type EntryPage struct {
+	Entries []deadletter.Summary `json:"entries" doc:"The entries of this page."`
+	Next    string               `json:"next,omitempty" doc:"Cursor of the next page; absent on the last."`
+}
+
+// EntryDetail is everything about an entry.
+type EntryDetail struct {
+	deadletter.Entry
+
+	Transitions []deadletter.Transition `json:"transitions" doc:"Its audit trail, oldest move first."`
+}
+
+// Action is a person's move.
+type Action struct {
+	Actor string `json:"actor,omitempty" maxLength:"255" doc:"Who does it; \"api\" if absent." example:"kim"`
+	Note  string `json:"note,omitempty" maxLength:"10000" doc:"Why." example:"customer refunded by hand"`
+}
+
+// ReplayAction is a replay.
+type ReplayAction struct {
+	Action
+
+	Payload json.RawMessage `json:"payload,omitempty" doc:"Sent in place of the payload. The original is kept beside it."`
+	Force   bool            `json:"force,omitempty" doc:"Replay although an equal job is live."`
+}
+
+// Moved is the answer to a move.
+type Moved struct {
+	ID     uuid.UUID         `json:"id" doc:"The entry."`
+	Status deadletter.Status `json:"status" enum:"dlq_pending,dlq_processing,dlq_manual,dlq_resolved,dlq_failed,dlq_archived" doc:"Where it stands now."`
+	JobID  int64             `json:"jobId,omitempty" doc:"The job of the redelivery."`
+}
+
+// Stats are counts of dead letters.
+type Stats struct {
+	Open       int64            `json:"open" doc:"Open entries."`
+	Backlog    []BacklogRow     `json:"backlog" doc:"Open entries by status, queue and class."`
+	ByStatus   map[string]int64 `json:"byStatus" doc:"Open entries by status."`
+	LastDay    MovesOfDay       `json:"lastDay" doc:"Moves of the last 24 hours, from the audit trail."`
+	OldestOpen *time.Time       `json:"oldestOpen,omitempty" doc:"When the oldest open entry was captured."`
+}
+
+// BacklogRow is a count of open entries.
+type BacklogRow struct {
+	Status     string `json:"status" doc:"Where they stand."`
+	Queue      string `json:"queue" doc:"Their queue."`
+	ErrorClass string `json:"errorClass" doc:"Their class; \"undecided\" before a worker has looked."`
+	Entries    int64  `json:"entries" doc:"How many."`
+}
+
+// MovesOfDay are counts of moves.
+type MovesOfDay struct {
+	Captured int64 `json:"captured" doc:"Jobs that became dead letters."`
+	Resolved int64 `json:"resolved" doc:"Entries that were resolved."`
+	Failed   int64 `json:"failed" doc:"Entries whose DLQ retries were spent."`
+	Archived int64 `json:"archived" doc:"Entries that were discarded or aged out."`
+	Replayed int64 `json:"replayed" doc:"Redeliveries started."`
+}
+
+type listInput struct {
+	Status     []string  `query:"status" enum:"dlq_pending,dlq_processing,dlq_manual,dlq_resolved,dlq_failed,dlq_archived" doc:"Only these states."`
+	Queue      string    `query:"queue" doc:"Only this queue."`
+	Kind       string    `query:"kind" doc:"Only this kind."`
+	ErrorType  string    `query:"errorType" doc:"Only this type of error."`
+	ErrorClass string    `query:"errorClass" enum:"transient,rate_limited,outage,validation,malformed,unauthorized,not_found,business,code_bug,unknown" doc:"Only this class."`
+	Source     string    `query:"source" doc:"Only messages of this source."`
+	After      time.Time `query:"after" doc:"Captured at or after."`
+	Before     time.Time `query:"before" doc:"Captured before."`
+	Order      string    `query:"order" enum:"newest,oldest" default:"newest" doc:"Newest or oldest first."`
+	Cursor     string    `query:"cursor" format:"uuid" doc:"next of the page before."`
+	Limit      int       `query:"limit" minimum:"1" maximum:"500" default:"50" doc:"Entries in a page."`
+}
+
+type listOutput struct{ Body EntryPage }
+
+// EntryInput names an entry. (It is exported for huma, which looks only into exported embedded structs.)
+type EntryInput struct {
+	ID string `path:"id" format:"uuid" doc:"The entry." example:"0199f2b1-1c7a-7d06-8a51-0a4f3f1f2b3c"`
+}
+
+type entryOutput struct{ Body EntryDetail }
+
+type actionInput struct {
+	EntryInput
+
+	Body Action `required:"false"`
+}
+
+type replayInput struct {
+	EntryInput
+
+	Body ReplayAction `required:"false"`
+}
+
+type movedOutput struct {
+	Status int
+	Body   Moved
+}
+
+type statsOutput struct{ Body Stats }
+
+const entryExample = "0199f2b1-1c7a-7d06-8a51-0a4f3f1f2b3c"
+
+func (s *service) registerEntries(api huma.API) {
+	tags := []string{"dead letters"}
+	summary := map[string]any{
+		"id": entryExample, "status": "dlq_manual", "queue": "default", "kind": "payment.captured", "jobId": 41, "priority": 2,
+		"errorClass": "validation", "errorType": "HTTP_422", "errorCode": "422", "errorMessage": "POST http://127.0.0.1:9000/: 422 Unprocessable Entity",
+		"dlqRetryCount": 0, "firstFailedAt": "2026-11-21T10:00:00Z", "lastFailedAt": "2026-11-21T10:00:00Z",
+		"createdAt": "2026-11-21T10:00:00Z", "updatedAt": "2026-11-21T10:00:01Z",
+	}
+	list := huma.Operation{
+		OperationID: "list-entries", Method: http.MethodGet, Path: "/api/dlq/entries", Tags: tags,
+		Summary:     "List dead letters",
+		Description: "Pages are cut by a cursor, so that each costs the same however many entries there are.",
+		Errors:      []int{422, 503},
+	}
+	example(&list, http.StatusOK, map[string]any{"entries": []any{summary}, "next": entryExample})
+	huma.Register(api, list, s.listEntries)
+
+	get := huma.Operation{
+		OperationID: "get-entry", Method: http.MethodGet, Path: "/api/dlq/entries/{id}", Tags: tags,
+		Summary: "Everything about a dead letter, with its attempts and audit trail",
+		Errors:  []int{404, 422, 503},
+	}
+	huma.Register(api, get, s.getEntry)
+
+	replay := huma.Operation{
+		OperationID: "replay-entry", Method: http.MethodPost, Path: "/api/dlq/entries/{id}/replay", Tags: tags,
+		Summary:     "Redeliver a dead letter now, as it was or edited",
+		Description: "From dlq_pending, dlq_manual and dlq_failed. Answers 409 where its state does not allow it, and where an equal job is live (force overrides).",
+		Errors:      []int{400, 404, 409, 413, 422, 503}, DefaultStatus: http.StatusAccepted, MaxBodyBytes: s.MaxBodyBytes,
+	}
+	example(&replay, http.StatusAccepted, Moved{ID: uuid.MustParse(entryExample), Status: deadletter.Processing, JobID: 57})
+	huma.Register(api, replay, s.replayEntry)
+
+	for _, a := range []struct {
+		name, summary, from string
+		to                  deadletter.Status
+		run                 func(context.Context, uuid.UUID, deadletter.Act) error
+	}{
+		{"discard", "Archive a dead letter whose work is not wanted any more", "dlq_pending, dlq_manual and dlq_failed", deadletter.Archived, s.Store.Discard},
+		{"resolve", "Close a parked dead letter whose work was done outside dlqd", "dlq_manual", deadletter.Resolved, s.Store.Resolve},
+		{"park", "Take a pending dead letter out of the automatic path", "dlq_pending", deadletter.Manual, s.Store.Park},
+		{"unpark", "Return a parked dead letter to the automatic path", "dlq_manual", deadletter.Pending, s.Store.Unpark},
+	} {
+		op := huma.Operation{
+			OperationID: a.name + "-entry", Method: http.MethodPost, Path: "/api/dlq/entries/{id}/" + a.name, Tags: tags,
+			Summary:     a.summary,
+			Description: "From " + a.from + ". Answers 409 where the entry's state does not allow it.",
+			Errors:      []int{400, 404, 409, 422, 503},
+		}
+		example(&op, http.StatusOK, Moved{ID: uuid.MustParse(entryExample), Status: a.to})
+		huma.Register(api, op, func(ctx context.Context, in *actionInput) (*movedOutput, error) {
+			id := uuid.MustParse(in.ID) // its format was checked
+			if err := a.run(ctx, id, in.Body.act()); err != nil {
+				return nil, s.problem(ctx, err)
+			}
+			return &movedOutput{Status: http.StatusOK, Body: Moved{ID: id, Status: a.to}}, nil
+		})
+	}
+
+	stats := huma.Operation{
+		OperationID: "get-stats", Method: http.MethodGet, Path: "/api/dlq/stats", Tags: tags,
+		Summary: "Counts of open dead letters, and of the last day's moves",
+		Errors:  []int{503},
+	}
+	example(&stats, http.StatusOK, Stats{
+		Open: 3, ByStatus: map[string]int64{"dlq_manual": 3}, LastDay: MovesOfDay{Captured: 8, Resolved: 5, Replayed: 5},
+		Backlog: []BacklogRow{{Status: "dlq_manual", Queue: "default", ErrorClass: string(riverdlq.ClassValidation), Entries: 3}},
+	})
+	huma.Register(api, stats, s.stats)
+}
+
+func (a Action) act() deadletter.Act {
+	if a.Actor == "" {
+		a.Actor = "api"
+	}
+	return deadletter.Act{Actor: a.Actor, Note: a.Note}
+}
+
+func (s *service) listEntries(ctx context.Context, in *listInput) (*listOutput, error) {
+	f := deadletter.Filter{
+		Queue: in.Queue, Kind: in.Kind, ErrorType: in.ErrorType, ErrorClass: in.ErrorClass, Source: in.Source,
+		After: in.After, Before: in.Before, Oldest: in.Order == "oldest", Limit: in.Limit + 1,
+	}
+	for _, status := range in.Status {
+		f.Statuses = append(f.Statuses, deadletter.Status(status))
+	}
+	if in.Cursor != "" {
+		f.Cursor = uuid.MustParse(in.Cursor) // its format was checked
+	}
+	entries, err := s.Store.List(ctx, f)
+	if err != nil {
+		return nil, s.problem(ctx, err)
+	}
+	page := EntryPage{Entries: entries}
+	if len(entries) > in.Limit {
+		page.Entries = entries[:in.Limit]
+		page.Next = page.Entries[in.Limit-1].ID.String()
+	}
+	return &listOutput{Body: page}, nil
+}
+
+func (s *service) getEntry(ctx context.Context, in *EntryInput) (*entryOutput, error) {
+	entry, transitions, err := s.Store.Get(ctx, uuid.MustParse(in.ID))
+	if err != nil {
+		return nil, s.problem(ctx, err)
+	}
+	return &entryOutput{Body: EntryDetail{Entry: *entry, Transitions: transitions}}, nil
+}
+
+func (s *service) replayEntry(ctx context.Context, in *replayInput) (*movedOutput, error) {
+	id := uuid.MustParse(in.ID)
+	if in.Body.Payload != nil {
+		if err := message.CheckJSON(in.Body.Payload); err != nil {
+			return nil, huma.Error422UnprocessableEntity(err.Error(), &huma.ErrorDetail{Location: "body.payload", Message: err.Error()})
+		}
+	}
+	job, err := s.Store.Replay(ctx, id, in.Body.act(), in.Body.Payload, in.Body.Force)
+	if err != nil {
+		return nil, s.problem(ctx, err)
+	}
+	return &movedOutput{Status: http.StatusAccepted, Body: Moved{ID: id, Status: deadletter.Processing, JobID: job}}, nil
+}
+
+func (s *service) stats(ctx context.Context, _ *struct{}) (*statsOutput, error) {
+	rows, err := s.Store.Queries().Backlog(ctx)
+	if err != nil {
+		return nil, s.problem(ctx, err)
+	}
+	moves, err := s.Store.Queries().MovesLastDay(ctx)
+	if err != nil {
+		return nil, s.problem(ctx, err)
+	}
+	oldest, err := s.Store.OldestOpen(ctx)
+	if err != nil {
+		return nil, s.problem(ctx, err)
+	}
+	stats := Stats{Backlog: []BacklogRow{}, ByStatus: map[string]int64{}, OldestOpen: oldest}
+	for _, r := range rows {
+		stats.Open += r.Entries
+		stats.ByStatus[r.Status] += r.Entries
+		stats.Backlog = append(stats.Backlog, BacklogRow{Status: r.Status, Queue: r.Queue, ErrorClass: r.ErrorClass, Entries: r.Entries})
+	}
+	for _, m := range moves {
+		switch {
+		case m.Captured:
+			stats.LastDay.Captured += m.Moves
+		case m.ToStatus == string(deadletter.Resolved):
+			stats.LastDay.Resolved += m.Moves
+		case m.ToStatus == string(deadletter.Failed):
+			stats.LastDay.Failed += m.Moves
+		case m.ToStatus == string(deadletter.Archived):
+			stats.LastDay.Archived += m.Moves
+		case m.ToStatus == string(deadletter.Processing):
+			stats.LastDay.Replayed += m.Moves
+		}
+	}
+	return &statsOutput{Body: stats}, nil
+}

@@ -1,0 +1,73 @@
+package api
+
+import (
+	"context"
+	"net/http"
+
+	"github.com/danielgtaylor/huma/v2"
+)
+
+// Health is how the program is.
+type Health struct {
+	OK    bool   `json:"ok" doc:"Whether every part works."`
+	Parts []Part `json:"parts" doc:"How each part is."`
+}
+
+type healthOutput struct {
+	Status int
+	Body   Health
+}
+
+type statusOutput struct {
+	Body struct {
+		Status string `json:"status" doc:"ok." example:"ok"`
+	}
+}
+
+func (s *service) registerOperations(api huma.API) {
+	tags := []string{"operations"}
+	health := huma.Operation{
+		OperationID: "get-health", Method: http.MethodGet, Path: "/api/health", Tags: tags,
+		Summary:     "How each part is",
+		Description: "Answers 503, with the same body, while a part does not work.",
+		Errors:      []int{503},
+	}
+	example(&health, http.StatusOK, Health{OK: true, Parts: []Part{{Name: "database", OK: true, Detail: "answered in 0.4 ms"}}})
+	huma.Register(api, health, func(ctx context.Context, _ *struct{}) (*healthOutput, error) {
+		out := &healthOutput{Status: http.StatusOK, Body: Health{OK: true, Parts: s.Health(ctx)}}
+		for _, part := range out.Body.Parts {
+			if !part.OK {
+				out.Status, out.Body.OK = http.StatusServiceUnavailable, false
+			}
+		}
+		return out, nil
+	})
+
+	live := huma.Operation{
+		OperationID: "livez", Method: http.MethodGet, Path: "/livez", Tags: tags,
+		Summary: "Whether the process runs; restart it if this does not answer", Errors: []int{503},
+	}
+	huma.Register(api, live, func(context.Context, *struct{}) (*statusOutput, error) {
+		out := &statusOutput{}
+		out.Body.Status = "ok"
+		return out, nil
+	})
+
+	ready := huma.Operation{
+		OperationID: "readyz", Method: http.MethodGet, Path: "/readyz", Tags: tags,
+		Summary: "Whether to send requests here; not while it starts, stops, or has no database", Errors: []int{503},
+	}
+	huma.Register(api, ready, func(ctx context.Context, _ *struct{}) (*statusOutput, error) {
+		if err := s.Ready(); err != nil {
+			return nil, huma.Error503ServiceUnavailable(err.Error())
+		}
+		for _, part := range s.Health(ctx) {
+			if part.Name == "database" && !part.OK {
+				return nil, huma.Error503ServiceUnavailable("database: " + part.Detail)
+			}
+		}
+		out := &statusOutput{}
+		out.Body.Status = "ok"
+		return out, nil
+	})
+}

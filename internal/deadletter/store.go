@@ -1,0 +1,294 @@
+package deadletter
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/dlqd/dlqd/internal/dbsqlc"
+	"github.com/dlqd/dlqd/internal/postgres"
+)
+
+// Errors of moves. They wrap what the database said, which names the entry and what is allowed.
+var (
+	ErrNotFound   = errors.New("not found")
+	ErrNotAllowed = errors.New("move not allowed")
+	ErrLiveJob    = errors.New("an equal job is live")
+)
+
+// SQLSTATEs that dlqd's functions raise.
+var sqlStates = map[string]error{"DLQ01": ErrNotAllowed, "DLQ02": ErrNotFound, "DLQ03": ErrLiveJob}
+
+// MoveError is a move that the database refused.
+type MoveError struct {
+	Kind   error // ErrNotFound, ErrNotAllowed or ErrLiveJob
+	Detail string
+	Hint   string
+}
+
+func (e *MoveError) Error() string {
+	if e.Hint == "" {
+		return e.Detail
+	}
+	return e.Detail + ". " + e.Hint
+}
+
+func (e *MoveError) Unwrap() error { return e.Kind }
+
+// Store is every query on dead letters, over one pool.
+type Store struct {
+	pool    *pgxpool.Pool
+	schemas postgres.Schemas
+	queries *dbsqlc.Queries
+}
+
+// NewStore returns a store on a pool.
+func NewStore(pool *pgxpool.Pool, schemas postgres.Schemas) *Store {
+	return &Store{pool: pool, schemas: schemas, queries: dbsqlc.New(schemas.Rendered(pool))}
+}
+
+// Queries are the generated queries.
+func (s *Store) Queries() *dbsqlc.Queries { return s.queries }
+
+// InTx runs fn in a transaction.
+func (s *Store) InTx(ctx context.Context, fn func(q *dbsqlc.Queries, tx pgx.Tx) error) error {
+	return pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
+		return fn(dbsqlc.New(s.schemas.Rendered(tx)), tx)
+	})
+}
+
+// Filter chooses entries of a list. Empty fields choose all.
+type Filter struct {
+	Statuses   []Status
+	Queue      string
+	Kind       string
+	ErrorType  string
+	ErrorClass string
+	Source     string
+	After      time.Time // captured at or after
+	Before     time.Time // captured before
+	Oldest     bool      // oldest first; newest first otherwise
+	Cursor     uuid.UUID // the last entry of the page before
+	Limit      int
+}
+
+const summaryColumns = `id, status, queue, kind, event_id, river_job_id, source, subscriber_id, priority, error_class, error_type,
+	error_code, left(error_message, 500) AS error_message, strategy, next_retry_at, dlq_retry_count, first_failed_at,
+	last_failed_at, created_at, updated_at, closed_at`
+
+// ListSQL is the query behind [Store.List] and its parameters, for EXPLAIN. The page is cut by id, which sorts by time:
+// each filter's index is in id order, so a page costs the same wherever it is.
+func (s *Store) ListSQL(f Filter) (string, []any) {
+	var where []string
+	var args []any
+	add := func(condition string, value any) {
+		args = append(args, value)
+		where = append(where, fmt.Sprintf(condition, len(args)))
+	}
+	if len(f.Statuses) == 1 {
+		add("status = $%d::dlq.dead_letter_status", string(f.Statuses[0]))
+	} else if len(f.Statuses) > 1 {
+		names := make([]string, len(f.Statuses))
+		for i, status := range f.Statuses {
+			names[i] = string(status)
+		}
+		add("status = ANY ($%d::dlq.dead_letter_status[])", names)
+	}
+	for _, c := range []struct{ column, value string }{
+		{"queue", f.Queue}, {"kind", f.Kind}, {"error_type", f.ErrorType}, {"error_class", f.ErrorClass}, {"source", f.Source},
+	} {
+		if c.value != "" {
+			add(c.column+" = $%d", c.value)
+		}
+	}
+	if !f.After.IsZero() {
+		add("id >= $%d", firstID(f.After))
+	}
+	if !f.Before.IsZero() {
+		add("id < $%d", firstID(f.Before))
+	}
+	order, beyond := "DESC", "id < $%d"
+	if f.Oldest {
+		order, beyond = "ASC", "id > $%d"
+	}
+	if f.Cursor != uuid.Nil {
+		add(beyond, f.Cursor)
+	}
+	sql := "SELECT " + summaryColumns + " FROM dlq.dead_letter_queue"
+	if len(where) > 0 {
+		sql += " WHERE " + strings.Join(where, " AND ")
+	}
+	args = append(args, f.Limit)
+	return s.schemas.Render(fmt.Sprintf("%s ORDER BY id %s LIMIT $%d", sql, order, len(args))), args
+}
+
+// firstID is the least id that an entry captured at a time can have.
+func firstID(at time.Time) uuid.UUID {
+	var id uuid.UUID
+	ms := at.UnixMilli()
+	for i := range 6 {
+		id[i] = byte(ms >> (8 * (5 - i)))
+	}
+	return id
+}
+
+// List returns one page of entries.
+func (s *Store) List(ctx context.Context, f Filter) ([]Summary, error) {
+	sql, args := s.ListSQL(f)
+	rows, err := s.pool.Query(ctx, sql, args...)
+	if err != nil {
+		return nil, err
+	}
+	return pgx.CollectRows(rows, pgx.RowToStructByName[Summary])
+}
+
+// Get returns an entry and its audit trail, oldest move first.
+func (s *Store) Get(ctx context.Context, id uuid.UUID) (*Entry, []Transition, error) {
+	// While an entry moves between partitions, a reader may see neither row; it never sees both.
+	rows, err := s.pool.Query(ctx, s.schemas.Render(`SELECT `+strings.Replace(summaryColumns, "left(error_message, 500)", "error_message", 1)+`,
+		job_kind, tags, original_event, edited_event, error_stack_trace, error_context, fingerprint, retry_history, retry_count,
+		max_retries, dlq_max_retries, replay_attempts, rule, redelivery_job_id, locked_by, locked_at, lease_expires_at,
+		assigned_to, notes, resolution_strategy, resolved_by, resolution_notes, resolution_timestamp, config_version, metadata
+		FROM dlq.dead_letter_queue WHERE id = $1`), id)
+	if err != nil {
+		return nil, nil, err
+	}
+	entry, err := pgx.CollectExactlyOneRow(rows, pgx.RowToAddrOfStructByName[Entry])
+	if errors.Is(err, pgx.ErrNoRows) {
+		return nil, nil, &MoveError{Kind: ErrNotFound, Detail: fmt.Sprintf("dead letter %s: there is no such entry", id)}
+	}
+	if err != nil {
+		return nil, nil, err
+	}
+	rows, err = s.pool.Query(ctx, s.schemas.Render(`SELECT at, from_status, to_status, actor, db_user, reason, note, strategy, rule,
+		next_retry_at, river_job_id, detail FROM dlq.dead_letter_transitions WHERE entry_id = $1 ORDER BY at, id LIMIT 1000`), id)
+	if err != nil {
+		return nil, nil, err
+	}
+	transitions, err := pgx.CollectRows(rows, pgx.RowToStructByName[Transition])
+	return entry, transitions, err
+}
+
+// Act is a person's move: who, and what they say about it.
+type Act struct {
+	Actor string
+	Note  string
+}
+
+// Replay redelivers an entry now, with payload in place of its own if that is not nil, and returns the new job's id.
+func (s *Store) Replay(ctx context.Context, id uuid.UUID, act Act, payload json.RawMessage, force bool) (int64, error) {
+	var job int64
+	var edited *string
+	if payload != nil {
+		text := string(payload)
+		edited = &text
+	}
+	err := s.move(ctx, func() error {
+		return s.pool.QueryRow(ctx, s.schemas.Render("SELECT dlq.replay($1, $2, $3, $4::jsonb, $5)"), id, act.Actor, nullable(act.Note), edited, force).Scan(&job)
+	})
+	return job, err
+}
+
+// Discard archives an entry whose work is not wanted any more.
+func (s *Store) Discard(ctx context.Context, id uuid.UUID, act Act) error {
+	return s.call(ctx, "discard", id, act)
+}
+
+// Resolve closes a parked entry whose work a person has done outside dlqd.
+func (s *Store) Resolve(ctx context.Context, id uuid.UUID, act Act) error {
+	return s.call(ctx, "resolve", id, act)
+}
+
+// Park takes a pending entry out of the automatic path.
+func (s *Store) Park(ctx context.Context, id uuid.UUID, act Act) error {
+	return s.call(ctx, "park", id, act)
+}
+
+// Unpark returns a parked entry to the automatic path.
+func (s *Store) Unpark(ctx context.Context, id uuid.UUID, act Act) error {
+	return s.call(ctx, "unpark", id, act)
+}
+
+func (s *Store) call(ctx context.Context, function string, id uuid.UUID, act Act) error {
+	return s.move(ctx, func() error {
+		_, err := s.pool.Exec(ctx, s.schemas.Render("SELECT dlq."+function+"($1, $2, $3)"), id, act.Actor, nullable(act.Note))
+		return err
+	})
+}
+
+// maxMoveTries bounds how often a move is tried again that met another one of the same row.
+const maxMoveTries = 5
+
+// move runs a move, again where another transaction moved the row to another partition meanwhile, and gives its errors
+// their names.
+func (s *Store) move(ctx context.Context, run func() error) error {
+	var err error
+	for range maxMoveTries {
+		if err = run(); !isMoved(err) || ctx.Err() != nil {
+			break
+		}
+	}
+	var pgErr *pgconn.PgError
+	if errors.As(err, &pgErr) && sqlStates[pgErr.Code] != nil {
+		return &MoveError{Kind: sqlStates[pgErr.Code], Detail: pgErr.Message, Hint: pgErr.Hint}
+	}
+	return err
+}
+
+// isMoved recognises "tuple to be locked was already moved to another partition" and deadlocks.
+func isMoved(err error) bool {
+	var pgErr *pgconn.PgError
+	return errors.As(err, &pgErr) && (pgErr.Code == "40001" || pgErr.Code == "40P01")
+}
+
+// Redelivery is what became of an entry that was to be redelivered.
+type Redelivery struct {
+	EntryID   uuid.UUID
+	JobID     *int64 // the new job
+	LiveJobID *int64 // or the live equal job that stands in the way
+}
+
+// Redeliver makes jobs of entries that tx has claimed.
+func (s *Store) Redeliver(ctx context.Context, tx pgx.Tx, ids []uuid.UUID, actor, reason string) ([]Redelivery, error) {
+	rows, err := tx.Query(ctx, s.schemas.Render("SELECT entry_id, job_id, live_job_id FROM dlq.redeliver($1, $2, $3)"), ids, actor, reason)
+	if err != nil {
+		return nil, err
+	}
+	return pgx.CollectRows(rows, pgx.RowToStructByPos[Redelivery])
+}
+
+// Sweep is what a look at expired leases found.
+type Sweep struct{ Extended, Settled, Requeued int }
+
+// SweepLeases looks at the jobs of entries whose lease has passed.
+func (s *Store) SweepLeases(ctx context.Context) (Sweep, error) {
+	rows, err := s.pool.Query(ctx, s.schemas.Render("SELECT extended, settled, requeued FROM dlq.requeue_expired_leases()"))
+	if err != nil {
+		return Sweep{}, err
+	}
+	return pgx.CollectExactlyOneRow(rows, pgx.RowToStructByPos[Sweep])
+}
+
+func nullable(s string) *string {
+	if s == "" {
+		return nil
+	}
+	return &s
+}
+
+// OldestOpen is when the oldest open entry was captured, nil where none is open.
+func (s *Store) OldestOpen(ctx context.Context) (*time.Time, error) {
+	at, err := s.queries.OldestOpen(ctx)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return nil, nil
+	}
+	return &at, err
+}

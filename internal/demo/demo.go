@@ -1,0 +1,378 @@
+package demo
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"math/rand/v2"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"text/tabwriter"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/dlqd/dlqd/internal/policy"
+	"github.com/dlqd/dlqd/internal/postgres"
+	"github.com/dlqd/dlqd/internal/server"
+	"github.com/dlqd/dlqd/internal/strategy"
+)
+
+const (
+	messages = 400
+	senders  = 8
+	// How long everything may take to come to rest. The demo is promised within a minute.
+	settleTimeout = 45 * time.Second
+	progressEvery = 500 * time.Millisecond
+	stopTimeout   = 10 * time.Second
+)
+
+// The DLQ's delays, a minute and more in earnest, shortened to what one can watch.
+var delays = []time.Duration{time.Second, 2 * time.Second, 3 * time.Second, 4 * time.Second, 5 * time.Second}
+
+// ErrDoesNotAddUp says that a message is unaccounted for.
+var ErrDoesNotAddUp = errors.New("the demo does not add up")
+
+// Run runs the demo and prints what happens to out.
+func Run(ctx, hard context.Context, program, postgresBin string, out io.Writer) error {
+	dir, err := os.MkdirTemp("", "dlqd-demo-")
+	if err != nil {
+		return err
+	}
+	// The server may run as another user, who must get through to its own directory in here.
+	if err := os.Chmod(dir, 0o711); err != nil { //nolint:gosec // it can be entered, not read
+		return err
+	}
+	d := &demo{out: out, dir: dir, program: program}
+	receiver, stopReceiver, err := d.startReceiver(ctx)
+	if err != nil {
+		return err
+	}
+	defer stopReceiver()
+	rules, err := d.writePolicy(receiver)
+	if err != nil {
+		return err
+	}
+	logFile, err := os.Create(filepath.Join(dir, "dlqd.log"))
+	if err != nil {
+		return err
+	}
+	defer func() { _ = logFile.Close() }()
+
+	d.sayf("dlqd starts, with a Postgres of its own in %s", dir)
+	s, err := server.Start(ctx, server.Config{
+		DataDir: filepath.Join(dir, "data"), PostgresBin: postgresBin, Schemas: postgres.DefaultSchemas(),
+		API: true, Process: true, DLQWorkers: true, Listen: []string{"127.0.0.1:0"},
+		Policy: rules, Planner: strategy.NewPlanner(delays), PollInterval: time.Second, StopTimeout: stopTimeout,
+		Logger: slog.New(slog.NewTextHandler(logFile, nil)),
+	})
+	if err != nil {
+		return err
+	}
+	runCtx, stop := context.WithCancel(ctx)
+	stopped := make(chan error, 1)
+	go func() { stopped <- s.Wait(runCtx, hard) }()
+
+	d.api, d.pool = s.Addresses()[0], s.Pool()
+	err = d.run(ctx, receiver.url)
+	stop()
+	err = errors.Join(err, <-stopped)
+	if err == nil {
+		d.next()
+	}
+	return err
+}
+
+type demo struct {
+	out     io.Writer
+	dir     string
+	program string
+	api     string
+	pool    *pgxpool.Pool
+
+	accepted atomic.Int64
+}
+
+func (d *demo) sayf(format string, args ...any) { _, _ = fmt.Fprintf(d.out, format+"\n", args...) }
+
+type receiverAddresses struct{ url, refusing string }
+
+// startReceiver starts the receiver as a process of its own, as a real one is.
+func (d *demo) startReceiver(ctx context.Context) (receiverAddresses, func(), error) {
+	ctx, cancel := context.WithCancel(ctx)
+	cmd := exec.CommandContext(ctx, d.program, "receiver", "--listen", "127.0.0.1:0") //nolint:gosec // this program itself
+	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
+	cmd.WaitDelay = stopTimeout
+	stdout, err := cmd.StdoutPipe()
+	if err != nil {
+		cancel()
+		return receiverAddresses{}, nil, err
+	}
+	if err := cmd.Start(); err != nil {
+		cancel()
+		return receiverAddresses{}, nil, err
+	}
+	stop := func() {
+		cancel()
+		_ = cmd.Wait()
+	}
+	lines := bufio.NewScanner(stdout)
+	var found []string
+	for len(found) < 2 && lines.Scan() {
+		if _, url, ok := strings.Cut(lines.Text(), "http://"); ok {
+			found = append(found, "http://"+url)
+		}
+	}
+	if len(found) < 2 {
+		stop()
+		return receiverAddresses{}, nil, errors.New("the receiver did not start")
+	}
+	return receiverAddresses{found[0], found[1]}, stop, nil
+}
+
+func (d *demo) writePolicy(r receiverAddresses) (*policy.Policy, error) {
+	var text strings.Builder
+	text.WriteString("# Written by the demo: one queue for each service, with short times to watch them pass.\nqueues:\n")
+	services := []string{"payments", "orders", "invoices", "notifications", "documents", "exports"}
+	for _, service := range services {
+		_, _ = fmt.Fprintf(&text, "  %s: {maxAttempts: 3, backoff: 200ms, timeout: 1s, concurrency: 20, destination: %s}\n", service, service)
+	}
+	text.WriteString("destinations:\n")
+	for _, service := range services {
+		address := r.url
+		if service == "exports" {
+			address = r.refusing
+		}
+		_, _ = fmt.Fprintf(&text, "  %s: {url: \"%s/%s\"}\n", service, address, service)
+	}
+	dir := filepath.Join(d.dir, "config")
+	if err := os.MkdirAll(dir, 0o750); err != nil {
+		return nil, err
+	}
+	if err := os.WriteFile(filepath.Join(dir, policy.FileName), []byte(text.String()), 0o600); err != nil {
+		return nil, err
+	}
+	return policy.Load(dir)
+}
+
+func (d *demo) run(ctx context.Context, receiver string) error {
+	d.sayf("sending %d messages (payments, orders, invoices, notifications, documents, exports)", messages)
+	sent := make(chan error, 1)
+	go func() { sent <- d.send(ctx) }()
+	if err := d.watch(ctx, sent); err != nil {
+		return err
+	}
+	return d.summary(ctx, receiver)
+}
+
+func (d *demo) send(ctx context.Context) error {
+	var failed atomic.Pointer[error]
+	var wg sync.WaitGroup
+	for sender := range senders {
+		wg.Go(func() {
+			for i := sender; i < messages && failed.Load() == nil; i += senders {
+				if err := d.post(ctx, example(i)); err != nil {
+					failed.Store(&err)
+					return
+				}
+				d.accepted.Add(1)
+			}
+		})
+	}
+	wg.Wait()
+	if err := failed.Load(); err != nil {
+		return *err
+	}
+	return nil
+}
+
+// example is a realistic message.
+func example(i int) map[string]any {
+	customer := fmt.Sprintf("cus_%04d", rand.IntN(500))
+	amount := 100 + rand.IntN(20_000)
+	kinds := []struct {
+		queue, kind string
+		payload     map[string]any
+	}{
+		{"payments", "payment.captured", map[string]any{"paymentId": fmt.Sprintf("pay_%06d", i), "customer": customer, "amount": amount, "currency": "EUR"}},
+		{"orders", "order.placed", map[string]any{"orderId": fmt.Sprintf("ord_%06d", i), "customer": customer, "lines": []map[string]any{{"sku": "A-81", "quantity": 1 + rand.IntN(5)}}}},
+		{"invoices", "invoice.issued", map[string]any{"invoiceId": fmt.Sprintf("inv_%06d", i), "customer": customer, "total": amount}},
+		{"notifications", "notification.requested", map[string]any{"to": customer + "@example.com", "template": "order-shipped"}},
+		{"documents", "document.uploaded", map[string]any{"documentId": fmt.Sprintf("doc_%06d", i), "bytes": amount * 100}},
+		{"payments", "payment.refunded", map[string]any{"paymentId": fmt.Sprintf("pay_%06d", i), "amount": amount}},
+		{"exports", "export.finished", map[string]any{"exportId": fmt.Sprintf("exp_%06d", i), "rows": amount}},
+	}
+	k := kinds[i%len(kinds)]
+	return map[string]any{"messageId": fmt.Sprintf("demo-%06d", i), "queue": k.queue, "kind": k.kind, "payload": k.payload, "source": "demo"}
+}
+
+func (d *demo) post(ctx context.Context, message map[string]any) error {
+	raw, err := json.Marshal(message)
+	if err != nil {
+		return err
+	}
+	request, err := http.NewRequestWithContext(ctx, http.MethodPost, d.api+"/api/messages", bytes.NewReader(raw))
+	if err != nil {
+		return err
+	}
+	request.Header.Set("Content-Type", "application/json")
+	response, err := http.DefaultClient.Do(request)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = response.Body.Close() }()
+	if response.StatusCode != http.StatusAccepted {
+		body, _ := io.ReadAll(response.Body)
+		return fmt.Errorf("submission: %s: %s", response.Status, body)
+	}
+	return nil
+}
+
+// standing is where all messages are at one moment.
+type standing struct {
+	Completed, Live                                        int64 // jobs of messages that have no dead letter
+	Pending, Processing, Manual, Resolved, Failed, Archive int64
+}
+
+func (s standing) open() int64      { return s.Pending + s.Processing + s.Manual }
+func (s standing) closed() int64    { return s.Resolved + s.Failed + s.Archive }
+func (s standing) atRest() bool     { return s.Live+s.Pending+s.Processing == 0 }
+func (s standing) accounted() int64 { return s.Completed + s.open() + s.closed() }
+
+func (d *demo) standing(ctx context.Context) (standing, error) {
+	rows, err := d.pool.Query(ctx, `
+		SELECT (SELECT count(*) FROM river_job WHERE kind = 'dlqd_message' AND NOT metadata ? 'dlq:entry_id' AND state = 'completed'),
+		       (SELECT count(*) FROM river_job WHERE kind = 'dlqd_message' AND NOT metadata ? 'dlq:entry_id' AND finalized_at IS NULL),
+		       count(*) FILTER (WHERE status = 'dlq_pending'), count(*) FILTER (WHERE status = 'dlq_processing'),
+		       count(*) FILTER (WHERE status = 'dlq_manual'), count(*) FILTER (WHERE status = 'dlq_resolved'),
+		       count(*) FILTER (WHERE status = 'dlq_failed'), count(*) FILTER (WHERE status = 'dlq_archived')
+		FROM dlq.dead_letter_queue`)
+	if err != nil {
+		return standing{}, err
+	}
+	return pgx.CollectExactlyOneRow(rows, pgx.RowToStructByPos[standing])
+}
+
+// watch prints where the messages are until all were sent and have come to rest.
+func (d *demo) watch(ctx context.Context, sent <-chan error) error {
+	ctx, cancel := context.WithTimeout(ctx, settleTimeout)
+	defer cancel()
+	ticker := time.NewTicker(progressEvery)
+	defer ticker.Stop()
+	started, allSent, last := time.Now(), false, ""
+	for {
+		select {
+		case err := <-sent:
+			if err != nil {
+				return err
+			}
+			allSent = true
+		case <-ctx.Done():
+			if errors.Is(ctx.Err(), context.DeadlineExceeded) {
+				return nil // the summary says what is still under way
+			}
+			return ctx.Err()
+		case <-ticker.C:
+		}
+		s, err := d.standing(ctx)
+		if err != nil {
+			return err
+		}
+		line := fmt.Sprintf("accepted %d, completed %d, under way %d | dead letters: pending %d, processing %d, manual %d, resolved %d, failed %d",
+			d.accepted.Load(), s.Completed, s.Live, s.Pending, s.Processing, s.Manual, s.Resolved, s.Failed)
+		if line != last {
+			d.sayf("%5.1f s  %s", time.Since(started).Seconds(), line)
+			last = line
+		}
+		if allSent && s.atRest() {
+			return nil
+		}
+	}
+}
+
+func (d *demo) summary(ctx context.Context, receiver string) error {
+	s, err := d.standing(ctx)
+	if err != nil {
+		return err
+	}
+	rows, err := d.pool.Query(ctx, `
+		SELECT coalesce(error_class, 'undecided'), count(*) FILTER (WHERE dlq.is_open(status)),
+		       count(*) FILTER (WHERE status = 'dlq_resolved'), count(*) FILTER (WHERE status = 'dlq_failed'),
+		       string_agg(DISTINCT error_type, ', ')
+		FROM dlq.dead_letter_queue GROUP BY 1 ORDER BY 1`)
+	if err != nil {
+		return err
+	}
+	type classRow struct {
+		Class                  string
+		Open, Resolved, Failed int64
+		Types                  *string
+	}
+	classes, err := pgx.CollectRows(rows, pgx.RowToStructByPos[classRow])
+	if err != nil {
+		return err
+	}
+	d.sayf("")
+	w := tabwriter.NewWriter(d.out, 0, 0, 2, ' ', 0)
+	_, _ = fmt.Fprintln(w, "CLASS\tOPEN\tRESOLVED\tFAILED\tERRORS")
+	for _, c := range classes {
+		types := ""
+		if c.Types != nil {
+			types = *c.Types
+		}
+		_, _ = fmt.Fprintf(w, "%s\t%d\t%d\t%d\t%s\n", c.Class, c.Open, c.Resolved, c.Failed, types)
+	}
+	if err := w.Flush(); err != nil {
+		return err
+	}
+	taken, err := d.taken(ctx, receiver)
+	if err != nil {
+		return err
+	}
+	accepted := d.accepted.Load()
+	d.sayf("")
+	d.sayf("accepted %d = completed %d + open dead letters %d + closed dead letters %d (+ still under way %d)",
+		accepted, s.Completed, s.open(), s.closed(), s.Live)
+	d.sayf("the receiver has taken %d messages = completed %d + resolved %d (and %d repeats: delivery is at least once)",
+		taken.Messages, s.Completed, s.Resolved, taken.Repeats)
+	if accepted != messages || s.accounted() != accepted || s.Live != 0 || int64(taken.Messages) != s.Completed+s.Resolved {
+		return ErrDoesNotAddUp
+	}
+	d.sayf("it adds up")
+	return nil
+}
+
+func (d *demo) taken(ctx context.Context, receiver string) (Count, error) {
+	var c Count
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, receiver+"/count", nil)
+	if err != nil {
+		return c, err
+	}
+	response, err := http.DefaultClient.Do(request)
+	if err != nil {
+		return c, err
+	}
+	defer func() { _ = response.Body.Close() }()
+	return c, json.NewDecoder(response.Body).Decode(&c)
+}
+
+func (d *demo) next() {
+	data := filepath.Join(d.dir, "data")
+	d.sayf("\nWhat to try next, on what the demo left behind:")
+	d.sayf("  %s serve --data-dir %s --config-dir %s", d.program, data, filepath.Join(d.dir, "config"))
+	d.sayf("      then open http://%s/docs", server.DefaultListen)
+	d.sayf("      and, in another terminal: %s list --status dlq_manual; %s show ID; %s replay ID", d.program, d.program, d.program)
+	d.sayf("  %s psql --data-dir %s -- -c 'SELECT * FROM dlq.backlog'", d.program, data)
+	d.sayf("  rm -rf %s when you are done", d.dir)
+}

@@ -1,0 +1,172 @@
+// Package demo runs dlqd's main job on realistic input: a few hundred messages, sent over HTTP, to a receiver that
+// behaves like real services do.
+package demo
+
+import (
+	"context"
+	"fmt"
+	"hash/fnv"
+	"net"
+	"net/http"
+	"strconv"
+	"sync"
+	"time"
+
+	"golang.org/x/time/rate"
+)
+
+// Troubles is how long the receiver's services are down, failing and refusing after it starts, unless told otherwise.
+const Troubles = 8 * time.Second
+
+// Receiver is a practice receiver. Its paths are services, each with its own kind of trouble; "/" takes everything.
+type Receiver struct {
+	well    time.Time // when passing troubles are over
+	limiter *rate.Limiter
+
+	mu    sync.Mutex
+	taken map[string]int // messages answered 200, by id, and how often
+}
+
+// NewReceiver returns a receiver whose passing troubles last for a while.
+func NewReceiver(troubles time.Duration) *Receiver {
+	return &Receiver{well: time.Now().Add(troubles), limiter: rate.NewLimiter(30, 10), taken: map[string]int{}}
+}
+
+// Count is what a receiver has taken.
+type Count struct {
+	Messages int `json:"messages"` // different ones
+	Repeats  int `json:"repeats"`  // deliveries of one that it had taken already
+}
+
+// Serve listens on an address, prints where, and serves until ctx is done. A second address, printed too, refuses
+// connections until the troubles are over.
+func (r *Receiver) Serve(ctx context.Context, address string, announce func(url, refusing string)) error {
+	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", address)
+	if err != nil {
+		return err
+	}
+	refusing, err := (&net.ListenConfig{}).Listen(ctx, "tcp", "127.0.0.1:0")
+	if err != nil {
+		return err
+	}
+	late := refusing.Addr().String()
+	if err := refusing.Close(); err != nil { // the port is ours to open again
+		return err
+	}
+	announce("http://"+listener.Addr().String(), "http://"+late)
+
+	server := &http.Server{Handler: r, ReadHeaderTimeout: 10 * time.Second}
+	go func() {
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(time.Until(r.well)):
+		}
+		if listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", late); err == nil {
+			_ = server.Serve(listener)
+		}
+	}()
+	go func() {
+		<-ctx.Done()
+		_ = server.Close()
+	}()
+	if err := server.Serve(listener); err != nil && ctx.Err() == nil {
+		return err
+	}
+	return nil
+}
+
+// ServeHTTP answers as the service of the path does. What it does to a message depends on the message's id alone, so
+// that a message that is refused stays refused.
+func (r *Receiver) ServeHTTP(w http.ResponseWriter, req *http.Request) {
+	id := req.Header.Get("Webhook-Id")
+	hash := fnv.New32a()
+	_, _ = hash.Write([]byte(id))
+	lot := hash.Sum32() % 100
+	trouble := time.Now().Before(r.well)
+
+	switch req.URL.Path {
+	case "/count":
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = fmt.Fprintf(w, `{"messages": %d, "repeats": %d}`+"\n", r.Count().Messages, r.Count().Repeats)
+		return
+	case "/payments": // a bank: declines, rejects, and has a bad quarter of an hour
+		switch {
+		case lot < 8:
+			problem(w, 422, "https://bank.example/errors/amount", "Unprocessable amount", "amount must be positive")
+			return
+		case lot < 14:
+			problem(w, 409, "https://bank.example/errors/declined", "Card declined", "insufficient funds")
+			return
+		case lot < 34 && trouble:
+			http.Error(w, "internal error", http.StatusInternalServerError)
+			return
+		}
+	case "/orders": // a shop: sometimes slow, and down for maintenance
+		if lot < 20 {
+			time.Sleep(300 * time.Millisecond)
+		}
+		if lot >= 80 && trouble {
+			w.Header().Set("Retry-After", "1")
+			http.Error(w, "down for maintenance", http.StatusServiceUnavailable)
+			return
+		}
+	case "/invoices": // an archive that has lost some customers
+		if lot < 10 {
+			w.Header().Set("X-Error-Type", "CustomerNotFound")
+			http.Error(w, "no such customer", http.StatusNotFound)
+			return
+		}
+	case "/notifications": // a mail provider with a quota
+		if !r.limiter.Allow() {
+			w.Header().Set("Retry-After", "1")
+			http.Error(w, "too many requests", http.StatusTooManyRequests)
+			return
+		}
+	case "/documents": // a converter that hangs on some, hangs up on others, and says no politely
+		switch {
+		case lot < 6:
+			select { // past every timeout
+			case <-req.Context().Done():
+			case <-time.After(time.Minute):
+			}
+			return
+		case lot < 16 && trouble:
+			if conn, _, err := http.NewResponseController(w).Hijack(); err == nil {
+				_ = conn.Close()
+			}
+			return
+		case lot < 24:
+			r.take(id)
+			_, _ = fmt.Fprintln(w, `{"success": false, "reason": "document is encrypted"}`)
+			return
+		}
+	}
+	r.take(id)
+	w.Header().Set("Content-Type", "application/json")
+	_, _ = fmt.Fprintln(w, `{"success": true}`)
+}
+
+func (r *Receiver) take(id string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.taken[id]++
+}
+
+// Count says what the receiver has taken.
+func (r *Receiver) Count() Count {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	c := Count{Messages: len(r.taken)}
+	for _, n := range r.taken {
+		c.Repeats += n - 1
+	}
+	return c
+}
+
+func problem(w http.ResponseWriter, status int, kind, title, detail string) {
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.Header().Set("X-Error-Code", strconv.Itoa(status))
+	w.WriteHeader(status)
+	_, _ = fmt.Fprintf(w, `{"type": %q, "title": %q, "detail": %q, "status": %d}`+"\n", kind, title, detail, status)
+}

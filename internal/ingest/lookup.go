@@ -1,0 +1,113 @@
+package ingest
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/riverqueue/river/rivertype"
+
+	"github.com/dlqd/dlqd/internal/dbsqlc"
+	"github.com/dlqd/dlqd/internal/message"
+)
+
+// State is where a message is.
+type State string
+
+// The states of a message. A message ends as completed, dead-lettered, or cancelled by an operator.
+const (
+	Queued       State = "queued"
+	Running      State = "running"
+	Retrying     State = "retrying"
+	Completed    State = "completed"
+	DeadLettered State = "dead-lettered"
+	Cancelled    State = "cancelled"
+)
+
+// ErrNoMessage says that nothing is known of a message: it was never stored, or it ended longer ago than River keeps jobs.
+var ErrNoMessage = errors.New("no such message")
+
+// Position is where a message is now, and how far it has come.
+type Position struct {
+	MessageID      string          `json:"messageId" doc:"Identifies the message."`
+	State          State           `json:"state" enum:"queued,running,retrying,completed,dead-lettered,cancelled" doc:"Where it is."`
+	JobID          int64           `json:"jobId,omitempty" doc:"Its job; absent once River has deleted it."`
+	Attempt        int             `json:"attempt,omitempty" doc:"Attempts made so far."`
+	MaxAttempts    int             `json:"maxAttempts,omitempty" doc:"Attempts it may make before it is a dead letter."`
+	SubmittedAt    *time.Time      `json:"submittedAt,omitempty" doc:"When it was stored."`
+	NextAttemptAt  *time.Time      `json:"nextAttemptAt,omitempty" doc:"When it is delivered next, if it waits."`
+	FinishedAt     *time.Time      `json:"finishedAt,omitempty" doc:"When its job ended."`
+	LogicalFailure json.RawMessage `json:"logicalFailure,omitempty" doc:"What the receiver said when it answered 200 with success: false."`
+	DeadLetter     *DeadLetterLink `json:"deadLetter,omitempty" doc:"Its dead letter, if it has one."`
+}
+
+// DeadLetterLink points to a message's dead letter.
+type DeadLetterLink struct {
+	ID     uuid.UUID `json:"id" doc:"The entry."`
+	Status string    `json:"status" doc:"Where the entry stands."`
+	URL    string    `json:"url" doc:"Its address in this API."`
+}
+
+// Lookup says where a message is.
+func (i *Ingester) Lookup(ctx context.Context, messageID string) (*Position, error) {
+	queries := dbsqlc.New(i.config.Schemas.Rendered(i.config.Pool))
+	position := &Position{MessageID: messageID}
+	job, err := queries.MessageJob(ctx, message.UniqueKey(messageID))
+	switch {
+	case err == nil:
+		position.JobID = job.ID
+		position.Attempt, position.MaxAttempts = int(job.Attempt), int(job.MaxAttempts)
+		position.SubmittedAt, position.FinishedAt = &job.CreatedAt, job.FinalizedAt
+		position.State = stateOf(rivertype.JobState(job.State), position.Attempt)
+		if position.State == Queued || position.State == Retrying {
+			position.NextAttemptAt = &job.ScheduledAt
+		}
+		var metadata map[string]json.RawMessage
+		_ = json.Unmarshal(job.Metadata, &metadata) // an object, or there is no logical failure in it
+		position.LogicalFailure = metadata["dlq:logical_failure"]
+		if position.State != Cancelled {
+			return position, nil
+		}
+	case !errors.Is(err, pgx.ErrNoRows):
+		return nil, err
+	}
+
+	entries, err := queries.EntriesByEvent(ctx, messageID)
+	if err != nil {
+		return nil, err
+	}
+	switch {
+	case len(entries) > 0:
+		position.State = DeadLettered
+		position.DeadLetter = linkTo(entries[0].ID, entries[0].Status)
+	case position.JobID == 0:
+		return nil, fmt.Errorf("message %s: %w", messageID, ErrNoMessage)
+	}
+	return position, nil
+}
+
+func linkTo(entry uuid.UUID, status string) *DeadLetterLink {
+	return &DeadLetterLink{ID: entry, Status: status, URL: "/api/dlq/entries/" + entry.String()}
+}
+
+// stateOf is a job's state as a message's. A job that ended other than well is Cancelled here: whether it has a dead
+// letter, only the table of those knows.
+func stateOf(state rivertype.JobState, attempt int) State {
+	switch state { //nolint:exhaustive // the rest wait
+	case rivertype.JobStateRunning:
+		return Running
+	case rivertype.JobStateCompleted:
+		return Completed
+	case rivertype.JobStateCancelled, rivertype.JobStateDiscarded:
+		return Cancelled
+	default:
+		if attempt > 0 {
+			return Retrying
+		}
+		return Queued
+	}
+}

@@ -1,0 +1,276 @@
+// Package message is what clients submit: its form, and what makes it valid.
+package message
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/textproto"
+	"regexp"
+	"strings"
+	"time"
+
+	"github.com/google/uuid"
+	"golang.org/x/net/http/httpguts"
+)
+
+// JobKind is River's kind of the job that delivers a message. The message's own kind is in its args, and in the kind
+// column of a dead letter.
+const JobKind = "dlqd_message"
+
+// Limits on a message. Names are limited to what River's columns and a readable page can hold.
+const (
+	MaxDepth       = 64  // levels of nesting of the whole message
+	MaxNameLength  = 127 // characters of queue and kind (River's constraint)
+	MaxIDLength    = 128
+	MaxTextLength  = 255 // characters of source and subscriberId
+	MaxTags        = 32
+	MaxTagLength   = 255 // River's column
+	MaxHeaders     = 32
+	MaxHeaderBytes = 4096 // of one value
+)
+
+// DefaultPriority is the priority of a message that names none: between urgent (1) and whenever (4).
+const DefaultPriority = 2
+
+// Message is what a client submits, and the args of the job that delivers it.
+type Message struct {
+	MessageID    string            `json:"messageId" river:"unique" doc:"Identifies the message: the same id again does no second work. Made if absent."`
+	Queue        string            `json:"queue" doc:"Queue, as the policy names it." example:"payment-processing"`
+	EventKind    string            `json:"kind" doc:"What happened, as words joined by dots." example:"payment.captured"`
+	Payload      json.RawMessage   `json:"payload" doc:"Any JSON."`
+	Source       string            `json:"source,omitempty" doc:"Who sends it." example:"checkout"`
+	SubscriberID string            `json:"subscriberId,omitempty" doc:"Whom it concerns." example:"sub_81"`
+	Priority     int               `json:"priority,omitempty" doc:"1 (most urgent) to 4; 2 if absent."`
+	Tags         []string          `json:"tags,omitempty" doc:"Three or more letters, digits, _ and - each."`
+	Headers      map[string]string `json:"headers,omitempty" doc:"Sent to the destination as they are."`
+	Metadata     json.RawMessage   `json:"metadata,omitempty" doc:"An object, kept with the message and not sent."`
+	ScheduledAt  *time.Time        `json:"scheduledAt,omitempty" doc:"Not to be delivered before."`
+
+	madeID bool
+}
+
+// MadeID reports whether the client left the messageId to dlqd, so that it cannot be that of an earlier message.
+func (m Message) MadeID() bool { return m.madeID }
+
+// UniqueKey is River's unique key of the job of a message: the SHA-256 of its kind and of the args that are tagged
+// unique (River's internal/dbunique). It is how a message is found by its id.
+func UniqueKey(messageID string) []byte {
+	sum := sha256.Sum256([]byte(`&kind=` + JobKind + `&args={"messageId":"` + messageID + `"}`))
+	return sum[:]
+}
+
+// Kind implements river.JobArgs.
+func (Message) Kind() string { return JobKind }
+
+// FieldError says what is wrong with one field.
+type FieldError struct {
+	Field   string // path in the message, such as "tags[3]"; empty for the message whole
+	Message string
+}
+
+// InvalidError says all that is wrong with a message.
+type InvalidError struct {
+	Fields    []FieldError
+	Malformed bool // not JSON of a message's form, rather than a message that breaks a rule
+}
+
+func (e *InvalidError) Error() string {
+	parts := make([]string, len(e.Fields))
+	for i, f := range e.Fields {
+		parts[i] = f.Message
+		if f.Field != "" {
+			parts[i] = f.Field + ": " + f.Message
+		}
+	}
+	return "invalid message: " + strings.Join(parts, "; ")
+}
+
+func malformed(field, format string, args ...any) *InvalidError {
+	return &InvalidError{Malformed: true, Fields: []FieldError{{Field: field, Message: fmt.Sprintf(format, args...)}}}
+}
+
+var (
+	idPattern   = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._:~@+=-]*$`)
+	kindPattern = regexp.MustCompile(`^[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*$`)
+	tagPattern  = regexp.MustCompile(`^\w[\w-]+\w$`)
+)
+
+// Headers that dlqd or HTTP itself sets on a delivery.
+var reservedHeaders = map[string]bool{
+	"Connection": true, "Content-Length": true, "Content-Type": true, "Host": true, "Keep-Alive": true,
+	"Proxy-Authorization": true, "Proxy-Connection": true, "Te": true, "Trailer": true, "Transfer-Encoding": true,
+	"Upgrade": true, "Traceparent": true, "Tracestate": true, "User-Agent": true,
+}
+
+// wire is the message as it comes in: what the decoder would refuse without naming the field is decoded loosely here.
+type wire struct {
+	Message
+
+	Priority    *int    `json:"priority"`
+	ScheduledAt *string `json:"scheduledAt"`
+}
+
+// Parse decodes and checks one message. It returns an [*InvalidError] that names every field that is wrong.
+func Parse(raw []byte) (*Message, error) {
+	if err := CheckJSON(raw); err != nil {
+		return nil, err
+	}
+	return decode(raw)
+}
+
+// ParseBatch decodes and checks a JSON object {"messages": [...]}, which holds no more than most.
+func ParseBatch(raw []byte, most int) ([]*Message, error) {
+	if err := CheckJSON(raw); err != nil {
+		return nil, err
+	}
+	var batch struct {
+		Messages []json.RawMessage `json:"messages"`
+	}
+	if err := strictDecode(raw, &batch); err != nil {
+		return nil, err
+	}
+	if len(batch.Messages) == 0 || len(batch.Messages) > most {
+		return nil, &InvalidError{Fields: []FieldError{{Field: "messages", Message: fmt.Sprintf("has %d messages; must have 1 to %d", len(batch.Messages), most)}}}
+	}
+	invalid := &InvalidError{}
+	messages := make([]*Message, len(batch.Messages))
+	first := make(map[string]int, len(messages))
+	for i, item := range batch.Messages {
+		at := fmt.Sprintf("messages[%d]", i)
+		msg, err := decode(item)
+		if bad, ok := errors.AsType[*InvalidError](err); ok {
+			invalid.Malformed = invalid.Malformed || bad.Malformed
+			for _, f := range bad.Fields {
+				if f.Field != "" {
+					f.Field = "." + f.Field
+				}
+				invalid.Fields = append(invalid.Fields, FieldError{Field: at + f.Field, Message: f.Message})
+			}
+			continue
+		}
+		if j, again := first[msg.MessageID]; again {
+			invalid.Fields = append(invalid.Fields, FieldError{Field: at + ".messageId", Message: fmt.Sprintf("is that of messages[%d] too", j)})
+		}
+		first[msg.MessageID] = i
+		messages[i] = msg
+	}
+	if len(invalid.Fields) > 0 {
+		return nil, invalid
+	}
+	return messages, nil
+}
+
+func decode(raw []byte) (*Message, error) {
+	var w wire
+	if err := strictDecode(raw, &w); err != nil {
+		return nil, err
+	}
+	msg := &w.Message
+	invalid := &InvalidError{}
+	add := func(field, format string, args ...any) {
+		invalid.Fields = append(invalid.Fields, FieldError{Field: field, Message: fmt.Sprintf(format, args...)})
+	}
+
+	switch {
+	case msg.MessageID == "":
+		msg.MessageID = uuid.Must(uuid.NewV7()).String()
+		msg.madeID = true
+	case len(msg.MessageID) > MaxIDLength || !idPattern.MatchString(msg.MessageID):
+		add("messageId", "must be 1 to %d letters, digits and . _ : ~ @ + = -, and start with a letter or digit", MaxIDLength)
+	}
+	if msg.Queue == "" {
+		add("queue", "is required")
+	}
+	switch {
+	case msg.EventKind == "":
+		add("kind", "is required")
+	case len(msg.EventKind) > MaxNameLength || !kindPattern.MatchString(msg.EventKind):
+		add("kind", "must be at most %d letters, digits, _ and -, as words joined by dots, such as payment.captured", MaxNameLength)
+	}
+	if len(msg.Payload) == 0 {
+		add("payload", "is required (null counts)")
+	}
+	for _, f := range []struct{ name, value string }{{"source", msg.Source}, {"subscriberId", msg.SubscriberID}} {
+		if len(f.value) > MaxTextLength {
+			add(f.name, "is %d bytes long; at most %d", len(f.value), MaxTextLength)
+		}
+	}
+	if w.Priority != nil {
+		if msg.Priority = *w.Priority; msg.Priority < 1 || msg.Priority > 4 {
+			add("priority", "is %d; must be 1 (most urgent) to 4", msg.Priority)
+		}
+	}
+	if len(msg.Tags) > MaxTags {
+		add("tags", "has %d tags; at most %d", len(msg.Tags), MaxTags)
+	}
+	for i, tag := range msg.Tags {
+		if len(tag) > MaxTagLength || !tagPattern.MatchString(tag) {
+			add(fmt.Sprintf("tags[%d]", i), "must be 3 to %d letters, digits, _ and -, and neither start nor end with -", MaxTagLength)
+		}
+	}
+	if len(msg.Headers) > MaxHeaders {
+		add("headers", "has %d headers; at most %d", len(msg.Headers), MaxHeaders)
+	}
+	for name, value := range msg.Headers {
+		canonical := textproto.CanonicalMIMEHeaderKey(name)
+		switch {
+		case !httpguts.ValidHeaderFieldName(name):
+			add("headers", "%q is no name of an HTTP header", name)
+		case reservedHeaders[canonical] || strings.HasPrefix(canonical, "Webhook-") || strings.HasPrefix(canonical, "Dlqd-"):
+			add("headers."+name, "is set by dlqd itself")
+		case len(value) > MaxHeaderBytes || !httpguts.ValidHeaderFieldValue(value):
+			add("headers."+name, "is no value of an HTTP header (or longer than %d bytes)", MaxHeaderBytes)
+		}
+	}
+	if len(msg.Metadata) > 0 && msg.Metadata[0] != '{' && string(msg.Metadata) != "null" {
+		add("metadata", "must be an object")
+	}
+	if w.ScheduledAt != nil {
+		at, err := time.Parse(time.RFC3339, *w.ScheduledAt)
+		if err != nil || at.Year() < 2000 || at.Year() > 9999 {
+			add("scheduledAt", "%q is no time in the form of RFC 3339, such as 2027-01-31T08:00:00Z", *w.ScheduledAt)
+		}
+		at = at.UTC()
+		msg.ScheduledAt = &at
+	}
+	if len(invalid.Fields) > 0 {
+		return nil, invalid
+	}
+	return msg, nil
+}
+
+func strictDecode(raw []byte, into any) error {
+	decoder := json.NewDecoder(bytes.NewReader(raw))
+	decoder.DisallowUnknownFields()
+	err := decoder.Decode(into)
+	var wrongType *json.UnmarshalTypeError
+	switch {
+	case err == nil:
+		return nil
+	case errors.As(err, &wrongType):
+		field := strings.TrimPrefix(wrongType.Field, "Message.")
+		return malformed(field, "is a JSON %s; must be %s", wrongType.Value, jsonName(wrongType))
+	default:
+		text := strings.TrimPrefix(err.Error(), "json: ")
+		if name, ok := strings.CutPrefix(text, "unknown field "); ok {
+			return malformed(strings.Trim(name, `"`), "there is no such field")
+		}
+		return malformed("", "%s", text)
+	}
+}
+
+func jsonName(err *json.UnmarshalTypeError) string {
+	switch name := err.Type.String(); {
+	case strings.HasPrefix(name, "int"):
+		return "a whole number"
+	case strings.HasPrefix(name, "[]"):
+		return "an array"
+	case strings.HasPrefix(name, "map") || strings.HasPrefix(name, "struct") || strings.Contains(name, "."):
+		return "an object"
+	default:
+		return "a " + strings.TrimPrefix(name, "*")
+	}
+}

@@ -1,0 +1,205 @@
+// Package metrics is what Prometheus reads: rate, errors and duration of each stage of a message's path, and the
+// backlog of dead letters.
+package metrics
+
+import (
+	"context"
+	"log/slog"
+	"net/http"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promauto"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"github.com/dlqd/dlqd/internal/deadletter"
+	"github.com/dlqd/dlqd/internal/postgres"
+)
+
+const (
+	namespace = "dlqd"
+	// How long counts of the database are used again: scrapers come often, and counting a million open entries takes
+	// about 0.1 s.
+	backlogMaxAge = 5 * time.Second
+	// How long a scrape waits for the database before it goes without.
+	backlogTimeout = 3 * time.Second
+)
+
+// Metrics are the program's metrics.
+type Metrics struct {
+	registry *prometheus.Registry
+
+	Requests        *prometheus.CounterVec   // operation, code
+	RequestSeconds  *prometheus.HistogramVec // operation
+	Submitted       *prometheus.CounterVec   // queue, outcome
+	flushes         *prometheus.CounterVec   // outcome
+	flushSeconds    prometheus.Histogram
+	flushMessages   prometheus.Histogram
+	deliveries      *prometheus.CounterVec   // queue, outcome
+	deliverySeconds *prometheus.HistogramVec // queue
+	moves           *prometheus.CounterVec   // action
+	batchSeconds    prometheus.Histogram
+}
+
+// New returns metrics in a registry of their own.
+func New() *Metrics {
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	factory := promauto.With(registry)
+	counter := func(name, help string, labels ...string) *prometheus.CounterVec {
+		return factory.NewCounterVec(prometheus.CounterOpts{Namespace: namespace, Name: name, Help: help}, labels)
+	}
+	seconds := prometheus.ExponentialBuckets(0.0005, 2, 16) // 0.5 ms to 16 s
+	histogram := func(name, help string, buckets []float64) prometheus.Histogram {
+		return factory.NewHistogram(prometheus.HistogramOpts{Namespace: namespace, Name: name, Help: help, Buckets: buckets})
+	}
+	histogramBy := func(name, help, label string) *prometheus.HistogramVec {
+		return factory.NewHistogramVec(prometheus.HistogramOpts{Namespace: namespace, Name: name, Help: help, Buckets: seconds}, []string{label})
+	}
+	return &Metrics{
+		registry:        registry,
+		Requests:        counter("http_requests_total", "Requests to the API, by operation and status code.", "operation", "code"),
+		RequestSeconds:  histogramBy("http_request_seconds", "Time to answer a request.", "operation"),
+		Submitted:       counter("messages_submitted_total", "Messages submitted, by what became of them: accepted, duplicate, conflict, invalid, refused, overflow, error.", "queue", "outcome"),
+		flushes:         counter("ingest_inserts_total", "Inserts of joined submissions, by outcome: ok, error.", "outcome"),
+		flushSeconds:    histogram("ingest_insert_seconds", "Time of one insert with its commit.", seconds),
+		flushMessages:   histogram("ingest_insert_messages", "Messages in one insert.", prometheus.ExponentialBuckets(1, 2, 11)),
+		deliveries:      counter("deliveries_total", "Deliveries, by how they ended: ok, or the class of the error.", "queue", "outcome"),
+		deliverySeconds: histogramBy("delivery_seconds", "Time of one delivery.", "queue"),
+		moves:           counter("worker_entries_total", "Dead letters that this process's DLQ workers moved: decided, parked, put_off, redelivered, lease_settled, lease_requeued; and batches that failed: error.", "action"),
+		batchSeconds:    histogram("worker_batch_seconds", "Time of one batch of a DLQ worker.", seconds),
+	}
+}
+
+// ObserveInsert is an ingest.Observer.
+func (m *Metrics) ObserveInsert(messages int, took time.Duration, err error) {
+	outcome := "ok"
+	if err != nil {
+		outcome = "error"
+	}
+	m.flushes.WithLabelValues(outcome).Inc()
+	m.flushSeconds.Observe(took.Seconds())
+	m.flushMessages.Observe(float64(messages))
+}
+
+// ObserveDelivery is a delivery.Observer.
+func (m *Metrics) ObserveDelivery(queue, outcome string, took time.Duration) {
+	m.deliveries.WithLabelValues(queue, outcome).Inc()
+	m.deliverySeconds.WithLabelValues(queue).Observe(took.Seconds())
+}
+
+// ObserveWorker is a worker.Observer.
+func (m *Metrics) ObserveWorker(action string, entries int, took time.Duration) {
+	m.moves.WithLabelValues(action).Add(float64(entries))
+	if took > 0 {
+		m.batchSeconds.Observe(took.Seconds())
+	}
+}
+
+// WatchPending publishes what waits for its commit.
+func (m *Metrics) WatchPending(pending func() (messages, bytes int64)) {
+	gauge := func(name, help string, value func() float64) {
+		m.registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Namespace: namespace, Name: name, Help: help}, value))
+	}
+	gauge("ingest_pending_messages", "Messages that wait for their commit.", func() float64 { n, _ := pending(); return float64(n) })
+	gauge("ingest_pending_bytes", "Bytes of their payloads.", func() float64 { _, n := pending(); return float64(n) })
+}
+
+// WatchBacklog publishes what the database knows of dead letters.
+func (m *Metrics) WatchBacklog(store *deadletter.Store, db postgres.DB, schemas postgres.Schemas, logger *slog.Logger) {
+	m.registry.MustRegister(&backlog{store: store, db: db, schemas: schemas, logger: logger})
+}
+
+// Handler serves the metrics.
+func (m *Metrics) Handler() http.Handler {
+	return promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{Registry: m.registry})
+}
+
+// Gatherer is for tests.
+func (m *Metrics) Gatherer() prometheus.Gatherer { return m.registry }
+
+var (
+	entriesDesc = prometheus.NewDesc("dlqd_dead_letters", "Open dead letters, by status, queue and class.", []string{"status", "queue", "error_class"}, nil)
+	oldestDesc  = prometheus.NewDesc("dlqd_dead_letter_oldest_seconds", "Age of the oldest open dead letter; 0 where there is none.", nil, nil)
+	rowsDesc    = prometheus.NewDesc("dlqd_dead_letters_entered_total", "Rows that entered a partition, by all processes, as Postgres counts them (its own restarts and crashes may reset it). open: captured or replayed from dlq_failed.", []string{"partition"}, nil)
+	upDesc      = prometheus.NewDesc("dlqd_database_up", "Whether the database answered this scrape.", nil, nil)
+)
+
+// backlog reads counts from the database, at most once in backlogMaxAge.
+type backlog struct {
+	store   *deadletter.Store
+	db      postgres.DB
+	schemas postgres.Schemas
+	logger  *slog.Logger
+
+	mu   sync.Mutex
+	at   time.Time
+	last []prometheus.Metric
+}
+
+func (b *backlog) Describe(ch chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{entriesDesc, oldestDesc, rowsDesc, upDesc} {
+		ch <- d
+	}
+}
+
+func (b *backlog) Collect(ch chan<- prometheus.Metric) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if time.Since(b.at) > backlogMaxAge {
+		ctx, cancel := context.WithTimeout(context.Background(), backlogTimeout)
+		defer cancel()
+		read, err := b.read(ctx)
+		up := 1.0
+		if err != nil {
+			b.logger.Warn("metrics: cannot count dead letters", "error", err)
+			up, read = 0, nil
+		}
+		b.last = slices.Concat(read, []prometheus.Metric{prometheus.MustNewConstMetric(upDesc, prometheus.GaugeValue, up)})
+		b.at = time.Now()
+	}
+	for _, m := range b.last {
+		ch <- m
+	}
+}
+
+func (b *backlog) read(ctx context.Context) ([]prometheus.Metric, error) {
+	rows, err := b.store.Queries().Backlog(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var read []prometheus.Metric
+	for _, r := range rows {
+		read = append(read, prometheus.MustNewConstMetric(entriesDesc, prometheus.GaugeValue, float64(r.Entries), r.Status, r.Queue, r.ErrorClass))
+	}
+	oldest, err := b.store.OldestOpen(ctx)
+	if err != nil {
+		return nil, err
+	}
+	age := 0.0
+	if oldest != nil {
+		age = time.Since(*oldest).Seconds()
+	}
+	read = append(read, prometheus.MustNewConstMetric(oldestDesc, prometheus.GaugeValue, age))
+
+	entered, err := b.db.Query(ctx, `
+		SELECT substring(relname FROM 'dead_letter_([a-z]+)'), sum(n_tup_ins)::float8
+		FROM pg_stat_user_tables WHERE schemaname = $1 AND relname ~ '^dead_letter_(open|resolved|failed|archived)'
+		GROUP BY 1`, b.schemas.DLQ)
+	if err != nil {
+		return nil, err
+	}
+	defer entered.Close()
+	for entered.Next() {
+		var partition string
+		var count float64
+		if err := entered.Scan(&partition, &count); err != nil {
+			return nil, err
+		}
+		read = append(read, prometheus.MustNewConstMetric(rowsDesc, prometheus.CounterValue, count, partition))
+	}
+	return read, entered.Err()
+}

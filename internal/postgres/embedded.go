@@ -1,0 +1,418 @@
+package postgres
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"log/slog"
+	"net/url"
+	"os"
+	"os/exec"
+	"os/user"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/gofrs/flock"
+	"github.com/jackc/pgx/v5"
+)
+
+const (
+	embeddedDatabase = "dlqd"
+	embeddedUser     = "dlqd"
+
+	// How long the server may take to accept connections: recovery after a crash replays at most max_wal_size.
+	embeddedStartTimeout = 2 * time.Minute
+	// How long a fast shutdown may take before it becomes an immediate one (which recovers at the next start).
+	embeddedStopTimeout = 30 * time.Second
+
+	// Socket paths are limited to 107 bytes by the kernel (sun_path); the file is .s.PGSQL.5432.
+	maxSocketDir = 107 - len("/.s.PGSQL.5432")
+)
+
+// EmbeddedConfig says where a private server keeps its data.
+type EmbeddedConfig struct {
+	// DataDir holds the server's files, its socket, its log, and the lock that one dlqd holds on all of it.
+	DataDir string
+	// BinDir is where the server's programs are; empty to look for them.
+	BinDir string
+	// Throwaway gives up durability for speed, for tests whose data nobody will miss.
+	Throwaway bool
+	Logger    *slog.Logger
+}
+
+// Embedded is a private Postgres server that runs as a child of this process. It listens on a socket in its own
+// directory only, which nobody but its user (and root) can reach.
+type Embedded struct {
+	config EmbeddedConfig
+	bin    Binaries
+	owner  owner
+	lock   *flock.Flock
+	server *exec.Cmd
+	exited chan struct{}
+	socket string
+}
+
+// HeldError says that another dlqd runs on a data directory.
+type HeldError struct{ DataDir, Holder string }
+
+func (e *HeldError) Error() string {
+	return fmt.Sprintf("data directory %s is in use by %s; stop it, or choose another with --data-dir", e.DataDir, e.Holder)
+}
+
+// DefaultDataDir is the user's data directory. Root's is /var/lib/dlqd: the server does not run as root, and could not
+// reach a directory in root's home.
+func DefaultDataDir() (string, error) {
+	if os.Geteuid() == 0 {
+		return "/var/lib/dlqd", nil
+	}
+	if dir := os.Getenv("XDG_DATA_HOME"); filepath.IsAbs(dir) {
+		return filepath.Join(dir, "dlqd"), nil
+	}
+	home, err := os.UserHomeDir()
+	if err != nil {
+		return "", fmt.Errorf("cannot tell where to keep data: %w; name a directory with --data-dir", err)
+	}
+	return filepath.Join(home, ".local", "share", "dlqd"), nil
+}
+
+// StartEmbedded starts the server of a data directory, which it makes if need be. A server that a killed dlqd left
+// behind is shut down first.
+func StartEmbedded(ctx context.Context, config EmbeddedConfig) (*Embedded, error) {
+	dir, err := filepath.Abs(config.DataDir)
+	if err != nil {
+		return nil, err
+	}
+	config.DataDir = dir
+	e := &Embedded{config: config, exited: make(chan struct{})}
+	if e.owner, err = serverOwner(); err != nil {
+		return nil, err
+	}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, fmt.Errorf("data directory: %w", err)
+	}
+	if err := e.acquire(); err != nil {
+		return nil, err
+	}
+	if err := e.start(ctx); err != nil {
+		_ = e.lock.Unlock()
+		return nil, err
+	}
+	return e, nil
+}
+
+func (e *Embedded) start(ctx context.Context) error {
+	if err := e.owner.take(e.config.DataDir); err != nil {
+		return err
+	}
+	if err := e.owner.canReach(ctx, e.config.DataDir); err != nil {
+		return err
+	}
+
+	major, err := dataVersion(e.pgdata())
+	if err != nil {
+		return err
+	}
+	if e.bin, err = FindBinaries(ctx, e.config.BinDir, major); err != nil {
+		return err
+	}
+	if major == 0 {
+		if err := e.initdb(ctx); err != nil {
+			return err
+		}
+	}
+	if e.socket, err = e.socketDir(); err != nil {
+		return err
+	}
+	if err := e.stopLeftover(ctx); err != nil {
+		return err
+	}
+	if err := e.launch(); err != nil {
+		return err
+	}
+	if err := e.awaitReady(ctx); err != nil {
+		_ = e.terminate()
+		return err
+	}
+	return nil
+}
+
+// URL is the connection string of the server's database.
+func (e *Embedded) URL() string { return embeddedURL(e.socket) }
+
+func embeddedURL(socket string) string {
+	return (&url.URL{
+		Scheme: "postgres", User: url.User(embeddedUser), Path: "/" + embeddedDatabase,
+		RawQuery: url.Values{"host": {socket}}.Encode(),
+	}).String()
+}
+
+// Exited is closed when the server is gone, whether it was stopped or died.
+func (e *Embedded) Exited() <-chan struct{} { return e.exited }
+
+// Stop shuts the server down and lets go of the data directory.
+func (e *Embedded) Stop() error {
+	err := e.terminate()
+	return errors.Join(err, e.lock.Unlock())
+}
+
+// SetHolder adds to what a second dlqd is told about this one.
+func (e *Embedded) SetHolder(about string) error {
+	return os.WriteFile(e.holderPath(), fmt.Appendf(nil, "dlqd with process id %d%s", os.Getpid(), about), 0o600)
+}
+
+// EmbeddedURL is the connection string of the running server of a data directory, for "dlqd psql".
+func EmbeddedURL(dataDir string) (string, error) {
+	dir, err := filepath.Abs(dataDir)
+	if err != nil {
+		return "", err
+	}
+	raw, err := os.ReadFile(filepath.Join(dir, "pgdata", "postmaster.pid"))
+	if errors.Is(err, fs.ErrNotExist) {
+		return "", fmt.Errorf("no server runs on data directory %s: start it with \"dlqd serve\", or name a database with --database-url", dir)
+	}
+	if err != nil {
+		return "", err
+	}
+	// Line 5 of postmaster.pid is the first socket directory (utils/pidfile.h).
+	lines := strings.Split(string(raw), "\n")
+	if len(lines) < 5 {
+		return "", fmt.Errorf("%s is still starting", dir)
+	}
+	return embeddedURL(lines[4]), nil
+}
+
+func (e *Embedded) pgdata() string     { return filepath.Join(e.config.DataDir, "pgdata") }
+func (e *Embedded) holderPath() string { return filepath.Join(e.config.DataDir, "dlqd.holder") }
+
+// LogPath is the server's log.
+func (e *Embedded) LogPath() string { return filepath.Join(e.config.DataDir, "postgres.log") }
+
+func (e *Embedded) acquire() error {
+	e.lock = flock.New(filepath.Join(e.config.DataDir, "dlqd.lock"), flock.SetPermissions(0o600))
+	locked, err := e.lock.TryLock()
+	if err != nil {
+		return fmt.Errorf("lock data directory: %w", err)
+	}
+	if !locked {
+		holder := "another dlqd"
+		if raw, err := os.ReadFile(e.holderPath()); err == nil && len(raw) > 0 {
+			holder = string(raw)
+		}
+		return &HeldError{DataDir: e.config.DataDir, Holder: holder}
+	}
+	return e.SetHolder("")
+}
+
+// dataVersion is the version of the server that made a data directory, 0 where there is none.
+func dataVersion(pgdata string) (int, error) {
+	raw, err := os.ReadFile(filepath.Join(pgdata, "PG_VERSION"))
+	if errors.Is(err, fs.ErrNotExist) {
+		return 0, nil
+	}
+	if err != nil {
+		return 0, err
+	}
+	return strconv.Atoi(strings.TrimSpace(string(raw)))
+}
+
+// initdb makes the server's files under another name first, so that one that is killed half-way leaves nothing that
+// looks like a database.
+func (e *Embedded) initdb(ctx context.Context) error {
+	unfinished := e.pgdata() + ".new"
+	if err := os.RemoveAll(unfinished); err != nil {
+		return err
+	}
+	cmd := exec.CommandContext(ctx, e.bin.Path("initdb"), "-D", unfinished, "-U", embeddedUser, //nolint:gosec // the program the user has installed
+		"--auth=trust", "--encoding=UTF8", "--locale=C", "--data-checksums", "--no-instructions")
+	if e.config.Throwaway {
+		cmd.Args = append(cmd.Args, "--no-sync")
+	}
+	e.owner.apply(cmd)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("initdb: %w: %s", err, strings.TrimSpace(string(out)))
+	}
+	return os.Rename(unfinished, e.pgdata())
+}
+
+// socketDir is a directory of the data directory, or a short private one where that path is too long for a socket.
+func (e *Embedded) socketDir() (string, error) {
+	dir := filepath.Join(e.config.DataDir, "socket")
+	if len(dir) > maxSocketDir {
+		var err error
+		if dir, err = os.MkdirTemp("", "dlqd-"); err != nil {
+			return "", err
+		}
+	} else if err := os.MkdirAll(dir, 0o700); err != nil {
+		return "", err
+	}
+	return dir, e.owner.take(dir)
+}
+
+// stopLeftover shuts down a server whose dlqd was killed. A clean restart costs a checkpoint, and leaves no doubt about
+// whose child the server is.
+func (e *Embedded) stopLeftover(ctx context.Context) error {
+	status := exec.CommandContext(ctx, e.bin.Path("pg_ctl"), "status", "-D", e.pgdata()) //nolint:gosec // as above
+	e.owner.apply(status)
+	if status.Run() != nil {
+		return nil //nolint:nilerr // pg_ctl answers 3 where no server runs
+	}
+	e.config.Logger.Warn("a Postgres that an earlier dlqd left behind is running; shutting it down first", "data_dir", e.config.DataDir)
+	stop := exec.CommandContext(ctx, e.bin.Path("pg_ctl"), "stop", "-D", e.pgdata(), "-m", "fast", "-w", //nolint:gosec // as above
+		"-t", strconv.Itoa(int(embeddedStopTimeout.Seconds())))
+	e.owner.apply(stop)
+	if out, err := stop.CombinedOutput(); err != nil {
+		return fmt.Errorf("stop the Postgres left behind in %s: %w: %s", e.config.DataDir, err, strings.TrimSpace(string(out)))
+	}
+	return nil
+}
+
+func (e *Embedded) launch() error {
+	log, err := os.OpenFile(e.LogPath(), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = log.Close() }()
+	settings := map[string]string{
+		"listen_addresses":        "",
+		"unix_socket_directories": e.socket,
+		"unix_socket_permissions": "0700",
+		"max_connections":         "200",
+		"shared_buffers":          "256MB",
+		"max_wal_size":            "2GB",
+		"logging_collector":       "off",
+		"log_line_prefix":         "%m [%p] ",
+	}
+	if e.config.Throwaway {
+		settings["fsync"] = "off"
+		settings["full_page_writes"] = "off"
+	}
+	e.server = exec.Command(e.bin.Path("postgres"), "-D", e.pgdata()) //nolint:gosec,noctx // lives as long as this process
+	for name, value := range settings {
+		e.server.Args = append(e.server.Args, "-c", name+"="+value)
+	}
+	e.server.Stdout, e.server.Stderr = log, log
+	e.owner.apply(e.server)
+	// A group of its own: Ctrl-C in a terminal is for dlqd, which stops the server last.
+	e.server.SysProcAttr.Setpgid = true
+	if err := e.server.Start(); err != nil {
+		return fmt.Errorf("start Postgres: %w", err)
+	}
+	go func() {
+		_ = e.server.Wait()
+		close(e.exited)
+	}()
+	return nil
+}
+
+func (e *Embedded) awaitReady(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, embeddedStartTimeout)
+	defer cancel()
+	maintenance := strings.Replace(e.URL(), "/"+embeddedDatabase+"?", "/postgres?", 1)
+	for {
+		err := ensureDatabase(ctx, maintenance)
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-e.exited:
+			return fmt.Errorf("embedded Postgres did not start; the end of %s says: %s", e.LogPath(), e.logTail())
+		case <-ctx.Done():
+			return fmt.Errorf("embedded Postgres did not accept connections: %w (log: %s)", err, e.LogPath())
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+}
+
+func ensureDatabase(ctx context.Context, maintenanceURL string) error {
+	conn, err := pgx.Connect(ctx, maintenanceURL)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = conn.Close(ctx) }()
+	var has bool
+	if err := conn.QueryRow(ctx, "SELECT EXISTS (SELECT FROM pg_database WHERE datname = $1)", embeddedDatabase).Scan(&has); err != nil || has {
+		return err
+	}
+	_, err = conn.Exec(ctx, "CREATE DATABASE "+embeddedDatabase)
+	return err
+}
+
+func (e *Embedded) logTail() string {
+	const most = 1000
+	raw, err := os.ReadFile(e.LogPath())
+	if err != nil {
+		return err.Error()
+	}
+	return strings.TrimSpace(string(raw[max(0, len(raw)-most):]))
+}
+
+// terminate asks for a fast shutdown (SIGINT), and for an immediate one (SIGQUIT) if that takes too long.
+func (e *Embedded) terminate() error {
+	for _, signal := range []syscall.Signal{syscall.SIGINT, syscall.SIGQUIT, syscall.SIGKILL} {
+		if err := e.server.Process.Signal(signal); err != nil && !errors.Is(err, os.ErrProcessDone) {
+			return err
+		}
+		select {
+		case <-e.exited:
+			return nil
+		case <-time.After(embeddedStopTimeout):
+		}
+	}
+	return errors.New("embedded Postgres does not stop")
+}
+
+// owner is the user that the server runs as: this one or, for root, an unprivileged one, since Postgres refuses root.
+type owner struct {
+	credential *syscall.Credential // nil: this user
+	name       string
+}
+
+func serverOwner() (owner, error) {
+	if os.Geteuid() != 0 {
+		return owner{}, nil
+	}
+	for _, name := range []string{"postgres", "nobody"} {
+		u, err := user.Lookup(name)
+		if err != nil {
+			continue
+		}
+		uid, err1 := strconv.ParseUint(u.Uid, 10, 32)
+		gid, err2 := strconv.ParseUint(u.Gid, 10, 32)
+		if err := errors.Join(err1, err2); err != nil {
+			return owner{}, err
+		}
+		return owner{credential: &syscall.Credential{Uid: uint32(uid), Gid: uint32(gid)}, name: name}, nil
+	}
+	return owner{}, errors.New("started as root, and there is neither a user postgres nor a user nobody to run the server as")
+}
+
+func (o owner) apply(cmd *exec.Cmd) {
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: o.credential}
+	cmd.Dir = "/" // wherever we were started, the owner may not enter
+}
+
+func (o owner) take(path string) error {
+	if o.credential == nil {
+		return nil
+	}
+	return os.Chown(path, int(o.credential.Uid), int(o.credential.Gid))
+}
+
+// canReach checks that the owner gets into a directory: one of its parents may be closed to others.
+func (o owner) canReach(ctx context.Context, dir string) error {
+	if o.credential == nil {
+		return nil
+	}
+	cmd := exec.CommandContext(ctx, "test", "-x", dir+"/.", "-a", "-w", dir) //nolint:gosec // no shell
+	o.apply(cmd)
+	cmd.Stdout, cmd.Stderr = io.Discard, io.Discard
+	if err := cmd.Run(); err != nil {
+		return fmt.Errorf("started as root, the server runs as user %s, who cannot enter %s: open its parent directories (chmod o+x), or choose another with --data-dir", o.name, dir)
+	}
+	return nil
+}

@@ -1,0 +1,180 @@
+// Package postgrestest gives each test a database of its own on a real Postgres.
+//
+// The server is the one that DLQD_TEST_DATABASE_URL names (make test starts one for all packages) or, where that is
+// not set, one that this package's test binary starts and stops.
+package postgrestest
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/url"
+	"os"
+	"sync"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/dlqd/dlqd/internal/postgres"
+)
+
+// URLVariable names the environment variable with the server's URL.
+const URLVariable = "DLQD_TEST_DATABASE_URL"
+
+const template = "dlqd_test_template"
+
+var server struct {
+	sync.Mutex
+
+	embedded *postgres.Embedded
+	dir      string
+	url      string
+	err      error
+	once     sync.Once
+	template sync.Once
+}
+
+// Main runs a package's tests, and stops the server if the tests started one.
+func Main(m *testing.M) {
+	code := m.Run()
+	Stop()
+	os.Exit(code)
+}
+
+// Start starts a throwaway server, or returns the URL of the one that there is.
+func Start(ctx context.Context) (string, error) {
+	server.once.Do(func() {
+		if server.url = os.Getenv(URLVariable); server.url != "" {
+			return
+		}
+		if server.dir, server.err = os.MkdirTemp("", "dlqd-test-"); server.err != nil {
+			return
+		}
+		if server.embedded, server.err = postgres.StartEmbedded(ctx, postgres.EmbeddedConfig{
+			DataDir: server.dir, BinDir: os.Getenv("DLQD_TEST_POSTGRES_BIN"), Throwaway: true, Logger: slog.New(slog.DiscardHandler),
+		}); server.err == nil {
+			server.url = server.embedded.URL()
+		}
+	})
+	return server.url, server.err
+}
+
+// Stop stops the server that Start started.
+func Stop() {
+	if server.embedded != nil {
+		_ = server.embedded.Stop()
+	}
+	if server.dir != "" {
+		_ = os.RemoveAll(server.dir)
+	}
+}
+
+// Empty returns the URL of a new, empty database.
+func Empty(tb testing.TB) string {
+	tb.Helper()
+	return create(tb, "template0")
+}
+
+// URL returns the URL of a new database with River's schema and dlqd's.
+func URL(tb testing.TB) string {
+	tb.Helper()
+	return create(tb, migrated(tb))
+}
+
+// Pool returns a pool on a new database with River's schema and dlqd's.
+func Pool(tb testing.TB) *pgxpool.Pool {
+	tb.Helper()
+	return Open(tb, URL(tb))
+}
+
+// Open opens a pool for the length of the test.
+func Open(tb testing.TB, url string) *pgxpool.Pool {
+	tb.Helper()
+	pool, err := postgres.Open(tb.Context(), url, 10)
+	require.NoError(tb, err)
+	tb.Cleanup(pool.Close)
+	return pool
+}
+
+func create(tb testing.TB, from string) string {
+	tb.Helper()
+	base, err := Start(tb.Context())
+	require.NoError(tb, err)
+	name := "test_" + randomName()
+	admin(tb.Context(), tb, base, fmt.Sprintf("CREATE DATABASE %s TEMPLATE %s", name, from))
+	tb.Cleanup(func() {
+		admin(context.WithoutCancel(tb.Context()), tb, base, "DROP DATABASE IF EXISTS "+name+" WITH (FORCE)")
+	})
+	return WithDatabase(base, name)
+}
+
+// migrated makes the template database, once a server: test binaries that share the server agree on who does.
+func migrated(tb testing.TB) string {
+	tb.Helper()
+	base, err := Start(tb.Context())
+	require.NoError(tb, err)
+	server.template.Do(func() {
+		ctx := tb.Context()
+		conn, err := pgx.Connect(ctx, base)
+		require.NoError(tb, err)
+		defer func() { _ = conn.Close(ctx) }()
+		_, err = conn.Exec(ctx, "SELECT pg_advisory_lock(712)")
+		require.NoError(tb, err)
+		var has bool
+		require.NoError(tb, conn.QueryRow(ctx, "SELECT EXISTS (SELECT FROM pg_database WHERE datname = $1)", template).Scan(&has))
+		if has {
+			return
+		}
+		building := "building_" + randomName()
+		_, err = conn.Exec(ctx, "CREATE DATABASE "+building+" TEMPLATE template0")
+		require.NoError(tb, err)
+		pool, err := postgres.Open(ctx, WithDatabase(base, building), 4)
+		require.NoError(tb, err)
+		migrator := &postgres.Migrator{Pool: pool, Schemas: postgres.DefaultSchemas(), Logger: slog.New(slog.DiscardHandler)}
+		err = migrator.Up(ctx)
+		pool.Close()
+		require.NoError(tb, err)
+		_, err = conn.Exec(ctx, "ALTER DATABASE "+building+" RENAME TO "+template)
+		require.NoError(tb, err)
+	})
+	return template
+}
+
+func admin(ctx context.Context, tb testing.TB, base, statement string) {
+	tb.Helper()
+	conn, err := pgx.Connect(ctx, base)
+	require.NoError(tb, err)
+	defer func() { _ = conn.Close(ctx) }()
+	for range 50 { // a template that another test copies from this moment cannot be copied a second time
+		if _, err = conn.Exec(ctx, statement); err == nil {
+			return
+		}
+		var pgErr *pgconn.PgError
+		if !errors.As(err, &pgErr) || pgErr.Code != "55006" {
+			break
+		}
+	}
+	require.NoError(tb, err)
+}
+
+func randomName() string {
+	raw := make([]byte, 6)
+	_, _ = rand.Read(raw) // never fails
+	return hex.EncodeToString(raw)
+}
+
+// WithDatabase is base with another database name.
+func WithDatabase(base, name string) string {
+	u, err := url.Parse(base)
+	if err != nil {
+		panic(err)
+	}
+	u.Path = "/" + name
+	return u.String()
+}

@@ -1,0 +1,33 @@
+// Command withpostgres runs a command beside a throwaway Postgres, whose URL it gives to it in DLQD_TEST_DATABASE_URL.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+
+	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
+)
+
+func main() {
+	url, err := postgrestest.Start(context.Background())
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "withpostgres:", err)
+		os.Exit(1)
+	}
+	cmd := exec.Command(os.Args[1], os.Args[2:]...) //nolint:gosec,noctx // what the caller asked for
+	cmd.Env = append(os.Environ(), postgrestest.URLVariable+"="+url)
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
+	err = cmd.Run()
+	postgrestest.Stop()
+	var exit *exec.ExitError
+	switch {
+	case errors.As(err, &exit):
+		os.Exit(exit.ExitCode())
+	case err != nil:
+		fmt.Fprintln(os.Stderr, "withpostgres:", err)
+		os.Exit(1)
+	}
+}

@@ -1,0 +1,59 @@
+// Package postgres opens databases, installs dlqd's schema in them, and runs the private server of an installation
+// that has none.
+package postgres
+
+import (
+	"fmt"
+	"regexp"
+)
+
+// Default schema names.
+const (
+	DefaultSchema      = "dlq"
+	DefaultRiverSchema = "public"
+)
+
+// A name longer than this leaves no room for River's notification topics (63 bytes, less "." and the longest topic).
+const maxSchemaLength = 46
+
+// Schemas names where dlqd's and River's tables are. SQL in this project is written with the placeholders dlq and
+// river, and rendered before it runs.
+type Schemas struct {
+	DLQ   string // dlqd's own schema
+	River string // schema of river_job
+}
+
+var (
+	schemaName   = regexp.MustCompile(`^[a-z_][a-z0-9_]*$`)
+	placeholders = regexp.MustCompile(`\b(dlq|river)\.`)
+)
+
+// DefaultSchemas are dlq and public.
+func DefaultSchemas() Schemas { return Schemas{DLQ: DefaultSchema, River: DefaultRiverSchema} }
+
+// Validate says whether both names can be used unquoted, which is how SQL is rendered.
+func (s Schemas) Validate() error {
+	for _, n := range []struct{ flag, name string }{{"--schema", s.DLQ}, {"--river-schema", s.River}} {
+		if !schemaName.MatchString(n.name) || len(n.name) > maxSchemaLength {
+			return fmt.Errorf("%s %q: a schema name is 1 to %d lower-case letters, digits and underscores, and starts with no digit",
+				n.flag, n.name, maxSchemaLength)
+		}
+	}
+	if s.DLQ == s.River {
+		return fmt.Errorf("--schema and --river-schema are both %q: dlqd needs a schema of its own", s.DLQ)
+	}
+	return nil
+}
+
+// Render puts the schema names in place of the placeholders "dlq." and "river.".
+func (s Schemas) Render(sql string) string {
+	return placeholders.ReplaceAllStringFunc(sql, func(m string) string {
+		if m == "dlq." {
+			return s.DLQ + "."
+		}
+		return s.River + "."
+	})
+}
+
+// WakeTopic is the NOTIFY channel on which DLQ workers are woken.
+func (s Schemas) WakeTopic() string { return s.DLQ + ".wake" }

@@ -1,0 +1,443 @@
+// Package server is the program behind "dlqd serve": it builds the parts, starts them in order, and stops them in the
+// reverse one.
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/riverqueue/river"
+	"github.com/riverqueue/river/riverdriver/riverpgxv5"
+	"github.com/riverqueue/river/rivertype"
+
+	"github.com/dlqd/dlqd/internal/api"
+	"github.com/dlqd/dlqd/internal/deadletter"
+	"github.com/dlqd/dlqd/internal/delivery"
+	"github.com/dlqd/dlqd/internal/ingest"
+	"github.com/dlqd/dlqd/internal/metrics"
+	"github.com/dlqd/dlqd/internal/policy"
+	"github.com/dlqd/dlqd/internal/postgres"
+	"github.com/dlqd/dlqd/internal/strategy"
+	"github.com/dlqd/dlqd/internal/worker"
+	"github.com/dlqd/dlqd/riverdlq"
+)
+
+// Defaults of a server.
+const (
+	DefaultListen      = "127.0.0.1:7353"
+	DefaultStopTimeout = 30 * time.Second
+
+	// fetchCooldown is the least time between two fetches of a queue. River's default of 100 ms bounds a queue to
+	// concurrency / 0.1 s (measured: 5 ms gives 18,000 jobs/s at 1,000 workers).
+	fetchCooldown = 5 * time.Millisecond
+	// fetchPollInterval finds new jobs where NOTIFY does not reach.
+	fetchPollInterval = time.Second
+	// rescueSlack is how much longer than the longest timeout a job must run before River takes its process for dead.
+	rescueSlack = time.Minute
+	// readHeaderTimeout bounds how long a client may take over its headers.
+	readHeaderTimeout = 10 * time.Second
+	// hardStopTimeout is how long jobs get to return once their contexts are cancelled.
+	hardStopTimeout = 5 * time.Second
+)
+
+// ErrStoppedAtOnce says that a second signal, or the stop's time limit, cut the stop short. Nothing accepted is lost:
+// jobs that were cut off run again.
+var ErrStoppedAtOnce = errors.New("stopped at once; jobs that were running will run again")
+
+// Config is what a [Server] needs.
+type Config struct {
+	// DatabaseURL names a Postgres; empty starts an embedded one in DataDir.
+	DatabaseURL string
+	DataDir     string
+	PostgresBin string
+	Schemas     postgres.Schemas
+	// Which parts run in this process.
+	API, Process, DLQWorkers bool
+	// Listen are addresses of the API: host:port, or unix: and a path.
+	Listen       []string
+	Policy       *policy.Policy
+	MaxBodyBytes int64
+	// PollInterval is how often DLQ workers look for due entries when nothing wakes them.
+	PollInterval time.Duration
+	// PollOnly does without LISTEN, which transaction poolers lack.
+	PollOnly bool
+	// StopTimeout is how long running jobs may take to finish at a stop.
+	StopTimeout time.Duration
+	// MaxConns bounds the connections to the database; 0 means postgres.DefaultMaxConns.
+	MaxConns int32
+	Logger   *slog.Logger
+	// Planner decides over dead letters; nil means the built-in one.
+	Planner *strategy.Planner
+}
+
+// Server is the program.
+type Server struct {
+	config  Config
+	logger  *slog.Logger
+	metrics *metrics.Metrics
+
+	embedded  *postgres.Embedded
+	pool      *pgxpool.Pool
+	store     *deadletter.Store
+	ingester  *ingest.Ingester
+	delivery  *delivery.Worker
+	river     *river.Client[pgx.Tx]
+	http      *http.Server
+	listeners []net.Listener
+
+	background sync.WaitGroup // DLQ worker and partitions
+	stopWork   context.CancelFunc
+	failed     chan error // a part died
+	stopping   atomic.Bool
+}
+
+// Start starts all parts. On an error, those that had started are stopped again.
+func Start(ctx context.Context, config Config) (*Server, error) {
+	if config.StopTimeout == 0 {
+		config.StopTimeout = DefaultStopTimeout
+	}
+	if config.Planner == nil {
+		config.Planner = strategy.NewPlanner(strategy.ImmediateDelays())
+	}
+	if config.MaxConns == 0 {
+		config.MaxConns = postgres.DefaultMaxConns
+	}
+	if err := config.Schemas.Validate(); err != nil {
+		return nil, err
+	}
+	if !config.API && !config.Process && !config.DLQWorkers {
+		return nil, errors.New("no part is switched on: use --api, --process or --dlq-workers")
+	}
+	s := &Server{config: config, logger: config.Logger, metrics: metrics.New(), failed: make(chan error, 8)}
+	if err := s.start(ctx); err != nil {
+		return nil, errors.Join(err, s.stop(context.WithoutCancel(ctx)))
+	}
+	return s, nil
+}
+
+func (s *Server) start(ctx context.Context) error {
+	if err := s.openDatabase(ctx); err != nil {
+		return err
+	}
+	attached, err := s.migrator().Attached(ctx)
+	if err != nil {
+		return err
+	}
+	s.store = deadletter.NewStore(s.pool, s.config.Schemas)
+	s.metrics.WatchBacklog(s.store, s.pool, s.config.Schemas, s.logger)
+
+	work, stopWork := context.WithCancel(context.WithoutCancel(ctx))
+	s.stopWork = stopWork
+	s.background.Go(func() { s.ensurePartitions(work) })
+	if s.config.Process {
+		if err := s.startProcessing(work, attached); err != nil {
+			return err
+		}
+	}
+	if s.config.DLQWorkers {
+		s.startDLQWorker(work)
+	}
+	if s.config.API {
+		return s.startAPI(ctx)
+	}
+	return nil
+}
+
+func (s *Server) migrator() *postgres.Migrator {
+	return &postgres.Migrator{Pool: s.pool, Schemas: s.config.Schemas, Logger: s.logger}
+}
+
+// openDatabase opens the database. The embedded one is brought up to date; another is only checked, because whoever
+// owns it decides when its schema changes.
+func (s *Server) openDatabase(ctx context.Context) error {
+	url := s.config.DatabaseURL
+	if url == "" {
+		embedded, err := postgres.StartEmbedded(ctx, postgres.EmbeddedConfig{DataDir: s.config.DataDir, BinDir: s.config.PostgresBin, Logger: s.logger})
+		if err != nil {
+			return err
+		}
+		s.embedded = embedded
+		url = embedded.URL()
+		s.logger.Info("embedded Postgres is up", "data_dir", s.config.DataDir)
+	}
+	var err error
+	if s.pool, err = postgres.Open(ctx, url, s.config.MaxConns); err != nil {
+		return err
+	}
+	if s.embedded != nil {
+		return s.migrator().Up(ctx)
+	}
+	return s.migrator().Check(ctx)
+}
+
+func (s *Server) startProcessing(ctx context.Context, attached bool) error {
+	s.delivery = delivery.NewWorker(s.config.Policy, s.logger, s.metrics.ObserveDelivery)
+	workers := river.NewWorkers()
+	river.AddWorker(workers, s.delivery)
+	queues := make(map[string]river.QueueConfig, len(s.config.Policy.Queues))
+	for name, q := range s.config.Policy.Queues {
+		queues[name] = river.QueueConfig{MaxWorkers: q.Concurrency}
+	}
+	var err error
+	s.river, err = river.NewClient(riverpgxv5.New(s.pool), &river.Config{
+		Schema:            s.config.Schemas.River,
+		Logger:            s.logger.With("part", "processing"),
+		Queues:            queues,
+		Workers:           workers,
+		Middleware:        []rivertype.Middleware{riverdlq.NewMiddleware()},
+		FetchCooldown:     fetchCooldown,
+		FetchPollInterval: fetchPollInterval,
+		PollOnly:          s.config.PollOnly,
+		// A queue may be shared with an application whose kinds this client does not know.
+		FetchOnlyKnownKinds: true,
+		// River's leader discards stuck jobs of kinds it does not know, and deletes old jobs by its own settings: on a
+		// River that an application owns, that is for the application's clients.
+		LeaderElectionDisabled: attached,
+		JobTimeout:             s.config.Policy.MaxTimeout() + rescueSlack,
+		RescueStuckJobsAfter:   s.config.Policy.MaxTimeout() + 2*rescueSlack,
+		SoftStopTimeout:        s.config.StopTimeout,
+	})
+	if err != nil {
+		return fmt.Errorf("processing: %w", err)
+	}
+	if err := s.river.Start(ctx); err != nil {
+		return fmt.Errorf("processing: %w", err)
+	}
+	return nil
+}
+
+func (s *Server) startDLQWorker(ctx context.Context) {
+	config := worker.Config{
+		Store: s.store, Planner: s.config.Planner, Logger: s.logger.With("part", "dlq-workers"),
+		PollInterval: s.config.PollInterval, WakeTopic: s.config.Schemas.WakeTopic(),
+		ConfigVersion: s.config.Policy.Version(), Observe: s.metrics.ObserveWorker,
+	}
+	if !s.config.PollOnly {
+		config.Listen = s.pool
+	}
+	w := worker.New(config)
+	s.background.Go(func() { w.Run(ctx) })
+}
+
+func (s *Server) startAPI(ctx context.Context) error {
+	var err error
+	s.ingester, err = ingest.New(ingest.Config{
+		Pool: s.pool, Schemas: s.config.Schemas, Policy: s.config.Policy, Logger: s.logger, Observe: s.metrics.ObserveInsert,
+	})
+	if err != nil {
+		return err
+	}
+	s.metrics.WatchPending(s.ingester.Pending)
+	handler := api.New(api.Config{
+		Ingester: s.ingester, Store: s.store, Metrics: s.metrics, Logger: s.logger, MaxBodyBytes: s.config.MaxBodyBytes,
+		Health: s.health, Ready: s.ready,
+	})
+	s.http = &http.Server{Handler: handler, ReadHeaderTimeout: readHeaderTimeout, ErrorLog: slog.NewLogLogger(s.logger.Handler(), slog.LevelWarn)}
+	for _, address := range s.config.Listen {
+		listener, err := listen(ctx, address)
+		if err != nil {
+			return err
+		}
+		s.listeners = append(s.listeners, listener)
+		s.logger.Info("API is up", "address", listener.Addr().String())
+		go func() {
+			if err := s.http.Serve(listener); err != nil && !errors.Is(err, http.ErrServerClosed) {
+				s.failed <- fmt.Errorf("API: %w", err)
+			}
+		}()
+	}
+	if s.embedded != nil {
+		return s.embedded.SetHolder(", which serves " + strings.Join(s.Addresses(), " and "))
+	}
+	return nil
+}
+
+// listen opens a TCP address or a Unix socket. A socket file that nobody listens on is a dead process's, and goes.
+func listen(ctx context.Context, address string) (net.Listener, error) {
+	path, unix := strings.CutPrefix(address, "unix:")
+	if !unix {
+		listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", address)
+		if err != nil {
+			return nil, fmt.Errorf("--listen %s: %w", address, err)
+		}
+		return listener, nil
+	}
+	path, err := filepath.Abs(path)
+	if err != nil {
+		return nil, err
+	}
+	if conn, err := (&net.Dialer{}).DialContext(ctx, "unix", path); err == nil {
+		_ = conn.Close()
+		return nil, fmt.Errorf("--listen %s: another process listens there", address)
+	}
+	if info, err := os.Lstat(path); err == nil && info.Mode()&os.ModeSocket != 0 {
+		if err := os.Remove(path); err != nil {
+			return nil, fmt.Errorf("--listen %s: %w", address, err)
+		}
+	}
+	listener, err := (&net.ListenConfig{}).Listen(ctx, "unix", path)
+	if err != nil {
+		return nil, fmt.Errorf("--listen %s: %w", address, err)
+	}
+	return listener, os.Chmod(path, 0o660) //nolint:gosec // the group may submit
+}
+
+// Addresses are the URLs, or socket paths, that the API is served at.
+func (s *Server) Addresses() []string {
+	addresses := make([]string, len(s.listeners))
+	for i, l := range s.listeners {
+		if l.Addr().Network() == "unix" {
+			addresses[i] = "unix:" + l.Addr().String()
+			continue
+		}
+		addresses[i] = "http://" + l.Addr().String()
+	}
+	return addresses
+}
+
+// Pool is the server's pool.
+func (s *Server) Pool() *pgxpool.Pool { return s.pool }
+
+// Wait waits until ctx is done or a part dies, and then stops everything: intake first, then what was accepted is
+// written, then running jobs finish within the limit, then the database. hard cuts that short.
+func (s *Server) Wait(ctx, hard context.Context) error {
+	var exited <-chan struct{}
+	if s.embedded != nil {
+		exited = s.embedded.Exited()
+	}
+	var died error
+	select {
+	case <-ctx.Done():
+	case died = <-s.failed:
+	case <-exited:
+		died = fmt.Errorf("embedded Postgres died; its log is %s", s.embedded.LogPath())
+	}
+	if died != nil {
+		s.logger.Error("stopping: a part died", "error", died)
+	}
+	return errors.Join(died, s.stop(hard))
+}
+
+func (s *Server) stop(hard context.Context) error {
+	s.stopping.Store(true)
+	var errs []error
+	if s.http != nil {
+		ctx, cancel := context.WithTimeout(hard, s.config.StopTimeout)
+		if err := s.http.Shutdown(ctx); err != nil {
+			_ = s.http.Close()
+			errs = append(errs, fmt.Errorf("API: %w", err))
+		}
+		cancel()
+	}
+	if s.ingester != nil {
+		s.ingester.Stop()
+	}
+	if s.river != nil {
+		ctx, cancel := context.WithTimeout(hard, s.config.StopTimeout)
+		if err := s.river.Stop(ctx); err != nil {
+			s.logger.Warn("jobs did not finish in time; they will run again", "error", err)
+			now, cancelNow := context.WithTimeout(context.WithoutCancel(hard), hardStopTimeout)
+			_ = s.river.StopAndCancel(now)
+			cancelNow()
+			errs = append(errs, ErrStoppedAtOnce)
+		}
+		cancel()
+		s.delivery.Close()
+	}
+	if s.stopWork != nil {
+		s.stopWork()
+		s.background.Wait()
+	}
+	if s.pool != nil {
+		s.pool.Close()
+	}
+	if s.embedded != nil {
+		errs = append(errs, s.embedded.Stop())
+	}
+	return errors.Join(errs...)
+}
+
+// ensurePartitions makes partitions ahead for as long as the server runs.
+func (s *Server) ensurePartitions(ctx context.Context) {
+	ticker := time.NewTicker(postgres.PartitionInterval)
+	defer ticker.Stop()
+	for {
+		if err := postgres.EnsurePartitions(ctx, s.pool, s.config.Schemas); err != nil && ctx.Err() == nil {
+			s.logger.Error("partitions were not made ahead; rows go to the default partition meanwhile", "error", err)
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+		}
+	}
+}
+
+func (s *Server) ready() error {
+	if s.stopping.Load() {
+		return errors.New("stopping")
+	}
+	return nil
+}
+
+// health says how each part is. A part that runs elsewhere is not listed.
+func (s *Server) health(ctx context.Context) []api.Part {
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+	defer cancel()
+	start := time.Now()
+	database := api.Part{Name: "database", OK: true}
+	if err := s.pool.Ping(ctx); err != nil {
+		database.OK, database.Detail = false, "does not answer"
+		s.logger.Error("health: database", "error", err)
+	} else {
+		database.Detail = fmt.Sprintf("answered in %.1f ms", float64(time.Since(start).Microseconds())/1000)
+	}
+	parts := []api.Part{database}
+	if s.embedded != nil {
+		part := api.Part{Name: "embedded-postgres", OK: true, Detail: "runs"}
+		select {
+		case <-s.embedded.Exited():
+			part.OK, part.Detail = false, "has exited"
+		default:
+		}
+		parts = append(parts, part)
+	}
+	schema := api.Part{Name: "schema", OK: true, Detail: "up to date"}
+	if database.OK {
+		if err := s.migrator().Check(ctx); err != nil {
+			schema.OK, schema.Detail = false, err.Error()
+		}
+	} else {
+		schema.OK, schema.Detail = false, "unknown"
+	}
+	parts = append(parts, schema)
+	if s.ingester != nil {
+		messages, bytes := s.ingester.Pending()
+		parts = append(parts, api.Part{
+			Name: "ingest", OK: messages < ingest.DefaultMaxPending && bytes < ingest.DefaultMaxPendingBytes,
+			Detail: fmt.Sprintf("%d messages (%d bytes) wait for their commit", messages, bytes),
+		})
+	}
+	if s.river != nil {
+		part := api.Part{Name: "processing", OK: true, Detail: fmt.Sprintf("delivers %d queues", len(s.config.Policy.Queues))}
+		select {
+		case <-s.river.Stopped():
+			part.OK, part.Detail = false, "has stopped"
+		default:
+		}
+		parts = append(parts, part)
+	}
+	return parts
+}

@@ -1,0 +1,194 @@
+// Package riverdlq lets a River application say more about its errors than a string, so that dlqd can tell what to do
+// with a job that died: the type and code of the error, its class, and whatever context helps a person.
+//
+//	workers := river.NewWorkers()
+//	client, err := river.NewClient(driver, &river.Config{
+//		Middleware: []rivertype.Middleware{riverdlq.NewMiddleware()},
+//		...
+//	})
+//
+//	func (w *ChargeWorker) Work(ctx context.Context, job *river.Job[ChargeArgs]) error {
+//		if declined {
+//			return &riverdlq.Error{Type: "CardDeclined", Code: "51", Class: riverdlq.ClassBusiness, Message: "insufficient funds"}
+//		}
+//
+// It is optional: a job that fails with a plain error is captured all the same, and classified by its message.
+package riverdlq
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"slices"
+	"strings"
+
+	"github.com/riverqueue/river"
+	"github.com/riverqueue/river/rivertype"
+)
+
+// MetadataKey is the key of a job's metadata under which its structured error is.
+const MetadataKey = "dlq:error"
+
+// maxMessageBytes bounds what is recorded of an error's message: it is stored with the job at every attempt.
+const maxMessageBytes = 64 << 10
+
+// maxContextBytes bounds what is recorded beside it.
+const maxContextBytes = 256 << 10
+
+// Class says what kind of trouble an error is, and so what helps against it.
+type Class string
+
+// The classes. Retrying helps against the first three; the others need a person, or another program.
+const (
+	ClassTransient    Class = "transient"    // connection reset or refused, timeout, HTTP 408, 500, 502
+	ClassRateLimited  Class = "rate_limited" // HTTP 429, quota exceeded
+	ClassOutage       Class = "outage"       // HTTP 503, 504, circuit open, a downstream or database is down
+	ClassValidation   Class = "validation"   // HTTP 400, 422
+	ClassMalformed    Class = "malformed"    // cannot be decoded
+	ClassUnauthorized Class = "unauthorized" // HTTP 401, 403
+	ClassNotFound     Class = "not_found"    // HTTP 404, 410
+	ClassBusiness     Class = "business"     // payment declined, out of stock, HTTP 409
+	ClassCodeBug      Class = "code_bug"     // panic, nil dereference, type error
+	ClassUnknown      Class = "unknown"      // nothing matched: retried as a job, and then a person's
+)
+
+// Classes lists all classes.
+func Classes() []Class {
+	return []Class{
+		ClassTransient, ClassRateLimited, ClassOutage, ClassValidation, ClassMalformed, ClassUnauthorized,
+		ClassNotFound, ClassBusiness, ClassCodeBug, ClassUnknown,
+	}
+}
+
+// Permanent reports whether running the same job again cannot help.
+func (c Class) Permanent() bool {
+	return slices.Contains([]Class{ClassValidation, ClassMalformed, ClassUnauthorized, ClassNotFound, ClassBusiness, ClassCodeBug}, c)
+}
+
+// Error is an error with what dlqd needs to judge it. All fields but Message may be empty.
+type Error struct {
+	Type    string         // name of the error, such as "CardDeclined"
+	Code    string         // code within the type, such as an HTTP status or a SQLSTATE
+	Class   Class          // empty: dlqd classifies it by the other fields
+	Message string         // for people
+	Context map[string]any // anything that can be marshalled to JSON
+	Err     error          // the error behind it, for errors.Is and errors.As
+}
+
+// Error returns the type and the message, as text that River can store: a NUL character in it would make the database
+// refuse the end of this job, and of every job whose completion River writes in the same batch.
+func (e *Error) Error() string {
+	message := e.Message
+	if message == "" && e.Err != nil {
+		message = e.Err.Error()
+	}
+	if e.Type != "" {
+		message = e.Type + ": " + message
+	}
+	return clean(message)
+}
+
+// Unwrap returns the error behind it.
+func (e *Error) Unwrap() error { return e.Err }
+
+// record is what is kept under [MetadataKey].
+type record struct {
+	Attempt int             `json:"attempt"`
+	Type    string          `json:"type,omitempty"`
+	Code    string          `json:"code,omitempty"`
+	Class   Class           `json:"class,omitempty"`
+	Message string          `json:"message"`
+	Context json.RawMessage `json:"context,omitempty"`
+}
+
+// Record keeps the structured error in err's chain, if there is one, with the job whose worker's context ctx is. It
+// fails outside a worker, middleware or hook.
+func Record(ctx context.Context, job *rivertype.JobRow, err error) error {
+	var structured *Error
+	if !errors.As(err, &structured) {
+		return nil
+	}
+	message := structured.Message
+	if message == "" {
+		message = err.Error()
+	}
+	r := record{
+		Attempt: job.Attempt,
+		Type:    clean(structured.Type),
+		Code:    clean(structured.Code),
+		Class:   structured.Class,
+		Message: clean(message),
+	}
+	if structured.Context != nil {
+		r.Context = storable(structured.Context)
+	}
+	return river.MetadataSet(ctx, MetadataKey, r)
+}
+
+// storable is context as JSON that jsonb can hold, nil where there is no such thing: context that cannot be stored must
+// cost neither the rest of the error nor the job's own end. Decoding replaces what is not Unicode (half a surrogate
+// pair), and refuses numbers that are out of range.
+func storable(context map[string]any) json.RawMessage {
+	raw, err := json.Marshal(context)
+	if err != nil || len(raw) > maxContextBytes {
+		return nil
+	}
+	var tree any
+	if json.Unmarshal(raw, &tree) != nil {
+		return nil
+	}
+	raw, err = json.Marshal(cleanTree(tree))
+	if err != nil {
+		return nil
+	}
+	return raw
+}
+
+func cleanTree(tree any) any {
+	switch node := tree.(type) {
+	case string:
+		return clean(node)
+	case []any:
+		for i := range node {
+			node[i] = cleanTree(node[i])
+		}
+	case map[string]any:
+		cleaned := make(map[string]any, len(node))
+		for key, value := range node {
+			cleaned[clean(key)] = cleanTree(value)
+		}
+		return cleaned
+	}
+	return tree
+}
+
+// clean makes text that jsonb can hold.
+func clean(s string) string {
+	if len(s) > maxMessageBytes {
+		s = s[:maxMessageBytes]
+	}
+	return strings.ReplaceAll(strings.ToValidUTF8(s, "\uFFFD"), "\x00", "\uFFFD")
+}
+
+// Middleware records structured errors, and ends a job at once whose error's class is permanent.
+type Middleware struct{ river.MiddlewareDefaults }
+
+// NewMiddleware returns a middleware for river.Config.
+func NewMiddleware() *Middleware { return &Middleware{} }
+
+// Work implements rivertype.WorkerMiddleware.
+func (*Middleware) Work(ctx context.Context, job *rivertype.JobRow, doInner func(context.Context) error) error {
+	err := doInner(ctx)
+	if err == nil {
+		return nil
+	}
+	if recordErr := Record(ctx, job, err); recordErr != nil {
+		return errors.Join(err, recordErr)
+	}
+	var structured *Error
+	var cancelled *river.JobCancelError
+	if errors.As(err, &structured) && structured.Class.Permanent() && !errors.As(err, &cancelled) {
+		return river.JobCancel(err)
+	}
+	return err
+}
