@@ -24,7 +24,7 @@ run: postgres build ## serve until stopped, on an embedded Postgres
 
 .PHONY: test
 test: postgres ## run all tests, with the race detector
-	go run ./internal/postgres/postgrestest/withpostgres go test -race ./...
+	go run ./internal/postgres/postgrestest/withpostgres go test -race -timeout 5m ./...
 
 .PHONY: check
 check: fmt-check lint generate-check openapi-lint ## format, lint, drift of generated files, OpenAPI

@@ -33,9 +33,14 @@ const hardStopLimit = 15 * time.Second
 func main() {
 	ctx, hard := signals()
 	root := newRoot(hard)
+	started := false // before a command runs, what fails is the command line
+	root.PersistentPreRun = func(*cobra.Command, []string) { started = true }
 	err := root.ExecuteContext(ctx)
 	if err == nil {
 		return
+	}
+	if !started {
+		err = &usageError{err}
 	}
 	fmt.Fprintln(os.Stderr, "dlqd:", err)
 	os.Exit(exitCode(err))
@@ -86,7 +91,6 @@ func newRoot(hard context.Context) *cobra.Command {
 		SilenceErrors: true,
 		SilenceUsage:  true,
 	}
-	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &usageError{err} })
 	root.AddGroup(
 		&cobra.Group{ID: "run", Title: "Run it:"},
 		&cobra.Group{ID: "use", Title: "Use it (talks to the API of a dlqd that serves):"},

@@ -28,6 +28,9 @@ func newServe(hard context.Context) *cobra.Command {
 			"4 another dlqd holds the data directory, 5 stopped before running jobs had finished, 6 no Postgres installed.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := database.schemas.Validate(); err != nil {
+				return &usageError{err}
+			}
 			var level slog.Level
 			if err := level.UnmarshalText([]byte(logLevel)); err != nil {
 				return &usageError{err}

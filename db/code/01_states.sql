@@ -21,15 +21,23 @@ LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN p_status IN ('dlq_pending'::dlq.dead_letter_status, 'dlq_processing'::dlq.dead_letter_status, 'dlq_manual'::dlq.dead_letter_status);
 COMMENT ON FUNCTION dlq.is_open IS 'Whether a dead letter of this status is open.';
 
+-- PL/pgSQL, because an SQL function that cannot be inlined is planned anew in every statement (measured: 22 µs of the
+-- 45 that an insert took).
 CREATE OR REPLACE FUNCTION dlq.uuid_v7() RETURNS uuid
-LANGUAGE sql VOLATILE PARALLEL SAFE
-RETURN encode(
-    set_bit(set_bit(
-        overlay(uuid_send(gen_random_uuid())
-                PLACING substring(int8send((extract(epoch FROM clock_timestamp()) * 1000)::bigint) FROM 3)
-                FROM 1 FOR 6),
-        52, 1), 53, 1), 'hex')::uuid;
-COMMENT ON FUNCTION dlq.uuid_v7 IS 'A UUID version 7 (RFC 9562): milliseconds of now, then random bits. Postgres has its own from 18.';
+LANGUAGE plpgsql VOLATILE PARALLEL SAFE AS $$
+DECLARE
+    v_us bigint := (extract(epoch FROM clock_timestamp()) * 1000000)::bigint;
+BEGIN
+    RETURN (lpad(to_hex(v_us / 1000), 12, '0') || '7' || lpad(to_hex(v_us % 1000 * 4096 / 1000), 3, '0')
+            || substr(replace(gen_random_uuid()::text, '-', ''), 17))::uuid;
+END
+$$;
+COMMENT ON FUNCTION dlq.uuid_v7 IS 'A UUID version 7 (RFC 9562, method 3): milliseconds of now, microseconds in rand_a, then random bits, so that ids sort by time. Postgres has its own from 18.';
+
+CREATE OR REPLACE FUNCTION dlq.actor() RETURNS text
+LANGUAGE sql STABLE PARALLEL SAFE
+RETURN coalesce(nullif(current_setting('dlq.actor', true), ''), session_user);
+COMMENT ON FUNCTION dlq.actor IS 'In whose name a move is made that names nobody: the function that makes it, or the database user.';
 
 -- on_move checks a move and writes its audit row. It is a BEFORE trigger because AFTER UPDATE triggers do not fire on
 -- a row that changes its partition, as every entry that closes does.
@@ -71,7 +79,7 @@ BEGIN
     INSERT INTO dlq.dead_letter_transitions
         (entry_id, from_status, to_status, actor, reason, note, strategy, rule, next_retry_at, river_job_id, queue, kind, error_class, detail)
     VALUES
-        (NEW.id, OLD.status, NEW.status, coalesce(NEW.move ->> 'actor', session_user), NEW.move ->> 'reason', NEW.move ->> 'note',
+        (NEW.id, OLD.status, NEW.status, coalesce(NEW.move ->> 'actor', dlq.actor()), NEW.move ->> 'reason', NEW.move ->> 'note',
          NEW.strategy, NEW.rule, NEW.next_retry_at, coalesce(NEW.redelivery_job_id, OLD.redelivery_job_id, NEW.river_job_id),
          NEW.queue, NEW.kind, NEW.error_class, NEW.move -> 'detail');
 
@@ -89,29 +97,35 @@ CREATE OR REPLACE TRIGGER dead_letter_move BEFORE UPDATE ON dlq.dead_letter_queu
           OR OLD.river_job_id IS DISTINCT FROM NEW.river_job_id OR NEW.move IS NOT NULL)
     EXECUTE FUNCTION dlq.on_move();
 
+-- on_enter tells a row that changes its partition from a new one, which must be pending.
 CREATE OR REPLACE FUNCTION dlq.on_enter() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    IF NEW.move ? 'moved' THEN
-        NEW.move := NULL;
-        RETURN NEW;
-    END IF;
-    IF NEW.status <> 'dlq_pending' THEN
+    IF NEW.move IS NULL OR NOT NEW.move ? 'moved' THEN
         RAISE EXCEPTION 'dead letter %: a new entry must be dlq_pending, not %', NEW.id, NEW.status USING ERRCODE = 'DLQ01';
     END IF;
-    INSERT INTO dlq.dead_letter_transitions
-        (entry_id, to_status, actor, reason, next_retry_at, river_job_id, queue, kind, error_class)
-    VALUES
-        (NEW.id, NEW.status, coalesce(NEW.move ->> 'actor', session_user), NEW.move ->> 'reason', NEW.next_retry_at,
-         NEW.river_job_id, NEW.queue, NEW.kind, NEW.error_class);
     NEW.move := NULL;
     RETURN NEW;
 END
 $$;
-COMMENT ON FUNCTION dlq.on_enter IS 'Trigger: a new entry is dlq_pending, and has an audit row.';
+COMMENT ON FUNCTION dlq.on_enter IS 'Trigger: a new entry is dlq_pending.';
 
 CREATE OR REPLACE TRIGGER dead_letter_enter BEFORE INSERT ON dlq.dead_letter_queue
-    FOR EACH ROW EXECUTE FUNCTION dlq.on_enter();
+    FOR EACH ROW WHEN (NEW.status <> 'dlq_pending') EXECUTE FUNCTION dlq.on_enter();
+
+-- Nothing changes its partition to become pending, so a pending row that is inserted is a new entry.
+CREATE OR REPLACE FUNCTION dlq.on_capture() RETURNS trigger
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    INSERT INTO dlq.dead_letter_transitions (entry_id, to_status, actor, reason, next_retry_at, river_job_id, queue, kind, error_class)
+    VALUES (NEW.id, NEW.status, dlq.actor(), 'job ' || NEW.river_job_id || ' failed', NEW.next_retry_at, NEW.river_job_id, NEW.queue, NEW.kind, NEW.error_class);
+    RETURN NULL;
+END
+$$;
+COMMENT ON FUNCTION dlq.on_capture IS 'Trigger: writes the audit row of a new entry.';
+
+CREATE OR REPLACE TRIGGER dead_letter_capture AFTER INSERT ON dlq.dead_letter_open
+    FOR EACH ROW WHEN (NEW.status = 'dlq_pending') EXECUTE FUNCTION dlq.on_capture();
 
 -- Statement triggers see a DELETE that somebody wrote, and not the one inside a change of partition.
 CREATE OR REPLACE FUNCTION dlq.on_delete() RETURNS trigger

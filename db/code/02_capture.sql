@@ -1,7 +1,7 @@
 -- Capture: a job that ends as a failure becomes a dead letter in the transaction that ends it, whoever ends it.
 
 CREATE OR REPLACE FUNCTION dlq.to_timestamptz(p_text text) RETURNS timestamptz
-LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE plpgsql STABLE AS $$
 BEGIN
     RETURN p_text::timestamptz;
 EXCEPTION WHEN OTHERS THEN
@@ -29,14 +29,16 @@ COMMENT ON FUNCTION dlq.is_failure IS 'Whether a job that went from p_old_state,
 
 -- describe_failure says what went wrong, from what a job carries. It reads whatever JSON an application left there,
 -- so all of it is inside one block that cannot raise: an entry with a poor description is better than a job that
--- cannot end. (The block writes nothing, so it costs no subtransaction id.)
+-- cannot end. (The block writes nothing, so it costs no subtransaction id.) It runs once for every failure: plain
+-- assignments, which PL/pgSQL evaluates without a query, where it can.
 CREATE OR REPLACE FUNCTION dlq.describe_failure(p_job river.river_job,
     OUT error_message text, OUT error_type text, OUT error_code text, OUT error_class text,
     OUT error_stack_trace text, OUT error_context jsonb, OUT retry_history jsonb,
     OUT first_failed_at timestamptz, OUT last_failed_at timestamptz)
-LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE plpgsql STABLE AS $$
 DECLARE
-    v_last  jsonb := p_job.errors[cardinality(p_job.errors)];
+    v_count integer := coalesce(cardinality(p_job.errors), 0);
+    v_last  jsonb := p_job.errors[v_count];
     v_said  jsonb := p_job.metadata -> 'dlq:error';
 BEGIN
     last_failed_at := coalesce(p_job.finalized_at, now());
@@ -50,11 +52,8 @@ BEGIN
         END IF;
         IF error_stack_trace IS NOT NULL THEN
             error_type := 'panic';
-        END IF;
-
         -- Metadata outlives the attempt that wrote it: it counts only if it is of the last one.
-        IF jsonb_typeof(v_said) = 'object' AND v_said -> 'attempt' = to_jsonb(p_job.attempt) AND error_stack_trace IS NULL
-           AND (v_last IS NULL OR v_last -> 'attempt' = v_said -> 'attempt') THEN
+        ELSIF v_said -> 'attempt' = to_jsonb(p_job.attempt) AND (v_last IS NULL OR v_last -> 'attempt' = v_said -> 'attempt') THEN
             error_message := coalesce(v_said ->> 'message', error_message);
             error_type := left(v_said ->> 'type', 255);
             error_code := left(v_said ->> 'code', 255);
@@ -65,9 +64,15 @@ BEGIN
             END IF;
         END IF;
 
-        SELECT coalesce(jsonb_agg(jsonb_build_object('at', e -> 'at', 'attempt', e -> 'attempt', 'error', left(e ->> 'error', 4000))), '[]')
-        INTO retry_history FROM unnest(p_job.errors) e;
-        first_failed_at := coalesce(dlq.to_timestamptz(p_job.errors[1] ->> 'at'), last_failed_at);
+        IF v_count > 1 THEN
+            first_failed_at := coalesce(dlq.to_timestamptz(p_job.errors[1] ->> 'at'), last_failed_at);
+        END IF;
+        IF v_count > 0 AND pg_column_size(p_job.errors) <= 4000 THEN
+            retry_history := to_jsonb(p_job.errors);
+        ELSIF v_count > 0 THEN
+            SELECT jsonb_agg(jsonb_build_object('at', e -> 'at', 'attempt', e -> 'attempt', 'error', left(e ->> 'error', 4000)))
+            INTO retry_history FROM unnest(p_job.errors) e;
+        END IF;
     EXCEPTION WHEN OTHERS THEN
         error_context := jsonb_build_object('captureError', SQLERRM);
     END;
@@ -81,37 +86,19 @@ LANGUAGE sql VOLATILE
 RETURN pg_notify('dlq.wake', '');
 COMMENT ON FUNCTION dlq.wake IS 'Tells DLQ workers that there is something to do. They also poll.';
 
--- record_failure makes a dead letter of a job that failed, or updates the open one that the job already has.
-CREATE OR REPLACE FUNCTION dlq.record_failure(p_job river.river_job, p_actor text) RETURNS uuid
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+-- record_failure makes a dead letter of a job that failed, or updates the open one that the job already has. The unique
+-- index decides which: no second entry, and no lookup whose plan could age.
+CREATE OR REPLACE FUNCTION dlq.record_failure(p_job river.river_job) RETURNS uuid
+LANGUAGE plpgsql AS $$
 DECLARE
-    v_fail record;
+    v_fail record := dlq.describe_failure(p_job);
     v_sent boolean := p_job.kind = 'dlqd_message';
-    v_move jsonb := jsonb_build_object('actor', p_actor, 'reason', 'job ' || p_job.id || ' was ' || p_job.state::text);
     v_id   uuid;
 BEGIN
-    SELECT * INTO v_fail FROM dlq.describe_failure(p_job);
-    -- The job's row is locked by whoever calls, so nobody else can be making an entry of the same job.
-    UPDATE dlq.dead_letter_open SET
-        error_message = v_fail.error_message, error_type = v_fail.error_type, error_code = v_fail.error_code,
-        error_class = v_fail.error_class, error_stack_trace = v_fail.error_stack_trace,
-        error_context = v_fail.error_context, retry_history = v_fail.retry_history,
-        retry_count = p_job.attempt, max_retries = p_job.max_attempts, last_failed_at = v_fail.last_failed_at,
-        fingerprint = NULL,
-        -- Undecided again, unless a person holds it or another redelivery is under way.
-        strategy = CASE WHEN status = 'dlq_pending' THEN NULL ELSE strategy END,
-        next_retry_at = CASE WHEN status = 'dlq_pending' THEN now() END,
-        move = CASE WHEN status = 'dlq_pending' THEN v_move END
-    WHERE river_job_id = p_job.id
-    RETURNING id INTO v_id;
-    IF FOUND THEN
-        RETURN v_id;
-    END IF;
-
-    INSERT INTO dlq.dead_letter_open
+    INSERT INTO dlq.dead_letter_open AS d
         (id, event_id, river_job_id, queue, kind, job_kind, subscriber_id, source, priority, tags, original_event,
          error_message, error_type, error_code, error_class, error_stack_trace, error_context, retry_history,
-         retry_count, max_retries, unique_key, metadata, next_retry_at, first_failed_at, last_failed_at, move)
+         retry_count, max_retries, unique_key, metadata, next_retry_at, first_failed_at, last_failed_at)
     VALUES
         (dlq.uuid_v7(),
          CASE WHEN v_sent THEN left(p_job.args ->> 'messageId', 255) END,
@@ -123,8 +110,18 @@ BEGIN
          p_job.priority, p_job.tags, p_job.args,
          v_fail.error_message, v_fail.error_type, v_fail.error_code, v_fail.error_class, v_fail.error_stack_trace,
          v_fail.error_context, v_fail.retry_history, p_job.attempt, p_job.max_attempts, p_job.unique_key, p_job.metadata,
-         now(), v_fail.first_failed_at, v_fail.last_failed_at, v_move)
-    RETURNING id INTO v_id;
+         now(), v_fail.first_failed_at, v_fail.last_failed_at)
+    ON CONFLICT (river_job_id) DO UPDATE SET
+        error_message = excluded.error_message, error_type = excluded.error_type, error_code = excluded.error_code,
+        error_class = excluded.error_class, error_stack_trace = excluded.error_stack_trace,
+        error_context = excluded.error_context, retry_history = excluded.retry_history,
+        retry_count = excluded.retry_count, max_retries = excluded.max_retries, last_failed_at = excluded.last_failed_at,
+        fingerprint = NULL,
+        -- Undecided again, unless a person holds it or another redelivery is under way.
+        strategy = CASE WHEN d.status = 'dlq_pending' THEN NULL ELSE d.strategy END,
+        next_retry_at = CASE WHEN d.status = 'dlq_pending' THEN now() END,
+        move = CASE WHEN d.status = 'dlq_pending' THEN jsonb_build_object('reason', 'job ' || excluded.river_job_id || ' failed again') END
+    RETURNING d.id INTO v_id;
     RETURN v_id;
 END
 $$;
@@ -132,8 +129,8 @@ COMMENT ON FUNCTION dlq.record_failure IS 'Makes a dead letter of a job that fai
 
 -- record_outcome takes the end of a redelivery to its entry. False: the entry does not wait for this job (an outcome
 -- that comes twice counts once).
-CREATE OR REPLACE FUNCTION dlq.record_outcome(p_entry uuid, p_job river.river_job, p_actor text) RETURNS boolean
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+CREATE OR REPLACE FUNCTION dlq.record_outcome(p_entry uuid, p_job river.river_job) RETURNS boolean
+LANGUAGE plpgsql AS $$
 DECLARE
     v_entry   record;
     v_fail    record;
@@ -157,12 +154,12 @@ BEGIN
             replay_attempts = replay_attempts || v_attempt,
             resolution_strategy = CASE WHEN v_manual THEN 'manual_retry' ELSE 'automatic_retry' END::dlq.resolution_strategy,
             resolved_by = v_entry.locked_by,
-            move = jsonb_build_object('actor', p_actor, 'reason', 'job ' || p_job.id || ' completed')
+            move = jsonb_build_object('reason', 'job ' || p_job.id || ' completed')
         WHERE id = p_entry AND status = 'dlq_processing';
         RETURN true;
     END IF;
 
-    SELECT * INTO v_fail FROM dlq.describe_failure(p_job);
+    v_fail := dlq.describe_failure(p_job);
     IF p_job.metadata ? 'cancel_attempted_at' THEN
         v_fail.error_type := 'cancelled';
         v_fail.error_class := NULL;
@@ -177,24 +174,31 @@ BEGIN
         fingerprint = NULL,
         strategy = NULL,
         next_retry_at = now(),
-        move = jsonb_build_object('actor', p_actor, 'reason', 'job ' || p_job.id || ' was ' || p_job.state::text)
+        move = jsonb_build_object('reason', 'job ' || p_job.id || ' was ' || p_job.state::text)
     WHERE id = p_entry AND status = 'dlq_processing';
     RETURN true;
 END
 $$;
 COMMENT ON FUNCTION dlq.record_outcome IS 'Moves an entry when the job of its redelivery ends: dlq_resolved, or dlq_pending (undecided), or dlq_failed when its DLQ retries are spent.';
 
+-- The settings of capture and follow hold for all that they call: names come from pg_catalog or are qualified, moves are
+-- made in their name, and plans never depend on how small a table was when a session first used it.
 CREATE OR REPLACE FUNCTION dlq.capture() RETURNS trigger
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET dlq.actor = 'capture' AS $$
 DECLARE
-    v_entry uuid := dlq.to_uuid(NEW.metadata ->> 'dlq:entry_id');
+    v_entry uuid;
 BEGIN
-    IF v_entry IS NOT NULL AND dlq.record_outcome(v_entry, NEW, 'capture') THEN
-        IF NEW.state <> 'completed' THEN
-            PERFORM dlq.wake();
+    IF NEW.metadata ? 'dlq:entry_id' THEN
+        v_entry := dlq.to_uuid(NEW.metadata ->> 'dlq:entry_id');
+        IF dlq.record_outcome(v_entry, NEW) THEN
+            IF NEW.state <> 'completed' THEN
+                PERFORM dlq.wake();
+            END IF;
+            RETURN NULL;
         END IF;
-    ELSIF dlq.is_failure(OLD.state, coalesce(cardinality(OLD.errors), 0), NEW) THEN
-        PERFORM dlq.record_failure(NEW, 'capture');
+    END IF;
+    IF dlq.is_failure(OLD.state, coalesce(cardinality(OLD.errors), 0), NEW) THEN
+        PERFORM dlq.record_failure(NEW);
         PERFORM dlq.wake();
     END IF;
     RETURN NULL;
@@ -204,7 +208,7 @@ COMMENT ON FUNCTION dlq.capture IS 'Trigger on river_job: records a job''s failu
 
 -- follow ties an entry to a job that somebody retries outside dlqd (River UI: discarded -> available).
 CREATE OR REPLACE FUNCTION dlq.follow() RETURNS trigger
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
 DECLARE
     v_entry uuid := dlq.to_uuid(NEW.metadata ->> 'dlq:entry_id');
 BEGIN
@@ -247,7 +251,7 @@ COMMENT ON TRIGGER dlq_capture ON river.river_job IS 'dlqd: writes a dead letter
 COMMENT ON TRIGGER dlq_follow ON river.river_job IS 'dlqd: follows a dead letter''s job that is retried outside dlqd. Remove with "dlqd detach".';
 
 CREATE OR REPLACE FUNCTION dlq.backfill(p_limit integer DEFAULT 1000) RETURNS integer
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET dlq.actor = 'backfill' AS $$
 DECLARE
     v_job   river.river_job;
     v_count integer := 0;
@@ -263,7 +267,7 @@ BEGIN
         LIMIT p_limit
         FOR UPDATE OF j SKIP LOCKED
     LOOP
-        PERFORM dlq.record_failure(v_job, 'backfill');
+        PERFORM dlq.record_failure(v_job);
         v_count := v_count + 1;
     END LOOP;
     RETURN v_count;

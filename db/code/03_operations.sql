@@ -7,7 +7,7 @@
 CREATE OR REPLACE FUNCTION dlq.redeliver(p_ids uuid[], p_actor text, p_reason text,
     p_note text DEFAULT NULL, p_force boolean DEFAULT false, p_detail jsonb DEFAULT NULL)
 RETURNS TABLE (entry_id uuid, job_id bigint, live_job_id bigint)
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
 BEGIN
     RETURN QUERY
     WITH picked AS MATERIALIZED (
@@ -52,22 +52,19 @@ END
 $$;
 COMMENT ON FUNCTION dlq.redeliver IS 'Makes River jobs from entries and moves them to dlq_processing. Returns a row for each entry that could be redelivered: its job, or the live equal job that stands in the way.';
 
-CREATE OR REPLACE FUNCTION dlq.refuse_move(p_id uuid, p_to dlq.dead_letter_status, p_verb text) RETURNS void
+CREATE OR REPLACE FUNCTION dlq.refuse_move(p_id uuid, p_verb text, p_from text) RETURNS void
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     v_status dlq.dead_letter_status;
-    v_from   text;
 BEGIN
     SELECT e.status INTO v_status FROM dlq.dead_letter_queue e WHERE e.id = p_id ORDER BY dlq.is_open(e.status) DESC LIMIT 1;
     IF NOT FOUND THEN
         RAISE EXCEPTION 'dead letter %: there is no such entry', p_id USING ERRCODE = 'DLQ02';
     END IF;
-    SELECT string_agg(s::text, ', ') INTO v_from
-    FROM unnest(enum_range(NULL::dlq.dead_letter_status)) s WHERE p_to = ANY (dlq.allowed_moves(s)) AND s <> p_to;
-    RAISE EXCEPTION 'dead letter %: cannot % from % (allowed: %)', p_id, p_verb, v_status, v_from USING ERRCODE = 'DLQ01';
+    RAISE EXCEPTION 'dead letter %: cannot % from % (allowed: %)', p_id, p_verb, v_status, p_from USING ERRCODE = 'DLQ01';
 END
 $$;
-COMMENT ON FUNCTION dlq.refuse_move IS 'Raises what an operator is told when an entry cannot be moved.';
+COMMENT ON FUNCTION dlq.refuse_move IS 'Raises what an operator is told when an entry cannot be moved: where it stands, and from where the move is allowed.';
 
 CREATE OR REPLACE FUNCTION dlq.replay(p_id uuid, p_actor text DEFAULT session_user, p_note text DEFAULT NULL,
     p_payload jsonb DEFAULT NULL, p_force boolean DEFAULT false) RETURNS bigint
@@ -84,7 +81,7 @@ BEGIN
         CASE WHEN p_payload IS NULL THEN 'replayed' ELSE 'edited and replayed' END, p_note, p_force,
         CASE WHEN p_payload IS NOT NULL THEN jsonb_build_object('payload', p_payload) END);
     IF NOT FOUND THEN
-        PERFORM dlq.refuse_move(p_id, 'dlq_processing', 'replay');
+        PERFORM dlq.refuse_move(p_id, 'replay', 'dlq_pending, dlq_manual, dlq_failed');
     END IF;
     IF v_row.live_job_id IS NOT NULL THEN
         RAISE EXCEPTION 'dead letter %: job % with the same unique key is live', p_id, v_row.live_job_id
@@ -103,7 +100,7 @@ BEGIN
         notes = coalesce(p_note, notes), move = jsonb_build_object('actor', p_actor, 'reason', 'discarded', 'note', p_note)
     WHERE id = p_id AND status IN ('dlq_pending', 'dlq_manual', 'dlq_failed');
     IF NOT FOUND THEN
-        PERFORM dlq.refuse_move(p_id, 'dlq_archived', 'discard');
+        PERFORM dlq.refuse_move(p_id, 'discard', 'dlq_pending, dlq_manual, dlq_failed');
     END IF;
 END
 $$;
@@ -117,8 +114,7 @@ BEGIN
         notes = coalesce(p_note, notes), move = jsonb_build_object('actor', p_actor, 'reason', 'resolved outside dlqd', 'note', p_note)
     WHERE id = p_id AND status = 'dlq_manual';
     IF NOT FOUND THEN
-        -- Only a redelivery that succeeds resolves an entry from dlq_processing.
-        PERFORM dlq.refuse_move(p_id, 'dlq_resolved', 'resolve');
+        PERFORM dlq.refuse_move(p_id, 'resolve', 'dlq_manual');
     END IF;
 END
 $$;
@@ -132,7 +128,7 @@ BEGIN
         move = jsonb_build_object('actor', p_actor, 'reason', 'parked', 'note', p_note)
     WHERE id = p_id AND status = 'dlq_pending';
     IF NOT FOUND THEN
-        PERFORM dlq.refuse_move(p_id, 'dlq_manual', 'park');
+        PERFORM dlq.refuse_move(p_id, 'park', 'dlq_pending');
     END IF;
 END
 $$;
@@ -147,7 +143,7 @@ BEGIN
         move = jsonb_build_object('actor', p_actor, 'reason', 'returned to the automatic path', 'note', p_note)
     WHERE id = p_id AND status = 'dlq_manual';
     IF NOT FOUND THEN
-        PERFORM dlq.refuse_move(p_id, 'dlq_pending', 'unpark');
+        PERFORM dlq.refuse_move(p_id, 'unpark', 'dlq_manual');
     END IF;
     PERFORM dlq.wake();
 END
@@ -158,7 +154,7 @@ COMMENT ON FUNCTION dlq.unpark IS 'Returns a parked entry to the automatic path.
 -- it is waiting or running, however long; take its end in where no trigger saw it; send the entry back if it is gone.
 CREATE OR REPLACE FUNCTION dlq.requeue_expired_leases(p_limit integer DEFAULT 1000)
 RETURNS TABLE (extended integer, settled integer, requeued integer)
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET dlq.actor = 'sweep' AS $$
 DECLARE
     v_entry record;
     v_job   river.river_job;
@@ -175,11 +171,11 @@ BEGIN
         IF NOT FOUND THEN
             UPDATE dlq.dead_letter_queue SET
                 status = 'dlq_pending', strategy = NULL, next_retry_at = now(),
-                move = jsonb_build_object('actor', 'sweep', 'reason', 'job ' || v_entry.redelivery_job_id || ' is gone')
+                move = jsonb_build_object('reason', 'job ' || v_entry.redelivery_job_id || ' is gone')
             WHERE id = v_entry.id AND status = 'dlq_processing';
             requeued := requeued + 1;
         ELSIF v_job.state IN ('completed', 'discarded', 'cancelled') THEN
-            PERFORM dlq.record_outcome(v_entry.id, v_job, 'sweep');
+            PERFORM dlq.record_outcome(v_entry.id, v_job);
             settled := settled + 1;
         ELSE
             UPDATE dlq.dead_letter_open SET lease_expires_at = now() + interval '5 minutes' WHERE id = v_entry.id;

@@ -66,9 +66,11 @@ CREATE TABLE dlq.dead_letter_queue (
     created_at            timestamptz NOT NULL DEFAULT now(),
     updated_at            timestamptz NOT NULL DEFAULT now(),
     closed_at             timestamptz,
-    CONSTRAINT closed_at_if_closed CHECK ((closed_at IS NULL) = (status IN ('dlq_pending', 'dlq_processing', 'dlq_manual'))),
-    CONSTRAINT job_if_processing CHECK ((status = 'dlq_processing') = (redelivery_job_id IS NOT NULL)),
-    CONSTRAINT due_if_pending CHECK (status <> 'dlq_pending' OR next_retry_at IS NOT NULL)
+    -- One constraint, not three: Postgres reads each anew in every statement, and capture is a statement a job.
+    CONSTRAINT columns_follow_status CHECK (
+        (closed_at IS NULL) = (status IN ('dlq_pending', 'dlq_processing', 'dlq_manual'))
+        AND (redelivery_job_id IS NOT NULL) = (status = 'dlq_processing')
+        AND (next_retry_at IS NOT NULL OR status <> 'dlq_pending'))
 ) PARTITION BY LIST (status);
 
 -- lz4 unpacks several times faster than pglz; servers built without it keep their default.

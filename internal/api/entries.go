@@ -1,6 +1,7 @@
 package api
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"net/http"
@@ -100,13 +101,13 @@ type entryOutput struct{ Body EntryDetail }
 type actionInput struct {
 	EntryInput
 
-	Body Action `required:"false"`
+	Body *Action
 }
 
 type replayInput struct {
 	EntryInput
 
-	Body ReplayAction `required:"false"`
+	Body *ReplayAction
 }
 
 type movedOutput struct {
@@ -189,11 +190,12 @@ func (s *service) registerEntries(api huma.API) {
 	huma.Register(api, stats, s.stats)
 }
 
-func (a Action) act() deadletter.Act {
-	if a.Actor == "" {
-		a.Actor = "api"
+// act is the move of a request, whose body is optional.
+func (a *Action) act() deadletter.Act {
+	if a == nil {
+		a = &Action{}
 	}
-	return deadletter.Act{Actor: a.Actor, Note: a.Note}
+	return deadletter.Act{Actor: cmp.Or(a.Actor, "api"), Note: a.Note}
 }
 
 func (s *service) listEntries(ctx context.Context, in *listInput) (*listOutput, error) {
@@ -229,6 +231,9 @@ func (s *service) getEntry(ctx context.Context, in *EntryInput) (*entryOutput, e
 
 func (s *service) replayEntry(ctx context.Context, in *replayInput) (*movedOutput, error) {
 	id := uuid.MustParse(in.ID)
+	if in.Body == nil {
+		in.Body = &ReplayAction{}
+	}
 	if in.Body.Payload != nil {
 		if err := message.CheckJSON(in.Body.Payload); err != nil {
 			return nil, huma.Error422UnprocessableEntity(err.Error(), &huma.ErrorDetail{Location: "body.payload", Message: err.Error()})

@@ -13,7 +13,7 @@ import (
 	"github.com/google/uuid"
 )
 
-const backlog = `-- name: Backlog :many
+const Backlog = `-- name: Backlog :many
 SELECT status, queue, coalesce(error_class, 'undecided')::text AS error_class, count(*) AS entries
 FROM dlq.dead_letter_open
 GROUP BY status, queue, error_class
@@ -29,7 +29,7 @@ type BacklogRow struct {
 
 // Open entries by status, queue and class, from the index dead_letter_open_backlog alone.
 func (q *Queries) Backlog(ctx context.Context) ([]BacklogRow, error) {
-	rows, err := q.db.Query(ctx, backlog)
+	rows, err := q.db.Query(ctx, Backlog)
 	if err != nil {
 		return nil, err
 	}
@@ -53,7 +53,7 @@ func (q *Queries) Backlog(ctx context.Context) ([]BacklogRow, error) {
 	return items, nil
 }
 
-const entriesByEvent = `-- name: EntriesByEvent :many
+const EntriesByEvent = `-- name: EntriesByEvent :many
 SELECT id, status FROM dlq.dead_letter_queue WHERE event_id = $1::text ORDER BY id DESC LIMIT 10
 `
 
@@ -64,7 +64,7 @@ type EntriesByEventRow struct {
 
 // A message's dead letters, newest first.
 func (q *Queries) EntriesByEvent(ctx context.Context, eventID string) ([]EntriesByEventRow, error) {
-	rows, err := q.db.Query(ctx, entriesByEvent, eventID)
+	rows, err := q.db.Query(ctx, EntriesByEvent, eventID)
 	if err != nil {
 		return nil, err
 	}
@@ -83,7 +83,7 @@ func (q *Queries) EntriesByEvent(ctx context.Context, eventID string) ([]Entries
 	return items, nil
 }
 
-const entrySameContent = `-- name: EntrySameContent :one
+const EntrySameContent = `-- name: EntrySameContent :one
 SELECT river_job_id, (original_event = $1::jsonb)::boolean AS same FROM dlq.dead_letter_open WHERE id = $2
 `
 
@@ -99,13 +99,13 @@ type EntrySameContentRow struct {
 
 // Whether a dead letter's message equals the given one, as jsonb.
 func (q *Queries) EntrySameContent(ctx context.Context, arg EntrySameContentParams) (EntrySameContentRow, error) {
-	row := q.db.QueryRow(ctx, entrySameContent, arg.Args, arg.ID)
+	row := q.db.QueryRow(ctx, EntrySameContent, arg.Args, arg.ID)
 	var i EntrySameContentRow
 	err := row.Scan(&i.RiverJobID, &i.Same)
 	return i, err
 }
 
-const jobsSameContent = `-- name: JobsSameContent :many
+const JobsSameContent = `-- name: JobsSameContent :many
 SELECT j.id, (j.args = d.args)::boolean AS same
 FROM (SELECT unnest($1::bigint[]) AS id, unnest($2::jsonb[]) AS args) d
 JOIN river.river_job j ON j.id = d.id
@@ -123,7 +123,7 @@ type JobsSameContentRow struct {
 
 // Whether the args of each job equal the given ones, as jsonb.
 func (q *Queries) JobsSameContent(ctx context.Context, arg JobsSameContentParams) ([]JobsSameContentRow, error) {
-	rows, err := q.db.Query(ctx, jobsSameContent, arg.Ids, arg.Args)
+	rows, err := q.db.Query(ctx, JobsSameContent, arg.Ids, arg.Args)
 	if err != nil {
 		return nil, err
 	}
@@ -142,7 +142,7 @@ func (q *Queries) JobsSameContent(ctx context.Context, arg JobsSameContentParams
 	return items, nil
 }
 
-const messageJob = `-- name: MessageJob :one
+const MessageJob = `-- name: MessageJob :one
 SELECT id, state::text AS state, attempt, max_attempts, created_at, scheduled_at, finalized_at, args, metadata
 FROM river.river_job
 WHERE unique_key = $1::bytea AND unique_states IS NOT NULL
@@ -163,7 +163,7 @@ type MessageJobRow struct {
 
 // The job of a message, by River's unique key. same: whether its content is that of args.
 func (q *Queries) MessageJob(ctx context.Context, uniqueKey []byte) (MessageJobRow, error) {
-	row := q.db.QueryRow(ctx, messageJob, uniqueKey)
+	row := q.db.QueryRow(ctx, MessageJob, uniqueKey)
 	var i MessageJobRow
 	err := row.Scan(
 		&i.ID,
@@ -179,7 +179,7 @@ func (q *Queries) MessageJob(ctx context.Context, uniqueKey []byte) (MessageJobR
 	return i, err
 }
 
-const movesLastDay = `-- name: MovesLastDay :many
+const MovesLastDay = `-- name: MovesLastDay :many
 SELECT (from_status IS NULL)::boolean AS captured, to_status, count(*) AS moves
 FROM dlq.dead_letter_transitions
 WHERE at >= now() - interval '24 hours'
@@ -194,7 +194,7 @@ type MovesLastDayRow struct {
 
 // Moves of the last 24 hours by where they led.
 func (q *Queries) MovesLastDay(ctx context.Context) ([]MovesLastDayRow, error) {
-	rows, err := q.db.Query(ctx, movesLastDay)
+	rows, err := q.db.Query(ctx, MovesLastDay)
 	if err != nil {
 		return nil, err
 	}
@@ -213,18 +213,18 @@ func (q *Queries) MovesLastDay(ctx context.Context) ([]MovesLastDayRow, error) {
 	return items, nil
 }
 
-const oldestOpen = `-- name: OldestOpen :one
+const OldestOpen = `-- name: OldestOpen :one
 SELECT created_at FROM dlq.dead_letter_open ORDER BY id LIMIT 1
 `
 
 func (q *Queries) OldestOpen(ctx context.Context) (time.Time, error) {
-	row := q.db.QueryRow(ctx, oldestOpen)
+	row := q.db.QueryRow(ctx, OldestOpen)
 	var created_at time.Time
 	err := row.Scan(&created_at)
 	return created_at, err
 }
 
-const openEvents = `-- name: OpenEvents :many
+const OpenEvents = `-- name: OpenEvents :many
 SELECT event_id::text AS event_id, id, status FROM dlq.dead_letter_open WHERE event_id = ANY ($1::text[])
 `
 
@@ -236,7 +236,7 @@ type OpenEventsRow struct {
 
 // Which of these messages have an open dead letter.
 func (q *Queries) OpenEvents(ctx context.Context, eventIds []string) ([]OpenEventsRow, error) {
-	rows, err := q.db.Query(ctx, openEvents, eventIds)
+	rows, err := q.db.Query(ctx, OpenEvents, eventIds)
 	if err != nil {
 		return nil, err
 	}

@@ -12,7 +12,7 @@ import (
 	"github.com/google/uuid"
 )
 
-const claimDue = `-- name: ClaimDue :many
+const ClaimDue = `-- name: ClaimDue :many
 SELECT d.id, d.queue, d.error_message, d.error_type, d.error_code, d.error_class, d.error_stack_trace,
        d.dlq_retry_count, d.strategy, d.last_failed_at
 FROM (VALUES (1), (2), (3), (4)) AS p (priority)
@@ -49,7 +49,7 @@ type ClaimDueRow struct {
 // The most urgent due entries, oldest first, that no other worker holds. One range of the index dead_letter_open_due
 // for each priority: a single scan over all of them would step over every urgent entry that is not due yet.
 func (q *Queries) ClaimDue(ctx context.Context, arg ClaimDueParams) ([]ClaimDueRow, error) {
-	rows, err := q.db.Query(ctx, claimDue, arg.Now, arg.MaxEntries)
+	rows, err := q.db.Query(ctx, ClaimDue, arg.Now, arg.MaxEntries)
 	if err != nil {
 		return nil, err
 	}
@@ -79,7 +79,7 @@ func (q *Queries) ClaimDue(ctx context.Context, arg ClaimDueParams) ([]ClaimDueR
 	return items, nil
 }
 
-const decide = `-- name: Decide :exec
+const Decide = `-- name: Decide :exec
 UPDATE dlq.dead_letter_queue e SET
     status = d.status::dlq.dead_letter_status,
     strategy = d.strategy::dlq.strategy,
@@ -113,7 +113,7 @@ type DecideParams struct {
 
 // What the planner decided of claimed entries: pending until their time comes, or a person's.
 func (q *Queries) Decide(ctx context.Context, arg DecideParams) error {
-	_, err := q.db.Exec(ctx, decide,
+	_, err := q.db.Exec(ctx, Decide,
 		arg.ConfigVersion,
 		arg.Actor,
 		arg.Ids,
@@ -128,7 +128,7 @@ func (q *Queries) Decide(ctx context.Context, arg DecideParams) error {
 	return err
 }
 
-const nextDue = `-- name: NextDue :one
+const NextDue = `-- name: NextDue :one
 SELECT d.next_retry_at::timestamptz AS next_due
 FROM (VALUES (1), (2), (3), (4)) AS p (priority)
 CROSS JOIN LATERAL (
@@ -143,13 +143,13 @@ LIMIT 1
 
 // When the next pending entry is due; no row where none is pending. One index probe for each priority.
 func (q *Queries) NextDue(ctx context.Context) (time.Time, error) {
-	row := q.db.QueryRow(ctx, nextDue)
+	row := q.db.QueryRow(ctx, NextDue)
 	var next_due time.Time
 	err := row.Scan(&next_due)
 	return next_due, err
 }
 
-const parkLive = `-- name: ParkLive :exec
+const ParkLive = `-- name: ParkLive :exec
 UPDATE dlq.dead_letter_queue e SET
     status = 'dlq_manual',
     strategy = 'manual',
@@ -166,11 +166,11 @@ type ParkLiveParams struct {
 
 // Entries whose unique job has a live twin: whether to run both is a person's decision.
 func (q *Queries) ParkLive(ctx context.Context, arg ParkLiveParams) error {
-	_, err := q.db.Exec(ctx, parkLive, arg.Actor, arg.Ids, arg.JobIds)
+	_, err := q.db.Exec(ctx, ParkLive, arg.Actor, arg.Ids, arg.JobIds)
 	return err
 }
 
-const putOff = `-- name: PutOff :exec
+const PutOff = `-- name: PutOff :exec
 UPDATE dlq.dead_letter_queue e SET
     next_retry_at = d.next_retry_at,
     move = jsonb_build_object('actor', $1::text, 'reason', d.reason)
@@ -189,7 +189,7 @@ type PutOffParams struct {
 
 // Entries that were due and must wait longer.
 func (q *Queries) PutOff(ctx context.Context, arg PutOffParams) error {
-	_, err := q.db.Exec(ctx, putOff,
+	_, err := q.db.Exec(ctx, PutOff,
 		arg.Actor,
 		arg.Ids,
 		arg.NextRetryAts,

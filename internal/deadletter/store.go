@@ -58,9 +58,13 @@ func NewStore(pool *pgxpool.Pool, schemas postgres.Schemas) *Store {
 // Queries are the generated queries.
 func (s *Store) Queries() *dbsqlc.Queries { return s.queries }
 
-// InTx runs fn in a transaction.
+// InTx runs fn in a transaction whose plans use indexes alone: a plan that a session makes while the open partition is
+// small, and keeps while it grows, would read all of it every time.
 func (s *Store) InTx(ctx context.Context, fn func(q *dbsqlc.Queries, tx pgx.Tx) error) error {
 	return pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, "SET LOCAL enable_seqscan = off"); err != nil {
+			return err
+		}
 		return fn(dbsqlc.New(s.schemas.Rendered(tx)), tx)
 	})
 }

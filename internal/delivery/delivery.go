@@ -155,8 +155,7 @@ func (w *Worker) Work(ctx context.Context, job *river.Job[Args]) error {
 	start := time.Now()
 	err := w.deliver(ctx, job)
 	outcome := "ok"
-	var structured *riverdlq.Error
-	if errors.As(err, &structured) {
+	if structured, ok := errors.AsType[*riverdlq.Error](err); ok {
 		outcome = string(structured.Class)
 	} else if err != nil {
 		outcome = string(riverdlq.ClassUnknown)
@@ -340,8 +339,7 @@ func transportError(ctx context.Context, destination *policy.Destination, err er
 	case strings.Contains(err.Error(), "tls:") || strings.Contains(err.Error(), "x509:"):
 		failure.Type = TypeTLS
 	}
-	var outer *url.Error
-	if errors.As(err, &outer) {
+	if outer, ok := errors.AsType[*url.Error](err); ok {
 		err = outer.Err // its text repeats the URL, with the password if there is one
 	}
 	failure.Message = "POST " + redacted(destination.URL) + ": " + err.Error()

@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"hash/fnv"
+	"io"
 	"net"
 	"net/http"
 	"strconv"
@@ -79,6 +80,7 @@ func (r *Receiver) Serve(ctx context.Context, address string, announce func(url,
 // ServeHTTP answers as the service of the path does. What it does to a message depends on the message's id alone, so
 // that a message that is refused stays refused.
 func (r *Receiver) ServeHTTP(w http.ResponseWriter, req *http.Request) {
+	_, _ = io.Copy(io.Discard, req.Body) // only then does the server notice that a client hangs up
 	id := req.Header.Get("Webhook-Id")
 	hash := fnv.New32a()
 	_, _ = hash.Write([]byte(id))

@@ -1,17 +1,246 @@
 package postgres_test
 
 import (
+	"context"
+	"fmt"
+	"log/slog"
+	"strings"
 	"testing"
 
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/riverqueue/river/riverdriver/riverpgxv5"
+	"github.com/riverqueue/river/rivermigrate"
 	"github.com/stretchr/testify/require"
 
+	"github.com/dlqd/dlqd/internal/postgres"
 	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
 )
 
 func TestMain(m *testing.M) { postgrestest.Main(m) }
 
-func TestSmoke(t *testing.T) {
-	pool := postgrestest.Pool(t)
+func migratorOn(pool *pgxpool.Pool) *postgres.Migrator {
+	return &postgres.Migrator{Pool: pool, Schemas: postgres.DefaultSchemas(), Logger: slog.New(slog.DiscardHandler)}
+}
+
+func execute(t *testing.T, pool *pgxpool.Pool, sql string, args ...any) {
+	t.Helper()
+	_, err := pool.Exec(t.Context(), sql, args...)
+	require.NoError(t, err)
+}
+
+func count(t *testing.T, pool *pgxpool.Pool, sql string, args ...any) int {
+	t.Helper()
 	var n int
-	require.NoError(t, pool.QueryRow(t.Context(), "select count(*) from dlq.dead_letter_queue").Scan(&n))
+	require.NoError(t, pool.QueryRow(t.Context(), sql, args...).Scan(&n))
+	return n
+}
+
+// catalog lists everything in a database but what comes with Postgres.
+func catalog(t *testing.T, pool *pgxpool.Pool) []string {
+	t.Helper()
+	rows, err := pool.Query(t.Context(), `
+		SELECT 'relation ' || c.oid::regclass FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+		WHERE n.nspname NOT LIKE 'pg\_%' AND n.nspname <> 'information_schema'
+		UNION ALL SELECT 'function ' || p.oid::regprocedure FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace
+		WHERE n.nspname NOT LIKE 'pg\_%' AND n.nspname <> 'information_schema'
+		UNION ALL SELECT 'trigger ' || tgname || ' on ' || tgrelid::regclass FROM pg_trigger WHERE NOT tgisinternal
+		UNION ALL SELECT 'schema ' || nspname FROM pg_namespace
+		ORDER BY 1`)
+	require.NoError(t, err)
+	all, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	require.NoError(t, err)
+	return all
+}
+
+// withRiver is an application's database: River's tables, and nothing of dlqd's.
+func withRiver(t *testing.T) *pgxpool.Pool {
+	t.Helper()
+	pool := postgrestest.Open(t, postgrestest.Empty(t))
+	river, err := rivermigrate.New(riverpgxv5.New(pool), &rivermigrate.Config{Logger: slog.New(slog.DiscardHandler)})
+	require.NoError(t, err)
+	_, err = river.Migrate(t.Context(), rivermigrate.DirectionUp, nil)
+	require.NoError(t, err)
+	return pool
+}
+
+func TestMigrate_upAndDown(t *testing.T) {
+	t.Parallel()
+	pool := postgrestest.Open(t, postgrestest.Empty(t))
+	empty := catalog(t, pool)
+	m := migratorOn(pool)
+	require.ErrorIs(t, m.Check(t.Context()), postgres.ErrSchemaOld)
+	for range 2 { // the second changes nothing
+		require.NoError(t, m.Up(t.Context()))
+		require.NoError(t, m.Check(t.Context()))
+	}
+	full := catalog(t, pool)
+	status, err := m.Status(t.Context())
+	require.NoError(t, err)
+	require.True(t, status.Current())
+
+	for status.Version > 0 {
+		require.NoError(t, m.Down(t.Context()))
+		require.ErrorIs(t, m.Check(t.Context()), postgres.ErrSchemaOld)
+		status, err = m.Status(t.Context())
+		require.NoError(t, err)
+	}
+	require.NoError(t, m.Down(t.Context())) // River's
+	left := strings.Join(catalog(t, pool), "\n")
+	left = strings.NewReplacer("relation dlq.schema_migrations_id_seq\n", "", "relation dlq.schema_migrations_pkey\n", "", "relation dlq.schema_migrations\n", "", "schema dlq\n", "").Replace(left)
+	require.Equal(t, strings.Join(empty, "\n"), left, "nothing is left but the record of migrations")
+
+	require.NoError(t, m.Up(t.Context()))
+	require.Equal(t, full, catalog(t, pool))
+}
+
+func TestMigrate_manyAtOnce(t *testing.T) {
+	t.Parallel()
+	pool := postgrestest.Open(t, postgrestest.Empty(t))
+	done := make(chan error, 3)
+	for range cap(done) {
+		go func() { done <- migratorOn(pool).Up(t.Context()) }()
+	}
+	for range cap(done) {
+		require.NoError(t, <-done)
+	}
+}
+
+func TestAttachAndDetach(t *testing.T) {
+	t.Parallel()
+	pool := withRiver(t)
+	before := catalog(t, pool)
+	m := migratorOn(pool)
+	execute(t, pool, `INSERT INTO river_job (kind, args, max_attempts, state, finalized_at, errors, metadata) VALUES
+		('k', '{"n": 1}', 1, 'discarded', now(), ARRAY['{"error": "old"}'::jsonb], '{}'),
+		('k', '{"n": 2}', 1, 'cancelled', now(), ARRAY['{"error": "JobCancelError: old"}'::jsonb], '{}'),
+		('k', '{"n": 3}', 1, 'cancelled', now(), NULL, '{"cancel_attempted_at": "x"}'),
+		('k', '{"n": 4}', 1, 'discarded', now(), NULL, '{"unique_key_conflict": "scheduler_discarded"}'),
+		('k', '{"n": 5}', 1, 'completed', now(), NULL, '{}')`)
+
+	plan, err := m.Plan(t.Context())
+	require.NoError(t, err)
+	require.Contains(t, strings.Join(plan, "\n"), "trigger dlq_capture on public.river_job")
+	require.Equal(t, before, catalog(t, pool), "a plan creates nothing")
+
+	for range 2 {
+		require.NoError(t, m.Attach(t.Context()))
+		plan, err = m.Plan(t.Context())
+		require.NoError(t, err)
+		require.Empty(t, plan)
+	}
+	status, err := m.Status(t.Context())
+	require.NoError(t, err)
+	require.True(t, status.Attached)
+	require.Zero(t, count(t, pool, "SELECT count(*) FROM dlq.dead_letter_queue"))
+	for _, want := range []int{2, 0} {
+		n, err := m.Backfill(t.Context(), func(int) {})
+		require.NoError(t, err)
+		require.Equal(t, want, n)
+	}
+	require.Equal(t, 2, count(t, pool, "SELECT count(*) FROM dlq.dead_letter_queue WHERE error_message = 'old' AND (original_event ->> 'n')::int <= 2"))
+
+	execute(t, pool, "INSERT INTO river_job (kind, args, max_attempts) VALUES ('k', '{}', 1)")
+	execute(t, pool, "UPDATE river_job SET state = 'discarded', finalized_at = now() WHERE state = 'available'")
+	require.Equal(t, 3, count(t, pool, "SELECT count(*) FROM dlq.dead_letter_queue"))
+
+	for range 2 {
+		require.NoError(t, m.Detach(t.Context(), false))
+		require.Equal(t, 3, count(t, pool, "SELECT count(*) FROM dlq.dead_letter_queue"), "the data stays")
+		left := strings.Join(catalog(t, pool), "\n")
+		require.NotContains(t, left, "trigger ")
+		require.NotContains(t, left, "function dlq.")
+	}
+	execute(t, pool, "INSERT INTO river_job (kind, args, max_attempts) VALUES ('k', '{}', 1)")
+	execute(t, pool, "UPDATE river_job SET state = 'discarded', finalized_at = now() WHERE state = 'available'")
+	require.Equal(t, 3, count(t, pool, "SELECT count(*) FROM dlq.dead_letter_queue"))
+
+	require.NoError(t, m.Attach(t.Context()), "and on again")
+	status, err = m.Status(t.Context())
+	require.NoError(t, err)
+	require.True(t, status.Attached)
+	for range 2 {
+		require.NoError(t, m.Detach(t.Context(), true))
+		require.Equal(t, before, catalog(t, pool), "not a trace is left")
+	}
+}
+
+func TestAttach_needsRiver(t *testing.T) {
+	t.Parallel()
+	pool := postgrestest.Open(t, postgrestest.Empty(t))
+	require.ErrorContains(t, migratorOn(pool).Attach(t.Context()), "there is no River in schema")
+}
+
+// Every table, column, function and view explains itself in psql.
+func TestSchema_isCommented(t *testing.T) {
+	t.Parallel()
+	pool := postgrestest.Pool(t)
+	rows, err := pool.Query(t.Context(), `
+		SELECT 'column ' || c.oid::regclass || '.' || a.attname
+		FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid
+		WHERE c.relnamespace = 'dlq'::regnamespace AND c.relkind IN ('r', 'p') AND NOT c.relispartition AND a.attnum > 0
+		  AND c.relname IN ('dead_letter_queue', 'dead_letter_transitions') AND a.attname <> 'id'
+		  AND col_description(c.oid, a.attnum) IS NULL
+		UNION ALL
+		SELECT 'relation ' || c.oid::regclass FROM pg_class c
+		WHERE c.relnamespace = 'dlq'::regnamespace AND c.relkind IN ('r', 'p', 'v') AND obj_description(c.oid) IS NULL
+		  AND c.relname !~ '_(default|\d+)$' AND c.relname <> 'schema_migrations'
+		UNION ALL
+		SELECT 'function ' || p.oid::regprocedure FROM pg_proc p
+		WHERE p.pronamespace = 'dlq'::regnamespace AND obj_description(p.oid, 'pg_proc') IS NULL`)
+	require.NoError(t, err)
+	missing, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	require.NoError(t, err)
+	require.Empty(t, missing)
+}
+
+func TestFunctions_thatTriggersCallArePinned(t *testing.T) {
+	t.Parallel()
+	pool := postgrestest.Pool(t)
+	require.Zero(t, count(t, pool, `SELECT count(*) FROM pg_proc WHERE pronamespace = 'dlq'::regnamespace AND prosecdef
+		AND NOT coalesce(proconfig::text, '') LIKE '%search_path=pg_catalog, pg_temp%'`))
+	require.NotZero(t, count(t, pool, "SELECT count(*) FROM pg_proc WHERE pronamespace = 'dlq'::regnamespace AND prosecdef"))
+}
+
+func TestPartitions(t *testing.T) {
+	t.Parallel()
+	pool := postgrestest.Pool(t)
+	days := "SELECT count(*) FROM pg_inherits WHERE inhparent = 'dlq.dead_letter_transitions'::regclass"
+	require.Equal(t, 1+8, count(t, pool, days))
+	require.Zero(t, count(t, pool, "SELECT dlq.ensure_partitions()"), "they are there already")
+	require.Equal(t, 3+3, count(t, pool, "SELECT dlq.ensure_partitions(10, 3)"))
+
+	// A row whose partition is missing is kept in the default one, and that one's range is left to it.
+	execute(t, pool, "INSERT INTO dlq.dead_letter_transitions (at, entry_id, to_status, actor, queue, kind) VALUES (now() + interval '12 days', gen_random_uuid(), 'dlq_pending', 'a', 'q', 'k')")
+	require.Equal(t, 1, count(t, pool, "SELECT count(*) FROM dlq.dead_letter_transitions_default"))
+	require.Equal(t, 1, count(t, pool, "SELECT dlq.ensure_partitions(12, 2)"), "day 11, not day 12")
+
+	// A closed entry goes to its month's partition, with the triggers and indexes of the others.
+	execute(t, pool, "INSERT INTO river_job (kind, args, max_attempts) VALUES ('k', '{}', 1)")
+	execute(t, pool, "UPDATE river_job SET state = 'discarded', finalized_at = now()")
+	execute(t, pool, "SELECT dlq.discard(id) FROM dlq.dead_letter_open")
+	var partition string
+	require.NoError(t, pool.QueryRow(t.Context(), "SELECT tableoid::regclass::text FROM dlq.dead_letter_queue").Scan(&partition))
+	require.Regexp(t, `^dlq\.dead_letter_archived_\d{6}$`, partition)
+	_, err := pool.Exec(t.Context(), "UPDATE "+partition+" SET status = 'dlq_pending'")
+	require.ErrorContains(t, err, "cannot move from dlq_archived")
+}
+
+func TestSchemas_validate(t *testing.T) {
+	t.Parallel()
+	for _, s := range []postgres.Schemas{{DLQ: "a b", River: "public"}, {DLQ: "dlq", River: "Robert'; DROP"}, {DLQ: "x", River: "x"}, {DLQ: strings.Repeat("x", 50), River: "public"}, {}} {
+		require.Error(t, s.Validate(), fmt.Sprint(s))
+	}
+	require.Equal(t, "SELECT a.b FROM jobs.river_job, letters.t -- letters.x xdlq.y",
+		postgres.Schemas{DLQ: "letters", River: "jobs"}.Render("SELECT a.b FROM river.river_job, dlq.t -- dlq.x xdlq.y"))
+}
+
+func TestOpen_refusesWhatItCannotUse(t *testing.T) {
+	t.Parallel()
+	_, err := postgres.Open(context.Background(), "postgres://user:hunter2@127.0.0.1:1/db?connect_timeout=1", 0)
+	require.Error(t, err)
+	require.NotContains(t, err.Error(), "hunter2")
+	_, err = postgres.Open(context.Background(), "postgres://user:hunter2@[bad", 0)
+	require.Error(t, err)
+	require.NotContains(t, err.Error(), "hunter2")
 }

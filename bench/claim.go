@@ -1,0 +1,148 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/dlqd/dlqd/internal/dbsqlc"
+	"github.com/dlqd/dlqd/internal/deadletter"
+	"github.com/dlqd/dlqd/internal/postgres"
+	"github.com/dlqd/dlqd/internal/strategy"
+	"github.com/dlqd/dlqd/internal/worker"
+)
+
+// claim fills the open partition and measures what DLQ workers do there; the baseline is the same with 10,000 entries.
+func claim(b *bench, scale float64) error {
+	large, small := int(1_000_000*scale), int(10_000*scale)
+	b.row("entries", "claim rows/s", "claim + decide rows/s", "claim + redeliver rows/s")
+	for _, entries := range []int{small, large} {
+		var rates [3][]float64
+		err := b.withPool(4, func(pool *pgxpool.Pool) error {
+			for range b.rounds {
+				if err := b.fresh(pool, true); err != nil {
+					return err
+				}
+				if err := fill(b.ctx, pool, entries); err != nil {
+					return err
+				}
+				got, err := measureClaims(b.ctx, pool, min(entries/3, 30_000))
+				if err != nil {
+					return err
+				}
+				for i := range rates {
+					rates[i] = append(rates[i], got[i])
+				}
+			}
+			if entries == large {
+				return plans(b.ctx, pool)
+			}
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+		b.row(thousands(float64(entries)), thousands(median(rates[0])), thousands(median(rates[1])), thousands(median(rates[2])))
+	}
+	return nil
+}
+
+func fill(ctx context.Context, pool *pgxpool.Pool, entries int) error {
+	_, err := pool.Exec(ctx, `
+		SET session_replication_role = replica; -- not the audit trail: it is not what is measured
+		INSERT INTO dlq.dead_letter_open (id, river_job_id, queue, kind, job_kind, priority, original_event, error_message,
+			error_type, error_class, source, next_retry_at, first_failed_at, last_failed_at)
+		SELECT dlq.uuid_v7(), i, 'queue_' || i % 10, 'kind_' || i % 50, 'noop', 1 + i % 4, jsonb_build_object('blob', repeat('x', 900)),
+			'dial tcp: connection refused', 'TYPE_' || i % 20, (ARRAY['transient', 'outage', 'validation'])[1 + i % 3], 'source_' || i % 30,
+			now() - i % 3600 * interval '1 second', now(), now()
+		FROM generate_series(1, `+fmt.Sprint(entries)+`) i;
+		SET session_replication_role = DEFAULT`, pgx.QueryExecModeSimpleProtocol)
+	if err != nil {
+		return err
+	}
+	for _, sql := range []string{"VACUUM ANALYZE dlq.dead_letter_open", "CHECKPOINT"} {
+		if _, err := pool.Exec(ctx, sql); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// measureClaims returns rows per second of the claim alone, of claims that decide, and of claims that redeliver, each in
+// batches of 100 and one transaction a batch, from one worker.
+func measureClaims(ctx context.Context, pool *pgxpool.Pool, rows int) ([3]float64, error) {
+	store := deadletter.NewStore(pool, postgres.DefaultSchemas())
+	var rates [3]float64
+	start := time.Now()
+	for range rows / worker.DefaultBatchSize {
+		if err := store.InTx(ctx, func(q *dbsqlc.Queries, _ pgx.Tx) error {
+			got, err := q.ClaimDue(ctx, dbsqlc.ClaimDueParams{MaxEntries: worker.DefaultBatchSize})
+			if err == nil && len(got) != worker.DefaultBatchSize {
+				err = fmt.Errorf("claimed %d", len(got))
+			}
+			return err
+		}); err != nil {
+			return rates, err
+		}
+	}
+	rates[0] = float64(rows) / time.Since(start).Seconds()
+
+	now := time.Now()
+	w := worker.New(worker.Config{
+		Store: store, Planner: strategy.NewPlanner(strategy.ImmediateDelays()), Logger: quiet, Now: func() time.Time { return now },
+	})
+	for i, step := range []string{"decide", "redeliver"} {
+		if step == "redeliver" { // as if their times had come
+			if _, err := pool.Exec(ctx, "SET session_replication_role = replica; UPDATE dlq.dead_letter_open SET strategy = 'immediate', next_retry_at = now() - interval '1 day' WHERE strategy = 'immediate'; SET session_replication_role = DEFAULT",
+				pgx.QueryExecModeSimpleProtocol); err != nil {
+				return rates, err
+			}
+			if _, err := pool.Exec(ctx, "VACUUM dlq.dead_letter_open"); err != nil {
+				return rates, err
+			}
+		}
+		start = time.Now()
+		for range rows / worker.DefaultBatchSize / 2 {
+			if _, err := w.RunOnce(ctx); err != nil {
+				return rates, err
+			}
+		}
+		rates[i+1] = float64(rows/2) / time.Since(start).Seconds()
+	}
+	return rates, nil
+}
+
+// plans prints how the claim and the lists are executed, and how long they take.
+func plans(ctx context.Context, pool *pgxpool.Pool) error {
+	store := deadletter.NewStore(pool, postgres.DefaultSchemas())
+	show := func(name, sql string, args ...any) error {
+		lines, err := explain(ctx, pool, sql, args...)
+		if err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
+		fmt.Printf("--- %s\n%s\n\n", name, strings.Join(lines, "\n"))
+		return nil
+	}
+	if err := show("claim", dbsqlc.ClaimDue, nil, worker.DefaultBatchSize); err != nil {
+		return err
+	}
+	for name, f := range map[string]deadletter.Filter{
+		"list, newest":                     {},
+		"list, one status":                 {Statuses: []deadletter.Status{deadletter.Manual}},
+		"list, a queue that has none":      {Queue: "no_such_queue"},
+		"list, kind, oldest":               {Kind: "kind_7", Oldest: true},
+		"list, a class that has none":      {ErrorClass: "business"},
+		"list, an error type and a source": {ErrorType: "TYPE_7", Source: "source_7"},
+	} {
+		f.Limit = 50
+		sql, args := store.ListSQL(f)
+		if err := show(name, sql, args...); err != nil {
+			return err
+		}
+	}
+	return nil
+}

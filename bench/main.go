@@ -1,0 +1,157 @@
+// Command bench measures dlqd beside a baseline, both in one run on one machine, and prints a table.
+//
+//	go run ./bench ingest       single-message POSTs, beside the same server with one insert per request
+//	go run ./bench processing   no-op jobs, beside bare River
+//	go run ./bench capture      what capture costs jobs that succeed and jobs that fail, beside River without it
+//	go run ./bench claim        claim, decide and redeliver from 1,000,000 open entries; plans of the claim and the lists
+//
+// Postgres is an embedded one with its standard settings, fsync on; it, the program and the load share the machine.
+// What this does not measure: networks, several machines, disks other than this one, payloads other than 1 KB.
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"text/tabwriter"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/dlqd/dlqd/internal/postgres"
+)
+
+var quiet = slog.New(slog.DiscardHandler)
+
+type bench struct {
+	ctx    context.Context
+	rounds int
+	server *postgres.Embedded
+	table  *tabwriter.Writer
+}
+
+func main() {
+	rounds := flag.Int("rounds", 3, "rounds; the median is printed")
+	scale := flag.Float64("scale", 1, "share of the full amount of work")
+	bin := flag.String("postgres-bin", "", "directory of the Postgres programs")
+	flag.Parse()
+	runs := map[string]func(*bench, float64) error{"ingest": ingestBench, "processing": processing, "capture": capture, "claim": claim}
+	run := runs[flag.Arg(0)]
+	if run == nil {
+		fmt.Fprintln(os.Stderr, "usage: bench [-rounds N] [-scale F] ingest|processing|capture|claim")
+		os.Exit(2)
+	}
+	if err := start(run, *rounds, *scale, *bin); err != nil {
+		fmt.Fprintln(os.Stderr, "bench:", err)
+		os.Exit(1)
+	}
+}
+
+func start(run func(*bench, float64) error, rounds int, scale float64, bin string) error {
+	ctx, cancel := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer cancel()
+	dir, err := os.MkdirTemp("", "dlqd-bench-")
+	if err != nil {
+		return err
+	}
+	defer func() { _ = os.RemoveAll(dir) }()
+	if err := os.Chmod(dir, 0o711); err != nil { //nolint:gosec // the server's user goes through
+		return err
+	}
+	server, err := postgres.StartEmbedded(ctx, postgres.EmbeddedConfig{DataDir: filepath.Join(dir, "data"), BinDir: bin, Logger: quiet})
+	if err != nil {
+		return err
+	}
+	defer func() { _ = server.Stop() }()
+	b := &bench{ctx: ctx, rounds: rounds, server: server, table: tabwriter.NewWriter(os.Stdout, 0, 0, 3, ' ', tabwriter.AlignRight)}
+	var version string
+	if err := b.withPool(2, func(pool *pgxpool.Pool) error {
+		return pool.QueryRow(ctx, "SELECT current_setting('server_version')").Scan(&version)
+	}); err != nil {
+		return err
+	}
+	fmt.Printf("%d CPUs, %s/%s, %s, Postgres %s, fsync on, %d rounds (median)\n\n", runtime.NumCPU(), runtime.GOOS, runtime.GOARCH, runtime.Version(), version, rounds)
+	if err := run(b, scale); err != nil {
+		return err
+	}
+	return b.table.Flush()
+}
+
+func (b *bench) row(cells ...any) {
+	for _, c := range cells {
+		_, _ = fmt.Fprintf(b.table, "%v\t", c)
+	}
+	_, _ = fmt.Fprintln(b.table)
+}
+
+func (b *bench) withPool(conns int32, run func(*pgxpool.Pool) error) error {
+	pool, err := postgres.Open(b.ctx, b.server.URL(), conns)
+	if err != nil {
+		return err
+	}
+	defer pool.Close()
+	return run(pool)
+}
+
+// fresh empties the database and installs River, with dlqd on it or without.
+func (b *bench) fresh(pool *pgxpool.Pool, withDLQ bool) error {
+	m := &postgres.Migrator{Pool: pool, Schemas: postgres.DefaultSchemas(), Logger: quiet}
+	if _, err := pool.Exec(b.ctx, "DROP SCHEMA IF EXISTS dlq CASCADE; DROP SCHEMA public CASCADE; CREATE SCHEMA public"); err != nil {
+		return err
+	}
+	if err := m.Up(b.ctx); err != nil {
+		return err
+	}
+	if !withDLQ {
+		if err := m.Detach(b.ctx, true); err != nil {
+			return err
+		}
+	}
+	pool.Reset() // prepared statements of the dropped tables
+	_, err := pool.Exec(b.ctx, "CHECKPOINT")
+	return err
+}
+
+func median(values []float64) float64 {
+	sorted := slices.Sorted(slices.Values(values))
+	return sorted[len(sorted)/2]
+}
+
+// pairs runs two measurements in turn, and returns the median of each and of their ratio.
+func (b *bench) pairs(subject, baseline func() (float64, error)) (s, base, ratio float64, err error) {
+	var ss, bs, rs []float64
+	for range b.rounds {
+		y, err := baseline()
+		if err != nil {
+			return 0, 0, 0, err
+		}
+		x, err := subject()
+		if err != nil {
+			return 0, 0, 0, err
+		}
+		ss, bs, rs = append(ss, x), append(bs, y), append(rs, x/y)
+	}
+	return median(ss), median(bs), median(rs), nil
+}
+
+func thousands(v float64) string {
+	n := fmt.Sprintf("%.0f", v)
+	for i := len(n) - 3; i > 0; i -= 3 {
+		n = n[:i] + "," + n[i:]
+	}
+	return n
+}
+
+func explain(ctx context.Context, pool *pgxpool.Pool, sql string, args ...any) ([]string, error) {
+	rows, err := pool.Query(ctx, "EXPLAIN (ANALYZE, BUFFERS, COSTS OFF, TIMING OFF, SUMMARY ON) "+sql, args...)
+	if err != nil {
+		return nil, err
+	}
+	return pgx.CollectRows(rows, pgx.RowTo[string])
+}

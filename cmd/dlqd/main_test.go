@@ -1,0 +1,397 @@
+package main_test
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"os/user"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+
+	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
+)
+
+// program is dlqd, built once, where any user can run it.
+var program string
+
+func TestMain(m *testing.M) {
+	dir, err := os.MkdirTemp("", "dlqd-e2e-")
+	if err != nil {
+		panic(err)
+	}
+	if err := os.Chmod(dir, 0o755); err != nil { //nolint:gosec // any user
+		panic(err)
+	}
+	program = filepath.Join(dir, "dlqd")
+	if out, err := exec.Command("go", "build", "-o", program, ".").CombinedOutput(); err != nil {
+		panic(string(out))
+	}
+	code := m.Run()
+	postgrestest.Stop()
+	_ = os.RemoveAll(dir)
+	os.Exit(code)
+}
+
+// run runs dlqd to its end.
+func run(t *testing.T, args ...string) (stdout, stderr string, code int) {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), program, args...)
+	var out, errOut bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &errOut
+	err := cmd.Run()
+	var exit *exec.ExitError
+	if err != nil && !errors.As(err, &exit) {
+		require.NoError(t, err)
+	}
+	return out.String(), errOut.String(), cmd.ProcessState.ExitCode()
+}
+
+// ok runs dlqd and wants it to work.
+func ok(t *testing.T, args ...string) string {
+	t.Helper()
+	stdout, stderr, code := run(t, args...)
+	require.Zero(t, code, "dlqd %s\n%s%s", strings.Join(args, " "), stdout, stderr)
+	return stdout
+}
+
+// served is a "dlqd serve" that runs.
+type served struct {
+	t   *testing.T
+	cmd *exec.Cmd
+	api string
+	log *syncBuffer
+}
+
+type syncBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (b *syncBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.Write(p)
+}
+
+func (b *syncBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.String()
+}
+
+var servesAt = regexp.MustCompile(`api=\[(http://[^\]\s]+)`)
+
+func serve(t *testing.T, args ...string) *served {
+	t.Helper()
+	s := &served{t: t, log: &syncBuffer{}}
+	s.cmd = exec.CommandContext(context.WithoutCancel(t.Context()), program, append([]string{"serve", "--listen", "127.0.0.1:0"}, args...)...)
+	pipe, err := s.cmd.StderrPipe()
+	require.NoError(t, err)
+	require.NoError(t, s.cmd.Start())
+	t.Cleanup(func() { _ = s.cmd.Process.Signal(syscall.SIGTERM); _ = s.cmd.Wait() })
+	ready := make(chan string, 1)
+	go func() {
+		lines := bufio.NewScanner(pipe)
+		for lines.Scan() {
+			_, _ = fmt.Fprintln(s.log, lines.Text())
+			if match := servesAt.FindStringSubmatch(lines.Text()); match != nil {
+				ready <- match[1]
+			}
+		}
+		close(ready)
+	}()
+	select {
+	case s.api = <-ready:
+	case <-time.After(time.Minute):
+	}
+	require.NotEmpty(t, s.api, s.log.String())
+	return s
+}
+
+// stop sends a signal and returns the exit code.
+func (s *served) stop(signal syscall.Signal) int {
+	s.t.Helper()
+	require.NoError(s.t, s.cmd.Process.Signal(signal))
+	_ = s.cmd.Wait()
+	return s.cmd.ProcessState.ExitCode()
+}
+
+func dataDir(t *testing.T) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "dlqd-data-")
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	return dir
+}
+
+func embedded(t *testing.T, dir string) []string {
+	t.Helper()
+	return []string{"--data-dir", dir, "--postgres-bin", os.Getenv("DLQD_TEST_POSTGRES_BIN")}
+}
+
+func answering(t *testing.T, handler http.HandlerFunc) string {
+	t.Helper()
+	server := httptest.NewServer(handler)
+	t.Cleanup(server.Close)
+	return server.URL
+}
+
+func TestCommands_overTheAPI(t *testing.T) {
+	t.Parallel()
+	receiver := answering(t, func(w http.ResponseWriter, r *http.Request) {
+		if body, _ := io.ReadAll(r.Body); !bytes.Contains(body, []byte("mended")) {
+			w.WriteHeader(http.StatusUnprocessableEntity)
+		}
+	})
+	s := serve(t, "--database-url", postgrestest.URL(t), "--destination", receiver)
+	api := []string{"--api-url", s.api}
+	with := func(args ...string) []string { return append(args, api...) }
+
+	var ids []string
+	for i := range 4 {
+		out := ok(t, with("send", "--kind", "payment.captured", "--message-id", fmt.Sprintf("m%d", i), "--source", "shop\x1b[31m", "--tag", "abc", `{"amount": 1}`)...)
+		require.Contains(t, out, fmt.Sprintf("message m%d is accepted, as job ", i))
+	}
+	require.Contains(t, ok(t, with("send", "--kind", "payment.captured", "--message-id", "m0", "--source", "shop\x1b[31m", "--tag", "abc", `{"amount": 1}`)...), "known already")
+	require.Eventually(t, func() bool {
+		var page struct {
+			Entries []struct{ ID string }
+		}
+		require.NoError(t, json.Unmarshal([]byte(ok(t, with("list", "--json", "--status", "dlq_manual")...)), &page))
+		ids = nil
+		for _, e := range page.Entries {
+			ids = append(ids, e.ID)
+		}
+		return len(ids) == 4
+	}, 30*time.Second, 20*time.Millisecond)
+
+	list := ok(t, with("list", "--error-class", "validation", "--limit", "2")...)
+	require.Contains(t, list, "HTTP_422")
+	require.Contains(t, list, ids[0])
+	require.NotContains(t, list, ids[3])
+	show := ok(t, with("show", ids[0])...)
+	require.Contains(t, show, "class validation needs a person")
+	require.NotContains(t, show, "\x1b", "what strangers wrote does not steer the terminal")
+
+	require.Contains(t, ok(t, with("replay", ids[0], "--payload", `{"amount": "mended"}`, "--note", "mended")...), "dlq_processing, with job ")
+	require.Contains(t, ok(t, with("discard", ids[1], "--note", "not wanted")...), "dlq_archived")
+	require.Contains(t, ok(t, with("resolve", ids[2])...), "dlq_resolved")
+	require.Contains(t, ok(t, with("unpark", ids[3])...), "dlq_pending")
+	_, stderr, code := run(t, with("resolve", ids[1])...)
+	require.Equal(t, 1, code)
+	require.Contains(t, stderr, "cannot resolve from dlq_archived (allowed: dlq_manual)")
+	require.Contains(t, ok(t, with("stats")...), "last 24 hours: 4 captured")
+	require.True(t, json.Valid([]byte(ok(t, with("stats", "--json")...))))
+
+	_, stderr, code = run(t, "list", "--api-url", "http://127.0.0.1:1")
+	require.Equal(t, 1, code)
+	require.Contains(t, stderr, `is "dlqd serve" running there?`)
+	require.Zero(t, s.stop(syscall.SIGTERM), s.log.String())
+	require.Contains(t, s.log.String(), "clean=true")
+}
+
+func TestServe_exitCodes(t *testing.T) {
+	t.Parallel()
+	_, stderr, code := run(t, "serve", "--no-such-flag")
+	require.Equal(t, 2, code, stderr)
+	for _, args := range [][]string{{"no-such-command"}, {"show"}, {"serve", "now"}, {"send", "{}"}, {"attach"}, {"serve", "--schema", "A b"}} {
+		_, stderr, code = run(t, args...)
+		require.Equal(t, 2, code, "%v: %s", args, stderr)
+	}
+	_, stderr, code = run(t, "serve", "--database-url", postgrestest.Empty(t))
+	require.Equal(t, 3, code, stderr)
+	require.Contains(t, stderr, "dlqd migrate up")
+	_, stderr, code = run(t, "serve", "--data-dir", dataDir(t), "--postgres-bin", t.TempDir())
+	require.Equal(t, 6, code, stderr)
+	require.Contains(t, stderr, "Install it with")
+	_, stderr, code = run(t, "serve", "--database-url", "postgres://u:hunter2@127.0.0.1:1/x?connect_timeout=2")
+	require.Equal(t, 1, code)
+	require.NotContains(t, stderr, "hunter2")
+	help, _, _ := run(t, "serve", "--help")
+	require.Contains(t, help, "DATABASE_URL")
+}
+
+func TestServe_embedded(t *testing.T) {
+	t.Parallel()
+	dir := dataDir(t)
+	s := serve(t, embedded(t, dir)...)
+	_, stderr, code := run(t, append([]string{"serve", "--listen", "127.0.0.1:0"}, embedded(t, dir)...)...)
+	require.Equal(t, 4, code)
+	require.Contains(t, stderr, "is in use by dlqd with process id "+strconv.Itoa(s.cmd.Process.Pid)+", which serves "+s.api)
+
+	psql := append(append([]string{"psql"}, embedded(t, dir)...), "--", "-Atc", "SELECT count(*) FROM dead_letter_queue")
+	if os.Getenv("DLQD_TEST_POSTGRES_BIN") != "" { // a server alone; psql comes from elsewhere
+		psql = []string{"psql", "--data-dir", dir, "--", "-Atc", "SELECT count(*) FROM dead_letter_queue"}
+	}
+	require.Equal(t, "0\n", ok(t, psql...))
+	require.Contains(t, ok(t, append([]string{"migrate", "status"}, embedded(t, dir)...)...), "up to date")
+	require.Zero(t, s.stop(syscall.SIGINT), s.log.String())
+	require.Contains(t, ok(t, append([]string{"migrate", "status"}, embedded(t, dir)...)...), "up to date", "it starts the server itself")
+}
+
+func TestServe_asANormalUser(t *testing.T) {
+	t.Parallel()
+	if os.Geteuid() != 0 {
+		return // then every other test is this one
+	}
+	nobody, err := user.Lookup("nobody")
+	require.NoError(t, err)
+	uid, err := strconv.Atoi(nobody.Uid)
+	require.NoError(t, err)
+	gid, err := strconv.Atoi(nobody.Gid)
+	require.NoError(t, err)
+	dir := dataDir(t)
+	require.NoError(t, os.Chown(dir, uid, gid))
+	cmd := exec.CommandContext(t.Context(), program, append([]string{"migrate", "up"}, embedded(t, dir)...)...)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uint32(uid), Gid: uint32(gid)}}
+	cmd.Dir = "/"
+	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + dir}
+	out, err := cmd.CombinedOutput()
+	require.NoError(t, err, string(out))
+	require.Contains(t, string(out), "up to date")
+}
+
+func TestAttach_command(t *testing.T) {
+	t.Parallel()
+	url := postgrestest.Empty(t)
+	_, stderr, code := run(t, "attach", "--database-url", url)
+	require.Equal(t, 1, code)
+	require.Contains(t, stderr, "there is no River in schema")
+	require.Contains(t, ok(t, "migrate", "up", "--database-url", url), "up to date")
+	require.Contains(t, ok(t, "detach", "--database-url", url, "--drop-data"), "its data is gone")
+	dry := ok(t, "attach", "--dry-run", "--database-url", url)
+	require.Contains(t, dry, "create trigger dlq_capture on public.river_job")
+	require.NotContains(t, dry, "attached")
+	for range 2 {
+		require.Contains(t, ok(t, "attach", "--backfill", "--database-url", url), "attached\nbackfill: took in 0 jobs")
+		require.Contains(t, ok(t, "migrate", "status", "--database-url", url), "attached: River belongs to another application")
+	}
+	for range 2 {
+		require.Contains(t, ok(t, "detach", "--database-url", url), "its tables stay")
+	}
+	_, stderr, code = run(t, "serve", "--database-url", url)
+	require.Equal(t, 3, code)
+	require.Contains(t, stderr, `run "dlqd attach"`)
+}
+
+// TestServe_isKilledAgainAndAgain submits messages while dlqd is killed, and then accounts for every one that was
+// accepted: it was delivered, or it has one dead letter; none is lost and none is doubled.
+func TestServe_isKilledAgainAndAgain(t *testing.T) {
+	t.Parallel()
+	var mu sync.Mutex
+	taken := map[string]bool{}
+	receiver := answering(t, func(w http.ResponseWriter, r *http.Request) {
+		id := r.Header.Get("Webhook-Id")
+		n, _ := strconv.Atoi(strings.TrimPrefix(id, "m"))
+		switch {
+		case n%5 == 0:
+			w.WriteHeader(http.StatusUnprocessableEntity)
+			return
+		case n%7 == 0 && r.Header.Get("Dlqd-Attempt") == "1" && r.Header.Get("Dlqd-Entry-Id") == "":
+			w.WriteHeader(http.StatusBadGateway)
+			return
+		}
+		mu.Lock()
+		taken[id] = true
+		mu.Unlock()
+	})
+	config := dataDir(t)
+	require.NoError(t, os.WriteFile(filepath.Join(config, "retry-policies.yaml"), fmt.Appendf(nil,
+		"queues: {default: {maxAttempts: 3, backoff: 10ms, timeout: 2s}}\ndestinations: {default: {url: %q}}\n", receiver), 0o600))
+	dir := dataDir(t)
+	args := append(embedded(t, dir), "--config-dir", config)
+
+	accepted := map[string]bool{}
+	next := 0
+	submit := func(api string, until time.Time) {
+		client := &http.Client{Timeout: 5 * time.Second}
+		for time.Now().Before(until) {
+			id := fmt.Sprintf("m%d", next)
+			body := fmt.Sprintf(`{"messageId": %q, "queue": "default", "kind": "k", "payload": %d}`, id, next)
+			response, err := client.Post(api+"/api/messages", "application/json", strings.NewReader(body))
+			if err != nil {
+				return // killed; the same message is sent again after the restart
+			}
+			_ = response.Body.Close()
+			if response.StatusCode == http.StatusAccepted || response.StatusCode == http.StatusOK {
+				accepted[id] = true
+				next++
+			}
+		}
+	}
+	for range 4 {
+		s := serve(t, args...)
+		killed := make(chan struct{})
+		go func() {
+			defer close(killed)
+			time.Sleep(time.Duration(200+rand.IntN(600)) * time.Millisecond)
+			_ = s.cmd.Process.Kill()
+		}()
+		submit(s.api, time.Now().Add(10*time.Second))
+		<-killed
+		_ = s.cmd.Wait()
+	}
+	s := serve(t, args...)
+	submit(s.api, time.Now().Add(200*time.Millisecond))
+	require.Greater(t, len(accepted), 50)
+
+	url := strings.TrimSpace(ok(t, append(append([]string{"psql"}, "--data-dir", dir), "--", "-Atc", "SELECT current_setting('unix_socket_directories')")...))
+	conn, err := pgx.Connect(t.Context(), "postgres://dlqd@/dlqd?host="+url)
+	require.NoError(t, err)
+	defer func() { _ = conn.Close(context.Background()) }()
+	// A job that a killed process was running waits for River's rescue, minutes away; the test does that by hand.
+	var left int
+	require.Eventually(t, func() bool {
+		_, err := conn.Exec(t.Context(), "UPDATE river_job SET state = 'available', attempt = 0 WHERE state = 'running' AND attempted_at < now() - interval '5 seconds'")
+		require.NoError(t, err)
+		require.NoError(t, conn.QueryRow(t.Context(), "SELECT count(*) FROM river_job WHERE finalized_at IS NULL").Scan(&left))
+		return left == 0
+	}, 60*time.Second, 100*time.Millisecond)
+
+	rows, err := conn.Query(t.Context(), `
+		SELECT j.args ->> 'messageId', j.state::text, (SELECT count(*) FROM dlq.dead_letter_queue e WHERE e.event_id = j.args ->> 'messageId')
+		FROM river_job j WHERE NOT j.metadata ? 'dlq:entry_id'`)
+	require.NoError(t, err)
+	type row struct {
+		ID, State string
+		Entries   int
+	}
+	jobs, err := pgx.CollectRows(rows, pgx.RowToStructByPos[row])
+	require.NoError(t, err)
+	stored := map[string]bool{}
+	mu.Lock()
+	defer mu.Unlock()
+	for _, j := range jobs {
+		require.False(t, stored[j.ID], "%s is stored twice", j.ID)
+		stored[j.ID] = true
+		n, _ := strconv.Atoi(strings.TrimPrefix(j.ID, "m"))
+		if n%5 == 0 {
+			require.Equal(t, "cancelled", j.State, j.ID)
+			require.Equal(t, 1, j.Entries, j.ID)
+			continue
+		}
+		require.True(t, taken[j.ID], "%s is %s and was not delivered", j.ID, j.State)
+	}
+	for id := range accepted {
+		require.True(t, stored[id], "%s was accepted and is lost", id)
+	}
+	require.Zero(t, s.stop(syscall.SIGTERM), s.log.String())
+}

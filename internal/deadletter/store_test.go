@@ -1,0 +1,427 @@
+package deadletter_test
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/riverqueue/river"
+	"github.com/riverqueue/river/rivertype"
+	"github.com/stretchr/testify/require"
+
+	"github.com/dlqd/dlqd/internal/deadletter"
+)
+
+var kim = deadletter.Act{Actor: "kim", Note: "a note"}
+
+// captured makes a dead letter and returns it.
+func (b *bundle) captured() *deadletter.Entry {
+	b.Helper()
+	b.endBySQL(b.insert(nil), "discarded")
+	entry, _ := b.entry()
+	return entry
+}
+
+// put brings an entry to a state, by the shortest legal way.
+func (b *bundle) put(id uuid.UUID, status deadletter.Status) {
+	b.Helper()
+	ways := map[deadletter.Status][]string{
+		deadletter.Pending:    {},
+		deadletter.Processing: {"dlq_processing"},
+		deadletter.Manual:     {"dlq_manual"},
+		deadletter.Resolved:   {"dlq_processing", "dlq_resolved"},
+		deadletter.Failed:     {"dlq_processing", "dlq_failed"},
+		deadletter.Archived:   {"dlq_archived"},
+	}
+	for _, step := range ways[status] {
+		b.exec(moveSQL(step), id)
+	}
+}
+
+// moveSQL is what somebody in psql might write.
+func moveSQL(to string) string {
+	job, due := "NULL", "next_retry_at"
+	if to == "dlq_processing" {
+		job = "river_job_id"
+	}
+	if to == "dlq_pending" {
+		due = "now()"
+	}
+	return fmt.Sprintf("UPDATE dlq.dead_letter_queue SET status = '%s', redelivery_job_id = %s, next_retry_at = %s WHERE id = $1", to, job, due)
+}
+
+// The state table of the design, as the database must enforce it on everybody.
+func TestMoves_everyPairOfStates(t *testing.T) {
+	t.Parallel()
+	allowed := map[deadletter.Status]string{
+		deadletter.Pending:    "dlq_processing dlq_pending dlq_manual dlq_archived",
+		deadletter.Processing: "dlq_resolved dlq_pending dlq_failed dlq_manual",
+		deadletter.Manual:     "dlq_processing dlq_pending dlq_resolved dlq_archived",
+		deadletter.Failed:     "dlq_processing dlq_archived",
+		deadletter.Resolved:   "",
+		deadletter.Archived:   "",
+	}
+	for _, from := range deadletter.Statuses() {
+		for _, to := range deadletter.Statuses() {
+			if from == to && to != deadletter.Pending {
+				continue // nothing moves
+			}
+			t.Run(fmt.Sprintf("%s to %s", from, to), func(t *testing.T) {
+				t.Parallel()
+				b := setup(t, succeed)
+				id := b.captured().ID
+				b.put(id, from)
+				before, trail := b.entry()
+				_, err := b.pool.Exec(t.Context(), moveSQL(string(to)), id)
+				after, newTrail := b.entry()
+				if !strings.Contains(" "+allowed[from]+" ", " "+string(to)+" ") {
+					require.ErrorContains(t, err, "cannot move from "+string(from)+" to "+string(to))
+					require.Equal(t, before, after)
+					require.Len(t, newTrail, len(trail))
+					return
+				}
+				require.NoError(t, err)
+				require.Equal(t, to, after.Status)
+				require.Len(t, newTrail, len(trail)+1, "every move leaves an audit row")
+				last := newTrail[len(newTrail)-1]
+				require.Equal(t, from, *last.FromStatus)
+				require.Equal(t, to, last.ToStatus)
+				require.Equal(t, last.DBUser, last.Actor, "nobody said who it was, so it is the database user")
+				require.Equal(t, !to.Open(), after.ClosedAt != nil)
+				require.Zero(t, b.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE move IS NOT NULL"))
+			})
+		}
+	}
+}
+
+func TestMoves_whatNobodyMayDo(t *testing.T) {
+	t.Parallel()
+	b := setup(t, succeed)
+	id := b.captured().ID
+	for name, test := range map[string]struct{ sql, want string }{
+		"delete an open entry":           {"DELETE FROM dlq.dead_letter_queue WHERE id = '" + id.String() + "'", "only resolved and archived entries can be deleted"},
+		"delete from the partition":      {"DELETE FROM dlq.dead_letter_open", "only resolved and archived entries can be deleted"},
+		"truncate":                       {"TRUNCATE dlq.dead_letter_queue", "not allowed"},
+		"truncate the partition":         {"TRUNCATE dlq.dead_letter_open", "not allowed"},
+		"change the id":                  {"UPDATE dlq.dead_letter_queue SET id = gen_random_uuid()", "cannot be changed"},
+		"change the job":                 {"UPDATE dlq.dead_letter_queue SET river_job_id = 99", "cannot be changed"},
+		"rewrite the audit trail":        {"UPDATE dlq.dead_letter_transitions SET actor = 'nobody'", "append-only"},
+		"delete from the audit trail":    {"DELETE FROM dlq.dead_letter_transitions", "append-only"},
+		"insert an entry that is closed": {"INSERT INTO dlq.dead_letter_queue (id, river_job_id, queue, kind, job_kind, priority, original_event, status, closed_at, first_failed_at, last_failed_at) VALUES (gen_random_uuid(), 1, 'q', 'k', 'k', 1, '{}', 'dlq_resolved', now(), now(), now())", "must be dlq_pending"},
+	} {
+		_, err := b.pool.Exec(t.Context(), test.sql)
+		require.ErrorContains(t, err, test.want, name)
+	}
+	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_open"))
+}
+
+func TestMoves_ofOperators(t *testing.T) {
+	t.Parallel()
+	b := setup(t, succeed)
+	ctx := t.Context()
+	id := b.captured().ID
+
+	var move *deadletter.MoveError
+	err := b.store.Resolve(ctx, id, kim)
+	require.ErrorAs(t, err, &move)
+	require.ErrorIs(t, err, deadletter.ErrNotAllowed)
+	require.Contains(t, err.Error(), "cannot resolve from dlq_pending (allowed: ")
+
+	require.NoError(t, b.store.Park(ctx, id, kim))
+	require.ErrorIs(t, b.store.Park(ctx, id, kim), deadletter.ErrNotAllowed)
+	require.NoError(t, b.store.Unpark(ctx, id, kim))
+	entry, _ := b.entry()
+	require.Equal(t, "immediate", *entry.Strategy)
+	require.NoError(t, b.store.Park(ctx, id, kim))
+	require.NoError(t, b.store.Resolve(ctx, id, kim))
+	entry, trail := b.entry()
+	require.Equal(t, deadletter.Resolved, entry.Status)
+	require.Equal(t, "manual_resolution", *entry.ResolutionStrategy)
+	require.Equal(t, "kim", *entry.ResolvedBy)
+	require.Equal(t, "a note", *entry.ResolutionNotes)
+	require.Equal(t, "kim", trail[len(trail)-1].Actor)
+	require.Equal(t, "a note", *trail[len(trail)-1].Note)
+	require.ErrorIs(t, b.store.Discard(ctx, id, kim), deadletter.ErrNotAllowed)
+	_, err = b.store.Replay(ctx, id, kim, nil, false)
+	require.ErrorIs(t, err, deadletter.ErrNotAllowed)
+	require.Contains(t, err.Error(), "cannot replay from dlq_resolved (allowed: dlq_pending, dlq_manual, dlq_failed)")
+
+	require.ErrorIs(t, b.store.Park(ctx, uuid.New(), kim), deadletter.ErrNotFound)
+	_, _, err = b.store.Get(ctx, uuid.New())
+	require.ErrorIs(t, err, deadletter.ErrNotFound)
+}
+
+func TestReplay_resolvesWhenItsJobCompletes(t *testing.T) {
+	t.Parallel()
+	b := setup(t, succeed)
+	entry := b.captured()
+	job, err := b.store.Replay(t.Context(), entry.ID, kim, nil, false)
+	require.NoError(t, err)
+	row, err := b.client.JobGet(t.Context(), job)
+	require.NoError(t, err)
+	require.Equal(t, "test_job", row.Kind)
+	require.JSONEq(t, `{"value": "x"}`, string(row.EncodedArgs))
+	require.Equal(t, 1, row.MaxAttempts)
+	require.Contains(t, string(row.Metadata), entry.ID.String())
+
+	_, err = b.store.Replay(t.Context(), entry.ID, kim, nil, false)
+	require.ErrorIs(t, err, deadletter.ErrNotAllowed, "it is under way")
+
+	b.start()
+	b.await(job, rivertype.JobStateCompleted)
+	after, trail := b.entry()
+	require.Equal(t, deadletter.Resolved, after.Status)
+	require.Equal(t, "manual_retry", *after.ResolutionStrategy)
+	require.Len(t, trail, 3)
+	var attempts []struct {
+		JobID          int64 `json:"jobId"`
+		Actor, Outcome string
+	}
+	require.NoError(t, json.Unmarshal(after.ReplayAttempts, &attempts))
+	require.Len(t, attempts, 1)
+	require.Equal(t, job, attempts[0].JobID)
+	require.Equal(t, "completed", attempts[0].Outcome)
+}
+
+func TestReplay_editedKeepsTheOriginal(t *testing.T) {
+	t.Parallel()
+	b := setup(t, succeed)
+	entry := b.captured()
+	job, err := b.store.Replay(t.Context(), entry.ID, kim, json.RawMessage(`{"value": "mended"}`), false)
+	require.NoError(t, err)
+	row, err := b.client.JobGet(t.Context(), job)
+	require.NoError(t, err)
+	require.JSONEq(t, `{"value": "mended"}`, string(row.EncodedArgs))
+	after, trail := b.entry()
+	require.JSONEq(t, `{"value": "x"}`, string(after.OriginalEvent))
+	require.JSONEq(t, `{"value": "mended"}`, string(after.EditedEvent))
+	require.JSONEq(t, `{"payload": {"value": "mended"}}`, string(trail[len(trail)-1].Detail))
+}
+
+func TestReplay_thatIsRefusedEditsNothing(t *testing.T) {
+	t.Parallel()
+	b := setup(t, succeed)
+	opts := &river.InsertOpts{UniqueOpts: river.UniqueOpts{ByArgs: true}}
+	id := b.insert(opts)
+	b.endBySQL(id, "discarded")
+	twin := b.insert(opts)
+	entry, _ := b.entry()
+	_, err := b.store.Replay(t.Context(), entry.ID, kim, json.RawMessage(`{}`), false)
+	require.ErrorIs(t, err, deadletter.ErrLiveJob)
+	require.Contains(t, err.Error(), fmt.Sprintf("job %d with the same unique key is live", twin))
+	after, _ := b.entry()
+	require.Nil(t, after.EditedEvent)
+	require.Equal(t, deadletter.Pending, after.Status)
+	_, err = b.store.Replay(t.Context(), entry.ID, kim, nil, true)
+	require.NoError(t, err)
+}
+
+func TestReplay_outcomeCountsOnce(t *testing.T) {
+	t.Parallel()
+	b := setup(t, succeed)
+	entry := b.captured()
+	job, err := b.store.Replay(t.Context(), entry.ID, kim, nil, false)
+	require.NoError(t, err)
+	for range 2 {
+		b.exec("UPDATE river_job SET state = 'running', finalized_at = NULL WHERE id = $1", job)
+		b.endBySQL(job, "completed")
+	}
+	after, trail := b.entry()
+	require.Equal(t, deadletter.Resolved, after.Status)
+	require.Len(t, trail, 3)
+}
+
+func TestReplay_cancelledByAnOperatorIsRecorded(t *testing.T) {
+	t.Parallel()
+	b := setup(t, succeed)
+	entry := b.captured()
+	job, err := b.store.Replay(t.Context(), entry.ID, kim, nil, false)
+	require.NoError(t, err)
+	_, err = b.client.JobCancel(t.Context(), job)
+	require.NoError(t, err)
+	after, _ := b.entry()
+	require.Equal(t, deadletter.Pending, after.Status)
+	require.Equal(t, "cancelled", *after.ErrorType)
+}
+
+func TestSweep(t *testing.T) {
+	t.Parallel()
+	b := setup(t, succeed)
+	entry := b.captured()
+	replay := func() int64 {
+		job, err := b.store.Replay(t.Context(), entry.ID, kim, nil, false)
+		require.NoError(t, err)
+		b.exec("UPDATE dlq.dead_letter_queue SET lease_expires_at = now() - interval '1 hour'")
+		return job
+	}
+	sweep := func() deadletter.Sweep {
+		found, err := b.store.SweepLeases(t.Context())
+		require.NoError(t, err)
+		return found
+	}
+
+	job := replay()
+	require.Equal(t, deadletter.Sweep{Extended: 1}, sweep(), "a waiting job is a live lease, however long it waits")
+	require.Equal(t, deadletter.Sweep{}, sweep(), "the lease was extended")
+	after, _ := b.entry()
+	require.Equal(t, job, *after.RedeliveryJobID)
+
+	b.exec("UPDATE dlq.dead_letter_queue SET lease_expires_at = now() - interval '1 hour'")
+	b.exec("DELETE FROM river_job WHERE id = $1", job)
+	require.Equal(t, deadletter.Sweep{Requeued: 1}, sweep())
+	after, trail := b.entry()
+	require.Equal(t, deadletter.Pending, after.Status)
+	require.Contains(t, *trail[len(trail)-1].Reason, "is gone")
+
+	job = replay()
+	b.exec("ALTER TABLE river_job DISABLE TRIGGER dlq_capture")
+	b.endBySQL(job, "completed") // unseen
+	b.exec("ALTER TABLE river_job ENABLE TRIGGER dlq_capture")
+	require.Equal(t, deadletter.Sweep{Settled: 1}, sweep())
+	after, _ = b.entry()
+	require.Equal(t, deadletter.Resolved, after.Status)
+}
+
+func TestList_pagesAndFilters(t *testing.T) {
+	t.Parallel()
+	b := setup(t, succeed)
+	const n = 25
+	for i := range n {
+		id := b.insert(&river.InsertOpts{Queue: []string{"red", "blue"}[i%2]})
+		b.exec(`UPDATE river_job SET kind = $2 WHERE id = $1`, id, fmt.Sprintf("kind_%d", i%5))
+		b.endBySQL(id, "discarded")
+	}
+	b.exec(`UPDATE dlq.dead_letter_queue SET source = 'shop', error_type = 'TIMEOUT_ERROR', error_class = 'transient' WHERE kind = 'kind_1'`)
+	list := func(f deadletter.Filter) []deadletter.Summary {
+		t.Helper()
+		f.Limit = max(f.Limit, 1)
+		page, err := b.store.List(t.Context(), f)
+		require.NoError(t, err)
+		return page
+	}
+	for _, oldest := range []bool{false, true} {
+		var all []deadletter.Summary
+		f := deadletter.Filter{Limit: 7, Oldest: oldest}
+		for {
+			page := list(f)
+			if len(page) == 0 {
+				break
+			}
+			all = append(all, page...)
+			f.Cursor = page[len(page)-1].ID
+		}
+		require.Len(t, all, n)
+		seen := map[uuid.UUID]bool{}
+		for i, e := range all {
+			require.False(t, seen[e.ID])
+			seen[e.ID] = true
+			if i > 0 {
+				require.Equal(t, oldest, all[i-1].CreatedAt.Before(e.CreatedAt))
+			}
+		}
+	}
+	require.Len(t, list(deadletter.Filter{Queue: "red", Limit: 100}), 13)
+	require.Len(t, list(deadletter.Filter{Kind: "kind_1", Limit: 100}), 5)
+	require.Len(t, list(deadletter.Filter{Source: "shop", ErrorType: "TIMEOUT_ERROR", ErrorClass: "transient", Limit: 100}), 5)
+	require.Len(t, list(deadletter.Filter{Statuses: []deadletter.Status{deadletter.Pending}, Limit: 100}), n)
+	require.Empty(t, list(deadletter.Filter{Statuses: []deadletter.Status{deadletter.Manual, deadletter.Failed}, Limit: 100}))
+	require.Empty(t, list(deadletter.Filter{Before: time.Now().Add(-time.Hour), Limit: 100}))
+	require.Len(t, list(deadletter.Filter{After: time.Now().Add(-time.Hour), Before: time.Now().Add(time.Hour), Limit: 100}), n)
+}
+
+// TestPlans looks at the plans of the claim and of the lists, on enough rows that a sequential scan would lose.
+func TestPlans(t *testing.T) {
+	t.Parallel()
+	b := setup(t, succeed)
+	b.exec(`INSERT INTO dlq.dead_letter_queue (id, river_job_id, queue, kind, job_kind, priority, original_event, error_class, error_type, source,
+			next_retry_at, first_failed_at, last_failed_at)
+		SELECT dlq.uuid_v7(), i, 'queue_' || i % 10, 'kind_' || i % 50, 'k', 1 + i % 4, '{}', (ARRAY['transient','outage','validation'])[1 + i % 3],
+			'TYPE_' || i % 20, 'source_' || i % 30, now() + (i % 2000 - 1000) * interval '1 second', now(), now()
+		FROM generate_series(1, 20000) i`)
+	b.exec("VACUUM ANALYZE dlq.dead_letter_queue")
+
+	explain := func(sql string, args ...any) string {
+		rows, err := b.pool.Query(t.Context(), "EXPLAIN "+sql, args...)
+		require.NoError(t, err)
+		lines, err := pgx.CollectRows(rows, pgx.RowTo[string])
+		require.NoError(t, err)
+		return strings.Join(lines, "\n")
+	}
+	for index, f := range map[string]deadletter.Filter{
+		"dead_letter_open_pkey":               {},
+		"dead_letter_open_queue_id_idx":       {Queue: "no_such_queue"},
+		"dead_letter_open_kind_id_idx":        {Kind: "kind_7"},
+		"dead_letter_open_error_class_id_idx": {ErrorClass: "business"},
+		"dead_letter_open_error_type_id_idx":  {ErrorType: "NO_SUCH_TYPE"},
+		"dead_letter_open_source_id_idx":      {Source: "nobody", Oldest: true},
+	} {
+		f.Limit = 50
+		sql, args := b.store.ListSQL(f)
+		plan := explain(sql, args...)
+		require.Contains(t, plan, index)
+		require.NotContains(t, plan, "Seq Scan on dead_letter_open")
+	}
+	plan := explain(`SELECT d.id FROM (VALUES (1), (2), (3), (4)) AS p (priority) CROSS JOIN LATERAL (
+		SELECT e.id FROM dlq.dead_letter_open e WHERE e.status = 'dlq_pending' AND e.priority = p.priority AND e.next_retry_at <= now()
+		ORDER BY e.next_retry_at, e.id LIMIT 100 FOR UPDATE SKIP LOCKED) d LIMIT 100`)
+	require.Contains(t, plan, "dead_letter_open_due")
+	require.NotContains(t, plan, "Seq Scan")
+	require.NotContains(t, plan, "Sort")
+}
+
+// TestMoves_underContention has operators fight over the same entries: no move is lost, doubled or illegal.
+func TestMoves_underContention(t *testing.T) {
+	t.Parallel()
+	b := setup(t, succeed)
+	for range 5 {
+		b.endBySQL(b.insert(nil), "discarded")
+	}
+	list, err := b.store.List(t.Context(), deadletter.Filter{Limit: 10})
+	require.NoError(t, err)
+	errs := make(chan error, 8)
+	for range cap(errs) {
+		go func() {
+			for range 60 {
+				id := list[rand.IntN(len(list))].ID
+				var err error
+				switch rand.IntN(4) {
+				case 0:
+					err = b.store.Park(t.Context(), id, kim)
+				case 1:
+					err = b.store.Unpark(t.Context(), id, kim)
+				case 2:
+					var job int64
+					if job, err = b.store.Replay(t.Context(), id, kim, nil, false); err == nil {
+						_, err = b.pool.Exec(t.Context(), "UPDATE river_job SET state = 'discarded', finalized_at = now() WHERE id = $1", job)
+					}
+				case 3:
+					_, err = b.store.SweepLeases(t.Context())
+				}
+				var move *deadletter.MoveError
+				if err != nil && !asMove(err, &move) {
+					errs <- err
+					return
+				}
+			}
+			errs <- nil
+		}()
+	}
+	for range cap(errs) {
+		require.NoError(t, <-errs)
+	}
+	require.Equal(t, 5, b.count("SELECT count(*) FROM dlq.dead_letter_queue"))
+	// The audit trail is a chain: each move starts where the one before it ended.
+	require.Zero(t, b.count(`SELECT count(*) FROM (
+		SELECT from_status, lag(to_status) OVER (PARTITION BY entry_id ORDER BY at, id) AS before FROM dlq.dead_letter_transitions) c
+		WHERE from_status IS DISTINCT FROM before`))
+	require.Zero(t, b.count(`SELECT count(*) FROM dlq.dead_letter_queue e WHERE status IS DISTINCT FROM (
+		SELECT to_status FROM dlq.dead_letter_transitions t WHERE t.entry_id = e.id ORDER BY at DESC, id DESC LIMIT 1)`))
+}
+
+func asMove(err error, move **deadletter.MoveError) bool { return errors.As(err, move) }

@@ -1,0 +1,346 @@
+package delivery_test
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/riverqueue/river"
+	"github.com/riverqueue/river/riverdriver/riverpgxv5"
+	"github.com/riverqueue/river/rivertype"
+	standardwebhooks "github.com/standard-webhooks/standard-webhooks/libraries/go"
+	"github.com/stretchr/testify/require"
+
+	"github.com/dlqd/dlqd/internal/delivery"
+	"github.com/dlqd/dlqd/internal/ingest"
+	"github.com/dlqd/dlqd/internal/message"
+	"github.com/dlqd/dlqd/internal/policy"
+	"github.com/dlqd/dlqd/internal/postgres"
+	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
+	"github.com/dlqd/dlqd/riverdlq"
+)
+
+func TestMain(m *testing.M) { postgrestest.Main(m) }
+
+const secret = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
+
+// bundle is a database, an ingester and a River client that delivers to a receiver.
+type bundle struct {
+	*testing.T
+
+	pool     *pgxpool.Pool
+	ingester *ingest.Ingester
+	client   *river.Client[pgx.Tx]
+}
+
+func setup(t *testing.T, url, queue string) *bundle {
+	t.Helper()
+	pool := postgrestest.Pool(t)
+	dir := t.TempDir()
+	require.NoError(t, os.WriteFile(filepath.Join(dir, policy.FileName), fmt.Appendf(nil, "queues: {default: {%s}}\ndestinations: {default: {url: %q, secret: %q}}\n", queue, url, secret), 0o600))
+	rules, err := policy.Load(dir)
+	require.NoError(t, err)
+	logger := slog.New(slog.DiscardHandler)
+	b := &bundle{T: t, pool: pool}
+	b.ingester, err = ingest.New(ingest.Config{Pool: pool, Schemas: postgres.DefaultSchemas(), Policy: rules, Logger: logger})
+	require.NoError(t, err)
+	worker := delivery.NewWorker(rules, logger, func(string, string, time.Duration) {})
+	workers := river.NewWorkers()
+	river.AddWorker(workers, worker)
+	b.client, err = river.NewClient(riverpgxv5.New(pool), &river.Config{
+		Queues: map[string]river.QueueConfig{"default": {MaxWorkers: 10}}, Workers: workers, Logger: logger, TestOnly: true,
+		FetchCooldown: time.Millisecond, FetchPollInterval: 20 * time.Millisecond, Middleware: []rivertype.Middleware{riverdlq.NewMiddleware()},
+	})
+	require.NoError(t, err)
+	require.NoError(t, b.client.Start(t.Context()))
+	t.Cleanup(func() {
+		b.ingester.Stop()
+		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		defer cancel()
+		require.NoError(t, b.client.StopAndCancel(ctx))
+		worker.Close()
+	})
+	return b
+}
+
+// deliver submits a message and returns its job once it is in one of the states.
+func (b *bundle) deliver(extra string, states ...rivertype.JobState) *rivertype.JobRow {
+	b.Helper()
+	msg, err := message.Parse([]byte(`{"messageId": "msg-1", "queue": "default", "kind": "payment.captured", "payload": {"amount": 4200}` + extra + `}`))
+	require.NoError(b, err)
+	receipt, err := b.ingester.Submit(b.Context(), msg, ingest.Trace{Parent: "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", State: "vendor=1"})
+	require.NoError(b, err)
+	var job *rivertype.JobRow
+	require.Eventually(b, func() bool {
+		job, err = b.client.JobGet(b.Context(), receipt.JobID)
+		require.NoError(b, err)
+		for _, s := range states {
+			if job.State == s {
+				return true
+			}
+		}
+		return false
+	}, 30*time.Second, 5*time.Millisecond)
+	return job
+}
+
+type structured struct {
+	Attempt           int
+	Type, Code, Class string
+	Message           string
+	Context           map[string]any
+}
+
+func structuredOf(t *testing.T, job *rivertype.JobRow) structured {
+	t.Helper()
+	var metadata struct {
+		Error structured `json:"dlq:error"`
+	}
+	require.NoError(t, json.Unmarshal(job.Metadata, &metadata))
+	return metadata.Error
+}
+
+func answering(t *testing.T, handler http.HandlerFunc) string {
+	t.Helper()
+	server := httptest.NewServer(handler)
+	t.Cleanup(server.Close)
+	return server.URL
+}
+
+func TestDeliver_theRequest(t *testing.T) {
+	t.Parallel()
+	var got *http.Request
+	var body []byte
+	url := answering(t, func(_ http.ResponseWriter, r *http.Request) {
+		got = r
+		body, _ = io.ReadAll(r.Body)
+	})
+	b := setup(t, url, "")
+	b.deliver(`, "headers": {"X-Tenant": "7"}`, rivertype.JobStateCompleted)
+	require.Equal(t, http.MethodPost, got.Method)
+	require.JSONEq(t, `{"amount": 4200}`, string(body))
+	h := got.Header
+	require.Equal(t, "application/json", h.Get("Content-Type"))
+	require.Equal(t, "msg-1", h.Get("Webhook-Id"))
+	require.Equal(t, "1", h.Get("Dlqd-Attempt"))
+	require.Equal(t, "payment.captured", h.Get("Dlqd-Kind"))
+	require.Equal(t, "7", h.Get("X-Tenant"))
+	require.Regexp(t, `^00-4bf92f3577b34da6a3ce929d0e0e4736-[0-9a-f]{16}-01$`, h.Get("Traceparent"))
+	require.NotContains(t, h.Get("Traceparent"), "00f067aa0ba902b7", "a span of its own")
+	require.Equal(t, "vendor=1", h.Get("Tracestate"))
+	webhook, err := standardwebhooks.NewWebhook(secret)
+	require.NoError(t, err)
+	require.NoError(t, webhook.Verify(body, h), "the receiver can check the signature")
+	require.Error(t, webhook.Verify([]byte(`{"amount": 1}`), h))
+}
+
+// What each answer means: whether the job is retried, and what is recorded.
+func TestDeliver_theAnswerDecides(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct {
+		status  int
+		class   string
+		retried bool
+	}{
+		{408, "transient", true},
+		{500, "transient", true},
+		{502, "transient", true},
+		{429, "rate_limited", true},
+		{503, "outage", true},
+		{504, "outage", true},
+		{400, "validation", false},
+		{422, "validation", false},
+		{401, "unauthorized", false},
+		{403, "unauthorized", false},
+		{404, "not_found", false},
+		{410, "not_found", false},
+		{409, "business", false},
+		{418, "unknown", true},
+	} {
+		t.Run(fmt.Sprint(test.status), func(t *testing.T) {
+			t.Parallel()
+			url := answering(t, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(test.status) })
+			b := setup(t, url, "maxAttempts: 2, backoff: 1h")
+			job := b.deliver("", rivertype.JobStateRetryable, rivertype.JobStateCancelled, rivertype.JobStateDiscarded)
+			if test.retried {
+				require.Equal(t, rivertype.JobStateRetryable, job.State)
+			} else {
+				require.Equal(t, rivertype.JobStateCancelled, job.State)
+			}
+			s := structuredOf(t, job)
+			require.Equal(t, test.class, s.Class)
+			require.Equal(t, fmt.Sprintf("HTTP_%d", test.status), s.Type)
+			require.Equal(t, fmt.Sprint(test.status), s.Code)
+			require.EqualValues(t, test.status, s.Context["status"])
+		})
+	}
+}
+
+func TestDeliver_problemDocumentsAndErrorHeaders(t *testing.T) {
+	t.Parallel()
+	url := answering(t, func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/problem+json; charset=utf-8")
+		w.Header().Set("X-Error-Code", "51")
+		w.WriteHeader(http.StatusConflict)
+		_, _ = io.WriteString(w, `{"type": "https://bank.example/declined", "title": "Declined", "detail": "insufficient \u0000 funds \ud800"}`)
+	})
+	job := setup(t, url, "").deliver("", rivertype.JobStateCancelled)
+	s := structuredOf(t, job)
+	require.Equal(t, "https://bank.example/declined", s.Type)
+	require.Equal(t, "51", s.Code)
+	require.Contains(t, s.Message, "409 Conflict: Declined: insufficient \uFFFD funds \uFFFD")
+
+	url = answering(t, func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("X-Error-Type", "OutOfStock")
+		w.WriteHeader(http.StatusUnprocessableEntity)
+		_, _ = w.Write([]byte{0, 0xff, 'x'})
+	})
+	s = structuredOf(t, setup(t, url, "").deliver("", rivertype.JobStateCancelled))
+	require.Equal(t, "OutOfStock", s.Type)
+	require.Equal(t, "\uFFFD\uFFFDx", s.Context["body"])
+}
+
+func TestDeliver_retryAfterIsHonoured(t *testing.T) {
+	t.Parallel()
+	for _, header := range []string{"900", time.Now().Add(15 * time.Minute).UTC().Format(http.TimeFormat)} {
+		url := answering(t, func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Retry-After", header)
+			w.WriteHeader(http.StatusTooManyRequests)
+		})
+		job := setup(t, url, "backoff: 10s").deliver("", rivertype.JobStateRetryable)
+		require.WithinDuration(t, time.Now().Add(15*time.Minute), job.ScheduledAt, time.Minute)
+	}
+}
+
+func TestDeliver_logicalFailure(t *testing.T) {
+	t.Parallel()
+	url := answering(t, func(w http.ResponseWriter, _ *http.Request) {
+		_, _ = io.WriteString(w, `{"success": false, "reason": "closed"}`)
+	})
+	job := setup(t, url, "").deliver("", rivertype.JobStateCompleted)
+	require.Contains(t, string(job.Metadata), `closed`)
+	require.Contains(t, string(job.Metadata), delivery.LogicalFailureKey)
+
+	b := setup(t, url, "deadLetterLogicalFailures: true")
+	job = b.deliver("", rivertype.JobStateCancelled)
+	require.Equal(t, "LOGICAL_FAILURE", structuredOf(t, job).Type)
+	var n int
+	require.NoError(t, b.pool.QueryRow(t.Context(), "SELECT count(*) FROM dlq.dead_letter_queue WHERE error_class = 'business' AND kind = 'payment.captured' AND event_id = 'msg-1'").Scan(&n))
+	require.Equal(t, 1, n)
+}
+
+func TestDeliver_noAnswer(t *testing.T) {
+	t.Parallel()
+	closed, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	refusing := "http://user:hunter2@" + closed.Addr().String() + "/?token=hunter2"
+	require.NoError(t, closed.Close())
+	for name, test := range map[string]struct {
+		url  string
+		want string
+	}{
+		"refused": {refusing, delivery.TypeConnectionRefused},
+		"hangs": {answering(t, func(_ http.ResponseWriter, r *http.Request) {
+			_, _ = io.Copy(io.Discard, r.Body) // only then does the server notice that the client hangs up
+			select {
+			case <-r.Context().Done():
+			case <-time.After(20 * time.Second):
+			}
+		}), delivery.TypeTimeout},
+		"hangs up": {answering(t, func(w http.ResponseWriter, _ *http.Request) {
+			conn, _, err := http.NewResponseController(w).Hijack()
+			if err == nil {
+				_ = conn.Close()
+			}
+		}), delivery.TypeConnectionReset},
+		"no such host": {"http://no-such-host.invalid/", delivery.TypeDNS},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			job := setup(t, test.url, "timeout: 300ms, backoff: 1h").deliver("", rivertype.JobStateRetryable)
+			s := structuredOf(t, job)
+			require.Equal(t, test.want, s.Type)
+			require.Equal(t, "transient", s.Class)
+			require.NotContains(t, string(job.Metadata)+job.Errors[0].Error, "hunter2")
+		})
+	}
+}
+
+func TestDeliver_redirects(t *testing.T) {
+	t.Parallel()
+	var mu sync.Mutex
+	var elsewhere int
+	other := answering(t, func(http.ResponseWriter, *http.Request) { mu.Lock(); elsewhere++; mu.Unlock() })
+	url := answering(t, func(w http.ResponseWriter, r *http.Request) {
+		switch r.URL.Path {
+		case "/away":
+			http.Redirect(w, r, other, http.StatusTemporaryRedirect)
+		case "/get":
+			http.Redirect(w, r, "/ok", http.StatusFound)
+		case "/moved":
+			http.Redirect(w, r, "/ok", http.StatusPermanentRedirect)
+		case "/ok":
+			body, _ := io.ReadAll(r.Body)
+			if r.Method != http.MethodPost || len(body) == 0 {
+				w.WriteHeader(http.StatusBadRequest)
+			}
+		}
+	})
+	require.Equal(t, "HTTP_307", structuredOf(t, setup(t, url+"/away", "backoff: 1h").deliver("", rivertype.JobStateRetryable)).Type)
+	require.Zero(t, elsewhere, "the payload goes to no other host")
+	require.Equal(t, "HTTP_302", structuredOf(t, setup(t, url+"/get", "backoff: 1h").deliver("", rivertype.JobStateRetryable)).Type)
+	setup(t, url+"/moved", "").deliver("", rivertype.JobStateCompleted)
+}
+
+func TestDeliver_answerWithoutEnd(t *testing.T) {
+	t.Parallel()
+	url := answering(t, func(w http.ResponseWriter, r *http.Request) {
+		w.WriteHeader(http.StatusInternalServerError)
+		for r.Context().Err() == nil {
+			if _, err := io.WriteString(w, strings.Repeat("x", 1<<16)); err != nil {
+				return
+			}
+		}
+	})
+	job := setup(t, url, "backoff: 1h").deliver("", rivertype.JobStateRetryable)
+	require.Equal(t, "HTTP_500", structuredOf(t, job).Type, "the answer counts, however long its body")
+}
+
+func TestDeliver_usesItsConnectionsAgain(t *testing.T) {
+	t.Parallel()
+	var mu sync.Mutex
+	connections := map[string]int{}
+	url := answering(t, func(_ http.ResponseWriter, r *http.Request) {
+		mu.Lock()
+		connections[r.RemoteAddr]++
+		mu.Unlock()
+	})
+	b := setup(t, url, "")
+	for i := range 10 {
+		b.deliver(fmt.Sprintf(`, "messageId": "m-%d"`, i), rivertype.JobStateCompleted)
+	}
+	require.Len(t, connections, 1)
+}
+
+func TestBackoff(t *testing.T) {
+	t.Parallel()
+	for attempt, want := range map[int]time.Duration{1: time.Second, 2: 2 * time.Second, 3: 4 * time.Second, 10: 512 * time.Second} {
+		require.Equal(t, want*8/10, delivery.Backoff(time.Second, attempt, 0))
+		require.Equal(t, want, delivery.Backoff(time.Second, attempt, 0.5))
+		require.Less(t, delivery.Backoff(time.Second, attempt, 0.999), want*12/10)
+	}
+	require.LessOrEqual(t, delivery.Backoff(time.Hour, 1000, 0.9), 29*time.Hour, "it has a ceiling")
+}

@@ -1,0 +1,415 @@
+package ingest_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/dlqd/dlqd/internal/ingest"
+	"github.com/dlqd/dlqd/internal/message"
+	"github.com/dlqd/dlqd/internal/policy"
+	"github.com/dlqd/dlqd/internal/postgres"
+	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
+)
+
+func TestMain(m *testing.M) { postgrestest.Main(m) }
+
+type bundle struct {
+	*testing.T
+
+	pool    *pgxpool.Pool
+	config  ingest.Config
+	inserts atomic.Int64
+}
+
+func setup(t *testing.T) *bundle {
+	t.Helper()
+	b := &bundle{T: t, pool: postgrestest.Pool(t)}
+	rules, err := policy.Default("http://127.0.0.1:1/")
+	require.NoError(t, err)
+	b.config = ingest.Config{
+		Pool: b.pool, Schemas: postgres.DefaultSchemas(), Policy: rules, Logger: slog.New(slog.DiscardHandler),
+		Observe: func(int, time.Duration, error) { b.inserts.Add(1) },
+	}
+	return b
+}
+
+func (b *bundle) start() *ingest.Ingester {
+	b.Helper()
+	i, err := ingest.New(b.config)
+	require.NoError(b, err)
+	b.Cleanup(i.Stop)
+	return i
+}
+
+func (b *bundle) jobs() int {
+	b.Helper()
+	var n int
+	require.NoError(b, b.pool.QueryRow(b.Context(), "SELECT count(*) FROM river_job").Scan(&n))
+	return n
+}
+
+func (b *bundle) message(id, payload string) *message.Message {
+	b.Helper()
+	raw := fmt.Sprintf(`{"queue": "default", "kind": "order.placed", "payload": %s`, payload)
+	if id != "" {
+		raw += fmt.Sprintf(`, "messageId": %q`, id)
+	}
+	msg, err := message.Parse([]byte(raw + "}"))
+	require.NoError(b, err)
+	return msg
+}
+
+func TestSubmit_storesTheJob(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	receipt, err := b.start().Submit(t.Context(), b.message("order-1", `{"a": 1}`), ingest.Trace{Parent: "00-aa-bb-01"})
+	require.NoError(t, err)
+	var args, metadata string
+	var key []byte
+	var attempts, priority int
+	require.NoError(t, b.pool.QueryRow(t.Context(), "SELECT args, metadata, unique_key, max_attempts, priority FROM river_job WHERE id = $1 AND kind = 'dlqd_message'",
+		receipt.JobID).Scan(&args, &metadata, &key, &attempts, &priority))
+	require.JSONEq(t, `{"messageId": "order-1", "queue": "default", "kind": "order.placed", "payload": {"a": 1}}`, args)
+	require.JSONEq(t, `{"traceparent": "00-aa-bb-01"}`, metadata)
+	require.Equal(t, message.UniqueKey("order-1"), key, "River builds the key as this package expects")
+	require.Equal(t, policy.DefaultMaxAttempts, attempts)
+	require.Equal(t, message.DefaultPriority, priority)
+}
+
+func TestSubmit_sameMessageAgain(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	i := b.start()
+	first, err := i.Submit(t.Context(), b.message("m1", `{"a": 1, "b": 2}`), ingest.Trace{})
+	require.NoError(t, err)
+	require.False(t, first.Duplicate)
+	again, err := i.Submit(t.Context(), b.message("m1", `{"b": 2, "a":   1.0}`), ingest.Trace{Parent: "00-another"})
+	require.NoError(t, err)
+	require.True(t, again.Duplicate, "the same content, however it is written")
+	require.Equal(t, first.JobID, again.JobID)
+	_, err = i.Submit(t.Context(), b.message("m1", `{"a": 2}`), ingest.Trace{})
+	var conflict *ingest.ConflictError
+	require.ErrorAs(t, err, &conflict)
+	require.Equal(t, first.JobID, conflict.JobID)
+	require.Equal(t, 1, b.jobs())
+
+	for _, end := range []string{"completed", "discarded"} {
+		_, err = b.pool.Exec(t.Context(), "UPDATE river_job SET state = $1::river_job_state, finalized_at = now()", end)
+		require.NoError(t, err)
+		again, err = i.Submit(t.Context(), b.message("m1", `{"a": 1, "b": 2}`), ingest.Trace{})
+		require.NoError(t, err)
+		require.True(t, again.Duplicate, "after it was %s", end)
+	}
+
+	// River deletes old jobs; an open dead letter still knows the message.
+	_, err = b.pool.Exec(t.Context(), "DELETE FROM river_job")
+	require.NoError(t, err)
+	again, err = i.Submit(t.Context(), b.message("m1", `{"a": 1, "b": 2}`), ingest.Trace{})
+	require.NoError(t, err)
+	require.True(t, again.Duplicate)
+	require.NotZero(t, again.EntryID)
+	_, err = i.Submit(t.Context(), b.message("m1", `{"other": 1}`), ingest.Trace{})
+	require.ErrorAs(t, err, &conflict)
+	require.Zero(t, b.jobs())
+}
+
+func TestSubmit_joinsWhatComesTogether(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	i := b.start()
+	const n = 500
+	var wg sync.WaitGroup
+	jobs := make([]int64, n)
+	for k := range n {
+		wg.Go(func() {
+			id := ""
+			if k%5 == 0 {
+				id = fmt.Sprintf("same-%d", k%10) // two ids that 50 senders each use at once
+			}
+			receipt, err := i.Submit(t.Context(), b.message(id, `1`), ingest.Trace{})
+			require.NoError(t, err)
+			jobs[k] = receipt.JobID
+		})
+	}
+	wg.Wait()
+	require.Equal(t, 400+2, b.jobs())
+	require.Less(t, b.inserts.Load(), int64(n), "submissions share inserts")
+	for k := 10; k < n; k += 10 {
+		require.Equal(t, jobs[0], jobs[k])
+	}
+}
+
+func TestSubmit_oneThatTheDatabaseRefusesFailsAlone(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	_, err := b.pool.Exec(t.Context(), `ALTER TABLE river_job ADD CONSTRAINT no_poison CHECK (NOT args @> '{"payload": "poison"}')`)
+	require.NoError(t, err)
+	i := b.start()
+	var wg sync.WaitGroup
+	var refused atomic.Int64
+	for k := range 200 {
+		wg.Go(func() {
+			payload := `"good"`
+			if k%50 == 7 {
+				payload = `"poison"`
+			}
+			_, err := i.Submit(t.Context(), b.message(fmt.Sprintf("m-%d", k), payload), ingest.Trace{})
+			var bad *ingest.RefusedError
+			if k%50 == 7 {
+				require.ErrorAs(t, err, &bad)
+				require.Equal(t, fmt.Sprintf("m-%d", k), bad.MessageID)
+				refused.Add(1)
+				return
+			}
+			require.NoError(t, err)
+		})
+	}
+	wg.Wait()
+	require.EqualValues(t, 4, refused.Load())
+	require.Equal(t, 196, b.jobs())
+}
+
+// blockInserts holds a lock that every insert waits for, until the returned function is called.
+func (b *bundle) blockInserts() (release func()) {
+	b.Helper()
+	tx, err := b.pool.Begin(b.Context())
+	require.NoError(b, err)
+	_, err = tx.Exec(b.Context(), "LOCK TABLE river_job IN SHARE MODE")
+	require.NoError(b, err)
+	return func() { require.NoError(b, tx.Rollback(b.Context())) }
+}
+
+func TestSubmit_overflow(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.config.MaxPending = 3
+	i := b.start()
+	release := b.blockInserts()
+	results := make(chan error, 3)
+	for range 3 {
+		go func() {
+			_, err := i.Submit(t.Context(), b.message("", `1`), ingest.Trace{})
+			results <- err
+		}()
+	}
+	require.Eventually(t, func() bool { n, _ := i.Pending(); return n == 3 }, 10*time.Second, time.Millisecond)
+	_, err := i.Submit(t.Context(), b.message("", `1`), ingest.Trace{})
+	require.ErrorIs(t, err, ingest.ErrFull)
+	_, err = i.SubmitBatch(t.Context(), []*message.Message{b.message("", `1`)}, ingest.Trace{})
+	require.ErrorIs(t, err, ingest.ErrFull)
+	release()
+	for range 3 {
+		require.NoError(t, <-results)
+	}
+	require.Equal(t, 3, b.jobs())
+	messages, size := i.Pending()
+	require.Zero(t, messages)
+	require.Zero(t, size)
+}
+
+func TestSubmit_boundsBytes(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.config.MaxPendingBytes = 1000
+	i := b.start()
+	release := b.blockInserts()
+	done := make(chan error, 1)
+	large := `"` + strings.Repeat("x", 2000) + `"`
+	go func() {
+		_, err := i.Submit(t.Context(), b.message("", large), ingest.Trace{})
+		done <- err
+	}()
+	require.Eventually(t, func() bool { n, _ := i.Pending(); return n == 1 }, 10*time.Second, time.Millisecond)
+	_, err := i.Submit(t.Context(), b.message("", `1`), ingest.Trace{})
+	require.ErrorIs(t, err, ingest.ErrFull)
+	release()
+	require.NoError(t, <-done, "one that is larger than the budget goes through alone")
+}
+
+func TestSubmit_clientThatHangsUpLeavesNothingInDoubt(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	i := b.start()
+	release := b.blockInserts()
+	ctx, hangUp := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() {
+		_, err := i.Submit(ctx, b.message("hung-up", `1`), ingest.Trace{})
+		done <- err
+	}()
+	require.Eventually(t, func() bool { n, _ := i.Pending(); return n == 1 }, 10*time.Second, time.Millisecond)
+	hangUp()
+	require.ErrorIs(t, <-done, context.Canceled)
+	release()
+	receipt, err := i.Submit(t.Context(), b.message("hung-up", `1`), ingest.Trace{})
+	require.NoError(t, err)
+	require.NotZero(t, receipt.JobID)
+	require.Equal(t, 1, b.jobs(), "once, whichever of the two was first")
+}
+
+// cutConn is a connection that breaks after it has sent a COMMIT, before the answer comes.
+type cutConn struct {
+	net.Conn
+
+	cut *atomic.Int64 // commits still to be cut
+}
+
+func (c cutConn) Write(p []byte) (int, error) {
+	n, err := c.Conn.Write(p)
+	if bytes.Contains(p, []byte("commit")) && c.cut.Add(-1) >= 0 {
+		time.Sleep(20 * time.Millisecond) // the server gets it, and does it
+		_ = c.Conn.Close()
+		return n, errors.New("connection cut")
+	}
+	return n, err
+}
+
+func TestSubmit_commitWhoseAnswerIsLost(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	config := b.pool.Config().Copy()
+	var cut atomic.Int64
+	dial := config.ConnConfig.DialFunc
+	config.ConnConfig.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {
+		conn, err := dial(ctx, network, addr)
+		return cutConn{conn, &cut}, err
+	}
+	pool, err := pgxpool.NewWithConfig(t.Context(), config)
+	require.NoError(t, err)
+	t.Cleanup(pool.Close)
+	b.config.Pool = pool
+	i := b.start()
+
+	cut.Store(1)
+	receipt, err := i.Submit(t.Context(), b.message("lost", `1`), ingest.Trace{})
+	require.NoError(t, err)
+	require.Equal(t, 1, b.jobs())
+	require.Negative(t, cut.Load(), "the commit was cut, and tried again")
+
+	cut.Store(2)
+	_, err = i.SubmitBatch(t.Context(), []*message.Message{b.message("batch-1", `1`), b.message("batch-2", `2`)}, ingest.Trace{})
+	require.NoError(t, err)
+	require.Equal(t, 3, b.jobs())
+
+	cut.Store(1000) // the database never answers
+	_, err = i.Submit(t.Context(), b.message("uncertain", `1`), ingest.Trace{})
+	require.ErrorIs(t, err, ingest.ErrUncertain)
+	cut.Store(0)
+	again, err := i.Submit(t.Context(), b.message("uncertain", `1`), ingest.Trace{})
+	require.NoError(t, err, "its messageId settles it")
+	require.NotEqual(t, receipt.JobID, again.JobID)
+	require.Equal(t, 4, b.jobs())
+}
+
+func TestSubmitBatch_allOrNone(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	i := b.start()
+	_, err := i.Submit(t.Context(), b.message("taken", `1`), ingest.Trace{})
+	require.NoError(t, err)
+
+	_, err = i.SubmitBatch(t.Context(), []*message.Message{b.message("a", `1`), b.message("taken", `2`), b.message("b", `1`)}, ingest.Trace{})
+	var conflict *ingest.ConflictError
+	require.ErrorAs(t, err, &conflict)
+	require.Equal(t, 1, conflict.Index)
+	require.Equal(t, 1, b.jobs())
+
+	unknown := b.message("c", `1`)
+	unknown.Queue = "nowhere"
+	_, err = i.SubmitBatch(t.Context(), []*message.Message{b.message("a", `1`), unknown}, ingest.Trace{})
+	var queue *ingest.UnknownQueueError
+	require.ErrorAs(t, err, &queue)
+	require.Equal(t, 1, queue.Index)
+	require.Equal(t, 1, b.jobs())
+
+	receipts, err := i.SubmitBatch(t.Context(), []*message.Message{b.message("b", `1`), b.message("taken", `1`), b.message("a", `1`)}, ingest.Trace{})
+	require.NoError(t, err)
+	require.Equal(t, 3, b.jobs())
+	require.Equal(t, "b", receipts[0].MessageID)
+	require.True(t, receipts[1].Duplicate)
+	require.Equal(t, "a", receipts[2].MessageID)
+	var args string
+	require.NoError(t, b.pool.QueryRow(t.Context(), "SELECT args FROM river_job WHERE id = $1", receipts[2].JobID).Scan(&args))
+	require.Contains(t, args, `"a"`)
+}
+
+func TestStop_answersWhatWasAccepted(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	i := b.start()
+	release := b.blockInserts()
+	const n = 20
+	results := make(chan error, n)
+	for range n {
+		go func() {
+			_, err := i.Submit(t.Context(), b.message("", `1`), ingest.Trace{})
+			results <- err
+		}()
+	}
+	require.Eventually(t, func() bool { p, _ := i.Pending(); return p == n }, 10*time.Second, time.Millisecond)
+	go release()
+	i.Stop()
+	for range n {
+		require.NoError(t, <-results)
+	}
+	require.Equal(t, n, b.jobs())
+	_, err := i.Submit(t.Context(), b.message("", `1`), ingest.Trace{})
+	require.ErrorIs(t, err, ingest.ErrStopped)
+}
+
+func TestLookup(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	i := b.start()
+	_, err := i.Lookup(t.Context(), "nobody")
+	require.ErrorIs(t, err, ingest.ErrNoMessage)
+	receipt, err := i.Submit(t.Context(), b.message("m", `1`), ingest.Trace{})
+	require.NoError(t, err)
+	for _, step := range []struct {
+		set  string
+		want ingest.State
+	}{
+		{"priority = 2", ingest.Queued},
+		{"state = 'running', attempt = 1", ingest.Running},
+		{"state = 'retryable'", ingest.Retrying},
+		{"state = 'completed', finalized_at = now(), metadata = '{\"dlq:logical_failure\": {\"body\": \"no\"}}'", ingest.Completed},
+		{"state = 'available', finalized_at = NULL", ingest.Retrying},
+		{"state = 'cancelled', finalized_at = now(), metadata = '{\"cancel_attempted_at\": \"now\"}'", ingest.Cancelled},
+		{"state = 'available', finalized_at = NULL", ingest.Retrying},
+		{"state = 'discarded', finalized_at = now()", ingest.DeadLettered},
+	} {
+		_, err := b.pool.Exec(t.Context(), "UPDATE river_job SET "+step.set+" WHERE id = $1", receipt.JobID)
+		require.NoError(t, err)
+		position, err := i.Lookup(t.Context(), "m")
+		require.NoError(t, err)
+		require.Equal(t, step.want, position.State, step.set)
+		if step.want == ingest.Completed {
+			require.JSONEq(t, `{"body": "no"}`, string(position.LogicalFailure))
+		}
+		if step.want == ingest.DeadLettered {
+			require.Equal(t, "dlq_pending", position.DeadLetter.Status)
+			require.Equal(t, "/api/dlq/entries/"+position.DeadLetter.ID.String(), position.DeadLetter.URL)
+		}
+	}
+	_, err = b.pool.Exec(t.Context(), "DELETE FROM river_job")
+	require.NoError(t, err)
+	position, err := i.Lookup(t.Context(), "m")
+	require.NoError(t, err)
+	require.Equal(t, ingest.DeadLettered, position.State)
+	raw, err := json.Marshal(position)
+	require.NoError(t, err)
+	require.NotContains(t, string(raw), "jobId")
+}

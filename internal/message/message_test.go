@@ -1,0 +1,146 @@
+package message_test
+
+import (
+	"encoding/json"
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/dlqd/dlqd/internal/message"
+)
+
+func TestParse_good(t *testing.T) {
+	t.Parallel()
+	msg, err := message.Parse([]byte(`{
+		"messageId": "pay-1", "queue": "default", "kind": "payment.captured", "payload": {"€": [1, null, "\ud83d\ude00"]},
+		"source": "shop", "subscriberId": "sub_1", "priority": 4, "tags": ["abc"], "headers": {"X-Tenant": "7"},
+		"metadata": {"a": 1}, "scheduledAt": "2030-01-31T09:00:00+01:00"}`))
+	require.NoError(t, err)
+	require.Equal(t, "pay-1", msg.MessageID)
+	require.False(t, msg.MadeID())
+	require.Equal(t, 4, msg.Priority)
+	require.Equal(t, "2030-01-31 08:00:00 +0000 UTC", msg.ScheduledAt.String())
+	require.Equal(t, "dlqd_message", msg.Kind())
+
+	msg, err = message.Parse([]byte(`{"queue": "default", "kind": "k", "payload": null}`))
+	require.NoError(t, err)
+	require.Len(t, msg.MessageID, 36)
+	require.True(t, msg.MadeID())
+}
+
+func TestParse_bad(t *testing.T) {
+	t.Parallel()
+	with := func(field, value string) string {
+		fields := map[string]string{"queue": `"default"`, "kind": `"k"`, "payload": `{}`}
+		fields[field] = value
+		var parts []string
+		for k, v := range fields {
+			parts = append(parts, `"`+k+`": `+v)
+		}
+		return "{" + strings.Join(parts, ", ") + "}"
+	}
+	deep := strings.Repeat("[", 100) + strings.Repeat("]", 100)
+	for name, test := range map[string]struct{ body, field, says string }{
+		"empty":                {"", "", "is empty"},
+		"not JSON":             {"{", "", "is not JSON"},
+		"two documents":        {"{} {}", "", "is not JSON"},
+		"array":                {"[]", "", "must be"},
+		"no queue":             {`{"kind": "k", "payload": 1}`, "queue", "is required"},
+		"no kind":              {`{"queue": "q", "payload": 1}`, "kind", "is required"},
+		"no payload":           {`{"queue": "q", "kind": "k"}`, "payload", "is required"},
+		"unknown field":        {with("prioritty", "1"), "prioritty", "no such field"},
+		"kind with spaces":     {with("kind", `"a b"`), "kind", "words joined by dots"},
+		"kind too long":        {with("kind", `"`+strings.Repeat("k", 128)+`"`), "kind", "127"},
+		"id with a slash":      {with("messageId", `"a/b"`), "messageId", "letters, digits"},
+		"id of a wrong type":   {with("messageId", `7`), "messageId", "must be a string"},
+		"negative priority":    {with("priority", "-1"), "priority", "is -1; must be 1"},
+		"priority 0":           {with("priority", "0"), "priority", "is 0; must be 1"},
+		"priority 5":           {with("priority", "5"), "priority", "is 5; must be 1"},
+		"priority of a half":   {with("priority", "1.5"), "priority", "must be a whole number"},
+		"priority as text":     {with("priority", `"high"`), "priority", "must be a whole number"},
+		"date in a wrong form": {with("scheduledAt", `"31.12.2030"`), "scheduledAt", "RFC 3339"},
+		"date that is none":    {with("scheduledAt", `"2030-02-30T00:00:00Z"`), "scheduledAt", "RFC 3339"},
+		"date before time":     {with("scheduledAt", `"0001-01-01T00:00:00Z"`), "scheduledAt", "RFC 3339"},
+		"date as a number":     {with("scheduledAt", `1893456000`), "scheduledAt", "must be a string"},
+		"tag too short":        {with("tags", `["ok-1", "a"]`), "tags[1]", "must be 3 to 255"},
+		"tag with a comma":     {with("tags", `["a,b,c"]`), "tags[0]", "must be 3 to 255"},
+		"tags as text":         {with("tags", `"abc"`), "tags", "must be an array"},
+		"metadata as an array": {with("metadata", `[1]`), "metadata", "must be an object"},
+		"header's name":        {with("headers", `{"a b": "c"}`), "headers", "no name of an HTTP header"},
+		"header's value":       {with("headers", `{"A": "b\r\nEvil: 1"}`), "headers.A", "no value of an HTTP header"},
+		"reserved header":      {with("headers", `{"webhook-signature": "x"}`), "headers.webhook-signature", "set by dlqd"},
+		"source too long":      {with("source", `"`+strings.Repeat("s", 256)+`"`), "source", "at most 255"},
+		"too deep":             {with("payload", deep), "", "nested deeper than 64"},
+		"NUL":                  {with("payload", `"a\u0000b"`), "", "NUL character"},
+		"NUL in a key":         {with("payload", `{"\u0000": 1}`), "", "NUL character"},
+		"invalid UTF-8":        {with("payload", "\"\xff\""), "", "invalid UTF-8 at byte"},
+		"half a surrogate":     {with("payload", `"\ud800"`), "", "half a surrogate"},
+		"other half":           {with("payload", `"\udc00"`), "", "half a surrogate"},
+		"huge number":          {with("payload", `1e400000`), "", "exponent"},
+		"tiny number":          {with("payload", `1E-99999999999999999999`), "", "exponent"},
+		"long number":          {with("payload", strings.Repeat("9", 2000)), "", "longer than"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			_, err := message.Parse([]byte(test.body))
+			var invalid *message.InvalidError
+			require.ErrorAs(t, err, &invalid)
+			require.Len(t, invalid.Fields, 1, err)
+			require.Equal(t, test.field, invalid.Fields[0].Field)
+			require.Contains(t, invalid.Fields[0].Message, test.says)
+		})
+	}
+}
+
+func TestParse_saysAllThatIsWrong(t *testing.T) {
+	t.Parallel()
+	_, err := message.Parse([]byte(`{"priority": 9, "payload": 1}`))
+	var invalid *message.InvalidError
+	require.ErrorAs(t, err, &invalid)
+	require.Len(t, invalid.Fields, 3)
+}
+
+func TestParse_escapedBackslashIsNoNUL(t *testing.T) {
+	t.Parallel()
+	_, err := message.Parse([]byte(`{"queue": "q", "kind": "k", "payload": "\\u0000 \\ud800"}`))
+	require.NoError(t, err)
+}
+
+func TestParseBatch(t *testing.T) {
+	t.Parallel()
+	good := `{"queue": "q", "kind": "k", "payload": 1}`
+	messages, err := message.ParseBatch([]byte(`{"messages": [`+good+`,`+good+`]}`), 10)
+	require.NoError(t, err)
+	require.Len(t, messages, 2)
+
+	for body, says := range map[string]string{
+		`{"messages": []}`: "has 0 messages",
+		`{"messages": [` + good + `,` + good + `,` + good + `]}`:                                                                                   "has 3 messages",
+		`{"messages": [` + good + `, {"queue": "q", "kind": "k", "payload": 1, "priority": 7}]}`:                                                   "messages[1].priority: is 7",
+		`{"messages": [{"messageId": "a", "queue": "q", "kind": "k", "payload": 1}, {"messageId": "a", "queue": "q", "kind": "k", "payload": 2}]}`: "messages[1].messageId: is that of messages[0] too",
+		`{"message": []}`: "message: there is no such field",
+	} {
+		_, err := message.ParseBatch([]byte(body), 2)
+		require.ErrorContains(t, err, says)
+	}
+}
+
+// FuzzCheckJSON holds CheckJSON to what it promises: what passes is JSON that decodes.
+func FuzzCheckJSON(f *testing.F) {
+	for _, seed := range []string{`{"a": "\u0000"}`, `[1e5, "\ud83d\ude00", "\\"]`, `"\ud800\u0041"`, `-0.5e-3`, "\"\xff\""} {
+		f.Add([]byte(seed))
+	}
+	f.Fuzz(func(t *testing.T, raw []byte) {
+		err := message.CheckJSON(raw)
+		var invalid *message.InvalidError
+		if err != nil && !errors.As(err, &invalid) {
+			t.Fatal(err)
+		}
+		var v any
+		if err == nil && json.Unmarshal(raw, &v) != nil && !strings.Contains(json.Unmarshal(raw, &v).Error(), "float64") {
+			t.Fatalf("%q passes and does not decode: %v", raw, json.Unmarshal(raw, &v))
+		}
+	})
+}

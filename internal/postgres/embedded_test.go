@@ -1,0 +1,176 @@
+package postgres_test
+
+import (
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+
+	"github.com/dlqd/dlqd/internal/postgres"
+)
+
+// dataDir is a directory that the server's user can reach, whoever runs the tests.
+func dataDir(t *testing.T) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "dlqd-embedded-")
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	return dir
+}
+
+func start(t *testing.T, dir string) (*postgres.Embedded, error) {
+	t.Helper()
+	return postgres.StartEmbedded(t.Context(), postgres.EmbeddedConfig{
+		DataDir: dir, BinDir: os.Getenv("DLQD_TEST_POSTGRES_BIN"), Throwaway: true, Logger: slog.New(slog.DiscardHandler),
+	})
+}
+
+func query(t *testing.T, url, sql string) string {
+	t.Helper()
+	conn, err := pgx.Connect(t.Context(), url)
+	require.NoError(t, err)
+	defer func() { _ = conn.Close(t.Context()) }()
+	var out string
+	require.NoError(t, conn.QueryRow(t.Context(), sql).Scan(&out))
+	return out
+}
+
+func TestEmbedded_keepsItsDataAndItsDirectory(t *testing.T) {
+	t.Parallel()
+	dir := dataDir(t)
+	first, err := start(t, dir)
+	require.NoError(t, err)
+	require.Empty(t, query(t, first.URL(), "SHOW listen_addresses"), "it listens on its socket alone")
+	require.Equal(t, "0700", query(t, first.URL(), "SHOW unix_socket_permissions"))
+	require.Equal(t, "on", query(t, first.URL(), "SHOW synchronous_commit"))
+
+	_, err = start(t, dir)
+	var held *postgres.HeldError
+	require.ErrorAs(t, err, &held)
+	require.Contains(t, err.Error(), "process id "+strconv.Itoa(os.Getpid()))
+
+	url, err := postgres.EmbeddedURL(dir)
+	require.NoError(t, err)
+	require.Equal(t, first.URL(), url)
+	info, err := os.Stat(dir)
+	require.NoError(t, err)
+	require.Equal(t, os.FileMode(0o700), info.Mode().Perm())
+	require.NoError(t, first.Stop())
+	_, err = postgres.EmbeddedURL(dir)
+	require.ErrorContains(t, err, "no server runs")
+
+	second, err := start(t, dir)
+	require.NoError(t, err)
+	require.NoError(t, second.Stop())
+}
+
+// A dlqd that is killed leaves its server running. The next one shuts that down and starts its own; nothing is lost.
+func TestEmbedded_afterAKill(t *testing.T) {
+	t.Parallel()
+	dir := dataDir(t)
+	first, err := start(t, dir)
+	require.NoError(t, err)
+	conn, err := pgx.Connect(t.Context(), first.URL())
+	require.NoError(t, err)
+	_, err = conn.Exec(t.Context(), "CREATE TABLE kept AS SELECT 42 AS n")
+	require.NoError(t, err)
+	require.NoError(t, first.Abandon())
+
+	second, err := start(t, dir)
+	require.NoError(t, err)
+	<-first.Exited()
+	require.Equal(t, "42", query(t, second.URL(), "SELECT n::text FROM kept"))
+
+	// The server itself is killed: the next start recovers.
+	raw, err := os.ReadFile(filepath.Join(dir, "pgdata", "postmaster.pid"))
+	require.NoError(t, err)
+	pid, err := strconv.Atoi(strings.SplitN(string(raw), "\n", 2)[0])
+	require.NoError(t, err)
+	require.NoError(t, syscall.Kill(pid, syscall.SIGKILL))
+	<-second.Exited()
+	require.NoError(t, second.Stop())
+	third, err := start(t, dir)
+	require.NoError(t, err)
+	require.Equal(t, "42", query(t, third.URL(), "SELECT n::text FROM kept"))
+	require.NoError(t, third.Stop())
+}
+
+func TestEmbedded_initdbThatWasKilledLeavesNoHalfADatabase(t *testing.T) {
+	t.Parallel()
+	dir := dataDir(t)
+	require.NoError(t, os.MkdirAll(filepath.Join(dir, "pgdata.new", "base"), 0o700))
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "pgdata.new", "PG_VERSION"), []byte("15\n"), 0o600))
+	e, err := start(t, dir)
+	require.NoError(t, err)
+	require.NoError(t, e.Stop())
+}
+
+func TestEmbedded_longPaths(t *testing.T) {
+	t.Parallel()
+	dir := filepath.Join(dataDir(t), strings.Repeat("long", 30))
+	require.NoError(t, os.Chmod(filepath.Dir(dir), 0o711)) //nolint:gosec // it can be entered
+	e, err := start(t, dir)
+	require.NoError(t, err)
+	require.Equal(t, "1", query(t, e.URL(), "SELECT '1'"))
+	require.NoError(t, e.Stop())
+}
+
+func TestEmbedded_versionThatIsNotInstalled(t *testing.T) {
+	t.Parallel()
+	dir := dataDir(t)
+	require.NoError(t, os.MkdirAll(filepath.Join(dir, "pgdata"), 0o700))
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "pgdata", "PG_VERSION"), []byte("9\n"), 0o600))
+	_, err := start(t, dir)
+	require.ErrorIs(t, err, postgres.ErrNoBinaries)
+	require.ErrorContains(t, err, "version 9, which made this data directory")
+}
+
+func TestEmbedded_rootNeedsAReachableDirectory(t *testing.T) {
+	t.Parallel()
+	if os.Geteuid() != 0 {
+		return // only root changes user
+	}
+	closed := dataDir(t) // 0700
+	_, err := start(t, filepath.Join(closed, "data"))
+	require.ErrorContains(t, err, "cannot enter")
+	require.ErrorContains(t, err, "--data-dir")
+}
+
+func TestFindBinaries(t *testing.T) {
+	t.Parallel()
+	_, err := postgres.FindBinaries(t.Context(), t.TempDir(), 0)
+	require.ErrorIs(t, err, postgres.ErrNoBinaries)
+	require.ErrorContains(t, err, "Install it with: ")
+
+	// The newest one that is supported wins; what does not run, and what is too new, does not count.
+	fake := func(version string) string {
+		dir := t.TempDir()
+		for _, program := range []string{"postgres", "initdb"} {
+			script := "#!/bin/sh\necho 'postgres (PostgreSQL) " + version + "'\n"
+			require.NoError(t, os.WriteFile(filepath.Join(dir, program), []byte(script), 0o755)) //nolint:gosec // it is run
+		}
+		return dir
+	}
+	for version, ok := range map[string]bool{"14.9": false, "15.2": true, "18.1": true, "19beta1": false} {
+		_, err := postgres.FindBinaries(t.Context(), fake(version), 0)
+		require.Equal(t, ok, err == nil, "%s: %v", version, err)
+	}
+
+	// A link to a server elsewhere is followed to where its other programs are.
+	real := fake("16.4")
+	linked := t.TempDir()
+	require.NoError(t, os.Symlink(filepath.Join(real, "postgres"), filepath.Join(linked, "postgres")))
+	found, err := postgres.FindBinaries(t.Context(), linked, 0)
+	require.NoError(t, err)
+	require.Equal(t, 16, found.Major)
+	resolved, err := exec.LookPath(found.Path("initdb"))
+	require.NoError(t, err)
+	require.Equal(t, filepath.Join(real, "initdb"), resolved)
+}

@@ -1,0 +1,4 @@
+package postgres
+
+// Abandon leaves the server running and lets go of the data directory, as a killed process does.
+func (e *Embedded) Abandon() error { return e.lock.Unlock() }

@@ -1,0 +1,492 @@
+package server_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/dlqd/dlqd/internal/policy"
+	"github.com/dlqd/dlqd/internal/postgres"
+	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
+	"github.com/dlqd/dlqd/internal/server"
+	"github.com/dlqd/dlqd/internal/strategy"
+)
+
+func TestMain(m *testing.M) { postgrestest.Main(m) }
+
+// bundle is a whole dlqd on a database of its own, and a receiver whose answer the test sets.
+type bundle struct {
+	*testing.T
+
+	base string
+	url  string
+	pool *pgxpool.Pool
+	stop func()
+}
+
+type options struct {
+	receiver http.HandlerFunc
+	config   func(*server.Config)
+}
+
+func setup(t *testing.T, o options) *bundle {
+	t.Helper()
+	if o.receiver == nil {
+		o.receiver = func(http.ResponseWriter, *http.Request) {}
+	}
+	receiver := httptest.NewServer(o.receiver)
+	t.Cleanup(receiver.Close)
+	rules, err := policy.Default(receiver.URL)
+	require.NoError(t, err)
+	url := postgrestest.URL(t)
+	config := server.Config{
+		DatabaseURL: url, Schemas: postgres.DefaultSchemas(), API: true, Process: true, DLQWorkers: true,
+		Listen: []string{"127.0.0.1:0"}, Policy: rules, Logger: slog.New(slog.DiscardHandler),
+		Planner: strategy.NewPlanner([]time.Duration{20 * time.Millisecond}), StopTimeout: 20 * time.Second,
+	}
+	if o.config != nil {
+		o.config(&config)
+	}
+	s, err := server.Start(t.Context(), config)
+	require.NoError(t, err)
+	ctx, cancel := context.WithCancel(context.Background())
+	stopped := make(chan error, 1)
+	go func() { stopped <- s.Wait(ctx, context.Background()) }()
+	once := false
+	b := &bundle{T: t, url: url, pool: postgrestest.Open(t, url)}
+	if len(s.Addresses()) > 0 {
+		b.base = s.Addresses()[0]
+	}
+	b.stop = func() {
+		if !once {
+			once = true
+			cancel()
+			require.NoError(t, <-stopped)
+		}
+	}
+	t.Cleanup(b.stop)
+	return b
+}
+
+// call makes a request and decodes the answer.
+func (b *bundle) call(method, path, body string) (int, map[string]any, http.Header) {
+	b.Helper()
+	request, err := http.NewRequestWithContext(b.Context(), method, b.base+path, strings.NewReader(body))
+	require.NoError(b, err)
+	request.Header.Set("Content-Type", "application/json")
+	response, err := http.DefaultClient.Do(request)
+	require.NoError(b, err)
+	defer response.Body.Close()
+	raw, err := io.ReadAll(response.Body)
+	require.NoError(b, err)
+	out := map[string]any{}
+	if strings.Contains(response.Header.Get("Content-Type"), "json") {
+		require.NoError(b, json.Unmarshal(raw, &out), string(raw))
+		if response.StatusCode >= 400 {
+			require.Contains(b, response.Header.Get("Content-Type"), "application/problem+json")
+		}
+	} else {
+		out["text"] = string(raw)
+	}
+	return response.StatusCode, out, response.Header
+}
+
+func (b *bundle) submit(id string) {
+	b.Helper()
+	status, out, _ := b.call("POST", "/api/messages", fmt.Sprintf(`{"messageId": %q, "queue": "default", "kind": "order.placed", "payload": {"n": 1}}`, id))
+	require.Equal(b, http.StatusAccepted, status, out)
+}
+
+// awaitMessage waits until a message is in a state, and returns its position.
+func (b *bundle) awaitMessage(id, state string) map[string]any {
+	b.Helper()
+	var out map[string]any
+	require.Eventually(b, func() bool {
+		_, out, _ = b.call("GET", "/api/messages/"+id, "")
+		return out["state"] == state
+	}, 30*time.Second, 10*time.Millisecond)
+	return out
+}
+
+func (b *bundle) awaitEntry(id, status string) map[string]any {
+	b.Helper()
+	var out map[string]any
+	require.Eventually(b, func() bool {
+		_, out, _ = b.call("GET", "/api/dlq/entries/"+id, "")
+		return out["status"] == status
+	}, 30*time.Second, 10*time.Millisecond)
+	return out
+}
+
+func answering(status int) http.HandlerFunc {
+	return func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(status) }
+}
+
+func TestMessage_fromSubmissionToCompletion(t *testing.T) {
+	t.Parallel()
+	b := setup(t, options{})
+	b.submit("m1")
+	out := b.awaitMessage("m1", "completed")
+	require.EqualValues(t, 1, out["attempt"])
+
+	body := `{"messageId": "m1", "queue": "default", "kind": "order.placed", "payload": {"n": 1}}`
+	status, out, _ := b.call("POST", "/api/messages", body)
+	require.Equal(t, http.StatusOK, status)
+	require.Equal(t, true, out["duplicate"])
+	require.Equal(t, "completed", out["position"].(map[string]any)["state"])
+	status, out, _ = b.call("POST", "/api/messages", strings.Replace(body, `"n": 1`, `"n": 2`, 1))
+	require.Equal(t, http.StatusConflict, status, out)
+	status, _, _ = b.call("GET", "/api/messages/nobody", "")
+	require.Equal(t, http.StatusNotFound, status)
+}
+
+func TestMessage_toItsDeadLetterAndBackByItself(t *testing.T) {
+	t.Parallel()
+	fail := make(chan struct{})
+	b := setup(t, options{receiver: func(w http.ResponseWriter, r *http.Request) {
+		select {
+		case <-fail:
+		default:
+			w.WriteHeader(http.StatusBadGateway)
+		}
+	}, config: func(c *server.Config) { c.Policy.Queues["default"].MaxAttempts = 1 }})
+	b.submit("m1")
+	position := b.awaitMessage("m1", "dead-lettered")
+	id := position["deadLetter"].(map[string]any)["id"].(string)
+	close(fail)
+	entry := b.awaitEntry(id, "dlq_resolved")
+	require.Equal(t, "transient", entry["errorClass"])
+	require.Equal(t, "automatic_retry", entry["resolutionStrategy"])
+	require.Equal(t, "m1", entry["messageId"])
+	require.GreaterOrEqual(t, len(entry["transitions"].([]any)), 4) // captured, decided, redelivered, resolved
+}
+
+func TestEntry_replayedWithAnotherPayload(t *testing.T) {
+	t.Parallel()
+	b := setup(t, options{receiver: func(w http.ResponseWriter, r *http.Request) {
+		if body, _ := io.ReadAll(r.Body); !bytes.Contains(body, []byte("mended")) {
+			w.WriteHeader(http.StatusUnprocessableEntity)
+		}
+	}})
+	b.submit("m1")
+	id := b.awaitMessage("m1", "dead-lettered")["deadLetter"].(map[string]any)["id"].(string)
+	b.awaitEntry(id, "dlq_manual")
+	status, out, _ := b.call("POST", "/api/dlq/entries/"+id+"/replay", `{"payload": "a\u0000b"}`)
+	require.Equal(t, http.StatusUnprocessableEntity, status, out)
+	status, out, _ = b.call("POST", "/api/dlq/entries/"+id+"/replay", `{"actor": "kim", "note": "amount mended", "payload": {"n": "mended"}}`)
+	require.Equal(t, http.StatusAccepted, status, out)
+	require.Equal(t, "dlq_processing", out["status"])
+	entry := b.awaitEntry(id, "dlq_resolved")
+	require.Equal(t, map[string]any{"n": 1.0}, entry["originalEvent"].(map[string]any)["payload"])
+	require.Equal(t, map[string]any{"n": "mended"}, entry["editedEvent"].(map[string]any)["payload"])
+	require.Equal(t, "kim", entry["resolvedBy"])
+
+	status, out, _ = b.call("POST", "/api/dlq/entries/"+id+"/discard", `{"actor": "kim"}`)
+	require.Equal(t, http.StatusConflict, status)
+	require.Contains(t, out["detail"], "cannot discard from dlq_resolved (allowed: ")
+}
+
+func TestEntry_movesOfAPerson(t *testing.T) {
+	t.Parallel()
+	b := setup(t, options{receiver: answering(http.StatusNotFound)})
+	for _, id := range []string{"m1", "m2"} {
+		b.submit(id)
+	}
+	first := b.awaitMessage("m1", "dead-lettered")["deadLetter"].(map[string]any)["id"].(string)
+	second := b.awaitMessage("m2", "dead-lettered")["deadLetter"].(map[string]any)["id"].(string)
+	b.awaitEntry(first, "dlq_manual")
+	b.awaitEntry(second, "dlq_manual")
+	for _, step := range []struct {
+		path, body string
+		status     int
+		want       string
+	}{
+		{first + "/park", `{}`, 409, "cannot park from dlq_manual"},
+		{first + "/unpark", `{"actor": "kim", "note": "again"}`, 200, "dlq_pending"},
+		{second + "/resolve", `{"actor": "kim", "note": "by hand"}`, 200, "dlq_resolved"},
+		{second + "/resolve", ``, 409, "cannot resolve from dlq_resolved"},
+		{"0198a0b0-0000-7000-8000-000000000000/discard", `{}`, 404, "no such entry"},
+		{"nonsense/discard", `{}`, 422, "validation failed"},
+	} {
+		status, out, _ := b.call("POST", "/api/dlq/entries/"+step.path, step.body)
+		require.Equal(t, step.status, status, "%s: %v", step.path, out)
+		require.Contains(t, fmt.Sprint(out["detail"], out["status"]), step.want)
+	}
+	b.awaitEntry(first, "dlq_manual") // it was redelivered, and not found again
+	status, _, _ := b.call("POST", "/api/dlq/entries/"+first+"/discard", "")
+	require.Equal(t, http.StatusOK, status, "a body is optional")
+
+	_, stats, _ := b.call("GET", "/api/dlq/stats", "")
+	require.EqualValues(t, 0, stats["open"])
+	require.EqualValues(t, 2, stats["lastDay"].(map[string]any)["captured"])
+	require.EqualValues(t, 1, stats["lastDay"].(map[string]any)["archived"])
+	require.EqualValues(t, 1, stats["lastDay"].(map[string]any)["resolved"])
+}
+
+func TestEntries_list(t *testing.T) {
+	t.Parallel()
+	b := setup(t, options{receiver: answering(http.StatusNotFound), config: func(c *server.Config) { c.DLQWorkers = false }})
+	for i := range 5 {
+		b.submit(fmt.Sprintf("m%d", i))
+		b.awaitMessage(fmt.Sprintf("m%d", i), "dead-lettered")
+	}
+	var got []string
+	path := "/api/dlq/entries?limit=2&order=oldest"
+	for path != "" {
+		status, page, _ := b.call("GET", path, "")
+		require.Equal(t, http.StatusOK, status, page)
+		for _, e := range page["entries"].([]any) {
+			got = append(got, e.(map[string]any)["messageId"].(string))
+		}
+		path = ""
+		if next, ok := page["next"].(string); ok {
+			path = "/api/dlq/entries?limit=2&order=oldest&cursor=" + next
+		}
+	}
+	require.Equal(t, []string{"m0", "m1", "m2", "m3", "m4"}, got)
+	for query, want := range map[string]int{
+		"status=dlq_pending,dlq_manual": 5, "status=dlq_failed": 0, "queue=default": 5, "kind=order.placed": 5, "kind=other": 0,
+		"errorType=HTTP_404": 5, "errorClass=not_found": 5, "source=x": 0, "after=2020-01-01T00:00:00Z": 5,
+		"before=" + url.QueryEscape("2020-01-01T00:00:00+02:00"): 0,
+	} {
+		status, page, _ := b.call("GET", "/api/dlq/entries?"+query, "")
+		require.Equal(t, http.StatusOK, status, "%s: %v", query, page)
+		require.Len(t, page["entries"], want, query)
+	}
+	for _, query := range []string{"status=open", "limit=0", "limit=501", "order=random", "cursor=abc", "after=yesterday", "queeu=default"} {
+		status, _, _ := b.call("GET", "/api/dlq/entries?"+query, "")
+		require.Equal(t, http.StatusUnprocessableEntity, status, query)
+	}
+}
+
+func TestSubmit_badInputStoresNothing(t *testing.T) {
+	t.Parallel()
+	b := setup(t, options{config: func(c *server.Config) { c.MaxBodyBytes = 10_000 }})
+	for name, test := range map[string]struct {
+		body, location string
+		status         int
+	}{
+		"unknown queue":     {`{"queue": "nowhere", "kind": "k", "payload": 1}`, "body.queue", 422},
+		"bad JSON":          {`{"queue": `, "body", 400},
+		"empty":             {``, "", 400},
+		"NUL":               {`{"queue": "default", "kind": "k", "payload": "\u0000"}`, "body", 400},
+		"invalid UTF-8":     {"{\"queue\": \"default\", \"kind\": \"k\", \"payload\": \"\xff\"}", "body", 400},
+		"too deep":          {`{"queue": "default", "kind": "k", "payload": ` + strings.Repeat("[", 99) + strings.Repeat("]", 99) + `}`, "body", 400},
+		"negative priority": {`{"queue": "default", "kind": "k", "payload": 1, "priority": -1}`, "body.priority", 422},
+		"date":              {`{"queue": "default", "kind": "k", "payload": 1, "scheduledAt": "tomorrow"}`, "body.scheduledAt", 422},
+		"too large":         {`{"queue": "default", "kind": "k", "payload": "` + strings.Repeat("x", 10_000) + `"}`, "", 413},
+	} {
+		status, out, _ := b.call("POST", "/api/messages", test.body)
+		require.Equal(t, test.status, status, "%s: %v", name, out)
+		if test.location != "" {
+			require.Equal(t, test.location, out["errors"].([]any)[0].(map[string]any)["location"], name)
+		}
+	}
+	good := `{"queue": "default", "kind": "k", "payload": 1}`
+	status, out, _ := b.call("POST", "/api/messages/batch", `{"messages": [`+good+`, {"queue": "nowhere", "kind": "k", "payload": 1}]}`)
+	require.Equal(t, 422, status)
+	require.Equal(t, "body.messages[1].queue", out["errors"].([]any)[0].(map[string]any)["location"])
+	status, _, _ = b.call("POST", "/api/messages/batch", `{"messages": [`+good+strings.Repeat(`,`+good, 1000)+`]}`)
+	require.Equal(t, 422, status)
+	var n int
+	require.NoError(t, b.pool.QueryRow(t.Context(), "SELECT count(*) FROM river_job").Scan(&n))
+	require.Zero(t, n)
+
+	status, out, _ = b.call("POST", "/api/messages/batch", `{"messages": [`+good+`,`+good+`]}`)
+	require.Equal(t, 202, status)
+	require.Len(t, out["messages"], 2)
+}
+
+func TestOperations(t *testing.T) {
+	t.Parallel()
+	b := setup(t, options{receiver: answering(http.StatusNotFound)})
+	b.submit("m1")
+	b.awaitMessage("m1", "dead-lettered")
+	status, health, _ := b.call("GET", "/api/health", "")
+	require.Equal(t, 200, status, health)
+	var names []string
+	for _, p := range health["parts"].([]any) {
+		names = append(names, p.(map[string]any)["name"].(string))
+	}
+	require.Equal(t, []string{"database", "schema", "ingest", "processing"}, names)
+	for _, path := range []string{"/livez", "/readyz"} {
+		status, _, _ := b.call("GET", path, "")
+		require.Equal(t, 200, status, path)
+	}
+	status, page, header := b.call("GET", "/docs", "")
+	require.Equal(t, 200, status)
+	require.Contains(t, header.Get("Content-Security-Policy"), "default-src 'none'")
+	require.Contains(t, page["text"], "/api/dlq/entries/{id}/replay")
+	_, spec, _ := b.call("GET", "/openapi.json", "")
+	require.Equal(t, "3.1.0", spec["openapi"])
+	status, yaml, _ := b.call("GET", "/openapi.yaml", "")
+	require.Equal(t, 200, status)
+	committed, err := os.ReadFile("../../openapi/openapi.yaml")
+	require.NoError(t, err)
+	require.Equal(t, string(committed), yaml["text"], "make generate")
+	status, out, _ := b.call("GET", "/nowhere", "")
+	require.Equal(t, 404, status)
+	require.Contains(t, out["detail"], "/nowhere")
+}
+
+func TestMetrics(t *testing.T) {
+	t.Parallel()
+	b := setup(t, options{receiver: answering(http.StatusNotFound)})
+	b.submit("m1")
+	b.awaitEntry(b.awaitMessage("m1", "dead-lettered")["deadLetter"].(map[string]any)["id"].(string), "dlq_manual")
+	_, out, _ := b.call("GET", "/metrics", "")
+	text := out["text"].(string)
+	for _, want := range []string{
+		`dlqd_http_requests_total{code="202",operation="submit-message"} 1`,
+		`dlqd_messages_submitted_total{outcome="accepted",queue="default"} 1`,
+		`dlqd_ingest_inserts_total{outcome="ok"} 1`,
+		`dlqd_ingest_pending_messages 0`,
+		`dlqd_deliveries_total{outcome="not_found",queue="default"} 1`,
+		`dlqd_delivery_seconds_count{queue="default"} 1`,
+		`dlqd_worker_entries_total{action="parked"} 1`,
+		`dlqd_dead_letters{error_class="not_found",queue="default",status="dlq_manual"} 1`,
+		`dlqd_dead_letter_oldest_seconds`,
+		`dlqd_database_up 1`,
+	} {
+		require.Contains(t, text, want)
+	}
+	problems, err := promlint.New(strings.NewReader(text)).Lint()
+	require.NoError(t, err)
+	require.Empty(t, problems)
+}
+
+func TestParts_runApart(t *testing.T) {
+	t.Parallel()
+	only := func(api, process, dlqWorkers bool) func(*server.Config) {
+		return func(c *server.Config) { c.API, c.Process, c.DLQWorkers = api, process, dlqWorkers }
+	}
+	front := setup(t, options{config: only(true, false, false)})
+	front.submit("m1")
+	require.Equal(t, "queued", front.awaitMessage("m1", "queued")["state"])
+
+	receiver := httptest.NewServer(answering(http.StatusOK))
+	t.Cleanup(receiver.Close)
+	rules, err := policy.Default(receiver.URL)
+	require.NoError(t, err)
+	s, err := server.Start(t.Context(), server.Config{
+		DatabaseURL: front.url, Schemas: postgres.DefaultSchemas(), Process: true, Policy: rules, Logger: slog.New(slog.DiscardHandler),
+	})
+	require.NoError(t, err)
+	front.awaitMessage("m1", "completed")
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	require.NoError(t, s.Wait(ctx, context.Background()))
+}
+
+func TestListen_unixSocket(t *testing.T) {
+	t.Parallel()
+	dir, err := os.MkdirTemp("", "dlqd-s")
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	path := filepath.Join(dir, "api.sock")
+	stale, err := net.ListenUnix("unix", &net.UnixAddr{Name: path})
+	require.NoError(t, err)
+	stale.SetUnlinkOnClose(false)
+	require.NoError(t, stale.Close()) // what a killed dlqd leaves
+	b := setup(t, options{config: func(c *server.Config) { c.Listen = append(c.Listen, "unix:"+path) }})
+	client := &http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return (&net.Dialer{}).DialContext(ctx, "unix", path)
+	}}}
+	response, err := client.Post("http://dlqd/api/messages", "application/json", strings.NewReader(`{"messageId": "u1", "queue": "default", "kind": "k", "payload": 1}`))
+	require.NoError(t, err)
+	require.NoError(t, response.Body.Close())
+	require.Equal(t, 202, response.StatusCode)
+	client.CloseIdleConnections()
+	b.awaitMessage("u1", "completed")
+	_, err = server.Start(t.Context(), server.Config{
+		DatabaseURL: b.url, Schemas: postgres.DefaultSchemas(), API: true, Listen: []string{"unix:" + path},
+		Policy: &policy.Policy{}, Logger: slog.New(slog.DiscardHandler),
+	})
+	require.ErrorContains(t, err, "another process listens there")
+}
+
+func TestStart_refusesAnOldSchema(t *testing.T) {
+	t.Parallel()
+	_, err := server.Start(t.Context(), server.Config{
+		DatabaseURL: postgrestest.Empty(t), Schemas: postgres.DefaultSchemas(), API: true, Logger: slog.New(slog.DiscardHandler),
+	})
+	require.ErrorIs(t, err, postgres.ErrSchemaOld)
+	require.ErrorContains(t, err, "dlqd migrate up")
+}
+
+func TestStop_letsRunningJobsFinish(t *testing.T) {
+	t.Parallel()
+	arrived, release := make(chan struct{}), make(chan struct{})
+	b := setup(t, options{receiver: func(http.ResponseWriter, *http.Request) {
+		close(arrived)
+		<-release
+	}})
+	b.submit("m1")
+	<-arrived
+	go func() {
+		for b.ready() { // stopping has begun
+			time.Sleep(time.Millisecond)
+		}
+		close(release)
+	}()
+	b.stop()
+	var state string
+	require.NoError(t, b.pool.QueryRow(t.Context(), "SELECT state FROM river_job").Scan(&state))
+	require.Equal(t, "completed", state)
+}
+
+func (b *bundle) ready() bool {
+	response, err := http.Get(b.base + "/readyz")
+	if err != nil {
+		return false
+	}
+	_ = response.Body.Close()
+	return response.StatusCode == http.StatusOK
+}
+
+func TestStop_leavesNothingBehind(t *testing.T) { //nolint:paralleltest // it looks at all goroutines of the process
+	_, err := postgrestest.Start(t.Context()) // its server stays
+	require.NoError(t, err)
+	before := goleak.IgnoreCurrent()
+	b := setup(t, options{})
+	b.submit("m1")
+	b.awaitMessage("m1", "completed")
+	b.stop()
+	b.pool.Close()
+	http.DefaultClient.CloseIdleConnections()
+	goleak.VerifyNone(t, before, goleak.IgnoreAnyFunction("net/http/httptest.(*Server).goServe.func1"))
+}
+
+func TestSchemas_ofOtherNames(t *testing.T) {
+	t.Parallel()
+	url := postgrestest.Empty(t)
+	schemas := postgres.Schemas{DLQ: "dead_letters", River: "jobs"}
+	migrator := &postgres.Migrator{Pool: postgrestest.Open(t, url), Schemas: schemas, Logger: slog.New(slog.DiscardHandler)}
+	require.NoError(t, migrator.Up(t.Context()))
+	b := setup(t, options{receiver: answering(http.StatusNotFound), config: func(c *server.Config) { c.DatabaseURL, c.Schemas = url, schemas }})
+	b.submit("m1")
+	id := b.awaitMessage("m1", "dead-lettered")["deadLetter"].(map[string]any)["id"].(string)
+	b.awaitEntry(id, "dlq_manual")
+	status, out, _ := b.call("POST", "/api/dlq/entries/"+id+"/replay", `{}`)
+	require.Equal(t, 202, status, out)
+	b.awaitEntry(id, "dlq_manual")
+	_, list, _ := b.call("GET", "/api/dlq/entries?queue=default", "")
+	require.Len(t, list["entries"], 1)
+}

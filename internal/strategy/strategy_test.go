@@ -1,0 +1,112 @@
+package strategy
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+
+	"github.com/dlqd/dlqd/riverdlq"
+)
+
+func TestClassifyStatus_theDesignsTable(t *testing.T) {
+	t.Parallel()
+	for class, statuses := range map[riverdlq.Class][]int{
+		riverdlq.ClassTransient:    {408, 500, 502},
+		riverdlq.ClassRateLimited:  {429},
+		riverdlq.ClassOutage:       {503, 504},
+		riverdlq.ClassValidation:   {400, 422},
+		riverdlq.ClassUnauthorized: {401, 403},
+		riverdlq.ClassNotFound:     {404, 410},
+		riverdlq.ClassBusiness:     {409},
+		riverdlq.ClassUnknown:      {302, 418, 501, 599},
+	} {
+		for _, status := range statuses {
+			require.Equal(t, class, ClassifyStatus(status), status)
+		}
+	}
+}
+
+func TestClassify(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct {
+		facts Facts
+		class riverdlq.Class
+		rule  string
+	}{
+		{Facts{Panic: true, Message: "timeout"}, riverdlq.ClassCodeBug, "panic"},
+		{Facts{Class: riverdlq.ClassBusiness, Code: "503"}, riverdlq.ClassBusiness, "worker"},
+		{Facts{Class: "nonsense", Code: "503"}, riverdlq.ClassOutage, "http-status"},
+		{Facts{Code: "429"}, riverdlq.ClassRateLimited, "http-status"},
+		{Facts{Message: "POST http://x: HTTP 502"}, riverdlq.ClassTransient, "http-status"},
+		{Facts{Message: "Request failed with status code 404"}, riverdlq.ClassNotFound, "http-status"},
+		{Facts{Message: "dial tcp 10.0.0.1:80: connect: connection refused"}, riverdlq.ClassTransient, "connection"},
+		{Facts{Message: "read ECONNRESET"}, riverdlq.ClassTransient, "connection"},
+		{Facts{Message: "context deadline exceeded"}, riverdlq.ClassTransient, "timeout"},
+		{Facts{Type: "TIMEOUT_ERROR"}, riverdlq.ClassTransient, "timeout"},
+		{Facts{Message: "rpc error: code = ResourceExhausted desc = quota"}, riverdlq.ClassRateLimited, "rate-limit"},
+		{Facts{Message: "circuit breaker is open"}, riverdlq.ClassOutage, "circuit-open"},
+		{Facts{Message: "FATAL: the database system is shutting down (SQLSTATE 57P03)"}, riverdlq.ClassOutage, "database-down"},
+		{Facts{Message: "ERROR: deadlock detected (SQLSTATE 40P01)"}, riverdlq.ClassTransient, "serialization"},
+		{Facts{Message: "TypeError: Cannot read properties of undefined"}, riverdlq.ClassCodeBug, "nil-dereference"},
+		{Facts{Message: "json: cannot unmarshal string into Go value"}, riverdlq.ClassMalformed, "decode"},
+		{Facts{Message: "card was declined"}, riverdlq.ClassBusiness, "business"},
+		{Facts{Message: "permission denied for table x"}, riverdlq.ClassUnauthorized, "unauthorized"},
+		{Facts{Message: "Stuck job rescued by JobRescuer"}, riverdlq.ClassTransient, "stuck-job"},
+		{Facts{Message: "job kind is not registered in the client's Workers bundle: x"}, riverdlq.ClassCodeBug, "unknown-job-kind"},
+		{Facts{Message: "no rows in result set"}, riverdlq.ClassNotFound, "not-found"},
+		{Facts{Message: "something else entirely"}, riverdlq.ClassUnknown, "none"},
+		{Facts{}, riverdlq.ClassUnknown, "none"},
+	} {
+		class, rule := Classify(test.facts)
+		require.Equal(t, test.class, class, "%+v", test.facts)
+		require.Equal(t, test.rule, rule, "%+v", test.facts)
+	}
+}
+
+func TestFingerprint(t *testing.T) {
+	t.Parallel()
+	same := []string{
+		`POST http://10.0.0.1:80/x: order ord_81 of "Ann" (7f8d1e2a-0000-4000-8000-123456789abc) failed after 3.5 s`,
+		`POST https://10.0.0.2/y: order ord_9999 of "Bob" (00000000-0000-4000-8000-000000000000) failed after 12 s`,
+	}
+	require.Equal(t, Fingerprint("T", same[0], ""), Fingerprint("T", same[1], ""))
+	require.NotEqual(t, Fingerprint("T", same[0], ""), Fingerprint("U", same[0], ""))
+	require.NotEqual(t, Fingerprint("T", "a failed", ""), Fingerprint("T", "b failed", ""))
+	trace := "runtime.gopanic\n\t/go/src/panic.go:1\ngithub.com/riverqueue/river.x\n\tx.go:1\nexample.com/app/orders.Place\n\torders.go:7\n"
+	require.Equal(t, "orders.Place", ownFrame(trace))
+	require.NotEqual(t, Fingerprint("T", "a", trace), Fingerprint("T", "a", ""))
+}
+
+// Delays grow, are never in the past, and never leave their nominal length by more than the jitter.
+func TestImmediate_properties(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(t *rapid.T) {
+		s := &immediate{delays: ImmediateDelays(), jitter: func() float64 { return rapid.Float64Range(0, 0.9999).Draw(t, "jitter") }}
+		now := time.Unix(1_800_000_000, 0)
+		age := time.Duration(rapid.Int64Range(0, int64(3*time.Hour)).Draw(t, "age"))
+		n := rapid.IntRange(0, 20).Draw(t, "retries")
+		at := s.First(Entry{RetryCount: n, LastFailedAt: now.Add(-age)}, now)
+		delay := s.delays[min(n, len(s.delays)-1)]
+		if at.Before(now) {
+			t.Fatalf("in the past: %s", at)
+		}
+		if after := at.Sub(now.Add(-age)); at != now && (after < delay || after > delay*6/5) {
+			t.Fatalf("%s after the failure; must be %s to %s", after, delay, delay*6/5)
+		}
+	})
+}
+
+func TestPlanner_permanentClassesArePeoples(t *testing.T) {
+	t.Parallel()
+	p := NewPlanner(ImmediateDelays())
+	now := time.Now()
+	for _, class := range riverdlq.Classes() {
+		d := p.Decide(Entry{Facts: Facts{Class: class}, LastFailedAt: now}, now)
+		manual := class.Permanent() || class == riverdlq.ClassUnknown
+		require.Equal(t, manual, d.Strategy == Manual, class)
+		require.Equal(t, manual, d.Next.IsZero(), class)
+		require.NotEmpty(t, d.Reason)
+	}
+}

@@ -1,0 +1,294 @@
+package worker_test
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/dlqd/dlqd/internal/deadletter"
+	"github.com/dlqd/dlqd/internal/postgres"
+	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
+	"github.com/dlqd/dlqd/internal/strategy"
+	"github.com/dlqd/dlqd/internal/worker"
+)
+
+func TestMain(m *testing.M) { postgrestest.Main(m) }
+
+// bundle is a database, and a worker on it whose clock the test moves.
+type bundle struct {
+	*testing.T
+
+	pool   *pgxpool.Pool
+	store  *deadletter.Store
+	worker *worker.Worker
+	now    time.Time
+}
+
+func setup(t *testing.T) *bundle {
+	t.Helper()
+	pool := postgrestest.Pool(t)
+	b := &bundle{T: t, pool: pool, store: deadletter.NewStore(pool, postgres.DefaultSchemas())}
+	b.worker = worker.New(worker.Config{
+		Store: b.store, Planner: strategy.NewPlanner(strategy.ImmediateDelays()), Logger: slog.New(slog.DiscardHandler),
+		Name: "test", BatchSize: 10, Now: func() time.Time { return b.now }, ConfigVersion: "v1",
+	})
+	require.NoError(t, pool.QueryRow(t.Context(), "SELECT clock_timestamp()").Scan(&b.now))
+	b.now = b.now.Add(time.Second) // what is captured in this test is due
+	return b
+}
+
+func (b *bundle) exec(sql string, args ...any) {
+	b.Helper()
+	_, err := b.pool.Exec(b.Context(), sql, args...)
+	require.NoError(b, err)
+}
+
+func (b *bundle) count(sql string, args ...any) int {
+	b.Helper()
+	var n int
+	require.NoError(b, b.pool.QueryRow(b.Context(), sql, args...).Scan(&n))
+	return n
+}
+
+// fail inserts a job and has it fail with an error.
+func (b *bundle) fail(priority int, message string) {
+	b.Helper()
+	b.exec(`INSERT INTO river_job (kind, args, priority, max_attempts) VALUES ('k', '{}', $1, 1)`, priority)
+	b.exec(`UPDATE river_job SET state = 'discarded', finalized_at = now(), attempt = 1,
+		errors = ARRAY[jsonb_build_object('error', $1::text, 'attempt', 1, 'at', now())] WHERE state = 'available'`, message)
+}
+
+func (b *bundle) once() bool {
+	b.Helper()
+	full, err := b.worker.RunOnce(b.Context())
+	require.NoError(b, err)
+	return full
+}
+
+func (b *bundle) entry() *deadletter.Entry {
+	b.Helper()
+	list, err := b.store.List(b.Context(), deadletter.Filter{Limit: 10})
+	require.NoError(b, err)
+	require.Len(b, list, 1)
+	entry, _, err := b.store.Get(b.Context(), list[0].ID)
+	require.NoError(b, err)
+	return entry
+}
+
+func TestWorker_immediateStrategyToTheEnd(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.fail(2, "dial tcp: connection refused")
+	for i, delay := range []time.Duration{time.Minute, 5 * time.Minute, 15 * time.Minute, 30 * time.Minute, time.Hour} {
+		failed := b.entry().LastFailedAt
+		b.once() // decides
+		entry := b.entry()
+		require.Equal(t, deadletter.Pending, entry.Status)
+		require.Equal(t, "transient", *entry.ErrorClass)
+		require.Equal(t, "connection", *entry.Rule)
+		require.Equal(t, "immediate", *entry.Strategy)
+		require.Equal(t, "v1", *entry.ConfigVersion)
+		require.NotEmpty(t, *entry.Fingerprint)
+		require.GreaterOrEqual(t, entry.NextRetryAt.Sub(failed), delay, "redelivery %d", i+1)
+		require.LessOrEqual(t, entry.NextRetryAt.Sub(failed), delay*6/5+time.Millisecond, "jitter is at most 20 %%")
+
+		b.now = entry.NextRetryAt.Add(-time.Second)
+		b.once()
+		require.Equal(t, deadletter.Pending, b.entry().Status, "not before its time")
+		b.now = *entry.NextRetryAt
+		b.once() // redelivers
+		entry = b.entry()
+		require.Equal(t, deadletter.Processing, entry.Status)
+		require.Equal(t, "worker:test", *entry.LockedBy)
+		require.EqualValues(t, i+1, entry.DLQRetryCount)
+
+		b.exec(`UPDATE river_job SET state = 'discarded', attempt = 1, finalized_at = $2,
+			errors = ARRAY['{"error": "read: connection reset by peer", "attempt": 1}'::jsonb] WHERE id = $1`, *entry.RedeliveryJobID, b.now)
+		require.Equal(t, "read: connection reset by peer", *b.entry().ErrorMessage)
+		b.now = b.now.Add(time.Second)
+	}
+	entry := b.entry()
+	require.Equal(t, deadletter.Failed, entry.Status, "after five redeliveries")
+	b.once()
+	require.Equal(t, deadletter.Failed, b.entry().Status)
+}
+
+func TestWorker_redeliverySucceeds(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.fail(2, "HTTP 503")
+	b.once()
+	b.now = b.now.Add(time.Hour)
+	b.once()
+	b.exec("UPDATE river_job SET state = 'completed', finalized_at = now() WHERE id = $1", *b.entry().RedeliveryJobID)
+	entry := b.entry()
+	require.Equal(t, deadletter.Resolved, entry.Status)
+	require.Equal(t, "automatic_retry", *entry.ResolutionStrategy)
+	require.Equal(t, "worker:test", *entry.ResolvedBy)
+}
+
+func TestWorker_whatRetryingCannotMendIsAPersons(t *testing.T) {
+	t.Parallel()
+	for _, message := range []string{"runtime error: invalid memory address or nil pointer dereference", "card was declined", "who knows"} {
+		b := setup(t)
+		b.fail(2, message)
+		b.once()
+		entry := b.entry()
+		require.Equal(t, deadletter.Manual, entry.Status, message)
+		require.Equal(t, "manual", *entry.Strategy)
+		require.Nil(t, entry.NextRetryAt)
+	}
+}
+
+func TestWorker_claimsByPriorityThenAge(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	for i := range 20 {
+		b.fail(1+i%4, "connection refused")
+	}
+	b.now = b.now.Add(time.Minute)
+	require.True(t, b.once(), "a full batch: there may be more")
+	require.Equal(t, 10, b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE strategy IS NOT NULL AND priority <= 2"))
+	require.True(t, b.once())
+	require.False(t, b.once())
+	require.Equal(t, 20, b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE strategy IS NOT NULL"))
+}
+
+func TestWorker_uniqueJobWithALiveTwinIsAPersons(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.fail(2, "connection refused")
+	b.once()
+	b.exec(`UPDATE dlq.dead_letter_queue SET unique_key = '\x01'`)
+	b.exec(`INSERT INTO river_job (kind, args, max_attempts, unique_key, unique_states) VALUES ('k', '{}', 1, '\x01', B'11111111')`)
+	b.now = b.now.Add(time.Hour)
+	b.once()
+	entry := b.entry()
+	require.Equal(t, deadletter.Manual, entry.Status)
+	require.Equal(t, 2, b.count("SELECT count(*) FROM river_job"), "nothing was redelivered")
+}
+
+func TestWorker_strategyOfAnotherVersionIsPutOff(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.fail(2, "connection refused")
+	b.exec("UPDATE dlq.dead_letter_queue SET strategy = 'conditional'")
+	b.once()
+	entry := b.entry()
+	require.Equal(t, deadletter.Pending, entry.Status)
+	require.True(t, entry.NextRetryAt.After(b.now))
+}
+
+// TestWorker_manyAtOnce has several workers go through the same entries: each is redelivered once.
+func TestWorker_manyAtOnce(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	const n = 300
+	b.exec(`INSERT INTO river_job (kind, args, max_attempts) SELECT 'k', '{}', 1 FROM generate_series(1, $1)`, n)
+	b.exec(`UPDATE river_job SET state = 'discarded', finalized_at = now(), errors = ARRAY['{"error": "timeout"}'::jsonb]`)
+	drain := func() {
+		var wg sync.WaitGroup
+		errs := make(chan error, 4)
+		for range 4 {
+			wg.Go(func() {
+				for {
+					full, err := b.worker.RunOnce(t.Context())
+					if err != nil {
+						errs <- err
+						return
+					}
+					if !full {
+						return
+					}
+				}
+			})
+		}
+		wg.Wait()
+		close(errs)
+		require.NoError(t, <-errs)
+	}
+	drain()
+	drain() // what one worker held when another looked
+	require.Equal(t, n, b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE strategy = 'immediate'"))
+	b.now = b.now.Add(time.Hour)
+	drain()
+	drain()
+	require.Equal(t, n, b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_processing'"))
+	require.Equal(t, n, b.count("SELECT count(DISTINCT metadata ->> 'dlq:entry_id') FROM river_job WHERE state = 'available'"))
+	require.Equal(t, 2*n, b.count("SELECT count(*) FROM river_job"), "one redelivery each")
+}
+
+// TestWorker_diesBetweenItsSteps breaks each statement of a batch in turn: all of it is undone, nothing is half done.
+func TestWorker_diesBetweenItsSteps(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.fail(2, "timeout")
+	b.fail(1, "card declined")
+	for _, step := range []string{"INSERT INTO dlq.dead_letter_transitions", "UPDATE dlq.dead_letter_queue"} {
+		table := "dlq.dead_letter_transitions"
+		if step[0] == 'U' {
+			table = "dlq.dead_letter_open"
+		}
+		b.exec(fmt.Sprintf(`CREATE FUNCTION dlq.die() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_terminate_backend(pg_backend_pid()); RETURN NULL; END $$;
+			CREATE TRIGGER die AFTER INSERT OR UPDATE ON %s FOR EACH ROW EXECUTE FUNCTION dlq.die()`, table))
+		_, err := b.worker.RunOnce(t.Context())
+		require.Error(t, err, step)
+		b.exec("DROP FUNCTION dlq.die() CASCADE")
+		require.Equal(t, 2, b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_pending' AND strategy IS NULL"))
+		require.Equal(t, 2, b.count("SELECT count(*) FROM dlq.dead_letter_transitions"))
+	}
+	b.once()
+	require.Equal(t, 2, b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE strategy IS NOT NULL"))
+}
+
+func TestWorker_isWokenByNotify(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	moved := make(chan string, 10)
+	w := worker.New(worker.Config{
+		Store: b.store, Planner: strategy.NewPlanner(strategy.ImmediateDelays()), Logger: slog.New(slog.DiscardHandler),
+		PollInterval: time.Hour, SweepInterval: time.Hour, Listen: b.pool, WakeTopic: postgres.DefaultSchemas().WakeTopic(),
+		Observe: func(action string, n int, _ time.Duration) {
+			if n > 0 {
+				moved <- action
+			}
+		},
+	})
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() { defer close(done); w.Run(ctx) }()
+	require.Eventually(t, func() bool {
+		return b.count("SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND query LIKE 'LISTEN%'") == 1
+	}, 10*time.Second, 5*time.Millisecond)
+	b.fail(2, "timeout")
+	require.Equal(t, "decided", <-moved)
+	cancel()
+	<-done
+}
+
+func TestWorker_pollsWithoutNotify(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	moved := make(chan string, 10)
+	w := worker.New(worker.Config{
+		Store: b.store, Planner: strategy.NewPlanner(strategy.ImmediateDelays()), Logger: slog.New(slog.DiscardHandler),
+		PollInterval: 50 * time.Millisecond, Observe: func(action string, n int, _ time.Duration) {
+			if n > 0 {
+				moved <- action
+			}
+		},
+	})
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() { defer close(done); w.Run(ctx) }()
+	b.fail(2, "timeout")
+	require.Equal(t, "decided", <-moved)
+	cancel()
+	<-done
+}
