@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"strconv"
 	"strings"
 	"time"
 
@@ -59,7 +60,7 @@ func fill(ctx context.Context, pool *pgxpool.Pool, entries int) error {
 		SELECT dlq.uuid_v7(), i, 'queue_' || i % 10, 'kind_' || i % 50, 'noop', 1 + i % 4, jsonb_build_object('blob', repeat('x', 900)),
 			'dial tcp: connection refused', 'TYPE_' || i % 20, (ARRAY['transient', 'outage', 'validation'])[1 + i % 3], 'source_' || i % 30,
 			now() - i % 3600 * interval '1 second', now(), now()
-		FROM generate_series(1, `+fmt.Sprint(entries)+`) i;
+		FROM generate_series(1, `+strconv.Itoa(entries)+`) i;
 		SET session_replication_role = DEFAULT`, pgx.QueryExecModeSimpleProtocol)
 	if err != nil {
 		return err

@@ -86,14 +86,14 @@ func post(ctx context.Context, pool *pgxpool.Pool, group, flushers, connections 
 	errs := make([]error, connections)
 	start := time.Now()
 	for i := range connections {
-		wg.Go(func() { results[i], errs[i] = hammer(listener.Addr().String(), request, start.Add(length)) })
+		wg.Go(func() { results[i], errs[i] = hammer(ctx, listener.Addr().String(), request, start.Add(length)) })
 	}
 	wg.Wait()
 	took := time.Since(start)
 	all := slices.Concat(results...)
 	slices.Sort(all)
 	var stored float64
-	if err := errors.Join(append(errs, pool.QueryRow(ctx, "SELECT count(*) FROM river_job").Scan(&stored))...); err != nil {
+	if err := errors.Join(errors.Join(errs...), pool.QueryRow(ctx, "SELECT count(*) FROM river_job").Scan(&stored)); err != nil {
 		return 0, nil, err
 	}
 	if int(stored) != len(all) {
@@ -104,8 +104,8 @@ func post(ctx context.Context, pool *pgxpool.Pool, group, flushers, connections 
 
 // hammer sends one request after the other on one connection, with as little work of its own as it can: the load
 // shares the machine with what it measures.
-func hammer(address string, request []byte, until time.Time) ([]time.Duration, error) {
-	conn, err := net.Dial("tcp", address)
+func hammer(ctx context.Context, address string, request []byte, until time.Time) ([]time.Duration, error) {
+	conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", address)
 	if err != nil {
 		return nil, err
 	}

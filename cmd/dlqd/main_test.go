@@ -37,7 +37,7 @@ func TestMain(m *testing.M) {
 	if err != nil {
 		panic(err)
 	}
-	if err := os.Chmod(dir, 0o755); err != nil { //nolint:gosec // any user
+	if err := os.Chmod(dir, 0o755); err != nil {
 		panic(err)
 	}
 	program = filepath.Join(dir, "dlqd")

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -113,12 +114,7 @@ func (b *bundle) await(id int64, states ...rivertype.JobState) {
 	require.Eventually(b, func() bool {
 		job, err := b.client.JobGet(b.Context(), id)
 		require.NoError(b, err)
-		for _, s := range states {
-			if job.State == s {
-				return true
-			}
-		}
-		return false
+		return slices.Contains(states, job.State)
 	}, 30*time.Second, 5*time.Millisecond)
 }
 
@@ -515,7 +511,7 @@ func TestCapture_byARoleWithoutRights(t *testing.T) {
 func TestCapture_ofAClientInAnotherProcess(t *testing.T) {
 	t.Parallel()
 	url := postgrestest.URL(t)
-	child := exec.CommandContext(t.Context(), os.Args[0]) //nolint:gosec // this test binary
+	child := exec.CommandContext(t.Context(), os.Args[0])
 	child.Env = append(os.Environ(), childVariable+"="+url)
 	out, err := child.CombinedOutput()
 	require.NoError(t, err, string(out))

@@ -11,6 +11,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -87,12 +88,7 @@ func (b *bundle) deliver(extra string, states ...rivertype.JobState) *rivertype.
 	require.Eventually(b, func() bool {
 		job, err = b.client.JobGet(b.Context(), receipt.JobID)
 		require.NoError(b, err)
-		for _, s := range states {
-			if job.State == s {
-				return true
-			}
-		}
-		return false
+		return slices.Contains(states, job.State)
 	}, 30*time.Second, 5*time.Millisecond)
 	return job
 }

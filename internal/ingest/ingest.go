@@ -34,11 +34,11 @@ const (
 	DefaultMaxPending      = 10_000   // messages
 	DefaultMaxPendingBytes = 64 << 20 // bytes of payloads
 
-	// Messages in one insert. More gains nothing (measured: 34,000 to 37,000 jobs/s from 100 to 5,000), and makes the
+	// DefaultMaxGroup is how many messages are in one insert. More gains nothing (measured: 34,000 to 37,000 jobs/s from 100 to 5,000), and makes the
 	// first one wait for the last.
 	DefaultMaxGroup = 500
 
-	// Inserts under way at once: while one waits for its commit to reach the disk, the next is being prepared.
+	// DefaultFlushers is how many inserts are under way at once: while one waits for its commit to reach the disk, the next is being prepared.
 	DefaultFlushers = 4
 
 	// How long one insert may take. It is not the client's time: a client that hangs up does not undo what others share.

@@ -271,7 +271,7 @@ func (c cutConn) Write(p []byte) (int, error) {
 	n, err := c.Conn.Write(p)
 	if bytes.Contains(p, []byte("commit")) && c.cut.Add(-1) >= 0 {
 		time.Sleep(20 * time.Millisecond) // the server gets it, and does it
-		_ = c.Conn.Close()
+		_ = c.Close()
 		return n, errors.New("connection cut")
 	}
 	return n, err

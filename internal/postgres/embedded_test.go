@@ -115,7 +115,7 @@ func TestEmbedded_initdbThatWasKilledLeavesNoHalfADatabase(t *testing.T) {
 func TestEmbedded_longPaths(t *testing.T) {
 	t.Parallel()
 	dir := filepath.Join(dataDir(t), strings.Repeat("long", 30))
-	require.NoError(t, os.Chmod(filepath.Dir(dir), 0o711)) //nolint:gosec // it can be entered
+	require.NoError(t, os.Chmod(filepath.Dir(dir), 0o711))
 	e, err := start(t, dir)
 	require.NoError(t, err)
 	require.Equal(t, "1", query(t, e.URL(), "SELECT '1'"))
@@ -154,7 +154,7 @@ func TestFindBinaries(t *testing.T) {
 		dir := t.TempDir()
 		for _, program := range []string{"postgres", "initdb"} {
 			script := "#!/bin/sh\necho 'postgres (PostgreSQL) " + version + "'\n"
-			require.NoError(t, os.WriteFile(filepath.Join(dir, program), []byte(script), 0o755)) //nolint:gosec // it is run
+			require.NoError(t, os.WriteFile(filepath.Join(dir, program), []byte(script), 0o755))
 		}
 		return dir
 	}
