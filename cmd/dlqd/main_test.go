@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -394,4 +395,50 @@ func TestServe_isKilledAgainAndAgain(t *testing.T) {
 		require.True(t, stored[id], "%s was accepted and is lost", id)
 	}
 	require.Zero(t, s.stop(syscall.SIGTERM), s.log.String())
+}
+
+// freePort is a port that nobody listens on at this moment.
+func freePort(t *testing.T) string {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer listener.Close()
+	return listener.Addr().String()
+}
+
+var testedBlock = regexp.MustCompile("(?s)```sh test\n(.*?)```")
+
+// TestREADME runs the commands of README's quick start as they stand there, on ports of its own.
+func TestREADME(t *testing.T) {
+	t.Parallel()
+	raw, err := os.ReadFile("../../README.md")
+	require.NoError(t, err)
+	script := "set -eu\ntrap 'kill $(jobs -p); wait' EXIT\n"
+	blocks := testedBlock.FindAllStringSubmatch(string(raw), -1)
+	require.Len(t, blocks, 2)
+	for _, block := range blocks {
+		script += block[1]
+	}
+	api := freePort(t)
+	script = strings.NewReplacer("make build\n", "", "bin/dlqd serve", program+" serve --listen "+api, "bin/dlqd", program,
+		"127.0.0.1:9090", freePort(t), "127.0.0.1:7353", api).Replace(script)
+	dir := dataDir(t)
+	require.NoError(t, os.Chmod(dir, 0o711))
+	cmd := exec.CommandContext(t.Context(), "bash", "-c", script)
+	cmd.Dir = dir
+	cmd.Env = append(os.Environ(), "DLQD_API=http://"+api)
+	var out syncBuffer
+	cmd.Stdout, cmd.Stderr = &out, &out
+	require.NoError(t, cmd.Run(), out.String())
+	for _, want := range []string{`{"messageId":"pay-1","jobId":1}`, `"state":`, "is accepted, as job 2", "ID  ", "last 24 hours:", "error_class"} {
+		require.Contains(t, out.String(), want)
+	}
+}
+
+// TestConfig_example is what docs/operations.md points to.
+func TestConfig_example(t *testing.T) {
+	t.Parallel()
+	s := serve(t, "--database-url", postgrestest.URL(t), "--config-dir", "../../config")
+	require.Contains(t, s.log.String(), "inventory-management notification-sending order-processing payment-processing")
+	require.Zero(t, s.stop(syscall.SIGTERM))
 }

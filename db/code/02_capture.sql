@@ -210,14 +210,14 @@ COMMENT ON FUNCTION dlq.capture IS 'Trigger on river_job: records a job''s failu
 CREATE OR REPLACE FUNCTION dlq.follow() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
 DECLARE
-    v_entry uuid := dlq.to_uuid(NEW.metadata ->> 'dlq:entry_id');
+    v_marked uuid := dlq.to_uuid(NEW.metadata ->> 'dlq:entry_id');
+    v_entry  uuid;
 BEGIN
-    IF v_entry IS NULL THEN
-        SELECT e.id INTO v_entry FROM dlq.dead_letter_queue e
-        WHERE e.river_job_id = NEW.id AND e.status IN ('dlq_pending', 'dlq_processing', 'dlq_manual', 'dlq_failed')
-        ORDER BY dlq.is_open(e.status) DESC, e.id DESC
-        LIMIT 1;
-    END IF;
+    -- The entry of this very job goes before the one that the job was a redelivery of: that one may have closed since.
+    SELECT e.id INTO v_entry FROM dlq.dead_letter_queue e
+    WHERE (e.river_job_id = NEW.id OR e.id = v_marked) AND e.status IN ('dlq_pending', 'dlq_processing', 'dlq_manual', 'dlq_failed')
+    ORDER BY dlq.is_open(e.status) DESC, e.river_job_id = NEW.id DESC, e.id DESC
+    LIMIT 1;
     UPDATE dlq.dead_letter_queue SET
         status = 'dlq_processing',
         redelivery_job_id = NEW.id,
@@ -229,7 +229,7 @@ BEGIN
     WHERE id = v_entry AND status IN ('dlq_pending', 'dlq_manual', 'dlq_failed');
     -- An AFTER trigger, so the mark is a second write of a row that is rarely written; a BEFORE trigger would lock
     -- the row of every job that succeeds a second time.
-    IF FOUND AND NOT NEW.metadata ? 'dlq:entry_id' THEN
+    IF FOUND AND v_entry IS DISTINCT FROM v_marked THEN
         UPDATE river.river_job SET metadata = metadata || jsonb_build_object('dlq:entry_id', v_entry) WHERE id = NEW.id;
     END IF;
     RETURN NULL;

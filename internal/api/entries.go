@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"maps"
 	"net/http"
 	"time"
 
@@ -141,6 +142,14 @@ func (s *service) registerEntries(api huma.API) {
 		Summary: "Everything about a dead letter, with its attempts and audit trail",
 		Errors:  []int{404, 422, 503},
 	}
+	detail := maps.Clone(summary)
+	maps.Copy(detail, map[string]any{
+		"jobKind": "dlqd_message", "tags": []string{}, "retryCount": 1, "maxRetries": 3, "dlqMaxRetries": 5, "replayAttempts": []any{}, "metadata": map[string]any{},
+		"originalEvent": map[string]any{"messageId": messageExample, "queue": "default", "kind": "payment.captured", "payload": map[string]any{"amount": 4200}},
+		"retryHistory":  []any{map[string]any{"at": "2026-11-21T10:00:00Z", "attempt": 1, "error": "HTTP_422"}},
+		"transitions":   []any{map[string]any{"at": "2026-11-21T10:00:00Z", "toStatus": "dlq_pending", "actor": "capture", "dbUser": "dlqd", "reason": "job 41 failed", "jobId": 41}},
+	})
+	example(&get, http.StatusOK, detail)
 	huma.Register(api, get, s.getEntry)
 
 	replay := huma.Operation{

@@ -47,6 +47,7 @@ func (s *service) registerOperations(api huma.API) {
 		OperationID: "livez", Method: http.MethodGet, Path: "/livez", Tags: tags,
 		Summary: "Whether the process runs; restart it if this does not answer", Errors: []int{503},
 	}
+	example(&live, http.StatusOK, map[string]string{"status": "ok"})
 	huma.Register(api, live, func(context.Context, *struct{}) (*statusOutput, error) {
 		out := &statusOutput{}
 		out.Body.Status = "ok"
@@ -57,6 +58,7 @@ func (s *service) registerOperations(api huma.API) {
 		OperationID: "readyz", Method: http.MethodGet, Path: "/readyz", Tags: tags,
 		Summary: "Whether to send requests here; not while it starts, stops, or has no database", Errors: []int{503},
 	}
+	example(&ready, http.StatusOK, map[string]string{"status": "ok"})
 	huma.Register(api, ready, func(ctx context.Context, _ *struct{}) (*statusOutput, error) {
 		if err := s.Ready(); err != nil {
 			return nil, huma.Error503ServiceUnavailable(err.Error())

@@ -426,6 +426,25 @@ func TestCapture_failureAfterTheEntryClosedIsANewEntry(t *testing.T) {
 	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_archived'"))
 }
 
+// A redelivery that is run again after its entry has closed, and fails, is a dead letter of its own, and is followed as one.
+func TestCapture_redeliveryThatFailsAfterItsEntryClosed(t *testing.T) {
+	t.Parallel()
+	b := setup(t, succeed)
+	first := b.captured()
+	job, err := b.store.Replay(t.Context(), first.ID, kim, nil, false)
+	require.NoError(t, err)
+	b.endBySQL(job, "completed")
+	b.exec("UPDATE river_job SET state = 'running', finalized_at = NULL WHERE id = $1", job)
+	b.endBySQL(job, "discarded")
+	second := "SELECT count(*) FROM dlq.dead_letter_queue WHERE river_job_id = $1 AND status = $2::dlq.dead_letter_status"
+	require.Equal(t, 1, b.count(second, job, "dlq_pending"))
+	_, err = b.client.JobRetry(t.Context(), job)
+	require.NoError(t, err)
+	require.Equal(t, 1, b.count(second, job, "dlq_processing"))
+	b.endBySQL(job, "completed")
+	require.Equal(t, 1, b.count(second, job, "dlq_resolved"))
+}
+
 func TestCapture_anyDataAnApplicationLeaves(t *testing.T) {
 	t.Parallel()
 	long := strings.Repeat("Ünïcödé 💥 ", 90_000) // more than a megabyte

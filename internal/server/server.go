@@ -94,6 +94,7 @@ type Server struct {
 	ingester  *ingest.Ingester
 	delivery  *delivery.Worker
 	river     *river.Client[pgx.Tx]
+	dlqWorker *worker.Worker
 	http      *http.Server
 	listeners []net.Listener
 
@@ -227,8 +228,8 @@ func (s *Server) startDLQWorker(ctx context.Context) {
 	if !s.config.PollOnly {
 		config.Listen = s.pool
 	}
-	w := worker.New(config)
-	s.background.Go(func() { w.Run(ctx) })
+	s.dlqWorker = worker.New(config)
+	s.background.Go(func() { s.dlqWorker.Run(ctx) })
 }
 
 func (s *Server) startAPI(ctx context.Context) error {
@@ -436,6 +437,13 @@ func (s *Server) health(ctx context.Context) []api.Part {
 		case <-s.river.Stopped():
 			part.OK, part.Detail = false, "has stopped"
 		default:
+		}
+		parts = append(parts, part)
+	}
+	if s.dlqWorker != nil {
+		part := api.Part{Name: "dlq-workers", OK: true, Detail: "last batch went well"}
+		if err := s.dlqWorker.Err(); err != nil {
+			part.OK, part.Detail = false, "last batch failed; the log says why"
 		}
 		parts = append(parts, part)
 	}

@@ -325,7 +325,7 @@ func TestOperations(t *testing.T) {
 	for _, p := range health["parts"].([]any) {
 		names = append(names, p.(map[string]any)["name"].(string))
 	}
-	require.Equal(t, []string{"database", "schema", "ingest", "processing"}, names)
+	require.Equal(t, []string{"database", "schema", "ingest", "processing", "dlq-workers"}, names)
 	for _, path := range []string{"/livez", "/readyz"} {
 		status, _, _ := b.call("GET", path, "")
 		require.Equal(t, 200, status, path)
@@ -341,6 +341,24 @@ func TestOperations(t *testing.T) {
 	committed, err := os.ReadFile("../../openapi/openapi.yaml")
 	require.NoError(t, err)
 	require.Equal(t, string(committed), yaml["text"], "make generate")
+	for path, operations := range spec["paths"].(map[string]any) {
+		for method, o := range operations.(map[string]any) {
+			op := o.(map[string]any)
+			require.NotEmpty(t, op["summary"], "%s %s", method, path)
+			examples, problems := 0, 0
+			for code, r := range op["responses"].(map[string]any) {
+				for kind, content := range r.(map[string]any)["content"].(map[string]any) {
+					if kind == "application/problem+json" {
+						problems++
+					} else if code < "300" && content.(map[string]any)["example"] != nil {
+						examples++
+					}
+				}
+			}
+			require.Equal(t, 1, examples, "%s %s has an example", method, path)
+			require.NotZero(t, problems, "%s %s says how it fails", method, path)
+		}
+	}
 	status, out, _ := b.call("GET", "/nowhere", "")
 	require.Equal(t, 404, status)
 	require.Contains(t, out["detail"], "/nowhere")

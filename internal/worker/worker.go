@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"sync/atomic"
 	"time"
 
 	"github.com/google/uuid"
@@ -60,6 +61,15 @@ type Worker struct {
 	config Config
 	actor  string
 	wake   chan struct{}
+	failed atomic.Pointer[error] // of the last batch; nil where it worked
+}
+
+// Err is why the last batch failed, nil where it worked.
+func (w *Worker) Err() error {
+	if err := w.failed.Load(); err != nil {
+		return *err
+	}
+	return nil
 }
 
 // New returns a worker that does not run yet.
@@ -158,9 +168,11 @@ func (w *Worker) RunOnce(ctx context.Context) (bool, error) {
 		return w.handle(ctx, q, tx, rows, now, counts)
 	})
 	if err != nil {
+		w.failed.Store(&err)
 		w.config.Observe("error", 1, time.Since(start))
 		return false, err
 	}
+	w.failed.Store(nil)
 	for action, n := range counts {
 		w.config.Observe(action, n, time.Since(start))
 	}
