@@ -39,7 +39,7 @@ const (
 	DefaultMaxGroup = 500
 
 	// DefaultFlushers is how many inserts are under way at once: while one waits for its commit to reach the disk, the next is being prepared.
-	DefaultFlushers = 4
+	DefaultFlushers = 2
 
 	// How long one insert may take. It is not the client's time: a client that hangs up does not undo what others share.
 	flushTimeout = 15 * time.Second
