@@ -21,6 +21,9 @@ func newMigrate() *cobra.Command {
 			return database.withMigrator(cmd.Context(), func(m *postgres.Migrator) error { return run(cmd, m) })
 		}}
 		database.register(c)
+		if use == "up" {
+			c.Flags().BoolVar(&database.ownRiver, "own-river", false, "the River that is there already is dlqd's own, and no application's")
+		}
 		cmd.AddCommand(c)
 	}
 	sub("up", "Apply River's migrations and dlqd's", func(cmd *cobra.Command, m *postgres.Migrator) error {

@@ -114,6 +114,7 @@ func newRoot(hard context.Context) *cobra.Command {
 type databaseFlags struct {
 	url, dataDir, postgresBin string
 	schemas                   postgres.Schemas
+	ownRiver                  bool
 }
 
 func (f *databaseFlags) register(cmd *cobra.Command) {
@@ -146,7 +147,7 @@ func (f *databaseFlags) withMigrator(ctx context.Context, fn func(*postgres.Migr
 			return err
 		}
 		defer pool.Close()
-		return fn(&postgres.Migrator{Pool: pool, Schemas: f.schemas, Logger: logger})
+		return fn(&postgres.Migrator{Pool: pool, Schemas: f.schemas, Logger: logger, OwnRiver: f.ownRiver || f.url == ""})
 	}(), stop())
 }
 

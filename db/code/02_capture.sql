@@ -53,7 +53,7 @@ BEGIN
         IF error_stack_trace IS NOT NULL THEN
             error_type := 'panic';
         -- Metadata outlives the attempt that wrote it: it counts only if it is of the last one.
-        ELSIF v_said -> 'attempt' = to_jsonb(p_job.attempt) AND (v_last IS NULL OR v_last -> 'attempt' = v_said -> 'attempt') THEN
+        ELSIF v_said -> 'attempt' = coalesce(v_last -> 'attempt', to_jsonb(p_job.attempt)) THEN
             error_message := coalesce(v_said ->> 'message', error_message);
             error_type := left(v_said ->> 'type', 255);
             error_code := left(v_said ->> 'code', 255);
@@ -194,6 +194,10 @@ BEGIN
             IF NEW.state <> 'completed' THEN
                 PERFORM dlq.wake();
             END IF;
+            RETURN NULL;
+        END IF;
+        -- Somebody ran an earlier redelivery again while the entry is open: it goes its own way, and one is enough.
+        IF EXISTS (SELECT FROM dlq.dead_letter_open e WHERE e.id = v_entry) THEN
             RETURN NULL;
         END IF;
     END IF;

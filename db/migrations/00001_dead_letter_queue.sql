@@ -223,7 +223,7 @@ CREATE TABLE dlq.settings (
     value      text NOT NULL,
     updated_at timestamptz NOT NULL DEFAULT now()
 );
-COMMENT ON TABLE dlq.settings IS 'What dlqd remembers of this installation: code_version (hash of db/code as installed), attached (on: the River here belongs to another application, which leads its maintenance).';
+COMMENT ON TABLE dlq.settings IS 'What dlqd remembers of this installation: code_version (hash of db/code as installed), river (own, or attached: it belongs to an application, whose clients lead its maintenance).';
 
 -- +goose Down
 DROP TABLE dlq.settings;

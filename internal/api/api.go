@@ -53,7 +53,8 @@ type service struct{ Config }
 // New returns the API's handler.
 func New(config Config) http.Handler {
 	mux, _ := build(config)
-	return mux
+	// A page of another site, open in a browser on this machine, must not move anything.
+	return http.NewCrossOriginProtection().Handler(mux)
 }
 
 // OpenAPI returns the API's description as YAML and as JSON.

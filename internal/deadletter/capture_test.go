@@ -445,6 +445,31 @@ func TestCapture_redeliveryThatFailsAfterItsEntryClosed(t *testing.T) {
 	require.Equal(t, 1, b.count(second, job, "dlq_resolved"))
 }
 
+// An earlier redelivery that is run again while a later one is under way is no second dead letter, and no outcome.
+func TestCapture_earlierRedeliveryRunAgain(t *testing.T) {
+	t.Parallel()
+	b := setup(t, succeed)
+	entry := b.captured()
+	first, err := b.store.Replay(t.Context(), entry.ID, kim, nil, false)
+	require.NoError(t, err)
+	b.endBySQL(first, "discarded")
+	second, err := b.store.Replay(t.Context(), entry.ID, kim, nil, false)
+	require.NoError(t, err)
+	_, trail := b.entry()
+	_, err = b.client.JobRetry(t.Context(), first)
+	require.NoError(t, err)
+	for _, end := range []string{"discarded", "completed"} {
+		b.endBySQL(first, end)
+		after, newTrail := b.entry()
+		require.Equal(t, deadletter.Processing, after.Status)
+		require.Equal(t, second, *after.RedeliveryJobID)
+		require.Len(t, newTrail, len(trail))
+	}
+	b.endBySQL(second, "completed")
+	after, _ := b.entry()
+	require.Equal(t, deadletter.Resolved, after.Status)
+}
+
 func TestCapture_anyDataAnApplicationLeaves(t *testing.T) {
 	t.Parallel()
 	long := strings.Repeat("Ünïcödé 💥 ", 90_000) // more than a megabyte

@@ -30,6 +30,10 @@ const (
 	// How long a fast shutdown may take before it becomes an immediate one (which recovers at the next start).
 	embeddedStopTimeout = 30 * time.Second
 
+	// How often, and after how long, to start again while children of a killed server are still there.
+	orphanTries = 20
+	orphanWait  = 500 * time.Millisecond
+
 	// Socket paths are limited to 107 bytes by the kernel (sun_path); the file is .s.PGSQL.5432.
 	maxSocketDir = 107 - len("/.s.PGSQL.5432")
 )
@@ -88,7 +92,7 @@ func StartEmbedded(ctx context.Context, config EmbeddedConfig) (*Embedded, error
 		return nil, err
 	}
 	config.DataDir = dir
-	e := &Embedded{config: config, exited: make(chan struct{})}
+	e := &Embedded{config: config}
 	if e.owner, err = serverOwner(); err != nil {
 		return nil, err
 	}
@@ -131,14 +135,21 @@ func (e *Embedded) start(ctx context.Context) error {
 	if err := e.stopLeftover(ctx); err != nil {
 		return err
 	}
-	if err := e.launch(); err != nil {
-		return err
-	}
-	if err := e.awaitReady(ctx); err != nil {
+	for try := 1; ; try++ {
+		if err := e.launch(); err != nil {
+			return err
+		}
+		err := e.awaitReady(ctx)
+		if err == nil {
+			return nil
+		}
 		_ = e.terminate()
-		return err
+		// The children of a server that was killed let go of its memory once they notice.
+		if try == orphanTries || !strings.Contains(e.logTail(), "pre-existing shared memory block") {
+			return err
+		}
+		time.Sleep(orphanWait)
 	}
-	return nil
 }
 
 // URL is the connection string of the server's database.
@@ -302,9 +313,11 @@ func (e *Embedded) launch() error {
 	if err := e.server.Start(); err != nil {
 		return fmt.Errorf("start Postgres: %w", err)
 	}
+	server, exited := e.server, make(chan struct{})
+	e.exited = exited
 	go func() {
-		_ = e.server.Wait()
-		close(e.exited)
+		_ = server.Wait()
+		close(exited)
 	}()
 	return nil
 }

@@ -27,8 +27,11 @@ import (
 )
 
 const (
-	settingAttached    = "attached"
 	settingCodeVersion = "code_version"
+	// Whose River this is: riverOwn or riverAttached.
+	settingRiver  = "river"
+	riverOwn      = "own"
+	riverAttached = "attached"
 
 	migrationTable = "schema_migrations"
 
@@ -46,6 +49,8 @@ type Migrator struct {
 	Pool    *pgxpool.Pool
 	Schemas Schemas
 	Logger  *slog.Logger
+	// OwnRiver says that a River which is there already is dlqd's own, and no application's.
+	OwnRiver bool
 }
 
 // MigrationStatus is where a database stands.
@@ -68,15 +73,20 @@ func (m *Migrator) Up(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		if !status.Attached {
-			if err := m.createSchema(ctx, m.Schemas.River); err != nil {
-				return err
-			}
-			if err := m.migrateRiver(ctx, rivermigrate.DirectionUp); err != nil {
-				return err
-			}
+		if status.Attached {
+			return m.install(ctx, riverAttached)
 		}
-		return m.install(ctx)
+		// dlqd's client leads on its own River, and a leader discards stuck jobs of kinds it does not know.
+		if status.RiverVersion > 0 && status.Version == 0 && !m.OwnRiver {
+			return fmt.Errorf("there is a River in schema %q of this database already: if an application runs on it, use \"dlqd attach\"; if it is dlqd's own, use \"dlqd migrate up --own-river\"", m.Schemas.River)
+		}
+		if err := m.createSchema(ctx, m.Schemas.River); err != nil {
+			return err
+		}
+		if err := m.migrateRiver(ctx, rivermigrate.DirectionUp); err != nil {
+			return err
+		}
+		return m.install(ctx, riverOwn)
 	})
 }
 
@@ -90,17 +100,7 @@ func (m *Migrator) Attach(ctx context.Context) error {
 		if version == 0 {
 			return fmt.Errorf("there is no River in schema %q of this database: name its schema with --river-schema, or run \"dlqd migrate up\" to make a new one", m.Schemas.River)
 		}
-		known, err := m.hasTable(ctx, m.Schemas.DLQ, "settings")
-		if err != nil {
-			return err
-		}
-		if err := m.install(ctx); err != nil {
-			return err
-		}
-		if !known {
-			return m.setSetting(ctx, settingAttached, "on")
-		}
-		return nil
+		return m.install(ctx, riverAttached)
 	})
 }
 
@@ -195,7 +195,8 @@ func (m *Migrator) Attached(ctx context.Context) (bool, error) {
 	return status.Attached, err
 }
 
-func (m *Migrator) install(ctx context.Context) error {
+// install brings dlqd's schema up to date. Whose River it is, is settled by the first call.
+func (m *Migrator) install(ctx context.Context, river string) error {
 	if err := m.createSchema(ctx, m.Schemas.DLQ); err != nil {
 		return err
 	}
@@ -203,6 +204,9 @@ func (m *Migrator) install(ctx context.Context) error {
 		_, err := p.Up(ctx)
 		return err
 	}); err != nil {
+		return err
+	}
+	if _, err := m.Pool.Exec(ctx, m.Schemas.Render("INSERT INTO dlq.settings (key, value) VALUES ($1, $2) ON CONFLICT (key) DO NOTHING"), settingRiver, river); err != nil {
 		return err
 	}
 	code, version := m.code()
@@ -286,11 +290,11 @@ func (m *Migrator) status(ctx context.Context) (MigrationStatus, error) {
 	if s.RiverVersion, err = m.riverVersion(ctx); err != nil {
 		return s, err
 	}
-	river, err := rivermigrate.New(riverpgxv5.New(m.Pool), &rivermigrate.Config{Schema: m.Schemas.River, Logger: m.Logger})
+	migrations, err := rivermigrate.New(riverpgxv5.New(m.Pool), &rivermigrate.Config{Schema: m.Schemas.River, Logger: m.Logger})
 	if err != nil {
 		return s, err
 	}
-	for _, v := range river.AllVersions() {
+	for _, v := range migrations.AllVersions() {
 		s.RiverLatest = max(s.RiverLatest, v.Version)
 	}
 	names, err := fs.Glob(db.Migrations, "migrations/*.sql")
@@ -313,8 +317,8 @@ func (m *Migrator) status(ctx context.Context) (MigrationStatus, error) {
 	}
 	_, version := m.code()
 	s.CodeInstalled = installed == version
-	attached, err := m.setting(ctx, settingAttached)
-	s.Attached = attached == "on"
+	river, err := m.setting(ctx, settingRiver)
+	s.Attached = river == riverAttached
 	return s, err
 }
 
@@ -410,12 +414,6 @@ func (m *Migrator) setting(ctx context.Context, key string) (string, error) {
 		return "", nil
 	}
 	return value, err
-}
-
-func (m *Migrator) setSetting(ctx context.Context, key, value string) error {
-	_, err := m.Pool.Exec(ctx, m.Schemas.Render(`INSERT INTO dlq.settings (key, value) VALUES ($1, $2)
-		ON CONFLICT (key) DO UPDATE SET value = excluded.value, updated_at = now()`), key, value)
-	return err
 }
 
 // Plan lists, for people, what Attach will create.

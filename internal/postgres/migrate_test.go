@@ -165,6 +165,24 @@ func TestAttachAndDetach(t *testing.T) {
 	}
 }
 
+// An application's River is not taken for dlqd's own by mistake.
+func TestMigrate_doesNotTakeOverAnApplicationsRiver(t *testing.T) {
+	t.Parallel()
+	pool := withRiver(t)
+	before := catalog(t, pool)
+	m := migratorOn(pool)
+	require.ErrorContains(t, m.Up(t.Context()), `use "dlqd attach"`)
+	require.Equal(t, before, catalog(t, pool))
+	m.OwnRiver = true
+	require.NoError(t, m.Up(t.Context()))
+	m.OwnRiver = false
+	require.NoError(t, m.Up(t.Context()), "that is settled now")
+	require.NoError(t, m.Attach(t.Context()))
+	attached, err := m.Attached(t.Context())
+	require.NoError(t, err)
+	require.False(t, attached)
+}
+
 func TestAttach_needsRiver(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.Open(t, postgrestest.Empty(t))

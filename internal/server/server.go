@@ -69,6 +69,8 @@ type Config struct {
 	Listen       []string
 	Policy       *policy.Policy
 	MaxBodyBytes int64
+	// MaxPending bounds the messages that wait for their commit; 0 means ingest.DefaultMaxPending.
+	MaxPending int
 	// PollInterval is how often DLQ workers look for due entries when nothing wakes them.
 	PollInterval time.Duration
 	// PollOnly does without LISTEN, which transaction poolers lack.
@@ -157,7 +159,7 @@ func (s *Server) start(ctx context.Context) error {
 }
 
 func (s *Server) migrator() *postgres.Migrator {
-	return &postgres.Migrator{Pool: s.pool, Schemas: s.config.Schemas, Logger: s.logger}
+	return &postgres.Migrator{Pool: s.pool, Schemas: s.config.Schemas, Logger: s.logger, OwnRiver: s.embedded != nil}
 }
 
 // openDatabase opens the database. The embedded one is brought up to date; another is only checked, because whoever
@@ -236,6 +238,7 @@ func (s *Server) startAPI(ctx context.Context) error {
 	var err error
 	s.ingester, err = ingest.New(ingest.Config{
 		Pool: s.pool, Schemas: s.config.Schemas, Policy: s.config.Policy, Logger: s.logger, Observe: s.metrics.ObserveInsert,
+		MaxPending: s.config.MaxPending,
 	})
 	if err != nil {
 		return err

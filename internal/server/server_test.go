@@ -390,6 +390,43 @@ func TestMetrics(t *testing.T) {
 	require.Empty(t, problems)
 }
 
+func TestSubmit_overflowAnswers429(t *testing.T) {
+	t.Parallel()
+	b := setup(t, options{config: func(c *server.Config) { c.MaxPending = 1 }})
+	tx, err := b.pool.Begin(t.Context())
+	require.NoError(t, err)
+	defer func() { _ = tx.Rollback(context.Background()) }()
+	_, err = tx.Exec(t.Context(), "LOCK TABLE river_job IN SHARE MODE")
+	require.NoError(t, err)
+	body := `{"queue": "default", "kind": "k", "payload": 1}`
+	first := make(chan int, 1)
+	go func() {
+		status, _, _ := b.call("POST", "/api/messages", body)
+		first <- status
+	}()
+	require.Eventually(t, func() bool {
+		_, out, _ := b.call("GET", "/metrics", "")
+		return strings.Contains(out["text"].(string), "dlqd_ingest_pending_messages 1")
+	}, 10*time.Second, 5*time.Millisecond)
+	status, out, header := b.call("POST", "/api/messages", body)
+	require.Equal(t, http.StatusTooManyRequests, status, out)
+	require.Equal(t, "1", header.Get("Retry-After"))
+	require.NoError(t, tx.Rollback(t.Context()))
+	require.Equal(t, http.StatusAccepted, <-first)
+}
+
+func TestAPI_refusesOtherSites(t *testing.T) {
+	t.Parallel()
+	b := setup(t, options{})
+	request, err := http.NewRequestWithContext(t.Context(), "POST", b.base+"/api/messages", strings.NewReader(`{"queue": "default", "kind": "k", "payload": 1}`))
+	require.NoError(t, err)
+	request.Header.Set("Origin", "https://evil.example")
+	response, err := http.DefaultClient.Do(request)
+	require.NoError(t, err)
+	require.NoError(t, response.Body.Close())
+	require.Equal(t, http.StatusForbidden, response.StatusCode)
+}
+
 func TestParts_runApart(t *testing.T) {
 	t.Parallel()
 	only := func(api, process, dlqWorkers bool) func(*server.Config) {
