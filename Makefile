@@ -15,15 +15,16 @@ build: ## build bin/dlqd
 	go build -o bin/dlqd ./cmd/dlqd
 
 .PHONY: demo
-demo: postgres build ## run the main job on a few hundred messages, in less than a minute
+demo: install-postgres build ## run the main job on a few hundred messages, in less than a minute
 	./bin/dlqd demo
 
 .PHONY: run
-run: postgres build ## serve until stopped, on an embedded Postgres
+run: install-postgres build ## serve until stopped, on an embedded Postgres
 	./bin/dlqd serve
 
 .PHONY: test
-test: postgres ## run all tests, with the race detector
+test: install-postgres ## run all tests, with the race detector
+	@scripts/install.sh cc curl
 	go run ./internal/postgres/postgrestest/withpostgres go test -race -timeout 5m ./...
 
 .PHONY: check
@@ -57,6 +58,6 @@ generate-check: build
 openapi-lint: ## run a public linter over the OpenAPI document (needs npm)
 	REDOCLY_TELEMETRY=off $(REDOCLY) lint --config openapi/redocly.yaml openapi/openapi.yaml
 
-.PHONY: postgres
-postgres:
-	@scripts/install-postgres.sh
+.PHONY: install-postgres
+install-postgres:
+	@scripts/install.sh postgres

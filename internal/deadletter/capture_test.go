@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math/rand/v2"
 	"os"
 	"os/exec"
 	"slices"
@@ -514,8 +515,11 @@ func TestCapture_anyDataAnApplicationLeaves(t *testing.T) {
 func TestCapture_messageArgsOfAnyShape(t *testing.T) {
 	t.Parallel()
 	b := setup(t, succeed)
-	long := strings.Repeat("k", 5000)
-	for _, args := range []string{`[]`, `"x"`, `{"kind": {"a": 1}, "messageId": [1]}`, `{"kind": "` + long + `", "source": "` + long + `", "subscriberId": null}`} {
+	var long strings.Builder // longer than an index takes, and not to be compressed
+	for range 500 {
+		_, _ = fmt.Fprintf(&long, "%016x", rand.Uint64())
+	}
+	for _, args := range []string{`[]`, `"x"`, `{"kind": {"a": 1}, "messageId": [1]}`, `{"kind": "` + long.String() + `", "source": "` + long.String() + `", "subscriberId": null}`} {
 		id := b.insert(nil)
 		b.exec(`UPDATE river_job SET kind = 'dlqd_message', args = $2::jsonb WHERE id = $1`, id, args)
 		b.endBySQL(id, "discarded")

@@ -1,0 +1,48 @@
+#!/bin/sh
+# Installs what is missing, through the system's package manager: install.sh postgres|cc|curl ...
+set -eu
+
+as_root() { if [ "$(id -u)" = 0 ]; then "$@"; else sudo "$@"; fi; }
+
+have() {
+	[ "$1" != postgres ] && { command -v "$1" >/dev/null; return; }
+	for dir in $(echo "$PATH" | tr ':' ' ') /usr/lib/postgresql/*/bin /usr/pgsql-*/bin /opt/homebrew/opt/postgresql@*/bin; do
+		[ -x "$dir/postgres" ] && return
+	done
+	return 1
+}
+
+package() { # of a thing ($1) for a package manager ($2)
+	case "$1/$2" in
+	postgres/dnf) echo postgresql-server ;;
+	postgres/apk) echo postgresql postgresql-client ;;
+	postgres/brew) echo postgresql@17 ;;
+	postgres/*) echo postgresql ;;
+	cc/apt-get) echo gcc libc6-dev ;;
+	cc/apk) echo gcc musl-dev ;;
+	cc/*) echo gcc ;;
+	*) echo "$1" ;;
+	esac
+}
+
+for thing; do
+	have "$thing" && continue
+	echo "installing $thing" >&2
+	if command -v apt-get >/dev/null; then
+		if [ "$thing" = postgres ] && [ ! -e /etc/postgresql-common/createcluster.conf ]; then
+			# Debian would make and start a server of its own; dlqd needs only the programs.
+			as_root mkdir -p /etc/postgresql-common
+			echo 'create_main_cluster = false' | as_root tee /etc/postgresql-common/createcluster.conf >/dev/null
+		fi
+		as_root apt-get update -qq
+		# shellcheck disable=SC2046 # a thing may be several packages
+		as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq $(package "$thing" apt-get) >/dev/null
+	elif command -v dnf >/dev/null; then as_root dnf install -y -q $(package "$thing" dnf)
+	elif command -v apk >/dev/null; then as_root apk add -q $(package "$thing" apk)
+	elif command -v pacman >/dev/null; then as_root pacman -S --noconfirm --quiet $(package "$thing" pacman)
+	elif command -v brew >/dev/null; then brew install --quiet $(package "$thing" brew)
+	else
+		echo "install $thing with your package manager, and run this again" >&2
+		exit 1
+	fi
+done
