@@ -230,6 +230,33 @@ func TestServe_exitCodes(t *testing.T) {
 	require.Contains(t, help, "DATABASE_URL")
 }
 
+// A second signal does not wait for a receiver that hangs; what was cut off runs again.
+func TestServe_secondSignalStopsAtOnce(t *testing.T) {
+	t.Parallel()
+	arrived := make(chan struct{}, 10)
+	receiver := answering(t, func(_ http.ResponseWriter, r *http.Request) {
+		_, _ = io.Copy(io.Discard, r.Body)
+		arrived <- struct{}{}
+		<-r.Context().Done()
+	})
+	url := postgrestest.URL(t)
+	s := serve(t, "--database-url", url, "--destination", receiver, "--stop-timeout", "5m")
+	ok(t, "send", "--api-url", s.api, "--kind", "k", "1")
+	<-arrived
+	require.NoError(t, s.cmd.Process.Signal(syscall.SIGTERM))
+	require.Eventually(t, func() bool { // it has begun to stop
+		response, err := http.Get(s.api + "/livez")
+		if err == nil {
+			_ = response.Body.Close()
+		}
+		return err != nil
+	}, 10*time.Second, 5*time.Millisecond)
+	require.Equal(t, 5, s.stop(syscall.SIGTERM), s.log.String())
+	s = serve(t, "--database-url", url, "--destination", receiver)
+	<-arrived
+	require.NoError(t, s.cmd.Process.Kill())
+}
+
 func TestServe_embedded(t *testing.T) {
 	t.Parallel()
 	dir := dataDir(t)

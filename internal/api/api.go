@@ -9,7 +9,6 @@ import (
 	"net/http"
 	"reflect"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/danielgtaylor/huma/v2"
@@ -163,13 +162,4 @@ func describeBody[T any](api huma.API, path, description string, value any) {
 		Required:    true,
 		Content:     map[string]*huma.MediaType{"application/json": {Schema: schema, Example: value}},
 	}
-}
-
-// errorText joins what the errors field of a problem says, for people who read only its detail.
-func errorText(details []error) string {
-	texts := make([]string, len(details))
-	for i, d := range details {
-		texts[i] = d.Error()
-	}
-	return strings.Join(texts, "; ")
 }

@@ -18,6 +18,15 @@ var docsTemplate = template.Must(template.New("docs").Funcs(template.FuncMap{
 		}
 		return string(raw)
 	},
+	"choices": func(s *huma.Schema) []any {
+		if s != nil && s.Items != nil {
+			s = s.Items // of a list
+		}
+		if s == nil {
+			return nil
+		}
+		return s.Enum
+	},
 }).Parse(`<!doctype html>
 <html lang="en">
 <head>
@@ -43,7 +52,7 @@ table { border-collapse: collapse; width: 100%; } td, th { text-align: left; pad
 <h3><code><span class="method">{{.Method}}</span> {{.Path}}</code></h3>
 <p><strong>{{.Summary}}.</strong> {{.Description}}</p>
 {{if .Parameters}}<table><tr><th>parameter</th><th>in</th><th></th></tr>
-{{range .Parameters}}<tr><td><code>{{.Name}}</code></td><td>{{.In}}</td><td>{{.Description}}{{with .Schema}}{{if .Enum}} One of {{range $i, $e := .Enum}}{{if $i}}, {{end}}<code>{{$e}}</code>{{end}}.{{end}}{{end}}</td></tr>{{end}}</table>{{end}}
+{{range .Parameters}}<tr><td><code>{{.Name}}</code></td><td>{{.In}}</td><td>{{.Description}}{{with choices .Schema}} One of {{range $i, $e := .}}{{if $i}}, {{end}}<code>{{$e}}</code>{{end}}.{{end}}</td></tr>{{end}}</table>{{end}}
 {{with .RequestBody}}{{range .Content}}{{with .Example}}<p>Request</p><pre>{{pretty .}}</pre>{{end}}{{end}}{{end}}
 {{range $status, $r := .Responses}}{{range $r.Content}}{{with .Example}}<p>Answer {{$status}}</p><pre>{{pretty .}}</pre>{{end}}{{end}}{{end}}
 <p>Answers: {{range $status, $r := .Responses}}<code>{{$status}}</code> {{$r.Description}}; {{end}}errors are problem details (RFC 9457).</p>

@@ -215,7 +215,7 @@ func (s *service) submitProblem(ctx context.Context, err error, messageID string
 		if invalid.Malformed {
 			status = http.StatusBadRequest
 		}
-		return huma.NewError(status, "invalid message: "+errorText(details), details...)
+		return huma.NewError(status, invalid.Error(), details...)
 	case errors.As(err, &unknown):
 		location := "body.queue"
 		if messageID == "" {

@@ -3,6 +3,7 @@ package message
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"strconv"
 	"strings"
 	"unicode/utf8"
@@ -24,7 +25,7 @@ func CheckJSON(raw []byte) error {
 			}
 			at += size
 		}
-		return malformed("", "invalid UTF-8 at byte %d", at)
+		return malformed(pathAt(raw, at), "has invalid UTF-8 at byte %d", at)
 	}
 	if !json.Valid(raw) {
 		var into json.RawMessage
@@ -39,7 +40,7 @@ func CheckJSON(raw []byte) error {
 		switch c := raw[i]; {
 		case c == '{' || c == '[':
 			if depth++; depth > MaxDepth {
-				return malformed("", "is nested deeper than %d levels at byte %d", MaxDepth, i)
+				return malformed(pathAt(raw, i), "is nested deeper than %d levels at byte %d", MaxDepth, i)
 			}
 		case c == '}' || c == ']':
 			depth--
@@ -57,11 +58,11 @@ func CheckJSON(raw []byte) error {
 			if e := bytes.IndexAny(raw[i:end], "eE"); e >= 0 {
 				exponent, err := strconv.Atoi(string(raw[i+e+1 : end]))
 				if err != nil || exponent > maxExponent || exponent < -maxExponent {
-					return malformed("", "has a number at byte %d whose exponent is beyond %d", i, maxExponent)
+					return malformed(pathAt(raw, i), "has a number at byte %d whose exponent is beyond %d", i, maxExponent)
 				}
 			}
 			if end-i > maxExponent {
-				return malformed("", "has a number at byte %d that is longer than %d digits", i, maxExponent)
+				return malformed(pathAt(raw, i), "has a number at byte %d that is longer than %d digits", i, maxExponent)
 			}
 			i = end - 1
 		}
@@ -82,12 +83,12 @@ func checkString(raw []byte, i int) (int, error) {
 		}
 		switch r := unescape(raw[i:]); {
 		case r == 0:
-			return 0, malformed("", `has a NUL character (\u0000) at byte %d, which the database cannot hold`, i)
+			return 0, malformed(pathAt(raw, i), `has a NUL character (\u0000) at byte %d, which the database cannot hold`, i)
 		case r >= 0xDC00 && r <= 0xDFFF:
-			return 0, malformed("", `has half a surrogate pair (\u%04x) at byte %d`, r, i)
+			return 0, malformed(pathAt(raw, i), `has half a surrogate pair (\u%04x) at byte %d`, r, i)
 		case r >= 0xD800 && r <= 0xDBFF:
 			if low := unescape(raw[i+6:]); low < 0xDC00 || low > 0xDFFF {
-				return 0, malformed("", `has half a surrogate pair (\u%04x) at byte %d`, r, i)
+				return 0, malformed(pathAt(raw, i), `has half a surrogate pair (\u%04x) at byte %d`, r, i)
 			}
 			i += 6
 		}
@@ -106,4 +107,54 @@ func unescape(raw []byte) int {
 		return -1
 	}
 	return int(n)
+}
+
+// pathAt names the field that a byte of a JSON document is in, such as payload.lines[3].
+func pathAt(raw []byte, offset int) string {
+	type level struct {
+		array bool
+		index int
+		key   string
+		isKey bool // the next token of an object is a key
+	}
+	var levels []level
+	decoder := json.NewDecoder(bytes.NewReader(raw))
+	decoder.UseNumber()
+	for {
+		token, err := decoder.Token()
+		if err != nil || int(decoder.InputOffset()) > offset {
+			break
+		}
+		delim, _ := token.(json.Delim)
+		if delim == '}' || delim == ']' {
+			levels = levels[:len(levels)-1]
+		}
+		if len(levels) > 0 && delim != '{' && delim != '[' {
+			switch top := &levels[len(levels)-1]; {
+			case top.array:
+				top.index++
+			case top.isKey:
+				top.key, _ = token.(string)
+				top.isKey = false
+			default:
+				top.isKey = true
+			}
+		}
+		if delim == '{' || delim == '[' {
+			levels = append(levels, level{array: delim == '[', isKey: delim == '{'})
+		}
+	}
+	var path strings.Builder
+	for _, l := range levels {
+		switch {
+		case l.array:
+			_, _ = fmt.Fprintf(&path, "[%d]", l.index)
+		case l.key != "":
+			if path.Len() > 0 {
+				path.WriteByte('.')
+			}
+			path.WriteString(l.key)
+		}
+	}
+	return path.String()
 }

@@ -286,9 +286,9 @@ func TestSubmit_badInputStoresNothing(t *testing.T) {
 		"unknown queue":     {`{"queue": "nowhere", "kind": "k", "payload": 1}`, "body.queue", 422},
 		"bad JSON":          {`{"queue": `, "body", 400},
 		"empty":             {``, "", 400},
-		"NUL":               {`{"queue": "default", "kind": "k", "payload": "\u0000"}`, "body", 400},
-		"invalid UTF-8":     {"{\"queue\": \"default\", \"kind\": \"k\", \"payload\": \"\xff\"}", "body", 400},
-		"too deep":          {`{"queue": "default", "kind": "k", "payload": ` + strings.Repeat("[", 99) + strings.Repeat("]", 99) + `}`, "body", 400},
+		"NUL":               {`{"queue": "default", "kind": "k", "payload": "\u0000"}`, "body.payload", 400},
+		"invalid UTF-8":     {"{\"queue\": \"default\", \"kind\": \"k\", \"payload\": \"\xff\"}", "body.payload", 400},
+		"too deep":          {`{"queue": "default", "kind": "k", "payload": ` + strings.Repeat("[", 99) + strings.Repeat("]", 99) + `}`, "body.payload" + strings.Repeat("[0]", 63), 400},
 		"negative priority": {`{"queue": "default", "kind": "k", "payload": 1, "priority": -1}`, "body.priority", 422},
 		"date":              {`{"queue": "default", "kind": "k", "payload": 1, "scheduledAt": "tomorrow"}`, "body.scheduledAt", 422},
 		"too large":         {`{"queue": "default", "kind": "k", "payload": "` + strings.Repeat("x", 10_000) + `"}`, "", 413},
@@ -450,6 +450,30 @@ func TestParts_runApart(t *testing.T) {
 	require.NoError(t, s.Wait(ctx, context.Background()))
 }
 
+// Behind a transaction pooler there is neither LISTEN nor a prepared statement that outlives its transaction.
+func TestServe_behindATransactionPooler(t *testing.T) {
+	t.Parallel()
+	b := setup(t, options{receiver: answering(http.StatusNotFound), config: func(c *server.Config) {
+		u, err := url.Parse(c.DatabaseURL)
+		require.NoError(t, err)
+		query := u.Query()
+		query.Set("default_query_exec_mode", "cache_describe")
+		u.RawQuery = query.Encode()
+		c.DatabaseURL, c.PollOnly, c.PollInterval = u.String(), true, 50*time.Millisecond
+	}})
+	b.submit("m1")
+	id := b.awaitMessage("m1", "dead-lettered")["deadLetter"].(map[string]any)["id"].(string)
+	b.awaitEntry(id, "dlq_manual")
+	status, out, _ := b.call("POST", "/api/dlq/entries/"+id+"/replay", `{"payload": {"n": 2}}`)
+	require.Equal(t, http.StatusAccepted, status, out)
+	b.awaitEntry(id, "dlq_manual")
+	status, _, _ = b.call("GET", "/api/dlq/entries?status=dlq_manual,dlq_pending&queue=default", "")
+	require.Equal(t, http.StatusOK, status)
+	status, out, _ = b.call("POST", "/api/messages", `{"messageId": "m1", "queue": "default", "kind": "order.placed", "payload": {"n": 1}}`)
+	require.Equal(t, http.StatusOK, status, out)
+	require.Zero(t, b.count("SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND query LIKE 'LISTEN%'"))
+}
+
 func TestListen_unixSocket(t *testing.T) {
 	t.Parallel()
 	dir, err := os.MkdirTemp("", "dlqd-s")
@@ -505,6 +529,13 @@ func TestStop_letsRunningJobsFinish(t *testing.T) {
 	var state string
 	require.NoError(t, b.pool.QueryRow(t.Context(), "SELECT state FROM river_job").Scan(&state))
 	require.Equal(t, "completed", state)
+}
+
+func (b *bundle) count(sql string) int {
+	b.Helper()
+	var n int
+	require.NoError(b, b.pool.QueryRow(b.Context(), sql).Scan(&n))
+	return n
 }
 
 func (b *bundle) ready() bool {

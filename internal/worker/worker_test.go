@@ -216,12 +216,30 @@ func TestWorker_manyAtOnce(t *testing.T) {
 	drain()
 	drain() // what one worker held when another looked
 	require.Equal(t, n, b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE strategy = 'immediate'"))
+	require.Equal(t, 2*n, b.count("SELECT count(*) FROM dlq.dead_letter_transitions"), "each was decided by one of them")
 	b.now = b.now.Add(time.Hour)
 	drain()
 	drain()
 	require.Equal(t, n, b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_processing'"))
 	require.Equal(t, n, b.count("SELECT count(DISTINCT metadata ->> 'dlq:entry_id') FROM river_job WHERE state = 'available'"))
 	require.Equal(t, 2*n, b.count("SELECT count(*) FROM river_job"), "one redelivery each")
+}
+
+func TestWorker_passesByWhatAnotherHolds(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.fail(1, "timeout")
+	b.fail(2, "timeout")
+	tx, err := b.pool.Begin(t.Context())
+	require.NoError(t, err)
+	defer func() { _ = tx.Rollback(context.Background()) }()
+	_, err = tx.Exec(t.Context(), "SELECT FROM dlq.dead_letter_open WHERE priority = 1 FOR UPDATE")
+	require.NoError(t, err)
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	_, err = b.worker.RunOnce(ctx)
+	require.NoError(t, err, "it does not wait for the one that is held")
+	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE strategy IS NOT NULL"))
 }
 
 // TestWorker_diesBetweenItsSteps breaks each statement of a batch in turn: all of it is undone, nothing is half done.
