@@ -131,6 +131,9 @@ func plans(ctx context.Context, pool *pgxpool.Pool) error {
 	if err := show("claim", dbsqlc.ClaimDue, nil, worker.DefaultBatchSize); err != nil {
 		return err
 	}
+	if err := show("backlog", dbsqlc.Backlog); err != nil {
+		return err
+	}
 	for name, f := range map[string]deadletter.Filter{
 		"list, newest":                     {},
 		"list, one status":                 {Statuses: []deadletter.Status{deadletter.Manual}},
