@@ -2,6 +2,7 @@
 package api
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -13,6 +14,7 @@ import (
 
 	"github.com/danielgtaylor/huma/v2"
 	"github.com/danielgtaylor/huma/v2/adapters/humago"
+	"golang.org/x/sync/semaphore"
 
 	"github.com/dlqd/dlqd/internal/deadletter"
 	"github.com/dlqd/dlqd/internal/ingest"
@@ -21,6 +23,12 @@ import (
 
 // DefaultMaxBodyBytes is the largest message that is accepted, unless configured otherwise.
 const DefaultMaxBodyBytes = 1 << 20
+
+// DefaultMaxBodiesBytes bounds the bodies of submissions that are being read or wait for their commit, all together.
+const DefaultMaxBodiesBytes = 256 << 20
+
+// bodyReadTimeout bounds how long a client may take to send a submission.
+const bodyReadTimeout = 30 * time.Second
 
 // maxBatchBodies is how many times larger a batch may be than one message.
 const maxBatchBodies = 16
@@ -41,13 +49,19 @@ type Config struct {
 	Store        *deadletter.Store
 	Metrics      *metrics.Metrics
 	Logger       *slog.Logger
-	MaxBodyBytes int64 // 0 means DefaultMaxBodyBytes
+	MaxBodyBytes int64 // of one message; 0 means DefaultMaxBodyBytes
+	// MaxBodiesBytes bounds all bodies at once; 0 means DefaultMaxBodiesBytes.
+	MaxBodiesBytes int64
 	// Health says how each part is. Ready says whether requests should be sent here.
 	Health func(ctx context.Context) []Part
 	Ready  func() error
 }
 
-type service struct{ Config }
+type service struct {
+	Config
+
+	bodies *semaphore.Weighted
+}
 
 // New returns the API's handler.
 func New(config Config) http.Handler {
@@ -67,10 +81,9 @@ func OpenAPI() (yaml, asJSON []byte, err error) {
 }
 
 func build(config Config) (*http.ServeMux, huma.API) {
-	if config.MaxBodyBytes == 0 {
-		config.MaxBodyBytes = DefaultMaxBodyBytes
-	}
-	s := &service{config}
+	config.MaxBodyBytes = cmp.Or(config.MaxBodyBytes, DefaultMaxBodyBytes)
+	config.MaxBodiesBytes = cmp.Or(config.MaxBodiesBytes, DefaultMaxBodiesBytes)
+	s := &service{Config: config, bodies: semaphore.NewWeighted(config.MaxBodiesBytes)}
 	mux := http.NewServeMux()
 	humaConfig := huma.DefaultConfig("dlqd", Version)
 	humaConfig.CreateHooks = nil // no $schema links in answers
@@ -104,6 +117,24 @@ func (s *service) observe(ctx huma.Context, next func(huma.Context)) {
 	operation := ctx.Operation().OperationID
 	s.Metrics.Requests.WithLabelValues(operation, strconv.Itoa(ctx.Status())).Inc()
 	s.Metrics.RequestSeconds.WithLabelValues(operation).Observe(time.Since(start).Seconds())
+}
+
+// boundBodies takes the room that a submission's body needs before it is read.
+func (s *service) boundBodies(api huma.API) func(huma.Context, func(huma.Context)) {
+	return func(ctx huma.Context, next func(huma.Context)) {
+		size := min(ctx.Operation().MaxBodyBytes, s.MaxBodiesBytes) // not said, or more than is read
+		if said, err := strconv.ParseInt(ctx.Header("Content-Length"), 10, 64); err == nil && said >= 0 {
+			size = min(size, said)
+		}
+		if !s.bodies.TryAcquire(size) {
+			s.count("", "overflow", 1)
+			ctx.SetHeader("Retry-After", retryAfterSeconds)
+			_ = huma.WriteErr(api, ctx, http.StatusTooManyRequests, "too many submissions at once; send it again later")
+			return
+		}
+		defer s.bodies.Release(size)
+		next(ctx)
+	}
 }
 
 func notFound(w http.ResponseWriter, r *http.Request) {

@@ -87,6 +87,7 @@ func (s *service) registerMessages(api huma.API) {
 		Summary:     "Submit a message",
 		Description: "Answers 202 once the message is on disk. " + duplicates,
 		Errors:      []int{400, 409, 413, 422, 429, 503}, DefaultStatus: http.StatusAccepted, MaxBodyBytes: s.MaxBodyBytes, SkipValidateBody: true,
+		BodyReadTimeout: bodyReadTimeout, Middlewares: huma.Middlewares{s.boundBodies(api)},
 	}
 	example(&submit, http.StatusAccepted, Accepted{MessageID: messageExample, JobID: 41})
 	huma.Register(api, submit, s.submit)
@@ -97,6 +98,7 @@ func (s *service) registerMessages(api huma.API) {
 		Summary:     "Submit up to 1,000 messages, all or none",
 		Description: "One transaction: if one message is invalid or in conflict, none is stored. " + duplicates,
 		Errors:      []int{400, 409, 413, 422, 429, 503}, DefaultStatus: http.StatusAccepted, MaxBodyBytes: s.MaxBodyBytes * maxBatchBodies, SkipValidateBody: true,
+		BodyReadTimeout: bodyReadTimeout, Middlewares: huma.Middlewares{s.boundBodies(api)},
 	}
 	example(&batch, http.StatusAccepted, map[string]any{"messages": []Accepted{{MessageID: messageExample, JobID: 41}}})
 	huma.Register(api, batch, s.submitBatch)

@@ -48,6 +48,8 @@ const (
 	rescueSlack = time.Minute
 	// readHeaderTimeout bounds how long a client may take over its headers.
 	readHeaderTimeout = 10 * time.Second
+	// idleTimeout closes connections that are kept and not used.
+	idleTimeout = 2 * time.Minute
 	// hardStopTimeout is how long jobs get to return once their contexts are cancelled.
 	hardStopTimeout = 5 * time.Second
 )
@@ -71,6 +73,8 @@ type Config struct {
 	MaxBodyBytes int64
 	// MaxPending bounds the messages that wait for their commit; 0 means ingest.DefaultMaxPending.
 	MaxPending int
+	// MaxBodiesBytes bounds the bodies of submissions, all together; 0 means api.DefaultMaxBodiesBytes.
+	MaxBodiesBytes int64
 	// PollInterval is how often DLQ workers look for due entries when nothing wakes them.
 	PollInterval time.Duration
 	// PollOnly does without LISTEN, which transaction poolers lack.
@@ -245,10 +249,10 @@ func (s *Server) startAPI(ctx context.Context) error {
 	}
 	s.metrics.WatchPending(s.ingester.Pending)
 	handler := api.New(api.Config{
-		Ingester: s.ingester, Store: s.store, Metrics: s.metrics, Logger: s.logger, MaxBodyBytes: s.config.MaxBodyBytes,
+		Ingester: s.ingester, Store: s.store, Metrics: s.metrics, Logger: s.logger, MaxBodyBytes: s.config.MaxBodyBytes, MaxBodiesBytes: s.config.MaxBodiesBytes,
 		Health: s.health, Ready: s.ready,
 	})
-	s.http = &http.Server{Handler: handler, ReadHeaderTimeout: readHeaderTimeout, ErrorLog: slog.NewLogLogger(s.logger.Handler(), slog.LevelWarn)}
+	s.http = &http.Server{Handler: handler, ReadHeaderTimeout: readHeaderTimeout, IdleTimeout: idleTimeout, ErrorLog: slog.NewLogLogger(s.logger.Handler(), slog.LevelWarn)}
 	for _, address := range s.config.Listen {
 		listener, err := listen(ctx, address)
 		if err != nil {

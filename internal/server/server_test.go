@@ -1,6 +1,7 @@
 package server_test
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
@@ -413,6 +414,30 @@ func TestSubmit_overflowAnswers429(t *testing.T) {
 	require.Equal(t, "1", header.Get("Retry-After"))
 	require.NoError(t, tx.Rollback(t.Context()))
 	require.Equal(t, http.StatusAccepted, <-first)
+}
+
+func TestSubmit_boundsTheBodiesOfAll(t *testing.T) {
+	t.Parallel()
+	b := setup(t, options{config: func(c *server.Config) { c.MaxBodiesBytes = 1000 }})
+	body := `{"queue": "default", "kind": "k", "payload": "` + strings.Repeat("x", 700) + `"}`
+	conn, err := net.Dial("tcp", strings.TrimPrefix(b.base, "http://"))
+	require.NoError(t, err)
+	defer conn.Close()
+	// A client that announces its message and does not send the end of it.
+	_, err = fmt.Fprintf(conn, "POST /api/messages HTTP/1.1\r\nHost: dlqd\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", len(body), body[:len(body)-1])
+	require.NoError(t, err)
+	require.Eventually(t, func() bool {
+		status, _, _ := b.call("POST", "/api/messages", body)
+		return status == http.StatusTooManyRequests
+	}, 10*time.Second, 5*time.Millisecond)
+	_, err = fmt.Fprint(conn, body[len(body)-1:])
+	require.NoError(t, err)
+	response, err := http.ReadResponse(bufio.NewReader(conn), nil)
+	require.NoError(t, err)
+	require.NoError(t, response.Body.Close())
+	require.Equal(t, http.StatusAccepted, response.StatusCode)
+	status, out, _ := b.call("POST", "/api/messages", body)
+	require.Equal(t, http.StatusAccepted, status, out)
 }
 
 func TestAPI_refusesOtherSites(t *testing.T) {
