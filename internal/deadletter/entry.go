@@ -21,11 +21,6 @@ const (
 	Archived   Status = "dlq_archived"
 )
 
-// Statuses lists all states: first the open ones, then the closed.
-func Statuses() []Status {
-	return []Status{Pending, Processing, Manual, Resolved, Failed, Archived}
-}
-
 // Open reports whether an entry of this status is open.
 func (s Status) Open() bool { return s == Pending || s == Processing || s == Manual }
 

@@ -11,7 +11,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"math"
 	mathrand "math/rand/v2"
 	"mime"
@@ -73,14 +72,13 @@ type Worker struct {
 	river.WorkerDefaults[Args]
 
 	policy  *policy.Policy
-	logger  *slog.Logger
 	observe Observer
 	clients map[string]*http.Client // by destination
 }
 
 // NewWorker returns a worker for a policy's queues.
-func NewWorker(p *policy.Policy, logger *slog.Logger, observe Observer) *Worker {
-	w := &Worker{policy: p, logger: logger, observe: observe, clients: map[string]*http.Client{}}
+func NewWorker(p *policy.Policy, observe Observer) *Worker {
+	w := &Worker{policy: p, observe: observe, clients: map[string]*http.Client{}}
 	concurrency := map[string]int{}
 	for _, q := range p.Queues {
 		concurrency[q.Destination] += q.Concurrency

@@ -58,7 +58,7 @@ func setup(t *testing.T, url, queue string) *bundle {
 	b := &bundle{T: t, pool: pool}
 	b.ingester, err = ingest.New(ingest.Config{Pool: pool, Schemas: postgres.DefaultSchemas(), Policy: rules, Logger: logger})
 	require.NoError(t, err)
-	worker := delivery.NewWorker(rules, logger, func(string, string, time.Duration) {})
+	worker := delivery.NewWorker(rules, func(string, string, time.Duration) {})
 	workers := river.NewWorkers()
 	river.AddWorker(workers, worker)
 	b.client, err = river.NewClient(riverpgxv5.New(pool), &river.Config{

@@ -118,9 +118,6 @@ func (m *Metrics) Handler() http.Handler {
 	return promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{Registry: m.registry})
 }
 
-// Gatherer is for tests.
-func (m *Metrics) Gatherer() prometheus.Gatherer { return m.registry }
-
 var (
 	entriesDesc = prometheus.NewDesc("dlqd_dead_letters", "Open dead letters, by status, queue and class.", []string{"status", "queue", "error_class"}, nil)
 	oldestDesc  = prometheus.NewDesc("dlqd_dead_letter_oldest_seconds", "Age of the oldest open dead letter; 0 where there is none.", nil, nil)

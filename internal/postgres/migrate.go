@@ -432,7 +432,7 @@ func (m *Migrator) Plan(ctx context.Context) ([]string, error) {
 	}
 	if !status.CodeInstalled {
 		plan = append(plan,
-			m.Schemas.Render("functions and views in schema ")+m.Schemas.DLQ,
+			"functions and views in schema "+m.Schemas.DLQ,
 			m.Schemas.Render("trigger dlq_capture on river.river_job (fires when a job is discarded, or cancelled by its worker)"),
 			m.Schemas.Render("trigger dlq_follow on river.river_job (fires when a discarded or cancelled job is retried)"))
 	}

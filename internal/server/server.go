@@ -190,7 +190,7 @@ func (s *Server) openDatabase(ctx context.Context) error {
 }
 
 func (s *Server) startProcessing(ctx context.Context, attached bool) error {
-	s.delivery = delivery.NewWorker(s.config.Policy, s.logger, s.metrics.ObserveDelivery)
+	s.delivery = delivery.NewWorker(s.config.Policy, s.metrics.ObserveDelivery)
 	workers := river.NewWorkers()
 	river.AddWorker(workers, s.delivery)
 	queues := make(map[string]river.QueueConfig, len(s.config.Policy.Queues))

@@ -106,15 +106,6 @@ func Classify(f Facts) (riverdlq.Class, string) {
 	return riverdlq.ClassUnknown, "none"
 }
 
-// Rules lists the names of the built-in rules, in order.
-func Rules() []string {
-	names := []string{"panic", "worker", statusRule}
-	for _, p := range patterns {
-		names = append(names, p.name)
-	}
-	return append(names, "none")
-}
-
 // trimPackage keeps the function of a stack frame readable.
 func trimPackage(frame string) string {
 	if i := strings.LastIndexByte(frame, '/'); i >= 0 {
