@@ -1,9 +1,13 @@
 package worker_test
 
 import (
+	"bufio"
 	"context"
 	"fmt"
 	"log/slog"
+	"math/rand/v2"
+	"os"
+	"os/exec"
 	"sync"
 	"testing"
 	"time"
@@ -18,7 +22,65 @@ import (
 	"github.com/dlqd/dlqd/internal/worker"
 )
 
-func TestMain(m *testing.M) { postgrestest.Main(m) }
+// childVariable makes this test binary a DLQ worker that goes on until it is killed.
+const childVariable = "DLQD_TEST_WORKER_CHILD"
+
+func TestMain(m *testing.M) {
+	if url := os.Getenv(childVariable); url != "" {
+		runChild(url)
+		return
+	}
+	postgrestest.Main(m)
+}
+
+// runChild works on a database whose clock is hours ahead, so that every entry is due as soon as it is decided.
+func runChild(url string) {
+	ctx := context.Background()
+	pool, err := pgxpool.New(ctx, url)
+	if err != nil {
+		panic(err)
+	}
+	w := worker.New(worker.Config{
+		Store: deadletter.NewStore(pool, postgres.DefaultSchemas()), Planner: strategy.NewPlanner(strategy.ImmediateDelays()),
+		Logger: slog.New(slog.DiscardHandler), BatchSize: 7, Now: func() time.Time { return time.Now().Add(10 * time.Hour) },
+	})
+	fmt.Println("works")
+	for {
+		if _, err := w.RunOnce(ctx); err != nil {
+			panic(err)
+		}
+	}
+}
+
+// TestWorker_isKilledAgainAndAgain kills workers wherever they are: every entry is decided once and redelivered once.
+func TestWorker_isKilledAgainAndAgain(t *testing.T) {
+	t.Parallel()
+	url := postgrestest.URL(t)
+	pool := postgrestest.Open(t, url)
+	b := &bundle{T: t, pool: pool}
+	const n = 600
+	b.exec(`INSERT INTO river_job (kind, args, max_attempts) SELECT 'k', '{}', 1 FROM generate_series(1, $1)`, n)
+	b.exec(`UPDATE river_job SET state = 'discarded', finalized_at = now(), errors = ARRAY['{"error": "timeout"}'::jsonb]`)
+	left := "SELECT count(*) FROM dlq.dead_letter_open WHERE status <> 'dlq_processing'"
+	kills := 0
+	for b.count(left) > 0 {
+		child := exec.CommandContext(t.Context(), os.Args[0])
+		child.Env = append(os.Environ(), childVariable+"="+url)
+		out, err := child.StdoutPipe()
+		require.NoError(t, err)
+		require.NoError(t, child.Start())
+		_, err = bufio.NewReader(out).ReadString('\n') // it has begun
+		require.NoError(t, err)
+		time.Sleep(time.Duration(rand.IntN(40)) * time.Millisecond)
+		require.NoError(t, child.Process.Kill())
+		_ = child.Wait()
+		kills++
+	}
+	t.Logf("%d kills", kills)
+	require.Equal(t, n, b.count("SELECT count(DISTINCT metadata ->> 'dlq:entry_id') FROM river_job WHERE state = 'available'"))
+	require.Equal(t, 2*n, b.count("SELECT count(*) FROM river_job"), "one redelivery each")
+	require.Equal(t, 3*n, b.count("SELECT count(*) FROM dlq.dead_letter_transitions"), "captured, decided, redelivered")
+}
 
 // bundle is a database, and a worker on it whose clock the test moves.
 type bundle struct {
