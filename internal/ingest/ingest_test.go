@@ -89,6 +89,23 @@ func TestSubmit_storesTheJob(t *testing.T) {
 	require.Equal(t, message.DefaultPriority, priority)
 }
 
+func TestSubmit_scheduled(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	i := b.start()
+	at := time.Now().Add(time.Hour).UTC().Truncate(time.Second)
+	msg, err := message.Parse([]byte(`{"messageId": "later", "queue": "default", "kind": "k", "payload": 1, "scheduledAt": "` + at.Format(time.RFC3339) + `"}`))
+	require.NoError(t, err)
+	for range 2 { // and the second time is the same message
+		_, err = i.Submit(t.Context(), msg, ingest.Trace{})
+		require.NoError(t, err)
+	}
+	position, err := i.Lookup(t.Context(), "later")
+	require.NoError(t, err)
+	require.Equal(t, ingest.Queued, position.State)
+	require.True(t, at.Equal(*position.NextAttemptAt), position.NextAttemptAt)
+}
+
 func TestSubmit_sameMessageAgain(t *testing.T) {
 	t.Parallel()
 	b := setup(t)

@@ -34,6 +34,9 @@ const (
 	orphanTries = 20
 	orphanWait  = 500 * time.Millisecond
 
+	// A log that is larger at a start is put aside, in place of the one before.
+	maxLogBytes = 16 << 20
+
 	// Socket paths are limited to 107 bytes by the kernel (sun_path); the file is .s.PGSQL.5432.
 	maxSocketDir = 107 - len("/.s.PGSQL.5432")
 )
@@ -283,6 +286,11 @@ func (e *Embedded) stopLeftover(ctx context.Context) error {
 }
 
 func (e *Embedded) launch() error {
+	if info, err := os.Stat(e.LogPath()); err == nil && info.Size() > maxLogBytes {
+		if err := os.Rename(e.LogPath(), e.LogPath()+".1"); err != nil {
+			return err
+		}
+	}
 	log, err := os.OpenFile(e.LogPath(), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
 		return err

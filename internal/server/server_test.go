@@ -225,6 +225,8 @@ func TestEntry_movesOfAPerson(t *testing.T) {
 		{second + "/resolve", ``, 409, "cannot resolve from dlq_resolved"},
 		{"0198a0b0-0000-7000-8000-000000000000/discard", `{}`, 404, "no such entry"},
 		{"nonsense/discard", `{}`, 422, "validation failed"},
+		{"urn:uuid:0198a0b0-0000-7000-8000-000000000000/discard", `{}`, 404, "no such entry"},
+		{"{0198a0b0-0000-7000-8000-000000000000}/discard", `{}`, 404, "no such entry"},
 	} {
 		status, out, _ := b.call("POST", "/api/dlq/entries/"+step.path, step.body)
 		require.Equal(t, step.status, status, "%s: %v", step.path, out)
