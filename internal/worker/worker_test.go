@@ -44,7 +44,7 @@ func runChild(url string) {
 		Store: deadletter.NewStore(pool, postgres.DefaultSchemas()), Planner: strategy.NewPlanner(strategy.ImmediateDelays()),
 		Logger: slog.New(slog.DiscardHandler), BatchSize: 7, Now: func() time.Time { return time.Now().Add(10 * time.Hour) },
 	})
-	fmt.Println("works")
+	_, _ = fmt.Fprintln(os.Stdout, "works")
 	for {
 		if _, err := w.RunOnce(ctx); err != nil {
 			panic(err)
