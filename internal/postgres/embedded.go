@@ -61,7 +61,7 @@ type Embedded struct {
 	lock   *flock.Flock
 	server *exec.Cmd
 	exited chan struct{}
-	socket string
+	socket string // directory
 }
 
 // HeldError says that another dlqd runs on a data directory.
@@ -171,6 +171,9 @@ func (e *Embedded) Exited() <-chan struct{} { return e.exited }
 // Stop shuts the server down and lets go of the data directory.
 func (e *Embedded) Stop() error {
 	err := e.terminate()
+	if filepath.Dir(e.socket) != e.config.DataDir { // a temporary one
+		err = errors.Join(err, os.RemoveAll(e.socket))
+	}
 	return errors.Join(err, e.lock.Unlock())
 }
 

@@ -119,7 +119,10 @@ func TestEmbedded_longPaths(t *testing.T) {
 	e, err := start(t, dir)
 	require.NoError(t, err)
 	require.Equal(t, "1", query(t, e.URL(), "SELECT '1'"))
+	socket := query(t, e.URL(), "SHOW unix_socket_directories")
+	require.NotContains(t, socket, dir)
 	require.NoError(t, e.Stop())
+	require.NoDirExists(t, socket)
 }
 
 func TestEmbedded_versionThatIsNotInstalled(t *testing.T) {
