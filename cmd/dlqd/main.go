@@ -13,6 +13,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/dlqd/dlqd/internal/api"
 	"github.com/dlqd/dlqd/internal/postgres"
 	"github.com/dlqd/dlqd/internal/server"
 )
@@ -88,6 +89,7 @@ func newRoot(hard context.Context) *cobra.Command {
 	root := &cobra.Command{
 		Use:           "dlqd",
 		Short:         "A dead-letter office for Postgres",
+		Version:       api.Version,
 		SilenceErrors: true,
 		SilenceUsage:  true,
 	}

@@ -189,12 +189,6 @@ func (m *Migrator) Check(ctx context.Context) error {
 	return nil
 }
 
-// Attached reports whether River belongs to another application here.
-func (m *Migrator) Attached(ctx context.Context) (bool, error) {
-	status, err := m.status(ctx)
-	return status.Attached, err
-}
-
 // install brings dlqd's schema up to date. Whose River it is, is settled by the first call.
 func (m *Migrator) install(ctx context.Context, river string) error {
 	if err := m.createSchema(ctx, m.Schemas.DLQ); err != nil {

@@ -178,9 +178,9 @@ func TestMigrate_doesNotTakeOverAnApplicationsRiver(t *testing.T) {
 	m.OwnRiver = false
 	require.NoError(t, m.Up(t.Context()), "that is settled now")
 	require.NoError(t, m.Attach(t.Context()))
-	attached, err := m.Attached(t.Context())
+	status, err := m.Status(t.Context())
 	require.NoError(t, err)
-	require.False(t, attached)
+	require.False(t, status.Attached)
 }
 
 func TestAttach_needsRiver(t *testing.T) {

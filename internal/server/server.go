@@ -138,9 +138,12 @@ func (s *Server) start(ctx context.Context) error {
 	if err := s.openDatabase(ctx); err != nil {
 		return err
 	}
-	attached, err := s.migrator().Attached(ctx)
+	status, err := s.migrator().Status(ctx)
 	if err != nil {
 		return err
+	}
+	if s.config.Process && status.RiverVersion < status.RiverLatest { // an application's: Check saw to our own
+		return fmt.Errorf("the River here is at version %d, and this dlqd's client needs %d to deliver messages: run River's migrations, or serve with --api and --dlq-workers alone", status.RiverVersion, status.RiverLatest)
 	}
 	s.store = deadletter.NewStore(s.pool, s.config.Schemas)
 	s.metrics.WatchBacklog(s.store, s.pool, s.config.Schemas, s.logger)
@@ -149,7 +152,7 @@ func (s *Server) start(ctx context.Context) error {
 	s.stopWork = stopWork
 	s.background.Go(func() { s.ensurePartitions(work) })
 	if s.config.Process {
-		if err := s.startProcessing(work, attached); err != nil {
+		if err := s.startProcessing(work, status.Attached); err != nil {
 			return err
 		}
 	}

@@ -20,6 +20,8 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
+	"github.com/riverqueue/river/riverdriver/riverpgxv5"
+	"github.com/riverqueue/river/rivermigrate"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
@@ -535,6 +537,31 @@ func TestStart_refusesAnOldSchema(t *testing.T) {
 	})
 	require.ErrorIs(t, err, postgres.ErrSchemaOld)
 	require.ErrorContains(t, err, "dlqd migrate up")
+}
+
+// An application may be behind with River's migrations: dead letters work all the same, deliveries may not.
+func TestStart_onAnOlderRiver(t *testing.T) {
+	t.Parallel()
+	url := postgrestest.Empty(t)
+	pool := postgrestest.Open(t, url)
+	migrations, err := rivermigrate.New(riverpgxv5.New(pool), &rivermigrate.Config{Logger: slog.New(slog.DiscardHandler)})
+	require.NoError(t, err)
+	_, err = migrations.Migrate(t.Context(), rivermigrate.DirectionUp, &rivermigrate.MigrateOpts{TargetVersion: 6})
+	require.NoError(t, err)
+	require.NoError(t, (&postgres.Migrator{Pool: pool, Schemas: postgres.DefaultSchemas(), Logger: slog.New(slog.DiscardHandler)}).Attach(t.Context()))
+	config := server.Config{DatabaseURL: url, Schemas: postgres.DefaultSchemas(), Process: true, Policy: &policy.Policy{}, Logger: slog.New(slog.DiscardHandler)}
+	_, err = server.Start(t.Context(), config)
+	require.ErrorContains(t, err, "run River's migrations")
+
+	b := setup(t, options{config: func(c *server.Config) { c.DatabaseURL, c.Process = url, false }})
+	_, err = pool.Exec(t.Context(), `INSERT INTO river_job (kind, args, max_attempts) VALUES ('k', '{}', 1)`)
+	require.NoError(t, err)
+	_, err = pool.Exec(t.Context(), `UPDATE river_job SET state = 'discarded', finalized_at = now()`)
+	require.NoError(t, err)
+	require.Eventually(t, func() bool {
+		_, page, _ := b.call("GET", "/api/dlq/entries?status=dlq_manual", "")
+		return len(page["entries"].([]any)) == 1
+	}, 30*time.Second, 10*time.Millisecond)
 }
 
 func TestStop_letsRunningJobsFinish(t *testing.T) {
