@@ -33,17 +33,20 @@ COMMENT ON FUNCTION dlq.is_failure IS 'Whether a job that went from p_old_state,
 -- assignments, which PL/pgSQL evaluates without a query, where it can.
 CREATE OR REPLACE FUNCTION dlq.describe_failure(p_job river.river_job,
     OUT error_message text, OUT error_type text, OUT error_code text, OUT error_class text,
-    OUT error_stack_trace text, OUT error_context jsonb, OUT retry_history jsonb,
+    OUT error_stack_trace text, OUT error_context jsonb, OUT retry_history jsonb, OUT tags text[],
     OUT first_failed_at timestamptz, OUT last_failed_at timestamptz)
 LANGUAGE plpgsql STABLE AS $$
 DECLARE
     v_count integer := coalesce(cardinality(p_job.errors), 0);
     v_last  jsonb := p_job.errors[v_count];
     v_said  jsonb := p_job.metadata -> 'dlq:error';
+    v_first timestamptz;
 BEGIN
-    last_failed_at := coalesce(p_job.finalized_at, now());
+    -- Times that clients can read: psql takes 'infinity' and the year 294276 too.
+    last_failed_at := CASE WHEN p_job.finalized_at BETWEEN '1970-01-01Z' AND now() + interval '1 day' THEN p_job.finalized_at ELSE now() END;
     first_failed_at := last_failed_at;
     retry_history := '[]';
+    tags := '{}';
     BEGIN
         error_message := v_last ->> 'error';
         error_stack_trace := nullif(v_last ->> 'trace', '');
@@ -65,7 +68,10 @@ BEGIN
         END IF;
 
         IF v_count > 1 THEN
-            first_failed_at := coalesce(dlq.to_timestamptz(p_job.errors[1] ->> 'at'), last_failed_at);
+            v_first := dlq.to_timestamptz(p_job.errors[1] ->> 'at');
+            IF v_first BETWEEN '1970-01-01Z' AND last_failed_at THEN
+                first_failed_at := v_first;
+            END IF;
         END IF;
         IF v_count > 0 AND pg_column_size(p_job.errors) <= 4000 THEN
             retry_history := to_jsonb(p_job.errors);
@@ -73,10 +79,11 @@ BEGIN
             SELECT jsonb_agg(jsonb_build_object('at', e -> 'at', 'attempt', e -> 'attempt', 'error', left(e ->> 'error', 4000)))
             INTO retry_history FROM unnest(p_job.errors) e;
         END IF;
+        tags := array_remove(p_job.tags::text[], NULL);
     EXCEPTION WHEN OTHERS THEN
         error_context := jsonb_build_object('captureError', SQLERRM);
     END;
-    error_message := coalesce(error_message, 'job was ' || p_job.state::text || ' without an error');
+    error_message := coalesce(nullif(error_message, ''), 'job was ' || p_job.state::text || ' without an error');
 END
 $$;
 COMMENT ON FUNCTION dlq.describe_failure IS 'What went wrong with a job: the structured error of its last attempt (metadata key dlq:error) or, where there is none, the last error that River keeps. Never raises.';
@@ -107,7 +114,7 @@ BEGIN
          p_job.kind,
          CASE WHEN v_sent THEN left(p_job.args ->> 'subscriberId', 255) END,
          CASE WHEN v_sent THEN left(p_job.args ->> 'source', 255) END,
-         p_job.priority, p_job.tags, p_job.args,
+         p_job.priority, v_fail.tags, p_job.args,
          v_fail.error_message, v_fail.error_type, v_fail.error_code, v_fail.error_class, v_fail.error_stack_trace,
          v_fail.error_context, v_fail.retry_history, p_job.attempt, p_job.max_attempts, p_job.unique_key, p_job.metadata,
          now(), v_fail.first_failed_at, v_fail.last_failed_at)
@@ -197,7 +204,7 @@ BEGIN
             RETURN NULL;
         END IF;
         -- Somebody ran an earlier redelivery again while the entry is open: it goes its own way, and one is enough.
-        IF EXISTS (SELECT FROM dlq.dead_letter_open e WHERE e.id = v_entry) THEN
+        IF EXISTS (SELECT FROM dlq.dead_letter_open e WHERE e.id = v_entry AND e.river_job_id <> NEW.id) THEN
             RETURN NULL;
         END IF;
     END IF;

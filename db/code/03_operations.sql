@@ -12,7 +12,10 @@ BEGIN
     RETURN QUERY
     WITH picked AS MATERIALIZED (
         SELECT e.id, e.job_kind, e.queue, e.priority, e.tags, coalesce(e.edited_event, e.original_event) AS args,
-               e.metadata - '{dlq:error,dlq:entry_id,dlq:logical_failure,cancel_attempted_at,unique_key_conflict,snoozes,output,river:log,river:rescue_count,river:unique_nonce}'::text[] AS metadata,
+               -- What the application left there, less what speaks of the old job; a job's metadata must be an object.
+               CASE WHEN jsonb_typeof(e.metadata) = 'object'
+                    THEN e.metadata - '{dlq:error,dlq:entry_id,dlq:logical_failure,cancel_attempted_at,unique_key_conflict,snoozes,output,river:log,river:rescue_count,river:unique_nonce}'::text[]
+                    ELSE '{}' END AS metadata,
                CASE WHEN e.unique_key IS NOT NULL AND NOT p_force THEN (
                    SELECT j.id FROM river.river_job j
                    WHERE j.unique_key = e.unique_key AND j.unique_key IS NOT NULL AND j.unique_states IS NOT NULL

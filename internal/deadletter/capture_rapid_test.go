@@ -5,6 +5,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
 )
@@ -34,7 +36,7 @@ func anyJSON(depth int) *rapid.Generator[any] {
 	)...)
 }
 
-// Whatever an application leaves in a job, the job can be discarded, and has one dead letter.
+// Whatever an application leaves in a job, the job can be discarded, and has one dead letter that can be read and replayed.
 func TestCapture_neverRaises(t *testing.T) {
 	t.Parallel()
 	b := setup(t, succeed)
@@ -53,8 +55,23 @@ func TestCapture_neverRaises(t *testing.T) {
 		_, err := b.pool.Exec(t.Context(), `UPDATE river_job SET kind = $2, args = $3::jsonb, metadata = $4::jsonb, errors = $5::text[]::jsonb[],
 			attempt = $6, state = 'running' WHERE id = $1`, id, kind, draw("args"), draw("metadata"), errs, rapid.Int16Range(0, 25).Draw(rt, "attempt"))
 		require.NoError(rt, err)
-		_, err = b.pool.Exec(t.Context(), "UPDATE river_job SET state = 'discarded', finalized_at = now() WHERE id = $1", id)
+		finalized := rapid.SampledFrom([]string{"now", "infinity", "-infinity", "294276-01-01Z", "4000-01-01 BC"}).Draw(rt, "finalized")
+		tags := rapid.SampledFrom([]string{"{}", "{abc,NULL}", "{{a,b},{c,d}}"}).Draw(rt, "tags")
+		_, err = b.pool.Exec(t.Context(), "UPDATE river_job SET state = 'discarded', finalized_at = $2::text::timestamptz, tags = $3::text::varchar[] WHERE id = $1", id, finalized, tags)
 		require.NoError(rt, err)
-		require.Equal(rt, 1, b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE river_job_id = $1 AND error_message IS NOT NULL", id))
+		rows, err := b.pool.Query(t.Context(), "SELECT id FROM dlq.dead_letter_open WHERE river_job_id = $1", id)
+		require.NoError(rt, err)
+		entryID, err := pgx.CollectExactlyOneRow(rows, pgx.RowTo[uuid.UUID])
+		require.NoError(rt, err)
+		entry, _, err := b.store.Get(t.Context(), entryID)
+		require.NoError(rt, err, "it can be read")
+		require.NotEmpty(rt, entry.ErrorMessage)
+		_, err = json.Marshal(entry)
+		require.NoError(rt, err, "and shown")
+		job, err := b.store.Replay(t.Context(), entryID, kim, nil, true)
+		require.NoError(rt, err, "and sent back")
+		entry, _, err = b.store.Get(t.Context(), entryID)
+		require.NoError(rt, err)
+		require.Equal(rt, job, *entry.RedeliveryJobID)
 	})
 }

@@ -404,6 +404,13 @@ func TestCapture_secondFailureUpdatesTheOpenEntry(t *testing.T) {
 	require.Equal(t, "second", *after.ErrorMessage)
 	require.Len(t, transitions, 2)
 
+	// Also once the job bears the entry's mark, as it does after a retry that was followed.
+	b.exec("UPDATE river_job SET metadata = jsonb_build_object('dlq:entry_id', $2::uuid) WHERE id = $1", id, after.ID)
+	b.endBySQL(id, "completed")
+	b.exec(`UPDATE river_job SET state = 'discarded', errors = errors || '{"attempt": 0, "error": "again"}'::jsonb WHERE id = $1`, id)
+	after, _ = b.entry()
+	require.Equal(t, "again", *after.ErrorMessage)
+
 	// A person's entry keeps its place and shows the new error.
 	require.NoError(t, b.store.Park(t.Context(), after.ID, deadletter.Act{Actor: "kim"}))
 	b.endBySQL(id, "completed")
