@@ -44,13 +44,13 @@ FROM (
 ) d
 WHERE e.id = d.id AND e.status = 'dlq_pending';
 
--- name: ParkLive :exec
--- Entries whose unique job has a live twin: whether to run both is a person's decision.
+-- name: Park :exec
+-- Entries that a worker leaves to a person, each for its own reason.
 UPDATE dlq.dead_letter_queue e SET
     status = 'dlq_manual',
     strategy = 'manual',
-    move = jsonb_build_object('actor', @actor::text, 'reason', 'job ' || d.job_id || ' with the same unique key is live; replay with force to run both')
-FROM (SELECT unnest(@ids::uuid[]) AS id, unnest(@job_ids::bigint[]) AS job_id) d
+    move = jsonb_build_object('actor', @actor::text, 'reason', d.reason)
+FROM (SELECT unnest(@ids::uuid[]) AS id, unnest(@reasons::text[]) AS reason) d
 WHERE e.id = d.id AND e.status = 'dlq_pending';
 
 -- name: NextDue :one

@@ -149,24 +149,24 @@ func (q *Queries) NextDue(ctx context.Context) (time.Time, error) {
 	return next_due, err
 }
 
-const ParkLive = `-- name: ParkLive :exec
+const Park = `-- name: Park :exec
 UPDATE dlq.dead_letter_queue e SET
     status = 'dlq_manual',
     strategy = 'manual',
-    move = jsonb_build_object('actor', $1::text, 'reason', 'job ' || d.job_id || ' with the same unique key is live; replay with force to run both')
-FROM (SELECT unnest($2::uuid[]) AS id, unnest($3::bigint[]) AS job_id) d
+    move = jsonb_build_object('actor', $1::text, 'reason', d.reason)
+FROM (SELECT unnest($2::uuid[]) AS id, unnest($3::text[]) AS reason) d
 WHERE e.id = d.id AND e.status = 'dlq_pending'
 `
 
-type ParkLiveParams struct {
-	Actor  string
-	Ids    []uuid.UUID
-	JobIds []int64
+type ParkParams struct {
+	Actor   string
+	Ids     []uuid.UUID
+	Reasons []string
 }
 
-// Entries whose unique job has a live twin: whether to run both is a person's decision.
-func (q *Queries) ParkLive(ctx context.Context, arg ParkLiveParams) error {
-	_, err := q.db.Exec(ctx, ParkLive, arg.Actor, arg.Ids, arg.JobIds)
+// Entries that a worker leaves to a person, each for its own reason.
+func (q *Queries) Park(ctx context.Context, arg ParkParams) error {
+	_, err := q.db.Exec(ctx, Park, arg.Actor, arg.Ids, arg.Reasons)
 	return err
 }
 

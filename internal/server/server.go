@@ -203,7 +203,7 @@ func (s *Server) startProcessing(ctx context.Context, attached bool) error {
 	var err error
 	s.river, err = river.NewClient(riverpgxv5.New(s.pool), &river.Config{
 		Schema:            s.config.Schemas.River,
-		Logger:            s.logger.With("part", "processing"),
+		Logger:            slog.New(riverLog{s.logger.With("part", "processing").Handler()}),
 		Queues:            queues,
 		Workers:           workers,
 		Middleware:        []rivertype.Middleware{riverdlq.NewMiddleware()},
@@ -226,6 +226,14 @@ func (s *Server) startProcessing(ctx context.Context, attached bool) error {
 		return fmt.Errorf("processing: %w", err)
 	}
 	return nil
+}
+
+// riverLog lets River's warnings through, and its informational lines (several a second for a busy queue) only where
+// debug lines are wanted.
+type riverLog struct{ slog.Handler }
+
+func (h riverLog) Enabled(ctx context.Context, level slog.Level) bool {
+	return h.Handler.Enabled(ctx, level) && (level >= slog.LevelWarn || h.Handler.Enabled(ctx, slog.LevelDebug))
 }
 
 func (s *Server) startDLQWorker(ctx context.Context) {

@@ -4,14 +4,18 @@ package worker
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
+	"slices"
+	"strings"
 	"sync/atomic"
 	"time"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/dlqd/dlqd/internal/dbsqlc"
@@ -147,11 +151,52 @@ func (w *Worker) untilNextDue(ctx context.Context) time.Duration {
 
 // RunOnce handles one batch of due entries, in one transaction. It reports whether there may be more.
 func (w *Worker) RunOnce(ctx context.Context) (bool, error) {
+	claimed, err := w.batch(ctx, w.config.BatchSize)
+	if isRefusal(err) && len(claimed) > 0 {
+		err = w.oneByOne(ctx, len(claimed))
+	}
+	if err != nil {
+		w.failed.Store(&err)
+		w.config.Observe("error", 1, 0)
+		return false, err
+	}
+	w.failed.Store(nil)
+	return len(claimed) == w.config.BatchSize, nil
+}
+
+// oneByOne handles the entries of a batch that the database refused, each in a transaction of its own, and parks those
+// that it refuses alone: one entry that cannot be redelivered must not hold up the others.
+func (w *Worker) oneByOne(ctx context.Context, entries int) error {
+	for range entries {
+		claimed, err := w.batch(ctx, 1)
+		if isRefusal(err) && len(claimed) == 1 {
+			w.config.Logger.Error("DLQ worker: entry refused by the database; parking it", "entry", claimed[0], "error", err)
+			reason := "the database refused to redeliver it: " + strings.ToValidUTF8(err.Error(), "?")
+			err = w.config.Store.InTx(ctx, func(q *dbsqlc.Queries, _ pgx.Tx) error {
+				return q.Park(ctx, dbsqlc.ParkParams{Actor: w.actor, Ids: claimed, Reasons: []string{reason}})
+			})
+			w.config.Observe("parked", 1, 0)
+		}
+		if err != nil || len(claimed) == 0 {
+			return err
+		}
+	}
+	return nil
+}
+
+// isRefusal recognises errors that an entry brings on: bad data (SQLSTATE class 22), a broken constraint (23), a
+// trigger that raises (P0). What passes by itself (a deadlock, a lost connection) is not one.
+func isRefusal(err error) bool {
+	var pgErr *pgconn.PgError
+	return errors.As(err, &pgErr) && slices.Contains([]string{"22", "23", "P0"}, pgErr.Code[:2])
+}
+
+// batch claims and handles at most size entries. It returns what it claimed, also where it failed.
+func (w *Worker) batch(ctx context.Context, size int) (claimed []uuid.UUID, err error) {
 	start := time.Now()
 	counts := map[string]int{}
-	claimed := 0
-	err := w.config.Store.InTx(ctx, func(q *dbsqlc.Queries, tx pgx.Tx) error {
-		params := dbsqlc.ClaimDueParams{MaxEntries: int32(w.config.BatchSize)}
+	err = w.config.Store.InTx(ctx, func(q *dbsqlc.Queries, tx pgx.Tx) error {
+		params := dbsqlc.ClaimDueParams{MaxEntries: int32(size)}
 		now := time.Now()
 		if w.config.Now != nil {
 			now = w.config.Now()
@@ -161,22 +206,20 @@ func (w *Worker) RunOnce(ctx context.Context) (bool, error) {
 		if err != nil {
 			return fmt.Errorf("claim: %w", err)
 		}
-		claimed = len(rows)
-		if claimed == 0 {
+		if len(rows) == 0 {
 			return nil
+		}
+		for i := range rows {
+			claimed = append(claimed, rows[i].ID)
 		}
 		return w.handle(ctx, q, tx, rows, now, counts)
 	})
-	if err != nil {
-		w.failed.Store(&err)
-		w.config.Observe("error", 1, time.Since(start))
-		return false, err
+	if err == nil {
+		for action, n := range counts {
+			w.config.Observe(action, n, time.Since(start))
+		}
 	}
-	w.failed.Store(nil)
-	for action, n := range counts {
-		w.config.Observe(action, n, time.Since(start))
-	}
-	return claimed == w.config.BatchSize, nil
+	return claimed, err
 }
 
 func (w *Worker) handle(ctx context.Context, q *dbsqlc.Queries, tx pgx.Tx, rows []dbsqlc.ClaimDueRow, now time.Time, counts map[string]int) error {
@@ -233,18 +276,18 @@ func (w *Worker) redeliver(ctx context.Context, q *dbsqlc.Queries, tx pgx.Tx, id
 	if err != nil {
 		return fmt.Errorf("redeliver: %w", err)
 	}
-	live := dbsqlc.ParkLiveParams{Actor: w.actor}
+	live := dbsqlc.ParkParams{Actor: w.actor}
 	for _, r := range redeliveries {
-		if r.LiveJobID != nil {
+		if r.LiveJobID != nil { // whether to run both is a person's decision
 			live.Ids = append(live.Ids, r.EntryID)
-			live.JobIds = append(live.JobIds, *r.LiveJobID)
+			live.Reasons = append(live.Reasons, fmt.Sprintf("job %d with the same unique key is live; replay with force to run both", *r.LiveJobID))
 			counts["parked"]++
 			continue
 		}
 		counts["redelivered"]++
 	}
 	if len(live.Ids) > 0 {
-		if err := q.ParkLive(ctx, live); err != nil {
+		if err := q.Park(ctx, live); err != nil {
 			return fmt.Errorf("park: %w", err)
 		}
 	}

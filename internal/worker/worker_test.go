@@ -236,6 +236,24 @@ func TestWorker_uniqueJobWithALiveTwinIsAPersons(t *testing.T) {
 	require.Equal(t, 2, b.count("SELECT count(*) FROM river_job"), "nothing was redelivered")
 }
 
+// An entry that cannot be redelivered is parked, and holds up nobody.
+func TestWorker_entryThatTheDatabaseRefuses(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	for i := range 5 {
+		b.fail(2, "timeout")
+		b.exec(`UPDATE river_job SET args = jsonb_build_object('n', $1::int) WHERE args = '{}'`, i)
+	}
+	b.once()
+	b.exec(`UPDATE dlq.dead_letter_queue SET original_event = '{"poison": true}' WHERE id = (SELECT id FROM dlq.dead_letter_open ORDER BY id OFFSET 2 LIMIT 1)`)
+	b.exec(`ALTER TABLE river_job ADD CONSTRAINT no_poison CHECK (NOT args ? 'poison')`)
+	b.now = b.now.Add(time.Hour)
+	b.once()
+	require.Equal(t, 4, b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_processing'"))
+	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_manual' AND original_event ? 'poison'"))
+	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_transitions WHERE reason LIKE '%refused to redeliver it%no_poison%'"))
+}
+
 func TestWorker_strategyOfAnotherVersionIsPutOff(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
