@@ -123,17 +123,23 @@ func median(values []float64) float64 {
 	return sorted[len(sorted)/2]
 }
 
-// pairs runs two measurements in turn, and returns the median of each and of their ratio.
+// pairs runs two measurements in turn, the one first and then the other, and returns the median of each and of their
+// ratio.
 func (b *bench) pairs(subject, baseline func() (float64, error)) (s, base, ratio float64, err error) {
 	var ss, bs, rs []float64
-	for range b.rounds {
-		y, err := baseline()
-		if err != nil {
-			return 0, 0, 0, err
+	for round := range b.rounds {
+		var x, y float64
+		runs := []func() error{
+			func() (err error) { y, err = baseline(); return err },
+			func() (err error) { x, err = subject(); return err },
 		}
-		x, err := subject()
-		if err != nil {
-			return 0, 0, 0, err
+		if round%2 == 1 {
+			slices.Reverse(runs)
+		}
+		for _, run := range runs {
+			if err := run(); err != nil {
+				return 0, 0, 0, err
+			}
 		}
 		ss, bs, rs = append(ss, x), append(bs, y), append(rs, x/y)
 	}
