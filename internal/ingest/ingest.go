@@ -187,19 +187,13 @@ func (i *Ingester) Submit(ctx context.Context, msg *message.Message, trace Trace
 	if err != nil {
 		return Receipt{}, err
 	}
-	release, err := i.reserve(1, len(msg.Payload))
+	s := &submission{message: msg, params: params, done: make(chan outcome, 1)}
+	release, err := i.accept(1, len(msg.Payload), func() {
+		i.queue <- s // never blocks: accept admits no more than the channel holds
+	})
 	if err != nil {
 		return Receipt{}, err
 	}
-	s := &submission{message: msg, params: params, done: make(chan outcome, 1)}
-	i.mu.RLock()
-	if i.stopped {
-		i.mu.RUnlock()
-		release()
-		return Receipt{}, ErrStopped
-	}
-	i.queue <- s // never blocks: reserve admits no more than the channel holds
-	i.mu.RUnlock()
 	select {
 	case out := <-s.done:
 		release()
@@ -226,18 +220,11 @@ func (i *Ingester) SubmitBatch(ctx context.Context, messages []*message.Message,
 		batch[n] = &submission{message: msg, params: params}
 		size += len(msg.Payload)
 	}
-	release, err := i.reserve(len(messages), size)
+	release, err := i.accept(len(messages), size, func() { i.running.Add(1) })
 	if err != nil {
 		return nil, err
 	}
 	defer release()
-	i.mu.RLock()
-	if i.stopped {
-		i.mu.RUnlock()
-		return nil, ErrStopped
-	}
-	i.running.Add(1)
-	i.mu.RUnlock()
 	defer i.running.Done()
 
 	outcomes, err := i.insertWithRetries(context.WithoutCancel(ctx), batch, true)
@@ -251,7 +238,13 @@ func (i *Ingester) SubmitBatch(ctx context.Context, messages []*message.Message,
 	return receipts, nil
 }
 
-func (i *Ingester) reserve(messages, bytes int) (release func(), err error) {
+// accept takes the room that a submission needs, and hands it in before Stop can close the queue.
+func (i *Ingester) accept(messages, bytes int, handIn func()) (release func(), err error) {
+	i.mu.RLock()
+	defer i.mu.RUnlock()
+	if i.stopped {
+		return nil, ErrStopped
+	}
 	release = func() {
 		i.pending.Add(int64(-messages))
 		i.pendingBytes.Add(int64(-bytes))
@@ -262,6 +255,7 @@ func (i *Ingester) reserve(messages, bytes int) (release func(), err error) {
 		release()
 		return nil, ErrFull
 	}
+	handIn()
 	return release, nil
 }
 
