@@ -188,8 +188,8 @@ END
 $$;
 COMMENT ON FUNCTION dlq.record_outcome IS 'Moves an entry when the job of its redelivery ends: dlq_resolved, or dlq_pending (undecided), or dlq_failed when its DLQ retries are spent.';
 
--- The settings of capture and follow hold for all that they call: names come from pg_catalog or are qualified, moves are
--- made in their name, and plans never depend on how small a table was when a session first used it.
+-- The settings of capture and follow hold for all that they call: names come from pg_catalog or are qualified, plans never
+-- depend on how small a table was when a session first used it, and a move that names nobody is made in capture's name.
 CREATE OR REPLACE FUNCTION dlq.capture() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET dlq.actor = 'capture' AS $$
 DECLARE

@@ -144,7 +144,7 @@ COMMENT ON COLUMN dlq.dead_letter_queue.error_class IS 'transient, rate_limited,
 COMMENT ON COLUMN dlq.dead_letter_queue.error_stack_trace IS 'Stack trace of a panic.';
 COMMENT ON COLUMN dlq.dead_letter_queue.error_context IS 'What the worker recorded beside the error.';
 COMMENT ON COLUMN dlq.dead_letter_queue.fingerprint IS 'Equal for entries that failed for the same reason.';
-COMMENT ON COLUMN dlq.dead_letter_queue.retry_history IS 'Attempts of the job as River kept them: at, attempt, error (its first 4,000 characters).';
+COMMENT ON COLUMN dlq.dead_letter_queue.retry_history IS 'Attempts of the job as River kept them; where they are long, at, attempt and the first 4,000 characters of error.';
 COMMENT ON COLUMN dlq.dead_letter_queue.retry_count IS 'Attempts that the job had made when it failed.';
 COMMENT ON COLUMN dlq.dead_letter_queue.max_retries IS 'Attempts that the job was allowed.';
 COMMENT ON COLUMN dlq.dead_letter_queue.dlq_retry_count IS 'Redeliveries made so far.';

@@ -327,7 +327,7 @@ func (i *Ingester) flush(group []*submission) {
 		for n, s := range group {
 			s.done <- outcomes[n]
 		}
-	case isRefusal(err) && len(group) > 1:
+	case postgres.IsRefusal(err) && len(group) > 1:
 		half := len(group) / 2
 		i.flush(group[:half])
 		i.flush(group[half:])
@@ -346,7 +346,7 @@ func (i *Ingester) insertWithRetries(ctx context.Context, group []*submission, a
 		cancel()
 		i.config.Observe(len(group), time.Since(start), err)
 		var conflict *ConflictError
-		if err == nil || isRefusal(err) || errors.As(err, &conflict) || try == maxTries {
+		if err == nil || postgres.IsRefusal(err) || errors.As(err, &conflict) || try == maxTries {
 			return outcomes, err
 		}
 		i.config.Logger.Warn("insert failed; trying again", "messages", len(group), "try", try, "error", err)
@@ -485,20 +485,13 @@ func duplicateOfEntry(ctx context.Context, queries *dbsqlc.Queries, s *submissio
 	return out, nil
 }
 
-// isRefusal recognises errors that are a message's own: bad data (class 22), a broken constraint (23), a limit of the
-// server's (54). Anything else is the database's trouble, and may pass.
-func isRefusal(err error) bool {
-	var pgErr *pgconn.PgError
-	return errors.As(err, &pgErr) && slices.Contains([]string{"22", "23", "54"}, pgErr.Code[:2])
-}
-
 func publicError(err error, messageID string) error {
 	var pgErr *pgconn.PgError
 	var conflict *ConflictError
 	switch {
 	case errors.As(err, &conflict):
 		return conflict
-	case isRefusal(err) && errors.As(err, &pgErr):
+	case postgres.IsRefusal(err) && errors.As(err, &pgErr):
 		return &RefusedError{MessageID: messageID, Reason: pgErr.Message}
 	default:
 		return fmt.Errorf("%w (%w)", ErrUncertain, err)

@@ -171,8 +171,22 @@ func TestSubmit_joinsWhatComesTogether(t *testing.T) {
 
 func TestSubmit_oneThatTheDatabaseRefusesFailsAlone(t *testing.T) {
 	t.Parallel()
+	for name, sql := range map[string]string{
+		"constraint": `ALTER TABLE river_job ADD CONSTRAINT no_poison CHECK (NOT args @> '{"payload": "poison"}')`,
+		"trigger": `CREATE FUNCTION no_poison() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'poison'; END $$;
+			CREATE TRIGGER no_poison BEFORE INSERT ON river_job FOR EACH ROW WHEN (NEW.args @> '{"payload": "poison"}') EXECUTE FUNCTION no_poison()`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			refusesPoisonAlone(t, sql)
+		})
+	}
+}
+
+func refusesPoisonAlone(t *testing.T, sql string) {
+	t.Helper()
 	b := setup(t)
-	_, err := b.pool.Exec(t.Context(), `ALTER TABLE river_job ADD CONSTRAINT no_poison CHECK (NOT args @> '{"payload": "poison"}')`)
+	_, err := b.pool.Exec(t.Context(), sql)
 	require.NoError(t, err)
 	i := b.start()
 	var wg sync.WaitGroup

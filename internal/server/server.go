@@ -228,13 +228,19 @@ func (s *Server) startProcessing(ctx context.Context, attached bool) error {
 	return nil
 }
 
-// riverLog lets River's warnings through, and its informational lines (several a second for a busy queue) only where
-// debug lines are wanted.
+// riverLog lets River's warnings through, and its informational lines (one for every job that fails, and one for every
+// queue every few seconds) only where debug lines are wanted.
 type riverLog struct{ slog.Handler }
 
 func (h riverLog) Enabled(ctx context.Context, level slog.Level) bool {
 	return h.Handler.Enabled(ctx, level) && (level >= slog.LevelWarn || h.Handler.Enabled(ctx, slog.LevelDebug))
 }
+
+func (h riverLog) WithAttrs(attrs []slog.Attr) slog.Handler {
+	return riverLog{h.Handler.WithAttrs(attrs)}
+}
+
+func (h riverLog) WithGroup(name string) slog.Handler { return riverLog{h.Handler.WithGroup(name)} }
 
 func (s *Server) startDLQWorker(ctx context.Context) {
 	config := worker.Config{

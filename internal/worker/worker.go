@@ -4,22 +4,20 @@ package worker
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"os"
-	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/dlqd/dlqd/internal/dbsqlc"
 	"github.com/dlqd/dlqd/internal/deadletter"
+	"github.com/dlqd/dlqd/internal/postgres"
 	"github.com/dlqd/dlqd/internal/strategy"
 	"github.com/dlqd/dlqd/riverdlq"
 )
@@ -152,7 +150,7 @@ func (w *Worker) untilNextDue(ctx context.Context) time.Duration {
 // RunOnce handles one batch of due entries, in one transaction. It reports whether there may be more.
 func (w *Worker) RunOnce(ctx context.Context) (bool, error) {
 	claimed, err := w.batch(ctx, w.config.BatchSize)
-	if isRefusal(err) && len(claimed) > 0 {
+	if postgres.IsRefusal(err) && len(claimed) > 0 {
 		err = w.oneByOne(ctx, len(claimed))
 	}
 	if err != nil {
@@ -169,7 +167,7 @@ func (w *Worker) RunOnce(ctx context.Context) (bool, error) {
 func (w *Worker) oneByOne(ctx context.Context, entries int) error {
 	for range entries {
 		claimed, err := w.batch(ctx, 1)
-		if isRefusal(err) && len(claimed) == 1 {
+		if postgres.IsRefusal(err) && len(claimed) == 1 {
 			w.config.Logger.Error("DLQ worker: entry refused by the database; parking it", "entry", claimed[0], "error", err)
 			reason := "the database refused to redeliver it: " + strings.ToValidUTF8(err.Error(), "?")
 			err = w.config.Store.InTx(ctx, func(q *dbsqlc.Queries, _ pgx.Tx) error {
@@ -182,13 +180,6 @@ func (w *Worker) oneByOne(ctx context.Context, entries int) error {
 		}
 	}
 	return nil
-}
-
-// isRefusal recognises errors that an entry brings on: bad data (SQLSTATE class 22), a broken constraint (23), a
-// trigger that raises (P0). What passes by itself (a deadlock, a lost connection) is not one.
-func isRefusal(err error) bool {
-	var pgErr *pgconn.PgError
-	return errors.As(err, &pgErr) && slices.Contains([]string{"22", "23", "P0"}, pgErr.Code[:2])
 }
 
 // batch claims and handles at most size entries. It returns what it claimed, also where it failed.
