@@ -43,10 +43,11 @@ lint: ## run the linters
 	$(GO_TOOL) golangci-lint run
 
 .PHONY: generate
-generate: build ## generate internal/dbsqlc and openapi/
+generate: build ## generate internal/dbsqlc, openapi/ and config/schemas/
 	$(GO_TOOL) sqlc generate
 	./bin/dlqd openapi > openapi/openapi.yaml
 	./bin/dlqd openapi --json > openapi/openapi.json
+	for file in retry-policies circuit-breaker dlq-routing worker-pool monitoring; do ./bin/dlqd config schema $$file > config/schemas/$$file.schema.json; done
 
 .PHONY: generate-check
 generate-check: build

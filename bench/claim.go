@@ -12,10 +12,14 @@ import (
 
 	"github.com/dlqd/dlqd/internal/dbsqlc"
 	"github.com/dlqd/dlqd/internal/deadletter"
+	"github.com/dlqd/dlqd/internal/policy"
 	"github.com/dlqd/dlqd/internal/postgres"
 	"github.com/dlqd/dlqd/internal/strategy"
 	"github.com/dlqd/dlqd/internal/worker"
 )
+
+// batchSize is how many entries one transaction of the benchmark claims.
+const batchSize = 100
 
 // claim fills the open partition and measures what DLQ workers do there; the baseline is the same with 10,000 entries.
 func claim(b *bench, scale float64) error {
@@ -79,10 +83,10 @@ func measureClaims(ctx context.Context, pool *pgxpool.Pool, rows int) ([3]float6
 	store := deadletter.NewStore(pool, postgres.DefaultSchemas())
 	var rates [3]float64
 	start := time.Now()
-	for range rows / worker.DefaultBatchSize {
+	for range rows / batchSize {
 		if err := store.InTx(ctx, func(q *dbsqlc.Queries, _ pgx.Tx) error {
-			got, err := q.ClaimDue(ctx, dbsqlc.ClaimDueParams{MaxEntries: worker.DefaultBatchSize})
-			if err == nil && len(got) != worker.DefaultBatchSize {
+			got, err := q.ClaimDue(ctx, dbsqlc.ClaimDueParams{MaxEntries: batchSize})
+			if err == nil && len(got) != batchSize {
 				err = fmt.Errorf("claimed %d", len(got))
 			}
 			return err
@@ -92,9 +96,18 @@ func measureClaims(ctx context.Context, pool *pgxpool.Pool, rows int) ([3]float6
 	}
 	rates[0] = float64(rows) / time.Since(start).Seconds()
 
+	rules, err := policy.Default("http://127.0.0.1:1/")
+	if err != nil {
+		return rates, err
+	}
+	rules.Routing.RedeliveriesPerSecond = 0 // as fast as it goes
+	planner, err := strategy.NewPlanner(rules, nil)
+	if err != nil {
+		return rates, err
+	}
 	now := time.Now()
 	w := worker.New(worker.Config{
-		Store: store, Planner: strategy.NewPlanner(strategy.ImmediateDelays()), Logger: quiet, Now: func() time.Time { return now },
+		Store: store, Planner: func() *strategy.Planner { return planner }, Logger: quiet, Now: func() time.Time { return now },
 	})
 	for i, step := range []string{"decide", "redeliver"} {
 		if step == "redeliver" { // as if their times had come
@@ -107,7 +120,7 @@ func measureClaims(ctx context.Context, pool *pgxpool.Pool, rows int) ([3]float6
 			}
 		}
 		start = time.Now()
-		for range rows / worker.DefaultBatchSize / 2 {
+		for range rows / batchSize / 2 {
 			if _, err := w.RunOnce(ctx); err != nil {
 				return rates, err
 			}
@@ -128,7 +141,7 @@ func plans(ctx context.Context, pool *pgxpool.Pool) error {
 		fmt.Printf("--- %s\n%s\n\n", name, strings.Join(lines, "\n"))
 		return nil
 	}
-	if err := show("claim", dbsqlc.ClaimDue, nil, worker.DefaultBatchSize); err != nil {
+	if err := show("claim", dbsqlc.ClaimDue, nil, batchSize); err != nil {
 		return err
 	}
 	if err := show("backlog", dbsqlc.Backlog); err != nil {

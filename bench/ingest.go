@@ -64,7 +64,7 @@ func post(ctx context.Context, pool *pgxpool.Pool, group, flushers, connections 
 	if err != nil {
 		return 0, nil, err
 	}
-	ingester, err := ingest.New(ingest.Config{Pool: pool, Schemas: postgres.DefaultSchemas(), Policy: rules, Logger: quiet, MaxGroup: group, Flushers: flushers})
+	ingester, err := ingest.New(ingest.Config{Pool: pool, Schemas: postgres.DefaultSchemas(), Policy: func() *policy.Policy { return rules }, Logger: quiet, MaxGroup: group, Flushers: flushers})
 	if err != nil {
 		return 0, nil, err
 	}

@@ -11,6 +11,9 @@ CREATE TABLE river.river_job (
     scheduled_at timestamptz NOT NULL,
     state        text NOT NULL,
     unique_key   bytea,
-    unique_states bit(8)
+    unique_states bit(8),
+    queue        text NOT NULL,
+    attempted_at timestamptz,
+    errors       jsonb[]
 );
 CREATE SCHEMA dlq;

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -26,8 +27,9 @@ import (
 
 // client talks to the API of a dlqd that serves.
 type client struct {
-	base   string
-	asJSON bool
+	base    string
+	asJSON  bool
+	timeout time.Duration // of one request; 0 means apiTimeout
 }
 
 func (c *client) register(cmd *cobra.Command) {
@@ -64,7 +66,7 @@ func (c *client) call(cmd *cobra.Command, method, path string, in, out any) erro
 	if in != nil {
 		request.Header.Set("Content-Type", "application/json")
 	}
-	response, err := (&http.Client{Transport: transport, Timeout: apiTimeout}).Do(request)
+	response, err := (&http.Client{Transport: transport, Timeout: cmp.Or(c.timeout, apiTimeout)}).Do(request)
 	if err != nil {
 		return fmt.Errorf("%w (is \"dlqd serve\" running there? name another with --api-url)", err)
 	}

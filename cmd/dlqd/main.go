@@ -96,6 +96,7 @@ func newRoot(hard context.Context) *cobra.Command {
 	root.AddGroup(
 		&cobra.Group{ID: "run", Title: "Run it:"},
 		&cobra.Group{ID: "use", Title: "Use it (talks to the API of a dlqd that serves):"},
+		&cobra.Group{ID: "policy", Title: "Its policy:"},
 		&cobra.Group{ID: "database", Title: "Its database:"},
 	)
 	add := func(group string, commands ...*cobra.Command) {
@@ -107,7 +108,8 @@ func newRoot(hard context.Context) *cobra.Command {
 	add("run", newServe(hard), newDemo(hard), newReceiver())
 	add("use", newSend(), newList(), newShow(), newReplay(), newMove("discard", "Archive a dead letter whose work is not wanted any more"),
 		newMove("resolve", "Close a parked dead letter whose work was done outside dlqd"), newMove("park", "Take a pending dead letter out of the automatic path"),
-		newMove("unpark", "Return a parked dead letter to the automatic path"), newStats())
+		newMove("unpark", "Return a parked dead letter to the automatic path"), newReclassify(), newBreakers(), newStats())
+	add("policy", newConfig())
 	add("database", newMigrate(), newAttach(), newDetach(), newPsql(), newOpenAPI())
 	return root
 }

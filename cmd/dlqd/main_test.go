@@ -343,7 +343,7 @@ func TestServe_isKilledAgainAndAgain(t *testing.T) {
 	})
 	config := dataDir(t)
 	require.NoError(t, os.WriteFile(filepath.Join(config, "retry-policies.yaml"), fmt.Appendf(nil,
-		"queues: {default: {maxAttempts: 3, backoff: 10ms, timeout: 2s}}\ndestinations: {default: {url: %q}}\n", receiver), 0o600))
+		"queues: {default: {maxAttempts: 3, backoff: {delay: 10ms}, timeout: 2s}}\ndestinations: {default: {url: %q}}\n", receiver), 0o600))
 	dir := dataDir(t)
 	args := append(embedded(t, dir), "--config-dir", config)
 

@@ -3,6 +3,9 @@ package main
 import (
 	"context"
 	"log/slog"
+	"os"
+	"os/signal"
+	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -17,14 +20,15 @@ import (
 func newServe(hard context.Context) *cobra.Command {
 	var database databaseFlags
 	var config server.Config
-	var configDir, destination, logLevel string
+	var source policyFlags
+	var logLevel string
 	cmd := &cobra.Command{
 		Use:   "serve",
 		Short: "Serve the API, deliver messages and work on dead letters",
 		Long: "Serve runs the API, the processing workers and the DLQ workers in one process. With any of --api, --process\n" +
 			"and --dlq-workers it runs those parts alone, so that they can be spread over processes that share a database.\n\n" +
 			"SIGTERM or SIGINT stops it cleanly: intake ends, what was accepted is written, running jobs finish; a second\n" +
-			"signal stops it at once. Exit codes: 0 stopped cleanly, 1 failed, 2 wrong command line, 3 the schema is old,\n" +
+			"signal stops it at once. SIGHUP, and a change of its files, have the policy read again. Exit codes: 0 stopped cleanly, 1 failed, 2 wrong command line, 3 the schema is old,\n" +
 			"4 another dlqd holds the data directory, 5 stopped before running jobs had finished, 6 no Postgres installed.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -41,13 +45,16 @@ func newServe(hard context.Context) *cobra.Command {
 				config.API, config.Process, config.DLQWorkers = true, true, true
 			}
 			var err error
-			if config.Policy, err = loadPolicy(configDir, destination); err != nil {
+			config.Source = source.source()
+			if config.Policy, err = policy.Load(config.Source); err != nil {
 				return err
 			}
 			s, err := server.Start(cmd.Context(), config)
 			if err != nil {
 				return err
 			}
+			stopReloads := reloadOnHangup(cmd.Context(), s)
+			defer stopReloads()
 			config.Logger.Info("dlqd serves", "api", s.Addresses(), "queues", config.Policy.QueueNames(), "policy", config.Policy.Version())
 			err = s.Wait(cmd.Context(), hard)
 			config.Logger.Info("dlqd has stopped", "clean", err == nil)
@@ -60,8 +67,7 @@ func newServe(hard context.Context) *cobra.Command {
 	flags.BoolVar(&config.Process, "process", false, "deliver messages")
 	flags.BoolVar(&config.DLQWorkers, "dlq-workers", false, "work on dead letters")
 	flags.StringArrayVar(&config.Listen, "listen", []string{server.DefaultListen}, "address of the API: host:port, or unix:PATH; may be given again")
-	flags.StringVar(&configDir, "config-dir", "", "directory with "+policy.FileName)
-	flags.StringVar(&destination, "destination", "http://127.0.0.1:9090/", "without --config-dir: where the one queue, \"default\", delivers to")
+	source.register(cmd)
 	flags.Int64Var(&config.MaxBodyBytes, "max-body-bytes", api.DefaultMaxBodyBytes, "largest message")
 	flags.DurationVar(&config.PollInterval, "poll-interval", worker.DefaultPollInterval, "how often DLQ workers look for due entries when nothing wakes them")
 	flags.BoolVar(&config.PollOnly, "poll-only", false, "do without LISTEN/NOTIFY, for transaction poolers")
@@ -71,11 +77,25 @@ func newServe(hard context.Context) *cobra.Command {
 	return cmd
 }
 
-func loadPolicy(dir, destination string) (*policy.Policy, error) {
-	if dir == "" {
-		return policy.Default(destination)
+// reloadOnHangup has the server read its policy again at SIGHUP.
+func reloadOnHangup(ctx context.Context, s *server.Server) (stop func()) {
+	hangups := make(chan os.Signal, 1)
+	signal.Notify(hangups, syscall.SIGHUP)
+	done := make(chan struct{})
+	go func() {
+		for {
+			select {
+			case <-done:
+				return
+			case <-hangups:
+				_ = s.Reload(ctx) // it says itself what went wrong
+			}
+		}
+	}()
+	return func() {
+		signal.Stop(hangups)
+		close(done)
 	}
-	return policy.Load(dir)
 }
 
 // apiTimeout bounds one request of the client commands.

@@ -9,7 +9,7 @@ RETURN CASE p_from
     WHEN 'dlq_processing'::dlq.dead_letter_status
         THEN ARRAY['dlq_resolved', 'dlq_pending', 'dlq_failed', 'dlq_manual']::dlq.dead_letter_status[]
     WHEN 'dlq_manual'::dlq.dead_letter_status
-        THEN ARRAY['dlq_processing', 'dlq_pending', 'dlq_resolved', 'dlq_archived']::dlq.dead_letter_status[]
+        THEN ARRAY['dlq_processing', 'dlq_pending', 'dlq_manual', 'dlq_resolved', 'dlq_archived']::dlq.dead_letter_status[]
     WHEN 'dlq_failed'::dlq.dead_letter_status
         THEN ARRAY['dlq_processing', 'dlq_archived']::dlq.dead_letter_status[]
     ELSE ARRAY[]::dlq.dead_letter_status[]
@@ -62,6 +62,13 @@ BEGIN
     END IF;
     IF NEW.status <> 'dlq_pending' THEN
         NEW.next_retry_at := NULL;
+        NEW.waiting_for := NULL;
+    END IF;
+    IF NEW.status <> 'dlq_manual' THEN
+        NEW.parked_by := NULL;
+    END IF;
+    IF NEW.ordering_key IS NOT NULL AND dlq.is_open(OLD.status) AND NOT dlq.is_open(NEW.status) THEN
+        PERFORM dlq.order_done(NEW.queue, NEW.ordering_key, NEW.river_job_id);
     END IF;
     IF NEW.status <> 'dlq_processing' THEN
         NEW.redelivery_job_id := NULL;
@@ -77,11 +84,11 @@ BEGIN
     END IF;
 
     INSERT INTO dlq.dead_letter_transitions
-        (entry_id, from_status, to_status, actor, reason, note, strategy, rule, next_retry_at, river_job_id, queue, kind, error_class, detail)
+        (entry_id, from_status, to_status, actor, reason, note, strategy, rule, next_retry_at, river_job_id, queue, kind, error_class, detail, config_version)
     VALUES
         (NEW.id, OLD.status, NEW.status, coalesce(NEW.move ->> 'actor', dlq.actor()), NEW.move ->> 'reason', NEW.move ->> 'note',
          NEW.strategy, NEW.rule, NEW.next_retry_at, coalesce(NEW.redelivery_job_id, OLD.redelivery_job_id, NEW.river_job_id),
-         NEW.queue, NEW.kind, NEW.error_class, NEW.move -> 'detail');
+         NEW.queue, NEW.kind, NEW.error_class, NEW.move -> 'detail', NEW.config_version);
 
     -- A row that changes its partition comes by on_enter next, which must tell it from a new one.
     NEW.move := CASE WHEN dlq.is_open(OLD.status) AND dlq.is_open(NEW.status) THEN NULL ELSE '{"moved": true}' END;

@@ -104,8 +104,8 @@ DECLARE
 BEGIN
     INSERT INTO dlq.dead_letter_open AS d
         (id, event_id, river_job_id, queue, kind, job_kind, subscriber_id, source, priority, tags, original_event,
-         error_message, error_type, error_code, error_class, error_stack_trace, error_context, retry_history,
-         retry_count, max_retries, unique_key, metadata, next_retry_at, first_failed_at, last_failed_at)
+         error_message, error_type, error_code, error_class, reported_class, error_stack_trace, error_context, retry_history,
+         retry_count, max_retries, unique_key, metadata, next_retry_at, first_failed_at, last_failed_at, ordering_key)
     VALUES
         (dlq.uuid_v7(),
          CASE WHEN v_sent THEN left(p_job.args ->> 'messageId', 255) END,
@@ -115,18 +115,20 @@ BEGIN
          CASE WHEN v_sent THEN left(p_job.args ->> 'subscriberId', 255) END,
          CASE WHEN v_sent THEN left(p_job.args ->> 'source', 255) END,
          p_job.priority, v_fail.tags, p_job.args,
-         v_fail.error_message, v_fail.error_type, v_fail.error_code, v_fail.error_class, v_fail.error_stack_trace,
+         v_fail.error_message, v_fail.error_type, v_fail.error_code, v_fail.error_class, v_fail.error_class, v_fail.error_stack_trace,
          v_fail.error_context, v_fail.retry_history, p_job.attempt, p_job.max_attempts, p_job.unique_key, p_job.metadata,
-         now(), v_fail.first_failed_at, v_fail.last_failed_at)
+         now(), v_fail.first_failed_at, v_fail.last_failed_at,
+         CASE WHEN v_sent THEN left(p_job.args ->> 'orderingKey', 255) END)
     ON CONFLICT (river_job_id) DO UPDATE SET
         error_message = excluded.error_message, error_type = excluded.error_type, error_code = excluded.error_code,
-        error_class = excluded.error_class, error_stack_trace = excluded.error_stack_trace,
+        error_class = excluded.error_class, reported_class = excluded.reported_class, error_stack_trace = excluded.error_stack_trace,
         error_context = excluded.error_context, retry_history = excluded.retry_history,
         retry_count = excluded.retry_count, max_retries = excluded.max_retries, last_failed_at = excluded.last_failed_at,
         fingerprint = NULL,
         -- Undecided again, unless a person holds it or another redelivery is under way.
         strategy = CASE WHEN d.status = 'dlq_pending' THEN NULL ELSE d.strategy END,
         next_retry_at = CASE WHEN d.status = 'dlq_pending' THEN now() END,
+        waiting_for = NULL,
         move = CASE WHEN d.status = 'dlq_pending' THEN jsonb_build_object('reason', 'job ' || excluded.river_job_id || ' failed again') END
     RETURNING d.id INTO v_id;
     RETURN v_id;
@@ -142,6 +144,7 @@ DECLARE
     v_entry   record;
     v_fail    record;
     v_manual  boolean;
+    v_spent   boolean;
     v_attempt jsonb;
 BEGIN
     SELECT e.dlq_retry_count, e.dlq_max_retries, e.locked_by, e.locked_at INTO v_entry
@@ -152,6 +155,7 @@ BEGIN
         RETURN false;
     END IF;
 
+    v_spent := v_entry.dlq_retry_count >= v_entry.dlq_max_retries;
     v_manual := v_entry.locked_by NOT LIKE 'worker:%';
     v_attempt := jsonb_build_object('jobId', p_job.id, 'at', v_entry.locked_at, 'endedAt', coalesce(p_job.finalized_at, now()),
                                     'actor', v_entry.locked_by, 'outcome', p_job.state::text);
@@ -173,12 +177,14 @@ BEGIN
         v_fail.error_message := 'redelivery was cancelled by an operator';
     END IF;
     UPDATE dlq.dead_letter_queue SET
-        status = CASE WHEN v_entry.dlq_retry_count >= v_entry.dlq_max_retries THEN 'dlq_failed' ELSE 'dlq_pending' END::dlq.dead_letter_status,
+        status = CASE WHEN v_spent THEN 'dlq_failed' ELSE 'dlq_pending' END::dlq.dead_letter_status,
         replay_attempts = replay_attempts || (v_attempt || jsonb_build_object('error', left(v_fail.error_message, 4000))),
         error_message = v_fail.error_message, error_type = v_fail.error_type, error_code = v_fail.error_code,
-        error_class = v_fail.error_class, error_stack_trace = v_fail.error_stack_trace, error_context = v_fail.error_context,
+        -- A closed entry is not decided again: it keeps what it was taken for.
+        error_class = coalesce(v_fail.error_class, CASE WHEN v_spent THEN error_class END), reported_class = v_fail.error_class,
+        error_stack_trace = v_fail.error_stack_trace, error_context = v_fail.error_context,
         last_failed_at = v_fail.last_failed_at,
-        fingerprint = NULL,
+        fingerprint = CASE WHEN v_spent THEN fingerprint END,
         strategy = NULL,
         next_retry_at = now(),
         move = jsonb_build_object('reason', 'job ' || p_job.id || ' was ' || p_job.state::text)

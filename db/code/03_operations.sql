@@ -14,7 +14,7 @@ BEGIN
         SELECT e.id, e.job_kind, e.queue, e.priority, e.tags, coalesce(e.edited_event, e.original_event) AS args,
                -- What the application left there, less what speaks of the old job; a job's metadata must be an object.
                CASE WHEN jsonb_typeof(e.metadata) = 'object'
-                    THEN e.metadata - '{dlq:error,dlq:entry_id,dlq:logical_failure,cancel_attempted_at,unique_key_conflict,snoozes,output,river:log,river:rescue_count,river:unique_nonce}'::text[]
+                    THEN e.metadata - '{dlq:error,dlq:entry_id,dlq:held,dlq:logical_failure,cancel_attempted_at,unique_key_conflict,snoozes,output,river:log,river:rescue_count,river:unique_nonce}'::text[]
                     ELSE '{}' END AS metadata,
                CASE WHEN e.unique_key IS NOT NULL AND NOT p_force THEN (
                    SELECT j.id FROM river.river_job j
@@ -127,7 +127,7 @@ CREATE OR REPLACE FUNCTION dlq.park(p_id uuid, p_actor text DEFAULT session_user
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     UPDATE dlq.dead_letter_queue SET
-        status = 'dlq_manual', strategy = 'manual', notes = coalesce(p_note, notes),
+        status = 'dlq_manual', strategy = 'manual', parked_by = p_actor, notes = coalesce(p_note, notes),
         move = jsonb_build_object('actor', p_actor, 'reason', 'parked', 'note', p_note)
     WHERE id = p_id AND status = 'dlq_pending';
     IF NOT FOUND THEN

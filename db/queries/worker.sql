@@ -1,12 +1,16 @@
 -- name: ClaimDue :many
 -- The most urgent due entries, oldest first, that no other worker holds. One range of the index dead_letter_open_due
 -- for each priority: a single scan over all of them would step over every urgent entry that is not due yet.
-SELECT d.id, d.queue, d.error_message, d.error_type, d.error_code, d.error_class, d.error_stack_trace,
-       d.dlq_retry_count, d.strategy, d.last_failed_at
+-- What only a decision reads (the error, whole) is read of undecided entries alone.
+SELECT d.id, d.queue, d.kind, d.source, d.error_message, d.error_type, d.error_code, d.error_class, d.reported_class, d.error_stack_trace,
+       d.error_context, d.dlq_retry_count, d.strategy, d.rule, d.waiting_for, d.next_retry_at, d.ordering_key, d.last_failed_at
 FROM (VALUES (1), (2), (3), (4)) AS p (priority)
 CROSS JOIN LATERAL (
-    SELECT e.id, e.queue, coalesce(left(e.error_message, 8192), '')::text AS error_message, e.error_type, e.error_code, e.error_class,
-           coalesce(left(e.error_stack_trace, 8192), '')::text AS error_stack_trace, e.dlq_retry_count, e.strategy, e.last_failed_at
+    SELECT e.id, e.queue, e.kind, e.source, e.error_type, e.error_code, e.error_class, e.reported_class,
+           CASE WHEN e.strategy IS NULL THEN coalesce(left(e.error_message, 8192), '') ELSE '' END::text AS error_message,
+           CASE WHEN e.strategy IS NULL THEN coalesce(left(e.error_stack_trace, 8192), '') ELSE '' END::text AS error_stack_trace,
+           CASE WHEN e.strategy IS NULL AND pg_column_size(e.error_context) <= 65536 THEN e.error_context END::jsonb AS error_context,
+           e.dlq_retry_count, e.strategy, e.rule, e.waiting_for, e.next_retry_at, e.ordering_key, e.last_failed_at
     FROM dlq.dead_letter_open e
     WHERE e.status = 'dlq_pending' AND e.priority = p.priority AND e.next_retry_at <= coalesce(sqlc.narg('now')::timestamptz, now())
     ORDER BY e.next_retry_at, e.id
@@ -24,23 +28,31 @@ UPDATE dlq.dead_letter_queue e SET
     rule = d.rule,
     fingerprint = d.fingerprint,
     next_retry_at = d.next_retry_at,
+    waiting_for = nullif(d.waiting_for, ''),
+    dlq_max_retries = coalesce(nullif(d.max_retries, 0), e.dlq_max_retries),
+    priority = coalesce(nullif(d.priority, 0), e.priority),
+    tags = CASE WHEN d.tags = '[]' THEN e.tags ELSE ARRAY(SELECT DISTINCT t FROM unnest(e.tags || ARRAY(SELECT jsonb_array_elements_text(d.tags))) t) END,
+    assigned_to = coalesce(e.assigned_to, nullif(d.assignee, '')),
     config_version = @config_version::text,
-    move = jsonb_build_object('actor', @actor::text, 'reason', d.reason)
+    move = jsonb_build_object('actor', @actor::text, 'reason', d.reason, 'note', sqlc.narg('note')::text)
 FROM (
-    SELECT unnest(@ids::uuid[]) AS id, unnest(@statuses::text[]) AS status, unnest(@strategies::text[]) AS strategy,
+    SELECT unnest(@ids::uuid[]) AS id, unnest(@statuses::text[]) AS status, unnest(@waiting_fors::text[]) AS waiting_for,
+           unnest(@max_retries::integer[]) AS max_retries, unnest(@priorities::smallint[]) AS priority,
+           unnest(@tags::jsonb[]) AS tags, unnest(@assignees::text[]) AS assignee, unnest(@strategies::text[]) AS strategy,
            unnest(@error_classes::text[]) AS error_class, unnest(@rules::text[]) AS rule,
            unnest(@fingerprints::text[]) AS fingerprint, unnest(@next_retry_ats::timestamptz[]) AS next_retry_at,
            unnest(@reasons::text[]) AS reason
 ) d
-WHERE e.id = d.id AND e.status = 'dlq_pending';
+WHERE e.id = d.id AND e.status IN ('dlq_pending', 'dlq_manual');
 
 -- name: PutOff :exec
 -- Entries that were due and must wait longer.
 UPDATE dlq.dead_letter_queue e SET
     next_retry_at = d.next_retry_at,
+    waiting_for = nullif(d.waiting_for, ''),
     move = jsonb_build_object('actor', @actor::text, 'reason', d.reason)
 FROM (
-    SELECT unnest(@ids::uuid[]) AS id, unnest(@next_retry_ats::timestamptz[]) AS next_retry_at, unnest(@reasons::text[]) AS reason
+    SELECT unnest(@ids::uuid[]) AS id, unnest(@waiting_fors::text[]) AS waiting_for, unnest(@next_retry_ats::timestamptz[]) AS next_retry_at, unnest(@reasons::text[]) AS reason
 ) d
 WHERE e.id = d.id AND e.status = 'dlq_pending';
 
@@ -49,6 +61,7 @@ WHERE e.id = d.id AND e.status = 'dlq_pending';
 UPDATE dlq.dead_letter_queue e SET
     status = 'dlq_manual',
     strategy = 'manual',
+    parked_by = @actor::text,
     move = jsonb_build_object('actor', @actor::text, 'reason', d.reason)
 FROM (SELECT unnest(@ids::uuid[]) AS id, unnest(@reasons::text[]) AS reason) d
 WHERE e.id = d.id AND e.status = 'dlq_pending';
@@ -65,3 +78,68 @@ CROSS JOIN LATERAL (
 ) d
 ORDER BY d.next_retry_at
 LIMIT 1;
+
+-- name: ReservePace :one
+-- Places in a stream of redeliveries, over all processes.
+SELECT p.first_at::timestamptz AS first_at, p.granted::integer AS granted
+FROM dlq.reserve_pace(@name::text, @rate::float8, @count::integer, @now::timestamptz, sqlc.narg('within')::interval) p;
+
+-- name: BehindOthers :many
+-- Which of these entries have work of their ordering key before them that is not done.
+SELECT e.id FROM dlq.dead_letter_open e
+WHERE e.id = ANY (@ids::uuid[]) AND dlq.order_predecessor(e.queue, e.ordering_key, e.river_job_id) IS NOT NULL;
+
+-- name: WaitingQueues :many
+-- Queues with entries that wait for a condition: one probe of the index dead_letter_open_waiting for each queue.
+WITH RECURSIVE q AS (
+    (SELECT e.queue FROM dlq.dead_letter_open e WHERE e.status = 'dlq_pending' AND e.waiting_for LIKE 'condition: %' ORDER BY e.queue LIMIT 1)
+    UNION ALL
+    SELECT (SELECT e.queue FROM dlq.dead_letter_open e
+            WHERE e.status = 'dlq_pending' AND e.waiting_for LIKE 'condition: %' AND e.queue > q.queue ORDER BY e.queue LIMIT 1)
+    FROM q WHERE q.queue IS NOT NULL
+)
+SELECT q.queue::text AS queue FROM q WHERE q.queue IS NOT NULL;
+
+-- name: ClaimWaiting :many
+-- The most urgent and oldest entries of a queue that wait for a condition.
+SELECT e.id, e.queue, e.error_class, e.rule, e.waiting_for
+FROM dlq.dead_letter_open e
+WHERE e.status = 'dlq_pending' AND e.waiting_for LIKE 'condition: %' AND e.queue = @queue::text
+ORDER BY e.priority, e.id
+LIMIT @max_entries::integer
+FOR UPDATE SKIP LOCKED;
+
+-- name: LockGate :one
+-- One process at a time looks at a gate.
+SELECT pg_try_advisory_xact_lock(hashtextextended('dlq.gate ' || @name::text, 0)) AS locked;
+
+-- name: Gate :one
+SELECT state, probes, started_at, until FROM dlq.gates WHERE name = @name::text;
+
+-- name: SetGate :exec
+INSERT INTO dlq.gates (name, state, probes, started_at, until)
+VALUES (@name::text, @state::text, @probes::uuid[], @now::timestamptz, sqlc.narg('until')::timestamptz)
+ON CONFLICT (name) DO UPDATE SET state = excluded.state, probes = excluded.probes, started_at = excluded.started_at, until = excluded.until;
+
+-- name: DeleteGate :exec
+DELETE FROM dlq.gates WHERE name = @name::text;
+
+-- name: ProbeOutcomes :one
+-- How the entries that a gate released first have ended.
+SELECT count(*) FILTER (WHERE e.status = 'dlq_processing') AS under_way,
+       count(*) FILTER (WHERE e.status = 'dlq_resolved') AS succeeded
+FROM dlq.dead_letter_queue e WHERE e.id = ANY (@probes::uuid[]);
+
+-- name: DecidedAfter :many
+-- A page of the open entries that rules have judged, and no person: those that reclassify looks at. The columns are those
+-- of ClaimDue.
+SELECT e.id, e.queue, e.kind, e.source, coalesce(left(e.error_message, 8192), '')::text AS error_message, e.error_type, e.error_code,
+       e.error_class, e.reported_class, coalesce(left(e.error_stack_trace, 8192), '')::text AS error_stack_trace,
+       CASE WHEN pg_column_size(e.error_context) <= 65536 THEN e.error_context END::jsonb AS error_context,
+       e.dlq_retry_count, e.strategy, e.rule, e.waiting_for, e.next_retry_at, e.ordering_key, e.last_failed_at
+FROM dlq.dead_letter_open e
+WHERE e.id > @after::uuid AND e.status IN ('dlq_pending', 'dlq_manual') AND e.strategy IS NOT NULL AND e.parked_by IS NULL
+ORDER BY e.id
+LIMIT @max_entries::integer
+FOR UPDATE SKIP LOCKED;
+

@@ -16,9 +16,11 @@ import (
 	"github.com/danielgtaylor/huma/v2/adapters/humago"
 	"golang.org/x/sync/semaphore"
 
+	"github.com/dlqd/dlqd/internal/breaker"
 	"github.com/dlqd/dlqd/internal/deadletter"
 	"github.com/dlqd/dlqd/internal/ingest"
 	"github.com/dlqd/dlqd/internal/metrics"
+	"github.com/dlqd/dlqd/internal/strategy"
 )
 
 // DefaultMaxBodyBytes is the largest message that is accepted, unless configured otherwise.
@@ -47,6 +49,8 @@ type Part struct {
 type Config struct {
 	Ingester     *ingest.Ingester
 	Store        *deadletter.Store
+	Planner      func() *strategy.Planner // by the policy that is in force
+	Breakers     *breaker.Breakers
 	Metrics      *metrics.Metrics
 	Logger       *slog.Logger
 	MaxBodyBytes int64 // of one message; 0 means DefaultMaxBodyBytes
@@ -96,12 +100,14 @@ func build(config Config) (*http.ServeMux, huma.API) {
 	humaConfig.Tags = []*huma.Tag{
 		{Name: "messages", Description: "Submit messages, and follow them."},
 		{Name: "dead letters", Description: "See and steer jobs that ended as failures."},
+		{Name: "circuit breakers", Description: "See and steer what keeps deliveries from a destination that is in trouble."},
 		{Name: "operations", Description: "How the program is."},
 	}
 	api := humago.New(mux, humaConfig)
 	api.UseMiddleware(s.observe)
 	s.registerMessages(api)
 	s.registerEntries(api)
+	s.registerJudgement(api)
 	s.registerOperations(api)
 
 	mux.Handle("GET /metrics", config.Metrics.Handler())

@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"net/http"
+	"strconv"
 
 	"github.com/danielgtaylor/huma/v2"
 
@@ -31,6 +33,7 @@ type Submission struct {
 	Headers      map[string]string `json:"headers,omitempty" doc:"Sent to the destination as they are."`
 	Metadata     map[string]any    `json:"metadata,omitempty" doc:"Kept with the message, and not sent."`
 	ScheduledAt  string            `json:"scheduledAt,omitempty" format:"date-time" doc:"Not to be delivered before."`
+	OrderingKey  string            `json:"orderingKey,omitempty" maxLength:"255" doc:"In queues that keep the order, messages with the same key are delivered in the order of their submission." example:"order_81"`
 }
 
 // SubmissionBatch is what the API takes as a batch.
@@ -182,11 +185,14 @@ func outcomeOf(err error) string {
 	var unknown *ingest.UnknownQueueError
 	var conflict *ingest.ConflictError
 	var refused *ingest.RefusedError
+	var open *ingest.OpenError
 	switch {
 	case errors.As(err, &unknown):
 		return "invalid"
 	case errors.As(err, &conflict):
 		return "conflict"
+	case errors.As(err, &open):
+		return "open"
 	case errors.As(err, &refused):
 		return "refused"
 	case errors.Is(err, ingest.ErrFull):
@@ -203,7 +209,11 @@ func (s *service) submitProblem(ctx context.Context, err error, messageID string
 	var unknown *ingest.UnknownQueueError
 	var conflict *ingest.ConflictError
 	var refused *ingest.RefusedError
+	var open *ingest.OpenError
 	switch {
+	case errors.As(err, &open):
+		after := strconv.Itoa(int(math.Ceil(open.RetryAfter.Seconds())))
+		return huma.ErrorWithHeaders(huma.Error503ServiceUnavailable(open.Error()+"; nothing was stored"), http.Header{"Retry-After": {after}})
 	case errors.As(err, &invalid):
 		details := make([]error, len(invalid.Fields))
 		for i, f := range invalid.Fields {

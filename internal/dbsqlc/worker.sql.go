@@ -7,18 +7,48 @@ package dbsqlc
 
 import (
 	"context"
+	"encoding/json"
 	"time"
 
 	"github.com/google/uuid"
 )
 
+const BehindOthers = `-- name: BehindOthers :many
+SELECT e.id FROM dlq.dead_letter_open e
+WHERE e.id = ANY ($1::uuid[]) AND dlq.order_predecessor(e.queue, e.ordering_key, e.river_job_id) IS NOT NULL
+`
+
+// Which of these entries have work of their ordering key before them that is not done.
+func (q *Queries) BehindOthers(ctx context.Context, ids []uuid.UUID) ([]uuid.UUID, error) {
+	rows, err := q.db.Query(ctx, BehindOthers, ids)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	items := []uuid.UUID{}
+	for rows.Next() {
+		var id uuid.UUID
+		if err := rows.Scan(&id); err != nil {
+			return nil, err
+		}
+		items = append(items, id)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
 const ClaimDue = `-- name: ClaimDue :many
-SELECT d.id, d.queue, d.error_message, d.error_type, d.error_code, d.error_class, d.error_stack_trace,
-       d.dlq_retry_count, d.strategy, d.last_failed_at
+SELECT d.id, d.queue, d.kind, d.source, d.error_message, d.error_type, d.error_code, d.error_class, d.reported_class, d.error_stack_trace,
+       d.error_context, d.dlq_retry_count, d.strategy, d.rule, d.waiting_for, d.next_retry_at, d.ordering_key, d.last_failed_at
 FROM (VALUES (1), (2), (3), (4)) AS p (priority)
 CROSS JOIN LATERAL (
-    SELECT e.id, e.queue, coalesce(left(e.error_message, 8192), '')::text AS error_message, e.error_type, e.error_code, e.error_class,
-           coalesce(left(e.error_stack_trace, 8192), '')::text AS error_stack_trace, e.dlq_retry_count, e.strategy, e.last_failed_at
+    SELECT e.id, e.queue, e.kind, e.source, e.error_type, e.error_code, e.error_class, e.reported_class,
+           CASE WHEN e.strategy IS NULL THEN coalesce(left(e.error_message, 8192), '') ELSE '' END::text AS error_message,
+           CASE WHEN e.strategy IS NULL THEN coalesce(left(e.error_stack_trace, 8192), '') ELSE '' END::text AS error_stack_trace,
+           CASE WHEN e.strategy IS NULL AND pg_column_size(e.error_context) <= 65536 THEN e.error_context END::jsonb AS error_context,
+           e.dlq_retry_count, e.strategy, e.rule, e.waiting_for, e.next_retry_at, e.ordering_key, e.last_failed_at
     FROM dlq.dead_letter_open e
     WHERE e.status = 'dlq_pending' AND e.priority = p.priority AND e.next_retry_at <= coalesce($1::timestamptz, now())
     ORDER BY e.next_retry_at, e.id
@@ -36,18 +66,27 @@ type ClaimDueParams struct {
 type ClaimDueRow struct {
 	ID              uuid.UUID
 	Queue           string
+	Kind            string
+	Source          *string
 	ErrorMessage    string
 	ErrorType       *string
 	ErrorCode       *string
 	ErrorClass      *string
+	ReportedClass   *string
 	ErrorStackTrace string
+	ErrorContext    json.RawMessage
 	DlqRetryCount   int32
 	Strategy        *string
+	Rule            *string
+	WaitingFor      *string
+	NextRetryAt     *time.Time
+	OrderingKey     *string
 	LastFailedAt    time.Time
 }
 
 // The most urgent due entries, oldest first, that no other worker holds. One range of the index dead_letter_open_due
 // for each priority: a single scan over all of them would step over every urgent entry that is not due yet.
+// What only a decision reads (the error, whole) is read of undecided entries alone.
 func (q *Queries) ClaimDue(ctx context.Context, arg ClaimDueParams) ([]ClaimDueRow, error) {
 	rows, err := q.db.Query(ctx, ClaimDue, arg.Now, arg.MaxEntries)
 	if err != nil {
@@ -60,14 +99,71 @@ func (q *Queries) ClaimDue(ctx context.Context, arg ClaimDueParams) ([]ClaimDueR
 		if err := rows.Scan(
 			&i.ID,
 			&i.Queue,
+			&i.Kind,
+			&i.Source,
 			&i.ErrorMessage,
 			&i.ErrorType,
 			&i.ErrorCode,
 			&i.ErrorClass,
+			&i.ReportedClass,
 			&i.ErrorStackTrace,
+			&i.ErrorContext,
 			&i.DlqRetryCount,
 			&i.Strategy,
+			&i.Rule,
+			&i.WaitingFor,
+			&i.NextRetryAt,
+			&i.OrderingKey,
 			&i.LastFailedAt,
+		); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
+const ClaimWaiting = `-- name: ClaimWaiting :many
+SELECT e.id, e.queue, e.error_class, e.rule, e.waiting_for
+FROM dlq.dead_letter_open e
+WHERE e.status = 'dlq_pending' AND e.waiting_for LIKE 'condition: %' AND e.queue = $1::text
+ORDER BY e.priority, e.id
+LIMIT $2::integer
+FOR UPDATE SKIP LOCKED
+`
+
+type ClaimWaitingParams struct {
+	Queue      string
+	MaxEntries int32
+}
+
+type ClaimWaitingRow struct {
+	ID         uuid.UUID
+	Queue      string
+	ErrorClass *string
+	Rule       *string
+	WaitingFor *string
+}
+
+// The most urgent and oldest entries of a queue that wait for a condition.
+func (q *Queries) ClaimWaiting(ctx context.Context, arg ClaimWaitingParams) ([]ClaimWaitingRow, error) {
+	rows, err := q.db.Query(ctx, ClaimWaiting, arg.Queue, arg.MaxEntries)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	items := []ClaimWaitingRow{}
+	for rows.Next() {
+		var i ClaimWaitingRow
+		if err := rows.Scan(
+			&i.ID,
+			&i.Queue,
+			&i.ErrorClass,
+			&i.Rule,
+			&i.WaitingFor,
 		); err != nil {
 			return nil, err
 		}
@@ -87,22 +183,35 @@ UPDATE dlq.dead_letter_queue e SET
     rule = d.rule,
     fingerprint = d.fingerprint,
     next_retry_at = d.next_retry_at,
+    waiting_for = nullif(d.waiting_for, ''),
+    dlq_max_retries = coalesce(nullif(d.max_retries, 0), e.dlq_max_retries),
+    priority = coalesce(nullif(d.priority, 0), e.priority),
+    tags = CASE WHEN d.tags = '[]' THEN e.tags ELSE ARRAY(SELECT DISTINCT t FROM unnest(e.tags || ARRAY(SELECT jsonb_array_elements_text(d.tags))) t) END,
+    assigned_to = coalesce(e.assigned_to, nullif(d.assignee, '')),
     config_version = $1::text,
-    move = jsonb_build_object('actor', $2::text, 'reason', d.reason)
+    move = jsonb_build_object('actor', $2::text, 'reason', d.reason, 'note', $3::text)
 FROM (
-    SELECT unnest($3::uuid[]) AS id, unnest($4::text[]) AS status, unnest($5::text[]) AS strategy,
-           unnest($6::text[]) AS error_class, unnest($7::text[]) AS rule,
-           unnest($8::text[]) AS fingerprint, unnest($9::timestamptz[]) AS next_retry_at,
-           unnest($10::text[]) AS reason
+    SELECT unnest($4::uuid[]) AS id, unnest($5::text[]) AS status, unnest($6::text[]) AS waiting_for,
+           unnest($7::integer[]) AS max_retries, unnest($8::smallint[]) AS priority,
+           unnest($9::jsonb[]) AS tags, unnest($10::text[]) AS assignee, unnest($11::text[]) AS strategy,
+           unnest($12::text[]) AS error_class, unnest($13::text[]) AS rule,
+           unnest($14::text[]) AS fingerprint, unnest($15::timestamptz[]) AS next_retry_at,
+           unnest($16::text[]) AS reason
 ) d
-WHERE e.id = d.id AND e.status = 'dlq_pending'
+WHERE e.id = d.id AND e.status IN ('dlq_pending', 'dlq_manual')
 `
 
 type DecideParams struct {
 	ConfigVersion string
 	Actor         string
+	Note          *string
 	Ids           []uuid.UUID
 	Statuses      []string
+	WaitingFors   []string
+	MaxRetries    []int32
+	Priorities    []int16
+	Tags          []json.RawMessage
+	Assignees     []string
 	Strategies    []string
 	ErrorClasses  []string
 	Rules         []string
@@ -116,8 +225,14 @@ func (q *Queries) Decide(ctx context.Context, arg DecideParams) error {
 	_, err := q.db.Exec(ctx, Decide,
 		arg.ConfigVersion,
 		arg.Actor,
+		arg.Note,
 		arg.Ids,
 		arg.Statuses,
+		arg.WaitingFors,
+		arg.MaxRetries,
+		arg.Priorities,
+		arg.Tags,
+		arg.Assignees,
 		arg.Strategies,
 		arg.ErrorClasses,
 		arg.Rules,
@@ -126,6 +241,129 @@ func (q *Queries) Decide(ctx context.Context, arg DecideParams) error {
 		arg.Reasons,
 	)
 	return err
+}
+
+const DecidedAfter = `-- name: DecidedAfter :many
+SELECT e.id, e.queue, e.kind, e.source, coalesce(left(e.error_message, 8192), '')::text AS error_message, e.error_type, e.error_code,
+       e.error_class, e.reported_class, coalesce(left(e.error_stack_trace, 8192), '')::text AS error_stack_trace,
+       CASE WHEN pg_column_size(e.error_context) <= 65536 THEN e.error_context END::jsonb AS error_context,
+       e.dlq_retry_count, e.strategy, e.rule, e.waiting_for, e.next_retry_at, e.ordering_key, e.last_failed_at
+FROM dlq.dead_letter_open e
+WHERE e.id > $1::uuid AND e.status IN ('dlq_pending', 'dlq_manual') AND e.strategy IS NOT NULL AND e.parked_by IS NULL
+ORDER BY e.id
+LIMIT $2::integer
+FOR UPDATE SKIP LOCKED
+`
+
+type DecidedAfterParams struct {
+	After      uuid.UUID
+	MaxEntries int32
+}
+
+type DecidedAfterRow struct {
+	ID              uuid.UUID
+	Queue           string
+	Kind            string
+	Source          *string
+	ErrorMessage    string
+	ErrorType       *string
+	ErrorCode       *string
+	ErrorClass      *string
+	ReportedClass   *string
+	ErrorStackTrace string
+	ErrorContext    json.RawMessage
+	DlqRetryCount   int32
+	Strategy        *string
+	Rule            *string
+	WaitingFor      *string
+	NextRetryAt     *time.Time
+	OrderingKey     *string
+	LastFailedAt    time.Time
+}
+
+// A page of the open entries that rules have judged, and no person: those that reclassify looks at. The columns are those
+// of ClaimDue.
+func (q *Queries) DecidedAfter(ctx context.Context, arg DecidedAfterParams) ([]DecidedAfterRow, error) {
+	rows, err := q.db.Query(ctx, DecidedAfter, arg.After, arg.MaxEntries)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	items := []DecidedAfterRow{}
+	for rows.Next() {
+		var i DecidedAfterRow
+		if err := rows.Scan(
+			&i.ID,
+			&i.Queue,
+			&i.Kind,
+			&i.Source,
+			&i.ErrorMessage,
+			&i.ErrorType,
+			&i.ErrorCode,
+			&i.ErrorClass,
+			&i.ReportedClass,
+			&i.ErrorStackTrace,
+			&i.ErrorContext,
+			&i.DlqRetryCount,
+			&i.Strategy,
+			&i.Rule,
+			&i.WaitingFor,
+			&i.NextRetryAt,
+			&i.OrderingKey,
+			&i.LastFailedAt,
+		); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
+const DeleteGate = `-- name: DeleteGate :exec
+DELETE FROM dlq.gates WHERE name = $1::text
+`
+
+func (q *Queries) DeleteGate(ctx context.Context, name string) error {
+	_, err := q.db.Exec(ctx, DeleteGate, name)
+	return err
+}
+
+const Gate = `-- name: Gate :one
+SELECT state, probes, started_at, until FROM dlq.gates WHERE name = $1::text
+`
+
+type GateRow struct {
+	State     string
+	Probes    []uuid.UUID
+	StartedAt time.Time
+	Until     *time.Time
+}
+
+func (q *Queries) Gate(ctx context.Context, name string) (GateRow, error) {
+	row := q.db.QueryRow(ctx, Gate, name)
+	var i GateRow
+	err := row.Scan(
+		&i.State,
+		&i.Probes,
+		&i.StartedAt,
+		&i.Until,
+	)
+	return i, err
+}
+
+const LockGate = `-- name: LockGate :one
+SELECT pg_try_advisory_xact_lock(hashtextextended('dlq.gate ' || $1::text, 0)) AS locked
+`
+
+// One process at a time looks at a gate.
+func (q *Queries) LockGate(ctx context.Context, name string) (bool, error) {
+	row := q.db.QueryRow(ctx, LockGate, name)
+	var locked bool
+	err := row.Scan(&locked)
+	return locked, err
 }
 
 const NextDue = `-- name: NextDue :one
@@ -153,6 +391,7 @@ const Park = `-- name: Park :exec
 UPDATE dlq.dead_letter_queue e SET
     status = 'dlq_manual',
     strategy = 'manual',
+    parked_by = $1::text,
     move = jsonb_build_object('actor', $1::text, 'reason', d.reason)
 FROM (SELECT unnest($2::uuid[]) AS id, unnest($3::text[]) AS reason) d
 WHERE e.id = d.id AND e.status = 'dlq_pending'
@@ -170,12 +409,32 @@ func (q *Queries) Park(ctx context.Context, arg ParkParams) error {
 	return err
 }
 
+const ProbeOutcomes = `-- name: ProbeOutcomes :one
+SELECT count(*) FILTER (WHERE e.status = 'dlq_processing') AS under_way,
+       count(*) FILTER (WHERE e.status = 'dlq_resolved') AS succeeded
+FROM dlq.dead_letter_queue e WHERE e.id = ANY ($1::uuid[])
+`
+
+type ProbeOutcomesRow struct {
+	UnderWay  int64
+	Succeeded int64
+}
+
+// How the entries that a gate released first have ended.
+func (q *Queries) ProbeOutcomes(ctx context.Context, probes []uuid.UUID) (ProbeOutcomesRow, error) {
+	row := q.db.QueryRow(ctx, ProbeOutcomes, probes)
+	var i ProbeOutcomesRow
+	err := row.Scan(&i.UnderWay, &i.Succeeded)
+	return i, err
+}
+
 const PutOff = `-- name: PutOff :exec
 UPDATE dlq.dead_letter_queue e SET
     next_retry_at = d.next_retry_at,
+    waiting_for = nullif(d.waiting_for, ''),
     move = jsonb_build_object('actor', $1::text, 'reason', d.reason)
 FROM (
-    SELECT unnest($2::uuid[]) AS id, unnest($3::timestamptz[]) AS next_retry_at, unnest($4::text[]) AS reason
+    SELECT unnest($2::uuid[]) AS id, unnest($3::text[]) AS waiting_for, unnest($4::timestamptz[]) AS next_retry_at, unnest($5::text[]) AS reason
 ) d
 WHERE e.id = d.id AND e.status = 'dlq_pending'
 `
@@ -183,6 +442,7 @@ WHERE e.id = d.id AND e.status = 'dlq_pending'
 type PutOffParams struct {
 	Actor        string
 	Ids          []uuid.UUID
+	WaitingFors  []string
 	NextRetryAts []time.Time
 	Reasons      []string
 }
@@ -192,8 +452,98 @@ func (q *Queries) PutOff(ctx context.Context, arg PutOffParams) error {
 	_, err := q.db.Exec(ctx, PutOff,
 		arg.Actor,
 		arg.Ids,
+		arg.WaitingFors,
 		arg.NextRetryAts,
 		arg.Reasons,
 	)
 	return err
+}
+
+const ReservePace = `-- name: ReservePace :one
+SELECT p.first_at::timestamptz AS first_at, p.granted::integer AS granted
+FROM dlq.reserve_pace($1::text, $2::float8, $3::integer, $4::timestamptz, $5::interval) p
+`
+
+type ReservePaceParams struct {
+	Name   string
+	Rate   float64
+	Count  int32
+	Now    time.Time
+	Within *time.Duration
+}
+
+type ReservePaceRow struct {
+	FirstAt time.Time
+	Granted int32
+}
+
+// Places in a stream of redeliveries, over all processes.
+func (q *Queries) ReservePace(ctx context.Context, arg ReservePaceParams) (ReservePaceRow, error) {
+	row := q.db.QueryRow(ctx, ReservePace,
+		arg.Name,
+		arg.Rate,
+		arg.Count,
+		arg.Now,
+		arg.Within,
+	)
+	var i ReservePaceRow
+	err := row.Scan(&i.FirstAt, &i.Granted)
+	return i, err
+}
+
+const SetGate = `-- name: SetGate :exec
+INSERT INTO dlq.gates (name, state, probes, started_at, until)
+VALUES ($1::text, $2::text, $3::uuid[], $4::timestamptz, $5::timestamptz)
+ON CONFLICT (name) DO UPDATE SET state = excluded.state, probes = excluded.probes, started_at = excluded.started_at, until = excluded.until
+`
+
+type SetGateParams struct {
+	Name   string
+	State  string
+	Probes []uuid.UUID
+	Now    time.Time
+	Until  *time.Time
+}
+
+func (q *Queries) SetGate(ctx context.Context, arg SetGateParams) error {
+	_, err := q.db.Exec(ctx, SetGate,
+		arg.Name,
+		arg.State,
+		arg.Probes,
+		arg.Now,
+		arg.Until,
+	)
+	return err
+}
+
+const WaitingQueues = `-- name: WaitingQueues :many
+WITH RECURSIVE q AS (
+    (SELECT e.queue FROM dlq.dead_letter_open e WHERE e.status = 'dlq_pending' AND e.waiting_for LIKE 'condition: %' ORDER BY e.queue LIMIT 1)
+    UNION ALL
+    SELECT (SELECT e.queue FROM dlq.dead_letter_open e
+            WHERE e.status = 'dlq_pending' AND e.waiting_for LIKE 'condition: %' AND e.queue > q.queue ORDER BY e.queue LIMIT 1)
+    FROM q WHERE q.queue IS NOT NULL
+)
+SELECT q.queue::text AS queue FROM q WHERE q.queue IS NOT NULL
+`
+
+// Queues with entries that wait for a condition: one probe of the index dead_letter_open_waiting for each queue.
+func (q *Queries) WaitingQueues(ctx context.Context) ([]string, error) {
+	rows, err := q.db.Query(ctx, WaitingQueues)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	items := []string{}
+	for rows.Next() {
+		var queue string
+		if err := rows.Scan(&queue); err != nil {
+			return nil, err
+		}
+		items = append(items, queue)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
 }

@@ -41,6 +41,7 @@ type Summary struct {
 	ErrorMessage  *string    `json:"errorMessage,omitempty" doc:"The error of the last attempt (in lists its first 500 characters)." db:"error_message"`
 	Strategy      *string    `json:"strategy,omitempty" enum:"immediate,scheduled,conditional,manual" doc:"What happens next; absent while undecided." db:"strategy"`
 	NextRetryAt   *time.Time `json:"nextRetryAt,omitempty" doc:"When a worker looks at it next." db:"next_retry_at"`
+	WaitingFor    *string    `json:"waitingFor,omitempty" doc:"What it waits for besides that time: condition: and what does not hold, pace, or order." db:"waiting_for"`
 	DLQRetryCount int32      `json:"dlqRetryCount" doc:"Redeliveries made so far." db:"dlq_retry_count"`
 	FirstFailedAt time.Time  `json:"firstFailedAt" doc:"When the first attempt failed." db:"first_failed_at"`
 	LastFailedAt  time.Time  `json:"lastFailedAt" doc:"When the last attempt or redelivery failed." db:"last_failed_at"`
@@ -70,6 +71,9 @@ type Entry struct {
 	LockedBy            *string         `json:"lockedBy,omitempty" doc:"Worker or person that started the redelivery." db:"locked_by"`
 	LockedAt            *time.Time      `json:"lockedAt,omitempty" doc:"When the redelivery was started." db:"locked_at"`
 	LeaseExpiresAt      *time.Time      `json:"leaseExpiresAt,omitempty" doc:"When a sweep looks whether its job still exists." db:"lease_expires_at"`
+	ReportedClass       *string         `json:"reportedClass,omitempty" doc:"The class that the worker which failed gave the error." db:"reported_class"`
+	OrderingKey         *string         `json:"orderingKey,omitempty" doc:"orderingKey of the message." db:"ordering_key"`
+	ParkedBy            *string         `json:"parkedBy,omitempty" doc:"Who parked it; absent where its class did." db:"parked_by"`
 	AssignedTo          *string         `json:"assignedTo,omitempty" doc:"Who looks after it." db:"assigned_to"`
 	Notes               *string         `json:"notes,omitempty" doc:"The last note that a person left." db:"notes"`
 	ResolutionStrategy  *string         `json:"resolutionStrategy,omitempty" enum:"automatic_retry,manual_retry,manual_resolution,discard" doc:"How it was closed." db:"resolution_strategy"`
@@ -82,16 +86,17 @@ type Entry struct {
 
 // Transition is one move of an entry: a row of the audit trail.
 type Transition struct {
-	At          time.Time       `json:"at" doc:"When." db:"at"`
-	FromStatus  *Status         `json:"fromStatus,omitempty" doc:"Absent for the capture." db:"from_status"`
-	ToStatus    Status          `json:"toStatus" doc:"Where it went." db:"to_status"`
-	Actor       string          `json:"actor" doc:"Who moved it." db:"actor"`
-	DBUser      string          `json:"dbUser" doc:"Database user of the session." db:"db_user"`
-	Reason      *string         `json:"reason,omitempty" doc:"Why." db:"reason"`
-	Note        *string         `json:"note,omitempty" doc:"What the person said." db:"note"`
-	Strategy    *string         `json:"strategy,omitempty" doc:"The strategy after the move." db:"strategy"`
-	Rule        *string         `json:"rule,omitempty" doc:"The rule after the move." db:"rule"`
-	NextRetryAt *time.Time      `json:"nextRetryAt,omitempty" doc:"When a worker looks at it next." db:"next_retry_at"`
-	RiverJobID  *int64          `json:"jobId,omitempty" doc:"The job that the move is about." db:"river_job_id"`
-	Detail      json.RawMessage `json:"detail,omitempty" doc:"More about the move." db:"detail"`
+	At            time.Time       `json:"at" doc:"When." db:"at"`
+	FromStatus    *Status         `json:"fromStatus,omitempty" doc:"Absent for the capture." db:"from_status"`
+	ToStatus      Status          `json:"toStatus" doc:"Where it went." db:"to_status"`
+	Actor         string          `json:"actor" doc:"Who moved it." db:"actor"`
+	DBUser        string          `json:"dbUser" doc:"Database user of the session." db:"db_user"`
+	Reason        *string         `json:"reason,omitempty" doc:"Why." db:"reason"`
+	Note          *string         `json:"note,omitempty" doc:"What the person said." db:"note"`
+	Strategy      *string         `json:"strategy,omitempty" doc:"The strategy after the move." db:"strategy"`
+	Rule          *string         `json:"rule,omitempty" doc:"The rule after the move." db:"rule"`
+	NextRetryAt   *time.Time      `json:"nextRetryAt,omitempty" doc:"When a worker looks at it next." db:"next_retry_at"`
+	RiverJobID    *int64          `json:"jobId,omitempty" doc:"The job that the move is about." db:"river_job_id"`
+	ConfigVersion *string         `json:"configVersion,omitempty" doc:"Version of the policy that decided last." db:"config_version"`
+	Detail        json.RawMessage `json:"detail,omitempty" doc:"More about the move." db:"detail"`
 }

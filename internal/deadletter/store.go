@@ -85,7 +85,7 @@ type Filter struct {
 }
 
 const summaryColumns = `id, status, queue, kind, event_id, river_job_id, source, subscriber_id, priority, error_class, error_type,
-	error_code, left(error_message, 500) AS error_message, strategy, next_retry_at, dlq_retry_count, first_failed_at,
+	error_code, left(error_message, 500) AS error_message, strategy, next_retry_at, waiting_for, dlq_retry_count, first_failed_at,
 	last_failed_at, created_at, updated_at, closed_at`
 
 // ListSQL is the query behind [Store.List] and its parameters, for EXPLAIN. The page is cut by id, which sorts by time:
@@ -159,7 +159,7 @@ func (s *Store) Get(ctx context.Context, id uuid.UUID) (*Entry, []Transition, er
 	// While an entry moves between partitions, a reader may see neither row; it never sees both.
 	rows, err := s.pool.Query(ctx, s.schemas.Render(`SELECT `+strings.Replace(summaryColumns, "left(error_message, 500)", "error_message", 1)+`,
 		job_kind, tags, original_event, edited_event, error_stack_trace, error_context, fingerprint, retry_history, retry_count,
-		max_retries, dlq_max_retries, replay_attempts, rule, redelivery_job_id, locked_by, locked_at, lease_expires_at,
+		max_retries, dlq_max_retries, replay_attempts, rule, reported_class, ordering_key, parked_by, redelivery_job_id, locked_by, locked_at, lease_expires_at,
 		assigned_to, notes, resolution_strategy, resolved_by, resolution_notes, resolution_timestamp, config_version, metadata
 		FROM dlq.dead_letter_queue WHERE id = $1`), id)
 	if err != nil {
@@ -173,7 +173,7 @@ func (s *Store) Get(ctx context.Context, id uuid.UUID) (*Entry, []Transition, er
 		return nil, nil, err
 	}
 	rows, err = s.pool.Query(ctx, s.schemas.Render(`SELECT at, from_status, to_status, actor, db_user, reason, note, strategy, rule,
-		next_retry_at, river_job_id, detail FROM dlq.dead_letter_transitions WHERE entry_id = $1 ORDER BY at, id LIMIT 1000`), id)
+		next_retry_at, river_job_id, config_version, detail FROM dlq.dead_letter_transitions WHERE entry_id = $1 ORDER BY at, id LIMIT 1000`), id)
 	if err != nil {
 		return nil, nil, err
 	}

@@ -23,8 +23,11 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/riverqueue/river"
 
+	"github.com/dlqd/dlqd/internal/breaker"
+	"github.com/dlqd/dlqd/internal/dbsqlc"
 	"github.com/dlqd/dlqd/internal/message"
 	"github.com/dlqd/dlqd/internal/policy"
 	"github.com/dlqd/dlqd/internal/strategy"
@@ -40,6 +43,10 @@ const (
 	maxExcerpt = 2 << 10
 	// maxRetryAfter bounds how long a destination can put off its next attempt.
 	maxRetryAfter = time.Hour
+	// maxIdleConns keeps a connection for every delivery that may run at once, so that each is used again.
+	maxIdleConns = 10_000
+	// recordTime is what a job gets beyond its delivery's timeout, to record the outcome.
+	recordTime = 5 * time.Second
 	// jitterShare is the most that a backoff is longer or shorter than its nominal length.
 	jitterShare = 0.2
 	// LogicalFailureKey is the key of a job's metadata under which a logical failure is recorded.
@@ -64,41 +71,34 @@ type Args struct {
 	retryAfter *time.Duration
 }
 
-// Observer is told of every delivery: its queue, how it ended ("ok", or an error class), and how long it took.
+// Observer is told of every delivery: its queue, how it ended ("ok", "held", or an error class), and how long it took.
 type Observer func(queue, outcome string, took time.Duration)
+
+// Config is what a [Worker] needs.
+type Config struct {
+	Planner  func() *strategy.Planner // by the policy that is in force
+	Breakers *breaker.Breakers
+	Queries  *dbsqlc.Queries
+	Observe  Observer
+}
 
 // Worker delivers messages. It is a River worker for jobs of kind [message.JobKind].
 type Worker struct {
 	river.WorkerDefaults[Args]
 
-	policy  *policy.Policy
-	observe Observer
-	clients map[string]*http.Client // by destination
+	config Config
+	client *http.Client
 }
 
 // NewWorker returns a worker for a policy's queues.
-func NewWorker(p *policy.Policy, observe Observer) *Worker {
-	w := &Worker{policy: p, observe: observe, clients: map[string]*http.Client{}}
-	concurrency := map[string]int{}
-	for _, q := range p.Queues {
-		concurrency[q.Destination] += q.Concurrency
-	}
-	for name := range p.Destinations {
-		w.clients[name] = newClient(concurrency[name])
-	}
-	return w
-}
-
-// newClient keeps as many idle connections as there may be deliveries at once, so that each is used again.
-func newClient(concurrency int) *http.Client {
-	return &http.Client{
+func NewWorker(config Config) *Worker {
+	return &Worker{config: config, client: &http.Client{
 		Transport: &http.Transport{
 			Proxy:                 http.ProxyFromEnvironment,
 			DialContext:           (&net.Dialer{Timeout: connectTimeout, KeepAlive: 30 * time.Second}).DialContext,
 			TLSHandshakeTimeout:   connectTimeout,
 			ForceAttemptHTTP2:     true,
-			MaxIdleConns:          concurrency,
-			MaxIdleConnsPerHost:   concurrency,
+			MaxIdleConnsPerHost:   maxIdleConns,
 			IdleConnTimeout:       90 * time.Second,
 			ExpectContinueTimeout: time.Second,
 		},
@@ -110,22 +110,21 @@ func newClient(concurrency int) *http.Client {
 			}
 			return nil
 		},
-	}
+	}}
 }
 
 // Close closes idle connections.
 func (w *Worker) Close() {
-	for _, c := range w.clients {
-		c.CloseIdleConnections()
-	}
+	w.client.CloseIdleConnections()
 }
 
 // Timeout implements river.Worker: the queue's, and a moment to record the outcome.
 func (w *Worker) Timeout(job *river.Job[Args]) time.Duration {
-	if q := w.policy.Queues[job.Queue]; q != nil {
-		return q.Timeout + 5*time.Second
+	p := w.config.Planner().Policy()
+	if q := p.Queues[job.Queue]; q != nil {
+		return q.Timeout + recordTime
 	}
-	return policy.DefaultTimeout
+	return p.Defaults.Timeout
 }
 
 // NextRetry implements river.Worker: what the destination asked for with Retry-After, or the queue's backoff.
@@ -133,48 +132,108 @@ func (w *Worker) NextRetry(job *river.Job[Args]) time.Time {
 	if job.Args.retryAfter != nil {
 		return time.Now().Add(*job.Args.retryAfter)
 	}
-	base := policy.DefaultBackoff
-	if q := w.policy.Queues[job.Queue]; q != nil {
-		base = q.Backoff
+	p := w.config.Planner().Policy()
+	backoff := p.Defaults.Backoff
+	if q := p.Queues[job.Queue]; q != nil {
+		backoff = q.Backoff
 	}
-	return time.Now().Add(Backoff(base, job.Attempt, mathrand.Float64()))
+	return time.Now().Add(Backoff(backoff, job.Attempt, mathrand.Float64()))
 }
 
-// Backoff is base · 2^(attempt-1), longer or shorter by up to 20 %; attempt is the one that failed, from 1, and random
-// is in [0, 1).
-func Backoff(base time.Duration, attempt int, random float64) time.Duration {
+// Backoff is the delay, doubled with each attempt where it is exponential, longer or shorter by up to 20 %; attempt is
+// the one that failed, from 1, and random is in [0, 1).
+func Backoff(b policy.Backoff, attempt int, random float64) time.Duration {
 	const most = 24 * time.Hour
-	nominal := min(float64(base)*math.Pow(2, float64(max(attempt, 1)-1)), float64(most))
+	nominal := float64(b.Delay)
+	if b.Kind != policy.BackoffFixed {
+		nominal = min(nominal*math.Pow(2, float64(max(attempt, 1)-1)), float64(most))
+	}
 	return time.Duration(nominal * (1 - jitterShare + 2*jitterShare*random))
 }
 
 // Work implements river.Worker.
 func (w *Worker) Work(ctx context.Context, job *river.Job[Args]) error {
 	start := time.Now()
-	err := w.deliver(ctx, job)
-	outcome := "ok"
-	if structured, ok := errors.AsType[*riverdlq.Error](err); ok {
-		outcome = string(structured.Class)
-	} else if err != nil {
-		outcome = string(riverdlq.ClassUnknown)
-	}
-	w.observe(job.Queue, outcome, time.Since(start))
+	outcome, err := w.work(ctx, job)
+	w.config.Observe(job.Queue, outcome, time.Since(start))
 	return err
 }
 
-func (w *Worker) deliver(ctx context.Context, job *river.Job[Args]) error {
-	queue := w.policy.Queues[job.Queue]
+// work delivers a message, unless it has to wait, and says how that ended: "ok", "held", or the class of the error.
+func (w *Worker) work(ctx context.Context, job *river.Job[Args]) (outcome string, err error) {
+	planner := w.config.Planner()
+	queue := planner.Policy().Queues[job.Queue]
 	if queue == nil {
-		return &riverdlq.Error{Type: "UNKNOWN_QUEUE", Class: riverdlq.ClassUnknown, Message: fmt.Sprintf("the policy has no queue %q", job.Queue)}
+		return w.judge(planner, job, &riverdlq.Error{Type: "UNKNOWN_QUEUE", Class: riverdlq.ClassUnknown, Message: fmt.Sprintf("the policy has no queue %q", job.Queue)})
 	}
-	destination := w.policy.Destinations[queue.Destination]
+	ordered := queue.Ordering && job.Args.OrderingKey != ""
+	if ordered {
+		before, err := w.config.Queries.OrderPredecessor(ctx, dbsqlc.OrderPredecessorParams{
+			Queue: job.Queue, Key: job.Args.OrderingKey, Job: job.ID, Entry: metadataOf(job).EntryID,
+		})
+		if err != nil || before != 0 {
+			return hold(ctx, HeldForOrder, err)
+		}
+	}
+	permit, err := w.config.Breakers.Allow(ctx, queue.Destination)
+	if err != nil || permit == nil {
+		return hold(ctx, HeldForBreaker, err)
+	}
+	err = w.deliver(ctx, planner.Policy().Destinations[queue.Destination], queue, job)
+	if ctx.Err() == nil || errors.Is(ctx.Err(), context.DeadlineExceeded) { // else it was cut off, which says nothing
+		permit.Done(ctx, isWell(err))
+	}
+	if err != nil {
+		return w.judge(planner, job, err)
+	}
+	if ordered {
+		// A moment early: the job is not completed yet. Should it run again, its receiver drops the repeat.
+		if err := w.config.Queries.OrderDone(ctx, dbsqlc.OrderDoneParams{Queue: job.Queue, Key: job.Args.OrderingKey, Job: job.ID, Entry: metadataOf(job).EntryID}); err != nil {
+			return string(riverdlq.ClassTransient), err
+		}
+	}
+	return "ok", nil
+}
+
+// judge says what class an error is of, by the rules, and ends the job at once where running it again cannot help.
+func (w *Worker) judge(planner *strategy.Planner, job *river.Job[Args], err error) (outcome string, _ error) {
+	structured, ok := errors.AsType[*riverdlq.Error](err)
+	if !ok {
+		return string(riverdlq.ClassUnknown), err
+	}
+	said, marshalErr := json.Marshal(structured.Context)
+	if marshalErr != nil {
+		said = nil // rules that ask for it do not match
+	}
+	class, _, _ := planner.Classify(strategy.Facts{
+		Type: structured.Type, Code: structured.Code, Message: structured.Message, Class: structured.Class, Context: said,
+		Kind: job.Args.EventKind, Queue: job.Queue, Source: job.Args.Source,
+	})
+	if class.Permanent() {
+		err = river.JobCancel(err)
+	}
+	return string(class), err
+}
+
+// isWell reports whether a delivery's end speaks for its destination: it answered, and not that it is in trouble itself.
+func isWell(err error) bool {
+	structured, ok := errors.AsType[*riverdlq.Error](err)
+	if !ok {
+		return err == nil
+	}
+	status, answered := structured.Context["status"].(int)
+	class := strategy.ClassifyStatus(status)
+	return answered && class != riverdlq.ClassTransient && class != riverdlq.ClassOutage
+}
+
+func (w *Worker) deliver(ctx context.Context, destination *policy.Destination, queue *policy.Queue, job *river.Job[Args]) error {
 	ctx, cancel := context.WithTimeout(ctx, queue.Timeout)
 	defer cancel()
 	request, err := newRequest(ctx, destination, job)
 	if err != nil {
 		return &riverdlq.Error{Type: "REQUEST_ERROR", Class: riverdlq.ClassMalformed, Message: err.Error(), Err: err}
 	}
-	response, err := w.clients[destination.Name].Do(request)
+	response, err := w.client.Do(request)
 	if err != nil {
 		return transportError(ctx, destination, err)
 	}
@@ -192,6 +251,20 @@ func (w *Worker) deliver(ctx context.Context, job *river.Job[Args]) error {
 		failure.Context["retryAfterSeconds"] = int(after.Seconds())
 	}
 	return failure
+}
+
+// metadata is what deliveries read of a job's metadata.
+type metadata struct {
+	Parent  string     `json:"traceparent"`
+	State   string     `json:"tracestate"`
+	EntryID *uuid.UUID `json:"dlq:entry_id"`
+}
+
+func metadataOf(job *river.Job[Args]) metadata {
+	var m metadata
+	// Metadata is open to everyone; what cannot be read of it is left out.
+	_ = json.Unmarshal(job.Metadata, &m)
+	return m
 }
 
 // newRequest makes the POST: the payload as the body, and around it what lets a receiver drop a repeat (webhook-id),
@@ -214,19 +287,13 @@ func newRequest(ctx context.Context, destination *policy.Destination, job *river
 	set("Dlqd-Attempt", strconv.Itoa(job.Attempt))
 	set("Dlqd-Kind", job.Args.EventKind)
 	set("Dlqd-Queue", job.Queue)
-	var metadata struct {
-		Parent  string `json:"traceparent"`
-		State   string `json:"tracestate"`
-		EntryID string `json:"dlq:entry_id"`
+	about := metadataOf(job)
+	if about.EntryID != nil {
+		set("Dlqd-Entry-Id", about.EntryID.String())
 	}
-	// Metadata is open to everyone; what cannot be read of it is left out.
-	_ = json.Unmarshal(job.Metadata, &metadata)
-	if metadata.EntryID != "" {
-		set("Dlqd-Entry-Id", metadata.EntryID)
-	}
-	set("Traceparent", childTrace(metadata.Parent))
-	if metadata.State != "" {
-		set("Tracestate", metadata.State)
+	set("Traceparent", childTrace(about.Parent))
+	if about.State != "" {
+		set("Tracestate", about.State)
 	}
 	if sign := destination.Signer(); sign != nil {
 		signature, err := sign(job.Args.MessageID, now, body)
@@ -275,9 +342,8 @@ func (w *Worker) success(ctx context.Context, job *river.Job[Args], queue *polic
 func answerError(destination *policy.Destination, response *http.Response, body []byte) *riverdlq.Error {
 	status := response.StatusCode
 	failure := &riverdlq.Error{
-		Type:  "HTTP_" + strconv.Itoa(status),
-		Code:  strconv.Itoa(status),
-		Class: strategy.ClassifyStatus(status),
+		Type: "HTTP_" + strconv.Itoa(status),
+		Code: strconv.Itoa(status),
 		Context: map[string]any{
 			"status": status, "destination": destination.Name, "url": redacted(destination.URL), "body": excerpt(body),
 		},
@@ -320,7 +386,7 @@ func transportError(ctx context.Context, destination *policy.Destination, err er
 		return err // the program is stopping, or an operator cancelled the job: River knows which
 	}
 	failure := &riverdlq.Error{
-		Type: TypeConnection, Class: riverdlq.ClassTransient, Err: err,
+		Type: TypeConnection, Err: err,
 		Context: map[string]any{"destination": destination.Name, "url": redacted(destination.URL)},
 	}
 	var timeout interface{ Timeout() bool }

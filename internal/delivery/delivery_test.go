@@ -9,8 +9,6 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -25,12 +23,16 @@ import (
 	standardwebhooks "github.com/standard-webhooks/standard-webhooks/libraries/go"
 	"github.com/stretchr/testify/require"
 
+	"github.com/dlqd/dlqd/internal/breaker"
+	"github.com/dlqd/dlqd/internal/dbsqlc"
 	"github.com/dlqd/dlqd/internal/delivery"
 	"github.com/dlqd/dlqd/internal/ingest"
 	"github.com/dlqd/dlqd/internal/message"
 	"github.com/dlqd/dlqd/internal/policy"
+	"github.com/dlqd/dlqd/internal/policy/policytest"
 	"github.com/dlqd/dlqd/internal/postgres"
 	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
+	"github.com/dlqd/dlqd/internal/strategy"
 	"github.com/dlqd/dlqd/riverdlq"
 )
 
@@ -50,15 +52,20 @@ type bundle struct {
 func setup(t *testing.T, url, queue string) *bundle {
 	t.Helper()
 	pool := postgrestest.Pool(t)
-	dir := t.TempDir()
-	require.NoError(t, os.WriteFile(filepath.Join(dir, policy.FileName), fmt.Appendf(nil, "queues: {default: {%s}}\ndestinations: {default: {url: %q, secret: %q}}\n", queue, url, secret), 0o600))
-	rules, err := policy.Load(dir)
+	rules := policytest.Load(t, policytest.Files{
+		"retry-policies": fmt.Sprintf("queues: {default: {%s}}\ndestinations: {default: {url: %q, secret: %q}}\n", queue, url, secret),
+	})
+	planner, err := strategy.NewPlanner(rules, nil)
 	require.NoError(t, err)
 	logger := slog.New(slog.DiscardHandler)
 	b := &bundle{T: t, pool: pool}
-	b.ingester, err = ingest.New(ingest.Config{Pool: pool, Schemas: postgres.DefaultSchemas(), Policy: rules, Logger: logger})
+	b.ingester, err = ingest.New(ingest.Config{Pool: pool, Schemas: postgres.DefaultSchemas(), Policy: planner.Policy, Logger: logger})
 	require.NoError(t, err)
-	worker := delivery.NewWorker(rules, func(string, string, time.Duration) {})
+	queries := dbsqlc.New(pool)
+	worker := delivery.NewWorker(delivery.Config{
+		Planner: func() *strategy.Planner { return planner }, Queries: queries, Observe: func(string, string, time.Duration) {},
+		Breakers: breaker.New(breaker.Config{Queries: queries, Policy: planner.Policy, Actor: "test", Logger: logger}),
+	})
 	workers := river.NewWorkers()
 	river.AddWorker(workers, worker)
 	b.client, err = river.NewClient(riverpgxv5.New(pool), &river.Config{
@@ -169,7 +176,7 @@ func TestDeliver_theAnswerDecides(t *testing.T) {
 		t.Run(fmt.Sprint(test.status), func(t *testing.T) {
 			t.Parallel()
 			url := answering(t, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(test.status) })
-			b := setup(t, url, "maxAttempts: 2, backoff: 1h")
+			b := setup(t, url, "maxAttempts: 2, backoff: {delay: 1h}")
 			job := b.deliver("", rivertype.JobStateRetryable, rivertype.JobStateCancelled, rivertype.JobStateDiscarded)
 			if test.retried {
 				require.Equal(t, rivertype.JobStateRetryable, job.State)
@@ -216,7 +223,7 @@ func TestDeliver_retryAfterIsHonoured(t *testing.T) {
 			w.Header().Set("Retry-After", header)
 			w.WriteHeader(http.StatusTooManyRequests)
 		})
-		job := setup(t, url, "backoff: 10s").deliver("", rivertype.JobStateRetryable)
+		job := setup(t, url, "backoff: {delay: 10s}").deliver("", rivertype.JobStateRetryable)
 		require.WithinDuration(t, time.Now().Add(15*time.Minute), job.ScheduledAt, time.Minute)
 	}
 }
@@ -266,7 +273,7 @@ func TestDeliver_noAnswer(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			job := setup(t, test.url, "timeout: 300ms, backoff: 1h").deliver("", rivertype.JobStateRetryable)
+			job := setup(t, test.url, "timeout: 300ms, backoff: {delay: 1h}").deliver("", rivertype.JobStateRetryable)
 			s := structuredOf(t, job)
 			require.Equal(t, test.want, s.Type)
 			require.Equal(t, "transient", s.Class)
@@ -295,9 +302,9 @@ func TestDeliver_redirects(t *testing.T) {
 			}
 		}
 	})
-	require.Equal(t, "HTTP_307", structuredOf(t, setup(t, url+"/away", "backoff: 1h").deliver("", rivertype.JobStateRetryable)).Type)
+	require.Equal(t, "HTTP_307", structuredOf(t, setup(t, url+"/away", "backoff: {delay: 1h}").deliver("", rivertype.JobStateRetryable)).Type)
 	require.Zero(t, elsewhere, "the payload goes to no other host")
-	require.Equal(t, "HTTP_302", structuredOf(t, setup(t, url+"/get", "backoff: 1h").deliver("", rivertype.JobStateRetryable)).Type)
+	require.Equal(t, "HTTP_302", structuredOf(t, setup(t, url+"/get", "backoff: {delay: 1h}").deliver("", rivertype.JobStateRetryable)).Type)
 	setup(t, url+"/moved", "").deliver("", rivertype.JobStateCompleted)
 }
 
@@ -311,7 +318,7 @@ func TestDeliver_answerWithoutEnd(t *testing.T) {
 			}
 		}
 	})
-	job := setup(t, url, "backoff: 1h").deliver("", rivertype.JobStateRetryable)
+	job := setup(t, url, "backoff: {delay: 1h}").deliver("", rivertype.JobStateRetryable)
 	require.Equal(t, "HTTP_500", structuredOf(t, job).Type, "the answer counts, however long its body")
 }
 
@@ -334,9 +341,10 @@ func TestDeliver_usesItsConnectionsAgain(t *testing.T) {
 func TestBackoff(t *testing.T) {
 	t.Parallel()
 	for attempt, want := range map[int]time.Duration{1: time.Second, 2: 2 * time.Second, 3: 4 * time.Second, 10: 512 * time.Second} {
-		require.Equal(t, want*8/10, delivery.Backoff(time.Second, attempt, 0))
-		require.Equal(t, want, delivery.Backoff(time.Second, attempt, 0.5))
-		require.Less(t, delivery.Backoff(time.Second, attempt, 0.999), want*12/10)
+		require.Equal(t, want*8/10, delivery.Backoff(policy.Backoff{Delay: time.Second}, attempt, 0))
+		require.Equal(t, want, delivery.Backoff(policy.Backoff{Delay: time.Second}, attempt, 0.5))
+		require.Less(t, delivery.Backoff(policy.Backoff{Delay: time.Second}, attempt, 0.999), want*12/10)
 	}
-	require.LessOrEqual(t, delivery.Backoff(time.Hour, 1000, 0.9), 29*time.Hour, "it has a ceiling")
+	require.LessOrEqual(t, delivery.Backoff(policy.Backoff{Delay: time.Hour}, 1000, 0.9), 29*time.Hour, "it has a ceiling")
+	require.Equal(t, 5*time.Second, delivery.Backoff(policy.Backoff{Kind: policy.BackoffFixed, Delay: 5 * time.Second}, 7, 0.5))
 }

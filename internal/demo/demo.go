@@ -26,7 +26,6 @@ import (
 	"github.com/dlqd/dlqd/internal/policy"
 	"github.com/dlqd/dlqd/internal/postgres"
 	"github.com/dlqd/dlqd/internal/server"
-	"github.com/dlqd/dlqd/internal/strategy"
 )
 
 const (
@@ -37,9 +36,6 @@ const (
 	progressEvery = 500 * time.Millisecond
 	stopTimeout   = 10 * time.Second
 )
-
-// The DLQ's delays, a minute and more in earnest, shortened to what one can watch.
-var delays = []time.Duration{time.Second, 2 * time.Second, 3 * time.Second, 4 * time.Second, 5 * time.Second}
 
 // ErrDoesNotAddUp says that a message is unaccounted for.
 var ErrDoesNotAddUp = errors.New("the demo does not add up")
@@ -74,7 +70,7 @@ func Run(ctx, hard context.Context, program, postgresBin string, out io.Writer) 
 	s, err := server.Start(ctx, server.Config{
 		DataDir: filepath.Join(dir, "data"), PostgresBin: postgresBin, Schemas: postgres.DefaultSchemas(),
 		API: true, Process: true, DLQWorkers: true, Listen: []string{"127.0.0.1:0"},
-		Policy: rules, Planner: strategy.NewPlanner(delays), PollInterval: time.Second, StopTimeout: stopTimeout,
+		Policy: rules, PollInterval: time.Second, StopTimeout: stopTimeout,
 		Logger: slog.New(slog.NewTextHandler(logFile, nil)),
 	})
 	if err != nil {
@@ -141,29 +137,45 @@ func (d *demo) startReceiver(ctx context.Context) (receiverAddresses, func(), er
 	return receiverAddresses{found[0], found[1]}, stop, nil
 }
 
+// What takes minutes in earnest is shortened to what one can watch.
+const (
+	demoBreakers = "defaults: {consecutiveFailures: 10, openFor: 2s}\n"
+	demoRouting  = `strategies:
+  immediate: {delays: [1s, 2s, 3s, 4s, 5s]}
+  scheduled: {delays: [1s, 2s, 3s, 4s, 5s]}
+  # The demo's own load is on this machine.
+  conditional: {delays: [1s, 2s, 3s, 4s, 5s], conditions: {cpuBelow: 0, memoryBelow: 0}}
+`
+)
+
 func (d *demo) writePolicy(r receiverAddresses) (*policy.Policy, error) {
-	var text strings.Builder
-	text.WriteString("# Written by the demo: one queue for each service, with short times to watch them pass.\nqueues:\n")
+	var queues strings.Builder
+	queues.WriteString("# Written by the demo: one queue for each service, with short times to watch them pass.\n" +
+		"defaults: {backoff: {delay: 200ms}, timeout: 1s, whenOpen: accept}\nqueues:\n")
 	services := []string{"payments", "orders", "invoices", "notifications", "documents", "exports"}
 	for _, service := range services {
-		_, _ = fmt.Fprintf(&text, "  %s: {maxAttempts: 3, backoff: 200ms, timeout: 1s, concurrency: 20, destination: %s}\n", service, service)
+		_, _ = fmt.Fprintf(&queues, "  %s: {destination: %s}\n", service, service)
 	}
-	text.WriteString("destinations:\n")
+	queues.WriteString("destinations:\n")
 	for _, service := range services {
 		address := r.url
 		if service == "exports" {
 			address = r.refusing
 		}
-		_, _ = fmt.Fprintf(&text, "  %s: {url: \"%s/%s\"}\n", service, address, service)
+		_, _ = fmt.Fprintf(&queues, "  %s: {url: \"%s/%s\"}\n", service, address, service)
 	}
 	dir := filepath.Join(d.dir, "config")
 	if err := os.MkdirAll(dir, 0o750); err != nil {
 		return nil, err
 	}
-	if err := os.WriteFile(filepath.Join(dir, policy.FileName), []byte(text.String()), 0o600); err != nil {
-		return nil, err
+	for name, text := range map[string]string{
+		"retry-policies": queues.String(), "circuit-breaker": demoBreakers, "dlq-routing": demoRouting, "worker-pool": "defaults: {concurrency: 20}\n",
+	} {
+		if err := os.WriteFile(filepath.Join(dir, name+".yaml"), []byte(text), 0o600); err != nil {
+			return nil, err
+		}
 	}
-	return policy.Load(dir)
+	return policy.Load(policy.Source{Dir: dir})
 }
 
 func (d *demo) run(ctx context.Context, receiver string) error {

@@ -23,7 +23,9 @@ import (
 	"github.com/riverqueue/river/riverdriver/riverpgxv5"
 	"github.com/riverqueue/river/rivertype"
 
+	"github.com/dlqd/dlqd/internal/breaker"
 	"github.com/dlqd/dlqd/internal/dbsqlc"
+	"github.com/dlqd/dlqd/internal/delivery"
 	"github.com/dlqd/dlqd/internal/message"
 	"github.com/dlqd/dlqd/internal/policy"
 	"github.com/dlqd/dlqd/internal/postgres"
@@ -91,6 +93,16 @@ func (e *RefusedError) Error() string {
 	return fmt.Sprintf("message %s: the database refused it: %s", e.MessageID, e.Reason)
 }
 
+// OpenError is a message whose destination's circuit breaker is open.
+type OpenError struct {
+	Queue, Destination string
+	RetryAfter         time.Duration
+}
+
+func (e *OpenError) Error() string {
+	return fmt.Sprintf("queue %s: the circuit breaker of its destination %s is open", e.Queue, e.Destination)
+}
+
 // Receipt says what became of a message.
 type Receipt struct {
 	MessageID string
@@ -106,6 +118,13 @@ type Trace struct {
 	State  string `json:"tracestate,omitempty"`
 }
 
+// jobMetadata is what a message's job carries beside the message.
+type jobMetadata struct {
+	Trace
+
+	Held string `json:"dlq:held,omitempty"` // what for
+}
+
 // Observer is told of every insert.
 type Observer func(messages int, took time.Duration, err error)
 
@@ -113,7 +132,8 @@ type Observer func(messages int, took time.Duration, err error)
 type Config struct {
 	Pool            *pgxpool.Pool
 	Schemas         postgres.Schemas
-	Policy          *policy.Policy
+	Policy          func() *policy.Policy
+	Breakers        *breaker.Breakers // of destinations; nil for none
 	Logger          *slog.Logger
 	MaxPending      int // 0 means DefaultMaxPending
 	MaxPendingBytes int // 0 means DefaultMaxPendingBytes
@@ -260,9 +280,21 @@ func (i *Ingester) accept(messages, bytes int, handIn func()) (release func(), e
 }
 
 func (i *Ingester) params(msg *message.Message, trace Trace) (river.InsertManyParams, error) {
-	queue, ok := i.config.Policy.Queues[msg.Queue]
+	rules := i.config.Policy()
+	queue, ok := rules.Queues[msg.Queue]
 	if !ok {
-		return river.InsertManyParams{}, &UnknownQueueError{Queue: msg.Queue, Known: i.config.Policy.QueueNames()}
+		return river.InsertManyParams{}, &UnknownQueueError{Queue: msg.Queue, Known: rules.QueueNames()}
+	}
+	extra := jobMetadata{Trace: trace}
+	var heldUntil time.Time
+	if i.config.Breakers != nil {
+		state, wait := i.config.Breakers.State(breaker.DestinationPrefix + queue.Destination)
+		if state == breaker.Open && wait > 0 {
+			if queue.WhenOpen != policy.WhenOpenAccept {
+				return river.InsertManyParams{}, &OpenError{Queue: msg.Queue, Destination: queue.Destination, RetryAfter: wait}
+			}
+			heldUntil, extra.Held = time.Now().Add(delivery.HoldTime()), delivery.HeldForBreaker
+		}
 	}
 	opts := &river.InsertOpts{
 		MaxAttempts: queue.MaxAttempts,
@@ -278,8 +310,11 @@ func (i *Ingester) params(msg *message.Message, trace Trace) (river.InsertManyPa
 	if msg.ScheduledAt != nil {
 		opts.ScheduledAt = *msg.ScheduledAt
 	}
-	if trace.Parent != "" {
-		metadata, err := json.Marshal(trace)
+	if opts.ScheduledAt.Before(heldUntil) {
+		opts.ScheduledAt = heldUntil
+	}
+	if extra != (jobMetadata{}) {
+		metadata, err := json.Marshal(extra)
 		if err != nil {
 			return river.InsertManyParams{}, err
 		}
@@ -425,6 +460,9 @@ func (i *Ingester) insertJobs(ctx context.Context, tx pgx.Tx, queries *dbsqlc.Qu
 			duplicates.Args = append(duplicates.Args, args)
 		}
 	}
+	if err := i.insertOrdered(ctx, queries, group, index, results); err != nil {
+		return err
+	}
 	if len(duplicates.Ids) == 0 {
 		return nil
 	}
@@ -442,6 +480,30 @@ func (i *Ingester) insertJobs(ctx context.Context, tx pgx.Tx, queries *dbsqlc.Qu
 		}
 	}
 	return nil
+}
+
+// insertOrdered gives messages with an ordering key their places, in queues that keep the order.
+func (i *Ingester) insertOrdered(ctx context.Context, queries *dbsqlc.Queries, group []*submission, index map[string]int, results []*rivertype.JobInsertResult) error {
+	rules := i.config.Policy()
+	jobs := make(map[int]int64, len(results)) // by place in the group, which is the order of submission
+	for _, result := range results {
+		if !result.UniqueSkippedAsDuplicate {
+			jobs[index[string(result.Job.UniqueKey)]] = result.Job.ID
+		}
+	}
+	ordered := dbsqlc.InsertOrderedParams{}
+	for n, s := range group {
+		job, inserted := jobs[n]
+		if queue := rules.Queues[s.message.Queue]; inserted && s.message.OrderingKey != "" && queue != nil && queue.Ordering {
+			ordered.Queues = append(ordered.Queues, s.message.Queue)
+			ordered.Keys = append(ordered.Keys, s.message.OrderingKey)
+			ordered.Jobs = append(ordered.Jobs, job)
+		}
+	}
+	if len(ordered.Jobs) == 0 {
+		return nil
+	}
+	return queries.InsertOrdered(ctx, ordered)
 }
 
 // openEntries finds the open dead letters of messages whose senders named them: River may have deleted their jobs.

@@ -40,7 +40,7 @@ func setup(t *testing.T) *bundle {
 	rules, err := policy.Default("http://127.0.0.1:1/")
 	require.NoError(t, err)
 	b.config = ingest.Config{
-		Pool: b.pool, Schemas: postgres.DefaultSchemas(), Policy: rules, Logger: slog.New(slog.DiscardHandler),
+		Pool: b.pool, Schemas: postgres.DefaultSchemas(), Policy: func() *policy.Policy { return rules }, Logger: slog.New(slog.DiscardHandler),
 		Observe: func(int, time.Duration, error) { b.inserts.Add(1) },
 	}
 	return b
@@ -85,7 +85,7 @@ func TestSubmit_storesTheJob(t *testing.T) {
 	require.JSONEq(t, `{"messageId": "order-1", "queue": "default", "kind": "order.placed", "payload": {"a": 1}}`, args)
 	require.JSONEq(t, `{"traceparent": "00-aa-bb-01"}`, metadata)
 	require.Equal(t, message.UniqueKey("order-1"), key, "River builds the key as this package expects")
-	require.Equal(t, policy.DefaultMaxAttempts, attempts)
+	require.Equal(t, 3, attempts)
 	require.Equal(t, message.DefaultPriority, priority)
 }
 

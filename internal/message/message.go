@@ -25,7 +25,7 @@ const (
 	MaxDepth       = 64  // levels of nesting of the whole message
 	MaxNameLength  = 127 // characters of queue and kind (River's constraint)
 	MaxIDLength    = 128
-	MaxTextLength  = 255 // characters of source and subscriberId
+	MaxTextLength  = 255 // bytes of source, subscriberId and orderingKey
 	MaxTags        = 32
 	MaxTagLength   = 255 // River's column
 	MaxHeaders     = 32
@@ -48,6 +48,7 @@ type Message struct {
 	Headers      map[string]string `json:"headers,omitempty" doc:"Sent to the destination as they are."`
 	Metadata     json.RawMessage   `json:"metadata,omitempty" doc:"An object, kept with the message and not sent."`
 	ScheduledAt  *time.Time        `json:"scheduledAt,omitempty" doc:"Not to be delivered before."`
+	OrderingKey  string            `json:"orderingKey,omitempty" doc:"In queues that keep the order, messages with the same key are delivered in the order of their submission." example:"order_81"`
 
 	madeID bool
 }
@@ -193,7 +194,7 @@ func decode(raw []byte) (*Message, error) {
 	if len(msg.Payload) == 0 {
 		add("payload", "is required (null counts)")
 	}
-	for _, f := range []struct{ name, value string }{{"source", msg.Source}, {"subscriberId", msg.SubscriberID}} {
+	for _, f := range []struct{ name, value string }{{"source", msg.Source}, {"subscriberId", msg.SubscriberID}, {"orderingKey", msg.OrderingKey}} {
 		if len(f.value) > MaxTextLength {
 			add(f.name, "is %d bytes long; at most %d", len(f.value), MaxTextLength)
 		}

@@ -15,7 +15,9 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promauto"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
+	"github.com/dlqd/dlqd/internal/breaker"
 	"github.com/dlqd/dlqd/internal/deadletter"
+	"github.com/dlqd/dlqd/internal/policy"
 	"github.com/dlqd/dlqd/internal/postgres"
 )
 
@@ -41,6 +43,7 @@ type Metrics struct {
 	deliveries      *prometheus.CounterVec   // queue, outcome
 	deliverySeconds *prometheus.HistogramVec // queue
 	moves           *prometheus.CounterVec   // action
+	Reloads         *prometheus.CounterVec   // outcome
 	batchSeconds    prometheus.Histogram
 }
 
@@ -63,13 +66,14 @@ func New() *Metrics {
 		registry:        registry,
 		Requests:        counter("http_requests_total", "Requests to the API, by operation and status code.", "operation", "code"),
 		RequestSeconds:  histogramBy("http_request_seconds", "Time to answer a request.", "operation"),
-		Submitted:       counter("messages_submitted_total", "Messages submitted, by what became of them: accepted, duplicate, conflict, invalid, refused, overflow, error.", "queue", "outcome"),
+		Submitted:       counter("messages_submitted_total", "Messages submitted, by what became of them: accepted, duplicate, conflict, invalid, refused, overflow, open (its destination's breaker), error.", "queue", "outcome"),
 		flushes:         counter("ingest_inserts_total", "Inserts of joined submissions, by outcome: ok, error.", "outcome"),
 		flushSeconds:    histogram("ingest_insert_seconds", "Time of one insert with its commit.", seconds),
 		flushMessages:   histogram("ingest_insert_messages", "Messages in one insert.", prometheus.ExponentialBuckets(1, 2, 11)),
-		deliveries:      counter("deliveries_total", "Deliveries, by how they ended: ok, or the class of the error.", "queue", "outcome"),
+		deliveries:      counter("deliveries_total", "Deliveries, by how they ended: ok, held (not tried yet), or the class of the error.", "queue", "outcome"),
 		deliverySeconds: histogramBy("delivery_seconds", "Time of one delivery.", "queue"),
 		moves:           counter("worker_entries_total", "Dead letters that this process's DLQ workers moved: decided, parked, put_off, redelivered, lease_settled, lease_requeued; and batches that failed: error.", "action"),
+		Reloads:         counter("policy_reloads_total", "Reloads of the policy, by outcome: ok, error.", "outcome"),
 		batchSeconds:    histogram("worker_batch_seconds", "Time of one batch of a DLQ worker.", seconds),
 	}
 }
@@ -111,6 +115,16 @@ func (m *Metrics) WatchPending(pending func() (messages, bytes int64)) {
 // WatchBacklog publishes what the database knows of dead letters.
 func (m *Metrics) WatchBacklog(store *deadletter.Store, db postgres.DB, schemas postgres.Schemas, logger *slog.Logger) {
 	m.registry.MustRegister(&backlog{store: store, db: db, schemas: schemas, logger: logger})
+}
+
+// WatchPolicy publishes which policy is in force, whether it is that of the files, and the limits that it sets.
+func (m *Metrics) WatchPolicy(current func() *policy.Policy, upToDate func() bool) {
+	m.registry.MustRegister(&policyState{current: current, upToDate: upToDate})
+}
+
+// WatchBreakers publishes where circuit breakers stand.
+func (m *Metrics) WatchBreakers(breakers *breaker.Breakers) {
+	m.registry.MustRegister(breakerStates{breakers})
 }
 
 // Handler serves the metrics.

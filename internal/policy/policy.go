@@ -1,71 +1,236 @@
-// Package policy is the configuration that teams keep in Git: which queues there are, where their messages go, and how
-// they are retried.
+// Package policy is the configuration that teams keep in Git: which queues there are, where their messages go, how they
+// are retried, what errors mean and what happens to dead letters. It is a directory of five files, each of which may be
+// absent, with overlays for each environment; docs/policy.md describes it.
 package policy
 
 import (
-	"crypto/sha256"
-	"encoding/hex"
-	"errors"
-	"fmt"
+	"encoding/json"
 	"maps"
-	"net/url"
-	"os"
-	"path/filepath"
-	"regexp"
 	"slices"
-	"strings"
 	"time"
-
-	"github.com/go-viper/mapstructure/v2"
-	"github.com/knadh/koanf/parsers/yaml"
-	"github.com/knadh/koanf/providers/file"
-	"github.com/knadh/koanf/v2"
 )
 
-// FileName is the file of a configuration directory that this package reads.
-const FileName = "retry-policies.yaml"
+// DefaultQueue is the one queue of a policy that names none.
+const DefaultQueue = "default"
 
-// Defaults of a queue.
-const (
-	DefaultQueue       = "default"
-	DefaultMaxAttempts = 3
-	DefaultBackoff     = time.Second // then doubled each time: 1 s, 2 s, 4 s
-	DefaultTimeout     = 30 * time.Second
-	DefaultConcurrency = 100
-)
-
-// Bounds of a queue's values: River's attempts are smallint, its workers at most 10,000.
-const (
-	maxAttempts    = 1000
-	maxConcurrency = 10_000
-	maxBackoff     = 24 * time.Hour
-	maxTimeout     = time.Hour
-)
-
-// Policy is the whole configuration.
+// Policy is the whole configuration: what five files say, on top of the built-in defaults.
 type Policy struct {
-	Queues       map[string]*Queue       `koanf:"queues"`
-	Destinations map[string]*Destination `koanf:"destinations"`
+	RetryPolicies
+
+	Breakers   CircuitBreakers
+	Routing    Routing
+	Workers    WorkerPool
+	Monitoring Monitoring
+
+	settings []Setting
+	version  string
 }
 
-// Queue says how the messages of a queue are delivered.
+// RetryPolicies is retry-policies.yaml: queues, and the destinations of their messages.
+type RetryPolicies struct {
+	Defaults            Queue                   `json:"defaults"     jsonschema:"description=What every queue has that does not say otherwise."`
+	Queues              map[string]*Queue       `json:"queues"       jsonschema:"description=Queues by name: lower-case letters and digits in words joined by - or _."`
+	Destinations        map[string]*Destination `json:"destinations" jsonschema:"description=Where messages are delivered\\, by name."`
+	DestinationDefaults Destination             `json:"destinationDefaults" jsonschema:"description=What every destination has that does not say otherwise."`
+}
+
+// Queue says how the messages of a queue are delivered, and how long their dead letters are kept.
 type Queue struct {
-	Name        string        `koanf:"-"`
-	MaxAttempts int           `koanf:"maxAttempts"` // attempts of the job before it is a dead letter
-	Backoff     time.Duration `koanf:"backoff"`     // before the second attempt; doubles for each one after
-	Timeout     time.Duration `koanf:"timeout"`     // of one delivery, connection and answer together
-	Concurrency int           `koanf:"concurrency"` // deliveries at once, in one process
-	Destination string        `koanf:"destination"` // name of a destination
+	Name        string        `json:"-"`
+	MaxAttempts int           `json:"maxAttempts" jsonschema:"minimum=1,maximum=1000,description=Attempts of the job before it is a dead letter."`
+	Backoff     Backoff       `json:"backoff"     jsonschema:"description=Between the attempts."`
+	Timeout     time.Duration `json:"timeout"     jsonschema:"description=Of one delivery\\, connection and answer together; 1ms to 1h."`
+	Destination string        `json:"destination" jsonschema:"description=Name of the destination."`
+	WhenOpen    string        `json:"whenOpen"    jsonschema:"enum=reject,enum=accept,description=New messages while the destination's breaker is open: answered 503 (reject) or taken and held (accept)."`
+	Ordering    bool          `json:"ordering"    jsonschema:"description=Messages with an orderingKey are delivered in order; later ones wait behind an open dead letter."`
 	// DeadLetterLogicalFailures makes a dead letter of a message whose receiver answers 200 with {"success": false}.
-	DeadLetterLogicalFailures bool `koanf:"deadLetterLogicalFailures"`
+	DeadLetterLogicalFailures bool      `json:"deadLetterLogicalFailures" jsonschema:"description=An answer of 200 with success: false becomes a dead letter."`
+	Retention                 Retention `json:"retention"                 jsonschema:"description=How long closed dead letters are kept."`
+}
+
+// Backoff is the wait between attempts.
+type Backoff struct {
+	Kind  string        `json:"kind"  jsonschema:"enum=exponential,enum=fixed,description=exponential doubles the delay after each attempt."`
+	Delay time.Duration `json:"delay" jsonschema:"description=Before the second attempt; 1ms to 24h. Actual waits are up to 20 % longer or shorter."`
+}
+
+// Kinds of backoff.
+const (
+	BackoffExponential = "exponential"
+	BackoffFixed       = "fixed"
+)
+
+// What a queue does with new messages while its destination's breaker is open.
+const (
+	WhenOpenReject = "reject"
+	WhenOpenAccept = "accept"
+)
+
+// Retention is how long dead letters are kept after they closed.
+type Retention struct {
+	Resolved time.Duration `json:"resolved" jsonschema:"description=dlq_resolved."`
+	Failed   time.Duration `json:"failed"   jsonschema:"description=dlq_failed."`
+	Archived time.Duration `json:"archived" jsonschema:"description=dlq_archived."`
 }
 
 // Destination is where messages are delivered.
 type Destination struct {
-	Name       string `koanf:"-"`
-	URL        string `koanf:"url"`
-	Secret     Secret `koanf:"secret"`     // Standard Webhooks secret (whsec_…); deliveries are signed if set
-	SecretFile string `koanf:"secretFile"` // file to read Secret from
+	Name       string `json:"-"`
+	URL        string `json:"url"        jsonschema:"description=http or https."`
+	Secret     Secret `json:"secret"     jsonschema:"description=Standard Webhooks secret (whsec_…); deliveries are signed if there is one. Better kept in secretFile."`
+	SecretFile string `json:"secretFile" jsonschema:"description=File with the secret\\, beside this file or by its whole path."`
+	// RedeliveriesPerSecond paces what dlqd itself sends back: redeliveries of DLQ workers, and messages that were held.
+	RedeliveriesPerSecond float64 `json:"redeliveriesPerSecond" jsonschema:"minimum=0,description=Most redeliveries a second by DLQ workers\\, and releases of held messages\\, over all processes; 0 is no limit."`
+	Probe                 Probe   `json:"probe"                 jsonschema:"description=A request that says whether the destination is well; asked before conditional redeliveries."`
+}
+
+// Probe is an HTTP request that a destination answers with 2xx when it is well.
+type Probe struct {
+	URL     string        `json:"url"     jsonschema:"description=Asked with GET; empty for no probe."`
+	Every   time.Duration `json:"every"   jsonschema:"description=Between two probes."`
+	Timeout time.Duration `json:"timeout" jsonschema:"description=Of one probe."`
+}
+
+// CircuitBreakers is circuit-breaker.yaml.
+type CircuitBreakers struct {
+	Defaults     Breaker             `json:"defaults"     jsonschema:"description=What every breaker has that does not say otherwise."`
+	Destinations map[string]*Breaker `json:"destinations" jsonschema:"description=Breakers of destinations by their name; each destination has one."`
+	RiverQueues  map[string]*Breaker `json:"riverQueues"  jsonschema:"description=Breakers of River queues that an application works: one that opens pauses the queue. Only queues that are named here have one."`
+}
+
+// Breaker says when a circuit breaker opens and closes.
+type Breaker struct {
+	Enabled             bool          `json:"enabled"             jsonschema:"description=false for a breaker that never opens by itself."`
+	FailureRate         float64       `json:"failureRate"         jsonschema:"minimum=1,maximum=100,description=Percent of deliveries in the window that fail and so open the breaker."`
+	Window              time.Duration `json:"window"              jsonschema:"description=What failureRate is measured over."`
+	MinimumCount        uint          `json:"minimumCount"        jsonschema:"minimum=1,description=Deliveries that the window must hold before the rate counts."`
+	ConsecutiveFailures uint          `json:"consecutiveFailures" jsonschema:"minimum=0,description=So many failures without a success between them open the breaker at once; 0 for the rate alone."`
+	OpenFor             time.Duration `json:"openFor"             jsonschema:"description=From opening to half-open."`
+	Probes              int           `json:"probes"              jsonschema:"minimum=1,description=Deliveries that half-open lets through\\, over all processes."`
+	SuccessRate         float64       `json:"successRate"         jsonschema:"minimum=1,maximum=100,description=Percent of the probes that must succeed to close the breaker."`
+}
+
+// Routing is dlq-routing.yaml: what errors mean, and what happens next.
+type Routing struct {
+	Rules      []Rule                   `json:"rules"      jsonschema:"description=Asked in order before the built-in table; the first that matches wins."`
+	Strategies Strategies               `json:"strategies" jsonschema:"description=What each strategy does where a class\\, queue or rule does not say otherwise."`
+	Classes    map[string]*Plan         `json:"classes"    jsonschema:"description=Plan of each class of errors."`
+	Queues     map[string]*QueueRouting `json:"queues"     jsonschema:"description=Exceptions for queues\\, dlqd's or an application's."`
+	SmartRetry SmartRetry               `json:"smartRetry" jsonschema:"description=Try entries again that a deploy has probably fixed."`
+	// RedeliveriesPerSecond paces redeliveries to queues that have no destination: an application's own.
+	RedeliveriesPerSecond float64 `json:"redeliveriesPerSecond" jsonschema:"minimum=0,description=Most redeliveries a second into each queue of an application; 0 is no limit."`
+}
+
+// Rule says what errors it matches, and what they are.
+type Rule struct {
+	Name     string `json:"name"     jsonschema:"required,minLength=1,maxLength=100,description=Kept with every entry that the rule chose."`
+	Match    Match  `json:"match"    jsonschema:"required,description=All that is given must match."`
+	Class    string `json:"class"    jsonschema:"required,enum=transient,enum=rate_limited,enum=outage,enum=validation,enum=malformed,enum=unauthorized,enum=not_found,enum=business,enum=code_bug,enum=unknown,description=What kind of error it is."`
+	Plan     Plan   `json:"plan"     jsonschema:"description=What happens next\\, where it is not what the class has."`
+	Priority int    `json:"priority" jsonschema:"minimum=0,maximum=4,description=The entry's priority from now on: 1 is the most urgent; 0 leaves it."`
+	// Tags are added to the entry's, and are those of its redeliveries.
+	Tags     []string `json:"tags"     jsonschema:"description=Added to the entry's tags."`
+	Assignee string   `json:"assignee" jsonschema:"description=Who looks after the entry\\, if nobody does yet."`
+}
+
+// Match chooses errors. An empty field matches all.
+type Match struct {
+	Type    Words  `json:"type,omitempty" jsonschema:"description=Type of the error; * stands for any text."`
+	Code    Words  `json:"code,omitempty" jsonschema:"description=Code of the error; * stands for any text."`
+	Message string `json:"message,omitempty" jsonschema:"maxLength=1000,description=Pattern (RE2) found in the first 8 KiB of the message."`
+	Status  Words  `json:"status,omitempty" jsonschema:"description=HTTP status: 503\\, or 5xx."`
+	Kind    Words  `json:"kind,omitempty" jsonschema:"description=Kind of the message or job; * stands for any text."`
+	Queue   Words  `json:"queue,omitempty" jsonschema:"description=Queue; * stands for any text."`
+	Source  Words  `json:"source,omitempty" jsonschema:"description=Source of the message; * stands for any text."`
+	When    string `json:"when,omitempty" jsonschema:"maxLength=1000,description=Expression over the error's context (expr-lang): context.region == \"eu\""`
+}
+
+// String returns the match as JSON.
+func (m *Match) String() string {
+	raw, err := json.Marshal(m)
+	if err != nil {
+		return err.Error()
+	}
+	return string(raw)
+}
+
+// Words is one text or several, of which any may match.
+type Words []string
+
+// Strategies are what each strategy does by default.
+type Strategies struct {
+	Immediate   Plan `json:"immediate"   jsonschema:"description=Retried after each of the delays in turn."`
+	Scheduled   Plan `json:"scheduled"   jsonschema:"description=Retried in the next off-peak hour."`
+	Conditional Plan `json:"conditional" jsonschema:"description=Retried when its conditions hold."`
+}
+
+// Plan is what happens to an entry. What is not given comes from the next wider place: from a rule to
+// its queue's plan for the class, to the plan of the class, to that of the strategy.
+type Plan struct {
+	Strategy   string          `json:"strategy,omitempty"   jsonschema:"enum=immediate,enum=scheduled,enum=conditional,enum=manual"`
+	Delays     []time.Duration `json:"delays,omitempty"     jsonschema:"description=Before each redelivery\\, from the last failure; the last one repeats."`
+	Jitter     *float64        `json:"jitter,omitempty"     jsonschema:"minimum=0,maximum=1,description=A delay is longer by up to this share of itself."`
+	MaxRetries int             `json:"maxRetries,omitempty" jsonschema:"minimum=0,maximum=1000,description=Redeliveries after which a failure closes the entry as dlq_failed; 0 leaves it."`
+	Hours      []int           `json:"hours,omitempty"      jsonschema:"description=scheduled: the off-peak hours\\, 0 to 23."`
+	TimeZone   string          `json:"timeZone,omitempty"   jsonschema:"description=scheduled: where the hours are counted\\, such as Europe/Berlin."`
+	Conditions *Conditions     `json:"conditions,omitempty" jsonschema:"description=conditional: what must hold."`
+}
+
+// Conditions must all hold before an entry is redelivered. A limit of 0 is not looked at.
+type Conditions struct {
+	Breaker          *bool    `json:"breaker,omitempty"          jsonschema:"description=The destination's breaker is closed\\, or lets probes through."`
+	Probe            *bool    `json:"probe,omitempty"            jsonschema:"description=The destination's probe answers\\, if it has one."`
+	CPUBelow         *float64 `json:"cpuBelow,omitempty"         jsonschema:"minimum=0,maximum=100,description=Percent of this machine's processors."`
+	MemoryBelow      *float64 `json:"memoryBelow,omitempty"      jsonschema:"minimum=0,maximum=100,description=Percent of this machine's memory."`
+	ConnectionsBelow *float64 `json:"connectionsBelow,omitempty" jsonschema:"minimum=0,maximum=100,description=Percent of the database's connections."`
+	Probes           int      `json:"probes,omitempty"           jsonschema:"minimum=1,description=Entries that are tried first when the conditions hold again; the rest follow if they succeed."`
+}
+
+// QueueRouting are a queue's exceptions.
+type QueueRouting struct {
+	Classes    map[string]*Plan `json:"classes"    jsonschema:"description=Plans by class."`
+	MaxRetries int              `json:"maxRetries" jsonschema:"minimum=0,maximum=1000,description=Of all classes of this queue; 0 leaves it."`
+	SmartRetry *bool            `json:"smartRetry" jsonschema:"description=Overrides smartRetry.enabled."`
+}
+
+// SmartRetry tries closed and parked entries again whose cause has probably gone.
+type SmartRetry struct {
+	Enabled   bool          `json:"enabled"   jsonschema:"description=Off by default."`
+	ErrorRate float64       `json:"errorRate" jsonschema:"minimum=0,maximum=100,description=Percent of a queue's jobs that fail with an entry's fingerprint; below it\\, the cause has probably gone."`
+	Over      time.Duration `json:"over"      jsonschema:"description=How long the rate must have been below."`
+	MinJobs   int           `json:"minJobs"   jsonschema:"minimum=1,description=Jobs that must have ended in that time for the rate to mean something."`
+	Probes    int           `json:"probes"    jsonschema:"minimum=1,description=Entries tried first."`
+	Classes   []string      `json:"classes"   jsonschema:"description=Classes of the parked entries that a deploy can fix."`
+}
+
+// WorkerPool is worker-pool.yaml.
+type WorkerPool struct {
+	Defaults   Pool             `json:"defaults"   jsonschema:"description=What every queue has that does not say otherwise."`
+	Queues     map[string]*Pool `json:"queues"     jsonschema:"description=By queue."`
+	DLQWorkers DLQWorkers       `json:"dlqWorkers" jsonschema:"description=Workers on dead letters."`
+}
+
+// Pool is how much of a queue is worked at once.
+type Pool struct {
+	Concurrency int `json:"concurrency" jsonschema:"minimum=1,maximum=10000,description=Deliveries at once\\, in one process."`
+}
+
+// DLQWorkers are settings of the workers on dead letters.
+type DLQWorkers struct {
+	BatchSize int `json:"batchSize" jsonschema:"minimum=1,maximum=10000,description=Entries in one transaction."`
+}
+
+// Monitoring is monitoring.yaml: limits beyond which people want to be told. They are published as metrics, for rules
+// to compare with.
+type Monitoring struct {
+	Defaults Alert             `json:"defaults" jsonschema:"description=What every queue has that does not say otherwise."`
+	Queues   map[string]*Alert `json:"queues"   jsonschema:"description=By queue."`
+}
+
+// Alert are a queue's limits.
+type Alert struct {
+	MaxOpen int           `json:"maxOpen" jsonschema:"minimum=0,description=Open dead letters."`
+	MaxAge  time.Duration `json:"maxAge"  jsonschema:"description=Age of the oldest open dead letter."`
 }
 
 // Secret is text that does not print.
@@ -85,105 +250,74 @@ func (s Secret) GoString() string { return s.String() }
 // MarshalText hides the secret.
 func (s Secret) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
 
-var queueName = regexp.MustCompile(`^[a-z0-9]+([_-][a-z0-9]+)*$`)
-
-// Default is the policy where no configuration is given: one queue, which delivers to destinationURL.
-func Default(destinationURL string) (*Policy, error) {
-	p := &Policy{
-		Queues:       map[string]*Queue{DefaultQueue: {Destination: "default"}},
-		Destinations: map[string]*Destination{"default": {URL: destinationURL}},
-	}
-	return p, p.complete("")
-}
-
-// Load reads the policy of a configuration directory.
-func Load(dir string) (*Policy, error) {
-	path := filepath.Join(dir, FileName)
-	k := koanf.New("\x00") // no delimiter: names may have dots
-	if err := k.Load(file.Provider(path), yaml.Parser()); err != nil {
-		return nil, fmt.Errorf("policy %s: %w", path, err)
-	}
-	p := &Policy{}
-	if err := k.UnmarshalWithConf("", p, koanf.UnmarshalConf{DecoderConfig: &mapstructure.DecoderConfig{
-		TagName: "koanf", ErrorUnused: true,
-		DecodeHook: mapstructure.StringToTimeDurationHookFunc(),
-	}}); err != nil {
-		return nil, fmt.Errorf("policy %s: %w", path, err)
-	}
-	if err := p.complete(dir); err != nil {
-		return nil, fmt.Errorf("policy %s: %w", path, err)
-	}
-	return p, nil
-}
-
-// complete fills in defaults and checks everything.
-func (p *Policy) complete(dir string) error {
-	var problems []error
-	bad := func(format string, args ...any) { problems = append(problems, fmt.Errorf(format, args...)) }
-
-	if len(p.Queues) == 0 {
-		bad("queues: there is none")
-	}
-	for _, name := range slices.Sorted(maps.Keys(p.Destinations)) {
-		d := p.Destinations[name]
-		if d == nil {
-			bad("destinations.%s: is empty", name)
-			continue
-		}
-		d.Name = name
-		u, err := url.Parse(d.URL)
-		switch {
-		case d.URL == "":
-			bad("destinations.%s.url: is required", name)
-		case err != nil || u.Host == "" || (u.Scheme != "http" && u.Scheme != "https"):
-			bad("destinations.%s.url: must be an http or https URL", name)
-		}
-		if d.SecretFile != "" {
-			path := d.SecretFile
-			if !filepath.IsAbs(path) {
-				path = filepath.Join(dir, path)
-			}
-			raw, err := os.ReadFile(path)
-			if err != nil {
-				bad("destinations.%s.secretFile: %w", name, err)
-			}
-			d.Secret = Secret(strings.TrimSpace(string(raw)))
-		}
-		if d.Secret != "" {
-			if _, err := newSigner(d.Secret); err != nil {
-				bad("destinations.%s.secret: must be base64, with or without whsec_ before it", name)
-			}
-		}
-	}
-	for _, name := range slices.Sorted(maps.Keys(p.Queues)) {
-		q := p.Queues[name]
-		if q == nil {
-			q = &Queue{}
-			p.Queues[name] = q
-		}
-		q.Name = name
-		if !queueName.MatchString(name) || len(name) > 127 {
-			bad("queues.%s: a queue's name is lower-case letters and digits, in words joined by - or _", name)
-		}
-		setDefault(&q.MaxAttempts, DefaultMaxAttempts)
-		setDefault(&q.Backoff, DefaultBackoff)
-		setDefault(&q.Timeout, DefaultTimeout)
-		setDefault(&q.Concurrency, DefaultConcurrency)
-		setDefault(&q.Destination, "default")
-		checkRange(bad, name, "maxAttempts", q.MaxAttempts, 1, maxAttempts)
-		checkRange(bad, name, "concurrency", q.Concurrency, 1, maxConcurrency)
-		checkRange(bad, name, "backoff", q.Backoff, time.Millisecond, maxBackoff)
-		checkRange(bad, name, "timeout", q.Timeout, time.Millisecond, maxTimeout)
-		if p.Destinations[q.Destination] == nil {
-			bad("queues.%s.destination: there is no destination %q (there are: %s)", name, q.Destination,
-				strings.Join(slices.Sorted(maps.Keys(p.Destinations)), ", "))
-		}
-	}
-	return errors.Join(problems...)
-}
-
 // QueueNames lists the queues in order.
 func (p *Policy) QueueNames() []string { return slices.Sorted(maps.Keys(p.Queues)) }
+
+// Concurrency is how many deliveries of a queue run at once in one process.
+func (p *Policy) Concurrency(queue string) int {
+	if pool := p.Workers.Queues[queue]; pool != nil {
+		return pool.Concurrency
+	}
+	return p.Workers.Defaults.Concurrency
+}
+
+// Breaker is the breaker of a destination.
+func (p *Policy) Breaker(destination string) Breaker {
+	if b := p.Breakers.Destinations[destination]; b != nil {
+		return *b
+	}
+	return p.Breakers.Defaults
+}
+
+// Alert are the limits of a queue.
+func (p *Policy) Alert(queue string) Alert {
+	if a := p.Monitoring.Queues[queue]; a != nil {
+		return *a
+	}
+	return p.Monitoring.Defaults
+}
+
+// DestinationOf is the destination of a queue's messages, nil for a queue of an application's.
+func (p *Policy) DestinationOf(queue string) *Destination {
+	q := p.Queues[queue]
+	if q == nil {
+		return nil
+	}
+	return p.Destinations[q.Destination]
+}
+
+// QueuesOf lists the queues that deliver to a destination.
+func (p *Policy) QueuesOf(destination string) []string {
+	var names []string
+	for _, name := range p.QueueNames() {
+		if p.Queues[name].Destination == destination {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+// Pace is a stream of redeliveries that share one limit: those to a destination, or into one queue of an application.
+type Pace struct {
+	Name      string
+	PerSecond float64 // 0 is no limit
+}
+
+// PaceOf is the pace that redeliveries into a queue share.
+func (p *Policy) PaceOf(queue string) Pace {
+	if d := p.DestinationOf(queue); d != nil {
+		return Pace{"destination:" + d.Name, d.RedeliveriesPerSecond}
+	}
+	return Pace{"queue:" + queue, p.Routing.RedeliveriesPerSecond}
+}
+
+// SmartRetryOn reports whether smart retry is on for a queue.
+func (p *Policy) SmartRetryOn(queue string) bool {
+	if q := p.Routing.Queues[queue]; q != nil && q.SmartRetry != nil {
+		return *q.SmartRetry
+	}
+	return p.Routing.SmartRetry.Enabled
+}
 
 // MaxTimeout is the longest timeout of any queue.
 func (p *Policy) MaxTimeout() time.Duration {
@@ -194,27 +328,6 @@ func (p *Policy) MaxTimeout() time.Duration {
 	return longest
 }
 
-func setDefault[T comparable](value *T, standard T) {
-	var zero T
-	if *value == zero {
-		*value = standard
-	}
-}
-
-func checkRange[T int | time.Duration](bad func(string, ...any), queue, field string, value, least, most T) {
-	if value < least || value > most {
-		bad("queues.%s.%s: is %v; must be %v to %v", queue, field, value, least, most)
-	}
-}
-
-// Version identifies the policy: a hash of its content, without its secrets.
-func (p *Policy) Version() string {
-	hash := sha256.New()
-	for _, name := range p.QueueNames() {
-		_, _ = fmt.Fprintf(hash, "%+v\n", *p.Queues[name])
-	}
-	for _, name := range slices.Sorted(maps.Keys(p.Destinations)) {
-		_, _ = fmt.Fprintf(hash, "%+v\n", *p.Destinations[name])
-	}
-	return hex.EncodeToString(hash.Sum(nil))[:12]
-}
+// Version identifies the policy: the Git commit of its directory, with -dirty where files were changed since, or a hash
+// of its content where there is no Git.
+func (p *Policy) Version() string { return p.version }

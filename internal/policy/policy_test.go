@@ -1,71 +1,184 @@
 package policy_test
 
 import (
+	"encoding/json"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/dlqd/dlqd/internal/policy"
+	"github.com/dlqd/dlqd/internal/policy/policytest"
 )
 
-func load(t *testing.T, text string) (*policy.Policy, error) {
+const secret = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
+
+func load(t *testing.T, files policytest.Files, env string) (*policy.Policy, string, error) {
 	t.Helper()
-	dir := t.TempDir()
-	require.NoError(t, os.WriteFile(filepath.Join(dir, policy.FileName), []byte(text), 0o600))
-	require.NoError(t, os.WriteFile(filepath.Join(dir, "bank.secret"), []byte("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw\n"), 0o600))
-	return policy.Load(dir)
+	dir := policytest.Dir(t, files)
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "bank.secret"), []byte(secret+"\n"), 0o600))
+	p, err := policy.Load(policy.Source{Dir: dir, Env: env, Destination: policytest.Destination})
+	return p, dir, err
 }
 
-func TestLoad(t *testing.T) {
+func TestDefault(t *testing.T) {
 	t.Parallel()
-	p, err := load(t, `
+	p, err := policy.Default("http://a.example/")
+	require.NoError(t, err)
+	require.Equal(t, []string{"default"}, p.QueueNames())
+	q := p.Queues["default"]
+	require.Equal(t, policy.Queue{
+		Name: "default", MaxAttempts: 3, Backoff: policy.Backoff{Kind: "exponential", Delay: time.Second}, Timeout: 30 * time.Second,
+		Destination: "default", WhenOpen: "reject", Retention: policy.Retention{Resolved: 30 * 24 * time.Hour, Failed: 90 * 24 * time.Hour, Archived: 365 * 24 * time.Hour},
+	}, *q)
+	require.Equal(t, "http://a.example/", p.Destinations["default"].URL)
+	require.Equal(t, policy.Breaker{
+		Enabled: true, FailureRate: 50, Window: time.Minute, MinimumCount: 10, ConsecutiveFailures: 20, OpenFor: 30 * time.Second, Probes: 10, SuccessRate: 80,
+	}, p.Breaker("default"))
+	require.Equal(t, 100, p.Concurrency("default"))
+	require.Equal(t, []time.Duration{time.Minute, 5 * time.Minute, 15 * time.Minute, 30 * time.Minute, time.Hour}, p.Routing.Strategies.Immediate.Delays)
+	require.False(t, p.SmartRetryOn("default"))
+	for _, s := range p.Settings() {
+		if s.Path == "destinations.default.url" {
+			require.Equal(t, "--destination", s.Origin)
+		} else {
+			require.Equal(t, "built in", s.Origin, s.Path)
+		}
+	}
+}
+
+func TestLoad_overlaysKeyByKey(t *testing.T) {
+	t.Parallel()
+	p, dir, err := load(t, policytest.Files{
+		"retry-policies": `defaults: {maxAttempts: 7}
 queues:
-  payments: {maxAttempts: 5, backoff: 3s, timeout: 2m, concurrency: 7, destination: bank, deadLetterLogicalFailures: true}
-  orders: {destination: bank}
+  payments: {backoff: {kind: fixed, delay: 3s}, timeout: 2m, destination: bank}
+  orders:
+    destination: bank
+    ordering: true
 destinations:
   bank: {url: "https://bank.example/hook", secretFile: bank.secret}
-`)
+`,
+		"worker-pool": "queues: {payments: {concurrency: 7}}\n",
+		"environments/prod/retry-policies": `queues:
+  payments:
+    timeout: 90s
+destinations:
+  bank: {redeliveriesPerSecond: 5}
+`,
+		"environments/prod/dlq-routing": "strategies: {immediate: {delays: [5s]}}\n",
+	}, "prod")
 	require.NoError(t, err)
-	require.Equal(t, []string{"orders", "payments"}, p.QueueNames())
 	q := p.Queues["payments"]
-	require.Equal(t, policy.Queue{Name: "payments", MaxAttempts: 5, Backoff: 3 * time.Second, Timeout: 2 * time.Minute, Concurrency: 7, Destination: "bank", DeadLetterLogicalFailures: true}, *q)
-	require.Equal(t, policy.DefaultMaxAttempts, p.Queues["orders"].MaxAttempts)
-	require.Equal(t, 2*time.Minute, p.MaxTimeout())
+	require.Equal(t, 90*time.Second, q.Timeout)
+	require.Equal(t, policy.Backoff{Kind: "fixed", Delay: 3 * time.Second}, q.Backoff)
+	require.Equal(t, 7, q.MaxAttempts, "defaults of the file reach every queue")
+	require.True(t, p.Queues["orders"].Ordering)
+	require.Equal(t, 7, p.Concurrency("payments"))
+	require.Equal(t, 100, p.Concurrency("orders"))
+	require.Equal(t, policy.Pace{Name: "destination:bank", PerSecond: 5}, p.PaceOf("orders"))
+	require.Equal(t, policy.Pace{Name: "queue:elsewhere", PerSecond: 100}, p.PaceOf("elsewhere"))
+	require.Equal(t, []time.Duration{5 * time.Second}, p.Routing.Strategies.Immediate.Delays)
+	require.Equal(t, 5, p.Routing.Strategies.Immediate.MaxRetries, "what an overlay does not name stays")
+	require.Equal(t, 90*time.Second, p.MaxTimeout())
 	require.NotNil(t, p.Destinations["bank"].Signer())
 	for _, format := range []string{"%v", "%+v", "%#v", "%s"} {
 		require.NotContains(t, fmt.Sprintf(format, *p.Destinations["bank"]), "MfKQ", "a secret does not print")
 	}
+
+	origins := map[string]string{}
+	for _, s := range p.Settings() {
+		origins[s.Path] = s.Origin
+		require.NotContains(t, s.String(), "MfKQ")
+	}
+	require.Equal(t, dir+"/environments/prod/retry-policies.yaml:3", origins["queues.payments.timeout"])
+	require.Equal(t, dir+"/retry-policies.yaml:3", origins["queues.payments.backoff.delay"])
+	require.Equal(t, dir+"/retry-policies.yaml:1", origins["queues.orders.maxAttempts"], "what a queue inherits comes from there")
+	require.Equal(t, "built in", origins["queues.orders.whenOpen"])
 }
 
+func TestLoad_json(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "monitoring.json"), []byte("{\n  \"$schema\": \"x\",\n  \"defaults\": {\"maxOpen\": 5, \"maxAge\": \"2d\"}\n}\n"), 0o600))
+	p, err := policy.Load(policy.Source{Dir: dir, Destination: policytest.Destination})
+	require.NoError(t, err)
+	require.Equal(t, policy.Alert{MaxOpen: 5, MaxAge: 48 * time.Hour}, p.Alert("default"))
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "monitoring.yaml"), nil, 0o600))
+	_, err = policy.Load(policy.Source{Dir: dir, Destination: policytest.Destination})
+	require.ErrorContains(t, err, "are both there; keep one")
+}
+
+// Every mistake is named with file, line, field and what is allowed.
 func TestLoad_bad(t *testing.T) {
 	t.Parallel()
-	for text, says := range map[string]string{
-		"queues: [":                                              "retry-policies.yaml",
-		"{}":                                                     "queues: there is none",
-		"queues: {a: {attempts: 3}}":                             "attempts",
-		"queues: {a: {maxAttempts: many}}":                       "maxAttempts",
-		"queues: {a: {maxAttempts: 5000}}":                       "queues.a.maxAttempts: is 5000; must be 1 to 1000",
-		"queues: {a: {timeout: 2h}}":                             "queues.a.timeout: is 2h0m0s; must be 1ms to 1h0m0s",
-		"queues: {a: {backoff: soon}}":                           "backoff",
-		"queues: {a: {destination: b}}":                          `queues.a.destination: there is no destination "b"`,
-		"queues: {'A b': {}}":                                    "queues.A b: a queue's name",
-		"destinations: {d: {url: 'ftp://x'}}":                    "destinations.d.url: must be an http or https URL",
-		"destinations: {d: {}}":                                  "destinations.d.url: is required",
-		"destinations: {d: {url: 'http://x', secret: '!'}}":      "destinations.d.secret: must be base64",
-		"destinations: {d: {url: 'http://x', secretFile: gone}}": "destinations.d.secretFile:",
+	destination := "destinations: {d: {url: 'http://x'}}\n"
+	for _, test := range []struct{ file, text, says string }{
+		{"retry-policies", "queues: [", "retry-policies.yaml: yaml: line 1"},
+		{"retry-policies", "queues: []", "retry-policies.yaml:1: queues: is of type array; must be object"},
+		{"retry-policies", "- a", "line 1: must be a mapping"},
+		{"retry-policies", "a: 1\n---\nb: 1", "more than one document"},
+		{"retry-policies", "queues: {a: {}, a: {}}", "already defined"},
+		{"retry-policies", "queues:\n  a:\n    attempts: 3", "retry-policies.yaml:3: queues.a.attempts: there is no such field (there are: backoff, deadLetterLogicalFailures, destination, maxAttempts,"},
+		{"retry-policies", "queues:\n  a:\n    maxAttempts: many", "retry-policies.yaml:3: queues.a.maxAttempts: is of type string; must be integer"},
+		{"retry-policies", "queues:\n  a: {maxAttempts: 5000}", "retry-policies.yaml:2: queues.a.maxAttempts: is 5000; must be at most 1000"},
+		{"retry-policies", "queues: {a: {whenOpen: hold}}", "queues.a.whenOpen: is hold; must be one of reject, accept"},
+		{"retry-policies", "queues: {a: {timeout: soon}}", `queues.a.timeout: "soon" is no duration such as 30s`},
+		{"retry-policies", "queues: {a: {timeout: 30}}", "queues.a.timeout: is of type number; must be string"},
+		{"retry-policies", destination + "queues:\n  a:\n    timeout: 2h\n    destination: d", "retry-policies.yaml:4: queues.a.timeout: is 2h0m0s; must be 1ms to 1h0m0s"},
+		{"retry-policies", destination + "queues:\n  a: {destination: b}", `retry-policies.yaml:3: queues.a.destination: there is no destination "b" (there are: d)`},
+		{"retry-policies", destination + "queues: {'A b': {destination: d}}", "queues.A b: a queue's name"},
+		{"retry-policies", "destinations: {d: {url: 'ftp://x'}}", "destinations.d.url: must be an http or https URL"},
+		{"retry-policies", "destinations: {d: {}}", "destinations.d: url is required"},
+		{"retry-policies", "destinations: {d: {url: 'http://x', secret: '!'}}", "destinations.d.secret: must be base64"},
+		{"retry-policies", "destinations: {d: {url: 'http://x', secretFile: gone}}", "destinations.d.secretFile:"},
+		{"retry-policies", "destinations: {d: {url: 'http://x', probe: {url: here}}}", "destinations.d.probe.url: must be an http or https URL"},
+		{"circuit-breaker", "destinations: {nowhere: {}}", "circuit-breaker.yaml:1: destinations.nowhere: there is no such destination (there are: default)"},
+		{"circuit-breaker", "riverQueues: {default: {}}", "riverQueues.default: dlqd delivers this queue"},
+		{"circuit-breaker", "defaults: {failureRate: 120}", "defaults.failureRate: is 120; must be at most 100"},
+		{"circuit-breaker", "defaults: {window: 1ms}", "defaults.window: is 1ms; must be 1s to 1h0m0s"},
+		{"worker-pool", "queues: {nowhere: {concurrency: 1}}", "queues.nowhere: there is no such queue (there are: default)"},
+		{"dlq-routing", "classes: {transent: {strategy: manual}}", "classes.transent: is no class (there are: transient,"},
+		{"dlq-routing", "classes: {transient: {strategy: later}}", "classes.transient.strategy: is later; must be one of immediate, scheduled, conditional, manual"},
+		{"dlq-routing", "strategies: {scheduled: {timeZone: Mars/Base}}", `strategies.scheduled.timeZone: "Mars/Base" is no time zone`},
+		{"dlq-routing", "strategies: {scheduled: {hours: [24]}}", "strategies.scheduled.hours[0]: is 24; must be 0 to 23"},
+		{"dlq-routing", "strategies: {immediate: {delays: [0s]}}", "strategies.immediate.delays[0]: is 0s; must be 1ms to"},
+		{"dlq-routing", "rules:\n- {name: a, match: {}, class: outage}\n- {name: a, match: {}, class: outage}", `dlq-routing.yaml:3: rules[1].name: "a" is the name of another rule too`},
+		{"dlq-routing", "rules: [{match: {}}]", "rules[0]: name and class is required"},
+		{"dlq-routing", "rules: [{name: a, match: {}, class: outage, tags: [no]}]", `rules[0].tags[0]: "no" must be 3 to 255`},
+		{"dlq-routing", "smartRetry: {classes: [bug]}", `smartRetry.classes[0]: "bug" is no class`},
+		{"retry-policy", "{}", "retry-policy.yaml is no file of a policy (there are: retry-policies,"},
 	} {
-		_, err := load(t, text)
-		require.ErrorContains(t, err, says, text)
+		_, _, err := load(t, policytest.Files{test.file: test.text}, "")
+		require.ErrorContains(t, err, test.says, test.text)
 	}
-	_, err := policy.Load(t.TempDir())
-	require.ErrorContains(t, err, policy.FileName)
+	_, _, err := load(t, policytest.Files{"environments/prod/monitoring": ""}, "production")
+	require.ErrorContains(t, err, `there is no environment "production" (there are: prod)`)
+	_, _, err = load(t, nil, "../x")
+	require.ErrorContains(t, err, "there is no environment")
+	_, err = policy.Load(policy.Source{Dir: filepath.Join(t.TempDir(), "gone")})
+	require.ErrorIs(t, err, os.ErrNotExist)
 }
 
-func TestVersion_changesWithThePolicy(t *testing.T) {
+// The schemas that editors use are those of the types, and take the shipped files.
+func TestSchema_committed(t *testing.T) {
+	t.Parallel()
+	for _, name := range policy.Files() {
+		raw, err := policy.Schema(name)
+		require.NoError(t, err)
+		require.True(t, json.Valid(raw))
+		committed, err := os.ReadFile("../../config/schemas/" + name + ".schema.json")
+		require.NoError(t, err)
+		require.Equal(t, string(committed), string(raw), `run "make generate"`)
+	}
+}
+
+func TestVersion(t *testing.T) {
 	t.Parallel()
 	a, err := policy.Default("http://a/")
 	require.NoError(t, err)
@@ -74,5 +187,55 @@ func TestVersion_changesWithThePolicy(t *testing.T) {
 	b, err := policy.Default("http://b/")
 	require.NoError(t, err)
 	require.Equal(t, a.Version(), again.Version())
-	require.NotEqual(t, a.Version(), b.Version())
+	require.NotEqual(t, a.Version(), b.Version(), "it is a hash of the content")
+
+	dir := policytest.Dir(t, policytest.Files{"monitoring": "defaults: {maxOpen: 1}"})
+	version := func() string {
+		p, err := policy.Load(policy.Source{Dir: dir, Destination: policytest.Destination})
+		require.NoError(t, err)
+		return p.Version()
+	}
+	git := func(args ...string) string {
+		out, err := exec.Command("git", append([]string{"-C", dir, "-c", "user.name=t", "-c", "user.email=t@example.com"}, args...)...).CombinedOutput()
+		require.NoError(t, err, string(out))
+		return strings.TrimSpace(string(out))
+	}
+	hash := version()
+	git("init", "--quiet")
+	require.Equal(t, hash, version(), "what Git does not know is no part of a commit")
+	git("add", ".")
+	git("commit", "--quiet", "-m", "policy")
+	commit := git("rev-parse", "--short=12", "HEAD")
+	require.Equal(t, commit, version())
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "monitoring.yaml"), []byte("defaults: {maxOpen: 2}"), 0o600))
+	require.Equal(t, commit+"-dirty", version())
+}
+
+func TestDiff(t *testing.T) {
+	t.Parallel()
+	old := policytest.Load(t, policytest.Files{"monitoring": "queues: {a: {maxOpen: 1}}", "dlq-routing": "classes: {outage: {delays: [1m]}}"})
+	next := policytest.Load(t, policytest.Files{"monitoring": "queues: {a: {maxOpen: 2}}", "worker-pool": "queues: {default: {concurrency: 3}}"})
+	var lines []string
+	for _, c := range policy.Diff(old, next) {
+		lines = append(lines, c.String())
+	}
+	require.Equal(t, []string{
+		"dlq-routing classes.outage.delays = [1m] (gone)",
+		"monitoring queues.a.maxOpen: 1 -> 2",
+		"worker-pool queues.default.concurrency = 3 (new)",
+	}, lines)
+	require.Empty(t, policy.Diff(next, next))
+}
+
+func TestParseDuration(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string]time.Duration{"30d": 720 * time.Hour, "1d12h": 36 * time.Hour, "90s": 90 * time.Second, "1.5h": 90 * time.Minute} {
+		d, err := policy.ParseDuration(text)
+		require.NoError(t, err, text)
+		require.Equal(t, want, d)
+	}
+	for _, text := range []string{"", "d", "xd", "-1d", "1d1", "99999999999d"} {
+		_, err := policy.ParseDuration(text)
+		require.Error(t, err, text)
+	}
 }

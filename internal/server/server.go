@@ -23,6 +23,8 @@ import (
 	"github.com/riverqueue/river/rivertype"
 
 	"github.com/dlqd/dlqd/internal/api"
+	"github.com/dlqd/dlqd/internal/breaker"
+	"github.com/dlqd/dlqd/internal/conditions"
 	"github.com/dlqd/dlqd/internal/deadletter"
 	"github.com/dlqd/dlqd/internal/delivery"
 	"github.com/dlqd/dlqd/internal/ingest"
@@ -42,6 +44,8 @@ const (
 	// fetchCooldown is the least time between two fetches of a queue. River's default of 100 ms bounds a queue to
 	// concurrency / 0.1 s (measured: 5 ms gives 18,000 jobs/s at 1,000 workers).
 	fetchCooldown = 5 * time.Millisecond
+	// releaseInterval is how often held messages are looked at.
+	releaseInterval = time.Second
 	// fetchPollInterval finds new jobs where NOTIFY does not reach.
 	fetchPollInterval = time.Second
 	// rescueSlack is how much longer than the longest timeout a job must run before River takes its process for dead.
@@ -68,8 +72,10 @@ type Config struct {
 	// Which parts run in this process.
 	API, Process, DLQWorkers bool
 	// Listen are addresses of the API: host:port, or unix: and a path.
-	Listen       []string
-	Policy       *policy.Policy
+	Listen []string
+	Policy *policy.Policy
+	// Source is where Policy was read from: with a directory, it is read again when its files change.
+	Source       policy.Source
 	MaxBodyBytes int64
 	// MaxPending bounds the messages that wait for their commit; 0 means ingest.DefaultMaxPending.
 	MaxPending int
@@ -84,8 +90,8 @@ type Config struct {
 	// MaxConns bounds the connections to the database; 0 means postgres.DefaultMaxConns.
 	MaxConns int32
 	Logger   *slog.Logger
-	// Planner decides over dead letters; nil means the built-in one.
-	Planner *strategy.Planner
+	// Measure says how loaded machine and database are; nil to measure them.
+	Measure func(context.Context) (conditions.Load, error)
 }
 
 // Server is the program.
@@ -98,13 +104,19 @@ type Server struct {
 	pool      *pgxpool.Pool
 	store     *deadletter.Store
 	ingester  *ingest.Ingester
+	breakers  *breaker.Breakers
 	delivery  *delivery.Worker
 	river     *river.Client[pgx.Tx]
 	dlqWorker *worker.Worker
 	http      *http.Server
 	listeners []net.Listener
 
-	background sync.WaitGroup // DLQ worker and partitions
+	conditions *conditions.Conditions
+	planner    atomic.Pointer[strategy.Planner] // by the policy that is in force
+	reloading  sync.Mutex
+	reloadErr  atomic.Pointer[error] // of the last reload; nil where it worked
+
+	background sync.WaitGroup // all that runs until stopWork
 	stopWork   context.CancelFunc
 	failed     chan error // a part died
 	stopping   atomic.Bool
@@ -114,9 +126,6 @@ type Server struct {
 func Start(ctx context.Context, config Config) (*Server, error) {
 	if config.StopTimeout == 0 {
 		config.StopTimeout = DefaultStopTimeout
-	}
-	if config.Planner == nil {
-		config.Planner = strategy.NewPlanner(strategy.ImmediateDelays())
 	}
 	if config.MaxConns == 0 {
 		config.MaxConns = postgres.DefaultMaxConns
@@ -150,19 +159,64 @@ func (s *Server) start(ctx context.Context) error {
 
 	work, stopWork := context.WithCancel(context.WithoutCancel(ctx))
 	s.stopWork = stopWork
-	s.background.Go(func() { s.ensurePartitions(work) })
+	if err := s.startJudgement(ctx, work); err != nil {
+		return err
+	}
+	s.background.Go(func() { s.keepHouse(work) })
 	if s.config.Process {
 		if err := s.startProcessing(work, status.Attached); err != nil {
 			return err
 		}
 	}
 	if s.config.DLQWorkers {
-		s.startDLQWorker(work)
+		if err := s.startDLQWorker(work); err != nil {
+			return err
+		}
 	}
 	if s.config.API {
 		return s.startAPI(ctx)
 	}
 	return nil
+}
+
+// startJudgement starts what all parts ask: the policy, the circuit breakers, and the conditions.
+func (s *Server) startJudgement(ctx, work context.Context) error {
+	s.breakers = breaker.New(breaker.Config{
+		Queries: s.store.Queries(), Policy: s.policy, Actor: processName(), Logger: s.logger,
+	})
+	s.conditions = conditions.New(conditions.Config{
+		DB: s.pool, Policy: s.policy, Breakers: s.breakers, Logger: s.logger, Measure: s.config.Measure,
+	})
+	planner, err := strategy.NewPlanner(s.config.Policy, s.conditions)
+	if err != nil {
+		return fmt.Errorf("policy: %w", err)
+	}
+	s.planner.Store(planner)
+	if err := s.breakers.Sync(ctx); err != nil {
+		return err
+	}
+	s.metrics.WatchPolicy(s.policy, func() bool { return s.reloadErr.Load() == nil })
+	s.metrics.WatchBreakers(s.breakers)
+	s.background.Go(func() { s.breakers.Run(work) })
+	if s.config.DLQWorkers {
+		s.background.Go(func() { s.conditions.Run(work) })
+	}
+	if s.config.Source.Dir != "" {
+		return s.watchPolicy(work)
+	}
+	return nil
+}
+
+// policy is the policy that is in force.
+func (s *Server) policy() *policy.Policy { return s.planner.Load().Policy() }
+
+// processName names this process in what it writes to the database.
+func processName() string {
+	host, err := os.Hostname()
+	if err != nil {
+		host = "unknown"
+	}
+	return fmt.Sprintf("%s/%d", host, os.Getpid())
 }
 
 func (s *Server) migrator() *postgres.Migrator {
@@ -193,12 +247,14 @@ func (s *Server) openDatabase(ctx context.Context) error {
 }
 
 func (s *Server) startProcessing(ctx context.Context, attached bool) error {
-	s.delivery = delivery.NewWorker(s.config.Policy, s.metrics.ObserveDelivery)
+	s.delivery = delivery.NewWorker(delivery.Config{
+		Planner: s.planner.Load, Breakers: s.breakers, Queries: s.store.Queries(), Observe: s.metrics.ObserveDelivery,
+	})
 	workers := river.NewWorkers()
 	river.AddWorker(workers, s.delivery)
-	queues := make(map[string]river.QueueConfig, len(s.config.Policy.Queues))
-	for name, q := range s.config.Policy.Queues {
-		queues[name] = river.QueueConfig{MaxWorkers: q.Concurrency}
+	queues := map[string]river.QueueConfig{}
+	for _, name := range s.config.Policy.QueueNames() {
+		queues[name] = river.QueueConfig{MaxWorkers: s.config.Policy.Concurrency(name)}
 	}
 	var err error
 	s.river, err = river.NewClient(riverpgxv5.New(s.pool), &river.Config{
@@ -225,6 +281,8 @@ func (s *Server) startProcessing(ctx context.Context, attached bool) error {
 	if err := s.river.Start(ctx); err != nil {
 		return fmt.Errorf("processing: %w", err)
 	}
+	releaser := &delivery.Releaser{Queries: s.store.Queries(), Policy: s.policy, Breakers: s.breakers, Logger: s.logger, Interval: releaseInterval}
+	s.background.Go(func() { releaser.Run(ctx) })
 	return nil
 }
 
@@ -242,23 +300,30 @@ func (h riverLog) WithAttrs(attrs []slog.Attr) slog.Handler {
 
 func (h riverLog) WithGroup(name string) slog.Handler { return riverLog{h.Handler.WithGroup(name)} }
 
-func (s *Server) startDLQWorker(ctx context.Context) {
+func (s *Server) startDLQWorker(ctx context.Context) error {
 	config := worker.Config{
-		Store: s.store, Planner: s.config.Planner, Logger: s.logger.With("part", "dlq-workers"),
-		PollInterval: s.config.PollInterval, WakeTopic: s.config.Schemas.WakeTopic(),
-		ConfigVersion: s.config.Policy.Version(), Observe: s.metrics.ObserveWorker,
+		Store: s.store, Planner: s.planner.Load, Logger: s.logger.With("part", "dlq-workers"), Name: processName(),
+		PollInterval: s.config.PollInterval, WakeTopic: s.config.Schemas.WakeTopic(), Observe: s.metrics.ObserveWorker,
 	}
 	if !s.config.PollOnly {
 		config.Listen = s.pool
 	}
 	s.dlqWorker = worker.New(config)
 	s.background.Go(func() { s.dlqWorker.Run(ctx) })
+
+	client, err := river.NewClient(riverpgxv5.New(s.pool), &river.Config{Schema: s.config.Schemas.River, Logger: s.logger})
+	if err != nil {
+		return fmt.Errorf("circuit breakers of River queues: %w", err)
+	}
+	queues := &breaker.Queues{Pool: s.pool, Schemas: s.config.Schemas, River: client, Breakers: s.breakers, Logger: s.logger}
+	s.background.Go(func() { queues.Run(ctx) })
+	return nil
 }
 
 func (s *Server) startAPI(ctx context.Context) error {
 	var err error
 	s.ingester, err = ingest.New(ingest.Config{
-		Pool: s.pool, Schemas: s.config.Schemas, Policy: s.config.Policy, Logger: s.logger, Observe: s.metrics.ObserveInsert,
+		Pool: s.pool, Schemas: s.config.Schemas, Policy: s.policy, Breakers: s.breakers, Logger: s.logger, Observe: s.metrics.ObserveInsert,
 		MaxPending: s.config.MaxPending,
 	})
 	if err != nil {
@@ -266,7 +331,7 @@ func (s *Server) startAPI(ctx context.Context) error {
 	}
 	s.metrics.WatchPending(s.ingester.Pending)
 	handler := api.New(api.Config{
-		Ingester: s.ingester, Store: s.store, Metrics: s.metrics, Logger: s.logger, MaxBodyBytes: s.config.MaxBodyBytes, MaxBodiesBytes: s.config.MaxBodiesBytes,
+		Ingester: s.ingester, Store: s.store, Planner: s.planner.Load, Breakers: s.breakers, Metrics: s.metrics, Logger: s.logger, MaxBodyBytes: s.config.MaxBodyBytes, MaxBodiesBytes: s.config.MaxBodiesBytes,
 		Health: s.health, Ready: s.ready,
 	})
 	s.http = &http.Server{Handler: handler, ReadHeaderTimeout: readHeaderTimeout, IdleTimeout: idleTimeout, ErrorLog: slog.NewLogLogger(s.logger.Handler(), slog.LevelWarn)}
@@ -394,13 +459,16 @@ func (s *Server) stop(hard context.Context) error {
 	return errors.Join(errs...)
 }
 
-// ensurePartitions makes partitions ahead for as long as the server runs.
-func (s *Server) ensurePartitions(ctx context.Context) {
+// keepHouse makes partitions ahead, and takes away what nobody needs, for as long as the server runs.
+func (s *Server) keepHouse(ctx context.Context) {
 	ticker := time.NewTicker(postgres.PartitionInterval)
 	defer ticker.Stop()
 	for {
 		if err := postgres.EnsurePartitions(ctx, s.pool, s.config.Schemas); err != nil && ctx.Err() == nil {
 			s.logger.Error("partitions were not made ahead; rows go to the default partition meanwhile", "error", err)
+		}
+		if _, err := s.store.Queries().ForgetOrdered(ctx); err != nil && ctx.Err() == nil {
+			s.logger.Error("places of ordered messages whose work is done were not taken away", "error", err)
 		}
 		select {
 		case <-ctx.Done():
@@ -447,7 +515,7 @@ func (s *Server) health(ctx context.Context) []api.Part {
 	} else {
 		schema.OK, schema.Detail = false, "unknown"
 	}
-	parts = append(parts, schema)
+	parts = append(parts, schema, s.policyHealth())
 	if s.ingester != nil {
 		messages, bytes := s.ingester.Pending()
 		parts = append(parts, api.Part{
@@ -456,7 +524,7 @@ func (s *Server) health(ctx context.Context) []api.Part {
 		})
 	}
 	if s.river != nil {
-		part := api.Part{Name: "processing", OK: true, Detail: fmt.Sprintf("delivers %d queues", len(s.config.Policy.Queues))}
+		part := api.Part{Name: "processing", OK: true, Detail: fmt.Sprintf("delivers %d queues", len(s.policy().Queues))}
 		select {
 		case <-s.river.Stopped():
 			part.OK, part.Detail = false, "has stopped"

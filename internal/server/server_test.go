@@ -25,11 +25,11 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
+	"github.com/dlqd/dlqd/internal/conditions"
 	"github.com/dlqd/dlqd/internal/policy"
 	"github.com/dlqd/dlqd/internal/postgres"
 	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
 	"github.com/dlqd/dlqd/internal/server"
-	"github.com/dlqd/dlqd/internal/strategy"
 )
 
 func TestMain(m *testing.M) { postgrestest.Main(m) }
@@ -62,8 +62,11 @@ func setup(t *testing.T, o options) *bundle {
 	config := server.Config{
 		DatabaseURL: url, Schemas: postgres.DefaultSchemas(), API: true, Process: true, DLQWorkers: true,
 		Listen: []string{"127.0.0.1:0"}, Policy: rules, Logger: slog.New(slog.DiscardHandler),
-		Planner: strategy.NewPlanner([]time.Duration{20 * time.Millisecond}), StopTimeout: 20 * time.Second,
+		StopTimeout: 20 * time.Second, Measure: func(context.Context) (conditions.Load, error) { return conditions.Load{}, nil },
 	}
+	soon := []time.Duration{20 * time.Millisecond}
+	strategies := &rules.Routing.Strategies
+	strategies.Immediate.Delays, strategies.Scheduled.Delays, strategies.Conditional.Delays = soon, soon, soon
 	if o.config != nil {
 		o.config(&config)
 	}
@@ -268,7 +271,7 @@ func TestEntries_list(t *testing.T) {
 	require.Equal(t, []string{"m0", "m1", "m2", "m3", "m4"}, got)
 	for query, want := range map[string]int{
 		"status=dlq_pending,dlq_manual": 5, "status=dlq_failed": 0, "queue=default": 5, "kind=order.placed": 5, "kind=other": 0,
-		"errorType=HTTP_404": 5, "errorClass=not_found": 5, "source=x": 0, "after=2020-01-01T00:00:00Z": 5,
+		"errorType=HTTP_404": 5, "errorClass=not_found": 0, "source=x": 0, "after=2020-01-01T00:00:00Z": 5,
 		"before=" + url.QueryEscape("2020-01-01T00:00:00+02:00"): 0,
 	} {
 		status, page, _ := b.call("GET", "/api/dlq/entries?"+query, "")
@@ -330,7 +333,7 @@ func TestOperations(t *testing.T) {
 	for _, p := range health["parts"].([]any) {
 		names = append(names, p.(map[string]any)["name"].(string))
 	}
-	require.Equal(t, []string{"database", "schema", "ingest", "processing", "dlq-workers"}, names)
+	require.Equal(t, []string{"database", "schema", "policy", "ingest", "processing", "dlq-workers"}, names)
 	for _, path := range []string{"/livez", "/readyz"} {
 		status, _, _ := b.call("GET", path, "")
 		require.Equal(t, 200, status, path)

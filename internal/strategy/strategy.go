@@ -1,27 +1,45 @@
 package strategy
 
 import (
+	"cmp"
 	"math/rand/v2"
+	"strconv"
+	"strings"
 	"time"
 
+	"github.com/robfig/cron/v3"
+
+	"github.com/dlqd/dlqd/internal/policy"
 	"github.com/dlqd/dlqd/riverdlq"
 )
 
 // Names of the strategies, as in the database.
 const (
-	Immediate = "immediate"
-	Manual    = "manual"
+	Immediate   = "immediate"
+	Scheduled   = "scheduled"
+	Conditional = "conditional"
+	Manual      = "manual"
 )
 
-// Strategy is one way of bringing an entry back. Another is added by implementing it and naming its classes in
-// [NewPlanner]; neither the worker nor the database changes.
+// waitLimit is how long an entry waits for a condition before a worker looks at it again although nothing released it.
+const waitLimit = time.Hour
+
+// unknownDelay is when to look again at an entry whose strategy this program does not know.
+const unknownDelay = time.Minute
+
+// Strategy is one way of bringing an entry back. Another is added by implementing it and naming it in [NewPlanner];
+// neither the worker nor the database changes.
 type Strategy interface {
-	// Name is what the entry's strategy column holds.
-	Name() string
-	// First says when a worker should look at an entry that this strategy was just chosen for.
-	First(e Entry, now time.Time) time.Time
+	// First says when a worker should look at an entry that this strategy was just chosen for, and what the entry waits
+	// for besides the time, if anything.
+	First(e *Entry, plan *policy.Plan, now time.Time) (at time.Time, waitingFor string)
 	// Due says, of an entry whose time has come, whether to redeliver it now or when to look again, and why.
-	Due(e Entry, now time.Time) Verdict
+	Due(e *Entry, plan *policy.Plan, now time.Time) Verdict
+}
+
+// Conditions says what keeps redeliveries into a queue from making sense now; "" where nothing does.
+type Conditions interface {
+	Unmet(queue string, c *policy.Conditions) string
 }
 
 // Entry is what a strategy knows of a dead letter.
@@ -29,16 +47,19 @@ type Entry struct {
 	Facts
 
 	Trace        string
-	Queue        string
-	RetryCount   int       // redeliveries made so far
-	LastFailedAt time.Time // what delays count from
+	Rule         string        // that decided last
+	WaitingFor   string        // besides the time
+	RetryCount   int           // redeliveries made so far
+	LastFailedAt time.Time     // what delays count from
+	RetryAfter   time.Duration // what the destination asked for when it failed; 0 if nothing
 }
 
 // Verdict is what to do with an entry that is due.
 type Verdict struct {
-	Redeliver bool
-	Again     time.Time // when to look again, if not Redeliver
-	Reason    string
+	Redeliver  bool
+	Again      time.Time // when to look again, if not Redeliver
+	WaitingFor string    // what it waits for besides the time
+	Reason     string
 }
 
 // Decision is what was decided of an entry that failed.
@@ -47,83 +68,254 @@ type Decision struct {
 	Rule        string
 	Strategy    string
 	Next        time.Time // zero for a person's
+	WaitingFor  string
+	MaxRetries  int // redeliveries after which a failure closes it; 0 leaves what it has
+	Priority    int // 0 leaves what it has
+	Tags        []string
+	Assignee    string
 	Reason      string
 	Fingerprint string
 }
 
-// Planner chooses strategies.
+// Planner chooses strategies by a policy.
 type Planner struct {
-	byClass map[riverdlq.Class]Strategy
-	byName  map[string]Strategy
+	policy     *policy.Policy
+	rules      []rule
+	conditions Conditions
+	strategies map[string]Strategy
 }
 
-// NewPlanner returns the built-in choice: what may heal by itself is retried after each of the delays in turn, and the
-// rest is a person's.
-func NewPlanner(delays []time.Duration) *Planner {
-	immediate := &immediate{delays: delays, jitter: rand.Float64}
-	p := &Planner{
-		byClass: map[riverdlq.Class]Strategy{
-			riverdlq.ClassTransient:   immediate,
-			riverdlq.ClassRateLimited: immediate,
-			riverdlq.ClassOutage:      immediate,
-		},
-		byName: map[string]Strategy{},
+// NewPlanner returns the planner of a policy. conditions may be nil: they hold, then. The error names every rule that is
+// wrong, with file and line.
+func NewPlanner(p *policy.Policy, conditions Conditions) (*Planner, error) {
+	rules, err := compileRules(p)
+	if err != nil {
+		return nil, err
 	}
-	for _, s := range p.byClass {
-		p.byName[s.Name()] = s
+	planner := &Planner{policy: p, rules: rules, conditions: conditions}
+	immediate := immediate{random: rand.Float64}
+	planner.strategies = map[string]Strategy{
+		Immediate:   &immediate,
+		Scheduled:   &scheduled{immediate},
+		Conditional: &conditional{immediate, planner},
 	}
-	return p
+	return planner, nil
+}
+
+// Policy is the policy that the planner goes by.
+func (p *Planner) Policy() *policy.Policy { return p.policy }
+
+// Plan is what happens to an entry of a class, in a queue, that a rule chose: what the rule does not say comes from the
+// queue's plan for the class, then the class's, then the strategy's.
+func (p *Planner) Plan(class riverdlq.Class, queue string, rule *policy.Rule) policy.Plan {
+	routing := &p.policy.Routing
+	var layers []*policy.Plan
+	if rule != nil {
+		layers = append(layers, &rule.Plan)
+	}
+	if q := routing.Queues[queue]; q != nil {
+		layers = append(layers, q.Classes[string(class)], &policy.Plan{MaxRetries: q.MaxRetries})
+	}
+	layers = append(layers, routing.Classes[string(class)])
+	plan := policy.Plan{}
+	for _, layer := range layers {
+		fill(&plan, layer)
+	}
+	plan.Strategy = cmp.Or(plan.Strategy, Manual)
+	switch plan.Strategy {
+	case Immediate:
+		fill(&plan, &routing.Strategies.Immediate)
+	case Scheduled:
+		fill(&plan, &routing.Strategies.Scheduled)
+	case Conditional:
+		fill(&plan, &routing.Strategies.Conditional)
+	}
+	return plan
+}
+
+// fill gives a plan what it does not say itself.
+func fill(plan, from *policy.Plan) {
+	if from == nil {
+		return
+	}
+	plan.Strategy = cmp.Or(plan.Strategy, from.Strategy)
+	plan.TimeZone = cmp.Or(plan.TimeZone, from.TimeZone)
+	plan.MaxRetries = cmp.Or(plan.MaxRetries, from.MaxRetries)
+	plan.Jitter = cmp.Or(plan.Jitter, from.Jitter)
+	if from.Conditions != nil {
+		c := policy.Conditions{}
+		if plan.Conditions != nil {
+			c = *plan.Conditions
+		}
+		c.Breaker = cmp.Or(c.Breaker, from.Conditions.Breaker)
+		c.Probe = cmp.Or(c.Probe, from.Conditions.Probe)
+		c.CPUBelow = cmp.Or(c.CPUBelow, from.Conditions.CPUBelow)
+		c.MemoryBelow = cmp.Or(c.MemoryBelow, from.Conditions.MemoryBelow)
+		c.ConnectionsBelow = cmp.Or(c.ConnectionsBelow, from.Conditions.ConnectionsBelow)
+		c.Probes = cmp.Or(c.Probes, from.Conditions.Probes)
+		plan.Conditions = &c
+	}
+	if plan.Delays == nil {
+		plan.Delays = from.Delays
+	}
+	if plan.Hours == nil {
+		plan.Hours = from.Hours
+	}
 }
 
 // Decide says what happens next to an entry that was just captured, or has failed again.
-func (p *Planner) Decide(e Entry, now time.Time) Decision {
-	class, rule := Classify(e.Facts)
-	d := Decision{Class: class, Rule: rule, Fingerprint: Fingerprint(e.Type, e.Message, e.Trace)}
-	s, ok := p.byClass[class]
-	if !ok {
-		d.Strategy = Manual
-		d.Reason = "class " + string(class) + " needs a person"
-		return d
+func (p *Planner) Decide(e *Entry, now time.Time) Decision {
+	class, name, rule := p.Classify(e.Facts)
+	plan := p.Plan(class, e.Queue, rule)
+	d := Decision{
+		Class: class, Rule: name, Strategy: plan.Strategy, MaxRetries: plan.MaxRetries,
+		Fingerprint: Fingerprint(e.Type, e.Message, e.Trace),
+		Reason:      "class " + string(class) + " (rule " + name + ")",
 	}
-	d.Strategy = s.Name()
-	d.Next = s.First(e, now)
-	d.Reason = "class " + string(class) + " (rule " + rule + ")"
+	if rule != nil {
+		d.Priority, d.Tags, d.Assignee = rule.Priority, rule.Tags, rule.Assignee
+	}
+	if s, ok := p.strategies[plan.Strategy]; ok {
+		d.Next, d.WaitingFor = s.First(e, &plan, now)
+	} else {
+		d.Reason += " needs a person"
+	}
 	return d
 }
 
 // Due says what to do with a decided entry whose time has come.
-func (p *Planner) Due(e Entry, name string, now time.Time) Verdict {
-	s, ok := p.byName[name]
+func (p *Planner) Due(e *Entry, name string, now time.Time) Verdict {
+	s, ok := p.strategies[name]
 	if !ok {
 		// Another version of dlqd chose it. Leave it to that one, and say so.
-		return Verdict{Again: now.Add(time.Minute), Reason: "this dlqd does not know the strategy " + name}
+		return Verdict{Again: now.Add(unknownDelay), Reason: "this dlqd does not know the strategy " + name}
 	}
-	return s.Due(e, now)
+	plan := p.planOf(e)
+	return s.Due(e, &plan, now)
 }
 
-// ImmediateDelays are the delays after each failure in the DLQ: 1, 5, 15, 30 and 60 minutes.
-func ImmediateDelays() []time.Duration {
-	return []time.Duration{time.Minute, 5 * time.Minute, 15 * time.Minute, 30 * time.Minute, time.Hour}
+func (p *Planner) planOf(e *Entry) policy.Plan {
+	return p.Plan(e.Class, e.Queue, p.ruleNamed(e.Rule))
 }
 
-// jitterShare spreads entries that failed together: a delay is longer by up to this share of itself.
-const jitterShare = 0.2
+// Unmet says what an entry that waits for its conditions still waits for; "" where they hold.
+func (p *Planner) Unmet(e *Entry) string {
+	plan := p.planOf(e)
+	if p.conditions == nil || plan.Conditions == nil {
+		return ""
+	}
+	return p.conditions.Unmet(e.Queue, plan.Conditions)
+}
+
+// Probes is how many of a queue's entries are tried first when their conditions hold again.
+func (p *Planner) Probes(e *Entry) int {
+	if plan := p.planOf(e); plan.Conditions != nil && plan.Conditions.Probes > 0 {
+		return plan.Conditions.Probes
+	}
+	return 1
+}
 
 // immediate retries after a delay that grows with every failure.
 type immediate struct {
-	delays []time.Duration
-	jitter func() float64 // in [0, 1)
+	random func() float64 // in [0, 1)
 }
 
-func (*immediate) Name() string { return Immediate }
+func (s *immediate) First(e *Entry, plan *policy.Plan, now time.Time) (time.Time, string) {
+	return s.after(e, plan, 0, now), ""
+}
 
-func (s *immediate) First(e Entry, now time.Time) time.Time {
-	delay := s.delays[min(e.RetryCount, len(s.delays)-1)]
-	at := e.LastFailedAt.Add(delay + time.Duration(jitterShare*s.jitter()*float64(delay)))
+// after is the plan's delay, but at least so long, after the failure.
+func (s *immediate) after(e *Entry, plan *policy.Plan, least time.Duration, now time.Time) time.Time {
+	delay := least
+	if n := len(plan.Delays); n > 0 {
+		delay = max(delay, plan.Delays[min(e.RetryCount, n-1)])
+	}
+	if plan.Jitter != nil {
+		delay += time.Duration(*plan.Jitter * s.random() * float64(delay))
+	}
+	at := e.LastFailedAt.Add(delay)
 	if at.Before(now) {
 		return now // it failed long ago: dlqd was down, or the job was taken in late
 	}
 	return at
 }
 
-func (*immediate) Due(Entry, time.Time) Verdict { return Verdict{Redeliver: true, Reason: "due"} }
+func (*immediate) Due(*Entry, *policy.Plan, time.Time) Verdict {
+	return Verdict{Redeliver: true, Reason: "due"}
+}
+
+// scheduled retries when the destination asked to be left alone until, or else in the next off-peak hour, anywhere within
+// it, so that entries do not all land at once.
+type scheduled struct{ immediate }
+
+func (s *scheduled) First(e *Entry, plan *policy.Plan, now time.Time) (time.Time, string) {
+	if e.RetryAfter > 0 {
+		return s.after(e, plan, e.RetryAfter, now), ""
+	}
+	hour := NextHour(plan.Hours, plan.TimeZone, now)
+	if hour.IsZero() {
+		return s.after(e, plan, 0, now), ""
+	}
+	return hour.Add(time.Duration(s.random() * float64(time.Hour))), ""
+}
+
+// NextHour is when the next of the hours begins in a time zone, after now; zero where there is no hour. On the days when
+// clocks change, an hour that does not come is passed over, and one that comes twice counts twice.
+func NextHour(hours []int, zone string, now time.Time) time.Time {
+	texts := make([]string, len(hours))
+	for i, hour := range hours {
+		texts[i] = strconv.Itoa(hour)
+	}
+	schedule, err := cron.ParseStandard("CRON_TZ=" + cmp.Or(zone, "UTC") + " 0 " + strings.Join(texts, ",") + " * * *")
+	if err != nil {
+		return time.Time{} // no hour; those of a policy, and its zones, were checked
+	}
+	return schedule.Next(now)
+}
+
+// conditional retries like immediate, but only while its conditions hold. An entry whose conditions do not hold waits
+// without being looked at: the worker's gates release it.
+type conditional struct {
+	immediate
+
+	planner *Planner
+}
+
+func (s *conditional) First(e *Entry, plan *policy.Plan, now time.Time) (time.Time, string) {
+	if unmet := s.unmet(e, plan); unmet != "" {
+		return now.Add(waitLimit), unmet
+	}
+	return s.immediate.First(e, plan, now)
+}
+
+func (s *conditional) Due(e *Entry, plan *policy.Plan, now time.Time) Verdict {
+	unmet := s.unmet(e, plan)
+	if unmet == "" && WaitsForCondition(e.WaitingFor) {
+		unmet = e.WaitingFor // a gate lets it through when its turn comes
+	}
+	if unmet != "" {
+		return Verdict{Again: now.Add(waitLimit), WaitingFor: unmet, Reason: "waits for " + strings.TrimPrefix(unmet, conditionPrefix)}
+	}
+	return Verdict{Redeliver: true, Reason: "due, and its conditions hold"}
+}
+
+func (s *conditional) unmet(e *Entry, plan *policy.Plan) string {
+	if s.planner.conditions == nil || plan.Conditions == nil {
+		return ""
+	}
+	if unmet := s.planner.conditions.Unmet(e.Queue, plan.Conditions); unmet != "" {
+		return conditionPrefix + unmet
+	}
+	return ""
+}
+
+// What an entry waits for besides the time: its place in its destination's pace, an earlier entry of its ordering key, or
+// a condition, which follows the prefix.
+const (
+	WaitsForPace    = "pace"
+	WaitsForOrder   = "order"
+	conditionPrefix = "condition: "
+)
+
+// WaitsForCondition reports whether an entry waits for a condition.
+func WaitsForCondition(waitingFor string) bool { return strings.HasPrefix(waitingFor, conditionPrefix) }

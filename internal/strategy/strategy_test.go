@@ -7,6 +7,8 @@ import (
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
 
+	"github.com/dlqd/dlqd/internal/policy"
+	"github.com/dlqd/dlqd/internal/policy/policytest"
 	"github.com/dlqd/dlqd/riverdlq"
 )
 
@@ -44,8 +46,8 @@ func TestClassify(t *testing.T) {
 		{Facts{Message: "dial tcp 10.0.0.1:80: connect: connection refused"}, riverdlq.ClassTransient, "connection"},
 		{Facts{Message: "read ECONNRESET"}, riverdlq.ClassTransient, "connection"},
 		{Facts{Message: "context deadline exceeded"}, riverdlq.ClassTransient, "timeout"},
-		{Facts{Type: "TIMEOUT_ERROR"}, riverdlq.ClassTransient, "timeout"},
-		{Facts{Message: "rpc error: code = ResourceExhausted desc = quota"}, riverdlq.ClassRateLimited, "rate-limit"},
+		{Facts{Type: "TIMEOUT_ERROR"}, riverdlq.ClassTransient, "transport"},
+		{Facts{Message: "rpc error: code = ResourceExhausted desc = quota"}, riverdlq.ClassRateLimited, "grpc-status"},
 		{Facts{Message: "circuit breaker is open"}, riverdlq.ClassOutage, "circuit-open"},
 		{Facts{Message: "FATAL: the database system is shutting down (SQLSTATE 57P03)"}, riverdlq.ClassOutage, "database-down"},
 		{Facts{Message: "ERROR: deadlock detected (SQLSTATE 40P01)"}, riverdlq.ClassTransient, "serialization"},
@@ -83,12 +85,17 @@ func TestFingerprint(t *testing.T) {
 func TestImmediate_properties(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
-		s := &immediate{delays: ImmediateDelays(), jitter: func() float64 { return rapid.Float64Range(0, 0.9999).Draw(t, "jitter") }}
+		s := &immediate{random: func() float64 { return rapid.Float64Range(0, 0.9999).Draw(t, "jitter") }}
+		share := 0.2
+		plan := &policy.Plan{Delays: []time.Duration{time.Minute, 5 * time.Minute, time.Hour}, Jitter: &share}
 		now := time.Unix(1_800_000_000, 0)
 		age := time.Duration(rapid.Int64Range(0, int64(3*time.Hour)).Draw(t, "age"))
 		n := rapid.IntRange(0, 20).Draw(t, "retries")
-		at := s.First(Entry{RetryCount: n, LastFailedAt: now.Add(-age)}, now)
-		delay := s.delays[min(n, len(s.delays)-1)]
+		at, waitingFor := s.First(&Entry{RetryCount: n, LastFailedAt: now.Add(-age)}, plan, now)
+		if waitingFor != "" {
+			t.Fatalf("waits for %s", waitingFor)
+		}
+		delay := plan.Delays[min(n, len(plan.Delays)-1)]
 		if at.Before(now) {
 			t.Fatalf("in the past: %s", at)
 		}
@@ -100,10 +107,11 @@ func TestImmediate_properties(t *testing.T) {
 
 func TestPlanner_permanentClassesArePeoples(t *testing.T) {
 	t.Parallel()
-	p := NewPlanner(ImmediateDelays())
+	p, err := NewPlanner(policytest.Load(t, nil), nil)
+	require.NoError(t, err)
 	now := time.Now()
 	for _, class := range riverdlq.Classes() {
-		d := p.Decide(Entry{Facts: Facts{Class: class}, LastFailedAt: now}, now)
+		d := p.Decide(&Entry{Facts: Facts{Class: class}, LastFailedAt: now}, now)
 		manual := class.Permanent() || class == riverdlq.ClassUnknown
 		require.Equal(t, manual, d.Strategy == Manual, class)
 		require.Equal(t, manual, d.Next.IsZero(), class)

@@ -3,10 +3,14 @@
 package worker
 
 import (
+	"cmp"
 	"context"
+	"encoding/json"
 	"fmt"
 	"log/slog"
+	"maps"
 	"os"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -17,6 +21,7 @@ import (
 
 	"github.com/dlqd/dlqd/internal/dbsqlc"
 	"github.com/dlqd/dlqd/internal/deadletter"
+	"github.com/dlqd/dlqd/internal/policy"
 	"github.com/dlqd/dlqd/internal/postgres"
 	"github.com/dlqd/dlqd/internal/strategy"
 	"github.com/dlqd/dlqd/riverdlq"
@@ -25,13 +30,21 @@ import (
 // Defaults of a worker.
 const (
 	DefaultPollInterval  = 30 * time.Second
-	DefaultBatchSize     = 100
 	DefaultSweepInterval = time.Minute
+	DefaultGateInterval  = time.Second
 
 	// How long to wait after an error that may pass.
 	errorBackoff = time.Second
 	// A wake-up is followed by others while jobs fail: gather them for so long.
 	wakeDelay = 20 * time.Millisecond
+	// orderPoll is how long an entry waits behind another of its ordering key before it looks again.
+	orderPoll = 5 * time.Minute
+	// paceGrain is what is not worth waiting for.
+	paceGrain = 100 * time.Millisecond
+	// placeKept is how long after its time an entry still has its place in a pace.
+	placeKept = time.Minute
+	// maxRetryAfter bounds how long a destination can put off an entry.
+	maxRetryAfter = 7 * 24 * time.Hour
 	// listenRetry is how long to wait before listening again after the connection broke.
 	listenRetry = 5 * time.Second
 )
@@ -43,13 +56,13 @@ type Observer func(action string, entries int, took time.Duration)
 // Config is what a [Worker] needs.
 type Config struct {
 	Store         *deadletter.Store
-	Planner       *strategy.Planner
+	Planner       func() *strategy.Planner // by the policy that is in force
 	Logger        *slog.Logger
 	Name          string        // in locked_by and the audit trail; empty for host and process id
 	PollInterval  time.Duration // between looks for due entries, when nothing wakes it; 0 means DefaultPollInterval
 	SweepInterval time.Duration // between looks at expired leases; 0 means DefaultSweepInterval
-	BatchSize     int           // entries in one transaction; 0 means DefaultBatchSize
-	ConfigVersion string        // of the policy, kept with each decision
+	GateInterval  time.Duration // between looks at entries that wait for a condition; 0 means DefaultGateInterval
+	BatchSize     int           // entries in one transaction; 0 means the policy's
 	// Listen is the pool whose connections may LISTEN; nil to poll only (transaction poolers lack LISTEN).
 	Listen    *pgxpool.Pool
 	WakeTopic string
@@ -82,8 +95,8 @@ func New(config Config) *Worker {
 	if config.SweepInterval == 0 {
 		config.SweepInterval = DefaultSweepInterval
 	}
-	if config.BatchSize == 0 {
-		config.BatchSize = DefaultBatchSize
+	if config.GateInterval == 0 {
+		config.GateInterval = DefaultGateInterval
 	}
 	if config.Name == "" {
 		host, err := os.Hostname()
@@ -110,6 +123,8 @@ func (w *Worker) Run(ctx context.Context) {
 	}
 	sweep := time.NewTicker(w.config.SweepInterval)
 	defer sweep.Stop()
+	gates := time.NewTicker(w.config.GateInterval)
+	defer gates.Stop()
 	w.sweep(ctx)
 	for ctx.Err() == nil {
 		full, err := w.RunOnce(context.WithoutCancel(ctx))
@@ -119,6 +134,11 @@ func (w *Worker) Run(ctx context.Context) {
 			w.config.Logger.Error("DLQ worker: batch failed", "error", err)
 			wait = errorBackoff
 		case full:
+			select {
+			case <-gates.C: // a backlog that is due must not keep back what waits
+				w.lookAtGates(ctx)
+			default:
+			}
 			continue
 		}
 		timer := time.NewTimer(wait)
@@ -129,6 +149,8 @@ func (w *Worker) Run(ctx context.Context) {
 			sleep(ctx, wakeDelay)
 		case <-sweep.C:
 			w.sweep(ctx)
+		case <-gates.C:
+			w.lookAtGates(ctx)
 		}
 		timer.Stop()
 	}
@@ -149,7 +171,8 @@ func (w *Worker) untilNextDue(ctx context.Context) time.Duration {
 
 // RunOnce handles one batch of due entries, in one transaction. It reports whether there may be more.
 func (w *Worker) RunOnce(ctx context.Context) (bool, error) {
-	claimed, err := w.batch(ctx, w.config.BatchSize)
+	size := cmp.Or(w.config.BatchSize, w.config.Planner().Policy().Workers.DLQWorkers.BatchSize)
+	claimed, err := w.batch(ctx, size)
 	if postgres.IsRefusal(err) && len(claimed) > 0 {
 		err = w.oneByOne(ctx, len(claimed))
 	}
@@ -159,7 +182,7 @@ func (w *Worker) RunOnce(ctx context.Context) (bool, error) {
 		return false, err
 	}
 	w.failed.Store(nil)
-	return len(claimed) == w.config.BatchSize, nil
+	return len(claimed) == size, nil
 }
 
 // oneByOne handles the entries of a batch that the database refused, each in a transaction of its own, and parks those
@@ -214,56 +237,119 @@ func (w *Worker) batch(ctx context.Context, size int) (claimed []uuid.UUID, err 
 }
 
 func (w *Worker) handle(ctx context.Context, q *dbsqlc.Queries, tx pgx.Tx, rows []dbsqlc.ClaimDueRow, now time.Time, counts map[string]int) error {
-	decide := dbsqlc.DecideParams{Actor: w.actor, ConfigVersion: w.config.ConfigVersion}
+	planner := w.config.Planner()
+	decide := decisions{}
 	putOff := dbsqlc.PutOffParams{Actor: w.actor}
-	var redeliver []uuid.UUID
+	wait := func(row *dbsqlc.ClaimDueRow, until time.Time, waitingFor, reason string) {
+		putOff.Ids = append(putOff.Ids, row.ID)
+		putOff.NextRetryAts = append(putOff.NextRetryAts, until)
+		putOff.WaitingFors = append(putOff.WaitingFors, waitingFor)
+		putOff.Reasons = append(putOff.Reasons, reason)
+		counts["put_off"]++
+	}
+	var due []*dbsqlc.ClaimDueRow
 	for i := range rows {
 		row := &rows[i]
 		entry := entryOf(row)
 		if row.Strategy == nil {
-			d := w.config.Planner.Decide(entry, now)
-			status, action := deadletter.Pending, "decided"
-			if d.Strategy == strategy.Manual {
-				status, action = deadletter.Manual, "parked"
-			}
-			decide.Ids = append(decide.Ids, row.ID)
-			decide.Statuses = append(decide.Statuses, string(status))
-			decide.Strategies = append(decide.Strategies, d.Strategy)
-			decide.ErrorClasses = append(decide.ErrorClasses, string(d.Class))
-			decide.Rules = append(decide.Rules, d.Rule)
-			decide.Fingerprints = append(decide.Fingerprints, d.Fingerprint)
-			decide.NextRetryAts = append(decide.NextRetryAts, d.Next)
-			decide.Reasons = append(decide.Reasons, d.Reason)
-			counts[action]++
+			d := planner.Decide(entry, now)
+			counts[decide.add(row.ID, &d)]++
 			continue
 		}
-		if v := w.config.Planner.Due(entry, *row.Strategy, now); v.Redeliver {
-			redeliver = append(redeliver, row.ID)
+		if v := planner.Due(entry, *row.Strategy, now); v.Redeliver {
+			due = append(due, row)
 		} else {
-			putOff.Ids = append(putOff.Ids, row.ID)
-			putOff.NextRetryAts = append(putOff.NextRetryAts, v.Again)
-			putOff.Reasons = append(putOff.Reasons, v.Reason)
-			counts["put_off"]++
+			wait(row, v.Again, v.WaitingFor, v.Reason)
 		}
 	}
-	if len(decide.Ids) > 0 {
-		if err := q.Decide(ctx, decide); err != nil {
-			return fmt.Errorf("decide: %w", err)
-		}
+	due, err := w.inOrder(ctx, q, planner, due, now, wait)
+	if err != nil {
+		return fmt.Errorf("order: %w", err)
+	}
+	if due, err = w.inPace(ctx, q, planner, due, now, wait); err != nil {
+		return fmt.Errorf("pace: %w", err)
+	}
+	if err := decide.write(ctx, q, w.actor, planner.Policy().Version()); err != nil {
+		return fmt.Errorf("decide: %w", err)
 	}
 	if len(putOff.Ids) > 0 {
 		if err := q.PutOff(ctx, putOff); err != nil {
 			return fmt.Errorf("put off: %w", err)
 		}
 	}
-	if len(redeliver) > 0 {
-		return w.redeliver(ctx, q, tx, redeliver, counts)
+	if len(due) > 0 {
+		ids := make([]uuid.UUID, len(due))
+		for i, row := range due {
+			ids[i] = row.ID
+		}
+		return w.redeliver(ctx, q, tx, ids, "due", counts)
 	}
 	return nil
 }
 
-func (w *Worker) redeliver(ctx context.Context, q *dbsqlc.Queries, tx pgx.Tx, ids []uuid.UUID, counts map[string]int) error {
-	redeliveries, err := w.config.Store.Redeliver(ctx, tx, ids, w.actor, "due")
+// inOrder puts off those entries that have undone work of their ordering key before them.
+func (w *Worker) inOrder(ctx context.Context, q *dbsqlc.Queries, planner *strategy.Planner, due []*dbsqlc.ClaimDueRow, now time.Time,
+	wait func(*dbsqlc.ClaimDueRow, time.Time, string, string),
+) ([]*dbsqlc.ClaimDueRow, error) {
+	var ordered []uuid.UUID
+	for _, row := range due {
+		if queue := planner.Policy().Queues[row.Queue]; queue != nil && queue.Ordering && row.OrderingKey != nil {
+			ordered = append(ordered, row.ID)
+		}
+	}
+	if len(ordered) == 0 {
+		return due, nil
+	}
+	behind, err := q.BehindOthers(ctx, ordered)
+	if err != nil {
+		return nil, err
+	}
+	return slices.DeleteFunc(due, func(row *dbsqlc.ClaimDueRow) bool {
+		if !slices.Contains(behind, row.ID) {
+			return false
+		}
+		wait(row, now.Add(orderPoll), strategy.WaitsForOrder, "work of its ordering key that comes before it is not done")
+		return true
+	}), nil
+}
+
+// inPace gives entries their places in the paces that they share, and puts off those whose place is later. An entry that
+// comes back for its place has it, unless so much later that everybody would come at once: dlqd was down meanwhile.
+func (w *Worker) inPace(ctx context.Context, q *dbsqlc.Queries, planner *strategy.Planner, due []*dbsqlc.ClaimDueRow, now time.Time,
+	wait func(*dbsqlc.ClaimDueRow, time.Time, string, string),
+) ([]*dbsqlc.ClaimDueRow, error) {
+	ready := make([]*dbsqlc.ClaimDueRow, 0, len(due))
+	without := map[policy.Pace][]*dbsqlc.ClaimDueRow{}
+	for _, row := range due {
+		pace := planner.Policy().PaceOf(row.Queue)
+		has := row.WaitingFor != nil && *row.WaitingFor == strategy.WaitsForPace && row.NextRetryAt != nil && now.Sub(*row.NextRetryAt) < placeKept
+		if pace.PerSecond == 0 || has {
+			ready = append(ready, row)
+			continue
+		}
+		without[pace] = append(without[pace], row)
+	}
+	// In one order, so that two workers that reserve in several paces cannot deadlock.
+	for _, pace := range slices.SortedFunc(maps.Keys(without), func(a, b policy.Pace) int { return strings.Compare(a.Name, b.Name) }) {
+		rows := without[pace]
+		place, err := q.ReservePace(ctx, dbsqlc.ReservePaceParams{Name: pace.Name, Rate: pace.PerSecond, Count: int32(len(rows)), Now: now})
+		if err != nil {
+			return nil, err
+		}
+		for i, row := range rows {
+			at := place.FirstAt.Add(time.Duration(float64(i) / pace.PerSecond * float64(time.Second)))
+			if at.Sub(now) <= paceGrain {
+				ready = append(ready, row)
+				continue
+			}
+			wait(row, at, strategy.WaitsForPace, fmt.Sprintf("its place in the pace of %s, %g a second", pace.Name, pace.PerSecond))
+		}
+	}
+	return ready, nil
+}
+
+func (w *Worker) redeliver(ctx context.Context, q *dbsqlc.Queries, tx pgx.Tx, ids []uuid.UUID, reason string, counts map[string]int) error {
+	redeliveries, err := w.config.Store.Redeliver(ctx, tx, ids, w.actor, reason)
 	if err != nil {
 		return fmt.Errorf("redeliver: %w", err)
 	}
@@ -285,20 +371,76 @@ func (w *Worker) redeliver(ctx context.Context, q *dbsqlc.Queries, tx pgx.Tx, id
 	return nil
 }
 
-func entryOf(row *dbsqlc.ClaimDueRow) strategy.Entry {
-	value := func(s *string) string {
-		if s == nil {
-			return ""
-		}
-		return *s
+func entryOf(row *dbsqlc.ClaimDueRow) *strategy.Entry {
+	class := value(row.ReportedClass)
+	if row.Strategy != nil {
+		class = value(row.ErrorClass) // decided
 	}
-	return strategy.Entry{
+	return entryWith(row, class)
+}
+
+// entryWith is an entry as the planner sees it, with the class that was reported, or decided.
+func entryWith(row *dbsqlc.ClaimDueRow, class string) *strategy.Entry {
+	var said struct {
+		RetryAfterSeconds float64 `json:"retryAfterSeconds"`
+	}
+	_ = json.Unmarshal(row.ErrorContext, &said) // an application's: what cannot be read says nothing
+	return &strategy.Entry{
 		Facts: strategy.Facts{
-			Type: value(row.ErrorType), Code: value(row.ErrorCode), Message: row.ErrorMessage,
-			Class: riverdlq.Class(value(row.ErrorClass)), Panic: row.ErrorStackTrace != "",
+			Type: value(row.ErrorType), Code: value(row.ErrorCode), Message: row.ErrorMessage, Class: riverdlq.Class(class),
+			Panic: row.ErrorStackTrace != "", Context: row.ErrorContext, Kind: row.Kind, Queue: row.Queue, Source: value(row.Source),
 		},
-		Trace: row.ErrorStackTrace, Queue: row.Queue, RetryCount: int(row.DlqRetryCount), LastFailedAt: row.LastFailedAt,
+		Trace: row.ErrorStackTrace, Rule: value(row.Rule), WaitingFor: value(row.WaitingFor),
+		RetryCount: int(row.DlqRetryCount), LastFailedAt: row.LastFailedAt,
+		RetryAfter: time.Duration(min(max(said.RetryAfterSeconds, 0), maxRetryAfter.Seconds()) * float64(time.Second)),
 	}
+}
+
+func value(s *string) string {
+	if s == nil {
+		return ""
+	}
+	return *s
+}
+
+// decisions are gathered, and written in one statement.
+type decisions struct{ params dbsqlc.DecideParams }
+
+// add gathers the decision on an entry, and returns what it comes to: "decided" or "parked".
+func (d *decisions) add(id uuid.UUID, of *strategy.Decision) string {
+	p := &d.params
+	status, action := deadletter.Pending, "decided"
+	if of.Strategy == strategy.Manual {
+		status, action = deadletter.Manual, "parked"
+	}
+	tags := of.Tags
+	if tags == nil {
+		tags = []string{}
+	}
+	raw, _ := json.Marshal(tags) //nolint:errchkjson // strings
+	p.Ids = append(p.Ids, id)
+	p.Statuses = append(p.Statuses, string(status))
+	p.Strategies = append(p.Strategies, of.Strategy)
+	p.ErrorClasses = append(p.ErrorClasses, string(of.Class))
+	p.Rules = append(p.Rules, of.Rule)
+	p.Fingerprints = append(p.Fingerprints, of.Fingerprint)
+	p.NextRetryAts = append(p.NextRetryAts, of.Next)
+	p.WaitingFors = append(p.WaitingFors, of.WaitingFor)
+	p.MaxRetries = append(p.MaxRetries, int32(of.MaxRetries))
+	p.Priorities = append(p.Priorities, int16(of.Priority))
+	p.Tags = append(p.Tags, raw)
+	p.Assignees = append(p.Assignees, of.Assignee)
+	p.Reasons = append(p.Reasons, of.Reason)
+	return action
+}
+
+// write writes what was gathered, if anything.
+func (d *decisions) write(ctx context.Context, q *dbsqlc.Queries, actor, configVersion string) error {
+	if len(d.params.Ids) == 0 {
+		return nil
+	}
+	d.params.Actor, d.params.ConfigVersion = actor, configVersion
+	return q.Decide(ctx, d.params)
 }
 
 func (w *Worker) sweep(ctx context.Context) {

@@ -16,11 +16,27 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/dlqd/dlqd/internal/deadletter"
+	"github.com/dlqd/dlqd/internal/policy"
+	"github.com/dlqd/dlqd/internal/policy/policytest"
 	"github.com/dlqd/dlqd/internal/postgres"
 	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
 	"github.com/dlqd/dlqd/internal/strategy"
 	"github.com/dlqd/dlqd/internal/worker"
 )
+
+// builtIn is the planner of the built-in policy, without a pace.
+var builtIn = sync.OnceValue(func() *strategy.Planner {
+	p, err := policy.Default(policytest.Destination)
+	if err != nil {
+		panic(err)
+	}
+	p.Destinations[policy.DefaultQueue].RedeliveriesPerSecond, p.Routing.RedeliveriesPerSecond = 0, 0
+	planner, err := strategy.NewPlanner(p, nil)
+	if err != nil {
+		panic(err)
+	}
+	return planner
+})
 
 // childVariable makes this test binary a DLQ worker that goes on until it is killed.
 const childVariable = "DLQD_TEST_WORKER_CHILD"
@@ -41,7 +57,7 @@ func runChild(url string) {
 		panic(err)
 	}
 	w := worker.New(worker.Config{
-		Store: deadletter.NewStore(pool, postgres.DefaultSchemas()), Planner: strategy.NewPlanner(strategy.ImmediateDelays()),
+		Store: deadletter.NewStore(pool, postgres.DefaultSchemas()), Planner: builtIn,
 		Logger: slog.New(slog.DiscardHandler), BatchSize: 7, Now: func() time.Time { return time.Now().Add(10 * time.Hour) },
 	})
 	_, _ = fmt.Fprintln(os.Stdout, "works")
@@ -97,8 +113,8 @@ func setup(t *testing.T) *bundle {
 	pool := postgrestest.Pool(t)
 	b := &bundle{T: t, pool: pool, store: deadletter.NewStore(pool, postgres.DefaultSchemas())}
 	b.worker = worker.New(worker.Config{
-		Store: b.store, Planner: strategy.NewPlanner(strategy.ImmediateDelays()), Logger: slog.New(slog.DiscardHandler),
-		Name: "test", BatchSize: 10, Now: func() time.Time { return b.now }, ConfigVersion: "v1",
+		Store: b.store, Planner: builtIn, Logger: slog.New(slog.DiscardHandler),
+		Name: "test", BatchSize: 10, Now: func() time.Time { return b.now },
 	})
 	require.NoError(t, pool.QueryRow(t.Context(), "SELECT clock_timestamp()").Scan(&b.now))
 	b.now = b.now.Add(time.Second) // what is captured in this test is due
@@ -155,7 +171,7 @@ func TestWorker_immediateStrategyToTheEnd(t *testing.T) {
 		require.Equal(t, "transient", *entry.ErrorClass)
 		require.Equal(t, "connection", *entry.Rule)
 		require.Equal(t, "immediate", *entry.Strategy)
-		require.Equal(t, "v1", *entry.ConfigVersion)
+		require.Equal(t, builtIn().Policy().Version(), *entry.ConfigVersion)
 		require.NotEmpty(t, *entry.Fingerprint)
 		require.GreaterOrEqual(t, entry.NextRetryAt.Sub(failed), delay, "redelivery %d", i+1)
 		require.LessOrEqual(t, entry.NextRetryAt.Sub(failed), delay*6/5+time.Millisecond, "jitter is at most 20 %%")
@@ -258,7 +274,8 @@ func TestWorker_strategyOfAnotherVersionIsPutOff(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	b.fail(2, "connection refused")
-	b.exec("UPDATE dlq.dead_letter_queue SET strategy = 'conditional'")
+	b.exec("ALTER TYPE dlq.strategy ADD VALUE 'lunar'")
+	b.exec("UPDATE dlq.dead_letter_queue SET strategy = 'lunar'")
 	b.once()
 	entry := b.entry()
 	require.Equal(t, deadletter.Pending, entry.Status)
@@ -350,7 +367,7 @@ func TestWorker_isWokenByNotify(t *testing.T) {
 	b := setup(t)
 	moved := make(chan string, 10)
 	w := worker.New(worker.Config{
-		Store: b.store, Planner: strategy.NewPlanner(strategy.ImmediateDelays()), Logger: slog.New(slog.DiscardHandler),
+		Store: b.store, Planner: builtIn, Logger: slog.New(slog.DiscardHandler),
 		PollInterval: time.Hour, SweepInterval: time.Hour, Listen: b.pool, WakeTopic: postgres.DefaultSchemas().WakeTopic(),
 		Observe: func(action string, n int, _ time.Duration) {
 			if n > 0 {
@@ -375,7 +392,7 @@ func TestWorker_pollsWithoutNotify(t *testing.T) {
 	b := setup(t)
 	moved := make(chan string, 10)
 	w := worker.New(worker.Config{
-		Store: b.store, Planner: strategy.NewPlanner(strategy.ImmediateDelays()), Logger: slog.New(slog.DiscardHandler),
+		Store: b.store, Planner: builtIn, Logger: slog.New(slog.DiscardHandler),
 		PollInterval: 50 * time.Millisecond, Observe: func(action string, n int, _ time.Duration) {
 			if n > 0 {
 				moved <- action

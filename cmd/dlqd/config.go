@@ -1,0 +1,431 @@
+package main
+
+import (
+	"archive/tar"
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"go.yaml.in/yaml/v3"
+
+	"github.com/dlqd/dlqd/internal/policy"
+	"github.com/dlqd/dlqd/internal/strategy"
+	"github.com/dlqd/dlqd/riverdlq"
+)
+
+// standardDestination is where messages go if nobody says otherwise: the practice receiver.
+const standardDestination = "http://127.0.0.1:9090/"
+
+// policyFlags name a policy.
+type policyFlags struct{ dir, env, destination string }
+
+func (f *policyFlags) register(cmd *cobra.Command) {
+	flags := cmd.Flags()
+	flags.StringVar(&f.dir, "config-dir", "", "directory of the policy's files ("+strings.Join(policy.Files(), ", ")+"); the built-in defaults if empty")
+	flags.StringVar(&f.env, "env", "", "environment: a folder of environments/ in the directory, merged over it")
+	flags.StringVar(&f.destination, "destination", standardDestination, "where the one queue (\"default\") of a policy without queues delivers to")
+}
+
+func (f *policyFlags) source() policy.Source {
+	return policy.Source{Dir: f.dir, Env: f.env, Destination: f.destination}
+}
+
+func newConfig() *cobra.Command {
+	cmd := &cobra.Command{Use: "config", Short: "Check, show and compare policies, and try their rules"}
+	cmd.AddCommand(newConfigCheck(), newConfigShow(), newConfigDiff(), newConfigTest(), newConfigSchema())
+	return cmd
+}
+
+// loadRuled loads a policy with its rules compiled.
+func loadRuled(source policy.Source) (*strategy.Planner, error) {
+	p, err := policy.Load(source)
+	if err != nil {
+		return nil, err
+	}
+	return strategy.NewPlanner(p, nil)
+}
+
+func newConfigCheck() *cobra.Command {
+	var env string
+	cmd := &cobra.Command{
+		Use:   "check [DIR]",
+		Short: "Say what is wrong with a policy, with file and line",
+		Long:  "Check reads DIR (the current directory if absent) as serve would, for one environment or, without --env, for each.",
+		Args:  cobra.MaximumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			dir := "."
+			if len(args) > 0 {
+				dir = args[0]
+			}
+			envs := []string{env}
+			if env == "" {
+				found, err := filepath.Glob(filepath.Join(dir, policy.EnvironmentsDir, "*"))
+				if err != nil {
+					return err
+				}
+				for _, path := range found {
+					envs = append(envs, filepath.Base(path))
+				}
+			}
+			var errs []error
+			for _, e := range envs {
+				name := dir
+				if e != "" {
+					name += " --env " + e
+				}
+				planner, err := loadRuled(policy.Source{Dir: dir, Env: e, Destination: standardDestination})
+				if err != nil {
+					errs = append(errs, fmt.Errorf("%s: %w", name, err))
+					continue
+				}
+				p := planner.Policy()
+				_, _ = fmt.Fprintf(cmd.OutOrStdout(), "%s: ok, version %s: %d queues, %d destinations, %d rules\n", name, p.Version(), len(p.Queues), len(p.Destinations), len(p.Routing.Rules))
+			}
+			return errors.Join(errs...)
+		},
+	}
+	cmd.Flags().StringVar(&env, "env", "", "only this environment")
+	return cmd
+}
+
+func newConfigShow() *cobra.Command {
+	var source policyFlags
+	cmd := &cobra.Command{
+		Use:   "show",
+		Short: "Print every value that is in force, and where it comes from",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			planner, err := loadRuled(source.source())
+			if err != nil {
+				return err
+			}
+			w, row := table(cmd, "VALUE\tFROM")
+			for _, s := range planner.Policy().Settings() {
+				row(s, s.Origin)
+			}
+			row("version "+planner.Policy().Version(), "")
+			return w.Flush()
+		},
+	}
+	source.register(cmd)
+	return cmd
+}
+
+func newConfigDiff() *cobra.Command {
+	var env string
+	cmd := &cobra.Command{
+		Use:   "diff OLD NEW",
+		Short: "Say what a change of policy alters: values, and what happens to which errors",
+		Long: "OLD and NEW are directories, or REVISION:DIRECTORY in the Git repository around the current directory:\n" +
+			"dlqd config diff origin/main:config config",
+		Args: cobra.ExactArgs(2),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			planners := make([]*strategy.Planner, 2)
+			for i, name := range args {
+				dir, remove, err := checkout(cmd, name)
+				if err != nil {
+					return err
+				}
+				planners[i], err = loadRuled(policy.Source{Dir: dir, Env: env, Destination: standardDestination})
+				remove()
+				if err != nil {
+					return fmt.Errorf("%s: %w", name, err)
+				}
+			}
+			out := cmd.OutOrStdout()
+			old, next := planners[0], planners[1]
+			changes := policy.Diff(old.Policy(), next.Policy())
+			if len(changes) == 0 {
+				_, _ = fmt.Fprintln(out, "no difference")
+				return nil
+			}
+			_, _ = fmt.Fprintln(out, "Values:")
+			for _, c := range changes {
+				_, _ = fmt.Fprintln(out, " ", c)
+			}
+			_, _ = fmt.Fprintln(out, "Behaviour:")
+			behaviour := behaviourDiff(old, next)
+			for _, line := range behaviour {
+				_, _ = fmt.Fprintln(out, " ", line)
+			}
+			if len(behaviour) == 0 {
+				_, _ = fmt.Fprintln(out, "  no queue, class or rule is treated otherwise")
+			}
+			return nil
+		},
+	}
+	cmd.Flags().StringVar(&env, "env", "", "environment of both")
+	return cmd
+}
+
+// checkout returns the directory of a policy, which for REVISION:DIRECTORY is a temporary copy.
+func checkout(cmd *cobra.Command, name string) (dir string, remove func(), err error) {
+	revision, path, ok := strings.Cut(name, ":")
+	if _, err := os.Stat(name); err == nil || !ok {
+		return name, func() {}, err
+	}
+	archive, err := exec.CommandContext(cmd.Context(), "git", "archive", "--end-of-options", revision, path).Output() //nolint:gosec // what the operator names
+	if err != nil {
+		if exit, ok := errors.AsType[*exec.ExitError](err); ok {
+			err = errors.New(strings.TrimSpace(string(exit.Stderr)))
+		}
+		return "", nil, fmt.Errorf("%s: %w", name, err)
+	}
+	if dir, err = os.MkdirTemp("", "dlqd-config-"); err != nil {
+		return "", nil, err
+	}
+	remove = func() { _ = os.RemoveAll(dir) }
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		remove()
+		return "", nil, err
+	}
+	defer func() { _ = root.Close() }()
+	for files := tar.NewReader(bytes.NewReader(archive)); ; {
+		header, err := files.Next()
+		if errors.Is(err, io.EOF) {
+			return filepath.Join(dir, path), remove, nil
+		}
+		if err == nil && header.Typeflag == tar.TypeDir {
+			err = root.MkdirAll(filepath.Clean(header.Name), 0o700)
+		} else if err == nil && header.Typeflag == tar.TypeReg {
+			var raw []byte
+			if raw, err = io.ReadAll(files); err == nil {
+				err = root.MkdirAll(filepath.Dir(header.Name), 0o700)
+			}
+			if err == nil {
+				err = root.WriteFile(header.Name, raw, 0o600)
+			}
+		}
+		if err != nil {
+			remove()
+			return "", nil, err
+		}
+	}
+}
+
+// behaviourDiff says what happens otherwise to which errors: by queue and class, and by rule.
+func behaviourDiff(old, next *strategy.Planner) []string {
+	var lines []string
+	queues := map[string]bool{"": true} // any other
+	for _, p := range []*strategy.Planner{old, next} {
+		for name := range p.Policy().Queues {
+			queues[name] = true
+		}
+		for name := range p.Policy().Routing.Queues {
+			queues[name] = true
+		}
+	}
+	elsewhere := map[riverdlq.Class]string{}
+	for _, queue := range slices.Sorted(maps.Keys(queues)) {
+		for _, class := range riverdlq.Classes() {
+			was, is := describePlan(old.Plan(class, queue, nil)), describePlan(next.Plan(class, queue, nil))
+			if was == is {
+				continue
+			}
+			line := fmt.Sprintf("%s: %s -> %s", class, was, is)
+			if queue == "" {
+				elsewhere[class] = line
+				lines = append(lines, "every queue, "+line)
+			} else if elsewhere[class] != line {
+				lines = append(lines, "queue "+queue+", "+line)
+			}
+		}
+	}
+	return append(lines, rulesDiff(old, next)...)
+}
+
+func rulesDiff(old, next *strategy.Planner) []string {
+	var lines []string
+	describe := func(p *strategy.Planner) (rules map[string]string, order []string) {
+		rules = map[string]string{}
+		for _, r := range p.Policy().Routing.Rules {
+			plan := p.Plan(riverdlq.Class(r.Class), "", &r)
+			rules[r.Name] = r.Match.String() + " is " + r.Class + ", " + describePlan(plan)
+			order = append(order, r.Name)
+		}
+		return rules, order
+	}
+	was, wasOrder := describe(old)
+	is, isOrder := describe(next)
+	for _, name := range isOrder {
+		switch text, known := was[name]; {
+		case !known:
+			lines = append(lines, "rule "+name+" is new: "+is[name])
+		case text != is[name]:
+			lines = append(lines, "rule "+name+": "+text+" -> "+is[name])
+		}
+	}
+	for _, name := range wasOrder {
+		if _, known := is[name]; !known {
+			lines = append(lines, "rule "+name+" is gone: "+was[name])
+		}
+	}
+	both := func(names []string, other map[string]string) []string {
+		return slices.DeleteFunc(slices.Clone(names), func(name string) bool { _, ok := other[name]; return !ok })
+	}
+	if a, b := both(wasOrder, is), both(isOrder, was); !slices.Equal(a, b) {
+		lines = append(lines, "rules are asked in another order: "+strings.Join(a, ", ")+" -> "+strings.Join(b, ", "))
+	}
+	return lines
+}
+
+func describePlan(p policy.Plan) string {
+	var text string
+	switch p.Strategy {
+	case strategy.Manual:
+		return "manual"
+	case strategy.Scheduled:
+		text = fmt.Sprintf("scheduled at %v o'clock (%s)", p.Hours, p.TimeZone)
+	default:
+		delays := make([]string, len(p.Delays))
+		for i, d := range p.Delays {
+			delays[i] = shortDuration(d)
+		}
+		text = p.Strategy + " after " + strings.Join(delays, ", ")
+	}
+	return fmt.Sprintf("%s, %d times", text, p.MaxRetries)
+}
+
+// shortDuration is 30m rather than 30m0s.
+func shortDuration(d time.Duration) string {
+	text := d.String()
+	if strings.HasSuffix(text, "m0s") {
+		text = strings.TrimSuffix(text, "0s")
+	}
+	if strings.HasSuffix(text, "h0m") {
+		text = strings.TrimSuffix(text, "0m")
+	}
+	return text
+}
+
+// sample is an error to try rules on, and what they should make of it.
+type sample struct {
+	Name  string `yaml:"name"`
+	Error struct {
+		Type    string         `yaml:"type"`
+		Code    string         `yaml:"code"`
+		Message string         `yaml:"message"`
+		Status  int            `yaml:"status"`
+		Panic   bool           `yaml:"panic"`
+		Class   string         `yaml:"class"`
+		Context map[string]any `yaml:"context"`
+	} `yaml:"error"`
+	Kind   string `yaml:"kind"`
+	Queue  string `yaml:"queue"`
+	Source string `yaml:"source"`
+	Expect struct {
+		Class    string `yaml:"class"`
+		Rule     string `yaml:"rule"`
+		Strategy string `yaml:"strategy"`
+	} `yaml:"expect"`
+}
+
+func newConfigTest() *cobra.Command {
+	var source policyFlags
+	cmd := &cobra.Command{
+		Use:   "test FILE...",
+		Short: "Run sample errors through the rules, and print class, rule and strategy",
+		Long:  "A sample that says what it expects, and gets something else, makes the command fail.",
+		Args:  cobra.MinimumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			planner, err := loadRuled(source.source())
+			if err != nil {
+				return err
+			}
+			w, row := table(cmd, "SAMPLE\tCLASS\tRULE\tSTRATEGY\t")
+			total, wrong := 0, 0
+			for _, file := range args {
+				samples, err := readSamples(file)
+				if err != nil {
+					return err
+				}
+				for i := range samples {
+					s := &samples[i]
+					d := planner.Decide(s.entry(), time.Now())
+					remark := s.remark(&d)
+					total++
+					if remark != "" {
+						wrong++
+					}
+					row(s.Name, d.Class, d.Rule, d.Strategy, remark)
+				}
+			}
+			if err := w.Flush(); err != nil {
+				return err
+			}
+			if wrong > 0 {
+				return fmt.Errorf("%d of %d samples are judged otherwise than expected", wrong, total)
+			}
+			_, _ = fmt.Fprintf(cmd.OutOrStdout(), "%d samples\n", total)
+			return nil
+		},
+	}
+	source.register(cmd)
+	return cmd
+}
+
+func readSamples(file string) ([]sample, error) {
+	raw, err := os.ReadFile(file)
+	if err != nil {
+		return nil, err
+	}
+	decoder := yaml.NewDecoder(bytes.NewReader(raw))
+	decoder.KnownFields(true)
+	var samples []sample
+	if err := decoder.Decode(&samples); err != nil {
+		return nil, fmt.Errorf("%s: %w", file, err)
+	}
+	return samples, nil
+}
+
+func (s *sample) entry() *strategy.Entry {
+	context := s.Error.Context
+	if s.Error.Status != 0 {
+		context = map[string]any{"status": s.Error.Status}
+		maps.Copy(context, s.Error.Context)
+	}
+	return &strategy.Entry{LastFailedAt: time.Now(), Facts: strategy.Facts{
+		Type: s.Error.Type, Code: s.Error.Code, Message: s.Error.Message, Panic: s.Error.Panic, Class: riverdlq.Class(s.Error.Class),
+		Context: mustJSON(context), Kind: s.Kind, Queue: s.Queue, Source: s.Source,
+	}}
+}
+
+// remark says what was expected, where it is something else.
+func (s *sample) remark(d *strategy.Decision) string {
+	var remarks []string
+	for _, e := range []struct{ what, want, got string }{
+		{"class", s.Expect.Class, string(d.Class)}, {"rule", s.Expect.Rule, d.Rule}, {"strategy", s.Expect.Strategy, d.Strategy},
+	} {
+		if e.want != "" && e.want != e.got {
+			remarks = append(remarks, "expected "+e.what+" "+e.want)
+		}
+	}
+	return strings.Join(remarks, "; ")
+}
+
+func newConfigSchema() *cobra.Command {
+	return &cobra.Command{
+		Use:       "schema FILE",
+		Short:     "Print the JSON Schema of a policy's file, for editors",
+		Args:      cobra.MatchAll(cobra.ExactArgs(1), cobra.OnlyValidArgs),
+		ValidArgs: policy.Files(),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			raw, err := policy.Schema(args[0])
+			if err != nil {
+				return err
+			}
+			_, err = cmd.OutOrStdout().Write(raw)
+			return err
+		},
+	}
+}

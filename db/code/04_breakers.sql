@@ -1,0 +1,99 @@
+-- Circuit breakers. Whether a closed breaker opens is each process's own view; from there on all processes share the
+-- row, so that half-open probes are counted over all of them. p_now lets a test hold the clock.
+
+CREATE OR REPLACE FUNCTION dlq.on_breaker_change() RETURNS trigger
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    INSERT INTO dlq.circuit_breaker_changes (name, from_state, to_state, reason, actor)
+    VALUES (NEW.name, CASE WHEN TG_OP = 'UPDATE' THEN OLD.state END, NEW.state, NEW.reason, NEW.changed_by);
+    RETURN NULL;
+END
+$$;
+COMMENT ON FUNCTION dlq.on_breaker_change IS 'Trigger: keeps a row for each change of a breaker.';
+
+DROP TRIGGER IF EXISTS circuit_breaker_insert ON dlq.circuit_breakers;
+CREATE TRIGGER circuit_breaker_insert AFTER INSERT ON dlq.circuit_breakers
+    FOR EACH ROW EXECUTE FUNCTION dlq.on_breaker_change();
+DROP TRIGGER IF EXISTS circuit_breaker_change ON dlq.circuit_breakers;
+CREATE TRIGGER circuit_breaker_change AFTER UPDATE ON dlq.circuit_breakers
+    FOR EACH ROW WHEN (OLD.state IS DISTINCT FROM NEW.state OR OLD.forced IS DISTINCT FROM NEW.forced) EXECUTE FUNCTION dlq.on_breaker_change();
+CREATE OR REPLACE TRIGGER changes_append_only BEFORE UPDATE OR DELETE OR TRUNCATE ON dlq.circuit_breaker_changes
+    FOR EACH STATEMENT EXECUTE FUNCTION dlq.refuse('the audit trail is append-only');
+
+CREATE OR REPLACE FUNCTION dlq.open_breaker(p_name text, p_actor text DEFAULT session_user, p_reason text DEFAULT 'opened by an operator',
+    p_for interval DEFAULT NULL, p_forced boolean DEFAULT true, p_now timestamptz DEFAULT now()) RETURNS boolean
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    INSERT INTO dlq.circuit_breakers AS b (name, state, since, open_until, forced, reason, changed_by)
+    VALUES (p_name, 'open', p_now, p_now + p_for, p_forced, p_reason, p_actor)
+    ON CONFLICT (name) DO UPDATE SET
+        state = 'open', since = p_now, open_until = excluded.open_until, forced = excluded.forced,
+        reason = excluded.reason, changed_by = excluded.changed_by
+    -- Many processes see the same trouble at once; the first opens it. A person's word goes before theirs.
+    WHERE p_forced OR b.state = 'closed';
+    RETURN FOUND;
+END
+$$;
+COMMENT ON FUNCTION dlq.open_breaker IS 'Opens a breaker: for p_for, or until dlq.reset_breaker where that is null. Returns false where it was open already.';
+
+CREATE OR REPLACE FUNCTION dlq.reset_breaker(p_name text, p_actor text DEFAULT session_user, p_reason text DEFAULT 'reset by an operator',
+    p_now timestamptz DEFAULT now()) RETURNS boolean
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    UPDATE dlq.circuit_breakers SET
+        state = 'closed', since = p_now, open_until = NULL, forced = false, reason = p_reason, changed_by = p_actor
+    WHERE name = p_name AND state <> 'closed';
+    RETURN FOUND;
+END
+$$;
+COMMENT ON FUNCTION dlq.reset_breaker IS 'Closes a breaker. Returns false where it was closed already.';
+
+CREATE OR REPLACE FUNCTION dlq.take_probe(p_name text, p_probes integer, p_open_for interval, p_actor text, p_now timestamptz DEFAULT now()) RETURNS bigint
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    v_epoch bigint;
+BEGIN
+    -- A half-open period whose probes never report, because their process died, begins again.
+    UPDATE dlq.circuit_breakers b SET
+        state = 'half_open', since = p_now, open_until = NULL, epoch = b.epoch + 1, probes_started = 1, probes_succeeded = 0, probes_failed = 0,
+        reason = 'probing', changed_by = p_actor
+    WHERE b.name = p_name AND ((b.state = 'open' AND b.open_until <= p_now)
+        OR (b.state = 'half_open' AND b.since + greatest(p_open_for, interval '10 seconds') <= p_now))
+    RETURNING b.epoch INTO v_epoch;
+    IF FOUND THEN
+        RETURN v_epoch;
+    END IF;
+    UPDATE dlq.circuit_breakers b SET probes_started = b.probes_started + 1
+    WHERE b.name = p_name AND b.state = 'half_open' AND b.probes_started < p_probes
+    RETURNING b.epoch INTO v_epoch;
+    RETURN v_epoch;
+END
+$$;
+COMMENT ON FUNCTION dlq.take_probe IS 'Takes one of the deliveries that a half-open breaker lets through; an open one whose time has come becomes half-open. Returns the epoch to report the outcome with, null where no probe is left.';
+
+CREATE OR REPLACE FUNCTION dlq.report_probe(p_name text, p_epoch bigint, p_ok boolean, p_probes integer, p_success_rate float8,
+    p_open_for interval, p_actor text, p_now timestamptz DEFAULT now()) RETURNS dlq.breaker_state
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    v_needed integer := ceil(p_probes * p_success_rate / 100);
+    v_row    dlq.circuit_breakers;
+BEGIN
+    UPDATE dlq.circuit_breakers b SET
+        probes_succeeded = b.probes_succeeded + p_ok::integer, probes_failed = b.probes_failed + (NOT p_ok)::integer
+    WHERE b.name = p_name AND b.state = 'half_open' AND b.epoch = p_epoch
+    RETURNING * INTO v_row;
+    IF v_row.probes_succeeded >= v_needed THEN
+        UPDATE dlq.circuit_breakers SET state = 'closed', since = p_now, open_until = NULL, forced = false,
+            reason = v_row.probes_succeeded || ' probes succeeded, ' || v_row.probes_failed || ' failed', changed_by = p_actor
+        WHERE name = p_name;
+        RETURN 'closed';
+    ELSIF v_row.probes_failed > p_probes - v_needed THEN
+        UPDATE dlq.circuit_breakers SET state = 'open', since = p_now, open_until = p_now + p_open_for,
+            reason = v_row.probes_failed || ' probes failed, ' || v_row.probes_succeeded || ' succeeded', changed_by = p_actor
+        WHERE name = p_name;
+        RETURN 'open';
+    END IF;
+    RETURN v_row.state;
+END
+$$;
+COMMENT ON FUNCTION dlq.report_probe IS 'Counts the outcome of a probe: enough successes close the breaker, too many failures open it again. Returns the state, null where the probe is of an earlier epoch.';

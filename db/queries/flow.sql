@@ -1,0 +1,18 @@
+-- name: ReleaseHeld :one
+SELECT dlq.release_held(@queues::text[], @max_jobs::integer, @horizon::interval)::integer AS released;
+
+-- name: OrderPredecessor :one
+SELECT coalesce(dlq.order_predecessor(@queue::text, @key::text, @job::bigint, sqlc.narg('entry')::uuid), 0)::bigint AS job;
+
+-- name: OrderDone :exec
+SELECT dlq.order_done(@queue::text, @key::text, @job::bigint, sqlc.narg('entry')::uuid);
+
+-- name: InsertOrdered :exec
+-- Places in the order of the arrays.
+INSERT INTO dlq.ordered_jobs (queue, ordering_key, job_id)
+SELECT o.queue, o.ordering_key, o.job_id
+FROM (SELECT unnest(@queues::text[]) AS queue, unnest(@keys::text[]) AS ordering_key, unnest(@jobs::bigint[]) AS job_id, generate_series(1, cardinality(@jobs::bigint[])) AS n) o
+ORDER BY o.n;
+
+-- name: ForgetOrdered :one
+SELECT dlq.forget_ordered()::integer AS forgotten;

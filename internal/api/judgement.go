@@ -1,0 +1,151 @@
+package api
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"time"
+
+	"github.com/danielgtaylor/huma/v2"
+
+	"github.com/dlqd/dlqd/internal/breaker"
+	"github.com/dlqd/dlqd/internal/policy"
+	"github.com/dlqd/dlqd/internal/worker"
+)
+
+// ReclassifyAction asks for open entries to be judged anew.
+type ReclassifyAction struct {
+	Action
+
+	DryRun bool `json:"dryRun,omitempty" doc:"Only say what would change."`
+}
+
+// OpenAction opens a circuit breaker.
+type OpenAction struct {
+	Action
+
+	For string `json:"for,omitempty" doc:"How long, such as 10m; until it is reset if absent." example:"10m"`
+}
+
+// BreakerInput names a circuit breaker.
+type BreakerInput struct {
+	Name string `path:"name" maxLength:"255" doc:"destination: and the destination's name, or queue: and the name of a River queue." example:"destination:payments"`
+}
+
+type reclassifyInput struct{ Body *ReclassifyAction }
+
+type reclassifyOutput struct{ Body worker.Reclassified }
+
+type breakersOutput struct {
+	Body struct {
+		Breakers []breaker.Status `json:"breakers" doc:"By name."`
+	}
+}
+
+type breakerOutput struct{ Body breaker.Status }
+
+type openInput struct {
+	BreakerInput
+
+	Body *OpenAction
+}
+
+type resetInput struct {
+	BreakerInput
+
+	Body *Action
+}
+
+func (s *service) registerJudgement(api huma.API) {
+	reclassify := huma.Operation{
+		OperationID: "reclassify", Method: http.MethodPost, Path: "/api/dlq/reclassify", Tags: []string{"dead letters"},
+		Summary: "Judge open dead letters anew, by the rules that are in force",
+		Description: "Dead letters that a person has parked, or that are being redelivered, are left alone. It answers when all are done; " +
+			"a request that is cut off has judged those that it came to.",
+		Errors: []int{400, 422, 503},
+	}
+	judged := worker.Rejudged{
+		From: worker.Judgement{Class: "unknown", Rule: "none", Strategy: "manual"}, To: worker.Judgement{Class: "transient", Rule: "bank-hiccup", Strategy: "immediate"}, Entries: 812,
+	}
+	example(&reclassify, http.StatusOK, worker.Reclassified{DryRun: true, Looked: 4021, Changed: []worker.Rejudged{judged}})
+	huma.Register(api, reclassify, s.reclassify)
+
+	tags := []string{"circuit breakers"}
+	status := breaker.Status{Name: "destination:payments", State: breaker.Closed, Deliveries: 812, FailureRate: 1.5}
+	list := huma.Operation{
+		OperationID: "list-circuit-breakers", Method: http.MethodGet, Path: "/api/circuit-breakers", Tags: tags,
+		Summary: "Where every circuit breaker stands", Errors: []int{503},
+	}
+	example(&list, http.StatusOK, map[string]any{"breakers": []breaker.Status{status}})
+	huma.Register(api, list, func(context.Context, *struct{}) (*breakersOutput, error) {
+		out := &breakersOutput{}
+		out.Body.Breakers = s.Breakers.List()
+		return out, nil
+	})
+
+	open := huma.Operation{
+		OperationID: "open-circuit-breaker", Method: http.MethodPost, Path: "/api/circuit-breakers/{name}/open", Tags: tags,
+		Summary: "Open a circuit breaker", Description: "Nothing is delivered to its destination then: for a while, or until it is reset.",
+		Errors: []int{400, 404, 422, 503},
+	}
+	opened := status
+	opened.State, opened.Forced, opened.ChangedBy = breaker.Open, true, "kim"
+	example(&open, http.StatusOK, opened)
+	huma.Register(api, open, s.openBreaker)
+
+	reset := huma.Operation{
+		OperationID: "reset-circuit-breaker", Method: http.MethodPost, Path: "/api/circuit-breakers/{name}/reset", Tags: tags,
+		Summary: "Close a circuit breaker", Errors: []int{400, 404, 422, 503},
+	}
+	example(&reset, http.StatusOK, status)
+	huma.Register(api, reset, s.resetBreaker)
+}
+
+func (s *service) reclassify(ctx context.Context, in *reclassifyInput) (*reclassifyOutput, error) {
+	if in.Body == nil {
+		in.Body = &ReclassifyAction{}
+	}
+	result, err := worker.Reclassify(ctx, s.Store, s.Planner(), in.Body.act(), in.Body.DryRun)
+	if err != nil {
+		return nil, s.problem(ctx, err)
+	}
+	return &reclassifyOutput{Body: *result}, nil
+}
+
+func (s *service) openBreaker(ctx context.Context, in *openInput) (*breakerOutput, error) {
+	if in.Body == nil {
+		in.Body = &OpenAction{}
+	}
+	during := time.Duration(0)
+	if in.Body.For != "" {
+		var err error
+		if during, err = policy.ParseDuration(in.Body.For); err != nil || during <= 0 {
+			return nil, huma.Error422UnprocessableEntity("invalid duration", &huma.ErrorDetail{
+				Location: "body.for", Message: "must be a duration such as 30s, 10m or 2h", Value: in.Body.For,
+			})
+		}
+	}
+	return s.changeBreaker(ctx, in.Name, func() error {
+		act := in.Body.act()
+		return s.Breakers.ForceOpen(ctx, in.Name, act.Actor, act.Note, during)
+	})
+}
+
+func (s *service) resetBreaker(ctx context.Context, in *resetInput) (*breakerOutput, error) {
+	return s.changeBreaker(ctx, in.Name, func() error {
+		act := in.Body.act()
+		_, err := s.Breakers.Reset(ctx, in.Name, act.Actor, act.Note)
+		return err
+	})
+}
+
+func (s *service) changeBreaker(ctx context.Context, name string, change func() error) (*breakerOutput, error) {
+	if _, ok := s.Breakers.Find(name); !ok {
+		return nil, huma.Error404NotFound(fmt.Sprintf("there is no circuit breaker %q; GET /api/circuit-breakers lists them", name))
+	}
+	if err := change(); err != nil {
+		return nil, s.problem(ctx, err)
+	}
+	status, _ := s.Breakers.Find(name)
+	return &breakerOutput{Body: status}, nil
+}

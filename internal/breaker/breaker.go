@@ -1,0 +1,340 @@
+// Package breaker is the circuit breakers of destinations. Whether a closed breaker should open is each process's own
+// view of its deliveries; what state a breaker is in, the processes share through Postgres, so that one that opens is
+// known to all within a second, half-open probes are counted over all of them, and a restart forgets nothing.
+package breaker
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/failsafe-go/failsafe-go/circuitbreaker"
+
+	"github.com/dlqd/dlqd/internal/dbsqlc"
+	"github.com/dlqd/dlqd/internal/policy"
+)
+
+// State is where a breaker stands.
+type State string
+
+// The states of a breaker.
+const (
+	Closed   State = "closed"    // deliveries go through
+	Open     State = "open"      // none does until its time has come
+	HalfOpen State = "half_open" // a few probes do
+)
+
+const (
+	// DefaultSyncInterval is how often a process looks at what the others know.
+	DefaultSyncInterval = time.Second
+	// forcedRetryAfter is what a client is told where nobody knows when a breaker closes.
+	forcedRetryAfter = time.Minute
+	// writeTimeout bounds the write that opens a breaker: a delivery waits for it.
+	writeTimeout = 5 * time.Second
+)
+
+// DestinationPrefix is before a destination's name in the name of its breaker.
+const DestinationPrefix = "destination:"
+
+// Config is what [Breakers] need.
+type Config struct {
+	Queries  *dbsqlc.Queries
+	Policy   func() *policy.Policy
+	Actor    string // who this process is, in the breakers' log
+	Logger   *slog.Logger
+	Interval time.Duration    // between looks at the database; 0 means DefaultSyncInterval
+	Now      func() time.Time // nil means time.Now
+}
+
+// Breakers are all breakers, as this process sees them.
+type Breakers struct {
+	config Config
+
+	mu     sync.Mutex
+	shared map[string]dbsqlc.BreakersRow // as read last, by name
+	local  map[string]*local             // by name
+	synced time.Time
+	err    error // of the last look at the database
+}
+
+// local is this process's view of a destination's deliveries while the breaker is closed.
+type local struct {
+	settings policy.Breaker
+	window   circuitbreaker.CircuitBreaker[any]
+	streak   circuitbreaker.CircuitBreaker[any] // nil where a streak opens nothing
+}
+
+// New returns breakers that know nothing yet; see [Breakers.Sync] and [Breakers.Run].
+func New(config Config) *Breakers {
+	config.Interval = cmp.Or(config.Interval, DefaultSyncInterval)
+	if config.Now == nil {
+		config.Now = time.Now
+	}
+	return &Breakers{config: config, shared: map[string]dbsqlc.BreakersRow{}, local: map[string]*local{}}
+}
+
+// Run looks at the database until ctx is done.
+func (b *Breakers) Run(ctx context.Context) {
+	ticker := time.NewTicker(b.config.Interval)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+		}
+		if err := b.Sync(ctx); err != nil && ctx.Err() == nil {
+			b.config.Logger.Warn("circuit breakers: cannot read what other processes know", "error", err)
+		}
+	}
+}
+
+// Sync takes in what the other processes know.
+func (b *Breakers) Sync(ctx context.Context) error {
+	rows, err := b.config.Queries.Breakers(ctx)
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.err = err
+	if err != nil {
+		return err
+	}
+	for _, row := range rows {
+		was := cmp.Or(b.shared[row.Name].State, string(Closed))
+		if was != row.State {
+			b.config.Logger.Warn("circuit breaker", "name", row.Name, "from", was, "to", row.State, "reason", row.Reason, "by", row.ChangedBy)
+			delete(b.local, row.Name) // what was counted before is of another time
+		}
+		b.shared[row.Name] = row
+	}
+	b.synced = b.config.Now()
+	return nil
+}
+
+// Err is why the last look at the database failed.
+func (b *Breakers) Err() error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.err
+}
+
+// State returns where a breaker stands and, for an open one, how long until a probe may go through: 0 if one may.
+func (b *Breakers) State(name string) (State, time.Duration) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.state(name)
+}
+
+func (b *Breakers) state(name string) (State, time.Duration) {
+	row, ok := b.shared[name]
+	switch {
+	case !ok:
+		return Closed, 0
+	case State(row.State) == Open && row.OpenUntil == nil:
+		return Open, forcedRetryAfter
+	case State(row.State) == Open:
+		return Open, max(row.OpenUntil.Sub(b.config.Now()), 0)
+	}
+	return State(row.State), 0
+}
+
+// Permit is the permission for one delivery. Done must be called with its outcome.
+type Permit struct {
+	breakers *Breakers
+	name     string
+	settings policy.Breaker
+	epoch    int64 // of a probe; 0 for a delivery through a closed breaker
+}
+
+// Allow asks whether a delivery to a destination may be made now. It returns nil where not.
+func (b *Breakers) Allow(ctx context.Context, destination string) (*Permit, error) {
+	name := DestinationPrefix + destination
+	permit := &Permit{breakers: b, name: name, settings: b.config.Policy().Breaker(destination)}
+	b.mu.Lock()
+	state, wait := b.state(name)
+	row := b.shared[name]
+	b.mu.Unlock()
+	switch {
+	case state == Closed:
+		return permit, nil
+	case wait > 0:
+		return nil, nil
+	// Every message that is held asks; those that surely get nothing need not ask the database.
+	case state == HalfOpen && int(row.ProbesStarted) >= permit.settings.Probes && b.config.Now().Sub(row.Since) < permit.settings.OpenFor:
+		return nil, nil
+	}
+	epoch, err := b.config.Queries.TakeProbe(ctx, dbsqlc.TakeProbeParams{
+		Name: name, Probes: int32(permit.settings.Probes), OpenFor: permit.settings.OpenFor, Actor: b.config.Actor, Now: b.config.Now(),
+	})
+	if err != nil {
+		return nil, fmt.Errorf("circuit breaker %s: %w", name, err)
+	}
+	if epoch == 0 {
+		return nil, b.Sync(ctx) // it closed this moment, or its probes are all under way
+	}
+	permit.epoch = epoch
+	return permit, nil
+}
+
+// Done reports how a delivery ended: whether the destination was well, not whether it liked the message. What the
+// database does not take is logged: it must not make a delivery fail that was made.
+func (p *Permit) Done(ctx context.Context, ok bool) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), writeTimeout)
+	defer cancel()
+	b := p.breakers
+	var err error
+	if p.epoch != 0 {
+		_, err = b.config.Queries.ReportProbe(ctx, dbsqlc.ReportProbeParams{
+			Name: p.name, Epoch: p.epoch, Ok: ok, Probes: int32(p.settings.Probes), SuccessRate: p.settings.SuccessRate,
+			OpenFor: p.settings.OpenFor, Actor: b.config.Actor, Now: b.config.Now(),
+		})
+		if err == nil {
+			err = b.Sync(ctx)
+		}
+	} else if p.settings.Enabled {
+		if reason := b.count(p, ok); reason != "" {
+			_, err = b.config.Queries.OpenBreaker(ctx, dbsqlc.OpenBreakerParams{
+				Name: p.name, Actor: b.config.Actor, Reason: reason, For: &p.settings.OpenFor, Now: b.config.Now(),
+			})
+		}
+	}
+	if err != nil {
+		b.config.Logger.Error("circuit breaker: the other processes do not know how a delivery ended", "name", p.name, "error", err)
+	}
+}
+
+// count counts a delivery, and says why the breaker should open, if it should.
+func (b *Breakers) count(p *Permit, ok bool) string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	l := b.localOf(p.name, p.settings)
+	if ok {
+		l.window.RecordSuccess()
+		if l.streak != nil {
+			l.streak.RecordSuccess()
+		}
+		return ""
+	}
+	l.window.RecordFailure()
+	if l.streak != nil {
+		l.streak.RecordFailure()
+	}
+	reason := ""
+	switch {
+	case l.streak != nil && l.streak.IsOpen():
+		reason = fmt.Sprintf("%d failures in a row", l.settings.ConsecutiveFailures)
+	case l.window.IsOpen():
+		reason = fmt.Sprintf("%g %% or more of the deliveries of the last %s failed", l.settings.FailureRate, l.settings.Window)
+	}
+	if reason == "" {
+		return ""
+	}
+	delete(b.local, p.name)
+	if state, _ := b.state(p.name); state != Closed {
+		return "" // a delivery that began before it opened
+	}
+	// At once for this process, whether or not the database answers.
+	until := b.config.Now().Add(l.settings.OpenFor)
+	b.shared[p.name] = dbsqlc.BreakersRow{Name: p.name, State: string(Open), Since: b.config.Now(), OpenUntil: &until, Reason: reason, ChangedBy: b.config.Actor}
+	b.config.Logger.Warn("circuit breaker", "name", p.name, "from", string(Closed), "to", string(Open), "reason", reason)
+	return reason
+}
+
+func (b *Breakers) localOf(name string, settings policy.Breaker) *local {
+	if l := b.local[name]; l != nil && l.settings == settings {
+		return l
+	}
+	l := &local{
+		settings: settings,
+		window:   circuitbreaker.NewBuilder[any]().WithFailureRateThreshold(settings.FailureRate/100, settings.MinimumCount, settings.Window).WithDelay(time.Hour).Build(),
+	}
+	if settings.ConsecutiveFailures > 0 {
+		l.streak = circuitbreaker.NewBuilder[any]().WithFailureThreshold(settings.ConsecutiveFailures).WithDelay(time.Hour).Build()
+	}
+	b.local[name] = l
+	return l
+}
+
+// Status is a breaker as people see it.
+type Status struct {
+	Name            string     `json:"name" doc:"destination: and the destination's name, or queue: and the name of a River queue." example:"destination:payments"`
+	State           State      `json:"state" enum:"closed,open,half_open" doc:"closed: deliveries go through. open: none does. half_open: a few probes do."`
+	Since           *time.Time `json:"since,omitempty" doc:"Since when; absent for one that has never opened."`
+	OpenUntil       *time.Time `json:"openUntil,omitempty" doc:"When an open one lets probes through; absent where a person opened it for good."`
+	Forced          bool       `json:"forced" doc:"A person opened it."`
+	ProbesSucceeded int        `json:"probesSucceeded" doc:"Probes of the present or last half-open period that succeeded."`
+	ProbesFailed    int        `json:"probesFailed" doc:"Probes of it that failed."`
+	Deliveries      int        `json:"deliveries" doc:"Deliveries that this process counts in the window."`
+	FailureRate     float64    `json:"failureRate" doc:"Percent of them that failed."`
+	Reason          string     `json:"reason,omitempty" doc:"Why it is in this state."`
+	ChangedBy       string     `json:"changedBy,omitempty" doc:"Who changed it: a process, or a person."`
+}
+
+// List returns every breaker of the policy, and every one that has ever opened.
+func (b *Breakers) List() []Status {
+	p := b.config.Policy()
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	names := map[string]bool{}
+	for name := range p.Destinations {
+		names[DestinationPrefix+name] = true
+	}
+	for name := range p.Breakers.RiverQueues {
+		names[QueuePrefix+name] = true
+	}
+	for name := range b.shared {
+		names[name] = true
+	}
+	list := make([]Status, 0, len(names))
+	for name := range names {
+		status := Status{Name: name, State: Closed}
+		if row, ok := b.shared[name]; ok {
+			status = Status{
+				Name: name, State: State(row.State), Since: &row.Since, OpenUntil: row.OpenUntil, Forced: row.Forced,
+				ProbesSucceeded: int(row.ProbesSucceeded), ProbesFailed: int(row.ProbesFailed), Reason: row.Reason, ChangedBy: row.ChangedBy,
+			}
+		}
+		if l := b.local[name]; l != nil {
+			metrics := l.window.Metrics()
+			status.Deliveries, status.FailureRate = int(metrics.Executions()), 100*metrics.FailureRate()
+		}
+		list = append(list, status)
+	}
+	slices.SortFunc(list, func(a, c Status) int { return strings.Compare(a.Name, c.Name) })
+	return list
+}
+
+// Find returns one breaker of [Breakers.List].
+func (b *Breakers) Find(name string) (Status, bool) {
+	list := b.List()
+	i := slices.IndexFunc(list, func(s Status) bool { return s.Name == name })
+	if i < 0 {
+		return Status{}, false
+	}
+	return list[i], true
+}
+
+// ForceOpen opens a breaker by a person's word: for a while, or until it is reset where that is 0.
+func (b *Breakers) ForceOpen(ctx context.Context, name, actor, reason string, during time.Duration) error {
+	params := dbsqlc.OpenBreakerParams{Name: name, Actor: actor, Reason: cmp.Or(reason, "opened by a person"), Forced: true, Now: b.config.Now()}
+	if during > 0 {
+		params.For = &during
+	}
+	if _, err := b.config.Queries.OpenBreaker(ctx, params); err != nil {
+		return err
+	}
+	return b.Sync(ctx)
+}
+
+// Reset closes a breaker by a person's word. It reports whether it was not closed already.
+func (b *Breakers) Reset(ctx context.Context, name, actor, reason string) (bool, error) {
+	was, err := b.config.Queries.ResetBreaker(ctx, dbsqlc.ResetBreakerParams{Name: name, Actor: actor, Reason: cmp.Or(reason, "reset by a person"), Now: b.config.Now()})
+	if err != nil {
+		return false, err
+	}
+	return was, b.Sync(ctx)
+}

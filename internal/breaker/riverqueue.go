@@ -1,0 +1,180 @@
+package breaker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/riverqueue/river"
+
+	"github.com/dlqd/dlqd/internal/dbsqlc"
+	"github.com/dlqd/dlqd/internal/policy"
+	"github.com/dlqd/dlqd/internal/postgres"
+)
+
+// QueuePrefix is before a River queue's name in the name of its breaker.
+const QueuePrefix = "queue:"
+
+// Queues watches River queues that an application works. dlqd does not see their work, so the failure rate comes from
+// the database, and a breaker that opens pauses the queue, which River's clients obey.
+type Queues struct {
+	Pool     *pgxpool.Pool
+	Schemas  postgres.Schemas
+	River    *river.Client[pgx.Tx]
+	Breakers *Breakers
+	Logger   *slog.Logger
+}
+
+// Run looks at the queues until ctx is done.
+func (w *Queues) Run(ctx context.Context) {
+	ticker := time.NewTicker(w.Breakers.config.Interval)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+		}
+		if err := w.RunOnce(ctx); err != nil && ctx.Err() == nil {
+			w.Logger.Error("circuit breakers of River queues", "error", err)
+		}
+	}
+}
+
+// RunOnce looks once at every River queue that the policy names, and at every one whose breaker has opened before.
+func (w *Queues) RunOnce(ctx context.Context) error {
+	p := w.Breakers.config.Policy()
+	var errs []error
+	for _, queue := range slices.Sorted(maps.Keys(p.Breakers.RiverQueues)) {
+		if err := w.look(ctx, queue, p.Breakers.RiverQueues[queue]); err != nil {
+			errs = append(errs, fmt.Errorf("queue %s: %w", queue, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func (w *Queues) look(ctx context.Context, queue string, settings *policy.Breaker) error {
+	name := QueuePrefix + queue
+	now := w.Breakers.config.Now()
+	return pgx.BeginFunc(ctx, w.Pool, func(tx pgx.Tx) error {
+		q := dbsqlc.New(w.Schemas.Rendered(tx))
+		if mine, err := q.LockQueueBreaker(ctx, name); err != nil || !mine {
+			return err
+		}
+		row, err := q.QueueBreaker(ctx, name)
+		if errors.Is(err, pgx.ErrNoRows) {
+			row, err = dbsqlc.QueueBreakerRow{State: string(Closed)}, nil
+		}
+		if err != nil {
+			return err
+		}
+		switch State(row.State) {
+		case Closed:
+			if row.Paused { // somebody reset it
+				return w.pause(ctx, tx, q, queue, false)
+			}
+			return w.watch(ctx, tx, q, queue, settings, row.Since, now)
+		case Open:
+			if row.OpenUntil != nil && !row.OpenUntil.After(now) {
+				if err := q.HalfOpenQueue(ctx, dbsqlc.HalfOpenQueueParams{Name: name, Now: now, Actor: w.Breakers.config.Actor}); err != nil {
+					return err
+				}
+				return w.pause(ctx, tx, q, queue, false)
+			}
+			if !row.Paused { // a person opened it
+				return w.pause(ctx, tx, q, queue, true)
+			}
+		case HalfOpen:
+			return w.judge(ctx, tx, q, queue, settings, &row, now)
+		}
+		return nil
+	})
+}
+
+// watch opens a closed breaker whose queue fails too much.
+func (w *Queues) watch(ctx context.Context, tx pgx.Tx, q *dbsqlc.Queries, queue string, settings *policy.Breaker, since, now time.Time) error {
+	if !settings.Enabled {
+		return nil
+	}
+	from := now.Add(-settings.Window)
+	if since.After(from) {
+		from = since // what failed before it closed has been judged
+	}
+	ended, err := q.QueueOutcomes(ctx, dbsqlc.QueueOutcomesParams{Since: from, Queue: queue})
+	if err != nil {
+		return err
+	}
+	total := ended.Succeeded + int64(ended.Failed)
+	if total < int64(settings.MinimumCount) || 100*float64(ended.Failed) < settings.FailureRate*float64(total) {
+		return nil
+	}
+	reason := fmt.Sprintf("%d of %d jobs failed", ended.Failed, total)
+	if _, err := q.OpenBreaker(ctx, dbsqlc.OpenBreakerParams{Name: QueuePrefix + queue, Actor: w.Breakers.config.Actor, Reason: reason, For: &settings.OpenFor, Now: now}); err != nil {
+		return err
+	}
+	return w.pause(ctx, tx, q, queue, true)
+}
+
+// judge lets a half-open queue run for a moment, pauses it again, and closes or opens its breaker by how those jobs
+// ended.
+func (w *Queues) judge(ctx context.Context, tx pgx.Tx, q *dbsqlc.Queries, queue string, settings *policy.Breaker, row *dbsqlc.QueueBreakerRow, now time.Time) error {
+	name := QueuePrefix + queue
+	ended, err := q.QueueOutcomes(ctx, dbsqlc.QueueOutcomesParams{Since: row.Since, Queue: queue})
+	if err != nil {
+		return err
+	}
+	failed := int64(ended.Failed)
+	total := ended.Succeeded + failed
+	switch {
+	case total == 0 && ended.Running == 0:
+		return nil // nothing has come yet
+	case total < int64(settings.Probes) && ended.Running > 0:
+		if !row.Paused {
+			return w.pause(ctx, tx, q, queue, true)
+		}
+		return nil
+	}
+	reason := fmt.Sprintf("%d of %d probes succeeded", ended.Succeeded, total)
+	if 100*float64(ended.Succeeded) >= settings.SuccessRate*float64(total) {
+		if _, err := q.ResetBreaker(ctx, dbsqlc.ResetBreakerParams{Name: name, Actor: w.Breakers.config.Actor, Reason: reason, Now: now}); err != nil {
+			return err
+		}
+		return w.pause(ctx, tx, q, queue, false)
+	}
+	if err := q.ReopenQueue(ctx, dbsqlc.ReopenQueueParams{
+		Name: name, Now: now, OpenUntil: now.Add(settings.OpenFor), Succeeded: int32(ended.Succeeded), Failed: int32(failed), Reason: reason, Actor: w.Breakers.config.Actor,
+	}); err != nil {
+		return err
+	}
+	return w.pause(ctx, tx, q, queue, true)
+}
+
+// pause pauses or resumes a queue with River's own means, and remembers that it did: a queue that a person paused is not
+// resumed.
+func (w *Queues) pause(ctx context.Context, tx pgx.Tx, q *dbsqlc.Queries, queue string, paused bool) error {
+	row, err := w.River.QueueGetTx(ctx, tx, queue)
+	if errors.Is(err, river.ErrNotFound) {
+		return nil // no client works it yet
+	}
+	if err != nil {
+		return err
+	}
+	switch {
+	case paused && row.PausedAt == nil:
+		err = w.River.QueuePauseTx(ctx, tx, queue, nil)
+	case !paused && row.PausedAt != nil:
+		err = w.River.QueueResumeTx(ctx, tx, queue, nil)
+	default:
+		paused = false // a person was there first
+	}
+	if err != nil {
+		return err
+	}
+	return q.SetPaused(ctx, dbsqlc.SetPausedParams{Name: QueuePrefix + queue, Paused: paused})
+}

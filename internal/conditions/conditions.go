@@ -1,0 +1,180 @@
+// Package conditions knows whether now is a time to send dead letters back: whether their destination's breaker is
+// closed and its probe answers, and whether this machine and the database have room.
+package conditions
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"sync"
+	"time"
+
+	"github.com/shirou/gopsutil/v4/cpu"
+	"github.com/shirou/gopsutil/v4/mem"
+
+	"github.com/dlqd/dlqd/internal/breaker"
+	"github.com/dlqd/dlqd/internal/policy"
+	"github.com/dlqd/dlqd/internal/postgres"
+)
+
+// DefaultInterval is how often the machine and the database are looked at.
+const DefaultInterval = 2 * time.Second
+
+// Load says how much is in use, in percent.
+type Load struct{ CPU, Memory, Connections float64 }
+
+// Config is what [Conditions] need.
+type Config struct {
+	DB       postgres.DB
+	Policy   func() *policy.Policy
+	Breakers *breaker.Breakers
+	Logger   *slog.Logger
+	Interval time.Duration // 0 means DefaultInterval
+	// Measure says how loaded machine and database are; nil to measure them.
+	Measure func(ctx context.Context) (Load, error)
+}
+
+// Conditions are the conditions as they were measured last.
+type Conditions struct {
+	config Config
+	client *http.Client
+
+	mu     sync.Mutex
+	load   Load
+	probes map[string]probe // by destination
+}
+
+// probe is the last answer of a destination's probe.
+type probe struct {
+	at      time.Time
+	problem string // "" where it is well
+}
+
+// New returns conditions that have measured nothing yet: what is not known holds nobody up.
+func New(config Config) *Conditions {
+	config.Interval = cmp.Or(config.Interval, DefaultInterval)
+	c := &Conditions{config: config, client: &http.Client{}, probes: map[string]probe{}}
+	if config.Measure == nil {
+		c.config.Measure = c.measure
+	}
+	return c
+}
+
+// Run measures until ctx is done.
+func (c *Conditions) Run(ctx context.Context) {
+	defer c.client.CloseIdleConnections()
+	ticker := time.NewTicker(c.config.Interval)
+	defer ticker.Stop()
+	for {
+		c.Look(ctx)
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+		}
+	}
+}
+
+// Look measures once, and asks the probes that are due.
+func (c *Conditions) Look(ctx context.Context) {
+	load, err := c.config.Measure(ctx)
+	if err != nil {
+		if ctx.Err() == nil {
+			c.config.Logger.Warn("conditions: cannot measure", "error", err)
+		}
+		return
+	}
+	c.mu.Lock()
+	c.load = load
+	c.mu.Unlock()
+	var asked sync.WaitGroup
+	for name, d := range c.config.Policy().Destinations {
+		c.mu.Lock()
+		last := c.probes[name]
+		c.mu.Unlock()
+		if d.Probe.URL == "" || time.Since(last.at) < d.Probe.Every {
+			continue
+		}
+		asked.Go(func() {
+			answer := probe{at: time.Now(), problem: c.ask(ctx, &d.Probe)}
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			c.probes[name] = answer
+		})
+	}
+	asked.Wait()
+}
+
+// ask asks a destination how it is, and returns what is wrong.
+func (c *Conditions) ask(ctx context.Context, p *policy.Probe) string {
+	ctx, cancel := context.WithTimeout(ctx, p.Timeout)
+	defer cancel()
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, p.URL, nil)
+	if err != nil {
+		return "cannot be asked"
+	}
+	response, err := c.client.Do(request)
+	if err != nil {
+		return "does not answer"
+	}
+	_ = response.Body.Close()
+	if response.StatusCode < 200 || response.StatusCode > 299 {
+		return fmt.Sprintf("answers %d", response.StatusCode)
+	}
+	return ""
+}
+
+func (c *Conditions) measure(ctx context.Context) (Load, error) {
+	var load Load
+	used, err := cpu.PercentWithContext(ctx, 0, false) // since the last time
+	if err != nil {
+		return load, fmt.Errorf("processors: %w", err)
+	}
+	load.CPU = used[0]
+	memory, err := mem.VirtualMemoryWithContext(ctx)
+	if err != nil {
+		return load, fmt.Errorf("memory: %w", err)
+	}
+	load.Memory = memory.UsedPercent
+	err = c.config.DB.QueryRow(ctx, "SELECT 100.0::float8 * count(*) / current_setting('max_connections')::int FROM pg_stat_activity WHERE backend_type = 'client backend'").Scan(&load.Connections)
+	return load, err
+}
+
+// Unmet implements strategy.Conditions.
+func (c *Conditions) Unmet(queue string, want *policy.Conditions) string {
+	destination := c.config.Policy().DestinationOf(queue)
+	if isOn(want.Breaker) {
+		name := breaker.QueuePrefix + queue
+		if destination != nil {
+			name = breaker.DestinationPrefix + destination.Name
+		}
+		if state, wait := c.config.Breakers.State(name); state == breaker.Open && wait > 0 {
+			return "circuit breaker " + name + " is open"
+		}
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if isOn(want.Probe) && destination != nil && destination.Probe.URL != "" {
+		if problem := c.probes[destination.Name].problem; problem != "" {
+			return "the probe of destination " + destination.Name + " " + problem
+		}
+	}
+	for _, limit := range []struct {
+		what  string
+		used  float64
+		below *float64
+	}{
+		{"of this machine's processors are", c.load.CPU, want.CPUBelow},
+		{"of this machine's memory is", c.load.Memory, want.MemoryBelow},
+		{"of the database's connections are", c.load.Connections, want.ConnectionsBelow},
+	} {
+		if limit.below != nil && *limit.below > 0 && limit.used >= *limit.below {
+			return fmt.Sprintf("%.0f %% %s in use (must be below %g %%)", limit.used, limit.what, *limit.below)
+		}
+	}
+	return ""
+}
+
+func isOn(b *bool) bool { return b != nil && *b }

@@ -1,0 +1,130 @@
+package delivery
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	mathrand "math/rand/v2"
+	"time"
+
+	"github.com/riverqueue/river"
+
+	"github.com/dlqd/dlqd/internal/breaker"
+	"github.com/dlqd/dlqd/internal/dbsqlc"
+	"github.com/dlqd/dlqd/internal/policy"
+)
+
+// HeldKey is the key of a job's metadata that says what a message is held for.
+const HeldKey = "dlq:held"
+
+// What a message is held for.
+const (
+	HeldForBreaker = "breaker" // its destination's breaker is open
+	HeldForOrder   = "order"   // another of its ordering key comes first
+)
+
+const (
+	// holdTime is how long a message is held at most: what it waits for releases it, and this is for what nobody saw.
+	holdTime = 5 * time.Minute
+	// maxRelease bounds what is released at once.
+	maxRelease = 1000
+	// maxDoublings is after how many seconds the ramp has long passed every pace.
+	maxDoublings = 20
+)
+
+// HoldTime is how long to hold a message, spread so that messages that were held together do not come back together.
+func HoldTime() time.Duration {
+	return time.Duration(float64(holdTime) * (1 - jitterShare + 2*jitterShare*mathrand.Float64()))
+}
+
+// hold puts a message off without spending an attempt. err, if any, is why it is not known whether it may go.
+func hold(ctx context.Context, reason string, err error) (string, error) {
+	if err != nil {
+		return "held", errors.Join(river.JobSnooze(time.Second), err)
+	}
+	if err := river.MetadataSet(ctx, HeldKey, reason); err != nil {
+		return "held", err
+	}
+	return "held", river.JobSnooze(HoldTime())
+}
+
+// Releaser lets held messages go when their destination's breaker lets them: a few as probes, and once it has closed all
+// of them, the more the longer it stays closed, up to the destination's pace.
+type Releaser struct {
+	Queries  *dbsqlc.Queries
+	Policy   func() *policy.Policy
+	Breakers *breaker.Breakers
+	Logger   *slog.Logger
+	Interval time.Duration // between looks
+
+	closed  map[string]time.Time // since when each breaker is closed, while messages may be held for it
+	drained map[string]bool      // no message is held
+}
+
+// Run releases until ctx is done.
+func (r *Releaser) Run(ctx context.Context) {
+	r.closed, r.drained = map[string]time.Time{}, map[string]bool{}
+	ticker := time.NewTicker(r.Interval)
+	defer ticker.Stop()
+	for {
+		for name := range r.Policy().Destinations {
+			if err := r.look(ctx, name); err != nil && ctx.Err() == nil {
+				r.Logger.Error("held messages were not released", "destination", name, "error", err)
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+		}
+	}
+}
+
+func (r *Releaser) look(ctx context.Context, destination string) error {
+	p := r.Policy()
+	settings := p.Breaker(destination)
+	status, wait := r.Breakers.State(breaker.DestinationPrefix + destination)
+	if status != breaker.Closed {
+		delete(r.closed, destination)
+		r.drained[destination] = false
+		if status == breaker.Open && wait > 0 {
+			return nil
+		}
+		_, err := r.release(ctx, destination, settings.Probes)
+		return err
+	}
+	if r.drained[destination] {
+		return nil
+	}
+	now := time.Now()
+	if r.closed[destination].IsZero() {
+		r.closed[destination] = now
+	}
+	doublings := min(int(now.Sub(r.closed[destination])/time.Second), maxDoublings)
+	most := min(settings.Probes<<doublings, maxRelease)
+	if rate := p.Destinations[destination].RedeliveriesPerSecond; rate > 0 {
+		place, err := r.Queries.ReservePace(ctx, dbsqlc.ReservePaceParams{
+			Name: breaker.DestinationPrefix + destination, Rate: rate, Count: int32(most), Now: now, Within: &r.Interval,
+		})
+		if err != nil {
+			return err
+		}
+		most = int(place.Granted)
+	}
+	if most == 0 {
+		return nil
+	}
+	released, err := r.release(ctx, destination, most)
+	r.drained[destination] = err == nil && released < most
+	return err
+}
+
+func (r *Releaser) release(ctx context.Context, destination string, most int) (int, error) {
+	released, err := r.Queries.ReleaseHeld(ctx, dbsqlc.ReleaseHeldParams{
+		Queues: r.Policy().QueuesOf(destination), MaxJobs: int32(most), Horizon: holdTime * 2,
+	})
+	if released > 0 {
+		r.Logger.Debug("held messages released", "destination", destination, "messages", released)
+	}
+	return int(released), err
+}

@@ -1,0 +1,185 @@
+package policy
+
+import (
+	"maps"
+	"net/url"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/dlqd/dlqd/riverdlq"
+)
+
+// Bounds of durations, which a schema cannot express.
+const (
+	maxBackoff = 24 * time.Hour
+	maxTimeout = time.Hour
+	maxDelay   = 30 * 24 * time.Hour
+)
+
+// tagPattern is River's for tags.
+var tagPattern = regexp.MustCompile(`^\w[\w-]{1,253}\w$`)
+
+var queueName = regexp.MustCompile(`^[a-z0-9]+([_-][a-z0-9]+)*$`)
+
+// check looks at what one file's schema cannot see: what names refer to, ranges of durations, secrets.
+func (l *loader) check() {
+	p := l.policy
+	for _, name := range slices.Sorted(maps.Keys(p.Destinations)) {
+		l.checkDestination(name, p.Destinations[name])
+	}
+	for _, name := range p.QueueNames() {
+		q := p.Queues[name]
+		q.Name = name
+		at := "queues." + name
+		if !queueName.MatchString(name) || len(name) > 127 {
+			l.badf("retry-policies", at, "a queue's name is lower-case letters and digits, in words joined by - or _")
+		}
+		l.checkRange("retry-policies", at+".backoff.delay", q.Backoff.Delay, time.Millisecond, maxBackoff)
+		l.checkRange("retry-policies", at+".timeout", q.Timeout, time.Millisecond, maxTimeout)
+		if p.Destinations[q.Destination] == nil {
+			l.badf("retry-policies", at+".destination", "there is no destination %q (there are: %s)", q.Destination, known(p.Destinations))
+		}
+	}
+	for name := range p.Breakers.Destinations {
+		if p.Destinations[name] == nil {
+			l.badf("circuit-breaker", "destinations."+name, "there is no such destination (there are: %s)", known(p.Destinations))
+		}
+	}
+	breakers := map[string]*Breaker{"defaults": &p.Breakers.Defaults}
+	for name, b := range p.Breakers.Destinations {
+		breakers["destinations."+name] = b
+	}
+	for name, b := range p.Breakers.RiverQueues {
+		breakers["riverQueues."+name] = b
+		if p.Queues[name] != nil {
+			l.badf("circuit-breaker", "riverQueues."+name, "dlqd delivers this queue: its breaker is its destination's")
+		}
+	}
+	for _, at := range slices.Sorted(maps.Keys(breakers)) {
+		l.checkRange("circuit-breaker", at+".window", breakers[at].Window, time.Second, time.Hour)
+		l.checkRange("circuit-breaker", at+".openFor", breakers[at].OpenFor, time.Millisecond, time.Hour)
+	}
+	for name := range p.Workers.Queues {
+		if p.Queues[name] == nil {
+			l.badf("worker-pool", "queues."+name, "there is no such queue (there are: %s)", known(p.Queues))
+		}
+	}
+	l.checkRouting()
+}
+
+func (l *loader) checkDestination(name string, d *Destination) {
+	const file = "retry-policies"
+	d.Name = name
+	at := "destinations." + name
+	if d.URL == "" {
+		l.badf(file, at, "url is required")
+	} else {
+		l.checkURL(at+".url", d.URL)
+	}
+	if d.Probe.URL != "" {
+		l.checkURL(at+".probe.url", d.Probe.URL)
+	}
+	l.checkRange(file, at+".probe.every", d.Probe.Every, 100*time.Millisecond, time.Hour)
+	l.checkRange(file, at+".probe.timeout", d.Probe.Timeout, time.Millisecond, time.Minute)
+	if d.SecretFile != "" {
+		path := d.SecretFile
+		if !filepath.IsAbs(path) {
+			path = filepath.Join(l.source.Dir, path)
+		}
+		raw, err := os.ReadFile(path)
+		if err != nil {
+			l.badf(file, at+".secretFile", "%w", err)
+		}
+		d.Secret = Secret(strings.TrimSpace(string(raw)))
+	}
+	if d.Secret != "" {
+		if _, err := newSigner(d.Secret); err != nil {
+			l.badf(file, at+".secret", "must be base64, with or without whsec_ before it")
+		}
+	}
+}
+
+func (l *loader) checkURL(at, text string) {
+	if u, err := url.Parse(text); err != nil || u.Host == "" || (u.Scheme != "http" && u.Scheme != "https") {
+		l.badf("retry-policies", at, "must be an http or https URL")
+	}
+}
+
+func (l *loader) checkRouting() {
+	const file = "dlq-routing"
+	r := &l.policy.Routing
+	l.checkPlan("strategies.immediate", &r.Strategies.Immediate)
+	l.checkPlan("strategies.scheduled", &r.Strategies.Scheduled)
+	l.checkPlan("strategies.conditional", &r.Strategies.Conditional)
+	l.checkClasses("classes", r.Classes)
+	for _, name := range slices.Sorted(maps.Keys(r.Queues)) {
+		l.checkClasses("queues."+name+".classes", r.Queues[name].Classes)
+	}
+	for i, class := range r.SmartRetry.Classes {
+		if !slices.Contains(riverdlq.Classes(), riverdlq.Class(class)) {
+			l.badf(file, "smartRetry.classes["+strconv.Itoa(i)+"]", "%q is no class (there are: %s)", class, classNames())
+		}
+	}
+	seen := map[string]bool{}
+	for i := range r.Rules {
+		rule := &r.Rules[i]
+		at := "rules[" + strconv.Itoa(i) + "]"
+		if seen[rule.Name] {
+			l.badf(file, at+".name", "%q is the name of another rule too", rule.Name)
+		}
+		seen[rule.Name] = true
+		for n, tag := range rule.Tags {
+			if !tagPattern.MatchString(tag) {
+				l.badf(file, at+".tags["+strconv.Itoa(n)+"]", "%q must be 3 to 255 letters, digits, _ and -, and neither start nor end with -", tag)
+			}
+		}
+		l.checkPlan(at+".plan", &rule.Plan)
+	}
+}
+
+func (l *loader) checkClasses(at string, classes map[string]*Plan) {
+	for _, class := range slices.Sorted(maps.Keys(classes)) {
+		if !slices.Contains(riverdlq.Classes(), riverdlq.Class(class)) {
+			l.badf("dlq-routing", at+"."+class, "is no class (there are: %s)", classNames())
+		}
+		l.checkPlan(at+"."+class, classes[class])
+	}
+}
+
+func (l *loader) checkPlan(at string, p *Plan) {
+	const file = "dlq-routing"
+	for i, delay := range p.Delays {
+		l.checkRange(file, at+".delays["+strconv.Itoa(i)+"]", delay, time.Millisecond, maxDelay)
+	}
+	for i, hour := range p.Hours {
+		if hour < 0 || hour > 23 {
+			l.badf(file, at+".hours["+strconv.Itoa(i)+"]", "is %d; must be 0 to 23", hour)
+		}
+	}
+	if p.TimeZone != "" {
+		if _, err := time.LoadLocation(p.TimeZone); err != nil {
+			l.badf(file, at+".timeZone", "%q is no time zone such as UTC or Europe/Berlin", p.TimeZone)
+		}
+	}
+}
+
+func (l *loader) checkRange(file, at string, value, least, most time.Duration) {
+	if value < least || value > most {
+		l.badf(file, at, "is %s; must be %s to %s", value, least, most)
+	}
+}
+
+func known[T any](m map[string]T) string { return strings.Join(slices.Sorted(maps.Keys(m)), ", ") }
+
+func classNames() string {
+	names := make([]string, 0, len(riverdlq.Classes()))
+	for _, class := range riverdlq.Classes() {
+		names = append(names, string(class))
+	}
+	return strings.Join(names, ", ")
+}

@@ -1,0 +1,56 @@
+package policy
+
+import (
+	"fmt"
+	"reflect"
+	"slices"
+	"strings"
+)
+
+// Change is a value that two policies have different.
+type Change struct {
+	File, Path string
+	Old, New   string // "" where it is not there
+}
+
+// String returns the change on one line.
+func (c Change) String() string {
+	switch {
+	case c.Old == "":
+		return fmt.Sprintf("%s %s = %s (new)", c.File, c.Path, c.New)
+	case c.New == "":
+		return fmt.Sprintf("%s %s = %s (gone)", c.File, c.Path, c.Old)
+	default:
+		return fmt.Sprintf("%s %s: %s -> %s", c.File, c.Path, c.Old, c.New)
+	}
+}
+
+// Diff lists the values in which two policies differ, in order. Secrets count only as there or not.
+func Diff(old, next *Policy) []Change {
+	type key struct{ file, path string }
+	changes := map[key]*Change{}
+	was := map[key]any{}
+	for _, s := range old.settings {
+		was[key{s.File, s.Path}] = s.Value
+		changes[key{s.File, s.Path}] = &Change{File: s.File, Path: s.Path, Old: shown(s.Value)}
+	}
+	for _, s := range next.settings {
+		k := key{s.File, s.Path}
+		if value, ok := was[k]; ok && reflect.DeepEqual(value, s.Value) {
+			delete(changes, k)
+			continue
+		}
+		if changes[k] == nil {
+			changes[k] = &Change{File: s.File, Path: s.Path}
+		}
+		changes[k].New = shown(s.Value)
+	}
+	list := make([]Change, 0, len(changes))
+	for _, c := range changes {
+		list = append(list, *c)
+	}
+	slices.SortFunc(list, func(a, b Change) int {
+		return strings.Compare(a.File+" "+a.Path, b.File+" "+b.Path)
+	})
+	return list
+}

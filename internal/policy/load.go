@@ -1,0 +1,445 @@
+package policy
+
+import (
+	"bytes"
+	"cmp"
+	"embed"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/go-viper/mapstructure/v2"
+	"github.com/knadh/koanf/providers/confmap"
+	"github.com/knadh/koanf/v2"
+	"go.yaml.in/yaml/v3"
+)
+
+// EnvironmentsDir is the folder of a configuration directory that holds a folder for each environment.
+const EnvironmentsDir = "environments"
+
+// maxFileBytes bounds one file of a policy.
+const maxFileBytes = 1 << 20
+
+// separator joins the keys of a path inside koanf: names may have dots.
+const separator = "\x00"
+
+//go:embed defaults/*.yaml
+var defaults embed.FS
+
+// Files lists the files of a policy, by their names without an ending.
+func Files() []string {
+	return []string{"retry-policies", "circuit-breaker", "dlq-routing", "worker-pool", "monitoring"}
+}
+
+// section is where a file's content goes.
+func (p *Policy) section(name string) any {
+	switch name {
+	case "retry-policies":
+		return &p.RetryPolicies
+	case "circuit-breaker":
+		return &p.Breakers
+	case "dlq-routing":
+		return &p.Routing
+	case "worker-pool":
+		return &p.Workers
+	default:
+		return &p.Monitoring
+	}
+}
+
+// inherits lists, for each file, the maps whose items have what a sibling says unless they say otherwise.
+var inherits = map[string][][2]string{
+	"retry-policies":  {{"queues", "defaults"}, {"destinations", "destinationDefaults"}},
+	"circuit-breaker": {{"destinations", "defaults"}, {"riverQueues", "defaults"}},
+	"worker-pool":     {{"queues", "defaults"}},
+	"monitoring":      {{"queues", "defaults"}},
+}
+
+// Source is where a policy is read from.
+type Source struct {
+	Dir string // a configuration directory; empty for the built-in defaults alone
+	Env string // a folder of Dir/environments, merged over Dir key by key; empty for none
+	// Destination is where the one queue of a policy without queues delivers to: the URL of the destination "default".
+	Destination string
+}
+
+// Setting is one value that is in force.
+type Setting struct {
+	File   string // without an ending
+	Path   string // queues.orders.timeout
+	Value  any
+	Origin string // "built in", or file:line
+}
+
+// String returns file, path and value on one line.
+func (s Setting) String() string { return fmt.Sprintf("%s %s = %s", s.File, s.Path, shown(s.Value)) }
+
+// shown is a value as its file would have it.
+func shown(value any) string {
+	raw, err := yaml.Marshal(flow(value))
+	if err != nil {
+		return fmt.Sprint(value)
+	}
+	return strings.TrimSpace(string(raw))
+}
+
+func flow(value any) *yaml.Node {
+	node := &yaml.Node{}
+	_ = node.Encode(value) // whatever was decoded from YAML
+	var set func(*yaml.Node)
+	set = func(n *yaml.Node) {
+		n.Style |= yaml.FlowStyle
+		for _, child := range n.Content {
+			set(child)
+		}
+	}
+	set(node)
+	return node
+}
+
+// Default is the policy where no directory is given: one queue, which delivers to a URL.
+func Default(destinationURL string) (*Policy, error) {
+	return Load(Source{Destination: destinationURL})
+}
+
+// Load reads and checks a policy. Its error names every mistake with file and line.
+func Load(source Source) (*Policy, error) {
+	p := &Policy{}
+	l := &loader{source: source, policy: p, origins: map[string]map[string]string{}}
+	if err := l.checkDir(); err != nil {
+		return nil, fmt.Errorf("policy %s: %w", source.Dir, err)
+	}
+	for _, name := range Files() {
+		l.load(name)
+	}
+	if len(l.problems) == 0 {
+		l.check()
+	}
+	if len(l.problems) > 0 {
+		return nil, fmt.Errorf("policy %s: %w", cmp.Or(source.Dir, "(built in)"), errors.Join(l.problems...))
+	}
+	p.version = version(source.Dir, p.settings)
+	return p, nil
+}
+
+// Where says which file and line a value comes from, for messages about it. The path may be of something inside it.
+func (p *Policy) Where(file, path string) string {
+	for {
+		for _, s := range p.settings {
+			if s.File == file && s.Path == path {
+				return s.Origin
+			}
+		}
+		cut := strings.LastIndexAny(path, ".[")
+		if cut < 0 {
+			return file
+		}
+		path = path[:cut]
+	}
+}
+
+// Settings lists every value that is in force, in order. Secrets are hidden.
+func (p *Policy) Settings() []Setting { return p.settings }
+
+type loader struct {
+	source   Source
+	policy   *Policy
+	origins  map[string]map[string]string // by file, then by path
+	problems []error
+}
+
+// badf notes a mistake at a path of a file.
+func (l *loader) badf(file, path, format string, args ...any) {
+	at := file
+	for p := path; p != ""; p = p[:max(strings.LastIndexAny(p, ".["), 0)] {
+		if origin, ok := l.origins[file][p]; ok {
+			at = origin
+			break
+		}
+	}
+	l.problems = append(l.problems, fmt.Errorf("%s: %s: %w", at, path, fmt.Errorf(format, args...)))
+}
+
+// checkDir refuses what would be passed over in silence: a misspelt file, or an environment that is not there.
+func (l *loader) checkDir() error {
+	if l.source.Dir == "" {
+		if l.source.Env != "" {
+			return fmt.Errorf("environment %q: an environment needs a configuration directory", l.source.Env)
+		}
+		return nil
+	}
+	dirs := []string{l.source.Dir}
+	if l.source.Env != "" {
+		dir := filepath.Join(l.source.Dir, EnvironmentsDir, l.source.Env)
+		if info, err := os.Stat(dir); err != nil || !info.IsDir() || l.source.Env != filepath.Base(l.source.Env) {
+			names, _ := filepath.Glob(filepath.Join(l.source.Dir, EnvironmentsDir, "*"))
+			for i := range names {
+				names[i] = filepath.Base(names[i])
+			}
+			return fmt.Errorf("there is no environment %q (there are: %s)", l.source.Env, strings.Join(names, ", "))
+		}
+		dirs = append(dirs, dir)
+	}
+	for _, dir := range dirs {
+		items, err := os.ReadDir(dir)
+		if err != nil {
+			return err
+		}
+		for _, item := range items {
+			name, ending := item.Name(), filepath.Ext(item.Name())
+			if item.IsDir() || !slices.Contains([]string{".yaml", ".yml", ".json"}, ending) || strings.Contains(name, ".samples.") {
+				continue
+			}
+			if !slices.Contains(Files(), strings.TrimSuffix(name, ending)) {
+				return fmt.Errorf("%s is no file of a policy (there are: %s)", filepath.Join(dir, name), strings.Join(Files(), ", "))
+			}
+		}
+	}
+	return nil
+}
+
+// layer is one file.
+type layer struct {
+	content map[string]any
+	lines   map[string]string // origin by path
+}
+
+func (l *loader) load(name string) {
+	merged := koanf.New(separator)
+	origins := map[string]string{}
+	l.origins[name] = origins
+	add := func(one *layer) {
+		// What a layer gives anew, a list most of all, replaces the origins of what was there.
+		for old := range origins {
+			if list, _, inside := strings.Cut(old, "["); inside && one.lines[list] != "" {
+				delete(origins, old)
+			}
+		}
+		maps.Copy(origins, one.lines)
+		_ = merged.Load(confmap.Provider(one.content, ""), nil) // a map, which cannot fail
+	}
+	raw, _ := defaults.ReadFile("defaults/" + name + ".yaml") // embedded
+	built, err := parse(raw, nil)
+	if err != nil {
+		panic(err) // a test loads the defaults
+	}
+	add(built)
+	for _, dir := range []string{l.source.Dir, filepath.Join(l.source.Dir, EnvironmentsDir, l.source.Env)} {
+		if l.source.Dir == "" || dir == filepath.Join(l.source.Dir, EnvironmentsDir) {
+			continue
+		}
+		if one := l.read(dir, name); one != nil {
+			add(one)
+		}
+	}
+	if name == "retry-policies" && len(items(merged, "queues")) == 0 {
+		one := map[string]any{"queues": map[string]any{DefaultQueue: map[string]any{}}}
+		if !merged.Exists(strings.Join([]string{"destinations", DefaultQueue}, separator)) {
+			one["destinations"] = map[string]any{DefaultQueue: map[string]any{"url": l.source.Destination}}
+		}
+		add(&layer{content: one, lines: map[string]string{"destinations.default.url": "--destination"}})
+	}
+	for _, pair := range inherits[name] {
+		inherit(merged, origins, pair[0], pair[1])
+	}
+	if len(l.problems) > 0 {
+		return // what was read is not what was meant
+	}
+	if err := merged.UnmarshalWithConf("", l.policy.section(name), koanf.UnmarshalConf{DecoderConfig: &mapstructure.DecoderConfig{
+		TagName: "json", ErrorUnused: true, DecodeHook: mapstructure.ComposeDecodeHookFunc(durationHook, wordsHook), Result: l.policy.section(name),
+	}}); err != nil {
+		l.problems = append(l.problems, fmt.Errorf("%s: %w", name, err))
+	}
+	for _, key := range slices.Sorted(maps.Keys(merged.All())) {
+		path := strings.ReplaceAll(key, separator, ".")
+		value := merged.Get(key)
+		if strings.HasSuffix(path, ".secret") && value != "" {
+			value = Secret("hidden").String()
+		}
+		list, ok := value.([]any)
+		if ok && len(list) > 0 && reflect.TypeOf(list[0]).Kind() == reflect.Map { // rules, one by one
+			for i, item := range list {
+				at := path + "[" + strconv.Itoa(i) + "]"
+				l.policy.settings = append(l.policy.settings, Setting{File: name, Path: at, Value: item, Origin: cmp.Or(origins[at], "built in")})
+			}
+			continue
+		}
+		l.policy.settings = append(l.policy.settings, Setting{File: name, Path: path, Value: value, Origin: cmp.Or(origins[path], "built in")})
+	}
+}
+
+// read reads and checks one file, in whichever form it is there; nil where it is not.
+func (l *loader) read(dir, name string) *layer {
+	var found string
+	for _, ending := range []string{".yaml", ".yml", ".json"} {
+		path := filepath.Join(dir, name+ending)
+		if _, err := os.Stat(path); err != nil {
+			continue
+		}
+		if found != "" {
+			l.problems = append(l.problems, fmt.Errorf("%s and %s are both there; keep one", found, path))
+			return nil
+		}
+		found = path
+	}
+	if found == "" {
+		return nil
+	}
+	raw, err := os.ReadFile(found)
+	if err == nil && len(raw) > maxFileBytes {
+		err = fmt.Errorf("is larger than %d bytes", maxFileBytes)
+	}
+	if err != nil {
+		l.problems = append(l.problems, fmt.Errorf("%s: %w", found, err))
+		return nil
+	}
+	one, err := parse(raw, func(line int) string { return found + ":" + strconv.Itoa(line) })
+	if err != nil {
+		l.problems = append(l.problems, fmt.Errorf("%s: %w", found, err))
+		return nil
+	}
+	for _, p := range validate(name, one.content) {
+		at := found
+		for path := p.path; path != ""; path = path[:max(strings.LastIndexAny(path, ".["), 0)] {
+			if origin, ok := one.lines[path]; ok {
+				at = origin
+				break
+			}
+		}
+		l.problems = append(l.problems, fmt.Errorf("%s: %s: %s", at, p.path, p.text))
+	}
+	return one
+}
+
+// parse decodes YAML, or JSON, which is YAML too, and notes where each value stands.
+func parse(raw []byte, origin func(line int) string) (*layer, error) {
+	decoder := yaml.NewDecoder(bytes.NewReader(raw))
+	var document yaml.Node
+	if err := decoder.Decode(&document); err != nil && !errors.Is(err, io.EOF) {
+		return nil, err
+	}
+	if err := decoder.Decode(new(yaml.Node)); !errors.Is(err, io.EOF) {
+		return nil, errors.New("holds more than one document")
+	}
+	one := &layer{content: map[string]any{}, lines: map[string]string{}}
+	if document.IsZero() || document.Content[0].Tag == "!!null" {
+		return one, nil // empty, or comments alone
+	}
+	if document.Content[0].Kind != yaml.MappingNode {
+		return nil, fmt.Errorf("line %d: must be a mapping of names to values", document.Content[0].Line)
+	}
+	if err := document.Decode(&one.content); err != nil {
+		return nil, err
+	}
+	delete(one.content, "$schema") // for editors
+	if origin != nil {
+		note(document.Content[0], "", one.lines, origin)
+	}
+	dropNulls(one.content)
+	return one, nil
+}
+
+func note(node *yaml.Node, path string, lines map[string]string, origin func(int) string) {
+	switch node.Kind { //nolint:exhaustive // the others hold nothing
+	case yaml.MappingNode:
+		for i := 0; i+1 < len(node.Content); i += 2 {
+			at := node.Content[i].Value
+			if path != "" {
+				at = path + "." + at
+			}
+			lines[at] = origin(node.Content[i].Line)
+			note(node.Content[i+1], at, lines, origin)
+		}
+	case yaml.SequenceNode:
+		for i, item := range node.Content {
+			at := path + "[" + strconv.Itoa(i) + "]"
+			lines[at] = origin(item.Line)
+			note(item, at, lines, origin)
+		}
+	}
+}
+
+// dropNulls makes "orders:" with nothing after it the same as "orders: {}".
+func dropNulls(m map[string]any) {
+	for key, value := range m {
+		switch value := value.(type) {
+		case nil:
+			m[key] = map[string]any{}
+		case map[string]any:
+			dropNulls(value)
+		}
+	}
+}
+
+func items(k *koanf.Koanf, key string) map[string]any {
+	m, _ := k.Get(key).(map[string]any)
+	return m
+}
+
+// inherit gives the items of a map what they do not say themselves.
+func inherit(k *koanf.Koanf, origins map[string]string, into, from string) {
+	base := k.Cut(from).All()
+	for name := range items(k, into) {
+		for key, value := range base {
+			to := strings.Join([]string{into, name, key}, separator)
+			if k.Exists(to) {
+				continue
+			}
+			_ = k.Set(to, value) // a map, which cannot fail
+			path := strings.ReplaceAll(key, separator, ".")
+			if origin, ok := origins[from+"."+path]; ok {
+				origins[into+"."+name+"."+path] = origin
+			}
+		}
+	}
+}
+
+// durationHook decodes durations, which may be in days too.
+func durationHook(from, to reflect.Type, data any) (any, error) {
+	if to != reflect.TypeFor[time.Duration]() || from.Kind() != reflect.String {
+		return data, nil
+	}
+	return ParseDuration(data.(string)) //nolint:forcetypeassert // its kind is string
+}
+
+// ParseDuration is time.ParseDuration, and days: 30d, 1d12h.
+func ParseDuration(text string) (time.Duration, error) {
+	days, rest, ok := strings.Cut(text, "d")
+	if !ok {
+		return time.ParseDuration(text)
+	}
+	n, err := strconv.Atoi(days)
+	if err != nil || n < 0 || n > 100_000 {
+		return 0, fmt.Errorf("%q is no duration such as 30s, 5m, 2h or 30d", text)
+	}
+	d := time.Duration(n) * 24 * time.Hour
+	if rest == "" {
+		return d, nil
+	}
+	more, err := time.ParseDuration(rest)
+	return d + more, err
+}
+
+// wordsHook decodes one text, or several; numbers are texts too.
+func wordsHook(_, to reflect.Type, data any) (any, error) {
+	if to != reflect.TypeFor[Words]() {
+		return data, nil
+	}
+	list, ok := data.([]any)
+	if !ok {
+		list = []any{data}
+	}
+	words := make([]any, len(list))
+	for i, item := range list {
+		words[i] = fmt.Sprint(item)
+	}
+	return words, nil
+}

@@ -1,0 +1,166 @@
+package policy
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"reflect"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/invopop/jsonschema"
+	validator "github.com/santhosh-tekuri/jsonschema/v6"
+	"github.com/santhosh-tekuri/jsonschema/v6/kind"
+	"golang.org/x/text/language"
+	"golang.org/x/text/message"
+)
+
+// durationPattern is the form of a duration in a file.
+const durationPattern = `^(\d+d)?(\d+(\.\d+)?(ns|us|µs|ms|s|m|h))*$`
+
+// Schema returns the JSON Schema of a file, from the types in this package. Editors complete and check by it.
+func Schema(name string) ([]byte, error) {
+	reflector := &jsonschema.Reflector{
+		Anonymous: true, DoNotReference: true, RequiredFromJSONSchemaTags: true,
+		Mapper: func(t reflect.Type) *jsonschema.Schema {
+			switch t {
+			case reflect.TypeFor[time.Duration]():
+				return &jsonschema.Schema{Type: "string", Pattern: durationPattern}
+			case reflect.TypeFor[Words]():
+				return &jsonschema.Schema{Extras: map[string]any{"type": []string{"string", "integer", "array"}}}
+			}
+			return nil
+		},
+	}
+	schema := reflector.Reflect((&Policy{}).section(name))
+	schema.Title = name
+	schema.Properties.Set("$schema", &jsonschema.Schema{Type: "string"})
+	raw, err := json.MarshalIndent(schema, "", "  ")
+	return append(raw, '\n'), err
+}
+
+type problem struct{ path, text string }
+
+var compiled sync.Map // of file name to *validator.Schema
+
+// validate checks one file's content, which may be an overlay, against its schema.
+func validate(name string, content map[string]any) []problem {
+	schema, err := compile(name)
+	if err != nil {
+		panic(err) // a test compiles every schema
+	}
+	// The validator knows the types of JSON only.
+	raw, err := json.Marshal(content)
+	if err != nil {
+		return []problem{{"", "cannot be written as JSON: " + err.Error()}}
+	}
+	instance, err := validator.UnmarshalJSON(strings.NewReader(string(raw)))
+	if err != nil {
+		return []problem{{"", err.Error()}}
+	}
+	err = schema.Validate(instance)
+	if err == nil {
+		return nil
+	}
+	var problems []problem
+	collect(name, err.(*validator.ValidationError), &problems) //nolint:errorlint,forcetypeassert // what Validate returns
+	slices.SortFunc(problems, func(a, b problem) int { return strings.Compare(a.path, b.path) })
+	return problems
+}
+
+func compile(name string) (*validator.Schema, error) {
+	if s, ok := compiled.Load(name); ok {
+		return s.(*validator.Schema), nil //nolint:forcetypeassert // only schemas are stored
+	}
+	compiler, err := newCompiler(name)
+	if err != nil {
+		return nil, err
+	}
+	schema, err := compiler.Compile(name)
+	if err == nil {
+		compiled.Store(name, schema)
+	}
+	return schema, err
+}
+
+func newCompiler(name string) (*validator.Compiler, error) {
+	raw, err := Schema(name)
+	if err != nil {
+		return nil, err
+	}
+	document, err := validator.UnmarshalJSON(strings.NewReader(string(raw)))
+	if err != nil {
+		return nil, err
+	}
+	compiler := validator.NewCompiler()
+	return compiler, compiler.AddResource(name, document)
+}
+
+// collect says in our words what the validator found, with the allowed values.
+func collect(name string, err *validator.ValidationError, into *[]problem) {
+	if len(err.Causes) > 0 {
+		for _, cause := range err.Causes {
+			collect(name, cause, into)
+		}
+		return
+	}
+	path := ""
+	for _, part := range err.InstanceLocation {
+		switch {
+		case strings.Trim(part, "0123456789") == "" && part != "":
+			path += "[" + part + "]"
+		case path == "":
+			path = part
+		default:
+			path += "." + part
+		}
+	}
+	add := func(format string, args ...any) {
+		*into = append(*into, problem{path, fmt.Sprintf(format, args...)})
+	}
+	switch k := err.ErrorKind.(type) {
+	case *kind.AdditionalProperties:
+		base := path
+		for _, property := range k.Properties {
+			path = strings.TrimPrefix(base+"."+property, ".")
+			add("there is no such field (there are: %s)", strings.Join(properties(name, err.SchemaURL), ", "))
+		}
+	case *kind.Enum:
+		want := make([]string, len(k.Want))
+		for i, w := range k.Want {
+			want[i] = fmt.Sprint(w)
+		}
+		add("is %v; must be one of %s", k.Got, strings.Join(want, ", "))
+	case *kind.Minimum:
+		got, _ := k.Got.Float64()
+		want, _ := k.Want.Float64()
+		add("is %v; must be at least %v", got, want)
+	case *kind.Maximum:
+		got, _ := k.Got.Float64()
+		want, _ := k.Want.Float64()
+		add("is %v; must be at most %v", got, want)
+	case *kind.Type:
+		add("is of type %s; must be %s", k.Got, strings.Join(k.Want, " or "))
+	case *kind.Pattern:
+		add("%q is no duration such as 30s, 5m, 2h or 30d", k.Got)
+	case *kind.Required:
+		add("%s is required", strings.Join(k.Missing, " and "))
+	default:
+		add("%s", k.LocalizedString(message.NewPrinter(language.English)))
+	}
+}
+
+// properties are the fields that a schema at an address allows.
+func properties(name, url string) []string {
+	compiler, err := newCompiler(name)
+	if err != nil {
+		return nil
+	}
+	schema, err := compiler.Compile(url)
+	if err != nil {
+		return nil
+	}
+	return slices.DeleteFunc(slices.Sorted(maps.Keys(schema.Properties)), func(p string) bool { return p == "$schema" })
+}

@@ -1,0 +1,41 @@
+package policy
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"os/exec"
+	"strings"
+	"time"
+)
+
+// gitTimeout bounds what Git is asked.
+const gitTimeout = 5 * time.Second
+
+// version is the Git commit that a directory is at, or a hash of what is in force.
+func version(dir string, settings []Setting) string {
+	if dir != "" {
+		if commit, err := git(dir, "rev-parse", "--short=12", "HEAD"); err == nil && commit != "" {
+			// A directory that Git ignores or does not know yet is no part of the commit.
+			if tracked, err := git(dir, "ls-files", "--", "."); err == nil && tracked != "" {
+				if changed, err := git(dir, "status", "--porcelain", "--", "."); err == nil && changed != "" {
+					commit += "-dirty"
+				}
+				return commit
+			}
+		}
+	}
+	hash := sha256.New()
+	for _, s := range settings {
+		_, _ = fmt.Fprintln(hash, s)
+	}
+	return hex.EncodeToString(hash.Sum(nil))[:12]
+}
+
+func git(dir string, args ...string) (string, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), gitTimeout)
+	defer cancel()
+	out, err := exec.CommandContext(ctx, "git", append([]string{"-C", dir}, args...)...).Output() //nolint:gosec // constant words, and the operator's own directory
+	return strings.TrimSpace(string(out)), err
+}

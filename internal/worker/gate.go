@@ -1,0 +1,184 @@
+package worker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+
+	"github.com/dlqd/dlqd/internal/dbsqlc"
+	"github.com/dlqd/dlqd/internal/policy"
+	"github.com/dlqd/dlqd/internal/strategy"
+	"github.com/dlqd/dlqd/riverdlq"
+)
+
+const (
+	// gateHold is how long a gate stays shut whose probes failed.
+	gateHold = time.Minute
+	// probeSuccess is the share of probes that must succeed to let the rest follow.
+	probeSuccess = 0.8
+	// maxRelease bounds what one look at a gate releases.
+	maxRelease = 1000
+)
+
+// States of a gate, as in dlq.gates. One that is not there is shut and has tried nothing.
+const (
+	gateProbing = "probing"
+	gateShut    = "shut"
+	gateOpen    = "open"
+)
+
+// gate is in front of entries that wait together: a few are released first, and the rest if those succeed.
+type gate struct {
+	name   string
+	pace   policy.Pace
+	probes int
+	why    string // they may go now
+	// claim locks up to so many of the entries.
+	claim func(ctx context.Context, q *dbsqlc.Queries, most int) ([]uuid.UUID, error)
+}
+
+func (w *Worker) now() time.Time {
+	if w.config.Now != nil {
+		return w.config.Now()
+	}
+	return time.Now()
+}
+
+// lookAtGates releases what may go now.
+func (w *Worker) lookAtGates(ctx context.Context) {
+	if err := w.Gates(ctx); err != nil && ctx.Err() == nil {
+		w.config.Logger.Error("DLQ worker: a gate failed", "error", err)
+		w.config.Observe("error", 1, 0)
+	}
+}
+
+// Gates looks once at every queue with entries that wait for a condition, and releases those whose conditions hold.
+func (w *Worker) Gates(ctx context.Context) error {
+	queues, err := w.config.Store.Queries().WaitingQueues(ctx)
+	if err != nil {
+		return err
+	}
+	for _, queue := range queues {
+		if err := w.conditionGate(ctx, queue); err != nil {
+			return fmt.Errorf("gate of queue %s: %w", queue, err)
+		}
+	}
+	return nil
+}
+
+func (w *Worker) conditionGate(ctx context.Context, queue string) error {
+	planner := w.config.Planner()
+	name := "conditions:" + queue
+	counts := map[string]int{}
+	err := w.config.Store.InTx(ctx, func(q *dbsqlc.Queries, tx pgx.Tx) error {
+		// The first entry stands for the queue: the others are asked when they are claimed.
+		rows, err := q.ClaimWaiting(ctx, dbsqlc.ClaimWaitingParams{Queue: queue, MaxEntries: 1})
+		if err != nil || len(rows) == 0 {
+			return err
+		}
+		first := waitingEntry(&rows[0])
+		if planner.Unmet(first) != "" {
+			return q.DeleteGate(ctx, name) // what was open or probing begins again
+		}
+		g := &gate{
+			name: name, pace: planner.Policy().PaceOf(queue), probes: planner.Probes(first), why: "its conditions hold",
+			claim: func(ctx context.Context, q *dbsqlc.Queries, most int) ([]uuid.UUID, error) {
+				rows, err := q.ClaimWaiting(ctx, dbsqlc.ClaimWaitingParams{Queue: queue, MaxEntries: int32(most)})
+				var ids []uuid.UUID
+				for i := range rows {
+					if planner.Unmet(waitingEntry(&rows[i])) == "" {
+						ids = append(ids, rows[i].ID)
+					}
+				}
+				return ids, err
+			},
+		}
+		return w.release(ctx, q, tx, g, counts)
+	})
+	if err == nil {
+		for action, n := range counts {
+			w.config.Observe(action, n, 0)
+		}
+	}
+	return err
+}
+
+func waitingEntry(row *dbsqlc.ClaimWaitingRow) *strategy.Entry {
+	return &strategy.Entry{
+		Facts: strategy.Facts{Class: riverdlq.Class(value(row.ErrorClass)), Queue: row.Queue}, Rule: value(row.Rule), WaitingFor: value(row.WaitingFor),
+	}
+}
+
+// release moves a gate on by one step: probes go, their outcome is judged, and the rest follow at their pace.
+func (w *Worker) release(ctx context.Context, q *dbsqlc.Queries, tx pgx.Tx, g *gate, counts map[string]int) error {
+	if mine, err := q.LockGate(ctx, g.name); err != nil || !mine {
+		return err
+	}
+	now := w.now()
+	state, err := q.Gate(ctx, g.name)
+	switch {
+	case errors.Is(err, pgx.ErrNoRows):
+		return w.probe(ctx, q, tx, g, now, counts)
+	case err != nil:
+		return err
+	}
+	switch state.State {
+	case gateShut:
+		if state.Until != nil && state.Until.After(now) {
+			return nil
+		}
+		return w.probe(ctx, q, tx, g, now, counts)
+	case gateProbing:
+		outcome, err := q.ProbeOutcomes(ctx, state.Probes)
+		if err != nil || outcome.UnderWay > 0 {
+			return err
+		}
+		if float64(outcome.Succeeded) < probeSuccess*float64(len(state.Probes)) {
+			until := now.Add(gateHold)
+			return q.SetGate(ctx, dbsqlc.SetGateParams{Name: g.name, State: gateShut, Probes: []uuid.UUID{}, Now: now, Until: &until})
+		}
+		if err := q.SetGate(ctx, dbsqlc.SetGateParams{Name: g.name, State: gateOpen, Probes: []uuid.UUID{}, Now: now}); err != nil {
+			return err
+		}
+	}
+	return w.follow(ctx, q, tx, g, now, counts)
+}
+
+func (w *Worker) probe(ctx context.Context, q *dbsqlc.Queries, tx pgx.Tx, g *gate, now time.Time, counts map[string]int) error {
+	ids, err := g.claim(ctx, q, g.probes)
+	if err != nil || len(ids) == 0 {
+		return err
+	}
+	if err := q.SetGate(ctx, dbsqlc.SetGateParams{Name: g.name, State: gateProbing, Probes: ids, Now: now}); err != nil {
+		return err
+	}
+	return w.redeliver(ctx, q, tx, ids, fmt.Sprintf("%s: one of %d probes", g.why, len(ids)), counts)
+}
+
+// follow releases what comes after successful probes, as many as their pace lets through until the next look.
+func (w *Worker) follow(ctx context.Context, q *dbsqlc.Queries, tx pgx.Tx, g *gate, now time.Time, counts map[string]int) error {
+	ids, err := g.claim(ctx, q, maxRelease)
+	if err != nil {
+		return err
+	}
+	if len(ids) == 0 {
+		return q.DeleteGate(ctx, g.name)
+	}
+	if g.pace.PerSecond > 0 {
+		place, err := q.ReservePace(ctx, dbsqlc.ReservePaceParams{
+			Name: g.pace.Name, Rate: g.pace.PerSecond, Count: int32(len(ids)), Now: now, Within: &w.config.GateInterval,
+		})
+		if err != nil {
+			return err
+		}
+		ids = ids[:place.Granted]
+	}
+	if len(ids) == 0 {
+		return nil
+	}
+	return w.redeliver(ctx, q, tx, ids, g.why+", and the probes succeeded", counts)
+}
