@@ -143,3 +143,44 @@ ORDER BY e.id
 LIMIT @max_entries::integer
 FOR UPDATE SKIP LOCKED;
 
+
+-- name: StuckGroups :many
+-- Failure groups (queue and fingerprint) with entries that are parked or failed: one probe of the index
+-- dead_letter_by_fingerprint for each group.
+WITH RECURSIVE g AS (
+    (SELECT e.queue, e.fingerprint FROM dlq.dead_letter_queue e
+     WHERE e.status IN ('dlq_manual', 'dlq_failed') AND e.fingerprint IS NOT NULL
+     ORDER BY e.queue, e.fingerprint LIMIT 1)
+    UNION ALL
+    SELECT n.queue, n.fingerprint
+    FROM g CROSS JOIN LATERAL (
+        SELECT e.queue, e.fingerprint FROM dlq.dead_letter_queue e
+        WHERE e.status IN ('dlq_manual', 'dlq_failed') AND e.fingerprint IS NOT NULL AND (e.queue, e.fingerprint) > (g.queue, g.fingerprint)
+        ORDER BY e.queue, e.fingerprint LIMIT 1) n
+)
+SELECT g.queue::text AS queue, g.fingerprint::text AS fingerprint FROM g LIMIT @most::integer;
+
+-- name: GroupFailures :one
+-- How many jobs have joined a failure group since a time (that of an id), counted to ten thousand at most.
+SELECT count(*) FROM (
+    SELECT FROM dlq.dead_letter_queue e
+    WHERE e.queue = @queue::text AND e.fingerprint = @fingerprint::text AND e.id >= @since::uuid LIMIT 10000) f;
+
+-- name: JobsCompleted :one
+-- How many jobs of a queue have completed since a time, counted to @most at most.
+SELECT count(*) FROM (
+    SELECT FROM river.river_job j
+    WHERE j.state = 'completed' AND j.finalized_at >= @since::timestamptz AND j.queue = @queue::text LIMIT @most::integer) c;
+
+-- name: ClaimStuck :many
+-- The oldest parked or failed entries of a failure group that no person parked, and that have not failed since a time.
+SELECT e.id FROM dlq.dead_letter_queue e
+WHERE e.status IN ('dlq_manual', 'dlq_failed') AND e.queue = @queue::text AND e.fingerprint = @fingerprint::text
+  AND e.parked_by IS NULL AND e.last_failed_at < @before::timestamptz AND e.error_class = ANY (@classes::text[])
+ORDER BY e.id
+LIMIT @most::integer
+FOR UPDATE SKIP LOCKED;
+
+-- name: SmartGates :many
+-- Gates of smart retry that are on their way.
+SELECT name FROM dlq.gates WHERE name LIKE 'smart:%' AND state IN ('probing', 'open');

@@ -126,6 +126,50 @@ func (q *Queries) ClaimDue(ctx context.Context, arg ClaimDueParams) ([]ClaimDueR
 	return items, nil
 }
 
+const ClaimStuck = `-- name: ClaimStuck :many
+SELECT e.id FROM dlq.dead_letter_queue e
+WHERE e.status IN ('dlq_manual', 'dlq_failed') AND e.queue = $1::text AND e.fingerprint = $2::text
+  AND e.parked_by IS NULL AND e.last_failed_at < $3::timestamptz AND e.error_class = ANY ($4::text[])
+ORDER BY e.id
+LIMIT $5::integer
+FOR UPDATE SKIP LOCKED
+`
+
+type ClaimStuckParams struct {
+	Queue       string
+	Fingerprint string
+	Before      time.Time
+	Classes     []string
+	Most        int32
+}
+
+// The oldest parked or failed entries of a failure group that no person parked, and that have not failed since a time.
+func (q *Queries) ClaimStuck(ctx context.Context, arg ClaimStuckParams) ([]uuid.UUID, error) {
+	rows, err := q.db.Query(ctx, ClaimStuck,
+		arg.Queue,
+		arg.Fingerprint,
+		arg.Before,
+		arg.Classes,
+		arg.Most,
+	)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	items := []uuid.UUID{}
+	for rows.Next() {
+		var id uuid.UUID
+		if err := rows.Scan(&id); err != nil {
+			return nil, err
+		}
+		items = append(items, id)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
 const ClaimWaiting = `-- name: ClaimWaiting :many
 SELECT e.id, e.queue, e.error_class, e.rule, e.waiting_for
 FROM dlq.dead_letter_open e
@@ -354,6 +398,46 @@ func (q *Queries) Gate(ctx context.Context, name string) (GateRow, error) {
 	return i, err
 }
 
+const GroupFailures = `-- name: GroupFailures :one
+SELECT count(*) FROM (
+    SELECT FROM dlq.dead_letter_queue e
+    WHERE e.queue = $1::text AND e.fingerprint = $2::text AND e.id >= $3::uuid LIMIT 10000) f
+`
+
+type GroupFailuresParams struct {
+	Queue       string
+	Fingerprint string
+	Since       uuid.UUID
+}
+
+// How many jobs have joined a failure group since a time (that of an id), counted to ten thousand at most.
+func (q *Queries) GroupFailures(ctx context.Context, arg GroupFailuresParams) (int64, error) {
+	row := q.db.QueryRow(ctx, GroupFailures, arg.Queue, arg.Fingerprint, arg.Since)
+	var count int64
+	err := row.Scan(&count)
+	return count, err
+}
+
+const JobsCompleted = `-- name: JobsCompleted :one
+SELECT count(*) FROM (
+    SELECT FROM river.river_job j
+    WHERE j.state = 'completed' AND j.finalized_at >= $1::timestamptz AND j.queue = $2::text LIMIT $3::integer) c
+`
+
+type JobsCompletedParams struct {
+	Since time.Time
+	Queue string
+	Most  int32
+}
+
+// How many jobs of a queue have completed since a time, counted to @most at most.
+func (q *Queries) JobsCompleted(ctx context.Context, arg JobsCompletedParams) (int64, error) {
+	row := q.db.QueryRow(ctx, JobsCompleted, arg.Since, arg.Queue, arg.Most)
+	var count int64
+	err := row.Scan(&count)
+	return count, err
+}
+
 const LockGate = `-- name: LockGate :one
 SELECT pg_try_advisory_xact_lock(hashtextextended('dlq.gate ' || $1::text, 0)) AS locked
 `
@@ -514,6 +598,73 @@ func (q *Queries) SetGate(ctx context.Context, arg SetGateParams) error {
 		arg.Until,
 	)
 	return err
+}
+
+const SmartGates = `-- name: SmartGates :many
+SELECT name FROM dlq.gates WHERE name LIKE 'smart:%' AND state IN ('probing', 'open')
+`
+
+// Gates of smart retry that are on their way.
+func (q *Queries) SmartGates(ctx context.Context) ([]string, error) {
+	rows, err := q.db.Query(ctx, SmartGates)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	items := []string{}
+	for rows.Next() {
+		var name string
+		if err := rows.Scan(&name); err != nil {
+			return nil, err
+		}
+		items = append(items, name)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
+const StuckGroups = `-- name: StuckGroups :many
+WITH RECURSIVE g AS (
+    (SELECT e.queue, e.fingerprint FROM dlq.dead_letter_queue e
+     WHERE e.status IN ('dlq_manual', 'dlq_failed') AND e.fingerprint IS NOT NULL
+     ORDER BY e.queue, e.fingerprint LIMIT 1)
+    UNION ALL
+    SELECT n.queue, n.fingerprint
+    FROM g CROSS JOIN LATERAL (
+        SELECT e.queue, e.fingerprint FROM dlq.dead_letter_queue e
+        WHERE e.status IN ('dlq_manual', 'dlq_failed') AND e.fingerprint IS NOT NULL AND (e.queue, e.fingerprint) > (g.queue, g.fingerprint)
+        ORDER BY e.queue, e.fingerprint LIMIT 1) n
+)
+SELECT g.queue::text AS queue, g.fingerprint::text AS fingerprint FROM g LIMIT $1::integer
+`
+
+type StuckGroupsRow struct {
+	Queue       string
+	Fingerprint string
+}
+
+// Failure groups (queue and fingerprint) with entries that are parked or failed: one probe of the index
+// dead_letter_by_fingerprint for each group.
+func (q *Queries) StuckGroups(ctx context.Context, most int32) ([]StuckGroupsRow, error) {
+	rows, err := q.db.Query(ctx, StuckGroups, most)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	items := []StuckGroupsRow{}
+	for rows.Next() {
+		var i StuckGroupsRow
+		if err := rows.Scan(&i.Queue, &i.Fingerprint); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
 }
 
 const WaitingQueues = `-- name: WaitingQueues :many

@@ -114,10 +114,10 @@ func (s *Store) ListSQL(f Filter) (string, []any) {
 		}
 	}
 	if !f.After.IsZero() {
-		add("id >= $%d", firstID(f.After))
+		add("id >= $%d", FirstID(f.After))
 	}
 	if !f.Before.IsZero() {
-		add("id < $%d", firstID(f.Before))
+		add("id < $%d", FirstID(f.Before))
 	}
 	order, beyond := "DESC", "id < $%d"
 	if f.Oldest {
@@ -134,8 +134,8 @@ func (s *Store) ListSQL(f Filter) (string, []any) {
 	return s.schemas.Render(fmt.Sprintf("%s ORDER BY id %s LIMIT $%d", sql, order, len(args))), args
 }
 
-// firstID is the least id that an entry captured at a time can have.
-func firstID(at time.Time) uuid.UUID {
+// FirstID is the least id that an entry captured at a time can have.
+func FirstID(at time.Time) uuid.UUID {
 	var id uuid.UUID
 	ms := at.UnixMilli()
 	for i := range 6 {

@@ -19,6 +19,8 @@ const (
 	maxBackoff = 24 * time.Hour
 	maxTimeout = time.Hour
 	maxDelay   = 30 * 24 * time.Hour
+	// maxSmartOver is how long River keeps completed jobs, by its defaults.
+	maxSmartOver = 24 * time.Hour
 )
 
 // tagPattern is River's for tags.
@@ -125,6 +127,7 @@ func (l *loader) checkRouting() {
 			l.badf(file, "smartRetry.classes["+strconv.Itoa(i)+"]", "%q is no class (there are: %s)", class, classNames())
 		}
 	}
+	l.checkRange(file, "smartRetry.over", r.SmartRetry.Over, time.Second, maxSmartOver)
 	seen := map[string]bool{}
 	for i := range r.Rules {
 		rule := &r.Rules[i]

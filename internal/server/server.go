@@ -303,7 +303,7 @@ func (h riverLog) WithGroup(name string) slog.Handler { return riverLog{h.Handle
 func (s *Server) startDLQWorker(ctx context.Context) error {
 	config := worker.Config{
 		Store: s.store, Planner: s.planner.Load, Logger: s.logger.With("part", "dlq-workers"), Name: processName(),
-		PollInterval: s.config.PollInterval, WakeTopic: s.config.Schemas.WakeTopic(), Observe: s.metrics.ObserveWorker,
+		PollInterval: s.config.PollInterval, WakeTopic: s.config.Schemas.WakeTopic(), Observe: s.metrics.ObserveWorker, Parked: s.tellPeople,
 	}
 	if !s.config.PollOnly {
 		config.Listen = s.pool
@@ -318,6 +318,21 @@ func (s *Server) startDLQWorker(ctx context.Context) error {
 	queues := &breaker.Queues{Pool: s.pool, Schemas: s.config.Schemas, River: client, Breakers: s.breakers, Logger: s.logger}
 	s.background.Go(func() { queues.Run(ctx) })
 	return nil
+}
+
+// tellPeople says that dead letters need a person. Whatever else tells people, tells them from here.
+func (s *Server) tellPeople(parked []worker.Parked) {
+	type group struct {
+		queue, fingerprint string
+		class              riverdlq.Class
+	}
+	counts := map[group]int{}
+	for _, p := range parked {
+		counts[group{p.Queue, p.Fingerprint, p.Class}]++
+	}
+	for g, n := range counts {
+		s.logger.Warn("dead letters need a person", "queue", g.queue, "class", g.class, "fingerprint", g.fingerprint, "entries", n)
+	}
 }
 
 func (s *Server) startAPI(ctx context.Context) error {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/google/uuid"
@@ -16,7 +17,7 @@ import (
 )
 
 const (
-	// gateHold is how long a gate stays shut whose probes failed.
+	// gateHold is how long a gate in front of conditions stays shut whose probes failed.
 	gateHold = time.Minute
 	// probeSuccess is the share of probes that must succeed to let the rest follow.
 	probeSuccess = 0.8
@@ -36,7 +37,8 @@ type gate struct {
 	name   string
 	pace   policy.Pace
 	probes int
-	why    string // they may go now
+	hold   time.Duration // how long it stays shut when the probes failed
+	why    string        // they may go now
 	// claim locks up to so many of the entries.
 	claim func(ctx context.Context, q *dbsqlc.Queries, most int) ([]uuid.UUID, error)
 }
@@ -56,7 +58,8 @@ func (w *Worker) lookAtGates(ctx context.Context) {
 	}
 }
 
-// Gates looks once at every queue with entries that wait for a condition, and releases those whose conditions hold.
+// Gates looks once at every queue with entries that wait for a condition, and releases those whose conditions hold; and
+// at the smart retries that are on their way.
 func (w *Worker) Gates(ctx context.Context) error {
 	queues, err := w.config.Store.Queries().WaitingQueues(ctx)
 	if err != nil {
@@ -67,14 +70,23 @@ func (w *Worker) Gates(ctx context.Context) error {
 			return fmt.Errorf("gate of queue %s: %w", queue, err)
 		}
 	}
+	smart, err := w.config.Store.Queries().SmartGates(ctx)
+	if err != nil {
+		return err
+	}
+	for _, name := range smart {
+		queue, fingerprint, _ := strings.Cut(strings.TrimPrefix(name, smartPrefix), ":")
+		if err := w.smartGate(ctx, queue, fingerprint); err != nil {
+			return fmt.Errorf("gate %s: %w", name, err)
+		}
+	}
 	return nil
 }
 
 func (w *Worker) conditionGate(ctx context.Context, queue string) error {
 	planner := w.config.Planner()
 	name := "conditions:" + queue
-	counts := map[string]int{}
-	err := w.config.Store.InTx(ctx, func(q *dbsqlc.Queries, tx pgx.Tx) error {
+	return w.observed(ctx, func(q *dbsqlc.Queries, tx pgx.Tx, counts map[string]int) error {
 		// The first entry stands for the queue: the others are asked when they are claimed.
 		rows, err := q.ClaimWaiting(ctx, dbsqlc.ClaimWaitingParams{Queue: queue, MaxEntries: 1})
 		if err != nil || len(rows) == 0 {
@@ -85,7 +97,7 @@ func (w *Worker) conditionGate(ctx context.Context, queue string) error {
 			return q.DeleteGate(ctx, name) // what was open or probing begins again
 		}
 		g := &gate{
-			name: name, pace: planner.Policy().PaceOf(queue), probes: planner.Probes(first), why: "its conditions hold",
+			name: name, pace: planner.Policy().PaceOf(queue), probes: planner.Probes(first), hold: gateHold, why: "its conditions hold",
 			claim: func(ctx context.Context, q *dbsqlc.Queries, most int) ([]uuid.UUID, error) {
 				rows, err := q.ClaimWaiting(ctx, dbsqlc.ClaimWaitingParams{Queue: queue, MaxEntries: int32(most)})
 				var ids []uuid.UUID
@@ -99,12 +111,6 @@ func (w *Worker) conditionGate(ctx context.Context, queue string) error {
 		}
 		return w.release(ctx, q, tx, g, counts)
 	})
-	if err == nil {
-		for action, n := range counts {
-			w.config.Observe(action, n, 0)
-		}
-	}
-	return err
 }
 
 func waitingEntry(row *dbsqlc.ClaimWaitingRow) *strategy.Entry {
@@ -138,7 +144,7 @@ func (w *Worker) release(ctx context.Context, q *dbsqlc.Queries, tx pgx.Tx, g *g
 			return err
 		}
 		if float64(outcome.Succeeded) < probeSuccess*float64(len(state.Probes)) {
-			until := now.Add(gateHold)
+			until := now.Add(g.hold)
 			return q.SetGate(ctx, dbsqlc.SetGateParams{Name: g.name, State: gateShut, Probes: []uuid.UUID{}, Now: now, Until: &until})
 		}
 		if err := q.SetGate(ctx, dbsqlc.SetGateParams{Name: g.name, State: gateOpen, Probes: []uuid.UUID{}, Now: now}); err != nil {
@@ -165,10 +171,8 @@ func (w *Worker) follow(ctx context.Context, q *dbsqlc.Queries, tx pgx.Tx, g *ga
 	if err != nil {
 		return err
 	}
-	if len(ids) == 0 {
-		return q.DeleteGate(ctx, g.name)
-	}
-	if g.pace.PerSecond > 0 {
+	claimed := len(ids)
+	if g.pace.PerSecond > 0 && claimed > 0 {
 		place, err := q.ReservePace(ctx, dbsqlc.ReservePaceParams{
 			Name: g.pace.Name, Rate: g.pace.PerSecond, Count: int32(len(ids)), Now: now, Within: &w.config.GateInterval,
 		})
@@ -176,6 +180,11 @@ func (w *Worker) follow(ctx context.Context, q *dbsqlc.Queries, tx pgx.Tx, g *ga
 			return err
 		}
 		ids = ids[:place.Granted]
+	}
+	if len(ids) == claimed && claimed < maxRelease { // nobody is left
+		if err := q.DeleteGate(ctx, g.name); err != nil {
+			return err
+		}
 	}
 	if len(ids) == 0 {
 		return nil

@@ -33,6 +33,9 @@ const (
 	DefaultSweepInterval = time.Minute
 	DefaultGateInterval  = time.Second
 
+	// smartInterval is how often parked and failed entries are looked at for a smart retry. One that has begun goes on
+	// with the gates.
+	smartInterval = 15 * time.Second
 	// How long to wait after an error that may pass.
 	errorBackoff = time.Second
 	// A wake-up is followed by others while jobs fail: gather them for so long.
@@ -69,6 +72,17 @@ type Config struct {
 	// Now is the time that decides what is due; nil for the database's.
 	Now     func() time.Time
 	Observe Observer
+	// Parked is told, after the commit, of entries whose class needs a person: the one place where people are told.
+	Parked func([]Parked)
+}
+
+// Parked is an entry that needs a person.
+type Parked struct {
+	ID          uuid.UUID
+	Queue, Kind string
+	Class       riverdlq.Class
+	Rule        string
+	Fingerprint string
 }
 
 // Worker claims due entries and carries their strategy out. Any number may run, in any number of processes.
@@ -125,6 +139,8 @@ func (w *Worker) Run(ctx context.Context) {
 	defer sweep.Stop()
 	gates := time.NewTicker(w.config.GateInterval)
 	defer gates.Stop()
+	smart := time.NewTicker(smartInterval)
+	defer smart.Stop()
 	w.sweep(ctx)
 	for ctx.Err() == nil {
 		full, err := w.RunOnce(context.WithoutCancel(ctx))
@@ -151,6 +167,11 @@ func (w *Worker) Run(ctx context.Context) {
 			w.sweep(ctx)
 		case <-gates.C:
 			w.lookAtGates(ctx)
+		case <-smart.C:
+			if err := w.SmartRetry(ctx); err != nil && ctx.Err() == nil {
+				w.config.Logger.Error("DLQ worker: smart retry failed", "error", err)
+				w.config.Observe("error", 1, 0)
+			}
 		}
 		timer.Stop()
 	}
@@ -207,9 +228,8 @@ func (w *Worker) oneByOne(ctx context.Context, entries int) error {
 
 // batch claims and handles at most size entries. It returns what it claimed, also where it failed.
 func (w *Worker) batch(ctx context.Context, size int) (claimed []uuid.UUID, err error) {
-	start := time.Now()
-	counts := map[string]int{}
-	err = w.config.Store.InTx(ctx, func(q *dbsqlc.Queries, tx pgx.Tx) error {
+	var parked []Parked
+	err = w.observed(ctx, func(q *dbsqlc.Queries, tx pgx.Tx, counts map[string]int) error {
 		params := dbsqlc.ClaimDueParams{MaxEntries: int32(size)}
 		now := time.Now()
 		if w.config.Now != nil {
@@ -226,17 +246,16 @@ func (w *Worker) batch(ctx context.Context, size int) (claimed []uuid.UUID, err 
 		for i := range rows {
 			claimed = append(claimed, rows[i].ID)
 		}
-		return w.handle(ctx, q, tx, rows, now, counts)
+		parked, err = w.handle(ctx, q, tx, rows, now, counts)
+		return err
 	})
-	if err == nil {
-		for action, n := range counts {
-			w.config.Observe(action, n, time.Since(start))
-		}
+	if err == nil && len(parked) > 0 && w.config.Parked != nil {
+		w.config.Parked(parked)
 	}
 	return claimed, err
 }
 
-func (w *Worker) handle(ctx context.Context, q *dbsqlc.Queries, tx pgx.Tx, rows []dbsqlc.ClaimDueRow, now time.Time, counts map[string]int) error {
+func (w *Worker) handle(ctx context.Context, q *dbsqlc.Queries, tx pgx.Tx, rows []dbsqlc.ClaimDueRow, now time.Time, counts map[string]int) (parked []Parked, err error) {
 	planner := w.config.Planner()
 	decide := decisions{}
 	putOff := dbsqlc.PutOffParams{Actor: w.actor}
@@ -254,6 +273,9 @@ func (w *Worker) handle(ctx context.Context, q *dbsqlc.Queries, tx pgx.Tx, rows 
 		if row.Strategy == nil {
 			d := planner.Decide(entry, now)
 			counts[decide.add(row.ID, &d)]++
+			if d.Strategy == strategy.Manual {
+				parked = append(parked, Parked{ID: row.ID, Queue: row.Queue, Kind: row.Kind, Class: d.Class, Rule: d.Rule, Fingerprint: d.Fingerprint})
+			}
 			continue
 		}
 		if v := planner.Due(entry, *row.Strategy, now); v.Redeliver {
@@ -262,19 +284,18 @@ func (w *Worker) handle(ctx context.Context, q *dbsqlc.Queries, tx pgx.Tx, rows 
 			wait(row, v.Again, v.WaitingFor, v.Reason)
 		}
 	}
-	due, err := w.inOrder(ctx, q, planner, due, now, wait)
-	if err != nil {
-		return fmt.Errorf("order: %w", err)
+	if due, err = w.inOrder(ctx, q, planner, due, now, wait); err != nil {
+		return nil, fmt.Errorf("order: %w", err)
 	}
 	if due, err = w.inPace(ctx, q, planner, due, now, wait); err != nil {
-		return fmt.Errorf("pace: %w", err)
+		return nil, fmt.Errorf("pace: %w", err)
 	}
 	if err := decide.write(ctx, q, w.actor, planner.Policy().Version()); err != nil {
-		return fmt.Errorf("decide: %w", err)
+		return nil, fmt.Errorf("decide: %w", err)
 	}
 	if len(putOff.Ids) > 0 {
 		if err := q.PutOff(ctx, putOff); err != nil {
-			return fmt.Errorf("put off: %w", err)
+			return nil, fmt.Errorf("put off: %w", err)
 		}
 	}
 	if len(due) > 0 {
@@ -282,9 +303,9 @@ func (w *Worker) handle(ctx context.Context, q *dbsqlc.Queries, tx pgx.Tx, rows 
 		for i, row := range due {
 			ids[i] = row.ID
 		}
-		return w.redeliver(ctx, q, tx, ids, "due", counts)
+		return parked, w.redeliver(ctx, q, tx, ids, "due", counts)
 	}
-	return nil
+	return parked, nil
 }
 
 // inOrder puts off those entries that have undone work of their ordering key before them.

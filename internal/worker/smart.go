@@ -1,0 +1,92 @@
+package worker
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"strings"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+
+	"github.com/dlqd/dlqd/internal/dbsqlc"
+	"github.com/dlqd/dlqd/internal/deadletter"
+)
+
+// maxGroups bounds how many failure groups one look for a smart retry takes in.
+const maxGroups = 1000
+
+// smartPrefix is before a queue and a fingerprint in the name of a gate of smart retry.
+const smartPrefix = "smart:"
+
+// SmartRetry looks once at the failure groups with parked and failed entries, and tries again those whose cause has
+// probably gone: a few entries first, and the rest if those succeed.
+func (w *Worker) SmartRetry(ctx context.Context) error {
+	planner := w.config.Planner()
+	groups, err := w.config.Store.Queries().StuckGroups(ctx, maxGroups)
+	if err != nil {
+		return err
+	}
+	for _, g := range groups {
+		if !planner.Policy().SmartRetryOn(g.Queue) {
+			continue
+		}
+		if err := w.smartGate(ctx, g.Queue, g.Fingerprint); err != nil {
+			return fmt.Errorf("smart retry of queue %s, group %s: %w", g.Queue, g.Fingerprint, err)
+		}
+	}
+	return nil
+}
+
+func (w *Worker) smartGate(ctx context.Context, queue, fingerprint string) error {
+	p := w.config.Planner().Policy()
+	smart := &p.Routing.SmartRetry
+	if !p.SmartRetryOn(queue) { // not any more
+		return w.config.Store.Queries().DeleteGate(ctx, smartPrefix+queue+":"+fingerprint)
+	}
+	return w.observed(ctx, func(q *dbsqlc.Queries, tx pgx.Tx, counts map[string]int) error {
+		name := smartPrefix + queue + ":" + fingerprint
+		since := w.now().Add(-smart.Over)
+		failed, err := q.GroupFailures(ctx, dbsqlc.GroupFailuresParams{Queue: queue, Fingerprint: fingerprint, Since: deadletter.FirstID(since)})
+		if err != nil {
+			return err
+		}
+		// So many jobs make the failures less than the rate.
+		needed := smart.MinJobs
+		if failed > 0 {
+			needed = max(needed, int(math.Floor(100*float64(failed)/max(smart.ErrorRate, math.SmallestNonzeroFloat64)))+1)
+		}
+		if needed > math.MaxInt32 {
+			return q.DeleteGate(ctx, name)
+		}
+		completed, err := q.JobsCompleted(ctx, dbsqlc.JobsCompletedParams{Since: since, Queue: queue, Most: int32(needed)})
+		if err != nil {
+			return err
+		}
+		if completed+failed < int64(needed) {
+			return q.DeleteGate(ctx, name)
+		}
+		return w.release(ctx, q, tx, &gate{
+			name: name, pace: p.PaceOf(queue), probes: smart.Probes, hold: smart.Over,
+			why: fmt.Sprintf("smart retry: of %d or more jobs of queue %s in the last %s, %d failed like this", completed+failed, queue, strings.TrimSuffix(smart.Over.String(), "0s"), failed),
+			claim: func(ctx context.Context, q *dbsqlc.Queries, most int) ([]uuid.UUID, error) {
+				return q.ClaimStuck(ctx, dbsqlc.ClaimStuckParams{Queue: queue, Fingerprint: fingerprint, Before: since, Classes: smart.Classes, Most: int32(most)})
+			},
+		}, counts)
+	})
+}
+
+// observed runs one transaction, and tells the observer what it did.
+func (w *Worker) observed(ctx context.Context, fn func(q *dbsqlc.Queries, tx pgx.Tx, counts map[string]int) error) error {
+	start := time.Now()
+	counts := map[string]int{}
+	err := w.config.Store.InTx(ctx, func(q *dbsqlc.Queries, tx pgx.Tx) error { return fn(q, tx, counts) })
+	if err != nil {
+		return err
+	}
+	for action, n := range counts {
+		w.config.Observe(action, n, time.Since(start))
+	}
+	return nil
+}

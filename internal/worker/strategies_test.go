@@ -1,0 +1,412 @@
+package worker_test
+
+import (
+	"fmt"
+	"log/slog"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/dlqd/dlqd/internal/deadletter"
+	"github.com/dlqd/dlqd/internal/policy"
+	"github.com/dlqd/dlqd/internal/policy/policytest"
+	"github.com/dlqd/dlqd/internal/strategy"
+	"github.com/dlqd/dlqd/internal/worker"
+)
+
+// switched are conditions that a test switches.
+type switched struct{ unmet atomic.Pointer[string] }
+
+func (s *switched) Unmet(string, *policy.Conditions) string {
+	if unmet := s.unmet.Load(); unmet != nil {
+		return *unmet
+	}
+	return ""
+}
+
+func (s *switched) set(unmet string) {
+	s.unmet.Store(&unmet)
+}
+
+// judged is a bundle whose worker goes by a policy that the test writes, with conditions that it switches.
+type judged struct {
+	*bundle
+
+	conditions switched
+	planner    atomic.Pointer[strategy.Planner]
+	parked     []worker.Parked
+	failure    string
+}
+
+func setupJudged(t *testing.T, files policytest.Files) *judged {
+	t.Helper()
+	j := &judged{bundle: setup(t)}
+	j.reload(files)
+	j.worker = worker.New(worker.Config{
+		Store: j.store, Planner: j.planner.Load, Logger: slog.New(slog.DiscardHandler), Name: "test", Now: func() time.Time { return j.now },
+		Parked: func(p []worker.Parked) { j.parked = append(j.parked, p...) },
+	})
+	return j
+}
+
+func (j *judged) reload(files policytest.Files) {
+	j.Helper()
+	planner, err := strategy.NewPlanner(policytest.Load(j.T, files), &j.conditions)
+	require.NoError(j, err)
+	j.planner.Store(planner)
+}
+
+// failMany has n jobs of a queue fail with an error.
+func (j *judged) failMany(n int, queue, message string) {
+	j.Helper()
+	j.failure = message
+	j.exec(`INSERT INTO river_job (kind, args, queue, max_attempts, state) SELECT 'k', '{}', $1, 1, 'running' FROM generate_series(1, $2)`, queue, n)
+	j.exec(`UPDATE river_job SET state = 'discarded', finalized_at = now(), attempt = 1,
+		errors = ARRAY[jsonb_build_object('error', $1::text, 'attempt', 1, 'at', now())] WHERE state = 'running'`, message)
+}
+
+// endRedeliveries ends the jobs of redeliveries as River does, those that fail with the error of the last failMany.
+func (j *judged) endRedeliveries(state string) {
+	j.Helper()
+	j.exec(`UPDATE river_job SET state = $1::river_job_state, finalized_at = now(), attempt = 1,
+		errors = CASE WHEN $1 = 'completed' THEN errors ELSE ARRAY[jsonb_build_object('error', $2::text, 'attempt', 1)] END
+		WHERE state = 'available' AND metadata ? 'dlq:entry_id'`, state, j.failure)
+}
+
+// all runs batches until there is nothing to do at the present time.
+func (j *judged) all() {
+	j.Helper()
+	for j.once() {
+	}
+}
+
+func (j *judged) gates() {
+	j.Helper()
+	require.NoError(j, j.worker.Gates(j.Context()))
+}
+
+func (j *judged) inStatus(status deadletter.Status) int {
+	j.Helper()
+	return j.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE status = $1::dlq.dead_letter_status", string(status))
+}
+
+const outage = "503 Service Unavailable"
+
+func TestConditional_waitsAndIsReleasedProbesFirst(t *testing.T) {
+	t.Parallel()
+	j := setupJudged(t, policytest.Files{"dlq-routing": "redeliveriesPerSecond: 1000\n"})
+	j.conditions.set("circuit breaker destination:bank is open")
+	j.failMany(40, "default", outage)
+	j.all()
+	require.Equal(t, 40, j.count("SELECT count(*) FROM dlq.dead_letter_open WHERE strategy = 'conditional' AND waiting_for = 'condition: circuit breaker destination:bank is open'"))
+
+	// As long as it does not hold, nobody looks at them, and nothing is written.
+	moves := j.count("SELECT count(*) FROM dlq.dead_letter_transitions")
+	j.now = j.now.Add(10 * time.Minute)
+	j.all()
+	j.gates()
+	require.Equal(t, moves, j.count("SELECT count(*) FROM dlq.dead_letter_transitions"))
+
+	j.conditions.set("")
+	j.gates()
+	require.Equal(t, 5, j.inStatus(deadletter.Processing), "a few first")
+	j.gates()
+	require.Equal(t, 5, j.inStatus(deadletter.Processing), "the rest wait for them")
+
+	// They fail: the gate shuts, and tries again a minute later.
+	j.conditions.set("circuit breaker destination:bank is open")
+	j.endRedeliveries("discarded")
+	j.all()
+	j.conditions.set("")
+	j.gates()
+	j.gates()
+	require.Zero(t, j.inStatus(deadletter.Processing))
+	j.now = j.now.Add(time.Minute)
+	j.gates()
+	require.Equal(t, 5, j.inStatus(deadletter.Processing))
+	j.endRedeliveries("completed")
+	j.gates()
+	require.Equal(t, 5, j.inStatus(deadletter.Resolved))
+	require.Equal(t, 35, j.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_processing'"), "the rest follow")
+	j.gates()
+	require.Zero(t, j.count("SELECT count(*) FROM dlq.gates"), "nothing waits any more")
+	require.Equal(t, 35, j.count("SELECT count(*) FROM dlq.dead_letter_transitions WHERE reason = 'its conditions hold, and the probes succeeded'"))
+}
+
+func TestConditional_whileConditionsHoldItIsDelayedOnly(t *testing.T) {
+	t.Parallel()
+	j := setupJudged(t, nil)
+	j.failMany(1, "default", outage)
+	j.all()
+	entry := j.entry()
+	require.Equal(t, "conditional", *entry.Strategy)
+	require.Nil(t, entry.WaitingFor)
+	j.now = entry.NextRetryAt.Add(time.Second)
+	j.conditions.set("91 % of this machine's processors are in use (must be below 80 %)")
+	j.all()
+	entry = j.entry()
+	require.Equal(t, deadletter.Pending, entry.Status)
+	require.Equal(t, "condition: 91 % of this machine's processors are in use (must be below 80 %)", *entry.WaitingFor)
+	j.conditions.set("")
+	j.gates()
+	require.Equal(t, deadletter.Processing, j.entry().Status)
+}
+
+// An entry whose hour of waiting is over while its gate probes must not slip past it.
+func TestConditional_nobodySlipsPastTheGate(t *testing.T) {
+	t.Parallel()
+	j := setupJudged(t, nil)
+	j.conditions.set("x")
+	j.failMany(20, "default", outage)
+	j.all()
+	j.conditions.set("")
+	j.gates()
+	j.now = j.now.Add(3 * time.Hour)
+	j.all()
+	require.Equal(t, 5, j.inStatus(deadletter.Processing))
+	require.Equal(t, 15, j.count("SELECT count(*) FROM dlq.dead_letter_open WHERE waiting_for = 'condition: x'"))
+}
+
+func TestPace_spreadsRedeliveriesAndKeepsPlaces(t *testing.T) {
+	t.Parallel()
+	j := setupJudged(t, policytest.Files{"dlq-routing": "redeliveriesPerSecond: 10\nstrategies: {immediate: {jitter: 0}}\n"})
+	j.failMany(100, "jobs", "connection refused")
+	j.all()
+	j.now = j.now.Add(2 * time.Minute)
+	start := j.now
+	j.all()
+	require.LessOrEqual(t, j.inStatus(deadletter.Processing), 2, "what comes within a tenth of a second")
+	require.GreaterOrEqual(t, j.count("SELECT count(*) FROM dlq.dead_letter_open WHERE waiting_for = 'pace'"), 98)
+	for second := 1; second <= 10; second++ {
+		j.now = start.Add(time.Duration(second) * time.Second)
+		j.all()
+		require.InDelta(t, 10*second+1, j.inStatus(deadletter.Processing), 1, "ten a second")
+	}
+	require.Equal(t, 100, j.inStatus(deadletter.Processing))
+	require.LessOrEqual(t, j.count("SELECT max(n) FROM (SELECT count(*) AS n FROM dlq.dead_letter_transitions WHERE reason LIKE 'its place in the pace%' GROUP BY entry_id) m"), 1,
+		"each is put off once: it keeps its place")
+
+	// After a time in which nobody worked, those whose places have passed get new ones.
+	j.failMany(50, "jobs", "connection refused")
+	j.all()
+	j.now = j.now.Add(2 * time.Minute)
+	j.all()
+	j.now = j.now.Add(time.Hour)
+	before := j.inStatus(deadletter.Processing)
+	j.all()
+	require.LessOrEqual(t, j.inStatus(deadletter.Processing)-before, 2, "they do not all come at once")
+}
+
+func TestScheduled_offPeakOrWhatTheDestinationAskedFor(t *testing.T) {
+	t.Parallel()
+	j := setupJudged(t, policytest.Files{"dlq-routing": "strategies: {scheduled: {hours: [2], timeZone: Asia/Kolkata}}\n"})
+	kolkata, err := time.LoadLocation("Asia/Kolkata")
+	require.NoError(t, err)
+	j.failMany(50, "jobs", "429 Too Many Requests")
+	j.all()
+	require.Equal(t, 50, j.count("SELECT count(*) FROM dlq.dead_letter_open WHERE strategy = 'scheduled'"))
+	rows, err := j.pool.Query(t.Context(), "SELECT next_retry_at FROM dlq.dead_letter_open")
+	require.NoError(t, err)
+	minutes := map[int]bool{}
+	for rows.Next() {
+		var at time.Time
+		require.NoError(t, rows.Scan(&at))
+		require.Equal(t, 2, at.In(kolkata).Hour())
+		require.Less(t, at.Sub(j.now), 25*time.Hour)
+		minutes[at.Minute()/10] = true
+	}
+	require.Len(t, minutes, 6, "spread over the hour")
+
+	j.exec("UPDATE river_job SET state = 'available', finalized_at = NULL WHERE id = (SELECT min(id) FROM river_job)")
+	j.exec(`UPDATE river_job SET state = 'discarded', finalized_at = now(), attempt = 2, metadata = metadata || '{"dlq:error": {"attempt": 2, "message": "429", "code": "429", "context": {"status": 429, "retryAfterSeconds": 1800}}}',
+		errors = errors || '{"error": "429", "attempt": 2}'::jsonb WHERE state = 'available'`)
+	j.all()
+	var wait float64
+	require.NoError(t, j.pool.QueryRow(t.Context(), "SELECT extract(epoch FROM next_retry_at - last_failed_at) FROM dlq.dead_letter_open WHERE dlq_retry_count = 1").Scan(&wait))
+	require.GreaterOrEqual(t, wait, 1800.0)
+	require.LessOrEqual(t, wait, 1800*1.2+1)
+}
+
+func TestRules_decide(t *testing.T) {
+	t.Parallel()
+	j := setupJudged(t, policytest.Files{"dlq-routing": `
+rules:
+  - name: bank
+    match: {queue: payments, message: "code 51"}
+    class: business
+    priority: 1
+    tags: [bank-said-no]
+    assignee: payments-team
+  - name: hiccup
+    match: {message: hiccup}
+    class: unknown
+    plan: {strategy: immediate, delays: [7s], jitter: 0, maxRetries: 1}
+`})
+	j.failMany(1, "payments", "refused with code 51")
+	j.all()
+	entry := j.entry()
+	require.Equal(t, deadletter.Manual, entry.Status)
+	require.Equal(t, "business", *entry.ErrorClass)
+	require.Equal(t, "bank", *entry.Rule)
+	require.EqualValues(t, 1, entry.Priority)
+	require.Equal(t, []string{"bank-said-no"}, entry.Tags)
+	require.Equal(t, "payments-team", *entry.AssignedTo)
+	require.Nil(t, entry.ParkedBy)
+	require.Len(t, j.parked, 1, "people are told")
+	require.Equal(t, "bank", j.parked[0].Rule)
+
+	require.NoError(t, j.store.Discard(t.Context(), entry.ID, deadletter.Act{Actor: "kim"}))
+	j.failMany(1, "jobs", "a hiccup")
+	j.all()
+	j.now = j.now.Add(8 * time.Second)
+	j.all()
+	require.Equal(t, 1, j.inStatus(deadletter.Processing))
+	j.endRedeliveries("discarded")
+	require.Equal(t, 1, j.inStatus(deadletter.Failed), "after as many retries as the rule allows")
+	require.Equal(t, 1, j.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_failed' AND error_class = 'unknown' AND fingerprint IS NOT NULL"), "it keeps what it was taken for")
+	require.Equal(t, 1, j.count("SELECT count(*) FROM dlq.dead_letter_transitions WHERE rule = 'hiccup' AND to_status = 'dlq_pending' AND config_version = $1", j.planner.Load().Policy().Version()))
+}
+
+func TestReclassify(t *testing.T) {
+	t.Parallel()
+	j := setupJudged(t, nil)
+	j.failMany(3, "jobs", "the moon is in the wrong house")
+	j.failMany(2, "jobs", "connection refused")
+	j.all()
+	parked := j.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_manual'")
+	require.Equal(t, 3, parked)
+	j.exec("SELECT dlq.park(id, 'kim', 'mine') FROM (SELECT id FROM dlq.dead_letter_open WHERE status = 'dlq_pending' LIMIT 1) e")
+	reclassify := func(dryRun bool) *worker.Reclassified {
+		result, err := worker.Reclassify(t.Context(), j.store, j.planner.Load(), deadletter.Act{Actor: "kim", Note: "new rules"}, dryRun)
+		require.NoError(t, err)
+		return result
+	}
+	require.Empty(t, reclassify(false).Changed, "the same rules say the same")
+
+	j.reload(policytest.Files{"dlq-routing": `
+rules:
+  - {name: moon, match: {message: moon}, class: transient}
+  - {name: refused, match: {message: refused}, class: business}
+`})
+	moves := j.count("SELECT count(*) FROM dlq.dead_letter_transitions")
+	result := reclassify(true)
+	require.Equal(t, moves, j.count("SELECT count(*) FROM dlq.dead_letter_transitions"), "a dry run changes nothing")
+	require.Equal(t, 4, result.Looked, "what a person parked is left alone")
+	require.Len(t, result.Changed, 2)
+	require.Equal(t, worker.Judgement{Class: "unknown", Rule: "none", Strategy: "manual"}, result.Changed[0].From)
+	require.Equal(t, worker.Judgement{Class: "transient", Rule: "moon", Strategy: "immediate"}, result.Changed[0].To)
+	require.Equal(t, 3, result.Changed[0].Entries)
+
+	require.Equal(t, result.Changed, reclassify(false).Changed)
+	require.Equal(t, 3, j.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_pending' AND rule = 'moon' AND strategy = 'immediate'"))
+	require.Equal(t, 1, j.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_manual' AND rule = 'refused'"))
+	require.Equal(t, 1, j.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_manual' AND parked_by = 'kim'"))
+	require.Equal(t, 4, j.count("SELECT count(*) FROM dlq.dead_letter_transitions WHERE actor = 'kim' AND reason LIKE 'reclassified: %' AND note = 'new rules'"))
+	require.Empty(t, reclassify(false).Changed)
+
+	// A change of rule alone is recorded too, and moves nobody.
+	j.reload(policytest.Files{"dlq-routing": "rules: [{name: refused-again, match: {message: refused}, class: business}, {name: moon, match: {message: moon}, class: transient}]"})
+	require.Len(t, reclassify(false).Changed, 1)
+	require.Equal(t, 1, j.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_manual' AND rule = 'refused-again'"))
+}
+
+// smartRouting has a smart retry that a test can wait for.
+const smartRouting = "smartRetry: {enabled: %t, over: 1h, minJobs: 10, errorRate: 10, probes: 3}\nredeliveriesPerSecond: 1000\n"
+
+func TestSmartRetry(t *testing.T) {
+	t.Parallel()
+	j := setupJudged(t, policytest.Files{"dlq-routing": fmt.Sprintf(smartRouting, true)})
+	look := func() {
+		require.NoError(t, j.worker.SmartRetry(t.Context()))
+		j.gates()
+	}
+	completed := func(n int, at string) {
+		j.exec(`INSERT INTO river_job (kind, args, queue, max_attempts, state, finalized_at) SELECT 'k', '{}', 'jobs', 1, 'completed', now() + $2::interval FROM generate_series(1, $1)`, n, at)
+	}
+	j.failMany(10, "jobs", "TypeError: undefined is not a function")
+	j.failMany(2, "jobs", "card was declined")
+	j.all()
+	require.Equal(t, 12, j.inStatus(deadletter.Manual))
+	j.exec("SELECT dlq.replay(id, 'kim') FROM (SELECT id FROM dlq.dead_letter_open WHERE error_class = 'code_bug' ORDER BY id LIMIT 1) e")
+	j.exec("UPDATE dlq.dead_letter_queue SET dlq_max_retries = 1 WHERE status = 'dlq_processing'")
+	j.endRedeliveries("discarded")
+	require.Equal(t, 1, j.inStatus(deadletter.Failed))
+	j.exec("UPDATE dlq.dead_letter_queue SET last_failed_at = last_failed_at - interval '30 minutes'")
+
+	completed(50, "-10 minutes")
+	j.now = j.now.Add(45 * time.Minute)
+	look()
+	require.Zero(t, j.inStatus(deadletter.Processing), "10 of 60 failed in this hour")
+	completed(50, "-10 minutes")
+	j.exec("UPDATE dlq.dead_letter_queue SET last_failed_at = last_failed_at + interval '30 minutes'")
+	look()
+	require.Zero(t, j.inStatus(deadletter.Processing), "10 of 110, and they are not an hour old")
+	j.now = j.now.Add(45 * time.Minute)
+	look()
+	require.Zero(t, j.inStatus(deadletter.Processing), "nothing has run in this hour")
+	completed(20, "90 minutes")
+	look()
+	require.Equal(t, 3, j.inStatus(deadletter.Processing))
+	require.Equal(t, 3, j.count("SELECT count(*) FROM dlq.dead_letter_transitions WHERE reason LIKE 'smart retry: of 10 or more jobs of queue jobs in the last 1h0m, 0 failed like this: one of 3 probes'"))
+	look()
+	require.Equal(t, 3, j.inStatus(deadletter.Processing))
+	j.endRedeliveries("completed")
+	look()
+	j.endRedeliveries("completed")
+	require.Equal(t, 10, j.inStatus(deadletter.Resolved), "parked and failed ones")
+	require.Equal(t, 2, j.inStatus(deadletter.Manual), "no deploy mends a declined card")
+	require.Zero(t, j.inStatus(deadletter.Failed))
+}
+
+func TestSmartRetry_stopsWhereProbesFail(t *testing.T) {
+	t.Parallel()
+	j := setupJudged(t, policytest.Files{"dlq-routing": fmt.Sprintf(smartRouting, true)})
+	j.failMany(10, "jobs", "TypeError: x")
+	j.all()
+	j.exec(`INSERT INTO river_job (kind, args, queue, max_attempts, state, finalized_at) SELECT 'k', '{}', 'jobs', 1, 'completed', now() + interval '90 minutes' FROM generate_series(1, 50)`)
+	j.now = j.now.Add(2 * time.Hour)
+	require.NoError(t, j.worker.SmartRetry(t.Context()))
+	require.Equal(t, 3, j.inStatus(deadletter.Processing))
+	j.endRedeliveries("discarded")
+	j.all()
+	j.exec("UPDATE dlq.dead_letter_queue SET last_failed_at = $1 WHERE dlq_retry_count = 1", j.now)
+	j.gates()
+	require.NoError(t, j.worker.SmartRetry(t.Context()))
+	require.Zero(t, j.inStatus(deadletter.Processing), "shut for an hour")
+	require.Equal(t, 1, j.count("SELECT count(*) FROM dlq.gates WHERE state = 'shut'"))
+
+	j.reload(policytest.Files{"dlq-routing": fmt.Sprintf(smartRouting, false)})
+	j.now = j.now.Add(2 * time.Hour)
+	require.NoError(t, j.worker.SmartRetry(t.Context()))
+	j.gates()
+	require.Zero(t, j.inStatus(deadletter.Processing), "switched off")
+}
+
+func TestOrder_redeliveriesKeepIt(t *testing.T) {
+	t.Parallel()
+	j := setupJudged(t, policytest.Files{
+		"retry-policies": "queues: {stock: {ordering: true}}\ndestinations: {default: {url: 'http://127.0.0.1:1/', redeliveriesPerSecond: 0}}\n",
+		"dlq-routing":    "strategies: {immediate: {jitter: 0}}\n",
+	})
+	for n := range 3 {
+		j.exec(`INSERT INTO river_job (kind, args, queue, max_attempts, state) VALUES ('dlqd_message', jsonb_build_object('kind', 'k', 'orderingKey', 'A-81', 'messageId', 'm' || $1::text), 'stock', 1, 'running')`, fmt.Sprint(n))
+	}
+	j.exec(`INSERT INTO dlq.ordered_jobs (queue, ordering_key, job_id) SELECT 'stock', 'A-81', id FROM river_job ORDER BY id`)
+	j.exec(`UPDATE river_job SET state = 'discarded', finalized_at = now(), attempt = 1, errors = ARRAY['{"error": "connection refused", "attempt": 1}'::jsonb]`)
+	j.all()
+	var order []string
+	for range 3 {
+		j.now = j.now.Add(10 * time.Minute)
+		j.all()
+		require.Equal(t, 1, j.inStatus(deadletter.Processing), "one at a time")
+		var id string
+		require.NoError(t, j.pool.QueryRow(t.Context(), "SELECT event_id FROM dlq.dead_letter_open WHERE status = 'dlq_processing'").Scan(&id))
+		order = append(order, id)
+		j.endRedeliveries("completed")
+	}
+	require.Equal(t, []string{"m0", "m1", "m2"}, order)
+	require.Zero(t, j.count("SELECT count(*) FROM dlq.ordered_jobs"), "entries that close leave the order")
+}
+
