@@ -172,12 +172,12 @@ func (w *Worker) work(ctx context.Context, job *river.Job[Args]) (outcome string
 			Queue: job.Queue, Key: job.Args.OrderingKey, Job: job.ID, Entry: metadataOf(job).EntryID,
 		})
 		if err != nil || before != 0 {
-			return hold(ctx, HeldForOrder, err)
+			return hold(ctx, job, HeldForOrder, err)
 		}
 	}
 	permit, err := w.config.Breakers.Allow(ctx, queue.Destination)
 	if err != nil || permit == nil {
-		return hold(ctx, HeldForBreaker, err)
+		return hold(ctx, job, HeldForBreaker, err)
 	}
 	err = w.deliver(ctx, planner.Policy().Destinations[queue.Destination], queue, job)
 	if ctx.Err() == nil || errors.Is(ctx.Err(), context.DeadlineExceeded) { // else it was cut off, which says nothing
@@ -258,6 +258,7 @@ type metadata struct {
 	Parent  string     `json:"traceparent"`
 	State   string     `json:"tracestate"`
 	EntryID *uuid.UUID `json:"dlq:entry_id"`
+	Snoozes int        `json:"snoozes"` // River's count
 }
 
 func metadataOf(job *river.Job[Args]) metadata {

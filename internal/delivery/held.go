@@ -28,24 +28,34 @@ const (
 	holdTime = 5 * time.Minute
 	// maxRelease bounds what is released at once.
 	maxRelease = 1000
+	// lingerDoublings is for how many seconds after a breaker has closed messages may still come to be held.
+	lingerDoublings = 10
 	// maxDoublings is after how many seconds the ramp has long passed every pace.
 	maxDoublings = 20
 )
 
 // HoldTime is how long to hold a message, spread so that messages that were held together do not come back together.
-func HoldTime() time.Duration {
-	return time.Duration(float64(holdTime) * (1 - jitterShare + 2*jitterShare*mathrand.Float64()))
+func HoldTime() time.Duration { return spread(holdTime) }
+
+func spread(d time.Duration) time.Duration {
+	return time.Duration(float64(d) * (1 - jitterShare + 2*jitterShare*mathrand.Float64()))
 }
 
 // hold puts a message off without spending an attempt. err, if any, is why it is not known whether it may go.
-func hold(ctx context.Context, reason string, err error) (string, error) {
+func hold(ctx context.Context, job *river.Job[Args], reason string, err error) (string, error) {
 	if err != nil {
 		return "held", errors.Join(river.JobSnooze(time.Second), err)
 	}
 	if err := river.MetadataSet(ctx, HeldKey, reason); err != nil {
 		return "held", err
 	}
-	return "held", river.JobSnooze(HoldTime())
+	most := holdTime
+	if reason == HeldForOrder {
+		// What it waits for may have ended since it was asked, and before this message can be found held: look again
+		// soon, and ever later.
+		most = min(time.Second<<min(metadataOf(job).Snoozes, maxDoublings), holdTime)
+	}
+	return "held", river.JobSnooze(spread(most))
 }
 
 // Releaser lets held messages go when their destination's breaker lets them: a few as probes, and once it has closed all
@@ -115,7 +125,8 @@ func (r *Releaser) look(ctx context.Context, destination string) error {
 		return nil
 	}
 	released, err := r.release(ctx, destination, most)
-	r.drained[destination] = err == nil && released < most
+	// A message that was being held the moment that it closed is found a little later.
+	r.drained[destination] = err == nil && released < most && doublings >= lingerDoublings
 	return err
 }
 

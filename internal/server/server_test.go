@@ -38,10 +38,11 @@ func TestMain(m *testing.M) { postgrestest.Main(m) }
 type bundle struct {
 	*testing.T
 
-	base string
-	url  string
-	pool *pgxpool.Pool
-	stop func()
+	server *server.Server
+	base   string
+	url    string
+	pool   *pgxpool.Pool
+	stop   func()
 }
 
 type options struct {
@@ -76,7 +77,7 @@ func setup(t *testing.T, o options) *bundle {
 	stopped := make(chan error, 1)
 	go func() { stopped <- s.Wait(ctx, context.Background()) }()
 	once := false
-	b := &bundle{T: t, url: url, pool: postgrestest.Open(t, url)}
+	b := &bundle{T: t, server: s, url: url, pool: postgrestest.Open(t, url)}
 	if len(s.Addresses()) > 0 {
 		b.base = s.Addresses()[0]
 	}

@@ -409,4 +409,3 @@ func TestOrder_redeliveriesKeepIt(t *testing.T) {
 	require.Equal(t, []string{"m0", "m1", "m2"}, order)
 	require.Zero(t, j.count("SELECT count(*) FROM dlq.ordered_jobs"), "entries that close leave the order")
 }
-

@@ -1,0 +1,389 @@
+package breaker_test
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/riverqueue/river"
+	"github.com/riverqueue/river/riverdriver/riverpgxv5"
+	"github.com/stretchr/testify/require"
+
+	"github.com/dlqd/dlqd/internal/breaker"
+	"github.com/dlqd/dlqd/internal/dbsqlc"
+	"github.com/dlqd/dlqd/internal/policy"
+	"github.com/dlqd/dlqd/internal/policy/policytest"
+	"github.com/dlqd/dlqd/internal/postgres"
+	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
+)
+
+func TestMain(m *testing.M) { postgrestest.Main(m) }
+
+const bank = "destination:default"
+
+// bundle is a database, and a clock, that several processes share.
+type bundle struct {
+	*testing.T
+
+	pool   *pgxpool.Pool
+	policy *policy.Policy
+
+	mu  sync.Mutex
+	now time.Time
+}
+
+func setup(t *testing.T, breakers string) *bundle {
+	t.Helper()
+	return &bundle{
+		T: t, pool: postgrestest.Pool(t), now: time.Now().Truncate(time.Millisecond),
+		policy: policytest.Load(t, policytest.Files{"circuit-breaker": breakers}),
+	}
+}
+
+func (b *bundle) clock() time.Time {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.now
+}
+
+func (b *bundle) pass(d time.Duration) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.now = b.now.Add(d)
+}
+
+// process is what one process knows, as one that has just started.
+func (b *bundle) process(name string) *breaker.Breakers {
+	b.Helper()
+	p := breaker.New(breaker.Config{
+		Queries: dbsqlc.New(b.pool), Policy: func() *policy.Policy { return b.policy }, Actor: name, Logger: slog.New(slog.DiscardHandler), Now: b.clock,
+	})
+	require.NoError(b, p.Sync(b.Context()))
+	return p
+}
+
+// deliver makes a delivery that succeeds or fails, and reports whether the breaker let it.
+func (b *bundle) deliver(p *breaker.Breakers, ok bool) bool {
+	b.Helper()
+	permit := b.permit(p)
+	if permit == nil {
+		return false
+	}
+	permit.Done(b.Context(), ok)
+	return true
+}
+
+func (b *bundle) permit(p *breaker.Breakers) *breaker.Permit {
+	b.Helper()
+	permit, err := p.Allow(b.Context(), "default")
+	require.NoError(b, err)
+	return permit
+}
+
+func (b *bundle) requireState(p *breaker.Breakers, want breaker.State) {
+	b.Helper()
+	require.NoError(b, p.Sync(b.Context()))
+	state, _ := p.State(bank)
+	require.Equal(b, want, state)
+}
+
+func TestBreaker_aRateOpensItForAll(t *testing.T) {
+	t.Parallel()
+	b := setup(t, "")
+	one, two := b.process("one"), b.process("two")
+	for range 4 {
+		require.True(t, b.deliver(one, true))
+		require.True(t, b.deliver(one, false))
+	}
+	require.True(t, b.deliver(one, true))
+	status, _ := one.Find(bank)
+	require.Equal(t, 9, status.Deliveries)
+	require.InDelta(t, 44.4, status.FailureRate, 0.5)
+	b.requireState(one, breaker.Closed)
+	require.True(t, b.deliver(one, false))
+	b.requireState(b.process("three"), breaker.Open) // 50 % of ten
+	require.NoError(t, two.Sync(t.Context()))
+	for _, p := range []*breaker.Breakers{one, two, b.process("restarted")} {
+		state, wait := p.State(bank)
+		require.Equal(t, breaker.Open, state)
+		require.Equal(t, 30*time.Second, wait)
+		require.Nil(t, b.permit(p))
+	}
+}
+
+func TestBreaker_aStreakOpensItAtOnce(t *testing.T) {
+	t.Parallel()
+	b := setup(t, "")
+	one, two := b.process("one"), b.process("two")
+	for range 1000 {
+		require.True(t, b.deliver(one, true))
+	}
+	for range 19 {
+		require.True(t, b.deliver(one, false))
+	}
+	b.requireState(one, breaker.Closed)
+	require.True(t, b.deliver(one, false))
+	state, _ := one.State(bank)
+	require.Equal(t, breaker.Open, state, "this process knows at once")
+	b.requireState(two, breaker.Open)
+
+	// Half-open: ten probes over both processes, no more.
+	b.pass(29 * time.Second)
+	require.Nil(t, b.permit(two))
+	b.pass(time.Second)
+	var permits []*breaker.Permit
+	for i := range 14 {
+		if permit := b.permit([]*breaker.Breakers{one, two}[i%2]); permit != nil {
+			permits = append(permits, permit)
+		}
+	}
+	require.Len(t, permits, 10)
+	b.requireState(two, breaker.HalfOpen)
+	for _, permit := range permits[:7] {
+		permit.Done(t.Context(), true)
+	}
+	permits[7].Done(t.Context(), false)
+	permits[8].Done(t.Context(), false)
+	b.requireState(one, breaker.HalfOpen)
+	permits[9].Done(t.Context(), true) // eight of ten
+	b.requireState(one, breaker.Closed)
+	b.requireState(two, breaker.Closed)
+	require.True(t, b.deliver(one, false), "what was counted before it opened is forgotten")
+	b.requireState(one, breaker.Closed)
+
+	rows, err := b.pool.Query(t.Context(), "SELECT coalesce(from_state::text, '-') || ' ' || to_state::text || ' ' || actor FROM dlq.circuit_breaker_changes ORDER BY id")
+	require.NoError(t, err)
+	var changes []string
+	for rows.Next() {
+		var c string
+		require.NoError(t, rows.Scan(&c))
+		changes = append(changes, c)
+	}
+	require.Equal(t, []string{"- open one", "open half_open one", "half_open closed " + closer(changes)}, changes)
+}
+
+// closer is who closed it: whichever process the last probe was of.
+func closer(changes []string) string {
+	last := changes[len(changes)-1]
+	return last[len(last)-3:]
+}
+
+func TestBreaker_failedProbesOpenItAgain(t *testing.T) {
+	t.Parallel()
+	b := setup(t, "defaults: {consecutiveFailures: 1}")
+	p := b.process("one")
+	require.True(t, b.deliver(p, false))
+	b.pass(30 * time.Second)
+	late := b.permit(p)
+	for range 3 {
+		require.True(t, b.deliver(p, false))
+	}
+	b.requireState(p, breaker.Open)
+	_, wait := p.State(bank)
+	require.Equal(t, 30*time.Second, wait)
+
+	// A probe of that time that ends in the next half-open period does not count there.
+	b.pass(30 * time.Second)
+	require.True(t, b.deliver(p, true))
+	late.Done(t.Context(), false)
+	status, ok := p.Find(bank)
+	require.True(t, ok)
+	require.Equal(t, 1, status.ProbesSucceeded)
+	require.Zero(t, status.ProbesFailed)
+
+	// Probes whose process dies: the period begins again.
+	for b.permit(p) != nil {
+	}
+	b.pass(29 * time.Second)
+	require.Nil(t, b.permit(p))
+	b.pass(time.Second)
+	require.NotNil(t, b.permit(p))
+}
+
+func TestBreaker_byAPersonsWord(t *testing.T) {
+	t.Parallel()
+	b := setup(t, "")
+	p, other := b.process("one"), b.process("two")
+	require.NoError(t, p.ForceOpen(t.Context(), bank, "kim", "they asked us to", 0))
+	b.requireState(other, breaker.Open)
+	b.pass(24 * time.Hour)
+	require.Nil(t, b.permit(other), "until it is reset")
+	status, _ := other.Find(bank)
+	require.True(t, status.Forced)
+	require.Equal(t, "kim", status.ChangedBy)
+	require.Nil(t, status.OpenUntil)
+	was, err := p.Reset(t.Context(), bank, "kim", "")
+	require.NoError(t, err)
+	require.True(t, was)
+	b.requireState(other, breaker.Closed)
+	was, err = p.Reset(t.Context(), bank, "kim", "")
+	require.NoError(t, err)
+	require.False(t, was)
+
+	require.NoError(t, p.ForceOpen(t.Context(), bank, "kim", "", time.Minute))
+	_, wait := p.State(bank)
+	require.Equal(t, time.Minute, wait)
+	_, found := p.Find("destination:nowhere")
+	require.False(t, found)
+}
+
+func TestBreaker_switchedOffItNeverOpens(t *testing.T) {
+	t.Parallel()
+	b := setup(t, "destinations: {default: {enabled: false}}")
+	p := b.process("one")
+	for range 100 {
+		require.True(t, b.deliver(p, false))
+	}
+	b.requireState(p, breaker.Closed)
+}
+
+func TestBreaker_aRateNeedsACount(t *testing.T) {
+	t.Parallel()
+	b := setup(t, "defaults: {minimumCount: 10, consecutiveFailures: 0}")
+	p := b.process("one")
+	for range 9 {
+		require.True(t, b.deliver(p, false))
+	}
+	b.requireState(p, breaker.Closed)
+	require.True(t, b.deliver(p, false))
+	b.requireState(p, breaker.Open)
+}
+
+// Without the database a process goes by what it sees itself.
+func TestBreaker_withoutTheDatabase(t *testing.T) {
+	t.Parallel()
+	b := setup(t, "defaults: {consecutiveFailures: 2}")
+	p := b.process("one")
+	ctx, cancel := context.WithCancel(t.Context())
+	b.pool.Close()
+	for range 2 {
+		permit, err := p.Allow(ctx, "default")
+		require.NoError(t, err)
+		permit.Done(ctx, false)
+	}
+	cancel()
+	state, wait := p.State(bank)
+	require.Equal(t, breaker.Open, state)
+	require.Equal(t, 30*time.Second, wait)
+	require.Error(t, p.Sync(t.Context()))
+}
+
+type appArgs struct {
+	Fail bool `json:"fail"`
+}
+
+func (appArgs) Kind() string { return "app" }
+
+// An application's own River client stops working a queue whose breaker opens.
+func TestQueues_pauseAndResumeARiverQueue(t *testing.T) {
+	t.Parallel()
+	b := setup(t, "riverQueues: {emails: {minimumCount: 4, probes: 3, openFor: 10s}}")
+	workers := river.NewWorkers()
+	river.AddWorker(workers, river.WorkFunc(func(_ context.Context, job *river.Job[appArgs]) error {
+		if job.Args.Fail {
+			return errors.New("smtp: connection refused")
+		}
+		return nil
+	}))
+	logger := slog.New(slog.DiscardHandler)
+	client, err := river.NewClient(riverpgxv5.New(b.pool), &river.Config{
+		Queues: map[string]river.QueueConfig{"emails": {MaxWorkers: 5}}, Workers: workers, Logger: logger,
+		FetchCooldown: time.Millisecond, FetchPollInterval: 10 * time.Millisecond, TestOnly: true,
+	})
+	require.NoError(t, err)
+	require.NoError(t, client.Start(t.Context()))
+	t.Cleanup(func() { require.NoError(t, client.Stop(context.Background())) })
+
+	p := b.process("one")
+	watch := &breaker.Queues{Pool: b.pool, Schemas: postgres.DefaultSchemas(), River: client, Breakers: p, Logger: logger}
+	insert := func(n int, fail bool) {
+		for range n {
+			_, err := client.Insert(t.Context(), appArgs{fail}, &river.InsertOpts{Queue: "emails", MaxAttempts: 1})
+			require.NoError(t, err)
+		}
+	}
+	count := func(states string) int {
+		var n int
+		require.NoError(t, b.pool.QueryRow(t.Context(), "SELECT count(*) FROM river_job WHERE state::text = ANY (string_to_array($1, ','))", states).Scan(&n))
+		return n
+	}
+	paused := func() bool {
+		queue, err := client.QueueGet(t.Context(), "emails")
+		require.NoError(t, err)
+		return queue.PausedAt != nil
+	}
+	// look looks until a breaker is in a state: jobs end in their own time.
+	look := func(want breaker.State) {
+		require.Eventually(t, func() bool {
+			require.NoError(t, watch.RunOnce(t.Context()))
+			require.NoError(t, p.Sync(t.Context()))
+			state, _ := p.State("queue:emails")
+			return state == want
+		}, 20*time.Second, 10*time.Millisecond)
+	}
+
+	insert(3, true)
+	require.Eventually(t, func() bool { return count("discarded") == 3 }, 20*time.Second, 10*time.Millisecond)
+	require.NoError(t, watch.RunOnce(t.Context()))
+	require.False(t, paused(), "three are too few")
+	insert(1, true)
+	require.Eventually(t, func() bool { return count("discarded") == 4 }, 20*time.Second, 10*time.Millisecond)
+	look(breaker.Open)
+	require.True(t, paused())
+
+	// Half-open: still failing. It opens again.
+	b.pass(10 * time.Second)
+	b.exec(t, "UPDATE river_job SET finalized_at = finalized_at - interval '1 hour' WHERE finalized_at IS NOT NULL")
+	b.setNow(time.Now())
+	b.exec(t, "UPDATE dlq.circuit_breakers SET open_until = $1", b.clock())
+	look(breaker.HalfOpen)
+	require.False(t, paused())
+	insert(3, true)
+	require.Eventually(t, func() bool { return count("discarded") == 7 }, 20*time.Second, 10*time.Millisecond)
+	look(breaker.Open)
+	require.True(t, paused())
+
+	// Half-open: well again. It closes.
+	b.exec(t, "UPDATE river_job SET finalized_at = finalized_at - interval '1 hour' WHERE finalized_at IS NOT NULL")
+	b.setNow(time.Now())
+	b.exec(t, "UPDATE dlq.circuit_breakers SET open_until = $1", b.clock())
+	look(breaker.HalfOpen)
+	insert(3, false)
+	require.Eventually(t, func() bool { return count("completed") == 3 }, 20*time.Second, 10*time.Millisecond)
+	look(breaker.Closed)
+	require.False(t, paused())
+
+	// A person opens it, and resets it.
+	require.NoError(t, p.ForceOpen(t.Context(), "queue:emails", "kim", "", 0))
+	require.NoError(t, watch.RunOnce(t.Context()))
+	require.True(t, paused())
+	_, err = p.Reset(t.Context(), "queue:emails", "kim", "")
+	require.NoError(t, err)
+	require.NoError(t, watch.RunOnce(t.Context()))
+	require.False(t, paused())
+
+	// A queue that a person paused is theirs.
+	require.NoError(t, client.QueuePause(t.Context(), "emails", nil))
+	require.NoError(t, p.ForceOpen(t.Context(), "queue:emails", "kim", "", 0))
+	require.NoError(t, watch.RunOnce(t.Context()))
+	_, err = p.Reset(t.Context(), "queue:emails", "kim", "")
+	require.NoError(t, err)
+	require.NoError(t, watch.RunOnce(t.Context()))
+	require.True(t, paused())
+}
+
+func (b *bundle) exec(t *testing.T, sql string, args ...any) {
+	t.Helper()
+	_, err := b.pool.Exec(t.Context(), sql, args...)
+	require.NoError(t, err)
+}
+
+func (b *bundle) setNow(now time.Time) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.now = now
+}

@@ -1,0 +1,280 @@
+package server_test
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/dlqd/dlqd/internal/api"
+	"github.com/dlqd/dlqd/internal/policy"
+	"github.com/dlqd/dlqd/internal/policy/policytest"
+	"github.com/dlqd/dlqd/internal/server"
+)
+
+// down is a receiver that a test takes down and up.
+type down struct {
+	atomic.Bool
+
+	mu    sync.Mutex
+	tries int
+	taken []string
+}
+
+func (d *down) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.tries++
+	if d.Load() {
+		w.WriteHeader(http.StatusServiceUnavailable)
+		return
+	}
+	d.taken = append(d.taken, r.Header.Get("Webhook-Id"))
+}
+
+func (d *down) seen() (tries int, taken []string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.tries, slices.Clone(d.taken)
+}
+
+func (b *bundle) breaker(name string) map[string]any {
+	b.Helper()
+	_, out, _ := b.call("GET", "/api/circuit-breakers", "")
+	for _, one := range out["breakers"].([]any) {
+		if status := one.(map[string]any); status["name"] == name {
+			return status
+		}
+	}
+	return nil
+}
+
+func (b *bundle) awaitBreaker(state string) {
+	b.Helper()
+	require.Eventually(b, func() bool { return b.breaker("destination:default")["state"] == state }, 30*time.Second, 10*time.Millisecond)
+}
+
+func TestBreaker_openItAnswers503(t *testing.T) {
+	t.Parallel()
+	receiver := &down{}
+	receiver.Store(true)
+	b := setup(t, options{receiver: receiver.ServeHTTP, config: func(c *server.Config) {
+		c.Policy.Breakers.Defaults.ConsecutiveFailures = 3
+		c.Policy.Breakers.Defaults.OpenFor = 300 * time.Millisecond
+		c.Policy.Queues["default"].Backoff.Delay = 20 * time.Millisecond
+	}})
+	b.submit("m1")
+	b.awaitBreaker("open")
+	body := `{"messageId": "m2", "queue": "default", "kind": "order.placed", "payload": {"n": 1}}`
+	require.Eventually(t, func() bool { // unless a probe goes this very moment
+		status, out, header := b.call("POST", "/api/messages", body)
+		return status == http.StatusServiceUnavailable && header.Get("Retry-After") == "1" && strings.Contains(out["detail"].(string), "circuit breaker of its destination default is open")
+	}, 10*time.Second, 10*time.Millisecond)
+
+	// Once its time has come, new messages are the probes, beside the dead letter that waits for it.
+	receiver.Store(false)
+	n := 0
+	require.Eventually(t, func() bool {
+		n++
+		_, _, _ = b.call("POST", "/api/messages", fmt.Sprintf(`{"messageId": "p%d", "queue": "default", "kind": "order.placed", "payload": {"n": 1}}`, n))
+		return b.breaker("destination:default")["state"] == "closed"
+	}, 30*time.Second, 20*time.Millisecond)
+	entry := b.awaitMessage("m1", "dead-lettered")["deadLetter"].(map[string]any)["id"].(string)
+	b.awaitEntry(entry, "dlq_resolved")
+}
+
+func TestBreaker_heldMessagesGoWhenItCloses(t *testing.T) {
+	t.Parallel()
+	receiver := &down{}
+	receiver.Store(true)
+	b := setup(t, options{receiver: receiver.ServeHTTP, config: func(c *server.Config) {
+		c.Policy.Breakers.Defaults.ConsecutiveFailures = 3
+		c.Policy.Breakers.Defaults.OpenFor = 200 * time.Millisecond
+		q := c.Policy.Queues["default"]
+		q.WhenOpen, q.MaxAttempts, q.Backoff.Delay = policy.WhenOpenAccept, 3, 20*time.Millisecond
+	}})
+	b.submit("m0")
+	b.awaitBreaker("open")
+	const n = 50
+	for i := 1; i <= n; i++ {
+		b.submit(fmt.Sprintf("m%d", i))
+	}
+	// Probes fail for a while: they spend their attempts, the others none.
+	require.Eventually(t, func() bool {
+		return b.count("SELECT count(*) FROM dlq.circuit_breaker_changes WHERE to_state = 'half_open'") >= 2
+	}, 20*time.Second, 10*time.Millisecond)
+	receiver.Store(false)
+	require.Eventually(t, func() bool {
+		_, taken := receiver.seen()
+		slices.Sort(taken)
+		return len(slices.Compact(taken)) == n+1
+	}, 60*time.Second, 50*time.Millisecond)
+	tries, _ := receiver.seen()
+	changes := b.count("SELECT count(*) FROM dlq.circuit_breaker_changes WHERE to_state = 'half_open'")
+	require.LessOrEqual(t, tries, n+1+3+10*changes, "only probes are tried while it is open")
+	require.Zero(t, b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_manual'"))
+}
+
+func TestBreaker_byThePersonOnCall(t *testing.T) {
+	t.Parallel()
+	receiver := &down{}
+	b := setup(t, options{receiver: receiver.ServeHTTP})
+	status, out, _ := b.call("POST", "/api/circuit-breakers/destination:default/open", `{"actor": "kim", "note": "they asked us to", "for": "2h"}`)
+	require.Equal(t, http.StatusOK, status, out)
+	require.Equal(t, "open", out["state"])
+	status, _, header := b.call("POST", "/api/messages", `{"queue": "default", "kind": "k", "payload": 1}`)
+	require.Equal(t, http.StatusServiceUnavailable, status)
+	require.NotEmpty(t, header.Get("Retry-After"))
+	_, metrics, _ := b.call("GET", "/metrics", "")
+	require.Contains(t, metrics["text"], `dlqd_circuit_breaker_state{name="destination:default",state="open"} 1`)
+	require.Contains(t, metrics["text"], `dlqd_alert_max_open{queue="default"} 1000`)
+	require.Contains(t, metrics["text"], `dlqd_policy_up_to_date 1`)
+	status, out, _ = b.call("POST", "/api/circuit-breakers/destination:default/reset", `{"actor": "kim"}`)
+	require.Equal(t, http.StatusOK, status, out)
+	b.submit("m1")
+	b.awaitMessage("m1", "completed")
+
+	for path, want := range map[string]int{"destination:nowhere/open": 404, "destination:nowhere/reset": 404} {
+		status, _, _ = b.call("POST", "/api/circuit-breakers/"+path, `{}`)
+		require.Equal(t, want, status, path)
+	}
+	status, out, _ = b.call("POST", "/api/circuit-breakers/destination:default/open", `{"for": "soon"}`)
+	require.Equal(t, 422, status)
+	require.Equal(t, "body.for", out["errors"].([]any)[0].(map[string]any)["location"])
+}
+
+// While a dead letter of an ordering key is open, later messages of that key wait behind it, and others do not.
+func TestOrdering(t *testing.T) {
+	t.Parallel()
+	receiver := &down{}
+	var fail atomic.Bool
+	fail.Store(true)
+	b := setup(t, options{receiver: func(w http.ResponseWriter, r *http.Request) {
+		if r.Header.Get("Webhook-Id") == "a1" && fail.Load() {
+			w.WriteHeader(http.StatusUnprocessableEntity)
+			return
+		}
+		receiver.ServeHTTP(w, r)
+	}, config: func(c *server.Config) { c.Policy.Queues["default"].Ordering = true }})
+	submit := func(id, key string) {
+		status, out, _ := b.call("POST", "/api/messages", fmt.Sprintf(`{"messageId": %q, "queue": "default", "kind": "k", "payload": 1, "orderingKey": %q}`, id, key))
+		require.Equal(t, http.StatusAccepted, status, out)
+	}
+	submit("a1", "a")
+	entry := b.awaitMessage("a1", "dead-lettered")["deadLetter"].(map[string]any)["id"].(string)
+	b.awaitEntry(entry, "dlq_manual")
+	status, out, _ := b.call("POST", "/api/messages/batch", `{"messages": [
+		{"messageId": "a2z", "queue": "default", "kind": "k", "payload": 1, "orderingKey": "a"},
+		{"messageId": "a2a", "queue": "default", "kind": "k", "payload": 1, "orderingKey": "a"},
+		{"messageId": "b1", "queue": "default", "kind": "k", "payload": 1, "orderingKey": "b"}]}`)
+	require.Equal(t, http.StatusAccepted, status, out)
+	submit("a3", "a")
+	b.awaitMessage("b1", "completed")
+	require.Eventually(t, func() bool {
+		return b.count(`SELECT count(*) FROM river_job WHERE state = 'scheduled' AND metadata @> '{"dlq:held": "order"}'`) == 3
+	}, 20*time.Second, 10*time.Millisecond)
+	_, taken := receiver.seen()
+	require.Equal(t, []string{"b1"}, taken)
+
+	fail.Store(false)
+	status, out, _ = b.call("POST", "/api/dlq/entries/"+entry+"/replay", `{}`)
+	require.Equal(t, http.StatusAccepted, status, out)
+	b.awaitMessage("a3", "completed")
+	_, taken = receiver.seen()
+	require.Equal(t, []string{"b1", "a1", "a2z", "a2a", "a3"}, taken, "in the order of their submission")
+	require.Zero(t, b.count("SELECT count(*) FROM dlq.ordered_jobs"))
+
+	// One that is discarded lets the next go, too.
+	fail.Store(true)
+	b.exec(`UPDATE river_job SET unique_key = NULL`)
+	submit("a1", "c")
+	entry = b.awaitMessage("a1", "dead-lettered")["deadLetter"].(map[string]any)["id"].(string)
+	submit("c2", "c")
+	b.awaitEntry(entry, "dlq_manual")
+	status, _, _ = b.call("POST", "/api/dlq/entries/"+entry+"/discard", `{}`)
+	require.Equal(t, http.StatusOK, status)
+	b.awaitMessage("c2", "completed")
+}
+
+func (b *bundle) exec(sql string) {
+	b.Helper()
+	_, err := b.pool.Exec(b.Context(), sql)
+	require.NoError(b, err)
+}
+
+func (b *bundle) policyPart() (version string, ok bool) {
+	b.Helper()
+	response, err := http.Get(b.base + "/api/health")
+	require.NoError(b, err)
+	defer response.Body.Close()
+	var health api.Health
+	require.NoError(b, json.NewDecoder(response.Body).Decode(&health))
+	i := slices.IndexFunc(health.Parts, func(p api.Part) bool { return p.Name == "policy" })
+	return health.Parts[i].Detail, health.Parts[i].OK
+}
+
+// The policy is read again when its files change: all of it, or nothing.
+func TestReload(t *testing.T) {
+	t.Parallel()
+	receiver := &down{}
+	var dir string
+	b := setup(t, options{receiver: receiver.ServeHTTP, config: func(c *server.Config) {
+		url := c.Policy.Destinations["default"].URL
+		dir = policytest.Dir(t, policytest.Files{"retry-policies": fmt.Sprintf("queues: {one: {destination: d}}\ndestinations: {d: {url: %q}}\n", url)})
+		c.Source = policy.Source{Dir: dir}
+		var err error
+		c.Policy, err = policy.Load(c.Source)
+		require.NoError(t, err)
+	}})
+	first, ok := b.policyPart()
+	require.True(t, ok)
+	submit := func(id, queue string) int {
+		status, _, _ := b.call("POST", "/api/messages", fmt.Sprintf(`{"messageId": %q, "queue": %q, "kind": "k", "payload": 1}`, id, queue))
+		return status
+	}
+	require.Equal(t, 202, submit("m1", "one"))
+	b.awaitMessage("m1", "completed")
+	require.Equal(t, 422, submit("m2", "two"))
+
+	file := filepath.Join(dir, "retry-policies.yaml")
+	raw, err := os.ReadFile(file)
+	require.NoError(t, err)
+	good := string(raw)
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "worker-pool.yaml"), []byte("queues: {one: {concurrency: 0}}\n"), 0o600))
+	require.Eventually(t, func() bool { _, ok := b.policyPart(); return !ok }, 20*time.Second, 10*time.Millisecond)
+	detail, _ := b.policyPart()
+	require.Contains(t, detail, first+" stays in force; the files are wrong: ")
+	require.Contains(t, detail, "worker-pool.yaml:1: queues.one.concurrency: is 0; must be at least 1")
+	_, metrics, _ := b.call("GET", "/metrics", "")
+	require.Contains(t, metrics["text"], "dlqd_policy_up_to_date 0")
+	require.Contains(t, metrics["text"], `dlqd_policy_reloads_total{outcome="error"}`)
+	require.Equal(t, 202, submit("m3", "one"), "the old one stays in force")
+
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "worker-pool.yaml"), []byte("queues: {one: {concurrency: 3}}\n"), 0o600))
+	require.NoError(t, os.WriteFile(file, []byte(strings.Replace(good, "queues: {", "queues: {two: {destination: d}, ", 1)), 0o600))
+	require.Eventually(t, func() bool { return submit("m4", "two") == 202 }, 20*time.Second, 50*time.Millisecond)
+	b.awaitMessage("m4", "completed")
+	require.Equal(t, 202, submit("m5", "one"))
+	b.awaitMessage("m5", "completed") // its concurrency changed, and it is worked
+	second, ok := b.policyPart()
+	require.True(t, ok)
+	require.NotEqual(t, first, second)
+
+	// Back by the way it came: files as they were, and SIGHUP's reload.
+	require.NoError(t, os.Remove(filepath.Join(dir, "worker-pool.yaml")))
+	require.NoError(t, os.WriteFile(file, []byte(good), 0o600))
+	require.NoError(t, b.server.Reload(context.Background()))
+	third, _ := b.policyPart()
+	require.Equal(t, first, third)
+	require.Equal(t, 422, submit("m6", "two"))
+}
