@@ -147,6 +147,30 @@ func plans(ctx context.Context, pool *pgxpool.Pool) error {
 	if err := show("backlog", dbsqlc.Backlog); err != nil {
 		return err
 	}
+	// A third waits for a condition, a third is parked, in a thousand failure groups.
+	if _, err := pool.Exec(ctx, `SET session_replication_role = replica;
+		UPDATE dlq.dead_letter_open SET strategy = 'conditional', waiting_for = 'condition: x', next_retry_at = now() + interval '1 hour' WHERE error_class = 'outage';
+		UPDATE dlq.dead_letter_open SET strategy = 'manual', status = 'dlq_manual', next_retry_at = NULL, fingerprint = md5((river_job_id % 1000)::text) WHERE error_class = 'validation';
+		SET session_replication_role = DEFAULT`, pgx.QueryExecModeSimpleProtocol); err != nil {
+		return err
+	}
+	if _, err := pool.Exec(ctx, "VACUUM ANALYZE dlq.dead_letter_open"); err != nil {
+		return err
+	}
+	for _, q := range []struct {
+		name, sql string
+		args      []any
+	}{
+		{"queues with waiting entries", dbsqlc.WaitingQueues, nil},
+		{"claim of waiting entries", dbsqlc.ClaimWaiting, []any{"queue_4", batchSize}},
+		{"smart retry: failure groups", dbsqlc.StuckGroups, []any{1000}},
+		{"smart retry: failures of a group", dbsqlc.GroupFailures, []any{"queue_5", "x", deadletter.FirstID(time.Now().Add(-time.Hour))}},
+		{"smart retry: claim", dbsqlc.ClaimStuck, []any{"queue_5", "x", time.Now(), []string{"validation"}, 3}},
+	} {
+		if err := show(q.name, q.sql, q.args...); err != nil {
+			return err
+		}
+	}
 	for name, f := range map[string]deadletter.Filter{
 		"list, newest":                     {},
 		"list, one status":                 {Statuses: []deadletter.Status{deadletter.Manual}},

@@ -41,7 +41,8 @@ type outageParams struct {
 // slot is one point of the curve.
 type slot struct {
 	delivered map[string]int
-	failed    int // attempts at the broken destination that failed
+	failed    int             // attempts at the broken destination that failed
+	others    []time.Duration // from submission to delivery, of the other destinations
 }
 
 // outageReport is what happened.
@@ -111,8 +112,12 @@ func (r *receivers) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	if name == broken {
 		r.seconds[int(now.Sub(r.start)/time.Second)]++
 	}
+	took := now.Sub(time.Unix(0, message.Sent))
 	lists := r.latencies[name]
-	lists[phase] = append(lists[phase], now.Sub(time.Unix(0, message.Sent)))
+	lists[phase] = append(lists[phase], took)
+	if name != broken {
+		point.others = append(point.others, took)
+	}
 }
 
 // outage is the drill: messages to three destinations, of which one is down for a while.
@@ -294,10 +299,7 @@ func (o *outageReport) collect(ctx context.Context, pool *pgxpool.Pool, r *recei
 	for name, lists := range r.latencies {
 		var p50, p99 [3]time.Duration
 		for phase, list := range lists {
-			slices.Sort(list)
-			if len(list) > 0 {
-				p50[phase], p99[phase] = list[len(list)/2], list[len(list)*99/100]
-			}
+			p50[phase], p99[phase] = quantile(list, 50), quantile(list, 99)
 		}
 		o.p50[name], o.p99[name] = p50, p99
 	}
@@ -306,10 +308,10 @@ func (o *outageReport) collect(ctx context.Context, pool *pgxpool.Pool, r *recei
 }
 
 func (o *outageReport) print(b *bench) {
-	fmt.Println("The curve (messages delivered; failed attempts at the broken destination):")
-	b.row("from", destinations[0], broken+" (broken)", destinations[2], "failed attempts")
+	fmt.Println("The curve (messages delivered; failed attempts at the broken destination; p99 from submission to delivery of the others):")
+	b.row("from", destinations[0], broken+" (broken)", destinations[2], "failed attempts", "p99 of the others")
 	for i, point := range o.curve {
-		b.row((time.Duration(i) * o.slot).String(), point.delivered[destinations[0]], point.delivered[broken], point.delivered[destinations[2]], point.failed)
+		b.row((time.Duration(i) * o.slot).String(), point.delivered[destinations[0]], point.delivered[broken], point.delivered[destinations[2]], point.failed, millis(quantile(point.others, 99)))
 	}
 	_ = b.table.Flush()
 	fmt.Println()
@@ -331,6 +333,15 @@ func (o *outageReport) print(b *bench) {
 		o.attempts, o.sentWhileDown, 100*float64(o.attempts)/float64(max(o.sentWhileDown, 1)), o.probes)
 	fmt.Printf("dead letters: %d, all resolved but %d; repeats: %d\n", o.captured, o.dead, o.repeats)
 	fmt.Printf("everything that was held was delivered %.0f s after the end of the outage; at most %d deliveries in one second\n", o.recovery.Seconds(), o.peak)
+}
+
+// quantile is a percentile of a list, which it sorts; 0 where there is nothing.
+func quantile(list []time.Duration, percent int) time.Duration {
+	if len(list) == 0 {
+		return 0
+	}
+	slices.Sort(list)
+	return list[len(list)*percent/100]
 }
 
 func millis(d time.Duration) string { return fmt.Sprintf("%.1f ms", float64(d.Microseconds())/1000) }

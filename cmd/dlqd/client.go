@@ -210,6 +210,7 @@ func newShow() *cobra.Command {
 			row("attempts", fmt.Sprintf("%d of %d, then %d redeliveries of %d", e.RetryCount, e.MaxRetries, e.DLQRetryCount, e.DLQMaxRetries))
 			row("strategy", text(e.Strategy))
 			row("next", text(e.NextRetryAt))
+			row("waiting for", text(e.WaitingFor))
 			row("notes", text(e.Notes))
 			row("event", string(e.OriginalEvent))
 			if len(e.EditedEvent) > 0 {

@@ -189,7 +189,7 @@ func TestCommands_overTheAPI(t *testing.T) {
 	require.Contains(t, list, ids[0])
 	require.NotContains(t, list, ids[3])
 	show := ok(t, with("show", ids[0])...)
-	require.Contains(t, show, "class validation needs a person")
+	require.Contains(t, show, "class validation (rule http-status) needs a person")
 	require.NotContains(t, show, "\x1b", "what strangers wrote does not steer the terminal")
 
 	require.Contains(t, ok(t, with("replay", ids[0], "--payload", `{"amount": "mended"}`, "--note", "mended")...), "dlq_processing, with job ")

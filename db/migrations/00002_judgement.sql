@@ -91,7 +91,7 @@ COMMENT ON TABLE dlq.gates IS 'Entries that wait together are released a few fir
 COMMENT ON COLUMN dlq.gates.name IS 'conditions:QUEUE, or smart:QUEUE:FINGERPRINT.';
 COMMENT ON COLUMN dlq.gates.state IS 'probing: the first few are under way. shut: they failed; try again at until. open: the rest follow.';
 COMMENT ON COLUMN dlq.gates.probes IS 'The entries that were released first.';
-COMMENT ON COLUMN dlq.gates.started_at IS 'When they were.';
+COMMENT ON COLUMN dlq.gates.started_at IS 'When they were, or when an open gate last let entries through.';
 COMMENT ON COLUMN dlq.gates.until IS 'When a shut gate probes again.';
 
 CREATE TABLE dlq.ordered_jobs (

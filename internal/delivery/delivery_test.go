@@ -47,23 +47,30 @@ type bundle struct {
 	pool     *pgxpool.Pool
 	ingester *ingest.Ingester
 	client   *river.Client[pgx.Tx]
+	outcomes chan string // of deliveries
 }
 
 func setup(t *testing.T, url, queue string) *bundle {
 	t.Helper()
+	return setupRuled(t, url, queue, "")
+}
+
+func setupRuled(t *testing.T, url, queue, routing string) *bundle {
+	t.Helper()
 	pool := postgrestest.Pool(t)
 	rules := policytest.Load(t, policytest.Files{
 		"retry-policies": fmt.Sprintf("queues: {default: {%s}}\ndestinations: {default: {url: %q, secret: %q}}\n", queue, url, secret),
+		"dlq-routing":    routing,
 	})
 	planner, err := strategy.NewPlanner(rules, nil)
 	require.NoError(t, err)
 	logger := slog.New(slog.DiscardHandler)
-	b := &bundle{T: t, pool: pool}
+	b := &bundle{T: t, pool: pool, outcomes: make(chan string, 100)}
 	b.ingester, err = ingest.New(ingest.Config{Pool: pool, Schemas: postgres.DefaultSchemas(), Policy: planner.Policy, Logger: logger})
 	require.NoError(t, err)
 	queries := dbsqlc.New(pool)
 	worker := delivery.NewWorker(delivery.Config{
-		Planner: func() *strategy.Planner { return planner }, Queries: queries, Observe: func(string, string, time.Duration) {},
+		Planner: func() *strategy.Planner { return planner }, Queries: queries, Observe: func(_, outcome string, _ time.Duration) { b.outcomes <- outcome },
 		Breakers: breaker.New(breaker.Config{Queries: queries, Policy: planner.Policy, Actor: "test", Logger: logger}),
 	})
 	workers := river.NewWorkers()
@@ -183,12 +190,29 @@ func TestDeliver_theAnswerDecides(t *testing.T) {
 			} else {
 				require.Equal(t, rivertype.JobStateCancelled, job.State)
 			}
+			require.Equal(t, test.class, <-b.outcomes)
 			s := structuredOf(t, job)
-			require.Equal(t, test.class, s.Class)
+			require.Empty(t, s.Class, "what it is, the rules say anew whenever they are asked")
 			require.Equal(t, fmt.Sprintf("HTTP_%d", test.status), s.Type)
 			require.Equal(t, fmt.Sprint(test.status), s.Code)
 			require.EqualValues(t, test.status, s.Context["status"])
 		})
+	}
+}
+
+// The policy's rules decide here too, whether a job is retried or ends at once.
+func TestDeliver_rulesDecide(t *testing.T) {
+	t.Parallel()
+	rules := `rules:
+  - {name: eventually, match: {status: 404, kind: payment.*}, class: transient}
+  - {name: hopeless, match: {type: HTTP_503, when: 'context.body contains "for ever"'}, class: business}
+`
+	for status, want := range map[int]rivertype.JobState{404: rivertype.JobStateRetryable, 503: rivertype.JobStateCancelled} {
+		url := answering(t, func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "closed for ever", status) })
+		b := setupRuled(t, url, "maxAttempts: 2, backoff: {delay: 1h}", rules)
+		job := b.deliver("", rivertype.JobStateRetryable, rivertype.JobStateCancelled)
+		require.Equal(t, want, job.State, status)
+		require.Equal(t, map[int]string{404: "transient", 503: "business"}[status], <-b.outcomes)
 	}
 }
 
@@ -273,10 +297,11 @@ func TestDeliver_noAnswer(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			job := setup(t, test.url, "timeout: 300ms, backoff: {delay: 1h}").deliver("", rivertype.JobStateRetryable)
+			b := setup(t, test.url, "timeout: 300ms, backoff: {delay: 1h}")
+			job := b.deliver("", rivertype.JobStateRetryable)
 			s := structuredOf(t, job)
 			require.Equal(t, test.want, s.Type)
-			require.Equal(t, "transient", s.Class)
+			require.Equal(t, "transient", <-b.outcomes)
 			require.NotContains(t, string(job.Metadata)+job.Errors[0].Error, "hunter2")
 		})
 	}

@@ -25,7 +25,8 @@ const (
 
 const (
 	// holdTime is how long a message is held at most: what it waits for releases it, and this is for what nobody saw.
-	holdTime = 5 * time.Minute
+	// Each look costs as much as a delivery.
+	holdTime = 15 * time.Minute
 	// maxRelease bounds what is released at once.
 	maxRelease = 1000
 	// lingerDoublings is for how many seconds after a breaker has closed messages may still come to be held.

@@ -12,6 +12,7 @@ import (
 	"github.com/riverqueue/river/rivertype"
 
 	"github.com/dlqd/dlqd/internal/dbsqlc"
+	"github.com/dlqd/dlqd/internal/delivery"
 	"github.com/dlqd/dlqd/internal/message"
 )
 
@@ -40,6 +41,7 @@ type Position struct {
 	MaxAttempts    int             `json:"maxAttempts,omitempty" doc:"Attempts it may make before it is a dead letter."`
 	SubmittedAt    *time.Time      `json:"submittedAt,omitempty" doc:"When it was stored."`
 	NextAttemptAt  *time.Time      `json:"nextAttemptAt,omitempty" doc:"When it is delivered next, if it waits."`
+	HeldFor        string          `json:"heldFor,omitempty" enum:"breaker,order" doc:"Why it is not delivered yet: its destination's circuit breaker is open, or an earlier message of its ordering key is not done."`
 	FinishedAt     *time.Time      `json:"finishedAt,omitempty" doc:"When its job ended."`
 	LogicalFailure json.RawMessage `json:"logicalFailure,omitempty" doc:"What the receiver said when it answered 200 with success: false."`
 	DeadLetter     *DeadLetterLink `json:"deadLetter,omitempty" doc:"Its dead letter, if it has one."`
@@ -69,6 +71,9 @@ func (i *Ingester) Lookup(ctx context.Context, messageID string) (*Position, err
 		var metadata map[string]json.RawMessage
 		_ = json.Unmarshal(job.Metadata, &metadata) // an object, or there is no logical failure in it
 		position.LogicalFailure = metadata["dlq:logical_failure"]
+		if job.State == string(rivertype.JobStateScheduled) {
+			_ = json.Unmarshal(metadata[delivery.HeldKey], &position.HeldFor) // a text, or it is not held
+		}
 		if position.State != Cancelled {
 			return position, nil
 		}

@@ -319,6 +319,16 @@ func (p *Policy) SmartRetryOn(queue string) bool {
 	return p.Routing.SmartRetry.Enabled
 }
 
+// SmartRetryAnywhere reports whether smart retry is on for any queue.
+func (p *Policy) SmartRetryAnywhere() bool {
+	for name := range p.Routing.Queues {
+		if p.SmartRetryOn(name) {
+			return true
+		}
+	}
+	return p.Routing.SmartRetry.Enabled
+}
+
 // MaxTimeout is the longest timeout of any queue.
 func (p *Policy) MaxTimeout() time.Duration {
 	longest := time.Duration(0)

@@ -422,7 +422,7 @@ func (m *Migrator) Plan(ctx context.Context) ([]string, error) {
 			"schema "+m.Schemas.DLQ,
 			m.Schemas.Render("table dlq.dead_letter_queue, partitioned by status; closed entries by month"),
 			m.Schemas.Render("table dlq.dead_letter_transitions, partitioned by day"),
-			m.Schemas.Render("table dlq.settings"))
+			m.Schemas.Render("tables dlq.circuit_breakers, dlq.circuit_breaker_changes, dlq.gates, dlq.paces, dlq.ordered_jobs, dlq.settings"))
 	}
 	if !status.CodeInstalled {
 		plan = append(plan,

@@ -185,6 +185,8 @@ func TestOrdering(t *testing.T) {
 	}, 20*time.Second, 10*time.Millisecond)
 	_, taken := receiver.seen()
 	require.Equal(t, []string{"b1"}, taken)
+	_, position, _ := b.call("GET", "/api/messages/a3", "")
+	require.Equal(t, "order", position["heldFor"])
 
 	fail.Store(false)
 	status, out, _ = b.call("POST", "/api/dlq/entries/"+entry+"/replay", `{}`)

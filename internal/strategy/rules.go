@@ -1,6 +1,7 @@
 package strategy
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -10,6 +11,7 @@ import (
 	"strings"
 
 	"github.com/expr-lang/expr"
+	"github.com/expr-lang/expr/ast"
 	"github.com/expr-lang/expr/vm"
 
 	"github.com/dlqd/dlqd/internal/policy"
@@ -109,9 +111,29 @@ func compileRules(p *policy.Policy) ([]rule, error) {
 }
 
 func compileExpression(text string) (*vm.Program, error) {
-	return expr.Compile(text, expr.Env(environment{}), expr.AsBool(), expr.MaxNodes(maxNodes), expr.DisableAllBuiltins(),
+	var b bounds
+	program, err := expr.Compile(text, expr.Patch(&b), expr.Env(environment{}), expr.AsBool(), expr.MaxNodes(maxNodes), expr.DisableAllBuiltins(),
 		expr.EnableBuiltin("len"), expr.EnableBuiltin("lower"), expr.EnableBuiltin("upper"), expr.EnableBuiltin("trim"),
 		expr.EnableBuiltin("int"), expr.EnableBuiltin("float"), expr.EnableBuiltin("string"))
+	return program, cmp.Or(b.err, err)
+}
+
+// bounds finds what would let an expression run longer than its text and its input are.
+type bounds struct{ err error }
+
+// Visit implements ast.Visitor.
+func (b *bounds) Visit(node *ast.Node) {
+	switch n := (*node).(type) {
+	case *ast.PredicateNode:
+		b.err = errors.New("loops (any, all, map, filter and their like) are not allowed")
+	case *ast.BinaryNode:
+		if n.Operator == ".." {
+			b.err = errors.New("ranges (..) are not allowed")
+		}
+		if _, constant := n.Right.(*ast.StringNode); n.Operator == "matches" && !constant {
+			b.err = errors.New("the pattern of matches must be written out")
+		}
+	}
 }
 
 // globs are patterns in which * stands for any text.

@@ -12,6 +12,7 @@ import (
 
 	"github.com/dlqd/dlqd/internal/dbsqlc"
 	"github.com/dlqd/dlqd/internal/policy"
+	"github.com/dlqd/dlqd/internal/postgres"
 	"github.com/dlqd/dlqd/internal/strategy"
 	"github.com/dlqd/dlqd/riverdlq"
 )
@@ -19,6 +20,8 @@ import (
 const (
 	// gateHold is how long a gate in front of conditions stays shut whose probes failed.
 	gateHold = time.Minute
+	// gateIdle is how long a gate stays open through which nothing goes.
+	gateIdle = 10 * time.Second
 	// probeSuccess is the share of probes that must succeed to let the rest follow.
 	probeSuccess = 0.8
 	// maxRelease bounds what one look at a gate releases.
@@ -61,7 +64,14 @@ func (w *Worker) lookAtGates(ctx context.Context) {
 // Gates looks once at every queue with entries that wait for a condition, and releases those whose conditions hold; and
 // at the smart retries that are on their way.
 func (w *Worker) Gates(ctx context.Context) error {
-	queues, err := w.config.Store.Queries().WaitingQueues(ctx)
+	var queues, smart []string
+	err := w.config.Store.InTx(ctx, func(q *dbsqlc.Queries, _ pgx.Tx) (err error) {
+		if queues, err = q.WaitingQueues(ctx); err != nil {
+			return err
+		}
+		smart, err = q.SmartGates(ctx)
+		return err
+	})
 	if err != nil {
 		return err
 	}
@@ -69,10 +79,6 @@ func (w *Worker) Gates(ctx context.Context) error {
 		if err := w.conditionGate(ctx, queue); err != nil {
 			return fmt.Errorf("gate of queue %s: %w", queue, err)
 		}
-	}
-	smart, err := w.config.Store.Queries().SmartGates(ctx)
-	if err != nil {
-		return err
 	}
 	for _, name := range smart {
 		queue, fingerprint, _ := strings.Cut(strings.TrimPrefix(name, smartPrefix), ":")
@@ -85,8 +91,7 @@ func (w *Worker) Gates(ctx context.Context) error {
 
 func (w *Worker) conditionGate(ctx context.Context, queue string) error {
 	planner := w.config.Planner()
-	name := "conditions:" + queue
-	return w.observed(ctx, func(q *dbsqlc.Queries, tx pgx.Tx, counts map[string]int) error {
+	err := w.observed(ctx, func(q *dbsqlc.Queries, tx pgx.Tx, counts map[string]int) error {
 		// The first entry stands for the queue: the others are asked when they are claimed.
 		rows, err := q.ClaimWaiting(ctx, dbsqlc.ClaimWaitingParams{Queue: queue, MaxEntries: 1})
 		if err != nil || len(rows) == 0 {
@@ -94,10 +99,10 @@ func (w *Worker) conditionGate(ctx context.Context, queue string) error {
 		}
 		first := waitingEntry(&rows[0])
 		if planner.Unmet(first) != "" {
-			return q.DeleteGate(ctx, name) // what was open or probing begins again
+			return nil // here: another machine may have room
 		}
 		g := &gate{
-			name: name, pace: planner.Policy().PaceOf(queue), probes: planner.Probes(first), hold: gateHold, why: "its conditions hold",
+			name: "conditions:" + queue, pace: planner.Policy().PaceOf(queue), probes: planner.Probes(first), hold: gateHold, why: "its conditions hold",
 			claim: func(ctx context.Context, q *dbsqlc.Queries, most int) ([]uuid.UUID, error) {
 				rows, err := q.ClaimWaiting(ctx, dbsqlc.ClaimWaitingParams{Queue: queue, MaxEntries: int32(most)})
 				var ids []uuid.UUID
@@ -110,6 +115,24 @@ func (w *Worker) conditionGate(ctx context.Context, queue string) error {
 			},
 		}
 		return w.release(ctx, q, tx, g, counts)
+	})
+	if !postgres.IsRefusal(err) {
+		return err
+	}
+	// One that the database refuses would hold up the others for good. As entries that are due, they are gone through
+	// one by one.
+	w.config.Logger.Error("DLQ worker: a release was refused by the database; its entries are due instead", "queue", queue, "error", err)
+	return w.observed(ctx, func(q *dbsqlc.Queries, _ pgx.Tx, counts map[string]int) error {
+		rows, err := q.ClaimWaiting(ctx, dbsqlc.ClaimWaitingParams{Queue: queue, MaxEntries: maxRelease})
+		putOff := dbsqlc.PutOffParams{Actor: w.actor}
+		for i := range rows {
+			putOff.Ids = append(putOff.Ids, rows[i].ID)
+			putOff.NextRetryAts = append(putOff.NextRetryAts, w.now())
+			putOff.WaitingFors = append(putOff.WaitingFors, "")
+			putOff.Reasons = append(putOff.Reasons, "its conditions hold; released one by one")
+		}
+		counts["put_off"] += len(rows)
+		return errors.Join(err, q.PutOff(ctx, putOff))
 	})
 }
 
@@ -133,6 +156,10 @@ func (w *Worker) release(ctx context.Context, q *dbsqlc.Queries, tx pgx.Tx, g *g
 		return err
 	}
 	switch state.State {
+	case gateOpen:
+		if now.Sub(state.StartedAt) > gateIdle { // its conditions did not hold meanwhile
+			return w.probe(ctx, q, tx, g, now, counts)
+		}
 	case gateShut:
 		if state.Until != nil && state.Until.After(now) {
 			return nil
@@ -146,9 +173,6 @@ func (w *Worker) release(ctx context.Context, q *dbsqlc.Queries, tx pgx.Tx, g *g
 		if float64(outcome.Succeeded) < probeSuccess*float64(len(state.Probes)) {
 			until := now.Add(g.hold)
 			return q.SetGate(ctx, dbsqlc.SetGateParams{Name: g.name, State: gateShut, Probes: []uuid.UUID{}, Now: now, Until: &until})
-		}
-		if err := q.SetGate(ctx, dbsqlc.SetGateParams{Name: g.name, State: gateOpen, Probes: []uuid.UUID{}, Now: now}); err != nil {
-			return err
 		}
 	}
 	return w.follow(ctx, q, tx, g, now, counts)
@@ -182,9 +206,12 @@ func (w *Worker) follow(ctx context.Context, q *dbsqlc.Queries, tx pgx.Tx, g *ga
 		ids = ids[:place.Granted]
 	}
 	if len(ids) == claimed && claimed < maxRelease { // nobody is left
-		if err := q.DeleteGate(ctx, g.name); err != nil {
-			return err
-		}
+		err = q.DeleteGate(ctx, g.name)
+	} else {
+		err = q.SetGate(ctx, dbsqlc.SetGateParams{Name: g.name, State: gateOpen, Probes: []uuid.UUID{}, Now: now})
+	}
+	if err != nil {
+		return err
 	}
 	if len(ids) == 0 {
 		return nil

@@ -12,6 +12,7 @@ import (
 
 	"github.com/dlqd/dlqd/internal/dbsqlc"
 	"github.com/dlqd/dlqd/internal/deadletter"
+	"github.com/dlqd/dlqd/internal/postgres"
 )
 
 // maxGroups bounds how many failure groups one look for a smart retry takes in.
@@ -24,7 +25,14 @@ const smartPrefix = "smart:"
 // probably gone: a few entries first, and the rest if those succeed.
 func (w *Worker) SmartRetry(ctx context.Context) error {
 	planner := w.config.Planner()
-	groups, err := w.config.Store.Queries().StuckGroups(ctx, maxGroups)
+	if !planner.Policy().SmartRetryAnywhere() {
+		return nil
+	}
+	var groups []dbsqlc.StuckGroupsRow
+	err := w.config.Store.InTx(ctx, func(q *dbsqlc.Queries, _ pgx.Tx) (err error) {
+		groups, err = q.StuckGroups(ctx, maxGroups)
+		return err
+	})
 	if err != nil {
 		return err
 	}
@@ -45,8 +53,8 @@ func (w *Worker) smartGate(ctx context.Context, queue, fingerprint string) error
 	if !p.SmartRetryOn(queue) { // not any more
 		return w.config.Store.Queries().DeleteGate(ctx, smartPrefix+queue+":"+fingerprint)
 	}
-	return w.observed(ctx, func(q *dbsqlc.Queries, tx pgx.Tx, counts map[string]int) error {
-		name := smartPrefix + queue + ":" + fingerprint
+	name := smartPrefix + queue + ":" + fingerprint
+	err := w.observed(ctx, func(q *dbsqlc.Queries, tx pgx.Tx, counts map[string]int) error {
 		since := w.now().Add(-smart.Over)
 		failed, err := q.GroupFailures(ctx, dbsqlc.GroupFailuresParams{Queue: queue, Fingerprint: fingerprint, Since: deadletter.FirstID(since)})
 		if err != nil {
@@ -75,6 +83,12 @@ func (w *Worker) smartGate(ctx context.Context, queue, fingerprint string) error
 			},
 		}, counts)
 	})
+	if postgres.IsRefusal(err) { // it stays a person's
+		w.config.Logger.Error("DLQ worker: a smart retry was refused by the database", "queue", queue, "group", fingerprint, "error", err)
+		until := w.now().Add(smart.Over)
+		err = w.config.Store.Queries().SetGate(ctx, dbsqlc.SetGateParams{Name: name, State: gateShut, Probes: []uuid.UUID{}, Now: w.now(), Until: &until})
+	}
+	return err
 }
 
 // observed runs one transaction, and tells the observer what it did.

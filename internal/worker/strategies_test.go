@@ -169,6 +169,22 @@ func TestConditional_nobodySlipsPastTheGate(t *testing.T) {
 	require.Equal(t, 15, j.count("SELECT count(*) FROM dlq.dead_letter_open WHERE waiting_for = 'condition: x'"))
 }
 
+// One entry that the database refuses holds up neither the gate nor the others.
+func TestConditional_oneIsRefused(t *testing.T) {
+	t.Parallel()
+	j := setupJudged(t, policytest.Files{"dlq-routing": "redeliveriesPerSecond: 0\n", "retry-policies": "destinationDefaults: {redeliveriesPerSecond: 0}\n"})
+	j.conditions.set("x")
+	j.failMany(4, "default", outage)
+	j.all()
+	j.exec("UPDATE dlq.dead_letter_queue SET tags = '{poison}' WHERE id = (SELECT id FROM dlq.dead_letter_open ORDER BY id DESC LIMIT 1)")
+	j.exec(`ALTER TABLE river_job ADD CONSTRAINT no_poison CHECK (NOT tags @> '{poison}')`)
+	j.conditions.set("")
+	j.gates()
+	j.all()
+	require.Equal(t, 3, j.inStatus(deadletter.Processing))
+	require.Equal(t, 1, j.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_manual' AND tags = '{poison}' AND parked_by IS NOT NULL"))
+}
+
 func TestPace_spreadsRedeliveriesAndKeepsPlaces(t *testing.T) {
 	t.Parallel()
 	j := setupJudged(t, policytest.Files{"dlq-routing": "redeliveriesPerSecond: 10\nstrategies: {immediate: {jitter: 0}}\n"})

@@ -1,0 +1,174 @@
+package main_test
+
+import (
+	"encoding/json"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/dlqd/dlqd/internal/policy/policytest"
+	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
+)
+
+var policyBlock = regexp.MustCompile("(?s)```yaml ([a-z-]+)\n(.*?)```")
+
+// TestDocs_examples checks the policy files in the docs, tries their samples, and runs their commands.
+func TestDocs_examples(t *testing.T) {
+	t.Parallel()
+	for _, page := range []string{"policy", "rules", "strategies"} {
+		t.Run(page, func(t *testing.T) {
+			t.Parallel()
+			raw, err := os.ReadFile("../../docs/" + page + ".md")
+			require.NoError(t, err)
+			files := policytest.Files{}
+			samples := ""
+			for _, block := range policyBlock.FindAllStringSubmatch(string(raw), -1) {
+				if block[1] == "samples" {
+					samples = block[2]
+					continue
+				}
+				files[block[1]] = block[2]
+			}
+			require.NotEmpty(t, files)
+			dir := policytest.Dir(t, files)
+			require.NoError(t, os.WriteFile(filepath.Join(dir, "shop.secret"), []byte("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"), 0o600))
+			require.Contains(t, ok(t, "config", "check", dir), "ok, version")
+			if samples != "" {
+				file := filepath.Join(dir, "docs.samples.yaml")
+				require.NoError(t, os.WriteFile(file, []byte(samples), 0o600))
+				require.Contains(t, ok(t, "config", "test", "--config-dir", dir, file), "2 samples")
+			}
+			for _, block := range testedBlock.FindAllStringSubmatch(string(raw), -1) {
+				cmd := exec.CommandContext(t.Context(), "bash", "-euc", strings.ReplaceAll(block[1], "bin/dlqd", program))
+				cmd.Dir = "../.."
+				out, err := cmd.CombinedOutput()
+				require.NoError(t, err, string(out))
+			}
+		})
+	}
+}
+
+// The shipped example is right in every environment, and its rules do what their samples expect.
+func TestConfig_shipped(t *testing.T) {
+	t.Parallel()
+	out := ok(t, "config", "check", "../../config")
+	for _, env := range []string{"", " --env dev", " --env staging", " --env prod"} {
+		require.Contains(t, out, "../../config"+env+": ok")
+	}
+	out = ok(t, "config", "test", "--config-dir", "../../config", "../../config/dlq-routing.samples.yaml")
+	for _, class := range []string{"transient", "rate_limited", "outage", "validation", "malformed", "unauthorized", "not_found", "business", "code_bug", "unknown"} {
+		require.Contains(t, out, class)
+	}
+	out = ok(t, "config", "show", "--config-dir", "../../config", "--env", "prod")
+	require.Regexp(t, `queues.order-processing.backoff.delay = 3s +../../config/retry-policies.yaml:6`, out)
+	require.Regexp(t, `destinations.payments.url = https://payments.example.com/hooks/dlqd +../../config/environments/prod/retry-policies.yaml:4`, out)
+	require.Regexp(t, `strategies.immediate.maxRetries = 5 +built in`, out)
+}
+
+func TestConfig_checkNamesFileAndLine(t *testing.T) {
+	t.Parallel()
+	dir := policytest.Dir(t, policytest.Files{"dlq-routing": "rules:\n- name: a\n  match: {message: '('}\n  class: outage\n- name: b\n  match: {when: 'context.'}\n  class: outage\n- {name: c, match: {}, class: outage}\n- {name: d, match: {status: 9xx}, class: outage}\n"})
+	_, stderr, code := run(t, "config", "check", dir)
+	require.Equal(t, 1, code)
+	for _, want := range []string{
+		"dlq-routing.yaml:2: rules[0].match.message: error parsing regexp", "dlq-routing.yaml:5: rules[1].match.when: unexpected end",
+		"dlq-routing.yaml:8: rules[2].match: matches every error", `dlq-routing.yaml:9: rules[3].match.status: "9xx" is no HTTP status`,
+	} {
+		require.Contains(t, stderr, want)
+	}
+	_, stderr, code = run(t, "serve", "--config-dir", dir, "--database-url", postgrestest.URL(t))
+	require.Equal(t, 1, code)
+	require.Contains(t, stderr, "rules[0].match.message")
+}
+
+func TestConfig_testFailsWhereSomethingElseComesOut(t *testing.T) {
+	t.Parallel()
+	file := filepath.Join(t.TempDir(), "x.samples.yaml")
+	require.NoError(t, os.WriteFile(file, []byte("- {name: a, error: {status: 503}, expect: {class: transient, strategy: immediate}}\n- {name: b, error: {status: 429}}\n"), 0o600))
+	stdout, stderr, code := run(t, "config", "test", file)
+	require.Equal(t, 1, code)
+	require.Contains(t, stdout, "expected class transient; expected strategy immediate")
+	require.Contains(t, stderr, "1 of 2 samples are judged otherwise than expected")
+	require.NoError(t, os.WriteFile(file, []byte("- {nam: a}"), 0o600))
+	_, stderr, code = run(t, "config", "test", file)
+	require.Equal(t, 1, code)
+	require.Contains(t, stderr, "field nam not found")
+}
+
+func TestConfig_diffSaysWhatChangesInBehaviour(t *testing.T) {
+	t.Parallel()
+	old := policytest.Dir(t, policytest.Files{"dlq-routing": "rules:\n- {name: a, match: {status: 404}, class: outage}\n- {name: b, match: {status: 405}, class: outage}\n- {name: gone, match: {status: 406}, class: outage}\n"})
+	files := policytest.Files{"dlq-routing": "rules:\n- {name: b, match: {status: 405}, class: outage}\n- {name: a, match: {status: 404}, class: business}\n- {name: new, match: {kind: x.*}, class: outage}\n" +
+		"classes: {unknown: {strategy: immediate, delays: [30m]}}\nqueues: {mails: {maxRetries: 2}}\n"}
+	next := policytest.Dir(t, files)
+	out := ok(t, "config", "diff", old, next)
+	for _, want := range []string{
+		"classes.unknown.strategy: manual -> immediate", "every queue, unknown: manual -> immediate after 30m, 5 times",
+		"queue mails, transient: immediate after 1m, 5m, 15m, 30m, 1h, 5 times -> immediate after 1m, 5m, 15m, 30m, 1h, 2 times",
+		`rule a: {"status":["404"]} is outage, conditional after 1m, 5m, 15m, 30m, 1h, 5 times -> {"status":["404"]} is business, manual`,
+		"rule new is new", "rule gone is gone", "rules are asked in another order: a, b -> b, a",
+	} {
+		require.Contains(t, out, want)
+	}
+	require.Equal(t, "no difference\n", ok(t, "config", "diff", next, next))
+
+	// Against a revision of the Git repository around.
+	git := func(args ...string) {
+		cmd := exec.CommandContext(t.Context(), "git", append([]string{"-c", "user.name=t", "-c", "user.email=t@example.com"}, args...)...)
+		cmd.Dir = old
+		out, err := cmd.CombinedOutput()
+		require.NoError(t, err, string(out))
+	}
+	git("init", "--quiet")
+	git("add", ".")
+	git("commit", "--quiet", "-m", "policy")
+	require.NoError(t, os.WriteFile(filepath.Join(old, "monitoring.yaml"), []byte("defaults: {maxOpen: 7}"), 0o600))
+	cmd := exec.CommandContext(t.Context(), program, "config", "diff", "HEAD:.", ".")
+	cmd.Dir = old
+	diff, err := cmd.CombinedOutput()
+	require.NoError(t, err, string(diff))
+	require.Equal(t, "Values:\n  monitoring defaults.maxOpen: 1000 -> 7\nBehaviour:\n  no queue, class or rule is treated otherwise\n", string(diff))
+}
+
+// A person on call goes through it: a rule is wrong, its file is changed, SIGHUP, and the open entries are judged anew.
+func TestReclassify_afterAChangeOfRules(t *testing.T) {
+	t.Parallel()
+	receiver := answering(t, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusTeapot) })
+	dir := policytest.Dir(t, policytest.Files{"retry-policies": "queues: {default: {maxAttempts: 1}}\ndestinations: {default: {url: \"" + receiver + "\"}}\n"})
+	s := serve(t, "--database-url", postgrestest.URL(t), "--config-dir", dir)
+	api := "--api-url=" + s.api
+	ok(t, "send", api, "--kind", "tea.ordered", `{"cups": 2}`)
+	list := func(status string) []any {
+		var page map[string]any
+		require.NoError(t, json.Unmarshal([]byte(ok(t, "list", api, "--json", "--status", status)), &page))
+		return page["entries"].([]any)
+	}
+	require.Eventually(t, func() bool { return len(list("dlq_manual")) == 1 }, 30*time.Second, 50*time.Millisecond)
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "dlq-routing.yaml"), []byte("rules: [{name: teapot, match: {status: 418}, class: rate_limited}]"), 0o600))
+	require.NoError(t, s.cmd.Process.Signal(syscall.SIGHUP))
+	require.Eventually(t, func() bool { return strings.Contains(s.log.String(), "policy: reloaded") }, 30*time.Second, 10*time.Millisecond)
+	require.Contains(t, ok(t, "reclassify", api, "--dry-run"), "1 of 1 open dead letters would be judged anew")
+	require.Len(t, list("dlq_manual"), 1)
+	out := ok(t, "reclassify", api, "--note", "teapots are busy")
+	require.Regexp(t, `1 +unknown, manual \(none\) +rate_limited, scheduled \(teapot\)`, out)
+	require.Len(t, list("dlq_pending"), 1)
+
+	require.Contains(t, ok(t, "breakers", "list", api), "destination:default  closed")
+	require.Equal(t, "destination:default is open\n", ok(t, "breakers", "open", "default", "--for", "10m", "--note", "teapots", api))
+	_, stderr, code := run(t, "send", api, "--kind", "tea.ordered", `{}`)
+	require.Equal(t, 1, code)
+	require.Contains(t, stderr, "circuit breaker of its destination default is open")
+	require.Equal(t, "destination:default is closed\n", ok(t, "breakers", "reset", "default", api))
+	_, stderr, code = run(t, "breakers", "open", "nowhere", api)
+	require.Equal(t, 1, code)
+	require.Contains(t, stderr, `no circuit breaker "destination:nowhere"`)
+	require.Zero(t, s.stop(syscall.SIGTERM))
+}

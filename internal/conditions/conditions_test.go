@@ -1,0 +1,95 @@
+package conditions_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/dlqd/dlqd/internal/breaker"
+	"github.com/dlqd/dlqd/internal/conditions"
+	"github.com/dlqd/dlqd/internal/dbsqlc"
+	"github.com/dlqd/dlqd/internal/policy"
+	"github.com/dlqd/dlqd/internal/policy/policytest"
+	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
+)
+
+func TestMain(m *testing.M) { postgrestest.Main(m) }
+
+func TestConditions(t *testing.T) {
+	t.Parallel()
+	var status atomic.Int64
+	status.Store(http.StatusOK)
+	probed := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		assert.Equal(t, http.MethodGet, r.Method)
+		w.WriteHeader(int(status.Load()))
+	}))
+	t.Cleanup(probed.Close)
+	rules := policytest.Load(t, policytest.Files{
+		"retry-policies": fmt.Sprintf("queues: {mails: {destination: mailer}}\ndestinations: {mailer: {url: %q, probe: {url: %q, every: 100ms}}}\n", probed.URL, probed.URL),
+	})
+	current := func() *policy.Policy { return rules }
+	pool := postgrestest.Pool(t)
+	logger := slog.New(slog.DiscardHandler)
+	breakers := breaker.New(breaker.Config{Queries: dbsqlc.New(pool), Policy: current, Actor: "test", Logger: logger})
+	load, failure := conditions.Load{}, error(nil)
+	c := conditions.New(conditions.Config{
+		DB: pool, Policy: current, Breakers: breakers, Logger: logger, Measure: func(context.Context) (conditions.Load, error) { return load, failure },
+	})
+	want := rules.Routing.Strategies.Conditional.Conditions
+	look := func(l conditions.Load) string {
+		load = l
+		c.Look(t.Context())
+		return c.Unmet("mails", want)
+	}
+	require.Empty(t, c.Unmet("mails", want), "what is not known holds nobody up")
+	require.Empty(t, look(conditions.Load{CPU: 79.9, Memory: 84.9, Connections: 84.9}))
+	require.Equal(t, "80 % of this machine's processors are in use (must be below 80 %)", look(conditions.Load{CPU: 80}))
+	require.Equal(t, "91 % of this machine's memory is in use (must be below 85 %)", look(conditions.Load{Memory: 91}))
+	require.Equal(t, "99 % of the database's connections are in use (must be below 85 %)", look(conditions.Load{Connections: 99}))
+	require.Empty(t, c.Unmet("mails", &policy.Conditions{}), "what a plan does not ask for is not looked at")
+	failure = errors.New("no /proc")
+	require.Contains(t, look(conditions.Load{}), "connections", "what was measured last stays")
+	failure = nil
+	require.Empty(t, look(conditions.Load{}))
+
+	status.Store(http.StatusServiceUnavailable)
+	require.Eventually(t, func() bool {
+		return look(conditions.Load{}) == "the probe of destination mailer answers 503"
+	}, 20*time.Second, 10*time.Millisecond)
+	require.Empty(t, c.Unmet("elsewhere", want), "an application's queue has no probe")
+	probed.Close()
+	require.Eventually(t, func() bool {
+		return look(conditions.Load{}) == "the probe of destination mailer does not answer"
+	}, 20*time.Second, 10*time.Millisecond)
+
+	require.NoError(t, breakers.ForceOpen(t.Context(), "destination:mailer", "kim", "", 0))
+	require.Equal(t, "circuit breaker destination:mailer is open", c.Unmet("mails", want))
+	require.NoError(t, breakers.ForceOpen(t.Context(), "queue:elsewhere", "kim", "", 0))
+	require.Equal(t, "circuit breaker queue:elsewhere is open", c.Unmet("elsewhere", want))
+}
+
+// The real measure says something sensible of this machine and its database.
+func TestConditions_measured(t *testing.T) {
+	t.Parallel()
+	rules := policytest.Load(t, nil)
+	pool := postgrestest.Pool(t)
+	current := func() *policy.Policy { return rules }
+	logger := slog.New(slog.DiscardHandler)
+	c := conditions.New(conditions.Config{
+		DB: pool, Policy: current, Logger: logger,
+		Breakers: breaker.New(breaker.Config{Queries: dbsqlc.New(pool), Policy: current, Actor: "test", Logger: logger}),
+	})
+	c.Look(t.Context())
+	least := 0.000001 // less than anything that runs uses
+	require.Contains(t, c.Unmet("default", &policy.Conditions{MemoryBelow: &least}), "memory")
+	require.Contains(t, c.Unmet("default", &policy.Conditions{ConnectionsBelow: &least}), "connections")
+}

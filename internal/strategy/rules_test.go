@@ -1,0 +1,175 @@
+package strategy
+
+import (
+	"encoding/json"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+
+	"github.com/dlqd/dlqd/internal/policy"
+	"github.com/dlqd/dlqd/internal/policy/policytest"
+	"github.com/dlqd/dlqd/riverdlq"
+)
+
+func plan(t *testing.T, routing string) *Planner {
+	t.Helper()
+	p, err := NewPlanner(policytest.Load(t, policytest.Files{"dlq-routing": routing}), nil)
+	require.NoError(t, err)
+	return p
+}
+
+func TestRules_firstMatchWins(t *testing.T) {
+	t.Parallel()
+	p := plan(t, `
+rules:
+  - {name: exact, match: {type: CardDeclined, code: [51, "05"]}, class: business}
+  - {name: glob, match: {type: "*Declined"}, class: validation}
+  - {name: text, match: {message: '(?i)^out of .* today'}, class: outage}
+  - {name: kind, match: {kind: payment.*, queue: [a, b]}, class: malformed}
+  - {name: source, match: {source: legacy-*, status: [418, 5xx]}, class: rate_limited}
+  - {name: when, match: {when: 'context.region == "eu" && context.tries > 2 && status == 0 && len(message) < 100'}, class: transient}
+  - {name: bug, match: {message: known bug}, class: unknown}
+`)
+	for _, test := range []struct {
+		facts Facts
+		rule  string
+	}{
+		{Facts{Type: "CardDeclined", Code: "51"}, "exact"},
+		{Facts{Type: "CardDeclined", Code: "05"}, "exact"},
+		{Facts{Type: "CardDeclined", Code: "5"}, "glob"},
+		{Facts{Type: "my.CardDeclined"}, "glob"},
+		{Facts{Type: "Declined: no"}, "business"}, // the built-in table
+		{Facts{Message: "Out of order today"}, "text"},
+		{Facts{Message: "We are out of order today"}, "none"},
+		{Facts{Kind: "payment.captured", Queue: "b"}, "kind"},
+		{Facts{Kind: "payment.captured", Queue: "c"}, "none"},
+		{Facts{Source: "legacy-shop", Context: json.RawMessage(`{"status": 503}`)}, "source"},
+		{Facts{Source: "legacy-shop", Code: "418"}, "source"},
+		{Facts{Source: "legacy-shop", Code: "404"}, "http-status"},
+		{Facts{Context: json.RawMessage(`{"region": "eu", "tries": 3}`)}, "when"},
+		{Facts{Context: json.RawMessage(`{"region": "eu", "tries": 2}`)}, "none"},
+		{Facts{Context: json.RawMessage(`{"region": "eu", "tries": "many"}`)}, "none"}, // makes no sense, matches nothing
+		{Facts{Context: json.RawMessage(`["eu"]`)}, "none"},
+		{Facts{}, "none"},
+		{Facts{Class: riverdlq.ClassOutage, Message: "a known bug"}, "bug"}, // rules go before what the worker said
+		{Facts{Panic: true, Message: "a known bug"}, "bug"},
+	} {
+		_, rule, _ := p.Classify(test.facts)
+		require.Equal(t, test.rule, rule, "%+v", test.facts)
+	}
+}
+
+func TestPlan_theNarrowestPlaceWins(t *testing.T) {
+	t.Parallel()
+	p := plan(t, `
+rules:
+  - {name: r, match: {message: x}, class: transient, plan: {maxRetries: 9}}
+strategies:
+  immediate: {maxRetries: 4, delays: [1s]}
+  conditional: {conditions: {cpuBelow: 50}}
+classes:
+  transient: {jitter: 0.5}
+  unknown: {strategy: conditional, conditions: {probes: 2}}
+queues:
+  mails: {maxRetries: 2, classes: {transient: {strategy: scheduled, hours: [5]}}}
+`)
+	rule := p.ruleNamed("r")
+	got := p.Plan("transient", "orders", nil)
+	require.Equal(t, Immediate, got.Strategy, "overlays keep what they do not name")
+	require.Equal(t, 4, got.MaxRetries)
+	require.InDelta(t, 0.5, *got.Jitter, 0)
+	require.Equal(t, []time.Duration{time.Second}, got.Delays)
+	got = p.Plan("transient", "mails", nil)
+	require.Equal(t, Scheduled, got.Strategy)
+	require.Equal(t, []int{5}, got.Hours)
+	require.Equal(t, 2, got.MaxRetries)
+	require.Equal(t, 9, p.Plan("transient", "mails", rule).MaxRetries)
+	got = p.Plan("unknown", "orders", nil)
+	require.InDelta(t, 50, *got.Conditions.CPUBelow, 0, "conditions are filled key by key")
+	require.InDelta(t, 85, *got.Conditions.MemoryBelow, 0)
+	require.True(t, *got.Conditions.Breaker)
+	require.Equal(t, 2, got.Conditions.Probes)
+	require.Equal(t, Manual, p.Plan("nonsense", "orders", nil).Strategy)
+}
+
+// Rules come from operators, errors from strangers: whatever an error holds, it gets a class.
+func TestClassify_anything(t *testing.T) {
+	t.Parallel()
+	p := plan(t, `
+rules:
+  - {name: nested, match: {message: '(a+)+$', type: '*a*a*a*a*b'}, class: outage}
+  - {name: deep, match: {when: 'context.a.b.c == "x" || lower(string(context.x)) == "y" || message contains "z"'}, class: business}
+`)
+	rapid.Check(t, func(rt *rapid.T) {
+		f := Facts{
+			Type: rapid.String().Draw(rt, "type"), Code: rapid.String().Draw(rt, "code"), Message: rapid.String().Draw(rt, "message"),
+			Context: json.RawMessage(rapid.SampledFrom([]string{"", "{", "null", "[]", `{"a": 1}`, `{"a": {"b": []}}`, `{"x": {"y": 1}}`, `{"status": 1e99}`, `{"status": "503"}`}).Draw(rt, "context")),
+		}
+		class, rule, _ := p.Classify(f)
+		require.Contains(rt, riverdlq.Classes(), class)
+		require.NotEmpty(rt, rule)
+	})
+	for name, f := range map[string]Facts{
+		"a pattern that would run away": {Type: strings.Repeat("a", 1<<20), Message: strings.Repeat("a", 1<<20) + "!"},
+		"a large context":               {Context: json.RawMessage(`{"a": "` + strings.Repeat("x", 1<<20) + `"}`)},
+	} {
+		class, _, _ := p.Classify(f)
+		require.Equal(t, riverdlq.ClassUnknown, class, name)
+	}
+}
+
+func TestRules_expressionsAreBounded(t *testing.T) {
+	t.Parallel()
+	for _, expression := range []string{
+		`any(1..1000000000, # > 5)`, `map([1], # * 2) == [2]`, `repeat("x", 1000000000) == ""`, `reduce(1..10, #acc + #) > 3`,
+		`filter(context.list, # > 1) == []`, `1..1000000000 == [1]`, `message matches context.pattern`, strings.Repeat(`context.a == 1 || `, 100) + "true", `message + "x"`,
+	} {
+		_, err := compileExpression(expression)
+		require.Error(t, err, expression)
+	}
+	_, err := compileExpression(`message matches "^a+$" && context["some key"] in [1, 2] && context?.a?.b contains "x"`)
+	require.NoError(t, err)
+}
+
+func TestNextHour_onTheDaysWhenClocksChange(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct{ now, want string }{
+		{"2026-11-21T10:00:00Z", "2026-11-22T01:00:00Z"}, // 02:00 in Berlin, the next day
+		{"2026-11-22T01:00:00Z", "2026-11-22T02:00:00Z"}, // 02:00 has begun: 03:00
+		{"2026-11-22T02:10:00Z", "2026-11-23T01:00:00Z"},
+		{"2026-03-28T23:00:00Z", "2026-03-29T01:00:00Z"}, // there is no 02:00 on this day: 03:00
+		{"2026-10-24T22:10:00Z", "2026-10-25T00:00:00Z"}, // 02:00, summer time
+		{"2026-10-25T00:10:00Z", "2026-10-25T01:00:00Z"}, // 02:00 again, winter time
+		{"2026-10-25T01:10:00Z", "2026-10-25T02:00:00Z"}, // 03:00
+	} {
+		now, err := time.Parse(time.RFC3339, test.now)
+		require.NoError(t, err)
+		require.Equal(t, test.want, NextHour([]int{2, 3}, "Europe/Berlin", now).UTC().Format(time.RFC3339), test.now)
+	}
+	require.True(t, NextHour(nil, "UTC", time.Now()).IsZero())
+}
+
+func TestScheduled_properties(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(rt *rapid.T) {
+		p := &scheduled{immediate{random: func() float64 { return rapid.Float64Range(0, 0.9999).Draw(rt, "random") }}}
+		zone := rapid.SampledFrom([]string{"UTC", "Europe/Berlin", "America/New_York", "Australia/Lord_Howe", "Asia/Kathmandu", "Pacific/Apia"}).Draw(rt, "zone")
+		hours := rapid.SliceOfNDistinct(rapid.IntRange(0, 23), 1, 5, rapid.ID).Draw(rt, "hours")
+		now := time.Unix(rapid.Int64Range(1_700_000_000, 1_900_000_000).Draw(rt, "now"), 0)
+		policyPlan := policy.Plan{Hours: hours, TimeZone: zone}
+		at, _ := p.First(&Entry{LastFailedAt: now}, &policyPlan, now)
+		location, err := time.LoadLocation(zone)
+		require.NoError(rt, err)
+		require.True(rt, at.After(now))
+		require.Less(rt, at.Sub(now), 50*time.Hour, "an hour that is left out comes the next day")
+		begins := at.In(location).Truncate(time.Minute)
+		for begins.Minute() != 0 || !slices.Contains(hours, begins.Hour()) {
+			begins = begins.Add(-time.Minute)
+			require.Less(rt, at.Sub(begins), 2*time.Hour, "%s is in none of the hours %v", at.In(location), hours)
+		}
+	})
+}
