@@ -230,32 +230,6 @@ func newShow() *cobra.Command {
 	return cmd
 }
 
-func newReplay() *cobra.Command {
-	var c client
-	var action api.ReplayAction
-	var payload string
-	cmd := &cobra.Command{
-		Use:   "replay ID",
-		Short: "Redeliver a dead letter now",
-		Args:  cobra.ExactArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			action.Actor = actor()
-			if payload != "" {
-				if !json.Valid([]byte(payload)) {
-					return &usageError{errors.New("--payload is not JSON")}
-				}
-				action.Payload = json.RawMessage(payload)
-			}
-			return c.move(cmd, args[0], "replay", action)
-		},
-	}
-	c.register(cmd)
-	cmd.Flags().StringVar(&action.Note, "note", "", "why")
-	cmd.Flags().StringVar(&payload, "payload", "", "JSON to send in place of the payload; the original is kept")
-	cmd.Flags().BoolVar(&action.Force, "force", false, "replay although an equal job is live")
-	return cmd
-}
-
 func newMove(name, short string) *cobra.Command {
 	var c client
 	var action api.Action

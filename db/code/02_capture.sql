@@ -159,6 +159,13 @@ BEGIN
     v_manual := v_entry.locked_by NOT LIKE 'worker:%';
     v_attempt := jsonb_build_object('jobId', p_job.id, 'at', v_entry.locked_at, 'endedAt', coalesce(p_job.finalized_at, now()),
                                     'actor', v_entry.locked_by, 'outcome', p_job.state::text);
+    IF p_job.metadata ? 'dlq:run_id' THEN
+        UPDATE dlq.replay_run_entries r SET
+            outcome = CASE WHEN p_job.state = 'completed' THEN 'succeeded' ELSE 'failed' END,
+            detail = left(p_job.errors[cardinality(p_job.errors)] ->> 'error', 1000),
+            ended_at = clock_timestamp()
+        WHERE r.run_id = dlq.to_uuid(p_job.metadata ->> 'dlq:run_id') AND r.entry_id = p_entry AND r.job_id = p_job.id;
+    END IF;
     IF p_job.state = 'completed' THEN
         UPDATE dlq.dead_letter_queue SET
             status = 'dlq_resolved',

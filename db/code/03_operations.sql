@@ -4,8 +4,10 @@
 -- redeliver is the one way back to River: it inserts the jobs and moves their entries in one statement, so that an
 -- entry in dlq_processing always has a job. An entry whose original job was unique is left alone while an equal job
 -- is live, unless p_force.
+-- Its parameters have grown: the function with fewer would stay beside it.
+DROP FUNCTION IF EXISTS dlq.redeliver(uuid[], text, text, text, boolean, jsonb);
 CREATE OR REPLACE FUNCTION dlq.redeliver(p_ids uuid[], p_actor text, p_reason text,
-    p_note text DEFAULT NULL, p_force boolean DEFAULT false, p_detail jsonb DEFAULT NULL)
+    p_note text DEFAULT NULL, p_force boolean DEFAULT false, p_detail jsonb DEFAULT NULL, p_queue text DEFAULT NULL, p_run uuid DEFAULT NULL)
 RETURNS TABLE (entry_id uuid, job_id bigint, live_job_id bigint)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
 BEGIN
@@ -14,7 +16,7 @@ BEGIN
         SELECT e.id, e.job_kind, e.queue, e.priority, e.tags, coalesce(e.edited_event, e.original_event) AS args,
                -- What the application left there, less what speaks of the old job; a job's metadata must be an object.
                CASE WHEN jsonb_typeof(e.metadata) = 'object'
-                    THEN e.metadata - '{dlq:error,dlq:entry_id,dlq:held,dlq:logical_failure,cancel_attempted_at,unique_key_conflict,snoozes,output,river:log,river:rescue_count,river:unique_nonce}'::text[]
+                    THEN e.metadata - '{dlq:error,dlq:entry_id,dlq:held,dlq:run_id,dlq:logical_failure,cancel_attempted_at,unique_key_conflict,snoozes,output,river:log,river:rescue_count,river:unique_nonce}'::text[]
                     ELSE '{}' END AS metadata,
                CASE WHEN e.unique_key IS NOT NULL AND NOT p_force THEN (
                    SELECT j.id FROM river.river_job j
@@ -28,7 +30,9 @@ BEGIN
         FOR UPDATE
     ), jobs AS (
         INSERT INTO river.river_job (args, kind, max_attempts, metadata, priority, queue, tags, state)
-        SELECT p.args, p.job_kind, 1, p.metadata || jsonb_build_object('dlq:entry_id', p.id), p.priority, p.queue, p.tags, 'available'
+        SELECT p.args, p.job_kind, 1,
+               p.metadata || jsonb_build_object('dlq:entry_id', p.id) || CASE WHEN p_run IS NULL THEN '{}' ELSE jsonb_build_object('dlq:run_id', p_run) END,
+               p.priority, coalesce(p_queue, p.queue), p.tags, 'available'
         FROM picked p WHERE p.live_job_id IS NULL
         RETURNING id, queue, (metadata ->> 'dlq:entry_id')::uuid AS entry_id
     ), told AS (

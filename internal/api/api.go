@@ -20,6 +20,7 @@ import (
 	"github.com/dlqd/dlqd/internal/deadletter"
 	"github.com/dlqd/dlqd/internal/ingest"
 	"github.com/dlqd/dlqd/internal/metrics"
+	"github.com/dlqd/dlqd/internal/replay"
 	"github.com/dlqd/dlqd/internal/strategy"
 )
 
@@ -51,6 +52,7 @@ type Config struct {
 	Store        *deadletter.Store
 	Planner      func() *strategy.Planner // by the policy that is in force
 	Breakers     *breaker.Breakers
+	Replayer     *replay.Replayer
 	Metrics      *metrics.Metrics
 	Logger       *slog.Logger
 	MaxBodyBytes int64 // of one message; 0 means DefaultMaxBodyBytes
@@ -100,6 +102,7 @@ func build(config Config) (*http.ServeMux, huma.API) {
 	humaConfig.Tags = []*huma.Tag{
 		{Name: "messages", Description: "Submit messages, and follow them."},
 		{Name: "dead letters", Description: "See and steer jobs that ended as failures."},
+		{Name: "replay runs", Description: "Send many dead letters back, at a pace, and see how it goes."},
 		{Name: "circuit breakers", Description: "See and steer what keeps deliveries from a destination that is in trouble."},
 		{Name: "operations", Description: "How the program is."},
 	}
@@ -107,6 +110,7 @@ func build(config Config) (*http.ServeMux, huma.API) {
 	api.UseMiddleware(s.observe)
 	s.registerMessages(api)
 	s.registerEntries(api)
+	s.registerReplays(api)
 	s.registerJudgement(api)
 	s.registerOperations(api)
 
@@ -158,8 +162,11 @@ func (s *service) problem(ctx context.Context, err error) error {
 	switch {
 	case errors.As(err, &move):
 		status := http.StatusConflict
-		if errors.Is(err, deadletter.ErrNotFound) {
+		switch {
+		case errors.Is(err, deadletter.ErrNotFound):
 			status = http.StatusNotFound
+		case errors.Is(err, deadletter.ErrInvalid):
+			status = http.StatusUnprocessableEntity
 		}
 		return huma.NewError(status, move.Error())
 	case errors.Is(err, ingest.ErrNoMessage):

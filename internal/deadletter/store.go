@@ -22,14 +22,16 @@ var (
 	ErrNotFound   = errors.New("not found")
 	ErrNotAllowed = errors.New("move not allowed")
 	ErrLiveJob    = errors.New("an equal job is live")
+	ErrInvalid    = errors.New("invalid request")
+	ErrUnhealthy  = errors.New("not now")
 )
 
 // SQLSTATEs that dlqd's functions raise.
-var sqlStates = map[string]error{"DLQ01": ErrNotAllowed, "DLQ02": ErrNotFound, "DLQ03": ErrLiveJob}
+var sqlStates = map[string]error{"DLQ01": ErrNotAllowed, "DLQ02": ErrNotFound, "DLQ03": ErrLiveJob, "DLQ04": ErrInvalid, "DLQ05": ErrUnhealthy}
 
 // MoveError is a move that the database refused.
 type MoveError struct {
-	Kind   error // ErrNotFound, ErrNotAllowed or ErrLiveJob
+	Kind   error // ErrNotFound, ErrNotAllowed, ErrLiveJob, ErrInvalid or ErrUnhealthy
 	Detail string
 	Hint   string
 }
@@ -240,6 +242,11 @@ func (s *Store) move(ctx context.Context, run func() error) error {
 			break
 		}
 	}
+	return Named(err)
+}
+
+// Named gives an error that dlqd's own functions raised its name.
+func Named(err error) error {
 	var pgErr *pgconn.PgError
 	if errors.As(err, &pgErr) && sqlStates[pgErr.Code] != nil {
 		return &MoveError{Kind: sqlStates[pgErr.Code], Detail: pgErr.Message, Hint: pgErr.Hint}
@@ -263,6 +270,24 @@ type Redelivery struct {
 // Redeliver makes jobs of entries that tx has claimed.
 func (s *Store) Redeliver(ctx context.Context, tx pgx.Tx, ids []uuid.UUID, actor, reason string) ([]Redelivery, error) {
 	rows, err := tx.Query(ctx, s.schemas.Render("SELECT entry_id, job_id, live_job_id FROM dlq.redeliver($1, $2, $3)"), ids, actor, reason)
+	if err != nil {
+		return nil, err
+	}
+	return pgx.CollectRows(rows, pgx.RowToStructByPos[Redelivery])
+}
+
+// Batch is how the entries of a replay run are sent back.
+type Batch struct {
+	Actor, Note string
+	Run         uuid.UUID
+	Queue       *string // instead of their own
+	Force       bool    // although an equal job is live
+}
+
+// RedeliverBatch makes jobs of entries for a replay run. Entries that cannot be replayed any more are left out.
+func (s *Store) RedeliverBatch(ctx context.Context, tx pgx.Tx, ids []uuid.UUID, b Batch) ([]Redelivery, error) {
+	rows, err := tx.Query(ctx, s.schemas.Render("SELECT entry_id, job_id, live_job_id FROM dlq.redeliver($1, $2, 'replay run ' || $3::text, $4, $5, jsonb_build_object('run', $3::uuid), $6, $3::uuid)"),
+		ids, b.Actor, b.Run, nullable(b.Note), b.Force, b.Queue)
 	if err != nil {
 		return nil, err
 	}

@@ -31,6 +31,7 @@ import (
 	"github.com/dlqd/dlqd/internal/metrics"
 	"github.com/dlqd/dlqd/internal/policy"
 	"github.com/dlqd/dlqd/internal/postgres"
+	"github.com/dlqd/dlqd/internal/replay"
 	"github.com/dlqd/dlqd/internal/strategy"
 	"github.com/dlqd/dlqd/internal/worker"
 	"github.com/dlqd/dlqd/riverdlq"
@@ -311,6 +312,9 @@ func (s *Server) startDLQWorker(ctx context.Context) error {
 	s.dlqWorker = worker.New(config)
 	s.background.Go(func() { s.dlqWorker.Run(ctx) })
 
+	runner := replay.NewRunner(s.store, s.logger.With("part", "replay"))
+	s.background.Go(func() { runner.Run(ctx) })
+
 	client, err := river.NewClient(riverpgxv5.New(s.pool), &river.Config{Schema: s.config.Schemas.River, Logger: s.logger})
 	if err != nil {
 		return fmt.Errorf("circuit breakers of River queues: %w", err)
@@ -346,7 +350,7 @@ func (s *Server) startAPI(ctx context.Context) error {
 	}
 	s.metrics.WatchPending(s.ingester.Pending)
 	handler := api.New(api.Config{
-		Ingester: s.ingester, Store: s.store, Planner: s.planner.Load, Breakers: s.breakers, Metrics: s.metrics, Logger: s.logger, MaxBodyBytes: s.config.MaxBodyBytes, MaxBodiesBytes: s.config.MaxBodiesBytes,
+		Ingester: s.ingester, Store: s.store, Planner: s.planner.Load, Breakers: s.breakers, Replayer: &replay.Replayer{Store: s.store, Planner: s.planner.Load}, Metrics: s.metrics, Logger: s.logger, MaxBodyBytes: s.config.MaxBodyBytes, MaxBodiesBytes: s.config.MaxBodiesBytes,
 		Health: s.health, Ready: s.ready,
 	})
 	s.http = &http.Server{Handler: handler, ReadHeaderTimeout: readHeaderTimeout, IdleTimeout: idleTimeout, ErrorLog: slog.NewLogLogger(s.logger.Handler(), slog.LevelWarn)}

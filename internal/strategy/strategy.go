@@ -207,6 +207,14 @@ func (p *Planner) Unmet(e *Entry) string {
 	return p.conditions.Unmet(e.Queue, plan.Conditions)
 }
 
+// UnmetBy says which of some conditions do not hold for a queue; "" where all do.
+func (p *Planner) UnmetBy(queue string, c *policy.Conditions) string {
+	if p.conditions == nil {
+		return ""
+	}
+	return p.conditions.Unmet(queue, c)
+}
+
 // Probes is how many of a queue's entries are tried first when their conditions hold again.
 func (p *Planner) Probes(e *Entry) int {
 	if plan := p.planOf(e); plan.Conditions != nil && plan.Conditions.Probes > 0 {

@@ -1,0 +1,317 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"net/http"
+	"net/url"
+	"os"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/spf13/cobra"
+	"github.com/vbauerster/mpb/v8"
+	"github.com/vbauerster/mpb/v8/decor"
+
+	"github.com/dlqd/dlqd/internal/api"
+	"github.com/dlqd/dlqd/internal/replay"
+)
+
+// followEvery is how often a command that follows a run asks how far it is.
+const followEvery = 300 * time.Millisecond
+
+// filterFlags choose dead letters.
+type filterFlags struct {
+	api.EntryFilter
+
+	payload                    string
+	minRetryCount, maxRetryMax int
+}
+
+func (f *filterFlags) register(cmd *cobra.Command) {
+	flags := cmd.Flags()
+	flags.StringSliceVar(&f.Status, "status", nil, "only these states")
+	flags.StringSliceVar(&f.Queue, "queue", nil, "only these queues")
+	flags.StringSliceVar(&f.Kind, "kind", nil, "only these kinds; * stands for any text")
+	flags.StringSliceVar(&f.ErrorType, "error-type", nil, "only these types of error")
+	flags.StringSliceVar(&f.ErrorClass, "error-class", nil, "only these classes")
+	flags.StringSliceVar(&f.ErrorCode, "error-code", nil, "only these codes")
+	flags.StringSliceVar(&f.Fingerprint, "fingerprint", nil, "only these failure groups")
+	flags.StringSliceVar(&f.Source, "source", nil, "only these sources")
+	flags.StringSliceVar(&f.SubscriberID, "subscriber", nil, "only these subscribers")
+	flags.StringSliceVar(&f.Tags, "tag", nil, "only with all these tags")
+	flags.StringSliceVar(&f.IDs, "id", nil, "only these entries")
+	flags.StringVar(&f.After, "start-date", "", "captured at or after: 2026-11-21 or 2026-11-21T08:00:00Z")
+	flags.StringVar(&f.Before, "end-date", "", "captured before")
+	flags.StringVar(&f.MaxAge, "max-age", "", "captured no longer ago, such as \"2 days\"")
+	flags.IntVar(&f.minRetryCount, "min-retry-count", -1, "with so many redeliveries or more")
+	flags.IntVar(&f.maxRetryMax, "max-retry-count", -1, "with so many redeliveries or fewer")
+	flags.StringVar(&f.payload, "payload-contains", "", "whose payload contains this JSON")
+}
+
+// filter is the filter that the flags name.
+func (f *filterFlags) filter() (api.EntryFilter, error) {
+	out := f.EntryFilter
+	for _, date := range []*string{&out.After, &out.Before} {
+		if at, err := time.Parse(time.DateOnly, *date); err == nil {
+			*date = at.UTC().Format(time.RFC3339)
+		}
+	}
+	if f.minRetryCount >= 0 {
+		out.MinRetryCount = &f.minRetryCount
+	}
+	if f.maxRetryMax >= 0 {
+		out.MaxRetryCount = &f.maxRetryMax
+	}
+	if f.payload != "" {
+		if err := json.Unmarshal([]byte(f.payload), &out.Payload); err != nil {
+			return out, &usageError{fmt.Errorf("--payload-contains: %w", err)}
+		}
+	}
+	return out, nil
+}
+
+func newReplay() *cobra.Command {
+	var c client
+	var one api.ReplayAction
+	var many api.ReplayRequest
+	var filter filterFlags
+	var payload, patch, mergePatch string
+	var detach, newest bool
+	cmd := &cobra.Command{
+		Use:   "replay [ID]",
+		Short: "Redeliver a dead letter now, or every one that the flags choose",
+		Long: "With an ID, replay redelivers that dead letter, edited if --payload is given. Without one, it starts a replay run in the\n" +
+			"server over all that the flags choose, and follows it; a run goes on when this command ends. --dry-run says first what\n" +
+			"it would do. Choosing everything needs --all.",
+		Args: cobra.MaximumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(args) == 1 {
+				one.Action, one.Force = api.Action{Actor: actor(), Note: many.Note}, many.Force
+				if payload != "" {
+					if !json.Valid([]byte(payload)) {
+						return &usageError{errors.New("--payload is not JSON")}
+					}
+					one.Payload = json.RawMessage(payload)
+				}
+				return c.move(cmd, args[0], "replay", one)
+			}
+			var err error
+			if many.Filter, err = filter.filter(); err != nil {
+				return err
+			}
+			if patch != "" {
+				if err := json.Unmarshal([]byte(patch), &many.Patch); err != nil {
+					return &usageError{fmt.Errorf("--patch: %w", err)}
+				}
+			}
+			if mergePatch != "" {
+				if err := json.Unmarshal([]byte(mergePatch), &many.MergePatch); err != nil {
+					return &usageError{fmt.Errorf("--merge-patch: %w", err)}
+				}
+			}
+			if newest {
+				many.Order = "newest"
+			}
+			many.Actor = actor()
+			var answer api.ReplayAnswer
+			if err := c.call(cmd, http.MethodPost, "/api/dlq/replay", many, &answer); err != nil || c.asJSON {
+				return err
+			}
+			if answer.Preview != nil {
+				return printPreview(cmd, answer.Preview)
+			}
+			_, _ = fmt.Fprintf(cmd.OutOrStdout(), "replay run %s: %d dead letters\n", answer.Run.ID, answer.Run.Total)
+			if detach {
+				return nil
+			}
+			return c.follow(cmd, answer.Run)
+		},
+	}
+	c.register(cmd)
+	filter.register(cmd)
+	flags := cmd.Flags()
+	flags.StringVar(&many.Note, "note", "", "why")
+	flags.BoolVar(&many.Force, "force", false, "replay although an equal job is live, or a destination is in trouble")
+	flags.StringVar(&payload, "payload", "", "with an ID: JSON to send in place of the payload; the original is kept")
+	flags.BoolVar(&many.All, "all", false, "choose every dead letter that can be replayed")
+	flags.BoolVar(&many.DryRun, "dry-run", false, "only say what it would do")
+	flags.IntVar(&many.BatchSize, "batch-size", 100, "entries in one transaction")
+	flags.Float64Var(&many.Rate, "rate", 0, "entries a second; 0 for as fast as it goes")
+	flags.IntVar(&many.Concurrency, "concurrency", 0, "redeliveries under way at once; 0 for no limit")
+	flags.StringVar(&patch, "patch", "", "JSON Patch (RFC 6902) of each payload")
+	flags.StringVar(&mergePatch, "merge-patch", "", "JSON Merge Patch (RFC 7386) of each payload")
+	flags.StringVar(&many.Queue, "to-queue", "", "send them to this queue instead of their own")
+	flags.BoolVar(&newest, "newest-first", false, "newest first; oldest first otherwise")
+	flags.Float64Var(&many.StopAt, "stop-at", replay.DefaultStopAt, "percent of the last 50 redeliveries that fail and so stop the run")
+	flags.BoolVar(&detach, "detach", false, "start the run, and do not follow it")
+	return cmd
+}
+
+func printPreview(cmd *cobra.Command, p *replay.Preview) error {
+	out := cmd.OutOrStdout()
+	_, _ = fmt.Fprintf(out, "%d dead letters would be replayed, in about %s; nothing was changed\n", p.Total, time.Duration(p.Seconds*float64(time.Second)).Round(time.Second))
+	for _, what := range p.Unhealthy {
+		_, _ = fmt.Fprintf(out, "not now: %s (--force overrides)\n", what)
+	}
+	for _, split := range []struct {
+		name   string
+		counts map[string]int64
+	}{{"error type", p.ByErrorType}, {"queue", p.ByQueue}, {"age", p.ByAge}} {
+		for _, key := range slices.Sorted(maps.Keys(split.counts)) {
+			_, _ = fmt.Fprintf(out, "  %-10s  %-40s  %d\n", split.name, shorten(key, 40), split.counts[key])
+		}
+	}
+	for _, s := range p.Samples {
+		_, _ = fmt.Fprintf(out, "sample %s\n", s.ID)
+		switch {
+		case s.Problem != "":
+			_, _ = fmt.Fprintf(out, "  the patch does not apply: %s\n", s.Problem)
+		case s.Patched != nil:
+			_, _ = fmt.Fprint(out, difference(s.Event, s.Patched))
+		}
+	}
+	return nil
+}
+
+// difference shows what a patch changes.
+func difference(before, after json.RawMessage) string {
+	var a, b any
+	if json.Unmarshal(before, &a) != nil || json.Unmarshal(after, &b) != nil {
+		return ""
+	}
+	return cmp.Diff(a, b)
+}
+
+// follow shows how far a run is, until it ends: as a bar, where somebody looks.
+func (c *client) follow(cmd *cobra.Command, run *replay.Run) error {
+	show, end := func() {}, func() {}
+	if info, err := os.Stderr.Stat(); err == nil && info.Mode()&os.ModeCharDevice != 0 {
+		show, end = progressBar(cmd, run)
+	}
+	for run.Status == "running" {
+		select {
+		case <-cmd.Context().Done():
+			end()
+			_, _ = fmt.Fprintf(cmd.OutOrStdout(), "the run goes on: dlqd replays follow %s\n", run.ID)
+			return nil
+		case <-time.After(followEvery):
+		}
+		next := replay.Run{}
+		if err := c.call(cmd, http.MethodGet, "/api/dlq/replays/"+run.ID.String(), nil, &next); err != nil {
+			end()
+			return err
+		}
+		*run = next
+		show()
+	}
+	end()
+	return printRun(cmd, run)
+}
+
+func progressBar(cmd *cobra.Command, run *replay.Run) (show, end func()) {
+	var mu sync.Mutex // run's fields are drawn by another goroutine
+	var line string
+	bars := mpb.New(mpb.WithOutput(cmd.ErrOrStderr()), mpb.WithAutoRefresh(), mpb.WithWidth(60))
+	total := max(run.Total, 1)
+	bar := bars.AddBar(total, mpb.PrependDecorators(decor.CountersNoUnit("%d / %d")), mpb.AppendDecorators(decor.Any(func(decor.Statistics) string {
+		mu.Lock()
+		defer mu.Unlock()
+		return line
+	})))
+	show = func() {
+		mu.Lock()
+		line = fmt.Sprintf(" %.0f/s  %d ok, %d failed, %d skipped", run.PerSecond, run.Succeeded, run.Failed, run.Skipped)
+		mu.Unlock()
+		bar.SetCurrent(min(run.Replayed+run.Skipped, total-1)) // it is whole when it has ended
+	}
+	end = func() {
+		if run.Status == "completed" {
+			bar.SetCurrent(total)
+		} else {
+			bar.Abort(false)
+		}
+		bars.Wait()
+	}
+	return show, end
+}
+
+func printRun(cmd *cobra.Command, run *replay.Run) error {
+	_, err := fmt.Fprintf(cmd.OutOrStdout(), "%s: %d replayed, %d succeeded, %d failed, %d skipped of %d, %.0f/s", run.Status, run.Replayed, run.Succeeded, run.Failed, run.Skipped, run.Total, run.PerSecond)
+	if run.Reason != "" {
+		_, err = fmt.Fprintf(cmd.OutOrStdout(), " (%s)", run.Reason)
+	}
+	_, _ = fmt.Fprintln(cmd.OutOrStdout())
+	return err
+}
+
+func newReplays() *cobra.Command {
+	cmd := &cobra.Command{Use: "replays", Short: "See and steer replay runs"}
+	var c client
+	list := &cobra.Command{
+		Use: "list", Short: "List the newest replay runs", Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			var out struct {
+				Runs []replay.Run `json:"runs"`
+			}
+			if err := c.call(cmd, http.MethodGet, "/api/dlq/replays", nil, &out); err != nil || c.asJSON {
+				return err
+			}
+			w, row := table(cmd, "ID\tSTATUS\tREPLAYED\tOK\tFAILED\tSKIPPED\tBY\tNOTE")
+			for _, r := range out.Runs {
+				row(r.ID, r.Status, fmt.Sprintf("%d of %d", r.Replayed, r.Total), r.Succeeded, r.Failed, r.Skipped, r.Actor, text(r.Note))
+			}
+			return w.Flush()
+		},
+	}
+	c.register(list)
+	cmd.AddCommand(list)
+	for _, verb := range []struct{ name, short string }{
+		{"show", "Say how far a replay run is"},
+		{"follow", "Follow a replay run"},
+		{"pause", "Pause a replay run"},
+		{"resume", "Go on with a replay run"},
+		{"cancel", "End a replay run"},
+	} {
+		var c client
+		sub := &cobra.Command{
+			Use: verb.name + " ID", Short: verb.short, Args: cobra.ExactArgs(1),
+			RunE: func(cmd *cobra.Command, args []string) error {
+				path, method, body := "/api/dlq/replays/"+url.PathEscape(args[0]), http.MethodGet, any(nil)
+				if verb.name != "show" && verb.name != "follow" {
+					path, method, body = path+"/"+verb.name, http.MethodPost, api.Action{Actor: actor()}
+				}
+				var run replay.Run
+				if err := c.call(cmd, method, path, body, &run); err != nil || c.asJSON {
+					return err
+				}
+				if verb.name == "follow" {
+					return c.follow(cmd, &run)
+				}
+				return printRun(cmd, &run)
+			},
+		}
+		c.register(sub)
+		cmd.AddCommand(sub)
+	}
+	var rateClient client
+	var perSecond float64
+	rate := &cobra.Command{
+		Use: "rate ID", Short: "Change the rate of a replay run", Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			var run replay.Run
+			if err := rateClient.call(cmd, http.MethodPost, "/api/dlq/replays/"+url.PathEscape(args[0])+"/rate", api.RateAction{Rate: perSecond}, &run); err != nil || rateClient.asJSON {
+				return err
+			}
+			return printRun(cmd, &run)
+		},
+	}
+	rateClient.register(rate)
+	rate.Flags().Float64Var(&perSecond, "per-second", 0, "entries a second; 0 for as fast as it goes")
+	cmd.AddCommand(rate)
+	return cmd
+}

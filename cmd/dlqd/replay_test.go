@@ -1,0 +1,56 @@
+package main_test
+
+import (
+	"net/http"
+	"regexp"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
+)
+
+func TestReplay_manyByTheCommandLine(t *testing.T) {
+	t.Parallel()
+	var mended atomic.Bool
+	receiver := answering(t, func(w http.ResponseWriter, _ *http.Request) {
+		if !mended.Load() {
+			w.Header().Set("X-Error-Type", "PRICE_MISSING")
+			w.WriteHeader(http.StatusUnprocessableEntity)
+		}
+	})
+	s := serve(t, "--database-url", postgrestest.URL(t), "--destination", receiver)
+	api := "--api-url=" + s.api
+	for range 7 {
+		ok(t, "send", api, "--kind", "order.placed", `{"article": "A-81"}`)
+	}
+	manual := regexp.MustCompile(`PRICE_MISSING`)
+	require.Eventually(t, func() bool {
+		return len(manual.FindAllString(ok(t, "list", api, "--status", "dlq_manual"), -1)) == 7
+	}, 30*time.Second, 50*time.Millisecond)
+
+	_, stderr, code := run(t, "replay", api)
+	require.Equal(t, 1, code)
+	require.Contains(t, stderr, "an empty filter chooses every entry")
+	out := ok(t, "replay", api, "--error-type", "PRICE_MISSING", "--start-date", "2020-01-01", "--end-date", "2100-01-01", "--batch-size", "100",
+		"--merge-patch", `{"price": 100}`, "--dry-run")
+	require.Contains(t, out, "7 dead letters would be replayed")
+	require.Regexp(t, `error type +PRICE_MISSING +7`, out)
+	require.Regexp(t, `\+.*"price": *float64\(100\)`, out, "the change is shown")
+	require.Contains(t, ok(t, "replay", api, "--error-type", "OTHER", "--dry-run"), "0 dead letters would be replayed")
+	mended.Store(true)
+	out = ok(t, "replay", api, "--error-type", "PRICE_MISSING", "--rate", "100", "--note", "prices are there")
+	require.Contains(t, out, ": 7 dead letters")
+	require.Contains(t, out, "completed: 7 replayed, 7 succeeded, 0 failed, 0 skipped of 7")
+	list := ok(t, "replays", "list", api)
+	require.Contains(t, list, "prices are there")
+	id := regexp.MustCompile(`[0-9a-f-]{36}`).FindString(list)
+	require.Contains(t, ok(t, "replays", "show", id, api), "completed: 7 replayed")
+	_, stderr, code = run(t, "replays", "pause", id, api)
+	require.Equal(t, 1, code)
+	require.Contains(t, stderr, "is completed, and cannot become paused")
+	require.Zero(t, s.stop(syscall.SIGTERM))
+}

@@ -1,0 +1,159 @@
+-- Many entries at once: filters, replay runs, and the other moves in bulk.
+
+CREATE OR REPLACE FUNCTION dlq.first_id(p_at timestamptz) RETURNS uuid
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN (lpad(to_hex(floor(extract(epoch FROM p_at) * 1000)::bigint), 12, '0') || repeat('0', 20))::uuid;
+COMMENT ON FUNCTION dlq.first_id IS 'The least id that an entry captured at a time can have: ids sort by time.';
+
+-- filter_where makes a condition of a filter. Its text is made of constants and names of states: whatever else the filter
+-- holds is read from the parameter $1, never put into the text.
+CREATE OR REPLACE FUNCTION dlq.filter_where(p_filter jsonb) RETURNS text
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    v_key   text;
+    v_where text := 'true';
+    v_words constant text := 'ARRAY(SELECT jsonb_array_elements_text(CASE jsonb_typeof($1 -> %1$L) WHEN ''array'' THEN $1 -> %1$L ELSE jsonb_build_array($1 -> %1$L) END))';
+BEGIN
+    IF jsonb_typeof(p_filter) IS DISTINCT FROM 'object' THEN
+        RAISE EXCEPTION 'filter: must be a JSON object' USING ERRCODE = 'DLQ04';
+    END IF;
+    FOR v_key IN SELECT jsonb_object_keys(p_filter) LOOP
+        v_where := v_where || ' AND ' || CASE v_key
+            -- Names of the type's own values, written out: partitions that hold none of them are left out of the plan.
+            WHEN 'status'        THEN 'e.status IN (' || (
+                SELECT coalesce(string_agg(quote_literal(s.word::dlq.dead_letter_status), ', '), 'NULL')
+                FROM jsonb_array_elements_text(CASE jsonb_typeof(p_filter -> v_key) WHEN 'array' THEN p_filter -> v_key ELSE jsonb_build_array(p_filter -> v_key) END) s (word)) || ')'
+            WHEN 'queue'         THEN 'e.queue = ANY (' || format(v_words, v_key) || ')'
+            WHEN 'kind'          THEN 'e.kind LIKE ANY (ARRAY(SELECT replace(replace(replace(replace(k, ''\'', ''\\''), ''%'', ''\%''), ''_'', ''\_''), ''*'', ''%'') FROM unnest(' || format(v_words, v_key) || ') k))'
+            WHEN 'errorType'     THEN 'e.error_type = ANY (' || format(v_words, v_key) || ')'
+            WHEN 'errorClass'    THEN 'e.error_class = ANY (' || format(v_words, v_key) || ')'
+            WHEN 'errorCode'     THEN 'e.error_code = ANY (' || format(v_words, v_key) || ')'
+            WHEN 'fingerprint'   THEN 'e.fingerprint = ANY (' || format(v_words, v_key) || ')'
+            WHEN 'source'        THEN 'e.source = ANY (' || format(v_words, v_key) || ')'
+            WHEN 'subscriberId'  THEN 'e.subscriber_id = ANY (' || format(v_words, v_key) || ')'
+            WHEN 'tags'          THEN 'e.tags @> ' || format(v_words, v_key)
+            WHEN 'ids'           THEN 'e.id = ANY (' || format(v_words, v_key) || '::uuid[])'
+            WHEN 'after'         THEN 'e.id >= dlq.first_id(($1 ->> ''after'')::timestamptz)'
+            WHEN 'before'        THEN 'e.id < dlq.first_id(($1 ->> ''before'')::timestamptz)'
+            WHEN 'maxAge'        THEN 'e.id >= dlq.first_id(now() - ($1 ->> ''maxAge'')::interval)'
+            WHEN 'minRetryCount' THEN 'e.dlq_retry_count >= ($1 ->> ''minRetryCount'')::integer'
+            WHEN 'maxRetryCount' THEN 'e.dlq_retry_count <= ($1 ->> ''maxRetryCount'')::integer'
+            WHEN 'payload'       THEN 'CASE WHEN e.job_kind = ''dlqd_message'' THEN e.original_event -> ''payload'' ELSE e.original_event END @> ($1 -> ''payload'')'
+        END;
+        IF v_where IS NULL THEN
+            RAISE EXCEPTION 'filter: there is no field %', v_key USING ERRCODE = 'DLQ04',
+                HINT = 'There are status, queue, kind, errorType, errorClass, errorCode, fingerprint, source, subscriberId, tags, ids, after, before, maxAge, minRetryCount, maxRetryCount and payload.';
+        END IF;
+    END LOOP;
+    RETURN v_where;
+END
+$$;
+COMMENT ON FUNCTION dlq.filter_where IS 'The condition of a filter, on a row e and the filter as parameter $1.';
+
+-- find_ids walks entries in id order, so that a caller goes on after the last one it got.
+CREATE OR REPLACE FUNCTION dlq.find_ids(p_filter jsonb, p_limit integer, p_after uuid DEFAULT NULL, p_newest_first boolean DEFAULT false, p_below uuid DEFAULT NULL)
+RETURNS SETOF uuid
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
+BEGIN
+    RETURN QUERY EXECUTE
+        'SELECT e.id FROM dlq.dead_letter_queue e WHERE ' || dlq.filter_where(p_filter)
+        || CASE WHEN p_after IS NULL THEN '' WHEN p_newest_first THEN ' AND e.id < $3' ELSE ' AND e.id > $3' END
+        || CASE WHEN p_below IS NULL THEN '' ELSE ' AND e.id < $4' END
+        || ' ORDER BY e.id ' || CASE WHEN p_newest_first THEN 'DESC' ELSE 'ASC' END || ' LIMIT $2'
+        USING p_filter, p_limit, p_after, p_below;
+EXCEPTION WHEN invalid_text_representation OR datetime_field_overflow OR invalid_datetime_format THEN
+    RAISE EXCEPTION 'filter: %', SQLERRM USING ERRCODE = 'DLQ04';
+END
+$$;
+COMMENT ON FUNCTION dlq.find_ids IS 'Ids of entries that a filter chooses, in order of capture, after p_after and below p_below.';
+
+CREATE OR REPLACE FUNCTION dlq.find(p_filter jsonb DEFAULT '{}', p_limit integer DEFAULT 100, p_newest_first boolean DEFAULT true)
+RETURNS SETOF dlq.dead_letter_queue
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT e.* FROM dlq.find_ids(p_filter, p_limit, NULL, p_newest_first) WITH ORDINALITY f (id, n)
+    JOIN dlq.dead_letter_queue e ON e.id = f.id ORDER BY f.n
+$$;
+COMMENT ON FUNCTION dlq.find IS 'Entries that a filter chooses: {"status": "dlq_manual", "kind": "payment.*", "errorType": ["TIMEOUT_ERROR"], "maxAge": "2 days", "payload": {"customer": "cus_81"}}. Other fields: queue, errorClass, errorCode, fingerprint, source, subscriberId, tags, ids, after, before, minRetryCount, maxRetryCount.';
+
+CREATE OR REPLACE FUNCTION dlq.replayable(p_filter jsonb) RETURNS jsonb
+LANGUAGE sql IMMUTABLE
+RETURN CASE WHEN p_filter ? 'status' THEN p_filter ELSE p_filter || '{"status": ["dlq_pending", "dlq_manual", "dlq_failed"]}' END;
+COMMENT ON FUNCTION dlq.replayable IS 'A filter that names no status, for those from which an entry can be replayed.';
+
+CREATE OR REPLACE FUNCTION dlq.preview(p_filter jsonb)
+RETURNS TABLE (queue text, error_type text, age text, entries bigint)
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
+BEGIN
+    RETURN QUERY EXECUTE
+        'SELECT e.queue, coalesce(e.error_type, ''''), a.age, count(*) FROM dlq.dead_letter_queue e
+         CROSS JOIN LATERAL (SELECT CASE WHEN e.created_at > now() - interval ''1 hour'' THEN ''under 1 hour''
+             WHEN e.created_at > now() - interval ''1 day'' THEN ''1 hour to 1 day'' WHEN e.created_at > now() - interval ''7 days'' THEN ''1 to 7 days''
+             ELSE ''over 7 days'' END AS age) a
+         WHERE ' || dlq.filter_where(p_filter) || ' GROUP BY 1, 2, 3 ORDER BY 4 DESC, 1, 2, 3'
+        USING p_filter;
+EXCEPTION WHEN invalid_text_representation OR datetime_field_overflow OR invalid_datetime_format THEN
+    RAISE EXCEPTION 'filter: %', SQLERRM USING ERRCODE = 'DLQ04';
+END
+$$;
+COMMENT ON FUNCTION dlq.preview IS 'How many entries a filter chooses, by queue, error type and age.';
+
+CREATE OR REPLACE FUNCTION dlq.replay_start(p_filter jsonb, p_actor text DEFAULT session_user, p_note text DEFAULT NULL, p_all boolean DEFAULT false,
+    p_newest_first boolean DEFAULT false, p_batch_size integer DEFAULT 100, p_rate float8 DEFAULT NULL, p_concurrency integer DEFAULT NULL,
+    p_patch jsonb DEFAULT NULL, p_merge_patch jsonb DEFAULT NULL, p_queue text DEFAULT NULL, p_force boolean DEFAULT false,
+    p_stop_at float8 DEFAULT 50, p_stop_of integer DEFAULT 50) RETURNS uuid
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    v_id     uuid := dlq.uuid_v7();
+    v_filter jsonb := dlq.replayable(p_filter);
+    v_open   text;
+    v_total  bigint;
+BEGIN
+    IF p_filter = '{}' AND NOT p_all THEN
+        RAISE EXCEPTION 'replay: an empty filter chooses every entry' USING ERRCODE = 'DLQ04', HINT = 'Say so with p_all => true.';
+    END IF;
+    SELECT coalesce(sum(p.entries), 0) INTO v_total FROM dlq.preview(v_filter) p;
+    IF NOT p_force THEN
+        SELECT string_agg(b.name, ', ') INTO v_open FROM dlq.circuit_breakers b
+        WHERE b.state = 'open' AND b.name IN (SELECT 'queue:' || p.queue FROM dlq.preview(v_filter) p);
+        IF v_open IS NOT NULL THEN
+            RAISE EXCEPTION 'replay: open circuit breakers: %', v_open USING ERRCODE = 'DLQ05', HINT = 'Wait for them to close, or replay with force.';
+        END IF;
+    END IF;
+    INSERT INTO dlq.replay_runs (id, filter, newest_first, batch_size, rate, concurrency, patch, merge_patch, queue, force, stop_at, stop_of, note, actor, cutoff, total)
+    VALUES (v_id, v_filter, p_newest_first, p_batch_size, p_rate, p_concurrency, p_patch, p_merge_patch, p_queue, p_force, p_stop_at, p_stop_of, p_note, p_actor, v_id, v_total);
+    PERFORM dlq.wake();
+    RETURN v_id;
+END
+$$;
+COMMENT ON FUNCTION dlq.replay_start IS 'Starts a replay run of the entries that a filter chooses now (see dlq.find; without a status: pending, manual and failed ones). A dlqd that runs DLQ workers carries it out. Returns its id, for dlq.replay_runs.';
+
+CREATE OR REPLACE FUNCTION dlq.replay_move(p_run uuid, p_from dlq.replay_status[], p_to dlq.replay_status, p_reason text) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    v_status dlq.replay_status;
+BEGIN
+    UPDATE dlq.replay_runs r SET status = p_to, reason = p_reason, updated_at = now(),
+        judged_from = CASE WHEN p_to = 'running' THEN now() ELSE r.judged_from END,
+        finished_at = CASE WHEN p_to IN ('completed', 'cancelled', 'stopped') THEN now() END
+    WHERE r.id = p_run AND r.status = ANY (p_from);
+    IF NOT FOUND THEN
+        SELECT r.status INTO v_status FROM dlq.replay_runs r WHERE r.id = p_run;
+        IF NOT FOUND THEN
+            RAISE EXCEPTION 'replay run %: there is no such run', p_run USING ERRCODE = 'DLQ02';
+        END IF;
+        RAISE EXCEPTION 'replay run %: is %, and cannot become % (allowed from: %)', p_run, v_status, p_to, array_to_string(p_from, ', ') USING ERRCODE = 'DLQ01';
+    END IF;
+    PERFORM dlq.wake();
+END
+$$;
+COMMENT ON FUNCTION dlq.replay_move IS 'Moves a replay run to another state, if its own is one of p_from.';
+
+CREATE OR REPLACE FUNCTION dlq.replay_pause(p_run uuid, p_actor text DEFAULT session_user) RETURNS void
+LANGUAGE sql AS $$ SELECT dlq.replay_move(p_run, '{running}', 'paused', 'paused by ' || p_actor) $$;
+COMMENT ON FUNCTION dlq.replay_pause IS 'Pauses a replay run.';
+CREATE OR REPLACE FUNCTION dlq.replay_resume(p_run uuid, p_actor text DEFAULT session_user) RETURNS void
+LANGUAGE sql AS $$ SELECT dlq.replay_move(p_run, '{paused,stopped}', 'running', 'resumed by ' || p_actor) $$;
+COMMENT ON FUNCTION dlq.replay_resume IS 'Goes on with a replay run that was paused, or that stopped because too much of it failed.';
+CREATE OR REPLACE FUNCTION dlq.replay_cancel(p_run uuid, p_actor text DEFAULT session_user) RETURNS void
+LANGUAGE sql AS $$ SELECT dlq.replay_move(p_run, '{running,paused,stopped}', 'cancelled', 'cancelled by ' || p_actor) $$;
+COMMENT ON FUNCTION dlq.replay_cancel IS 'Ends a replay run. What it has sent back goes on.';

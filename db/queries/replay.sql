@@ -1,0 +1,72 @@
+-- name: ActiveReplays :many
+-- Runs that have something to do.
+SELECT id FROM dlq.replay_runs WHERE status = 'running' ORDER BY id;
+
+-- name: LockReplay :one
+-- One process at a time takes a run's next batch; the others pass by.
+SELECT id, filter, newest_first, batch_size, rate, concurrency, patch, merge_patch, queue, force, stop_at, stop_of, judged_from, note, actor, cutoff, cursor
+FROM dlq.replay_runs WHERE id = @id AND status = 'running' FOR UPDATE SKIP LOCKED;
+
+-- name: FindIDs :many
+SELECT f.id::uuid AS id FROM dlq.find_ids(@filter::jsonb, @max_entries::integer, sqlc.narg('after')::uuid, @newest_first::boolean, sqlc.narg('below')::uuid) f (id);
+
+-- name: Events :many
+-- What redeliveries of entries would carry.
+SELECT e.id, e.job_kind, coalesce(e.edited_event, e.original_event)::jsonb AS event FROM dlq.dead_letter_queue e WHERE e.id = ANY (@ids::uuid[]);
+
+-- name: EditEvents :exec
+UPDATE dlq.dead_letter_queue e SET edited_event = d.event
+FROM (SELECT unnest(@ids::uuid[]) AS id, unnest(@events::jsonb[]) AS event) d
+WHERE e.id = d.id AND e.status IN ('dlq_pending', 'dlq_manual', 'dlq_failed');
+
+-- name: InsertReplayed :exec
+-- What a batch of a run came to: jobs of the entries that were sent back, and why the others were not.
+INSERT INTO dlq.replay_run_entries (run_id, entry_id, job_id, outcome, detail, ended_at)
+SELECT @run_id::uuid, d.entry_id, nullif(d.job_id, 0), CASE WHEN d.job_id = 0 THEN 'skipped' END, nullif(d.detail, ''), CASE WHEN d.job_id = 0 THEN now() END
+FROM (SELECT unnest(@entry_ids::uuid[]) AS entry_id, unnest(@job_ids::bigint[]) AS job_id, unnest(@details::text[]) AS detail) d
+ON CONFLICT (run_id, entry_id) DO NOTHING;
+
+-- name: AdvanceReplay :exec
+UPDATE dlq.replay_runs SET cursor = @cursor::uuid, replayed = replayed + @replayed::bigint, skipped = skipped + @skipped::bigint, updated_at = now()
+WHERE id = @id;
+
+-- name: EndReplay :exec
+SELECT dlq.replay_move(@id::uuid, '{running}', (@status::text)::dlq.replay_status, @reason::text);
+
+-- name: ReplayUnderWay :one
+SELECT count(*) FROM dlq.replay_run_entries WHERE run_id = @id AND outcome IS NULL;
+
+-- name: ReplayLast :one
+-- How the last redeliveries of a run ended.
+SELECT count(*) AS ended, count(*) FILTER (WHERE l.outcome = 'failed') AS failed
+FROM (SELECT e.outcome FROM dlq.replay_run_entries e WHERE e.run_id = @id AND e.outcome IN ('succeeded', 'failed') AND e.ended_at > @since::timestamptz ORDER BY e.ended_at DESC LIMIT @most::integer) l;
+
+-- name: ReplayRun :one
+SELECT r.id, r.status::text AS status, r.filter, r.newest_first, r.batch_size, r.rate, r.concurrency, r.patch, r.merge_patch, r.queue, r.force, r.note, r.actor,
+       coalesce(r.reason, '')::text AS reason, r.total, r.replayed, r.skipped, r.created_at, r.updated_at, r.finished_at,
+       (SELECT count(*) FROM dlq.replay_run_entries e WHERE e.run_id = r.id AND e.outcome = 'succeeded') AS succeeded,
+       (SELECT count(*) FROM dlq.replay_run_entries e WHERE e.run_id = r.id AND e.outcome = 'failed') AS failed
+FROM dlq.replay_runs r WHERE r.id = @id;
+
+-- name: ReplayRuns :many
+SELECT id FROM dlq.replay_runs ORDER BY id DESC LIMIT @most::integer;
+
+-- name: Preview :many
+SELECT p.queue::text AS queue, p.error_type::text AS error_type, p.age::text AS age, p.entries::bigint AS entries FROM dlq.preview(@filter::jsonb) p;
+
+-- name: Replayable :one
+SELECT dlq.replayable(@filter::jsonb)::jsonb AS filter;
+
+-- name: StartReplay :one
+SELECT dlq.replay_start(@filter::jsonb, @actor::text, sqlc.narg('note')::text, @all_entries::boolean, @newest_first::boolean, @batch_size::integer,
+    sqlc.narg('rate')::float8, sqlc.narg('concurrency')::integer, sqlc.narg('patch')::jsonb, sqlc.narg('merge_patch')::jsonb, sqlc.narg('queue')::text, @force::boolean,
+    @stop_at::float8, @stop_of::integer)::uuid AS id;
+
+-- name: MoveReplay :exec
+SELECT CASE @verb::text
+    WHEN 'pause' THEN dlq.replay_pause(@id::uuid, @actor::text)
+    WHEN 'resume' THEN dlq.replay_resume(@id::uuid, @actor::text)
+    ELSE dlq.replay_cancel(@id::uuid, @actor::text) END;
+
+-- name: SetReplayRate :execrows
+UPDATE dlq.replay_runs SET rate = sqlc.narg('rate')::float8, updated_at = now() WHERE id = @id AND status IN ('running', 'paused', 'stopped');

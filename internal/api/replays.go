@@ -1,0 +1,241 @@
+package api
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"net/http"
+	"time"
+
+	"github.com/danielgtaylor/huma/v2"
+	"github.com/danielgtaylor/huma/v2/sse"
+	"github.com/google/uuid"
+
+	"github.com/dlqd/dlqd/internal/replay"
+)
+
+// progressInterval is how often a stream of progress says where a run is.
+const progressInterval = time.Second
+
+// EntryFilter chooses dead letters. What is not given chooses all.
+type EntryFilter struct {
+	Status        []string `json:"status,omitempty" enum:"dlq_pending,dlq_processing,dlq_manual,dlq_resolved,dlq_failed,dlq_archived" doc:"In one of these states."`
+	Queue         []string `json:"queue,omitempty" doc:"In one of these queues."`
+	Kind          []string `json:"kind,omitempty" doc:"Of one of these kinds; * stands for any text." example:"[\"payment.*\"]"`
+	ErrorType     []string `json:"errorType,omitempty" doc:"With one of these types of error."`
+	ErrorClass    []string `json:"errorClass,omitempty" doc:"Of one of these classes."`
+	ErrorCode     []string `json:"errorCode,omitempty" doc:"With one of these codes."`
+	Fingerprint   []string `json:"fingerprint,omitempty" doc:"Of one of these failure groups."`
+	Source        []string `json:"source,omitempty" doc:"Of one of these sources."`
+	SubscriberID  []string `json:"subscriberId,omitempty" doc:"Of one of these subscribers."`
+	Tags          []string `json:"tags,omitempty" doc:"With all of these tags."`
+	IDs           []string `json:"ids,omitempty" format:"uuid" doc:"One of these entries."`
+	After         string   `json:"after,omitempty" format:"date-time" doc:"Captured at or after."`
+	Before        string   `json:"before,omitempty" format:"date-time" doc:"Captured before."`
+	MaxAge        string   `json:"maxAge,omitempty" doc:"Captured no longer ago, such as 2 days." example:"2 days"`
+	MinRetryCount *int     `json:"minRetryCount,omitempty" minimum:"0" doc:"With so many redeliveries or more."`
+	MaxRetryCount *int     `json:"maxRetryCount,omitempty" minimum:"0" doc:"With so many redeliveries or fewer."`
+	Payload       any      `json:"payload,omitempty" doc:"Whose payload contains this JSON."`
+}
+
+// ReplayRequest asks for a replay run.
+type ReplayRequest struct {
+	Action
+
+	Filter      EntryFilter `json:"filter" doc:"Which entries; without a status, pending, manual and failed ones."`
+	All         bool        `json:"all,omitempty" doc:"An empty filter is meant to choose every entry."`
+	DryRun      bool        `json:"dryRun,omitempty" doc:"Only say what it would do."`
+	Order       string      `json:"order,omitempty" enum:"oldest,newest" doc:"Oldest first if absent."`
+	BatchSize   int         `json:"batchSize,omitempty" minimum:"1" maximum:"10000" default:"100" doc:"Entries in one transaction."`
+	Rate        float64     `json:"rate,omitempty" minimum:"0" doc:"Entries a second; as fast as it goes if absent."`
+	Concurrency int         `json:"concurrency,omitempty" minimum:"0" doc:"Redeliveries under way at once; no limit if absent."`
+	Patch       []any       `json:"patch,omitempty" doc:"JSON Patch (RFC 6902) of each payload."`
+	MergePatch  any         `json:"mergePatch,omitempty" doc:"JSON Merge Patch (RFC 7386) of each payload."`
+	Queue       string      `json:"queue,omitempty" maxLength:"127" doc:"Send them to this queue instead of their own."`
+	Force       bool        `json:"force,omitempty" doc:"Start although something is unhealthy, and replay although an equal job is live."`
+	StopAt      float64     `json:"stopAt,omitempty" minimum:"1" maximum:"100" default:"50" doc:"Percent of the last 50 redeliveries that fail and so stop the run."`
+}
+
+// ReplayAnswer is a run that was started, or what a dry run found.
+type ReplayAnswer struct {
+	Run     *replay.Run     `json:"run,omitempty" doc:"The run."`
+	Preview *replay.Preview `json:"preview,omitempty" doc:"What a dry run found."`
+}
+
+// RunInput names a replay run.
+type RunInput struct {
+	ID string `path:"id" format:"uuid" doc:"The run." example:"0199f2b1-1c7a-7d06-8a51-0a4f3f1f2b3c"`
+}
+
+// RateAction changes the rate of a run.
+type RateAction struct {
+	Rate float64 `json:"rate" minimum:"0" doc:"Entries a second; 0 for as fast as it goes."`
+}
+
+type replayRunInput struct{ Body *ReplayRequest }
+
+type replayAnswerOutput struct {
+	Status int
+	Body   ReplayAnswer
+}
+
+type runOutput struct{ Body replay.Run }
+
+type runsOutput struct {
+	Body struct {
+		Runs []*replay.Run `json:"runs" doc:"The newest first."`
+	}
+}
+
+type runActionInput struct {
+	RunInput
+
+	Body *Action
+}
+
+type rateInput struct {
+	RunInput
+
+	Body RateAction
+}
+
+func (s *service) registerReplays(api huma.API) {
+	tags := []string{"replay runs"}
+	run := replay.Run{
+		ID: uuid.MustParse(entryExample), Status: "running", Filter: json.RawMessage(`{"errorType":["TIMEOUT_ERROR"]}`), Total: 4200, Replayed: 1200, Succeeded: 1100, Failed: 10,
+		PerSecond: 400, SecondsLeft: 7.5, BatchSize: 100, Actor: "kim", CreatedAt: time.Date(2026, 11, 21, 10, 0, 0, 0, time.UTC),
+	}
+	start := huma.Operation{
+		OperationID: "start-replay", Method: http.MethodPost, Path: "/api/dlq/replay", Tags: tags,
+		Summary: "Replay many dead letters",
+		Description: "Starts a run in the server and answers 202; a dry run answers 200 and changes nothing. A run takes the entries that its filter chooses now. " +
+			"Answers 409 where a destination is in trouble (force overrides).",
+		Errors: []int{400, 409, 413, 422, 503}, DefaultStatus: http.StatusAccepted, MaxBodyBytes: s.MaxBodyBytes,
+	}
+	example(&start, http.StatusAccepted, ReplayAnswer{Run: &run})
+	huma.Register(api, start, s.startReplay)
+
+	list := huma.Operation{OperationID: "list-replays", Method: http.MethodGet, Path: "/api/dlq/replays", Tags: tags, Summary: "The newest replay runs", Errors: []int{503}}
+	example(&list, http.StatusOK, map[string]any{"runs": []replay.Run{run}})
+	huma.Register(api, list, func(ctx context.Context, _ *struct{}) (*runsOutput, error) {
+		runs, err := s.Replayer.List(ctx, maxRuns)
+		if err != nil {
+			return nil, s.problem(ctx, err)
+		}
+		out := &runsOutput{}
+		out.Body.Runs = runs
+		return out, nil
+	})
+
+	get := huma.Operation{OperationID: "get-replay", Method: http.MethodGet, Path: "/api/dlq/replays/{id}", Tags: tags, Summary: "A replay run, how far it has come, and its report", Errors: []int{404, 422, 503}}
+	example(&get, http.StatusOK, run)
+	huma.Register(api, get, func(ctx context.Context, in *RunInput) (*runOutput, error) { return s.run(ctx, in.ID, nil) })
+
+	for _, verb := range []struct{ name, summary string }{
+		{"pause", "Pause a replay run"},
+		{"resume", "Go on with a replay run that was paused, or that stopped because too much of it failed"},
+		{"cancel", "End a replay run; what it has sent back goes on"},
+	} {
+		op := huma.Operation{
+			OperationID: verb.name + "-replay", Method: http.MethodPost, Path: "/api/dlq/replays/{id}/" + verb.name, Tags: tags,
+			Summary: verb.summary, Errors: []int{400, 404, 409, 422, 503},
+		}
+		example(&op, http.StatusOK, run)
+		huma.Register(api, op, func(ctx context.Context, in *runActionInput) (*runOutput, error) {
+			return s.run(ctx, in.ID, func(id uuid.UUID) error { return s.Replayer.Steer(ctx, id, verb.name, in.Body.act().Actor) })
+		})
+	}
+	rate := huma.Operation{
+		OperationID: "set-replay-rate", Method: http.MethodPost, Path: "/api/dlq/replays/{id}/rate", Tags: tags,
+		Summary: "Change the rate of a replay run", Errors: []int{400, 404, 422, 503},
+	}
+	example(&rate, http.StatusOK, run)
+	huma.Register(api, rate, func(ctx context.Context, in *rateInput) (*runOutput, error) {
+		return s.run(ctx, in.ID, func(id uuid.UUID) error { return s.Replayer.SetRate(ctx, id, in.Body.Rate) })
+	})
+
+	events := huma.Operation{
+		OperationID: "follow-replay", Method: http.MethodGet, Path: "/api/dlq/replays/{id}/events", Tags: tags,
+		Summary: "Follow a replay run: an event a second, until it ends", Errors: []int{422},
+	}
+	sse.Register(api, events, map[string]any{"progress": replay.Run{}}, s.followReplay)
+	api.OpenAPI().Paths[events.Path].Get.Responses["200"].Content["text/event-stream"].Example = []any{map[string]any{"event": "progress", "data": run}}
+}
+
+// maxRuns is how many runs a list shows.
+const maxRuns = 50
+
+func (s *service) startReplay(ctx context.Context, in *replayRunInput) (*replayAnswerOutput, error) {
+	body := cmp.Or(in.Body, &ReplayRequest{})
+	request := &replay.Request{
+		All: body.All, NewestFirst: body.Order == "newest", BatchSize: cmp.Or(body.BatchSize, defaultBatch), Rate: body.Rate, Concurrency: body.Concurrency,
+		Queue: body.Queue, Force: body.Force, StopAt: cmp.Or(body.StopAt, replay.DefaultStopAt), Act: body.act(),
+	}
+	for _, part := range []struct {
+		from any
+		to   *json.RawMessage
+	}{{body.Filter, &request.Filter}, {body.MergePatch, &request.Patch.MergePatch}} {
+		if part.from == nil {
+			continue
+		}
+		raw, err := json.Marshal(part.from)
+		if err != nil {
+			return nil, huma.Error422UnprocessableEntity(err.Error())
+		}
+		*part.to = raw
+	}
+	if body.Patch != nil {
+		raw, err := json.Marshal(body.Patch)
+		if err != nil {
+			return nil, huma.Error422UnprocessableEntity(err.Error())
+		}
+		request.Patch.JSONPatch = raw
+	}
+	if body.DryRun {
+		preview, err := s.Replayer.Preview(ctx, request)
+		if err != nil {
+			return nil, s.problem(ctx, err)
+		}
+		return &replayAnswerOutput{Status: http.StatusOK, Body: ReplayAnswer{Preview: preview}}, nil
+	}
+	run, err := s.Replayer.Start(ctx, request)
+	if err != nil {
+		return nil, s.problem(ctx, err)
+	}
+	return &replayAnswerOutput{Status: http.StatusAccepted, Body: ReplayAnswer{Run: run}}, nil
+}
+
+// defaultBatch is how many entries a run sends in one transaction, unless told otherwise.
+const defaultBatch = 100
+
+// run makes a change, if any, and answers with the run.
+func (s *service) run(ctx context.Context, text string, change func(uuid.UUID) error) (*runOutput, error) {
+	id := uuid.MustParse(text) // its format was checked
+	if change != nil {
+		if err := change(id); err != nil {
+			return nil, s.problem(ctx, err)
+		}
+	}
+	run, err := s.Replayer.Get(ctx, id)
+	if err != nil {
+		return nil, s.problem(ctx, err)
+	}
+	return &runOutput{Body: *run}, nil
+}
+
+func (s *service) followReplay(ctx context.Context, in *RunInput, send sse.Sender) {
+	id := uuid.MustParse(in.ID)
+	ticker := time.NewTicker(progressInterval)
+	defer ticker.Stop()
+	for {
+		run, err := s.Replayer.Get(ctx, id)
+		if err != nil || send.Data(*run) != nil || (run.Status != "running" && run.Status != "paused") {
+			return
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+		}
+	}
+}

@@ -1,0 +1,307 @@
+// Package replay is bulk replay: runs that send many dead letters back, in the server, at their pace, with their
+// progress and their report in the database.
+package replay
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	jsonpatch "github.com/evanphx/json-patch/v5"
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+
+	"github.com/dlqd/dlqd/internal/dbsqlc"
+	"github.com/dlqd/dlqd/internal/deadletter"
+	"github.com/dlqd/dlqd/internal/message"
+	"github.com/dlqd/dlqd/internal/policy"
+	"github.com/dlqd/dlqd/internal/strategy"
+)
+
+const (
+	// unpaced is about how many entries a second are sent back on two cores (docs/benchmarks.md), for estimates.
+	unpaced = 10_000
+	// DefaultStopAt is the percent of the last stopOf outcomes that fail and so stop a run.
+	DefaultStopAt = 50
+	stopOf        = 50
+	// maxSamples is how many entries a preview shows.
+	maxSamples = 5
+)
+
+// Patch changes payloads: one of the two, or none.
+type Patch struct {
+	JSONPatch  json.RawMessage // RFC 6902
+	MergePatch json.RawMessage // RFC 7386
+}
+
+// Validate says what is wrong with a patch.
+func (p *Patch) Validate() error {
+	if p.JSONPatch != nil && p.MergePatch != nil {
+		return errors.New("give a patch or a mergePatch, not both")
+	}
+	if p.JSONPatch != nil {
+		if _, err := jsonpatch.DecodePatch(p.JSONPatch); err != nil {
+			return fmt.Errorf("patch: is no JSON Patch (RFC 6902): %w", err)
+		}
+	}
+	return nil
+}
+
+// Event applies the patch to the payload of an event: the message's, or the job's args where dlqd did not submit it.
+func (p *Patch) Event(jobKind string, event json.RawMessage) (json.RawMessage, error) {
+	if jobKind != message.JobKind {
+		return p.apply(event)
+	}
+	var fields map[string]json.RawMessage
+	if err := json.Unmarshal(event, &fields); err != nil {
+		return nil, err
+	}
+	payload, err := p.apply(fields["payload"])
+	if err != nil {
+		return nil, err
+	}
+	fields["payload"] = payload
+	return json.Marshal(fields)
+}
+
+func (p *Patch) apply(payload json.RawMessage) (out json.RawMessage, err error) {
+	switch {
+	case p.MergePatch != nil:
+		out, err = jsonpatch.MergePatch(payload, p.MergePatch)
+	case p.JSONPatch != nil:
+		var operations jsonpatch.Patch
+		if operations, err = jsonpatch.DecodePatch(p.JSONPatch); err == nil {
+			out, err = operations.Apply(payload)
+		}
+	default:
+		return payload, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	return out, message.CheckJSON(out)
+}
+
+// Request asks for a run.
+type Request struct {
+	Filter      json.RawMessage
+	All         bool // an empty filter is meant
+	NewestFirst bool
+	BatchSize   int
+	Rate        float64 // entries a second; 0 for as fast as it goes
+	Concurrency int     // redeliveries under way at once; 0 for no limit
+	Patch       Patch
+	Queue       string // where redeliveries go instead
+	Force       bool
+	StopAt      float64 // percent of the last outcomes that fail and so stop the run
+	Act         deadletter.Act
+}
+
+// Preview says what a run would do.
+type Preview struct {
+	Total       int64            `json:"total" doc:"Entries that the filter chooses now."`
+	ByErrorType map[string]int64 `json:"byErrorType" doc:"By type of error."`
+	ByQueue     map[string]int64 `json:"byQueue" doc:"By queue."`
+	ByAge       map[string]int64 `json:"byAge" doc:"By age."`
+	Seconds     float64          `json:"seconds" doc:"How long it would take, about."`
+	Unhealthy   []string         `json:"unhealthy" doc:"What speaks against starting it now; force overrides."`
+	Samples     []Sample         `json:"samples" doc:"Five of the entries."`
+}
+
+// Sample is an entry as it would be replayed.
+type Sample struct {
+	ID      uuid.UUID       `json:"id" doc:"The entry."`
+	Event   json.RawMessage `json:"event" doc:"What a redelivery carries now."`
+	Patched json.RawMessage `json:"patched,omitempty" doc:"What it would carry."`
+	Problem string          `json:"problem,omitempty" doc:"Why the patch does not apply."`
+}
+
+// Replayer starts runs.
+type Replayer struct {
+	Store   *deadletter.Store
+	Planner func() *strategy.Planner
+}
+
+// conditionsOfStart are what must hold before a run starts.
+func conditionsOfStart() *policy.Conditions {
+	yes, most := true, 95.0
+	return &policy.Conditions{Breaker: &yes, Probe: &yes, ConnectionsBelow: &most}
+}
+
+// Preview says what a run would do, and changes nothing.
+func (r *Replayer) Preview(ctx context.Context, in *Request) (*Preview, error) {
+	if err := in.Patch.Validate(); err != nil {
+		return nil, &deadletter.MoveError{Kind: deadletter.ErrInvalid, Detail: err.Error()}
+	}
+	p := &Preview{ByErrorType: map[string]int64{}, ByQueue: map[string]int64{}, ByAge: map[string]int64{}, Unhealthy: []string{}, Samples: []Sample{}}
+	err := r.Store.InTx(ctx, func(q *dbsqlc.Queries, _ pgx.Tx) error {
+		filter, err := q.Replayable(ctx, in.Filter)
+		if err != nil {
+			return err
+		}
+		rows, err := q.Preview(ctx, filter)
+		if err != nil {
+			return err
+		}
+		for _, row := range rows {
+			p.Total += row.Entries
+			p.ByErrorType[row.ErrorType] += row.Entries
+			p.ByQueue[row.Queue] += row.Entries
+			p.ByAge[row.Age] += row.Entries
+		}
+		ids, err := q.FindIDs(ctx, dbsqlc.FindIDsParams{Filter: filter, MaxEntries: maxSamples, NewestFirst: in.NewestFirst})
+		if err != nil {
+			return err
+		}
+		events, err := q.Events(ctx, ids)
+		for _, e := range events {
+			p.Samples = append(p.Samples, in.Patch.sample(&e))
+		}
+		return err
+	})
+	if err != nil {
+		return nil, deadletter.Named(err)
+	}
+	for queue := range p.ByQueue {
+		if in.Queue != "" {
+			queue = in.Queue
+		}
+		if unmet := r.Planner().UnmetBy(queue, conditionsOfStart()); unmet != "" {
+			p.Unhealthy = append(p.Unhealthy, unmet)
+		}
+	}
+	rate := in.Rate
+	if rate == 0 {
+		rate = unpaced
+	}
+	p.Seconds = float64(p.Total) / rate
+	return p, nil
+}
+
+func (p *Patch) sample(e *dbsqlc.EventsRow) Sample {
+	s := Sample{ID: e.ID, Event: e.Event}
+	patched, err := p.Event(e.JobKind, e.Event)
+	switch {
+	case err != nil:
+		s.Problem = err.Error()
+	case !bytes.Equal(patched, e.Event):
+		s.Patched = patched
+	}
+	return s
+}
+
+// Run is a run and how far it has come.
+type Run struct {
+	ID          uuid.UUID       `json:"id" doc:"Identifies the run."`
+	Status      string          `json:"status" enum:"running,paused,completed,cancelled,stopped" doc:"stopped: too much of it failed."`
+	Reason      string          `json:"reason,omitempty" doc:"Why it is in its state."`
+	Filter      json.RawMessage `json:"filter" doc:"Which entries."`
+	Total       int64           `json:"total" doc:"Entries that the filter chose when it was started."`
+	Replayed    int64           `json:"replayed" doc:"Sent back so far."`
+	Succeeded   int64           `json:"succeeded" doc:"Redeliveries that succeeded."`
+	Failed      int64           `json:"failed" doc:"Redeliveries that failed."`
+	Skipped     int64           `json:"skipped" doc:"Entries that had moved meanwhile, have a live equal job, or whose patch does not apply."`
+	PerSecond   float64         `json:"perSecond" doc:"Entries a second so far."`
+	SecondsLeft float64         `json:"secondsLeft" doc:"How long it will take yet, about."`
+	Rate        *float64        `json:"rate,omitempty" doc:"Entries a second that were asked for."`
+	BatchSize   int32           `json:"batchSize" doc:"Entries in one transaction."`
+	Concurrency *int32          `json:"concurrency,omitempty" doc:"Redeliveries under way at once."`
+	Queue       *string         `json:"queue,omitempty" doc:"Where redeliveries go instead."`
+	Patch       json.RawMessage `json:"patch,omitempty" doc:"JSON Patch of each payload."`
+	MergePatch  json.RawMessage `json:"mergePatch,omitempty" doc:"JSON Merge Patch of each payload."`
+	Actor       string          `json:"actor" doc:"Who started it."`
+	Note        *string         `json:"note,omitempty" doc:"Why."`
+	CreatedAt   time.Time       `json:"createdAt" doc:"When it was started."`
+	FinishedAt  *time.Time      `json:"finishedAt,omitempty" doc:"When it ended."`
+}
+
+// Start starts a run. It is refused where its destinations are in trouble, unless forced.
+func (r *Replayer) Start(ctx context.Context, in *Request) (*Run, error) {
+	if !in.Force {
+		preview, err := r.Preview(ctx, in)
+		if err != nil {
+			return nil, err
+		}
+		if len(preview.Unhealthy) > 0 {
+			return nil, &deadletter.MoveError{
+				Kind: deadletter.ErrUnhealthy, Detail: "the replay was not started: " + strings.Join(preview.Unhealthy, "; "), Hint: "Wait, or start it with force.",
+			}
+		}
+	}
+	if err := in.Patch.Validate(); err != nil {
+		return nil, &deadletter.MoveError{Kind: deadletter.ErrInvalid, Detail: err.Error()}
+	}
+	id, err := r.Store.Queries().StartReplay(ctx, dbsqlc.StartReplayParams{
+		Filter: in.Filter, Actor: in.Act.Actor, Note: optional(in.Act.Note), AllEntries: in.All, NewestFirst: in.NewestFirst, BatchSize: int32(in.BatchSize),
+		Rate: optional(in.Rate), Concurrency: optional(int32(in.Concurrency)), Patch: in.Patch.JSONPatch, MergePatch: in.Patch.MergePatch,
+		Queue: optional(in.Queue), Force: in.Force, StopAt: in.StopAt, StopOf: stopOf,
+	})
+	if err != nil {
+		return nil, deadletter.Named(err)
+	}
+	return r.Get(ctx, id)
+}
+
+// Get returns a run and how far it has come.
+func (r *Replayer) Get(ctx context.Context, id uuid.UUID) (*Run, error) {
+	row, err := r.Store.Queries().ReplayRun(ctx, id)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return nil, &deadletter.MoveError{Kind: deadletter.ErrNotFound, Detail: fmt.Sprintf("replay run %s: there is no such run", id)}
+	}
+	if err != nil {
+		return nil, err
+	}
+	run := &Run{
+		ID: row.ID, Status: row.Status, Reason: row.Reason, Filter: row.Filter, Total: row.Total, Replayed: row.Replayed, Succeeded: row.Succeeded,
+		Failed: row.Failed, Skipped: row.Skipped, Rate: row.Rate, BatchSize: row.BatchSize, Concurrency: row.Concurrency, Queue: row.Queue,
+		Patch: row.Patch, MergePatch: row.MergePatch, Actor: row.Actor, Note: row.Note, CreatedAt: row.CreatedAt, FinishedAt: row.FinishedAt,
+	}
+	if took := row.UpdatedAt.Sub(row.CreatedAt).Seconds(); took > 0 {
+		run.PerSecond = float64(run.Replayed) / took
+	}
+	if left := float64(run.Total - run.Replayed - run.Skipped); left > 0 && run.PerSecond > 0 && run.Status == "running" {
+		run.SecondsLeft = left / run.PerSecond
+	}
+	return run, nil
+}
+
+// List returns the newest runs.
+func (r *Replayer) List(ctx context.Context, most int) ([]*Run, error) {
+	ids, err := r.Store.Queries().ReplayRuns(ctx, int32(most))
+	if err != nil {
+		return nil, err
+	}
+	runs := make([]*Run, len(ids))
+	for i, id := range ids {
+		if runs[i], err = r.Get(ctx, id); err != nil {
+			return nil, err
+		}
+	}
+	return runs, nil
+}
+
+// Steer pauses, resumes or cancels a run.
+func (r *Replayer) Steer(ctx context.Context, id uuid.UUID, verb, actor string) error {
+	return deadletter.Named(r.Store.Queries().MoveReplay(ctx, dbsqlc.MoveReplayParams{Verb: verb, ID: id, Actor: actor}))
+}
+
+// SetRate changes the rate of a run that has not ended; 0 is as fast as it goes.
+func (r *Replayer) SetRate(ctx context.Context, id uuid.UUID, perSecond float64) error {
+	changed, err := r.Store.Queries().SetReplayRate(ctx, dbsqlc.SetReplayRateParams{ID: id, Rate: optional(perSecond)})
+	if err == nil && changed == 0 {
+		return &deadletter.MoveError{Kind: deadletter.ErrNotFound, Detail: fmt.Sprintf("replay run %s: there is no such run, or it has ended", id)}
+	}
+	return err
+}
+
+func optional[T comparable](v T) *T {
+	var zero T
+	if v == zero {
+		return nil
+	}
+	return &v
+}

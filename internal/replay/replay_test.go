@@ -1,0 +1,342 @@
+package replay_test
+
+import (
+	"context"
+	"encoding/json"
+	"log/slog"
+	"sync"
+	"testing"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/dlqd/dlqd/internal/deadletter"
+	"github.com/dlqd/dlqd/internal/policy"
+	"github.com/dlqd/dlqd/internal/policy/policytest"
+	"github.com/dlqd/dlqd/internal/postgres"
+	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
+	"github.com/dlqd/dlqd/internal/replay"
+	"github.com/dlqd/dlqd/internal/strategy"
+)
+
+func TestMain(m *testing.M) { postgrestest.Main(m) }
+
+// bundle is a database with dead letters, and what replays them.
+type bundle struct {
+	*testing.T
+
+	pool     *pgxpool.Pool
+	store    *deadletter.Store
+	replayer *replay.Replayer
+	runner   *replay.Runner
+	unmet    string
+}
+
+func (b *bundle) Unmet(string, *policy.Conditions) string { return b.unmet }
+
+func setup(t *testing.T) *bundle {
+	t.Helper()
+	b := &bundle{T: t, pool: postgrestest.Pool(t)}
+	planner, err := strategy.NewPlanner(policytest.Load(t, nil), b)
+	require.NoError(t, err)
+	b.store = deadletter.NewStore(b.pool, postgres.DefaultSchemas())
+	b.replayer = &replay.Replayer{Store: b.store, Planner: func() *strategy.Planner { return planner }}
+	b.runner = b.newRunner()
+	return b
+}
+
+func (b *bundle) newRunner() *replay.Runner {
+	return replay.NewRunner(b.store, slog.New(slog.DiscardHandler))
+}
+
+func (b *bundle) exec(sql string, args ...any) {
+	b.Helper()
+	_, err := b.pool.Exec(b.Context(), sql, args...)
+	require.NoError(b, err)
+}
+
+func (b *bundle) count(sql string, args ...any) int {
+	b.Helper()
+	var n int
+	require.NoError(b, b.pool.QueryRow(b.Context(), sql, args...).Scan(&n))
+	return n
+}
+
+// fail has n jobs fail: their args say which, and their queue and error are given.
+func (b *bundle) fail(n int, queue, errorType string) {
+	b.Helper()
+	b.exec(`INSERT INTO river_job (kind, args, queue, max_attempts, state) SELECT 'payment.captured', jsonb_build_object('n', i, 'amount', 10), $1, 1, 'running' FROM generate_series(1, $2) i`, queue, n)
+	b.exec(`UPDATE river_job SET state = 'discarded', finalized_at = now(), attempt = 1, errors = ARRAY['{"error": "x", "attempt": 1}'::jsonb],
+		metadata = jsonb_build_object('dlq:error', jsonb_build_object('attempt', 1, 'type', $1::text, 'message', 'x')) WHERE state = 'running'`, errorType)
+}
+
+// end ends redeliveries, the oldest first: so many as they say, in one state after the other.
+func (b *bundle) end(state string, n int) {
+	b.Helper()
+	b.exec(`UPDATE river_job SET state = $1::river_job_state, finalized_at = now(), attempt = 1,
+		errors = CASE WHEN $1 = 'completed' THEN errors ELSE ARRAY['{"error": "still wrong", "attempt": 1}'::jsonb] END
+		WHERE id IN (SELECT id FROM river_job WHERE state = 'available' ORDER BY id LIMIT $2)`, state, n)
+}
+
+func (b *bundle) start(request replay.Request) *replay.Run {
+	b.Helper()
+	run, err := b.replayer.Start(b.Context(), complete(request))
+	require.NoError(b, err)
+	return run
+}
+
+func complete(request replay.Request) *replay.Request {
+	if request.Filter == nil {
+		request.Filter = json.RawMessage(`{}`)
+	}
+	if request.BatchSize == 0 {
+		request.BatchSize = 10
+	}
+	request.StopAt, request.Act = 50, deadletter.Act{Actor: "kim", Note: "after the fix"}
+	return &request
+}
+
+// once takes all runs one batch further.
+func (b *bundle) once() {
+	b.Helper()
+	_, err := b.runner.RunOnce(b.Context())
+	require.NoError(b, err)
+}
+
+func (b *bundle) get(run *replay.Run) *replay.Run {
+	b.Helper()
+	got, err := b.replayer.Get(b.Context(), run.ID)
+	require.NoError(b, err)
+	return got
+}
+
+func TestRun_toItsEnd(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.fail(25, "a", "TIMEOUT_ERROR")
+	b.fail(5, "a", "OTHER")
+	run := b.start(replay.Request{Filter: json.RawMessage(`{"errorType": "TIMEOUT_ERROR", "kind": "payment.*"}`)})
+	require.EqualValues(t, 25, run.Total)
+	b.fail(3, "a", "TIMEOUT_ERROR") // later: not drawn in
+	for range 3 {
+		b.once()
+	}
+	got := b.get(run)
+	require.EqualValues(t, 25, got.Replayed)
+	require.Equal(t, "running", got.Status)
+	require.Equal(t, 25, b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_processing' AND locked_by = 'kim' AND notes = 'after the fix'"))
+	b.once()
+	require.Equal(t, "running", b.get(run).Status, "it ends when its redeliveries have")
+	b.end("completed", 20)
+	b.end("discarded", 5)
+	b.once()
+	got = b.get(run)
+	require.Equal(t, "completed", got.Status)
+	require.EqualValues(t, 20, got.Succeeded)
+	require.EqualValues(t, 5, got.Failed)
+	require.Zero(t, got.Skipped)
+	require.NotNil(t, got.FinishedAt)
+	require.Equal(t, 20, b.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_resolved' AND resolution_strategy = 'manual_retry' AND resolved_by = 'kim'"))
+	require.Equal(t, 25, b.count("SELECT count(*) FROM dlq.dead_letter_transitions WHERE reason = 'replay run ' || $1 AND actor = 'kim' AND note = 'after the fix'", run.ID.String()))
+	require.Equal(t, 5, b.count("SELECT count(*) FROM dlq.replay_run_entries WHERE outcome = 'failed' AND detail = 'still wrong'"))
+
+	// In the order of capture.
+	require.Equal(t, 0, b.count(`SELECT count(*) FROM (SELECT (args ->> 'n')::int - lag((args ->> 'n')::int) OVER (ORDER BY id) AS step FROM river_job WHERE metadata ? 'dlq:run_id') s WHERE step < 0`))
+}
+
+func TestRun_severalServersNeverReplayAnEntryTwice(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.fail(300, "a", "T")
+	first := b.start(replay.Request{All: true, BatchSize: 7})
+	second := b.start(replay.Request{All: true, BatchSize: 7}) // the same entries once more
+	var wg sync.WaitGroup
+	for range 4 {
+		runner := b.newRunner()
+		wg.Go(func() {
+			for b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_pending'") > 0 {
+				if _, err := runner.RunOnce(context.WithoutCancel(t.Context())); err != nil {
+					t.Error(err)
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+	require.Equal(t, 300, b.count("SELECT count(*) FROM river_job WHERE metadata ? 'dlq:run_id'"))
+	b.end("completed", 300)
+	for range 100 {
+		b.once()
+	}
+	one, two := b.get(first), b.get(second)
+	require.Equal(t, "completed", one.Status)
+	require.Equal(t, "completed", two.Status)
+	require.EqualValues(t, 300, one.Replayed+two.Replayed)
+	require.EqualValues(t, 300, one.Succeeded+two.Succeeded)
+}
+
+func TestRun_pauseResumeCancelAndRestart(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.fail(30, "a", "T")
+	run := b.start(replay.Request{All: true})
+	b.once()
+	require.NoError(t, b.replayer.Steer(t.Context(), run.ID, "pause", "ann"))
+	b.once()
+	require.EqualValues(t, 10, b.get(run).Replayed)
+	require.Equal(t, "paused by ann", b.get(run).Reason)
+	require.ErrorIs(t, b.replayer.Steer(t.Context(), run.ID, "pause", "ann"), deadletter.ErrNotAllowed)
+	require.NoError(t, b.replayer.Steer(t.Context(), run.ID, "resume", "ann"))
+	b.runner = b.newRunner() // dlqd was restarted
+	b.once()
+	require.EqualValues(t, 20, b.get(run).Replayed, "it goes on where it was")
+	require.NoError(t, b.replayer.Steer(t.Context(), run.ID, "cancel", "ann"))
+	b.once()
+	require.EqualValues(t, 20, b.get(run).Replayed)
+	require.ErrorIs(t, b.replayer.Steer(t.Context(), run.ID, "resume", "ann"), deadletter.ErrNotAllowed)
+	require.ErrorIs(t, b.replayer.Steer(t.Context(), uuid.New(), "pause", "ann"), deadletter.ErrNotFound)
+	require.ErrorIs(t, b.replayer.SetRate(t.Context(), run.ID, 5), deadletter.ErrNotFound)
+	runs, err := b.replayer.List(t.Context(), 10)
+	require.NoError(t, err)
+	require.Len(t, runs, 1)
+}
+
+func TestRun_stopsWhereTooMuchFails(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.fail(200, "a", "T")
+	run := b.start(replay.Request{All: true, BatchSize: 60})
+	b.once()
+	b.end("completed", 20)
+	b.end("discarded", 30)
+	b.once()
+	got := b.get(run)
+	require.Equal(t, "stopped", got.Status)
+	require.Contains(t, got.Reason, "30 of the last 50 redeliveries failed")
+	require.EqualValues(t, 60, got.Replayed)
+	require.NoError(t, b.replayer.Steer(t.Context(), run.ID, "resume", "ann"))
+	b.once()
+	require.EqualValues(t, 120, b.get(run).Replayed, "what failed before does not stop it again")
+}
+
+func TestRun_concurrency(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.fail(30, "a", "T")
+	run := b.start(replay.Request{All: true, Concurrency: 4})
+	for range 3 {
+		b.once()
+	}
+	require.EqualValues(t, 4, b.get(run).Replayed)
+	b.end("completed", 3)
+	b.once()
+	require.EqualValues(t, 7, b.get(run).Replayed)
+}
+
+func TestRun_patchesPayloads(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.fail(3, "a", "T")
+	b.exec(`INSERT INTO river_job (kind, args, queue, max_attempts, state) VALUES ('dlqd_message', '{"messageId": "m1", "kind": "order.placed", "payload": {"amount": 10, "note": "x"}}', 'a', 1, 'running')`)
+	b.exec(`UPDATE river_job SET state = 'discarded', finalized_at = now() WHERE state = 'running'`)
+	b.exec(`UPDATE dlq.dead_letter_open SET original_event = '[]' WHERE id = (SELECT id FROM dlq.dead_letter_open ORDER BY id LIMIT 1)`)
+	patch := replay.Patch{JSONPatch: json.RawMessage(`[{"op": "replace", "path": "/amount", "value": 20}]`)}
+
+	preview, err := b.replayer.Preview(t.Context(), complete(replay.Request{All: true, Patch: patch}))
+	require.NoError(t, err)
+	require.EqualValues(t, 4, preview.Total)
+	require.Len(t, preview.Samples, 4)
+	require.NotEmpty(t, preview.Samples[0].Problem)
+	require.JSONEq(t, `{"n": 2, "amount": 20}`, string(preview.Samples[1].Patched))
+	require.Zero(t, b.count("SELECT count(*) FROM dlq.replay_runs"), "a dry run changes nothing")
+
+	run := b.start(replay.Request{All: true, Patch: patch})
+	b.once()
+	got := b.get(run)
+	require.EqualValues(t, 3, got.Replayed)
+	require.EqualValues(t, 1, got.Skipped)
+	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.replay_run_entries WHERE outcome = 'skipped' AND detail LIKE 'the patch does not apply: %'"))
+	require.Equal(t, 3, b.count("SELECT count(*) FROM river_job WHERE state = 'available' AND coalesce(args -> 'payload', args) ->> 'amount' = '20'"))
+	require.Equal(t, 1, b.count(`SELECT count(*) FROM river_job WHERE state = 'available' AND args @> '{"messageId": "m1", "payload": {"amount": 20, "note": "x"}}'`))
+	require.Equal(t, 3, b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE edited_event IS NOT NULL AND coalesce(original_event -> 'payload', original_event) ->> 'amount' = '10'"), "the original is never lost")
+
+	merged, err := (&replay.Patch{MergePatch: json.RawMessage(`{"note": null, "currency": "EUR"}`)}).Event("dlqd_message", json.RawMessage(`{"messageId": "m1", "payload": {"amount": 10, "note": "x"}}`))
+	require.NoError(t, err)
+	require.JSONEq(t, `{"messageId": "m1", "payload": {"amount": 10, "currency": "EUR"}}`, string(merged))
+}
+
+func TestRun_toAnotherQueue(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.fail(2, "old", "T")
+	b.start(replay.Request{All: true, Queue: "new"})
+	b.once()
+	require.Equal(t, 2, b.count("SELECT count(*) FROM river_job WHERE state = 'available' AND queue = 'new'"))
+}
+
+// One entry that the database refuses is passed over, and holds up nobody.
+func TestRun_oneIsRefused(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.fail(12, "a", "T")
+	b.exec(`ALTER TABLE river_job ADD CONSTRAINT no_seven CHECK (NOT (state = 'available' AND args @> '{"n": 7}'))`)
+	run := b.start(replay.Request{All: true, BatchSize: 5})
+	for range 20 {
+		b.once()
+	}
+	got := b.get(run)
+	require.EqualValues(t, 11, got.Replayed)
+	require.EqualValues(t, 1, got.Skipped)
+	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.replay_run_entries WHERE detail LIKE 'the database refused it: %no_seven%'"))
+}
+
+func TestStart_isRefused(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.fail(1, "a", "T")
+	for _, test := range []struct {
+		request replay.Request
+		kind    error
+		says    string
+	}{
+		{replay.Request{}, deadletter.ErrInvalid, "an empty filter chooses every entry"},
+		{replay.Request{Filter: json.RawMessage(`{"errorTipe": "T"}`)}, deadletter.ErrInvalid, "there is no field errorTipe"},
+		{replay.Request{Filter: json.RawMessage(`{"status": "open"}`)}, deadletter.ErrInvalid, "filter: invalid input value for enum"},
+		{replay.Request{Filter: json.RawMessage(`{"after": "yesterdayish"}`)}, deadletter.ErrInvalid, "filter: invalid input syntax"},
+		{replay.Request{Filter: json.RawMessage(`{"ids": ["x"]}`)}, deadletter.ErrInvalid, "filter: invalid input syntax for type uuid"},
+		{replay.Request{Filter: json.RawMessage(`[]`)}, deadletter.ErrInvalid, "must be a JSON object"},
+		{replay.Request{All: true, Patch: replay.Patch{JSONPatch: json.RawMessage(`{}`)}}, deadletter.ErrInvalid, "is no JSON Patch"},
+		{replay.Request{All: true, Patch: replay.Patch{JSONPatch: json.RawMessage(`[]`), MergePatch: json.RawMessage(`{}`)}}, deadletter.ErrInvalid, "not both"},
+	} {
+		_, err := b.replayer.Start(t.Context(), complete(test.request))
+		require.ErrorIs(t, err, test.kind, test.says)
+		require.ErrorContains(t, err, test.says)
+	}
+	b.unmet = "circuit breaker destination:bank is open"
+	_, err := b.replayer.Start(t.Context(), complete(replay.Request{All: true}))
+	require.ErrorIs(t, err, deadletter.ErrUnhealthy)
+	require.ErrorContains(t, err, "circuit breaker destination:bank is open")
+	b.start(replay.Request{All: true, Force: true})
+}
+
+func TestFilter_everyField(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.fail(2, "a", "T")
+	b.fail(1, "b", "U_%")
+	b.exec(`UPDATE dlq.dead_letter_open SET error_class = 'outage', error_code = '503', fingerprint = 'f', source = 's', subscriber_id = 'sub', tags = '{x_y,z}', dlq_retry_count = 2, kind = 'order_placed' WHERE queue = 'b'`)
+	var id string
+	require.NoError(t, b.pool.QueryRow(t.Context(), "SELECT id FROM dlq.dead_letter_open WHERE queue = 'b'").Scan(&id))
+	for filter, want := range map[string]int{
+		`{}`: 3, `{"queue": "a"}`: 2, `{"queue": ["a", "b"]}`: 3, `{"kind": "payment.*"}`: 2, `{"kind": "order_*"}`: 1, `{"kind": "order.*"}`: 0, `{"kind": "*"}`: 3,
+		`{"kind": ["order_placed", "nothing"]}`: 1, `{"errorType": "U_%"}`: 1, `{"errorClass": "outage"}`: 1, `{"errorCode": "503"}`: 1, `{"fingerprint": "f"}`: 1,
+		`{"source": "s"}`: 1, `{"subscriberId": "sub"}`: 1, `{"tags": ["x_y", "z"]}`: 1, `{"tags": ["x_y", "w"]}`: 0, `{"minRetryCount": 1}`: 1, `{"maxRetryCount": 1}`: 2,
+		`{"after": "2020-01-01T00:00:00Z"}`: 3, `{"before": "2020-01-01T00:00:00Z"}`: 0, `{"maxAge": "1 hour"}`: 3, `{"status": ["dlq_pending"]}`: 3, `{"status": "dlq_manual"}`: 0,
+		`{"payload": {"n": 1}}`: 2, `{"payload": {"n": 1}, "queue": "b"}`: 1, `{"ids": ["` + id + `"]}`: 1, `{"queue": "a' OR true --"}`: 0,
+	} {
+		require.Equal(t, want, b.count("SELECT count(*) FROM dlq.find($1)", filter), filter)
+		require.Equal(t, want, b.count("SELECT coalesce(sum(entries), 0) FROM dlq.preview($1)", filter), filter)
+	}
+	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.find('{}', 1)"))
+}

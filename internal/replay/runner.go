@@ -1,0 +1,267 @@
+package replay
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+
+	"github.com/dlqd/dlqd/internal/dbsqlc"
+	"github.com/dlqd/dlqd/internal/deadletter"
+	"github.com/dlqd/dlqd/internal/postgres"
+)
+
+const (
+	// interval is how often a runner looks for something to do.
+	interval = time.Second
+	// paceStep is what a paced run is cut to: finer steps cost more transactions, coarser ones come in bursts.
+	paceStep = 50 * time.Millisecond
+	// errorBackoff is how long to wait after an error that may pass.
+	errorBackoff = time.Second
+)
+
+// Runner carries runs out. Any number may work, in any number of processes: each batch of a run is one process's.
+type Runner struct {
+	store   *deadletter.Store
+	logger  *slog.Logger
+	careful map[uuid.UUID]int // entries that are gone through one by one, after the database refused a batch
+}
+
+// NewRunner returns a runner that does not run yet.
+func NewRunner(store *deadletter.Store, logger *slog.Logger) *Runner {
+	return &Runner{store: store, logger: logger, careful: map[uuid.UUID]int{}}
+}
+
+// progress is what one look at a run came to.
+type progress int
+
+const (
+	idle progress = iota // nothing to do until something ends
+	held                 // its pace holds it back for a moment
+	sent                 // a batch went
+)
+
+// Run carries runs out until ctx is done.
+func (r *Runner) Run(ctx context.Context) {
+	for ctx.Err() == nil {
+		most, err := r.RunOnce(context.WithoutCancel(ctx))
+		wait := time.Duration(0)
+		switch {
+		case err != nil:
+			r.logger.Error("replay runs", "error", err)
+			wait = errorBackoff
+		case most == idle:
+			wait = interval
+		case most == held:
+			wait = paceStep / 2
+		}
+		timer := time.NewTimer(wait)
+		select {
+		case <-ctx.Done():
+		case <-timer.C:
+		}
+		timer.Stop()
+	}
+}
+
+// RunOnce takes every active run one batch further, and returns the most that happened to any.
+func (r *Runner) RunOnce(ctx context.Context) (progress, error) {
+	runs, err := r.store.Queries().ActiveReplays(ctx)
+	if err != nil {
+		return idle, err
+	}
+	most := idle
+	for _, id := range runs {
+		p, err := r.batch(ctx, id)
+		if postgres.IsRefusal(err) && r.careful[id] == 0 {
+			r.logger.Warn("replay run: a batch was refused by the database; going through it one by one", "run", id, "error", err)
+			r.careful[id] = maxCareful
+			p, err = sent, nil
+		}
+		if err != nil {
+			return most, fmt.Errorf("replay run %s: %w", id, err)
+		}
+		most = max(most, p)
+	}
+	return most, nil
+}
+
+// maxCareful is how many entries are gone through one by one after a refusal: the largest batch.
+const maxCareful = 10_000
+
+// batch takes a run one batch further, in one transaction.
+func (r *Runner) batch(ctx context.Context, id uuid.UUID) (p progress, err error) {
+	careful := r.careful[id] > 0
+	var refused uuid.UUID
+	err = r.store.InTx(ctx, func(q *dbsqlc.Queries, tx pgx.Tx) error {
+		run, err := q.LockReplay(ctx, id)
+		if errors.Is(err, pgx.ErrNoRows) {
+			return nil // another process has it, or it is not running any more
+		}
+		if err != nil {
+			return err
+		}
+		size, next, err := r.room(ctx, q, &run, careful)
+		if err != nil || size == 0 {
+			p = next
+			return err
+		}
+		ids, err := q.FindIDs(ctx, dbsqlc.FindIDsParams{Filter: run.Filter, MaxEntries: int32(size), After: run.Cursor, NewestFirst: run.NewestFirst, Below: &run.Cutoff})
+		if err != nil {
+			return err
+		}
+		if len(ids) == 0 {
+			return r.finish(ctx, q, id)
+		}
+		refused = ids[len(ids)-1]
+		p = sent
+		return r.send(ctx, q, tx, &run, ids)
+	})
+	if careful && postgres.IsRefusal(err) {
+		r.careful[id]--
+		return sent, r.skip(ctx, id, refused, err)
+	}
+	if careful && err == nil && p == sent {
+		r.careful[id]--
+	}
+	return p, err
+}
+
+// room says how many entries may go now, and if none, why.
+func (r *Runner) room(ctx context.Context, q *dbsqlc.Queries, run *dbsqlc.LockReplayRow, careful bool) (size int, otherwise progress, err error) {
+	last, err := q.ReplayLast(ctx, dbsqlc.ReplayLastParams{ID: run.ID, Since: run.JudgedFrom, Most: run.StopOf})
+	if err != nil {
+		return 0, idle, err
+	}
+	if last.Ended >= int64(run.StopOf) && 100*float64(last.Failed) >= run.StopAt*float64(last.Ended) {
+		reason := fmt.Sprintf("%d of the last %d redeliveries failed; look at them, and resume the run or cancel it", last.Failed, last.Ended)
+		r.logger.Warn("replay run stopped", "run", run.ID, "reason", reason)
+		return 0, idle, q.EndReplay(ctx, dbsqlc.EndReplayParams{ID: run.ID, Status: "stopped", Reason: reason})
+	}
+	size = int(run.BatchSize)
+	if careful {
+		size = 1
+	}
+	if run.Concurrency != nil {
+		underWay, err := q.ReplayUnderWay(ctx, run.ID)
+		if err != nil {
+			return 0, idle, err
+		}
+		if size = min(size, int(*run.Concurrency)-int(underWay)); size <= 0 {
+			return 0, held, nil
+		}
+	}
+	if run.Rate != nil {
+		step := paceStep
+		place, err := q.ReservePace(ctx, dbsqlc.ReservePaceParams{Name: "replay:" + run.ID.String(), Rate: *run.Rate, Count: int32(size), Now: time.Now(), Within: &step})
+		if err != nil || place.Granted == 0 {
+			return 0, held, err
+		}
+		size = int(place.Granted)
+	}
+	return size, sent, nil
+}
+
+// finish ends a run that has nothing left to send, once all of it has ended.
+func (r *Runner) finish(ctx context.Context, q *dbsqlc.Queries, id uuid.UUID) error {
+	underWay, err := q.ReplayUnderWay(ctx, id)
+	if err != nil || underWay > 0 {
+		return err
+	}
+	return q.EndReplay(ctx, dbsqlc.EndReplayParams{ID: id, Status: "completed", Reason: "every entry was replayed or skipped"})
+}
+
+func (r *Runner) send(ctx context.Context, q *dbsqlc.Queries, tx pgx.Tx, run *dbsqlc.LockReplayRow, ids []uuid.UUID) error {
+	replayed := dbsqlc.InsertReplayedParams{RunID: run.ID}
+	note := func(id uuid.UUID, job int64, detail string) {
+		replayed.EntryIds = append(replayed.EntryIds, id)
+		replayed.JobIds = append(replayed.JobIds, job)
+		replayed.Details = append(replayed.Details, detail)
+	}
+	advance := dbsqlc.AdvanceReplayParams{ID: run.ID, Cursor: ids[len(ids)-1]}
+	going := ids
+	if run.Patch != nil || run.MergePatch != nil {
+		var err error
+		if going, err = r.edit(ctx, q, run, ids, func(id uuid.UUID, why string) { note(id, 0, why) }); err != nil {
+			return err
+		}
+	}
+	jobs, err := r.store.RedeliverBatch(ctx, tx, going, deadletter.Batch{
+		Actor: run.Actor, Note: value(run.Note), Run: run.ID, Queue: run.Queue, Force: run.Force,
+	})
+	if err != nil {
+		return err
+	}
+	done := make(map[uuid.UUID]bool, len(jobs))
+	for _, job := range jobs {
+		done[job.EntryID] = true
+		if job.LiveJobID != nil {
+			note(job.EntryID, 0, fmt.Sprintf("job %d with the same unique key is live", *job.LiveJobID))
+			continue
+		}
+		note(job.EntryID, *job.JobID, "")
+		advance.Replayed++
+	}
+	for _, id := range going {
+		if !done[id] {
+			note(id, 0, "it had moved meanwhile")
+		}
+	}
+	advance.Skipped = int64(len(ids)) - advance.Replayed
+	if err := q.InsertReplayed(ctx, replayed); err != nil {
+		return err
+	}
+	return q.AdvanceReplay(ctx, advance)
+}
+
+// skip passes over an entry that the database refuses to send back.
+func (r *Runner) skip(ctx context.Context, run, entry uuid.UUID, refusal error) error {
+	return r.store.InTx(ctx, func(q *dbsqlc.Queries, _ pgx.Tx) error {
+		if err := q.InsertReplayed(ctx, dbsqlc.InsertReplayedParams{
+			RunID: run, EntryIds: []uuid.UUID{entry}, JobIds: []int64{0}, Details: []string{"the database refused it: " + strings.ToValidUTF8(refusal.Error(), "?")},
+		}); err != nil {
+			return err
+		}
+		return q.AdvanceReplay(ctx, dbsqlc.AdvanceReplayParams{ID: run, Cursor: entry, Skipped: 1})
+	})
+}
+
+// edit patches the payloads of entries, and returns those whose patch applies.
+func (r *Runner) edit(ctx context.Context, q *dbsqlc.Queries, run *dbsqlc.LockReplayRow, ids []uuid.UUID, skip func(uuid.UUID, string)) ([]uuid.UUID, error) {
+	events, err := q.Events(ctx, ids)
+	if err != nil {
+		return nil, err
+	}
+	edits := dbsqlc.EditEventsParams{}
+	byID := make(map[uuid.UUID]json.RawMessage, len(events))
+	for _, e := range events {
+		edited, err := (&Patch{JSONPatch: run.Patch, MergePatch: run.MergePatch}).Event(e.JobKind, e.Event)
+		if err != nil {
+			skip(e.ID, "the patch does not apply: "+err.Error())
+			continue
+		}
+		byID[e.ID] = edited
+		edits.Ids = append(edits.Ids, e.ID)
+		edits.Events = append(edits.Events, edited)
+	}
+	var going []uuid.UUID
+	for _, id := range ids { // in their order
+		if byID[id] != nil {
+			going = append(going, id)
+		}
+	}
+	return going, q.EditEvents(ctx, edits)
+}
+
+func value(s *string) string {
+	if s == nil {
+		return ""
+	}
+	return *s
+}

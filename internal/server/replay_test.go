@@ -1,0 +1,91 @@
+package server_test
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"net/http"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// A deploy broke one kind of message; it is mended, and all that died of it is replayed, while its progress is followed.
+func TestReplay_afterAFix(t *testing.T) {
+	t.Parallel()
+	var mended atomic.Bool
+	b := setup(t, options{receiver: func(w http.ResponseWriter, _ *http.Request) {
+		if !mended.Load() {
+			w.WriteHeader(http.StatusUnprocessableEntity)
+		}
+	}})
+	const n = 30
+	for i := range n {
+		b.submit(fmt.Sprintf("m%d", i))
+	}
+	require.Eventually(t, func() bool {
+		return b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_manual'") == n
+	}, 30*time.Second, 10*time.Millisecond)
+
+	status, out, _ := b.call("POST", "/api/dlq/replay", `{"filter": {"errorType": ["HTTP_422"]}, "dryRun": true, "mergePatch": {"n": 2}}`)
+	require.Equal(t, http.StatusOK, status, out)
+	preview := out["preview"].(map[string]any)
+	require.EqualValues(t, n, preview["total"])
+	require.Len(t, preview["samples"], 5)
+	require.EqualValues(t, 2, preview["samples"].([]any)[0].(map[string]any)["patched"].(map[string]any)["payload"].(map[string]any)["n"])
+	require.Equal(t, n, b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_manual'"))
+
+	status, out, _ = b.call("POST", "/api/dlq/replay", `{"filter": {}}`)
+	require.Equal(t, http.StatusUnprocessableEntity, status)
+	require.Contains(t, out["detail"], "an empty filter chooses every entry")
+	status, _, _ = b.call("POST", "/api/dlq/replay", `{"filter": {"errorTipe": ["x"]}}`)
+	require.Equal(t, http.StatusUnprocessableEntity, status, "a misspelt field chooses nothing")
+
+	mended.Store(true)
+	status, out, _ = b.call("POST", "/api/dlq/replay", `{"filter": {"errorType": ["HTTP_422"]}, "actor": "kim", "note": "deploy 81 reverted", "rate": 200}`)
+	require.Equal(t, http.StatusAccepted, status, out)
+	id := out["run"].(map[string]any)["id"].(string)
+
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, b.base+"/api/dlq/replays/"+id+"/events", nil)
+	require.NoError(t, err)
+	response, err := http.DefaultClient.Do(request)
+	require.NoError(t, err)
+	defer response.Body.Close()
+	require.Equal(t, "text/event-stream", response.Header.Get("Content-Type"))
+	last := ""
+	for lines := bufio.NewScanner(response.Body); lines.Scan(); {
+		if data, ok := strings.CutPrefix(lines.Text(), "data: "); ok {
+			last = data
+		}
+	}
+	require.Contains(t, last, `"status":"completed"`)
+	require.Contains(t, last, fmt.Sprintf(`"succeeded":%d`, n))
+	_, run, _ := b.call("GET", "/api/dlq/replays/"+id, "")
+	require.EqualValues(t, n, run["replayed"])
+	require.Equal(t, "kim", run["actor"])
+	status, _, _ = b.call("POST", "/api/dlq/replays/"+id+"/pause", `{}`)
+	require.Equal(t, http.StatusConflict, status)
+	status, _, _ = b.call("GET", "/api/dlq/replays/0198a0b0-0000-7000-8000-000000000000", "")
+	require.Equal(t, http.StatusNotFound, status)
+	_, runs, _ := b.call("GET", "/api/dlq/replays", "")
+	require.Len(t, runs["runs"], 1)
+}
+
+func TestReplay_notWhileTheBreakerIsOpen(t *testing.T) {
+	t.Parallel()
+	b := setup(t, options{receiver: answering(http.StatusNotFound)})
+	b.submit("m1")
+	b.awaitMessage("m1", "dead-lettered")
+	status, out, _ := b.call("POST", "/api/circuit-breakers/destination:default/open", `{}`)
+	require.Equal(t, http.StatusOK, status, out)
+	status, out, _ = b.call("POST", "/api/dlq/replay", `{"filter": {}, "all": true}`)
+	require.Equal(t, http.StatusConflict, status)
+	require.Contains(t, out["detail"], "circuit breaker destination:default is open")
+	status, out, _ = b.call("POST", "/api/dlq/replay", `{"filter": {}, "all": true, "force": true}`)
+	require.Equal(t, http.StatusAccepted, status, out)
+}
