@@ -51,6 +51,24 @@ func (c *client) call(cmd *cobra.Command, method, path string, in, out any) erro
 		}
 		body = bytes.NewReader(raw)
 	}
+	response, err := c.do(cmd, method, path, body)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = response.Body.Close() }()
+	raw, err := io.ReadAll(response.Body)
+	if err != nil {
+		return err
+	}
+	if c.asJSON {
+		_, err := cmd.OutOrStdout().Write(append(bytes.TrimSpace(raw), '\n'))
+		return err
+	}
+	return json.Unmarshal(raw, out)
+}
+
+// do makes a request whose answer the caller reads. What the API says is wrong becomes the error.
+func (c *client) do(cmd *cobra.Command, method, path string, body io.Reader) (*http.Response, error) {
 	transport := &http.Transport{}
 	base := strings.TrimSuffix(c.base, "/")
 	if socket, ok := strings.CutPrefix(base, "unix:"); ok {
@@ -61,32 +79,28 @@ func (c *client) call(cmd *cobra.Command, method, path string, in, out any) erro
 	}
 	request, err := http.NewRequestWithContext(cmd.Context(), method, base+path, body)
 	if err != nil {
-		return &usageError{err}
+		return nil, &usageError{err}
 	}
-	if in != nil {
+	if body != nil {
 		request.Header.Set("Content-Type", "application/json")
 	}
 	response, err := (&http.Client{Transport: transport, Timeout: cmp.Or(c.timeout, apiTimeout)}).Do(request)
 	if err != nil {
-		return fmt.Errorf("%w (is \"dlqd serve\" running there? name another with --api-url)", err)
+		return nil, fmt.Errorf("%w (is \"dlqd serve\" running there? name another with --api-url)", err)
+	}
+	if response.StatusCode < 400 {
+		return response, nil
 	}
 	defer func() { _ = response.Body.Close() }()
 	raw, err := io.ReadAll(response.Body)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	if response.StatusCode >= 400 {
-		var problem huma.ErrorModel
-		if json.Unmarshal(raw, &problem) != nil || problem.Detail == "" {
-			return fmt.Errorf("the API answered %s", response.Status)
-		}
-		return errors.New(problem.Detail)
+	var problem huma.ErrorModel
+	if json.Unmarshal(raw, &problem) != nil || problem.Detail == "" {
+		return nil, fmt.Errorf("the API answered %s", response.Status)
 	}
-	if c.asJSON {
-		_, err := cmd.OutOrStdout().Write(append(bytes.TrimSpace(raw), '\n'))
-		return err
-	}
-	return json.Unmarshal(raw, out)
+	return nil, errors.New(problem.Detail)
 }
 
 func table(cmd *cobra.Command, header string) (w *tabwriter.Writer, row func(cells ...any)) {
@@ -227,23 +241,6 @@ func newShow() *cobra.Command {
 		},
 	}
 	c.register(cmd)
-	return cmd
-}
-
-func newMove(name, short string) *cobra.Command {
-	var c client
-	var action api.Action
-	cmd := &cobra.Command{
-		Use:   name + " ID",
-		Short: short,
-		Args:  cobra.ExactArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			action.Actor = actor()
-			return c.move(cmd, args[0], name, action)
-		},
-	}
-	c.register(cmd)
-	cmd.Flags().StringVar(&action.Note, "note", "", "why")
 	return cmd
 }
 

@@ -102,11 +102,7 @@ COMMENT ON FUNCTION dlq.replay IS 'Redelivers an entry now, with p_payload in pl
 CREATE OR REPLACE FUNCTION dlq.discard(p_id uuid, p_actor text DEFAULT session_user, p_note text DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    UPDATE dlq.dead_letter_queue SET
-        status = 'dlq_archived', resolution_strategy = 'discard', resolved_by = p_actor, resolution_notes = p_note,
-        notes = coalesce(p_note, notes), move = jsonb_build_object('actor', p_actor, 'reason', 'discarded', 'note', p_note)
-    WHERE id = p_id AND status IN ('dlq_pending', 'dlq_manual', 'dlq_failed');
-    IF NOT FOUND THEN
+    IF NOT EXISTS (SELECT FROM dlq.act_on('discard', ARRAY[p_id], p_actor, p_note)) THEN
         PERFORM dlq.refuse_move(p_id, 'discard', 'dlq_pending, dlq_manual, dlq_failed');
     END IF;
 END
@@ -116,11 +112,7 @@ COMMENT ON FUNCTION dlq.discard IS 'Archives an entry whose work is not wanted a
 CREATE OR REPLACE FUNCTION dlq.resolve(p_id uuid, p_actor text DEFAULT session_user, p_note text DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    UPDATE dlq.dead_letter_queue SET
-        status = 'dlq_resolved', resolution_strategy = 'manual_resolution', resolved_by = p_actor, resolution_notes = p_note,
-        notes = coalesce(p_note, notes), move = jsonb_build_object('actor', p_actor, 'reason', 'resolved outside dlqd', 'note', p_note)
-    WHERE id = p_id AND status = 'dlq_manual';
-    IF NOT FOUND THEN
+    IF NOT EXISTS (SELECT FROM dlq.act_on('resolve', ARRAY[p_id], p_actor, p_note)) THEN
         PERFORM dlq.refuse_move(p_id, 'resolve', 'dlq_manual');
     END IF;
 END
@@ -130,11 +122,7 @@ COMMENT ON FUNCTION dlq.resolve IS 'Closes a parked entry whose work a person ha
 CREATE OR REPLACE FUNCTION dlq.park(p_id uuid, p_actor text DEFAULT session_user, p_note text DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    UPDATE dlq.dead_letter_queue SET
-        status = 'dlq_manual', strategy = 'manual', parked_by = p_actor, notes = coalesce(p_note, notes),
-        move = jsonb_build_object('actor', p_actor, 'reason', 'parked', 'note', p_note)
-    WHERE id = p_id AND status = 'dlq_pending';
-    IF NOT FOUND THEN
+    IF NOT EXISTS (SELECT FROM dlq.act_on('park', ARRAY[p_id], p_actor, p_note)) THEN
         PERFORM dlq.refuse_move(p_id, 'park', 'dlq_pending');
     END IF;
 END
@@ -144,15 +132,9 @@ COMMENT ON FUNCTION dlq.park IS 'Takes a pending entry out of the automatic path
 CREATE OR REPLACE FUNCTION dlq.unpark(p_id uuid, p_actor text DEFAULT session_user, p_note text DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    -- Due at once with the immediate strategy: a person has judged it, so its class is not asked again this time.
-    UPDATE dlq.dead_letter_queue SET
-        status = 'dlq_pending', strategy = 'immediate', next_retry_at = now(), notes = coalesce(p_note, notes),
-        move = jsonb_build_object('actor', p_actor, 'reason', 'returned to the automatic path', 'note', p_note)
-    WHERE id = p_id AND status = 'dlq_manual';
-    IF NOT FOUND THEN
+    IF NOT EXISTS (SELECT FROM dlq.act_on('unpark', ARRAY[p_id], p_actor, p_note)) THEN
         PERFORM dlq.refuse_move(p_id, 'unpark', 'dlq_manual');
     END IF;
-    PERFORM dlq.wake();
 END
 $$;
 COMMENT ON FUNCTION dlq.unpark IS 'Returns a parked entry to the automatic path.';

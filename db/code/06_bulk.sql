@@ -157,3 +157,115 @@ COMMENT ON FUNCTION dlq.replay_resume IS 'Goes on with a replay run that was pau
 CREATE OR REPLACE FUNCTION dlq.replay_cancel(p_run uuid, p_actor text DEFAULT session_user) RETURNS void
 LANGUAGE sql AS $$ SELECT dlq.replay_move(p_run, '{running,paused,stopped}', 'cancelled', 'cancelled by ' || p_actor) $$;
 COMMENT ON FUNCTION dlq.replay_cancel IS 'Ends a replay run. What it has sent back goes on.';
+
+-- note_on writes the audit row of something that is done to entries without moving them.
+CREATE OR REPLACE FUNCTION dlq.note_on(p_ids uuid[], p_actor text, p_reason text, p_note text) RETURNS void
+LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
+    INSERT INTO dlq.dead_letter_transitions (entry_id, from_status, to_status, actor, reason, note, strategy, rule, next_retry_at, river_job_id, queue, kind, error_class, config_version)
+    SELECT e.id, e.status, e.status, p_actor, p_reason, p_note, e.strategy, e.rule, e.next_retry_at, e.river_job_id, e.queue, e.kind, e.error_class, e.config_version
+    FROM dlq.dead_letter_queue e WHERE e.id = ANY (p_ids)
+$$;
+COMMENT ON FUNCTION dlq.note_on IS 'Writes an audit row for each of the entries, which stay where they are.';
+
+-- act_on makes one move on many entries, taken in id order so that no two of these can deadlock. Entries whose state does
+-- not allow the move are left alone. Returns the ids of those that it changed.
+CREATE OR REPLACE FUNCTION dlq.act_on(p_action text, p_ids uuid[], p_actor text, p_note text DEFAULT NULL, p_args jsonb DEFAULT '{}')
+RETURNS SETOF uuid
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
+DECLARE
+    v_ids  uuid[];
+    v_from dlq.dead_letter_status[] := CASE p_action
+        WHEN 'discard' THEN '{dlq_pending,dlq_manual,dlq_failed}'
+        WHEN 'resolve' THEN '{dlq_manual}'
+        WHEN 'park'    THEN '{dlq_pending}'
+        WHEN 'unpark'  THEN '{dlq_manual}'
+        WHEN 'assign'  THEN enum_range(NULL::dlq.dead_letter_status)
+        WHEN 'tag'     THEN enum_range(NULL::dlq.dead_letter_status)
+        WHEN 'note'    THEN enum_range(NULL::dlq.dead_letter_status)
+        WHEN 'purge'   THEN CASE WHEN (p_args ->> 'force')::boolean THEN '{dlq_pending,dlq_manual,dlq_failed,dlq_resolved,dlq_archived}'::dlq.dead_letter_status[]
+                              ELSE '{dlq_resolved,dlq_archived}'::dlq.dead_letter_status[] END
+    END;
+BEGIN
+    IF v_from IS NULL THEN
+        RAISE EXCEPTION 'there is no action %', p_action USING ERRCODE = 'DLQ04', HINT = 'There are discard, resolve, park, unpark, assign, tag, note and purge.';
+    END IF;
+    v_ids := ARRAY(SELECT e.id FROM dlq.dead_letter_queue e WHERE e.id = ANY (p_ids) AND e.status = ANY (v_from) ORDER BY e.id FOR UPDATE);
+    CASE p_action
+    WHEN 'discard' THEN
+        UPDATE dlq.dead_letter_queue SET status = 'dlq_archived', resolution_strategy = 'discard', resolved_by = p_actor, resolution_notes = p_note,
+            notes = coalesce(p_note, notes), move = jsonb_build_object('actor', p_actor, 'reason', 'discarded', 'note', p_note)
+        WHERE id = ANY (v_ids) AND status = ANY (v_from);
+    WHEN 'resolve' THEN
+        UPDATE dlq.dead_letter_queue SET status = 'dlq_resolved', resolution_strategy = 'manual_resolution', resolved_by = p_actor, resolution_notes = p_note,
+            notes = coalesce(p_note, notes), move = jsonb_build_object('actor', p_actor, 'reason', 'resolved outside dlqd', 'note', p_note)
+        WHERE id = ANY (v_ids) AND status = ANY (v_from);
+    WHEN 'park' THEN
+        UPDATE dlq.dead_letter_queue SET status = 'dlq_manual', strategy = 'manual', parked_by = p_actor, notes = coalesce(p_note, notes),
+            move = jsonb_build_object('actor', p_actor, 'reason', 'parked', 'note', p_note)
+        WHERE id = ANY (v_ids) AND status = ANY (v_from);
+    WHEN 'unpark' THEN
+        -- Due at once with the immediate strategy: a person has judged it, so its class is not asked again this time.
+        UPDATE dlq.dead_letter_queue SET status = 'dlq_pending', strategy = 'immediate', next_retry_at = now(), notes = coalesce(p_note, notes),
+            move = jsonb_build_object('actor', p_actor, 'reason', 'returned to the automatic path', 'note', p_note)
+        WHERE id = ANY (v_ids) AND status = ANY (v_from);
+        PERFORM dlq.wake();
+    WHEN 'assign' THEN
+        UPDATE dlq.dead_letter_queue SET assigned_to = nullif(p_args ->> 'assignee', ''), notes = coalesce(p_note, notes) WHERE id = ANY (v_ids);
+        PERFORM dlq.note_on(v_ids, p_actor, coalesce('assigned to ' || nullif(p_args ->> 'assignee', ''), 'assigned to nobody'), p_note);
+    WHEN 'tag' THEN
+        UPDATE dlq.dead_letter_queue SET
+            tags = ARRAY(SELECT DISTINCT t FROM unnest(tags || ARRAY(SELECT jsonb_array_elements_text(p_args -> 'tags'))) t ORDER BY t),
+            notes = coalesce(p_note, notes)
+        WHERE id = ANY (v_ids);
+        PERFORM dlq.note_on(v_ids, p_actor, 'tagged ' || (p_args ->> 'tags'), p_note);
+    WHEN 'note' THEN
+        UPDATE dlq.dead_letter_queue SET notes = p_note WHERE id = ANY (v_ids);
+        PERFORM dlq.note_on(v_ids, p_actor, 'noted', p_note);
+    WHEN 'purge' THEN
+        UPDATE dlq.dead_letter_queue SET status = 'dlq_archived', resolution_strategy = 'discard', resolved_by = p_actor,
+            move = jsonb_build_object('actor', p_actor, 'reason', 'discarded, to be purged', 'note', p_note)
+        WHERE id = ANY (v_ids) AND status IN ('dlq_pending', 'dlq_manual', 'dlq_failed');
+        PERFORM dlq.note_on(v_ids, p_actor, 'purged', p_note);
+        DELETE FROM dlq.dead_letter_queue WHERE id = ANY (v_ids);
+    END CASE;
+    RETURN QUERY SELECT unnest(v_ids);
+END
+$$;
+COMMENT ON FUNCTION dlq.act_on IS 'Does one thing to many entries: discard, resolve, park, unpark, assign ({"assignee": "kim"}), tag ({"tags": ["bank"]}), note or purge ({"force": true} for open and failed ones). Returns those that it changed.';
+
+CREATE OR REPLACE FUNCTION dlq.act_where(p_action text, p_filter jsonb, p_actor text DEFAULT session_user, p_note text DEFAULT NULL, p_args jsonb DEFAULT '{}',
+    p_all boolean DEFAULT false, p_limit integer DEFAULT 1000, p_after uuid DEFAULT NULL, p_below uuid DEFAULT NULL, OUT looked integer, OUT changed integer, OUT last uuid)
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    v_ids uuid[];
+BEGIN
+    IF p_filter = '{}' AND NOT p_all THEN
+        RAISE EXCEPTION '%: an empty filter chooses every entry', p_action USING ERRCODE = 'DLQ04', HINT = 'Say so with p_all => true.';
+    END IF;
+    v_ids := ARRAY(SELECT dlq.find_ids(p_filter, p_limit, p_after, false, p_below));
+    looked := cardinality(v_ids);
+    last := v_ids[looked];
+    SELECT count(*) INTO changed FROM dlq.act_on(p_action, v_ids, p_actor, p_note, p_args);
+END
+$$;
+COMMENT ON FUNCTION dlq.act_where IS 'Does one thing (see dlq.act_on) to up to p_limit entries that a filter chooses (see dlq.find), in order of capture after p_after. Returns how many it looked at, how many it changed, and the last one, to go on after.';
+
+CREATE OR REPLACE FUNCTION dlq.assign(p_id uuid, p_assignee text, p_actor text DEFAULT session_user, p_note text DEFAULT NULL) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF NOT EXISTS (SELECT FROM dlq.act_on('assign', ARRAY[p_id], p_actor, p_note, jsonb_build_object('assignee', p_assignee))) THEN
+        PERFORM dlq.refuse_move(p_id, 'assign', 'any');
+    END IF;
+END
+$$;
+COMMENT ON FUNCTION dlq.assign IS 'Says who looks after an entry; null for nobody.';
+
+CREATE OR REPLACE FUNCTION dlq.note(p_id uuid, p_note text, p_actor text DEFAULT session_user) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF NOT EXISTS (SELECT FROM dlq.act_on('note', ARRAY[p_id], p_actor, p_note)) THEN
+        PERFORM dlq.refuse_move(p_id, 'note', 'any');
+    END IF;
+END
+$$;
+COMMENT ON FUNCTION dlq.note IS 'Leaves a note on an entry.';

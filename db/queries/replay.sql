@@ -70,3 +70,12 @@ SELECT CASE @verb::text
 
 -- name: SetReplayRate :execrows
 UPDATE dlq.replay_runs SET rate = sqlc.narg('rate')::float8, updated_at = now() WHERE id = @id AND status IN ('running', 'paused', 'stopped');
+
+-- name: ActWhere :one
+-- One thing done to a batch of the entries that a filter chooses.
+SELECT coalesce(a.looked, 0)::integer AS looked, coalesce(a.changed, 0)::integer AS changed, coalesce(a.last, '00000000-0000-0000-0000-000000000000')::uuid AS last
+FROM dlq.act_where(@action::text, @filter::jsonb, @actor::text, sqlc.narg('note')::text, @args::jsonb, @all_entries::boolean, @max_entries::integer, sqlc.narg('after')::uuid, @below::uuid) a;
+
+-- name: NewID :one
+-- An id greater than that of every entry that is there.
+SELECT dlq.uuid_v7()::uuid AS id;

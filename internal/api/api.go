@@ -111,6 +111,7 @@ func build(config Config) (*http.ServeMux, huma.API) {
 	s.registerMessages(api)
 	s.registerEntries(api)
 	s.registerReplays(api)
+	s.registerBulk(api)
 	s.registerJudgement(api)
 	s.registerOperations(api)
 

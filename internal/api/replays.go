@@ -67,6 +67,9 @@ type RunInput struct {
 	ID string `path:"id" format:"uuid" doc:"The run." example:"0199f2b1-1c7a-7d06-8a51-0a4f3f1f2b3c"`
 }
 
+// EndedRun is the last event of a stream of progress: the report.
+type EndedRun struct{ replay.Run }
+
 // RateAction changes the rate of a run.
 type RateAction struct {
 	Rate float64 `json:"rate" minimum:"0" doc:"Entries a second; 0 for as fast as it goes."`
@@ -156,9 +159,9 @@ func (s *service) registerReplays(api huma.API) {
 
 	events := huma.Operation{
 		OperationID: "follow-replay", Method: http.MethodGet, Path: "/api/dlq/replays/{id}/events", Tags: tags,
-		Summary: "Follow a replay run: an event a second, until it ends", Errors: []int{422},
+		Summary: "Follow a replay run: an event a second until it ends, and then its report", Errors: []int{422},
 	}
-	sse.Register(api, events, map[string]any{"progress": replay.Run{}}, s.followReplay)
+	sse.Register(api, events, map[string]any{"progress": replay.Run{}, "ended": EndedRun{}}, s.followReplay)
 	api.OpenAPI().Paths[events.Path].Get.Responses["200"].Content["text/event-stream"].Example = []any{map[string]any{"event": "progress", "data": run}}
 }
 
@@ -229,7 +232,14 @@ func (s *service) followReplay(ctx context.Context, in *RunInput, send sse.Sende
 	defer ticker.Stop()
 	for {
 		run, err := s.Replayer.Get(ctx, id)
-		if err != nil || send.Data(*run) != nil || (run.Status != "running" && run.Status != "paused") {
+		if err != nil {
+			return
+		}
+		if run.Status != "running" && run.Status != "paused" {
+			_ = send.Data(EndedRun{*run}) // or the client hung up
+			return
+		}
+		if send.Data(*run) != nil {
 			return
 		}
 		select {

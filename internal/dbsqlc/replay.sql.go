@@ -13,6 +13,47 @@ import (
 	"github.com/google/uuid"
 )
 
+const ActWhere = `-- name: ActWhere :one
+SELECT coalesce(a.looked, 0)::integer AS looked, coalesce(a.changed, 0)::integer AS changed, coalesce(a.last, '00000000-0000-0000-0000-000000000000')::uuid AS last
+FROM dlq.act_where($1::text, $2::jsonb, $3::text, $4::text, $5::jsonb, $6::boolean, $7::integer, $8::uuid, $9::uuid) a
+`
+
+type ActWhereParams struct {
+	Action     string
+	Filter     json.RawMessage
+	Actor      string
+	Note       *string
+	Args       json.RawMessage
+	AllEntries bool
+	MaxEntries int32
+	After      *uuid.UUID
+	Below      uuid.UUID
+}
+
+type ActWhereRow struct {
+	Looked  int32
+	Changed int32
+	Last    uuid.UUID
+}
+
+// One thing done to a batch of the entries that a filter chooses.
+func (q *Queries) ActWhere(ctx context.Context, arg ActWhereParams) (ActWhereRow, error) {
+	row := q.db.QueryRow(ctx, ActWhere,
+		arg.Action,
+		arg.Filter,
+		arg.Actor,
+		arg.Note,
+		arg.Args,
+		arg.AllEntries,
+		arg.MaxEntries,
+		arg.After,
+		arg.Below,
+	)
+	var i ActWhereRow
+	err := row.Scan(&i.Looked, &i.Changed, &i.Last)
+	return i, err
+}
+
 const ActiveReplays = `-- name: ActiveReplays :many
 SELECT id FROM dlq.replay_runs WHERE status = 'running' ORDER BY id
 `
@@ -252,6 +293,18 @@ type MoveReplayParams struct {
 func (q *Queries) MoveReplay(ctx context.Context, arg MoveReplayParams) error {
 	_, err := q.db.Exec(ctx, MoveReplay, arg.Verb, arg.ID, arg.Actor)
 	return err
+}
+
+const NewID = `-- name: NewID :one
+SELECT dlq.uuid_v7()::uuid AS id
+`
+
+// An id greater than that of every entry that is there.
+func (q *Queries) NewID(ctx context.Context) (uuid.UUID, error) {
+	row := q.db.QueryRow(ctx, NewID)
+	var id uuid.UUID
+	err := row.Scan(&id)
+	return id, err
 }
 
 const Preview = `-- name: Preview :many

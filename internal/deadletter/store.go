@@ -156,14 +156,30 @@ func (s *Store) List(ctx context.Context, f Filter) ([]Summary, error) {
 	return pgx.CollectRows(rows, pgx.RowToStructByName[Summary])
 }
 
+// entryColumns are those of [Entry].
+var entryColumns = strings.Replace(summaryColumns, "left(error_message, 500)", "error_message", 1) + `,
+	job_kind, tags, original_event, edited_event, error_stack_trace, error_context, fingerprint, retry_history, retry_count,
+		max_retries, dlq_max_retries, replay_attempts, rule, reported_class, ordering_key, parked_by, redelivery_job_id, locked_by, locked_at, lease_expires_at,
+		assigned_to, notes, resolution_strategy, resolved_by, resolution_notes, resolution_timestamp, config_version, metadata`
+
+// exportPage is how many entries an export reads at once.
+const exportPage = 200
+
+// FindEntries returns a page of what a filter chooses, whole, in order of capture, after the last entry of the page before.
+func (s *Store) FindEntries(ctx context.Context, filter json.RawMessage, after *uuid.UUID) ([]Entry, error) {
+	rows, err := s.pool.Query(ctx, s.schemas.Render("SELECT "+entryColumns+` FROM dlq.dead_letter_queue
+		WHERE id = ANY (ARRAY(SELECT dlq.find_ids($1, $2, $3))) ORDER BY id`), filter, exportPage, after)
+	if err != nil {
+		return nil, Named(err)
+	}
+	entries, err := pgx.CollectRows(rows, pgx.RowToStructByName[Entry])
+	return entries, Named(err)
+}
+
 // Get returns an entry and its audit trail, oldest move first.
 func (s *Store) Get(ctx context.Context, id uuid.UUID) (*Entry, []Transition, error) {
 	// While an entry moves between partitions, a reader may see neither row; it never sees both.
-	rows, err := s.pool.Query(ctx, s.schemas.Render(`SELECT `+strings.Replace(summaryColumns, "left(error_message, 500)", "error_message", 1)+`,
-		job_kind, tags, original_event, edited_event, error_stack_trace, error_context, fingerprint, retry_history, retry_count,
-		max_retries, dlq_max_retries, replay_attempts, rule, reported_class, ordering_key, parked_by, redelivery_job_id, locked_by, locked_at, lease_expires_at,
-		assigned_to, notes, resolution_strategy, resolved_by, resolution_notes, resolution_timestamp, config_version, metadata
-		FROM dlq.dead_letter_queue WHERE id = $1`), id)
+	rows, err := s.pool.Query(ctx, s.schemas.Render("SELECT "+entryColumns+" FROM dlq.dead_letter_queue WHERE id = $1"), id)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -228,6 +244,41 @@ func (s *Store) call(ctx context.Context, function string, id uuid.UUID, act Act
 		_, err := s.pool.Exec(ctx, s.schemas.Render("SELECT dlq."+function+"($1, $2, $3)"), id, act.Actor, nullable(act.Note))
 		return err
 	})
+}
+
+// Bulk does one thing to every entry that a filter chooses now.
+type Bulk struct {
+	Action string          // discard, resolve, park, unpark, assign, tag, note or purge
+	Filter json.RawMessage // see dlq.find
+	All    bool            // an empty filter is meant
+	Args   json.RawMessage // {"assignee": …}, {"tags": […]} or {"force": true}
+	Act    Act
+}
+
+// bulkBatch is how many entries one transaction of a bulk action takes.
+const bulkBatch = 1000
+
+// Bulk carries a bulk action out, in batches of a transaction each: one that is cut short has done a part. It returns how
+// many entries the filter chose, and how many of them the action changed.
+func (s *Store) Bulk(ctx context.Context, b Bulk) (looked, changed int, err error) {
+	below, err := s.queries.NewID(ctx)
+	if err != nil {
+		return 0, 0, err
+	}
+	params := dbsqlc.ActWhereParams{
+		Action: b.Action, Filter: b.Filter, Actor: b.Act.Actor, Note: nullable(b.Act.Note), Args: b.Args, AllEntries: b.All, MaxEntries: bulkBatch, Below: below,
+	}
+	for {
+		var row dbsqlc.ActWhereRow
+		if err := s.move(ctx, func() (err error) { row, err = s.queries.ActWhere(ctx, params); return err }); err != nil {
+			return looked, changed, err
+		}
+		looked, changed = looked+int(row.Looked), changed+int(row.Changed)
+		if row.Looked < bulkBatch {
+			return looked, changed, nil
+		}
+		params.After = &row.Last
+	}
 }
 
 // maxMoveTries bounds how often a move is tried again that met another one of the same row.

@@ -1,0 +1,144 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net/http"
+	"slices"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/dlqd/dlqd/internal/api"
+)
+
+// bulkTimeout bounds a bulk action and an export, which answer when all entries are done.
+const bulkTimeout = time.Hour
+
+// newMove is a move of one dead letter, or of every one that the flags choose.
+func newMove(name, short string) *cobra.Command {
+	var c client
+	var filter filterFlags
+	var in api.BulkRequest
+	cmd := &cobra.Command{
+		Use:   name + " [ID]",
+		Short: short + ", or every one that the flags choose",
+		Args:  cobra.MaximumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			in.Actor = actor()
+			if len(args) == 1 {
+				return c.move(cmd, args[0], name, in.Action)
+			}
+			in.Do = name
+			return c.bulk(cmd, &in, &filter)
+		},
+	}
+	c.register(cmd)
+	registerBulk(cmd, &in, &filter)
+	return cmd
+}
+
+func registerBulk(cmd *cobra.Command, in *api.BulkRequest, filter *filterFlags) {
+	filter.register(cmd)
+	cmd.Flags().StringVar(&in.Note, "note", "", "why")
+	cmd.Flags().BoolVar(&in.All, "all", false, "choose every dead letter")
+	cmd.Flags().BoolVar(&in.DryRun, "dry-run", false, "only say how many the flags choose")
+}
+
+// newBulk is a bulk action that has no form for one entry of its own: --id names one.
+func newBulk(name, short string, flags func(*cobra.Command, *api.BulkRequest)) *cobra.Command {
+	var c client
+	var filter filterFlags
+	in := api.BulkRequest{Do: name}
+	cmd := &cobra.Command{
+		Use: name, Short: short, Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			in.Actor = actor()
+			return c.bulk(cmd, &in, &filter)
+		},
+	}
+	c.register(cmd)
+	registerBulk(cmd, &in, &filter)
+	flags(cmd, &in)
+	return cmd
+}
+
+func newBulks() []*cobra.Command {
+	return []*cobra.Command{
+		newBulk("assign", "Say who looks after dead letters", func(cmd *cobra.Command, in *api.BulkRequest) {
+			cmd.Flags().StringVar(&in.Assignee, "to", "", "who; nobody if absent")
+		}),
+		newBulk("tag", "Add tags to dead letters", func(cmd *cobra.Command, in *api.BulkRequest) {
+			cmd.Flags().StringSliceVar(&in.Tags, "add", nil, "the tags")
+		}),
+		newBulk("purge", "Delete closed dead letters", func(cmd *cobra.Command, in *api.BulkRequest) {
+			cmd.Flags().BoolVar(&in.Force, "force", false, "open and failed ones too")
+		}),
+		newExport(),
+	}
+}
+
+func (c *client) bulk(cmd *cobra.Command, in *api.BulkRequest, flags *filterFlags) error {
+	var err error
+	if in.Filter, err = flags.filter(); err != nil {
+		return err
+	}
+	c.timeout = bulkTimeout
+	var out api.BulkAnswer
+	if err := c.call(cmd, http.MethodPost, "/api/dlq/bulk", in, &out); err != nil || c.asJSON {
+		return err
+	}
+	if !out.DryRun {
+		_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s: %d of %d dead letters\n", in.Do, out.Changed, out.Chosen)
+		return err
+	}
+	_, _ = fmt.Fprintf(cmd.OutOrStdout(), "%d dead letters are chosen; nothing was changed\n", out.Chosen)
+	for _, split := range []struct {
+		name   string
+		counts map[string]int64
+	}{{"queue", out.ByQueue}, {"error type", out.ByType}} {
+		for _, key := range slices.Sorted(maps.Keys(split.counts)) {
+			_, _ = fmt.Fprintf(cmd.OutOrStdout(), "  %-10s  %-40s  %d\n", split.name, shorten(key, 40), split.counts[key])
+		}
+	}
+	return nil
+}
+
+func newExport() *cobra.Command {
+	var c client
+	var filter filterFlags
+	var format string
+	cmd := &cobra.Command{
+		Use:   "export",
+		Short: "Print dead letters as NDJSON or CSV",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			chosen, err := filter.filter()
+			if err != nil {
+				return err
+			}
+			body, err := json.Marshal(map[string]any{"filter": chosen, "format": format})
+			if err != nil {
+				return err
+			}
+			c.timeout = bulkTimeout
+			response, err := c.do(cmd, http.MethodPost, "/api/dlq/export", bytes.NewReader(body))
+			if err != nil {
+				return err
+			}
+			defer func() { _ = response.Body.Close() }()
+			if _, err := io.Copy(cmd.OutOrStdout(), response.Body); err != nil {
+				return errors.Join(errors.New("the export is not whole"), err)
+			}
+			return nil
+		},
+	}
+	c.register(cmd)
+	filter.register(cmd)
+	cmd.Flags().StringVar(&format, "format", "ndjson", "ndjson or csv")
+	return cmd
+}

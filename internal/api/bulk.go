@@ -1,0 +1,184 @@
+package api
+
+import (
+	"bufio"
+	"cmp"
+	"context"
+	"encoding/csv"
+	"encoding/json"
+	"net/http"
+	"strconv"
+
+	"github.com/danielgtaylor/huma/v2"
+
+	"github.com/dlqd/dlqd/internal/deadletter"
+)
+
+// BulkRequest asks for one thing to be done to many entries.
+type BulkRequest struct {
+	Action
+
+	Do       string      `json:"do" enum:"discard,resolve,park,unpark,assign,tag,note,purge" doc:"What. purge deletes closed entries."`
+	Filter   EntryFilter `json:"filter" doc:"To which entries."`
+	All      bool        `json:"all,omitempty" doc:"An empty filter is meant to choose every entry."`
+	DryRun   bool        `json:"dryRun,omitempty" doc:"Only say how many the filter chooses."`
+	Assignee string      `json:"assignee,omitempty" maxLength:"255" doc:"assign: who looks after them; nobody if absent."`
+	Tags     []string    `json:"tags,omitempty" maxItems:"32" doc:"tag: added to theirs."`
+	Force    bool        `json:"force,omitempty" doc:"purge: open and failed entries too."`
+}
+
+// BulkAnswer says what a bulk action came to.
+type BulkAnswer struct {
+	DryRun  bool             `json:"dryRun" doc:"Nothing was changed."`
+	Chosen  int64            `json:"chosen" doc:"Entries that the filter chooses."`
+	Changed int64            `json:"changed" doc:"Entries that were changed; the others' states do not allow it."`
+	ByQueue map[string]int64 `json:"byQueue,omitempty" doc:"Of a dry run, the chosen ones by queue."`
+	ByType  map[string]int64 `json:"byErrorType,omitempty" doc:"Of a dry run, the chosen ones by type of error."`
+}
+
+type bulkInput struct{ Body BulkRequest }
+
+type bulkOutput struct{ Body BulkAnswer }
+
+type exportInput struct {
+	Body struct {
+		Filter EntryFilter `json:"filter" doc:"Which entries."`
+		Format string      `json:"format,omitempty" enum:"ndjson,csv" doc:"ndjson: everything of each entry; csv: a line for each, as lists show them. ndjson if absent."`
+	}
+}
+
+func (s *service) registerBulk(api huma.API) {
+	tags := []string{"dead letters"}
+	bulk := huma.Operation{
+		OperationID: "bulk", Method: http.MethodPost, Path: "/api/dlq/bulk", Tags: tags,
+		Summary: "Do one thing to many dead letters",
+		Description: "Discard, resolve, park, unpark, assign, tag, note or purge those that a filter chooses. It answers when all are done; a request that is cut off has " +
+			"done a part. Entries whose state does not allow it are left alone.",
+		Errors: []int{400, 422, 503},
+	}
+	example(&bulk, http.StatusOK, BulkAnswer{Chosen: 812, Changed: 810})
+	huma.Register(api, bulk, s.bulk)
+
+	export := huma.Operation{
+		OperationID: "export", Method: http.MethodPost, Path: "/api/dlq/export", Tags: tags,
+		Summary: "Export dead letters as NDJSON or CSV", Description: "Streamed, in order of capture, whatever their number.",
+		Errors: []int{400, 422, 503},
+	}
+	export.Responses = map[string]*huma.Response{"200": {Description: "The entries", Content: map[string]*huma.MediaType{
+		"application/x-ndjson": {Schema: &huma.Schema{Type: "string"}, Example: `{"id":"` + entryExample + `","status":"dlq_manual"}` + "\n"},
+		"text/csv":             {Schema: &huma.Schema{Type: "string"}},
+	}}}
+	huma.Register(api, export, s.export)
+}
+
+func (s *service) bulk(ctx context.Context, in *bulkInput) (*bulkOutput, error) {
+	body := &in.Body
+	filter, err := json.Marshal(body.Filter)
+	if err != nil {
+		return nil, huma.Error422UnprocessableEntity(err.Error())
+	}
+	if body.Do == "tag" && len(body.Tags) == 0 {
+		return nil, huma.Error422UnprocessableEntity("tag needs tags", &huma.ErrorDetail{Location: "body.tags", Message: "is required"})
+	}
+	if body.DryRun {
+		rows, err := s.Store.Queries().Preview(ctx, filter)
+		if err != nil {
+			return nil, s.problem(ctx, deadletter.Named(err))
+		}
+		out := &bulkOutput{Body: BulkAnswer{DryRun: true, ByQueue: map[string]int64{}, ByType: map[string]int64{}}}
+		for _, row := range rows {
+			out.Body.Chosen += row.Entries
+			out.Body.ByQueue[row.Queue] += row.Entries
+			out.Body.ByType[row.ErrorType] += row.Entries
+		}
+		return out, nil
+	}
+	args, err := json.Marshal(map[string]any{"assignee": body.Assignee, "tags": body.Tags, "force": body.Force})
+	if err != nil {
+		return nil, huma.Error422UnprocessableEntity(err.Error())
+	}
+	looked, changed, err := s.Store.Bulk(ctx, deadletter.Bulk{Action: body.Do, Filter: filter, All: body.All, Args: args, Act: body.act()})
+	if err != nil {
+		return nil, s.problem(ctx, err)
+	}
+	return &bulkOutput{Body: BulkAnswer{Chosen: int64(looked), Changed: int64(changed)}}, nil
+}
+
+func (s *service) export(ctx context.Context, in *exportInput) (*huma.StreamResponse, error) {
+	filter, err := json.Marshal(in.Body.Filter)
+	if err != nil {
+		return nil, huma.Error422UnprocessableEntity(err.Error())
+	}
+	format := cmp.Or(in.Body.Format, "ndjson")
+	first, err := s.Store.FindEntries(ctx, filter, nil) // what is wrong with the filter is said before the stream begins
+	if err != nil {
+		return nil, s.problem(ctx, err)
+	}
+	return &huma.StreamResponse{Body: func(out huma.Context) {
+		out.SetHeader("Content-Type", map[string]string{"ndjson": "application/x-ndjson", "csv": "text/csv; charset=utf-8"}[format])
+		buffered := bufio.NewWriter(out.BodyWriter())
+		write := writeNDJSON(buffered)
+		if format == "csv" {
+			write = writeCSV(buffered)
+		}
+		for page := first; len(page) > 0; {
+			for i := range page {
+				if err := write(&page[i]); err != nil {
+					return // the client hung up
+				}
+			}
+			if page, err = s.Store.FindEntries(ctx, filter, &page[len(page)-1].ID); err != nil {
+				s.Logger.Error("export was cut short", "error", err)
+				panic(http.ErrAbortHandler) // so that the client sees that it is not whole
+			}
+		}
+		_ = buffered.Flush()
+	}}, nil
+}
+
+func writeNDJSON(out *bufio.Writer) func(*deadletter.Entry) error {
+	encoder := json.NewEncoder(out)
+	return func(e *deadletter.Entry) error { return encoder.Encode(e) }
+}
+
+func writeCSV(out *bufio.Writer) func(*deadletter.Entry) error {
+	w := csv.NewWriter(out)
+	_ = w.Write([]string{
+		"id", "status", "queue", "kind", "messageId", "jobId", "source", "subscriberId", "priority", "errorClass", "errorType", "errorCode", "errorMessage",
+		"strategy", "dlqRetryCount", "firstFailedAt", "lastFailedAt", "createdAt", "closedAt", "assignedTo", "tags", "notes",
+	}) // buffered
+	return func(e *deadletter.Entry) error {
+		tags, err := json.Marshal(e.Tags)
+		if err != nil {
+			return err
+		}
+		closed := ""
+		if e.ClosedAt != nil {
+			closed = e.ClosedAt.Format(timeFormat)
+		}
+		if err := w.Write([]string{
+			e.ID.String(), string(e.Status), cell(&e.Queue), cell(&e.Kind), cell(e.EventID), strconv.FormatInt(e.RiverJobID, 10), cell(e.Source), cell(e.SubscriberID),
+			strconv.Itoa(int(e.Priority)), cell(e.ErrorClass), cell(e.ErrorType), cell(e.ErrorCode), cell(e.ErrorMessage), cell(e.Strategy),
+			strconv.Itoa(int(e.DLQRetryCount)), e.FirstFailedAt.Format(timeFormat), e.LastFailedAt.Format(timeFormat), e.CreatedAt.Format(timeFormat), closed,
+			cell(e.AssignedTo), string(tags), cell(e.Notes),
+		}); err != nil {
+			return err
+		}
+		w.Flush()
+		return w.Error()
+	}
+}
+
+const timeFormat = "2006-01-02T15:04:05.000Z07:00"
+
+// cell is a text as a spreadsheet shows it: what strangers wrote must not be taken for a formula.
+func cell(text *string) string {
+	if text == nil || *text == "" {
+		return ""
+	}
+	switch (*text)[0] {
+	case '=', '+', '-', '@', '\t', '\r':
+		return "'" + *text
+	}
+	return *text
+}
