@@ -1,0 +1,189 @@
+package main_test
+
+import (
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
+)
+
+// scenario is what a runbook is for: what is in the database before, what its blocks print, and what has become of it.
+type scenario struct {
+	failed []failed
+	before string            // SQL
+	prints []string          // patterns, over all that the blocks print
+	waits  string            // what its block marked "wait" comes to print
+	after  map[string]string // SQL that returns one value, and that value
+}
+
+// failed is a message that has died.
+type failed struct {
+	n                               int
+	kind, errorType, class, payload string
+}
+
+var scenarios = map[string]scenario{
+	"dlq-grows-fast": {
+		failed: []failed{{5, "order.placed", "PRICE_MISSING", "transient", `{}`}, {1, "x.y", "OTHER", "validation", `{}`}},
+		prints: []string{`dlq_pending +\| default +\| transient +\| +5`, `5 \| default \| order.placed \| PRICE_MISSING`, `5 \| +5 \|`, `dlq_manual \| +5`},
+		after:  map[string]string{"SELECT count(*) FROM dlq.dead_letter_transitions WHERE reason = 'returned to the automatic path' AND note = 'mended'": "5"},
+	},
+	"destination-down": {
+		failed: []failed{{2, "order.placed", "HTTP_503", "outage", `{}`}},
+		prints: []string{`destination:default \| open +\| t +\| t`},
+		after:  map[string]string{"SELECT state::text FROM dlq.circuit_breakers": "closed", "SELECT count(*) FROM dlq.circuit_breaker_changes": "2"},
+	},
+	"deploy-broke-a-kind": {
+		failed: []failed{{9, "order.placed", "PRICE_MISSING", "code_bug", `{"order": 1}`}, {2, "order.placed", "OTHER", "validation", `{}`}},
+		prints: []string{`order.placed \| PRICE_MISSING \| +9`, `default \| PRICE_MISSING \| under 1 hour \| +9`},
+		waits:  `completed .*\| +\d \| +\d \| +0 \| +\d \| +0`,
+		after: map[string]string{
+			"SELECT count(*) FROM dlq.dead_letter_queue WHERE error_type = 'PRICE_MISSING' AND status = 'dlq_resolved'":             "9",
+			"SELECT count(*) >= 6 FROM dlq.dead_letter_queue WHERE edited_event @> '{\"payload\": {\"order\": 1, \"price\": 100}}'": "t",
+			"SELECT count(*) FROM dlq.dead_letter_queue WHERE original_event @> '{\"payload\": {\"price\": 100}}'":                  "0",
+			"SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_manual'":                                                "2",
+		},
+	},
+	"poison-message": {
+		failed: []failed{{1, "document.uploaded", "WORKER_DIED", "transient", `{"document": "doc_1", "attachment": "x"}`}},
+		prints: []string{`WORKER_DIED`, `job \d+ failed`},
+		waits:  `dlq_resolved \| .*"attachment": "x".* \| .*"attachment": null`,
+		after:  map[string]string{"SELECT count(*) FROM dlq.dead_letter_transitions WHERE note LIKE '%ticket 4711'": "1"},
+	},
+	"replay-since-a-time": {
+		failed: []failed{{6, "order.placed", "T", "validation", `{}`}},
+		before: "INSERT INTO river_job (kind, args, queue, max_attempts, state, finalized_at) SELECT 'dlqd_message', jsonb_build_object('messageId', 'done' || i, 'queue', 'default', 'kind', 'k', 'payload', i), 'default', 3, 'completed', now() FROM generate_series(1, 3) i",
+		prints: []string{`default \| T +\| under 1 hour \| +6`, `default \| +3 \|`, `INSERT 0 3`},
+		waits:  `completed \| +6 \| +6 \| +0`,
+		after: map[string]string{
+			"SELECT count(*) FROM river_job WHERE metadata @> '{\"replayed\": \"incident 81\"}' AND state <> 'discarded'": "3",
+			"SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_resolved'":                                    "6",
+		},
+	},
+	"stuck-in-processing": {
+		failed: []failed{{1, "order.placed", "T", "validation", `{}`}},
+		before: `INSERT INTO river_job (kind, args, queue, max_attempts, state) VALUES ('elsewhere', '{}', 'nobody', 1, 'running');
+			UPDATE river_job SET state = 'discarded', finalized_at = now() WHERE kind = 'elsewhere'; SELECT dlq.replay(id) FROM dlq.find('{"kind": "elsewhere"}');
+			SELECT dlq.replay(id) FROM dlq.find('{"kind": "elsewhere"}', 0); DELETE FROM river_job WHERE kind = 'elsewhere' AND state = 'available'`,
+		prints: []string{`0 \| +0 \| +1`, `without_a_job.*\n-+\n +0`},
+		after:  map[string]string{"SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_processing'": "0"},
+	},
+	"partitions-and-disk": {
+		prints: []string{`dead_letter_open`, `audit trail \|`, `made_ahead.*\n-+\n +t`},
+		after:  map[string]string{"SELECT to_regclass('dlq.dead_letter_resolved_' || to_char(now() + interval '3 months', 'YYYYMM')) IS NOT NULL": "t"},
+	},
+	"river-is-slow": {
+		prints: []string{`dlq_capture \| t`, `dlq_follow +\| t`, `VACUUM`, `overdue.*\n-+\n +0`},
+	},
+	"restored-from-backup": {
+		failed: []failed{{1, "payment.captured", "T", "transient", `{"paymentId": "pay_1"}`}, {1, "payment.captured", "T", "transient", `{"paymentId": "pay_2"}`}},
+		prints: []string{`knows_until`, `2 \| +2 \|`, `1 \| +1 \|`, `still_parked.*\n-+\n +0`},
+		after: map[string]string{
+			"SELECT status::text FROM dlq.dead_letter_queue WHERE original_event @> '{\"payload\": {\"paymentId\": \"pay_1\"}}'":                      "dlq_resolved",
+			"SELECT count(*) FROM dlq.dead_letter_transitions WHERE reason = 'returned to the automatic path' AND note = 'the bank does not have it'": "1",
+		},
+	},
+	"bad-policy": {
+		failed: []failed{{3, "order.placed", "HTTP_503", "validation", `{}`}},
+		prints: []string{`worker +\| validation +\| manual +\| +3`, `would be judged anew`, `3 \| +3 \|`},
+		after:  map[string]string{"SELECT count(*) FROM dlq.dead_letter_transitions WHERE reason = 'returned to the automatic path' AND note = 'policy reverted'": "3"},
+	},
+	"customer-data-gone": {
+		failed: []failed{{2, "order.placed", "T", "validation", `{"customer": "cus_81"}`}, {1, "order.placed", "T", "validation", `{"customer": "cus_8"}`}},
+		prints: []string{`dlq_manual \| +2`, `discarded \| +2`, `DELETE 2`, `0 \| +0 \| +2`},
+		after:  map[string]string{"SELECT count(*) FROM dlq.dead_letter_queue": "1", "SELECT count(*) FROM river_job WHERE args::text LIKE '%cus_81%'": "0"},
+	},
+}
+
+var runbookBlock = regexp.MustCompile("(?s)```(sql|sh)( wait)?\n(.*?)```")
+
+// TestRunbooks runs every block of every runbook, in the state that the runbook is for.
+func TestRunbooks(t *testing.T) {
+	t.Parallel()
+	files, err := filepath.Glob("../../runbooks/*.md")
+	require.NoError(t, err)
+	index, err := os.ReadFile("../../runbooks/README.md")
+	require.NoError(t, err)
+	require.Len(t, files, len(scenarios)+1, "each has a scenario")
+	for name, s := range scenarios {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			require.Contains(t, string(index), "("+name+".md)")
+			runRunbook(t, name, &s)
+		})
+	}
+}
+
+func runRunbook(t *testing.T, name string, s *scenario) {
+	t.Helper()
+	raw, err := os.ReadFile("../../runbooks/" + name + ".md")
+	require.NoError(t, err)
+	url := postgrestest.URL(t)
+	pool := postgrestest.Open(t, url)
+	receiver := answering(t, func(http.ResponseWriter, *http.Request) {})
+	dlqd := serve(t, "--database-url", url, "--destination", receiver)
+	for _, f := range s.failed {
+		_, err := pool.Exec(t.Context(), `INSERT INTO river_job (kind, args, queue, max_attempts, state, attempt)
+			SELECT 'dlqd_message', jsonb_build_object('messageId', md5(random()::text), 'queue', 'default', 'kind', $2::text, 'payload', $3::jsonb), 'default', 3, 'running', 3
+			FROM generate_series(1, $1) i`, f.n, f.kind, f.payload)
+		require.NoError(t, err)
+		_, err = pool.Exec(t.Context(), `UPDATE river_job SET state = 'discarded', finalized_at = now(), errors = ARRAY['{"error": "it failed", "attempt": 3}'::jsonb],
+			metadata = jsonb_build_object('dlq:error', jsonb_build_object('attempt', 3, 'type', $1::text, 'class', $2::text, 'message', 'it failed')) WHERE state = 'running'`, f.errorType, f.class)
+		require.NoError(t, err)
+	}
+	require.Eventually(t, func() bool {
+		var undecided int
+		require.NoError(t, pool.QueryRow(t.Context(), "SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_pending' AND strategy IS NULL").Scan(&undecided))
+		return undecided == 0
+	}, 30*time.Second, 20*time.Millisecond)
+	if s.before != "" {
+		_, err := pool.Exec(t.Context(), s.before)
+		require.NoError(t, err)
+	}
+
+	printed := ""
+	for _, block := range runbookBlock.FindAllStringSubmatch(string(raw), -1) {
+		language, wait, text := block[1], block[2] != "", block[3]
+		once := func() string {
+			cmd := exec.CommandContext(t.Context(), program, "psql", "--database-url", url, "--", "-X", "-v", "ON_ERROR_STOP=1", "-f", "-")
+			cmd.Stdin = strings.NewReader(text)
+			if language == "sh" {
+				cmd = exec.CommandContext(t.Context(), "bash", "-euc", strings.ReplaceAll(text, "dlqd ", program+" "))
+			}
+			cmd.Env = append(os.Environ(), "DLQD_API="+dlqd.api, "PAGER=")
+			out, err := cmd.CombinedOutput()
+			require.NoError(t, err, "%s\n%s", text, out)
+			return string(out)
+		}
+		if !wait {
+			printed += once()
+			continue
+		}
+		require.NotEmpty(t, s.waits)
+		last := ""
+		require.Eventually(t, func() bool {
+			last = once()
+			return regexp.MustCompile(s.waits).MatchString(last)
+		}, 30*time.Second, 100*time.Millisecond, "last: %s", &last)
+	}
+	for _, pattern := range s.prints {
+		require.Regexp(t, pattern, printed)
+	}
+	for sql, want := range s.after {
+		var got string
+		require.Eventually(t, func() bool {
+			require.NoError(t, pool.QueryRow(t.Context(), "SELECT ("+sql+")::text").Scan(&got))
+			return got == want || want == "t" && got == "true"
+		}, 30*time.Second, 50*time.Millisecond, "%s is %s", sql, &got)
+	}
+	require.Zero(t, dlqd.stop(syscall.SIGTERM))
+}
