@@ -179,6 +179,13 @@ END
 $$;
 COMMENT ON FUNCTION dlq.requeue_expired_leases IS 'Checks the jobs of entries whose lease has passed. Returns how many leases were extended (job alive), settled (job had ended unseen) and requeued (job gone).';
 
+CREATE OR REPLACE FUNCTION dlq.default_partition(p_parent regclass) RETURNS regclass
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT c.oid::regclass FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
+    WHERE i.inhparent = p_parent AND pg_get_expr(c.relpartbound, c.oid) = 'DEFAULT'
+$$;
+COMMENT ON FUNCTION dlq.default_partition IS 'The default partition of a partitioned table.';
+
 CREATE OR REPLACE FUNCTION dlq.ensure_partition(p_parent regclass, p_name text, p_from timestamptz, p_to timestamptz, p_primary_key text) RETURNS boolean
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '2s' AS $$
 DECLARE
@@ -189,10 +196,13 @@ BEGIN
     END IF;
     -- ATTACH lets inserts into other partitions go on; CREATE TABLE ... PARTITION OF would stop them.
     EXECUTE format('CREATE TABLE %I.%I (LIKE %s INCLUDING ALL EXCLUDING INDEXES, PRIMARY KEY (%s))', v_schema, p_name, p_parent, p_primary_key);
+    -- Rows of this range that came while there was no partition for them.
+    EXECUTE format('WITH early AS (DELETE FROM %1$s WHERE %2$I >= %3$L AND %2$I < %4$L RETURNING *) INSERT INTO %5$I.%6$I SELECT * FROM early',
+                   dlq.default_partition(p_parent), CASE WHEN p_primary_key = 'id' THEN 'closed_at' ELSE 'at' END, p_from, p_to, v_schema, p_name);
     EXECUTE format('ALTER TABLE %s ATTACH PARTITION %I.%I FOR VALUES FROM (%L) TO (%L)', p_parent, v_schema, p_name, p_from, p_to);
     RETURN true;
 EXCEPTION WHEN lock_not_available OR check_violation THEN
-    -- Busy, or the default partition already holds rows of this range: they stay there, and nothing is refused.
+    -- Busy, or rows of this range have just come to the default partition: the next round tries again, and nothing is refused.
     RAISE WARNING 'partition % was not made: %', p_name, SQLERRM;
     RETURN false;
 END

@@ -1,4 +1,4 @@
--- Bulk replay: a run sends many entries back, in the server, at its pace, and its report stays.
+-- Bulk replay: a run sends many entries back, in the server, at its pace, and its report stays. And what retention reads.
 
 -- +goose Up
 CREATE TYPE dlq.replay_status AS ENUM ('running', 'paused', 'completed', 'cancelled', 'stopped');
@@ -71,7 +71,15 @@ COMMENT ON COLUMN dlq.replay_run_entries.outcome IS 'succeeded, failed or skippe
 COMMENT ON COLUMN dlq.replay_run_entries.detail IS 'The error, or why it was skipped.';
 COMMENT ON COLUMN dlq.replay_run_entries.ended_at IS 'When the redelivery ended.';
 
+-- Closed entries that are past their time: they come in the order in which they closed, which is what BRIN is for.
+CREATE INDEX dead_letter_resolved_closed ON dlq.dead_letter_resolved USING brin (closed_at);
+CREATE INDEX dead_letter_failed_closed   ON dlq.dead_letter_failed   USING brin (closed_at);
+CREATE INDEX dead_letter_archived_closed ON dlq.dead_letter_archived USING brin (closed_at);
+
 -- +goose Down
+DROP INDEX dlq.dead_letter_archived_closed;
+DROP INDEX dlq.dead_letter_failed_closed;
+DROP INDEX dlq.dead_letter_resolved_closed;
 DROP TABLE dlq.replay_run_entries;
 DROP TABLE dlq.replay_runs;
 DROP TYPE dlq.replay_status;

@@ -16,3 +16,6 @@ ORDER BY o.n;
 
 -- name: ForgetOrdered :one
 SELECT dlq.forget_ordered()::integer AS forgotten;
+
+-- name: EnforceRetention :many
+SELECT r.action::text AS action, r.what::text AS what, r.entries::bigint AS entries FROM dlq.enforce_retention(@periods::jsonb, @max_entries::integer, @now::timestamptz) r;

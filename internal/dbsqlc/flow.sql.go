@@ -7,10 +7,47 @@ package dbsqlc
 
 import (
 	"context"
+	"encoding/json"
+	"time"
 
 	"github.com/google/uuid"
-	"time"
 )
+
+const EnforceRetention = `-- name: EnforceRetention :many
+SELECT r.action::text AS action, r.what::text AS what, r.entries::bigint AS entries FROM dlq.enforce_retention($1::jsonb, $2::integer, $3::timestamptz) r
+`
+
+type EnforceRetentionParams struct {
+	Periods    json.RawMessage
+	MaxEntries int32
+	Now        time.Time
+}
+
+type EnforceRetentionRow struct {
+	Action  string
+	What    string
+	Entries int64
+}
+
+func (q *Queries) EnforceRetention(ctx context.Context, arg EnforceRetentionParams) ([]EnforceRetentionRow, error) {
+	rows, err := q.db.Query(ctx, EnforceRetention, arg.Periods, arg.MaxEntries, arg.Now)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	items := []EnforceRetentionRow{}
+	for rows.Next() {
+		var i EnforceRetentionRow
+		if err := rows.Scan(&i.Action, &i.What, &i.Entries); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
 
 const ForgetOrdered = `-- name: ForgetOrdered :one
 SELECT dlq.forget_ordered()::integer AS forgotten

@@ -281,6 +281,15 @@ func (s *Store) Bulk(ctx context.Context, b Bulk) (looked, changed int, err erro
 	}
 }
 
+// EnforceRetention takes one step of retention: see dlq.enforce_retention.
+func (s *Store) EnforceRetention(ctx context.Context, periods json.RawMessage, most int, now time.Time) (steps []dbsqlc.EnforceRetentionRow, err error) {
+	err = s.move(ctx, func() (err error) {
+		steps, err = s.queries.EnforceRetention(ctx, dbsqlc.EnforceRetentionParams{Periods: periods, MaxEntries: int32(most), Now: now})
+		return err
+	})
+	return steps, err
+}
+
 // maxMoveTries bounds how often a move is tried again that met another one of the same row.
 const maxMoveTries = 5
 

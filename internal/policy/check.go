@@ -19,6 +19,9 @@ const (
 	maxBackoff = 24 * time.Hour
 	maxTimeout = time.Hour
 	maxDelay   = 30 * 24 * time.Hour
+	// A slip of the pen must not delete what closed a moment ago.
+	minRetention = time.Hour
+	maxRetention = 100 * 365 * 24 * time.Hour
 	// maxSmartOver is how long River keeps completed jobs, by its defaults.
 	maxSmartOver = 24 * time.Hour
 )
@@ -43,6 +46,12 @@ func (l *loader) check() {
 		}
 		l.checkRange("retry-policies", at+".backoff.delay", q.Backoff.Delay, time.Millisecond, maxBackoff)
 		l.checkRange("retry-policies", at+".timeout", q.Timeout, time.Millisecond, maxTimeout)
+		for _, kept := range []struct {
+			field  string
+			period time.Duration
+		}{{"resolved", q.Retention.Resolved}, {"failed", q.Retention.Failed}, {"archived", q.Retention.Archived}} {
+			l.checkRange("retry-policies", at+".retention."+kept.field, kept.period, minRetention, maxRetention)
+		}
 		if p.Destinations[q.Destination] == nil {
 			l.badf("retry-policies", at+".destination", "there is no destination %q (there are: %s)", q.Destination, known(p.Destinations))
 		}

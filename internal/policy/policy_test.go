@@ -132,6 +132,7 @@ func TestLoad_bad(t *testing.T) {
 		{"retry-policies", "queues: {a: {timeout: 30}}", "queues.a.timeout: is of type number; must be string"},
 		{"retry-policies", destination + "queues:\n  a:\n    timeout: 2h\n    destination: d", "retry-policies.yaml:4: queues.a.timeout: is 2h0m0s; must be 1ms to 1h0m0s"},
 		{"retry-policies", destination + "queues:\n  a: {destination: b}", `retry-policies.yaml:3: queues.a.destination: there is no destination "b" (there are: d)`},
+		{"retry-policies", destination + "queues: {a: {destination: d, retention: {resolved: 30s}}}", "queues.a.retention.resolved: is 30s; must be 1h0m0s to"},
 		{"retry-policies", destination + "queues: {'A b': {destination: d}}", "queues.A b: a queue's name"},
 		{"retry-policies", "destinations: {d: {url: 'ftp://x'}}", "destinations.d.url: must be an http or https URL"},
 		{"retry-policies", "destinations: {d: {}}", "destinations.d: url is required"},

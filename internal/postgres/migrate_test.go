@@ -228,10 +228,11 @@ func TestPartitions(t *testing.T) {
 	require.Zero(t, count(t, pool, "SELECT dlq.ensure_partitions()"), "they are there already")
 	require.Equal(t, 3+3, count(t, pool, "SELECT dlq.ensure_partitions(10, 3)"))
 
-	// A row whose partition is missing is kept in the default one, and that one's range is left to it.
+	// A row whose partition is missing is kept in the default one until its own is made.
 	execute(t, pool, "INSERT INTO dlq.dead_letter_transitions (at, entry_id, to_status, actor, queue, kind) VALUES (now() + interval '12 days', gen_random_uuid(), 'dlq_pending', 'a', 'q', 'k')")
 	require.Equal(t, 1, count(t, pool, "SELECT count(*) FROM dlq.dead_letter_transitions_default"))
-	require.Equal(t, 1, count(t, pool, "SELECT dlq.ensure_partitions(12, 2)"), "day 11, not day 12")
+	require.Equal(t, 2, count(t, pool, "SELECT dlq.ensure_partitions(12, 2)"))
+	require.Zero(t, count(t, pool, "SELECT count(*) FROM dlq.dead_letter_transitions_default"))
 
 	// A closed entry goes to its month's partition, with the triggers and indexes of the others.
 	execute(t, pool, "INSERT INTO river_job (kind, args, max_attempts) VALUES ('k', '{}', 1)")

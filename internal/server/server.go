@@ -32,6 +32,7 @@ import (
 	"github.com/dlqd/dlqd/internal/policy"
 	"github.com/dlqd/dlqd/internal/postgres"
 	"github.com/dlqd/dlqd/internal/replay"
+	"github.com/dlqd/dlqd/internal/retention"
 	"github.com/dlqd/dlqd/internal/strategy"
 	"github.com/dlqd/dlqd/internal/worker"
 	"github.com/dlqd/dlqd/riverdlq"
@@ -480,11 +481,15 @@ func (s *Server) stop(hard context.Context) error {
 
 // keepHouse makes partitions ahead, and takes away what nobody needs, for as long as the server runs.
 func (s *Server) keepHouse(ctx context.Context) {
+	keeper := &retention.Keeper{Store: s.store, Policy: s.policy, Logger: s.logger}
 	ticker := time.NewTicker(postgres.PartitionInterval)
 	defer ticker.Stop()
 	for {
 		if err := postgres.EnsurePartitions(ctx, s.pool, s.config.Schemas); err != nil && ctx.Err() == nil {
 			s.logger.Error("partitions were not made ahead; rows go to the default partition meanwhile", "error", err)
+		}
+		if _, err := keeper.Run(ctx); err != nil && ctx.Err() == nil {
+			s.logger.Error("retention: the next round tries again", "error", err)
 		}
 		if _, err := s.store.Queries().ForgetOrdered(ctx); err != nil && ctx.Err() == nil {
 			s.logger.Error("places of ordered messages whose work is done were not taken away", "error", err)

@@ -1,0 +1,106 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/dlqd/dlqd/internal/deadletter"
+	"github.com/dlqd/dlqd/internal/postgres"
+)
+
+// captureBatch is how many jobs fail in one transaction while a month goes.
+const captureBatch = 100
+
+// retentionBench measures how long a month of a million resolved entries takes to go, dropped and deleted, and how many
+// jobs a second can fail, each with its capture, meanwhile.
+func retentionBench(b *bench, scale float64) error {
+	entries := int(1_000_000 * scale)
+	b.row("", "seconds", "captures/s before", "captures/s meanwhile", "longest capture of 100")
+	for _, how := range []string{"dropped", "deleted"} {
+		err := b.withPool(4, func(pool *pgxpool.Pool) error {
+			if err := b.fresh(pool, true); err != nil {
+				return err
+			}
+			if err := fillMonth(b.ctx, pool, entries); err != nil {
+				return err
+			}
+			before, _, err := captures(b.ctx, pool, func() error { time.Sleep(5 * time.Second); return nil })
+			if err != nil {
+				return err
+			}
+			start := time.Now()
+			var took time.Duration
+			meanwhile, longest, err := captures(b.ctx, pool, func() error {
+				err := letGo(b.ctx, pool, how == "dropped")
+				took = time.Since(start)
+				time.Sleep(max(0, time.Second-took)) // a rate needs a while
+				return err
+			})
+			b.row(how, fmt.Sprintf("%.3f", took.Seconds()), thousands(before), thousands(meanwhile), longest.Round(time.Millisecond))
+			return err
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// fillMonth fills a month of long ago.
+func fillMonth(ctx context.Context, pool *pgxpool.Pool, entries int) error {
+	for _, sql := range []string{
+		"SELECT dlq.ensure_partition('dlq.dead_letter_resolved', 'dead_letter_resolved_202401', '2024-01-01Z', '2024-02-01Z', 'id')",
+		fmt.Sprintf(`SET session_replication_role = replica; -- as they came, by resolving, would take an hour
+			INSERT INTO dlq.dead_letter_resolved (id, status, river_job_id, queue, kind, job_kind, priority, original_event, error_message, error_type, error_class, source, closed_at, first_failed_at, last_failed_at)
+			SELECT dlq.uuid_v7(), 'dlq_resolved', i, 'queue_' || i %% 10, 'kind_' || i %% 50, 'noop', 2, jsonb_build_object('blob', repeat('x', 900)), 'dial tcp: connection refused', 'T', 'transient', 's',
+				'2024-01-01Z'::timestamptz + i * interval '1 second', now(), now()
+			FROM generate_series(1, %d) i; SET session_replication_role = DEFAULT`, entries),
+		"VACUUM ANALYZE dlq.dead_letter_resolved", "CHECKPOINT",
+	} {
+		if _, err := pool.Exec(ctx, sql, pgx.QueryExecModeSimpleProtocol); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// letGo drops the month as retention does, or deletes its entries in steps of 1,000.
+func letGo(ctx context.Context, pool *pgxpool.Pool, drop bool) error {
+	if drop {
+		_, err := deadletter.NewStore(pool, postgres.DefaultSchemas()).EnforceRetention(ctx,
+			[]byte(`{"defaults": {"resolved": "30 days", "failed": "90 days", "archived": "365 days"}}`), 1000, time.Now())
+		return err
+	}
+	for {
+		tag, err := pool.Exec(ctx, `DELETE FROM dlq.dead_letter_queue WHERE status = 'dlq_resolved' AND id IN (
+			SELECT id FROM dlq.dead_letter_resolved WHERE closed_at < now() - interval '30 days' ORDER BY id LIMIT 1000)`)
+		if err != nil || tag.RowsAffected() == 0 {
+			return err
+		}
+	}
+}
+
+// captures has jobs fail for as long as during runs: how many a second, and how long the longest 100 took.
+func captures(ctx context.Context, pool *pgxpool.Pool, during func() error) (perSecond float64, longest time.Duration, err error) {
+	var stop atomic.Bool
+	ended := make(chan error, 1)
+	go func() { err := during(); stop.Store(true); ended <- err }()
+	start, n := time.Now(), 0
+	for !stop.Load() {
+		if _, err := pool.Exec(ctx, "INSERT INTO river_job (kind, args, max_attempts, state) SELECT 'k', '{}', 1, 'running' FROM generate_series(1, $1)", captureBatch); err != nil {
+			return 0, 0, err
+		}
+		began := time.Now()
+		if _, err := pool.Exec(ctx, `UPDATE river_job SET state = 'discarded', finalized_at = now(), errors = ARRAY['{"error": "x"}'::jsonb] WHERE state = 'running'`); err != nil {
+			return 0, 0, err
+		}
+		longest = max(longest, time.Since(began))
+		n += captureBatch
+	}
+	return float64(n) / time.Since(start).Seconds(), longest, <-ended
+}
