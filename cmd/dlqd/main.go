@@ -111,7 +111,7 @@ func newRoot(hard context.Context) *cobra.Command {
 		newMove("unpark", "Return a parked dead letter to the automatic path"), newReclassify(), newBreakers(), newStats())
 	add("use", newBulks()...)
 	add("policy", newConfig())
-	add("database", newMigrate(), newAttach(), newDetach(), newPsql(), newOpenAPI())
+	add("database", newMigrate(), newAttach(), newDetach(), newDoctor(), newPsql(), newOpenAPI())
 	return root
 }
 

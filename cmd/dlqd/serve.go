@@ -53,7 +53,7 @@ func newServe(hard context.Context) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			stopReloads := reloadOnHangup(cmd.Context(), s)
+			stopReloads := reloadOnHangup(s)
 			defer stopReloads()
 			config.Logger.Info("dlqd serves", "api", s.Addresses(), "queues", config.Policy.QueueNames(), "policy", config.Policy.Version())
 			err = s.Wait(cmd.Context(), hard)
@@ -78,7 +78,7 @@ func newServe(hard context.Context) *cobra.Command {
 }
 
 // reloadOnHangup has the server read its policy again at SIGHUP.
-func reloadOnHangup(ctx context.Context, s *server.Server) (stop func()) {
+func reloadOnHangup(s *server.Server) (stop func()) {
 	hangups := make(chan os.Signal, 1)
 	signal.Notify(hangups, syscall.SIGHUP)
 	done := make(chan struct{})
@@ -88,7 +88,7 @@ func reloadOnHangup(ctx context.Context, s *server.Server) (stop func()) {
 			case <-done:
 				return
 			case <-hangups:
-				_ = s.Reload(ctx) // it says itself what went wrong
+				_ = s.Reload() // it says itself what went wrong
 			}
 		}
 	}()

@@ -1,7 +1,6 @@
 package server_test
 
 import (
-	"context"
 	"encoding/json"
 	"fmt"
 	"net/http"
@@ -275,7 +274,7 @@ func TestReload(t *testing.T) {
 	// Back by the way it came: files as they were, and SIGHUP's reload.
 	require.NoError(t, os.Remove(filepath.Join(dir, "worker-pool.yaml")))
 	require.NoError(t, os.WriteFile(file, []byte(good), 0o600))
-	require.NoError(t, b.server.Reload(context.Background()))
+	require.NoError(t, b.server.Reload())
 	third, _ := b.policyPart()
 	require.Equal(t, first, third)
 	require.Equal(t, 422, submit("m6", "two"))

@@ -14,12 +14,8 @@ import (
 	"github.com/dlqd/dlqd/internal/strategy"
 )
 
-const (
-	// settleTime gathers the changes of one checkout: files are written one after another.
-	settleTime = 300 * time.Millisecond
-	// removeQueueTimeout is how long a queue that the policy has no more may take to finish its jobs.
-	removeQueueTimeout = time.Minute
-)
+// settleTime gathers the changes of one checkout: files are written one after another.
+const settleTime = 300 * time.Millisecond
 
 // watchPolicy reads the policy again when its files change. A file system that tells nothing (some network ones) leaves
 // it to SIGHUP.
@@ -53,7 +49,7 @@ func (s *Server) watchPolicy(ctx context.Context) error {
 			case err := <-watcher.Errors:
 				s.logger.Warn("policy: watching files", "error", err)
 			case <-settle.C:
-				_ = s.Reload(ctx) // it says itself what went wrong
+				_ = s.Reload() // it says itself what went wrong
 			}
 		}
 	})
@@ -62,7 +58,7 @@ func (s *Server) watchPolicy(ctx context.Context) error {
 
 // Reload reads the policy again and puts it in force, all of it or nothing: where a file is wrong, the policy that was in
 // force stays, and log, health and metrics say so.
-func (s *Server) Reload(ctx context.Context) error {
+func (s *Server) Reload() error {
 	s.reloading.Lock()
 	defer s.reloading.Unlock()
 	old := s.policy()
@@ -81,33 +77,55 @@ func (s *Server) Reload(ctx context.Context) error {
 	s.planner.Store(planner)
 	s.metrics.Reloads.WithLabelValues("ok").Inc()
 	s.logger.Info("policy: reloaded", "from", old.Version(), "to", next.Version(), "changes", len(policy.Diff(old, next)))
-	if s.river != nil {
-		s.changeQueues(ctx, old, next)
+	select {
+	case s.queuesChanged <- struct{}{}:
+	default: // it will be looked at
 	}
 	return nil
 }
 
-// changeQueues has River's client work the queues of another policy. A queue whose concurrency changes stops for a moment.
-func (s *Server) changeQueues(ctx context.Context, old, next *policy.Policy) {
-	for _, name := range old.QueueNames() {
-		if next.Queues[name] != nil && next.Concurrency(name) == old.Concurrency(name) {
-			continue
+// changeQueues has River's client work the queues of the policy in force, whenever that changes. Removing a queue waits
+// for its running jobs, however long: meanwhile the others go on, and so do reloads.
+func (s *Server) changeQueues(ctx context.Context, worked map[string]int) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-s.queuesChanged:
 		}
-		ctx, cancel := context.WithTimeout(ctx, removeQueueTimeout)
-		err := s.river.Queues().Remove(ctx, name)
-		cancel()
-		if err != nil {
-			s.logger.Error("policy: a queue is still worked as before", "queue", name, "error", err)
+		for again := true; again; {
+			again = s.changeQueue(ctx, worked)
 		}
 	}
-	for _, name := range next.QueueNames() {
-		if old.Queues[name] != nil && next.Concurrency(name) == old.Concurrency(name) {
+}
+
+// changeQueue makes one change that is due, those that need not wait first. It reports whether it made one.
+func (s *Server) changeQueue(ctx context.Context, worked map[string]int) bool {
+	p := s.policy()
+	for _, name := range p.QueueNames() {
+		if _, known := worked[name]; known {
 			continue
 		}
-		if err := s.river.Queues().Add(name, river.QueueConfig{MaxWorkers: next.Concurrency(name)}); err != nil {
+		if err := s.river.Queues().Add(name, river.QueueConfig{MaxWorkers: p.Concurrency(name)}); err != nil {
 			s.logger.Error("policy: a queue is not worked", "queue", name, "error", err)
 		}
+		worked[name] = p.Concurrency(name)
+		return true
 	}
+	for name, concurrency := range worked {
+		if p.Queues[name] != nil && p.Concurrency(name) == concurrency {
+			continue
+		}
+		if err := s.river.Queues().Remove(ctx, name); err != nil {
+			if ctx.Err() == nil {
+				s.logger.Error("policy: a queue is worked as before", "queue", name, "error", err)
+			}
+			return false
+		}
+		delete(worked, name) // it is added again, if the policy has it still
+		return true
+	}
+	return false
 }
 
 // policyHealth says which policy is in force, and whether it is the one in the files.

@@ -118,6 +118,9 @@ type Server struct {
 	reloading  sync.Mutex
 	reloadErr  atomic.Pointer[error] // of the last reload; nil where it worked
 
+	queuesChanged chan struct{} // the policy's queues may not be those that River's client works
+	stopQueues    context.CancelFunc
+
 	background sync.WaitGroup // all that runs until stopWork
 	stopWork   context.CancelFunc
 	failed     chan error // a part died
@@ -138,7 +141,7 @@ func Start(ctx context.Context, config Config) (*Server, error) {
 	if !config.API && !config.Process && !config.DLQWorkers {
 		return nil, errors.New("no part is switched on: use --api, --process or --dlq-workers")
 	}
-	s := &Server{config: config, logger: config.Logger, metrics: metrics.New(), failed: make(chan error, 8)}
+	s := &Server{config: config, logger: config.Logger, metrics: metrics.New(), failed: make(chan error, 8), queuesChanged: make(chan struct{}, 1)}
 	if err := s.start(ctx); err != nil {
 		return nil, errors.Join(err, s.stop(context.WithoutCancel(ctx)))
 	}
@@ -254,9 +257,10 @@ func (s *Server) startProcessing(ctx context.Context, attached bool) error {
 	})
 	workers := river.NewWorkers()
 	river.AddWorker(workers, s.delivery)
-	queues := map[string]river.QueueConfig{}
+	queues, worked := map[string]river.QueueConfig{}, map[string]int{}
 	for _, name := range s.config.Policy.QueueNames() {
-		queues[name] = river.QueueConfig{MaxWorkers: s.config.Policy.Concurrency(name)}
+		worked[name] = s.config.Policy.Concurrency(name)
+		queues[name] = river.QueueConfig{MaxWorkers: worked[name]}
 	}
 	var err error
 	s.river, err = river.NewClient(riverpgxv5.New(s.pool), &river.Config{
@@ -283,6 +287,9 @@ func (s *Server) startProcessing(ctx context.Context, attached bool) error {
 	if err := s.river.Start(ctx); err != nil {
 		return fmt.Errorf("processing: %w", err)
 	}
+	changes, stopQueues := context.WithCancel(ctx)
+	s.stopQueues = stopQueues
+	s.background.Go(func() { s.changeQueues(changes, worked) })
 	releaser := &delivery.Releaser{Queries: s.store.Queries(), Policy: s.policy, Breakers: s.breakers, Logger: s.logger, Interval: releaseInterval}
 	s.background.Go(func() { releaser.Run(ctx) })
 	return nil
@@ -453,6 +460,9 @@ func (s *Server) stop(hard context.Context) error {
 	}
 	if s.ingester != nil {
 		s.ingester.Stop()
+	}
+	if s.stopQueues != nil {
+		s.stopQueues() // a queue that is being removed must not hold up the stop
 	}
 	if s.river != nil {
 		ctx, cancel := context.WithTimeout(hard, s.config.StopTimeout)

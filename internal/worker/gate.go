@@ -18,8 +18,9 @@ import (
 )
 
 const (
-	// gateHold is how long a gate in front of conditions stays shut whose probes failed.
-	gateHold = time.Minute
+	// gateHold is how long a gate in front of conditions stays shut whose probes failed. It is short: a destination that
+	// goes on failing opens its breaker, which is a condition too.
+	gateHold = 10 * time.Second
 	// gateIdle is how long a gate stays open through which nothing goes.
 	gateIdle = 10 * time.Second
 	// probeSuccess is the share of probes that must succeed to let the rest follow.

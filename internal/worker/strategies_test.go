@@ -115,7 +115,7 @@ func TestConditional_waitsAndIsReleasedProbesFirst(t *testing.T) {
 	j.gates()
 	require.Equal(t, 5, j.inStatus(deadletter.Processing), "the rest wait for them")
 
-	// They fail: the gate shuts, and tries again a minute later.
+	// They fail: the gate shuts, and tries again later.
 	j.conditions.set("circuit breaker destination:bank is open")
 	j.endRedeliveries("discarded")
 	j.all()

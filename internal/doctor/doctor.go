@@ -1,0 +1,155 @@
+// Package doctor looks for what goes wrong slowly: triggers that are gone, partitions that were not made, transactions that
+// hold back vacuum, a River without a leader. It says what to do about each, and changes nothing.
+package doctor
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/dlqd/dlqd/internal/postgres"
+)
+
+// Limits beyond which something is worth telling.
+const (
+	maxClockSkew      = 2 * time.Second
+	maxTransactionAge = 10 * time.Minute
+	maxSlotLag        = int64(1) << 30 // bytes of WAL
+	maxDeadShare      = 0.3            // of a table's rows, once there are minDeadRows
+	minDeadRows       = 10_000
+	maxOverdue        = time.Hour // of an available job
+	minDaysAhead      = 2         // partitions of the audit trail
+)
+
+// Finding is what one check found.
+type Finding struct {
+	Name   string `json:"name"`
+	OK     bool   `json:"ok"`
+	Detail string `json:"detail"`
+	Do     string `json:"do,omitempty"` // what to do, if not OK
+}
+
+// check is one question to the database.
+type check struct {
+	name string
+	// sql returns one row: a number, and a text about it.
+	sql string
+	bad func(n float64) bool
+	// ok and found format number and text; do says what to do.
+	ok, found, do string
+}
+
+var checks = []check{
+	{
+		"triggers", `SELECT count(*)::float8, coalesce(string_agg(tgname, ', '), '') FROM pg_trigger
+			WHERE tgrelid = 'river.river_job'::regclass AND tgname IN ('dlq_capture', 'dlq_follow') AND tgenabled IN ('O', 'A')`,
+		func(n float64) bool { return n < 2 },
+		"dlq_capture and dlq_follow are there, and enabled", "of dlq_capture and dlq_follow only %[1]g are there and enabled (%[2]s): jobs that fail have no dead letter",
+		"run dlqd migrate up (or dlqd attach), enable them (ALTER TABLE river_job ENABLE TRIGGER …), then SELECT dlq.backfill()",
+	},
+	{
+		"partitions", `SELECT coalesce(extract(epoch FROM max(dlq.partition_end(c.oid)) - now()) / 86400, 0)::float8, '' FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
+			WHERE i.inhparent = 'dlq.dead_letter_transitions'::regclass`,
+		func(n float64) bool { return n < minDaysAhead },
+		"made %.0[1]f days ahead", "made only %.1[1]f days ahead",
+		"a dlqd that serves makes them every hour: is one running, and what does its log say? SELECT dlq.ensure_partitions() makes them now",
+	},
+	{
+		"default partitions", `SELECT ((SELECT count(*) FROM dlq.dead_letter_transitions_default) + (SELECT count(*) FROM dlq.dead_letter_resolved_default)
+			+ (SELECT count(*) FROM dlq.dead_letter_failed_default) + (SELECT count(*) FROM dlq.dead_letter_archived_default))::float8, ''`,
+		func(n float64) bool { return n > 0 },
+		"empty", "%.0[1]f rows came while their partition was missing",
+		"SELECT dlq.ensure_partitions() moves those of the coming days and months; rows of the past stay where they are, which does no harm",
+	},
+	{
+		"transactions", fmt.Sprintf(`SELECT coalesce(extract(epoch FROM max(now() - xact_start)), 0)::float8, coalesce((array_agg('pid ' || pid || ', ' || coalesce(application_name, '') ORDER BY xact_start))[1], '')
+			FROM pg_stat_activity WHERE xact_start < now() - interval '%d seconds' AND backend_type = 'client backend'`, int(maxTransactionAge.Seconds())),
+		func(n float64) bool { return n > 0 },
+		"none is older than ten minutes", "one is open for %.0[1]f s (%[2]s): vacuum cannot take dead rows away meanwhile",
+		"end it: SELECT pg_terminate_backend(pid)",
+	},
+	{
+		"replication slots", `SELECT coalesce(max(pg_wal_lsn_diff(CASE WHEN pg_is_in_recovery() THEN pg_last_wal_receive_lsn() ELSE pg_current_wal_lsn() END, restart_lsn)), 0)::float8,
+			coalesce((array_agg(slot_name::text ORDER BY restart_lsn))[1], '') FROM pg_replication_slots WHERE restart_lsn IS NOT NULL`,
+		func(n float64) bool { return n > float64(maxSlotLag) },
+		"none holds back much", "slot %[2]s holds back %.0[1]f bytes of WAL on the disk",
+		"start its consumer, or drop it: SELECT pg_drop_replication_slot(name)",
+	},
+	{
+		"dead rows", fmt.Sprintf(`SELECT coalesce(max(n_dead_tup::float8 / greatest(n_live_tup + n_dead_tup, 1)), 0)::float8, coalesce((array_agg(relname::text ORDER BY n_dead_tup DESC))[1], '')
+			FROM pg_stat_user_tables WHERE n_dead_tup > %d AND (relid = 'river.river_job'::regclass OR schemaname = 'dlq') AND n_dead_tup > %f * (n_live_tup + n_dead_tup)`, minDeadRows, maxDeadShare),
+		func(n float64) bool { return n > 0 },
+		"vacuum keeps up", "%.0[1]f of %[2]s are dead rows (1 is all)",
+		"VACUUM (ANALYZE) the table; if it does not help, look at transactions and replication slots",
+	},
+	{
+		"River's leader", `SELECT count(*)::float8, coalesce(max(leader_id), '') FROM river.river_leader WHERE expires_at > now()`,
+		func(n float64) bool { return n == 0 },
+		"%[2]s", "there is none: nothing is scheduled, rescued or cleaned",
+		"run a River client that may lead: dlqd serve --process on its own River, one of the application's on theirs",
+	},
+	{
+		"jobs", fmt.Sprintf(`SELECT count(*)::float8, coalesce(min(queue), '') FROM (SELECT queue FROM river.river_job WHERE state = 'available' AND scheduled_at < now() - interval '%d seconds' LIMIT 1000) j`, int(maxOverdue.Seconds())),
+		func(n float64) bool { return n > 0 },
+		"none waits for more than an hour", "%.0[1]f wait for more than an hour (queue %[2]s)",
+		"is a client working that queue, is it paused (river_queue.paused_at), is its concurrency enough?",
+	},
+	{
+		"leases", `SELECT count(*)::float8, '' FROM dlq.dead_letter_open WHERE status = 'dlq_processing' AND lease_expires_at < now() - interval '30 minutes'`,
+		func(n float64) bool { return n > 0 },
+		"looked at in time", "%.0[1]f entries in dlq_processing were not looked at for half an hour",
+		"run a dlqd with DLQ workers, or SELECT * FROM dlq.requeue_expired_leases()",
+	},
+	{
+		"circuit breakers", `SELECT count(*)::float8, coalesce(string_agg(name, ', '), '') FROM dlq.circuit_breakers WHERE forced`,
+		func(n float64) bool { return n > 0 },
+		"none is held open by a person", "a person holds open: %[2]s",
+		"dlqd breakers reset NAME, if that is forgotten",
+	},
+}
+
+// Examine makes all checks that can be made on a database whose schema is current.
+func Examine(ctx context.Context, m *postgres.Migrator) []Finding {
+	if err := m.Check(ctx); err != nil {
+		return []Finding{{Name: "schema", Detail: err.Error(), Do: "what the message says; the other checks need it"}}
+	}
+	findings := []Finding{{Name: "schema", OK: true, Detail: "up to date"}, clock(ctx, m)}
+	for _, c := range checks {
+		findings = append(findings, c.make(ctx, m))
+	}
+	return findings
+}
+
+func (c *check) make(ctx context.Context, m *postgres.Migrator) Finding {
+	var n float64
+	var text string
+	if err := m.Pool.QueryRow(ctx, m.Schemas.Render(c.sql), pgx.QueryExecModeSimpleProtocol).Scan(&n, &text); err != nil {
+		return Finding{Name: c.name, Detail: "could not be looked at: " + err.Error(), Do: "look at it as a role that may"}
+	}
+	if c.bad(n) {
+		return Finding{Name: c.name, Detail: sentence(c.found, n, text), Do: c.do}
+	}
+	return Finding{Name: c.name, OK: true, Detail: sentence(c.ok, n, text)}
+}
+
+// sentence fills in what a format asks for, and nothing else.
+func sentence(format string, n float64, text string) string {
+	return fmt.Sprintf(format+"%[3]s", n, text, "")
+}
+
+// clock compares the database's clock with this machine's: what is due is decided by both.
+func clock(ctx context.Context, m *postgres.Migrator) Finding {
+	var there time.Time
+	start := time.Now()
+	if err := m.Pool.QueryRow(ctx, "SELECT clock_timestamp()").Scan(&there); err != nil {
+		return Finding{Name: "clock", Detail: "could not be looked at: " + err.Error(), Do: "is the database there?"}
+	}
+	middle := start.Add(time.Since(start) / 2)
+	skew := there.Sub(middle)
+	if skew.Abs() > maxClockSkew {
+		return Finding{Name: "clock", Detail: fmt.Sprintf("the database's is %s off this machine's", skew.Round(time.Millisecond)), Do: "set both by NTP"}
+	}
+	return Finding{Name: "clock", OK: true, Detail: fmt.Sprintf("%s off the database's", skew.Abs().Round(time.Millisecond))}
+}

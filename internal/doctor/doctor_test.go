@@ -1,0 +1,61 @@
+package doctor_test
+
+import (
+	"log/slog"
+	"testing"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/dlqd/dlqd/internal/doctor"
+	"github.com/dlqd/dlqd/internal/postgres"
+	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
+)
+
+func TestMain(m *testing.M) { postgrestest.Main(m) }
+
+func examine(t *testing.T, pool *pgxpool.Pool) map[string]doctor.Finding {
+	t.Helper()
+	found := map[string]doctor.Finding{}
+	for _, f := range doctor.Examine(t.Context(), &postgres.Migrator{Pool: pool, Schemas: postgres.DefaultSchemas(), Logger: slog.New(slog.DiscardHandler)}) {
+		require.NotContains(t, f.Detail, "%!", "a format that does not fit")
+		require.NotEmpty(t, f.Detail)
+		require.Equal(t, f.OK, f.Do == "", f.Name)
+		found[f.Name] = f
+	}
+	return found
+}
+
+func TestExamine(t *testing.T) {
+	t.Parallel()
+	pool := postgrestest.Pool(t)
+	exec := func(sql string) {
+		t.Helper()
+		_, err := pool.Exec(t.Context(), sql)
+		require.NoError(t, err)
+	}
+	exec("INSERT INTO river_leader (leader_id, elected_at, expires_at) VALUES ('me', now(), now() + interval '1 hour')")
+	for name, f := range examine(t, pool) {
+		if name != "transactions" && name != "replication slots" { // those are the whole server's
+			require.True(t, f.OK, "%s: %s", name, f.Detail)
+		}
+	}
+
+	for _, ill := range []struct{ name, sql, cure, says string }{
+		{"triggers", "ALTER TABLE river_job DISABLE TRIGGER dlq_capture", "ALTER TABLE river_job ENABLE TRIGGER dlq_capture", "only 1 are there and enabled (dlq_follow)"},
+		{"River's leader", "DELETE FROM river_leader", "INSERT INTO river_leader (leader_id, elected_at, expires_at) VALUES ('me', now(), now() + interval '1 hour')", "there is none"},
+		{"jobs", "INSERT INTO river_job (kind, args, max_attempts, scheduled_at) VALUES ('k', '{}', 1, now() - interval '2 hours')", "DELETE FROM river_job", "1 wait for more than an hour (queue default)"},
+		{"default partitions", "INSERT INTO dlq.dead_letter_transitions_default (at, entry_id, to_status, actor, queue, kind) VALUES (now() + interval '50 days', gen_random_uuid(), 'dlq_pending', 'a', 'q', 'k')", "DELETE FROM dlq.dead_letter_transitions_default", "1 rows came while"},
+		{"circuit breakers", "SELECT dlq.open_breaker('destination:x')", "SELECT dlq.reset_breaker('destination:x')", "a person holds open: destination:x"},
+		{"partitions", `DO $$ DECLARE p text; BEGIN FOR p IN SELECT inhrelid::regclass FROM pg_inherits JOIN pg_class ON pg_class.oid = inhrelid
+			WHERE inhparent = 'dlq.dead_letter_transitions'::regclass AND relname ~ '[0-9]$' LOOP EXECUTE 'DROP TABLE ' || p; END LOOP; END $$`, "SELECT dlq.ensure_partitions()", "made only 0.0 days ahead"},
+	} {
+		exec(ill.sql)
+		f := examine(t, pool)[ill.name]
+		require.False(t, f.OK, ill.name)
+		require.Contains(t, f.Detail, ill.says)
+		exec(ill.cure)
+		require.True(t, examine(t, pool)[ill.name].OK, ill.name)
+	}
+	require.Contains(t, examine(t, postgrestest.Open(t, postgrestest.Empty(t)))["schema"].Detail, "dlqd migrate up")
+}
