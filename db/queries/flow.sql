@@ -19,3 +19,10 @@ SELECT dlq.forget_ordered()::integer AS forgotten;
 
 -- name: EnforceRetention :many
 SELECT r.action::text AS action, r.what::text AS what, r.entries::bigint AS entries FROM dlq.enforce_retention(@periods::jsonb, @max_entries::integer, @now::timestamptz) r;
+
+-- name: LiveJobs :many
+-- Jobs that have not ended, by queue and state; and how many of them are held.
+SELECT j.queue, j.state::text AS state, count(*) AS jobs, count(*) FILTER (WHERE j.state = 'scheduled' AND j.metadata ? 'dlq:held') AS held
+FROM river.river_job j
+WHERE j.state IN ('available', 'pending', 'retryable', 'running', 'scheduled')
+GROUP BY j.queue, j.state;

@@ -14,6 +14,8 @@ import (
 
 	"github.com/danielgtaylor/huma/v2"
 	"github.com/danielgtaylor/huma/v2/adapters/humago"
+	"github.com/jackc/pgx/v5"
+	"github.com/riverqueue/river"
 	"golang.org/x/sync/semaphore"
 
 	"github.com/dlqd/dlqd/internal/breaker"
@@ -53,6 +55,7 @@ type Config struct {
 	Planner      func() *strategy.Planner // by the policy that is in force
 	Breakers     *breaker.Breakers
 	Replayer     *replay.Replayer
+	River        *river.Client[pgx.Tx] // to see queues and pause them; it works none
 	Metrics      *metrics.Metrics
 	Logger       *slog.Logger
 	MaxBodyBytes int64 // of one message; 0 means DefaultMaxBodyBytes
@@ -103,6 +106,7 @@ func build(config Config) (*http.ServeMux, huma.API) {
 		{Name: "messages", Description: "Submit messages, and follow them."},
 		{Name: "dead letters", Description: "See and steer jobs that ended as failures."},
 		{Name: "replay runs", Description: "Send many dead letters back, at a pace, and see how it goes."},
+		{Name: "queues", Description: "See queues, pause and resume them."},
 		{Name: "circuit breakers", Description: "See and steer what keeps deliveries from a destination that is in trouble."},
 		{Name: "operations", Description: "How the program is."},
 	}
@@ -112,6 +116,7 @@ func build(config Config) (*http.ServeMux, huma.API) {
 	s.registerEntries(api)
 	s.registerReplays(api)
 	s.registerBulk(api)
+	s.registerQueues(api)
 	s.registerJudgement(api)
 	s.registerOperations(api)
 

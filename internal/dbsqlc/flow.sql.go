@@ -79,6 +79,46 @@ func (q *Queries) InsertOrdered(ctx context.Context, arg InsertOrderedParams) er
 	return err
 }
 
+const LiveJobs = `-- name: LiveJobs :many
+SELECT j.queue, j.state::text AS state, count(*) AS jobs, count(*) FILTER (WHERE j.state = 'scheduled' AND j.metadata ? 'dlq:held') AS held
+FROM river.river_job j
+WHERE j.state IN ('available', 'pending', 'retryable', 'running', 'scheduled')
+GROUP BY j.queue, j.state
+`
+
+type LiveJobsRow struct {
+	Queue string
+	State string
+	Jobs  int64
+	Held  int64
+}
+
+// Jobs that have not ended, by queue and state; and how many of them are held.
+func (q *Queries) LiveJobs(ctx context.Context) ([]LiveJobsRow, error) {
+	rows, err := q.db.Query(ctx, LiveJobs)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	items := []LiveJobsRow{}
+	for rows.Next() {
+		var i LiveJobsRow
+		if err := rows.Scan(
+			&i.Queue,
+			&i.State,
+			&i.Jobs,
+			&i.Held,
+		); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
 const OrderDone = `-- name: OrderDone :exec
 SELECT dlq.order_done($1::text, $2::text, $3::bigint, $4::uuid)
 `

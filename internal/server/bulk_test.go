@@ -119,3 +119,31 @@ func TestExport(t *testing.T) {
 	status, _, _ = b.call("POST", "/api/dlq/export", `{"filter": {"maxAge": "a while"}}`)
 	require.Equal(t, http.StatusUnprocessableEntity, status)
 }
+
+func TestQueues(t *testing.T) {
+	t.Parallel()
+	b := setup(t, options{})
+	b.submit("m0")
+	b.awaitMessage("m0", "completed")
+	queue := func() map[string]any {
+		_, out, _ := b.call("GET", "/api/queues", "")
+		require.Len(t, out["queues"], 1)
+		return out["queues"].([]any)[0].(map[string]any)
+	}
+	require.Equal(t, "default", queue()["destination"])
+	status, out, _ := b.call("POST", "/api/queues/default/pause", "")
+	require.Equal(t, http.StatusOK, status, out)
+	require.NotEmpty(t, out["pausedAt"])
+	// The client hears of it in its own time; what it fetches until then is delivered.
+	require.Eventually(t, func() bool {
+		b.submit(fmt.Sprintf("p%d", time.Now().UnixNano()))
+		return queue()["available"].(float64) >= 2
+	}, 30*time.Second, 100*time.Millisecond)
+	status, out, _ = b.call("POST", "/api/queues/default/resume", "")
+	require.Equal(t, http.StatusOK, status, out)
+	require.Nil(t, out["pausedAt"])
+	require.Eventually(t, func() bool { return queue()["available"].(float64) == 0 }, 30*time.Second, 20*time.Millisecond)
+	status, out, _ = b.call("POST", "/api/queues/nowhere/pause", "")
+	require.Equal(t, http.StatusNotFound, status)
+	require.Contains(t, out["detail"], "nowhere")
+}

@@ -323,13 +323,22 @@ func (s *Server) startDLQWorker(ctx context.Context) error {
 	runner := replay.NewRunner(s.store, s.logger.With("part", "replay"))
 	s.background.Go(func() { runner.Run(ctx) })
 
-	client, err := river.NewClient(riverpgxv5.New(s.pool), &river.Config{Schema: s.config.Schemas.River, Logger: s.logger})
+	steering, err := s.steering()
 	if err != nil {
-		return fmt.Errorf("circuit breakers of River queues: %w", err)
+		return err
 	}
-	queues := &breaker.Queues{Pool: s.pool, Schemas: s.config.Schemas, River: client, Breakers: s.breakers, Logger: s.logger}
+	queues := &breaker.Queues{Pool: s.pool, Schemas: s.config.Schemas, River: steering, Breakers: s.breakers, Logger: s.logger}
 	s.background.Go(func() { queues.Run(ctx) })
 	return nil
+}
+
+// steering is a client of River's that works no queue: it sees queues, and pauses them.
+func (s *Server) steering() (*river.Client[pgx.Tx], error) {
+	client, err := river.NewClient(riverpgxv5.New(s.pool), &river.Config{Schema: s.config.Schemas.River, Logger: s.logger})
+	if err != nil {
+		return nil, fmt.Errorf("queues: %w", err)
+	}
+	return client, nil
 }
 
 // tellPeople says that dead letters need a person. Whatever else tells people, tells them from here.
@@ -357,8 +366,12 @@ func (s *Server) startAPI(ctx context.Context) error {
 		return err
 	}
 	s.metrics.WatchPending(s.ingester.Pending)
+	steering, err := s.steering()
+	if err != nil {
+		return err
+	}
 	handler := api.New(api.Config{
-		Ingester: s.ingester, Store: s.store, Planner: s.planner.Load, Breakers: s.breakers, Replayer: &replay.Replayer{Store: s.store, Planner: s.planner.Load}, Metrics: s.metrics, Logger: s.logger, MaxBodyBytes: s.config.MaxBodyBytes, MaxBodiesBytes: s.config.MaxBodiesBytes,
+		Ingester: s.ingester, Store: s.store, Planner: s.planner.Load, Breakers: s.breakers, River: steering, Replayer: &replay.Replayer{Store: s.store, Planner: s.planner.Load}, Metrics: s.metrics, Logger: s.logger, MaxBodyBytes: s.config.MaxBodyBytes, MaxBodiesBytes: s.config.MaxBodiesBytes,
 		Health: s.health, Ready: s.ready,
 	})
 	s.http = &http.Server{Handler: handler, ReadHeaderTimeout: readHeaderTimeout, IdleTimeout: idleTimeout, ErrorLog: slog.NewLogLogger(s.logger.Handler(), slog.LevelWarn)}

@@ -1,0 +1,151 @@
+package api
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/danielgtaylor/huma/v2"
+	"github.com/riverqueue/river"
+)
+
+// maxQueues bounds a list of queues.
+const maxQueues = 1000
+
+// Queue is a River queue, dlqd's or an application's.
+type Queue struct {
+	Name        string     `json:"name" doc:"The queue." example:"payment-processing"`
+	PausedAt    *time.Time `json:"pausedAt,omitempty" doc:"Since when it is paused: no client works it."`
+	Destination string     `json:"destination,omitempty" doc:"Where its messages are delivered, if dlqd delivers them."`
+	Concurrency int        `json:"concurrency,omitempty" doc:"Deliveries at once, in one process, if dlqd delivers them."`
+	Available   int64      `json:"available" doc:"Jobs that could run now."`
+	Running     int64      `json:"running" doc:"Jobs that run."`
+	Retryable   int64      `json:"retryable" doc:"Jobs that wait for their next attempt."`
+	Scheduled   int64      `json:"scheduled" doc:"Jobs that wait for their time, the held ones among them."`
+	Held        int64      `json:"held" doc:"Messages that wait for a circuit breaker, or for another of their ordering key."`
+	DeadLetters int64      `json:"deadLetters" doc:"Open dead letters."`
+}
+
+// QueueInput names a queue.
+type QueueInput struct {
+	Name string `path:"name" maxLength:"127" doc:"The queue." example:"payment-processing"`
+}
+
+type queuesOutput struct {
+	Body struct {
+		Queues []Queue `json:"queues" doc:"By name."`
+	}
+}
+
+type queueOutput struct{ Body Queue }
+
+func (s *service) registerQueues(api huma.API) {
+	tags := []string{"queues"}
+	queue := Queue{Name: "payment-processing", Destination: "payments", Concurrency: 20, Available: 3, Running: 2, DeadLetters: 1}
+	list := huma.Operation{
+		OperationID: "list-queues", Method: http.MethodGet, Path: "/api/queues", Tags: tags,
+		Summary: "Every queue, with its jobs that have not ended and its open dead letters", Errors: []int{503},
+	}
+	example(&list, http.StatusOK, map[string]any{"queues": []Queue{queue}})
+	huma.Register(api, list, func(ctx context.Context, _ *struct{}) (*queuesOutput, error) {
+		queues, err := s.queues(ctx)
+		if err != nil {
+			return nil, s.problem(ctx, err)
+		}
+		out := &queuesOutput{}
+		out.Body.Queues = queues
+		return out, nil
+	})
+	for _, verb := range []struct {
+		name, summary string
+		run           func(context.Context, string, *river.QueuePauseOpts) error
+	}{
+		{"pause", "Pause a queue: no client of River's works it", func(ctx context.Context, name string, opts *river.QueuePauseOpts) error {
+			return s.River.QueuePause(ctx, name, opts)
+		}},
+		{"resume", "Go on with a queue", func(ctx context.Context, name string, opts *river.QueuePauseOpts) error {
+			return s.River.QueueResume(ctx, name, opts)
+		}},
+	} {
+		op := huma.Operation{
+			OperationID: verb.name + "-queue", Method: http.MethodPost, Path: "/api/queues/{name}/" + verb.name, Tags: tags,
+			Summary: verb.summary, Errors: []int{404, 422, 503},
+		}
+		example(&op, http.StatusOK, queue)
+		huma.Register(api, op, func(ctx context.Context, in *QueueInput) (*queueOutput, error) {
+			err := verb.run(ctx, in.Name, nil)
+			if errors.Is(err, river.ErrNotFound) {
+				return nil, huma.Error404NotFound(fmt.Sprintf("no client of River's has worked a queue %q; GET /api/queues lists them", in.Name))
+			}
+			if err != nil {
+				return nil, s.problem(ctx, err)
+			}
+			queues, err := s.queues(ctx)
+			if err != nil {
+				return nil, s.problem(ctx, err)
+			}
+			i := slices.IndexFunc(queues, func(q Queue) bool { return q.Name == in.Name })
+			if i < 0 {
+				return nil, huma.Error404NotFound(fmt.Sprintf("there is no queue %q", in.Name))
+			}
+			return &queueOutput{Body: queues[i]}, nil
+		})
+	}
+}
+
+// queues gathers what River, the policy and the dead letters know of queues.
+func (s *service) queues(ctx context.Context) ([]Queue, error) {
+	found := map[string]*Queue{}
+	of := func(name string) *Queue {
+		if found[name] == nil {
+			found[name] = &Queue{Name: name}
+		}
+		return found[name]
+	}
+	known, err := s.River.QueueList(ctx, river.NewQueueListParams().First(maxQueues))
+	if err != nil {
+		return nil, err
+	}
+	for _, q := range known.Queues {
+		of(q.Name).PausedAt = q.PausedAt
+	}
+	policy := s.Planner().Policy()
+	for name, q := range policy.Queues {
+		of(name).Destination, of(name).Concurrency = q.Destination, policy.Concurrency(name)
+	}
+	jobs, err := s.Store.Queries().LiveJobs(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for _, row := range jobs {
+		q := of(row.Queue)
+		q.Held += row.Held
+		switch row.State {
+		case "available":
+			q.Available = row.Jobs
+		case "running":
+			q.Running = row.Jobs
+		case "retryable":
+			q.Retryable = row.Jobs
+		default: // pending ones wait too
+			q.Scheduled += row.Jobs
+		}
+	}
+	backlog, err := s.Store.Queries().Backlog(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for _, row := range backlog {
+		of(row.Queue).DeadLetters += row.Entries
+	}
+	list := make([]Queue, 0, len(found))
+	for _, q := range found {
+		list = append(list, *q)
+	}
+	slices.SortFunc(list, func(a, b Queue) int { return strings.Compare(a.Name, b.Name) })
+	return list, nil
+}
