@@ -79,6 +79,8 @@ type served struct {
 	cmd *exec.Cmd
 	api string
 	log *syncBuffer
+
+	read chan struct{} // closed when all of the log is read
 }
 
 type syncBuffer struct {
@@ -102,7 +104,7 @@ var servesAt = regexp.MustCompile(`api=\[(http://[^\]\s]+)`)
 
 func serve(t *testing.T, args ...string) *served {
 	t.Helper()
-	s := &served{t: t, log: &syncBuffer{}}
+	s := &served{t: t, log: &syncBuffer{}, read: make(chan struct{})}
 	s.cmd = exec.CommandContext(context.WithoutCancel(t.Context()), program, append([]string{"serve", "--listen", "127.0.0.1:0"}, args...)...)
 	pipe, err := s.cmd.StderrPipe()
 	require.NoError(t, err)
@@ -118,6 +120,7 @@ func serve(t *testing.T, args ...string) *served {
 			}
 		}
 		close(ready)
+		close(s.read)
 	}()
 	select {
 	case s.api = <-ready:
@@ -131,6 +134,10 @@ func serve(t *testing.T, args ...string) *served {
 func (s *served) stop(signal syscall.Signal) int {
 	s.t.Helper()
 	require.NoError(s.t, s.cmd.Process.Signal(signal))
+	select { // Wait closes the pipe, and what was not read of it yet is lost
+	case <-s.read:
+	case <-time.After(time.Minute):
+	}
 	_ = s.cmd.Wait()
 	return s.cmd.ProcessState.ExitCode()
 }
