@@ -391,8 +391,10 @@ func TestStop_answersWhatWasAccepted(t *testing.T) {
 		}()
 	}
 	require.Eventually(t, func() bool { p, _ := i.Pending(); return p == n }, 10*time.Second, time.Millisecond)
-	go release()
+	released := make(chan struct{})
+	go func() { defer close(released); release() }()
 	i.Stop()
+	<-released
 	for range n {
 		require.NoError(t, <-results)
 	}
