@@ -18,6 +18,7 @@ import (
 
 // scenario is what a runbook is for: what is in the database before, what its blocks print, and what has become of it.
 type scenario struct {
+	file   string // where it is not a runbook's
 	failed []failed
 	before string            // SQL
 	prints []string          // patterns, over all that the blocks print
@@ -118,14 +119,32 @@ func TestRunbooks(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			require.Contains(t, string(index), "("+name+".md)")
-			runRunbook(t, name, &s)
+			s.file = "../../runbooks/" + name + ".md"
+			runRunbook(t, &s)
 		})
 	}
 }
 
-func runRunbook(t *testing.T, name string, s *scenario) {
+// TestDocs_replay runs the commands of the page on replays in the same way.
+func TestDocs_replay(t *testing.T) {
+	t.Parallel()
+	runRunbook(t, &scenario{
+		file: "../../docs/replay.md",
+		failed: []failed{
+			{4, "payment.captured", "TIMEOUT_ERROR", "code_bug", `{"amount": 1}`}, {1, "order.placed", "T", "business", `{}`},
+		},
+		prints: []string{`4 dead letters would be replayed`, `"currency"`, `timeouts raised`},
+		after: map[string]string{
+			"SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_resolved' AND kind = 'payment.captured'": "4",
+			"SELECT count(*) FROM dlq.dead_letter_open WHERE assigned_to = 'kim' AND notes = 'waits for the bank'":   "1",
+			"SELECT count(*) FROM dlq.replay_runs WHERE status = 'completed'":                                        "2",
+		},
+	})
+}
+
+func runRunbook(t *testing.T, s *scenario) {
 	t.Helper()
-	raw, err := os.ReadFile("../../runbooks/" + name + ".md")
+	raw, err := os.ReadFile(s.file)
 	require.NoError(t, err)
 	url := postgrestest.URL(t)
 	pool := postgrestest.Open(t, url)

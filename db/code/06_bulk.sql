@@ -111,13 +111,10 @@ BEGIN
     IF p_filter = '{}' AND NOT p_all THEN
         RAISE EXCEPTION 'replay: an empty filter chooses every entry' USING ERRCODE = 'DLQ04', HINT = 'Say so with p_all => true.';
     END IF;
-    SELECT coalesce(sum(p.entries), 0) INTO v_total FROM dlq.preview(v_filter) p;
-    IF NOT p_force THEN
-        SELECT string_agg(b.name, ', ') INTO v_open FROM dlq.circuit_breakers b
-        WHERE b.state = 'open' AND b.name IN (SELECT 'queue:' || p.queue FROM dlq.preview(v_filter) p);
-        IF v_open IS NOT NULL THEN
-            RAISE EXCEPTION 'replay: open circuit breakers: %', v_open USING ERRCODE = 'DLQ05', HINT = 'Wait for them to close, or replay with force.';
-        END IF;
+    SELECT coalesce(sum(p.entries), 0), string_agg(DISTINCT b.name, ', ') INTO v_total, v_open
+    FROM dlq.preview(v_filter) p LEFT JOIN dlq.circuit_breakers b ON b.name = 'queue:' || p.queue AND b.state = 'open';
+    IF v_open IS NOT NULL AND NOT p_force THEN
+        RAISE EXCEPTION 'replay: open circuit breakers: %', v_open USING ERRCODE = 'DLQ05', HINT = 'Wait for them to close, or replay with force.';
     END IF;
     INSERT INTO dlq.replay_runs (id, filter, newest_first, batch_size, rate, concurrency, patch, merge_patch, queue, force, stop_at, stop_of, note, actor, cutoff, total)
     VALUES (v_id, v_filter, p_newest_first, p_batch_size, p_rate, p_concurrency, p_patch, p_merge_patch, p_queue, p_force, p_stop_at, p_stop_of, p_note, p_actor, v_id, v_total);

@@ -6,12 +6,14 @@ import (
 	"context"
 	"encoding/csv"
 	"encoding/json"
+	"fmt"
 	"net/http"
 	"strconv"
 
 	"github.com/danielgtaylor/huma/v2"
 
 	"github.com/dlqd/dlqd/internal/deadletter"
+	"github.com/dlqd/dlqd/internal/message"
 )
 
 // BulkRequest asks for one thing to be done to many entries.
@@ -79,6 +81,11 @@ func (s *service) bulk(ctx context.Context, in *bulkInput) (*bulkOutput, error) 
 	}
 	if body.Do == "tag" && len(body.Tags) == 0 {
 		return nil, huma.Error422UnprocessableEntity("tag needs tags", &huma.ErrorDetail{Location: "body.tags", Message: "is required"})
+	}
+	for i, tag := range body.Tags {
+		if problem := message.TagProblem(tag); problem != "" { // River would refuse the redelivery
+			return nil, huma.Error422UnprocessableEntity("invalid tag", &huma.ErrorDetail{Location: fmt.Sprintf("body.tags[%d]", i), Message: problem, Value: tag})
+		}
 	}
 	if body.DryRun {
 		rows, err := s.Store.Queries().Preview(ctx, filter)

@@ -58,8 +58,6 @@ type Breakers struct {
 	mu     sync.Mutex
 	shared map[string]dbsqlc.BreakersRow // as read last, by name
 	local  map[string]*local             // by name
-	synced time.Time
-	err    error // of the last look at the database
 }
 
 // local is this process's view of a destination's deliveries while the breaker is closed.
@@ -97,12 +95,11 @@ func (b *Breakers) Run(ctx context.Context) {
 // Sync takes in what the other processes know.
 func (b *Breakers) Sync(ctx context.Context) error {
 	rows, err := b.config.Queries.Breakers(ctx)
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.err = err
 	if err != nil {
 		return err
 	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
 	for _, row := range rows {
 		was := cmp.Or(b.shared[row.Name].State, string(Closed))
 		if was != row.State {
@@ -111,15 +108,7 @@ func (b *Breakers) Sync(ctx context.Context) error {
 		}
 		b.shared[row.Name] = row
 	}
-	b.synced = b.config.Now()
 	return nil
-}
-
-// Err is why the last look at the database failed.
-func (b *Breakers) Err() error {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.err
 }
 
 // State returns where a breaker stands and, for an open one, how long until a probe may go through: 0 if one may.

@@ -338,16 +338,17 @@ func (s *Store) Redeliver(ctx context.Context, tx pgx.Tx, ids []uuid.UUID, actor
 
 // Batch is how the entries of a replay run are sent back.
 type Batch struct {
-	Actor, Note string
-	Run         uuid.UUID
-	Queue       *string // instead of their own
-	Force       bool    // although an equal job is live
+	Actor string
+	Note  *string
+	Run   uuid.UUID
+	Queue *string // instead of their own
+	Force bool    // although an equal job is live
 }
 
 // RedeliverBatch makes jobs of entries for a replay run. Entries that cannot be replayed any more are left out.
 func (s *Store) RedeliverBatch(ctx context.Context, tx pgx.Tx, ids []uuid.UUID, b Batch) ([]Redelivery, error) {
 	rows, err := tx.Query(ctx, s.schemas.Render("SELECT entry_id, job_id, live_job_id FROM dlq.redeliver($1, $2, 'replay run ' || $3::text, $4, $5, jsonb_build_object('run', $3::uuid), $6, $3::uuid)"),
-		ids, b.Actor, b.Run, nullable(b.Note), b.Force, b.Queue)
+		ids, b.Actor, b.Run, b.Note, b.Force, b.Queue)
 	if err != nil {
 		return nil, err
 	}

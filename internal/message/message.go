@@ -99,6 +99,14 @@ var (
 	tagPattern  = regexp.MustCompile(`^\w[\w-]+\w$`)
 )
 
+// TagProblem says what is wrong with a tag, by River's rules for them; "" where nothing is.
+func TagProblem(tag string) string {
+	if len(tag) <= MaxTagLength && tagPattern.MatchString(tag) {
+		return ""
+	}
+	return fmt.Sprintf("must be 3 to %d letters, digits, _ and -, and neither start nor end with -", MaxTagLength)
+}
+
 // Headers that dlqd or HTTP itself sets on a delivery.
 var reservedHeaders = map[string]bool{
 	"Connection": true, "Content-Length": true, "Content-Type": true, "Host": true, "Keep-Alive": true,
@@ -208,8 +216,8 @@ func decode(raw []byte) (*Message, error) {
 		add("tags", "has %d tags; at most %d", len(msg.Tags), MaxTags)
 	}
 	for i, tag := range msg.Tags {
-		if len(tag) > MaxTagLength || !tagPattern.MatchString(tag) {
-			add(fmt.Sprintf("tags[%d]", i), "must be 3 to %d letters, digits, _ and -, and neither start nor end with -", MaxTagLength)
+		if problem := TagProblem(tag); problem != "" {
+			add(fmt.Sprintf("tags[%d]", i), "%s", problem)
 		}
 	}
 	if len(msg.Headers) > MaxHeaders {

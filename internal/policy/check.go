@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/dlqd/dlqd/internal/message"
 	"github.com/dlqd/dlqd/riverdlq"
 )
 
@@ -25,9 +26,6 @@ const (
 	// maxSmartOver is how long River keeps completed jobs, by its defaults.
 	maxSmartOver = 24 * time.Hour
 )
-
-// tagPattern is River's for tags.
-var tagPattern = regexp.MustCompile(`^\w[\w-]{1,253}\w$`)
 
 var queueName = regexp.MustCompile(`^[a-z0-9]+([_-][a-z0-9]+)*$`)
 
@@ -146,8 +144,8 @@ func (l *loader) checkRouting() {
 		}
 		seen[rule.Name] = true
 		for n, tag := range rule.Tags {
-			if !tagPattern.MatchString(tag) {
-				l.badf(file, at+".tags["+strconv.Itoa(n)+"]", "%q must be 3 to 255 letters, digits, _ and -, and neither start nor end with -", tag)
+			if problem := message.TagProblem(tag); problem != "" {
+				l.badf(file, at+".tags["+strconv.Itoa(n)+"]", "%q %s", tag, problem)
 			}
 		}
 		l.checkPlan(at+".plan", &rule.Plan)

@@ -3,12 +3,22 @@ package postgres
 import (
 	"context"
 	"fmt"
+	"os"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
 // DefaultMaxConns bounds a pool whose URL names no pool_max_conns: River's completer, fetches and the API share it.
 const DefaultMaxConns = 20
+
+// ProcessName names this process in what it writes to the database: host and process id.
+func ProcessName() string {
+	host, err := os.Hostname()
+	if err != nil {
+		host = "unknown"
+	}
+	return fmt.Sprintf("%s/%d", host, os.Getpid())
+}
 
 // Open opens a pool and makes sure that the server answers and is of a supported version. Passwords in url do not
 // appear in errors (pgx redacts them).

@@ -193,7 +193,7 @@ func (r *Runner) send(ctx context.Context, q *dbsqlc.Queries, tx pgx.Tx, run *db
 		}
 	}
 	jobs, err := r.store.RedeliverBatch(ctx, tx, going, deadletter.Batch{
-		Actor: run.Actor, Note: value(run.Note), Run: run.ID, Queue: run.Queue, Force: run.Force,
+		Actor: run.Actor, Note: run.Note, Run: run.ID, Queue: run.Queue, Force: run.Force,
 	})
 	if err != nil {
 		return err
@@ -257,11 +257,4 @@ func (r *Runner) edit(ctx context.Context, q *dbsqlc.Queries, run *dbsqlc.LockRe
 		}
 	}
 	return going, q.EditEvents(ctx, edits)
-}
-
-func value(s *string) string {
-	if s == nil {
-		return ""
-	}
-	return *s
 }

@@ -31,7 +31,7 @@ type Keeper struct {
 // Run enforces the retention once. It returns how many entries were archived, deleted, and dropped with their months
 // (as far as Postgres knows their number).
 func (k *Keeper) Run(ctx context.Context) (map[string]int64, error) {
-	periods, err := Periods(k.Policy())
+	periods, err := periodsOf(k.Policy())
 	if err != nil {
 		return nil, err
 	}
@@ -60,8 +60,8 @@ func (k *Keeper) Run(ctx context.Context) (map[string]int64, error) {
 	return done, nil
 }
 
-// Periods are a policy's periods as dlq.enforce_retention reads them.
-func Periods(p *policy.Policy) (json.RawMessage, error) {
+// periodsOf are a policy's periods as dlq.enforce_retention reads them.
+func periodsOf(p *policy.Policy) (json.RawMessage, error) {
 	of := func(r policy.Retention) map[string]string {
 		seconds := func(d time.Duration) string { return fmt.Sprintf("%d seconds", int64(d.Seconds())) }
 		return map[string]string{"resolved": seconds(r.Resolved), "failed": seconds(r.Failed), "archived": seconds(r.Archived)}

@@ -64,6 +64,7 @@ func TestBulk(t *testing.T) {
 		`{"do": "discard", "filter": {}}`:                              "an empty filter chooses every entry",
 		`{"do": "explode", "filter": {}}`:                              "validation failed",
 		`{"do": "tag", "filter": {}, "all": true}`:                     "tag needs tags",
+		`{"do": "tag", "tags": ["no"], "filter": {}, "all": true}`:     "invalid tag",
 		`{"do": "park", "filter": {"before": "2020-13-01T00:00:00Z"}}`: "",
 	} {
 		status, out, _ := b.call("POST", "/api/dlq/bulk", body)

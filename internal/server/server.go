@@ -187,7 +187,7 @@ func (s *Server) start(ctx context.Context) error {
 // startJudgement starts what all parts ask: the policy, the circuit breakers, and the conditions.
 func (s *Server) startJudgement(ctx, work context.Context) error {
 	s.breakers = breaker.New(breaker.Config{
-		Queries: s.store.Queries(), Policy: s.policy, Actor: processName(), Logger: s.logger,
+		Queries: s.store.Queries(), Policy: s.policy, Actor: postgres.ProcessName(), Logger: s.logger,
 	})
 	s.conditions = conditions.New(conditions.Config{
 		DB: s.pool, Policy: s.policy, Breakers: s.breakers, Logger: s.logger, Measure: s.config.Measure,
@@ -214,15 +214,6 @@ func (s *Server) startJudgement(ctx, work context.Context) error {
 
 // policy is the policy that is in force.
 func (s *Server) policy() *policy.Policy { return s.planner.Load().Policy() }
-
-// processName names this process in what it writes to the database.
-func processName() string {
-	host, err := os.Hostname()
-	if err != nil {
-		host = "unknown"
-	}
-	return fmt.Sprintf("%s/%d", host, os.Getpid())
-}
 
 func (s *Server) migrator() *postgres.Migrator {
 	return &postgres.Migrator{Pool: s.pool, Schemas: s.config.Schemas, Logger: s.logger, OwnRiver: s.embedded != nil}
@@ -311,7 +302,7 @@ func (h riverLog) WithGroup(name string) slog.Handler { return riverLog{h.Handle
 
 func (s *Server) startDLQWorker(ctx context.Context) error {
 	config := worker.Config{
-		Store: s.store, Planner: s.planner.Load, Logger: s.logger.With("part", "dlq-workers"), Name: processName(),
+		Store: s.store, Planner: s.planner.Load, Logger: s.logger.With("part", "dlq-workers"),
 		PollInterval: s.config.PollInterval, WakeTopic: s.config.Schemas.WakeTopic(), Observe: s.metrics.ObserveWorker, Parked: s.tellPeople,
 	}
 	if !s.config.PollOnly {

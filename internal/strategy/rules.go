@@ -21,7 +21,7 @@ import (
 // Limits on rules, which come from operators, and on what they read, which comes from strangers. Patterns are RE2 and
 // expressions have no loops, so the time of one classification is bounded by their product.
 const (
-	MaxRules        = 500
+	maxRules        = 500
 	maxContextBytes = 64 << 10 // a larger context is empty to expressions
 	maxNodes        = 200      // of an expression
 	maxMemory       = 100_000  // of an expression's run, in values
@@ -64,8 +64,8 @@ func compileRules(p *policy.Policy) ([]rule, error) {
 	bad := func(path, format string, args ...any) {
 		problems = append(problems, fmt.Errorf("%s: %s: %w", p.Where(file, path), path, fmt.Errorf(format, args...)))
 	}
-	if n := len(p.Routing.Rules); n > MaxRules {
-		bad("rules", "has %d rules; at most %d", n, MaxRules)
+	if n := len(p.Routing.Rules); n > maxRules {
+		bad("rules", "has %d rules; at most %d", n, maxRules)
 	}
 	rules := make([]rule, len(p.Routing.Rules))
 	for i := range rules {

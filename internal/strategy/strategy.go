@@ -201,15 +201,12 @@ func (p *Planner) planOf(e *Entry) policy.Plan {
 // Unmet says what an entry that waits for its conditions still waits for; "" where they hold.
 func (p *Planner) Unmet(e *Entry) string {
 	plan := p.planOf(e)
-	if p.conditions == nil || plan.Conditions == nil {
-		return ""
-	}
-	return p.conditions.Unmet(e.Queue, plan.Conditions)
+	return p.UnmetBy(e.Queue, plan.Conditions)
 }
 
 // UnmetBy says which of some conditions do not hold for a queue; "" where all do.
 func (p *Planner) UnmetBy(queue string, c *policy.Conditions) string {
-	if p.conditions == nil {
+	if p.conditions == nil || c == nil {
 		return ""
 	}
 	return p.conditions.Unmet(queue, c)
@@ -308,10 +305,7 @@ func (s *conditional) Due(e *Entry, plan *policy.Plan, now time.Time) Verdict {
 }
 
 func (s *conditional) unmet(e *Entry, plan *policy.Plan) string {
-	if s.planner.conditions == nil || plan.Conditions == nil {
-		return ""
-	}
-	if unmet := s.planner.conditions.Unmet(e.Queue, plan.Conditions); unmet != "" {
+	if unmet := s.planner.UnmetBy(e.Queue, plan.Conditions); unmet != "" {
 		return conditionPrefix + unmet
 	}
 	return ""

@@ -47,13 +47,6 @@ type gate struct {
 	claim func(ctx context.Context, q *dbsqlc.Queries, most int) ([]uuid.UUID, error)
 }
 
-func (w *Worker) now() time.Time {
-	if w.config.Now != nil {
-		return w.config.Now()
-	}
-	return time.Now()
-}
-
 // lookAtGates releases what may go now.
 func (w *Worker) lookAtGates(ctx context.Context) {
 	if err := w.Gates(ctx); err != nil && ctx.Err() == nil {
@@ -133,6 +126,7 @@ func (w *Worker) conditionGate(ctx context.Context, queue string) error {
 			putOff.Reasons = append(putOff.Reasons, "its conditions hold; released one by one")
 		}
 		counts["put_off"] += len(rows)
+		w.notify()
 		return errors.Join(err, q.PutOff(ctx, putOff))
 	})
 }

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"math"
 	"strings"
-	"time"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
@@ -89,18 +88,4 @@ func (w *Worker) smartGate(ctx context.Context, queue, fingerprint string) error
 		err = w.config.Store.Queries().SetGate(ctx, dbsqlc.SetGateParams{Name: name, State: gateShut, Probes: []uuid.UUID{}, Now: w.now(), Until: &until})
 	}
 	return err
-}
-
-// observed runs one transaction, and tells the observer what it did.
-func (w *Worker) observed(ctx context.Context, fn func(q *dbsqlc.Queries, tx pgx.Tx, counts map[string]int) error) error {
-	start := time.Now()
-	counts := map[string]int{}
-	err := w.config.Store.InTx(ctx, func(q *dbsqlc.Queries, tx pgx.Tx) error { return fn(q, tx, counts) })
-	if err != nil {
-		return err
-	}
-	for action, n := range counts {
-		w.config.Observe(action, n, time.Since(start))
-	}
-	return nil
 }

@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
-	"os"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -113,11 +112,7 @@ func New(config Config) *Worker {
 		config.GateInterval = DefaultGateInterval
 	}
 	if config.Name == "" {
-		host, err := os.Hostname()
-		if err != nil {
-			host = "unknown"
-		}
-		config.Name = fmt.Sprintf("%s/%d", host, os.Getpid())
+		config.Name = postgres.ProcessName()
 	}
 	if config.Observe == nil {
 		config.Observe = func(string, int, time.Duration) {}
@@ -158,23 +153,49 @@ func (w *Worker) Run(ctx context.Context) {
 			continue
 		}
 		timer := time.NewTimer(wait)
-		select {
-		case <-ctx.Done():
-		case <-timer.C:
-		case <-w.wake:
-			sleep(ctx, wakeDelay)
-		case <-sweep.C:
-			w.sweep(ctx)
-		case <-gates.C:
-			w.lookAtGates(ctx)
-		case <-smart.C:
-			if err := w.SmartRetry(ctx); err != nil && ctx.Err() == nil {
-				w.config.Logger.Error("DLQ worker: smart retry failed", "error", err)
-				w.config.Observe("error", 1, 0)
+		for waiting := true; waiting; {
+			waiting = false
+			select {
+			case <-ctx.Done():
+			case <-timer.C:
+			case <-w.wake:
+				sleep(ctx, wakeDelay)
+			case <-sweep.C:
+				w.sweep(ctx)
+			case <-gates.C: // what they release is not claimed as due
+				w.lookAtGates(ctx)
+				waiting = true
+			case <-smart.C:
+				if err := w.SmartRetry(ctx); err != nil && ctx.Err() == nil {
+					w.config.Logger.Error("DLQ worker: smart retry failed", "error", err)
+					w.config.Observe("error", 1, 0)
+				}
+				waiting = true
 			}
 		}
 		timer.Stop()
 	}
+}
+
+func (w *Worker) now() time.Time {
+	if w.config.Now != nil {
+		return w.config.Now()
+	}
+	return time.Now()
+}
+
+// observed runs one transaction, and tells the observer what it did.
+func (w *Worker) observed(ctx context.Context, fn func(q *dbsqlc.Queries, tx pgx.Tx, counts map[string]int) error) error {
+	start := time.Now()
+	counts := map[string]int{}
+	err := w.config.Store.InTx(ctx, func(q *dbsqlc.Queries, tx pgx.Tx) error { return fn(q, tx, counts) })
+	if err != nil {
+		return err
+	}
+	for action, n := range counts {
+		w.config.Observe(action, n, time.Since(start))
+	}
+	return nil
 }
 
 // untilNextDue is the poll interval, or less where an entry is due sooner.
@@ -231,9 +252,8 @@ func (w *Worker) batch(ctx context.Context, size int) (claimed []uuid.UUID, err 
 	var parked []Parked
 	err = w.observed(ctx, func(q *dbsqlc.Queries, tx pgx.Tx, counts map[string]int) error {
 		params := dbsqlc.ClaimDueParams{MaxEntries: int32(size)}
-		now := time.Now()
+		now := w.now()
 		if w.config.Now != nil {
-			now = w.config.Now()
 			params.Now = &now
 		}
 		rows, err := q.ClaimDue(ctx, params)
