@@ -10,6 +10,7 @@ import (
 	"os/signal"
 	"syscall"
 	"time"
+	_ "time/tzdata" // off-peak hours are in time zones, which a small machine may not have
 
 	"github.com/spf13/cobra"
 
