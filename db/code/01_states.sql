@@ -39,10 +39,21 @@ LANGUAGE sql STABLE PARALLEL SAFE
 RETURN coalesce(nullif(current_setting('dlq.actor', true), ''), session_user);
 COMMENT ON FUNCTION dlq.actor IS 'In whose name a move is made that names nobody: the function that makes it, or the database user.';
 
+CREATE OR REPLACE FUNCTION dlq.origin(p_actor text) RETURNS text
+LANGUAGE sql STABLE PARALLEL SAFE
+RETURN CASE WHEN p_actor NOT LIKE 'worker:%' AND p_actor NOT IN ('capture', 'sweep', 'retention', 'backfill')
+    THEN coalesce(nullif(current_setting('dlq.origin', true), ''),
+                  concat_ws(' ', nullif(current_setting('application_name'), ''), 'at', coalesce(host(inet_client_addr()), 'a local socket'))) END;
+COMMENT ON FUNCTION dlq.origin IS 'From where a person moves an entry: what the API says of its caller, or program and address of the database session. Null for what dlqd does by itself.';
+
 -- on_move checks a move and writes its audit row. It is a BEFORE trigger because AFTER UPDATE triggers do not fire on
 -- a row that changes its partition, as every entry that closes does.
 CREATE OR REPLACE FUNCTION dlq.on_move() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    v_actor  text;
+    v_left   text; -- the failure groups that the entry leaves and joins, as an open one
+    v_joined text;
 BEGIN
     IF NEW.id IS DISTINCT FROM OLD.id OR NEW.river_job_id IS DISTINCT FROM OLD.river_job_id THEN
         RAISE EXCEPTION 'dead letter %: its id and river_job_id cannot be changed', OLD.id USING ERRCODE = 'DLQ01';
@@ -83,12 +94,24 @@ BEGIN
         NEW.resolution_timestamp := NULL;
     END IF;
 
+    v_actor := coalesce(NEW.move ->> 'actor', dlq.actor());
+    v_left := CASE WHEN dlq.is_open(OLD.status) THEN OLD.fingerprint END;
+    v_joined := CASE WHEN dlq.is_open(NEW.status) THEN NEW.fingerprint END;
+    IF v_left IS NOT DISTINCT FROM v_joined THEN
+        v_left := NULL;
+        v_joined := NULL;
+    END IF;
     INSERT INTO dlq.dead_letter_transitions
-        (entry_id, from_status, to_status, actor, reason, note, strategy, rule, next_retry_at, river_job_id, queue, kind, error_class, detail, config_version)
+        (entry_id, from_status, to_status, actor, reason, note, strategy, rule, next_retry_at, river_job_id, queue, kind, error_class, detail, config_version,
+         from_class, error_type, first_failed_at, left_group, joined_group, origin)
     VALUES
-        (NEW.id, OLD.status, NEW.status, coalesce(NEW.move ->> 'actor', dlq.actor()), NEW.move ->> 'reason', NEW.move ->> 'note',
+        (NEW.id, OLD.status, NEW.status, v_actor, NEW.move ->> 'reason', NEW.move ->> 'note',
          NEW.strategy, NEW.rule, NEW.next_retry_at, coalesce(NEW.redelivery_job_id, OLD.redelivery_job_id, NEW.river_job_id),
-         NEW.queue, NEW.kind, NEW.error_class, NEW.move -> 'detail', NEW.config_version);
+         NEW.queue, NEW.kind, NEW.error_class, NEW.move -> 'detail', NEW.config_version,
+         OLD.error_class,
+         CASE WHEN NEW.last_failed_at IS DISTINCT FROM OLD.last_failed_at THEN coalesce(NEW.error_type, '') END,
+         CASE WHEN NEW.closed_at IS NOT NULL THEN NEW.first_failed_at END,
+         v_left, v_joined, dlq.origin(v_actor));
 
     -- A row that changes its partition comes by on_enter next, which must tell it from a new one.
     NEW.move := CASE WHEN dlq.is_open(OLD.status) AND dlq.is_open(NEW.status) THEN NULL ELSE '{"moved": true}' END;
@@ -124,8 +147,9 @@ CREATE OR REPLACE TRIGGER dead_letter_enter BEFORE INSERT ON dlq.dead_letter_que
 CREATE OR REPLACE FUNCTION dlq.on_capture() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    INSERT INTO dlq.dead_letter_transitions (entry_id, to_status, actor, reason, next_retry_at, river_job_id, queue, kind, error_class)
-    VALUES (NEW.id, NEW.status, dlq.actor(), 'job ' || NEW.river_job_id || ' failed', NEW.next_retry_at, NEW.river_job_id, NEW.queue, NEW.kind, NEW.error_class);
+    INSERT INTO dlq.dead_letter_transitions (entry_id, to_status, actor, reason, next_retry_at, river_job_id, queue, kind, error_class, error_type, source, attempts)
+    VALUES (NEW.id, NEW.status, dlq.actor(), 'job ' || NEW.river_job_id || ' failed', NEW.next_retry_at, NEW.river_job_id, NEW.queue, NEW.kind, NEW.error_class,
+            coalesce(NEW.error_type, ''), NEW.source, NEW.retry_count);
     RETURN NULL;
 END
 $$;

@@ -121,11 +121,12 @@ BEGIN
          CASE WHEN v_sent THEN left(p_job.args ->> 'orderingKey', 255) END)
     ON CONFLICT (river_job_id) DO UPDATE SET
         error_message = excluded.error_message, error_type = excluded.error_type, error_code = excluded.error_code,
-        error_class = excluded.error_class, reported_class = excluded.reported_class, error_stack_trace = excluded.error_stack_trace,
+        reported_class = excluded.reported_class, error_stack_trace = excluded.error_stack_trace,
         error_context = excluded.error_context, retry_history = excluded.retry_history,
         retry_count = excluded.retry_count, max_retries = excluded.max_retries, last_failed_at = excluded.last_failed_at,
-        fingerprint = NULL,
         -- Undecided again, unless a person holds it or another redelivery is under way.
+        error_class = CASE WHEN d.status = 'dlq_pending' THEN excluded.error_class ELSE d.error_class END,
+        fingerprint = CASE WHEN d.status = 'dlq_pending' THEN NULL ELSE d.fingerprint END,
         strategy = CASE WHEN d.status = 'dlq_pending' THEN NULL ELSE d.strategy END,
         next_retry_at = CASE WHEN d.status = 'dlq_pending' THEN now() END,
         waiting_for = NULL,

@@ -243,9 +243,5 @@ CREATE OR REPLACE VIEW dlq.backlog AS
     GROUP BY status, queue, error_class;
 COMMENT ON VIEW dlq.backlog IS 'Open entries by status, queue and class.';
 
-CREATE OR REPLACE VIEW dlq.moves_last_day AS
-    SELECT from_status, to_status, queue, error_class, count(*) AS moves
-    FROM dlq.dead_letter_transitions
-    WHERE at >= now() - interval '24 hours'
-    GROUP BY from_status, to_status, queue, error_class;
-COMMENT ON VIEW dlq.moves_last_day IS 'Moves of the last 24 hours, read from the audit trail.';
+-- Replaced by dlq.flow.
+DROP VIEW IF EXISTS dlq.moves_last_day;

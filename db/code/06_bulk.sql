@@ -158,8 +158,8 @@ COMMENT ON FUNCTION dlq.replay_cancel IS 'Ends a replay run. What it has sent ba
 -- note_on writes the audit row of something that is done to entries without moving them.
 CREATE OR REPLACE FUNCTION dlq.note_on(p_ids uuid[], p_actor text, p_reason text, p_note text) RETURNS void
 LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
-    INSERT INTO dlq.dead_letter_transitions (entry_id, from_status, to_status, actor, reason, note, strategy, rule, next_retry_at, river_job_id, queue, kind, error_class, config_version)
-    SELECT e.id, e.status, e.status, p_actor, p_reason, p_note, e.strategy, e.rule, e.next_retry_at, e.river_job_id, e.queue, e.kind, e.error_class, e.config_version
+    INSERT INTO dlq.dead_letter_transitions (entry_id, from_status, to_status, actor, reason, note, strategy, rule, next_retry_at, river_job_id, queue, kind, error_class, from_class, config_version, origin)
+    SELECT e.id, e.status, e.status, p_actor, p_reason, p_note, e.strategy, e.rule, e.next_retry_at, e.river_job_id, e.queue, e.kind, e.error_class, e.error_class, e.config_version, dlq.origin(p_actor)
     FROM dlq.dead_letter_queue e WHERE e.id = ANY (p_ids)
 $$;
 COMMENT ON FUNCTION dlq.note_on IS 'Writes an audit row for each of the entries, which stay where they are.';

@@ -18,6 +18,7 @@ import (
 	"github.com/riverqueue/river"
 	"golang.org/x/sync/semaphore"
 
+	"github.com/dlqd/dlqd/internal/analytics"
 	"github.com/dlqd/dlqd/internal/breaker"
 	"github.com/dlqd/dlqd/internal/deadletter"
 	"github.com/dlqd/dlqd/internal/ingest"
@@ -52,6 +53,7 @@ type Part struct {
 type Config struct {
 	Ingester     *ingest.Ingester
 	Store        *deadletter.Store
+	Analytics    *analytics.Store
 	Planner      func() *strategy.Planner // by the policy that is in force
 	Breakers     *breaker.Breakers
 	Replayer     *replay.Replayer
@@ -106,6 +108,7 @@ func build(config Config) (*http.ServeMux, huma.API) {
 		{Name: "messages", Description: "Submit messages, and follow them."},
 		{Name: "dead letters", Description: "See and steer jobs that ended as failures."},
 		{Name: "replay runs", Description: "Send many dead letters back, at a pace, and see how it goes."},
+		{Name: "analytics", Description: "What happens to dead letters over time, from rollups of the audit trail."},
 		{Name: "queues", Description: "See queues, pause and resume them."},
 		{Name: "circuit breakers", Description: "See and steer what keeps deliveries from a destination that is in trouble."},
 		{Name: "operations", Description: "How the program is."},
@@ -116,6 +119,7 @@ func build(config Config) (*http.ServeMux, huma.API) {
 	s.registerEntries(api)
 	s.registerReplays(api)
 	s.registerBulk(api)
+	s.registerAnalytics(api)
 	s.registerQueues(api)
 	s.registerJudgement(api)
 	s.registerOperations(api)

@@ -268,25 +268,14 @@ func (s *service) stats(ctx context.Context, _ *struct{}) (*statsOutput, error) 
 	if err != nil {
 		return nil, s.problem(ctx, err)
 	}
-	stats := Stats{Backlog: []BacklogRow{}, ByStatus: map[string]int64{}, OldestOpen: oldest}
+	stats := Stats{
+		Backlog: []BacklogRow{}, ByStatus: map[string]int64{}, OldestOpen: oldest,
+		LastDay: MovesOfDay{Captured: moves.Captured, Replayed: moves.Redelivered, Resolved: moves.Resolved, Failed: moves.Failed, Archived: moves.Archived},
+	}
 	for _, r := range rows {
 		stats.Open += r.Entries
 		stats.ByStatus[r.Status] += r.Entries
 		stats.Backlog = append(stats.Backlog, BacklogRow{Status: r.Status, Queue: r.Queue, ErrorClass: r.ErrorClass, Entries: r.Entries})
-	}
-	for _, m := range moves {
-		switch {
-		case m.Captured:
-			stats.LastDay.Captured += m.Moves
-		case m.ToStatus == string(deadletter.Resolved):
-			stats.LastDay.Resolved += m.Moves
-		case m.ToStatus == string(deadletter.Failed):
-			stats.LastDay.Failed += m.Moves
-		case m.ToStatus == string(deadletter.Archived):
-			stats.LastDay.Archived += m.Moves
-		case m.ToStatus == string(deadletter.Processing):
-			stats.LastDay.Replayed += m.Moves
-		}
 	}
 	return &statsOutput{Body: stats}, nil
 }

@@ -179,38 +179,41 @@ func (q *Queries) MessageJob(ctx context.Context, uniqueKey []byte) (MessageJobR
 	return i, err
 }
 
-const MovesLastDay = `-- name: MovesLastDay :many
-SELECT (from_status IS NULL)::boolean AS captured, to_status, count(*) AS moves
-FROM dlq.dead_letter_transitions
-WHERE at >= now() - interval '24 hours'
-GROUP BY 1, 2
+const MovesLastDay = `-- name: MovesLastDay :one
+SELECT coalesce(sum(m.captured), 0)::bigint AS captured, coalesce(sum(m.redelivered), 0)::bigint AS redelivered, coalesce(sum(m.resolved), 0)::bigint AS resolved,
+       coalesce(sum(m.failed), 0)::bigint AS failed, coalesce(sum(m.archived), 0)::bigint AS archived
+FROM (
+    SELECT r.captured, r.redelivered, r.resolved, r.failed, r.archived
+    FROM dlq.rollup_flow r WHERE r.step = 'minute' AND r.scope = 'all' AND r.bucket >= now() - interval '24 hours'
+    UNION ALL
+    SELECT count(*) FILTER (WHERE t.from_status IS NULL), count(*) FILTER (WHERE t.to_status = 'dlq_processing' AND t.from_status <> 'dlq_processing'),
+           count(*) FILTER (WHERE t.to_status = 'dlq_resolved' AND t.from_status <> 'dlq_resolved'),
+           count(*) FILTER (WHERE t.to_status = 'dlq_failed' AND t.from_status <> 'dlq_failed'),
+           count(*) FILTER (WHERE t.to_status = 'dlq_archived' AND t.from_status <> 'dlq_archived')
+    FROM dlq.rollup_state s CROSS JOIN LATERAL (SELECT b.from_status, b.to_status FROM dlq.moves_between(s.snapshot, txid_current_snapshot(), s.since) b) t
+) m
 `
 
 type MovesLastDayRow struct {
-	Captured bool
-	ToStatus string
-	Moves    int64
+	Captured    int64
+	Redelivered int64
+	Resolved    int64
+	Failed      int64
+	Archived    int64
 }
 
-// Moves of the last 24 hours by where they led.
-func (q *Queries) MovesLastDay(ctx context.Context) ([]MovesLastDayRow, error) {
-	rows, err := q.db.Query(ctx, MovesLastDay)
-	if err != nil {
-		return nil, err
-	}
-	defer rows.Close()
-	items := []MovesLastDayRow{}
-	for rows.Next() {
-		var i MovesLastDayRow
-		if err := rows.Scan(&i.Captured, &i.ToStatus, &i.Moves); err != nil {
-			return nil, err
-		}
-		items = append(items, i)
-	}
-	if err := rows.Err(); err != nil {
-		return nil, err
-	}
-	return items, nil
+// Moves of the last 24 hours, exact: the rollup, and the moves that it does not count yet.
+func (q *Queries) MovesLastDay(ctx context.Context) (MovesLastDayRow, error) {
+	row := q.db.QueryRow(ctx, MovesLastDay)
+	var i MovesLastDayRow
+	err := row.Scan(
+		&i.Captured,
+		&i.Redelivered,
+		&i.Resolved,
+		&i.Failed,
+		&i.Archived,
+	)
+	return i, err
 }
 
 const OldestOpen = `-- name: OldestOpen :one

@@ -222,7 +222,7 @@ func (m *Migrator) install(ctx context.Context, river string) error {
 	}); err != nil {
 		return fmt.Errorf("install functions and triggers: %w", err)
 	}
-	_, err := m.Pool.Exec(ctx, m.Schemas.Render("SELECT dlq.ensure_partitions()"))
+	_, err := m.Pool.Exec(ctx, m.Schemas.Render("SELECT dlq.ensure_partitions(), dlq.refresh_rollups()"))
 	return err
 }
 

@@ -22,6 +22,7 @@ import (
 	"github.com/riverqueue/river/riverdriver/riverpgxv5"
 	"github.com/riverqueue/river/rivertype"
 
+	"github.com/dlqd/dlqd/internal/analytics"
 	"github.com/dlqd/dlqd/internal/api"
 	"github.com/dlqd/dlqd/internal/breaker"
 	"github.com/dlqd/dlqd/internal/conditions"
@@ -104,6 +105,7 @@ type Server struct {
 
 	embedded  *postgres.Embedded
 	pool      *pgxpool.Pool
+	analytics *analytics.Store
 	store     *deadletter.Store
 	ingester  *ingest.Ingester
 	breakers  *breaker.Breakers
@@ -160,6 +162,7 @@ func (s *Server) start(ctx context.Context) error {
 		return fmt.Errorf("the River here is at version %d, and this dlqd's client needs %d to deliver messages: run River's migrations, or serve with --api and --dlq-workers alone", status.RiverVersion, status.RiverLatest)
 	}
 	s.store = deadletter.NewStore(s.pool, s.config.Schemas)
+	s.analytics = analytics.NewStore(s.pool, s.config.Schemas)
 	s.metrics.WatchBacklog(s.store, s.pool, s.config.Schemas, s.logger)
 
 	work, stopWork := context.WithCancel(context.WithoutCancel(ctx))
@@ -168,6 +171,7 @@ func (s *Server) start(ctx context.Context) error {
 		return err
 	}
 	s.background.Go(func() { s.keepHouse(work) })
+	s.background.Go(func() { s.analytics.Run(work, s.logger) })
 	if s.config.Process {
 		if err := s.startProcessing(work, status.Attached); err != nil {
 			return err
@@ -362,7 +366,7 @@ func (s *Server) startAPI(ctx context.Context) error {
 		return err
 	}
 	handler := api.New(api.Config{
-		Ingester: s.ingester, Store: s.store, Planner: s.planner.Load, Breakers: s.breakers, River: steering, Replayer: &replay.Replayer{Store: s.store, Planner: s.planner.Load}, Metrics: s.metrics, Logger: s.logger, MaxBodyBytes: s.config.MaxBodyBytes, MaxBodiesBytes: s.config.MaxBodiesBytes,
+		Ingester: s.ingester, Store: s.store, Analytics: s.analytics, Planner: s.planner.Load, Breakers: s.breakers, River: steering, Replayer: &replay.Replayer{Store: s.store, Planner: s.planner.Load}, Metrics: s.metrics, Logger: s.logger, MaxBodyBytes: s.config.MaxBodyBytes, MaxBodiesBytes: s.config.MaxBodiesBytes,
 		Health: s.health, Ready: s.ready,
 	})
 	s.http = &http.Server{Handler: handler, ReadHeaderTimeout: readHeaderTimeout, IdleTimeout: idleTimeout, ErrorLog: slog.NewLogLogger(s.logger.Handler(), slog.LevelWarn)}

@@ -1,0 +1,154 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/dlqd/dlqd/internal/analytics"
+	"github.com/dlqd/dlqd/internal/postgres"
+)
+
+// analyticsAsks is how often each question is asked; what is printed is of these.
+const analyticsAsks = 200
+
+// analyticsBench fills ten million entries and thirty million moves of 90 days, makes the rollups, and measures how long
+// each question takes, and what keeping the rollups up to date does to captures.
+func analyticsBench(b *bench, scale float64) error {
+	entries := int(10_000_000 * scale)
+	return b.withPool(4, func(pool *pgxpool.Pool) error {
+		if err := b.fresh(pool, true); err != nil {
+			return err
+		}
+		if err := fillHistory(b.ctx, pool, entries); err != nil {
+			return err
+		}
+		start := time.Now()
+		var moves int
+		if err := pool.QueryRow(b.ctx, "SELECT dlq.rebuild_rollups()").Scan(&moves); err != nil {
+			return err
+		}
+		b.row("rebuild", "moves", "seconds", "moves/s")
+		took := time.Since(start)
+		b.row("", thousands(float64(moves)), fmt.Sprintf("%.1f", took.Seconds()), thousands(float64(moves)/took.Seconds()))
+		if _, err := pool.Exec(b.ctx, "VACUUM ANALYZE"); err != nil {
+			return err
+		}
+		if err := askAnalytics(b, pool); err != nil {
+			return err
+		}
+		return refreshCost(b, pool)
+	})
+}
+
+// fillHistory fills entries, of which three percent are open, and three moves of each.
+func fillHistory(ctx context.Context, pool *pgxpool.Pool, entries int) error {
+	const row = `SELECT i, to_timestamp(floor(extract(epoch FROM now() - interval '90 days') + i * (90 * 86400.0 / %[1]d))) AS at,
+		dlq.first_id(to_timestamp(extract(epoch FROM now() - interval '90 days') + i * (90 * 86400.0 / %[1]d))) AS first_id FROM generate_series(1, %[1]d) i`
+	rows := fmt.Sprintf("(SELECT i, at, (left(first_id::text, 24) || lpad(to_hex(i), 12, '0'))::uuid AS id, i > %[2]d AS open FROM ("+row+") r) r", entries, entries*97/100)
+	queue, class := "'queue_' || i % 10", "(ARRAY['transient', 'rate_limited', 'outage', 'validation', 'malformed', 'unauthorized', 'not_found', 'business', 'code_bug'])[1 + (i / 10) % 9]"
+	for _, sql := range []string{
+		`SELECT dlq.ensure_partition('dlq.dead_letter_transitions', 'dead_letter_transitions_' || to_char(d, 'YYYYMMDD'), d, d + interval '1 day', 'id, at')
+			FROM generate_series(date_trunc('day', now() - interval '91 days', 'UTC'), now(), interval '1 day') d`,
+		`SELECT dlq.ensure_partition('dlq.dead_letter_resolved', 'dead_letter_resolved_' || to_char(d, 'YYYYMM'), d, d + interval '1 month', 'id')
+			FROM generate_series(date_trunc('month', now() - interval '91 days', 'UTC'), now(), interval '1 month') d`,
+		fmt.Sprintf(`INSERT INTO dlq.dead_letter_queue (id, status, river_job_id, queue, kind, job_kind, priority, original_event, error_message, error_type, error_class, source, fingerprint, strategy, closed_at, first_failed_at, last_failed_at, created_at)
+			SELECT id, CASE WHEN open THEN 'dlq_manual' ELSE 'dlq_resolved' END::dlq.dead_letter_status, i, %s, 'kind_' || i %% 50, 'noop', 2, '{}', 'connection refused', 'TYPE_' || i %% 50, %s, 'source_' || i %% 200,
+				'group_' || i %% 1000, 'manual', CASE WHEN NOT open THEN at + interval '1 hour' END, at, at, at FROM %s`, queue, class, rows),
+		fmt.Sprintf(`INSERT INTO dlq.dead_letter_transitions (at, entry_id, from_status, to_status, actor, queue, kind, error_class, from_class, error_type, source, attempts, first_failed_at, left_group, joined_group)
+			SELECT at + m.n * interval '20 minutes', id, m.from_status::dlq.dead_letter_status, CASE WHEN m.n = 2 AND open THEN 'dlq_manual' ELSE m.to_status END::dlq.dead_letter_status, 'worker:1', %s, 'kind', CASE WHEN m.n > 0 THEN %s END, CASE WHEN m.n > 1 THEN %[2]s END,
+				CASE WHEN m.n = 0 THEN 'TYPE_' || i %% 50 END, CASE WHEN m.n = 0 THEN 'source_' || i %% 200 END, CASE WHEN m.n = 0 THEN 5 END,
+				CASE WHEN m.n = 2 AND NOT open THEN at - i %% 3600 * interval '1 second' END, CASE WHEN m.n = 2 AND NOT open THEN 'group_' || i %% 1000 END, CASE WHEN m.n = 1 THEN 'group_' || i %% 1000 END
+			FROM %s CROSS JOIN (VALUES (0, NULL, 'dlq_pending'), (1, 'dlq_pending', 'dlq_processing'), (2, 'dlq_processing', 'dlq_resolved')) m (n, from_status, to_status)`, queue, class, rows),
+		"ANALYZE", "CHECKPOINT",
+	} {
+		err := pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+			if _, err := tx.Exec(ctx, "SET LOCAL timezone = 'UTC'; SET LOCAL session_replication_role = replica", pgx.QueryExecModeSimpleProtocol); err != nil {
+				return err
+			}
+			_, err := tx.Exec(ctx, sql)
+			return err
+		})
+		if err != nil {
+			return fmt.Errorf("%.60s: %w", sql, err)
+		}
+	}
+	return nil
+}
+
+// askAnalytics asks every question often, over the window that is asked for most and over a long one.
+func askAnalytics(b *bench, pool *pgxpool.Pool) error {
+	store := analytics.NewStore(pool, postgres.DefaultSchemas())
+	week, quarter := analytics.Window{Over: 7 * 24 * time.Hour}, analytics.Window{Over: 90 * 24 * time.Hour}
+	questions := []struct {
+		name string
+		ask  func(analytics.Window) error
+	}{
+		{"backlog and rates", func(w analytics.Window) error { _, err := store.Flow(b.ctx, w, "all", ""); return err }},
+		{"backlog and rates by queue", func(w analytics.Window) error { _, err := store.Flow(b.ctx, w, "queue", ""); return err }},
+		{"backlog and rates by class", func(w analytics.Window) error { _, err := store.Flow(b.ctx, w, "class", ""); return err }},
+		{"queues, resolution rate", func(w analytics.Window) error { _, err := store.Stats(b.ctx, w); return err }},
+		{"times", func(w analytics.Window) error { _, err := store.Times(b.ctx, w, "all"); return err }},
+		{"times by queue", func(w analytics.Window) error { _, err := store.Times(b.ctx, w, "queue"); return err }},
+		{"error types", func(w analytics.Window) error { _, err := store.ErrorTypes(b.ctx, w, 20); return err }},
+		{"failure groups and trend", func(w analytics.Window) error { _, err := store.TopGroups(b.ctx, w, 20); return err }},
+		{"heat map", func(w analytics.Window) error { _, err := store.HeatMap(b.ctx, w, "Europe/Paris"); return err }},
+		{"replay success", func(w analytics.Window) error { _, err := store.ReplaySuccess(b.ctx, w); return err }},
+		{"oldest entries", func(analytics.Window) error { _, err := store.Oldest(b.ctx, 20); return err }},
+		{"noisiest sources", func(w analytics.Window) error { _, err := store.NoisiestSources(b.ctx, w, 20); return err }},
+		{"cost of retries", func(w analytics.Window) error { _, err := store.RetryCost(b.ctx, w); return err }},
+	}
+	b.row("question", "7 days p50 ms", "p99 ms", "90 days p50 ms", "p99 ms")
+	for _, q := range questions {
+		cells := []any{q.name}
+		for _, w := range []analytics.Window{week, quarter} {
+			took := make([]time.Duration, analyticsAsks)
+			for i := range took {
+				start := time.Now()
+				if err := q.ask(w); err != nil {
+					return fmt.Errorf("%s: %w", q.name, err)
+				}
+				took[i] = time.Since(start)
+			}
+			slices.Sort(took)
+			for _, d := range []time.Duration{took[len(took)/2], took[len(took)*99/100]} {
+				cells = append(cells, fmt.Sprintf("%.1f", float64(d.Microseconds())/1000))
+			}
+		}
+		b.row(cells...)
+	}
+	return nil
+}
+
+// refreshCost has jobs fail with nobody refreshing the rollups, and with a dlqd that does.
+func refreshCost(b *bench, pool *pgxpool.Pool) error {
+	store := analytics.NewStore(pool, postgres.DefaultSchemas())
+	b.row("captures/s", "rollups at rest", "kept up to date", "ratio")
+	run := func(refresh bool) func() (float64, error) {
+		return func() (float64, error) {
+			ctx, cancel := context.WithCancel(b.ctx)
+			defer cancel()
+			ended := make(chan struct{})
+			go func() {
+				defer close(ended)
+				if refresh {
+					store.Run(ctx, quiet)
+				}
+			}()
+			rate, _, err := captures(b.ctx, pool, func() error { time.Sleep(10 * time.Second); return nil })
+			cancel()
+			<-ended
+			return rate, err
+		}
+	}
+	with, without, ratio, err := b.pairs(run(true), run(false))
+	if err != nil {
+		return err
+	}
+	b.row("", thousands(without), thousands(with), fmt.Sprintf("%.3f", ratio))
+	return nil
+}

@@ -1,0 +1,449 @@
+-- Analytics: rollups of the audit trail, and what reads them. No query of these counts entries or moves.
+
+CREATE OR REPLACE FUNCTION dlq.captured_at(p_id uuid) RETURNS timestamptz
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN to_timestamp(('x' || substr(replace(p_id::text, '-', ''), 1, 12))::bit(48)::bigint / 1000.0);
+COMMENT ON FUNCTION dlq.captured_at IS 'When an entry was captured: its id says so, to the millisecond.';
+
+-- The moves that committed between two snapshots. The trail has them nearly in the order of their transactions, so BRIN
+-- finds the few pages to read; one that was open for long is found too, however late it commits.
+CREATE OR REPLACE FUNCTION dlq.moves_between(p_old txid_snapshot, p_new txid_snapshot, p_since timestamptz) RETURNS SETOF dlq.dead_letter_transitions
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
+    SELECT t.* FROM dlq.dead_letter_transitions t
+    -- An hour for a clock that was set back.
+    WHERE t.at >= p_since - interval '1 hour' AND t.xid >= txid_snapshot_xmin(p_old)
+      AND txid_visible_in_snapshot(t.xid, p_new) AND NOT txid_visible_in_snapshot(t.xid, p_old)
+$$;
+COMMENT ON FUNCTION dlq.moves_between IS 'Moves of transactions that committed between two snapshots, none of which was made before p_since.';
+
+-- The moves of a day that a snapshot sees. Those of a database that was restored from a dump have transaction ids of
+-- another server, and none where they are older than the column.
+CREATE OR REPLACE FUNCTION dlq.moves_of_day(p_day timestamptz, p_new txid_snapshot, p_at timestamptz) RETURNS SETOF dlq.dead_letter_transitions
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = on SET jit = off SET max_parallel_workers_per_gather = 0 AS $$
+    SELECT t.* FROM dlq.dead_letter_transitions t
+    WHERE t.at >= p_day AND t.at < p_day + interval '1 day'
+      AND (t.xid IS NULL OR txid_visible_in_snapshot(t.xid, p_new) OR (t.xid >= txid_snapshot_xmax(p_new) AND t.at < p_at))
+$$;
+COMMENT ON FUNCTION dlq.moves_of_day IS 'Moves of a day that a snapshot, taken at p_at, sees.';
+
+-- fold_moves adds moves to the rollups: those between two snapshots or, if p_old is null, those of a day. Backlog and
+-- numbers of open entries are not of a day: a rebuild counts them itself.
+CREATE OR REPLACE FUNCTION dlq.fold_moves(p_old txid_snapshot, p_new txid_snapshot, p_since timestamptz, p_at timestamptz) RETURNS bigint
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET enable_seqscan = off SET jit = off SET max_parallel_workers_per_gather = 0 AS $$
+DECLARE
+    v_count bigint;
+BEGIN
+    WITH fresh AS MATERIALIZED (
+        SELECT m.at, m.entry_id, m.queue, m.from_status, m.to_status, m.source, m.attempts, m.error_type, m.first_failed_at, m.left_group, m.joined_group,
+               coalesce(m.error_class, 'undecided') AS to_class, coalesce(m.from_class, 'undecided') AS from_class,
+               m.error_type IS NOT NULL AS is_failure
+        FROM (SELECT * FROM dlq.moves_between(p_old, p_new, p_since) WHERE p_old IS NOT NULL
+              UNION ALL
+              SELECT * FROM dlq.moves_of_day(p_since, p_new, p_at) WHERE p_old IS NULL) m
+    ), minutes AS MATERIALIZED (
+        -- A move counts once, for its class after it, and takes an open entry away from the class that it had.
+        SELECT date_trunc('minute', f.at) AS minute, f.queue, c.class,
+               count(*) FILTER (WHERE c.sign = 1 AND f.from_status IS NULL) AS captured,
+               count(*) FILTER (WHERE c.sign = 1 AND f.is_failure) AS failures,
+               coalesce(sum(f.attempts) FILTER (WHERE c.sign = 1), 0)::bigint AS attempts,
+               count(*) FILTER (WHERE c.sign = 1 AND f.to_status = 'dlq_processing' AND f.from_status <> 'dlq_processing') AS redelivered,
+               count(*) FILTER (WHERE c.sign = 1 AND f.from_status = 'dlq_processing' AND f.to_status = 'dlq_resolved') AS succeeded,
+               count(*) FILTER (WHERE c.sign = 1 AND f.to_status = 'dlq_resolved' AND f.from_status <> 'dlq_resolved') AS resolved,
+               count(*) FILTER (WHERE c.sign = 1 AND f.to_status = 'dlq_failed' AND f.from_status <> 'dlq_failed') AS failed,
+               count(*) FILTER (WHERE c.sign = 1 AND f.to_status = 'dlq_archived' AND f.from_status <> 'dlq_archived') AS archived,
+               count(*) FILTER (WHERE c.sign = 1 AND f.to_status = 'dlq_manual' AND f.from_status <> 'dlq_manual') AS parked,
+               coalesce(sum(c.sign) FILTER (WHERE c.status IN ('dlq_pending', 'dlq_processing', 'dlq_manual')), 0)::bigint AS open_change,
+               coalesce(sum(c.sign) FILTER (WHERE c.status = 'dlq_pending'), 0)::bigint AS pending,
+               coalesce(sum(c.sign) FILTER (WHERE c.status = 'dlq_processing'), 0)::bigint AS processing,
+               coalesce(sum(c.sign) FILTER (WHERE c.status = 'dlq_manual'), 0)::bigint AS manual
+        FROM fresh f
+        CROSS JOIN LATERAL (VALUES (f.to_class, 1, f.to_status), (f.from_class, -1, f.from_status)) c (class, sign, status)
+        WHERE c.status IS NOT NULL
+        GROUP BY 1, 2, 3
+    ), flow AS (
+        INSERT INTO dlq.rollup_flow AS r (step, scope, bucket, queue, error_class, captured, failures, attempts, redelivered, succeeded, resolved, failed, archived, parked, open_change)
+        SELECT s.step, (ARRAY['queue_class', 'queue', 'class', 'all'])[1 + grouping(m.queue, m.class)], b.bucket, coalesce(m.queue, ''), coalesce(m.class, ''),
+               sum(m.captured), sum(m.failures), sum(m.attempts), sum(m.redelivered), sum(m.succeeded), sum(m.resolved), sum(m.failed), sum(m.archived), sum(m.parked), sum(m.open_change)
+        FROM minutes m
+        CROSS JOIN unnest(enum_range(NULL::dlq.rollup_step)) s (step)
+        CROSS JOIN LATERAL (SELECT date_trunc(s.step::text, m.minute) AS bucket) b
+        WHERE s.step <> 'minute' OR m.minute > p_at - interval '3 days'
+        GROUP BY s.step, b.bucket, GROUPING SETS ((m.queue, m.class), (m.queue), (m.class), ())
+        ON CONFLICT (step, scope, bucket, queue, error_class) DO UPDATE SET
+            captured = r.captured + excluded.captured, failures = r.failures + excluded.failures, attempts = r.attempts + excluded.attempts,
+            redelivered = r.redelivered + excluded.redelivered, succeeded = r.succeeded + excluded.succeeded, resolved = r.resolved + excluded.resolved,
+            failed = r.failed + excluded.failed, archived = r.archived + excluded.archived, parked = r.parked + excluded.parked,
+            open_change = r.open_change + excluded.open_change
+    ), backlog AS (
+        INSERT INTO dlq.rollup_backlog AS r (queue, error_class, pending, processing, manual)
+        SELECT m.queue, m.class, sum(m.pending), sum(m.processing), sum(m.manual) FROM minutes m WHERE p_old IS NOT NULL
+        GROUP BY m.queue, m.class HAVING bool_or(m.pending <> 0 OR m.processing <> 0 OR m.manual <> 0)
+        ON CONFLICT (queue, error_class) DO UPDATE SET
+            pending = r.pending + excluded.pending, processing = r.processing + excluded.processing, manual = r.manual + excluded.manual
+    ), times AS (
+        INSERT INTO dlq.rollup_times AS r (step, measure, scope, bucket, queue, bin, entries, seconds)
+        SELECT s.step, d.measure, CASE grouping(d.queue) WHEN 0 THEN 'queue' ELSE 'all' END, date_trunc(s.step::text, d.at), coalesce(d.queue, ''), d.bin, count(*), sum(d.seconds)
+        FROM (
+            SELECT f.at, f.queue, t.measure, t.seconds, ceil(ln(t.seconds) / ln(1.1))::smallint AS bin
+            FROM fresh f CROSS JOIN LATERAL (VALUES
+                ('in_dlq', CASE WHEN dlq.is_open(f.from_status) AND NOT dlq.is_open(f.to_status) THEN dlq.captured_at(f.entry_id) END),
+                ('to_recovery', CASE WHEN f.to_status = 'dlq_resolved' THEN f.first_failed_at END)) v (measure, began)
+            CROSS JOIN LATERAL (SELECT v.measure, greatest(extract(epoch FROM f.at - v.began), 0.001)::float8 AS seconds) t
+            WHERE v.began IS NOT NULL) d
+        CROSS JOIN (VALUES ('hour'::dlq.rollup_step), ('day'), ('week')) s (step)
+        GROUP BY s.step, d.measure, date_trunc(s.step::text, d.at), d.bin, GROUPING SETS ((d.queue), ())
+        ON CONFLICT (step, measure, scope, bucket, queue, bin) DO UPDATE SET entries = r.entries + excluded.entries, seconds = r.seconds + excluded.seconds
+    ), errors AS (
+        INSERT INTO dlq.rollup_errors AS r (step, bucket, queue, error_type, failures)
+        SELECT s.step, date_trunc(s.step::text, f.at), f.queue, f.error_type, count(*)
+        FROM fresh f CROSS JOIN (VALUES ('hour'::dlq.rollup_step), ('day'), ('week')) s (step)
+        WHERE f.is_failure
+        GROUP BY 1, 2, 3, 4
+        ON CONFLICT (step, bucket, queue, error_type) DO UPDATE SET failures = r.failures + excluded.failures
+    ), sources AS (
+        INSERT INTO dlq.rollup_sources AS r (step, bucket, source, captured)
+        SELECT s.step, date_trunc(s.step::text, f.at), f.source, count(*)
+        FROM fresh f CROSS JOIN (VALUES ('hour'::dlq.rollup_step), ('day'), ('week')) s (step)
+        WHERE f.from_status IS NULL AND f.source IS NOT NULL
+        GROUP BY 1, 2, 3
+        ON CONFLICT (step, bucket, source) DO UPDATE SET captured = r.captured + excluded.captured
+    ), members AS MATERIALIZED (
+        -- An entry joins its group when it is decided. One whose redeliveries are spent is not decided again: it leaves with a
+        -- last failure. One that is replayed after that joins again without one.
+        SELECT f.queue, f.joined_group AS fingerprint, f.at, f.entry_id, f.to_class, 1 AS change, dlq.is_open(f.from_status)::integer AS failures
+        FROM fresh f WHERE f.joined_group IS NOT NULL
+        UNION ALL
+        SELECT f.queue, f.left_group, f.at, f.entry_id, f.to_class, -1, (f.is_failure AND f.to_status = 'dlq_failed')::integer
+        FROM fresh f WHERE f.left_group IS NOT NULL
+    ), groups AS (
+        INSERT INTO dlq.failure_groups AS r (queue, fingerprint, title, error_type, error_class, first_seen, last_seen, failures, open, sample)
+        SELECT g.queue, g.fingerprint, e.title, e.error_type, g.class, g.first_seen, g.last_seen, g.failures, g.change, g.sample
+        FROM (
+            SELECT m.queue, m.fingerprint, sum(m.failures) AS failures, CASE WHEN p_old IS NULL THEN 0 ELSE sum(m.change) END AS change,
+                   min(m.at) AS first_seen, max(m.at) AS last_seen,
+                   (array_agg(m.entry_id ORDER BY m.at DESC))[1] AS sample, (array_agg(m.to_class ORDER BY m.at DESC))[1] AS class
+            FROM members m GROUP BY m.queue, m.fingerprint) g
+        LEFT JOIN LATERAL (
+            -- Of groups that are new alone: looking an entry up asks every partition.
+            SELECT left(split_part(e.error_message, E'\n', 1), 200) AS title, e.error_type
+            FROM dlq.dead_letter_queue e
+            WHERE e.id = g.sample AND NOT EXISTS (SELECT FROM dlq.failure_groups k WHERE k.queue = g.queue AND k.fingerprint = g.fingerprint)
+            LIMIT 1) e ON true
+        ON CONFLICT (queue, fingerprint) DO UPDATE SET
+            failures = r.failures + excluded.failures, open = r.open + excluded.open,
+            error_class = CASE WHEN excluded.failures > 0 THEN excluded.error_class ELSE r.error_class END,
+            sample = CASE WHEN excluded.failures > 0 THEN excluded.sample ELSE r.sample END,
+            first_seen = least(r.first_seen, excluded.first_seen),
+            last_seen = CASE WHEN excluded.failures > 0 THEN greatest(r.last_seen, excluded.last_seen) ELSE r.last_seen END
+    ), trend AS (
+        INSERT INTO dlq.rollup_groups AS r (step, bucket, queue, fingerprint, failures)
+        SELECT s.step, date_trunc(s.step::text, m.at), m.queue, m.fingerprint, sum(m.failures)
+        FROM members m CROSS JOIN (VALUES ('hour'::dlq.rollup_step), ('day'), ('week')) s (step)
+        WHERE m.failures > 0
+        GROUP BY 1, 2, 3, 4
+        ON CONFLICT (step, bucket, queue, fingerprint) DO UPDATE SET failures = r.failures + excluded.failures
+    )
+    SELECT count(*) INTO v_count FROM fresh;
+    RETURN v_count;
+END
+$$;
+COMMENT ON FUNCTION dlq.fold_moves IS 'Adds moves to the rollups: those that committed between two snapshots or, if p_old is null, those of the day that begins at p_since.';
+
+CREATE OR REPLACE FUNCTION dlq.refresh_rollups() RETURNS bigint
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET enable_seqscan = off SET jit = off SET max_parallel_workers_per_gather = 0 AS $$
+DECLARE
+    v_state dlq.rollup_state;
+    v_new   txid_snapshot;
+    v_at    timestamptz;
+    v_count bigint;
+BEGIN
+    -- One at a time, over all dlqd processes.
+    IF NOT pg_try_advisory_xact_lock(hashtextextended('dlq.refresh_rollups', 0)) THEN
+        RETURN NULL;
+    END IF;
+    SELECT * INTO v_state FROM dlq.rollup_state;
+    SELECT txid_current_snapshot(), clock_timestamp() INTO v_new, v_at;
+    -- A snapshot of the future: the database was restored from a dump into another server.
+    IF v_state IS NULL OR txid_snapshot_xmax(v_state.snapshot) > txid_snapshot_xmax(v_new) THEN
+        RETURN dlq.rebuild_rollups();
+    END IF;
+    v_count := dlq.fold_moves(v_state.snapshot, v_new, v_state.since, v_at);
+    UPDATE dlq.rollup_state SET
+        snapshot = v_new, at = v_at, moves = moves + v_count,
+        -- Once all that was under way at the last snapshot has ended, whatever is to come was begun after it.
+        since = CASE WHEN txid_snapshot_xmin(v_new) >= txid_snapshot_xmax(v_state.snapshot) THEN v_state.at ELSE v_state.since END;
+    RETURN v_count;
+END
+$$;
+COMMENT ON FUNCTION dlq.refresh_rollups IS 'Brings the rollups up to now. dlqd calls it about every second. Returns how many moves it counted; null where another process is at it.';
+
+CREATE OR REPLACE FUNCTION dlq.rebuild_rollups() RETURNS bigint
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET enable_seqscan = on SET jit = off SET max_parallel_workers_per_gather = 0 AS $$
+DECLARE
+    v_new   txid_snapshot;
+    v_at    timestamptz := clock_timestamp();
+    v_day   timestamptz;
+    v_first timestamptz;
+    v_count bigint := 0;
+BEGIN
+    PERFORM pg_advisory_xact_lock(hashtextextended('dlq.refresh_rollups', 0));
+    -- Readers see the old rollups until this commits. What is older than the trail stays.
+    DELETE FROM dlq.rollup_backlog;
+    -- One statement, one snapshot: what is open now, and which moves that is the result of.
+    WITH backlog AS (
+        INSERT INTO dlq.rollup_backlog (queue, error_class, pending, processing, manual)
+        SELECT e.queue, coalesce(e.error_class, 'undecided'), count(*) FILTER (WHERE e.status = 'dlq_pending'), count(*) FILTER (WHERE e.status = 'dlq_processing'), count(*) FILTER (WHERE e.status = 'dlq_manual')
+        FROM dlq.dead_letter_open e GROUP BY 1, 2
+    ), groups AS (
+        INSERT INTO dlq.failure_groups AS r (queue, fingerprint, first_seen, last_seen, failures, open, sample, title, error_type, error_class)
+        SELECT e.queue, e.fingerprint, min(e.created_at), max(e.last_failed_at), 0, count(*), (array_agg(e.id ORDER BY e.id DESC))[1],
+               left(split_part((array_agg(e.error_message ORDER BY e.id))[1], E'\n', 1), 200), (array_agg(e.error_type ORDER BY e.id))[1], (array_agg(e.error_class ORDER BY e.id DESC))[1]
+        FROM dlq.dead_letter_open e WHERE e.fingerprint IS NOT NULL GROUP BY e.queue, e.fingerprint
+        ON CONFLICT (queue, fingerprint) DO UPDATE SET open = excluded.open
+    ), closed AS (
+        UPDATE dlq.failure_groups r SET open = 0
+        WHERE NOT EXISTS (SELECT FROM dlq.dead_letter_open e WHERE e.queue = r.queue AND e.fingerprint = r.fingerprint)
+    )
+    SELECT txid_current_snapshot(), clock_timestamp() INTO v_new, v_at;
+
+    SELECT date_trunc('day', min(t.at)) INTO v_day FROM dlq.dead_letter_transitions t;
+    v_first := date_trunc('week', v_day);
+    -- A week that the trail has lost a part of stays as it was.
+    IF EXISTS (SELECT FROM dlq.rollup_flow r WHERE r.step = 'day' AND r.scope = 'all' AND r.bucket < v_day) THEN
+        v_first := v_first + interval '7 days';
+    END IF;
+    DELETE FROM dlq.rollup_flow    WHERE bucket >= v_first;
+    DELETE FROM dlq.rollup_times   WHERE bucket >= v_first;
+    DELETE FROM dlq.rollup_errors  WHERE bucket >= v_first;
+    DELETE FROM dlq.rollup_sources WHERE bucket >= v_first;
+    DELETE FROM dlq.rollup_groups  WHERE bucket >= v_first;
+    FOR v_day IN SELECT generate_series(v_first, v_at, interval '1 day') LOOP
+        v_count := v_count + dlq.fold_moves(NULL, v_new, v_day, v_at);
+    END LOOP;
+    UPDATE dlq.failure_groups r SET failures = coalesce((
+        SELECT sum(g.failures) FROM dlq.rollup_groups g WHERE g.queue = r.queue AND g.fingerprint = r.fingerprint AND g.step = 'day'), 0);
+
+    INSERT INTO dlq.rollup_state AS s (snapshot, at, since, rebuilt_at, moves) VALUES (v_new, v_at, '-infinity', v_at, v_count)
+    ON CONFLICT (one) DO UPDATE SET snapshot = excluded.snapshot, at = excluded.at, since = excluded.since, rebuilt_at = excluded.rebuilt_at, moves = excluded.moves;
+    RETURN v_count;
+END
+$$;
+COMMENT ON FUNCTION dlq.rebuild_rollups IS 'Makes the rollups anew from the audit trail, as far back as it reaches; what is older stays. Returns how many moves it counted. Takes minutes where the trail has many millions; nothing but a refresh waits for it.';
+
+CREATE OR REPLACE FUNCTION dlq.trim_rollups(p_now timestamptz DEFAULT now()) RETURNS void
+LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
+    DELETE FROM dlq.rollup_flow    WHERE step = 'minute' AND bucket < p_now - interval '3 days';
+    DELETE FROM dlq.rollup_flow    WHERE step = 'hour' AND bucket < p_now - interval '400 days';
+    DELETE FROM dlq.rollup_times   WHERE step = 'hour' AND bucket < p_now - interval '400 days';
+    DELETE FROM dlq.rollup_errors  WHERE step = 'hour' AND bucket < p_now - interval '400 days';
+    DELETE FROM dlq.rollup_sources WHERE step = 'hour' AND bucket < p_now - interval '400 days';
+    DELETE FROM dlq.rollup_groups  WHERE step = 'hour' AND bucket < p_now - interval '400 days';
+$$;
+COMMENT ON FUNCTION dlq.trim_rollups IS 'Deletes minutes of rollups after three days, and hours after 400. Days stay.';
+
+-- Windows end now and are made of whole buckets: the one in which a window begins counts whole.
+
+CREATE OR REPLACE FUNCTION dlq.step_for(p_over interval) RETURNS dlq.rollup_step
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN CASE WHEN p_over <= interval '3 hours' THEN 'minute' WHEN p_over <= interval '8 days' THEN 'hour' ELSE 'day' END::dlq.rollup_step;
+COMMENT ON FUNCTION dlq.step_for IS 'The buckets in which a window is looked at, at most two hundred or so for a window of half a year.';
+
+-- Many small questions of a window need no finer buckets than these.
+CREATE OR REPLACE FUNCTION dlq.coarse_step(p_over interval) RETURNS dlq.rollup_step
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN CASE WHEN p_over <= interval '24 hours' THEN 'hour' WHEN p_over <= interval '35 days' THEN 'day' ELSE 'week' END::dlq.rollup_step;
+COMMENT ON FUNCTION dlq.coarse_step IS 'The buckets of which a window is summed up: hours up to a day, days up to 35, else weeks.';
+
+CREATE OR REPLACE FUNCTION dlq.flow(p_over interval DEFAULT '24 hours', p_by text DEFAULT 'all', p_queue text DEFAULT NULL, p_step dlq.rollup_step DEFAULT NULL)
+RETURNS TABLE (bucket timestamptz, name text, captured bigint, failures bigint, redelivered bigint, succeeded bigint, resolved bigint, failed bigint, archived bigint, parked bigint, open bigint)
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET enable_seqscan = off SET jit = off SET max_parallel_workers_per_gather = 0 AS $$
+DECLARE
+    v_step  dlq.rollup_step := coalesce(p_step, dlq.step_for(p_over));
+    v_scope text := CASE WHEN p_by = 'class' AND p_queue IS NOT NULL THEN 'queue_class' WHEN p_by IN ('all', 'class') AND p_queue IS NULL THEN p_by WHEN p_by IN ('all', 'queue') THEN 'queue' END;
+BEGIN
+    IF v_scope IS NULL THEN
+        RAISE EXCEPTION 'analytics: there is no division by %', p_by USING ERRCODE = 'DLQ04', HINT = 'There are all, queue and class.';
+    END IF;
+    IF p_over <= interval '0' OR p_over > (CASE v_step WHEN 'minute' THEN interval '3 days' WHEN 'hour' THEN interval '60 days' ELSE interval '20 years' END) THEN
+        RAISE EXCEPTION 'analytics: a window of % cannot be looked at by the %', p_over, v_step USING ERRCODE = 'DLQ04', HINT = 'By the minute up to 3 days, by the hour up to 60, by the day up to 20 years.';
+    END IF;
+    RETURN QUERY
+    WITH moves AS MATERIALIZED (
+        SELECT r.*, CASE p_by WHEN 'queue' THEN r.queue WHEN 'class' THEN r.error_class ELSE 'all' END AS name
+        FROM dlq.rollup_flow r
+        WHERE r.step = v_step AND r.scope = v_scope AND r.bucket >= date_trunc(v_step::text, now() - p_over) AND (p_queue IS NULL OR r.queue = p_queue)
+    ), today AS MATERIALIZED (
+        SELECT CASE p_by WHEN 'queue' THEN b.queue WHEN 'class' THEN b.error_class ELSE 'all' END AS name, sum(b.pending + b.processing + b.manual) AS open
+        FROM dlq.rollup_backlog b WHERE p_queue IS NULL OR b.queue = p_queue
+        GROUP BY 1
+    ), names AS (
+        SELECT t.name FROM today t WHERE t.open > 0 UNION SELECT m.name FROM moves m UNION SELECT 'all' WHERE p_by = 'all'
+    )
+    SELECT g.bucket, n.name, coalesce(m.captured, 0), coalesce(m.failures, 0), coalesce(m.redelivered, 0), coalesce(m.succeeded, 0),
+           coalesce(m.resolved, 0), coalesce(m.failed, 0), coalesce(m.archived, 0), coalesce(m.parked, 0),
+           -- At the end of the bucket: today's, less what has come since.
+           (coalesce(t.open, 0) - coalesce(sum(m.open_change) OVER (PARTITION BY n.name ORDER BY g.bucket ROWS BETWEEN 1 FOLLOWING AND UNBOUNDED FOLLOWING), 0))::bigint
+    FROM generate_series(date_trunc(v_step::text, now() - p_over), now(), ('1 ' || v_step)::interval) g (bucket)
+    CROSS JOIN names n
+    LEFT JOIN moves m ON m.bucket = g.bucket AND m.name = n.name
+    LEFT JOIN today t ON t.name = n.name
+    ORDER BY n.name, g.bucket;
+END
+$$;
+COMMENT ON FUNCTION dlq.flow IS 'What happened, bucket by bucket, over a window that ends now: captured, failures (captures and failed redeliveries), redelivered, succeeded (redeliveries), resolved, failed, archived, parked, and how many entries were open at the end of each. By all, queue or class.';
+
+CREATE OR REPLACE FUNCTION dlq.times(p_over interval DEFAULT '7 days', p_by text DEFAULT 'queue', p_queue text DEFAULT NULL)
+RETURNS TABLE (queue text, measure text, entries bigint, average interval, p50 interval, p95 interval, p99 interval)
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET enable_seqscan = off SET jit = off SET max_parallel_workers_per_gather = 0 AS $$
+    WITH w AS (
+        SELECT dlq.coarse_step(p_over) AS step
+    ), bins AS (
+        SELECT r.queue, r.measure, r.bin, sum(r.entries) AS entries, sum(r.seconds) AS seconds
+        FROM w CROSS JOIN unnest(ARRAY['in_dlq', 'to_recovery']) m (measure)
+        JOIN dlq.rollup_times r ON r.step = w.step AND r.measure = m.measure AND r.scope = CASE WHEN p_by = 'queue' OR p_queue IS NOT NULL THEN 'queue' ELSE 'all' END
+            AND r.bucket >= date_trunc(w.step::text, now() - p_over) AND (p_queue IS NULL OR r.queue = p_queue)
+        GROUP BY r.queue, r.measure, r.bin
+    ), upto AS (
+        SELECT b.*, make_interval(secs => 1.1::float8 ^ (b.bin - 0.5)) AS middle,
+               sum(b.entries) OVER (PARTITION BY b.queue, b.measure ORDER BY b.bin) AS so_far, sum(b.entries) OVER (PARTITION BY b.queue, b.measure) AS total
+        FROM bins b
+    )
+    SELECT nullif(u.queue, ''), u.measure, sum(u.entries)::bigint, make_interval(secs => sum(u.seconds) / sum(u.entries)),
+           min(u.middle) FILTER (WHERE u.so_far >= 0.50 * u.total), min(u.middle) FILTER (WHERE u.so_far >= 0.95 * u.total), min(u.middle) FILTER (WHERE u.so_far >= 0.99 * u.total)
+    FROM upto u GROUP BY u.queue, u.measure ORDER BY u.measure, u.queue
+$$;
+COMMENT ON FUNCTION dlq.times IS 'How long entries that were closed in a window had been open (in_dlq), and how long after its first failure work was done (to_recovery): average, and percentiles within 5 %. By queue, or all (queue is null).';
+
+CREATE OR REPLACE FUNCTION dlq.ratio(p_part numeric, p_whole numeric) RETURNS float8
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN CASE WHEN p_whole > 0 THEN round(p_part / p_whole, 4)::float8 END;
+COMMENT ON FUNCTION dlq.ratio IS 'A part of a whole, from 0 to 1; null where there is nothing.';
+
+CREATE OR REPLACE FUNCTION dlq.stats(p_over interval DEFAULT '24 hours')
+RETURNS TABLE (queue text, open bigint, pending bigint, processing bigint, manual bigint, captured bigint, redelivered bigint, succeeded bigint,
+               resolved bigint, failed bigint, archived bigint, parked bigint, resolution_rate float8, replay_success float8)
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET enable_seqscan = off SET jit = off SET max_parallel_workers_per_gather = 0 AS $$
+    WITH w AS (
+        SELECT dlq.step_for(p_over) AS step
+    ), moves AS (
+        SELECT r.queue, sum(r.captured) AS captured, sum(r.redelivered) AS redelivered, sum(r.succeeded) AS succeeded, sum(r.failures - r.captured) AS failed_again,
+               sum(r.resolved) AS resolved, sum(r.failed) AS failed, sum(r.archived) AS archived, sum(r.parked) AS parked
+        FROM w JOIN dlq.rollup_flow r ON r.step = w.step AND r.scope = 'queue' AND r.bucket >= date_trunc(w.step::text, now() - p_over)
+        GROUP BY r.queue
+    ), backlog AS (
+        SELECT b.queue, sum(b.pending) AS pending, sum(b.processing) AS processing, sum(b.manual) AS manual FROM dlq.rollup_backlog b GROUP BY b.queue
+    )
+    SELECT s.queue, coalesce(sum(b.pending + b.processing + b.manual), 0)::bigint, coalesce(sum(b.pending), 0)::bigint, coalesce(sum(b.processing), 0)::bigint, coalesce(sum(b.manual), 0)::bigint,
+           coalesce(sum(m.captured), 0)::bigint, coalesce(sum(m.redelivered), 0)::bigint, coalesce(sum(m.succeeded), 0)::bigint,
+           coalesce(sum(m.resolved), 0)::bigint, coalesce(sum(m.failed), 0)::bigint, coalesce(sum(m.archived), 0)::bigint, coalesce(sum(m.parked), 0)::bigint,
+           dlq.ratio(sum(m.resolved), sum(m.resolved + m.failed + m.archived)),
+           dlq.ratio(sum(m.succeeded), sum(m.succeeded + m.failed_again))
+    FROM (SELECT queue FROM moves UNION SELECT queue FROM backlog) s
+    LEFT JOIN moves m ON m.queue = s.queue LEFT JOIN backlog b ON b.queue = s.queue
+    GROUP BY GROUPING SETS ((s.queue), ())
+    ORDER BY s.queue NULLS FIRST
+$$;
+COMMENT ON FUNCTION dlq.stats IS 'Each queue, and all (queue is null): open entries now, what happened in a window, the share of closed entries that were resolved (resolution_rate), and of redeliveries that succeeded (replay_success).';
+
+CREATE OR REPLACE FUNCTION dlq.replay_success(p_over interval DEFAULT '7 days')
+RETURNS TABLE (queue text, error_class text, redelivered bigint, succeeded bigint, failed bigint, success float8)
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET enable_seqscan = off SET jit = off SET max_parallel_workers_per_gather = 0 AS $$
+    SELECT r.queue, r.error_class, sum(r.redelivered)::bigint, sum(r.succeeded)::bigint, sum(r.failures - r.captured)::bigint,
+           dlq.ratio(sum(r.succeeded), sum(r.succeeded + r.failures - r.captured))
+    FROM dlq.rollup_flow r
+    WHERE r.step = dlq.coarse_step(p_over) AND r.scope = 'queue_class'
+      AND r.bucket >= date_trunc(dlq.coarse_step(p_over)::text, now() - p_over)
+    GROUP BY r.queue, r.error_class HAVING sum(r.redelivered + r.succeeded + r.failures - r.captured) > 0
+    ORDER BY 3 DESC, 1, 2
+$$;
+COMMENT ON FUNCTION dlq.replay_success IS 'Redeliveries in a window, by queue and class: started, succeeded and failed, and the share that succeeded. One that failed counts for undecided, unless its worker reported a class.';
+
+CREATE OR REPLACE FUNCTION dlq.retry_cost(p_over interval DEFAULT '7 days')
+RETURNS TABLE (queue text, captured bigint, attempts bigint, redelivered bigint, succeeded bigint, resolved bigint, attempts_per_capture float8, wasted float8)
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET enable_seqscan = off SET jit = off SET max_parallel_workers_per_gather = 0 AS $$
+    SELECT r.queue, sum(r.captured)::bigint, sum(r.attempts)::bigint, sum(r.redelivered)::bigint, sum(r.succeeded)::bigint, sum(r.resolved)::bigint,
+           CASE WHEN sum(r.captured) > 0 THEN round(sum(r.attempts) / sum(r.captured), 2)::float8 END,
+           dlq.ratio(sum(r.attempts + r.failures - r.captured), sum(r.attempts + r.failures - r.captured + r.succeeded))
+    FROM dlq.rollup_flow r
+    WHERE r.step = dlq.coarse_step(p_over) AND r.scope = 'queue'
+      AND r.bucket >= date_trunc(dlq.coarse_step(p_over)::text, now() - p_over)
+    GROUP BY r.queue ORDER BY sum(r.attempts + r.redelivered) DESC, r.queue
+$$;
+COMMENT ON FUNCTION dlq.retry_cost IS 'What retrying costs, by queue: attempts that jobs had made when they were captured, redeliveries, and the share of all of these that failed (wasted).';
+
+CREATE OR REPLACE FUNCTION dlq.error_types(p_over interval DEFAULT '7 days', p_queue text DEFAULT NULL, p_limit integer DEFAULT 50)
+RETURNS TABLE (error_type text, failures bigint, share float8)
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET enable_seqscan = off SET jit = off SET max_parallel_workers_per_gather = 0 AS $$
+    SELECT r.error_type, sum(r.failures)::bigint, dlq.ratio(sum(r.failures), sum(sum(r.failures)) OVER ())
+    FROM dlq.rollup_errors r
+    WHERE r.step = dlq.coarse_step(p_over)
+      AND r.bucket >= date_trunc(dlq.coarse_step(p_over)::text, now() - p_over) AND (p_queue IS NULL OR r.queue = p_queue)
+    GROUP BY r.error_type ORDER BY 2 DESC, 1 LIMIT p_limit
+$$;
+COMMENT ON FUNCTION dlq.error_types IS 'Failures in a window by type of error ('''' where it has none), and each type''s share.';
+
+CREATE OR REPLACE FUNCTION dlq.top_groups(p_over interval DEFAULT '7 days', p_queue text DEFAULT NULL, p_limit integer DEFAULT 20)
+RETURNS TABLE (queue text, fingerprint text, title text, error_type text, error_class text, in_window bigint, trend bigint[], failures bigint, open bigint,
+               first_seen timestamptz, last_seen timestamptz, sample uuid)
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET enable_seqscan = off SET jit = off SET max_parallel_workers_per_gather = 0 AS $$
+    WITH w AS (
+        SELECT dlq.coarse_step(p_over) AS step
+    ), top AS (
+        SELECT r.queue, r.fingerprint, sum(r.failures) AS failures
+        FROM w JOIN dlq.rollup_groups r ON r.step = w.step AND r.bucket >= date_trunc(w.step::text, now() - p_over) AND (p_queue IS NULL OR r.queue = p_queue)
+        GROUP BY r.queue, r.fingerprint ORDER BY 3 DESC, 1, 2 LIMIT p_limit
+    )
+    SELECT t.queue, t.fingerprint, g.title, g.error_type, g.error_class, t.failures::bigint,
+           ARRAY(SELECT coalesce(r.failures, 0) FROM generate_series(date_trunc(w.step::text, now() - p_over), now(), ('1 ' || w.step)::interval) b (bucket)
+                 LEFT JOIN dlq.rollup_groups r ON r.queue = t.queue AND r.fingerprint = t.fingerprint AND r.step = w.step AND r.bucket = b.bucket ORDER BY b.bucket),
+           g.failures, g.open, g.first_seen, g.last_seen, g.sample
+    FROM w CROSS JOIN top t JOIN dlq.failure_groups g ON g.queue = t.queue AND g.fingerprint = t.fingerprint
+    ORDER BY t.failures DESC, t.queue, t.fingerprint
+$$;
+COMMENT ON FUNCTION dlq.top_groups IS 'The failure groups with the most failures in a window: what they say, failures in the window and their trend (by the hour up to a day, by the day up to 35, else by the week), failures in all, open entries, when first and last seen, and the last entry.';
+
+CREATE OR REPLACE FUNCTION dlq.heat_map(p_over interval DEFAULT '28 days', p_timezone text DEFAULT 'UTC', p_queue text DEFAULT NULL)
+RETURNS TABLE (weekday integer, hour integer, failures bigint)
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET max_parallel_workers_per_gather = 0 AS $$
+    SELECT d.weekday, h.hour, coalesce(sum(r.failures), 0)::bigint
+    FROM generate_series(1, 7) d (weekday) CROSS JOIN generate_series(0, 23) h (hour)
+    LEFT JOIN (
+        SELECT extract(isodow FROM r.bucket AT TIME ZONE p_timezone)::integer AS weekday, extract(hour FROM r.bucket AT TIME ZONE p_timezone)::integer AS hour, r.failures
+        FROM dlq.rollup_flow r
+        WHERE r.step = 'hour' AND r.scope = CASE WHEN p_queue IS NULL THEN 'all' ELSE 'queue' END AND r.bucket >= date_trunc('hour', now() - p_over)
+          AND r.queue = coalesce(p_queue, '')) r ON r.weekday = d.weekday AND r.hour = h.hour
+    GROUP BY d.weekday, h.hour ORDER BY d.weekday, h.hour
+$$;
+COMMENT ON FUNCTION dlq.heat_map IS 'Failures in a window by weekday (1 is Monday) and hour, in a time zone.';
+
+CREATE OR REPLACE FUNCTION dlq.noisiest_sources(p_over interval DEFAULT '7 days', p_limit integer DEFAULT 20)
+RETURNS TABLE (source text, captured bigint, share float8)
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET enable_seqscan = off SET jit = off SET max_parallel_workers_per_gather = 0 AS $$
+    SELECT r.source, sum(r.captured)::bigint, dlq.ratio(sum(r.captured), sum(sum(r.captured)) OVER ())
+    FROM dlq.rollup_sources r
+    WHERE r.step = dlq.coarse_step(p_over)
+      AND r.bucket >= date_trunc(dlq.coarse_step(p_over)::text, now() - p_over)
+    GROUP BY r.source ORDER BY 2 DESC, 1 LIMIT p_limit
+$$;
+COMMENT ON FUNCTION dlq.noisiest_sources IS 'Sources of messages with the most captures in a window, and their share of those that name a source.';
+
+CREATE OR REPLACE FUNCTION dlq.oldest_entries(p_limit integer DEFAULT 20)
+RETURNS TABLE (id uuid, age interval, status dlq.dead_letter_status, queue text, kind text, error_class text, error_type text, assigned_to text)
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
+    SELECT e.id, now() - e.created_at, e.status, e.queue, e.kind, e.error_class, e.error_type, e.assigned_to
+    FROM dlq.dead_letter_open e ORDER BY e.id LIMIT p_limit
+$$;
+COMMENT ON FUNCTION dlq.oldest_entries IS 'The entries that have been open for the longest.';
+
+CREATE OR REPLACE VIEW dlq.rates_by_hour AS
+    SELECT f.bucket AS hour, f.name AS queue, f.captured, f.failures, f.redelivered, f.succeeded, f.resolved, f.failed, f.archived, f.parked, f.open
+    FROM dlq.flow('7 days', 'queue') f;
+COMMENT ON VIEW dlq.rates_by_hour IS 'What happened in each queue in each hour of the last seven days, and its open entries at the end of it; see dlq.flow.';
+CREATE OR REPLACE VIEW dlq.backlog_by_class AS SELECT f.bucket AS hour, f.name AS error_class, f.open FROM dlq.flow('7 days', 'class') f;
+COMMENT ON VIEW dlq.backlog_by_class IS 'Open entries of each class at the end of each hour of the last seven days.';
+CREATE OR REPLACE VIEW dlq.failures_by_hour AS SELECT * FROM dlq.heat_map('28 days', current_setting('timezone'));
+COMMENT ON VIEW dlq.failures_by_hour IS 'Failures of the last 28 days by weekday (1 is Monday) and hour, in the session''s time zone.';
+CREATE OR REPLACE VIEW dlq.time_in_dlq AS SELECT * FROM dlq.times('7 days');
+COMMENT ON VIEW dlq.time_in_dlq IS 'How long entries closed in the last seven days were open, and work took to recover; see dlq.times.';
+CREATE OR REPLACE VIEW dlq.rollup_lag AS SELECT s.at, now() - s.at AS behind, s.rebuilt_at, s.moves FROM dlq.rollup_state s;
+COMMENT ON VIEW dlq.rollup_lag IS 'As of when analytics are exact.';

@@ -1,0 +1,252 @@
+// Package analytics says what happens to dead letters over time, from rollups of the audit trail: no query of these
+// counts entries or moves.
+package analytics
+
+import (
+	"context"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/dlqd/dlqd/internal/deadletter"
+	"github.com/dlqd/dlqd/internal/postgres"
+)
+
+// Store reads the rollups.
+type Store struct {
+	pool    *pgxpool.Pool
+	schemas postgres.Schemas
+}
+
+// NewStore returns a store on a pool.
+func NewStore(pool *pgxpool.Pool, schemas postgres.Schemas) *Store {
+	return &Store{pool: pool, schemas: schemas}
+}
+
+// AsOf is when the rollups were last brought up to date.
+func (s *Store) AsOf(ctx context.Context) (at time.Time, err error) {
+	err = s.pool.QueryRow(ctx, s.schemas.Render("SELECT at FROM dlq.rollup_state")).Scan(&at)
+	return at, err
+}
+
+// Window is what analytics look at: the time before now, of one queue or all.
+type Window struct {
+	Over  time.Duration
+	Queue string // all if empty
+}
+
+func (w Window) queue() *string {
+	if w.Queue == "" {
+		return nil
+	}
+	return &w.Queue
+}
+
+// Seconds is a length of time.
+type Seconds float64
+
+// ScanInterval reads an interval of Postgres; a day has 24 hours.
+func (s *Seconds) ScanInterval(v pgtype.Interval) error {
+	*s = Seconds((time.Duration(v.Microseconds)*time.Microsecond + time.Duration(v.Days)*24*time.Hour).Seconds())
+	return nil
+}
+
+// Bucket is what happened in a minute, an hour, a day or a week.
+type Bucket struct {
+	Start       time.Time `json:"start" doc:"When it begins." db:"bucket"`
+	Captured    int64     `json:"captured" doc:"Jobs that became dead letters." db:"captured"`
+	Failures    int64     `json:"failures" doc:"Captures, and redeliveries that failed." db:"failures"`
+	Redelivered int64     `json:"redelivered" doc:"Redeliveries started." db:"redelivered"`
+	Succeeded   int64     `json:"succeeded" doc:"Redeliveries that succeeded." db:"succeeded"`
+	Resolved    int64     `json:"resolved" doc:"Entries resolved, by redelivery or by a person." db:"resolved"`
+	Failed      int64     `json:"failed" doc:"Entries whose redeliveries are spent." db:"failed"`
+	Archived    int64     `json:"archived" doc:"Entries discarded, or aged out." db:"archived"`
+	Parked      int64     `json:"parked" doc:"Entries that came to wait for a person." db:"parked"`
+	Open        int64     `json:"open" doc:"Open entries at its end." db:"open"`
+}
+
+// Series is what happened over time.
+type Series struct {
+	Name    string   `json:"name" doc:"The queue or the class; \"all\" where it is of all." example:"payment-processing"`
+	Buckets []Bucket `json:"buckets" doc:"Oldest first, without gaps."`
+}
+
+// Flow is what happened over time, by "all", "queue" or "class". step is minute, hour, day, week, or empty for what suits the
+// window.
+func (s *Store) Flow(ctx context.Context, w Window, by, step string) ([]Series, error) {
+	type row struct {
+		Name string `db:"name"`
+		Bucket
+	}
+	var steps *string
+	if step != "" {
+		steps = &step
+	}
+	rows, err := query[row](ctx, s, "SELECT * FROM dlq.flow($1, $2, $3, $4::text::dlq.rollup_step)", w.Over, by, w.queue(), steps)
+	series := []Series{}
+	for _, r := range rows {
+		if n := len(series); n == 0 || series[n-1].Name != r.Name {
+			series = append(series, Series{Name: r.Name})
+		}
+		last := &series[len(series)-1]
+		last.Buckets = append(last.Buckets, r.Bucket)
+	}
+	return series, err
+}
+
+// QueueStats is one queue now, and over a window.
+type QueueStats struct {
+	Queue          *string  `json:"queue,omitempty" doc:"The queue; absent for all." db:"queue"`
+	Open           int64    `json:"open" doc:"Open entries now." db:"open"`
+	Pending        int64    `json:"pending" doc:"Of those, in dlq_pending." db:"pending"`
+	Processing     int64    `json:"processing" doc:"Of those, in dlq_processing." db:"processing"`
+	Manual         int64    `json:"manual" doc:"Of those, in dlq_manual." db:"manual"`
+	Captured       int64    `json:"captured" doc:"Jobs that became dead letters." db:"captured"`
+	Redelivered    int64    `json:"redelivered" doc:"Redeliveries started." db:"redelivered"`
+	Succeeded      int64    `json:"succeeded" doc:"Redeliveries that succeeded." db:"succeeded"`
+	Resolved       int64    `json:"resolved" doc:"Entries resolved." db:"resolved"`
+	Failed         int64    `json:"failed" doc:"Entries whose redeliveries are spent." db:"failed"`
+	Archived       int64    `json:"archived" doc:"Entries discarded, or aged out." db:"archived"`
+	Parked         int64    `json:"parked" doc:"Entries that came to wait for a person." db:"parked"`
+	ResolutionRate *float64 `json:"resolutionRate,omitempty" doc:"Share of the entries closed that were resolved, 0 to 1; absent where none was closed." db:"resolution_rate"`
+	ReplaySuccess  *float64 `json:"replaySuccess,omitempty" doc:"Share of the redeliveries ended that succeeded, 0 to 1; absent where none ended." db:"replay_success"`
+}
+
+// Stats is each queue, and all of them first.
+func (s *Store) Stats(ctx context.Context, w Window) ([]QueueStats, error) {
+	return query[QueueStats](ctx, s, "SELECT * FROM dlq.stats($1) WHERE $2::text IS NULL OR queue = $2", w.Over, w.queue())
+}
+
+// Times is how long something took.
+type Times struct {
+	Queue   *string `json:"queue,omitempty" doc:"The queue; absent for all." db:"queue"`
+	Measure string  `json:"measure" enum:"in_dlq,to_recovery" doc:"in_dlq: how long entries were open. to_recovery: how long after its first failure work was done." db:"measure"`
+	Entries int64   `json:"entries" doc:"How many entries." db:"entries"`
+	Average Seconds `json:"average" doc:"Seconds on average." db:"average"`
+	P50     Seconds `json:"p50" doc:"Seconds that half of them took at most; right within 5 %." db:"p50"`
+	P95     Seconds `json:"p95" doc:"Seconds that 95 % of them took at most." db:"p95"`
+	P99     Seconds `json:"p99" doc:"Seconds that 99 % of them took at most." db:"p99"`
+}
+
+// Times are how long entries were open, and work took to recover, by queue or all together.
+func (s *Store) Times(ctx context.Context, w Window, by string) ([]Times, error) {
+	return query[Times](ctx, s, "SELECT * FROM dlq.times($1, $2, $3)", w.Over, by, w.queue())
+}
+
+// ErrorType is how often a type of error came.
+type ErrorType struct {
+	ErrorType string   `json:"errorType" doc:"The type; empty where the error has none." db:"error_type"`
+	Failures  int64    `json:"failures" doc:"Captures and failed redeliveries." db:"failures"`
+	Share     *float64 `json:"share,omitempty" doc:"Of all failures, 0 to 1." db:"share"`
+}
+
+// ErrorTypes are the types with the most failures.
+func (s *Store) ErrorTypes(ctx context.Context, w Window, most int) ([]ErrorType, error) {
+	return query[ErrorType](ctx, s, "SELECT * FROM dlq.error_types($1, $2, $3)", w.Over, w.queue(), most)
+}
+
+// Group is a failure group: entries of a queue that failed for the same reason.
+type Group struct {
+	Queue       string     `json:"queue" doc:"Its queue." db:"queue"`
+	Fingerprint string     `json:"fingerprint" doc:"Identifies it, with the queue." db:"fingerprint"`
+	Title       *string    `json:"title,omitempty" doc:"What its first error said." db:"title"`
+	ErrorType   *string    `json:"errorType,omitempty" doc:"Type of that error." db:"error_type"`
+	ErrorClass  *string    `json:"errorClass,omitempty" doc:"Class of its last entry." db:"error_class"`
+	InWindow    int64      `json:"inWindow" doc:"Failures in the window." db:"in_window"`
+	Trend       []int64    `json:"trend" doc:"Failures in each hour (windows of up to a day), day (up to 35) or week, oldest first." db:"trend"`
+	Failures    int64      `json:"failures" doc:"Failures in all." db:"failures"`
+	Open        int64      `json:"open" doc:"Open entries now." db:"open"`
+	FirstSeen   time.Time  `json:"firstSeen" doc:"When an entry first joined it." db:"first_seen"`
+	LastSeen    time.Time  `json:"lastSeen" doc:"When one last did." db:"last_seen"`
+	Sample      *uuid.UUID `json:"sample,omitempty" doc:"Its last entry." db:"sample"`
+}
+
+// TopGroups are the failure groups with the most failures.
+func (s *Store) TopGroups(ctx context.Context, w Window, most int) ([]Group, error) {
+	return query[Group](ctx, s, "SELECT * FROM dlq.top_groups($1, $2, $3)", w.Over, w.queue(), most)
+}
+
+// Cell is an hour of a weekday.
+type Cell struct {
+	Weekday  int   `json:"weekday" doc:"1 is Monday, 7 Sunday." db:"weekday"`
+	Hour     int   `json:"hour" doc:"0 to 23." db:"hour"`
+	Failures int64 `json:"failures" doc:"Captures and failed redeliveries." db:"failures"`
+}
+
+// HeatMap is failures by weekday and hour in a time zone, all 168.
+func (s *Store) HeatMap(ctx context.Context, w Window, zone string) ([]Cell, error) {
+	return query[Cell](ctx, s, "SELECT * FROM dlq.heat_map($1, $2, $3)", w.Over, zone, w.queue())
+}
+
+// ReplaySuccess is how redeliveries of a class of a queue ended.
+type ReplaySuccess struct {
+	Queue       string   `json:"queue" doc:"The queue." db:"queue"`
+	ErrorClass  string   `json:"errorClass" doc:"The class; a failure counts as undecided, unless its worker reported a class." db:"error_class"`
+	Redelivered int64    `json:"redelivered" doc:"Started." db:"redelivered"`
+	Succeeded   int64    `json:"succeeded" doc:"Succeeded." db:"succeeded"`
+	Failed      int64    `json:"failed" doc:"Failed." db:"failed"`
+	Success     *float64 `json:"success,omitempty" doc:"Share of those ended that succeeded, 0 to 1." db:"success"`
+}
+
+// ReplaySuccess is how redeliveries ended, by queue and class.
+func (s *Store) ReplaySuccess(ctx context.Context, w Window) ([]ReplaySuccess, error) {
+	return query[ReplaySuccess](ctx, s, "SELECT * FROM dlq.replay_success($1) WHERE $2::text IS NULL OR queue = $2", w.Over, w.queue())
+}
+
+// Oldest is an entry that has been open for long.
+type Oldest struct {
+	ID         uuid.UUID `json:"id" doc:"The entry." db:"id"`
+	Age        Seconds   `json:"age" doc:"Seconds since its capture." db:"age"`
+	Status     string    `json:"status" doc:"Where it stands." db:"status"`
+	Queue      string    `json:"queue" doc:"Its queue." db:"queue"`
+	Kind       string    `json:"kind" doc:"Its kind." db:"kind"`
+	ErrorClass *string   `json:"errorClass,omitempty" doc:"Its class." db:"error_class"`
+	ErrorType  *string   `json:"errorType,omitempty" doc:"Type of its error." db:"error_type"`
+	AssignedTo *string   `json:"assignedTo,omitempty" doc:"Who looks after it." db:"assigned_to"`
+}
+
+// Oldest are the entries that have been open for the longest.
+func (s *Store) Oldest(ctx context.Context, most int) ([]Oldest, error) {
+	return query[Oldest](ctx, s, "SELECT * FROM dlq.oldest_entries($1)", most)
+}
+
+// Source is who sent messages that failed.
+type Source struct {
+	Source   string   `json:"source" doc:"Who sent them." db:"source"`
+	Captured int64    `json:"captured" doc:"How many became dead letters." db:"captured"`
+	Share    *float64 `json:"share,omitempty" doc:"Of those that name a source, 0 to 1." db:"share"`
+}
+
+// NoisiestSources are the sources with the most captures.
+func (s *Store) NoisiestSources(ctx context.Context, w Window, most int) ([]Source, error) {
+	return query[Source](ctx, s, "SELECT * FROM dlq.noisiest_sources($1, $2)", w.Over, most)
+}
+
+// RetryCost is what retrying costs in a queue.
+type RetryCost struct {
+	Queue              string   `json:"queue" doc:"The queue." db:"queue"`
+	Captured           int64    `json:"captured" doc:"Jobs that became dead letters." db:"captured"`
+	Attempts           int64    `json:"attempts" doc:"Attempts that they had made." db:"attempts"`
+	Redelivered        int64    `json:"redelivered" doc:"Redeliveries started." db:"redelivered"`
+	Succeeded          int64    `json:"succeeded" doc:"Redeliveries that succeeded." db:"succeeded"`
+	Resolved           int64    `json:"resolved" doc:"Entries resolved." db:"resolved"`
+	AttemptsPerCapture *float64 `json:"attemptsPerCapture,omitempty" doc:"Attempts for each capture." db:"attempts_per_capture"`
+	Wasted             *float64 `json:"wasted,omitempty" doc:"Share of attempts and redeliveries that failed, 0 to 1." db:"wasted"`
+}
+
+// RetryCost is what retrying costs, the costliest queue first.
+func (s *Store) RetryCost(ctx context.Context, w Window) ([]RetryCost, error) {
+	return query[RetryCost](ctx, s, "SELECT * FROM dlq.retry_cost($1) WHERE $2::text IS NULL OR queue = $2", w.Over, w.queue())
+}
+
+func query[T any](ctx context.Context, s *Store, sql string, args ...any) ([]T, error) {
+	rows, err := s.pool.Query(ctx, s.schemas.Render(sql), args...)
+	if err != nil {
+		return nil, deadletter.Named(err)
+	}
+	got, err := pgx.CollectRows(rows, pgx.RowToStructByName[T])
+	return got, deadletter.Named(err)
+}

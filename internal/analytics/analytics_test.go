@@ -1,0 +1,319 @@
+package analytics_test
+
+import (
+	"fmt"
+	"log/slog"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+
+	"github.com/dlqd/dlqd/internal/analytics"
+	"github.com/dlqd/dlqd/internal/postgres"
+	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
+)
+
+func TestMain(m *testing.M) { postgrestest.Main(m) }
+
+type bundle struct {
+	*testing.T
+
+	pool  *pgxpool.Pool
+	store *analytics.Store
+}
+
+func setup(t *testing.T) *bundle {
+	t.Helper()
+	pool := postgrestest.Pool(t)
+	return &bundle{T: t, pool: pool, store: analytics.NewStore(pool, postgres.DefaultSchemas())}
+}
+
+type execer interface {
+	require.TestingT
+}
+
+func (b *bundle) exec(t execer, sql string, args ...any) {
+	_, err := b.pool.Exec(b.Context(), sql, args...)
+	require.NoError(t, err, sql)
+}
+
+func (b *bundle) refresh(t execer) { require.NoError(t, b.store.Refresh(b.Context())) }
+
+// fail makes n dead letters of a queue.
+func (b *bundle) fail(t execer, n int, queue, errorType, source string, attempts int) {
+	b.exec(t, `INSERT INTO river_job (kind, args, queue, max_attempts, attempt, state) SELECT 'dlqd_message', jsonb_build_object('messageId', gen_random_uuid(), 'kind', 'k', 'source', $3::text), $1, 5, $4, 'running' FROM generate_series(1, $2)`, queue, n, source, attempts)
+	b.exec(t, `UPDATE river_job SET state = 'discarded', finalized_at = now(), errors = ARRAY[jsonb_build_object('error', $1::text || ' happened', 'attempt', attempt)],
+		metadata = jsonb_build_object('dlq:error', jsonb_build_object('attempt', attempt, 'type', $1::text)) WHERE state = 'running'`, errorType)
+}
+
+// decide does what a DLQ worker does first: class, group and what happens next.
+func (b *bundle) decide(t execer, class, fingerprint, status string) {
+	b.exec(t, `UPDATE dlq.dead_letter_queue SET status = $3::dlq.dead_letter_status, error_class = $1, fingerprint = $2, strategy = 'manual', move = '{"actor": "worker:1", "reason": "decided"}'
+		WHERE status = 'dlq_pending' AND strategy IS NULL`, class, fingerprint, status)
+}
+
+// ended ends the redeliveries that are under way.
+func (b *bundle) ended(t execer, state string) {
+	b.exec(t, `UPDATE river_job SET state = $1::river_job_state, finalized_at = now(), attempt = 1, errors = ARRAY['{"error": "again", "attempt": 1}'::jsonb] WHERE metadata ? 'dlq:entry_id' AND finalized_at IS NULL`, state)
+}
+
+// rollups are all of them as one text, but for what a rebuild cannot know (which group said what first).
+func (b *bundle) rollups(t execer) []string {
+	rows, err := b.pool.Query(b.Context(), `
+		SELECT 'flow ' || to_jsonb(r)::text FROM dlq.rollup_flow r WHERE (captured, failures, attempts, redelivered, succeeded, resolved, failed, archived, parked, open_change) <> (0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
+		UNION ALL SELECT 'backlog ' || to_jsonb(r)::text FROM dlq.rollup_backlog r WHERE (pending, processing, manual) <> (0, 0, 0)
+		UNION ALL SELECT 'times ' || (to_jsonb(r) - 'seconds')::text || round(seconds::numeric, 3) FROM dlq.rollup_times r
+		UNION ALL SELECT 'errors ' || to_jsonb(r)::text FROM dlq.rollup_errors r
+		UNION ALL SELECT 'sources ' || to_jsonb(r)::text FROM dlq.rollup_sources r
+		UNION ALL SELECT 'trend ' || to_jsonb(r)::text FROM dlq.rollup_groups r
+		UNION ALL SELECT 'group ' || concat_ws(' ', queue, fingerprint, failures, open) FROM dlq.failure_groups r
+		ORDER BY 1`)
+	require.NoError(t, err)
+	lines, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	require.NoError(t, err)
+	return lines
+}
+
+// agree checks the rollups against the entries and the trail themselves.
+func (b *bundle) agree(t execer) {
+	for name, sql := range map[string]string{
+		"backlog": `SELECT count(*) FROM (
+			SELECT queue, coalesce(error_class, 'undecided'), count(*) FILTER (WHERE status = 'dlq_pending'), count(*) FILTER (WHERE status = 'dlq_processing'), count(*) FILTER (WHERE status = 'dlq_manual')
+			FROM dlq.dead_letter_open GROUP BY 1, 2
+			EXCEPT SELECT * FROM dlq.rollup_backlog) d`,
+		"backlog that is not there": `SELECT abs(sum(pending + processing + manual) - (SELECT count(*) FROM dlq.dead_letter_open))::bigint FROM dlq.rollup_backlog`,
+		"open changes":              `SELECT abs(sum(open_change) - (SELECT count(*) FROM dlq.dead_letter_open))::bigint FROM dlq.rollup_flow WHERE step = 'day' AND scope = 'queue_class'`,
+		"captures":                  `SELECT abs(sum(captured) - (SELECT count(*) FROM dlq.dead_letter_transitions WHERE from_status IS NULL))::bigint FROM dlq.rollup_flow WHERE step = 'minute' AND scope = 'all'`,
+		"resolved":                  `SELECT abs(sum(resolved) - (SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_resolved'))::bigint FROM dlq.rollup_flow WHERE step = 'hour' AND scope = 'class'`,
+		"groups": `SELECT count(*) FROM (
+			SELECT queue, fingerprint, count(*) FROM dlq.dead_letter_open WHERE fingerprint IS NOT NULL GROUP BY 1, 2
+			EXCEPT SELECT queue, fingerprint, open FROM dlq.failure_groups) d`,
+	} {
+		var wrong *int64
+		require.NoError(t, b.pool.QueryRow(b.Context(), sql).Scan(&wrong), name)
+		if wrong != nil {
+			require.Zero(t, *wrong, name)
+		}
+	}
+}
+
+// TestRollups_property does random things to random entries, some in transactions that stay open meanwhile, with refreshes
+// in between: the rollups are what the entries are, and what a rebuild makes of the trail.
+func TestRollups_property(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	queues := []string{"payments", "mails"}
+	rapid.Check(t, func(rt *rapid.T) {
+		var late []pgx.Tx
+		defer func() {
+			for _, tx := range late {
+				_ = tx.Rollback(b.Context())
+			}
+		}()
+		for range rapid.IntRange(3, 15).Draw(rt, "steps") {
+			switch step := rapid.IntRange(0, 11).Draw(rt, "step"); step {
+			case 0, 1:
+				b.fail(rt, rapid.IntRange(1, 3).Draw(rt, "n"), rapid.SampledFrom(queues).Draw(rt, "queue"), rapid.SampledFrom([]string{"A", "B"}).Draw(rt, "type"), "s", 2)
+			case 2:
+				b.decide(rt, rapid.SampledFrom([]string{"transient", "outage"}).Draw(rt, "class"), rapid.SampledFrom([]string{"f1", "f2"}).Draw(rt, "fingerprint"), "dlq_manual")
+			case 3:
+				b.exec(rt, "SELECT dlq.replay(id) FROM dlq.dead_letter_queue WHERE status IN ('dlq_pending', 'dlq_manual', 'dlq_failed') AND random() < 0.5")
+			case 4:
+				b.ended(rt, "completed")
+			case 5:
+				b.ended(rt, "discarded")
+			case 6:
+				b.exec(rt, "UPDATE dlq.dead_letter_queue SET dlq_max_retries = 1 WHERE status = 'dlq_processing'")
+			case 7:
+				b.exec(rt, "SELECT dlq.act_on($1, ARRAY(SELECT id FROM dlq.dead_letter_queue WHERE random() < 0.3), 'kim')", rapid.SampledFrom([]string{"discard", "resolve", "park", "unpark", "note"}).Draw(rt, "action"))
+			case 8: // a move whose transaction commits later than others that began after it
+				tx, err := b.pool.Begin(b.Context())
+				require.NoError(rt, err)
+				late = append(late, tx)
+				_, err = tx.Exec(b.Context(), "WITH p AS (SELECT id FROM dlq.dead_letter_open WHERE status = 'dlq_manual' ORDER BY id LIMIT 1 FOR UPDATE SKIP LOCKED) SELECT dlq.resolve(id) FROM p")
+				require.NoError(rt, err)
+				_, err = tx.Exec(b.Context(), "INSERT INTO river_job (kind, args, queue, max_attempts, state) VALUES ('k', '{}', 'late', 1, 'running')")
+				require.NoError(rt, err)
+				_, err = tx.Exec(b.Context(), "UPDATE river_job SET state = 'discarded', finalized_at = now() WHERE state = 'running' AND queue = 'late'")
+				require.NoError(rt, err)
+				// Nobody waits for the row that it holds.
+				require.NoError(rt, tx.Commit(b.Context()))
+				late = late[:len(late)-1]
+			case 9:
+				tx, err := b.pool.Begin(b.Context())
+				require.NoError(rt, err)
+				late = append(late, tx)
+				_, err = tx.Exec(b.Context(), `WITH j AS (INSERT INTO river_job (kind, args, queue, max_attempts, state) VALUES ('k', '{}', 'late', 1, 'available') RETURNING *)
+					SELECT dlq.record_failure(j.*::river_job) FROM j`)
+				require.NoError(rt, err)
+			case 10:
+				for _, tx := range late {
+					if rapid.Bool().Draw(rt, "commit") {
+						require.NoError(rt, tx.Commit(b.Context()))
+					} else {
+						require.NoError(rt, tx.Rollback(b.Context()))
+					}
+				}
+				late = nil
+			default:
+				b.refresh(rt)
+			}
+		}
+		b.refresh(rt)
+		b.agree(rt)
+		kept := b.rollups(rt)
+		b.exec(rt, "SELECT dlq.rebuild_rollups()")
+		b.agree(rt)
+		require.Empty(rt, cmp.Diff(kept, b.rollups(rt)))
+		b.refresh(rt)
+		require.Empty(rt, cmp.Diff(kept, b.rollups(rt)), "nothing is counted twice")
+	})
+}
+
+// scenario is four failures: two resolved by a replay, one discarded, one open.
+func (b *bundle) scenario() {
+	b.fail(b, 3, "payments", "TimeoutError", "shop", 5)
+	b.decide(b, "transient", "f1", "dlq_manual")
+	b.fail(b, 1, "mails", "ParseError", "crm", 1)
+	b.decide(b, "malformed", "f2", "dlq_manual")
+	b.exec(b, "SELECT dlq.replay(id, 'kim') FROM dlq.dead_letter_queue WHERE queue = 'payments' ORDER BY id LIMIT 2")
+	b.ended(b, "completed")
+	b.exec(b, "SELECT dlq.discard(id, 'kim') FROM dlq.dead_letter_queue WHERE queue = 'mails'")
+	b.refresh(b)
+}
+
+func TestStore(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.scenario()
+	day := analytics.Window{Over: 24 * time.Hour}
+
+	flow, err := b.store.Flow(t.Context(), day, "queue", "")
+	require.NoError(t, err)
+	require.Len(t, flow, 2)
+	require.Equal(t, "mails", flow[0].Name)
+	require.Len(t, flow[1].Buckets, 25, "hours without gaps")
+	last := flow[1].Buckets[24]
+	last.Start = time.Time{}
+	require.Equal(t, analytics.Bucket{Captured: 3, Failures: 3, Redelivered: 2, Succeeded: 2, Resolved: 2, Parked: 3, Open: 1}, last)
+	require.Zero(t, flow[1].Buckets[22].Open, "before there was any")
+	byClass, err := b.store.Flow(t.Context(), analytics.Window{Over: time.Hour, Queue: "payments"}, "class", "")
+	require.NoError(t, err)
+	require.Len(t, byClass, 2, "transient, and undecided for a moment")
+	require.Len(t, byClass[0].Buckets, 61, "minutes")
+	require.EqualValues(t, 1, byClass[0].Buckets[60].Open)
+	require.Zero(t, byClass[1].Buckets[60].Open)
+	_, err = b.store.Flow(t.Context(), day, "moon", "")
+	require.ErrorContains(t, err, "there is no division by moon")
+	_, err = b.store.Flow(t.Context(), analytics.Window{Over: 100 * 24 * time.Hour}, "all", "minute")
+	require.ErrorContains(t, err, "cannot be looked at by the minute")
+
+	stats, err := b.store.Stats(t.Context(), day)
+	require.NoError(t, err)
+	require.Len(t, stats, 3)
+	require.Nil(t, stats[0].Queue)
+	require.EqualValues(t, 1, stats[0].Open)
+	require.EqualValues(t, 4, stats[0].Captured)
+	require.InDelta(t, 0.6667, *stats[0].ResolutionRate, 1e-9, "two resolved, one discarded")
+	require.InDelta(t, 1, *stats[0].ReplaySuccess, 1e-9)
+	require.Nil(t, stats[1].ReplaySuccess, "mails: nothing was replayed")
+
+	types, err := b.store.ErrorTypes(t.Context(), day, 10)
+	require.NoError(t, err)
+	require.Equal(t, "TimeoutError", types[0].ErrorType)
+	require.EqualValues(t, 3, types[0].Failures)
+	require.InDelta(t, 0.75, *types[0].Share, 1e-9)
+
+	groups, err := b.store.TopGroups(t.Context(), day, 1)
+	require.NoError(t, err)
+	require.Len(t, groups, 1)
+	g := groups[0]
+	require.Equal(t, "payments f1 TimeoutError happened TimeoutError transient 3 3 1",
+		fmt.Sprint(g.Queue, " ", g.Fingerprint, " ", *g.Title, " ", *g.ErrorType, " ", *g.ErrorClass, " ", g.InWindow, " ", g.Failures, " ", g.Open))
+	require.Len(t, g.Trend, 25)
+	require.EqualValues(t, 3, g.Trend[24])
+
+	cells, err := b.store.HeatMap(t.Context(), analytics.Window{Over: 28 * 24 * time.Hour}, "Europe/Paris")
+	require.NoError(t, err)
+	require.Len(t, cells, 7*24)
+	sum := int64(0)
+	for _, c := range cells {
+		sum += c.Failures
+	}
+	require.EqualValues(t, 4, sum)
+	_, err = b.store.HeatMap(t.Context(), day, "Mars/Base")
+	require.ErrorContains(t, err, "Mars/Base")
+
+	success, err := b.store.ReplaySuccess(t.Context(), day)
+	require.NoError(t, err)
+	require.Len(t, success, 1)
+	require.EqualValues(t, 2, success[0].Succeeded)
+
+	sources, err := b.store.NoisiestSources(t.Context(), day, 1)
+	require.NoError(t, err)
+	require.Equal(t, "shop", sources[0].Source)
+
+	cost, err := b.store.RetryCost(t.Context(), day)
+	require.NoError(t, err)
+	require.EqualValues(t, 15, cost[0].Attempts)
+	require.InDelta(t, 5, *cost[0].AttemptsPerCapture, 1e-9)
+	require.InDelta(t, 0.8824, *cost[0].Wasted, 1e-9, "15 attempts failed, 2 redeliveries succeeded")
+
+	oldest, err := b.store.Oldest(t.Context(), 5)
+	require.NoError(t, err)
+	require.Len(t, oldest, 1)
+	require.Equal(t, "payments", oldest[0].Queue)
+}
+
+// TestTimes puts a thousand known times into the trail: percentiles are right within 5 %, averages exactly.
+func TestTimes(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.exec(t, `INSERT INTO dlq.dead_letter_transitions (at, entry_id, from_status, to_status, actor, queue, kind, first_failed_at)
+		SELECT now(), dlq.first_id(now() - i * interval '1 second'), 'dlq_manual', 'dlq_resolved', 'kim', 'q', 'k', now() - i * interval '2 seconds' FROM generate_series(1, 1000) i`)
+	b.refresh(t)
+	times, err := b.store.Times(t.Context(), analytics.Window{Over: time.Hour}, "all")
+	require.NoError(t, err)
+	require.Len(t, times, 2)
+	for i, unit := range []float64{1, 2} {
+		require.EqualValues(t, 1000, times[i].Entries)
+		for want, got := range map[float64]analytics.Seconds{500.5: times[i].Average, 500: times[i].P50, 950: times[i].P95, 990: times[i].P99} {
+			require.InEpsilon(t, want*unit, float64(got), 0.05, times[i].Measure)
+		}
+		require.InEpsilon(t, 500.5*unit, float64(times[i].Average), 0.0001)
+	}
+}
+
+// TestRollups_restored takes a snapshot of another server's future, as a restored dump brings.
+func TestRollups_restored(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.scenario()
+	want := b.rollups(t)
+	b.exec(t, "ALTER TABLE dlq.dead_letter_transitions DISABLE TRIGGER transitions_append_only")
+	b.exec(t, "UPDATE dlq.dead_letter_transitions SET xid = xid + 1000000000")
+	b.exec(t, "UPDATE dlq.rollup_state SET snapshot = '1000000000:1000000000:'")
+	b.refresh(t)
+	require.Empty(t, cmp.Diff(want, b.rollups(t)))
+	b.refresh(t)
+	require.Empty(t, cmp.Diff(want, b.rollups(t)))
+	b.fail(t, 1, "payments", "TimeoutError", "shop", 5)
+	b.refresh(t)
+	b.agree(t)
+}
+
+// TestRun has the loop take in what comes, and end with its context.
+func TestRun(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	go b.store.Run(t.Context(), slog.New(slog.DiscardHandler))
+	b.fail(t, 2, "payments", "TimeoutError", "shop", 5)
+	require.Eventually(t, func() bool {
+		stats, err := b.store.Stats(t.Context(), analytics.Window{Over: time.Hour})
+		return err == nil && len(stats) > 0 && stats[0].Captured == 2
+	}, 20*time.Second, 20*time.Millisecond)
+}

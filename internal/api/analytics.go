@@ -1,0 +1,173 @@
+package api
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"time"
+
+	"github.com/danielgtaylor/huma/v2"
+	"github.com/google/uuid"
+
+	"github.com/dlqd/dlqd/internal/analytics"
+	"github.com/dlqd/dlqd/internal/policy"
+)
+
+// Report is an answer of analytics.
+type Report[T any] struct {
+	AsOf time.Time `json:"asOf" doc:"What happened until then is counted, exactly."`
+	Rows []T       `json:"rows" doc:"The answer."`
+}
+
+type reportOutput[T any] struct{ Body Report[T] }
+
+// windowInput is the time that a question is about. Windows end now and are made of whole minutes, hours or days.
+type windowInput struct {
+	Over  string `query:"over" default:"7d" doc:"How far back: hours, minutes and days such as 90m, 24h or 30d." example:"24h"`
+	Queue string `query:"queue" maxLength:"127" doc:"Of this queue alone."`
+}
+
+func (in *windowInput) window() (analytics.Window, error) {
+	over, err := policy.ParseDuration(in.Over)
+	if err == nil && (over < time.Minute || over > maxWindow) {
+		err = fmt.Errorf("must be from 1m to %s", maxWindow)
+	}
+	if err != nil {
+		return analytics.Window{}, huma.Error422UnprocessableEntity("over is a length of time such as 90m, 24h or 7d", &huma.ErrorDetail{Location: "query.over", Message: err.Error(), Value: in.Over})
+	}
+	return analytics.Window{Over: over, Queue: in.Queue}, nil
+}
+
+// maxWindow is the longest time that analytics look at.
+const maxWindow = 10 * 365 * 24 * time.Hour
+
+type flowInput struct {
+	windowInput
+
+	By   string `query:"by" enum:"all,queue,class" default:"all" doc:"One series for all, for each queue, or for each class."`
+	Step string `query:"step" enum:"minute,hour,day,week" doc:"Length of a bucket; minutes up to three hours, hours up to eight days, else days if absent."`
+}
+
+type timesInput struct {
+	windowInput
+
+	By string `query:"by" enum:"all,queue" default:"all" doc:"All together, or each queue."`
+}
+
+type topInput struct {
+	windowInput
+
+	Limit int `query:"limit" minimum:"1" maximum:"200" default:"20" doc:"How many at most."`
+}
+
+type heatMapInput struct {
+	Over     string `query:"over" default:"28d" doc:"How far back, such as 28d." example:"28d"`
+	Queue    string `query:"queue" maxLength:"127" doc:"Of this queue alone."`
+	Timezone string `query:"timezone" default:"UTC" maxLength:"63" doc:"Whose weekdays and hours, such as Europe/Paris."`
+}
+
+type limitInput struct {
+	Limit int `query:"limit" minimum:"1" maximum:"200" default:"20" doc:"How many at most."`
+}
+
+func (s *service) registerAnalytics(api huma.API) {
+	one := 0.5
+	queue := "payment-processing"
+	noon := time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
+	bucket := analytics.Bucket{Start: noon, Captured: 8, Failures: 9, Redelivered: 6, Succeeded: 5, Resolved: 5, Open: 3}
+	report(s, api, "flow", "What happened over time, and how many entries were open", []analytics.Series{{Name: "all", Buckets: []analytics.Bucket{bucket}}},
+		func(ctx context.Context, in *flowInput) ([]analytics.Series, error) {
+			w, err := in.window()
+			if err != nil {
+				return nil, err
+			}
+			return s.Analytics.Flow(ctx, w, in.By, in.Step)
+		})
+	report(s, api, "queues", "Each queue now and over a window: open entries, rates of resolution and of success", []analytics.QueueStats{{Queue: &queue, Open: 3, Manual: 3, Captured: 8, Resolved: 5, ResolutionRate: &one}},
+		windowed(s.Analytics.Stats))
+	report(s, api, "times", "How long entries were open, and work took to recover", []analytics.Times{{Measure: "in_dlq", Entries: 5, Average: 61.5, P50: 58, P95: 120, P99: 180}},
+		func(ctx context.Context, in *timesInput) ([]analytics.Times, error) {
+			w, err := in.window()
+			if err != nil {
+				return nil, err
+			}
+			return s.Analytics.Times(ctx, w, in.By)
+		})
+	report(s, api, "error-types", "Failures by type of error", []analytics.ErrorType{{ErrorType: "TIMEOUT_ERROR", Failures: 8, Share: &one}}, limited(s.Analytics.ErrorTypes))
+	report(s, api, "groups", "The failure groups with the most failures, and their trend",
+		[]analytics.Group{{Queue: queue, Fingerprint: "1f6c0b3a9d2e4f57", InWindow: 8, Trend: []int64{0, 3, 5}, Failures: 12, Open: 3, FirstSeen: noon, LastSeen: noon}}, limited(s.Analytics.TopGroups))
+	report(s, api, "heat-map", "Failures by weekday and hour", []analytics.Cell{{Weekday: 1, Hour: 9, Failures: 42}},
+		func(ctx context.Context, in *heatMapInput) ([]analytics.Cell, error) {
+			w, err := (&windowInput{Over: in.Over, Queue: in.Queue}).window()
+			if err != nil {
+				return nil, err
+			}
+			if _, err := time.LoadLocation(in.Timezone); err != nil || in.Timezone == "" || in.Timezone == "Local" {
+				return nil, huma.Error422UnprocessableEntity("timezone is a name such as Europe/Paris", &huma.ErrorDetail{Location: "query.timezone", Message: "there is no such time zone", Value: in.Timezone})
+			}
+			return s.Analytics.HeatMap(ctx, w, in.Timezone)
+		})
+	report(s, api, "replays", "How redeliveries ended, by queue and class", []analytics.ReplaySuccess{{Queue: queue, ErrorClass: "transient", Redelivered: 6, Succeeded: 3, Failed: 3, Success: &one}},
+		windowed(s.Analytics.ReplaySuccess))
+	report(s, api, "oldest", "The entries that have been open for the longest", []analytics.Oldest{{ID: uuid.MustParse("01980000-0000-7000-8000-000000000000"), Age: 3600, Status: "dlq_manual", Queue: queue, Kind: "payment.captured"}},
+		func(ctx context.Context, in *limitInput) ([]analytics.Oldest, error) {
+			return s.Analytics.Oldest(ctx, in.Limit)
+		})
+	report(s, api, "sources", "The sources of messages with the most dead letters", []analytics.Source{{Source: "shop", Captured: 8, Share: &one}},
+		func(ctx context.Context, in *sourcesInput) ([]analytics.Source, error) {
+			w, err := (&windowInput{Over: in.Over}).window()
+			if err != nil {
+				return nil, err
+			}
+			return s.Analytics.NoisiestSources(ctx, w, in.Limit)
+		})
+	report(s, api, "retry-cost", "What retrying costs, by queue", []analytics.RetryCost{{Queue: queue, Captured: 8, Attempts: 40, Redelivered: 6, Succeeded: 5, Resolved: 5, Wasted: &one}}, windowed(s.Analytics.RetryCost))
+}
+
+type sourcesInput struct {
+	Over  string `query:"over" default:"7d" doc:"How far back, such as 24h or 30d." example:"24h"`
+	Limit int    `query:"limit" minimum:"1" maximum:"200" default:"20" doc:"How many at most."`
+}
+
+func windowed[T any](ask func(context.Context, analytics.Window) ([]T, error)) func(context.Context, *windowInput) ([]T, error) {
+	return func(ctx context.Context, in *windowInput) ([]T, error) {
+		w, err := in.window()
+		if err != nil {
+			return nil, err
+		}
+		return ask(ctx, w)
+	}
+}
+
+func limited[T any](ask func(context.Context, analytics.Window, int) ([]T, error)) func(context.Context, *topInput) ([]T, error) {
+	return func(ctx context.Context, in *topInput) ([]T, error) {
+		w, err := in.window()
+		if err != nil {
+			return nil, err
+		}
+		return ask(ctx, w, in.Limit)
+	}
+}
+
+// report registers GET /api/dlq/analytics/name.
+func report[I, T any](s *service, api huma.API, name, summary string, rows []T, ask func(context.Context, *I) ([]T, error)) {
+	op := huma.Operation{
+		OperationID: "get-analytics-" + name, Method: http.MethodGet, Path: "/api/dlq/analytics/" + name, Tags: []string{"analytics"},
+		Summary: summary, Errors: []int{422, 503},
+	}
+	example(&op, http.StatusOK, Report[T]{AsOf: time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC), Rows: rows})
+	huma.Register(api, op, func(ctx context.Context, in *I) (*reportOutput[T], error) {
+		out := &reportOutput[T]{}
+		var err error
+		if out.Body.AsOf, err = s.Analytics.AsOf(ctx); err == nil {
+			out.Body.Rows, err = ask(ctx, in)
+		}
+		if _, ok := err.(huma.StatusError); ok { //nolint:errorlint // made here, never wrapped
+			return nil, err
+		}
+		if err != nil {
+			return nil, s.problem(ctx, err)
+		}
+		return out, nil
+	})
+}
