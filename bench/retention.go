@@ -3,14 +3,18 @@ package main
 import (
 	"context"
 	"fmt"
+	"os"
 	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/dlqd/dlqd/internal/archive"
 	"github.com/dlqd/dlqd/internal/deadletter"
+	"github.com/dlqd/dlqd/internal/policy"
 	"github.com/dlqd/dlqd/internal/postgres"
+	"github.com/dlqd/dlqd/internal/retention"
 )
 
 // captureBatch is how many jobs fail in one transaction while a month goes.
@@ -21,7 +25,7 @@ const captureBatch = 100
 func retentionBench(b *bench, scale float64) error {
 	entries := int(1_000_000 * scale)
 	b.row("", "seconds", "captures/s before", "captures/s meanwhile", "longest capture of 100")
-	for _, how := range []string{"dropped", "deleted"} {
+	for _, how := range []string{"dropped", "archived, then dropped", "deleted"} {
 		err := b.withPool(4, func(pool *pgxpool.Pool) error {
 			if err := b.fresh(pool, true); err != nil {
 				return err
@@ -36,7 +40,7 @@ func retentionBench(b *bench, scale float64) error {
 			start := time.Now()
 			var took time.Duration
 			meanwhile, longest, err := captures(b.ctx, pool, func() error {
-				err := letGo(b.ctx, pool, how == "dropped")
+				err := letGo(b.ctx, pool, how)
 				took = time.Since(start)
 				time.Sleep(max(0, time.Second-took)) // a rate needs a while
 				return err
@@ -69,11 +73,29 @@ func fillMonth(ctx context.Context, pool *pgxpool.Pool, entries int) error {
 	return nil
 }
 
-// letGo drops the month as retention does, or deletes its entries in steps of 1,000.
-func letGo(ctx context.Context, pool *pgxpool.Pool, drop bool) error {
-	if drop {
-		_, err := deadletter.NewStore(pool, postgres.DefaultSchemas()).EnforceRetention(ctx,
-			[]byte(`{"defaults": {"resolved": "30 days", "failed": "90 days", "archived": "365 days"}}`), 1000, time.Now())
+// letGo drops the month as retention does, without an archive or with one, or deletes its entries in steps of 1,000.
+func letGo(ctx context.Context, pool *pgxpool.Pool, how string) error {
+	if how != "deleted" {
+		keeper := &retention.Keeper{Store: deadletter.NewStore(pool, postgres.DefaultSchemas()), Logger: quiet}
+		rules, err := policy.Default("http://127.0.0.1:1/")
+		if err != nil {
+			return err
+		}
+		keeper.Policy = func() *policy.Policy { return rules }
+		if how != "dropped" {
+			dir, err := os.MkdirTemp("", "dlqd-bench-archive-")
+			if err != nil {
+				return err
+			}
+			defer func() { _ = os.RemoveAll(dir) }()
+			if keeper.Archive, err = archive.Open(ctx, dir); err != nil {
+				return err
+			}
+		}
+		done, err := keeper.Run(ctx)
+		if err == nil && done.Dropped != 1 {
+			err = fmt.Errorf("%d months were dropped", done.Dropped)
+		}
 		return err
 	}
 	for {

@@ -21,6 +21,7 @@ func newServe(hard context.Context) *cobra.Command {
 	var database databaseFlags
 	var config server.Config
 	var source policyFlags
+	var archive archiveFlag
 	var logLevel string
 	cmd := &cobra.Command{
 		Use:   "serve",
@@ -41,6 +42,7 @@ func newServe(hard context.Context) *cobra.Command {
 			}
 			config.Logger = newLogger(level)
 			config.DatabaseURL, config.DataDir, config.PostgresBin, config.Schemas = database.url, database.dataDir, database.postgresBin, database.schemas
+			config.Archive = archive.location(&database)
 			if !config.API && !config.Process && !config.DLQWorkers {
 				config.API, config.Process, config.DLQWorkers = true, true, true
 			}
@@ -68,6 +70,7 @@ func newServe(hard context.Context) *cobra.Command {
 	flags.BoolVar(&config.DLQWorkers, "dlq-workers", false, "work on dead letters")
 	flags.StringArrayVar(&config.Listen, "listen", []string{server.DefaultListen}, "address of the API: host:port, or unix:PATH; may be given again")
 	source.register(cmd)
+	archive.register(cmd)
 	flags.Int64Var(&config.MaxBodyBytes, "max-body-bytes", api.DefaultMaxBodyBytes, "largest message")
 	flags.DurationVar(&config.PollInterval, "poll-interval", worker.DefaultPollInterval, "how often DLQ workers look for due entries when nothing wakes them")
 	flags.BoolVar(&config.PollOnly, "poll-only", false, "do without LISTEN/NOTIFY, for transaction poolers")

@@ -216,6 +216,7 @@ DECLARE
     v_day    timestamptz := date_trunc('day', now());
     v_month  timestamptz := date_trunc('month', now());
     v_status text;
+    v_early  timestamptz;
     i        integer;
 BEGIN
     -- One at a time, over all dlqd processes; whoever comes second has nothing to do.
@@ -231,6 +232,15 @@ BEGIN
                 'dead_letter_' || v_status || '_' || to_char(v_month + i * interval '1 month', 'YYYYMM'),
                 v_month + i * interval '1 month', v_month + (i + 1) * interval '1 month', 'id')::integer;
         END LOOP;
+        -- Entries that a default partition took in long ago go to the month in which they closed, and with it.
+        FOR v_early IN EXECUTE format('SELECT DISTINCT date_trunc(''month'', e.closed_at) FROM dlq.dead_letter_%s_default e', v_status) LOOP
+            v_made := v_made + dlq.ensure_partition(('dlq.dead_letter_' || v_status)::regclass,
+                'dead_letter_' || v_status || '_' || to_char(v_early, 'YYYYMM'), v_early, v_early + interval '1 month', 'id')::integer;
+        END LOOP;
+    END LOOP;
+    FOR v_early IN SELECT DISTINCT date_trunc('day', t.at) FROM dlq.dead_letter_transitions_default t LOOP
+        v_made := v_made + dlq.ensure_partition('dlq.dead_letter_transitions',
+            'dead_letter_transitions_' || to_char(v_early, 'YYYYMMDD'), v_early, v_early + interval '1 day', 'id, at')::integer;
     END LOOP;
     RETURN v_made;
 END

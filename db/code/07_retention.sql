@@ -1,5 +1,5 @@
--- Retention: whole partitions are dropped; what a queue keeps for less time than the others, or a default partition holds,
--- is deleted in small steps.
+-- Retention: whole partitions are dropped, and what a queue keeps for less time than the others is deleted in small steps;
+-- both after they went to the archive. dlqd calls these functions; the archive is a directory or an object store.
 
 -- The end of the range of a month's partition, from its bounds as Postgres keeps them.
 CREATE OR REPLACE FUNCTION dlq.partition_end(p_partition regclass) RETURNS timestamptz
@@ -23,57 +23,121 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
 $$;
 COMMENT ON FUNCTION dlq.retention_range IS 'The shortest and the longest period of any queue.';
 
-CREATE OR REPLACE FUNCTION dlq.enforce_retention(p_periods jsonb, p_limit integer DEFAULT 1000, p_now timestamptz DEFAULT now())
-RETURNS TABLE (action text, what text, entries bigint)
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET dlq.actor = 'retention' AS $$
-DECLARE
-    v_status    text;
-    v_longest   interval;
-    v_shortest  interval; -- what is younger need not be looked at
-    v_partition record;
-    v_ids       uuid[];
-BEGIN
-    -- One at a time, over all dlqd processes.
-    IF NOT pg_try_advisory_xact_lock(hashtextextended('dlq.enforce_retention', 0)) THEN
-        RETURN;
-    END IF;
+-- Replaced by the functions below, between which dlqd writes the archive.
+DROP FUNCTION IF EXISTS dlq.enforce_retention(jsonb, integer, timestamptz);
 
-    -- Entries that failed are archived when their time has come, and begin a new one.
-    SELECT r.shortest INTO v_shortest FROM dlq.retention_range(p_periods, 'failed') r;
+CREATE OR REPLACE FUNCTION dlq.age_out(p_periods jsonb, p_limit integer DEFAULT 1000, p_now timestamptz DEFAULT now()) RETURNS integer
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET dlq.actor = 'retention' AS $$
+DECLARE
+    v_ids uuid[];
+BEGIN
     v_ids := ARRAY(
         SELECT e.id FROM dlq.dead_letter_failed e
-        WHERE e.closed_at < p_now - v_shortest AND e.closed_at < p_now - dlq.retention_of(p_periods, e.queue, 'failed')
+        WHERE e.closed_at < p_now - (SELECT r.shortest FROM dlq.retention_range(p_periods, 'failed') r) AND e.closed_at < p_now - dlq.retention_of(p_periods, e.queue, 'failed')
         ORDER BY e.id LIMIT p_limit FOR UPDATE SKIP LOCKED);
-    IF cardinality(v_ids) > 0 THEN
-        UPDATE dlq.dead_letter_queue SET status = 'dlq_archived', move = '{"reason": "aged out"}' WHERE id = ANY (v_ids) AND status = 'dlq_failed';
-        RETURN QUERY SELECT 'archived', 'failed', cardinality(v_ids)::bigint;
-    END IF;
+    UPDATE dlq.dead_letter_queue SET status = 'dlq_archived', move = '{"reason": "aged out"}' WHERE id = ANY (v_ids) AND status = 'dlq_failed';
+    RETURN cardinality(v_ids);
+END
+$$;
+COMMENT ON FUNCTION dlq.age_out IS 'Moves up to p_limit failed entries whose time is over to dlq_archived, where a new time begins. p_periods: {"defaults": {"resolved": "30 days", "failed": "90 days", "archived": "365 days"}, "queues": {"payments": {...}}}. Returns how many.';
 
+-- A month goes whole once its last day is past the longest period of any queue: until then its entries stay, up to a month
+-- longer than their period.
+CREATE OR REPLACE FUNCTION dlq.expired_partitions(p_periods jsonb, p_audit interval, p_now timestamptz DEFAULT now())
+RETURNS TABLE (partition_name text, of_audit boolean)
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' AS $$
+    SELECT c.relname::text, p.of_audit
+    FROM (VALUES ('dlq.dead_letter_resolved'::regclass, false, (SELECT r.longest FROM dlq.retention_range(p_periods, 'resolved') r)),
+                 ('dlq.dead_letter_archived', false, (SELECT r.longest FROM dlq.retention_range(p_periods, 'archived') r)),
+                 ('dlq.dead_letter_transitions', true, p_audit)) p (parent, of_audit, period)
+    JOIN pg_inherits i ON i.inhparent = p.parent JOIN pg_class c ON c.oid = i.inhrelid
+    WHERE dlq.partition_end(c.oid) <= p_now - p.period
+      AND NOT EXISTS (SELECT FROM dlq.restored_partitions h WHERE h.partition_name = c.relname AND h.until > p_now)
+    ORDER BY p.of_audit, c.relname
+$$;
+COMMENT ON FUNCTION dlq.expired_partitions IS 'Partitions of which nothing has to be kept any more: months of resolved and archived entries, and days of the audit trail.';
+
+-- What is dropped is what was archived: a row that came or changed since then keeps the partition for the next round.
+CREATE OR REPLACE FUNCTION dlq.drop_partition(p_partition text, p_rows bigint DEFAULT NULL, p_hash numeric DEFAULT NULL) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET lock_timeout = '2s' AS $$
+DECLARE
+    v_partition regclass := (
+        SELECT c.oid FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
+        WHERE c.relname = p_partition AND i.inhparent IN ('dlq.dead_letter_resolved'::regclass, 'dlq.dead_letter_archived'::regclass, 'dlq.dead_letter_transitions'::regclass)
+          AND pg_get_expr(c.relpartbound, c.oid) <> 'DEFAULT');
+    v_rows      bigint;
+    v_hash      numeric;
+BEGIN
+    IF v_partition IS NULL THEN
+        RAISE EXCEPTION '%: there is no such month of closed entries or day of the audit trail', p_partition USING ERRCODE = 'DLQ02';
+    END IF;
+    IF p_rows IS NOT NULL THEN
+        EXECUTE format('LOCK TABLE %s IN SHARE MODE', v_partition);
+        EXECUTE format('SELECT count(*), coalesce(sum(hashtextextended(r::text, 0)), 0) FROM %s r', v_partition) INTO v_rows, v_hash;
+        IF (v_rows, v_hash) IS DISTINCT FROM (p_rows, p_hash) THEN
+            RAISE EXCEPTION 'partition % has changed since it was archived', p_partition USING ERRCODE = 'DLQ01';
+        END IF;
+    END IF;
+    EXECUTE format('DROP TABLE %s', v_partition);
+    DELETE FROM dlq.restored_partitions h WHERE h.partition_name = p_partition;
+END
+$$;
+COMMENT ON FUNCTION dlq.drop_partition IS 'Drops a month of closed entries or a day of the audit trail, if it still holds what was archived: so many rows, with that sum of hashtextextended(row::text, 0). Without p_rows, whatever it holds.';
+
+CREATE OR REPLACE FUNCTION dlq.expired_entries(p_periods jsonb, p_limit integer DEFAULT 1000, p_now timestamptz DEFAULT now()) RETURNS SETOF uuid
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    v_status text;
+    v_range  record;
+BEGIN
     FOREACH v_status IN ARRAY ARRAY['resolved', 'archived'] LOOP
-        SELECT r.shortest, r.longest INTO v_shortest, v_longest FROM dlq.retention_range(p_periods, v_status) r;
-        -- A month that is older than the longest period of any queue goes whole.
-        FOR v_partition IN
-            SELECT c.oid::regclass AS partition, c.relname, greatest(c.reltuples, 0)::bigint AS about
-            FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
-            WHERE i.inhparent = ('dlq.dead_letter_' || v_status)::regclass AND dlq.partition_end(c.oid) <= p_now - v_longest
-            ORDER BY c.relname
-        LOOP
-            BEGIN
-                PERFORM set_config('lock_timeout', '2s', true);
-                EXECUTE format('DROP TABLE %s', v_partition.partition);
-                RETURN QUERY SELECT 'dropped', v_partition.relname::text, v_partition.about;
-            EXCEPTION WHEN lock_not_available THEN
-                RAISE WARNING 'partition % was not dropped: it is in use', v_partition.relname; -- the next round tries again
-            END;
-        END LOOP;
-        -- What is left past its time: of queues with a shorter period, in the month that is not over, in the default partition.
-        EXECUTE format('SELECT ARRAY(SELECT e.id FROM dlq.dead_letter_%s e WHERE e.closed_at < $1 - $5 AND e.closed_at < $1 - dlq.retention_of($2, e.queue, $3)
-            ORDER BY e.id LIMIT $4 FOR UPDATE SKIP LOCKED)', v_status) INTO v_ids USING p_now, p_periods, v_status, p_limit, v_shortest;
-        IF cardinality(v_ids) > 0 THEN
-            DELETE FROM dlq.dead_letter_queue WHERE id = ANY (v_ids) AND status IN ('dlq_resolved', 'dlq_archived');
-            RETURN QUERY SELECT 'deleted', v_status, cardinality(v_ids)::bigint;
+        SELECT * INTO v_range FROM dlq.retention_range(p_periods, v_status);
+        IF v_range.shortest < v_range.longest THEN
+            RETURN QUERY EXECUTE format('SELECT e.id FROM dlq.dead_letter_%s e
+                WHERE e.closed_at < $1 - $5 AND e.closed_at < $1 - dlq.retention_of($2, e.queue, $3) AND dlq.retention_of($2, e.queue, $3) < $6
+                  AND NOT EXISTS (SELECT FROM dlq.restored_partitions h JOIN pg_class c ON c.relname = h.partition_name WHERE c.oid = e.tableoid AND h.until > $1)
+                ORDER BY e.id LIMIT $4 FOR UPDATE OF e SKIP LOCKED', v_status)
+                USING p_now, p_periods, v_status, p_limit, v_range.shortest, v_range.longest;
         END IF;
     END LOOP;
 END
 $$;
-COMMENT ON FUNCTION dlq.enforce_retention IS 'One step of retention: archives up to p_limit failed entries whose time has come, drops months of resolved and archived entries that are past every queue''s period, and deletes up to p_limit single ones. p_periods: {"defaults": {"resolved": "30 days", "failed": "90 days", "archived": "365 days"}, "queues": {"payments": {...}}}. Open entries are kept for ever.';
+COMMENT ON FUNCTION dlq.expired_entries IS 'Locks and returns closed entries whose time is over, of queues that keep them for less time than others: the others'' month is not over yet, so these go one by one.';
+
+CREATE OR REPLACE FUNCTION dlq.delete_entries(p_ids uuid[]) RETURNS integer
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    v_count integer;
+BEGIN
+    DELETE FROM dlq.dead_letter_queue WHERE id = ANY (p_ids) AND status IN ('dlq_resolved', 'dlq_archived');
+    GET DIAGNOSTICS v_count = ROW_COUNT;
+    RETURN v_count;
+END
+$$;
+COMMENT ON FUNCTION dlq.delete_entries IS 'Deletes closed entries. Returns how many.';
+
+CREATE OR REPLACE FUNCTION dlq.restore_entries(p_rows jsonb, p_until timestamptz, p_actor text DEFAULT session_user, p_note text DEFAULT NULL) RETURNS integer
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' AS $$
+DECLARE
+    v_month record;
+    v_ids   uuid[];
+BEGIN
+    FOR v_month IN
+        SELECT DISTINCT 'dead_letter_' || substr(r.status::text, 5) AS parent, date_trunc('month', r.closed_at) AS month
+        FROM jsonb_populate_recordset(NULL::dlq.dead_letter_queue, p_rows) r
+    LOOP
+        PERFORM dlq.ensure_partition(('dlq.' || v_month.parent)::regclass, v_month.parent || '_' || to_char(v_month.month, 'YYYYMM'), v_month.month, v_month.month + interval '1 month', 'id');
+        INSERT INTO dlq.restored_partitions AS h (partition_name, until) VALUES (v_month.parent || '_' || to_char(v_month.month, 'YYYYMM'), p_until)
+        ON CONFLICT (partition_name) DO UPDATE SET until = greatest(h.until, excluded.until);
+    END LOOP;
+    WITH back AS (
+        INSERT INTO dlq.dead_letter_queue
+        SELECT r.* FROM jsonb_array_elements(p_rows) j CROSS JOIN LATERAL jsonb_populate_record(NULL::dlq.dead_letter_queue, j || '{"move": {"moved": true}}') r
+        WHERE r.status IN ('dlq_resolved', 'dlq_archived') AND NOT EXISTS (SELECT FROM dlq.dead_letter_queue e WHERE e.id = r.id)
+        RETURNING id)
+    SELECT array_agg(back.id) INTO v_ids FROM back;
+    PERFORM dlq.note_on(v_ids, p_actor, 'restored from the archive', p_note);
+    RETURN coalesce(cardinality(v_ids), 0);
+END
+$$;
+COMMENT ON FUNCTION dlq.restore_entries IS 'Brings archived entries back, as they were, and keeps their months until p_until. Entries that are there are left alone. Returns how many it brought.';

@@ -1,5 +1,5 @@
 -- Analytics: rollups of the audit trail, kept up to date every second or so, and what the trail must say for them.
--- And the rest of the audit trail: from where, and a record of erasures.
+-- And what archives and erasures leave behind: which months were restored, and what was erased.
 
 -- +goose Up
 ALTER TABLE dlq.dead_letter_transitions
@@ -168,6 +168,14 @@ COMMENT ON COLUMN dlq.failure_groups.failures IS 'Failures so far: captures, and
 COMMENT ON COLUMN dlq.failure_groups.open IS 'Open entries now.';
 COMMENT ON COLUMN dlq.failure_groups.sample IS 'Its last entry.';
 
+CREATE TABLE dlq.restored_partitions (
+    partition_name text PRIMARY KEY,
+    until          timestamptz NOT NULL
+);
+COMMENT ON TABLE dlq.restored_partitions IS 'Months into which entries were restored from the archive: retention leaves them until then.';
+COMMENT ON COLUMN dlq.restored_partitions.partition_name IS 'The partition.';
+COMMENT ON COLUMN dlq.restored_partitions.until IS 'How long it stays.';
+
 CREATE TABLE dlq.erasures (
     id              uuid PRIMARY KEY,
     at              timestamptz NOT NULL DEFAULT clock_timestamp(),
@@ -202,6 +210,7 @@ COMMENT ON COLUMN dlq.erasures.finished_at IS 'When all of it was done; null whi
 
 -- +goose Down
 DROP TABLE dlq.erasures;
+DROP TABLE dlq.restored_partitions;
 DROP TABLE dlq.failure_groups;
 DROP TABLE dlq.rollup_groups;
 DROP TABLE dlq.rollup_sources;

@@ -20,6 +20,12 @@ func (s *Store) Refresh(ctx context.Context) error {
 	return err
 }
 
+// Trim takes away rollups that are finer than their age deserves.
+func (s *Store) Trim(ctx context.Context) error {
+	_, err := s.pool.Exec(ctx, s.schemas.Render("SELECT dlq.trim_rollups()"))
+	return err
+}
+
 // Run refreshes the rollups until ctx is done.
 func (s *Store) Run(ctx context.Context, logger *slog.Logger) {
 	for {

@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sync/semaphore"
 
 	"github.com/dlqd/dlqd/internal/analytics"
+	"github.com/dlqd/dlqd/internal/archive"
 	"github.com/dlqd/dlqd/internal/breaker"
 	"github.com/dlqd/dlqd/internal/deadletter"
 	"github.com/dlqd/dlqd/internal/ingest"
@@ -54,6 +55,7 @@ type Config struct {
 	Ingester     *ingest.Ingester
 	Store        *deadletter.Store
 	Analytics    *analytics.Store
+	Archive      *archive.Archive // nil: there is none
 	Planner      func() *strategy.Planner // by the policy that is in force
 	Breakers     *breaker.Breakers
 	Replayer     *replay.Replayer

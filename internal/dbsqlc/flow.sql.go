@@ -13,32 +13,104 @@ import (
 	"github.com/google/uuid"
 )
 
-const EnforceRetention = `-- name: EnforceRetention :many
-SELECT r.action::text AS action, r.what::text AS what, r.entries::bigint AS entries FROM dlq.enforce_retention($1::jsonb, $2::integer, $3::timestamptz) r
+const AgeOut = `-- name: AgeOut :one
+SELECT dlq.age_out($1::jsonb, $2::integer, $3::timestamptz)::integer AS entries
 `
 
-type EnforceRetentionParams struct {
+type AgeOutParams struct {
 	Periods    json.RawMessage
 	MaxEntries int32
 	Now        time.Time
 }
 
-type EnforceRetentionRow struct {
-	Action  string
-	What    string
-	Entries int64
+func (q *Queries) AgeOut(ctx context.Context, arg AgeOutParams) (int32, error) {
+	row := q.db.QueryRow(ctx, AgeOut, arg.Periods, arg.MaxEntries, arg.Now)
+	var entries int32
+	err := row.Scan(&entries)
+	return entries, err
 }
 
-func (q *Queries) EnforceRetention(ctx context.Context, arg EnforceRetentionParams) ([]EnforceRetentionRow, error) {
-	rows, err := q.db.Query(ctx, EnforceRetention, arg.Periods, arg.MaxEntries, arg.Now)
+const DeleteEntries = `-- name: DeleteEntries :one
+SELECT dlq.delete_entries($1::uuid[])::integer AS entries
+`
+
+func (q *Queries) DeleteEntries(ctx context.Context, ids []uuid.UUID) (int32, error) {
+	row := q.db.QueryRow(ctx, DeleteEntries, ids)
+	var entries int32
+	err := row.Scan(&entries)
+	return entries, err
+}
+
+const DropPartition = `-- name: DropPartition :exec
+SELECT dlq.drop_partition($1::text, $2::bigint, ($3::text)::numeric)
+`
+
+type DropPartitionParams struct {
+	Name         string
+	ArchivedRows *int64
+	Hash         *string
+}
+
+func (q *Queries) DropPartition(ctx context.Context, arg DropPartitionParams) error {
+	_, err := q.db.Exec(ctx, DropPartition, arg.Name, arg.ArchivedRows, arg.Hash)
+	return err
+}
+
+const ExpiredEntries = `-- name: ExpiredEntries :many
+SELECT e.id::uuid AS id FROM dlq.expired_entries($1::jsonb, $2::integer, $3::timestamptz) e (id)
+`
+
+type ExpiredEntriesParams struct {
+	Periods    json.RawMessage
+	MaxEntries int32
+	Now        time.Time
+}
+
+func (q *Queries) ExpiredEntries(ctx context.Context, arg ExpiredEntriesParams) ([]uuid.UUID, error) {
+	rows, err := q.db.Query(ctx, ExpiredEntries, arg.Periods, arg.MaxEntries, arg.Now)
 	if err != nil {
 		return nil, err
 	}
 	defer rows.Close()
-	items := []EnforceRetentionRow{}
+	items := []uuid.UUID{}
 	for rows.Next() {
-		var i EnforceRetentionRow
-		if err := rows.Scan(&i.Action, &i.What, &i.Entries); err != nil {
+		var id uuid.UUID
+		if err := rows.Scan(&id); err != nil {
+			return nil, err
+		}
+		items = append(items, id)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
+const ExpiredPartitions = `-- name: ExpiredPartitions :many
+SELECT p.partition_name::text AS name, p.of_audit::boolean AS of_audit FROM dlq.expired_partitions($1::jsonb, $2::interval, $3::timestamptz) p
+`
+
+type ExpiredPartitionsParams struct {
+	Periods json.RawMessage
+	Audit   time.Duration
+	Now     time.Time
+}
+
+type ExpiredPartitionsRow struct {
+	Name    string
+	OfAudit bool
+}
+
+func (q *Queries) ExpiredPartitions(ctx context.Context, arg ExpiredPartitionsParams) ([]ExpiredPartitionsRow, error) {
+	rows, err := q.db.Query(ctx, ExpiredPartitions, arg.Periods, arg.Audit, arg.Now)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	items := []ExpiredPartitionsRow{}
+	for rows.Next() {
+		var i ExpiredPartitionsRow
+		if err := rows.Scan(&i.Name, &i.OfAudit); err != nil {
 			return nil, err
 		}
 		items = append(items, i)
@@ -119,6 +191,18 @@ func (q *Queries) LiveJobs(ctx context.Context) ([]LiveJobsRow, error) {
 	return items, nil
 }
 
+const LockRetention = `-- name: LockRetention :one
+SELECT pg_try_advisory_xact_lock(hashtextextended('dlq.retention', 0)) AS locked
+`
+
+// One process at a time keeps retention.
+func (q *Queries) LockRetention(ctx context.Context) (bool, error) {
+	row := q.db.QueryRow(ctx, LockRetention)
+	var locked bool
+	err := row.Scan(&locked)
+	return locked, err
+}
+
 const OrderDone = `-- name: OrderDone :exec
 SELECT dlq.order_done($1::text, $2::text, $3::bigint, $4::uuid)
 `
@@ -178,4 +262,27 @@ func (q *Queries) ReleaseHeld(ctx context.Context, arg ReleaseHeldParams) (int32
 	var released int32
 	err := row.Scan(&released)
 	return released, err
+}
+
+const RestoreEntries = `-- name: RestoreEntries :one
+SELECT dlq.restore_entries($1::jsonb, $2::timestamptz, $3::text, $4::text)::integer AS entries
+`
+
+type RestoreEntriesParams struct {
+	Entries json.RawMessage
+	Until   time.Time
+	Actor   string
+	Note    *string
+}
+
+func (q *Queries) RestoreEntries(ctx context.Context, arg RestoreEntriesParams) (int32, error) {
+	row := q.db.QueryRow(ctx, RestoreEntries,
+		arg.Entries,
+		arg.Until,
+		arg.Actor,
+		arg.Note,
+	)
+	var entries int32
+	err := row.Scan(&entries)
+	return entries, err
 }

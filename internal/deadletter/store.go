@@ -281,14 +281,20 @@ func (s *Store) Bulk(ctx context.Context, b Bulk) (looked, changed int, err erro
 	}
 }
 
-// EnforceRetention takes one step of retention: see dlq.enforce_retention.
-func (s *Store) EnforceRetention(ctx context.Context, periods json.RawMessage, most int, now time.Time) (steps []dbsqlc.EnforceRetentionRow, err error) {
-	err = s.move(ctx, func() (err error) {
-		steps, err = s.queries.EnforceRetention(ctx, dbsqlc.EnforceRetentionParams{Periods: periods, MaxEntries: int32(most), Now: now})
-		return err
-	})
-	return steps, err
+// RestoreEntries brings archived entries back, and has retention leave them until a time. It returns how many it brought.
+func (s *Store) RestoreEntries(ctx context.Context, entries json.RawMessage, until time.Time, act Act) (int, error) {
+	n, err := s.queries.RestoreEntries(ctx, dbsqlc.RestoreEntriesParams{Entries: entries, Until: until, Actor: act.Actor, Note: nullable(act.Note)})
+	return int(n), Named(err)
 }
+
+// SchemaVersion is the version of the database schema: the number of its last migration.
+func (s *Store) SchemaVersion(ctx context.Context) (version int64, err error) {
+	err = s.pool.QueryRow(ctx, s.schemas.Render("SELECT max(version_id) FROM dlq."+postgres.MigrationTable+" WHERE is_applied")).Scan(&version)
+	return version, err
+}
+
+// Render puts the schemas' names into a query.
+func (s *Store) Render(sql string) string { return s.schemas.Render(sql) }
 
 // maxMoveTries bounds how often a move is tried again that met another one of the same row.
 const maxMoveTries = 5

@@ -54,6 +54,7 @@ func (l *loader) check() {
 			l.badf("retry-policies", at+".destination", "there is no destination %q (there are: %s)", q.Destination, known(p.Destinations))
 		}
 	}
+	l.checkRange("retry-policies", "data.auditRetention", p.Data.AuditRetention, 24*time.Hour, maxRetention)
 	for name := range p.Breakers.Destinations {
 		if p.Destinations[name] == nil {
 			l.badf("circuit-breaker", "destinations."+name, "there is no such destination (there are: %s)", known(p.Destinations))

@@ -32,6 +32,13 @@ type RetryPolicies struct {
 	Queues              map[string]*Queue       `json:"queues"       jsonschema:"description=Queues by name: lower-case letters and digits in words joined by - or _."`
 	Destinations        map[string]*Destination `json:"destinations" jsonschema:"description=Where messages are delivered\\, by name."`
 	DestinationDefaults Destination             `json:"destinationDefaults" jsonschema:"description=What every destination has that does not say otherwise."`
+	Data                Data                    `json:"data"         jsonschema:"description=The audit trail\\, and who sees what."`
+}
+
+// Data says how long the audit trail is kept, and what the database role dlq_reader does not see.
+type Data struct {
+	AuditRetention   time.Duration `json:"auditRetention"   jsonschema:"description=How long the audit trail is kept\\, by whole days."`
+	SensitiveColumns []string      `json:"sensitiveColumns" jsonschema:"enum=original_event,enum=edited_event,enum=error_message,enum=error_stack_trace,enum=error_context,enum=retry_history,enum=replay_attempts,enum=metadata,enum=subscriber_id,enum=tags,enum=notes,description=Columns of dead letters that dlq_reader cannot read; with edited_event\\, what edits changed in the audit trail too."`
 }
 
 // Queue says how the messages of a queue are delivered, and how long their dead letters are kept.

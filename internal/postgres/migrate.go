@@ -33,7 +33,8 @@ const (
 	riverOwn      = "own"
 	riverAttached = "attached"
 
-	migrationTable = "schema_migrations"
+	// MigrationTable is goose's table, in dlqd's schema.
+	MigrationTable = "schema_migrations"
 
 	// How long installing triggers waits for river_job before it gives up: an application's jobs queue behind it.
 	installLockTimeout = "5s"
@@ -296,10 +297,10 @@ func (m *Migrator) status(ctx context.Context) (MigrationStatus, error) {
 		return s, err
 	}
 	s.Latest = int64(len(names))
-	if has, err := m.hasTable(ctx, m.Schemas.DLQ, migrationTable); err != nil || !has {
+	if has, err := m.hasTable(ctx, m.Schemas.DLQ, MigrationTable); err != nil || !has {
 		return s, err
 	}
-	if err := m.Pool.QueryRow(ctx, "SELECT coalesce(max(version_id), 0) FROM "+m.Schemas.DLQ+"."+migrationTable+" WHERE is_applied").Scan(&s.Version); err != nil {
+	if err := m.Pool.QueryRow(ctx, "SELECT coalesce(max(version_id), 0) FROM "+m.Schemas.DLQ+"."+MigrationTable+" WHERE is_applied").Scan(&s.Version); err != nil {
 		return s, err
 	}
 	if s.Version == 0 {
@@ -356,7 +357,7 @@ func (m *Migrator) withGoose(run func(*goose.Provider) error) error {
 	}
 	sqlDB := stdlib.OpenDBFromPool(m.Pool)
 	defer func(sqlDB *sql.DB) { _ = sqlDB.Close() }(sqlDB)
-	store, err := database.NewStore(database.DialectPostgres, m.Schemas.DLQ+"."+migrationTable)
+	store, err := database.NewStore(database.DialectPostgres, m.Schemas.DLQ+"."+MigrationTable)
 	if err != nil {
 		return err
 	}

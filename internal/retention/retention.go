@@ -1,20 +1,27 @@
-// Package retention lets closed dead letters go when their time is over: whole months are dropped, what is left over is
-// deleted in small steps, and failed entries are archived. Open entries are kept for ever.
+// Package retention lets closed dead letters go when their time is over: failed ones are archived, whole months and days
+// are written to the archive and dropped, and what a queue keeps for less time than others goes one by one. Open entries
+// are kept for ever.
 package retention
 
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"log/slog"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
+	"github.com/dlqd/dlqd/internal/archive"
+	"github.com/dlqd/dlqd/internal/dbsqlc"
 	"github.com/dlqd/dlqd/internal/deadletter"
 	"github.com/dlqd/dlqd/internal/policy"
+	"github.com/dlqd/dlqd/internal/postgres"
 )
 
 const (
-	// batchSize is how many entries one step archives or deletes.
+	// batchSize is how many entries one step takes: it holds their rows while they are written to the archive.
 	batchSize = 1000
 	// maxSteps bounds one round, so that a backlog does not hold up what else keeps house.
 	maxSteps = 1000
@@ -22,45 +29,132 @@ const (
 
 // Keeper enforces a policy's retention. Any number may run; one works at a time.
 type Keeper struct {
-	Store  *deadletter.Store
-	Policy func() *policy.Policy
-	Logger *slog.Logger
-	Now    func() time.Time // nil means time.Now
+	Store   *deadletter.Store
+	Archive *archive.Archive // nil: what goes is gone
+	Policy  func() *policy.Policy
+	Logger  *slog.Logger
+	Now     func() time.Time // nil means time.Now
 }
 
-// Run enforces the retention once. It returns how many entries were archived, deleted, and dropped with their months
-// (as far as Postgres knows their number).
-func (k *Keeper) Run(ctx context.Context) (map[string]int64, error) {
-	periods, err := periodsOf(k.Policy())
-	if err != nil {
-		return nil, err
-	}
+// Done counts what a round did.
+type Done struct {
+	AgedOut  int // failed entries that were archived
+	Deleted  int // entries that went one by one
+	Dropped  int // partitions that went whole
+	Archived int // entries and moves that were written to the archive
+}
+
+// Run enforces the retention once. A partition that could not be archived or dropped is left for the next round, and the
+// others go on.
+func (k *Keeper) Run(ctx context.Context) (done Done, err error) {
+	err = k.Store.InTx(ctx, func(q *dbsqlc.Queries, _ pgx.Tx) error {
+		if locked, err := q.LockRetention(ctx); err != nil || !locked {
+			return err
+		}
+		return k.run(ctx, &done)
+	})
+	return done, err
+}
+
+func (k *Keeper) run(ctx context.Context, done *Done) error {
 	now := time.Now()
 	if k.Now != nil {
 		now = k.Now()
 	}
-	done := map[string]int64{}
-	for range maxSteps {
-		steps, err := k.Store.EnforceRetention(ctx, periods, batchSize, now)
-		if err != nil {
-			return done, err
-		}
-		more := false
-		for _, step := range steps {
-			done[step.Action] += step.Entries
-			more = more || step.Entries >= batchSize && step.Action != "dropped"
-			if step.Action == "dropped" {
-				k.Logger.Info("retention: month dropped", "partition", step.What, "entries", step.Entries)
-			}
-		}
-		if !more {
-			break
-		}
+	rules := k.Policy()
+	periods, err := periodsOf(rules)
+	if err != nil {
+		return err
 	}
-	return done, nil
+	if err := k.steps(func() (int, error) {
+		aged, err := k.Store.Queries().AgeOut(ctx, dbsqlc.AgeOutParams{Periods: periods, MaxEntries: batchSize, Now: now})
+		done.AgedOut += int(aged)
+		return int(aged), err
+	}); err != nil {
+		return err
+	}
+
+	partitions, err := k.Store.Queries().ExpiredPartitions(ctx, dbsqlc.ExpiredPartitionsParams{Periods: periods, Audit: rules.Data.AuditRetention, Now: now})
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, p := range partitions {
+		archived, err := k.letGo(ctx, p.Name, p.OfAudit, rules.Version())
+		if err != nil {
+			errs = append(errs, fmt.Errorf("partition %s stays for now: %w", p.Name, err))
+			continue
+		}
+		done.Dropped++
+		done.Archived += int(archived)
+		k.Logger.Info("retention: partition dropped", "partition", p.Name, "archived", archived)
+	}
+
+	errs = append(errs, k.steps(func() (int, error) {
+		deleted, archived, err := k.letGoSingly(ctx, periods, now, rules.Version())
+		done.Deleted += deleted
+		done.Archived += archived
+		return deleted, err
+	}))
+	return errors.Join(errs...)
 }
 
-// periodsOf are a policy's periods as dlq.enforce_retention reads them.
+// steps takes steps until one comes short.
+func (k *Keeper) steps(step func() (int, error)) error {
+	for range maxSteps {
+		if n, err := step(); err != nil || n < batchSize {
+			return err
+		}
+	}
+	return nil
+}
+
+// letGo writes a partition to the archive, as far as it is not there yet, and drops it.
+func (k *Keeper) letGo(ctx context.Context, partition string, ofAudit bool, policyVersion string) (archived int64, err error) {
+	if k.Archive == nil {
+		return 0, deadletter.Named(k.Store.Queries().DropPartition(ctx, dbsqlc.DropPartitionParams{Name: partition}))
+	}
+	m, err := k.manifest(ctx, partition, partition, policyVersion)
+	if err != nil {
+		return 0, err
+	}
+	held, err := k.Archive.Partition(ctx, k.Store, m, ofAudit)
+	if err != nil {
+		return 0, err
+	}
+	return held.Written, deadletter.Named(k.Store.Queries().DropPartition(ctx, dbsqlc.DropPartitionParams{Name: partition, ArchivedRows: &held.Rows, Hash: &held.Hash}))
+}
+
+// letGoSingly writes a batch of entries to the archive and deletes them. Their rows are locked meanwhile.
+func (k *Keeper) letGoSingly(ctx context.Context, periods json.RawMessage, now time.Time, policyVersion string) (deleted, archived int, err error) {
+	err = k.Store.InTx(ctx, func(q *dbsqlc.Queries, tx pgx.Tx) error {
+		ids, err := q.ExpiredEntries(ctx, dbsqlc.ExpiredEntriesParams{Periods: periods, MaxEntries: batchSize, Now: now})
+		if err != nil || len(ids) == 0 {
+			return err
+		}
+		if k.Archive != nil {
+			m, err := k.manifest(ctx, "entries_"+ids[0].String(), "dead_letter_queue", policyVersion)
+			if err != nil {
+				return err
+			}
+			if err := k.Archive.Rows(ctx, k.Store, tx, m, ids); err != nil {
+				return err
+			}
+			archived = len(ids)
+		}
+		n, err := q.DeleteEntries(ctx, ids)
+		deleted = int(n)
+		return err
+	})
+	return deleted, archived, err
+}
+
+func (k *Keeper) manifest(ctx context.Context, unit, partition, policyVersion string) (archive.Manifest, error) {
+	schema, err := k.Store.SchemaVersion(ctx)
+	return archive.Manifest{Unit: unit, Partition: partition, WrittenAt: time.Now().UTC(), WrittenBy: postgres.ProcessName(), Schema: schema, Policy: policyVersion}, err
+}
+
+// periodsOf are a policy's periods as dlq.expired_partitions reads them.
 func periodsOf(p *policy.Policy) (json.RawMessage, error) {
 	of := func(r policy.Retention) map[string]string {
 		seconds := func(d time.Duration) string { return fmt.Sprintf("%d seconds", int64(d.Seconds())) }

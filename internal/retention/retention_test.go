@@ -1,13 +1,23 @@
 package retention_test
 
 import (
+	"bytes"
 	"log/slog"
+	"net/http/httptest"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/johannesboyne/gofakes3"
+	"github.com/johannesboyne/gofakes3/backend/s3mem"
 	"github.com/stretchr/testify/require"
 
+	"github.com/dlqd/dlqd/internal/archive"
 	"github.com/dlqd/dlqd/internal/deadletter"
 	"github.com/dlqd/dlqd/internal/policy"
 	"github.com/dlqd/dlqd/internal/policy/policytest"
@@ -24,6 +34,7 @@ type bundle struct {
 	pool   *pgxpool.Pool
 	keeper *retention.Keeper
 	now    time.Time
+	cold   *archive.Archive
 }
 
 func setup(t *testing.T) *bundle {
@@ -36,8 +47,12 @@ queues:
 destinations: {d: {url: "http://127.0.0.1:1/"}}
 `})
 	b := &bundle{T: t, pool: postgrestest.Pool(t), now: time.Now()}
+	var err error
+	b.cold, err = archive.Open(t.Context(), t.TempDir())
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = b.cold.Close() })
 	b.keeper = &retention.Keeper{
-		Store: deadletter.NewStore(b.pool, postgres.DefaultSchemas()), Policy: func() *policy.Policy { return rules },
+		Store: deadletter.NewStore(b.pool, postgres.DefaultSchemas()), Archive: b.cold, Policy: func() *policy.Policy { return rules },
 		Logger: slog.New(slog.DiscardHandler), Now: func() time.Time { return b.now },
 	}
 	return b
@@ -48,6 +63,13 @@ func (b *bundle) count(sql string, args ...any) int {
 	var n int
 	require.NoError(b, b.pool.QueryRow(b.Context(), sql, args...).Scan(&n))
 	return n
+}
+
+func (b *bundle) text(sql string, args ...any) string {
+	b.Helper()
+	var text string
+	require.NoError(b, b.pool.QueryRow(b.Context(), sql, args...).Scan(&text))
+	return text
 }
 
 func (b *bundle) exec(sql string, args ...any) {
@@ -70,7 +92,7 @@ func (b *bundle) closed(n int, queue, status string) {
 	b.exec("UPDATE river_job SET state = $1::river_job_state, finalized_at = now() WHERE state = 'available'", map[string]string{"dlq_resolved": "completed", "dlq_failed": "discarded"}[status])
 }
 
-func (b *bundle) run() map[string]int64 {
+func (b *bundle) run() retention.Done {
 	b.Helper()
 	done, err := b.keeper.Run(b.Context())
 	require.NoError(b, err)
@@ -92,21 +114,25 @@ func TestKeeper(t *testing.T) {
 	b.closed(2, "payments", "dlq_archived")
 	b.exec(`INSERT INTO river_job (kind, args, queue, max_attempts, state) VALUES ('k', '{}', 'mails', 1, 'running')`)
 	b.exec(`UPDATE river_job SET state = 'discarded', finalized_at = now() WHERE state = 'running'`)
-	require.Empty(t, b.run(), "nothing is past its time")
+	require.Zero(t, b.run(), "nothing is past its time")
 
 	b.now = b.now.Add(8 * 24 * time.Hour)
-	require.Equal(t, map[string]int64{"deleted": 5}, b.run(), "the shorter period of one queue")
+	require.Equal(t, retention.Done{Deleted: 5, Archived: 5}, b.run(), "the shorter period of one queue")
 	b.now = b.now.Add(25 * 24 * time.Hour)
-	require.Equal(t, map[string]int64{"deleted": 3}, b.run())
+	require.Equal(t, retention.Done{Deleted: 3, Archived: 3}, b.run())
 	require.Equal(t, 4, b.in("dlq_resolved"))
+	b.now = b.now.Add(28 * 24 * time.Hour)
+	require.Zero(t, b.run(), "61 days: the longest period is over, but the month is not: no DELETE where a drop will do")
 
 	month := b.count("SELECT count(*) FROM pg_inherits WHERE inhparent = 'dlq.dead_letter_resolved'::regclass")
-	b.now = b.now.Add(60 * 24 * time.Hour)
+	b.now = b.now.Add(32 * 24 * time.Hour)
 	done := b.run()
-	require.Contains(t, done, "dropped", "a month that is past every queue's period goes whole")
+	require.Positive(t, done.Dropped, "a month that is past every queue's period goes whole")
+	require.Equal(t, 4, done.Archived)
+	require.Zero(t, done.Deleted)
 	require.Zero(t, b.in("dlq_resolved"))
 	require.Less(t, b.count("SELECT count(*) FROM pg_inherits WHERE inhparent = 'dlq.dead_letter_resolved'::regclass"), month)
-	require.EqualValues(t, 2, done["archived"], "failed entries are archived after 90 days")
+	require.Equal(t, 2, done.AgedOut, "failed entries are archived after 90 days")
 	require.Equal(t, 2, b.count("SELECT count(*) FROM dlq.dead_letter_transitions WHERE actor = 'retention' AND reason = 'aged out' AND from_status = 'dlq_failed' AND to_status = 'dlq_archived'"))
 	require.Equal(t, 4, b.in("dlq_archived"))
 	require.Equal(t, 1, b.in("dlq_pending"), "open entries are kept for ever")
@@ -138,4 +164,137 @@ func TestPartitions_theDefaultOneIsDrained(t *testing.T) {
 	require.Zero(t, b.count("SELECT count(*) FROM dlq.dead_letter_transitions_default"))
 	require.Equal(t, 3, b.in("dlq_resolved"), "none is lost")
 	require.Equal(t, moves, b.count("SELECT count(*) FROM dlq.dead_letter_transitions"))
+}
+
+// units are the archive's units by the partition they are of.
+func (b *bundle) units() map[string][]archive.Manifest {
+	b.Helper()
+	units, err := b.cold.Units(b.Context())
+	require.NoError(b, err)
+	by := map[string][]archive.Manifest{}
+	for _, m := range units {
+		require.NoError(b, b.cold.Verify(b.Context(), &m))
+		by[m.Partition] = append(by[m.Partition], m)
+	}
+	return by
+}
+
+func TestArchive(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.closed(3, "payments", "dlq_resolved")
+	month := time.Now().UTC().Format("dead_letter_resolved_200601")
+	before := b.text("SELECT jsonb_agg(to_jsonb(e) ORDER BY id)::text FROM dlq.dead_letter_queue e")
+	id := uuid.MustParse(b.text("SELECT max(id::text) FROM dlq.dead_letter_queue"))
+	b.now = b.now.Add(100 * 24 * time.Hour)
+	require.Equal(t, 3, b.run().Archived)
+	require.Zero(t, b.in("dlq_resolved"))
+	m := b.units()[month][0]
+	require.EqualValues(t, 3, m.Entries.Lines)
+	require.EqualValues(t, 9, m.Audit.Lines, "captured, redelivered, resolved")
+	require.WithinDuration(t, time.Now(), m.From, time.Minute)
+	require.NotEmpty(t, m.Policy)
+
+	// One comes back as it was, and stays for a while.
+	n, err := b.cold.Restore(t.Context(), b.keeper.Store, &m, id, b.now.Add(time.Hour), deadletter.Act{Actor: "kim", Note: "ticket 7"})
+	require.NoError(t, err)
+	require.Equal(t, 1, n)
+	require.Contains(t, before, b.text("SELECT to_jsonb(e)::text FROM dlq.dead_letter_queue e"))
+	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_transitions WHERE entry_id = $1 AND actor = 'kim' AND reason = 'restored from the archive' AND note = 'ticket 7'", id))
+	require.Zero(t, b.run(), "it stays")
+	n, err = b.cold.Restore(t.Context(), b.keeper.Store, &m, uuid.Nil, b.now.Add(2*time.Hour), deadletter.Act{Actor: "kim"})
+	require.NoError(t, err)
+	require.Equal(t, 2, n, "the others, and not the one that is there")
+	require.Equal(t, before, b.text("SELECT jsonb_agg(to_jsonb(e) ORDER BY id)::text FROM dlq.dead_letter_queue e"))
+	_, err = b.cold.Restore(t.Context(), b.keeper.Store, &m, uuid.New(), b.now, deadletter.Act{Actor: "kim"})
+	require.ErrorContains(t, err, "there is no entry")
+
+	// Somebody tagged one meanwhile: that one is archived again, the others are there already.
+	b.exec("SELECT dlq.act_on('tag', ARRAY[$1::uuid], 'kim', NULL, '{\"tags\": [\"seen\"]}')", id)
+	b.now = b.now.Add(3 * time.Hour)
+	done := b.run()
+	require.Equal(t, 1, done.Dropped)
+	require.Equal(t, 1, done.Archived)
+	require.Len(t, b.units()[month], 2)
+	require.Equal(t, month+"~2", b.units()[month][1].Unit)
+	require.Zero(t, b.in("dlq_resolved"))
+}
+
+// A partition that changes after it was archived, or whose archive fails, is not dropped.
+func TestArchive_nothingIsDroppedUnarchived(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.closed(3, "payments", "dlq_resolved")
+	month := time.Now().UTC().Format("dead_letter_resolved_200601")
+	held, err := b.cold.Partition(t.Context(), b.keeper.Store, archive.Manifest{Unit: month, Partition: month}, false)
+	require.NoError(t, err)
+	b.exec("UPDATE dlq.dead_letter_queue SET notes = 'late' WHERE id = (SELECT max(id::text)::uuid FROM dlq.dead_letter_queue)")
+	_, err = b.pool.Exec(t.Context(), "SELECT dlq.drop_partition($1, $2, $3::text::numeric)", month, held.Rows, held.Hash)
+	require.ErrorContains(t, err, "has changed since it was archived")
+	require.Equal(t, 3, b.in("dlq_resolved"))
+
+	require.NoError(t, b.cold.Close())
+	b.now = b.now.Add(100 * 24 * time.Hour)
+	_, err = b.keeper.Run(t.Context())
+	require.ErrorContains(t, err, "stays for now")
+	require.Equal(t, 3, b.in("dlq_resolved"))
+	_, err = b.pool.Exec(t.Context(), "SELECT dlq.drop_partition('dead_letter_open')")
+	require.ErrorContains(t, err, "there is no such month")
+
+	b.keeper.Archive = nil
+	require.Equal(t, retention.Done{Dropped: 1}, b.run(), "without an archive, what goes is gone")
+}
+
+// Days of the audit trail go as months do, and what a bad disk does to a unit is seen.
+func TestArchive_audit(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.closed(3, "payments", "dlq_resolved")
+	moves := b.count("SELECT count(*) FROM dlq.dead_letter_transitions")
+	b.now = b.now.Add(1200 * 24 * time.Hour)
+	b.run()
+	require.Zero(t, b.count("SELECT count(*) FROM dlq.dead_letter_transitions"))
+	day := time.Now().UTC().Format("dead_letter_transitions_20060102")
+	m := b.units()[day][0]
+	require.EqualValues(t, moves, m.Audit.Lines)
+	require.Nil(t, m.Entries)
+	found := 0
+	require.NoError(t, b.cold.Audit(t.Context(), &m, func(line []byte) error {
+		if strings.Contains(string(line), `"to_status": "dlq_resolved"`) {
+			found++
+		}
+		return nil
+	}))
+	require.Equal(t, 3, found)
+
+	dir := b.cold.String()
+	file := filepath.Join(dir, day, m.Audit.Name)
+	raw, err := os.ReadFile(file)
+	require.NoError(t, err)
+	for name, bad := range map[string][]byte{"cut": raw[:len(raw)/2], "longer": append(bytes.Clone(raw), raw...), "empty": nil} {
+		require.NoError(t, os.WriteFile(file, bad, 0o600))
+		require.ErrorContains(t, b.cold.Verify(t.Context(), &m), day, name)
+	}
+}
+
+// The same in an object store.
+func TestArchive_s3(t *testing.T) {
+	store := httptest.NewServer(gofakes3.New(s3mem.New(), gofakes3.WithAutoBucket(true)).Server())
+	t.Cleanup(store.Close)
+	t.Setenv("AWS_ACCESS_KEY_ID", "a")
+	t.Setenv("AWS_SECRET_ACCESS_KEY", "secret")
+	b := setup(t)
+	var err error
+	b.cold, err = archive.Open(t.Context(), "s3://cold?region=eu-west-1&use_path_style=true&endpoint="+url.QueryEscape(store.URL)+"&prefix=dlqd/")
+	require.NoError(t, err)
+	require.Equal(t, "s3://cold", b.cold.String())
+	b.keeper.Archive = b.cold
+	b.closed(3, "payments", "dlq_resolved")
+	b.now = b.now.Add(100 * 24 * time.Hour)
+	require.Equal(t, 3, b.run().Archived)
+	month := time.Now().UTC().Format("dead_letter_resolved_200601")
+	m := b.units()[month][0]
+	n, err := b.cold.Restore(t.Context(), b.keeper.Store, &m, uuid.Nil, b.now.Add(time.Hour), deadletter.Act{Actor: "kim"})
+	require.NoError(t, err)
+	require.Equal(t, 3, n)
 }

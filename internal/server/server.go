@@ -24,6 +24,7 @@ import (
 
 	"github.com/dlqd/dlqd/internal/analytics"
 	"github.com/dlqd/dlqd/internal/api"
+	"github.com/dlqd/dlqd/internal/archive"
 	"github.com/dlqd/dlqd/internal/breaker"
 	"github.com/dlqd/dlqd/internal/conditions"
 	"github.com/dlqd/dlqd/internal/deadletter"
@@ -92,7 +93,9 @@ type Config struct {
 	StopTimeout time.Duration
 	// MaxConns bounds the connections to the database; 0 means postgres.DefaultMaxConns.
 	MaxConns int32
-	Logger   *slog.Logger
+	// Archive is where closed entries go before they are dropped, a directory or a URL: see archive.Open. Empty: nowhere.
+	Archive string
+	Logger  *slog.Logger
 	// Measure says how loaded machine and database are; nil to measure them.
 	Measure func(context.Context) (conditions.Load, error)
 }
@@ -107,6 +110,7 @@ type Server struct {
 	pool      *pgxpool.Pool
 	analytics *analytics.Store
 	store     *deadletter.Store
+	archive   *archive.Archive
 	ingester  *ingest.Ingester
 	breakers  *breaker.Breakers
 	delivery  *delivery.Worker
@@ -163,6 +167,11 @@ func (s *Server) start(ctx context.Context) error {
 	}
 	s.store = deadletter.NewStore(s.pool, s.config.Schemas)
 	s.analytics = analytics.NewStore(s.pool, s.config.Schemas)
+	if s.config.Archive != "" {
+		if s.archive, err = archive.Open(ctx, s.config.Archive); err != nil {
+			return err
+		}
+	}
 	s.metrics.WatchBacklog(s.store, s.pool, s.config.Schemas, s.logger)
 
 	work, stopWork := context.WithCancel(context.WithoutCancel(ctx))
@@ -366,7 +375,7 @@ func (s *Server) startAPI(ctx context.Context) error {
 		return err
 	}
 	handler := api.New(api.Config{
-		Ingester: s.ingester, Store: s.store, Analytics: s.analytics, Planner: s.planner.Load, Breakers: s.breakers, River: steering, Replayer: &replay.Replayer{Store: s.store, Planner: s.planner.Load}, Metrics: s.metrics, Logger: s.logger, MaxBodyBytes: s.config.MaxBodyBytes, MaxBodiesBytes: s.config.MaxBodiesBytes,
+		Ingester: s.ingester, Store: s.store, Analytics: s.analytics, Archive: s.archive, Planner: s.planner.Load, Breakers: s.breakers, River: steering, Replayer: &replay.Replayer{Store: s.store, Planner: s.planner.Load}, Metrics: s.metrics, Logger: s.logger, MaxBodyBytes: s.config.MaxBodyBytes, MaxBodiesBytes: s.config.MaxBodiesBytes,
 		Health: s.health, Ready: s.ready,
 	})
 	s.http = &http.Server{Handler: handler, ReadHeaderTimeout: readHeaderTimeout, IdleTimeout: idleTimeout, ErrorLog: slog.NewLogLogger(s.logger.Handler(), slog.LevelWarn)}
@@ -488,6 +497,9 @@ func (s *Server) stop(hard context.Context) error {
 		s.stopWork()
 		s.background.Wait()
 	}
+	if s.archive != nil {
+		errs = append(errs, s.archive.Close())
+	}
 	if s.pool != nil {
 		s.pool.Close()
 	}
@@ -499,7 +511,7 @@ func (s *Server) stop(hard context.Context) error {
 
 // keepHouse makes partitions ahead, and takes away what nobody needs, for as long as the server runs.
 func (s *Server) keepHouse(ctx context.Context) {
-	keeper := &retention.Keeper{Store: s.store, Policy: s.policy, Logger: s.logger}
+	keeper := &retention.Keeper{Store: s.store, Archive: s.archive, Policy: s.policy, Logger: s.logger}
 	ticker := time.NewTicker(postgres.PartitionInterval)
 	defer ticker.Stop()
 	for {
@@ -508,6 +520,9 @@ func (s *Server) keepHouse(ctx context.Context) {
 		}
 		if _, err := keeper.Run(ctx); err != nil && ctx.Err() == nil {
 			s.logger.Error("retention: the next round tries again", "error", err)
+		}
+		if err := s.analytics.Trim(ctx); err != nil && ctx.Err() == nil {
+			s.logger.Error("analytics: old rollups were not taken away", "error", err)
 		}
 		if _, err := s.store.Queries().ForgetOrdered(ctx); err != nil && ctx.Err() == nil {
 			s.logger.Error("places of ordered messages whose work is done were not taken away", "error", err)

@@ -1,0 +1,291 @@
+// Package archive is cold storage: what retention takes out of the database is written to a directory or an object
+// store first, read back and checked. A unit of it is what went together: a month of closed entries, a batch of single
+// ones, or a day of the audit trail. It is a folder of gzipped NDJSON, which any tool can read, and a manifest, which is
+// written last: a unit without one is not whole, and is written again.
+package archive
+
+import (
+	"bufio"
+	"compress/gzip"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"hash"
+	"io"
+	"path"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/google/uuid"
+	"gocloud.dev/blob"
+	_ "gocloud.dev/blob/fileblob" // file://
+	_ "gocloud.dev/blob/s3blob"   // s3://
+	"gocloud.dev/gcerrors"
+)
+
+const (
+	manifestName = "manifest.json"
+	entriesName  = "entries"
+	auditName    = "audit"
+
+	// maxLine is the longest line that is read: jsonb holds no larger value.
+	maxLine = 256 << 20
+)
+
+// ErrNoUnit is a unit that is not there.
+var ErrNoUnit = errors.New("there is no such unit")
+
+// Manifest says what a unit holds.
+type Manifest struct {
+	Unit      string    `json:"unit" doc:"Its name."`
+	Partition string    `json:"partition" doc:"Of which partition it is all, or a part."`
+	WrittenAt time.Time `json:"writtenAt" doc:"When."`
+	WrittenBy string    `json:"writtenBy" doc:"Host and process."`
+	Schema    int64     `json:"schema" doc:"Version of the database schema."`
+	Policy    string    `json:"policy" doc:"Version of the policy whose retention ended."`
+	From      time.Time `json:"from" doc:"When the first of its rows was closed (entries) or made (audit trail)."`
+	To        time.Time `json:"to" doc:"When the last was."`
+	Entries   *File     `json:"entries,omitempty" doc:"The entries, each as a row of dead_letter_queue."`
+	Audit     *File     `json:"audit,omitempty" doc:"Their moves, or those of a day, each as a row of dead_letter_transitions."`
+	Erasures  []Erasure `json:"erasures,omitempty" doc:"What was erased in it since."`
+}
+
+// File is a file of a unit.
+type File struct {
+	Name   string `json:"name" doc:"Its name, in the unit's folder."`
+	Lines  int64  `json:"lines" doc:"Rows."`
+	Bytes  int64  `json:"bytes" doc:"Size, compressed."`
+	SHA256 string `json:"sha256" doc:"Of the file as it is, compressed."`
+}
+
+// Erasure is a mark that somebody's data was erased from a unit.
+type Erasure struct {
+	ID      uuid.UUID `json:"id" doc:"dlq.erasures.id."`
+	At      time.Time `json:"at" doc:"When."`
+	Entries int64     `json:"entries" doc:"Entries that were blanked."`
+}
+
+// Archive is a directory or an object store.
+type Archive struct {
+	bucket *blob.Bucket
+	url    string
+}
+
+// Open opens the archive at a URL (s3://bucket?region=…&prefix=…/, file:///path) or in a directory, which is made if it is
+// missing.
+func Open(ctx context.Context, at string) (*Archive, error) {
+	url := at
+	if !strings.Contains(at, "://") {
+		dir, err := filepath.Abs(at)
+		if err != nil {
+			return nil, err
+		}
+		url = "file://" + filepath.ToSlash(dir) + "?create_dir=true&metadata=skip&no_tmp_dir=true"
+	}
+	bucket, err := blob.OpenBucket(ctx, url)
+	if err != nil {
+		return nil, fmt.Errorf("archive %s: %w", withoutQuery(at), err)
+	}
+	return &Archive{bucket: bucket, url: withoutQuery(at)}, nil
+}
+
+// withoutQuery is a URL as people see it: its query may hold what should not be in a log.
+func withoutQuery(url string) string {
+	url, _, _ = strings.Cut(url, "?")
+	return url
+}
+
+// String is where the archive is.
+func (a *Archive) String() string { return a.url }
+
+// Close ends the use of the archive.
+func (a *Archive) Close() error { return a.bucket.Close() }
+
+// Units are all units that are whole, by name.
+func (a *Archive) Units(ctx context.Context) ([]Manifest, error) {
+	units := []Manifest{}
+	list := a.bucket.List(nil)
+	for {
+		object, err := list.Next(ctx)
+		if errors.Is(err, io.EOF) {
+			return units, nil
+		}
+		if err != nil {
+			return nil, fmt.Errorf("archive %s: %w", a, err)
+		}
+		if path.Base(object.Key) != manifestName {
+			continue
+		}
+		m, err := a.Manifest(ctx, path.Dir(object.Key))
+		if err != nil {
+			return nil, err
+		}
+		units = append(units, *m)
+	}
+}
+
+// Manifest reads a unit's manifest. ErrNoUnit: there is none.
+func (a *Archive) Manifest(ctx context.Context, unit string) (*Manifest, error) {
+	raw, err := a.bucket.ReadAll(ctx, path.Join(unit, manifestName))
+	if gcerrors.Code(err) == gcerrors.NotFound {
+		return nil, fmt.Errorf("archive %s: %w: %s", a, ErrNoUnit, unit)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("archive %s: %s: %w", a, unit, err)
+	}
+	var m Manifest
+	if err := json.Unmarshal(raw, &m); err != nil {
+		return nil, fmt.Errorf("archive %s: %s: manifest: %w", a, unit, err)
+	}
+	return &m, nil
+}
+
+func (a *Archive) putManifest(ctx context.Context, m *Manifest) error {
+	raw, err := json.MarshalIndent(m, "", "  ")
+	if err != nil {
+		return err
+	}
+	return a.bucket.WriteAll(ctx, path.Join(m.Unit, manifestName), append(raw, '\n'), nil)
+}
+
+// Verify reads a unit's files: each must be what the manifest says, and every line JSON.
+func (a *Archive) Verify(ctx context.Context, m *Manifest) error {
+	for _, f := range []*File{m.Entries, m.Audit} {
+		if f == nil {
+			continue
+		}
+		if err := a.lines(ctx, m, f, func(line []byte) error {
+			if !json.Valid(line) {
+				return errors.New("a line is not JSON")
+			}
+			return nil
+		}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Entries calls each with every entry of a unit, and checks the file meanwhile: an error may come after the last one.
+func (a *Archive) Entries(ctx context.Context, m *Manifest, each func(line []byte) error) error {
+	if m.Entries == nil {
+		return nil
+	}
+	return a.lines(ctx, m, m.Entries, each)
+}
+
+// Audit calls each with every move of a unit.
+func (a *Archive) Audit(ctx context.Context, m *Manifest, each func(line []byte) error) error {
+	if m.Audit == nil {
+		return nil
+	}
+	return a.lines(ctx, m, m.Audit, each)
+}
+
+// lines reads a file, and compares it to what the manifest says.
+func (a *Archive) lines(ctx context.Context, m *Manifest, f *File, each func(line []byte) error) error {
+	bad := func(err error) error { return fmt.Errorf("archive %s: %s/%s: %w", a, m.Unit, f.Name, err) }
+	reader, err := a.bucket.NewReader(ctx, path.Join(m.Unit, f.Name), nil)
+	if err != nil {
+		return bad(err)
+	}
+	defer func() { _ = reader.Close() }()
+	sum := sha256.New()
+	unzipped, err := gzip.NewReader(io.TeeReader(reader, sum))
+	if err != nil {
+		return bad(err)
+	}
+	scanner := bufio.NewScanner(unzipped)
+	scanner.Buffer(make([]byte, 64<<10), maxLine)
+	n := int64(0)
+	for scanner.Scan() {
+		if err := each(scanner.Bytes()); err != nil {
+			return bad(err)
+		}
+		n++
+	}
+	if err := scanner.Err(); err != nil {
+		return bad(err)
+	}
+	if n != f.Lines {
+		return bad(fmt.Errorf("it has %d lines, and the manifest says %d", n, f.Lines))
+	}
+	// The scanner stops at the end of what was compressed; the file may go on.
+	if _, err := io.Copy(sum, reader); err != nil {
+		return bad(err)
+	}
+	if got := hex.EncodeToString(sum.Sum(nil)); got != f.SHA256 {
+		return bad(fmt.Errorf("its SHA-256 is %s, and the manifest says %s", got, f.SHA256))
+	}
+	return nil
+}
+
+// fileWriter writes the lines of one file.
+type fileWriter struct {
+	blob   *blob.Writer
+	sum    hash.Hash
+	gzip   *gzip.Writer
+	cancel context.CancelFunc
+	file   File
+}
+
+func (a *Archive) create(ctx context.Context, unit, name string) (*fileWriter, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	w, err := a.bucket.NewWriter(ctx, path.Join(unit, name), &blob.WriterOptions{ContentType: "application/gzip"})
+	if err != nil {
+		cancel()
+		return nil, fmt.Errorf("archive %s: %s/%s: %w", a, unit, name, err)
+	}
+	f := &fileWriter{blob: w, sum: sha256.New(), cancel: cancel, file: File{Name: name}}
+	f.gzip = gzip.NewWriter(io.MultiWriter(w, f.sum, (*counter)(&f.file.Bytes)))
+	return f, nil
+}
+
+type counter int64
+
+func (c *counter) Write(p []byte) (int, error) {
+	*c += counter(len(p))
+	return len(p), nil
+}
+
+func (f *fileWriter) line(line string) error {
+	f.file.Lines++
+	_, err := io.WriteString(f.gzip, line+"\n")
+	return err
+}
+
+func (f *fileWriter) close() (*File, error) {
+	defer f.cancel()
+	if err := errors.Join(f.gzip.Close(), f.blob.Close()); err != nil {
+		return nil, err
+	}
+	f.file.SHA256 = hex.EncodeToString(f.sum.Sum(nil))
+	return &f.file, nil
+}
+
+// abandon leaves nothing behind.
+func (f *fileWriter) abandon() {
+	f.cancel()
+	_ = f.blob.Close()
+}
+
+// freeName is a unit's name that no unit has: the name, or name~2 and so on.
+func (a *Archive) freeName(ctx context.Context, name string) (free string, taken []Manifest, err error) {
+	free = name
+	for n := 2; ; n++ {
+		m, err := a.Manifest(ctx, free)
+		if errors.Is(err, ErrNoUnit) {
+			return free, taken, nil
+		}
+		if err != nil {
+			return "", nil, err
+		}
+		taken = append(taken, *m)
+		free = name + "~" + strconv.Itoa(n)
+	}
+}
