@@ -81,6 +81,7 @@ func (c *client) do(cmd *cobra.Command, method, path string, body io.Reader) (*h
 	if err != nil {
 		return nil, &usageError{err}
 	}
+	request.Header.Set("User-Agent", "dlqd/"+api.Version)
 	if body != nil {
 		request.Header.Set("Content-Type", "application/json")
 	}

@@ -192,5 +192,20 @@ CREATE OR REPLACE TRIGGER dead_letter_truncate BEFORE TRUNCATE ON dlq.dead_lette
     FOR EACH STATEMENT EXECUTE FUNCTION dlq.refuse('it would lose open entries');
 CREATE OR REPLACE TRIGGER dead_letter_truncate BEFORE TRUNCATE ON dlq.dead_letter_open
     FOR EACH STATEMENT EXECUTE FUNCTION dlq.refuse('it would lose open entries');
-CREATE OR REPLACE TRIGGER transitions_append_only BEFORE UPDATE OR DELETE OR TRUNCATE ON dlq.dead_letter_transitions
+CREATE OR REPLACE TRIGGER transitions_append_only BEFORE DELETE OR TRUNCATE ON dlq.dead_letter_transitions
     FOR EACH STATEMENT EXECUTE FUNCTION dlq.refuse('the audit trail is append-only');
+
+-- The one change that there is: dlq.erase takes what an edit put into a payload out of the trail. Who edited, when and why
+-- stays.
+CREATE OR REPLACE FUNCTION dlq.on_rewrite() RETURNS trigger
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF NEW.detail IS DISTINCT FROM '{"erased": true}' OR to_jsonb(NEW) - 'detail' IS DISTINCT FROM to_jsonb(OLD) - 'detail' THEN
+        RAISE EXCEPTION 'UPDATE on the audit trail is not allowed: it is append-only' USING ERRCODE = 'DLQ01', HINT = 'dlq.erase takes payloads out of it.';
+    END IF;
+    RETURN NEW;
+END
+$$;
+COMMENT ON FUNCTION dlq.on_rewrite IS 'Trigger: the audit trail is append-only, but for payloads that are erased.';
+CREATE OR REPLACE TRIGGER transitions_rewrite BEFORE UPDATE ON dlq.dead_letter_transitions
+    FOR EACH ROW EXECUTE FUNCTION dlq.on_rewrite();

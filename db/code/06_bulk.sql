@@ -116,8 +116,8 @@ BEGIN
     IF v_open IS NOT NULL AND NOT p_force THEN
         RAISE EXCEPTION 'replay: open circuit breakers: %', v_open USING ERRCODE = 'DLQ05', HINT = 'Wait for them to close, or replay with force.';
     END IF;
-    INSERT INTO dlq.replay_runs (id, filter, newest_first, batch_size, rate, concurrency, patch, merge_patch, queue, force, stop_at, stop_of, note, actor, cutoff, total)
-    VALUES (v_id, v_filter, p_newest_first, p_batch_size, p_rate, p_concurrency, p_patch, p_merge_patch, p_queue, p_force, p_stop_at, p_stop_of, p_note, p_actor, v_id, v_total);
+    INSERT INTO dlq.replay_runs (id, filter, newest_first, batch_size, rate, concurrency, patch, merge_patch, queue, force, stop_at, stop_of, note, actor, cutoff, total, origin)
+    VALUES (v_id, v_filter, p_newest_first, p_batch_size, p_rate, p_concurrency, p_patch, p_merge_patch, p_queue, p_force, p_stop_at, p_stop_of, p_note, p_actor, v_id, v_total, dlq.origin(p_actor));
     PERFORM dlq.wake();
     RETURN v_id;
 END

@@ -24,6 +24,9 @@ COMMENT ON COLUMN dlq.dead_letter_transitions.left_group IS 'Fingerprint of the 
 COMMENT ON COLUMN dlq.dead_letter_transitions.joined_group IS 'Fingerprint of the failure group that it joined as an open one.';
 COMMENT ON COLUMN dlq.dead_letter_transitions.origin IS 'From where a person made the move; null for what dlqd does by itself.';
 
+ALTER TABLE dlq.replay_runs ADD COLUMN origin text;
+COMMENT ON COLUMN dlq.replay_runs.origin IS 'From where it was started.';
+
 -- What committed since the last look: BRIN, since rows come nearly in the order of their transactions.
 CREATE INDEX dead_letter_transitions_xid ON dlq.dead_letter_transitions USING brin (xid) WITH (pages_per_range = 32, autosummarize = on);
 -- What people did, the least of what the trail holds.
@@ -222,6 +225,7 @@ DROP TABLE dlq.rollup_state;
 DROP TYPE dlq.rollup_step;
 DROP INDEX dlq.dead_letter_transitions_people;
 DROP INDEX dlq.dead_letter_transitions_xid;
+ALTER TABLE dlq.replay_runs DROP COLUMN origin;
 ALTER TABLE dlq.dead_letter_transitions
     DROP COLUMN origin, DROP COLUMN joined_group, DROP COLUMN left_group, DROP COLUMN first_failed_at, DROP COLUMN attempts,
     DROP COLUMN source, DROP COLUMN error_type, DROP COLUMN from_class, DROP COLUMN xid;

@@ -3,8 +3,8 @@
 SELECT id FROM dlq.replay_runs WHERE status = 'running' ORDER BY id;
 
 -- name: LockReplay :one
--- One process at a time takes a run's next batch; the others pass by.
-SELECT id, filter, newest_first, batch_size, rate, concurrency, patch, merge_patch, queue, force, stop_at, stop_of, judged_from, note, actor, cutoff, cursor
+-- One process at a time takes a run's next batch; the others pass by. What it does is done from where the run was started.
+SELECT id, (set_config('dlq.origin', coalesce(origin, ''), true) IS NULL)::boolean AS nowhere, filter, newest_first, batch_size, rate, concurrency, patch, merge_patch, queue, force, stop_at, stop_of, judged_from, note, actor, cutoff, cursor
 FROM dlq.replay_runs WHERE id = @id AND status = 'running' FOR UPDATE SKIP LOCKED;
 
 -- name: FindIDs :many

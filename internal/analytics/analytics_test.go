@@ -294,8 +294,10 @@ func TestRollups_restored(t *testing.T) {
 	b := setup(t)
 	b.scenario()
 	want := b.rollups(t)
-	b.exec(t, "ALTER TABLE dlq.dead_letter_transitions DISABLE TRIGGER transitions_append_only")
-	b.exec(t, "UPDATE dlq.dead_letter_transitions SET xid = xid + 1000000000")
+	require.NoError(t, pgx.BeginFunc(t.Context(), b.pool, func(tx pgx.Tx) error {
+		_, err := tx.Exec(t.Context(), "SET LOCAL session_replication_role = replica; UPDATE dlq.dead_letter_transitions SET xid = xid + 1000000000", pgx.QueryExecModeSimpleProtocol)
+		return err
+	}))
 	b.exec(t, "UPDATE dlq.rollup_state SET snapshot = '1000000000:1000000000:'")
 	b.refresh(t)
 	require.Empty(t, cmp.Diff(want, b.rollups(t)))

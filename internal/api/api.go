@@ -7,9 +7,11 @@ import (
 	"encoding/json"
 	"errors"
 	"log/slog"
+	"net"
 	"net/http"
 	"reflect"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/danielgtaylor/huma/v2"
@@ -55,7 +57,7 @@ type Config struct {
 	Ingester     *ingest.Ingester
 	Store        *deadletter.Store
 	Analytics    *analytics.Store
-	Archive      *archive.Archive // nil: there is none
+	Archive      *archive.Archive         // nil: there is none
 	Planner      func() *strategy.Planner // by the policy that is in force
 	Breakers     *breaker.Breakers
 	Replayer     *replay.Replayer
@@ -111,6 +113,7 @@ func build(config Config) (*http.ServeMux, huma.API) {
 		{Name: "dead letters", Description: "See and steer jobs that ended as failures."},
 		{Name: "replay runs", Description: "Send many dead letters back, at a pace, and see how it goes."},
 		{Name: "analytics", Description: "What happens to dead letters over time, from rollups of the audit trail."},
+		{Name: "audit", Description: "Who did what, and erasure of somebody's data."},
 		{Name: "queues", Description: "See queues, pause and resume them."},
 		{Name: "circuit breakers", Description: "See and steer what keeps deliveries from a destination that is in trouble."},
 		{Name: "operations", Description: "How the program is."},
@@ -122,6 +125,7 @@ func build(config Config) (*http.ServeMux, huma.API) {
 	s.registerReplays(api)
 	s.registerBulk(api)
 	s.registerAnalytics(api)
+	s.registerAudit(api)
 	s.registerQueues(api)
 	s.registerJudgement(api)
 	s.registerOperations(api)
@@ -135,10 +139,23 @@ func build(config Config) (*http.ServeMux, huma.API) {
 // observe counts requests and times them.
 func (s *service) observe(ctx huma.Context, next func(huma.Context)) {
 	start := time.Now()
-	next(ctx)
+	next(huma.WithContext(ctx, deadletter.WithOrigin(ctx.Context(), origin(ctx))))
 	operation := ctx.Operation().OperationID
 	s.Metrics.Requests.WithLabelValues(operation, strconv.Itoa(ctx.Status())).Inc()
 	s.Metrics.RequestSeconds.WithLabelValues(operation).Observe(time.Since(start).Seconds())
+}
+
+// maxAgent bounds what is kept of what a client calls itself.
+const maxAgent = 100
+
+// origin is from where a request comes, for the audit trail.
+func origin(ctx huma.Context) string {
+	host, _, err := net.SplitHostPort(ctx.RemoteAddr())
+	if err != nil {
+		host = "a local socket"
+	}
+	agent := strings.ToValidUTF8(ctx.Header("User-Agent"), "?")
+	return strings.TrimSpace("API, from " + host + " " + agent[:min(len(agent), maxAgent)])
 }
 
 // boundBodies takes the room that a submission's body needs before it is read.

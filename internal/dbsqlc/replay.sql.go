@@ -227,12 +227,13 @@ func (q *Queries) InsertReplayed(ctx context.Context, arg InsertReplayedParams) 
 }
 
 const LockReplay = `-- name: LockReplay :one
-SELECT id, filter, newest_first, batch_size, rate, concurrency, patch, merge_patch, queue, force, stop_at, stop_of, judged_from, note, actor, cutoff, cursor
+SELECT id, (set_config('dlq.origin', coalesce(origin, ''), true) IS NULL)::boolean AS nowhere, filter, newest_first, batch_size, rate, concurrency, patch, merge_patch, queue, force, stop_at, stop_of, judged_from, note, actor, cutoff, cursor
 FROM dlq.replay_runs WHERE id = $1 AND status = 'running' FOR UPDATE SKIP LOCKED
 `
 
 type LockReplayRow struct {
 	ID          uuid.UUID
+	Nowhere     bool
 	Filter      json.RawMessage
 	NewestFirst bool
 	BatchSize   int32
@@ -251,12 +252,13 @@ type LockReplayRow struct {
 	Cursor      *uuid.UUID
 }
 
-// One process at a time takes a run's next batch; the others pass by.
+// One process at a time takes a run's next batch; the others pass by. What it does is done from where the run was started.
 func (q *Queries) LockReplay(ctx context.Context, id uuid.UUID) (LockReplayRow, error) {
 	row := q.db.QueryRow(ctx, LockReplay, id)
 	var i LockReplayRow
 	err := row.Scan(
 		&i.ID,
+		&i.Nowhere,
 		&i.Filter,
 		&i.NewestFirst,
 		&i.BatchSize,

@@ -98,5 +98,6 @@ type Transition struct {
 	NextRetryAt   *time.Time      `json:"nextRetryAt,omitempty" doc:"When a worker looks at it next." db:"next_retry_at"`
 	RiverJobID    *int64          `json:"jobId,omitempty" doc:"The job that the move is about." db:"river_job_id"`
 	ConfigVersion *string         `json:"configVersion,omitempty" doc:"Version of the policy that decided last." db:"config_version"`
+	Origin        *string         `json:"origin,omitempty" doc:"From where a person made the move." db:"origin"`
 	Detail        json.RawMessage `json:"detail,omitempty" doc:"More about the move." db:"detail"`
 }

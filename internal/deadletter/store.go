@@ -67,6 +67,9 @@ func (s *Store) InTx(ctx context.Context, fn func(q *dbsqlc.Queries, tx pgx.Tx) 
 		if _, err := tx.Exec(ctx, "SET LOCAL enable_seqscan = off"); err != nil {
 			return err
 		}
+		if err := setOrigin(ctx, tx); err != nil {
+			return err
+		}
 		return fn(dbsqlc.New(s.schemas.Rendered(tx)), tx)
 	})
 }
@@ -191,7 +194,7 @@ func (s *Store) Get(ctx context.Context, id uuid.UUID) (*Entry, []Transition, er
 		return nil, nil, err
 	}
 	rows, err = s.pool.Query(ctx, s.schemas.Render(`SELECT at, from_status, to_status, actor, db_user, reason, note, strategy, rule,
-		next_retry_at, river_job_id, config_version, detail FROM dlq.dead_letter_transitions WHERE entry_id = $1 ORDER BY at, id LIMIT 1000`), id)
+		next_retry_at, river_job_id, config_version, origin, detail FROM dlq.dead_letter_transitions WHERE entry_id = $1 ORDER BY at, id LIMIT 1000`), id)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -213,8 +216,8 @@ func (s *Store) Replay(ctx context.Context, id uuid.UUID, act Act, payload json.
 		text := string(payload)
 		edited = &text
 	}
-	err := s.move(ctx, func() error {
-		return s.pool.QueryRow(ctx, s.schemas.Render("SELECT dlq.replay($1, $2, $3, $4::jsonb, $5)"), id, act.Actor, nullable(act.Note), edited, force).Scan(&job)
+	err := s.move(ctx, func(tx pgx.Tx) error {
+		return tx.QueryRow(ctx, s.schemas.Render("SELECT dlq.replay($1, $2, $3, $4::jsonb, $5)"), id, act.Actor, nullable(act.Note), edited, force).Scan(&job)
 	})
 	return job, err
 }
@@ -240,8 +243,8 @@ func (s *Store) Unpark(ctx context.Context, id uuid.UUID, act Act) error {
 }
 
 func (s *Store) call(ctx context.Context, function string, id uuid.UUID, act Act) error {
-	return s.move(ctx, func() error {
-		_, err := s.pool.Exec(ctx, s.schemas.Render("SELECT dlq."+function+"($1, $2, $3)"), id, act.Actor, nullable(act.Note))
+	return s.move(ctx, func(tx pgx.Tx) error {
+		_, err := tx.Exec(ctx, s.schemas.Render("SELECT dlq."+function+"($1, $2, $3)"), id, act.Actor, nullable(act.Note))
 		return err
 	})
 }
@@ -270,7 +273,10 @@ func (s *Store) Bulk(ctx context.Context, b Bulk) (looked, changed int, err erro
 	}
 	for {
 		var row dbsqlc.ActWhereRow
-		if err := s.move(ctx, func() (err error) { row, err = s.queries.ActWhere(ctx, params); return err }); err != nil {
+		if err := s.move(ctx, func(tx pgx.Tx) (err error) {
+			row, err = dbsqlc.New(s.schemas.Rendered(tx)).ActWhere(ctx, params)
+			return err
+		}); err != nil {
 			return looked, changed, err
 		}
 		looked, changed = looked+int(row.Looked), changed+int(row.Changed)
@@ -283,8 +289,126 @@ func (s *Store) Bulk(ctx context.Context, b Bulk) (looked, changed int, err erro
 
 // RestoreEntries brings archived entries back, and has retention leave them until a time. It returns how many it brought.
 func (s *Store) RestoreEntries(ctx context.Context, entries json.RawMessage, until time.Time, act Act) (int, error) {
-	n, err := s.queries.RestoreEntries(ctx, dbsqlc.RestoreEntriesParams{Entries: entries, Until: until, Actor: act.Actor, Note: nullable(act.Note)})
-	return int(n), Named(err)
+	var n int32
+	err := s.move(ctx, func(tx pgx.Tx) (err error) {
+		n, err = dbsqlc.New(s.schemas.Rendered(tx)).RestoreEntries(ctx, dbsqlc.RestoreEntriesParams{Entries: entries, Until: until, Actor: act.Actor, Note: nullable(act.Note)})
+		return err
+	})
+	return int(n), err
+}
+
+// Erasure is the record of an erasure.
+type Erasure struct {
+	ID           uuid.UUID  `json:"id" doc:"Identifies the erasure." db:"id"`
+	At           time.Time  `json:"at" doc:"When it was begun." db:"at"`
+	Actor        string     `json:"actor" doc:"Who did it." db:"actor"`
+	DBUser       string     `json:"dbUser" doc:"Database user of the session." db:"db_user"`
+	Origin       *string    `json:"origin,omitempty" doc:"From where." db:"origin"`
+	Note         *string    `json:"note,omitempty" doc:"Why." db:"note"`
+	FilterSHA256 string     `json:"filterSha256" doc:"SHA-256 of the filter, which is not kept: it names the person." db:"filter_sha256"`
+	Fields       []string   `json:"fields" doc:"What the filter looks at." db:"fields"`
+	Entries      int64      `json:"entries" doc:"Entries of the database that were blanked." db:"entries"`
+	Jobs         int64      `json:"jobs" doc:"River jobs that were blanked." db:"jobs"`
+	UnderWay     int64      `json:"underWay" doc:"Entries that were left, because a redelivery was under way: erase again when it has ended." db:"under_way"`
+	Archived     int64      `json:"archived" doc:"Entries of archives that were blanked." db:"archived"`
+	Archives     int64      `json:"archives" doc:"Archives (units) that were looked through." db:"archives"`
+	Archive      *string    `json:"archive,omitempty" doc:"Where they are; absent if none were looked through." db:"archive"`
+	FinishedAt   *time.Time `json:"finishedAt,omitempty" doc:"When all of it was done; absent while not." db:"finished_at"`
+}
+
+// Erase takes the data of whoever a filter names out of the database, and returns the record of it.
+func (s *Store) Erase(ctx context.Context, filter json.RawMessage, act Act) (e Erasure, err error) {
+	err = s.move(ctx, func(tx pgx.Tx) error {
+		rows, err := tx.Query(ctx, s.schemas.Render("SELECT * FROM dlq.erase($1, $2, $3)"), filter, nullable(act.Note), act.Actor)
+		if err != nil {
+			return err
+		}
+		e, err = pgx.CollectExactlyOneRow(rows, pgx.RowToStructByName[Erasure])
+		return err
+	})
+	return e, err
+}
+
+// FinishErasure notes in the record what was done to archives, and that all is done.
+func (s *Store) FinishErasure(ctx context.Context, e *Erasure) error {
+	return s.pool.QueryRow(ctx, s.schemas.Render("UPDATE dlq.erasures SET archived = $2, archives = $3, archive = $4, finished_at = clock_timestamp() WHERE id = $1 RETURNING finished_at"),
+		e.ID, e.Archived, e.Archives, e.Archive).Scan(&e.FinishedAt)
+}
+
+// Erasures are the records, the latest first.
+func (s *Store) Erasures(ctx context.Context, most int) ([]Erasure, error) {
+	rows, err := s.pool.Query(ctx, s.schemas.Render("SELECT * FROM dlq.erasures ORDER BY id DESC LIMIT $1"), most)
+	if err != nil {
+		return nil, err
+	}
+	return pgx.CollectRows(rows, pgx.RowToStructByName[Erasure])
+}
+
+// EraseRows returns, of entries as the archive has them, those that a filter chooses, erased, by id.
+func (s *Store) EraseRows(ctx context.Context, entries []json.RawMessage, filter json.RawMessage) (map[uuid.UUID]json.RawMessage, error) {
+	raw, err := json.Marshal(entries)
+	if err != nil {
+		return nil, err
+	}
+	rows, err := s.pool.Query(ctx, s.schemas.Render("SELECT id, line FROM dlq.erase_rows($1, $2)"), json.RawMessage(raw), filter)
+	if err != nil {
+		return nil, Named(err)
+	}
+	erased := map[uuid.UUID]json.RawMessage{}
+	var id uuid.UUID
+	var line string
+	_, err = pgx.ForEachRow(rows, []any{&id, &line}, func() error { erased[id] = json.RawMessage(line); return nil })
+	return erased, Named(err)
+}
+
+// AuditFilter searches the audit trail. What is not given finds all.
+type AuditFilter struct {
+	Actor         string     `json:"actor,omitempty"`
+	People        bool       `json:"people,omitempty"`
+	DBUser        string     `json:"dbUser,omitempty"`
+	Origin        string     `json:"origin,omitempty"`
+	EntryID       string     `json:"entryId,omitempty"`
+	Queue         string     `json:"queue,omitempty"`
+	Kind          string     `json:"kind,omitempty"`
+	From          string     `json:"from,omitempty"`
+	To            string     `json:"to,omitempty"`
+	Text          string     `json:"text,omitempty"`
+	ConfigVersion string     `json:"configVersion,omitempty"`
+	After         *time.Time `json:"after,omitempty"`
+	Before        *time.Time `json:"before,omitempty"`
+}
+
+// AuditRow is one move, as a search finds it.
+type AuditRow struct {
+	ID            int64     `json:"id" doc:"Identifies the move; a later move has a greater one, but for moves of the same moment." db:"id"`
+	At            time.Time `json:"at" doc:"When." db:"at"`
+	Actor         string    `json:"actor" doc:"Who." db:"actor"`
+	DBUser        string    `json:"dbUser" doc:"Database user of the session." db:"db_user"`
+	Origin        *string   `json:"origin,omitempty" doc:"From where; absent for what dlqd does by itself." db:"origin"`
+	EntryID       uuid.UUID `json:"entryId" doc:"Which entry." db:"entry_id"`
+	FromStatus    *Status   `json:"fromStatus,omitempty" doc:"Absent for a capture." db:"from_status"`
+	ToStatus      Status    `json:"toStatus" doc:"Where it went." db:"to_status"`
+	Reason        *string   `json:"reason,omitempty" doc:"What was done." db:"reason"`
+	Note          *string   `json:"note,omitempty" doc:"What the person said." db:"note"`
+	Queue         string    `json:"queue" doc:"Its queue." db:"queue"`
+	Kind          string    `json:"kind" doc:"Its kind." db:"kind"`
+	ErrorClass    *string   `json:"errorClass,omitempty" doc:"Its class after the move." db:"error_class"`
+	RiverJobID    *int64    `json:"jobId,omitempty" doc:"The job that the move is about." db:"river_job_id"`
+	ConfigVersion *string   `json:"configVersion,omitempty" doc:"Version of the policy that decided last." db:"config_version"`
+}
+
+// Audit searches the audit trail, the latest move first, before the move of an id if that is not 0.
+func (s *Store) Audit(ctx context.Context, f AuditFilter, most int, before int64) ([]AuditRow, error) {
+	filter, err := json.Marshal(f)
+	if err != nil {
+		return nil, err
+	}
+	rows, err := s.pool.Query(ctx, s.schemas.Render("SELECT * FROM dlq.audit($1, $2, nullif($3, 0))"), json.RawMessage(filter), most, before)
+	if err != nil {
+		return nil, Named(err)
+	}
+	got, err := pgx.CollectRows(rows, pgx.RowToStructByName[AuditRow])
+	return got, Named(err)
 }
 
 // SchemaVersion is the version of the database schema: the number of its last migration.
@@ -299,12 +423,34 @@ func (s *Store) Render(sql string) string { return s.schemas.Render(sql) }
 // maxMoveTries bounds how often a move is tried again that met another one of the same row.
 const maxMoveTries = 5
 
-// move runs a move, again where another transaction moved the row to another partition meanwhile, and gives its errors
-// their names.
-func (s *Store) move(ctx context.Context, run func() error) error {
+type originKey struct{}
+
+// WithOrigin says from where a person acts, for the audit trail: what is done in ctx is done from there.
+func WithOrigin(ctx context.Context, origin string) context.Context {
+	return context.WithValue(ctx, originKey{}, origin)
+}
+
+func setOrigin(ctx context.Context, tx pgx.Tx) error {
+	origin, ok := ctx.Value(originKey{}).(string)
+	if !ok {
+		return nil
+	}
+	_, err := tx.Exec(ctx, "SELECT set_config('dlq.origin', $1, true)", origin)
+	return err
+}
+
+// move runs a move in a transaction, again where another one moved the row to another partition meanwhile, and gives its
+// errors their names.
+func (s *Store) move(ctx context.Context, run func(tx pgx.Tx) error) error {
 	var err error
 	for range maxMoveTries {
-		if err = run(); !isMoved(err) || ctx.Err() != nil {
+		err = pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
+			if err := setOrigin(ctx, tx); err != nil {
+				return err
+			}
+			return run(tx)
+		})
+		if !isMoved(err) || ctx.Err() != nil {
 			break
 		}
 	}

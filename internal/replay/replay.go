@@ -235,10 +235,15 @@ func (r *Replayer) Start(ctx context.Context, in *Request) (*Run, error) {
 	if err := in.Patch.Validate(); err != nil {
 		return nil, &deadletter.MoveError{Kind: deadletter.ErrInvalid, Detail: err.Error()}
 	}
-	id, err := r.Store.Queries().StartReplay(ctx, dbsqlc.StartReplayParams{
+	params := dbsqlc.StartReplayParams{
 		Filter: in.Filter, Actor: in.Act.Actor, Note: optional(in.Act.Note), AllEntries: in.All, NewestFirst: in.NewestFirst, BatchSize: int32(in.BatchSize),
 		Rate: optional(in.Rate), Concurrency: optional(int32(in.Concurrency)), Patch: in.Patch.JSONPatch, MergePatch: in.Patch.MergePatch,
 		Queue: optional(in.Queue), Force: in.Force, StopAt: in.StopAt, StopOf: stopOf,
+	}
+	var id uuid.UUID
+	err := r.Store.InTx(ctx, func(q *dbsqlc.Queries, _ pgx.Tx) (err error) {
+		id, err = q.StartReplay(ctx, params)
+		return err
 	})
 	if err != nil {
 		return nil, deadletter.Named(err)

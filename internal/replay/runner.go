@@ -22,6 +22,8 @@ const (
 	interval = time.Second
 	// paceStep is what a paced run is cut to: finer steps cost more transactions, coarser ones come in bursts.
 	paceStep = 50 * time.Millisecond
+	// aheadBatches is how many batches of a run without a pace are found at once.
+	aheadBatches = 10
 	// errorBackoff is how long to wait after an error that may pass.
 	errorBackoff = time.Second
 )
@@ -31,11 +33,18 @@ type Runner struct {
 	store   *deadletter.Store
 	logger  *slog.Logger
 	careful map[uuid.UUID]int // entries that are gone through one by one, after the database refused a batch
+	ahead   map[uuid.UUID]found
+}
+
+// found are entries of a run that were found before they are sent back, after an entry.
+type found struct {
+	after *uuid.UUID
+	ids   []uuid.UUID
 }
 
 // NewRunner returns a runner that does not run yet.
 func NewRunner(store *deadletter.Store, logger *slog.Logger) *Runner {
-	return &Runner{store: store, logger: logger, careful: map[uuid.UUID]int{}}
+	return &Runner{store: store, logger: logger, careful: map[uuid.UUID]int{}, ahead: map[uuid.UUID]found{}}
 }
 
 // progress is what one look at a run came to.
@@ -112,11 +121,12 @@ func (r *Runner) batch(ctx context.Context, id uuid.UUID) (p progress, err error
 			p = next
 			return err
 		}
-		ids, err := q.FindIDs(ctx, dbsqlc.FindIDsParams{Filter: run.Filter, MaxEntries: int32(size), After: run.Cursor, NewestFirst: run.NewestFirst, Below: &run.Cutoff})
+		ids, err := r.next(ctx, q, &run, size)
 		if err != nil {
 			return err
 		}
 		if len(ids) == 0 {
+			delete(r.ahead, id)
 			return r.finish(ctx, q, id)
 		}
 		refused = ids[len(ids)-1]
@@ -132,6 +142,28 @@ func (r *Runner) batch(ctx context.Context, id uuid.UUID) (p progress, err error
 	}
 	return p, err
 }
+
+// next are the entries of the next batch. For a run without a pace, those of a few batches are found at once: a search is
+// planned anew each time, which takes as long as sending a dozen back.
+func (r *Runner) next(ctx context.Context, q *dbsqlc.Queries, run *dbsqlc.LockReplayRow, size int) ([]uuid.UUID, error) {
+	look := size
+	if run.Rate == nil && run.Concurrency == nil {
+		look = size * aheadBatches
+	}
+	known := r.ahead[run.ID]
+	if len(known.ids) == 0 || !equal(known.after, run.Cursor) { // another process has taken the run further, or a batch was rolled back
+		ids, err := q.FindIDs(ctx, dbsqlc.FindIDsParams{Filter: run.Filter, MaxEntries: int32(look), After: run.Cursor, NewestFirst: run.NewestFirst, Below: &run.Cutoff})
+		if err != nil || len(ids) == 0 {
+			return nil, err
+		}
+		known = found{ids: ids}
+	}
+	ids := known.ids[:min(size, len(known.ids))]
+	r.ahead[run.ID] = found{after: &ids[len(ids)-1], ids: known.ids[len(ids):]}
+	return ids, nil
+}
+
+func equal(a, b *uuid.UUID) bool { return a != nil && b != nil && *a == *b }
 
 // room says how many entries may go now, and if none, why.
 func (r *Runner) room(ctx context.Context, q *dbsqlc.Queries, run *dbsqlc.LockReplayRow, careful bool) (size int, otherwise progress, err error) {

@@ -1,0 +1,170 @@
+package api
+
+import (
+	"context"
+	"encoding/json"
+	"net/http"
+	"strconv"
+	"time"
+
+	"github.com/danielgtaylor/huma/v2"
+	"github.com/google/uuid"
+
+	"github.com/dlqd/dlqd/internal/deadletter"
+)
+
+type auditInput struct {
+	Actor         string    `query:"actor" doc:"What this person or worker did."`
+	People        bool      `query:"people" doc:"What people did, and not dlqd by itself."`
+	DBUser        string    `query:"dbUser" doc:"What this database user did."`
+	Origin        string    `query:"origin" doc:"From where, or a part of it, such as an address."`
+	EntryID       string    `query:"entryId" format:"uuid" doc:"What was done to this entry."`
+	Queue         string    `query:"queue" doc:"To entries of this queue."`
+	Kind          string    `query:"kind" doc:"To entries of this kind."`
+	From          string    `query:"from" enum:"dlq_pending,dlq_processing,dlq_manual,dlq_resolved,dlq_failed,dlq_archived" doc:"From this state."`
+	To            string    `query:"to" enum:"dlq_pending,dlq_processing,dlq_manual,dlq_resolved,dlq_failed,dlq_archived" doc:"To this state."`
+	Text          string    `query:"text" doc:"With these words in reason or note."`
+	ConfigVersion string    `query:"configVersion" doc:"Under this version of the policy."`
+	After         time.Time `query:"after" doc:"At or after."`
+	Before        time.Time `query:"before" doc:"Before."`
+	Limit         int       `query:"limit" minimum:"1" maximum:"500" default:"50" doc:"Moves in a page."`
+	Cursor        string    `query:"cursor" pattern:"^[0-9]{1,18}$" doc:"Where the page before ended."`
+}
+
+// AuditPage is a page of the audit trail.
+type AuditPage struct {
+	Moves []deadletter.AuditRow `json:"moves" doc:"The latest first."`
+	Next  string                `json:"next,omitempty" doc:"Cursor of the next page; absent on the last."`
+}
+
+type auditOutput struct{ Body AuditPage }
+
+// EraseRequest asks for an erasure.
+type EraseRequest struct {
+	Filter EntryFilter `json:"filter" doc:"Whose data: usually payload, subscriberId or tags."`
+	Note   string      `json:"note" minLength:"1" maxLength:"4000" doc:"Why, such as the number of the request."`
+	Actor  string      `json:"actor,omitempty" maxLength:"255" doc:"Who does it; \"api\" if absent."`
+	DryRun bool        `json:"dryRun,omitempty" doc:"Only count the entries of the database."`
+}
+
+// EraseAnswer is the record of an erasure, or what a dry run counted.
+type EraseAnswer struct {
+	deadletter.Erasure
+
+	DryRun bool `json:"dryRun,omitempty" doc:"Nothing was changed: entries is how many the filter chooses."`
+}
+
+type eraseInput struct{ Body EraseRequest }
+
+type eraseOutput struct{ Body EraseAnswer }
+
+type erasuresOutput struct {
+	Body struct {
+		Erasures []deadletter.Erasure `json:"erasures" doc:"The latest first."`
+	}
+}
+
+func (s *service) registerAudit(api huma.API) {
+	tags := []string{"audit"}
+	noon := time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
+	id := uuid.MustParse("01980000-0000-7000-8000-000000000000")
+	why, from := "discarded", "API, from 10.0.0.7 dlqd/0.1.0"
+	search := huma.Operation{
+		OperationID: "search-audit", Method: http.MethodGet, Path: "/api/dlq/audit", Tags: tags,
+		Summary: "Who did what to which entry, when, from where and why", Errors: []int{422, 503},
+	}
+	example(&search, http.StatusOK, AuditPage{Moves: []deadletter.AuditRow{{ID: 7, At: noon, Actor: "kim", DBUser: "dlqd", Origin: &from, EntryID: id, ToStatus: deadletter.Archived, Reason: &why, Queue: "default", Kind: "payment.captured"}}})
+	huma.Register(api, search, s.searchAudit)
+
+	erase := huma.Operation{
+		OperationID: "erase", Method: http.MethodPost, Path: "/api/dlq/erasures", Tags: tags,
+		Summary: "Erase somebody's data from open and closed entries, their jobs, and the archive",
+		Description: "Payloads, error texts, metadata, subscriber, tags and notes go; open and failed entries are archived. The record says that it was done, and not whose data it was. " +
+			"Entries with a redelivery under way are left and counted: erase again when it has ended. Answers when all is done; one that is cut short is done again.",
+		Errors: []int{422, 503},
+	}
+	record := deadletter.Erasure{ID: id, At: noon, Actor: "kim", DBUser: "dlqd", FilterSHA256: "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08", Fields: []string{"payload"}, Entries: 3, Jobs: 2}
+	example(&erase, http.StatusOK, EraseAnswer{Erasure: record})
+	huma.Register(api, erase, s.erase)
+
+	list := huma.Operation{
+		OperationID: "list-erasures", Method: http.MethodGet, Path: "/api/dlq/erasures", Tags: tags,
+		Summary: "The records of erasures", Errors: []int{422, 503},
+	}
+	example(&list, http.StatusOK, map[string]any{"erasures": []deadletter.Erasure{record}})
+	huma.Register(api, list, func(ctx context.Context, in *limitInput) (*erasuresOutput, error) {
+		erasures, err := s.Store.Erasures(ctx, in.Limit)
+		if err != nil {
+			return nil, s.problem(ctx, err)
+		}
+		out := &erasuresOutput{}
+		out.Body.Erasures = erasures
+		return out, nil
+	})
+}
+
+func (s *service) searchAudit(ctx context.Context, in *auditInput) (*auditOutput, error) {
+	f := deadletter.AuditFilter{
+		Actor: in.Actor, People: in.People, DBUser: in.DBUser, Origin: in.Origin, EntryID: in.EntryID, Queue: in.Queue, Kind: in.Kind,
+		From: in.From, To: in.To, Text: in.Text, ConfigVersion: in.ConfigVersion,
+	}
+	if !in.After.IsZero() {
+		f.After = &in.After
+	}
+	if !in.Before.IsZero() {
+		f.Before = &in.Before
+	}
+	var before int64
+	if in.Cursor != "" {
+		before, _ = strconv.ParseInt(in.Cursor, 10, 64) // its form was checked
+	}
+	moves, err := s.Store.Audit(ctx, f, in.Limit+1, before)
+	if err != nil {
+		return nil, s.problem(ctx, err)
+	}
+	page := AuditPage{Moves: moves}
+	if len(moves) > in.Limit {
+		page.Moves = moves[:in.Limit]
+		page.Next = strconv.FormatInt(page.Moves[in.Limit-1].ID, 10)
+	}
+	return &auditOutput{Body: page}, nil
+}
+
+func (s *service) erase(ctx context.Context, in *eraseInput) (*eraseOutput, error) {
+	filter, err := json.Marshal(in.Body.Filter)
+	if err != nil {
+		return nil, huma.Error422UnprocessableEntity(err.Error())
+	}
+	if string(filter) == "{}" {
+		return nil, huma.Error422UnprocessableEntity("an empty filter chooses everybody's data", &huma.ErrorDetail{Location: "body.filter", Message: "name whose data, by payload, subscriberId or tags"})
+	}
+	if in.Body.DryRun {
+		rows, err := s.Store.Queries().Preview(ctx, filter)
+		if err != nil {
+			return nil, s.problem(ctx, deadletter.Named(err))
+		}
+		out := &eraseOutput{Body: EraseAnswer{DryRun: true}}
+		for _, row := range rows {
+			out.Body.Entries += row.Entries
+		}
+		return out, nil
+	}
+	act := (&Action{Actor: in.Body.Actor, Note: in.Body.Note}).act()
+	record, err := s.Store.Erase(ctx, filter, act)
+	if err != nil {
+		return nil, s.problem(ctx, err)
+	}
+	if s.Archive != nil {
+		at := s.Archive.String()
+		entries, units, err := s.Archive.Erase(ctx, s.Store, record.ID, filter)
+		if err != nil {
+			s.Logger.Error("an erasure is not done: its archives", "erasure", record.ID, "error", err)
+			return nil, huma.Error503ServiceUnavailable("the data was erased from the database, but not from all of the archive; erase again. The log says what failed")
+		}
+		record.Archived, record.Archives, record.Archive = entries, int64(units), &at
+	}
+	if err := s.Store.FinishErasure(ctx, &record); err != nil {
+		return nil, s.problem(ctx, err)
+	}
+	return &eraseOutput{Body: EraseAnswer{Erasure: record}}, nil
+}
