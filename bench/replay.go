@@ -96,7 +96,7 @@ func replayAll(ctx context.Context, pool *pgxpool.Pool, request replay.Request, 
 	go func() { defer close(done); replay.NewRunner(store, quiet).Run(ctx) }()
 	defer func() { stop(); <-done }()
 	for {
-		time.Sleep(5 * time.Millisecond)
+		time.Sleep(20 * time.Millisecond)
 		var replayed int
 		if err := pool.QueryRow(ctx, "SELECT replayed FROM dlq.replay_runs WHERE id = $1", run.ID).Scan(&replayed); err != nil {
 			return 0, err

@@ -13,7 +13,7 @@ LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off 
 BEGIN
     RETURN QUERY
     WITH picked AS MATERIALIZED (
-        SELECT e.id, e.job_kind, e.queue, e.priority, e.tags, coalesce(e.edited_event, e.original_event) AS args,
+        SELECT e.id, e.status = 'dlq_failed' AS failed, e.job_kind, e.queue, e.priority, e.tags, coalesce(e.edited_event, e.original_event) AS args,
                -- What the application left there, less what speaks of the old job; a job's metadata must be an object.
                CASE WHEN jsonb_typeof(e.metadata) = 'object'
                     THEN e.metadata - '{dlq:error,dlq:entry_id,dlq:held,dlq:run_id,dlq:logical_failure,cancel_attempted_at,unique_key_conflict,snoozes,output,river:log,river:rescue_count,river:unique_nonce}'::text[]
@@ -39,6 +39,19 @@ BEGIN
         SELECT count(pg_notify('river.river_insert', json_build_object('queue', q.queue)::text)) AS n
         FROM (SELECT DISTINCT jobs.queue FROM jobs) q
     ), moved AS (
+        -- Most are open: straight into their partition, without asking every other one for each.
+        UPDATE dlq.dead_letter_open e SET
+            status = 'dlq_processing',
+            redelivery_job_id = jobs.id,
+            dlq_retry_count = e.dlq_retry_count + 1,
+            locked_by = p_actor,
+            locked_at = now(),
+            lease_expires_at = now() + interval '5 minutes',
+            notes = coalesce(p_note, e.notes),
+            move = jsonb_build_object('actor', p_actor, 'reason', p_reason, 'note', p_note, 'detail', p_detail)
+        FROM jobs, told
+        WHERE e.id = jobs.entry_id
+    ), reopened AS (
         UPDATE dlq.dead_letter_queue e SET
             status = 'dlq_processing',
             redelivery_job_id = jobs.id,
@@ -49,11 +62,10 @@ BEGIN
             notes = coalesce(p_note, e.notes),
             move = jsonb_build_object('actor', p_actor, 'reason', p_reason, 'note', p_note, 'detail', p_detail)
         FROM jobs, told
-        WHERE e.id = jobs.entry_id AND e.status IN ('dlq_pending', 'dlq_manual', 'dlq_failed')
-        RETURNING e.id
+        WHERE e.id = jobs.entry_id AND e.status = 'dlq_failed' AND EXISTS (SELECT FROM picked p WHERE p.failed)
     )
     SELECT p.id, j.id, p.live_job_id
-    FROM picked p LEFT JOIN jobs j ON j.entry_id = p.id LEFT JOIN moved m ON m.id = p.id
+    FROM picked p LEFT JOIN jobs j ON j.entry_id = p.id
     ORDER BY p.id;
 END
 $$;

@@ -145,6 +145,35 @@ END
 $$;
 COMMENT ON FUNCTION dlq.replay_move IS 'Moves a replay run to another state, if its own is one of p_from.';
 
+CREATE OR REPLACE FUNCTION dlq.replay_step(p_run uuid, p_ids uuid[], p_skipped uuid[] DEFAULT '{}', p_why text[] DEFAULT '{}') RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
+DECLARE
+    v_run      dlq.replay_runs;
+    v_replayed bigint;
+BEGIN
+    SELECT * INTO STRICT v_run FROM dlq.replay_runs r WHERE r.id = p_run;
+    WITH sent AS (
+        SELECT s.entry_id, s.job_id, s.live_job_id
+        FROM dlq.redeliver(ARRAY(SELECT unnest(p_ids) EXCEPT ALL SELECT unnest(p_skipped)), v_run.actor, 'replay run ' || p_run, v_run.note, v_run.force,
+                           jsonb_build_object('run', p_run), v_run.queue, p_run) s
+    ), noted AS (
+        INSERT INTO dlq.replay_run_entries (run_id, entry_id, job_id, outcome, detail, ended_at)
+        SELECT p_run, i.id, s.job_id, CASE WHEN s.job_id IS NULL THEN 'skipped' END,
+               CASE WHEN s.job_id IS NULL THEN coalesce(k.why, 'job ' || s.live_job_id || ' with the same unique key is live', 'it had moved meanwhile') END,
+               CASE WHEN s.job_id IS NULL THEN now() END
+        FROM unnest(p_ids) i (id)
+        LEFT JOIN sent s ON s.entry_id = i.id
+        LEFT JOIN unnest(p_skipped, p_why) k (id, why) ON k.id = i.id
+        ON CONFLICT (run_id, entry_id) DO NOTHING
+        RETURNING job_id
+    )
+    SELECT count(n.job_id) INTO v_replayed FROM noted n;
+    UPDATE dlq.replay_runs SET cursor = p_ids[cardinality(p_ids)], replayed = replayed + v_replayed, skipped = skipped + cardinality(p_ids) - v_replayed, updated_at = now()
+    WHERE id = p_run;
+END
+$$;
+COMMENT ON FUNCTION dlq.replay_step IS 'Takes a replay run further by the entries p_ids, in their order: sends them back, but for p_skipped, notes what became of each, and moves the run''s cursor.';
+
 CREATE OR REPLACE FUNCTION dlq.replay_pause(p_run uuid, p_actor text DEFAULT session_user) RETURNS void
 LANGUAGE sql AS $$ SELECT dlq.replay_move(p_run, '{running}', 'paused', 'paused by ' || p_actor) $$;
 COMMENT ON FUNCTION dlq.replay_pause IS 'Pauses a replay run.';

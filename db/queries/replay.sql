@@ -4,8 +4,14 @@ SELECT id FROM dlq.replay_runs WHERE status = 'running' ORDER BY id;
 
 -- name: LockReplay :one
 -- One process at a time takes a run's next batch; the others pass by. What it does is done from where the run was started.
-SELECT id, (set_config('dlq.origin', coalesce(origin, ''), true) IS NULL)::boolean AS nowhere, filter, newest_first, batch_size, rate, concurrency, patch, merge_patch, queue, force, stop_at, stop_of, judged_from, note, actor, cutoff, cursor
-FROM dlq.replay_runs WHERE id = @id AND status = 'running' FOR UPDATE SKIP LOCKED;
+-- ended, failed: how the last redeliveries of the run ended.
+SELECT r.id, r.filter, r.newest_first, r.batch_size, r.rate, r.concurrency, r.patch, r.merge_patch, r.stop_at, r.stop_of, r.cutoff, r.cursor,
+       (set_config('dlq.origin', coalesce(r.origin, ''), true) IS NULL)::boolean AS nowhere,
+       (SELECT count(*) FROM (SELECT FROM dlq.replay_run_entries e WHERE e.run_id = r.id AND e.outcome IN ('succeeded', 'failed') AND e.ended_at > r.judged_from
+                              ORDER BY e.ended_at DESC LIMIT r.stop_of) l) AS ended,
+       (SELECT count(*) FILTER (WHERE l.outcome = 'failed') FROM (SELECT e.outcome FROM dlq.replay_run_entries e WHERE e.run_id = r.id AND e.outcome IN ('succeeded', 'failed') AND e.ended_at > r.judged_from
+                              ORDER BY e.ended_at DESC LIMIT r.stop_of) l) AS failed
+FROM dlq.replay_runs r WHERE r.id = @id AND r.status = 'running' FOR UPDATE OF r SKIP LOCKED;
 
 -- name: FindIDs :many
 SELECT f.id::uuid AS id FROM dlq.find_ids(@filter::jsonb, @max_entries::integer, sqlc.narg('after')::uuid, @newest_first::boolean, sqlc.narg('below')::uuid) f (id);
@@ -19,27 +25,15 @@ UPDATE dlq.dead_letter_queue e SET edited_event = d.event
 FROM (SELECT unnest(@ids::uuid[]) AS id, unnest(@events::jsonb[]) AS event) d
 WHERE e.id = d.id AND e.status IN ('dlq_pending', 'dlq_manual', 'dlq_failed');
 
--- name: InsertReplayed :exec
--- What a batch of a run came to: jobs of the entries that were sent back, and why the others were not.
-INSERT INTO dlq.replay_run_entries (run_id, entry_id, job_id, outcome, detail, ended_at)
-SELECT @run_id::uuid, d.entry_id, nullif(d.job_id, 0), CASE WHEN d.job_id = 0 THEN 'skipped' END, nullif(d.detail, ''), CASE WHEN d.job_id = 0 THEN now() END
-FROM (SELECT unnest(@entry_ids::uuid[]) AS entry_id, unnest(@job_ids::bigint[]) AS job_id, unnest(@details::text[]) AS detail) d
-ON CONFLICT (run_id, entry_id) DO NOTHING;
-
--- name: AdvanceReplay :exec
-UPDATE dlq.replay_runs SET cursor = @cursor::uuid, replayed = replayed + @replayed::bigint, skipped = skipped + @skipped::bigint, updated_at = now()
-WHERE id = @id;
+-- name: ReplayStep :exec
+-- Sends a batch of a run back; the others of its entries are skipped, each for its own reason.
+SELECT dlq.replay_step(@id::uuid, @ids::uuid[], @skipped::uuid[], @why::text[]);
 
 -- name: EndReplay :exec
 SELECT dlq.replay_move(@id::uuid, '{running}', (@status::text)::dlq.replay_status, @reason::text);
 
 -- name: ReplayUnderWay :one
 SELECT count(*) FROM dlq.replay_run_entries WHERE run_id = @id AND outcome IS NULL;
-
--- name: ReplayLast :one
--- How the last redeliveries of a run ended.
-SELECT count(*) AS ended, count(*) FILTER (WHERE l.outcome = 'failed') AS failed
-FROM (SELECT e.outcome FROM dlq.replay_run_entries e WHERE e.run_id = @id AND e.outcome IN ('succeeded', 'failed') AND e.ended_at > @since::timestamptz ORDER BY e.ended_at DESC LIMIT @most::integer) l;
 
 -- name: ReplayRun :one
 SELECT r.id, r.status::text AS status, r.filter, r.newest_first, r.batch_size, r.rate, r.concurrency, r.patch, r.merge_patch, r.queue, r.force, r.note, r.actor,

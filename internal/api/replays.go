@@ -46,7 +46,7 @@ type ReplayRequest struct {
 	All         bool        `json:"all,omitempty" doc:"An empty filter is meant to choose every entry."`
 	DryRun      bool        `json:"dryRun,omitempty" doc:"Only say what it would do."`
 	Order       string      `json:"order,omitempty" enum:"oldest,newest" doc:"Oldest first if absent."`
-	BatchSize   int         `json:"batchSize,omitempty" minimum:"1" maximum:"10000" default:"100" doc:"Entries in one transaction."`
+	BatchSize   int         `json:"batchSize,omitempty" minimum:"1" maximum:"10000" default:"100" doc:"Entries sent back in one step; a run without rate and concurrency commits steps together, up to 500 entries."`
 	Rate        float64     `json:"rate,omitempty" minimum:"0" doc:"Entries a second; as fast as it goes if absent."`
 	Concurrency int         `json:"concurrency,omitempty" minimum:"0" doc:"Redeliveries under way at once; no limit if absent."`
 	Patch       []any       `json:"patch,omitempty" doc:"JSON Patch (RFC 6902) of each payload."`

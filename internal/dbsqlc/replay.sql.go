@@ -79,28 +79,6 @@ func (q *Queries) ActiveReplays(ctx context.Context) ([]uuid.UUID, error) {
 	return items, nil
 }
 
-const AdvanceReplay = `-- name: AdvanceReplay :exec
-UPDATE dlq.replay_runs SET cursor = $1::uuid, replayed = replayed + $2::bigint, skipped = skipped + $3::bigint, updated_at = now()
-WHERE id = $4
-`
-
-type AdvanceReplayParams struct {
-	Cursor   uuid.UUID
-	Replayed int64
-	Skipped  int64
-	ID       uuid.UUID
-}
-
-func (q *Queries) AdvanceReplay(ctx context.Context, arg AdvanceReplayParams) error {
-	_, err := q.db.Exec(ctx, AdvanceReplay,
-		arg.Cursor,
-		arg.Replayed,
-		arg.Skipped,
-		arg.ID,
-	)
-	return err
-}
-
 const EditEvents = `-- name: EditEvents :exec
 UPDATE dlq.dead_letter_queue e SET edited_event = d.event
 FROM (SELECT unnest($1::uuid[]) AS id, unnest($2::jsonb[]) AS event) d
@@ -201,39 +179,18 @@ func (q *Queries) FindIDs(ctx context.Context, arg FindIDsParams) ([]uuid.UUID, 
 	return items, nil
 }
 
-const InsertReplayed = `-- name: InsertReplayed :exec
-INSERT INTO dlq.replay_run_entries (run_id, entry_id, job_id, outcome, detail, ended_at)
-SELECT $1::uuid, d.entry_id, nullif(d.job_id, 0), CASE WHEN d.job_id = 0 THEN 'skipped' END, nullif(d.detail, ''), CASE WHEN d.job_id = 0 THEN now() END
-FROM (SELECT unnest($2::uuid[]) AS entry_id, unnest($3::bigint[]) AS job_id, unnest($4::text[]) AS detail) d
-ON CONFLICT (run_id, entry_id) DO NOTHING
-`
-
-type InsertReplayedParams struct {
-	RunID    uuid.UUID
-	EntryIds []uuid.UUID
-	JobIds   []int64
-	Details  []string
-}
-
-// What a batch of a run came to: jobs of the entries that were sent back, and why the others were not.
-func (q *Queries) InsertReplayed(ctx context.Context, arg InsertReplayedParams) error {
-	_, err := q.db.Exec(ctx, InsertReplayed,
-		arg.RunID,
-		arg.EntryIds,
-		arg.JobIds,
-		arg.Details,
-	)
-	return err
-}
-
 const LockReplay = `-- name: LockReplay :one
-SELECT id, (set_config('dlq.origin', coalesce(origin, ''), true) IS NULL)::boolean AS nowhere, filter, newest_first, batch_size, rate, concurrency, patch, merge_patch, queue, force, stop_at, stop_of, judged_from, note, actor, cutoff, cursor
-FROM dlq.replay_runs WHERE id = $1 AND status = 'running' FOR UPDATE SKIP LOCKED
+SELECT r.id, r.filter, r.newest_first, r.batch_size, r.rate, r.concurrency, r.patch, r.merge_patch, r.stop_at, r.stop_of, r.cutoff, r.cursor,
+       (set_config('dlq.origin', coalesce(r.origin, ''), true) IS NULL)::boolean AS nowhere,
+       (SELECT count(*) FROM (SELECT FROM dlq.replay_run_entries e WHERE e.run_id = r.id AND e.outcome IN ('succeeded', 'failed') AND e.ended_at > r.judged_from
+                              ORDER BY e.ended_at DESC LIMIT r.stop_of) l) AS ended,
+       (SELECT count(*) FILTER (WHERE l.outcome = 'failed') FROM (SELECT e.outcome FROM dlq.replay_run_entries e WHERE e.run_id = r.id AND e.outcome IN ('succeeded', 'failed') AND e.ended_at > r.judged_from
+                              ORDER BY e.ended_at DESC LIMIT r.stop_of) l) AS failed
+FROM dlq.replay_runs r WHERE r.id = $1 AND r.status = 'running' FOR UPDATE OF r SKIP LOCKED
 `
 
 type LockReplayRow struct {
 	ID          uuid.UUID
-	Nowhere     bool
 	Filter      json.RawMessage
 	NewestFirst bool
 	BatchSize   int32
@@ -241,24 +198,22 @@ type LockReplayRow struct {
 	Concurrency *int32
 	Patch       json.RawMessage
 	MergePatch  json.RawMessage
-	Queue       *string
-	Force       bool
 	StopAt      float64
 	StopOf      int32
-	JudgedFrom  time.Time
-	Note        *string
-	Actor       string
 	Cutoff      uuid.UUID
 	Cursor      *uuid.UUID
+	Nowhere     bool
+	Ended       int64
+	Failed      int64
 }
 
 // One process at a time takes a run's next batch; the others pass by. What it does is done from where the run was started.
+// ended, failed: how the last redeliveries of the run ended.
 func (q *Queries) LockReplay(ctx context.Context, id uuid.UUID) (LockReplayRow, error) {
 	row := q.db.QueryRow(ctx, LockReplay, id)
 	var i LockReplayRow
 	err := row.Scan(
 		&i.ID,
-		&i.Nowhere,
 		&i.Filter,
 		&i.NewestFirst,
 		&i.BatchSize,
@@ -266,15 +221,13 @@ func (q *Queries) LockReplay(ctx context.Context, id uuid.UUID) (LockReplayRow, 
 		&i.Concurrency,
 		&i.Patch,
 		&i.MergePatch,
-		&i.Queue,
-		&i.Force,
 		&i.StopAt,
 		&i.StopOf,
-		&i.JudgedFrom,
-		&i.Note,
-		&i.Actor,
 		&i.Cutoff,
 		&i.Cursor,
+		&i.Nowhere,
+		&i.Ended,
+		&i.Failed,
 	)
 	return i, err
 }
@@ -343,30 +296,6 @@ func (q *Queries) Preview(ctx context.Context, filter json.RawMessage) ([]Previe
 		return nil, err
 	}
 	return items, nil
-}
-
-const ReplayLast = `-- name: ReplayLast :one
-SELECT count(*) AS ended, count(*) FILTER (WHERE l.outcome = 'failed') AS failed
-FROM (SELECT e.outcome FROM dlq.replay_run_entries e WHERE e.run_id = $1 AND e.outcome IN ('succeeded', 'failed') AND e.ended_at > $2::timestamptz ORDER BY e.ended_at DESC LIMIT $3::integer) l
-`
-
-type ReplayLastParams struct {
-	ID    uuid.UUID
-	Since time.Time
-	Most  int32
-}
-
-type ReplayLastRow struct {
-	Ended  int64
-	Failed int64
-}
-
-// How the last redeliveries of a run ended.
-func (q *Queries) ReplayLast(ctx context.Context, arg ReplayLastParams) (ReplayLastRow, error) {
-	row := q.db.QueryRow(ctx, ReplayLast, arg.ID, arg.Since, arg.Most)
-	var i ReplayLastRow
-	err := row.Scan(&i.Ended, &i.Failed)
-	return i, err
 }
 
 const ReplayRun = `-- name: ReplayRun :one
@@ -454,6 +383,28 @@ func (q *Queries) ReplayRuns(ctx context.Context, most int32) ([]uuid.UUID, erro
 		return nil, err
 	}
 	return items, nil
+}
+
+const ReplayStep = `-- name: ReplayStep :exec
+SELECT dlq.replay_step($1::uuid, $2::uuid[], $3::uuid[], $4::text[])
+`
+
+type ReplayStepParams struct {
+	ID      uuid.UUID
+	Ids     []uuid.UUID
+	Skipped []uuid.UUID
+	Why     []string
+}
+
+// Sends a batch of a run back; the others of its entries are skipped, each for its own reason.
+func (q *Queries) ReplayStep(ctx context.Context, arg ReplayStepParams) error {
+	_, err := q.db.Exec(ctx, ReplayStep,
+		arg.ID,
+		arg.Ids,
+		arg.Skipped,
+		arg.Why,
+	)
+	return err
 }
 
 const ReplayUnderWay = `-- name: ReplayUnderWay :one

@@ -63,10 +63,8 @@ func (s *Store) Queries() *dbsqlc.Queries { return s.queries }
 // InTx runs fn in a transaction whose plans use indexes alone: a plan that a session makes while the open partition is
 // small, and keeps while it grows, would read all of it every time.
 func (s *Store) InTx(ctx context.Context, fn func(q *dbsqlc.Queries, tx pgx.Tx) error) error {
-	return pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
-		if _, err := tx.Exec(ctx, "SET LOCAL enable_seqscan = off"); err != nil {
-			return err
-		}
+	// One round trip for both.
+	return pgx.BeginTxFunc(ctx, s.pool, pgx.TxOptions{BeginQuery: "BEGIN; SET LOCAL enable_seqscan = off"}, func(tx pgx.Tx) error {
 		if err := setOrigin(ctx, tx); err != nil {
 			return err
 		}
@@ -482,25 +480,6 @@ type Redelivery struct {
 // Redeliver makes jobs of entries that tx has claimed.
 func (s *Store) Redeliver(ctx context.Context, tx pgx.Tx, ids []uuid.UUID, actor, reason string) ([]Redelivery, error) {
 	rows, err := tx.Query(ctx, s.schemas.Render("SELECT entry_id, job_id, live_job_id FROM dlq.redeliver($1, $2, $3)"), ids, actor, reason)
-	if err != nil {
-		return nil, err
-	}
-	return pgx.CollectRows(rows, pgx.RowToStructByPos[Redelivery])
-}
-
-// Batch is how the entries of a replay run are sent back.
-type Batch struct {
-	Actor string
-	Note  *string
-	Run   uuid.UUID
-	Queue *string // instead of their own
-	Force bool    // although an equal job is live
-}
-
-// RedeliverBatch makes jobs of entries for a replay run. Entries that cannot be replayed any more are left out.
-func (s *Store) RedeliverBatch(ctx context.Context, tx pgx.Tx, ids []uuid.UUID, b Batch) ([]Redelivery, error) {
-	rows, err := tx.Query(ctx, s.schemas.Render("SELECT entry_id, job_id, live_job_id FROM dlq.redeliver($1, $2, 'replay run ' || $3::text, $4, $5, jsonb_build_object('run', $3::uuid), $6, $3::uuid)"),
-		ids, b.Actor, b.Run, b.Note, b.Force, b.Queue)
 	if err != nil {
 		return nil, err
 	}

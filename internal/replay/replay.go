@@ -208,7 +208,7 @@ type Run struct {
 	PerSecond   float64         `json:"perSecond" doc:"Entries a second so far."`
 	SecondsLeft float64         `json:"secondsLeft" doc:"How long it will take yet, about."`
 	Rate        *float64        `json:"rate,omitempty" doc:"Entries a second that were asked for."`
-	BatchSize   int32           `json:"batchSize" doc:"Entries in one transaction."`
+	BatchSize   int32           `json:"batchSize" doc:"Entries sent back in one step; a run without rate and concurrency commits steps together, up to 500 entries."`
 	Concurrency *int32          `json:"concurrency,omitempty" doc:"Redeliveries under way at once."`
 	Queue       *string         `json:"queue,omitempty" doc:"Where redeliveries go instead."`
 	Patch       json.RawMessage `json:"patch,omitempty" doc:"JSON Patch of each payload."`

@@ -180,7 +180,7 @@ func TestRun_pauseResumeCancelAndRestart(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	b.fail(30, "a", "T")
-	run := b.start(replay.Request{All: true})
+	run := b.start(replay.Request{All: true, Concurrency: 1000}) // one batch at a time
 	b.once()
 	require.NoError(t, b.replayer.Steer(t.Context(), run.ID, "pause", "ann"))
 	b.once()
@@ -206,7 +206,7 @@ func TestRun_stopsWhereTooMuchFails(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	b.fail(200, "a", "T")
-	run := b.start(replay.Request{All: true, BatchSize: 60})
+	run := b.start(replay.Request{All: true, BatchSize: 60, Concurrency: 1000})
 	b.once()
 	b.end("completed", 20)
 	b.end("discarded", 30)

@@ -2,7 +2,6 @@ package replay
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -22,8 +21,11 @@ const (
 	interval = time.Second
 	// paceStep is what a paced run is cut to: finer steps cost more transactions, coarser ones come in bursts.
 	paceStep = 50 * time.Millisecond
-	// aheadBatches is how many batches of a run without a pace are found at once.
-	aheadBatches = 10
+	// aheadEntries is how many entries of a run without a pace are found at once.
+	aheadEntries = 5000
+	// commitEntries is up to how many entries of a run without a pace go in one transaction, in batches: a commit waits for
+	// the disk.
+	commitEntries = 500
 	// errorBackoff is how long to wait after an error that may pass.
 	errorBackoff = time.Second
 )
@@ -104,11 +106,11 @@ func (r *Runner) RunOnce(ctx context.Context) (progress, error) {
 // maxCareful is how many entries are gone through one by one after a refusal: the largest batch.
 const maxCareful = 10_000
 
-// batch takes a run one batch further, in one transaction.
+// batch takes a run one batch further, or a few if it has no pace, in one transaction.
 func (r *Runner) batch(ctx context.Context, id uuid.UUID) (p progress, err error) {
 	careful := r.careful[id] > 0
 	var refused uuid.UUID
-	err = r.store.InTx(ctx, func(q *dbsqlc.Queries, tx pgx.Tx) error {
+	err = r.store.InTx(ctx, func(q *dbsqlc.Queries, _ pgx.Tx) error {
 		run, err := q.LockReplay(ctx, id)
 		if errors.Is(err, pgx.ErrNoRows) {
 			return nil // another process has it, or it is not running any more
@@ -121,17 +123,30 @@ func (r *Runner) batch(ctx context.Context, id uuid.UUID) (p progress, err error
 			p = next
 			return err
 		}
-		ids, err := r.next(ctx, q, &run, size)
-		if err != nil {
-			return err
+		steps := 1
+		if withoutPace(&run) && !careful {
+			steps = max(1, commitEntries/size)
 		}
-		if len(ids) == 0 {
-			delete(r.ahead, id)
-			return r.finish(ctx, q, id)
+		for step := range steps {
+			ids, err := r.next(ctx, q, &run, size)
+			if err != nil {
+				return err
+			}
+			if len(ids) == 0 && step == 0 {
+				delete(r.ahead, id)
+				return r.finish(ctx, q, id)
+			}
+			if len(ids) == 0 {
+				return nil
+			}
+			refused = ids[len(ids)-1]
+			p = sent
+			if err := r.send(ctx, q, &run, ids); err != nil {
+				return err
+			}
+			run.Cursor = &ids[len(ids)-1]
 		}
-		refused = ids[len(ids)-1]
-		p = sent
-		return r.send(ctx, q, tx, &run, ids)
+		return nil
 	})
 	if careful && postgres.IsRefusal(err) {
 		r.careful[id]--
@@ -147,8 +162,8 @@ func (r *Runner) batch(ctx context.Context, id uuid.UUID) (p progress, err error
 // planned anew each time, which takes as long as sending a dozen back.
 func (r *Runner) next(ctx context.Context, q *dbsqlc.Queries, run *dbsqlc.LockReplayRow, size int) ([]uuid.UUID, error) {
 	look := size
-	if run.Rate == nil && run.Concurrency == nil {
-		look = size * aheadBatches
+	if withoutPace(run) {
+		look = max(size, aheadEntries)
 	}
 	known := r.ahead[run.ID]
 	if len(known.ids) == 0 || !equal(known.after, run.Cursor) { // another process has taken the run further, or a batch was rolled back
@@ -163,16 +178,14 @@ func (r *Runner) next(ctx context.Context, q *dbsqlc.Queries, run *dbsqlc.LockRe
 	return ids, nil
 }
 
+func withoutPace(run *dbsqlc.LockReplayRow) bool { return run.Rate == nil && run.Concurrency == nil }
+
 func equal(a, b *uuid.UUID) bool { return a != nil && b != nil && *a == *b }
 
 // room says how many entries may go now, and if none, why.
 func (r *Runner) room(ctx context.Context, q *dbsqlc.Queries, run *dbsqlc.LockReplayRow, careful bool) (size int, otherwise progress, err error) {
-	last, err := q.ReplayLast(ctx, dbsqlc.ReplayLastParams{ID: run.ID, Since: run.JudgedFrom, Most: run.StopOf})
-	if err != nil {
-		return 0, idle, err
-	}
-	if last.Ended >= int64(run.StopOf) && 100*float64(last.Failed) >= run.StopAt*float64(last.Ended) {
-		reason := fmt.Sprintf("%d of the last %d redeliveries failed; look at them, and resume the run or cancel it", last.Failed, last.Ended)
+	if run.Ended >= int64(run.StopOf) && 100*float64(run.Failed) >= run.StopAt*float64(run.Ended) {
+		reason := fmt.Sprintf("%d of the last %d redeliveries failed; look at them, and resume the run or cancel it", run.Failed, run.Ended)
 		r.logger.Warn("replay run stopped", "run", run.ID, "reason", reason)
 		return 0, idle, q.EndReplay(ctx, dbsqlc.EndReplayParams{ID: run.ID, Status: "stopped", Reason: reason})
 	}
@@ -209,84 +222,43 @@ func (r *Runner) finish(ctx context.Context, q *dbsqlc.Queries, id uuid.UUID) er
 	return q.EndReplay(ctx, dbsqlc.EndReplayParams{ID: id, Status: "completed", Reason: "every entry was replayed or skipped"})
 }
 
-func (r *Runner) send(ctx context.Context, q *dbsqlc.Queries, tx pgx.Tx, run *dbsqlc.LockReplayRow, ids []uuid.UUID) error {
-	replayed := dbsqlc.InsertReplayedParams{RunID: run.ID}
-	note := func(id uuid.UUID, job int64, detail string) {
-		replayed.EntryIds = append(replayed.EntryIds, id)
-		replayed.JobIds = append(replayed.JobIds, job)
-		replayed.Details = append(replayed.Details, detail)
-	}
-	advance := dbsqlc.AdvanceReplayParams{ID: run.ID, Cursor: ids[len(ids)-1]}
-	going := ids
+// send sends a batch back. Entries whose patch does not apply are skipped.
+func (r *Runner) send(ctx context.Context, q *dbsqlc.Queries, run *dbsqlc.LockReplayRow, ids []uuid.UUID) error {
+	step := dbsqlc.ReplayStepParams{ID: run.ID, Ids: ids, Skipped: []uuid.UUID{}, Why: []string{}}
 	if run.Patch != nil || run.MergePatch != nil {
-		var err error
-		if going, err = r.edit(ctx, q, run, ids, func(id uuid.UUID, why string) { note(id, 0, why) }); err != nil {
+		if err := r.edit(ctx, q, run, ids, func(id uuid.UUID, why string) {
+			step.Skipped, step.Why = append(step.Skipped, id), append(step.Why, why)
+		}); err != nil {
 			return err
 		}
 	}
-	jobs, err := r.store.RedeliverBatch(ctx, tx, going, deadletter.Batch{
-		Actor: run.Actor, Note: run.Note, Run: run.ID, Queue: run.Queue, Force: run.Force,
-	})
-	if err != nil {
-		return err
-	}
-	done := make(map[uuid.UUID]bool, len(jobs))
-	for _, job := range jobs {
-		done[job.EntryID] = true
-		if job.LiveJobID != nil {
-			note(job.EntryID, 0, fmt.Sprintf("job %d with the same unique key is live", *job.LiveJobID))
-			continue
-		}
-		note(job.EntryID, *job.JobID, "")
-		advance.Replayed++
-	}
-	for _, id := range going {
-		if !done[id] {
-			note(id, 0, "it had moved meanwhile")
-		}
-	}
-	advance.Skipped = int64(len(ids)) - advance.Replayed
-	if err := q.InsertReplayed(ctx, replayed); err != nil {
-		return err
-	}
-	return q.AdvanceReplay(ctx, advance)
+	return q.ReplayStep(ctx, step)
 }
 
 // skip passes over an entry that the database refuses to send back.
 func (r *Runner) skip(ctx context.Context, run, entry uuid.UUID, refusal error) error {
 	return r.store.InTx(ctx, func(q *dbsqlc.Queries, _ pgx.Tx) error {
-		if err := q.InsertReplayed(ctx, dbsqlc.InsertReplayedParams{
-			RunID: run, EntryIds: []uuid.UUID{entry}, JobIds: []int64{0}, Details: []string{"the database refused it: " + strings.ToValidUTF8(refusal.Error(), "?")},
-		}); err != nil {
-			return err
-		}
-		return q.AdvanceReplay(ctx, dbsqlc.AdvanceReplayParams{ID: run, Cursor: entry, Skipped: 1})
+		return q.ReplayStep(ctx, dbsqlc.ReplayStepParams{
+			ID: run, Ids: []uuid.UUID{entry}, Skipped: []uuid.UUID{entry}, Why: []string{"the database refused it: " + strings.ToValidUTF8(refusal.Error(), "?")},
+		})
 	})
 }
 
-// edit patches the payloads of entries, and returns those whose patch applies.
-func (r *Runner) edit(ctx context.Context, q *dbsqlc.Queries, run *dbsqlc.LockReplayRow, ids []uuid.UUID, skip func(uuid.UUID, string)) ([]uuid.UUID, error) {
+// edit patches the payloads of entries. skip gets those to which the patch does not apply.
+func (r *Runner) edit(ctx context.Context, q *dbsqlc.Queries, run *dbsqlc.LockReplayRow, ids []uuid.UUID, skip func(uuid.UUID, string)) error {
 	events, err := q.Events(ctx, ids)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	edits := dbsqlc.EditEventsParams{}
-	byID := make(map[uuid.UUID]json.RawMessage, len(events))
 	for _, e := range events {
 		edited, err := (&Patch{JSONPatch: run.Patch, MergePatch: run.MergePatch}).Event(e.JobKind, e.Event)
 		if err != nil {
 			skip(e.ID, "the patch does not apply: "+err.Error())
 			continue
 		}
-		byID[e.ID] = edited
 		edits.Ids = append(edits.Ids, e.ID)
 		edits.Events = append(edits.Events, edited)
 	}
-	var going []uuid.UUID
-	for _, id := range ids { // in their order
-		if byID[id] != nil {
-			going = append(going, id)
-		}
-	}
-	return going, q.EditEvents(ctx, edits)
+	return q.EditEvents(ctx, edits)
 }
