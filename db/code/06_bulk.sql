@@ -67,14 +67,6 @@ END
 $$;
 COMMENT ON FUNCTION dlq.find_ids IS 'Ids of entries that a filter chooses, in order of capture, after p_after and below p_below.';
 
-CREATE OR REPLACE FUNCTION dlq.find(p_filter jsonb DEFAULT '{}', p_limit integer DEFAULT 100, p_newest_first boolean DEFAULT true)
-RETURNS SETOF dlq.dead_letter_queue
-LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
-    SELECT e.* FROM dlq.find_ids(p_filter, p_limit, NULL, p_newest_first) WITH ORDINALITY f (id, n)
-    JOIN dlq.dead_letter_queue e ON e.id = f.id ORDER BY f.n
-$$;
-COMMENT ON FUNCTION dlq.find IS 'Entries that a filter chooses: {"status": "dlq_manual", "kind": "payment.*", "errorType": ["TIMEOUT_ERROR"], "maxAge": "2 days", "payload": {"customer": "cus_81"}}. Other fields: queue, errorClass, errorCode, fingerprint, source, subscriberId, tags, ids, after, before, minRetryCount, maxRetryCount.';
-
 CREATE OR REPLACE FUNCTION dlq.replayable(p_filter jsonb) RETURNS jsonb
 LANGUAGE sql IMMUTABLE
 RETURN CASE WHEN p_filter ? 'status' THEN p_filter ELSE p_filter || '{"status": ["dlq_pending", "dlq_manual", "dlq_failed"]}' END;
@@ -184,6 +176,17 @@ CREATE OR REPLACE FUNCTION dlq.replay_cancel(p_run uuid, p_actor text DEFAULT se
 LANGUAGE sql AS $$ SELECT dlq.replay_move(p_run, '{running,paused,stopped}', 'cancelled', 'cancelled by ' || p_actor) $$;
 COMMENT ON FUNCTION dlq.replay_cancel IS 'Ends a replay run. What it has sent back goes on.';
 
+CREATE OR REPLACE FUNCTION dlq.replay_set_rate(p_run uuid, p_rate float8 DEFAULT NULL) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    UPDATE dlq.replay_runs r SET rate = p_rate, updated_at = now() WHERE r.id = p_run AND r.status IN ('running', 'paused', 'stopped');
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'replay run %: there is no such run, or it has ended', p_run USING ERRCODE = 'DLQ02';
+    END IF;
+END
+$$;
+COMMENT ON FUNCTION dlq.replay_set_rate IS 'Has a replay run send so many entries a second; null for as fast as it goes.';
+
 -- note_on writes the audit row of something that is done to entries without moving them.
 CREATE OR REPLACE FUNCTION dlq.note_on(p_ids uuid[], p_actor text, p_reason text, p_note text) RETURNS void
 LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
@@ -248,6 +251,7 @@ BEGIN
         UPDATE dlq.dead_letter_queue SET notes = p_note WHERE id = ANY (v_ids);
         PERFORM dlq.note_on(v_ids, p_actor, 'noted', p_note);
     WHEN 'purge' THEN
+        PERFORM dlq.require_admin('purge');
         UPDATE dlq.dead_letter_queue SET status = 'dlq_archived', resolution_strategy = 'discard', resolved_by = p_actor,
             move = jsonb_build_object('actor', p_actor, 'reason', 'discarded, to be purged', 'note', p_note)
         WHERE id = ANY (v_ids) AND status IN ('dlq_pending', 'dlq_manual', 'dlq_failed');

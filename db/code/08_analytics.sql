@@ -431,7 +431,7 @@ CREATE OR REPLACE FUNCTION dlq.oldest_entries(p_limit integer DEFAULT 20)
 RETURNS TABLE (id uuid, age interval, status dlq.dead_letter_status, queue text, kind text, error_class text, error_type text, assigned_to text)
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
     SELECT e.id, now() - e.created_at, e.status, e.queue, e.kind, e.error_class, e.error_type, e.assigned_to
-    FROM dlq.dead_letter_open e ORDER BY e.id LIMIT p_limit
+    FROM dlq.dead_letter_queue e WHERE e.status IN ('dlq_pending', 'dlq_processing', 'dlq_manual') ORDER BY e.id LIMIT p_limit
 $$;
 COMMENT ON FUNCTION dlq.oldest_entries IS 'The entries that have been open for the longest.';
 

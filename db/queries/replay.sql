@@ -62,8 +62,8 @@ SELECT CASE @verb::text
     WHEN 'resume' THEN dlq.replay_resume(@id::uuid, @actor::text)
     ELSE dlq.replay_cancel(@id::uuid, @actor::text) END;
 
--- name: SetReplayRate :execrows
-UPDATE dlq.replay_runs SET rate = sqlc.narg('rate')::float8, updated_at = now() WHERE id = @id AND status IN ('running', 'paused', 'stopped');
+-- name: SetReplayRate :exec
+SELECT dlq.replay_set_rate(@id::uuid, sqlc.narg('rate')::float8);
 
 -- name: ActWhere :one
 -- One thing done to a batch of the entries that a filter chooses.

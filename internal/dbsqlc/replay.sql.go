@@ -429,21 +429,18 @@ func (q *Queries) Replayable(ctx context.Context, filter json.RawMessage) (json.
 	return filter_2, err
 }
 
-const SetReplayRate = `-- name: SetReplayRate :execrows
-UPDATE dlq.replay_runs SET rate = $1::float8, updated_at = now() WHERE id = $2 AND status IN ('running', 'paused', 'stopped')
+const SetReplayRate = `-- name: SetReplayRate :exec
+SELECT dlq.replay_set_rate($1::uuid, $2::float8)
 `
 
 type SetReplayRateParams struct {
-	Rate *float64
 	ID   uuid.UUID
+	Rate *float64
 }
 
-func (q *Queries) SetReplayRate(ctx context.Context, arg SetReplayRateParams) (int64, error) {
-	result, err := q.db.Exec(ctx, SetReplayRate, arg.Rate, arg.ID)
-	if err != nil {
-		return 0, err
-	}
-	return result.RowsAffected(), nil
+func (q *Queries) SetReplayRate(ctx context.Context, arg SetReplayRateParams) error {
+	_, err := q.db.Exec(ctx, SetReplayRate, arg.ID, arg.Rate)
+	return err
 }
 
 const StartReplay = `-- name: StartReplay :one

@@ -409,6 +409,13 @@ func (s *Store) Audit(ctx context.Context, f AuditFilter, most int, before int64
 	return got, Named(err)
 }
 
+// Protect hides columns from the role dlq_reader, if others are hidden now.
+func (s *Store) Protect(ctx context.Context, columns []string) error {
+	_, err := s.pool.Exec(ctx, s.schemas.Render(`SELECT dlq.protect($1) WHERE NOT EXISTS (
+		SELECT FROM dlq.settings s WHERE s.key = 'sensitive_columns' AND s.value = array_to_string($1::text[], ','))`), columns)
+	return err
+}
+
 // SchemaVersion is the version of the database schema: the number of its last migration.
 func (s *Store) SchemaVersion(ctx context.Context) (version int64, err error) {
 	err = s.pool.QueryRow(ctx, s.schemas.Render("SELECT max(version_id) FROM dlq."+postgres.MigrationTable+" WHERE is_applied")).Scan(&version)

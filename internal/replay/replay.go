@@ -296,11 +296,7 @@ func (r *Replayer) Steer(ctx context.Context, id uuid.UUID, verb, actor string) 
 
 // SetRate changes the rate of a run that has not ended; 0 is as fast as it goes.
 func (r *Replayer) SetRate(ctx context.Context, id uuid.UUID, perSecond float64) error {
-	changed, err := r.Store.Queries().SetReplayRate(ctx, dbsqlc.SetReplayRateParams{ID: id, Rate: optional(perSecond)})
-	if err == nil && changed == 0 {
-		return &deadletter.MoveError{Kind: deadletter.ErrNotFound, Detail: fmt.Sprintf("replay run %s: there is no such run, or it has ended", id)}
-	}
-	return err
+	return deadletter.Named(r.Store.Queries().SetReplayRate(ctx, dbsqlc.SetReplayRateParams{ID: id, Rate: optional(perSecond)}))
 }
 
 func optional[T comparable](v T) *T {

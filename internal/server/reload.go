@@ -75,6 +75,7 @@ func (s *Server) Reload() error {
 	}
 	s.reloadErr.Store(nil)
 	s.planner.Store(planner)
+	s.protect(context.Background()) //nolint:contextcheck // a reload is nobody's request
 	s.metrics.Reloads.WithLabelValues("ok").Inc()
 	s.logger.Info("policy: reloaded", "from", old.Version(), "to", next.Version(), "changes", len(policy.Diff(old, next)))
 	select {

@@ -179,6 +179,7 @@ func (s *Server) start(ctx context.Context) error {
 	if err := s.startJudgement(ctx, work); err != nil {
 		return err
 	}
+	s.protect(ctx)
 	s.background.Go(func() { s.keepHouse(work) })
 	s.background.Go(func() { s.analytics.Run(work, s.logger) })
 	if s.config.Process {
@@ -507,6 +508,13 @@ func (s *Server) stop(hard context.Context) error {
 		errs = append(errs, s.embedded.Stop())
 	}
 	return errors.Join(errs...)
+}
+
+// protect has the role dlq_reader see what the policy says. Without the right to grant, what was granted stays.
+func (s *Server) protect(ctx context.Context) {
+	if err := s.store.Protect(ctx, s.policy().Data.SensitiveColumns); err != nil {
+		s.logger.Error("policy: data.sensitiveColumns is not in force for dlq_reader; the database user must own dlqd's schema", "error", err)
+	}
 }
 
 // keepHouse makes partitions ahead, and takes away what nobody needs, for as long as the server runs.

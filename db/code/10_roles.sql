@@ -1,0 +1,192 @@
+-- Who may do what: three roles for people, and what the policy hides from the first of them. dlqd itself works as the owner
+-- of the schema.
+--
+-- dlq_reader    reads entries (but for sensitive columns), the audit trail, analytics, runs and breakers
+-- dlq_operator  reads all, and replays, discards, resolves, parks, assigns, tags and notes; starts and steers runs, and breakers
+-- dlq_admin     also purges, erases, restores, and keeps retention, partitions and rollups
+--
+-- None of them writes a table: functions do, as the schema's owner, so that everybody keeps to the state table and leaves
+-- an audit row, and nobody changes one.
+
+CREATE OR REPLACE FUNCTION dlq.caller() RETURNS text
+LANGUAGE sql STABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp
+RETURN coalesce(nullif(current_setting('role', true), 'none'), session_user);
+COMMENT ON FUNCTION dlq.caller IS 'The role that a session works as, also inside of functions that run as the schema''s owner.';
+
+CREATE OR REPLACE FUNCTION dlq.has_role(p_role text) RETURNS boolean
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT pg_has_role(dlq.caller(), (SELECT c.relowner FROM pg_class c WHERE c.oid = 'dlq.dead_letter_queue'::regclass), 'USAGE')
+        OR coalesce((SELECT pg_has_role(dlq.caller(), r.oid, 'USAGE') FROM pg_roles r WHERE r.rolname = p_role), false)
+$$;
+COMMENT ON FUNCTION dlq.has_role IS 'Whether the caller has one of dlqd''s roles, or owns the schema.';
+
+CREATE OR REPLACE FUNCTION dlq.require_admin(p_action text) RETURNS void
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF NOT dlq.has_role('dlq_admin') THEN
+        RAISE EXCEPTION '%: % is not a dlq_admin', p_action, dlq.caller() USING ERRCODE = 'insufficient_privilege';
+    END IF;
+END
+$$;
+COMMENT ON FUNCTION dlq.require_admin IS 'Refuses who is no dlq_admin.';
+
+CREATE OR REPLACE FUNCTION dlq.hidden_columns() RETURNS text[]
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT CASE WHEN dlq.has_role('dlq_operator') THEN '{}' ELSE string_to_array(coalesce((SELECT s.value FROM dlq.settings s WHERE s.key = 'sensitive_columns'),
+        'original_event,edited_event,error_context,metadata'), ',') END
+$$;
+COMMENT ON FUNCTION dlq.hidden_columns IS 'Columns of entries that the caller does not see.';
+
+-- The columns in the order of the table, so that dlq.find returns its rows.
+CREATE OR REPLACE VIEW dlq.entries AS
+    SELECT
+           e.id,
+           e.event_id,
+           e.river_job_id,
+           e.queue,
+           e.kind,
+           e.job_kind,
+           CASE WHEN 'subscriber_id' = ANY (h.columns) THEN NULL ELSE e.subscriber_id END AS subscriber_id,
+           e.source,
+           e.priority,
+           CASE WHEN 'tags' = ANY (h.columns) THEN NULL ELSE e.tags END AS tags,
+           CASE WHEN 'original_event' = ANY (h.columns) THEN NULL ELSE e.original_event END AS original_event,
+           CASE WHEN 'edited_event' = ANY (h.columns) THEN NULL ELSE e.edited_event END AS edited_event,
+           CASE WHEN 'error_message' = ANY (h.columns) THEN NULL ELSE e.error_message END AS error_message,
+           e.error_type,
+           e.error_code,
+           e.error_class,
+           CASE WHEN 'error_stack_trace' = ANY (h.columns) THEN NULL ELSE e.error_stack_trace END AS error_stack_trace,
+           CASE WHEN 'error_context' = ANY (h.columns) THEN NULL ELSE e.error_context END AS error_context,
+           e.fingerprint,
+           CASE WHEN 'retry_history' = ANY (h.columns) THEN NULL ELSE e.retry_history END AS retry_history,
+           e.retry_count,
+           e.max_retries,
+           e.dlq_retry_count,
+           e.dlq_max_retries,
+           CASE WHEN 'replay_attempts' = ANY (h.columns) THEN NULL ELSE e.replay_attempts END AS replay_attempts,
+           e.status,
+           e.strategy,
+           e.rule,
+           e.next_retry_at,
+           e.redelivery_job_id,
+           e.locked_by,
+           e.locked_at,
+           e.lease_expires_at,
+           e.assigned_to,
+           CASE WHEN 'notes' = ANY (h.columns) THEN NULL ELSE e.notes END AS notes,
+           e.resolution_strategy,
+           e.resolved_by,
+           e.resolution_notes,
+           e.resolution_timestamp,
+           e.config_version,
+           e.unique_key,
+           CASE WHEN 'metadata' = ANY (h.columns) THEN NULL ELSE e.metadata END AS metadata,
+           e.move,
+           e.first_failed_at,
+           e.last_failed_at,
+           e.created_at,
+           e.updated_at,
+           e.closed_at,
+           e.reported_class,
+           e.waiting_for,
+           e.ordering_key,
+           e.parked_by
+    FROM dlq.dead_letter_queue e CROSS JOIN (SELECT dlq.hidden_columns() AS columns OFFSET 0) h;
+COMMENT ON VIEW dlq.entries IS 'dead_letter_queue as the caller may see it: what the policy marks as sensitive (data.sensitiveColumns) is null for a dlq_reader.';
+
+CREATE OR REPLACE FUNCTION dlq.find(p_filter jsonb DEFAULT '{}', p_limit integer DEFAULT 100, p_newest_first boolean DEFAULT true)
+RETURNS SETOF dlq.dead_letter_queue
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT e.* FROM dlq.find_ids(p_filter, p_limit, NULL, p_newest_first) WITH ORDINALITY f (id, n)
+    JOIN dlq.entries e ON e.id = f.id ORDER BY f.n
+$$;
+COMMENT ON FUNCTION dlq.find IS 'Entries that a filter chooses: {"status": "dlq_manual", "kind": "payment.*", "errorType": ["TIMEOUT_ERROR"], "maxAge": "2 days", "payload": {"customer": "cus_81"}}. Other fields: queue, errorClass, errorCode, fingerprint, source, subscriberId, tags, ids, after, before, minRetryCount, maxRetryCount. What the policy hides from the caller is null.';
+
+-- protect is called with what the policy marks as sensitive, whenever that changes.
+CREATE OR REPLACE FUNCTION dlq.protect(p_sensitive text[]) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    v_table  regclass;
+    v_hidden text[];
+    v_seen   text;
+BEGIN
+    PERFORM pg_advisory_xact_lock(hashtextextended('dlq.protect', 0));
+    INSERT INTO dlq.settings AS s (key, value) VALUES ('sensitive_columns', array_to_string(p_sensitive, ','))
+    ON CONFLICT (key) DO UPDATE SET value = excluded.value, updated_at = now();
+    IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = 'dlq_reader') THEN
+        RETURN;
+    END IF;
+    FOR v_table, v_hidden IN VALUES
+        ('dlq.dead_letter_queue'::regclass, p_sensitive),
+        -- Edited payloads, patches, filters that look at payloads, and what errors said are elsewhere too.
+        ('dlq.dead_letter_transitions', CASE WHEN 'edited_event' = ANY (p_sensitive) THEN ARRAY['detail'] END),
+        ('dlq.replay_runs', CASE WHEN p_sensitive && ARRAY['original_event', 'edited_event'] THEN ARRAY['filter', 'patch', 'merge_patch'] END),
+        ('dlq.replay_run_entries', CASE WHEN 'error_message' = ANY (p_sensitive) THEN ARRAY['detail'] END),
+        ('dlq.failure_groups', CASE WHEN 'error_message' = ANY (p_sensitive) THEN ARRAY['title'] END)
+    LOOP
+        SELECT string_agg(quote_ident(a.attname), ', ' ORDER BY a.attnum) INTO v_seen
+        FROM pg_attribute a WHERE a.attrelid = v_table AND a.attnum > 0 AND NOT a.attisdropped AND a.attname <> ALL (coalesce(v_hidden, '{}'));
+        EXECUTE format('REVOKE SELECT ON %s FROM dlq_reader', v_table);
+        EXECUTE format('GRANT SELECT (%s) ON %s TO dlq_reader', v_seen, v_table);
+    END LOOP;
+END
+$$;
+COMMENT ON FUNCTION dlq.protect IS 'Has dlq_reader see all columns but these.';
+
+CREATE OR REPLACE FUNCTION dlq.install_roles() RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    v_schema   regnamespace := (SELECT c.relnamespace FROM pg_class c WHERE c.oid = 'dlq.dead_letter_queue'::regclass);
+    v_role     text;
+    v_grant    record;
+    v_function regprocedure;
+    -- What each role may call; what dlqd alone calls is in none.
+    v_functions constant jsonb := '{
+        "dlq_reader": ["actor", "allowed_moves", "audit", "caller", "captured_at", "coarse_step", "error_types", "filter_where", "find", "find_ids", "first_id", "flow", "has_role",
+            "heat_map", "hidden_columns", "is_open", "noisiest_sources", "oldest_entries", "origin", "preview", "ratio", "replay_success", "replayable", "retry_cost", "stats", "step_for", "times", "to_uuid", "top_groups"],
+        "dlq_operator": ["act_on", "act_where", "assign", "discard", "note", "open_breaker", "park", "refresh_rollups", "replay", "replay_cancel", "replay_pause", "replay_resume",
+            "replay_set_rate", "replay_start", "requeue_expired_leases", "reset_breaker", "resolve", "unpark"],
+        "dlq_admin": ["age_out", "backfill", "delete_entries", "drop_partition", "ensure_partitions", "erase", "expired_entries", "expired_partitions", "rebuild_rollups", "restore_entries", "trim_rollups"]}';
+BEGIN
+    EXECUTE format('REVOKE ALL ON ALL FUNCTIONS IN SCHEMA %s FROM PUBLIC', v_schema);
+    FOREACH v_role IN ARRAY ARRAY['dlq_reader', 'dlq_operator', 'dlq_admin'] LOOP
+        IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = v_role) THEN
+            BEGIN
+                EXECUTE format('CREATE ROLE %I NOLOGIN', v_role);
+            EXCEPTION
+                WHEN duplicate_object OR unique_violation THEN NULL; -- an installation in another database has just made it
+                WHEN insufficient_privilege THEN
+                    RAISE NOTICE 'role % was not made: % may not make roles; make it and run dlqd migrate up again', v_role, current_user;
+                    RETURN;
+            END;
+        END IF;
+    END LOOP;
+    EXECUTE format('GRANT USAGE ON SCHEMA %s TO dlq_reader, dlq_operator, dlq_admin', v_schema);
+    FOR v_grant IN
+        SELECT c.oid::regclass AS name FROM pg_class c
+        WHERE c.relnamespace = v_schema AND c.relkind IN ('r', 'p', 'v') AND NOT c.relispartition
+    LOOP
+        EXECUTE format('GRANT SELECT ON %s TO dlq_reader, dlq_operator, dlq_admin', v_grant.name);
+    END LOOP;
+    FOR v_grant IN
+        SELECT r.key AS role, f.value AS name FROM jsonb_each(v_functions) r CROSS JOIN jsonb_array_elements_text(r.value) f
+    LOOP
+        FOR v_function IN SELECT p.oid FROM pg_proc p WHERE p.pronamespace = v_schema AND p.proname = v_grant.name LOOP
+            EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO dlq_admin', v_function);
+            IF v_grant.role <> 'dlq_admin' THEN
+                EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO dlq_operator', v_function);
+            END IF;
+            IF v_grant.role = 'dlq_reader' THEN
+                EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO dlq_reader', v_function);
+            ELSE
+                -- Moves are made as the owner of the schema. Names in them come from pg_catalog or are qualified.
+                EXECUTE format('ALTER FUNCTION %s SECURITY DEFINER SET search_path = pg_catalog, pg_temp', v_function);
+            END IF;
+        END LOOP;
+    END LOOP;
+    PERFORM dlq.protect(string_to_array(coalesce((SELECT s.value FROM dlq.settings s WHERE s.key = 'sensitive_columns'), 'original_event,edited_event,error_context,metadata'), ','));
+END
+$$;
+COMMENT ON FUNCTION dlq.install_roles IS 'Makes the roles dlq_reader, dlq_operator and dlq_admin, if they are missing and may be made, and grants them what they need.';
+SELECT dlq.install_roles();

@@ -1,0 +1,199 @@
+package deadletter_test
+
+import (
+	"context"
+	"strings"
+	"testing"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/dlqd/dlqd/internal/deadletter"
+	"github.com/dlqd/dlqd/internal/postgres"
+	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
+)
+
+// as runs fn in a session of a new login that has one of dlqd's roles. Roles are the server's, so each test has its own.
+func as(t *testing.T, url, role string, fn func(*pgx.Conn)) string {
+	t.Helper()
+	ctx := context.WithoutCancel(t.Context())
+	admin, err := pgx.Connect(ctx, url)
+	require.NoError(t, err)
+	login := role + "_" + strings.ReplaceAll(uuid.NewString(), "-", "")
+	_, err = admin.Exec(ctx, "CREATE ROLE "+login+" LOGIN PASSWORD 'x' IN ROLE "+role)
+	require.NoError(t, err)
+	t.Cleanup(func() {
+		_, err := admin.Exec(ctx, "DROP ROLE "+login)
+		require.NoError(t, err)
+		_ = admin.Close(ctx)
+	})
+	conn, err := pgx.Connect(ctx, url)
+	require.NoError(t, err)
+	defer func() { _ = conn.Close(ctx) }()
+	_, err = conn.Exec(ctx, "SET SESSION AUTHORIZATION "+login)
+	require.NoError(t, err)
+	fn(conn)
+	return login
+}
+
+type session struct {
+	*testing.T
+
+	conn *pgx.Conn
+}
+
+func (s *session) can(sql string) {
+	s.Helper()
+	_, err := s.conn.Exec(s.Context(), sql)
+	require.NoError(s, err, sql)
+}
+
+func (s *session) cannot(sql string) {
+	s.Helper()
+	_, err := s.conn.Exec(s.Context(), sql)
+	require.ErrorContains(s, err, "42501", sql) // insufficient_privilege
+}
+
+func (s *session) text(sql string) string {
+	s.Helper()
+	var text *string
+	require.NoError(s, s.conn.QueryRow(s.Context(), sql).Scan(&text), sql)
+	if text == nil {
+		return "(null)"
+	}
+	return *text
+}
+
+// roleEntries makes four dead letters that are parked, and returns a pool of the owner's.
+func roleEntries(t *testing.T) (string, *pgxpool.Pool) {
+	t.Helper()
+	url := postgrestest.URL(t)
+	pool := postgrestest.Open(t, url)
+	for _, sql := range []string{
+		`INSERT INTO river_job (kind, args, queue, max_attempts, state) SELECT 'k', '{"card": "4242"}', 'q', 1, 'running' FROM generate_series(1, 4)`,
+		`UPDATE river_job SET state = 'discarded', finalized_at = now(), errors = ARRAY['{"error": "no money"}'::jsonb]`,
+		`SELECT dlq.act_on('park', ARRAY(SELECT id FROM dlq.dead_letter_open), 'owner')`,
+		`SELECT dlq.refresh_rollups()`,
+	} {
+		_, err := pool.Exec(t.Context(), sql)
+		require.NoError(t, err)
+	}
+	return url, pool
+}
+
+// writes are what nobody may do but through functions.
+var writes = []string{
+	"UPDATE dlq.dead_letter_queue SET notes = 'x'", "DELETE FROM dlq.dead_letter_queue", "INSERT INTO dlq.dead_letter_open (id) VALUES (gen_random_uuid())", "TRUNCATE dlq.dead_letter_open",
+	"UPDATE dlq.dead_letter_transitions SET note = 'x'", "DELETE FROM dlq.dead_letter_transitions", "TRUNCATE dlq.dead_letter_transitions", "UPDATE dlq.dead_letter_transitions SET detail = '{\"erased\": true}'",
+	"INSERT INTO dlq.dead_letter_transitions (entry_id, to_status, actor, queue, kind) VALUES (gen_random_uuid(), 'dlq_manual', 'x', 'q', 'k')",
+	"UPDATE dlq.settings SET value = ''", "UPDATE dlq.erasures SET note = ''", "DELETE FROM dlq.replay_runs", "DELETE FROM dlq.rollup_flow",
+	"SELECT dlq.redeliver('{}', 'x', 'x')", "SELECT dlq.record_failure(j) FROM river_job j", "SELECT dlq.protect('{}')", "SELECT dlq.install_roles()", "DROP TABLE dlq.dead_letter_queue",
+	"SELECT * FROM river_job", "CREATE TABLE dlq.mine ()",
+}
+
+func TestRoles_reader(t *testing.T) {
+	t.Parallel()
+	url, pool := roleEntries(t)
+	as(t, url, "dlq_reader", func(conn *pgx.Conn) {
+		s := &session{T: t, conn: conn}
+		for _, sql := range []string{
+			"SELECT id, status, error_message, tags FROM dlq.dead_letter_queue", "SELECT * FROM dlq.entries", "SELECT * FROM dlq.find('{\"queue\": \"q\"}')", "SELECT * FROM dlq.preview('{}')",
+			"SELECT * FROM dlq.stats()", "SELECT * FROM dlq.flow()", "SELECT * FROM dlq.times()", "SELECT * FROM dlq.top_groups()", "SELECT * FROM dlq.error_types()", "SELECT * FROM dlq.heat_map()",
+			"SELECT * FROM dlq.noisiest_sources()", "SELECT * FROM dlq.replay_success()", "SELECT * FROM dlq.retry_cost()", "SELECT * FROM dlq.oldest_entries()", "SELECT * FROM dlq.rates_by_hour",
+			"SELECT * FROM dlq.backlog", "SELECT * FROM dlq.failures_by_hour", "SELECT * FROM dlq.time_in_dlq", "SELECT * FROM dlq.rollup_lag", "SELECT * FROM dlq.audit()", "SELECT id, status, note FROM dlq.replay_runs",
+			"SELECT * FROM dlq.circuit_breakers", "SELECT * FROM dlq.erasures",
+		} {
+			s.can(sql)
+		}
+		require.Equal(t, "4", s.text("SELECT count(*)::text FROM dlq.oldest_entries()"))
+		require.Equal(t, "(null)", s.text("SELECT original_event::text FROM dlq.find('{}', 1)"))
+		require.Equal(t, "no money", s.text("SELECT error_message FROM dlq.entries LIMIT 1"))
+		for _, sql := range append([]string{
+			"SELECT original_event FROM dlq.dead_letter_queue", "SELECT * FROM dlq.dead_letter_queue", "SELECT * FROM dlq.dead_letter_open", "SELECT detail FROM dlq.dead_letter_transitions", "SELECT patch FROM dlq.replay_runs",
+			"SELECT id FROM dlq.dead_letter_queue WHERE original_event @> '{\"card\": \"4242\"}'", "SELECT * FROM dlq.find('{\"payload\": {\"card\": \"4242\"}}')",
+			"SELECT dlq.discard((SELECT id FROM dlq.dead_letter_queue LIMIT 1))", "SELECT dlq.replay_start('{}', p_all => true)", "SELECT dlq.erase('{\"queue\": \"q\"}', 'x')", "SELECT dlq.rebuild_rollups()",
+		}, writes...) {
+			s.cannot(sql)
+		}
+	})
+
+	// Another policy hides other columns.
+	store := deadletter.NewStore(pool, postgres.DefaultSchemas())
+	require.NoError(t, store.Protect(t.Context(), []string{"error_message", "tags"}))
+	as(t, url, "dlq_reader", func(conn *pgx.Conn) {
+		s := &session{T: t, conn: conn}
+		require.JSONEq(t, `{"card": "4242"}`, s.text("SELECT original_event::text FROM dlq.dead_letter_queue LIMIT 1"))
+		require.Equal(t, "(null)", s.text("SELECT error_message FROM dlq.entries LIMIT 1"))
+		s.cannot("SELECT error_message FROM dlq.dead_letter_queue")
+		s.cannot("SELECT title FROM dlq.failure_groups")
+	})
+}
+
+func TestRoles_operator(t *testing.T) {
+	t.Parallel()
+	url, pool := roleEntries(t)
+	login := as(t, url, "dlq_operator", func(conn *pgx.Conn) {
+		s := &session{T: t, conn: conn}
+		require.JSONEq(t, `{"card": "4242"}`, s.text("SELECT original_event::text FROM dlq.find('{\"payload\": {\"card\": \"4242\"}}', 1)"))
+		const one = "(SELECT id FROM dlq.dead_letter_queue WHERE status = 'dlq_manual' ORDER BY id LIMIT 1)"
+		for _, sql := range []string{
+			"SELECT dlq.replay(" + one + ", p_note => 'again')", "SELECT dlq.discard(" + one + ")", "SELECT dlq.assign(" + one + ", 'kim')", "SELECT dlq.note(" + one + ", 'seen')", "SELECT dlq.resolve(" + one + ")",
+			"SELECT dlq.unpark(" + one + ")", "SELECT dlq.act_where('tag', '{\"queue\": \"q\"}', p_args => '{\"tags\": [\"t\"]}')", "SELECT dlq.replay_start('{\"queue\": \"q\"}', p_rate => 5)",
+			"SELECT dlq.replay_set_rate(id, 10) FROM dlq.replay_runs", "SELECT dlq.replay_pause(id) FROM dlq.replay_runs", "SELECT dlq.replay_cancel(id) FROM dlq.replay_runs",
+			"SELECT * FROM dlq.requeue_expired_leases()", "SELECT dlq.open_breaker('queue:q', 'me', 'why')", "SELECT dlq.refresh_rollups()",
+		} {
+			s.can(sql)
+		}
+		for _, sql := range append([]string{
+			"SELECT dlq.act_where('purge', '{\"queue\": \"q\"}', p_args => '{\"force\": true}')", "SELECT dlq.erase('{\"queue\": \"q\"}', 'x')", "SELECT dlq.drop_partition('dead_letter_resolved_202001')",
+			"SELECT dlq.delete_entries('{}')", "SELECT dlq.rebuild_rollups()", "SELECT dlq.ensure_partitions()",
+		}, writes...) {
+			s.cannot(sql)
+		}
+	})
+	var moves, origins int
+	require.NoError(t, pool.QueryRow(t.Context(), "SELECT count(*), count(origin) FROM dlq.dead_letter_transitions WHERE db_user = $1 AND actor = $1", login).Scan(&moves, &origins))
+	require.Equal(t, 10, moves, "six moves and notes, and a tag for each of four: the database user is the actor, and is in the audit trail")
+	require.Equal(t, moves, origins)
+}
+
+func TestRoles_admin(t *testing.T) {
+	t.Parallel()
+	url, _ := roleEntries(t)
+	as(t, url, "dlq_admin", func(conn *pgx.Conn) {
+		s := &session{T: t, conn: conn}
+		for _, sql := range []string{
+			"SELECT dlq.act_where('purge', '{\"queue\": \"q\"}', p_args => '{\"force\": true}', p_limit => 1)", "SELECT dlq.erase('{\"payload\": {\"card\": \"4242\"}}', 'ticket 9')",
+			"SELECT dlq.rebuild_rollups()", "SELECT dlq.ensure_partitions()", "SELECT dlq.trim_rollups()",
+		} {
+			s.can(sql)
+		}
+		require.Equal(t, "3", s.text("SELECT entries::text FROM dlq.erasures"))
+		for _, sql := range writes {
+			s.cannot(sql)
+		}
+	})
+}
+
+// TestComments has \d+ and \df+ read like a manual.
+func TestComments(t *testing.T) {
+	t.Parallel()
+	pool := postgrestest.Pool(t)
+	rows, err := pool.Query(t.Context(), `
+		SELECT 'relation ' || c.relname FROM pg_class c WHERE c.relnamespace = 'dlq'::regnamespace AND c.relkind IN ('r', 'p', 'v') AND NOT c.relispartition
+			AND c.relname <> 'schema_migrations' AND obj_description(c.oid, 'pg_class') IS NULL
+		UNION ALL
+		SELECT 'column ' || c.relname || '.' || a.attname FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid
+		WHERE c.relnamespace = 'dlq'::regnamespace AND c.relkind IN ('r', 'p') AND NOT c.relispartition AND c.relname IN ('dead_letter_queue', 'dead_letter_transitions', 'rollup_flow', 'failure_groups')
+			AND a.attnum > 0 AND NOT a.attisdropped AND col_description(c.oid, a.attnum) IS NULL AND a.attname <> 'id' AND a.attname NOT IN ('queue', 'fingerprint')
+		UNION ALL
+		SELECT 'function ' || p.proname FROM pg_proc p WHERE p.pronamespace = 'dlq'::regnamespace AND obj_description(p.oid, 'pg_proc') IS NULL
+		UNION ALL
+		SELECT 'type ' || t.typname FROM pg_type t WHERE t.typnamespace = 'dlq'::regnamespace AND t.typtype = 'e' AND obj_description(t.oid, 'pg_type') IS NULL`)
+	require.NoError(t, err)
+	bare, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	require.NoError(t, err)
+	require.Empty(t, bare)
+}
