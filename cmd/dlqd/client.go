@@ -41,22 +41,10 @@ func (c *client) register(cmd *cobra.Command) {
 	cmd.Flags().BoolVar(&c.asJSON, "json", false, "print the API's answer")
 }
 
-// call makes a request and decodes its answer into out. What the API says is wrong becomes the error.
+// call makes a request and decodes its answer into out, or prints it as it is where --json is given. What the API says is
+// wrong becomes the error.
 func (c *client) call(cmd *cobra.Command, method, path string, in, out any) error {
-	var body io.Reader
-	if in != nil {
-		raw, err := json.Marshal(in)
-		if err != nil {
-			return err
-		}
-		body = bytes.NewReader(raw)
-	}
-	response, err := c.do(cmd, method, path, body)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = response.Body.Close() }()
-	raw, err := io.ReadAll(response.Body)
+	raw, err := c.raw(cmd, method, path, in)
 	if err != nil {
 		return err
 	}
@@ -65,6 +53,24 @@ func (c *client) call(cmd *cobra.Command, method, path string, in, out any) erro
 		return err
 	}
 	return json.Unmarshal(raw, out)
+}
+
+// raw makes a request and returns its answer.
+func (c *client) raw(cmd *cobra.Command, method, path string, in any) ([]byte, error) {
+	var body io.Reader
+	if in != nil {
+		raw, err := json.Marshal(in)
+		if err != nil {
+			return nil, err
+		}
+		body = bytes.NewReader(raw)
+	}
+	response, err := c.do(cmd, method, path, body)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = response.Body.Close() }()
+	return io.ReadAll(response.Body)
 }
 
 // do makes a request whose answer the caller reads. What the API says is wrong becomes the error.
@@ -101,7 +107,11 @@ func (c *client) do(cmd *cobra.Command, method, path string, body io.Reader) (*h
 	if json.Unmarshal(raw, &problem) != nil || problem.Detail == "" {
 		return nil, fmt.Errorf("the API answered %s", response.Status)
 	}
-	return nil, errors.New(problem.Detail)
+	said := problem.Detail
+	for _, e := range problem.Errors {
+		said += "; " + e.Location + ": " + e.Message
+	}
+	return nil, errors.New(said)
 }
 
 func table(cmd *cobra.Command, header string) (w *tabwriter.Writer, row func(cells ...any)) {
@@ -256,37 +266,6 @@ func (c *client) move(cmd *cobra.Command, id, name string, action any) error {
 	}
 	_, _ = fmt.Fprintln(cmd.OutOrStdout())
 	return err
-}
-
-func newStats() *cobra.Command {
-	var c client
-	cmd := &cobra.Command{
-		Use:   "stats",
-		Short: "Count open dead letters, and the last day's moves",
-		Args:  cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			var s api.Stats
-			if err := c.call(cmd, http.MethodGet, "/api/dlq/stats", nil, &s); err != nil || c.asJSON {
-				return err
-			}
-			w, row := table(cmd, "STATUS\tQUEUE\tCLASS\tENTRIES")
-			for _, b := range s.Backlog {
-				row(strings.TrimPrefix(b.Status, "dlq_"), b.Queue, b.ErrorClass, b.Entries)
-			}
-			row("open", "", "", s.Open)
-			if err := w.Flush(); err != nil {
-				return err
-			}
-			_, err := fmt.Fprintf(cmd.OutOrStdout(), "\nlast 24 hours: %d captured, %d replayed, %d resolved, %d failed for good, %d archived\n",
-				s.LastDay.Captured, s.LastDay.Replayed, s.LastDay.Resolved, s.LastDay.Failed, s.LastDay.Archived)
-			if s.OldestOpen != nil {
-				_, err = fmt.Fprintf(cmd.OutOrStdout(), "oldest open: %s ago\n", ago(*s.OldestOpen))
-			}
-			return err
-		},
-	}
-	c.register(cmd)
-	return cmd
 }
 
 func newSend() *cobra.Command {

@@ -21,13 +21,13 @@ type Report[T any] struct {
 
 type reportOutput[T any] struct{ Body Report[T] }
 
-// windowInput is the time that a question is about. Windows end now and are made of whole minutes, hours or days.
-type windowInput struct {
+// WindowInput is the time that a question is about. Windows end now and are made of whole minutes, hours or days.
+type WindowInput struct {
 	Over  string `query:"over" default:"7d" doc:"How far back: hours, minutes and days such as 90m, 24h or 30d." example:"24h"`
 	Queue string `query:"queue" maxLength:"127" doc:"Of this queue alone."`
 }
 
-func (in *windowInput) window() (analytics.Window, error) {
+func (in *WindowInput) window() (analytics.Window, error) {
 	over, err := policy.ParseDuration(in.Over)
 	if err == nil && (over < time.Minute || over > maxWindow) {
 		err = fmt.Errorf("must be from 1m to %s", maxWindow)
@@ -42,20 +42,20 @@ func (in *windowInput) window() (analytics.Window, error) {
 const maxWindow = 10 * 365 * 24 * time.Hour
 
 type flowInput struct {
-	windowInput
+	WindowInput
 
 	By   string `query:"by" enum:"all,queue,class" default:"all" doc:"One series for all, for each queue, or for each class."`
 	Step string `query:"step" enum:"minute,hour,day,week" doc:"Length of a bucket; minutes up to three hours, hours up to eight days, else days if absent."`
 }
 
 type timesInput struct {
-	windowInput
+	WindowInput
 
 	By string `query:"by" enum:"all,queue" default:"all" doc:"All together, or each queue."`
 }
 
 type topInput struct {
-	windowInput
+	WindowInput
 
 	Limit int `query:"limit" minimum:"1" maximum:"200" default:"20" doc:"How many at most."`
 }
@@ -98,7 +98,7 @@ func (s *service) registerAnalytics(api huma.API) {
 		[]analytics.Group{{Queue: queue, Fingerprint: "1f6c0b3a9d2e4f57", InWindow: 8, Trend: []int64{0, 3, 5}, Failures: 12, Open: 3, FirstSeen: noon, LastSeen: noon}}, limited(s.Analytics.TopGroups))
 	report(s, api, "heat-map", "Failures by weekday and hour", []analytics.Cell{{Weekday: 1, Hour: 9, Failures: 42}},
 		func(ctx context.Context, in *heatMapInput) ([]analytics.Cell, error) {
-			w, err := (&windowInput{Over: in.Over, Queue: in.Queue}).window()
+			w, err := (&WindowInput{Over: in.Over, Queue: in.Queue}).window()
 			if err != nil {
 				return nil, err
 			}
@@ -115,7 +115,7 @@ func (s *service) registerAnalytics(api huma.API) {
 		})
 	report(s, api, "sources", "The sources of messages with the most dead letters", []analytics.Source{{Source: "shop", Captured: 8, Share: &one}},
 		func(ctx context.Context, in *sourcesInput) ([]analytics.Source, error) {
-			w, err := (&windowInput{Over: in.Over}).window()
+			w, err := (&WindowInput{Over: in.Over}).window()
 			if err != nil {
 				return nil, err
 			}
@@ -129,8 +129,8 @@ type sourcesInput struct {
 	Limit int    `query:"limit" minimum:"1" maximum:"200" default:"20" doc:"How many at most."`
 }
 
-func windowed[T any](ask func(context.Context, analytics.Window) ([]T, error)) func(context.Context, *windowInput) ([]T, error) {
-	return func(ctx context.Context, in *windowInput) ([]T, error) {
+func windowed[T any](ask func(context.Context, analytics.Window) ([]T, error)) func(context.Context, *WindowInput) ([]T, error) {
+	return func(ctx context.Context, in *WindowInput) ([]T, error) {
 		w, err := in.window()
 		if err != nil {
 			return nil, err
