@@ -105,7 +105,7 @@ var servesAt = regexp.MustCompile(`api=\[(http://[^\]\s]+)`)
 func serve(t *testing.T, args ...string) *served {
 	t.Helper()
 	s := &served{t: t, log: &syncBuffer{}, read: make(chan struct{})}
-	s.cmd = exec.CommandContext(context.WithoutCancel(t.Context()), program, append([]string{"serve", "--listen", "127.0.0.1:0"}, args...)...)
+	s.cmd = exec.CommandContext(context.WithoutCancel(t.Context()), program, append([]string{"serve", "--listen", "127.0.0.1:0", "--archive", "none"}, args...)...)
 	pipe, err := s.cmd.StderrPipe()
 	require.NoError(t, err)
 	require.NoError(t, s.cmd.Start())

@@ -79,7 +79,8 @@ var scenarios = map[string]scenario{
 		after:  map[string]string{"SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_processing'": "0"},
 	},
 	"partitions-and-disk": {
-		prints: []string{`dead_letter_open`, `audit trail \|`, `made_ahead.*\n-+\n +t`},
+		failed: []failed{{3, "order.placed", "T", "validation", `{}`}},
+		prints: []string{`dead_letter_open`, `audit trail \|`, `made_ahead.*\n-+\n +t`, `UNIT +ENTRIES`},
 		after:  map[string]string{"SELECT to_regclass('dlq.dead_letter_resolved_' || to_char(now() + interval '3 months', 'YYYYMM')) IS NOT NULL": "t"},
 	},
 	"river-is-slow": {
@@ -100,8 +101,9 @@ var scenarios = map[string]scenario{
 	},
 	"customer-data-gone": {
 		failed: []failed{{2, "order.placed", "T", "validation", `{"customer": "cus_81"}`}, {1, "order.placed", "T", "validation", `{"customer": "cus_8"}`}},
-		prints: []string{`dlq_manual \| +2`, `discarded \| +2`, `DELETE 2`, `0 \| +0 \| +2`},
-		after:  map[string]string{"SELECT count(*) FROM dlq.dead_letter_queue": "1", "SELECT count(*) FROM river_job WHERE args::text LIKE '%cus_81%'": "0"},
+		before: `INSERT INTO river_job (kind, args, queue, max_attempts, state, finalized_at) VALUES ('dlqd_message', '{"messageId": "done", "queue": "default", "kind": "k", "payload": {"customer": "cus_81"}}', 'default', 3, 'completed', now())`,
+		prints: []string{`dlq_manual \| +2`, `discarded \| +2`, `2 dead letters of the database are chosen`, `2 dead letters and 2 jobs of the database, 0 dead letters in 0 units`, `DELETE 1`, `0 \| +0 \| +2`, `\| +2 \| +2 \| +0 \| +0 \| +0 \| t +\| t`},
+		after:  map[string]string{"SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_archived' AND original_event = '{\"erased\": true}'": "2", "SELECT count(*) FROM river_job WHERE args::text LIKE '%cus_81%'": "0"},
 	},
 }
 
@@ -142,6 +144,27 @@ func TestDocs_replay(t *testing.T) {
 	})
 }
 
+// TestDocs_analytics and TestDocs_operations run the blocks of those pages.
+func TestDocs_analytics(t *testing.T) {
+	t.Parallel()
+	runRunbook(t, &scenario{
+		file:   "../../docs/analytics.md",
+		failed: []failed{{3, "payment.captured", "TIMEOUT_ERROR", "code_bug", `{"amount": 1}`}},
+		before: "SELECT dlq.refresh_rollups()",
+		prints: []string{`captured +[▁█]+ +3`, `default +3 +[▁█]+ +3`, `default \| it failed +\| +3 \| {0,.*3} \| +3`, `rebuild_rollups`, `TIMEOUT_ERROR \| +3 \| +1`},
+	})
+}
+
+func TestDocs_operations(t *testing.T) {
+	t.Parallel()
+	runRunbook(t, &scenario{
+		file:   "../../docs/operations.md",
+		failed: []failed{{1, "payment.captured", "T", "code_bug", `{}`}},
+		before: "SELECT dlq.discard(id, 'kim', 'of no use') FROM dlq.dead_letter_open",
+		prints: []string{`UNIT +ENTRIES`, `kim .*discarded +of no use`, `kim +\| .*\| discarded \| of no use`},
+	})
+}
+
 func runRunbook(t *testing.T, s *scenario) {
 	t.Helper()
 	raw, err := os.ReadFile(s.file)
@@ -149,7 +172,8 @@ func runRunbook(t *testing.T, s *scenario) {
 	url := postgrestest.URL(t)
 	pool := postgrestest.Open(t, url)
 	receiver := answering(t, func(http.ResponseWriter, *http.Request) {})
-	dlqd := serve(t, "--database-url", url, "--destination", receiver)
+	cold := t.TempDir()
+	dlqd := serve(t, "--database-url", url, "--destination", receiver, "--archive", cold)
 	for _, f := range s.failed {
 		_, err := pool.Exec(t.Context(), `INSERT INTO river_job (kind, args, queue, max_attempts, state, attempt)
 			SELECT 'dlqd_message', jsonb_build_object('messageId', md5(random()::text), 'queue', 'default', 'kind', $2::text, 'payload', $3::jsonb), 'default', 3, 'running', 3
@@ -176,7 +200,7 @@ func runRunbook(t *testing.T, s *scenario) {
 			cmd := exec.CommandContext(t.Context(), program, "psql", "--database-url", url, "--", "-X", "-v", "ON_ERROR_STOP=1", "-f", "-")
 			cmd.Stdin = strings.NewReader(text)
 			if language == "sh" {
-				cmd = exec.CommandContext(t.Context(), "bash", "-euc", strings.ReplaceAll(text, "dlqd ", program+" "))
+				cmd = exec.CommandContext(t.Context(), "bash", "-euc", strings.ReplaceAll(strings.ReplaceAll(text, "dlqd archive ", "dlqd archive --archive "+cold+" "), "dlqd ", program+" "))
 			}
 			cmd.Env = append(os.Environ(), "DLQD_API="+dlqd.api, "PAGER=")
 			out, err := cmd.CombinedOutput()

@@ -52,6 +52,7 @@ func (a *Archive) Partition(ctx context.Context, store *deadletter.Store, m Mani
 	held, sum := &Held{}, new(big.Int)
 	after := row{ID: uuid.Nil}
 	for {
+		start := time.Now()
 		var rows []row
 		if err := store.InTx(ctx, func(_ *dbsqlc.Queries, tx pgx.Tx) error {
 			if rows, err = readPage(ctx, store, tx, m.Partition, ofAudit, after); err != nil {
@@ -61,7 +62,7 @@ func (a *Archive) Partition(ctx context.Context, store *deadletter.Store, m Mani
 			for _, r := range rows {
 				sum.Add(sum, big.NewInt(r.Hash))
 				held.Rows++
-				if !known[digest([]byte(r.Line))] {
+				if len(known) == 0 || !known[digest([]byte(r.Line))] {
 					fresh = append(fresh, r)
 				}
 			}
@@ -82,6 +83,11 @@ func (a *Archive) Partition(ctx context.Context, store *deadletter.Store, m Mani
 			break
 		}
 		after = rows[len(rows)-1]
+		select {
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		case <-time.After(time.Since(start)): // half of the time is the others'
+		}
 	}
 	held.Hash = sum.String()
 	_, err = unit.Close(ctx)

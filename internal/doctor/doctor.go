@@ -21,6 +21,7 @@ const (
 	minDeadRows       = 10_000
 	maxOverdue        = time.Hour // of an available job
 	minDaysAhead      = 2         // partitions of the audit trail
+	maxRollupLag      = 5 * time.Minute
 )
 
 // Finding is what one check found.
@@ -55,6 +56,12 @@ var checks = []check{
 		func(n float64) bool { return n < minDaysAhead },
 		"made %.0[1]f days ahead", "made only %.1[1]f days ahead",
 		"a dlqd that serves makes them every hour: is one running, and what does its log say? SELECT dlq.ensure_partitions() makes them now",
+	},
+	{
+		"rollups", `SELECT coalesce((SELECT extract(epoch FROM now() - s.at) FROM dlq.rollup_state s), 1e9)::float8, ''`,
+		func(n float64) bool { return n > maxRollupLag.Seconds() },
+		"analytics are %.0[1]f s behind", "analytics are %.0[1]f s behind",
+		"a dlqd that serves brings them up to date every second: is one running, and what does its log say? SELECT dlq.refresh_rollups() does it now",
 	},
 	{
 		"default partitions", `SELECT ((SELECT count(*) FROM dlq.dead_letter_transitions_default) + (SELECT count(*) FROM dlq.dead_letter_resolved_default)
