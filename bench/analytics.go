@@ -58,7 +58,7 @@ func fillHistory(ctx context.Context, pool *pgxpool.Pool, entries int) error {
 			FROM generate_series(date_trunc('month', now() - interval '91 days', 'UTC'), now(), interval '1 month') d`,
 		fmt.Sprintf(`INSERT INTO dlq.dead_letter_queue (id, status, river_job_id, queue, kind, job_kind, priority, original_event, error_message, error_type, error_class, source, fingerprint, strategy, closed_at, first_failed_at, last_failed_at, created_at)
 			SELECT id, CASE WHEN open THEN 'dlq_manual' ELSE 'dlq_resolved' END::dlq.dead_letter_status, i, %s, 'kind_' || i %% 50, 'noop', 2, '{}', 'connection refused', 'TYPE_' || i %% 50, %s, 'source_' || i %% 200,
-				'group_' || i %% 1000, 'manual', CASE WHEN NOT open THEN at + interval '1 hour' END, at, at, at FROM %s`, queue, class, rows),
+				'group_' || i %% 1000, 'manual', CASE WHEN NOT open THEN at + interval '1 hour' END, at AS first, at AS last, at FROM %s`, queue, class, rows),
 		fmt.Sprintf(`INSERT INTO dlq.dead_letter_transitions (at, entry_id, from_status, to_status, actor, queue, kind, error_class, from_class, error_type, source, attempts, first_failed_at, left_group, joined_group)
 			SELECT at + m.n * interval '20 minutes', id, m.from_status::dlq.dead_letter_status, CASE WHEN m.n = 2 AND open THEN 'dlq_manual' ELSE m.to_status END::dlq.dead_letter_status, 'worker:1', %s, 'kind', CASE WHEN m.n > 0 THEN %s END, CASE WHEN m.n > 1 THEN %[2]s END,
 				CASE WHEN m.n = 0 THEN 'TYPE_' || i %% 50 END, CASE WHEN m.n = 0 THEN 'source_' || i %% 200 END, CASE WHEN m.n = 0 THEN 5 END,

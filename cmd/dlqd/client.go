@@ -107,11 +107,11 @@ func (c *client) do(cmd *cobra.Command, method, path string, body io.Reader) (*h
 	if json.Unmarshal(raw, &problem) != nil || problem.Detail == "" {
 		return nil, fmt.Errorf("the API answered %s", response.Status)
 	}
-	said := problem.Detail
+	said := []string{problem.Detail}
 	for _, e := range problem.Errors {
-		said += "; " + e.Location + ": " + e.Message
+		said = append(said, e.Location+": "+e.Message)
 	}
-	return nil, errors.New(said)
+	return nil, errors.New(strings.Join(said, "; "))
 }
 
 func table(cmd *cobra.Command, header string) (w *tabwriter.Writer, row func(cells ...any)) {

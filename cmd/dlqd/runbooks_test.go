@@ -150,7 +150,7 @@ func TestDocs_analytics(t *testing.T) {
 	runRunbook(t, &scenario{
 		file:   "../../docs/analytics.md",
 		failed: []failed{{3, "payment.captured", "TIMEOUT_ERROR", "code_bug", `{"amount": 1}`}},
-		before: "SELECT dlq.refresh_rollups()",
+		before: "DO $$ BEGIN WHILE dlq.refresh_rollups() IS NULL LOOP PERFORM pg_sleep(0.01); END LOOP; END $$", // dlqd may be at it
 		prints: []string{`captured +[▁█]+ +3`, `default +3 +[▁█]+ +3`, `default \| it failed +\| +3 \| {0,.*3} \| +3`, `rebuild_rollups`, `TIMEOUT_ERROR \| +3 \| +1`},
 	})
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/url"
+	"strconv"
 	"strings"
 	"time"
 
@@ -203,7 +204,7 @@ func newAudit() *cobra.Command {
 		Short: "Search the audit trail: who did what to which dead letter, when, from where and why",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			query := url.Values{"limit": {fmt.Sprint(limit)}}
+			query := url.Values{"limit": {strconv.Itoa(limit)}}
 			for name, value := range filters {
 				if *value != "" {
 					query.Set(name, *value)

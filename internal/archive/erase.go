@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"path"
 	"time"
 
@@ -52,9 +53,7 @@ func (a *Archive) matches(ctx context.Context, store *deadletter.Store, m *Manif
 			return nil
 		}
 		rows, err := store.EraseRows(ctx, batch, filter)
-		for id, line := range rows {
-			erased[id] = line
-		}
+		maps.Copy(erased, rows)
 		batch = batch[:0]
 		return err
 	}

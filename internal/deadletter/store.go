@@ -314,10 +314,12 @@ type Erasure struct {
 	FinishedAt   *time.Time `json:"finishedAt,omitempty" doc:"When all of it was done; absent while not." db:"finished_at"`
 }
 
+const erasureColumns = "id, at, actor, db_user, origin, note, filter_sha256, fields, entries, jobs, under_way, archived, archives, archive, finished_at"
+
 // Erase takes the data of whoever a filter names out of the database, and returns the record of it.
 func (s *Store) Erase(ctx context.Context, filter json.RawMessage, act Act) (e Erasure, err error) {
 	err = s.move(ctx, func(tx pgx.Tx) error {
-		rows, err := tx.Query(ctx, s.schemas.Render("SELECT * FROM dlq.erase($1, $2, $3)"), filter, nullable(act.Note), act.Actor)
+		rows, err := tx.Query(ctx, s.schemas.Render("SELECT "+erasureColumns+" FROM dlq.erase($1, $2, $3)"), filter, nullable(act.Note), act.Actor)
 		if err != nil {
 			return err
 		}
@@ -335,7 +337,7 @@ func (s *Store) FinishErasure(ctx context.Context, e *Erasure) error {
 
 // Erasures are the records, the latest first.
 func (s *Store) Erasures(ctx context.Context, most int) ([]Erasure, error) {
-	rows, err := s.pool.Query(ctx, s.schemas.Render("SELECT * FROM dlq.erasures ORDER BY id DESC LIMIT $1"), most)
+	rows, err := s.pool.Query(ctx, s.schemas.Render("SELECT "+erasureColumns+" FROM dlq.erasures ORDER BY id DESC LIMIT $1"), most)
 	if err != nil {
 		return nil, err
 	}
@@ -401,7 +403,8 @@ func (s *Store) Audit(ctx context.Context, f AuditFilter, most int, before int64
 	if err != nil {
 		return nil, err
 	}
-	rows, err := s.pool.Query(ctx, s.schemas.Render("SELECT * FROM dlq.audit($1, $2, nullif($3, 0))"), json.RawMessage(filter), most, before)
+	rows, err := s.pool.Query(ctx, s.schemas.Render(`SELECT id, at, actor, db_user, origin, entry_id, from_status, to_status, reason, note, queue, kind, error_class, river_job_id, config_version
+		FROM dlq.audit($1, $2, nullif($3, 0))`), json.RawMessage(filter), most, before)
 	if err != nil {
 		return nil, Named(err)
 	}
