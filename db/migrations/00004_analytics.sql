@@ -213,6 +213,42 @@ COMMENT ON COLUMN dlq.erasures.archives IS 'Archives that were looked through.';
 COMMENT ON COLUMN dlq.erasures.archive IS 'Where they are; null if none were looked through.';
 COMMENT ON COLUMN dlq.erasures.finished_at IS 'When all of it was done; null while not.';
 
+-- Columns of older tables that had no comment, and of the new ones.
+COMMENT ON COLUMN dlq.settings.key IS 'What.';
+COMMENT ON COLUMN dlq.settings.value IS 'Its value.';
+COMMENT ON COLUMN dlq.settings.updated_at IS 'When it was set.';
+COMMENT ON COLUMN dlq.replay_run_entries.run_id IS 'The run.';
+COMMENT ON COLUMN dlq.replay_run_entries.entry_id IS 'The entry.';
+COMMENT ON COLUMN dlq.replay_runs.id IS 'UUID version 7: sorts by the time of its start.';
+COMMENT ON COLUMN dlq.replay_runs.status IS 'Where it stands.';
+COMMENT ON COLUMN dlq.replay_runs.created_at IS 'When it was started.';
+COMMENT ON COLUMN dlq.replay_runs.updated_at IS 'When it last went further, or was steered.';
+COMMENT ON COLUMN dlq.replay_runs.finished_at IS 'When it ended; null while it has not.';
+COMMENT ON COLUMN dlq.dead_letter_transitions.id IS 'Identifies the move; a session takes ids ahead, so moves of the same moment may not be in their order.';
+COMMENT ON COLUMN dlq.circuit_breaker_changes.id IS 'Identifies the change.';
+COMMENT ON COLUMN dlq.rollup_backlog.queue IS 'The queue.';
+COMMENT ON COLUMN dlq.rollup_times.step IS 'Length of the bucket.';
+COMMENT ON COLUMN dlq.rollup_times.measure IS 'in_dlq or to_recovery.';
+COMMENT ON COLUMN dlq.rollup_times.scope IS 'What the row is of: all entries, or one queue.';
+COMMENT ON COLUMN dlq.rollup_times.bucket IS 'When the bucket begins (UTC).';
+COMMENT ON COLUMN dlq.rollup_times.queue IS 'The queue; '''' in rows of all queues.';
+COMMENT ON COLUMN dlq.rollup_errors.step IS 'Length of the bucket.';
+COMMENT ON COLUMN dlq.rollup_errors.bucket IS 'When the bucket begins (UTC).';
+COMMENT ON COLUMN dlq.rollup_errors.queue IS 'The queue.';
+COMMENT ON COLUMN dlq.rollup_errors.failures IS 'Captures, and redeliveries that failed.';
+COMMENT ON COLUMN dlq.rollup_sources.step IS 'Length of the bucket.';
+COMMENT ON COLUMN dlq.rollup_sources.bucket IS 'When the bucket begins (UTC).';
+COMMENT ON COLUMN dlq.rollup_sources.source IS 'Who sent the messages.';
+COMMENT ON COLUMN dlq.rollup_sources.captured IS 'Jobs that became dead letters.';
+COMMENT ON COLUMN dlq.rollup_groups.step IS 'Length of the bucket.';
+COMMENT ON COLUMN dlq.rollup_groups.bucket IS 'When the bucket begins (UTC).';
+COMMENT ON COLUMN dlq.rollup_groups.queue IS 'The queue.';
+COMMENT ON COLUMN dlq.rollup_groups.fingerprint IS 'The failure group, in its queue.';
+COMMENT ON COLUMN dlq.rollup_groups.failures IS 'Captures, and redeliveries that failed.';
+COMMENT ON COLUMN dlq.failure_groups.queue IS 'The queue.';
+COMMENT ON COLUMN dlq.erasures.id IS 'UUID version 7.';
+COMMENT ON COLUMN dlq.erasures.at IS 'When it was begun.';
+
 -- +goose Down
 DROP TABLE dlq.erasures;
 DROP TABLE dlq.restored_partitions;

@@ -186,8 +186,8 @@ func TestComments(t *testing.T) {
 			AND c.relname <> 'schema_migrations' AND obj_description(c.oid, 'pg_class') IS NULL
 		UNION ALL
 		SELECT 'column ' || c.relname || '.' || a.attname FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid
-		WHERE c.relnamespace = 'dlq'::regnamespace AND c.relkind IN ('r', 'p') AND NOT c.relispartition AND c.relname IN ('dead_letter_queue', 'dead_letter_transitions', 'rollup_flow', 'failure_groups')
-			AND a.attnum > 0 AND NOT a.attisdropped AND col_description(c.oid, a.attnum) IS NULL AND a.attname <> 'id' AND a.attname NOT IN ('queue', 'fingerprint')
+		WHERE c.relnamespace = 'dlq'::regnamespace AND c.relkind IN ('r', 'p') AND NOT c.relispartition AND c.relname <> 'schema_migrations'
+			AND a.attnum > 0 AND NOT a.attisdropped AND col_description(c.oid, a.attnum) IS NULL
 		UNION ALL
 		SELECT 'function ' || p.proname FROM pg_proc p WHERE p.pronamespace = 'dlq'::regnamespace AND obj_description(p.oid, 'pg_proc') IS NULL
 		UNION ALL
