@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/dlqd/dlqd/internal/analytics"
+	"github.com/dlqd/dlqd/internal/deadletter"
 	"github.com/dlqd/dlqd/internal/postgres"
 )
 
@@ -60,7 +61,7 @@ func fillHistory(ctx context.Context, pool *pgxpool.Pool, entries int) error {
 			SELECT id, CASE WHEN open THEN 'dlq_manual' ELSE 'dlq_resolved' END::dlq.dead_letter_status, i, %s, 'kind_' || i %% 50, 'noop', 2, '{}', 'connection refused', 'TYPE_' || i %% 50, %s, 'source_' || i %% 200,
 				'group_' || i %% 1000, 'manual', CASE WHEN NOT open THEN at + interval '1 hour' END, at AS first, at AS last, at FROM %s`, queue, class, rows),
 		fmt.Sprintf(`INSERT INTO dlq.dead_letter_transitions (at, entry_id, from_status, to_status, actor, queue, kind, error_class, from_class, error_type, source, attempts, first_failed_at, left_group, joined_group)
-			SELECT at + m.n * interval '20 minutes', id, m.from_status::dlq.dead_letter_status, CASE WHEN m.n = 2 AND open THEN 'dlq_manual' ELSE m.to_status END::dlq.dead_letter_status, 'worker:1', %s, 'kind', CASE WHEN m.n > 0 THEN %s END, CASE WHEN m.n > 1 THEN %[2]s END,
+			SELECT at + m.n * interval '20 minutes', id, m.from_status::dlq.dead_letter_status, CASE WHEN m.n = 2 AND open THEN 'dlq_manual' ELSE m.to_status END::dlq.dead_letter_status, CASE WHEN i %% 1000 = 0 AND m.n = 2 THEN 'kim' ELSE 'worker:1' END, %s, 'kind', CASE WHEN m.n > 0 THEN %s END, CASE WHEN m.n > 1 THEN %[2]s END,
 				CASE WHEN m.n = 0 THEN 'TYPE_' || i %% 50 END, CASE WHEN m.n = 0 THEN 'source_' || i %% 200 END, CASE WHEN m.n = 0 THEN 5 END,
 				CASE WHEN m.n = 2 AND NOT open THEN at - i %% 3600 * interval '1 second' END, CASE WHEN m.n = 2 AND NOT open THEN 'group_' || i %% 1000 END, CASE WHEN m.n = 1 THEN 'group_' || i %% 1000 END
 			FROM %s CROSS JOIN (VALUES (0, NULL, 'dlq_pending'), (1, 'dlq_pending', 'dlq_processing'), (2, 'dlq_processing', 'dlq_resolved')) m (n, from_status, to_status)`, queue, class, rows),
@@ -82,7 +83,7 @@ func fillHistory(ctx context.Context, pool *pgxpool.Pool, entries int) error {
 
 // askAnalytics asks every question often, over the window that is asked for most and over a long one.
 func askAnalytics(b *bench, pool *pgxpool.Pool) error {
-	store := analytics.NewStore(pool, postgres.DefaultSchemas())
+	store, trail := analytics.NewStore(pool, postgres.DefaultSchemas()), deadletter.NewStore(pool, postgres.DefaultSchemas())
 	week, quarter := analytics.Window{Over: 7 * 24 * time.Hour}, analytics.Window{Over: 90 * 24 * time.Hour}
 	questions := []struct {
 		name string
@@ -100,6 +101,14 @@ func askAnalytics(b *bench, pool *pgxpool.Pool) error {
 		{"replay success", func(w analytics.Window) error { _, err := store.ReplaySuccess(b.ctx, w); return err }},
 		{"oldest entries", func(analytics.Window) error { _, err := store.Oldest(b.ctx, 20); return err }},
 		{"noisiest sources", func(w analytics.Window) error { _, err := store.NoisiestSources(b.ctx, w, 20); return err }},
+		{"audit: what a person did", func(analytics.Window) error {
+			_, err := trail.Audit(b.ctx, deadletter.AuditFilter{Actor: "kim"}, 50, 0)
+			return err
+		}},
+		{"audit: what people did", func(analytics.Window) error {
+			_, err := trail.Audit(b.ctx, deadletter.AuditFilter{People: true}, 50, 0)
+			return err
+		}},
 		{"cost of retries", func(w analytics.Window) error { _, err := store.RetryCost(b.ctx, w); return err }},
 	}
 	b.row("question", "7 days p50 ms", "p99 ms", "90 days p50 ms", "p99 ms")

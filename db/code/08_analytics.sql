@@ -168,10 +168,13 @@ BEGIN
         RETURN dlq.rebuild_rollups();
     END IF;
     v_count := dlq.fold_moves(v_state.snapshot, v_new, v_state.since, v_at);
-    UPDATE dlq.rollup_state SET
-        snapshot = v_new, at = v_at, moves = moves + v_count,
-        -- Once all that was under way at the last snapshot has ended, whatever is to come was begun after it.
-        since = CASE WHEN txid_snapshot_xmin(v_new) >= txid_snapshot_xmax(v_state.snapshot) THEN v_state.at ELSE v_state.since END;
+    -- Where nothing moves, a write every second would be for nothing.
+    IF v_count > 0 OR v_at > v_state.at + interval '10 seconds' THEN
+        UPDATE dlq.rollup_state SET
+            snapshot = v_new, at = v_at, moves = moves + v_count,
+            -- Once all that was under way at the last snapshot has ended, whatever is to come was begun after it.
+            since = CASE WHEN txid_snapshot_xmin(v_new) >= txid_snapshot_xmax(v_state.snapshot) THEN v_state.at ELSE v_state.since END;
+    END IF;
     RETURN v_count;
 END
 $$;

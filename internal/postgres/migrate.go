@@ -423,11 +423,13 @@ func (m *Migrator) Plan(ctx context.Context) ([]string, error) {
 			"schema "+m.Schemas.DLQ,
 			m.Schemas.Render("table dlq.dead_letter_queue, partitioned by status; closed entries by month"),
 			m.Schemas.Render("table dlq.dead_letter_transitions, partitioned by day"),
-			m.Schemas.Render("tables dlq.circuit_breakers, dlq.circuit_breaker_changes, dlq.gates, dlq.paces, dlq.ordered_jobs, dlq.settings"))
+			m.Schemas.Render("tables dlq.circuit_breakers, dlq.circuit_breaker_changes, dlq.gates, dlq.paces, dlq.ordered_jobs, dlq.settings, dlq.replay_runs, dlq.replay_run_entries,"),
+			m.Schemas.Render("  dlq.rollup_*, dlq.failure_groups, dlq.erasures, dlq.restored_partitions"))
 	}
 	if !status.CodeInstalled {
 		plan = append(plan,
 			"functions and views in schema "+m.Schemas.DLQ,
+			"roles dlq_reader, dlq_operator and dlq_admin, if this user may make roles",
 			m.Schemas.Render("trigger dlq_capture on river.river_job (fires when a job is discarded, or cancelled by its worker)"),
 			m.Schemas.Render("trigger dlq_follow on river.river_job (fires when a discarded or cancelled job is retried)"))
 	}

@@ -1,0 +1,43 @@
+package deadletter_test
+
+import (
+	"encoding/json"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/dlqd/dlqd/internal/deadletter"
+	"github.com/dlqd/dlqd/internal/postgres"
+)
+
+// An entry with a redelivery under way is left: its job has the payload. Its data goes once that has ended.
+func TestErase_leavesWhatIsUnderWay(t *testing.T) {
+	t.Parallel()
+	_, pool := roleEntries(t)
+	store := deadletter.NewStore(pool, postgres.DefaultSchemas())
+	exec := func(sql string) {
+		t.Helper()
+		_, err := pool.Exec(t.Context(), sql)
+		require.NoError(t, err)
+	}
+	exec("SELECT dlq.replay((SELECT min(id::text)::uuid FROM dlq.dead_letter_open))")
+	filter, act := json.RawMessage(`{"payload": {"card": "4242"}}`), deadletter.Act{Actor: "kim", Note: "request 1"}
+	e, err := store.Erase(t.Context(), filter, act)
+	require.NoError(t, err)
+	require.EqualValues(t, 3, e.Entries)
+	require.EqualValues(t, 3, e.Jobs)
+	require.EqualValues(t, 1, e.UnderWay)
+	require.Nil(t, e.FinishedAt)
+
+	exec("UPDATE river_job SET state = 'completed', finalized_at = now() WHERE metadata ? 'dlq:entry_id' AND state = 'available'")
+	e, err = store.Erase(t.Context(), filter, act)
+	require.NoError(t, err)
+	require.EqualValues(t, 1, e.Entries)
+	require.EqualValues(t, 2, e.Jobs, "the first, and the redelivery")
+	require.Zero(t, e.UnderWay)
+	var left int
+	require.NoError(t, pool.QueryRow(t.Context(), "SELECT (SELECT count(*) FROM river_job WHERE args::text LIKE '%4242%') + (SELECT count(*) FROM dlq.dead_letter_queue WHERE original_event::text LIKE '%4242%')").Scan(&left))
+	require.Zero(t, left)
+	_, err = store.Erase(t.Context(), json.RawMessage(`{}`), act)
+	require.ErrorIs(t, err, deadletter.ErrInvalid)
+}
