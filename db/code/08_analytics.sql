@@ -36,7 +36,9 @@ BEGIN
     WITH fresh AS MATERIALIZED (
         SELECT m.at, m.entry_id, m.queue, m.from_status, m.to_status, m.source, m.attempts, m.error_type, m.first_failed_at, m.left_group, m.joined_group,
                coalesce(m.error_class, 'undecided') AS to_class, coalesce(m.from_class, 'undecided') AS from_class,
-               m.error_type IS NOT NULL AS is_failure
+               m.error_type IS NOT NULL OR m.from_status IS NULL
+                   -- Moves that are older than these columns.
+                   OR m.xid IS NULL AND m.from_status = 'dlq_processing' AND m.to_status IN ('dlq_pending', 'dlq_failed') AS is_failure
         FROM (SELECT * FROM dlq.moves_between(p_old, p_new, p_since) WHERE p_old IS NOT NULL
               UNION ALL
               SELECT * FROM dlq.moves_of_day(p_since, p_new, p_at) WHERE p_old IS NULL) m
@@ -97,7 +99,7 @@ BEGIN
         INSERT INTO dlq.rollup_errors AS r (step, bucket, queue, error_type, failures)
         SELECT s.step, date_trunc(s.step::text, f.at), f.queue, f.error_type, count(*)
         FROM fresh f CROSS JOIN (VALUES ('hour'::dlq.rollup_step), ('day'), ('week')) s (step)
-        WHERE f.is_failure
+        WHERE f.error_type IS NOT NULL
         GROUP BY 1, 2, 3, 4
         ON CONFLICT (step, bucket, queue, error_type) DO UPDATE SET failures = r.failures + excluded.failures
     ), sources AS (
