@@ -7,14 +7,12 @@ LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     v_key   text;
     v_where text := 'true';
-    -- The words of the partial indexes of the trail, and of dlq.origin.
-    v_people constant text := 't.actor NOT LIKE ''worker:%'' AND t.actor NOT IN (''capture'', ''sweep'', ''retention'', ''backfill'')';
 BEGIN
     -- As in dlq.filter_where, values are read from the parameter $1 and never put into the text.
     FOR v_key IN SELECT jsonb_object_keys(p_filter) LOOP
         v_where := v_where || ' AND ' || CASE v_key
-            WHEN 'actor'         THEN 't.actor = $1 ->> ''actor''' || CASE WHEN dlq.origin(p_filter ->> 'actor') IS NULL THEN '' ELSE ' AND ' || v_people END
-            WHEN 'people'        THEN CASE WHEN (p_filter ->> 'people')::boolean THEN v_people ELSE 'true' END
+            WHEN 'actor'         THEN 't.actor = $1 ->> ''actor''' || CASE WHEN dlq.origin(p_filter ->> 'actor') IS NULL THEN '' ELSE ' AND t.origin IS NOT NULL' END
+            WHEN 'people'        THEN CASE WHEN (p_filter ->> 'people')::boolean THEN 't.origin IS NOT NULL' ELSE 'true' END
             WHEN 'dbUser'        THEN 't.db_user = $1 ->> ''dbUser'''
             WHEN 'origin'        THEN 'position($1 ->> ''origin'' IN t.origin) > 0'
             WHEN 'entryId'       THEN 't.entry_id = ($1 ->> ''entryId'')::uuid'

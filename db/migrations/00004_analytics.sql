@@ -31,11 +31,14 @@ COMMENT ON COLUMN dlq.replay_runs.origin IS 'From where it was started.';
 
 -- What committed since the last look: BRIN, since rows come nearly in the order of their transactions.
 CREATE INDEX dead_letter_transitions_xid ON dlq.dead_letter_transitions USING brin (xid) WITH (pages_per_range = 32, autosummarize = on);
+-- A capture pays for each index: rows of a time are found by their day's partition.
+DROP INDEX dlq.dead_letter_transitions_at;
 -- What people did, the least of what the trail holds; the latest first.
-CREATE INDEX dead_letter_transitions_person ON dlq.dead_letter_transitions (actor, id)
-    WHERE actor NOT LIKE 'worker:%' AND actor NOT IN ('capture', 'sweep', 'retention', 'backfill');
-CREATE INDEX dead_letter_transitions_people ON dlq.dead_letter_transitions (id)
-    WHERE actor NOT LIKE 'worker:%' AND actor NOT IN ('capture', 'sweep', 'retention', 'backfill');
+CREATE INDEX dead_letter_transitions_people ON dlq.dead_letter_transitions (actor, id) WHERE origin IS NOT NULL;
+-- Where they were then, nobody knows any more.
+ALTER TABLE dlq.dead_letter_transitions DISABLE TRIGGER USER;
+UPDATE dlq.dead_letter_transitions SET origin = 'unknown' WHERE actor NOT LIKE 'worker:%' AND actor NOT IN ('capture', 'sweep', 'retention', 'backfill');
+ALTER TABLE dlq.dead_letter_transitions ENABLE TRIGGER USER;
 
 CREATE TYPE dlq.rollup_step AS ENUM ('minute', 'hour', 'day', 'week');
 COMMENT ON TYPE dlq.rollup_step IS 'Length of a rollup''s buckets. Minutes are kept three days, hours 400 days, days and weeks for ever.';
@@ -265,7 +268,7 @@ DROP TABLE dlq.rollup_flow;
 DROP TABLE dlq.rollup_state;
 DROP TYPE dlq.rollup_step;
 DROP INDEX dlq.dead_letter_transitions_people;
-DROP INDEX dlq.dead_letter_transitions_person;
+CREATE INDEX dead_letter_transitions_at ON dlq.dead_letter_transitions USING brin (at);
 DROP INDEX dlq.dead_letter_transitions_xid;
 ALTER TABLE dlq.replay_run_entries ADD CONSTRAINT replay_run_entries_run_id_fkey FOREIGN KEY (run_id) REFERENCES dlq.replay_runs ON DELETE CASCADE;
 ALTER TABLE dlq.replay_runs DROP COLUMN origin;
