@@ -120,6 +120,8 @@ BEGIN
     IF p_filter = '{}' THEN
         RAISE EXCEPTION 'erase: an empty filter chooses everybody''s data' USING ERRCODE = 'DLQ04', HINT = 'Name whose: {"payload": {"customer": "cus_81"}}, {"subscriberId": "cus_81"} or {"tags": ["cus_81"]}.';
     END IF;
+    -- A month that is being written to the archive now is finished first: it would hold what is erased here.
+    PERFORM pg_advisory_xact_lock(hashtextextended('dlq.retention', 0));
     INSERT INTO dlq.erasures (id, actor, origin, note, filter_sha256, fields)
     VALUES (dlq.uuid_v7(), p_actor, dlq.origin(p_actor), p_note, encode(sha256(convert_to(p_filter::text, 'UTF8')), 'hex'), ARRAY(SELECT jsonb_object_keys(p_filter)))
     RETURNING * INTO v_record;

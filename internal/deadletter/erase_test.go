@@ -3,9 +3,12 @@ package deadletter_test
 import (
 	"encoding/json"
 	"testing"
+	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
+	"github.com/dlqd/dlqd/internal/dbsqlc"
 	"github.com/dlqd/dlqd/internal/deadletter"
 	"github.com/dlqd/dlqd/internal/postgres"
 )
@@ -40,4 +43,28 @@ func TestErase_leavesWhatIsUnderWay(t *testing.T) {
 	require.Zero(t, left)
 	_, err = store.Erase(t.Context(), json.RawMessage(`{}`), act)
 	require.ErrorIs(t, err, deadletter.ErrInvalid)
+}
+
+// A month that is being archived would bring the data to the archive after it was looked through.
+func TestErase_waitsForRetention(t *testing.T) {
+	t.Parallel()
+	_, pool := roleEntries(t)
+	store := deadletter.NewStore(pool, postgres.DefaultSchemas())
+	erased := make(chan error, 1)
+	require.NoError(t, store.InTx(t.Context(), func(q *dbsqlc.Queries, tx pgx.Tx) error {
+		locked, err := q.LockRetention(t.Context())
+		require.NoError(t, err)
+		require.True(t, locked)
+		go func() {
+			_, err := store.Erase(t.Context(), json.RawMessage(`{"payload": {"card": "4242"}}`), deadletter.Act{Actor: "kim", Note: "request 1"})
+			erased <- err
+		}()
+		require.Eventually(t, func() bool {
+			var waits bool
+			require.NoError(t, tx.QueryRow(t.Context(), "SELECT EXISTS (SELECT FROM pg_locks l JOIN pg_database d ON d.oid = l.database WHERE d.datname = current_database() AND l.locktype = 'advisory' AND NOT l.granted)").Scan(&waits))
+			return waits
+		}, 20*time.Second, 10*time.Millisecond)
+		return nil
+	}))
+	require.NoError(t, <-erased)
 }
