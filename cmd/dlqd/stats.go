@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"net/http"
@@ -19,7 +20,7 @@ import (
 const (
 	// sparkWidth is how many characters a sparkline has at most.
 	sparkWidth = 32
-	// topGroups is how many failure groups stats names.
+	// topGroups is how many failure groups, and types of error, stats names.
 	topGroups = 5
 )
 
@@ -47,24 +48,20 @@ func newStats() *cobra.Command {
 			if queue != "" {
 				window.Set("queue", queue)
 			}
+			of := "?" + window.Encode()
 			for _, ask := range []struct {
 				path string
-				more string
 				out  any
 			}{
-				{"/api/dlq/stats", "", &r.Now},
-				{"/api/dlq/analytics/flow", "&by=all", &r.Flow},
-				{"/api/dlq/analytics/flow", "&by=queue", &r.Open},
-				{"/api/dlq/analytics/queues", "", &r.Queues},
-				{"/api/dlq/analytics/times", "&by=queue", &r.Times},
-				{"/api/dlq/analytics/error-types", "&limit=5", &r.ErrorTypes},
-				{"/api/dlq/analytics/groups", fmt.Sprintf("&limit=%d", topGroups), &r.Groups},
+				{"stats", &r.Now},
+				{"analytics/flow" + of + "&by=all", &r.Flow},
+				{"analytics/flow" + of + "&by=queue", &r.Open},
+				{"analytics/queues" + of, &r.Queues},
+				{"analytics/times" + of + "&by=queue", &r.Times},
+				{"analytics/error-types" + of, &r.ErrorTypes},
+				{"analytics/groups" + of + "&limit=" + strconv.Itoa(topGroups), &r.Groups},
 			} {
-				path := ask.path
-				if path != "/api/dlq/stats" {
-					path += "?" + window.Encode() + ask.more
-				}
-				raw, err := c.raw(cmd, http.MethodGet, path, nil)
+				raw, err := c.raw(cmd, http.MethodGet, "/api/dlq/"+ask.path, nil)
 				if err != nil {
 					return err
 				}
@@ -138,6 +135,13 @@ func (r *report) print(cmd *cobra.Command, over string) error {
 	w, row = table(cmd, "\nFAILURES\tTREND\tOPEN\tQUEUE\tTYPE\tFIRST SEEN\tLAST SEEN\tERROR")
 	for _, g := range r.Groups.Rows {
 		row(g.InWindow, sparkline(g.Trend, add), g.Open, g.Queue, text(g.ErrorType), ago(g.FirstSeen)+" ago", ago(g.LastSeen)+" ago", shorten(text(g.Title), 60))
+	}
+	if err := w.Flush(); err != nil {
+		return err
+	}
+	w, row = table(cmd, "\nFAILURES\tSHARE\tTYPE")
+	for _, e := range r.ErrorTypes.Rows[:min(len(r.ErrorTypes.Rows), topGroups)] {
+		row(e.Failures, percent(e.Share), cmp.Or(e.ErrorType, "(none)"))
 	}
 	if err := w.Flush(); err != nil {
 		return err
