@@ -197,9 +197,16 @@ func TestStore(t *testing.T) {
 	require.Len(t, flow, 2)
 	require.Equal(t, "mails", flow[0].Name)
 	require.Len(t, flow[1].Buckets, 25, "hours without gaps")
-	last := flow[1].Buckets[24]
-	last.Start = time.Time{}
-	require.Equal(t, analytics.Bucket{Captured: 3, Failures: 3, Redelivered: 2, Succeeded: 2, Resolved: 2, Parked: 3, Open: 1}, last)
+	sum := analytics.Bucket{Open: flow[1].Buckets[24].Open}
+	for _, bucket := range flow[1].Buckets { // an hour may have begun meanwhile
+		sum.Captured += bucket.Captured
+		sum.Failures += bucket.Failures
+		sum.Redelivered += bucket.Redelivered
+		sum.Succeeded += bucket.Succeeded
+		sum.Resolved += bucket.Resolved
+		sum.Parked += bucket.Parked
+	}
+	require.Equal(t, analytics.Bucket{Captured: 3, Failures: 3, Redelivered: 2, Succeeded: 2, Resolved: 2, Parked: 3, Open: 1}, sum)
 	require.Zero(t, flow[1].Buckets[22].Open, "before there was any")
 	byClass, err := b.store.Flow(t.Context(), analytics.Window{Over: time.Hour, Queue: "payments"}, "class", "")
 	require.NoError(t, err)
@@ -235,16 +242,16 @@ func TestStore(t *testing.T) {
 	require.Equal(t, "payments f1 TimeoutError happened TimeoutError transient 3 3 1",
 		fmt.Sprint(g.Queue, " ", g.Fingerprint, " ", *g.Title, " ", *g.ErrorType, " ", *g.ErrorClass, " ", g.InWindow, " ", g.Failures, " ", g.Open))
 	require.Len(t, g.Trend, 25)
-	require.EqualValues(t, 3, g.Trend[24])
+	require.EqualValues(t, 3, g.Trend[23]+g.Trend[24])
 
 	cells, err := b.store.HeatMap(t.Context(), analytics.Window{Over: 28 * 24 * time.Hour}, "Europe/Paris")
 	require.NoError(t, err)
 	require.Len(t, cells, 7*24)
-	sum := int64(0)
+	failures := int64(0)
 	for _, c := range cells {
-		sum += c.Failures
+		failures += c.Failures
 	}
-	require.EqualValues(t, 4, sum)
+	require.EqualValues(t, 4, failures)
 	_, err = b.store.HeatMap(t.Context(), day, "Mars/Base")
 	require.ErrorContains(t, err, "Mars/Base")
 
