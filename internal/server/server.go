@@ -169,7 +169,7 @@ func (s *Server) start(ctx context.Context) error {
 	s.analytics = analytics.NewStore(s.pool, s.config.Schemas)
 	if s.config.Archive != "" {
 		if s.archive, err = archive.Open(ctx, s.config.Archive); err != nil {
-			return err
+			return fmt.Errorf("%w; say with --archive where closed dead letters go before they are dropped, or \"none\"", err)
 		}
 	}
 	s.metrics.WatchBacklog(s.store, s.pool, s.config.Schemas, s.logger)
