@@ -261,7 +261,7 @@ COMMENT ON FUNCTION dlq.coarse_step IS 'The buckets of which a window is summed 
 
 CREATE OR REPLACE FUNCTION dlq.flow(p_over interval DEFAULT '24 hours', p_by text DEFAULT 'all', p_queue text DEFAULT NULL, p_step dlq.rollup_step DEFAULT NULL)
 RETURNS TABLE (bucket timestamptz, name text, captured bigint, failures bigint, redelivered bigint, succeeded bigint, resolved bigint, failed bigint, archived bigint, parked bigint, open bigint)
-LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET enable_seqscan = off SET jit = off SET max_parallel_workers_per_gather = 0 AS $$
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET enable_seqscan = off SET jit = off SET max_parallel_workers_per_gather = 0 SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     v_step  dlq.rollup_step := coalesce(p_step, dlq.step_for(p_over));
     v_scope text := CASE WHEN p_by = 'class' AND p_queue IS NOT NULL THEN 'queue_class' WHEN p_by IN ('all', 'class') AND p_queue IS NULL THEN p_by WHEN p_by IN ('all', 'queue') THEN 'queue' END;
@@ -274,11 +274,11 @@ BEGIN
     END IF;
     RETURN QUERY
     WITH moves AS MATERIALIZED (
-        SELECT r.*, CASE p_by WHEN 'queue' THEN r.queue WHEN 'class' THEN r.error_class ELSE 'all' END AS name
+        SELECT r.*, (CASE p_by WHEN 'queue' THEN r.queue WHEN 'class' THEN r.error_class ELSE 'all' END) COLLATE "C" AS name
         FROM dlq.rollup_flow r
         WHERE r.step = v_step AND r.scope = v_scope AND r.bucket >= date_trunc(v_step::text, now() - p_over) AND (p_queue IS NULL OR r.queue = p_queue)
     ), today AS MATERIALIZED (
-        SELECT CASE p_by WHEN 'queue' THEN b.queue WHEN 'class' THEN b.error_class ELSE 'all' END AS name, sum(b.pending + b.processing + b.manual) AS open
+        SELECT (CASE p_by WHEN 'queue' THEN b.queue WHEN 'class' THEN b.error_class ELSE 'all' END) COLLATE "C" AS name, sum(b.pending + b.processing + b.manual) AS open
         FROM dlq.rollup_backlog b WHERE p_queue IS NULL OR b.queue = p_queue
         GROUP BY 1
     ), names AS (
@@ -390,20 +390,26 @@ COMMENT ON FUNCTION dlq.error_types IS 'Failures in a window by type of error ('
 CREATE OR REPLACE FUNCTION dlq.top_groups(p_over interval DEFAULT '7 days', p_queue text DEFAULT NULL, p_limit integer DEFAULT 20)
 RETURNS TABLE (queue text, fingerprint text, title text, error_type text, error_class text, in_window bigint, trend bigint[], failures bigint, open bigint,
                first_seen timestamptz, last_seen timestamptz, sample uuid)
-LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET enable_seqscan = off SET jit = off SET max_parallel_workers_per_gather = 0 AS $$
-    WITH w AS (
-        SELECT dlq.coarse_step(p_over) AS step
-    ), top AS (
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET enable_seqscan = off SET jit = off SET max_parallel_workers_per_gather = 0
+SET plan_cache_mode = force_generic_plan AS $$
+DECLARE
+    v_step  dlq.rollup_step := dlq.coarse_step(p_over);
+    v_from  timestamptz := date_trunc(v_step::text, now() - p_over);
+BEGIN
+    RETURN QUERY
+    WITH top AS MATERIALIZED (
         SELECT r.queue, r.fingerprint, sum(r.failures) AS failures
-        FROM w JOIN dlq.rollup_groups r ON r.step = w.step AND r.bucket >= date_trunc(w.step::text, now() - p_over) AND (p_queue IS NULL OR r.queue = p_queue)
-        GROUP BY r.queue, r.fingerprint ORDER BY 3 DESC, 1, 2 LIMIT p_limit
+        FROM dlq.rollup_groups r
+        WHERE r.step = v_step AND r.bucket >= v_from AND (p_queue IS NULL OR r.queue = p_queue)
+        GROUP BY r.queue, r.fingerprint ORDER BY sum(r.failures) DESC, r.queue, r.fingerprint LIMIT p_limit
     )
     SELECT t.queue, t.fingerprint, g.title, g.error_type, g.error_class, t.failures::bigint,
-           ARRAY(SELECT coalesce(r.failures, 0) FROM generate_series(date_trunc(w.step::text, now() - p_over), now(), ('1 ' || w.step)::interval) b (bucket)
-                 LEFT JOIN dlq.rollup_groups r ON r.queue = t.queue AND r.fingerprint = t.fingerprint AND r.step = w.step AND r.bucket = b.bucket ORDER BY b.bucket),
+           ARRAY(SELECT coalesce(r.failures, 0) FROM generate_series(v_from, now(), ('1 ' || v_step)::interval) b (bucket)
+                 LEFT JOIN dlq.rollup_groups r ON r.queue = t.queue AND r.fingerprint = t.fingerprint AND r.step = v_step AND r.bucket = b.bucket ORDER BY b.bucket),
            g.failures, g.open, g.first_seen, g.last_seen, g.sample
-    FROM w CROSS JOIN top t JOIN dlq.failure_groups g ON g.queue = t.queue AND g.fingerprint = t.fingerprint
-    ORDER BY t.failures DESC, t.queue, t.fingerprint
+    FROM top t JOIN dlq.failure_groups g ON g.queue = t.queue AND g.fingerprint = t.fingerprint
+    ORDER BY t.failures DESC, t.queue, t.fingerprint;
+END
 $$;
 COMMENT ON FUNCTION dlq.top_groups IS 'The failure groups with the most failures in a window: what they say, failures in the window and their trend (by the hour up to a day, by the day up to 35, else by the week), failures in all, open entries, when first and last seen, and the last entry.';
 

@@ -34,7 +34,7 @@ CREATE INDEX dead_letter_transitions_xid ON dlq.dead_letter_transitions USING br
 -- A capture pays for each index: rows of a time are found by their day's partition.
 DROP INDEX dlq.dead_letter_transitions_at;
 -- What people did, the least of what the trail holds; the latest first.
-CREATE INDEX dead_letter_transitions_people ON dlq.dead_letter_transitions (actor, id) WHERE origin IS NOT NULL;
+CREATE INDEX dead_letter_transitions_people ON dlq.dead_letter_transitions (id, actor) WHERE origin IS NOT NULL;
 -- Where they were then, nobody knows any more.
 ALTER TABLE dlq.dead_letter_transitions DISABLE TRIGGER USER;
 UPDATE dlq.dead_letter_transitions SET origin = 'unknown' WHERE actor NOT LIKE 'worker:%' AND actor NOT IN ('capture', 'sweep', 'retention', 'backfill');
