@@ -274,24 +274,25 @@ BEGIN
     END IF;
     RETURN QUERY
     WITH moves AS MATERIALIZED (
-        SELECT r.*, (CASE p_by WHEN 'queue' THEN r.queue WHEN 'class' THEN r.error_class ELSE 'all' END) COLLATE "C" AS name
+        SELECT r.bucket, r.captured, r.failures, r.redelivered, r.succeeded, r.resolved, r.failed, r.archived, r.parked, r.open_change, (CASE p_by WHEN 'queue' THEN r.queue WHEN 'class' THEN r.error_class ELSE 'all' END) COLLATE "C" AS name
         FROM dlq.rollup_flow r
         WHERE r.step = v_step AND r.scope = v_scope AND r.bucket >= date_trunc(v_step::text, now() - p_over) AND (p_queue IS NULL OR r.queue = p_queue)
-    ), today AS MATERIALIZED (
-        SELECT (CASE p_by WHEN 'queue' THEN b.queue WHEN 'class' THEN b.error_class ELSE 'all' END) COLLATE "C" AS name, sum(b.pending + b.processing + b.manual) AS open
-        FROM dlq.rollup_backlog b WHERE p_queue IS NULL OR b.queue = p_queue
-        GROUP BY 1
-    ), names AS (
-        SELECT t.name FROM today t WHERE t.open > 0 UNION SELECT m.name FROM moves m UNION SELECT 'all' WHERE p_by = 'all'
+    ), names AS MATERIALIZED (
+        -- How many were open before the window: those of today, less what has come since.
+        SELECT o.name, sum(o.open)::float8 AS before
+        FROM (
+            SELECT (CASE p_by WHEN 'queue' THEN b.queue WHEN 'class' THEN b.error_class ELSE 'all' END) COLLATE "C" AS name, b.pending + b.processing + b.manual AS open, false AS moved
+            FROM dlq.rollup_backlog b WHERE p_queue IS NULL OR b.queue = p_queue
+            UNION ALL SELECT m.name, -m.open_change, true FROM moves m
+            UNION ALL SELECT 'all', 0, true WHERE p_by = 'all') o
+        GROUP BY o.name HAVING bool_or(o.moved) OR sum(o.open) > 0
     )
     SELECT g.bucket, n.name, coalesce(m.captured, 0), coalesce(m.failures, 0), coalesce(m.redelivered, 0), coalesce(m.succeeded, 0),
            coalesce(m.resolved, 0), coalesce(m.failed, 0), coalesce(m.archived, 0), coalesce(m.parked, 0),
-           -- At the end of the bucket: today's, less what has come since.
-           (coalesce(t.open, 0) - coalesce(sum(m.open_change) OVER (PARTITION BY n.name ORDER BY g.bucket ROWS BETWEEN 1 FOLLOWING AND UNBOUNDED FOLLOWING), 0))::bigint
+           (n.before + coalesce(sum(m.open_change::float8) OVER (PARTITION BY n.name ORDER BY g.bucket ROWS UNBOUNDED PRECEDING), 0))::bigint
     FROM generate_series(date_trunc(v_step::text, now() - p_over), now(), ('1 ' || v_step)::interval) g (bucket)
     CROSS JOIN names n
     LEFT JOIN moves m ON m.bucket = g.bucket AND m.name = n.name
-    LEFT JOIN today t ON t.name = n.name
     ORDER BY n.name, g.bucket;
 END
 $$;
