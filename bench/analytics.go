@@ -91,6 +91,10 @@ func askAnalytics(b *bench, pool *pgxpool.Pool) error {
 	}{
 		{"backlog and rates", func(w analytics.Window) error { _, err := store.Flow(b.ctx, w, "all", ""); return err }},
 		{"backlog and rates by queue", func(w analytics.Window) error { _, err := store.Flow(b.ctx, w, "queue", ""); return err }},
+		{"backlog and rates by queue and hour", func(w analytics.Window) error {
+			_, err := store.Flow(b.ctx, analytics.Window{Over: min(w.Over, 7*24*time.Hour)}, "queue", "hour")
+			return err
+		}},
 		{"backlog and rates by class", func(w analytics.Window) error { _, err := store.Flow(b.ctx, w, "class", ""); return err }},
 		{"queues, resolution rate", func(w analytics.Window) error { _, err := store.Stats(b.ctx, w); return err }},
 		{"times", func(w analytics.Window) error { _, err := store.Times(b.ctx, w, "all"); return err }},

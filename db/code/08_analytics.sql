@@ -250,8 +250,8 @@ COMMENT ON FUNCTION dlq.trim_rollups IS 'Deletes minutes of rollups after three 
 
 CREATE OR REPLACE FUNCTION dlq.step_for(p_over interval) RETURNS dlq.rollup_step
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
-RETURN CASE WHEN p_over <= interval '3 hours' THEN 'minute' WHEN p_over <= interval '8 days' THEN 'hour' ELSE 'day' END::dlq.rollup_step;
-COMMENT ON FUNCTION dlq.step_for IS 'The buckets in which a window is looked at, at most two hundred or so for a window of half a year.';
+RETURN CASE WHEN p_over <= interval '3 hours' THEN 'minute' WHEN p_over <= interval '3 days' THEN 'hour' ELSE 'day' END::dlq.rollup_step;
+COMMENT ON FUNCTION dlq.step_for IS 'The buckets in which a window is looked at: minutes up to three hours, hours up to three days, else days.';
 
 -- Many small questions of a window need no finer buckets than these.
 CREATE OR REPLACE FUNCTION dlq.coarse_step(p_over interval) RETURNS dlq.rollup_step
@@ -449,9 +449,9 @@ COMMENT ON FUNCTION dlq.oldest_entries IS 'The entries that have been open for t
 
 CREATE OR REPLACE VIEW dlq.rates_by_hour AS
     SELECT f.bucket AS hour, f.name AS queue, f.captured, f.failures, f.redelivered, f.succeeded, f.resolved, f.failed, f.archived, f.parked, f.open
-    FROM dlq.flow('7 days', 'queue') f;
+    FROM dlq.flow('7 days', 'queue', NULL, 'hour') f;
 COMMENT ON VIEW dlq.rates_by_hour IS 'What happened in each queue in each hour of the last seven days, and its open entries at the end of it; see dlq.flow.';
-CREATE OR REPLACE VIEW dlq.backlog_by_class AS SELECT f.bucket AS hour, f.name AS error_class, f.open FROM dlq.flow('7 days', 'class') f;
+CREATE OR REPLACE VIEW dlq.backlog_by_class AS SELECT f.bucket AS hour, f.name AS error_class, f.open FROM dlq.flow('7 days', 'class', NULL, 'hour') f;
 COMMENT ON VIEW dlq.backlog_by_class IS 'Open entries of each class at the end of each hour of the last seven days.';
 CREATE OR REPLACE VIEW dlq.failures_by_hour AS SELECT * FROM dlq.heat_map('28 days', current_setting('timezone'));
 COMMENT ON VIEW dlq.failures_by_hour IS 'Failures of the last 28 days by weekday (1 is Monday) and hour, in the session''s time zone.';

@@ -45,7 +45,7 @@ type flowInput struct {
 	WindowInput
 
 	By   string `query:"by" enum:"all,queue,class" default:"all" doc:"One series for all, for each queue, or for each class."`
-	Step string `query:"step" enum:"minute,hour,day,week" doc:"Length of a bucket; minutes up to three hours, hours up to eight days, else days if absent."`
+	Step string `query:"step" enum:"minute,hour,day,week" doc:"Length of a bucket; minutes up to three hours, hours up to three days, else days if absent."`
 }
 
 type timesInput struct {
