@@ -144,6 +144,8 @@ DECLARE
     v_replayed bigint;
 BEGIN
     SELECT * INTO STRICT v_run FROM dlq.replay_runs r WHERE r.id = p_run;
+    -- What a run does is done from where it was started.
+    PERFORM set_config('dlq.origin', coalesce(v_run.origin, ''), true);
     WITH sent AS (
         SELECT s.entry_id, s.job_id, s.live_job_id
         FROM dlq.redeliver(ARRAY(SELECT unnest(p_ids) EXCEPT ALL SELECT unnest(p_skipped)), v_run.actor, 'replay run ' || p_run, v_run.note, v_run.force,

@@ -244,7 +244,7 @@ LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
     DELETE FROM dlq.rollup_sources WHERE step = 'hour' AND bucket < p_now - interval '400 days';
     DELETE FROM dlq.rollup_groups  WHERE step = 'hour' AND bucket < p_now - interval '400 days';
 $$;
-COMMENT ON FUNCTION dlq.trim_rollups IS 'Deletes minutes of rollups after three days, and hours after 400. Days stay.';
+COMMENT ON FUNCTION dlq.trim_rollups IS 'Deletes minutes of rollups after three days, and hours after 400. Days and weeks stay.';
 
 -- Windows end now and are made of whole buckets: the one in which a window begins counts whole.
 

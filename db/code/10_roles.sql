@@ -30,10 +30,15 @@ END
 $$;
 COMMENT ON FUNCTION dlq.require_admin IS 'Refuses who is no dlq_admin.';
 
+CREATE OR REPLACE FUNCTION dlq.sensitive_columns() RETURNS text[]
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT string_to_array(coalesce((SELECT s.value FROM dlq.settings s WHERE s.key = 'sensitive_columns'), 'original_event,edited_event,error_context,metadata'), ',')
+$$;
+COMMENT ON FUNCTION dlq.sensitive_columns IS 'Columns of entries that the policy marks as sensitive; before dlqd has said so, those of its own defaults.';
+
 CREATE OR REPLACE FUNCTION dlq.hidden_columns() RETURNS text[]
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
-    SELECT CASE WHEN dlq.has_role('dlq_operator') THEN '{}' ELSE string_to_array(coalesce((SELECT s.value FROM dlq.settings s WHERE s.key = 'sensitive_columns'),
-        'original_event,edited_event,error_context,metadata'), ',') END
+    SELECT CASE WHEN dlq.has_role('dlq_operator') THEN '{}' ELSE dlq.sensitive_columns() END
 $$;
 COMMENT ON FUNCTION dlq.hidden_columns IS 'Columns of entries that the caller does not see.';
 
@@ -144,7 +149,7 @@ DECLARE
     -- What each role may call; what dlqd alone calls is in none.
     v_functions constant jsonb := '{
         "dlq_reader": ["actor", "allowed_moves", "audit", "caller", "captured_at", "coarse_step", "error_types", "filter_where", "find", "find_ids", "first_id", "flow", "has_role",
-            "heat_map", "hidden_columns", "is_open", "noisiest_sources", "oldest_entries", "origin", "preview", "ratio", "replay_success", "replayable", "retry_cost", "stats", "step_for", "times", "to_uuid", "top_groups"],
+            "heat_map", "hidden_columns", "is_open", "noisiest_sources", "oldest_entries", "origin", "preview", "ratio", "replay_success", "replayable", "retry_cost", "sensitive_columns", "stats", "step_for", "times", "to_uuid", "top_groups"],
         "dlq_operator": ["act_on", "act_where", "assign", "discard", "note", "open_breaker", "park", "refresh_rollups", "replay", "replay_cancel", "replay_pause", "replay_resume",
             "replay_set_rate", "replay_start", "requeue_expired_leases", "reset_breaker", "resolve", "unpark"],
         "dlq_admin": ["age_out", "backfill", "delete_entries", "drop_partition", "ensure_partitions", "erase", "expired_entries", "expired_partitions", "rebuild_rollups", "restore_entries", "trim_rollups"]}';
@@ -185,7 +190,7 @@ BEGIN
             END IF;
         END LOOP;
     END LOOP;
-    PERFORM dlq.protect(string_to_array(coalesce((SELECT s.value FROM dlq.settings s WHERE s.key = 'sensitive_columns'), 'original_event,edited_event,error_context,metadata'), ','));
+    PERFORM dlq.protect(dlq.sensitive_columns());
 END
 $$;
 COMMENT ON FUNCTION dlq.install_roles IS 'Makes the roles dlq_reader, dlq_operator and dlq_admin, if they are missing and may be made, and grants them what they need.';

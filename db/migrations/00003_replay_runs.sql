@@ -35,7 +35,7 @@ CREATE INDEX replay_runs_active ON dlq.replay_runs (id) WHERE status = 'running'
 COMMENT ON TABLE dlq.replay_runs IS 'Bulk replays, and their reports. Start one with dlq.replay_start; steer it with dlq.replay_pause, dlq.replay_resume, dlq.replay_cancel and dlq.replay_set_rate.';
 COMMENT ON COLUMN dlq.replay_runs.filter IS 'Which entries; see dlq.find.';
 COMMENT ON COLUMN dlq.replay_runs.newest_first IS 'Order of capture, reversed.';
-COMMENT ON COLUMN dlq.replay_runs.batch_size IS 'Entries sent back in one step. A run without rate or concurrency commits steps together, up to 500 entries.';
+COMMENT ON COLUMN dlq.replay_runs.batch_size IS 'Entries in one transaction.';
 COMMENT ON COLUMN dlq.replay_runs.rate IS 'Entries a second; null for as fast as it goes.';
 COMMENT ON COLUMN dlq.replay_runs.concurrency IS 'Redeliveries of the run under way at once; null for no limit.';
 COMMENT ON COLUMN dlq.replay_runs.patch IS 'JSON Patch (RFC 6902) of each payload.';

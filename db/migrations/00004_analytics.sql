@@ -27,6 +27,7 @@ COMMENT ON COLUMN dlq.dead_letter_transitions.origin IS 'From where a person mad
 ALTER TABLE dlq.replay_runs ADD COLUMN origin text;
 -- Rows are written by a transaction that holds the run; looking it up again for each cost a tenth of a replay.
 ALTER TABLE dlq.replay_run_entries DROP CONSTRAINT replay_run_entries_run_id_fkey;
+COMMENT ON COLUMN dlq.replay_runs.batch_size IS 'Entries sent back in one step. A run without rate or concurrency commits steps together, up to 500 entries.';
 COMMENT ON COLUMN dlq.replay_runs.origin IS 'From where it was started.';
 
 -- What committed since the last look: BRIN, since rows come nearly in the order of their transactions.

@@ -39,6 +39,10 @@ SELECT dlq.restore_entries(@entries::jsonb, @until::timestamptz, @actor::text, s
 -- One process at a time keeps retention.
 SELECT pg_try_advisory_xact_lock(hashtextextended('dlq.retention', 0)) AS locked;
 
+-- name: WaitForRetention :exec
+-- Until the transaction ends, no process keeps retention.
+SELECT pg_advisory_xact_lock(hashtextextended('dlq.retention', 0));
+
 -- name: LiveJobs :many
 -- Jobs that have not ended, by queue and state; and how many of them are held.
 SELECT j.queue, j.state::text AS state, count(*) AS jobs, count(*) FILTER (WHERE j.state = 'scheduled' AND j.metadata ? 'dlq:held') AS held

@@ -3,10 +3,9 @@
 SELECT id FROM dlq.replay_runs WHERE status = 'running' ORDER BY id;
 
 -- name: LockReplay :one
--- One process at a time takes a run's next batch; the others pass by. What it does is done from where the run was started.
+-- One process at a time takes a run's next batch; the others pass by.
 -- ended, failed: how the last redeliveries of the run ended.
 SELECT r.id, r.filter, r.newest_first, r.batch_size, r.rate, r.concurrency, r.patch, r.merge_patch, r.stop_at, r.stop_of, r.cutoff, r.cursor,
-       (set_config('dlq.origin', coalesce(r.origin, ''), true) IS NULL)::boolean AS nowhere,
        (SELECT count(*) FROM (SELECT FROM dlq.replay_run_entries e WHERE e.run_id = r.id AND e.outcome IN ('succeeded', 'failed') AND e.ended_at > r.judged_from
                               ORDER BY e.ended_at DESC LIMIT r.stop_of) l) AS ended,
        (SELECT count(*) FILTER (WHERE l.outcome = 'failed') FROM (SELECT e.outcome FROM dlq.replay_run_entries e WHERE e.run_id = r.id AND e.outcome IN ('succeeded', 'failed') AND e.ended_at > r.judged_from

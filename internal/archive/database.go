@@ -1,6 +1,7 @@
 package archive
 
 import (
+	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/json"
@@ -34,15 +35,13 @@ func (a *Archive) Partition(ctx context.Context, store *deadletter.Store, m Mani
 		return nil, err
 	}
 	known := map[[16]byte]bool{}
-	remember := func(line []byte) error { known[digest(line)] = true; return nil }
+	read := a.Entries
+	if ofAudit {
+		read = a.Audit
+	}
 	for _, old := range taken {
-		if err := a.Entries(ctx, &old, remember); err != nil {
+		if err := read(ctx, &old, func(line []byte) error { known[digest(line)] = true; return nil }); err != nil {
 			return nil, err
-		}
-		if ofAudit {
-			if err := a.Audit(ctx, &old, remember); err != nil {
-				return nil, err
-			}
 		}
 	}
 	m.Unit = free
@@ -187,41 +186,45 @@ func digest(line []byte) (d [16]byte) {
 // Restore brings a unit's entries back into the database, or the one of an id, and has retention leave them until a time.
 // Entries that are there are left alone. It returns how many it brought.
 func (a *Archive) Restore(ctx context.Context, store *deadletter.Store, m *Manifest, only uuid.UUID, until time.Time, act deadletter.Act) (restored int, err error) {
-	var batch []json.RawMessage
 	found := false
-	flush := func() error {
-		if len(batch) == 0 {
-			return nil
+	err = a.batches(ctx, m, func(line []byte) (bool, error) {
+		if only == uuid.Nil {
+			return true, nil
 		}
+		id, err := entryID(line)
+		found = found || id == only
+		return id == only, err
+	}, func(batch []json.RawMessage) error {
 		raw, err := json.Marshal(batch)
 		if err != nil {
 			return err
 		}
 		n, err := store.RestoreEntries(ctx, raw, until, act)
 		restored += n
-		batch = nil
 		return err
-	}
-	err = a.Entries(ctx, m, func(line []byte) error {
-		if only != uuid.Nil {
-			var e struct {
-				ID uuid.UUID `json:"id"`
-			}
-			if err := json.Unmarshal(line, &e); err != nil || e.ID != only {
-				return err
-			}
-		}
-		found = true
-		if batch = append(batch, append(json.RawMessage(nil), line...)); len(batch) < page {
-			return nil
-		}
-		return flush()
 	})
-	if err == nil {
-		err = flush()
-	}
 	if err == nil && !found && only != uuid.Nil {
 		err = fmt.Errorf("archive %s: %s: there is no entry %s in it", a, m.Unit, only)
 	}
 	return restored, err
+}
+
+// batches calls each with the entries of a unit that keep chooses, a page at a time.
+func (a *Archive) batches(ctx context.Context, m *Manifest, keep func(line []byte) (bool, error), each func([]json.RawMessage) error) error {
+	var batch []json.RawMessage
+	if err := a.Entries(ctx, m, func(line []byte) error {
+		kept, err := keep(line)
+		if err != nil || !kept {
+			return err
+		}
+		if batch = append(batch, bytes.Clone(line)); len(batch) < page {
+			return nil
+		}
+		full := batch
+		batch = nil
+		return each(full)
+	}); err != nil || len(batch) == 0 {
+		return err
+	}
+	return each(batch)
 }

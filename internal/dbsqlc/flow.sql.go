@@ -286,3 +286,13 @@ func (q *Queries) RestoreEntries(ctx context.Context, arg RestoreEntriesParams) 
 	err := row.Scan(&entries)
 	return entries, err
 }
+
+const WaitForRetention = `-- name: WaitForRetention :exec
+SELECT pg_advisory_xact_lock(hashtextextended('dlq.retention', 0))
+`
+
+// Until the transaction ends, no process keeps retention.
+func (q *Queries) WaitForRetention(ctx context.Context) error {
+	_, err := q.db.Exec(ctx, WaitForRetention)
+	return err
+}

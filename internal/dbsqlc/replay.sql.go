@@ -181,7 +181,6 @@ func (q *Queries) FindIDs(ctx context.Context, arg FindIDsParams) ([]uuid.UUID, 
 
 const LockReplay = `-- name: LockReplay :one
 SELECT r.id, r.filter, r.newest_first, r.batch_size, r.rate, r.concurrency, r.patch, r.merge_patch, r.stop_at, r.stop_of, r.cutoff, r.cursor,
-       (set_config('dlq.origin', coalesce(r.origin, ''), true) IS NULL)::boolean AS nowhere,
        (SELECT count(*) FROM (SELECT FROM dlq.replay_run_entries e WHERE e.run_id = r.id AND e.outcome IN ('succeeded', 'failed') AND e.ended_at > r.judged_from
                               ORDER BY e.ended_at DESC LIMIT r.stop_of) l) AS ended,
        (SELECT count(*) FILTER (WHERE l.outcome = 'failed') FROM (SELECT e.outcome FROM dlq.replay_run_entries e WHERE e.run_id = r.id AND e.outcome IN ('succeeded', 'failed') AND e.ended_at > r.judged_from
@@ -202,12 +201,11 @@ type LockReplayRow struct {
 	StopOf      int32
 	Cutoff      uuid.UUID
 	Cursor      *uuid.UUID
-	Nowhere     bool
 	Ended       int64
 	Failed      int64
 }
 
-// One process at a time takes a run's next batch; the others pass by. What it does is done from where the run was started.
+// One process at a time takes a run's next batch; the others pass by.
 // ended, failed: how the last redeliveries of the run ended.
 func (q *Queries) LockReplay(ctx context.Context, id uuid.UUID) (LockReplayRow, error) {
 	row := q.db.QueryRow(ctx, LockReplay, id)
@@ -225,7 +223,6 @@ func (q *Queries) LockReplay(ctx context.Context, id uuid.UUID) (LockReplayRow, 
 		&i.StopOf,
 		&i.Cutoff,
 		&i.Cursor,
-		&i.Nowhere,
 		&i.Ended,
 		&i.Failed,
 	)

@@ -206,7 +206,15 @@ func TestErase(t *testing.T) {
 	require.NoError(t, err)
 	require.NotContains(t, string(record), "zaphod", "the record does not say whose it was")
 
+	// What an erasure that was cut short left behind goes with the next one; a unit that is not whole yet stays.
+	stray, unfinished := filepath.Join(dir, month, "entries.ndjson.gz"), filepath.Join(dir, "unfinished", "entries.ndjson.gz")
+	require.NoError(t, os.MkdirAll(filepath.Dir(unfinished), 0o700))
+	for _, file := range []string{stray, unfinished} {
+		require.NoError(t, os.WriteFile(file, []byte("zaphod"), 0o600))
+	}
 	_, out, _ = b.call("POST", "/api/dlq/erasures", `{"filter": {"payload": {"customer": {"name": "zaphod"}}}, "note": "again"}`)
+	require.NoFileExists(t, stray)
+	require.FileExists(t, unfinished)
 	require.EqualValues(t, 0, out["entries"])
 	require.EqualValues(t, 0, out["archived"])
 	_, out, _ = b.call("POST", "/api/dlq/erasures", `{"filter": {"tags": ["trillian"]}, "note": "by tag"}`)

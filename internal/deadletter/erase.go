@@ -1,0 +1,76 @@
+package deadletter
+
+import (
+	"context"
+	"encoding/json"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+)
+
+// Erasure is the record of an erasure.
+type Erasure struct {
+	ID           uuid.UUID  `json:"id" doc:"Identifies the erasure." db:"id"`
+	At           time.Time  `json:"at" doc:"When it was begun." db:"at"`
+	Actor        string     `json:"actor" doc:"Who did it." db:"actor"`
+	DBUser       string     `json:"dbUser" doc:"Database user of the session." db:"db_user"`
+	Origin       *string    `json:"origin,omitempty" doc:"From where." db:"origin"`
+	Note         *string    `json:"note,omitempty" doc:"Why." db:"note"`
+	FilterSHA256 string     `json:"filterSha256" doc:"SHA-256 of the filter, which is not kept: it names the person." db:"filter_sha256"`
+	Fields       []string   `json:"fields" doc:"What the filter looks at." db:"fields"`
+	Entries      int64      `json:"entries" doc:"Entries of the database that were blanked." db:"entries"`
+	Jobs         int64      `json:"jobs" doc:"River jobs that were blanked." db:"jobs"`
+	UnderWay     int64      `json:"underWay" doc:"Entries that were left, because a redelivery was under way: erase again when it has ended." db:"under_way"`
+	Archived     int64      `json:"archived" doc:"Entries of archives that were blanked." db:"archived"`
+	Archives     int64      `json:"archives" doc:"Archives (units) that were looked through." db:"archives"`
+	Archive      *string    `json:"archive,omitempty" doc:"Where they are; absent if none were looked through." db:"archive"`
+	FinishedAt   *time.Time `json:"finishedAt,omitempty" doc:"When all of it was done; absent while not." db:"finished_at"`
+}
+
+const erasureColumns = "id, at, actor, db_user, origin, note, filter_sha256, fields, entries, jobs, under_way, archived, archives, archive, finished_at"
+
+// Erase takes the data of whoever a filter names out of the database, and returns the record of it.
+func (s *Store) Erase(ctx context.Context, filter json.RawMessage, act Act) (e Erasure, err error) {
+	err = s.move(ctx, func(tx pgx.Tx) error {
+		rows, err := tx.Query(ctx, s.schemas.Render("SELECT "+erasureColumns+" FROM dlq.erase($1, $2, $3)"), filter, nullable(act.Note), act.Actor)
+		if err != nil {
+			return err
+		}
+		e, err = pgx.CollectExactlyOneRow(rows, pgx.RowToStructByName[Erasure])
+		return err
+	})
+	return e, err
+}
+
+// FinishErasure notes in the record what was done to archives, and that all is done.
+func (s *Store) FinishErasure(ctx context.Context, e *Erasure) error {
+	return s.pool.QueryRow(ctx, s.schemas.Render("UPDATE dlq.erasures SET archived = $2, archives = $3, archive = $4, finished_at = clock_timestamp() WHERE id = $1 RETURNING finished_at"),
+		e.ID, e.Archived, e.Archives, e.Archive).Scan(&e.FinishedAt)
+}
+
+// Erasures are the records, the latest first.
+func (s *Store) Erasures(ctx context.Context, most int) ([]Erasure, error) {
+	rows, err := s.pool.Query(ctx, s.schemas.Render("SELECT "+erasureColumns+" FROM dlq.erasures ORDER BY id DESC LIMIT $1"), most)
+	if err != nil {
+		return nil, err
+	}
+	return pgx.CollectRows(rows, pgx.RowToStructByName[Erasure])
+}
+
+// EraseRows returns, of entries as the archive has them, those that a filter chooses, erased, by id.
+func (s *Store) EraseRows(ctx context.Context, entries []json.RawMessage, filter json.RawMessage) (map[uuid.UUID]json.RawMessage, error) {
+	raw, err := json.Marshal(entries)
+	if err != nil {
+		return nil, err
+	}
+	rows, err := s.pool.Query(ctx, s.schemas.Render("SELECT id, line FROM dlq.erase_rows($1, $2)"), json.RawMessage(raw), filter)
+	if err != nil {
+		return nil, Named(err)
+	}
+	erased := map[uuid.UUID]json.RawMessage{}
+	var id uuid.UUID
+	var line string
+	_, err = pgx.ForEachRow(rows, []any{&id, &line}, func() error { erased[id] = json.RawMessage(line); return nil })
+	return erased, Named(err)
+}
