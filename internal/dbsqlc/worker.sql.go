@@ -50,7 +50,7 @@ CROSS JOIN LATERAL (
            CASE WHEN e.strategy IS NULL AND pg_column_size(e.error_context) <= 65536 THEN e.error_context END::jsonb AS error_context,
            e.dlq_retry_count, e.strategy, e.rule, e.waiting_for, e.next_retry_at, e.ordering_key, e.last_failed_at
     FROM dlq.dead_letter_open e
-    WHERE e.status = 'dlq_pending' AND e.priority = p.priority AND e.next_retry_at <= coalesce($1::timestamptz, now())
+    WHERE e.status = 'dlq_pending' AND e.waiting_for IS DISTINCT FROM 'automatic' AND e.priority = p.priority AND e.next_retry_at <= coalesce($1::timestamptz, now())
     ORDER BY e.next_retry_at, e.id
     LIMIT $2::integer
     FOR UPDATE SKIP LOCKED
@@ -455,7 +455,7 @@ SELECT d.next_retry_at::timestamptz AS next_due
 FROM (VALUES (1), (2), (3), (4)) AS p (priority)
 CROSS JOIN LATERAL (
     SELECT e.next_retry_at FROM dlq.dead_letter_open e
-    WHERE e.status = 'dlq_pending' AND e.priority = p.priority
+    WHERE e.status = 'dlq_pending' AND e.waiting_for IS DISTINCT FROM 'automatic' AND e.priority = p.priority
     ORDER BY e.next_retry_at
     LIMIT 1
 ) d

@@ -96,7 +96,8 @@ CREATE OR REPLACE VIEW dlq.entries AS
            e.reported_class,
            e.waiting_for,
            e.ordering_key,
-           e.parked_by
+           e.parked_by,
+           e.captured_by
     FROM dlq.dead_letter_queue e CROSS JOIN (SELECT dlq.hidden_columns() AS columns OFFSET 0) h;
 COMMENT ON VIEW dlq.entries IS 'dead_letter_queue as the caller may see it: what the policy marks as sensitive (data.sensitiveColumns) is null for a dlq_reader.';
 
