@@ -34,11 +34,6 @@ END
 $$;
 COMMENT ON FUNCTION dlq.uuid_v7 IS 'A UUID version 7 (RFC 9562, method 3): milliseconds of now, microseconds in rand_a, then random bits, so that ids sort by time. Postgres has its own from 18.';
 
-CREATE OR REPLACE FUNCTION dlq.actor() RETURNS text
-LANGUAGE sql STABLE PARALLEL SAFE
-RETURN coalesce(nullif(current_setting('dlq.actor', true), ''), session_user);
-COMMENT ON FUNCTION dlq.actor IS 'In whose name a move is made that names nobody: the function that makes it, or the database user.';
-
 CREATE OR REPLACE FUNCTION dlq.origin(p_actor text) RETURNS text
 LANGUAGE sql STABLE PARALLEL SAFE
 RETURN CASE WHEN p_actor NOT LIKE 'worker:%' AND p_actor NOT IN ('capture', 'sweep', 'retention', 'backfill')
@@ -94,7 +89,7 @@ BEGIN
         NEW.resolution_timestamp := NULL;
     END IF;
 
-    v_actor := coalesce(NEW.move ->> 'actor', dlq.actor());
+    v_actor := coalesce(NEW.move ->> 'actor', session_user);
     v_left := CASE WHEN dlq.is_open(OLD.status) THEN OLD.fingerprint END;
     v_joined := CASE WHEN dlq.is_open(NEW.status) THEN NEW.fingerprint END;
     IF v_left IS NOT DISTINCT FROM v_joined THEN
@@ -148,7 +143,7 @@ CREATE OR REPLACE FUNCTION dlq.on_capture() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     INSERT INTO dlq.dead_letter_transitions (entry_id, to_status, actor, reason, next_retry_at, river_job_id, queue, kind, error_class, error_type, source, attempts)
-    VALUES (NEW.id, NEW.status, dlq.actor(), 'job ' || NEW.river_job_id || ' failed', NEW.next_retry_at, NEW.river_job_id, NEW.queue, NEW.kind, NEW.error_class,
+    VALUES (NEW.id, NEW.status, NEW.captured_by, 'job ' || NEW.river_job_id || ' failed', NEW.next_retry_at, NEW.river_job_id, NEW.queue, NEW.kind, NEW.error_class,
             coalesce(NEW.error_type, ''), NEW.source, NEW.retry_count);
     RETURN NULL;
 END

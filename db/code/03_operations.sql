@@ -9,7 +9,7 @@ DROP FUNCTION IF EXISTS dlq.redeliver(uuid[], text, text, text, boolean, jsonb);
 CREATE OR REPLACE FUNCTION dlq.redeliver(p_ids uuid[], p_actor text, p_reason text,
     p_note text DEFAULT NULL, p_force boolean DEFAULT false, p_detail jsonb DEFAULT NULL, p_queue text DEFAULT NULL, p_run uuid DEFAULT NULL)
 RETURNS TABLE (entry_id uuid, job_id bigint, live_job_id bigint)
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET row_security = off AS $$
 BEGIN
     RETURN QUERY
     WITH picked AS MATERIALIZED (
@@ -155,10 +155,10 @@ COMMENT ON FUNCTION dlq.unpark IS 'Returns a parked entry to the automatic path.
 -- it is waiting or running, however long; take its end in where no trigger saw it; send the entry back if it is gone.
 CREATE OR REPLACE FUNCTION dlq.requeue_expired_leases(p_limit integer DEFAULT 1000)
 RETURNS TABLE (extended integer, settled integer, requeued integer)
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET dlq.actor = 'sweep' AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET row_security = off AS $$
 DECLARE
     v_entry record;
-    v_job   river.river_job;
+    v_job   jsonb;
 BEGIN
     extended := 0; settled := 0; requeued := 0;
     FOR v_entry IN
@@ -168,15 +168,15 @@ BEGIN
         LIMIT p_limit
         FOR UPDATE SKIP LOCKED
     LOOP
-        SELECT j.* INTO v_job FROM river.river_job j WHERE j.id = v_entry.redelivery_job_id;
+        SELECT to_jsonb(j) INTO v_job FROM river.river_job j WHERE j.id = v_entry.redelivery_job_id;
         IF NOT FOUND THEN
             UPDATE dlq.dead_letter_queue SET
                 status = 'dlq_pending', strategy = NULL, next_retry_at = now(),
-                move = jsonb_build_object('reason', 'job ' || v_entry.redelivery_job_id || ' is gone')
+                move = jsonb_build_object('actor', 'sweep', 'reason', 'job ' || v_entry.redelivery_job_id || ' is gone')
             WHERE id = v_entry.id AND status = 'dlq_processing';
             requeued := requeued + 1;
-        ELSIF v_job.state IN ('completed', 'discarded', 'cancelled') THEN
-            PERFORM dlq.record_outcome(v_entry.id, v_job);
+        ELSIF v_job ->> 'state' IN ('completed', 'discarded', 'cancelled') THEN
+            PERFORM dlq.record_outcome(v_entry.id, v_job, 'sweep');
             settled := settled + 1;
         ELSE
             UPDATE dlq.dead_letter_open SET lease_expires_at = now() + interval '5 minutes' WHERE id = v_entry.id;

@@ -20,7 +20,7 @@ COMMENT ON FUNCTION dlq.reserve_pace IS 'Gives p_count redeliveries their places
 -- Messages that are held are River jobs scheduled for later with the mark dlq:held. Their time is never far off, which
 -- bounds what is looked at here: a queue may have any number of jobs that their senders scheduled.
 CREATE OR REPLACE FUNCTION dlq.release_held(p_queues text[], p_limit integer, p_horizon interval) RETURNS integer
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET row_security = off AS $$
 DECLARE
     v_released integer;
 BEGIN
@@ -54,7 +54,7 @@ COMMENT ON FUNCTION dlq.release_held IS 'Lets up to p_limit messages go that wer
 -- Order. A message with an orderingKey, in a queue that keeps the order, has a row in ordered_jobs from its submission.
 -- Rows of work that is done are taken away by whoever comes by: job and entry are the truth, the row says where to look.
 CREATE OR REPLACE FUNCTION dlq.is_undone(p_job bigint) RETURNS boolean
-LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET row_security = off AS $$
 BEGIN
     RETURN EXISTS (SELECT FROM river.river_job j WHERE j.id = p_job AND j.finalized_at IS NULL)
         OR EXISTS (SELECT FROM dlq.dead_letter_open e WHERE e.river_job_id = p_job);
@@ -63,7 +63,7 @@ $$;
 COMMENT ON FUNCTION dlq.is_undone IS 'Whether a job has not ended yet, or its dead letter is open.';
 
 CREATE OR REPLACE FUNCTION dlq.order_predecessor(p_queue text, p_key text, p_job bigint, p_entry uuid DEFAULT NULL) RETURNS bigint
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET row_security = off AS $$
 DECLARE
     v_job   bigint := p_job;
     v_place bigint;
@@ -87,7 +87,7 @@ $$;
 COMMENT ON FUNCTION dlq.order_predecessor IS 'The first job of an ordering key, before p_job (or before the message of the entry that it redelivers), whose work is not done; null where it is p_job''s turn.';
 
 CREATE OR REPLACE FUNCTION dlq.order_done(p_queue text, p_key text, p_job bigint, p_entry uuid DEFAULT NULL) RETURNS void
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET row_security = off AS $$
 DECLARE
     v_job bigint := p_job;
 BEGIN
@@ -106,7 +106,7 @@ $$;
 COMMENT ON FUNCTION dlq.order_done IS 'The work of a job (or of the message of the entry that it redelivers) is done: the next of its ordering key may go.';
 
 CREATE OR REPLACE FUNCTION dlq.forget_ordered(p_limit integer DEFAULT 10000) RETURNS integer
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET row_security = off AS $$
 DECLARE
     v_count integer;
 BEGIN

@@ -27,7 +27,7 @@ COMMENT ON FUNCTION dlq.retention_range IS 'The shortest and the longest period 
 DROP FUNCTION IF EXISTS dlq.enforce_retention(jsonb, integer, timestamptz);
 
 CREATE OR REPLACE FUNCTION dlq.age_out(p_periods jsonb, p_limit integer DEFAULT 1000, p_now timestamptz DEFAULT now()) RETURNS integer
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET lock_timeout = '2s' SET dlq.actor = 'retention' AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET lock_timeout = '2s' AS $$
 DECLARE
     v_ids   uuid[];
     v_month regclass;
@@ -37,7 +37,7 @@ BEGIN
         SELECT e.id FROM dlq.dead_letter_failed e
         WHERE e.closed_at < p_now - (SELECT r.shortest FROM dlq.retention_range(p_periods, 'failed') r) AND e.closed_at < p_now - dlq.retention_of(p_periods, e.queue, 'failed')
         ORDER BY e.id LIMIT p_limit FOR UPDATE SKIP LOCKED);
-    UPDATE dlq.dead_letter_queue SET status = 'dlq_archived', move = '{"reason": "aged out"}' WHERE id = ANY (v_ids) AND status = 'dlq_failed';
+    UPDATE dlq.dead_letter_queue SET status = 'dlq_archived', move = '{"actor": "retention", "reason": "aged out"}' WHERE id = ANY (v_ids) AND status = 'dlq_failed';
     -- Months that are over and of which nothing is left.
     FOR v_month IN
         SELECT i.inhrelid FROM pg_inherits i

@@ -149,7 +149,7 @@ DECLARE
     v_function regprocedure;
     -- What each role may call; what dlqd alone calls is in none.
     v_functions constant jsonb := '{
-        "dlq_reader": ["actor", "allowed_moves", "audit", "caller", "captured_at", "coarse_step", "error_types", "filter_where", "find", "find_ids", "first_id", "flow", "has_role",
+        "dlq_reader": ["allowed_moves", "audit", "caller", "captured_at", "coarse_step", "error_types", "filter_where", "find", "find_ids", "first_id", "flow", "has_role",
             "heat_map", "hidden_columns", "is_open", "noisiest_sources", "oldest_entries", "origin", "preview", "ratio", "replay_success", "replayable", "retry_cost", "sensitive_columns", "stats", "step_for", "times", "to_uuid", "top_groups"],
         "dlq_operator": ["act_on", "act_where", "assign", "discard", "note", "open_breaker", "park", "refresh_rollups", "replay", "replay_cancel", "replay_pause", "replay_resume",
             "replay_set_rate", "replay_start", "requeue_expired_leases", "reset_breaker", "resolve", "unpark"],

@@ -148,7 +148,7 @@ func TestRollups_property(t *testing.T) {
 				require.NoError(rt, err)
 				late = append(late, tx)
 				_, err = tx.Exec(b.Context(), `WITH j AS (INSERT INTO river_job (kind, args, queue, max_attempts, state) VALUES ('k', '{}', 'late', 1, 'available') RETURNING *)
-					SELECT dlq.record_failure(j.*::river_job) FROM j`)
+					SELECT dlq.record_failure(to_jsonb(j.*)) FROM j`)
 				require.NoError(rt, err)
 			case 10:
 				for _, tx := range late {

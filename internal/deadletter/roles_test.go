@@ -89,7 +89,7 @@ var writes = []string{
 	"UPDATE dlq.dead_letter_transitions SET note = 'x'", "DELETE FROM dlq.dead_letter_transitions", "TRUNCATE dlq.dead_letter_transitions", "UPDATE dlq.dead_letter_transitions SET detail = '{\"erased\": true}'",
 	"INSERT INTO dlq.dead_letter_transitions (entry_id, to_status, actor, queue, kind) VALUES (gen_random_uuid(), 'dlq_manual', 'x', 'q', 'k')",
 	"UPDATE dlq.settings SET value = ''", "UPDATE dlq.erasures SET note = ''", "DELETE FROM dlq.replay_runs", "DELETE FROM dlq.rollup_flow",
-	"SELECT dlq.redeliver('{}', 'x', 'x')", "SELECT dlq.record_failure(j) FROM river_job j", "SELECT dlq.protect('{}')", "SELECT dlq.install_roles()", "DROP TABLE dlq.dead_letter_queue",
+	"SELECT dlq.redeliver('{}', 'x', 'x')", "SELECT dlq.record_failure(to_jsonb(j)) FROM river_job j", "SELECT dlq.protect('{}')", "SELECT dlq.install_roles()", "DROP TABLE dlq.dead_letter_queue",
 	"SELECT * FROM river_job", "CREATE TABLE dlq.mine ()",
 }
 
