@@ -13,3 +13,8 @@ var Migrations embed.FS
 //
 //go:embed code/*.sql
 var Code embed.FS
+
+// RiverTriggers puts the triggers on River's table that call the functions of [Code].
+//
+//go:embed river_triggers.sql
+var RiverTriggers string

@@ -112,7 +112,7 @@ func newRoot(hard context.Context) *cobra.Command {
 		newMove("unpark", "Return a parked dead letter to the automatic path"), newReclassify(), newBreakers(), newQueues(), newStats(), newAudit(), newErase(), newErasures())
 	add("use", newBulks()...)
 	add("policy", newConfig())
-	add("database", newMigrate(), newAttach(), newDetach(), newArchive(), newDoctor(), newPsql(), newOpenAPI())
+	add("database", newMigrate(), newGrants(), newAttach(), newDetach(), newArchive(), newDoctor(), newPsql(), newOpenAPI())
 	return root
 }
 
@@ -124,13 +124,20 @@ type databaseFlags struct {
 }
 
 func (f *databaseFlags) register(cmd *cobra.Command) {
-	flags := cmd.Flags()
-	flags.StringVar(&f.url, "database-url", os.Getenv("DATABASE_URL"), "Postgres to use; without one (nor DATABASE_URL), an embedded one is started")
-	flags.Lookup("database-url").DefValue = "$DATABASE_URL" // help must not print a password
+	f.registerURL(cmd)
 	f.registerDataDir(cmd)
-	flags.StringVar(&f.postgresBin, "postgres-bin", "", "directory of the Postgres programs for the embedded one; looked for if empty")
-	flags.StringVar(&f.schemas.DLQ, "schema", postgres.DefaultSchema, "schema of dlqd's tables")
-	flags.StringVar(&f.schemas.River, "river-schema", postgres.DefaultRiverSchema, "schema of River's tables")
+	cmd.Flags().StringVar(&f.postgresBin, "postgres-bin", "", "directory of the Postgres programs for the embedded one; looked for if empty")
+	f.registerSchemas(cmd)
+}
+
+func (f *databaseFlags) registerURL(cmd *cobra.Command) {
+	cmd.Flags().StringVar(&f.url, "database-url", os.Getenv("DATABASE_URL"), "Postgres to use; without one (nor DATABASE_URL), an embedded one is started")
+	cmd.Flags().Lookup("database-url").DefValue = "$DATABASE_URL" // help must not print a password
+}
+
+func (f *databaseFlags) registerSchemas(cmd *cobra.Command) {
+	cmd.Flags().StringVar(&f.schemas.DLQ, "schema", postgres.DefaultSchema, "schema of dlqd's tables")
+	cmd.Flags().StringVar(&f.schemas.River, "river-schema", postgres.DefaultRiverSchema, "schema of River's tables")
 }
 
 func (f *databaseFlags) registerDataDir(cmd *cobra.Command) {

@@ -302,18 +302,6 @@ END
 $$;
 COMMENT ON FUNCTION dlq.follow IS 'Trigger dlq_follow on river_job: an entry whose job is retried outside dlqd goes to dlq_processing and follows that job to its end. "dlqd detach" removes it, and so does DROP FUNCTION ... CASCADE.';
 
--- Nothing here runs for a job that succeeds: its WHEN is three comparisons of the row that is in memory already. (The triggers
--- themselves have no comment: only the owner of the table could write it.)
-CREATE OR REPLACE TRIGGER dlq_capture AFTER UPDATE OF state ON river.river_job
-    FOR EACH ROW
-    WHEN (NEW.state IN ('completed', 'discarded', 'cancelled') AND OLD.state IS DISTINCT FROM NEW.state
-          AND (NEW.state <> 'completed' OR NEW.metadata ? 'dlq:entry_id'))
-    EXECUTE FUNCTION dlq.capture();
-CREATE OR REPLACE TRIGGER dlq_follow AFTER UPDATE OF state ON river.river_job
-    FOR EACH ROW
-    WHEN (OLD.state IN ('discarded', 'cancelled') AND NEW.state NOT IN ('discarded', 'cancelled', 'completed'))
-    EXECUTE FUNCTION dlq.follow();
-
 CREATE OR REPLACE FUNCTION dlq.backfill(p_limit integer DEFAULT 1000) RETURNS integer
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET row_security = off AS $$
 DECLARE

@@ -160,10 +160,13 @@ BEGIN
         IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = v_role) THEN
             BEGIN
                 EXECUTE format('CREATE ROLE %I NOLOGIN', v_role);
+                -- What detach takes away again.
+                INSERT INTO dlq.settings AS s (key, value) VALUES ('roles_made', v_role)
+                ON CONFLICT (key) DO UPDATE SET value = s.value || ',' || excluded.value, updated_at = now();
             EXCEPTION
                 WHEN duplicate_object OR unique_violation THEN NULL; -- an installation in another database has just made it
                 WHEN insufficient_privilege THEN
-                    RAISE NOTICE 'role % was not made: % may not make roles; make it and run dlqd migrate up again', v_role, current_user;
+                    RAISE NOTICE 'role % was not made: % may not make roles; make it and run dlqd attach (or dlqd migrate up) again', v_role, current_user;
                     RETURN;
             END;
         END IF;

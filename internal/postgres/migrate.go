@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"math/rand/v2"
 	"sort"
 	"strings"
 	"testing/fstest"
@@ -28,6 +29,12 @@ import (
 
 const (
 	settingCodeVersion = "code_version"
+	// Hash of the triggers on River's table, as installed.
+	settingTriggers = "river_triggers"
+	// Schema of the River that this dlqd is on.
+	settingRiverSchema = "river_schema"
+	// Roles that dlqd made.
+	settingRoles = "roles_made"
 	// Whose River this is: riverOwn or riverAttached.
 	settingRiver  = "river"
 	riverOwn      = "own"
@@ -36,10 +43,18 @@ const (
 	// MigrationTable is goose's table, in dlqd's schema.
 	MigrationTable = "schema_migrations"
 
-	// How long installing triggers waits for river_job before it gives up: an application's jobs queue behind it.
-	installLockTimeout = "5s"
+	// How long a statement that changes triggers or functions waits for a lock before it gives way and is tried again: an
+	// application's jobs queue behind it meanwhile. It is shorter than Postgres's deadlock_timeout (1 s), so that in a
+	// deadlock it is never the application that is ended.
+	codeLockTimeout = "400ms"
+	codeTries       = 25
+	codePause       = 500 * time.Millisecond // between tries, up to twice as long
 
-	backfillBatch = 1000
+	// How long to wait for another dlqd that migrates.
+	exclusiveTimeout = "2min"
+
+	// River's version that has all the columns that redeliveries write.
+	oldestRiver = 6
 )
 
 // ErrSchemaOld is returned by [Migrator.Check] when the database's schema is not the one this program was built for.
@@ -60,6 +75,8 @@ type MigrationStatus struct {
 	Version, Latest           int64
 	CodeInstalled             bool // functions, views and triggers are those of this program
 	Attached                  bool // River belongs to another application
+
+	codeCurrent, triggersCurrent bool // which CodeInstalled is made of
 }
 
 // Current reports whether nothing is left to do.
@@ -91,58 +108,6 @@ func (m *Migrator) Up(ctx context.Context) error {
 	})
 }
 
-// Attach installs dlqd beside a River that an application owns. River's own tables are left as they are.
-func (m *Migrator) Attach(ctx context.Context) error {
-	return m.exclusively(ctx, func() error {
-		version, err := m.riverVersion(ctx)
-		if err != nil {
-			return err
-		}
-		if version == 0 {
-			return fmt.Errorf("there is no River in schema %q of this database: name its schema with --river-schema, or run \"dlqd migrate up\" to make a new one", m.Schemas.River)
-		}
-		return m.install(ctx, riverAttached)
-	})
-}
-
-// Backfill takes in jobs that failed before capture was installed. It returns how many.
-func (m *Migrator) Backfill(ctx context.Context, progress func(total int)) (int, error) {
-	total := 0
-	for {
-		var n int
-		if err := m.Pool.QueryRow(ctx, m.Schemas.Render("SELECT dlq.backfill($1)"), backfillBatch).Scan(&n); err != nil {
-			return total, fmt.Errorf("backfill after %d jobs: %w", total, err)
-		}
-		total += n
-		if n == 0 {
-			return total, nil
-		}
-		progress(total)
-	}
-}
-
-// Detach removes dlqd's triggers, functions and views. Its tables stay, unless dropData.
-func (m *Migrator) Detach(ctx context.Context, dropData bool) error {
-	return m.exclusively(ctx, func() error {
-		known, err := m.hasTable(ctx, m.Schemas.DLQ, "settings")
-		if err != nil {
-			return err
-		}
-		return m.inTx(ctx, func(tx pgx.Tx) error {
-			if err := m.dropCode(ctx, tx); err != nil {
-				return err
-			}
-			switch {
-			case dropData:
-				_, err = tx.Exec(ctx, "DROP SCHEMA IF EXISTS "+m.Schemas.DLQ+" CASCADE")
-			case known:
-				_, err = tx.Exec(ctx, m.Schemas.Render("DELETE FROM dlq.settings WHERE key = $1"), settingCodeVersion)
-			}
-			return err
-		})
-	})
-}
-
 // Down takes back dlqd's last migration. Functions, views and triggers go first: they are of the newer tables. Once
 // no migration of dlqd's is left, and River was made by [Migrator.Up], River's tables go too.
 func (m *Migrator) Down(ctx context.Context) error {
@@ -151,8 +116,10 @@ func (m *Migrator) Down(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		if err := m.inTx(ctx, func(tx pgx.Tx) error { return m.dropCode(ctx, tx) }); err != nil {
-			return err
+		if status.Version > 0 {
+			if err := m.dropCode(ctx); err != nil {
+				return err
+			}
 		}
 		if status.Version == 0 {
 			if status.Attached || status.RiverVersion == 0 {
@@ -201,29 +168,75 @@ func (m *Migrator) install(ctx context.Context, river string) error {
 	}); err != nil {
 		return err
 	}
-	if _, err := m.Pool.Exec(ctx, m.Schemas.Render("INSERT INTO dlq.settings (key, value) VALUES ($1, $2) ON CONFLICT (key) DO NOTHING"), settingRiver, river); err != nil {
-		return err
-	}
-	code, version := m.code()
-	if installed, err := m.setting(ctx, settingCodeVersion); err != nil || installed == version {
-		return err
-	}
-	if err := m.inTx(ctx, func(tx pgx.Tx) error {
-		if _, err := tx.Exec(ctx, "SET LOCAL lock_timeout = '"+installLockTimeout+"'"); err != nil {
+	for key, value := range map[string]string{settingRiver: river, settingRiverSchema: m.Schemas.River} {
+		if _, err := m.Pool.Exec(ctx, m.Schemas.Render("INSERT INTO dlq.settings (key, value) VALUES ($1, $2) ON CONFLICT (key) DO NOTHING"), key, value); err != nil {
 			return err
 		}
-		for _, file := range code {
-			if _, err := tx.Exec(ctx, file.sql); err != nil {
-				return fmt.Errorf("%s: %w%s", file.name, err, position(err, file.sql))
-			}
-		}
-		_, err := tx.Exec(ctx, m.Schemas.Render(`INSERT INTO dlq.settings (key, value) VALUES ($1, $2)
-			ON CONFLICT (key) DO UPDATE SET value = excluded.value, updated_at = now()`), settingCodeVersion, version)
-		return err
-	}); err != nil {
-		return fmt.Errorf("install functions and triggers: %w", err)
 	}
-	_, err := m.Pool.Exec(ctx, m.Schemas.Render("SELECT dlq.ensure_partitions(), dlq.refresh_rollups()"))
+	status, err := m.status(ctx)
+	if err != nil {
+		return err
+	}
+	// Functions first: there is no moment in which a trigger calls one that is not there.
+	if !status.codeCurrent {
+		code, version := m.code()
+		if err := m.inShortLocks(ctx, func(tx pgx.Tx) error {
+			for _, file := range code {
+				if _, err := tx.Exec(ctx, file.sql); err != nil {
+					return fmt.Errorf("%s: %w%s", file.name, err, position(err, file.sql))
+				}
+			}
+			return m.set(ctx, tx, settingCodeVersion, version)
+		}); err != nil {
+			return fmt.Errorf("install functions: %w", err)
+		}
+	}
+	if !status.triggersCurrent {
+		triggers, version := m.riverTriggers()
+		if err := m.inShortLocks(ctx, func(tx pgx.Tx) error {
+			if _, err := tx.Exec(ctx, triggers); err != nil {
+				return err
+			}
+			return m.set(ctx, tx, settingTriggers, version)
+		}); err != nil {
+			return fmt.Errorf("install triggers on %s.river_job: %w", m.Schemas.River, err)
+		}
+	}
+	// Roles each time: somebody may have made them meanwhile.
+	if _, err := m.Pool.Exec(ctx, m.Schemas.Render("SELECT dlq.install_roles()")); err != nil {
+		return fmt.Errorf("install roles: %w", err)
+	}
+	_, err = m.Pool.Exec(ctx, m.Schemas.Render("SELECT dlq.ensure_partitions(), dlq.refresh_rollups()"))
+	return err
+}
+
+// inShortLocks runs a change of code in a transaction that waits for no lock for long, again while others hold one.
+func (m *Migrator) inShortLocks(ctx context.Context, run func(tx pgx.Tx) error) error {
+	for try := 1; ; try++ {
+		err := m.inTx(ctx, func(tx pgx.Tx) error {
+			if _, err := tx.Exec(ctx, "SET LOCAL lock_timeout = '"+codeLockTimeout+"'"); err != nil {
+				return err
+			}
+			return run(tx)
+		})
+		var pgErr *pgconn.PgError
+		if !errors.As(err, &pgErr) || (pgErr.Code != "55P03" && pgErr.Code != "40P01") {
+			return err
+		}
+		if try == codeTries {
+			return fmt.Errorf("others hold locks on the tables, after %d tries: %w; see pg_locks, and try again when it is quieter", try, err)
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(codePause + rand.N(codePause)):
+		}
+	}
+}
+
+func (m *Migrator) set(ctx context.Context, db DB, key, value string) error {
+	_, err := db.Exec(ctx, m.Schemas.Render(`INSERT INTO dlq.settings (key, value) VALUES ($1, $2)
+		ON CONFLICT (key) DO UPDATE SET value = excluded.value, updated_at = now()`), key, value)
 	return err
 }
 
@@ -249,34 +262,46 @@ func (m *Migrator) code() ([]codeFile, string) {
 	return files, hex.EncodeToString(hash.Sum(nil))[:16]
 }
 
-// dropCode removes all triggers that call a function of dlqd's schema, then its views and functions.
-func (m *Migrator) dropCode(ctx context.Context, tx pgx.Tx) error {
-	if _, err := tx.Exec(ctx, "SET LOCAL lock_timeout = '"+installLockTimeout+"'"); err != nil {
-		return err
-	}
-	rows, err := tx.Query(ctx, `
-		SELECT format('DROP TRIGGER IF EXISTS %I ON %s', t.tgname, t.tgrelid::regclass)
-		FROM pg_trigger t JOIN pg_proc p ON p.oid = t.tgfoid JOIN pg_namespace n ON n.oid = p.pronamespace
-		WHERE n.nspname = $1 AND NOT t.tgisinternal AND t.tgparentid = 0
-		UNION ALL
-		SELECT format('DROP VIEW IF EXISTS %s CASCADE', c.oid::regclass)
-		FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = $1 AND c.relkind = 'v'
-		UNION ALL
-		SELECT format('DROP FUNCTION IF EXISTS %s CASCADE', p.oid::regprocedure)
-		FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace WHERE n.nspname = $1`, m.Schemas.DLQ)
-	if err != nil {
-		return err
-	}
-	drops, err := pgx.CollectRows(rows, pgx.RowTo[string])
-	if err != nil {
-		return err
-	}
-	for _, drop := range drops {
-		if _, err := tx.Exec(ctx, drop); err != nil {
-			return fmt.Errorf("%s: %w", drop, err)
+// riverTriggers returns the rendered triggers on River's table, and a hash of them.
+func (m *Migrator) riverTriggers() (sql, version string) {
+	sql = m.Schemas.Render(db.RiverTriggers)
+	sum := sha256.Sum256([]byte(sql))
+	return sql, hex.EncodeToString(sum[:])[:16]
+}
+
+// dropCode removes dlqd's functions, and with them the triggers that call them, and its views. Triggers go by CASCADE: to
+// drop one by its name takes the owner of the table, to drop its function takes the function's. Those on River's table go
+// first, so that locks are taken in the order in which an application takes them.
+func (m *Migrator) dropCode(ctx context.Context) error {
+	return m.inShortLocks(ctx, func(tx pgx.Tx) error {
+		rows, err := tx.Query(ctx, `
+			SELECT format('DROP VIEW IF EXISTS %s CASCADE', c.oid::regclass), 1 AS step
+			FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = $1 AND c.relkind = 'v'
+			UNION ALL
+			SELECT format('DROP FUNCTION IF EXISTS %s CASCADE', p.oid::regprocedure), CASE WHEN p.proname IN ('capture', 'follow') THEN 0 ELSE 2 END
+			FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace WHERE n.nspname = $1
+			ORDER BY step`, m.Schemas.DLQ)
+		if err != nil {
+			return err
 		}
-	}
-	return nil
+		var drops []string
+		var drop string
+		var step int
+		if _, err := pgx.ForEachRow(rows, []any{&drop, &step}, func() error { drops = append(drops, drop); return nil }); err != nil {
+			return err
+		}
+		for _, drop := range drops {
+			if _, err := tx.Exec(ctx, drop); err != nil {
+				return fmt.Errorf("%s: %w", drop, err)
+			}
+		}
+		// A dlqd that serves sees by this that it is detached.
+		if known, err := m.hasTable(ctx, m.Schemas.DLQ, "settings"); err != nil || !known {
+			return err
+		}
+		_, err = tx.Exec(ctx, m.Schemas.Render("DELETE FROM dlq.settings WHERE key IN ($1, $2)"), settingCodeVersion, settingTriggers)
+		return err
+	})
 }
 
 func (m *Migrator) status(ctx context.Context) (MigrationStatus, error) {
@@ -306,24 +331,45 @@ func (m *Migrator) status(ctx context.Context) (MigrationStatus, error) {
 	if s.Version == 0 {
 		return s, nil
 	}
-	installed, err := m.setting(ctx, settingCodeVersion)
-	if err != nil {
-		return s, err
-	}
-	_, version := m.code()
-	s.CodeInstalled = installed == version
-	river, err := m.setting(ctx, settingRiver)
+	_, code := m.code()
+	_, triggers := m.riverTriggers()
+	var river string
+	// The triggers are looked for, too: River's table may have been made anew, or its owner may have dropped them.
+	err = m.Pool.QueryRow(ctx, m.Schemas.Render(`
+		SELECT coalesce(bool_or(s.key = '`+settingCodeVersion+`' AND s.value = $1), false),
+		       coalesce(bool_or(s.key = '`+settingTriggers+`' AND s.value = $2), false)
+		           AND (SELECT count(*) = 2 FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid JOIN pg_namespace n ON n.oid = c.relnamespace
+		                JOIN pg_proc p ON p.oid = t.tgfoid JOIN pg_namespace f ON f.oid = p.pronamespace
+		                WHERE n.nspname = $3 AND c.relname = 'river_job' AND f.nspname = $4 AND t.tgname IN ('dlq_capture', 'dlq_follow')),
+		       coalesce(max(s.value) FILTER (WHERE s.key = '`+settingRiver+`'), '')
+		FROM dlq.settings s`), code, triggers, m.Schemas.River, m.Schemas.DLQ).Scan(&s.codeCurrent, &s.triggersCurrent, &river)
+	s.CodeInstalled = s.codeCurrent && s.triggersCurrent
 	s.Attached = river == riverAttached
 	return s, err
 }
 
+// riverVersion is the version of River's schema; 0 where there is none. Who migrates River by tools of their own has no
+// river_migration: what is there says the version, then.
 func (m *Migrator) riverVersion(ctx context.Context) (int, error) {
 	has, err := m.hasTable(ctx, m.Schemas.River, "river_migration")
-	if err != nil || !has {
+	if err != nil {
 		return 0, err
 	}
 	var version int
-	err = m.Pool.QueryRow(ctx, "SELECT coalesce(max(version), 0) FROM "+m.Schemas.River+".river_migration").Scan(&version)
+	if has {
+		err = m.Pool.QueryRow(ctx, "SELECT coalesce(max(version), 0) FROM "+m.Schemas.River+".river_migration").Scan(&version)
+	}
+	if err != nil || version > 1 {
+		return version, err
+	}
+	err = m.Pool.QueryRow(ctx, `
+		SELECT CASE WHEN bool_or(c.relname = 'river_notification') THEN 8
+		            WHEN bool_or(c.relname = 'river_job' AND a.attname = 'unique_states') THEN 6
+		            WHEN bool_or(c.relname = 'river_job' AND a.attname = 'unique_key') THEN 5
+		            WHEN bool_or(c.relname = 'river_queue') THEN 4
+		            WHEN bool_or(c.relname = 'river_job') THEN 2 ELSE 0 END
+		FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace JOIN pg_attribute a ON a.attrelid = c.oid AND NOT a.attisdropped
+		WHERE n.nspname = $1 AND c.relname IN ('river_notification', 'river_job', 'river_queue')`, m.Schemas.River).Scan(&version)
 	return version, err
 }
 
@@ -374,8 +420,11 @@ func (m *Migrator) exclusively(ctx context.Context, run func() error) error {
 		return err
 	}
 	return m.inTx(ctx, func(tx pgx.Tx) error {
-		if _, err := tx.Exec(ctx, "SELECT pg_advisory_xact_lock(hashtextextended('dlqd migrate', 0))"); err != nil {
+		if _, err := tx.Exec(ctx, "SET LOCAL lock_timeout = '"+exclusiveTimeout+"'"); err != nil {
 			return err
+		}
+		if _, err := tx.Exec(ctx, "SELECT pg_advisory_xact_lock(hashtextextended('dlqd migrate', 0))"); err != nil {
+			return fmt.Errorf("another dlqd is migrating this database: %w", err)
 		}
 		return run()
 	})
@@ -387,7 +436,7 @@ func (m *Migrator) inTx(ctx context.Context, run func(pgx.Tx) error) error {
 
 func (m *Migrator) createSchema(ctx context.Context, name string) error {
 	var has bool
-	if err := m.Pool.QueryRow(ctx, "SELECT to_regnamespace($1) IS NOT NULL", name).Scan(&has); err != nil || has {
+	if err := m.Pool.QueryRow(ctx, "SELECT EXISTS (SELECT FROM pg_namespace WHERE nspname = $1)", name).Scan(&has); err != nil || has {
 		return err // CREATE SCHEMA IF NOT EXISTS wants the right to create even where it does nothing
 	}
 	if _, err := m.Pool.Exec(ctx, "CREATE SCHEMA IF NOT EXISTS "+name); err != nil {
@@ -398,7 +447,8 @@ func (m *Migrator) createSchema(ctx context.Context, name string) error {
 
 func (m *Migrator) hasTable(ctx context.Context, schema, table string) (bool, error) {
 	var has bool
-	err := m.Pool.QueryRow(ctx, "SELECT to_regclass($1) IS NOT NULL", schema+"."+table).Scan(&has)
+	// By the catalog: to_regclass of a name in a schema that one may not use is an error.
+	err := m.Pool.QueryRow(ctx, "SELECT EXISTS (SELECT FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = $1 AND c.relname = $2)", schema, table).Scan(&has)
 	return has, err
 }
 
@@ -409,31 +459,6 @@ func (m *Migrator) setting(ctx context.Context, key string) (string, error) {
 		return "", nil
 	}
 	return value, err
-}
-
-// Plan lists, for people, what Attach will create.
-func (m *Migrator) Plan(ctx context.Context) ([]string, error) {
-	status, err := m.status(ctx)
-	if err != nil {
-		return nil, err
-	}
-	var plan []string
-	if status.Version < status.Latest {
-		plan = append(plan,
-			"schema "+m.Schemas.DLQ,
-			m.Schemas.Render("table dlq.dead_letter_queue, partitioned by status; closed entries by month"),
-			m.Schemas.Render("table dlq.dead_letter_transitions, partitioned by day"),
-			m.Schemas.Render("tables dlq.circuit_breakers, dlq.circuit_breaker_changes, dlq.gates, dlq.paces, dlq.ordered_jobs, dlq.settings, dlq.replay_runs, dlq.replay_run_entries,"),
-			m.Schemas.Render("  dlq.rollup_*, dlq.failure_groups, dlq.erasures, dlq.restored_partitions"))
-	}
-	if !status.CodeInstalled {
-		plan = append(plan,
-			"functions and views in schema "+m.Schemas.DLQ,
-			"roles dlq_reader, dlq_operator and dlq_admin, if this user may make roles",
-			m.Schemas.Render("trigger dlq_capture on river.river_job (fires when a job is discarded, or cancelled by its worker)"),
-			m.Schemas.Render("trigger dlq_follow on river.river_job (fires when a discarded or cancelled job is retried)"))
-	}
-	return plan, nil
 }
 
 // PartitionInterval is how often a program that serves makes partitions ahead: a week of days is made each time, so

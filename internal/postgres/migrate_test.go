@@ -120,14 +120,14 @@ func TestAttachAndDetach(t *testing.T) {
 
 	plan, err := m.Plan(t.Context())
 	require.NoError(t, err)
-	require.Contains(t, strings.Join(plan, "\n"), "trigger dlq_capture on public.river_job")
+	require.Contains(t, strings.Join(plan.Create, "\n"), "trigger dlq_capture on public.river_job")
 	require.Equal(t, before, catalog(t, pool), "a plan creates nothing")
 
 	for range 2 {
 		require.NoError(t, m.Attach(t.Context()))
 		plan, err = m.Plan(t.Context())
 		require.NoError(t, err)
-		require.Empty(t, plan)
+		require.Empty(t, plan.Create)
 	}
 	status, err := m.Status(t.Context())
 	require.NoError(t, err)
@@ -145,7 +145,10 @@ func TestAttachAndDetach(t *testing.T) {
 	require.Equal(t, 3, count(t, pool, "SELECT count(*) FROM dlq.dead_letter_queue"))
 
 	for range 2 {
-		require.NoError(t, m.Detach(t.Context(), false))
+		found, err := m.Find(t.Context(), false, false)
+		require.NoError(t, err)
+		_, err = m.Detach(t.Context(), *found, false)
+		require.NoError(t, err)
 		require.Equal(t, 3, count(t, pool, "SELECT count(*) FROM dlq.dead_letter_queue"), "the data stays")
 		left := strings.Join(catalog(t, pool), "\n")
 		require.NotContains(t, left, "trigger ")
@@ -159,10 +162,14 @@ func TestAttachAndDetach(t *testing.T) {
 	status, err = m.Status(t.Context())
 	require.NoError(t, err)
 	require.True(t, status.Attached)
-	for range 2 {
-		require.NoError(t, m.Detach(t.Context(), true))
-		require.Equal(t, before, catalog(t, pool), "not a trace is left")
-	}
+	found, err := m.Find(t.Context(), false, false)
+	require.NoError(t, err)
+	_, err = m.Detach(t.Context(), *found, true)
+	require.NoError(t, err)
+	require.Equal(t, before, catalog(t, pool), "not a trace is left")
+	found, err = m.Find(t.Context(), false, false)
+	require.NoError(t, err)
+	require.Nil(t, found)
 }
 
 // An application's River is not taken for dlqd's own by mistake.

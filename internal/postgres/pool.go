@@ -2,9 +2,13 @@ package postgres
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
+	"strings"
 
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
@@ -33,13 +37,18 @@ func Open(ctx context.Context, url string, maxConns int32) (*pgxpool.Pool, error
 	if config.ConnConfig.RuntimeParams["application_name"] == "" {
 		config.ConnConfig.RuntimeParams["application_name"] = "dlqd"
 	}
-	pool, err := pgxpool.NewWithConfig(ctx, config)
-	if err != nil {
-		return nil, fmt.Errorf("database: %w", err)
+	// A job that a policy hides would look like one that is gone: with row_security off, that is an error instead.
+	config.ConnConfig.RuntimeParams["row_security"] = "off"
+	pool, version, err := open(ctx, config)
+	if refusesParameter(err) { // a pooler that knows but a few: as good, where it gives each client a session
+		delete(config.ConnConfig.RuntimeParams, "row_security")
+		config.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
+			_, err := conn.Exec(ctx, "SET row_security = off")
+			return err
+		}
+		pool, version, err = open(ctx, config)
 	}
-	var version int
-	if err := pool.QueryRow(ctx, "SELECT current_setting('server_version_num')::int / 10000").Scan(&version); err != nil {
-		pool.Close()
+	if err != nil {
 		return nil, fmt.Errorf("database: %w", err)
 	}
 	if version < OldestVersion {
@@ -47,4 +56,21 @@ func Open(ctx context.Context, url string, maxConns int32) (*pgxpool.Pool, error
 		return nil, fmt.Errorf("database: Postgres %d is too old: dlqd needs %d or newer", version, OldestVersion)
 	}
 	return pool, nil
+}
+
+func open(ctx context.Context, config *pgxpool.Config) (pool *pgxpool.Pool, version int, err error) {
+	if pool, err = pgxpool.NewWithConfig(ctx, config); err != nil {
+		return nil, 0, err
+	}
+	if err = pool.QueryRow(ctx, "SELECT current_setting('server_version_num')::int / 10000").Scan(&version); err != nil {
+		pool.Close()
+		return nil, 0, err
+	}
+	return pool, version, nil
+}
+
+// refusesParameter recognises PgBouncer's answer to a parameter at the start of a session that it does not know.
+func refusesParameter(err error) bool {
+	var pgErr *pgconn.PgError
+	return errors.As(err, &pgErr) && strings.Contains(pgErr.Message, "unsupported startup parameter")
 }

@@ -1,0 +1,218 @@
+package postgres
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+const (
+	backfillBatch = 1000
+
+	// How long taking back a refused installation may take.
+	takeBackTimeout = time.Minute
+)
+
+// Plan is what [Migrator.Attach] would do.
+type Plan struct {
+	Create []string // what it would make, for people; empty where nothing is left to do
+	// Refusals are why it would not: what would break the application, or this dlqd. Each says what to do.
+	Refusals []string
+	// Missing are rights that attach needs. Later lists those that other parts will need; a dlqd that serves says so, too.
+	Missing, Later []MissingRight
+	Role           string // of this session
+}
+
+// Err says why the plan cannot be carried out; nil where it can.
+func (p *Plan) Err() error {
+	var errs []error
+	for _, refusal := range p.Refusals {
+		errs = append(errs, errors.New(refusal))
+	}
+	if len(p.Missing) > 0 {
+		errs = append(errs, &MissingRightsError{p.Role, p.Missing})
+	}
+	return errors.Join(errs...)
+}
+
+// Plan looks, changing nothing, at what Attach would do, and whether it can.
+func (m *Migrator) Plan(ctx context.Context) (*Plan, error) {
+	p := &Plan{}
+	var err error
+	if p.Role, p.Missing, err = m.MissingRights(ctx, PartAttach); err != nil {
+		return nil, err
+	}
+	if _, p.Later, err = m.MissingRights(ctx, PartDLQWorkers, PartAPI, PartProcess, PartDoctor); err != nil {
+		return nil, err
+	}
+	if p.Refusals, err = m.refusals(ctx); err != nil {
+		return nil, err
+	}
+	if p.Err() != nil {
+		return p, nil // what is there cannot be read, or is not ours
+	}
+	status, err := m.status(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if status.RiverVersion < oldestRiver {
+		p.Refusals = append(p.Refusals, fmt.Sprintf("River's tables are at version %d; dlqd needs %d or newer: run River's migrations first", status.RiverVersion, oldestRiver))
+		return p, nil
+	}
+	if status.Version < status.Latest {
+		p.Create = append(p.Create,
+			"schema "+m.Schemas.DLQ,
+			m.Schemas.Render("table dlq.dead_letter_queue, partitioned by status; closed entries by month"),
+			m.Schemas.Render("table dlq.dead_letter_transitions, partitioned by day"),
+			m.Schemas.Render("tables dlq.circuit_breakers, dlq.circuit_breaker_changes, dlq.automatic_switches, dlq.automatic_changes, dlq.gates, dlq.paces, dlq.ordered_jobs,"),
+			m.Schemas.Render("  dlq.processes, dlq.settings, dlq.replay_runs, dlq.replay_run_entries, dlq.rollup_*, dlq.failure_groups, dlq.erasures, dlq.restored_partitions"))
+	}
+	if !status.codeCurrent {
+		p.Create = append(p.Create,
+			"functions and views in schema "+m.Schemas.DLQ,
+			"roles dlq_reader, dlq_operator and dlq_admin, if this user may make roles")
+	}
+	if !status.triggersCurrent {
+		p.Create = append(p.Create,
+			m.Schemas.Render("trigger dlq_capture on river.river_job (fires when a job is discarded, or cancelled by its worker)"),
+			m.Schemas.Render("trigger dlq_follow on river.river_job (fires when a discarded or cancelled job is retried)"))
+	}
+	return p, nil
+}
+
+// refusals are what would make attach go wrong later, or break the application.
+func (m *Migrator) refusals(ctx context.Context) ([]string, error) {
+	river, dlq := m.Schemas.River, m.Schemas.DLQ
+	has, err := m.hasTable(ctx, river, "river_job")
+	if err != nil {
+		return nil, err
+	}
+	if !has {
+		return []string{fmt.Sprintf("there is no River in schema %q of this database: name its schema with --river-schema, or run \"dlqd migrate up\" to make a new one", river)}, nil
+	}
+	var refusals []string
+	hidden, err := m.Hidden(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if len(hidden) > 0 {
+		refusals = append(refusals, fmt.Sprintf("row level security hides rows of %s from this role, and a job that cannot be seen looks like one that is gone: ALTER ROLE … BYPASSRLS, or attach as a role that has it", strings.Join(hidden, ", ")))
+	}
+	all, err := m.Installations(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for _, i := range all {
+		switch {
+		case i.Schema == dlq && i.River != river:
+			refusals = append(refusals, fmt.Sprintf("schema %s holds the dlqd of the River in schema %s: choose another schema for this one with --schema", dlq, i.River))
+		case i.Schema != dlq && i.River == river && len(i.Triggers) > 0:
+			refusals = append(refusals, fmt.Sprintf("the River in schema %s has a dlqd already, in schema %s: name that one with --schema %s, or take it out with \"dlqd detach --schema %s\"", river, i.Schema, i.Schema, i.Schema))
+		}
+	}
+	return refusals, nil
+}
+
+// Attach installs dlqd beside a River that an application owns, or brings what is installed up to date. River's own tables
+// are left as they are, but for two triggers. Where that is refused, or fails, nothing of a first installation stays.
+func (m *Migrator) Attach(ctx context.Context) error {
+	return m.exclusively(ctx, func() error {
+		plan, err := m.Plan(ctx)
+		if err != nil {
+			return err
+		}
+		if err := plan.Err(); err != nil {
+			return err
+		}
+		var hadSchema bool
+		if err := m.Pool.QueryRow(ctx, "SELECT EXISTS (SELECT FROM pg_namespace WHERE nspname = $1)", m.Schemas.DLQ).Scan(&hadSchema); err != nil {
+			return err
+		}
+		had, err := m.hasTable(ctx, m.Schemas.DLQ, "settings")
+		if err != nil {
+			return err
+		}
+		if err = m.install(ctx, riverAttached); err == nil || had {
+			return err
+		}
+		back, cancel := context.WithTimeout(context.WithoutCancel(ctx), takeBackTimeout)
+		defer cancel()
+		if _, undoErr := m.dropData(back, !hadSchema); undoErr != nil {
+			return fmt.Errorf("%w; and what was made could not be taken back (run \"dlqd detach --drop-data\"): %w", err, undoErr)
+		}
+		return fmt.Errorf("%w; what was made was taken back", err)
+	})
+}
+
+// Backfill takes in jobs that failed before capture was installed. It returns how many.
+func (m *Migrator) Backfill(ctx context.Context, progress func(total int)) (int, error) {
+	total := 0
+	for {
+		var n int
+		if err := m.Pool.QueryRow(ctx, m.Schemas.Render("SELECT dlq.backfill($1)"), backfillBatch).Scan(&n); err != nil {
+			return total, fmt.Errorf("backfill after %d jobs: %w", total, err)
+		}
+		total += n
+		if n == 0 {
+			return total, nil
+		}
+		progress(total)
+	}
+}
+
+// Installation is a dlqd in this database.
+type Installation struct {
+	Schema   string   // of its own tables
+	River    string   // schema of the River that it is on; empty where nothing says
+	Triggers []string // on that River's river_job
+	Tables   bool     // its tables are there
+}
+
+// Installations finds every dlqd of this database, by the catalog: by the triggers on any river_job that call a function
+// of a schema, and by the tables in a schema.
+func (m *Migrator) Installations(ctx context.Context) ([]Installation, error) {
+	rows, err := m.Pool.Query(ctx, `
+		WITH triggers AS (
+			SELECT f.nspname AS schema, n.nspname AS river, array_agg(t.tgname::text ORDER BY t.tgname) AS triggers
+			FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid JOIN pg_namespace n ON n.oid = c.relnamespace
+			JOIN pg_proc p ON p.oid = t.tgfoid JOIN pg_namespace f ON f.oid = p.pronamespace
+			WHERE c.relname = 'river_job' AND t.tgname IN ('dlq_capture', 'dlq_follow') AND NOT t.tgisinternal
+			GROUP BY 1, 2
+		), tables AS (
+			SELECT n.nspname AS schema FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+			WHERE c.relname IN ('dead_letter_queue', 'settings') AND c.relkind IN ('r', 'p') GROUP BY 1 HAVING count(*) = 2
+		)
+		SELECT coalesce(t.schema, d.schema)::text, coalesce(t.river, '')::text, coalesce(t.triggers, '{}'), d.schema IS NOT NULL
+		FROM triggers t FULL JOIN tables d ON d.schema = t.schema ORDER BY 1, 2`)
+	if err != nil {
+		return nil, err
+	}
+	all, err := pgx.CollectRows(rows, pgx.RowToStructByPos[Installation])
+	if err != nil {
+		return nil, err
+	}
+	for i := range all {
+		if all[i].River != "" {
+			continue
+		}
+		// Detached, or River's table is gone: its own settings say, if this role may read them.
+		of := Schemas{DLQ: all[i].Schema, River: m.Schemas.River}
+		var readable bool
+		if err := m.Pool.QueryRow(ctx, `SELECT has_schema_privilege(n.oid, 'USAGE') AND has_table_privilege(c.oid, 'SELECT')
+			FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = $1 AND c.relname = 'settings'`, of.DLQ).Scan(&readable); err != nil {
+			return nil, err
+		}
+		if !readable {
+			continue
+		}
+		err := m.Pool.QueryRow(ctx, "SELECT value FROM "+pgx.Identifier{of.DLQ, "settings"}.Sanitize()+" WHERE key = $1", settingRiverSchema).Scan(&all[i].River)
+		if err != nil && !errors.Is(err, pgx.ErrNoRows) {
+			return nil, err
+		}
+	}
+	return all, nil
+}

@@ -1,0 +1,196 @@
+package postgres
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// marks are the keys that dlqd writes into the metadata of River's jobs.
+var marks = []string{"dlq:entry_id", "dlq:run_id", "dlq:held", "dlq:error", "dlq:logical_failure"}
+
+// Left is something that a detached dlqd leaves, and how to remove it.
+type Left struct {
+	What string
+	How  []string // commands of psql
+}
+
+// Detached says what became of an installation.
+type Detached struct {
+	Installation
+
+	Roles []string // dropped with the data
+	Left  []Left
+}
+
+// ErrNotAttached is returned by [Migrator.Detach] where the schemas that it was given hold no dlqd.
+var ErrNotAttached = errors.New("nothing is attached there")
+
+// Find chooses the installation that is meant: the only one there is, or the one in m's schemas, where those are named. It
+// returns nil where this database has none at all.
+func (m *Migrator) Find(ctx context.Context, schemaNamed, riverNamed bool) (*Installation, error) {
+	all, err := m.Installations(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var fitting []Installation
+	var others []string
+	for _, i := range all {
+		others = append(others, fmt.Sprintf("--schema %s --river-schema %s", i.Schema, i.River))
+		if (!schemaNamed || i.Schema == m.Schemas.DLQ) && (!riverNamed || i.River == m.Schemas.River || i.River == "") {
+			fitting = append(fitting, i)
+		}
+	}
+	switch {
+	case len(all) == 0:
+		return nil, nil
+	case len(fitting) == 0:
+		return nil, fmt.Errorf("%w: no dlqd is in schema %s on the River in schema %s; there is: %s", ErrNotAttached, m.Schemas.DLQ, m.Schemas.River, strings.Join(others, ", "))
+	case len(fitting) > 1:
+		return nil, fmt.Errorf("there is more than one dlqd in this database; say which: %s", strings.Join(others, ", "))
+	}
+	return &fitting[0], nil
+}
+
+// Detach removes an installation's triggers, functions and views. Its tables stay, with the dead letters in them, unless
+// dropData. It needs to own the functions, and not River's tables. What it leaves, it says.
+func (m *Migrator) Detach(ctx context.Context, of Installation, dropData bool) (*Detached, error) {
+	m = &Migrator{Pool: m.Pool, Logger: m.Logger, Schemas: Schemas{DLQ: of.Schema, River: of.River}}
+	if m.Schemas.River == "" {
+		m.Schemas.River = DefaultRiverSchema
+	}
+	done := &Detached{Installation: of}
+	err := m.exclusively(ctx, func() error {
+		if err := m.dropCode(ctx); err != nil {
+			return err
+		}
+		if of.Tables && dropData {
+			var err error
+			if done.Roles, err = m.dropData(ctx, true); err != nil {
+				return err
+			}
+		}
+		var err error
+		done.Left, err = m.left(ctx, of.Tables && !dropData)
+		return err
+	})
+	return done, err
+}
+
+// dropData removes everything in dlqd's schema, the schema too where it may and should, and the roles that dlqd made, unless
+// another dlqd uses them. It returns those roles.
+func (m *Migrator) dropData(ctx context.Context, dropSchema bool) ([]string, error) {
+	roles := ""
+	if has, err := m.hasTable(ctx, m.Schemas.DLQ, "settings"); err != nil {
+		return nil, err
+	} else if has {
+		if roles, err = m.setting(ctx, settingRoles); err != nil {
+			return nil, err
+		}
+	}
+	if err := m.dropCode(ctx); err != nil {
+		return nil, err
+	}
+	err := m.inShortLocks(ctx, func(tx pgx.Tx) error {
+		var owned bool
+		if err := tx.QueryRow(ctx, "SELECT coalesce(bool_and(pg_has_role(nspowner, 'USAGE')), false) FROM pg_namespace WHERE nspname = $1", m.Schemas.DLQ).Scan(&owned); err != nil {
+			return err
+		}
+		if owned && dropSchema {
+			_, err := tx.Exec(ctx, "DROP SCHEMA "+m.Schemas.DLQ+" CASCADE")
+			return err
+		}
+		rows, err := tx.Query(ctx, `
+			SELECT format('DROP TABLE IF EXISTS %s CASCADE', c.oid::regclass) FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+			WHERE n.nspname = $1 AND c.relkind IN ('r', 'p') AND NOT c.relispartition
+			UNION ALL
+			SELECT format('DROP TYPE IF EXISTS %s CASCADE', t.oid::regtype) FROM pg_type t JOIN pg_namespace n ON n.oid = t.typnamespace WHERE n.nspname = $1 AND t.typtype = 'e'`, m.Schemas.DLQ)
+		if err != nil {
+			return err
+		}
+		drops, err := pgx.CollectRows(rows, pgx.RowTo[string])
+		if err != nil {
+			return err
+		}
+		for _, drop := range drops {
+			if _, err := tx.Exec(ctx, drop); err != nil {
+				return fmt.Errorf("%s: %w", drop, err)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	var dropped []string
+	for role := range strings.SplitSeq(roles, ",") {
+		// Where another dlqd grants it something, or this role may not, it stays: that is said.
+		if role == "" {
+			continue
+		}
+		if _, err := m.Pool.Exec(ctx, "DROP ROLE IF EXISTS "+pgx.Identifier{role}.Sanitize()); err == nil {
+			dropped = append(dropped, role)
+		}
+	}
+	return dropped, nil
+}
+
+// left looks for what a detached dlqd leaves.
+func (m *Migrator) left(ctx context.Context, tables bool) ([]Left, error) {
+	var left []Left
+	var schema, owned bool
+	if err := m.Pool.QueryRow(ctx, "SELECT count(*) > 0, coalesce(bool_and(pg_has_role(nspowner, 'USAGE')), false) FROM pg_namespace WHERE nspname = $1", m.Schemas.DLQ).Scan(&schema, &owned); err != nil {
+		return nil, err
+	}
+	switch {
+	case tables:
+		left = append(left, Left{"the tables of schema " + m.Schemas.DLQ + ", with the dead letters in them", []string{"DROP SCHEMA " + m.Schemas.DLQ + " CASCADE; -- or: dlqd detach --drop-data"}})
+	case schema && !owned:
+		left = append(left, Left{"schema " + m.Schemas.DLQ + ", empty, which another role owns", []string{"DROP SCHEMA " + m.Schemas.DLQ + ";"}})
+	}
+	rows, err := m.Pool.Query(ctx, "SELECT rolname::text FROM pg_roles WHERE rolname IN ('dlq_reader', 'dlq_operator', 'dlq_admin') ORDER BY 1")
+	if err != nil {
+		return nil, err
+	}
+	roles, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		return nil, err
+	}
+	if len(roles) > 0 {
+		left = append(left, Left{"roles " + strings.Join(roles, ", ") + ", which every dlqd of this server shares", []string{"DROP ROLE " + strings.Join(roles, ", ") + "; -- once no other dlqd grants them anything"}})
+	}
+	marked, err := m.marked(ctx)
+	return append(left, marked...), err
+}
+
+// marked looks for what dlqd wrote into River's jobs.
+func (m *Migrator) marked(ctx context.Context) ([]Left, error) {
+	has, err := m.hasTable(ctx, m.Schemas.River, "river_job")
+	if err != nil || !has {
+		return nil, err
+	}
+	job := m.Schemas.River + ".river_job"
+	var jobs, messages int
+	// Counted to a limit: River's table may be large, and its index of metadata knows where the keys are.
+	if err := m.Pool.QueryRow(ctx, `SELECT
+		(SELECT count(*) FROM (SELECT FROM `+job+` WHERE metadata ?| $1 LIMIT 100000) j),
+		(SELECT count(*) FROM (SELECT FROM `+job+` WHERE kind = 'dlqd_message' AND finalized_at IS NULL LIMIT 100000) j)`, marks).Scan(&jobs, &messages); err != nil {
+		return []Left{{"marks in the metadata of jobs, which could not be counted: " + err.Error(), nil}}, nil
+	}
+	var left []Left
+	if jobs > 0 {
+		keys := "'{" + strings.Join(marks, ",") + "}'::text[]"
+		left = append(left, Left{fmt.Sprintf("marks in the metadata of %d jobs, which go when River deletes the jobs", jobs), []string{
+			"UPDATE " + job + " SET metadata = metadata - " + keys + " WHERE id IN (SELECT id FROM " + job + " WHERE metadata ?| " + keys + " LIMIT 1000); -- until it says UPDATE 0",
+		}})
+	}
+	if messages > 0 {
+		left = append(left, Left{fmt.Sprintf("%d messages that were submitted to dlqd and are not delivered: nobody works their kind any more", messages), []string{
+			"DELETE FROM " + job + " WHERE kind = 'dlqd_message' AND state <> 'running';",
+		}})
+	}
+	return left, nil
+}

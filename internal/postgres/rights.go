@@ -1,0 +1,161 @@
+package postgres
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// Parts of dlqd that need rights on what is not dlqd's own.
+const (
+	PartAttach     = "attach"
+	PartDLQWorkers = "dlq-workers"
+	PartAPI        = "api"
+	PartProcess    = "process"
+	PartDoctor     = "doctor"
+)
+
+// Parts lists the parts, in the order in which somebody comes to need them.
+func Parts() []string { return []string{PartAttach, PartDLQWorkers, PartAPI, PartProcess, PartDoctor} }
+
+// Right is a privilege that a part of dlqd needs on something that is not dlqd's own. Together they are all that dlqd
+// needs: it is no superuser, does not own River's tables, and is no member of a role that does.
+type Right struct {
+	Part       string
+	On         string // database, schema, table, sequence or role
+	Object     string // name in River's schema; empty for the database, and for the schema itself
+	Privileges []string
+	Why        string
+	// Optional: without it the part works, and does less.
+	Optional bool
+}
+
+// Rights lists what each part needs on an application's database. Those of attach are needed by all the others.
+func Rights() []Right {
+	return []Right{
+		{Part: PartAttach, On: "database", Privileges: []string{"CREATE"}, Why: "make the schema of dlqd's own tables; not needed once it is there"},
+		{Part: PartAttach, On: "schema", Privileges: []string{"USAGE"}, Why: "see River's tables"},
+		{Part: PartAttach, On: "table", Object: "river_job", Privileges: []string{"TRIGGER"}, Why: "run dlqd's capture inside of the transactions that end jobs"},
+		{Part: PartAttach, On: "table", Object: "river_job", Privileges: []string{"SELECT", "UPDATE"}, Why: "look at jobs under a lock: backfill, leases, retries made elsewhere; erasure of somebody's data"},
+		{Part: PartAttach, On: "table", Object: "river_migration", Privileges: []string{"SELECT"}, Why: "know River's version"},
+		{Part: PartDLQWorkers, On: "table", Object: "river_job", Privileges: []string{"INSERT"}, Why: "redeliver"},
+		{Part: PartDLQWorkers, On: "sequence", Object: "river_job_id_seq", Privileges: []string{"USAGE"}, Why: "number those jobs"},
+		{Part: PartDLQWorkers, On: "table", Object: "river_queue", Privileges: []string{"SELECT", "UPDATE"}, Why: "see queues; pause and resume them, by a person or a circuit breaker that the policy names"},
+		{Part: PartAPI, On: "table", Object: "river_job", Privileges: []string{"INSERT"}, Why: "replay, and take messages"},
+		{Part: PartAPI, On: "sequence", Object: "river_job_id_seq", Privileges: []string{"USAGE"}, Why: "number those jobs"},
+		{Part: PartAPI, On: "table", Object: "river_queue", Privileges: []string{"SELECT", "UPDATE"}, Why: "list queues; pause and resume them"},
+		{Part: PartProcess, On: "table", Object: "river_queue", Privileges: []string{"SELECT", "INSERT", "UPDATE"}, Why: "deliver messages: River's client reports the queues that it works"},
+		{Part: PartDoctor, On: "table", Object: "river_leader", Privileges: []string{"SELECT"}, Why: "say whether River has a leader"},
+		{Part: PartDoctor, On: "role", Object: "pg_read_all_stats", Privileges: []string{"MEMBER"}, Optional: true, Why: "see transactions of other users that hold back vacuum"},
+	}
+}
+
+// Grant is the statement that gives a right to a role. database is quoted by the caller.
+func (r *Right) Grant(schemas Schemas, database, role string) string {
+	privileges := strings.Join(r.Privileges, ", ")
+	switch r.On {
+	case "database":
+		return fmt.Sprintf("GRANT %s ON DATABASE %s TO %s;", privileges, database, role)
+	case "schema":
+		return fmt.Sprintf("GRANT %s ON SCHEMA %s TO %s;", privileges, schemas.River, role)
+	case "role":
+		return fmt.Sprintf("GRANT %s TO %s;", r.Object, role)
+	}
+	return fmt.Sprintf("GRANT %s ON %s %s.%s TO %s;", privileges, strings.ToUpper(r.On), schemas.River, r.Object, role)
+}
+
+// MissingRight is a right that the role of this session does not have.
+type MissingRight struct {
+	Right
+
+	GrantSQL string
+}
+
+// MissingRightsError says that the role of this session cannot do what it was asked for.
+type MissingRightsError struct {
+	Role    string
+	Missing []MissingRight
+}
+
+func (e *MissingRightsError) Error() string {
+	lines := []string{fmt.Sprintf("role %s lacks rights; nothing was changed. As a role that may grant them:", e.Role)}
+	for _, m := range e.Missing {
+		lines = append(lines, "  "+m.GrantSQL+"  -- to "+m.Why)
+	}
+	return strings.Join(lines, "\n")
+}
+
+// MissingRights checks the rights of some parts for the role of this session, one privilege after another. A table that
+// River does not have in its version needs no right.
+func (m *Migrator) MissingRights(ctx context.Context, parts ...string) (role string, missing []MissingRight, err error) {
+	var database string
+	var hasSchema, ownSchema bool
+	// By the catalog, which everybody may read: a name in a schema that one may not use is an error.
+	if err := m.Pool.QueryRow(ctx, `
+		SELECT quote_ident(current_user), quote_ident(current_database()), n.oid IS NOT NULL,
+		       coalesce(has_schema_privilege(n.oid, 'USAGE') AND has_schema_privilege(n.oid, 'CREATE'), false)
+		FROM (VALUES (1)) one LEFT JOIN pg_namespace n ON n.nspname = $1`, m.Schemas.DLQ).Scan(&role, &database, &hasSchema, &ownSchema); err != nil {
+		return "", nil, err
+	}
+	for _, right := range Rights() {
+		if !slices.Contains(parts, right.Part) {
+			continue
+		}
+		if right.On == "database" && hasSchema {
+			if !ownSchema {
+				missing = append(missing, MissingRight{right, fmt.Sprintf("GRANT USAGE, CREATE ON SCHEMA %s TO %s;", m.Schemas.DLQ, role)})
+			}
+			continue
+		}
+		lacking := right
+		lacking.Privileges = nil
+		for _, privilege := range right.Privileges {
+			has, err := m.has(ctx, &right, privilege)
+			if err != nil {
+				return "", nil, fmt.Errorf("right to %s %s %s: %w", privilege, right.On, right.Object, err)
+			}
+			if !has {
+				lacking.Privileges = append(lacking.Privileges, privilege)
+			}
+		}
+		if len(lacking.Privileges) > 0 {
+			missing = append(missing, MissingRight{lacking, lacking.Grant(m.Schemas, database, role)})
+		}
+	}
+	return role, missing, nil
+}
+
+func (m *Migrator) has(ctx context.Context, right *Right, privilege string) (bool, error) {
+	var has bool
+	var row pgx.Row
+	switch right.On {
+	case "database":
+		row = m.Pool.QueryRow(ctx, "SELECT has_database_privilege(current_database(), $1)", privilege)
+	case "schema":
+		row = m.Pool.QueryRow(ctx, "SELECT coalesce(bool_and(has_schema_privilege(oid, $2)), true) FROM pg_namespace WHERE nspname = $1", m.Schemas.River, privilege)
+	case "role":
+		row = m.Pool.QueryRow(ctx, "SELECT pg_has_role($1, 'USAGE')", right.Object)
+	case "sequence":
+		row = m.Pool.QueryRow(ctx, `SELECT coalesce(bool_and(has_sequence_privilege(c.oid, $3)), true)
+			FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = $1 AND c.relname = $2 AND c.relkind = 'S'`, m.Schemas.River, right.Object, privilege)
+	default:
+		row = m.Pool.QueryRow(ctx, `SELECT coalesce(bool_and(has_table_privilege(c.oid, $3)), true)
+			FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = $1 AND c.relname = $2`, m.Schemas.River, right.Object, privilege)
+	}
+	return has, row.Scan(&has)
+}
+
+// Hidden lists River's tables of which row level security would hide rows from this session. A job that cannot be seen
+// looks like one that is gone, so dlqd works with row_security off, which makes an error of that.
+func (m *Migrator) Hidden(ctx context.Context) ([]string, error) {
+	rows, err := m.Pool.Query(ctx, `
+		SELECT c.relname::text FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+		WHERE n.nspname = $1 AND c.relname IN ('river_job', 'river_queue', 'river_leader', 'river_migration') AND row_security_active(c.oid) ORDER BY 1`, m.Schemas.River)
+	if err != nil {
+		return nil, err
+	}
+	return pgx.CollectRows(rows, pgx.RowTo[string])
+}
