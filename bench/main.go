@@ -113,7 +113,7 @@ func (b *bench) fresh(pool *pgxpool.Pool, withDLQ bool) error {
 		return err
 	}
 	if !withDLQ {
-		if err := m.Detach(b.ctx, true); err != nil {
+		if _, err := m.Detach(b.ctx, postgres.Installation{Schema: m.Schemas.DLQ, River: m.Schemas.River, Tables: true}, true); err != nil {
 			return err
 		}
 	}

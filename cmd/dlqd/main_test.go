@@ -320,7 +320,7 @@ func TestAttach_command(t *testing.T) {
 		require.Contains(t, ok(t, "migrate", "status", "--database-url", url), "attached: River belongs to another application")
 	}
 	for range 2 {
-		require.Contains(t, ok(t, "detach", "--database-url", url), "its tables stay")
+		require.Contains(t, ok(t, "detach", "--database-url", url), "stays: the tables of schema dlq, with the dead letters in them")
 	}
 	_, stderr, code = run(t, "serve", "--database-url", url)
 	require.Equal(t, 3, code)

@@ -301,7 +301,8 @@ func TestRollups_restored(t *testing.T) {
 	b := setup(t)
 	b.scenario()
 	want := b.rollups(t)
-	require.NoError(t, pgx.BeginFunc(t.Context(), b.pool, func(tx pgx.Tx) error {
+	superuser := postgrestest.Open(t, postgrestest.Superuser(t, b.pool.Config().ConnString()))
+	require.NoError(t, pgx.BeginFunc(t.Context(), superuser, func(tx pgx.Tx) error {
 		_, err := tx.Exec(t.Context(), "SET LOCAL session_replication_role = replica; UPDATE dlq.dead_letter_transitions SET xid = xid + 1000000000", pgx.QueryExecModeSimpleProtocol)
 		return err
 	}))

@@ -19,21 +19,19 @@ import (
 func as(t *testing.T, url, role string, fn func(*pgx.Conn)) string {
 	t.Helper()
 	ctx := context.WithoutCancel(t.Context())
-	admin, err := pgx.Connect(ctx, url)
+	admin, err := pgx.Connect(ctx, postgrestest.Superuser(t, url))
 	require.NoError(t, err)
 	login := role + "_" + strings.ReplaceAll(uuid.NewString(), "-", "")
-	_, err = admin.Exec(ctx, "CREATE ROLE "+login+" LOGIN PASSWORD 'x' IN ROLE "+role)
+	_, err = admin.Exec(ctx, "CREATE ROLE "+login+" LOGIN IN ROLE "+role)
 	require.NoError(t, err)
 	t.Cleanup(func() {
 		_, err := admin.Exec(ctx, "DROP ROLE "+login)
 		require.NoError(t, err)
 		_ = admin.Close(ctx)
 	})
-	conn, err := pgx.Connect(ctx, url)
+	conn, err := pgx.Connect(ctx, postgrestest.WithUser(url, login))
 	require.NoError(t, err)
 	defer func() { _ = conn.Close(ctx) }()
-	_, err = conn.Exec(ctx, "SET SESSION AUTHORIZATION "+login)
-	require.NoError(t, err)
 	fn(conn)
 	return login
 }

@@ -1,4 +1,5 @@
-// Package postgrestest gives each test a database of its own on a real Postgres.
+// Package postgrestest gives each test a database of its own on a real Postgres, and a plain role that owns it: neither a
+// superuser nor one that may make roles or databases, as users have.
 //
 // The server is the one that DLQD_TEST_DATABASE_URL names (make test starts one for all packages) or, where that is
 // not set, one that this package's test binary starts and stops.
@@ -27,7 +28,12 @@ import (
 // URLVariable names the environment variable with the server's URL.
 const URLVariable = "DLQD_TEST_DATABASE_URL"
 
-const template = "dlqd_test_template"
+const (
+	template = "dlqd_test_template"
+
+	// Role owns the tests' databases.
+	Role = "dlqd_test"
+)
 
 var server struct {
 	sync.Mutex
@@ -37,6 +43,7 @@ var server struct {
 	url      string
 	err      error
 	once     sync.Once
+	roles    sync.Once
 	template sync.Once
 }
 
@@ -75,6 +82,14 @@ func Stop() {
 	}
 }
 
+// Superuser is url with the server's superuser, for what a test does as the server's administrator.
+func Superuser(tb testing.TB, url string) string {
+	tb.Helper()
+	base, err := Start(tb.Context())
+	require.NoError(tb, err)
+	return WithUser(url, user(base))
+}
+
 // Empty returns the URL of a new, empty database.
 func Empty(tb testing.TB) string {
 	tb.Helper()
@@ -104,21 +119,37 @@ func Open(tb testing.TB, url string) *pgxpool.Pool {
 
 func create(tb testing.TB, from string) string {
 	tb.Helper()
-	base, err := Start(tb.Context())
-	require.NoError(tb, err)
+	base := withRoles(tb)
 	name := "test_" + randomName()
-	admin(tb.Context(), tb, base, fmt.Sprintf("CREATE DATABASE %s TEMPLATE %s", name, from))
+	admin(tb.Context(), tb, base, fmt.Sprintf("CREATE DATABASE %s TEMPLATE %s OWNER %s", name, from, Role))
 	tb.Cleanup(func() {
 		admin(context.WithoutCancel(tb.Context()), tb, base, "DROP DATABASE IF EXISTS "+name+" WITH (FORCE)")
 	})
-	return WithDatabase(base, name)
+	return WithDatabase(WithUser(base, Role), name)
+}
+
+// withRoles makes the roles that all tests share, once a server, and returns the server's URL.
+func withRoles(tb testing.TB) string {
+	tb.Helper()
+	base, err := Start(tb.Context())
+	require.NoError(tb, err)
+	server.roles.Do(func() {
+		admin(tb.Context(), tb, base, `DO $$
+			DECLARE v_role text;
+			BEGIN
+				PERFORM pg_advisory_xact_lock(713);
+				FOREACH v_role IN ARRAY ARRAY['`+Role+` LOGIN', 'dlq_reader', 'dlq_operator', 'dlq_admin'] LOOP
+					IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = split_part(v_role, ' ', 1)) THEN EXECUTE 'CREATE ROLE ' || v_role; END IF;
+				END LOOP;
+			END $$`)
+	})
+	return base
 }
 
 // migrated makes the template database, once a server: test binaries that share the server agree on who does.
 func migrated(tb testing.TB) string {
 	tb.Helper()
-	base, err := Start(tb.Context())
-	require.NoError(tb, err)
+	base := withRoles(tb)
 	server.template.Do(func() {
 		ctx := tb.Context()
 		conn, err := pgx.Connect(ctx, base)
@@ -132,9 +163,9 @@ func migrated(tb testing.TB) string {
 			return
 		}
 		building := "building_" + randomName()
-		_, err = conn.Exec(ctx, "CREATE DATABASE "+building+" TEMPLATE template0")
+		_, err = conn.Exec(ctx, "CREATE DATABASE "+building+" TEMPLATE template0 OWNER "+Role)
 		require.NoError(tb, err)
-		pool, err := postgres.Open(ctx, WithDatabase(base, building), 4)
+		pool, err := postgres.Open(ctx, WithDatabase(WithUser(base, Role), building), 4)
 		require.NoError(tb, err)
 		migrator := &postgres.Migrator{Pool: pool, Schemas: postgres.DefaultSchemas(), Logger: slog.New(slog.DiscardHandler)}
 		err = migrator.Up(ctx)
@@ -171,10 +202,24 @@ func randomName() string {
 
 // WithDatabase is base with another database name.
 func WithDatabase(base, name string) string {
+	u := parse(base)
+	u.Path = "/" + name
+	return u.String()
+}
+
+// WithUser is base with another user, who needs no password on the tests' server.
+func WithUser(base, name string) string {
+	u := parse(base)
+	u.User = url.User(name)
+	return u.String()
+}
+
+func user(base string) string { return parse(base).User.Username() }
+
+func parse(base string) *url.URL {
 	u, err := url.Parse(base)
 	if err != nil {
 		panic(err)
 	}
-	u.Path = "/" + name
-	return u.String()
+	return u
 }
