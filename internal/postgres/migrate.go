@@ -1,6 +1,7 @@
 package postgres
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"database/sql"
@@ -67,6 +68,8 @@ type Migrator struct {
 	Logger  *slog.Logger
 	// OwnRiver says that a River which is there already is dlqd's own, and no application's.
 	OwnRiver bool
+	// Tries of a change that meets locks of others; 0 means 25, which is half a minute.
+	Tries int
 }
 
 // MigrationStatus is where a database stands.
@@ -223,7 +226,7 @@ func (m *Migrator) inShortLocks(ctx context.Context, run func(tx pgx.Tx) error) 
 		if !errors.As(err, &pgErr) || (pgErr.Code != "55P03" && pgErr.Code != "40P01") {
 			return err
 		}
-		if try == codeTries {
+		if try >= cmp.Or(m.Tries, codeTries) {
 			return fmt.Errorf("others hold locks on the tables, after %d tries: %w; see pg_locks, and try again when it is quieter", try, err)
 		}
 		select {

@@ -9,8 +9,6 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
-	"github.com/riverqueue/river/riverdriver/riverpgxv5"
-	"github.com/riverqueue/river/rivermigrate"
 	"github.com/stretchr/testify/require"
 
 	"github.com/dlqd/dlqd/internal/postgres"
@@ -57,10 +55,7 @@ func catalog(t *testing.T, pool *pgxpool.Pool) []string {
 func withRiver(t *testing.T) *pgxpool.Pool {
 	t.Helper()
 	pool := postgrestest.Open(t, postgrestest.Empty(t))
-	river, err := rivermigrate.New(riverpgxv5.New(pool), &rivermigrate.Config{Logger: slog.New(slog.DiscardHandler)})
-	require.NoError(t, err)
-	_, err = river.Migrate(t.Context(), rivermigrate.DirectionUp, nil)
-	require.NoError(t, err)
+	postgrestest.MigrateRiver(t, pool, "", 0)
 	return pool
 }
 

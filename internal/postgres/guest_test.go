@@ -1,0 +1,382 @@
+package postgres_test
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/dlqd/dlqd/internal/postgres"
+	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
+)
+
+// guest is a stranger's database, and dlqd's migrator on it as a plain role.
+type guest struct {
+	*postgrestest.Guest
+	*testing.T
+
+	owner, app, dlqd *pgxpool.Pool
+	migrator         *postgres.Migrator
+}
+
+func newGuest(t *testing.T) *guest {
+	t.Helper()
+	g := &guest{Guest: postgrestest.NewGuest(t), T: t}
+	g.owner, g.dlqd = postgrestest.Open(t, g.Owner), postgrestest.Open(t, g.DLQD)
+	app, err := pgxpool.New(t.Context(), g.App) // an application's session, which dlqd has not set up
+	require.NoError(t, err)
+	t.Cleanup(app.Close)
+	g.app = app
+	g.migrator = migratorOn(g.dlqd)
+	return g
+}
+
+// grant gives dlqd's role what the page lists, as River's owner, who owns the database too.
+func (g *guest) grant(schemas postgres.Schemas, but ...string) {
+	g.Helper()
+	database := g.owner.Config().ConnConfig.Database
+	for _, right := range postgres.Rights() {
+		if right.Optional {
+			continue
+		}
+		if statement := right.Grant(schemas, database, g.DLQDRole); !slices.Contains(but, statement) {
+			execute(g.T, g.owner, statement)
+		}
+	}
+}
+
+// attached is a guest whose dlqd is attached.
+func attached(t *testing.T) *guest {
+	t.Helper()
+	g := newGuest(t)
+	g.grant(postgres.DefaultSchemas())
+	require.NoError(t, g.migrator.Attach(t.Context()))
+	return g
+}
+
+// fail has the application insert a job and discard it.
+func (g *guest) fail(conn postgres.DB) (job int64) {
+	g.Helper()
+	require.NoError(g, conn.QueryRow(g.Context(), `INSERT INTO river_job (kind, args, max_attempts, state) VALUES ('mail', '{"n": 9007199254740993}', 3, 'running') RETURNING id`).Scan(&job))
+	_, err := conn.Exec(g.Context(), `UPDATE river_job SET state = 'discarded', finalized_at = now(), attempt = 3, errors = errors || jsonb_build_object('error', 'timeout', 'attempt', 3) WHERE id = $1`, job)
+	require.NoError(g, err, "the application's statement must not fail")
+	return job
+}
+
+func (g *guest) entries() int {
+	g.Helper()
+	return count(g.T, g.dlqd, "SELECT count(*) FROM dlq.dead_letter_queue")
+}
+
+func TestAttach_asAPlainRole(t *testing.T) {
+	t.Parallel()
+	g := newGuest(t)
+	before := catalog(t, g.owner)
+	require.Zero(t, count(t, g.dlqd, "SELECT count(*) FROM pg_roles r WHERE r.rolname = current_user AND (rolsuper OR rolcreaterole OR rolcreatedb OR rolbypassrls)"))
+	require.Zero(t, count(t, g.dlqd, "SELECT count(*) FROM pg_auth_members m WHERE m.member = (SELECT oid FROM pg_roles WHERE rolname = current_user)"))
+
+	// Without rights it is refused with all of them, and nothing is made.
+	var missing *postgres.MissingRightsError
+	require.ErrorAs(t, g.migrator.Attach(t.Context()), &missing)
+	require.Equal(t, before, catalog(t, g.owner), "a refused attach leaves nothing")
+	for range missing.Missing { // what is printed is what is needed: as River's owner, one after another
+		require.ErrorAs(t, g.migrator.Attach(t.Context()), &missing)
+		execute(t, g.owner, missing.Missing[0].GrantSQL)
+	}
+	require.NoError(t, g.migrator.Attach(t.Context()))
+	require.NoError(t, g.migrator.Check(t.Context()))
+	require.Equal(t, before, slices.DeleteFunc(catalog(t, g.owner), func(object string) bool {
+		return strings.Contains(object, "dlq.") || object == "schema dlq" || strings.HasPrefix(object, "trigger dlq_")
+	}), "nothing was made but in its own schema, and two triggers")
+
+	g.fail(g.app)
+	require.Equal(t, 1, g.entries())
+
+	// An upgrade as the same role.
+	execute(t, g.dlqd, "UPDATE dlq.settings SET value = 'older' WHERE key IN ('code_version', 'river_triggers')")
+	require.NoError(t, g.migrator.Attach(t.Context()))
+	g.fail(g.app)
+	require.Equal(t, 2, g.entries())
+
+	// And out again, by the catalog, without owning River's table.
+	found, err := g.migrator.Find(t.Context(), false, false)
+	require.NoError(t, err)
+	_, err = g.migrator.Detach(t.Context(), *found, true)
+	require.NoError(t, err)
+	require.Equal(t, before, catalog(t, g.owner))
+	g.fail(g.app)
+}
+
+// Each right that the page lists is needed: without it, that one is what is missing.
+func TestRights_eachIsNeeded(t *testing.T) {
+	t.Parallel()
+	g := newGuest(t)
+	g.grant(postgres.DefaultSchemas())
+	database := g.owner.Config().ConnConfig.Database
+	for _, right := range postgres.Rights() {
+		if right.Optional {
+			continue
+		}
+		grant := right.Grant(postgres.DefaultSchemas(), database, g.DLQDRole)
+		execute(t, g.owner, strings.Replace(strings.Replace(grant, "GRANT", "REVOKE", 1), " TO ", " FROM ", 1))
+		if right.On == "schema" { // PUBLIC has it too
+			execute(t, g.owner, "REVOKE ALL ON SCHEMA public FROM PUBLIC")
+		}
+		_, missing, err := g.migrator.MissingRights(t.Context(), right.Part)
+		require.NoError(t, err)
+		require.True(t, slices.ContainsFunc(missing, func(m postgres.MissingRight) bool { return m.GrantSQL == grant }), grant)
+		execute(t, g.owner, grant)
+	}
+	_, missing, err := g.migrator.MissingRights(t.Context(), postgres.Parts()...)
+	require.NoError(t, err)
+	require.Len(t, missing, 1, "the optional one")
+}
+
+// A statement that meets a lock gives way; what a first installation had made until then is taken back.
+func TestAttach_thatFailsLeavesNothing(t *testing.T) {
+	t.Parallel()
+	for _, hadSchema := range []bool{false, true} {
+		g := newGuest(t)
+		g.grant(postgres.DefaultSchemas())
+		if hadSchema {
+			execute(t, g.owner, "CREATE SCHEMA dlq")
+			execute(t, g.owner, "GRANT USAGE, CREATE ON SCHEMA dlq TO "+g.DLQDRole)
+		}
+		before := catalog(t, g.owner)
+		tx, err := g.app.Begin(t.Context())
+		require.NoError(t, err)
+		_, err = tx.Exec(t.Context(), "INSERT INTO river_job (kind, args, max_attempts) VALUES ('k', '{}', 1)") // CREATE TRIGGER waits for this one
+		require.NoError(t, err)
+		g.migrator.Tries = 1
+		require.ErrorContains(t, g.migrator.Attach(t.Context()), "what was made was taken back")
+		require.NoError(t, tx.Rollback(t.Context()))
+		require.Equal(t, before, catalog(t, g.owner))
+		require.NoError(t, g.migrator.Attach(t.Context()))
+	}
+}
+
+// River's own migrations go through while dlqd is attached: down to nothing and up again, and to the next version.
+func TestGuest_riversMigrations(t *testing.T) {
+	t.Parallel()
+	g := newGuest(t)
+	postgrestest.MigrateRiver(t, g.owner, "", 6)
+	g.grant(postgres.DefaultSchemas())
+	require.NoError(t, g.migrator.Attach(t.Context()))
+	postgrestest.MigrateRiver(t, g.owner, "", 0) // the next version
+	require.NoError(t, g.migrator.Check(t.Context()))
+	g.fail(g.app)
+	postgrestest.MigrateRiver(t, g.owner, "", 5)
+	postgrestest.MigrateRiver(t, g.owner, "", 0)
+	g.fail(g.app)
+	require.Equal(t, 2, g.entries())
+
+	postgrestest.MigrateRiver(t, g.owner, "", -1)
+	require.Equal(t, 2, g.entries(), "the dead letters stay")
+	postgrestest.MigrateRiver(t, g.owner, "", 0)
+	g.grant(postgres.DefaultSchemas()) // on the new tables
+	require.ErrorIs(t, g.migrator.Check(t.Context()), postgres.ErrSchemaOld, "the new table has no triggers")
+	require.NoError(t, g.migrator.Attach(t.Context()))
+	execute(t, g.owner, "GRANT SELECT, INSERT, UPDATE ON river_job TO "+g.app.Config().ConnConfig.User)
+	execute(t, g.owner, "GRANT USAGE ON SEQUENCE river_job_id_seq TO "+g.app.Config().ConnConfig.User)
+	execute(t, g.owner, "ALTER SEQUENCE river_job_id_seq RESTART 1000")
+	g.fail(g.app)
+	require.Equal(t, 3, g.entries())
+}
+
+// The types of River's columns can change under sessions that have captured before.
+func TestGuest_columnsChangeTheirType(t *testing.T) {
+	t.Parallel()
+	g := attached(t)
+	warm, err := g.app.Acquire(t.Context())
+	require.NoError(t, err)
+	defer warm.Release()
+	one := func(sql string, args ...any) {
+		t.Helper()
+		_, err := warm.Exec(t.Context(), sql, append([]any{pgx.QueryExecModeSimpleProtocol}, args...)...)
+		require.NoError(t, err)
+	}
+	round := func(n int) {
+		t.Helper()
+		one("INSERT INTO river_job (kind, args, max_attempts, state) VALUES ('mail', '{\"n\": 1}', 3, 'running')")
+		one("UPDATE river_job SET state = 'discarded', finalized_at = now() WHERE state = 'running'")
+		one("UPDATE river_job SET state = 'available', finalized_at = NULL WHERE id = (SELECT max(id) FROM river_job)")
+		one("UPDATE river_job SET state = 'cancelled', finalized_at = now() WHERE id = (SELECT max(id) FROM river_job)")
+		require.Equal(t, n, g.entries())
+	}
+	round(1)
+	for i, change := range []string{
+		"ALTER TABLE river_job ALTER COLUMN args TYPE json USING args::json", "ALTER TABLE river_job ALTER COLUMN errors TYPE json[] USING errors::json[]",
+		"ALTER TABLE river_job ALTER COLUMN tags TYPE text[]", "ALTER TABLE river_job ALTER COLUMN attempt TYPE bigint", "ALTER TABLE river_job ALTER COLUMN priority TYPE integer",
+		"ALTER TABLE river_job ALTER COLUMN max_attempts TYPE bigint", "ALTER TABLE river_job ALTER COLUMN queue TYPE varchar(200)", "ALTER TABLE river_job ALTER COLUMN kind TYPE varchar(200)",
+		"ALTER TABLE river_job ALTER COLUMN finalized_at TYPE timestamp USING finalized_at::timestamp", "ALTER TABLE river_job ADD COLUMN more text", "ALTER TABLE river_job DROP COLUMN attempted_by",
+	} {
+		if strings.Contains(change, "args TYPE") {
+			execute(t, g.owner, "DROP INDEX river_job_args_index")
+		}
+		execute(t, g.owner, change)
+		round(i + 2)
+	}
+}
+
+// What dlqd's role loses costs the application nothing: capture needs no right on River's tables.
+func TestGuest_lostRights(t *testing.T) {
+	t.Parallel()
+	g := attached(t)
+	job := g.fail(g.app)
+	execute(t, g.owner, "REVOKE ALL ON ALL TABLES IN SCHEMA public FROM "+g.DLQDRole)
+	execute(t, g.owner, "REVOKE ALL ON SCHEMA public FROM PUBLIC, "+g.DLQDRole)
+	execute(t, g.owner, "GRANT USAGE ON SCHEMA public TO "+g.app.Config().ConnConfig.User)
+	g.fail(g.app)
+	require.Equal(t, 2, g.entries())
+	execute(t, g.app, "UPDATE river_job SET state = 'available', finalized_at = NULL WHERE id = $1", job) // River UI's retry
+	require.Equal(t, 1, count(t, g.dlqd, "SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_processing' AND redelivery_job_id = $1", job))
+	execute(t, g.app, "UPDATE river_job SET state = 'completed', finalized_at = now() WHERE id = $1", job)
+
+	// With the rights back, what could not be seen is seen.
+	execute(t, g.owner, "GRANT USAGE ON SCHEMA public TO "+g.DLQDRole)
+	g.grant(postgres.DefaultSchemas())
+	execute(t, g.dlqd, "UPDATE dlq.dead_letter_open SET lease_expires_at = now() WHERE status = 'dlq_processing'")
+	execute(t, g.dlqd, "SELECT dlq.requeue_expired_leases()")
+	require.Equal(t, 1, count(t, g.dlqd, "SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_resolved'"))
+}
+
+// A job that a policy hides is not taken for one that is gone.
+func TestGuest_rowLevelSecurity(t *testing.T) {
+	t.Parallel()
+	g := attached(t)
+	job := g.fail(g.app)
+	execute(t, g.app, "UPDATE river_job SET state = 'available', finalized_at = NULL WHERE id = $1", job)
+	require.Equal(t, 1, count(t, g.dlqd, "SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_processing'"))
+	execute(t, g.owner, "ALTER TABLE river_job ENABLE ROW LEVEL SECURITY")
+	execute(t, g.owner, "CREATE POLICY app ON river_job TO "+g.app.Config().ConnConfig.User+" USING (true)")
+
+	execute(t, g.dlqd, "UPDATE dlq.dead_letter_open SET lease_expires_at = now() - interval '1 hour'")
+	session, err := pgx.Connect(t.Context(), g.DLQD)
+	require.NoError(t, err)
+	defer func() { _ = session.Close(context.WithoutCancel(t.Context())) }()
+	for _, setting := range []string{"off", "on"} { // whatever the session says, behind a pooler too
+		_, err = session.Exec(t.Context(), "SET row_security = "+setting)
+		require.NoError(t, err)
+		for _, sql := range []string{
+			"SELECT dlq.requeue_expired_leases()", "SELECT dlq.backfill()", "SELECT dlq.redeliver(ARRAY(SELECT id FROM dlq.dead_letter_queue), 'x', 'x')",
+			"SELECT dlq.erase('{\"queue\": \"default\"}', 'x')", "SELECT dlq.is_undone(1)", "SELECT dlq.release_held('{default}', 1, '1 hour')",
+		} {
+			_, err = session.Exec(t.Context(), sql)
+			require.ErrorContains(t, err, "row-level security policy", sql)
+		}
+	}
+	_, err = g.dlqd.Exec(t.Context(), "SELECT FROM river_job")
+	require.ErrorContains(t, err, "row-level security policy", "every session of dlqd's asks for an error")
+	require.Equal(t, 1, count(t, g.dlqd, "SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_processing'"), "it waits for its job")
+
+	// The application notices nothing, and attach says no.
+	g.fail(g.app)
+	execute(t, g.app, "UPDATE river_job SET state = 'discarded', finalized_at = now() WHERE id = $1", job)
+	execute(t, g.app, "UPDATE river_job SET state = 'available', finalized_at = NULL WHERE id = $1", job)
+	require.ErrorContains(t, g.migrator.Attach(t.Context()), "row level security hides rows of river_job")
+}
+
+func TestGuest_twoRivers(t *testing.T) {
+	t.Parallel()
+	g := attached(t)
+	execute(t, g.owner, "CREATE SCHEMA jobs")
+	postgrestest.MigrateRiver(t, g.owner, "jobs", 0)
+	second := postgres.Schemas{DLQ: "dlq", River: "jobs"}
+	g.grant(second)
+	other := migratorOn(g.dlqd)
+	other.Schemas = second
+	plan, err := other.Plan(t.Context())
+	require.NoError(t, err)
+	require.ErrorContains(t, plan.Err(), "schema dlq holds the dlqd of the River in schema public: choose another schema for this one with --schema")
+
+	other.Schemas.DLQ = "dlq_jobs"
+	require.NoError(t, other.Attach(t.Context()))
+	third := migratorOn(g.dlqd)
+	third.Schemas = postgres.Schemas{DLQ: "dlq_three", River: "jobs"}
+	require.ErrorContains(t, third.Attach(t.Context()), "has a dlqd already, in schema dlq_jobs")
+	execute(t, g.owner, "INSERT INTO jobs.river_job (kind, args, max_attempts, state) VALUES ('k', '{}', 1, 'running')")
+	execute(t, g.owner, "UPDATE jobs.river_job SET state = 'discarded', finalized_at = now()")
+	g.fail(g.app)
+	require.Equal(t, 1, g.entries())
+	require.Equal(t, 1, count(t, g.dlqd, "SELECT count(*) FROM dlq_jobs.dead_letter_queue"))
+
+	_, err = g.migrator.Find(t.Context(), false, false)
+	require.ErrorContains(t, err, "there is more than one dlqd in this database")
+	g.migrator.Schemas.DLQ = "typo"
+	_, err = g.migrator.Find(t.Context(), true, false)
+	require.ErrorIs(t, err, postgres.ErrNotAttached)
+	require.ErrorContains(t, err, "--schema dlq_jobs --river-schema jobs")
+	found, err := other.Find(t.Context(), true, true)
+	require.NoError(t, err)
+	_, err = other.Detach(t.Context(), *found, true)
+	require.NoError(t, err)
+	g.fail(g.app)
+	require.Equal(t, 2, g.entries(), "the other one goes on")
+}
+
+// What stays is said, with a command that removes it.
+func TestDetach_saysWhatStays(t *testing.T) {
+	t.Parallel()
+	g := attached(t)
+	job := g.fail(g.app)
+	execute(t, g.dlqd, "SELECT dlq.replay(id) FROM dlq.dead_letter_queue")
+	execute(t, g.app, "INSERT INTO river_job (kind, args, max_attempts) VALUES ('dlqd_message', '{}', 1)")
+	execute(t, g.owner, "ALTER TABLE river_job DISABLE TRIGGER dlq_capture") // as somebody did in the night
+	found, err := g.migrator.Find(t.Context(), false, false)
+	require.NoError(t, err)
+	done, err := g.migrator.Detach(t.Context(), *found, false)
+	require.NoError(t, err)
+	require.Equal(t, []string{"dlq_capture", "dlq_follow"}, done.Triggers)
+	text := ""
+	for _, left := range done.Left {
+		text += left.What + "\n"
+		for _, how := range left.How {
+			statement, _, _ := strings.Cut(how, " --")
+			if !strings.HasPrefix(statement, "DROP ROLE") { // which all tests share
+				execute(t, postgrestest.Open(t, g.Admin), statement)
+			}
+		}
+	}
+	require.Contains(t, text, "the tables of schema dlq, with the dead letters in them")
+	require.Contains(t, text, "roles dlq_admin, dlq_operator, dlq_reader")
+	require.Contains(t, text, "marks in the metadata of 1 jobs")
+	require.Contains(t, text, "1 messages that were submitted to dlqd and are not delivered")
+	require.Equal(t, job+1, int64(count(t, g.owner, "SELECT max(id) FROM river_job WHERE metadata = '{}'")))
+	require.NotContains(t, strings.Join(catalog(t, g.owner), "\n"), "dlq")
+}
+
+// Detach gives way to the application, and is tried again.
+func TestDetach_underLoad(t *testing.T) {
+	t.Parallel()
+	g := attached(t)
+	ctx, stop := context.WithTimeout(t.Context(), time.Minute)
+	defer stop()
+	failed := make(chan error, 1)
+	go func() {
+		for ctx.Err() == nil {
+			if _, err := g.app.Exec(ctx, "WITH j AS (INSERT INTO river_job (kind, args, max_attempts, state) VALUES ('k', '{}', 1, 'running') RETURNING id) SELECT id FROM j"); err != nil && ctx.Err() == nil {
+				failed <- err
+				return
+			}
+			if _, err := g.app.Exec(ctx, "UPDATE river_job SET state = 'discarded', finalized_at = now() WHERE state = 'running'"); err != nil && ctx.Err() == nil {
+				failed <- err
+				return
+			}
+		}
+		failed <- nil
+	}()
+	for range 3 {
+		found, err := g.migrator.Find(t.Context(), false, false)
+		require.NoError(t, err)
+		_, err = g.migrator.Detach(t.Context(), *found, false)
+		require.NoError(t, err)
+		require.NoError(t, g.migrator.Attach(t.Context()))
+	}
+	stop()
+	require.NoError(t, <-failed, "the application's statements")
+}
