@@ -11,6 +11,7 @@ import (
 
 	"github.com/dlqd/dlqd/internal/api"
 	"github.com/dlqd/dlqd/internal/postgres"
+	"github.com/dlqd/dlqd/internal/survey"
 )
 
 func newMigrate() *cobra.Command {
@@ -84,6 +85,7 @@ func newAttach() *cobra.Command {
 				for _, item := range plan {
 					_, _ = fmt.Fprintln(out, "create", item)
 				}
+				found := lookOver(cmd, m)
 				if dryRun {
 					return nil
 				}
@@ -91,12 +93,21 @@ func newAttach() *cobra.Command {
 					return err
 				}
 				_, _ = fmt.Fprintln(out, "attached")
-				if !backfill {
-					return nil
+				next := survey.Next{Schemas: m.Schemas, Found: found}
+				if backfill {
+					n, err := m.Backfill(cmd.Context(), func(total int) { _, _ = fmt.Fprintf(out, "backfill: %d jobs\n", total) })
+					_, _ = fmt.Fprintf(out, "backfill: took in %d jobs that had failed before\n", n)
+					if err != nil {
+						return err
+					}
+					next.Backfilled = &n
 				}
-				n, err := m.Backfill(cmd.Context(), func(total int) { _, _ = fmt.Fprintf(out, "backfill: %d jobs\n", total) })
-				_, _ = fmt.Fprintf(out, "backfill: took in %d jobs that had failed before\n", n)
-				return err
+				status, err := m.Status(cmd.Context())
+				if err != nil {
+					return err
+				}
+				next.Observes = status.Attached
+				return next.Print(out)
 			})
 		},
 	}
@@ -104,6 +115,18 @@ func newAttach() *cobra.Command {
 	cmd.Flags().BoolVar(&backfill, "backfill", false, "also take in jobs that failed before and that River still keeps")
 	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "only say what would be created")
 	return cmd
+}
+
+// lookOver says what jobs River keeps, and returns it. Where that cannot be looked at, dlqd can be attached all the same.
+func lookOver(cmd *cobra.Command, m *postgres.Migrator) *survey.Survey {
+	found, err := survey.Look(cmd.Context(), m.Pool, m.Schemas)
+	if err == nil {
+		err = found.Print(cmd.OutOrStdout())
+	}
+	if err != nil {
+		_, _ = fmt.Fprintln(cmd.ErrOrStderr(), "dlqd:", err)
+	}
+	return found
 }
 
 func newDetach() *cobra.Command {
