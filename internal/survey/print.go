@@ -29,7 +29,7 @@ func (s *Survey) Print(w io.Writer) error {
 	}
 	out.linef("River in schema %s keeps %s%s:", s.Schema, count(s.Total, "job"), most)
 	s.printJobs(out)
-	s.Failures.print(out)
+	s.printFailures(out)
 	return out.err
 }
 
@@ -43,24 +43,26 @@ func (s *Survey) printJobs(out *printer) {
 			}
 		}
 	}
-	rows := [][]any{{"QUEUE", "KIND"}}
+	shown := s.Jobs[:min(len(s.Jobs), maxKinds)]
+	rows := make([][]any, 1+len(shown))
+	rows[0] = []any{"QUEUE", "KIND"}
+	for i := range shown {
+		rows[1+i] = []any{shown[i].Queue, shown[i].Kind}
+	}
 	for _, state := range seen {
 		rows[0] = append(rows[0], strings.ToUpper(state))
-	}
-	for i := range s.Jobs[:min(len(s.Jobs), maxKinds)] {
-		row := []any{s.Jobs[i].Queue, s.Jobs[i].Kind}
-		for _, state := range seen {
-			row = append(row, s.Jobs[i].States[state])
+		for i := range shown {
+			rows[1+i] = append(rows[1+i], shown[i].States[state])
 		}
-		rows = append(rows, row)
 	}
 	out.table(rows)
-	if more := len(s.Jobs) - maxKinds; more > 0 {
+	if more := len(s.Jobs) - len(shown); more > 0 {
 		out.linef("  and %s", count(more, "more kind"))
 	}
 }
 
-func (all *Failures) print(out *printer) {
+func (s *Survey) printFailures(out *printer) {
+	all := &s.Failures
 	if all.Count == 0 {
 		out.linef("none of them is a failure without a dead letter")
 		return

@@ -84,8 +84,8 @@ func Look(ctx context.Context, pool *pgxpool.Pool, schemas postgres.Schemas) (*S
 // read runs a question that changes nothing, and neither runs nor waits for long.
 func read(ctx context.Context, pool *pgxpool.Pool, question func(pgx.Tx) error) error {
 	return pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
-		if _, err := tx.Exec(ctx, "SELECT set_config('statement_timeout', $1, true), set_config('lock_timeout', $2, true)",
-			fmt.Sprint(timeout.Milliseconds()), fmt.Sprint(lockTimeout.Milliseconds())); err != nil {
+		if _, err := tx.Exec(ctx, "SELECT set_config('statement_timeout', $1::bigint::text, true), set_config('lock_timeout', $2::bigint::text, true)",
+			timeout.Milliseconds(), lockTimeout.Milliseconds()); err != nil {
 			return err
 		}
 		return question(tx)
@@ -118,22 +118,24 @@ func (s *Survey) countJobs(ctx context.Context, db postgres.DB) error {
 // (dlq.is_failure), and what describes it (dlq.describe_failure).
 const failures = `
 	WITH latest AS (
-		(SELECT * FROM river.river_job WHERE state = 'discarded' AND finalized_at IS NOT NULL ORDER BY finalized_at DESC LIMIT $1)
+		(SELECT id, queue, kind, args, state, attempt, max_attempts, finalized_at, errors, metadata FROM river.river_job
+		 WHERE state = 'discarded' AND finalized_at IS NOT NULL ORDER BY finalized_at DESC LIMIT $1)
 		UNION ALL
-		(SELECT * FROM river.river_job WHERE state = 'cancelled' AND finalized_at IS NOT NULL ORDER BY finalized_at DESC LIMIT $1)
+		(SELECT id, queue, kind, args, state, attempt, max_attempts, finalized_at, errors, metadata FROM river.river_job
+		 WHERE state = 'cancelled' AND finalized_at IS NOT NULL ORDER BY finalized_at DESC LIMIT $1)
 	), failed AS (
-		SELECT j.*, j.errors[cardinality(j.errors)] AS last FROM latest j
-		WHERE NOT j.metadata ? 'dlq:entry_id'
-		  AND NOT j.metadata @> '{"unique_key_conflict": "scheduler_discarded"}'
-		  AND (j.state = 'discarded' OR NOT j.metadata ? 'cancel_attempted_at' AND cardinality(j.errors) > 0)
+		SELECT id, queue, kind, args, state, attempt, max_attempts, finalized_at, metadata, errors[cardinality(errors)] AS last FROM latest
+		WHERE NOT metadata ? 'dlq:entry_id'
+		  AND NOT metadata @> '{"unique_key_conflict": "scheduler_discarded"}'
+		  AND (state = 'discarded' OR NOT metadata ? 'cancel_attempted_at' AND cardinality(errors) > 0)
 	), described AS (
-		SELECT f.*, nullif(f.last ->> 'trace', '') AS trace,
-		       CASE WHEN coalesce(f.last ->> 'trace', '') = '' AND f.metadata #> '{dlq:error,attempt}' = coalesce(f.last -> 'attempt', to_jsonb(f.attempt))
-		            THEN f.metadata -> 'dlq:error' END AS reported
-		FROM failed f
+		SELECT id, queue, kind, args, state, max_attempts, finalized_at, last,
+		       CASE WHEN coalesce(last ->> 'trace', '') = '' AND metadata #> '{dlq:error,attempt}' = coalesce(last -> 'attempt', to_jsonb(attempt))
+		            THEN metadata -> 'dlq:error' END AS reported
+		FROM failed
 	)
 	SELECT d.queue, coalesce(CASE WHEN d.kind = 'dlqd_message' THEN left(d.args ->> 'kind', 255) END, d.kind), d.max_attempts = 1, d.finalized_at, d.state::text,
-	       left(coalesce(d.reported ->> 'message', regexp_replace(d.last ->> 'error', '^JobCancelError: ', ''), ''), 10000), left(coalesce(d.trace, ''), 32000),
+	       left(coalesce(d.reported ->> 'message', regexp_replace(d.last ->> 'error', '^JobCancelError: ', ''), ''), 10000), left(coalesce(d.last ->> 'trace', ''), 32000),
 	       coalesce(left(d.reported ->> 'type', 255), ''), coalesce(left(d.reported ->> 'code', 255), ''), coalesce(left(d.reported ->> 'class', 255), ''),
 	       CASE WHEN pg_column_size(d.reported -> 'context') <= 60000 THEN d.reported -> 'context' END
 	FROM described d`

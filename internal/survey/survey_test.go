@@ -110,12 +110,12 @@ func TestLook_findsWhatBackfillTakesIn(t *testing.T) {
 func TestPrint(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	print := func(p func(*bytes.Buffer) error) string {
+	printed := func(p func(*bytes.Buffer) error) string {
 		var out bytes.Buffer
 		require.NoError(t, p(&out))
 		return out.String()
 	}
-	require.Equal(t, "River in schema public keeps no jobs\n", print(func(out *bytes.Buffer) error { return b.look().Print(out) }))
+	require.Equal(t, "River in schema public keeps no jobs\n", printed(func(out *bytes.Buffer) error { return b.look().Print(out) }))
 	b.insertFailures()
 	s := b.look()
 	require.Equal(t, `River in schema public keeps 14 jobs:
@@ -130,14 +130,14 @@ func TestPrint(t *testing.T) {
   1     default  charge      rate_limited  scheduled  2026-11-14 09:05 UTC  slow  [31mdown
   1     default  charge      business      manual     2026-11-14 09:00 UTC  card declined
   1     default  charge      code_bug      manual     2026-11-14 03:05 UTC  boom
-`, print(func(out *bytes.Buffer) error { return s.Print(out) }))
+`, printed(func(out *bytes.Buffer) error { return s.Print(out) }))
 
 	for range 20 {
 		s.Failures.Groups = append(s.Failures.Groups, survey.Group{Count: 1, Message: strings.Repeat("x", 500)})
 		s.Jobs = append(s.Jobs, survey.Jobs{Queue: "default", Kind: "more"}, survey.Jobs{Queue: "default", Kind: "more"})
 	}
 	s.Failures.Count, s.Failures.More, s.MoreJobs = 30, true, true
-	long := print(func(out *bytes.Buffer) error { return s.Print(out) })
+	long := printed(func(out *bytes.Buffer) error { return s.Print(out) })
 	require.Contains(t, long, "keeps 14 jobs, looking at the latest alone:")
 	require.Contains(t, long, "  and 13 more kinds\n")
 	require.Contains(t, long, "30 failures at least (older ones were not looked at) without a dead letter")
@@ -147,13 +147,13 @@ func TestPrint(t *testing.T) {
 
 func TestNext(t *testing.T) {
 	t.Parallel()
-	print := func(n survey.Next) string {
+	printed := func(n survey.Next) string {
 		var out bytes.Buffer
 		require.NoError(t, n.Print(&out))
 		return out.String()
 	}
 	found := &survey.Survey{Failures: survey.Failures{Count: 10}}
-	observed := print(survey.Next{Schemas: postgres.Schemas{DLQ: "letters", River: "jobs"}, Observes: true, Found: found})
+	observed := printed(survey.Next{Schemas: postgres.Schemas{DLQ: "letters", River: "jobs"}, Observes: true, Found: found})
 	for _, want := range []string{
 		"Capture is on: from now on", "dlqd observes", `"dlqd automatic on"`, "Not taken in: 10 failures that River keeps.",
 		`"dlqd attach --schema letters --river-schema jobs --backfill"`, "dlqd serve --dlq-workers --api --schema letters --river-schema jobs\n",
@@ -161,12 +161,12 @@ func TestNext(t *testing.T) {
 		require.Contains(t, observed, want)
 	}
 	one := 1
-	own := print(survey.Next{Schemas: postgres.DefaultSchemas(), Found: found, Backfilled: &one})
+	own := printed(survey.Next{Schemas: postgres.DefaultSchemas(), Found: found, Backfilled: &one})
 	require.Contains(t, own, "Taken in: 1 failure that River keeps. They stay a person's")
 	require.NotContains(t, own, "observes")
 	require.Contains(t, own, "dlqd serve --dlq-workers --api\n")
-	require.Contains(t, print(survey.Next{Schemas: postgres.DefaultSchemas()}), "Not taken in: failures that River keeps. ")
-	require.NotContains(t, print(survey.Next{Schemas: postgres.DefaultSchemas(), Found: &survey.Survey{}}), "aken in")
+	require.Contains(t, printed(survey.Next{Schemas: postgres.DefaultSchemas()}), "Not taken in: failures that River keeps. ")
+	require.NotContains(t, printed(survey.Next{Schemas: postgres.DefaultSchemas(), Found: &survey.Survey{}}), "aken in")
 }
 
 // The survey waits for nobody for long, and does not hold up an application's migration.
