@@ -78,12 +78,11 @@ func (s *Server) worked() []string {
 	}
 }
 
-// logMode says whose River this is, and what that means for the application's jobs. It is the place to say more about the
-// mode that dlqd starts in.
+// logMode says in which mode dlqd starts, and what that means.
 func (s *Server) logMode() {
 	if s.attached {
-		s.logger.Info("mode: attached: River belongs to an application; its failed jobs are captured, and nothing is done to jobs that run", "river", "attached", "parts", s.parts())
+		s.logger.Info("mode: observing an application's River: jobs that fail are captured and judged, and sent again only by a person or where automatic is on", "river", "attached", "mode", "observing", "parts", s.parts())
 		return
 	}
-	s.logger.Info("mode: own River: nobody but dlqd works its queues; dead letters are redelivered by their strategies", "river", "own", "parts", s.parts())
+	s.logger.Info("mode: automatic on dlqd's own River: dead letters are sent again by their strategies", "river", "own", "mode", "automatic", "parts", s.parts())
 }

@@ -68,7 +68,10 @@ func (a *application) count(t *testing.T, sql string, args ...any) int {
 func TestSubmit_refusedWhereOnlyTheApplicationWorksTheQueue(t *testing.T) {
 	t.Parallel()
 	a := runApplication(t)
-	front := setup(t, options{config: func(c *server.Config) { c.DatabaseURL, c.Process, c.DLQWorkers = a.url, false, false }})
+	front := setup(t, options{config: func(c *server.Config) {
+		c.DatabaseURL, c.Process, c.DLQWorkers = a.url, false, false
+		c.Policy.Queues["mine"] = c.Policy.Queues[river.QueueDefault]
+	}})
 	message := `{"messageId": "m1", "queue": "default", "kind": "order.placed", "payload": 1}`
 
 	status, out, _ := front.call("POST", "/api/messages", message)
@@ -81,7 +84,7 @@ func TestSubmit_refusedWhereOnlyTheApplicationWorksTheQueue(t *testing.T) {
 	require.Equal(t, "body.messages[0].queue", out["errors"].([]any)[0].(map[string]any)["location"])
 	require.Zero(t, a.count(t, "SELECT count(*) FROM river_job"), "nothing was stored")
 
-	deliver := a.deliver(t, "default", "mine")
+	deliver := a.deliver(t, "default")
 	status, out, _ = front.call("POST", "/api/messages", message)
 	require.Equal(t, http.StatusAccepted, status, out)
 	require.Equal(t, 1, a.count(t, "SELECT count(*) FROM river_job WHERE args ->> 'messageId' = 'm1'"))
@@ -98,10 +101,12 @@ func TestSubmit_refusedWhereOnlyTheApplicationWorksTheQueue(t *testing.T) {
 
 	_, err := a.pool.Exec(t.Context(), "UPDATE dlq.processes SET seen_at = now() - interval '16 minutes', stopped_at = now() - interval '16 minutes'")
 	require.NoError(t, err)
-	a.deliver(t, "mine")
-	status, out, _ = front.call("POST", "/api/messages", `{"queue": "default", "kind": "order.placed", "payload": 2}`)
+	a.deliver(t, "mine", "elsewhere")
+	status, out, _ = front.call("POST", "/api/messages/batch", `{"messages": [{"queue": "mine", "kind": "k", "payload": 1}, {"queue": "default", "kind": "k", "payload": 2}]}`)
 	require.Equal(t, http.StatusUnprocessableEntity, status, out)
-	require.Contains(t, out["detail"], "dlqd serve --process", "this API's policy does not have the queue that is delivered")
+	require.Contains(t, out["detail"], "(delivered are: mine)", "those that this API's policy has")
+	require.Equal(t, "body.messages[1].queue", out["errors"].([]any)[0].(map[string]any)["location"])
+	require.Equal(t, 1, a.count(t, "SELECT count(*) FROM river_job"), "all or none")
 
 	_, err = a.pool.Exec(t.Context(), "ALTER TABLE dlq.processes RENAME TO elsewhere")
 	require.NoError(t, err)
@@ -155,5 +160,5 @@ func TestProcesses(t *testing.T) {
 	require.Equal(t, process{Name: postgres.ProcessName(), Version: api.Version, Parts: "process dlq-workers", Queues: "default", Runs: true}, processes[0])
 	b.stop()
 	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.processes WHERE stopped_at IS NOT NULL"))
-	require.Contains(t, log.String(), "mode: own River")
+	require.Contains(t, log.String(), "mode: automatic on dlqd's own River")
 }

@@ -23,11 +23,11 @@ func (s *Survey) Print(w io.Writer) error {
 		out.linef("River in schema %s keeps no jobs", s.Schema)
 		return out.err
 	}
-	most := ""
 	if s.MoreJobs {
-		most = ", looking at the latest alone"
+		out.linef("River in schema %s keeps more than %s. The latest:", s.Schema, count(s.Total, "job"))
+	} else {
+		out.linef("River in schema %s keeps %s:", s.Schema, count(s.Total, "job"))
 	}
-	out.linef("River in schema %s keeps %s%s:", s.Schema, count(s.Total, "job"), most)
 	s.printJobs(out)
 	s.printFailures(out)
 	return out.err
@@ -67,12 +67,8 @@ func (s *Survey) printFailures(out *printer) {
 		out.linef("none of them is a failure without a dead letter")
 		return
 	}
-	most := ""
-	if all.More {
-		most = " at least (older ones were not looked at)"
-	}
-	out.linef("%s%s without a dead letter, from %s to %s; %d of them had one attempt. By what they have in common:",
-		count(all.Count, "failure"), most, all.Since.UTC().Format(timeLayout), all.Until.UTC().Format(timeLayout), all.SingleAttempt)
+	out.linef("%s without a dead letter, from %s to %s; %d of them had one attempt. By what they have in common:",
+		all.count(), all.Since.UTC().Format(timeLayout), all.Until.UTC().Format(timeLayout), all.SingleAttempt)
 	rows := [][]any{{"JOBS", "QUEUE", "KIND", "CLASS", "STRATEGY", "LAST", "ERROR"}}
 	left := all.Count
 	for _, g := range all.Groups[:min(len(all.Groups), topGroups)] {
@@ -83,6 +79,14 @@ func (s *Survey) printFailures(out *printer) {
 	if left > 0 {
 		out.linef("  and %d in %s", left, count(len(all.Groups)-topGroups, "smaller group"))
 	}
+}
+
+// count says how many there are.
+func (all *Failures) count() string {
+	if all.More {
+		return "the latest " + count(all.Count, "failure") // older jobs were not looked at
+	}
+	return count(all.Count, "failure")
 }
 
 // Next is what there is to say once dlqd is attached.
@@ -121,7 +125,7 @@ func (n *Next) Print(w io.Writer) error {
 	case n.Found == nil:
 		out.linef("- Not taken in: failures that River keeps. "+takeIn, flags)
 	case n.Found.Failures.Count > 0:
-		out.linef("- Not taken in: %s that River keeps. "+takeIn, count(n.Found.Failures.Count, "failure"), flags)
+		out.linef("- Not taken in: %s that River keeps. "+takeIn, n.Found.Failures.count(), flags)
 	}
 	out.linef("- Run next, on the same database: dlqd serve --dlq-workers --api%s", flags)
 	out.linef("  It files and judges what was captured. \"dlqd list\" and \"dlqd show ID\" say what it would do with each dead letter.")

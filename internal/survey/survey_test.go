@@ -138,9 +138,9 @@ func TestPrint(t *testing.T) {
 	}
 	s.Failures.Count, s.Failures.More, s.MoreJobs = 30, true, true
 	long := printed(func(out *bytes.Buffer) error { return s.Print(out) })
-	require.Contains(t, long, "keeps 14 jobs, looking at the latest alone:")
+	require.Contains(t, long, "keeps more than 14 jobs. The latest:")
 	require.Contains(t, long, "  and 13 more kinds\n")
-	require.Contains(t, long, "30 failures at least (older ones were not looked at) without a dead letter")
+	require.Contains(t, long, "the latest 30 failures without a dead letter")
 	require.Contains(t, long, "  and 15 in 15 smaller groups\n")
 	require.Less(t, len(slices.MaxFunc(strings.Split(long, "\n"), func(a, b string) int { return len(a) - len(b) })), 200)
 }
