@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/dlqd/dlqd/internal/postgres"
+	"github.com/dlqd/dlqd/internal/survey"
 )
 
 func newGrants() *cobra.Command {
@@ -58,13 +59,17 @@ func printGrants(w io.Writer, schemas postgres.Schemas, database, role string, p
 		if !slices.Contains(parts, part) {
 			continue
 		}
-		_, _ = fmt.Fprintf(w, "-- %s\n", part)
+		headed := false
 		for _, right := range postgres.Rights() {
 			statement := right.Grant(schemas, database, role)
 			if right.Part != part || printed[statement] {
 				continue
 			}
 			printed[statement] = true
+			if !headed {
+				_, _ = fmt.Fprintf(w, "-- %s\n", part)
+				headed = true
+			}
 			why := right.Why
 			if right.Optional {
 				why += " (optional)"
@@ -109,6 +114,7 @@ func newAttach() *cobra.Command {
 				for _, right := range plan.Later {
 					_, _ = fmt.Fprintf(out, "  %s -- %s: to %s\n", right.GrantSQL, right.Part, right.Why)
 				}
+				found := lookOver(cmd, m)
 				if dryRun {
 					return nil
 				}
@@ -116,12 +122,21 @@ func newAttach() *cobra.Command {
 					return err
 				}
 				_, _ = fmt.Fprintln(out, "attached")
-				if !backfill {
-					return nil
+				next := survey.Next{Schemas: m.Schemas, Found: found}
+				if backfill {
+					n, err := m.Backfill(cmd.Context(), func(total int) { _, _ = fmt.Fprintf(out, "backfill: %d jobs\n", total) })
+					_, _ = fmt.Fprintf(out, "backfill: took in %d jobs that had failed before\n", n)
+					if err != nil {
+						return err
+					}
+					next.Backfilled = &n
 				}
-				n, err := m.Backfill(cmd.Context(), func(total int) { _, _ = fmt.Fprintf(out, "backfill: %d jobs\n", total) })
-				_, _ = fmt.Fprintf(out, "backfill: took in %d jobs that had failed before\n", n)
-				return err
+				status, err := m.Status(cmd.Context())
+				if err != nil {
+					return err
+				}
+				next.Observes = status.Attached
+				return next.Print(out)
 			})
 		},
 	}
@@ -129,6 +144,18 @@ func newAttach() *cobra.Command {
 	cmd.Flags().BoolVar(&backfill, "backfill", false, "also take in jobs that failed before and that River still keeps; they wait for a person")
 	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "only say what would be created, and which rights are missing")
 	return cmd
+}
+
+// lookOver says what jobs River keeps, and returns it. Where that cannot be looked at, dlqd can be attached all the same.
+func lookOver(cmd *cobra.Command, m *postgres.Migrator) *survey.Survey {
+	found, err := survey.Look(cmd.Context(), m.Pool, m.Schemas)
+	if err == nil {
+		err = found.Print(cmd.OutOrStdout())
+	}
+	if err != nil {
+		_, _ = fmt.Fprintln(cmd.ErrOrStderr(), "dlqd:", err)
+	}
+	return found
 }
 
 func newDetach() *cobra.Command {

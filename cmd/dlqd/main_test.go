@@ -315,10 +315,18 @@ func TestAttach_command(t *testing.T) {
 	dry := ok(t, "attach", "--dry-run", "--database-url", url)
 	require.Contains(t, dry, "create trigger dlq_capture on public.river_job")
 	require.NotContains(t, dry, "attached")
+	require.Contains(t, dry, "River in schema public keeps no jobs")
 	for range 2 {
 		require.Contains(t, ok(t, "attach", "--backfill", "--database-url", url), "attached\nbackfill: took in 0 jobs")
 		require.Contains(t, ok(t, "migrate", "status", "--database-url", url), "attached: River belongs to another application")
 	}
+	require.Contains(t, ok(t, "attach", "--database-url", url), "What happens next:\n- Capture is on: ")
+	front := serve(t, "--database-url", url, "--api", "--destination", "http://127.0.0.1:1/")
+	require.Contains(t, front.log.String(), "mode: observing an application's River")
+	_, stderr, code = run(t, "send", "--api-url", front.api, "--kind", "k", "1")
+	require.Equal(t, 1, code)
+	require.Contains(t, stderr, `no dlqd process delivers the messages of queue "default"`)
+	require.Zero(t, front.stop(syscall.SIGTERM), front.log.String())
 	for range 2 {
 		require.Contains(t, ok(t, "detach", "--database-url", url), "stays: the tables of schema dlq, with the dead letters in them")
 	}

@@ -7,6 +7,7 @@ import (
 	"math"
 	"net/http"
 	"strconv"
+	"time"
 
 	"github.com/danielgtaylor/huma/v2"
 
@@ -84,11 +85,15 @@ var submissionExample = map[string]any{
 const duplicates = "The same messageId with the same content does no second work and answers 200 with the first one's state; with other content it answers 409. " +
 	"This holds while River keeps the message's job (24 hours after it completed, 7 days after it failed, by River's defaults) and, beyond that, while the message has an open dead letter."
 
+// unworked says where messages are refused that nobody of dlqd's would deliver.
+const unworked = " On a River that an application owns, a message for a queue that no dlqd process delivers answers 422, with the queues that are delivered, " +
+	"or 503 with Retry-After where one did a few minutes ago: the application's clients would fetch it, and fail."
+
 func (s *service) registerMessages(api huma.API) {
 	submit := huma.Operation{
 		OperationID: "submit-message", Method: http.MethodPost, Path: "/api/messages", Tags: []string{"messages"},
 		Summary:     "Submit a message",
-		Description: "Answers 202 once the message is on disk. " + duplicates,
+		Description: "Answers 202 once the message is on disk. " + duplicates + unworked,
 		Errors:      []int{400, 409, 413, 422, 429, 503}, DefaultStatus: http.StatusAccepted, MaxBodyBytes: s.MaxBodyBytes, SkipValidateBody: true,
 		BodyReadTimeout: bodyReadTimeout, Middlewares: huma.Middlewares{s.boundBodies(api)},
 	}
@@ -99,7 +104,7 @@ func (s *service) registerMessages(api huma.API) {
 	batch := huma.Operation{
 		OperationID: "submit-batch", Method: http.MethodPost, Path: "/api/messages/batch", Tags: []string{"messages"},
 		Summary:     "Submit up to 1,000 messages, all or none",
-		Description: "One transaction: if one message is invalid or in conflict, none is stored. " + duplicates,
+		Description: "One transaction: if one message is invalid or in conflict, none is stored. " + duplicates + unworked,
 		Errors:      []int{400, 409, 413, 422, 429, 503}, DefaultStatus: http.StatusAccepted, MaxBodyBytes: s.MaxBodyBytes * maxBatchBodies, SkipValidateBody: true,
 		BodyReadTimeout: bodyReadTimeout, Middlewares: huma.Middlewares{s.boundBodies(api)},
 	}
@@ -186,9 +191,15 @@ func outcomeOf(err error) string {
 	var conflict *ingest.ConflictError
 	var refused *ingest.RefusedError
 	var open *ingest.OpenError
+	var unworked *ingest.UnworkedQueueError
+	var away *ingest.AwayError
 	switch {
 	case errors.As(err, &unknown):
 		return "invalid"
+	case errors.As(err, &unworked):
+		return "unworked"
+	case errors.As(err, &away):
+		return "away"
 	case errors.As(err, &conflict):
 		return "conflict"
 	case errors.As(err, &open):
@@ -210,10 +221,16 @@ func (s *service) submitProblem(ctx context.Context, err error, messageID string
 	var conflict *ingest.ConflictError
 	var refused *ingest.RefusedError
 	var open *ingest.OpenError
+	var unworked *ingest.UnworkedQueueError
+	var away *ingest.AwayError
 	switch {
 	case errors.As(err, &open):
-		after := strconv.Itoa(int(math.Ceil(open.RetryAfter.Seconds())))
-		return huma.ErrorWithHeaders(huma.Error503ServiceUnavailable(open.Error()+"; nothing was stored"), http.Header{"Retry-After": {after}})
+		return notNow(open, open.RetryAfter)
+	case errors.As(err, &away):
+		if away.Err != nil {
+			s.Logger.Error("submission refused", "queue", away.Queue, "error", away.Err)
+		}
+		return notNow(away, away.RetryAfter)
 	case errors.As(err, &invalid):
 		details := make([]error, len(invalid.Fields))
 		for i, f := range invalid.Fields {
@@ -229,17 +246,13 @@ func (s *service) submitProblem(ctx context.Context, err error, messageID string
 		}
 		return huma.NewError(status, invalid.Error(), details...)
 	case errors.As(err, &unknown):
-		location := "body.queue"
-		if messageID == "" {
-			location = fmt.Sprintf("body.messages[%d].queue", unknown.Index)
-		}
-		return huma.Error422UnprocessableEntity("invalid message: "+unknown.Error(), &huma.ErrorDetail{Location: location, Message: unknown.Error(), Value: unknown.Queue})
+		return huma.Error422UnprocessableEntity("invalid message: "+unknown.Error(),
+			&huma.ErrorDetail{Location: locate("queue", unknown.Index, messageID), Message: unknown.Error(), Value: unknown.Queue})
+	case errors.As(err, &unworked):
+		return huma.Error422UnprocessableEntity("message refused: "+unworked.Error()+"; nothing was stored",
+			&huma.ErrorDetail{Location: locate("queue", unworked.Index, messageID), Message: "is not delivered", Value: unworked.Queue})
 	case errors.As(err, &conflict):
-		location := "body.messageId"
-		if messageID == "" {
-			location = fmt.Sprintf("body.messages[%d].messageId", conflict.Index)
-		}
-		return huma.Error409Conflict(conflict.Error(), &huma.ErrorDetail{Location: location, Message: "has been used for other content", Value: conflict.MessageID})
+		return huma.Error409Conflict(conflict.Error(), &huma.ErrorDetail{Location: locate("messageId", conflict.Index, messageID), Message: "has been used for other content", Value: conflict.MessageID})
 	case errors.As(err, &refused):
 		return huma.Error422UnprocessableEntity(refused.Error())
 	case errors.Is(err, ingest.ErrFull):
@@ -255,6 +268,20 @@ func (s *service) submitProblem(ctx context.Context, err error, messageID string
 		return huma.ErrorWithHeaders(huma.Error503ServiceUnavailable(detail, &huma.ErrorDetail{Location: "body.messageId", Message: "settles whether it was stored", Value: messageID}), retryAfter())
 	}
 	return s.problem(ctx, err)
+}
+
+// locate names a field of a message: of the one that was submitted or, where it has no id of its own here, of a batch.
+func locate(field string, index int, messageID string) string {
+	if messageID == "" {
+		return fmt.Sprintf("body.messages[%d].%s", index, field)
+	}
+	return "body." + field
+}
+
+// notNow is the answer to a submission that was not stored and may be sent again later.
+func notNow(err error, after time.Duration) error {
+	seconds := strconv.Itoa(int(math.Ceil(after.Seconds())))
+	return huma.ErrorWithHeaders(huma.Error503ServiceUnavailable(err.Error()+"; nothing was stored"), http.Header{"Retry-After": {seconds}})
 }
 
 func retryAfter() http.Header { return http.Header{"Retry-After": {retryAfterSeconds}} }

@@ -29,6 +29,7 @@ import (
 	"github.com/dlqd/dlqd/internal/message"
 	"github.com/dlqd/dlqd/internal/policy"
 	"github.com/dlqd/dlqd/internal/postgres"
+	"github.com/dlqd/dlqd/internal/process"
 )
 
 // Limits of what waits for its commit. Together they bound the memory that submissions take.
@@ -49,6 +50,9 @@ const (
 
 	// How long one insert may take. It is not the client's time: a client that hangs up does not undo what others share.
 	flushTimeout = 15 * time.Second
+
+	// awayRetryAfter is when to send a message again whose queue's process is away: a restart takes seconds.
+	awayRetryAfter = 10 * time.Second
 
 	// Tries of an insert whose connection broke. Every try is safe, because the messageId is unique.
 	maxTries = 4
@@ -75,6 +79,39 @@ type UnknownQueueError struct {
 func (e *UnknownQueueError) Error() string {
 	return fmt.Sprintf("there is no queue %q (there are: %s)", e.Queue, strings.Join(e.Known, ", "))
 }
+
+// UnworkedQueueError is a message for a queue that no dlqd process delivers, on a River that an application owns: the
+// application's clients would fetch it and fail, because they do not know its kind.
+type UnworkedQueueError struct {
+	Index  int // in the batch
+	Queue  string
+	Worked []string // queues of the policy that could take it
+}
+
+func (e *UnworkedQueueError) Error() string {
+	const format = "no dlqd process delivers the messages of queue %q, and the application's clients cannot (%s)"
+	if len(e.Worked) == 0 {
+		return fmt.Sprintf(format, e.Queue, "none delivers any queue: dlqd serve --process does")
+	}
+	return fmt.Sprintf(format, e.Queue, "delivered are: "+strings.Join(e.Worked, ", "))
+}
+
+// AwayError is a message for a queue whose dlqd process is away for the moment, on a River that an application owns, or of
+// which that could not be found out. Nothing of the submission is stored; it can be sent again.
+type AwayError struct {
+	Queue      string
+	RetryAfter time.Duration
+	Err        error // why it is not known who delivers the queue; nil where that is known
+}
+
+func (e *AwayError) Error() string {
+	if e.Err != nil {
+		return fmt.Sprintf("queue %s: whether a dlqd process delivers its messages could not be found out", e.Queue)
+	}
+	return fmt.Sprintf("queue %s: the dlqd process that delivers its messages is away", e.Queue)
+}
+
+func (e *AwayError) Unwrap() error { return e.Err }
 
 // ConflictError is a message whose messageId an earlier one with other content has.
 type ConflictError struct {
@@ -134,10 +171,13 @@ type Observer func(messages int, took time.Duration, err error)
 
 // Config is what an [Ingester] needs.
 type Config struct {
-	Pool            *pgxpool.Pool
-	Schemas         postgres.Schemas
-	Policy          func() *policy.Policy
-	Breakers        *breaker.Breakers // of destinations; nil for none
+	Pool     *pgxpool.Pool
+	Schemas  postgres.Schemas
+	Policy   func() *policy.Policy
+	Breakers *breaker.Breakers // of destinations; nil for none
+	// Worked knows which queues dlqd processes work. nil on dlqd's own River, where a message waits for the next process
+	// and nobody else fetches it.
+	Worked          *process.Queues
 	Logger          *slog.Logger
 	MaxPending      int // 0 means DefaultMaxPending
 	MaxPendingBytes int // 0 means DefaultMaxPendingBytes
@@ -207,7 +247,7 @@ func (i *Ingester) Stop() {
 
 // Submit stores one message, together with whatever else is submitted at the time. It returns after the commit.
 func (i *Ingester) Submit(ctx context.Context, msg *message.Message, trace Trace) (Receipt, error) {
-	params, err := i.params(msg, trace)
+	params, err := i.params(ctx, msg, trace)
 	if err != nil {
 		return Receipt{}, err
 	}
@@ -234,9 +274,12 @@ func (i *Ingester) SubmitBatch(ctx context.Context, messages []*message.Message,
 	batch := make([]*submission, len(messages))
 	size := 0
 	for n, msg := range messages {
-		params, err := i.params(msg, trace)
+		params, err := i.params(ctx, msg, trace)
 		if unknown, ok := errors.AsType[*UnknownQueueError](err); ok {
 			unknown.Index = n
+		}
+		if unworked, ok := errors.AsType[*UnworkedQueueError](err); ok {
+			unworked.Index = n
 		}
 		if err != nil {
 			return nil, err
@@ -283,11 +326,14 @@ func (i *Ingester) accept(messages, bytes int, handIn func()) (release func(), e
 	return release, nil
 }
 
-func (i *Ingester) params(msg *message.Message, trace Trace) (river.InsertManyParams, error) {
+func (i *Ingester) params(ctx context.Context, msg *message.Message, trace Trace) (river.InsertManyParams, error) {
 	rules := i.config.Policy()
 	queue, ok := rules.Queues[msg.Queue]
 	if !ok {
 		return river.InsertManyParams{}, &UnknownQueueError{Queue: msg.Queue, Known: rules.QueueNames()}
+	}
+	if err := i.checkWorked(ctx, rules, msg.Queue); err != nil {
+		return river.InsertManyParams{}, err
 	}
 	extra := jobMetadata{Trace: trace}
 	var heldUntil time.Time
@@ -325,6 +371,26 @@ func (i *Ingester) params(msg *message.Message, trace Trace) (river.InsertManyPa
 		opts.Metadata = metadata
 	}
 	return river.InsertManyParams{Args: *msg, InsertOpts: opts}, nil
+}
+
+// checkWorked refuses a message that nobody of dlqd's would deliver, where somebody else would fetch it.
+func (i *Ingester) checkWorked(ctx context.Context, rules *policy.Policy, queue string) error {
+	if i.config.Worked == nil {
+		return nil
+	}
+	work, worked, err := i.config.Worked.Of(ctx, queue)
+	switch {
+	case ctx.Err() != nil:
+		return ctx.Err()
+	case err != nil:
+		return &AwayError{Queue: queue, RetryAfter: awayRetryAfter, Err: err}
+	case work == process.Away:
+		return &AwayError{Queue: queue, RetryAfter: awayRetryAfter}
+	case work == process.Unworked:
+		worked = slices.DeleteFunc(worked, func(name string) bool { return rules.Queues[name] == nil })
+		return &UnworkedQueueError{Queue: queue, Worked: worked}
+	}
+	return nil
 }
 
 // run takes whatever waits, at once: an idle program adds no wait, and a busy one gathers while it commits.

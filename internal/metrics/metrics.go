@@ -66,7 +66,7 @@ func New() *Metrics {
 		registry:        registry,
 		Requests:        counter("http_requests_total", "Requests to the API, by operation and status code.", "operation", "code"),
 		RequestSeconds:  histogramBy("http_request_seconds", "Time to answer a request.", "operation"),
-		Submitted:       counter("messages_submitted_total", "Messages submitted, by what became of them: accepted, duplicate, conflict, invalid, refused, overflow, open (its destination's breaker), error.", "queue", "outcome"),
+		Submitted:       counter("messages_submitted_total", "Messages submitted, by what became of them: accepted, duplicate, conflict, invalid, refused, overflow, open (its destination's breaker), unworked (no dlqd process delivers its queue), away (one did just now), error.", "queue", "outcome"),
 		flushes:         counter("ingest_inserts_total", "Inserts of joined submissions, by outcome: ok, error.", "outcome"),
 		flushSeconds:    histogram("ingest_insert_seconds", "Time of one insert with its commit.", seconds),
 		flushMessages:   histogram("ingest_insert_messages", "Messages in one insert.", prometheus.ExponentialBuckets(1, 2, 11)),

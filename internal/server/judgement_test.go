@@ -267,6 +267,7 @@ func TestReload(t *testing.T) {
 	b.awaitMessage("m4", "completed")
 	require.Equal(t, 202, submit("m5", "one"))
 	b.awaitMessage("m5", "completed") // its concurrency changed, and it is worked
+	require.Eventually(t, func() bool { return b.count("SELECT count(*) FROM dlq.processes WHERE queues = '{one,two}'") == 1 }, 20*time.Second, 10*time.Millisecond)
 	second, ok := b.policyPart()
 	require.True(t, ok)
 	require.NotEqual(t, first, second)

@@ -113,6 +113,8 @@ func (s *Server) changeQueue(ctx context.Context, worked map[string]int) bool {
 		worked[name] = p.Concurrency(name)
 		return true
 	}
+	s.noteWorked(worked)
+	s.announce(ctx)
 	for name, concurrency := range worked {
 		if p.Queues[name] != nil && p.Concurrency(name) == concurrency {
 			continue

@@ -33,6 +33,7 @@ import (
 	"github.com/dlqd/dlqd/internal/metrics"
 	"github.com/dlqd/dlqd/internal/policy"
 	"github.com/dlqd/dlqd/internal/postgres"
+	"github.com/dlqd/dlqd/internal/process"
 	"github.com/dlqd/dlqd/internal/replay"
 	"github.com/dlqd/dlqd/internal/retention"
 	"github.com/dlqd/dlqd/internal/strategy"
@@ -115,6 +116,8 @@ type Server struct {
 	breakers  *breaker.Breakers
 	delivery  *delivery.Worker
 	river     *river.Client[pgx.Tx]
+	attached  bool // River belongs to an application
+	process   *process.Process
 	dlqWorker *worker.Worker
 	http      *http.Server
 	listeners []net.Listener
@@ -126,6 +129,7 @@ type Server struct {
 
 	queuesChanged chan struct{} // the policy's queues may not be those that River's client works
 	stopQueues    context.CancelFunc
+	workedQueues  atomic.Pointer[[]string] // those that it works
 
 	background sync.WaitGroup // all that runs until stopWork
 	stopWork   context.CancelFunc
@@ -165,7 +169,9 @@ func (s *Server) start(ctx context.Context) error {
 	if s.config.Process && status.RiverVersion < status.RiverLatest { // an application's: Check saw to our own
 		return fmt.Errorf("the River here is at version %d, and this dlqd's client needs %d to deliver messages: run River's migrations, or serve with --api and --dlq-workers alone", status.RiverVersion, status.RiverLatest)
 	}
+	s.attached = status.Attached
 	s.store = deadletter.NewStore(s.pool, s.config.Schemas)
+	s.process = s.newProcess()
 	s.analytics = analytics.NewStore(s.pool, s.config.Schemas)
 	if s.config.Archive != "" {
 		if s.archive, err = archive.Open(ctx, s.config.Archive); err != nil {
@@ -183,7 +189,7 @@ func (s *Server) start(ctx context.Context) error {
 	s.background.Go(func() { s.keepHouse(work) })
 	s.background.Go(func() { s.analytics.Run(work, s.logger) })
 	if s.config.Process {
-		if err := s.startProcessing(work, status.Attached); err != nil {
+		if err := s.startProcessing(work); err != nil {
 			return err
 		}
 	}
@@ -192,6 +198,10 @@ func (s *Server) start(ctx context.Context) error {
 			return err
 		}
 	}
+	if err := s.register(ctx, work); err != nil {
+		return err
+	}
+	s.logMode()
 	if s.config.API {
 		return s.startAPI(ctx)
 	}
@@ -256,7 +266,7 @@ func (s *Server) openDatabase(ctx context.Context) error {
 	return s.migrator().Check(ctx)
 }
 
-func (s *Server) startProcessing(ctx context.Context, attached bool) error {
+func (s *Server) startProcessing(ctx context.Context) error {
 	s.delivery = delivery.NewWorker(delivery.Config{
 		Planner: s.planner.Load, Breakers: s.breakers, Queries: s.store.Queries(), Observe: s.metrics.ObserveDelivery,
 	})
@@ -281,7 +291,7 @@ func (s *Server) startProcessing(ctx context.Context, attached bool) error {
 		FetchOnlyKnownKinds: true,
 		// River's leader discards stuck jobs of kinds it does not know, and deletes old jobs by its own settings: on a
 		// River that an application owns, that is for the application's clients.
-		LeaderElectionDisabled: attached,
+		LeaderElectionDisabled: s.attached,
 		JobTimeout:             s.config.Policy.MaxTimeout() + rescueSlack,
 		RescueStuckJobsAfter:   s.config.Policy.MaxTimeout() + 2*rescueSlack,
 		SoftStopTimeout:        s.config.StopTimeout,
@@ -292,6 +302,7 @@ func (s *Server) startProcessing(ctx context.Context, attached bool) error {
 	if err := s.river.Start(ctx); err != nil {
 		return fmt.Errorf("processing: %w", err)
 	}
+	s.noteWorked(worked)
 	changes, stopQueues := context.WithCancel(ctx)
 	s.stopQueues = stopQueues
 	s.background.Go(func() { s.changeQueues(changes, worked) })
@@ -363,9 +374,13 @@ func (s *Server) tellPeople(parked []worker.Parked) {
 
 func (s *Server) startAPI(ctx context.Context) error {
 	var err error
+	var worked *process.Queues
+	if s.attached {
+		worked = process.NewQueues(s.store.Queries())
+	}
 	s.ingester, err = ingest.New(ingest.Config{
 		Pool: s.pool, Schemas: s.config.Schemas, Policy: s.policy, Breakers: s.breakers, Logger: s.logger, Observe: s.metrics.ObserveInsert,
-		MaxPending: s.config.MaxPending,
+		MaxPending: s.config.MaxPending, Worked: worked,
 	})
 	if err != nil {
 		return err
@@ -481,6 +496,11 @@ func (s *Server) stop(hard context.Context) error {
 	}
 	if s.stopQueues != nil {
 		s.stopQueues() // a queue that is being removed must not hold up the stop
+	}
+	if s.process != nil {
+		if err := s.process.Stop(hard); err != nil {
+			s.logger.Warn("other processes take this one for running for another minute", "error", err)
+		}
 	}
 	if s.river != nil {
 		ctx, cancel := context.WithTimeout(hard, s.config.StopTimeout)

@@ -1,0 +1,18 @@
+-- name: SeeProcess :exec
+-- Runs every few seconds in each process that serves. Rows of processes that are long gone are taken away on the way.
+WITH gone AS (
+    DELETE FROM dlq.processes WHERE seen_at < now() - @forget_after::interval AND id <> @id
+)
+INSERT INTO dlq.processes (id, name, version, parts, queues)
+VALUES (@id, @name, @version, @parts::text[], @queues::text[])
+ON CONFLICT (id) DO UPDATE SET queues = excluded.queues, seen_at = now();
+
+-- name: StopProcess :exec
+UPDATE dlq.processes SET stopped_at = now() WHERE id = @id AND stopped_at IS NULL;
+
+-- name: WorkedQueues :many
+-- Each queue that a dlqd process delivers messages of, or did a while ago; and whether one does now.
+SELECT q.queue::text AS queue, bool_or(p.stopped_at IS NULL AND p.seen_at > now() - @live_for::interval)::boolean AS live
+FROM dlq.processes p CROSS JOIN unnest(p.queues) q (queue)
+WHERE p.seen_at > now() - @away_for::interval
+GROUP BY q.queue;

@@ -1,0 +1,68 @@
+// Package process knows which dlqd processes serve on a database, and which queues they deliver the messages of.
+package process
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/dlqd/dlqd/internal/dbsqlc"
+)
+
+const (
+	// Interval is how often a process says that it is there.
+	Interval = 5 * time.Second
+	// liveFor is how long a process that says nothing more counts as there: many rounds may fail meanwhile.
+	liveFor = time.Minute
+	// awayFor is how long a process that stopped, or died, is expected back: a restart, a deploy.
+	awayFor = 15 * time.Minute
+	// forgetAfter is how long people can see in dlq.processes what was there.
+	forgetAfter = 24 * time.Hour
+)
+
+// Config is what a [Process] needs.
+type Config struct {
+	Queries *dbsqlc.Queries
+	Name    string   // host and process id
+	Version string   // of the program
+	Parts   []string // that it runs
+	// Queues are those whose messages it delivers at the moment.
+	Queues func() []string
+}
+
+// Process is this process, in the eyes of the others.
+type Process struct {
+	config Config
+	id     uuid.UUID
+}
+
+// New returns a process that the others do not know yet.
+func New(config Config) *Process { return &Process{config: config, id: uuid.New()} }
+
+// Once says that the process is there, and which queues it works. It is to be called every [Interval].
+func (p *Process) Once(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, Interval)
+	defer cancel()
+	queues := p.config.Queues()
+	if queues == nil {
+		queues = []string{} // a null is no array
+	}
+	if err := p.config.Queries.SeeProcess(ctx, dbsqlc.SeeProcessParams{
+		ID: p.id, Name: p.config.Name, Version: p.config.Version, Parts: p.config.Parts, Queues: queues, ForgetAfter: forgetAfter,
+	}); err != nil {
+		return fmt.Errorf("processes: %w", err)
+	}
+	return nil
+}
+
+// Stop says that the process works no queue any more, until it comes back as another.
+func (p *Process) Stop(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, Interval)
+	defer cancel()
+	if err := p.config.Queries.StopProcess(ctx, p.id); err != nil {
+		return fmt.Errorf("processes: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,231 @@
+// Package survey looks over the River of an application, for "dlqd attach" to say what it found there. It only reads, and
+// neither for long nor without end.
+package survey
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/dlqd/dlqd/internal/policy"
+	"github.com/dlqd/dlqd/internal/postgres"
+	"github.com/dlqd/dlqd/internal/strategy"
+	"github.com/dlqd/dlqd/riverdlq"
+)
+
+const (
+	// maxJobs is how many jobs are counted, the latest (measured: 0.5 s).
+	maxJobs = 200_000
+	// maxFailures is how many discarded and how many cancelled jobs are looked at, the latest of each.
+	maxFailures = 10_000
+	// topGroups is how many groups of like failures are named.
+	topGroups = 10
+	// timeout bounds each of the two questions to the database, and lockTimeout what they wait for.
+	timeout     = 10 * time.Second
+	lockTimeout = 2 * time.Second
+	// maxMessage is how much of an error is shown, in characters.
+	maxMessage = 100
+)
+
+// Survey is what was found.
+type Survey struct {
+	Schema   string // of River
+	Jobs     []Jobs // by queue and kind
+	Total    int    // of Jobs
+	MoreJobs bool   // there are older ones, which were not counted
+	Failures Failures
+}
+
+// Jobs are the jobs of a kind in a queue.
+type Jobs struct {
+	Queue, Kind string
+	States      map[string]int
+}
+
+// Failures are the jobs that River keeps which ended as a failure and have no dead letter.
+type Failures struct {
+	Count         int
+	SingleAttempt int // of Count, jobs that were allowed one attempt
+	Since, Until  time.Time
+	More          bool    // older jobs were not looked at
+	Groups        []Group // of failures that are alike, the largest first
+}
+
+// Group is failures that are alike: of a queue, a kind and a fingerprint.
+type Group struct {
+	Queue, Kind, Fingerprint string
+	Count                    int
+	Last                     time.Time
+	Class                    riverdlq.Class // by the built-in policy
+	Strategy                 string         // for new failures like these, by the built-in policy
+	Message                  string         // the first line of the latest
+}
+
+// states are River's, in the order in which a job has them.
+var states = []string{"available", "pending", "scheduled", "running", "retryable", "completed", "cancelled", "discarded"}
+
+// Look looks over the jobs of a River. dlqd need not be installed beside it.
+func Look(ctx context.Context, pool *pgxpool.Pool, schemas postgres.Schemas) (*Survey, error) {
+	s := &Survey{Schema: schemas.River}
+	for _, question := range []func(context.Context, postgres.DB) error{s.countJobs, s.lookAtFailures} {
+		if err := read(ctx, pool, func(tx pgx.Tx) error { return question(ctx, schemas.Rendered(tx)) }); err != nil {
+			return nil, fmt.Errorf("look over the jobs in schema %s: %w", schemas.River, err)
+		}
+	}
+	return s, nil
+}
+
+// read runs a question that changes nothing, and neither runs nor waits for long.
+func read(ctx context.Context, pool *pgxpool.Pool, question func(pgx.Tx) error) error {
+	return pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, "SELECT set_config('statement_timeout', $1::bigint::text, true), set_config('lock_timeout', $2::bigint::text, true)",
+			timeout.Milliseconds(), lockTimeout.Milliseconds()); err != nil {
+			return err
+		}
+		return question(tx)
+	})
+}
+
+func (s *Survey) countJobs(ctx context.Context, db postgres.DB) error {
+	rows, err := db.Query(ctx, `
+		SELECT j.queue, j.kind, j.state::text, count(*)
+		FROM (SELECT queue, kind, state FROM river.river_job ORDER BY id DESC LIMIT $1) j
+		GROUP BY j.queue, j.kind, j.state ORDER BY j.queue, j.kind`, maxJobs)
+	if err != nil {
+		return err
+	}
+	var queue, kind, state string
+	var n int
+	_, err = pgx.ForEachRow(rows, []any{&queue, &kind, &state, &n}, func() error {
+		if last := len(s.Jobs) - 1; last < 0 || s.Jobs[last].Queue != queue || s.Jobs[last].Kind != kind {
+			s.Jobs = append(s.Jobs, Jobs{Queue: queue, Kind: kind, States: map[string]int{}})
+		}
+		s.Jobs[len(s.Jobs)-1].States[state] = n
+		s.Total += n
+		return nil
+	})
+	s.MoreJobs = s.Total == maxJobs
+	return err
+}
+
+// failures finds what dlq.backfill would take in. dlqd's functions may not be there, so it says once more what a failure is
+// (dlq.is_failure), and what describes it (dlq.describe_failure).
+const failures = `
+	WITH latest AS (
+		(SELECT id, queue, kind, args, state, attempt, max_attempts, finalized_at, errors, metadata FROM river.river_job
+		 WHERE state = 'discarded' AND finalized_at IS NOT NULL ORDER BY finalized_at DESC LIMIT $1)
+		UNION ALL
+		(SELECT id, queue, kind, args, state, attempt, max_attempts, finalized_at, errors, metadata FROM river.river_job
+		 WHERE state = 'cancelled' AND finalized_at IS NOT NULL ORDER BY finalized_at DESC LIMIT $1)
+	), failed AS (
+		SELECT id, queue, kind, args, state, attempt, max_attempts, finalized_at, metadata, errors[cardinality(errors)] AS last FROM latest
+		WHERE NOT metadata ? 'dlq:entry_id'
+		  AND NOT metadata @> '{"unique_key_conflict": "scheduler_discarded"}'
+		  AND (state = 'discarded' OR NOT metadata ? 'cancel_attempted_at' AND cardinality(errors) > 0)
+	), described AS (
+		SELECT id, queue, kind, args, state, max_attempts, finalized_at, last,
+		       CASE WHEN coalesce(last ->> 'trace', '') = '' AND metadata #> '{dlq:error,attempt}' = coalesce(last -> 'attempt', to_jsonb(attempt))
+		            THEN metadata -> 'dlq:error' END AS reported
+		FROM failed
+	)
+	SELECT d.queue, coalesce(CASE WHEN d.kind = 'dlqd_message' THEN left(d.args ->> 'kind', 255) END, d.kind), d.max_attempts = 1, d.finalized_at, d.state::text,
+	       left(coalesce(d.reported ->> 'message', regexp_replace(d.last ->> 'error', '^JobCancelError: ', ''), ''), 10000), left(coalesce(d.last ->> 'trace', ''), 32000),
+	       coalesce(left(d.reported ->> 'type', 255), ''), coalesce(left(d.reported ->> 'code', 255), ''), coalesce(left(d.reported ->> 'class', 255), ''),
+	       CASE WHEN pg_column_size(d.reported -> 'context') <= 60000 THEN d.reported -> 'context' END
+	FROM described d`
+
+// known leaves out jobs that have a dead letter, where dlqd is installed.
+const known = ` WHERE NOT EXISTS (SELECT FROM dlq.dead_letter_queue e WHERE e.river_job_id = d.id)`
+
+// older says whether there is more than failures looked at.
+const older = `
+	SELECT EXISTS (SELECT FROM river.river_job WHERE state = 'discarded' AND finalized_at IS NOT NULL OFFSET $1)
+	    OR EXISTS (SELECT FROM river.river_job WHERE state = 'cancelled' AND finalized_at IS NOT NULL OFFSET $1)`
+
+// failure is a row of failures.
+type failure struct {
+	strategy.Facts
+
+	singleAttempt bool
+	at            time.Time
+	state, trace  string
+}
+
+func (s *Survey) lookAtFailures(ctx context.Context, db postgres.DB) error {
+	builtIn, err := policy.Default("http://127.0.0.1/") // where messages would go does not matter to a class
+	if err != nil {
+		return err
+	}
+	planner, err := strategy.NewPlanner(builtIn, nil)
+	if err != nil {
+		return err
+	}
+	sql := failures
+	var installed bool
+	if err := db.QueryRow(ctx, "SELECT to_regclass('dlq.dead_letter_queue') IS NOT NULL").Scan(&installed); err != nil {
+		return err
+	}
+	if installed {
+		sql += known
+	}
+	rows, err := db.Query(ctx, sql, maxFailures)
+	if err != nil {
+		return err
+	}
+	groups := map[[3]string]*Group{}
+	var f failure
+	var context *json.RawMessage
+	_, err = pgx.ForEachRow(rows, []any{&f.Queue, &f.Kind, &f.singleAttempt, &f.at, &f.state, &f.Message, &f.trace, &f.Type, &f.Code, (*string)(&f.Class), &context}, func() error {
+		f.Context = nil
+		if context != nil {
+			f.Context = *context
+		}
+		s.Failures.add(&f, groups, planner)
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	for _, g := range groups {
+		s.Failures.Groups = append(s.Failures.Groups, *g)
+	}
+	slices.SortFunc(s.Failures.Groups, func(a, b Group) int { return cmp.Or(b.Count-a.Count, b.Last.Compare(a.Last)) })
+	return db.QueryRow(ctx, older, maxFailures).Scan(&s.Failures.More)
+}
+
+func (all *Failures) add(f *failure, groups map[[3]string]*Group, planner *strategy.Planner) {
+	if f.Message == "" {
+		f.Message = "job was " + f.state + " without an error"
+	}
+	if f.Panic = f.trace != ""; f.Panic {
+		f.Type = "panic"
+	}
+	all.Count++
+	if f.singleAttempt {
+		all.SingleAttempt++
+	}
+	if all.Since.IsZero() || f.at.Before(all.Since) {
+		all.Since = f.at
+	}
+	if f.at.After(all.Until) {
+		all.Until = f.at
+	}
+	key := [3]string{f.Queue, f.Kind, strategy.Fingerprint(f.Type, f.Message, f.trace)}
+	g := groups[key]
+	if g == nil {
+		g = &Group{Queue: f.Queue, Kind: f.Kind, Fingerprint: key[2]}
+		groups[key] = g
+	}
+	g.Count++
+	if f.at.After(g.Last) {
+		class, _, rule := planner.Classify(f.Facts)
+		g.Last, g.Message = f.at, f.Message
+		g.Class, g.Strategy = class, planner.Plan(class, f.Queue, rule).Strategy
+	}
+}
