@@ -138,7 +138,8 @@ func (c *Conditions) measure(ctx context.Context) (Load, error) {
 		return load, fmt.Errorf("memory: %w", err)
 	}
 	load.Memory = memory.UsedPercent
-	err = c.config.DB.QueryRow(ctx, "SELECT 100.0::float8 * count(*) / current_setting('max_connections')::int FROM pg_stat_activity WHERE backend_type = 'client backend'").Scan(&load.Connections)
+	// pg_stat_activity shows a plain role its own sessions alone.
+	err = c.config.DB.QueryRow(ctx, "SELECT 100.0::float8 * sum(numbackends) / current_setting('max_connections')::int FROM pg_stat_database").Scan(&load.Connections)
 	return load, err
 }
 

@@ -5,6 +5,7 @@ package doctor
 import (
 	"context"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -44,11 +45,13 @@ type check struct {
 
 var checks = []check{
 	{
-		"triggers", `SELECT count(*)::float8, coalesce(string_agg(tgname, ', '), '') FROM pg_trigger
-			WHERE tgrelid = 'river.river_job'::regclass AND tgname IN ('dlq_capture', 'dlq_follow') AND tgenabled IN ('O', 'A')`,
+		"triggers", `SELECT count(*)::float8, coalesce(string_agg(t.tgname, ', '), '') FROM pg_trigger t JOIN pg_proc p ON p.oid = t.tgfoid
+			WHERE t.tgrelid = 'river.river_job'::regclass AND t.tgname IN ('dlq_capture', 'dlq_follow') AND t.tgenabled IN ('O', 'A')
+			AND p.pronamespace = (SELECT c.relnamespace FROM pg_class c WHERE c.oid = 'dlq.settings'::regclass)`,
 		func(n float64) bool { return n < 2 },
-		"dlq_capture and dlq_follow are there, and enabled", "of dlq_capture and dlq_follow only %[1]g are there and enabled (%[2]s): jobs that fail have no dead letter",
-		"run dlqd migrate up (or dlqd attach), enable them (ALTER TABLE river_job ENABLE TRIGGER …), then SELECT dlq.backfill()",
+		"dlq_capture and dlq_follow are there, and enabled. A migration of River that changes the type of state or metadata needs \"dlqd detach\" before it, and \"dlqd attach --backfill\" after it",
+		"of dlq_capture and dlq_follow only %[1]g are there and enabled (%[2]s): jobs that fail have no dead letter",
+		"run dlqd migrate up (or dlqd attach); have the owner of River's table enable them (ALTER TABLE river_job ENABLE TRIGGER …); then SELECT dlq.backfill()",
 	},
 	{
 		"partitions", `SELECT coalesce(extract(epoch FROM max(dlq.partition_end(c.oid)) - now()) / 86400, 0)::float8, '' FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
@@ -86,7 +89,7 @@ var checks = []check{
 	},
 	{
 		"dead rows", fmt.Sprintf(`SELECT coalesce(max(n_dead_tup::float8 / greatest(n_live_tup + n_dead_tup, 1)), 0)::float8, coalesce((array_agg(relname::text ORDER BY n_dead_tup DESC))[1], '')
-			FROM pg_stat_user_tables WHERE n_dead_tup > %d AND (relid = 'river.river_job'::regclass OR schemaname = 'dlq') AND n_dead_tup > %f * (n_live_tup + n_dead_tup)`, minDeadRows, maxDeadShare),
+			FROM pg_stat_user_tables WHERE n_dead_tup > %d AND (relid = 'river.river_job'::regclass OR schemaname = (SELECT c.relnamespace::regnamespace::text FROM pg_class c WHERE c.oid = 'dlq.settings'::regclass)) AND n_dead_tup > %f * (n_live_tup + n_dead_tup)`, minDeadRows, maxDeadShare),
 		func(n float64) bool { return n > 0 },
 		"vacuum keeps up", "%.0[1]f of %[2]s are dead rows (1 is all)",
 		"VACUUM (ANALYZE) the table; if it does not help, look at transactions and replication slots",
@@ -117,12 +120,14 @@ var checks = []check{
 	},
 }
 
-// Examine makes all checks that can be made on a database whose schema is current.
+// Examine makes all checks: first of what every other one needs, then those that can be made on a database whose schema is
+// current.
 func Examine(ctx context.Context, m *postgres.Migrator) []Finding {
+	findings := []Finding{where(ctx, m), rights(ctx, m), hidden(ctx, m)}
 	if err := m.Check(ctx); err != nil {
-		return []Finding{{Name: "schema", Detail: err.Error(), Do: "what the message says; the other checks need it"}}
+		return append(findings, Finding{Name: "schema", Detail: err.Error(), Do: "what the message says; the other checks need it"})
 	}
-	findings := []Finding{{Name: "schema", OK: true, Detail: "up to date"}, clock(ctx, m)}
+	findings = append(findings, Finding{Name: "schema", OK: true, Detail: "up to date"}, clock(ctx, m))
 	for _, c := range checks {
 		findings = append(findings, c.make(ctx, m))
 	}
@@ -159,4 +164,47 @@ func clock(ctx context.Context, m *postgres.Migrator) Finding {
 		return Finding{Name: "clock", Detail: fmt.Sprintf("the database's is %s off this machine's", skew.Round(time.Millisecond)), Do: "set both by NTP"}
 	}
 	return Finding{Name: "clock", OK: true, Detail: fmt.Sprintf("%s off the database's", skew.Abs().Round(time.Millisecond))}
+}
+
+// where says which database was looked at.
+func where(ctx context.Context, m *postgres.Migrator) Finding {
+	var text string
+	if err := m.Pool.QueryRow(ctx, `SELECT format('%s at %s, as %s; Postgres %s', current_database(), coalesce(host(inet_server_addr()), 'a local socket'), current_user, current_setting('server_version'))`).Scan(&text); err != nil {
+		return Finding{Name: "database", Detail: "could not be looked at: " + err.Error(), Do: "is it there?"}
+	}
+	return Finding{Name: "database", OK: true, Detail: fmt.Sprintf("%s; River in schema %s, dlqd in schema %s", text, m.Schemas.River, m.Schemas.DLQ)}
+}
+
+// rights checks every right that dlqd needs on River's tables (docs/attach.md).
+func rights(ctx context.Context, m *postgres.Migrator) Finding {
+	role, missing, err := m.MissingRights(ctx, postgres.Parts()...)
+	if err != nil {
+		return Finding{Name: "rights", Detail: "could not be looked at: " + err.Error(), Do: "look at it as a role that may"}
+	}
+	var lacking, grants []string
+	does := "role " + role + " has all"
+	for _, m := range missing {
+		if m.Optional {
+			does += "; without " + m.Object + " it does not " + m.Why
+			continue
+		}
+		lacking = append(lacking, m.Part+": to "+m.Why)
+		grants = append(grants, m.GrantSQL)
+	}
+	if len(lacking) > 0 {
+		return Finding{Name: "rights", Detail: "role " + role + " lacks rights for " + strings.Join(lacking, "; "), Do: strings.Join(grants, " ")}
+	}
+	return Finding{Name: "rights", OK: true, Detail: does}
+}
+
+// hidden looks for row level security that hides jobs from dlqd.
+func hidden(ctx context.Context, m *postgres.Migrator) Finding {
+	tables, err := m.Hidden(ctx)
+	if err != nil {
+		return Finding{Name: "row level security", Detail: "could not be looked at: " + err.Error(), Do: "look at it as a role that may"}
+	}
+	if len(tables) > 0 {
+		return Finding{Name: "row level security", Detail: "hides rows of " + strings.Join(tables, ", ") + " from dlqd, which makes errors of that: capture goes on, nothing else does", Do: "ALTER ROLE … BYPASSRLS, for dlqd's role"}
+	}
+	return Finding{Name: "row level security", OK: true, Detail: "hides none of River's rows from dlqd"}
 }

@@ -59,3 +59,36 @@ func TestExamine(t *testing.T) {
 	}
 	require.Contains(t, examine(t, postgrestest.Open(t, postgrestest.Empty(t)))["schema"].Detail, "dlqd migrate up")
 }
+
+// As a stranger's database is: dlqd is a plain role there, and what it lacks is said with the statement that mends it.
+func TestExamine_rights(t *testing.T) {
+	t.Parallel()
+	g := postgrestest.NewGuest(t)
+	owner, pool := postgrestest.Open(t, g.Owner), postgrestest.Open(t, g.DLQD)
+	found := examine(t, pool)
+	require.Contains(t, found["rights"].Do, "GRANT TRIGGER ON TABLE public.river_job TO "+g.DLQDRole)
+	for _, f := range []string{"database", "row level security"} {
+		require.True(t, found[f].OK, f)
+	}
+	for _, right := range postgres.Rights() {
+		if !right.Optional {
+			_, err := owner.Exec(t.Context(), right.Grant(postgres.DefaultSchemas(), owner.Config().ConnConfig.Database, g.DLQDRole))
+			require.NoError(t, err)
+		}
+	}
+	m := &postgres.Migrator{Pool: pool, Schemas: postgres.DefaultSchemas(), Logger: slog.New(slog.DiscardHandler)}
+	require.NoError(t, m.Attach(t.Context()))
+	found = examine(t, pool)
+	require.True(t, found["rights"].OK)
+	require.Contains(t, found["rights"].Detail, "without pg_read_all_stats it does not see transactions of other users")
+	for name, f := range found {
+		if name != "replication slots" && name != "River's leader" {
+			require.True(t, f.OK, "%s: %s", name, f.Detail)
+		}
+	}
+	_, err := owner.Exec(t.Context(), "REVOKE INSERT ON river_job FROM "+g.DLQDRole+"; ALTER TABLE river_job ENABLE ROW LEVEL SECURITY")
+	require.NoError(t, err)
+	found = examine(t, pool)
+	require.Contains(t, found["rights"].Do, "GRANT INSERT ON TABLE public.river_job TO "+g.DLQDRole)
+	require.Contains(t, found["row level security"].Detail, "hides rows of river_job")
+}
