@@ -363,13 +363,15 @@ func TestWorker_diesBetweenItsSteps(t *testing.T) {
 	require.Equal(t, 2, b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE strategy IS NOT NULL"))
 }
 
-// run runs a worker's loops for the length of the test.
-func run(t *testing.T, w *worker.Worker) {
+// run runs a worker's loops until the test ends, or stops them.
+func run(t *testing.T, w *worker.Worker) (stop func()) {
 	t.Helper()
 	loops := &background.Group{Logger: slog.New(slog.DiscardHandler)}
 	loops.Add(w.Loops()...)
 	loops.Start()
-	t.Cleanup(func() { require.NoError(t, loops.Stop(context.Background())) })
+	stop = func() { require.NoError(t, loops.Stop(context.Background())) }
+	t.Cleanup(stop)
+	return stop
 }
 
 // TestWorker_aBacklogHoldsUpNothing has every batch full, for good: leases and smart retry have their turns all the same.
@@ -379,7 +381,7 @@ func TestWorker_aBacklogHoldsUpNothing(t *testing.T) {
 	rules := policytest.Load(t, policytest.Files{"dlq-routing": "smartRetry: {enabled: true, over: 1s, minJobs: 1, errorRate: 100, probes: 1}\n"})
 	planner, err := strategy.NewPlanner(rules, nil)
 	require.NoError(t, err)
-	batches, swept := make(chan struct{}), make(chan struct{}, 1)
+	batches, swept, probed := make(chan struct{}), make(chan struct{}), make(chan struct{})
 	var begun sync.Once
 	w := worker.New(worker.Config{
 		Store: b.store, Planner: func() *strategy.Planner { return planner }, Logger: slog.New(slog.DiscardHandler), BatchSize: 1,
@@ -390,7 +392,9 @@ func TestWorker_aBacklogHoldsUpNothing(t *testing.T) {
 				b.fail(2, "timeout") // the next one
 				begun.Do(func() { close(batches) })
 			case action == "lease_requeued" && n > 0:
-				swept <- struct{}{}
+				close(swept)
+			case action == "redelivered" && n > 0:
+				close(probed)
 			}
 		},
 	})
@@ -400,13 +404,17 @@ func TestWorker_aBacklogHoldsUpNothing(t *testing.T) {
 	b.once()
 	stuck, lost := b.id("dlq_manual"), b.id("dlq_pending")
 	b.exec("SELECT dlq.replay($1, 'kim')", lost)
+	b.exec("UPDATE river_job SET state = 'running' WHERE state = 'available'")
 	b.exec("UPDATE dlq.dead_letter_open SET last_failed_at = last_failed_at - interval '1 hour' WHERE id = $1", stuck)
 	b.fail(2, "timeout")
-	run(t, w)
+	stop := run(t, w)
 	<-batches
 	b.exec("DELETE FROM river_job WHERE id = (SELECT redelivery_job_id FROM dlq.dead_letter_open WHERE id = $1)", lost)
 	b.exec("UPDATE dlq.dead_letter_open SET lease_expires_at = now() - interval '1 hour' WHERE id = $1", lost)
 	<-swept
+	b.exec("INSERT INTO river_job (kind, args, queue, state, finalized_at, max_attempts) SELECT 'k', '{}', 'default', 'completed', now() + interval '10 seconds', 1 FROM generate_series(1, 1000)")
+	<-probed
+	stop()
 }
 
 func (b *bundle) id(status string) (id string) {
