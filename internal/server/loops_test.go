@@ -2,6 +2,7 @@ package server_test
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
@@ -17,6 +18,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/dlqd/dlqd/internal/api"
 	"github.com/dlqd/dlqd/internal/policy"
 	"github.com/dlqd/dlqd/internal/policy/policytest"
 	"github.com/dlqd/dlqd/internal/postgres"
@@ -27,15 +29,23 @@ import (
 // part is a part of the program's health.
 func (b *bundle) part(name string) (ok bool, detail string) {
 	b.Helper()
-	_, health, _ := b.call("GET", "/api/health", "")
-	for _, p := range health["parts"].([]any) {
-		if part := p.(map[string]any); part["name"] == name {
-			detail, _ = part["detail"].(string)
-			return part["ok"].(bool), detail
+	health := b.health()
+	for _, part := range health.Parts {
+		if part.Name == name {
+			return part.OK, part.Detail
 		}
 	}
-	b.Fatalf("no part %s in %v", name, health)
-	return false, ""
+	return false, "there is no such part"
+}
+
+func (b *bundle) health() (health api.Health) {
+	b.Helper()
+	response, err := http.Get(b.base + "/api/health")
+	require.NoError(b, err)
+	defer response.Body.Close()
+	require.NoError(b, json.NewDecoder(response.Body).Decode(&health))
+	require.Equal(b, health.OK, response.StatusCode == http.StatusOK)
+	return health
 }
 
 // TestLoops_startAndStop stops and starts all loops of a server from everywhere at once, and it works afterwards.
@@ -132,7 +142,7 @@ func TestStop_theDatabaseHangs(t *testing.T) {
 			const limit = 4 * time.Second
 			config := server.Config{
 				Schemas: postgres.DefaultSchemas(), API: true, Process: true, DLQWorkers: true, Listen: []string{"127.0.0.1:0"},
-				Logger: slog.New(slog.DiscardHandler), StopTimeout: limit, DataDir: dir, PostgresBin: os.Getenv("DLQD_TEST_POSTGRES_BIN"),
+				Logger: slog.New(slog.DiscardHandler), StopTimeout: limit, PollInterval: time.Second, DataDir: dir, PostgresBin: os.Getenv("DLQD_TEST_POSTGRES_BIN"),
 			}
 			if !embedded {
 				config.DatabaseURL = startPostgres(t, dir)
@@ -142,10 +152,7 @@ func TestStop_theDatabaseHangs(t *testing.T) {
 			s, err := server.Start(t.Context(), config)
 			require.NoError(t, err)
 			b := &bundle{T: t, server: s, base: s.Addresses()[0]}
-			require.Eventually(t, func() bool {
-				status, _, _ := b.call("GET", "/api/health", "")
-				return status == http.StatusOK
-			}, 20*time.Second, 50*time.Millisecond)
+			require.Eventually(t, func() bool { return b.health().OK }, 20*time.Second, 50*time.Millisecond)
 
 			freeze(t, dir)
 			frozen := time.Now()
@@ -157,7 +164,7 @@ func TestStop_theDatabaseHangs(t *testing.T) {
 					_ = response.Body.Close()
 				}
 			}()
-			for _, loop := range []string{"database", "circuit-breakers", "queue-breakers", "held-messages"} {
+			for _, loop := range []string{"database", "circuit-breakers", "dlq-workers"} {
 				require.Eventually(t, func() bool { ok, _ := b.part(loop); return !ok }, 60*time.Second, 20*time.Millisecond, loop)
 			}
 			t.Logf("health was red after %s", time.Since(frozen).Round(100*time.Millisecond))
