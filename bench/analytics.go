@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -10,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/dlqd/dlqd/internal/analytics"
+	"github.com/dlqd/dlqd/internal/background"
 	"github.com/dlqd/dlqd/internal/deadletter"
 	"github.com/dlqd/dlqd/internal/postgres"
 )
@@ -147,19 +149,13 @@ func refreshCost(b *bench, pool *pgxpool.Pool) error {
 			if _, err := pool.Exec(b.ctx, "TRUNCATE river_job"); err != nil {
 				return 0, err
 			}
-			ctx, cancel := context.WithCancel(b.ctx)
-			defer cancel()
-			ended := make(chan struct{})
-			go func() {
-				defer close(ended)
-				if refresh {
-					store.Run(ctx, quiet)
-				}
-			}()
+			group := &background.Group{Logger: quiet}
+			if refresh {
+				group.Add(store.Loops()...)
+			}
+			group.Start()
 			rate, _, err := captures(b.ctx, pool, func() error { time.Sleep(10 * time.Second); return nil })
-			cancel()
-			<-ended
-			return rate, err
+			return rate, errors.Join(err, group.Stop(b.ctx))
 		}
 	}
 	with, without, ratio, err := b.pairs(run(true), run(false))

@@ -68,7 +68,7 @@ func post(ctx context.Context, pool *pgxpool.Pool, group, flushers, connections 
 	if err != nil {
 		return 0, nil, err
 	}
-	defer ingester.Stop()
+	defer ingester.Stop(ctx)
 	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", "127.0.0.1:0")
 	if err != nil {
 		return 0, nil, err

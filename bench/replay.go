@@ -13,6 +13,7 @@ import (
 	"github.com/riverqueue/river"
 	"github.com/riverqueue/river/riverdriver/riverpgxv5"
 
+	"github.com/dlqd/dlqd/internal/background"
 	"github.com/dlqd/dlqd/internal/deadletter"
 	"github.com/dlqd/dlqd/internal/policy"
 	"github.com/dlqd/dlqd/internal/postgres"
@@ -90,11 +91,11 @@ func replayAll(ctx context.Context, pool *pgxpool.Pool, request replay.Request, 
 	if err != nil {
 		return 0, err
 	}
-	ctx, stop := context.WithCancel(ctx)
-	done := make(chan struct{})
+	group := &background.Group{Logger: quiet}
+	group.Add(replay.NewRunner(store, quiet).Loop())
 	start := time.Now()
-	go func() { defer close(done); replay.NewRunner(store, quiet).Run(ctx) }()
-	defer func() { stop(); <-done }()
+	group.Start()
+	defer func() { _ = group.Stop(ctx) }()
 	for {
 		time.Sleep(20 * time.Millisecond)
 		var replayed int

@@ -55,7 +55,7 @@ func newServe(hard context.Context) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			stopReloads := reloadOnHangup(s)
+			stopReloads := reloadOnHangup(cmd.Context(), s)
 			defer stopReloads()
 			config.Logger.Info("dlqd serves", "api", s.Addresses(), "queues", config.Policy.QueueNames(), "policy", config.Policy.Version())
 			err = s.Wait(cmd.Context(), hard)
@@ -74,14 +74,14 @@ func newServe(hard context.Context) *cobra.Command {
 	flags.Int64Var(&config.MaxBodyBytes, "max-body-bytes", api.DefaultMaxBodyBytes, "largest message")
 	flags.DurationVar(&config.PollInterval, "poll-interval", worker.DefaultPollInterval, "how often DLQ workers look for due entries when nothing wakes them")
 	flags.BoolVar(&config.PollOnly, "poll-only", false, "do without LISTEN/NOTIFY, for transaction poolers")
-	flags.DurationVar(&config.StopTimeout, "stop-timeout", server.DefaultStopTimeout, "how long running jobs may take to finish at a stop")
+	flags.DurationVar(&config.StopTimeout, "stop-timeout", server.DefaultStopTimeout, "how long a stop may take: requests and running jobs finish, and the last quarter (5 s at most) is for cutting off what does not")
 	flags.Int32Var(&config.MaxConns, "max-conns", postgres.DefaultMaxConns, "most connections to the database")
 	flags.StringVar(&logLevel, "log-level", "info", "debug, info, warn or error")
 	return cmd
 }
 
 // reloadOnHangup has the server read its policy again at SIGHUP.
-func reloadOnHangup(s *server.Server) (stop func()) {
+func reloadOnHangup(ctx context.Context, s *server.Server) (stop func()) {
 	hangups := make(chan os.Signal, 1)
 	signal.Notify(hangups, syscall.SIGHUP)
 	done := make(chan struct{})
@@ -91,7 +91,7 @@ func reloadOnHangup(s *server.Server) (stop func()) {
 			case <-done:
 				return
 			case <-hangups:
-				_ = s.Reload() // it says itself what went wrong
+				_ = s.Reload(ctx) // it says itself what went wrong
 			}
 		}
 	}()

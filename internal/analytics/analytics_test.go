@@ -1,6 +1,7 @@
 package analytics_test
 
 import (
+	"context"
 	"fmt"
 	"log/slog"
 	"testing"
@@ -13,6 +14,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/dlqd/dlqd/internal/analytics"
+	"github.com/dlqd/dlqd/internal/background"
 	"github.com/dlqd/dlqd/internal/postgres"
 	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
 )
@@ -316,11 +318,14 @@ func TestRollups_restored(t *testing.T) {
 	b.agree(t)
 }
 
-// TestRun has the loop take in what comes, and end with its context.
-func TestRun(t *testing.T) {
+// TestLoops has the loop take in what comes.
+func TestLoops(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	go b.store.Run(t.Context(), slog.New(slog.DiscardHandler))
+	group := &background.Group{Logger: slog.New(slog.DiscardHandler)}
+	group.Add(b.store.Loops()...)
+	group.Start()
+	t.Cleanup(func() { require.NoError(t, group.Stop(context.Background())) })
 	b.fail(t, 2, "payments", "TimeoutError", "shop", 5)
 	require.Eventually(t, func() bool {
 		stats, err := b.store.Stats(t.Context(), analytics.Window{Over: time.Hour})

@@ -2,9 +2,9 @@ package analytics
 
 import (
 	"context"
-	"errors"
-	"log/slog"
 	"time"
+
+	"github.com/dlqd/dlqd/internal/background"
 )
 
 const (
@@ -12,6 +12,11 @@ const (
 	refreshInterval = time.Second
 	// refreshShare bounds what refreshing costs: a refresh that took long is followed by a rest of so many times as long.
 	refreshShare = 10
+	// rebuildTimeout bounds a refresh. One that finds a restored database counts the whole audit trail.
+	rebuildTimeout = 30 * time.Minute
+	// trimInterval is how often old rollups are taken away, and trimTimeout bounds that.
+	trimInterval = time.Hour
+	trimTimeout  = 10 * time.Minute
 )
 
 // Refresh brings the rollups up to now, unless another process is at it.
@@ -26,19 +31,21 @@ func (s *Store) Trim(ctx context.Context) error {
 	return err
 }
 
-// Run refreshes the rollups until ctx is done.
-func (s *Store) Run(ctx context.Context, logger *slog.Logger) {
-	for {
-		start := time.Now()
-		if err := s.Refresh(ctx); err != nil && !errors.Is(err, context.Canceled) {
-			logger.Error("analytics: the rollups were not brought up to date; the next round tries again", "error", err)
-		}
-		timer := time.NewTimer(max(refreshInterval, refreshShare*time.Since(start)))
-		select {
-		case <-ctx.Done():
-			timer.Stop()
-			return
-		case <-timer.C:
-		}
+// Loops keep the rollups up to date, and take away what is too fine for its age.
+func (s *Store) Loops() []*background.Loop {
+	return []*background.Loop{
+		background.New(background.Config{
+			Name: "rollups", Interval: refreshInterval, Timeout: rebuildTimeout, Patience: rebuildTimeout, OneProcess: true,
+			Failing: "analytics: the rollups are not brought up to date",
+			Once: func(ctx context.Context) (time.Duration, error) {
+				start := time.Now()
+				err := s.Refresh(ctx)
+				return max(refreshInterval, refreshShare*time.Since(start)), err
+			},
+		}),
+		background.New(background.Config{
+			Name: "rollup-trimming", Interval: trimInterval, Timeout: trimTimeout, Once: background.Each(s.Trim),
+			Failing: "analytics: old rollups are not taken away",
+		}),
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/http"
 	"reflect"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -42,6 +43,9 @@ const bodyReadTimeout = 30 * time.Second
 // maxBatchBodies is how many times larger a batch may be than one message.
 const maxBatchBodies = 16
 
+// operationsTag is of what asks how the program is.
+const operationsTag = "operations"
+
 // Version is the API's.
 const Version = "0.1.0"
 
@@ -67,9 +71,11 @@ type Config struct {
 	MaxBodyBytes int64 // of one message; 0 means DefaultMaxBodyBytes
 	// MaxBodiesBytes bounds all bodies at once; 0 means DefaultMaxBodiesBytes.
 	MaxBodiesBytes int64
-	// Health says how each part is. Ready says whether requests should be sent here.
+	// Health says how each part is. Ready says whether requests should be sent here. Idle says why none is answered at the
+	// moment, but those about the program itself; nil for never.
 	Health func(ctx context.Context) []Part
 	Ready  func() error
+	Idle   func() error
 }
 
 type service struct {
@@ -116,10 +122,10 @@ func build(config Config) (*http.ServeMux, huma.API) {
 		{Name: "audit", Description: "Who did what, and erasure of somebody's data."},
 		{Name: "queues", Description: "See queues, pause and resume them."},
 		{Name: "circuit breakers", Description: "See and steer what keeps deliveries from a destination that is in trouble."},
-		{Name: "operations", Description: "How the program is."},
+		{Name: operationsTag, Description: "How the program is."},
 	}
 	api := humago.New(mux, humaConfig)
-	api.UseMiddleware(s.observe)
+	api.UseMiddleware(s.observe, s.refuseWhenIdle(api))
 	s.registerMessages(api)
 	s.registerEntries(api)
 	s.registerReplays(api)
@@ -143,6 +149,20 @@ func (s *service) observe(ctx huma.Context, next func(huma.Context)) {
 	operation := ctx.Operation().OperationID
 	s.Metrics.Requests.WithLabelValues(operation, strconv.Itoa(ctx.Status())).Inc()
 	s.Metrics.RequestSeconds.WithLabelValues(operation).Observe(time.Since(start).Seconds())
+}
+
+// refuseWhenIdle answers 503 while nothing is to be done, unless somebody asks how the program is.
+func (s *service) refuseWhenIdle(api huma.API) func(huma.Context, func(huma.Context)) {
+	return func(ctx huma.Context, next func(huma.Context)) {
+		if s.Idle != nil && !slices.Contains(ctx.Operation().Tags, operationsTag) {
+			if err := s.Idle(); err != nil {
+				ctx.SetHeader("Retry-After", retryAfterSeconds)
+				_ = huma.WriteErr(api, ctx, http.StatusServiceUnavailable, err.Error())
+				return
+			}
+		}
+		next(ctx)
+	}
 }
 
 // maxAgent bounds what is kept of what a client calls itself.

@@ -25,7 +25,7 @@ type statusOutput struct {
 }
 
 func (s *service) registerOperations(api huma.API) {
-	tags := []string{"operations"}
+	tags := []string{operationsTag}
 	health := huma.Operation{
 		OperationID: "get-health", Method: http.MethodGet, Path: "/api/health", Tags: tags,
 		Summary:     "How each part is",

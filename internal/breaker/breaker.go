@@ -15,6 +15,7 @@ import (
 
 	"github.com/failsafe-go/failsafe-go/circuitbreaker"
 
+	"github.com/dlqd/dlqd/internal/background"
 	"github.com/dlqd/dlqd/internal/dbsqlc"
 	"github.com/dlqd/dlqd/internal/policy"
 )
@@ -36,6 +37,8 @@ const (
 	forcedRetryAfter = time.Minute
 	// writeTimeout bounds the write that opens a breaker: a delivery waits for it.
 	writeTimeout = 5 * time.Second
+	// syncTimeout bounds a look at the database.
+	syncTimeout = 5 * time.Second
 )
 
 // DestinationPrefix is before a destination's name in the name of its breaker.
@@ -67,7 +70,7 @@ type local struct {
 	streak   circuitbreaker.CircuitBreaker[any] // nil where a streak opens nothing
 }
 
-// New returns breakers that know nothing yet; see [Breakers.Sync] and [Breakers.Run].
+// New returns breakers that know nothing yet; see [Breakers.Sync] and [Breakers.Loop].
 func New(config Config) *Breakers {
 	config.Interval = cmp.Or(config.Interval, DefaultSyncInterval)
 	if config.Now == nil {
@@ -76,20 +79,12 @@ func New(config Config) *Breakers {
 	return &Breakers{config: config, shared: map[string]dbsqlc.BreakersRow{}, local: map[string]*local{}}
 }
 
-// Run looks at the database until ctx is done.
-func (b *Breakers) Run(ctx context.Context) {
-	ticker := time.NewTicker(b.config.Interval)
-	defer ticker.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-ticker.C:
-		}
-		if err := b.Sync(ctx); err != nil && ctx.Err() == nil {
-			b.config.Logger.Warn("circuit breakers: cannot read what other processes know", "error", err)
-		}
-	}
+// Loop keeps looking at the database.
+func (b *Breakers) Loop() *background.Loop {
+	return background.New(background.Config{
+		Name: "circuit-breakers", Interval: b.config.Interval, Timeout: syncTimeout, Once: background.Each(b.Sync),
+		Failing: "circuit breakers: cannot read what other processes know",
+	})
 }
 
 // Sync takes in what the other processes know.

@@ -299,7 +299,7 @@ func TestQueues_pauseAndResumeARiverQueue(t *testing.T) {
 	t.Cleanup(func() { require.NoError(t, client.Stop(context.Background())) })
 
 	p := b.process("one")
-	watch := &breaker.Queues{Pool: b.pool, Schemas: postgres.DefaultSchemas(), River: client, Breakers: p, Logger: logger}
+	watch := &breaker.Queues{Pool: b.pool, Schemas: postgres.DefaultSchemas(), River: client, Breakers: p}
 	insert := func(n int, fail bool) {
 		for range n {
 			_, err := client.Insert(t.Context(), appArgs{fail}, &river.InsertOpts{Queue: "emails", MaxAttempts: 1})

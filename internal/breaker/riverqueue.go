@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"maps"
 	"slices"
 	"time"
@@ -13,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/riverqueue/river"
 
+	"github.com/dlqd/dlqd/internal/background"
 	"github.com/dlqd/dlqd/internal/dbsqlc"
 	"github.com/dlqd/dlqd/internal/policy"
 	"github.com/dlqd/dlqd/internal/postgres"
@@ -28,23 +28,14 @@ type Queues struct {
 	Schemas  postgres.Schemas
 	River    *river.Client[pgx.Tx]
 	Breakers *Breakers
-	Logger   *slog.Logger
 }
 
-// Run looks at the queues until ctx is done.
-func (w *Queues) Run(ctx context.Context) {
-	ticker := time.NewTicker(w.Breakers.config.Interval)
-	defer ticker.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-ticker.C:
-		}
-		if err := w.RunOnce(ctx); err != nil && ctx.Err() == nil {
-			w.Logger.Error("circuit breakers of River queues", "error", err)
-		}
-	}
+// Loop keeps looking at the queues.
+func (w *Queues) Loop() *background.Loop {
+	return background.New(background.Config{
+		Name: "queue-breakers", Interval: w.Breakers.config.Interval, OneProcess: true, Once: background.Each(w.RunOnce),
+		Failing: "circuit breakers of River queues: cannot look at a queue, or not pause or resume it",
+	})
 }
 
 // RunOnce looks once at every River queue that the policy names, and at every one whose breaker has opened before.

@@ -6,7 +6,6 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"log/slog"
 	"net/http"
 	"sync"
 	"time"
@@ -14,6 +13,7 @@ import (
 	"github.com/shirou/gopsutil/v4/cpu"
 	"github.com/shirou/gopsutil/v4/mem"
 
+	"github.com/dlqd/dlqd/internal/background"
 	"github.com/dlqd/dlqd/internal/breaker"
 	"github.com/dlqd/dlqd/internal/policy"
 	"github.com/dlqd/dlqd/internal/postgres"
@@ -21,6 +21,9 @@ import (
 
 // DefaultInterval is how often the machine and the database are looked at.
 const DefaultInterval = 2 * time.Second
+
+// patience is how long probes that take their whole timeout may hold up the next look.
+const patience = time.Minute
 
 // Load says how much is in use, in percent.
 type Load struct{ CPU, Memory, Connections float64 }
@@ -30,7 +33,6 @@ type Config struct {
 	DB       postgres.DB
 	Policy   func() *policy.Policy
 	Breakers *breaker.Breakers
-	Logger   *slog.Logger
 	Interval time.Duration // 0 means DefaultInterval
 	// Measure says how loaded machine and database are; nil to measure them.
 	Measure func(ctx context.Context) (Load, error)
@@ -62,29 +64,19 @@ func New(config Config) *Conditions {
 	return c
 }
 
-// Run measures until ctx is done.
-func (c *Conditions) Run(ctx context.Context) {
-	defer c.client.CloseIdleConnections()
-	ticker := time.NewTicker(c.config.Interval)
-	defer ticker.Stop()
-	for {
-		c.Look(ctx)
-		select {
-		case <-ctx.Done():
-			return
-		case <-ticker.C:
-		}
-	}
+// Loop keeps measuring.
+func (c *Conditions) Loop() *background.Loop {
+	return background.New(background.Config{
+		Name: "conditions", Interval: c.config.Interval, Timeout: patience, Patience: patience, Once: background.Each(c.Look),
+		End: c.client.CloseIdleConnections, Failing: "conditions: cannot measure; what was measured last counts",
+	})
 }
 
 // Look measures once, and asks the probes that are due.
-func (c *Conditions) Look(ctx context.Context) {
+func (c *Conditions) Look(ctx context.Context) error {
 	load, err := c.config.Measure(ctx)
 	if err != nil {
-		if ctx.Err() == nil {
-			c.config.Logger.Warn("conditions: cannot measure", "error", err)
-		}
-		return
+		return err
 	}
 	c.mu.Lock()
 	c.load = load
@@ -105,6 +97,7 @@ func (c *Conditions) Look(ctx context.Context) {
 		})
 	}
 	asked.Wait()
+	return nil
 }
 
 // ask asks a destination how it is, and returns what is wrong.

@@ -42,12 +42,14 @@ func TestConditions(t *testing.T) {
 	breakers := breaker.New(breaker.Config{Queries: dbsqlc.New(pool), Policy: current, Actor: "test", Logger: logger})
 	load, failure := conditions.Load{}, error(nil)
 	c := conditions.New(conditions.Config{
-		DB: pool, Policy: current, Breakers: breakers, Logger: logger, Measure: func(context.Context) (conditions.Load, error) { return load, failure },
+		DB: pool, Policy: current, Breakers: breakers, Measure: func(context.Context) (conditions.Load, error) { return load, failure },
 	})
 	want := rules.Routing.Strategies.Conditional.Conditions
 	look := func(l conditions.Load) string {
 		load = l
-		c.Look(t.Context())
+		if err := c.Look(t.Context()); failure == nil {
+			require.NoError(t, err)
+		}
 		return c.Unmet("mails", want)
 	}
 	require.Empty(t, c.Unmet("mails", want), "what is not known holds nobody up")
@@ -85,10 +87,10 @@ func TestConditions_measured(t *testing.T) {
 	current := func() *policy.Policy { return rules }
 	logger := slog.New(slog.DiscardHandler)
 	c := conditions.New(conditions.Config{
-		DB: pool, Policy: current, Logger: logger,
+		DB: pool, Policy: current,
 		Breakers: breaker.New(breaker.Config{Queries: dbsqlc.New(pool), Policy: current, Actor: "test", Logger: logger}),
 	})
-	c.Look(t.Context())
+	require.NoError(t, c.Look(t.Context()))
 	least := 0.000001 // less than anything that runs uses
 	require.Contains(t, c.Unmet("default", &policy.Conditions{MemoryBelow: &least}), "memory")
 	require.Contains(t, c.Unmet("default", &policy.Conditions{ConnectionsBelow: &least}), "connections")

@@ -360,13 +360,13 @@ func answerError(destination *policy.Destination, response *http.Response, body 
 			if problem.Type != "" && problem.Type != "about:blank" {
 				failure.Type = problem.Type
 			}
-			var saidSb299 strings.Builder
+			var parts strings.Builder
 			for _, part := range []string{problem.Title, problem.Detail} {
 				if part != "" {
-					saidSb299.WriteString(": " + part)
+					parts.WriteString(": " + part)
 				}
 			}
-			said += saidSb299.String()
+			said += parts.String()
 			failure.Context["problem"] = json.RawMessage(body)
 			delete(failure.Context, "body")
 		}

@@ -82,7 +82,7 @@ func setupRuled(t *testing.T, url, queue, routing string) *bundle {
 	require.NoError(t, err)
 	require.NoError(t, b.client.Start(t.Context()))
 	t.Cleanup(func() {
-		b.ingester.Stop()
+		b.ingester.Stop(context.Background())
 		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 		defer cancel()
 		require.NoError(t, b.client.StopAndCancel(ctx))

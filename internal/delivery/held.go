@@ -3,12 +3,14 @@ package delivery
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	mathrand "math/rand/v2"
 	"time"
 
 	"github.com/riverqueue/river"
 
+	"github.com/dlqd/dlqd/internal/background"
 	"github.com/dlqd/dlqd/internal/breaker"
 	"github.com/dlqd/dlqd/internal/dbsqlc"
 	"github.com/dlqd/dlqd/internal/policy"
@@ -24,6 +26,8 @@ const (
 )
 
 const (
+	// releaseInterval is how often held messages are looked at.
+	releaseInterval = time.Second
 	// holdTime is how long a message is held at most: what it waits for releases it, and this is for what nobody saw.
 	// Each look costs as much as a delivery.
 	holdTime = 15 * time.Minute
@@ -66,29 +70,28 @@ type Releaser struct {
 	Policy   func() *policy.Policy
 	Breakers *breaker.Breakers
 	Logger   *slog.Logger
-	Interval time.Duration // between looks
 
 	closed  map[string]time.Time // since when each breaker is closed, while messages may be held for it
 	drained map[string]bool      // no message is held
 }
 
-// Run releases until ctx is done.
-func (r *Releaser) Run(ctx context.Context) {
+// Loop keeps releasing.
+func (r *Releaser) Loop() *background.Loop {
 	r.closed, r.drained = map[string]time.Time{}, map[string]bool{}
-	ticker := time.NewTicker(r.Interval)
-	defer ticker.Stop()
-	for {
-		for name := range r.Policy().Destinations {
-			if err := r.look(ctx, name); err != nil && ctx.Err() == nil {
-				r.Logger.Error("held messages were not released", "destination", name, "error", err)
-			}
-		}
-		select {
-		case <-ctx.Done():
-			return
-		case <-ticker.C:
+	return background.New(background.Config{
+		Name: "held-messages", Interval: releaseInterval, Once: background.Each(r.once), Failing: "held messages are not released",
+	})
+}
+
+// once looks once at every destination.
+func (r *Releaser) once(ctx context.Context) error {
+	var errs []error
+	for name := range r.Policy().Destinations {
+		if err := r.look(ctx, name); err != nil {
+			errs = append(errs, fmt.Errorf("destination %s: %w", name, err))
 		}
 	}
+	return errors.Join(errs...)
 }
 
 func (r *Releaser) look(ctx context.Context, destination string) error {
@@ -114,8 +117,9 @@ func (r *Releaser) look(ctx context.Context, destination string) error {
 	doublings := min(int(now.Sub(r.closed[destination])/time.Second), maxDoublings)
 	most := min(settings.Probes<<doublings, maxRelease)
 	if rate := p.Destinations[destination].RedeliveriesPerSecond; rate > 0 {
+		within := releaseInterval
 		place, err := r.Queries.ReservePace(ctx, dbsqlc.ReservePaceParams{
-			Name: breaker.DestinationPrefix + destination, Rate: rate, Count: int32(most), Now: now, Within: &r.Interval,
+			Name: breaker.DestinationPrefix + destination, Rate: rate, Count: int32(most), Now: now, Within: &within,
 		})
 		if err != nil {
 			return err

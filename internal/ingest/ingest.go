@@ -194,6 +194,9 @@ type Ingester struct {
 	pending      atomic.Int64
 	pendingBytes atomic.Int64
 
+	inserts    context.Context // of every insert
+	cutInserts context.CancelFunc
+
 	mu      sync.RWMutex // held to send on queue; locked to close it
 	queue   chan *submission
 	stopped bool
@@ -225,6 +228,7 @@ func New(config Config) (*Ingester, error) {
 		return nil, err
 	}
 	i := &Ingester{config: config, client: client, queue: make(chan *submission, config.MaxPending)}
+	i.inserts, i.cutInserts = context.WithCancel(context.Background())
 	for range config.Flushers {
 		i.running.Go(i.run)
 	}
@@ -234,8 +238,11 @@ func New(config Config) (*Ingester, error) {
 // Pending returns how many messages wait for their commit, and the bytes of their payloads.
 func (i *Ingester) Pending() (messages, bytes int64) { return i.pending.Load(), i.pendingBytes.Load() }
 
-// Stop refuses new submissions and waits until those that were accepted are answered.
-func (i *Ingester) Stop() {
+// Stop refuses new submissions and waits until those that were accepted are answered. When ctx is done, those that wait
+// are answered with ErrUncertain: their senders send them again.
+func (i *Ingester) Stop(ctx context.Context) {
+	defer i.cutInserts()
+	defer context.AfterFunc(ctx, i.cutInserts)()
 	i.mu.Lock()
 	if !i.stopped {
 		i.stopped = true
@@ -294,7 +301,7 @@ func (i *Ingester) SubmitBatch(ctx context.Context, messages []*message.Message,
 	defer release()
 	defer i.running.Done()
 
-	outcomes, err := i.insertWithRetries(context.WithoutCancel(ctx), batch, true)
+	outcomes, err := i.insertWithRetries(batch, true)
 	if err != nil {
 		return nil, publicError(err, "")
 	}
@@ -426,7 +433,7 @@ func (i *Ingester) run() {
 // flush inserts a group and answers each of its submissions. A message that the database refuses fails alone: the
 // group is halved until it is by itself.
 func (i *Ingester) flush(group []*submission) {
-	outcomes, err := i.insertWithRetries(context.Background(), group, false)
+	outcomes, err := i.insertWithRetries(group, false)
 	switch {
 	case err == nil:
 		for n, s := range group {
@@ -443,15 +450,16 @@ func (i *Ingester) flush(group []*submission) {
 	}
 }
 
-func (i *Ingester) insertWithRetries(ctx context.Context, group []*submission, allOrNone bool) ([]outcome, error) {
+// insertWithRetries goes on when the client hangs up: others share its insert.
+func (i *Ingester) insertWithRetries(group []*submission, allOrNone bool) ([]outcome, error) {
 	for try := 1; ; try++ {
 		start := time.Now()
-		ctx, cancel := context.WithTimeout(ctx, flushTimeout)
+		ctx, cancel := context.WithTimeout(i.inserts, flushTimeout)
 		outcomes, err := i.insert(ctx, group, allOrNone)
 		cancel()
 		i.config.Observe(len(group), time.Since(start), err)
 		var conflict *ConflictError
-		if err == nil || postgres.IsRefusal(err) || errors.As(err, &conflict) || try == maxTries {
+		if err == nil || postgres.IsRefusal(err) || errors.As(err, &conflict) || try == maxTries || i.inserts.Err() != nil {
 			return outcomes, err
 		}
 		i.config.Logger.Warn("insert failed; trying again", "messages", len(group), "try", try, "error", err)

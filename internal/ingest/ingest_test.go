@@ -50,7 +50,7 @@ func (b *bundle) start() *ingest.Ingester {
 	b.Helper()
 	i, err := ingest.New(b.config)
 	require.NoError(b, err)
-	b.Cleanup(i.Stop)
+	b.Cleanup(func() { i.Stop(context.Background()) })
 	return i
 }
 
@@ -393,7 +393,7 @@ func TestStop_answersWhatWasAccepted(t *testing.T) {
 	require.Eventually(t, func() bool { p, _ := i.Pending(); return p == n }, 10*time.Second, time.Millisecond)
 	released := make(chan struct{})
 	go func() { defer close(released); release() }()
-	i.Stop()
+	i.Stop(t.Context())
 	<-released
 	for range n {
 		require.NoError(t, <-results)

@@ -15,6 +15,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promauto"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
+	"github.com/dlqd/dlqd/internal/background"
 	"github.com/dlqd/dlqd/internal/breaker"
 	"github.com/dlqd/dlqd/internal/deadletter"
 	"github.com/dlqd/dlqd/internal/policy"
@@ -125,6 +126,11 @@ func (m *Metrics) WatchPolicy(current func() *policy.Policy, upToDate func() boo
 // WatchBreakers publishes where circuit breakers stand.
 func (m *Metrics) WatchBreakers(breakers *breaker.Breakers) {
 	m.registry.MustRegister(breakerStates{breakers})
+}
+
+// WatchLoops publishes how the loops are.
+func (m *Metrics) WatchLoops(statuses func() []background.Status) {
+	m.registry.MustRegister(loopStates{statuses})
 }
 
 // Handler serves the metrics.

@@ -27,8 +27,10 @@ const (
 
 	// How long the server may take to accept connections: recovery after a crash replays at most max_wal_size.
 	embeddedStartTimeout = 2 * time.Minute
-	// How long a fast shutdown may take before it becomes an immediate one (which recovers at the next start).
-	embeddedStopTimeout = 30 * time.Second
+	// How long a stop may take, for half of which the server may write its checkpoint.
+	embeddedStopTimeout = time.Minute
+	// How long a killed server may take to be gone, at least.
+	killedTimeout = time.Second
 
 	// How often, and after how long, to start again while children of a killed server are still there.
 	orphanTries = 20
@@ -146,7 +148,7 @@ func (e *Embedded) start(ctx context.Context) error {
 		if err == nil {
 			return nil
 		}
-		_ = e.terminate()
+		_ = e.terminate(embeddedStopTimeout)
 		// The children of a server that was killed let go of its memory once they notice.
 		if try == orphanTries || !strings.Contains(e.logTail(), "pre-existing shared memory block") {
 			return err
@@ -169,8 +171,11 @@ func embeddedURL(socket string) string {
 func (e *Embedded) Exited() <-chan struct{} { return e.exited }
 
 // Stop shuts the server down and lets go of the data directory.
-func (e *Embedded) Stop() error {
-	err := e.terminate()
+func (e *Embedded) Stop() error { return e.StopWithin(embeddedStopTimeout) }
+
+// StopWithin is Stop with a limit: a server that takes longer, or hangs, is killed, and recovers at its next start.
+func (e *Embedded) StopWithin(limit time.Duration) error {
+	err := e.terminate(limit)
 	if filepath.Dir(e.socket) != e.config.DataDir { // a temporary one
 		err = errors.Join(err, os.RemoveAll(e.socket))
 	}
@@ -280,7 +285,7 @@ func (e *Embedded) stopLeftover(ctx context.Context) error {
 	}
 	e.config.Logger.Warn("a Postgres that an earlier dlqd left behind is running; shutting it down first", "data_dir", e.config.DataDir)
 	stop := exec.CommandContext(ctx, e.bin.Path("pg_ctl"), "stop", "-D", e.pgdata(), "-m", "fast", "-w", //nolint:gosec // as above
-		"-t", strconv.Itoa(int(embeddedStopTimeout.Seconds())))
+		"-t", strconv.Itoa(int(embeddedStopTimeout.Seconds()/2)))
 	e.owner.apply(stop)
 	if out, err := stop.CombinedOutput(); err != nil {
 		return fmt.Errorf("stop the Postgres left behind in %s: %w: %s", e.config.DataDir, err, strings.TrimSpace(string(out)))
@@ -375,16 +380,20 @@ func (e *Embedded) logTail() string {
 	return strings.TrimSpace(string(raw[max(0, len(raw)-most):]))
 }
 
-// terminate asks for a fast shutdown (SIGINT), and for an immediate one (SIGQUIT) if that takes too long.
-func (e *Embedded) terminate() error {
-	for _, signal := range []syscall.Signal{syscall.SIGINT, syscall.SIGQUIT, syscall.SIGKILL} {
-		if err := e.server.Process.Signal(signal); err != nil && !errors.Is(err, os.ErrProcessDone) {
+// terminate asks for a fast shutdown (SIGINT), for an immediate one (SIGQUIT) if that takes more than half of the limit,
+// and kills the server if that does not help either.
+func (e *Embedded) terminate(limit time.Duration) error {
+	for _, step := range []struct {
+		signal syscall.Signal
+		wait   time.Duration
+	}{{syscall.SIGINT, limit / 2}, {syscall.SIGQUIT, limit / 4}, {syscall.SIGKILL, max(limit/4, killedTimeout)}} {
+		if err := e.server.Process.Signal(step.signal); err != nil && !errors.Is(err, os.ErrProcessDone) {
 			return err
 		}
 		select {
 		case <-e.exited:
 			return nil
-		case <-time.After(embeddedStopTimeout):
+		case <-time.After(step.wait):
 		}
 	}
 	return errors.New("embedded Postgres does not stop")

@@ -137,6 +137,16 @@ func (m *Migrator) Down(ctx context.Context) error {
 	})
 }
 
+// Installed reports whether dlqd's functions are in the database, of whatever version: detach takes them out.
+func (m *Migrator) Installed(ctx context.Context) (bool, error) {
+	known, err := m.hasTable(ctx, m.Schemas.DLQ, "settings")
+	if err != nil || !known {
+		return false, err
+	}
+	code, err := m.setting(ctx, settingCodeVersion)
+	return code != "", err
+}
+
 // Status says where the database stands.
 func (m *Migrator) Status(ctx context.Context) (MigrationStatus, error) { return m.status(ctx) }
 

@@ -4,10 +4,12 @@ package process
 import (
 	"context"
 	"fmt"
+	"sync/atomic"
 	"time"
 
 	"github.com/google/uuid"
 
+	"github.com/dlqd/dlqd/internal/background"
 	"github.com/dlqd/dlqd/internal/dbsqlc"
 )
 
@@ -28,7 +30,7 @@ type Config struct {
 	Name    string   // host and process id
 	Version string   // of the program
 	Parts   []string // that it runs
-	// Queues are those whose messages it delivers at the moment.
+	// Queues are those whose messages it delivers at the moment; nil for none.
 	Queues func() []string
 }
 
@@ -36,18 +38,27 @@ type Config struct {
 type Process struct {
 	config Config
 	id     uuid.UUID
+	gone   atomic.Bool
 }
 
 // New returns a process that the others do not know yet.
 func New(config Config) *Process { return &Process{config: config, id: uuid.New()} }
 
-// Once says that the process is there, and which queues it works. It is to be called every [Interval].
+// Loop says so for as long as the process runs. Wake it when its queues change.
+func (p *Process) Loop() *background.Loop {
+	return background.New(background.Config{
+		Name: "presence", Interval: Interval, Timeout: Interval, Once: background.Each(p.Once), Failing: "other processes are not told that this one is there",
+	})
+}
+
+// Once says that the process is there, and which queues it works.
 func (p *Process) Once(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, Interval)
-	defer cancel()
-	queues := p.config.Queues()
-	if queues == nil {
-		queues = []string{} // a null is no array
+	if p.gone.Load() {
+		return nil
+	}
+	queues := []string{} // a null is no array
+	if p.config.Queues != nil {
+		queues = append(queues, p.config.Queues()...)
 	}
 	if err := p.config.Queries.SeeProcess(ctx, dbsqlc.SeeProcessParams{
 		ID: p.id, Name: p.config.Name, Version: p.config.Version, Parts: p.config.Parts, Queues: queues, ForgetAfter: forgetAfter,
@@ -59,6 +70,7 @@ func (p *Process) Once(ctx context.Context) error {
 
 // Stop says that the process works no queue any more, until it comes back as another.
 func (p *Process) Stop(ctx context.Context) error {
+	p.gone.Store(true)
 	ctx, cancel := context.WithTimeout(ctx, Interval)
 	defer cancel()
 	if err := p.config.Queries.StopProcess(ctx, p.id); err != nil {

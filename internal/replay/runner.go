@@ -11,6 +11,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 
+	"github.com/dlqd/dlqd/internal/background"
 	"github.com/dlqd/dlqd/internal/dbsqlc"
 	"github.com/dlqd/dlqd/internal/deadletter"
 	"github.com/dlqd/dlqd/internal/postgres"
@@ -26,8 +27,8 @@ const (
 	// commitEntries is up to how many entries of a run without a pace go in one transaction, in batches: a commit waits for
 	// the disk.
 	commitEntries = 500
-	// errorBackoff is how long to wait after an error that may pass.
-	errorBackoff = time.Second
+	// turnTimeout bounds one look at all active runs.
+	turnTimeout = time.Minute
 )
 
 // Runner carries runs out. Any number may work, in any number of processes: each batch of a run is one process's.
@@ -58,27 +59,16 @@ const (
 	sent                 // a batch went
 )
 
-// Run carries runs out until ctx is done.
-func (r *Runner) Run(ctx context.Context) {
-	for ctx.Err() == nil {
-		most, err := r.RunOnce(context.WithoutCancel(ctx))
-		wait := time.Duration(0)
-		switch {
-		case err != nil:
-			r.logger.Error("replay runs", "error", err)
-			wait = errorBackoff
-		case most == idle:
-			wait = interval
-		case most == held:
-			wait = paceStep / 2
-		}
-		timer := time.NewTimer(wait)
-		select {
-		case <-ctx.Done():
-		case <-timer.C:
-		}
-		timer.Stop()
-	}
+// Loop keeps carrying runs out. The batch that is under way at a stop ends by itself: it is one short transaction.
+func (r *Runner) Loop() *background.Loop {
+	waits := map[progress]time.Duration{idle: interval, held: paceStep / 2, sent: background.More}
+	return background.New(background.Config{
+		Name: "replay-runs", Interval: interval, Timeout: turnTimeout, Patience: turnTimeout, Finish: true, Failing: "replay runs do not go on",
+		Once: func(ctx context.Context) (time.Duration, error) {
+			most, err := r.RunOnce(ctx)
+			return waits[most], err
+		},
+	})
 }
 
 // RunOnce takes every active run one batch further, and returns the most that happened to any.

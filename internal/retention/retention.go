@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/dlqd/dlqd/internal/archive"
+	"github.com/dlqd/dlqd/internal/background"
 	"github.com/dlqd/dlqd/internal/dbsqlc"
 	"github.com/dlqd/dlqd/internal/deadletter"
 	"github.com/dlqd/dlqd/internal/policy"
@@ -23,8 +24,13 @@ import (
 const (
 	// batchSize is how many entries one step takes: it holds their rows while they are written to the archive.
 	batchSize = 1000
-	// maxSteps bounds one round, so that a backlog does not hold up what else keeps house.
+	// maxSteps bounds one round, and with it how long its lock is held.
 	maxSteps = 1000
+	// interval is between two rounds; timeout bounds one, and retry is how long after one that failed the next begins: a
+	// partition that cannot be archived now will hardly be a second later.
+	interval = time.Hour
+	timeout  = 12 * time.Hour
+	retry    = 10 * time.Minute
 )
 
 // Keeper enforces a policy's retention. Any number may run; one works at a time.
@@ -42,6 +48,18 @@ type Done struct {
 	Deleted  int // entries that went one by one
 	Dropped  int // partitions that went whole
 	Archived int // entries and moves that were written to the archive
+}
+
+// Loop keeps enforcing the retention.
+func (k *Keeper) Loop() *background.Loop {
+	return background.New(background.Config{
+		Name: "retention", Interval: interval, Timeout: timeout, Retry: retry, Patience: timeout, OneProcess: true,
+		Failing: "retention: what could not go stays until the next round",
+		Once: background.Each(func(ctx context.Context) error {
+			_, err := k.Run(ctx)
+			return err
+		}),
+	})
 }
 
 // Run enforces the retention once. A partition that could not be archived or dropped is left for the next round, and the

@@ -275,7 +275,7 @@ func TestReload(t *testing.T) {
 	// Back by the way it came: files as they were, and SIGHUP's reload.
 	require.NoError(t, os.Remove(filepath.Join(dir, "worker-pool.yaml")))
 	require.NoError(t, os.WriteFile(file, []byte(good), 0o600))
-	require.NoError(t, b.server.Reload())
+	require.NoError(t, b.server.Reload(t.Context()))
 	third, _ := b.policyPart()
 	require.Equal(t, first, third)
 	require.Equal(t, 422, submit("m6", "two"))

@@ -2,47 +2,27 @@ package server
 
 import (
 	"context"
-	"maps"
-	"slices"
-	"time"
 
 	"github.com/dlqd/dlqd/internal/api"
 	"github.com/dlqd/dlqd/internal/postgres"
 	"github.com/dlqd/dlqd/internal/process"
 )
 
-// newProcess is this process, in the eyes of the others.
-func (s *Server) newProcess() *process.Process {
-	return process.New(process.Config{
-		Queries: s.store.Queries(), Name: postgres.ProcessName(), Version: api.Version, Parts: s.parts(), Queues: s.worked,
-	})
-}
-
 // register tells the other processes on the database that this one is there, now and for as long as it runs.
-func (s *Server) register(ctx, work context.Context) error {
+func (s *Server) register(ctx context.Context) error {
+	var worked func() []string
+	if s.river != nil {
+		worked = s.river.Worked
+	}
+	s.process = process.New(process.Config{
+		Queries: s.store.Queries(), Name: postgres.ProcessName(), Version: api.Version, Parts: s.parts(), Queues: worked,
+	})
 	if err := s.process.Once(ctx); err != nil {
 		return err
 	}
-	s.background.Go(func() {
-		ticker := time.NewTicker(process.Interval)
-		defer ticker.Stop()
-		for {
-			select {
-			case <-work.Done():
-				return
-			case <-ticker.C:
-			}
-			s.announce(work)
-		}
-	})
+	s.presence = s.process.Loop()
+	s.loops.Add(s.presence)
 	return nil
-}
-
-// announce tells the other processes what changed.
-func (s *Server) announce(ctx context.Context) {
-	if err := s.process.Once(ctx); err != nil && ctx.Err() == nil {
-		s.logger.Error("other processes were not told that this one is there; the next round tries again", "error", err)
-	}
 }
 
 // parts are what this process runs, by the names of their flags.
@@ -57,25 +37,6 @@ func (s *Server) parts() []string {
 		}
 	}
 	return parts
-}
-
-// noteWorked notes which queues River's client works, for those who ask meanwhile.
-func (s *Server) noteWorked(worked map[string]int) {
-	names := slices.Sorted(maps.Keys(worked))
-	s.workedQueues.Store(&names)
-}
-
-// worked are the queues whose messages this process delivers at the moment.
-func (s *Server) worked() []string {
-	if s.river == nil {
-		return nil
-	}
-	select {
-	case <-s.river.Stopped():
-		return nil
-	default:
-		return *s.workedQueues.Load()
-	}
 }
 
 // logMode says in which mode dlqd starts, and what that means.

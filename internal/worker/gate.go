@@ -47,14 +47,6 @@ type gate struct {
 	claim func(ctx context.Context, q *dbsqlc.Queries, most int) ([]uuid.UUID, error)
 }
 
-// lookAtGates releases what may go now.
-func (w *Worker) lookAtGates(ctx context.Context) {
-	if err := w.Gates(ctx); err != nil && ctx.Err() == nil {
-		w.config.Logger.Error("DLQ worker: a gate failed", "error", err)
-		w.config.Observe("error", 1, 0)
-	}
-}
-
 // Gates looks once at every queue with entries that wait for a condition, and releases those whose conditions hold; and
 // at the smart retries that are on their way.
 func (w *Worker) Gates(ctx context.Context) error {

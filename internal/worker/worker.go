@@ -11,13 +11,13 @@ import (
 	"maps"
 	"slices"
 	"strings"
-	"sync/atomic"
 	"time"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/dlqd/dlqd/internal/background"
 	"github.com/dlqd/dlqd/internal/dbsqlc"
 	"github.com/dlqd/dlqd/internal/deadletter"
 	"github.com/dlqd/dlqd/internal/policy"
@@ -31,12 +31,16 @@ const (
 	DefaultPollInterval  = 30 * time.Second
 	DefaultSweepInterval = time.Minute
 	DefaultGateInterval  = time.Second
+	// DefaultSmartInterval is how often parked and failed entries are looked at for a smart retry. One that has begun goes
+	// on with the gates.
+	DefaultSmartInterval = 15 * time.Second
 
-	// smartInterval is how often parked and failed entries are looked at for a smart retry. One that has begun goes on
-	// with the gates.
-	smartInterval = 15 * time.Second
-	// How long to wait after an error that may pass.
-	errorBackoff = time.Second
+	// batchTimeout bounds one batch: one short transaction, or one for each entry that the database refused.
+	batchTimeout = 30 * time.Second
+	// gateTimeout bounds one look at all gates, each of which may redeliver maxRelease entries.
+	gateTimeout = time.Minute
+	// heldByOther is how long to wait where an entry is due and could not be claimed.
+	heldByOther = time.Second
 	// A wake-up is followed by others while jobs fail: gather them for so long.
 	wakeDelay = 20 * time.Millisecond
 	// orderPoll is how long an entry waits behind another of its ordering key before it looks again.
@@ -47,8 +51,6 @@ const (
 	placeKept = time.Minute
 	// maxRetryAfter bounds how long a destination can put off an entry.
 	maxRetryAfter = 7 * 24 * time.Hour
-	// listenRetry is how long to wait before listening again after the connection broke.
-	listenRetry = 5 * time.Second
 )
 
 // Observer is told of every entry that a worker moved: what it did ("decided", "parked", "redelivered", "put_off"), how
@@ -64,6 +66,7 @@ type Config struct {
 	PollInterval  time.Duration // between looks for due entries, when nothing wakes it; 0 means DefaultPollInterval
 	SweepInterval time.Duration // between looks at expired leases; 0 means DefaultSweepInterval
 	GateInterval  time.Duration // between looks at entries that wait for a condition; 0 means DefaultGateInterval
+	SmartInterval time.Duration // between looks for a smart retry; 0 means DefaultSmartInterval
 	BatchSize     int           // entries in one transaction; 0 means the policy's
 	// Listen is the pool whose connections may LISTEN; nil to poll only (transaction poolers lack LISTEN).
 	Listen    *pgxpool.Pool
@@ -86,18 +89,9 @@ type Parked struct {
 
 // Worker claims due entries and carries their strategy out. Any number may run, in any number of processes.
 type Worker struct {
-	config Config
-	actor  string
-	wake   chan struct{}
-	failed atomic.Pointer[error] // of the last batch; nil where it worked
-}
-
-// Err is why the last batch failed, nil where it worked.
-func (w *Worker) Err() error {
-	if err := w.failed.Load(); err != nil {
-		return *err
-	}
-	return nil
+	config  Config
+	actor   string
+	batches *background.Loop
 }
 
 // New returns a worker that does not run yet.
@@ -111,70 +105,56 @@ func New(config Config) *Worker {
 	if config.GateInterval == 0 {
 		config.GateInterval = DefaultGateInterval
 	}
+	if config.SmartInterval == 0 {
+		config.SmartInterval = DefaultSmartInterval
+	}
 	if config.Name == "" {
 		config.Name = postgres.ProcessName()
 	}
 	if config.Observe == nil {
 		config.Observe = func(string, int, time.Duration) {}
 	}
-	return &Worker{config: config, actor: "worker:" + config.Name, wake: make(chan struct{}, 1)}
+	w := &Worker{config: config, actor: "worker:" + config.Name}
+	w.batches = background.New(background.Config{
+		Name: "dlq-workers", Interval: config.PollInterval, Timeout: batchTimeout, Gather: wakeDelay, Finish: true,
+		Failing: "DLQ worker: batches fail",
+		Once: func(ctx context.Context) (time.Duration, error) {
+			full, err := w.RunOnce(ctx)
+			if err != nil || full {
+				return background.More, err
+			}
+			return w.untilNextDue(ctx), nil
+		},
+	})
+	return w
 }
 
-// Run works until ctx is done. A batch that is under way then ends by itself: it is one short transaction.
-func (w *Worker) Run(ctx context.Context) {
+// Loops are what a worker does, each at its own pace: a backlog that is due holds up neither leases nor gates nor smart
+// retry. A batch or a release that is under way at a stop ends by itself: it is one short transaction.
+func (w *Worker) Loops() []*background.Loop {
+	loops := []*background.Loop{
+		w.batches,
+		background.New(background.Config{
+			Name: "leases", Interval: w.config.SweepInterval, Once: background.Each(w.sweep),
+			Failing: "DLQ worker: redeliveries whose end nobody saw are not looked for",
+		}),
+		background.New(background.Config{
+			Name: "gates", Interval: w.config.GateInterval, Timeout: gateTimeout, Patience: gateTimeout, Finish: true, OneProcess: true, Once: background.Each(w.Gates),
+			Failing: "DLQ worker: entries that wait for a condition are not released",
+		}),
+		background.New(background.Config{
+			Name: "smart-retry", Interval: w.config.SmartInterval, Timeout: gateTimeout, Finish: true, OneProcess: true, Once: background.Each(w.SmartRetry),
+			Failing: "DLQ worker: parked and failed entries are not looked at for a smart retry",
+		}),
+	}
 	if w.config.Listen != nil {
-		listening := make(chan struct{})
-		go func() {
-			defer close(listening)
-			w.listen(ctx)
-		}()
-		defer func() { <-listening }()
+		l := &listener{pool: w.config.Listen, topic: w.config.WakeTopic, notify: w.notify}
+		loops = append(loops, background.New(background.Config{
+			Name: "wake-ups", Interval: listenTurn, Timeout: 2 * listenTurn, Retry: listenRetry, Once: l.once, End: l.close,
+			Failing: "DLQ worker: not listening, polling only for now",
+		}))
 	}
-	sweep := time.NewTicker(w.config.SweepInterval)
-	defer sweep.Stop()
-	gates := time.NewTicker(w.config.GateInterval)
-	defer gates.Stop()
-	smart := time.NewTicker(smartInterval)
-	defer smart.Stop()
-	w.sweep(ctx)
-	for ctx.Err() == nil {
-		full, err := w.RunOnce(context.WithoutCancel(ctx))
-		wait := w.untilNextDue(ctx)
-		switch {
-		case err != nil:
-			w.config.Logger.Error("DLQ worker: batch failed", "error", err)
-			wait = errorBackoff
-		case full:
-			select {
-			case <-gates.C: // a backlog that is due must not keep back what waits
-				w.lookAtGates(ctx)
-			default:
-			}
-			continue
-		}
-		timer := time.NewTimer(wait)
-		for waiting := true; waiting; {
-			waiting = false
-			select {
-			case <-ctx.Done():
-			case <-timer.C:
-			case <-w.wake:
-				sleep(ctx, wakeDelay)
-			case <-sweep.C:
-				w.sweep(ctx)
-			case <-gates.C: // what they release is not claimed as due
-				w.lookAtGates(ctx)
-				waiting = true
-			case <-smart.C:
-				if err := w.SmartRetry(ctx); err != nil && ctx.Err() == nil {
-					w.config.Logger.Error("DLQ worker: smart retry failed", "error", err)
-					w.config.Observe("error", 1, 0)
-				}
-				waiting = true
-			}
-		}
-		timer.Stop()
-	}
+	return loops
 }
 
 func (w *Worker) now() time.Time {
@@ -206,7 +186,7 @@ func (w *Worker) untilNextDue(ctx context.Context) time.Duration {
 	}
 	until := time.Until(next)
 	if until <= 0 {
-		until = errorBackoff // due, and not claimed: another holds it
+		until = heldByOther // due, and not claimed
 	}
 	return min(max(until, wakeDelay), w.config.PollInterval)
 }
@@ -219,11 +199,9 @@ func (w *Worker) RunOnce(ctx context.Context) (bool, error) {
 		err = w.oneByOne(ctx, len(claimed))
 	}
 	if err != nil {
-		w.failed.Store(&err)
 		w.config.Observe("error", 1, 0)
 		return false, err
 	}
-	w.failed.Store(nil)
 	return len(claimed) == size, nil
 }
 
@@ -484,62 +462,19 @@ func (d *decisions) write(ctx context.Context, q *dbsqlc.Queries, actor, configV
 	return q.Decide(ctx, d.params)
 }
 
-func (w *Worker) sweep(ctx context.Context) {
+// sweep looks once for redeliveries whose end nobody saw.
+func (w *Worker) sweep(ctx context.Context) error {
 	found, err := w.config.Store.SweepLeases(ctx)
 	if err != nil {
-		if ctx.Err() == nil {
-			w.config.Logger.Error("DLQ worker: sweep of leases failed", "error", err)
-		}
-		return
+		return err
 	}
 	if found.Settled+found.Requeued > 0 {
 		w.config.Logger.Warn("DLQ worker: redeliveries whose end nobody saw", "settled", found.Settled, "requeued", found.Requeued)
 	}
 	w.config.Observe("lease_settled", found.Settled, 0)
 	w.config.Observe("lease_requeued", found.Requeued, 0)
+	return nil
 }
 
-// listen wakes Run at every NOTIFY. It is an optimisation: without it entries wait for the next poll.
-func (w *Worker) listen(ctx context.Context) {
-	for ctx.Err() == nil {
-		if err := w.listenOnce(ctx); err != nil && ctx.Err() == nil {
-			w.config.Logger.Warn("DLQ worker: not listening, polling only for now", "error", err)
-			sleep(ctx, listenRetry)
-		}
-	}
-}
-
-func (w *Worker) listenOnce(ctx context.Context) error {
-	conn, err := w.config.Listen.Acquire(ctx)
-	if err != nil {
-		return err
-	}
-	// The connection goes back without its LISTEN, or not at all.
-	defer func() { _ = conn.Hijack().Close(context.WithoutCancel(ctx)) }()
-	if _, err := conn.Exec(ctx, "LISTEN "+pgx.Identifier{w.config.WakeTopic}.Sanitize()); err != nil {
-		return err
-	}
-	w.notify() // what was sent while nobody listened
-	for {
-		if _, err := conn.Conn().WaitForNotification(ctx); err != nil {
-			return err
-		}
-		w.notify()
-	}
-}
-
-func (w *Worker) notify() {
-	select {
-	case w.wake <- struct{}{}:
-	default:
-	}
-}
-
-func sleep(ctx context.Context, d time.Duration) {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-ctx.Done():
-	case <-timer.C:
-	}
-}
+// notify has the next batch claimed now.
+func (w *Worker) notify() { w.batches.Wake() }

@@ -15,6 +15,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
+	"github.com/dlqd/dlqd/internal/background"
 	"github.com/dlqd/dlqd/internal/deadletter"
 	"github.com/dlqd/dlqd/internal/policy"
 	"github.com/dlqd/dlqd/internal/policy/policytest"
@@ -362,6 +363,66 @@ func TestWorker_diesBetweenItsSteps(t *testing.T) {
 	require.Equal(t, 2, b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE strategy IS NOT NULL"))
 }
 
+// run runs a worker's loops until the test ends, or stops them.
+func run(t *testing.T, w *worker.Worker) (stop func()) {
+	t.Helper()
+	loops := &background.Group{Logger: slog.New(slog.DiscardHandler)}
+	loops.Add(w.Loops()...)
+	loops.Start()
+	stop = func() { require.NoError(t, loops.Stop(context.Background())) }
+	t.Cleanup(stop)
+	return stop
+}
+
+// TestWorker_aBacklogHoldsUpNothing has every batch full, for good: leases and smart retry have their turns all the same.
+func TestWorker_aBacklogHoldsUpNothing(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	rules := policytest.Load(t, policytest.Files{"dlq-routing": "smartRetry: {enabled: true, over: 1s, minJobs: 1, errorRate: 100, probes: 1}\n"})
+	planner, err := strategy.NewPlanner(rules, nil)
+	require.NoError(t, err)
+	batches, swept, probed := make(chan struct{}), make(chan struct{}), make(chan struct{})
+	var begun sync.Once
+	w := worker.New(worker.Config{
+		Store: b.store, Planner: func() *strategy.Planner { return planner }, Logger: slog.New(slog.DiscardHandler), BatchSize: 1,
+		SweepInterval: 20 * time.Millisecond, SmartInterval: 20 * time.Millisecond, PollInterval: time.Millisecond,
+		Observe: func(action string, n int, _ time.Duration) {
+			switch {
+			case action == "decided" && n > 0:
+				b.fail(2, "timeout") // the next one
+				begun.Do(func() { close(batches) })
+			case action == "lease_requeued" && n > 0:
+				close(swept)
+			case action == "redelivered" && n > 0:
+				close(probed)
+			}
+		},
+	})
+	// One that is parked for what has passed, and one whose redelivery somebody deletes.
+	b.fail(2, "TypeError: undefined is not a function")
+	b.fail(2, "timeout")
+	b.once()
+	stuck, lost := b.id("dlq_manual"), b.id("dlq_pending")
+	b.exec("SELECT dlq.replay($1, 'kim')", lost)
+	b.exec("UPDATE river_job SET state = 'running' WHERE state = 'available'")
+	b.exec("UPDATE dlq.dead_letter_open SET last_failed_at = last_failed_at - interval '1 hour' WHERE id = $1", stuck)
+	b.fail(2, "timeout")
+	stop := run(t, w)
+	<-batches
+	b.exec("DELETE FROM river_job WHERE id = (SELECT redelivery_job_id FROM dlq.dead_letter_open WHERE id = $1)", lost)
+	b.exec("UPDATE dlq.dead_letter_open SET lease_expires_at = now() - interval '1 hour' WHERE id = $1", lost)
+	<-swept
+	b.exec("INSERT INTO river_job (kind, args, queue, state, finalized_at, max_attempts) SELECT 'k', '{}', 'default', 'completed', now() + interval '10 seconds', 1 FROM generate_series(1, 1000)")
+	<-probed
+	stop()
+}
+
+func (b *bundle) id(status string) (id string) {
+	b.Helper()
+	require.NoError(b, b.pool.QueryRow(b.Context(), "SELECT id FROM dlq.dead_letter_open WHERE status = $1::dlq.dead_letter_status", status).Scan(&id))
+	return id
+}
+
 func TestWorker_isWokenByNotify(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -375,9 +436,7 @@ func TestWorker_isWokenByNotify(t *testing.T) {
 			}
 		},
 	})
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan struct{})
-	go func() { defer close(done); w.Run(ctx) }()
+	run(t, w)
 	require.Eventually(t, func() bool {
 		return b.count("SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND query LIKE 'LISTEN%'") == 1
 	}, 10*time.Second, 5*time.Millisecond)
@@ -386,8 +445,6 @@ func TestWorker_isWokenByNotify(t *testing.T) {
 		b.fail(2, "timeout")
 		require.Equal(t, "decided", <-moved)
 	}
-	cancel()
-	<-done
 }
 
 func TestWorker_pollsWithoutNotify(t *testing.T) {
@@ -402,11 +459,7 @@ func TestWorker_pollsWithoutNotify(t *testing.T) {
 			}
 		},
 	})
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan struct{})
-	go func() { defer close(done); w.Run(ctx) }()
+	run(t, w)
 	b.fail(2, "timeout")
 	require.Equal(t, "decided", <-moved)
-	cancel()
-	<-done
 }

@@ -1,0 +1,49 @@
+package api
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+)
+
+// Listen opens an address of --listen: TCP, or a Unix socket. A socket file that nobody listens on is a dead process's, and
+// goes.
+func Listen(ctx context.Context, address string) (net.Listener, error) {
+	path, unix := strings.CutPrefix(address, "unix:")
+	if !unix {
+		listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", address)
+		if err != nil {
+			return nil, fmt.Errorf("--listen %s: %w", address, err)
+		}
+		return listener, nil
+	}
+	path, err := filepath.Abs(path)
+	if err != nil {
+		return nil, err
+	}
+	if conn, err := (&net.Dialer{}).DialContext(ctx, "unix", path); err == nil {
+		_ = conn.Close()
+		return nil, fmt.Errorf("--listen %s: another process listens there", address)
+	}
+	if info, err := os.Lstat(path); err == nil && info.Mode()&os.ModeSocket != 0 {
+		if err := os.Remove(path); err != nil {
+			return nil, fmt.Errorf("--listen %s: %w", address, err)
+		}
+	}
+	listener, err := (&net.ListenConfig{}).Listen(ctx, "unix", path)
+	if err != nil {
+		return nil, fmt.Errorf("--listen %s: %w", address, err)
+	}
+	return listener, os.Chmod(path, 0o660) //nolint:gosec // the group may submit
+}
+
+// URL is where a listener of [Listen] is reached: a URL, or unix: and a path.
+func URL(listener net.Listener) string {
+	if listener.Addr().Network() == "unix" {
+		return "unix:" + listener.Addr().String()
+	}
+	return "http://" + listener.Addr().String()
+}

@@ -1,0 +1,50 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/dlqd/dlqd/internal/background"
+)
+
+// attachmentInterval is how often to look whether dlqd is still in the database.
+const attachmentInterval = 2 * time.Second
+
+var errDetached = errors.New("dlqd was detached from this database: nothing is captured, and nothing is done; attach it again, or stop this process")
+
+// attachment looks whether somebody has taken dlqd out of the database. While it is out, all loops idle, no queue is worked,
+// and requests are answered with 503; once it is back, all goes on.
+func (s *Server) attachment() *background.Loop {
+	return background.New(background.Config{
+		Name: "attachment", Interval: attachmentInterval, WhenIdle: true, Failing: "whether dlqd is still attached is not known",
+		Once: background.Each(func(ctx context.Context) error {
+			installed, err := s.migrator().Installed(ctx)
+			if err != nil {
+				return err
+			}
+			switch was := s.detached.Load(); {
+			case installed && was != nil:
+				s.detached.Store(nil)
+				s.logger.Info("dlqd is attached again, and goes on")
+			case !installed && was == nil:
+				s.detached.Store(&errDetached)
+				s.logger.Warn("idle: " + errDetached.Error())
+			default:
+				return nil
+			}
+			if s.queues != nil {
+				s.queues.Wake()
+			}
+			return nil
+		}),
+	})
+}
+
+// idle says why nothing is to be done at the moment; nil where there is no such reason.
+func (s *Server) idle() error {
+	if err := s.detached.Load(); err != nil {
+		return *err
+	}
+	return nil
+}

@@ -1,0 +1,104 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/dlqd/dlqd/internal/api"
+	"github.com/dlqd/dlqd/internal/background"
+	"github.com/dlqd/dlqd/internal/ingest"
+)
+
+// healthTimeout bounds what a question about health asks the database.
+const healthTimeout = 2 * time.Second
+
+// ready says why no requests should be sent here, if so.
+func (s *Server) ready() error {
+	if s.stopping.Load() {
+		return errors.New("stopping")
+	}
+	return s.idle()
+}
+
+// health says how each part is, and each loop. What runs elsewhere is not listed.
+func (s *Server) health(ctx context.Context) []api.Part {
+	ctx, cancel := context.WithTimeout(ctx, healthTimeout)
+	defer cancel()
+	start := time.Now()
+	database := api.Part{Name: "database", OK: true}
+	if err := s.pool.Ping(ctx); err != nil {
+		database.OK, database.Detail = false, "does not answer"
+		s.logger.Error("health: database", "error", err)
+	} else {
+		database.Detail = fmt.Sprintf("answered in %.1f ms", float64(time.Since(start).Microseconds())/1000)
+	}
+	parts := []api.Part{database}
+	if s.embedded != nil {
+		part := api.Part{Name: "embedded-postgres", OK: true, Detail: "runs"}
+		select {
+		case <-s.embedded.Exited():
+			part.OK, part.Detail = false, "has exited"
+		default:
+		}
+		parts = append(parts, part)
+	}
+	schema := api.Part{Name: "schema", OK: true, Detail: "up to date"}
+	if database.OK {
+		if err := s.migrator().Check(ctx); err != nil {
+			schema.OK, schema.Detail = false, err.Error()
+		}
+	} else {
+		schema.OK, schema.Detail = false, "unknown"
+	}
+	parts = append(parts, schema, s.policyHealth())
+	if s.ingester != nil {
+		messages, bytes := s.ingester.Pending()
+		parts = append(parts, api.Part{
+			Name: "ingest", OK: messages < ingest.DefaultMaxPending && bytes < ingest.DefaultMaxPendingBytes,
+			Detail: fmt.Sprintf("%d messages (%d bytes) wait for their commit", messages, bytes),
+		})
+	}
+	if s.river != nil {
+		part := api.Part{Name: "processing", OK: true, Detail: fmt.Sprintf("delivers %d queues", len(s.policy().Queues))}
+		select {
+		case <-s.river.Stopped():
+			part.OK, part.Detail = false, "has stopped"
+		default:
+		}
+		parts = append(parts, part)
+	}
+	for _, status := range s.loops.Statuses() {
+		parts = append(parts, loopPart(&status))
+	}
+	return parts
+}
+
+func loopPart(status *background.Status) api.Part {
+	part := api.Part{Name: status.Name, OK: status.Problem == ""}
+	switch {
+	case !part.OK:
+		part.Detail = status.Problem
+	case status.Idle != "":
+		part.Detail = "idle: " + status.Idle
+	case status.LastSuccess.IsZero():
+		part.Detail = "has begun"
+	default:
+		part.Detail = "last success " + status.LastSuccess.UTC().Format(time.RFC3339)
+	}
+	if status.OneProcess {
+		part.Detail += "; one process at a time"
+	}
+	return part
+}
+
+// policyHealth says which policy is in force, and whether it is the one in the files.
+func (s *Server) policyHealth() api.Part {
+	part := api.Part{Name: "policy", OK: true, Detail: "version " + s.policy().Version()}
+	if err := s.reloadErr.Load(); err != nil {
+		part.OK = false
+		part.Detail += " stays in force; the files are wrong: " + (*err).Error()
+	}
+	return part
+}

@@ -1,0 +1,229 @@
+package server_test
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/dlqd/dlqd/internal/api"
+	"github.com/dlqd/dlqd/internal/policy"
+	"github.com/dlqd/dlqd/internal/policy/policytest"
+	"github.com/dlqd/dlqd/internal/postgres"
+	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
+	"github.com/dlqd/dlqd/internal/server"
+)
+
+// part is a part of the program's health.
+func (b *bundle) part(name string) (ok bool, detail string) {
+	b.Helper()
+	health := b.health()
+	for _, part := range health.Parts {
+		if part.Name == name {
+			return part.OK, part.Detail
+		}
+	}
+	return false, "there is no such part"
+}
+
+func (b *bundle) health() (health api.Health) {
+	b.Helper()
+	response, err := http.Get(b.base + "/api/health")
+	require.NoError(b, err)
+	defer response.Body.Close()
+	require.NoError(b, json.NewDecoder(response.Body).Decode(&health))
+	require.Equal(b, health.OK, response.StatusCode == http.StatusOK)
+	return health
+}
+
+// TestLoops_startAndStop stops and starts all loops of a server from everywhere at once, and it works afterwards.
+func TestLoops_startAndStop(t *testing.T) {
+	t.Parallel()
+	b := setup(t, options{receiver: answering(http.StatusNotFound)})
+	loops := b.server.Loops()
+	var everybody sync.WaitGroup
+	for range 4 {
+		everybody.Go(func() {
+			for range 20 {
+				if rand.IntN(2) == 0 {
+					loops.Start()
+				} else {
+					_ = loops.Stop(t.Context())
+				}
+			}
+		})
+	}
+	everybody.Wait()
+	require.NoError(t, loops.Stop(t.Context()))
+	for _, status := range loops.Statuses() {
+		require.Equal(t, "does not run", status.Problem, status.Name)
+	}
+	loops.Start()
+	for _, l := range loops.Loops() {
+		<-l.Started()
+	}
+	b.submit("m1")
+	b.awaitEntry(b.awaitMessage("m1", "dead-lettered")["deadLetter"].(map[string]any)["id"].(string), "dlq_manual")
+	_, out, _ := b.call("GET", "/metrics", "")
+	for _, status := range loops.Statuses() {
+		require.Contains(t, out["text"], fmt.Sprintf("dlqd_loop_last_success_timestamp_seconds{loop=%q} ", status.Name))
+		require.Contains(t, out["text"], fmt.Sprintf("dlqd_loop_errors_total{loop=%q} ", status.Name))
+	}
+}
+
+// TestHealth_aWorkerThatHangs has a worker wait for a lock, while the database answers.
+func TestHealth_aWorkerThatHangs(t *testing.T) {
+	t.Parallel()
+	b := setup(t, options{config: func(c *server.Config) { c.PollInterval = 100 * time.Millisecond }})
+	healthy := func() bool { ok, _ := b.part("dlq-workers"); return ok }
+	require.Eventually(t, healthy, 10*time.Second, 10*time.Millisecond)
+	tx, err := b.pool.Begin(t.Context())
+	require.NoError(t, err)
+	defer func() { _ = tx.Rollback(context.Background()) }()
+	_, err = tx.Exec(t.Context(), "LOCK TABLE dlq.dead_letter_queue")
+	require.NoError(t, err)
+	require.Eventually(t, func() bool { return !healthy() }, 10*time.Second, 10*time.Millisecond)
+	_, detail := b.part("dlq-workers")
+	require.Contains(t, detail, "without success since")
+	ok, _ := b.part("database")
+	require.True(t, ok)
+	require.NoError(t, tx.Rollback(t.Context()))
+	require.Eventually(t, healthy, 20*time.Second, 10*time.Millisecond)
+}
+
+// TestReload_aQueueThatCouldNotBeAddedIsTriedAgain has the database refuse a queue that a reload adds, for a while.
+func TestReload_aQueueThatCouldNotBeAddedIsTriedAgain(t *testing.T) {
+	t.Parallel()
+	var dir, files string
+	b := setup(t, options{config: func(c *server.Config) {
+		files = fmt.Sprintf("queues: {one: {destination: d}}\ndestinations: {d: {url: %q}}\n", c.Policy.Destinations["default"].URL)
+		dir = policytest.Dir(t, policytest.Files{"retry-policies": files})
+		c.Source = policy.Source{Dir: dir}
+		var err error
+		c.Policy, err = policy.Load(c.Source)
+		require.NoError(t, err)
+	}})
+	_, err := b.pool.Exec(t.Context(), "ALTER TABLE river_queue ADD CONSTRAINT not_two CHECK (name <> 'two')")
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "retry-policies.yaml"), []byte(strings.Replace(files, "queues: {", "queues: {two: {destination: d}, ", 1)), 0o600))
+	require.NoError(t, b.server.Reload(t.Context()))
+	require.Eventually(t, func() bool {
+		_, out, _ := b.call("GET", "/metrics", "")
+		return !strings.Contains(out["text"].(string), `dlqd_loop_errors_total{loop="policy-queues"} 0`)
+	}, 20*time.Second, 10*time.Millisecond)
+	_, err = b.pool.Exec(t.Context(), "ALTER TABLE river_queue DROP CONSTRAINT not_two")
+	require.NoError(t, err)
+	status, out, _ := b.call("POST", "/api/messages", `{"messageId": "m1", "queue": "two", "kind": "k", "payload": 1}`)
+	require.Equal(t, http.StatusAccepted, status, out)
+	b.awaitMessage("m1", "completed")
+}
+
+// TestStop_theDatabaseHangs freezes every process of Postgres: health is red, and the stop ends by its deadline.
+func TestStop_theDatabaseHangs(t *testing.T) {
+	t.Parallel()
+	for name, embedded := range map[string]bool{"its own": true, "another's": false} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			dir, err := os.MkdirTemp("", "dlqd-hang-")
+			require.NoError(t, err)
+			t.Cleanup(func() { _ = os.RemoveAll(dir) })
+			const limit = 4 * time.Second
+			config := server.Config{
+				Schemas: postgres.DefaultSchemas(), API: true, Process: true, DLQWorkers: true, Listen: []string{"127.0.0.1:0"},
+				Logger: slog.New(slog.DiscardHandler), StopTimeout: limit, PollInterval: time.Second, DataDir: dir, PostgresBin: os.Getenv("DLQD_TEST_POSTGRES_BIN"),
+			}
+			if !embedded {
+				config.DatabaseURL = startPostgres(t, dir)
+			}
+			config.Policy, err = policy.Default("http://127.0.0.1:1")
+			require.NoError(t, err)
+			s, err := server.Start(t.Context(), config)
+			require.NoError(t, err)
+			b := &bundle{T: t, server: s, base: s.Addresses()[0]}
+			require.Eventually(t, func() bool { return b.health().OK }, 20*time.Second, 50*time.Millisecond)
+
+			freeze(t, dir)
+			frozen := time.Now()
+			waiting := make(chan struct{})
+			go func() { // its message waits for its commit
+				defer close(waiting)
+				response, err := http.Post(b.base+"/api/messages", "application/json", strings.NewReader(`{"queue": "default", "kind": "k", "payload": 1}`))
+				if err == nil {
+					_ = response.Body.Close()
+				}
+			}()
+			for _, loop := range []string{"database", "circuit-breakers", "dlq-workers"} {
+				require.Eventually(t, func() bool { ok, _ := b.part(loop); return !ok }, 60*time.Second, 20*time.Millisecond, loop)
+			}
+			t.Logf("health was red after %s", time.Since(frozen).Round(100*time.Millisecond))
+
+			stopped := make(chan error, 1)
+			ctx, cancel := context.WithCancel(context.Background())
+			cancel()
+			start := time.Now()
+			go func() { stopped <- s.Wait(ctx, context.Background()) }()
+			select {
+			case err := <-stopped:
+				require.ErrorIs(t, err, server.ErrStoppedAtOnce)
+			case <-time.After(30 * time.Second):
+				t.Fatalf("a stop with a limit of %s took longer than 30 s", limit)
+			}
+			t.Logf("the stop took %s of %s", time.Since(start).Round(100*time.Millisecond), limit)
+			<-waiting
+		})
+	}
+}
+
+// startPostgres starts a server of the test's own, with dlqd's schema.
+func startPostgres(t *testing.T, dir string) (url string) {
+	t.Helper()
+	e, err := postgres.StartEmbedded(t.Context(), postgres.EmbeddedConfig{
+		DataDir: dir, BinDir: os.Getenv("DLQD_TEST_POSTGRES_BIN"), Throwaway: true, Logger: slog.New(slog.DiscardHandler),
+	})
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = e.Stop() })
+	require.NoError(t, (&postgres.Migrator{Pool: postgrestest.Open(t, e.URL()), Schemas: postgres.DefaultSchemas(), Logger: slog.New(slog.DiscardHandler)}).Up(t.Context()))
+	return e.URL()
+}
+
+// freeze stops all processes of a data directory's Postgres, until the test ends.
+func freeze(t *testing.T, dir string) {
+	t.Helper()
+	raw, err := os.ReadFile(filepath.Join(dir, "pgdata", "postmaster.pid"))
+	require.NoError(t, err)
+	postmaster, _, _ := strings.Cut(string(raw), "\n")
+	pid, err := strconv.Atoi(postmaster)
+	require.NoError(t, err)
+	require.NoError(t, syscall.Kill(pid, syscall.SIGSTOP)) // it makes no more children
+	all := []int{pid}
+	processes, err := filepath.Glob("/proc/[0-9]*/stat")
+	require.NoError(t, err)
+	for _, path := range processes {
+		stat, _ := os.ReadFile(path) // pid (name) state parent ...
+		fields := strings.Fields(string(stat[strings.LastIndex(string(stat), ")")+1:]))
+		if len(fields) < 2 || fields[1] != postmaster {
+			continue
+		}
+		child, err := strconv.Atoi(filepath.Base(filepath.Dir(path)))
+		require.NoError(t, err)
+		_ = syscall.Kill(child, syscall.SIGSTOP)
+		all = append(all, child)
+	}
+	t.Cleanup(func() {
+		for _, pid := range all {
+			_ = syscall.Kill(pid, syscall.SIGCONT)
+		}
+	})
+}

@@ -1,0 +1,141 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+)
+
+// mostReserve bounds what a stop keeps of its time for what has to be cut short.
+const mostReserve = 5 * time.Second
+
+// ErrStoppedAtOnce says that a second signal, or the stop's time limit, cut the stop short. Nothing accepted is lost:
+// jobs that were cut off run again.
+var ErrStoppedAtOnce = errors.New("stopped at once; jobs that were running will run again")
+
+// reserve is the end of the stop's time, in which nothing waits for anybody any more.
+func (s *Server) reserve() time.Duration { return min(s.config.StopTimeout/4, mostReserve) }
+
+// Wait waits until ctx is done or a part dies, and then stops everything: intake first, then what was accepted is
+// written, then running jobs finish within the limit, then the database. hard cuts that short.
+func (s *Server) Wait(ctx, hard context.Context) error {
+	var exited <-chan struct{}
+	if s.embedded != nil {
+		exited = s.embedded.Exited()
+	}
+	var died error
+	select {
+	case <-ctx.Done():
+	case died = <-s.failed:
+	case <-exited:
+		died = fmt.Errorf("embedded Postgres died; its log is %s", s.embedded.LogPath())
+	}
+	if died != nil {
+		s.logger.Error("stopping: a part died", "error", died)
+	}
+	return errors.Join(died, s.stop(hard))
+}
+
+// stop stops what has started. One deadline holds for all of it, also where the database hangs: most of the time is for
+// requests, accepted messages and running jobs, and the reserve for cutting short what did not end.
+func (s *Server) stop(hard context.Context) error {
+	s.stopping.Store(true)
+	deadline := time.Now().Add(s.config.StopTimeout)
+	finish, cancel := context.WithDeadline(hard, deadline.Add(-s.reserve()))
+	defer cancel()
+	var intake, jobs error
+	inParallel(
+		func() { intake = s.stopIntake(finish) },
+		func() { jobs = s.stopJobs(finish) },
+		func() { s.leave(finish) },
+	)
+
+	if hard.Err() != nil && time.Until(deadline) > s.reserve() { // a second signal
+		deadline = time.Now().Add(s.reserve())
+	}
+	half := func() (context.Context, context.CancelFunc) { // of what is left
+		return context.WithTimeout(context.WithoutCancel(hard), time.Until(deadline)/2)
+	}
+	cut, cancelCut := half()
+	defer cancelCut()
+	var loops error
+	inParallel(
+		func() {
+			if jobs != nil {
+				_ = s.river.StopAndCancel(cut)
+			}
+		},
+		func() { loops = s.loops.Stop(cut) },
+	)
+	errs := []error{intake, jobs, loops}
+	if s.delivery != nil {
+		s.delivery.Close()
+	}
+	if s.archive != nil {
+		errs = append(errs, s.archive.Close())
+	}
+	if s.pool != nil {
+		closing, cancelClosing := half()
+		defer cancelClosing()
+		closed := make(chan struct{})
+		go func() {
+			defer close(closed)
+			s.pool.Close() // waits for whoever has a connection, and for the server's farewell
+		}()
+		select {
+		case <-closed:
+		case <-closing.Done():
+			s.logger.Warn("connections to the database were not closed in time")
+		}
+	}
+	if s.embedded != nil {
+		errs = append(errs, s.embedded.StopWithin(time.Until(deadline)))
+	}
+	return errors.Join(errs...)
+}
+
+// stopIntake lets requests and accepted messages finish until ctx is done, and then cuts them off.
+func (s *Server) stopIntake(ctx context.Context) (err error) {
+	if s.http != nil {
+		if err = s.http.Shutdown(ctx); err != nil {
+			_ = s.http.Close()
+			err = fmt.Errorf("API: %w", err)
+		}
+	}
+	if s.ingester != nil {
+		s.ingester.Stop(ctx)
+	}
+	return err
+}
+
+// leave tells other processes that this one works no queue any more.
+func (s *Server) leave(ctx context.Context) {
+	if s.process == nil || s.idle() != nil {
+		return
+	}
+	if err := s.process.Stop(ctx); err != nil {
+		s.logger.Warn("other processes take this one for running for another minute", "error", err)
+	}
+}
+
+// stopJobs lets running jobs finish until ctx is done.
+func (s *Server) stopJobs(ctx context.Context) error {
+	if s.river == nil {
+		return nil
+	}
+	if err := s.river.Stop(ctx); err != nil {
+		s.logger.Warn("jobs did not finish in time; they will run again", "error", err)
+		return ErrStoppedAtOnce
+	}
+	return nil
+}
+
+func inParallel(fns ...func()) {
+	var wg sync.WaitGroup
+	for _, fn := range fns {
+		wg.Go(fn)
+	}
+	wg.Wait()
+}

@@ -1,0 +1,77 @@
+package worker
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/dlqd/dlqd/internal/background"
+)
+
+const (
+	// listenTurn is how long one wait for a NOTIFY takes at most. After it the connection is asked whether it still works: one
+	// that died without a word would be silent for ever.
+	listenTurn = 10 * time.Second
+	// listenRetry is how long to wait before listening again after the connection broke.
+	listenRetry = 5 * time.Second
+	// closeTimeout is how long the server gets to take leave.
+	closeTimeout = 200 * time.Millisecond
+)
+
+// listener wakes the worker at every NOTIFY. It is an optimisation: without it entries wait for the next poll.
+type listener struct {
+	pool   *pgxpool.Pool
+	topic  string
+	notify func()
+	conn   *pgx.Conn // nil while it does not listen
+}
+
+// once waits for one NOTIFY, on a connection that it holds on to.
+func (l *listener) once(ctx context.Context) (time.Duration, error) {
+	if l.conn == nil {
+		if err := l.open(ctx); err != nil {
+			return 0, err
+		}
+		l.notify() // what was sent while nobody listened
+	}
+	wait, cancel := context.WithTimeout(ctx, listenTurn)
+	defer cancel()
+	_, err := l.conn.WaitForNotification(wait)
+	switch {
+	case err == nil:
+		l.notify()
+	case errors.Is(wait.Err(), context.DeadlineExceeded) && ctx.Err() == nil:
+		err = l.conn.Ping(ctx)
+	}
+	if err != nil {
+		l.close()
+	}
+	return background.More, err
+}
+
+// open takes a connection out of the pool for good: it would go back with its LISTEN.
+func (l *listener) open(ctx context.Context) error {
+	pooled, err := l.pool.Acquire(ctx)
+	if err != nil {
+		return err
+	}
+	l.conn = pooled.Hijack()
+	if _, err := l.conn.Exec(ctx, "LISTEN "+pgx.Identifier{l.topic}.Sanitize()); err != nil {
+		l.close()
+		return err
+	}
+	return nil
+}
+
+func (l *listener) close() {
+	if l.conn == nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
+	defer cancel()
+	_ = l.conn.Close(ctx)
+	l.conn = nil
+}
