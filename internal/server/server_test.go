@@ -337,7 +337,7 @@ func TestOperations(t *testing.T) {
 	require.Equal(t, []string{
 		"database", "schema", "policy", "ingest", "processing",
 		"circuit-breakers", "conditions", "partitions", "ordered-places", "retention", "rollups", "rollup-trimming", "policy-queues", "held-messages",
-		"dlq-workers", "leases", "gates", "smart-retry", "wake-ups", "replay-runs", "queue-breakers",
+		"dlq-workers", "leases", "gates", "smart-retry", "wake-ups", "replay-runs", "queue-breakers", "presence", "attachment",
 	}, names)
 	for _, path := range []string{"/livez", "/readyz"} {
 		status, _, _ := b.call("GET", path, "")

@@ -1,0 +1,203 @@
+package server_test
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net/http"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/riverqueue/river"
+	"github.com/riverqueue/river/riverdriver/riverpgxv5"
+	"github.com/riverqueue/river/rivertype"
+	"github.com/stretchr/testify/require"
+
+	"github.com/dlqd/dlqd/internal/postgres"
+	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
+	"github.com/dlqd/dlqd/internal/server"
+)
+
+type chargeArgs struct {
+	Customer string `json:"customer"`
+}
+
+func (chargeArgs) Kind() string { return "charge" }
+
+// TestGuest walks the whole way as the team would that runs River in production: four roles (River's owner, the
+// application, dlqd, an operator), none a superuser, none a member of another. Attach, capture, serve, replay, upgrade,
+// detach; the application knows nothing of dlqd, and none of its statements fails.
+func TestGuest(t *testing.T) {
+	t.Parallel()
+	g := postgrestest.NewGuest(t)
+	owner := postgrestest.Open(t, g.Owner)
+	for _, right := range postgres.Rights() {
+		if !right.Optional {
+			_, err := owner.Exec(t.Context(), right.Grant(postgres.DefaultSchemas(), owner.Config().ConnConfig.Database, g.DLQDRole))
+			require.NoError(t, err)
+		}
+	}
+	dlqd := postgrestest.Open(t, g.DLQD)
+	migrator := &postgres.Migrator{Pool: dlqd, Schemas: postgres.DefaultSchemas(), Logger: slog.New(slog.DiscardHandler)}
+	count := func(sql string, args ...any) (n int) {
+		t.Helper()
+		require.NoError(t, dlqd.QueryRow(t.Context(), sql, args...).Scan(&n), sql)
+		return n
+	}
+
+	// The application: its worker fails until the bank is there again.
+	app, err := pgxpool.New(t.Context(), g.App)
+	require.NoError(t, err)
+	t.Cleanup(app.Close)
+	var bankIsDown atomic.Bool
+	bankIsDown.Store(true)
+	workers := river.NewWorkers()
+	river.AddWorker(workers, river.WorkFunc(func(context.Context, *river.Job[chargeArgs]) error {
+		if bankIsDown.Load() {
+			return errors.New("dial tcp: connection refused")
+		}
+		return nil
+	}))
+	client, err := river.NewClient(riverpgxv5.New(app), &river.Config{
+		Queues: map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: 10}}, Workers: workers, RetryPolicy: atOnce{},
+		FetchCooldown: time.Millisecond, FetchPollInterval: 10 * time.Millisecond, Logger: slog.New(slog.DiscardHandler),
+	})
+	require.NoError(t, err)
+	require.NoError(t, client.Start(t.Context()))
+	t.Cleanup(func() { _ = client.Stop(context.Background()) })
+	charge := func(n int) {
+		t.Helper()
+		for range n {
+			_, err := client.Insert(t.Context(), chargeArgs{Customer: "cus_81"}, &river.InsertOpts{MaxAttempts: 2})
+			require.NoError(t, err)
+		}
+	}
+	await := func(n int, sql string) {
+		t.Helper()
+		require.Eventually(t, func() bool { return count(sql) == n }, 60*time.Second, 20*time.Millisecond, sql)
+	}
+	const discarded = "SELECT count(*) FROM river_job WHERE state = 'discarded'"
+
+	// What failed before dlqd came is taken in by backfill alone.
+	charge(2)
+	await(2, discarded)
+	require.NoError(t, migrator.Attach(t.Context()))
+	n, err := migrator.Backfill(t.Context(), func(int) {})
+	require.NoError(t, err)
+	require.Equal(t, 2, n)
+	charge(3)
+	await(3, "SELECT count(*) FROM dlq.dead_letter_queue WHERE captured_by = 'capture'")
+
+	guest := setup(t, options{config: func(c *server.Config) { c.DatabaseURL, c.Process = g.DLQD, false }})
+	status, out, _ := guest.call(http.MethodGet, "/readyz", "")
+	require.Equal(t, http.StatusOK, status, out)
+	await(5, "SELECT count(*) FROM dlq.dead_letter_open WHERE strategy IS NOT NULL") // judged
+
+	// A person replays: by the API, and as an operator in psql.
+	bankIsDown.Store(false)
+	_, list, _ := guest.call(http.MethodGet, "/api/dlq/entries", "")
+	first := list["entries"].([]any)[0].(map[string]any)["id"].(string)
+	status, out, _ = guest.call(http.MethodPost, "/api/dlq/entries/"+first+"/replay", "{}")
+	require.Equal(t, http.StatusAccepted, status, out)
+	await(1, "SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_resolved'")
+	operator, err := pgx.Connect(t.Context(), g.Operator)
+	require.NoError(t, err)
+	defer func() { _ = operator.Close(context.WithoutCancel(t.Context())) }()
+	_, err = operator.Exec(t.Context(), "SELECT dlq.replay(id, p_note => 'the bank is back') FROM dlq.dead_letter_queue WHERE status <> 'dlq_resolved' LIMIT 1")
+	require.NoError(t, err)
+	await(2, "SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_resolved'")
+	_, err = operator.Exec(t.Context(), "SELECT count(*) FROM river_job")
+	require.ErrorContains(t, err, "permission denied")
+
+	// An upgrade while the application works.
+	bankIsDown.Store(true)
+	charge(20)
+	_, err = dlqd.Exec(t.Context(), "UPDATE dlq.settings SET value = 'older' WHERE key IN ('code_version', 'river_triggers')")
+	require.NoError(t, err)
+	require.NoError(t, migrator.Attach(t.Context()))
+	await(25, "SELECT count(*) FROM dlq.dead_letter_queue")
+	require.Zero(t, count("SELECT count(*) FROM river_job j WHERE j.state = 'discarded' AND NOT EXISTS (SELECT FROM dlq.dead_letter_queue e WHERE e.river_job_id = j.id)"), "no failure without its dead letter")
+
+	// Detached under a server that runs: that becomes unready, and idle.
+	found, err := migrator.Find(t.Context(), false, false)
+	require.NoError(t, err)
+	_, err = migrator.Detach(t.Context(), *found, false)
+	require.NoError(t, err)
+	require.Eventually(t, func() bool {
+		status, out, _ = guest.call(http.MethodGet, "/readyz", "")
+		return status == http.StatusServiceUnavailable
+	}, 60*time.Second, 20*time.Millisecond)
+	require.Contains(t, out["detail"], "dlqd was detached from this database")
+	status, out, _ = guest.call(http.MethodGet, "/api/dlq/entries", "")
+	require.Equal(t, http.StatusServiceUnavailable, status, out)
+	status, out, _ = guest.call(http.MethodGet, "/api/health", "")
+	require.Equal(t, http.StatusServiceUnavailable, status, out)
+	for _, part := range out["parts"].([]any) {
+		part := part.(map[string]any)
+		switch part["name"] {
+		case "dlq-workers", "gates", "retention", "presence":
+			require.Contains(t, part["detail"], "idle: dlqd was detached", part["name"])
+		case "schema":
+			require.Equal(t, false, part["ok"])
+		}
+	}
+	charge(1)
+	await(23, discarded+" AND NOT metadata ? 'dlq:entry_id'")
+	require.Equal(t, 25, count("SELECT count(*) FROM dlq.dead_letter_queue"), "nothing is captured any more")
+
+	// And on again: it goes on by itself.
+	require.NoError(t, migrator.Attach(t.Context()))
+	require.Eventually(t, func() bool {
+		status, out, _ = guest.call(http.MethodGet, "/readyz", "")
+		return status == http.StatusOK
+	}, 60*time.Second, 20*time.Millisecond, out)
+	charge(1)
+	await(26, "SELECT count(*) FROM dlq.dead_letter_queue")
+	guest.stop()
+
+	found, err = migrator.Find(t.Context(), false, false)
+	require.NoError(t, err)
+	_, err = migrator.Detach(t.Context(), *found, true)
+	require.NoError(t, err)
+	require.Zero(t, count("SELECT count(*) FROM pg_namespace WHERE nspname = 'dlq'"))
+	require.Zero(t, count("SELECT count(*) FROM pg_trigger WHERE tgname LIKE 'dlq%'"))
+	charge(1)
+	await(25, discarded+" AND NOT metadata ? 'dlq:entry_id'")
+}
+
+// TestGuest_delivers runs all parts as dlqd's role: River's client works its queues there with the rights that the page lists.
+func TestGuest_delivers(t *testing.T) {
+	t.Parallel()
+	g := postgrestest.NewGuest(t)
+	owner := postgrestest.Open(t, g.Owner)
+	for _, right := range postgres.Rights() {
+		if !right.Optional {
+			_, err := owner.Exec(t.Context(), right.Grant(postgres.DefaultSchemas(), owner.Config().ConnConfig.Database, g.DLQDRole))
+			require.NoError(t, err)
+		}
+	}
+	dlqd := postgrestest.Open(t, g.DLQD)
+	require.NoError(t, (&postgres.Migrator{Pool: dlqd, Schemas: postgres.DefaultSchemas(), Logger: slog.New(slog.DiscardHandler)}).Attach(t.Context()))
+	guest := setup(t, options{config: func(c *server.Config) {
+		c.DatabaseURL = g.DLQD
+		c.Policy.Queues["mine"] = c.Policy.Queues[river.QueueDefault]
+	}, receiver: func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusUnprocessableEntity) }})
+	status, out, _ := guest.call(http.MethodPost, "/api/messages", `{"messageId": "m1", "queue": "mine", "kind": "order.placed", "payload": {"n": 1}}`)
+	require.Equal(t, http.StatusAccepted, status, out)
+	require.Eventually(t, func() bool {
+		_, list, _ := guest.call(http.MethodGet, "/api/dlq/entries?status=dlq_manual", "")
+		entries, ok := list["entries"].([]any)
+		return ok && len(entries) == 1
+	}, 60*time.Second, 20*time.Millisecond)
+	status, out, _ = guest.call(http.MethodPost, "/api/queues/mine/pause", "")
+	require.Equal(t, http.StatusOK, status, out)
+}
+
+// atOnce retries a job without a wait.
+type atOnce struct{}
+
+// NextRetry implements river.ClientRetryPolicy.
+func (atOnce) NextRetry(*rivertype.JobRow) time.Time { return time.Now() }
