@@ -78,22 +78,22 @@ queues:
   mails: {maxRetries: 2, classes: {transient: {strategy: scheduled, hours: [5]}}}
 `)
 	rule := p.ruleNamed("r")
-	got := p.Plan("transient", "orders", nil)
+	got := p.Plan("transient", "orders", "", nil)
 	require.Equal(t, Immediate, got.Strategy, "overlays keep what they do not name")
 	require.Equal(t, 4, got.MaxRetries)
 	require.InDelta(t, 0.5, *got.Jitter, 0)
 	require.Equal(t, []time.Duration{time.Second}, got.Delays)
-	got = p.Plan("transient", "mails", nil)
+	got = p.Plan("transient", "mails", "", nil)
 	require.Equal(t, Scheduled, got.Strategy)
 	require.Equal(t, []int{5}, got.Hours)
 	require.Equal(t, 2, got.MaxRetries)
-	require.Equal(t, 9, p.Plan("transient", "mails", rule).MaxRetries)
-	got = p.Plan("unknown", "orders", nil)
+	require.Equal(t, 9, p.Plan("transient", "mails", "", rule).MaxRetries)
+	got = p.Plan("unknown", "orders", "", nil)
 	require.InDelta(t, 50, *got.Conditions.CPUBelow, 0, "conditions are filled key by key")
 	require.InDelta(t, 85, *got.Conditions.MemoryBelow, 0)
 	require.True(t, *got.Conditions.Breaker)
 	require.Equal(t, 2, got.Conditions.Probes)
-	require.Equal(t, Manual, p.Plan("nonsense", "orders", nil).Strategy)
+	require.Equal(t, Manual, p.Plan("nonsense", "orders", "", nil).Strategy)
 }
 
 // Rules come from operators, errors from strangers: whatever an error holds, it gets a class.

@@ -120,7 +120,7 @@ func (m *machine) capture() {
 	}
 	message := m.drawError()
 	var job int64
-	require.NoError(m.rt, m.pool.QueryRow(m.Context(), "INSERT INTO river_job (kind, args, queue, max_attempts, state) VALUES ('k', '{}', $1, 1, 'running') RETURNING id", m.queue).Scan(&job))
+	require.NoError(m.rt, m.pool.QueryRow(m.Context(), "INSERT INTO river_job (kind, args, queue, max_attempts, state) VALUES ('k', '{}', $1, 3, 'running') RETURNING id", m.queue).Scan(&job))
 	m.end(job, "discarded", message)
 	var id uuid.UUID
 	require.NoError(m.rt, m.pool.QueryRow(m.Context(), "SELECT id FROM dlq.dead_letter_open WHERE river_job_id = $1", job).Scan(&id))

@@ -62,7 +62,7 @@ func (j *judged) reload(files policytest.Files) {
 func (j *judged) failMany(n int, queue, message string) {
 	j.Helper()
 	j.failure = message
-	j.exec(`INSERT INTO river_job (kind, args, queue, max_attempts, state) SELECT 'k', '{}', $1, 1, 'running' FROM generate_series(1, $2)`, queue, n)
+	j.exec(`INSERT INTO river_job (kind, args, queue, max_attempts, state) SELECT 'k', '{}', $1, 3, 'running' FROM generate_series(1, $2)`, queue, n)
 	j.exec(`UPDATE river_job SET state = 'discarded', finalized_at = now(), attempt = 1,
 		errors = ARRAY[jsonb_build_object('error', $1::text, 'attempt', 1, 'at', now())] WHERE state = 'running'`, message)
 }
