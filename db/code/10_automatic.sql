@@ -119,11 +119,8 @@ CREATE OR REPLACE FUNCTION dlq.set_automatic(p_scope text, p_name text, p_enable
     p_actor text DEFAULT session_user, p_note text DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    PERFORM dlq.check_automatic(p_scope, p_name);
-    IF p_enabled IS NULL OR p_include IS NULL OR NOT p_include <@ ARRAY['backfilled', 'single-attempt'] OR (NOT p_enabled AND p_include <> '{}') THEN
-        RAISE EXCEPTION 'automatic: include % is not possible here', p_include USING ERRCODE = 'DLQ04', HINT = 'A switch that is on may include backfilled and single-attempt.';
-    END IF;
-    PERFORM dlq.change_automatic(p_scope, coalesce(p_name, ''), p_enabled, p_include, p_actor, p_note);
+    PERFORM dlq.check_automatic(p_scope, p_name, coalesce(p_enabled, false), p_include);
+    PERFORM dlq.change_automatic(p_scope, coalesce(p_name, ''), coalesce(p_enabled, false), p_include, p_actor, p_note);
 END
 $$;
 COMMENT ON FUNCTION dlq.set_automatic IS 'Switches automatic redelivery on or off for all, a queue, a kind (* stands for any text) or a class: dlq.set_automatic(''queue'', ''mailers'', true). p_include names what stays a person''s otherwise: backfilled, single-attempt.';
@@ -131,13 +128,13 @@ COMMENT ON FUNCTION dlq.set_automatic IS 'Switches automatic redelivery on or of
 CREATE OR REPLACE FUNCTION dlq.reset_automatic(p_scope text, p_name text DEFAULT '', p_actor text DEFAULT session_user, p_note text DEFAULT NULL) RETURNS boolean
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    PERFORM dlq.check_automatic(p_scope, p_name);
+    PERFORM dlq.check_automatic(p_scope, p_name, true, '{}');
     RETURN dlq.change_automatic(p_scope, coalesce(p_name, ''), NULL, NULL, p_actor, p_note);
 END
 $$;
 COMMENT ON FUNCTION dlq.reset_automatic IS 'Takes a person''s switch away: what the policy says, or the default, counts again. Returns false where there was none.';
 
-CREATE OR REPLACE FUNCTION dlq.check_automatic(p_scope text, p_name text) RETURNS void
+CREATE OR REPLACE FUNCTION dlq.check_automatic(p_scope text, p_name text, p_enabled boolean, p_include text[]) RETURNS void
 LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     IF p_scope IS NULL OR p_scope NOT IN ('all', 'queue', 'kind', 'class') OR (coalesce(p_name, '') = '') <> (p_scope = 'all') THEN
@@ -146,6 +143,9 @@ BEGIN
     END IF;
     IF p_scope = 'class' AND p_name NOT IN ('transient', 'rate_limited', 'outage', 'validation', 'malformed', 'unauthorized', 'not_found', 'business', 'code_bug', 'unknown') THEN
         RAISE EXCEPTION 'automatic: there is no class "%"', p_name USING ERRCODE = 'DLQ04';
+    END IF;
+    IF p_include IS NULL OR NOT p_include <@ ARRAY['backfilled', 'single-attempt'] OR (NOT p_enabled AND p_include <> '{}') THEN
+        RAISE EXCEPTION 'automatic: include % is not possible here', p_include USING ERRCODE = 'DLQ04', HINT = 'A switch that is on may include backfilled and single-attempt.';
     END IF;
 END
 $$;

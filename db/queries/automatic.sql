@@ -19,6 +19,10 @@ SELECT s.at, s.actor, s.note FROM dlq.automatic_switches s WHERE s.scope = 'stop
 SELECT c.at, c.scope, c.name, c.enabled, coalesce(c.include, '{}')::text[] AS include, c.actor, c.db_user, c.origin, c.note
 FROM dlq.automatic_changes c ORDER BY c.id DESC LIMIT @most::integer;
 
+-- name: CheckAutomatic :exec
+-- Refuses a switch that cannot be.
+SELECT dlq.check_automatic(@scope::text, @name::text, @enabled::boolean, @include::text[]);
+
 -- name: SetAutomatic :exec
 SELECT dlq.set_automatic(@scope::text, @name::text, @enabled::boolean, @include::text[], @actor::text, sqlc.narg('note')::text);
 

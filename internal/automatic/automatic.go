@@ -36,6 +36,9 @@ const (
 	FromOperator = "operator"
 )
 
+// CapturedByBackfill is dead_letter_queue.captured_by of an entry whose job failed before capture was there.
+const CapturedByBackfill = "backfill"
+
 // Switch is one switch that is in force.
 type Switch struct {
 	Scope   string     `json:"scope" enum:"all,queue,kind,class" doc:"What it is for: all dead letters, a queue, a kind or a class."`
@@ -121,26 +124,17 @@ func InForce(p *policy.Policy, rows []dbsqlc.AutomaticSwitchesRow) *Switches {
 			s.list = append(s.list, Switch{Scope: row.Scope, Name: row.Name, Enabled: row.Enabled, Include: row.Include, Source: FromOperator, At: row.At, Actor: row.Actor, Note: note})
 		}
 	}
-	for _, of := range ofPolicy(p) {
-		s.add(of)
-	}
-	s.add(Switch{Scope: ScopeAll, Enabled: !s.Attached, Source: FromDefault})
-	s.sort()
+	s.complete(p)
 	return s
 }
 
-// add adds a switch, unless there is one in its place.
-func (s *Switches) add(one Switch) {
-	if s.find(one.Scope, one.Name) < 0 {
-		s.list = append(s.list, one)
+// complete adds the switches of the policy, and the default, where no person's is in their place.
+func (s *Switches) complete(p *policy.Policy) {
+	for _, one := range append(ofPolicy(p), Switch{Scope: ScopeAll, Enabled: !s.Attached, Source: FromDefault}) {
+		if !slices.ContainsFunc(s.list, func(o Switch) bool { return o.Scope == one.Scope && o.Name == one.Name }) {
+			s.list = append(s.list, one)
+		}
 	}
-}
-
-func (s *Switches) find(scope, name string) int {
-	return slices.IndexFunc(s.list, func(o Switch) bool { return o.Scope == scope && o.Name == name })
-}
-
-func (s *Switches) sort() {
 	slices.SortFunc(s.list, func(a, b Switch) int { return strings.Compare(a.Scope+" "+a.Name, b.Scope+" "+b.Name) })
 }
 

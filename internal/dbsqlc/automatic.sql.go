@@ -126,6 +126,28 @@ func (q *Queries) AutomaticSwitches(ctx context.Context) ([]AutomaticSwitchesRow
 	return items, nil
 }
 
+const CheckAutomatic = `-- name: CheckAutomatic :exec
+SELECT dlq.check_automatic($1::text, $2::text, $3::boolean, $4::text[])
+`
+
+type CheckAutomaticParams struct {
+	Scope   string
+	Name    string
+	Enabled bool
+	Include []string
+}
+
+// Refuses a switch that cannot be.
+func (q *Queries) CheckAutomatic(ctx context.Context, arg CheckAutomaticParams) error {
+	_, err := q.db.Exec(ctx, CheckAutomatic,
+		arg.Scope,
+		arg.Name,
+		arg.Enabled,
+		arg.Include,
+	)
+	return err
+}
+
 const ClaimObserved = `-- name: ClaimObserved :many
 SELECT e.id, e.next_retry_at, e.rule, e.captured_by, e.max_retries
 FROM dlq.dead_letter_open e

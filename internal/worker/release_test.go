@@ -117,6 +117,8 @@ func TestAutomatic_switchedOnReleasesAtAPace(t *testing.T) {
 	require.Equal(t, 45, j.count("SELECT count(*) FROM dlq.dead_letter_transitions WHERE reason = 'automatic is on' AND actor = 'worker:test'"))
 	j.now = start.Add(2 * time.Hour)
 	j.all()
+	j.now = j.now.Add(time.Second)
+	j.all()
 	require.Equal(t, 45, j.inStatus(deadletter.Processing))
 }
 
@@ -206,6 +208,7 @@ func TestAutomatic_switchedOffPutsAside(t *testing.T) {
 	require.Equal(t, 3, j.count("SELECT count(*) FROM dlq.dead_letter_transitions WHERE reason = 'observed: automatic is off for queue mails'"))
 	j.exec("SELECT dlq.reset_automatic('queue', 'mails', 'kim')")
 	j.release()
+	j.now = j.now.Add(time.Second)
 	j.all()
 	require.Equal(t, 5, j.inStatus(deadletter.Processing))
 }
@@ -213,13 +216,15 @@ func TestAutomatic_switchedOffPutsAside(t *testing.T) {
 // Once a stop has returned, no worker redelivers by itself, until it is lifted. A person's replay goes on.
 func TestAutomatic_stopOverAllWorkers(t *testing.T) {
 	t.Parallel()
-	j := setupJudged(t, policytest.Files{"dlq-routing": "redeliveriesPerSecond: 0\nstrategies: {immediate: {delays: [1ms]}}\n"})
+	j := setupJudged(t, policytest.Files{"dlq-routing": "redeliveriesPerSecond: 0\n"})
 	const n = 200
 	j.failJobs(n, 3, "mails", "report", refused)
 	j.all()
-	j.now = j.now.Add(time.Minute)
+	j.now = j.now.Add(2 * time.Minute)
 	ctx, cancel := context.WithCancel(t.Context())
 	var workers sync.WaitGroup
+	defer workers.Wait()
+	defer cancel()
 	begun := make(chan struct{}, 2*n)
 	for range 2 {
 		w := worker.New(worker.Config{

@@ -47,8 +47,6 @@ const (
 	paceGrain = 100 * time.Millisecond
 	// placeKept is how long after its time an entry still has its place in a pace.
 	placeKept = time.Minute
-	// capturedByBackfill is dead_letter_queue.captured_by of an entry whose job failed before capture was there.
-	capturedByBackfill = "backfill"
 	// maxRetryAfter bounds how long a destination can put off an entry.
 	maxRetryAfter = 7 * 24 * time.Hour
 	// listenRetry is how long to wait before listening again after the connection broke.
@@ -472,7 +470,7 @@ func entryWith(row *dbsqlc.ClaimDueRow, class string) *strategy.Entry {
 func switched(row *dbsqlc.ClaimDueRow) *automatic.Entry {
 	return &automatic.Entry{
 		Queue: row.Queue, Kind: row.Kind, Class: value(row.ErrorClass), JobKind: row.JobKind,
-		Backfilled: row.CapturedBy == capturedByBackfill, SingleAttempt: row.MaxRetries == 1, Unparked: value(row.Rule) == policy.RuleUnparked,
+		Backfilled: row.CapturedBy == automatic.CapturedByBackfill, SingleAttempt: row.MaxRetries == 1, Unparked: value(row.Rule) == policy.RuleUnparked,
 	}
 }
 
