@@ -182,10 +182,11 @@ func newList() *cobra.Command {
 			if err := c.call(cmd, http.MethodGet, "/api/dlq/entries?"+query.Encode(), nil, &page); err != nil || c.asJSON {
 				return err
 			}
-			w, row := table(cmd, "ID\tSTATUS\tQUEUE\tKIND\tCLASS\tTYPE\tFAILED\tERROR")
+			w, row := table(cmd, "ID\tSTATUS\tQUEUE\tKIND\tCLASS\tTYPE\tFAILED\tERROR\tNEXT")
 			for _, e := range page.Entries {
-				row(e.ID, strings.TrimPrefix(string(e.Status), "dlq_"), e.Queue, e.Kind, text(e.ErrorClass), text(e.ErrorType), ago(e.LastFailedAt)+" ago", shorten(text(e.ErrorMessage), 60))
+				row(e.ID, strings.TrimPrefix(string(e.Status), "dlq_"), e.Queue, e.Kind, text(e.ErrorClass), text(e.ErrorType), ago(e.LastFailedAt)+" ago", shorten(text(e.ErrorMessage), 60), text(e.Next))
 			}
+			sayStopped(cmd.ErrOrStderr(), page.AutomaticStopped)
 			if err := w.Flush(); err != nil || page.Next == "" {
 				return err
 			}
@@ -223,6 +224,7 @@ func newShow() *cobra.Command {
 			if err := c.call(cmd, http.MethodGet, "/api/dlq/entries/"+url.PathEscape(args[0]), nil, &e); err != nil || c.asJSON {
 				return err
 			}
+			sayStopped(cmd.ErrOrStderr(), e.AutomaticStopped)
 			w, row := table(cmd, "dead letter\t"+e.ID.String())
 			row("status", e.Status)
 			row("queue, kind", e.Queue+", "+e.Kind)
@@ -234,7 +236,8 @@ func newShow() *cobra.Command {
 			row("failed", e.FirstFailedAt.Format(time.RFC3339)+" to "+e.LastFailedAt.Format(time.RFC3339))
 			row("attempts", fmt.Sprintf("%d of %d, then %d redeliveries of %d", e.RetryCount, e.MaxRetries, e.DLQRetryCount, e.DLQMaxRetries))
 			row("strategy", text(e.Strategy))
-			row("next", text(e.NextRetryAt))
+			row("next", text(e.Next))
+			row("next look", text(e.NextRetryAt))
 			row("waiting for", text(e.WaitingFor))
 			row("notes", text(e.Notes))
 			row("event", string(e.OriginalEvent))

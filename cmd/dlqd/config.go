@@ -216,7 +216,7 @@ func checkout(cmd *cobra.Command, name string) (dir string, remove func(), err e
 // behaviourDiff says what happens otherwise to which errors: by queue and class, and by rule.
 func behaviourDiff(old, next *strategy.Planner) []string {
 	var lines []string
-	queues := map[string]bool{"": true} // any other
+	queues, kinds := map[string]bool{}, map[string]bool{}
 	for _, p := range []*strategy.Planner{old, next} {
 		for name := range p.Policy().Queues {
 			queues[name] = true
@@ -224,22 +224,32 @@ func behaviourDiff(old, next *strategy.Planner) []string {
 		for name := range p.Policy().Routing.Queues {
 			queues[name] = true
 		}
+		for name := range p.Policy().Routing.Kinds {
+			kinds[name] = true
+		}
 	}
 	elsewhere := map[riverdlq.Class]string{}
-	for _, queue := range slices.Sorted(maps.Keys(queues)) {
+	look := func(place, queue, kind string) {
 		for _, class := range riverdlq.Classes() {
-			was, is := describePlan(old.Plan(class, queue, nil)), describePlan(next.Plan(class, queue, nil))
+			was, is := describePlan(old.Plan(class, queue, kind, nil)), describePlan(next.Plan(class, queue, kind, nil))
 			if was == is {
 				continue
 			}
 			line := fmt.Sprintf("%s: %s -> %s", class, was, is)
-			if queue == "" {
+			if place == "every queue" {
 				elsewhere[class] = line
-				lines = append(lines, "every queue, "+line)
-			} else if elsewhere[class] != line {
-				lines = append(lines, "queue "+queue+", "+line)
+			} else if elsewhere[class] == line {
+				continue
 			}
+			lines = append(lines, place+", "+line)
 		}
+	}
+	look("every queue", "", "")
+	for _, queue := range slices.Sorted(maps.Keys(queues)) {
+		look("queue "+queue, queue, "")
+	}
+	for _, kind := range slices.Sorted(maps.Keys(kinds)) {
+		look("kind "+kind, "", kind)
 	}
 	return append(lines, rulesDiff(old, next)...)
 }
@@ -249,8 +259,11 @@ func rulesDiff(old, next *strategy.Planner) []string {
 	describe := func(p *strategy.Planner) (rules map[string]string, order []string) {
 		rules = map[string]string{}
 		for _, r := range p.Policy().Routing.Rules {
-			plan := p.Plan(riverdlq.Class(r.Class), "", &r)
+			plan := p.Plan(riverdlq.Class(r.Class), "", "", &r)
 			rules[r.Name] = r.Match.String() + " is " + r.Class + ", " + describePlan(plan)
+			if r.Class == "" {
+				rules[r.Name] = r.Match.String() + " keeps its class, with the plan " + string(mustJSON(r.Plan))
+			}
 			order = append(order, r.Name)
 		}
 		return rules, order

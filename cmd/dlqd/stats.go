@@ -150,6 +150,13 @@ func (r *report) print(cmd *cobra.Command, over string) error {
 	if r.Now.OldestOpen != nil {
 		_, err = fmt.Fprintf(out, ", the oldest for %s", ago(*r.Now.OldestOpen))
 	}
+	if r.Now.Observed > 0 {
+		_, err = fmt.Fprintf(out, "\nobserved, and not redelivered by themselves: %d (dlqd automatic)", r.Now.Observed)
+	}
+	if r.Now.AutomaticStopped != nil {
+		_, _ = fmt.Fprintln(out)
+		sayStopped(out, r.Now.AutomaticStopped)
+	}
 	_, _ = fmt.Fprintf(out, "\nlast 24 hours: %d captured, %d replayed, %d resolved, %d failed for good, %d archived\n",
 		r.Now.LastDay.Captured, r.Now.LastDay.Replayed, r.Now.LastDay.Resolved, r.Now.LastDay.Failed, r.Now.LastDay.Archived)
 	return err

@@ -236,7 +236,8 @@ BEGIN
         WHERE id = ANY (v_ids) AND status = ANY (v_from);
     WHEN 'unpark' THEN
         -- Due at once with the immediate strategy: a person has judged it, so its class is not asked again this time.
-        UPDATE dlq.dead_letter_queue SET status = 'dlq_pending', strategy = 'immediate', next_retry_at = now(), notes = coalesce(p_note, notes),
+        -- (Its rule says so: what is a person's unless it is named, an unparked entry is no more.)
+        UPDATE dlq.dead_letter_queue SET status = 'dlq_pending', strategy = 'immediate', rule = 'unparked', next_retry_at = now(), notes = coalesce(p_note, notes),
             move = jsonb_build_object('actor', p_actor, 'reason', 'returned to the automatic path', 'note', p_note)
         WHERE id = ANY (v_ids) AND status = ANY (v_from);
         PERFORM dlq.wake();

@@ -43,7 +43,7 @@ $$;
 COMMENT ON FUNCTION dlq.hidden_columns IS 'Columns of entries that the caller does not see.';
 
 -- The columns in the order of the table, so that dlq.find returns its rows.
-CREATE OR REPLACE VIEW dlq.entries AS
+CREATE OR REPLACE VIEW dlq.visible_entries AS
     SELECT
            e.id,
            e.event_id,
@@ -99,13 +99,18 @@ CREATE OR REPLACE VIEW dlq.entries AS
            e.parked_by,
            e.captured_by
     FROM dlq.dead_letter_queue e CROSS JOIN (SELECT dlq.hidden_columns() AS columns OFFSET 0) h;
-COMMENT ON VIEW dlq.entries IS 'dead_letter_queue as the caller may see it: what the policy marks as sensitive (data.sensitiveColumns) is null for a dlq_reader.';
+COMMENT ON VIEW dlq.visible_entries IS 'dead_letter_queue as the caller may see it, in its own columns: see dlq.entries.';
+
+CREATE OR REPLACE VIEW dlq.entries AS
+    SELECT e.*, dlq.next_step(e.status, e.strategy, e.rule, e.next_retry_at, e.waiting_for, e.error_class, e.parked_by, e.queue, e.kind, e.job_kind) AS next
+    FROM dlq.visible_entries e;
+COMMENT ON VIEW dlq.entries IS 'dead_letter_queue as the caller may see it: what the policy marks as sensitive (data.sensitiveColumns) is null for a dlq_reader. next says what happens next.';
 
 CREATE OR REPLACE FUNCTION dlq.find(p_filter jsonb DEFAULT '{}', p_limit integer DEFAULT 100, p_newest_first boolean DEFAULT true)
 RETURNS SETOF dlq.dead_letter_queue
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     SELECT e.* FROM dlq.find_ids(p_filter, p_limit, NULL, p_newest_first) WITH ORDINALITY f (id, n)
-    JOIN dlq.entries e ON e.id = f.id ORDER BY f.n
+    JOIN dlq.visible_entries e ON e.id = f.id ORDER BY f.n
 $$;
 COMMENT ON FUNCTION dlq.find IS 'Entries that a filter chooses: {"status": "dlq_manual", "kind": "payment.*", "errorType": ["TIMEOUT_ERROR"], "maxAge": "2 days", "payload": {"customer": "cus_81"}}. Other fields: queue, errorClass, errorCode, fingerprint, source, subscriberId, tags, ids, after, before, minRetryCount, maxRetryCount. What the policy hides from the caller is null.';
 
@@ -149,10 +154,10 @@ DECLARE
     v_function regprocedure;
     -- What each role may call; what dlqd alone calls is in none.
     v_functions constant jsonb := '{
-        "dlq_reader": ["allowed_moves", "audit", "caller", "captured_at", "coarse_step", "error_types", "filter_where", "find", "find_ids", "first_id", "flow", "has_role",
-            "heat_map", "hidden_columns", "is_open", "noisiest_sources", "oldest_entries", "origin", "preview", "ratio", "replay_success", "replayable", "retry_cost", "sensitive_columns", "stats", "step_for", "times", "to_uuid", "top_groups"],
+        "dlq_reader": ["allowed_moves", "audit", "automatic_for", "caller", "captured_at", "coarse_step", "error_types", "filter_where", "find", "find_ids", "first_id", "flow", "has_role",
+            "heat_map", "hidden_columns", "is_open", "next_step", "noisiest_sources", "oldest_entries", "origin", "preview", "ratio", "replay_success", "replayable", "retry_cost", "sensitive_columns", "stats", "step_for", "times", "to_uuid", "top_groups"],
         "dlq_operator": ["act_on", "act_where", "assign", "discard", "note", "open_breaker", "park", "refresh_rollups", "replay", "replay_cancel", "replay_pause", "replay_resume",
-            "replay_set_rate", "replay_start", "requeue_expired_leases", "reset_breaker", "resolve", "unpark"],
+            "replay_set_rate", "replay_start", "requeue_expired_leases", "reset_automatic", "reset_breaker", "resolve", "resume_automatic", "set_automatic", "stop_automatic", "unpark"],
         "dlq_admin": ["age_out", "backfill", "delete_entries", "drop_partition", "ensure_partitions", "erase", "expired_entries", "expired_partitions", "rebuild_rollups", "restore_entries", "trim_rollups"]}';
 BEGIN
     EXECUTE format('REVOKE ALL ON ALL FUNCTIONS IN SCHEMA %s FROM PUBLIC', v_schema);

@@ -11,7 +11,7 @@ DROP INDEX dlq.dead_letter_open_due;
 CREATE INDEX dead_letter_open_due ON dlq.dead_letter_open (priority, next_retry_at, id)
     WHERE status = 'dlq_pending' AND waiting_for IS DISTINCT FROM 'automatic';
 -- Observed entries, for what a switch would release: groups are found by one probe each, and gone through in order.
-CREATE INDEX dead_letter_open_observed ON dlq.dead_letter_open (queue, kind, error_class, priority, id)
+CREATE INDEX dead_letter_open_observed ON dlq.dead_letter_open (queue, job_kind, kind, error_class, priority, id) INCLUDE (next_retry_at)
     WHERE status = 'dlq_pending' AND waiting_for = 'automatic';
 
 CREATE TABLE dlq.automatic_switches (

@@ -3,14 +3,16 @@
 -- for each priority: a single scan over all of them would step over every urgent entry that is not due yet.
 -- What only a decision reads (the error, whole) is read of undecided entries alone.
 SELECT d.id, d.queue, d.kind, d.source, d.error_message, d.error_type, d.error_code, d.error_class, d.reported_class, d.error_stack_trace,
-       d.error_context, d.dlq_retry_count, d.strategy, d.rule, d.waiting_for, d.next_retry_at, d.ordering_key, d.last_failed_at
+       d.error_context, d.dlq_retry_count, d.strategy, d.rule, d.waiting_for, d.next_retry_at, d.ordering_key, d.last_failed_at,
+       d.job_kind, d.captured_by, d.max_retries, d.fingerprint
 FROM (VALUES (1), (2), (3), (4)) AS p (priority)
 CROSS JOIN LATERAL (
     SELECT e.id, e.queue, e.kind, e.source, e.error_type, e.error_code, e.error_class, e.reported_class,
            CASE WHEN e.strategy IS NULL THEN coalesce(left(e.error_message, 8192), '') ELSE '' END::text AS error_message,
            CASE WHEN e.strategy IS NULL THEN coalesce(left(e.error_stack_trace, 8192), '') ELSE '' END::text AS error_stack_trace,
            CASE WHEN e.strategy IS NULL AND pg_column_size(e.error_context) <= 65536 THEN e.error_context END::jsonb AS error_context,
-           e.dlq_retry_count, e.strategy, e.rule, e.waiting_for, e.next_retry_at, e.ordering_key, e.last_failed_at
+           e.dlq_retry_count, e.strategy, e.rule, e.waiting_for, e.next_retry_at, e.ordering_key, e.last_failed_at,
+           e.job_kind, e.captured_by, e.max_retries, e.fingerprint
     FROM dlq.dead_letter_open e
     WHERE e.status = 'dlq_pending' AND e.waiting_for IS DISTINCT FROM 'automatic' AND e.priority = p.priority AND e.next_retry_at <= coalesce(sqlc.narg('now')::timestamptz, now())
     ORDER BY e.next_retry_at, e.id
@@ -46,8 +48,10 @@ FROM (
 WHERE e.id = d.id AND e.status IN ('dlq_pending', 'dlq_manual');
 
 -- name: PutOff :exec
--- Entries that were due and must wait longer.
+-- Entries that wait longer, or for something else. (One that a person returned undecided has no class; groups of
+-- observed entries need one.)
 UPDATE dlq.dead_letter_queue e SET
+    error_class = coalesce(e.error_class, 'unknown'),
     next_retry_at = d.next_retry_at,
     waiting_for = nullif(d.waiting_for, ''),
     move = jsonb_build_object('actor', @actor::text, 'reason', d.reason)
@@ -64,6 +68,16 @@ UPDATE dlq.dead_letter_queue e SET
     parked_by = @actor::text,
     move = jsonb_build_object('actor', @actor::text, 'reason', d.reason)
 FROM (SELECT unnest(@ids::uuid[]) AS id, unnest(@reasons::text[]) AS reason) d
+WHERE e.id = d.id AND e.status = 'dlq_pending';
+
+-- name: Reserve :exec
+-- Entries that are a person's after all, although their class is not.
+UPDATE dlq.dead_letter_queue e SET
+    status = 'dlq_manual',
+    strategy = 'manual',
+    rule = d.rule,
+    move = jsonb_build_object('actor', @actor::text, 'reason', d.reason)
+FROM (SELECT unnest(@ids::uuid[]) AS id, unnest(@rules::text[]) AS rule, unnest(@reasons::text[]) AS reason) d
 WHERE e.id = d.id AND e.status = 'dlq_pending';
 
 -- name: NextDue :one
@@ -102,7 +116,7 @@ SELECT q.queue::text AS queue FROM q WHERE q.queue IS NOT NULL;
 
 -- name: ClaimWaiting :many
 -- The most urgent and oldest entries of a queue that wait for a condition.
-SELECT e.id, e.queue, e.error_class, e.rule, e.waiting_for
+SELECT e.id, e.queue, e.kind, e.error_class, e.rule, e.waiting_for, e.job_kind, e.captured_by, e.max_retries
 FROM dlq.dead_letter_open e
 WHERE e.status = 'dlq_pending' AND e.waiting_for LIKE 'condition: %' AND e.queue = @queue::text
 ORDER BY e.priority, e.id
@@ -136,7 +150,8 @@ FROM dlq.dead_letter_queue e WHERE e.id = ANY (@probes::uuid[]);
 SELECT e.id, e.queue, e.kind, e.source, coalesce(left(e.error_message, 8192), '')::text AS error_message, e.error_type, e.error_code,
        e.error_class, e.reported_class, coalesce(left(e.error_stack_trace, 8192), '')::text AS error_stack_trace,
        CASE WHEN pg_column_size(e.error_context) <= 65536 THEN e.error_context END::jsonb AS error_context,
-       e.dlq_retry_count, e.strategy, e.rule, e.waiting_for, e.next_retry_at, e.ordering_key, e.last_failed_at
+       e.dlq_retry_count, e.strategy, e.rule, e.waiting_for, e.next_retry_at, e.ordering_key, e.last_failed_at,
+       e.job_kind, e.captured_by, e.max_retries, e.fingerprint
 FROM dlq.dead_letter_open e
 WHERE e.id > @after::uuid AND e.status IN ('dlq_pending', 'dlq_manual') AND e.strategy IS NOT NULL AND e.parked_by IS NULL
 ORDER BY e.id
@@ -173,10 +188,11 @@ SELECT count(*) FROM (
     WHERE j.state = 'completed' AND j.finalized_at >= @since::timestamptz AND j.queue = @queue::text LIMIT @most::integer) c;
 
 -- name: ClaimStuck :many
--- The oldest parked or failed entries of a failure group that no person parked, and that have not failed since a time.
-SELECT e.id FROM dlq.dead_letter_queue e
+-- The oldest parked or failed entries of a failure group, after one of them, that no person parked and that have not failed
+-- since a time.
+SELECT e.id, e.queue, e.kind, e.error_class, e.rule, e.job_kind, e.captured_by, e.max_retries FROM dlq.dead_letter_queue e
 WHERE e.status IN ('dlq_manual', 'dlq_failed') AND e.queue = @queue::text AND e.fingerprint = @fingerprint::text
-  AND e.parked_by IS NULL AND e.last_failed_at < @before::timestamptz AND e.error_class = ANY (@classes::text[])
+  AND e.parked_by IS NULL AND e.last_failed_at < @before::timestamptz AND e.error_class = ANY (@classes::text[]) AND e.id > @after::uuid
 ORDER BY e.id
 LIMIT @most::integer
 FOR UPDATE SKIP LOCKED;

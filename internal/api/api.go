@@ -117,6 +117,7 @@ func build(config Config) (*http.ServeMux, huma.API) {
 	humaConfig.Tags = []*huma.Tag{
 		{Name: "messages", Description: "Submit messages, and follow them."},
 		{Name: "dead letters", Description: "See and steer jobs that ended as failures."},
+		{Name: "automatic redelivery", Description: "For what dlqd redelivers by itself, and what it only observes."},
 		{Name: "replay runs", Description: "Send many dead letters back, at a pace, and see how it goes."},
 		{Name: "analytics", Description: "What happens to dead letters over time, from rollups of the audit trail."},
 		{Name: "audit", Description: "Who did what, and erasure of somebody's data."},
@@ -134,6 +135,7 @@ func build(config Config) (*http.ServeMux, huma.API) {
 	s.registerAudit(api)
 	s.registerQueues(api)
 	s.registerJudgement(api)
+	s.registerAutomatic(api)
 	s.registerOperations(api)
 
 	mux.Handle("GET /metrics", config.Metrics.Handler())

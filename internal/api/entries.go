@@ -11,6 +11,7 @@ import (
 	"github.com/danielgtaylor/huma/v2"
 	"github.com/google/uuid"
 
+	"github.com/dlqd/dlqd/internal/automatic"
 	"github.com/dlqd/dlqd/internal/deadletter"
 	"github.com/dlqd/dlqd/internal/message"
 	"github.com/dlqd/dlqd/riverdlq"
@@ -20,13 +21,16 @@ import (
 type EntryPage struct {
 	Entries []deadletter.Summary `json:"entries" doc:"The entries of this page."`
 	Next    string               `json:"next,omitempty" doc:"Cursor of the next page; absent on the last."`
+	// AutomaticStopped says so wherever people look.
+	AutomaticStopped *automatic.Stop `json:"automaticStopped,omitempty" doc:"Who stopped all automatic redelivery; absent where nobody did."`
 }
 
 // EntryDetail is everything about an entry.
 type EntryDetail struct {
 	deadletter.Entry
 
-	Transitions []deadletter.Transition `json:"transitions" doc:"Its audit trail, oldest move first."`
+	Transitions      []deadletter.Transition `json:"transitions" doc:"Its audit trail, oldest move first."`
+	AutomaticStopped *automatic.Stop         `json:"automaticStopped,omitempty" doc:"Who stopped all automatic redelivery; absent where nobody did."`
 }
 
 // Action is a person's move.
@@ -57,6 +61,9 @@ type Stats struct {
 	ByStatus   map[string]int64 `json:"byStatus" doc:"Open entries by status."`
 	LastDay    MovesOfDay       `json:"lastDay" doc:"Moves of the last 24 hours, from the audit trail."`
 	OldestOpen *time.Time       `json:"oldestOpen,omitempty" doc:"When the oldest open entry was captured."`
+	// Observed are among the pending ones.
+	Observed         int64           `json:"observed" doc:"Pending entries that are not redelivered by themselves, because that is off for them."`
+	AutomaticStopped *automatic.Stop `json:"automaticStopped,omitempty" doc:"Who stopped all automatic redelivery; absent where nobody did."`
 }
 
 // BacklogRow is a count of open entries.
@@ -222,7 +229,11 @@ func (s *service) listEntries(ctx context.Context, in *listInput) (*listOutput, 
 	if err != nil {
 		return nil, s.problem(ctx, err)
 	}
-	page := EntryPage{Entries: entries}
+	stopped, err := automatic.ReadStop(ctx, s.Store.Queries())
+	if err != nil {
+		return nil, s.problem(ctx, err)
+	}
+	page := EntryPage{Entries: entries, AutomaticStopped: stopped}
 	if len(entries) > in.Limit {
 		page.Entries = entries[:in.Limit]
 		page.Next = page.Entries[in.Limit-1].ID.String()
@@ -235,7 +246,11 @@ func (s *service) getEntry(ctx context.Context, in *EntryInput) (*entryOutput, e
 	if err != nil {
 		return nil, s.problem(ctx, err)
 	}
-	return &entryOutput{Body: EntryDetail{Entry: *entry, Transitions: transitions}}, nil
+	stopped, err := automatic.ReadStop(ctx, s.Store.Queries())
+	if err != nil {
+		return nil, s.problem(ctx, err)
+	}
+	return &entryOutput{Body: EntryDetail{Entry: *entry, Transitions: transitions, AutomaticStopped: stopped}}, nil
 }
 
 func (s *service) replayEntry(ctx context.Context, in *replayInput) (*movedOutput, error) {
@@ -268,9 +283,20 @@ func (s *service) stats(ctx context.Context, _ *struct{}) (*statsOutput, error) 
 	if err != nil {
 		return nil, s.problem(ctx, err)
 	}
+	stopped, err := automatic.ReadStop(ctx, s.Store.Queries())
+	if err != nil {
+		return nil, s.problem(ctx, err)
+	}
+	observed, err := s.Store.Queries().CountObservedByQueue(ctx)
+	if err != nil {
+		return nil, s.problem(ctx, err)
+	}
 	stats := Stats{
-		Backlog: []BacklogRow{}, ByStatus: map[string]int64{}, OldestOpen: oldest,
+		Backlog: []BacklogRow{}, ByStatus: map[string]int64{}, OldestOpen: oldest, AutomaticStopped: stopped,
 		LastDay: MovesOfDay{Captured: moves.Captured, Replayed: moves.Redelivered, Resolved: moves.Resolved, Failed: moves.Failed, Archived: moves.Archived},
+	}
+	for _, r := range observed {
+		stats.Observed += r.Entries
 	}
 	for _, r := range rows {
 		stats.Open += r.Entries

@@ -41,14 +41,16 @@ func (q *Queries) BehindOthers(ctx context.Context, ids []uuid.UUID) ([]uuid.UUI
 
 const ClaimDue = `-- name: ClaimDue :many
 SELECT d.id, d.queue, d.kind, d.source, d.error_message, d.error_type, d.error_code, d.error_class, d.reported_class, d.error_stack_trace,
-       d.error_context, d.dlq_retry_count, d.strategy, d.rule, d.waiting_for, d.next_retry_at, d.ordering_key, d.last_failed_at
+       d.error_context, d.dlq_retry_count, d.strategy, d.rule, d.waiting_for, d.next_retry_at, d.ordering_key, d.last_failed_at,
+       d.job_kind, d.captured_by, d.max_retries, d.fingerprint
 FROM (VALUES (1), (2), (3), (4)) AS p (priority)
 CROSS JOIN LATERAL (
     SELECT e.id, e.queue, e.kind, e.source, e.error_type, e.error_code, e.error_class, e.reported_class,
            CASE WHEN e.strategy IS NULL THEN coalesce(left(e.error_message, 8192), '') ELSE '' END::text AS error_message,
            CASE WHEN e.strategy IS NULL THEN coalesce(left(e.error_stack_trace, 8192), '') ELSE '' END::text AS error_stack_trace,
            CASE WHEN e.strategy IS NULL AND pg_column_size(e.error_context) <= 65536 THEN e.error_context END::jsonb AS error_context,
-           e.dlq_retry_count, e.strategy, e.rule, e.waiting_for, e.next_retry_at, e.ordering_key, e.last_failed_at
+           e.dlq_retry_count, e.strategy, e.rule, e.waiting_for, e.next_retry_at, e.ordering_key, e.last_failed_at,
+           e.job_kind, e.captured_by, e.max_retries, e.fingerprint
     FROM dlq.dead_letter_open e
     WHERE e.status = 'dlq_pending' AND e.waiting_for IS DISTINCT FROM 'automatic' AND e.priority = p.priority AND e.next_retry_at <= coalesce($1::timestamptz, now())
     ORDER BY e.next_retry_at, e.id
@@ -82,6 +84,10 @@ type ClaimDueRow struct {
 	NextRetryAt     *time.Time
 	OrderingKey     *string
 	LastFailedAt    time.Time
+	JobKind         string
+	CapturedBy      string
+	MaxRetries      int32
+	Fingerprint     *string
 }
 
 // The most urgent due entries, oldest first, that no other worker holds. One range of the index dead_letter_open_due
@@ -115,6 +121,10 @@ func (q *Queries) ClaimDue(ctx context.Context, arg ClaimDueParams) ([]ClaimDueR
 			&i.NextRetryAt,
 			&i.OrderingKey,
 			&i.LastFailedAt,
+			&i.JobKind,
+			&i.CapturedBy,
+			&i.MaxRetries,
+			&i.Fingerprint,
 		); err != nil {
 			return nil, err
 		}
@@ -127,11 +137,11 @@ func (q *Queries) ClaimDue(ctx context.Context, arg ClaimDueParams) ([]ClaimDueR
 }
 
 const ClaimStuck = `-- name: ClaimStuck :many
-SELECT e.id FROM dlq.dead_letter_queue e
+SELECT e.id, e.queue, e.kind, e.error_class, e.rule, e.job_kind, e.captured_by, e.max_retries FROM dlq.dead_letter_queue e
 WHERE e.status IN ('dlq_manual', 'dlq_failed') AND e.queue = $1::text AND e.fingerprint = $2::text
-  AND e.parked_by IS NULL AND e.last_failed_at < $3::timestamptz AND e.error_class = ANY ($4::text[])
+  AND e.parked_by IS NULL AND e.last_failed_at < $3::timestamptz AND e.error_class = ANY ($4::text[]) AND e.id > $5::uuid
 ORDER BY e.id
-LIMIT $5::integer
+LIMIT $6::integer
 FOR UPDATE SKIP LOCKED
 `
 
@@ -140,29 +150,52 @@ type ClaimStuckParams struct {
 	Fingerprint string
 	Before      time.Time
 	Classes     []string
+	After       uuid.UUID
 	Most        int32
 }
 
-// The oldest parked or failed entries of a failure group that no person parked, and that have not failed since a time.
-func (q *Queries) ClaimStuck(ctx context.Context, arg ClaimStuckParams) ([]uuid.UUID, error) {
+type ClaimStuckRow struct {
+	ID         uuid.UUID
+	Queue      string
+	Kind       string
+	ErrorClass *string
+	Rule       *string
+	JobKind    string
+	CapturedBy string
+	MaxRetries int32
+}
+
+// The oldest parked or failed entries of a failure group, after one of them, that no person parked and that have not failed
+// since a time.
+func (q *Queries) ClaimStuck(ctx context.Context, arg ClaimStuckParams) ([]ClaimStuckRow, error) {
 	rows, err := q.db.Query(ctx, ClaimStuck,
 		arg.Queue,
 		arg.Fingerprint,
 		arg.Before,
 		arg.Classes,
+		arg.After,
 		arg.Most,
 	)
 	if err != nil {
 		return nil, err
 	}
 	defer rows.Close()
-	items := []uuid.UUID{}
+	items := []ClaimStuckRow{}
 	for rows.Next() {
-		var id uuid.UUID
-		if err := rows.Scan(&id); err != nil {
+		var i ClaimStuckRow
+		if err := rows.Scan(
+			&i.ID,
+			&i.Queue,
+			&i.Kind,
+			&i.ErrorClass,
+			&i.Rule,
+			&i.JobKind,
+			&i.CapturedBy,
+			&i.MaxRetries,
+		); err != nil {
 			return nil, err
 		}
-		items = append(items, id)
+		items = append(items, i)
 	}
 	if err := rows.Err(); err != nil {
 		return nil, err
@@ -171,7 +204,7 @@ func (q *Queries) ClaimStuck(ctx context.Context, arg ClaimStuckParams) ([]uuid.
 }
 
 const ClaimWaiting = `-- name: ClaimWaiting :many
-SELECT e.id, e.queue, e.error_class, e.rule, e.waiting_for
+SELECT e.id, e.queue, e.kind, e.error_class, e.rule, e.waiting_for, e.job_kind, e.captured_by, e.max_retries
 FROM dlq.dead_letter_open e
 WHERE e.status = 'dlq_pending' AND e.waiting_for LIKE 'condition: %' AND e.queue = $1::text
 ORDER BY e.priority, e.id
@@ -187,9 +220,13 @@ type ClaimWaitingParams struct {
 type ClaimWaitingRow struct {
 	ID         uuid.UUID
 	Queue      string
+	Kind       string
 	ErrorClass *string
 	Rule       *string
 	WaitingFor *string
+	JobKind    string
+	CapturedBy string
+	MaxRetries int32
 }
 
 // The most urgent and oldest entries of a queue that wait for a condition.
@@ -205,9 +242,13 @@ func (q *Queries) ClaimWaiting(ctx context.Context, arg ClaimWaitingParams) ([]C
 		if err := rows.Scan(
 			&i.ID,
 			&i.Queue,
+			&i.Kind,
 			&i.ErrorClass,
 			&i.Rule,
 			&i.WaitingFor,
+			&i.JobKind,
+			&i.CapturedBy,
+			&i.MaxRetries,
 		); err != nil {
 			return nil, err
 		}
@@ -291,7 +332,8 @@ const DecidedAfter = `-- name: DecidedAfter :many
 SELECT e.id, e.queue, e.kind, e.source, coalesce(left(e.error_message, 8192), '')::text AS error_message, e.error_type, e.error_code,
        e.error_class, e.reported_class, coalesce(left(e.error_stack_trace, 8192), '')::text AS error_stack_trace,
        CASE WHEN pg_column_size(e.error_context) <= 65536 THEN e.error_context END::jsonb AS error_context,
-       e.dlq_retry_count, e.strategy, e.rule, e.waiting_for, e.next_retry_at, e.ordering_key, e.last_failed_at
+       e.dlq_retry_count, e.strategy, e.rule, e.waiting_for, e.next_retry_at, e.ordering_key, e.last_failed_at,
+       e.job_kind, e.captured_by, e.max_retries, e.fingerprint
 FROM dlq.dead_letter_open e
 WHERE e.id > $1::uuid AND e.status IN ('dlq_pending', 'dlq_manual') AND e.strategy IS NOT NULL AND e.parked_by IS NULL
 ORDER BY e.id
@@ -323,6 +365,10 @@ type DecidedAfterRow struct {
 	NextRetryAt     *time.Time
 	OrderingKey     *string
 	LastFailedAt    time.Time
+	JobKind         string
+	CapturedBy      string
+	MaxRetries      int32
+	Fingerprint     *string
 }
 
 // A page of the open entries that rules have judged, and no person: those that reclassify looks at. The columns are those
@@ -355,6 +401,10 @@ func (q *Queries) DecidedAfter(ctx context.Context, arg DecidedAfterParams) ([]D
 			&i.NextRetryAt,
 			&i.OrderingKey,
 			&i.LastFailedAt,
+			&i.JobKind,
+			&i.CapturedBy,
+			&i.MaxRetries,
+			&i.Fingerprint,
 		); err != nil {
 			return nil, err
 		}
@@ -514,6 +564,7 @@ func (q *Queries) ProbeOutcomes(ctx context.Context, probes []uuid.UUID) (ProbeO
 
 const PutOff = `-- name: PutOff :exec
 UPDATE dlq.dead_letter_queue e SET
+    error_class = coalesce(e.error_class, 'unknown'),
     next_retry_at = d.next_retry_at,
     waiting_for = nullif(d.waiting_for, ''),
     move = jsonb_build_object('actor', $1::text, 'reason', d.reason)
@@ -531,13 +582,42 @@ type PutOffParams struct {
 	Reasons      []string
 }
 
-// Entries that were due and must wait longer.
+// Entries that wait longer, or for something else. (One that a person returned undecided has no class; groups of
+// observed entries need one.)
 func (q *Queries) PutOff(ctx context.Context, arg PutOffParams) error {
 	_, err := q.db.Exec(ctx, PutOff,
 		arg.Actor,
 		arg.Ids,
 		arg.WaitingFors,
 		arg.NextRetryAts,
+		arg.Reasons,
+	)
+	return err
+}
+
+const Reserve = `-- name: Reserve :exec
+UPDATE dlq.dead_letter_queue e SET
+    status = 'dlq_manual',
+    strategy = 'manual',
+    rule = d.rule,
+    move = jsonb_build_object('actor', $1::text, 'reason', d.reason)
+FROM (SELECT unnest($2::uuid[]) AS id, unnest($3::text[]) AS rule, unnest($4::text[]) AS reason) d
+WHERE e.id = d.id AND e.status = 'dlq_pending'
+`
+
+type ReserveParams struct {
+	Actor   string
+	Ids     []uuid.UUID
+	Rules   []string
+	Reasons []string
+}
+
+// Entries that are a person's after all, although their class is not.
+func (q *Queries) Reserve(ctx context.Context, arg ReserveParams) error {
+	_, err := q.db.Exec(ctx, Reserve,
+		arg.Actor,
+		arg.Ids,
+		arg.Rules,
 		arg.Reasons,
 	)
 	return err

@@ -41,7 +41,8 @@ type Summary struct {
 	ErrorMessage  *string    `json:"errorMessage,omitempty" doc:"The error of the last attempt (in lists its first 500 characters)." db:"error_message"`
 	Strategy      *string    `json:"strategy,omitempty" enum:"immediate,scheduled,conditional,manual" doc:"What happens next; absent while undecided." db:"strategy"`
 	NextRetryAt   *time.Time `json:"nextRetryAt,omitempty" doc:"When a worker looks at it next." db:"next_retry_at"`
-	WaitingFor    *string    `json:"waitingFor,omitempty" doc:"What it waits for besides that time: condition: and what does not hold, pace, or order." db:"waiting_for"`
+	WaitingFor    *string    `json:"waitingFor,omitempty" doc:"What it waits for besides that time: automatic (that automatic redelivery is switched on for it: it is observed), condition: and what does not hold, pace, or order." db:"waiting_for"`
+	Next          *string    `json:"next,omitempty" doc:"What happens next, in words; absent once it is closed." db:"next"`
 	DLQRetryCount int32      `json:"dlqRetryCount" doc:"Redeliveries made so far." db:"dlq_retry_count"`
 	FirstFailedAt time.Time  `json:"firstFailedAt" doc:"When the first attempt failed." db:"first_failed_at"`
 	LastFailedAt  time.Time  `json:"lastFailedAt" doc:"When the last attempt or redelivery failed." db:"last_failed_at"`

@@ -88,7 +88,8 @@ type Filter struct {
 }
 
 const summaryColumns = `id, status, queue, kind, event_id, river_job_id, source, subscriber_id, priority, error_class, error_type,
-	error_code, left(error_message, 500) AS error_message, strategy, next_retry_at, waiting_for, dlq_retry_count, first_failed_at,
+	error_code, left(error_message, 500) AS error_message, strategy, next_retry_at, waiting_for,
+	dlq.next_step(status, strategy, rule, next_retry_at, waiting_for, error_class, parked_by, queue, kind, job_kind) AS next, dlq_retry_count, first_failed_at,
 	last_failed_at, created_at, updated_at, closed_at`
 
 // ListSQL is the query behind [Store.List] and its parameters, for EXPLAIN. The page is cut by id, which sorts by time:

@@ -118,6 +118,13 @@ var checks = []check{
 		"none is held open by a person", "a person holds open: %[2]s",
 		"dlqd breakers reset NAME, if that is forgotten",
 	},
+	{
+		"automatic redelivery", `SELECT count(s.scope)::float8, coalesce('by ' || max(s.actor) || ' at ' || to_char(max(s.at) AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI') || ' UTC' || coalesce(': ' || max(s.note), ''), '')
+			FROM dlq.automatic_switches s WHERE s.scope = 'stop'`,
+		func(n float64) bool { return n > 0 },
+		"not stopped", "all of it was stopped, %[2]s",
+		"dlqd automatic resume, if that is forgotten",
+	},
 }
 
 // Examine makes all checks: first of what every other one needs, then those that can be made on a database whose schema is

@@ -15,6 +15,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promauto"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
+	"github.com/dlqd/dlqd/internal/automatic"
 	"github.com/dlqd/dlqd/internal/background"
 	"github.com/dlqd/dlqd/internal/breaker"
 	"github.com/dlqd/dlqd/internal/deadletter"
@@ -139,10 +140,12 @@ func (m *Metrics) Handler() http.Handler {
 }
 
 var (
-	entriesDesc = prometheus.NewDesc("dlqd_dead_letters", "Open dead letters, by status, queue and class.", []string{"status", "queue", "error_class"}, nil)
-	oldestDesc  = prometheus.NewDesc("dlqd_dead_letter_oldest_seconds", "Age of the oldest open dead letter; 0 where there is none.", nil, nil)
-	rowsDesc    = prometheus.NewDesc("dlqd_dead_letters_entered_total", "Rows that entered a partition, by all processes, as Postgres counts them (its own restarts and crashes may reset it). open: captured or replayed from dlq_failed.", []string{"partition"}, nil)
-	upDesc      = prometheus.NewDesc("dlqd_database_up", "Whether the database answered this scrape.", nil, nil)
+	entriesDesc  = prometheus.NewDesc("dlqd_dead_letters", "Open dead letters, by status, queue and class.", []string{"status", "queue", "error_class"}, nil)
+	oldestDesc   = prometheus.NewDesc("dlqd_dead_letter_oldest_seconds", "Age of the oldest open dead letter; 0 where there is none.", nil, nil)
+	observedDesc = prometheus.NewDesc("dlqd_dead_letters_observed", "Pending dead letters that are not redelivered by themselves, because that is off for them, by queue.", []string{"queue"}, nil)
+	stoppedDesc  = prometheus.NewDesc("dlqd_automatic_stopped", "Whether a person stopped all automatic redelivery: 1 until it is lifted.", nil, nil)
+	rowsDesc     = prometheus.NewDesc("dlqd_dead_letters_entered_total", "Rows that entered a partition, by all processes, as Postgres counts them (its own restarts and crashes may reset it). open: captured or replayed from dlq_failed.", []string{"partition"}, nil)
+	upDesc       = prometheus.NewDesc("dlqd_database_up", "Whether the database answered this scrape.", nil, nil)
 )
 
 // backlog reads counts from the database, at most once in backlogMaxAge.
@@ -158,7 +161,7 @@ type backlog struct {
 }
 
 func (b *backlog) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{entriesDesc, oldestDesc, rowsDesc, upDesc} {
+	for _, d := range []*prometheus.Desc{entriesDesc, observedDesc, stoppedDesc, oldestDesc, rowsDesc, upDesc} {
 		ch <- d
 	}
 }
@@ -192,6 +195,18 @@ func (b *backlog) read(ctx context.Context) ([]prometheus.Metric, error) {
 	for _, r := range rows {
 		read = append(read, prometheus.MustNewConstMetric(entriesDesc, prometheus.GaugeValue, float64(r.Entries), r.Status, r.Queue, r.ErrorClass))
 	}
+	observed, err := b.store.Queries().CountObservedByQueue(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for _, r := range observed {
+		read = append(read, prometheus.MustNewConstMetric(observedDesc, prometheus.GaugeValue, float64(r.Entries), r.Queue))
+	}
+	stop, err := automatic.ReadStop(ctx, b.store.Queries())
+	if err != nil {
+		return nil, err
+	}
+	read = append(read, prometheus.MustNewConstMetric(stoppedDesc, prometheus.GaugeValue, truth(stop != nil)))
 	oldest, err := b.store.OldestOpen(ctx)
 	if err != nil {
 		return nil, err

@@ -5,6 +5,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"reflect"
 	"regexp"
 	"slices"
 	"strconv"
@@ -128,7 +129,17 @@ func (l *loader) checkRouting() {
 	l.checkPlan("strategies.conditional", &r.Strategies.Conditional)
 	l.checkClasses("classes", r.Classes)
 	for _, name := range slices.Sorted(maps.Keys(r.Queues)) {
-		l.checkClasses("queues."+name+".classes", r.Queues[name].Classes)
+		at := "queues." + name
+		l.checkClasses(at+".classes", r.Queues[name].Classes)
+		l.checkPlan(at+".plan", r.Queues[name].Plan)
+	}
+	for _, name := range slices.Sorted(maps.Keys(r.Kinds)) {
+		at := "kinds." + name
+		l.checkClasses(at+".classes", r.Kinds[name].Classes)
+		l.checkPlan(at+".plan", r.Kinds[name].Plan)
+	}
+	for _, class := range slices.Sorted(maps.Keys(r.Automatic.Classes)) {
+		l.checkClass("automatic.classes."+class, class)
 	}
 	for i, class := range r.SmartRetry.Classes {
 		if !slices.Contains(riverdlq.Classes(), riverdlq.Class(class)) {
@@ -140,6 +151,12 @@ func (l *loader) checkRouting() {
 	for i := range r.Rules {
 		rule := &r.Rules[i]
 		at := "rules[" + strconv.Itoa(i) + "]"
+		if slices.Contains(ReservedRules(), rule.Name) {
+			l.badf(file, at+".name", "%q is dlqd's own name for what no rule chose", rule.Name)
+		}
+		if rule.Class == "" && rule.Priority == 0 && len(rule.Tags) == 0 && rule.Assignee == "" && reflect.ValueOf(rule.Plan).IsZero() {
+			l.badf(file, at, "says nothing of what it matches: give it a class, a plan, a priority, tags or an assignee")
+		}
 		if seen[rule.Name] {
 			l.badf(file, at+".name", "%q is the name of another rule too", rule.Name)
 		}
@@ -155,15 +172,22 @@ func (l *loader) checkRouting() {
 
 func (l *loader) checkClasses(at string, classes map[string]*Plan) {
 	for _, class := range slices.Sorted(maps.Keys(classes)) {
-		if !slices.Contains(riverdlq.Classes(), riverdlq.Class(class)) {
-			l.badf("dlq-routing", at+"."+class, "is no class (there are: %s)", classNames())
-		}
+		l.checkClass(at+"."+class, class)
 		l.checkPlan(at+"."+class, classes[class])
+	}
+}
+
+func (l *loader) checkClass(at, class string) {
+	if !slices.Contains(riverdlq.Classes(), riverdlq.Class(class)) {
+		l.badf("dlq-routing", at, "is no class (there are: %s)", classNames())
 	}
 }
 
 func (l *loader) checkPlan(at string, p *Plan) {
 	const file = "dlq-routing"
+	if p == nil {
+		return
+	}
 	for i, delay := range p.Delays {
 		l.checkRange(file, at+".delays["+strconv.Itoa(i)+"]", delay, time.Millisecond, maxDelay)
 	}

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 )
 
@@ -123,6 +124,8 @@ type Routing struct {
 	Strategies Strategies               `json:"strategies" jsonschema:"description=What each strategy does where a class\\, queue or rule does not say otherwise."`
 	Classes    map[string]*Plan         `json:"classes"    jsonschema:"description=Plan of each class of errors."`
 	Queues     map[string]*QueueRouting `json:"queues"     jsonschema:"description=Exceptions for queues\\, dlqd's or an application's."`
+	Kinds      map[string]*KindRouting  `json:"kinds"      jsonschema:"description=Exceptions for kinds of messages or jobs; * stands for any text. Of several patterns that match\\, the longest counts."`
+	Automatic  Automatic                `json:"automatic"  jsonschema:"description=For what dlqd redelivers by itself. Elsewhere it observes: dead letters are judged\\, shown\\, and left."`
 	SmartRetry SmartRetry               `json:"smartRetry" jsonschema:"description=Try entries again that a deploy has probably fixed."`
 	// RedeliveriesPerSecond paces redeliveries to queues that have no destination: an application's own.
 	RedeliveriesPerSecond float64 `json:"redeliveriesPerSecond" jsonschema:"minimum=0,description=Most redeliveries a second into each queue of an application; 0 is no limit."`
@@ -132,13 +135,25 @@ type Routing struct {
 type Rule struct {
 	Name     string `json:"name"     jsonschema:"required,minLength=1,maxLength=100,description=Kept with every entry that the rule chose."`
 	Match    Match  `json:"match"    jsonschema:"required,description=All that is given must match."`
-	Class    string `json:"class"    jsonschema:"required,enum=transient,enum=rate_limited,enum=outage,enum=validation,enum=malformed,enum=unauthorized,enum=not_found,enum=business,enum=code_bug,enum=unknown,description=What kind of error it is."`
-	Plan     Plan   `json:"plan"     jsonschema:"description=What happens next\\, where it is not what the class has."`
+	Class    string `json:"class"    jsonschema:"enum=transient,enum=rate_limited,enum=outage,enum=validation,enum=malformed,enum=unauthorized,enum=not_found,enum=business,enum=code_bug,enum=unknown,description=What kind of error it is. Without a class\\, the rules that follow and the built-in table choose it."`
+	Plan     Plan   `json:"plan"     jsonschema:"description=What happens next\\, where it is not what the kind\\, queue or class has."`
 	Priority int    `json:"priority" jsonschema:"minimum=0,maximum=4,description=The entry's priority from now on: 1 is the most urgent; 0 leaves it."`
 	// Tags are added to the entry's, and are those of its redeliveries.
 	Tags     []string `json:"tags"     jsonschema:"description=Added to the entry's tags."`
 	Assignee string   `json:"assignee" jsonschema:"description=Who looks after the entry\\, if nobody does yet."`
 }
+
+// Names in place of a rule's, of entries whose strategy no rule chose.
+const (
+	// RuleBackfilled and RuleSingleAttempt are of entries that are a person's although their class is not.
+	RuleBackfilled    = "backfilled"
+	RuleSingleAttempt = "single-attempt"
+	// RuleUnparked is of entries that a person returned to the automatic path. (dlq.act_on writes it.)
+	RuleUnparked = "unparked"
+)
+
+// ReservedRules are names that no rule of a policy may have.
+func ReservedRules() []string { return []string{RuleBackfilled, RuleSingleAttempt, RuleUnparked} }
 
 // Match chooses errors. An empty field matches all.
 type Match struct {
@@ -171,8 +186,8 @@ type Strategies struct {
 	Conditional Plan `json:"conditional" jsonschema:"description=Retried when its conditions hold."`
 }
 
-// Plan is what happens to an entry. What is not given comes from the next wider place: from a rule to
-// its queue's plan for the class, to the plan of the class, to that of the strategy.
+// Plan is what happens to an entry. What is not given comes from the next wider place: from a rule to its kind's plan for
+// the class, the kind's, the queue's plan for the class, the queue's, the plan of the class, and that of the strategy.
 type Plan struct {
 	Strategy   string          `json:"strategy,omitempty"   jsonschema:"enum=immediate,enum=scheduled,enum=conditional,enum=manual"`
 	Delays     []time.Duration `json:"delays,omitempty"     jsonschema:"description=Before each redelivery\\, from the last failure; the last one repeats."`
@@ -195,9 +210,33 @@ type Conditions struct {
 
 // QueueRouting are a queue's exceptions.
 type QueueRouting struct {
+	Plan       *Plan            `json:"plan"       jsonschema:"description=What happens next\\, whatever the class."`
 	Classes    map[string]*Plan `json:"classes"    jsonschema:"description=Plans by class."`
 	MaxRetries int              `json:"maxRetries" jsonschema:"minimum=0,maximum=1000,description=Of all classes of this queue; 0 leaves it."`
 	SmartRetry *bool            `json:"smartRetry" jsonschema:"description=Overrides smartRetry.enabled."`
+}
+
+// KindRouting are the exceptions of a kind, or of several by a pattern.
+type KindRouting struct {
+	Plan       *Plan            `json:"plan"       jsonschema:"description=What happens next\\, whatever the class."`
+	Classes    map[string]*Plan `json:"classes"    jsonschema:"description=Plans by class."`
+	MaxRetries int              `json:"maxRetries" jsonschema:"minimum=0,maximum=1000,description=Of all classes of this kind; 0 leaves it."`
+}
+
+// Automatic says for what dlqd redelivers by itself. Where several switches match, one that is off wins; the one for all
+// counts where no other matches.
+type Automatic struct {
+	All     *Switch            `json:"all"     jsonschema:"description=For what no other switch matches. Without it: on where River is dlqd's own\\, off where an application owns it."`
+	Queues  map[string]*Switch `json:"queues"  jsonschema:"description=By queue."`
+	Kinds   map[string]*Switch `json:"kinds"   jsonschema:"description=By kind of message or job; * stands for any text."`
+	Classes map[string]*Switch `json:"classes" jsonschema:"description=By class of error."`
+}
+
+// Switch switches automatic redelivery on or off.
+type Switch struct {
+	Enabled bool `json:"enabled" jsonschema:"required,description=Whether matching dead letters are redelivered by themselves."`
+	// Include names what else goes: it is a person's otherwise.
+	Include []string `json:"include,omitempty" jsonschema:"enum=backfilled,enum=single-attempt,description=Dead letters that stay a person's unless they are named: backfilled\\, or of a job that had one attempt (single-attempt)."`
 }
 
 // SmartRetry tries closed and parked entries again whose cause has probably gone.
@@ -316,6 +355,40 @@ func (p *Policy) PaceOf(queue string) Pace {
 		return Pace{"destination:" + d.Name, d.RedeliveriesPerSecond}
 	}
 	return Pace{"queue:" + queue, p.Routing.RedeliveriesPerSecond}
+}
+
+// KindRouting are the exceptions of a kind: those of the longest pattern that matches it, nil where none does.
+func (p *Policy) KindRouting(kind string) *KindRouting {
+	longest, found := "", (*KindRouting)(nil)
+	for pattern, k := range p.Routing.Kinds {
+		longer := len(pattern) > len(longest) || len(pattern) == len(longest) && pattern < longest
+		if (found == nil || longer) && MatchPattern(pattern, kind) {
+			longest, found = pattern, k
+		}
+	}
+	return found
+}
+
+// MatchPattern reports whether a text matches a pattern in which * stands for any text.
+func MatchPattern(pattern, text string) bool {
+	first, rest, wild := strings.Cut(pattern, "*")
+	if !wild {
+		return pattern == text
+	}
+	text, ok := strings.CutPrefix(text, first)
+	if !ok {
+		return false
+	}
+	parts := strings.Split(rest, "*")
+	last := len(parts) - 1
+	for _, part := range parts[:last] { // each where it comes first: that leaves the most to the others
+		at := strings.Index(text, part)
+		if at < 0 {
+			return false
+		}
+		text = text[at+len(part):]
+	}
+	return strings.HasSuffix(text, parts[last])
 }
 
 // SmartRetryOn reports whether smart retry is on for a queue.

@@ -150,7 +150,16 @@ func TestLoad_bad(t *testing.T) {
 		{"dlq-routing", "strategies: {scheduled: {hours: [24]}}", "strategies.scheduled.hours[0]: is 24; must be 0 to 23"},
 		{"dlq-routing", "strategies: {immediate: {delays: [0s]}}", "strategies.immediate.delays[0]: is 0s; must be 1ms to"},
 		{"dlq-routing", "rules:\n- {name: a, match: {}, class: outage}\n- {name: a, match: {}, class: outage}", `dlq-routing.yaml:3: rules[1].name: "a" is the name of another rule too`},
-		{"dlq-routing", "rules: [{match: {}}]", "rules[0]: name and class is required"},
+		{"dlq-routing", "rules: [{match: {}}]", "rules[0]: name is required"},
+		{"dlq-routing", "rules:\n- {name: a, match: {kind: k}}", "dlq-routing.yaml:2: rules[0]: says nothing of what it matches: give it a class, a plan"},
+		{"dlq-routing", "rules: [{name: backfilled, match: {kind: k}, class: outage}]", `rules[0].name: "backfilled" is dlqd's own name`},
+		{"dlq-routing", "queues:\n  a:\n    plan: {strategy: soon}", "dlq-routing.yaml:3: queues.a.plan.strategy: is soon; must be one of immediate, scheduled, conditional, manual"},
+		{"dlq-routing", "kinds: {'report.*': {plan: {delays: [0s]}}}", "kinds.report.*.plan.delays[0]: is 0s; must be 1ms to"},
+		{"dlq-routing", "kinds: {report: {classes: {bug: {strategy: manual}}}}", "kinds.report.classes.bug: is no class (there are: transient,"},
+		{"dlq-routing", "automatic: {classes: {bug: {enabled: true}}}", "automatic.classes.bug: is no class (there are: transient,"},
+		{"dlq-routing", "automatic: {all: {}}", "automatic.all: enabled is required"},
+		{"dlq-routing", "automatic:\n  queues:\n    mailers: {enabled: true, include: [old]}", "dlq-routing.yaml:3: automatic.queues.mailers.include[0]: is old; must be one of backfilled, single-attempt"},
+		{"dlq-routing", "automatic: {kind: {}}", "automatic.kind: there is no such field (there are: all, classes, kinds, queues)"},
 		{"dlq-routing", "rules: [{name: a, match: {}, class: outage, tags: [no]}]", `rules[0].tags[0]: "no" must be 3 to 255`},
 		{"dlq-routing", "smartRetry: {classes: [bug]}", `smartRetry.classes[0]: "bug" is no class`},
 		{"retry-policy", "{}", "retry-policy.yaml is no file of a policy (there are: retry-policies,"},
@@ -239,4 +248,40 @@ func TestParseDuration(t *testing.T) {
 		_, err := policy.ParseDuration(text)
 		require.Error(t, err, text)
 	}
+}
+
+func TestMatchPattern(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct {
+		pattern string
+		yes, no []string
+	}{
+		{"report", []string{"report"}, []string{"", "reports", "a report"}},
+		{"report.*", []string{"report.", "report.daily", "report.a.b"}, []string{"report", "reports.daily"}},
+		{"*", []string{"", "a", "a\nb"}, nil},
+		{"*Declined", []string{"Declined", "CardDeclined", "Declined Declined"}, []string{"DeclinedX", "declined"}},
+		{"a*b*c", []string{"abc", "axbxc", "abbcc", "abcbc"}, []string{"ac", "acb", "ab"}},
+		{"ab*ba", []string{"abba", "abxba"}, []string{"aba"}},
+		{"a.c%_*", []string{"a.c%_", "a.c%_d"}, []string{"abc%_", "a.cd_"}},
+	} {
+		for _, text := range test.yes {
+			require.True(t, policy.MatchPattern(test.pattern, text), "%s %q", test.pattern, text)
+		}
+		for _, text := range test.no {
+			require.False(t, policy.MatchPattern(test.pattern, text), "%s %q", test.pattern, text)
+		}
+	}
+}
+
+func TestKindRouting(t *testing.T) {
+	t.Parallel()
+	p := policytest.Load(t, policytest.Files{"dlq-routing": "kinds: {'report.*': {maxRetries: 1}, 'report.daily.*': {maxRetries: 2}, '*': {maxRetries: 3}}\n" +
+		"automatic: {all: {enabled: true}, kinds: {'report.*': {enabled: true, include: [single-attempt]}}}\n"})
+	require.Equal(t, 1, p.KindRouting("report.weekly").MaxRetries)
+	require.Equal(t, 2, p.KindRouting("report.daily.eu").MaxRetries, "the longest pattern")
+	require.Equal(t, 3, p.KindRouting("mail").MaxRetries)
+	require.Nil(t, policytest.Load(t, nil).KindRouting("mail"))
+	require.Equal(t, policy.Automatic{
+		All: &policy.Switch{Enabled: true}, Kinds: map[string]*policy.Switch{"report.*": {Enabled: true, Include: []string{"single-attempt"}}},
+	}, p.Routing.Automatic)
 }

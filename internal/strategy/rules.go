@@ -40,7 +40,7 @@ type rule struct {
 // words are alternatives for one text.
 type words struct {
 	of  func(*Facts) string
-	any []*regexp.Regexp
+	any policy.Words
 }
 
 // environment is what an expression reads.
@@ -83,7 +83,7 @@ func compileRules(p *policy.Policy) ([]rule, error) {
 			{r.Match.Source, func(f *Facts) string { return f.Source }},
 		} {
 			if len(w.list) > 0 {
-				r.words = append(r.words, words{w.of, globs(w.list)})
+				r.words = append(r.words, words{w.of, w.list})
 			}
 		}
 		for _, status := range r.Match.Status {
@@ -136,20 +136,11 @@ func (b *bounds) Visit(node *ast.Node) {
 	}
 }
 
-// globs are patterns in which * stands for any text.
-func globs(list []string) []*regexp.Regexp {
-	patterns := make([]*regexp.Regexp, len(list))
-	for i, text := range list {
-		patterns[i] = regexp.MustCompile(`(?s)^` + strings.ReplaceAll(regexp.QuoteMeta(text), `\*`, `.*`) + `$`)
-	}
-	return patterns
-}
-
 // matches reports whether everything that the rule asks for holds.
 func (r *rule) matches(f *Facts, env *environment) bool {
 	for _, w := range r.words {
 		text := bounded(w.of(f))
-		if !slices.ContainsFunc(w.any, func(p *regexp.Regexp) bool { return p.MatchString(text) }) {
+		if !slices.ContainsFunc(w.any, func(pattern string) bool { return policy.MatchPattern(pattern, text) }) {
 			return false
 		}
 	}
@@ -173,9 +164,10 @@ func (r *rule) matches(f *Facts, env *environment) bool {
 
 func bounded(text string) string { return text[:min(len(text), maxMatchBytes)] }
 
-// Classify returns an error's class, the name of the rule that chose it, and that rule where it is one of the policy's:
-// those are asked first, in order, and then the built-in table.
-func (p *Planner) Classify(f Facts) (riverdlq.Class, string, *policy.Rule) {
+// Classify returns an error's class, the name of the rule that chose what happens next, and that rule where it is one of
+// the policy's: those are asked first, in order, and then the built-in table. The first rule that matches is the one; where
+// it names no class, the class comes from those that follow.
+func (p *Planner) Classify(f Facts) (class riverdlq.Class, name string, first *policy.Rule) {
 	if len(p.rules) > 0 {
 		env := environment{
 			Type: bounded(f.Type), Code: bounded(f.Code), Message: bounded(f.Message), Status: f.status(),
@@ -185,13 +177,23 @@ func (p *Planner) Classify(f Facts) (riverdlq.Class, string, *policy.Rule) {
 			_ = json.Unmarshal(f.Context, &env.Context) // what is no object stays empty
 		}
 		for i := range p.rules {
-			if r := &p.rules[i]; r.matches(&f, &env) {
-				return riverdlq.Class(r.Class), r.Name, r.Rule
+			r := &p.rules[i]
+			if first != nil && r.Class == "" || !r.matches(&f, &env) {
+				continue
+			}
+			if first == nil {
+				first = r.Rule
+			}
+			if r.Class != "" {
+				return riverdlq.Class(r.Class), first.Name, first
 			}
 		}
 	}
-	class, name := Classify(f)
-	return class, name, nil
+	class, name = Classify(f)
+	if first != nil {
+		name = first.Name
+	}
+	return class, name, first
 }
 
 // ruleNamed finds a rule of the policy.

@@ -78,22 +78,22 @@ queues:
   mails: {maxRetries: 2, classes: {transient: {strategy: scheduled, hours: [5]}}}
 `)
 	rule := p.ruleNamed("r")
-	got := p.Plan("transient", "orders", nil)
+	got := p.Plan("transient", "orders", "", nil)
 	require.Equal(t, Immediate, got.Strategy, "overlays keep what they do not name")
 	require.Equal(t, 4, got.MaxRetries)
 	require.InDelta(t, 0.5, *got.Jitter, 0)
 	require.Equal(t, []time.Duration{time.Second}, got.Delays)
-	got = p.Plan("transient", "mails", nil)
+	got = p.Plan("transient", "mails", "", nil)
 	require.Equal(t, Scheduled, got.Strategy)
 	require.Equal(t, []int{5}, got.Hours)
 	require.Equal(t, 2, got.MaxRetries)
-	require.Equal(t, 9, p.Plan("transient", "mails", rule).MaxRetries)
-	got = p.Plan("unknown", "orders", nil)
+	require.Equal(t, 9, p.Plan("transient", "mails", "", rule).MaxRetries)
+	got = p.Plan("unknown", "orders", "", nil)
 	require.InDelta(t, 50, *got.Conditions.CPUBelow, 0, "conditions are filled key by key")
 	require.InDelta(t, 85, *got.Conditions.MemoryBelow, 0)
 	require.True(t, *got.Conditions.Breaker)
 	require.Equal(t, 2, got.Conditions.Probes)
-	require.Equal(t, Manual, p.Plan("nonsense", "orders", nil).Strategy)
+	require.Equal(t, Manual, p.Plan("nonsense", "orders", "", nil).Strategy)
 }
 
 // Rules come from operators, errors from strangers: whatever an error holds, it gets a class.
@@ -173,3 +173,72 @@ func TestScheduled_properties(t *testing.T) {
 		}
 	})
 }
+
+func TestPlan_ofQueuesAndKinds(t *testing.T) {
+	t.Parallel()
+	p := ruled(t, policytest.Files{"dlq-routing": `
+queues:
+  mails: {plan: {strategy: scheduled, maxRetries: 2}, classes: {outage: {strategy: conditional}}}
+kinds:
+  "report.*": {plan: {strategy: immediate, delays: [7s]}, classes: {code_bug: {strategy: manual}}, maxRetries: 4}
+rules:
+  - {name: r, match: {kind: report.daily}, plan: {strategy: conditional}}
+`})
+	require.Equal(t, Scheduled, p.Plan("unknown", "mails", "k", nil).Strategy, "a queue's, whatever the class")
+	require.Equal(t, 2, p.Plan("unknown", "mails", "k", nil).MaxRetries)
+	require.Equal(t, Conditional, p.Plan("outage", "mails", "k", nil).Strategy, "the queue's for the class goes before")
+	got := p.Plan("outage", "mails", "report.daily", nil)
+	require.Equal(t, Immediate, got.Strategy, "a kind's goes before a queue's")
+	require.Equal(t, []time.Duration{7 * time.Second}, got.Delays)
+	require.Equal(t, 4, got.MaxRetries)
+	require.Equal(t, Manual, p.Plan("code_bug", "mails", "report.daily", nil).Strategy, "the kind's for the class goes before")
+	require.Equal(t, Conditional, p.Plan("code_bug", "mails", "report.daily", p.ruleNamed("r")).Strategy, "and a rule's before all")
+}
+
+// A rule without a class says what happens next; what the error is, those that follow say.
+func TestRules_withoutClass(t *testing.T) {
+	t.Parallel()
+	p := ruled(t, policytest.Files{"dlq-routing": `
+rules:
+  - {name: nightly, match: {kind: "report.*"}, plan: {strategy: scheduled}, tags: [night]}
+  - {name: second, match: {kind: "report.*"}, plan: {strategy: immediate}}
+  - {name: declined, match: {message: declined}, class: business, plan: {strategy: immediate}}
+`})
+	now := time.Now()
+	d := p.Decide(&Entry{Facts: Facts{Kind: "report.daily", Message: "declined"}, LastFailedAt: now}, now)
+	require.Equal(t, "business", string(d.Class))
+	require.Equal(t, "nightly", d.Rule)
+	require.Equal(t, Scheduled, d.Strategy)
+	require.Equal(t, []string{"night"}, d.Tags)
+	d = p.Decide(&Entry{Facts: Facts{Kind: "report.daily", Message: "connection refused"}, LastFailedAt: now}, now)
+	require.Equal(t, "transient", string(d.Class), "of the built-in table")
+	require.Equal(t, "nightly", d.Rule)
+	d = p.Decide(&Entry{Facts: Facts{Kind: "mail", Message: "declined"}, LastFailedAt: now}, now)
+	require.Equal(t, "declined", d.Rule)
+}
+
+// The delay of a conditional entry counts from its failure, whether or not its conditions hold then.
+func TestConditional_delayCountsWhateverHolds(t *testing.T) {
+	t.Parallel()
+	for _, unmet := range []string{"", "the machine is busy"} {
+		p, err := NewPlanner(policytest.Load(t, nil), unmetBy(unmet))
+		require.NoError(t, err)
+		now := time.Now()
+		d := p.Decide(&Entry{Facts: Facts{Class: "outage"}, LastFailedAt: now}, now)
+		require.Equal(t, Conditional, d.Strategy)
+		require.Empty(t, d.WaitingFor, unmet)
+		require.GreaterOrEqual(t, d.Next.Sub(now), time.Minute, unmet)
+		require.LessOrEqual(t, d.Next.Sub(now), 73*time.Second, unmet)
+	}
+}
+
+func ruled(t *testing.T, files policytest.Files) *Planner {
+	t.Helper()
+	p, err := NewPlanner(policytest.Load(t, files), nil)
+	require.NoError(t, err)
+	return p
+}
+
+type unmetBy string
+
+func (u unmetBy) Unmet(string, *policy.Conditions) string { return string(u) }

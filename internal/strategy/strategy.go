@@ -105,16 +105,19 @@ func NewPlanner(p *policy.Policy, conditions Conditions) (*Planner, error) {
 // Policy is the policy that the planner goes by.
 func (p *Planner) Policy() *policy.Policy { return p.policy }
 
-// Plan is what happens to an entry of a class, in a queue, that a rule chose: what the rule does not say comes from the
-// queue's plan for the class, then the class's, then the strategy's.
-func (p *Planner) Plan(class riverdlq.Class, queue string, rule *policy.Rule) policy.Plan {
+// Plan is what happens to an entry of a class, of a kind, in a queue, that a rule chose: what the rule does not say comes
+// from the kind's plan for the class, the kind's, the queue's for the class, the queue's, the class's, and the strategy's.
+func (p *Planner) Plan(class riverdlq.Class, queue, kind string, rule *policy.Rule) policy.Plan {
 	routing := &p.policy.Routing
 	var layers []*policy.Plan
 	if rule != nil {
 		layers = append(layers, &rule.Plan)
 	}
+	if k := p.policy.KindRouting(kind); k != nil {
+		layers = append(layers, k.Classes[string(class)], k.Plan, &policy.Plan{MaxRetries: k.MaxRetries})
+	}
 	if q := routing.Queues[queue]; q != nil {
-		layers = append(layers, q.Classes[string(class)], &policy.Plan{MaxRetries: q.MaxRetries})
+		layers = append(layers, q.Classes[string(class)], q.Plan, &policy.Plan{MaxRetries: q.MaxRetries})
 	}
 	layers = append(layers, routing.Classes[string(class)])
 	plan := policy.Plan{}
@@ -166,7 +169,7 @@ func fill(plan, from *policy.Plan) {
 // Decide says what happens next to an entry that was just captured, or has failed again.
 func (p *Planner) Decide(e *Entry, now time.Time) Decision {
 	class, name, rule := p.Classify(e.Facts)
-	plan := p.Plan(class, e.Queue, rule)
+	plan := p.Plan(class, e.Queue, e.Kind, rule)
 	d := Decision{
 		Class: class, Rule: name, Strategy: plan.Strategy, MaxRetries: plan.MaxRetries,
 		Fingerprint: Fingerprint(e.Type, e.Message, e.Trace),
@@ -195,7 +198,7 @@ func (p *Planner) Due(e *Entry, name string, now time.Time) Verdict {
 }
 
 func (p *Planner) planOf(e *Entry) policy.Plan {
-	return p.Plan(e.Class, e.Queue, p.ruleNamed(e.Rule))
+	return p.Plan(e.Class, e.Queue, e.Kind, p.ruleNamed(e.Rule))
 }
 
 // Unmet says what an entry that waits for its conditions still waits for; "" where they hold.
@@ -278,19 +281,12 @@ func NextHour(hours []int, zone string, now time.Time) time.Time {
 	return schedule.Next(now)
 }
 
-// conditional retries like immediate, but only while its conditions hold. An entry whose conditions do not hold waits
-// without being looked at: the worker's gates release it.
+// conditional retries like immediate, but only while its conditions hold: they are asked when the delay is over. An entry
+// whose conditions do not hold then waits without being looked at: the worker's gates release it.
 type conditional struct {
 	immediate
 
 	planner *Planner
-}
-
-func (s *conditional) First(e *Entry, plan *policy.Plan, now time.Time) (time.Time, string) {
-	if unmet := s.unmet(e, plan); unmet != "" {
-		return now.Add(waitLimit), unmet
-	}
-	return s.immediate.First(e, plan, now)
 }
 
 func (s *conditional) Due(e *Entry, plan *policy.Plan, now time.Time) Verdict {
@@ -311,12 +307,13 @@ func (s *conditional) unmet(e *Entry, plan *policy.Plan) string {
 	return ""
 }
 
-// What an entry waits for besides the time: its place in its destination's pace, an earlier entry of its ordering key, or
-// a condition, which follows the prefix.
+// What an entry waits for besides the time: that automatic redelivery is switched on for it, its place in its
+// destination's pace, an earlier entry of its ordering key, or a condition, which follows the prefix.
 const (
-	WaitsForPace    = "pace"
-	WaitsForOrder   = "order"
-	conditionPrefix = "condition: "
+	WaitsForAutomatic = "automatic"
+	WaitsForPace      = "pace"
+	WaitsForOrder     = "order"
+	conditionPrefix   = "condition: "
 )
 
 // WaitsForCondition reports whether an entry waits for a condition.

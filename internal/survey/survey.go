@@ -226,6 +226,6 @@ func (all *Failures) add(f *failure, groups map[[3]string]*Group, planner *strat
 	if f.at.After(g.Last) {
 		class, _, rule := planner.Classify(f.Facts)
 		g.Last, g.Message = f.at, f.Message
-		g.Class, g.Strategy = class, planner.Plan(class, f.Queue, rule).Strategy
+		g.Class, g.Strategy = class, planner.Plan(class, f.Queue, f.Kind, rule).Strategy
 	}
 }

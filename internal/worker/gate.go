@@ -4,12 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 
+	"github.com/dlqd/dlqd/internal/automatic"
 	"github.com/dlqd/dlqd/internal/dbsqlc"
 	"github.com/dlqd/dlqd/internal/policy"
 	"github.com/dlqd/dlqd/internal/postgres"
@@ -76,10 +78,31 @@ func (w *Worker) Gates(ctx context.Context) error {
 }
 
 func (w *Worker) conditionGate(ctx context.Context, queue string) error {
-	planner := w.config.Planner()
 	err := w.observed(ctx, func(q *dbsqlc.Queries, tx pgx.Tx, counts map[string]int) error {
+		by, err := w.judge(ctx, q)
+		if err != nil || by.switches.Stopped != nil {
+			return err
+		}
+		planner := by.planner
+		// on claims entries that may go by themselves. The others are put aside, so that they do not hold up anybody.
+		on := func(ctx context.Context, q *dbsqlc.Queries, most int) ([]dbsqlc.ClaimWaitingRow, error) {
+			rows, err := q.ClaimWaiting(ctx, dbsqlc.ClaimWaitingParams{Queue: queue, MaxEntries: int32(most)})
+			if err != nil {
+				return nil, err
+			}
+			aside, now := aside{}, w.now()
+			rows = slices.DeleteFunc(rows, func(row dbsqlc.ClaimWaitingRow) bool {
+				return aside.unlessOn(row.ID, now, by.switches.Of(waitingSwitched(&row)))
+			})
+			return rows, aside.write(ctx, q, w.actor, counts)
+		}
 		// The first entry stands for the queue: the others are asked when they are claimed.
-		rows, err := q.ClaimWaiting(ctx, dbsqlc.ClaimWaitingParams{Queue: queue, MaxEntries: 1})
+		rows, err := on(ctx, q, 1)
+		if err == nil && len(rows) == 0 {
+			if rows, err = on(ctx, q, maxRelease); len(rows) > 1 {
+				rows = rows[:1]
+			}
+		}
 		if err != nil || len(rows) == 0 {
 			return err
 		}
@@ -90,7 +113,7 @@ func (w *Worker) conditionGate(ctx context.Context, queue string) error {
 		g := &gate{
 			name: "conditions:" + queue, pace: planner.Policy().PaceOf(queue), probes: planner.Probes(first), hold: gateHold, why: "its conditions hold",
 			claim: func(ctx context.Context, q *dbsqlc.Queries, most int) ([]uuid.UUID, error) {
-				rows, err := q.ClaimWaiting(ctx, dbsqlc.ClaimWaitingParams{Queue: queue, MaxEntries: int32(most)})
+				rows, err := on(ctx, q, most)
 				var ids []uuid.UUID
 				for i := range rows {
 					if planner.Unmet(waitingEntry(&rows[i])) == "" {
@@ -102,6 +125,9 @@ func (w *Worker) conditionGate(ctx context.Context, queue string) error {
 		}
 		return w.release(ctx, q, tx, g, counts)
 	})
+	if errors.Is(err, errSwitching) {
+		return nil
+	}
 	if !postgres.IsRefusal(err) {
 		return err
 	}
@@ -110,23 +136,28 @@ func (w *Worker) conditionGate(ctx context.Context, queue string) error {
 	w.config.Logger.Error("DLQ worker: a release was refused by the database; its entries are due instead", "queue", queue, "error", err)
 	return w.observed(ctx, func(q *dbsqlc.Queries, _ pgx.Tx, counts map[string]int) error {
 		rows, err := q.ClaimWaiting(ctx, dbsqlc.ClaimWaitingParams{Queue: queue, MaxEntries: maxRelease})
-		putOff := dbsqlc.PutOffParams{Actor: w.actor}
-		for i := range rows {
-			putOff.Ids = append(putOff.Ids, rows[i].ID)
-			putOff.NextRetryAts = append(putOff.NextRetryAts, w.now())
-			putOff.WaitingFors = append(putOff.WaitingFors, "")
-			putOff.Reasons = append(putOff.Reasons, "its conditions hold; released one by one")
+		if err != nil {
+			return err
 		}
-		counts["put_off"] += len(rows)
+		aside := aside{}
+		for i := range rows {
+			aside.wait(rows[i].ID, w.now(), "", "its conditions hold; released one by one")
+		}
 		w.notify()
-		return errors.Join(err, q.PutOff(ctx, putOff))
+		return aside.write(ctx, q, w.actor, counts)
 	})
 }
 
 func waitingEntry(row *dbsqlc.ClaimWaitingRow) *strategy.Entry {
 	return &strategy.Entry{
-		Facts: strategy.Facts{Class: riverdlq.Class(value(row.ErrorClass)), Queue: row.Queue}, Rule: value(row.Rule), WaitingFor: value(row.WaitingFor),
+		Facts: strategy.Facts{Class: riverdlq.Class(value(row.ErrorClass)), Queue: row.Queue, Kind: row.Kind}, Rule: value(row.Rule), WaitingFor: value(row.WaitingFor),
 	}
+}
+
+func waitingSwitched(row *dbsqlc.ClaimWaitingRow) *automatic.Entry {
+	return switched(&dbsqlc.ClaimDueRow{
+		Queue: row.Queue, Kind: row.Kind, ErrorClass: row.ErrorClass, JobKind: row.JobKind, CapturedBy: row.CapturedBy, MaxRetries: row.MaxRetries, Rule: row.Rule,
+	})
 }
 
 // release moves a gate on by one step: probes go, their outcome is judged, and the rest follow at their pace.
@@ -185,7 +216,7 @@ func (w *Worker) follow(ctx context.Context, q *dbsqlc.Queries, tx pgx.Tx, g *ga
 	claimed := len(ids)
 	if g.pace.PerSecond > 0 && claimed > 0 {
 		place, err := q.ReservePace(ctx, dbsqlc.ReservePaceParams{
-			Name: g.pace.Name, Rate: g.pace.PerSecond, Count: int32(len(ids)), Now: now, Within: &w.config.GateInterval,
+			Name: g.pace.Name, Rate: g.pace.PerSecond, Count: int32(len(ids)), Now: now, Within: w.within(g.pace),
 		})
 		if err != nil {
 			return err

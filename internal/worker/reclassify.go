@@ -9,6 +9,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 
+	"github.com/dlqd/dlqd/internal/automatic"
 	"github.com/dlqd/dlqd/internal/dbsqlc"
 	"github.com/dlqd/dlqd/internal/deadletter"
 	"github.com/dlqd/dlqd/internal/strategy"
@@ -54,14 +55,18 @@ func Reclassify(ctx context.Context, store *deadletter.Store, planner *strategy.
 			if rows, err = q.DecidedAfter(ctx, dbsqlc.DecidedAfterParams{After: after, MaxEntries: reclassifyPage}); err != nil {
 				return err
 			}
-			now := time.Now()
+			switches, err := automatic.Read(ctx, q, planner.Policy())
+			if err != nil {
+				return err
+			}
+			by, now := judged{planner, switches}, time.Now()
 			decide := decisions{}
 			if act.Note != "" {
 				decide.params.Note = &act.Note
 			}
 			for i := range rows {
 				row := dbsqlc.ClaimDueRow(rows[i])
-				d := planner.Decide(entryWith(&row, value(row.ReportedClass)), now)
+				d := by.decide(&row, entryWith(&row, value(row.ReportedClass)), now)
 				c := change{Judgement{value(row.ErrorClass), value(row.Rule), value(row.Strategy)}, Judgement{string(d.Class), d.Rule, d.Strategy}}
 				if c.from == c.to {
 					continue

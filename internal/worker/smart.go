@@ -2,6 +2,7 @@ package worker
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math"
 	"strings"
@@ -16,6 +17,9 @@ import (
 
 // maxGroups bounds how many failure groups one look for a smart retry takes in.
 const maxGroups = 1000
+
+// maxStuckPages bounds how many entries of a group are gone by that may not go by themselves.
+const maxStuckPages = 10
 
 // smartPrefix is before a queue and a fingerprint in the name of a gate of smart retry.
 const smartPrefix = "smart:"
@@ -54,6 +58,10 @@ func (w *Worker) smartGate(ctx context.Context, queue, fingerprint string) error
 	}
 	name := smartPrefix + queue + ":" + fingerprint
 	err := w.observed(ctx, func(q *dbsqlc.Queries, tx pgx.Tx, counts map[string]int) error {
+		by, err := w.judge(ctx, q)
+		if err != nil || by.switches.Stopped != nil {
+			return err
+		}
 		since := w.now().Add(-smart.Over)
 		failed, err := q.GroupFailures(ctx, dbsqlc.GroupFailuresParams{Queue: queue, Fingerprint: fingerprint, Since: deadletter.FirstID(since)})
 		if err != nil {
@@ -78,14 +86,44 @@ func (w *Worker) smartGate(ctx context.Context, queue, fingerprint string) error
 			name: name, pace: p.PaceOf(queue), probes: smart.Probes, hold: smart.Over,
 			why: fmt.Sprintf("smart retry: of %d or more jobs of queue %s in the last %s, %d failed like this", completed+failed, queue, strings.TrimSuffix(smart.Over.String(), "0s"), failed),
 			claim: func(ctx context.Context, q *dbsqlc.Queries, most int) ([]uuid.UUID, error) {
-				return q.ClaimStuck(ctx, dbsqlc.ClaimStuckParams{Queue: queue, Fingerprint: fingerprint, Before: since, Classes: smart.Classes, Most: int32(most)})
+				return claimStuck(ctx, q, by, dbsqlc.ClaimStuckParams{Queue: queue, Fingerprint: fingerprint, Before: since, Classes: smart.Classes}, most)
 			},
 		}, counts)
 	})
+	if errors.Is(err, errSwitching) {
+		return nil
+	}
 	if postgres.IsRefusal(err) { // it stays a person's
 		w.config.Logger.Error("DLQ worker: a smart retry was refused by the database", "queue", queue, "group", fingerprint, "error", err)
 		until := w.now().Add(smart.Over)
 		err = w.config.Store.Queries().SetGate(ctx, dbsqlc.SetGateParams{Name: name, State: gateShut, Probes: []uuid.UUID{}, Now: w.now(), Until: &until})
 	}
 	return err
+}
+
+// claimStuck locks up to so many entries of a failure group that may go by themselves. Those that may not stay as they are.
+func claimStuck(ctx context.Context, q *dbsqlc.Queries, by *judged, params dbsqlc.ClaimStuckParams, most int) ([]uuid.UUID, error) {
+	var ids []uuid.UUID
+	params.Most = int32(max(most, maxRelease))
+	for range maxStuckPages {
+		rows, err := q.ClaimStuck(ctx, params)
+		if err != nil {
+			return nil, err
+		}
+		for i := range rows {
+			row := &rows[i]
+			of := switched(&dbsqlc.ClaimDueRow{Queue: row.Queue, Kind: row.Kind, ErrorClass: row.ErrorClass, JobKind: row.JobKind, CapturedBy: row.CapturedBy, MaxRetries: row.MaxRetries, Rule: row.Rule})
+			if by.switches.Of(of).On {
+				ids = append(ids, row.ID)
+			}
+			if len(ids) == most {
+				return ids, nil
+			}
+			params.After = row.ID
+		}
+		if len(rows) < int(params.Most) {
+			break
+		}
+	}
+	return ids, nil
 }

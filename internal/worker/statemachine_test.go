@@ -56,6 +56,7 @@ type modelled struct {
 	message   string // of the last error
 	undecided bool
 	waits     bool // for a condition
+	observed  bool // automatic redelivery was off for it when a worker last looked
 	parked    bool // by a person, or by a worker for a reason of its own
 	retries   int
 	most      int   // redeliveries; 0 before the first decision
@@ -74,6 +75,7 @@ type machine struct {
 	current    *atomic.Pointer[strategy.Planner]
 	conditions *switched
 	unmet      bool
+	off        bool // automatic redelivery, for this queue
 	entries    map[uuid.UUID]*modelled
 }
 
@@ -120,7 +122,7 @@ func (m *machine) capture() {
 	}
 	message := m.drawError()
 	var job int64
-	require.NoError(m.rt, m.pool.QueryRow(m.Context(), "INSERT INTO river_job (kind, args, queue, max_attempts, state) VALUES ('k', '{}', $1, 1, 'running') RETURNING id", m.queue).Scan(&job))
+	require.NoError(m.rt, m.pool.QueryRow(m.Context(), "INSERT INTO river_job (kind, args, queue, max_attempts, state) VALUES ('k', '{}', $1, 3, 'running') RETURNING id", m.queue).Scan(&job))
 	m.end(job, "discarded", message)
 	var id uuid.UUID
 	require.NoError(m.rt, m.pool.QueryRow(m.Context(), "SELECT id FROM dlq.dead_letter_open WHERE river_job_id = $1", job).Scan(&id))
@@ -131,8 +133,7 @@ func (m *machine) capture() {
 func (m *machine) decide(e *modelled) {
 	p := machinePolicies[m.policy]
 	name := p.strategies[machineErrors[e.message]]
-	e.undecided = false
-	e.waits = name == strategy.Conditional && m.unmet
+	e.undecided, e.waits, e.observed = false, false, false
 	e.status = deadletter.Pending
 	if name == strategy.Manual {
 		e.status = deadletter.Manual
@@ -146,7 +147,7 @@ func (m *machine) work() {
 	for {
 		more, err := m.worker.RunOnce(m.Context())
 		require.NoError(m.rt, err)
-		if !more && m.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_pending' AND next_retry_at <= $1", m.now) == 0 {
+		if !more && m.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_pending' AND waiting_for IS DISTINCT FROM 'automatic' AND next_retry_at <= $1", m.now) == 0 {
 			break
 		}
 	}
@@ -165,7 +166,11 @@ func (m *machine) work() {
 		actual := m.read(id)
 		switch {
 		case actual.Status == deadletter.Processing && !e.waits:
+			require.False(m.rt, m.off || e.observed, "%s was redelivered although that is off", id)
 			m.redelivered(id, e)
+		case actual.WaitingFor != nil && *actual.WaitingFor == strategy.WaitsForAutomatic:
+			require.True(m.rt, m.off || e.observed, "%s is observed", id)
+			e.waits, e.observed = false, true
 		case actual.WaitingFor != nil && strategy.WaitsForCondition(*actual.WaitingFor):
 			require.True(m.rt, e.waits || m.unmet, "%s waits for %s", id, *actual.WaitingFor)
 			e.waits = true
@@ -178,7 +183,7 @@ func (m *machine) work() {
 func (m *machine) redelivered(id uuid.UUID, e *modelled) {
 	actual := m.read(id)
 	require.NotNil(m.rt, actual.RedeliveryJobID, "%s is %s", id, actual.Status)
-	e.status, e.live, e.waits, e.undecided, e.parked = deadletter.Processing, *actual.RedeliveryJobID, false, false, false
+	e.status, e.live, e.waits, e.observed, e.undecided, e.parked = deadletter.Processing, *actual.RedeliveryJobID, false, false, false, false
 	e.retries++
 }
 
@@ -192,11 +197,35 @@ func (m *machine) read(id uuid.UUID) *deadletter.Entry {
 func (m *machine) gates() {
 	require.NoError(m.rt, m.worker.Gates(m.Context()))
 	for id, e := range m.entries {
-		if e.waits && m.read(id).Status == deadletter.Processing {
+		actual := m.read(id)
+		if e.waits && actual.WaitingFor != nil && *actual.WaitingFor == strategy.WaitsForAutomatic {
+			require.True(m.rt, m.off)
+			e.waits, e.observed = false, true
+		}
+		if e.waits && actual.Status == deadletter.Processing {
+			require.False(m.rt, m.off, "%s was released although automatic redelivery is off", id)
 			// Another policy may have no conditions for it any more.
 			conditional := machinePolicies[m.policy].strategies[machineErrors[e.message]] == strategy.Conditional
 			require.False(m.rt, m.unmet && conditional, "%s was released although its conditions do not hold", id)
 			m.redelivered(id, e)
+		}
+	}
+}
+
+// flip switches automatic redelivery for the queue.
+func (m *machine) flip() {
+	m.off = !m.off
+	m.do("SELECT dlq.set_automatic('queue', $1, $2, p_actor => 'kim')", m.queue, !m.off)
+}
+
+// release lets observed entries go, if that is on. It redelivers nothing by itself.
+func (m *machine) release() {
+	require.NoError(m.rt, m.worker.Release(m.Context()))
+	for id, e := range m.entries {
+		if e.observed {
+			actual := m.read(id)
+			require.Equal(m.rt, m.off, actual.WaitingFor != nil && *actual.WaitingFor == strategy.WaitsForAutomatic, "%s", id)
+			e.observed = m.off
 		}
 	}
 }
@@ -258,7 +287,7 @@ func (m *machine) operate() {
 		return
 	}
 	require.NoError(m.rt, err, "%s from %s", verb, e.status)
-	e.undecided, e.waits, e.parked = false, false, false
+	e.undecided, e.waits, e.observed, e.parked = false, false, false, false
 	switch verb {
 	case "replay":
 		m.redelivered(id, e)
@@ -335,7 +364,9 @@ func (m *machine) reclassify() {
 		actual, was := m.read(id), *e
 		m.decide(e)
 		e.waits = actual.WaitingFor != nil && strategy.WaitsForCondition(*actual.WaitingFor)
-		require.True(m.rt, !e.waits || was.waits || m.unmet)
+		require.True(m.rt, !e.waits || was.waits)
+		e.observed = actual.WaitingFor != nil && *actual.WaitingFor == strategy.WaitsForAutomatic
+		require.True(m.rt, !e.observed || was.observed || m.off)
 		e.most = int(actual.DLQMaxRetries)
 	}
 }
@@ -393,13 +424,14 @@ func TestStateMachine(t *testing.T) {
 		actions := map[string]func(){
 			"capture": m.capture, "work": m.work, "gates": m.gates, "outcome": m.outcome, "operate": m.operate, "riverUI": m.riverUI,
 			"lose": m.lose, "die": m.die, "reload": m.reload, "switchConditions": m.switchConditions, "reclassify": m.reclassify,
+			"flip": m.flip, "release": m.release,
 			"clock": func() {
 				b.now = b.now.Add(time.Duration(rapid.Int64Range(1, 26*60).Draw(rt, "minutes")) * time.Minute)
 			},
 		}
 		names := []string{
 			"capture", "capture", "work", "work", "work", "gates", "outcome", "outcome", "outcome", "operate", "operate", "clock", "clock",
-			"riverUI", "lose", "die", "reload", "switchConditions", "reclassify",
+			"riverUI", "lose", "die", "reload", "switchConditions", "reclassify", "flip", "release", "release",
 		}
 		for range rapid.IntRange(1, 50).Draw(rt, "steps") {
 			name := rapid.SampledFrom(names).Draw(rt, "action")

@@ -62,7 +62,7 @@ func (j *judged) reload(files policytest.Files) {
 func (j *judged) failMany(n int, queue, message string) {
 	j.Helper()
 	j.failure = message
-	j.exec(`INSERT INTO river_job (kind, args, queue, max_attempts, state) SELECT 'k', '{}', $1, 1, 'running' FROM generate_series(1, $2)`, queue, n)
+	j.exec(`INSERT INTO river_job (kind, args, queue, max_attempts, state) SELECT 'k', '{}', $1, 3, 'running' FROM generate_series(1, $2)`, queue, n)
 	j.exec(`UPDATE river_job SET state = 'discarded', finalized_at = now(), attempt = 1,
 		errors = ARRAY[jsonb_build_object('error', $1::text, 'attempt', 1, 'at', now())] WHERE state = 'running'`, message)
 }
@@ -92,6 +92,13 @@ func (j *judged) inStatus(status deadletter.Status) int {
 	return j.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE status = $1::dlq.dead_letter_status", string(status))
 }
 
+// delayOver goes to the time at which the delays of a first failure are over, and has the worker look.
+func (j *judged) delayOver() {
+	j.Helper()
+	j.now = j.now.Add(2 * time.Minute)
+	j.all()
+}
+
 const outage = "503 Service Unavailable"
 
 func TestConditional_waitsAndIsReleasedProbesFirst(t *testing.T) {
@@ -100,6 +107,10 @@ func TestConditional_waitsAndIsReleasedProbesFirst(t *testing.T) {
 	j.conditions.set("circuit breaker destination:bank is open")
 	j.failMany(40, "default", outage)
 	j.all()
+	require.Zero(t, j.count("SELECT count(*) FROM dlq.dead_letter_open WHERE waiting_for IS NOT NULL"), "its delay comes first, whatever holds")
+	j.gates()
+	require.Zero(t, j.inStatus(deadletter.Processing))
+	j.delayOver()
 	require.Equal(t, 40, j.count("SELECT count(*) FROM dlq.dead_letter_open WHERE strategy = 'conditional' AND waiting_for = 'condition: circuit breaker destination:bank is open'"))
 
 	// As long as it does not hold, nobody looks at them, and nothing is written.
@@ -119,6 +130,7 @@ func TestConditional_waitsAndIsReleasedProbesFirst(t *testing.T) {
 	j.conditions.set("circuit breaker destination:bank is open")
 	j.endRedeliveries("discarded")
 	j.all()
+	j.delayOver()
 	j.conditions.set("")
 	j.gates()
 	j.gates()
@@ -161,6 +173,7 @@ func TestConditional_nobodySlipsPastTheGate(t *testing.T) {
 	j.conditions.set("x")
 	j.failMany(20, "default", outage)
 	j.all()
+	j.delayOver()
 	j.conditions.set("")
 	j.gates()
 	j.now = j.now.Add(3 * time.Hour)
@@ -176,6 +189,7 @@ func TestConditional_oneIsRefused(t *testing.T) {
 	j.conditions.set("x")
 	j.failMany(4, "default", outage)
 	j.all()
+	j.delayOver()
 	j.exec("UPDATE dlq.dead_letter_queue SET tags = '{poison}' WHERE id = (SELECT id FROM dlq.dead_letter_open ORDER BY id DESC LIMIT 1)")
 	j.exec(`ALTER TABLE river_job ADD CONSTRAINT no_poison CHECK (NOT tags @> '{poison}')`)
 	j.conditions.set("")

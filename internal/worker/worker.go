@@ -6,17 +6,20 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/dlqd/dlqd/internal/automatic"
 	"github.com/dlqd/dlqd/internal/background"
 	"github.com/dlqd/dlqd/internal/dbsqlc"
 	"github.com/dlqd/dlqd/internal/deadletter"
@@ -92,6 +95,8 @@ type Worker struct {
 	config  Config
 	actor   string
 	batches *background.Loop
+	// published is the policy whose switches of automatic redelivery this process told SQL last.
+	published atomic.Pointer[policy.Policy]
 }
 
 // New returns a worker that does not run yet.
@@ -141,6 +146,10 @@ func (w *Worker) Loops() []*background.Loop {
 		background.New(background.Config{
 			Name: "gates", Interval: w.config.GateInterval, Timeout: gateTimeout, Patience: gateTimeout, Finish: true, OneProcess: true, Once: background.Each(w.Gates),
 			Failing: "DLQ worker: entries that wait for a condition are not released",
+		}),
+		background.New(background.Config{
+			Name: "automatic", Interval: w.config.GateInterval, Timeout: gateTimeout, Patience: gateTimeout, Finish: true, OneProcess: true, Once: background.Each(w.Release),
+			Failing: "DLQ worker: observed entries are not released where automatic is on",
 		}),
 		background.New(background.Config{
 			Name: "smart-retry", Interval: w.config.SmartInterval, Timeout: gateTimeout, Finish: true, OneProcess: true, Once: background.Each(w.SmartRetry),
@@ -195,6 +204,9 @@ func (w *Worker) untilNextDue(ctx context.Context) time.Duration {
 func (w *Worker) RunOnce(ctx context.Context) (bool, error) {
 	size := cmp.Or(w.config.BatchSize, w.config.Planner().Policy().Workers.DLQWorkers.BatchSize)
 	claimed, err := w.batch(ctx, size)
+	if errors.Is(err, errSwitching) {
+		return false, nil
+	}
 	if postgres.IsRefusal(err) && len(claimed) > 0 {
 		err = w.oneByOne(ctx, len(claimed))
 	}
@@ -253,26 +265,50 @@ func (w *Worker) batch(ctx context.Context, size int) (claimed []uuid.UUID, err 
 	return claimed, err
 }
 
-func (w *Worker) handle(ctx context.Context, q *dbsqlc.Queries, tx pgx.Tx, rows []dbsqlc.ClaimDueRow, now time.Time, counts map[string]int) (parked []Parked, err error) {
+// judged is what one look of a worker goes by.
+type judged struct {
+	planner  *strategy.Planner
+	switches *automatic.Switches
+}
+
+// errSwitching says that a switch of automatic redelivery is being changed this moment: the next look goes by it.
+var errSwitching = errors.New("automatic redelivery is being switched")
+
+// judge reads what a transaction that redelivers goes by. From then on, no switch changes before it ends.
+func (w *Worker) judge(ctx context.Context, q *dbsqlc.Queries) (*judged, error) {
+	if locked, err := q.TryLockAutomatic(ctx); err != nil || !locked {
+		return nil, cmp.Or(err, errSwitching)
+	}
 	planner := w.config.Planner()
-	decide := decisions{}
-	putOff := dbsqlc.PutOffParams{Actor: w.actor}
+	switches, err := automatic.Read(ctx, q, planner.Policy())
+	return &judged{planner, switches}, err
+}
+
+func (w *Worker) handle(ctx context.Context, q *dbsqlc.Queries, tx pgx.Tx, rows []dbsqlc.ClaimDueRow, now time.Time, counts map[string]int) (parked []Parked, err error) {
+	by, err := w.judge(ctx, q)
+	if err != nil {
+		return nil, err
+	}
+	planner := by.planner
+	decide, aside := decisions{}, aside{}
 	wait := func(row *dbsqlc.ClaimDueRow, until time.Time, waitingFor, reason string) {
-		putOff.Ids = append(putOff.Ids, row.ID)
-		putOff.NextRetryAts = append(putOff.NextRetryAts, until)
-		putOff.WaitingFors = append(putOff.WaitingFors, waitingFor)
-		putOff.Reasons = append(putOff.Reasons, reason)
-		counts["put_off"]++
+		aside.wait(row.ID, until, waitingFor, reason)
 	}
 	var due []*dbsqlc.ClaimDueRow
 	for i := range rows {
 		row := &rows[i]
 		entry := entryOf(row)
 		if row.Strategy == nil {
-			d := planner.Decide(entry, now)
+			d := by.decide(row, entry, now)
 			counts[decide.add(row.ID, &d)]++
 			if d.Strategy == strategy.Manual {
 				parked = append(parked, Parked{ID: row.ID, Queue: row.Queue, Kind: row.Kind, Class: d.Class, Rule: d.Rule, Fingerprint: d.Fingerprint})
+			}
+			continue
+		}
+		if v := by.switches.Of(switched(row)); aside.unlessOn(row.ID, value(row.NextRetryAt), v) {
+			if v.Reserved != "" {
+				parked = append(parked, Parked{ID: row.ID, Queue: row.Queue, Kind: row.Kind, Class: entry.Class, Rule: v.Reserved, Fingerprint: value(row.Fingerprint)})
 			}
 			continue
 		}
@@ -291,10 +327,8 @@ func (w *Worker) handle(ctx context.Context, q *dbsqlc.Queries, tx pgx.Tx, rows 
 	if err := decide.write(ctx, q, w.actor, planner.Policy().Version()); err != nil {
 		return nil, fmt.Errorf("decide: %w", err)
 	}
-	if len(putOff.Ids) > 0 {
-		if err := q.PutOff(ctx, putOff); err != nil {
-			return nil, fmt.Errorf("put off: %w", err)
-		}
+	if err := aside.write(ctx, q, w.actor, counts); err != nil {
+		return nil, err
 	}
 	if len(due) > 0 {
 		ids := make([]uuid.UUID, len(due))
@@ -415,11 +449,87 @@ func entryWith(row *dbsqlc.ClaimDueRow, class string) *strategy.Entry {
 	}
 }
 
-func value(s *string) string {
-	if s == nil {
-		return ""
+// switched is an entry as the switches of automatic redelivery see it, of the class that was decided.
+func switched(row *dbsqlc.ClaimDueRow) *automatic.Entry {
+	return &automatic.Entry{
+		Queue: row.Queue, Kind: row.Kind, Class: value(row.ErrorClass), JobKind: row.JobKind,
+		Backfilled: row.CapturedBy == automatic.CapturedByBackfill, SingleAttempt: row.MaxRetries == 1, Unparked: value(row.Rule) == policy.RuleUnparked,
 	}
-	return *s
+}
+
+// decide is the planner's decision, and what the switches of automatic redelivery make of it: an entry that would go by
+// itself is observed where that is off, and some are a person's.
+func (j *judged) decide(row *dbsqlc.ClaimDueRow, entry *strategy.Entry, now time.Time) strategy.Decision {
+	d := j.planner.Decide(entry, now)
+	if d.Strategy == strategy.Manual {
+		return d
+	}
+	of := switched(row)
+	of.Class, of.Unparked = string(d.Class), false
+	switch v := j.switches.Of(of); {
+	case v.Reserved != "":
+		d.Reason += ": " + v.Reason
+		d.Strategy, d.Rule, d.Next, d.WaitingFor = strategy.Manual, v.Reserved, time.Time{}, ""
+	case !v.On:
+		d.Reason += "; observed: " + v.Reason
+		d.WaitingFor = strategy.WaitsForAutomatic
+	}
+	return d
+}
+
+func value[T any](v *T) T {
+	if v == nil {
+		var none T
+		return none
+	}
+	return *v
+}
+
+// aside gathers decided entries that do not go now, and writes them in one statement for each kind of reason.
+type aside struct {
+	putOff   dbsqlc.PutOffParams
+	reserved dbsqlc.ReserveParams
+}
+
+// wait has an entry wait until a time, and for something else if that is not empty.
+func (a *aside) wait(id uuid.UUID, until time.Time, waitingFor, reason string) {
+	a.putOff.Ids = append(a.putOff.Ids, id)
+	a.putOff.NextRetryAts = append(a.putOff.NextRetryAts, until)
+	a.putOff.WaitingFors = append(a.putOff.WaitingFors, waitingFor)
+	a.putOff.Reasons = append(a.putOff.Reasons, reason)
+}
+
+// unlessOn puts an entry aside, unless it may go by itself: it is observed, or a person's. It reports whether it did.
+func (a *aside) unlessOn(id uuid.UUID, next time.Time, v automatic.Verdict) bool {
+	switch {
+	case v.Reserved != "":
+		a.reserved.Ids = append(a.reserved.Ids, id)
+		a.reserved.Rules = append(a.reserved.Rules, v.Reserved)
+		a.reserved.Reasons = append(a.reserved.Reasons, v.Reason)
+	case !v.On:
+		a.wait(id, next, strategy.WaitsForAutomatic, "observed: "+v.Reason)
+	default:
+		return false
+	}
+	return true
+}
+
+// write writes what was gathered, if anything.
+func (a *aside) write(ctx context.Context, q *dbsqlc.Queries, actor string, counts map[string]int) error {
+	a.putOff.Actor, a.reserved.Actor = actor, actor
+	if n := len(a.putOff.Ids); n > 0 {
+		if err := q.PutOff(ctx, a.putOff); err != nil {
+			return fmt.Errorf("put off: %w", err)
+		}
+		counts["put_off"] += n
+	}
+	if n := len(a.reserved.Ids); n > 0 {
+		if err := q.Reserve(ctx, a.reserved); err != nil {
+			return fmt.Errorf("park: %w", err)
+		}
+		counts["parked"] += n
+	}
+	return nil
 }
 
 // decisions are gathered, and written in one statement.

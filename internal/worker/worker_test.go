@@ -76,7 +76,7 @@ func TestWorker_isKilledAgainAndAgain(t *testing.T) {
 	pool := postgrestest.Open(t, url)
 	b := &bundle{T: t, pool: pool}
 	const n = 600
-	b.exec(`INSERT INTO river_job (kind, args, max_attempts) SELECT 'k', '{}', 1 FROM generate_series(1, $1)`, n)
+	b.exec(`INSERT INTO river_job (kind, args, max_attempts) SELECT 'k', '{}', 3 FROM generate_series(1, $1)`, n)
 	b.exec(`UPDATE river_job SET state = 'discarded', finalized_at = now(), errors = ARRAY['{"error": "timeout"}'::jsonb]`)
 	left := "SELECT count(*) FROM dlq.dead_letter_open WHERE status <> 'dlq_processing'"
 	kills := 0
@@ -138,7 +138,7 @@ func (b *bundle) count(sql string, args ...any) int {
 // fail inserts a job and has it fail with an error.
 func (b *bundle) fail(priority int, message string) {
 	b.Helper()
-	b.exec(`INSERT INTO river_job (kind, args, priority, max_attempts) VALUES ('k', '{}', $1, 1)`, priority)
+	b.exec(`INSERT INTO river_job (kind, args, priority, max_attempts) VALUES ('k', '{}', $1, 3)`, priority)
 	b.exec(`UPDATE river_job SET state = 'discarded', finalized_at = now(), attempt = 1,
 		errors = ARRAY[jsonb_build_object('error', $1::text, 'attempt', 1, 'at', now())] WHERE state = 'available'`, message)
 }
@@ -288,7 +288,7 @@ func TestWorker_manyAtOnce(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	const n = 300
-	b.exec(`INSERT INTO river_job (kind, args, max_attempts) SELECT 'k', '{}', 1 FROM generate_series(1, $1)`, n)
+	b.exec(`INSERT INTO river_job (kind, args, max_attempts) SELECT 'k', '{}', 3 FROM generate_series(1, $1)`, n)
 	b.exec(`UPDATE river_job SET state = 'discarded', finalized_at = now(), errors = ARRAY['{"error": "timeout"}'::jsonb]`)
 	drain := func() {
 		var wg sync.WaitGroup

@@ -1,0 +1,168 @@
+-- Automatic redelivery: for what it is switched on, who switched it, and what happens next to an entry.
+--
+-- The switches of people are rows of automatic_switches; those of the policy are what the last DLQ worker that loaded one
+-- published (settings, key automatic); the default for all depends on whose River this is. DLQ workers go by their own
+-- policy; what is here tells people the same.
+
+CREATE OR REPLACE VIEW dlq.automatic AS
+    WITH policy AS (
+        SELECT p.scope, coalesce(p.name, '') AS name, p.enabled, coalesce(p.include, '{}') AS include
+        FROM dlq.settings s CROSS JOIN LATERAL jsonb_to_recordset(s.value::jsonb) AS p (scope text, name text, enabled boolean, include text[])
+        WHERE s.key = 'automatic'
+    ), chosen AS (
+        SELECT w.scope, w.name, w.enabled, w.include, 'operator' AS source, w.at, w.actor, w.note FROM dlq.automatic_switches w
+        UNION ALL
+        SELECT p.scope, p.name, p.enabled, p.include, 'policy', NULL, NULL, NULL FROM policy p
+        WHERE NOT EXISTS (SELECT FROM dlq.automatic_switches w WHERE w.scope = p.scope AND w.name = p.name)
+    )
+    SELECT c.scope, c.name, c.enabled, c.include, c.source, c.at, c.actor, c.note FROM chosen c
+    UNION ALL
+    SELECT 'all', '', NOT EXISTS (SELECT FROM dlq.settings s WHERE s.key = 'river' AND s.value = 'attached'), '{}', 'default', NULL, NULL, NULL
+    WHERE NOT EXISTS (SELECT FROM chosen c WHERE c.scope = 'all');
+COMMENT ON VIEW dlq.automatic IS 'The switches of automatic redelivery that are in force, and where each comes from: operator, policy or default. A row of scope stop: nothing is redelivered by itself. Change them with dlq.set_automatic, dlq.reset_automatic, dlq.stop_automatic and dlq.resume_automatic.';
+
+CREATE OR REPLACE FUNCTION dlq.automatic_for(p_queue text, p_kind text, p_class text, p_job_kind text) RETURNS boolean
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    v_on boolean;
+BEGIN
+    SELECT CASE
+        WHEN bool_or(a.scope = 'stop') THEN false
+        WHEN bool_or(a.narrow) THEN bool_and(a.enabled) FILTER (WHERE a.narrow)
+        -- What dlqd delivers is its own, also where an application owns River: the default for all is not for it.
+        ELSE bool_or(a.enabled OR p_job_kind = 'dlqd_message' AND a.source = 'default') FILTER (WHERE a.scope = 'all')
+        END INTO v_on
+    FROM (SELECT s.scope, s.enabled, s.source,
+              s.scope = 'queue' AND s.name = p_queue OR s.scope = 'class' AND s.name = p_class
+              OR s.scope = 'kind' AND p_kind LIKE replace(replace(replace(replace(s.name, '\', '\\'), '%', '\%'), '_', '\_'), '*', '%') AS narrow
+          FROM dlq.automatic s) a;
+    RETURN v_on;
+END
+$$;
+COMMENT ON FUNCTION dlq.automatic_for IS 'Whether entries of a queue, kind and class are redelivered by themselves, by the switches of dlq.automatic. p_job_kind: River''s kind of the job.';
+
+CREATE OR REPLACE FUNCTION dlq.next_step(p_status dlq.dead_letter_status, p_strategy dlq.strategy, p_rule text, p_next_retry_at timestamptz, p_waiting_for text,
+    p_class text, p_parked_by text, p_queue text, p_kind text, p_job_kind text) RETURNS text
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    v_at  text := 'again at ' || to_char(p_next_retry_at AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI') || ' UTC'
+        || CASE WHEN p_strategy = 'conditional' THEN ', once its conditions hold,' ELSE '' END
+        || CASE WHEN p_rule = 'unparked' THEN ', as a person returned it' ELSE coalesce(' by rule ' || p_rule, '') END;
+    v_why text;
+BEGIN
+    CASE p_status
+    WHEN 'dlq_processing' THEN
+        RETURN 'is being sent again';
+    WHEN 'dlq_manual' THEN
+        RETURN 'needs a person: ' || CASE
+            WHEN p_parked_by IS NOT NULL THEN 'parked by ' || p_parked_by
+            WHEN p_rule = 'single-attempt' THEN 'its job had one attempt'
+            WHEN p_rule = 'backfilled' THEN 'its job failed before dlqd was there'
+            ELSE 'class ' || coalesce(p_class, 'unknown') || coalesce(' by rule ' || p_rule, '') END;
+    WHEN 'dlq_pending' THEN
+        SELECT 'all automatic redelivery is stopped by ' || s.actor INTO v_why FROM dlq.automatic_switches s WHERE s.scope = 'stop';
+        IF p_strategy IS NULL THEN
+            RETURN 'is judged next, by a DLQ worker' || coalesce(': ' || v_why, '');
+        ELSIF v_why IS NOT NULL THEN
+            RETURN 'would be sent ' || v_at || ': ' || v_why;
+        ELSIF NOT dlq.automatic_for(p_queue, p_kind, p_class, p_job_kind) THEN
+            RETURN 'would be sent ' || v_at || ': automatic is off';
+        END IF;
+        RETURN CASE
+            WHEN p_waiting_for = 'automatic' THEN 'will be sent ' || v_at || ': automatic was switched on'
+            WHEN p_waiting_for = 'pace' THEN 'will be sent ' || v_at || ': its place in the pace'
+            WHEN p_waiting_for = 'order' THEN 'waits for: work of its ordering key that comes before it'
+            WHEN p_waiting_for LIKE 'condition: %' THEN 'waits for: ' || substr(p_waiting_for, 12)
+            ELSE 'will be sent ' || v_at END;
+    ELSE
+        RETURN NULL;
+    END CASE;
+END
+$$;
+COMMENT ON FUNCTION dlq.next_step IS 'What happens next to an entry, in words; null for one that is closed.';
+
+CREATE OR REPLACE TRIGGER automatic_changes_append_only BEFORE UPDATE OR DELETE OR TRUNCATE ON dlq.automatic_changes
+    FOR EACH STATEMENT EXECUTE FUNCTION dlq.refuse('the audit trail is append-only');
+
+-- change_automatic makes one change. DLQ workers hold the lock, shared, from before they read the switches until they
+-- commit, so a change is in force over all processes once its transaction ends: what was decided before it is done, and
+-- nothing that is decided later has missed it. p_enabled: null to take the switch away.
+CREATE OR REPLACE FUNCTION dlq.change_automatic(p_scope text, p_name text, p_enabled boolean, p_include text[], p_actor text, p_note text) RETURNS boolean
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '5s' AS $$
+DECLARE
+    v_changed integer;
+BEGIN
+    BEGIN
+        PERFORM pg_advisory_xact_lock(hashtextextended('dlq.automatic', 0));
+    EXCEPTION WHEN lock_not_available THEN
+        RAISE EXCEPTION 'automatic redelivery: not changed, because a DLQ worker''s transaction, or another change, did not end within 5 s' USING ERRCODE = 'DLQ05',
+            HINT = 'Try again; pg_stat_activity shows transactions that hang.';
+    END;
+    IF p_enabled IS NULL THEN
+        DELETE FROM dlq.automatic_switches s WHERE s.scope = p_scope AND s.name = p_name;
+    ELSE
+        INSERT INTO dlq.automatic_switches AS s (scope, name, enabled, include, actor, note)
+        VALUES (p_scope, p_name, p_enabled, p_include, p_actor, p_note)
+        ON CONFLICT (scope, name) DO UPDATE SET enabled = excluded.enabled, include = excluded.include, at = now(), actor = excluded.actor, note = excluded.note;
+    END IF;
+    GET DIAGNOSTICS v_changed = ROW_COUNT;
+    IF v_changed > 0 THEN
+        INSERT INTO dlq.automatic_changes (scope, name, enabled, include, actor, origin, note) VALUES (p_scope, p_name, p_enabled, p_include, p_actor, dlq.origin(p_actor), p_note);
+        PERFORM dlq.wake();
+    END IF;
+    RETURN v_changed > 0;
+END
+$$;
+COMMENT ON FUNCTION dlq.change_automatic IS 'Changes one switch of automatic redelivery, or takes it away. Returns whether there was something to change.';
+
+CREATE OR REPLACE FUNCTION dlq.set_automatic(p_scope text, p_name text, p_enabled boolean, p_include text[] DEFAULT '{}',
+    p_actor text DEFAULT session_user, p_note text DEFAULT NULL) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    PERFORM dlq.check_automatic(p_scope, p_name, coalesce(p_enabled, false), p_include);
+    PERFORM dlq.change_automatic(p_scope, coalesce(p_name, ''), coalesce(p_enabled, false), p_include, p_actor, p_note);
+END
+$$;
+COMMENT ON FUNCTION dlq.set_automatic IS 'Switches automatic redelivery on or off for all, a queue, a kind (* stands for any text) or a class: dlq.set_automatic(''queue'', ''mailers'', true). p_include names what stays a person''s otherwise: backfilled, single-attempt.';
+
+CREATE OR REPLACE FUNCTION dlq.reset_automatic(p_scope text, p_name text DEFAULT '', p_actor text DEFAULT session_user, p_note text DEFAULT NULL) RETURNS boolean
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    PERFORM dlq.check_automatic(p_scope, p_name, true, '{}');
+    RETURN dlq.change_automatic(p_scope, coalesce(p_name, ''), NULL, NULL, p_actor, p_note);
+END
+$$;
+COMMENT ON FUNCTION dlq.reset_automatic IS 'Takes a person''s switch away: what the policy says, or the default, counts again. Returns false where there was none.';
+
+CREATE OR REPLACE FUNCTION dlq.check_automatic(p_scope text, p_name text, p_enabled boolean, p_include text[]) RETURNS void
+LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF p_scope IS NULL OR p_scope NOT IN ('all', 'queue', 'kind', 'class') OR (coalesce(p_name, '') = '') <> (p_scope = 'all') THEN
+        RAISE EXCEPTION 'automatic: there is no switch for % "%"', coalesce(p_scope, '(null)'), p_name USING ERRCODE = 'DLQ04',
+            HINT = 'There are all, without a name, and queue, kind and class with one.';
+    END IF;
+    IF p_scope = 'class' AND p_name NOT IN ('transient', 'rate_limited', 'outage', 'validation', 'malformed', 'unauthorized', 'not_found', 'business', 'code_bug', 'unknown') THEN
+        RAISE EXCEPTION 'automatic: there is no class "%"', p_name USING ERRCODE = 'DLQ04';
+    END IF;
+    IF p_include IS NULL OR NOT p_include <@ ARRAY['backfilled', 'single-attempt'] OR (NOT p_enabled AND p_include <> '{}') THEN
+        RAISE EXCEPTION 'automatic: include % is not possible here', p_include USING ERRCODE = 'DLQ04', HINT = 'A switch that is on may include backfilled and single-attempt.';
+    END IF;
+END
+$$;
+COMMENT ON FUNCTION dlq.check_automatic IS 'Refuses a switch that cannot be.';
+
+CREATE OR REPLACE FUNCTION dlq.stop_automatic(p_actor text DEFAULT session_user, p_note text DEFAULT NULL) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    PERFORM dlq.change_automatic('stop', '', true, '{}', p_actor, p_note);
+END
+$$;
+COMMENT ON FUNCTION dlq.stop_automatic IS 'Stops all automatic redelivery, over all processes: none is made once this is committed, until dlq.resume_automatic. What a person replays goes on.';
+
+CREATE OR REPLACE FUNCTION dlq.resume_automatic(p_actor text DEFAULT session_user, p_note text DEFAULT NULL) RETURNS boolean
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    RETURN dlq.change_automatic('stop', '', NULL, NULL, p_actor, p_note);
+END
+$$;
+COMMENT ON FUNCTION dlq.resume_automatic IS 'Lifts dlq.stop_automatic: the switches count again, and what waited follows at its pace. Returns false where nothing was stopped.';

@@ -1,0 +1,85 @@
+-- name: TryLockAutomatic :one
+-- Held by every transaction that redelivers by itself, from before it reads the switches until it commits: a change of a
+-- switch waits for it. False: a change is being made.
+SELECT pg_try_advisory_xact_lock_shared(hashtextextended('dlq.automatic', 0)) AS locked;
+
+-- name: AutomaticSwitches :many
+-- What people switched, and whose River this is: a row at least.
+SELECT (coalesce(r.value, '') = 'attached')::boolean AS attached, coalesce(s.scope, '')::text AS scope, coalesce(s.name, '')::text AS name,
+       coalesce(s.enabled, false)::boolean AS enabled, coalesce(s.include, '{}')::text[] AS include, s.at, coalesce(s.actor, '')::text AS actor, s.note
+FROM (SELECT max(t.value) AS value FROM dlq.settings t WHERE t.key = 'river') r
+LEFT JOIN dlq.automatic_switches s ON true
+ORDER BY s.scope, s.name;
+
+-- name: AutomaticStop :one
+-- Who stopped all automatic redelivery, and when; no row where nobody did.
+SELECT s.at, s.actor, s.note FROM dlq.automatic_switches s WHERE s.scope = 'stop';
+
+-- name: AutomaticChanges :many
+SELECT c.at, c.scope, c.name, c.enabled, coalesce(c.include, '{}')::text[] AS include, c.actor, c.db_user, c.origin, c.note
+FROM dlq.automatic_changes c ORDER BY c.id DESC LIMIT @most::integer;
+
+-- name: CheckAutomatic :exec
+-- Refuses a switch that cannot be.
+SELECT dlq.check_automatic(@scope::text, @name::text, @enabled::boolean, @include::text[]);
+
+-- name: SetAutomatic :exec
+SELECT dlq.set_automatic(@scope::text, @name::text, @enabled::boolean, @include::text[], @actor::text, sqlc.narg('note')::text);
+
+-- name: ResetAutomatic :one
+SELECT dlq.reset_automatic(@scope::text, @name::text, @actor::text, sqlc.narg('note')::text)::boolean AS was;
+
+-- name: StopAutomatic :exec
+SELECT dlq.stop_automatic(@actor::text, sqlc.narg('note')::text);
+
+-- name: ResumeAutomatic :one
+SELECT dlq.resume_automatic(@actor::text, sqlc.narg('note')::text)::boolean AS was;
+
+-- name: PublishAutomatic :exec
+-- Tells people who look by SQL what the policy says.
+INSERT INTO dlq.settings AS s (key, value) VALUES ('automatic', @value::text)
+ON CONFLICT (key) DO UPDATE SET value = excluded.value, updated_at = now() WHERE s.value <> excluded.value;
+
+-- name: ObservedGroups :many
+-- Groups of observed entries: one probe of the index dead_letter_open_observed for each.
+WITH RECURSIVE g AS (
+    (SELECT e.queue, e.job_kind, e.kind, e.error_class FROM dlq.dead_letter_open e
+     WHERE e.status = 'dlq_pending' AND e.waiting_for = 'automatic'
+     ORDER BY e.queue, e.job_kind, e.kind, e.error_class LIMIT 1)
+    UNION ALL
+    SELECT n.queue, n.job_kind, n.kind, n.error_class
+    FROM g CROSS JOIN LATERAL (
+        SELECT e.queue, e.job_kind, e.kind, e.error_class FROM dlq.dead_letter_open e
+        WHERE e.status = 'dlq_pending' AND e.waiting_for = 'automatic' AND (e.queue, e.job_kind, e.kind, e.error_class) > (g.queue, g.job_kind, g.kind, g.error_class)
+        ORDER BY e.queue, e.job_kind, e.kind, e.error_class LIMIT 1) n
+)
+SELECT g.queue::text AS queue, g.job_kind::text AS job_kind, g.kind::text AS kind, g.error_class::text AS error_class FROM g LIMIT @most::integer;
+
+-- name: ClaimObserved :many
+-- The most urgent and oldest observed entries of a group.
+SELECT e.id, e.next_retry_at, e.rule, e.captured_by, e.max_retries
+FROM dlq.dead_letter_open e
+WHERE e.status = 'dlq_pending' AND e.waiting_for = 'automatic'
+  AND e.queue = @queue::text AND e.job_kind = @job_kind::text AND e.kind = @kind::text AND e.error_class = @error_class::text
+ORDER BY e.priority, e.id
+LIMIT @max_entries::integer
+FOR UPDATE SKIP LOCKED;
+
+-- name: CountObserved :many
+-- Observed entries by group, and how many of them would go at once.
+SELECT e.queue, e.job_kind, e.kind, e.error_class::text AS error_class, count(*) AS entries, count(*) FILTER (WHERE e.next_retry_at <= now()) AS due
+FROM dlq.dead_letter_open e
+WHERE e.status = 'dlq_pending' AND e.waiting_for = 'automatic'
+GROUP BY e.queue, e.job_kind, e.kind, e.error_class
+ORDER BY e.queue, e.job_kind, e.kind, e.error_class;
+
+-- name: CountObservedByQueue :many
+SELECT e.queue, count(*) AS entries FROM dlq.dead_letter_open e
+WHERE e.status = 'dlq_pending' AND e.waiting_for = 'automatic' GROUP BY e.queue ORDER BY e.queue;
+
+-- name: CountReserved :many
+-- Entries that are a person's although their class is not, by group and by what keeps them.
+SELECT e.queue, e.job_kind, e.kind, coalesce(e.error_class, '')::text AS error_class, e.captured_by, (e.max_retries = 1)::boolean AS single_attempt, count(*) AS entries
+FROM dlq.dead_letter_open e
+WHERE e.status = 'dlq_manual' AND e.parked_by IS NULL AND e.rule IN ('backfilled', 'single-attempt')
+GROUP BY 1, 2, 3, 4, 5, 6 ORDER BY 1, 2, 3, 4, 5, 6;

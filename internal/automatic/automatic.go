@@ -1,0 +1,248 @@
+// Package automatic says which dead letters dlqd redelivers by itself, and which it only observes: by the switches of the
+// policy, those that people set, and whose River it is.
+package automatic
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/dlqd/dlqd/internal/dbsqlc"
+	"github.com/dlqd/dlqd/internal/message"
+	"github.com/dlqd/dlqd/internal/policy"
+)
+
+// What a switch is for.
+const (
+	ScopeAll   = "all"
+	ScopeQueue = "queue"
+	ScopeKind  = "kind"
+	ScopeClass = "class"
+	// ScopeStop is of the switch that stops all automatic redelivery.
+	ScopeStop = "stop"
+)
+
+// Where a switch comes from.
+const (
+	FromDefault  = "default"
+	FromPolicy   = "policy"
+	FromOperator = "operator"
+)
+
+// CapturedByBackfill is dead_letter_queue.captured_by of an entry whose job failed before capture was there.
+const CapturedByBackfill = "backfill"
+
+// Switch is one switch that is in force.
+type Switch struct {
+	Scope   string     `json:"scope" enum:"all,queue,kind,class" doc:"What it is for: all dead letters, a queue, a kind or a class."`
+	Name    string     `json:"name,omitempty" doc:"Name of the queue or class, or pattern of the kind; absent for all." example:"mailers"`
+	Enabled bool       `json:"enabled" doc:"Whether matching dead letters are redelivered by themselves."`
+	Include []string   `json:"include,omitempty" enum:"backfilled,single-attempt" doc:"What it names besides: dead letters that stay a person's otherwise."`
+	Source  string     `json:"source,omitempty" enum:"default,policy,operator" doc:"Where it comes from."`
+	At      *time.Time `json:"at,omitempty" doc:"When an operator switched it."`
+	Actor   string     `json:"actor,omitempty" doc:"Who did."`
+	Note    string     `json:"note,omitempty" doc:"Why."`
+}
+
+// String is the switch as a person says it: queue mailers.
+func (s *Switch) String() string { return strings.TrimSpace(s.Scope + " " + s.Name) }
+
+// Stop says who stopped all automatic redelivery.
+type Stop struct {
+	At    time.Time `json:"at" doc:"When."`
+	Actor string    `json:"actor" doc:"Who."`
+	Note  string    `json:"note,omitempty" doc:"Why."`
+}
+
+// String says it on one line.
+func (s *Stop) String() string {
+	text := "all automatic redelivery was stopped by " + s.Actor + " at " + s.At.UTC().Format("2006-01-02 15:04 UTC")
+	if s.Note != "" {
+		text += " (" + s.Note + ")"
+	}
+	return text + "; dlqd automatic resume lifts that"
+}
+
+// Switches are those in force.
+type Switches struct {
+	// Stopped is nil unless all automatic redelivery is stopped.
+	Stopped *Stop
+	// Attached says that an application owns River: what no switch matches is observed.
+	Attached bool
+	list     []Switch // by scope and name
+}
+
+// Entry is what switches know of a dead letter.
+type Entry struct {
+	Queue, Kind, Class string
+	JobKind            string // River's kind of the job
+	Backfilled         bool   // its job failed before capture was there
+	SingleAttempt      bool   // its job was allowed one attempt
+	Unparked           bool   // a person returned it to the automatic path
+}
+
+// Verdict is what the switches say of a dead letter.
+type Verdict struct {
+	On bool
+	// Reserved is set where it is a person's, on or off: the rule that says so, policy.RuleBackfilled or
+	// policy.RuleSingleAttempt.
+	Reserved string
+	Reason   string
+}
+
+// Read reads the switches in force.
+func Read(ctx context.Context, q *dbsqlc.Queries, p *policy.Policy) (*Switches, error) {
+	rows, err := q.AutomaticSwitches(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("automatic switches: %w", err)
+	}
+	return InForce(p, rows), nil
+}
+
+// InForce are the switches of a policy, with those that people set in their place.
+func InForce(p *policy.Policy, rows []dbsqlc.AutomaticSwitchesRow) *Switches {
+	s := &Switches{}
+	for i := range rows {
+		row := &rows[i]
+		s.Attached = row.Attached
+		note := ""
+		if row.Note != nil {
+			note = *row.Note
+		}
+		switch row.Scope {
+		case "": // nobody switched anything
+		case ScopeStop:
+			s.Stopped = &Stop{At: *row.At, Actor: row.Actor, Note: note}
+		default:
+			s.list = append(s.list, Switch{Scope: row.Scope, Name: row.Name, Enabled: row.Enabled, Include: row.Include, Source: FromOperator, At: row.At, Actor: row.Actor, Note: note})
+		}
+	}
+	s.complete(p)
+	return s
+}
+
+// complete adds the switches of the policy, and the default, where no person's is in their place.
+func (s *Switches) complete(p *policy.Policy) {
+	for _, one := range append(ofPolicy(p), Switch{Scope: ScopeAll, Enabled: !s.Attached, Source: FromDefault}) {
+		if !slices.ContainsFunc(s.list, func(o Switch) bool { return o.Scope == one.Scope && o.Name == one.Name }) {
+			s.list = append(s.list, one)
+		}
+	}
+	slices.SortFunc(s.list, func(a, b Switch) int { return strings.Compare(a.Scope+" "+a.Name, b.Scope+" "+b.Name) })
+}
+
+// ofPolicy are the switches of a policy.
+func ofPolicy(p *policy.Policy) []Switch {
+	a := &p.Routing.Automatic
+	var list []Switch
+	for _, m := range []struct {
+		scope    string
+		switches map[string]*policy.Switch
+	}{{ScopeQueue, a.Queues}, {ScopeKind, a.Kinds}, {ScopeClass, a.Classes}} {
+		for _, name := range slices.Sorted(maps.Keys(m.switches)) {
+			list = append(list, Switch{Scope: m.scope, Name: name, Enabled: m.switches[name].Enabled, Include: m.switches[name].Include, Source: FromPolicy})
+		}
+	}
+	if a.All != nil {
+		list = append(list, Switch{Scope: ScopeAll, Enabled: a.All.Enabled, Include: a.All.Include, Source: FromPolicy})
+	}
+	return list
+}
+
+// Publish tells people who look by SQL what the policy says.
+func Publish(ctx context.Context, q *dbsqlc.Queries, p *policy.Policy) error {
+	raw, err := json.Marshal(append([]Switch{}, ofPolicy(p)...))
+	if err != nil {
+		return err
+	}
+	return q.PublishAutomatic(ctx, string(raw))
+}
+
+// ReadStop says who stopped all automatic redelivery, nil where nobody did.
+func ReadStop(ctx context.Context, q *dbsqlc.Queries) (*Stop, error) {
+	row, err := q.AutomaticStop(ctx)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return nil, nil //nolint:nilnil // nobody did
+	}
+	if err != nil {
+		return nil, err
+	}
+	stop := &Stop{At: row.At, Actor: row.Actor}
+	if row.Note != nil {
+		stop.Note = *row.Note
+	}
+	return stop, nil
+}
+
+// List are all switches in force, by scope and name.
+func (s *Switches) List() []Switch { return slices.Clone(s.list) }
+
+// matches reports whether a switch other than the one for all is for an entry.
+func (s *Switch) matches(e *Entry) bool {
+	switch s.Scope {
+	case ScopeQueue:
+		return s.Name == e.Queue
+	case ScopeKind:
+		return policy.MatchPattern(s.Name, e.Kind)
+	case ScopeClass:
+		return s.Name == e.Class
+	}
+	return false
+}
+
+// Of says whether an entry is redelivered by itself.
+//
+// An application's job that was backfilled, or was allowed one attempt, is a person's, unless a switch that is on and
+// matches it names that. Of the switches for a queue, kind or class that match, one that is off wins; where none matches,
+// the one for all counts. Messages that dlqd itself delivers are its own: neither the first, nor the default of a River
+// that an application owns, is for them. (dlq.automatic_for says the same of on and off.)
+func (s *Switches) Of(e *Entry) Verdict {
+	own := e.JobKind == message.JobKind
+	if rule := s.reserved(e); rule != "" && !own && !e.Unparked {
+		reason := "its job had one attempt: whether it may run twice is a person's decision"
+		if rule == policy.RuleBackfilled {
+			reason = "its job failed before dlqd was there: whether it is still wanted is a person's decision"
+		}
+		return Verdict{Reserved: rule, Reason: reason}
+	}
+	if s.Stopped != nil {
+		return Verdict{Reason: "all automatic redelivery is stopped by " + s.Stopped.Actor}
+	}
+	var on *Switch
+	for i := range s.list {
+		one := &s.list[i]
+		switch {
+		case one.matches(e) && !one.Enabled:
+			return Verdict{Reason: "automatic is off for " + one.String()}
+		case one.matches(e), one.Scope == ScopeAll && on == nil:
+			on = one
+		}
+	}
+	if !on.Enabled && !(own && on.Source == FromDefault) {
+		return Verdict{Reason: "automatic is off"}
+	}
+	return Verdict{On: true, Reason: "automatic is on"}
+}
+
+// reserved names the rule by which an entry is a person's, "" where switches include it.
+func (s *Switches) reserved(e *Entry) string {
+	included := func(name string) bool {
+		return slices.ContainsFunc(s.list, func(o Switch) bool {
+			return o.Enabled && (o.Scope == ScopeAll || o.matches(e)) && slices.Contains(o.Include, name)
+		})
+	}
+	switch {
+	case e.Backfilled && !included(policy.RuleBackfilled):
+		return policy.RuleBackfilled
+	case e.SingleAttempt && !included(policy.RuleSingleAttempt):
+		return policy.RuleSingleAttempt
+	}
+	return ""
+}

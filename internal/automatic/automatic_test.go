@@ -1,0 +1,169 @@
+package automatic_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/dlqd/dlqd/internal/automatic"
+	"github.com/dlqd/dlqd/internal/dbsqlc"
+	"github.com/dlqd/dlqd/internal/message"
+	"github.com/dlqd/dlqd/internal/policy/policytest"
+	"github.com/dlqd/dlqd/internal/postgres"
+	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
+)
+
+func TestMain(m *testing.M) { postgrestest.Main(m) }
+
+// set is a switch that a person sets: dlq.set_automatic.
+type set struct {
+	scope, name string
+	enabled     bool
+	include     []string
+}
+
+var (
+	job = automatic.Entry{Queue: "mails", Kind: "report.daily", Class: "transient", JobKind: "report.daily"}
+	own = automatic.Entry{Queue: "mails", Kind: "report.daily", Class: "transient", JobKind: message.JobKind}
+)
+
+func with(e automatic.Entry, change func(*automatic.Entry)) automatic.Entry {
+	change(&e)
+	return e
+}
+
+// The table of what is redelivered by itself. Each line is asked of Go, which workers go by, and of SQL, which tells people.
+func TestSwitches(t *testing.T) {
+	t.Parallel()
+	single := with(job, func(e *automatic.Entry) { e.SingleAttempt = true })
+	old := with(job, func(e *automatic.Entry) { e.Backfilled = true })
+	both := with(old, func(e *automatic.Entry) { e.SingleAttempt = true })
+	pool := postgrestest.Pool(t)
+	for _, test := range []struct {
+		name     string
+		attached bool
+		policy   string
+		sets     []set
+		stopped  bool
+		entry    automatic.Entry
+		on       bool
+		reserved string
+	}{
+		{name: "dlqd's own River", entry: job, on: true},
+		{name: "an application's", attached: true, entry: job},
+		{name: "a message on it", attached: true, entry: own, on: true},
+		{name: "switched on for all", attached: true, sets: []set{{"all", "", true, nil}}, entry: job, on: true},
+		{name: "for its queue", attached: true, sets: []set{{"queue", "mails", true, nil}}, entry: job, on: true},
+		{name: "for another queue", attached: true, sets: []set{{"queue", "mail", true, nil}}, entry: job},
+		{name: "for its kind", attached: true, sets: []set{{"kind", "report.*", true, nil}}, entry: job, on: true},
+		{name: "for another kind", attached: true, sets: []set{{"kind", "report_*", true, nil}}, entry: job},
+		{name: "for its class", attached: true, sets: []set{{"class", "transient", true, nil}}, entry: job, on: true},
+		{name: "off wins", attached: true, sets: []set{{"queue", "mails", true, nil}, {"class", "transient", false, nil}}, entry: job},
+		{name: "off wins over all", sets: []set{{"all", "", true, nil}, {"kind", "*daily", false, nil}}, entry: job},
+		{name: "off for all, on for its queue", sets: []set{{"all", "", false, nil}, {"queue", "mails", true, nil}}, entry: job, on: true},
+		{name: "off for all, by a person", sets: []set{{"all", "", false, nil}}, entry: own},
+		{name: "off for its queue", attached: true, sets: []set{{"queue", "mails", false, nil}}, entry: own},
+		{name: "by policy", attached: true, policy: "queues: {mails: {enabled: true}}", entry: job, on: true},
+		{name: "a person's word goes before", attached: true, policy: "queues: {mails: {enabled: true}}", sets: []set{{"queue", "mails", false, nil}}, entry: job},
+		{name: "on by policy, a class off by a person", policy: "all: {enabled: true}", sets: []set{{"class", "transient", false, nil}}, entry: job},
+		{name: "policy off", policy: "all: {enabled: false}", entry: own},
+		{name: "stopped", sets: []set{{"queue", "mails", true, nil}}, stopped: true, entry: job},
+		{name: "stopped, a message", stopped: true, entry: own},
+		{name: "one attempt", entry: single, on: true, reserved: "single-attempt"},
+		{name: "one attempt, named", sets: []set{{"all", "", true, []string{"single-attempt"}}}, entry: single, on: true},
+		{name: "one attempt, named elsewhere", sets: []set{{"queue", "mail", true, []string{"single-attempt"}}}, entry: single, on: true, reserved: "single-attempt"},
+		{name: "one attempt, the other is named", policy: "all: {enabled: true, include: [backfilled]}", entry: single, on: true, reserved: "single-attempt"},
+		{name: "one attempt, returned by a person", entry: with(single, func(e *automatic.Entry) { e.Unparked = true }), on: true},
+		{name: "one attempt of a message", entry: with(own, func(e *automatic.Entry) { e.SingleAttempt = true }), on: true},
+		{name: "backfilled", attached: true, entry: old, reserved: "backfilled"},
+		{name: "backfilled, named by policy", attached: true, policy: "kinds: {'report.*': {enabled: true, include: [backfilled]}}", entry: old, on: true},
+		{name: "both, one is named", sets: []set{{"kind", "report.*", true, []string{"backfilled"}}}, entry: both, on: true, reserved: "single-attempt"},
+		{name: "both are named, by two switches", policy: "all: {enabled: true, include: [backfilled]}", sets: []set{{"queue", "mails", true, []string{"single-attempt"}}}, entry: both, on: true},
+		{name: "named, and off by another", policy: "all: {enabled: true, include: [backfilled]}", sets: []set{{"queue", "mails", false, nil}}, entry: old},
+	} {
+		tx, err := pool.Begin(t.Context())
+		require.NoError(t, err)
+		q := dbsqlc.New(postgres.DefaultSchemas().Rendered(tx))
+		files := policytest.Files{}
+		if test.policy != "" {
+			files["dlq-routing"] = "automatic: {" + test.policy + "}\n"
+		}
+		p := policytest.Load(t, files)
+		if test.attached {
+			_, err := tx.Exec(t.Context(), "UPDATE dlq.settings SET value = 'attached' WHERE key = 'river'")
+			require.NoError(t, err)
+		}
+		for _, s := range test.sets {
+			require.NoError(t, q.SetAutomatic(t.Context(), dbsqlc.SetAutomaticParams{Scope: s.scope, Name: s.name, Enabled: s.enabled, Include: append([]string{}, s.include...), Actor: "kim"}), test.name)
+		}
+		if test.stopped {
+			require.NoError(t, q.StopAutomatic(t.Context(), dbsqlc.StopAutomaticParams{Actor: "kim"}))
+		}
+		require.NoError(t, automatic.Publish(t.Context(), q, p))
+
+		switches, err := automatic.Read(t.Context(), q, p)
+		require.NoError(t, err)
+		require.Equal(t, test.stopped, switches.Stopped != nil, test.name)
+		verdict := switches.Of(&test.entry)
+		require.Equal(t, test.reserved, verdict.Reserved, test.name)
+		require.Equal(t, test.on && test.reserved == "", verdict.On, test.name)
+		require.NotEmpty(t, verdict.Reason, test.name)
+		var bySQL bool
+		require.NoError(t, tx.QueryRow(t.Context(), "SELECT dlq.automatic_for($1, $2, $3, $4)", test.entry.Queue, test.entry.Kind, test.entry.Class, test.entry.JobKind).Scan(&bySQL))
+		require.Equal(t, test.on, bySQL, "%s: SQL knows nothing of what is a person's", test.name)
+		require.NoError(t, tx.Rollback(t.Context()))
+	}
+}
+
+// What people change is a row of the audit trail, and what cannot be is refused.
+func TestSwitches_bySQL(t *testing.T) {
+	t.Parallel()
+	pool := postgrestest.Pool(t)
+	text := func(sql string) (text string) {
+		require.NoError(t, pool.QueryRow(t.Context(), sql).Scan(&text), sql)
+		return text
+	}
+	for _, sql := range []string{
+		"SELECT dlq.set_automatic('queue', 'mails', true, '{single-attempt}', 'kim', 'tried it')", "SELECT dlq.set_automatic('queue', 'mails', false, p_actor => 'ada')",
+		"SELECT dlq.reset_automatic('queue', 'mails', 'kim')", "SELECT dlq.reset_automatic('queue', 'mails', 'kim')", "SELECT dlq.stop_automatic('kim', 'a release')", "SELECT dlq.resume_automatic('kim')",
+	} {
+		_, err := pool.Exec(t.Context(), sql)
+		require.NoError(t, err, sql)
+	}
+	require.Equal(t, "queue mails true {single-attempt} kim tried it|queue mails false {} ada -|queue mails - - kim -|stop  true {} kim a release|stop  - - kim -",
+		text(`SELECT string_agg(concat_ws(' ', scope, name, coalesce(enabled::text, '-'), coalesce(include::text, '-'), actor, coalesce(note, '-')), '|' ORDER BY id) FROM dlq.automatic_changes`))
+	require.Equal(t, "0", text("SELECT count(*)::text FROM dlq.automatic_changes WHERE origin IS NULL OR db_user IS NULL"))
+	require.Equal(t, "all  t default", text("SELECT string_agg(concat_ws(' ', scope, name, enabled, source), '|') FROM dlq.automatic"))
+	for sql, says := range map[string]string{
+		"SELECT dlq.set_automatic('topic', 'x', true)":                  `there is no switch for topic "x"`,
+		"SELECT dlq.set_automatic('all', 'x', true)":                    `there is no switch for all "x"`,
+		"SELECT dlq.set_automatic('queue', '', true)":                   `there is no switch for queue`,
+		"SELECT dlq.set_automatic('class', 'bug', true)":                `there is no class "bug"`,
+		"SELECT dlq.set_automatic('queue', 'x', true, '{old}')":         "include {old} is not possible",
+		"SELECT dlq.set_automatic('queue', 'x', false, '{backfilled}')": "include {backfilled} is not possible",
+		"SELECT dlq.reset_automatic('stop', '')":                        "there is no switch for stop",
+		"UPDATE dlq.automatic_changes SET actor = 'nobody'":             "append-only",
+		"DELETE FROM dlq.automatic_changes":                             "append-only",
+	} {
+		_, err := pool.Exec(t.Context(), sql)
+		require.ErrorContains(t, err, says, sql)
+	}
+}
+
+// A change waits for transactions that redeliver by the switches as they were, and says so where one does not end.
+func TestSwitches_changeIsBounded(t *testing.T) {
+	t.Parallel()
+	pool := postgrestest.Pool(t)
+	tx, err := pool.Begin(t.Context())
+	require.NoError(t, err)
+	defer func() { _ = tx.Rollback(t.Context()) }()
+	locked, err := dbsqlc.New(postgres.DefaultSchemas().Rendered(tx)).TryLockAutomatic(t.Context())
+	require.NoError(t, err)
+	require.True(t, locked)
+	start := time.Now()
+	_, err = pool.Exec(t.Context(), "SELECT dlq.stop_automatic('kim')")
+	require.ErrorContains(t, err, "did not end within 5 s")
+	require.ErrorContains(t, err, "DLQ05")
+	require.GreaterOrEqual(t, time.Since(start), 5*time.Second)
+}

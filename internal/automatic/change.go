@@ -1,0 +1,216 @@
+package automatic
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/dlqd/dlqd/internal/dbsqlc"
+	"github.com/dlqd/dlqd/internal/policy"
+)
+
+// maxChanges is how many of the last changes a status has.
+const maxChanges = 20
+
+// Group are observed entries that are alike to the switches.
+type Group struct {
+	Queue      string `json:"queue" doc:"Their queue."`
+	Kind       string `json:"kind" doc:"Their kind."`
+	ErrorClass string `json:"errorClass" doc:"Their class."`
+	Entries    int64  `json:"entries" doc:"How many."`
+	Due        int64  `json:"due" doc:"How many of them would go at once; the others are due later."`
+	On         bool   `json:"on" doc:"They are about to go: automatic redelivery is on for them."`
+}
+
+// Change is a row of the audit trail of the switches.
+type Change struct {
+	At      time.Time `json:"at" doc:"When."`
+	Scope   string    `json:"scope" enum:"stop,all,queue,kind,class" doc:"What the switch is for; stop: all automatic redelivery was stopped, or went on."`
+	Name    string    `json:"name,omitempty" doc:"Name of the queue or class, or pattern of the kind."`
+	Enabled *bool     `json:"enabled,omitempty" doc:"What it was switched to; absent where the switch was taken away."`
+	Include []string  `json:"include,omitempty" doc:"What it named besides."`
+	Actor   string    `json:"actor" doc:"Who changed it."`
+	DBUser  string    `json:"dbUser" doc:"Database user of the session."`
+	Origin  *string   `json:"origin,omitempty" doc:"From where."`
+	Note    *string   `json:"note,omitempty" doc:"Why."`
+}
+
+// Status is where automatic redelivery stands.
+type Status struct {
+	Stopped  *Stop    `json:"stopped,omitempty" doc:"Who stopped all automatic redelivery; absent where nobody did."`
+	Attached bool     `json:"attached" doc:"River belongs to an application: what no switch is for is observed."`
+	Switches []Switch `json:"switches" doc:"The switches in force, by scope and name. Of those that match, one that is off wins; the one for all counts where no other matches."`
+	Observed []Group  `json:"observed" doc:"Dead letters that are judged and not redelivered by themselves, by queue, kind and class."`
+	Changes  []Change `json:"changes" doc:"The last changes that people made, the newest first."`
+}
+
+// ReadStatus reads where automatic redelivery stands. Its cost grows with the number of observed entries.
+func ReadStatus(ctx context.Context, q *dbsqlc.Queries, p *policy.Policy) (*Status, error) {
+	switches, err := Read(ctx, q, p)
+	if err != nil {
+		return nil, err
+	}
+	rows, err := q.CountObserved(ctx)
+	if err != nil {
+		return nil, err
+	}
+	changes, err := q.AutomaticChanges(ctx, maxChanges)
+	if err != nil {
+		return nil, err
+	}
+	status := &Status{Stopped: switches.Stopped, Attached: switches.Attached, Switches: switches.List(), Observed: []Group{}, Changes: []Change{}}
+	for i := range rows {
+		r := &rows[i]
+		on := switches.Of(&Entry{Queue: r.Queue, Kind: r.Kind, Class: r.ErrorClass, JobKind: r.JobKind}).On
+		status.Observed = append(status.Observed, Group{Queue: r.Queue, Kind: r.Kind, ErrorClass: r.ErrorClass, Entries: r.Entries, Due: r.Due, On: on})
+	}
+	for _, c := range changes {
+		status.Changes = append(status.Changes, Change{At: c.At, Scope: c.Scope, Name: c.Name, Enabled: c.Enabled, Include: c.Include, Actor: c.Actor, DBUser: c.DbUser, Origin: c.Origin, Note: c.Note})
+	}
+	return status, nil
+}
+
+// Going are observed entries that a change lets go.
+type Going struct {
+	Group
+
+	PerSecond float64    `json:"perSecond" doc:"The pace of their queue; 0 is no limit."`
+	Until     *time.Time `json:"until,omitempty" doc:"When those that go at once are gone, at that pace; absent where none goes at once."`
+}
+
+// Staying are entries that a change leaves where they are.
+type Staying struct {
+	Queue      string `json:"queue" doc:"Their queue."`
+	Kind       string `json:"kind" doc:"Their kind."`
+	ErrorClass string `json:"errorClass" doc:"Their class."`
+	Entries    int64  `json:"entries" doc:"How many."`
+	Why        string `json:"why" doc:"What keeps them."`
+}
+
+// Preview is what a change of the switches does to the entries that there are.
+type Preview struct {
+	Goes  []Going   `json:"goes" doc:"Observed dead letters that go, by queue, kind and class."`
+	Stays []Staying `json:"stays" doc:"Those that stay: observed, or a person's because they were backfilled or their job had one attempt."`
+}
+
+// With are the switches after a change. A nil enabled takes the switch away, so that the policy's or the default counts.
+func (s *Switches) With(p *policy.Policy, scope, name string, enabled *bool, include []string) *Switches {
+	next := &Switches{Stopped: s.Stopped, Attached: s.Attached}
+	if scope == ScopeStop {
+		next.Stopped = nil
+		if enabled != nil {
+			next.Stopped = &Stop{}
+		}
+		next.list = s.List()
+		return next
+	}
+	if enabled != nil {
+		next.list = append(next.list, Switch{Scope: scope, Name: name, Enabled: *enabled, Include: include, Source: FromOperator})
+	}
+	for _, one := range s.list {
+		if one.Source == FromOperator && !(one.Scope == scope && one.Name == name) {
+			next.list = append(next.list, one)
+		}
+	}
+	next.complete(p)
+	return next
+}
+
+// Preview says what becomes of the entries that there are, once these switches are in force.
+func (s *Switches) Preview(ctx context.Context, q *dbsqlc.Queries, p *policy.Policy, now time.Time) (*Preview, error) {
+	preview := &Preview{Goes: []Going{}, Stays: []Staying{}}
+	observed, err := q.CountObserved(ctx)
+	if err != nil {
+		return nil, err
+	}
+	free := map[string]time.Time{} // when each pace has let its entries through
+	for i := range observed {
+		r := &observed[i]
+		v := s.Of(&Entry{Queue: r.Queue, Kind: r.Kind, Class: r.ErrorClass, JobKind: r.JobKind})
+		if !v.On {
+			preview.Stays = append(preview.Stays, Staying{Queue: r.Queue, Kind: r.Kind, ErrorClass: r.ErrorClass, Entries: r.Entries, Why: v.Reason})
+			continue
+		}
+		pace := p.PaceOf(r.Queue)
+		going := Going{Group: Group{Queue: r.Queue, Kind: r.Kind, ErrorClass: r.ErrorClass, Entries: r.Entries, Due: r.Due, On: true}, PerSecond: pace.PerSecond}
+		if r.Due > 0 {
+			until := now
+			if pace.PerSecond > 0 {
+				if at, ok := free[pace.Name]; ok {
+					until = at
+				}
+				until = until.Add(time.Duration(float64(r.Due) / pace.PerSecond * float64(time.Second)))
+				free[pace.Name] = until
+			}
+			going.Until = &until
+		}
+		preview.Goes = append(preview.Goes, going)
+	}
+	reserved, err := q.CountReserved(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for i := range reserved {
+		r := &reserved[i]
+		e := Entry{Queue: r.Queue, Kind: r.Kind, Class: r.ErrorClass, JobKind: r.JobKind, Backfilled: r.CapturedBy == CapturedByBackfill, SingleAttempt: r.SingleAttempt}
+		v := s.Of(&e)
+		why := v.Reason
+		if v.Reserved == "" {
+			why = "named from now on: dlqd reclassify takes those along that were parked before"
+		}
+		preview.Stays = append(preview.Stays, Staying{Queue: r.Queue, Kind: r.Kind, ErrorClass: r.ErrorClass, Entries: r.Entries, Why: why})
+	}
+	return preview, nil
+}
+
+// Check refuses a change that cannot be.
+func Check(ctx context.Context, q *dbsqlc.Queries, scope, name string, enabled *bool, include []string) error {
+	if scope == ScopeStop {
+		return nil
+	}
+	return q.CheckAutomatic(ctx, dbsqlc.CheckAutomaticParams{Scope: scope, Name: name, Enabled: enabled == nil || *enabled, Include: slices.Concat([]string{}, include)})
+}
+
+// Make makes a change: of the switch for all, a queue, a kind or a class, or of scope stop. A nil enabled takes it away.
+// It is in force over all processes when this returns.
+func Make(ctx context.Context, q *dbsqlc.Queries, scope, name string, enabled *bool, include []string, actor string, note *string) error {
+	var err error
+	switch {
+	case scope == ScopeStop && enabled != nil:
+		err = q.StopAutomatic(ctx, dbsqlc.StopAutomaticParams{Actor: actor, Note: note})
+	case scope == ScopeStop:
+		_, err = q.ResumeAutomatic(ctx, dbsqlc.ResumeAutomaticParams{Actor: actor, Note: note})
+	case enabled != nil:
+		err = q.SetAutomatic(ctx, dbsqlc.SetAutomaticParams{Scope: scope, Name: name, Enabled: *enabled, Include: slices.Concat([]string{}, include), Actor: actor, Note: note})
+	default:
+		_, err = q.ResetAutomatic(ctx, dbsqlc.ResetAutomaticParams{Scope: scope, Name: name, Actor: actor, Note: note})
+	}
+	if err != nil {
+		return fmt.Errorf("automatic: %w", err)
+	}
+	return nil
+}
+
+// Summary says on one line where automatic redelivery stands.
+func (s *Switches) Summary() string {
+	if s.Stopped != nil {
+		return s.Stopped.String()
+	}
+	on, narrow := false, 0
+	for i := range s.list {
+		if s.list[i].Scope == ScopeAll {
+			on = s.list[i].Enabled
+		} else {
+			narrow++
+		}
+	}
+	text := "observing: dead letters are judged and shown, and none is redelivered by itself"
+	if on {
+		text = "on: dead letters are redelivered by themselves"
+	}
+	if narrow > 0 {
+		text += fmt.Sprintf(", but for what %d switches say (dlqd automatic)", narrow)
+	}
+	return text
+}

@@ -1,0 +1,342 @@
+package worker_test
+
+import (
+	"context"
+	"log/slog"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/dlqd/dlqd/internal/deadletter"
+	"github.com/dlqd/dlqd/internal/policy/policytest"
+	"github.com/dlqd/dlqd/internal/worker"
+)
+
+// attached is a bundle on a River that an application owns.
+func attached(t *testing.T, files policytest.Files) *judged {
+	t.Helper()
+	j := setupJudged(t, files)
+	j.exec("UPDATE dlq.settings SET value = 'attached' WHERE key = 'river'")
+	return j
+}
+
+// failJobs has n jobs of a queue fail that were allowed so many attempts.
+func (j *judged) failJobs(n, attempts int, queue, kind, message string) {
+	j.Helper()
+	j.exec(`INSERT INTO river_job (kind, args, queue, max_attempts, state) SELECT $3, jsonb_build_object('messageId', gen_random_uuid(), 'kind', 'order.placed'), $1, $4, 'running' FROM generate_series(1, $2)`, queue, n, kind, attempts)
+	j.exec(`UPDATE river_job SET state = 'discarded', finalized_at = now(), attempt = 1,
+		errors = ARRAY[jsonb_build_object('error', $1::text, 'attempt', 1, 'at', now())] WHERE state = 'running'`, message)
+}
+
+func (j *judged) release() {
+	j.Helper()
+	require.NoError(j, j.worker.Release(j.Context()))
+}
+
+func (j *judged) observed() int {
+	j.Helper()
+	return j.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_pending' AND waiting_for = 'automatic'")
+}
+
+func (j *judged) text(sql string, args ...any) string {
+	j.Helper()
+	var text string
+	require.NoError(j, j.pool.QueryRow(j.Context(), sql, args...).Scan(&text), sql)
+	return text
+}
+
+const refused = "connection refused"
+
+// On a River that an application owns, entries are judged and shown, and nothing is sent again by itself.
+func TestAutomatic_observesFirst(t *testing.T) {
+	t.Parallel()
+	j := attached(t, nil)
+	j.failJobs(1, 3, "mails", "report", refused)
+	j.all()
+	entry := j.entry()
+	require.Equal(t, deadletter.Pending, entry.Status)
+	require.Equal(t, "transient", *entry.ErrorClass)
+	require.Equal(t, "connection", *entry.Rule)
+	require.Equal(t, "immediate", *entry.Strategy)
+	require.Equal(t, "automatic", *entry.WaitingFor)
+	require.NotEmpty(t, *entry.Fingerprint)
+	require.True(t, entry.NextRetryAt.After(entry.LastFailedAt.Add(time.Minute)), "when it would be sent")
+	require.Equal(t, "would be sent again at "+entry.NextRetryAt.UTC().Format("2006-01-02 15:04 UTC")+" by rule connection: automatic is off", *entry.Next)
+
+	moves := j.count("SELECT count(*) FROM dlq.dead_letter_transitions")
+	j.now = j.now.Add(24 * time.Hour)
+	j.all()
+	j.gates()
+	j.release()
+	require.Equal(t, moves, j.count("SELECT count(*) FROM dlq.dead_letter_transitions"), "it is left alone")
+	_, err := j.store.Queries().NextDue(t.Context())
+	require.Error(t, err, "and keeps no worker awake")
+
+	// A person's replay works; when it fails, the entry is observed again.
+	_, err = j.store.Replay(t.Context(), entry.ID, deadletter.Act{Actor: "kim"}, nil, false)
+	require.NoError(t, err)
+	j.failure = refused
+	j.endRedeliveries("discarded")
+	j.now = j.now.Add(time.Second)
+	j.all()
+	require.Equal(t, 1, j.observed())
+	require.EqualValues(t, 1, j.entry().DLQRetryCount)
+
+	// What dlqd itself delivers is sent again as ever.
+	j.failJobs(1, 1, "default", "dlqd_message", refused)
+	j.all()
+	j.delayOver()
+	require.Equal(t, 1, j.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_processing' AND job_kind = 'dlqd_message'"))
+}
+
+// Switched on, what waited goes at the pace of its queue, the oldest first; what is not due yet goes in its own time.
+func TestAutomatic_switchedOnReleasesAtAPace(t *testing.T) {
+	t.Parallel()
+	j := attached(t, policytest.Files{"dlq-routing": "redeliveriesPerSecond: 10\nstrategies: {immediate: {jitter: 0}}\n"})
+	j.failJobs(45, 3, "mails", "report.daily", refused)
+	j.failJobs(5, 3, "mails", "invoice", refused)
+	j.all()
+	require.Equal(t, 50, j.observed())
+	j.now = j.now.Add(2 * time.Minute)
+	j.exec("UPDATE dlq.dead_letter_queue SET next_retry_at = $1 WHERE id IN (SELECT id FROM dlq.dead_letter_open WHERE kind = 'report.daily' ORDER BY id DESC LIMIT 3)", j.now.Add(time.Hour))
+	j.exec("SELECT dlq.set_automatic('kind', 'report.*', true, p_actor => 'kim')")
+	start := j.now
+	for second := range 6 {
+		j.now = start.Add(time.Duration(second) * time.Second)
+		j.release()
+		j.all()
+		require.LessOrEqual(t, j.inStatus(deadletter.Processing), 10*(second+1), "second %d", second)
+	}
+	j.now = start.Add(7 * time.Second)
+	j.all()
+	require.Equal(t, 42, j.inStatus(deadletter.Processing), "those that are due")
+	require.Equal(t, 5, j.observed(), "the other kind")
+	require.Equal(t, 3, j.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_pending' AND waiting_for IS NULL AND next_retry_at > $1", j.now))
+	require.Equal(t, 45, j.count("SELECT count(*) FROM dlq.dead_letter_transitions WHERE reason = 'automatic is on' AND actor = 'worker:test'"))
+	j.now = start.Add(2 * time.Hour)
+	j.all()
+	j.now = j.now.Add(time.Second)
+	j.all()
+	require.Equal(t, 45, j.inStatus(deadletter.Processing))
+}
+
+// A pace of less than one a second releases too.
+func TestAutomatic_slowPace(t *testing.T) {
+	t.Parallel()
+	j := attached(t, policytest.Files{"dlq-routing": "redeliveriesPerSecond: 0.1\nautomatic: {queues: {slow: {enabled: true}}}\n"})
+	j.exec("SELECT dlq.set_automatic('queue', 'slow', false, p_actor => 'kim')")
+	j.failJobs(3, 3, "slow", "report", refused)
+	j.all()
+	j.now = j.now.Add(time.Hour)
+	j.exec("SELECT dlq.reset_automatic('queue', 'slow', 'kim')")
+	start := j.now
+	for second := range 25 {
+		j.now = start.Add(time.Duration(second) * time.Second)
+		j.release()
+		j.all()
+	}
+	require.Equal(t, 3, j.inStatus(deadletter.Processing), "one in ten seconds")
+}
+
+// A person's entries: of jobs with one attempt, and backfilled ones, unless they are named.
+func TestAutomatic_whatIsAPersonsUnlessNamed(t *testing.T) {
+	t.Parallel()
+	j := setupJudged(t, nil) // on dlqd's own River too
+	j.failJobs(1, 1, "mails", "once", refused)
+	j.failJobs(1, 3, "mails", "old", refused)
+	j.exec("UPDATE dlq.dead_letter_queue SET captured_by = 'backfill' WHERE kind = 'old'")
+	j.all()
+	require.Equal(t, 2, j.inStatus(deadletter.Manual))
+	require.Len(t, j.parked, 2, "people are told")
+	require.Equal(t, "needs a person: its job had one attempt", j.text("SELECT next FROM dlq.entries WHERE kind = 'once' AND rule = 'single-attempt' AND error_class = 'transient' AND parked_by IS NULL"))
+	require.Equal(t, "needs a person: its job failed before dlqd was there", j.text("SELECT next FROM dlq.entries WHERE kind = 'old' AND rule = 'backfilled'"))
+	require.Equal(t, "class transient (rule connection): its job had one attempt: whether it may run twice is a person's decision",
+		j.text("SELECT t.reason FROM dlq.dead_letter_transitions t WHERE t.kind = 'once' AND t.to_status = 'dlq_manual'"))
+
+	// Once they are named, reclassify takes them along.
+	reclassify := func() *worker.Reclassified {
+		result, err := worker.Reclassify(t.Context(), j.store, j.planner.Load(), deadletter.Act{Actor: "kim"}, false)
+		require.NoError(t, err)
+		return result
+	}
+	require.Empty(t, reclassify().Changed)
+	j.exec("SELECT dlq.set_automatic('kind', 'o*', true, '{single-attempt}', 'kim')")
+	result := reclassify()
+	require.Len(t, result.Changed, 1)
+	require.Equal(t, worker.Judgement{Class: "transient", Rule: "single-attempt", Strategy: "manual"}, result.Changed[0].From)
+	require.Equal(t, worker.Judgement{Class: "transient", Rule: "connection", Strategy: "immediate"}, result.Changed[0].To)
+	j.delayOver()
+	require.Equal(t, 1, j.count("SELECT count(*) FROM dlq.dead_letter_open WHERE kind = 'once' AND status = 'dlq_processing'"))
+
+	// What a person returned to the automatic path goes.
+	j.exec("SELECT dlq.unpark(id, 'kim') FROM dlq.dead_letter_open WHERE kind = 'old'")
+	require.Contains(t, j.text("SELECT next FROM dlq.entries WHERE kind = 'old'"), ", as a person returned it")
+	j.delayOver()
+	require.Equal(t, 2, j.inStatus(deadletter.Processing))
+}
+
+// What was decided before there were switches, or while it was named, does not go when it comes due.
+func TestAutomatic_namedNoMore(t *testing.T) {
+	t.Parallel()
+	j := attached(t, policytest.Files{"dlq-routing": "redeliveriesPerSecond: 0\n"})
+	j.exec("SELECT dlq.set_automatic('all', '', true, '{single-attempt}', 'kim')")
+	j.failJobs(2, 1, "mails", "once", refused)
+	j.all()
+	require.Equal(t, 2, j.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_pending' AND waiting_for IS NULL"))
+	j.exec("UPDATE dlq.dead_letter_queue SET waiting_for = 'automatic', move = '{}' WHERE id = (SELECT id FROM dlq.dead_letter_open LIMIT 1)")
+	j.exec("SELECT dlq.set_automatic('all', '', true, p_actor => 'kim')")
+	j.delayOver()
+	require.Equal(t, 1, j.inStatus(deadletter.Manual), "the one that was due")
+	j.release()
+	require.Equal(t, 2, j.inStatus(deadletter.Manual), "and the one that was observed")
+}
+
+// Switched off, what comes due is put aside, and what fails is observed.
+func TestAutomatic_switchedOffPutsAside(t *testing.T) {
+	t.Parallel()
+	j := setupJudged(t, nil)
+	j.failJobs(3, 3, "mails", "report", refused)
+	j.failJobs(2, 3, "jobs", "report", refused)
+	j.all()
+	j.exec("SELECT dlq.set_automatic('queue', 'mails', false, p_actor => 'kim', p_note => 'they are in trouble')")
+	require.Equal(t, 3, j.count("SELECT count(*) FROM dlq.entries WHERE next LIKE 'would be sent again at %: automatic is off'"), "said at once")
+	j.delayOver()
+	require.Equal(t, 3, j.observed())
+	require.Equal(t, 2, j.inStatus(deadletter.Processing), "the other queue goes on")
+	require.Equal(t, 3, j.count("SELECT count(*) FROM dlq.dead_letter_transitions WHERE reason = 'observed: automatic is off for queue mails'"))
+	j.exec("SELECT dlq.reset_automatic('queue', 'mails', 'kim')")
+	j.release()
+	j.now = j.now.Add(time.Second)
+	j.all()
+	require.Equal(t, 5, j.inStatus(deadletter.Processing))
+}
+
+// Once a stop has returned, no worker redelivers by itself, until it is lifted. A person's replay goes on.
+func TestAutomatic_stopOverAllWorkers(t *testing.T) {
+	t.Parallel()
+	j := setupJudged(t, policytest.Files{"dlq-routing": "redeliveriesPerSecond: 0\n"})
+	const n = 200
+	j.failJobs(n, 3, "mails", "report", refused)
+	j.all()
+	j.now = j.now.Add(2 * time.Minute)
+	ctx, cancel := context.WithCancel(t.Context())
+	var workers sync.WaitGroup
+	defer workers.Wait()
+	defer cancel()
+	begun := make(chan struct{}, 2*n)
+	for range 2 {
+		w := worker.New(worker.Config{
+			Store: j.store, Planner: j.planner.Load, Logger: slog.New(slog.DiscardHandler), BatchSize: 2, Now: func() time.Time { return j.now },
+			Observe: func(action string, _ int, _ time.Duration) {
+				if action == "redelivered" {
+					begun <- struct{}{}
+				}
+			},
+		})
+		workers.Go(func() {
+			for ctx.Err() == nil {
+				_, err := w.RunOnce(context.WithoutCancel(ctx))
+				if err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	<-begun
+	j.exec("SELECT dlq.stop_automatic('kim', 'a release')")
+	sent := j.count("SELECT count(*) FROM river_job WHERE metadata ? 'dlq:entry_id'")
+	require.Eventually(t, func() bool { return j.observed() == n-sent }, time.Minute, 10*time.Millisecond, "what was due is put aside")
+	require.Equal(t, sent, j.count("SELECT count(*) FROM river_job WHERE metadata ? 'dlq:entry_id'"), "none after the stop")
+	cancel()
+	workers.Wait()
+	require.Less(t, sent, n)
+
+	require.Contains(t, j.text("SELECT next FROM dlq.entries WHERE waiting_for = 'automatic' LIMIT 1"), ": all automatic redelivery is stopped by kim")
+	j.release()
+	require.Equal(t, n-sent, j.observed())
+	j.exec("SELECT dlq.replay(id, 'kim') FROM (SELECT id FROM dlq.dead_letter_open WHERE waiting_for = 'automatic' LIMIT 1) e")
+	require.Equal(t, n-sent-1, j.observed())
+	j.exec("SELECT dlq.resume_automatic('kim')")
+	j.release()
+	for j.inStatus(deadletter.Processing) < n {
+		j.all()
+	}
+}
+
+// While a switch is being changed, workers leave everything as it is, and wait for nobody.
+func TestAutomatic_whileASwitchIsChanged(t *testing.T) {
+	t.Parallel()
+	j := setupJudged(t, nil)
+	j.failJobs(1, 3, "mails", "report", refused)
+	j.all()
+	j.now = j.now.Add(2 * time.Minute)
+	tx, err := j.pool.Begin(t.Context())
+	require.NoError(t, err)
+	defer func() { _ = tx.Rollback(context.WithoutCancel(t.Context())) }()
+	_, err = tx.Exec(t.Context(), "SELECT dlq.stop_automatic('kim')")
+	require.NoError(t, err)
+	j.all()
+	j.gates()
+	j.release()
+	require.Zero(t, j.inStatus(deadletter.Processing))
+	require.NoError(t, tx.Rollback(t.Context()))
+	j.all()
+	require.Equal(t, 1, j.inStatus(deadletter.Processing))
+}
+
+// Gates obey the switches, and what is off does not hold up what is on.
+func TestAutomatic_gates(t *testing.T) {
+	t.Parallel()
+	j := setupJudged(t, policytest.Files{"dlq-routing": "redeliveriesPerSecond: 0\nstrategies: {conditional: {conditions: {probes: 2}}}\n"})
+	j.conditions.set("x")
+	j.failJobs(3, 3, "mails", "report", outage)
+	j.failJobs(4, 3, "mails", "invoice", outage)
+	j.all()
+	j.delayOver()
+	require.Equal(t, 7, j.count("SELECT count(*) FROM dlq.dead_letter_open WHERE waiting_for = 'condition: x'"))
+	j.exec("SELECT dlq.stop_automatic('kim')")
+	j.conditions.set("")
+	j.gates()
+	require.Zero(t, j.inStatus(deadletter.Processing))
+	j.exec("SELECT dlq.resume_automatic('kim')")
+	j.exec("SELECT dlq.set_automatic('kind', 'report', false, p_actor => 'kim')")
+	j.gates()
+	require.Equal(t, 3, j.observed(), "put aside")
+	require.Equal(t, 2, j.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_processing' AND kind = 'invoice'"), "the probes")
+	j.endRedeliveries("completed")
+	j.gates()
+	j.endRedeliveries("completed")
+	require.Equal(t, 4, j.inStatus(deadletter.Resolved))
+	j.exec("SELECT dlq.set_automatic('kind', 'report', true, p_actor => 'kim')")
+	j.conditions.set("y")
+	j.release()
+	j.all()
+	require.Equal(t, 3, j.count("SELECT count(*) FROM dlq.dead_letter_open WHERE waiting_for = 'condition: y'"), "released, and still conditional")
+}
+
+// Smart retry obeys the switches.
+func TestAutomatic_smartRetry(t *testing.T) {
+	t.Parallel()
+	j := attached(t, policytest.Files{"dlq-routing": "smartRetry: {enabled: true, over: 1h, minJobs: 10, errorRate: 10, probes: 3}\nredeliveriesPerSecond: 0\n"})
+	const bug = "TypeError: undefined is not a function"
+	j.failJobs(4, 1, "jobs", "once", bug)
+	j.failJobs(4, 3, "jobs", "report", bug)
+	j.failJobs(4, 3, "jobs", "invoice", bug)
+	j.all()
+	require.Equal(t, 12, j.inStatus(deadletter.Manual))
+	j.now = j.now.Add(2 * time.Hour)
+	j.exec(`INSERT INTO river_job (kind, args, queue, max_attempts, state, finalized_at) SELECT 'report', '{}', 'jobs', 1, 'completed', now() + interval '90 minutes' FROM generate_series(1, 50)`)
+	require.NoError(t, j.worker.SmartRetry(t.Context()))
+	require.Zero(t, j.inStatus(deadletter.Processing), "it observes")
+	j.exec("SELECT dlq.set_automatic('kind', 'report', true, p_actor => 'kim')")
+	j.exec("SELECT dlq.set_automatic('kind', 'once', true, p_actor => 'kim')")
+	for range 3 {
+		require.NoError(t, j.worker.SmartRetry(t.Context()))
+		j.gates()
+		j.endRedeliveries("completed")
+	}
+	require.Equal(t, 4, j.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_resolved' AND kind = 'report'"))
+	require.Equal(t, 8, j.inStatus(deadletter.Manual), "what is off, and what had one attempt")
+}
