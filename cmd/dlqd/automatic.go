@@ -23,7 +23,7 @@ func newAutomatic() *cobra.Command {
 			"itself. What a person replays goes on, whatever is switched.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			var status automatic.Status
+			var status automatic.Overview
 			if err := c.call(cmd, http.MethodGet, "/api/dlq/automatic", nil, &status); err != nil || c.asJSON {
 				return err
 			}
@@ -41,7 +41,7 @@ func newAutomatic() *cobra.Command {
 	return cmd
 }
 
-func printAutomatic(cmd *cobra.Command, status *automatic.Status) error {
+func printAutomatic(cmd *cobra.Command, status *automatic.Overview) error {
 	sayStopped(cmd.OutOrStdout(), status.Stopped)
 	w, row := table(cmd, "SWITCH\tIS\tINCLUDES\tFROM\tSINCE\tNOTE")
 	for i := range status.Switches {
