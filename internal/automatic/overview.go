@@ -3,7 +3,6 @@ package automatic
 import (
 	"context"
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/dlqd/dlqd/internal/dbsqlc"
@@ -38,11 +37,11 @@ type SwitchChange struct {
 
 // Overview is where automatic redelivery stands.
 type Overview struct {
-	Stopped  *Stop    `json:"stopped,omitempty" doc:"Who stopped all automatic redelivery; absent where nobody did."`
-	Attached bool     `json:"attached" doc:"River belongs to an application: what no switch is for is observed."`
-	Switches []Switch `json:"switches" doc:"The switches in force, by scope and name. Of those that match, one that is off wins; the one for all counts where no other matches."`
-	Observed []ObservedGroup  `json:"observed" doc:"Dead letters that are judged and not redelivered by themselves, by queue, kind and class."`
-	Changes  []SwitchChange `json:"changes" doc:"The last changes that people made, the newest first."`
+	Stopped  *Stop           `json:"stopped,omitempty" doc:"Who stopped all automatic redelivery; absent where nobody did."`
+	Attached bool            `json:"attached" doc:"River belongs to an application: what no switch is for is observed."`
+	Switches []Switch        `json:"switches" doc:"The switches in force, by scope and name. Of those that match, one that is off wins; the one for all counts where no other matches."`
+	Observed []ObservedGroup `json:"observed" doc:"Dead letters that are judged and not redelivered by themselves, by queue, kind and class."`
+	Changes  []SwitchChange  `json:"changes" doc:"The last changes that people made, the newest first."`
 }
 
 // ReadOverview reads where automatic redelivery stands. Its cost grows with the number of observed entries.
@@ -169,7 +168,7 @@ func Check(ctx context.Context, q *dbsqlc.Queries, scope, name string, enabled *
 	if scope == ScopeStop {
 		return nil
 	}
-	return q.CheckAutomatic(ctx, dbsqlc.CheckAutomaticParams{Scope: scope, Name: name, Enabled: enabled == nil || *enabled, Include: slices.Concat([]string{}, include)})
+	return q.CheckAutomatic(ctx, dbsqlc.CheckAutomaticParams{Scope: scope, Name: name, Enabled: enabled == nil || *enabled, Include: append([]string{}, include...)})
 }
 
 // Make makes a change: of the switch for all, a queue, a kind or a class, or of scope stop. A nil enabled takes it away.
@@ -182,7 +181,7 @@ func Make(ctx context.Context, q *dbsqlc.Queries, scope, name string, enabled *b
 	case scope == ScopeStop:
 		_, err = q.ResumeAutomatic(ctx, dbsqlc.ResumeAutomaticParams{Actor: actor, Note: note})
 	case enabled != nil:
-		err = q.SetAutomatic(ctx, dbsqlc.SetAutomaticParams{Scope: scope, Name: name, Enabled: *enabled, Include: slices.Concat([]string{}, include), Actor: actor, Note: note})
+		err = q.SetAutomatic(ctx, dbsqlc.SetAutomaticParams{Scope: scope, Name: name, Enabled: *enabled, Include: append([]string{}, include...), Actor: actor, Note: note})
 	default:
 		_, err = q.ResetAutomatic(ctx, dbsqlc.ResetAutomaticParams{Scope: scope, Name: name, Actor: actor, Note: note})
 	}
