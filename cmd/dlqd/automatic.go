@@ -23,7 +23,7 @@ func newAutomatic() *cobra.Command {
 			"itself. What a person replays goes on, whatever is switched.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			var status automatic.Status
+			var status automatic.Overview
 			if err := c.call(cmd, http.MethodGet, "/api/dlq/automatic", nil, &status); err != nil || c.asJSON {
 				return err
 			}
@@ -41,7 +41,7 @@ func newAutomatic() *cobra.Command {
 	return cmd
 }
 
-func printAutomatic(cmd *cobra.Command, status *automatic.Status) error {
+func printAutomatic(cmd *cobra.Command, status *automatic.Overview) error {
 	sayStopped(cmd.OutOrStdout(), status.Stopped)
 	w, row := table(cmd, "SWITCH\tIS\tINCLUDES\tFROM\tSINCE\tNOTE")
 	for i := range status.Switches {
@@ -112,19 +112,18 @@ func newSwitch(verb, short string) *cobra.Command {
 		Short: short,
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			for _, scope := range []string{automatic.ScopeQueue, automatic.ScopeKind, automatic.ScopeClass} {
-				if cmd.Flags().Changed(scope) {
-					in.Scope, in.Name = scope, *names[scope]
-					if in.Name == "" {
-						return &usageError{errors.New("--" + scope + " needs a name")}
-					}
+			chosen := 0
+			if all {
+				in.Scope, chosen = automatic.ScopeAll, 1
+			}
+			for scope, name := range names {
+				if *name != "" {
+					in.Scope, in.Name = scope, *name
+					chosen++
 				}
 			}
-			if in.Scope == "" {
-				if !all {
-					return &usageError{errors.New("--all=false names nothing: use --all, --queue, --kind or --class")}
-				}
-				in.Scope = automatic.ScopeAll
+			if chosen != 1 {
+				return &usageError{errors.New("say for what, with one of --all, --queue, --kind and --class")}
 			}
 			path, body := "/api/dlq/automatic/set", any(in)
 			if verb == "reset" {
@@ -140,8 +139,6 @@ func newSwitch(verb, short string) *cobra.Command {
 	names[automatic.ScopeQueue] = flags.String(automatic.ScopeQueue, "", "for a queue")
 	names[automatic.ScopeKind] = flags.String(automatic.ScopeKind, "", "for a kind of message or job; * stands for any text")
 	names[automatic.ScopeClass] = flags.String(automatic.ScopeClass, "", "for a class of error")
-	cmd.MarkFlagsMutuallyExclusive("all", automatic.ScopeQueue, automatic.ScopeKind, automatic.ScopeClass)
-	cmd.MarkFlagsOneRequired("all", automatic.ScopeQueue, automatic.ScopeKind, automatic.ScopeClass)
 	if verb == "on" {
 		flags.StringSliceVar(&in.Include, "include", nil, "what stays a person's otherwise: backfilled, single-attempt")
 	}

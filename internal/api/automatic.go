@@ -45,23 +45,23 @@ type AutomaticChanged struct {
 	Stopped *automatic.Stop `json:"stopped,omitempty" doc:"All automatic redelivery is stopped: a switch that is on lets nothing go meanwhile."`
 }
 
-type automaticOutput struct{ Body automatic.Status }
+type automaticOutput struct{ Body automatic.Overview }
 
 type automaticChangedOutput struct{ Body AutomaticChanged }
 
 func (s *service) registerAutomatic(api huma.API) {
 	tags := []string{"automatic redelivery"}
 	at := time.Date(2026, 11, 21, 10, 0, 0, 0, time.UTC)
-	group := automatic.Group{Queue: "mailers", Kind: "report.daily", ErrorClass: "transient", Entries: 812, Due: 800}
+	group := automatic.ObservedGroup{Queue: "mailers", Kind: "report.daily", ErrorClass: "transient", Entries: 812, Due: 800}
 	get := huma.Operation{
 		OperationID: "get-automatic", Method: http.MethodGet, Path: "/api/dlq/automatic", Tags: tags,
 		Summary: "For what dead letters are redelivered by themselves, and which are observed", Errors: []int{503},
 	}
-	example(&get, http.StatusOK, automatic.Status{
-		Attached: true, Switches: []automatic.Switch{{Scope: automatic.ScopeAll, Source: automatic.FromDefault}}, Observed: []automatic.Group{group}, Changes: []automatic.Change{},
+	example(&get, http.StatusOK, automatic.Overview{
+		Attached: true, Switches: []automatic.Switch{{Scope: automatic.ScopeAll, Source: automatic.FromDefault}}, Observed: []automatic.ObservedGroup{group}, Changes: []automatic.SwitchChange{},
 	})
 	huma.Register(api, get, func(ctx context.Context, _ *struct{}) (*automaticOutput, error) {
-		status, err := automatic.ReadStatus(ctx, s.Store.Queries(), s.Planner().Policy())
+		status, err := automatic.ReadOverview(ctx, s.Store.Queries(), s.Planner().Policy())
 		if err != nil {
 			return nil, s.problem(ctx, err)
 		}
@@ -74,7 +74,7 @@ func (s *service) registerAutomatic(api huma.API) {
 			Summary: summary, Description: description + " The change is in force over all processes when this answers, and leaves an audit row.",
 			Errors: []int{400, 409, 422, 503},
 		}
-		going := automatic.Going{Group: group, PerSecond: 100, Until: new(at.Add(8 * time.Second))}
+		going := automatic.Going{ObservedGroup: group, PerSecond: 100, Until: new(at.Add(8 * time.Second))}
 		going.On = true
 		example(&op, http.StatusOK, AutomaticChanged{DryRun: true, Preview: automatic.Preview{Goes: []automatic.Going{going}, Stays: []automatic.Staying{}}})
 		return op

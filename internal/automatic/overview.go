@@ -3,7 +3,6 @@ package automatic
 import (
 	"context"
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/dlqd/dlqd/internal/dbsqlc"
@@ -13,8 +12,8 @@ import (
 // maxChanges is how many of the last changes a status has.
 const maxChanges = 20
 
-// Group are observed entries that are alike to the switches.
-type Group struct {
+// ObservedGroup are observed entries that are alike to the switches.
+type ObservedGroup struct {
 	Queue      string `json:"queue" doc:"Their queue."`
 	Kind       string `json:"kind" doc:"Their kind."`
 	ErrorClass string `json:"errorClass" doc:"Their class."`
@@ -23,8 +22,8 @@ type Group struct {
 	On         bool   `json:"on" doc:"They are about to go: automatic redelivery is on for them."`
 }
 
-// Change is a row of the audit trail of the switches.
-type Change struct {
+// SwitchChange is a row of the audit trail of the switches.
+type SwitchChange struct {
 	At      time.Time `json:"at" doc:"When."`
 	Scope   string    `json:"scope" enum:"stop,all,queue,kind,class" doc:"What the switch is for; stop: all automatic redelivery was stopped, or went on."`
 	Name    string    `json:"name,omitempty" doc:"Name of the queue or class, or pattern of the kind."`
@@ -36,17 +35,17 @@ type Change struct {
 	Note    *string   `json:"note,omitempty" doc:"Why."`
 }
 
-// Status is where automatic redelivery stands.
-type Status struct {
-	Stopped  *Stop    `json:"stopped,omitempty" doc:"Who stopped all automatic redelivery; absent where nobody did."`
-	Attached bool     `json:"attached" doc:"River belongs to an application: what no switch is for is observed."`
-	Switches []Switch `json:"switches" doc:"The switches in force, by scope and name. Of those that match, one that is off wins; the one for all counts where no other matches."`
-	Observed []Group  `json:"observed" doc:"Dead letters that are judged and not redelivered by themselves, by queue, kind and class."`
-	Changes  []Change `json:"changes" doc:"The last changes that people made, the newest first."`
+// Overview is where automatic redelivery stands.
+type Overview struct {
+	Stopped  *Stop           `json:"stopped,omitempty" doc:"Who stopped all automatic redelivery; absent where nobody did."`
+	Attached bool            `json:"attached" doc:"River belongs to an application: what no switch is for is observed."`
+	Switches []Switch        `json:"switches" doc:"The switches in force, by scope and name. Of those that match, one that is off wins; the one for all counts where no other matches."`
+	Observed []ObservedGroup `json:"observed" doc:"Dead letters that are judged and not redelivered by themselves, by queue, kind and class."`
+	Changes  []SwitchChange  `json:"changes" doc:"The last changes that people made, the newest first."`
 }
 
-// ReadStatus reads where automatic redelivery stands. Its cost grows with the number of observed entries.
-func ReadStatus(ctx context.Context, q *dbsqlc.Queries, p *policy.Policy) (*Status, error) {
+// ReadOverview reads where automatic redelivery stands. Its cost grows with the number of observed entries.
+func ReadOverview(ctx context.Context, q *dbsqlc.Queries, p *policy.Policy) (*Overview, error) {
 	switches, err := Read(ctx, q, p)
 	if err != nil {
 		return nil, err
@@ -59,21 +58,21 @@ func ReadStatus(ctx context.Context, q *dbsqlc.Queries, p *policy.Policy) (*Stat
 	if err != nil {
 		return nil, err
 	}
-	status := &Status{Stopped: switches.Stopped, Attached: switches.Attached, Switches: switches.List(), Observed: []Group{}, Changes: []Change{}}
+	overview := &Overview{Stopped: switches.Stopped, Attached: switches.Attached, Switches: switches.List(), Observed: []ObservedGroup{}, Changes: []SwitchChange{}}
 	for i := range rows {
 		r := &rows[i]
 		on := switches.Of(&Entry{Queue: r.Queue, Kind: r.Kind, Class: r.ErrorClass, JobKind: r.JobKind}).On
-		status.Observed = append(status.Observed, Group{Queue: r.Queue, Kind: r.Kind, ErrorClass: r.ErrorClass, Entries: r.Entries, Due: r.Due, On: on})
+		overview.Observed = append(overview.Observed, ObservedGroup{Queue: r.Queue, Kind: r.Kind, ErrorClass: r.ErrorClass, Entries: r.Entries, Due: r.Due, On: on})
 	}
 	for _, c := range changes {
-		status.Changes = append(status.Changes, Change{At: c.At, Scope: c.Scope, Name: c.Name, Enabled: c.Enabled, Include: c.Include, Actor: c.Actor, DBUser: c.DbUser, Origin: c.Origin, Note: c.Note})
+		overview.Changes = append(overview.Changes, SwitchChange{At: c.At, Scope: c.Scope, Name: c.Name, Enabled: c.Enabled, Include: c.Include, Actor: c.Actor, DBUser: c.DbUser, Origin: c.Origin, Note: c.Note})
 	}
-	return status, nil
+	return overview, nil
 }
 
 // Going are observed entries that a change lets go.
 type Going struct {
-	Group
+	ObservedGroup
 
 	PerSecond float64    `json:"perSecond" doc:"The pace of their queue; 0 is no limit."`
 	Until     *time.Time `json:"until,omitempty" doc:"When those that go at once are gone, at that pace; absent where none goes at once."`
@@ -133,7 +132,7 @@ func (s *Switches) Preview(ctx context.Context, q *dbsqlc.Queries, p *policy.Pol
 			continue
 		}
 		pace := p.PaceOf(r.Queue)
-		going := Going{Group: Group{Queue: r.Queue, Kind: r.Kind, ErrorClass: r.ErrorClass, Entries: r.Entries, Due: r.Due, On: true}, PerSecond: pace.PerSecond}
+		going := Going{ObservedGroup: ObservedGroup{Queue: r.Queue, Kind: r.Kind, ErrorClass: r.ErrorClass, Entries: r.Entries, Due: r.Due, On: true}, PerSecond: pace.PerSecond}
 		if r.Due > 0 {
 			until := now
 			if pace.PerSecond > 0 {
@@ -169,7 +168,7 @@ func Check(ctx context.Context, q *dbsqlc.Queries, scope, name string, enabled *
 	if scope == ScopeStop {
 		return nil
 	}
-	return q.CheckAutomatic(ctx, dbsqlc.CheckAutomaticParams{Scope: scope, Name: name, Enabled: enabled == nil || *enabled, Include: slices.Concat([]string{}, include)})
+	return q.CheckAutomatic(ctx, dbsqlc.CheckAutomaticParams{Scope: scope, Name: name, Enabled: enabled == nil || *enabled, Include: append([]string{}, include...)})
 }
 
 // Make makes a change: of the switch for all, a queue, a kind or a class, or of scope stop. A nil enabled takes it away.
@@ -182,7 +181,7 @@ func Make(ctx context.Context, q *dbsqlc.Queries, scope, name string, enabled *b
 	case scope == ScopeStop:
 		_, err = q.ResumeAutomatic(ctx, dbsqlc.ResumeAutomaticParams{Actor: actor, Note: note})
 	case enabled != nil:
-		err = q.SetAutomatic(ctx, dbsqlc.SetAutomaticParams{Scope: scope, Name: name, Enabled: *enabled, Include: slices.Concat([]string{}, include), Actor: actor, Note: note})
+		err = q.SetAutomatic(ctx, dbsqlc.SetAutomaticParams{Scope: scope, Name: name, Enabled: *enabled, Include: append([]string{}, include...), Actor: actor, Note: note})
 	default:
 		_, err = q.ResetAutomatic(ctx, dbsqlc.ResetAutomaticParams{Scope: scope, Name: name, Actor: actor, Note: note})
 	}
