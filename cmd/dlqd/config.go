@@ -3,6 +3,7 @@ package main
 import (
 	"archive/tar"
 	"bytes"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -441,4 +442,12 @@ func newConfigSchema() *cobra.Command {
 			return err
 		},
 	}
+}
+
+func mustJSON(v any) json.RawMessage {
+	raw, err := json.Marshal(v)
+	if err != nil {
+		return nil // what YAML can hold and JSON cannot, such as a map with a list as key
+	}
+	return raw
 }

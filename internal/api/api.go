@@ -134,8 +134,9 @@ func build(config Config) (*http.ServeMux, huma.API) {
 	s.registerAnalytics(api)
 	s.registerAudit(api)
 	s.registerQueues(api)
-	s.registerJudgement(api)
 	s.registerAutomatic(api)
+	s.registerReclassify(api)
+	s.registerBreakers(api)
 	s.registerOperations(api)
 
 	mux.Handle("GET /metrics", config.Metrics.Handler())

@@ -182,7 +182,7 @@ func TestLoop_backsOffAndLogsOnce(t *testing.T) {
 		b.pass(24 * time.Hour)
 		require.Greater(t, b.logged(), 10, "it is logged again now and then")
 		require.Less(t, b.logged(), 40)
-		require.EqualValues(t, b.turns.Load(), b.loop.Status().Errors)
+		require.Equal(t, b.turns.Load(), b.loop.Status().Errors)
 
 		b.fail.Store(nil)
 		b.pass(20 * time.Second)

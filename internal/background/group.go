@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"slices"
 	"sync"
 )
 
@@ -29,7 +30,7 @@ func (g *Group) Add(loops ...*Loop) {
 func (g *Group) Loops() []*Loop {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return g.loops[:len(g.loops):len(g.loops)]
+	return slices.Clip(g.loops)
 }
 
 // Start starts all loops that do not run.

@@ -124,6 +124,8 @@ type Sample struct {
 type Replayer struct {
 	Store   *deadletter.Store
 	Planner func() *strategy.Planner
+	// Wake is called when a run may go on; nil where no [Runner] is in this process, and runs begin within a second.
+	Wake func()
 }
 
 // conditionsOfStart are what must hold before a run starts.
@@ -248,7 +250,14 @@ func (r *Replayer) Start(ctx context.Context, in *Request) (*Run, error) {
 	if err != nil {
 		return nil, deadletter.Named(err)
 	}
+	r.wake()
 	return r.Get(ctx, id)
+}
+
+func (r *Replayer) wake() {
+	if r.Wake != nil {
+		r.Wake()
+	}
 }
 
 // Get returns a run and how far it has come.
@@ -291,6 +300,7 @@ func (r *Replayer) List(ctx context.Context, most int) ([]*Run, error) {
 
 // Steer pauses, resumes or cancels a run.
 func (r *Replayer) Steer(ctx context.Context, id uuid.UUID, verb, actor string) error {
+	defer r.wake()
 	return deadletter.Named(r.Store.Queries().MoveReplay(ctx, dbsqlc.MoveReplayParams{Verb: verb, ID: id, Actor: actor}))
 }
 

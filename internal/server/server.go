@@ -113,6 +113,7 @@ type Server struct {
 	reloadErr  atomic.Pointer[error] // of the last reload; nil where it worked
 
 	loops    background.Group
+	wakeRuns func()           // has replay runs go on; nil where another process carries them out
 	queues   *background.Loop // has River's client work the queues of the policy in force
 	presence *background.Loop // tells other processes which those are
 	failed   chan error       // a part died
@@ -283,7 +284,9 @@ func (s *Server) startDLQWorker() error {
 		config.Listen = s.pool
 	}
 	s.loops.Add(worker.New(config).Loops()...)
-	s.loops.Add(replay.NewRunner(s.store, s.logger.With("part", "replay")).Loop())
+	runs := replay.NewRunner(s.store, s.logger.With("part", "replay")).Loop()
+	s.loops.Add(runs)
+	s.wakeRuns = runs.Wake
 	steering, err := s.steering()
 	if err != nil {
 		return err
@@ -356,8 +359,9 @@ func (s *Server) startAPI(ctx context.Context) error {
 		return err
 	}
 	handler := api.New(api.Config{
-		Ingester: s.ingester, Store: s.store, Analytics: s.analytics, Archive: s.archive, Planner: s.planner.Load, Breakers: s.breakers, River: steering, Replayer: &replay.Replayer{Store: s.store, Planner: s.planner.Load}, Metrics: s.metrics, Logger: s.logger, MaxBodyBytes: s.config.MaxBodyBytes, MaxBodiesBytes: s.config.MaxBodiesBytes,
-		Health: s.health, Ready: s.ready, Idle: s.idle,
+		Ingester: s.ingester, Store: s.store, Analytics: s.analytics, Archive: s.archive, Planner: s.planner.Load, Breakers: s.breakers, River: steering, Metrics: s.metrics, Logger: s.logger, MaxBodyBytes: s.config.MaxBodyBytes, MaxBodiesBytes: s.config.MaxBodiesBytes,
+		Replayer: &replay.Replayer{Store: s.store, Planner: s.planner.Load, Wake: s.wakeRuns},
+		Health:   s.health, Ready: s.ready, Idle: s.idle,
 	})
 	s.http = &http.Server{Handler: handler, ReadHeaderTimeout: readHeaderTimeout, IdleTimeout: idleTimeout, ErrorLog: slog.NewLogLogger(s.logger.Handler(), slog.LevelWarn)}
 	for _, address := range s.config.Listen {

@@ -10,15 +10,7 @@ import (
 
 	"github.com/dlqd/dlqd/internal/breaker"
 	"github.com/dlqd/dlqd/internal/policy"
-	"github.com/dlqd/dlqd/internal/worker"
 )
-
-// ReclassifyAction asks for open entries to be judged anew.
-type ReclassifyAction struct {
-	Action
-
-	DryRun bool `json:"dryRun,omitempty" doc:"Only say what would change."`
-}
 
 // OpenAction opens a circuit breaker.
 type OpenAction struct {
@@ -31,10 +23,6 @@ type OpenAction struct {
 type BreakerInput struct {
 	Name string `path:"name" maxLength:"255" doc:"destination: and the destination's name, or queue: and the name of a River queue." example:"destination:payments"`
 }
-
-type reclassifyInput struct{ Body *ReclassifyAction }
-
-type reclassifyOutput struct{ Body worker.Reclassified }
 
 type breakersOutput struct {
 	Body struct {
@@ -56,20 +44,7 @@ type resetInput struct {
 	Body *Action
 }
 
-func (s *service) registerJudgement(api huma.API) {
-	reclassify := huma.Operation{
-		OperationID: "reclassify", Method: http.MethodPost, Path: "/api/dlq/reclassify", Tags: []string{"dead letters"},
-		Summary: "Judge open dead letters anew, by the rules that are in force",
-		Description: "Dead letters that a person has parked, or that are being redelivered, are left alone. It answers when all are done; " +
-			"a request that is cut off has judged those that it came to.",
-		Errors: []int{400, 422, 503},
-	}
-	judged := worker.Rejudged{
-		From: worker.Judgement{Class: "unknown", Rule: "none", Strategy: "manual"}, To: worker.Judgement{Class: "transient", Rule: "bank-hiccup", Strategy: "immediate"}, Entries: 812,
-	}
-	example(&reclassify, http.StatusOK, worker.Reclassified{DryRun: true, Looked: 4021, Changed: []worker.Rejudged{judged}})
-	huma.Register(api, reclassify, s.reclassify)
-
+func (s *service) registerBreakers(api huma.API) {
 	tags := []string{"circuit breakers"}
 	status := breaker.Status{Name: "destination:payments", State: breaker.Closed, Deliveries: 812, FailureRate: 1.5}
 	list := huma.Operation{
@@ -99,17 +74,6 @@ func (s *service) registerJudgement(api huma.API) {
 	}
 	example(&reset, http.StatusOK, status)
 	huma.Register(api, reset, s.resetBreaker)
-}
-
-func (s *service) reclassify(ctx context.Context, in *reclassifyInput) (*reclassifyOutput, error) {
-	if in.Body == nil {
-		in.Body = &ReclassifyAction{}
-	}
-	result, err := worker.Reclassify(ctx, s.Store, s.Planner(), in.Body.act(), in.Body.DryRun)
-	if err != nil {
-		return nil, s.problem(ctx, err)
-	}
-	return &reclassifyOutput{Body: *result}, nil
 }
 
 func (s *service) openBreaker(ctx context.Context, in *openInput) (*breakerOutput, error) {

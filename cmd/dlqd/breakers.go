@@ -1,69 +1,15 @@
 package main
 
 import (
-	"encoding/json"
 	"fmt"
 	"net/url"
 	"strings"
-	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/dlqd/dlqd/internal/api"
 	"github.com/dlqd/dlqd/internal/breaker"
-	"github.com/dlqd/dlqd/internal/worker"
 )
-
-// reclassifyTimeout bounds a reclassification, which answers when all entries are judged.
-const reclassifyTimeout = time.Hour
-
-func mustJSON(v any) json.RawMessage {
-	raw, err := json.Marshal(v)
-	if err != nil {
-		return nil // what YAML can hold and JSON cannot, such as a map with a list as key
-	}
-	return raw
-}
-
-func newReclassify() *cobra.Command {
-	var c client
-	in := api.ReclassifyAction{}
-	cmd := &cobra.Command{
-		Use:   "reclassify",
-		Short: "Judge open dead letters anew, by the rules that are in force",
-		Long:  "Dead letters that a person has parked, or that are being redelivered, are left alone.",
-		Args:  cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			c.timeout = reclassifyTimeout
-			var out worker.Reclassified
-			if err := c.call(cmd, "POST", "/api/dlq/reclassify", in, &out); err != nil || c.asJSON {
-				return err
-			}
-			w, row := table(cmd, "ENTRIES\tFROM\tTO\tEXAMPLE")
-			moved := 0
-			for _, r := range out.Changed {
-				moved += r.Entries
-				row(r.Entries, judgement(r.From), judgement(r.To), r.Example)
-			}
-			if err := w.Flush(); err != nil {
-				return err
-			}
-			verb := "were judged anew"
-			if out.DryRun {
-				verb = "would be judged anew"
-			}
-			_, _ = fmt.Fprintf(cmd.OutOrStdout(), "%d of %d open dead letters %s\n", moved, out.Looked, verb)
-			return nil
-		},
-	}
-	c.register(cmd)
-	cmd.Flags().StringVar(&in.Actor, "actor", actor(), "who does it")
-	cmd.Flags().StringVar(&in.Note, "note", "", "why")
-	cmd.Flags().BoolVar(&in.DryRun, "dry-run", false, "only say what would change")
-	return cmd
-}
-
-func judgement(j worker.Judgement) string { return j.Class + ", " + j.Strategy + " (" + j.Rule + ")" }
 
 func newBreakers() *cobra.Command {
 	cmd := &cobra.Command{Use: "breakers", Short: "See and steer circuit breakers"}

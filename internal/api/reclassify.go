@@ -1,0 +1,47 @@
+package api
+
+import (
+	"context"
+	"net/http"
+
+	"github.com/danielgtaylor/huma/v2"
+
+	"github.com/dlqd/dlqd/internal/worker"
+)
+
+// ReclassifyAction asks for open entries to be judged anew.
+type ReclassifyAction struct {
+	Action
+
+	DryRun bool `json:"dryRun,omitempty" doc:"Only say what would change."`
+}
+
+type reclassifyInput struct{ Body *ReclassifyAction }
+
+type reclassifyOutput struct{ Body worker.Reclassified }
+
+func (s *service) registerReclassify(api huma.API) {
+	reclassify := huma.Operation{
+		OperationID: "reclassify", Method: http.MethodPost, Path: "/api/dlq/reclassify", Tags: []string{"dead letters"},
+		Summary: "Judge open dead letters anew, by the rules that are in force",
+		Description: "Dead letters that a person has parked, or that are being redelivered, are left alone. It answers when all are done; " +
+			"a request that is cut off has judged those that it came to.",
+		Errors: []int{400, 422, 503},
+	}
+	judged := worker.Rejudged{
+		From: worker.Judgement{Class: "unknown", Rule: "none", Strategy: "manual"}, To: worker.Judgement{Class: "transient", Rule: "bank-hiccup", Strategy: "immediate"}, Entries: 812,
+	}
+	example(&reclassify, http.StatusOK, worker.Reclassified{DryRun: true, Looked: 4021, Changed: []worker.Rejudged{judged}})
+	huma.Register(api, reclassify, s.reclassify)
+}
+
+func (s *service) reclassify(ctx context.Context, in *reclassifyInput) (*reclassifyOutput, error) {
+	if in.Body == nil {
+		in.Body = &ReclassifyAction{}
+	}
+	result, err := worker.Reclassify(ctx, s.Store, s.Planner(), in.Body.act(), in.Body.DryRun)
+	if err != nil {
+		return nil, s.problem(ctx, err)
+	}
+	return &reclassifyOutput{Body: *result}, nil
+}
