@@ -57,8 +57,15 @@ func (g *Group) Stop(ctx context.Context) error {
 func (g *Group) Statuses() []Status {
 	loops := g.Loops()
 	statuses := make([]Status, len(loops))
+	var why error
+	if g.Idle != nil {
+		why = g.Idle()
+	}
 	for i, l := range loops {
 		statuses[i] = l.Status()
+		if why != nil && !l.config.WhenIdle && statuses[i].Idle == "" { // it will find out when it next asks
+			statuses[i].Idle, statuses[i].Problem = why.Error(), ""
+		}
 	}
 	return statuses
 }

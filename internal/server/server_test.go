@@ -334,9 +334,9 @@ func TestOperations(t *testing.T) {
 		names = append(names, p.Name)
 	}
 	require.Equal(t, []string{
-		"database", "schema", "policy", "ingest", "processing",
+		"database", "schema", "policy", "automatic", "ingest", "processing",
 		"circuit-breakers", "conditions", "partitions", "ordered-places", "retention", "rollups", "rollup-trimming", "policy-queues", "held-messages",
-		"dlq-workers", "leases", "gates", "smart-retry", "wake-ups", "replay-runs", "queue-breakers", "presence", "attachment",
+		"dlq-workers", "leases", "gates", "observed", "smart-retry", "wake-ups", "replay-runs", "queue-breakers", "presence", "attachment",
 	}, names)
 	for _, path := range []string{"/livez", "/readyz"} {
 		status, _, _ := b.call("GET", path, "")

@@ -134,7 +134,7 @@ func (w *Worker) conditionGate(ctx context.Context, queue string) error {
 	// One that the database refuses would hold up the others for good. As entries that are due, they are gone through
 	// one by one.
 	w.config.Logger.Error("DLQ worker: a release was refused by the database; its entries are due instead", "queue", queue, "error", err)
-	return w.observed(ctx, func(q *dbsqlc.Queries, _ pgx.Tx, counts map[string]int) error {
+	err = w.observed(ctx, func(q *dbsqlc.Queries, _ pgx.Tx, counts map[string]int) error {
 		rows, err := q.ClaimWaiting(ctx, dbsqlc.ClaimWaitingParams{Queue: queue, MaxEntries: maxRelease})
 		if err != nil {
 			return err
@@ -143,9 +143,10 @@ func (w *Worker) conditionGate(ctx context.Context, queue string) error {
 		for i := range rows {
 			aside.wait(rows[i].ID, w.now(), "", "its conditions hold; released one by one")
 		}
-		w.notify()
 		return aside.write(ctx, q, w.actor, counts)
 	})
+	w.notify()
+	return err
 }
 
 func waitingEntry(row *dbsqlc.ClaimWaitingRow) *strategy.Entry {

@@ -23,6 +23,7 @@ const releaseGate = "automatic"
 // Release looks once at the groups of observed entries, and lets those go for which automatic redelivery has been switched
 // on: at the pace of their queue, the oldest first. It also tells SQL what the policy says of it, where that has changed.
 func (w *Worker) Release(ctx context.Context) error {
+	released := false
 	err := w.observed(ctx, func(q *dbsqlc.Queries, _ pgx.Tx, counts map[string]int) error {
 		if mine, err := q.LockGate(ctx, releaseGate); err != nil || !mine {
 			return err
@@ -57,13 +58,14 @@ func (w *Worker) Release(ctx context.Context) error {
 				}
 			}
 		}
-		if len(aside.putOff.Ids) > 0 {
-			w.notify()
-		}
+		released = len(aside.putOff.Ids) > 0
 		return aside.write(ctx, q, w.actor, counts)
 	})
 	if errors.Is(err, errSwitching) {
 		return nil
+	}
+	if err == nil && released {
+		w.notify() // after the commit: before it, a batch sees none of them
 	}
 	return err
 }

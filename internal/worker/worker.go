@@ -148,7 +148,7 @@ func (w *Worker) Loops() []*background.Loop {
 			Failing: "DLQ worker: entries that wait for a condition are not released",
 		}),
 		background.New(background.Config{
-			Name: "automatic", Interval: w.config.GateInterval, Timeout: gateTimeout, Patience: gateTimeout, Finish: true, OneProcess: true, Once: background.Each(w.Release),
+			Name: "observed", Interval: w.config.GateInterval, Timeout: gateTimeout, Patience: gateTimeout, Finish: true, OneProcess: true, Once: background.Each(w.Release),
 			Failing: "DLQ worker: observed entries are not released where automatic is on",
 		}),
 		background.New(background.Config{
