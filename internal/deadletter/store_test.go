@@ -370,7 +370,7 @@ func TestPlans(t *testing.T) {
 		require.NotContains(t, plan, "Seq Scan on dead_letter_open")
 	}
 	plan := explain(`SELECT d.id FROM (VALUES (1), (2), (3), (4)) AS p (priority) CROSS JOIN LATERAL (
-		SELECT e.id FROM dlq.dead_letter_open e WHERE e.status = 'dlq_pending' AND e.priority = p.priority AND e.next_retry_at <= now()
+		SELECT e.id FROM dlq.dead_letter_open e WHERE e.status = 'dlq_pending' AND e.waiting_for IS DISTINCT FROM 'automatic' AND e.priority = p.priority AND e.next_retry_at <= now()
 		ORDER BY e.next_retry_at, e.id LIMIT 100 FOR UPDATE SKIP LOCKED) d LIMIT 100`)
 	require.Contains(t, plan, "dead_letter_open_due")
 	require.NotContains(t, plan, "Seq Scan")
