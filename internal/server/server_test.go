@@ -334,7 +334,7 @@ func TestOperations(t *testing.T) {
 	for _, p := range health["parts"].([]any) {
 		names = append(names, p.(map[string]any)["name"].(string))
 	}
-	require.Equal(t, []string{"database", "schema", "policy", "ingest", "processing", "dlq-workers"}, names)
+	require.Equal(t, []string{"database", "schema", "policy", "automatic", "ingest", "processing", "dlq-workers"}, names)
 	for _, path := range []string{"/livez", "/readyz"} {
 		status, _, _ := b.call("GET", path, "")
 		require.Equal(t, 200, status, path)
