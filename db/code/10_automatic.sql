@@ -21,8 +21,9 @@ CREATE OR REPLACE VIEW dlq.automatic AS
     WHERE NOT EXISTS (SELECT FROM chosen c WHERE c.scope = 'all');
 COMMENT ON VIEW dlq.automatic IS 'The switches of automatic redelivery that are in force, and where each comes from: operator, policy or default. A row of scope stop: nothing is redelivered by itself. Change them with dlq.set_automatic, dlq.reset_automatic, dlq.stop_automatic and dlq.resume_automatic.';
 
+-- (A scan of the few switches that is forbidden costs so much that Postgres compiles it, which takes longer than all else.)
 CREATE OR REPLACE FUNCTION dlq.automatic_for(p_queue text, p_kind text, p_class text, p_job_kind text) RETURNS boolean
-LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = on SET jit = off AS $$
 DECLARE
     v_on boolean;
 BEGIN
@@ -43,7 +44,7 @@ COMMENT ON FUNCTION dlq.automatic_for IS 'Whether entries of a queue, kind and c
 
 CREATE OR REPLACE FUNCTION dlq.next_step(p_status dlq.dead_letter_status, p_strategy dlq.strategy, p_rule text, p_next_retry_at timestamptz, p_waiting_for text,
     p_class text, p_parked_by text, p_queue text, p_kind text, p_job_kind text) RETURNS text
-LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = on SET jit = off AS $$
 DECLARE
     v_at  text := 'again at ' || to_char(p_next_retry_at AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI') || ' UTC'
         || CASE WHEN p_strategy = 'conditional' THEN ', once its conditions hold,' ELSE '' END

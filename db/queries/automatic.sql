@@ -4,11 +4,11 @@
 SELECT pg_try_advisory_xact_lock_shared(hashtextextended('dlq.automatic', 0)) AS locked;
 
 -- name: AutomaticSwitches :many
--- What people switched, and whose River this is: a row at least.
+-- What people switched, and whose River this is: a row at least. (By an index: a worker's transaction forbids other scans.)
 SELECT (coalesce(r.value, '') = 'attached')::boolean AS attached, coalesce(s.scope, '')::text AS scope, coalesce(s.name, '')::text AS name,
        coalesce(s.enabled, false)::boolean AS enabled, coalesce(s.include, '{}')::text[] AS include, s.at, coalesce(s.actor, '')::text AS actor, s.note
 FROM (SELECT max(t.value) AS value FROM dlq.settings t WHERE t.key = 'river') r
-LEFT JOIN dlq.automatic_switches s ON true
+LEFT JOIN dlq.automatic_switches s ON s.scope IN ('stop', 'all', 'queue', 'kind', 'class')
 ORDER BY s.scope, s.name;
 
 -- name: AutomaticStop :one

@@ -225,7 +225,7 @@ func (s *Switches) Of(e *Entry) Verdict {
 			on = one
 		}
 	}
-	if !on.Enabled && !(own && on.Source == FromDefault) {
+	if !on.Enabled && (!own || on.Source != FromDefault) {
 		return Verdict{Reason: "automatic is off"}
 	}
 	return Verdict{On: true, Reason: "automatic is on"}

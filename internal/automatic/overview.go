@@ -108,7 +108,7 @@ func (s *Switches) With(p *policy.Policy, scope, name string, enabled *bool, inc
 		next.list = append(next.list, Switch{Scope: scope, Name: name, Enabled: *enabled, Include: include, Source: FromOperator})
 	}
 	for _, one := range s.list {
-		if one.Source == FromOperator && !(one.Scope == scope && one.Name == name) {
+		if one.Source == FromOperator && (one.Scope != scope || one.Name != name) {
 			next.list = append(next.list, one)
 		}
 	}

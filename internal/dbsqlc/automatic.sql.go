@@ -81,7 +81,7 @@ const AutomaticSwitches = `-- name: AutomaticSwitches :many
 SELECT (coalesce(r.value, '') = 'attached')::boolean AS attached, coalesce(s.scope, '')::text AS scope, coalesce(s.name, '')::text AS name,
        coalesce(s.enabled, false)::boolean AS enabled, coalesce(s.include, '{}')::text[] AS include, s.at, coalesce(s.actor, '')::text AS actor, s.note
 FROM (SELECT max(t.value) AS value FROM dlq.settings t WHERE t.key = 'river') r
-LEFT JOIN dlq.automatic_switches s ON true
+LEFT JOIN dlq.automatic_switches s ON s.scope IN ('stop', 'all', 'queue', 'kind', 'class')
 ORDER BY s.scope, s.name
 `
 
@@ -96,7 +96,7 @@ type AutomaticSwitchesRow struct {
 	Note     *string
 }
 
-// What people switched, and whose River this is: a row at least.
+// What people switched, and whose River this is: a row at least. (By an index: a worker's transaction forbids other scans.)
 func (q *Queries) AutomaticSwitches(ctx context.Context) ([]AutomaticSwitchesRow, error) {
 	rows, err := q.db.Query(ctx, AutomaticSwitches)
 	if err != nil {

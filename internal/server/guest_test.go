@@ -155,7 +155,7 @@ func TestGuest(t *testing.T) {
 	}
 	require.Equal(t, 6, idle)
 	charge(1)
-	await(23, discarded+" AND NOT metadata ? 'dlq:entry_id'")
+	await(26, discarded+" AND NOT metadata ? 'dlq:entry_id'")
 	require.Equal(t, 25, count("SELECT count(*) FROM dlq.dead_letter_queue"), "nothing is captured any more")
 
 	// And on again: it goes on by itself.
@@ -175,7 +175,7 @@ func TestGuest(t *testing.T) {
 	require.Zero(t, count("SELECT count(*) FROM pg_namespace WHERE nspname = 'dlq'"))
 	require.Zero(t, count("SELECT count(*) FROM pg_trigger WHERE tgname LIKE 'dlq%'"))
 	charge(1)
-	await(25, discarded+" AND NOT metadata ? 'dlq:entry_id'")
+	await(28, discarded+" AND NOT metadata ? 'dlq:entry_id'")
 }
 
 // TestGuest_delivers runs all parts as dlqd's role: River's client works its queues there with the rights that the page lists.
