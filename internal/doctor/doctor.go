@@ -189,10 +189,10 @@ func rights(ctx context.Context, m *postgres.Migrator) Finding {
 		return Finding{Name: "rights", Detail: "could not be looked at: " + err.Error(), Do: "look at it as a role that may"}
 	}
 	var lacking, grants []string
-	does := "role " + role + " has all"
+	does := []string{"role " + role + " has all"}
 	for _, m := range missing {
 		if m.Optional {
-			does += "; without " + m.Object + " it does not " + m.Why
+			does = append(does, "without "+m.Object+" it does not "+m.Why)
 			continue
 		}
 		lacking = append(lacking, m.Part+": to "+m.Why)
@@ -201,7 +201,7 @@ func rights(ctx context.Context, m *postgres.Migrator) Finding {
 	if len(lacking) > 0 {
 		return Finding{Name: "rights", Detail: "role " + role + " lacks rights for " + strings.Join(lacking, "; "), Do: strings.Join(grants, " ")}
 	}
-	return Finding{Name: "rights", OK: true, Detail: does}
+	return Finding{Name: "rights", OK: true, Detail: strings.Join(does, "; ")}
 }
 
 // hidden looks for row level security that hides jobs from dlqd.

@@ -52,8 +52,8 @@ func (m *Migrator) Plan(ctx context.Context) (*Plan, error) {
 	if p.Refusals, err = m.refusals(ctx); err != nil {
 		return nil, err
 	}
-	if p.Err() != nil {
-		return p, nil // what is there cannot be read, or is not ours
+	if len(p.Missing) > 0 || len(p.Refusals) > 0 { // what is there cannot be read, or is not ours
+		return p, nil
 	}
 	status, err := m.status(ctx)
 	if err != nil {

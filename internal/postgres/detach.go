@@ -178,7 +178,7 @@ func (m *Migrator) marked(ctx context.Context) ([]Left, error) {
 	if err := m.Pool.QueryRow(ctx, `SELECT
 		(SELECT count(*) FROM (SELECT FROM `+job+` WHERE metadata ?| $1 LIMIT 100000) j),
 		(SELECT count(*) FROM (SELECT FROM `+job+` WHERE kind = 'dlqd_message' AND finalized_at IS NULL LIMIT 100000) j)`, marks).Scan(&jobs, &messages); err != nil {
-		return []Left{{"marks in the metadata of jobs, which could not be counted: " + err.Error(), nil}}, nil
+		return []Left{{"marks in the metadata of jobs, which could not be counted: " + err.Error(), nil}}, nil //nolint:nilerr // it is told
 	}
 	var left []Left
 	if jobs > 0 {

@@ -81,11 +81,12 @@ type MissingRightsError struct {
 }
 
 func (e *MissingRightsError) Error() string {
-	lines := []string{fmt.Sprintf("role %s lacks rights; nothing was changed. As a role that may grant them:", e.Role)}
+	var text strings.Builder
+	fmt.Fprintf(&text, "role %s lacks rights; nothing was changed. As a role that may grant them:", e.Role)
 	for _, m := range e.Missing {
-		lines = append(lines, "  "+m.GrantSQL+"  -- to "+m.Why)
+		text.WriteString("\n  " + m.GrantSQL + " -- to " + m.Why)
 	}
-	return strings.Join(lines, "\n")
+	return text.String()
 }
 
 // MissingRights checks the rights of some parts for the role of this session, one privilege after another. A table that
