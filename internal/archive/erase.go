@@ -17,6 +17,9 @@ import (
 	"github.com/dlqd/dlqd/internal/deadletter"
 )
 
+// retentionTimeout bounds how long an erasure waits for a round of retention to end.
+const retentionTimeout = time.Hour
+
 // erasedDetail is what is left of what an edit put into a payload.
 var erasedDetail = json.RawMessage(`{"erased": true}`)
 
@@ -27,7 +30,7 @@ var erasedDetail = json.RawMessage(`{"erased": true}`)
 // It returns how many entries it erased and how many units it looked through.
 func (a *Archive) Erase(ctx context.Context, store *deadletter.Store, erasure uuid.UUID, filter json.RawMessage) (entries int64, units int, err error) {
 	err = store.InTx(ctx, func(q *dbsqlc.Queries, _ pgx.Tx) error {
-		if err := q.WaitForRetention(ctx); err != nil {
+		if err := waitForRetention(ctx, q); err != nil {
 			return err
 		}
 		all, err := a.Units(ctx)
@@ -56,6 +59,12 @@ func (a *Archive) Erase(ctx context.Context, store *deadletter.Store, erasure uu
 		return a.deleteUnnamed(ctx, all)
 	})
 	return entries, units, err
+}
+
+func waitForRetention(ctx context.Context, q *dbsqlc.Queries) error {
+	ctx, cancel := context.WithTimeout(ctx, retentionTimeout)
+	defer cancel()
+	return q.WaitForRetention(ctx)
 }
 
 // entryID is the id of an entry's line.

@@ -30,8 +30,13 @@ type Erasure struct {
 
 const erasureColumns = "id, at, actor, db_user, origin, note, filter_sha256, fields, entries, jobs, under_way, archived, archives, archive, finished_at"
 
+// eraseTimeout bounds an erasure, which is one statement however many entries it blanks.
+const eraseTimeout = time.Hour
+
 // Erase takes the data of whoever a filter names out of the database, and returns the record of it.
 func (s *Store) Erase(ctx context.Context, filter json.RawMessage, act Act) (e Erasure, err error) {
+	ctx, cancel := context.WithTimeout(ctx, eraseTimeout)
+	defer cancel()
 	err = s.move(ctx, func(tx pgx.Tx) error {
 		rows, err := tx.Query(ctx, s.schemas.Render("SELECT "+erasureColumns+" FROM dlq.erase($1, $2, $3)"), filter, nullable(act.Note), act.Actor)
 		if err != nil {

@@ -89,6 +89,7 @@ func (s MigrationStatus) Current() bool {
 
 // Up applies River's migrations and dlqd's, and installs dlqd's functions, views and triggers.
 func (m *Migrator) Up(ctx context.Context) error {
+	ctx = Unbounded(ctx)
 	return m.exclusively(ctx, func() error {
 		status, err := m.status(ctx)
 		if err != nil {
@@ -114,6 +115,7 @@ func (m *Migrator) Up(ctx context.Context) error {
 // Down takes back dlqd's last migration. Functions, views and triggers go first: they are of the newer tables. Once
 // no migration of dlqd's is left, and River was made by [Migrator.Up], River's tables go too.
 func (m *Migrator) Down(ctx context.Context) error {
+	ctx = Unbounded(ctx)
 	return m.exclusively(ctx, func() error {
 		status, err := m.status(ctx)
 		if err != nil {
