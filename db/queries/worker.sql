@@ -93,11 +93,6 @@ CROSS JOIN LATERAL (
 ORDER BY d.next_retry_at
 LIMIT 1;
 
--- name: ReservePace :one
--- Places in a stream of redeliveries, over all processes.
-SELECT p.first_at::timestamptz AS first_at, p.granted::integer AS granted
-FROM dlq.reserve_pace(@name::text, @rate::float8, @count::integer, @now::timestamptz, sqlc.narg('within')::interval) p;
-
 -- name: BehindOthers :many
 -- Which of these entries have work of their ordering key before them that is not done.
 SELECT e.id FROM dlq.dead_letter_open e
@@ -158,7 +153,6 @@ ORDER BY e.id
 LIMIT @max_entries::integer
 FOR UPDATE SKIP LOCKED;
 
-
 -- name: StuckGroups :many
 -- Failure groups (queue and fingerprint) with entries that are parked or failed: one probe of the index
 -- dead_letter_by_fingerprint for each group.
@@ -200,3 +194,28 @@ FOR UPDATE SKIP LOCKED;
 -- name: SmartGates :many
 -- Gates of smart retry that are on their way.
 SELECT name FROM dlq.gates WHERE name LIKE 'smart:%' AND state IN ('probing', 'open');
+
+-- name: ObservedGroups :many
+-- Groups of observed entries: one probe of the index dead_letter_open_observed for each.
+WITH RECURSIVE g AS (
+    (SELECT e.queue, e.job_kind, e.kind, e.error_class FROM dlq.dead_letter_open e
+     WHERE e.status = 'dlq_pending' AND e.waiting_for = 'automatic'
+     ORDER BY e.queue, e.job_kind, e.kind, e.error_class LIMIT 1)
+    UNION ALL
+    SELECT n.queue, n.job_kind, n.kind, n.error_class
+    FROM g CROSS JOIN LATERAL (
+        SELECT e.queue, e.job_kind, e.kind, e.error_class FROM dlq.dead_letter_open e
+        WHERE e.status = 'dlq_pending' AND e.waiting_for = 'automatic' AND (e.queue, e.job_kind, e.kind, e.error_class) > (g.queue, g.job_kind, g.kind, g.error_class)
+        ORDER BY e.queue, e.job_kind, e.kind, e.error_class LIMIT 1) n
+)
+SELECT g.queue::text AS queue, g.job_kind::text AS job_kind, g.kind::text AS kind, g.error_class::text AS error_class FROM g LIMIT @most::integer;
+
+-- name: ClaimObserved :many
+-- The most urgent and oldest observed entries of a group.
+SELECT e.id, e.next_retry_at, e.rule, e.captured_by, e.max_retries
+FROM dlq.dead_letter_open e
+WHERE e.status = 'dlq_pending' AND e.waiting_for = 'automatic'
+  AND e.queue = @queue::text AND e.job_kind = @job_kind::text AND e.kind = @kind::text AND e.error_class = @error_class::text
+ORDER BY e.priority, e.id
+LIMIT @max_entries::integer
+FOR UPDATE SKIP LOCKED;

@@ -136,6 +136,65 @@ func (q *Queries) ClaimDue(ctx context.Context, arg ClaimDueParams) ([]ClaimDueR
 	return items, nil
 }
 
+const ClaimObserved = `-- name: ClaimObserved :many
+SELECT e.id, e.next_retry_at, e.rule, e.captured_by, e.max_retries
+FROM dlq.dead_letter_open e
+WHERE e.status = 'dlq_pending' AND e.waiting_for = 'automatic'
+  AND e.queue = $1::text AND e.job_kind = $2::text AND e.kind = $3::text AND e.error_class = $4::text
+ORDER BY e.priority, e.id
+LIMIT $5::integer
+FOR UPDATE SKIP LOCKED
+`
+
+type ClaimObservedParams struct {
+	Queue      string
+	JobKind    string
+	Kind       string
+	ErrorClass string
+	MaxEntries int32
+}
+
+type ClaimObservedRow struct {
+	ID          uuid.UUID
+	NextRetryAt *time.Time
+	Rule        *string
+	CapturedBy  string
+	MaxRetries  int32
+}
+
+// The most urgent and oldest observed entries of a group.
+func (q *Queries) ClaimObserved(ctx context.Context, arg ClaimObservedParams) ([]ClaimObservedRow, error) {
+	rows, err := q.db.Query(ctx, ClaimObserved,
+		arg.Queue,
+		arg.JobKind,
+		arg.Kind,
+		arg.ErrorClass,
+		arg.MaxEntries,
+	)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	items := []ClaimObservedRow{}
+	for rows.Next() {
+		var i ClaimObservedRow
+		if err := rows.Scan(
+			&i.ID,
+			&i.NextRetryAt,
+			&i.Rule,
+			&i.CapturedBy,
+			&i.MaxRetries,
+		); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
 const ClaimStuck = `-- name: ClaimStuck :many
 SELECT e.id, e.queue, e.kind, e.error_class, e.rule, e.job_kind, e.captured_by, e.max_retries FROM dlq.dead_letter_queue e
 WHERE e.status IN ('dlq_manual', 'dlq_failed') AND e.queue = $1::text AND e.fingerprint = $2::text
@@ -521,6 +580,54 @@ func (q *Queries) NextDue(ctx context.Context) (time.Time, error) {
 	return next_due, err
 }
 
+const ObservedGroups = `-- name: ObservedGroups :many
+WITH RECURSIVE g AS (
+    (SELECT e.queue, e.job_kind, e.kind, e.error_class FROM dlq.dead_letter_open e
+     WHERE e.status = 'dlq_pending' AND e.waiting_for = 'automatic'
+     ORDER BY e.queue, e.job_kind, e.kind, e.error_class LIMIT 1)
+    UNION ALL
+    SELECT n.queue, n.job_kind, n.kind, n.error_class
+    FROM g CROSS JOIN LATERAL (
+        SELECT e.queue, e.job_kind, e.kind, e.error_class FROM dlq.dead_letter_open e
+        WHERE e.status = 'dlq_pending' AND e.waiting_for = 'automatic' AND (e.queue, e.job_kind, e.kind, e.error_class) > (g.queue, g.job_kind, g.kind, g.error_class)
+        ORDER BY e.queue, e.job_kind, e.kind, e.error_class LIMIT 1) n
+)
+SELECT g.queue::text AS queue, g.job_kind::text AS job_kind, g.kind::text AS kind, g.error_class::text AS error_class FROM g LIMIT $1::integer
+`
+
+type ObservedGroupsRow struct {
+	Queue      string
+	JobKind    string
+	Kind       string
+	ErrorClass string
+}
+
+// Groups of observed entries: one probe of the index dead_letter_open_observed for each.
+func (q *Queries) ObservedGroups(ctx context.Context, most int32) ([]ObservedGroupsRow, error) {
+	rows, err := q.db.Query(ctx, ObservedGroups, most)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	items := []ObservedGroupsRow{}
+	for rows.Next() {
+		var i ObservedGroupsRow
+		if err := rows.Scan(
+			&i.Queue,
+			&i.JobKind,
+			&i.Kind,
+			&i.ErrorClass,
+		); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
 const Park = `-- name: Park :exec
 UPDATE dlq.dead_letter_queue e SET
     status = 'dlq_manual',
@@ -621,38 +728,6 @@ func (q *Queries) Reserve(ctx context.Context, arg ReserveParams) error {
 		arg.Reasons,
 	)
 	return err
-}
-
-const ReservePace = `-- name: ReservePace :one
-SELECT p.first_at::timestamptz AS first_at, p.granted::integer AS granted
-FROM dlq.reserve_pace($1::text, $2::float8, $3::integer, $4::timestamptz, $5::interval) p
-`
-
-type ReservePaceParams struct {
-	Name   string
-	Rate   float64
-	Count  int32
-	Now    time.Time
-	Within *time.Duration
-}
-
-type ReservePaceRow struct {
-	FirstAt time.Time
-	Granted int32
-}
-
-// Places in a stream of redeliveries, over all processes.
-func (q *Queries) ReservePace(ctx context.Context, arg ReservePaceParams) (ReservePaceRow, error) {
-	row := q.db.QueryRow(ctx, ReservePace,
-		arg.Name,
-		arg.Rate,
-		arg.Count,
-		arg.Now,
-		arg.Within,
-	)
-	var i ReservePaceRow
-	err := row.Scan(&i.FirstAt, &i.Granted)
-	return i, err
 }
 
 const SetGate = `-- name: SetGate :exec
