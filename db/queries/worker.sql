@@ -2,9 +2,11 @@
 -- The most urgent due entries, oldest first, that no other worker holds. One range of the index dead_letter_open_due
 -- for each priority: a single scan over all of them would step over every urgent entry that is not due yet.
 -- What only a decision reads (the error, whole) is read of undecided entries alone.
-SELECT d.id, d.queue, d.kind, d.source, d.error_message, d.error_type, d.error_code, d.error_class, d.reported_class, d.error_stack_trace,
-       d.error_context, d.dlq_retry_count, d.strategy, d.rule, d.waiting_for, d.next_retry_at, d.ordering_key, d.last_failed_at,
-       d.job_kind, d.captured_by, d.max_retries, d.fingerprint
+SELECT d.id, d.queue, d.kind, coalesce(d.source, '')::text AS source, d.error_message, coalesce(d.error_type, '')::text AS error_type,
+       coalesce(d.error_code, '')::text AS error_code, coalesce(d.error_class, '')::text AS error_class, coalesce(d.reported_class, '')::text AS reported_class,
+       d.error_stack_trace, d.error_context, d.dlq_retry_count, coalesce(d.strategy::text, '')::text AS strategy, coalesce(d.rule, '')::text AS rule,
+       coalesce(d.waiting_for, '')::text AS waiting_for, d.next_retry_at, coalesce(d.ordering_key, '')::text AS ordering_key, d.last_failed_at,
+       d.job_kind, d.captured_by, d.max_retries, coalesce(d.fingerprint, '')::text AS fingerprint
 FROM (VALUES (1), (2), (3), (4)) AS p (priority)
 CROSS JOIN LATERAL (
     SELECT e.id, e.queue, e.kind, e.source, e.error_type, e.error_code, e.error_class, e.reported_class,
@@ -22,7 +24,8 @@ CROSS JOIN LATERAL (
 LIMIT @max_entries::integer;
 
 -- name: Decide :exec
--- What the planner decided of claimed entries: pending until their time comes, or a person's.
+-- What the planner decided of claimed entries (an array of the worker's type decision): pending until their time comes, or a
+-- person's.
 UPDATE dlq.dead_letter_queue e SET
     status = d.status::dlq.dead_letter_status,
     strategy = d.strategy::dlq.strategy,
@@ -33,18 +36,12 @@ UPDATE dlq.dead_letter_queue e SET
     waiting_for = nullif(d.waiting_for, ''),
     dlq_max_retries = coalesce(nullif(d.max_retries, 0), e.dlq_max_retries),
     priority = coalesce(nullif(d.priority, 0), e.priority),
-    tags = CASE WHEN d.tags = '[]' THEN e.tags ELSE ARRAY(SELECT DISTINCT t FROM unnest(e.tags || ARRAY(SELECT jsonb_array_elements_text(d.tags))) t) END,
+    tags = CASE WHEN d.tags IS NULL THEN e.tags ELSE ARRAY(SELECT DISTINCT t FROM unnest(e.tags || ARRAY(SELECT jsonb_array_elements_text(d.tags))) t) END,
     assigned_to = coalesce(e.assigned_to, nullif(d.assignee, '')),
     config_version = @config_version::text,
-    move = jsonb_build_object('actor', @actor::text, 'reason', d.reason, 'note', sqlc.narg('note')::text)
-FROM (
-    SELECT unnest(@ids::uuid[]) AS id, unnest(@statuses::text[]) AS status, unnest(@waiting_fors::text[]) AS waiting_for,
-           unnest(@max_retries::integer[]) AS max_retries, unnest(@priorities::smallint[]) AS priority,
-           unnest(@tags::jsonb[]) AS tags, unnest(@assignees::text[]) AS assignee, unnest(@strategies::text[]) AS strategy,
-           unnest(@error_classes::text[]) AS error_class, unnest(@rules::text[]) AS rule,
-           unnest(@fingerprints::text[]) AS fingerprint, unnest(@next_retry_ats::timestamptz[]) AS next_retry_at,
-           unnest(@reasons::text[]) AS reason
-) d
+    move = jsonb_build_object('actor', @actor::text, 'reason', d.reason, 'note', nullif(@note::text, ''))
+FROM jsonb_to_recordset(@decisions::jsonb) AS d (id uuid, status text, waiting_for text, max_retries integer, priority smallint, tags jsonb, assignee text,
+    strategy text, error_class text, rule text, fingerprint text, next_retry_at timestamptz, reason text)
 WHERE e.id = d.id AND e.status IN ('dlq_pending', 'dlq_manual');
 
 -- name: PutOff :exec
@@ -55,9 +52,7 @@ UPDATE dlq.dead_letter_queue e SET
     next_retry_at = d.next_retry_at,
     waiting_for = nullif(d.waiting_for, ''),
     move = jsonb_build_object('actor', @actor::text, 'reason', d.reason)
-FROM (
-    SELECT unnest(@ids::uuid[]) AS id, unnest(@waiting_fors::text[]) AS waiting_for, unnest(@next_retry_ats::timestamptz[]) AS next_retry_at, unnest(@reasons::text[]) AS reason
-) d
+FROM jsonb_to_recordset(@entries::jsonb) AS d (id uuid, waiting_for text, next_retry_at timestamptz, reason text)
 WHERE e.id = d.id AND e.status = 'dlq_pending';
 
 -- name: Park :exec
@@ -67,7 +62,7 @@ UPDATE dlq.dead_letter_queue e SET
     strategy = 'manual',
     parked_by = @actor::text,
     move = jsonb_build_object('actor', @actor::text, 'reason', d.reason)
-FROM (SELECT unnest(@ids::uuid[]) AS id, unnest(@reasons::text[]) AS reason) d
+FROM jsonb_to_recordset(@entries::jsonb) AS d (id uuid, reason text)
 WHERE e.id = d.id AND e.status = 'dlq_pending';
 
 -- name: Reserve :exec
@@ -77,7 +72,7 @@ UPDATE dlq.dead_letter_queue e SET
     strategy = 'manual',
     rule = d.rule,
     move = jsonb_build_object('actor', @actor::text, 'reason', d.reason)
-FROM (SELECT unnest(@ids::uuid[]) AS id, unnest(@rules::text[]) AS rule, unnest(@reasons::text[]) AS reason) d
+FROM jsonb_to_recordset(@entries::jsonb) AS d (id uuid, rule text, reason text)
 WHERE e.id = d.id AND e.status = 'dlq_pending';
 
 -- name: NextDue :one
@@ -111,7 +106,8 @@ SELECT q.queue::text AS queue FROM q WHERE q.queue IS NOT NULL;
 
 -- name: ClaimWaiting :many
 -- The most urgent and oldest entries of a queue that wait for a condition.
-SELECT e.id, e.queue, e.kind, e.error_class, e.rule, e.waiting_for, e.job_kind, e.captured_by, e.max_retries
+SELECT e.id, e.queue, e.kind, coalesce(e.error_class, '')::text AS error_class, coalesce(e.rule, '')::text AS rule, coalesce(e.waiting_for, '')::text AS waiting_for,
+       e.job_kind, e.captured_by, e.max_retries
 FROM dlq.dead_letter_open e
 WHERE e.status = 'dlq_pending' AND e.waiting_for LIKE 'condition: %' AND e.queue = @queue::text
 ORDER BY e.priority, e.id
@@ -142,11 +138,13 @@ FROM dlq.dead_letter_queue e WHERE e.id = ANY (@probes::uuid[]);
 -- name: DecidedAfter :many
 -- A page of the open entries that rules have judged, and no person: those that reclassify looks at. The columns are those
 -- of ClaimDue.
-SELECT e.id, e.queue, e.kind, e.source, coalesce(left(e.error_message, 8192), '')::text AS error_message, e.error_type, e.error_code,
-       e.error_class, e.reported_class, coalesce(left(e.error_stack_trace, 8192), '')::text AS error_stack_trace,
+SELECT e.id, e.queue, e.kind, coalesce(e.source, '')::text AS source, coalesce(left(e.error_message, 8192), '')::text AS error_message,
+       coalesce(e.error_type, '')::text AS error_type, coalesce(e.error_code, '')::text AS error_code, coalesce(e.error_class, '')::text AS error_class,
+       coalesce(e.reported_class, '')::text AS reported_class, coalesce(left(e.error_stack_trace, 8192), '')::text AS error_stack_trace,
        CASE WHEN pg_column_size(e.error_context) <= 65536 THEN e.error_context END::jsonb AS error_context,
-       e.dlq_retry_count, e.strategy, e.rule, e.waiting_for, e.next_retry_at, e.ordering_key, e.last_failed_at,
-       e.job_kind, e.captured_by, e.max_retries, e.fingerprint
+       e.dlq_retry_count, coalesce(e.strategy::text, '')::text AS strategy, coalesce(e.rule, '')::text AS rule, coalesce(e.waiting_for, '')::text AS waiting_for,
+       e.next_retry_at, coalesce(e.ordering_key, '')::text AS ordering_key, e.last_failed_at,
+       e.job_kind, e.captured_by, e.max_retries, coalesce(e.fingerprint, '')::text AS fingerprint
 FROM dlq.dead_letter_open e
 WHERE e.id > @after::uuid AND e.status IN ('dlq_pending', 'dlq_manual') AND e.strategy IS NOT NULL AND e.parked_by IS NULL
 ORDER BY e.id
@@ -184,7 +182,8 @@ SELECT count(*) FROM (
 -- name: ClaimStuck :many
 -- The oldest parked or failed entries of a failure group, after one of them, that no person parked and that have not failed
 -- since a time.
-SELECT e.id, e.queue, e.kind, e.error_class, e.rule, e.job_kind, e.captured_by, e.max_retries FROM dlq.dead_letter_queue e
+SELECT e.id, e.queue, e.kind, coalesce(e.error_class, '')::text AS error_class, coalesce(e.rule, '')::text AS rule, e.job_kind, e.captured_by, e.max_retries
+FROM dlq.dead_letter_queue e
 WHERE e.status IN ('dlq_manual', 'dlq_failed') AND e.queue = @queue::text AND e.fingerprint = @fingerprint::text
   AND e.parked_by IS NULL AND e.last_failed_at < @before::timestamptz AND e.error_class = ANY (@classes::text[]) AND e.id > @after::uuid
 ORDER BY e.id
@@ -212,7 +211,7 @@ SELECT g.queue::text AS queue, g.job_kind::text AS job_kind, g.kind::text AS kin
 
 -- name: ClaimObserved :many
 -- The most urgent and oldest observed entries of a group.
-SELECT e.id, e.next_retry_at, e.rule, e.captured_by, e.max_retries
+SELECT e.id, e.next_retry_at::timestamptz AS next_retry_at, coalesce(e.rule, '')::text AS rule, e.captured_by, e.max_retries
 FROM dlq.dead_letter_open e
 WHERE e.status = 'dlq_pending' AND e.waiting_for = 'automatic'
   AND e.queue = @queue::text AND e.job_kind = @job_kind::text AND e.kind = @kind::text AND e.error_class = @error_class::text

@@ -152,7 +152,7 @@ func (w *Worker) conditionGate(ctx context.Context, queue string) error {
 
 func waitingEntry(row *dbsqlc.ClaimWaitingRow) *strategy.Entry {
 	return &strategy.Entry{
-		Facts: strategy.Facts{Class: riverdlq.Class(value(row.ErrorClass)), Queue: row.Queue, Kind: row.Kind}, Rule: value(row.Rule), WaitingFor: value(row.WaitingFor),
+		Facts: strategy.Facts{Class: riverdlq.Class(row.ErrorClass), Queue: row.Queue, Kind: row.Kind}, Rule: row.Rule, WaitingFor: row.WaitingFor,
 	}
 }
 

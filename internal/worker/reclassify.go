@@ -60,13 +60,10 @@ func Reclassify(ctx context.Context, store *deadletter.Store, planner *strategy.
 			}
 			by, now := judged{planner, switches}, time.Now()
 			decide := decisions{}
-			if act.Note != "" {
-				decide.params.Note = &act.Note
-			}
 			for i := range rows {
 				row := dbsqlc.ClaimDueRow(rows[i])
-				d := by.decide(&row, entryWith(&row, value(row.ReportedClass)), now)
-				c := change{Judgement{value(row.ErrorClass), value(row.Rule), value(row.Strategy)}, Judgement{string(d.Class), d.Rule, d.Strategy}}
+				d := by.decide(&row, entryWith(&row, row.ReportedClass), now)
+				c := change{Judgement{row.ErrorClass, row.Rule, row.Strategy}, Judgement{string(d.Class), d.Rule, d.Strategy}}
 				if c.from == c.to {
 					continue
 				}
@@ -80,7 +77,7 @@ func Reclassify(ctx context.Context, store *deadletter.Store, planner *strategy.
 			if dryRun {
 				return nil
 			}
-			return decide.write(ctx, tx, act.Actor, version)
+			return decide.write(ctx, tx, act, version)
 		})
 		if err != nil {
 			return nil, err

@@ -49,7 +49,7 @@ func (w *Worker) Release(ctx context.Context) error {
 		for i := range groups {
 			g := &groups[i]
 			of := automatic.Entry{Queue: g.Queue, Kind: g.Kind, Class: g.ErrorClass, JobKind: g.JobKind}
-			if left := maxRelease - len(aside.putOff.Ids); left <= 0 {
+			if left := maxRelease - len(aside.waiting); left <= 0 {
 				break
 			} else if by.switches.Of(&of).On {
 				if err := w.releaseGroup(ctx, tx, by, g, left, &aside); err != nil {
@@ -57,7 +57,7 @@ func (w *Worker) Release(ctx context.Context) error {
 				}
 			}
 		}
-		released = len(aside.putOff.Ids) > 0
+		released = len(aside.waiting) > 0
 		return aside.write(ctx, tx, w.actor, counts)
 	})
 	if errors.Is(err, errSwitching) {
@@ -83,9 +83,9 @@ func (w *Worker) releaseGroup(ctx context.Context, tx transaction, by *judged, g
 	var due []dbsqlc.ClaimObservedRow
 	for _, row := range rows {
 		v := by.switches.Of(switched(&dbsqlc.ClaimDueRow{
-			Queue: g.Queue, Kind: g.Kind, ErrorClass: &g.ErrorClass, JobKind: g.JobKind, CapturedBy: row.CapturedBy, MaxRetries: row.MaxRetries, Rule: row.Rule,
+			Queue: g.Queue, Kind: g.Kind, ErrorClass: g.ErrorClass, JobKind: g.JobKind, CapturedBy: row.CapturedBy, MaxRetries: row.MaxRetries, Rule: row.Rule,
 		}))
-		switch next := value(row.NextRetryAt); {
+		switch next := row.NextRetryAt; {
 		case aside.unlessOn(row.ID, next, v): // a person's: it was observed before switches were, or by another dlqd
 		case next.After(now):
 			aside.wait(row.ID, next, "", v.Reason)

@@ -238,7 +238,7 @@ func (w *Worker) oneByOne(ctx context.Context, entries int) error {
 			w.config.Logger.Error("DLQ worker: entry refused by the database; parking it", "entry", claimed[0], "error", err)
 			reason := "the database refused to redeliver it: " + strings.ToValidUTF8(err.Error(), "?")
 			err = inTx(ctx, w.config.Store, func(tx transaction) error {
-				return tx.Park(ctx, dbsqlc.ParkParams{Actor: w.actor, Ids: claimed, Reasons: []string{reason}})
+				return park(ctx, tx, w.actor, []reserved{{ID: claimed[0], Reason: reason}})
 			})
 			w.config.Observe("parked", 1, 0)
 		}
@@ -310,7 +310,7 @@ func (w *Worker) handle(ctx context.Context, tx transaction, rows []dbsqlc.Claim
 	for i := range rows {
 		row := &rows[i]
 		entry := entryOf(row)
-		if row.Strategy == nil {
+		if row.Strategy == "" {
 			d := by.decide(row, entry, now)
 			counts[decide.add(row.ID, &d)]++
 			if d.Strategy == strategy.Manual {
@@ -318,13 +318,13 @@ func (w *Worker) handle(ctx context.Context, tx transaction, rows []dbsqlc.Claim
 			}
 			continue
 		}
-		if v := by.switches.Of(switched(row)); aside.unlessOn(row.ID, value(row.NextRetryAt), v) {
+		if v := by.switches.Of(switched(row)); aside.unlessOn(row.ID, *row.NextRetryAt, v) {
 			if v.Reserved != "" {
-				parked = append(parked, Parked{ID: row.ID, Queue: row.Queue, Kind: row.Kind, Class: entry.Class, Rule: v.Reserved, Fingerprint: value(row.Fingerprint)})
+				parked = append(parked, Parked{ID: row.ID, Queue: row.Queue, Kind: row.Kind, Class: entry.Class, Rule: v.Reserved, Fingerprint: row.Fingerprint})
 			}
 			continue
 		}
-		if v := planner.Due(entry, *row.Strategy, now); v.Redeliver {
+		if v := planner.Due(entry, row.Strategy, now); v.Redeliver {
 			due = append(due, row)
 		} else {
 			wait(row, v.Again, v.WaitingFor, v.Reason)
@@ -336,7 +336,7 @@ func (w *Worker) handle(ctx context.Context, tx transaction, rows []dbsqlc.Claim
 	if due, err = w.inPace(ctx, tx, planner, due, now, wait); err != nil {
 		return nil, fmt.Errorf("pace: %w", err)
 	}
-	if err := decide.write(ctx, tx, w.actor, planner.Policy().Version()); err != nil {
+	if err := decide.write(ctx, tx, deadletter.Act{Actor: w.actor}, planner.Policy().Version()); err != nil {
 		return nil, fmt.Errorf("decide: %w", err)
 	}
 	if err := aside.write(ctx, tx, w.actor, counts); err != nil {
@@ -358,7 +358,7 @@ func (w *Worker) inOrder(ctx context.Context, tx transaction, planner *strategy.
 ) ([]*dbsqlc.ClaimDueRow, error) {
 	var ordered []uuid.UUID
 	for _, row := range due {
-		if queue := planner.Policy().Queues[row.Queue]; queue != nil && queue.Ordering && row.OrderingKey != nil {
+		if queue := planner.Policy().Queues[row.Queue]; queue != nil && queue.Ordering && row.OrderingKey != "" {
 			ordered = append(ordered, row.ID)
 		}
 	}
@@ -387,7 +387,7 @@ func (w *Worker) inPace(ctx context.Context, tx transaction, planner *strategy.P
 	without := map[policy.Pace][]*dbsqlc.ClaimDueRow{}
 	for _, row := range due {
 		of := planner.Policy().PaceOf(row.Queue)
-		has := row.WaitingFor != nil && *row.WaitingFor == strategy.WaitsForPace && row.NextRetryAt != nil && now.Sub(*row.NextRetryAt) < placeKept
+		has := row.WaitingFor == strategy.WaitsForPace && now.Sub(*row.NextRetryAt) < placeKept
 		if of.PerSecond == 0 || has {
 			ready = append(ready, row)
 			continue
@@ -418,28 +418,22 @@ func (w *Worker) redeliver(ctx context.Context, tx transaction, ids []uuid.UUID,
 	if err != nil {
 		return fmt.Errorf("redeliver: %w", err)
 	}
-	live := dbsqlc.ParkParams{Actor: w.actor}
+	var live []reserved
 	for _, r := range redeliveries {
 		if r.LiveJobID != 0 { // whether to run both is a person's decision
-			live.Ids = append(live.Ids, r.EntryID)
-			live.Reasons = append(live.Reasons, fmt.Sprintf("job %d with the same unique key is live; replay with force to run both", r.LiveJobID))
+			live = append(live, reserved{ID: r.EntryID, Reason: fmt.Sprintf("job %d with the same unique key is live; replay with force to run both", r.LiveJobID)})
 			counts["parked"]++
 			continue
 		}
 		counts["redelivered"]++
 	}
-	if len(live.Ids) > 0 {
-		if err := tx.Park(ctx, live); err != nil {
-			return fmt.Errorf("park: %w", err)
-		}
-	}
-	return nil
+	return park(ctx, tx, w.actor, live)
 }
 
 func entryOf(row *dbsqlc.ClaimDueRow) *strategy.Entry {
-	class := value(row.ReportedClass)
-	if row.Strategy != nil {
-		class = value(row.ErrorClass) // decided
+	class := row.ReportedClass
+	if row.Strategy != "" {
+		class = row.ErrorClass // decided
 	}
 	return entryWith(row, class)
 }
@@ -452,10 +446,10 @@ func entryWith(row *dbsqlc.ClaimDueRow, class string) *strategy.Entry {
 	_ = json.Unmarshal(row.ErrorContext, &said) // an application's: what cannot be read says nothing
 	return &strategy.Entry{
 		Facts: strategy.Facts{
-			Type: value(row.ErrorType), Code: value(row.ErrorCode), Message: row.ErrorMessage, Class: riverdlq.Class(class),
-			Panic: row.ErrorStackTrace != "", Context: row.ErrorContext, Kind: row.Kind, Queue: row.Queue, Source: value(row.Source),
+			Type: row.ErrorType, Code: row.ErrorCode, Message: row.ErrorMessage, Class: riverdlq.Class(class),
+			Panic: row.ErrorStackTrace != "", Context: row.ErrorContext, Kind: row.Kind, Queue: row.Queue, Source: row.Source,
 		},
-		Trace: row.ErrorStackTrace, Rule: value(row.Rule), WaitingFor: value(row.WaitingFor),
+		Trace: row.ErrorStackTrace, Rule: row.Rule, WaitingFor: row.WaitingFor,
 		RetryCount: int(row.DlqRetryCount), LastFailedAt: row.LastFailedAt,
 		RetryAfter: time.Duration(min(max(said.RetryAfterSeconds, 0), maxRetryAfter.Seconds()) * float64(time.Second)),
 	}
@@ -464,8 +458,8 @@ func entryWith(row *dbsqlc.ClaimDueRow, class string) *strategy.Entry {
 // switched is an entry as the switches of automatic redelivery see it, of the class that was decided.
 func switched(row *dbsqlc.ClaimDueRow) *automatic.Entry {
 	return &automatic.Entry{
-		Queue: row.Queue, Kind: row.Kind, Class: value(row.ErrorClass), JobKind: row.JobKind,
-		Backfilled: row.CapturedBy == automatic.CapturedByBackfill, SingleAttempt: row.MaxRetries == 1, Unparked: value(row.Rule) == policy.RuleUnparked,
+		Queue: row.Queue, Kind: row.Kind, Class: row.ErrorClass, JobKind: row.JobKind,
+		Backfilled: row.CapturedBy == automatic.CapturedByBackfill, SingleAttempt: row.MaxRetries == 1, Unparked: row.Rule == policy.RuleUnparked,
 	}
 }
 
@@ -487,101 +481,6 @@ func (j *judged) decide(row *dbsqlc.ClaimDueRow, entry *strategy.Entry, now time
 		d.WaitingFor = strategy.WaitsForAutomatic
 	}
 	return d
-}
-
-func value[T any](v *T) T {
-	if v == nil {
-		var none T
-		return none
-	}
-	return *v
-}
-
-// aside gathers decided entries that do not go now, and writes them in one statement for each kind of reason.
-type aside struct {
-	putOff   dbsqlc.PutOffParams
-	reserved dbsqlc.ReserveParams
-}
-
-// wait has an entry wait until a time, and for something else if that is not empty.
-func (a *aside) wait(id uuid.UUID, until time.Time, waitingFor, reason string) {
-	a.putOff.Ids = append(a.putOff.Ids, id)
-	a.putOff.NextRetryAts = append(a.putOff.NextRetryAts, until)
-	a.putOff.WaitingFors = append(a.putOff.WaitingFors, waitingFor)
-	a.putOff.Reasons = append(a.putOff.Reasons, reason)
-}
-
-// unlessOn puts an entry aside, unless it may go by itself: it is observed, or a person's. It reports whether it did.
-func (a *aside) unlessOn(id uuid.UUID, next time.Time, v automatic.Verdict) bool {
-	switch {
-	case v.Reserved != "":
-		a.reserved.Ids = append(a.reserved.Ids, id)
-		a.reserved.Rules = append(a.reserved.Rules, v.Reserved)
-		a.reserved.Reasons = append(a.reserved.Reasons, v.Reason)
-	case !v.On:
-		a.wait(id, next, strategy.WaitsForAutomatic, "observed: "+v.Reason)
-	default:
-		return false
-	}
-	return true
-}
-
-// write writes what was gathered, if anything.
-func (a *aside) write(ctx context.Context, tx transaction, actor string, counts map[string]int) error {
-	a.putOff.Actor, a.reserved.Actor = actor, actor
-	if n := len(a.putOff.Ids); n > 0 {
-		if err := tx.PutOff(ctx, a.putOff); err != nil {
-			return fmt.Errorf("put off: %w", err)
-		}
-		counts["put_off"] += n
-	}
-	if n := len(a.reserved.Ids); n > 0 {
-		if err := tx.Reserve(ctx, a.reserved); err != nil {
-			return fmt.Errorf("park: %w", err)
-		}
-		counts["parked"] += n
-	}
-	return nil
-}
-
-// decisions are gathered, and written in one statement.
-type decisions struct{ params dbsqlc.DecideParams }
-
-// add gathers the decision on an entry, and returns what it comes to: "decided" or "parked".
-func (d *decisions) add(id uuid.UUID, of *strategy.Decision) string {
-	p := &d.params
-	status, action := deadletter.Pending, "decided"
-	if of.Strategy == strategy.Manual {
-		status, action = deadletter.Manual, "parked"
-	}
-	tags := of.Tags
-	if tags == nil {
-		tags = []string{}
-	}
-	raw, _ := json.Marshal(tags) //nolint:errchkjson // strings
-	p.Ids = append(p.Ids, id)
-	p.Statuses = append(p.Statuses, string(status))
-	p.Strategies = append(p.Strategies, of.Strategy)
-	p.ErrorClasses = append(p.ErrorClasses, string(of.Class))
-	p.Rules = append(p.Rules, of.Rule)
-	p.Fingerprints = append(p.Fingerprints, of.Fingerprint)
-	p.NextRetryAts = append(p.NextRetryAts, of.Next)
-	p.WaitingFors = append(p.WaitingFors, of.WaitingFor)
-	p.MaxRetries = append(p.MaxRetries, int32(of.MaxRetries))
-	p.Priorities = append(p.Priorities, int16(of.Priority))
-	p.Tags = append(p.Tags, raw)
-	p.Assignees = append(p.Assignees, of.Assignee)
-	p.Reasons = append(p.Reasons, of.Reason)
-	return action
-}
-
-// write writes what was gathered, if anything.
-func (d *decisions) write(ctx context.Context, tx transaction, actor, configVersion string) error {
-	if len(d.params.Ids) == 0 {
-		return nil
-	}
-	d.params.Actor, d.params.ConfigVersion = actor, configVersion
-	return tx.Decide(ctx, d.params)
 }
 
 // sweep looks once for redeliveries whose end nobody saw.

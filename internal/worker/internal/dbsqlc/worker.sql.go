@@ -40,9 +40,11 @@ func (q *Queries) BehindOthers(ctx context.Context, ids []uuid.UUID) ([]uuid.UUI
 }
 
 const ClaimDue = `-- name: ClaimDue :many
-SELECT d.id, d.queue, d.kind, d.source, d.error_message, d.error_type, d.error_code, d.error_class, d.reported_class, d.error_stack_trace,
-       d.error_context, d.dlq_retry_count, d.strategy, d.rule, d.waiting_for, d.next_retry_at, d.ordering_key, d.last_failed_at,
-       d.job_kind, d.captured_by, d.max_retries, d.fingerprint
+SELECT d.id, d.queue, d.kind, coalesce(d.source, '')::text AS source, d.error_message, coalesce(d.error_type, '')::text AS error_type,
+       coalesce(d.error_code, '')::text AS error_code, coalesce(d.error_class, '')::text AS error_class, coalesce(d.reported_class, '')::text AS reported_class,
+       d.error_stack_trace, d.error_context, d.dlq_retry_count, coalesce(d.strategy::text, '')::text AS strategy, coalesce(d.rule, '')::text AS rule,
+       coalesce(d.waiting_for, '')::text AS waiting_for, d.next_retry_at, coalesce(d.ordering_key, '')::text AS ordering_key, d.last_failed_at,
+       d.job_kind, d.captured_by, d.max_retries, coalesce(d.fingerprint, '')::text AS fingerprint
 FROM (VALUES (1), (2), (3), (4)) AS p (priority)
 CROSS JOIN LATERAL (
     SELECT e.id, e.queue, e.kind, e.source, e.error_type, e.error_code, e.error_class, e.reported_class,
@@ -69,25 +71,25 @@ type ClaimDueRow struct {
 	ID              uuid.UUID
 	Queue           string
 	Kind            string
-	Source          *string
+	Source          string
 	ErrorMessage    string
-	ErrorType       *string
-	ErrorCode       *string
-	ErrorClass      *string
-	ReportedClass   *string
+	ErrorType       string
+	ErrorCode       string
+	ErrorClass      string
+	ReportedClass   string
 	ErrorStackTrace string
 	ErrorContext    json.RawMessage
 	DlqRetryCount   int32
-	Strategy        *string
-	Rule            *string
-	WaitingFor      *string
+	Strategy        string
+	Rule            string
+	WaitingFor      string
 	NextRetryAt     *time.Time
-	OrderingKey     *string
+	OrderingKey     string
 	LastFailedAt    time.Time
 	JobKind         string
 	CapturedBy      string
 	MaxRetries      int32
-	Fingerprint     *string
+	Fingerprint     string
 }
 
 // The most urgent due entries, oldest first, that no other worker holds. One range of the index dead_letter_open_due
@@ -137,7 +139,7 @@ func (q *Queries) ClaimDue(ctx context.Context, arg ClaimDueParams) ([]ClaimDueR
 }
 
 const ClaimObserved = `-- name: ClaimObserved :many
-SELECT e.id, e.next_retry_at, e.rule, e.captured_by, e.max_retries
+SELECT e.id, e.next_retry_at::timestamptz AS next_retry_at, coalesce(e.rule, '')::text AS rule, e.captured_by, e.max_retries
 FROM dlq.dead_letter_open e
 WHERE e.status = 'dlq_pending' AND e.waiting_for = 'automatic'
   AND e.queue = $1::text AND e.job_kind = $2::text AND e.kind = $3::text AND e.error_class = $4::text
@@ -156,8 +158,8 @@ type ClaimObservedParams struct {
 
 type ClaimObservedRow struct {
 	ID          uuid.UUID
-	NextRetryAt *time.Time
-	Rule        *string
+	NextRetryAt time.Time
+	Rule        string
 	CapturedBy  string
 	MaxRetries  int32
 }
@@ -196,7 +198,8 @@ func (q *Queries) ClaimObserved(ctx context.Context, arg ClaimObservedParams) ([
 }
 
 const ClaimStuck = `-- name: ClaimStuck :many
-SELECT e.id, e.queue, e.kind, e.error_class, e.rule, e.job_kind, e.captured_by, e.max_retries FROM dlq.dead_letter_queue e
+SELECT e.id, e.queue, e.kind, coalesce(e.error_class, '')::text AS error_class, coalesce(e.rule, '')::text AS rule, e.job_kind, e.captured_by, e.max_retries
+FROM dlq.dead_letter_queue e
 WHERE e.status IN ('dlq_manual', 'dlq_failed') AND e.queue = $1::text AND e.fingerprint = $2::text
   AND e.parked_by IS NULL AND e.last_failed_at < $3::timestamptz AND e.error_class = ANY ($4::text[]) AND e.id > $5::uuid
 ORDER BY e.id
@@ -217,8 +220,8 @@ type ClaimStuckRow struct {
 	ID         uuid.UUID
 	Queue      string
 	Kind       string
-	ErrorClass *string
-	Rule       *string
+	ErrorClass string
+	Rule       string
 	JobKind    string
 	CapturedBy string
 	MaxRetries int32
@@ -263,7 +266,8 @@ func (q *Queries) ClaimStuck(ctx context.Context, arg ClaimStuckParams) ([]Claim
 }
 
 const ClaimWaiting = `-- name: ClaimWaiting :many
-SELECT e.id, e.queue, e.kind, e.error_class, e.rule, e.waiting_for, e.job_kind, e.captured_by, e.max_retries
+SELECT e.id, e.queue, e.kind, coalesce(e.error_class, '')::text AS error_class, coalesce(e.rule, '')::text AS rule, coalesce(e.waiting_for, '')::text AS waiting_for,
+       e.job_kind, e.captured_by, e.max_retries
 FROM dlq.dead_letter_open e
 WHERE e.status = 'dlq_pending' AND e.waiting_for LIKE 'condition: %' AND e.queue = $1::text
 ORDER BY e.priority, e.id
@@ -280,9 +284,9 @@ type ClaimWaitingRow struct {
 	ID         uuid.UUID
 	Queue      string
 	Kind       string
-	ErrorClass *string
-	Rule       *string
-	WaitingFor *string
+	ErrorClass string
+	Rule       string
+	WaitingFor string
 	JobKind    string
 	CapturedBy string
 	MaxRetries int32
@@ -330,69 +334,42 @@ UPDATE dlq.dead_letter_queue e SET
     waiting_for = nullif(d.waiting_for, ''),
     dlq_max_retries = coalesce(nullif(d.max_retries, 0), e.dlq_max_retries),
     priority = coalesce(nullif(d.priority, 0), e.priority),
-    tags = CASE WHEN d.tags = '[]' THEN e.tags ELSE ARRAY(SELECT DISTINCT t FROM unnest(e.tags || ARRAY(SELECT jsonb_array_elements_text(d.tags))) t) END,
+    tags = CASE WHEN d.tags IS NULL THEN e.tags ELSE ARRAY(SELECT DISTINCT t FROM unnest(e.tags || ARRAY(SELECT jsonb_array_elements_text(d.tags))) t) END,
     assigned_to = coalesce(e.assigned_to, nullif(d.assignee, '')),
     config_version = $1::text,
-    move = jsonb_build_object('actor', $2::text, 'reason', d.reason, 'note', $3::text)
-FROM (
-    SELECT unnest($4::uuid[]) AS id, unnest($5::text[]) AS status, unnest($6::text[]) AS waiting_for,
-           unnest($7::integer[]) AS max_retries, unnest($8::smallint[]) AS priority,
-           unnest($9::jsonb[]) AS tags, unnest($10::text[]) AS assignee, unnest($11::text[]) AS strategy,
-           unnest($12::text[]) AS error_class, unnest($13::text[]) AS rule,
-           unnest($14::text[]) AS fingerprint, unnest($15::timestamptz[]) AS next_retry_at,
-           unnest($16::text[]) AS reason
-) d
+    move = jsonb_build_object('actor', $2::text, 'reason', d.reason, 'note', nullif($3::text, ''))
+FROM jsonb_to_recordset($4::jsonb) AS d (id uuid, status text, waiting_for text, max_retries integer, priority smallint, tags jsonb, assignee text,
+    strategy text, error_class text, rule text, fingerprint text, next_retry_at timestamptz, reason text)
 WHERE e.id = d.id AND e.status IN ('dlq_pending', 'dlq_manual')
 `
 
 type DecideParams struct {
 	ConfigVersion string
 	Actor         string
-	Note          *string
-	Ids           []uuid.UUID
-	Statuses      []string
-	WaitingFors   []string
-	MaxRetries    []int32
-	Priorities    []int16
-	Tags          []json.RawMessage
-	Assignees     []string
-	Strategies    []string
-	ErrorClasses  []string
-	Rules         []string
-	Fingerprints  []string
-	NextRetryAts  []time.Time
-	Reasons       []string
+	Note          string
+	Decisions     json.RawMessage
 }
 
-// What the planner decided of claimed entries: pending until their time comes, or a person's.
+// What the planner decided of claimed entries (an array of the worker's type decision): pending until their time comes, or a
+// person's.
 func (q *Queries) Decide(ctx context.Context, arg DecideParams) error {
 	_, err := q.db.Exec(ctx, Decide,
 		arg.ConfigVersion,
 		arg.Actor,
 		arg.Note,
-		arg.Ids,
-		arg.Statuses,
-		arg.WaitingFors,
-		arg.MaxRetries,
-		arg.Priorities,
-		arg.Tags,
-		arg.Assignees,
-		arg.Strategies,
-		arg.ErrorClasses,
-		arg.Rules,
-		arg.Fingerprints,
-		arg.NextRetryAts,
-		arg.Reasons,
+		arg.Decisions,
 	)
 	return err
 }
 
 const DecidedAfter = `-- name: DecidedAfter :many
-SELECT e.id, e.queue, e.kind, e.source, coalesce(left(e.error_message, 8192), '')::text AS error_message, e.error_type, e.error_code,
-       e.error_class, e.reported_class, coalesce(left(e.error_stack_trace, 8192), '')::text AS error_stack_trace,
+SELECT e.id, e.queue, e.kind, coalesce(e.source, '')::text AS source, coalesce(left(e.error_message, 8192), '')::text AS error_message,
+       coalesce(e.error_type, '')::text AS error_type, coalesce(e.error_code, '')::text AS error_code, coalesce(e.error_class, '')::text AS error_class,
+       coalesce(e.reported_class, '')::text AS reported_class, coalesce(left(e.error_stack_trace, 8192), '')::text AS error_stack_trace,
        CASE WHEN pg_column_size(e.error_context) <= 65536 THEN e.error_context END::jsonb AS error_context,
-       e.dlq_retry_count, e.strategy, e.rule, e.waiting_for, e.next_retry_at, e.ordering_key, e.last_failed_at,
-       e.job_kind, e.captured_by, e.max_retries, e.fingerprint
+       e.dlq_retry_count, coalesce(e.strategy::text, '')::text AS strategy, coalesce(e.rule, '')::text AS rule, coalesce(e.waiting_for, '')::text AS waiting_for,
+       e.next_retry_at, coalesce(e.ordering_key, '')::text AS ordering_key, e.last_failed_at,
+       e.job_kind, e.captured_by, e.max_retries, coalesce(e.fingerprint, '')::text AS fingerprint
 FROM dlq.dead_letter_open e
 WHERE e.id > $1::uuid AND e.status IN ('dlq_pending', 'dlq_manual') AND e.strategy IS NOT NULL AND e.parked_by IS NULL
 ORDER BY e.id
@@ -409,25 +386,25 @@ type DecidedAfterRow struct {
 	ID              uuid.UUID
 	Queue           string
 	Kind            string
-	Source          *string
+	Source          string
 	ErrorMessage    string
-	ErrorType       *string
-	ErrorCode       *string
-	ErrorClass      *string
-	ReportedClass   *string
+	ErrorType       string
+	ErrorCode       string
+	ErrorClass      string
+	ReportedClass   string
 	ErrorStackTrace string
 	ErrorContext    json.RawMessage
 	DlqRetryCount   int32
-	Strategy        *string
-	Rule            *string
-	WaitingFor      *string
+	Strategy        string
+	Rule            string
+	WaitingFor      string
 	NextRetryAt     *time.Time
-	OrderingKey     *string
+	OrderingKey     string
 	LastFailedAt    time.Time
 	JobKind         string
 	CapturedBy      string
 	MaxRetries      int32
-	Fingerprint     *string
+	Fingerprint     string
 }
 
 // A page of the open entries that rules have judged, and no person: those that reclassify looks at. The columns are those
@@ -634,19 +611,18 @@ UPDATE dlq.dead_letter_queue e SET
     strategy = 'manual',
     parked_by = $1::text,
     move = jsonb_build_object('actor', $1::text, 'reason', d.reason)
-FROM (SELECT unnest($2::uuid[]) AS id, unnest($3::text[]) AS reason) d
+FROM jsonb_to_recordset($2::jsonb) AS d (id uuid, reason text)
 WHERE e.id = d.id AND e.status = 'dlq_pending'
 `
 
 type ParkParams struct {
 	Actor   string
-	Ids     []uuid.UUID
-	Reasons []string
+	Entries json.RawMessage
 }
 
 // Entries that a worker leaves to a person, each for its own reason.
 func (q *Queries) Park(ctx context.Context, arg ParkParams) error {
-	_, err := q.db.Exec(ctx, Park, arg.Actor, arg.Ids, arg.Reasons)
+	_, err := q.db.Exec(ctx, Park, arg.Actor, arg.Entries)
 	return err
 }
 
@@ -675,30 +651,19 @@ UPDATE dlq.dead_letter_queue e SET
     next_retry_at = d.next_retry_at,
     waiting_for = nullif(d.waiting_for, ''),
     move = jsonb_build_object('actor', $1::text, 'reason', d.reason)
-FROM (
-    SELECT unnest($2::uuid[]) AS id, unnest($3::text[]) AS waiting_for, unnest($4::timestamptz[]) AS next_retry_at, unnest($5::text[]) AS reason
-) d
+FROM jsonb_to_recordset($2::jsonb) AS d (id uuid, waiting_for text, next_retry_at timestamptz, reason text)
 WHERE e.id = d.id AND e.status = 'dlq_pending'
 `
 
 type PutOffParams struct {
-	Actor        string
-	Ids          []uuid.UUID
-	WaitingFors  []string
-	NextRetryAts []time.Time
-	Reasons      []string
+	Actor   string
+	Entries json.RawMessage
 }
 
 // Entries that wait longer, or for something else. (One that a person returned undecided has no class; groups of
 // observed entries need one.)
 func (q *Queries) PutOff(ctx context.Context, arg PutOffParams) error {
-	_, err := q.db.Exec(ctx, PutOff,
-		arg.Actor,
-		arg.Ids,
-		arg.WaitingFors,
-		arg.NextRetryAts,
-		arg.Reasons,
-	)
+	_, err := q.db.Exec(ctx, PutOff, arg.Actor, arg.Entries)
 	return err
 }
 
@@ -708,25 +673,18 @@ UPDATE dlq.dead_letter_queue e SET
     strategy = 'manual',
     rule = d.rule,
     move = jsonb_build_object('actor', $1::text, 'reason', d.reason)
-FROM (SELECT unnest($2::uuid[]) AS id, unnest($3::text[]) AS rule, unnest($4::text[]) AS reason) d
+FROM jsonb_to_recordset($2::jsonb) AS d (id uuid, rule text, reason text)
 WHERE e.id = d.id AND e.status = 'dlq_pending'
 `
 
 type ReserveParams struct {
 	Actor   string
-	Ids     []uuid.UUID
-	Rules   []string
-	Reasons []string
+	Entries json.RawMessage
 }
 
 // Entries that are a person's after all, although their class is not.
 func (q *Queries) Reserve(ctx context.Context, arg ReserveParams) error {
-	_, err := q.db.Exec(ctx, Reserve,
-		arg.Actor,
-		arg.Ids,
-		arg.Rules,
-		arg.Reasons,
-	)
+	_, err := q.db.Exec(ctx, Reserve, arg.Actor, arg.Entries)
 	return err
 }
 
