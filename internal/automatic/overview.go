@@ -93,6 +93,18 @@ type Preview struct {
 	Stays []Staying `json:"stays" doc:"Those that stay: observed, or a person's because they were backfilled or their job had one attempt."`
 }
 
+// stay adds entries that stay, to those that stay for the same reason.
+func (p *Preview) stay(s Staying) {
+	for i := range p.Stays {
+		same := &p.Stays[i]
+		if same.Queue == s.Queue && same.Kind == s.Kind && same.ErrorClass == s.ErrorClass && same.Why == s.Why {
+			same.Entries += s.Entries
+			return
+		}
+	}
+	p.Stays = append(p.Stays, s)
+}
+
 // With are the switches after a change. A nil enabled takes the switch away, so that the policy's or the default counts.
 func (s *Switches) With(p *policy.Policy, scope, name string, enabled *bool, include []string) *Switches {
 	next := &Switches{Stopped: s.Stopped, Attached: s.Attached}
@@ -128,7 +140,7 @@ func (s *Switches) Preview(ctx context.Context, q *dbsqlc.Queries, p *policy.Pol
 		r := &observed[i]
 		v := s.Of(&Entry{Queue: r.Queue, Kind: r.Kind, Class: r.ErrorClass, JobKind: r.JobKind})
 		if !v.On {
-			preview.Stays = append(preview.Stays, Staying{Queue: r.Queue, Kind: r.Kind, ErrorClass: r.ErrorClass, Entries: r.Entries, Why: v.Reason})
+			preview.stay(Staying{Queue: r.Queue, Kind: r.Kind, ErrorClass: r.ErrorClass, Entries: r.Entries, Why: v.Reason})
 			continue
 		}
 		pace := p.PaceOf(r.Queue)
@@ -158,7 +170,7 @@ func (s *Switches) Preview(ctx context.Context, q *dbsqlc.Queries, p *policy.Pol
 		if v.Reserved == "" {
 			why = "named from now on: dlqd reclassify takes those along that were parked before"
 		}
-		preview.Stays = append(preview.Stays, Staying{Queue: r.Queue, Kind: r.Kind, ErrorClass: r.ErrorClass, Entries: r.Entries, Why: why})
+		preview.stay(Staying{Queue: r.Queue, Kind: r.Kind, ErrorClass: r.ErrorClass, Entries: r.Entries, Why: why})
 	}
 	return preview, nil
 }
