@@ -160,5 +160,5 @@ func TestProcesses(t *testing.T) {
 	require.Equal(t, process{Name: postgres.ProcessName(), Version: api.Version, Parts: "process dlq-workers", Queues: "default", Runs: true}, processes[0])
 	b.stop()
 	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.processes WHERE stopped_at IS NOT NULL"))
-	require.Contains(t, log.String(), "mode: automatic on dlqd's own River")
+	require.Contains(t, log.String(), `msg="River here is dlqd's own" automatic="on: dead letters are redelivered by themselves"`)
 }
