@@ -4,6 +4,7 @@ import (
 	"context"
 
 	"github.com/dlqd/dlqd/internal/api"
+	"github.com/dlqd/dlqd/internal/automatic"
 	"github.com/dlqd/dlqd/internal/postgres"
 	"github.com/dlqd/dlqd/internal/process"
 )
@@ -40,10 +41,27 @@ func (s *Server) parts() []string {
 }
 
 // logMode says in which mode dlqd starts, and what that means.
-func (s *Server) logMode() {
-	if s.attached {
-		s.logger.Info("mode: observing an application's River: jobs that fail are captured and judged, and sent again only by a person or where automatic is on", "river", "attached", "mode", "observing", "parts", s.parts())
-		return
+func (s *Server) logMode(ctx context.Context) error {
+	switches, err := automatic.Read(ctx, s.store.Queries(), s.policy())
+	if err != nil {
+		return err
 	}
-	s.logger.Info("mode: automatic on dlqd's own River: dead letters are sent again by their strategies", "river", "own", "mode", "automatic", "parts", s.parts())
+	river, mode := "own", "observing"
+	if s.attached {
+		river = "attached"
+	}
+	if switches.OnForAll() {
+		mode = "automatic"
+	}
+	text := map[string]string{
+		"own automatic":      "automatic on dlqd's own River: dead letters are sent again by their strategies",
+		"own observing":      "observing on dlqd's own River: dead letters are judged, and sent again only by a person or where automatic is on",
+		"attached automatic": "automatic on an application's River: jobs that fail are captured, judged, and sent again by their strategies, but where automatic is off",
+		"attached observing": "observing an application's River: jobs that fail are captured and judged, and sent again only by a person or where automatic is on",
+	}[river+" "+mode]
+	s.logger.Info("mode: "+text, "river", river, "mode", mode, "parts", s.parts())
+	if switches.Stopped != nil {
+		s.logger.Warn(switches.Stopped.String())
+	}
+	return nil
 }

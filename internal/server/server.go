@@ -185,7 +185,9 @@ func (s *Server) start(ctx context.Context) error {
 	s.loops.Add(s.attachment())
 	s.metrics.WatchLoops(s.loops.Statuses)
 	s.loops.Start()
-	s.logMode()
+	if err := s.logMode(ctx); err != nil {
+		return err
+	}
 	if s.config.API {
 		return s.startAPI(ctx)
 	}
