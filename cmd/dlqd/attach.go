@@ -99,6 +99,12 @@ func newAttach() *cobra.Command {
 					return err
 				}
 				out := cmd.OutOrStdout()
+				if len(plan.Later) > 0 {
+					_, _ = fmt.Fprintf(out, "\"dlqd serve\" will need rights that role %s lacks:\n", plan.Role)
+				}
+				for _, right := range plan.Later {
+					_, _ = fmt.Fprintf(out, "  %s -- %s: to %s\n", right.GrantSQL, right.Part, right.Why)
+				}
 				if err := plan.Err(); err != nil {
 					return fmt.Errorf("attach is refused: %w", err)
 				}
@@ -107,12 +113,6 @@ func newAttach() *cobra.Command {
 				}
 				for _, item := range plan.Create {
 					_, _ = fmt.Fprintln(out, "create", item)
-				}
-				if len(plan.Later) > 0 {
-					_, _ = fmt.Fprintf(out, "attach can do this; \"dlqd serve\" will need rights that role %s lacks:\n", plan.Role)
-				}
-				for _, right := range plan.Later {
-					_, _ = fmt.Fprintf(out, "  %s -- %s: to %s\n", right.GrantSQL, right.Part, right.Why)
 				}
 				found := lookOver(cmd, m)
 				if dryRun {

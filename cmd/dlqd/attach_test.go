@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
 )
 
 // TestGrants_areThoseOfThePage compares what the command prints with what the page says.
@@ -23,4 +25,15 @@ func TestGrants_areThoseOfThePage(t *testing.T) {
 	_, stderr, code := run(t, "grants", "--part", "nothing")
 	require.Equal(t, 2, code)
 	require.Contains(t, stderr, "there are: attach, dlq-workers, api, process, doctor")
+}
+
+// A dry run names all rights that are missing, of attach and of the other parts, also where attach is refused for its own.
+func TestAttach_dryRunNamesAllMissingRights(t *testing.T) {
+	t.Parallel()
+	g := postgrestest.NewGuest(t)
+	stdout, stderr, code := run(t, "attach", "--dry-run", "--database-url", g.DLQD)
+	require.Equal(t, 1, code)
+	require.Contains(t, stderr, "GRANT TRIGGER ON TABLE public.river_job TO "+g.DLQDRole)
+	require.Contains(t, stdout, "GRANT INSERT ON TABLE public.river_job TO "+g.DLQDRole)
+	require.Contains(t, stdout, "GRANT USAGE ON SEQUENCE public.river_job_id_seq TO "+g.DLQDRole)
 }
