@@ -3,6 +3,7 @@ package automatic
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/dlqd/dlqd/internal/dbsqlc"
@@ -203,21 +204,19 @@ func Make(ctx context.Context, q *dbsqlc.Queries, scope, name string, enabled *b
 	return nil
 }
 
+// onForAll reports whether entries are redelivered by themselves that no switch for a queue, kind or class matches.
+func (s *Switches) onForAll() bool {
+	return slices.ContainsFunc(s.list, func(o Switch) bool { return o.Scope == ScopeAll && o.Enabled })
+}
+
 // Summary says on one line where automatic redelivery stands.
 func (s *Switches) Summary() string {
 	if s.Stopped != nil {
 		return s.Stopped.String()
 	}
-	on, narrow := false, 0
-	for i := range s.list {
-		if s.list[i].Scope == ScopeAll {
-			on = s.list[i].Enabled
-		} else {
-			narrow++
-		}
-	}
+	narrow := len(s.list) - 1
 	text := "observing: dead letters are judged and shown, and none is redelivered by itself"
-	if on {
+	if s.onForAll() {
 		text = "on: dead letters are redelivered by themselves"
 	}
 	if narrow > 0 {
