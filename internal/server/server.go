@@ -259,10 +259,14 @@ func (s *Server) startProcessing(ctx context.Context) error {
 		Planner: s.planner.Load, Breakers: s.breakers, Queries: s.store.Queries(), Observe: s.metrics.ObserveDelivery,
 	})
 	var err error
-	if s.river, err = delivery.NewClient(delivery.ClientConfig{
+	var shared func(context.Context, []string) ([]string, error)
+	if s.attached {
+		shared = s.store.Queries().SharedQueues
+	}
+	if s.river, err = delivery.NewClient(ctx, delivery.ClientConfig{
 		Pool: s.pool, Schemas: s.config.Schemas, Policy: s.policy, Worker: s.delivery, Logger: s.logger.With("part", "processing"),
 		PollOnly: s.config.PollOnly, Attached: s.attached, SoftStopTimeout: s.config.StopTimeout - s.reserve(),
-		Idle: s.idle, Changed: func() { s.presence.Wake() },
+		Shared: shared, Idle: s.idle, Changed: func() { s.presence.Wake() },
 	}); err != nil {
 		return fmt.Errorf("processing: %w", err)
 	}
