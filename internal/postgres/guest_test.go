@@ -160,6 +160,36 @@ func TestAttach_thatFailsLeavesNothing(t *testing.T) {
 	}
 }
 
+// What goes when dlqd is taken out is dlqd's: it makes itself at home in no schema of others, and takes none for its own.
+func TestGuest_schemasOfOthers(t *testing.T) {
+	t.Parallel()
+	g := newGuest(t)
+	g.grant(postgres.DefaultSchemas())
+	for _, schema := range []string{"dlq", "app"} {
+		execute(t, g.owner, "CREATE SCHEMA "+schema)
+		execute(t, g.owner, "GRANT USAGE, CREATE ON SCHEMA "+schema+" TO "+g.DLQDRole)
+		for _, sql := range []string{
+			"CREATE TABLE %.settings (key text PRIMARY KEY, value text)", "CREATE TABLE %.dead_letter_queue (id bigint)",
+			"CREATE VIEW %.report AS SELECT 1 AS n", "CREATE FUNCTION %.one() RETURNS integer LANGUAGE sql RETURN 1",
+		} {
+			execute(t, g.owner, strings.ReplaceAll(sql, "%", schema))
+		}
+	}
+	before := catalog(t, g.owner)
+	asOwner := migratorOn(g.owner) // as those attach who have one role for all
+	for _, migrator := range []*postgres.Migrator{g.migrator, asOwner} {
+		migrator.Tries = 1
+		plan, err := migrator.Plan(t.Context())
+		require.NoError(t, err)
+		require.ErrorContains(t, plan.Err(), "schema dlq holds what is not dlqd's (dead_letter_queue, one(), report, settings)")
+		require.Error(t, migrator.Attach(t.Context()))
+		found, err := migrator.Find(t.Context(), false, false)
+		require.NoError(t, err)
+		require.Nil(t, found, "those tables are no dlqd's")
+	}
+	require.Equal(t, before, catalog(t, g.owner))
+}
+
 // River's own migrations go through while dlqd is attached: down to nothing and up again, and to the next version.
 func TestGuest_riversMigrations(t *testing.T) {
 	t.Parallel()
@@ -237,12 +267,21 @@ func TestGuest_lostRights(t *testing.T) {
 	require.Equal(t, 1, count(t, g.dlqd, "SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_processing' AND redelivery_job_id = $1", job))
 	execute(t, g.app, "UPDATE river_job SET state = 'completed', finalized_at = now() WHERE id = $1", job)
 
+	// One right alone, of those that a retry's mark takes.
+	execute(t, g.owner, "GRANT USAGE ON SCHEMA public TO "+g.DLQDRole)
+	for _, lost := range []string{"SELECT", "UPDATE"} {
+		execute(t, g.owner, "GRANT SELECT, UPDATE ON river_job TO "+g.DLQDRole)
+		execute(t, g.owner, "REVOKE "+lost+" ON river_job FROM "+g.DLQDRole)
+		execute(t, g.app, "UPDATE river_job SET state = 'available', finalized_at = NULL WHERE id = $1", g.fail(g.app))
+	}
+	execute(t, g.app, "UPDATE river_job SET state = 'completed', finalized_at = now() WHERE state = 'available'")
+
 	// With the rights back, what could not be seen is seen.
 	execute(t, g.owner, "GRANT USAGE ON SCHEMA public TO "+g.DLQDRole)
 	g.grant(postgres.DefaultSchemas())
 	execute(t, g.dlqd, "UPDATE dlq.dead_letter_open SET lease_expires_at = now() WHERE status = 'dlq_processing'")
 	execute(t, g.dlqd, "SELECT dlq.requeue_expired_leases()")
-	require.Equal(t, 1, count(t, g.dlqd, "SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_resolved'"))
+	require.Equal(t, 3, count(t, g.dlqd, "SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_resolved'"))
 }
 
 // A job that a policy hides is not taken for one that is gone.
@@ -275,7 +314,8 @@ func TestGuest_rowLevelSecurity(t *testing.T) {
 	require.Equal(t, 1, count(t, g.dlqd, "SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_processing'"), "it waits for its job")
 
 	// The application notices nothing, and attach says no.
-	g.fail(g.app)
+	retried := g.fail(g.app)
+	execute(t, g.app, "UPDATE river_job SET state = 'available', finalized_at = NULL WHERE id = $1", retried) // its mark cannot be written
 	execute(t, g.app, "UPDATE river_job SET state = 'discarded', finalized_at = now() WHERE id = $1", job)
 	execute(t, g.app, "UPDATE river_job SET state = 'available', finalized_at = NULL WHERE id = $1", job)
 	require.ErrorContains(t, g.migrator.Attach(t.Context()), "row level security hides rows of river_job")
