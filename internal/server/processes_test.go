@@ -162,3 +162,27 @@ func TestProcesses(t *testing.T) {
 	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.processes WHERE stopped_at IS NOT NULL"))
 	require.Contains(t, log.String(), `msg="River here is dlqd's own" automatic="on: dead letters are redelivered by themselves"`)
 }
+
+// The mode is the one in force: what a policy or a person switched, and a stop, counts.
+func TestMode(t *testing.T) {
+	t.Parallel()
+	a := runApplication(t)
+	start := func() string {
+		t.Helper()
+		var log bytes.Buffer
+		setup(t, options{config: func(c *server.Config) {
+			c.DatabaseURL, c.API, c.Process = a.url, false, false
+			c.Logger = slog.New(slog.NewTextHandler(&log, nil))
+		}}).stop()
+		return log.String()
+	}
+	require.Contains(t, start(), "automatic=\"observing: ")
+	_, err := a.pool.Exec(t.Context(), "SELECT dlq.set_automatic('all', '', true, p_actor => 'kim')")
+	require.NoError(t, err)
+	log := start()
+	require.Contains(t, log, "automatic=\"on: ")
+	require.NotContains(t, log, "stopped by")
+	_, err = a.pool.Exec(t.Context(), "SELECT dlq.stop_automatic('kim')")
+	require.NoError(t, err)
+	require.Contains(t, start(), "automatic=\"all automatic redelivery was stopped by kim")
+}
