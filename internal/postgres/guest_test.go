@@ -384,10 +384,13 @@ func TestDetach_saysWhatStays(t *testing.T) {
 	}
 	require.Contains(t, text, "the tables of schema dlq, with the dead letters in them")
 	require.Contains(t, text, "roles dlq_admin, dlq_operator, dlq_reader")
+	require.Contains(t, text, "rights of this role")
 	require.Contains(t, text, "marks in the metadata of 1 jobs")
 	require.Contains(t, text, "1 messages that were submitted to dlqd and are not delivered")
 	require.Equal(t, job+1, int64(count(t, g.owner, "SELECT max(id) FROM river_job WHERE metadata = '{}'")))
 	require.NotContains(t, strings.Join(catalog(t, g.owner), "\n"), "dlq")
+	execute(t, postgrestest.Open(t, g.Admin), "DROP ROLE "+g.DLQDRole) // nothing of it is left that keeps it
+	execute(t, postgrestest.Open(t, g.Admin), "CREATE ROLE "+g.DLQDRole)
 }
 
 // Detach gives way to the application, and is tried again.
