@@ -63,6 +63,16 @@ func (m *Migrator) Plan(ctx context.Context) (*Plan, error) {
 		p.Refusals = append(p.Refusals, fmt.Sprintf("River's tables are at version %d; dlqd needs %d or newer: run River's migrations first", status.RiverVersion, oldestRiver))
 		return p, nil
 	}
+	if status.Version > 0 {
+		again, err := m.idsAgain(ctx)
+		if err != nil {
+			return nil, err
+		}
+		if again > 0 {
+			p.Refusals = append(p.Refusals, fmt.Sprintf("the River in schema %[1]s has begun to number its jobs anew, and there are dead letters of jobs up to %[2]d: a job that fails would be taken for the one that had its number. As River's owner: SELECT setval('%[1]s.river_job_id_seq', %[2]d)", m.Schemas.River, again))
+			return p, nil
+		}
+	}
 	if status.Version < status.Latest {
 		p.Create = append(p.Create,
 			"schema "+m.Schemas.DLQ,
@@ -141,6 +151,17 @@ func (m *Migrator) foreign(ctx context.Context) ([]string, error) {
 		return nil, err
 	}
 	return pgx.CollectRows(rows, pgx.RowTo[string])
+}
+
+// idsAgain is the greatest id of a job that has a dead letter, where River's sequence is not as far: its table was made anew. 0
+// where all is well, or this role may not look at the sequence.
+func (m *Migrator) idsAgain(ctx context.Context) (taken int64, err error) {
+	err = m.Pool.QueryRow(ctx, m.Schemas.Render(`
+		SELECT coalesce((SELECT max(e.river_job_id) FROM dlq.dead_letter_queue e
+			WHERE e.river_job_id > (SELECT CASE WHEN has_sequence_privilege(c.oid, 'USAGE') THEN coalesce(pg_sequence_last_value(c.oid), 0) END
+				FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = $1 AND c.relname = 'river_job_id_seq' AND c.relkind = 'S')), 0)`),
+		m.Schemas.River).Scan(&taken)
+	return taken, err
 }
 
 // Attach installs dlqd beside a River that an application owns, or brings what is installed up to date. River's own tables
