@@ -100,6 +100,7 @@ func newAttach() *cobra.Command {
 				}
 				out := cmd.OutOrStdout()
 				if err := plan.Err(); err != nil {
+					printLater(out, plan)
 					return fmt.Errorf("attach is refused: %w", err)
 				}
 				if len(plan.Create) == 0 {
@@ -108,12 +109,7 @@ func newAttach() *cobra.Command {
 				for _, item := range plan.Create {
 					_, _ = fmt.Fprintln(out, "create", item)
 				}
-				if len(plan.Later) > 0 {
-					_, _ = fmt.Fprintf(out, "attach can do this; \"dlqd serve\" will need rights that role %s lacks:\n", plan.Role)
-				}
-				for _, right := range plan.Later {
-					_, _ = fmt.Fprintf(out, "  %s -- %s: to %s\n", right.GrantSQL, right.Part, right.Why)
-				}
+				printLater(out, plan)
 				found := lookOver(cmd, m)
 				if dryRun {
 					return nil
@@ -144,6 +140,20 @@ func newAttach() *cobra.Command {
 	cmd.Flags().BoolVar(&backfill, "backfill", false, "also take in jobs that failed before and that River still keeps; they wait for a person")
 	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "only say what would be created, and which rights are missing")
 	return cmd
+}
+
+// printLater says which rights other parts than attach lack.
+func printLater(w io.Writer, plan *postgres.Plan) {
+	if len(plan.Later) > 0 {
+		_, _ = fmt.Fprintf(w, "role %s lacks rights that other parts than attach need:\n", plan.Role)
+	}
+	for _, right := range plan.Later {
+		part := right.Part
+		if right.Optional {
+			part += ", optional"
+		}
+		_, _ = fmt.Fprintf(w, "  %s -- %s: to %s\n", right.GrantSQL, part, right.Why)
+	}
 }
 
 // lookOver says what jobs River keeps, and returns it. Where that cannot be looked at, dlqd can be attached all the same.

@@ -3,9 +3,12 @@ package main_test
 import (
 	"os"
 	"regexp"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
 )
 
 // TestGrants_areThoseOfThePage compares what the command prints with what the page says.
@@ -23,4 +26,31 @@ func TestGrants_areThoseOfThePage(t *testing.T) {
 	_, stderr, code := run(t, "grants", "--part", "nothing")
 	require.Equal(t, 2, code)
 	require.Contains(t, stderr, "there are: attach, dlq-workers, api, process, doctor")
+}
+
+// TestAttach_asAStranger is the page's beginning, as a plain role.
+func TestAttach_asAStranger(t *testing.T) {
+	t.Parallel()
+	g := postgrestest.NewGuest(t)
+	stdout, stderr, code := run(t, "attach", "--dry-run", "--database-url", g.DLQD)
+	require.Equal(t, 1, code)
+	require.Contains(t, stderr, "attach is refused: role "+g.DLQDRole+" lacks rights; nothing was changed")
+	require.Contains(t, stderr, "GRANT TRIGGER ON TABLE public.river_job TO "+g.DLQDRole+"; -- to run dlqd's capture inside")
+	require.Contains(t, stdout, "GRANT INSERT ON TABLE public.river_job TO "+g.DLQDRole+"; -- dlq-workers: to redeliver")
+
+	owner := postgrestest.Open(t, g.Owner)
+	grants := strings.ReplaceAll(ok(t, "grants", "--role", g.DLQDRole, "--database-url", g.Owner), "GRANT pg_read_all_stats", "--")
+	_, err := owner.Exec(t.Context(), grants)
+	require.NoError(t, err)
+	require.Contains(t, ok(t, "attach", "--dry-run", "--database-url", g.DLQD), "create trigger dlq_capture on public.river_job")
+	out := ok(t, "attach", "--database-url", g.DLQD)
+	require.Contains(t, out, "dlqd observes")
+
+	_, stderr, code = run(t, "detach", "--schema", "typo", "--database-url", g.DLQD)
+	require.Equal(t, 1, code)
+	require.Contains(t, stderr, "no dlqd is in schema typo on the River in schema public; there is: --schema dlq --river-schema public")
+	out = ok(t, "detach", "--drop-data", "--database-url", g.DLQD)
+	require.Contains(t, out, "detached from public.river_job: triggers dlq_capture, dlq_follow are gone")
+	require.Contains(t, out, "its data is gone")
+	require.Contains(t, ok(t, "detach", "--database-url", g.DLQD), "nothing to remove")
 }

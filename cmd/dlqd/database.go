@@ -78,7 +78,7 @@ func newPsql() *cobra.Command {
 			}
 			// Ctrl-C in psql cancels a query; it is not for us.
 			child := exec.Command(psql, append([]string{"--dbname", url}, args...)...) //nolint:gosec,noctx // psql, as asked
-			child.Env = append(os.Environ(), "PGOPTIONS=-c search_path="+database.schemas.DLQ+","+database.schemas.River)
+			child.Env = append(os.Environ(), "PGOPTIONS=-c search_path="+database.schemas.DLQ+","+database.schemas.River+" -c row_security=off")
 			child.Stdin, child.Stdout, child.Stderr = os.Stdin, cmd.OutOrStdout(), cmd.ErrOrStderr()
 			return errors.Join(child.Run(), stop())
 		},

@@ -322,7 +322,7 @@ func TestAttach_command(t *testing.T) {
 	}
 	require.Contains(t, ok(t, "attach", "--database-url", url), "What happens next:\n- Capture is on: ")
 	front := serve(t, "--database-url", url, "--api", "--destination", "http://127.0.0.1:1/")
-	require.Contains(t, front.log.String(), "mode: observing an application's River")
+	require.Contains(t, front.log.String(), "River here is an application's")
 	_, stderr, code = run(t, "send", "--api-url", front.api, "--kind", "k", "1")
 	require.Equal(t, 1, code)
 	require.Contains(t, stderr, `no dlqd process delivers the messages of queue "default"`)

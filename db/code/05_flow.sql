@@ -117,3 +117,22 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION dlq.forget_ordered IS 'Takes rows out of ordered_jobs whose work is done and that nobody came by. Returns how many.';
+
+-- An application's clients fetch every job of their queues, and fail those whose kind they do not know. Jobs say whose a queue is;
+-- where there are none, River's own list of queues does, unless a dlqd has worked the queue. A few jobs of each state are
+-- looked at, however many there are.
+CREATE OR REPLACE FUNCTION dlq.shared_queues(p_queues text[]) RETURNS text[]
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET row_security = off AS $$
+BEGIN
+    RETURN ARRAY(
+        SELECT q.queue FROM unnest(p_queues) q (queue)
+        WHERE EXISTS (
+                SELECT FROM unnest('{available,running,retryable,scheduled,completed,discarded,cancelled}'::text[]) s (state)
+                CROSS JOIN LATERAL (SELECT j.kind FROM river.river_job j WHERE j.state = s.state::river.river_job_state AND j.queue = q.queue LIMIT 100) k
+                WHERE k.kind <> 'dlqd_message')
+           OR (EXISTS (SELECT FROM river.river_queue r WHERE r.name = q.queue)
+               AND NOT EXISTS (SELECT FROM dlq.processes p WHERE q.queue = ANY (p.queues)))
+        ORDER BY 1);
+END
+$$;
+COMMENT ON FUNCTION dlq.shared_queues IS 'Which of some queues clients other than dlqd''s work, too: there are jobs of theirs, or River knows the queue and no dlqd has worked it.';

@@ -96,8 +96,14 @@ BEGIN
     BEGIN
         PERFORM pg_advisory_xact_lock(hashtextextended('dlq.automatic', 0));
     EXCEPTION WHEN lock_not_available THEN
-        RAISE EXCEPTION 'automatic redelivery: not changed, because a DLQ worker''s transaction, or another change, did not end within 5 s' USING ERRCODE = 'DLQ05',
-            HINT = 'Try again; pg_stat_activity shows transactions that hang.';
+        -- A stop is for the worst hour: one frozen process, or whoever holds the lock, must not be able to refuse it.
+        IF p_scope = 'stop' AND p_enabled THEN
+            RAISE WARNING 'automatic redelivery: stopped for all that begins from now on; a transaction that began before did not end within 5 s, and may still redeliver what it holds'
+                USING HINT = 'pg_stat_activity shows transactions that hang.';
+        ELSE
+            RAISE EXCEPTION 'automatic redelivery: not changed, because a DLQ worker''s transaction, or another change, did not end within 5 s' USING ERRCODE = 'DLQ05',
+                HINT = 'Try again; pg_stat_activity shows transactions that hang.';
+        END IF;
     END;
     IF p_enabled IS NULL THEN
         DELETE FROM dlq.automatic_switches s WHERE s.scope = p_scope AND s.name = p_name;
@@ -158,7 +164,7 @@ BEGIN
     PERFORM dlq.change_automatic('stop', '', true, '{}', p_actor, p_note);
 END
 $$;
-COMMENT ON FUNCTION dlq.stop_automatic IS 'Stops all automatic redelivery, over all processes: none is made once this is committed, until dlq.resume_automatic. What a person replays goes on.';
+COMMENT ON FUNCTION dlq.stop_automatic IS 'Stops all automatic redelivery, over all processes: none is made once this is committed (but by a transaction that hangs: a warning says so), until dlq.resume_automatic. What a person replays goes on.';
 
 CREATE OR REPLACE FUNCTION dlq.resume_automatic(p_actor text DEFAULT session_user, p_note text DEFAULT NULL) RETURNS boolean
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$

@@ -16,3 +16,6 @@ SELECT q.queue::text AS queue, bool_or(p.stopped_at IS NULL AND p.seen_at > now(
 FROM dlq.processes p CROSS JOIN unnest(p.queues) q (queue)
 WHERE p.seen_at > now() - @away_for::interval
 GROUP BY q.queue;
+
+-- name: SharedQueues :one
+SELECT dlq.shared_queues(@queues::text[])::text[] AS queues;

@@ -113,6 +113,9 @@ func (s *service) changeAutomatic(ctx context.Context, action *AutomaticAction, 
 			return err
 		}
 		after := before.With(p, scope, name, enabled, include)
+		if after.Stopped != nil && scope == automatic.ScopeStop {
+			*after.Stopped = automatic.Stop{At: time.Now(), Actor: act.Actor, Note: act.Note}
+		}
 		preview, err := after.Preview(ctx, tx, p, time.Now())
 		if err != nil {
 			return err
@@ -125,9 +128,6 @@ func (s *service) changeAutomatic(ctx context.Context, action *AutomaticAction, 
 	}))
 	if err != nil {
 		return nil, s.problem(ctx, err)
-	}
-	if stop := out.Body.Stopped; stop != nil && scope == automatic.ScopeStop {
-		*stop = automatic.Stop{At: time.Now(), Actor: act.Actor, Note: act.Note}
 	}
 	return out, nil
 }

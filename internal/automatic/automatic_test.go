@@ -152,7 +152,8 @@ func TestSwitches_bySQL(t *testing.T) {
 	}
 }
 
-// A change waits for transactions that redeliver by the switches as they were, and says so where one does not end.
+// A change waits for transactions that redeliver by the switches as they were, and says so where one does not end. A stop is in
+// force all the same.
 func TestSwitches_changeIsBounded(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.Pool(t)
@@ -163,8 +164,13 @@ func TestSwitches_changeIsBounded(t *testing.T) {
 	require.NoError(t, err)
 	require.True(t, locked)
 	start := time.Now()
-	_, err = pool.Exec(t.Context(), "SELECT dlq.stop_automatic('kim')")
+	_, err = pool.Exec(t.Context(), "SELECT dlq.set_automatic('all', '', true)")
 	require.ErrorContains(t, err, "did not end within 5 s")
 	require.ErrorContains(t, err, "DLQ05")
 	require.GreaterOrEqual(t, time.Since(start), 5*time.Second)
+	_, err = pool.Exec(t.Context(), "SELECT dlq.stop_automatic('kim')")
+	require.NoError(t, err)
+	stop, err := automatic.ReadStop(t.Context(), postgres.DefaultSchemas().Rendered(pool))
+	require.NoError(t, err)
+	require.Equal(t, "kim", stop.Actor)
 }

@@ -3,6 +3,7 @@ package automatic
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/dlqd/dlqd/internal/automatic/internal/dbsqlc"
@@ -94,6 +95,18 @@ type Preview struct {
 	Stays []Staying `json:"stays" doc:"Those that stay: observed, or a person's because they were backfilled or their job had one attempt."`
 }
 
+// stay adds entries that stay, to those that stay for the same reason.
+func (p *Preview) stay(s Staying) {
+	for i := range p.Stays {
+		same := &p.Stays[i]
+		if same.Queue == s.Queue && same.Kind == s.Kind && same.ErrorClass == s.ErrorClass && same.Why == s.Why {
+			same.Entries += s.Entries
+			return
+		}
+	}
+	p.Stays = append(p.Stays, s)
+}
+
 // With are the switches after a change. A nil enabled takes the switch away, so that the policy's or the default counts.
 func (s *Switches) With(p *policy.Policy, scope, name string, enabled *bool, include []string) *Switches {
 	next := &Switches{Stopped: s.Stopped, Attached: s.Attached}
@@ -129,7 +142,7 @@ func (s *Switches) Preview(ctx context.Context, db postgres.DB, p *policy.Policy
 		r := &observed[i]
 		v := s.Of(&Entry{Queue: r.Queue, Kind: r.Kind, Class: r.ErrorClass, JobKind: r.JobKind})
 		if !v.On {
-			preview.Stays = append(preview.Stays, Staying{Queue: r.Queue, Kind: r.Kind, ErrorClass: r.ErrorClass, Entries: r.Entries, Why: v.Reason})
+			preview.stay(Staying{Queue: r.Queue, Kind: r.Kind, ErrorClass: r.ErrorClass, Entries: r.Entries, Why: v.Reason})
 			continue
 		}
 		pace := p.PaceOf(r.Queue)
@@ -159,7 +172,7 @@ func (s *Switches) Preview(ctx context.Context, db postgres.DB, p *policy.Policy
 		if v.Reserved == "" {
 			why = "named from now on: dlqd reclassify takes those along that were parked before"
 		}
-		preview.Stays = append(preview.Stays, Staying{Queue: r.Queue, Kind: r.Kind, ErrorClass: r.ErrorClass, Entries: r.Entries, Why: why})
+		preview.stay(Staying{Queue: r.Queue, Kind: r.Kind, ErrorClass: r.ErrorClass, Entries: r.Entries, Why: why})
 	}
 	return preview, nil
 }
@@ -192,21 +205,19 @@ func Make(ctx context.Context, db postgres.DB, scope, name string, enabled *bool
 	return nil
 }
 
+// onForAll reports whether entries are redelivered by themselves that no switch for a queue, kind or class matches.
+func (s *Switches) onForAll() bool {
+	return slices.ContainsFunc(s.list, func(o Switch) bool { return o.Scope == ScopeAll && o.Enabled })
+}
+
 // Summary says on one line where automatic redelivery stands.
 func (s *Switches) Summary() string {
 	if s.Stopped != nil {
 		return s.Stopped.String()
 	}
-	on, narrow := false, 0
-	for i := range s.list {
-		if s.list[i].Scope == ScopeAll {
-			on = s.list[i].Enabled
-		} else {
-			narrow++
-		}
-	}
+	narrow := len(s.list) - 1
 	text := "observing: dead letters are judged and shown, and none is redelivered by itself"
-	if on {
+	if s.onForAll() {
 		text = "on: dead letters are redelivered by themselves"
 	}
 	if narrow > 0 {

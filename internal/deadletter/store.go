@@ -66,8 +66,8 @@ func (s *Store) DB() postgres.DB { return s.db }
 // InTx runs fn in a transaction whose plans use indexes alone: a plan that a session makes while the open partition is
 // small, and keeps while it grows, would read all of it every time.
 func (s *Store) InTx(ctx context.Context, fn func(tx postgres.DB) error) error {
-	// One round trip for both.
-	return pgx.BeginTxFunc(ctx, s.pool, pgx.TxOptions{BeginQuery: "BEGIN; SET LOCAL enable_seqscan = off"}, func(tx pgx.Tx) error {
+	// One round trip for all. Whatever the role's default: what a worker reads after it has its locks must be what is committed by then.
+	return pgx.BeginTxFunc(ctx, s.pool, pgx.TxOptions{BeginQuery: "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL enable_seqscan = off"}, func(tx pgx.Tx) error {
 		if err := setOrigin(ctx, tx); err != nil {
 			return err
 		}

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"maps"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -51,6 +52,9 @@ type ClientConfig struct {
 	// Attached says that an application owns this River: River's leader discards stuck jobs of kinds it does not know, and
 	// deletes old jobs by its own settings, so that is for the application's clients.
 	Attached bool
+	// Shared says which of some queues others work, too, who would take messages' jobs; nil where nobody does. The client does
+	// not work those.
+	Shared func(ctx context.Context, queues []string) ([]string, error)
 	// Idle says why no queue is to be worked at the moment, if so; nil for never.
 	Idle func() error
 	// Changed is told when the client works other queues than before; nil for nobody.
@@ -66,6 +70,28 @@ type Client struct {
 	config ClientConfig
 	worked map[string]int           // concurrency of the queues that it works
 	names  atomic.Pointer[[]string] // of those queues, for others
+	shared atomic.Pointer[[]string] // queues of the policy that it does not work, since others do
+}
+
+// Shared are the queues of the policy that the client does not work, since others do.
+func (c *Client) Shared() []string { return *c.shared.Load() }
+
+// own leaves out of the policy's queues those that others work.
+func (c *Client) own(ctx context.Context, names []string) ([]string, error) {
+	if c.config.Shared == nil || len(names) == 0 {
+		return names, nil
+	}
+	shared, err := c.config.Shared(ctx, names)
+	if err != nil {
+		return nil, fmt.Errorf("which queues others work: %w", err)
+	}
+	for _, name := range shared {
+		if !slices.Contains(*c.shared.Load(), name) {
+			c.config.Logger.Warn("a queue of the policy is one that other clients work: they would take messages' jobs and fail them; it is not delivered, and messages for it are refused. Give dlqd queues of its own (retry-policies.yaml)", "queue", name)
+		}
+	}
+	c.shared.Store(&shared)
+	return slices.DeleteFunc(slices.Clone(names), func(name string) bool { return slices.Contains(shared, name) }), nil
 }
 
 // Worked are the queues that the client works at the moment.
@@ -86,16 +112,25 @@ func (c *Client) note() bool {
 }
 
 // NewClient returns a client that does not run yet.
-func NewClient(config ClientConfig) (*Client, error) {
+func NewClient(ctx context.Context, config ClientConfig) (*Client, error) {
+	c := &Client{config: config}
+	c.shared.Store(&[]string{})
 	workers := river.NewWorkers()
 	river.AddWorker(workers, config.Worker)
 	p := config.Policy()
+	names, err := c.own(ctx, p.QueueNames())
+	if err != nil {
+		return nil, err
+	}
+	if len(names) == 0 {
+		return nil, fmt.Errorf("there is no queue to deliver: other clients work %s. Give dlqd queues of its own (retry-policies.yaml), or serve with --api and --dlq-workers alone", strings.Join(p.QueueNames(), ", "))
+	}
 	queues, worked := map[string]river.QueueConfig{}, map[string]int{}
-	for _, name := range p.QueueNames() {
+	for _, name := range names {
 		worked[name] = p.Concurrency(name)
 		queues[name] = river.QueueConfig{MaxWorkers: worked[name]}
 	}
-	client, err := river.NewClient(riverpgxv5.New(config.Pool), &river.Config{
+	c.Client, err = river.NewClient(riverpgxv5.New(config.Pool), &river.Config{
 		Schema:            config.Schemas.River,
 		Logger:            slog.New(riverLog{config.Logger.Handler()}),
 		Queues:            queues,
@@ -114,7 +149,7 @@ func NewClient(config ClientConfig) (*Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &Client{Client: client, config: config, worked: worked}
+	c.worked = worked
 	c.note()
 	return c, nil
 }
@@ -130,9 +165,12 @@ func (c *Client) Loop() *background.Loop {
 // again, so that other queues and reloads go on meanwhile.
 func (c *Client) follow(ctx context.Context) (time.Duration, error) {
 	p := c.config.Policy()
-	names := p.QueueNames()
+	names, err := p.QueueNames(), error(nil)
 	if c.config.Idle != nil && c.config.Idle() != nil {
 		names = nil
+	}
+	if names, err = c.own(ctx, names); err != nil {
+		return 0, err
 	}
 	defer func() {
 		if c.note() && c.config.Changed != nil {

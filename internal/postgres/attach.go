@@ -63,13 +63,23 @@ func (m *Migrator) Plan(ctx context.Context) (*Plan, error) {
 		p.Refusals = append(p.Refusals, fmt.Sprintf("River's tables are at version %d; dlqd needs %d or newer: run River's migrations first", status.RiverVersion, oldestRiver))
 		return p, nil
 	}
+	if status.Version > 0 {
+		again, err := m.idsAgain(ctx)
+		if err != nil {
+			return nil, err
+		}
+		if again > 0 {
+			p.Refusals = append(p.Refusals, fmt.Sprintf("the River in schema %[1]s has begun to number its jobs anew, and there are dead letters of jobs up to %[2]d: a job that fails would be taken for the one that had its number. As River's owner: SELECT setval('%[1]s.river_job_id_seq', %[2]d)", m.Schemas.River, again))
+			return p, nil
+		}
+	}
 	if status.Version < status.Latest {
 		p.Create = append(p.Create,
 			"schema "+m.Schemas.DLQ,
 			m.Schemas.Render("table dlq.dead_letter_queue, partitioned by status; closed entries by month"),
 			m.Schemas.Render("table dlq.dead_letter_transitions, partitioned by day"),
-			m.Schemas.Render("tables dlq.circuit_breakers, dlq.circuit_breaker_changes, dlq.automatic_switches, dlq.automatic_changes, dlq.gates, dlq.paces, dlq.ordered_jobs,"),
-			m.Schemas.Render("  dlq.processes, dlq.settings, dlq.replay_runs, dlq.replay_run_entries, dlq.rollup_*, dlq.failure_groups, dlq.erasures, dlq.restored_partitions"))
+			m.Schemas.Render("tables dlq.circuit_breakers, dlq.circuit_breaker_changes, dlq.automatic_switches, dlq.automatic_changes, dlq.gates, dlq.paces, dlq.ordered_jobs"),
+			m.Schemas.Render("tables dlq.processes, dlq.settings, dlq.replay_runs, dlq.replay_run_entries, dlq.rollup_*, dlq.failure_groups, dlq.erasures, dlq.restored_partitions"))
 	}
 	if !status.codeCurrent {
 		p.Create = append(p.Create,
@@ -102,6 +112,14 @@ func (m *Migrator) refusals(ctx context.Context) ([]string, error) {
 	if len(hidden) > 0 {
 		refusals = append(refusals, fmt.Sprintf("row level security hides rows of %s from this role, and a job that cannot be seen looks like one that is gone: ALTER ROLE … BYPASSRLS, or attach as a role that has it", strings.Join(hidden, ", ")))
 	}
+	// What is in dlqd's schema goes when dlqd is taken out: nobody else's may be in it.
+	foreign, err := m.foreign(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if len(foreign) > 0 {
+		refusals = append(refusals, fmt.Sprintf("schema %s holds what is not dlqd's (%s): dlqd needs a schema of its own, choose another with --schema", dlq, strings.Join(foreign, ", ")))
+	}
 	all, err := m.Installations(ctx)
 	if err != nil {
 		return nil, err
@@ -115,6 +133,35 @@ func (m *Migrator) refusals(ctx context.Context) ([]string, error) {
 		}
 	}
 	return refusals, nil
+}
+
+// foreign lists some of what is in dlqd's schema where no dlqd has begun to install itself there.
+func (m *Migrator) foreign(ctx context.Context) ([]string, error) {
+	rows, err := m.Pool.Query(ctx, `
+		WITH schema AS (SELECT n.oid FROM pg_namespace n WHERE n.nspname = $1), things AS (
+			SELECT c.relname::text AS name FROM pg_class c JOIN schema s ON s.oid = c.relnamespace WHERE c.relkind NOT IN ('i', 'I', 't', 'c')
+			UNION SELECT p.proname || '()' FROM pg_proc p JOIN schema s ON s.oid = p.pronamespace
+			UNION SELECT y.typname FROM pg_type y JOIN schema s ON s.oid = y.typnamespace WHERE y.typtype IN ('d', 'e', 'r') OR y.typtype = 'c' AND EXISTS (SELECT FROM pg_class c WHERE c.oid = y.typrelid AND c.relkind = 'c')
+		)
+		SELECT name FROM things
+		WHERE NOT EXISTS (SELECT FROM pg_class c JOIN schema s ON s.oid = c.relnamespace JOIN pg_attribute a ON a.attrelid = c.oid
+			WHERE c.relname = '`+MigrationTable+`' AND a.attname = 'is_applied')
+		ORDER BY 1 LIMIT 5`, m.Schemas.DLQ)
+	if err != nil {
+		return nil, err
+	}
+	return pgx.CollectRows(rows, pgx.RowTo[string])
+}
+
+// idsAgain is the greatest id of a job that has a dead letter, where River's sequence is not as far: its table was made anew. 0
+// where all is well, or this role may not look at the sequence.
+func (m *Migrator) idsAgain(ctx context.Context) (taken int64, err error) {
+	err = m.Pool.QueryRow(ctx, m.Schemas.Render(`
+		SELECT coalesce((SELECT max(e.river_job_id) FROM dlq.dead_letter_queue e
+			WHERE e.river_job_id > (SELECT CASE WHEN has_sequence_privilege(c.oid, 'USAGE') THEN coalesce(pg_sequence_last_value(c.oid), 0) END
+				FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = $1 AND c.relname = 'river_job_id_seq' AND c.relkind = 'S')), 0)`),
+		m.Schemas.River).Scan(&taken)
+	return taken, err
 }
 
 // Attach installs dlqd beside a River that an application owns, or brings what is installed up to date. River's own tables
@@ -181,11 +228,13 @@ func (m *Migrator) Installations(ctx context.Context) ([]Installation, error) {
 			SELECT f.nspname AS schema, n.nspname AS river, array_agg(t.tgname::text ORDER BY t.tgname) AS triggers
 			FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid JOIN pg_namespace n ON n.oid = c.relnamespace
 			JOIN pg_proc p ON p.oid = t.tgfoid JOIN pg_namespace f ON f.oid = p.pronamespace
-			WHERE c.relname = 'river_job' AND t.tgname IN ('dlq_capture', 'dlq_follow') AND NOT t.tgisinternal
+			WHERE c.relname = 'river_job' AND t.tgname IN ('dlq_capture', 'dlq_follow') AND 'dlq_' || p.proname = t.tgname AND NOT t.tgisinternal
 			GROUP BY 1, 2
 		), tables AS (
 			SELECT n.nspname AS schema FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
-			WHERE c.relname IN ('dead_letter_queue', 'settings') AND c.relkind IN ('r', 'p') GROUP BY 1 HAVING count(*) = 2
+			WHERE c.relname = 'settings' AND c.relkind = 'r' OR c.relname IN ('dead_letter_queue', 'dead_letter_transitions') AND c.relkind = 'p'
+			   OR c.relname = '`+MigrationTable+`' AND c.relkind = 'r' AND EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attname = 'is_applied')
+			GROUP BY 1 HAVING count(*) = 4
 		)
 		SELECT coalesce(t.schema, d.schema)::text, coalesce(t.river, '')::text, coalesce(t.triggers, '{}'), d.schema IS NOT NULL
 		FROM triggers t FULL JOIN tables d ON d.schema = t.schema ORDER BY 1, 2`)

@@ -163,8 +163,33 @@ func (m *Migrator) left(ctx context.Context, tables bool) ([]Left, error) {
 	if len(roles) > 0 {
 		left = append(left, Left{"roles " + strings.Join(roles, ", ") + ", which every dlqd of this server shares", []string{"DROP ROLE " + strings.Join(roles, ", ") + "; -- once no other dlqd grants them anything"}})
 	}
+	granted, err := m.granted(ctx)
+	if err != nil {
+		return nil, err
+	}
+	left = append(left, granted...)
 	marked, err := m.marked(ctx)
 	return append(left, marked...), err
+}
+
+// granted looks for the rights that this role was given for dlqd's sake.
+func (m *Migrator) granted(ctx context.Context) ([]Left, error) {
+	rows, err := m.Pool.Query(ctx, `
+		SELECT format('REVOKE ALL ON %s FROM %I;', o.kind || ' ' || o.name, current_user)
+		FROM (SELECT CASE c.relkind WHEN 'S' THEN 'SEQUENCE' ELSE 'TABLE' END AS kind, format('%I.%I', n.nspname, c.relname) AS name, c.relowner AS owner, c.relacl AS acl
+		      FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = $1 AND c.relname LIKE 'river\_%'
+		      UNION ALL SELECT 'SCHEMA', quote_ident(n.nspname), n.nspowner, n.nspacl FROM pg_namespace n WHERE n.nspname = $1
+		      UNION ALL SELECT 'DATABASE', quote_ident(d.datname), d.datdba, d.datacl FROM pg_database d WHERE d.datname = current_database()) o
+		WHERE o.owner <> current_user::regrole AND EXISTS (SELECT FROM aclexplode(o.acl) a WHERE a.grantee = current_user::regrole)
+		ORDER BY o.kind, o.name`, m.Schemas.River)
+	if err != nil {
+		return nil, err
+	}
+	revokes, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil || len(revokes) == 0 {
+		return nil, err
+	}
+	return []Left{{"rights of this role on River's tables and this database (revoke them where nothing but dlqd works as this role)", revokes}}, nil
 }
 
 // marked looks for what dlqd wrote into River's jobs.

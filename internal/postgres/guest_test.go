@@ -160,6 +160,36 @@ func TestAttach_thatFailsLeavesNothing(t *testing.T) {
 	}
 }
 
+// What goes when dlqd is taken out is dlqd's: it makes itself at home in no schema of others, and takes none for its own.
+func TestGuest_schemasOfOthers(t *testing.T) {
+	t.Parallel()
+	g := newGuest(t)
+	g.grant(postgres.DefaultSchemas())
+	for _, schema := range []string{"dlq", "app"} {
+		execute(t, g.owner, "CREATE SCHEMA "+schema)
+		execute(t, g.owner, "GRANT USAGE, CREATE ON SCHEMA "+schema+" TO "+g.DLQDRole)
+		for _, sql := range []string{
+			"CREATE TABLE %.settings (key text PRIMARY KEY, value text)", "CREATE TABLE %.dead_letter_queue (id bigint)",
+			"CREATE VIEW %.report AS SELECT 1 AS n", "CREATE FUNCTION %.one() RETURNS integer LANGUAGE sql RETURN 1",
+		} {
+			execute(t, g.owner, strings.ReplaceAll(sql, "%", schema))
+		}
+	}
+	before := catalog(t, g.owner)
+	asOwner := migratorOn(g.owner) // as those attach who have one role for all
+	for _, migrator := range []*postgres.Migrator{g.migrator, asOwner} {
+		migrator.Tries = 1
+		plan, err := migrator.Plan(t.Context())
+		require.NoError(t, err)
+		require.ErrorContains(t, plan.Err(), "schema dlq holds what is not dlqd's (dead_letter_queue, one(), report, settings)")
+		require.Error(t, migrator.Attach(t.Context()))
+		found, err := migrator.Find(t.Context(), false, false)
+		require.NoError(t, err)
+		require.Nil(t, found, "those tables are no dlqd's")
+	}
+	require.Equal(t, before, catalog(t, g.owner))
+}
+
 // River's own migrations go through while dlqd is attached: down to nothing and up again, and to the next version.
 func TestGuest_riversMigrations(t *testing.T) {
 	t.Parallel()
@@ -180,10 +210,15 @@ func TestGuest_riversMigrations(t *testing.T) {
 	postgrestest.MigrateRiver(t, g.owner, "", 0)
 	g.grant(postgres.DefaultSchemas()) // on the new tables
 	require.ErrorIs(t, g.migrator.Check(t.Context()), postgres.ErrSchemaOld, "the new table has no triggers")
-	require.NoError(t, g.migrator.Attach(t.Context()))
+	// Its jobs' ids begin again: a new job would be taken for the old one that has a dead letter.
+	err := g.migrator.Attach(t.Context())
+	require.ErrorContains(t, err, "dead letters of jobs up to 2")
+	_, statement, _ := strings.Cut(err.Error(), "As River's owner: ")
+	require.Equal(t, "SELECT setval('public.river_job_id_seq', 2)", statement)
+	execute(t, g.owner, statement)
 	execute(t, g.owner, "GRANT SELECT, INSERT, UPDATE ON river_job TO "+g.app.Config().ConnConfig.User)
 	execute(t, g.owner, "GRANT USAGE ON SEQUENCE river_job_id_seq TO "+g.app.Config().ConnConfig.User)
-	execute(t, g.owner, "ALTER SEQUENCE river_job_id_seq RESTART 1000")
+	require.NoError(t, g.migrator.Attach(t.Context()))
 	g.fail(g.app)
 	require.Equal(t, 3, g.entries())
 }
@@ -237,12 +272,21 @@ func TestGuest_lostRights(t *testing.T) {
 	require.Equal(t, 1, count(t, g.dlqd, "SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_processing' AND redelivery_job_id = $1", job))
 	execute(t, g.app, "UPDATE river_job SET state = 'completed', finalized_at = now() WHERE id = $1", job)
 
+	// One right alone, of those that a retry's mark takes.
+	execute(t, g.owner, "GRANT USAGE ON SCHEMA public TO "+g.DLQDRole)
+	for _, lost := range []string{"SELECT", "UPDATE"} {
+		execute(t, g.owner, "GRANT SELECT, UPDATE ON river_job TO "+g.DLQDRole)
+		execute(t, g.owner, "REVOKE "+lost+" ON river_job FROM "+g.DLQDRole)
+		execute(t, g.app, "UPDATE river_job SET state = 'available', finalized_at = NULL WHERE id = $1", g.fail(g.app))
+	}
+	execute(t, g.app, "UPDATE river_job SET state = 'completed', finalized_at = now() WHERE state = 'available'")
+
 	// With the rights back, what could not be seen is seen.
 	execute(t, g.owner, "GRANT USAGE ON SCHEMA public TO "+g.DLQDRole)
 	g.grant(postgres.DefaultSchemas())
 	execute(t, g.dlqd, "UPDATE dlq.dead_letter_open SET lease_expires_at = now() WHERE status = 'dlq_processing'")
 	execute(t, g.dlqd, "SELECT dlq.requeue_expired_leases()")
-	require.Equal(t, 1, count(t, g.dlqd, "SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_resolved'"))
+	require.Equal(t, 3, count(t, g.dlqd, "SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_resolved'"))
 }
 
 // A job that a policy hides is not taken for one that is gone.
@@ -275,7 +319,8 @@ func TestGuest_rowLevelSecurity(t *testing.T) {
 	require.Equal(t, 1, count(t, g.dlqd, "SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_processing'"), "it waits for its job")
 
 	// The application notices nothing, and attach says no.
-	g.fail(g.app)
+	retried := g.fail(g.app)
+	execute(t, g.app, "UPDATE river_job SET state = 'available', finalized_at = NULL WHERE id = $1", retried) // its mark cannot be written
 	execute(t, g.app, "UPDATE river_job SET state = 'discarded', finalized_at = now() WHERE id = $1", job)
 	execute(t, g.app, "UPDATE river_job SET state = 'available', finalized_at = NULL WHERE id = $1", job)
 	require.ErrorContains(t, g.migrator.Attach(t.Context()), "row level security hides rows of river_job")
@@ -344,10 +389,13 @@ func TestDetach_saysWhatStays(t *testing.T) {
 	}
 	require.Contains(t, text, "the tables of schema dlq, with the dead letters in them")
 	require.Contains(t, text, "roles dlq_admin, dlq_operator, dlq_reader")
+	require.Contains(t, text, "rights of this role")
 	require.Contains(t, text, "marks in the metadata of 1 jobs")
 	require.Contains(t, text, "1 messages that were submitted to dlqd and are not delivered")
 	require.Equal(t, job+1, int64(count(t, g.owner, "SELECT max(id) FROM river_job WHERE metadata = '{}'")))
 	require.NotContains(t, strings.Join(catalog(t, g.owner), "\n"), "dlq")
+	execute(t, postgrestest.Open(t, g.Admin), "DROP ROLE "+g.DLQDRole) // nothing of it is left that keeps it
+	execute(t, postgrestest.Open(t, g.Admin), "CREATE ROLE "+g.DLQDRole)
 }
 
 // Detach gives way to the application, and is tried again.

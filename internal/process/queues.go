@@ -102,3 +102,8 @@ func (q *Queues) ask(ctx context.Context, after time.Time) (*answer, error) {
 	q.latest.Store(a)
 	return a, err
 }
+
+// SharedQueues are those of some queues that others work, too.
+func SharedQueues(ctx context.Context, db postgres.DB, queues []string) ([]string, error) {
+	return dbsqlc.New(db).SharedQueues(ctx, queues)
+}

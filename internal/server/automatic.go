@@ -7,6 +7,15 @@ import (
 	"github.com/dlqd/dlqd/internal/automatic"
 )
 
+// logMode says in which mode dlqd starts, and what that means.
+func (s *Server) logMode(ctx context.Context) {
+	river := "River here is dlqd's own"
+	if s.attached {
+		river = "River here is an application's: jobs that fail are captured and judged; dlqd automatic on has them sent again by themselves, a person's replay works"
+	}
+	s.logger.Info(river, "automatic", s.automaticHealth(ctx).Detail, "parts", s.parts())
+}
+
 // automaticHealth says whether dead letters are redelivered by themselves, or observed. Neither is a fault.
 func (s *Server) automaticHealth(ctx context.Context) api.Part {
 	part := api.Part{Name: "automatic", OK: true, Detail: "unknown"}

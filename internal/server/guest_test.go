@@ -1,6 +1,7 @@
 package server_test
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -93,7 +94,10 @@ func TestGuest(t *testing.T) {
 	charge(3)
 	await(3, "SELECT count(*) FROM dlq.dead_letter_queue WHERE captured_by = 'capture'")
 
-	guest := setup(t, options{config: func(c *server.Config) { c.DatabaseURL, c.Process = g.DLQD, false }})
+	var log bytes.Buffer
+	guest := setup(t, options{config: func(c *server.Config) {
+		c.DatabaseURL, c.Process, c.Logger = g.DLQD, false, slog.New(slog.NewTextHandler(&log, nil))
+	}})
 	status, out, _ := guest.call(http.MethodGet, "/readyz", "")
 	require.Equal(t, http.StatusOK, status, out)
 	// Observed: judged, and nothing is sent back. What was backfilled is a person's.
@@ -167,6 +171,10 @@ func TestGuest(t *testing.T) {
 	charge(1)
 	await(26, "SELECT count(*) FROM dlq.dead_letter_queue")
 	guest.stop()
+	require.Contains(t, log.String(), "River here is an application's")
+	require.Contains(t, log.String(), "observing: dead letters are judged and shown, and none is redelivered by itself")
+	require.Contains(t, log.String(), "idle: dlqd was detached from this database")
+	require.Contains(t, log.String(), "dlqd is attached again")
 
 	found, err = migrator.Find(t.Context(), false, false)
 	require.NoError(t, err)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/dlqd/dlqd/internal/api"
@@ -61,7 +62,10 @@ func (s *Server) health(ctx context.Context) []api.Part {
 		})
 	}
 	if s.river != nil {
-		part := api.Part{Name: "processing", OK: true, Detail: fmt.Sprintf("delivers %d queues", len(s.policy().Queues))}
+		part := api.Part{Name: "processing", OK: true, Detail: fmt.Sprintf("delivers %d queues", len(s.river.Worked()))}
+		if shared := s.river.Shared(); len(shared) > 0 {
+			part.Detail += ", and not " + strings.Join(shared, ", ") + ", which other clients work"
+		}
 		select {
 		case <-s.river.Stopped():
 			part.OK, part.Detail = false, "has stopped"

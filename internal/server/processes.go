@@ -38,12 +38,3 @@ func (s *Server) parts() []string {
 	}
 	return parts
 }
-
-// logMode says in which mode dlqd starts, and what that means.
-func (s *Server) logMode() {
-	if s.attached {
-		s.logger.Info("mode: observing an application's River: jobs that fail are captured and judged, and sent again only by a person or where automatic is on", "river", "attached", "mode", "observing", "parts", s.parts())
-		return
-	}
-	s.logger.Info("mode: automatic on dlqd's own River: dead letters are sent again by their strategies", "river", "own", "mode", "automatic", "parts", s.parts())
-}

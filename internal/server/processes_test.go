@@ -6,6 +6,7 @@ import (
 	"errors"
 	"log/slog"
 	"net/http"
+	"strings"
 	"testing"
 	"time"
 
@@ -17,6 +18,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/dlqd/dlqd/internal/api"
+	"github.com/dlqd/dlqd/internal/policy"
 	"github.com/dlqd/dlqd/internal/postgres"
 	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
 	"github.com/dlqd/dlqd/internal/server"
@@ -84,7 +86,17 @@ func TestSubmit_refusedWhereOnlyTheApplicationWorksTheQueue(t *testing.T) {
 	require.Equal(t, "body.messages[0].queue", out["errors"].([]any)[0].(map[string]any)["location"])
 	require.Zero(t, a.count(t, "SELECT count(*) FROM river_job"), "nothing was stored")
 
-	deliver := a.deliver(t, "default")
+	// A dlqd that names the application's queue does not work it; one with nothing else does not start.
+	_, err := server.Start(t.Context(), server.Config{
+		DatabaseURL: a.url, Schemas: postgres.DefaultSchemas(), Process: true, Policy: policyOf(t, "default"), Logger: slog.New(slog.DiscardHandler),
+	})
+	require.ErrorContains(t, err, "there is no queue to deliver: other clients work default")
+	deliver := a.deliver(t, "mine", "default")
+	status, out, _ = front.call("POST", "/api/messages", message)
+	require.Equal(t, http.StatusUnprocessableEntity, status, out)
+	require.Contains(t, out["detail"], "(delivered are: mine)")
+
+	message = strings.Replace(message, "default", "mine", 1)
 	status, out, _ = front.call("POST", "/api/messages", message)
 	require.Equal(t, http.StatusAccepted, status, out)
 	require.Equal(t, 1, a.count(t, "SELECT count(*) FROM river_job WHERE args ->> 'messageId' = 'm1'"))
@@ -99,7 +111,7 @@ func TestSubmit_refusedWhereOnlyTheApplicationWorksTheQueue(t *testing.T) {
 	require.Equal(t, "10", header.Get("Retry-After"))
 	require.Equal(t, 1, a.count(t, "SELECT count(*) FROM river_job"))
 
-	_, err := a.pool.Exec(t.Context(), "UPDATE dlq.processes SET seen_at = now() - interval '16 minutes', stopped_at = now() - interval '16 minutes'")
+	_, err = a.pool.Exec(t.Context(), "UPDATE dlq.processes SET seen_at = now() - interval '16 minutes', stopped_at = now() - interval '16 minutes'")
 	require.NoError(t, err)
 	a.deliver(t, "mine", "elsewhere")
 	status, out, _ = front.call("POST", "/api/messages/batch", `{"messages": [{"queue": "mine", "kind": "k", "payload": 1}, {"queue": "default", "kind": "k", "payload": 2}]}`)
@@ -124,13 +136,21 @@ func (a *application) deliver(t *testing.T, queues ...string) *bundle {
 	t.Helper()
 	return setup(t, options{config: func(c *server.Config) {
 		c.DatabaseURL, c.API, c.DLQWorkers = a.url, false, false
-		for _, name := range queues {
-			c.Policy.Queues[name] = c.Policy.Queues[river.QueueDefault]
-		}
-		if queues[0] != river.QueueDefault {
-			delete(c.Policy.Queues, river.QueueDefault)
-		}
+		c.Policy = policyOf(t, queues...)
 	}})
+}
+
+// policyOf is a policy of some queues.
+func policyOf(t *testing.T, queues ...string) *policy.Policy {
+	t.Helper()
+	p, err := policy.Default("http://127.0.0.1:1/")
+	require.NoError(t, err)
+	standard := p.Queues[river.QueueDefault]
+	delete(p.Queues, river.QueueDefault)
+	for _, name := range queues {
+		p.Queues[name] = standard
+	}
+	return p
 }
 
 // On its own River nobody else fetches a message: it waits for the next process.
@@ -160,5 +180,30 @@ func TestProcesses(t *testing.T) {
 	require.Equal(t, process{Name: postgres.ProcessName(), Version: api.Version, Parts: "process dlq-workers", Queues: "default", Runs: true}, processes[0])
 	b.stop()
 	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.processes WHERE stopped_at IS NOT NULL"))
-	require.Contains(t, log.String(), "mode: automatic on dlqd's own River")
+	require.Contains(t, log.String(), `msg="River here is dlqd's own" automatic="on: dead letters are redelivered by themselves"`)
+}
+
+// The mode is the one in force: what a policy or a person switched, and a stop, counts.
+func TestMode(t *testing.T) {
+	t.Parallel()
+	a := runApplication(t)
+	start := func() string {
+		t.Helper()
+		var log bytes.Buffer
+		setup(t, options{config: func(c *server.Config) {
+			c.DatabaseURL, c.API, c.Process = a.url, false, false
+			c.Logger = slog.New(slog.NewTextHandler(&log, nil))
+		}}).stop()
+		return log.String()
+	}
+	require.Contains(t, start(), "observing: dead letters are judged and shown, and none is redelivered by itself")
+	_, err := a.pool.Exec(t.Context(), "SELECT dlq.set_automatic('all', '', true, p_actor => 'kim')")
+	require.NoError(t, err)
+	log := start()
+	require.Contains(t, log, `msg="River here is an application's`)
+	require.Contains(t, log, `automatic="on: dead letters are redelivered by themselves"`)
+	require.NotContains(t, log, "stopped by")
+	_, err = a.pool.Exec(t.Context(), "SELECT dlq.stop_automatic('kim')")
+	require.NoError(t, err)
+	require.Contains(t, start(), "all automatic redelivery was stopped by kim")
 }

@@ -185,7 +185,7 @@ func (s *Server) start(ctx context.Context) error {
 	s.loops.Add(s.attachment())
 	s.metrics.WatchLoops(s.loops.Statuses)
 	s.loops.Start()
-	s.logMode()
+	s.logMode(ctx)
 	if s.config.API {
 		return s.startAPI(ctx)
 	}
@@ -259,10 +259,16 @@ func (s *Server) startProcessing(ctx context.Context) error {
 		Planner: s.planner.Load, Breakers: s.breakers, DB: s.store.DB(), Observe: s.metrics.ObserveDelivery,
 	})
 	var err error
-	if s.river, err = delivery.NewClient(delivery.ClientConfig{
+	var shared func(context.Context, []string) ([]string, error)
+	if s.attached {
+		shared = func(ctx context.Context, queues []string) ([]string, error) {
+			return process.SharedQueues(ctx, s.store.DB(), queues)
+		}
+	}
+	if s.river, err = delivery.NewClient(ctx, delivery.ClientConfig{
 		Pool: s.pool, Schemas: s.config.Schemas, Policy: s.policy, Worker: s.delivery, Logger: s.logger.With("part", "processing"),
 		PollOnly: s.config.PollOnly, Attached: s.attached, SoftStopTimeout: s.config.StopTimeout - s.reserve(),
-		Idle: s.idle, Changed: func() { s.presence.Wake() },
+		Shared: shared, Idle: s.idle, Changed: func() { s.presence.Wake() },
 	}); err != nil {
 		return fmt.Errorf("processing: %w", err)
 	}

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"math"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/dlqd/dlqd/internal/automatic"
@@ -45,6 +47,10 @@ func (w *Worker) Release(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
+		// In one order, as a batch does, so that two that reserve in several paces cannot deadlock.
+		slices.SortStableFunc(groups, func(a, b dbsqlc.ObservedGroupsRow) int {
+			return strings.Compare(p.PaceOf(a.Queue).Name, p.PaceOf(b.Queue).Name)
+		})
 		aside := aside{}
 		for i := range groups {
 			g := &groups[i]

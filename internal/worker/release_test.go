@@ -141,6 +141,36 @@ func TestAutomatic_slowPace(t *testing.T) {
 	require.Equal(t, 3, j.inStatus(deadletter.Processing), "one in ten seconds")
 }
 
+// Paces are reserved in one order everywhere: a release whose queues sort otherwise than their paces would deadlock with a
+// batch that reserves in the same ones.
+func TestAutomatic_pacesInOneOrder(t *testing.T) {
+	t.Parallel()
+	j := attached(t, nil)
+	j.failJobs(1, 3, "a", "report", refused)       // its pace: queue:a
+	j.failJobs(1, 3, "default", "report", refused) // destination:default
+	j.all()
+	require.Equal(t, 2, j.observed())
+	j.now = j.now.Add(2 * time.Minute)
+	j.exec("SELECT dlq.set_automatic('all', '', true, p_actor => 'kim')")
+	j.exec("INSERT INTO dlq.paces (name, free_at) VALUES ('queue:a', now()), ('destination:default', now())")
+
+	batch, err := j.pool.Begin(t.Context())
+	require.NoError(t, err)
+	defer func() { _ = batch.Rollback(context.WithoutCancel(t.Context())) }()
+	var pid int
+	require.NoError(t, batch.QueryRow(t.Context(), "SELECT pg_backend_pid() FROM dlq.paces WHERE name = 'destination:default' FOR UPDATE").Scan(&pid))
+	released := make(chan error, 1)
+	go func() { released <- j.worker.Release(t.Context()) }()
+	require.Eventually(t, func() bool {
+		return j.count("SELECT count(*) FROM pg_stat_activity WHERE $1 = ANY (pg_blocking_pids(pid))", pid) > 0
+	}, time.Minute, 10*time.Millisecond, "the release waits for the first pace")
+	_, err = batch.Exec(t.Context(), "SELECT FROM dlq.paces WHERE name = 'queue:a' FOR UPDATE NOWAIT")
+	require.NoError(t, err, "and does not hold the second")
+	require.NoError(t, batch.Rollback(t.Context()))
+	require.NoError(t, <-released)
+	require.Zero(t, j.observed())
+}
+
 // A person's entries: of jobs with one attempt, and backfilled ones, unless they are named.
 func TestAutomatic_whatIsAPersonsUnlessNamed(t *testing.T) {
 	t.Parallel()

@@ -43,6 +43,17 @@ func (q *Queries) SeeProcess(ctx context.Context, arg SeeProcessParams) error {
 	return err
 }
 
+const SharedQueues = `-- name: SharedQueues :one
+SELECT dlq.shared_queues($1::text[])::text[] AS queues
+`
+
+func (q *Queries) SharedQueues(ctx context.Context, queues []string) ([]string, error) {
+	row := q.db.QueryRow(ctx, SharedQueues, queues)
+	var queues_2 []string
+	err := row.Scan(&queues_2)
+	return queues_2, err
+}
+
 const StopProcess = `-- name: StopProcess :exec
 UPDATE dlq.processes SET stopped_at = now() WHERE id = $1 AND stopped_at IS NULL
 `
