@@ -24,8 +24,7 @@ CROSS JOIN LATERAL (
 LIMIT @max_entries::integer;
 
 -- name: Decide :exec
--- What the planner decided of claimed entries (an array of the worker's type decision): pending until their time comes, or a
--- person's.
+-- What the planner decided of claimed entries: pending until their time comes, or a person's.
 UPDATE dlq.dead_letter_queue e SET
     status = d.status::dlq.dead_letter_status,
     strategy = d.strategy::dlq.strategy,
@@ -36,12 +35,18 @@ UPDATE dlq.dead_letter_queue e SET
     waiting_for = nullif(d.waiting_for, ''),
     dlq_max_retries = coalesce(nullif(d.max_retries, 0), e.dlq_max_retries),
     priority = coalesce(nullif(d.priority, 0), e.priority),
-    tags = CASE WHEN d.tags IS NULL THEN e.tags ELSE ARRAY(SELECT DISTINCT t FROM unnest(e.tags || ARRAY(SELECT jsonb_array_elements_text(d.tags))) t) END,
+    tags = CASE WHEN d.tags = '[]' THEN e.tags ELSE ARRAY(SELECT DISTINCT t FROM unnest(e.tags || ARRAY(SELECT jsonb_array_elements_text(d.tags))) t) END,
     assigned_to = coalesce(e.assigned_to, nullif(d.assignee, '')),
     config_version = @config_version::text,
     move = jsonb_build_object('actor', @actor::text, 'reason', d.reason, 'note', nullif(@note::text, ''))
-FROM jsonb_to_recordset(@decisions::jsonb) AS d (id uuid, status text, waiting_for text, max_retries integer, priority smallint, tags jsonb, assignee text,
-    strategy text, error_class text, rule text, fingerprint text, next_retry_at timestamptz, reason text)
+FROM (
+    SELECT unnest(@ids::uuid[]) AS id, unnest(@statuses::text[]) AS status, unnest(@waiting_fors::text[]) AS waiting_for,
+           unnest(@max_retries::integer[]) AS max_retries, unnest(@priorities::smallint[]) AS priority,
+           unnest(@tags::jsonb[]) AS tags, unnest(@assignees::text[]) AS assignee, unnest(@strategies::text[]) AS strategy,
+           unnest(@error_classes::text[]) AS error_class, unnest(@rules::text[]) AS rule,
+           unnest(@fingerprints::text[]) AS fingerprint, unnest(@next_retry_ats::timestamptz[]) AS next_retry_at,
+           unnest(@reasons::text[]) AS reason
+) d
 WHERE e.id = d.id AND e.status IN ('dlq_pending', 'dlq_manual');
 
 -- name: PutOff :exec
@@ -52,7 +57,9 @@ UPDATE dlq.dead_letter_queue e SET
     next_retry_at = d.next_retry_at,
     waiting_for = nullif(d.waiting_for, ''),
     move = jsonb_build_object('actor', @actor::text, 'reason', d.reason)
-FROM jsonb_to_recordset(@entries::jsonb) AS d (id uuid, waiting_for text, next_retry_at timestamptz, reason text)
+FROM (
+    SELECT unnest(@ids::uuid[]) AS id, unnest(@waiting_fors::text[]) AS waiting_for, unnest(@next_retry_ats::timestamptz[]) AS next_retry_at, unnest(@reasons::text[]) AS reason
+) d
 WHERE e.id = d.id AND e.status = 'dlq_pending';
 
 -- name: Park :exec
@@ -62,7 +69,7 @@ UPDATE dlq.dead_letter_queue e SET
     strategy = 'manual',
     parked_by = @actor::text,
     move = jsonb_build_object('actor', @actor::text, 'reason', d.reason)
-FROM jsonb_to_recordset(@entries::jsonb) AS d (id uuid, reason text)
+FROM (SELECT unnest(@ids::uuid[]) AS id, unnest(@reasons::text[]) AS reason) d
 WHERE e.id = d.id AND e.status = 'dlq_pending';
 
 -- name: Reserve :exec
@@ -72,7 +79,7 @@ UPDATE dlq.dead_letter_queue e SET
     strategy = 'manual',
     rule = d.rule,
     move = jsonb_build_object('actor', @actor::text, 'reason', d.reason)
-FROM jsonb_to_recordset(@entries::jsonb) AS d (id uuid, rule text, reason text)
+FROM (SELECT unnest(@ids::uuid[]) AS id, unnest(@rules::text[]) AS rule, unnest(@reasons::text[]) AS reason) d
 WHERE e.id = d.id AND e.status = 'dlq_pending';
 
 -- name: NextDue :one

@@ -334,12 +334,18 @@ UPDATE dlq.dead_letter_queue e SET
     waiting_for = nullif(d.waiting_for, ''),
     dlq_max_retries = coalesce(nullif(d.max_retries, 0), e.dlq_max_retries),
     priority = coalesce(nullif(d.priority, 0), e.priority),
-    tags = CASE WHEN d.tags IS NULL THEN e.tags ELSE ARRAY(SELECT DISTINCT t FROM unnest(e.tags || ARRAY(SELECT jsonb_array_elements_text(d.tags))) t) END,
+    tags = CASE WHEN d.tags = '[]' THEN e.tags ELSE ARRAY(SELECT DISTINCT t FROM unnest(e.tags || ARRAY(SELECT jsonb_array_elements_text(d.tags))) t) END,
     assigned_to = coalesce(e.assigned_to, nullif(d.assignee, '')),
     config_version = $1::text,
     move = jsonb_build_object('actor', $2::text, 'reason', d.reason, 'note', nullif($3::text, ''))
-FROM jsonb_to_recordset($4::jsonb) AS d (id uuid, status text, waiting_for text, max_retries integer, priority smallint, tags jsonb, assignee text,
-    strategy text, error_class text, rule text, fingerprint text, next_retry_at timestamptz, reason text)
+FROM (
+    SELECT unnest($4::uuid[]) AS id, unnest($5::text[]) AS status, unnest($6::text[]) AS waiting_for,
+           unnest($7::integer[]) AS max_retries, unnest($8::smallint[]) AS priority,
+           unnest($9::jsonb[]) AS tags, unnest($10::text[]) AS assignee, unnest($11::text[]) AS strategy,
+           unnest($12::text[]) AS error_class, unnest($13::text[]) AS rule,
+           unnest($14::text[]) AS fingerprint, unnest($15::timestamptz[]) AS next_retry_at,
+           unnest($16::text[]) AS reason
+) d
 WHERE e.id = d.id AND e.status IN ('dlq_pending', 'dlq_manual')
 `
 
@@ -347,17 +353,40 @@ type DecideParams struct {
 	ConfigVersion string
 	Actor         string
 	Note          string
-	Decisions     json.RawMessage
+	Ids           []uuid.UUID
+	Statuses      []string
+	WaitingFors   []string
+	MaxRetries    []int32
+	Priorities    []int16
+	Tags          []json.RawMessage
+	Assignees     []string
+	Strategies    []string
+	ErrorClasses  []string
+	Rules         []string
+	Fingerprints  []string
+	NextRetryAts  []time.Time
+	Reasons       []string
 }
 
-// What the planner decided of claimed entries (an array of the worker's type decision): pending until their time comes, or a
-// person's.
+// What the planner decided of claimed entries: pending until their time comes, or a person's.
 func (q *Queries) Decide(ctx context.Context, arg DecideParams) error {
 	_, err := q.db.Exec(ctx, Decide,
 		arg.ConfigVersion,
 		arg.Actor,
 		arg.Note,
-		arg.Decisions,
+		arg.Ids,
+		arg.Statuses,
+		arg.WaitingFors,
+		arg.MaxRetries,
+		arg.Priorities,
+		arg.Tags,
+		arg.Assignees,
+		arg.Strategies,
+		arg.ErrorClasses,
+		arg.Rules,
+		arg.Fingerprints,
+		arg.NextRetryAts,
+		arg.Reasons,
 	)
 	return err
 }
@@ -611,18 +640,19 @@ UPDATE dlq.dead_letter_queue e SET
     strategy = 'manual',
     parked_by = $1::text,
     move = jsonb_build_object('actor', $1::text, 'reason', d.reason)
-FROM jsonb_to_recordset($2::jsonb) AS d (id uuid, reason text)
+FROM (SELECT unnest($2::uuid[]) AS id, unnest($3::text[]) AS reason) d
 WHERE e.id = d.id AND e.status = 'dlq_pending'
 `
 
 type ParkParams struct {
 	Actor   string
-	Entries json.RawMessage
+	Ids     []uuid.UUID
+	Reasons []string
 }
 
 // Entries that a worker leaves to a person, each for its own reason.
 func (q *Queries) Park(ctx context.Context, arg ParkParams) error {
-	_, err := q.db.Exec(ctx, Park, arg.Actor, arg.Entries)
+	_, err := q.db.Exec(ctx, Park, arg.Actor, arg.Ids, arg.Reasons)
 	return err
 }
 
@@ -651,19 +681,30 @@ UPDATE dlq.dead_letter_queue e SET
     next_retry_at = d.next_retry_at,
     waiting_for = nullif(d.waiting_for, ''),
     move = jsonb_build_object('actor', $1::text, 'reason', d.reason)
-FROM jsonb_to_recordset($2::jsonb) AS d (id uuid, waiting_for text, next_retry_at timestamptz, reason text)
+FROM (
+    SELECT unnest($2::uuid[]) AS id, unnest($3::text[]) AS waiting_for, unnest($4::timestamptz[]) AS next_retry_at, unnest($5::text[]) AS reason
+) d
 WHERE e.id = d.id AND e.status = 'dlq_pending'
 `
 
 type PutOffParams struct {
-	Actor   string
-	Entries json.RawMessage
+	Actor        string
+	Ids          []uuid.UUID
+	WaitingFors  []string
+	NextRetryAts []time.Time
+	Reasons      []string
 }
 
 // Entries that wait longer, or for something else. (One that a person returned undecided has no class; groups of
 // observed entries need one.)
 func (q *Queries) PutOff(ctx context.Context, arg PutOffParams) error {
-	_, err := q.db.Exec(ctx, PutOff, arg.Actor, arg.Entries)
+	_, err := q.db.Exec(ctx, PutOff,
+		arg.Actor,
+		arg.Ids,
+		arg.WaitingFors,
+		arg.NextRetryAts,
+		arg.Reasons,
+	)
 	return err
 }
 
@@ -673,18 +714,25 @@ UPDATE dlq.dead_letter_queue e SET
     strategy = 'manual',
     rule = d.rule,
     move = jsonb_build_object('actor', $1::text, 'reason', d.reason)
-FROM jsonb_to_recordset($2::jsonb) AS d (id uuid, rule text, reason text)
+FROM (SELECT unnest($2::uuid[]) AS id, unnest($3::text[]) AS rule, unnest($4::text[]) AS reason) d
 WHERE e.id = d.id AND e.status = 'dlq_pending'
 `
 
 type ReserveParams struct {
 	Actor   string
-	Entries json.RawMessage
+	Ids     []uuid.UUID
+	Rules   []string
+	Reasons []string
 }
 
 // Entries that are a person's after all, although their class is not.
 func (q *Queries) Reserve(ctx context.Context, arg ReserveParams) error {
-	_, err := q.db.Exec(ctx, Reserve, arg.Actor, arg.Entries)
+	_, err := q.db.Exec(ctx, Reserve,
+		arg.Actor,
+		arg.Ids,
+		arg.Rules,
+		arg.Reasons,
+	)
 	return err
 }
 
