@@ -162,8 +162,35 @@ func (m *Migrator) left(ctx context.Context, tables bool) ([]Left, error) {
 	if len(roles) > 0 {
 		left = append(left, Left{"roles " + strings.Join(roles, ", ") + ", which every dlqd of this server shares", []string{"DROP ROLE " + strings.Join(roles, ", ") + "; -- once no other dlqd grants them anything"}})
 	}
+	rights, err := m.granted(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if len(rights) > 0 {
+		left = append(left, Left{"rights that this role was granted on River's tables and the database", rights})
+	}
 	marked, err := m.marked(ctx)
 	return append(left, marked...), err
+}
+
+// granted looks for what was granted to this role for dlqd's sake. It returns the statements that take it back.
+func (m *Migrator) granted(ctx context.Context) ([]string, error) {
+	rows, err := m.Pool.Query(ctx, `
+		SELECT format('REVOKE ALL ON %s %s FROM %I;', g.what, string_agg(DISTINCT g.name, ', '), current_user)
+		FROM (
+			SELECT CASE c.relkind WHEN 'S' THEN 'SEQUENCE' ELSE 'TABLE' END AS what, format('%I.%I', n.nspname, c.relname) AS name, c.relowner AS owner, c.relacl AS acl
+			FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = $1 AND c.relname LIKE 'river\_%'
+			UNION ALL
+			SELECT 'SCHEMA', quote_ident(nspname), nspowner, nspacl FROM pg_namespace WHERE nspname = $1
+			UNION ALL
+			SELECT 'DATABASE', quote_ident(datname), datdba, datacl FROM pg_database WHERE datname = current_database()
+		) g, aclexplode(g.acl) a
+		WHERE a.grantee = (SELECT oid FROM pg_roles WHERE rolname = current_user) AND g.owner <> a.grantee
+		GROUP BY g.what ORDER BY g.what DESC`, m.Schemas.River)
+	if err != nil {
+		return nil, err
+	}
+	return pgx.CollectRows(rows, pgx.RowTo[string])
 }
 
 // marked looks for what dlqd wrote into River's jobs.

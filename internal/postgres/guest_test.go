@@ -344,6 +344,10 @@ func TestDetach_saysWhatStays(t *testing.T) {
 	}
 	require.Contains(t, text, "the tables of schema dlq, with the dead letters in them")
 	require.Contains(t, text, "roles dlq_admin, dlq_operator, dlq_reader")
+	require.Contains(t, text, "rights that this role was granted on River's tables and the database")
+	require.Zero(t, count(t, g.owner, `
+		SELECT count(*) FROM (SELECT relacl FROM pg_class UNION ALL SELECT nspacl FROM pg_namespace UNION ALL SELECT datacl FROM pg_database WHERE datname = current_database()) o (acl),
+		    aclexplode(o.acl) a JOIN pg_roles r ON r.oid = a.grantee WHERE r.rolname = $1`, g.dlqd.Config().ConnConfig.User), "rights are left")
 	require.Contains(t, text, "marks in the metadata of 1 jobs")
 	require.Contains(t, text, "1 messages that were submitted to dlqd and are not delivered")
 	require.Equal(t, job+1, int64(count(t, g.owner, "SELECT max(id) FROM river_job WHERE metadata = '{}'")))
