@@ -13,6 +13,7 @@ CREATE TABLE river.river_job (
     unique_key   bytea,
     unique_states bit(8),
     queue        text NOT NULL,
+    kind         text NOT NULL,
     attempted_at timestamptz,
     errors       jsonb[]
 );

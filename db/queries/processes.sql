@@ -16,3 +16,8 @@ SELECT q.queue::text AS queue, bool_or(p.stopped_at IS NULL AND p.seen_at > now(
 FROM dlq.processes p CROSS JOIN unnest(p.queues) q (queue)
 WHERE p.seen_at > now() - @away_for::interval
 GROUP BY q.queue;
+
+-- name: ApplicationQueues :many
+-- Those of some queues that the latest jobs say an application works.
+SELECT DISTINCT j.queue FROM (SELECT queue, kind FROM river.river_job ORDER BY id DESC LIMIT 10000) j
+WHERE j.queue = ANY (@queues::text[]) AND j.kind <> 'dlqd_message';

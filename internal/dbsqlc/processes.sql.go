@@ -12,6 +12,32 @@ import (
 	"time"
 )
 
+const ApplicationQueues = `-- name: ApplicationQueues :many
+SELECT DISTINCT j.queue FROM (SELECT queue, kind FROM river.river_job ORDER BY id DESC LIMIT 10000) j
+WHERE j.queue = ANY ($1::text[]) AND j.kind <> 'dlqd_message'
+`
+
+// Those of some queues that the latest jobs say an application works.
+func (q *Queries) ApplicationQueues(ctx context.Context, queues []string) ([]string, error) {
+	rows, err := q.db.Query(ctx, ApplicationQueues, queues)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	items := []string{}
+	for rows.Next() {
+		var queue string
+		if err := rows.Scan(&queue); err != nil {
+			return nil, err
+		}
+		items = append(items, queue)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
 const SeeProcess = `-- name: SeeProcess :exec
 WITH gone AS (
     DELETE FROM dlq.processes WHERE seen_at < now() - $6::interval AND id <> $1

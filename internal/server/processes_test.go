@@ -119,6 +119,41 @@ func TestSubmit_refusedWhereOnlyTheApplicationWorksTheQueue(t *testing.T) {
 	require.Equal(t, 1, a.count(t, "SELECT count(*) FROM river_job"))
 }
 
+// Who delivers messages in the application's queue is told at the start, and in which mode.
+func TestServe_saysThatTheApplicationWorksTheQueue(t *testing.T) {
+	t.Parallel()
+	a := runApplication(t)
+	start := func(queue string) string {
+		var log bytes.Buffer
+		b := setup(t, options{config: func(c *server.Config) {
+			c.DatabaseURL, c.API, c.DLQWorkers = a.url, false, false
+			c.Logger = slog.New(slog.NewTextHandler(&log, nil))
+			c.Policy.Queues["mine"] = c.Policy.Queues[river.QueueDefault]
+			for name := range c.Policy.Queues {
+				if name != queue {
+					delete(c.Policy.Queues, name)
+				}
+			}
+		}})
+		b.stop()
+		return log.String()
+	}
+	const shared = "the application's jobs are in this queue, too"
+	log := start(river.QueueDefault)
+	require.NotContains(t, log, shared, "nothing is known yet")
+	require.Contains(t, log, "automatic=\"observing: dead letters are judged and shown, and none is redelivered by itself\"")
+
+	_, err := a.pool.Exec(t.Context(), "INSERT INTO river_job (kind, args, max_attempts) VALUES ('send_email', '{}', 1)")
+	require.NoError(t, err)
+	_, err = a.pool.Exec(t.Context(), "SELECT dlq.stop_automatic('kim', 'a release')")
+	require.NoError(t, err)
+	log = start(river.QueueDefault)
+	require.Contains(t, log, shared)
+	require.Contains(t, log, "queue=default")
+	require.Contains(t, log, "all automatic redelivery was stopped by kim")
+	require.NotContains(t, start("mine"), shared)
+}
+
 // deliver runs a dlqd that delivers some queues on the application's River.
 func (a *application) deliver(t *testing.T, queues ...string) *bundle {
 	t.Helper()

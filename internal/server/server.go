@@ -185,7 +185,8 @@ func (s *Server) start(ctx context.Context) error {
 	s.loops.Add(s.attachment())
 	s.metrics.WatchLoops(s.loops.Statuses)
 	s.loops.Start()
-	s.logMode()
+	s.logMode(ctx)
+	s.warnOfSharedQueues(ctx)
 	if s.config.API {
 		return s.startAPI(ctx)
 	}
