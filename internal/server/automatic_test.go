@@ -63,7 +63,7 @@ func TestAutomatic(t *testing.T) {
 
 	// Stopped, a switch lets nothing go, and everybody is told.
 	_, preview, _ = b.call("POST", "/api/dlq/automatic/stop", `{"dryRun": true}`)
-	require.Equal(t, "all automatic redelivery is stopped", preview["stays"].([]any)[0].(map[string]any)["why"])
+	require.Equal(t, "all automatic redelivery is stopped by api", preview["stays"].([]any)[0].(map[string]any)["why"])
 	code, out, _ := b.call("POST", "/api/dlq/automatic/stop", `{"actor": "ada", "note": "a release"}`)
 	require.Equal(t, http.StatusOK, code, out)
 	require.Equal(t, "all automatic redelivery is stopped by ada", out["stays"].([]any)[0].(map[string]any)["why"])
