@@ -240,10 +240,15 @@ COMMENT ON FUNCTION dlq.record_outcome IS 'Moves an entry when the job of its re
 CREATE OR REPLACE FUNCTION dlq.capture() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
 DECLARE
+    v_schema constant text := split_part('dlq.', '.', 1); -- the schema's name, as it is installed
     v_job   jsonb := to_jsonb(NEW);
     v_meta  jsonb := v_job -> 'metadata';
     v_entry uuid;
 BEGIN
+    IF NOT has_schema_privilege(v_schema, 'USAGE') THEN
+        RAISE WARNING 'dlqd: job % ended, and could not be captured: role % may not use schema %. dlqd doctor says what is missing; dlqd attach --backfill takes the job in later', v_job -> 'id', current_user, v_schema;
+        RETURN NULL;
+    END IF;
     IF v_meta ? 'dlq:entry_id' THEN
         v_entry := dlq.to_uuid(v_meta ->> 'dlq:entry_id');
         IF dlq.record_outcome(v_entry, v_job, 'capture') THEN
@@ -271,11 +276,17 @@ COMMENT ON FUNCTION dlq.capture IS 'Trigger dlq_capture on river_job: records a 
 CREATE OR REPLACE FUNCTION dlq.follow() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET row_security = off AS $$
 DECLARE
+    v_schema constant text := split_part('dlq.', '.', 1);
     v_job    jsonb := to_jsonb(NEW);
     v_id     bigint := (v_job ->> 'id')::bigint;
-    v_marked uuid := dlq.to_uuid(v_job -> 'metadata' ->> 'dlq:entry_id');
+    v_marked uuid;
     v_entry  uuid;
 BEGIN
+    IF NOT has_schema_privilege(v_schema, 'USAGE') THEN
+        RAISE WARNING 'dlqd: the retry of job % could not be followed: role % may not use schema %', v_id, current_user, v_schema;
+        RETURN NULL;
+    END IF;
+    v_marked := dlq.to_uuid(v_job -> 'metadata' ->> 'dlq:entry_id');
     -- The entry of this very job goes before the one that the job was a redelivery of: that one may have closed since.
     SELECT e.id INTO v_entry FROM dlq.dead_letter_queue e
     WHERE (e.river_job_id = v_id OR e.id = v_marked) AND e.status IN ('dlq_pending', 'dlq_processing', 'dlq_manual', 'dlq_failed')

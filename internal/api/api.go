@@ -18,6 +18,7 @@ import (
 	"github.com/danielgtaylor/huma/v2"
 	"github.com/danielgtaylor/huma/v2/adapters/humago"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/riverqueue/river"
 	"golang.org/x/sync/semaphore"
 
@@ -223,11 +224,20 @@ func (s *service) problem(ctx context.Context, err error) error {
 		return huma.NewError(status, move.Error())
 	case errors.Is(err, ingest.ErrNoMessage):
 		return huma.Error404NotFound(err.Error() + "; it was never stored, or it ended longer ago than jobs are kept")
+	case isPermission(err):
+		s.Logger.Error("request failed", "error", err)
+		return huma.Error503ServiceUnavailable("the database refused it: dlqd's role lacks a right, or row level security hides jobs from it; \"dlqd doctor\" says which")
 	case ctx.Err() != nil:
 		return huma.NewError(statusClientClosedRequest, "the request was cancelled")
 	}
 	s.Logger.Error("request failed", "error", err)
 	return huma.Error503ServiceUnavailable("the database did not answer; try again")
+}
+
+// isPermission recognises SQLSTATE 42501, insufficient_privilege.
+func isPermission(err error) bool {
+	pgErr, ok := errors.AsType[*pgconn.PgError](err)
+	return ok && pgErr.Code == "42501"
 }
 
 // statusClientClosedRequest is nginx's status for a client that hung up: nobody reads it but the metrics.

@@ -228,7 +228,11 @@ func (s *Switches) Of(e *Entry) Verdict {
 		return Verdict{Reserved: rule, Reason: reason}
 	}
 	if s.Stopped != nil {
-		return Verdict{Reason: "all automatic redelivery is stopped by " + s.Stopped.Actor}
+		reason := "all automatic redelivery is stopped"
+		if s.Stopped.Actor != "" { // it is only looked at what a stop would do
+			reason += " by " + s.Stopped.Actor
+		}
+		return Verdict{Reason: reason}
 	}
 	var on *Switch
 	for i := range s.list {

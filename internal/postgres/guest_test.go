@@ -289,6 +289,29 @@ func TestGuest_lostRights(t *testing.T) {
 	require.Equal(t, 3, count(t, g.dlqd, "SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_resolved'"))
 }
 
+// Nor does it matter where another role owns dlqd's schema, and takes back its use: what ended meanwhile can be taken in later.
+func TestGuest_lostItsSchema(t *testing.T) {
+	t.Parallel()
+	g := newGuest(t)
+	g.grant(postgres.DefaultSchemas())
+	execute(t, g.owner, "CREATE SCHEMA dlq")
+	execute(t, g.owner, "GRANT USAGE, CREATE ON SCHEMA dlq TO "+g.DLQDRole)
+	require.NoError(t, g.migrator.Attach(t.Context()))
+	g.fail(g.app)
+	execute(t, g.owner, "REVOKE USAGE ON SCHEMA dlq FROM "+g.DLQDRole)
+	job := g.fail(g.app)
+	execute(t, g.app, "UPDATE river_job SET state = 'available', finalized_at = NULL WHERE id = $1", job)
+	execute(t, g.app, "UPDATE river_job SET state = 'discarded', finalized_at = now() WHERE id = $1", job)
+	_, missing, err := g.migrator.MissingRights(t.Context(), postgres.PartAttach)
+	require.NoError(t, err)
+	require.Len(t, missing, 1)
+	execute(t, g.owner, missing[0].GrantSQL)
+	n, err := g.migrator.Backfill(t.Context(), func(int) {})
+	require.NoError(t, err)
+	require.Equal(t, 1, n)
+	require.Equal(t, 2, g.entries())
+}
+
 // A job that a policy hides is not taken for one that is gone.
 func TestGuest_rowLevelSecurity(t *testing.T) {
 	t.Parallel()

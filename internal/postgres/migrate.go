@@ -159,7 +159,7 @@ func (m *Migrator) Check(ctx context.Context) error {
 		return err
 	}
 	command := "dlqd migrate up"
-	if status.Attached {
+	if status.Attached || status.Version == 0 && status.RiverVersion > 0 { // a River without dlqd is an application's, until somebody says otherwise
 		command = "dlqd attach"
 	}
 	switch {

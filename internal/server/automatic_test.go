@@ -62,6 +62,8 @@ func TestAutomatic(t *testing.T) {
 	require.Equal(t, 3, b.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE "+observed))
 
 	// Stopped, a switch lets nothing go, and everybody is told.
+	_, preview, _ = b.call("POST", "/api/dlq/automatic/stop", `{"dryRun": true}`)
+	require.Equal(t, "all automatic redelivery is stopped by api", preview["stays"].([]any)[0].(map[string]any)["why"])
 	code, out, _ := b.call("POST", "/api/dlq/automatic/stop", `{"actor": "ada", "note": "a release"}`)
 	require.Equal(t, http.StatusOK, code, out)
 	require.Equal(t, "all automatic redelivery is stopped by ada", out["stays"].([]any)[0].(map[string]any)["why"])

@@ -120,6 +120,16 @@ func TestGuest(t *testing.T) {
 	_, err = operator.Exec(t.Context(), "SELECT count(*) FROM river_job")
 	require.ErrorContains(t, err, "permission denied")
 
+	// A right that is lost is named, and not taken for a database that is away.
+	_, err = owner.Exec(t.Context(), "REVOKE INSERT ON river_job FROM "+g.DLQDRole)
+	require.NoError(t, err)
+	_, list, _ = guest.call(http.MethodGet, "/api/dlq/entries?status=dlq_pending", "")
+	status, out, _ = guest.call(http.MethodPost, "/api/dlq/entries/"+list["entries"].([]any)[0].(map[string]any)["id"].(string)+"/replay", "{}")
+	require.Equal(t, http.StatusServiceUnavailable, status, out)
+	require.Contains(t, out["detail"], "dlqd's role lacks a right")
+	_, err = owner.Exec(t.Context(), "GRANT INSERT ON river_job TO "+g.DLQDRole)
+	require.NoError(t, err)
+
 	// An upgrade while the application works.
 	bankIsDown.Store(true)
 	charge(20)

@@ -296,7 +296,7 @@ func TestAutomatic_stopOverAllWorkers(t *testing.T) {
 	}
 }
 
-// While a switch is being changed, workers leave everything as it is, and wait for nobody.
+// While a switch is being changed, workers leave everything as it is, and wait for nobody; where that does not end, they fail.
 func TestAutomatic_whileASwitchIsChanged(t *testing.T) {
 	t.Parallel()
 	j := setupJudged(t, nil)
@@ -312,6 +312,9 @@ func TestAutomatic_whileASwitchIsChanged(t *testing.T) {
 	j.gates()
 	j.release()
 	require.Zero(t, j.inStatus(deadletter.Processing))
+	j.now = j.now.Add(time.Minute)
+	_, err = j.worker.RunOnce(t.Context())
+	require.ErrorContains(t, err, "for 1m0s", "a change that does not end is told")
 	require.NoError(t, tx.Rollback(t.Context()))
 	j.all()
 	require.Equal(t, 1, j.inStatus(deadletter.Processing))

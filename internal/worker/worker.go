@@ -48,6 +48,9 @@ const (
 	wakeDelay = 20 * time.Millisecond
 	// orderPoll is how long an entry waits behind another of its ordering key before it looks again.
 	orderPoll = 5 * time.Minute
+	// maxSwitching is how long a change of a switch may hold everything up before that counts as a failure: a change is one
+	// short transaction, which waits 5 s at most.
+	maxSwitching = 15 * time.Second
 	// paceGrain is what is not worth waiting for.
 	paceGrain = 100 * time.Millisecond
 	// placeKept is how long after its time an entry still has its place in a pace.
@@ -98,6 +101,8 @@ type Worker struct {
 	// published is the policy whose switches of automatic redelivery this process told SQL last.
 	published atomic.Pointer[policy.Policy]
 	queries   *dbsqlc.Queries
+	// switching is since when batches have met a change of a switch that is under way; nil where the last one did not.
+	switching atomic.Pointer[time.Time]
 }
 
 // New returns a worker that does not run yet.
@@ -216,7 +221,9 @@ func (w *Worker) untilNextDue(ctx context.Context) time.Duration {
 func (w *Worker) RunOnce(ctx context.Context) (bool, error) {
 	size := cmp.Or(w.config.BatchSize, w.config.Planner().Policy().Workers.DLQWorkers.BatchSize)
 	claimed, err := w.batch(ctx, size)
-	if errors.Is(err, errSwitching) {
+	if !errors.Is(err, errSwitching) {
+		w.switching.Store(nil)
+	} else if err = w.switchingTooLong(err); err == nil {
 		return false, nil
 	}
 	if postgres.IsRefusal(err) && len(claimed) > 0 {
@@ -227,6 +234,21 @@ func (w *Worker) RunOnce(ctx context.Context) (bool, error) {
 		return false, err
 	}
 	return len(claimed) == size, nil
+}
+
+// switchingTooLong is the error that a change of a switch is under way for so long that somebody must look; nil before that.
+func (w *Worker) switchingTooLong(err error) error {
+	now := w.now()
+	since := w.switching.Load()
+	if since == nil {
+		w.switching.Store(&now)
+		return nil
+	}
+	took := now.Sub(*since)
+	if took < maxSwitching {
+		return nil
+	}
+	return fmt.Errorf("nothing has been judged or redelivered for %s: %w, and the transaction that does that does not end (advisory locks in pg_locks, and pg_stat_activity, say whose it is)", took.Round(time.Second), err)
 }
 
 // oneByOne handles the entries of a batch that the database refused, each in a transaction of its own, and parks those
