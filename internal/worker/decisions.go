@@ -64,25 +64,25 @@ func (d *decisions) add(id uuid.UUID, of *strategy.Decision) string {
 }
 
 // write writes what was gathered, if anything.
-func (d decisions) write(ctx context.Context, tx transaction, act deadletter.Act, configVersion string) error {
-	if len(d) == 0 {
+func (d *decisions) write(ctx context.Context, tx transaction, act deadletter.Act, configVersion string) error {
+	if len(*d) == 0 {
 		return nil
 	}
 	return tx.Decide(ctx, dbsqlc.DecideParams{
 		Actor: act.Actor, Note: act.Note, ConfigVersion: configVersion,
-		Ids:          column(d, func(r *decision) uuid.UUID { return r.ID }),
-		Statuses:     column(d, func(r *decision) string { return string(r.Status) }),
-		Strategies:   column(d, func(r *decision) string { return r.Strategy }),
-		ErrorClasses: column(d, func(r *decision) string { return r.Class }),
-		Rules:        column(d, func(r *decision) string { return r.Rule }),
-		Fingerprints: column(d, func(r *decision) string { return r.Fingerprint }),
-		NextRetryAts: column(d, func(r *decision) time.Time { return r.Next }),
-		WaitingFors:  column(d, func(r *decision) string { return r.WaitingFor }),
-		MaxRetries:   column(d, func(r *decision) int32 { return int32(r.MaxRetries) }),
-		Priorities:   column(d, func(r *decision) int16 { return int16(r.Priority) }),
-		Tags:         column(d, func(r *decision) json.RawMessage { return r.Tags }),
-		Assignees:    column(d, func(r *decision) string { return r.Assignee }),
-		Reasons:      column(d, func(r *decision) string { return r.Reason }),
+		Ids:          column(*d, func(r *decision) uuid.UUID { return r.ID }),
+		Statuses:     column(*d, func(r *decision) string { return string(r.Status) }),
+		Strategies:   column(*d, func(r *decision) string { return r.Strategy }),
+		ErrorClasses: column(*d, func(r *decision) string { return r.Class }),
+		Rules:        column(*d, func(r *decision) string { return r.Rule }),
+		Fingerprints: column(*d, func(r *decision) string { return r.Fingerprint }),
+		NextRetryAts: column(*d, func(r *decision) time.Time { return r.Next }),
+		WaitingFors:  column(*d, func(r *decision) string { return r.WaitingFor }),
+		MaxRetries:   column(*d, func(r *decision) int32 { return int32(r.MaxRetries) }),
+		Priorities:   column(*d, func(r *decision) int16 { return int16(r.Priority) }),
+		Tags:         column(*d, func(r *decision) json.RawMessage { return r.Tags }),
+		Assignees:    column(*d, func(r *decision) string { return r.Assignee }),
+		Reasons:      column(*d, func(r *decision) string { return r.Reason }),
 	})
 }
 
