@@ -43,7 +43,7 @@ lint: ## run the linters
 	$(GO_TOOL) golangci-lint run
 
 .PHONY: generate
-generate: build ## generate internal/dbsqlc, openapi/ and config/schemas/
+generate: build ## generate internal/*/internal/dbsqlc, openapi/ and config/schemas/
 	$(GO_TOOL) sqlc generate
 	./bin/dlqd openapi > openapi/openapi.yaml
 	./bin/dlqd openapi --json > openapi/openapi.json

@@ -7,10 +7,10 @@ import (
 	"strings"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/dlqd/dlqd/internal/dbsqlc"
 	"github.com/dlqd/dlqd/internal/deadletter"
 	"github.com/dlqd/dlqd/internal/policy"
 	"github.com/dlqd/dlqd/internal/postgres"
@@ -84,8 +84,12 @@ func measureClaims(ctx context.Context, pool *pgxpool.Pool, rows int) ([3]float6
 	var rates [3]float64
 	start := time.Now()
 	for range rows / batchSize {
-		if err := store.InTx(ctx, func(q *dbsqlc.Queries, _ pgx.Tx) error {
-			got, err := q.ClaimDue(ctx, dbsqlc.ClaimDueParams{MaxEntries: batchSize})
+		if err := store.InTx(ctx, func(tx postgres.DB) error {
+			rows, err := tx.Query(ctx, worker.ClaimSQL, nil, batchSize)
+			if err != nil {
+				return err
+			}
+			got, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) ([]any, error) { return row.Values() })
 			if err == nil && len(got) != batchSize {
 				err = fmt.Errorf("claimed %d", len(got))
 			}
@@ -141,10 +145,10 @@ func plans(ctx context.Context, pool *pgxpool.Pool) error {
 		fmt.Printf("--- %s\n%s\n\n", name, strings.Join(lines, "\n"))
 		return nil
 	}
-	if err := show("claim", dbsqlc.ClaimDue, nil, batchSize); err != nil {
+	if err := show("claim", worker.ClaimSQL, nil, batchSize); err != nil {
 		return err
 	}
-	if err := show("backlog", dbsqlc.Backlog); err != nil {
+	if err := show("backlog", deadletter.BacklogSQL); err != nil {
 		return err
 	}
 	// A third waits for a condition, a third is parked, in a thousand failure groups.
@@ -161,11 +165,11 @@ func plans(ctx context.Context, pool *pgxpool.Pool) error {
 		name, sql string
 		args      []any
 	}{
-		{"queues with waiting entries", dbsqlc.WaitingQueues, nil},
-		{"claim of waiting entries", dbsqlc.ClaimWaiting, []any{"queue_4", batchSize}},
-		{"smart retry: failure groups", dbsqlc.StuckGroups, []any{1000}},
-		{"smart retry: failures of a group", dbsqlc.GroupFailures, []any{"queue_5", "x", deadletter.FirstID(time.Now().Add(-time.Hour))}},
-		{"smart retry: claim", dbsqlc.ClaimStuck, []any{"queue_5", "x", time.Now(), []string{"validation"}, 3}},
+		{"queues with waiting entries", worker.WaitingQueuesSQL, nil},
+		{"claim of waiting entries", worker.ClaimWaitingSQL, []any{"queue_4", batchSize}},
+		{"smart retry: failure groups", worker.StuckGroupsSQL, []any{1000}},
+		{"smart retry: failures of a group", worker.GroupFailuresSQL, []any{"queue_5", "x", deadletter.FirstID(time.Now().Add(-time.Hour))}},
+		{"smart retry: claim", worker.ClaimStuckSQL, []any{"queue_5", "x", time.Now(), []string{"validation"}, uuid.Nil, 3}},
 	} {
 		if err := show(q.name, q.sql, q.args...); err != nil {
 			return err

@@ -73,7 +73,7 @@ func start(run func(*bench, float64) error, rounds int, scale float64, bin strin
 		return err
 	}
 	defer func() { _ = server.Stop() }()
-	b := &bench{ctx: ctx, rounds: rounds, server: server, table: tabwriter.NewWriter(os.Stdout, 0, 0, 3, ' ', tabwriter.AlignRight)}
+	b := &bench{ctx: postgres.Unbounded(ctx), rounds: rounds, server: server, table: tabwriter.NewWriter(os.Stdout, 0, 0, 3, ' ', tabwriter.AlignRight)}
 	var version string
 	if err := b.withPool(2, func(pool *pgxpool.Pool) error {
 		return pool.QueryRow(ctx, "SELECT current_setting('server_version')").Scan(&version)

@@ -24,46 +24,21 @@ FROM dlq.automatic_changes c ORDER BY c.id DESC LIMIT @most::integer;
 SELECT dlq.check_automatic(@scope::text, @name::text, @enabled::boolean, @include::text[]);
 
 -- name: SetAutomatic :exec
-SELECT dlq.set_automatic(@scope::text, @name::text, @enabled::boolean, @include::text[], @actor::text, sqlc.narg('note')::text);
+SELECT dlq.set_automatic(@scope::text, @name::text, @enabled::boolean, @include::text[], @actor::text, nullif(@note::text, ''));
 
 -- name: ResetAutomatic :one
-SELECT dlq.reset_automatic(@scope::text, @name::text, @actor::text, sqlc.narg('note')::text)::boolean AS was;
+SELECT dlq.reset_automatic(@scope::text, @name::text, @actor::text, nullif(@note::text, ''))::boolean AS was;
 
 -- name: StopAutomatic :exec
-SELECT dlq.stop_automatic(@actor::text, sqlc.narg('note')::text);
+SELECT dlq.stop_automatic(@actor::text, nullif(@note::text, ''));
 
 -- name: ResumeAutomatic :one
-SELECT dlq.resume_automatic(@actor::text, sqlc.narg('note')::text)::boolean AS was;
+SELECT dlq.resume_automatic(@actor::text, nullif(@note::text, ''))::boolean AS was;
 
 -- name: PublishAutomatic :exec
 -- Tells people who look by SQL what the policy says.
 INSERT INTO dlq.settings AS s (key, value) VALUES ('automatic', @value::text)
 ON CONFLICT (key) DO UPDATE SET value = excluded.value, updated_at = now() WHERE s.value <> excluded.value;
-
--- name: ObservedGroups :many
--- Groups of observed entries: one probe of the index dead_letter_open_observed for each.
-WITH RECURSIVE g AS (
-    (SELECT e.queue, e.job_kind, e.kind, e.error_class FROM dlq.dead_letter_open e
-     WHERE e.status = 'dlq_pending' AND e.waiting_for = 'automatic'
-     ORDER BY e.queue, e.job_kind, e.kind, e.error_class LIMIT 1)
-    UNION ALL
-    SELECT n.queue, n.job_kind, n.kind, n.error_class
-    FROM g CROSS JOIN LATERAL (
-        SELECT e.queue, e.job_kind, e.kind, e.error_class FROM dlq.dead_letter_open e
-        WHERE e.status = 'dlq_pending' AND e.waiting_for = 'automatic' AND (e.queue, e.job_kind, e.kind, e.error_class) > (g.queue, g.job_kind, g.kind, g.error_class)
-        ORDER BY e.queue, e.job_kind, e.kind, e.error_class LIMIT 1) n
-)
-SELECT g.queue::text AS queue, g.job_kind::text AS job_kind, g.kind::text AS kind, g.error_class::text AS error_class FROM g LIMIT @most::integer;
-
--- name: ClaimObserved :many
--- The most urgent and oldest observed entries of a group.
-SELECT e.id, e.next_retry_at, e.rule, e.captured_by, e.max_retries
-FROM dlq.dead_letter_open e
-WHERE e.status = 'dlq_pending' AND e.waiting_for = 'automatic'
-  AND e.queue = @queue::text AND e.job_kind = @job_kind::text AND e.kind = @kind::text AND e.error_class = @error_class::text
-ORDER BY e.priority, e.id
-LIMIT @max_entries::integer
-FOR UPDATE SKIP LOCKED;
 
 -- name: CountObserved :many
 -- Observed entries by group, and how many of them would go at once.

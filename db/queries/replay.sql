@@ -44,15 +44,15 @@ FROM dlq.replay_runs r WHERE r.id = @id;
 -- name: ReplayRuns :many
 SELECT id FROM dlq.replay_runs ORDER BY id DESC LIMIT @most::integer;
 
--- name: Preview :many
-SELECT p.queue::text AS queue, p.error_type::text AS error_type, p.age::text AS age, p.entries::bigint AS entries FROM dlq.preview(@filter::jsonb) p;
-
 -- name: Replayable :one
 SELECT dlq.replayable(@filter::jsonb)::jsonb AS filter;
 
+-- name: PreviewReplay :many
+SELECT p.queue::text AS queue, p.error_type::text AS error_type, p.age::text AS age, p.entries::bigint AS entries FROM dlq.preview(@filter::jsonb) p;
+
 -- name: StartReplay :one
-SELECT dlq.replay_start(@filter::jsonb, @actor::text, sqlc.narg('note')::text, @all_entries::boolean, @newest_first::boolean, @batch_size::integer,
-    sqlc.narg('rate')::float8, sqlc.narg('concurrency')::integer, sqlc.narg('patch')::jsonb, sqlc.narg('merge_patch')::jsonb, sqlc.narg('queue')::text, @force::boolean,
+SELECT dlq.replay_start(@filter::jsonb, @actor::text, nullif(@note::text, ''), @all_entries::boolean, @newest_first::boolean, @batch_size::integer,
+    nullif(@rate::float8, 0), nullif(@concurrency::integer, 0), sqlc.narg('patch')::jsonb, sqlc.narg('merge_patch')::jsonb, nullif(@queue::text, ''), @force::boolean,
     @stop_at::float8, @stop_of::integer)::uuid AS id;
 
 -- name: MoveReplay :exec
@@ -62,13 +62,4 @@ SELECT CASE @verb::text
     ELSE dlq.replay_cancel(@id::uuid, @actor::text) END;
 
 -- name: SetReplayRate :exec
-SELECT dlq.replay_set_rate(@id::uuid, sqlc.narg('rate')::float8);
-
--- name: ActWhere :one
--- One thing done to a batch of the entries that a filter chooses.
-SELECT coalesce(a.looked, 0)::integer AS looked, coalesce(a.changed, 0)::integer AS changed, coalesce(a.last, '00000000-0000-0000-0000-000000000000')::uuid AS last
-FROM dlq.act_where(@action::text, @filter::jsonb, @actor::text, sqlc.narg('note')::text, @args::jsonb, @all_entries::boolean, @max_entries::integer, sqlc.narg('after')::uuid, @below::uuid) a;
-
--- name: NewID :one
--- An id greater than that of every entry that is there.
-SELECT dlq.uuid_v7()::uuid AS id;
+SELECT dlq.replay_set_rate(@id::uuid, nullif(@rate::float8, 0));

@@ -2,9 +2,11 @@
 -- The most urgent due entries, oldest first, that no other worker holds. One range of the index dead_letter_open_due
 -- for each priority: a single scan over all of them would step over every urgent entry that is not due yet.
 -- What only a decision reads (the error, whole) is read of undecided entries alone.
-SELECT d.id, d.queue, d.kind, d.source, d.error_message, d.error_type, d.error_code, d.error_class, d.reported_class, d.error_stack_trace,
-       d.error_context, d.dlq_retry_count, d.strategy, d.rule, d.waiting_for, d.next_retry_at, d.ordering_key, d.last_failed_at,
-       d.job_kind, d.captured_by, d.max_retries, d.fingerprint
+SELECT d.id, d.queue, d.kind, coalesce(d.source, '')::text AS source, d.error_message, coalesce(d.error_type, '')::text AS error_type,
+       coalesce(d.error_code, '')::text AS error_code, coalesce(d.error_class, '')::text AS error_class, coalesce(d.reported_class, '')::text AS reported_class,
+       d.error_stack_trace, d.error_context, d.dlq_retry_count, coalesce(d.strategy::text, '')::text AS strategy, coalesce(d.rule, '')::text AS rule,
+       coalesce(d.waiting_for, '')::text AS waiting_for, d.next_retry_at, coalesce(d.ordering_key, '')::text AS ordering_key, d.last_failed_at,
+       d.job_kind, d.captured_by, d.max_retries, coalesce(d.fingerprint, '')::text AS fingerprint
 FROM (VALUES (1), (2), (3), (4)) AS p (priority)
 CROSS JOIN LATERAL (
     SELECT e.id, e.queue, e.kind, e.source, e.error_type, e.error_code, e.error_class, e.reported_class,
@@ -36,7 +38,7 @@ UPDATE dlq.dead_letter_queue e SET
     tags = CASE WHEN d.tags = '[]' THEN e.tags ELSE ARRAY(SELECT DISTINCT t FROM unnest(e.tags || ARRAY(SELECT jsonb_array_elements_text(d.tags))) t) END,
     assigned_to = coalesce(e.assigned_to, nullif(d.assignee, '')),
     config_version = @config_version::text,
-    move = jsonb_build_object('actor', @actor::text, 'reason', d.reason, 'note', sqlc.narg('note')::text)
+    move = jsonb_build_object('actor', @actor::text, 'reason', d.reason, 'note', nullif(@note::text, ''))
 FROM (
     SELECT unnest(@ids::uuid[]) AS id, unnest(@statuses::text[]) AS status, unnest(@waiting_fors::text[]) AS waiting_for,
            unnest(@max_retries::integer[]) AS max_retries, unnest(@priorities::smallint[]) AS priority,
@@ -93,11 +95,6 @@ CROSS JOIN LATERAL (
 ORDER BY d.next_retry_at
 LIMIT 1;
 
--- name: ReservePace :one
--- Places in a stream of redeliveries, over all processes.
-SELECT p.first_at::timestamptz AS first_at, p.granted::integer AS granted
-FROM dlq.reserve_pace(@name::text, @rate::float8, @count::integer, @now::timestamptz, sqlc.narg('within')::interval) p;
-
 -- name: BehindOthers :many
 -- Which of these entries have work of their ordering key before them that is not done.
 SELECT e.id FROM dlq.dead_letter_open e
@@ -116,7 +113,8 @@ SELECT q.queue::text AS queue FROM q WHERE q.queue IS NOT NULL;
 
 -- name: ClaimWaiting :many
 -- The most urgent and oldest entries of a queue that wait for a condition.
-SELECT e.id, e.queue, e.kind, e.error_class, e.rule, e.waiting_for, e.job_kind, e.captured_by, e.max_retries
+SELECT e.id, e.queue, e.kind, coalesce(e.error_class, '')::text AS error_class, coalesce(e.rule, '')::text AS rule, coalesce(e.waiting_for, '')::text AS waiting_for,
+       e.job_kind, e.captured_by, e.max_retries
 FROM dlq.dead_letter_open e
 WHERE e.status = 'dlq_pending' AND e.waiting_for LIKE 'condition: %' AND e.queue = @queue::text
 ORDER BY e.priority, e.id
@@ -147,17 +145,18 @@ FROM dlq.dead_letter_queue e WHERE e.id = ANY (@probes::uuid[]);
 -- name: DecidedAfter :many
 -- A page of the open entries that rules have judged, and no person: those that reclassify looks at. The columns are those
 -- of ClaimDue.
-SELECT e.id, e.queue, e.kind, e.source, coalesce(left(e.error_message, 8192), '')::text AS error_message, e.error_type, e.error_code,
-       e.error_class, e.reported_class, coalesce(left(e.error_stack_trace, 8192), '')::text AS error_stack_trace,
+SELECT e.id, e.queue, e.kind, coalesce(e.source, '')::text AS source, coalesce(left(e.error_message, 8192), '')::text AS error_message,
+       coalesce(e.error_type, '')::text AS error_type, coalesce(e.error_code, '')::text AS error_code, coalesce(e.error_class, '')::text AS error_class,
+       coalesce(e.reported_class, '')::text AS reported_class, coalesce(left(e.error_stack_trace, 8192), '')::text AS error_stack_trace,
        CASE WHEN pg_column_size(e.error_context) <= 65536 THEN e.error_context END::jsonb AS error_context,
-       e.dlq_retry_count, e.strategy, e.rule, e.waiting_for, e.next_retry_at, e.ordering_key, e.last_failed_at,
-       e.job_kind, e.captured_by, e.max_retries, e.fingerprint
+       e.dlq_retry_count, coalesce(e.strategy::text, '')::text AS strategy, coalesce(e.rule, '')::text AS rule, coalesce(e.waiting_for, '')::text AS waiting_for,
+       e.next_retry_at, coalesce(e.ordering_key, '')::text AS ordering_key, e.last_failed_at,
+       e.job_kind, e.captured_by, e.max_retries, coalesce(e.fingerprint, '')::text AS fingerprint
 FROM dlq.dead_letter_open e
 WHERE e.id > @after::uuid AND e.status IN ('dlq_pending', 'dlq_manual') AND e.strategy IS NOT NULL AND e.parked_by IS NULL
 ORDER BY e.id
 LIMIT @max_entries::integer
 FOR UPDATE SKIP LOCKED;
-
 
 -- name: StuckGroups :many
 -- Failure groups (queue and fingerprint) with entries that are parked or failed: one probe of the index
@@ -190,7 +189,8 @@ SELECT count(*) FROM (
 -- name: ClaimStuck :many
 -- The oldest parked or failed entries of a failure group, after one of them, that no person parked and that have not failed
 -- since a time.
-SELECT e.id, e.queue, e.kind, e.error_class, e.rule, e.job_kind, e.captured_by, e.max_retries FROM dlq.dead_letter_queue e
+SELECT e.id, e.queue, e.kind, coalesce(e.error_class, '')::text AS error_class, coalesce(e.rule, '')::text AS rule, e.job_kind, e.captured_by, e.max_retries
+FROM dlq.dead_letter_queue e
 WHERE e.status IN ('dlq_manual', 'dlq_failed') AND e.queue = @queue::text AND e.fingerprint = @fingerprint::text
   AND e.parked_by IS NULL AND e.last_failed_at < @before::timestamptz AND e.error_class = ANY (@classes::text[]) AND e.id > @after::uuid
 ORDER BY e.id
@@ -200,3 +200,28 @@ FOR UPDATE SKIP LOCKED;
 -- name: SmartGates :many
 -- Gates of smart retry that are on their way.
 SELECT name FROM dlq.gates WHERE name LIKE 'smart:%' AND state IN ('probing', 'open');
+
+-- name: ObservedGroups :many
+-- Groups of observed entries: one probe of the index dead_letter_open_observed for each.
+WITH RECURSIVE g AS (
+    (SELECT e.queue, e.job_kind, e.kind, e.error_class FROM dlq.dead_letter_open e
+     WHERE e.status = 'dlq_pending' AND e.waiting_for = 'automatic'
+     ORDER BY e.queue, e.job_kind, e.kind, e.error_class LIMIT 1)
+    UNION ALL
+    SELECT n.queue, n.job_kind, n.kind, n.error_class
+    FROM g CROSS JOIN LATERAL (
+        SELECT e.queue, e.job_kind, e.kind, e.error_class FROM dlq.dead_letter_open e
+        WHERE e.status = 'dlq_pending' AND e.waiting_for = 'automatic' AND (e.queue, e.job_kind, e.kind, e.error_class) > (g.queue, g.job_kind, g.kind, g.error_class)
+        ORDER BY e.queue, e.job_kind, e.kind, e.error_class LIMIT 1) n
+)
+SELECT g.queue::text AS queue, g.job_kind::text AS job_kind, g.kind::text AS kind, g.error_class::text AS error_class FROM g LIMIT @most::integer;
+
+-- name: ClaimObserved :many
+-- The most urgent and oldest observed entries of a group.
+SELECT e.id, e.next_retry_at::timestamptz AS next_retry_at, coalesce(e.rule, '')::text AS rule, e.captured_by, e.max_retries
+FROM dlq.dead_letter_open e
+WHERE e.status = 'dlq_pending' AND e.waiting_for = 'automatic'
+  AND e.queue = @queue::text AND e.job_kind = @job_kind::text AND e.kind = @kind::text AND e.error_class = @error_class::text
+ORDER BY e.priority, e.id
+LIMIT @max_entries::integer
+FOR UPDATE SKIP LOCKED;

@@ -11,26 +11,31 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/dlqd/dlqd/internal/analytics/internal/dbsqlc"
 	"github.com/dlqd/dlqd/internal/deadletter"
 	"github.com/dlqd/dlqd/internal/postgres"
 )
 
 // Store reads the rollups.
 type Store struct {
-	pool    *pgxpool.Pool
-	schemas postgres.Schemas
+	db      postgres.DB
+	queries *dbsqlc.Queries
 }
 
 // NewStore returns a store on a pool.
 func NewStore(pool *pgxpool.Pool, schemas postgres.Schemas) *Store {
-	return &Store{pool: pool, schemas: schemas}
+	db := schemas.Rendered(pool)
+	return &Store{db: db, queries: dbsqlc.New(db)}
 }
 
 // AsOf is when the rollups were last brought up to date.
-func (s *Store) AsOf(ctx context.Context) (at time.Time, err error) {
-	err = s.pool.QueryRow(ctx, s.schemas.Render("SELECT at FROM dlq.rollup_state")).Scan(&at)
-	return at, err
-}
+func (s *Store) AsOf(ctx context.Context) (time.Time, error) { return s.queries.AsOf(ctx) }
+
+// Moves are counts of moves.
+type Moves = dbsqlc.MovesLastDayRow
+
+// MovesLastDay counts the moves of the last 24 hours, those too that the rollups do not count yet.
+func (s *Store) MovesLastDay(ctx context.Context) (Moves, error) { return s.queries.MovesLastDay(ctx) }
 
 // Window is what analytics look at: the time before now, of one queue or all.
 type Window struct {
@@ -245,7 +250,7 @@ func (s *Store) RetryCost(ctx context.Context, w Window) ([]RetryCost, error) {
 
 // query reads the rows of one of dlqd's functions, whose columns are the fields of T: one more or less is an error.
 func query[T any](ctx context.Context, s *Store, from string, args ...any) ([]T, error) {
-	rows, err := s.pool.Query(ctx, s.schemas.Render("SELECT * FROM "+from), args...) //nolint:unqueryvet // see above
+	rows, err := s.db.Query(ctx, "SELECT * FROM "+from, args...) //nolint:unqueryvet // see above
 	if err != nil {
 		return nil, deadletter.Named(err)
 	}

@@ -21,14 +21,12 @@ const (
 
 // Refresh brings the rollups up to now, unless another process is at it.
 func (s *Store) Refresh(ctx context.Context) error {
-	_, err := s.pool.Exec(ctx, s.schemas.Render("SELECT dlq.refresh_rollups()"))
-	return err
+	return s.queries.RefreshRollups(ctx)
 }
 
 // Trim takes away rollups that are finer than their age deserves.
 func (s *Store) Trim(ctx context.Context) error {
-	_, err := s.pool.Exec(ctx, s.schemas.Render("SELECT dlq.trim_rollups()"))
-	return err
+	return s.queries.TrimRollups(ctx)
 }
 
 // Loops keep the rollups up to date, and take away what is too fine for its age.

@@ -7,11 +7,10 @@ import (
 	"time"
 
 	"github.com/danielgtaylor/huma/v2"
-	"github.com/jackc/pgx/v5"
 
 	"github.com/dlqd/dlqd/internal/automatic"
-	"github.com/dlqd/dlqd/internal/dbsqlc"
 	"github.com/dlqd/dlqd/internal/deadletter"
+	"github.com/dlqd/dlqd/internal/postgres"
 )
 
 // AutomaticAction changes whether dead letters are redelivered by themselves.
@@ -61,7 +60,7 @@ func (s *service) registerAutomatic(api huma.API) {
 		Attached: true, Switches: []automatic.Switch{{Scope: automatic.ScopeAll, Source: automatic.FromDefault}}, Observed: []automatic.ObservedGroup{group}, Changes: []automatic.SwitchChange{},
 	})
 	huma.Register(api, get, func(ctx context.Context, _ *struct{}) (*automaticOutput, error) {
-		status, err := automatic.ReadOverview(ctx, s.Store.Queries(), s.Planner().Policy())
+		status, err := automatic.ReadOverview(ctx, s.Store.DB(), s.Planner().Policy())
 		if err != nil {
 			return nil, s.problem(ctx, err)
 		}
@@ -105,11 +104,11 @@ func (s *service) changeAutomatic(ctx context.Context, action *AutomaticAction, 
 	name = strings.TrimSpace(name)
 	act, p := action.act(), s.Planner().Policy()
 	var out *automaticChangedOutput
-	err := deadletter.Named(s.Store.InTx(ctx, func(q *dbsqlc.Queries, _ pgx.Tx) error {
-		if err := automatic.Check(ctx, q, scope, name, enabled, include); err != nil {
+	err := deadletter.Named(s.Store.InTx(ctx, func(tx postgres.DB) error {
+		if err := automatic.Check(ctx, tx, scope, name, enabled, include); err != nil {
 			return err
 		}
-		before, err := automatic.Read(ctx, q, p)
+		before, err := automatic.Read(ctx, tx, p)
 		if err != nil {
 			return err
 		}
@@ -117,7 +116,7 @@ func (s *service) changeAutomatic(ctx context.Context, action *AutomaticAction, 
 		if after.Stopped != nil && scope == automatic.ScopeStop {
 			*after.Stopped = automatic.Stop{At: time.Now(), Actor: act.Actor, Note: act.Note}
 		}
-		preview, err := after.Preview(ctx, q, p, time.Now())
+		preview, err := after.Preview(ctx, tx, p, time.Now())
 		if err != nil {
 			return err
 		}
@@ -125,11 +124,7 @@ func (s *service) changeAutomatic(ctx context.Context, action *AutomaticAction, 
 		if action.DryRun {
 			return nil
 		}
-		var note *string
-		if act.Note != "" {
-			note = &act.Note
-		}
-		return automatic.Make(ctx, q, scope, name, enabled, include, act.Actor, note)
+		return automatic.Make(ctx, tx, scope, name, enabled, include, act.Actor, act.Note)
 	}))
 	if err != nil {
 		return nil, s.problem(ctx, err)

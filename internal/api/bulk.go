@@ -88,9 +88,9 @@ func (s *service) bulk(ctx context.Context, in *bulkInput) (*bulkOutput, error) 
 		}
 	}
 	if body.DryRun {
-		rows, err := s.Store.Queries().Preview(ctx, filter)
+		rows, err := s.Store.Preview(ctx, filter)
 		if err != nil {
-			return nil, s.problem(ctx, deadletter.Named(err))
+			return nil, s.problem(ctx, err)
 		}
 		out := &bulkOutput{Body: BulkAnswer{DryRun: true, ByQueue: map[string]int64{}, ByType: map[string]int64{}}}
 		for _, row := range rows {

@@ -229,7 +229,7 @@ func (s *service) listEntries(ctx context.Context, in *listInput) (*listOutput, 
 	if err != nil {
 		return nil, s.problem(ctx, err)
 	}
-	stopped, err := automatic.ReadStop(ctx, s.Store.Queries())
+	stopped, err := automatic.ReadStop(ctx, s.Store.DB())
 	if err != nil {
 		return nil, s.problem(ctx, err)
 	}
@@ -246,7 +246,7 @@ func (s *service) getEntry(ctx context.Context, in *EntryInput) (*entryOutput, e
 	if err != nil {
 		return nil, s.problem(ctx, err)
 	}
-	stopped, err := automatic.ReadStop(ctx, s.Store.Queries())
+	stopped, err := automatic.ReadStop(ctx, s.Store.DB())
 	if err != nil {
 		return nil, s.problem(ctx, err)
 	}
@@ -271,11 +271,11 @@ func (s *service) replayEntry(ctx context.Context, in *replayInput) (*movedOutpu
 }
 
 func (s *service) stats(ctx context.Context, _ *struct{}) (*statsOutput, error) {
-	rows, err := s.Store.Queries().Backlog(ctx)
+	rows, err := s.Store.Backlog(ctx)
 	if err != nil {
 		return nil, s.problem(ctx, err)
 	}
-	moves, err := s.Store.Queries().MovesLastDay(ctx)
+	moves, err := s.Analytics.MovesLastDay(ctx)
 	if err != nil {
 		return nil, s.problem(ctx, err)
 	}
@@ -283,11 +283,11 @@ func (s *service) stats(ctx context.Context, _ *struct{}) (*statsOutput, error) 
 	if err != nil {
 		return nil, s.problem(ctx, err)
 	}
-	stopped, err := automatic.ReadStop(ctx, s.Store.Queries())
+	stopped, err := automatic.ReadStop(ctx, s.Store.DB())
 	if err != nil {
 		return nil, s.problem(ctx, err)
 	}
-	observed, err := s.Store.Queries().CountObservedByQueue(ctx)
+	observed, err := automatic.CountObserved(ctx, s.Store.DB())
 	if err != nil {
 		return nil, s.problem(ctx, err)
 	}

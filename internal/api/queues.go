@@ -11,6 +11,8 @@ import (
 
 	"github.com/danielgtaylor/huma/v2"
 	"github.com/riverqueue/river"
+
+	"github.com/dlqd/dlqd/internal/delivery"
 )
 
 // maxQueues bounds a list of queues.
@@ -117,7 +119,7 @@ func (s *service) queues(ctx context.Context) ([]Queue, error) {
 	for name, q := range policy.Queues {
 		of(name).Destination, of(name).Concurrency = q.Destination, policy.Concurrency(name)
 	}
-	jobs, err := s.Store.Queries().LiveJobs(ctx)
+	jobs, err := delivery.CountLiveJobs(ctx, s.Store.DB())
 	if err != nil {
 		return nil, err
 	}
@@ -135,7 +137,7 @@ func (s *service) queues(ctx context.Context) ([]Queue, error) {
 			q.Scheduled += row.Jobs
 		}
 	}
-	backlog, err := s.Store.Queries().Backlog(ctx)
+	backlog, err := s.Store.Backlog(ctx)
 	if err != nil {
 		return nil, err
 	}

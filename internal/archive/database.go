@@ -12,8 +12,8 @@ import (
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 
-	"github.com/dlqd/dlqd/internal/dbsqlc"
 	"github.com/dlqd/dlqd/internal/deadletter"
+	"github.com/dlqd/dlqd/internal/postgres"
 )
 
 // page is how many rows are read in one transaction.
@@ -53,8 +53,8 @@ func (a *Archive) Partition(ctx context.Context, store *deadletter.Store, m Mani
 	for {
 		start := time.Now()
 		var rows []row
-		if err := store.InTx(ctx, func(_ *dbsqlc.Queries, tx pgx.Tx) error {
-			if rows, err = readPage(ctx, store, tx, m.Partition, ofAudit, after); err != nil {
+		if err := store.InTx(ctx, func(tx postgres.DB) error {
+			if rows, err = readPage(ctx, tx, m.Partition, ofAudit, after); err != nil {
 				return err
 			}
 			var fresh []row
@@ -74,7 +74,7 @@ func (a *Archive) Partition(ctx context.Context, store *deadletter.Store, m Mani
 				}
 				return nil
 			}
-			return unit.rows(ctx, store, tx, fresh)
+			return unit.rows(ctx, tx, fresh)
 		}); err != nil {
 			return nil, err
 		}
@@ -94,13 +94,13 @@ func (a *Archive) Partition(ctx context.Context, store *deadletter.Store, m Mani
 }
 
 // Rows writes a unit of some entries and their moves.
-func (a *Archive) Rows(ctx context.Context, store *deadletter.Store, tx pgx.Tx, m Manifest, ids []uuid.UUID) error {
+func (a *Archive) Rows(ctx context.Context, tx postgres.DB, m Manifest, ids []uuid.UUID) error {
 	unit := a.NewUnit(m)
 	defer unit.Abandon()
 	if err := utc(ctx, tx); err != nil {
 		return err
 	}
-	got, err := tx.Query(ctx, store.Render("SELECT 0::bigint AS seq, e.id, e.closed_at AS at, 0::bigint AS hash, to_jsonb(e)::text AS line FROM dlq.dead_letter_queue e WHERE e.id = ANY ($1) ORDER BY e.id"), ids)
+	got, err := tx.Query(ctx, "SELECT 0::bigint AS seq, e.id, e.closed_at AS at, 0::bigint AS hash, to_jsonb(e)::text AS line FROM dlq.dead_letter_queue e WHERE e.id = ANY ($1) ORDER BY e.id", ids)
 	if err != nil {
 		return err
 	}
@@ -108,7 +108,7 @@ func (a *Archive) Rows(ctx context.Context, store *deadletter.Store, tx pgx.Tx, 
 	if err != nil {
 		return err
 	}
-	if err := unit.rows(ctx, store, tx, rows); err != nil {
+	if err := unit.rows(ctx, tx, rows); err != nil {
 		return err
 	}
 	_, err = unit.Close(ctx)
@@ -124,11 +124,11 @@ type row struct {
 	Line string
 }
 
-func readPage(ctx context.Context, store *deadletter.Store, tx pgx.Tx, partition string, ofAudit bool, after row) ([]row, error) {
+func readPage(ctx context.Context, tx postgres.DB, partition string, ofAudit bool, after row) ([]row, error) {
 	if err := utc(ctx, tx); err != nil {
 		return nil, err
 	}
-	table := store.Render("dlq.") + pgx.Identifier{partition}.Sanitize()
+	table := "dlq." + pgx.Identifier{partition}.Sanitize()
 	sql := "SELECT 0::bigint AS seq, e.id, e.closed_at AS at, hashtextextended(e::text, 0) AS hash, to_jsonb(e)::text AS line FROM " + table + " e WHERE e.id > $1 ORDER BY e.id LIMIT $2"
 	args := []any{after.ID, page}
 	if ofAudit {
@@ -143,13 +143,13 @@ func readPage(ctx context.Context, store *deadletter.Store, tx pgx.Tx, partition
 }
 
 // utc has times written in one way, whatever the session's zone: lines and hashes are compared.
-func utc(ctx context.Context, tx pgx.Tx) error {
+func utc(ctx context.Context, tx postgres.DB) error {
 	_, err := tx.Exec(ctx, "SET LOCAL timezone = 'UTC'")
 	return err
 }
 
 // rows adds entries, and their moves since the first of them was captured.
-func (u *Unit) rows(ctx context.Context, store *deadletter.Store, tx pgx.Tx, rows []row) error {
+func (u *Unit) rows(ctx context.Context, tx postgres.DB, rows []row) error {
 	if len(rows) == 0 {
 		return nil
 	}
@@ -160,8 +160,8 @@ func (u *Unit) rows(ctx context.Context, store *deadletter.Store, tx pgx.Tx, row
 			return err
 		}
 	}
-	moves, err := tx.Query(ctx, store.Render(`SELECT to_jsonb(t)::text FROM dlq.dead_letter_transitions t
-		WHERE t.entry_id = ANY ($1) AND t.at >= dlq.captured_at($2) - interval '1 hour' ORDER BY t.entry_id, t.at, t.id`), ids, ids[0])
+	moves, err := tx.Query(ctx, `SELECT to_jsonb(t)::text FROM dlq.dead_letter_transitions t
+		WHERE t.entry_id = ANY ($1) AND t.at >= dlq.captured_at($2) - interval '1 hour' ORDER BY t.entry_id, t.at, t.id`, ids, ids[0])
 	if err != nil {
 		return err
 	}

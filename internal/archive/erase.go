@@ -11,11 +11,14 @@ import (
 	"time"
 
 	"github.com/google/uuid"
-	"github.com/jackc/pgx/v5"
 
-	"github.com/dlqd/dlqd/internal/dbsqlc"
+	"github.com/dlqd/dlqd/internal/archive/internal/dbsqlc"
 	"github.com/dlqd/dlqd/internal/deadletter"
+	"github.com/dlqd/dlqd/internal/postgres"
 )
+
+// retentionTimeout bounds how long an erasure waits for a round of retention to end.
+const retentionTimeout = time.Hour
 
 // erasedDetail is what is left of what an edit put into a payload.
 var erasedDetail = json.RawMessage(`{"erased": true}`)
@@ -26,8 +29,8 @@ var erasedDetail = json.RawMessage(`{"erased": true}`)
 // whatever files it left behind go then. No retention and no other erasure writes the archive meanwhile.
 // It returns how many entries it erased and how many units it looked through.
 func (a *Archive) Erase(ctx context.Context, store *deadletter.Store, erasure uuid.UUID, filter json.RawMessage) (entries int64, units int, err error) {
-	err = store.InTx(ctx, func(q *dbsqlc.Queries, _ pgx.Tx) error {
-		if err := q.WaitForRetention(ctx); err != nil {
+	err = store.InTx(ctx, func(tx postgres.DB) error {
+		if err := waitForRetention(ctx, tx); err != nil {
 			return err
 		}
 		all, err := a.Units(ctx)
@@ -56,6 +59,12 @@ func (a *Archive) Erase(ctx context.Context, store *deadletter.Store, erasure uu
 		return a.deleteUnnamed(ctx, all)
 	})
 	return entries, units, err
+}
+
+func waitForRetention(ctx context.Context, tx postgres.DB) error {
+	ctx, cancel := context.WithTimeout(ctx, retentionTimeout)
+	defer cancel()
+	return dbsqlc.New(tx).WaitForRetention(ctx)
 }
 
 // entryID is the id of an entry's line.

@@ -14,9 +14,10 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/dlqd/dlqd/internal/dbsqlc"
+	"github.com/dlqd/dlqd/internal/automatic/internal/dbsqlc"
 	"github.com/dlqd/dlqd/internal/message"
 	"github.com/dlqd/dlqd/internal/policy"
+	"github.com/dlqd/dlqd/internal/postgres"
 )
 
 // What a switch is for.
@@ -97,9 +98,23 @@ type Verdict struct {
 	Reason   string
 }
 
+// TryLock keeps the switches as they are until a transaction ends. Whatever redelivers by itself takes it before it reads
+// them. It reports false where one is being changed.
+func TryLock(ctx context.Context, tx postgres.DB) (bool, error) {
+	return dbsqlc.New(tx).TryLockAutomatic(ctx)
+}
+
+// Observed are the observed entries of a queue.
+type Observed = dbsqlc.CountObservedByQueueRow
+
+// CountObserved counts observed entries by queue.
+func CountObserved(ctx context.Context, db postgres.DB) ([]Observed, error) {
+	return dbsqlc.New(db).CountObservedByQueue(ctx)
+}
+
 // Read reads the switches in force.
-func Read(ctx context.Context, q *dbsqlc.Queries, p *policy.Policy) (*Switches, error) {
-	rows, err := q.AutomaticSwitches(ctx)
+func Read(ctx context.Context, db postgres.DB, p *policy.Policy) (*Switches, error) {
+	rows, err := dbsqlc.New(db).AutomaticSwitches(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("automatic switches: %w", err)
 	}
@@ -157,17 +172,17 @@ func ofPolicy(p *policy.Policy) []Switch {
 }
 
 // Publish tells people who look by SQL what the policy says.
-func Publish(ctx context.Context, q *dbsqlc.Queries, p *policy.Policy) error {
+func Publish(ctx context.Context, db postgres.DB, p *policy.Policy) error {
 	raw, err := json.Marshal(append([]Switch{}, ofPolicy(p)...))
 	if err != nil {
 		return err
 	}
-	return q.PublishAutomatic(ctx, string(raw))
+	return dbsqlc.New(db).PublishAutomatic(ctx, string(raw))
 }
 
 // ReadStop says who stopped all automatic redelivery, nil where nobody did.
-func ReadStop(ctx context.Context, q *dbsqlc.Queries) (*Stop, error) {
-	row, err := q.AutomaticStop(ctx)
+func ReadStop(ctx context.Context, db postgres.DB) (*Stop, error) {
+	row, err := dbsqlc.New(db).AutomaticStop(ctx)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return nil, nil //nolint:nilnil // nobody did
 	}

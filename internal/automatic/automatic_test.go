@@ -7,7 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/dlqd/dlqd/internal/automatic"
-	"github.com/dlqd/dlqd/internal/dbsqlc"
+	"github.com/dlqd/dlqd/internal/automatic/internal/dbsqlc"
 	"github.com/dlqd/dlqd/internal/message"
 	"github.com/dlqd/dlqd/internal/policy/policytest"
 	"github.com/dlqd/dlqd/internal/postgres"
@@ -84,7 +84,8 @@ func TestSwitches(t *testing.T) {
 	} {
 		tx, err := pool.Begin(t.Context())
 		require.NoError(t, err)
-		q := dbsqlc.New(postgres.DefaultSchemas().Rendered(tx))
+		db := postgres.DefaultSchemas().Rendered(tx)
+		q := dbsqlc.New(db)
 		files := policytest.Files{}
 		if test.policy != "" {
 			files["dlq-routing"] = "automatic: {" + test.policy + "}\n"
@@ -100,9 +101,9 @@ func TestSwitches(t *testing.T) {
 		if test.stopped {
 			require.NoError(t, q.StopAutomatic(t.Context(), dbsqlc.StopAutomaticParams{Actor: "kim"}))
 		}
-		require.NoError(t, automatic.Publish(t.Context(), q, p))
+		require.NoError(t, automatic.Publish(t.Context(), db, p))
 
-		switches, err := automatic.Read(t.Context(), q, p)
+		switches, err := automatic.Read(t.Context(), db, p)
 		require.NoError(t, err)
 		require.Equal(t, test.stopped, switches.Stopped != nil, test.name)
 		verdict := switches.Of(&test.entry)
@@ -169,7 +170,7 @@ func TestSwitches_changeIsBounded(t *testing.T) {
 	require.GreaterOrEqual(t, time.Since(start), 5*time.Second)
 	_, err = pool.Exec(t.Context(), "SELECT dlq.stop_automatic('kim')")
 	require.NoError(t, err)
-	stop, err := automatic.ReadStop(t.Context(), dbsqlc.New(postgres.DefaultSchemas().Rendered(pool)))
+	stop, err := automatic.ReadStop(t.Context(), postgres.DefaultSchemas().Rendered(pool))
 	require.NoError(t, err)
 	require.Equal(t, "kim", stop.Actor)
 }

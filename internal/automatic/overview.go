@@ -6,8 +6,9 @@ import (
 	"slices"
 	"time"
 
-	"github.com/dlqd/dlqd/internal/dbsqlc"
+	"github.com/dlqd/dlqd/internal/automatic/internal/dbsqlc"
 	"github.com/dlqd/dlqd/internal/policy"
+	"github.com/dlqd/dlqd/internal/postgres"
 )
 
 // maxChanges is how many of the last changes a status has.
@@ -46,16 +47,16 @@ type Overview struct {
 }
 
 // ReadOverview reads where automatic redelivery stands. Its cost grows with the number of observed entries.
-func ReadOverview(ctx context.Context, q *dbsqlc.Queries, p *policy.Policy) (*Overview, error) {
-	switches, err := Read(ctx, q, p)
+func ReadOverview(ctx context.Context, db postgres.DB, p *policy.Policy) (*Overview, error) {
+	switches, err := Read(ctx, db, p)
 	if err != nil {
 		return nil, err
 	}
-	rows, err := q.CountObserved(ctx)
+	rows, err := dbsqlc.New(db).CountObserved(ctx)
 	if err != nil {
 		return nil, err
 	}
-	changes, err := q.AutomaticChanges(ctx, maxChanges)
+	changes, err := dbsqlc.New(db).AutomaticChanges(ctx, maxChanges)
 	if err != nil {
 		return nil, err
 	}
@@ -130,9 +131,9 @@ func (s *Switches) With(p *policy.Policy, scope, name string, enabled *bool, inc
 }
 
 // Preview says what becomes of the entries that there are, once these switches are in force.
-func (s *Switches) Preview(ctx context.Context, q *dbsqlc.Queries, p *policy.Policy, now time.Time) (*Preview, error) {
+func (s *Switches) Preview(ctx context.Context, db postgres.DB, p *policy.Policy, now time.Time) (*Preview, error) {
 	preview := &Preview{Goes: []Going{}, Stays: []Staying{}}
-	observed, err := q.CountObserved(ctx)
+	observed, err := dbsqlc.New(db).CountObserved(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -159,7 +160,7 @@ func (s *Switches) Preview(ctx context.Context, q *dbsqlc.Queries, p *policy.Pol
 		}
 		preview.Goes = append(preview.Goes, going)
 	}
-	reserved, err := q.CountReserved(ctx)
+	reserved, err := dbsqlc.New(db).CountReserved(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -177,26 +178,26 @@ func (s *Switches) Preview(ctx context.Context, q *dbsqlc.Queries, p *policy.Pol
 }
 
 // Check refuses a change that cannot be.
-func Check(ctx context.Context, q *dbsqlc.Queries, scope, name string, enabled *bool, include []string) error {
+func Check(ctx context.Context, db postgres.DB, scope, name string, enabled *bool, include []string) error {
 	if scope == ScopeStop {
 		return nil
 	}
-	return q.CheckAutomatic(ctx, dbsqlc.CheckAutomaticParams{Scope: scope, Name: name, Enabled: enabled == nil || *enabled, Include: append([]string{}, include...)})
+	return dbsqlc.New(db).CheckAutomatic(ctx, dbsqlc.CheckAutomaticParams{Scope: scope, Name: name, Enabled: enabled == nil || *enabled, Include: append([]string{}, include...)})
 }
 
 // Make makes a change: of the switch for all, a queue, a kind or a class, or of scope stop. A nil enabled takes it away.
 // It is in force over all processes when this returns.
-func Make(ctx context.Context, q *dbsqlc.Queries, scope, name string, enabled *bool, include []string, actor string, note *string) error {
+func Make(ctx context.Context, db postgres.DB, scope, name string, enabled *bool, include []string, actor, note string) error {
 	var err error
 	switch {
 	case scope == ScopeStop && enabled != nil:
-		err = q.StopAutomatic(ctx, dbsqlc.StopAutomaticParams{Actor: actor, Note: note})
+		err = dbsqlc.New(db).StopAutomatic(ctx, dbsqlc.StopAutomaticParams{Actor: actor, Note: note})
 	case scope == ScopeStop:
-		_, err = q.ResumeAutomatic(ctx, dbsqlc.ResumeAutomaticParams{Actor: actor, Note: note})
+		_, err = dbsqlc.New(db).ResumeAutomatic(ctx, dbsqlc.ResumeAutomaticParams{Actor: actor, Note: note})
 	case enabled != nil:
-		err = q.SetAutomatic(ctx, dbsqlc.SetAutomaticParams{Scope: scope, Name: name, Enabled: *enabled, Include: append([]string{}, include...), Actor: actor, Note: note})
+		err = dbsqlc.New(db).SetAutomatic(ctx, dbsqlc.SetAutomaticParams{Scope: scope, Name: name, Enabled: *enabled, Include: append([]string{}, include...), Actor: actor, Note: note})
 	default:
-		_, err = q.ResetAutomatic(ctx, dbsqlc.ResetAutomaticParams{Scope: scope, Name: name, Actor: actor, Note: note})
+		_, err = dbsqlc.New(db).ResetAutomatic(ctx, dbsqlc.ResetAutomaticParams{Scope: scope, Name: name, Actor: actor, Note: note})
 	}
 	if err != nil {
 		return fmt.Errorf("automatic: %w", err)

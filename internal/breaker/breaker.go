@@ -16,8 +16,9 @@ import (
 	"github.com/failsafe-go/failsafe-go/circuitbreaker"
 
 	"github.com/dlqd/dlqd/internal/background"
-	"github.com/dlqd/dlqd/internal/dbsqlc"
+	"github.com/dlqd/dlqd/internal/breaker/internal/dbsqlc"
 	"github.com/dlqd/dlqd/internal/policy"
+	"github.com/dlqd/dlqd/internal/postgres"
 )
 
 // State is where a breaker stands.
@@ -46,7 +47,7 @@ const DestinationPrefix = "destination:"
 
 // Config is what [Breakers] need.
 type Config struct {
-	Queries  *dbsqlc.Queries
+	DB       postgres.DB // with the schemas' names put into queries
 	Policy   func() *policy.Policy
 	Actor    string // who this process is, in the breakers' log
 	Logger   *slog.Logger
@@ -56,7 +57,8 @@ type Config struct {
 
 // Breakers are all breakers, as this process sees them.
 type Breakers struct {
-	config Config
+	config  Config
+	queries *dbsqlc.Queries
 
 	mu     sync.Mutex
 	shared map[string]dbsqlc.BreakersRow // as read last, by name
@@ -76,7 +78,7 @@ func New(config Config) *Breakers {
 	if config.Now == nil {
 		config.Now = time.Now
 	}
-	return &Breakers{config: config, shared: map[string]dbsqlc.BreakersRow{}, local: map[string]*local{}}
+	return &Breakers{config: config, queries: dbsqlc.New(config.DB), shared: map[string]dbsqlc.BreakersRow{}, local: map[string]*local{}}
 }
 
 // Loop keeps looking at the database.
@@ -89,7 +91,7 @@ func (b *Breakers) Loop() *background.Loop {
 
 // Sync takes in what the other processes know.
 func (b *Breakers) Sync(ctx context.Context) error {
-	rows, err := b.config.Queries.Breakers(ctx)
+	rows, err := b.queries.Breakers(ctx)
 	if err != nil {
 		return err
 	}
@@ -151,7 +153,7 @@ func (b *Breakers) Allow(ctx context.Context, destination string) (*Permit, erro
 	case state == HalfOpen && int(row.ProbesStarted) >= permit.settings.Probes && b.config.Now().Sub(row.Since) < permit.settings.OpenFor:
 		return nil, nil
 	}
-	epoch, err := b.config.Queries.TakeProbe(ctx, dbsqlc.TakeProbeParams{
+	epoch, err := b.queries.TakeProbe(ctx, dbsqlc.TakeProbeParams{
 		Name: name, Probes: int32(permit.settings.Probes), OpenFor: permit.settings.OpenFor, Actor: b.config.Actor, Now: b.config.Now(),
 	})
 	if err != nil {
@@ -172,7 +174,7 @@ func (p *Permit) Done(ctx context.Context, ok bool) {
 	b := p.breakers
 	var err error
 	if p.epoch != 0 {
-		_, err = b.config.Queries.ReportProbe(ctx, dbsqlc.ReportProbeParams{
+		_, err = b.queries.ReportProbe(ctx, dbsqlc.ReportProbeParams{
 			Name: p.name, Epoch: p.epoch, Ok: ok, Probes: int32(p.settings.Probes), SuccessRate: p.settings.SuccessRate,
 			OpenFor: p.settings.OpenFor, Actor: b.config.Actor, Now: b.config.Now(),
 		})
@@ -181,7 +183,7 @@ func (p *Permit) Done(ctx context.Context, ok bool) {
 		}
 	} else if p.settings.Enabled {
 		if reason := b.count(p, ok); reason != "" {
-			_, err = b.config.Queries.OpenBreaker(ctx, dbsqlc.OpenBreakerParams{
+			_, err = b.queries.OpenBreaker(ctx, dbsqlc.OpenBreakerParams{
 				Name: p.name, Actor: b.config.Actor, Reason: reason, For: &p.settings.OpenFor, Now: b.config.Now(),
 			})
 		}
@@ -308,7 +310,7 @@ func (b *Breakers) ForceOpen(ctx context.Context, name, actor, reason string, du
 	if during > 0 {
 		params.For = &during
 	}
-	if _, err := b.config.Queries.OpenBreaker(ctx, params); err != nil {
+	if _, err := b.queries.OpenBreaker(ctx, params); err != nil {
 		return err
 	}
 	return b.Sync(ctx)
@@ -316,7 +318,7 @@ func (b *Breakers) ForceOpen(ctx context.Context, name, actor, reason string, du
 
 // Reset closes a breaker by a person's word. It reports whether it was not closed already.
 func (b *Breakers) Reset(ctx context.Context, name, actor, reason string) (bool, error) {
-	was, err := b.config.Queries.ResetBreaker(ctx, dbsqlc.ResetBreakerParams{Name: name, Actor: actor, Reason: cmp.Or(reason, "reset by a person"), Now: b.config.Now()})
+	was, err := b.queries.ResetBreaker(ctx, dbsqlc.ResetBreakerParams{Name: name, Actor: actor, Reason: cmp.Or(reason, "reset by a person"), Now: b.config.Now()})
 	if err != nil {
 		return false, err
 	}

@@ -14,7 +14,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/dlqd/dlqd/internal/breaker"
-	"github.com/dlqd/dlqd/internal/dbsqlc"
 	"github.com/dlqd/dlqd/internal/policy"
 	"github.com/dlqd/dlqd/internal/policy/policytest"
 	"github.com/dlqd/dlqd/internal/postgres"
@@ -60,7 +59,7 @@ func (b *bundle) pass(d time.Duration) {
 func (b *bundle) process(name string) *breaker.Breakers {
 	b.Helper()
 	p := breaker.New(breaker.Config{
-		Queries: dbsqlc.New(b.pool), Policy: func() *policy.Policy { return b.policy }, Actor: name, Logger: slog.New(slog.DiscardHandler), Now: b.clock,
+		DB: b.pool, Policy: func() *policy.Policy { return b.policy }, Actor: name, Logger: slog.New(slog.DiscardHandler), Now: b.clock,
 	})
 	require.NoError(b, p.Sync(b.Context()))
 	return p

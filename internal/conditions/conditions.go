@@ -131,8 +131,7 @@ func (c *Conditions) measure(ctx context.Context) (Load, error) {
 		return load, fmt.Errorf("memory: %w", err)
 	}
 	load.Memory = memory.UsedPercent
-	// pg_stat_activity shows a plain role its own sessions alone.
-	err = c.config.DB.QueryRow(ctx, "SELECT 100.0::float8 * sum(numbackends) / current_setting('max_connections')::int FROM pg_stat_database").Scan(&load.Connections)
+	load.Connections, err = postgres.ConnectionsUsed(ctx, c.config.DB)
 	return load, err
 }
 

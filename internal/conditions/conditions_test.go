@@ -16,7 +16,6 @@ import (
 
 	"github.com/dlqd/dlqd/internal/breaker"
 	"github.com/dlqd/dlqd/internal/conditions"
-	"github.com/dlqd/dlqd/internal/dbsqlc"
 	"github.com/dlqd/dlqd/internal/policy"
 	"github.com/dlqd/dlqd/internal/policy/policytest"
 	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
@@ -39,7 +38,7 @@ func TestConditions(t *testing.T) {
 	current := func() *policy.Policy { return rules }
 	pool := postgrestest.Pool(t)
 	logger := slog.New(slog.DiscardHandler)
-	breakers := breaker.New(breaker.Config{Queries: dbsqlc.New(pool), Policy: current, Actor: "test", Logger: logger})
+	breakers := breaker.New(breaker.Config{DB: pool, Policy: current, Actor: "test", Logger: logger})
 	load, failure := conditions.Load{}, error(nil)
 	c := conditions.New(conditions.Config{
 		DB: pool, Policy: current, Breakers: breakers, Measure: func(context.Context) (conditions.Load, error) { return load, failure },
@@ -88,7 +87,7 @@ func TestConditions_measured(t *testing.T) {
 	logger := slog.New(slog.DiscardHandler)
 	c := conditions.New(conditions.Config{
 		DB: pool, Policy: current,
-		Breakers: breaker.New(breaker.Config{Queries: dbsqlc.New(pool), Policy: current, Actor: "test", Logger: logger}),
+		Breakers: breaker.New(breaker.Config{DB: pool, Policy: current, Actor: "test", Logger: logger}),
 	})
 	require.NoError(t, c.Look(t.Context()))
 	least := 0.000001 // less than anything that runs uses

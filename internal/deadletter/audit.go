@@ -51,8 +51,8 @@ func (s *Store) Audit(ctx context.Context, f AuditFilter, most int, before int64
 	if err != nil {
 		return nil, err
 	}
-	rows, err := s.pool.Query(ctx, s.schemas.Render(`SELECT id, at, actor, db_user, origin, entry_id, from_status, to_status, reason, note, queue, kind, error_class, river_job_id, config_version
-		FROM dlq.audit($1, $2, nullif($3, 0))`), json.RawMessage(filter), most, before)
+	rows, err := s.db.Query(ctx, `SELECT id, at, actor, db_user, origin, entry_id, from_status, to_status, reason, note, queue, kind, error_class, river_job_id, config_version
+		FROM dlq.audit($1, $2, nullif($3, 0))`, json.RawMessage(filter), most, before)
 	if err != nil {
 		return nil, Named(err)
 	}

@@ -7,6 +7,9 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
+
+	"github.com/dlqd/dlqd/internal/deadletter/internal/dbsqlc"
+	"github.com/dlqd/dlqd/internal/postgres"
 )
 
 // Erasure is the record of an erasure.
@@ -30,10 +33,15 @@ type Erasure struct {
 
 const erasureColumns = "id, at, actor, db_user, origin, note, filter_sha256, fields, entries, jobs, under_way, archived, archives, archive, finished_at"
 
+// eraseTimeout bounds an erasure, which is one statement however many entries it blanks.
+const eraseTimeout = time.Hour
+
 // Erase takes the data of whoever a filter names out of the database, and returns the record of it.
 func (s *Store) Erase(ctx context.Context, filter json.RawMessage, act Act) (e Erasure, err error) {
-	err = s.move(ctx, func(tx pgx.Tx) error {
-		rows, err := tx.Query(ctx, s.schemas.Render("SELECT "+erasureColumns+" FROM dlq.erase($1, $2, $3)"), filter, nullable(act.Note), act.Actor)
+	ctx, cancel := context.WithTimeout(ctx, eraseTimeout)
+	defer cancel()
+	err = s.move(ctx, func(tx postgres.DB) error {
+		rows, err := tx.Query(ctx, "SELECT "+erasureColumns+" FROM dlq.erase($1, nullif($2, ''), $3)", filter, act.Note, act.Actor)
 		if err != nil {
 			return err
 		}
@@ -44,14 +52,14 @@ func (s *Store) Erase(ctx context.Context, filter json.RawMessage, act Act) (e E
 }
 
 // FinishErasure notes in the record what was done to archives, and that all is done.
-func (s *Store) FinishErasure(ctx context.Context, e *Erasure) error {
-	return s.pool.QueryRow(ctx, s.schemas.Render("UPDATE dlq.erasures SET archived = $2, archives = $3, archive = $4, finished_at = clock_timestamp() WHERE id = $1 RETURNING finished_at"),
-		e.ID, e.Archived, e.Archives, e.Archive).Scan(&e.FinishedAt)
+func (s *Store) FinishErasure(ctx context.Context, e *Erasure) (err error) {
+	e.FinishedAt, err = s.queries.FinishErasure(ctx, dbsqlc.FinishErasureParams{ID: e.ID, Archived: e.Archived, Archives: e.Archives, Archive: e.Archive})
+	return err
 }
 
 // Erasures are the records, the latest first.
 func (s *Store) Erasures(ctx context.Context, most int) ([]Erasure, error) {
-	rows, err := s.pool.Query(ctx, s.schemas.Render("SELECT "+erasureColumns+" FROM dlq.erasures ORDER BY id DESC LIMIT $1"), most)
+	rows, err := s.db.Query(ctx, "SELECT "+erasureColumns+" FROM dlq.erasures ORDER BY id DESC LIMIT $1", most)
 	if err != nil {
 		return nil, err
 	}
@@ -64,13 +72,10 @@ func (s *Store) EraseRows(ctx context.Context, entries []json.RawMessage, filter
 	if err != nil {
 		return nil, err
 	}
-	rows, err := s.pool.Query(ctx, s.schemas.Render("SELECT id, line FROM dlq.erase_rows($1, $2)"), json.RawMessage(raw), filter)
-	if err != nil {
-		return nil, Named(err)
+	rows, err := s.queries.EraseRows(ctx, dbsqlc.EraseRowsParams{Entries: raw, Filter: filter})
+	erased := make(map[uuid.UUID]json.RawMessage, len(rows))
+	for _, row := range rows {
+		erased[row.ID] = json.RawMessage(row.Line)
 	}
-	erased := map[uuid.UUID]json.RawMessage{}
-	var id uuid.UUID
-	var line string
-	_, err = pgx.ForEachRow(rows, []any{&id, &line}, func() error { erased[id] = json.RawMessage(line); return nil })
 	return erased, Named(err)
 }

@@ -5,10 +5,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
-	"github.com/dlqd/dlqd/internal/dbsqlc"
 	"github.com/dlqd/dlqd/internal/deadletter"
 	"github.com/dlqd/dlqd/internal/postgres"
 )
@@ -51,9 +49,9 @@ func TestErase_waitsForRetention(t *testing.T) {
 	_, pool := roleEntries(t)
 	store := deadletter.NewStore(pool, postgres.DefaultSchemas())
 	erased := make(chan error, 1)
-	require.NoError(t, store.InTx(t.Context(), func(q *dbsqlc.Queries, tx pgx.Tx) error {
-		locked, err := q.LockRetention(t.Context())
-		require.NoError(t, err)
+	require.NoError(t, store.InTx(t.Context(), func(tx postgres.DB) error {
+		var locked bool
+		require.NoError(t, tx.QueryRow(t.Context(), "SELECT pg_try_advisory_xact_lock(hashtextextended('dlq.retention', 0))").Scan(&locked))
 		require.True(t, locked)
 		go func() {
 			_, err := store.Erase(t.Context(), json.RawMessage(`{"payload": {"card": "4242"}}`), deadletter.Act{Actor: "kim", Note: "request 1"})

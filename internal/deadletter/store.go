@@ -13,7 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/dlqd/dlqd/internal/dbsqlc"
+	"github.com/dlqd/dlqd/internal/deadletter/internal/dbsqlc"
 	"github.com/dlqd/dlqd/internal/postgres"
 )
 
@@ -45,30 +45,33 @@ func (e *MoveError) Error() string {
 
 func (e *MoveError) Unwrap() error { return e.Kind }
 
-// Store is every query on dead letters, over one pool.
+// Store is what people and programs do with dead letters, over one pool: find them, move them, erase them. What a DLQ worker
+// does with those that it claims, a replay run with its own, and retention with what is over, is in those rooms.
 type Store struct {
 	pool    *pgxpool.Pool
 	schemas postgres.Schemas
+	db      postgres.DB // the pool
 	queries *dbsqlc.Queries
 }
 
 // NewStore returns a store on a pool.
 func NewStore(pool *pgxpool.Pool, schemas postgres.Schemas) *Store {
-	return &Store{pool: pool, schemas: schemas, queries: dbsqlc.New(schemas.Rendered(pool))}
+	db := schemas.Rendered(pool)
+	return &Store{pool: pool, schemas: schemas, db: db, queries: dbsqlc.New(db)}
 }
 
-// Queries are the generated queries.
-func (s *Store) Queries() *dbsqlc.Queries { return s.queries }
+// DB is the store's pool, for the queries of other rooms. Schemas have their names in it.
+func (s *Store) DB() postgres.DB { return s.db }
 
 // InTx runs fn in a transaction whose plans use indexes alone: a plan that a session makes while the open partition is
 // small, and keeps while it grows, would read all of it every time.
-func (s *Store) InTx(ctx context.Context, fn func(q *dbsqlc.Queries, tx pgx.Tx) error) error {
+func (s *Store) InTx(ctx context.Context, fn func(tx postgres.DB) error) error {
 	// One round trip for all. Whatever the role's default: what a worker reads after it has its locks must be what is committed by then.
 	return pgx.BeginTxFunc(ctx, s.pool, pgx.TxOptions{BeginQuery: "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL enable_seqscan = off"}, func(tx pgx.Tx) error {
 		if err := setOrigin(ctx, tx); err != nil {
 			return err
 		}
-		return fn(dbsqlc.New(s.schemas.Rendered(tx)), tx)
+		return fn(s.schemas.Rendered(tx))
 	})
 }
 
@@ -169,8 +172,8 @@ const exportPage = 200
 
 // FindEntries returns a page of what a filter chooses, whole, in order of capture, after the last entry of the page before.
 func (s *Store) FindEntries(ctx context.Context, filter json.RawMessage, after *uuid.UUID) ([]Entry, error) {
-	rows, err := s.pool.Query(ctx, s.schemas.Render("SELECT "+entryColumns+` FROM dlq.dead_letter_queue
-		WHERE id = ANY (ARRAY(SELECT dlq.find_ids($1, $2, $3))) ORDER BY id`), filter, exportPage, after)
+	rows, err := s.db.Query(ctx, "SELECT "+entryColumns+` FROM dlq.dead_letter_queue
+		WHERE id = ANY (ARRAY(SELECT dlq.find_ids($1, $2, $3))) ORDER BY id`, filter, exportPage, after)
 	if err != nil {
 		return nil, Named(err)
 	}
@@ -181,7 +184,7 @@ func (s *Store) FindEntries(ctx context.Context, filter json.RawMessage, after *
 // Get returns an entry and its audit trail, oldest move first.
 func (s *Store) Get(ctx context.Context, id uuid.UUID) (*Entry, []Transition, error) {
 	// While an entry moves between partitions, a reader may see neither row; it never sees both.
-	rows, err := s.pool.Query(ctx, s.schemas.Render("SELECT "+entryColumns+" FROM dlq.dead_letter_queue WHERE id = $1"), id)
+	rows, err := s.db.Query(ctx, "SELECT "+entryColumns+" FROM dlq.dead_letter_queue WHERE id = $1", id)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -192,8 +195,8 @@ func (s *Store) Get(ctx context.Context, id uuid.UUID) (*Entry, []Transition, er
 	if err != nil {
 		return nil, nil, err
 	}
-	rows, err = s.pool.Query(ctx, s.schemas.Render(`SELECT at, from_status, to_status, actor, db_user, reason, note, strategy, rule,
-		next_retry_at, river_job_id, config_version, origin, detail FROM dlq.dead_letter_transitions WHERE entry_id = $1 ORDER BY at, id LIMIT 1000`), id)
+	rows, err = s.db.Query(ctx, `SELECT at, from_status, to_status, actor, db_user, reason, note, strategy, rule,
+		next_retry_at, river_job_id, config_version, origin, detail FROM dlq.dead_letter_transitions WHERE entry_id = $1 ORDER BY at, id LIMIT 1000`, id)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -210,13 +213,9 @@ type Act struct {
 // Replay redelivers an entry now, with payload in place of its own if that is not nil, and returns the new job's id.
 func (s *Store) Replay(ctx context.Context, id uuid.UUID, act Act, payload json.RawMessage, force bool) (int64, error) {
 	var job int64
-	var edited *string
-	if payload != nil {
-		text := string(payload)
-		edited = &text
-	}
-	err := s.move(ctx, func(tx pgx.Tx) error {
-		return tx.QueryRow(ctx, s.schemas.Render("SELECT dlq.replay($1, $2, $3, $4::jsonb, $5)"), id, act.Actor, nullable(act.Note), edited, force).Scan(&job)
+	err := s.move(ctx, func(tx postgres.DB) (err error) {
+		job, err = dbsqlc.New(tx).Replay(ctx, dbsqlc.ReplayParams{ID: id, Actor: act.Actor, Note: act.Note, Payload: payload, Force: force})
+		return err
 	})
 	return job, err
 }
@@ -241,10 +240,9 @@ func (s *Store) Unpark(ctx context.Context, id uuid.UUID, act Act) error {
 	return s.call(ctx, "unpark", id, act)
 }
 
-func (s *Store) call(ctx context.Context, function string, id uuid.UUID, act Act) error {
-	return s.move(ctx, func(tx pgx.Tx) error {
-		_, err := tx.Exec(ctx, s.schemas.Render("SELECT dlq."+function+"($1, $2, $3)"), id, act.Actor, nullable(act.Note))
-		return err
+func (s *Store) call(ctx context.Context, verb string, id uuid.UUID, act Act) error {
+	return s.move(ctx, func(tx postgres.DB) error {
+		return dbsqlc.New(tx).Move(ctx, dbsqlc.MoveParams{Verb: verb, ID: id, Actor: act.Actor, Note: act.Note})
 	})
 }
 
@@ -268,12 +266,12 @@ func (s *Store) Bulk(ctx context.Context, b Bulk) (looked, changed int, err erro
 		return 0, 0, err
 	}
 	params := dbsqlc.ActWhereParams{
-		Action: b.Action, Filter: b.Filter, Actor: b.Act.Actor, Note: nullable(b.Act.Note), Args: b.Args, AllEntries: b.All, MaxEntries: bulkBatch, Below: below,
+		Action: b.Action, Filter: b.Filter, Actor: b.Act.Actor, Note: b.Act.Note, Args: b.Args, AllEntries: b.All, MaxEntries: bulkBatch, Below: below,
 	}
 	for {
 		var row dbsqlc.ActWhereRow
-		if err := s.move(ctx, func(tx pgx.Tx) (err error) {
-			row, err = dbsqlc.New(s.schemas.Rendered(tx)).ActWhere(ctx, params)
+		if err := s.move(ctx, func(tx postgres.DB) (err error) {
+			row, err = dbsqlc.New(tx).ActWhere(ctx, params)
 			return err
 		}); err != nil {
 			return looked, changed, err
@@ -289,8 +287,8 @@ func (s *Store) Bulk(ctx context.Context, b Bulk) (looked, changed int, err erro
 // RestoreEntries brings archived entries back, and has retention leave them until a time. It returns how many it brought.
 func (s *Store) RestoreEntries(ctx context.Context, entries json.RawMessage, until time.Time, act Act) (int, error) {
 	var n int32
-	err := s.move(ctx, func(tx pgx.Tx) (err error) {
-		n, err = dbsqlc.New(s.schemas.Rendered(tx)).RestoreEntries(ctx, dbsqlc.RestoreEntriesParams{Entries: entries, Until: until, Actor: act.Actor, Note: nullable(act.Note)})
+	err := s.move(ctx, func(tx postgres.DB) (err error) {
+		n, err = dbsqlc.New(tx).RestoreEntries(ctx, dbsqlc.RestoreEntriesParams{Entries: entries, Until: until, Actor: act.Actor, Note: act.Note})
 		return err
 	})
 	return int(n), err
@@ -298,19 +296,13 @@ func (s *Store) RestoreEntries(ctx context.Context, entries json.RawMessage, unt
 
 // Protect hides columns from the role dlq_reader, if others are hidden now.
 func (s *Store) Protect(ctx context.Context, columns []string) error {
-	_, err := s.pool.Exec(ctx, s.schemas.Render(`SELECT dlq.protect($1) WHERE NOT EXISTS (
-		SELECT FROM dlq.settings s WHERE s.key = 'sensitive_columns' AND s.value = array_to_string($1::text[], ','))`), columns)
-	return err
+	return s.queries.Protect(ctx, columns)
 }
 
 // SchemaVersion is the version of the database schema: the number of its last migration.
-func (s *Store) SchemaVersion(ctx context.Context) (version int64, err error) {
-	err = s.pool.QueryRow(ctx, s.schemas.Render("SELECT max(version_id) FROM dlq."+postgres.MigrationTable+" WHERE is_applied")).Scan(&version)
-	return version, err
+func (s *Store) SchemaVersion(ctx context.Context) (int64, error) {
+	return postgres.SchemaVersion(ctx, s.db)
 }
-
-// Render puts the schemas' names into a query.
-func (s *Store) Render(sql string) string { return s.schemas.Render(sql) }
 
 // maxMoveTries bounds how often a move is tried again that met another one of the same row.
 const maxMoveTries = 5
@@ -322,7 +314,7 @@ func WithOrigin(ctx context.Context, origin string) context.Context {
 	return context.WithValue(ctx, originKey{}, origin)
 }
 
-func setOrigin(ctx context.Context, tx pgx.Tx) error {
+func setOrigin(ctx context.Context, tx postgres.DB) error {
 	origin, ok := ctx.Value(originKey{}).(string)
 	if !ok {
 		return nil
@@ -333,14 +325,14 @@ func setOrigin(ctx context.Context, tx pgx.Tx) error {
 
 // move runs a move in a transaction, again where another one moved the row to another partition meanwhile, and gives its
 // errors their names.
-func (s *Store) move(ctx context.Context, run func(tx pgx.Tx) error) error {
+func (s *Store) move(ctx context.Context, run func(tx postgres.DB) error) error {
 	var err error
 	for range maxMoveTries {
 		err = pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
 			if err := setOrigin(ctx, tx); err != nil {
 				return err
 			}
-			return run(tx)
+			return run(s.schemas.Rendered(tx))
 		})
 		if !isMoved(err) || ctx.Err() != nil {
 			break
@@ -364,40 +356,20 @@ func isMoved(err error) bool {
 	return errors.As(err, &pgErr) && (pgErr.Code == "40001" || pgErr.Code == "40P01")
 }
 
-// Redelivery is what became of an entry that was to be redelivered.
-type Redelivery struct {
-	EntryID   uuid.UUID
-	JobID     *int64 // the new job
-	LiveJobID *int64 // or the live equal job that stands in the way
-}
+// Redelivery is what became of an entry that was to be redelivered: the new job, or the live equal job that stands in the
+// way. The other is 0.
+type Redelivery = dbsqlc.RedeliverRow
 
 // Redeliver makes jobs of entries that tx has claimed.
-func (s *Store) Redeliver(ctx context.Context, tx pgx.Tx, ids []uuid.UUID, actor, reason string) ([]Redelivery, error) {
-	rows, err := tx.Query(ctx, s.schemas.Render("SELECT entry_id, job_id, live_job_id FROM dlq.redeliver($1, $2, $3)"), ids, actor, reason)
-	if err != nil {
-		return nil, err
-	}
-	return pgx.CollectRows(rows, pgx.RowToStructByPos[Redelivery])
+func (s *Store) Redeliver(ctx context.Context, tx postgres.DB, ids []uuid.UUID, actor, reason string) ([]Redelivery, error) {
+	return dbsqlc.New(tx).Redeliver(ctx, dbsqlc.RedeliverParams{Ids: ids, Actor: actor, Reason: reason})
 }
 
 // Sweep is what a look at expired leases found.
-type Sweep struct{ Extended, Settled, Requeued int }
+type Sweep = dbsqlc.SweepLeasesRow
 
 // SweepLeases looks at the jobs of entries whose lease has passed.
-func (s *Store) SweepLeases(ctx context.Context) (Sweep, error) {
-	rows, err := s.pool.Query(ctx, s.schemas.Render("SELECT extended, settled, requeued FROM dlq.requeue_expired_leases()"))
-	if err != nil {
-		return Sweep{}, err
-	}
-	return pgx.CollectExactlyOneRow(rows, pgx.RowToStructByPos[Sweep])
-}
-
-func nullable(s string) *string {
-	if s == "" {
-		return nil
-	}
-	return &s
-}
+func (s *Store) SweepLeases(ctx context.Context) (Sweep, error) { return s.queries.SweepLeases(ctx) }
 
 // OldestOpen is when the oldest open entry was captured, nil where none is open.
 func (s *Store) OldestOpen(ctx context.Context) (*time.Time, error) {
@@ -406,4 +378,22 @@ func (s *Store) OldestOpen(ctx context.Context) (*time.Time, error) {
 		return nil, nil
 	}
 	return &at, err
+}
+
+// Backlog are the open entries of a status, a queue and a class.
+type Backlog = dbsqlc.BacklogRow
+
+// BacklogSQL is the query behind [Store.Backlog], for EXPLAIN.
+const BacklogSQL = dbsqlc.Backlog
+
+// Backlog counts the open entries.
+func (s *Store) Backlog(ctx context.Context) ([]Backlog, error) { return s.queries.Backlog(ctx) }
+
+// Chosen are the entries of a queue, a type of error and an age that a filter chooses.
+type Chosen = dbsqlc.PreviewRow
+
+// Preview counts what a filter chooses.
+func (s *Store) Preview(ctx context.Context, filter json.RawMessage) ([]Chosen, error) {
+	rows, err := s.queries.Preview(ctx, filter)
+	return rows, Named(err)
 }

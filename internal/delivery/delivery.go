@@ -27,9 +27,10 @@ import (
 	"github.com/riverqueue/river"
 
 	"github.com/dlqd/dlqd/internal/breaker"
-	"github.com/dlqd/dlqd/internal/dbsqlc"
+	"github.com/dlqd/dlqd/internal/delivery/internal/dbsqlc"
 	"github.com/dlqd/dlqd/internal/message"
 	"github.com/dlqd/dlqd/internal/policy"
+	"github.com/dlqd/dlqd/internal/postgres"
 	"github.com/dlqd/dlqd/internal/strategy"
 	"github.com/dlqd/dlqd/riverdlq"
 )
@@ -78,7 +79,7 @@ type Observer func(queue, outcome string, took time.Duration)
 type Config struct {
 	Planner  func() *strategy.Planner // by the policy that is in force
 	Breakers *breaker.Breakers
-	Queries  *dbsqlc.Queries
+	DB       postgres.DB // with the schemas' names put into queries
 	Observe  Observer
 }
 
@@ -168,7 +169,7 @@ func (w *Worker) work(ctx context.Context, job *river.Job[Args]) (outcome string
 	}
 	ordered := queue.Ordering && job.Args.OrderingKey != ""
 	if ordered {
-		before, err := w.config.Queries.OrderPredecessor(ctx, dbsqlc.OrderPredecessorParams{
+		before, err := dbsqlc.New(w.config.DB).OrderPredecessor(ctx, dbsqlc.OrderPredecessorParams{
 			Queue: job.Queue, Key: job.Args.OrderingKey, Job: job.ID, Entry: metadataOf(job).EntryID,
 		})
 		if err != nil || before != 0 {
@@ -188,7 +189,7 @@ func (w *Worker) work(ctx context.Context, job *river.Job[Args]) (outcome string
 	}
 	if ordered {
 		// A moment early: the job is not completed yet. Should it run again, its receiver drops the repeat.
-		if err := w.config.Queries.OrderDone(ctx, dbsqlc.OrderDoneParams{Queue: job.Queue, Key: job.Args.OrderingKey, Job: job.ID, Entry: metadataOf(job).EntryID}); err != nil {
+		if err := dbsqlc.New(w.config.DB).OrderDone(ctx, dbsqlc.OrderDoneParams{Queue: job.Queue, Key: job.Args.OrderingKey, Job: job.ID, Entry: metadataOf(job).EntryID}); err != nil {
 			return string(riverdlq.ClassTransient), err
 		}
 	}

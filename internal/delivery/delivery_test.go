@@ -24,7 +24,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/dlqd/dlqd/internal/breaker"
-	"github.com/dlqd/dlqd/internal/dbsqlc"
 	"github.com/dlqd/dlqd/internal/delivery"
 	"github.com/dlqd/dlqd/internal/ingest"
 	"github.com/dlqd/dlqd/internal/message"
@@ -68,10 +67,9 @@ func setupRuled(t *testing.T, url, queue, routing string) *bundle {
 	b := &bundle{T: t, pool: pool, outcomes: make(chan string, 100)}
 	b.ingester, err = ingest.New(ingest.Config{Pool: pool, Schemas: postgres.DefaultSchemas(), Policy: planner.Policy, Logger: logger})
 	require.NoError(t, err)
-	queries := dbsqlc.New(pool)
 	worker := delivery.NewWorker(delivery.Config{
-		Planner: func() *strategy.Planner { return planner }, Queries: queries, Observe: func(_, outcome string, _ time.Duration) { b.outcomes <- outcome },
-		Breakers: breaker.New(breaker.Config{Queries: queries, Policy: planner.Policy, Actor: "test", Logger: logger}),
+		Planner: func() *strategy.Planner { return planner }, DB: pool, Observe: func(_, outcome string, _ time.Duration) { b.outcomes <- outcome },
+		Breakers: breaker.New(breaker.Config{DB: pool, Policy: planner.Policy, Actor: "test", Logger: logger}),
 	})
 	workers := river.NewWorkers()
 	river.AddWorker(workers, worker)

@@ -12,8 +12,10 @@ import (
 
 	"github.com/dlqd/dlqd/internal/background"
 	"github.com/dlqd/dlqd/internal/breaker"
-	"github.com/dlqd/dlqd/internal/dbsqlc"
+	"github.com/dlqd/dlqd/internal/delivery/internal/dbsqlc"
+	"github.com/dlqd/dlqd/internal/pace"
 	"github.com/dlqd/dlqd/internal/policy"
+	"github.com/dlqd/dlqd/internal/postgres"
 )
 
 // HeldKey is the key of a job's metadata that says what a message is held for.
@@ -66,7 +68,7 @@ func hold(ctx context.Context, job *river.Job[Args], reason string, err error) (
 // Releaser lets held messages go when their destination's breaker lets them: a few as probes, and once it has closed all
 // of them, the more the longer it stays closed, up to the destination's pace.
 type Releaser struct {
-	Queries  *dbsqlc.Queries
+	DB       postgres.DB // with the schemas' names put into queries
 	Policy   func() *policy.Policy
 	Breakers *breaker.Breakers
 	Logger   *slog.Logger
@@ -118,13 +120,11 @@ func (r *Releaser) look(ctx context.Context, destination string) error {
 	most := min(settings.Probes<<doublings, maxRelease)
 	if rate := p.Destinations[destination].RedeliveriesPerSecond; rate > 0 {
 		within := releaseInterval
-		place, err := r.Queries.ReservePace(ctx, dbsqlc.ReservePaceParams{
-			Name: breaker.DestinationPrefix + destination, Rate: rate, Count: int32(most), Now: now, Within: &within,
-		})
+		places, err := pace.Reserve(ctx, r.DB, breaker.DestinationPrefix+destination, rate, most, now, &within)
 		if err != nil {
 			return err
 		}
-		most = int(place.Granted)
+		most = places.Granted
 	}
 	if most == 0 {
 		return nil
@@ -136,11 +136,25 @@ func (r *Releaser) look(ctx context.Context, destination string) error {
 }
 
 func (r *Releaser) release(ctx context.Context, destination string, most int) (int, error) {
-	released, err := r.Queries.ReleaseHeld(ctx, dbsqlc.ReleaseHeldParams{
+	released, err := dbsqlc.New(r.DB).ReleaseHeld(ctx, dbsqlc.ReleaseHeldParams{
 		Queues: r.Policy().QueuesOf(destination), MaxJobs: int32(most), Horizon: holdTime * 2,
 	})
 	if released > 0 {
 		r.Logger.Debug("held messages released", "destination", destination, "messages", released)
 	}
 	return int(released), err
+}
+
+// ForgetOrdered takes away the places of ordered messages whose work is done.
+func ForgetOrdered(ctx context.Context, db postgres.DB) error {
+	_, err := dbsqlc.New(db).ForgetOrdered(ctx)
+	return err
+}
+
+// LiveJobs are the jobs of a queue in a state, and how many of them are held.
+type LiveJobs = dbsqlc.LiveJobsRow
+
+// CountLiveJobs counts the jobs that have not ended.
+func CountLiveJobs(ctx context.Context, db postgres.DB) ([]LiveJobs, error) {
+	return dbsqlc.New(db).LiveJobs(ctx)
 }

@@ -24,8 +24,8 @@ import (
 	"github.com/riverqueue/river/rivertype"
 
 	"github.com/dlqd/dlqd/internal/breaker"
-	"github.com/dlqd/dlqd/internal/dbsqlc"
 	"github.com/dlqd/dlqd/internal/delivery"
+	"github.com/dlqd/dlqd/internal/ingest/internal/dbsqlc"
 	"github.com/dlqd/dlqd/internal/message"
 	"github.com/dlqd/dlqd/internal/policy"
 	"github.com/dlqd/dlqd/internal/postgres"

@@ -11,8 +11,8 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/riverqueue/river/rivertype"
 
-	"github.com/dlqd/dlqd/internal/dbsqlc"
 	"github.com/dlqd/dlqd/internal/delivery"
+	"github.com/dlqd/dlqd/internal/ingest/internal/dbsqlc"
 	"github.com/dlqd/dlqd/internal/message"
 )
 

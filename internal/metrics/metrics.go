@@ -115,8 +115,8 @@ func (m *Metrics) WatchPending(pending func() (messages, bytes int64)) {
 }
 
 // WatchBacklog publishes what the database knows of dead letters.
-func (m *Metrics) WatchBacklog(store *deadletter.Store, db postgres.DB, schemas postgres.Schemas, logger *slog.Logger) {
-	m.registry.MustRegister(&backlog{store: store, db: db, schemas: schemas, logger: logger})
+func (m *Metrics) WatchBacklog(store *deadletter.Store, schemas postgres.Schemas, logger *slog.Logger) {
+	m.registry.MustRegister(&backlog{store: store, schemas: schemas, logger: logger})
 }
 
 // WatchPolicy publishes which policy is in force, whether it is that of the files, and the limits that it sets.
@@ -151,7 +151,6 @@ var (
 // backlog reads counts from the database, at most once in backlogMaxAge.
 type backlog struct {
 	store   *deadletter.Store
-	db      postgres.DB
 	schemas postgres.Schemas
 	logger  *slog.Logger
 
@@ -187,7 +186,7 @@ func (b *backlog) Collect(ch chan<- prometheus.Metric) {
 }
 
 func (b *backlog) read(ctx context.Context) ([]prometheus.Metric, error) {
-	rows, err := b.store.Queries().Backlog(ctx)
+	rows, err := b.store.Backlog(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -195,14 +194,14 @@ func (b *backlog) read(ctx context.Context) ([]prometheus.Metric, error) {
 	for _, r := range rows {
 		read = append(read, prometheus.MustNewConstMetric(entriesDesc, prometheus.GaugeValue, float64(r.Entries), r.Status, r.Queue, r.ErrorClass))
 	}
-	observed, err := b.store.Queries().CountObservedByQueue(ctx)
+	observed, err := automatic.CountObserved(ctx, b.store.DB())
 	if err != nil {
 		return nil, err
 	}
 	for _, r := range observed {
 		read = append(read, prometheus.MustNewConstMetric(observedDesc, prometheus.GaugeValue, float64(r.Entries), r.Queue))
 	}
-	stop, err := automatic.ReadStop(ctx, b.store.Queries())
+	stop, err := automatic.ReadStop(ctx, b.store.DB())
 	if err != nil {
 		return nil, err
 	}
@@ -217,21 +216,12 @@ func (b *backlog) read(ctx context.Context) ([]prometheus.Metric, error) {
 	}
 	read = append(read, prometheus.MustNewConstMetric(oldestDesc, prometheus.GaugeValue, age))
 
-	entered, err := b.db.Query(ctx, `
-		SELECT substring(relname FROM 'dead_letter_([a-z]+)'), sum(n_tup_ins)::float8
-		FROM pg_stat_user_tables WHERE schemaname = $1 AND relname ~ '^dead_letter_(open|resolved|failed|archived)'
-		GROUP BY 1`, b.schemas.DLQ)
+	entered, err := postgres.RowsEntered(ctx, b.store.DB(), b.schemas)
 	if err != nil {
 		return nil, err
 	}
-	defer entered.Close()
-	for entered.Next() {
-		var partition string
-		var count float64
-		if err := entered.Scan(&partition, &count); err != nil {
-			return nil, err
-		}
-		read = append(read, prometheus.MustNewConstMetric(rowsDesc, prometheus.CounterValue, count, partition))
+	for _, e := range entered {
+		read = append(read, prometheus.MustNewConstMetric(rowsDesc, prometheus.CounterValue, e.Rows, e.Partition))
 	}
-	return read, entered.Err()
+	return read, nil
 }

@@ -167,6 +167,7 @@ func (m *Migrator) idsAgain(ctx context.Context) (taken int64, err error) {
 // Attach installs dlqd beside a River that an application owns, or brings what is installed up to date. River's own tables
 // are left as they are, but for two triggers. Where that is refused, or fails, nothing of a first installation stays.
 func (m *Migrator) Attach(ctx context.Context) error {
+	ctx = Unbounded(ctx)
 	return m.exclusively(ctx, func() error {
 		plan, err := m.Plan(ctx)
 		if err != nil {

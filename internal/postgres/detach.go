@@ -58,6 +58,7 @@ func (m *Migrator) Find(ctx context.Context, schemaNamed, riverNamed bool) (*Ins
 // Detach removes an installation's triggers, functions and views. Its tables stay, with the dead letters in them, unless
 // dropData. It needs to own the functions, and not River's tables. What it leaves, it says.
 func (m *Migrator) Detach(ctx context.Context, of Installation, dropData bool) (*Detached, error) {
+	ctx = Unbounded(ctx)
 	m = &Migrator{Pool: m.Pool, Logger: m.Logger, Schemas: Schemas{DLQ: of.Schema, River: of.River}}
 	if m.Schemas.River == "" {
 		m.Schemas.River = DefaultRiverSchema

@@ -89,6 +89,7 @@ func (s MigrationStatus) Current() bool {
 
 // Up applies River's migrations and dlqd's, and installs dlqd's functions, views and triggers.
 func (m *Migrator) Up(ctx context.Context) error {
+	ctx = Unbounded(ctx)
 	return m.exclusively(ctx, func() error {
 		status, err := m.status(ctx)
 		if err != nil {
@@ -114,6 +115,7 @@ func (m *Migrator) Up(ctx context.Context) error {
 // Down takes back dlqd's last migration. Functions, views and triggers go first: they are of the newer tables. Once
 // no migration of dlqd's is left, and River was made by [Migrator.Up], River's tables go too.
 func (m *Migrator) Down(ctx context.Context) error {
+	ctx = Unbounded(ctx)
 	return m.exclusively(ctx, func() error {
 		status, err := m.status(ctx)
 		if err != nil {
@@ -338,7 +340,7 @@ func (m *Migrator) status(ctx context.Context) (MigrationStatus, error) {
 	if has, err := m.hasTable(ctx, m.Schemas.DLQ, MigrationTable); err != nil || !has {
 		return s, err
 	}
-	if err := m.Pool.QueryRow(ctx, "SELECT coalesce(max(version_id), 0) FROM "+m.Schemas.DLQ+"."+MigrationTable+" WHERE is_applied").Scan(&s.Version); err != nil {
+	if s.Version, err = SchemaVersion(ctx, m.Schemas.Rendered(m.Pool)); err != nil {
 		return s, err
 	}
 	if s.Version == 0 {
@@ -491,4 +493,10 @@ func position(err error, sql string) string {
 		return ""
 	}
 	return fmt.Sprintf(" (line %d)", 1+strings.Count(sql[:pgErr.Position], "\n"))
+}
+
+// SchemaVersion is the version of dlqd's schema, which must be there: the number of its last migration.
+func SchemaVersion(ctx context.Context, db DB) (version int64, err error) {
+	err = db.QueryRow(ctx, "SELECT coalesce(max(version_id), 0) FROM dlq."+MigrationTable+" WHERE is_applied").Scan(&version)
+	return version, err
 }

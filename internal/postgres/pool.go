@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"strings"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -25,8 +26,12 @@ func ProcessName() string {
 }
 
 // Open opens a pool and makes sure that the server answers and is of a supported version. Passwords in url do not
-// appear in errors (pgx redacts them).
+// appear in errors (pgx redacts them). Statements of the pool have a deadline: see [DefaultTimeout].
 func Open(ctx context.Context, url string, maxConns int32) (*pgxpool.Pool, error) {
+	return openLimited(ctx, url, maxConns, DefaultTimeout)
+}
+
+func openLimited(ctx context.Context, url string, maxConns int32, limit time.Duration) (*pgxpool.Pool, error) {
 	config, err := pgxpool.ParseConfig(url)
 	if err != nil {
 		return nil, fmt.Errorf("database URL: %w", err)
@@ -37,6 +42,7 @@ func Open(ctx context.Context, url string, maxConns int32) (*pgxpool.Pool, error
 	if config.ConnConfig.RuntimeParams["application_name"] == "" {
 		config.ConnConfig.RuntimeParams["application_name"] = "dlqd"
 	}
+	config.ConnConfig.Tracer = timeouts{limit}
 	// A job that a policy hides would look like one that is gone: with row_security off, that is an error instead.
 	config.ConnConfig.RuntimeParams["row_security"] = "off"
 	pool, version, err := open(ctx, config)

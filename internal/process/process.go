@@ -10,7 +10,8 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/dlqd/dlqd/internal/background"
-	"github.com/dlqd/dlqd/internal/dbsqlc"
+	"github.com/dlqd/dlqd/internal/postgres"
+	"github.com/dlqd/dlqd/internal/process/internal/dbsqlc"
 )
 
 const (
@@ -26,10 +27,10 @@ const (
 
 // Config is what a [Process] needs.
 type Config struct {
-	Queries *dbsqlc.Queries
-	Name    string   // host and process id
-	Version string   // of the program
-	Parts   []string // that it runs
+	DB      postgres.DB // with the schemas' names put into queries
+	Name    string      // host and process id
+	Version string      // of the program
+	Parts   []string    // that it runs
 	// Queues are those whose messages it delivers at the moment; nil for none.
 	Queues func() []string
 }
@@ -60,7 +61,7 @@ func (p *Process) Once(ctx context.Context) error {
 	if p.config.Queues != nil {
 		queues = append(queues, p.config.Queues()...)
 	}
-	if err := p.config.Queries.SeeProcess(ctx, dbsqlc.SeeProcessParams{
+	if err := dbsqlc.New(p.config.DB).SeeProcess(ctx, dbsqlc.SeeProcessParams{
 		ID: p.id, Name: p.config.Name, Version: p.config.Version, Parts: p.config.Parts, Queues: queues, ForgetAfter: forgetAfter,
 	}); err != nil {
 		return fmt.Errorf("processes: %w", err)
@@ -73,7 +74,7 @@ func (p *Process) Stop(ctx context.Context) error {
 	p.gone.Store(true)
 	ctx, cancel := context.WithTimeout(ctx, Interval)
 	defer cancel()
-	if err := p.config.Queries.StopProcess(ctx, p.id); err != nil {
+	if err := dbsqlc.New(p.config.DB).StopProcess(ctx, p.id); err != nil {
 		return fmt.Errorf("processes: %w", err)
 	}
 	return nil

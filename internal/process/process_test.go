@@ -9,7 +9,6 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
-	"github.com/dlqd/dlqd/internal/dbsqlc"
 	"github.com/dlqd/dlqd/internal/postgres"
 	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
 	"github.com/dlqd/dlqd/internal/process"
@@ -32,22 +31,22 @@ func (c *counted) Query(ctx context.Context, sql string, args ...any) (pgx.Rows,
 type bundle struct {
 	*testing.T
 
-	db      *counted
-	queries *dbsqlc.Queries
-	queues  *process.Queues
+	db       *counted
+	rendered postgres.DB
+	queues   *process.Queues
 }
 
 func setup(t *testing.T) *bundle {
 	t.Helper()
 	b := &bundle{T: t, db: &counted{Pool: postgrestest.Pool(t)}}
-	b.queries = dbsqlc.New(postgres.DefaultSchemas().Rendered(b.db))
-	b.queues = process.NewQueues(b.queries)
+	b.rendered = postgres.DefaultSchemas().Rendered(b.db)
+	b.queues = process.NewQueues(b.rendered)
 	return b
 }
 
 func (b *bundle) start(queues ...string) *process.Process {
 	b.Helper()
-	p := process.New(process.Config{Queries: b.queries, Name: "host/1", Version: "1", Parts: []string{"process"}, Queues: func() []string { return queues }})
+	p := process.New(process.Config{DB: b.rendered, Name: "host/1", Version: "1", Parts: []string{"process"}, Queues: func() []string { return queues }})
 	require.NoError(b, p.Once(b.Context()))
 	return p
 }
@@ -82,13 +81,13 @@ func TestQueues(t *testing.T) {
 
 	require.NoError(t, first.Stop(t.Context()))
 	require.NoError(t, first.Once(t.Context()), "a round that was under way does not bring it back")
-	b.queues = process.NewQueues(b.queries)
+	b.queues = process.NewQueues(b.rendered)
 	work, worked = b.of("mail")
 	require.Equal(t, process.Away, work)
 	require.Equal(t, []string{"billing"}, worked)
 
 	b.exec("UPDATE dlq.processes SET seen_at = now() - interval '2 minutes' WHERE 'billing' = ANY (queues)")
-	b.queues = process.NewQueues(b.queries)
+	b.queues = process.NewQueues(b.rendered)
 	work, worked = b.of("billing")
 	require.Equal(t, process.Away, work, "it died")
 	require.Empty(t, worked)

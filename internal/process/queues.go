@@ -8,7 +8,8 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/dlqd/dlqd/internal/dbsqlc"
+	"github.com/dlqd/dlqd/internal/postgres"
+	"github.com/dlqd/dlqd/internal/process/internal/dbsqlc"
 )
 
 const (
@@ -44,9 +45,9 @@ type answer struct {
 	err   error
 }
 
-// NewQueues returns a Queues that asks by queries.
-func NewQueues(queries *dbsqlc.Queries) *Queues {
-	return &Queues{queries: queries, asking: make(chan struct{}, 1)}
+// NewQueues returns a Queues that asks db.
+func NewQueues(db postgres.DB) *Queues {
+	return &Queues{queries: dbsqlc.New(db), asking: make(chan struct{}, 1)}
 }
 
 // Of says whether a queue is worked, and which ones are. A queue is not called away or unworked by an answer that is older
@@ -100,4 +101,9 @@ func (q *Queues) ask(ctx context.Context, after time.Time) (*answer, error) {
 	a.err = err
 	q.latest.Store(a)
 	return a, err
+}
+
+// SharedQueues are those of some queues that others work, too.
+func SharedQueues(ctx context.Context, db postgres.DB, queues []string) ([]string, error) {
+	return dbsqlc.New(db).SharedQueues(ctx, queues)
 }

@@ -15,10 +15,11 @@ import (
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 
-	"github.com/dlqd/dlqd/internal/dbsqlc"
 	"github.com/dlqd/dlqd/internal/deadletter"
 	"github.com/dlqd/dlqd/internal/message"
 	"github.com/dlqd/dlqd/internal/policy"
+	"github.com/dlqd/dlqd/internal/postgres"
+	"github.com/dlqd/dlqd/internal/replay/internal/dbsqlc"
 	"github.com/dlqd/dlqd/internal/strategy"
 )
 
@@ -134,18 +135,29 @@ func conditionsOfStart() *policy.Conditions {
 	return &policy.Conditions{Breaker: &yes, Probe: &yes, ConnectionsBelow: &most}
 }
 
+// transaction is a transaction, and the queries on replay runs in it.
+type transaction struct {
+	*dbsqlc.Queries
+	postgres.DB
+}
+
+// inTx runs fn in a transaction of [deadletter.Store.InTx].
+func inTx(ctx context.Context, store *deadletter.Store, fn func(tx transaction) error) error {
+	return store.InTx(ctx, func(db postgres.DB) error { return fn(transaction{dbsqlc.New(db), db}) })
+}
+
 // Preview says what a run would do, and changes nothing.
 func (r *Replayer) Preview(ctx context.Context, in *Request) (*Preview, error) {
 	if err := in.Patch.Validate(); err != nil {
 		return nil, &deadletter.MoveError{Kind: deadletter.ErrInvalid, Detail: err.Error()}
 	}
 	p := &Preview{ByErrorType: map[string]int64{}, ByQueue: map[string]int64{}, ByAge: map[string]int64{}, Unhealthy: []string{}, Samples: []Sample{}}
-	err := r.Store.InTx(ctx, func(q *dbsqlc.Queries, _ pgx.Tx) error {
-		filter, err := q.Replayable(ctx, in.Filter)
+	err := inTx(ctx, r.Store, func(tx transaction) error {
+		filter, err := tx.Replayable(ctx, in.Filter)
 		if err != nil {
 			return err
 		}
-		rows, err := q.Preview(ctx, filter)
+		rows, err := tx.PreviewReplay(ctx, filter)
 		if err != nil {
 			return err
 		}
@@ -155,11 +167,11 @@ func (r *Replayer) Preview(ctx context.Context, in *Request) (*Preview, error) {
 			p.ByQueue[row.Queue] += row.Entries
 			p.ByAge[row.Age] += row.Entries
 		}
-		ids, err := q.FindIDs(ctx, dbsqlc.FindIDsParams{Filter: filter, MaxEntries: maxSamples, NewestFirst: in.NewestFirst})
+		ids, err := tx.FindIDs(ctx, dbsqlc.FindIDsParams{Filter: filter, MaxEntries: maxSamples, NewestFirst: in.NewestFirst})
 		if err != nil {
 			return err
 		}
-		events, err := q.Events(ctx, ids)
+		events, err := tx.Events(ctx, ids)
 		for _, e := range events {
 			p.Samples = append(p.Samples, in.Patch.sample(&e))
 		}
@@ -238,13 +250,13 @@ func (r *Replayer) Start(ctx context.Context, in *Request) (*Run, error) {
 		return nil, &deadletter.MoveError{Kind: deadletter.ErrInvalid, Detail: err.Error()}
 	}
 	params := dbsqlc.StartReplayParams{
-		Filter: in.Filter, Actor: in.Act.Actor, Note: optional(in.Act.Note), AllEntries: in.All, NewestFirst: in.NewestFirst, BatchSize: int32(in.BatchSize),
-		Rate: optional(in.Rate), Concurrency: optional(int32(in.Concurrency)), Patch: in.Patch.JSONPatch, MergePatch: in.Patch.MergePatch,
-		Queue: optional(in.Queue), Force: in.Force, StopAt: in.StopAt, StopOf: stopOf,
+		Filter: in.Filter, Actor: in.Act.Actor, Note: in.Act.Note, AllEntries: in.All, NewestFirst: in.NewestFirst, BatchSize: int32(in.BatchSize),
+		Rate: in.Rate, Concurrency: int32(in.Concurrency), Patch: in.Patch.JSONPatch, MergePatch: in.Patch.MergePatch,
+		Queue: in.Queue, Force: in.Force, StopAt: in.StopAt, StopOf: stopOf,
 	}
 	var id uuid.UUID
-	err := r.Store.InTx(ctx, func(q *dbsqlc.Queries, _ pgx.Tx) (err error) {
-		id, err = q.StartReplay(ctx, params)
+	err := inTx(ctx, r.Store, func(tx transaction) (err error) {
+		id, err = tx.StartReplay(ctx, params)
 		return err
 	})
 	if err != nil {
@@ -262,7 +274,7 @@ func (r *Replayer) wake() {
 
 // Get returns a run and how far it has come.
 func (r *Replayer) Get(ctx context.Context, id uuid.UUID) (*Run, error) {
-	row, err := r.Store.Queries().ReplayRun(ctx, id)
+	row, err := dbsqlc.New(r.Store.DB()).ReplayRun(ctx, id)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return nil, &deadletter.MoveError{Kind: deadletter.ErrNotFound, Detail: fmt.Sprintf("replay run %s: there is no such run", id)}
 	}
@@ -285,7 +297,7 @@ func (r *Replayer) Get(ctx context.Context, id uuid.UUID) (*Run, error) {
 
 // List returns the newest runs.
 func (r *Replayer) List(ctx context.Context, most int) ([]*Run, error) {
-	ids, err := r.Store.Queries().ReplayRuns(ctx, int32(most))
+	ids, err := dbsqlc.New(r.Store.DB()).ReplayRuns(ctx, int32(most))
 	if err != nil {
 		return nil, err
 	}
@@ -301,18 +313,10 @@ func (r *Replayer) List(ctx context.Context, most int) ([]*Run, error) {
 // Steer pauses, resumes or cancels a run.
 func (r *Replayer) Steer(ctx context.Context, id uuid.UUID, verb, actor string) error {
 	defer r.wake()
-	return deadletter.Named(r.Store.Queries().MoveReplay(ctx, dbsqlc.MoveReplayParams{Verb: verb, ID: id, Actor: actor}))
+	return deadletter.Named(dbsqlc.New(r.Store.DB()).MoveReplay(ctx, dbsqlc.MoveReplayParams{Verb: verb, ID: id, Actor: actor}))
 }
 
 // SetRate changes the rate of a run that has not ended; 0 is as fast as it goes.
 func (r *Replayer) SetRate(ctx context.Context, id uuid.UUID, perSecond float64) error {
-	return deadletter.Named(r.Store.Queries().SetReplayRate(ctx, dbsqlc.SetReplayRateParams{ID: id, Rate: optional(perSecond)}))
-}
-
-func optional[T comparable](v T) *T {
-	var zero T
-	if v == zero {
-		return nil
-	}
-	return &v
+	return deadletter.Named(dbsqlc.New(r.Store.DB()).SetReplayRate(ctx, dbsqlc.SetReplayRateParams{ID: id, Rate: perSecond}))
 }

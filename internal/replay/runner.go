@@ -12,9 +12,10 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/dlqd/dlqd/internal/background"
-	"github.com/dlqd/dlqd/internal/dbsqlc"
 	"github.com/dlqd/dlqd/internal/deadletter"
+	"github.com/dlqd/dlqd/internal/pace"
 	"github.com/dlqd/dlqd/internal/postgres"
+	"github.com/dlqd/dlqd/internal/replay/internal/dbsqlc"
 )
 
 const (
@@ -73,7 +74,7 @@ func (r *Runner) Loop() *background.Loop {
 
 // RunOnce takes every active run one batch further, and returns the most that happened to any.
 func (r *Runner) RunOnce(ctx context.Context) (progress, error) {
-	runs, err := r.store.Queries().ActiveReplays(ctx)
+	runs, err := dbsqlc.New(r.store.DB()).ActiveReplays(ctx)
 	if err != nil {
 		return idle, err
 	}
@@ -100,15 +101,15 @@ const maxCareful = 10_000
 func (r *Runner) batch(ctx context.Context, id uuid.UUID) (p progress, err error) {
 	careful := r.careful[id] > 0
 	var refused uuid.UUID
-	err = r.store.InTx(ctx, func(q *dbsqlc.Queries, _ pgx.Tx) error {
-		run, err := q.LockReplay(ctx, id)
+	err = inTx(ctx, r.store, func(tx transaction) error {
+		run, err := tx.LockReplay(ctx, id)
 		if errors.Is(err, pgx.ErrNoRows) {
 			return nil // another process has it, or it is not running any more
 		}
 		if err != nil {
 			return err
 		}
-		size, next, err := r.room(ctx, q, &run, careful)
+		size, next, err := r.room(ctx, tx, &run, careful)
 		if err != nil || size == 0 {
 			p = next
 			return err
@@ -118,20 +119,20 @@ func (r *Runner) batch(ctx context.Context, id uuid.UUID) (p progress, err error
 			steps = max(1, commitEntries/size)
 		}
 		for step := range steps {
-			ids, err := r.next(ctx, q, &run, size)
+			ids, err := r.next(ctx, tx, &run, size)
 			if err != nil {
 				return err
 			}
 			if len(ids) == 0 && step == 0 {
 				delete(r.ahead, id)
-				return r.finish(ctx, q, id)
+				return r.finish(ctx, tx, id)
 			}
 			if len(ids) == 0 {
 				return nil
 			}
 			refused = ids[len(ids)-1]
 			p = sent
-			if err := r.send(ctx, q, &run, ids); err != nil {
+			if err := r.send(ctx, tx, &run, ids); err != nil {
 				return err
 			}
 			run.Cursor = &ids[len(ids)-1]
@@ -150,14 +151,14 @@ func (r *Runner) batch(ctx context.Context, id uuid.UUID) (p progress, err error
 
 // next are the entries of the next batch. For a run without a pace, those of a few batches are found at once: a search is
 // planned anew each time, which takes as long as sending a dozen back.
-func (r *Runner) next(ctx context.Context, q *dbsqlc.Queries, run *dbsqlc.LockReplayRow, size int) ([]uuid.UUID, error) {
+func (r *Runner) next(ctx context.Context, tx transaction, run *dbsqlc.LockReplayRow, size int) ([]uuid.UUID, error) {
 	look := size
 	if withoutPace(run) {
 		look = max(size, aheadEntries)
 	}
 	known := r.ahead[run.ID]
 	if len(known.ids) == 0 || !equal(known.after, run.Cursor) { // another process has taken the run further, or a batch was rolled back
-		ids, err := q.FindIDs(ctx, dbsqlc.FindIDsParams{Filter: run.Filter, MaxEntries: int32(look), After: run.Cursor, NewestFirst: run.NewestFirst, Below: &run.Cutoff})
+		ids, err := tx.FindIDs(ctx, dbsqlc.FindIDsParams{Filter: run.Filter, MaxEntries: int32(look), After: run.Cursor, NewestFirst: run.NewestFirst, Below: &run.Cutoff})
 		if err != nil || len(ids) == 0 {
 			return nil, err
 		}
@@ -173,18 +174,18 @@ func withoutPace(run *dbsqlc.LockReplayRow) bool { return run.Rate == nil && run
 func equal(a, b *uuid.UUID) bool { return a != nil && b != nil && *a == *b }
 
 // room says how many entries may go now, and if none, why.
-func (r *Runner) room(ctx context.Context, q *dbsqlc.Queries, run *dbsqlc.LockReplayRow, careful bool) (size int, otherwise progress, err error) {
+func (r *Runner) room(ctx context.Context, tx transaction, run *dbsqlc.LockReplayRow, careful bool) (size int, otherwise progress, err error) {
 	if run.Ended >= int64(run.StopOf) && 100*float64(run.Failed) >= run.StopAt*float64(run.Ended) {
 		reason := fmt.Sprintf("%d of the last %d redeliveries failed; look at them, and resume the run or cancel it", run.Failed, run.Ended)
 		r.logger.Warn("replay run stopped", "run", run.ID, "reason", reason)
-		return 0, idle, q.EndReplay(ctx, dbsqlc.EndReplayParams{ID: run.ID, Status: "stopped", Reason: reason})
+		return 0, idle, tx.EndReplay(ctx, dbsqlc.EndReplayParams{ID: run.ID, Status: "stopped", Reason: reason})
 	}
 	size = int(run.BatchSize)
 	if careful {
 		size = 1
 	}
 	if run.Concurrency != nil {
-		underWay, err := q.ReplayUnderWay(ctx, run.ID)
+		underWay, err := tx.ReplayUnderWay(ctx, run.ID)
 		if err != nil {
 			return 0, idle, err
 		}
@@ -194,49 +195,49 @@ func (r *Runner) room(ctx context.Context, q *dbsqlc.Queries, run *dbsqlc.LockRe
 	}
 	if run.Rate != nil {
 		step := paceStep
-		place, err := q.ReservePace(ctx, dbsqlc.ReservePaceParams{Name: "replay:" + run.ID.String(), Rate: *run.Rate, Count: int32(size), Now: time.Now(), Within: &step})
-		if err != nil || place.Granted == 0 {
+		places, err := pace.Reserve(ctx, tx, "replay:"+run.ID.String(), *run.Rate, size, time.Now(), &step)
+		if err != nil || places.Granted == 0 {
 			return 0, held, err
 		}
-		size = int(place.Granted)
+		size = places.Granted
 	}
 	return size, sent, nil
 }
 
 // finish ends a run that has nothing left to send, once all of it has ended.
-func (r *Runner) finish(ctx context.Context, q *dbsqlc.Queries, id uuid.UUID) error {
-	underWay, err := q.ReplayUnderWay(ctx, id)
+func (r *Runner) finish(ctx context.Context, tx transaction, id uuid.UUID) error {
+	underWay, err := tx.ReplayUnderWay(ctx, id)
 	if err != nil || underWay > 0 {
 		return err
 	}
-	return q.EndReplay(ctx, dbsqlc.EndReplayParams{ID: id, Status: "completed", Reason: "every entry was replayed or skipped"})
+	return tx.EndReplay(ctx, dbsqlc.EndReplayParams{ID: id, Status: "completed", Reason: "every entry was replayed or skipped"})
 }
 
 // send sends a batch back. Entries whose patch does not apply are skipped.
-func (r *Runner) send(ctx context.Context, q *dbsqlc.Queries, run *dbsqlc.LockReplayRow, ids []uuid.UUID) error {
+func (r *Runner) send(ctx context.Context, tx transaction, run *dbsqlc.LockReplayRow, ids []uuid.UUID) error {
 	step := dbsqlc.ReplayStepParams{ID: run.ID, Ids: ids, Skipped: []uuid.UUID{}, Why: []string{}}
 	if run.Patch != nil || run.MergePatch != nil {
-		if err := r.edit(ctx, q, run, ids, func(id uuid.UUID, why string) {
+		if err := r.edit(ctx, tx, run, ids, func(id uuid.UUID, why string) {
 			step.Skipped, step.Why = append(step.Skipped, id), append(step.Why, why)
 		}); err != nil {
 			return err
 		}
 	}
-	return q.ReplayStep(ctx, step)
+	return tx.ReplayStep(ctx, step)
 }
 
 // skip passes over an entry that the database refuses to send back.
 func (r *Runner) skip(ctx context.Context, run, entry uuid.UUID, refusal error) error {
-	return r.store.InTx(ctx, func(q *dbsqlc.Queries, _ pgx.Tx) error {
-		return q.ReplayStep(ctx, dbsqlc.ReplayStepParams{
+	return inTx(ctx, r.store, func(tx transaction) error {
+		return tx.ReplayStep(ctx, dbsqlc.ReplayStepParams{
 			ID: run, Ids: []uuid.UUID{entry}, Skipped: []uuid.UUID{entry}, Why: []string{"the database refused it: " + strings.ToValidUTF8(refusal.Error(), "?")},
 		})
 	})
 }
 
 // edit patches the payloads of entries. skip gets those to which the patch does not apply.
-func (r *Runner) edit(ctx context.Context, q *dbsqlc.Queries, run *dbsqlc.LockReplayRow, ids []uuid.UUID, skip func(uuid.UUID, string)) error {
-	events, err := q.Events(ctx, ids)
+func (r *Runner) edit(ctx context.Context, tx transaction, run *dbsqlc.LockReplayRow, ids []uuid.UUID, skip func(uuid.UUID, string)) error {
+	events, err := tx.Events(ctx, ids)
 	if err != nil {
 		return err
 	}
@@ -250,5 +251,5 @@ func (r *Runner) edit(ctx context.Context, q *dbsqlc.Queries, run *dbsqlc.LockRe
 		edits.Ids = append(edits.Ids, e.ID)
 		edits.Events = append(edits.Events, edited)
 	}
-	return q.EditEvents(ctx, edits)
+	return tx.EditEvents(ctx, edits)
 }

@@ -11,14 +11,12 @@ import (
 	"log/slog"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-
 	"github.com/dlqd/dlqd/internal/archive"
 	"github.com/dlqd/dlqd/internal/background"
-	"github.com/dlqd/dlqd/internal/dbsqlc"
 	"github.com/dlqd/dlqd/internal/deadletter"
 	"github.com/dlqd/dlqd/internal/policy"
 	"github.com/dlqd/dlqd/internal/postgres"
+	"github.com/dlqd/dlqd/internal/retention/internal/dbsqlc"
 )
 
 const (
@@ -65,8 +63,8 @@ func (k *Keeper) Loop() *background.Loop {
 // Run enforces the retention once. A partition that could not be archived or dropped is left for the next round, and the
 // others go on.
 func (k *Keeper) Run(ctx context.Context) (done Done, err error) {
-	err = k.Store.InTx(ctx, func(q *dbsqlc.Queries, _ pgx.Tx) error {
-		if locked, err := q.LockRetention(ctx); err != nil || !locked {
+	err = k.Store.InTx(ctx, func(tx postgres.DB) error {
+		if locked, err := dbsqlc.New(tx).LockRetention(ctx); err != nil || !locked {
 			return err
 		}
 		return k.run(ctx, &done)
@@ -85,14 +83,14 @@ func (k *Keeper) run(ctx context.Context, done *Done) error {
 		return err
 	}
 	if err := k.steps(func() (int, error) {
-		aged, err := k.Store.Queries().AgeOut(ctx, dbsqlc.AgeOutParams{Periods: periods, MaxEntries: batchSize, Now: now})
+		aged, err := dbsqlc.New(k.Store.DB()).AgeOut(ctx, dbsqlc.AgeOutParams{Periods: periods, MaxEntries: batchSize, Now: now})
 		done.AgedOut += int(aged)
 		return int(aged), err
 	}); err != nil {
 		return err
 	}
 
-	partitions, err := k.Store.Queries().ExpiredPartitions(ctx, dbsqlc.ExpiredPartitionsParams{Periods: periods, Audit: rules.Data.AuditRetention, Now: now})
+	partitions, err := dbsqlc.New(k.Store.DB()).ExpiredPartitions(ctx, dbsqlc.ExpiredPartitionsParams{Periods: periods, Audit: rules.Data.AuditRetention, Now: now})
 	if err != nil {
 		return err
 	}
@@ -130,7 +128,7 @@ func (k *Keeper) steps(step func() (int, error)) error {
 // letGo writes a partition to the archive, as far as it is not there yet, and drops it.
 func (k *Keeper) letGo(ctx context.Context, partition string, ofAudit bool, policyVersion string) (archived int64, err error) {
 	if k.Archive == nil {
-		return 0, deadletter.Named(k.Store.Queries().DropPartition(ctx, dbsqlc.DropPartitionParams{Name: partition}))
+		return 0, deadletter.Named(dbsqlc.New(k.Store.DB()).DropPartition(ctx, dbsqlc.DropPartitionParams{Name: partition}))
 	}
 	m, err := k.manifest(ctx, partition, partition, policyVersion)
 	if err != nil {
@@ -140,12 +138,13 @@ func (k *Keeper) letGo(ctx context.Context, partition string, ofAudit bool, poli
 	if err != nil {
 		return 0, err
 	}
-	return held.Written, deadletter.Named(k.Store.Queries().DropPartition(ctx, dbsqlc.DropPartitionParams{Name: partition, ArchivedRows: &held.Rows, Hash: &held.Hash}))
+	return held.Written, deadletter.Named(dbsqlc.New(k.Store.DB()).DropPartition(ctx, dbsqlc.DropPartitionParams{Name: partition, ArchivedRows: &held.Rows, Hash: &held.Hash}))
 }
 
 // letGoSingly writes a batch of entries to the archive and deletes them. Their rows are locked meanwhile.
 func (k *Keeper) letGoSingly(ctx context.Context, periods json.RawMessage, now time.Time, policyVersion string) (deleted, archived int, err error) {
-	err = k.Store.InTx(ctx, func(q *dbsqlc.Queries, tx pgx.Tx) error {
+	err = k.Store.InTx(ctx, func(tx postgres.DB) error {
+		q := dbsqlc.New(tx)
 		ids, err := q.ExpiredEntries(ctx, dbsqlc.ExpiredEntriesParams{Periods: periods, MaxEntries: batchSize, Now: now})
 		if err != nil || len(ids) == 0 {
 			return err
@@ -155,7 +154,7 @@ func (k *Keeper) letGoSingly(ctx context.Context, periods json.RawMessage, now t
 			if err != nil {
 				return err
 			}
-			if err := k.Archive.Rows(ctx, k.Store, tx, m, ids); err != nil {
+			if err := k.Archive.Rows(ctx, tx, m, ids); err != nil {
 				return err
 			}
 			archived = len(ids)

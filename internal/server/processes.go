@@ -15,7 +15,7 @@ func (s *Server) register(ctx context.Context) error {
 		worked = s.river.Worked
 	}
 	s.process = process.New(process.Config{
-		Queries: s.store.Queries(), Name: postgres.ProcessName(), Version: api.Version, Parts: s.parts(), Queues: worked,
+		DB: s.store.DB(), Name: postgres.ProcessName(), Version: api.Version, Parts: s.parts(), Queues: worked,
 	})
 	if err := s.process.Once(ctx); err != nil {
 		return err

@@ -161,7 +161,7 @@ func (s *Server) start(ctx context.Context) error {
 			return fmt.Errorf("%w; say with --archive where closed dead letters go before they are dropped, or \"none\"", err)
 		}
 	}
-	s.metrics.WatchBacklog(s.store, s.pool, s.config.Schemas, s.logger)
+	s.metrics.WatchBacklog(s.store, s.config.Schemas, s.logger)
 
 	if err := s.startJudgement(ctx); err != nil {
 		return err
@@ -195,7 +195,7 @@ func (s *Server) start(ctx context.Context) error {
 // startJudgement starts what all parts ask: the policy, the circuit breakers, and the conditions.
 func (s *Server) startJudgement(ctx context.Context) error {
 	s.breakers = breaker.New(breaker.Config{
-		Queries: s.store.Queries(), Policy: s.policy, Actor: postgres.ProcessName(), Logger: s.logger,
+		DB: s.store.DB(), Policy: s.policy, Actor: postgres.ProcessName(), Logger: s.logger,
 	})
 	s.conditions = conditions.New(conditions.Config{
 		DB: s.pool, Policy: s.policy, Breakers: s.breakers, Measure: s.config.Measure,
@@ -256,12 +256,14 @@ func (s *Server) openDatabase(ctx context.Context) error {
 
 func (s *Server) startProcessing(ctx context.Context) error {
 	s.delivery = delivery.NewWorker(delivery.Config{
-		Planner: s.planner.Load, Breakers: s.breakers, Queries: s.store.Queries(), Observe: s.metrics.ObserveDelivery,
+		Planner: s.planner.Load, Breakers: s.breakers, DB: s.store.DB(), Observe: s.metrics.ObserveDelivery,
 	})
 	var err error
 	var shared func(context.Context, []string) ([]string, error)
 	if s.attached {
-		shared = s.store.Queries().SharedQueues
+		shared = func(ctx context.Context, queues []string) ([]string, error) {
+			return process.SharedQueues(ctx, s.store.DB(), queues)
+		}
 	}
 	if s.river, err = delivery.NewClient(ctx, delivery.ClientConfig{
 		Pool: s.pool, Schemas: s.config.Schemas, Policy: s.policy, Worker: s.delivery, Logger: s.logger.With("part", "processing"),
@@ -274,7 +276,7 @@ func (s *Server) startProcessing(ctx context.Context) error {
 		return fmt.Errorf("processing: %w", err)
 	}
 	s.queues = s.river.Loop()
-	releaser := &delivery.Releaser{Queries: s.store.Queries(), Policy: s.policy, Breakers: s.breakers, Logger: s.logger}
+	releaser := &delivery.Releaser{DB: s.store.DB(), Policy: s.policy, Breakers: s.breakers, Logger: s.logger}
 	s.loops.Add(s.queues, releaser.Loop())
 	return nil
 }
@@ -311,8 +313,7 @@ func (s *Server) keepHouse() {
 		background.New(background.Config{
 			Name: "ordered-places", Interval: postgres.PartitionInterval, Timeout: forgetTimeout, Failing: "places of ordered messages whose work is done are not taken away",
 			Once: background.Each(func(ctx context.Context) error {
-				_, err := s.store.Queries().ForgetOrdered(ctx)
-				return err
+				return delivery.ForgetOrdered(ctx, s.store.DB())
 			}),
 		}),
 		keeper.Loop(),
@@ -348,7 +349,7 @@ func (s *Server) startAPI(ctx context.Context) error {
 	var err error
 	var worked *process.Queues
 	if s.attached {
-		worked = process.NewQueues(s.store.Queries())
+		worked = process.NewQueues(s.store.DB())
 	}
 	s.ingester, err = ingest.New(ingest.Config{
 		Pool: s.pool, Schemas: s.config.Schemas, Policy: s.policy, Breakers: s.breakers, Logger: s.logger, Observe: s.metrics.ObserveInsert,

@@ -12,10 +12,11 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/dlqd/dlqd/internal/automatic"
-	"github.com/dlqd/dlqd/internal/dbsqlc"
+	"github.com/dlqd/dlqd/internal/pace"
 	"github.com/dlqd/dlqd/internal/policy"
 	"github.com/dlqd/dlqd/internal/postgres"
 	"github.com/dlqd/dlqd/internal/strategy"
+	"github.com/dlqd/dlqd/internal/worker/internal/dbsqlc"
 	"github.com/dlqd/dlqd/riverdlq"
 )
 
@@ -46,18 +47,18 @@ type gate struct {
 	hold   time.Duration // how long it stays shut when the probes failed
 	why    string        // they may go now
 	// claim locks up to so many of the entries.
-	claim func(ctx context.Context, q *dbsqlc.Queries, most int) ([]uuid.UUID, error)
+	claim func(ctx context.Context, tx transaction, most int) ([]uuid.UUID, error)
 }
 
 // Gates looks once at every queue with entries that wait for a condition, and releases those whose conditions hold; and
 // at the smart retries that are on their way.
 func (w *Worker) Gates(ctx context.Context) error {
 	var queues, smart []string
-	err := w.config.Store.InTx(ctx, func(q *dbsqlc.Queries, _ pgx.Tx) (err error) {
-		if queues, err = q.WaitingQueues(ctx); err != nil {
+	err := inTx(ctx, w.config.Store, func(tx transaction) (err error) {
+		if queues, err = tx.WaitingQueues(ctx); err != nil {
 			return err
 		}
-		smart, err = q.SmartGates(ctx)
+		smart, err = tx.SmartGates(ctx)
 		return err
 	})
 	if err != nil {
@@ -78,15 +79,15 @@ func (w *Worker) Gates(ctx context.Context) error {
 }
 
 func (w *Worker) conditionGate(ctx context.Context, queue string) error {
-	err := w.observed(ctx, func(q *dbsqlc.Queries, tx pgx.Tx, counts map[string]int) error {
-		by, err := w.judge(ctx, q)
+	err := w.observed(ctx, func(tx transaction, counts map[string]int) error {
+		by, err := w.judge(ctx, tx)
 		if err != nil || by.switches.Stopped != nil {
 			return err
 		}
 		planner := by.planner
 		// on claims entries that may go by themselves. The others are put aside, so that they do not hold up anybody.
-		on := func(ctx context.Context, q *dbsqlc.Queries, most int) ([]dbsqlc.ClaimWaitingRow, error) {
-			rows, err := q.ClaimWaiting(ctx, dbsqlc.ClaimWaitingParams{Queue: queue, MaxEntries: int32(most)})
+		on := func(ctx context.Context, tx transaction, most int) ([]dbsqlc.ClaimWaitingRow, error) {
+			rows, err := tx.ClaimWaiting(ctx, dbsqlc.ClaimWaitingParams{Queue: queue, MaxEntries: int32(most)})
 			if err != nil {
 				return nil, err
 			}
@@ -94,12 +95,12 @@ func (w *Worker) conditionGate(ctx context.Context, queue string) error {
 			rows = slices.DeleteFunc(rows, func(row dbsqlc.ClaimWaitingRow) bool {
 				return aside.unlessOn(row.ID, now, by.switches.Of(waitingSwitched(&row)))
 			})
-			return rows, aside.write(ctx, q, w.actor, counts)
+			return rows, aside.write(ctx, tx, w.actor, counts)
 		}
 		// The first entry stands for the queue: the others are asked when they are claimed.
-		rows, err := on(ctx, q, 1)
+		rows, err := on(ctx, tx, 1)
 		if err == nil && len(rows) == 0 {
-			if rows, err = on(ctx, q, maxRelease); len(rows) > 1 {
+			if rows, err = on(ctx, tx, maxRelease); len(rows) > 1 {
 				rows = rows[:1]
 			}
 		}
@@ -112,8 +113,8 @@ func (w *Worker) conditionGate(ctx context.Context, queue string) error {
 		}
 		g := &gate{
 			name: "conditions:" + queue, pace: planner.Policy().PaceOf(queue), probes: planner.Probes(first), hold: gateHold, why: "its conditions hold",
-			claim: func(ctx context.Context, q *dbsqlc.Queries, most int) ([]uuid.UUID, error) {
-				rows, err := on(ctx, q, most)
+			claim: func(ctx context.Context, tx transaction, most int) ([]uuid.UUID, error) {
+				rows, err := on(ctx, tx, most)
 				var ids []uuid.UUID
 				for i := range rows {
 					if planner.Unmet(waitingEntry(&rows[i])) == "" {
@@ -123,7 +124,7 @@ func (w *Worker) conditionGate(ctx context.Context, queue string) error {
 				return ids, err
 			},
 		}
-		return w.release(ctx, q, tx, g, counts)
+		return w.release(ctx, tx, g, counts)
 	})
 	if errors.Is(err, errSwitching) {
 		return nil
@@ -134,8 +135,8 @@ func (w *Worker) conditionGate(ctx context.Context, queue string) error {
 	// One that the database refuses would hold up the others for good. As entries that are due, they are gone through
 	// one by one.
 	w.config.Logger.Error("DLQ worker: a release was refused by the database; its entries are due instead", "queue", queue, "error", err)
-	err = w.observed(ctx, func(q *dbsqlc.Queries, _ pgx.Tx, counts map[string]int) error {
-		rows, err := q.ClaimWaiting(ctx, dbsqlc.ClaimWaitingParams{Queue: queue, MaxEntries: maxRelease})
+	err = w.observed(ctx, func(tx transaction, counts map[string]int) error {
+		rows, err := tx.ClaimWaiting(ctx, dbsqlc.ClaimWaitingParams{Queue: queue, MaxEntries: maxRelease})
 		if err != nil {
 			return err
 		}
@@ -143,7 +144,7 @@ func (w *Worker) conditionGate(ctx context.Context, queue string) error {
 		for i := range rows {
 			aside.wait(rows[i].ID, w.now(), "", "its conditions hold; released one by one")
 		}
-		return aside.write(ctx, q, w.actor, counts)
+		return aside.write(ctx, tx, w.actor, counts)
 	})
 	w.notify()
 	return err
@@ -151,7 +152,7 @@ func (w *Worker) conditionGate(ctx context.Context, queue string) error {
 
 func waitingEntry(row *dbsqlc.ClaimWaitingRow) *strategy.Entry {
 	return &strategy.Entry{
-		Facts: strategy.Facts{Class: riverdlq.Class(value(row.ErrorClass)), Queue: row.Queue, Kind: row.Kind}, Rule: value(row.Rule), WaitingFor: value(row.WaitingFor),
+		Facts: strategy.Facts{Class: riverdlq.Class(row.ErrorClass), Queue: row.Queue, Kind: row.Kind}, Rule: row.Rule, WaitingFor: row.WaitingFor,
 	}
 }
 
@@ -162,72 +163,70 @@ func waitingSwitched(row *dbsqlc.ClaimWaitingRow) *automatic.Entry {
 }
 
 // release moves a gate on by one step: probes go, their outcome is judged, and the rest follow at their pace.
-func (w *Worker) release(ctx context.Context, q *dbsqlc.Queries, tx pgx.Tx, g *gate, counts map[string]int) error {
-	if mine, err := q.LockGate(ctx, g.name); err != nil || !mine {
+func (w *Worker) release(ctx context.Context, tx transaction, g *gate, counts map[string]int) error {
+	if mine, err := tx.LockGate(ctx, g.name); err != nil || !mine {
 		return err
 	}
 	now := w.now()
-	state, err := q.Gate(ctx, g.name)
+	state, err := tx.Gate(ctx, g.name)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
-		return w.probe(ctx, q, tx, g, now, counts)
+		return w.probe(ctx, tx, g, now, counts)
 	case err != nil:
 		return err
 	}
 	switch state.State {
 	case gateOpen:
 		if now.Sub(state.StartedAt) > gateIdle { // its conditions did not hold meanwhile
-			return w.probe(ctx, q, tx, g, now, counts)
+			return w.probe(ctx, tx, g, now, counts)
 		}
 	case gateShut:
 		if state.Until != nil && state.Until.After(now) {
 			return nil
 		}
-		return w.probe(ctx, q, tx, g, now, counts)
+		return w.probe(ctx, tx, g, now, counts)
 	case gateProbing:
-		outcome, err := q.ProbeOutcomes(ctx, state.Probes)
+		outcome, err := tx.ProbeOutcomes(ctx, state.Probes)
 		if err != nil || outcome.UnderWay > 0 {
 			return err
 		}
 		if float64(outcome.Succeeded) < probeSuccess*float64(len(state.Probes)) {
 			until := now.Add(g.hold)
-			return q.SetGate(ctx, dbsqlc.SetGateParams{Name: g.name, State: gateShut, Probes: []uuid.UUID{}, Now: now, Until: &until})
+			return tx.SetGate(ctx, dbsqlc.SetGateParams{Name: g.name, State: gateShut, Probes: []uuid.UUID{}, Now: now, Until: &until})
 		}
 	}
-	return w.follow(ctx, q, tx, g, now, counts)
+	return w.follow(ctx, tx, g, now, counts)
 }
 
-func (w *Worker) probe(ctx context.Context, q *dbsqlc.Queries, tx pgx.Tx, g *gate, now time.Time, counts map[string]int) error {
-	ids, err := g.claim(ctx, q, g.probes)
+func (w *Worker) probe(ctx context.Context, tx transaction, g *gate, now time.Time, counts map[string]int) error {
+	ids, err := g.claim(ctx, tx, g.probes)
 	if err != nil || len(ids) == 0 {
 		return err
 	}
-	if err := q.SetGate(ctx, dbsqlc.SetGateParams{Name: g.name, State: gateProbing, Probes: ids, Now: now}); err != nil {
+	if err := tx.SetGate(ctx, dbsqlc.SetGateParams{Name: g.name, State: gateProbing, Probes: ids, Now: now}); err != nil {
 		return err
 	}
-	return w.redeliver(ctx, q, tx, ids, fmt.Sprintf("%s: one of %d probes", g.why, len(ids)), counts)
+	return w.redeliver(ctx, tx, ids, fmt.Sprintf("%s: one of %d probes", g.why, len(ids)), counts)
 }
 
 // follow releases what comes after successful probes, as many as their pace lets through until the next look.
-func (w *Worker) follow(ctx context.Context, q *dbsqlc.Queries, tx pgx.Tx, g *gate, now time.Time, counts map[string]int) error {
-	ids, err := g.claim(ctx, q, maxRelease)
+func (w *Worker) follow(ctx context.Context, tx transaction, g *gate, now time.Time, counts map[string]int) error {
+	ids, err := g.claim(ctx, tx, maxRelease)
 	if err != nil {
 		return err
 	}
 	claimed := len(ids)
 	if g.pace.PerSecond > 0 && claimed > 0 {
-		place, err := q.ReservePace(ctx, dbsqlc.ReservePaceParams{
-			Name: g.pace.Name, Rate: g.pace.PerSecond, Count: int32(len(ids)), Now: now, Within: w.within(g.pace),
-		})
+		places, err := pace.Reserve(ctx, tx, g.pace.Name, g.pace.PerSecond, len(ids), now, w.within(g.pace))
 		if err != nil {
 			return err
 		}
-		ids = ids[:place.Granted]
+		ids = ids[:places.Granted]
 	}
 	if len(ids) == claimed && claimed < maxRelease { // nobody is left
-		err = q.DeleteGate(ctx, g.name)
+		err = tx.DeleteGate(ctx, g.name)
 	} else {
-		err = q.SetGate(ctx, dbsqlc.SetGateParams{Name: g.name, State: gateOpen, Probes: []uuid.UUID{}, Now: now})
+		err = tx.SetGate(ctx, dbsqlc.SetGateParams{Name: g.name, State: gateOpen, Probes: []uuid.UUID{}, Now: now})
 	}
 	if err != nil {
 		return err
@@ -235,5 +234,5 @@ func (w *Worker) follow(ctx context.Context, q *dbsqlc.Queries, tx pgx.Tx, g *ga
 	if len(ids) == 0 {
 		return nil
 	}
-	return w.redeliver(ctx, q, tx, ids, g.why+", and the probes succeeded", counts)
+	return w.redeliver(ctx, tx, ids, g.why+", and the probes succeeded", counts)
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/dlqd/dlqd/internal/background"
+	"github.com/dlqd/dlqd/internal/postgres"
 )
 
 const (
@@ -52,18 +53,12 @@ func (l *listener) once(ctx context.Context) (time.Duration, error) {
 	return background.More, err
 }
 
-// open takes a connection out of the pool for good: it would go back with its LISTEN.
 func (l *listener) open(ctx context.Context) error {
-	pooled, err := l.pool.Acquire(ctx)
-	if err != nil {
-		return err
-	}
-	l.conn = pooled.Hijack()
-	if _, err := l.conn.Exec(ctx, "LISTEN "+pgx.Identifier{l.topic}.Sanitize()); err != nil {
+	var err error
+	if l.conn, err = postgres.Listen(ctx, l.pool, l.topic); err != nil {
 		l.close()
-		return err
 	}
-	return nil
+	return err
 }
 
 func (l *listener) close() {

@@ -7,12 +7,11 @@ import (
 	"time"
 
 	"github.com/google/uuid"
-	"github.com/jackc/pgx/v5"
 
 	"github.com/dlqd/dlqd/internal/automatic"
-	"github.com/dlqd/dlqd/internal/dbsqlc"
 	"github.com/dlqd/dlqd/internal/deadletter"
 	"github.com/dlqd/dlqd/internal/strategy"
+	"github.com/dlqd/dlqd/internal/worker/internal/dbsqlc"
 )
 
 // reclassifyPage is how many entries are judged in one transaction.
@@ -50,24 +49,21 @@ func Reclassify(ctx context.Context, store *deadletter.Store, planner *strategy.
 	version := planner.Policy().Version()
 	for after := uuid.Nil; ; {
 		var rows []dbsqlc.DecidedAfterRow
-		err := store.InTx(ctx, func(q *dbsqlc.Queries, _ pgx.Tx) error {
+		err := inTx(ctx, store, func(tx transaction) error {
 			var err error
-			if rows, err = q.DecidedAfter(ctx, dbsqlc.DecidedAfterParams{After: after, MaxEntries: reclassifyPage}); err != nil {
+			if rows, err = tx.DecidedAfter(ctx, dbsqlc.DecidedAfterParams{After: after, MaxEntries: reclassifyPage}); err != nil {
 				return err
 			}
-			switches, err := automatic.Read(ctx, q, planner.Policy())
+			switches, err := automatic.Read(ctx, tx, planner.Policy())
 			if err != nil {
 				return err
 			}
 			by, now := judged{planner, switches}, time.Now()
 			decide := decisions{}
-			if act.Note != "" {
-				decide.params.Note = &act.Note
-			}
 			for i := range rows {
 				row := dbsqlc.ClaimDueRow(rows[i])
-				d := by.decide(&row, entryWith(&row, value(row.ReportedClass)), now)
-				c := change{Judgement{value(row.ErrorClass), value(row.Rule), value(row.Strategy)}, Judgement{string(d.Class), d.Rule, d.Strategy}}
+				d := by.decide(&row, entryWith(&row, row.ReportedClass), now)
+				c := change{Judgement{row.ErrorClass, row.Rule, row.Strategy}, Judgement{string(d.Class), d.Rule, d.Strategy}}
 				if c.from == c.to {
 					continue
 				}
@@ -81,7 +77,7 @@ func Reclassify(ctx context.Context, store *deadletter.Store, planner *strategy.
 			if dryRun {
 				return nil
 			}
-			return decide.write(ctx, q, act.Actor, version)
+			return decide.write(ctx, tx, act, version)
 		})
 		if err != nil {
 			return nil, err

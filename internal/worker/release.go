@@ -8,12 +8,11 @@ import (
 	"strings"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-
 	"github.com/dlqd/dlqd/internal/automatic"
-	"github.com/dlqd/dlqd/internal/dbsqlc"
+	"github.com/dlqd/dlqd/internal/pace"
 	"github.com/dlqd/dlqd/internal/policy"
 	"github.com/dlqd/dlqd/internal/strategy"
+	"github.com/dlqd/dlqd/internal/worker/internal/dbsqlc"
 )
 
 // maxObservedGroups bounds how many groups of observed entries one look takes in.
@@ -26,17 +25,17 @@ const releaseGate = "automatic"
 // on: at the pace of their queue, the oldest first. It also tells SQL what the policy says of it, where that has changed.
 func (w *Worker) Release(ctx context.Context) error {
 	released := false
-	err := w.observed(ctx, func(q *dbsqlc.Queries, _ pgx.Tx, counts map[string]int) error {
-		if mine, err := q.LockGate(ctx, releaseGate); err != nil || !mine {
+	err := w.observed(ctx, func(tx transaction, counts map[string]int) error {
+		if mine, err := tx.LockGate(ctx, releaseGate); err != nil || !mine {
 			return err
 		}
-		by, err := w.judge(ctx, q)
+		by, err := w.judge(ctx, tx)
 		if err != nil {
 			return err
 		}
 		p := by.planner.Policy()
 		if w.published.Load() != p {
-			if err := automatic.Publish(ctx, q, p); err != nil {
+			if err := automatic.Publish(ctx, tx, p); err != nil {
 				return err
 			}
 			w.published.Store(p)
@@ -44,7 +43,7 @@ func (w *Worker) Release(ctx context.Context) error {
 		if by.switches.Stopped != nil {
 			return nil
 		}
-		groups, err := q.ObservedGroups(ctx, maxObservedGroups)
+		groups, err := tx.ObservedGroups(ctx, maxObservedGroups)
 		if err != nil {
 			return err
 		}
@@ -56,16 +55,16 @@ func (w *Worker) Release(ctx context.Context) error {
 		for i := range groups {
 			g := &groups[i]
 			of := automatic.Entry{Queue: g.Queue, Kind: g.Kind, Class: g.ErrorClass, JobKind: g.JobKind}
-			if left := maxRelease - len(aside.putOff.Ids); left <= 0 {
+			if left := maxRelease - len(aside.waiting); left <= 0 {
 				break
 			} else if by.switches.Of(&of).On {
-				if err := w.releaseGroup(ctx, q, by, g, left, &aside); err != nil {
+				if err := w.releaseGroup(ctx, tx, by, g, left, &aside); err != nil {
 					return err
 				}
 			}
 		}
-		released = len(aside.putOff.Ids) > 0
-		return aside.write(ctx, q, w.actor, counts)
+		released = len(aside.waiting) > 0
+		return aside.write(ctx, tx, w.actor, counts)
 	})
 	if errors.Is(err, errSwitching) {
 		return nil
@@ -78,21 +77,21 @@ func (w *Worker) Release(ctx context.Context) error {
 
 // releaseGroup lets the first entries of a group go: those that are due get their places in the pace, and the others are
 // due when they would have been anyway.
-func (w *Worker) releaseGroup(ctx context.Context, q *dbsqlc.Queries, by *judged, g *dbsqlc.ObservedGroupsRow, most int, aside *aside) error {
-	pace, now := by.planner.Policy().PaceOf(g.Queue), w.now()
-	if pace.PerSecond > 0 {
-		most = min(most, max(1, int(math.Ceil(pace.PerSecond*w.config.GateInterval.Seconds()))))
+func (w *Worker) releaseGroup(ctx context.Context, tx transaction, by *judged, g *dbsqlc.ObservedGroupsRow, most int, aside *aside) error {
+	of, now := by.planner.Policy().PaceOf(g.Queue), w.now()
+	if of.PerSecond > 0 {
+		most = min(most, max(1, int(math.Ceil(of.PerSecond*w.config.GateInterval.Seconds()))))
 	}
-	rows, err := q.ClaimObserved(ctx, dbsqlc.ClaimObservedParams{Queue: g.Queue, JobKind: g.JobKind, Kind: g.Kind, ErrorClass: g.ErrorClass, MaxEntries: int32(most)})
+	rows, err := tx.ClaimObserved(ctx, dbsqlc.ClaimObservedParams{Queue: g.Queue, JobKind: g.JobKind, Kind: g.Kind, ErrorClass: g.ErrorClass, MaxEntries: int32(most)})
 	if err != nil {
 		return err
 	}
 	var due []dbsqlc.ClaimObservedRow
 	for _, row := range rows {
 		v := by.switches.Of(switched(&dbsqlc.ClaimDueRow{
-			Queue: g.Queue, Kind: g.Kind, ErrorClass: &g.ErrorClass, JobKind: g.JobKind, CapturedBy: row.CapturedBy, MaxRetries: row.MaxRetries, Rule: row.Rule,
+			Queue: g.Queue, Kind: g.Kind, ErrorClass: g.ErrorClass, JobKind: g.JobKind, CapturedBy: row.CapturedBy, MaxRetries: row.MaxRetries, Rule: row.Rule,
 		}))
-		switch next := value(row.NextRetryAt); {
+		switch next := row.NextRetryAt; {
 		case aside.unlessOn(row.ID, next, v): // a person's: it was observed before switches were, or by another dlqd
 		case next.After(now):
 			aside.wait(row.ID, next, "", v.Reason)
@@ -100,21 +99,21 @@ func (w *Worker) releaseGroup(ctx context.Context, q *dbsqlc.Queries, by *judged
 			due = append(due, row)
 		}
 	}
-	places, gap := dbsqlc.ReservePaceRow{FirstAt: now, Granted: int32(len(due))}, time.Duration(0)
-	if pace.PerSecond > 0 && len(due) > 0 {
-		gap = time.Duration(float64(time.Second) / pace.PerSecond)
-		if places, err = q.ReservePace(ctx, dbsqlc.ReservePaceParams{Name: pace.Name, Rate: pace.PerSecond, Count: int32(len(due)), Now: now, Within: w.within(pace)}); err != nil {
+	places, gap := pace.Places{First: now, Granted: len(due)}, time.Duration(0)
+	if of.PerSecond > 0 && len(due) > 0 {
+		gap = time.Duration(float64(time.Second) / of.PerSecond)
+		if places, err = pace.Reserve(ctx, tx, of.Name, of.PerSecond, len(due), now, w.within(of)); err != nil {
 			return err
 		}
 	}
 	for i, row := range due[:places.Granted] {
-		aside.wait(row.ID, places.FirstAt.Add(time.Duration(i)*gap), strategy.WaitsForPace, "automatic is on")
+		aside.wait(row.ID, places.First.Add(time.Duration(i)*gap), strategy.WaitsForPace, "automatic is on")
 	}
 	return nil
 }
 
 // within is how far ahead places in a pace are given to what waits for release: until the next look, and at least one.
-func (w *Worker) within(pace policy.Pace) *time.Duration {
-	one := time.Duration(1.01 * float64(time.Second) / pace.PerSecond)
+func (w *Worker) within(of policy.Pace) *time.Duration {
+	one := time.Duration(1.01 * float64(time.Second) / of.PerSecond)
 	return new(max(w.config.GateInterval, one))
 }

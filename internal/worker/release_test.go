@@ -12,6 +12,7 @@ import (
 	"github.com/dlqd/dlqd/internal/deadletter"
 	"github.com/dlqd/dlqd/internal/policy/policytest"
 	"github.com/dlqd/dlqd/internal/worker"
+	"github.com/dlqd/dlqd/internal/worker/internal/dbsqlc"
 )
 
 // attached is a bundle on a River that an application owns.
@@ -71,7 +72,7 @@ func TestAutomatic_observesFirst(t *testing.T) {
 	j.gates()
 	j.release()
 	require.Equal(t, moves, j.count("SELECT count(*) FROM dlq.dead_letter_transitions"), "it is left alone")
-	_, err := j.store.Queries().NextDue(t.Context())
+	_, err := dbsqlc.New(j.store.DB()).NextDue(t.Context())
 	require.Error(t, err, "and keeps no worker awake")
 
 	// A person's replay works; when it fails, the entry is observed again.

@@ -8,11 +8,10 @@ import (
 	"strings"
 
 	"github.com/google/uuid"
-	"github.com/jackc/pgx/v5"
 
-	"github.com/dlqd/dlqd/internal/dbsqlc"
 	"github.com/dlqd/dlqd/internal/deadletter"
 	"github.com/dlqd/dlqd/internal/postgres"
+	"github.com/dlqd/dlqd/internal/worker/internal/dbsqlc"
 )
 
 // maxGroups bounds how many failure groups one look for a smart retry takes in.
@@ -32,8 +31,8 @@ func (w *Worker) SmartRetry(ctx context.Context) error {
 		return nil
 	}
 	var groups []dbsqlc.StuckGroupsRow
-	err := w.config.Store.InTx(ctx, func(q *dbsqlc.Queries, _ pgx.Tx) (err error) {
-		groups, err = q.StuckGroups(ctx, maxGroups)
+	err := inTx(ctx, w.config.Store, func(tx transaction) (err error) {
+		groups, err = tx.StuckGroups(ctx, maxGroups)
 		return err
 	})
 	if err != nil {
@@ -54,16 +53,16 @@ func (w *Worker) smartGate(ctx context.Context, queue, fingerprint string) error
 	p := w.config.Planner().Policy()
 	smart := &p.Routing.SmartRetry
 	if !p.SmartRetryOn(queue) { // not any more
-		return w.config.Store.Queries().DeleteGate(ctx, smartPrefix+queue+":"+fingerprint)
+		return w.queries.DeleteGate(ctx, smartPrefix+queue+":"+fingerprint)
 	}
 	name := smartPrefix + queue + ":" + fingerprint
-	err := w.observed(ctx, func(q *dbsqlc.Queries, tx pgx.Tx, counts map[string]int) error {
-		by, err := w.judge(ctx, q)
+	err := w.observed(ctx, func(tx transaction, counts map[string]int) error {
+		by, err := w.judge(ctx, tx)
 		if err != nil || by.switches.Stopped != nil {
 			return err
 		}
 		since := w.now().Add(-smart.Over)
-		failed, err := q.GroupFailures(ctx, dbsqlc.GroupFailuresParams{Queue: queue, Fingerprint: fingerprint, Since: deadletter.FirstID(since)})
+		failed, err := tx.GroupFailures(ctx, dbsqlc.GroupFailuresParams{Queue: queue, Fingerprint: fingerprint, Since: deadletter.FirstID(since)})
 		if err != nil {
 			return err
 		}
@@ -73,20 +72,20 @@ func (w *Worker) smartGate(ctx context.Context, queue, fingerprint string) error
 			needed = max(needed, int(math.Floor(100*float64(failed)/max(smart.ErrorRate, math.SmallestNonzeroFloat64)))+1)
 		}
 		if needed > math.MaxInt32 {
-			return q.DeleteGate(ctx, name)
+			return tx.DeleteGate(ctx, name)
 		}
-		completed, err := q.JobsCompleted(ctx, dbsqlc.JobsCompletedParams{Since: since, Queue: queue, Most: int32(needed)})
+		completed, err := tx.JobsCompleted(ctx, dbsqlc.JobsCompletedParams{Since: since, Queue: queue, Most: int32(needed)})
 		if err != nil {
 			return err
 		}
 		if completed+failed < int64(needed) {
-			return q.DeleteGate(ctx, name)
+			return tx.DeleteGate(ctx, name)
 		}
-		return w.release(ctx, q, tx, &gate{
+		return w.release(ctx, tx, &gate{
 			name: name, pace: p.PaceOf(queue), probes: smart.Probes, hold: smart.Over,
 			why: fmt.Sprintf("smart retry: of %d or more jobs of queue %s in the last %s, %d failed like this", completed+failed, queue, strings.TrimSuffix(smart.Over.String(), "0s"), failed),
-			claim: func(ctx context.Context, q *dbsqlc.Queries, most int) ([]uuid.UUID, error) {
-				return claimStuck(ctx, q, by, dbsqlc.ClaimStuckParams{Queue: queue, Fingerprint: fingerprint, Before: since, Classes: smart.Classes}, most)
+			claim: func(ctx context.Context, tx transaction, most int) ([]uuid.UUID, error) {
+				return claimStuck(ctx, tx, by, dbsqlc.ClaimStuckParams{Queue: queue, Fingerprint: fingerprint, Before: since, Classes: smart.Classes}, most)
 			},
 		}, counts)
 	})
@@ -96,17 +95,17 @@ func (w *Worker) smartGate(ctx context.Context, queue, fingerprint string) error
 	if postgres.IsRefusal(err) { // it stays a person's
 		w.config.Logger.Error("DLQ worker: a smart retry was refused by the database", "queue", queue, "group", fingerprint, "error", err)
 		until := w.now().Add(smart.Over)
-		err = w.config.Store.Queries().SetGate(ctx, dbsqlc.SetGateParams{Name: name, State: gateShut, Probes: []uuid.UUID{}, Now: w.now(), Until: &until})
+		err = w.queries.SetGate(ctx, dbsqlc.SetGateParams{Name: name, State: gateShut, Probes: []uuid.UUID{}, Now: w.now(), Until: &until})
 	}
 	return err
 }
 
 // claimStuck locks up to so many entries of a failure group that may go by themselves. Those that may not stay as they are.
-func claimStuck(ctx context.Context, q *dbsqlc.Queries, by *judged, params dbsqlc.ClaimStuckParams, most int) ([]uuid.UUID, error) {
+func claimStuck(ctx context.Context, tx transaction, by *judged, params dbsqlc.ClaimStuckParams, most int) ([]uuid.UUID, error) {
 	var ids []uuid.UUID
 	params.Most = int32(max(most, maxRelease))
 	for range maxStuckPages {
-		rows, err := q.ClaimStuck(ctx, params)
+		rows, err := tx.ClaimStuck(ctx, params)
 		if err != nil {
 			return nil, err
 		}

@@ -11,15 +11,15 @@ import (
 	"time"
 
 	"github.com/google/uuid"
-	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
 
-	"github.com/dlqd/dlqd/internal/dbsqlc"
 	"github.com/dlqd/dlqd/internal/deadletter"
 	"github.com/dlqd/dlqd/internal/policy/policytest"
+	"github.com/dlqd/dlqd/internal/postgres"
 	"github.com/dlqd/dlqd/internal/strategy"
 	"github.com/dlqd/dlqd/internal/worker"
+	"github.com/dlqd/dlqd/internal/worker/internal/dbsqlc"
 )
 
 // maxEntries is how many entries there are in one sequence: few, so that much happens to each.
@@ -330,8 +330,8 @@ var errDied = errors.New("died")
 
 // die has a worker die in the middle of its transaction.
 func (m *machine) die() {
-	err := m.store.InTx(m.Context(), func(q *dbsqlc.Queries, tx pgx.Tx) error {
-		rows, err := q.ClaimDue(m.Context(), dbsqlc.ClaimDueParams{Now: &m.now, MaxEntries: 100})
+	err := m.store.InTx(m.Context(), func(tx postgres.DB) error {
+		rows, err := dbsqlc.New(tx).ClaimDue(m.Context(), dbsqlc.ClaimDueParams{Now: &m.now, MaxEntries: 100})
 		require.NoError(m.rt, err)
 		for i := range rows {
 			_, err := m.store.Redeliver(m.Context(), tx, []uuid.UUID{rows[i].ID}, "worker:dead", "due")

@@ -16,16 +16,16 @@ import (
 	"time"
 
 	"github.com/google/uuid"
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/dlqd/dlqd/internal/automatic"
 	"github.com/dlqd/dlqd/internal/background"
-	"github.com/dlqd/dlqd/internal/dbsqlc"
 	"github.com/dlqd/dlqd/internal/deadletter"
+	"github.com/dlqd/dlqd/internal/pace"
 	"github.com/dlqd/dlqd/internal/policy"
 	"github.com/dlqd/dlqd/internal/postgres"
 	"github.com/dlqd/dlqd/internal/strategy"
+	"github.com/dlqd/dlqd/internal/worker/internal/dbsqlc"
 	"github.com/dlqd/dlqd/riverdlq"
 )
 
@@ -102,6 +102,7 @@ type Worker struct {
 	published atomic.Pointer[policy.Policy]
 	// switching is since when batches have met a change of a switch that is under way; nil where the last one did not.
 	switching atomic.Pointer[time.Time]
+	queries   *dbsqlc.Queries
 }
 
 // New returns a worker that does not run yet.
@@ -124,7 +125,7 @@ func New(config Config) *Worker {
 	if config.Observe == nil {
 		config.Observe = func(string, int, time.Duration) {}
 	}
-	w := &Worker{config: config, actor: "worker:" + config.Name}
+	w := &Worker{config: config, actor: "worker:" + config.Name, queries: dbsqlc.New(config.Store.DB())}
 	w.batches = background.New(background.Config{
 		Name: "dlq-workers", Interval: config.PollInterval, Timeout: batchTimeout, Gather: wakeDelay, Finish: true,
 		Failing: "DLQ worker: batches fail",
@@ -178,11 +179,22 @@ func (w *Worker) now() time.Time {
 	return time.Now()
 }
 
+// transaction is a transaction, and a worker's queries in it.
+type transaction struct {
+	*dbsqlc.Queries
+	postgres.DB
+}
+
+// inTx runs fn in a transaction of [deadletter.Store.InTx].
+func inTx(ctx context.Context, store *deadletter.Store, fn func(tx transaction) error) error {
+	return store.InTx(ctx, func(db postgres.DB) error { return fn(transaction{dbsqlc.New(db), db}) })
+}
+
 // observed runs one transaction, and tells the observer what it did.
-func (w *Worker) observed(ctx context.Context, fn func(q *dbsqlc.Queries, tx pgx.Tx, counts map[string]int) error) error {
+func (w *Worker) observed(ctx context.Context, fn func(tx transaction, counts map[string]int) error) error {
 	start := time.Now()
 	counts := map[string]int{}
-	err := w.config.Store.InTx(ctx, func(q *dbsqlc.Queries, tx pgx.Tx) error { return fn(q, tx, counts) })
+	err := inTx(ctx, w.config.Store, func(tx transaction) error { return fn(tx, counts) })
 	if err != nil {
 		return err
 	}
@@ -194,7 +206,7 @@ func (w *Worker) observed(ctx context.Context, fn func(q *dbsqlc.Queries, tx pgx
 
 // untilNextDue is the poll interval, or less where an entry is due sooner.
 func (w *Worker) untilNextDue(ctx context.Context) time.Duration {
-	next, err := w.config.Store.Queries().NextDue(ctx)
+	next, err := w.queries.NextDue(ctx)
 	if err != nil {
 		return w.config.PollInterval // nothing is pending, or the database is away: the next look says more
 	}
@@ -247,8 +259,8 @@ func (w *Worker) oneByOne(ctx context.Context, entries int) error {
 		if postgres.IsRefusal(err) && len(claimed) == 1 {
 			w.config.Logger.Error("DLQ worker: entry refused by the database; parking it", "entry", claimed[0], "error", err)
 			reason := "the database refused to redeliver it: " + strings.ToValidUTF8(err.Error(), "?")
-			err = w.config.Store.InTx(ctx, func(q *dbsqlc.Queries, _ pgx.Tx) error {
-				return q.Park(ctx, dbsqlc.ParkParams{Actor: w.actor, Ids: claimed, Reasons: []string{reason}})
+			err = inTx(ctx, w.config.Store, func(tx transaction) error {
+				return park(ctx, tx, w.actor, []reserved{{ID: claimed[0], Reason: reason}})
 			})
 			w.config.Observe("parked", 1, 0)
 		}
@@ -262,13 +274,13 @@ func (w *Worker) oneByOne(ctx context.Context, entries int) error {
 // batch claims and handles at most size entries. It returns what it claimed, also where it failed.
 func (w *Worker) batch(ctx context.Context, size int) (claimed []uuid.UUID, err error) {
 	var parked []Parked
-	err = w.observed(ctx, func(q *dbsqlc.Queries, tx pgx.Tx, counts map[string]int) error {
+	err = w.observed(ctx, func(tx transaction, counts map[string]int) error {
 		params := dbsqlc.ClaimDueParams{MaxEntries: int32(size)}
 		now := w.now()
 		if w.config.Now != nil {
 			params.Now = &now
 		}
-		rows, err := q.ClaimDue(ctx, params)
+		rows, err := tx.ClaimDue(ctx, params)
 		if err != nil {
 			return fmt.Errorf("claim: %w", err)
 		}
@@ -278,7 +290,7 @@ func (w *Worker) batch(ctx context.Context, size int) (claimed []uuid.UUID, err 
 		for i := range rows {
 			claimed = append(claimed, rows[i].ID)
 		}
-		parked, err = w.handle(ctx, q, tx, rows, now, counts)
+		parked, err = w.handle(ctx, tx, rows, now, counts)
 		return err
 	})
 	if err == nil && len(parked) > 0 && w.config.Parked != nil {
@@ -297,17 +309,17 @@ type judged struct {
 var errSwitching = errors.New("automatic redelivery is being switched")
 
 // judge reads what a transaction that redelivers goes by. From then on, no switch changes before it ends.
-func (w *Worker) judge(ctx context.Context, q *dbsqlc.Queries) (*judged, error) {
-	if locked, err := q.TryLockAutomatic(ctx); err != nil || !locked {
+func (w *Worker) judge(ctx context.Context, tx transaction) (*judged, error) {
+	if locked, err := automatic.TryLock(ctx, tx); err != nil || !locked {
 		return nil, cmp.Or(err, errSwitching)
 	}
 	planner := w.config.Planner()
-	switches, err := automatic.Read(ctx, q, planner.Policy())
+	switches, err := automatic.Read(ctx, tx, planner.Policy())
 	return &judged{planner, switches}, err
 }
 
-func (w *Worker) handle(ctx context.Context, q *dbsqlc.Queries, tx pgx.Tx, rows []dbsqlc.ClaimDueRow, now time.Time, counts map[string]int) (parked []Parked, err error) {
-	by, err := w.judge(ctx, q)
+func (w *Worker) handle(ctx context.Context, tx transaction, rows []dbsqlc.ClaimDueRow, now time.Time, counts map[string]int) (parked []Parked, err error) {
+	by, err := w.judge(ctx, tx)
 	if err != nil {
 		return nil, err
 	}
@@ -320,7 +332,7 @@ func (w *Worker) handle(ctx context.Context, q *dbsqlc.Queries, tx pgx.Tx, rows 
 	for i := range rows {
 		row := &rows[i]
 		entry := entryOf(row)
-		if row.Strategy == nil {
+		if row.Strategy == "" {
 			d := by.decide(row, entry, now)
 			counts[decide.add(row.ID, &d)]++
 			if d.Strategy == strategy.Manual {
@@ -328,28 +340,28 @@ func (w *Worker) handle(ctx context.Context, q *dbsqlc.Queries, tx pgx.Tx, rows 
 			}
 			continue
 		}
-		if v := by.switches.Of(switched(row)); aside.unlessOn(row.ID, value(row.NextRetryAt), v) {
+		if v := by.switches.Of(switched(row)); aside.unlessOn(row.ID, *row.NextRetryAt, v) {
 			if v.Reserved != "" {
-				parked = append(parked, Parked{ID: row.ID, Queue: row.Queue, Kind: row.Kind, Class: entry.Class, Rule: v.Reserved, Fingerprint: value(row.Fingerprint)})
+				parked = append(parked, Parked{ID: row.ID, Queue: row.Queue, Kind: row.Kind, Class: entry.Class, Rule: v.Reserved, Fingerprint: row.Fingerprint})
 			}
 			continue
 		}
-		if v := planner.Due(entry, *row.Strategy, now); v.Redeliver {
+		if v := planner.Due(entry, row.Strategy, now); v.Redeliver {
 			due = append(due, row)
 		} else {
 			wait(row, v.Again, v.WaitingFor, v.Reason)
 		}
 	}
-	if due, err = w.inOrder(ctx, q, planner, due, now, wait); err != nil {
+	if due, err = w.inOrder(ctx, tx, planner, due, now, wait); err != nil {
 		return nil, fmt.Errorf("order: %w", err)
 	}
-	if due, err = w.inPace(ctx, q, planner, due, now, wait); err != nil {
+	if due, err = w.inPace(ctx, tx, planner, due, now, wait); err != nil {
 		return nil, fmt.Errorf("pace: %w", err)
 	}
-	if err := decide.write(ctx, q, w.actor, planner.Policy().Version()); err != nil {
+	if err := decide.write(ctx, tx, deadletter.Act{Actor: w.actor}, planner.Policy().Version()); err != nil {
 		return nil, fmt.Errorf("decide: %w", err)
 	}
-	if err := aside.write(ctx, q, w.actor, counts); err != nil {
+	if err := aside.write(ctx, tx, w.actor, counts); err != nil {
 		return nil, err
 	}
 	if len(due) > 0 {
@@ -357,25 +369,25 @@ func (w *Worker) handle(ctx context.Context, q *dbsqlc.Queries, tx pgx.Tx, rows 
 		for i, row := range due {
 			ids[i] = row.ID
 		}
-		return parked, w.redeliver(ctx, q, tx, ids, "due", counts)
+		return parked, w.redeliver(ctx, tx, ids, "due", counts)
 	}
 	return parked, nil
 }
 
 // inOrder puts off those entries that have undone work of their ordering key before them.
-func (w *Worker) inOrder(ctx context.Context, q *dbsqlc.Queries, planner *strategy.Planner, due []*dbsqlc.ClaimDueRow, now time.Time,
+func (w *Worker) inOrder(ctx context.Context, tx transaction, planner *strategy.Planner, due []*dbsqlc.ClaimDueRow, now time.Time,
 	wait func(*dbsqlc.ClaimDueRow, time.Time, string, string),
 ) ([]*dbsqlc.ClaimDueRow, error) {
 	var ordered []uuid.UUID
 	for _, row := range due {
-		if queue := planner.Policy().Queues[row.Queue]; queue != nil && queue.Ordering && row.OrderingKey != nil {
+		if queue := planner.Policy().Queues[row.Queue]; queue != nil && queue.Ordering && row.OrderingKey != "" {
 			ordered = append(ordered, row.ID)
 		}
 	}
 	if len(ordered) == 0 {
 		return due, nil
 	}
-	behind, err := q.BehindOthers(ctx, ordered)
+	behind, err := tx.BehindOthers(ctx, ordered)
 	if err != nil {
 		return nil, err
 	}
@@ -390,66 +402,60 @@ func (w *Worker) inOrder(ctx context.Context, q *dbsqlc.Queries, planner *strate
 
 // inPace gives entries their places in the paces that they share, and puts off those whose place is later. An entry that
 // comes back for its place has it, unless so much later that everybody would come at once: dlqd was down meanwhile.
-func (w *Worker) inPace(ctx context.Context, q *dbsqlc.Queries, planner *strategy.Planner, due []*dbsqlc.ClaimDueRow, now time.Time,
+func (w *Worker) inPace(ctx context.Context, tx transaction, planner *strategy.Planner, due []*dbsqlc.ClaimDueRow, now time.Time,
 	wait func(*dbsqlc.ClaimDueRow, time.Time, string, string),
 ) ([]*dbsqlc.ClaimDueRow, error) {
 	ready := make([]*dbsqlc.ClaimDueRow, 0, len(due))
 	without := map[policy.Pace][]*dbsqlc.ClaimDueRow{}
 	for _, row := range due {
-		pace := planner.Policy().PaceOf(row.Queue)
-		has := row.WaitingFor != nil && *row.WaitingFor == strategy.WaitsForPace && row.NextRetryAt != nil && now.Sub(*row.NextRetryAt) < placeKept
-		if pace.PerSecond == 0 || has {
+		of := planner.Policy().PaceOf(row.Queue)
+		has := row.WaitingFor == strategy.WaitsForPace && now.Sub(*row.NextRetryAt) < placeKept
+		if of.PerSecond == 0 || has {
 			ready = append(ready, row)
 			continue
 		}
-		without[pace] = append(without[pace], row)
+		without[of] = append(without[of], row)
 	}
 	// In one order, so that two workers that reserve in several paces cannot deadlock.
-	for _, pace := range slices.SortedFunc(maps.Keys(without), func(a, b policy.Pace) int { return strings.Compare(a.Name, b.Name) }) {
-		rows := without[pace]
-		place, err := q.ReservePace(ctx, dbsqlc.ReservePaceParams{Name: pace.Name, Rate: pace.PerSecond, Count: int32(len(rows)), Now: now})
+	for _, of := range slices.SortedFunc(maps.Keys(without), func(a, b policy.Pace) int { return strings.Compare(a.Name, b.Name) }) {
+		rows := without[of]
+		places, err := pace.Reserve(ctx, tx, of.Name, of.PerSecond, len(rows), now, nil)
 		if err != nil {
 			return nil, err
 		}
 		for i, row := range rows {
-			at := place.FirstAt.Add(time.Duration(float64(i) / pace.PerSecond * float64(time.Second)))
+			at := places.First.Add(time.Duration(float64(i) / of.PerSecond * float64(time.Second)))
 			if at.Sub(now) <= paceGrain {
 				ready = append(ready, row)
 				continue
 			}
-			wait(row, at, strategy.WaitsForPace, fmt.Sprintf("its place in the pace of %s, %g a second", pace.Name, pace.PerSecond))
+			wait(row, at, strategy.WaitsForPace, fmt.Sprintf("its place in the pace of %s, %g a second", of.Name, of.PerSecond))
 		}
 	}
 	return ready, nil
 }
 
-func (w *Worker) redeliver(ctx context.Context, q *dbsqlc.Queries, tx pgx.Tx, ids []uuid.UUID, reason string, counts map[string]int) error {
+func (w *Worker) redeliver(ctx context.Context, tx transaction, ids []uuid.UUID, reason string, counts map[string]int) error {
 	redeliveries, err := w.config.Store.Redeliver(ctx, tx, ids, w.actor, reason)
 	if err != nil {
 		return fmt.Errorf("redeliver: %w", err)
 	}
-	live := dbsqlc.ParkParams{Actor: w.actor}
+	var live []reserved
 	for _, r := range redeliveries {
-		if r.LiveJobID != nil { // whether to run both is a person's decision
-			live.Ids = append(live.Ids, r.EntryID)
-			live.Reasons = append(live.Reasons, fmt.Sprintf("job %d with the same unique key is live; replay with force to run both", *r.LiveJobID))
+		if r.LiveJobID != 0 { // whether to run both is a person's decision
+			live = append(live, reserved{ID: r.EntryID, Reason: fmt.Sprintf("job %d with the same unique key is live; replay with force to run both", r.LiveJobID)})
 			counts["parked"]++
 			continue
 		}
 		counts["redelivered"]++
 	}
-	if len(live.Ids) > 0 {
-		if err := q.Park(ctx, live); err != nil {
-			return fmt.Errorf("park: %w", err)
-		}
-	}
-	return nil
+	return park(ctx, tx, w.actor, live)
 }
 
 func entryOf(row *dbsqlc.ClaimDueRow) *strategy.Entry {
-	class := value(row.ReportedClass)
-	if row.Strategy != nil {
-		class = value(row.ErrorClass) // decided
+	class := row.ReportedClass
+	if row.Strategy != "" {
+		class = row.ErrorClass // decided
 	}
 	return entryWith(row, class)
 }
@@ -462,10 +468,10 @@ func entryWith(row *dbsqlc.ClaimDueRow, class string) *strategy.Entry {
 	_ = json.Unmarshal(row.ErrorContext, &said) // an application's: what cannot be read says nothing
 	return &strategy.Entry{
 		Facts: strategy.Facts{
-			Type: value(row.ErrorType), Code: value(row.ErrorCode), Message: row.ErrorMessage, Class: riverdlq.Class(class),
-			Panic: row.ErrorStackTrace != "", Context: row.ErrorContext, Kind: row.Kind, Queue: row.Queue, Source: value(row.Source),
+			Type: row.ErrorType, Code: row.ErrorCode, Message: row.ErrorMessage, Class: riverdlq.Class(class),
+			Panic: row.ErrorStackTrace != "", Context: row.ErrorContext, Kind: row.Kind, Queue: row.Queue, Source: row.Source,
 		},
-		Trace: row.ErrorStackTrace, Rule: value(row.Rule), WaitingFor: value(row.WaitingFor),
+		Trace: row.ErrorStackTrace, Rule: row.Rule, WaitingFor: row.WaitingFor,
 		RetryCount: int(row.DlqRetryCount), LastFailedAt: row.LastFailedAt,
 		RetryAfter: time.Duration(min(max(said.RetryAfterSeconds, 0), maxRetryAfter.Seconds()) * float64(time.Second)),
 	}
@@ -474,8 +480,8 @@ func entryWith(row *dbsqlc.ClaimDueRow, class string) *strategy.Entry {
 // switched is an entry as the switches of automatic redelivery see it, of the class that was decided.
 func switched(row *dbsqlc.ClaimDueRow) *automatic.Entry {
 	return &automatic.Entry{
-		Queue: row.Queue, Kind: row.Kind, Class: value(row.ErrorClass), JobKind: row.JobKind,
-		Backfilled: row.CapturedBy == automatic.CapturedByBackfill, SingleAttempt: row.MaxRetries == 1, Unparked: value(row.Rule) == policy.RuleUnparked,
+		Queue: row.Queue, Kind: row.Kind, Class: row.ErrorClass, JobKind: row.JobKind,
+		Backfilled: row.CapturedBy == automatic.CapturedByBackfill, SingleAttempt: row.MaxRetries == 1, Unparked: row.Rule == policy.RuleUnparked,
 	}
 }
 
@@ -499,101 +505,6 @@ func (j *judged) decide(row *dbsqlc.ClaimDueRow, entry *strategy.Entry, now time
 	return d
 }
 
-func value[T any](v *T) T {
-	if v == nil {
-		var none T
-		return none
-	}
-	return *v
-}
-
-// aside gathers decided entries that do not go now, and writes them in one statement for each kind of reason.
-type aside struct {
-	putOff   dbsqlc.PutOffParams
-	reserved dbsqlc.ReserveParams
-}
-
-// wait has an entry wait until a time, and for something else if that is not empty.
-func (a *aside) wait(id uuid.UUID, until time.Time, waitingFor, reason string) {
-	a.putOff.Ids = append(a.putOff.Ids, id)
-	a.putOff.NextRetryAts = append(a.putOff.NextRetryAts, until)
-	a.putOff.WaitingFors = append(a.putOff.WaitingFors, waitingFor)
-	a.putOff.Reasons = append(a.putOff.Reasons, reason)
-}
-
-// unlessOn puts an entry aside, unless it may go by itself: it is observed, or a person's. It reports whether it did.
-func (a *aside) unlessOn(id uuid.UUID, next time.Time, v automatic.Verdict) bool {
-	switch {
-	case v.Reserved != "":
-		a.reserved.Ids = append(a.reserved.Ids, id)
-		a.reserved.Rules = append(a.reserved.Rules, v.Reserved)
-		a.reserved.Reasons = append(a.reserved.Reasons, v.Reason)
-	case !v.On:
-		a.wait(id, next, strategy.WaitsForAutomatic, "observed: "+v.Reason)
-	default:
-		return false
-	}
-	return true
-}
-
-// write writes what was gathered, if anything.
-func (a *aside) write(ctx context.Context, q *dbsqlc.Queries, actor string, counts map[string]int) error {
-	a.putOff.Actor, a.reserved.Actor = actor, actor
-	if n := len(a.putOff.Ids); n > 0 {
-		if err := q.PutOff(ctx, a.putOff); err != nil {
-			return fmt.Errorf("put off: %w", err)
-		}
-		counts["put_off"] += n
-	}
-	if n := len(a.reserved.Ids); n > 0 {
-		if err := q.Reserve(ctx, a.reserved); err != nil {
-			return fmt.Errorf("park: %w", err)
-		}
-		counts["parked"] += n
-	}
-	return nil
-}
-
-// decisions are gathered, and written in one statement.
-type decisions struct{ params dbsqlc.DecideParams }
-
-// add gathers the decision on an entry, and returns what it comes to: "decided" or "parked".
-func (d *decisions) add(id uuid.UUID, of *strategy.Decision) string {
-	p := &d.params
-	status, action := deadletter.Pending, "decided"
-	if of.Strategy == strategy.Manual {
-		status, action = deadletter.Manual, "parked"
-	}
-	tags := of.Tags
-	if tags == nil {
-		tags = []string{}
-	}
-	raw, _ := json.Marshal(tags) //nolint:errchkjson // strings
-	p.Ids = append(p.Ids, id)
-	p.Statuses = append(p.Statuses, string(status))
-	p.Strategies = append(p.Strategies, of.Strategy)
-	p.ErrorClasses = append(p.ErrorClasses, string(of.Class))
-	p.Rules = append(p.Rules, of.Rule)
-	p.Fingerprints = append(p.Fingerprints, of.Fingerprint)
-	p.NextRetryAts = append(p.NextRetryAts, of.Next)
-	p.WaitingFors = append(p.WaitingFors, of.WaitingFor)
-	p.MaxRetries = append(p.MaxRetries, int32(of.MaxRetries))
-	p.Priorities = append(p.Priorities, int16(of.Priority))
-	p.Tags = append(p.Tags, raw)
-	p.Assignees = append(p.Assignees, of.Assignee)
-	p.Reasons = append(p.Reasons, of.Reason)
-	return action
-}
-
-// write writes what was gathered, if anything.
-func (d *decisions) write(ctx context.Context, q *dbsqlc.Queries, actor, configVersion string) error {
-	if len(d.params.Ids) == 0 {
-		return nil
-	}
-	d.params.Actor, d.params.ConfigVersion = actor, configVersion
-	return q.Decide(ctx, d.params)
-}
-
 // sweep looks once for redeliveries whose end nobody saw.
 func (w *Worker) sweep(ctx context.Context) error {
 	found, err := w.config.Store.SweepLeases(ctx)
@@ -603,8 +514,8 @@ func (w *Worker) sweep(ctx context.Context) error {
 	if found.Settled+found.Requeued > 0 {
 		w.config.Logger.Warn("DLQ worker: redeliveries whose end nobody saw", "settled", found.Settled, "requeued", found.Requeued)
 	}
-	w.config.Observe("lease_settled", found.Settled, 0)
-	w.config.Observe("lease_requeued", found.Requeued, 0)
+	w.config.Observe("lease_settled", int(found.Settled), 0)
+	w.config.Observe("lease_requeued", int(found.Requeued), 0)
 	return nil
 }
 

@@ -13,47 +13,6 @@ import (
 	"github.com/google/uuid"
 )
 
-const ActWhere = `-- name: ActWhere :one
-SELECT coalesce(a.looked, 0)::integer AS looked, coalesce(a.changed, 0)::integer AS changed, coalesce(a.last, '00000000-0000-0000-0000-000000000000')::uuid AS last
-FROM dlq.act_where($1::text, $2::jsonb, $3::text, $4::text, $5::jsonb, $6::boolean, $7::integer, $8::uuid, $9::uuid) a
-`
-
-type ActWhereParams struct {
-	Action     string
-	Filter     json.RawMessage
-	Actor      string
-	Note       *string
-	Args       json.RawMessage
-	AllEntries bool
-	MaxEntries int32
-	After      *uuid.UUID
-	Below      uuid.UUID
-}
-
-type ActWhereRow struct {
-	Looked  int32
-	Changed int32
-	Last    uuid.UUID
-}
-
-// One thing done to a batch of the entries that a filter chooses.
-func (q *Queries) ActWhere(ctx context.Context, arg ActWhereParams) (ActWhereRow, error) {
-	row := q.db.QueryRow(ctx, ActWhere,
-		arg.Action,
-		arg.Filter,
-		arg.Actor,
-		arg.Note,
-		arg.Args,
-		arg.AllEntries,
-		arg.MaxEntries,
-		arg.After,
-		arg.Below,
-	)
-	var i ActWhereRow
-	err := row.Scan(&i.Looked, &i.Changed, &i.Last)
-	return i, err
-}
-
 const ActiveReplays = `-- name: ActiveReplays :many
 SELECT id FROM dlq.replay_runs WHERE status = 'running' ORDER BY id
 `
@@ -247,38 +206,26 @@ func (q *Queries) MoveReplay(ctx context.Context, arg MoveReplayParams) error {
 	return err
 }
 
-const NewID = `-- name: NewID :one
-SELECT dlq.uuid_v7()::uuid AS id
-`
-
-// An id greater than that of every entry that is there.
-func (q *Queries) NewID(ctx context.Context) (uuid.UUID, error) {
-	row := q.db.QueryRow(ctx, NewID)
-	var id uuid.UUID
-	err := row.Scan(&id)
-	return id, err
-}
-
-const Preview = `-- name: Preview :many
+const PreviewReplay = `-- name: PreviewReplay :many
 SELECT p.queue::text AS queue, p.error_type::text AS error_type, p.age::text AS age, p.entries::bigint AS entries FROM dlq.preview($1::jsonb) p
 `
 
-type PreviewRow struct {
+type PreviewReplayRow struct {
 	Queue     string
 	ErrorType string
 	Age       string
 	Entries   int64
 }
 
-func (q *Queries) Preview(ctx context.Context, filter json.RawMessage) ([]PreviewRow, error) {
-	rows, err := q.db.Query(ctx, Preview, filter)
+func (q *Queries) PreviewReplay(ctx context.Context, filter json.RawMessage) ([]PreviewReplayRow, error) {
+	rows, err := q.db.Query(ctx, PreviewReplay, filter)
 	if err != nil {
 		return nil, err
 	}
 	defer rows.Close()
-	items := []PreviewRow{}
+	items := []PreviewReplayRow{}
 	for rows.Next() {
-		var i PreviewRow
+		var i PreviewReplayRow
 		if err := rows.Scan(
 			&i.Queue,
 			&i.ErrorType,
@@ -427,12 +374,12 @@ func (q *Queries) Replayable(ctx context.Context, filter json.RawMessage) (json.
 }
 
 const SetReplayRate = `-- name: SetReplayRate :exec
-SELECT dlq.replay_set_rate($1::uuid, $2::float8)
+SELECT dlq.replay_set_rate($1::uuid, nullif($2::float8, 0))
 `
 
 type SetReplayRateParams struct {
 	ID   uuid.UUID
-	Rate *float64
+	Rate float64
 }
 
 func (q *Queries) SetReplayRate(ctx context.Context, arg SetReplayRateParams) error {
@@ -441,23 +388,23 @@ func (q *Queries) SetReplayRate(ctx context.Context, arg SetReplayRateParams) er
 }
 
 const StartReplay = `-- name: StartReplay :one
-SELECT dlq.replay_start($1::jsonb, $2::text, $3::text, $4::boolean, $5::boolean, $6::integer,
-    $7::float8, $8::integer, $9::jsonb, $10::jsonb, $11::text, $12::boolean,
+SELECT dlq.replay_start($1::jsonb, $2::text, nullif($3::text, ''), $4::boolean, $5::boolean, $6::integer,
+    nullif($7::float8, 0), nullif($8::integer, 0), $9::jsonb, $10::jsonb, nullif($11::text, ''), $12::boolean,
     $13::float8, $14::integer)::uuid AS id
 `
 
 type StartReplayParams struct {
 	Filter      json.RawMessage
 	Actor       string
-	Note        *string
+	Note        string
 	AllEntries  bool
 	NewestFirst bool
 	BatchSize   int32
-	Rate        *float64
-	Concurrency *int32
+	Rate        float64
+	Concurrency int32
 	Patch       json.RawMessage
 	MergePatch  json.RawMessage
-	Queue       *string
+	Queue       string
 	Force       bool
 	StopAt      float64
 	StopOf      int32

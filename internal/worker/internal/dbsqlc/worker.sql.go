@@ -40,9 +40,11 @@ func (q *Queries) BehindOthers(ctx context.Context, ids []uuid.UUID) ([]uuid.UUI
 }
 
 const ClaimDue = `-- name: ClaimDue :many
-SELECT d.id, d.queue, d.kind, d.source, d.error_message, d.error_type, d.error_code, d.error_class, d.reported_class, d.error_stack_trace,
-       d.error_context, d.dlq_retry_count, d.strategy, d.rule, d.waiting_for, d.next_retry_at, d.ordering_key, d.last_failed_at,
-       d.job_kind, d.captured_by, d.max_retries, d.fingerprint
+SELECT d.id, d.queue, d.kind, coalesce(d.source, '')::text AS source, d.error_message, coalesce(d.error_type, '')::text AS error_type,
+       coalesce(d.error_code, '')::text AS error_code, coalesce(d.error_class, '')::text AS error_class, coalesce(d.reported_class, '')::text AS reported_class,
+       d.error_stack_trace, d.error_context, d.dlq_retry_count, coalesce(d.strategy::text, '')::text AS strategy, coalesce(d.rule, '')::text AS rule,
+       coalesce(d.waiting_for, '')::text AS waiting_for, d.next_retry_at, coalesce(d.ordering_key, '')::text AS ordering_key, d.last_failed_at,
+       d.job_kind, d.captured_by, d.max_retries, coalesce(d.fingerprint, '')::text AS fingerprint
 FROM (VALUES (1), (2), (3), (4)) AS p (priority)
 CROSS JOIN LATERAL (
     SELECT e.id, e.queue, e.kind, e.source, e.error_type, e.error_code, e.error_class, e.reported_class,
@@ -69,25 +71,25 @@ type ClaimDueRow struct {
 	ID              uuid.UUID
 	Queue           string
 	Kind            string
-	Source          *string
+	Source          string
 	ErrorMessage    string
-	ErrorType       *string
-	ErrorCode       *string
-	ErrorClass      *string
-	ReportedClass   *string
+	ErrorType       string
+	ErrorCode       string
+	ErrorClass      string
+	ReportedClass   string
 	ErrorStackTrace string
 	ErrorContext    json.RawMessage
 	DlqRetryCount   int32
-	Strategy        *string
-	Rule            *string
-	WaitingFor      *string
+	Strategy        string
+	Rule            string
+	WaitingFor      string
 	NextRetryAt     *time.Time
-	OrderingKey     *string
+	OrderingKey     string
 	LastFailedAt    time.Time
 	JobKind         string
 	CapturedBy      string
 	MaxRetries      int32
-	Fingerprint     *string
+	Fingerprint     string
 }
 
 // The most urgent due entries, oldest first, that no other worker holds. One range of the index dead_letter_open_due
@@ -136,8 +138,68 @@ func (q *Queries) ClaimDue(ctx context.Context, arg ClaimDueParams) ([]ClaimDueR
 	return items, nil
 }
 
+const ClaimObserved = `-- name: ClaimObserved :many
+SELECT e.id, e.next_retry_at::timestamptz AS next_retry_at, coalesce(e.rule, '')::text AS rule, e.captured_by, e.max_retries
+FROM dlq.dead_letter_open e
+WHERE e.status = 'dlq_pending' AND e.waiting_for = 'automatic'
+  AND e.queue = $1::text AND e.job_kind = $2::text AND e.kind = $3::text AND e.error_class = $4::text
+ORDER BY e.priority, e.id
+LIMIT $5::integer
+FOR UPDATE SKIP LOCKED
+`
+
+type ClaimObservedParams struct {
+	Queue      string
+	JobKind    string
+	Kind       string
+	ErrorClass string
+	MaxEntries int32
+}
+
+type ClaimObservedRow struct {
+	ID          uuid.UUID
+	NextRetryAt time.Time
+	Rule        string
+	CapturedBy  string
+	MaxRetries  int32
+}
+
+// The most urgent and oldest observed entries of a group.
+func (q *Queries) ClaimObserved(ctx context.Context, arg ClaimObservedParams) ([]ClaimObservedRow, error) {
+	rows, err := q.db.Query(ctx, ClaimObserved,
+		arg.Queue,
+		arg.JobKind,
+		arg.Kind,
+		arg.ErrorClass,
+		arg.MaxEntries,
+	)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	items := []ClaimObservedRow{}
+	for rows.Next() {
+		var i ClaimObservedRow
+		if err := rows.Scan(
+			&i.ID,
+			&i.NextRetryAt,
+			&i.Rule,
+			&i.CapturedBy,
+			&i.MaxRetries,
+		); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
 const ClaimStuck = `-- name: ClaimStuck :many
-SELECT e.id, e.queue, e.kind, e.error_class, e.rule, e.job_kind, e.captured_by, e.max_retries FROM dlq.dead_letter_queue e
+SELECT e.id, e.queue, e.kind, coalesce(e.error_class, '')::text AS error_class, coalesce(e.rule, '')::text AS rule, e.job_kind, e.captured_by, e.max_retries
+FROM dlq.dead_letter_queue e
 WHERE e.status IN ('dlq_manual', 'dlq_failed') AND e.queue = $1::text AND e.fingerprint = $2::text
   AND e.parked_by IS NULL AND e.last_failed_at < $3::timestamptz AND e.error_class = ANY ($4::text[]) AND e.id > $5::uuid
 ORDER BY e.id
@@ -158,8 +220,8 @@ type ClaimStuckRow struct {
 	ID         uuid.UUID
 	Queue      string
 	Kind       string
-	ErrorClass *string
-	Rule       *string
+	ErrorClass string
+	Rule       string
 	JobKind    string
 	CapturedBy string
 	MaxRetries int32
@@ -204,7 +266,8 @@ func (q *Queries) ClaimStuck(ctx context.Context, arg ClaimStuckParams) ([]Claim
 }
 
 const ClaimWaiting = `-- name: ClaimWaiting :many
-SELECT e.id, e.queue, e.kind, e.error_class, e.rule, e.waiting_for, e.job_kind, e.captured_by, e.max_retries
+SELECT e.id, e.queue, e.kind, coalesce(e.error_class, '')::text AS error_class, coalesce(e.rule, '')::text AS rule, coalesce(e.waiting_for, '')::text AS waiting_for,
+       e.job_kind, e.captured_by, e.max_retries
 FROM dlq.dead_letter_open e
 WHERE e.status = 'dlq_pending' AND e.waiting_for LIKE 'condition: %' AND e.queue = $1::text
 ORDER BY e.priority, e.id
@@ -221,9 +284,9 @@ type ClaimWaitingRow struct {
 	ID         uuid.UUID
 	Queue      string
 	Kind       string
-	ErrorClass *string
-	Rule       *string
-	WaitingFor *string
+	ErrorClass string
+	Rule       string
+	WaitingFor string
 	JobKind    string
 	CapturedBy string
 	MaxRetries int32
@@ -274,7 +337,7 @@ UPDATE dlq.dead_letter_queue e SET
     tags = CASE WHEN d.tags = '[]' THEN e.tags ELSE ARRAY(SELECT DISTINCT t FROM unnest(e.tags || ARRAY(SELECT jsonb_array_elements_text(d.tags))) t) END,
     assigned_to = coalesce(e.assigned_to, nullif(d.assignee, '')),
     config_version = $1::text,
-    move = jsonb_build_object('actor', $2::text, 'reason', d.reason, 'note', $3::text)
+    move = jsonb_build_object('actor', $2::text, 'reason', d.reason, 'note', nullif($3::text, ''))
 FROM (
     SELECT unnest($4::uuid[]) AS id, unnest($5::text[]) AS status, unnest($6::text[]) AS waiting_for,
            unnest($7::integer[]) AS max_retries, unnest($8::smallint[]) AS priority,
@@ -289,7 +352,7 @@ WHERE e.id = d.id AND e.status IN ('dlq_pending', 'dlq_manual')
 type DecideParams struct {
 	ConfigVersion string
 	Actor         string
-	Note          *string
+	Note          string
 	Ids           []uuid.UUID
 	Statuses      []string
 	WaitingFors   []string
@@ -329,11 +392,13 @@ func (q *Queries) Decide(ctx context.Context, arg DecideParams) error {
 }
 
 const DecidedAfter = `-- name: DecidedAfter :many
-SELECT e.id, e.queue, e.kind, e.source, coalesce(left(e.error_message, 8192), '')::text AS error_message, e.error_type, e.error_code,
-       e.error_class, e.reported_class, coalesce(left(e.error_stack_trace, 8192), '')::text AS error_stack_trace,
+SELECT e.id, e.queue, e.kind, coalesce(e.source, '')::text AS source, coalesce(left(e.error_message, 8192), '')::text AS error_message,
+       coalesce(e.error_type, '')::text AS error_type, coalesce(e.error_code, '')::text AS error_code, coalesce(e.error_class, '')::text AS error_class,
+       coalesce(e.reported_class, '')::text AS reported_class, coalesce(left(e.error_stack_trace, 8192), '')::text AS error_stack_trace,
        CASE WHEN pg_column_size(e.error_context) <= 65536 THEN e.error_context END::jsonb AS error_context,
-       e.dlq_retry_count, e.strategy, e.rule, e.waiting_for, e.next_retry_at, e.ordering_key, e.last_failed_at,
-       e.job_kind, e.captured_by, e.max_retries, e.fingerprint
+       e.dlq_retry_count, coalesce(e.strategy::text, '')::text AS strategy, coalesce(e.rule, '')::text AS rule, coalesce(e.waiting_for, '')::text AS waiting_for,
+       e.next_retry_at, coalesce(e.ordering_key, '')::text AS ordering_key, e.last_failed_at,
+       e.job_kind, e.captured_by, e.max_retries, coalesce(e.fingerprint, '')::text AS fingerprint
 FROM dlq.dead_letter_open e
 WHERE e.id > $1::uuid AND e.status IN ('dlq_pending', 'dlq_manual') AND e.strategy IS NOT NULL AND e.parked_by IS NULL
 ORDER BY e.id
@@ -350,25 +415,25 @@ type DecidedAfterRow struct {
 	ID              uuid.UUID
 	Queue           string
 	Kind            string
-	Source          *string
+	Source          string
 	ErrorMessage    string
-	ErrorType       *string
-	ErrorCode       *string
-	ErrorClass      *string
-	ReportedClass   *string
+	ErrorType       string
+	ErrorCode       string
+	ErrorClass      string
+	ReportedClass   string
 	ErrorStackTrace string
 	ErrorContext    json.RawMessage
 	DlqRetryCount   int32
-	Strategy        *string
-	Rule            *string
-	WaitingFor      *string
+	Strategy        string
+	Rule            string
+	WaitingFor      string
 	NextRetryAt     *time.Time
-	OrderingKey     *string
+	OrderingKey     string
 	LastFailedAt    time.Time
 	JobKind         string
 	CapturedBy      string
 	MaxRetries      int32
-	Fingerprint     *string
+	Fingerprint     string
 }
 
 // A page of the open entries that rules have judged, and no person: those that reclassify looks at. The columns are those
@@ -521,6 +586,54 @@ func (q *Queries) NextDue(ctx context.Context) (time.Time, error) {
 	return next_due, err
 }
 
+const ObservedGroups = `-- name: ObservedGroups :many
+WITH RECURSIVE g AS (
+    (SELECT e.queue, e.job_kind, e.kind, e.error_class FROM dlq.dead_letter_open e
+     WHERE e.status = 'dlq_pending' AND e.waiting_for = 'automatic'
+     ORDER BY e.queue, e.job_kind, e.kind, e.error_class LIMIT 1)
+    UNION ALL
+    SELECT n.queue, n.job_kind, n.kind, n.error_class
+    FROM g CROSS JOIN LATERAL (
+        SELECT e.queue, e.job_kind, e.kind, e.error_class FROM dlq.dead_letter_open e
+        WHERE e.status = 'dlq_pending' AND e.waiting_for = 'automatic' AND (e.queue, e.job_kind, e.kind, e.error_class) > (g.queue, g.job_kind, g.kind, g.error_class)
+        ORDER BY e.queue, e.job_kind, e.kind, e.error_class LIMIT 1) n
+)
+SELECT g.queue::text AS queue, g.job_kind::text AS job_kind, g.kind::text AS kind, g.error_class::text AS error_class FROM g LIMIT $1::integer
+`
+
+type ObservedGroupsRow struct {
+	Queue      string
+	JobKind    string
+	Kind       string
+	ErrorClass string
+}
+
+// Groups of observed entries: one probe of the index dead_letter_open_observed for each.
+func (q *Queries) ObservedGroups(ctx context.Context, most int32) ([]ObservedGroupsRow, error) {
+	rows, err := q.db.Query(ctx, ObservedGroups, most)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	items := []ObservedGroupsRow{}
+	for rows.Next() {
+		var i ObservedGroupsRow
+		if err := rows.Scan(
+			&i.Queue,
+			&i.JobKind,
+			&i.Kind,
+			&i.ErrorClass,
+		); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
 const Park = `-- name: Park :exec
 UPDATE dlq.dead_letter_queue e SET
     status = 'dlq_manual',
@@ -621,38 +734,6 @@ func (q *Queries) Reserve(ctx context.Context, arg ReserveParams) error {
 		arg.Reasons,
 	)
 	return err
-}
-
-const ReservePace = `-- name: ReservePace :one
-SELECT p.first_at::timestamptz AS first_at, p.granted::integer AS granted
-FROM dlq.reserve_pace($1::text, $2::float8, $3::integer, $4::timestamptz, $5::interval) p
-`
-
-type ReservePaceParams struct {
-	Name   string
-	Rate   float64
-	Count  int32
-	Now    time.Time
-	Within *time.Duration
-}
-
-type ReservePaceRow struct {
-	FirstAt time.Time
-	Granted int32
-}
-
-// Places in a stream of redeliveries, over all processes.
-func (q *Queries) ReservePace(ctx context.Context, arg ReservePaceParams) (ReservePaceRow, error) {
-	row := q.db.QueryRow(ctx, ReservePace,
-		arg.Name,
-		arg.Rate,
-		arg.Count,
-		arg.Now,
-		arg.Within,
-	)
-	var i ReservePaceRow
-	err := row.Scan(&i.FirstAt, &i.Granted)
-	return i, err
 }
 
 const SetGate = `-- name: SetGate :exec

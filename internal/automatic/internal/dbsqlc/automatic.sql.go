@@ -8,8 +8,6 @@ package dbsqlc
 import (
 	"context"
 	"time"
-
-	"github.com/google/uuid"
 )
 
 const AutomaticChanges = `-- name: AutomaticChanges :many
@@ -148,65 +146,6 @@ func (q *Queries) CheckAutomatic(ctx context.Context, arg CheckAutomaticParams) 
 	return err
 }
 
-const ClaimObserved = `-- name: ClaimObserved :many
-SELECT e.id, e.next_retry_at, e.rule, e.captured_by, e.max_retries
-FROM dlq.dead_letter_open e
-WHERE e.status = 'dlq_pending' AND e.waiting_for = 'automatic'
-  AND e.queue = $1::text AND e.job_kind = $2::text AND e.kind = $3::text AND e.error_class = $4::text
-ORDER BY e.priority, e.id
-LIMIT $5::integer
-FOR UPDATE SKIP LOCKED
-`
-
-type ClaimObservedParams struct {
-	Queue      string
-	JobKind    string
-	Kind       string
-	ErrorClass string
-	MaxEntries int32
-}
-
-type ClaimObservedRow struct {
-	ID          uuid.UUID
-	NextRetryAt *time.Time
-	Rule        *string
-	CapturedBy  string
-	MaxRetries  int32
-}
-
-// The most urgent and oldest observed entries of a group.
-func (q *Queries) ClaimObserved(ctx context.Context, arg ClaimObservedParams) ([]ClaimObservedRow, error) {
-	rows, err := q.db.Query(ctx, ClaimObserved,
-		arg.Queue,
-		arg.JobKind,
-		arg.Kind,
-		arg.ErrorClass,
-		arg.MaxEntries,
-	)
-	if err != nil {
-		return nil, err
-	}
-	defer rows.Close()
-	items := []ClaimObservedRow{}
-	for rows.Next() {
-		var i ClaimObservedRow
-		if err := rows.Scan(
-			&i.ID,
-			&i.NextRetryAt,
-			&i.Rule,
-			&i.CapturedBy,
-			&i.MaxRetries,
-		); err != nil {
-			return nil, err
-		}
-		items = append(items, i)
-	}
-	if err := rows.Err(); err != nil {
-		return nil, err
-	}
-	return items, nil
-}
-
 const CountObserved = `-- name: CountObserved :many
 SELECT e.queue, e.job_kind, e.kind, e.error_class::text AS error_class, count(*) AS entries, count(*) FILTER (WHERE e.next_retry_at <= now()) AS due
 FROM dlq.dead_letter_open e
@@ -328,54 +267,6 @@ func (q *Queries) CountReserved(ctx context.Context) ([]CountReservedRow, error)
 	return items, nil
 }
 
-const ObservedGroups = `-- name: ObservedGroups :many
-WITH RECURSIVE g AS (
-    (SELECT e.queue, e.job_kind, e.kind, e.error_class FROM dlq.dead_letter_open e
-     WHERE e.status = 'dlq_pending' AND e.waiting_for = 'automatic'
-     ORDER BY e.queue, e.job_kind, e.kind, e.error_class LIMIT 1)
-    UNION ALL
-    SELECT n.queue, n.job_kind, n.kind, n.error_class
-    FROM g CROSS JOIN LATERAL (
-        SELECT e.queue, e.job_kind, e.kind, e.error_class FROM dlq.dead_letter_open e
-        WHERE e.status = 'dlq_pending' AND e.waiting_for = 'automatic' AND (e.queue, e.job_kind, e.kind, e.error_class) > (g.queue, g.job_kind, g.kind, g.error_class)
-        ORDER BY e.queue, e.job_kind, e.kind, e.error_class LIMIT 1) n
-)
-SELECT g.queue::text AS queue, g.job_kind::text AS job_kind, g.kind::text AS kind, g.error_class::text AS error_class FROM g LIMIT $1::integer
-`
-
-type ObservedGroupsRow struct {
-	Queue      string
-	JobKind    string
-	Kind       string
-	ErrorClass string
-}
-
-// Groups of observed entries: one probe of the index dead_letter_open_observed for each.
-func (q *Queries) ObservedGroups(ctx context.Context, most int32) ([]ObservedGroupsRow, error) {
-	rows, err := q.db.Query(ctx, ObservedGroups, most)
-	if err != nil {
-		return nil, err
-	}
-	defer rows.Close()
-	items := []ObservedGroupsRow{}
-	for rows.Next() {
-		var i ObservedGroupsRow
-		if err := rows.Scan(
-			&i.Queue,
-			&i.JobKind,
-			&i.Kind,
-			&i.ErrorClass,
-		); err != nil {
-			return nil, err
-		}
-		items = append(items, i)
-	}
-	if err := rows.Err(); err != nil {
-		return nil, err
-	}
-	return items, nil
-}
-
 const PublishAutomatic = `-- name: PublishAutomatic :exec
 INSERT INTO dlq.settings AS s (key, value) VALUES ('automatic', $1::text)
 ON CONFLICT (key) DO UPDATE SET value = excluded.value, updated_at = now() WHERE s.value <> excluded.value
@@ -388,14 +279,14 @@ func (q *Queries) PublishAutomatic(ctx context.Context, value string) error {
 }
 
 const ResetAutomatic = `-- name: ResetAutomatic :one
-SELECT dlq.reset_automatic($1::text, $2::text, $3::text, $4::text)::boolean AS was
+SELECT dlq.reset_automatic($1::text, $2::text, $3::text, nullif($4::text, ''))::boolean AS was
 `
 
 type ResetAutomaticParams struct {
 	Scope string
 	Name  string
 	Actor string
-	Note  *string
+	Note  string
 }
 
 func (q *Queries) ResetAutomatic(ctx context.Context, arg ResetAutomaticParams) (bool, error) {
@@ -411,12 +302,12 @@ func (q *Queries) ResetAutomatic(ctx context.Context, arg ResetAutomaticParams) 
 }
 
 const ResumeAutomatic = `-- name: ResumeAutomatic :one
-SELECT dlq.resume_automatic($1::text, $2::text)::boolean AS was
+SELECT dlq.resume_automatic($1::text, nullif($2::text, ''))::boolean AS was
 `
 
 type ResumeAutomaticParams struct {
 	Actor string
-	Note  *string
+	Note  string
 }
 
 func (q *Queries) ResumeAutomatic(ctx context.Context, arg ResumeAutomaticParams) (bool, error) {
@@ -427,7 +318,7 @@ func (q *Queries) ResumeAutomatic(ctx context.Context, arg ResumeAutomaticParams
 }
 
 const SetAutomatic = `-- name: SetAutomatic :exec
-SELECT dlq.set_automatic($1::text, $2::text, $3::boolean, $4::text[], $5::text, $6::text)
+SELECT dlq.set_automatic($1::text, $2::text, $3::boolean, $4::text[], $5::text, nullif($6::text, ''))
 `
 
 type SetAutomaticParams struct {
@@ -436,7 +327,7 @@ type SetAutomaticParams struct {
 	Enabled bool
 	Include []string
 	Actor   string
-	Note    *string
+	Note    string
 }
 
 func (q *Queries) SetAutomatic(ctx context.Context, arg SetAutomaticParams) error {
@@ -452,12 +343,12 @@ func (q *Queries) SetAutomatic(ctx context.Context, arg SetAutomaticParams) erro
 }
 
 const StopAutomatic = `-- name: StopAutomatic :exec
-SELECT dlq.stop_automatic($1::text, $2::text)
+SELECT dlq.stop_automatic($1::text, nullif($2::text, ''))
 `
 
 type StopAutomaticParams struct {
 	Actor string
-	Note  *string
+	Note  string
 }
 
 func (q *Queries) StopAutomatic(ctx context.Context, arg StopAutomaticParams) error {

@@ -1,0 +1,123 @@
+package db_test
+
+import (
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// tables are the rooms whose queries (db/queries) may name each table: docs/decisions.md, "Each room has its own queries".
+// Others ask the room, or call a function of db/code.
+var tables = map[string][]string{
+	// deadletter: what people and programs do with entries. The others: what they do with those that are theirs.
+	"dead_letter_queue": {"deadletter", "automatic", "ingest", "replay", "worker"},
+
+	"automatic_changes":  {"automatic"},
+	"automatic_switches": {"automatic"},
+	"circuit_breakers":   {"breaker"},
+	"erasures":           {"deadletter"},
+	"gates":              {"worker"},
+	"ordered_jobs":       {"ingest"},
+	"processes":          {"process"},
+	"replay_run_entries": {"replay"},
+	"replay_runs":        {"replay"},
+	"rollup_flow":        {"analytics"},
+	"rollup_state":       {"analytics"},
+	"settings":           {"automatic", "deadletter"},
+	"river.river_job":    {"breaker", "delivery", "ingest", "worker"},
+}
+
+var (
+	createTable = regexp.MustCompile(`CREATE TABLE (?:IF NOT EXISTS )?dlq\.(\w+)`)
+	named       = regexp.MustCompile(`\b(?:dlq\.|(river\.))(\w+)`)
+)
+
+func TestQueries_nameTheTablesOfTheirRoom(t *testing.T) {
+	t.Parallel()
+	known := map[string]bool{"river.river_job": true, "dead_letter_open": true}
+	migrations, err := filepath.Glob("migrations/*.sql")
+	require.NoError(t, err)
+	for _, name := range migrations {
+		text, err := os.ReadFile(name)
+		require.NoError(t, err)
+		for _, table := range createTable.FindAllStringSubmatch(string(text), -1) {
+			known[table[1]] = true
+		}
+	}
+	files, err := filepath.Glob("queries/*.sql")
+	require.NoError(t, err)
+	require.NotEmpty(t, files)
+	for _, name := range files {
+		room := strings.TrimSuffix(filepath.Base(name), ".sql")
+		require.DirExists(t, "../internal/"+room, "queries are of a room of internal/")
+		text, err := os.ReadFile(name)
+		require.NoError(t, err)
+		for _, match := range named.FindAllStringSubmatch(string(text), -1) {
+			table := match[1] + match[2]
+			if !known[table] {
+				continue // a function, a type, or the name of a lock
+			}
+			if table == "dead_letter_open" { // a partition
+				table = "dead_letter_queue"
+			}
+			require.Contains(t, tables[table], room, "%s names the table %s: ask a room that owns it, or say here that this one does", name, table)
+		}
+	}
+}
+
+// texts are where Go may hold the text of a statement: a folder, or a file.
+var texts = []string{
+	"internal/postgres/",           // catalogs, sessions, migrations
+	"internal/doctor/",             // its questions are data
+	"internal/survey/",             // of a database without dlqd
+	"internal/demo/",               // no part of a server
+	"internal/deadletter/store.go", // filters; columns by the fields of a type; the transaction's settings
+	"internal/deadletter/audit.go",
+	"internal/deadletter/erase.go",
+	"internal/archive/database.go",    // names of partitions
+	"internal/analytics/analytics.go", // columns by the fields of a type
+}
+
+func TestCode_hasNoOtherStatements(t *testing.T) {
+	t.Parallel()
+	runs := []string{"Exec", "Query", "QueryRow", "SendBatch", "CopyFrom", "Queue"}
+	used := map[string]bool{}
+	for _, root := range []string{"../internal", "../cmd", "../riverdlq"} {
+		require.NoError(t, filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
+			if err != nil || entry.IsDir() || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") || strings.Contains(path, "/dbsqlc/") {
+				return err
+			}
+			path = filepath.ToSlash(path)
+			set := token.NewFileSet()
+			file, err := parser.ParseFile(set, path, nil, parser.SkipObjectResolution)
+			if err != nil {
+				return err
+			}
+			may := slices.IndexFunc(texts, func(place string) bool { return strings.HasPrefix(path, "../"+place) })
+			ast.Inspect(file, func(node ast.Node) bool {
+				call, ok := node.(*ast.CallExpr)
+				if !ok || len(call.Args) < 2 { // url.URL's Query takes nothing
+					return true
+				}
+				if method, ok := call.Fun.(*ast.SelectorExpr); ok && slices.Contains(runs, method.Sel.Name) {
+					require.GreaterOrEqual(t, may, 0, "%s runs a statement: make it a query of its room, in db/queries", set.Position(call.Pos()))
+					used[texts[may]] = true
+				}
+				return true
+			})
+			return nil
+		}))
+	}
+	for _, place := range texts {
+		require.True(t, used[place], "%s runs none any more: take it off the list", place)
+	}
+}

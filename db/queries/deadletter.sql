@@ -1,0 +1,55 @@
+-- name: Backlog :many
+-- Open entries by status, queue and class, from the index dead_letter_open_backlog alone.
+SELECT status, queue, coalesce(error_class, 'undecided')::text AS error_class, count(*) AS entries
+FROM dlq.dead_letter_open
+GROUP BY status, queue, error_class
+ORDER BY status, queue, error_class;
+
+-- name: OldestOpen :one
+SELECT created_at FROM dlq.dead_letter_open ORDER BY id LIMIT 1;
+
+-- name: RestoreEntries :one
+SELECT dlq.restore_entries(@entries::jsonb, @until::timestamptz, @actor::text, nullif(@note::text, ''))::integer AS entries;
+
+-- name: ActWhere :one
+-- One thing done to a batch of the entries that a filter chooses.
+SELECT coalesce(a.looked, 0)::integer AS looked, coalesce(a.changed, 0)::integer AS changed, coalesce(a.last, '00000000-0000-0000-0000-000000000000')::uuid AS last
+FROM dlq.act_where(@action::text, @filter::jsonb, @actor::text, nullif(@note::text, ''), @args::jsonb, @all_entries::boolean, @max_entries::integer, sqlc.narg('after')::uuid, @below::uuid) a;
+
+-- name: NewID :one
+-- An id greater than that of every entry that is there.
+SELECT dlq.uuid_v7()::uuid AS id;
+
+-- name: Preview :many
+SELECT p.queue::text AS queue, p.error_type::text AS error_type, p.age::text AS age, p.entries::bigint AS entries FROM dlq.preview(@filter::jsonb) p;
+
+-- name: Replay :one
+SELECT dlq.replay(@id::uuid, @actor::text, nullif(@note::text, ''), sqlc.narg('payload')::jsonb, @force::boolean)::bigint AS job;
+
+-- name: Move :exec
+-- A person's move: discard, resolve, park or unpark.
+SELECT CASE @verb::text
+    WHEN 'discard' THEN dlq.discard(@id::uuid, @actor::text, nullif(@note::text, ''))
+    WHEN 'resolve' THEN dlq.resolve(@id::uuid, @actor::text, nullif(@note::text, ''))
+    WHEN 'park' THEN dlq.park(@id::uuid, @actor::text, nullif(@note::text, ''))
+    WHEN 'unpark' THEN dlq.unpark(@id::uuid, @actor::text, nullif(@note::text, '')) END;
+
+-- name: Redeliver :many
+-- Jobs of entries that the transaction has claimed; or the live equal job that stands in the way of one.
+SELECT r.entry_id::uuid AS entry_id, coalesce(r.job_id, 0)::bigint AS job_id, coalesce(r.live_job_id, 0)::bigint AS live_job_id
+FROM dlq.redeliver(@ids::uuid[], @actor::text, @reason::text) r;
+
+-- name: SweepLeases :one
+SELECT l.extended::integer AS extended, l.settled::integer AS settled, l.requeued::integer AS requeued FROM dlq.requeue_expired_leases() l;
+
+-- name: Protect :exec
+-- Hides columns from the role dlq_reader, if others are hidden now.
+SELECT dlq.protect(@columns::text[]) WHERE NOT EXISTS (
+    SELECT FROM dlq.settings s WHERE s.key = 'sensitive_columns' AND s.value = array_to_string(@columns::text[], ','));
+
+-- name: FinishErasure :one
+UPDATE dlq.erasures SET archived = @archived, archives = @archives, archive = @archive, finished_at = clock_timestamp() WHERE id = @id RETURNING finished_at;
+
+-- name: EraseRows :many
+-- Of entries as the archive has them, those that a filter chooses, erased.
+SELECT r.id::uuid AS id, r.line::text AS line FROM dlq.erase_rows(@entries::jsonb, @filter::jsonb) r;

@@ -1,0 +1,81 @@
+package postgres_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/dlqd/dlqd/internal/postgres"
+	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
+)
+
+func TestOpen_statementsHaveATimeout(t *testing.T) {
+	t.Parallel()
+	url := postgrestest.Empty(t)
+	holder := postgrestest.Open(t, url)
+	execute(t, holder, "CREATE TABLE held (n int)")
+	tx, err := holder.Begin(t.Context())
+	require.NoError(t, err)
+	_, err = tx.Exec(t.Context(), "LOCK TABLE held")
+	require.NoError(t, err)
+
+	pool, err := postgres.OpenLimited(t.Context(), url, 1, 200*time.Millisecond)
+	require.NoError(t, err)
+	t.Cleanup(pool.Close)
+	require.NoError(t, pool.Ping(t.Context()))
+
+	for name, hangs := range map[string]func(ctx context.Context) error{
+		"exec": func(ctx context.Context) error {
+			_, err := pool.Exec(ctx, "INSERT INTO held VALUES (1)")
+			return err
+		},
+		"row": func(ctx context.Context) error {
+			var n int
+			return pool.QueryRow(ctx, "SELECT count(*) FROM held").Scan(&n)
+		},
+		"rows": func(ctx context.Context) error {
+			rows, err := pool.Query(ctx, "SELECT n FROM held")
+			if err != nil {
+				return err
+			}
+			_, err = pgx.CollectRows(rows, pgx.RowTo[int])
+			return err
+		},
+		"batch": func(ctx context.Context) error {
+			batch := &pgx.Batch{}
+			batch.Queue("INSERT INTO held VALUES (1)")
+			return pool.SendBatch(ctx, batch).Close()
+		},
+		"copy": func(ctx context.Context) error {
+			_, err := pool.CopyFrom(ctx, pgx.Identifier{"held"}, []string{"n"}, pgx.CopyFromRows([][]any{{1}}))
+			return err
+		},
+		"in a transaction": func(ctx context.Context) error {
+			return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+				_, err := tx.Exec(ctx, "INSERT INTO held VALUES (1)")
+				return err
+			})
+		},
+		"no connection is free": func(ctx context.Context) error {
+			return pool.AcquireFunc(ctx, func(*pgxpool.Conn) error { return pool.Ping(ctx) })
+		},
+	} {
+		require.ErrorIs(t, hangs(t.Context()), context.DeadlineExceeded, name)
+		require.NoError(t, pool.Ping(t.Context()), "%s: the pool goes on", name)
+	}
+
+	// Neither a deadline of the caller's nor none at all is cut short.
+	long, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	for _, ctx := range []context.Context{long, postgres.Unbounded(t.Context())} {
+		_, err := pool.Exec(ctx, "SELECT pg_sleep(0.4)")
+		require.NoError(t, err)
+	}
+	require.NoError(t, tx.Rollback(t.Context()))
+	_, err = pool.Exec(t.Context(), "INSERT INTO held VALUES (1)")
+	require.NoError(t, err)
+}

@@ -1,0 +1,169 @@
+package worker
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/dlqd/dlqd/internal/automatic"
+	"github.com/dlqd/dlqd/internal/deadletter"
+	"github.com/dlqd/dlqd/internal/strategy"
+	"github.com/dlqd/dlqd/internal/worker/internal/dbsqlc"
+)
+
+// What comes of a batch is gathered in rows, and written in one statement for each kind, which takes an array for each
+// column: one array of JSON would take half as long again (docs/decisions.md).
+
+// column is the array of one column of rows.
+func column[R, V any](rows []R, of func(*R) V) []V {
+	values := make([]V, len(rows))
+	for i := range rows {
+		values[i] = of(&rows[i])
+	}
+	return values
+}
+
+// decision is what happens to an entry that was just judged.
+type decision struct {
+	ID          uuid.UUID
+	Status      deadletter.Status
+	Strategy    string
+	Class       string
+	Rule        string
+	Fingerprint string
+	Next        time.Time
+	WaitingFor  string
+	MaxRetries  int             // 0: as many as before
+	Priority    int             // 0: the same
+	Tags        json.RawMessage // an array of texts, which are added
+	Assignee    string
+	Reason      string
+}
+
+// decisions are those of a batch.
+type decisions []decision
+
+// add gathers the decision on an entry, and returns what it comes to: "decided" or "parked".
+func (d *decisions) add(id uuid.UUID, of *strategy.Decision) string {
+	status, action := deadletter.Pending, "decided"
+	if of.Strategy == strategy.Manual {
+		status, action = deadletter.Manual, "parked"
+	}
+	tags := json.RawMessage("[]")
+	if len(of.Tags) > 0 {
+		tags, _ = json.Marshal(of.Tags) //nolint:errchkjson // strings
+	}
+	*d = append(*d, decision{
+		ID: id, Status: status, Strategy: of.Strategy, Class: string(of.Class), Rule: of.Rule, Fingerprint: of.Fingerprint, Next: of.Next,
+		WaitingFor: of.WaitingFor, MaxRetries: of.MaxRetries, Priority: of.Priority, Tags: tags, Assignee: of.Assignee, Reason: of.Reason,
+	})
+	return action
+}
+
+// write writes what was gathered, if anything.
+func (d decisions) write(ctx context.Context, tx transaction, act deadletter.Act, configVersion string) error {
+	if len(d) == 0 {
+		return nil
+	}
+	return tx.Decide(ctx, dbsqlc.DecideParams{
+		Actor: act.Actor, Note: act.Note, ConfigVersion: configVersion,
+		Ids:          column(d, func(r *decision) uuid.UUID { return r.ID }),
+		Statuses:     column(d, func(r *decision) string { return string(r.Status) }),
+		Strategies:   column(d, func(r *decision) string { return r.Strategy }),
+		ErrorClasses: column(d, func(r *decision) string { return r.Class }),
+		Rules:        column(d, func(r *decision) string { return r.Rule }),
+		Fingerprints: column(d, func(r *decision) string { return r.Fingerprint }),
+		NextRetryAts: column(d, func(r *decision) time.Time { return r.Next }),
+		WaitingFors:  column(d, func(r *decision) string { return r.WaitingFor }),
+		MaxRetries:   column(d, func(r *decision) int32 { return int32(r.MaxRetries) }),
+		Priorities:   column(d, func(r *decision) int16 { return int16(r.Priority) }),
+		Tags:         column(d, func(r *decision) json.RawMessage { return r.Tags }),
+		Assignees:    column(d, func(r *decision) string { return r.Assignee }),
+		Reasons:      column(d, func(r *decision) string { return r.Reason }),
+	})
+}
+
+// waiting is an entry that waits until a time, and for something else if that is not empty.
+type waiting struct {
+	ID         uuid.UUID
+	Until      time.Time
+	WaitingFor string
+	Reason     string
+}
+
+// reserved is an entry that is a person's.
+type reserved struct {
+	ID     uuid.UUID
+	Rule   string // that says so, although its class does not
+	Reason string
+}
+
+// aside are decided entries that do not go now.
+type aside struct {
+	waiting  []waiting
+	reserved []reserved
+}
+
+// wait has an entry wait until a time, and for something else if that is not empty.
+func (a *aside) wait(id uuid.UUID, until time.Time, waitingFor, reason string) {
+	a.waiting = append(a.waiting, waiting{id, until, waitingFor, reason})
+}
+
+// unlessOn puts an entry aside, unless it may go by itself: it is observed, or a person's. It reports whether it did.
+func (a *aside) unlessOn(id uuid.UUID, next time.Time, v automatic.Verdict) bool {
+	switch {
+	case v.Reserved != "":
+		a.reserved = append(a.reserved, reserved{id, v.Reserved, v.Reason})
+	case !v.On:
+		a.wait(id, next, strategy.WaitsForAutomatic, "observed: "+v.Reason)
+	default:
+		return false
+	}
+	return true
+}
+
+// write writes what was gathered, if anything.
+func (a *aside) write(ctx context.Context, tx transaction, actor string, counts map[string]int) error {
+	if n := len(a.waiting); n > 0 {
+		if err := tx.PutOff(ctx, dbsqlc.PutOffParams{
+			Actor:        actor,
+			Ids:          column(a.waiting, func(r *waiting) uuid.UUID { return r.ID }),
+			WaitingFors:  column(a.waiting, func(r *waiting) string { return r.WaitingFor }),
+			NextRetryAts: column(a.waiting, func(r *waiting) time.Time { return r.Until }),
+			Reasons:      column(a.waiting, func(r *waiting) string { return r.Reason }),
+		}); err != nil {
+			return fmt.Errorf("put off: %w", err)
+		}
+		counts["put_off"] += n
+	}
+	if n := len(a.reserved); n > 0 {
+		if err := tx.Reserve(ctx, dbsqlc.ReserveParams{
+			Actor:   actor,
+			Ids:     column(a.reserved, func(r *reserved) uuid.UUID { return r.ID }),
+			Rules:   column(a.reserved, func(r *reserved) string { return r.Rule }),
+			Reasons: column(a.reserved, func(r *reserved) string { return r.Reason }),
+		}); err != nil {
+			return fmt.Errorf("park: %w", err)
+		}
+		counts["parked"] += n
+	}
+	return nil
+}
+
+// park leaves entries to a person, each for its own reason.
+func park(ctx context.Context, tx transaction, actor string, entries []reserved) error {
+	if len(entries) == 0 {
+		return nil
+	}
+	if err := tx.Park(ctx, dbsqlc.ParkParams{
+		Actor:   actor,
+		Ids:     column(entries, func(r *reserved) uuid.UUID { return r.ID }),
+		Reasons: column(entries, func(r *reserved) string { return r.Reason }),
+	}); err != nil {
+		return fmt.Errorf("park: %w", err)
+	}
+	return nil
+}

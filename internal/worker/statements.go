@@ -1,0 +1,13 @@
+package worker
+
+import "github.com/dlqd/dlqd/internal/worker/internal/dbsqlc"
+
+// Statements of a worker whose cost must not grow with the number of dead letters, for EXPLAIN.
+const (
+	ClaimSQL         = dbsqlc.ClaimDue      // now or null, entries
+	WaitingQueuesSQL = dbsqlc.WaitingQueues // nothing
+	ClaimWaitingSQL  = dbsqlc.ClaimWaiting  // queue, entries
+	StuckGroupsSQL   = dbsqlc.StuckGroups   // groups
+	GroupFailuresSQL = dbsqlc.GroupFailures // queue, fingerprint, first id
+	ClaimStuckSQL    = dbsqlc.ClaimStuck    // queue, fingerprint, before, classes, after, entries
+)
