@@ -165,11 +165,12 @@ func (c *Client) Loop() *background.Loop {
 // again, so that other queues and reloads go on meanwhile.
 func (c *Client) follow(ctx context.Context) (time.Duration, error) {
 	p := c.config.Policy()
-	names, err := p.QueueNames(), error(nil)
+	names := p.QueueNames()
 	if c.config.Idle != nil && c.config.Idle() != nil {
 		names = nil
 	}
-	if names, err = c.own(ctx, names); err != nil {
+	names, err := c.own(ctx, names)
+	if err != nil {
 		return 0, err
 	}
 	defer func() {

@@ -70,12 +70,7 @@ func TestExamine_rights(t *testing.T) {
 	for _, f := range []string{"database", "row level security"} {
 		require.True(t, found[f].OK, f)
 	}
-	for _, right := range postgres.Rights() {
-		if !right.Optional {
-			_, err := owner.Exec(t.Context(), right.Grant(postgres.DefaultSchemas(), owner.Config().ConnConfig.Database, g.DLQDRole))
-			require.NoError(t, err)
-		}
-	}
+	g.Grant(t, postgres.DefaultSchemas())
 	m := &postgres.Migrator{Pool: pool, Schemas: postgres.DefaultSchemas(), Logger: slog.New(slog.DiscardHandler)}
 	require.NoError(t, m.Attach(t.Context()))
 	found = examine(t, pool)

@@ -36,25 +36,11 @@ func newGuest(t *testing.T) *guest {
 	return g
 }
 
-// grant gives dlqd's role what the page lists, as River's owner, who owns the database too.
-func (g *guest) grant(schemas postgres.Schemas, but ...string) {
-	g.Helper()
-	database := g.owner.Config().ConnConfig.Database
-	for _, right := range postgres.Rights() {
-		if right.Optional {
-			continue
-		}
-		if statement := right.Grant(schemas, database, g.DLQDRole); !slices.Contains(but, statement) {
-			execute(g.T, g.owner, statement)
-		}
-	}
-}
-
 // attached is a guest whose dlqd is attached.
 func attached(t *testing.T) *guest {
 	t.Helper()
 	g := newGuest(t)
-	g.grant(postgres.DefaultSchemas())
+	g.Grant(t, postgres.DefaultSchemas())
 	require.NoError(t, g.migrator.Attach(t.Context()))
 	return g
 }
@@ -116,7 +102,7 @@ func TestAttach_asAPlainRole(t *testing.T) {
 func TestRights_eachIsNeeded(t *testing.T) {
 	t.Parallel()
 	g := newGuest(t)
-	g.grant(postgres.DefaultSchemas())
+	g.Grant(t, postgres.DefaultSchemas())
 	database := g.owner.Config().ConnConfig.Database
 	for _, right := range postgres.Rights() {
 		if right.Optional {
@@ -142,7 +128,7 @@ func TestAttach_thatFailsLeavesNothing(t *testing.T) {
 	t.Parallel()
 	for _, hadSchema := range []bool{false, true} {
 		g := newGuest(t)
-		g.grant(postgres.DefaultSchemas())
+		g.Grant(t, postgres.DefaultSchemas())
 		if hadSchema {
 			execute(t, g.owner, "CREATE SCHEMA dlq")
 			execute(t, g.owner, "GRANT USAGE, CREATE ON SCHEMA dlq TO "+g.DLQDRole)
@@ -164,7 +150,7 @@ func TestAttach_thatFailsLeavesNothing(t *testing.T) {
 func TestGuest_schemasOfOthers(t *testing.T) {
 	t.Parallel()
 	g := newGuest(t)
-	g.grant(postgres.DefaultSchemas())
+	g.Grant(t, postgres.DefaultSchemas())
 	for _, schema := range []string{"dlq", "app"} {
 		execute(t, g.owner, "CREATE SCHEMA "+schema)
 		execute(t, g.owner, "GRANT USAGE, CREATE ON SCHEMA "+schema+" TO "+g.DLQDRole)
@@ -195,7 +181,7 @@ func TestGuest_riversMigrations(t *testing.T) {
 	t.Parallel()
 	g := newGuest(t)
 	postgrestest.MigrateRiver(t, g.owner, "", 6)
-	g.grant(postgres.DefaultSchemas())
+	g.Grant(t, postgres.DefaultSchemas())
 	require.NoError(t, g.migrator.Attach(t.Context()))
 	postgrestest.MigrateRiver(t, g.owner, "", 0) // the next version
 	require.NoError(t, g.migrator.Check(t.Context()))
@@ -208,7 +194,7 @@ func TestGuest_riversMigrations(t *testing.T) {
 	postgrestest.MigrateRiver(t, g.owner, "", -1)
 	require.Equal(t, 2, g.entries(), "the dead letters stay")
 	postgrestest.MigrateRiver(t, g.owner, "", 0)
-	g.grant(postgres.DefaultSchemas()) // on the new tables
+	g.Grant(t, postgres.DefaultSchemas()) // on the new tables
 	require.ErrorIs(t, g.migrator.Check(t.Context()), postgres.ErrSchemaOld, "the new table has no triggers")
 	// Its jobs' ids begin again: a new job would be taken for the old one that has a dead letter.
 	err := g.migrator.Attach(t.Context())
@@ -283,7 +269,7 @@ func TestGuest_lostRights(t *testing.T) {
 
 	// With the rights back, what could not be seen is seen.
 	execute(t, g.owner, "GRANT USAGE ON SCHEMA public TO "+g.DLQDRole)
-	g.grant(postgres.DefaultSchemas())
+	g.Grant(t, postgres.DefaultSchemas())
 	execute(t, g.dlqd, "UPDATE dlq.dead_letter_open SET lease_expires_at = now() WHERE status = 'dlq_processing'")
 	execute(t, g.dlqd, "SELECT dlq.requeue_expired_leases()")
 	require.Equal(t, 3, count(t, g.dlqd, "SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_resolved'"))
@@ -293,7 +279,7 @@ func TestGuest_lostRights(t *testing.T) {
 func TestGuest_lostItsSchema(t *testing.T) {
 	t.Parallel()
 	g := newGuest(t)
-	g.grant(postgres.DefaultSchemas())
+	g.Grant(t, postgres.DefaultSchemas())
 	execute(t, g.owner, "CREATE SCHEMA dlq")
 	execute(t, g.owner, "GRANT USAGE, CREATE ON SCHEMA dlq TO "+g.DLQDRole)
 	require.NoError(t, g.migrator.Attach(t.Context()))
@@ -355,7 +341,7 @@ func TestGuest_twoRivers(t *testing.T) {
 	execute(t, g.owner, "CREATE SCHEMA jobs")
 	postgrestest.MigrateRiver(t, g.owner, "jobs", 0)
 	second := postgres.Schemas{DLQ: "dlq", River: "jobs"}
-	g.grant(second)
+	g.Grant(t, second)
 	other := migratorOn(g.dlqd)
 	other.Schemas = second
 	plan, err := other.Plan(t.Context())

@@ -37,12 +37,7 @@ func TestGuest(t *testing.T) {
 	t.Parallel()
 	g := postgrestest.NewGuest(t)
 	owner := postgrestest.Open(t, g.Owner)
-	for _, right := range postgres.Rights() {
-		if !right.Optional {
-			_, err := owner.Exec(t.Context(), right.Grant(postgres.DefaultSchemas(), owner.Config().ConnConfig.Database, g.DLQDRole))
-			require.NoError(t, err)
-		}
-	}
+	g.Grant(t, postgres.DefaultSchemas())
 	dlqd := postgrestest.Open(t, g.DLQD)
 	migrator := &postgres.Migrator{Pool: dlqd, Schemas: postgres.DefaultSchemas(), Logger: slog.New(slog.DiscardHandler)}
 	count := func(sql string, args ...any) (n int) {
@@ -200,13 +195,7 @@ func TestGuest(t *testing.T) {
 func TestGuest_delivers(t *testing.T) {
 	t.Parallel()
 	g := postgrestest.NewGuest(t)
-	owner := postgrestest.Open(t, g.Owner)
-	for _, right := range postgres.Rights() {
-		if !right.Optional {
-			_, err := owner.Exec(t.Context(), right.Grant(postgres.DefaultSchemas(), owner.Config().ConnConfig.Database, g.DLQDRole))
-			require.NoError(t, err)
-		}
-	}
+	g.Grant(t, postgres.DefaultSchemas())
 	dlqd := postgrestest.Open(t, g.DLQD)
 	require.NoError(t, (&postgres.Migrator{Pool: dlqd, Schemas: postgres.DefaultSchemas(), Logger: slog.New(slog.DiscardHandler)}).Attach(t.Context()))
 	guest := setup(t, options{config: func(c *server.Config) {

@@ -100,9 +100,9 @@ type Worker struct {
 	batches *background.Loop
 	// published is the policy whose switches of automatic redelivery this process told SQL last.
 	published atomic.Pointer[policy.Policy]
-	queries   *dbsqlc.Queries
 	// switching is since when batches have met a change of a switch that is under way; nil where the last one did not.
 	switching atomic.Pointer[time.Time]
+	queries   *dbsqlc.Queries
 }
 
 // New returns a worker that does not run yet.

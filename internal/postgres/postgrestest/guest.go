@@ -6,10 +6,13 @@ import (
 	"log/slog"
 	"testing"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/riverqueue/river/riverdriver/riverpgxv5"
 	"github.com/riverqueue/river/rivermigrate"
 	"github.com/stretchr/testify/require"
+
+	"github.com/dlqd/dlqd/internal/postgres"
 )
 
 // Guest is a database where an application runs River, as a stranger would find it: four roles, none a superuser, none a
@@ -47,6 +50,20 @@ func NewGuest(tb testing.TB) *Guest {
 	_, err := pool.Exec(ctx, fmt.Sprintf("GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO %[1]s; GRANT USAGE ON ALL SEQUENCES IN SCHEMA public TO %[1]s", app))
 	require.NoError(tb, err)
 	return g
+}
+
+// Grant gives dlqd's role all that docs/attach.md lists, as River's owner, who owns the database too.
+func (g *Guest) Grant(tb testing.TB, schemas postgres.Schemas) {
+	tb.Helper()
+	conn, err := pgx.Connect(tb.Context(), g.Owner)
+	require.NoError(tb, err)
+	defer func() { _ = conn.Close(context.WithoutCancel(tb.Context())) }()
+	for _, right := range postgres.Rights() {
+		if !right.Optional { // that one is the server's administrator's to give
+			_, err := conn.Exec(tb.Context(), right.Grant(schemas, conn.Config().Database, g.DLQDRole))
+			require.NoError(tb, err)
+		}
+	}
 }
 
 // MigrateRiver brings River's schema to a version, up or down: 0 is its newest, -1 none at all. Empty is schema public.
