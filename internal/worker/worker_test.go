@@ -88,7 +88,7 @@ func TestWorker_isKilledAgainAndAgain(t *testing.T) {
 		require.NoError(t, child.Start())
 		_, err = bufio.NewReader(out).ReadString('\n') // it has begun
 		require.NoError(t, err)
-		time.Sleep(time.Duration(rand.IntN(40)) * time.Millisecond)
+		time.Sleep(time.Duration(rand.IntN(40+2*kills)) * time.Millisecond) // longer and longer: a slow machine gets on, too
 		require.NoError(t, child.Process.Kill())
 		_ = child.Wait()
 		kills++
