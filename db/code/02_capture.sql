@@ -70,7 +70,7 @@ BEGIN
     tags := '{}';
     BEGIN
         -- Times that clients can read: psql takes 'infinity' and the year 294276 too.
-        v_time := dlq.to_timestamptz(p_job ->> 'finalized_at');
+        v_time := (p_job ->> 'finalized_at')::timestamptz;
         IF v_time BETWEEN '1970-01-01Z' AND now() + interval '1 day' THEN
             last_failed_at := v_time;
         END IF;
