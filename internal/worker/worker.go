@@ -519,5 +519,8 @@ func (w *Worker) sweep(ctx context.Context) error {
 	return nil
 }
 
+// PublishAgain has the worker tell SQL what the policy says though it has not changed: dlqd's tables are new.
+func (w *Worker) PublishAgain() { w.published.Store(nil) }
+
 // notify has the next batch claimed now.
 func (w *Worker) notify() { w.batches.Wake() }
