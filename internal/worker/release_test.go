@@ -394,3 +394,19 @@ func TestAutomatic_publishedByACommitAlone(t *testing.T) {
 	j.release()
 	require.NotEqual(t, before, published())
 }
+
+// A change of a switch that does not end is a failure also where nothing is due: entries wait for a release, or a condition.
+func TestAutomatic_aSwitchThatHangsIsAFailureOfEveryLook(t *testing.T) {
+	t.Parallel()
+	j := attached(t, nil)
+	tx, err := j.pool.Begin(t.Context())
+	require.NoError(t, err)
+	defer func() { _ = tx.Rollback(context.Background()) }()
+	_, err = tx.Exec(t.Context(), "SELECT dlq.set_automatic('kind', 'report', true, p_actor => 'kim')")
+	require.NoError(t, err)
+	j.release()
+	j.now = j.now.Add(20 * time.Second)
+	require.ErrorContains(t, j.worker.Release(t.Context()), "nothing has been judged or redelivered for 20s")
+	require.NoError(t, tx.Rollback(t.Context()))
+	j.release()
+}
