@@ -322,7 +322,7 @@ func (w *Worker) metSwitching() error {
 	if took < maxSwitching {
 		return errSwitching
 	}
-	return fmt.Errorf("nothing has been judged or redelivered for %s: %s, and the transaction that does that does not end (advisory locks in pg_locks, and pg_stat_activity, say whose it is)", took.Round(time.Second), errSwitching)
+	return fmt.Errorf("nothing has been judged or redelivered for %s: %s, and the transaction that does that does not end (advisory locks in pg_locks, and pg_stat_activity, say whose it is)", took.Round(time.Second), errSwitching.Error())
 }
 
 func (w *Worker) handle(ctx context.Context, tx transaction, rows []dbsqlc.ClaimDueRow, now time.Time, counts map[string]int) (parked []Parked, err error) {
