@@ -247,5 +247,8 @@ func (s *service) followReplay(ctx context.Context, in *RunInput, send sse.Sende
 			return
 		case <-ticker.C:
 		}
+		if s.Ready() != nil { // a stop waits for nobody who follows
+			return
+		}
 	}
 }

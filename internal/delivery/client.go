@@ -69,6 +69,7 @@ type Client struct {
 
 	config ClientConfig
 	worked map[string]int           // concurrency of the queues that it works
+	ending map[string]bool          // those of them that fetch nothing any more: once begun, a removal must go on
 	names  atomic.Pointer[[]string] // of those queues, for others
 	shared atomic.Pointer[[]string] // queues of the policy that it does not work, since others do
 }
@@ -149,7 +150,7 @@ func NewClient(ctx context.Context, config ClientConfig) (*Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	c.worked = worked
+	c.worked, c.ending = worked, map[string]bool{}
 	c.note()
 	return c, nil
 }
@@ -197,9 +198,10 @@ func (c *Client) follow(ctx context.Context) (time.Duration, error) {
 	wait := time.Duration(0)
 	for name, concurrency := range c.worked {
 		wanted := slices.Contains(names, name)
-		if wanted && p.Concurrency(name) == concurrency {
+		if wanted && p.Concurrency(name) == concurrency && !c.ending[name] {
 			continue
 		}
+		c.ending[name] = true
 		removing, cancel := context.WithTimeout(ctx, removeTimeout)
 		err := c.Queues().Remove(removing, name)
 		cancel()
@@ -210,6 +212,7 @@ func (c *Client) follow(ctx context.Context) (time.Duration, error) {
 			errs = append(errs, fmt.Errorf("queue %s: %w", name, err))
 		default:
 			delete(c.worked, name)
+			delete(c.ending, name)
 			if wanted {
 				add(name)
 			}

@@ -340,3 +340,19 @@ func TestFilter_everyField(t *testing.T) {
 	}
 	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.find('{}', 1)"))
 }
+
+// A run that cannot go on for the moment does not hold up those after it.
+func TestRun_oneThatFailsHoldsUpNoOther(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.fail(3, "a", "A")
+	b.fail(3, "b", "B")
+	first := b.start(replay.Request{Filter: json.RawMessage(`{"errorType": ["A"]}`)})
+	second := b.start(replay.Request{Filter: json.RawMessage(`{"errorType": ["B"]}`)})
+	b.exec("CREATE FUNCTION away() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN IF NEW.queue = 'a' THEN RAISE EXCEPTION USING ERRCODE = '40001'; END IF; RETURN NEW; END $$")
+	b.exec("CREATE TRIGGER away BEFORE INSERT ON river_job FOR EACH ROW EXECUTE FUNCTION away()")
+	_, err := b.runner.RunOnce(t.Context())
+	require.ErrorContains(t, err, first.ID.String())
+	require.Zero(t, b.get(first).Replayed)
+	require.EqualValues(t, 3, b.get(second).Replayed)
+}

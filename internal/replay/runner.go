@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
+	"slices"
 	"strings"
 	"time"
 
@@ -72,13 +74,19 @@ func (r *Runner) Loop() *background.Loop {
 	})
 }
 
-// RunOnce takes every active run one batch further, and returns the most that happened to any.
+// RunOnce takes every active run one batch further, and returns the most that happened to any. One that fails does not hold
+// up the others.
 func (r *Runner) RunOnce(ctx context.Context) (progress, error) {
 	runs, err := dbsqlc.New(r.store.DB()).ActiveReplays(ctx)
 	if err != nil {
 		return idle, err
 	}
+	// What is kept of runs that are over, or paused, is found again.
+	over := func(id uuid.UUID) bool { return !slices.Contains(runs, id) }
+	maps.DeleteFunc(r.careful, func(id uuid.UUID, _ int) bool { return over(id) })
+	maps.DeleteFunc(r.ahead, func(id uuid.UUID, _ found) bool { return over(id) })
 	most := idle
+	var errs []error
 	for _, id := range runs {
 		p, err := r.batch(ctx, id)
 		if postgres.IsRefusal(err) && r.careful[id] == 0 {
@@ -87,11 +95,15 @@ func (r *Runner) RunOnce(ctx context.Context) (progress, error) {
 			p, err = sent, nil
 		}
 		if err != nil {
-			return most, fmt.Errorf("replay run %s: %w", id, err)
+			errs = append(errs, fmt.Errorf("replay run %s: %w", id, err))
+			if ctx.Err() != nil {
+				break
+			}
+			continue
 		}
 		most = max(most, p)
 	}
-	return most, nil
+	return most, errors.Join(errs...)
 }
 
 // maxCareful is how many entries are gone through one by one after a refusal: the largest batch.

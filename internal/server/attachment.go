@@ -25,6 +25,11 @@ func (s *Server) attachment() *background.Loop {
 			}
 			switch was := s.detached.Load(); {
 			case installed && was != nil:
+				// Its tables may be new, without what was written at the start.
+				s.protect(ctx)
+				if s.worker != nil {
+					s.worker.PublishAgain()
+				}
 				s.detached.Store(nil)
 				s.logger.Info("dlqd is attached again, and goes on")
 			case !installed && was == nil:

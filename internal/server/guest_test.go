@@ -7,6 +7,7 @@ import (
 	"errors"
 	"log/slog"
 	"net/http"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -218,3 +219,26 @@ type atOnce struct{}
 
 // NextRetry implements river.ClientRetryPolicy.
 func (atOnce) NextRetry(*rivertype.JobRow) time.Time { return time.Now() }
+
+// TestAttachedAgain_theTablesAreNew: what the start wrote by the policy is written again.
+func TestAttachedAgain_theTablesAreNew(t *testing.T) {
+	t.Parallel()
+	a := runApplication(t)
+	b := setup(t, options{config: func(c *server.Config) {
+		c.DatabaseURL, c.Process = a.url, false
+		c.Policy.Data.SensitiveColumns = []string{"notes"}
+	}})
+	written := func() bool {
+		return a.count(t, `SELECT count(*) FROM dlq.settings s WHERE s.key = 'automatic' AND NOT has_column_privilege('dlq_reader', 'dlq.dead_letter_queue', 'notes', 'SELECT')
+			AND has_column_privilege('dlq_reader', 'dlq.dead_letter_queue', 'original_event', 'SELECT')`) == 1
+	}
+	require.Eventually(t, written, 20*time.Second, 20*time.Millisecond)
+	migrator := &postgres.Migrator{Pool: a.pool, Schemas: postgres.DefaultSchemas(), Logger: slog.New(slog.DiscardHandler)}
+	found, err := migrator.Find(t.Context(), false, false)
+	require.NoError(t, err)
+	_, err = migrator.Detach(t.Context(), *found, true)
+	require.NoError(t, err)
+	require.Eventually(t, func() bool { _, detail := b.part("observed"); return strings.HasPrefix(detail, "idle: ") }, 20*time.Second, 20*time.Millisecond)
+	require.NoError(t, migrator.Attach(t.Context()))
+	require.Eventually(t, written, 20*time.Second, 20*time.Millisecond)
+}

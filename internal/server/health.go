@@ -1,6 +1,7 @@
 package server
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -57,7 +58,7 @@ func (s *Server) health(ctx context.Context) []api.Part {
 	if s.ingester != nil {
 		messages, bytes := s.ingester.Pending()
 		parts = append(parts, api.Part{
-			Name: "ingest", OK: messages < ingest.DefaultMaxPending && bytes < ingest.DefaultMaxPendingBytes,
+			Name: "ingest", OK: messages < int64(cmp.Or(s.config.MaxPending, ingest.DefaultMaxPending)) && bytes < ingest.DefaultMaxPendingBytes,
 			Detail: fmt.Sprintf("%d messages (%d bytes) wait for their commit", messages, bytes),
 		})
 	}

@@ -227,3 +227,52 @@ func freeze(t *testing.T, dir string) {
 		}
 	})
 }
+
+// TestReload_aQueueThatComesBackBeforeItIsGone takes a queue away while one of its jobs runs, and gives it back before that ends.
+func TestReload_aQueueThatComesBackBeforeItIsGone(t *testing.T) {
+	t.Parallel()
+	arrived, answer := make(chan struct{}, 10), make(chan struct{})
+	var once sync.Once
+	finish := func() { once.Do(func() { close(answer) }) }
+	t.Cleanup(finish)
+	var dir, files string
+	b := setup(t, options{
+		receiver: func(http.ResponseWriter, *http.Request) { arrived <- struct{}{}; <-answer },
+		config: func(c *server.Config) {
+			files = fmt.Sprintf("queues: {one: {destination: d}, two: {destination: d}}\ndestinations: {d: {url: %q}}\n", c.Policy.Destinations["default"].URL)
+			dir = policytest.Dir(t, policytest.Files{"retry-policies": files})
+			var err error
+			c.Source = policy.Source{Dir: dir}
+			c.Policy, err = policy.Load(c.Source)
+			require.NoError(t, err)
+		},
+	})
+	t.Cleanup(finish) // before the server stops
+	reload := func(files string) {
+		t.Helper()
+		require.NoError(t, os.WriteFile(filepath.Join(dir, "retry-policies.yaml"), []byte(files), 0o600))
+		since := time.Now()
+		require.NoError(t, b.server.Reload(t.Context()))
+		require.Eventually(t, func() bool { // a turn has gone by it
+			for _, status := range b.server.Loops().Statuses() {
+				if status.Name == "policy-queues" && status.LastSuccess.After(since) {
+					return true
+				}
+			}
+			return false
+		}, 20*time.Second, 10*time.Millisecond)
+	}
+	submit := func(id string) {
+		t.Helper()
+		status, out, _ := b.call("POST", "/api/messages", fmt.Sprintf(`{"messageId": %q, "queue": "two", "kind": "k", "payload": 1}`, id))
+		require.Equal(t, http.StatusAccepted, status, out)
+	}
+	submit("m1")
+	<-arrived
+	reload(strings.Replace(files, ", two: {destination: d}", "", 1))
+	reload(files)
+	finish()
+	b.awaitMessage("m1", "completed")
+	submit("m2")
+	b.awaitMessage("m2", "completed")
+}

@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/dlqd/dlqd/internal/server"
 )
 
 // A deploy broke one kind of message; it is mended, and all that died of it is replayed, while its progress is followed.
@@ -88,4 +90,22 @@ func TestReplay_notWhileTheBreakerIsOpen(t *testing.T) {
 	require.Contains(t, out["detail"], "circuit breaker destination:default is open")
 	status, out, _ = b.call("POST", "/api/dlq/replay", `{"filter": {}, "all": true, "force": true}`)
 	require.Equal(t, http.StatusAccepted, status, out)
+}
+
+// A stop does not wait for those who follow a run.
+func TestStop_whileARunIsFollowed(t *testing.T) {
+	t.Parallel()
+	b := setup(t, options{receiver: answering(http.StatusNotFound), config: func(c *server.Config) { c.StopTimeout = 12 * time.Second }})
+	b.submit("m1")
+	b.awaitMessage("m1", "dead-lettered")
+	_, out, _ := b.call("POST", "/api/dlq/replay", `{"filter": {}, "all": true}`)
+	id := out["run"].(map[string]any)["id"].(string)
+	status, out, _ := b.call("POST", "/api/dlq/replays/"+id+"/pause", `{}`)
+	require.Equal(t, http.StatusOK, status, out)
+	response, err := http.Get(b.base + "/api/dlq/replays/" + id + "/events")
+	require.NoError(t, err)
+	defer response.Body.Close()
+	lines := bufio.NewScanner(response.Body)
+	require.True(t, lines.Scan())
+	b.stop()
 }

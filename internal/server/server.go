@@ -102,6 +102,7 @@ type Server struct {
 	delivery  *delivery.Worker
 	river     *delivery.Client
 	process   *process.Process
+	worker    *worker.Worker
 	attached  bool                  // River belongs to an application
 	detached  atomic.Pointer[error] // dlqd was taken out of the database meanwhile; nil where it is there
 	http      *http.Server
@@ -289,7 +290,8 @@ func (s *Server) startDLQWorker() error {
 	if !s.config.PollOnly {
 		config.Listen = s.pool
 	}
-	s.loops.Add(worker.New(config).Loops()...)
+	s.worker = worker.New(config)
+	s.loops.Add(s.worker.Loops()...)
 	runs := replay.NewRunner(s.store, s.logger.With("part", "replay")).Loop()
 	s.loops.Add(runs)
 	s.wakeRuns = runs.Wake

@@ -64,18 +64,25 @@ func (w *Worker) Gates(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	var errs []error // one that fails does not hold up the others
 	for _, queue := range queues {
 		if err := w.conditionGate(ctx, queue); err != nil {
-			return fmt.Errorf("gate of queue %s: %w", queue, err)
+			errs = append(errs, fmt.Errorf("gate of queue %s: %w", queue, err))
+		}
+		if ctx.Err() != nil {
+			return errors.Join(errs...)
 		}
 	}
 	for _, name := range smart {
 		queue, fingerprint, _ := strings.Cut(strings.TrimPrefix(name, smartPrefix), ":")
 		if err := w.smartGate(ctx, queue, fingerprint); err != nil {
-			return fmt.Errorf("gate %s: %w", name, err)
+			errs = append(errs, fmt.Errorf("gate %s: %w", name, err))
+		}
+		if ctx.Err() != nil {
+			break
 		}
 	}
-	return nil
+	return errors.Join(errs...)
 }
 
 func (w *Worker) conditionGate(ctx context.Context, queue string) error {

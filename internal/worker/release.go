@@ -25,6 +25,7 @@ const releaseGate = "automatic"
 // on: at the pace of their queue, the oldest first. It also tells SQL what the policy says of it, where that has changed.
 func (w *Worker) Release(ctx context.Context) error {
 	released := false
+	var told *policy.Policy // in this transaction
 	err := w.observed(ctx, func(tx transaction, counts map[string]int) error {
 		if mine, err := tx.LockGate(ctx, releaseGate); err != nil || !mine {
 			return err
@@ -38,7 +39,7 @@ func (w *Worker) Release(ctx context.Context) error {
 			if err := automatic.Publish(ctx, tx, p); err != nil {
 				return err
 			}
-			w.published.Store(p)
+			told = p
 		}
 		if by.switches.Stopped != nil {
 			return nil
@@ -68,6 +69,9 @@ func (w *Worker) Release(ctx context.Context) error {
 	})
 	if errors.Is(err, errSwitching) {
 		return nil
+	}
+	if err == nil && told != nil {
+		w.published.Store(told)
 	}
 	if err == nil && released {
 		w.notify() // after the commit: before it, a batch sees none of them

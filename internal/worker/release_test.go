@@ -374,3 +374,39 @@ func TestAutomatic_smartRetry(t *testing.T) {
 	require.Equal(t, 4, j.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_resolved' AND kind = 'report'"))
 	require.Equal(t, 8, j.inStatus(deadletter.Manual), "what is off, and what had one attempt")
 }
+
+// A look that is rolled back has told SQL nothing of a new policy: the next one does.
+func TestAutomatic_publishedByACommitAlone(t *testing.T) {
+	t.Parallel()
+	j := attached(t, nil)
+	j.failJobs(1, 3, "mails", "report", refused)
+	j.all()
+	require.Equal(t, 1, j.observed())
+	j.now = j.now.Add(2 * time.Minute)
+	j.release()
+	published := func() string { return j.text("SELECT value FROM dlq.settings WHERE key = 'automatic'") }
+	before := published()
+	j.reload(policytest.Files{"dlq-routing": "automatic: {kinds: {report: {enabled: true}}}\n"})
+	j.exec("ALTER TABLE dlq.dead_letter_queue ADD CONSTRAINT observed CHECK (waiting_for = 'automatic') NOT VALID")
+	require.Error(t, j.worker.Release(t.Context()))
+	require.Equal(t, before, published())
+	j.exec("ALTER TABLE dlq.dead_letter_queue DROP CONSTRAINT observed")
+	j.release()
+	require.NotEqual(t, before, published())
+}
+
+// A change of a switch that does not end is a failure also where nothing is due: entries wait for a release, or a condition.
+func TestAutomatic_aSwitchThatHangsIsAFailureOfEveryLook(t *testing.T) {
+	t.Parallel()
+	j := attached(t, nil)
+	tx, err := j.pool.Begin(t.Context())
+	require.NoError(t, err)
+	defer func() { _ = tx.Rollback(context.Background()) }()
+	_, err = tx.Exec(t.Context(), "SELECT dlq.set_automatic('kind', 'report', true, p_actor => 'kim')")
+	require.NoError(t, err)
+	j.release()
+	j.now = j.now.Add(20 * time.Second)
+	require.ErrorContains(t, j.worker.Release(t.Context()), "nothing has been judged or redelivered for 20s")
+	require.NoError(t, tx.Rollback(t.Context()))
+	j.release()
+}

@@ -38,15 +38,19 @@ func (w *Worker) SmartRetry(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	var errs []error // one that fails does not hold up the others
 	for _, g := range groups {
 		if !planner.Policy().SmartRetryOn(g.Queue) {
 			continue
 		}
 		if err := w.smartGate(ctx, g.Queue, g.Fingerprint); err != nil {
-			return fmt.Errorf("smart retry of queue %s, group %s: %w", g.Queue, g.Fingerprint, err)
+			errs = append(errs, fmt.Errorf("smart retry of queue %s, group %s: %w", g.Queue, g.Fingerprint, err))
+		}
+		if ctx.Err() != nil {
+			break
 		}
 	}
-	return nil
+	return errors.Join(errs...)
 }
 
 func (w *Worker) smartGate(ctx context.Context, queue, fingerprint string) error {

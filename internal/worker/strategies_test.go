@@ -439,3 +439,19 @@ func TestOrder_redeliveriesKeepIt(t *testing.T) {
 	require.Equal(t, []string{"m0", "m1", "m2"}, order)
 	require.Zero(t, j.count("SELECT count(*) FROM dlq.ordered_jobs"), "entries that close leave the order")
 }
+
+// A queue whose gate fails for a reason that may pass does not hold up those after it.
+func TestConditional_oneQueueFails(t *testing.T) {
+	t.Parallel()
+	j := setupJudged(t, policytest.Files{"dlq-routing": "redeliveriesPerSecond: 0\n", "retry-policies": "destinationDefaults: {redeliveriesPerSecond: 0}\n"})
+	j.conditions.set("x")
+	j.failMany(2, "a", outage)
+	j.failMany(2, "b", outage)
+	j.all()
+	j.delayOver()
+	j.exec("CREATE FUNCTION away() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN IF NEW.queue = 'a' THEN RAISE EXCEPTION USING ERRCODE = '40001'; END IF; RETURN NEW; END $$")
+	j.exec("CREATE TRIGGER away BEFORE INSERT ON river_job FOR EACH ROW EXECUTE FUNCTION away()")
+	j.conditions.set("")
+	require.ErrorContains(t, j.worker.Gates(t.Context()), "gate of queue a")
+	require.Equal(t, 2, j.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_processing' AND queue = 'b'"))
+}

@@ -51,6 +51,8 @@ const (
 	// maxSwitching is how long a change of a switch may hold everything up before that counts as a failure: a change is one
 	// short transaction, which waits 5 s at most.
 	maxSwitching = 15 * time.Second
+	// maxSwitchingGap is between two looks that met changes which count as one: some loop looks every second.
+	maxSwitchingGap = time.Minute
 	// paceGrain is what is not worth waiting for.
 	paceGrain = 100 * time.Millisecond
 	// placeKept is how long after its time an entry still has its place in a pace.
@@ -100,8 +102,8 @@ type Worker struct {
 	batches *background.Loop
 	// published is the policy whose switches of automatic redelivery this process told SQL last.
 	published atomic.Pointer[policy.Policy]
-	// switching is since when batches have met a change of a switch that is under way; nil where the last one did not.
-	switching atomic.Pointer[time.Time]
+	// switching is the change of a switch that is under way; nil where the last look met none.
+	switching atomic.Pointer[switching]
 	queries   *dbsqlc.Queries
 }
 
@@ -221,9 +223,7 @@ func (w *Worker) untilNextDue(ctx context.Context) time.Duration {
 func (w *Worker) RunOnce(ctx context.Context) (bool, error) {
 	size := cmp.Or(w.config.BatchSize, w.config.Planner().Policy().Workers.DLQWorkers.BatchSize)
 	claimed, err := w.batch(ctx, size)
-	if !errors.Is(err, errSwitching) {
-		w.switching.Store(nil)
-	} else if err = w.switchingTooLong(err); err == nil {
+	if errors.Is(err, errSwitching) {
 		return false, nil
 	}
 	if postgres.IsRefusal(err) && len(claimed) > 0 {
@@ -234,21 +234,6 @@ func (w *Worker) RunOnce(ctx context.Context) (bool, error) {
 		return false, err
 	}
 	return len(claimed) == size, nil
-}
-
-// switchingTooLong is the error that a change of a switch is under way for so long that somebody must look; nil before that.
-func (w *Worker) switchingTooLong(err error) error {
-	now := w.now()
-	since := w.switching.Load()
-	if since == nil {
-		w.switching.Store(&now)
-		return nil
-	}
-	took := now.Sub(*since)
-	if took < maxSwitching {
-		return nil
-	}
-	return fmt.Errorf("nothing has been judged or redelivered for %s: %w, and the transaction that does that does not end (advisory locks in pg_locks, and pg_stat_activity, say whose it is)", took.Round(time.Second), err)
 }
 
 // oneByOne handles the entries of a batch that the database refused, each in a transaction of its own, and parks those
@@ -310,12 +295,34 @@ var errSwitching = errors.New("automatic redelivery is being switched")
 
 // judge reads what a transaction that redelivers goes by. From then on, no switch changes before it ends.
 func (w *Worker) judge(ctx context.Context, tx transaction) (*judged, error) {
-	if locked, err := automatic.TryLock(ctx, tx); err != nil || !locked {
-		return nil, cmp.Or(err, errSwitching)
+	switch locked, err := automatic.TryLock(ctx, tx); {
+	case err != nil:
+		return nil, err
+	case !locked:
+		return nil, w.metSwitching()
 	}
+	w.switching.Store(nil)
 	planner := w.config.Planner()
 	switches, err := automatic.Read(ctx, tx, planner.Policy())
 	return &judged{planner, switches}, err
+}
+
+// switching is a change of a switch that looks have met, of batches, gates or releases.
+type switching struct{ first, last time.Time }
+
+// metSwitching is errSwitching, or, where a change is under way for so long that somebody must look, the error that it is.
+func (w *Worker) metSwitching() error {
+	now := w.now()
+	met := &switching{now, now}
+	if before := w.switching.Load(); before != nil && now.Sub(before.last) <= maxSwitchingGap {
+		met.first = before.first
+	}
+	w.switching.Store(met)
+	took := now.Sub(met.first)
+	if took < maxSwitching {
+		return errSwitching
+	}
+	return fmt.Errorf("nothing has been judged or redelivered for %s: %s, and the transaction that does that does not end (advisory locks in pg_locks, and pg_stat_activity, say whose it is)", took.Round(time.Second), errSwitching.Error())
 }
 
 func (w *Worker) handle(ctx context.Context, tx transaction, rows []dbsqlc.ClaimDueRow, now time.Time, counts map[string]int) (parked []Parked, err error) {
@@ -518,6 +525,9 @@ func (w *Worker) sweep(ctx context.Context) error {
 	w.config.Observe("lease_requeued", int(found.Requeued), 0)
 	return nil
 }
+
+// PublishAgain has the worker tell SQL what the policy says though it has not changed: dlqd's tables are new.
+func (w *Worker) PublishAgain() { w.published.Store(nil) }
 
 // notify has the next batch claimed now.
 func (w *Worker) notify() { w.batches.Wake() }
