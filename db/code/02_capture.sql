@@ -34,6 +34,7 @@ BEGIN
     END LOOP;
 END
 $$;
+
 CREATE OR REPLACE FUNCTION dlq.is_failure(p_job jsonb, p_before jsonb DEFAULT NULL) RETURNS boolean
 LANGUAGE sql IMMUTABLE
 RETURN CASE p_job ->> 'state'

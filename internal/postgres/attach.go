@@ -176,8 +176,8 @@ func (m *Migrator) Attach(ctx context.Context) error {
 		if err := plan.Err(); err != nil {
 			return err
 		}
-		var hadSchema bool
-		if err := m.Pool.QueryRow(ctx, "SELECT EXISTS (SELECT FROM pg_namespace WHERE nspname = $1)", m.Schemas.DLQ).Scan(&hadSchema); err != nil {
+		hadSchema, err := m.hasSchema(ctx, m.Schemas.DLQ)
+		if err != nil {
 			return err
 		}
 		had, err := m.hasTable(ctx, m.Schemas.DLQ, "settings")

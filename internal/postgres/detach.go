@@ -26,7 +26,7 @@ type Detached struct {
 	Left  []Left
 }
 
-// ErrNotAttached is returned by [Migrator.Detach] where the schemas that it was given hold no dlqd.
+// ErrNotAttached is returned by [Migrator.Find] where the schemas that it was given hold no dlqd.
 var ErrNotAttached = errors.New("nothing is attached there")
 
 // Find chooses the installation that is meant: the only one there is, or the one in m's schemas, where those are named. It
@@ -64,17 +64,15 @@ func (m *Migrator) Detach(ctx context.Context, of Installation, dropData bool) (
 		m.Schemas.River = DefaultRiverSchema
 	}
 	done := &Detached{Installation: of}
-	err := m.exclusively(ctx, func() error {
-		if err := m.dropCode(ctx); err != nil {
+	err := m.exclusively(ctx, func() (err error) {
+		if of.Tables && dropData {
+			done.Roles, err = m.dropData(ctx, true)
+		} else {
+			err = m.dropCode(ctx)
+		}
+		if err != nil {
 			return err
 		}
-		if of.Tables && dropData {
-			var err error
-			if done.Roles, err = m.dropData(ctx, true); err != nil {
-				return err
-			}
-		}
-		var err error
 		done.Left, err = m.left(ctx, of.Tables && !dropData)
 		return err
 	})

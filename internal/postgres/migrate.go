@@ -450,14 +450,19 @@ func (m *Migrator) inTx(ctx context.Context, run func(pgx.Tx) error) error {
 }
 
 func (m *Migrator) createSchema(ctx context.Context, name string) error {
-	var has bool
-	if err := m.Pool.QueryRow(ctx, "SELECT EXISTS (SELECT FROM pg_namespace WHERE nspname = $1)", name).Scan(&has); err != nil || has {
+	if has, err := m.hasSchema(ctx, name); err != nil || has {
 		return err // CREATE SCHEMA IF NOT EXISTS wants the right to create even where it does nothing
 	}
 	if _, err := m.Pool.Exec(ctx, "CREATE SCHEMA IF NOT EXISTS "+name); err != nil {
 		return fmt.Errorf("create schema %s: %w", name, err)
 	}
 	return nil
+}
+
+func (m *Migrator) hasSchema(ctx context.Context, name string) (bool, error) {
+	var has bool
+	err := m.Pool.QueryRow(ctx, "SELECT EXISTS (SELECT FROM pg_namespace WHERE nspname = $1)", name).Scan(&has)
+	return has, err
 }
 
 func (m *Migrator) hasTable(ctx context.Context, schema, table string) (bool, error) {

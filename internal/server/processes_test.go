@@ -14,7 +14,6 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/riverqueue/river"
 	"github.com/riverqueue/river/riverdriver/riverpgxv5"
-	"github.com/riverqueue/river/rivermigrate"
 	"github.com/stretchr/testify/require"
 
 	"github.com/dlqd/dlqd/internal/api"
@@ -41,10 +40,7 @@ func runApplication(t *testing.T) *application {
 	t.Helper()
 	a := &application{url: postgrestest.Empty(t)}
 	a.pool = postgrestest.Open(t, a.url)
-	migrations, err := rivermigrate.New(riverpgxv5.New(a.pool), &rivermigrate.Config{Logger: slog.New(slog.DiscardHandler)})
-	require.NoError(t, err)
-	_, err = migrations.Migrate(t.Context(), rivermigrate.DirectionUp, nil)
-	require.NoError(t, err)
+	postgrestest.MigrateRiver(t, a.pool, "", 0)
 	require.NoError(t, (&postgres.Migrator{Pool: a.pool, Schemas: postgres.DefaultSchemas(), Logger: slog.New(slog.DiscardHandler)}).Attach(t.Context()))
 
 	workers := river.NewWorkers()

@@ -20,8 +20,6 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
-	"github.com/riverqueue/river/riverdriver/riverpgxv5"
-	"github.com/riverqueue/river/rivermigrate"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
@@ -555,13 +553,10 @@ func TestStart_onAnOlderRiver(t *testing.T) {
 	t.Parallel()
 	url := postgrestest.Empty(t)
 	pool := postgrestest.Open(t, url)
-	migrations, err := rivermigrate.New(riverpgxv5.New(pool), &rivermigrate.Config{Logger: slog.New(slog.DiscardHandler)})
-	require.NoError(t, err)
-	_, err = migrations.Migrate(t.Context(), rivermigrate.DirectionUp, &rivermigrate.MigrateOpts{TargetVersion: 6})
-	require.NoError(t, err)
+	postgrestest.MigrateRiver(t, pool, "", 6)
 	require.NoError(t, (&postgres.Migrator{Pool: pool, Schemas: postgres.DefaultSchemas(), Logger: slog.New(slog.DiscardHandler)}).Attach(t.Context()))
 	config := server.Config{DatabaseURL: url, Schemas: postgres.DefaultSchemas(), Process: true, Policy: &policy.Policy{}, Logger: slog.New(slog.DiscardHandler)}
-	_, err = server.Start(t.Context(), config)
+	_, err := server.Start(t.Context(), config)
 	require.ErrorContains(t, err, "run River's migrations")
 
 	b := setup(t, options{config: func(c *server.Config) { c.DatabaseURL, c.Process = url, false }})

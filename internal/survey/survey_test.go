@@ -10,8 +10,6 @@ import (
 	"testing"
 
 	"github.com/jackc/pgx/v5/pgxpool"
-	"github.com/riverqueue/river/riverdriver/riverpgxv5"
-	"github.com/riverqueue/river/rivermigrate"
 	"github.com/stretchr/testify/require"
 
 	"github.com/dlqd/dlqd/internal/postgres"
@@ -31,10 +29,7 @@ type bundle struct {
 func setup(t *testing.T) *bundle {
 	t.Helper()
 	b := &bundle{T: t, pool: postgrestest.Open(t, postgrestest.Empty(t))}
-	migrations, err := rivermigrate.New(riverpgxv5.New(b.pool), &rivermigrate.Config{Logger: slog.New(slog.DiscardHandler)})
-	require.NoError(t, err)
-	_, err = migrations.Migrate(t.Context(), rivermigrate.DirectionUp, nil)
-	require.NoError(t, err)
+	postgrestest.MigrateRiver(t, b.pool, "", 0)
 	return b
 }
 
