@@ -5,14 +5,16 @@ CREATE OR REPLACE FUNCTION dlq.allowed_moves(p_from dlq.dead_letter_status) RETU
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN CASE p_from
     WHEN 'dlq_pending'::dlq.dead_letter_status
-        THEN ARRAY['dlq_processing', 'dlq_pending', 'dlq_manual', 'dlq_archived']::dlq.dead_letter_status[]
+        THEN ARRAY['dlq_processing', 'dlq_pending', 'dlq_manual', 'dlq_resolved', 'dlq_archived']::dlq.dead_letter_status[]
     WHEN 'dlq_processing'::dlq.dead_letter_status
         THEN ARRAY['dlq_resolved', 'dlq_pending', 'dlq_failed', 'dlq_manual']::dlq.dead_letter_status[]
     WHEN 'dlq_manual'::dlq.dead_letter_status
         THEN ARRAY['dlq_processing', 'dlq_pending', 'dlq_manual', 'dlq_resolved', 'dlq_archived']::dlq.dead_letter_status[]
     WHEN 'dlq_failed'::dlq.dead_letter_status
-        THEN ARRAY['dlq_processing', 'dlq_archived']::dlq.dead_letter_status[]
-    ELSE ARRAY[]::dlq.dead_letter_status[]
+        THEN ARRAY['dlq_processing', 'dlq_resolved', 'dlq_archived']::dlq.dead_letter_status[]
+    -- Reopened: by a person, or because its job was run again elsewhere.
+    WHEN 'dlq_resolved'::dlq.dead_letter_status THEN ARRAY['dlq_manual']::dlq.dead_letter_status[]
+    WHEN 'dlq_archived'::dlq.dead_letter_status THEN ARRAY['dlq_manual']::dlq.dead_letter_status[]
 END;
 COMMENT ON FUNCTION dlq.allowed_moves IS 'The states that a dead letter may move to from p_from.';
 
@@ -20,6 +22,16 @@ CREATE OR REPLACE FUNCTION dlq.is_open(p_status dlq.dead_letter_status) RETURNS 
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN p_status IN ('dlq_pending'::dlq.dead_letter_status, 'dlq_processing'::dlq.dead_letter_status, 'dlq_manual'::dlq.dead_letter_status);
 COMMENT ON FUNCTION dlq.is_open IS 'Whether a dead letter of this status is open.';
+
+CREATE OR REPLACE FUNCTION dlq.stage_of(p_status dlq.dead_letter_status) RETURNS dlq.dead_letter_stage
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN CASE p_status
+    WHEN 'dlq_resolved'::dlq.dead_letter_status THEN 'resolved'::dlq.dead_letter_stage
+    WHEN 'dlq_failed'::dlq.dead_letter_status THEN 'failed'::dlq.dead_letter_stage
+    WHEN 'dlq_archived'::dlq.dead_letter_status THEN 'archived'::dlq.dead_letter_stage
+    ELSE 'open'::dlq.dead_letter_stage
+END;
+COMMENT ON FUNCTION dlq.stage_of IS 'Which partition a dead letter of this status is in, once it is filed.';
 
 -- PL/pgSQL, because an SQL function that cannot be inlined is planned anew in every statement (measured: 22 µs of the
 -- 45 that an insert took).
@@ -36,19 +48,20 @@ COMMENT ON FUNCTION dlq.uuid_v7 IS 'A UUID version 7 (RFC 9562, method 3): milli
 
 CREATE OR REPLACE FUNCTION dlq.origin(p_actor text) RETURNS text
 LANGUAGE sql STABLE PARALLEL SAFE
-RETURN CASE WHEN p_actor NOT LIKE 'worker:%' AND p_actor NOT IN ('capture', 'sweep', 'retention', 'backfill')
+RETURN CASE WHEN p_actor NOT LIKE 'worker:%' AND p_actor NOT IN ('capture', 'reconciler', 'sweep', 'retention', 'backfill')
     THEN coalesce(nullif(current_setting('dlq.origin', true), ''),
                   concat_ws(' ', nullif(current_setting('application_name'), ''), 'at', coalesce(host(inet_client_addr()), 'a local socket'))) END;
 COMMENT ON FUNCTION dlq.origin IS 'From where a person moves an entry: what the API says of its caller, or program and address of the database session. Null for what dlqd does by itself.';
 
 -- on_move checks a move and writes its audit row. It is a BEFORE trigger because AFTER UPDATE triggers do not fire on
--- a row that changes its partition, as every entry that closes does.
+-- a row that changes its partition, as every entry that closes does. An entry that nobody has filed yet is filed first.
 CREATE OR REPLACE FUNCTION dlq.on_move() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     v_actor  text;
     v_left   text; -- the failure groups that the entry leaves and joins, as an open one
     v_joined text;
+    v_stage  constant dlq.dead_letter_stage := OLD.stage;
 BEGIN
     IF NEW.id IS DISTINCT FROM OLD.id OR NEW.river_job_id IS DISTINCT FROM OLD.river_job_id THEN
         RAISE EXCEPTION 'dead letter %: its id and river_job_id cannot be changed', OLD.id USING ERRCODE = 'DLQ01';
@@ -60,9 +73,18 @@ BEGIN
     END IF;
 
     NEW.updated_at := now();
+    NEW.stage := dlq.stage_of(NEW.status);
+    IF OLD.stage = 'inbox' THEN
+        NEW := dlq.filed(NEW);
+        OLD := dlq.filed(OLD);
+        PERFORM dlq.audit_capture(OLD);
+        IF NEW.status = OLD.status AND NEW.next_retry_at IS NOT DISTINCT FROM OLD.next_retry_at AND NEW.move IS NULL THEN
+            RETURN NEW;
+        END IF;
+    END IF;
     IF dlq.is_open(NEW.status) THEN
         NEW.closed_at := NULL;
-    ELSE
+    ELSIF NEW.status <> OLD.status THEN
         NEW.closed_at := now();
         NEW.resolution_timestamp := now();
     END IF;
@@ -98,18 +120,19 @@ BEGIN
     END IF;
     INSERT INTO dlq.dead_letter_transitions
         (entry_id, from_status, to_status, actor, reason, note, strategy, rule, next_retry_at, river_job_id, queue, kind, error_class, detail, config_version,
-         from_class, error_type, first_failed_at, left_group, joined_group, origin)
+         from_class, error_type, failed_at, first_failed_at, left_group, joined_group, origin)
     VALUES
         (NEW.id, OLD.status, NEW.status, v_actor, NEW.move ->> 'reason', NEW.move ->> 'note',
          NEW.strategy, NEW.rule, NEW.next_retry_at, coalesce(NEW.redelivery_job_id, OLD.redelivery_job_id, NEW.river_job_id),
          NEW.queue, NEW.kind, NEW.error_class, NEW.move -> 'detail', NEW.config_version,
          OLD.error_class,
          CASE WHEN NEW.last_failed_at IS DISTINCT FROM OLD.last_failed_at THEN coalesce(NEW.error_type, '') END,
+         CASE WHEN NEW.last_failed_at IS DISTINCT FROM OLD.last_failed_at THEN NEW.last_failed_at END,
          CASE WHEN NEW.closed_at IS NOT NULL THEN NEW.first_failed_at END,
          v_left, v_joined, dlq.origin(v_actor));
 
     -- A row that changes its partition comes by on_enter next, which must tell it from a new one.
-    NEW.move := CASE WHEN dlq.is_open(OLD.status) AND dlq.is_open(NEW.status) THEN NULL ELSE '{"moved": true}' END;
+    NEW.move := CASE WHEN NEW.stage <> v_stage AND NEW.status <> 'dlq_pending' THEN '{"moved": true}' END;
     RETURN NEW;
 END
 $$;
@@ -119,10 +142,12 @@ CREATE OR REPLACE TRIGGER dead_letter_move BEFORE UPDATE ON dlq.dead_letter_queu
     FOR EACH ROW
     WHEN (OLD.status IS DISTINCT FROM NEW.status OR OLD.next_retry_at IS DISTINCT FROM NEW.next_retry_at
           OR OLD.closed_at IS DISTINCT FROM NEW.closed_at OR OLD.id IS DISTINCT FROM NEW.id
-          OR OLD.river_job_id IS DISTINCT FROM NEW.river_job_id OR NEW.move IS NOT NULL)
+          OR OLD.river_job_id IS DISTINCT FROM NEW.river_job_id OR NEW.move IS NOT NULL
+          OR OLD.stage = 'inbox' OR OLD.stage IS DISTINCT FROM NEW.stage)
     EXECUTE FUNCTION dlq.on_move();
 
--- on_enter tells a row that changes its partition from a new one, which must be pending.
+-- on_enter tells a row that changes its partition from a new one, which must be pending. Not on the inbox: capture would
+-- pay for it.
 CREATE OR REPLACE FUNCTION dlq.on_enter() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -135,23 +160,14 @@ END
 $$;
 COMMENT ON FUNCTION dlq.on_enter IS 'Trigger: a new entry is dlq_pending.';
 
-CREATE OR REPLACE TRIGGER dead_letter_enter BEFORE INSERT ON dlq.dead_letter_queue
+CREATE OR REPLACE TRIGGER dead_letter_enter BEFORE INSERT ON dlq.dead_letter_open
     FOR EACH ROW WHEN (NEW.status <> 'dlq_pending') EXECUTE FUNCTION dlq.on_enter();
-
--- Nothing changes its partition to become pending, so a pending row that is inserted is a new entry.
-CREATE OR REPLACE FUNCTION dlq.on_capture() RETURNS trigger
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-BEGIN
-    INSERT INTO dlq.dead_letter_transitions (entry_id, to_status, actor, reason, next_retry_at, river_job_id, queue, kind, error_class, error_type, source, attempts)
-    VALUES (NEW.id, NEW.status, NEW.captured_by, 'job ' || NEW.river_job_id || ' failed', NEW.next_retry_at, NEW.river_job_id, NEW.queue, NEW.kind, NEW.error_class,
-            coalesce(NEW.error_type, ''), NEW.source, NEW.retry_count);
-    RETURN NULL;
-END
-$$;
-COMMENT ON FUNCTION dlq.on_capture IS 'Trigger: writes the audit row of a new entry.';
-
-CREATE OR REPLACE TRIGGER dead_letter_capture AFTER INSERT ON dlq.dead_letter_open
-    FOR EACH ROW WHEN (NEW.status = 'dlq_pending') EXECUTE FUNCTION dlq.on_capture();
+CREATE OR REPLACE TRIGGER dead_letter_enter BEFORE INSERT ON dlq.dead_letter_resolved
+    FOR EACH ROW EXECUTE FUNCTION dlq.on_enter();
+CREATE OR REPLACE TRIGGER dead_letter_enter BEFORE INSERT ON dlq.dead_letter_failed
+    FOR EACH ROW EXECUTE FUNCTION dlq.on_enter();
+CREATE OR REPLACE TRIGGER dead_letter_enter BEFORE INSERT ON dlq.dead_letter_archived
+    FOR EACH ROW EXECUTE FUNCTION dlq.on_enter();
 
 -- Statement triggers see a DELETE that somebody wrote, and not the one inside a change of partition.
 CREATE OR REPLACE FUNCTION dlq.on_delete() RETURNS trigger
@@ -186,6 +202,8 @@ CREATE TRIGGER dead_letter_delete AFTER DELETE ON dlq.dead_letter_open
 CREATE OR REPLACE TRIGGER dead_letter_truncate BEFORE TRUNCATE ON dlq.dead_letter_queue
     FOR EACH STATEMENT EXECUTE FUNCTION dlq.refuse('it would lose open entries');
 CREATE OR REPLACE TRIGGER dead_letter_truncate BEFORE TRUNCATE ON dlq.dead_letter_open
+    FOR EACH STATEMENT EXECUTE FUNCTION dlq.refuse('it would lose open entries');
+CREATE OR REPLACE TRIGGER dead_letter_truncate BEFORE TRUNCATE ON dlq.dead_letter_inbox
     FOR EACH STATEMENT EXECUTE FUNCTION dlq.refuse('it would lose open entries');
 CREATE OR REPLACE TRIGGER transitions_append_only BEFORE DELETE OR TRUNCATE ON dlq.dead_letter_transitions
     FOR EACH STATEMENT EXECUTE FUNCTION dlq.refuse('the audit trail is append-only');

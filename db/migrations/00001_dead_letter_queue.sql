@@ -1,4 +1,5 @@
--- The dead letter queue, its audit trail and its settings.
+-- All that dlqd keeps: the queue, its audit trail, what applications' transactions append, and what workers, replays,
+-- analytics and switches go by.
 --
 -- The schema names are placeholders that dlqd renders before it runs a file: dlq is the schema of dlqd (--schema),
 -- river the schema of River's tables (--river-schema). Functions, views and triggers are in db/code: they are
@@ -11,6 +12,9 @@ CREATE TYPE dlq.dead_letter_status AS ENUM (
 );
 COMMENT ON TYPE dlq.dead_letter_status IS 'Where a dead letter stands. Open: dlq_pending, dlq_processing, dlq_manual. Closed: dlq_resolved, dlq_failed, dlq_archived. dlq.allowed_moves() lists the legal moves.';
 
+CREATE TYPE dlq.dead_letter_stage AS ENUM ('inbox', 'open', 'resolved', 'failed', 'archived');
+COMMENT ON TYPE dlq.dead_letter_stage IS 'Which partition a dead letter is in. inbox: its job ended a moment ago, and no DLQ worker has filed it yet. The others follow from the status.';
+
 CREATE TYPE dlq.strategy AS ENUM ('immediate', 'scheduled', 'conditional', 'manual');
 COMMENT ON TYPE dlq.strategy IS 'What happens next to a dead letter: retried after a delay, at the next off-peak hour, once a condition holds, or when a person says so.';
 
@@ -21,6 +25,7 @@ CREATE TABLE dlq.dead_letter_queue (
     id                    uuid NOT NULL,
     event_id              text,
     river_job_id          bigint NOT NULL,
+    job_created_at        timestamptz NOT NULL,
     queue                 text NOT NULL,
     kind                  text NOT NULL,
     job_kind              text NOT NULL,
@@ -34,6 +39,7 @@ CREATE TABLE dlq.dead_letter_queue (
     error_type            text,
     error_code            text,
     error_class           text,
+    reported_class        text,
     error_stack_trace     text,
     error_context         jsonb,
     fingerprint           text,
@@ -47,10 +53,13 @@ CREATE TABLE dlq.dead_letter_queue (
     strategy              dlq.strategy,
     rule                  text,
     next_retry_at         timestamptz,
+    waiting_for           text,
+    ordering_key          text,
     redelivery_job_id     bigint,
     locked_by             text,
     locked_at             timestamptz,
     lease_expires_at      timestamptz,
+    parked_by             text,
     assigned_to           text,
     notes                 text,
     resolution_strategy   dlq.resolution_strategy,
@@ -59,73 +68,123 @@ CREATE TABLE dlq.dead_letter_queue (
     resolution_timestamp  timestamptz,
     config_version        text,
     unique_key            bytea,
+    unique_states         bit varying,
     metadata              jsonb NOT NULL DEFAULT '{}',
     move                  jsonb,
+    captured_by           text NOT NULL DEFAULT 'capture',
     first_failed_at       timestamptz NOT NULL,
     last_failed_at        timestamptz NOT NULL,
     created_at            timestamptz NOT NULL DEFAULT now(),
+    filed_at              timestamptz,
     updated_at            timestamptz NOT NULL DEFAULT now(),
     closed_at             timestamptz,
-    -- One constraint, not three: Postgres reads each anew in every statement, and capture is a statement a job.
-    CONSTRAINT columns_follow_status CHECK (
-        (closed_at IS NULL) = (status IN ('dlq_pending', 'dlq_processing', 'dlq_manual'))
-        AND (redelivery_job_id IS NOT NULL) = (status = 'dlq_processing')
-        AND (next_retry_at IS NOT NULL OR status <> 'dlq_pending'))
-) PARTITION BY LIST (status);
+    stage                 dlq.dead_letter_stage NOT NULL DEFAULT 'inbox'
+) PARTITION BY LIST (stage);
 
+-- What River keeps compressed is copied as it is, and what it could not compress is not tried again: STORAGE EXTERNAL.
 -- lz4 unpacks several times faster than pglz; servers built without it keep their default.
 -- +goose StatementBegin
 DO $$
 BEGIN
     ALTER TABLE dlq.dead_letter_queue
-        ALTER COLUMN original_event SET COMPRESSION lz4,
+        ALTER COLUMN original_event SET STORAGE EXTERNAL,
         ALTER COLUMN edited_event SET COMPRESSION lz4,
         ALTER COLUMN error_stack_trace SET COMPRESSION lz4,
-        ALTER COLUMN error_context SET COMPRESSION lz4;
-EXCEPTION WHEN OTHERS THEN
+        ALTER COLUMN error_context SET COMPRESSION lz4,
+        ALTER COLUMN retry_history SET COMPRESSION lz4;
+EXCEPTION WHEN feature_not_supported THEN
     RAISE NOTICE 'lz4 compression is not available on this server (%); columns keep the default', SQLERRM;
+    ALTER TABLE dlq.dead_letter_queue ALTER COLUMN original_event SET STORAGE EXTERNAL;
 END
 $$;
 -- +goose StatementEnd
 
--- The open partition is the only one that capture and workers touch, so their cost does not grow with history.
-CREATE TABLE dlq.dead_letter_open PARTITION OF dlq.dead_letter_queue (PRIMARY KEY (id))
-    FOR VALUES IN ('dlq_pending', 'dlq_processing', 'dlq_manual');
+-- The inbox: all that an application's transaction writes. One index, no trigger on insertion, no constraint beyond the
+-- partition's: what is here is undecided, and a DLQ worker files it within a moment.
+CREATE TABLE dlq.dead_letter_inbox PARTITION OF dlq.dead_letter_queue (PRIMARY KEY (id))
+    FOR VALUES IN ('inbox');
+
+-- The open partition and the inbox are the only ones that workers touch, so their cost does not grow with history.
+CREATE TABLE dlq.dead_letter_open PARTITION OF dlq.dead_letter_queue (
+    PRIMARY KEY (id),
+    CONSTRAINT columns_follow_status CHECK (
+        status IN ('dlq_pending', 'dlq_processing', 'dlq_manual') AND closed_at IS NULL
+        AND (redelivery_job_id IS NOT NULL) = (status = 'dlq_processing')
+        AND (next_retry_at IS NOT NULL OR status <> 'dlq_pending')))
+    FOR VALUES IN ('open');
 
 -- Closed entries are partitioned again by the time they closed, so that retention drops whole partitions. Partitions
 -- are made ahead by dlq.ensure_partitions(); a row whose partition is missing goes to the default one, never away.
-CREATE TABLE dlq.dead_letter_resolved PARTITION OF dlq.dead_letter_queue FOR VALUES IN ('dlq_resolved') PARTITION BY RANGE (closed_at);
-CREATE TABLE dlq.dead_letter_failed   PARTITION OF dlq.dead_letter_queue FOR VALUES IN ('dlq_failed')   PARTITION BY RANGE (closed_at);
-CREATE TABLE dlq.dead_letter_archived PARTITION OF dlq.dead_letter_queue FOR VALUES IN ('dlq_archived') PARTITION BY RANGE (closed_at);
+CREATE TABLE dlq.dead_letter_resolved PARTITION OF dlq.dead_letter_queue (CONSTRAINT columns_follow_status CHECK (status = 'dlq_resolved' AND closed_at IS NOT NULL AND redelivery_job_id IS NULL))
+    FOR VALUES IN ('resolved') PARTITION BY RANGE (closed_at);
+CREATE TABLE dlq.dead_letter_failed PARTITION OF dlq.dead_letter_queue (CONSTRAINT columns_follow_status CHECK (status = 'dlq_failed' AND closed_at IS NOT NULL AND redelivery_job_id IS NULL))
+    FOR VALUES IN ('failed') PARTITION BY RANGE (closed_at);
+CREATE TABLE dlq.dead_letter_archived PARTITION OF dlq.dead_letter_queue (CONSTRAINT columns_follow_status CHECK (status = 'dlq_archived' AND closed_at IS NOT NULL AND redelivery_job_id IS NULL))
+    FOR VALUES IN ('archived') PARTITION BY RANGE (closed_at);
 CREATE TABLE dlq.dead_letter_resolved_default PARTITION OF dlq.dead_letter_resolved (PRIMARY KEY (id)) DEFAULT;
 CREATE TABLE dlq.dead_letter_failed_default   PARTITION OF dlq.dead_letter_failed   (PRIMARY KEY (id)) DEFAULT;
 CREATE TABLE dlq.dead_letter_archived_default PARTITION OF dlq.dead_letter_archived (PRIMARY KEY (id)) DEFAULT;
 
 -- One open entry a job: what makes a second dead letter for one failure impossible.
-CREATE UNIQUE INDEX dead_letter_open_river_job ON dlq.dead_letter_open (river_job_id);
--- Claim: the due entries of each priority, oldest first.
-CREATE INDEX dead_letter_open_due ON dlq.dead_letter_open (priority, next_retry_at, id) WHERE status = 'dlq_pending';
+CREATE UNIQUE INDEX dead_letter_open_river_job ON dlq.dead_letter_open (river_job_id, job_created_at);
+-- Claim: the due entries of each priority, oldest first. Observed ones are outside of what workers claim.
+CREATE INDEX dead_letter_open_due ON dlq.dead_letter_open (priority, next_retry_at, id)
+    WHERE status = 'dlq_pending' AND waiting_for IS DISTINCT FROM 'automatic';
+-- Observed entries, for what a switch would release: groups are found by one probe each, and gone through in order.
+CREATE INDEX dead_letter_open_observed ON dlq.dead_letter_open (queue, job_kind, kind, error_class, priority, id) INCLUDE (next_retry_at)
+    WHERE status = 'dlq_pending' AND waiting_for = 'automatic';
 -- Leases to look at.
 CREATE INDEX dead_letter_open_lease ON dlq.dead_letter_open (lease_expires_at) WHERE status = 'dlq_processing';
 -- Counts by status, queue and class, read from the index alone.
 CREATE INDEX dead_letter_open_backlog ON dlq.dead_letter_open (status, queue, error_class);
 -- Follow a retry that somebody makes on a failed entry's job.
 CREATE INDEX dead_letter_failed_river_job ON dlq.dead_letter_failed (river_job_id);
--- Lists: one filter each, in id (that is, time) order, so that a page is read from one index whatever it skips.
-CREATE INDEX dead_letter_by_event  ON dlq.dead_letter_queue (event_id);
-CREATE INDEX dead_letter_by_status ON dlq.dead_letter_queue (status, id);
-CREATE INDEX dead_letter_by_queue  ON dlq.dead_letter_queue (queue, id);
-CREATE INDEX dead_letter_by_kind   ON dlq.dead_letter_queue (kind, id);
-CREATE INDEX dead_letter_by_class  ON dlq.dead_letter_queue (error_class, id);
-CREATE INDEX dead_letter_by_type   ON dlq.dead_letter_queue (error_type, id);
-CREATE INDEX dead_letter_by_source ON dlq.dead_letter_queue (source, id);
+-- Entries that wait for a condition, for the gate that releases them: by queue, the most urgent and oldest first.
+CREATE INDEX dead_letter_open_waiting ON dlq.dead_letter_open (queue, priority, id)
+    WHERE status = 'dlq_pending' AND waiting_for LIKE 'condition: %';
+-- Lists: one filter each, in id (that is, time) order, so that a page is read from one index whatever it skips. Not of the
+-- inbox: capture would pay for them.
+CREATE INDEX dead_letter_open_by_event ON dlq.dead_letter_open (event_id);
+CREATE INDEX dead_letter_open_by_status ON dlq.dead_letter_open (status, id);
+CREATE INDEX dead_letter_open_by_queue ON dlq.dead_letter_open (queue, id);
+CREATE INDEX dead_letter_open_by_kind ON dlq.dead_letter_open (kind, id);
+CREATE INDEX dead_letter_open_by_class ON dlq.dead_letter_open (error_class, id);
+CREATE INDEX dead_letter_open_by_type ON dlq.dead_letter_open (error_type, id);
+CREATE INDEX dead_letter_open_by_source ON dlq.dead_letter_open (source, id);
+CREATE INDEX dead_letter_open_by_fingerprint ON dlq.dead_letter_open (queue, fingerprint, id) WHERE fingerprint IS NOT NULL;
+CREATE INDEX dead_letter_resolved_by_event ON dlq.dead_letter_resolved (event_id);
+CREATE INDEX dead_letter_resolved_by_queue ON dlq.dead_letter_resolved (queue, id);
+CREATE INDEX dead_letter_resolved_by_kind ON dlq.dead_letter_resolved (kind, id);
+CREATE INDEX dead_letter_resolved_by_class ON dlq.dead_letter_resolved (error_class, id);
+CREATE INDEX dead_letter_resolved_by_type ON dlq.dead_letter_resolved (error_type, id);
+CREATE INDEX dead_letter_resolved_by_source ON dlq.dead_letter_resolved (source, id);
+CREATE INDEX dead_letter_resolved_by_fingerprint ON dlq.dead_letter_resolved (queue, fingerprint, id) WHERE fingerprint IS NOT NULL;
+CREATE INDEX dead_letter_failed_by_event ON dlq.dead_letter_failed (event_id);
+CREATE INDEX dead_letter_failed_by_queue ON dlq.dead_letter_failed (queue, id);
+CREATE INDEX dead_letter_failed_by_kind ON dlq.dead_letter_failed (kind, id);
+CREATE INDEX dead_letter_failed_by_class ON dlq.dead_letter_failed (error_class, id);
+CREATE INDEX dead_letter_failed_by_type ON dlq.dead_letter_failed (error_type, id);
+CREATE INDEX dead_letter_failed_by_source ON dlq.dead_letter_failed (source, id);
+CREATE INDEX dead_letter_failed_by_fingerprint ON dlq.dead_letter_failed (queue, fingerprint, id) WHERE fingerprint IS NOT NULL;
+CREATE INDEX dead_letter_archived_by_event ON dlq.dead_letter_archived (event_id);
+CREATE INDEX dead_letter_archived_by_queue ON dlq.dead_letter_archived (queue, id);
+CREATE INDEX dead_letter_archived_by_kind ON dlq.dead_letter_archived (kind, id);
+CREATE INDEX dead_letter_archived_by_class ON dlq.dead_letter_archived (error_class, id);
+CREATE INDEX dead_letter_archived_by_type ON dlq.dead_letter_archived (error_type, id);
+CREATE INDEX dead_letter_archived_by_source ON dlq.dead_letter_archived (source, id);
+CREATE INDEX dead_letter_archived_by_fingerprint ON dlq.dead_letter_archived (queue, fingerprint, id) WHERE fingerprint IS NOT NULL;
+
+-- Closed entries that are past their time: they come in the order in which they closed, which is what BRIN is for.
+CREATE INDEX dead_letter_resolved_closed ON dlq.dead_letter_resolved USING brin (closed_at);
+CREATE INDEX dead_letter_failed_closed   ON dlq.dead_letter_failed   USING brin (closed_at);
+CREATE INDEX dead_letter_archived_closed ON dlq.dead_letter_archived USING brin (closed_at);
 
 COMMENT ON TABLE dlq.dead_letter_queue IS 'Jobs that ended as failures, and what became of each. Change it through the functions of this schema (dlq.replay, dlq.discard, dlq.resolve, dlq.park): a trigger refuses any move that the state table does not allow.';
 COMMENT ON TABLE dlq.dead_letter_open IS 'Open entries: dlq_pending, dlq_processing, dlq_manual.';
 COMMENT ON TABLE dlq.dead_letter_resolved IS 'Entries whose work was done in the end, by month closed.';
 COMMENT ON TABLE dlq.dead_letter_failed IS 'Entries whose DLQ retries are spent, by month closed.';
 COMMENT ON TABLE dlq.dead_letter_archived IS 'Entries that were discarded or that aged out, by month closed.';
-COMMENT ON COLUMN dlq.dead_letter_queue.id IS 'UUID version 7: sorts by the time of capture.';
+COMMENT ON COLUMN dlq.dead_letter_queue.id IS 'UUID version 7, made of the time of the failure and the job''s id (dlq.entry_id): sorts by time, and one failure has one id.';
 COMMENT ON COLUMN dlq.dead_letter_queue.event_id IS 'messageId of the message; null for a job that dlqd did not submit.';
 COMMENT ON COLUMN dlq.dead_letter_queue.river_job_id IS 'The job that failed first.';
 COMMENT ON COLUMN dlq.dead_letter_queue.queue IS 'River queue of the job.';
@@ -173,6 +232,16 @@ COMMENT ON COLUMN dlq.dead_letter_queue.last_failed_at IS 'When the last attempt
 COMMENT ON COLUMN dlq.dead_letter_queue.created_at IS 'When the entry was captured.';
 COMMENT ON COLUMN dlq.dead_letter_queue.updated_at IS 'When it last moved.';
 COMMENT ON COLUMN dlq.dead_letter_queue.closed_at IS 'When it was closed; null while open.';
+COMMENT ON COLUMN dlq.dead_letter_queue.reported_class IS 'The class that the worker which failed gave the error; null if it gave none.';
+COMMENT ON COLUMN dlq.dead_letter_queue.ordering_key IS 'orderingKey of the message.';
+COMMENT ON COLUMN dlq.dead_letter_queue.parked_by IS 'Who parked an entry in dlq_manual; null where its class did.';
+COMMENT ON COLUMN dlq.dead_letter_queue.captured_by IS 'How the entry came in: capture (the trigger, when the job ended) backfill or reconciler (found among the jobs that River keeps).';
+COMMENT ON COLUMN dlq.dead_letter_queue.waiting_for IS 'What a pending entry waits for besides next_retry_at, when it was last looked at: "automatic" (that automatic redelivery is switched on for it: it is observed), "condition: ...", "pace" (its place in the pace of its destination), "order" (an earlier entry of its ordering key); null for the time alone.';
+COMMENT ON TABLE dlq.dead_letter_inbox IS 'Entries that no DLQ worker has filed yet: dlq_pending, undecided.';
+COMMENT ON COLUMN dlq.dead_letter_queue.job_created_at IS 'When River made that job: a job is (id, created_at), since ids come again where a sequence is restarted.';
+COMMENT ON COLUMN dlq.dead_letter_queue.unique_states IS 'In which states of a job River keeps unique_key to one job.';
+COMMENT ON COLUMN dlq.dead_letter_queue.filed_at IS 'When it was filed: described, judged and written to the audit trail. Null while it is in the inbox.';
+COMMENT ON COLUMN dlq.dead_letter_queue.stage IS 'The partition; follows from the status once the entry is filed.';
 
 CREATE SEQUENCE dlq.dead_letter_transitions_id_seq CACHE 32;
 CREATE TABLE dlq.dead_letter_transitions (
@@ -193,12 +262,26 @@ CREATE TABLE dlq.dead_letter_transitions (
     kind          text NOT NULL,
     error_class   text,
     detail        jsonb,
+    config_version text,
+    xid           bigint DEFAULT txid_current(),
+    from_class    text,
+    error_type    text,
+    source        text,
+    attempts      integer,
+    first_failed_at timestamptz,
+    failed_at     timestamptz,
+    left_group    text,
+    joined_group  text,
+    origin        text,
     PRIMARY KEY (id, at)
 ) PARTITION BY RANGE (at);
 ALTER SEQUENCE dlq.dead_letter_transitions_id_seq OWNED BY dlq.dead_letter_transitions.id;
 CREATE TABLE dlq.dead_letter_transitions_default PARTITION OF dlq.dead_letter_transitions DEFAULT;
 CREATE INDEX dead_letter_transitions_entry ON dlq.dead_letter_transitions (entry_id, at);
-CREATE INDEX dead_letter_transitions_at ON dlq.dead_letter_transitions USING brin (at);
+-- What committed since the last look: BRIN, since rows come nearly in the order of their transactions.
+CREATE INDEX dead_letter_transitions_xid ON dlq.dead_letter_transitions USING brin (xid) WITH (pages_per_range = 32, autosummarize = on);
+-- What people did, the least of what the trail holds; the latest first.
+CREATE INDEX dead_letter_transitions_people ON dlq.dead_letter_transitions (id, actor) WHERE origin IS NOT NULL;
 
 COMMENT ON TABLE dlq.dead_letter_transitions IS 'The audit trail: a row for each move of a dead letter, append-only, by day.';
 COMMENT ON COLUMN dlq.dead_letter_transitions.at IS 'When the move was made (wall clock, not start of transaction).';
@@ -217,6 +300,64 @@ COMMENT ON COLUMN dlq.dead_letter_transitions.queue IS 'The entry''s queue.';
 COMMENT ON COLUMN dlq.dead_letter_transitions.kind IS 'The entry''s kind.';
 COMMENT ON COLUMN dlq.dead_letter_transitions.error_class IS 'The entry''s class after the move.';
 COMMENT ON COLUMN dlq.dead_letter_transitions.detail IS 'More about the move, such as the edited payload of a replay.';
+COMMENT ON COLUMN dlq.dead_letter_transitions.config_version IS 'Version of the policy that the entry was decided by last.';
+COMMENT ON COLUMN dlq.dead_letter_transitions.xid IS 'The transaction that made the move: rollups count what committed between two snapshots.';
+COMMENT ON COLUMN dlq.dead_letter_transitions.from_class IS 'The entry''s class before the move; null while undecided.';
+COMMENT ON COLUMN dlq.dead_letter_transitions.error_type IS 'Type of the error, of moves that record a failure ('''' where it has none); null for the others.';
+COMMENT ON COLUMN dlq.dead_letter_transitions.source IS 'Source of the message, of captures.';
+COMMENT ON COLUMN dlq.dead_letter_transitions.attempts IS 'Attempts that the job had made, of captures.';
+COMMENT ON COLUMN dlq.dead_letter_transitions.first_failed_at IS 'When the first attempt failed, of moves that close the entry.';
+COMMENT ON COLUMN dlq.dead_letter_transitions.left_group IS 'Fingerprint of the failure group that the entry left as an open one.';
+COMMENT ON COLUMN dlq.dead_letter_transitions.joined_group IS 'Fingerprint of the failure group that it joined as an open one.';
+COMMENT ON COLUMN dlq.dead_letter_transitions.origin IS 'From where a person made the move; null for what dlqd does by itself.';
+COMMENT ON COLUMN dlq.dead_letter_transitions.failed_at IS 'When the job failed, of moves that record a failure: what analytics count by. (at is when it was filed.)';
+COMMENT ON COLUMN dlq.dead_letter_transitions.id IS 'Identifies the move; a session takes ids ahead, so moves of the same moment may not be in their order.';
+
+-- What an application's transaction says of jobs that dlqd knows already. It is appended to; DLQ workers take rows out as
+-- they draw the conclusions.
+CREATE TABLE dlq.job_facts (
+    job_id         bigint NOT NULL,
+    job_created_at timestamptz NOT NULL,
+    at             timestamptz NOT NULL DEFAULT clock_timestamp(),
+    fact           text NOT NULL,
+    entry_id       uuid,
+    job            jsonb,
+    db_user        text NOT NULL DEFAULT session_user
+);
+CREATE INDEX job_facts_job ON dlq.job_facts (job_id, at);
+COMMENT ON TABLE dlq.job_facts IS 'Ends of redeliveries, and retries made outside dlqd, that no dlqd process has applied yet: see dlq.apply_facts().';
+COMMENT ON COLUMN dlq.job_facts.job_id IS 'The job.';
+COMMENT ON COLUMN dlq.job_facts.job_created_at IS 'When River made it.';
+COMMENT ON COLUMN dlq.job_facts.at IS 'When it happened: facts of a job are applied in this order.';
+COMMENT ON COLUMN dlq.job_facts.fact IS 'completed, discarded or cancelled: the job ended so. retried: somebody had it run again.';
+COMMENT ON COLUMN dlq.job_facts.entry_id IS 'The entry that the job is of, where dlqd made it or follows it; null for another job.';
+COMMENT ON COLUMN dlq.job_facts.job IS 'Of a job that failed, what describes it: state, attempt, finalized_at, errors (the last one) and metadata.';
+COMMENT ON COLUMN dlq.job_facts.db_user IS 'The database user of the session.';
+
+CREATE TABLE dlq.entry_jobs (
+    job_id         bigint NOT NULL,
+    job_created_at timestamptz NOT NULL,
+    entry_id       uuid NOT NULL,
+    run_id         uuid,
+    PRIMARY KEY (job_id, job_created_at)
+);
+CREATE INDEX entry_jobs_entry ON dlq.entry_jobs (entry_id);
+COMMENT ON TABLE dlq.entry_jobs IS 'Which jobs are of which entry: its redeliveries, and its original job once that was retried outside dlqd. This, and not the mark in a job''s metadata, says so: metadata gets copied. Rows go when River has deleted the job.';
+COMMENT ON COLUMN dlq.entry_jobs.job_id IS 'The job.';
+COMMENT ON COLUMN dlq.entry_jobs.job_created_at IS 'When River made it.';
+COMMENT ON COLUMN dlq.entry_jobs.entry_id IS 'The entry.';
+COMMENT ON COLUMN dlq.entry_jobs.run_id IS 'The replay run that made it; null for none.';
+
+CREATE TABLE dlq.retired_jobs (
+    job_id         bigint NOT NULL,
+    job_created_at timestamptz NOT NULL,
+    at             timestamptz NOT NULL DEFAULT now(),
+    PRIMARY KEY (job_id, job_created_at)
+);
+COMMENT ON TABLE dlq.retired_jobs IS 'Jobs whose entries were purged or retired while River still had the job: they are never filed again. Rows go when River has deleted the job.';
+COMMENT ON COLUMN dlq.retired_jobs.job_id IS 'The job.';
+COMMENT ON COLUMN dlq.retired_jobs.job_created_at IS 'When River made it.';
+COMMENT ON COLUMN dlq.retired_jobs.at IS 'When its entry went.';
 
 CREATE TABLE dlq.settings (
     key        text PRIMARY KEY,
@@ -224,11 +365,471 @@ CREATE TABLE dlq.settings (
     updated_at timestamptz NOT NULL DEFAULT now()
 );
 COMMENT ON TABLE dlq.settings IS 'What dlqd remembers of this installation: code_version (hash of db/code as installed), river (own, or attached: it belongs to an application, whose clients lead its maintenance).';
+COMMENT ON COLUMN dlq.settings.key IS 'What.';
+COMMENT ON COLUMN dlq.settings.value IS 'Its value.';
+COMMENT ON COLUMN dlq.settings.updated_at IS 'When it was set.';
+
+CREATE TYPE dlq.breaker_state AS ENUM ('closed', 'open', 'half_open');
+COMMENT ON TYPE dlq.breaker_state IS 'closed: deliveries go through. open: none does until open_until. half_open: a few probes do.';
+
+CREATE TABLE dlq.circuit_breakers (
+    name             text PRIMARY KEY,
+    state            dlq.breaker_state NOT NULL DEFAULT 'closed',
+    since            timestamptz NOT NULL DEFAULT now(),
+    open_until       timestamptz,
+    forced           boolean NOT NULL DEFAULT false,
+    epoch            bigint NOT NULL DEFAULT 0,
+    probes_started   integer NOT NULL DEFAULT 0,
+    probes_succeeded integer NOT NULL DEFAULT 0,
+    probes_failed    integer NOT NULL DEFAULT 0,
+    paused           boolean NOT NULL DEFAULT false,
+    reason           text,
+    changed_by       text
+);
+COMMENT ON TABLE dlq.circuit_breakers IS 'Circuit breakers that have ever opened, as all dlqd processes share them. Change them with dlq.open_breaker and dlq.reset_breaker.';
+COMMENT ON COLUMN dlq.circuit_breakers.name IS 'destination:NAME, or queue:NAME for a River queue of an application.';
+COMMENT ON COLUMN dlq.circuit_breakers.state IS 'Where it stands.';
+COMMENT ON COLUMN dlq.circuit_breakers.since IS 'Since when.';
+COMMENT ON COLUMN dlq.circuit_breakers.open_until IS 'When an open breaker becomes half-open; null where a person opened it for good.';
+COMMENT ON COLUMN dlq.circuit_breakers.forced IS 'A person opened it.';
+COMMENT ON COLUMN dlq.circuit_breakers.epoch IS 'Counts its half-open periods, so that a probe''s late outcome does not count in a later one.';
+COMMENT ON COLUMN dlq.circuit_breakers.probes_started IS 'Probes let through since it is half-open, by all processes.';
+COMMENT ON COLUMN dlq.circuit_breakers.probes_succeeded IS 'Of those, how many succeeded.';
+COMMENT ON COLUMN dlq.circuit_breakers.probes_failed IS 'Of those, how many failed.';
+COMMENT ON COLUMN dlq.circuit_breakers.paused IS 'It has paused its River queue.';
+COMMENT ON COLUMN dlq.circuit_breakers.reason IS 'Why it is in this state.';
+COMMENT ON COLUMN dlq.circuit_breakers.changed_by IS 'Who changed it: a process, or a person.';
+
+CREATE TABLE dlq.circuit_breaker_changes (
+    id         bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    at         timestamptz NOT NULL DEFAULT clock_timestamp(),
+    name       text NOT NULL,
+    from_state dlq.breaker_state,
+    to_state   dlq.breaker_state NOT NULL,
+    reason     text,
+    actor      text,
+    db_user    text NOT NULL DEFAULT session_user
+);
+CREATE INDEX circuit_breaker_changes_name ON dlq.circuit_breaker_changes (name, id);
+COMMENT ON TABLE dlq.circuit_breaker_changes IS 'A row for each change of a breaker''s state.';
+COMMENT ON COLUMN dlq.circuit_breaker_changes.at IS 'When.';
+COMMENT ON COLUMN dlq.circuit_breaker_changes.name IS 'circuit_breakers.name.';
+COMMENT ON COLUMN dlq.circuit_breaker_changes.from_state IS 'Null where it had never opened.';
+COMMENT ON COLUMN dlq.circuit_breaker_changes.to_state IS 'Where it went.';
+COMMENT ON COLUMN dlq.circuit_breaker_changes.reason IS 'Why.';
+COMMENT ON COLUMN dlq.circuit_breaker_changes.actor IS 'Who changed it.';
+COMMENT ON COLUMN dlq.circuit_breaker_changes.db_user IS 'The database user of the session.';
+
+CREATE TABLE dlq.paces (
+    name    text PRIMARY KEY,
+    free_at timestamptz NOT NULL
+);
+COMMENT ON TABLE dlq.paces IS 'How far the pace of redeliveries is reserved: see dlq.reserve_pace.';
+COMMENT ON COLUMN dlq.paces.name IS 'destination:NAME, or queue:NAME for a queue of an application.';
+COMMENT ON COLUMN dlq.paces.free_at IS 'When the next redelivery has a place.';
+
+CREATE TABLE dlq.gates (
+    name       text PRIMARY KEY,
+    state      text NOT NULL CHECK (state IN ('probing', 'shut', 'open')),
+    probes     uuid[] NOT NULL DEFAULT '{}',
+    started_at timestamptz NOT NULL,
+    until      timestamptz
+);
+COMMENT ON TABLE dlq.gates IS 'Entries that wait together are released a few first, and the rest if those succeed. A gate that is not here is shut and has tried nothing.';
+COMMENT ON COLUMN dlq.gates.name IS 'conditions:QUEUE, or smart:QUEUE:FINGERPRINT.';
+COMMENT ON COLUMN dlq.gates.state IS 'probing: the first few are under way. shut: they failed; try again at until. open: the rest follow.';
+COMMENT ON COLUMN dlq.gates.probes IS 'The entries that were released first.';
+COMMENT ON COLUMN dlq.gates.started_at IS 'When they were, or when an open gate last let entries through.';
+COMMENT ON COLUMN dlq.gates.until IS 'When a shut gate probes again.';
+
+CREATE TABLE dlq.ordered_jobs (
+    queue        text NOT NULL,
+    ordering_key text NOT NULL,
+    place        bigint GENERATED ALWAYS AS IDENTITY,
+    job_id       bigint NOT NULL UNIQUE,
+    PRIMARY KEY (queue, ordering_key, place)
+);
+COMMENT ON TABLE dlq.ordered_jobs IS 'Messages with an orderingKey, in queues that keep the order, whose work may not be done: a job waits for those before it.';
+COMMENT ON COLUMN dlq.ordered_jobs.queue IS 'Queue of the job.';
+COMMENT ON COLUMN dlq.ordered_jobs.ordering_key IS 'orderingKey of the message.';
+COMMENT ON COLUMN dlq.ordered_jobs.place IS 'Its place in the order: that of its submission.';
+COMMENT ON COLUMN dlq.ordered_jobs.job_id IS 'The job that the message came as.';
+COMMENT ON COLUMN dlq.circuit_breaker_changes.id IS 'Identifies the change.';
+
+CREATE TYPE dlq.replay_status AS ENUM ('running', 'paused', 'completed', 'cancelled', 'stopped');
+COMMENT ON TYPE dlq.replay_status IS 'running, paused by a person, completed (nothing is left to replay), cancelled by a person, or stopped because too much of it failed.';
+
+CREATE TABLE dlq.replay_runs (
+    id            uuid PRIMARY KEY,
+    status        dlq.replay_status NOT NULL DEFAULT 'running',
+    filter        jsonb NOT NULL,
+    newest_first  boolean NOT NULL DEFAULT false,
+    batch_size    integer NOT NULL DEFAULT 100 CHECK (batch_size BETWEEN 1 AND 10000),
+    rate          float8 CHECK (rate > 0),
+    concurrency   integer CHECK (concurrency > 0),
+    patch         jsonb,
+    merge_patch   jsonb,
+    queue         text,
+    force         boolean NOT NULL DEFAULT false,
+    stop_at       float8 NOT NULL DEFAULT 50 CHECK (stop_at > 0),
+    stop_of       integer NOT NULL DEFAULT 50 CHECK (stop_of > 0),
+    note          text,
+    actor         text NOT NULL,
+    origin        text,
+    reason        text,
+    judged_from   timestamptz NOT NULL DEFAULT now(),
+    cutoff        uuid NOT NULL,
+    cursor        uuid,
+    total         bigint NOT NULL,
+    replayed      bigint NOT NULL DEFAULT 0,
+    skipped       bigint NOT NULL DEFAULT 0,
+    created_at    timestamptz NOT NULL DEFAULT now(),
+    updated_at    timestamptz NOT NULL DEFAULT now(),
+    finished_at   timestamptz
+);
+CREATE INDEX replay_runs_active ON dlq.replay_runs (id) WHERE status = 'running';
+COMMENT ON TABLE dlq.replay_runs IS 'Bulk replays, and their reports. Start one with dlq.replay_start; steer it with dlq.replay_pause, dlq.replay_resume, dlq.replay_cancel and dlq.replay_set_rate.';
+COMMENT ON COLUMN dlq.replay_runs.filter IS 'Which entries; see dlq.find.';
+COMMENT ON COLUMN dlq.replay_runs.newest_first IS 'Order of capture, reversed.';
+COMMENT ON COLUMN dlq.replay_runs.rate IS 'Entries a second; null for as fast as it goes.';
+COMMENT ON COLUMN dlq.replay_runs.concurrency IS 'Redeliveries of the run under way at once; null for no limit.';
+COMMENT ON COLUMN dlq.replay_runs.patch IS 'JSON Patch (RFC 6902) of each payload.';
+COMMENT ON COLUMN dlq.replay_runs.merge_patch IS 'JSON Merge Patch (RFC 7386) of each payload.';
+COMMENT ON COLUMN dlq.replay_runs.queue IS 'Where redeliveries go instead of the entries'' own queues.';
+COMMENT ON COLUMN dlq.replay_runs.force IS 'Replay although an equal job is live.';
+COMMENT ON COLUMN dlq.replay_runs.stop_at IS 'Percent of the last stop_of outcomes that fail and so stop the run.';
+COMMENT ON COLUMN dlq.replay_runs.stop_of IS 'How many outcomes stop_at looks at.';
+COMMENT ON COLUMN dlq.replay_runs.note IS 'What the person said.';
+COMMENT ON COLUMN dlq.replay_runs.actor IS 'Who started it.';
+COMMENT ON COLUMN dlq.replay_runs.reason IS 'Why it is in its state.';
+COMMENT ON COLUMN dlq.replay_runs.judged_from IS 'stop_at looks at outcomes since then: its start, or when it was resumed.';
+COMMENT ON COLUMN dlq.replay_runs.cutoff IS 'Entries captured later than the run was started are not drawn in.';
+COMMENT ON COLUMN dlq.replay_runs.cursor IS 'How far it has come.';
+COMMENT ON COLUMN dlq.replay_runs.total IS 'Entries that the filter chose when it was started.';
+COMMENT ON COLUMN dlq.replay_runs.replayed IS 'Entries that it has sent back so far.';
+COMMENT ON COLUMN dlq.replay_runs.skipped IS 'Entries that had moved meanwhile, have a live equal job, or whose patch does not apply.';
+
+CREATE TABLE dlq.replay_run_entries (
+    run_id   uuid NOT NULL,
+    entry_id uuid NOT NULL,
+    job_id   bigint,
+    outcome  text,
+    detail   text,
+    ended_at timestamptz,
+    PRIMARY KEY (run_id, entry_id)
+);
+CREATE INDEX replay_run_entries_outcome ON dlq.replay_run_entries (run_id, outcome);
+CREATE INDEX replay_run_entries_last ON dlq.replay_run_entries (run_id, ended_at) WHERE outcome IN ('succeeded', 'failed');
+COMMENT ON TABLE dlq.replay_run_entries IS 'What became of each entry of a replay run.';
+COMMENT ON COLUMN dlq.replay_run_entries.job_id IS 'The redelivery; null where it was skipped.';
+COMMENT ON COLUMN dlq.replay_run_entries.outcome IS 'succeeded, failed or skipped; null while under way.';
+COMMENT ON COLUMN dlq.replay_run_entries.detail IS 'The error, or why it was skipped.';
+COMMENT ON COLUMN dlq.replay_run_entries.ended_at IS 'When the redelivery ended.';
+COMMENT ON COLUMN dlq.replay_runs.batch_size IS 'Entries sent back in one step. A run without rate or concurrency commits steps together, up to 500 entries.';
+COMMENT ON COLUMN dlq.replay_runs.origin IS 'From where it was started.';
+COMMENT ON COLUMN dlq.replay_run_entries.run_id IS 'The run.';
+COMMENT ON COLUMN dlq.replay_run_entries.entry_id IS 'The entry.';
+COMMENT ON COLUMN dlq.replay_runs.id IS 'UUID version 7: sorts by the time of its start.';
+COMMENT ON COLUMN dlq.replay_runs.status IS 'Where it stands.';
+COMMENT ON COLUMN dlq.replay_runs.created_at IS 'When it was started.';
+COMMENT ON COLUMN dlq.replay_runs.updated_at IS 'When it last went further, or was steered.';
+COMMENT ON COLUMN dlq.replay_runs.finished_at IS 'When it ended; null while it has not.';
+
+CREATE TYPE dlq.rollup_step AS ENUM ('minute', 'hour', 'day', 'week');
+COMMENT ON TYPE dlq.rollup_step IS 'Length of a rollup''s buckets. Minutes are kept three days, hours 400 days, days and weeks for ever.';
+
+CREATE TABLE dlq.rollup_state (
+    one        boolean PRIMARY KEY DEFAULT true CHECK (one),
+    snapshot   txid_snapshot NOT NULL,
+    at         timestamptz NOT NULL,
+    since      timestamptz NOT NULL,
+    rebuilt_at timestamptz NOT NULL,
+    moves      bigint NOT NULL DEFAULT 0
+);
+COMMENT ON TABLE dlq.rollup_state IS 'How far the rollups have come: one row, written by dlq.refresh_rollups().';
+COMMENT ON COLUMN dlq.rollup_state.one IS 'There is one row.';
+COMMENT ON COLUMN dlq.rollup_state.snapshot IS 'Moves of transactions that this snapshot sees are counted.';
+COMMENT ON COLUMN dlq.rollup_state.at IS 'When it was taken: the rollups are exact as of then.';
+COMMENT ON COLUMN dlq.rollup_state.since IS 'No move that is not counted yet was made before.';
+COMMENT ON COLUMN dlq.rollup_state.rebuilt_at IS 'When the rollups were last made anew.';
+COMMENT ON COLUMN dlq.rollup_state.moves IS 'Moves counted since then.';
+
+CREATE TABLE dlq.rollup_flow (
+    step        dlq.rollup_step NOT NULL,
+    scope       text NOT NULL CHECK (scope IN ('all', 'queue', 'class', 'queue_class')),
+    bucket      timestamptz NOT NULL,
+    queue       text NOT NULL,
+    error_class text NOT NULL,
+    captured    bigint NOT NULL DEFAULT 0,
+    failures    bigint NOT NULL DEFAULT 0,
+    attempts    bigint NOT NULL DEFAULT 0,
+    redelivered bigint NOT NULL DEFAULT 0,
+    succeeded   bigint NOT NULL DEFAULT 0,
+    resolved    bigint NOT NULL DEFAULT 0,
+    failed      bigint NOT NULL DEFAULT 0,
+    archived    bigint NOT NULL DEFAULT 0,
+    parked      bigint NOT NULL DEFAULT 0,
+    open_change bigint NOT NULL DEFAULT 0,
+    PRIMARY KEY (step, scope, bucket, queue, error_class)
+) WITH (fillfactor = 70);
+COMMENT ON TABLE dlq.rollup_flow IS 'Rollup: moves by time, queue and class. Read it with dlq.flow() and dlq.stats().';
+COMMENT ON COLUMN dlq.rollup_flow.step IS 'Length of the bucket.';
+COMMENT ON COLUMN dlq.rollup_flow.scope IS 'What the row is of: all entries, one queue, one class, or one class of one queue.';
+COMMENT ON COLUMN dlq.rollup_flow.bucket IS 'When the bucket begins (UTC).';
+COMMENT ON COLUMN dlq.rollup_flow.queue IS 'The queue; '''' in rows of all queues.';
+COMMENT ON COLUMN dlq.rollup_flow.error_class IS 'The class after the move (undecided where there is none yet); '''' in rows of all classes.';
+COMMENT ON COLUMN dlq.rollup_flow.captured IS 'Jobs that became dead letters.';
+COMMENT ON COLUMN dlq.rollup_flow.failures IS 'Captures, and redeliveries that failed.';
+COMMENT ON COLUMN dlq.rollup_flow.attempts IS 'Attempts that the captured jobs had made.';
+COMMENT ON COLUMN dlq.rollup_flow.redelivered IS 'Redeliveries started.';
+COMMENT ON COLUMN dlq.rollup_flow.succeeded IS 'Redeliveries that succeeded.';
+COMMENT ON COLUMN dlq.rollup_flow.resolved IS 'Entries resolved, by redelivery or by a person.';
+COMMENT ON COLUMN dlq.rollup_flow.failed IS 'Entries whose redeliveries are spent.';
+COMMENT ON COLUMN dlq.rollup_flow.archived IS 'Entries archived: discarded, or aged out.';
+COMMENT ON COLUMN dlq.rollup_flow.parked IS 'Entries that came to wait for a person.';
+COMMENT ON COLUMN dlq.rollup_flow.open_change IS 'By how much the number of open entries changed.';
+
+CREATE TABLE dlq.rollup_backlog (
+    queue       text NOT NULL,
+    error_class text NOT NULL,
+    pending     bigint NOT NULL DEFAULT 0,
+    processing  bigint NOT NULL DEFAULT 0,
+    manual      bigint NOT NULL DEFAULT 0,
+    PRIMARY KEY (queue, error_class)
+) WITH (fillfactor = 70);
+COMMENT ON TABLE dlq.rollup_backlog IS 'Rollup: open entries now, by queue and class.';
+COMMENT ON COLUMN dlq.rollup_backlog.error_class IS 'The class; undecided where there is none yet.';
+COMMENT ON COLUMN dlq.rollup_backlog.pending IS 'Entries in dlq_pending.';
+COMMENT ON COLUMN dlq.rollup_backlog.processing IS 'Entries in dlq_processing.';
+COMMENT ON COLUMN dlq.rollup_backlog.manual IS 'Entries in dlq_manual.';
+
+CREATE TABLE dlq.rollup_times (
+    step    dlq.rollup_step NOT NULL CHECK (step <> 'minute'),
+    measure text NOT NULL CHECK (measure IN ('in_dlq', 'to_recovery')),
+    scope   text NOT NULL CHECK (scope IN ('all', 'queue')),
+    bucket  timestamptz NOT NULL,
+    queue   text NOT NULL,
+    bin     smallint NOT NULL,
+    entries bigint NOT NULL,
+    seconds float8 NOT NULL,
+    PRIMARY KEY (step, measure, scope, bucket, queue, bin)
+) WITH (fillfactor = 70);
+COMMENT ON TABLE dlq.rollup_times IS 'Rollup: how long entries were open (in_dlq), and how long work took from its first failure until it was done (to_recovery), as histograms. Read it with dlq.times().';
+COMMENT ON COLUMN dlq.rollup_times.bin IS 'Times of up to 1.1 ^ bin seconds, and more than 1.1 ^ (bin - 1): percentiles are right within 5 %.';
+COMMENT ON COLUMN dlq.rollup_times.entries IS 'How many entries.';
+COMMENT ON COLUMN dlq.rollup_times.seconds IS 'Sum of their times: averages are exact.';
+
+CREATE TABLE dlq.rollup_errors (
+    step       dlq.rollup_step NOT NULL CHECK (step <> 'minute'),
+    bucket     timestamptz NOT NULL,
+    queue      text NOT NULL,
+    error_type text NOT NULL,
+    failures   bigint NOT NULL,
+    PRIMARY KEY (step, bucket, queue, error_type)
+) WITH (fillfactor = 70);
+COMMENT ON TABLE dlq.rollup_errors IS 'Rollup: failures by queue and type of error. Read it with dlq.error_types().';
+COMMENT ON COLUMN dlq.rollup_errors.error_type IS 'The type; '''' where the error has none.';
+
+CREATE TABLE dlq.rollup_sources (
+    step     dlq.rollup_step NOT NULL CHECK (step <> 'minute'),
+    bucket   timestamptz NOT NULL,
+    source   text NOT NULL,
+    captured bigint NOT NULL,
+    PRIMARY KEY (step, bucket, source)
+) WITH (fillfactor = 70);
+COMMENT ON TABLE dlq.rollup_sources IS 'Rollup: captures by source of the message. Read it with dlq.noisiest_sources().';
+
+CREATE TABLE dlq.rollup_groups (
+    step        dlq.rollup_step NOT NULL CHECK (step <> 'minute'),
+    bucket      timestamptz NOT NULL,
+    queue       text NOT NULL,
+    fingerprint text NOT NULL,
+    failures    bigint NOT NULL,
+    PRIMARY KEY (step, bucket, queue, fingerprint)
+) WITH (fillfactor = 70);
+CREATE INDEX rollup_groups_trend ON dlq.rollup_groups (queue, fingerprint, step, bucket);
+COMMENT ON TABLE dlq.rollup_groups IS 'Rollup: failures of each failure group. Read it with dlq.top_groups().';
+
+CREATE TABLE dlq.failure_groups (
+    queue       text NOT NULL,
+    fingerprint text NOT NULL,
+    title       text,
+    error_type  text,
+    error_class text,
+    first_seen  timestamptz NOT NULL,
+    last_seen   timestamptz NOT NULL,
+    failures    bigint NOT NULL DEFAULT 0,
+    open        bigint NOT NULL DEFAULT 0,
+    sample      uuid,
+    PRIMARY KEY (queue, fingerprint)
+) WITH (fillfactor = 70);
+COMMENT ON TABLE dlq.failure_groups IS 'Rollup: failure groups, that is entries of a queue that failed for the same reason.';
+COMMENT ON COLUMN dlq.failure_groups.fingerprint IS 'dead_letter_queue.fingerprint.';
+COMMENT ON COLUMN dlq.failure_groups.title IS 'What its first error said, its first line.';
+COMMENT ON COLUMN dlq.failure_groups.error_type IS 'Type of that error.';
+COMMENT ON COLUMN dlq.failure_groups.error_class IS 'Class of its last entry.';
+COMMENT ON COLUMN dlq.failure_groups.first_seen IS 'When an entry first joined it.';
+COMMENT ON COLUMN dlq.failure_groups.last_seen IS 'When one last did.';
+COMMENT ON COLUMN dlq.failure_groups.failures IS 'Failures so far: captures, and redeliveries that failed.';
+COMMENT ON COLUMN dlq.failure_groups.open IS 'Open entries now.';
+COMMENT ON COLUMN dlq.failure_groups.sample IS 'Its last entry.';
+
+CREATE TABLE dlq.restored_partitions (
+    partition_name text PRIMARY KEY,
+    until          timestamptz NOT NULL
+);
+COMMENT ON TABLE dlq.restored_partitions IS 'Months into which entries were restored from the archive: retention leaves them until then.';
+COMMENT ON COLUMN dlq.restored_partitions.partition_name IS 'The partition.';
+COMMENT ON COLUMN dlq.restored_partitions.until IS 'How long it stays.';
+
+CREATE TABLE dlq.erasures (
+    id              uuid PRIMARY KEY,
+    at              timestamptz NOT NULL DEFAULT clock_timestamp(),
+    actor           text NOT NULL,
+    db_user         text NOT NULL DEFAULT session_user,
+    origin          text,
+    note            text,
+    filter_sha256   text NOT NULL,
+    fields          text[] NOT NULL,
+    entries         bigint NOT NULL DEFAULT 0,
+    jobs            bigint NOT NULL DEFAULT 0,
+    under_way       bigint NOT NULL DEFAULT 0,
+    archived        bigint NOT NULL DEFAULT 0,
+    archives        bigint NOT NULL DEFAULT 0,
+    archive         text,
+    finished_at     timestamptz
+);
+COMMENT ON TABLE dlq.erasures IS 'A row for each erasure of somebody''s data: that it was done, how far, and who asked; not whose data it was.';
+COMMENT ON COLUMN dlq.erasures.actor IS 'Who did it.';
+COMMENT ON COLUMN dlq.erasures.db_user IS 'The database user of the session.';
+COMMENT ON COLUMN dlq.erasures.origin IS 'From where.';
+COMMENT ON COLUMN dlq.erasures.note IS 'Why: the number of the request.';
+COMMENT ON COLUMN dlq.erasures.filter_sha256 IS 'SHA-256 of the filter, which names the person: whoever knows the filter can prove that it was done.';
+COMMENT ON COLUMN dlq.erasures.fields IS 'Fields that the filter looks at.';
+COMMENT ON COLUMN dlq.erasures.entries IS 'Entries of the database that were blanked.';
+COMMENT ON COLUMN dlq.erasures.jobs IS 'River jobs that were blanked.';
+COMMENT ON COLUMN dlq.erasures.under_way IS 'Entries that were left, because a redelivery was under way: erase again when it has ended.';
+COMMENT ON COLUMN dlq.erasures.archived IS 'Entries of archives that were blanked.';
+COMMENT ON COLUMN dlq.erasures.archives IS 'Archives that were looked through.';
+COMMENT ON COLUMN dlq.erasures.archive IS 'Where they are; null if none were looked through.';
+COMMENT ON COLUMN dlq.erasures.finished_at IS 'When all of it was done; null while not.';
+COMMENT ON COLUMN dlq.rollup_backlog.queue IS 'The queue.';
+COMMENT ON COLUMN dlq.rollup_times.step IS 'Length of the bucket.';
+COMMENT ON COLUMN dlq.rollup_times.measure IS 'in_dlq or to_recovery.';
+COMMENT ON COLUMN dlq.rollup_times.scope IS 'What the row is of: all entries, or one queue.';
+COMMENT ON COLUMN dlq.rollup_times.bucket IS 'When the bucket begins (UTC).';
+COMMENT ON COLUMN dlq.rollup_times.queue IS 'The queue; '''' in rows of all queues.';
+COMMENT ON COLUMN dlq.rollup_errors.step IS 'Length of the bucket.';
+COMMENT ON COLUMN dlq.rollup_errors.bucket IS 'When the bucket begins (UTC).';
+COMMENT ON COLUMN dlq.rollup_errors.queue IS 'The queue.';
+COMMENT ON COLUMN dlq.rollup_errors.failures IS 'Captures, and redeliveries that failed.';
+COMMENT ON COLUMN dlq.rollup_sources.step IS 'Length of the bucket.';
+COMMENT ON COLUMN dlq.rollup_sources.bucket IS 'When the bucket begins (UTC).';
+COMMENT ON COLUMN dlq.rollup_sources.source IS 'Who sent the messages.';
+COMMENT ON COLUMN dlq.rollup_sources.captured IS 'Jobs that became dead letters.';
+COMMENT ON COLUMN dlq.rollup_groups.step IS 'Length of the bucket.';
+COMMENT ON COLUMN dlq.rollup_groups.bucket IS 'When the bucket begins (UTC).';
+COMMENT ON COLUMN dlq.rollup_groups.queue IS 'The queue.';
+COMMENT ON COLUMN dlq.rollup_groups.fingerprint IS 'The failure group, in its queue.';
+COMMENT ON COLUMN dlq.rollup_groups.failures IS 'Captures, and redeliveries that failed.';
+COMMENT ON COLUMN dlq.failure_groups.queue IS 'The queue.';
+COMMENT ON COLUMN dlq.erasures.id IS 'UUID version 7.';
+COMMENT ON COLUMN dlq.erasures.at IS 'When it was begun.';
+
+CREATE TABLE dlq.automatic_switches (
+    scope   text NOT NULL CHECK (scope IN ('stop', 'all', 'queue', 'kind', 'class')),
+    name    text NOT NULL DEFAULT '' CHECK ((name = '') = (scope IN ('stop', 'all'))),
+    enabled boolean NOT NULL,
+    include text[] NOT NULL DEFAULT '{}' CHECK (include <@ ARRAY['backfilled', 'single-attempt']),
+    at      timestamptz NOT NULL DEFAULT now(),
+    actor   text NOT NULL,
+    note    text,
+    PRIMARY KEY (scope, name)
+);
+COMMENT ON TABLE dlq.automatic_switches IS 'For what automatic redelivery was switched on or off by a person, on top of the policy''s section automatic. Change it with dlq.set_automatic, dlq.reset_automatic, dlq.stop_automatic and dlq.resume_automatic.';
+COMMENT ON COLUMN dlq.automatic_switches.scope IS 'What the switch is for: all entries, a queue, a kind (* stands for any text) or a class. stop: nothing at all is redelivered by itself while the row is there.';
+COMMENT ON COLUMN dlq.automatic_switches.name IS 'Name of the queue or class, or pattern of the kind; '''' for all and stop.';
+COMMENT ON COLUMN dlq.automatic_switches.enabled IS 'Whether matching entries are redelivered by themselves. Where several switches match, one that is off wins; the one for all counts where no other matches.';
+COMMENT ON COLUMN dlq.automatic_switches.include IS 'Entries that stay a person''s unless they are named here: backfilled, and of jobs that had a single-attempt.';
+COMMENT ON COLUMN dlq.automatic_switches.at IS 'When it was switched.';
+COMMENT ON COLUMN dlq.automatic_switches.actor IS 'Who switched it.';
+COMMENT ON COLUMN dlq.automatic_switches.note IS 'What they said.';
+
+CREATE TABLE dlq.automatic_changes (
+    id      bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    at      timestamptz NOT NULL DEFAULT clock_timestamp(),
+    scope   text NOT NULL,
+    name    text NOT NULL,
+    enabled boolean,
+    include text[],
+    actor   text NOT NULL,
+    db_user text NOT NULL DEFAULT session_user,
+    origin  text,
+    note    text
+);
+COMMENT ON TABLE dlq.automatic_changes IS 'The audit trail of dlq.automatic_switches: a row for each change, append-only.';
+COMMENT ON COLUMN dlq.automatic_changes.id IS 'Sorts by time.';
+COMMENT ON COLUMN dlq.automatic_changes.at IS 'When.';
+COMMENT ON COLUMN dlq.automatic_changes.scope IS 'automatic_switches.scope.';
+COMMENT ON COLUMN dlq.automatic_changes.name IS 'automatic_switches.name.';
+COMMENT ON COLUMN dlq.automatic_changes.enabled IS 'What it was switched to; null where the switch was taken away, so that the policy counts again (or, of stop, that automatic redelivery goes on).';
+COMMENT ON COLUMN dlq.automatic_changes.include IS 'What it names besides.';
+COMMENT ON COLUMN dlq.automatic_changes.actor IS 'Who changed it.';
+COMMENT ON COLUMN dlq.automatic_changes.db_user IS 'The database user of the session.';
+COMMENT ON COLUMN dlq.automatic_changes.origin IS 'From where.';
+COMMENT ON COLUMN dlq.automatic_changes.note IS 'What they said.';
+
+CREATE TABLE dlq.processes (
+    id         uuid PRIMARY KEY,
+    name       text NOT NULL,
+    version    text NOT NULL,
+    parts      text[] NOT NULL,
+    queues     text[] NOT NULL DEFAULT '{}',
+    started_at timestamptz NOT NULL DEFAULT now(),
+    seen_at    timestamptz NOT NULL DEFAULT now(),
+    stopped_at timestamptz
+);
+COMMENT ON TABLE dlq.processes IS 'The dlqd processes that serve on this database: each says every few seconds that it is there.';
+COMMENT ON COLUMN dlq.processes.id IS 'Made by the process when it starts.';
+COMMENT ON COLUMN dlq.processes.name IS 'Host and process id.';
+COMMENT ON COLUMN dlq.processes.version IS 'Version of the program.';
+COMMENT ON COLUMN dlq.processes.parts IS 'What it runs: api, process, dlq-workers.';
+COMMENT ON COLUMN dlq.processes.queues IS 'River queues whose messages it delivers.';
+COMMENT ON COLUMN dlq.processes.started_at IS 'When it started.';
+COMMENT ON COLUMN dlq.processes.seen_at IS 'When it last said that it is there.';
+COMMENT ON COLUMN dlq.processes.stopped_at IS 'When it stopped cleanly; null while it runs, and where it died.';
 
 -- +goose Down
+DROP TABLE dlq.processes;
+DROP TABLE dlq.automatic_changes;
+DROP TABLE dlq.automatic_switches;
+DROP TABLE dlq.erasures;
+DROP TABLE dlq.restored_partitions;
+DROP TABLE dlq.failure_groups;
+DROP TABLE dlq.rollup_groups;
+DROP TABLE dlq.rollup_sources;
+DROP TABLE dlq.rollup_errors;
+DROP TABLE dlq.rollup_times;
+DROP TABLE dlq.rollup_backlog;
+DROP TABLE dlq.rollup_flow;
+DROP TABLE dlq.rollup_state;
+DROP TABLE dlq.replay_run_entries;
+DROP TABLE dlq.replay_runs;
+DROP TABLE dlq.ordered_jobs;
+DROP TABLE dlq.gates;
+DROP TABLE dlq.paces;
+DROP TABLE dlq.circuit_breaker_changes;
+DROP TABLE dlq.circuit_breakers;
 DROP TABLE dlq.settings;
+DROP TABLE dlq.retired_jobs;
+DROP TABLE dlq.entry_jobs;
+DROP TABLE dlq.job_facts;
 DROP TABLE dlq.dead_letter_transitions;
 DROP TABLE dlq.dead_letter_queue;
+DROP TYPE dlq.rollup_step;
+DROP TYPE dlq.replay_status;
+DROP TYPE dlq.breaker_state;
 DROP TYPE dlq.resolution_strategy;
 DROP TYPE dlq.strategy;
+DROP TYPE dlq.dead_letter_stage;
 DROP TYPE dlq.dead_letter_status;

@@ -44,10 +44,10 @@ COMMENT ON FUNCTION dlq.hidden_columns IS 'Columns of entries that the caller do
 
 -- The columns in the order of the table, so that dlq.find returns its rows.
 CREATE OR REPLACE VIEW dlq.visible_entries AS
-    SELECT
-           e.id,
+    SELECT e.id,
            e.event_id,
            e.river_job_id,
+           e.job_created_at,
            e.queue,
            e.kind,
            e.job_kind,
@@ -61,6 +61,7 @@ CREATE OR REPLACE VIEW dlq.visible_entries AS
            e.error_type,
            e.error_code,
            e.error_class,
+           e.reported_class,
            CASE WHEN 'error_stack_trace' = ANY (h.columns) THEN NULL ELSE e.error_stack_trace END AS error_stack_trace,
            CASE WHEN 'error_context' = ANY (h.columns) THEN NULL ELSE e.error_context END AS error_context,
            e.fingerprint,
@@ -74,10 +75,13 @@ CREATE OR REPLACE VIEW dlq.visible_entries AS
            e.strategy,
            e.rule,
            e.next_retry_at,
+           e.waiting_for,
+           e.ordering_key,
            e.redelivery_job_id,
            e.locked_by,
            e.locked_at,
            e.lease_expires_at,
+           e.parked_by,
            e.assigned_to,
            CASE WHEN 'notes' = ANY (h.columns) THEN NULL ELSE e.notes END AS notes,
            e.resolution_strategy,
@@ -86,18 +90,17 @@ CREATE OR REPLACE VIEW dlq.visible_entries AS
            e.resolution_timestamp,
            e.config_version,
            e.unique_key,
+           e.unique_states,
            CASE WHEN 'metadata' = ANY (h.columns) THEN NULL ELSE e.metadata END AS metadata,
            e.move,
+           e.captured_by,
            e.first_failed_at,
            e.last_failed_at,
            e.created_at,
+           e.filed_at,
            e.updated_at,
            e.closed_at,
-           e.reported_class,
-           e.waiting_for,
-           e.ordering_key,
-           e.parked_by,
-           e.captured_by
+           e.stage
     FROM dlq.dead_letter_queue e CROSS JOIN (SELECT dlq.hidden_columns() AS columns OFFSET 0) h;
 COMMENT ON VIEW dlq.visible_entries IS 'dead_letter_queue as the caller may see it, in its own columns: see dlq.entries.';
 

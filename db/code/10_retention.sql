@@ -1,6 +1,74 @@
 -- Retention: whole partitions are dropped, and what a queue keeps for less time than the others is deleted in small steps;
 -- both after they went to the archive. dlqd calls these functions; the archive is a directory or an object store.
 
+CREATE OR REPLACE FUNCTION dlq.default_partition(p_parent regclass) RETURNS regclass
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT c.oid::regclass FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
+    WHERE i.inhparent = p_parent AND pg_get_expr(c.relpartbound, c.oid) = 'DEFAULT'
+$$;
+COMMENT ON FUNCTION dlq.default_partition IS 'The default partition of a partitioned table.';
+
+CREATE OR REPLACE FUNCTION dlq.ensure_partition(p_parent regclass, p_name text, p_from timestamptz, p_to timestamptz, p_primary_key text) RETURNS boolean
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '2s' AS $$
+DECLARE
+    v_schema text := (SELECT n.nspname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = p_parent);
+BEGIN
+    IF to_regclass(format('%I.%I', v_schema, p_name)) IS NOT NULL THEN
+        RETURN false;
+    END IF;
+    -- ATTACH lets inserts into other partitions go on; CREATE TABLE ... PARTITION OF would stop them.
+    EXECUTE format('CREATE TABLE %I.%I (LIKE %s INCLUDING ALL EXCLUDING INDEXES, PRIMARY KEY (%s))', v_schema, p_name, p_parent, p_primary_key);
+    -- Rows of this range that came while there was no partition for them.
+    EXECUTE format('WITH early AS (DELETE FROM %1$s WHERE %2$I >= %3$L AND %2$I < %4$L RETURNING *) INSERT INTO %5$I.%6$I SELECT * FROM early',
+                   dlq.default_partition(p_parent), CASE WHEN p_primary_key = 'id' THEN 'closed_at' ELSE 'at' END, p_from, p_to, v_schema, p_name);
+    EXECUTE format('ALTER TABLE %s ATTACH PARTITION %I.%I FOR VALUES FROM (%L) TO (%L)', p_parent, v_schema, p_name, p_from, p_to);
+    RETURN true;
+EXCEPTION WHEN lock_not_available OR check_violation THEN
+    -- Busy, or rows of this range have just come to the default partition: the next round tries again, and nothing is refused.
+    RAISE WARNING 'partition % was not made: %', p_name, SQLERRM;
+    RETURN false;
+END
+$$;
+COMMENT ON FUNCTION dlq.ensure_partition IS 'Makes one partition if it is missing. Returns whether it did.';
+
+CREATE OR REPLACE FUNCTION dlq.ensure_partitions(p_days integer DEFAULT 7, p_months integer DEFAULT 2) RETURNS integer
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' AS $$
+DECLARE
+    v_made   integer := 0;
+    v_day    timestamptz := date_trunc('day', now());
+    v_month  timestamptz := date_trunc('month', now());
+    v_status text;
+    v_early  timestamptz;
+    i        integer;
+BEGIN
+    -- One at a time, over all dlqd processes; whoever comes second has nothing to do.
+    PERFORM pg_advisory_xact_lock(hashtextextended('dlq.ensure_partitions', 0));
+    FOR i IN 0 .. p_days LOOP
+        v_made := v_made + dlq.ensure_partition('dlq.dead_letter_transitions',
+            'dead_letter_transitions_' || to_char(v_day + i * interval '1 day', 'YYYYMMDD'),
+            v_day + i * interval '1 day', v_day + (i + 1) * interval '1 day', 'id, at')::integer;
+    END LOOP;
+    FOREACH v_status IN ARRAY ARRAY['resolved', 'failed', 'archived'] LOOP
+        FOR i IN 0 .. p_months LOOP
+            v_made := v_made + dlq.ensure_partition(('dlq.dead_letter_' || v_status)::regclass,
+                'dead_letter_' || v_status || '_' || to_char(v_month + i * interval '1 month', 'YYYYMM'),
+                v_month + i * interval '1 month', v_month + (i + 1) * interval '1 month', 'id')::integer;
+        END LOOP;
+        -- Entries that a default partition took in long ago go to the month in which they closed, and with it.
+        FOR v_early IN EXECUTE format('SELECT DISTINCT date_trunc(''month'', e.closed_at) FROM dlq.dead_letter_%s_default e', v_status) LOOP
+            v_made := v_made + dlq.ensure_partition(('dlq.dead_letter_' || v_status)::regclass,
+                'dead_letter_' || v_status || '_' || to_char(v_early, 'YYYYMM'), v_early, v_early + interval '1 month', 'id')::integer;
+        END LOOP;
+    END LOOP;
+    FOR v_early IN SELECT DISTINCT date_trunc('day', t.at) FROM dlq.dead_letter_transitions_default t LOOP
+        v_made := v_made + dlq.ensure_partition('dlq.dead_letter_transitions',
+            'dead_letter_transitions_' || to_char(v_early, 'YYYYMMDD'), v_early, v_early + interval '1 day', 'id, at')::integer;
+    END LOOP;
+    RETURN v_made;
+END
+$$;
+COMMENT ON FUNCTION dlq.ensure_partitions IS 'Makes the partitions of the next p_days days (audit trail) and p_months months (closed entries). Returns how many it made.';
+
 -- The end of the range of a month's partition, from its bounds as Postgres keeps them.
 CREATE OR REPLACE FUNCTION dlq.partition_end(p_partition regclass) RETURNS timestamptz
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
