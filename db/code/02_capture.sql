@@ -25,10 +25,15 @@ LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN encode(int8send(((p_us / 1000) << 16) | 28672 | ((p_us % 1000) << 2)) || int8send((-9223372036854775808) | p_number), 'hex')::uuid;
 COMMENT ON FUNCTION dlq.uuid_of IS 'A UUID version 7 of a time in microseconds, with a number in place of its random bits.';
 
+CREATE OR REPLACE FUNCTION dlq.microseconds(p_at timestamptz) RETURNS bigint
+LANGUAGE sql STABLE PARALLEL SAFE
+RETURN (CASE WHEN p_at BETWEEN '1970-01-01Z'::timestamptz AND '2200-01-01Z'::timestamptz THEN date_part('epoch', p_at) ELSE 0 END * 1000000)::bigint;
+COMMENT ON FUNCTION dlq.microseconds IS 'p_at in microseconds since 1970; 0 for a time outside 1970 to 2200 (psql takes ''infinity'' and the year 294276 too).';
+
 CREATE OR REPLACE FUNCTION dlq.entry_id(p_job bigint, p_failed_at timestamptz) RETURNS uuid
 LANGUAGE sql STABLE PARALLEL SAFE
-RETURN dlq.uuid_of((CASE WHEN p_failed_at BETWEEN '1970-01-01Z'::timestamptz AND '2200-01-01Z'::timestamptz THEN date_part('epoch', p_failed_at) ELSE 0 END * 1000000)::bigint, p_job);
-COMMENT ON FUNCTION dlq.entry_id IS 'The id of the dead letter of a failure: of the job''s id and its finalized_at, so that one failure has one id, whoever finds it. (A time outside 1970 to 2200 counts as 1970.)';
+RETURN dlq.uuid_of(dlq.microseconds(p_failed_at), p_job);
+COMMENT ON FUNCTION dlq.entry_id IS 'The id of the dead letter of a failure: of the job''s id and its finalized_at, so that one failure has one id, whoever finds it.';
 
 -- The switch. Replacing a function takes no lock on River's table, and reaches every session at its next statement.
 CREATE OR REPLACE FUNCTION dlq.set_capture(p_mode text, p_limit interval DEFAULT NULL) RETURNS void
@@ -79,18 +84,12 @@ COMMENT ON FUNCTION dlq.wake IS 'Tells DLQ workers that there is something to do
 DO $install$
 DECLARE
     v_entry constant text := $sql$INSERT INTO dlq.dead_letter_inbox
-                (id, event_id, river_job_id, job_created_at, queue, kind, job_kind, subscriber_id, source, ordering_key,
-                 priority, tags, original_event, error_message, retry_history, retry_count, max_retries, unique_key, unique_states,
-                 metadata, next_retry_at, first_failed_at, last_failed_at)
-            SELECT dlq.entry_id(NEW.id, NEW.finalized_at), CASE WHEN NEW.kind = 'dlqd_message' THEN left(NEW.args ->> 'messageId', 255) END,
-                   NEW.id, NEW.created_at, NEW.queue, CASE WHEN NEW.kind = 'dlqd_message' THEN coalesce(left(NEW.args ->> 'kind', 255), NEW.kind) ELSE NEW.kind END, NEW.kind,
-                   CASE WHEN NEW.kind = 'dlqd_message' THEN left(NEW.args ->> 'subscriberId', 255) END,
-                   CASE WHEN NEW.kind = 'dlqd_message' THEN left(NEW.args ->> 'source', 255) END,
-                   CASE WHEN NEW.kind = 'dlqd_message' THEN left(NEW.args ->> 'orderingKey', 255) END,
-                   NEW.priority, NEW.tags, NEW.args, NEW.errors[cardinality(NEW.errors)] ->> 'error', coalesce(to_jsonb(NEW.errors), '[]'),
-                   NEW.attempt, NEW.max_attempts, NEW.unique_key, NEW.unique_states, NEW.metadata, now(),
-                   CASE WHEN NEW.finalized_at BETWEEN '1970-01-01Z' AND now() + interval '1 day' THEN NEW.finalized_at ELSE now() END,
-                   CASE WHEN NEW.finalized_at BETWEEN '1970-01-01Z' AND now() + interval '1 day' THEN NEW.finalized_at ELSE now() END$sql$;
+        (id, event_id, river_job_id, job_created_at, queue, kind, job_kind, subscriber_id, source, ordering_key,
+         priority, tags, original_event, error_message, retry_history, retry_count, max_retries, unique_key, unique_states,
+         metadata, next_retry_at, first_failed_at, last_failed_at)
+    SELECT dlq.uuid_of(v_us, NEW.id), v_event_id, NEW.id, NEW.created_at, NEW.queue, v_kind, NEW.kind, v_subscriber, v_source, v_ordering_key,
+           NEW.priority, NEW.tags, NEW.args, NEW.errors[cardinality(NEW.errors)] ->> 'error', coalesce(to_jsonb(NEW.errors), '[]'),
+           NEW.attempt, NEW.max_attempts, NEW.unique_key, NEW.unique_states, NEW.metadata, now(), v_failed_at, v_failed_at$sql$;
     v_end constant text := $sql$INSERT INTO dlq.job_facts (job_id, job_created_at, fact, entry_id, job)
             SELECT NEW.id, NEW.created_at, NEW.state, v_entry,
                    CASE WHEN NEW.state <> 'completed' THEN jsonb_build_object('state', NEW.state, 'attempt', NEW.attempt, 'finalized_at', NEW.finalized_at,
@@ -115,6 +114,13 @@ DECLARE
     v_entry     uuid;
     v_why       text;
     v_known     boolean := false;
+    v_us        bigint;
+    v_failed_at timestamptz;
+    v_kind      text;
+    v_event_id  text;
+    v_subscriber text;
+    v_source    text;
+    v_ordering_key text;
 BEGIN
     IF v_guard IS NOT NULL AND starts_with(v_guard, v_statement || ' ') THEN
         v_until := split_part(v_guard, ' ', 2);
@@ -193,6 +199,19 @@ BEGIN
         END IF;
     ELSIF NEW.state <> 'cancelled' OR NEW.metadata ? 'cancel_attempted_at' OR coalesce(cardinality(NEW.errors), 0) <= coalesce(cardinality(OLD.errors), 0) THEN
         RETURN NULL;
+    END IF;
+    v_us := dlq.microseconds(NEW.finalized_at);
+    v_failed_at := NEW.finalized_at;
+    IF v_us = 0 OR v_failed_at > now() + interval '1 day' THEN
+        v_failed_at := now();
+    END IF;
+    v_kind := NEW.kind;
+    IF v_kind = 'dlqd_message' THEN
+        v_kind := coalesce(left(NEW.args ->> 'kind', 255), v_kind);
+        v_event_id := left(NEW.args ->> 'messageId', 255);
+        v_subscriber := left(NEW.args ->> 'subscriberId', 255);
+        v_source := left(NEW.args ->> 'source', 255);
+        v_ordering_key := left(NEW.args ->> 'orderingKey', 255);
     END IF;
     %1$s;
     RETURN NULL;
