@@ -103,21 +103,3 @@ func processing(b *bench, scale float64) error {
 	b.row(jobs, thousands(with), thousands(bare), fmt.Sprintf("%.3f", ratio))
 	return nil
 }
-
-// capture works jobs that all succeed, and jobs that are all discarded, with dlqd's triggers and without.
-func capture(b *bench, scale float64) error {
-	b.row("jobs", "with capture jobs/s", "without jobs/s", "ratio")
-	for _, c := range []struct {
-		name string
-		jobs int
-		fail bool
-	}{{"all succeed", 200_000, false}, {"all are discarded", 100_000, true}} {
-		jobs := int(float64(c.jobs) * scale)
-		with, without, ratio, err := b.pairs(b.working(jobs, true, c.fail), b.working(jobs, false, c.fail))
-		if err != nil {
-			return err
-		}
-		b.row(c.name, thousands(with), thousands(without), fmt.Sprintf("%.3f", ratio))
-	}
-	return nil
-}
