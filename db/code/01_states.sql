@@ -75,6 +75,10 @@ BEGIN
     NEW.updated_at := now();
     NEW.stage := dlq.stage_of(NEW.status);
     IF OLD.stage = 'inbox' THEN
+        -- A job that fails again while its entry is open has no second one: filing takes this row to the first.
+        IF EXISTS (SELECT FROM dlq.dead_letter_open e WHERE e.river_job_id = OLD.river_job_id AND e.job_created_at = OLD.job_created_at) THEN
+            RETURN NULL;
+        END IF;
         NEW := dlq.filed(NEW);
         OLD := dlq.filed(OLD);
         PERFORM dlq.audit_capture(OLD);

@@ -89,3 +89,130 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION dlq.audit_capture IS 'Writes the audit row of an entry that is filed undecided.';
+
+-- file_as is the one way out of the inbox: what it inserts into the open partition it deletes from the inbox and writes to the trail,
+-- in one statement. Columns of decisions are arrays, in the order of p_ids; without them entries are filed undecided. The caller
+-- has locked the rows. ON CONFLICT: a job that has an open entry has one; its further failures are the business of file_repeats.
+CREATE OR REPLACE FUNCTION dlq.file_as(p_ids uuid[], p_actor text DEFAULT NULL, p_config_version text DEFAULT NULL, p_statuses text[] DEFAULT NULL, p_strategies text[] DEFAULT NULL,
+    p_error_classes text[] DEFAULT NULL, p_rules text[] DEFAULT NULL, p_fingerprints text[] DEFAULT NULL, p_next_retry_ats timestamptz[] DEFAULT NULL,
+    p_waiting_fors text[] DEFAULT NULL, p_max_retries integer[] DEFAULT NULL, p_priorities smallint[] DEFAULT NULL, p_tags jsonb[] DEFAULT NULL,
+    p_assignees text[] DEFAULT NULL, p_reasons text[] DEFAULT NULL)
+RETURNS integer
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
+DECLARE
+    v_filed integer;
+BEGIN
+    WITH filed AS (
+        INSERT INTO dlq.dead_letter_open
+            (id, event_id, river_job_id, job_created_at, queue, kind, job_kind, subscriber_id, source, priority,
+             tags,
+             original_event, error_message, error_type, error_code, error_class, reported_class, error_stack_trace, error_context, fingerprint,
+             retry_history, retry_count, max_retries, dlq_max_retries, status, strategy, rule,
+             next_retry_at, waiting_for,
+             ordering_key, assigned_to, config_version, unique_key, unique_states, metadata,
+             move, captured_by, first_failed_at, last_failed_at, created_at, filed_at, updated_at, stage)
+        SELECT i.id, i.event_id, i.river_job_id, i.job_created_at, i.queue, i.kind, i.job_kind, i.subscriber_id, i.source, coalesce(nullif(d.priority, 0), i.priority),
+               CASE WHEN coalesce(d.tags, '[]') = '[]' THEN i.tags ELSE ARRAY(SELECT DISTINCT t FROM unnest(i.tags || ARRAY(SELECT jsonb_array_elements_text(d.tags))) t) END,
+               i.original_event, f.error_message, f.error_type, f.error_code, coalesce(d.error_class, f.error_class), f.error_class, f.error_stack_trace, f.error_context, d.fingerprint,
+               f.retry_history, i.retry_count, i.max_retries, coalesce(nullif(d.max_retries, 0), i.dlq_max_retries), coalesce(d.status::dlq.dead_letter_status, 'dlq_pending'), d.strategy::dlq.strategy, d.rule,
+               CASE WHEN d.status = 'dlq_manual' THEN NULL ELSE coalesce(d.next_retry_at, i.next_retry_at) END, CASE WHEN d.status = 'dlq_pending' THEN nullif(d.waiting_for, '') END,
+               i.ordering_key, nullif(d.assignee, ''), p_config_version, i.unique_key, i.unique_states, i.metadata,
+               CASE WHEN d.status <> 'dlq_pending' THEN '{"moved": true}'::jsonb END, i.captured_by, f.first_failed_at, i.last_failed_at, i.created_at, clock_timestamp(), now(), 'open'
+        FROM unnest(p_ids, p_statuses, p_strategies, p_error_classes, p_rules, p_fingerprints, p_next_retry_ats, p_waiting_fors, p_max_retries, p_priorities, p_tags, p_assignees)
+             AS d (id, status, strategy, error_class, rule, fingerprint, next_retry_at, waiting_for, max_retries, priority, tags, assignee)
+        JOIN dlq.dead_letter_inbox i ON i.id = d.id
+        CROSS JOIN LATERAL dlq.describe_failure(i.retry_history, i.metadata, i.retry_count, i.last_failed_at) f
+        ON CONFLICT DO NOTHING
+        RETURNING id, status, strategy, rule, next_retry_at, river_job_id, queue, kind, error_class, error_type, last_failed_at, source, retry_count, fingerprint, captured_by
+    ), gone AS (
+        DELETE FROM dlq.dead_letter_inbox i USING filed WHERE i.id = filed.id
+    )
+    INSERT INTO dlq.dead_letter_transitions
+        (entry_id, to_status, actor, reason, strategy, rule, next_retry_at, river_job_id, queue, kind, error_class, config_version,
+         error_type, failed_at, source, attempts, joined_group)
+    SELECT f.id, f.status, coalesce(p_actor, f.captured_by), concat_ws(': ', 'job ' || f.river_job_id || ' failed', r.reason), f.strategy, f.rule, f.next_retry_at, f.river_job_id, f.queue, f.kind, f.error_class, p_config_version,
+           coalesce(f.error_type, ''), f.last_failed_at, f.source, f.retry_count, f.fingerprint
+    FROM filed f JOIN unnest(p_ids, p_reasons) AS r (id, reason) ON r.id = f.id;
+    GET DIAGNOSTICS v_filed = ROW_COUNT;
+    RETURN v_filed;
+END
+$$;
+COMMENT ON FUNCTION dlq.file_as IS 'Files entries of the inbox that the caller has locked, decided or not. Returns how many: those whose job has an open entry already stay for dlq.file_repeats.';
+
+-- A job that fails again while its entry is open is a further failure of that entry.
+CREATE OR REPLACE FUNCTION dlq.file_repeats(p_ids uuid[], p_wait boolean) RETURNS uuid[]
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
+DECLARE
+    v_row   dlq.dead_letter_queue;
+    v_entry record;
+    v_done  uuid[] := '{}';
+BEGIN
+    FOR v_row IN SELECT i.* FROM dlq.dead_letter_inbox i WHERE i.id = ANY (p_ids) ORDER BY i.id LOOP
+        IF p_wait THEN
+            SELECT e.id, e.status, e.redelivery_job_id, e.last_failed_at INTO v_entry FROM dlq.dead_letter_open e
+            WHERE e.river_job_id = v_row.river_job_id AND e.job_created_at = v_row.job_created_at FOR UPDATE;
+        ELSE
+            SELECT e.id, e.status, e.redelivery_job_id, e.last_failed_at INTO v_entry FROM dlq.dead_letter_open e
+            WHERE e.river_job_id = v_row.river_job_id AND e.job_created_at = v_row.job_created_at FOR UPDATE SKIP LOCKED;
+        END IF;
+        -- Held, or closed this moment: the next look files it, as an entry of its own if it is one by then.
+        CONTINUE WHEN NOT FOUND;
+
+        -- A failure that is known came in twice.
+        IF v_entry.id <> v_row.id AND NOT EXISTS (SELECT FROM dlq.dead_letter_transitions t WHERE t.entry_id = v_entry.id AND t.failed_at = v_row.last_failed_at) THEN
+            IF v_entry.status = 'dlq_processing' AND v_entry.redelivery_job_id = v_row.river_job_id THEN
+                -- The entry waits for this very job: this is its end.
+                INSERT INTO dlq.job_facts (job_id, job_created_at, fact, entry_id, job)
+                VALUES (v_row.river_job_id, v_row.job_created_at, 'discarded', v_entry.id, jsonb_build_object('state', 'discarded', 'attempt', v_row.retry_count,
+                        'finalized_at', v_row.last_failed_at, 'errors', v_row.retry_history, 'metadata', v_row.metadata));
+            ELSE
+                v_row := dlq.filed(v_row);
+                IF v_row.last_failed_at >= v_entry.last_failed_at THEN
+                    UPDATE dlq.dead_letter_open e SET
+                        error_message = v_row.error_message, error_type = v_row.error_type, error_code = v_row.error_code, reported_class = v_row.reported_class,
+                        error_stack_trace = v_row.error_stack_trace, error_context = v_row.error_context, retry_history = v_row.retry_history,
+                        retry_count = v_row.retry_count, max_retries = v_row.max_retries, last_failed_at = v_row.last_failed_at,
+                        -- Undecided again, unless a person holds it or another redelivery is under way.
+                        error_class = CASE WHEN e.status = 'dlq_pending' THEN v_row.error_class ELSE e.error_class END,
+                        fingerprint = CASE WHEN e.status = 'dlq_pending' THEN NULL ELSE e.fingerprint END,
+                        strategy = CASE WHEN e.status = 'dlq_pending' THEN NULL ELSE e.strategy END,
+                        next_retry_at = CASE WHEN e.status = 'dlq_pending' THEN now() END,
+                        waiting_for = NULL,
+                        move = CASE WHEN e.status <> 'dlq_processing' THEN jsonb_build_object('actor', v_row.captured_by, 'reason', 'job ' || e.river_job_id || ' failed again') END
+                    WHERE e.id = v_entry.id;
+                END IF;
+                IF v_row.last_failed_at < v_entry.last_failed_at OR v_entry.status = 'dlq_processing' THEN
+                    INSERT INTO dlq.dead_letter_transitions (entry_id, from_status, to_status, actor, reason, strategy, rule, next_retry_at, river_job_id, queue, kind, error_class, from_class, error_type, failed_at)
+                    SELECT e.id, e.status, e.status, v_row.captured_by, 'job ' || e.river_job_id || ' failed again', e.strategy, e.rule, e.next_retry_at, e.river_job_id, e.queue, e.kind, e.error_class, e.error_class,
+                           coalesce(v_row.error_type, ''), v_row.last_failed_at
+                    FROM dlq.dead_letter_open e WHERE e.id = v_entry.id;
+                END IF;
+            END IF;
+        END IF;
+        DELETE FROM dlq.dead_letter_inbox i WHERE i.id = v_row.id;
+        v_done := v_done || v_row.id;
+    END LOOP;
+    RETURN v_done;
+END
+$$;
+COMMENT ON FUNCTION dlq.file_repeats IS 'Takes rows out of the inbox whose job has an open entry, as further failures of that entry. p_wait: waits for entries that somebody holds, rather than leave their rows for the next time. Returns the ids of those rows.';
+
+CREATE OR REPLACE FUNCTION dlq.file(p_ids uuid[]) RETURNS integer
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
+DECLARE
+    v_ids   uuid[];
+    v_filed integer;
+BEGIN
+    -- Whoever files them this moment is waited for: the caller's next statement finds them open.
+    v_ids := ARRAY(SELECT i.id FROM dlq.dead_letter_inbox i WHERE i.id = ANY (p_ids) ORDER BY i.id FOR UPDATE);
+    IF cardinality(v_ids) = 0 THEN
+        RETURN 0;
+    END IF;
+    v_filed := dlq.file_as(v_ids);
+    IF v_filed < cardinality(v_ids) THEN
+        v_filed := v_filed + cardinality(dlq.file_repeats(v_ids, true));
+    END IF;
+    RETURN v_filed;
+END
+$$;
+COMMENT ON FUNCTION dlq.file IS 'Files those of the entries that are in the inbox, undecided: whatever acts on entries does this first, as a statement of its own. DLQ workers file what is left, within a moment. Returns how many.';

@@ -11,6 +11,7 @@ CREATE OR REPLACE FUNCTION dlq.redeliver(p_ids uuid[], p_actor text, p_reason te
 RETURNS TABLE (entry_id uuid, job_id bigint, live_job_id bigint)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET row_security = off AS $$
 BEGIN
+    PERFORM dlq.file(p_ids);
     RETURN QUERY
     WITH picked AS MATERIALIZED (
         SELECT e.id, e.status = 'dlq_failed' AS failed, e.job_kind, e.queue, e.priority, e.tags, coalesce(e.edited_event, e.original_event) AS args,
@@ -91,6 +92,7 @@ LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     v_row record;
 BEGIN
+    PERFORM dlq.file(ARRAY[p_id]);
     IF p_payload IS NOT NULL THEN
         UPDATE dlq.dead_letter_queue SET
             edited_event = CASE WHEN job_kind = 'dlqd_message' THEN jsonb_set(original_event, '{payload}', p_payload) ELSE p_payload END

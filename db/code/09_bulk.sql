@@ -220,6 +220,7 @@ BEGIN
     IF v_from IS NULL THEN
         RAISE EXCEPTION 'there is no action %', p_action USING ERRCODE = 'DLQ04', HINT = 'There are discard, resolve, park, unpark, assign, tag, note and purge.';
     END IF;
+    PERFORM dlq.file(p_ids);
     v_ids := ARRAY(SELECT e.id FROM dlq.dead_letter_queue e WHERE e.id = ANY (p_ids) AND e.status = ANY (v_from) ORDER BY e.id FOR UPDATE);
     CASE p_action
     WHEN 'discard' THEN

@@ -53,7 +53,7 @@ BEGIN
                count(*) FILTER (WHERE c.sign = 1 AND f.to_status = 'dlq_resolved' AND f.from_status <> 'dlq_resolved') AS resolved,
                count(*) FILTER (WHERE c.sign = 1 AND f.to_status = 'dlq_failed' AND f.from_status <> 'dlq_failed') AS failed,
                count(*) FILTER (WHERE c.sign = 1 AND f.to_status = 'dlq_archived' AND f.from_status <> 'dlq_archived') AS archived,
-               count(*) FILTER (WHERE c.sign = 1 AND f.to_status = 'dlq_manual' AND f.from_status <> 'dlq_manual') AS parked,
+               count(*) FILTER (WHERE c.sign = 1 AND f.to_status = 'dlq_manual' AND f.from_status IS DISTINCT FROM 'dlq_manual') AS parked,
                coalesce(sum(c.sign) FILTER (WHERE c.status IN ('dlq_pending', 'dlq_processing', 'dlq_manual')), 0)::bigint AS open_change,
                coalesce(sum(c.sign) FILTER (WHERE c.status = 'dlq_pending'), 0)::bigint AS pending,
                coalesce(sum(c.sign) FILTER (WHERE c.status = 'dlq_processing'), 0)::bigint AS processing,
@@ -110,9 +110,9 @@ BEGIN
         GROUP BY 1, 2, 3
         ON CONFLICT (step, bucket, source) DO UPDATE SET captured = r.captured + excluded.captured
     ), members AS MATERIALIZED (
-        -- An entry joins its group when it is decided. One whose redeliveries are spent is not decided again: it leaves with a
+        -- An entry joins its group when it is decided, which most are as they are filed. One whose redeliveries are spent is not decided again: it leaves with a
         -- last failure. One that is replayed after that joins again without one.
-        SELECT f.queue, f.joined_group AS fingerprint, f.at, f.entry_id, f.to_class, 1 AS change, dlq.is_open(f.from_status)::integer AS failures
+        SELECT f.queue, f.joined_group AS fingerprint, f.at, f.entry_id, f.to_class, 1 AS change, coalesce(dlq.is_open(f.from_status), true)::integer AS failures
         FROM fresh f WHERE f.joined_group IS NOT NULL
         UNION ALL
         SELECT f.queue, f.left_group, f.at, f.entry_id, f.to_class, -1, (f.is_failure AND f.to_status = 'dlq_failed')::integer

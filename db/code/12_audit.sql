@@ -80,6 +80,7 @@ DECLARE
     v_ids  uuid[];
     v_jobs bigint[];
 BEGIN
+    PERFORM dlq.file(p_ids);
     SELECT array_agg(e.id) FILTER (WHERE e.status <> 'dlq_processing'), count(*) FILTER (WHERE e.status = 'dlq_processing') INTO v_ids, under_way
     FROM (SELECT l.id, l.status FROM dlq.dead_letter_queue l WHERE l.id = ANY (p_ids) ORDER BY l.id FOR UPDATE) e;
     UPDATE dlq.dead_letter_queue SET status = 'dlq_archived', resolution_strategy = 'discard', resolved_by = p_actor,

@@ -23,6 +23,33 @@ CROSS JOIN LATERAL (
 ) d
 LIMIT @max_entries::integer;
 
+-- name: ClaimUnfiled :many
+-- Entries that nobody has filed, the earliest failure first, described. The columns are those of ClaimDue.
+SELECT i.id, i.queue, i.kind, coalesce(i.source, '')::text AS source, coalesce(left(f.error_message::text, 8192), '')::text AS error_message, coalesce(f.error_type, '')::text AS error_type,
+       coalesce(f.error_code, '')::text AS error_code, ''::text AS error_class, coalesce(f.error_class, '')::text AS reported_class,
+       coalesce(left(f.error_stack_trace::text, 8192), '')::text AS error_stack_trace, CASE WHEN pg_column_size(f.error_context) <= 65536 THEN f.error_context END::jsonb AS error_context,
+       i.dlq_retry_count, ''::text AS strategy, ''::text AS rule,
+       ''::text AS waiting_for, i.next_retry_at, coalesce(i.ordering_key, '')::text AS ordering_key, i.last_failed_at,
+       i.job_kind, i.captured_by, i.max_retries, ''::text AS fingerprint
+FROM dlq.dead_letter_inbox i
+CROSS JOIN LATERAL dlq.describe_failure(i.retry_history, i.metadata, i.retry_count, i.last_failed_at) f
+WHERE i.id > @after::uuid AND i.id <> ALL (@refused::uuid[])
+ORDER BY i.id
+LIMIT @max_entries::integer
+FOR UPDATE OF i SKIP LOCKED;
+
+-- name: FileDecided :one
+-- Claimed entries of the inbox, as the planner decided.
+SELECT dlq.file_as(@ids::uuid[], @actor::text, @config_version::text, @statuses::text[], @strategies::text[], @error_classes::text[], @rules::text[], @fingerprints::text[],
+                   @next_retry_ats::timestamptz[], @waiting_fors::text[], @max_retries::integer[], @priorities::smallint[], @tags::jsonb[], @assignees::text[], @reasons::text[])::integer AS filed;
+
+-- name: FileRepeats :one
+-- Those of claimed entries that are further failures of open ones.
+SELECT dlq.file_repeats(@ids::uuid[], false)::uuid[] AS ids;
+
+-- name: FileUndecided :one
+SELECT dlq.file(@ids::uuid[])::integer AS filed;
+
 -- name: Decide :exec
 -- What the planner decided of claimed entries: pending until their time comes, or a person's.
 UPDATE dlq.dead_letter_queue e SET

@@ -68,8 +68,25 @@ func (d *decisions) write(ctx context.Context, tx transaction, act deadletter.Ac
 	if len(*d) == 0 {
 		return nil
 	}
+	c := d.columns()
 	return tx.Decide(ctx, dbsqlc.DecideParams{
-		Actor: act.Actor, Note: act.Note, ConfigVersion: configVersion,
+		Actor: act.Actor, Note: act.Note, ConfigVersion: configVersion, Ids: c.Ids, Statuses: c.Statuses, Strategies: c.Strategies, ErrorClasses: c.ErrorClasses,
+		Rules: c.Rules, Fingerprints: c.Fingerprints, NextRetryAts: c.NextRetryAts, WaitingFors: c.WaitingFors, MaxRetries: c.MaxRetries,
+		Priorities: c.Priorities, Tags: c.Tags, Assignees: c.Assignees, Reasons: c.Reasons,
+	})
+}
+
+// file files the entries that were gathered. It returns how many: the others' jobs have an open entry.
+func (d *decisions) file(ctx context.Context, tx transaction, actor, configVersion string) (int, error) {
+	params := d.columns()
+	params.Actor, params.ConfigVersion = actor, configVersion
+	filed, err := tx.FileDecided(ctx, params)
+	return int(filed), err
+}
+
+// columns are what was gathered, an array for each column.
+func (d *decisions) columns() dbsqlc.FileDecidedParams {
+	return dbsqlc.FileDecidedParams{
 		Ids:          column(*d, func(r *decision) uuid.UUID { return r.ID }),
 		Statuses:     column(*d, func(r *decision) string { return string(r.Status) }),
 		Strategies:   column(*d, func(r *decision) string { return r.Strategy }),
@@ -83,7 +100,7 @@ func (d *decisions) write(ctx context.Context, tx transaction, act deadletter.Ac
 		Tags:         column(*d, func(r *decision) json.RawMessage { return r.Tags }),
 		Assignees:    column(*d, func(r *decision) string { return r.Assignee }),
 		Reasons:      column(*d, func(r *decision) string { return r.Reason }),
-	})
+	}
 }
 
 // waiting is an entry that waits until a time, and for something else if that is not empty.

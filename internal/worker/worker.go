@@ -61,8 +61,8 @@ const (
 	maxRetryAfter = 7 * 24 * time.Hour
 )
 
-// Observer is told of every entry that a worker moved: what it did ("decided", "parked", "redelivered", "put_off"), how
-// many, and of every batch's duration.
+// Observer is told of every entry that a worker moved: what it did ("filed", "repeated", "decided", "parked", "redelivered",
+// "put_off"), how many, and of every batch's duration.
 type Observer func(action string, entries int, took time.Duration)
 
 // Config is what a [Worker] needs.
@@ -105,6 +105,7 @@ type Worker struct {
 	// switching is the change of a switch that is under way; nil where the last look met none.
 	switching atomic.Pointer[switching]
 	queries   *dbsqlc.Queries
+	inbox     inbox
 }
 
 // New returns a worker that does not run yet.
@@ -142,10 +143,21 @@ func New(config Config) *Worker {
 	return w
 }
 
-// Loops are what a worker does, each at its own pace: a backlog that is due holds up neither leases nor gates nor smart
-// retry. A batch or a release that is under way at a stop ends by itself: it is one short transaction.
+// Loops are what a worker does, each at its own pace: a backlog that is due holds up neither new failures nor leases nor gates nor
+// smart retry. A batch or a release that is under way at a stop ends by itself: it is one short transaction.
 func (w *Worker) Loops() []*background.Loop {
 	loops := []*background.Loop{
+		background.New(background.Config{
+			Name: "filing", Interval: fileRetry, Timeout: batchTimeout, Finish: true,
+			Failing: "DLQ worker: failed jobs stay in the inbox",
+			Once: func(ctx context.Context) (time.Duration, error) {
+				full, err := w.File(ctx)
+				if err != nil || full {
+					return background.More, err
+				}
+				return fileInterval, nil
+			},
+		}),
 		w.batches,
 		background.New(background.Config{
 			Name: "leases", Interval: w.config.SweepInterval, Once: background.Each(w.sweep),
@@ -219,7 +231,7 @@ func (w *Worker) untilNextDue(ctx context.Context) time.Duration {
 	return min(max(until, wakeDelay), w.config.PollInterval)
 }
 
-// RunOnce handles one batch of due entries, in one transaction. It reports whether there may be more.
+// RunOnce handles one batch of due entries that are filed, in one transaction. It reports whether there may be more.
 func (w *Worker) RunOnce(ctx context.Context) (bool, error) {
 	size := cmp.Or(w.config.BatchSize, w.config.Planner().Policy().Workers.DLQWorkers.BatchSize)
 	claimed, err := w.batch(ctx, size)
@@ -278,10 +290,14 @@ func (w *Worker) batch(ctx context.Context, size int) (claimed []uuid.UUID, err 
 		parked, err = w.handle(ctx, tx, rows, now, counts)
 		return err
 	})
-	if err == nil && len(parked) > 0 && w.config.Parked != nil {
-		w.config.Parked(parked)
+	if err == nil {
+		w.tell(parked)
 	}
 	return claimed, err
+}
+
+func parkedBy(row *dbsqlc.ClaimDueRow, d *strategy.Decision) Parked {
+	return Parked{ID: row.ID, Queue: row.Queue, Kind: row.Kind, Class: d.Class, Rule: d.Rule, Fingerprint: d.Fingerprint}
 }
 
 // judged is what one look of a worker goes by.
@@ -343,7 +359,7 @@ func (w *Worker) handle(ctx context.Context, tx transaction, rows []dbsqlc.Claim
 			d := by.decide(row, entry, now)
 			counts[decide.add(row.ID, &d)]++
 			if d.Strategy == strategy.Manual {
-				parked = append(parked, Parked{ID: row.ID, Queue: row.Queue, Kind: row.Kind, Class: d.Class, Rule: d.Rule, Fingerprint: d.Fingerprint})
+				parked = append(parked, parkedBy(row, &d))
 			}
 			continue
 		}

@@ -145,9 +145,11 @@ func (b *bundle) fail(priority int, message string) {
 
 func (b *bundle) once() bool {
 	b.Helper()
+	filed, err := b.worker.File(b.Context())
+	require.NoError(b, err)
 	full, err := b.worker.RunOnce(b.Context())
 	require.NoError(b, err)
-	return full
+	return filed || full
 }
 
 func (b *bundle) entry() *deadletter.Entry {

@@ -265,6 +265,96 @@ func (q *Queries) ClaimStuck(ctx context.Context, arg ClaimStuckParams) ([]Claim
 	return items, nil
 }
 
+const ClaimUnfiled = `-- name: ClaimUnfiled :many
+SELECT i.id, i.queue, i.kind, coalesce(i.source, '')::text AS source, coalesce(left(f.error_message::text, 8192), '')::text AS error_message, coalesce(f.error_type, '')::text AS error_type,
+       coalesce(f.error_code, '')::text AS error_code, ''::text AS error_class, coalesce(f.error_class, '')::text AS reported_class,
+       coalesce(left(f.error_stack_trace::text, 8192), '')::text AS error_stack_trace, CASE WHEN pg_column_size(f.error_context) <= 65536 THEN f.error_context END::jsonb AS error_context,
+       i.dlq_retry_count, ''::text AS strategy, ''::text AS rule,
+       ''::text AS waiting_for, i.next_retry_at, coalesce(i.ordering_key, '')::text AS ordering_key, i.last_failed_at,
+       i.job_kind, i.captured_by, i.max_retries, ''::text AS fingerprint
+FROM dlq.dead_letter_inbox i
+CROSS JOIN LATERAL dlq.describe_failure(i.retry_history, i.metadata, i.retry_count, i.last_failed_at) f
+WHERE i.id > $1::uuid AND i.id <> ALL ($2::uuid[])
+ORDER BY i.id
+LIMIT $3::integer
+FOR UPDATE OF i SKIP LOCKED
+`
+
+type ClaimUnfiledParams struct {
+	After      uuid.UUID
+	Refused    []uuid.UUID
+	MaxEntries int32
+}
+
+type ClaimUnfiledRow struct {
+	ID              uuid.UUID
+	Queue           string
+	Kind            string
+	Source          string
+	ErrorMessage    string
+	ErrorType       string
+	ErrorCode       string
+	ErrorClass      string
+	ReportedClass   string
+	ErrorStackTrace string
+	ErrorContext    json.RawMessage
+	DlqRetryCount   int32
+	Strategy        string
+	Rule            string
+	WaitingFor      string
+	NextRetryAt     *time.Time
+	OrderingKey     string
+	LastFailedAt    time.Time
+	JobKind         string
+	CapturedBy      string
+	MaxRetries      int32
+	Fingerprint     string
+}
+
+// Entries that nobody has filed, the earliest failure first, described. The columns are those of ClaimDue.
+func (q *Queries) ClaimUnfiled(ctx context.Context, arg ClaimUnfiledParams) ([]ClaimUnfiledRow, error) {
+	rows, err := q.db.Query(ctx, ClaimUnfiled, arg.After, arg.Refused, arg.MaxEntries)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	items := []ClaimUnfiledRow{}
+	for rows.Next() {
+		var i ClaimUnfiledRow
+		if err := rows.Scan(
+			&i.ID,
+			&i.Queue,
+			&i.Kind,
+			&i.Source,
+			&i.ErrorMessage,
+			&i.ErrorType,
+			&i.ErrorCode,
+			&i.ErrorClass,
+			&i.ReportedClass,
+			&i.ErrorStackTrace,
+			&i.ErrorContext,
+			&i.DlqRetryCount,
+			&i.Strategy,
+			&i.Rule,
+			&i.WaitingFor,
+			&i.NextRetryAt,
+			&i.OrderingKey,
+			&i.LastFailedAt,
+			&i.JobKind,
+			&i.CapturedBy,
+			&i.MaxRetries,
+			&i.Fingerprint,
+		); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
 const ClaimWaiting = `-- name: ClaimWaiting :many
 SELECT e.id, e.queue, e.kind, coalesce(e.error_class, '')::text AS error_class, coalesce(e.rule, '')::text AS rule, coalesce(e.waiting_for, '')::text AS waiting_for,
        e.job_kind, e.captured_by, e.max_retries
@@ -488,6 +578,76 @@ DELETE FROM dlq.gates WHERE name = $1::text
 func (q *Queries) DeleteGate(ctx context.Context, name string) error {
 	_, err := q.db.Exec(ctx, DeleteGate, name)
 	return err
+}
+
+const FileDecided = `-- name: FileDecided :one
+SELECT dlq.file_as($1::uuid[], $2::text, $3::text, $4::text[], $5::text[], $6::text[], $7::text[], $8::text[],
+                   $9::timestamptz[], $10::text[], $11::integer[], $12::smallint[], $13::jsonb[], $14::text[], $15::text[])::integer AS filed
+`
+
+type FileDecidedParams struct {
+	Ids           []uuid.UUID
+	Actor         string
+	ConfigVersion string
+	Statuses      []string
+	Strategies    []string
+	ErrorClasses  []string
+	Rules         []string
+	Fingerprints  []string
+	NextRetryAts  []time.Time
+	WaitingFors   []string
+	MaxRetries    []int32
+	Priorities    []int16
+	Tags          []json.RawMessage
+	Assignees     []string
+	Reasons       []string
+}
+
+// Claimed entries of the inbox, as the planner decided.
+func (q *Queries) FileDecided(ctx context.Context, arg FileDecidedParams) (int32, error) {
+	row := q.db.QueryRow(ctx, FileDecided,
+		arg.Ids,
+		arg.Actor,
+		arg.ConfigVersion,
+		arg.Statuses,
+		arg.Strategies,
+		arg.ErrorClasses,
+		arg.Rules,
+		arg.Fingerprints,
+		arg.NextRetryAts,
+		arg.WaitingFors,
+		arg.MaxRetries,
+		arg.Priorities,
+		arg.Tags,
+		arg.Assignees,
+		arg.Reasons,
+	)
+	var filed int32
+	err := row.Scan(&filed)
+	return filed, err
+}
+
+const FileRepeats = `-- name: FileRepeats :one
+SELECT dlq.file_repeats($1::uuid[], false)::uuid[] AS ids
+`
+
+// Those of claimed entries that are further failures of open ones.
+func (q *Queries) FileRepeats(ctx context.Context, ids []uuid.UUID) ([]uuid.UUID, error) {
+	row := q.db.QueryRow(ctx, FileRepeats, ids)
+	var ids_2 []uuid.UUID
+	err := row.Scan(&ids_2)
+	return ids_2, err
+}
+
+const FileUndecided = `-- name: FileUndecided :one
+SELECT dlq.file($1::uuid[])::integer AS filed
+`
+
+func (q *Queries) FileUndecided(ctx context.Context, ids []uuid.UUID) (int32, error) {
+	row := q.db.QueryRow(ctx, FileUndecided, ids)
+	var filed int32
+	err := row.Scan(&filed)
+	return filed, err
 }
 
 const Gate = `-- name: Gate :one

@@ -1,0 +1,241 @@
+package worker
+
+import (
+	"cmp"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/dlqd/dlqd/internal/deadletter"
+	"github.com/dlqd/dlqd/internal/postgres"
+	"github.com/dlqd/dlqd/internal/strategy"
+	"github.com/dlqd/dlqd/internal/worker/internal/dbsqlc"
+)
+
+const (
+	// fileInterval is between looks at the inbox. Capture tells nobody that a job failed: a NOTIFY takes a lock at commit that
+	// all transactions of the server share which notify.
+	fileInterval = 50 * time.Millisecond
+	// fileRetry is between turns that fail, at most.
+	fileRetry = 5 * time.Second
+	// fileBatch is how many entries one transaction files.
+	fileBatch = 500
+	// lookBack is how far before the last failure that was filed a look begins which does not look at the whole inbox: jobs'
+	// transactions do not commit in the order in which the jobs failed.
+	lookBack = 5 * time.Second
+	// maxUnlooked is between two looks at the whole inbox. Each may have to step over every row that was filed since the oldest
+	// transaction of the server began: looks take a twentieth of the time at most, and the inbox is never left alone for longer.
+	maxUnlooked = 10 * time.Second
+	// wholeShare is how much longer than a look at the whole inbox the pause after it is.
+	wholeShare = 20
+	// refusedFor is how long an entry is left alone that the database does not let go.
+	refusedFor = time.Minute
+	// maxRefused is how many of those there may be before filing as a whole counts as failing.
+	maxRefused = 100
+)
+
+// inbox is where a worker is in the inbox.
+type inbox struct {
+	mu      sync.Mutex
+	after   uuid.UUID // where the next look begins
+	last    uuid.UUID // the latest failure that was filed
+	whole   time.Time // when the next look is at all of it
+	refused map[uuid.UUID]time.Time
+}
+
+// look is one look at the inbox.
+type look struct {
+	after   uuid.UUID
+	refused []uuid.UUID
+}
+
+// next says where to look now.
+func (i *inbox) next(now time.Time) look {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	l := look{after: i.after, refused: []uuid.UUID{}}
+	if !now.Before(i.whole) {
+		l.after = uuid.Nil
+	}
+	for id, since := range i.refused {
+		if now.Sub(since) > refusedFor {
+			delete(i.refused, id)
+			continue
+		}
+		l.refused = append(l.refused, id)
+	}
+	return l
+}
+
+// saw notes what a look found, how long that took, and whether there is more behind it.
+func (i *inbox) saw(l look, rows []dbsqlc.ClaimDueRow, took time.Duration, full bool) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if len(rows) > 0 {
+		if last := rows[len(rows)-1].ID; slices.Compare(last[:], i.last[:]) > 0 {
+			i.last = last
+		}
+	}
+	switch {
+	case full:
+		i.after = rows[len(rows)-1].ID
+	default:
+		i.after = before(i.last, lookBack)
+	}
+	if l.after == uuid.Nil {
+		i.whole = time.Now().Add(min(wholeShare*took, maxUnlooked))
+	}
+}
+
+// before is the least id of a time that much before another id's.
+func before(id uuid.UUID, by time.Duration) uuid.UUID {
+	ms := binary.BigEndian.Uint64(id[:8]) >> 16
+	return deadletter.FirstID(time.UnixMilli(int64(ms)).Add(-by))
+}
+
+// refuse has an entry left alone for a while. It reports whether there are too many of those.
+func (i *inbox) refuse(id uuid.UUID) bool {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if i.refused == nil {
+		i.refused = map[uuid.UUID]time.Time{}
+	}
+	i.refused[id] = time.Now()
+	return len(i.refused) > maxRefused
+}
+
+// File files one batch of what applications' transactions left in the inbox: judged, in one transaction. It reports whether
+// there may be more.
+func (w *Worker) File(ctx context.Context) (bool, error) {
+	size := cmp.Or(w.config.BatchSize, fileBatch)
+	at := w.inbox.next(time.Now())
+	rows, err := w.file(ctx, at, size)
+	if errors.Is(err, errSwitching) {
+		return false, nil
+	}
+	if postgres.IsRefusal(err) && len(rows) > 0 {
+		err = w.fileOneByOne(ctx, at, len(rows))
+	}
+	if err != nil {
+		w.config.Observe("error", 1, 0)
+		return false, err
+	}
+	return len(rows) == size, nil
+}
+
+// fileOneByOne files the entries of a batch that the database refused, each in a transaction of its own. One that it refuses
+// alone is filed as a person's, and where that is refused, too, left alone for a while: it must not hold up the others.
+func (w *Worker) fileOneByOne(ctx context.Context, at look, entries int) error {
+	for range entries {
+		rows, err := w.file(ctx, at, 1)
+		if postgres.IsRefusal(err) && len(rows) == 1 {
+			id := rows[0].ID
+			w.config.Logger.Error("DLQ worker: entry refused by the database; filing it for a person", "entry", id, "error", err)
+			reason := "the database refused what was decided of it: " + strings.ToValidUTF8(strings.ReplaceAll(err.Error(), "\x00", "?"), "?")
+			if err = w.fileForAPerson(ctx, rows, reason); postgres.IsRefusal(err) {
+				w.config.Logger.Error("DLQ worker: entry refused by the database; it stays in the inbox", "entry", id, "error", err)
+				at.refused = append(at.refused, id)
+				if !w.inbox.refuse(id) {
+					err = nil
+				}
+			}
+		}
+		if err != nil || len(rows) == 0 {
+			return err
+		}
+	}
+	return nil
+}
+
+func (w *Worker) fileForAPerson(ctx context.Context, rows []dbsqlc.ClaimDueRow, reason string) error {
+	row := &rows[0]
+	err := w.observed(ctx, func(tx transaction, counts map[string]int) error {
+		if _, err := tx.FileUndecided(ctx, []uuid.UUID{row.ID}); err != nil {
+			return err
+		}
+		counts["filed"]++
+		counts["parked"]++
+		return park(ctx, tx, w.actor, []reserved{{ID: row.ID, Reason: reason}})
+	})
+	if err == nil {
+		w.tell([]Parked{{ID: row.ID, Queue: row.Queue, Kind: row.Kind}})
+	}
+	return err
+}
+
+// file files at most size entries. It returns what it claimed, also where it failed.
+func (w *Worker) file(ctx context.Context, at look, size int) (rows []dbsqlc.ClaimDueRow, err error) {
+	var parked []Parked
+	var soonest time.Time
+	err = w.observed(ctx, func(tx transaction, counts map[string]int) error {
+		began := time.Now()
+		unfiled, err := tx.ClaimUnfiled(ctx, dbsqlc.ClaimUnfiledParams{After: at.after, Refused: at.refused, MaxEntries: int32(size)})
+		if err != nil {
+			return fmt.Errorf("look at the inbox: %w", err)
+		}
+		rows = column(unfiled, func(r *dbsqlc.ClaimUnfiledRow) dbsqlc.ClaimDueRow { return dbsqlc.ClaimDueRow(*r) })
+		w.inbox.saw(at, rows, time.Since(began), len(rows) == size)
+		if len(rows) == 0 {
+			return nil
+		}
+		parked, soonest, err = w.judgeUnfiled(ctx, tx, rows, counts)
+		return err
+	})
+	if err != nil {
+		return rows, err
+	}
+	w.tell(parked)
+	if !soonest.IsZero() && soonest.Before(w.now().Add(w.config.PollInterval)) {
+		w.batches.Wake() // it may sleep for longer
+	}
+	return rows, nil
+}
+
+// judgeUnfiled files claimed entries, as the planner decides. It returns those that are a person's, and when the first of the
+// others is due.
+func (w *Worker) judgeUnfiled(ctx context.Context, tx transaction, rows []dbsqlc.ClaimDueRow, counts map[string]int) (parked []Parked, soonest time.Time, err error) {
+	by, err := w.judge(ctx, tx)
+	if err != nil {
+		return nil, soonest, err
+	}
+	decide, now := decisions{}, w.now()
+	for i := range rows {
+		row := &rows[i]
+		d := by.decide(row, entryOf(row), now)
+		counts[decide.add(row.ID, &d)]++
+		if d.Strategy == strategy.Manual {
+			parked = append(parked, parkedBy(row, &d))
+		} else if soonest.IsZero() || d.Next.Before(soonest) {
+			soonest = d.Next
+		}
+	}
+	filed, err := decide.file(ctx, tx, w.actor, by.planner.Policy().Version())
+	if err != nil {
+		return nil, soonest, fmt.Errorf("file: %w", err)
+	}
+	counts["filed"] += filed
+	if filed < len(rows) { // jobs that failed again
+		ids := column(rows, func(r *dbsqlc.ClaimDueRow) uuid.UUID { return r.ID })
+		repeats, err := tx.FileRepeats(ctx, ids)
+		if err != nil {
+			return nil, soonest, fmt.Errorf("file further failures: %w", err)
+		}
+		counts["repeated"] += len(repeats)
+		parked = slices.DeleteFunc(parked, func(p Parked) bool { return slices.Contains(repeats, p.ID) })
+	}
+	return parked, soonest, nil
+}
+
+// tell tells of entries that need a person, after the commit.
+func (w *Worker) tell(parked []Parked) {
+	if len(parked) > 0 && w.config.Parked != nil {
+		w.config.Parked(parked)
+	}
+}
