@@ -76,7 +76,7 @@ BEGIN
     NEW.stage := dlq.stage_of(NEW.status);
     IF OLD.stage = 'inbox' THEN
         -- A job that fails again while its entry is open has no second one: filing takes this row to the first.
-        IF EXISTS (SELECT FROM dlq.dead_letter_open e WHERE e.river_job_id = OLD.river_job_id AND e.job_created_at = OLD.job_created_at) THEN
+        IF dlq.is_repeat(OLD.river_job_id, OLD.job_created_at) THEN
             RETURN NULL;
         END IF;
         NEW := dlq.filed(NEW);

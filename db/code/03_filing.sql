@@ -216,3 +216,26 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION dlq.file IS 'Files those of the entries that are in the inbox, undecided: whatever acts on entries does this first, as a statement of its own. DLQ workers file what is left, within a moment. Returns how many.';
+
+CREATE OR REPLACE FUNCTION dlq.is_repeat(p_job bigint, p_job_created_at timestamptz) RETURNS boolean
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
+BEGIN
+    RETURN EXISTS (SELECT FROM dlq.dead_letter_queue e WHERE e.stage = 'open' AND e.river_job_id = p_job AND e.job_created_at = p_job_created_at);
+END
+$$;
+COMMENT ON FUNCTION dlq.is_repeat IS 'Whether a job has an open entry: an unfiled failure of it is a further failure of that one, and none of the entries that lists and counts show.';
+
+-- Counting must not cost more the longer no DLQ worker has been there.
+CREATE OR REPLACE VIEW dlq.backlog AS
+    SELECT b.status, b.queue, b.error_class, sum(b.entries)::bigint AS entries, bool_or(b.more) AS more
+    FROM (
+        SELECT o.status, o.queue, o.error_class, count(*) AS entries, false AS more FROM dlq.dead_letter_open o GROUP BY o.status, o.queue, o.error_class
+        UNION ALL
+        SELECT 'dlq_pending', u.queue, NULL, count(*), sum(count(*)) OVER () >= 10000
+        FROM (SELECT i.queue FROM dlq.dead_letter_inbox i
+              WHERE NOT dlq.is_repeat(i.river_job_id, i.job_created_at)
+              LIMIT 10000) u
+        GROUP BY u.queue
+    ) b
+    GROUP BY b.status, b.queue, b.error_class;
+COMMENT ON VIEW dlq.backlog IS 'Open entries by status, queue and class. Of those that nobody has filed yet (their class is null) 10,000 are counted; more says that there are others.';

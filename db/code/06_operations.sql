@@ -193,11 +193,5 @@ END
 $$;
 COMMENT ON FUNCTION dlq.requeue_expired_leases IS 'Checks the jobs of entries whose lease has passed. Returns how many leases were extended (job alive), settled (job had ended unseen) and requeued (job gone).';
 
-CREATE OR REPLACE VIEW dlq.backlog AS
-    SELECT status, queue, error_class, count(*) AS entries
-    FROM dlq.dead_letter_open
-    GROUP BY status, queue, error_class;
-COMMENT ON VIEW dlq.backlog IS 'Open entries by status, queue and class.';
-
 -- Replaced by dlq.flow.
 DROP VIEW IF EXISTS dlq.moves_last_day;

@@ -81,7 +81,7 @@ BEGIN
          CROSS JOIN LATERAL (SELECT CASE WHEN e.created_at > now() - interval ''1 hour'' THEN ''under 1 hour''
              WHEN e.created_at > now() - interval ''1 day'' THEN ''1 hour to 1 day'' WHEN e.created_at > now() - interval ''7 days'' THEN ''1 to 7 days''
              ELSE ''over 7 days'' END AS age) a
-         WHERE ' || dlq.filter_where(p_filter) || ' GROUP BY 1, 2, 3 ORDER BY 4 DESC, 1, 2, 3'
+         WHERE ' || dlq.filter_where(p_filter) || ' AND (e.stage <> ''inbox'' OR NOT dlq.is_repeat(e.river_job_id, e.job_created_at)) GROUP BY 1, 2, 3 ORDER BY 4 DESC, 1, 2, 3'
         USING p_filter;
 EXCEPTION WHEN invalid_text_representation OR datetime_field_overflow OR invalid_datetime_format THEN
     RAISE EXCEPTION 'filter: %', SQLERRM USING ERRCODE = 'DLQ04';

@@ -56,7 +56,7 @@ type Moved struct {
 
 // Stats are counts of dead letters.
 type Stats struct {
-	Open       int64            `json:"open" doc:"Open entries."`
+	Open       int64            `json:"open" doc:"Open entries; of those that no worker has looked at 10,000 are counted."`
 	Backlog    []BacklogRow     `json:"backlog" doc:"Open entries by status, queue and class."`
 	ByStatus   map[string]int64 `json:"byStatus" doc:"Open entries by status."`
 	LastDay    MovesOfDay       `json:"lastDay" doc:"Moves of the last 24 hours, from the audit trail."`
@@ -72,6 +72,7 @@ type BacklogRow struct {
 	Queue      string `json:"queue" doc:"Their queue."`
 	ErrorClass string `json:"errorClass" doc:"Their class; \"undecided\" before a worker has looked."`
 	Entries    int64  `json:"entries" doc:"How many."`
+	More       bool   `json:"more,omitempty" doc:"There are more: of those that no worker has looked at 10,000 are counted."`
 }
 
 // MovesOfDay are counts of moves.
@@ -301,7 +302,7 @@ func (s *service) stats(ctx context.Context, _ *struct{}) (*statsOutput, error) 
 	for _, r := range rows {
 		stats.Open += r.Entries
 		stats.ByStatus[r.Status] += r.Entries
-		stats.Backlog = append(stats.Backlog, BacklogRow{Status: r.Status, Queue: r.Queue, ErrorClass: r.ErrorClass, Entries: r.Entries})
+		stats.Backlog = append(stats.Backlog, BacklogRow{Status: r.Status, Queue: r.Queue, ErrorClass: r.ErrorClass, Entries: r.Entries, More: r.More})
 	}
 	return &statsOutput{Body: stats}, nil
 }

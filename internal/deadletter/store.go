@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -133,12 +134,14 @@ func (s *Store) ListSQL(f Filter) (string, []any) {
 	if f.Cursor != uuid.Nil {
 		add(beyond, f.Cursor)
 	}
-	sql := "SELECT " + summaryColumns + " FROM dlq.dead_letter_queue"
-	if len(where) > 0 {
-		sql += " WHERE " + strings.Join(where, " AND ")
+	// What no DLQ worker has filed yet is pending, without a description; a job's further failure is none of the list.
+	if f.ErrorType != "" || f.ErrorClass != "" || (len(f.Statuses) > 0 && !slices.Contains(f.Statuses, Pending)) {
+		where = append(where, "stage <> 'inbox'")
+	} else {
+		where = append(where, "(stage <> 'inbox' OR NOT dlq.is_repeat(river_job_id, job_created_at))")
 	}
 	args = append(args, f.Limit)
-	return s.schemas.Render(fmt.Sprintf("%s ORDER BY id %s LIMIT $%d", sql, order, len(args))), args
+	return s.schemas.Render(fmt.Sprintf("SELECT %s FROM dlq.dead_letter_queue WHERE %s ORDER BY id %s LIMIT $%d", summaryColumns, strings.Join(where, " AND "), order, len(args))), args
 }
 
 // FirstID is the least id that an entry captured at a time can have.

@@ -55,10 +55,19 @@ func (q *Queries) ActWhere(ctx context.Context, arg ActWhereParams) (ActWhereRow
 }
 
 const Backlog = `-- name: Backlog :many
-SELECT status, queue, coalesce(error_class, 'undecided')::text AS error_class, count(*) AS entries
-FROM dlq.dead_letter_open
-GROUP BY status, queue, error_class
-ORDER BY status, queue, error_class
+SELECT b.status::text AS status, b.queue::text AS queue, b.error_class::text AS error_class, sum(b.entries)::bigint AS entries, bool_or(b.more)::boolean AS more
+FROM (
+    SELECT o.status, o.queue, coalesce(o.error_class, 'undecided') AS error_class, count(*) AS entries, false AS more
+    FROM dlq.dead_letter_open o GROUP BY o.status, o.queue, o.error_class
+    UNION ALL
+    SELECT 'dlq_pending', u.queue, 'undecided', count(*), sum(count(*)) OVER () >= 10000
+    FROM (SELECT i.queue FROM dlq.dead_letter_inbox i
+          WHERE NOT dlq.is_repeat(i.river_job_id, i.job_created_at)
+          LIMIT 10000) u
+    GROUP BY u.queue
+) b
+GROUP BY b.status, b.queue, b.error_class
+ORDER BY b.status, b.queue, b.error_class
 `
 
 type BacklogRow struct {
@@ -66,9 +75,11 @@ type BacklogRow struct {
 	Queue      string
 	ErrorClass string
 	Entries    int64
+	More       bool
 }
 
-// Open entries by status, queue and class, from the index dead_letter_open_backlog alone.
+// Open entries by status, queue and class: those that are filed from the index dead_letter_open_backlog alone; of the others
+// 10,000 are counted, less those that are further failures of an open entry. more: there are others.
 func (q *Queries) Backlog(ctx context.Context) ([]BacklogRow, error) {
 	rows, err := q.db.Query(ctx, Backlog)
 	if err != nil {
@@ -83,6 +94,7 @@ func (q *Queries) Backlog(ctx context.Context) ([]BacklogRow, error) {
 			&i.Queue,
 			&i.ErrorClass,
 			&i.Entries,
+			&i.More,
 		); err != nil {
 			return nil, err
 		}
@@ -191,7 +203,7 @@ func (q *Queries) NewID(ctx context.Context) (uuid.UUID, error) {
 }
 
 const OldestOpen = `-- name: OldestOpen :one
-SELECT created_at FROM dlq.dead_letter_open ORDER BY id LIMIT 1
+SELECT created_at FROM dlq.dead_letter_queue WHERE stage IN ('inbox', 'open') ORDER BY id LIMIT 1
 `
 
 func (q *Queries) OldestOpen(ctx context.Context) (time.Time, error) {
