@@ -100,13 +100,12 @@ BEGIN
         NEW.parked_by := NULL;
     END IF;
     IF NEW.ordering_key IS NOT NULL AND dlq.is_open(OLD.status) AND NOT dlq.is_open(NEW.status) THEN
-        PERFORM dlq.order_done(NEW.queue, NEW.ordering_key, NEW.river_job_id);
+        PERFORM dlq.order_done(NEW.queue, NEW.ordering_key, NEW.river_job_id, NEW.job_created_at);
     END IF;
     IF NEW.status <> 'dlq_processing' THEN
         NEW.redelivery_job_id := NULL;
         NEW.locked_by := NULL;
         NEW.locked_at := NULL;
-        NEW.lease_expires_at := NULL;
     END IF;
     IF dlq.is_open(NEW.status) AND NOT dlq.is_open(OLD.status) THEN
         NEW.resolution_strategy := NULL;

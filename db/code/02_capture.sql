@@ -97,8 +97,8 @@ DECLARE
     v_look constant text := $sql$SELECT j.entry_id, true INTO v_entry, v_known
                 FROM (SELECT e.entry_id FROM dlq.entry_jobs e WHERE e.job_id = NEW.id AND e.job_created_at = NEW.created_at
                       UNION ALL SELECT NULL FROM dlq.job_facts f WHERE f.job_id = NEW.id AND f.job_created_at = NEW.created_at AND f.fact = 'retried' LIMIT 1) j$sql$;
-    v_retry constant text := $sql$INSERT INTO dlq.job_facts (job_id, job_created_at, fact)
-            SELECT NEW.id, NEW.created_at, 'retried'$sql$;
+    v_retry constant text := $sql$INSERT INTO dlq.job_facts (job_id, job_created_at, fact, entry_id)
+            SELECT NEW.id, NEW.created_at, 'retried', dlq.entry_id(NEW.id, OLD.finalized_at)$sql$;
     -- How long capture may work on this statement: the limit, and half of the time that the session gives a statement.
     v_until constant text := $sql$least(clock_timestamp() + dlq.capture_limit(),
                 CASE WHEN current_setting('statement_timeout') <> '0' THEN statement_timestamp() + current_setting('statement_timeout')::interval / 2 END)$sql$;

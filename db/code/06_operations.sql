@@ -1,76 +1,128 @@
 -- What operators, the API and DLQ workers call. Each function says who moves what and why, and returns what it did;
 -- errors carry a SQLSTATE: DLQ01 the move is not allowed, DLQ02 there is no such entry, DLQ03 an equal job is live.
 
--- redeliver is the one way back to River: it inserts the jobs and moves their entries in one statement, so that an
--- entry in dlq_processing always has a job. An entry whose original job was unique is left alone while an equal job
--- is live, unless p_force.
--- Its parameters have grown: the function with fewer would stay beside it.
-DROP FUNCTION IF EXISTS dlq.redeliver(uuid[], text, text, text, boolean, jsonb);
+-- redeliver is the one way back to River: it inserts the jobs and moves their entries in one statement, so that an entry in
+-- dlq_processing always has a job. It does nothing twice: an entry whose own job lives again, or has been done, or whose unique
+-- key another job holds, gets no job, unless p_force. (Parameters or columns that change make another function: the old one goes.)
+DROP FUNCTION IF EXISTS dlq.redeliver(uuid[], text, text, text, boolean, jsonb, text, uuid);
 CREATE OR REPLACE FUNCTION dlq.redeliver(p_ids uuid[], p_actor text, p_reason text,
     p_note text DEFAULT NULL, p_force boolean DEFAULT false, p_detail jsonb DEFAULT NULL, p_queue text DEFAULT NULL, p_run uuid DEFAULT NULL)
-RETURNS TABLE (entry_id uuid, job_id bigint, live_job_id bigint)
+RETURNS TABLE (entry_id uuid, verdict text, job_id bigint)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET row_security = off AS $$
+#variable_conflict use_column
+DECLARE
+    v_row record;
 BEGIN
     PERFORM dlq.file(p_ids);
-    RETURN QUERY
-    WITH picked AS MATERIALIZED (
-        SELECT e.id, e.status = 'dlq_failed' AS failed, e.job_kind, e.queue, e.priority, e.tags, coalesce(e.edited_event, e.original_event) AS args,
-               -- What the application left there, less what speaks of the old job; a job's metadata must be an object.
-               CASE WHEN jsonb_typeof(e.metadata) = 'object'
-                    THEN e.metadata - '{dlq:error,dlq:entry_id,dlq:held,dlq:run_id,dlq:logical_failure,cancel_attempted_at,unique_key_conflict,snoozes,output,river:log,river:rescue_count,river:unique_nonce}'::text[]
-                    ELSE '{}' END AS metadata,
-               CASE WHEN e.unique_key IS NOT NULL AND NOT p_force THEN (
-                   SELECT j.id FROM river.river_job j
-                   WHERE j.unique_key = e.unique_key AND j.unique_key IS NOT NULL AND j.unique_states IS NOT NULL
-                     AND river.river_job_state_in_bitmask(j.unique_states, j.state)
-                     AND j.state IN ('available', 'pending', 'running', 'retryable', 'scheduled')
-                   LIMIT 1) END AS live_job_id
-        FROM dlq.dead_letter_queue e
-        WHERE e.id = ANY (p_ids) AND e.status IN ('dlq_pending', 'dlq_manual', 'dlq_failed')
-        ORDER BY e.id
-        FOR UPDATE
-    ), jobs AS (
-        INSERT INTO river.river_job (args, kind, max_attempts, metadata, priority, queue, tags, state)
-        SELECT p.args, p.job_kind, 1,
-               p.metadata || jsonb_build_object('dlq:entry_id', p.id) || CASE WHEN p_run IS NULL THEN '{}' ELSE jsonb_build_object('dlq:run_id', p_run) END,
-               p.priority, coalesce(p_queue, p.queue), p.tags, 'available'
-        FROM picked p WHERE p.live_job_id IS NULL
-        RETURNING id, queue, (metadata ->> 'dlq:entry_id')::uuid AS entry_id
-    ), told AS (
-        SELECT count(pg_notify('river.river_insert', json_build_object('queue', q.queue)::text)) AS n
-        FROM (SELECT DISTINCT jobs.queue FROM jobs) q
-    ), moved AS (
-        -- Most are open: straight into their partition, without asking every other one for each.
-        UPDATE dlq.dead_letter_open e SET
-            status = 'dlq_processing',
-            redelivery_job_id = jobs.id,
-            dlq_retry_count = e.dlq_retry_count + 1,
-            locked_by = p_actor,
-            locked_at = now(),
-            lease_expires_at = now() + interval '5 minutes',
-            notes = coalesce(p_note, e.notes),
-            move = jsonb_build_object('actor', p_actor, 'reason', p_reason, 'note', p_note, 'detail', p_detail)
-        FROM jobs, told
-        WHERE e.id = jobs.entry_id
-    ), reopened AS (
-        UPDATE dlq.dead_letter_queue e SET
-            status = 'dlq_processing',
-            redelivery_job_id = jobs.id,
-            dlq_retry_count = e.dlq_retry_count + 1,
-            locked_by = p_actor,
-            locked_at = now(),
-            lease_expires_at = now() + interval '5 minutes',
-            notes = coalesce(p_note, e.notes),
-            move = jsonb_build_object('actor', p_actor, 'reason', p_reason, 'note', p_note, 'detail', p_detail)
-        FROM jobs, told
-        WHERE e.id = jobs.entry_id AND e.status = 'dlq_failed' AND EXISTS (SELECT FROM picked p WHERE p.failed)
-    )
-    SELECT p.id, j.id, p.live_job_id
-    FROM picked p LEFT JOIN jobs j ON j.entry_id = p.id
-    ORDER BY p.id;
+    FOR v_row IN
+        WITH looked AS MATERIALIZED (
+            SELECT e.id, e.status = 'dlq_failed' AS failed, e.job_kind, e.queue, e.priority, e.tags, coalesce(e.edited_event, e.original_event) AS args,
+                   -- What the application left there, less what speaks of the old job; a job's metadata must be an object.
+                   CASE WHEN jsonb_typeof(e.metadata) = 'object'
+                        THEN e.metadata - '{dlq:error,dlq:entry_id,dlq:held,dlq:run_id,dlq:done_by,dlq:logical_failure,cancel_attempted_at,unique_key_conflict,snoozes,output,river:log,river:rescue_count,river:unique_nonce}'::text[]
+                        ELSE '{}' END AS metadata,
+                   CASE WHEN h.id IS NULL THEN e.unique_key END AS unique_key, e.unique_states,
+                   e.river_job_id, e.job_created_at,
+                   CASE WHEN p_force THEN 'sent'
+                        WHEN o.state IS NULL AND EXISTS (SELECT FROM river.river_job j WHERE j.id = e.river_job_id AND j.created_at = e.job_created_at) THEN 'busy'
+                        WHEN o.state = 'completed' AND NOT o.done THEN 'resolved'
+                        WHEN o.state NOT IN ('completed', 'discarded', 'cancelled') THEN 'follows'
+                        WHEN h.id IS NULL OR h.id = e.river_job_id THEN 'sent'
+                        WHEN h.live THEN 'live'
+                        WHEN NOT h.own THEN 'done'
+                        WHEN h.completed THEN 'resolved'
+                        ELSE 'sent' END AS verdict,
+                   CASE WHEN h.id <> e.river_job_id THEN h.id ELSE e.river_job_id END AS other
+            FROM (
+                SELECT * FROM dlq.dead_letter_queue e
+                WHERE e.id = ANY (p_ids) AND e.stage IN ('open', 'failed') AND e.status IN ('dlq_pending', 'dlq_manual', 'dlq_failed')
+                ORDER BY e.id
+                FOR UPDATE
+            ) e
+            -- The original, held so that nobody retries it meanwhile. One that dlqd completed itself was not done.
+            LEFT JOIN LATERAL (
+                SELECT j.state, j.metadata ? 'dlq:done_by' AS done FROM river.river_job j
+                WHERE j.id = e.river_job_id AND j.created_at = e.job_created_at
+                FOR NO KEY UPDATE SKIP LOCKED
+            ) o ON NOT p_force
+            -- The job that holds its unique key. (A partial index says that there is one at most.)
+            LEFT JOIN LATERAL (
+                SELECT j.id, j.state NOT IN ('completed', 'discarded', 'cancelled') AS live, j.state = 'completed' AND NOT j.metadata ? 'dlq:done_by' AS completed,
+                       EXISTS (SELECT FROM dlq.entry_jobs m WHERE m.job_id = j.id AND m.job_created_at = j.created_at AND m.entry_id = e.id) AS own
+                FROM river.river_job j
+                WHERE j.unique_key = e.unique_key AND j.unique_key IS NOT NULL AND j.unique_states IS NOT NULL
+                  AND river.river_job_state_in_bitmask(j.unique_states, j.state)
+            ) h ON e.unique_key IS NOT NULL AND NOT p_force
+        ), jobs AS (
+            INSERT INTO river.river_job (args, kind, max_attempts, metadata, priority, queue, tags, state, unique_key, unique_states)
+            SELECT l.args, l.job_kind, 1,
+                   l.metadata || jsonb_build_object('dlq:entry_id', l.id) || CASE WHEN p_run IS NULL THEN '{}' ELSE jsonb_build_object('dlq:run_id', p_run) END,
+                   l.priority, coalesce(p_queue, l.queue), l.tags, 'available',
+                   CASE WHEN NOT p_force AND l.unique_states IS NOT NULL THEN l.unique_key END, CASE WHEN NOT p_force AND l.unique_key IS NOT NULL THEN l.unique_states END::bit(8)
+            FROM looked l WHERE l.verdict = 'sent'
+            ON CONFLICT (unique_key) WHERE unique_key IS NOT NULL AND unique_states IS NOT NULL AND river.river_job_state_in_bitmask(unique_states, state) DO NOTHING
+            RETURNING id, created_at, queue, (metadata ->> 'dlq:entry_id')::uuid AS entry_id
+        ), known AS (
+            INSERT INTO dlq.entry_jobs (job_id, job_created_at, entry_id, run_id)
+            SELECT jobs.id, jobs.created_at, jobs.entry_id, p_run FROM jobs
+        ), told AS (
+            SELECT count(pg_notify('river.river_insert', json_build_object('queue', q.queue)::text)) AS n
+            FROM (SELECT DISTINCT jobs.queue FROM jobs) q
+        ), moved AS (
+            -- Most are open: straight into their partition, without asking every other one for each.
+            UPDATE dlq.dead_letter_open e SET
+                status = 'dlq_processing',
+                redelivery_job_id = jobs.id,
+                dlq_retry_count = e.dlq_retry_count + 1,
+                locked_by = p_actor,
+                locked_at = now(),
+                notes = coalesce(p_note, e.notes),
+                move = jsonb_build_object('actor', p_actor, 'reason', p_reason, 'note', p_note, 'detail', p_detail)
+            FROM jobs, told
+            WHERE e.id = jobs.entry_id
+        ), reopened AS (
+            UPDATE dlq.dead_letter_queue e SET
+                status = 'dlq_processing',
+                redelivery_job_id = jobs.id,
+                dlq_retry_count = e.dlq_retry_count + 1,
+                locked_by = p_actor,
+                locked_at = now(),
+                notes = coalesce(p_note, e.notes),
+                move = jsonb_build_object('actor', p_actor, 'reason', p_reason, 'note', p_note, 'detail', p_detail)
+            FROM jobs, told
+            WHERE e.id = jobs.entry_id AND e.stage = 'failed' AND e.status = 'dlq_failed' AND EXISTS (SELECT FROM looked l WHERE l.failed)
+        )
+        SELECT jobs.entry_id, 'sent' AS verdict, jobs.id AS job_id, NULL::timestamptz AS job_created_at, NULL::bytea AS unique_key FROM jobs
+        UNION ALL
+        -- Without a row back, somebody took the key this moment (another entry of this batch, too).
+        SELECT l.id, CASE WHEN l.verdict = 'sent' THEN 'conflict' ELSE l.verdict END, l.other, l.job_created_at, l.unique_key
+        FROM looked l
+        WHERE l.verdict <> 'sent' OR (l.unique_key IS NOT NULL AND NOT EXISTS (SELECT FROM jobs WHERE jobs.entry_id = l.id))
+    LOOP
+        entry_id := v_row.entry_id;
+        verdict := v_row.verdict;
+        job_id := v_row.job_id;
+        IF verdict = 'conflict' THEN
+            SELECT j.id, CASE WHEN j.state IN ('completed', 'discarded', 'cancelled') THEN 'done' ELSE 'live' END INTO job_id, verdict
+            FROM river.river_job j
+            WHERE j.unique_key = v_row.unique_key AND j.unique_key IS NOT NULL AND j.unique_states IS NOT NULL
+              AND river.river_job_state_in_bitmask(j.unique_states, j.state);
+            IF NOT FOUND THEN
+                verdict := 'busy';
+                job_id := v_row.job_id;
+            END IF;
+        ELSIF verdict = 'resolved' THEN
+            PERFORM dlq.resolve_by(ARRAY[entry_id], ARRAY[job_id], ARRAY[now()], p_actor);
+        ELSIF verdict = 'follows' THEN
+            IF NOT dlq.follow_job(entry_id, job_id, v_row.job_created_at, p_actor, p_reason || ': its job ' || job_id || ' runs again already', p_note, p_run) THEN
+                INSERT INTO dlq.job_facts (job_id, job_created_at, fact, entry_id) VALUES (job_id, v_row.job_created_at, 'following', entry_id);
+            END IF;
+        END IF;
+        RETURN NEXT;
+    END LOOP;
 END
 $$;
-COMMENT ON FUNCTION dlq.redeliver IS 'Makes River jobs from entries and moves them to dlq_processing. Returns a row for each entry that could be redelivered: its job, or the live equal job that stands in the way.';
+COMMENT ON FUNCTION dlq.redeliver IS 'Makes River jobs from entries and moves them to dlq_processing. Returns what became of each that could be redelivered: sent (as job_id); follows or resolved (its job, job_id, runs again or has completed: no new one is needed); or it stays, since it is busy (somebody works on its job_id this moment), or an equal job is live, or done (job_id has its unique key, and has ended).';
 
 CREATE OR REPLACE FUNCTION dlq.refuse_move(p_id uuid, p_verb text, p_from text) RETURNS void
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
@@ -104,14 +156,23 @@ BEGIN
     IF NOT FOUND THEN
         PERFORM dlq.refuse_move(p_id, 'replay', 'dlq_pending, dlq_manual, dlq_failed');
     END IF;
-    IF v_row.live_job_id IS NOT NULL THEN
-        RAISE EXCEPTION 'dead letter %: job % with the same unique key is live', p_id, v_row.live_job_id
+    IF v_row.verdict = 'live' THEN
+        RAISE EXCEPTION 'dead letter %: job % with the same unique key is live', p_id, v_row.job_id
             USING ERRCODE = 'DLQ03', HINT = 'Wait for that job to end, or replay with force.';
+    ELSIF v_row.verdict = 'done' THEN
+        RAISE EXCEPTION 'dead letter %: done by job %? It has the same unique key, and has ended', p_id, v_row.job_id
+            USING ERRCODE = 'DLQ03', HINT = 'Look at that job, and resolve the entry, or replay with force.';
+    ELSIF v_row.verdict = 'busy' THEN
+        RAISE EXCEPTION 'dead letter %: another transaction holds its job % this moment', p_id, v_row.job_id
+            USING ERRCODE = 'DLQ03', HINT = 'Try again.';
+    ELSIF v_row.verdict IN ('follows', 'resolved') AND p_payload IS NOT NULL THEN
+        RAISE EXCEPTION 'dead letter %: its job % %, with the payload that it had', p_id, v_row.job_id, CASE v_row.verdict WHEN 'follows' THEN 'runs again' ELSE 'has completed' END
+            USING ERRCODE = 'DLQ03', HINT = 'Replay with force to run the edited one, too.';
     END IF;
     RETURN v_row.job_id;
 END
 $$;
-COMMENT ON FUNCTION dlq.replay IS 'Redelivers an entry now, with p_payload in place of its payload if given (the original is kept). Returns the id of the new job. DLQ03: an equal job is live; p_force overrides.';
+COMMENT ON FUNCTION dlq.replay IS 'Redelivers an entry now, with p_payload in place of its payload if given (the original is kept). Returns the id of the new job; or of the entry''s own job, where somebody has retried that already. DLQ03: an equal job is live or has ended, or somebody works on the entry''s job this moment; p_force overrides.';
 
 CREATE OR REPLACE FUNCTION dlq.discard(p_id uuid, p_actor text DEFAULT session_user, p_note text DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -153,36 +214,49 @@ END
 $$;
 COMMENT ON FUNCTION dlq.unpark IS 'Returns a parked entry to the automatic path.';
 
--- The job of an entry in dlq_processing is its lease. Once lease_expires_at has passed, look at the job: extend while
--- it is waiting or running, however long; take its end in where no trigger saw it; send the entry back if it is gone.
-CREATE OR REPLACE FUNCTION dlq.requeue_expired_leases(p_limit integer DEFAULT 1000)
-RETURNS TABLE (extended integer, settled integer, requeued integer)
+-- The job of an entry in dlq_processing is its lease: while it waits or runs, however long, nothing is written. The sweep walks
+-- those entries, takes in ends that no trigger saw, and sends entries back whose job is gone.
+DROP FUNCTION IF EXISTS dlq.requeue_expired_leases(integer);
+CREATE OR REPLACE FUNCTION dlq.requeue_expired_leases(p_limit integer DEFAULT 1000, p_after uuid DEFAULT '00000000-0000-0000-0000-000000000000')
+RETURNS TABLE (looked integer, last uuid, settled integer, requeued integer)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET row_security = off AS $$
 DECLARE
     v_entry record;
     v_job   jsonb;
 BEGIN
-    extended := 0; settled := 0; requeued := 0;
+    looked := 0; settled := 0; requeued := 0;
     FOR v_entry IN
-        SELECT e.id, e.redelivery_job_id FROM dlq.dead_letter_open e
-        WHERE e.status = 'dlq_processing' AND e.lease_expires_at <= now()
-        ORDER BY e.lease_expires_at
+        SELECT e.id, e.redelivery_job_id AS job_id, e.locked_by, j.id IS NULL AS gone, j.created_at, j.state
+        FROM dlq.dead_letter_open e
+        LEFT JOIN LATERAL (
+            SELECT o.id, o.created_at, o.state FROM river.river_job o
+            WHERE o.id = e.redelivery_job_id
+              AND EXISTS (SELECT FROM dlq.entry_jobs m WHERE m.job_id = o.id AND m.job_created_at = o.created_at AND m.entry_id = e.id)
+        ) j ON true
+        WHERE e.status = 'dlq_processing' AND e.id > p_after
+        ORDER BY e.id
         LIMIT p_limit
-        FOR UPDATE SKIP LOCKED
     LOOP
-        SELECT to_jsonb(j) INTO v_job FROM river.river_job j WHERE j.id = v_entry.redelivery_job_id;
-        IF NOT FOUND THEN
+        looked := looked + 1;
+        last := v_entry.id;
+        -- What is a fact is applied as one; and an entry that somebody holds is looked at the next time.
+        CONTINUE WHEN NOT v_entry.gone AND v_entry.state NOT IN ('completed', 'discarded', 'cancelled');
+        CONTINUE WHEN EXISTS (SELECT FROM dlq.job_facts f WHERE f.job_id = v_entry.job_id AND f.fact <> 'following');
+        PERFORM FROM dlq.dead_letter_open e WHERE e.id = v_entry.id AND e.status = 'dlq_processing' AND e.redelivery_job_id = v_entry.job_id FOR UPDATE SKIP LOCKED;
+        CONTINUE WHEN NOT FOUND;
+        IF v_entry.gone THEN
+            CONTINUE WHEN EXISTS (SELECT FROM river.river_job j JOIN dlq.entry_jobs m ON m.job_id = j.id AND m.job_created_at = j.created_at WHERE j.id = v_entry.job_id AND m.entry_id = v_entry.id);
             UPDATE dlq.dead_letter_queue SET
-                status = 'dlq_pending', strategy = NULL, next_retry_at = now(),
-                move = jsonb_build_object('actor', 'sweep', 'reason', 'job ' || v_entry.redelivery_job_id || ' is gone')
-            WHERE id = v_entry.id AND status = 'dlq_processing';
+                status = CASE WHEN v_entry.locked_by LIKE 'river:%' THEN 'dlq_manual' ELSE 'dlq_pending' END::dlq.dead_letter_status,
+                strategy = CASE WHEN v_entry.locked_by LIKE 'river:%' THEN 'manual' END::dlq.strategy, next_retry_at = now(),
+                move = jsonb_build_object('actor', 'sweep', 'reason', 'job ' || v_entry.job_id || ' is gone')
+            WHERE id = v_entry.id AND stage = 'open' AND status = 'dlq_processing';
             requeued := requeued + 1;
-        ELSIF v_job ->> 'state' IN ('completed', 'discarded', 'cancelled') THEN
-            PERFORM dlq.record_outcome(v_entry.id, v_job, 'sweep');
-            settled := settled + 1;
         ELSE
-            UPDATE dlq.dead_letter_open SET lease_expires_at = now() + interval '5 minutes' WHERE id = v_entry.id;
-            extended := extended + 1;
+            SELECT to_jsonb(j) - 'args' INTO v_job FROM river.river_job j WHERE j.id = v_entry.job_id AND j.created_at = v_entry.created_at;
+            IF dlq.record_end(v_entry.id, v_job, 'sweep') THEN
+                settled := settled + 1;
+            END IF;
         END IF;
     END LOOP;
     IF settled + requeued > 0 THEN
@@ -191,7 +265,4 @@ BEGIN
     RETURN NEXT;
 END
 $$;
-COMMENT ON FUNCTION dlq.requeue_expired_leases IS 'Checks the jobs of entries whose lease has passed. Returns how many leases were extended (job alive), settled (job had ended unseen) and requeued (job gone).';
-
--- Replaced by dlq.flow.
-DROP VIEW IF EXISTS dlq.moves_last_day;
+COMMENT ON FUNCTION dlq.requeue_expired_leases IS 'Looks at the jobs of up to p_limit entries in dlq_processing, after p_after. Returns how many it looked at, the last of them, and how many were settled (their job had ended unseen) and requeued (their job is gone).';

@@ -53,57 +53,93 @@ COMMENT ON FUNCTION dlq.release_held IS 'Lets up to p_limit messages go that wer
 
 -- Order. A message with an orderingKey, in a queue that keeps the order, has a row in ordered_jobs from its submission.
 -- Rows of work that is done are taken away by whoever comes by: job and entry are the truth, the row says where to look.
-CREATE OR REPLACE FUNCTION dlq.is_undone(p_job bigint) RETURNS boolean
+DROP FUNCTION IF EXISTS dlq.is_undone(bigint);
+CREATE OR REPLACE FUNCTION dlq.is_undone(p_job bigint, p_created_at timestamptz) RETURNS boolean
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET row_security = off AS $$
+DECLARE
+    v_ended timestamptz;
 BEGIN
-    RETURN EXISTS (SELECT FROM river.river_job j WHERE j.id = p_job AND j.finalized_at IS NULL)
-        OR EXISTS (SELECT FROM dlq.dead_letter_open e WHERE e.river_job_id = p_job);
+    SELECT coalesce(j.finalized_at, 'infinity') INTO v_ended FROM river.river_job j WHERE j.id = p_job AND j.created_at = p_created_at;
+    RETURN coalesce(v_ended = 'infinity', false)
+        OR EXISTS (SELECT FROM dlq.dead_letter_open e WHERE e.river_job_id = p_job AND e.job_created_at = p_created_at)
+        OR (v_ended IS NOT NULL AND EXISTS (SELECT FROM dlq.dead_letter_inbox e WHERE e.id = dlq.entry_id(p_job, v_ended)));
 END
 $$;
 COMMENT ON FUNCTION dlq.is_undone IS 'Whether a job has not ended yet, or its dead letter is open.';
 
-CREATE OR REPLACE FUNCTION dlq.order_predecessor(p_queue text, p_key text, p_job bigint, p_entry uuid DEFAULT NULL) RETURNS bigint
+DROP FUNCTION IF EXISTS dlq.order_predecessor(text, text, bigint, uuid);
+CREATE OR REPLACE FUNCTION dlq.order_predecessor(p_queue text, p_key text, p_job bigint, p_created_at timestamptz) RETURNS bigint
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET row_security = off AS $$
 DECLARE
-    v_job   bigint := p_job;
-    v_place bigint;
+    v_place bigint := dlq.order_place(p_job, p_created_at);
     v_first record;
 BEGIN
-    IF p_entry IS NOT NULL THEN -- a redelivery has its message's place
-        SELECT e.river_job_id INTO v_job FROM dlq.dead_letter_open e WHERE e.id = p_entry;
-    END IF;
-    SELECT o.place INTO v_place FROM dlq.ordered_jobs o WHERE o.job_id = v_job;
-    LOOP
-        SELECT o.place, o.job_id INTO v_first FROM dlq.ordered_jobs o
+    FOR v_first IN
+        SELECT o.place, o.job_id, o.job_created_at FROM dlq.ordered_jobs o
         WHERE o.queue = p_queue AND o.ordering_key = p_key AND o.place < v_place
-        ORDER BY o.place LIMIT 1;
-        IF NOT FOUND OR dlq.is_undone(v_first.job_id) THEN
+        ORDER BY o.place
+    LOOP
+        IF dlq.is_undone(v_first.job_id, v_first.job_created_at) THEN
             RETURN v_first.job_id;
         END IF;
-        DELETE FROM dlq.ordered_jobs o WHERE o.queue = p_queue AND o.ordering_key = p_key AND o.place = v_first.place;
+        PERFORM dlq.leave_order(v_first.job_id, v_first.job_created_at);
     END LOOP;
+    RETURN NULL;
 END
 $$;
-COMMENT ON FUNCTION dlq.order_predecessor IS 'The first job of an ordering key, before p_job (or before the message of the entry that it redelivers), whose work is not done; null where it is p_job''s turn.';
+COMMENT ON FUNCTION dlq.order_predecessor IS 'The first job of an ordering key, before p_job (or before the message that it redelivers), whose work is not done; null where it is p_job''s turn.';
 
-CREATE OR REPLACE FUNCTION dlq.order_done(p_queue text, p_key text, p_job bigint, p_entry uuid DEFAULT NULL) RETURNS void
+CREATE OR REPLACE FUNCTION dlq.order_place(p_job bigint, p_created_at timestamptz) RETURNS bigint
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET row_security = off AS $$
+DECLARE
+    v_place bigint;
+BEGIN
+    SELECT o.place INTO v_place FROM dlq.ordered_jobs o WHERE o.job_id = p_job AND o.job_created_at = p_created_at;
+    IF NOT FOUND THEN -- a redelivery has its message's place
+        SELECT o.place INTO v_place
+        FROM dlq.entry_jobs m
+        JOIN dlq.dead_letter_open e ON e.id = m.entry_id
+        JOIN dlq.ordered_jobs o ON o.job_id = e.river_job_id AND o.job_created_at = e.job_created_at
+        WHERE m.job_id = p_job AND m.job_created_at = p_created_at;
+    END IF;
+    RETURN v_place;
+END
+$$;
+COMMENT ON FUNCTION dlq.order_place IS 'The place of a job, or of the message that it redelivers, in the order of its key; null where it has none.';
+
+-- Whoever takes the row away this moment does what is to be done: nobody waits.
+CREATE OR REPLACE FUNCTION dlq.leave_order(p_job bigint, p_created_at timestamptz) RETURNS void
+LANGUAGE sql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
+    DELETE FROM dlq.ordered_jobs o
+    WHERE (o.queue, o.ordering_key, o.place) IN (SELECT s.queue, s.ordering_key, s.place FROM dlq.ordered_jobs s WHERE s.job_id = p_job AND s.job_created_at = p_created_at FOR UPDATE SKIP LOCKED)
+$$;
+COMMENT ON FUNCTION dlq.leave_order IS 'Takes a job''s place in the order of its key away.';
+
+-- A wake-up that is lost, because somebody holds the next job, is mended by that job''s own looks: see the delivery of held messages.
+DROP FUNCTION IF EXISTS dlq.order_done(text, text, bigint, uuid);
+CREATE OR REPLACE FUNCTION dlq.order_done(p_queue text, p_key text, p_job bigint, p_created_at timestamptz) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET row_security = off AS $$
 DECLARE
-    v_job bigint := p_job;
+    v_job     bigint := p_job;
+    v_created timestamptz := p_created_at;
 BEGIN
-    IF p_entry IS NOT NULL THEN
-        SELECT e.river_job_id INTO v_job FROM dlq.dead_letter_open e WHERE e.id = p_entry;
-    END IF;
-    DELETE FROM dlq.ordered_jobs o WHERE o.job_id = v_job;
+    SELECT e.river_job_id, e.job_created_at INTO v_job, v_created
+    FROM dlq.entry_jobs m JOIN dlq.dead_letter_open e ON e.id = m.entry_id
+    WHERE m.job_id = p_job AND m.job_created_at = p_created_at;
+    PERFORM dlq.leave_order(coalesce(v_job, p_job), coalesce(v_created, p_created_at));
     UPDATE river.river_job j SET state = 'available', scheduled_at = now(), metadata = j.metadata - 'dlq:held'
-    WHERE j.id = (SELECT o.job_id FROM dlq.ordered_jobs o WHERE o.queue = p_queue AND o.ordering_key = p_key ORDER BY o.place LIMIT 1)
-      AND j.state = 'scheduled' AND j.metadata @> '{"dlq:held": "order"}';
+    WHERE j.id = (
+        SELECT n.id
+        FROM (SELECT o.job_id, o.job_created_at FROM dlq.ordered_jobs o WHERE o.queue = p_queue AND o.ordering_key = p_key ORDER BY o.place LIMIT 1) o
+        JOIN river.river_job n ON n.id = o.job_id AND n.created_at = o.job_created_at
+        WHERE n.state = 'scheduled' AND n.metadata @> '{"dlq:held": "order"}'
+        FOR NO KEY UPDATE OF n SKIP LOCKED);
     IF FOUND THEN
         PERFORM pg_notify('river.river_insert', json_build_object('queue', p_queue)::text);
     END IF;
 END
 $$;
-COMMENT ON FUNCTION dlq.order_done IS 'The work of a job (or of the message of the entry that it redelivers) is done: the next of its ordering key may go.';
+COMMENT ON FUNCTION dlq.order_done IS 'The work of a job (or of the message that it redelivers) is done: the next of its ordering key may go.';
 
 CREATE OR REPLACE FUNCTION dlq.forget_ordered(p_limit integer DEFAULT 10000) RETURNS integer
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET row_security = off AS $$
@@ -111,7 +147,8 @@ DECLARE
     v_count integer;
 BEGIN
     DELETE FROM dlq.ordered_jobs o
-    WHERE o.job_id IN (SELECT s.job_id FROM dlq.ordered_jobs s WHERE NOT dlq.is_undone(s.job_id) LIMIT p_limit);
+    WHERE (o.queue, o.ordering_key, o.place) IN (
+        SELECT s.queue, s.ordering_key, s.place FROM dlq.ordered_jobs s WHERE NOT dlq.is_undone(s.job_id, s.job_created_at) LIMIT p_limit FOR UPDATE SKIP LOCKED);
     GET DIAGNOSTICS v_count = ROW_COUNT;
     RETURN v_count;
 END

@@ -147,14 +147,18 @@ BEGIN
     -- What a run does is done from where it was started.
     PERFORM set_config('dlq.origin', coalesce(v_run.origin, ''), true);
     WITH sent AS (
-        SELECT s.entry_id, s.job_id, s.live_job_id
+        SELECT s.entry_id, s.verdict, s.job_id
         FROM dlq.redeliver(ARRAY(SELECT unnest(p_ids) EXCEPT ALL SELECT unnest(p_skipped)), v_run.actor, 'replay run ' || p_run, v_run.note, v_run.force,
                            jsonb_build_object('run', p_run), v_run.queue, p_run) s
     ), noted AS (
         INSERT INTO dlq.replay_run_entries (run_id, entry_id, job_id, outcome, detail, ended_at)
-        SELECT p_run, i.id, s.job_id, CASE WHEN s.job_id IS NULL THEN 'skipped' END,
-               CASE WHEN s.job_id IS NULL THEN coalesce(k.why, 'job ' || s.live_job_id || ' with the same unique key is live', 'it had moved meanwhile') END,
-               CASE WHEN s.job_id IS NULL THEN now() END
+        SELECT p_run, i.id, CASE WHEN s.verdict IN ('sent', 'follows') THEN s.job_id END, CASE WHEN s.verdict IN ('sent', 'follows') THEN NULL ELSE 'skipped' END,
+               CASE WHEN s.verdict IN ('sent', 'follows') THEN NULL ELSE coalesce(k.why, CASE s.verdict
+                   WHEN 'live' THEN 'job ' || s.job_id || ' with the same unique key is live'
+                   WHEN 'done' THEN 'done by job ' || s.job_id || '? It has the same unique key, and has ended'
+                   WHEN 'busy' THEN 'another transaction held its job ' || s.job_id
+                   WHEN 'resolved' THEN 'job ' || s.job_id || ' had completed' END, 'it had moved meanwhile') END,
+               CASE WHEN s.verdict IN ('sent', 'follows') THEN NULL ELSE now() END
         FROM unnest(p_ids) i (id)
         LEFT JOIN sent s ON s.entry_id = i.id
         LEFT JOIN unnest(p_skipped, p_why) k (id, why) ON k.id = i.id

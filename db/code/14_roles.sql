@@ -80,7 +80,6 @@ CREATE OR REPLACE VIEW dlq.visible_entries AS
            e.redelivery_job_id,
            e.locked_by,
            e.locked_at,
-           e.lease_expires_at,
            e.parked_by,
            e.assigned_to,
            CASE WHEN 'notes' = ANY (h.columns) THEN NULL ELSE e.notes END AS notes,

@@ -58,7 +58,6 @@ CREATE TABLE dlq.dead_letter_queue (
     redelivery_job_id     bigint,
     locked_by             text,
     locked_at             timestamptz,
-    lease_expires_at      timestamptz,
     parked_by             text,
     assigned_to           text,
     notes                 text,
@@ -133,8 +132,6 @@ CREATE INDEX dead_letter_open_due ON dlq.dead_letter_open (priority, next_retry_
 -- Observed entries, for what a switch would release: groups are found by one probe each, and gone through in order.
 CREATE INDEX dead_letter_open_observed ON dlq.dead_letter_open (queue, job_kind, kind, error_class, priority, id) INCLUDE (next_retry_at)
     WHERE status = 'dlq_pending' AND waiting_for = 'automatic';
--- Leases to look at.
-CREATE INDEX dead_letter_open_lease ON dlq.dead_letter_open (lease_expires_at) WHERE status = 'dlq_processing';
 -- Counts by status, queue and class, read from the index alone.
 CREATE INDEX dead_letter_open_backlog ON dlq.dead_letter_open (status, queue, error_class);
 -- Follow a retry that somebody makes on a failed entry's job.
@@ -216,7 +213,6 @@ COMMENT ON COLUMN dlq.dead_letter_queue.next_retry_at IS 'When a worker looks at
 COMMENT ON COLUMN dlq.dead_letter_queue.redelivery_job_id IS 'The job that an entry in dlq_processing waits for: its lease.';
 COMMENT ON COLUMN dlq.dead_letter_queue.locked_by IS 'Worker or person that started the redelivery.';
 COMMENT ON COLUMN dlq.dead_letter_queue.locked_at IS 'When the redelivery was started.';
-COMMENT ON COLUMN dlq.dead_letter_queue.lease_expires_at IS 'When a sweep looks whether the redelivery''s job still exists.';
 COMMENT ON COLUMN dlq.dead_letter_queue.assigned_to IS 'Who looks after the entry.';
 COMMENT ON COLUMN dlq.dead_letter_queue.notes IS 'The last note that a person left.';
 COMMENT ON COLUMN dlq.dead_letter_queue.resolution_strategy IS 'How the entry was closed.';
@@ -329,8 +325,8 @@ COMMENT ON TABLE dlq.job_facts IS 'Ends of redeliveries, and retries made outsid
 COMMENT ON COLUMN dlq.job_facts.job_id IS 'The job.';
 COMMENT ON COLUMN dlq.job_facts.job_created_at IS 'When River made it.';
 COMMENT ON COLUMN dlq.job_facts.at IS 'When it happened: facts of a job are applied in this order.';
-COMMENT ON COLUMN dlq.job_facts.fact IS 'completed, discarded or cancelled: the job ended so. retried: somebody had it run again.';
-COMMENT ON COLUMN dlq.job_facts.entry_id IS 'The entry that the job is of, where dlqd made it or follows it; null for another job.';
+COMMENT ON COLUMN dlq.job_facts.fact IS 'completed, discarded or cancelled: the job ended so. retried: somebody had it run again. following: that was applied, but the job runs and could not be marked, so dlqd looks at it until it ends.';
+COMMENT ON COLUMN dlq.job_facts.entry_id IS 'The entry that the job is of, where dlqd made it or follows it, or that was made of the failure after which it was retried; null for another job.';
 COMMENT ON COLUMN dlq.job_facts.job IS 'Of a job that failed, what describes it: state, attempt, finalized_at, errors (the last one) and metadata.';
 COMMENT ON COLUMN dlq.job_facts.db_user IS 'The database user of the session.';
 
@@ -446,14 +442,17 @@ CREATE TABLE dlq.ordered_jobs (
     queue        text NOT NULL,
     ordering_key text NOT NULL,
     place        bigint GENERATED ALWAYS AS IDENTITY,
-    job_id       bigint NOT NULL UNIQUE,
-    PRIMARY KEY (queue, ordering_key, place)
+    job_id       bigint NOT NULL,
+    job_created_at timestamptz NOT NULL,
+    PRIMARY KEY (queue, ordering_key, place),
+    UNIQUE (job_id, job_created_at)
 );
 COMMENT ON TABLE dlq.ordered_jobs IS 'Messages with an orderingKey, in queues that keep the order, whose work may not be done: a job waits for those before it.';
 COMMENT ON COLUMN dlq.ordered_jobs.queue IS 'Queue of the job.';
 COMMENT ON COLUMN dlq.ordered_jobs.ordering_key IS 'orderingKey of the message.';
 COMMENT ON COLUMN dlq.ordered_jobs.place IS 'Its place in the order: that of its submission.';
 COMMENT ON COLUMN dlq.ordered_jobs.job_id IS 'The job that the message came as.';
+COMMENT ON COLUMN dlq.ordered_jobs.job_created_at IS 'When River made it.';
 COMMENT ON COLUMN dlq.circuit_breaker_changes.id IS 'Identifies the change.';
 
 CREATE TYPE dlq.replay_status AS ENUM ('running', 'paused', 'completed', 'cancelled', 'stopped');

@@ -45,12 +45,13 @@ SELECT CASE @verb::text
     WHEN 'unpark' THEN dlq.unpark(@id::uuid, @actor::text, nullif(@note::text, '')) END;
 
 -- name: Redeliver :many
--- Jobs of entries that the transaction has claimed; or the live equal job that stands in the way of one.
-SELECT r.entry_id::uuid AS entry_id, coalesce(r.job_id, 0)::bigint AS job_id, coalesce(r.live_job_id, 0)::bigint AS live_job_id
+-- Jobs of entries that the transaction has claimed; or why one got none.
+SELECT r.entry_id::uuid AS entry_id, r.verdict::text AS verdict, coalesce(r.job_id, 0)::bigint AS job_id
 FROM dlq.redeliver(@ids::uuid[], @actor::text, @reason::text) r;
 
 -- name: SweepLeases :one
-SELECT l.extended::integer AS extended, l.settled::integer AS settled, l.requeued::integer AS requeued FROM dlq.requeue_expired_leases() l;
+SELECT l.looked::integer AS looked, coalesce(l.last, '00000000-0000-0000-0000-000000000000')::uuid AS last, l.settled::integer AS settled, l.requeued::integer AS requeued
+FROM dlq.requeue_expired_leases(1000, @after::uuid) l;
 
 -- name: Protect :exec
 -- Hides columns from the role dlq_reader, if others are hidden now.

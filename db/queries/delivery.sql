@@ -2,10 +2,10 @@
 SELECT dlq.release_held(@queues::text[], @max_jobs::integer, @horizon::interval)::integer AS released;
 
 -- name: OrderPredecessor :one
-SELECT coalesce(dlq.order_predecessor(@queue::text, @key::text, @job::bigint, sqlc.narg('entry')::uuid), 0)::bigint AS job;
+SELECT coalesce(dlq.order_predecessor(@queue::text, @key::text, @job::bigint, @created_at::timestamptz), 0)::bigint AS job;
 
 -- name: OrderDone :exec
-SELECT dlq.order_done(@queue::text, @key::text, @job::bigint, sqlc.narg('entry')::uuid);
+SELECT dlq.order_done(@queue::text, @key::text, @job::bigint, @created_at::timestamptz);
 
 -- name: ForgetOrdered :one
 SELECT dlq.forget_ordered()::integer AS forgotten;

@@ -25,7 +25,7 @@ JOIN river.river_job j ON j.id = d.id;
 
 -- name: InsertOrdered :exec
 -- Places in the order of the arrays.
-INSERT INTO dlq.ordered_jobs (queue, ordering_key, job_id)
-SELECT o.queue, o.ordering_key, o.job_id
-FROM (SELECT unnest(@queues::text[]) AS queue, unnest(@keys::text[]) AS ordering_key, unnest(@jobs::bigint[]) AS job_id, generate_series(1, cardinality(@jobs::bigint[])) AS n) o
+INSERT INTO dlq.ordered_jobs (queue, ordering_key, job_id, job_created_at)
+SELECT o.queue, o.ordering_key, o.job_id, o.created_at
+FROM (SELECT unnest(@queues::text[]) AS queue, unnest(@keys::text[]) AS ordering_key, unnest(@jobs::bigint[]) AS job_id, unnest(@created_ats::timestamptz[]) AS created_at, generate_series(1, cardinality(@jobs::bigint[])) AS n) o
 ORDER BY o.n;

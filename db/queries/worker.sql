@@ -125,7 +125,7 @@ LIMIT 1;
 -- name: BehindOthers :many
 -- Which of these entries have work of their ordering key before them that is not done.
 SELECT e.id FROM dlq.dead_letter_open e
-WHERE e.id = ANY (@ids::uuid[]) AND dlq.order_predecessor(e.queue, e.ordering_key, e.river_job_id) IS NOT NULL;
+WHERE e.id = ANY (@ids::uuid[]) AND dlq.order_predecessor(e.queue, e.ordering_key, e.river_job_id, e.job_created_at) IS NOT NULL;
 
 -- name: WaitingQueues :many
 -- Queues with entries that wait for a condition: one probe of the index dead_letter_open_waiting for each queue.

@@ -71,7 +71,6 @@ type Entry struct {
 	RedeliveryJobID     *int64          `json:"redeliveryJobId,omitempty" doc:"The job that it waits for." db:"redelivery_job_id"`
 	LockedBy            *string         `json:"lockedBy,omitempty" doc:"Worker or person that started the redelivery." db:"locked_by"`
 	LockedAt            *time.Time      `json:"lockedAt,omitempty" doc:"When the redelivery was started." db:"locked_at"`
-	LeaseExpiresAt      *time.Time      `json:"leaseExpiresAt,omitempty" doc:"When a sweep looks whether its job still exists." db:"lease_expires_at"`
 	ReportedClass       *string         `json:"reportedClass,omitempty" doc:"The class that the worker which failed gave the error." db:"reported_class"`
 	OrderingKey         *string         `json:"orderingKey,omitempty" doc:"orderingKey of the message." db:"ordering_key"`
 	ParkedBy            *string         `json:"parkedBy,omitempty" doc:"Who parked it; absent where its class did." db:"parked_by"`

@@ -167,7 +167,7 @@ func (s *Store) List(ctx context.Context, f Filter) ([]Summary, error) {
 // entryColumns are those of [Entry].
 var entryColumns = strings.Replace(summaryColumns, "left(error_message, 500)", "error_message", 1) + `,
 	job_kind, tags, original_event, edited_event, error_stack_trace, error_context, fingerprint, retry_history, retry_count,
-		max_retries, dlq_max_retries, replay_attempts, rule, reported_class, ordering_key, parked_by, redelivery_job_id, locked_by, locked_at, lease_expires_at,
+		max_retries, dlq_max_retries, replay_attempts, rule, reported_class, ordering_key, parked_by, redelivery_job_id, locked_by, locked_at,
 		assigned_to, notes, resolution_strategy, resolved_by, resolution_notes, resolution_timestamp, config_version, metadata`
 
 // exportPage is how many entries an export reads at once.
@@ -337,7 +337,7 @@ func (s *Store) move(ctx context.Context, run func(tx postgres.DB) error) error 
 			}
 			return run(s.schemas.Rendered(tx))
 		})
-		if !isMoved(err) || ctx.Err() != nil {
+		if !postgres.IsCollision(err) || ctx.Err() != nil {
 			break
 		}
 	}
@@ -353,26 +353,32 @@ func Named(err error) error {
 	return err
 }
 
-// isMoved recognises "tuple to be locked was already moved to another partition" and deadlocks.
-func isMoved(err error) bool {
-	var pgErr *pgconn.PgError
-	return errors.As(err, &pgErr) && (pgErr.Code == "40001" || pgErr.Code == "40P01")
-}
-
-// Redelivery is what became of an entry that was to be redelivered: the new job, or the live equal job that stands in the
-// way. The other is 0.
+// Redelivery is what became of an entry that was to be redelivered: see dlq.redeliver.
 type Redelivery = dbsqlc.RedeliverRow
+
+// Verdicts of [Redelivery].
+const (
+	VerdictSent     = "sent"     // JobID was made
+	VerdictFollows  = "follows"  // the entry's own job JobID runs again, and the entry waits for it
+	VerdictResolved = "resolved" // the entry's own job JobID has completed
+	VerdictBusy     = "busy"     // another transaction holds JobID this moment: try again
+	VerdictLive     = "live"     // JobID, which is live, has the unique key
+	VerdictDone     = "done"     // JobID, which has ended, has the unique key
+)
 
 // Redeliver makes jobs of entries that tx has claimed.
 func (s *Store) Redeliver(ctx context.Context, tx postgres.DB, ids []uuid.UUID, actor, reason string) ([]Redelivery, error) {
 	return dbsqlc.New(tx).Redeliver(ctx, dbsqlc.RedeliverParams{Ids: ids, Actor: actor, Reason: reason})
 }
 
-// Sweep is what a look at expired leases found.
+// Sweep is what a look at the jobs of entries in dlq_processing found.
 type Sweep = dbsqlc.SweepLeasesRow
 
-// SweepLeases looks at the jobs of entries whose lease has passed.
-func (s *Store) SweepLeases(ctx context.Context) (Sweep, error) { return s.queries.SweepLeases(ctx) }
+// SweepLeases looks at the jobs of entries in dlq_processing, after one of them: uuid.Nil for the first, and where Last is that,
+// there are no more.
+func (s *Store) SweepLeases(ctx context.Context, after uuid.UUID) (Sweep, error) {
+	return s.queries.SweepLeases(ctx, after)
+}
 
 // OldestOpen is when the oldest open entry was captured, nil where none is open.
 func (s *Store) OldestOpen(ctx context.Context) (*time.Time, error) {

@@ -263,7 +263,7 @@ func TestSweep(t *testing.T) {
 		return job
 	}
 	sweep := func() deadletter.Sweep {
-		found, err := b.store.SweepLeases(t.Context())
+		found, err := b.store.SweepLeases(t.Context(), uuid.Nil)
 		require.NoError(t, err)
 		return found
 	}
@@ -403,7 +403,7 @@ func TestMoves_underContention(t *testing.T) {
 						_, err = b.pool.Exec(t.Context(), "UPDATE river_job SET state = 'discarded', finalized_at = now() WHERE id = $1", job)
 					}
 				case 3:
-					_, err = b.store.SweepLeases(t.Context())
+					_, err = b.store.SweepLeases(t.Context(), uuid.Nil)
 				}
 				var move *deadletter.MoveError
 				if err != nil && !asMove(err, &move) {

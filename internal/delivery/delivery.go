@@ -170,7 +170,7 @@ func (w *Worker) work(ctx context.Context, job *river.Job[Args]) (outcome string
 	ordered := queue.Ordering && job.Args.OrderingKey != ""
 	if ordered {
 		before, err := dbsqlc.New(w.config.DB).OrderPredecessor(ctx, dbsqlc.OrderPredecessorParams{
-			Queue: job.Queue, Key: job.Args.OrderingKey, Job: job.ID, Entry: metadataOf(job).EntryID,
+			Queue: job.Queue, Key: job.Args.OrderingKey, Job: job.ID, CreatedAt: job.CreatedAt,
 		})
 		if err != nil || before != 0 {
 			return hold(ctx, job, HeldForOrder, err)
@@ -189,7 +189,7 @@ func (w *Worker) work(ctx context.Context, job *river.Job[Args]) (outcome string
 	}
 	if ordered {
 		// A moment early: the job is not completed yet. Should it run again, its receiver drops the repeat.
-		if err := dbsqlc.New(w.config.DB).OrderDone(ctx, dbsqlc.OrderDoneParams{Queue: job.Queue, Key: job.Args.OrderingKey, Job: job.ID, Entry: metadataOf(job).EntryID}); err != nil {
+		if err := dbsqlc.New(w.config.DB).OrderDone(ctx, dbsqlc.OrderDoneParams{Queue: job.Queue, Key: job.Args.OrderingKey, Job: job.ID, CreatedAt: job.CreatedAt}); err != nil {
 			return string(riverdlq.ClassTransient), err
 		}
 	}

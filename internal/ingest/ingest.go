@@ -563,10 +563,10 @@ func (i *Ingester) insertJobs(ctx context.Context, tx pgx.Tx, queries *dbsqlc.Qu
 // insertOrdered gives messages with an ordering key their places, in queues that keep the order.
 func (i *Ingester) insertOrdered(ctx context.Context, queries *dbsqlc.Queries, group []*submission, index map[string]int, results []*rivertype.JobInsertResult) error {
 	rules := i.config.Policy()
-	jobs := make(map[int]int64, len(results)) // by place in the group, which is the order of submission
+	jobs := make(map[int]*rivertype.JobRow, len(results)) // by place in the group, which is the order of submission
 	for _, result := range results {
 		if !result.UniqueSkippedAsDuplicate {
-			jobs[index[string(result.Job.UniqueKey)]] = result.Job.ID
+			jobs[index[string(result.Job.UniqueKey)]] = result.Job
 		}
 	}
 	ordered := dbsqlc.InsertOrderedParams{}
@@ -575,7 +575,8 @@ func (i *Ingester) insertOrdered(ctx context.Context, queries *dbsqlc.Queries, g
 		if queue := rules.Queues[s.message.Queue]; inserted && s.message.OrderingKey != "" && queue != nil && queue.Ordering {
 			ordered.Queues = append(ordered.Queues, s.message.Queue)
 			ordered.Keys = append(ordered.Keys, s.message.OrderingKey)
-			ordered.Jobs = append(ordered.Jobs, job)
+			ordered.Jobs = append(ordered.Jobs, job.ID)
+			ordered.CreatedAts = append(ordered.CreatedAts, job.CreatedAt)
 		}
 	}
 	if len(ordered.Jobs) == 0 {

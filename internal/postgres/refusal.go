@@ -14,3 +14,10 @@ func IsRefusal(err error) bool {
 	var pgErr *pgconn.PgError
 	return errors.As(err, &pgErr) && slices.Contains([]string{"22", "23", "54", "P0"}, pgErr.Code[:2])
 }
+
+// IsCollision recognises that another transaction was in the way: "tuple to be locked was already moved to another partition",
+// and deadlocks. The same transaction succeeds when it is tried again.
+func IsCollision(err error) bool {
+	var pgErr *pgconn.PgError
+	return errors.As(err, &pgErr) && (pgErr.Code == "40001" || pgErr.Code == "40P01")
+}

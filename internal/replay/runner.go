@@ -15,6 +15,7 @@ import (
 
 	"github.com/dlqd/dlqd/internal/background"
 	"github.com/dlqd/dlqd/internal/deadletter"
+	"github.com/dlqd/dlqd/internal/facts"
 	"github.com/dlqd/dlqd/internal/pace"
 	"github.com/dlqd/dlqd/internal/postgres"
 	"github.com/dlqd/dlqd/internal/replay/internal/dbsqlc"
@@ -111,6 +112,10 @@ const maxCareful = 10_000
 
 // batch takes a run one batch further, or a few if it has no pace, in one transaction.
 func (r *Runner) batch(ctx context.Context, id uuid.UUID) (p progress, err error) {
+	// How many are under way, and how the last ones ended, is known when their ends have reached their entries.
+	if _, err := facts.Apply(ctx, r.store, &id); err != nil {
+		return idle, err
+	}
 	careful := r.careful[id] > 0
 	var refused uuid.UUID
 	err = inTx(ctx, r.store, func(tx transaction) error {

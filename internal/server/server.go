@@ -27,6 +27,7 @@ import (
 	"github.com/dlqd/dlqd/internal/conditions"
 	"github.com/dlqd/dlqd/internal/deadletter"
 	"github.com/dlqd/dlqd/internal/delivery"
+	"github.com/dlqd/dlqd/internal/facts"
 	"github.com/dlqd/dlqd/internal/ingest"
 	"github.com/dlqd/dlqd/internal/metrics"
 	"github.com/dlqd/dlqd/internal/policy"
@@ -169,6 +170,9 @@ func (s *Server) start(ctx context.Context) error {
 	}
 	s.protect(ctx)
 	s.keepHouse()
+	if s.config.Process || s.config.DLQWorkers {
+		s.loops.Add((&facts.Applier{Store: s.store}).Loop())
+	}
 	if s.config.Process {
 		if err := s.startProcessing(ctx); err != nil {
 			return err

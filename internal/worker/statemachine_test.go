@@ -321,7 +321,7 @@ func (m *machine) lose() {
 	}
 	m.do("DELETE FROM river_job WHERE id = $1", e.live)
 	m.do("UPDATE dlq.dead_letter_open SET lease_expires_at = now() - interval '1 second' WHERE id = $1", id)
-	_, err := m.store.SweepLeases(m.Context())
+	_, err := m.store.SweepLeases(m.Context(), uuid.Nil)
 	require.NoError(m.rt, err)
 	e.status, e.undecided, e.live = deadletter.Pending, true, 0
 }

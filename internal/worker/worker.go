@@ -53,6 +53,10 @@ const (
 	maxSwitching = 15 * time.Second
 	// maxSwitchingGap is between two looks that met changes which count as one: some loop looks every second.
 	maxSwitchingGap = time.Minute
+	// busyPause is how long an entry is put off whose job another transaction holds.
+	busyPause = 10 * time.Second
+	// sweepPages is how many pages of entries in dlq_processing one sweep looks through.
+	sweepPages = 20
 	// paceGrain is what is not worth waiting for.
 	paceGrain = 100 * time.Millisecond
 	// placeKept is how long after its time an entry still has its place in a pace.
@@ -72,7 +76,7 @@ type Config struct {
 	Logger        *slog.Logger
 	Name          string        // in locked_by and the audit trail; empty for host and process id
 	PollInterval  time.Duration // between looks for due entries, when nothing wakes it; 0 means DefaultPollInterval
-	SweepInterval time.Duration // between looks at expired leases; 0 means DefaultSweepInterval
+	SweepInterval time.Duration // between looks at the jobs of entries in dlq_processing; 0 means DefaultSweepInterval
 	GateInterval  time.Duration // between looks at entries that wait for a condition; 0 means DefaultGateInterval
 	SmartInterval time.Duration // between looks for a smart retry; 0 means DefaultSmartInterval
 	BatchSize     int           // entries in one transaction; 0 means the policy's
@@ -104,6 +108,7 @@ type Worker struct {
 	published atomic.Pointer[policy.Policy]
 	// switching is the change of a switch that is under way; nil where the last look met none.
 	switching atomic.Pointer[switching]
+	swept     uuid.UUID // the last entry that the sweep has looked at
 	queries   *dbsqlc.Queries
 	inbox     inbox
 }
@@ -463,16 +468,27 @@ func (w *Worker) redeliver(ctx context.Context, tx transaction, ids []uuid.UUID,
 	if err != nil {
 		return fmt.Errorf("redeliver: %w", err)
 	}
-	var live []reserved
+	var left []reserved
+	aside := aside{}
 	for _, r := range redeliveries {
-		if r.LiveJobID != 0 { // whether to run both is a person's decision
-			live = append(live, reserved{ID: r.EntryID, Reason: fmt.Sprintf("job %d with the same unique key is live; replay with force to run both", r.LiveJobID)})
+		switch r.Verdict {
+		case deadletter.VerdictLive: // whether to run both is a person's decision
+			left = append(left, reserved{ID: r.EntryID, Reason: fmt.Sprintf("job %d with the same unique key is live; replay with force to run both", r.JobID)})
 			counts["parked"]++
-			continue
+		case deadletter.VerdictDone:
+			left = append(left, reserved{ID: r.EntryID, Reason: fmt.Sprintf("done by job %d? It has the same unique key, and has ended; resolve the entry, or replay with force", r.JobID)})
+			counts["parked"]++
+		case deadletter.VerdictBusy:
+			aside.wait(r.EntryID, w.now().Add(busyPause), "", fmt.Sprintf("another transaction holds its job %d", r.JobID))
+		case deadletter.VerdictSent:
+			counts["redelivered"]++
+		case deadletter.VerdictFollows, deadletter.VerdictResolved: // no job was needed
 		}
-		counts["redelivered"]++
 	}
-	return park(ctx, tx, w.actor, live)
+	if err := aside.write(ctx, tx, w.actor, counts); err != nil {
+		return err
+	}
+	return park(ctx, tx, w.actor, left)
 }
 
 func entryOf(row *dbsqlc.ClaimDueRow) *strategy.Entry {
@@ -529,16 +545,23 @@ func (j *judged) decide(row *dbsqlc.ClaimDueRow, entry *strategy.Entry, now time
 }
 
 // sweep looks once for redeliveries whose end nobody saw.
+// sweep looks at the jobs of some of the entries in dlq_processing, and goes on after them the next time.
 func (w *Worker) sweep(ctx context.Context) error {
-	found, err := w.config.Store.SweepLeases(ctx)
-	if err != nil {
-		return err
+	for range sweepPages {
+		found, err := w.config.Store.SweepLeases(ctx, w.swept)
+		if err != nil {
+			return err
+		}
+		if found.Settled+found.Requeued > 0 {
+			w.config.Logger.Warn("DLQ worker: redeliveries whose end nobody saw", "settled", found.Settled, "requeued", found.Requeued)
+		}
+		w.config.Observe("lease_settled", int(found.Settled), 0)
+		w.config.Observe("lease_requeued", int(found.Requeued), 0)
+		w.swept = found.Last
+		if found.Last == uuid.Nil {
+			return nil
+		}
 	}
-	if found.Settled+found.Requeued > 0 {
-		w.config.Logger.Warn("DLQ worker: redeliveries whose end nobody saw", "settled", found.Settled, "requeued", found.Requeued)
-	}
-	w.config.Observe("lease_settled", int(found.Settled), 0)
-	w.config.Observe("lease_requeued", int(found.Requeued), 0)
 	return nil
 }
 

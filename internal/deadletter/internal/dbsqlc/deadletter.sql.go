@@ -261,7 +261,7 @@ func (q *Queries) Protect(ctx context.Context, columns []string) error {
 }
 
 const Redeliver = `-- name: Redeliver :many
-SELECT r.entry_id::uuid AS entry_id, coalesce(r.job_id, 0)::bigint AS job_id, coalesce(r.live_job_id, 0)::bigint AS live_job_id
+SELECT r.entry_id::uuid AS entry_id, r.verdict::text AS verdict, coalesce(r.job_id, 0)::bigint AS job_id
 FROM dlq.redeliver($1::uuid[], $2::text, $3::text) r
 `
 
@@ -272,12 +272,12 @@ type RedeliverParams struct {
 }
 
 type RedeliverRow struct {
-	EntryID   uuid.UUID
-	JobID     int64
-	LiveJobID int64
+	EntryID uuid.UUID
+	Verdict string
+	JobID   int64
 }
 
-// Jobs of entries that the transaction has claimed; or the live equal job that stands in the way of one.
+// Jobs of entries that the transaction has claimed; or why one got none.
 func (q *Queries) Redeliver(ctx context.Context, arg RedeliverParams) ([]RedeliverRow, error) {
 	rows, err := q.db.Query(ctx, Redeliver, arg.Ids, arg.Actor, arg.Reason)
 	if err != nil {
@@ -287,7 +287,7 @@ func (q *Queries) Redeliver(ctx context.Context, arg RedeliverParams) ([]Redeliv
 	items := []RedeliverRow{}
 	for rows.Next() {
 		var i RedeliverRow
-		if err := rows.Scan(&i.EntryID, &i.JobID, &i.LiveJobID); err != nil {
+		if err := rows.Scan(&i.EntryID, &i.Verdict, &i.JobID); err != nil {
 			return nil, err
 		}
 		items = append(items, i)
@@ -347,18 +347,25 @@ func (q *Queries) RestoreEntries(ctx context.Context, arg RestoreEntriesParams) 
 }
 
 const SweepLeases = `-- name: SweepLeases :one
-SELECT l.extended::integer AS extended, l.settled::integer AS settled, l.requeued::integer AS requeued FROM dlq.requeue_expired_leases() l
+SELECT l.looked::integer AS looked, coalesce(l.last, '00000000-0000-0000-0000-000000000000')::uuid AS last, l.settled::integer AS settled, l.requeued::integer AS requeued
+FROM dlq.requeue_expired_leases(1000, $1::uuid) l
 `
 
 type SweepLeasesRow struct {
-	Extended int32
+	Looked   int32
+	Last     uuid.UUID
 	Settled  int32
 	Requeued int32
 }
 
-func (q *Queries) SweepLeases(ctx context.Context) (SweepLeasesRow, error) {
-	row := q.db.QueryRow(ctx, SweepLeases)
+func (q *Queries) SweepLeases(ctx context.Context, after uuid.UUID) (SweepLeasesRow, error) {
+	row := q.db.QueryRow(ctx, SweepLeases, after)
 	var i SweepLeasesRow
-	err := row.Scan(&i.Extended, &i.Settled, &i.Requeued)
+	err := row.Scan(
+		&i.Looked,
+		&i.Last,
+		&i.Settled,
+		&i.Requeued,
+	)
 	return i, err
 }

@@ -7,8 +7,6 @@ package dbsqlc
 
 import (
 	"context"
-
-	"github.com/google/uuid"
 	"time"
 )
 
@@ -64,14 +62,14 @@ func (q *Queries) LiveJobs(ctx context.Context) ([]LiveJobsRow, error) {
 }
 
 const OrderDone = `-- name: OrderDone :exec
-SELECT dlq.order_done($1::text, $2::text, $3::bigint, $4::uuid)
+SELECT dlq.order_done($1::text, $2::text, $3::bigint, $4::timestamptz)
 `
 
 type OrderDoneParams struct {
-	Queue string
-	Key   string
-	Job   int64
-	Entry *uuid.UUID
+	Queue     string
+	Key       string
+	Job       int64
+	CreatedAt time.Time
 }
 
 func (q *Queries) OrderDone(ctx context.Context, arg OrderDoneParams) error {
@@ -79,20 +77,20 @@ func (q *Queries) OrderDone(ctx context.Context, arg OrderDoneParams) error {
 		arg.Queue,
 		arg.Key,
 		arg.Job,
-		arg.Entry,
+		arg.CreatedAt,
 	)
 	return err
 }
 
 const OrderPredecessor = `-- name: OrderPredecessor :one
-SELECT coalesce(dlq.order_predecessor($1::text, $2::text, $3::bigint, $4::uuid), 0)::bigint AS job
+SELECT coalesce(dlq.order_predecessor($1::text, $2::text, $3::bigint, $4::timestamptz), 0)::bigint AS job
 `
 
 type OrderPredecessorParams struct {
-	Queue string
-	Key   string
-	Job   int64
-	Entry *uuid.UUID
+	Queue     string
+	Key       string
+	Job       int64
+	CreatedAt time.Time
 }
 
 func (q *Queries) OrderPredecessor(ctx context.Context, arg OrderPredecessorParams) (int64, error) {
@@ -100,7 +98,7 @@ func (q *Queries) OrderPredecessor(ctx context.Context, arg OrderPredecessorPara
 		arg.Queue,
 		arg.Key,
 		arg.Job,
-		arg.Entry,
+		arg.CreatedAt,
 	)
 	var job int64
 	err := row.Scan(&job)

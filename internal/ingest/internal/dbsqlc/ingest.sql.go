@@ -66,21 +66,27 @@ func (q *Queries) EntrySameContent(ctx context.Context, arg EntrySameContentPara
 }
 
 const InsertOrdered = `-- name: InsertOrdered :exec
-INSERT INTO dlq.ordered_jobs (queue, ordering_key, job_id)
-SELECT o.queue, o.ordering_key, o.job_id
-FROM (SELECT unnest($1::text[]) AS queue, unnest($2::text[]) AS ordering_key, unnest($3::bigint[]) AS job_id, generate_series(1, cardinality($3::bigint[])) AS n) o
+INSERT INTO dlq.ordered_jobs (queue, ordering_key, job_id, job_created_at)
+SELECT o.queue, o.ordering_key, o.job_id, o.created_at
+FROM (SELECT unnest($1::text[]) AS queue, unnest($2::text[]) AS ordering_key, unnest($3::bigint[]) AS job_id, unnest($4::timestamptz[]) AS created_at, generate_series(1, cardinality($3::bigint[])) AS n) o
 ORDER BY o.n
 `
 
 type InsertOrderedParams struct {
-	Queues []string
-	Keys   []string
-	Jobs   []int64
+	Queues     []string
+	Keys       []string
+	Jobs       []int64
+	CreatedAts []time.Time
 }
 
 // Places in the order of the arrays.
 func (q *Queries) InsertOrdered(ctx context.Context, arg InsertOrderedParams) error {
-	_, err := q.db.Exec(ctx, InsertOrdered, arg.Queues, arg.Keys, arg.Jobs)
+	_, err := q.db.Exec(ctx, InsertOrdered,
+		arg.Queues,
+		arg.Keys,
+		arg.Jobs,
+		arg.CreatedAts,
+	)
 	return err
 }
 

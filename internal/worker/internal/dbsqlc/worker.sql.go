@@ -15,7 +15,7 @@ import (
 
 const BehindOthers = `-- name: BehindOthers :many
 SELECT e.id FROM dlq.dead_letter_open e
-WHERE e.id = ANY ($1::uuid[]) AND dlq.order_predecessor(e.queue, e.ordering_key, e.river_job_id) IS NOT NULL
+WHERE e.id = ANY ($1::uuid[]) AND dlq.order_predecessor(e.queue, e.ordering_key, e.river_job_id, e.job_created_at) IS NOT NULL
 `
 
 // Which of these entries have work of their ordering key before them that is not done.

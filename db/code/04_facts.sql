@@ -1,0 +1,366 @@
+-- Facts: what applications' transactions appended about jobs of entries (see 02_capture.sql) is applied to the entries here, in
+-- transactions of dlqd's own. Nobody waits for an application: entries and River's jobs that somebody holds are left for the
+-- next look.
+
+-- supersede takes jobs out of people's way whose work is done: River's lists of discarded jobs would offer them to "retry all".
+-- The original is set to completed. It keeps its unique key only where that held while it was discarded: where it did not, the
+-- job that did the work may have the key by now. (Without its mark, so that capture does not take this for a success.) What else
+-- dlqd made for the entry, and is not running, is deleted; or completed, too, where dlqd may not delete.
+CREATE OR REPLACE FUNCTION dlq.supersede(p_ids uuid[], p_jobs bigint[] DEFAULT '{}') RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET row_security = off AS $$
+DECLARE
+    v_delete constant boolean := has_table_privilege('river.river_job', 'DELETE');
+BEGIN
+    IF NOT has_table_privilege('river.river_job', 'UPDATE') THEN
+        RETURN;
+    END IF;
+    UPDATE river.river_job j SET
+        state = 'completed',
+        finalized_at = now(),
+        unique_key = CASE WHEN river.river_job_state_in_bitmask(j.unique_states, j.state) THEN j.unique_key END,
+        metadata = (j.metadata - 'dlq:entry_id') || jsonb_build_object('dlq:done_by', coalesce(to_jsonb(s.job), to_jsonb(s.resolved_by), 'null'))
+    FROM (
+        SELECT o.id, r.job, e.resolved_by
+        FROM unnest(p_ids, p_jobs) r (id, job)
+        JOIN dlq.dead_letter_queue e ON e.id = r.id AND e.stage = 'resolved'
+        JOIN river.river_job o ON o.id = e.river_job_id AND o.created_at = e.job_created_at
+        WHERE o.state IN ('discarded', 'cancelled', 'available', 'scheduled', 'retryable', 'pending') AND o.id IS DISTINCT FROM r.job
+        FOR NO KEY UPDATE OF o SKIP LOCKED
+    ) s
+    WHERE j.id = s.id;
+    PERFORM dlq.drop_redelivery(o.id, o.created_at, r.job, v_delete)
+    FROM unnest(p_ids, p_jobs) r (id, job)
+    JOIN dlq.dead_letter_queue e ON e.id = r.id AND e.stage = 'resolved'
+    JOIN dlq.entry_jobs m ON m.entry_id = r.id AND m.job_id IS DISTINCT FROM r.job AND (m.job_id, m.job_created_at) IS DISTINCT FROM (e.river_job_id, e.job_created_at)
+    JOIN river.river_job o ON o.id = m.job_id AND o.created_at = m.job_created_at
+    WHERE o.state NOT IN ('running', 'completed');
+END
+$$;
+COMMENT ON FUNCTION dlq.supersede IS 'Of resolved entries, takes the jobs out of River''s discarded list whose work is done: the original becomes completed (metadata dlq:done_by: the job in p_jobs that did the work, or who resolved the entry), and other redeliveries that are not running are deleted.';
+
+CREATE OR REPLACE FUNCTION dlq.drop_redelivery(p_job bigint, p_created_at timestamptz, p_done_by bigint, p_delete boolean) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET row_security = off AS $$
+BEGIN
+    IF p_delete THEN
+        DELETE FROM river.river_job j
+        WHERE j.id = (SELECT o.id FROM river.river_job o WHERE o.id = p_job AND o.created_at = p_created_at AND o.state NOT IN ('running', 'completed') FOR UPDATE SKIP LOCKED);
+    ELSIF p_done_by IS NOT NULL THEN
+        UPDATE river.river_job j SET state = 'completed', finalized_at = now(),
+            unique_key = CASE WHEN river.river_job_state_in_bitmask(j.unique_states, j.state) THEN j.unique_key END,
+            metadata = (j.metadata - 'dlq:entry_id') || jsonb_build_object('dlq:done_by', p_done_by)
+        WHERE j.id = (SELECT o.id FROM river.river_job o WHERE o.id = p_job AND o.created_at = p_created_at AND o.state NOT IN ('running', 'completed') FOR NO KEY UPDATE SKIP LOCKED);
+    END IF;
+END
+$$;
+COMMENT ON FUNCTION dlq.drop_redelivery IS 'Deletes a redelivery that is not wanted any more, unless it runs; without the right to, it completes one whose work is done.';
+
+-- resolve_by closes entries whose work a job has done: a redelivery, or the original that somebody retried.
+CREATE OR REPLACE FUNCTION dlq.resolve_by(p_ids uuid[], p_jobs bigint[], p_ended timestamptz[], p_actor text) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET row_security = off AS $$
+BEGIN
+    -- Whichever run has sent one of these back has what it wanted.
+    UPDATE dlq.replay_run_entries r SET outcome = 'succeeded', ended_at = clock_timestamp()
+    FROM unnest(p_ids) i (id) JOIN dlq.entry_jobs m ON m.entry_id = i.id AND m.run_id IS NOT NULL
+    WHERE r.run_id = m.run_id AND r.entry_id = i.id AND r.outcome IS NULL;
+    UPDATE dlq.dead_letter_queue e SET
+        status = 'dlq_resolved',
+        replay_attempts = e.replay_attempts || CASE WHEN e.redelivery_job_id = d.job
+            THEN jsonb_build_object('jobId', d.job, 'at', e.locked_at, 'endedAt', d.ended, 'actor', e.locked_by, 'outcome', 'completed')
+            ELSE jsonb_build_object('jobId', d.job, 'endedAt', d.ended, 'outcome', 'completed') END,
+        resolution_strategy = CASE WHEN e.redelivery_job_id = d.job AND e.locked_by LIKE 'worker:%' THEN 'automatic_retry' ELSE 'manual_retry' END::dlq.resolution_strategy,
+        resolved_by = CASE WHEN e.redelivery_job_id = d.job THEN e.locked_by ELSE 'job ' || d.job END,
+        move = jsonb_build_object('actor', p_actor, 'reason', CASE WHEN d.job = e.redelivery_job_id THEN 'job ' || d.job || ' completed'
+            WHEN d.job = e.river_job_id THEN 'the original, job ' || d.job || ', completed' ELSE 'an earlier redelivery, job ' || d.job || ', completed' END)
+    FROM (SELECT unnest(p_ids) AS id, unnest(p_jobs) AS job, unnest(p_ended) AS ended) d
+    WHERE e.id = d.id AND e.stage IN ('open', 'failed') AND e.status IN ('dlq_pending', 'dlq_processing', 'dlq_manual', 'dlq_failed');
+    PERFORM dlq.supersede(p_ids, p_jobs);
+END
+$$;
+COMMENT ON FUNCTION dlq.resolve_by IS 'Resolves entries whose work is done: by a job each, which ended at p_ended.';
+
+-- failed_again records a further failure of an open entry's own job: undecided again, unless a person holds it or another
+-- redelivery is under way.
+CREATE OR REPLACE FUNCTION dlq.failed_again(p_entry uuid, p_job jsonb, p_actor text) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    v_fail record;
+    v_at   timestamptz := dlq.failed_at(p_job);
+BEGIN
+    v_fail := dlq.describe_failure(p_job -> 'errors', p_job -> 'metadata', (p_job ->> 'attempt')::integer, v_at);
+    UPDATE dlq.dead_letter_queue d SET
+        error_message = v_fail.error_message, error_type = v_fail.error_type, error_code = v_fail.error_code,
+        reported_class = v_fail.error_class, error_stack_trace = v_fail.error_stack_trace, error_context = v_fail.error_context,
+        retry_count = greatest(d.retry_count, (p_job ->> 'attempt')::integer), last_failed_at = greatest(d.last_failed_at, v_at),
+        error_class = CASE WHEN d.status = 'dlq_pending' THEN v_fail.error_class ELSE d.error_class END,
+        fingerprint = CASE WHEN d.status = 'dlq_pending' THEN NULL ELSE d.fingerprint END,
+        strategy = CASE WHEN d.status = 'dlq_pending' THEN NULL ELSE d.strategy END,
+        next_retry_at = CASE WHEN d.status = 'dlq_pending' THEN now() END,
+        waiting_for = NULL,
+        move = CASE WHEN d.status IN ('dlq_pending', 'dlq_manual') THEN jsonb_build_object('actor', p_actor, 'reason', 'job ' || (p_job ->> 'id') || ' failed again') END
+    WHERE d.id = p_entry AND d.stage = 'open';
+END
+$$;
+COMMENT ON FUNCTION dlq.failed_again IS 'Records that the job (to_jsonb of its row) of an open entry failed once more.';
+
+CREATE OR REPLACE FUNCTION dlq.failed_at(p_job jsonb) RETURNS timestamptz
+LANGUAGE sql STABLE
+RETURN CASE WHEN dlq.to_timestamptz(p_job ->> 'finalized_at') BETWEEN '1970-01-01Z' AND now() + interval '1 day' THEN dlq.to_timestamptz(p_job ->> 'finalized_at') ELSE now() END;
+COMMENT ON FUNCTION dlq.failed_at IS 'When a job (to_jsonb of its row) ended: now where it says something that clients could not read.';
+
+-- record_end takes the end of the job that an entry waits for to the entry. False: the entry does not wait for this job (an
+-- end that comes twice counts once).
+CREATE OR REPLACE FUNCTION dlq.record_end(p_entry uuid, p_job jsonb, p_actor text) RETURNS boolean
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET row_security = off AS $$
+DECLARE
+    v_entry record;
+    v_fail  record;
+    v_spent boolean;
+    v_job   constant bigint := (p_job ->> 'id')::bigint;
+    v_at    constant timestamptz := dlq.failed_at(p_job);
+    v_state constant text := p_job ->> 'state';
+BEGIN
+    SELECT e.dlq_retry_count, e.dlq_max_retries, e.locked_by, e.locked_at, e.river_job_id, e.job_created_at INTO v_entry
+    FROM dlq.dead_letter_open e
+    WHERE e.id = p_entry AND e.status = 'dlq_processing' AND e.redelivery_job_id = v_job
+    FOR UPDATE;
+    IF NOT FOUND THEN
+        RETURN false;
+    END IF;
+    IF v_state = 'completed' THEN
+        PERFORM dlq.resolve_by(ARRAY[p_entry], ARRAY[v_job], ARRAY[v_at], p_actor);
+        RETURN true;
+    END IF;
+
+    v_spent := v_entry.dlq_retry_count >= v_entry.dlq_max_retries;
+    v_fail := dlq.describe_failure(p_job -> 'errors', p_job -> 'metadata', (p_job ->> 'attempt')::integer, v_at);
+    IF p_job -> 'metadata' ? 'cancel_attempted_at' THEN
+        v_fail.error_type := 'cancelled';
+        v_fail.error_class := NULL;
+        v_fail.error_message := 'redelivery was cancelled by an operator';
+    END IF;
+    UPDATE dlq.replay_run_entries r SET outcome = 'failed', detail = left(p_job -> 'errors' -> -1 ->> 'error', 1000), ended_at = clock_timestamp()
+    FROM dlq.entry_jobs m
+    WHERE m.job_id = v_job AND m.entry_id = p_entry AND m.run_id IS NOT NULL AND r.run_id = m.run_id AND r.entry_id = p_entry AND r.job_id = v_job;
+    UPDATE dlq.dead_letter_queue SET
+        status = CASE WHEN v_spent THEN 'dlq_failed' ELSE 'dlq_pending' END::dlq.dead_letter_status,
+        replay_attempts = replay_attempts || jsonb_build_object('jobId', v_job, 'at', v_entry.locked_at, 'endedAt', v_at, 'actor', v_entry.locked_by,
+                                                                'outcome', v_state, 'error', left(v_fail.error_message, 4000)),
+        error_message = v_fail.error_message, error_type = v_fail.error_type, error_code = v_fail.error_code,
+        -- A closed entry is not decided again: it keeps what it was taken for.
+        error_class = coalesce(v_fail.error_class, CASE WHEN v_spent THEN error_class END), reported_class = v_fail.error_class,
+        error_stack_trace = v_fail.error_stack_trace, error_context = v_fail.error_context,
+        last_failed_at = v_at,
+        fingerprint = CASE WHEN v_spent THEN fingerprint END,
+        strategy = NULL,
+        next_retry_at = now(),
+        move = jsonb_build_object('actor', p_actor, 'reason', 'job ' || v_job || ' was ' || v_state)
+    WHERE id = p_entry AND stage = 'open' AND status = 'dlq_processing';
+    -- One discarded job an entry is enough: the original, or what stands in for it where River has deleted that.
+    IF (v_job, dlq.to_timestamptz(p_job ->> 'created_at')) IS DISTINCT FROM (v_entry.river_job_id, v_entry.job_created_at) AND has_table_privilege('river.river_job', 'DELETE') THEN
+        PERFORM dlq.drop_redelivery(v_job, dlq.to_timestamptz(p_job ->> 'created_at'), NULL, true);
+    END IF;
+    RETURN true;
+END
+$$;
+COMMENT ON FUNCTION dlq.record_end IS 'Moves an entry when the job that it waits for (to_jsonb of its row) has ended: dlq_resolved, or dlq_pending (undecided), or dlq_failed when its DLQ retries are spent.';
+
+-- follow_job ties an entry to a job that runs again: its original, or a redelivery of it, that somebody retried outside dlqd.
+CREATE OR REPLACE FUNCTION dlq.follow_job(p_entry uuid, p_job bigint, p_created_at timestamptz, p_actor text, p_reason text,
+    p_note text DEFAULT NULL, p_run uuid DEFAULT NULL) RETURNS boolean
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET row_security = off AS $$
+BEGIN
+    UPDATE dlq.dead_letter_queue SET
+        status = 'dlq_processing',
+        redelivery_job_id = p_job,
+        dlq_retry_count = dlq_retry_count + 1,
+        locked_by = p_actor,
+        locked_at = now(),
+        notes = coalesce(p_note, notes),
+        move = jsonb_build_object('actor', p_actor, 'reason', p_reason, 'note', p_note)
+    WHERE id = p_entry AND stage IN ('open', 'failed') AND status IN ('dlq_pending', 'dlq_manual', 'dlq_failed');
+    INSERT INTO dlq.entry_jobs AS m (job_id, job_created_at, entry_id, run_id) VALUES (p_job, p_created_at, p_entry, p_run)
+    ON CONFLICT (job_id, job_created_at) DO UPDATE SET entry_id = excluded.entry_id, run_id = coalesce(excluded.run_id, m.run_id);
+    RETURN dlq.watch_job(p_entry, p_job, p_created_at);
+END
+$$;
+COMMENT ON FUNCTION dlq.follow_job IS 'Has an entry wait for a job that runs again, unless it waits for another: then that job''s success is the entry''s, too. False: see dlq.watch_job.';
+
+-- The mark in a job's metadata has its success seen at once. It is written only while the job waits: a worker's transaction in
+-- REPEATABLE READ could not end the job after a write of ours.
+CREATE OR REPLACE FUNCTION dlq.watch_job(p_entry uuid, p_job bigint, p_created_at timestamptz) RETURNS boolean
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET row_security = off AS $$
+DECLARE
+    v_job jsonb;
+BEGIN
+    UPDATE river.river_job j SET metadata = j.metadata || jsonb_build_object('dlq:entry_id', p_entry)
+    WHERE j.id = (SELECT o.id FROM river.river_job o
+                  WHERE o.id = p_job AND o.created_at = p_created_at AND o.state IN ('available', 'scheduled', 'retryable', 'pending')
+                  FOR NO KEY UPDATE SKIP LOCKED);
+    IF FOUND THEN
+        RETURN true;
+    END IF;
+    SELECT to_jsonb(j) - 'args' INTO v_job FROM river.river_job j WHERE j.id = p_job AND j.created_at = p_created_at;
+    IF NOT FOUND THEN
+        UPDATE dlq.dead_letter_queue SET status = 'dlq_manual', strategy = 'manual', parked_by = 'capture',
+            move = jsonb_build_object('actor', 'capture', 'reason', 'retried outside dlqd as job ' || p_job || ', which is gone')
+        WHERE id = p_entry AND stage = 'open' AND status = 'dlq_processing' AND redelivery_job_id = p_job;
+        RETURN true;
+    END IF;
+    IF v_job ->> 'state' NOT IN ('completed', 'discarded', 'cancelled') THEN
+        RETURN v_job -> 'metadata' @> jsonb_build_object('dlq:entry_id', p_entry); -- a redelivery has its mark from the start
+    END IF;
+    -- It has ended meanwhile. An end that is a fact is applied as one.
+    IF NOT EXISTS (SELECT FROM dlq.job_facts f WHERE f.job_id = p_job AND f.job_created_at = p_created_at AND f.fact IN ('completed', 'discarded', 'cancelled')) THEN
+        PERFORM dlq.apply_end(p_entry, v_job, true);
+    END IF;
+    RETURN true;
+END
+$$;
+COMMENT ON FUNCTION dlq.watch_job IS 'Marks a job of an entry that waits to run; takes in its end if it has ended; parks the entry that waits for it if it is gone. False: it runs and has no mark, so look again.';
+
+CREATE OR REPLACE FUNCTION dlq.apply_end(p_entry uuid, p_job jsonb, p_own boolean) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET row_security = off AS $$
+DECLARE
+    v_entry record;
+    v_job   constant bigint := (p_job ->> 'id')::bigint;
+    v_made  constant timestamptz := dlq.to_timestamptz(p_job ->> 'created_at');
+BEGIN
+    IF dlq.record_end(p_entry, p_job, 'capture') THEN
+        RETURN;
+    END IF;
+    SELECT e.status, e.rule, e.river_job_id, e.job_created_at INTO v_entry FROM dlq.dead_letter_queue e WHERE e.id = p_entry;
+    IF p_job ->> 'state' = 'completed' THEN
+        -- (A reopened entry stays: a person decides whether it matters that its work was done twice.)
+        IF v_entry.status IN ('dlq_resolved', 'dlq_archived') OR v_entry.rule = 'done-twice' THEN
+            PERFORM dlq.note_on(ARRAY[p_entry], 'capture', 'job ' || v_job || ' completed, too', NULL);
+        ELSE
+            PERFORM dlq.resolve_by(ARRAY[p_entry], ARRAY[v_job], ARRAY[dlq.failed_at(p_job)], 'capture');
+        END IF;
+    ELSIF p_own THEN
+        PERFORM dlq.note_on(ARRAY[p_entry], 'capture', 'job ' || v_job || ', which the entry does not wait for, was ' || (p_job ->> 'state'), NULL);
+        IF (v_job, v_made) IS DISTINCT FROM (v_entry.river_job_id, v_entry.job_created_at) AND has_table_privilege('river.river_job', 'DELETE') THEN
+            PERFORM dlq.drop_redelivery(v_job, v_made, NULL, true);
+        END IF;
+    ELSIF dlq.is_open(v_entry.status) THEN
+        PERFORM dlq.failed_again(p_entry, p_job, 'capture');
+    END IF;
+END
+$$;
+COMMENT ON FUNCTION dlq.apply_end IS 'Takes the end of a job (to_jsonb of its row) to an entry: one that dlqd made or follows (p_own), or the entry''s own job that failed again.';
+
+-- apply_fact applies one fact. What it returns: done; held (by somebody who works on the entry: look again), or following (all is
+-- done but for the mark of a job that runs: look again).
+CREATE OR REPLACE FUNCTION dlq.apply_fact(p_fact dlq.job_facts) RETURNS text
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET row_security = off AS $$
+DECLARE
+    v_id     uuid;
+    v_own    boolean;
+    v_entry  record;
+    v_who    constant text := 'river:' || p_fact.db_user;
+    v_origin constant text := current_setting('dlq.origin', true);
+    v_done   boolean := true;
+BEGIN
+    v_id := (SELECT m.entry_id FROM dlq.entry_jobs m WHERE m.job_id = p_fact.job_id AND m.job_created_at = p_fact.job_created_at);
+    v_own := v_id IS NOT NULL;
+    IF v_id IS NULL THEN
+        v_id := coalesce((SELECT e.id FROM dlq.dead_letter_open e WHERE e.river_job_id = p_fact.job_id AND e.job_created_at = p_fact.job_created_at), p_fact.entry_id);
+    END IF;
+    SELECT e.stage, e.status, e.redelivery_job_id INTO v_entry FROM dlq.dead_letter_open e WHERE e.id = v_id FOR UPDATE SKIP LOCKED;
+    IF NOT FOUND THEN
+        SELECT e.stage, e.status, e.redelivery_job_id INTO v_entry FROM dlq.dead_letter_queue e WHERE e.id = v_id FOR UPDATE SKIP LOCKED;
+        IF NOT FOUND THEN -- of no entry, of one that is gone, or of one that is held
+            RETURN CASE WHEN EXISTS (SELECT FROM dlq.dead_letter_queue e WHERE e.id = v_id) THEN 'held' ELSE 'done' END;
+        END IF;
+    END IF;
+    IF v_entry.stage = 'inbox' THEN
+        PERFORM dlq.file(ARRAY[v_id]);
+    END IF;
+
+    CASE p_fact.fact
+    WHEN 'following' THEN
+        v_done := dlq.watch_job(v_id, p_fact.job_id, p_fact.job_created_at);
+    WHEN 'retried' THEN
+        PERFORM set_config('dlq.origin', 'River, as ' || p_fact.db_user, true);
+        IF v_entry.status NOT IN ('dlq_resolved', 'dlq_archived') THEN
+            IF v_entry.redelivery_job_id <> p_fact.job_id THEN
+                PERFORM dlq.note_on(ARRAY[v_id], v_who, 'job ' || p_fact.job_id || ' was retried outside dlqd while job ' || v_entry.redelivery_job_id || ' is under way', NULL);
+            END IF;
+            v_done := dlq.follow_job(v_id, p_fact.job_id, p_fact.job_created_at, v_who, 'job ' || p_fact.job_id || ' was retried outside dlqd');
+        ELSIF NOT EXISTS (SELECT FROM river.river_job j WHERE j.id = p_fact.job_id AND j.created_at = p_fact.job_created_at AND j.metadata ? 'dlq:done_by' AND j.state = 'completed') THEN
+            UPDATE dlq.dead_letter_queue SET
+                status = 'dlq_manual', strategy = 'manual', rule = 'done-twice', parked_by = v_who,
+                move = jsonb_build_object('actor', v_who, 'reason', 'done twice? job ' || p_fact.job_id || ' was retried outside dlqd after the entry was '
+                                          || CASE v_entry.status WHEN 'dlq_resolved' THEN 'resolved' ELSE 'discarded' END)
+            WHERE id = v_id AND stage = v_entry.stage AND status = v_entry.status;
+        END IF;
+        PERFORM set_config('dlq.origin', coalesce(v_origin, ''), true);
+    ELSE
+        PERFORM dlq.apply_end(v_id, jsonb_build_object('id', p_fact.job_id, 'created_at', p_fact.job_created_at, 'state', p_fact.fact, 'finalized_at', p_fact.at) || coalesce(p_fact.job, '{}'), v_own);
+    END CASE;
+    RETURN CASE WHEN v_done THEN 'done' ELSE 'following' END;
+END
+$$;
+COMMENT ON FUNCTION dlq.apply_fact IS 'Applies a fact to the entry of its job. Returns done; or held or following, where it has to be looked at again.';
+
+-- apply_facts takes the facts of a job in their order: one waits while an earlier one of its job is there. What nearly all of
+-- them say (the redelivery that an entry waits for has completed) is applied in one statement.
+CREATE OR REPLACE FUNCTION dlq.apply_facts(p_limit integer DEFAULT 500, p_run uuid DEFAULT NULL) RETURNS integer
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET row_security = off AS $$
+DECLARE
+    v_facts   tid[];
+    v_entries uuid[];
+    v_jobs    bigint[];
+    v_ended   timestamptz[];
+    v_tid     tid;
+    v_fact    dlq.job_facts;
+    v_count   integer := 0;
+    v_wake    boolean := false;
+BEGIN
+    SELECT array_agg(d.fact), array_agg(d.entry_id), array_agg(d.job_id), array_agg(d.at) INTO v_facts, v_entries, v_jobs, v_ended
+    FROM (
+        SELECT f.ctid AS fact, e.id AS entry_id, f.job_id, f.at
+        FROM dlq.job_facts f
+        CROSS JOIN LATERAL (
+            SELECT o.id FROM dlq.dead_letter_open o
+            WHERE o.id = f.entry_id AND o.status = 'dlq_processing' AND o.redelivery_job_id = f.job_id
+            FOR UPDATE SKIP LOCKED
+        ) e
+        WHERE f.fact = 'completed'
+          AND NOT EXISTS (SELECT FROM dlq.job_facts b WHERE b.job_id = f.job_id AND b.job_created_at = f.job_created_at AND b.at < f.at AND b.fact <> 'following')
+          AND (p_run IS NULL OR EXISTS (SELECT FROM dlq.entry_jobs m WHERE m.job_id = f.job_id AND m.job_created_at = f.job_created_at AND m.run_id = p_run))
+        LIMIT p_limit
+        FOR UPDATE OF f SKIP LOCKED
+    ) d;
+    IF v_facts IS NOT NULL THEN
+        PERFORM dlq.resolve_by(v_entries, v_jobs, v_ended, 'capture');
+        DELETE FROM dlq.job_facts f WHERE f.ctid = ANY (v_facts);
+        v_count := cardinality(v_facts);
+    END IF;
+
+    FOR v_tid IN
+        SELECT f.ctid
+        FROM dlq.job_facts f
+        WHERE NOT EXISTS (SELECT FROM dlq.job_facts b WHERE b.job_id = f.job_id AND b.job_created_at = f.job_created_at AND b.at < f.at AND b.fact <> 'following')
+          AND (p_run IS NULL OR EXISTS (SELECT FROM dlq.entry_jobs m WHERE m.job_id = f.job_id AND m.job_created_at = f.job_created_at AND m.run_id = p_run))
+        ORDER BY f.job_id, f.at
+        FOR UPDATE SKIP LOCKED
+    LOOP
+        EXIT WHEN v_count >= p_limit;
+        SELECT * INTO v_fact FROM dlq.job_facts f WHERE f.ctid = v_tid;
+        CASE dlq.apply_fact(v_fact)
+        WHEN 'done' THEN
+            DELETE FROM dlq.job_facts f WHERE f.ctid = v_tid;
+            v_count := v_count + 1;
+            v_wake := v_wake OR v_fact.fact IN ('discarded', 'cancelled');
+        WHEN 'following' THEN
+            UPDATE dlq.job_facts f SET fact = 'following' WHERE f.ctid = v_tid AND f.fact <> 'following';
+        ELSE NULL; -- held
+        END CASE;
+    END LOOP;
+    IF v_wake THEN
+        PERFORM dlq.wake();
+    END IF;
+    RETURN v_count;
+END
+$$;
+COMMENT ON FUNCTION dlq.apply_facts IS 'Applies up to p_limit facts (those of a replay run''s jobs alone, with p_run) to the entries of their jobs, and deletes them. Returns how many. Facts of an entry that somebody holds stay.';
