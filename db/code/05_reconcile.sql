@@ -7,7 +7,7 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     -- ENABLE REPLICA counts as disabled: such a trigger fires in replication alone.
     SELECT CASE WHEN count(*) < 2 THEN 'missing' WHEN bool_and(t.tgenabled IN ('O', 'A')) THEN 'enabled' ELSE 'disabled' END
     FROM pg_trigger t JOIN pg_proc p ON p.oid = t.tgfoid
-    WHERE t.tgrelid = to_regclass('river.river_job') AND t.tgname IN ('dlq_capture', 'dlq_follow')
+    WHERE t.tgrelid = dlq.job_table() AND t.tgname IN ('dlq_capture', 'dlq_follow')
       AND p.pronamespace = (SELECT c.relnamespace FROM pg_class c WHERE c.oid = 'dlq.settings'::regclass)
 $$;
 COMMENT ON FUNCTION dlq.trigger_state IS 'Whether dlqd''s triggers on river_job are enabled, disabled (also ENABLE REPLICA) or missing.';
@@ -204,24 +204,27 @@ $$;
 COMMENT ON FUNCTION dlq.backfill IS 'Takes in jobs that failed before dlqd was there and that River still keeps, up to p_limit in a call. Returns how many; call it until it returns 0.';
 
 -- What the reconciler must not file again. Whoever deletes entries calls this before, in the same transaction.
-CREATE OR REPLACE FUNCTION dlq.retire(p_ids uuid[]) RETURNS void
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET row_security = off SET enable_seqscan = off AS $$
+CREATE OR REPLACE FUNCTION dlq.retire(p_ids uuid[], p_partition regclass DEFAULT NULL) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET row_security = off AS $$
+DECLARE
+    v_entries constant text := CASE WHEN p_partition IS NULL THEN 'SELECT * FROM dlq.dead_letter_queue WHERE id = ANY ($1)' ELSE 'SELECT * FROM ' || p_partition END;
 BEGIN
-    WITH jobs AS (
-        SELECT e.river_job_id AS id, e.job_created_at AS created_at, e.last_failed_at AS failed_at FROM dlq.dead_letter_queue e WHERE e.id = ANY (p_ids)
-        UNION ALL
-        SELECT k.job_id, k.job_created_at, now() FROM dlq.entry_jobs k WHERE k.entry_id = ANY (p_ids)
-    )
-    INSERT INTO dlq.retired_jobs AS r (job_id, job_created_at, at)
-    SELECT s.id, s.created_at, greatest(clock_timestamp(), max(s.failed_at))
-    FROM jobs s JOIN river.river_job j ON j.id = s.id AND j.created_at = s.created_at
-    GROUP BY s.id, s.created_at ORDER BY s.id, s.created_at
-    ON CONFLICT (job_id, job_created_at) DO UPDATE SET at = greatest(r.at, excluded.at);
+    EXECUTE format($sql$
+        WITH jobs AS (
+            SELECT e.river_job_id AS id, e.job_created_at AS created_at, e.last_failed_at AS failed_at FROM (%1$s) e
+            UNION ALL
+            SELECT k.job_id, k.job_created_at, NULL FROM (%1$s) e JOIN dlq.entry_jobs k ON k.entry_id = e.id
+        )
+        INSERT INTO dlq.retired_jobs AS r (job_id, job_created_at, at)
+        SELECT s.id, s.created_at, greatest(clock_timestamp(), max(s.failed_at))
+        FROM jobs s JOIN river.river_job j ON j.id = s.id AND j.created_at = s.created_at
+        GROUP BY s.id, s.created_at ORDER BY s.id, s.created_at
+        ON CONFLICT (job_id, job_created_at) DO UPDATE SET at = greatest(r.at, excluded.at)$sql$, v_entries) USING p_ids;
     -- (A job of theirs that is run again and fails is a failure of its own, then.)
-    DELETE FROM dlq.entry_jobs k WHERE k.entry_id = ANY (p_ids);
+    EXECUTE format('DELETE FROM dlq.entry_jobs k USING (%1$s) e WHERE k.entry_id = e.id', v_entries) USING p_ids;
 END
 $$;
-COMMENT ON FUNCTION dlq.retire IS 'Remembers the jobs of entries that are about to be deleted, as far as River still has them: see dlq.retired_jobs.';
+COMMENT ON FUNCTION dlq.retire IS 'Remembers the jobs of entries that are about to be deleted, as far as River still has them (dlq.retired_jobs): of the entries p_ids, or of a whole partition.';
 
 CREATE OR REPLACE FUNCTION dlq.forget_jobs() RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET row_security = off AS $$
@@ -236,3 +239,39 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION dlq.forget_jobs IS 'Takes away what dlqd remembers of jobs that River has deleted, of entries that are closed or gone.';
+
+-- capture_status reads tables that somebody may have locked: what cannot be had within a moment is null.
+CREATE OR REPLACE FUNCTION dlq.capture_status(OUT mode text, OUT time_limit interval, OUT changed_at timestamptz, OUT changed_by text, OUT note text,
+    OUT triggers text, OUT writing integer, OUT unfiled bigint, OUT unfiled_since timestamptz, OUT facts bigint, OUT facts_since timestamptz,
+    OUT looked_at timestamptz, OUT looked_at_all timestamptz, OUT missed bigint, OUT missed_by jsonb, OUT missed_at timestamptz)
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '500ms' AS $$
+DECLARE
+    v_change record;
+BEGIN
+    mode := dlq.capture_mode();
+    time_limit := dlq.capture_limit();
+    triggers := dlq.trigger_state();
+    writing := dlq.writing_jobs();
+    BEGIN
+        SELECT * INTO v_change FROM dlq.capture_changes c ORDER BY c.id DESC LIMIT 1;
+        IF v_change.mode = mode THEN -- and not one that could not be recorded
+            changed_at := v_change.at;
+            changed_by := v_change.actor;
+            note := v_change.note;
+        END IF;
+        SELECT max(l.done_at) FILTER (WHERE l.look = 'recent'), max(l.done_at) FILTER (WHERE l.look = 'whole') INTO looked_at, looked_at_all FROM dlq.reconcile_looks l;
+        SELECT coalesce(sum(w.entries), 0), coalesce(jsonb_object_agg(w.why, w.entries), '{}'), max(w.last_at) INTO missed, missed_by, missed_at
+        FROM (SELECT f.why, sum(f.entries) AS entries, max(f.last_at) AS last_at FROM dlq.reconcile_findings f WHERE f.hour > now() - interval '24 hours' GROUP BY f.why) w;
+    EXCEPTION WHEN lock_not_available THEN NULL;
+    END;
+    BEGIN
+        SELECT count(*), min(f.at) INTO facts, facts_since FROM (SELECT f.at FROM dlq.job_facts f LIMIT 10000) f;
+    EXCEPTION WHEN lock_not_available THEN NULL;
+    END;
+    BEGIN
+        SELECT count(*), min(e.created_at) INTO unfiled, unfiled_since FROM (SELECT e.created_at FROM dlq.dead_letter_queue e WHERE e.stage = 'inbox' LIMIT 10000) e;
+    EXCEPTION WHEN lock_not_available THEN NULL;
+    END;
+END
+$$;
+COMMENT ON FUNCTION dlq.capture_status IS 'How capture is: its mode (changed when, by whom and why), the triggers, how many transactions that write jobs are open, entries and facts that no DLQ worker has seen to (counted up to 10,000) and since when, when the reconciler looked last, and what it found within 24 hours, by cause.';
