@@ -14,6 +14,11 @@ var Migrations embed.FS
 //go:embed code/*.sql
 var Code embed.FS
 
+// Triggers puts the triggers on dlqd's own tables that call the functions of [Code].
+//
+//go:embed triggers.sql
+var Triggers string
+
 // RiverTriggers puts the triggers on River's table that call the functions of [Code].
 //
 //go:embed river_triggers.sql

@@ -1,4 +1,4 @@
--- The state machine: which moves there are, and the triggers that hold every client to them.
+-- The state machine: which moves there are, and the functions that hold every client to them (their triggers are in db/triggers.sql).
 -- Every file of db/code can be run again at any time: it replaces what is there.
 
 CREATE OR REPLACE FUNCTION dlq.allowed_moves(p_from dlq.dead_letter_status) RETURNS dlq.dead_letter_status[]
@@ -141,14 +141,6 @@ END
 $$;
 COMMENT ON FUNCTION dlq.on_move IS 'Trigger: refuses a move that dlq.allowed_moves() does not list (SQLSTATE DLQ01), keeps the columns that follow from the status, and writes the audit row.';
 
-CREATE OR REPLACE TRIGGER dead_letter_move BEFORE UPDATE ON dlq.dead_letter_queue
-    FOR EACH ROW
-    WHEN (OLD.status IS DISTINCT FROM NEW.status OR OLD.next_retry_at IS DISTINCT FROM NEW.next_retry_at
-          OR OLD.closed_at IS DISTINCT FROM NEW.closed_at OR OLD.id IS DISTINCT FROM NEW.id
-          OR OLD.river_job_id IS DISTINCT FROM NEW.river_job_id OR NEW.move IS NOT NULL
-          OR OLD.stage = 'inbox' OR OLD.stage IS DISTINCT FROM NEW.stage)
-    EXECUTE FUNCTION dlq.on_move();
-
 -- on_enter tells a row that changes its partition from a new one, which must be pending. Not on the inbox: capture would
 -- pay for it.
 CREATE OR REPLACE FUNCTION dlq.on_enter() RETURNS trigger
@@ -162,15 +154,6 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION dlq.on_enter IS 'Trigger: a new entry is dlq_pending.';
-
-CREATE OR REPLACE TRIGGER dead_letter_enter BEFORE INSERT ON dlq.dead_letter_open
-    FOR EACH ROW WHEN (NEW.status <> 'dlq_pending') EXECUTE FUNCTION dlq.on_enter();
-CREATE OR REPLACE TRIGGER dead_letter_enter BEFORE INSERT ON dlq.dead_letter_resolved
-    FOR EACH ROW EXECUTE FUNCTION dlq.on_enter();
-CREATE OR REPLACE TRIGGER dead_letter_enter BEFORE INSERT ON dlq.dead_letter_failed
-    FOR EACH ROW EXECUTE FUNCTION dlq.on_enter();
-CREATE OR REPLACE TRIGGER dead_letter_enter BEFORE INSERT ON dlq.dead_letter_archived
-    FOR EACH ROW EXECUTE FUNCTION dlq.on_enter();
 
 -- Statement triggers see a DELETE that somebody wrote, and not the one inside a change of partition.
 CREATE OR REPLACE FUNCTION dlq.on_delete() RETURNS trigger
@@ -196,21 +179,6 @@ END
 $$;
 COMMENT ON FUNCTION dlq.refuse IS 'Trigger: refuses the statement.';
 
-DROP TRIGGER IF EXISTS dead_letter_delete ON dlq.dead_letter_queue;
-CREATE TRIGGER dead_letter_delete AFTER DELETE ON dlq.dead_letter_queue
-    REFERENCING OLD TABLE AS gone FOR EACH STATEMENT EXECUTE FUNCTION dlq.on_delete();
-DROP TRIGGER IF EXISTS dead_letter_delete ON dlq.dead_letter_open;
-CREATE TRIGGER dead_letter_delete AFTER DELETE ON dlq.dead_letter_open
-    REFERENCING OLD TABLE AS gone FOR EACH STATEMENT EXECUTE FUNCTION dlq.on_delete();
-CREATE OR REPLACE TRIGGER dead_letter_truncate BEFORE TRUNCATE ON dlq.dead_letter_queue
-    FOR EACH STATEMENT EXECUTE FUNCTION dlq.refuse('it would lose open entries');
-CREATE OR REPLACE TRIGGER dead_letter_truncate BEFORE TRUNCATE ON dlq.dead_letter_open
-    FOR EACH STATEMENT EXECUTE FUNCTION dlq.refuse('it would lose open entries');
-CREATE OR REPLACE TRIGGER dead_letter_truncate BEFORE TRUNCATE ON dlq.dead_letter_inbox
-    FOR EACH STATEMENT EXECUTE FUNCTION dlq.refuse('it would lose open entries');
-CREATE OR REPLACE TRIGGER transitions_append_only BEFORE DELETE OR TRUNCATE ON dlq.dead_letter_transitions
-    FOR EACH STATEMENT EXECUTE FUNCTION dlq.refuse('the audit trail is append-only');
-
 -- The one change that there is: dlq.erase takes what an edit put into a payload out of the trail. Who edited, when and why
 -- stays.
 CREATE OR REPLACE FUNCTION dlq.on_rewrite() RETURNS trigger
@@ -223,5 +191,3 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION dlq.on_rewrite IS 'Trigger: the audit trail is append-only, but for payloads that are erased.';
-CREATE OR REPLACE TRIGGER transitions_rewrite BEFORE UPDATE ON dlq.dead_letter_transitions
-    FOR EACH ROW EXECUTE FUNCTION dlq.on_rewrite();

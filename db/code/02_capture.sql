@@ -35,23 +35,87 @@ LANGUAGE sql STABLE PARALLEL SAFE
 RETURN dlq.uuid_of(dlq.microseconds(p_failed_at), p_job);
 COMMENT ON FUNCTION dlq.entry_id IS 'The id of the dead letter of a failure: of the job''s id and its finalized_at, so that one failure has one id, whoever finds it.';
 
--- The switch. Replacing a function takes no lock on River's table, and reaches every session at its next statement.
-CREATE OR REPLACE FUNCTION dlq.set_capture(p_mode text, p_limit interval DEFAULT NULL) RETURNS void
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+-- The switch is the body of two functions: replacing them takes no lock on River's table nor on any of dlqd's, and reaches every
+-- session at its next statement.
+CREATE OR REPLACE FUNCTION dlq.put_capture(p_mode text, p_limit interval) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '1s' AS $$
 DECLARE
-    v_limit interval := coalesce(p_limit, (SELECT s.value::interval FROM dlq.settings s WHERE s.key = 'capture_limit'), '250 ms');
+    v_try integer := 0;
 BEGIN
-    IF p_mode NOT IN ('on', 'off', 'strict') THEN
-        RAISE EXCEPTION 'capture cannot be %', p_mode USING ERRCODE = 'DLQ04', HINT = 'on, off or strict.';
-    END IF;
-    EXECUTE format('CREATE OR REPLACE FUNCTION dlq.capture_mode() RETURNS text LANGUAGE sql STABLE RETURN %L::text', p_mode);
-    EXECUTE format('CREATE OR REPLACE FUNCTION dlq.capture_limit() RETURNS interval LANGUAGE sql STABLE RETURN %L::interval', v_limit);
-    INSERT INTO dlq.settings (key, value) VALUES ('capture', p_mode), ('capture_limit', v_limit::text)
-    ON CONFLICT (key) DO UPDATE SET value = excluded.value, updated_at = now();
+    LOOP
+        v_try := v_try + 1;
+        BEGIN
+            EXECUTE format('CREATE OR REPLACE FUNCTION dlq.capture_mode() RETURNS text LANGUAGE sql STABLE RETURN %L::text', p_mode);
+            EXECUTE format('CREATE OR REPLACE FUNCTION dlq.capture_limit() RETURNS interval LANGUAGE sql STABLE RETURN %L::interval', p_limit);
+            RETURN;
+        EXCEPTION WHEN internal_error OR unique_violation OR lock_not_available THEN
+            -- Another change has just been made ("tuple concurrently updated"), or is about to be: this one comes after it.
+            IF v_try = 10 THEN
+                RAISE;
+            END IF;
+        END;
+    END LOOP;
 END
 $$;
-COMMENT ON FUNCTION dlq.set_capture IS 'Switches capture: on; off (no failure is captured until it is on again; the reconciler files what River keeps); strict (a job cannot end as a failure unless its dead letter can be written). p_limit: how long capture may work in one statement of the application (250 ms).';
-SELECT dlq.set_capture(coalesce((SELECT s.value FROM dlq.settings s WHERE s.key = 'capture'), 'on'));
+COMMENT ON FUNCTION dlq.put_capture IS 'Replaces dlq.capture_mode() and dlq.capture_limit(): dlq.set_capture without its record.';
+
+CREATE OR REPLACE FUNCTION dlq.set_capture(p_mode text, p_limit interval DEFAULT NULL, p_actor text DEFAULT session_user, p_note text DEFAULT NULL,
+    OUT mode text, OUT writing integer, OUT recorded boolean, OUT message text)
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '500ms' AS $$
+DECLARE
+    v_limit constant interval := coalesce(p_limit, dlq.capture_limit());
+BEGIN
+    mode := p_mode;
+    IF p_mode IS NULL OR p_mode NOT IN ('on', 'off', 'strict') THEN
+        RAISE EXCEPTION 'capture cannot be %', p_mode USING ERRCODE = 'DLQ04', HINT = 'on, off or strict.';
+    ELSIF v_limit NOT BETWEEN interval '1 ms' AND interval '1 hour' THEN
+        RAISE EXCEPTION 'capture: the limit cannot be %', v_limit USING ERRCODE = 'DLQ04', HINT = 'From 1 ms to 1 hour; 250 ms is usual.';
+    END IF;
+    PERFORM dlq.put_capture(p_mode, v_limit);
+    -- The record gives way, the switch does not.
+    BEGIN
+        INSERT INTO dlq.capture_changes (mode, time, actor, origin, note) VALUES (p_mode, v_limit, p_actor, dlq.origin(p_actor), p_note);
+        recorded := true;
+    EXCEPTION WHEN OTHERS THEN
+        recorded := false;
+        RAISE WARNING 'dlqd: capture is switched, and who did it could not be recorded: %', SQLERRM;
+    END;
+    writing := dlq.writing_jobs();
+    message := CASE p_mode
+        WHEN 'on' THEN 'Failures are captured from each session''s next statement on.'
+        WHEN 'strict' THEN 'From each session''s next statement on, a job cannot end as a failure unless its dead letter can be written: such a statement waits, or fails.'
+        ELSE 'From each session''s next statement on, nothing of dlqd''s is done in the application''s transactions.' END
+        || ' ' || CASE WHEN writing = 0 THEN 'No transaction that writes jobs is open.' ELSE writing || ' open transactions have written jobs: what their statement under way ends is still treated as before.' END
+        || CASE WHEN p_mode = 'strict' THEN '' ELSE ' What is missed meanwhile is filed by a dlqd that serves, every minute, or by SELECT * FROM dlq.reconcile(), while River keeps the job'
+        || CASE WHEN p_mode = 'off' THEN '; retries made outside dlqd are not followed meanwhile, and ends of redeliveries are noticed late.' ELSE '.' END END;
+END
+$$;
+COMMENT ON FUNCTION dlq.set_capture IS 'Switches capture: on; off (nothing of dlqd''s is done in the application''s transactions; the reconciler files failures of jobs that River keeps); strict (a job cannot end as a failure unless its dead letter can be written). p_limit: how long capture may work in one statement of the application (250 ms). It waits for no lock on a table. Says how many transactions that write jobs are open, and whether who did it was recorded in dlq.capture_changes.';
+
+CREATE OR REPLACE FUNCTION dlq.job_table() RETURNS oid
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+    -- By the catalog: this must not fail where the right to use River's schema was taken away.
+    SELECT c.oid FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = split_part('river.river_job', '.', 1) AND c.relname = 'river_job'
+$$;
+COMMENT ON FUNCTION dlq.job_table IS 'River''s table of jobs; null where there is none.';
+
+CREATE OR REPLACE FUNCTION dlq.writing_jobs() RETURNS integer
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+    -- (pg_locks, which everybody may read; prepared transactions are in it.)
+    SELECT count(DISTINCT l.virtualtransaction)::integer FROM pg_locks l
+    WHERE l.relation = dlq.job_table() AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
+      AND l.mode = 'RowExclusiveLock' AND l.granted AND l.pid IS DISTINCT FROM pg_backend_pid()
+$$;
+COMMENT ON FUNCTION dlq.writing_jobs IS 'How many transactions, other than this one, have written jobs and are open.';
+
+DO $install$
+BEGIN
+    IF to_regprocedure('dlq.capture_mode()') IS NULL THEN
+        PERFORM dlq.put_capture(coalesce(c.mode, 'on'), coalesce(c.time, '250 ms'))
+        FROM (VALUES (1)) one LEFT JOIN (SELECT l.mode, l.time FROM dlq.capture_changes l ORDER BY l.id DESC LIMIT 1) c ON true;
+    END IF;
+END
+$install$;
 COMMENT ON FUNCTION dlq.capture_mode IS 'Whether capture is on, off or strict: dlq.set_capture replaces this function.';
 COMMENT ON FUNCTION dlq.capture_limit IS 'How long capture may work in one statement of the application: dlq.set_capture replaces this function.';
 

@@ -264,6 +264,7 @@ BEGIN
             move = jsonb_build_object('actor', p_actor, 'reason', 'discarded, to be purged', 'note', p_note)
         WHERE id = ANY (v_ids) AND status IN ('dlq_pending', 'dlq_manual', 'dlq_failed');
         PERFORM dlq.note_on(v_ids, p_actor, 'purged', p_note);
+        PERFORM dlq.retire(v_ids);
         DELETE FROM dlq.dead_letter_queue WHERE id = ANY (v_ids);
     END CASE;
     RETURN QUERY SELECT unnest(v_ids);

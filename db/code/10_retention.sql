@@ -163,6 +163,9 @@ BEGIN
             RAISE EXCEPTION 'partition % has changed since it was archived', p_partition USING ERRCODE = 'DLQ01';
         END IF;
     END IF;
+    IF NOT EXISTS (SELECT FROM pg_inherits i WHERE i.inhrelid = v_partition AND i.inhparent = 'dlq.dead_letter_transitions'::regclass) THEN
+        PERFORM dlq.retire(NULL, v_partition);
+    END IF;
     EXECUTE format('DROP TABLE %s', v_partition);
     DELETE FROM dlq.restored_partitions h WHERE h.partition_name = p_partition;
 END
@@ -194,6 +197,7 @@ LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     v_count integer;
 BEGIN
+    PERFORM dlq.retire(ARRAY(SELECT e.id FROM dlq.dead_letter_queue e WHERE e.id = ANY (p_ids) AND e.status IN ('dlq_resolved', 'dlq_archived')));
     DELETE FROM dlq.dead_letter_queue WHERE id = ANY (p_ids) AND status IN ('dlq_resolved', 'dlq_archived');
     GET DIAGNOSTICS v_count = ROW_COUNT;
     RETURN v_count;

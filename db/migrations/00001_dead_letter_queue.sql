@@ -355,12 +355,78 @@ COMMENT ON COLUMN dlq.retired_jobs.job_id IS 'The job.';
 COMMENT ON COLUMN dlq.retired_jobs.job_created_at IS 'When River made it.';
 COMMENT ON COLUMN dlq.retired_jobs.at IS 'When its entry went.';
 
+-- What the reconciler goes by: looks for failures that have no entry, in River's order of ended jobs, a batch a transaction.
+CREATE TABLE dlq.reconcile_looks (
+    look         text PRIMARY KEY CHECK (look IN ('recent', 'whole', 'backfill')),
+    since        timestamptz NOT NULL DEFAULT '-infinity',
+    seen_at      timestamptz,
+    seen_xmax    bigint,
+    began_at     timestamptz,
+    from_at      timestamptz,
+    began_xmin   bigint,
+    began_xmax   bigint,
+    cursor_state text,
+    cursor_at    timestamptz,
+    cursor_id    bigint,
+    skipped      boolean NOT NULL DEFAULT false,
+    triggers     text,
+    done_at      timestamptz
+);
+COMMENT ON TABLE dlq.reconcile_looks IS 'How far the reconciler has looked among the jobs that River keeps: recent (every minute), whole (every hour) and backfill (asked for). See dlq.reconcile().';
+COMMENT ON COLUMN dlq.reconcile_looks.look IS 'Which look.';
+COMMENT ON COLUMN dlq.reconcile_looks.since IS 'recent: failures of before then are known, and no transaction of before then can still commit. whole: failures of before then are not dlqd''s: it was not there, and only a backfill takes them in.';
+COMMENT ON COLUMN dlq.reconcile_looks.seen_at IS 'recent: when a look began that is complete; since moves there once the transactions that ran then have ended.';
+COMMENT ON COLUMN dlq.reconcile_looks.seen_xmax IS 'The first transaction id that was not in use at seen_at.';
+COMMENT ON COLUMN dlq.reconcile_looks.began_at IS 'When the look under way began; null between two looks.';
+COMMENT ON COLUMN dlq.reconcile_looks.from_at IS 'The finalized_at that it began with.';
+COMMENT ON COLUMN dlq.reconcile_looks.began_xmin IS 'The oldest transaction that ran then, prepared ones included.';
+COMMENT ON COLUMN dlq.reconcile_looks.began_xmax IS 'The first transaction id that was not in use then.';
+COMMENT ON COLUMN dlq.reconcile_looks.cursor_state IS 'How far the look under way has come: state,';
+COMMENT ON COLUMN dlq.reconcile_looks.cursor_at IS 'finalized_at,';
+COMMENT ON COLUMN dlq.reconcile_looks.cursor_id IS 'and id of the last job that it looked at.';
+COMMENT ON COLUMN dlq.reconcile_looks.skipped IS 'The look under way met a job that somebody held: it does not count as complete.';
+COMMENT ON COLUMN dlq.reconcile_looks.triggers IS 'dlq.trigger_state() when the last look began.';
+COMMENT ON COLUMN dlq.reconcile_looks.done_at IS 'When a look ended last.';
+
+CREATE TABLE dlq.reconcile_findings (
+    hour     timestamptz NOT NULL,
+    why      text NOT NULL,
+    entries  bigint NOT NULL,
+    last_at  timestamptz NOT NULL,
+    PRIMARY KEY (hour, why)
+);
+COMMENT ON TABLE dlq.reconcile_findings IS 'How many failures the reconciler filed that capture had missed, by hour and cause.';
+COMMENT ON COLUMN dlq.reconcile_findings.hour IS 'When they were filed: the hour''s beginning.';
+COMMENT ON COLUMN dlq.reconcile_findings.why IS 'capture_off, trigger_missing, trigger_disabled (then, or when the reconciler had looked before), or missed: capture gave way, or was bypassed (session_replication_role, COPY, a restore).';
+COMMENT ON COLUMN dlq.reconcile_findings.entries IS 'How many.';
+COMMENT ON COLUMN dlq.reconcile_findings.last_at IS 'When the last of them was filed.';
+
+CREATE TABLE dlq.capture_changes (
+    id      bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    at      timestamptz NOT NULL DEFAULT clock_timestamp(),
+    mode    text NOT NULL,
+    time    interval NOT NULL,
+    actor   text NOT NULL,
+    db_user text NOT NULL DEFAULT session_user,
+    origin  text,
+    note    text
+);
+COMMENT ON TABLE dlq.capture_changes IS 'The audit trail of dlq.set_capture: a row for each change, append-only. What holds is what dlq.capture_mode() says.';
+COMMENT ON COLUMN dlq.capture_changes.id IS 'Sorts by time.';
+COMMENT ON COLUMN dlq.capture_changes.at IS 'When.';
+COMMENT ON COLUMN dlq.capture_changes.mode IS 'on, off or strict.';
+COMMENT ON COLUMN dlq.capture_changes.time IS 'How long capture may work in one statement of the application.';
+COMMENT ON COLUMN dlq.capture_changes.actor IS 'Who changed it.';
+COMMENT ON COLUMN dlq.capture_changes.db_user IS 'The database user of the session.';
+COMMENT ON COLUMN dlq.capture_changes.origin IS 'From where.';
+COMMENT ON COLUMN dlq.capture_changes.note IS 'What they said.';
+
 CREATE TABLE dlq.settings (
     key        text PRIMARY KEY,
     value      text NOT NULL,
     updated_at timestamptz NOT NULL DEFAULT now()
 );
-COMMENT ON TABLE dlq.settings IS 'What dlqd remembers of this installation: code_version (hash of db/code as installed), river (own, or attached: it belongs to an application, whose clients lead its maintenance).';
+COMMENT ON TABLE dlq.settings IS 'What dlqd remembers of this installation: code_version (hash of db/code as installed), triggers and river_triggers (of the triggers on its own tables and on River''s), river (own, or attached: it belongs to an application, whose clients lead its maintenance).';
 COMMENT ON COLUMN dlq.settings.key IS 'What.';
 COMMENT ON COLUMN dlq.settings.value IS 'Its value.';
 COMMENT ON COLUMN dlq.settings.updated_at IS 'When it was set.';
@@ -820,6 +886,9 @@ DROP TABLE dlq.paces;
 DROP TABLE dlq.circuit_breaker_changes;
 DROP TABLE dlq.circuit_breakers;
 DROP TABLE dlq.settings;
+DROP TABLE dlq.capture_changes;
+DROP TABLE dlq.reconcile_findings;
+DROP TABLE dlq.reconcile_looks;
 DROP TABLE dlq.retired_jobs;
 DROP TABLE dlq.entry_jobs;
 DROP TABLE dlq.job_facts;

@@ -63,30 +63,21 @@ func (m *Migrator) Plan(ctx context.Context) (*Plan, error) {
 		p.Refusals = append(p.Refusals, fmt.Sprintf("River's tables are at version %d; dlqd needs %d or newer: run River's migrations first", status.RiverVersion, oldestRiver))
 		return p, nil
 	}
-	if status.Version > 0 {
-		again, err := m.idsAgain(ctx)
-		if err != nil {
-			return nil, err
-		}
-		if again > 0 {
-			p.Refusals = append(p.Refusals, fmt.Sprintf("the River in schema %[1]s has begun to number its jobs anew, and there are dead letters of jobs up to %[2]d: a job that fails would be taken for the one that had its number. As River's owner: SELECT setval('%[1]s.river_job_id_seq', %[2]d)", m.Schemas.River, again))
-			return p, nil
-		}
-	}
 	if status.Version < status.Latest {
 		p.Create = append(p.Create,
 			"schema "+m.Schemas.DLQ,
-			m.Schemas.Render("table dlq.dead_letter_queue, partitioned by status; closed entries by month"),
+			m.Schemas.Render("table dlq.dead_letter_queue, partitioned by stage; closed entries by month"),
 			m.Schemas.Render("table dlq.dead_letter_transitions, partitioned by day"),
+			m.Schemas.Render("tables dlq.job_facts, dlq.entry_jobs, dlq.retired_jobs, dlq.capture_changes, dlq.reconcile_looks, dlq.reconcile_findings"),
 			m.Schemas.Render("tables dlq.circuit_breakers, dlq.circuit_breaker_changes, dlq.automatic_switches, dlq.automatic_changes, dlq.gates, dlq.paces, dlq.ordered_jobs"),
 			m.Schemas.Render("tables dlq.processes, dlq.settings, dlq.replay_runs, dlq.replay_run_entries, dlq.rollup_*, dlq.failure_groups, dlq.erasures, dlq.restored_partitions"))
 	}
-	if !status.codeCurrent {
+	if !status.codeCurrent || !status.triggersCurrent {
 		p.Create = append(p.Create,
-			"functions and views in schema "+m.Schemas.DLQ,
+			"functions and views in schema "+m.Schemas.DLQ+", and triggers on its tables",
 			"roles dlq_reader, dlq_operator and dlq_admin, if this user may make roles")
 	}
-	if !status.triggersCurrent {
+	if !status.riverTriggersCurrent {
 		p.Create = append(p.Create,
 			m.Schemas.Render("trigger dlq_capture on river.river_job (fires when a job is discarded, or cancelled by its worker)"),
 			m.Schemas.Render("trigger dlq_follow on river.river_job (fires when a discarded or cancelled job is retried)"))
@@ -151,17 +142,6 @@ func (m *Migrator) foreign(ctx context.Context) ([]string, error) {
 		return nil, err
 	}
 	return pgx.CollectRows(rows, pgx.RowTo[string])
-}
-
-// idsAgain is the greatest id of a job that has a dead letter, where River's sequence is not as far: its table was made anew. 0
-// where all is well, or this role may not look at the sequence.
-func (m *Migrator) idsAgain(ctx context.Context) (taken int64, err error) {
-	err = m.Pool.QueryRow(ctx, m.Schemas.Render(`
-		SELECT coalesce((SELECT max(e.river_job_id) FROM dlq.dead_letter_queue e
-			WHERE e.river_job_id > (SELECT CASE WHEN has_sequence_privilege(c.oid, 'USAGE') THEN coalesce(pg_sequence_last_value(c.oid), 0) END
-				FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = $1 AND c.relname = 'river_job_id_seq' AND c.relkind = 'S')), 0)`),
-		m.Schemas.River).Scan(&taken)
-	return taken, err
 }
 
 // Attach installs dlqd beside a River that an application owns, or brings what is installed up to date. River's own tables

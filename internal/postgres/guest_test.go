@@ -59,6 +59,14 @@ func (g *guest) entries() int {
 	return count(g.T, g.dlqd, "SELECT count(*) FROM dlq.dead_letter_queue")
 }
 
+// reconcile has what capture missed filed.
+func (g *guest) reconcile() {
+	g.Helper()
+	for done := false; !done; {
+		require.NoError(g, g.dlqd.QueryRow(g.Context(), "SELECT done FROM dlq.reconcile()").Scan(&done))
+	}
+}
+
 func TestAttach_asAPlainRole(t *testing.T) {
 	t.Parallel()
 	g := newGuest(t)
@@ -196,16 +204,11 @@ func TestGuest_riversMigrations(t *testing.T) {
 	postgrestest.MigrateRiver(t, g.owner, "", 0)
 	g.Grant(t, postgres.DefaultSchemas()) // on the new tables
 	require.ErrorIs(t, g.migrator.Check(t.Context()), postgres.ErrSchemaOld, "the new table has no triggers")
-	// Its jobs' ids begin again: a new job would be taken for the old one that has a dead letter.
-	err := g.migrator.Attach(t.Context())
-	require.ErrorContains(t, err, "dead letters of jobs up to 2")
-	_, statement, _ := strings.Cut(err.Error(), "As River's owner: ")
-	require.Equal(t, "SELECT setval('public.river_job_id_seq', 2)", statement)
-	execute(t, g.owner, statement)
+	// Its jobs' ids begin again, which does no harm: a job is its id and when it was made.
 	execute(t, g.owner, "GRANT SELECT, INSERT, UPDATE ON river_job TO "+g.app.Config().ConnConfig.User)
 	execute(t, g.owner, "GRANT USAGE ON SEQUENCE river_job_id_seq TO "+g.app.Config().ConnConfig.User)
 	require.NoError(t, g.migrator.Attach(t.Context()))
-	g.fail(g.app)
+	require.EqualValues(t, 1, g.fail(g.app))
 	require.Equal(t, 3, g.entries())
 }
 
@@ -225,6 +228,7 @@ func TestGuest_columnsChangeTheirType(t *testing.T) {
 		t.Helper()
 		one("INSERT INTO river_job (kind, args, max_attempts, state) VALUES ('mail', '{\"n\": 1}', 3, 'running')")
 		one("UPDATE river_job SET state = 'discarded', finalized_at = now() WHERE state = 'running'")
+		g.reconcile() // capture gives way where its plan is of the older type
 		one("UPDATE river_job SET state = 'available', finalized_at = NULL WHERE id = (SELECT max(id) FROM river_job)")
 		one("UPDATE river_job SET state = 'cancelled', finalized_at = now() WHERE id = (SELECT max(id) FROM river_job)")
 		require.Equal(t, n, g.entries())
@@ -255,7 +259,7 @@ func TestGuest_lostRights(t *testing.T) {
 	g.fail(g.app)
 	require.Equal(t, 2, g.entries())
 	execute(t, g.app, "UPDATE river_job SET state = 'available', finalized_at = NULL WHERE id = $1", job) // River UI's retry
-	require.Equal(t, 1, count(t, g.dlqd, "SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_processing' AND redelivery_job_id = $1", job))
+	require.Equal(t, 1, count(t, g.dlqd, "SELECT count(*) FROM dlq.job_facts WHERE job_id = $1 AND fact = 'retried'", job))
 	execute(t, g.app, "UPDATE river_job SET state = 'completed', finalized_at = now() WHERE id = $1", job)
 
 	// One right alone, of those that a retry's mark takes.

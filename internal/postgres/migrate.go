@@ -30,8 +30,9 @@ import (
 
 const (
 	settingCodeVersion = "code_version"
-	// Hash of the triggers on River's table, as installed.
-	settingTriggers = "river_triggers"
+	// Hashes of the triggers on dlqd's own tables and on River's, as installed.
+	settingTriggers      = "triggers"
+	settingRiverTriggers = "river_triggers"
 	// Schema of the River that this dlqd is on.
 	settingRiverSchema = "river_schema"
 	// Roles that dlqd made.
@@ -44,10 +45,10 @@ const (
 	// MigrationTable is goose's table, in dlqd's schema.
 	MigrationTable = "schema_migrations"
 
-	// How long a statement that changes triggers or functions waits for a lock before it gives way and is tried again: an
-	// application's jobs queue behind it meanwhile. It is shorter than Postgres's deadlock_timeout (1 s), so that in a
-	// deadlock it is never the application that is ended.
-	codeLockTimeout = "400ms"
+	// How long a statement that changes tables, triggers or functions waits for a lock before it gives way and is tried again:
+	// an application's jobs queue behind it meanwhile, no longer than capture itself may take. It is shorter than Postgres's
+	// deadlock_timeout (1 s), so that in a deadlock it is never the application that is ended.
+	codeLockTimeout = "200ms"
 	codeTries       = 25
 	codePause       = 500 * time.Millisecond // between tries, up to twice as long
 
@@ -79,7 +80,7 @@ type MigrationStatus struct {
 	CodeInstalled             bool // functions, views and triggers are those of this program
 	Attached                  bool // River belongs to another application
 
-	codeCurrent, triggersCurrent bool // which CodeInstalled is made of
+	codeCurrent, triggersCurrent, riverTriggersCurrent bool // which CodeInstalled is made of
 }
 
 // Current reports whether nothing is left to do.
@@ -132,9 +133,11 @@ func (m *Migrator) Down(ctx context.Context) error {
 			}
 			return m.migrateRiver(ctx, rivermigrate.DirectionDown)
 		}
-		return m.withGoose(func(p *goose.Provider) error {
-			_, err := p.Down(ctx)
-			return err
+		return m.again(ctx, func() error {
+			return m.withGoose(func(p *goose.Provider) error {
+				_, err := p.Down(ctx)
+				return err
+			})
 		})
 	})
 }
@@ -177,9 +180,11 @@ func (m *Migrator) install(ctx context.Context, river string) error {
 	if err := m.createSchema(ctx, m.Schemas.DLQ); err != nil {
 		return err
 	}
-	if err := m.withGoose(func(p *goose.Provider) error {
-		_, err := p.Up(ctx)
-		return err
+	if err := m.again(ctx, func() error {
+		return m.withGoose(func(p *goose.Provider) error {
+			_, err := p.Up(ctx)
+			return err
+		})
 	}); err != nil {
 		return err
 	}
@@ -207,13 +212,18 @@ func (m *Migrator) install(ctx context.Context, river string) error {
 		}
 	}
 	if !status.triggersCurrent {
-		triggers, version := m.riverTriggers()
+		triggers, version := m.rendered(db.Triggers)
 		if err := m.inShortLocks(ctx, func(tx pgx.Tx) error {
 			if _, err := tx.Exec(ctx, triggers); err != nil {
 				return err
 			}
 			return m.set(ctx, tx, settingTriggers, version)
 		}); err != nil {
+			return fmt.Errorf("install triggers: %w", err)
+		}
+	}
+	if !status.riverTriggersCurrent {
+		if err := m.installRiverTriggers(ctx, river); err != nil {
 			return fmt.Errorf("install triggers on %s.river_job: %w", m.Schemas.River, err)
 		}
 	}
@@ -225,15 +235,43 @@ func (m *Migrator) install(ctx context.Context, river string) error {
 	return err
 }
 
+// installRiverTriggers puts the triggers on River's table, by which capture begins. What failed before that, on a River of an
+// application's, is not the reconciler's to file: a backfill takes it in, if somebody says so.
+func (m *Migrator) installRiverTriggers(ctx context.Context, river string) error {
+	triggers, version := m.rendered(db.RiverTriggers)
+	before, err := m.setting(ctx, settingRiverTriggers)
+	if err != nil {
+		return err
+	}
+	return m.inShortLocks(ctx, func(tx pgx.Tx) error {
+		if before == "" && river == riverAttached {
+			if _, err := tx.Exec(ctx, m.Schemas.Render("INSERT INTO dlq.reconcile_looks (look, since) VALUES ('whole', now()) ON CONFLICT (look) DO UPDATE SET since = now()")); err != nil {
+				return err
+			}
+		}
+		if _, err := tx.Exec(ctx, triggers); err != nil {
+			return err
+		}
+		return m.set(ctx, tx, settingRiverTriggers, version)
+	})
+}
+
 // inShortLocks runs a change of code in a transaction that waits for no lock for long, again while others hold one.
 func (m *Migrator) inShortLocks(ctx context.Context, run func(tx pgx.Tx) error) error {
-	for try := 1; ; try++ {
-		err := m.inTx(ctx, func(tx pgx.Tx) error {
+	return m.again(ctx, func() error {
+		return m.inTx(ctx, func(tx pgx.Tx) error {
 			if _, err := tx.Exec(ctx, "SET LOCAL lock_timeout = '"+codeLockTimeout+"'"); err != nil {
 				return err
 			}
 			return run(tx)
 		})
+	})
+}
+
+// again runs a change until no lock of others is in its way.
+func (m *Migrator) again(ctx context.Context, run func() error) error {
+	for try := 1; ; try++ {
+		err := run()
 		var pgErr *pgconn.PgError
 		if !errors.As(err, &pgErr) || (pgErr.Code != "55P03" && pgErr.Code != "40P01") {
 			return err
@@ -277,32 +315,41 @@ func (m *Migrator) code() ([]codeFile, string) {
 	return files, hex.EncodeToString(hash.Sum(nil))[:16]
 }
 
-// riverTriggers returns the rendered triggers on River's table, and a hash of them.
-func (m *Migrator) riverTriggers() (sql, version string) {
-	sql = m.Schemas.Render(db.RiverTriggers)
+// rendered is a file of SQL as it runs, and a hash of that.
+func (m *Migrator) rendered(file string) (sql, version string) {
+	sql = m.Schemas.Render(file)
 	sum := sha256.Sum256([]byte(sql))
 	return sql, hex.EncodeToString(sum[:])[:16]
 }
 
 // dropCode removes dlqd's functions, and with them the triggers that call them, and its views. Triggers go by CASCADE: to
 // drop one by its name takes the owner of the table, to drop its function takes the function's. Those on River's table go
-// first, so that locks are taken in the order in which an application takes them.
+// first, in a transaction of their own: it is locked for the moment that this takes, and for nothing else.
 func (m *Migrator) dropCode(ctx context.Context) error {
-	return m.inShortLocks(ctx, func(tx pgx.Tx) error {
-		rows, err := tx.Query(ctx, `
-			SELECT format('DROP VIEW IF EXISTS %s CASCADE', c.oid::regclass), 1 AS step
+	const ofRiver = "p.proname IN ('capture', 'follow') AND p.prorettype = 'trigger'::regtype"
+	if err := m.drop(ctx, settingRiverTriggers, `
+		SELECT format('DROP FUNCTION IF EXISTS %s CASCADE', p.oid::regprocedure)
+		FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace WHERE n.nspname = $1 AND `+ofRiver); err != nil {
+		return err
+	}
+	return m.drop(ctx, settingCodeVersion+","+settingTriggers, `
+		SELECT d.drop FROM (
+			SELECT format('DROP VIEW IF EXISTS %s CASCADE', c.oid::regclass), 1
 			FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = $1 AND c.relkind = 'v'
 			UNION ALL
-			SELECT format('DROP FUNCTION IF EXISTS %s CASCADE', p.oid::regprocedure), CASE WHEN p.proname IN ('capture', 'follow') THEN 0 ELSE 2 END
-			FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace WHERE n.nspname = $1
-			ORDER BY step`, m.Schemas.DLQ)
+			SELECT format('DROP FUNCTION IF EXISTS %s CASCADE', p.oid::regprocedure), 2
+			FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace WHERE n.nspname = $1) d (drop, step) ORDER BY d.step`)
+}
+
+// drop runs the statements that a query makes, and forgets the settings that speak of what they drop.
+func (m *Migrator) drop(ctx context.Context, settings, query string) error {
+	return m.inShortLocks(ctx, func(tx pgx.Tx) error {
+		rows, err := tx.Query(ctx, query, m.Schemas.DLQ)
 		if err != nil {
 			return err
 		}
-		var drops []string
-		var drop string
-		var step int
-		if _, err := pgx.ForEachRow(rows, []any{&drop, &step}, func() error { drops = append(drops, drop); return nil }); err != nil {
+		drops, err := pgx.CollectRows(rows, pgx.RowTo[string])
+		if err != nil {
 			return err
 		}
 		for _, drop := range drops {
@@ -314,7 +361,7 @@ func (m *Migrator) dropCode(ctx context.Context) error {
 		if known, err := m.hasTable(ctx, m.Schemas.DLQ, "settings"); err != nil || !known {
 			return err
 		}
-		_, err = tx.Exec(ctx, m.Schemas.Render("DELETE FROM dlq.settings WHERE key IN ($1, $2)"), settingCodeVersion, settingTriggers)
+		_, err = tx.Exec(ctx, m.Schemas.Render("DELETE FROM dlq.settings WHERE key = ANY (string_to_array($1, ','))"), settings)
 		return err
 	})
 }
@@ -347,18 +394,20 @@ func (m *Migrator) status(ctx context.Context) (MigrationStatus, error) {
 		return s, nil
 	}
 	_, code := m.code()
-	_, triggers := m.riverTriggers()
+	_, triggers := m.rendered(db.Triggers)
+	_, riverTriggers := m.rendered(db.RiverTriggers)
 	var river string
-	// The triggers are looked for, too: River's table may have been made anew, or its owner may have dropped them.
+	// River's triggers are looked for, too: River's table may have been made anew, or its owner may have dropped them.
 	err = m.Pool.QueryRow(ctx, m.Schemas.Render(`
 		SELECT coalesce(bool_or(s.key = '`+settingCodeVersion+`' AND s.value = $1), false),
-		       coalesce(bool_or(s.key = '`+settingTriggers+`' AND s.value = $2), false)
+		       coalesce(bool_or(s.key = '`+settingTriggers+`' AND s.value = $5), false),
+		       coalesce(bool_or(s.key = '`+settingRiverTriggers+`' AND s.value = $2), false)
 		           AND (SELECT count(*) = 2 FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid JOIN pg_namespace n ON n.oid = c.relnamespace
 		                JOIN pg_proc p ON p.oid = t.tgfoid JOIN pg_namespace f ON f.oid = p.pronamespace
 		                WHERE n.nspname = $3 AND c.relname = 'river_job' AND f.nspname = $4 AND t.tgname IN ('dlq_capture', 'dlq_follow')),
 		       coalesce(max(s.value) FILTER (WHERE s.key = '`+settingRiver+`'), '')
-		FROM dlq.settings s`), code, triggers, m.Schemas.River, m.Schemas.DLQ).Scan(&s.codeCurrent, &s.triggersCurrent, &river)
-	s.CodeInstalled = s.codeCurrent && s.triggersCurrent
+		FROM dlq.settings s`), code, riverTriggers, m.Schemas.River, m.Schemas.DLQ, triggers).Scan(&s.codeCurrent, &s.triggersCurrent, &s.riverTriggersCurrent, &river)
+	s.CodeInstalled = s.codeCurrent && s.triggersCurrent && s.riverTriggersCurrent
 	s.Attached = river == riverAttached
 	return s, err
 }
@@ -414,7 +463,7 @@ func (m *Migrator) withGoose(run func(*goose.Provider) error) error {
 		if err != nil {
 			return err
 		}
-		rendered[strings.TrimPrefix(name, "migrations/")] = &fstest.MapFile{Data: []byte(m.Schemas.Render(string(raw)))}
+		rendered[strings.TrimPrefix(name, "migrations/")] = &fstest.MapFile{Data: []byte(inShortLocks(m.Schemas.Render(string(raw))))}
 	}
 	sqlDB := stdlib.OpenDBFromPool(m.Pool)
 	defer func(sqlDB *sql.DB) { _ = sqlDB.Close() }(sqlDB)
@@ -427,6 +476,12 @@ func (m *Migrator) withGoose(run func(*goose.Provider) error) error {
 		return err
 	}
 	return run(provider)
+}
+
+// inShortLocks has a migration wait for no lock for long, either way.
+func inShortLocks(migration string) string {
+	const wait = "SET LOCAL lock_timeout = '" + codeLockTimeout + "';\n"
+	return strings.NewReplacer("-- +goose Up\n", "-- +goose Up\n"+wait, "-- +goose Down\n", "-- +goose Down\n"+wait).Replace(migration)
 }
 
 // exclusively keeps two migrations from running at once. A transaction-level lock works behind a transaction pooler too.

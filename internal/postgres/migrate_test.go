@@ -133,7 +133,7 @@ func TestAttachAndDetach(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, want, n)
 	}
-	require.Equal(t, 2, count(t, pool, "SELECT count(*) FROM dlq.dead_letter_queue WHERE error_message = 'old' AND (original_event ->> 'n')::int <= 2"))
+	require.Equal(t, 2, count(t, pool, "SELECT count(*) FROM dlq.dead_letter_queue WHERE error_message LIKE '%old' AND captured_by = 'backfill' AND (original_event ->> 'n')::int <= 2"))
 
 	execute(t, pool, "INSERT INTO river_job (kind, args, max_attempts) VALUES ('k', '{}', 1)")
 	execute(t, pool, "UPDATE river_job SET state = 'discarded', finalized_at = now() WHERE state = 'available'")
@@ -239,7 +239,7 @@ func TestPartitions(t *testing.T) {
 	// A closed entry goes to its month's partition, with the triggers and indexes of the others.
 	execute(t, pool, "INSERT INTO river_job (kind, args, max_attempts) VALUES ('k', '{}', 1)")
 	execute(t, pool, "UPDATE river_job SET state = 'discarded', finalized_at = now()")
-	execute(t, pool, "SELECT dlq.discard(id) FROM dlq.dead_letter_open")
+	execute(t, pool, "SELECT dlq.discard(id) FROM dlq.dead_letter_queue")
 	var partition string
 	require.NoError(t, pool.QueryRow(t.Context(), "SELECT tableoid::regclass::text FROM dlq.dead_letter_queue").Scan(&partition))
 	require.Regexp(t, `^dlq\.dead_letter_archived_\d{6}$`, partition)

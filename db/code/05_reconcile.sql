@@ -1,0 +1,277 @@
+-- The reconciler: failures that River keeps and that have no entry, because capture was off or gave way, its trigger was missing or
+-- disabled, or something went past it (session_replication_role, COPY, a restore). dlqd looks every minute for recent ones, and once
+-- an hour at all that River keeps.
+
+CREATE OR REPLACE FUNCTION dlq.trigger_state() RETURNS text
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+    -- ENABLE REPLICA counts as disabled: such a trigger fires in replication alone.
+    SELECT CASE WHEN count(*) < 2 THEN 'missing' WHEN bool_and(t.tgenabled IN ('O', 'A')) THEN 'enabled' ELSE 'disabled' END
+    FROM pg_trigger t JOIN pg_proc p ON p.oid = t.tgfoid
+    WHERE t.tgrelid = dlq.job_table() AND t.tgname IN ('dlq_capture', 'dlq_follow')
+      AND p.pronamespace = (SELECT c.relnamespace FROM pg_class c WHERE c.oid = 'dlq.settings'::regclass)
+$$;
+COMMENT ON FUNCTION dlq.trigger_state IS 'Whether dlqd''s triggers on river_job are enabled, disabled (also ENABLE REPLICA) or missing.';
+
+-- look_for_failures takes one look a batch further. A batch is looked through without locks; then the jobs without an entry are
+-- locked, for the moment that this transaction lasts (a job that somebody holds waits for the next look); then, with a new snapshot,
+-- those that still have none are appended to the inbox, as dlq.capture would have.
+--
+-- What is a failure is what dlq.is_failure says of a job of which nobody knows what it was before it ended.
+CREATE OR REPLACE FUNCTION dlq.look_for_failures(p_look text, p_captured_by text, p_limit integer, p_every interval, p_wait boolean,
+    OUT filed integer, OUT done boolean)
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET row_security = off SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
+DECLARE
+    -- The clocks of River's clients may be behind by so much, and their reports late.
+    v_overlap constant interval := '5 minutes';
+    v_unknown constant text := $sql$
+        NOT EXISTS (SELECT FROM dlq.dead_letter_queue e WHERE e.stage IN ('inbox', 'open') AND e.id = dlq.entry_id(j.id, j.finalized_at))
+        -- A closed entry closed after it had failed (a day, for clocks that differ): partitions of before then are left out.
+        AND NOT EXISTS (SELECT FROM dlq.dead_letter_queue e WHERE e.stage IN ('resolved', 'failed', 'archived') AND e.id = dlq.entry_id(j.id, j.finalized_at)
+                        AND e.closed_at >= least(j.finalized_at, now()) - interval '1 day')
+        AND NOT EXISTS (SELECT FROM dlq.dead_letter_queue e WHERE e.stage = 'open' AND e.river_job_id = j.id AND e.job_created_at = j.created_at)
+        AND NOT EXISTS (SELECT FROM dlq.entry_jobs k WHERE k.job_id = j.id AND k.job_created_at = j.created_at)
+        AND NOT EXISTS (SELECT FROM dlq.retired_jobs r WHERE r.job_id = j.id AND r.job_created_at = j.created_at AND r.at >= j.finalized_at)
+        AND CASE j.state WHEN 'discarded' THEN NOT j.metadata @> '{"unique_key_conflict": "scheduler_discarded"}'
+                         WHEN 'cancelled' THEN NOT j.metadata ? 'cancel_attempted_at' AND cardinality(j.errors) > 0 END$sql$;
+    v_look     dlq.reconcile_looks;
+    v_from     timestamptz;
+    v_state    text;
+    v_page     record;
+    v_locked   bigint[];
+    v_snapshot txid_snapshot;
+    v_before   text;
+    v_file     text;
+    v_job      bigint;
+    v_one      integer;
+    v_error    text;
+BEGIN
+    filed := 0;
+    done := false;
+    INSERT INTO dlq.reconcile_looks (look) SELECT l FROM unnest(ARRAY['recent', 'whole', 'backfill']) l
+    WHERE NOT EXISTS (SELECT FROM dlq.reconcile_looks o WHERE o.look = l) ON CONFLICT DO NOTHING;
+    IF p_wait THEN
+        SELECT * INTO v_look FROM dlq.reconcile_looks l WHERE l.look = p_look FOR UPDATE;
+    ELSE
+        SELECT * INTO v_look FROM dlq.reconcile_looks l WHERE l.look = p_look FOR UPDATE SKIP LOCKED;
+        IF NOT FOUND THEN
+            RETURN; -- somebody else is at it
+        END IF;
+    END IF;
+    IF v_look.began_at IS NULL THEN
+        IF v_look.done_at > now() - p_every THEN
+            done := true;
+            RETURN;
+        END IF;
+        v_snapshot := txid_current_snapshot();
+        v_from := CASE p_look WHEN 'backfill' THEN '-infinity'
+            ELSE greatest((SELECT l.since FROM dlq.reconcile_looks l WHERE l.look = 'whole'), CASE p_look WHEN 'recent' THEN v_look.since - v_overlap END) END;
+        v_look.began_at := now();
+        v_look.from_at := v_from;
+        v_look.began_xmin := txid_snapshot_xmin(v_snapshot);
+        v_look.began_xmax := txid_snapshot_xmax(v_snapshot);
+        v_look.from_at := v_from;
+        v_look.cursor_state := 'cancelled';
+        v_look.cursor_at := v_from;
+        v_look.cursor_id := -1;
+        v_look.skipped := false;
+    END IF;
+
+    v_before := v_look.triggers;
+    v_look.triggers := dlq.trigger_state();
+
+    -- A page of ended jobs, and which of them are failures that nobody knows.
+    EXECUTE format($sql$
+        WITH page AS MATERIALIZED (
+            SELECT j.id, j.finalized_at FROM river.river_job j
+            WHERE j.state = %L AND j.finalized_at >= $1 AND (j.finalized_at, j.id) > ($1, $2)
+            ORDER BY j.finalized_at, j.id LIMIT $3)
+        SELECT (SELECT count(*) FROM page) AS jobs, l.id, l.finalized_at,
+               ARRAY(SELECT j.id FROM page p JOIN river.river_job j ON j.id = p.id AND j.finalized_at = p.finalized_at AND j.state = %L
+                     WHERE %s ORDER BY j.id) AS unknown
+        FROM (VALUES (1)) one LEFT JOIN (SELECT * FROM page p ORDER BY p.finalized_at DESC, p.id DESC LIMIT 1) l ON true$sql$, v_look.cursor_state, v_look.cursor_state, v_unknown)
+    INTO v_page USING v_look.cursor_at, v_look.cursor_id, p_limit;
+
+    IF cardinality(v_page.unknown) > 0 THEN
+        v_locked := ARRAY(SELECT j.id FROM river.river_job j WHERE j.id = ANY (v_page.unknown) AND j.state IN ('discarded', 'cancelled') ORDER BY j.id FOR NO KEY UPDATE SKIP LOCKED);
+        v_look.skipped := v_look.skipped OR cardinality(v_locked) < cardinality(v_page.unknown);
+        v_file := format($sql$
+            WITH filed AS (
+                INSERT INTO dlq.dead_letter_queue
+                    (id, event_id, river_job_id, job_created_at, queue, kind, job_kind, subscriber_id, source, ordering_key,
+                     priority, tags, original_event, error_message, retry_history, retry_count, max_retries, unique_key, unique_states,
+                     metadata, next_retry_at, first_failed_at, last_failed_at, captured_by)
+                SELECT dlq.entry_id(j.id, j.finalized_at), CASE WHEN j.kind = 'dlqd_message' THEN left(j.args ->> 'messageId', 255) END,
+                       j.id, j.created_at, j.queue, CASE WHEN j.kind = 'dlqd_message' THEN coalesce(left(j.args ->> 'kind', 255), j.kind) ELSE j.kind END, j.kind,
+                       CASE WHEN j.kind = 'dlqd_message' THEN left(j.args ->> 'subscriberId', 255) END,
+                       CASE WHEN j.kind = 'dlqd_message' THEN left(j.args ->> 'source', 255) END,
+                       CASE WHEN j.kind = 'dlqd_message' THEN left(j.args ->> 'orderingKey', 255) END,
+                       j.priority, j.tags, j.args, j.errors[cardinality(j.errors)] ->> 'error', coalesce(to_jsonb(j.errors), '[]'),
+                       j.attempt, j.max_attempts, j.unique_key, j.unique_states, j.metadata, now(), t.failed_at, t.failed_at, $2
+                FROM river.river_job j
+                CROSS JOIN LATERAL (SELECT CASE WHEN j.finalized_at BETWEEN '1970-01-01Z' AND now() + interval '1 day' THEN j.finalized_at ELSE now() END AS failed_at) t
+                WHERE j.id = ANY ($1) AND j.state IN ('discarded', 'cancelled') AND %s
+                ON CONFLICT DO NOTHING
+                RETURNING last_failed_at
+            ), causes AS (
+                SELECT CASE WHEN (SELECT c.mode FROM dlq.capture_changes c WHERE c.at <= f.last_failed_at ORDER BY c.id DESC LIMIT 1) = 'off' THEN 'capture_off'
+                            WHEN 'missing' IN ($3, $4) THEN 'trigger_missing'
+                            WHEN 'disabled' IN ($3, $4) THEN 'trigger_disabled'
+                            ELSE 'missed' END AS why
+                FROM filed f WHERE $2 = 'reconciler'
+            ), counted AS (
+                INSERT INTO dlq.reconcile_findings AS r (hour, why, entries, last_at)
+                SELECT date_trunc('hour', now()), c.why, count(*), now() FROM causes c GROUP BY c.why
+                ON CONFLICT (hour, why) DO UPDATE SET entries = r.entries + excluded.entries, last_at = excluded.last_at
+            )
+            SELECT count(*) FROM filed$sql$, v_unknown);
+        BEGIN
+            EXECUTE v_file INTO filed USING v_locked, p_captured_by, v_look.triggers, v_before;
+        EXCEPTION WHEN OTHERS THEN
+            -- One job that cannot be filed does not keep the others from it.
+            v_error := SQLERRM;
+            FOREACH v_job IN ARRAY v_locked LOOP
+                BEGIN
+                    EXECUTE v_file INTO v_one USING ARRAY[v_job], p_captured_by, v_look.triggers, v_before;
+                    filed := filed + v_one;
+                EXCEPTION WHEN OTHERS THEN
+                    v_look.skipped := true;
+                    v_error := format('job %s: %s', v_job, SQLERRM);
+                END;
+            END LOOP;
+            IF filed = 0 THEN
+                RAISE EXCEPTION 'no failure could be filed: %', v_error;
+            END IF;
+            RAISE WARNING 'dlqd: failures that could not be filed: %', v_error;
+        END;
+    END IF;
+
+    IF v_page.jobs = p_limit THEN
+        v_look.cursor_at := v_page.finalized_at;
+        v_look.cursor_id := v_page.id;
+    ELSIF v_look.cursor_state = 'cancelled' THEN
+        v_look.cursor_state := 'discarded';
+        v_look.cursor_at := v_look.from_at;
+        v_look.cursor_id := -1;
+    ELSE
+        done := true;
+        IF p_look = 'recent' AND NOT v_look.skipped THEN
+            IF v_look.began_xmin >= v_look.seen_xmax THEN
+                -- All that ran when that look began has ended, and this one has seen it: what commits from now on began after that.
+                v_look.since := v_look.seen_at;
+                v_look.seen_xmax := NULL;
+            END IF;
+            IF v_look.seen_xmax IS NULL THEN
+                v_look.seen_at := v_look.began_at;
+                v_look.seen_xmax := v_look.began_xmax;
+            END IF;
+        END IF;
+        v_look.began_at := NULL;
+        v_look.done_at := now();
+    END IF;
+    UPDATE dlq.reconcile_looks l SET
+        since = v_look.since, seen_at = v_look.seen_at, seen_xmax = v_look.seen_xmax, began_at = v_look.began_at, from_at = v_look.from_at,
+        began_xmin = v_look.began_xmin, began_xmax = v_look.began_xmax, cursor_state = v_look.cursor_state, cursor_at = v_look.cursor_at,
+        cursor_id = v_look.cursor_id, skipped = v_look.skipped, triggers = v_look.triggers, done_at = v_look.done_at
+    WHERE l.look = p_look;
+END
+$$;
+COMMENT ON FUNCTION dlq.look_for_failures IS 'Takes a look of the reconciler a batch further: of dlq.reconcile and dlq.backfill.';
+
+CREATE OR REPLACE FUNCTION dlq.reconcile(p_limit integer DEFAULT 2000, p_whole boolean DEFAULT false, p_every interval DEFAULT '0', OUT filed integer, OUT done boolean)
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    SELECT l.filed, l.done INTO filed, done
+    FROM dlq.look_for_failures(CASE WHEN p_whole THEN 'whole' ELSE 'recent' END, 'reconciler', p_limit, p_every, false) l;
+    IF p_whole AND done THEN
+        PERFORM dlq.forget_jobs();
+    END IF;
+END
+$$;
+COMMENT ON FUNCTION dlq.reconcile IS 'Files failures that capture missed: those that ended lately or, p_whole, all that River keeps since dlqd was attached. It goes through up to p_limit ended jobs in a call, a transaction each, and says how many it filed, and whether the look is done: call it until it is. p_every: it does nothing if the last look is younger. dlqd that serves calls it every minute, and whole every hour.';
+
+CREATE OR REPLACE FUNCTION dlq.backfill(p_limit integer DEFAULT 1000) RETURNS integer
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    v_batch record;
+BEGIN
+    LOOP
+        SELECT * INTO v_batch FROM dlq.look_for_failures('backfill', 'backfill', p_limit, '0', true);
+        EXIT WHEN v_batch.filed > 0 OR v_batch.done;
+    END LOOP;
+    RETURN v_batch.filed;
+END
+$$;
+COMMENT ON FUNCTION dlq.backfill IS 'Takes in jobs that failed before dlqd was there and that River still keeps, up to p_limit in a call. Returns how many; call it until it returns 0.';
+
+-- What the reconciler must not file again. Whoever deletes entries calls this before, in the same transaction.
+CREATE OR REPLACE FUNCTION dlq.retire(p_ids uuid[], p_partition regclass DEFAULT NULL) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET row_security = off AS $$
+DECLARE
+    v_entries constant text := CASE WHEN p_partition IS NULL THEN 'SELECT * FROM dlq.dead_letter_queue WHERE id = ANY ($1)' ELSE 'SELECT * FROM ' || p_partition END;
+BEGIN
+    EXECUTE format($sql$
+        WITH jobs AS (
+            SELECT e.river_job_id AS id, e.job_created_at AS created_at, e.last_failed_at AS failed_at FROM (%1$s) e
+            UNION ALL
+            SELECT k.job_id, k.job_created_at, NULL FROM (%1$s) e JOIN dlq.entry_jobs k ON k.entry_id = e.id
+        )
+        INSERT INTO dlq.retired_jobs AS r (job_id, job_created_at, at)
+        SELECT s.id, s.created_at, greatest(clock_timestamp(), max(s.failed_at))
+        FROM jobs s JOIN river.river_job j ON j.id = s.id AND j.created_at = s.created_at
+        GROUP BY s.id, s.created_at ORDER BY s.id, s.created_at
+        ON CONFLICT (job_id, job_created_at) DO UPDATE SET at = greatest(r.at, excluded.at)$sql$, v_entries) USING p_ids;
+    -- (A job of theirs that is run again and fails is a failure of its own, then.)
+    EXECUTE format('DELETE FROM dlq.entry_jobs k USING (%1$s) e WHERE k.entry_id = e.id', v_entries) USING p_ids;
+END
+$$;
+COMMENT ON FUNCTION dlq.retire IS 'Remembers the jobs of entries that are about to be deleted, as far as River still has them (dlq.retired_jobs): of the entries p_ids, or of a whole partition.';
+
+CREATE OR REPLACE FUNCTION dlq.forget_jobs() RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET row_security = off AS $$
+BEGIN
+    -- A day later: somebody may be restoring River's table just now.
+    DELETE FROM dlq.retired_jobs r
+    WHERE r.at < now() - interval '1 day' AND NOT EXISTS (SELECT FROM river.river_job j WHERE j.id = r.job_id AND j.created_at = r.job_created_at);
+    DELETE FROM dlq.entry_jobs k
+    WHERE NOT EXISTS (SELECT FROM river.river_job j WHERE j.id = k.job_id AND j.created_at = k.job_created_at)
+      AND NOT EXISTS (SELECT FROM dlq.job_facts f WHERE f.job_id = k.job_id AND f.job_created_at = k.job_created_at)
+      AND NOT EXISTS (SELECT FROM dlq.dead_letter_queue e WHERE e.id = k.entry_id AND (e.closed_at IS NULL OR e.closed_at > now() - interval '1 day'));
+END
+$$;
+COMMENT ON FUNCTION dlq.forget_jobs IS 'Takes away what dlqd remembers of jobs that River has deleted, of entries that are closed or gone.';
+
+-- capture_status reads tables that somebody may have locked: what cannot be had within a moment is null.
+CREATE OR REPLACE FUNCTION dlq.capture_status(OUT mode text, OUT time_limit interval, OUT changed_at timestamptz, OUT changed_by text, OUT note text,
+    OUT triggers text, OUT writing integer, OUT unfiled bigint, OUT unfiled_since timestamptz, OUT facts bigint, OUT facts_since timestamptz,
+    OUT looked_at timestamptz, OUT looked_at_all timestamptz, OUT missed bigint, OUT missed_by jsonb, OUT missed_at timestamptz)
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '500ms' AS $$
+DECLARE
+    v_change record;
+BEGIN
+    mode := dlq.capture_mode();
+    time_limit := dlq.capture_limit();
+    triggers := dlq.trigger_state();
+    writing := dlq.writing_jobs();
+    BEGIN
+        SELECT * INTO v_change FROM dlq.capture_changes c ORDER BY c.id DESC LIMIT 1;
+        IF v_change.mode = mode THEN -- and not one that could not be recorded
+            changed_at := v_change.at;
+            changed_by := v_change.actor;
+            note := v_change.note;
+        END IF;
+        SELECT max(l.done_at) FILTER (WHERE l.look = 'recent'), max(l.done_at) FILTER (WHERE l.look = 'whole') INTO looked_at, looked_at_all FROM dlq.reconcile_looks l;
+        SELECT coalesce(sum(w.entries), 0), coalesce(jsonb_object_agg(w.why, w.entries), '{}'), max(w.last_at) INTO missed, missed_by, missed_at
+        FROM (SELECT f.why, sum(f.entries) AS entries, max(f.last_at) AS last_at FROM dlq.reconcile_findings f WHERE f.hour > now() - interval '24 hours' GROUP BY f.why) w;
+    EXCEPTION WHEN lock_not_available THEN NULL;
+    END;
+    BEGIN
+        SELECT count(*), min(f.at) INTO facts, facts_since FROM (SELECT f.at FROM dlq.job_facts f LIMIT 10000) f;
+    EXCEPTION WHEN lock_not_available THEN NULL;
+    END;
+    BEGIN
+        SELECT count(*), min(e.created_at) INTO unfiled, unfiled_since FROM (SELECT e.created_at FROM dlq.dead_letter_queue e WHERE e.stage = 'inbox' LIMIT 10000) e;
+    EXCEPTION WHEN lock_not_available THEN NULL;
+    END;
+END
+$$;
+COMMENT ON FUNCTION dlq.capture_status IS 'How capture is: its mode (changed when, by whom and why), the triggers, how many transactions that write jobs are open, entries and facts that no DLQ worker has seen to (counted up to 10,000) and since when, when the reconciler looked last, and what it found within 24 hours, by cause.';

@@ -1,0 +1,38 @@
+-- The triggers on dlqd's own tables, which call functions of db/code. In a transaction of its own, and only where they are missing or
+-- this file has changed: the statements lock the tables against writers for the moment that they take, and what an application's job
+-- would append meanwhile gives way.
+
+CREATE OR REPLACE TRIGGER dead_letter_move BEFORE UPDATE ON dlq.dead_letter_queue
+    FOR EACH ROW
+    WHEN (OLD.status IS DISTINCT FROM NEW.status OR OLD.next_retry_at IS DISTINCT FROM NEW.next_retry_at
+          OR OLD.closed_at IS DISTINCT FROM NEW.closed_at OR OLD.id IS DISTINCT FROM NEW.id
+          OR OLD.river_job_id IS DISTINCT FROM NEW.river_job_id OR NEW.move IS NOT NULL
+          OR OLD.stage = 'inbox' OR OLD.stage IS DISTINCT FROM NEW.stage)
+    EXECUTE FUNCTION dlq.on_move();
+
+CREATE OR REPLACE TRIGGER dead_letter_enter BEFORE INSERT ON dlq.dead_letter_open
+    FOR EACH ROW WHEN (NEW.status <> 'dlq_pending') EXECUTE FUNCTION dlq.on_enter();
+CREATE OR REPLACE TRIGGER dead_letter_enter BEFORE INSERT ON dlq.dead_letter_resolved
+    FOR EACH ROW EXECUTE FUNCTION dlq.on_enter();
+CREATE OR REPLACE TRIGGER dead_letter_enter BEFORE INSERT ON dlq.dead_letter_failed
+    FOR EACH ROW EXECUTE FUNCTION dlq.on_enter();
+CREATE OR REPLACE TRIGGER dead_letter_enter BEFORE INSERT ON dlq.dead_letter_archived
+    FOR EACH ROW EXECUTE FUNCTION dlq.on_enter();
+
+DROP TRIGGER IF EXISTS dead_letter_delete ON dlq.dead_letter_queue;
+CREATE TRIGGER dead_letter_delete AFTER DELETE ON dlq.dead_letter_queue
+    REFERENCING OLD TABLE AS gone FOR EACH STATEMENT EXECUTE FUNCTION dlq.on_delete();
+DROP TRIGGER IF EXISTS dead_letter_delete ON dlq.dead_letter_open;
+CREATE TRIGGER dead_letter_delete AFTER DELETE ON dlq.dead_letter_open
+    REFERENCING OLD TABLE AS gone FOR EACH STATEMENT EXECUTE FUNCTION dlq.on_delete();
+CREATE OR REPLACE TRIGGER dead_letter_truncate BEFORE TRUNCATE ON dlq.dead_letter_queue
+    FOR EACH STATEMENT EXECUTE FUNCTION dlq.refuse('it would lose open entries');
+CREATE OR REPLACE TRIGGER dead_letter_truncate BEFORE TRUNCATE ON dlq.dead_letter_open
+    FOR EACH STATEMENT EXECUTE FUNCTION dlq.refuse('it would lose open entries');
+CREATE OR REPLACE TRIGGER dead_letter_truncate BEFORE TRUNCATE ON dlq.dead_letter_inbox
+    FOR EACH STATEMENT EXECUTE FUNCTION dlq.refuse('it would lose open entries');
+CREATE OR REPLACE TRIGGER transitions_append_only BEFORE DELETE OR TRUNCATE ON dlq.dead_letter_transitions
+    FOR EACH STATEMENT EXECUTE FUNCTION dlq.refuse('the audit trail is append-only');
+
+CREATE OR REPLACE TRIGGER transitions_rewrite BEFORE UPDATE ON dlq.dead_letter_transitions
+    FOR EACH ROW EXECUTE FUNCTION dlq.on_rewrite();
