@@ -175,7 +175,7 @@ func (h *host) prepare(n int) []jobs {
 }
 
 // complete has River's completer end the batch, all in one statement.
-func (app *application) complete(ctx context.Context, j jobs) error {
+func complete(ctx context.Context, river riverdriver.Executor, j jobs) error {
 	params := &riverdriver.JobSetStateIfRunningManyParams{}
 	now := time.Now()
 	for kind, id := range j.ids {
@@ -200,13 +200,13 @@ func (app *application) complete(ctx context.Context, j jobs) error {
 		params.MetadataUpdates = append(params.MetadataUpdates, nil)
 		params.ScheduledAt = append(params.ScheduledAt, nil)
 	}
-	_, err := riverpgxv5.New(app.Pool).GetExecutor().JobSetStateIfRunningMany(ctx, params)
+	_, err := river.JobSetStateIfRunningMany(ctx, params)
 	return err
 }
 
 // retry has River UI retry the one that ended before.
-func (app *application) retry(ctx context.Context, j jobs) error {
-	_, err := riverpgxv5.New(app.Pool).GetExecutor().JobRetry(ctx, &riverdriver.JobRetryParams{ID: j.ids[retried]})
+func retry(ctx context.Context, river riverdriver.Executor, j jobs) error {
+	_, err := river.JobRetry(ctx, &riverdriver.JobRetryParams{ID: j.ids[retried]})
 	return err
 }
 
@@ -214,9 +214,10 @@ func (app *application) retry(ctx context.Context, j jobs) error {
 func (app *application) does(j jobs, when string) []string {
 	h := app.host
 	h.Helper()
-	for what, statement := range map[string]func(context.Context, jobs) error{"complete": app.complete, "retry": app.retry} {
+	river := riverpgxv5.New(app.Pool).GetExecutor()
+	for what, statement := range map[string]func(context.Context, riverdriver.Executor, jobs) error{"complete": complete, "retry": retry} {
 		begun := time.Now()
-		err := statement(h.Context(), j)
+		err := statement(h.Context(), river, j)
 		require.NoError(h, err, "%s while %s", what, when)
 		require.Less(h, time.Since(begun), limit, "%s while %s", what, when)
 	}
