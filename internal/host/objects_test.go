@@ -119,7 +119,7 @@ func TestHost_riversColumns(t *testing.T) {
 				if err := session(sql); err != nil {
 					t.Errorf("%s: %v", change, err)
 				}
-				if err := session("UPDATE river_job SET state = 'available'"+strings.Replace(strings.TrimPrefix(sql, "UPDATE river_job SET state = 'discarded'"), "now()", "NULL", 1)); err != nil {
+				if err := session("UPDATE river_job SET state = 'available'" + strings.Replace(strings.TrimPrefix(sql, "UPDATE river_job SET state = 'discarded'"), "now()", "NULL", 1)); err != nil {
 					t.Errorf("%s: retry: %v", change, err)
 				}
 			}
