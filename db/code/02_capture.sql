@@ -138,9 +138,12 @@ BEGIN
                 IF row_security_active('dlq.dead_letter_inbox') THEN
                     RAISE EXCEPTION 'row level security is forced on the inbox';
                 END IF;
+                v_us := dlq.microseconds(NEW.finalized_at);
+                v_failed_at := NEW.finalized_at;
                 %1$s
                 WHERE num_nulls(NEW.id, NEW.args, NEW.attempt, NEW.max_attempts, NEW.created_at, NEW.finalized_at, NEW.priority, NEW.errors, NEW.kind,
-                                NEW.metadata, NEW.queue, NEW.state, NEW.tags, NEW.unique_key, NEW.unique_states) < 0;
+                                NEW.metadata, NEW.queue, NEW.state, NEW.tags, NEW.unique_key, NEW.unique_states) < 0
+                ON CONFLICT (id) DO NOTHING;
                 v_until := date_part('epoch', %3$s) * 1000000;
             END IF;
         EXCEPTION WHEN OTHERS THEN
@@ -214,7 +217,9 @@ BEGIN
         v_source := left(NEW.args ->> 'source', 255);
         v_ordering_key := left(NEW.args ->> 'orderingKey', 255);
     END IF;
-    %1$s;
+    -- Twice at one time is one failure (a job that a transaction retries and fails again with now(), for one).
+    %1$s
+    ON CONFLICT (id) DO NOTHING;
     RETURN NULL;
 END
 $body$$create$, v_entry, v_end, v_until, v_look);

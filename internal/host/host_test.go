@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -92,7 +93,7 @@ func (h *host) application(settings ...string) *application {
 	config.ConnConfig.OnNotice = func(_ *pgconn.PgConn, n *pgconn.Notice) {
 		app.mu.Lock()
 		defer app.mu.Unlock()
-		if n.Severity == "WARNING" {
+		if n.Severity == "WARNING" && strings.HasPrefix(n.Message, "dlqd: ") {
 			app.warnings = append(app.warnings, n.Message)
 		}
 	}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/riverqueue/river/riverdriver/riverpgxv5"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
@@ -88,43 +89,46 @@ func (h *host) changes(statements []string) {
 	require.Less(h, refused, len(statements)/10)
 }
 
-// River's columns, under a session that has captured before. (A session whose plans are of the older type gives way until it ends.)
+// River's columns, under a session that has captured before and in a new one. (A session whose plans are of the older type gives
+// way until it ends.)
 func TestHost_riversColumns(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
 	role := h.application().Config().ConnConfig.User
 	h.exec(h.owner, "DROP INDEX river_job_args_index, river_job_metadata_index")
-	admin, err := pgx.Connect(h.Context(), h.Admin)
-	require.NoError(t, err)
-	session := func(sql string) error {
-		_, err := admin.Exec(t.Context(), sql, pgx.QueryExecModeSimpleProtocol)
-		return err
-	}
+	h.prepare(1)
 	for _, column := range h.strings("SELECT attname::text FROM pg_attribute WHERE attrelid = 'river_job'::regclass AND attnum > 0 AND attname NOT IN ('id', 'state')") {
 		for _, change := range []string{
-			"DROP COLUMN %s", "DROP COLUMN %s CASCADE", "RENAME COLUMN %s TO another", "ALTER COLUMN %s DROP DEFAULT, ALTER COLUMN %[1]s TYPE text USING 'x'",
-			"ALTER COLUMN %s DROP DEFAULT, ALTER COLUMN %[1]s TYPE json USING '{}'", "ALTER COLUMN %s DROP DEFAULT, ALTER COLUMN %[1]s TYPE bigint USING 1", "ALTER COLUMN %s DROP DEFAULT, ALTER COLUMN %[1]s TYPE json[] USING '{}'", "ADD COLUMN x text, DROP COLUMN %s CASCADE, ADD COLUMN %[1]s point",
+			"DROP COLUMN %s CASCADE", "RENAME COLUMN %s TO another", "ALTER COLUMN %s DROP DEFAULT, ALTER COLUMN %[1]s TYPE text USING 'x'",
+			"ALTER COLUMN %s DROP DEFAULT, ALTER COLUMN %[1]s TYPE json USING '{}'", "ALTER COLUMN %s DROP DEFAULT, ALTER COLUMN %[1]s TYPE bigint USING 1",
+			"ALTER COLUMN %s DROP DEFAULT, ALTER COLUMN %[1]s TYPE json[] USING '{}'", "DROP COLUMN %s CASCADE, ADD COLUMN %[1]s point NOT NULL DEFAULT '(0, 0)'",
 		} {
-			change := "ALTER TABLE river_job " + fmt.Sprintf(change, column)
-			h.prepare(1)
-			for _, sql := range []string{"BEGIN", "SET LOCAL client_min_messages = error", "UPDATE river_job SET state = CASE WHEN kind = 'retried' THEN 'available' ELSE 'discarded' END::river_job_state, finalized_at = CASE WHEN kind <> 'retried' THEN now() END", "ROLLBACK", "BEGIN", "SET LOCAL client_min_messages = error"} {
-				require.NoError(t, session(sql))
+			for _, warm := range []bool{true, false} {
+				change := "ALTER TABLE river_job " + fmt.Sprintf(change, column)
+				session, err := pgx.Connect(t.Context(), h.Admin)
+				require.NoError(t, err)
+				run := func(sql string) error {
+					_, err := session.Exec(t.Context(), sql, pgx.QueryExecModeSimpleProtocol)
+					return err
+				}
+				finalized := ", finalized_at = now()"
+				if column == "finalized_at" {
+					finalized = ""
+				}
+				end, retry := "UPDATE river_job SET state = 'discarded'"+finalized, "UPDATE river_job SET state = 'available'"+strings.Replace(finalized, "now()", "NULL", 1)
+				require.NoError(t, run("BEGIN; SET LOCAL client_min_messages = error; ALTER TABLE river_job DROP CONSTRAINT finalized_or_finalized_at_null"))
+				if warm {
+					require.NoError(t, run(end))
+					require.NoError(t, run(retry))
+				}
+				if run(change) == nil { // it is refused where the triggers' conditions name the column
+					require.NoError(t, run("SET LOCAL SESSION AUTHORIZATION "+role))
+					if assert.NoError(t, run(end), "%s, warm: %t", change, warm) {
+						assert.NoError(t, run(retry), "retry after %s, warm: %t", change, warm)
+					}
+				}
+				require.NoError(t, session.Close(t.Context()))
 			}
-			if session(change) == nil {
-				require.NoError(t, session("SET LOCAL SESSION AUTHORIZATION "+role))
-				sql := "UPDATE river_job SET state = 'discarded'"
-				if column != "finalized_at" {
-					sql += ", finalized_at = now()"
-				}
-				if err := session(sql); err != nil {
-					t.Errorf("%s: %v", change, err)
-				}
-				if err := session("UPDATE river_job SET state = 'available'" + strings.Replace(strings.TrimPrefix(sql, "UPDATE river_job SET state = 'discarded'"), "now()", "NULL", 1)); err != nil {
-					t.Errorf("%s: retry: %v", change, err)
-				}
-			}
-			require.NoError(t, session("ROLLBACK"))
-			h.exec(h.admin, "DELETE FROM river_job; DELETE FROM dlq.entry_jobs")
 		}
 	}
 }
