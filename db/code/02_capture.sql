@@ -140,8 +140,8 @@ RETURN pg_notify('dlq.wake', '');
 COMMENT ON FUNCTION dlq.wake IS 'Tells DLQ workers that there is something to do. They also poll.';
 
 -- capture and follow have statements twice: once in a block that catches what goes wrong, as an INSERT of no row, which plans
--- all and writes nothing (a block that writes would cost a subtransaction id for each job); then for good. What they have in
--- common is written once here; \sf dlq.capture shows the function.
+-- all, fetches the job's columns (a session whose plan is of a column's older type fails there) and writes nothing (a block
+-- that writes would cost a subtransaction id for each job); then for good. What they have in common is written once here; \sf dlq.capture shows the function.
 --
 -- What was found at a statement's first job holds for its others: a setting of the transaction, "statement until", has the
 -- statement's time and until when capture may work on it, in microseconds; until 0: it gives way.
@@ -202,8 +202,12 @@ BEGIN
                 IF row_security_active('dlq.dead_letter_inbox') THEN
                     RAISE EXCEPTION 'row level security is forced on the inbox';
                 END IF;
+                v_us := dlq.microseconds(NEW.finalized_at);
+                v_failed_at := NEW.finalized_at;
                 %1$s
-                WHERE false;
+                WHERE num_nulls(NEW.id, NEW.args, NEW.attempt, NEW.max_attempts, NEW.created_at, NEW.finalized_at, NEW.priority, NEW.errors, NEW.kind,
+                                NEW.metadata, NEW.queue, NEW.state, NEW.tags, NEW.unique_key, NEW.unique_states) < 0
+                ON CONFLICT (id) DO NOTHING;
                 v_until := date_part('epoch', %3$s) * 1000000;
             END IF;
         EXCEPTION WHEN OTHERS THEN
@@ -217,9 +221,15 @@ BEGIN
         v_until := 0;
         PERFORM set_config('dlq.capture', v_statement || ' 0', true);
     END IF;
+    IF v_until = 0 THEN
+        IF v_why IS NOT NULL THEN
+            RAISE WARNING 'dlqd: capture gives way in this statement (%%): its jobs end, and dlqd''s reconciler finds those that failed', v_why;
+        END IF;
+        RETURN NULL;
+    END IF;
 
     -- A job that dlqd made or follows, or one that was retried a moment ago. A mark only says where to look: metadata gets copied.
-    IF v_until > 0 AND (NEW.metadata ? 'dlq:entry_id' OR cardinality(NEW.errors) > 1) THEN
+    IF NEW.metadata ? 'dlq:entry_id' OR cardinality(NEW.errors) > 1 THEN
         IF current_setting('dlq.capture_facts', true) IS DISTINCT FROM v_statement::text THEN
             BEGIN
                 IF v_until < 9223372036854775807 THEN
@@ -230,30 +240,24 @@ BEGIN
                     END IF;
                 END IF;
                 %2$s
-                WHERE false;
+                WHERE num_nulls(NEW.id, NEW.attempt, NEW.created_at, NEW.finalized_at, NEW.errors, NEW.metadata, NEW.state) < 0;
                 %4$s;
             EXCEPTION WHEN OTHERS THEN
                 IF v_until = 9223372036854775807 THEN
                     RAISE;
                 END IF;
-                v_why := SQLERRM;
-                v_until := 0;
                 PERFORM set_config('dlq.capture', v_statement || ' 0', true);
+                RAISE WARNING 'dlqd: capture gives way in this statement (%%): its jobs end, and dlqd''s reconciler finds those that failed', SQLERRM;
+                RETURN NULL;
             END;
             PERFORM set_config('dlq.capture_facts', v_statement::text, true);
         ELSE
             %4$s;
         END IF;
-        IF v_known AND v_until > 0 THEN
+        IF v_known THEN
             %2$s;
             RETURN NULL;
         END IF;
-    END IF;
-    IF v_until = 0 THEN
-        IF v_why IS NOT NULL THEN
-            RAISE WARNING 'dlqd: capture gives way in this statement (%%): its jobs end, and dlqd''s reconciler finds those that failed', v_why;
-        END IF;
-        RETURN NULL;
     END IF;
 
     -- What is a failure: see dlq.is_failure.
@@ -277,7 +281,9 @@ BEGIN
         v_source := left(NEW.args ->> 'source', 255);
         v_ordering_key := left(NEW.args ->> 'orderingKey', 255);
     END IF;
-    %1$s;
+    -- Twice at one time is one failure (a job that a transaction retries and fails again with now(), for one).
+    %1$s
+    ON CONFLICT (id) DO NOTHING;
     RETURN NULL;
 END
 $body$$create$, v_entry, v_end, v_until, v_look);
@@ -300,8 +306,11 @@ BEGIN
                 v_until := 0;
             ELSE
                 LOCK TABLE dlq.job_facts IN ROW EXCLUSIVE MODE NOWAIT;
+                IF row_security_active('dlq.job_facts') THEN
+                    RAISE EXCEPTION 'row level security is forced on job_facts';
+                END IF;
                 %1$s
-                WHERE false;
+                WHERE num_nulls(NEW.id, NEW.created_at) < 0;
                 v_until := date_part('epoch', %2$s) * 1000000;
             END IF;
         EXCEPTION WHEN OTHERS THEN

@@ -1,0 +1,260 @@
+// Package host_test shows what docs/host.md promises: whatever goes wrong on dlqd's side, the application's statements
+// neither wait nor fail.
+package host_test
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/riverqueue/river/riverdriver"
+	"github.com/riverqueue/river/riverdriver/riverpgxv5"
+	"github.com/riverqueue/river/rivertype"
+	"github.com/stretchr/testify/require"
+
+	"github.com/dlqd/dlqd/internal/postgres"
+	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
+)
+
+func TestMain(m *testing.M) { postgrestest.Main(m) }
+
+// A statement of the application's that takes longer waited for something: locks in these tests are held until it has ended.
+// (lockTimeout ends it then, so that the test goes on.)
+const (
+	limit       = 3 * time.Second
+	lockTimeout = "4s"
+)
+
+// host is a database where an application runs River, with dlqd attached as a plain role.
+type host struct {
+	*postgrestest.Guest
+	*testing.T
+
+	owner, dlqd, admin *pgxpool.Pool
+	migrator           *postgres.Migrator
+}
+
+func newHost(t *testing.T) *host {
+	t.Helper()
+	h := &host{Guest: postgrestest.NewGuest(t), T: t}
+	h.owner, h.dlqd, h.admin = postgrestest.Open(t, h.Owner), postgrestest.Open(t, h.DLQD), postgrestest.Open(t, h.Admin)
+	h.Grant(t, postgres.DefaultSchemas())
+	h.migrator = &postgres.Migrator{Pool: h.dlqd, Schemas: postgres.DefaultSchemas(), Logger: slog.New(slog.DiscardHandler)}
+	require.NoError(t, h.migrator.Attach(t.Context()))
+	return h
+}
+
+func (h *host) exec(db postgres.DB, sql string, args ...any) {
+	h.Helper()
+	_, err := db.Exec(h.Context(), sql, args...)
+	require.NoError(h, err, sql)
+}
+
+func (h *host) count(sql string, args ...any) int {
+	h.Helper()
+	var n int
+	require.NoError(h, h.admin.QueryRow(h.Context(), sql, args...).Scan(&n), sql)
+	return n
+}
+
+func (h *host) strings(sql string, args ...any) []string {
+	h.Helper()
+	rows, err := h.admin.Query(h.Context(), sql, args...)
+	require.NoError(h, err, sql)
+	list, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	require.NoError(h, err, sql)
+	return list
+}
+
+// application is one session of the application's, as its plain role: whatever River's driver does with it is one statement
+// in a transaction of its own.
+type application struct {
+	*pgxpool.Pool
+
+	host     *host
+	mu       sync.Mutex
+	warnings []string
+}
+
+// application opens a session. settings are the session's own.
+func (h *host) application(settings ...string) *application {
+	h.Helper()
+	app := &application{host: h}
+	config, err := pgxpool.ParseConfig(h.App)
+	require.NoError(h, err)
+	config.MaxConns = 1
+	config.ConnConfig.OnNotice = func(_ *pgconn.PgConn, n *pgconn.Notice) {
+		app.mu.Lock()
+		defer app.mu.Unlock()
+		if n.Severity == "WARNING" && strings.HasPrefix(n.Message, "dlqd: ") {
+			app.warnings = append(app.warnings, n.Message)
+		}
+	}
+	config.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
+		for _, setting := range append([]string{"lock_timeout = '" + lockTimeout + "'"}, settings...) {
+			if _, err := conn.Exec(ctx, "SET "+setting); err != nil {
+				return fmt.Errorf("SET %s: %w", setting, err)
+			}
+		}
+		return nil
+	}
+	app.Pool, err = pgxpool.NewWithConfig(h.Context(), config)
+	require.NoError(h, err)
+	h.Cleanup(app.Close)
+	return app
+}
+
+// warned returns the warnings since it was last called.
+func (app *application) warned() []string {
+	app.mu.Lock()
+	defer app.mu.Unlock()
+	warnings := app.warnings
+	app.warnings = nil
+	return warnings
+}
+
+// jobs are a batch that one application's session runs at the moment, and some that ended badly before and are retried by hand:
+// one job of each kind of end that dlqd's triggers look at, and one that they do not.
+type jobs struct {
+	ids   map[string]int64
+	batch int64
+}
+
+const (
+	fails           = "fails"            // its only attempt
+	failsAgain      = "fails_again"      // its second attempt
+	cancels         = "cancels"          // its worker returned river.JobCancel
+	succeeds        = "succeeds"         // which is no trigger's business
+	copied          = "copied"           // succeeds, with metadata that the application copied from a redelivery
+	redelivered     = "redelivered"      // a redelivery that succeeds
+	redeliveryFails = "redelivery_fails" // and one that does not
+	retried         = "retried"          // discarded, and retried outside dlqd
+)
+
+// prepare makes n batches.
+func (h *host) prepare(n int) []jobs {
+	h.Helper()
+	rows, err := h.admin.Query(h.Context(), `
+		WITH kinds AS (
+			SELECT b AS batch, k AS kind, gen_random_uuid() AS entry
+			FROM generate_series(1, $1) b, unnest(ARRAY['fails', 'fails_again', 'cancels', 'succeeds', 'copied', 'redelivered', 'redelivery_fails', 'retried']) k
+		), inserted AS (
+			INSERT INTO river_job (kind, args, max_attempts, attempt, state, finalized_at, errors, metadata)
+			SELECT k.kind, jsonb_build_object('batch', k.batch), 2, CASE k.kind WHEN 'fails_again' THEN 2 ELSE 1 END,
+			       CASE k.kind WHEN 'retried' THEN 'discarded' ELSE 'running' END::river_job_state, CASE k.kind WHEN 'retried' THEN now() END,
+			       CASE WHEN k.kind IN ('fails_again', 'retried') THEN ARRAY['{"error": "timeout", "attempt": 1, "at": "2026-01-01T00:00:00Z"}'::jsonb] END,
+			       CASE WHEN k.kind IN ('copied', 'redelivered', 'redelivery_fails') THEN jsonb_build_object('dlq:entry_id', k.entry) ELSE '{}' END
+			FROM kinds k
+			RETURNING *
+		), known AS (
+			INSERT INTO dlq.entry_jobs (job_id, job_created_at, entry_id)
+			SELECT i.id, i.created_at, (i.metadata ->> 'dlq:entry_id')::uuid FROM inserted i WHERE i.kind LIKE 'redeliver%'
+		)
+		SELECT (i.args ->> 'batch')::bigint, i.kind, i.id FROM inserted i`, n)
+	require.NoError(h, err)
+	batches := make([]jobs, n)
+	var batch, id int64
+	var kind string
+	_, err = pgx.ForEachRow(rows, []any{&batch, &kind, &id}, func() error {
+		b := &batches[batch-1]
+		if b.ids == nil {
+			b.ids = map[string]int64{}
+		}
+		b.batch = batch
+		b.ids[kind] = id
+		return nil
+	})
+	require.NoError(h, err)
+	return batches
+}
+
+// complete has River's completer end the batch, all in one statement.
+func complete(ctx context.Context, river riverdriver.Executor, j jobs) error {
+	params := &riverdriver.JobSetStateIfRunningManyParams{}
+	now := time.Now()
+	for kind, id := range j.ids {
+		state := rivertype.JobStateCompleted
+		var failure []byte
+		switch kind {
+		case fails, failsAgain, redeliveryFails:
+			state = rivertype.JobStateDiscarded
+			failure = []byte(`{"error": "timeout", "attempt": 1, "at": "2026-01-01T00:00:00Z"}`)
+		case cancels:
+			state = rivertype.JobStateCancelled
+			failure = []byte(`{"error": "JobCancelError: no such account", "attempt": 1, "at": "2026-01-01T00:00:00Z"}`)
+		case retried:
+			continue
+		}
+		params.ID = append(params.ID, id)
+		params.State = append(params.State, state)
+		params.FinalizedAt = append(params.FinalizedAt, &now)
+		params.ErrData = append(params.ErrData, failure)
+		params.Attempt = append(params.Attempt, nil)
+		params.MetadataDoMerge = append(params.MetadataDoMerge, false)
+		params.MetadataUpdates = append(params.MetadataUpdates, nil)
+		params.ScheduledAt = append(params.ScheduledAt, nil)
+	}
+	_, err := river.JobSetStateIfRunningMany(ctx, params)
+	return err
+}
+
+// retry has River UI retry the one that ended before.
+func retry(ctx context.Context, river riverdriver.Executor, j jobs) error {
+	_, err := river.JobRetry(ctx, &riverdriver.JobRetryParams{ID: j.ids[retried]})
+	return err
+}
+
+// does runs a batch's statements, and holds them to what is promised. It returns the warnings.
+func (app *application) does(j jobs, when string) []string {
+	h := app.host
+	h.Helper()
+	river := riverpgxv5.New(app.Pool).GetExecutor()
+	for what, statement := range map[string]func(context.Context, riverdriver.Executor, jobs) error{"complete": complete, "retry": retry} {
+		begun := time.Now()
+		err := statement(h.Context(), river, j)
+		require.NoError(h, err, "%s while %s", what, when)
+		require.Less(h, time.Since(begun), limit, "%s while %s", what, when)
+	}
+	warnings := app.warned()
+	require.Equal(h, 7, h.count("SELECT count(*) FROM river_job WHERE id = ANY ($1) AND state IN ('completed', 'discarded', 'cancelled')", j.list()), when)
+	require.LessOrEqual(h, len(warnings), 2, "one warning a statement: %s", when)
+	return warnings
+}
+
+func (j jobs) list() []int64 {
+	var list []int64
+	for _, id := range j.ids {
+		list = append(list, id)
+	}
+	return list
+}
+
+// captured says whether all that the batch did was appended in the application's own transactions.
+func (h *host) captured(j jobs) bool {
+	h.Helper()
+	return h.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE river_job_id = ANY ($1)", j.list()) == 3 &&
+		h.count("SELECT count(*) FROM dlq.job_facts WHERE job_id = ANY ($1)", j.list()) == 3
+}
+
+// while holds a transaction of the administrator's open that has run sql, and runs a function meanwhile. It says whether sql
+// could be run.
+func (h *host) while(sql string, run func()) bool {
+	h.Helper()
+	tx, err := h.admin.Begin(h.Context())
+	require.NoError(h, err)
+	defer func() { _ = tx.Rollback(context.WithoutCancel(h.Context())) }()
+	h.exec(tx, "SET LOCAL lock_timeout = '2s'")
+	if _, err := tx.Exec(h.Context(), sql); err != nil {
+		h.Logf("%s: %v", sql, err)
+		return false
+	}
+	run()
+	return true
+}

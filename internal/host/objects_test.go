@@ -1,0 +1,134 @@
+package host_test
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/riverqueue/river/riverdriver/riverpgxv5"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
+)
+
+// Every object of schema dlq dropped, renamed or changed under a session that has captured before: in a transaction of the
+// administrator's that is the application's for the statement, and is rolled back.
+func TestHost_objects(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	statements := h.strings(`
+		SELECT format(f, c.oid::regclass) FROM pg_class c, unnest(CASE c.relkind
+			WHEN 'v' THEN ARRAY['DROP VIEW %s CASCADE', 'ALTER VIEW %s RENAME TO another']
+			WHEN 'S' THEN ARRAY['DROP SEQUENCE %s CASCADE', 'ALTER SEQUENCE %s RENAME TO another']
+			WHEN 'i' THEN ARRAY['DROP INDEX %s', 'ALTER INDEX %s RENAME TO another']
+			WHEN 'I' THEN ARRAY['DROP INDEX %s', 'ALTER INDEX %s RENAME TO another']
+			ELSE ARRAY['DROP TABLE %s CASCADE', 'ALTER TABLE %s RENAME TO another', 'ALTER TABLE %s SET SCHEMA public',
+				'ALTER TABLE %s ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY', 'ALTER TABLE %s ENABLE ROW LEVEL SECURITY',
+				'REVOKE ALL ON %s FROM ` + h.DLQDRole + `', 'ALTER TABLE %s OWNER TO ` + postgrestest.Role + `', 'ALTER TABLE %s DISABLE TRIGGER ALL', 'ALTER TABLE %s ADD COLUMN another text'] END) f
+		WHERE c.relnamespace = 'dlq'::regnamespace AND c.relkind IN ('r', 'p', 'v', 'S', 'i', 'I')
+			AND NOT EXISTS (SELECT FROM pg_depend d WHERE d.objid = c.oid AND d.deptype IN ('i', 'P'))
+		UNION ALL
+		SELECT format(f, c.oid::regclass, a.attname) FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped,
+			unnest(ARRAY['ALTER TABLE %s DROP COLUMN %I CASCADE', 'ALTER TABLE %s RENAME COLUMN %I TO another', 'ALTER TABLE %s DROP COLUMN %I CASCADE, ADD COLUMN %2$I box', 'ALTER TABLE %s ALTER COLUMN %I SET NOT NULL']) f
+		WHERE c.relnamespace = 'dlq'::regnamespace AND c.relkind IN ('r', 'p') AND NOT c.relispartition
+		UNION ALL
+		SELECT format(f, p.oid::regprocedure) FROM pg_proc p,
+			unnest(ARRAY['DROP FUNCTION %s CASCADE', 'ALTER FUNCTION %s RENAME TO another', 'ALTER FUNCTION %s SET SCHEMA public', 'ALTER FUNCTION %s SECURITY INVOKER', 'ALTER FUNCTION %s SECURITY DEFINER',
+				'REVOKE ALL ON FUNCTION %s FROM PUBLIC, ` + h.DLQDRole + `', 'ALTER FUNCTION %s RESET ALL']) f
+		WHERE p.pronamespace = 'dlq'::regnamespace
+		UNION ALL
+		SELECT format(f, y.oid::regtype) FROM pg_type y, unnest(ARRAY['DROP TYPE %s CASCADE', 'ALTER TYPE %s RENAME TO another', 'ALTER TYPE %s SET SCHEMA public']) f
+		WHERE y.typnamespace = 'dlq'::regnamespace AND y.typtype = 'e'
+		UNION ALL SELECT 'DROP SCHEMA dlq CASCADE' UNION ALL SELECT 'ALTER SCHEMA dlq RENAME TO another' UNION ALL SELECT 'REVOKE ALL ON SCHEMA dlq FROM ` + h.DLQDRole + `' UNION ALL SELECT 'ALTER SCHEMA dlq OWNER TO ` + postgrestest.Role + `'
+		UNION ALL SELECT 'REASSIGN OWNED BY ` + h.DLQDRole + ` TO ` + postgrestest.Role + `'`)
+	h.changes(statements)
+}
+
+// changes has the application end jobs and retry one after each of the statements, and undoes it.
+func (h *host) changes(statements []string) {
+	h.Helper()
+	batches := h.prepare(2)
+	warm := h.application()
+	require.Empty(h, warm.does(batches[0], "nothing is wrong"))
+	admin, err := pgx.Connect(h.Context(), h.Admin)
+	require.NoError(h, err)
+	h.exec(admin, "SET client_min_messages = error")
+	role := warm.Config().ConnConfig.User
+	refused := 0
+	try := func(statement string) {
+		tx, err := admin.Begin(h.Context())
+		require.NoError(h, err)
+		defer func() { require.NoError(h, tx.Rollback(h.Context())) }()
+		if statement != "" {
+			if _, err := tx.Exec(h.Context(), statement); err != nil {
+				refused++ // a part of something else, which has its turn
+				return
+			}
+		}
+		h.exec(tx, "SET LOCAL SESSION AUTHORIZATION "+role)
+		river := riverpgxv5.New(nil).UnwrapExecutor(tx)
+		begun := time.Now()
+		err = complete(h.Context(), river, batches[1])
+		if err == nil {
+			err = retry(h.Context(), river, batches[1])
+		}
+		if err != nil {
+			h.Errorf("%s: %v", statement, err)
+		}
+		if time.Since(begun) > limit {
+			h.Errorf("%s: took %v", statement, time.Since(begun))
+		}
+	}
+	try("")
+	for _, statement := range statements {
+		try(statement)
+	}
+	require.Less(h, refused, len(statements)/10)
+}
+
+// River's columns, under a session that has captured before and in a new one. (A session whose plans are of the older type gives
+// way until it ends.)
+func TestHost_riversColumns(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	role := h.application().Config().ConnConfig.User
+	h.exec(h.owner, "DROP INDEX river_job_args_index, river_job_metadata_index")
+	h.prepare(1)
+	for _, column := range h.strings("SELECT attname::text FROM pg_attribute WHERE attrelid = 'river_job'::regclass AND attnum > 0 AND attname NOT IN ('id', 'state')") {
+		for _, change := range []string{
+			"DROP COLUMN %s CASCADE", "RENAME COLUMN %s TO another", "ALTER COLUMN %s DROP DEFAULT, ALTER COLUMN %[1]s TYPE text USING 'x'",
+			"ALTER COLUMN %s DROP DEFAULT, ALTER COLUMN %[1]s TYPE json USING '{}'", "ALTER COLUMN %s DROP DEFAULT, ALTER COLUMN %[1]s TYPE bigint USING 1",
+			"ALTER COLUMN %s DROP DEFAULT, ALTER COLUMN %[1]s TYPE json[] USING '{}'", "DROP COLUMN %s CASCADE, ADD COLUMN %[1]s point NOT NULL DEFAULT '(0, 0)'",
+		} {
+			for _, warm := range []bool{true, false} {
+				change := "ALTER TABLE river_job " + fmt.Sprintf(change, column)
+				session, err := pgx.Connect(t.Context(), h.Admin)
+				require.NoError(t, err)
+				run := func(sql string) error {
+					_, err := session.Exec(t.Context(), sql, pgx.QueryExecModeSimpleProtocol)
+					return err
+				}
+				finalized := ", finalized_at = now()"
+				if column == "finalized_at" {
+					finalized = ""
+				}
+				end, retry := "UPDATE river_job SET state = 'discarded'"+finalized, "UPDATE river_job SET state = 'available'"+strings.Replace(finalized, "now()", "NULL", 1)
+				require.NoError(t, run("BEGIN; SET LOCAL client_min_messages = error; ALTER TABLE river_job DROP CONSTRAINT finalized_or_finalized_at_null"))
+				if warm {
+					require.NoError(t, run(end))
+					require.NoError(t, run(retry))
+				}
+				if run(change) == nil { // it is refused where the triggers' conditions name the column
+					require.NoError(t, run("SET LOCAL SESSION AUTHORIZATION "+role))
+					if assert.NoError(t, run(end), "%s, warm: %t", change, warm) {
+						assert.NoError(t, run(retry), "retry after %s, warm: %t", change, warm)
+					}
+				}
+				require.NoError(t, session.Close(t.Context()))
+			}
+		}
+	}
+}

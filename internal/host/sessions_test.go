@@ -1,0 +1,128 @@
+package host_test
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/riverqueue/river/riverdriver/riverpgxv5"
+	"github.com/stretchr/testify/require"
+)
+
+// Whatever an application's session is set to, its failures are captured.
+func TestHost_settings(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	h.exec(h.admin, `CREATE SCHEMA hostile; GRANT ALL ON SCHEMA hostile TO PUBLIC`)
+	for _, sql := range []string{
+		// Whatever a name in dlqd's functions could be taken for, if it were looked up in a path that the application sets.
+		`CREATE FUNCTION %s.no(text, text) RETURNS boolean LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'hostile'; END $$`,
+		`CREATE FUNCTION %s.no(jsonb, text) RETURNS boolean LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'hostile'; END $$`,
+		`CREATE FUNCTION %s.no(bigint, bigint) RETURNS boolean LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'hostile'; END $$`,
+		`CREATE FUNCTION %s.starts_with(text, text) RETURNS boolean LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'hostile'; END $$`,
+		`CREATE FUNCTION %s.now() RETURNS timestamptz LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'hostile'; END $$`,
+		`CREATE FUNCTION %s.set_config(text, text, boolean) RETURNS text LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'hostile'; END $$`,
+		`CREATE FUNCTION %s.current_setting(text, boolean) RETURNS text LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'hostile'; END $$`,
+		`CREATE FUNCTION %s.cardinality(jsonb[]) RETURNS integer LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'hostile'; END $$`,
+		`CREATE FUNCTION %s.clock_timestamp() RETURNS timestamptz LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'hostile'; END $$`,
+		`CREATE OPERATOR %s.= (LEFTARG = text, RIGHTARG = text, FUNCTION = %[1]s.no)`,
+		`CREATE OPERATOR %s.? (LEFTARG = jsonb, RIGHTARG = text, FUNCTION = %[1]s.no)`,
+		`CREATE OPERATOR %s.> (LEFTARG = bigint, RIGHTARG = bigint, FUNCTION = %[1]s.no)`,
+		`CREATE TABLE %s.dead_letter_inbox (id uuid CHECK (false))`, `CREATE TABLE %s.job_facts (job_id bigint CHECK (false))`,
+	} {
+		h.exec(h.admin, fmt.Sprintf(sql, "hostile"))
+	}
+	settings := []string{
+		"search_path = hostile, pg_catalog, public", "search_path = ''", "search_path = pg_temp, hostile, public",
+		"DateStyle = 'SQL, DMY'", "DateStyle = 'German'", "DateStyle = 'Postgres, YMD'", "IntervalStyle = 'sql_standard'", "IntervalStyle = 'iso_8601'", "IntervalStyle = 'postgres_verbose'",
+		"TimeZone = 'Pacific/Kiritimati'", "TimeZone = '<X>+167'", "TimeZone = 'Asia/Kathmandu'", "extra_float_digits = -15", "extra_float_digits = 3",
+		"standard_conforming_strings = off", "backslash_quote = off", "escape_string_warning = on", "transform_null_equals = on", "array_nulls = off", "bytea_output = escape", "xmloption = document",
+		"plan_cache_mode = force_generic_plan", "plan_cache_mode = force_custom_plan", "quote_all_identifiers = on", "client_encoding = 'SQL_ASCII'",
+		"enable_indexscan = off", "enable_seqscan = off", "jit = on", "jit_above_cost = 0", "force_parallel_mode = on", "work_mem = 64", "constraint_exclusion = off",
+		"row_security = off", "check_function_bodies = off", "default_toast_compression = pglz", "default_tablespace = ''", "lc_messages = 'C'", "lc_numeric = 'C'",
+		"statement_timeout = '5s'", "statement_timeout = '1min'", "statement_timeout = '2h'", "statement_timeout = '3d'", "statement_timeout = 4999", "lock_timeout = '50ms'", "idle_in_transaction_session_timeout = '2s'", "idle_session_timeout = '1h'",
+		"dlq.capture = 'garbage'", "dlq.capture = ''", "dlq.capture = '99999999999999999999 99999999999999999999'", "dlq.capture_facts = 'garbage'", "dlq.follow = 'garbage'", "dlq.origin = ''",
+		"default_transaction_isolation = 'repeatable read'", "default_transaction_isolation = 'serializable'", "default_transaction_deferrable = on", "synchronous_commit = off",
+		"client_min_messages = error", "application_name = ''", "vacuum_cost_delay = 100", "temp_buffers = 100", "cursor_tuple_fraction = 0", "from_collapse_limit = 1", "geqo_threshold = 2", "geqo_seed = 1",
+	}
+	batches := h.prepare(len(settings))
+	for i, setting := range settings {
+		app := h.application(setting)
+		if strings.HasPrefix(setting, "search_path") {
+			// River's own statements need theirs: as plain SQL.
+			execute := func(sql string, args ...any) {
+				t.Helper()
+				_, err := app.Exec(t.Context(), sql, append([]any{pgx.QueryExecModeSimpleProtocol}, args...)...)
+				require.NoError(t, err, setting)
+			}
+			execute("CREATE TEMP TABLE dead_letter_inbox (id uuid CHECK (false)); CREATE TEMP TABLE river_job (id bigint)")
+			for kind, id := range batches[i].ids {
+				switch kind {
+				case retried:
+					execute("UPDATE public.river_job SET state = 'available', finalized_at = NULL WHERE id OPERATOR(pg_catalog.=) $1", id)
+				case fails, failsAgain, redeliveryFails:
+					execute("UPDATE public.river_job SET state = 'discarded', finalized_at = pg_catalog.now(), errors = pg_catalog.array_append(errors, '{}') WHERE id OPERATOR(pg_catalog.=) $1", id)
+				case cancels:
+					execute("UPDATE public.river_job SET state = 'cancelled', finalized_at = pg_catalog.now(), errors = pg_catalog.array_append(errors, '{}') WHERE id OPERATOR(pg_catalog.=) $1", id)
+				default:
+					execute("UPDATE public.river_job SET state = 'completed', finalized_at = pg_catalog.now() WHERE id OPERATOR(pg_catalog.=) $1", id)
+				}
+			}
+			require.Empty(t, app.warned(), setting)
+		} else {
+			require.Empty(t, app.does(batches[i], setting), setting)
+		}
+		require.True(t, h.captured(batches[i]), setting)
+		app.Close()
+	}
+}
+
+// Statements of dlqd's triggers are the application's transaction's own: they commit, are prepared and are rolled back with it.
+func TestHost_transactions(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	for _, level := range []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable} {
+		batches := h.prepare(5)
+		app := h.application()
+		in := func(run func(tx pgx.Tx), end string) {
+			tx, err := app.BeginTx(t.Context(), pgx.TxOptions{IsoLevel: level})
+			require.NoError(t, err)
+			run(tx)
+			h.exec(tx, end)
+			_ = tx.Rollback(t.Context()) // only pgx does not know
+		}
+		ends := func(tx pgx.Tx, j jobs) {
+			river := riverpgxv5.New(nil).UnwrapExecutor(tx)
+			require.NoError(t, complete(t.Context(), river, j))
+			require.NoError(t, retry(t.Context(), river, j))
+		}
+		in(func(tx pgx.Tx) { ends(tx, batches[0]); ends(tx, batches[1]) }, "COMMIT")
+		require.True(t, h.captured(batches[0]))
+		require.True(t, h.captured(batches[1]))
+
+		in(func(tx pgx.Tx) { ends(tx, batches[2]) }, "PREPARE TRANSACTION 'x"+h.DLQDRole+"'")
+		require.False(t, h.captured(batches[2]))
+		h.exec(app, "COMMIT PREPARED 'x"+h.DLQDRole+"'")
+		require.True(t, h.captured(batches[2]))
+
+		in(func(tx pgx.Tx) {
+			h.exec(tx, "SAVEPOINT a")
+			ends(tx, batches[3])
+			h.exec(tx, "ROLLBACK TO a")
+			ends(tx, batches[4])
+			h.exec(tx, "SAVEPOINT b")
+			ends(tx, batches[3])
+			h.exec(tx, "RELEASE b")
+			h.exec(tx, "ROLLBACK TO a")
+			h.exec(tx, "SAVEPOINT b")
+			ends(tx, batches[4])
+		}, "COMMIT")
+		require.Zero(t, h.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE river_job_id = ANY ($1)", batches[3].list()))
+		require.True(t, h.captured(batches[4]))
+		require.Empty(t, app.warned())
+
+		in(func(tx pgx.Tx) { ends(tx, batches[3]) }, "ROLLBACK")
+		require.Zero(t, h.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE river_job_id = ANY ($1)", batches[3].list()))
+	}
+}
