@@ -3,16 +3,20 @@
 CREATE OR REPLACE FUNCTION dlq.captured_at(p_id uuid) RETURNS timestamptz
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN to_timestamp(('x' || substr(replace(p_id::text, '-', ''), 1, 12))::bit(48)::bigint / 1000.0);
-COMMENT ON FUNCTION dlq.captured_at IS 'When an entry was captured: its id says so, to the millisecond.';
+COMMENT ON FUNCTION dlq.captured_at IS 'When the job of an entry failed, and with that was captured: the id says so, to the millisecond.';
 
--- The moves that committed between two snapshots. The trail has them nearly in the order of their transactions, so BRIN
--- finds the few pages to read; one that was open for long is found too, however late it commits.
+-- The moves that committed between two snapshots: of transactions that began after the first, and of those that it saw
+-- under way. The trail has moves nearly in the order of their transactions, so BRIN finds the few pages to read, however
+-- long one of them was open and however many others came and went meanwhile.
 CREATE OR REPLACE FUNCTION dlq.moves_between(p_old txid_snapshot, p_new txid_snapshot, p_since timestamptz) RETURNS SETOF dlq.dead_letter_transitions
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
-    SELECT t.* FROM dlq.dead_letter_transitions t
     -- An hour for a clock that was set back.
-    WHERE t.at >= p_since - interval '1 hour' AND t.xid >= txid_snapshot_xmin(p_old)
-      AND txid_visible_in_snapshot(t.xid, p_new) AND NOT txid_visible_in_snapshot(t.xid, p_old)
+    SELECT t.* FROM dlq.dead_letter_transitions t
+    WHERE t.at >= p_since - interval '1 hour' AND t.xid >= txid_snapshot_xmax(p_old) AND txid_visible_in_snapshot(t.xid, p_new)
+    UNION ALL
+    SELECT t.* FROM dlq.dead_letter_transitions t
+    WHERE t.at >= p_since - interval '1 hour'
+      AND t.xid = ANY (ARRAY(SELECT x FROM txid_snapshot_xip(p_old) x WHERE txid_visible_in_snapshot(x, p_new)))
 $$;
 COMMENT ON FUNCTION dlq.moves_between IS 'Moves of transactions that committed between two snapshots, none of which was made before p_since.';
 
@@ -28,39 +32,44 @@ COMMENT ON FUNCTION dlq.moves_of_day IS 'Moves of a day that a snapshot, taken a
 
 -- fold_moves adds moves to the rollups: those between two snapshots or, if p_old is null, those of a day. Backlog and
 -- numbers of open entries are not of a day: a rebuild counts them itself.
-CREATE OR REPLACE FUNCTION dlq.fold_moves(p_old txid_snapshot, p_new txid_snapshot, p_since timestamptz, p_at timestamptz) RETURNS bigint
+--
+-- A failure belongs to the time at which the job failed, whenever it was filed: what failed on a weekend without DLQ workers is
+-- the weekend's, and open since then. Any other move belongs to the time at which it was made.
+DROP FUNCTION IF EXISTS dlq.fold_moves(txid_snapshot, txid_snapshot, timestamptz, timestamptz);
+CREATE OR REPLACE FUNCTION dlq.fold_moves(p_old txid_snapshot, p_new txid_snapshot, p_since timestamptz, p_at timestamptz, p_from timestamptz DEFAULT '-infinity') RETURNS bigint
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET enable_seqscan = off SET jit = off SET max_parallel_workers_per_gather = 0 AS $$
 DECLARE
     v_count bigint;
 BEGIN
     WITH fresh AS MATERIALIZED (
-        SELECT m.at, m.entry_id, m.queue, m.from_status, m.to_status, m.source, m.attempts, m.error_type, m.first_failed_at, m.left_group, m.joined_group,
+        SELECT CASE WHEN m.from_status IS NULL THEN coalesce(m.failed_at, m.at) ELSE m.at END AS at, coalesce(m.failed_at, m.at) AS failed_at,
+               m.entry_id, m.queue, m.from_status, m.to_status, m.source, m.attempts, m.error_type, m.first_failed_at, m.left_group, m.joined_group,
                coalesce(m.error_class, 'undecided') AS to_class, coalesce(m.from_class, 'undecided') AS from_class,
-               m.error_type IS NOT NULL OR m.from_status IS NULL
-                   -- Moves that are older than these columns.
-                   OR m.xid IS NULL AND m.from_status = 'dlq_processing' AND m.to_status IN ('dlq_pending', 'dlq_failed') AS is_failure
+               m.error_type IS NOT NULL OR m.from_status IS NULL AS is_failure
         FROM (SELECT * FROM dlq.moves_between(p_old, p_new, p_since) WHERE p_old IS NOT NULL
               UNION ALL
               SELECT * FROM dlq.moves_of_day(p_since, p_new, p_at) WHERE p_old IS NULL) m
     ), minutes AS MATERIALIZED (
-        -- A move counts once, for its class after it, and takes an open entry away from the class that it had.
-        SELECT date_trunc('minute', f.at) AS minute, f.queue, c.class,
-               count(*) FILTER (WHERE c.sign = 1 AND f.from_status IS NULL) AS captured,
-               count(*) FILTER (WHERE c.sign = 1 AND f.is_failure) AS failures,
-               coalesce(sum(f.attempts) FILTER (WHERE c.sign = 1), 0)::bigint AS attempts,
-               count(*) FILTER (WHERE c.sign = 1 AND f.to_status = 'dlq_processing' AND f.from_status <> 'dlq_processing') AS redelivered,
+        -- A move counts once, for its class after it, and takes an open entry away from the class that it had; a failure counts
+        -- in its own minute.
+        SELECT date_trunc('minute', c.at) AS minute, f.queue, c.class,
+               count(*) FILTER (WHERE c.sign = 0 AND f.from_status IS NULL) AS captured,
+               count(*) FILTER (WHERE c.sign = 0) AS failures,
+               coalesce(sum(f.attempts) FILTER (WHERE c.sign = 0), 0)::bigint AS attempts,
+               count(*) FILTER (WHERE c.sign = 1 AND f.to_status = 'dlq_processing' AND f.from_status IS DISTINCT FROM 'dlq_processing') AS redelivered,
                count(*) FILTER (WHERE c.sign = 1 AND f.from_status = 'dlq_processing' AND f.to_status = 'dlq_resolved') AS succeeded,
-               count(*) FILTER (WHERE c.sign = 1 AND f.to_status = 'dlq_resolved' AND f.from_status <> 'dlq_resolved') AS resolved,
-               count(*) FILTER (WHERE c.sign = 1 AND f.to_status = 'dlq_failed' AND f.from_status <> 'dlq_failed') AS failed,
-               count(*) FILTER (WHERE c.sign = 1 AND f.to_status = 'dlq_archived' AND f.from_status <> 'dlq_archived') AS archived,
+               count(*) FILTER (WHERE c.sign = 1 AND f.to_status = 'dlq_resolved' AND f.from_status IS DISTINCT FROM 'dlq_resolved') AS resolved,
+               count(*) FILTER (WHERE c.sign = 1 AND f.to_status = 'dlq_failed' AND f.from_status IS DISTINCT FROM 'dlq_failed') AS failed,
+               count(*) FILTER (WHERE c.sign = 1 AND f.to_status = 'dlq_archived' AND f.from_status IS DISTINCT FROM 'dlq_archived') AS archived,
                count(*) FILTER (WHERE c.sign = 1 AND f.to_status = 'dlq_manual' AND f.from_status IS DISTINCT FROM 'dlq_manual') AS parked,
                coalesce(sum(c.sign) FILTER (WHERE c.status IN ('dlq_pending', 'dlq_processing', 'dlq_manual')), 0)::bigint AS open_change,
                coalesce(sum(c.sign) FILTER (WHERE c.status = 'dlq_pending'), 0)::bigint AS pending,
                coalesce(sum(c.sign) FILTER (WHERE c.status = 'dlq_processing'), 0)::bigint AS processing,
                coalesce(sum(c.sign) FILTER (WHERE c.status = 'dlq_manual'), 0)::bigint AS manual
         FROM fresh f
-        CROSS JOIN LATERAL (VALUES (f.to_class, 1, f.to_status), (f.from_class, -1, f.from_status)) c (class, sign, status)
-        WHERE c.status IS NOT NULL
+        CROSS JOIN LATERAL (VALUES (f.at, f.to_class, 1, f.to_status), (f.at, f.from_class, -1, f.from_status),
+                                   (f.failed_at, f.to_class, 0, CASE WHEN f.is_failure THEN f.to_status END)) c (at, class, sign, status)
+        WHERE c.status IS NOT NULL AND c.at >= p_from
         GROUP BY 1, 2, 3
     ), flow AS (
         INSERT INTO dlq.rollup_flow AS r (step, scope, bucket, queue, error_class, captured, failures, attempts, redelivered, succeeded, resolved, failed, archived, parked, open_change)
@@ -88,34 +97,34 @@ BEGIN
         FROM (
             SELECT f.at, f.queue, t.measure, t.seconds, ceil(ln(t.seconds) / ln(1.1))::smallint AS bin
             FROM fresh f CROSS JOIN LATERAL (VALUES
-                ('in_dlq', CASE WHEN dlq.is_open(f.from_status) AND NOT dlq.is_open(f.to_status) THEN dlq.captured_at(f.entry_id) END),
+                ('in_dlq', CASE WHEN dlq.is_open(f.from_status) AND NOT dlq.is_open(f.to_status) THEN nullif(dlq.captured_at(f.entry_id), 'epoch') END),
                 ('to_recovery', CASE WHEN f.to_status = 'dlq_resolved' THEN f.first_failed_at END)) v (measure, began)
             CROSS JOIN LATERAL (SELECT v.measure, greatest(extract(epoch FROM f.at - v.began), 0.001)::float8 AS seconds) t
-            WHERE v.began IS NOT NULL) d
+            WHERE v.began IS NOT NULL AND f.at >= p_from) d
         CROSS JOIN (VALUES ('hour'::dlq.rollup_step), ('day'), ('week')) s (step)
         GROUP BY s.step, d.measure, date_trunc(s.step::text, d.at), d.bin, GROUPING SETS ((d.queue), ())
         ON CONFLICT (step, measure, scope, bucket, queue, bin) DO UPDATE SET entries = r.entries + excluded.entries, seconds = r.seconds + excluded.seconds
     ), errors AS (
         INSERT INTO dlq.rollup_errors AS r (step, bucket, queue, error_type, failures)
-        SELECT s.step, date_trunc(s.step::text, f.at), f.queue, f.error_type, count(*)
+        SELECT s.step, date_trunc(s.step::text, f.failed_at), f.queue, f.error_type, count(*)
         FROM fresh f CROSS JOIN (VALUES ('hour'::dlq.rollup_step), ('day'), ('week')) s (step)
-        WHERE f.error_type IS NOT NULL
+        WHERE f.error_type IS NOT NULL AND f.failed_at >= p_from
         GROUP BY 1, 2, 3, 4
         ON CONFLICT (step, bucket, queue, error_type) DO UPDATE SET failures = r.failures + excluded.failures
     ), sources AS (
         INSERT INTO dlq.rollup_sources AS r (step, bucket, source, captured)
         SELECT s.step, date_trunc(s.step::text, f.at), f.source, count(*)
         FROM fresh f CROSS JOIN (VALUES ('hour'::dlq.rollup_step), ('day'), ('week')) s (step)
-        WHERE f.from_status IS NULL AND f.source IS NOT NULL
+        WHERE f.from_status IS NULL AND f.source IS NOT NULL AND f.at >= p_from
         GROUP BY 1, 2, 3
         ON CONFLICT (step, bucket, source) DO UPDATE SET captured = r.captured + excluded.captured
     ), members AS MATERIALIZED (
-        -- An entry joins its group when it is decided, which most are as they are filed. One whose redeliveries are spent is not decided again: it leaves with a
-        -- last failure. One that is replayed after that joins again without one.
+        -- An entry joins its group when it is decided, mostly as it is filed. One whose redeliveries are spent is not decided again:
+        -- it leaves with a last failure. One that is replayed or reopened after that joins again without one.
         SELECT f.queue, f.joined_group AS fingerprint, f.at, f.entry_id, f.to_class, 1 AS change, coalesce(dlq.is_open(f.from_status), true)::integer AS failures
         FROM fresh f WHERE f.joined_group IS NOT NULL
         UNION ALL
-        SELECT f.queue, f.left_group, f.at, f.entry_id, f.to_class, -1, (f.is_failure AND f.to_status = 'dlq_failed')::integer
+        SELECT f.queue, f.left_group, f.failed_at, f.entry_id, f.to_class, -1, (f.is_failure AND f.to_status = 'dlq_failed')::integer
         FROM fresh f WHERE f.left_group IS NOT NULL
     ), groups AS (
         INSERT INTO dlq.failure_groups AS r (queue, fingerprint, title, error_type, error_class, first_seen, last_seen, failures, open, sample)
@@ -141,7 +150,7 @@ BEGIN
         INSERT INTO dlq.rollup_groups AS r (step, bucket, queue, fingerprint, failures)
         SELECT s.step, date_trunc(s.step::text, m.at), m.queue, m.fingerprint, sum(m.failures)
         FROM members m CROSS JOIN (VALUES ('hour'::dlq.rollup_step), ('day'), ('week')) s (step)
-        WHERE m.failures > 0
+        WHERE m.failures > 0 AND m.at >= p_from
         GROUP BY 1, 2, 3, 4
         ON CONFLICT (step, bucket, queue, fingerprint) DO UPDATE SET failures = r.failures + excluded.failures
     )
@@ -149,7 +158,7 @@ BEGIN
     RETURN v_count;
 END
 $$;
-COMMENT ON FUNCTION dlq.fold_moves IS 'Adds moves to the rollups: those that committed between two snapshots or, if p_old is null, those of the day that begins at p_since.';
+COMMENT ON FUNCTION dlq.fold_moves IS 'Adds moves to the rollups: those that committed between two snapshots or, if p_old is null, those of the day that begins at p_since; not into buckets before p_from.';
 
 CREATE OR REPLACE FUNCTION dlq.refresh_rollups() RETURNS bigint
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET enable_seqscan = off SET jit = off SET max_parallel_workers_per_gather = 0 AS $$
@@ -189,6 +198,7 @@ DECLARE
     v_at    timestamptz := clock_timestamp();
     v_day   timestamptz;
     v_first timestamptz;
+    v_from  timestamptz := '-infinity';
     v_count bigint := 0;
 BEGIN
     PERFORM pg_advisory_xact_lock(hashtextextended('dlq.refresh_rollups', 0));
@@ -213,9 +223,13 @@ BEGIN
 
     SELECT date_trunc('day', min(t.at)) INTO v_day FROM dlq.dead_letter_transitions t;
     v_first := date_trunc('week', v_day);
-    -- A week that the trail has lost a part of stays as it was.
-    IF EXISTS (SELECT FROM dlq.rollup_flow r WHERE r.step = 'day' AND r.scope = 'all' AND r.bucket < v_day) THEN
+    -- A week that the trail has lost a part of stays as it was. (Failures may be older than the trail: they were filed later.)
+    IF EXISTS (SELECT FROM dlq.rollup_flow r WHERE r.step = 'day' AND r.scope = 'all' AND r.bucket < v_day
+               AND (r.redelivered, r.resolved, r.failed, r.archived) <> (0, 0, 0, 0)) THEN
         v_first := v_first + interval '7 days';
+    END IF;
+    IF EXISTS (SELECT FROM dlq.rollup_flow r WHERE r.step = 'day' AND r.bucket < v_first) THEN
+        v_from := v_first;
     END IF;
     DELETE FROM dlq.rollup_flow    WHERE bucket >= v_first;
     DELETE FROM dlq.rollup_times   WHERE bucket >= v_first;
@@ -223,7 +237,7 @@ BEGIN
     DELETE FROM dlq.rollup_sources WHERE bucket >= v_first;
     DELETE FROM dlq.rollup_groups  WHERE bucket >= v_first;
     FOR v_day IN SELECT generate_series(v_first, v_at, interval '1 day') LOOP
-        v_count := v_count + dlq.fold_moves(NULL, v_new, v_day, v_at);
+        v_count := v_count + dlq.fold_moves(NULL, v_new, v_day, v_at, v_from);
     END LOOP;
     UPDATE dlq.failure_groups r SET failures = coalesce((
         SELECT sum(g.failures) FROM dlq.rollup_groups g WHERE g.queue = r.queue AND g.fingerprint = r.fingerprint AND g.step = 'day'), 0);

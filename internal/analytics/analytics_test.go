@@ -47,9 +47,14 @@ func (b *bundle) refresh(t execer) { require.NoError(t, b.store.Refresh(b.Contex
 
 // fail makes n dead letters of a queue.
 func (b *bundle) fail(t execer, n int, queue, errorType, source string, attempts int) {
+	b.failAt(t, time.Now(), n, queue, errorType, source, attempts)
+}
+
+func (b *bundle) failAt(t execer, at time.Time, n int, queue, errorType, source string, attempts int) {
 	b.exec(t, `INSERT INTO river_job (kind, args, queue, max_attempts, attempt, state) SELECT 'dlqd_message', jsonb_build_object('messageId', gen_random_uuid(), 'kind', 'k', 'source', $3::text), $1, 5, $4, 'running' FROM generate_series(1, $2)`, queue, n, source, attempts)
-	b.exec(t, `UPDATE river_job SET state = 'discarded', finalized_at = now(), errors = ARRAY[jsonb_build_object('error', $1::text || ' happened', 'attempt', attempt)],
-		metadata = jsonb_build_object('dlq:error', jsonb_build_object('attempt', attempt, 'type', $1::text)) WHERE state = 'running'`, errorType)
+	b.exec(t, `UPDATE river_job SET state = 'discarded', finalized_at = $2, errors = ARRAY[jsonb_build_object('error', $1::text || ' happened', 'attempt', attempt)],
+		metadata = jsonb_build_object('dlq:error', jsonb_build_object('attempt', attempt, 'type', $1::text)) WHERE state = 'running'`, errorType, at)
+	b.file(t)
 }
 
 // decide does what a DLQ worker does first: class, group and what happens next.
@@ -58,9 +63,20 @@ func (b *bundle) decide(t execer, class, fingerprint, status string) {
 		WHERE status = 'dlq_pending' AND strategy IS NULL`, class, fingerprint, status)
 }
 
-// ended ends the redeliveries that are under way.
+// ended ends the redeliveries that are under way: the moves that dlqd makes once their jobs have ended.
 func (b *bundle) ended(t execer, state string) {
-	b.exec(t, `UPDATE river_job SET state = $1::river_job_state, finalized_at = now(), attempt = 1, errors = ARRAY['{"error": "again", "attempt": 1}'::jsonb] WHERE metadata ? 'dlq:entry_id' AND finalized_at IS NULL`, state)
+	if state == "completed" {
+		b.exec(t, `UPDATE dlq.dead_letter_queue SET status = 'dlq_resolved', move = '{"actor": "capture", "reason": "job completed"}' WHERE status = 'dlq_processing'`)
+		return
+	}
+	b.exec(t, `UPDATE dlq.dead_letter_queue SET status = CASE WHEN dlq_retry_count >= dlq_max_retries THEN 'dlq_failed' ELSE 'dlq_pending' END::dlq.dead_letter_status,
+		error_class = CASE WHEN dlq_retry_count >= dlq_max_retries THEN error_class END, fingerprint = CASE WHEN dlq_retry_count >= dlq_max_retries THEN fingerprint END,
+		last_failed_at = clock_timestamp() - random() * interval '2 hours', strategy = NULL, next_retry_at = now(), move = '{"actor": "capture", "reason": "job failed"}' WHERE status = 'dlq_processing'`)
+}
+
+// file files what is in the inbox, undecided.
+func (b *bundle) file(t execer) {
+	b.exec(t, "SELECT dlq.file(ARRAY(SELECT id FROM dlq.dead_letter_queue WHERE stage = 'inbox'))")
 }
 
 // rollups are all of them as one text, but for what a rebuild cannot know (which group said what first).
@@ -119,7 +135,7 @@ func TestRollups_property(t *testing.T) {
 		for range rapid.IntRange(3, 15).Draw(rt, "steps") {
 			switch step := rapid.IntRange(0, 11).Draw(rt, "step"); step {
 			case 0, 1:
-				b.fail(rt, rapid.IntRange(1, 3).Draw(rt, "n"), rapid.SampledFrom(queues).Draw(rt, "queue"), rapid.SampledFrom([]string{"A", "B"}).Draw(rt, "type"), "s", 2)
+				b.failAt(rt, time.Now().Add(-time.Duration(rapid.SampledFrom([]int{0, 0, 1, 70, 3000}).Draw(rt, "minutes ago"))*time.Minute), rapid.IntRange(1, 3).Draw(rt, "n"), rapid.SampledFrom(queues).Draw(rt, "queue"), rapid.SampledFrom([]string{"A", "B"}).Draw(rt, "type"), "s", 2)
 			case 2:
 				b.decide(rt, rapid.SampledFrom([]string{"transient", "outage"}).Draw(rt, "class"), rapid.SampledFrom([]string{"f1", "f2"}).Draw(rt, "fingerprint"), "dlq_manual")
 			case 3:
@@ -142,6 +158,8 @@ func TestRollups_property(t *testing.T) {
 				require.NoError(rt, err)
 				_, err = tx.Exec(b.Context(), "UPDATE river_job SET state = 'discarded', finalized_at = now() WHERE state = 'running' AND queue = 'late'")
 				require.NoError(rt, err)
+				_, err = tx.Exec(b.Context(), "SELECT dlq.file(ARRAY(SELECT id FROM dlq.dead_letter_queue WHERE stage = 'inbox' AND queue = 'late'))")
+				require.NoError(rt, err)
 				// Nobody waits for the row that it holds.
 				require.NoError(rt, tx.Commit(b.Context()))
 				late = late[:len(late)-1]
@@ -149,9 +167,14 @@ func TestRollups_property(t *testing.T) {
 				tx, err := b.pool.Begin(b.Context())
 				require.NoError(rt, err)
 				late = append(late, tx)
-				_, err = tx.Exec(b.Context(), `WITH j AS (INSERT INTO river_job (kind, args, queue, max_attempts, state) VALUES ('k', '{}', 'late', 1, 'available') RETURNING *)
-					SELECT dlq.record_failure(to_jsonb(j.*)) FROM j`)
-				require.NoError(rt, err)
+				for _, sql := range []string{
+					"INSERT INTO river_job (kind, args, queue, max_attempts, state) VALUES ('k', '{}', 'later', 1, 'running')",
+					"UPDATE river_job SET state = 'discarded', finalized_at = now() WHERE state = 'running' AND queue = 'later'",
+					"SELECT dlq.file(ARRAY(SELECT id FROM dlq.dead_letter_queue WHERE stage = 'inbox' AND queue = 'later'))",
+				} {
+					_, err = tx.Exec(b.Context(), sql)
+					require.NoError(rt, err)
+				}
 			case 10:
 				for _, tx := range late {
 					if rapid.Bool().Draw(rt, "commit") {
