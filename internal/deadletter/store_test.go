@@ -259,7 +259,6 @@ func TestSweep(t *testing.T) {
 	replay := func() int64 {
 		job, err := b.store.Replay(t.Context(), entry.ID, kim, nil, false)
 		require.NoError(t, err)
-		b.exec("UPDATE dlq.dead_letter_queue SET lease_expires_at = now() - interval '1 hour'")
 		return job
 	}
 	sweep := func() deadletter.Sweep {
@@ -269,14 +268,12 @@ func TestSweep(t *testing.T) {
 	}
 
 	job := replay()
-	require.Equal(t, deadletter.Sweep{Extended: 1}, sweep(), "a waiting job is a live lease, however long it waits")
-	require.Equal(t, deadletter.Sweep{}, sweep(), "the lease was extended")
+	require.Equal(t, deadletter.Sweep{Looked: 1, Last: entry.ID}, sweep(), "a waiting job is a live lease, however long it waits")
 	after, _ := b.entry()
 	require.Equal(t, job, *after.RedeliveryJobID)
 
-	b.exec("UPDATE dlq.dead_letter_queue SET lease_expires_at = now() - interval '1 hour'")
 	b.exec("DELETE FROM river_job WHERE id = $1", job)
-	require.Equal(t, deadletter.Sweep{Requeued: 1}, sweep())
+	require.Equal(t, deadletter.Sweep{Looked: 1, Last: entry.ID, Requeued: 1}, sweep())
 	after, trail := b.entry()
 	require.Equal(t, deadletter.Pending, after.Status)
 	require.Contains(t, *trail[len(trail)-1].Reason, "is gone")
@@ -285,7 +282,7 @@ func TestSweep(t *testing.T) {
 	b.exec("ALTER TABLE river_job DISABLE TRIGGER dlq_capture")
 	b.endBySQL(job, "completed") // unseen
 	b.exec("ALTER TABLE river_job ENABLE TRIGGER dlq_capture")
-	require.Equal(t, deadletter.Sweep{Settled: 1}, sweep())
+	require.Equal(t, deadletter.Sweep{Looked: 1, Last: entry.ID, Settled: 1}, sweep())
 	after, _ = b.entry()
 	require.Equal(t, deadletter.Resolved, after.Status)
 }

@@ -107,10 +107,10 @@ var checks = []check{
 		"is a client working that queue, is it paused (river_queue.paused_at), is its concurrency enough?",
 	},
 	{
-		"leases", `SELECT count(*)::float8, '' FROM dlq.dead_letter_open WHERE status = 'dlq_processing' AND lease_expires_at < now() - interval '30 minutes'`,
+		"facts", `SELECT count(*)::float8, '' FROM dlq.job_facts WHERE at < now() - interval '1 minute' AND fact <> 'following'`,
 		func(n float64) bool { return n > 0 },
-		"looked at in time", "%.0[1]f entries in dlq_processing were not looked at for half an hour",
-		"run a dlqd with DLQ workers, or SELECT * FROM dlq.requeue_expired_leases()",
+		"applied in time", "%.0[1]f ends of redeliveries or retries made outside dlqd have not reached their entries for a minute",
+		"run a dlqd with DLQ workers, or SELECT dlq.apply_facts(); does an open transaction hold those entries?",
 	},
 	{
 		"circuit breakers", `SELECT count(*)::float8, coalesce(string_agg(name, ', '), '') FROM dlq.circuit_breakers WHERE forced`,

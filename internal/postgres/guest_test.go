@@ -274,7 +274,6 @@ func TestGuest_lostRights(t *testing.T) {
 	// With the rights back, what could not be seen is seen.
 	execute(t, g.owner, "GRANT USAGE ON SCHEMA public TO "+g.DLQDRole)
 	g.Grant(t, postgres.DefaultSchemas())
-	execute(t, g.dlqd, "UPDATE dlq.dead_letter_open SET lease_expires_at = now() WHERE status = 'dlq_processing'")
 	execute(t, g.dlqd, "SELECT dlq.requeue_expired_leases()")
 	require.Equal(t, 3, count(t, g.dlqd, "SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_resolved'"))
 }
@@ -312,7 +311,6 @@ func TestGuest_rowLevelSecurity(t *testing.T) {
 	execute(t, g.owner, "ALTER TABLE river_job ENABLE ROW LEVEL SECURITY")
 	execute(t, g.owner, "CREATE POLICY app ON river_job TO "+g.app.Config().ConnConfig.User+" USING (true)")
 
-	execute(t, g.dlqd, "UPDATE dlq.dead_letter_open SET lease_expires_at = now() - interval '1 hour'")
 	session, err := pgx.Connect(t.Context(), g.DLQD)
 	require.NoError(t, err)
 	defer func() { _ = session.Close(context.WithoutCancel(t.Context())) }()
@@ -321,7 +319,7 @@ func TestGuest_rowLevelSecurity(t *testing.T) {
 		require.NoError(t, err)
 		for _, sql := range []string{
 			"SELECT dlq.requeue_expired_leases()", "SELECT dlq.backfill()", "SELECT dlq.redeliver(ARRAY(SELECT id FROM dlq.dead_letter_queue), 'x', 'x')",
-			"SELECT dlq.erase('{\"queue\": \"default\"}', 'x')", "SELECT dlq.is_undone(1)", "SELECT dlq.release_held('{default}', 1, '1 hour')",
+			"SELECT dlq.erase('{\"queue\": \"default\"}', 'x')", "SELECT dlq.is_undone(1, now())", "SELECT dlq.release_held('{default}', 1, '1 hour')",
 		} {
 			_, err = session.Exec(t.Context(), sql)
 			require.ErrorContains(t, err, "row-level security policy", sql)

@@ -315,12 +315,11 @@ func (m *machine) riverUI() {
 
 // lose deletes the job of a redelivery by hand; a sweep finds that.
 func (m *machine) lose() {
-	id, e := m.pick(deadletter.Processing)
+	_, e := m.pick(deadletter.Processing)
 	if e == nil || e.live == e.job {
 		return
 	}
 	m.do("DELETE FROM river_job WHERE id = $1", e.live)
-	m.do("UPDATE dlq.dead_letter_open SET lease_expires_at = now() - interval '1 second' WHERE id = $1", id)
 	_, err := m.store.SweepLeases(m.Context(), uuid.Nil)
 	require.NoError(m.rt, err)
 	e.status, e.undecided, e.live = deadletter.Pending, true, 0

@@ -412,7 +412,6 @@ func TestWorker_aBacklogHoldsUpNothing(t *testing.T) {
 	stop := run(t, w)
 	<-batches
 	b.exec("DELETE FROM river_job WHERE id = (SELECT redelivery_job_id FROM dlq.dead_letter_open WHERE id = $1)", lost)
-	b.exec("UPDATE dlq.dead_letter_open SET lease_expires_at = now() - interval '1 hour' WHERE id = $1", lost)
 	<-swept
 	b.exec("INSERT INTO river_job (kind, args, queue, state, finalized_at, max_attempts) SELECT 'k', '{}', 'default', 'completed', now() + interval '10 seconds', 1 FROM generate_series(1, 1000)")
 	<-probed

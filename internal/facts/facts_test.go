@@ -1,0 +1,545 @@
+package facts_test
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/riverqueue/river"
+	"github.com/riverqueue/river/riverdriver/riverpgxv5"
+	"github.com/stretchr/testify/require"
+
+	"github.com/dlqd/dlqd/internal/background"
+	"github.com/dlqd/dlqd/internal/deadletter"
+	"github.com/dlqd/dlqd/internal/facts"
+	"github.com/dlqd/dlqd/internal/postgres"
+	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
+)
+
+func TestMain(m *testing.M) { postgrestest.Main(m) }
+
+var kim = deadletter.Act{Actor: "kim"}
+
+type bundle struct {
+	*testing.T
+
+	pool    *pgxpool.Pool
+	store   *deadletter.Store
+	applier *facts.Applier
+	river   *river.Client[pgx.Tx]
+}
+
+func setup(t *testing.T) *bundle {
+	t.Helper()
+	pool := postgrestest.Pool(t)
+	store := deadletter.NewStore(pool, postgres.DefaultSchemas())
+	client, err := river.NewClient(riverpgxv5.New(pool), &river.Config{})
+	require.NoError(t, err)
+	return &bundle{T: t, pool: pool, store: store, applier: &facts.Applier{Store: store}, river: client}
+}
+
+func (b *bundle) exec(sql string, args ...any) {
+	b.Helper()
+	_, err := b.pool.Exec(b.Context(), sql, args...)
+	require.NoError(b, err)
+}
+
+func (b *bundle) count(sql string, args ...any) (n int64) {
+	b.Helper()
+	require.NoError(b, b.pool.QueryRow(b.Context(), sql, args...).Scan(&n))
+	return n
+}
+
+func (b *bundle) text(sql string, args ...any) (text string) {
+	b.Helper()
+	require.NoError(b, b.pool.QueryRow(b.Context(), sql, args...).Scan(&text))
+	return text
+}
+
+// insert inserts a job that runs. columns are further ones, with their values.
+func (b *bundle) insert(more ...string) int64 {
+	b.Helper()
+	columns, values := "", ""
+	for i := 0; i < len(more); i += 2 {
+		columns, values = columns+", "+more[i], values+", "+more[i+1]
+	}
+	return b.count("INSERT INTO river_job (kind, args, queue, state, attempt, max_attempts, errors" + columns + ") VALUES ('k', '{}', 'default', 'running', 1, 1, '{}'" + values + ") RETURNING id")
+}
+
+// end ends a job, as River's completer does.
+func (b *bundle) end(job int64, state string) {
+	b.Helper()
+	b.exec(`UPDATE river_job SET state = $2::river_job_state, finalized_at = clock_timestamp(),
+		errors = CASE WHEN $2 = 'completed' THEN errors ELSE array_append(errors, jsonb_build_object('at', now(), 'attempt', attempt, 'error', 'boom ' || id, 'trace', '')) END WHERE id = $1`, job, state)
+}
+
+// fails inserts a job that fails, and returns it and its entry.
+func (b *bundle) fails(more ...string) (int64, uuid.UUID) {
+	b.Helper()
+	job := b.insert(more...)
+	b.end(job, "discarded")
+	return job, b.entryOf(job)
+}
+
+func (b *bundle) entryOf(job int64) uuid.UUID {
+	b.Helper()
+	return uuid.MustParse(b.text("SELECT id FROM dlq.dead_letter_queue WHERE river_job_id = $1 ORDER BY id DESC LIMIT 1", job))
+}
+
+func (b *bundle) replay(entry uuid.UUID) int64 {
+	b.Helper()
+	job, err := b.store.Replay(b.Context(), entry, kim, nil, false)
+	require.NoError(b, err)
+	b.exec("UPDATE river_job SET state = 'running', attempt = 1 WHERE id = $1", job)
+	return job
+}
+
+// retry is what River UI does.
+func (b *bundle) retry(job int64) {
+	b.Helper()
+	_, err := b.river.JobRetry(b.Context(), job)
+	require.NoError(b, err)
+}
+
+func (b *bundle) runs(job int64) {
+	b.Helper()
+	b.exec("UPDATE river_job SET state = 'running', attempt = attempt + 1 WHERE id = $1 AND state = 'available'", job)
+}
+
+func (b *bundle) apply() {
+	b.Helper()
+	require.NoError(b, b.applier.All(b.Context()))
+}
+
+func (b *bundle) entry(id uuid.UUID) *deadletter.Entry {
+	b.Helper()
+	entry, _, err := b.store.Get(b.Context(), id)
+	require.NoError(b, err)
+	return entry
+}
+
+func (b *bundle) state(job int64) string {
+	b.Helper()
+	return b.text("SELECT coalesce((SELECT state::text FROM river_job WHERE id = $1), 'gone')", job)
+}
+
+// reasons are those of an entry's moves, the last ones.
+func (b *bundle) reason(id uuid.UUID) string {
+	b.Helper()
+	_, trail, err := b.store.Get(b.Context(), id)
+	require.NoError(b, err)
+	return *trail[len(trail)-1].Reason
+}
+
+// facts are those that nobody has applied.
+func (b *bundle) facts() int64 {
+	b.Helper()
+	return b.count("SELECT count(*) FROM dlq.job_facts")
+}
+
+func (b *bundle) is(id uuid.UUID, status deadletter.Status) {
+	b.Helper()
+	require.Equal(b, status, b.entry(id).Status)
+}
+
+func TestApply_endsOfRedeliveries(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	original, id := b.fails()
+	first := b.replay(id)
+	b.end(first, "discarded")
+	b.is(id, deadletter.Processing)
+	b.apply()
+	b.is(id, deadletter.Pending)
+	require.Equal(t, fmt.Sprintf("boom %d", first), *b.entry(id).ErrorMessage)
+	require.Equal(t, "gone", b.state(first), "one discarded job an entry is enough")
+	require.Equal(t, "discarded", b.state(original))
+
+	second := b.replay(id)
+	b.end(second, "completed")
+	b.apply()
+	entry := b.entry(id)
+	require.Equal(t, deadletter.Resolved, entry.Status)
+	require.Equal(t, "kim", *entry.ResolvedBy)
+	require.Equal(t, "manual_retry", *entry.ResolutionStrategy)
+	var attempts []struct {
+		JobID   int64  `json:"jobId"`
+		Outcome string `json:"outcome"`
+	}
+	require.NoError(t, json.Unmarshal(entry.ReplayAttempts, &attempts))
+	require.Len(t, attempts, 2)
+	require.Equal(t, second, attempts[1].JobID)
+	require.Equal(t, "completed", b.state(original), "nobody is offered to do it again")
+	require.Equal(t, second, b.count("SELECT (metadata ->> 'dlq:done_by')::bigint FROM river_job WHERE id = $1", original))
+	require.Zero(t, b.facts())
+}
+
+func TestApply_withoutTheRightToDelete(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	original, id := b.fails()
+	b.exec("REVOKE DELETE ON river_job FROM " + postgrestest.Role)
+	first := b.replay(id)
+	b.end(first, "discarded")
+	b.apply()
+	require.Equal(t, "discarded", b.state(first))
+	b.end(b.replay(id), "completed")
+	b.apply()
+	b.is(id, deadletter.Resolved)
+	require.Equal(t, "completed", b.state(first))
+	require.Equal(t, "completed", b.state(original))
+	require.Zero(t, b.facts())
+}
+
+func TestApply_cancelledRedelivery(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	_, id := b.fails()
+	job, err := b.store.Replay(t.Context(), id, kim, nil, false)
+	require.NoError(t, err)
+	_, err = b.river.JobCancel(t.Context(), job)
+	require.NoError(t, err)
+	b.apply()
+	b.is(id, deadletter.Pending)
+	require.Equal(t, "redelivery was cancelled by an operator", *b.entry(id).ErrorMessage)
+}
+
+// Metadata that an application copied to another job, or that somebody forged, makes and closes nothing.
+func TestApply_copiedMark(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	_, id := b.fails()
+	redelivery := b.replay(id)
+	mark := b.text("SELECT quote_literal(metadata) FROM river_job WHERE id = $1", redelivery)
+	child := b.insert("metadata", mark)
+	b.end(child, "completed")
+	b.apply()
+	b.is(id, deadletter.Processing)
+	other, otherID := b.fails("metadata", mark)
+	b.apply()
+	b.is(id, deadletter.Processing)
+	require.NotEqual(t, id, otherID)
+	b.is(otherID, deadletter.Pending)
+	b.end(redelivery, "completed")
+	b.apply()
+	b.is(id, deadletter.Resolved)
+	b.is(otherID, deadletter.Pending)
+	require.Equal(t, "discarded", b.state(other))
+}
+
+// River's table was restored, or its sequence restarted: a job is its id and when it was made.
+func TestApply_jobIDThatComesAgain(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	original, id := b.fails()
+	redelivery := b.replay(id)
+	b.exec("DELETE FROM river_job WHERE id IN ($1, $2)", original, redelivery)
+	again := b.insert("id", fmt.Sprint(original), "created_at", "now() + interval '1 second'")
+	b.end(again, "discarded")
+	require.EqualValues(t, 2, b.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE river_job_id = $1", original))
+	stranger := b.insert("id", fmt.Sprint(redelivery), "created_at", "now() + interval '1 second'", "metadata", fmt.Sprintf(`'{"dlq:entry_id": "%s"}'`, id))
+	b.end(stranger, "completed")
+	b.apply()
+	b.is(id, deadletter.Processing)
+	_, err := b.store.SweepLeases(t.Context(), uuid.Nil)
+	require.NoError(t, err)
+	b.is(id, deadletter.Pending)
+	require.Contains(t, b.reason(id), "is gone")
+	// A retry of the new job is none of the old one.
+	b.retry(again)
+	b.apply()
+	b.is(id, deadletter.Pending)
+	b.is(b.entryOf(original), deadletter.Processing)
+	// Nor is it looked at when the old entry is redelivered.
+	b.end(b.replay(id), "completed")
+	b.apply()
+	b.is(id, deadletter.Resolved)
+	require.Equal(t, "available", b.state(again))
+}
+
+// Whichever job of an entry succeeds first resolves it.
+func TestApply_lateSuccessOfAnEarlierRedelivery(t *testing.T) {
+	t.Parallel()
+	for _, status := range []deadletter.Status{deadletter.Pending, deadletter.Manual, deadletter.Failed, deadletter.Processing} {
+		t.Run(string(status), func(t *testing.T) {
+			t.Parallel()
+			b := setup(t)
+			original, id := b.fails()
+			early := b.replay(id)
+			// Somebody took it for dead.
+			b.exec("UPDATE dlq.dead_letter_queue SET status = 'dlq_pending', next_retry_at = now() WHERE id = $1", id)
+			var late int64
+			switch status { //nolint:exhaustive // closed ones are elsewhere
+			case deadletter.Manual:
+				require.NoError(t, b.store.Park(t.Context(), id, kim))
+			case deadletter.Failed:
+				b.exec("UPDATE dlq.dead_letter_queue SET dlq_max_retries = 1 WHERE id = $1", id)
+				b.end(b.replay(id), "discarded")
+				b.apply()
+			case deadletter.Processing:
+				late = b.replay(id)
+			}
+			b.is(id, status)
+			b.end(early, "completed")
+			b.apply()
+			b.is(id, deadletter.Resolved)
+			require.Equal(t, fmt.Sprintf("an earlier redelivery, job %d, completed", early), b.reason(id))
+			require.Equal(t, "completed", b.state(original))
+			if late != 0 {
+				b.end(late, "completed")
+				b.apply()
+				b.is(id, deadletter.Resolved)
+				require.Equal(t, fmt.Sprintf("job %d completed, too", late), b.reason(id))
+			}
+			require.Zero(t, b.facts())
+		})
+	}
+}
+
+func TestApply_redeliveryThatWaitsIsTakenBack(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	_, id := b.fails()
+	early := b.replay(id)
+	b.exec("UPDATE dlq.dead_letter_queue SET status = 'dlq_pending', next_retry_at = now() WHERE id = $1", id)
+	waiting, err := b.store.Replay(t.Context(), id, kim, nil, false)
+	require.NoError(t, err)
+	b.end(early, "completed")
+	b.apply()
+	b.is(id, deadletter.Resolved)
+	require.Equal(t, "gone", b.state(waiting))
+}
+
+func TestApply_retriedOutside(t *testing.T) {
+	t.Parallel()
+	for _, status := range []string{"unfiled", "pending", "manual", "failed"} {
+		for _, end := range []string{"completed", "discarded"} {
+			t.Run(status+" "+end, func(t *testing.T) {
+				t.Parallel()
+				b := setup(t)
+				job, id := b.fails()
+				switch status {
+				case "pending":
+					b.exec("SELECT dlq.file(ARRAY[$1::uuid])", id)
+				case "manual":
+					require.NoError(t, b.store.Park(t.Context(), id, kim))
+				case "failed":
+					b.exec("SELECT dlq.file(ARRAY[$1::uuid])", id)
+					b.exec("UPDATE dlq.dead_letter_queue SET dlq_max_retries = 1 WHERE id = $1", id)
+					b.end(b.replay(id), "discarded")
+					b.apply()
+					b.is(id, deadletter.Failed)
+				}
+				b.retry(job)
+				b.apply()
+				entry := b.entry(id)
+				require.Equal(t, deadletter.Processing, entry.Status)
+				require.Equal(t, job, *entry.RedeliveryJobID)
+				require.Equal(t, "river:"+postgrestest.Role, *entry.LockedBy)
+				b.runs(job)
+				b.end(job, end)
+				b.apply()
+				if end == "completed" {
+					b.is(id, deadletter.Resolved)
+				} else {
+					require.NotEqual(t, deadletter.Processing, b.entry(id).Status)
+					require.Equal(t, "discarded", b.state(job), "it stands for the entry in River's lists")
+				}
+				require.EqualValues(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_queue"))
+				require.Zero(t, b.facts())
+			})
+		}
+	}
+}
+
+// All of it happens before dlqd looks.
+func TestApply_inOrder(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	job, id := b.fails()
+	b.retry(job)
+	b.runs(job)
+	b.end(job, "discarded")
+	b.retry(job)
+	b.runs(job)
+	b.end(job, "completed") // no mark: seen when the retry is applied
+	require.EqualValues(t, 3, b.facts())
+	b.apply()
+	b.is(id, deadletter.Resolved)
+	require.EqualValues(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_queue"))
+	require.EqualValues(t, 2, b.entry(id).DLQRetryCount)
+	require.Zero(t, b.facts())
+}
+
+// A worker's transaction in REPEATABLE READ could not end its job after a write of dlqd's.
+func TestApply_retriedJobThatRuns(t *testing.T) {
+	t.Parallel()
+	for _, end := range []string{"completed", "discarded"} {
+		t.Run(end, func(t *testing.T) {
+			t.Parallel()
+			b := setup(t)
+			job, id := b.fails()
+			b.retry(job)
+			b.runs(job)
+			tx, err := b.pool.BeginTx(t.Context(), pgx.TxOptions{IsoLevel: pgx.RepeatableRead})
+			require.NoError(t, err)
+			_, err = tx.Exec(t.Context(), "SELECT 1 FROM river_job")
+			require.NoError(t, err)
+			b.apply()
+			b.is(id, deadletter.Processing)
+			b.apply()
+			_, err = tx.Exec(t.Context(), "UPDATE river_job SET state = $2::river_job_state, finalized_at = now(), errors = array_append(errors, '{\"error\": \"again\"}') WHERE id = $1", job, end)
+			require.NoError(t, err)
+			require.NoError(t, tx.Commit(t.Context()))
+			b.apply()
+			if end == "completed" {
+				b.is(id, deadletter.Resolved)
+			} else {
+				b.is(id, deadletter.Pending)
+				require.Equal(t, "again", *b.entry(id).ErrorMessage)
+			}
+			require.Zero(t, b.facts())
+			require.EqualValues(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_queue"))
+		})
+	}
+}
+
+func TestApply_retriedJobThatIsGone(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	job, id := b.fails()
+	b.retry(job)
+	b.exec("DELETE FROM river_job WHERE id = $1", job)
+	b.apply()
+	b.is(id, deadletter.Manual)
+	require.Equal(t, fmt.Sprintf("retried outside dlqd as job %d, which is gone", job), b.reason(id))
+}
+
+func TestApply_originalRetriedBesideARedelivery(t *testing.T) {
+	t.Parallel()
+	for _, first := range []string{"original", "redelivery"} {
+		t.Run(first, func(t *testing.T) {
+			t.Parallel()
+			b := setup(t)
+			original, id := b.fails()
+			redelivery := b.replay(id)
+			b.retry(original)
+			b.apply()
+			b.is(id, deadletter.Processing)
+			require.Equal(t, redelivery, *b.entry(id).RedeliveryJobID)
+			if first == "redelivery" {
+				b.end(redelivery, "completed")
+				b.apply()
+				b.is(id, deadletter.Resolved)
+				require.Equal(t, "completed", b.state(original), "it had not begun")
+				require.Zero(t, b.facts())
+				return
+			}
+			b.runs(original)
+			b.end(original, "completed")
+			b.apply()
+			b.is(id, deadletter.Resolved)
+			require.Equal(t, fmt.Sprintf("the original, job %d, completed", original), b.reason(id))
+			b.end(redelivery, "discarded")
+			b.apply()
+			b.is(id, deadletter.Resolved)
+			require.Equal(t, "gone", b.state(redelivery))
+			require.Zero(t, b.facts())
+		})
+	}
+}
+
+func TestApply_closedEntryIsReopened(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	job, id := b.fails()
+	require.NoError(t, b.store.Discard(t.Context(), id, kim))
+	b.retry(job)
+	b.apply()
+	b.is(id, deadletter.Manual)
+	require.Contains(t, b.reason(id), "done twice?")
+
+	// A resolved one whose original could not be completed: somebody held it that moment.
+	held, heldID := b.fails()
+	tx, err := b.pool.Begin(t.Context())
+	require.NoError(t, err)
+	redelivery := b.replay(heldID)
+	_, err = tx.Exec(t.Context(), "SELECT FROM river_job WHERE id = $1 FOR UPDATE", held)
+	require.NoError(t, err)
+	b.end(redelivery, "completed")
+	b.apply()
+	b.is(heldID, deadletter.Resolved)
+	require.NoError(t, tx.Rollback(t.Context()))
+	require.Equal(t, "discarded", b.state(held))
+	b.retry(held)
+	b.apply()
+	b.is(heldID, deadletter.Manual)
+	require.Contains(t, b.reason(heldID), "done twice?")
+	require.Nil(t, b.entry(heldID).ClosedAt)
+}
+
+// An operator's open transaction holds up what it holds, and nothing else.
+func TestApply_heldEntry(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	_, held := b.fails()
+	_, free := b.fails()
+	first, second := b.replay(held), b.replay(free)
+	tx, err := b.pool.Begin(t.Context())
+	require.NoError(t, err)
+	_, err = tx.Exec(t.Context(), "SELECT dlq.note($1, 'hm')", held)
+	require.NoError(t, err)
+	b.end(first, "completed")
+	b.end(second, "completed")
+	b.apply()
+	b.is(free, deadletter.Resolved)
+	require.EqualValues(t, 1, b.facts())
+	require.NoError(t, tx.Commit(t.Context()))
+	b.apply()
+	b.is(held, deadletter.Resolved)
+	require.Zero(t, b.facts())
+}
+
+// Any number of processes apply facts at the same time.
+func TestApply_concurrently(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	const entries = 200
+	for range entries {
+		b.insert()
+	}
+	b.exec("UPDATE river_job SET state = 'discarded', finalized_at = now()")
+	b.exec("SELECT dlq.redeliver(ARRAY(SELECT id FROM dlq.dead_letter_queue), 'worker:x', 'due')")
+	b.exec("UPDATE river_job SET state = CASE WHEN id % 2 = 0 THEN 'completed' ELSE 'discarded' END::river_job_state, finalized_at = now() WHERE state = 'available'")
+	errs := make(chan error)
+	for range 4 {
+		go func() { errs <- b.applier.All(t.Context()) }()
+	}
+	for range 4 {
+		require.NoError(t, <-errs)
+	}
+	b.apply()
+	require.Zero(t, b.facts())
+	require.Zero(t, b.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_processing'"))
+	require.EqualValues(t, entries, b.count("SELECT count(*) FROM dlq.dead_letter_queue"))
+	require.EqualValues(t, entries, b.count("SELECT sum(jsonb_array_length(replay_attempts)) FROM dlq.dead_letter_queue"))
+}
+
+func TestLoop(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	_, id := b.fails()
+	job := b.replay(id)
+	group := &background.Group{Logger: slog.New(slog.DiscardHandler)}
+	group.Add(b.applier.Loop())
+	group.Start()
+	defer func() { require.NoError(t, group.Stop(context.WithoutCancel(t.Context()))) }()
+	b.end(job, "completed")
+	require.Eventually(t, func() bool { return b.entry(id).Status == deadletter.Resolved }, 30*time.Second, 10*time.Millisecond)
+}
