@@ -235,6 +235,7 @@ BEGIN
         UPDATE dlq.dead_letter_queue SET status = 'dlq_resolved', resolution_strategy = 'manual_resolution', resolved_by = p_actor, resolution_notes = p_note,
             notes = coalesce(p_note, notes), move = jsonb_build_object('actor', p_actor, 'reason', 'resolved outside dlqd', 'note', p_note)
         WHERE id = ANY (v_ids) AND status = ANY (v_from);
+        PERFORM dlq.supersede(v_ids);
     WHEN 'park' THEN
         UPDATE dlq.dead_letter_queue SET status = 'dlq_manual', strategy = 'manual', parked_by = p_actor, notes = coalesce(p_note, notes),
             move = jsonb_build_object('actor', p_actor, 'reason', 'parked', 'note', p_note)

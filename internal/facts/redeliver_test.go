@@ -1,0 +1,278 @@
+package facts_test
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5/pgtype"
+	"github.com/stretchr/testify/require"
+
+	"github.com/dlqd/dlqd/internal/deadletter"
+	"github.com/dlqd/dlqd/internal/postgres"
+)
+
+// Masks of River's: in which states a job's unique key counts.
+const (
+	maskDefault = "B'11110101'" // all but cancelled and discarded
+	maskAll     = "B'11111111'" // as dlqd's own messages have it
+)
+
+func unique(key, mask string) []string {
+	return []string{"unique_key", "'" + key + "'", "unique_states", mask}
+}
+
+// redeliver is what a DLQ worker does.
+func (b *bundle) redeliver(ids ...uuid.UUID) (all []deadletter.Redelivery) {
+	b.Helper()
+	require.NoError(b, b.store.InTx(b.Context(), func(tx postgres.DB) (err error) {
+		all, err = b.store.Redeliver(b.Context(), tx, ids, "worker:x", "due")
+		return err
+	}))
+	return all
+}
+
+func (b *bundle) verdict(id uuid.UUID) (string, int64) {
+	b.Helper()
+	all := b.redeliver(id)
+	require.Len(b, all, 1)
+	require.Equal(b, id, all[0].EntryID)
+	return all[0].Verdict, all[0].JobID
+}
+
+func (b *bundle) key(job int64) string {
+	b.Helper()
+	return b.text("SELECT coalesce(encode(unique_key, 'escape'), '') FROM river_job WHERE id = $1", job)
+}
+
+func TestRedeliver_looksAtTheOriginal(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+
+	// It lives again: the entry follows it.
+	job, id := b.fails()
+	b.exec("SELECT dlq.set_capture('off')") // nobody told of it
+	b.retry(job)
+	b.exec("SELECT dlq.set_capture('on')")
+	verdict, other := b.verdict(id)
+	require.Equal(t, deadletter.VerdictFollows, verdict)
+	require.Equal(t, job, other)
+	b.is(id, deadletter.Processing)
+	b.runs(job)
+	b.end(job, "completed")
+	b.apply()
+	b.is(id, deadletter.Resolved)
+
+	// It runs, so that it cannot be marked.
+	job, id = b.fails()
+	b.exec("SELECT dlq.set_capture('off')")
+	b.retry(job)
+	b.exec("SELECT dlq.set_capture('on')")
+	b.runs(job)
+	got, err := b.store.Replay(t.Context(), id, kim, nil, false)
+	require.NoError(t, err)
+	require.Equal(t, job, got, "a person is told which job does the work")
+	b.apply()
+	b.end(job, "completed")
+	b.apply()
+	b.is(id, deadletter.Resolved)
+	require.Zero(t, b.facts())
+
+	// It has been done.
+	job, id = b.fails()
+	b.exec("SELECT dlq.set_capture('off')")
+	b.retry(job)
+	b.end(job, "completed")
+	b.exec("SELECT dlq.set_capture('on')")
+	verdict, other = b.verdict(id)
+	require.Equal(t, deadletter.VerdictResolved, verdict)
+	require.Equal(t, job, other)
+	b.is(id, deadletter.Resolved)
+
+	// Somebody works on it this moment.
+	job, id = b.fails()
+	tx, err := b.pool.Begin(t.Context())
+	require.NoError(t, err)
+	_, err = tx.Exec(t.Context(), "SELECT FROM river_job WHERE id = $1 FOR UPDATE", job)
+	require.NoError(t, err)
+	verdict, _ = b.verdict(id)
+	require.Equal(t, deadletter.VerdictBusy, verdict)
+	b.is(id, deadletter.Pending)
+	_, err = b.store.Replay(t.Context(), id, kim, nil, false)
+	require.ErrorIs(t, err, deadletter.ErrLiveJob)
+	require.ErrorContains(t, err, "Try again")
+	require.NoError(t, tx.Rollback(t.Context()))
+	verdict, _ = b.verdict(id)
+	require.Equal(t, deadletter.VerdictSent, verdict)
+
+	// River has deleted it.
+	job, id = b.fails()
+	b.exec("DELETE FROM river_job WHERE id = $1", job)
+	verdict, other = b.verdict(id)
+	require.Equal(t, deadletter.VerdictSent, verdict)
+	b.end(other, "completed")
+	b.apply()
+	b.is(id, deadletter.Resolved)
+}
+
+func TestRedeliver_takesTheUniqueKey(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	original, id := b.fails(unique("default", maskDefault)...)
+	redelivery := b.replay(id)
+	require.Equal(t, "default", b.key(redelivery), "the application's next insert of the equal job is refused, as it was while the original lived")
+	b.end(redelivery, "completed")
+	b.apply()
+	require.Equal(t, "completed", b.state(original))
+	require.Equal(t, "", b.key(original))
+
+	// A mask of all states has the discarded original hold the key.
+	original, id = b.fails(unique("all", maskAll)...)
+	redelivery = b.replay(id)
+	require.Equal(t, "", b.key(redelivery))
+	b.end(redelivery, "completed")
+	b.apply()
+	b.is(id, deadletter.Resolved)
+	require.Equal(t, "completed", b.state(original))
+	require.Equal(t, "all", b.key(original))
+
+	// So does a redelivery, where River has deleted the original.
+	original, id = b.fails(unique("gone", maskAll)...)
+	b.exec("DELETE FROM river_job WHERE id = $1", original)
+	redelivery = b.replay(id)
+	require.Equal(t, "gone", b.key(redelivery))
+
+	// Without the states, the key means nothing.
+	_, id = b.fails("unique_key", "'old'")
+	require.Equal(t, "", b.key(b.replay(id)))
+}
+
+func TestRedeliver_equalJob(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	_, id := b.fails(unique("key", maskDefault)...)
+	equal := b.insert(unique("key", maskDefault)...)
+
+	verdict, other := b.verdict(id)
+	require.Equal(t, deadletter.VerdictLive, verdict)
+	require.Equal(t, equal, other)
+	_, err := b.store.Replay(t.Context(), id, kim, nil, false)
+	require.ErrorIs(t, err, deadletter.ErrLiveJob)
+	require.ErrorContains(t, err, fmt.Sprintf("job %d with the same unique key is live", equal))
+
+	b.end(equal, "completed")
+	verdict, other = b.verdict(id)
+	require.Equal(t, deadletter.VerdictDone, verdict)
+	require.Equal(t, equal, other)
+	_, err = b.store.Replay(t.Context(), id, kim, nil, false)
+	require.ErrorIs(t, err, deadletter.ErrLiveJob)
+	require.ErrorContains(t, err, fmt.Sprintf("done by job %d?", equal))
+	b.is(id, deadletter.Pending)
+
+	job, err := b.store.Replay(t.Context(), id, kim, nil, true)
+	require.NoError(t, err)
+	require.Equal(t, "", b.key(job), "by force it takes none")
+	b.end(job, "completed")
+	b.apply()
+	b.is(id, deadletter.Resolved)
+}
+
+// Two entries of one key, in one statement.
+func TestRedeliver_equalEntries(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	_, one := b.fails(unique("key", maskDefault)...)
+	_, two := b.fails(unique("key", maskDefault)...)
+	all := b.redeliver(one, two)
+	require.Len(t, all, 2)
+	verdicts := map[string]deadletter.Redelivery{}
+	for _, r := range all {
+		verdicts[r.Verdict] = r
+	}
+	require.Equal(t, verdicts[deadletter.VerdictSent].JobID, verdicts[deadletter.VerdictLive].JobID)
+	require.EqualValues(t, 1, b.count("SELECT count(*) FROM river_job WHERE state = 'available'"))
+	require.EqualValues(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_processing'"))
+}
+
+func TestRedeliver_manyAtOnce(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	for range 20 {
+		b.insert()
+	}
+	b.exec("UPDATE river_job SET state = 'discarded', finalized_at = now()")
+	var ids []uuid.UUID
+	rows, err := b.pool.Query(t.Context(), "SELECT id FROM dlq.dead_letter_queue")
+	require.NoError(t, err)
+	for rows.Next() {
+		var id pgtype.UUID
+		require.NoError(t, rows.Scan(&id))
+		ids = append(ids, id.Bytes)
+	}
+	for _, r := range b.redeliver(ids...) {
+		require.Equal(t, deadletter.VerdictSent, r.Verdict)
+	}
+	require.EqualValues(t, 20, b.count("SELECT count(*) FROM dlq.entry_jobs m JOIN river_job j ON j.id = m.job_id AND j.created_at = m.job_created_at WHERE j.state = 'available'"))
+	require.Empty(t, b.redeliver(ids...), "they are under way")
+}
+
+func TestReplay_editedAndAlive(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	job, id := b.fails()
+	b.exec("SELECT dlq.set_capture('off')")
+	b.retry(job)
+	_, err := b.store.Replay(t.Context(), id, kim, []byte(`{"amount": 3}`), false)
+	require.ErrorIs(t, err, deadletter.ErrLiveJob)
+	require.ErrorContains(t, err, "with the payload that it had")
+	_, err = b.store.Replay(t.Context(), id, kim, []byte(`{"amount": 3}`), true)
+	require.NoError(t, err)
+}
+
+// What people press in River UI: retry every discarded job. It calls the client's JobRetryTx for each.
+func TestRetryAll_runsNoResolvedWork(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	var resolved []int64
+	for range 5 {
+		job, id := b.fails()
+		b.end(b.replay(id), "discarded")
+		b.apply()
+		b.end(b.replay(id), "completed")
+		b.apply()
+		b.is(id, deadletter.Resolved)
+		resolved = append(resolved, job)
+	}
+	// Resolved by a person; unresolved; and one whose redelivery has failed.
+	person, id := b.fails()
+	require.NoError(t, b.store.Park(t.Context(), id, kim))
+	require.NoError(t, b.store.Resolve(t.Context(), id, kim))
+	resolved = append(resolved, person)
+	undone, undoneID := b.fails()
+	again, againID := b.fails()
+	b.end(b.replay(againID), "discarded")
+	b.apply()
+
+	discarded := []int64{}
+	rows, err := b.pool.Query(t.Context(), "SELECT id FROM river_job WHERE state IN ('discarded', 'cancelled') ORDER BY id")
+	require.NoError(t, err)
+	for rows.Next() {
+		var job int64
+		require.NoError(t, rows.Scan(&job))
+		discarded = append(discarded, job)
+	}
+	require.Equal(t, []int64{undone, again}, discarded, "one job for each entry whose work is not done")
+	tx, err := b.pool.Begin(t.Context())
+	require.NoError(t, err)
+	for _, job := range discarded {
+		_, err := b.river.JobRetryTx(t.Context(), tx, job)
+		require.NoError(t, err)
+	}
+	require.NoError(t, tx.Commit(t.Context()))
+	for _, job := range resolved {
+		require.Equal(t, "completed", b.state(job))
+	}
+	b.apply()
+	b.is(undoneID, deadletter.Processing)
+	b.is(againID, deadletter.Processing)
+}
