@@ -263,6 +263,8 @@ func TestDeliver_logicalFailure(t *testing.T) {
 	job = b.deliver("", rivertype.JobStateCancelled)
 	require.Equal(t, "LOGICAL_FAILURE", structuredOf(t, job).Type)
 	var n int
+	_, err := b.pool.Exec(t.Context(), "SELECT dlq.file(ARRAY(SELECT id FROM dlq.dead_letter_queue))")
+	require.NoError(t, err)
 	require.NoError(t, b.pool.QueryRow(t.Context(), "SELECT count(*) FROM dlq.dead_letter_queue WHERE error_class = 'business' AND kind = 'payment.captured' AND event_id = 'msg-1'").Scan(&n))
 	require.Equal(t, 1, n)
 }

@@ -63,12 +63,19 @@ func (b *bundle) count(sql string, args ...any) int {
 	return n
 }
 
-// fail has n jobs fail: their args say which, and their queue and error are given.
+// fail has n jobs fail, and files them: their args say which, and their queue and error are given.
 func (b *bundle) fail(n int, queue, errorType string) {
 	b.Helper()
 	b.exec(`INSERT INTO river_job (kind, args, queue, max_attempts, state) SELECT 'payment.captured', jsonb_build_object('n', i, 'amount', 10), $1, 1, 'running' FROM generate_series(1, $2) i`, queue, n)
 	b.exec(`UPDATE river_job SET state = 'discarded', finalized_at = now(), attempt = 1, errors = ARRAY['{"error": "x", "attempt": 1}'::jsonb],
 		metadata = jsonb_build_object('dlq:error', jsonb_build_object('attempt', 1, 'type', $1::text, 'message', 'x')) WHERE state = 'running'`, errorType)
+	b.file()
+}
+
+// file describes what has failed: a filter by type or class finds it then.
+func (b *bundle) file() {
+	b.Helper()
+	b.exec("SELECT dlq.file(ARRAY(SELECT id FROM dlq.dead_letter_queue))")
 }
 
 // end ends redeliveries, the oldest first: so many as they say, in one state after the other.
@@ -240,6 +247,7 @@ func TestRun_patchesPayloads(t *testing.T) {
 	b.fail(3, "a", "T")
 	b.exec(`INSERT INTO river_job (kind, args, queue, max_attempts, state) VALUES ('dlqd_message', '{"messageId": "m1", "kind": "order.placed", "payload": {"amount": 10, "note": "x"}}', 'a', 1, 'running')`)
 	b.exec(`UPDATE river_job SET state = 'discarded', finalized_at = now() WHERE state = 'running'`)
+	b.file()
 	b.exec(`UPDATE dlq.dead_letter_open SET original_event = '[]' WHERE id = (SELECT id FROM dlq.dead_letter_open ORDER BY id LIMIT 1)`)
 	patch := replay.Patch{JSONPatch: json.RawMessage(`[{"op": "replace", "path": "/amount", "value": 20}]`)}
 
