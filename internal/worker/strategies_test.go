@@ -423,7 +423,7 @@ func TestOrder_redeliveriesKeepIt(t *testing.T) {
 	for n := range 3 {
 		j.exec(`INSERT INTO river_job (kind, args, queue, max_attempts, state) VALUES ('dlqd_message', jsonb_build_object('kind', 'k', 'orderingKey', 'A-81', 'messageId', 'm' || $1::text), 'stock', 1, 'running')`, fmt.Sprint(n))
 	}
-	j.exec(`INSERT INTO dlq.ordered_jobs (queue, ordering_key, job_id) SELECT 'stock', 'A-81', id FROM river_job ORDER BY id`)
+	j.exec(`INSERT INTO dlq.ordered_jobs (queue, ordering_key, job_id, job_created_at) SELECT 'stock', 'A-81', id, created_at FROM river_job ORDER BY id`)
 	j.exec(`UPDATE river_job SET state = 'discarded', finalized_at = now(), attempt = 1, errors = ARRAY['{"error": "connection refused", "attempt": 1}'::jsonb]`)
 	j.all()
 	var order []string
