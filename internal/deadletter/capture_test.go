@@ -132,9 +132,16 @@ func (b *bundle) count(sql string, args ...any) int {
 	return n
 }
 
-// entry returns the only dead letter, with its audit trail.
+// file files what is in the inbox, undecided.
+func (b *bundle) file() {
+	b.Helper()
+	b.exec("SELECT dlq.file(ARRAY(SELECT id FROM dlq.dead_letter_queue WHERE stage = 'inbox'))")
+}
+
+// entry returns the only dead letter, filed, with its audit trail.
 func (b *bundle) entry() (*deadletter.Entry, []deadletter.Transition) {
 	b.Helper()
+	b.file()
 	list, err := b.store.List(b.Context(), deadletter.Filter{Limit: 10})
 	require.NoError(b, err)
 	require.Len(b, list, 1)
@@ -279,7 +286,7 @@ func TestCapture_plainSQL(t *testing.T) {
 	b := setup(t, succeed)
 	b.endBySQL(b.insert(nil), "discarded")
 	entry, _ := b.entry()
-	require.Equal(t, "job was discarded without an error", *entry.ErrorMessage)
+	require.Equal(t, "the job ended without an error", *entry.ErrorMessage)
 }
 
 func TestCapture_rollbackLeavesNeither(t *testing.T) {
@@ -491,8 +498,8 @@ func TestCapture_anyDataAnApplicationLeaves(t *testing.T) {
 		"args null":                     {`null`, `{"error": "e"}`, `{}`, "e"},
 		"args boolean":                  {`true`, `{"error": "e"}`, `{}`, "e"},
 		"non-ASCII":                     {`{"ключ": "значение", "鍵": "値"}`, `{"error": "失敗"}`, `{"メタ": 1}`, "失敗"},
-		"error is a string":             {`{}`, `"text"`, `{}`, "job was discarded without an error"},
-		"error is null":                 {`{}`, `null`, `{}`, "job was discarded without an error"},
+		"error is a string":             {`{}`, `"text"`, `{}`, "the job ended without an error"},
+		"error is null":                 {`{}`, `null`, `{}`, "the job ended without an error"},
 		"error of wrong types":          {`{}`, `{"error": {"a": 1}, "trace": [1], "at": "yesterday", "attempt": "one"}`, `{}`, `{"a": 1}`},
 		"impossible date":               {`{}`, `{"error": "e", "at": "2026-02-30T25:61:61Z"}`, `{}`, "e"},
 		"metadata array":                {`{}`, `{"error": "e"}`, `["dlq:error"]`, "e"},
