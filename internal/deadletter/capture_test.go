@@ -22,6 +22,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/dlqd/dlqd/internal/deadletter"
+	"github.com/dlqd/dlqd/internal/facts"
 	"github.com/dlqd/dlqd/internal/postgres"
 	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
 	"github.com/dlqd/dlqd/riverdlq"
@@ -132,16 +133,17 @@ func (b *bundle) count(sql string, args ...any) int {
 	return n
 }
 
-// file files what is in the inbox, undecided.
-func (b *bundle) file() {
+// settle files what is in the inbox, undecided, and applies facts, as dlqd does within a moment.
+func (b *bundle) settle() {
 	b.Helper()
 	b.exec("SELECT dlq.file(ARRAY(SELECT id FROM dlq.dead_letter_queue WHERE stage = 'inbox'))")
+	require.NoError(b, (&facts.Applier{Store: b.store}).All(b.Context()))
 }
 
-// entry returns the only dead letter, filed, with its audit trail.
+// entry returns the only dead letter, settled, with its audit trail.
 func (b *bundle) entry() (*deadletter.Entry, []deadletter.Transition) {
 	b.Helper()
-	b.file()
+	b.settle()
 	list, err := b.store.List(b.Context(), deadletter.Filter{Limit: 10})
 	require.NoError(b, err)
 	require.Len(b, list, 1)
