@@ -22,6 +22,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/dlqd/dlqd/internal/deadletter"
+	"github.com/dlqd/dlqd/internal/facts"
 	"github.com/dlqd/dlqd/internal/postgres"
 	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
 	"github.com/dlqd/dlqd/riverdlq"
@@ -132,9 +133,17 @@ func (b *bundle) count(sql string, args ...any) int {
 	return n
 }
 
-// entry returns the only dead letter, with its audit trail.
+// settle files what is in the inbox, undecided, and applies facts, as dlqd does within a moment.
+func (b *bundle) settle() {
+	b.Helper()
+	b.exec("SELECT dlq.file(ARRAY(SELECT id FROM dlq.dead_letter_queue WHERE stage = 'inbox'))")
+	require.NoError(b, (&facts.Applier{Store: b.store}).All(b.Context()))
+}
+
+// entry returns the only dead letter, settled, with its audit trail.
 func (b *bundle) entry() (*deadletter.Entry, []deadletter.Transition) {
 	b.Helper()
+	b.settle()
 	list, err := b.store.List(b.Context(), deadletter.Filter{Limit: 10})
 	require.NoError(b, err)
 	require.Len(b, list, 1)
@@ -279,7 +288,7 @@ func TestCapture_plainSQL(t *testing.T) {
 	b := setup(t, succeed)
 	b.endBySQL(b.insert(nil), "discarded")
 	entry, _ := b.entry()
-	require.Equal(t, "job was discarded without an error", *entry.ErrorMessage)
+	require.Equal(t, "the job ended without an error", *entry.ErrorMessage)
 }
 
 func TestCapture_rollbackLeavesNeither(t *testing.T) {
@@ -491,8 +500,8 @@ func TestCapture_anyDataAnApplicationLeaves(t *testing.T) {
 		"args null":                     {`null`, `{"error": "e"}`, `{}`, "e"},
 		"args boolean":                  {`true`, `{"error": "e"}`, `{}`, "e"},
 		"non-ASCII":                     {`{"ключ": "значение", "鍵": "値"}`, `{"error": "失敗"}`, `{"メタ": 1}`, "失敗"},
-		"error is a string":             {`{}`, `"text"`, `{}`, "job was discarded without an error"},
-		"error is null":                 {`{}`, `null`, `{}`, "job was discarded without an error"},
+		"error is a string":             {`{}`, `"text"`, `{}`, "the job ended without an error"},
+		"error is null":                 {`{}`, `null`, `{}`, "the job ended without an error"},
 		"error of wrong types":          {`{}`, `{"error": {"a": 1}, "trace": [1], "at": "yesterday", "attempt": "one"}`, `{}`, `{"a": 1}`},
 		"impossible date":               {`{}`, `{"error": "e", "at": "2026-02-30T25:61:61Z"}`, `{}`, "e"},
 		"metadata array":                {`{}`, `{"error": "e"}`, `["dlq:error"]`, "e"},

@@ -268,9 +268,10 @@ func TestAutomatic_stopOverAllWorkers(t *testing.T) {
 		})
 		workers.Go(func() {
 			for ctx.Err() == nil {
-				_, err := w.RunOnce(context.WithoutCancel(ctx))
-				if err != nil {
-					t.Error(err)
+				for _, once := range []func(context.Context) (bool, error){w.File, w.RunOnce} {
+					if _, err := once(context.WithoutCancel(ctx)); err != nil {
+						t.Error(err)
+					}
 				}
 			}
 		})

@@ -125,7 +125,7 @@ func (m *machine) capture() {
 	require.NoError(m.rt, m.pool.QueryRow(m.Context(), "INSERT INTO river_job (kind, args, queue, max_attempts, state) VALUES ('k', '{}', $1, 3, 'running') RETURNING id", m.queue).Scan(&job))
 	m.end(job, "discarded", message)
 	var id uuid.UUID
-	require.NoError(m.rt, m.pool.QueryRow(m.Context(), "SELECT id FROM dlq.dead_letter_open WHERE river_job_id = $1", job).Scan(&id))
+	require.NoError(m.rt, m.pool.QueryRow(m.Context(), "SELECT id FROM dlq.dead_letter_queue WHERE river_job_id = $1", job).Scan(&id))
 	m.entries[id] = &modelled{job: job, status: deadletter.Pending, message: message, undecided: true}
 }
 
@@ -145,9 +145,12 @@ func (m *machine) decide(e *modelled) {
 // work runs the worker until there is nothing to do at this time.
 func (m *machine) work() {
 	for {
+		m.settle()
+		filed, err := m.worker.File(m.Context())
+		require.NoError(m.rt, err)
 		more, err := m.worker.RunOnce(m.Context())
 		require.NoError(m.rt, err)
-		if !more && m.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_pending' AND waiting_for IS DISTINCT FROM 'automatic' AND next_retry_at <= $1", m.now) == 0 {
+		if !filed && !more && m.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_pending' AND waiting_for IS DISTINCT FROM 'automatic' AND next_retry_at <= $1", m.now) == 0 {
 			break
 		}
 	}

@@ -17,6 +17,7 @@ import (
 
 	"github.com/dlqd/dlqd/internal/background"
 	"github.com/dlqd/dlqd/internal/deadletter"
+	"github.com/dlqd/dlqd/internal/facts"
 	"github.com/dlqd/dlqd/internal/policy"
 	"github.com/dlqd/dlqd/internal/policy/policytest"
 	"github.com/dlqd/dlqd/internal/postgres"
@@ -63,6 +64,9 @@ func runChild(url string) {
 	})
 	_, _ = fmt.Fprintln(os.Stdout, "works")
 	for {
+		if _, err := w.File(ctx); err != nil {
+			panic(err)
+		}
 		if _, err := w.RunOnce(ctx); err != nil {
 			panic(err)
 		}
@@ -78,7 +82,7 @@ func TestWorker_isKilledAgainAndAgain(t *testing.T) {
 	const n = 600
 	b.exec(`INSERT INTO river_job (kind, args, max_attempts) SELECT 'k', '{}', 3 FROM generate_series(1, $1)`, n)
 	b.exec(`UPDATE river_job SET state = 'discarded', finalized_at = now(), errors = ARRAY['{"error": "timeout"}'::jsonb]`)
-	left := "SELECT count(*) FROM dlq.dead_letter_open WHERE status <> 'dlq_processing'"
+	left := "SELECT count(*) FROM dlq.dead_letter_queue WHERE status <> 'dlq_processing'"
 	kills := 0
 	for b.count(left) > 0 {
 		child := exec.CommandContext(t.Context(), os.Args[0])
@@ -96,7 +100,7 @@ func TestWorker_isKilledAgainAndAgain(t *testing.T) {
 	t.Logf("%d kills", kills)
 	require.Equal(t, n, b.count("SELECT count(DISTINCT metadata ->> 'dlq:entry_id') FROM river_job WHERE state = 'available'"))
 	require.Equal(t, 2*n, b.count("SELECT count(*) FROM river_job"), "one redelivery each")
-	require.Equal(t, 3*n, b.count("SELECT count(*) FROM dlq.dead_letter_transitions"), "captured, decided, redelivered")
+	require.Equal(t, 2*n, b.count("SELECT count(*) FROM dlq.dead_letter_transitions"), "filed, redelivered")
 }
 
 // bundle is a database, and a worker on it whose clock the test moves.
@@ -145,6 +149,7 @@ func (b *bundle) fail(priority int, message string) {
 
 func (b *bundle) once() bool {
 	b.Helper()
+	b.settle()
 	filed, err := b.worker.File(b.Context())
 	require.NoError(b, err)
 	full, err := b.worker.RunOnce(b.Context())
@@ -152,8 +157,15 @@ func (b *bundle) once() bool {
 	return filed || full
 }
 
+// settle applies facts, as dlqd does within a moment.
+func (b *bundle) settle() {
+	b.Helper()
+	require.NoError(b, (&facts.Applier{Store: b.store}).All(b.Context()))
+}
+
 func (b *bundle) entry() *deadletter.Entry {
 	b.Helper()
+	b.settle()
 	list, err := b.store.List(b.Context(), deadletter.Filter{Limit: 10})
 	require.NoError(b, err)
 	require.Len(b, list, 1)
@@ -233,6 +245,7 @@ func TestWorker_claimsByPriorityThenAge(t *testing.T) {
 	for i := range 20 {
 		b.fail(1+i%4, "connection refused")
 	}
+	b.exec("SELECT dlq.file(ARRAY(SELECT id FROM dlq.dead_letter_queue))") // undecided
 	b.now = b.now.Add(time.Minute)
 	require.True(t, b.once(), "a full batch: there may be more")
 	require.Equal(t, 10, b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE strategy IS NOT NULL AND priority <= 2"))
@@ -298,12 +311,17 @@ func TestWorker_manyAtOnce(t *testing.T) {
 		for range 4 {
 			wg.Go(func() {
 				for {
+					filed, err := b.worker.File(t.Context())
+					if err != nil {
+						errs <- err
+						return
+					}
 					full, err := b.worker.RunOnce(t.Context())
 					if err != nil {
 						errs <- err
 						return
 					}
-					if !full {
+					if !filed && !full {
 						return
 					}
 				}
@@ -316,7 +334,7 @@ func TestWorker_manyAtOnce(t *testing.T) {
 	drain()
 	drain() // what one worker held when another looked
 	require.Equal(t, n, b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE strategy = 'immediate'"))
-	require.Equal(t, 2*n, b.count("SELECT count(*) FROM dlq.dead_letter_transitions"), "each was decided by one of them")
+	require.Equal(t, n, b.count("SELECT count(*) FROM dlq.dead_letter_transitions"), "each was filed by one of them")
 	b.now = b.now.Add(time.Hour)
 	drain()
 	drain()
@@ -330,6 +348,7 @@ func TestWorker_passesByWhatAnotherHolds(t *testing.T) {
 	b := setup(t)
 	b.fail(1, "timeout")
 	b.fail(2, "timeout")
+	b.exec("SELECT dlq.file(ARRAY(SELECT id FROM dlq.dead_letter_queue))")
 	tx, err := b.pool.Begin(t.Context())
 	require.NoError(t, err)
 	defer func() { _ = tx.Rollback(context.Background()) }()
@@ -348,18 +367,24 @@ func TestWorker_diesBetweenItsSteps(t *testing.T) {
 	b := setup(t)
 	b.fail(2, "timeout")
 	b.fail(1, "card declined")
-	for _, step := range []string{"INSERT INTO dlq.dead_letter_transitions", "UPDATE dlq.dead_letter_queue"} {
-		table := "dlq.dead_letter_transitions"
-		if step[0] == 'U' {
-			table = "dlq.dead_letter_open"
-		}
-		b.exec(fmt.Sprintf(`CREATE FUNCTION dlq.die() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_terminate_backend(pg_backend_pid()); RETURN NULL; END $$;
-			CREATE TRIGGER die AFTER INSERT OR UPDATE ON %s FOR EACH ROW EXECUTE FUNCTION dlq.die()`, table))
-		_, err := b.worker.RunOnce(t.Context())
+	die := func(step string, run func(context.Context) (bool, error)) {
+		t.Helper()
+		b.exec("CREATE FUNCTION dlq.die() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_terminate_backend(pg_backend_pid()); RETURN NULL; END $$; CREATE TRIGGER die AFTER " +
+			step + " FOR EACH ROW EXECUTE FUNCTION dlq.die()")
+		_, err := run(t.Context())
 		require.Error(t, err, step)
 		b.exec("DROP FUNCTION dlq.die() CASCADE")
-		require.Equal(t, 2, b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_pending' AND strategy IS NULL"))
-		require.Equal(t, 2, b.count("SELECT count(*) FROM dlq.dead_letter_transitions"))
+	}
+	for _, step := range []string{"INSERT ON dlq.dead_letter_open", "DELETE ON dlq.dead_letter_inbox", "INSERT ON dlq.dead_letter_transitions"} {
+		die(step, b.worker.File)
+		require.Equal(t, 2, b.count("SELECT count(*) FROM dlq.dead_letter_inbox"), step)
+		require.Zero(t, b.count("SELECT (SELECT count(*) FROM dlq.dead_letter_transitions) + (SELECT count(*) FROM dlq.dead_letter_open)"), step)
+	}
+	b.exec("SELECT dlq.file(ARRAY(SELECT id FROM dlq.dead_letter_queue))")
+	for _, step := range []string{"INSERT ON dlq.dead_letter_transitions", "UPDATE ON dlq.dead_letter_open"} {
+		die(step, b.worker.RunOnce)
+		require.Equal(t, 2, b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_pending' AND strategy IS NULL"), step)
+		require.Equal(t, 2, b.count("SELECT count(*) FROM dlq.dead_letter_transitions"), step)
 	}
 	b.once()
 	require.Equal(t, 2, b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE strategy IS NOT NULL"))
@@ -432,7 +457,7 @@ func TestWorker_isWokenByNotify(t *testing.T) {
 		Store: b.store, Planner: builtIn, Logger: slog.New(slog.DiscardHandler),
 		PollInterval: time.Hour, SweepInterval: time.Hour, Listen: b.pool, WakeTopic: postgres.DefaultSchemas().WakeTopic(),
 		Observe: func(action string, n int, _ time.Duration) {
-			if n > 0 {
+			if action == "decided" && n > 0 {
 				moved <- action
 			}
 		},
@@ -455,7 +480,7 @@ func TestWorker_pollsWithoutNotify(t *testing.T) {
 	w := worker.New(worker.Config{
 		Store: b.store, Planner: builtIn, Logger: slog.New(slog.DiscardHandler),
 		PollInterval: 50 * time.Millisecond, Observe: func(action string, n int, _ time.Duration) {
-			if n > 0 {
+			if action == "decided" && n > 0 {
 				moved <- action
 			}
 		},

@@ -1,0 +1,203 @@
+package main
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/dlqd/dlqd/internal/background"
+	"github.com/dlqd/dlqd/internal/deadletter"
+	"github.com/dlqd/dlqd/internal/policy"
+	"github.com/dlqd/dlqd/internal/postgres"
+	"github.com/dlqd/dlqd/internal/strategy"
+	"github.com/dlqd/dlqd/internal/worker"
+)
+
+// filing measures how fast one DLQ worker files and decides what capture left in the inbox, how long after its job's commit a
+// failure is decided at steady traffic, and how that goes on in a storm.
+func filing(b *bench, scale float64) error {
+	if err := b.filingRates(int(50_000 * scale)); err != nil {
+		return err
+	}
+	if err := b.filingDelays("steady, 500 failures/s", int(15_000*scale), 25, 50*time.Millisecond); err != nil {
+		return err
+	}
+	return b.filingDelays("storm", int(100_000*scale), 1000, 0)
+}
+
+// listIndexes are those of the open partition that lists alone need.
+var listIndexes = []string{"event", "status", "queue", "kind", "class", "type", "source"}
+
+func (b *bench) filingRates(entries int) error {
+	b.row("batch", "filed and decided/s", "without list indexes")
+	for _, batch := range []int{100, 500} {
+		var rates [2][]float64
+		for range b.rounds {
+			for i, indexes := range []bool{true, false} {
+				rate, err := b.filingRate(entries, batch, indexes)
+				if err != nil {
+					return err
+				}
+				rates[i] = append(rates[i], rate)
+			}
+		}
+		b.row(batch, thousands(median(rates[0])), thousands(median(rates[1])))
+	}
+	return b.table.Flush()
+}
+
+func (b *bench) filingRate(entries, batch int, indexes bool) (rate float64, err error) {
+	err = b.withPool(4, func(pool *pgxpool.Pool) error {
+		if err := b.fresh(pool, true); err != nil {
+			return err
+		}
+		if !indexes {
+			for _, name := range listIndexes {
+				if _, err := pool.Exec(b.ctx, "DROP INDEX dlq.dead_letter_open_by_"+name); err != nil {
+					return err
+				}
+			}
+		}
+		if err := failing(b.ctx, pool, entries); err != nil {
+			return err
+		}
+		if _, err := pool.Exec(b.ctx, `UPDATE river_job SET state = 'discarded', finalized_at = now() + id * interval '1 microsecond'`); err != nil {
+			return err
+		}
+		if _, err := pool.Exec(b.ctx, "CHECKPOINT"); err != nil {
+			return err
+		}
+		w, err := filingWorker(pool, batch, nil)
+		if err != nil {
+			return err
+		}
+		start := time.Now()
+		for more := true; more; {
+			if more, err = w.File(b.ctx); err != nil {
+				return err
+			}
+		}
+		rate = float64(entries) / time.Since(start).Seconds()
+		var filed int
+		if err := pool.QueryRow(b.ctx, "SELECT count(*) FROM dlq.dead_letter_open WHERE strategy IS NOT NULL").Scan(&filed); err != nil {
+			return err
+		}
+		if filed != entries {
+			return fmt.Errorf("filed %d of %d", filed, entries)
+		}
+		return nil
+	})
+	return rate, err
+}
+
+// failing inserts jobs on their last attempt: two thirds fail for something that passes, the others are a person's.
+func failing(ctx context.Context, pool *pgxpool.Pool, jobs int) error {
+	_, err := pool.Exec(ctx, `INSERT INTO river_job (kind, args, queue, priority, max_attempts, attempt, state, attempted_at, errors)
+		SELECT 'kind_' || i % 50, jsonb_build_object('blob', repeat('x', 900), 'n', i), 'queue_' || i % 10, 1 + i % 4, 3, 3, 'running', now(),
+		       ARRAY[jsonb_build_object('at', now(), 'attempt', 3, 'trace', '', 'error',
+		           (ARRAY['dial tcp 10.0.0.7:443: connection refused', 'unexpected status 503', 'card was declined'])[1 + i % 3])]
+		FROM generate_series(1, `+strconv.Itoa(jobs)+`) i`)
+	return err
+}
+
+func filingWorker(pool *pgxpool.Pool, batch int, parked func([]worker.Parked)) (*worker.Worker, error) {
+	rules, err := policy.Default("http://127.0.0.1:1/")
+	if err != nil {
+		return nil, err
+	}
+	planner, err := strategy.NewPlanner(rules, nil)
+	if err != nil {
+		return nil, err
+	}
+	return worker.New(worker.Config{
+		Store: deadletter.NewStore(pool, postgres.DefaultSchemas()), Planner: func() *strategy.Planner { return planner }, Logger: quiet,
+		BatchSize: batch, Parked: parked,
+	}), nil
+}
+
+// filingDelays has jobs fail while a DLQ worker runs, so many in one statement and at that pace, and prints how long after their
+// commit they were decided (by the third of them that is a person's, of which the worker tells once that has committed).
+func (b *bench) filingDelays(name string, jobs, statement int, every time.Duration) error {
+	return b.withPool(8, func(pool *pgxpool.Pool) error {
+		if err := b.fresh(pool, true); err != nil {
+			return err
+		}
+		if err := failing(b.ctx, pool, jobs); err != nil {
+			return err
+		}
+		var mu sync.Mutex
+		committed, decided := make([]time.Time, jobs+1), make([]time.Time, jobs+1)
+		left := make(chan struct{}, 1)
+		told := 0
+		w, err := filingWorker(pool, 0, func(parked []worker.Parked) {
+			now := time.Now()
+			mu.Lock()
+			defer mu.Unlock()
+			for _, p := range parked {
+				decided[binary.BigEndian.Uint64(p.ID[8:])&(1<<62-1)] = now
+			}
+			if told += len(parked); told >= jobs/3 {
+				select {
+				case left <- struct{}{}:
+				default:
+				}
+			}
+		})
+		if err != nil {
+			return err
+		}
+		group := background.Group{Logger: quiet}
+		for _, loop := range w.Loops() {
+			group.Add(loop)
+		}
+		group.Start()
+		defer func() { _ = group.Stop(context.WithoutCancel(b.ctx)) }()
+
+		start := time.Now()
+		for first := 1; first <= jobs; first += statement {
+			if _, err := pool.Exec(b.ctx, "UPDATE river_job SET state = 'discarded', finalized_at = clock_timestamp() WHERE id BETWEEN $1 AND $2", first, first+statement-1); err != nil {
+				return err
+			}
+			now := time.Now()
+			mu.Lock()
+			for id := first; id < first+statement && id <= jobs; id++ {
+				committed[id] = now
+			}
+			mu.Unlock()
+			if every > 0 {
+				time.Sleep(time.Until(start.Add(time.Duration(first+statement) * every / time.Duration(statement))))
+			}
+		}
+		failed := time.Since(start)
+		select {
+		case <-left:
+		case <-time.After(2 * time.Minute):
+			return fmt.Errorf("%d of %d were decided", told, jobs/3)
+		}
+		all := time.Since(start)
+		mu.Lock()
+		defer mu.Unlock()
+		fmt.Printf("\n%s: %s failures in %.1f s, all decided after %.1f s\n", name, thousands(float64(jobs)), failed.Seconds(), all.Seconds())
+		b.row("failed so far", "p50 ms", "p99 ms", "max ms")
+		for part := range 5 {
+			var delays []time.Duration
+			for id := part*jobs/5 + 1; id <= (part+1)*jobs/5; id++ {
+				if !decided[id].IsZero() {
+					delays = append(delays, decided[id].Sub(committed[id]))
+				}
+			}
+			slices.Sort(delays)
+			ms := func(share float64) string {
+				return fmt.Sprintf("%.0f", max(0, delays[int(share*float64(len(delays)-1))].Seconds()*1000))
+			}
+			b.row(thousands(float64((part+1)*jobs/5)), ms(0.5), ms(0.99), ms(1))
+		}
+		return b.table.Flush()
+	})
+}
