@@ -28,6 +28,7 @@ var tables = map[string][]string{
 	"gates":              {"worker"},
 	"ordered_jobs":       {"ingest"},
 	"processes":          {"process"},
+	"reconcile_findings": {"reconcile"},
 	"replay_run_entries": {"replay"},
 	"replay_runs":        {"replay"},
 	"rollup_flow":        {"analytics"},

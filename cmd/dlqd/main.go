@@ -112,7 +112,7 @@ func newRoot(hard context.Context) *cobra.Command {
 		newMove("unpark", "Return a parked dead letter to the automatic path"), newReclassify(), newAutomatic(), newBreakers(), newQueues(), newStats(), newAudit(), newErase(), newErasures())
 	add("use", newBulks()...)
 	add("policy", newConfig())
-	add("database", newMigrate(), newGrants(), newAttach(), newDetach(), newArchive(), newDoctor(), newPsql(), newOpenAPI())
+	add("database", newMigrate(), newGrants(), newAttach(), newDetach(), newArchive(), newCapture(), newDoctor(), newPsql(), newOpenAPI())
 	return root
 }
 

@@ -54,7 +54,8 @@ BEGIN
     ELSE
         SELECT * INTO v_look FROM dlq.reconcile_looks l WHERE l.look = p_look FOR UPDATE SKIP LOCKED;
         IF NOT FOUND THEN
-            RETURN; -- somebody else is at it
+            done := true; -- somebody else is at it
+            RETURN;
         END IF;
     END IF;
     IF v_look.began_at IS NULL THEN
@@ -181,13 +182,13 @@ CREATE OR REPLACE FUNCTION dlq.reconcile(p_limit integer DEFAULT 2000, p_whole b
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     SELECT l.filed, l.done INTO filed, done
-    FROM dlq.look_for_failures(CASE WHEN p_whole THEN 'whole' ELSE 'recent' END, 'reconciler', p_limit, p_every, false) l;
+    FROM dlq.look_for_failures(CASE WHEN p_whole THEN 'whole' ELSE 'recent' END, 'reconciler', p_limit, p_every, p_every = '0') l;
     IF p_whole AND done THEN
         PERFORM dlq.forget_jobs();
     END IF;
 END
 $$;
-COMMENT ON FUNCTION dlq.reconcile IS 'Files failures that capture missed: those that ended lately or, p_whole, all that River keeps since dlqd was attached. It goes through up to p_limit ended jobs in a call, a transaction each, and says how many it filed, and whether the look is done: call it until it is. p_every: it does nothing if the last look is younger. dlqd that serves calls it every minute, and whole every hour.';
+COMMENT ON FUNCTION dlq.reconcile IS 'Files failures that capture missed: those that ended lately or, p_whole, all that River keeps since dlqd was attached. It goes through up to p_limit ended jobs in a call, a transaction each, and says how many it filed, and whether the look is done: call it until it is. p_every: it does nothing if the last look is younger, or somebody else is at it. A dlqd that serves calls it every minute, and whole every hour.';
 
 CREATE OR REPLACE FUNCTION dlq.backfill(p_limit integer DEFAULT 1000) RETURNS integer
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$

@@ -119,6 +119,7 @@ func build(config Config) (*http.ServeMux, huma.API) {
 		{Name: "messages", Description: "Submit messages, and follow them."},
 		{Name: "dead letters", Description: "See and steer jobs that ended as failures."},
 		{Name: "automatic redelivery", Description: "For what dlqd redelivers by itself, and what it only observes."},
+		{Name: "capture", Description: "How failures become dead letters, and what was missed."},
 		{Name: "replay runs", Description: "Send many dead letters back, at a pace, and see how it goes."},
 		{Name: "analytics", Description: "What happens to dead letters over time, from rollups of the audit trail."},
 		{Name: "audit", Description: "Who did what, and erasure of somebody's data."},
@@ -136,6 +137,7 @@ func build(config Config) (*http.ServeMux, huma.API) {
 	s.registerAudit(api)
 	s.registerQueues(api)
 	s.registerAutomatic(api)
+	s.registerCapture(api)
 	s.registerReclassify(api)
 	s.registerBreakers(api)
 	s.registerOperations(api)

@@ -21,7 +21,9 @@ const (
 	maxDeadShare      = 0.3            // of a table's rows, once there are minDeadRows
 	minDeadRows       = 10_000
 	maxOverdue        = time.Hour // of an available job
-	minDaysAhead      = 2         // partitions of the audit trail
+	maxLookAge        = 5 * time.Minute
+	maxUnfiledAge     = time.Minute
+	minDaysAhead      = 2 // partitions of the audit trail
 	maxRollupLag      = 5 * time.Minute
 )
 
@@ -45,13 +47,35 @@ type check struct {
 
 var checks = []check{
 	{
-		"triggers", `SELECT count(*)::float8, coalesce(string_agg(t.tgname, ', '), '') FROM pg_trigger t JOIN pg_proc p ON p.oid = t.tgfoid
-			WHERE t.tgrelid = 'river.river_job'::regclass AND t.tgname IN ('dlq_capture', 'dlq_follow') AND t.tgenabled IN ('O', 'A')
+		"triggers", `SELECT count(*) FILTER (WHERE t.tgenabled NOT IN ('O', 'A'))::float8 + 10 * (2 - count(*)), coalesce(string_agg(t.tgname || CASE t.tgenabled WHEN 'D' THEN ' is disabled' WHEN 'R' THEN ' is enabled for replicas only' ELSE ' is enabled' END, ', ' ORDER BY t.tgname), 'neither is there')
+			FROM pg_trigger t JOIN pg_proc p ON p.oid = t.tgfoid
+			WHERE t.tgrelid = dlq.job_table() AND t.tgname IN ('dlq_capture', 'dlq_follow')
 			AND p.pronamespace = (SELECT c.relnamespace FROM pg_class c WHERE c.oid = 'dlq.settings'::regclass)`,
-		func(n float64) bool { return n < 2 },
+		func(n float64) bool { return n > 0 },
 		"dlq_capture and dlq_follow are there, and enabled. A migration of River that changes the type of state or metadata needs \"dlqd detach\" before it, and \"dlqd attach --backfill\" after it",
-		"of dlq_capture and dlq_follow only %[1]g are there and enabled (%[2]s): jobs that fail have no dead letter",
-		"run dlqd migrate up (or dlqd attach); have the owner of River's table enable them (ALTER TABLE river_job ENABLE TRIGGER …); then SELECT dlq.backfill()",
+		"of dlq_capture and dlq_follow: %[2]s. Failures are filed late, by the reconciler, and retries made outside dlqd are not followed",
+		"run dlqd migrate up (or dlqd attach); have the owner of River's table enable them (ALTER TABLE river_job ENABLE TRIGGER …)",
+	},
+	{
+		"capture", `SELECT (c.mode <> 'on')::integer::float8, c.mode || coalesce(', by ' || c.changed_by || ' since ' || to_char(c.changed_at AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI') || ' UTC' || coalesce(': ' || c.note, ''), '') FROM dlq.capture_status() c`,
+		func(n float64) bool { return n > 0 },
+		"on", "is %[2]s", "dlqd capture on, if that is forgotten",
+	},
+	{
+		"reconciler", `SELECT coalesce(extract(epoch FROM now() - c.looked_at), 0)::float8,
+			CASE WHEN c.looked_at IS NULL THEN 'no look yet' ELSE 'last look at ' || to_char(c.looked_at AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS') || ' UTC' END
+			|| CASE WHEN c.missed > 0 THEN '; within 24 hours it filed what capture had missed: ' || (SELECT string_agg(m.value || ' ' || m.key, ', ' ORDER BY m.key) FROM jsonb_each_text(c.missed_by) m) ELSE '' END
+			FROM dlq.capture_status() c`,
+		func(n float64) bool { return n > maxLookAge.Seconds() },
+		"%[2]s", "has not looked for %.0[1]f s (%[2]s)",
+		"a dlqd that serves looks every minute: is one running, and what does its log say? SELECT * FROM dlq.reconcile() looks now",
+	},
+	{
+		"filing", `SELECT coalesce(extract(epoch FROM clock_timestamp() - least(c.unfiled_since, c.facts_since)), 0)::float8,
+			format('%s entries, since %s; %s ends of redeliveries and retries made outside dlqd, since %s', c.unfiled, coalesce(c.unfiled_since::text, '-'), c.facts, coalesce(c.facts_since::text, '-')) FROM dlq.capture_status() c`,
+		func(n float64) bool { return n > maxUnfiledAge.Seconds() },
+		"keeps up (%[2]s)", "waits: %[2]s",
+		"run a dlqd with DLQ workers; what does its log say? SELECT pg_blocking_pids(pid), * FROM pg_stat_activity shows who holds what",
 	},
 	{
 		"partitions", `SELECT coalesce(extract(epoch FROM max(dlq.partition_end(c.oid)) - now()) / 86400, 0)::float8, '' FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid

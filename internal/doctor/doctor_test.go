@@ -35,6 +35,7 @@ func TestExamine(t *testing.T) {
 		require.NoError(t, err)
 	}
 	exec("INSERT INTO river_leader (leader_id, elected_at, expires_at) VALUES ('me', now(), now() + interval '1 hour')")
+	exec("SELECT dlq.reconcile()")
 	for name, f := range examine(t, pool) {
 		if name != "transactions" && name != "replication slots" { // those are the whole server's
 			require.True(t, f.OK, "%s: %s", name, f.Detail)
@@ -42,7 +43,12 @@ func TestExamine(t *testing.T) {
 	}
 
 	for _, ill := range []struct{ name, sql, cure, says string }{
-		{"triggers", "ALTER TABLE river_job DISABLE TRIGGER dlq_capture", "ALTER TABLE river_job ENABLE TRIGGER dlq_capture", "only 1 are there and enabled (dlq_follow)"},
+		{"triggers", "ALTER TABLE river_job DISABLE TRIGGER dlq_capture", "ALTER TABLE river_job ENABLE TRIGGER dlq_capture", "dlq_capture is disabled, dlq_follow is enabled"},
+		{"triggers", "ALTER TABLE river_job ENABLE REPLICA TRIGGER dlq_follow", "ALTER TABLE river_job ENABLE TRIGGER dlq_follow", "dlq_follow is enabled for replicas only"},
+		{"capture", "SELECT dlq.set_capture('off', p_actor => 'kim', p_note => 'stuck')", "SELECT dlq.set_capture('on')", "is off, by kim since"},
+		{"capture", "SELECT dlq.set_capture('strict')", "SELECT dlq.set_capture('on')", "is strict, by"},
+		{"reconciler", "UPDATE dlq.reconcile_looks SET done_at = now() - interval '10 minutes'", "SELECT dlq.reconcile()", "has not looked for 600 s"},
+		{"filing", "INSERT INTO dlq.job_facts (job_id, job_created_at, fact, at) VALUES (1, now(), 'retried', now() - interval '1 hour')", "DELETE FROM dlq.job_facts", "1 ends of redeliveries"},
 		{"River's leader", "DELETE FROM river_leader", "INSERT INTO river_leader (leader_id, elected_at, expires_at) VALUES ('me', now(), now() + interval '1 hour')", "there is none"},
 		{"jobs", "INSERT INTO river_job (kind, args, max_attempts, scheduled_at) VALUES ('k', '{}', 1, now() - interval '2 hours')", "DELETE FROM river_job", "1 wait for more than an hour (queue default)"},
 		{"default partitions", "INSERT INTO dlq.dead_letter_transitions_default (at, entry_id, to_status, actor, queue, kind) VALUES (now() + interval '50 days', gen_random_uuid(), 'dlq_pending', 'a', 'q', 'k')", "DELETE FROM dlq.dead_letter_transitions_default", "1 rows came while"},

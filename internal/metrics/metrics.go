@@ -21,6 +21,7 @@ import (
 	"github.com/dlqd/dlqd/internal/deadletter"
 	"github.com/dlqd/dlqd/internal/policy"
 	"github.com/dlqd/dlqd/internal/postgres"
+	"github.com/dlqd/dlqd/internal/reconcile"
 )
 
 const (
@@ -144,7 +145,13 @@ var (
 	oldestDesc   = prometheus.NewDesc("dlqd_dead_letter_oldest_seconds", "Age of the oldest open dead letter; 0 where there is none.", nil, nil)
 	observedDesc = prometheus.NewDesc("dlqd_dead_letters_observed", "Pending dead letters that are not redelivered by themselves, because that is off for them, by queue.", []string{"queue"}, nil)
 	stoppedDesc  = prometheus.NewDesc("dlqd_automatic_stopped", "Whether a person stopped all automatic redelivery: 1 until it is lifted.", nil, nil)
-	rowsDesc     = prometheus.NewDesc("dlqd_dead_letters_entered_total", "Rows that entered a partition, by all processes, as Postgres counts them (its own restarts and crashes may reset it). open: captured or replayed from dlq_failed.", []string{"partition"}, nil)
+	missedDesc   = prometheus.NewDesc("dlqd_reconciled_entries_total", "Failures that capture missed and the reconciler filed, by all processes, by cause: capture_off, trigger_missing, trigger_disabled, missed (capture gave way, or was bypassed).", []string{"why"}, nil)
+	captureDesc  = prometheus.NewDesc("dlqd_capture", "1 for the mode of capture that holds (on, off, strict) and the state of its triggers (enabled, disabled, missing).", []string{"mode", "triggers"}, nil)
+	unfiledDesc  = prometheus.NewDesc("dlqd_unfiled_entries", "Captured entries that no DLQ worker has filed yet, counted up to 10,000.", nil, nil)
+	waitingDesc  = prometheus.NewDesc("dlqd_unfiled_oldest_seconds", "Age of the oldest of them; 0 where there is none.", nil, nil)
+	factsDesc    = prometheus.NewDesc("dlqd_unapplied_facts", "Ends of redeliveries, and retries made outside dlqd, that no process has applied yet, counted up to 10,000.", nil, nil)
+	factsAgeDesc = prometheus.NewDesc("dlqd_unapplied_oldest_seconds", "Age of the oldest of them; 0 where there is none.", nil, nil)
+	rowsDesc     = prometheus.NewDesc("dlqd_dead_letters_entered_total", "Rows that entered a partition, by all processes, as Postgres counts them (its own restarts and crashes may reset it). inbox: captured. open: filed, or replayed from dlq_failed.", []string{"partition"}, nil)
 	upDesc       = prometheus.NewDesc("dlqd_database_up", "Whether the database answered this scrape.", nil, nil)
 )
 
@@ -160,7 +167,7 @@ type backlog struct {
 }
 
 func (b *backlog) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{entriesDesc, observedDesc, stoppedDesc, oldestDesc, rowsDesc, upDesc} {
+	for _, d := range []*prometheus.Desc{entriesDesc, observedDesc, stoppedDesc, oldestDesc, missedDesc, captureDesc, unfiledDesc, waitingDesc, factsDesc, factsAgeDesc, rowsDesc, upDesc} {
 		ch <- d
 	}
 }
@@ -216,12 +223,49 @@ func (b *backlog) read(ctx context.Context) ([]prometheus.Metric, error) {
 	}
 	read = append(read, prometheus.MustNewConstMetric(oldestDesc, prometheus.GaugeValue, age))
 
+	captured, err := b.readCapture(ctx)
+	if err != nil {
+		return nil, err
+	}
+	read = append(read, captured...)
+
 	entered, err := postgres.RowsEntered(ctx, b.store.DB(), b.schemas)
 	if err != nil {
 		return nil, err
 	}
 	for _, e := range entered {
 		read = append(read, prometheus.MustNewConstMetric(rowsDesc, prometheus.CounterValue, e.Rows, e.Partition))
+	}
+	return read, nil
+}
+
+// readCapture reads how capture is.
+func (b *backlog) readCapture(ctx context.Context) ([]prometheus.Metric, error) {
+	status, err := reconcile.ReadStatus(ctx, b.store.DB())
+	if err != nil {
+		return nil, err
+	}
+	missed, err := reconcile.Missed(ctx, b.store.DB())
+	if err != nil {
+		return nil, err
+	}
+	read := []prometheus.Metric{prometheus.MustNewConstMetric(captureDesc, prometheus.GaugeValue, 1, status.Mode, status.Triggers)}
+	for _, why := range reconcile.Causes() {
+		read = append(read, prometheus.MustNewConstMetric(missedDesc, prometheus.CounterValue, float64(missed[why]), why))
+	}
+	for _, waiting := range []struct {
+		count, age *prometheus.Desc
+		n          *int64
+		since      *time.Time
+	}{{unfiledDesc, waitingDesc, status.Unfiled, status.UnfiledSince}, {factsDesc, factsAgeDesc, status.Facts, status.FactsSince}} {
+		if waiting.n == nil { // somebody holds the table
+			continue
+		}
+		age := 0.0
+		if waiting.since != nil {
+			age = time.Since(*waiting.since).Seconds()
+		}
+		read = append(read, prometheus.MustNewConstMetric(waiting.count, prometheus.GaugeValue, float64(*waiting.n)), prometheus.MustNewConstMetric(waiting.age, prometheus.GaugeValue, age))
 	}
 	return read, nil
 }

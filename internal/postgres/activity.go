@@ -16,7 +16,7 @@ func ConnectionsUsed(ctx context.Context, db DB) (percent float64, err error) {
 
 // Entered are the rows that have come into a group of partitions since the server's statistics began.
 type Entered struct {
-	Partition string // open, resolved, failed or archived
+	Partition string // inbox, open, resolved, failed or archived
 	Rows      float64
 }
 
@@ -24,7 +24,7 @@ type Entered struct {
 func RowsEntered(ctx context.Context, db DB, schemas Schemas) ([]Entered, error) {
 	rows, err := db.Query(ctx, `
 		SELECT substring(relname FROM 'dead_letter_([a-z]+)'), sum(n_tup_ins)::float8
-		FROM pg_stat_user_tables WHERE schemaname = $1 AND relname ~ '^dead_letter_(open|resolved|failed|archived)'
+		FROM pg_stat_user_tables WHERE schemaname = $1 AND relname ~ '^dead_letter_(inbox|open|resolved|failed|archived)'
 		GROUP BY 1`, schemas.DLQ)
 	if err != nil {
 		return nil, err

@@ -2,7 +2,10 @@ package reconcile_test
 
 import (
 	"context"
+	"fmt"
+	"log/slog"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -94,4 +97,327 @@ func TestReconcile_filesWhatCaptureWouldHave(t *testing.T) {
 	require.Equal(t, texts[0], texts[1])
 	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE captured_by = 'reconciler' AND id = dlq.entry_id(river_job_id, last_failed_at) AND river_job_id = $1", missed))
 	require.Equal(t, 1, b.count("SELECT entries FROM dlq.reconcile_findings WHERE why = 'missed'"))
+}
+
+// discarded has jobs appear that failed at a time: a COPY, a restore.
+func (b *testBundle) discarded(n int, finalizedAt string) {
+	b.Helper()
+	b.exec(`INSERT INTO river_job (kind, args, max_attempts, state, attempt, finalized_at, errors)
+		SELECT 'mail', '{}', 1, 'discarded', 1, `+finalizedAt+`, '{"{\"error\": \"x\"}"}' FROM generate_series(1, $1)`, n)
+}
+
+func (b *testBundle) why() (why string) {
+	b.Helper()
+	require.NoError(b, b.pool.QueryRow(b.Context(), "SELECT string_agg(why || ' ' || entries, ', ' ORDER BY why) FROM dlq.reconcile_findings").Scan(&why))
+	return why
+}
+
+func TestReconcile_findsWhatCaptureMissed(t *testing.T) {
+	t.Parallel()
+	for name, miss := range map[string]struct {
+		do  func(b *testBundle)
+		why string
+	}{
+		"capture off": {func(b *testBundle) {
+			b.exec("SELECT dlq.set_capture('off')")
+			b.exec(fail, b.job())
+			b.exec("SELECT dlq.set_capture('on')")
+		}, "capture_off 1"},
+		"trigger disabled": {func(b *testBundle) {
+			b.exec("ALTER TABLE river_job DISABLE TRIGGER dlq_capture")
+			b.exec(fail, b.job())
+		}, "trigger_disabled 1"},
+		"trigger disabled until the next look": {func(b *testBundle) {
+			b.exec("ALTER TABLE river_job ENABLE REPLICA TRIGGER dlq_capture")
+			require.Zero(b, b.look(b.pool, false))
+			b.exec(fail, b.job())
+			b.exec("ALTER TABLE river_job ENABLE TRIGGER dlq_capture")
+		}, "trigger_disabled 1"},
+		"trigger dropped": {func(b *testBundle) {
+			b.exec("DROP TRIGGER dlq_capture ON river_job")
+			b.exec(fail, b.job())
+		}, "trigger_missing 1"},
+		"replica role": {func(b *testBundle) { b.bypassed(fail, b.job()) }, "missed 1"},
+		"COPY":         {func(b *testBundle) { b.discarded(3, "now()") }, "missed 3"},
+		"old ones":     {func(b *testBundle) { b.discarded(3, "now() - interval '3 days'") }, "missed 3"},
+		"odd times": {func(b *testBundle) {
+			b.discarded(1, "'infinity'")
+			b.discarded(1, "'1969-01-01'")
+			b.discarded(1, "'2999-01-01'")
+		}, "missed 3"},
+		"one statement's": {func(b *testBundle) { // gives way: somebody holds the inbox
+			tx, err := b.pool.Begin(b.Context())
+			require.NoError(b, err)
+			_, err = tx.Exec(b.Context(), "LOCK TABLE dlq.dead_letter_queue IN ACCESS EXCLUSIVE MODE")
+			require.NoError(b, err)
+			b.exec(fail, b.job())
+			require.NoError(b, tx.Rollback(b.Context()))
+		}, "missed 1"},
+		"cancelled by its worker": {func(b *testBundle) {
+			b.bypassed(`UPDATE river_job SET state = 'cancelled', finalized_at = now(), errors = '{"{\"error\": \"JobCancelError: no\"}"}' WHERE id = $1`, b.job())
+		}, "missed 1"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := setup(t)
+			miss.do(b)
+			missed := b.count("SELECT count(*) FROM river_job")
+			require.Zero(t, b.count("SELECT count(*) FROM dlq.dead_letter_queue"))
+			b.exec("UPDATE dlq.reconcile_looks SET since = now() - interval '1 minute' WHERE look = 'recent'") // as after a while of looks
+			b.look(b.pool, name == "old ones" || name == "odd times")
+			require.Equal(t, missed, b.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE captured_by = 'reconciler'"))
+			require.Equal(t, miss.why, b.why())
+			require.Zero(t, b.look(b.pool, true), "never twice")
+			require.Zero(t, b.count("SELECT dlq.backfill()"))
+		})
+	}
+}
+
+func TestReconcile_leavesWhatIsNoFailure(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.exec(`INSERT INTO river_job (kind, args, max_attempts, state, finalized_at, errors, metadata) VALUES
+		('k', '{}', 1, 'completed', now(), NULL, '{}'),
+		('k', '{}', 1, 'cancelled', now(), NULL, '{}'),
+		('k', '{}', 1, 'cancelled', now(), '{"{\"error\": \"x\"}"}', '{"cancel_attempted_at": "x"}'),
+		('k', '{}', 1, 'discarded', now(), '{"{\"error\": \"x\"}"}', '{"unique_key_conflict": "scheduler_discarded"}'),
+		('k', '{}', 1, 'available', NULL, NULL, '{}')`)
+	require.Zero(t, b.look(b.pool, false))
+	require.Zero(t, b.look(b.pool, true))
+	require.Zero(t, b.count("SELECT dlq.backfill()"))
+}
+
+// What dlqd makes and follows is no failure of its own.
+func TestReconcile_leavesTheJobsOfEntries(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.exec(fail, b.job())
+	id := b.count("SELECT 1 FROM dlq.dead_letter_queue")
+	require.Equal(t, 1, id)
+	b.discarded(1, "now()") // a redelivery, whose end was not seen
+	b.exec("INSERT INTO dlq.entry_jobs (job_id, job_created_at, entry_id) SELECT j.id, j.created_at, e.id FROM river_job j, dlq.dead_letter_queue e WHERE j.max_attempts = 1")
+	// A job whose entry is open failed again, unseen.
+	b.exec("SELECT dlq.file(ARRAY(SELECT id FROM dlq.dead_letter_queue))")
+	b.bypassed("UPDATE river_job SET finalized_at = finalized_at + interval '1 second' WHERE max_attempts = 3")
+	require.Zero(t, b.look(b.pool, true))
+
+	// The same id, of a job that was made when River's sequence had begun anew.
+	b.exec("UPDATE river_job SET created_at = created_at + interval '1 hour' WHERE max_attempts = 3")
+	require.Equal(t, 1, b.look(b.pool, true))
+}
+
+// Transactions that end long after their jobs' finalized_at are waited for, prepared ones too.
+func TestReconcile_seesWhatCommitsLate(t *testing.T) {
+	t.Parallel()
+	for _, prepared := range []bool{false, true} {
+		b := setup(t)
+		late := b.job()
+		base := postgrestest.Superuser(b, b.pool.Config().ConnString())
+		conn, err := pgx.Connect(t.Context(), base)
+		require.NoError(t, err)
+		defer func() { _ = conn.Close(context.WithoutCancel(t.Context())) }()
+		run := func(sql string, args ...any) {
+			t.Helper()
+			_, err := conn.Exec(t.Context(), sql, args...)
+			require.NoError(t, err)
+		}
+		run("SET session_replication_role = replica")
+		run("BEGIN")
+		run("UPDATE river_job SET state = 'discarded', finalized_at = now() - interval '2 hours', errors = '{\"{}\"}' WHERE id = $1", late)
+		b.exec("UPDATE dlq.reconcile_looks SET since = now() - interval '2 hours' WHERE look = 'recent'")
+		b.look(b.pool, false)
+		b.exec("UPDATE dlq.reconcile_looks SET since = now() - interval '2 hours' WHERE look = 'recent'")
+		if prepared {
+			run("PREPARE TRANSACTION 'late'")
+		}
+		for range 3 {
+			require.Zero(t, b.look(b.pool, false))
+			require.Zero(t, b.count("SELECT count(*) FROM dlq.reconcile_looks WHERE look = 'recent' AND since > now() - interval '1 hour'"), "it stays where it was")
+		}
+		run(map[bool]string{false: "COMMIT", true: "COMMIT PREPARED 'late'"}[prepared])
+		require.Equal(t, 1, b.look(b.pool, false))
+		require.Zero(t, b.look(b.pool, false))
+		// Other tests of this server have transactions open, too: once those have ended, it goes on.
+		require.Eventually(t, func() bool {
+			b.look(b.pool, false)
+			return b.count("SELECT count(*) FROM dlq.reconcile_looks WHERE look = 'recent' AND since > now() - interval '1 hour'") == 1
+		}, 30*time.Second, 100*time.Millisecond)
+	}
+}
+
+// A job that somebody holds is not waited for, and not forgotten.
+func TestReconcile_waitsForNoJob(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.discarded(3, "now()")
+	tx, err := b.pool.Begin(t.Context())
+	require.NoError(t, err)
+	_, err = tx.Exec(t.Context(), "SELECT FROM river_job WHERE id = 2 FOR UPDATE")
+	require.NoError(t, err)
+	require.Equal(t, 2, b.look(b.pool, false))
+	require.Zero(t, b.look(b.pool, true))
+	require.NoError(t, tx.Rollback(t.Context()))
+	require.Equal(t, 1, b.look(b.pool, false))
+}
+
+// One job that cannot be filed does not keep the others from it.
+func TestReconcile_oneThatIsRefused(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.discarded(3, "now()")
+	b.exec("ALTER TABLE dlq.dead_letter_queue ADD CONSTRAINT hostile CHECK (river_job_id <> 2)")
+	require.Equal(t, 2, b.look(b.pool, false))
+	b.exec("ALTER TABLE dlq.dead_letter_queue DROP CONSTRAINT hostile")
+	require.Equal(t, 1, b.look(b.pool, false))
+}
+
+func TestReconcile_notWhatWasPurgedOrRetired(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	for range 3 {
+		b.exec(fail, b.job())
+	}
+	ids := func(n int) string {
+		return fmt.Sprintf("ARRAY(SELECT id FROM dlq.dead_letter_queue WHERE river_job_id = %d)", n)
+	}
+	b.exec("SELECT dlq.file(ARRAY(SELECT id FROM dlq.dead_letter_queue))")
+	b.exec(`SELECT dlq.act_on('purge', ` + ids(1) + `, 'kim', NULL, '{"force": true}')`)
+	b.exec("SELECT dlq.act_on('discard', ARRAY(SELECT id FROM dlq.dead_letter_queue), 'kim')")
+	b.exec("SELECT dlq.delete_entries(" + ids(2) + ")")
+	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_queue"))
+	b.exec("SELECT dlq.drop_partition((SELECT c.relname FROM pg_class c WHERE c.oid = (SELECT tableoid FROM dlq.dead_letter_queue)))")
+	require.Zero(t, b.count("SELECT count(*) FROM dlq.dead_letter_queue"))
+	require.Equal(t, 3, b.count("SELECT count(*) FROM dlq.retired_jobs"))
+	require.Zero(t, b.look(b.pool, true))
+	require.Zero(t, b.count("SELECT dlq.backfill()"))
+
+	// What such a job does later is its own.
+	b.exec("UPDATE river_job SET state = 'available', finalized_at = NULL WHERE id = 1")
+	b.bypassed(fail, 1)
+	require.Equal(t, 1, b.look(b.pool, true))
+
+	// Once River has deleted the jobs, nothing is remembered; not at once, since they may come back from a backup.
+	b.exec("DELETE FROM river_job WHERE id = 2")
+	b.look(b.pool, true)
+	require.Equal(t, 3, b.count("SELECT count(*) FROM dlq.retired_jobs"))
+	b.exec("UPDATE dlq.retired_jobs SET at = at - interval '2 days'")
+	b.look(b.pool, true)
+	require.Equal(t, 2, b.count("SELECT count(*) FROM dlq.retired_jobs"))
+}
+
+func TestReconcile_notWhatWasErased(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.exec(fail, b.job())
+	b.exec(`SELECT dlq.erase('{"kind": "mail"}', 'asked for')`)
+	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE original_event = '{\"erased\": true}'"))
+	require.Zero(t, b.look(b.pool, true))
+}
+
+// River's table comes back from a backup, and its sequence begins again.
+func TestReconcile_afterARestore(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	for range 3 {
+		b.exec(fail, b.job())
+	}
+	b.exec("CREATE TABLE saved AS SELECT * FROM river_job")
+	b.exec("TRUNCATE river_job")
+	b.exec("ALTER SEQUENCE river_job_id_seq RESTART")
+	b.look(b.pool, true)
+	b.exec("INSERT INTO river_job SELECT * FROM saved WHERE id <> 2")
+	require.Zero(t, b.look(b.pool, true), "they are known")
+	b.exec("SELECT nextval('river_job_id_seq')")
+	require.EqualValues(t, 2, b.job())
+	b.bypassed(fail, 2)
+	require.Equal(t, 1, b.look(b.pool, true), "another job, for all that it has the id of one")
+	require.Equal(t, 4, b.count("SELECT count(*) FROM dlq.dead_letter_queue"))
+}
+
+func TestReconcile_oneFailureIsNeverFiledTwice(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	const jobs = 400
+	done := make(chan error, 6)
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	for i := range cap(done) {
+		go func() {
+			var err error
+			for ctx.Err() == nil && err == nil {
+				switch i {
+				case 0:
+					_, err = b.pool.Exec(t.Context(), "SELECT dlq.file(ARRAY(SELECT id FROM dlq.dead_letter_queue WHERE stage = 'inbox' LIMIT 50))")
+				case 1:
+					_, err = b.pool.Exec(t.Context(), "SELECT dlq.backfill(20)")
+				default:
+					_, err = b.pool.Exec(t.Context(), "SELECT dlq.reconcile(20, $1)", i%2 == 0)
+				}
+			}
+			done <- err
+		}()
+	}
+	for n := range jobs {
+		if n%2 == 0 {
+			b.exec(fail, b.job())
+		} else {
+			b.discarded(1, "clock_timestamp()")
+		}
+	}
+	stop()
+	for range cap(done) {
+		require.NoError(t, <-done)
+	}
+	b.look(b.pool, true)
+	require.Equal(t, jobs, b.count("SELECT count(*) FROM dlq.dead_letter_queue"))
+	require.Equal(t, jobs, b.count("SELECT count(DISTINCT (river_job_id, job_created_at)) FROM dlq.dead_letter_queue"))
+	b.exec("SELECT dlq.file(ARRAY(SELECT id FROM dlq.dead_letter_queue))")
+	require.Equal(t, jobs, b.count("SELECT count(*) FROM dlq.dead_letter_transitions WHERE from_status IS NULL"))
+}
+
+// Six processes look as often as one.
+func TestReconcile_oneProcessAtATime(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	var done bool
+	var filed int
+	require.NoError(t, b.pool.QueryRow(t.Context(), "SELECT * FROM dlq.reconcile(2000, false, '1 minute')").Scan(&filed, &done))
+	require.True(t, done)
+	b.discarded(1, "now()")
+	require.NoError(t, b.pool.QueryRow(t.Context(), "SELECT * FROM dlq.reconcile(2000, false, '1 minute')").Scan(&filed, &done))
+	require.True(t, done)
+	require.Zero(t, filed, "the last look is younger than a minute")
+	tx, err := b.pool.Begin(t.Context())
+	require.NoError(t, err)
+	_, err = tx.Exec(t.Context(), "SELECT dlq.reconcile()")
+	require.NoError(t, err)
+	require.NoError(t, b.pool.QueryRow(t.Context(), "SELECT * FROM dlq.reconcile(2000, false, '1 us')").Scan(&filed, &done))
+	require.True(t, done)
+	require.Zero(t, filed, "another is at it")
+	require.NoError(t, tx.Rollback(t.Context()))
+}
+
+// On an application's River, what failed before dlqd was attached is a backfill's.
+func TestReconcile_notWhatFailedBeforeItWasAttached(t *testing.T) {
+	t.Parallel()
+	g := postgrestest.NewGuest(t)
+	g.Grant(t, postgres.DefaultSchemas())
+	b := &testBundle{t, postgrestest.Open(t, g.Owner)}
+	b.discarded(1, "clock_timestamp()")
+	dlqd := postgrestest.Open(t, g.DLQD)
+	m := &postgres.Migrator{Pool: dlqd, Schemas: postgres.DefaultSchemas(), Logger: slog.New(slog.DiscardHandler)}
+	require.NoError(t, m.Attach(t.Context()))
+	b.discarded(1, "clock_timestamp()")
+	require.Equal(t, 1, b.look(dlqd, true))
+	require.NoError(t, m.Attach(t.Context()))
+	found, err := m.Find(t.Context(), false, false)
+	require.NoError(t, err)
+	_, err = m.Detach(t.Context(), *found, false)
+	require.NoError(t, err)
+	b.discarded(1, "clock_timestamp()")
+	require.NoError(t, m.Attach(t.Context()))
+	require.Zero(t, b.look(dlqd, true))
+	n, err := m.Backfill(t.Context(), func(int) {})
+	require.NoError(t, err)
+	require.Equal(t, 2, n)
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/dlqd/dlqd/internal/api"
 	"github.com/dlqd/dlqd/internal/background"
 	"github.com/dlqd/dlqd/internal/ingest"
+	"github.com/dlqd/dlqd/internal/reconcile"
 )
 
 // healthTimeout bounds what a question about health asks the database.
@@ -54,7 +55,7 @@ func (s *Server) health(ctx context.Context) []api.Part {
 	} else {
 		schema.OK, schema.Detail = false, "unknown"
 	}
-	parts = append(parts, schema, s.policyHealth(), s.automaticHealth(ctx))
+	parts = append(parts, schema, s.policyHealth(), s.automaticHealth(ctx), s.captureHealth(ctx))
 	if s.ingester != nil {
 		messages, bytes := s.ingester.Pending()
 		parts = append(parts, api.Part{
@@ -94,6 +95,20 @@ func loopPart(status *background.Status) api.Part {
 	}
 	if status.OneProcess {
 		part.Detail += "; one process at a time"
+	}
+	return part
+}
+
+// captureHealth says how capture is. That a person switched it off, or that something was missed and found, is no fault.
+func (s *Server) captureHealth(ctx context.Context) api.Part {
+	part := api.Part{Name: "capture", OK: true, Detail: "unknown"}
+	status, err := reconcile.ReadStatus(ctx, s.store.DB())
+	if err != nil {
+		return part // what is wrong is another part's to say
+	}
+	part.Detail = status.Summary()
+	if problem := status.Problem(); problem != "" {
+		part.OK, part.Detail = false, part.Detail+"; "+problem
 	}
 	return part
 }

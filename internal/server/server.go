@@ -33,6 +33,7 @@ import (
 	"github.com/dlqd/dlqd/internal/policy"
 	"github.com/dlqd/dlqd/internal/postgres"
 	"github.com/dlqd/dlqd/internal/process"
+	"github.com/dlqd/dlqd/internal/reconcile"
 	"github.com/dlqd/dlqd/internal/replay"
 	"github.com/dlqd/dlqd/internal/retention"
 	"github.com/dlqd/dlqd/internal/strategy"
@@ -325,6 +326,7 @@ func (s *Server) keepHouse() {
 		keeper.Loop(),
 	)
 	s.loops.Add(s.analytics.Loops()...)
+	s.loops.Add(reconcile.New(reconcile.Config{DB: s.store.DB(), Logger: s.logger.With("part", "reconciler")}).Loop())
 }
 
 // steering is a client of River's that works no queue: it sees queues, and pauses them.

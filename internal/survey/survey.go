@@ -115,21 +115,20 @@ func (s *Survey) countJobs(ctx context.Context, db postgres.DB) error {
 }
 
 // failures finds what dlq.backfill would take in. dlqd's functions may not be there, so it says once more what a failure is
-// (dlq.is_failure), and what describes it (dlq.describe_failure).
+// (dlq.look_for_failures), and what describes it (dlq.describe_failure).
 const failures = `
 	WITH latest AS (
-		(SELECT id, queue, kind, args, state, attempt, max_attempts, finalized_at, errors, metadata FROM river.river_job
+		(SELECT id, created_at, queue, kind, args, state, attempt, max_attempts, finalized_at, errors, metadata FROM river.river_job
 		 WHERE state = 'discarded' AND finalized_at IS NOT NULL ORDER BY finalized_at DESC LIMIT $1)
 		UNION ALL
-		(SELECT id, queue, kind, args, state, attempt, max_attempts, finalized_at, errors, metadata FROM river.river_job
+		(SELECT id, created_at, queue, kind, args, state, attempt, max_attempts, finalized_at, errors, metadata FROM river.river_job
 		 WHERE state = 'cancelled' AND finalized_at IS NOT NULL ORDER BY finalized_at DESC LIMIT $1)
 	), failed AS (
-		SELECT id, queue, kind, args, state, attempt, max_attempts, finalized_at, metadata, errors[cardinality(errors)] AS last FROM latest
-		WHERE NOT metadata ? 'dlq:entry_id'
-		  AND NOT metadata @> '{"unique_key_conflict": "scheduler_discarded"}'
-		  AND (state = 'discarded' OR NOT metadata ? 'cancel_attempted_at' AND cardinality(errors) > 0)
+		SELECT id, created_at, queue, kind, args, state, attempt, max_attempts, finalized_at, metadata, errors[cardinality(errors)] AS last FROM latest
+		WHERE state = 'discarded' AND NOT metadata @> '{"unique_key_conflict": "scheduler_discarded"}'
+		   OR state = 'cancelled' AND NOT metadata ? 'cancel_attempted_at' AND cardinality(errors) > 0
 	), described AS (
-		SELECT id, queue, kind, args, state, max_attempts, finalized_at, last,
+		SELECT id, created_at, queue, kind, args, state, max_attempts, finalized_at, last,
 		       CASE WHEN coalesce(last ->> 'trace', '') = '' AND metadata #> '{dlq:error,attempt}' = coalesce(last -> 'attempt', to_jsonb(attempt))
 		            THEN metadata -> 'dlq:error' END AS reported
 		FROM failed
@@ -140,8 +139,15 @@ const failures = `
 	       CASE WHEN pg_column_size(d.reported -> 'context') <= 60000 THEN d.reported -> 'context' END
 	FROM described d`
 
-// known leaves out jobs that have a dead letter, where dlqd is installed.
-const known = ` WHERE NOT EXISTS (SELECT FROM dlq.dead_letter_queue e WHERE e.river_job_id = d.id)`
+// known leaves out what dlqd knows, where it is installed; kept is the same where its functions are gone, and its tables are not.
+const (
+	known = `
+	WHERE NOT EXISTS (SELECT FROM dlq.dead_letter_queue e WHERE e.id = dlq.entry_id(d.id, d.finalized_at))
+	  AND NOT EXISTS (SELECT FROM dlq.dead_letter_queue e WHERE e.stage = 'open' AND e.river_job_id = d.id AND e.job_created_at = d.created_at)
+	  AND NOT EXISTS (SELECT FROM dlq.entry_jobs k WHERE k.job_id = d.id AND k.job_created_at = d.created_at)
+	  AND NOT EXISTS (SELECT FROM dlq.retired_jobs r WHERE r.job_id = d.id AND r.job_created_at = d.created_at AND r.at >= d.finalized_at)`
+	kept = ` WHERE NOT EXISTS (SELECT FROM dlq.dead_letter_queue e WHERE e.river_job_id = d.id AND e.job_created_at = d.created_at)`
+)
 
 // older says whether there is more than failures looked at.
 const older = `
@@ -167,12 +173,15 @@ func (s *Survey) lookAtFailures(ctx context.Context, db postgres.DB) error {
 		return err
 	}
 	sql := failures
-	var installed bool
-	if err := db.QueryRow(ctx, "SELECT to_regclass('dlq.dead_letter_queue') IS NOT NULL").Scan(&installed); err != nil {
+	var tables, functions bool
+	if err := db.QueryRow(ctx, "SELECT to_regclass('dlq.dead_letter_queue') IS NOT NULL, to_regprocedure('dlq.entry_id(bigint, timestamptz)') IS NOT NULL").Scan(&tables, &functions); err != nil {
 		return err
 	}
-	if installed {
+	switch {
+	case functions:
 		sql += known
+	case tables:
+		sql += kept
 	}
 	rows, err := db.Query(ctx, sql, maxFailures)
 	if err != nil {

@@ -1,0 +1,64 @@
+package api
+
+import (
+	"context"
+	"net/http"
+
+	"github.com/danielgtaylor/huma/v2"
+
+	"github.com/dlqd/dlqd/internal/deadletter"
+	"github.com/dlqd/dlqd/internal/policy"
+	"github.com/dlqd/dlqd/internal/reconcile"
+)
+
+// CaptureAction switches capture.
+type CaptureAction struct {
+	Action
+
+	Mode  string `json:"mode" enum:"on,off,strict" doc:"What capture is to be."`
+	Limit string `json:"limit,omitempty" doc:"How long capture may work in one statement of the application; what holds if absent." example:"250ms"`
+}
+
+type captureOutput struct{ Body reconcile.Status }
+
+type capturedOutput struct{ Body reconcile.Switched }
+
+func (s *service) registerCapture(api huma.API) {
+	tags := []string{"capture"}
+	get := huma.Operation{
+		OperationID: "get-capture", Method: http.MethodGet, Path: "/api/dlq/capture", Tags: tags,
+		Summary: "How capture is, and what the reconciler found that it had missed", Errors: []int{503},
+	}
+	example(&get, http.StatusOK, reconcile.Status{Mode: reconcile.ModeOn, Limit: "00:00:00.25", Triggers: reconcile.TriggersEnabled})
+	huma.Register(api, get, func(ctx context.Context, _ *struct{}) (*captureOutput, error) {
+		status, err := reconcile.ReadStatus(ctx, s.Store.DB())
+		if err != nil {
+			return nil, s.problem(ctx, err)
+		}
+		return &captureOutput{Body: *status}, nil
+	})
+
+	put := huma.Operation{
+		OperationID: "set-capture", Method: http.MethodPut, Path: "/api/dlq/capture", Tags: tags,
+		Summary:     "Switch capture on, off, or to strict",
+		Description: "No lock on a table is waited for: it works while applications are stuck. The change reaches each session at its next statement, and leaves an audit row.",
+		Errors:      []int{400, 422, 503},
+	}
+	example(&put, http.StatusOK, reconcile.Switched{Mode: reconcile.ModeOff, Writing: 2, Recorded: true, Message: "From each session's next statement on, nothing of dlqd's is done in the application's transactions."})
+	type input struct{ Body CaptureAction }
+	huma.Register(api, put, func(ctx context.Context, in *input) (*capturedOutput, error) {
+		act := in.Body.act()
+		change := reconcile.Switch{Mode: in.Body.Mode, Actor: act.Actor, Note: act.Note}
+		if in.Body.Limit != "" {
+			var err error
+			if change.Limit, err = policy.ParseDuration(in.Body.Limit); err != nil {
+				return nil, huma.Error422UnprocessableEntity("invalid duration", &huma.ErrorDetail{Location: "body.limit", Message: "must be a duration such as 250ms or 1s", Value: in.Body.Limit})
+			}
+		}
+		done, err := reconcile.SetCapture(ctx, s.Store.DB(), change)
+		if err != nil {
+			return nil, s.problem(ctx, deadletter.Named(err))
+		}
+		return &capturedOutput{Body: *done}, nil
+	})
+}
