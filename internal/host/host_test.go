@@ -17,6 +17,7 @@ import (
 	"github.com/riverqueue/river/riverdriver"
 	"github.com/riverqueue/river/riverdriver/riverpgxv5"
 	"github.com/riverqueue/river/rivertype"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/dlqd/dlqd/internal/postgres"
@@ -48,6 +49,7 @@ func newHost(t *testing.T) *host {
 	h.Grant(t, postgres.DefaultSchemas())
 	h.migrator = &postgres.Migrator{Pool: h.dlqd, Schemas: postgres.DefaultSchemas(), Logger: slog.New(slog.DiscardHandler)}
 	require.NoError(t, h.migrator.Attach(t.Context()))
+	h.exec(h.dlqd, "SELECT dlq.set_capture('on', '1 min')") // tests of the limit set their own: this machine may be busy
 	return h
 }
 
@@ -219,8 +221,8 @@ func (app *application) does(j jobs, when string) []string {
 	for what, statement := range map[string]func(context.Context, riverdriver.Executor, jobs) error{"complete": complete, "retry": retry} {
 		begun := time.Now()
 		err := statement(h.Context(), river, j)
-		require.NoError(h, err, "%s while %s", what, when)
-		require.Less(h, time.Since(begun), limit, "%s while %s", what, when)
+		assert.NoError(h, err, "%s while %s", what, when)
+		assert.Less(h, time.Since(begun), limit, "%s while %s", what, when)
 	}
 	warnings := app.warned()
 	require.Equal(h, 7, h.count("SELECT count(*) FROM river_job WHERE id = ANY ($1) AND state IN ('completed', 'discarded', 'cancelled')", j.list()), when)
@@ -236,11 +238,15 @@ func (j jobs) list() []int64 {
 	return list
 }
 
-// captured says whether all that the batch did was appended in the application's own transactions.
+// captured says whether all that dlqd needs to know of the batch was appended in the application's own transactions, and nothing else.
+// (What a SERIALIZABLE transaction appends of a redelivery is sorted out later.)
 func (h *host) captured(j jobs) bool {
 	h.Helper()
-	return h.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE river_job_id = ANY ($1)", j.list()) == 3 &&
-		h.count("SELECT count(*) FROM dlq.job_facts WHERE job_id = ANY ($1)", j.list()) == 3
+	return h.count(`SELECT count(DISTINCT j.id) FROM river_job j
+		WHERE j.id = ANY ($1) AND (j.kind = 'succeeds' OR j.kind = 'copied' OR (j.kind NOT LIKE 're%' AND EXISTS (SELECT FROM dlq.dead_letter_inbox i WHERE i.river_job_id = j.id AND i.job_created_at = j.created_at))
+			OR (j.kind LIKE 're%' AND (EXISTS (SELECT FROM dlq.job_facts f WHERE f.job_id = j.id AND f.job_created_at = j.created_at)
+			                           OR j.kind = 'redelivery_fails' AND EXISTS (SELECT FROM dlq.dead_letter_inbox i WHERE i.river_job_id = j.id))))`, j.list()) == 8 &&
+		h.count("SELECT count(*) FROM dlq.dead_letter_inbox i JOIN river_job j ON j.id = i.river_job_id WHERE j.id = ANY ($1) AND j.kind IN ('succeeds', 'copied', 'redelivered', 'retried')", j.list()) == 0
 }
 
 // while holds a transaction of the administrator's open that has run sql, and runs a function meanwhile. It says whether sql

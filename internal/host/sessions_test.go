@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/riverqueue/river/riverdriver/riverpgxv5"
@@ -39,8 +40,8 @@ func TestHost_settings(t *testing.T) {
 		"TimeZone = 'Pacific/Kiritimati'", "TimeZone = '<X>+167'", "TimeZone = 'Asia/Kathmandu'", "extra_float_digits = -15", "extra_float_digits = 3",
 		"standard_conforming_strings = off", "backslash_quote = off", "escape_string_warning = on", "transform_null_equals = on", "array_nulls = off", "bytea_output = escape", "xmloption = document",
 		"plan_cache_mode = force_generic_plan", "plan_cache_mode = force_custom_plan", "quote_all_identifiers = on", "client_encoding = 'SQL_ASCII'",
-		"enable_indexscan = off", "enable_seqscan = off", "jit = on", "jit_above_cost = 0", "force_parallel_mode = on", "work_mem = 64", "constraint_exclusion = off",
-		"row_security = off", "check_function_bodies = off", "default_toast_compression = pglz", "default_tablespace = ''", "lc_messages = 'C'", "lc_numeric = 'C'",
+		"enable_indexscan = off", "enable_seqscan = off", "jit = on", "force_parallel_mode = on", "work_mem = 64", "constraint_exclusion = off",
+		"row_security = off", "check_function_bodies = off", "default_toast_compression = pglz", "default_tablespace = ''", "lc_numeric = 'C'",
 		"statement_timeout = '5s'", "statement_timeout = '1min'", "statement_timeout = '2h'", "statement_timeout = '3d'", "statement_timeout = 4999", "lock_timeout = '50ms'", "idle_in_transaction_session_timeout = '2s'", "idle_session_timeout = '1h'",
 		"dlq.capture = 'garbage'", "dlq.capture = ''", "dlq.capture = '99999999999999999999 99999999999999999999'", "dlq.capture_facts = 'garbage'", "dlq.follow = 'garbage'", "dlq.origin = ''",
 		"default_transaction_isolation = 'repeatable read'", "default_transaction_isolation = 'serializable'", "default_transaction_deferrable = on", "synchronous_commit = off",
@@ -125,4 +126,83 @@ func TestHost_transactions(t *testing.T) {
 		in(func(tx pgx.Tx) { ends(tx, batches[3]) }, "ROLLBACK")
 		require.Zero(t, h.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE river_job_id = ANY ($1)", batches[3].list()))
 	}
+}
+
+// Two SERIALIZABLE transactions that have nothing to do with each other: what capture reads must not make a conflict of them.
+func TestHost_serializable(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	batches := h.prepare(1000) // far enough from each other in River's own index
+	h.exec(h.admin, "ANALYZE river_job")
+	h.exec(h.admin, "DELETE FROM dlq.entry_jobs WHERE job_id <> $1 AND job_id <> $2", batches[1].ids[redelivered], batches[999].ids[redelivered])
+	var txs []pgx.Tx
+	for _, j := range []jobs{batches[1], batches[999]} {
+		tx, err := h.application().BeginTx(t.Context(), pgx.TxOptions{IsoLevel: pgx.Serializable})
+		require.NoError(t, err)
+		h.exec(tx, "SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off")
+		h.exec(tx, "UPDATE river_job SET state = 'discarded', finalized_at = now(), errors = errors || '{}'::jsonb WHERE id = $1", j.ids[failsAgain])
+		txs = append(txs, tx)
+	}
+	for i, j := range []jobs{batches[1], batches[999]} {
+		h.exec(txs[i], "UPDATE river_job SET state = 'completed', finalized_at = now() WHERE id = $1", j.ids[redelivered])
+	}
+	for _, tx := range txs {
+		require.NoError(t, tx.Commit(t.Context()))
+	}
+}
+
+// Capture works no longer than its limit and than half of the session's statement_timeout: what is left is the reconciler's.
+func TestHost_time(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	var begun time.Time
+	var took time.Duration
+	left := func(app *application, n, bytes int) int {
+		t.Helper()
+		h.exec(h.admin, `INSERT INTO river_job (kind, args, max_attempts, state)
+			SELECT 'storm', x, 1, 'running' FROM (SELECT jsonb_build_object('x', string_agg(md5(i::text), '')) AS x FROM generate_series(0, $2 / 32) i) x, generate_series(1, $1::integer)`, n, bytes)
+		begun = time.Now()
+		before := h.count("SELECT count(*) FROM dlq.dead_letter_inbox")
+		h.exec(app, "UPDATE river_job SET state = 'discarded', finalized_at = clock_timestamp() WHERE kind = 'storm' AND state = 'running'")
+		took = time.Since(begun)
+		return n - h.count("SELECT count(*) FROM dlq.dead_letter_inbox") + before
+	}
+	app := h.application()
+	require.Zero(t, left(app, 40, 1<<20), "payloads of 1 MB")
+	whole := took
+	require.Empty(t, app.warned())
+	h.exec(h.admin, "SELECT dlq.set_capture('on', '5 ms')")
+	require.NotZero(t, left(app, 40, 1<<20))
+	require.Len(t, app.warned(), 1)
+	h.exec(h.admin, "SELECT dlq.set_capture('on', '0')")
+	require.Equal(t, 10, left(app, 10, 1))
+	require.Len(t, app.warned(), 1)
+
+	// A storm whose capture takes longer than the role's statement_timeout.
+	h.exec(h.admin, "SELECT dlq.set_capture('on', '1 min')")
+	h.exec(app, fmt.Sprintf("SET statement_timeout = %d", whole.Milliseconds()))
+	require.NotZero(t, left(app, 40, 1<<20))
+	require.Len(t, app.warned(), 1)
+	h.exec(app, "RESET statement_timeout")
+
+	// One job that is too large, alone.
+	require.Equal(t, 1, left(app, 1, 12<<20))
+	require.Contains(t, app.warned()[0], "too large")
+	require.Zero(t, left(app, 1, 1<<20), "in this statement alone")
+	h.exec(h.admin, "SELECT dlq.set_capture('strict')")
+	require.Zero(t, left(app, 1, 12<<20))
+	require.Empty(t, app.warned())
+
+	// One statement of the application's can be many of its function's.
+	h.exec(h.admin, "SELECT dlq.set_capture('on', '1 min')")
+	h.exec(h.admin, "INSERT INTO river_job (kind, args, max_attempts, state) SELECT 'loop', '{}', 1, 'running' FROM generate_series(1, 300)")
+	h.exec(app, `DO $$ DECLARE v bigint; BEGIN FOR v IN SELECT id FROM river_job WHERE kind = 'loop' LOOP
+		BEGIN
+			UPDATE river_job SET state = 'discarded', finalized_at = clock_timestamp() WHERE id = v;
+			IF v % 3 = 0 THEN RAISE EXCEPTION 'no'; END IF;
+		EXCEPTION WHEN raise_exception THEN NULL;
+		END;
+	END LOOP; END $$`)
+	require.Equal(t, 200, h.count("SELECT count(*) FROM dlq.dead_letter_inbox WHERE kind = 'loop'"))
+	require.Empty(t, app.warned())
 }

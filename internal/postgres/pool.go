@@ -43,13 +43,16 @@ func openLimited(ctx context.Context, url string, maxConns int32, limit time.Dur
 		config.ConnConfig.RuntimeParams["application_name"] = "dlqd"
 	}
 	config.ConnConfig.Tracer = timeouts{limit}
-	// A job that a policy hides would look like one that is gone: with row_security off, that is an error instead.
+	// A job that a policy hides would look like one that is gone: with row_security off, that is an error instead. And what dlqd
+	// reads must not make conflicts of the application's SERIALIZABLE transactions, where that is the database's default.
 	config.ConnConfig.RuntimeParams["row_security"] = "off"
+	config.ConnConfig.RuntimeParams["default_transaction_isolation"] = "read committed"
 	pool, version, err := open(ctx, config)
 	if refusesParameter(err) { // a pooler that knows but a few: as good, where it gives each client a session
 		delete(config.ConnConfig.RuntimeParams, "row_security")
+		delete(config.ConnConfig.RuntimeParams, "default_transaction_isolation")
 		config.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
-			_, err := conn.Exec(ctx, "SET row_security = off")
+			_, err := conn.Exec(ctx, "SET row_security = off; SET default_transaction_isolation = 'read committed'")
 			return err
 		}
 		pool, version, err = open(ctx, config)
