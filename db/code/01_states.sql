@@ -62,6 +62,7 @@ DECLARE
     v_left   text; -- the failure groups that the entry leaves and joins, as an open one
     v_joined text;
     v_stage  constant dlq.dead_letter_stage := OLD.stage;
+    v_raw    dlq.dead_letter_queue; -- as capture left it
 BEGIN
     IF NEW.id IS DISTINCT FROM OLD.id OR NEW.river_job_id IS DISTINCT FROM OLD.river_job_id THEN
         RAISE EXCEPTION 'dead letter %: its id and river_job_id cannot be changed', OLD.id USING ERRCODE = 'DLQ01';
@@ -73,19 +74,20 @@ BEGIN
     END IF;
 
     NEW.updated_at := now();
-    NEW.stage := dlq.stage_of(NEW.status);
     IF OLD.stage = 'inbox' THEN
         -- A job that fails again while its entry is open has no second one: filing takes this row to the first.
         IF dlq.is_repeat(OLD.river_job_id, OLD.job_created_at) THEN
             RETURN NULL;
         END IF;
-        NEW := dlq.filed(NEW);
+        v_raw := OLD;
         OLD := dlq.filed(OLD);
+        NEW := dlq.filed(NEW, v_raw, OLD);
         PERFORM dlq.audit_capture(OLD);
         IF NEW.status = OLD.status AND NEW.next_retry_at IS NOT DISTINCT FROM OLD.next_retry_at AND NEW.move IS NULL THEN
             RETURN NEW;
         END IF;
     END IF;
+    NEW.stage := dlq.stage_of(NEW.status);
     IF dlq.is_open(NEW.status) THEN
         NEW.closed_at := NULL;
     ELSIF NEW.status <> OLD.status THEN

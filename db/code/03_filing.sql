@@ -78,7 +78,27 @@ BEGIN
     RETURN p_entry;
 END
 $$;
-COMMENT ON FUNCTION dlq.filed IS 'An entry of the inbox as it is filed: described, undecided.';
+COMMENT ON FUNCTION dlq.filed(dlq.dead_letter_queue) IS 'An entry of the inbox as it is filed: described, undecided.';
+
+-- What somebody's UPDATE has written stays.
+CREATE OR REPLACE FUNCTION dlq.filed(p_new dlq.dead_letter_queue, p_raw dlq.dead_letter_queue, p_filed dlq.dead_letter_queue) RETURNS dlq.dead_letter_queue
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    p_new.error_message := CASE WHEN p_new.error_message IS DISTINCT FROM p_raw.error_message THEN p_new.error_message ELSE p_filed.error_message END;
+    p_new.error_type := coalesce(p_new.error_type, p_filed.error_type);
+    p_new.error_code := coalesce(p_new.error_code, p_filed.error_code);
+    p_new.error_class := coalesce(p_new.error_class, p_filed.error_class);
+    p_new.reported_class := coalesce(p_new.reported_class, p_filed.reported_class);
+    p_new.error_stack_trace := coalesce(p_new.error_stack_trace, p_filed.error_stack_trace);
+    p_new.error_context := coalesce(p_new.error_context, p_filed.error_context);
+    p_new.retry_history := CASE WHEN p_new.retry_history IS DISTINCT FROM p_raw.retry_history THEN p_new.retry_history ELSE p_filed.retry_history END;
+    p_new.first_failed_at := CASE WHEN p_new.first_failed_at IS DISTINCT FROM p_raw.first_failed_at THEN p_new.first_failed_at ELSE p_filed.first_failed_at END;
+    p_new.filed_at := p_filed.filed_at;
+    p_new.stage := p_filed.stage;
+    RETURN p_new;
+END
+$$;
+COMMENT ON FUNCTION dlq.filed(dlq.dead_letter_queue, dlq.dead_letter_queue, dlq.dead_letter_queue) IS 'A row of the inbox that is being updated to p_new, as it is filed: p_raw is what it was, p_filed that as it is filed.';
 
 CREATE OR REPLACE FUNCTION dlq.audit_capture(p_entry dlq.dead_letter_queue) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$

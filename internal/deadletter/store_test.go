@@ -62,12 +62,12 @@ func moveSQL(to string) string {
 func TestMoves_everyPairOfStates(t *testing.T) {
 	t.Parallel()
 	allowed := map[deadletter.Status]string{
-		deadletter.Pending:    "dlq_processing dlq_pending dlq_manual dlq_archived",
+		deadletter.Pending:    "dlq_processing dlq_pending dlq_manual dlq_resolved dlq_archived",
 		deadletter.Processing: "dlq_resolved dlq_pending dlq_failed dlq_manual",
 		deadletter.Manual:     "dlq_processing dlq_pending dlq_resolved dlq_archived",
-		deadletter.Failed:     "dlq_processing dlq_archived",
-		deadletter.Resolved:   "",
-		deadletter.Archived:   "",
+		deadletter.Failed:     "dlq_processing dlq_resolved dlq_archived",
+		deadletter.Resolved:   "dlq_manual",
+		deadletter.Archived:   "dlq_manual",
 	}
 	for _, from := range statuses {
 		for _, to := range statuses {
@@ -115,7 +115,7 @@ func TestMoves_whatNobodyMayDo(t *testing.T) {
 		"change the job":                 {"UPDATE dlq.dead_letter_queue SET river_job_id = 99", "cannot be changed"},
 		"rewrite the audit trail":        {"UPDATE dlq.dead_letter_transitions SET actor = 'nobody'", "append-only"},
 		"delete from the audit trail":    {"DELETE FROM dlq.dead_letter_transitions", "append-only"},
-		"insert an entry that is closed": {"INSERT INTO dlq.dead_letter_queue (id, river_job_id, queue, kind, job_kind, priority, original_event, status, closed_at, first_failed_at, last_failed_at) VALUES (gen_random_uuid(), 1, 'q', 'k', 'k', 1, '{}', 'dlq_resolved', now(), now(), now())", "must be dlq_pending"},
+		"insert an entry that is closed": {"INSERT INTO dlq.dead_letter_queue (id, river_job_id, job_created_at, queue, kind, job_kind, priority, original_event, status, stage, closed_at, first_failed_at, last_failed_at) VALUES (gen_random_uuid(), 1, now(), 'q', 'k', 'k', 1, '{}', 'dlq_resolved', 'resolved', now(), now(), now())", "must be dlq_pending"},
 	} {
 		_, err := b.pool.Exec(t.Context(), test.sql)
 		require.ErrorContains(t, err, test.want, name)
@@ -338,9 +338,9 @@ func TestList_pagesAndFilters(t *testing.T) {
 func TestPlans(t *testing.T) {
 	t.Parallel()
 	b := setup(t, succeed)
-	b.exec(`INSERT INTO dlq.dead_letter_queue (id, river_job_id, queue, kind, job_kind, priority, original_event, error_class, error_type, source,
+	b.exec(`INSERT INTO dlq.dead_letter_queue (id, river_job_id, job_created_at, stage, queue, kind, job_kind, priority, original_event, error_class, error_type, source,
 			next_retry_at, first_failed_at, last_failed_at)
-		SELECT dlq.uuid_v7(), i, 'queue_' || i % 10, 'kind_' || i % 50, 'k', 1 + i % 4, '{}', (ARRAY['transient','outage','validation'])[1 + i % 3],
+		SELECT dlq.uuid_v7(), i, now(), 'open', 'queue_' || i % 10, 'kind_' || i % 50, 'k', 1 + i % 4, '{}', (ARRAY['transient','outage','validation'])[1 + i % 3],
 			'TYPE_' || i % 20, 'source_' || i % 30, now() + (i % 2000 - 1000) * interval '1 second', now(), now()
 		FROM generate_series(1, 20000) i`)
 	b.exec("VACUUM ANALYZE dlq.dead_letter_queue")

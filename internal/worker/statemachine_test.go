@@ -114,6 +114,7 @@ func (m *machine) end(job int64, state, message string) {
 	m.do(`UPDATE river_job SET state = $2::river_job_state, finalized_at = now(), attempt = greatest(attempt, 1),
 		errors = CASE WHEN $2 = 'completed' THEN errors ELSE errors || jsonb_build_object('error', $3::text, 'attempt', greatest(attempt, 1)) END
 		WHERE id = $1`, job, state, message)
+	m.settle()
 }
 
 func (m *machine) capture() {
@@ -126,6 +127,9 @@ func (m *machine) capture() {
 	m.end(job, "discarded", message)
 	var id uuid.UUID
 	require.NoError(m.rt, m.pool.QueryRow(m.Context(), "SELECT id FROM dlq.dead_letter_queue WHERE river_job_id = $1", job).Scan(&id))
+	if rapid.Bool().Draw(m.rt, "somebody acts on it before a worker does") {
+		m.do("SELECT dlq.file(ARRAY[$1::uuid])", id)
+	}
 	m.entries[id] = &modelled{job: job, status: deadletter.Pending, message: message, undecided: true}
 }
 
@@ -312,6 +316,7 @@ func (m *machine) riverUI() {
 		return
 	}
 	m.do("UPDATE river_job SET state = 'available', finalized_at = NULL WHERE id = $1", e.job)
+	m.settle()
 	m.redelivered(id, e)
 	require.Equal(m.rt, e.job, e.live)
 }
@@ -385,6 +390,10 @@ func (m *machine) check(after string) {
 		require.Equal(m.rt, e.parked, entry.ParkedBy != nil, "after %s: %s", after, id)
 		if e.live != 0 {
 			require.Equal(m.rt, e.live, *entry.RedeliveryJobID)
+		}
+		if m.count("SELECT count(*) FROM dlq.dead_letter_inbox WHERE id = $1", id) == 1 {
+			require.Empty(m.rt, transitions, "after %s: nobody has filed %s", after, id)
+			continue
 		}
 		// Every move is audited: an unbroken chain, from the capture to where it stands.
 		require.Nil(m.rt, transitions[0].FromStatus)

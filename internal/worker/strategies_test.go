@@ -73,6 +73,7 @@ func (j *judged) endRedeliveries(state string) {
 	j.exec(`UPDATE river_job SET state = $1::river_job_state, finalized_at = now(), attempt = 1,
 		errors = CASE WHEN $1 = 'completed' THEN errors ELSE ARRAY[jsonb_build_object('error', $2::text, 'attempt', 1)] END
 		WHERE state = 'available' AND metadata ? 'dlq:entry_id'`, state, j.failure)
+	j.settle()
 }
 
 // all runs batches until there is nothing to do at the present time.
