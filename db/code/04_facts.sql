@@ -6,14 +6,9 @@
 -- The original is set to completed. It keeps its unique key only where that held while it was discarded: where it did not, the
 -- job that did the work may have the key by now. (Without its mark, so that capture does not take this for a success.) What else
 -- dlqd made for the entry, and is not running, is deleted; or completed, too, where dlqd may not delete.
-CREATE OR REPLACE FUNCTION dlq.supersede(p_ids uuid[], p_jobs bigint[] DEFAULT '{}') RETURNS void
+CREATE OR REPLACE FUNCTION dlq.supersede_jobs(p_ids uuid[], p_jobs bigint[]) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET row_security = off AS $$
-DECLARE
-    v_delete constant boolean := has_table_privilege('river.river_job', 'DELETE');
 BEGIN
-    IF NOT has_table_privilege('river.river_job', 'UPDATE') THEN
-        RETURN;
-    END IF;
     UPDATE river.river_job j SET
         state = 'completed',
         finalized_at = now(),
@@ -28,7 +23,7 @@ BEGIN
         FOR NO KEY UPDATE OF o SKIP LOCKED
     ) s
     WHERE j.id = s.id;
-    PERFORM dlq.drop_redelivery(o.id, o.created_at, r.job, v_delete)
+    PERFORM dlq.drop_redelivery(o.id, o.created_at, r.job)
     FROM unnest(p_ids, p_jobs) r (id, job)
     JOIN dlq.dead_letter_queue e ON e.id = r.id AND e.stage = 'resolved'
     JOIN dlq.entry_jobs m ON m.entry_id = r.id AND m.job_id IS DISTINCT FROM r.job AND (m.job_id, m.job_created_at) IS DISTINCT FROM (e.river_job_id, e.job_created_at)
@@ -36,12 +31,28 @@ BEGIN
     WHERE o.state NOT IN ('running', 'completed');
 END
 $$;
+COMMENT ON FUNCTION dlq.supersede_jobs IS 'What dlq.supersede does.';
+
+CREATE OR REPLACE FUNCTION dlq.supersede(p_ids uuid[], p_jobs bigint[] DEFAULT '{}') RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    PERFORM dlq.supersede_jobs(p_ids, p_jobs);
+EXCEPTION WHEN OTHERS THEN -- no right, or a constraint or trigger of the application's: no reason to leave entries open
+    FOR i IN 1 .. cardinality(p_ids) LOOP
+        BEGIN
+            PERFORM dlq.supersede_jobs(p_ids[i:i], p_jobs[i:i]);
+        EXCEPTION WHEN OTHERS THEN
+            RAISE WARNING 'dlqd: the jobs of entry %, which is resolved, stay in River''s list of discarded jobs: %', p_ids[i], SQLERRM;
+        END;
+    END LOOP;
+END
+$$;
 COMMENT ON FUNCTION dlq.supersede IS 'Of resolved entries, takes the jobs out of River''s discarded list whose work is done: the original becomes completed (metadata dlq:done_by: the job in p_jobs that did the work, or who resolved the entry), and other redeliveries that are not running are deleted.';
 
-CREATE OR REPLACE FUNCTION dlq.drop_redelivery(p_job bigint, p_created_at timestamptz, p_done_by bigint, p_delete boolean) RETURNS void
+CREATE OR REPLACE FUNCTION dlq.drop_redelivery(p_job bigint, p_created_at timestamptz, p_done_by bigint DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET row_security = off AS $$
 BEGIN
-    IF p_delete THEN
+    IF has_table_privilege('river.river_job', 'DELETE') THEN
         DELETE FROM river.river_job j
         WHERE j.id = (SELECT o.id FROM river.river_job o WHERE o.id = p_job AND o.created_at = p_created_at AND o.state NOT IN ('running', 'completed') FOR UPDATE SKIP LOCKED);
     ELSIF p_done_by IS NOT NULL THEN
@@ -50,6 +61,8 @@ BEGIN
             metadata = (j.metadata - 'dlq:entry_id') || jsonb_build_object('dlq:done_by', p_done_by)
         WHERE j.id = (SELECT o.id FROM river.river_job o WHERE o.id = p_job AND o.created_at = p_created_at AND o.state NOT IN ('running', 'completed') FOR NO KEY UPDATE SKIP LOCKED);
     END IF;
+EXCEPTION WHEN OTHERS THEN
+    RAISE WARNING 'dlqd: job %, which is not wanted any more, stays in River''s lists: %', p_job, SQLERRM;
 END
 $$;
 COMMENT ON FUNCTION dlq.drop_redelivery IS 'Deletes a redelivery that is not wanted any more, unless it runs; without the right to, it completes one whose work is done.';
@@ -156,8 +169,8 @@ BEGIN
         move = jsonb_build_object('actor', p_actor, 'reason', 'job ' || v_job || ' was ' || v_state)
     WHERE id = p_entry AND stage = 'open' AND status = 'dlq_processing';
     -- One discarded job an entry is enough: the original, or what stands in for it where River has deleted that.
-    IF (v_job, dlq.to_timestamptz(p_job ->> 'created_at')) IS DISTINCT FROM (v_entry.river_job_id, v_entry.job_created_at) AND has_table_privilege('river.river_job', 'DELETE') THEN
-        PERFORM dlq.drop_redelivery(v_job, dlq.to_timestamptz(p_job ->> 'created_at'), NULL, true);
+    IF (v_job, dlq.to_timestamptz(p_job ->> 'created_at')) IS DISTINCT FROM (v_entry.river_job_id, v_entry.job_created_at) THEN
+        PERFORM dlq.drop_redelivery(v_job, dlq.to_timestamptz(p_job ->> 'created_at'));
     END IF;
     RETURN true;
 END
@@ -192,13 +205,17 @@ LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off 
 DECLARE
     v_job jsonb;
 BEGIN
-    UPDATE river.river_job j SET metadata = j.metadata || jsonb_build_object('dlq:entry_id', p_entry)
-    WHERE j.id = (SELECT o.id FROM river.river_job o
-                  WHERE o.id = p_job AND o.created_at = p_created_at AND o.state IN ('available', 'scheduled', 'retryable', 'pending')
-                  FOR NO KEY UPDATE SKIP LOCKED);
-    IF FOUND THEN
-        RETURN true;
-    END IF;
+    BEGIN
+        UPDATE river.river_job j SET metadata = j.metadata || jsonb_build_object('dlq:entry_id', p_entry)
+        WHERE j.id = (SELECT o.id FROM river.river_job o
+                      WHERE o.id = p_job AND o.created_at = p_created_at AND o.state IN ('available', 'scheduled', 'retryable', 'pending')
+                      FOR NO KEY UPDATE SKIP LOCKED);
+        IF FOUND THEN
+            RETURN true;
+        END IF;
+    EXCEPTION WHEN OTHERS THEN
+        NULL; -- no right, or a constraint or trigger of the application's: the job's end is looked for
+    END;
     SELECT to_jsonb(j) - 'args' INTO v_job FROM river.river_job j WHERE j.id = p_job AND j.created_at = p_created_at;
     IF NOT FOUND THEN
         UPDATE dlq.dead_letter_queue SET status = 'dlq_manual', strategy = 'manual', parked_by = 'capture',
@@ -238,8 +255,8 @@ BEGIN
         END IF;
     ELSIF p_own THEN
         PERFORM dlq.note_on(ARRAY[p_entry], 'capture', 'job ' || v_job || ', which the entry does not wait for, was ' || (p_job ->> 'state'), NULL);
-        IF (v_job, v_made) IS DISTINCT FROM (v_entry.river_job_id, v_entry.job_created_at) AND has_table_privilege('river.river_job', 'DELETE') THEN
-            PERFORM dlq.drop_redelivery(v_job, v_made, NULL, true);
+        IF (v_job, v_made) IS DISTINCT FROM (v_entry.river_job_id, v_entry.job_created_at) THEN
+            PERFORM dlq.drop_redelivery(v_job, v_made);
         END IF;
     ELSIF dlq.is_open(v_entry.status) THEN
         PERFORM dlq.failed_again(p_entry, p_job, 'capture');
@@ -304,7 +321,10 @@ COMMENT ON FUNCTION dlq.apply_fact IS 'Applies a fact to the entry of its job. R
 
 -- apply_facts takes the facts of a job in their order: one waits while an earlier one of its job is there. What nearly all of
 -- them say (the redelivery that an entry waits for has completed) is applied in one statement.
-CREATE OR REPLACE FUNCTION dlq.apply_facts(p_limit integer DEFAULT 500, p_run uuid DEFAULT NULL) RETURNS integer
+--
+-- Facts are looked for where they lie, from p_from on: an open transaction has vacuum leave what was deleted, and walking over it
+-- twenty times a second would cost ever more. A caller that passes p_from looks at all now and then: see internal/facts.
+CREATE OR REPLACE FUNCTION dlq.apply_facts(p_limit integer DEFAULT 500, p_run uuid DEFAULT NULL, p_from tid DEFAULT '(0,0)', p_careful boolean DEFAULT false) RETURNS integer
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET row_security = off AS $$
 DECLARE
     v_facts   tid[];
@@ -313,49 +333,61 @@ DECLARE
     v_ended   timestamptz[];
     v_tid     tid;
     v_fact    dlq.job_facts;
+    v_result  text;
     v_count   integer := 0;
     v_wake    boolean := false;
 BEGIN
-    SELECT array_agg(d.fact), array_agg(d.entry_id), array_agg(d.job_id), array_agg(d.at) INTO v_facts, v_entries, v_jobs, v_ended
-    FROM (
-        SELECT f.ctid AS fact, e.id AS entry_id, f.job_id, f.at
-        FROM dlq.job_facts f
-        CROSS JOIN LATERAL (
-            SELECT o.id FROM dlq.dead_letter_open o
-            WHERE o.id = f.entry_id AND o.status = 'dlq_processing' AND o.redelivery_job_id = f.job_id
-            FOR UPDATE SKIP LOCKED
-        ) e
-        WHERE f.fact = 'completed'
-          AND NOT EXISTS (SELECT FROM dlq.job_facts b WHERE b.job_id = f.job_id AND b.job_created_at = f.job_created_at AND b.at < f.at AND b.fact <> 'following')
-          AND (p_run IS NULL OR EXISTS (SELECT FROM dlq.entry_jobs m WHERE m.job_id = f.job_id AND m.job_created_at = f.job_created_at AND m.run_id = p_run))
-        LIMIT p_limit
-        FOR UPDATE OF f SKIP LOCKED
-    ) d;
-    IF v_facts IS NOT NULL THEN
-        PERFORM dlq.resolve_by(v_entries, v_jobs, v_ended, 'capture');
-        DELETE FROM dlq.job_facts f WHERE f.ctid = ANY (v_facts);
-        v_count := cardinality(v_facts);
+    IF NOT p_careful THEN
+        SELECT array_agg(d.fact), array_agg(d.entry_id), array_agg(d.job_id), array_agg(d.at) INTO v_facts, v_entries, v_jobs, v_ended
+        FROM (
+            SELECT f.ctid AS fact, e.id AS entry_id, f.job_id, f.at
+            FROM dlq.job_facts f
+            CROSS JOIN LATERAL (
+                SELECT o.id FROM dlq.dead_letter_open o
+                WHERE o.id = f.entry_id AND o.status = 'dlq_processing' AND o.redelivery_job_id = f.job_id
+                FOR UPDATE SKIP LOCKED
+            ) e
+            WHERE f.ctid >= p_from AND f.fact = 'completed'
+              AND NOT EXISTS (SELECT FROM dlq.job_facts b WHERE b.job_id = f.job_id AND b.job_created_at = f.job_created_at AND b.at < f.at AND b.fact <> 'following')
+              AND (p_run IS NULL OR EXISTS (SELECT FROM dlq.entry_jobs m WHERE m.job_id = f.job_id AND m.job_created_at = f.job_created_at AND m.run_id = p_run))
+            LIMIT p_limit
+            FOR UPDATE OF f SKIP LOCKED
+        ) d;
+        IF v_facts IS NOT NULL THEN
+            PERFORM dlq.resolve_by(v_entries, v_jobs, v_ended, 'capture');
+            DELETE FROM dlq.job_facts f WHERE f.ctid = ANY (v_facts);
+            v_count := cardinality(v_facts);
+        END IF;
     END IF;
 
     FOR v_tid IN
         SELECT f.ctid
         FROM dlq.job_facts f
-        WHERE NOT EXISTS (SELECT FROM dlq.job_facts b WHERE b.job_id = f.job_id AND b.job_created_at = f.job_created_at AND b.at < f.at AND b.fact <> 'following')
+        WHERE f.ctid >= p_from AND f.fact <> 'refused'
+          AND NOT EXISTS (SELECT FROM dlq.job_facts b WHERE b.job_id = f.job_id AND b.job_created_at = f.job_created_at AND b.at < f.at AND b.fact <> 'following')
           AND (p_run IS NULL OR EXISTS (SELECT FROM dlq.entry_jobs m WHERE m.job_id = f.job_id AND m.job_created_at = f.job_created_at AND m.run_id = p_run))
-        ORDER BY f.job_id, f.at
         FOR UPDATE SKIP LOCKED
     LOOP
         EXIT WHEN v_count >= p_limit;
         SELECT * INTO v_fact FROM dlq.job_facts f WHERE f.ctid = v_tid;
-        CASE dlq.apply_fact(v_fact)
-        WHEN 'done' THEN
+        IF p_careful THEN
+            BEGIN
+                v_result := dlq.apply_fact(v_fact);
+            EXCEPTION WHEN OTHERS THEN
+                RAISE WARNING 'dlqd: what job % tells (%) is refused by the database: %', v_fact.job_id, v_fact.fact, SQLERRM;
+                UPDATE dlq.job_facts f SET fact = 'refused', job = coalesce(f.job, '{}') || jsonb_build_object('fact', f.fact, 'refusal', SQLERRM) WHERE f.ctid = v_tid;
+                v_result := 'refused';
+            END;
+        ELSE
+            v_result := dlq.apply_fact(v_fact);
+        END IF;
+        IF v_result = 'done' THEN
             DELETE FROM dlq.job_facts f WHERE f.ctid = v_tid;
             v_count := v_count + 1;
             v_wake := v_wake OR v_fact.fact IN ('discarded', 'cancelled');
-        WHEN 'following' THEN
-            UPDATE dlq.job_facts f SET fact = 'following' WHERE f.ctid = v_tid AND f.fact <> 'following';
-        ELSE NULL; -- held
-        END CASE;
+        ELSIF v_result = 'following' AND v_fact.fact <> 'following' THEN
+            UPDATE dlq.job_facts f SET fact = 'following' WHERE f.ctid = v_tid;
+        END IF;
     END LOOP;
     IF v_wake THEN
         PERFORM dlq.wake();
@@ -363,4 +395,4 @@ BEGIN
     RETURN v_count;
 END
 $$;
-COMMENT ON FUNCTION dlq.apply_facts IS 'Applies up to p_limit facts (those of a replay run''s jobs alone, with p_run) to the entries of their jobs, and deletes them. Returns how many. Facts of an entry that somebody holds stay.';
+COMMENT ON FUNCTION dlq.apply_facts IS 'Applies up to p_limit facts (those of a replay run''s jobs alone, with p_run) to the entries of their jobs, and deletes them. Returns how many. Facts of an entry that somebody holds stay. p_careful: one by one, and those that the database refuses are set aside as refused.';

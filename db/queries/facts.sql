@@ -1,2 +1,4 @@
 -- name: Apply :one
-SELECT dlq.apply_facts(@most::integer, sqlc.narg('run')::uuid)::integer AS applied;
+-- at_page: how large the table was, in pages.
+SELECT dlq.apply_facts(@most::integer, sqlc.narg('run')::uuid, format('(%s,0)', @from_page::bigint)::tid, @careful::boolean)::integer AS applied,
+       (pg_relation_size('dlq.job_facts') / current_setting('block_size')::integer)::bigint AS pages;

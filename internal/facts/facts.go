@@ -21,6 +21,13 @@ const (
 	batch = 500
 	// timeout bounds one transaction.
 	timeout = 30 * time.Second
+	// quick is how long a look at the whole table may take to be made every time, and wholeInterval how often it is made otherwise.
+	quick         = 20 * time.Millisecond
+	wholeInterval = 10 * time.Second
+	// workTime is what a fact may take to be applied: what a look takes beyond it, it takes to find nothing.
+	workTime = time.Millisecond
+	// endPages is how much of the table's end is looked at otherwise: several thousand facts.
+	endPages = 256
 	// maxTries bounds how often a batch is tried again that met somebody who moved one of its entries.
 	maxTries = 5
 )
@@ -31,7 +38,14 @@ type Store interface {
 }
 
 // Applier applies facts. Any number may run, in any number of processes.
-type Applier struct{ Store Store }
+type Applier struct {
+	Store Store
+
+	// What was deleted lies before it, as long as somebody's open transaction has vacuum leave it.
+	fromPage int64
+	whole    time.Time     // when all was looked at last
+	took     time.Duration // how long that took, but for the work
+}
 
 // Loop keeps applying facts.
 func (a *Applier) Loop() *background.Loop {
@@ -48,8 +62,25 @@ func (a *Applier) Loop() *background.Loop {
 	})
 }
 
-// Once applies a batch of facts, and returns how many it applied.
-func (a *Applier) Once(ctx context.Context) (int, error) { return Apply(ctx, a.Store, nil) }
+// Once applies a batch of facts, and returns how many it applied. It looks at the whole table where that is quick, and else
+// at its end: there is what is new. The rest, of applications' transactions that took long, follows now and then.
+func (a *Applier) Once(ctx context.Context) (int, error) {
+	start := time.Now()
+	whole := a.took < quick || start.Sub(a.whole) > wholeInterval
+	params := dbsqlc.ApplyParams{Most: batch, FromPage: a.fromPage}
+	if whole {
+		params.FromPage = 0
+	}
+	row, err := apply(ctx, a.Store, params)
+	if err != nil {
+		return 0, err
+	}
+	if whole {
+		a.whole, a.took = start, time.Since(start)-time.Duration(row.Applied)*workTime
+	}
+	a.fromPage = max(0, row.Pages-endPages)
+	return int(row.Applied), nil
+}
 
 // All applies facts until none is left that can be applied now.
 func (a *Applier) All(ctx context.Context) error {
@@ -61,18 +92,25 @@ func (a *Applier) All(ctx context.Context) error {
 	}
 }
 
-// Apply applies a batch of facts, of a replay run alone if run is not nil, and returns how many it applied.
-func Apply(ctx context.Context, store Store, run *uuid.UUID) (int, error) {
-	var applied int32
-	var err error
+// OfRun applies facts of a replay run alone.
+func OfRun(ctx context.Context, store Store, run uuid.UUID) error {
+	_, err := apply(ctx, store, dbsqlc.ApplyParams{Most: batch, Run: &run})
+	return err
+}
+
+func apply(ctx context.Context, store Store, params dbsqlc.ApplyParams) (row dbsqlc.ApplyRow, err error) {
 	for range maxTries {
 		err = store.InTx(ctx, func(tx postgres.DB) (err error) {
-			applied, err = dbsqlc.New(tx).Apply(ctx, dbsqlc.ApplyParams{Most: batch, Run: run})
+			row, err = dbsqlc.New(tx).Apply(ctx, params)
 			return err
 		})
+		if postgres.IsRefusal(err) && !params.Careful {
+			params.Careful = true // one by one, so that it holds up no other
+			continue
+		}
 		if !postgres.IsCollision(err) || ctx.Err() != nil {
 			break
 		}
 	}
-	return int(applied), err
+	return row, err
 }

@@ -506,6 +506,61 @@ func TestApply_heldEntry(t *testing.T) {
 	require.Zero(t, b.facts())
 }
 
+// What the database refuses is set aside, and holds up nothing.
+func TestApply_refused(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	_, cursed := b.fails()
+	_, free := b.fails()
+	first, second := b.replay(cursed), b.replay(free)
+	b.exec(fmt.Sprintf("ALTER TABLE dlq.dead_letter_queue ADD CONSTRAINT cursed CHECK (NOT (status = 'dlq_resolved' AND id = '%s'))", cursed))
+	b.end(first, "completed")
+	b.end(second, "completed")
+	b.apply()
+	b.is(free, deadletter.Resolved)
+	b.is(cursed, deadletter.Processing)
+	require.Contains(t, b.text("SELECT job ->> 'refusal' FROM dlq.job_facts WHERE fact = 'refused'"), "cursed")
+	b.apply()
+	require.EqualValues(t, 1, b.facts())
+}
+
+// An application's constraint on River's table keeps no entry open.
+func TestApply_originalThatCannotBeCompleted(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	original, id := b.fails()
+	_, other := b.fails()
+	b.exec(fmt.Sprintf("ALTER TABLE river_job ADD CONSTRAINT no CHECK (NOT (id = %d AND state = 'completed'))", original))
+	b.end(b.replay(id), "completed")
+	b.end(b.replay(other), "completed")
+	b.apply()
+	b.is(id, deadletter.Resolved)
+	b.is(other, deadletter.Resolved)
+	require.Equal(t, "discarded", b.state(original))
+	require.EqualValues(t, 1, b.count("SELECT count(*) FROM river_job WHERE state = 'discarded'"))
+	require.Zero(t, b.facts())
+}
+
+// While somebody's open transaction has vacuum leave what was deleted, what is new is found at the end of the table.
+func TestApply_underAnOldSnapshot(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	_, id := b.fails()
+	job := b.replay(id)
+	old, err := b.pool.BeginTx(t.Context(), pgx.TxOptions{IsoLevel: pgx.RepeatableRead})
+	require.NoError(t, err)
+	defer func() { _ = old.Rollback(context.WithoutCancel(t.Context())) }()
+	_, err = old.Exec(t.Context(), "SELECT FROM dlq.job_facts")
+	require.NoError(t, err)
+	b.exec("INSERT INTO dlq.job_facts (job_id, job_created_at, fact) SELECT 1000000 + i, now(), 'completed' FROM generate_series(1, 30000) i")
+	b.exec("DELETE FROM dlq.job_facts")
+	b.apply()
+	b.end(job, "completed")
+	b.apply()
+	b.is(id, deadletter.Resolved)
+
+}
+
 // Any number of processes apply facts at the same time.
 func TestApply_concurrently(t *testing.T) {
 	t.Parallel()

@@ -113,7 +113,7 @@ const maxCareful = 10_000
 // batch takes a run one batch further, or a few if it has no pace, in one transaction.
 func (r *Runner) batch(ctx context.Context, id uuid.UUID) (p progress, err error) {
 	// How many are under way, and how the last ones ended, is known when their ends have reached their entries.
-	if _, err := facts.Apply(ctx, r.store, &id); err != nil {
+	if err := facts.OfRun(ctx, r.store, id); err != nil {
 		return idle, err
 	}
 	careful := r.careful[id] > 0

@@ -12,17 +12,31 @@ import (
 )
 
 const Apply = `-- name: Apply :one
-SELECT dlq.apply_facts($1::integer, $2::uuid)::integer AS applied
+SELECT dlq.apply_facts($1::integer, $2::uuid, format('(%s,0)', $3::bigint)::tid, $4::boolean)::integer AS applied,
+       (pg_relation_size('dlq.job_facts') / current_setting('block_size')::integer)::bigint AS pages
 `
 
 type ApplyParams struct {
-	Most int32
-	Run  *uuid.UUID
+	Most     int32
+	Run      *uuid.UUID
+	FromPage int64
+	Careful  bool
 }
 
-func (q *Queries) Apply(ctx context.Context, arg ApplyParams) (int32, error) {
-	row := q.db.QueryRow(ctx, Apply, arg.Most, arg.Run)
-	var applied int32
-	err := row.Scan(&applied)
-	return applied, err
+type ApplyRow struct {
+	Applied int32
+	Pages   int64
+}
+
+// at_page: how large the table was, in pages.
+func (q *Queries) Apply(ctx context.Context, arg ApplyParams) (ApplyRow, error) {
+	row := q.db.QueryRow(ctx, Apply,
+		arg.Most,
+		arg.Run,
+		arg.FromPage,
+		arg.Careful,
+	)
+	var i ApplyRow
+	err := row.Scan(&i.Applied, &i.Pages)
+	return i, err
 }
