@@ -44,8 +44,53 @@ func analyticsBench(b *bench, scale float64) error {
 		if err := askAnalytics(b, pool); err != nil {
 			return err
 		}
+		if err := refreshBehind(b, pool, scale); err != nil {
+			return err
+		}
 		return refreshCost(b, pool)
 	})
+}
+
+// refreshBehind has a transaction open while a million moves come in transactions of 10,000: what a refresh takes then, of
+// 10,000 moves and of none, and the same once the transaction has ended.
+func refreshBehind(b *bench, pool *pgxpool.Pool, scale float64) error {
+	store := analytics.NewStore(pool, postgres.DefaultSchemas())
+	batches := max(int(100*scale), 3)
+	b.row("refresh, a transaction open since", "with 10,000 new moves ms", "with none ms")
+	for _, open := range []bool{true, false} {
+		tx, err := pool.Begin(b.ctx)
+		if err != nil {
+			return err
+		}
+		if open {
+			if _, err := tx.Exec(b.ctx, "SELECT txid_current()"); err != nil {
+				return err
+			}
+		}
+		var some, none time.Duration
+		for range batches {
+			if _, err := pool.Exec(b.ctx, `INSERT INTO dlq.dead_letter_transitions (entry_id, from_status, to_status, actor, queue, kind, error_class)
+				SELECT gen_random_uuid(), 'dlq_pending', 'dlq_pending', 'worker:1', 'queue_' || i % 10, 'kind', 'transient' FROM generate_series(1, 10000) i`); err != nil {
+				return err
+			}
+			for _, took := range []*time.Duration{&some, &none} {
+				start := time.Now()
+				if err := store.Refresh(b.ctx); err != nil {
+					return err
+				}
+				*took = time.Since(start) // that of the last batch counts
+			}
+		}
+		if err := tx.Rollback(b.ctx); err != nil {
+			return err
+		}
+		name := "no moves"
+		if open {
+			name = thousands(float64(batches*10_000)) + " moves"
+		}
+		b.row(name, fmt.Sprintf("%.0f", float64(some.Microseconds())/1000), fmt.Sprintf("%.0f", float64(none.Microseconds())/1000))
+	}
+	return nil
 }
 
 // fillHistory fills entries, of which three percent are open, and three moves of each.
@@ -55,12 +100,12 @@ func fillHistory(ctx context.Context, pool *pgxpool.Pool, entries int) error {
 	rows := fmt.Sprintf("(SELECT i, at, (left(first_id::text, 24) || lpad(to_hex(i), 12, '0'))::uuid AS id, i > %[2]d AS open FROM ("+row+") r) r", entries, entries*97/100)
 	queue, class := "'queue_' || i % 10", "(ARRAY['transient', 'rate_limited', 'outage', 'validation', 'malformed', 'unauthorized', 'not_found', 'business', 'code_bug'])[1 + (i / 10) % 9]"
 	for _, sql := range []string{
-		`SELECT dlq.ensure_partition('dlq.dead_letter_transitions', 'dead_letter_transitions_' || to_char(d, 'YYYYMMDD'), d, d + interval '1 day', 'id, at')
-			FROM generate_series(date_trunc('day', now() - interval '91 days', 'UTC'), now(), interval '1 day') d`,
+		`SELECT dlq.ensure_partition('dlq.dead_letter_transitions', 'dead_letter_transitions_' || to_char(d, 'YYYYMM'), d, d + interval '1 month', 'id, at')
+			FROM generate_series(date_trunc('month', now() - interval '91 days', 'UTC'), now(), interval '1 month') d`,
 		`SELECT dlq.ensure_partition('dlq.dead_letter_resolved', 'dead_letter_resolved_' || to_char(d, 'YYYYMM'), d, d + interval '1 month', 'id')
 			FROM generate_series(date_trunc('month', now() - interval '91 days', 'UTC'), now(), interval '1 month') d`,
-		fmt.Sprintf(`INSERT INTO dlq.dead_letter_queue (id, status, river_job_id, queue, kind, job_kind, priority, original_event, error_message, error_type, error_class, source, fingerprint, strategy, closed_at, first_failed_at, last_failed_at, created_at)
-			SELECT id, CASE WHEN open THEN 'dlq_manual' ELSE 'dlq_resolved' END::dlq.dead_letter_status, i, %s, 'kind_' || i %% 50, 'noop', 2, '{}', 'connection refused', 'TYPE_' || i %% 50, %s, 'source_' || i %% 200,
+		fmt.Sprintf(`INSERT INTO dlq.dead_letter_queue (id, status, stage, river_job_id, job_created_at, queue, kind, job_kind, priority, original_event, error_message, error_type, error_class, source, fingerprint, strategy, closed_at, first_failed_at, last_failed_at, created_at)
+			SELECT id, CASE WHEN open THEN 'dlq_manual' ELSE 'dlq_resolved' END::dlq.dead_letter_status, CASE WHEN open THEN 'open' ELSE 'resolved' END::dlq.dead_letter_stage, i, at, %s, 'kind_' || i %% 50, 'noop', 2, '{}', 'connection refused', 'TYPE_' || i %% 50, %s, 'source_' || i %% 200,
 				'group_' || i %% 1000, 'manual', CASE WHEN NOT open THEN at + interval '1 hour' END, at AS first, at AS last, at FROM %s`, queue, class, rows),
 		fmt.Sprintf(`INSERT INTO dlq.dead_letter_transitions (at, entry_id, from_status, to_status, actor, queue, kind, error_class, from_class, error_type, source, attempts, first_failed_at, left_group, joined_group, origin)
 			SELECT at + m.n * interval '20 minutes', id, m.from_status::dlq.dead_letter_status, CASE WHEN m.n = 2 AND open THEN 'dlq_manual' ELSE m.to_status END::dlq.dead_letter_status, CASE WHEN i %% 1000 = 0 AND m.n = 2 THEN 'kim' ELSE 'worker:1' END, %s, 'kind', CASE WHEN m.n > 0 THEN %s END, CASE WHEN m.n > 1 THEN %[2]s END,

@@ -56,7 +56,7 @@ func newArchive() *cobra.Command {
 		Use:   "archive",
 		Short: "See, check and bring back what retention took out of the database",
 		Long: "A unit of the archive is what went together: a month of closed dead letters with their moves, a batch of single ones, or\n" +
-			"a day of the audit trail. Each is a folder with gzipped NDJSON and a manifest.",
+			"a month of the audit trail. Each is a folder with gzipped NDJSON and a manifest.",
 	}
 	cmd.AddCommand(newArchiveList(), newArchiveVerify(), newArchiveShow(), newArchiveRestore())
 	return cmd

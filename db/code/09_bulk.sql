@@ -5,6 +5,11 @@ LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN (lpad(to_hex(floor(extract(epoch FROM p_at) * 1000)::bigint), 12, '0') || repeat('0', 20))::uuid;
 COMMENT ON FUNCTION dlq.first_id IS 'The least id that an entry captured at a time can have: ids sort by time.';
 
+CREATE OR REPLACE FUNCTION dlq.captured_at(p_id uuid) RETURNS timestamptz
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN to_timestamp(('x' || substr(replace(p_id::text, '-', ''), 1, 12))::bit(48)::bigint / 1000.0);
+COMMENT ON FUNCTION dlq.captured_at IS 'When the job of an entry failed, and with that was captured: the id says so, to the millisecond.';
+
 -- filter_where makes a condition of a filter. Its text is made of constants and names of states: whatever else the filter
 -- holds is read from the parameter $1, never put into the text.
 CREATE OR REPLACE FUNCTION dlq.filter_where(p_filter jsonb) RETURNS text
@@ -193,23 +198,62 @@ END
 $$;
 COMMENT ON FUNCTION dlq.replay_set_rate IS 'Has a replay run send so many entries a second; null for as fast as it goes.';
 
+-- closed_since tells statements which months of closed entries they need not lock, nor look into: an entry closes after its job
+-- failed. (A day for clocks that differ.)
+CREATE OR REPLACE FUNCTION dlq.closed_since(p_ids uuid[]) RETURNS timestamptz
+LANGUAGE sql STABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT least(dlq.captured_at((SELECT i.id FROM unnest(p_ids) i (id) ORDER BY i.id LIMIT 1)), now()) - interval '1 day'
+$$;
+COMMENT ON FUNCTION dlq.closed_since IS 'The time before which none of these entries can have closed.';
+
 -- note_on writes the audit row of something that is done to entries without moving them.
 CREATE OR REPLACE FUNCTION dlq.note_on(p_ids uuid[], p_actor text, p_reason text, p_note text) RETURNS void
-LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_custom_plan AS $$
+DECLARE
+    v_since timestamptz := dlq.closed_since(p_ids);
+BEGIN
     INSERT INTO dlq.dead_letter_transitions (entry_id, from_status, to_status, actor, reason, note, strategy, rule, next_retry_at, river_job_id, queue, kind, error_class, from_class, config_version, origin)
     SELECT e.id, e.status, e.status, p_actor, p_reason, p_note, e.strategy, e.rule, e.next_retry_at, e.river_job_id, e.queue, e.kind, e.error_class, e.error_class, e.config_version, dlq.origin(p_actor)
-    FROM dlq.dead_letter_queue e WHERE e.id = ANY (p_ids)
+    FROM dlq.dead_letter_queue e WHERE e.id = ANY (p_ids) AND (e.closed_at IS NULL OR e.closed_at >= v_since);
+END
 $$;
 COMMENT ON FUNCTION dlq.note_on IS 'Writes an audit row for each of the entries, which stay where they are.';
 
--- act_on makes one move on many entries, taken in id order so that no two of these can deadlock. Entries whose state does
--- not allow the move are left alone. Returns the ids of those that it changed.
+-- lock_entries is how every function takes the entries that it acts on: filed first, then locked in the order of their ids, so
+-- that no two can deadlock. An entry that moved to another partition while it was waited for is looked for again.
+CREATE OR REPLACE FUNCTION dlq.lock_entries(p_ids uuid[], p_from dlq.dead_letter_status[]) RETURNS uuid[]
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET plan_cache_mode = force_custom_plan AS $$
+DECLARE
+    v_since timestamptz := dlq.closed_since(p_ids);
+    v_ids   uuid[];
+BEGIN
+    PERFORM dlq.file(p_ids);
+    FOR v_try IN 1 .. 10 LOOP
+        BEGIN
+            v_ids := ARRAY(SELECT e.id FROM dlq.dead_letter_queue e
+                           WHERE e.id = ANY (p_ids) AND e.status = ANY (p_from) AND e.stage <> 'inbox' AND (e.closed_at IS NULL OR e.closed_at >= v_since)
+                           ORDER BY e.id FOR UPDATE);
+            EXIT;
+        EXCEPTION WHEN serialization_failure THEN
+            IF v_try = 10 OR current_setting('transaction_isolation') <> 'read committed' THEN
+                RAISE;
+            END IF;
+        END;
+    END LOOP;
+    RETURN v_ids;
+END
+$$;
+COMMENT ON FUNCTION dlq.lock_entries IS 'Files and locks those of the entries that are in one of these states, and returns their ids in order.';
+
+-- act_on makes one move on many entries. Entries whose state does not allow the move are left alone. Returns the ids of those
+-- that it changed.
 CREATE OR REPLACE FUNCTION dlq.act_on(p_action text, p_ids uuid[], p_actor text, p_note text DEFAULT NULL, p_args jsonb DEFAULT '{}')
 RETURNS SETOF uuid
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET plan_cache_mode = force_custom_plan SET row_security = off AS $$
 DECLARE
-    v_ids  uuid[];
-    v_from dlq.dead_letter_status[] := CASE p_action
+    v_ids   uuid[];
+    v_since timestamptz := dlq.closed_since(p_ids);
+    v_from  dlq.dead_letter_status[] := CASE p_action
         WHEN 'discard' THEN '{dlq_pending,dlq_manual,dlq_failed}'
         WHEN 'resolve' THEN '{dlq_manual}'
         WHEN 'park'    THEN '{dlq_pending}'
@@ -224,48 +268,49 @@ BEGIN
     IF v_from IS NULL THEN
         RAISE EXCEPTION 'there is no action %', p_action USING ERRCODE = 'DLQ04', HINT = 'There are discard, resolve, park, unpark, assign, tag, note and purge.';
     END IF;
-    PERFORM dlq.file(p_ids);
-    v_ids := ARRAY(SELECT e.id FROM dlq.dead_letter_queue e WHERE e.id = ANY (p_ids) AND e.status = ANY (v_from) ORDER BY e.id FOR UPDATE);
+    v_ids := dlq.lock_entries(p_ids, v_from);
+    -- The states are written out, and bounds with them: partitions that cannot hold these entries are left out of the plan.
     CASE p_action
     WHEN 'discard' THEN
-        UPDATE dlq.dead_letter_queue SET status = 'dlq_archived', resolution_strategy = 'discard', resolved_by = p_actor, resolution_notes = p_note,
-            notes = coalesce(p_note, notes), move = jsonb_build_object('actor', p_actor, 'reason', 'discarded', 'note', p_note)
-        WHERE id = ANY (v_ids) AND status = ANY (v_from);
+        UPDATE dlq.dead_letter_queue e SET status = 'dlq_archived', resolution_strategy = 'discard', resolved_by = p_actor, resolution_notes = p_note,
+            notes = coalesce(p_note, e.notes), move = jsonb_build_object('actor', p_actor, 'reason', 'discarded', 'note', p_note)
+        WHERE e.id = ANY (v_ids) AND e.status IN ('dlq_pending', 'dlq_manual', 'dlq_failed') AND e.stage IN ('open', 'failed') AND (e.closed_at IS NULL OR e.closed_at >= v_since);
     WHEN 'resolve' THEN
-        UPDATE dlq.dead_letter_queue SET status = 'dlq_resolved', resolution_strategy = 'manual_resolution', resolved_by = p_actor, resolution_notes = p_note,
-            notes = coalesce(p_note, notes), move = jsonb_build_object('actor', p_actor, 'reason', 'resolved outside dlqd', 'note', p_note)
-        WHERE id = ANY (v_ids) AND status = ANY (v_from);
+        UPDATE dlq.dead_letter_queue e SET status = 'dlq_resolved', resolution_strategy = 'manual_resolution', resolved_by = p_actor, resolution_notes = p_note,
+            notes = coalesce(p_note, e.notes), move = jsonb_build_object('actor', p_actor, 'reason', 'resolved outside dlqd', 'note', p_note)
+        WHERE e.id = ANY (v_ids) AND e.status = 'dlq_manual' AND e.stage = 'open';
     WHEN 'park' THEN
-        UPDATE dlq.dead_letter_queue SET status = 'dlq_manual', strategy = 'manual', parked_by = p_actor, notes = coalesce(p_note, notes),
+        UPDATE dlq.dead_letter_queue e SET status = 'dlq_manual', strategy = 'manual', parked_by = p_actor, notes = coalesce(p_note, e.notes),
             move = jsonb_build_object('actor', p_actor, 'reason', 'parked', 'note', p_note)
-        WHERE id = ANY (v_ids) AND status = ANY (v_from);
+        WHERE e.id = ANY (v_ids) AND e.status = 'dlq_pending' AND e.stage = 'open';
     WHEN 'unpark' THEN
         -- Due at once with the immediate strategy: a person has judged it, so its class is not asked again this time.
         -- (Its rule says so: what is a person's unless it is named, an unparked entry is no more.)
-        UPDATE dlq.dead_letter_queue SET status = 'dlq_pending', strategy = 'immediate', rule = 'unparked', next_retry_at = now(), notes = coalesce(p_note, notes),
+        UPDATE dlq.dead_letter_queue e SET status = 'dlq_pending', strategy = 'immediate', rule = 'unparked', next_retry_at = now(), notes = coalesce(p_note, e.notes),
             move = jsonb_build_object('actor', p_actor, 'reason', 'returned to the automatic path', 'note', p_note)
-        WHERE id = ANY (v_ids) AND status = ANY (v_from);
+        WHERE e.id = ANY (v_ids) AND e.status = 'dlq_manual' AND e.stage = 'open';
         PERFORM dlq.wake();
     WHEN 'assign' THEN
-        UPDATE dlq.dead_letter_queue SET assigned_to = nullif(p_args ->> 'assignee', ''), notes = coalesce(p_note, notes) WHERE id = ANY (v_ids);
+        UPDATE dlq.dead_letter_queue e SET assigned_to = nullif(p_args ->> 'assignee', ''), notes = coalesce(p_note, e.notes)
+        WHERE e.id = ANY (v_ids) AND e.stage <> 'inbox' AND (e.closed_at IS NULL OR e.closed_at >= v_since);
         PERFORM dlq.note_on(v_ids, p_actor, coalesce('assigned to ' || nullif(p_args ->> 'assignee', ''), 'assigned to nobody'), p_note);
     WHEN 'tag' THEN
-        UPDATE dlq.dead_letter_queue SET
-            tags = ARRAY(SELECT DISTINCT t FROM unnest(tags || ARRAY(SELECT jsonb_array_elements_text(p_args -> 'tags'))) t ORDER BY t),
-            notes = coalesce(p_note, notes)
-        WHERE id = ANY (v_ids);
+        UPDATE dlq.dead_letter_queue e SET
+            tags = ARRAY(SELECT DISTINCT t FROM unnest(e.tags || ARRAY(SELECT jsonb_array_elements_text(p_args -> 'tags'))) t ORDER BY t),
+            notes = coalesce(p_note, e.notes)
+        WHERE e.id = ANY (v_ids) AND e.stage <> 'inbox' AND (e.closed_at IS NULL OR e.closed_at >= v_since);
         PERFORM dlq.note_on(v_ids, p_actor, 'tagged ' || (p_args ->> 'tags'), p_note);
     WHEN 'note' THEN
-        UPDATE dlq.dead_letter_queue SET notes = p_note WHERE id = ANY (v_ids);
+        UPDATE dlq.dead_letter_queue e SET notes = p_note
+        WHERE e.id = ANY (v_ids) AND e.stage <> 'inbox' AND (e.closed_at IS NULL OR e.closed_at >= v_since);
         PERFORM dlq.note_on(v_ids, p_actor, 'noted', p_note);
     WHEN 'purge' THEN
         PERFORM dlq.require_admin('purge');
-        UPDATE dlq.dead_letter_queue SET status = 'dlq_archived', resolution_strategy = 'discard', resolved_by = p_actor,
+        UPDATE dlq.dead_letter_queue e SET status = 'dlq_archived', resolution_strategy = 'discard', resolved_by = p_actor,
             move = jsonb_build_object('actor', p_actor, 'reason', 'discarded, to be purged', 'note', p_note)
-        WHERE id = ANY (v_ids) AND status IN ('dlq_pending', 'dlq_manual', 'dlq_failed');
+        WHERE e.id = ANY (v_ids) AND e.status IN ('dlq_pending', 'dlq_manual', 'dlq_failed') AND e.stage IN ('open', 'failed') AND (e.closed_at IS NULL OR e.closed_at >= v_since);
         PERFORM dlq.note_on(v_ids, p_actor, 'purged', p_note);
-        PERFORM dlq.retire(v_ids);
-        DELETE FROM dlq.dead_letter_queue WHERE id = ANY (v_ids);
+        PERFORM dlq.delete_entries(v_ids);
     END CASE;
     RETURN QUERY SELECT unnest(v_ids);
 END

@@ -8,66 +8,81 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
 $$;
 COMMENT ON FUNCTION dlq.default_partition IS 'The default partition of a partitioned table.';
 
+-- ensure_partition waits for writers of the table first, for half a second at most, and has others wait while it works: one
+-- that had chosen the default partition for its row, and waited for that one's lock, would be refused (23514). Only dlqd's own
+-- transactions write these tables; applications' write the inbox alone.
+DROP FUNCTION IF EXISTS dlq.ensure_partitions(integer, integer);
 CREATE OR REPLACE FUNCTION dlq.ensure_partition(p_parent regclass, p_name text, p_from timestamptz, p_to timestamptz, p_primary_key text) RETURNS boolean
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '2s' AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '500ms' AS $$
 DECLARE
     v_schema text := (SELECT n.nspname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = p_parent);
+    v_early  boolean;
 BEGIN
+    -- One at a time, over all dlqd processes.
+    PERFORM pg_advisory_xact_lock(hashtextextended('dlq.ensure_partition', 0));
     IF to_regclass(format('%I.%I', v_schema, p_name)) IS NOT NULL THEN
-        RETURN false;
+        RETURN true;
     END IF;
-    -- ATTACH lets inserts into other partitions go on; CREATE TABLE ... PARTITION OF would stop them.
     EXECUTE format('CREATE TABLE %I.%I (LIKE %s INCLUDING ALL EXCLUDING INDEXES, PRIMARY KEY (%s))', v_schema, p_name, p_parent, p_primary_key);
+    EXECUTE format('LOCK TABLE ONLY %s IN SHARE ROW EXCLUSIVE MODE', p_parent);
     -- Rows of this range that came while there was no partition for them.
     EXECUTE format('WITH early AS (DELETE FROM %1$s WHERE %2$I >= %3$L AND %2$I < %4$L RETURNING *) INSERT INTO %5$I.%6$I SELECT * FROM early',
                    dlq.default_partition(p_parent), CASE WHEN p_primary_key = 'id' THEN 'closed_at' ELSE 'at' END, p_from, p_to, v_schema, p_name);
     EXECUTE format('ALTER TABLE %s ATTACH PARTITION %I.%I FOR VALUES FROM (%L) TO (%L)', p_parent, v_schema, p_name, p_from, p_to);
     RETURN true;
-EXCEPTION WHEN lock_not_available OR check_violation THEN
-    -- Busy, or rows of this range have just come to the default partition: the next round tries again, and nothing is refused.
-    RAISE WARNING 'partition % was not made: %', p_name, SQLERRM;
+EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
     RETURN false;
 END
 $$;
-COMMENT ON FUNCTION dlq.ensure_partition IS 'Makes one partition if it is missing. Returns whether it did.';
+COMMENT ON FUNCTION dlq.ensure_partition IS 'Makes one partition if it is missing, unless somebody holds the table for more than half a second. Returns whether it is there.';
 
-CREATE OR REPLACE FUNCTION dlq.ensure_partitions(p_days integer DEFAULT 7, p_months integer DEFAULT 2) RETURNS integer
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' AS $$
+CREATE OR REPLACE FUNCTION dlq.missing_partitions(p_months integer DEFAULT 2)
+RETURNS TABLE (parent regclass, name text, from_at timestamptz, to_at timestamptz, primary_key text)
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' AS $$
+    SELECT m.parent, m.name, m.from_at, m.from_at + interval '1 month', m.primary_key
+    FROM (
+        SELECT p.parent, p.primary_key, n.month AS from_at, c.relname || '_' || to_char(n.month, 'YYYYMM') AS name, c.relnamespace
+        FROM (VALUES ('dlq.dead_letter_transitions'::regclass, 'id, at'), ('dlq.dead_letter_resolved', 'id'), ('dlq.dead_letter_failed', 'id'), ('dlq.dead_letter_archived', 'id')) p (parent, primary_key)
+        JOIN pg_class c ON c.oid = p.parent
+        CROSS JOIN LATERAL (
+            SELECT generate_series(date_trunc('month', now()), now() + p_months * interval '1 month', interval '1 month') AS month
+            -- What a default partition took in goes to its month, and with it.
+            UNION SELECT date_trunc('month', d.at) FROM dlq.dead_letter_transitions_default d WHERE p.parent = 'dlq.dead_letter_transitions'::regclass
+            UNION SELECT date_trunc('month', d.closed_at) FROM dlq.dead_letter_resolved_default d WHERE p.parent = 'dlq.dead_letter_resolved'::regclass
+            UNION SELECT date_trunc('month', d.closed_at) FROM dlq.dead_letter_failed_default d WHERE p.parent = 'dlq.dead_letter_failed'::regclass
+            UNION SELECT date_trunc('month', d.closed_at) FROM dlq.dead_letter_archived_default d WHERE p.parent = 'dlq.dead_letter_archived'::regclass) n) m
+    WHERE NOT EXISTS (SELECT FROM pg_class k WHERE k.relname = m.name AND k.relnamespace = m.relnamespace)
+    ORDER BY m.from_at, m.name
+$$;
+COMMENT ON FUNCTION dlq.missing_partitions IS 'Months of the audit trail and of closed entries that have no partition: this one, the p_months next, and those of rows that are in a default partition.';
+
+-- A transaction for each partition: none is locked while the next is made. (A procedure that commits can have no settings of
+-- its own.)
+CREATE OR REPLACE PROCEDURE dlq.ensure_partitions(p_months integer DEFAULT 2)
+LANGUAGE plpgsql AS $$
 DECLARE
-    v_made   integer := 0;
-    v_day    timestamptz := date_trunc('day', now());
-    v_month  timestamptz := date_trunc('month', now());
-    v_status text;
-    v_early  timestamptz;
-    i        integer;
+    v_partition record;
+    v_busy      text;
 BEGIN
-    -- One at a time, over all dlqd processes; whoever comes second has nothing to do.
-    PERFORM pg_advisory_xact_lock(hashtextextended('dlq.ensure_partitions', 0));
-    FOR i IN 0 .. p_days LOOP
-        v_made := v_made + dlq.ensure_partition('dlq.dead_letter_transitions',
-            'dead_letter_transitions_' || to_char(v_day + i * interval '1 day', 'YYYYMMDD'),
-            v_day + i * interval '1 day', v_day + (i + 1) * interval '1 day', 'id, at')::integer;
-    END LOOP;
-    FOREACH v_status IN ARRAY ARRAY['resolved', 'failed', 'archived'] LOOP
-        FOR i IN 0 .. p_months LOOP
-            v_made := v_made + dlq.ensure_partition(('dlq.dead_letter_' || v_status)::regclass,
-                'dead_letter_' || v_status || '_' || to_char(v_month + i * interval '1 month', 'YYYYMM'),
-                v_month + i * interval '1 month', v_month + (i + 1) * interval '1 month', 'id')::integer;
+    FOR v_try IN 1 .. 10 LOOP
+        v_busy := NULL;
+        FOR v_partition IN SELECT * FROM dlq.missing_partitions(p_months) LOOP
+            IF NOT dlq.ensure_partition(v_partition.parent, v_partition.name, v_partition.from_at, v_partition.to_at, v_partition.primary_key) THEN
+                v_busy := v_partition.name;
+            END IF;
+            COMMIT;
         END LOOP;
-        -- Entries that a default partition took in long ago go to the month in which they closed, and with it.
-        FOR v_early IN EXECUTE format('SELECT DISTINCT date_trunc(''month'', e.closed_at) FROM dlq.dead_letter_%s_default e', v_status) LOOP
-            v_made := v_made + dlq.ensure_partition(('dlq.dead_letter_' || v_status)::regclass,
-                'dead_letter_' || v_status || '_' || to_char(v_early, 'YYYYMM'), v_early, v_early + interval '1 month', 'id')::integer;
-        END LOOP;
+        EXIT WHEN v_busy IS NULL;
+        PERFORM pg_catalog.pg_sleep(0.5);
+        COMMIT;
     END LOOP;
-    FOR v_early IN SELECT DISTINCT date_trunc('day', t.at) FROM dlq.dead_letter_transitions_default t LOOP
-        v_made := v_made + dlq.ensure_partition('dlq.dead_letter_transitions',
-            'dead_letter_transitions_' || to_char(v_early, 'YYYYMMDD'), v_early, v_early + interval '1 day', 'id, at')::integer;
-    END LOOP;
-    RETURN v_made;
+    IF v_busy IS NOT NULL THEN
+        RAISE WARNING 'partition % was not made: somebody holds its table', v_busy
+            USING HINT = 'dlqd tries again every hour; until then, rows of that month go to the default partition.';
+    END IF;
 END
 $$;
-COMMENT ON FUNCTION dlq.ensure_partitions IS 'Makes the partitions of the next p_days days (audit trail) and p_months months (closed entries). Returns how many it made.';
+COMMENT ON PROCEDURE dlq.ensure_partitions IS 'Makes the partitions of this month and the p_months next, each in a transaction of its own: CALL dlq.ensure_partitions().';
 
 -- The end of the range of a month's partition, from its bounds as Postgres keeps them.
 CREATE OR REPLACE FUNCTION dlq.partition_end(p_partition regclass) RETURNS timestamptz
@@ -95,36 +110,45 @@ COMMENT ON FUNCTION dlq.retention_range IS 'The shortest and the longest period 
 DROP FUNCTION IF EXISTS dlq.enforce_retention(jsonb, integer, timestamptz);
 
 CREATE OR REPLACE FUNCTION dlq.age_out(p_periods jsonb, p_limit integer DEFAULT 1000, p_now timestamptz DEFAULT now()) RETURNS integer
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET lock_timeout = '2s' AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' AS $$
 DECLARE
-    v_ids   uuid[];
-    v_month regclass;
-    v_empty boolean;
+    v_ids uuid[];
 BEGIN
     v_ids := ARRAY(
         SELECT e.id FROM dlq.dead_letter_failed e
         WHERE e.closed_at < p_now - (SELECT r.shortest FROM dlq.retention_range(p_periods, 'failed') r) AND e.closed_at < p_now - dlq.retention_of(p_periods, e.queue, 'failed')
         ORDER BY e.id LIMIT p_limit FOR UPDATE SKIP LOCKED);
     UPDATE dlq.dead_letter_queue SET status = 'dlq_archived', move = '{"actor": "retention", "reason": "aged out"}' WHERE id = ANY (v_ids) AND status = 'dlq_failed';
-    -- Months that are over and of which nothing is left.
-    FOR v_month IN
-        SELECT i.inhrelid FROM pg_inherits i
-        WHERE i.inhparent = 'dlq.dead_letter_failed'::regclass AND dlq.partition_end(i.inhrelid) <= p_now - (SELECT r.longest FROM dlq.retention_range(p_periods, 'failed') r)
-    LOOP
-        BEGIN
-            EXECUTE format('LOCK TABLE %s IN SHARE MODE', v_month);
-            EXECUTE format('SELECT NOT EXISTS (SELECT FROM %s)', v_month) INTO v_empty;
-            IF v_empty THEN
-                EXECUTE format('DROP TABLE %s', v_month);
-            END IF;
-        EXCEPTION WHEN lock_not_available THEN
-            RAISE WARNING 'partition % was not dropped: it is in use', v_month; -- the next round tries again
-        END;
-    END LOOP;
     RETURN cardinality(v_ids);
 END
 $$;
 COMMENT ON FUNCTION dlq.age_out IS 'Moves up to p_limit failed entries whose time is over to dlq_archived, where a new time begins. p_periods: {"defaults": {"resolved": "30 days", "failed": "90 days", "archived": "365 days"}, "queues": {"payments": {...}}}. Returns how many.';
+
+-- To drop a partition takes a lock on its whole table, for which all that use the table then queue: it is waited for for a tenth
+-- of a second at most. Who is refused (55P03) tries again later.
+CREATE OR REPLACE FUNCTION dlq.drop_empty_month(p_periods jsonb, p_now timestamptz DEFAULT now()) RETURNS text
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET lock_timeout = '100ms' AS $$
+DECLARE
+    v_month regclass;
+    v_empty boolean;
+BEGIN
+    FOR v_month IN
+        SELECT i.inhrelid FROM pg_inherits i
+        WHERE i.inhparent = 'dlq.dead_letter_failed'::regclass AND dlq.partition_end(i.inhrelid) <= p_now - (SELECT r.longest FROM dlq.retention_range(p_periods, 'failed') r)
+    LOOP
+        EXECUTE format('SELECT NOT EXISTS (SELECT FROM %s)', v_month) INTO v_empty;
+        CONTINUE WHEN NOT v_empty;
+        EXECUTE format('LOCK TABLE %s IN SHARE MODE', v_month);
+        EXECUTE format('SELECT NOT EXISTS (SELECT FROM %s)', v_month) INTO v_empty;
+        IF v_empty THEN
+            EXECUTE format('DROP TABLE %s', v_month);
+            RETURN v_month;
+        END IF;
+    END LOOP;
+    RETURN NULL;
+END
+$$;
+COMMENT ON FUNCTION dlq.drop_empty_month IS 'Drops a month of failed entries that is over and of which nothing is left. Returns its name; null where there is none.';
 
 -- A month goes whole once its last day is past the longest period of any queue: until then its entries stay, up to a month
 -- longer than their period.
@@ -140,11 +164,12 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' A
       AND NOT EXISTS (SELECT FROM dlq.restored_partitions h WHERE h.partition_name = c.relname AND h.until > p_now)
     ORDER BY p.of_audit, c.relname
 $$;
-COMMENT ON FUNCTION dlq.expired_partitions IS 'Partitions of which nothing has to be kept any more: months of resolved and archived entries, and days of the audit trail.';
+COMMENT ON FUNCTION dlq.expired_partitions IS 'Partitions of which nothing has to be kept any more: months of resolved and archived entries, and of the audit trail.';
 
--- What is dropped is what was archived: a row that came or changed since then keeps the partition for the next round.
+-- What is dropped is what was archived: a row that came or changed since then keeps the partition for the next round. Jobs that
+-- River still has are remembered: their failures are never filed again.
 CREATE OR REPLACE FUNCTION dlq.drop_partition(p_partition text, p_rows bigint DEFAULT NULL, p_hash numeric DEFAULT NULL) RETURNS void
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET lock_timeout = '2s' AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET lock_timeout = '100ms' SET row_security = off AS $$
 DECLARE
     v_partition regclass := (
         SELECT c.oid FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
@@ -154,7 +179,7 @@ DECLARE
     v_hash      numeric;
 BEGIN
     IF v_partition IS NULL THEN
-        RAISE EXCEPTION '%: there is no such month of closed entries or day of the audit trail', p_partition USING ERRCODE = 'DLQ02';
+        RAISE EXCEPTION '%: there is no such month of closed entries or of the audit trail', p_partition USING ERRCODE = 'DLQ02';
     END IF;
     IF p_rows IS NOT NULL THEN
         EXECUTE format('LOCK TABLE %s IN SHARE MODE', v_partition);
@@ -170,7 +195,7 @@ BEGIN
     DELETE FROM dlq.restored_partitions h WHERE h.partition_name = p_partition;
 END
 $$;
-COMMENT ON FUNCTION dlq.drop_partition IS 'Drops a month of closed entries or a day of the audit trail, if it still holds what was archived: so many rows, with that sum of hashtextextended(row::text, 0). Without p_rows, whatever it holds.';
+COMMENT ON FUNCTION dlq.drop_partition IS 'Drops a month of closed entries or of the audit trail, if it still holds what was archived: so many rows, with that sum of hashtextextended(row::text, 0). Without p_rows, whatever it holds. Where somebody uses the table, it gives up after a tenth of a second (55P03).';
 
 CREATE OR REPLACE FUNCTION dlq.expired_entries(p_periods jsonb, p_limit integer DEFAULT 1000, p_now timestamptz DEFAULT now()) RETURNS SETOF uuid
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -193,12 +218,13 @@ $$;
 COMMENT ON FUNCTION dlq.expired_entries IS 'Locks and returns closed entries whose time is over, of queues that keep them for less time than others: the others'' month is not over yet, so these go one by one.';
 
 CREATE OR REPLACE FUNCTION dlq.delete_entries(p_ids uuid[]) RETURNS integer
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_custom_plan SET row_security = off AS $$
 DECLARE
+    v_since timestamptz := dlq.closed_since(p_ids);
     v_count integer;
 BEGIN
-    PERFORM dlq.retire(ARRAY(SELECT e.id FROM dlq.dead_letter_queue e WHERE e.id = ANY (p_ids) AND e.status IN ('dlq_resolved', 'dlq_archived')));
-    DELETE FROM dlq.dead_letter_queue WHERE id = ANY (p_ids) AND status IN ('dlq_resolved', 'dlq_archived');
+    PERFORM dlq.retire(p_ids);
+    DELETE FROM dlq.dead_letter_queue e WHERE e.id = ANY (p_ids) AND e.status IN ('dlq_resolved', 'dlq_archived') AND e.closed_at >= v_since;
     GET DIAGNOSTICS v_count = ROW_COUNT;
     RETURN v_count;
 END
@@ -210,6 +236,7 @@ LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' AS $
 DECLARE
     v_month record;
     v_ids   uuid[];
+    v_since timestamptz := dlq.closed_since(ARRAY(SELECT (j ->> 'id')::uuid FROM jsonb_array_elements(p_rows) j));
 BEGIN
     FOR v_month IN
         SELECT DISTINCT 'dead_letter_' || substr(r.status::text, 5) AS parent, date_trunc('month', r.closed_at) AS month
@@ -221,8 +248,10 @@ BEGIN
     END LOOP;
     WITH back AS (
         INSERT INTO dlq.dead_letter_queue
-        SELECT r.* FROM jsonb_array_elements(p_rows) j CROSS JOIN LATERAL jsonb_populate_record(NULL::dlq.dead_letter_queue, j || '{"move": {"moved": true}}') r
-        WHERE r.status IN ('dlq_resolved', 'dlq_archived') AND NOT EXISTS (SELECT FROM dlq.dead_letter_queue e WHERE e.id = r.id)
+        SELECT r.* FROM jsonb_array_elements(p_rows) j
+        CROSS JOIN LATERAL jsonb_populate_record(NULL::dlq.dead_letter_queue, j || jsonb_build_object('move', '{"moved": true}'::jsonb, 'stage', substr(j ->> 'status', 5))) r
+        WHERE r.status IN ('dlq_resolved', 'dlq_archived')
+          AND NOT EXISTS (SELECT FROM dlq.dead_letter_queue e WHERE e.id = r.id AND (e.closed_at IS NULL OR e.closed_at >= v_since))
         RETURNING id)
     SELECT array_agg(back.id) INTO v_ids FROM back;
     PERFORM dlq.note_on(v_ids, p_actor, 'restored from the archive', p_note);

@@ -1,10 +1,5 @@
 -- Analytics: rollups of the audit trail, and what reads them. No query of these counts entries or moves.
 
-CREATE OR REPLACE FUNCTION dlq.captured_at(p_id uuid) RETURNS timestamptz
-LANGUAGE sql IMMUTABLE PARALLEL SAFE
-RETURN to_timestamp(('x' || substr(replace(p_id::text, '-', ''), 1, 12))::bit(48)::bigint / 1000.0);
-COMMENT ON FUNCTION dlq.captured_at IS 'When the job of an entry failed, and with that was captured: the id says so, to the millisecond.';
-
 -- The moves that committed between two snapshots: of transactions that began after the first, and of those that it saw
 -- under way. The trail has moves nearly in the order of their transactions, so BRIN finds the few pages to read, however
 -- long one of them was open and however many others came and went meanwhile.

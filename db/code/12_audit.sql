@@ -1,5 +1,29 @@
 -- The audit trail as people search it, and erasure of somebody's data, with a record that it was done.
 
+-- trail_begins bounds the months in which an entry's moves can be. They were all made after it was captured, by this server's clock;
+-- of one that is gone, its id says when its job failed, by the application's. (An hour, or a day, for clocks that were set back.)
+CREATE OR REPLACE FUNCTION dlq.trail_begins(p_id uuid) RETURNS timestamptz
+LANGUAGE plpgsql STABLE STRICT SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET plan_cache_mode = force_custom_plan AS $$
+DECLARE
+    v_since    timestamptz := dlq.closed_since(ARRAY[p_id]);
+    v_captured timestamptz;
+BEGIN
+    SELECT min(e.created_at) INTO v_captured FROM dlq.dead_letter_queue e WHERE e.id = p_id AND (e.closed_at IS NULL OR e.closed_at >= v_since);
+    RETURN coalesce(v_captured - interval '1 hour', v_since);
+END
+$$;
+COMMENT ON FUNCTION dlq.trail_begins IS 'The time before which an entry has no audit rows; null of null.';
+
+CREATE OR REPLACE FUNCTION dlq.trail(p_id uuid, p_limit integer DEFAULT 1000) RETURNS SETOF dlq.dead_letter_transitions
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET plan_cache_mode = force_custom_plan AS $$
+DECLARE
+    v_from timestamptz := dlq.trail_begins(p_id);
+BEGIN
+    RETURN QUERY SELECT t.* FROM dlq.dead_letter_transitions t WHERE t.entry_id = p_id AND t.at >= v_from ORDER BY t.at, t.id LIMIT p_limit;
+END
+$$;
+COMMENT ON FUNCTION dlq.trail IS 'The audit rows of an entry, in order.';
+
 CREATE OR REPLACE FUNCTION dlq.audit(p_filter jsonb DEFAULT '{}', p_limit integer DEFAULT 100, p_before bigint DEFAULT NULL)
 RETURNS TABLE (id bigint, at timestamptz, actor text, db_user text, origin text, entry_id uuid, from_status dlq.dead_letter_status, to_status dlq.dead_letter_status,
                reason text, note text, queue text, kind text, error_class text, river_job_id bigint, config_version text)
@@ -7,6 +31,8 @@ LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     v_key   text;
     v_where text := 'true';
+    v_from  timestamptz := '-infinity';
+    v_until timestamptz := 'infinity';
 BEGIN
     -- As in dlq.filter_where, values are read from the parameter $1 and never put into the text.
     FOR v_key IN SELECT jsonb_object_keys(p_filter) LOOP
@@ -22,18 +48,21 @@ BEGIN
             WHEN 'to'            THEN 't.to_status = ($1 ->> ''to'')::dlq.dead_letter_status'
             WHEN 'text'          THEN '(position(lower($1 ->> ''text'') IN lower(t.note)) > 0 OR position(lower($1 ->> ''text'') IN lower(t.reason)) > 0)'
             WHEN 'configVersion' THEN 't.config_version = $1 ->> ''configVersion'''
-            WHEN 'after'         THEN 't.at >= ($1 ->> ''after'')::timestamptz'
-            WHEN 'before'        THEN 't.at < ($1 ->> ''before'')::timestamptz'
+            WHEN 'after'         THEN 'true'
+            WHEN 'before'        THEN 'true'
         END;
         IF v_where IS NULL THEN
             RAISE EXCEPTION 'audit: there is no field %', v_key USING ERRCODE = 'DLQ04',
                 HINT = 'There are actor, people, dbUser, origin, entryId, queue, kind, from, to, text, configVersion, after and before.';
         END IF;
     END LOOP;
+    -- Times are given as parameters, so that months outside of them are left out of the plan.
+    v_from := greatest((p_filter ->> 'after')::timestamptz, dlq.trail_begins((p_filter ->> 'entryId')::uuid), v_from);
+    v_until := coalesce((p_filter ->> 'before')::timestamptz, v_until);
     RETURN QUERY EXECUTE
         'SELECT t.id, t.at, t.actor, t.db_user, t.origin, t.entry_id, t.from_status, t.to_status, t.reason, t.note, t.queue, t.kind, t.error_class, t.river_job_id, t.config_version
-         FROM dlq.dead_letter_transitions t WHERE ' || v_where || CASE WHEN p_before IS NULL THEN '' ELSE ' AND t.id < $3' END || ' ORDER BY t.id DESC LIMIT $2'
-        USING p_filter, p_limit, p_before;
+         FROM dlq.dead_letter_transitions t WHERE t.at >= $4 AND t.at < $5 AND ' || v_where || CASE WHEN p_before IS NULL THEN '' ELSE ' AND t.id < $3' END || ' ORDER BY t.id DESC LIMIT $2'
+        USING p_filter, p_limit, p_before, v_from, v_until;
 EXCEPTION WHEN invalid_text_representation OR datetime_field_overflow OR invalid_datetime_format THEN
     RAISE EXCEPTION 'audit: %', SQLERRM USING ERRCODE = 'DLQ04';
 END
@@ -73,70 +102,111 @@ END
 $$;
 COMMENT ON FUNCTION dlq.erase_rows IS 'Of entries as the archive has them, those that a filter chooses, erased.';
 
--- erase_entries erases entries in id order. Open and failed ones are archived: there is nothing left to redeliver.
+-- erase_entries takes jobs, then entries, as redeliveries do, and waits for neither: what somebody holds is left, and counted as
+-- under way. Open and failed entries are archived: there is nothing left to redeliver.
 CREATE OR REPLACE FUNCTION dlq.erase_entries(p_ids uuid[], p_actor text, p_note text, OUT entries integer, OUT jobs integer, OUT under_way integer)
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET row_security = off AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET plan_cache_mode = force_custom_plan SET row_security = off AS $$
 DECLARE
-    v_ids  uuid[];
-    v_jobs bigint[];
+    v_since timestamptz := dlq.closed_since(p_ids);
+    v_from  timestamptz; -- of the trail
+    v_ids   uuid[];
+    v_jobs  bigint[];
 BEGIN
     PERFORM dlq.file(p_ids);
-    SELECT array_agg(e.id) FILTER (WHERE e.status <> 'dlq_processing'), count(*) FILTER (WHERE e.status = 'dlq_processing') INTO v_ids, under_way
-    FROM (SELECT l.id, l.status FROM dlq.dead_letter_queue l WHERE l.id = ANY (p_ids) ORDER BY l.id FOR UPDATE) e;
-    UPDATE dlq.dead_letter_queue SET status = 'dlq_archived', resolution_strategy = 'discard', resolved_by = p_actor,
+    SELECT coalesce(array_agg(e.id), '{}'), min(e.created_at) - interval '1 hour' INTO v_ids, v_from
+    FROM dlq.dead_letter_queue e WHERE e.id = ANY (p_ids) AND e.status <> 'dlq_processing' AND (e.closed_at IS NULL OR e.closed_at >= v_since);
+    -- River keeps the jobs for a while: the first, and each redelivery.
+    WITH theirs AS MATERIALIZED (
+        SELECT e.id AS entry_id, e.river_job_id AS job_id, e.job_created_at FROM dlq.dead_letter_queue e WHERE e.id = ANY (v_ids) AND (e.closed_at IS NULL OR e.closed_at >= v_since)
+        UNION
+        SELECT t.entry_id, t.job_id, t.job_created_at FROM dlq.entry_jobs t WHERE t.entry_id = ANY (v_ids)
+    ), present AS MATERIALIZED (
+        SELECT t.entry_id, j.id FROM theirs t JOIN river.river_job j ON j.id = t.job_id AND j.created_at = t.job_created_at
+    ), held AS MATERIALIZED (
+        SELECT j.id FROM river.river_job j WHERE j.id IN (SELECT p.id FROM present p) AND j.finalized_at IS NOT NULL ORDER BY j.id FOR NO KEY UPDATE SKIP LOCKED
+    )
+    SELECT coalesce(array_agg(DISTINCT h.id), '{}'), array(SELECT unnest(v_ids) EXCEPT SELECT p.entry_id FROM present p WHERE p.id NOT IN (SELECT h2.id FROM held h2))
+    INTO v_jobs, v_ids FROM held h;
+    v_ids := ARRAY(SELECT e.id FROM dlq.dead_letter_queue e
+                   WHERE e.id = ANY (v_ids) AND e.status <> 'dlq_processing' AND e.stage <> 'inbox' AND (e.closed_at IS NULL OR e.closed_at >= v_since)
+                   ORDER BY e.id FOR UPDATE SKIP LOCKED);
+    SELECT count(*) - cardinality(v_ids) INTO under_way FROM dlq.dead_letter_queue e WHERE e.id = ANY (p_ids) AND (e.closed_at IS NULL OR e.closed_at >= v_since);
+
+    UPDATE river.river_job j SET args = '{"erased": true}', errors = '{}', tags = '{}', unique_key = NULL, metadata = jsonb_strip_nulls(jsonb_build_object('dlq:entry_id', j.metadata -> 'dlq:entry_id'))
+    WHERE j.id = ANY (v_jobs) AND j.finalized_at IS NOT NULL AND j.args <> '{"erased": true}';
+    GET DIAGNOSTICS jobs = ROW_COUNT;
+    UPDATE dlq.dead_letter_queue e SET status = 'dlq_archived', resolution_strategy = 'discard', resolved_by = p_actor,
         move = jsonb_build_object('actor', p_actor, 'reason', 'discarded, to be erased', 'note', p_note)
-    WHERE id = ANY (v_ids) AND status IN ('dlq_pending', 'dlq_manual', 'dlq_failed');
+    WHERE e.id = ANY (v_ids) AND e.status IN ('dlq_pending', 'dlq_manual', 'dlq_failed') AND e.stage IN ('open', 'failed') AND (e.closed_at IS NULL OR e.closed_at >= v_since);
     UPDATE dlq.dead_letter_queue e SET
         original_event = x.original_event, edited_event = x.edited_event, error_message = x.error_message, error_stack_trace = x.error_stack_trace,
         error_context = x.error_context, retry_history = x.retry_history, replay_attempts = x.replay_attempts, metadata = x.metadata,
         subscriber_id = x.subscriber_id, ordering_key = x.ordering_key, unique_key = x.unique_key, tags = x.tags, notes = x.notes, resolution_notes = x.resolution_notes
-    FROM (SELECT d.id AS entry, (dlq.erased(d)).* FROM dlq.dead_letter_queue d WHERE d.id = ANY (v_ids)) x
-    WHERE e.id = x.entry AND e.status IN ('dlq_resolved', 'dlq_archived');
+    FROM (SELECT d.id AS entry, (dlq.erased(d)).* FROM dlq.dead_letter_queue d WHERE d.id = ANY (v_ids) AND d.closed_at >= v_since) x
+    WHERE e.id = x.entry AND e.status IN ('dlq_resolved', 'dlq_archived') AND e.closed_at >= v_since;
     GET DIAGNOSTICS entries = ROW_COUNT;
 
-    UPDATE dlq.dead_letter_transitions t SET detail = '{"erased": true}' WHERE t.entry_id = ANY (v_ids) AND t.detail IS NOT NULL;
+    UPDATE dlq.dead_letter_transitions t SET detail = '{"erased": true}' WHERE t.entry_id = ANY (v_ids) AND t.at >= v_from AND t.detail IS NOT NULL;
     UPDATE dlq.replay_run_entries r SET detail = NULL WHERE r.entry_id = ANY (v_ids) AND r.detail IS NOT NULL;
-    -- The title of a failure group may be what one of these said.
+    -- The title of a failure group may be what one of these said. (Groups are written by whoever refreshes the rollups.)
+    PERFORM pg_advisory_xact_lock(hashtextextended('dlq.refresh_rollups', 0));
     UPDATE dlq.failure_groups g SET title = g.error_type
-    FROM (SELECT DISTINCT d.queue, d.fingerprint FROM dlq.dead_letter_queue d WHERE d.id = ANY (v_ids)) d
+    FROM (SELECT DISTINCT d.queue, d.fingerprint FROM dlq.dead_letter_queue d WHERE d.id = ANY (v_ids) AND d.closed_at >= v_since) d
     WHERE g.queue = d.queue AND g.fingerprint = d.fingerprint;
-    -- River keeps the jobs for a while: the first, and each redelivery.
-    v_jobs := ARRAY(SELECT DISTINCT t.river_job_id FROM dlq.dead_letter_transitions t WHERE t.entry_id = ANY (v_ids) ORDER BY 1);
-    UPDATE river.river_job j SET args = '{"erased": true}', errors = '{}', tags = '{}', unique_key = NULL, metadata = jsonb_strip_nulls(jsonb_build_object('dlq:entry_id', j.metadata -> 'dlq:entry_id'))
-    WHERE j.id = ANY (v_jobs) AND j.finalized_at IS NOT NULL AND j.args <> '{"erased": true}';
-    GET DIAGNOSTICS jobs = ROW_COUNT;
     PERFORM dlq.note_on(v_ids, p_actor, 'erased', p_note);
 END
 $$;
-COMMENT ON FUNCTION dlq.erase_entries IS 'Takes payloads, error texts and what else may be personal out of entries, of their jobs and of the audit trail''s details. Open and failed entries are archived; those with a redelivery under way are left, and counted.';
+COMMENT ON FUNCTION dlq.erase_entries IS 'Takes payloads, error texts and what else may be personal out of entries, of their jobs and of the audit trail''s details. Open and failed entries are archived; those with a redelivery under way, or that somebody holds, are left, and counted.';
 
-CREATE OR REPLACE FUNCTION dlq.erase(p_filter jsonb, p_note text, p_actor text DEFAULT session_user) RETURNS dlq.erasures
+CREATE OR REPLACE FUNCTION dlq.erase_begin(p_filter jsonb, p_note text, p_actor text DEFAULT session_user) RETURNS uuid
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    v_record dlq.erasures;
-    v_batch  record;
-    v_ids    uuid[];
-    v_after  uuid;
+    v_id uuid := dlq.uuid_v7();
 BEGIN
+    PERFORM dlq.require_admin('erase');
     IF p_filter = '{}' THEN
         RAISE EXCEPTION 'erase: an empty filter chooses everybody''s data' USING ERRCODE = 'DLQ04', HINT = 'Name whose: {"payload": {"customer": "cus_81"}}, {"subscriberId": "cus_81"} or {"tags": ["cus_81"]}.';
     END IF;
-    -- A month that is being written to the archive now is finished first: it would hold what is erased here.
-    PERFORM pg_advisory_xact_lock(hashtextextended('dlq.retention', 0));
+    PERFORM dlq.filter_where(p_filter);
     INSERT INTO dlq.erasures (id, actor, origin, note, filter_sha256, fields)
-    VALUES (dlq.uuid_v7(), p_actor, dlq.origin(p_actor), p_note, encode(sha256(convert_to(p_filter::text, 'UTF8')), 'hex'), ARRAY(SELECT jsonb_object_keys(p_filter)))
-    RETURNING * INTO v_record;
-    LOOP
-        v_ids := ARRAY(SELECT dlq.find_ids(p_filter, 1000, v_after, false));
-        EXIT WHEN cardinality(v_ids) = 0;
-        v_after := v_ids[cardinality(v_ids)];
-        SELECT * INTO v_batch FROM dlq.erase_entries(v_ids, p_actor, p_note);
-        v_record.entries := v_record.entries + v_batch.entries;
-        v_record.jobs := v_record.jobs + v_batch.jobs;
-        v_record.under_way := v_record.under_way + v_batch.under_way;
-    END LOOP;
-    UPDATE dlq.erasures SET entries = v_record.entries, jobs = v_record.jobs, under_way = v_record.under_way WHERE id = v_record.id RETURNING * INTO v_record;
-    RETURN v_record;
+    VALUES (v_id, p_actor, dlq.origin(p_actor), p_note, encode(sha256(convert_to(p_filter::text, 'UTF8')), 'hex'), ARRAY(SELECT jsonb_object_keys(p_filter)));
+    RETURN v_id;
 END
 $$;
-COMMENT ON FUNCTION dlq.erase IS 'Erases the data of whoever a filter names (see dlq.find) from entries, jobs and the audit trail''s details, and leaves a record in dlq.erasures, which does not say whose it was. Archives are not in the database: "dlqd erase" does both.';
+COMMENT ON FUNCTION dlq.erase_begin IS 'Writes the record of an erasure. Returns its id, for dlq.erase_step.';
+
+CREATE OR REPLACE FUNCTION dlq.erase_step(p_erasure uuid, p_filter jsonb, p_after uuid DEFAULT NULL, p_limit integer DEFAULT 250) RETURNS uuid
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    v_record dlq.erasures;
+    v_ids    uuid[] := ARRAY(SELECT dlq.find_ids(p_filter, p_limit, p_after, false));
+    v_batch  record;
+BEGIN
+    PERFORM dlq.require_admin('erase');
+    SELECT * INTO STRICT v_record FROM dlq.erasures r WHERE r.id = p_erasure;
+    IF cardinality(v_ids) > 0 THEN
+        SELECT * INTO v_batch FROM dlq.erase_entries(v_ids, v_record.actor, v_record.note);
+        UPDATE dlq.erasures r SET entries = r.entries + v_batch.entries, jobs = r.jobs + v_batch.jobs, under_way = r.under_way + v_batch.under_way WHERE r.id = p_erasure;
+    END IF;
+    RETURN v_ids[cardinality(v_ids)];
+END
+$$;
+COMMENT ON FUNCTION dlq.erase_step IS 'Erases up to p_limit entries that a filter chooses (see dlq.find), in order of capture after p_after, and adds them to the record of the erasure. Returns the last one, to go on after; null where none is left.';
+
+-- A transaction for each batch: no lock is held for longer than one takes.
+DROP FUNCTION IF EXISTS dlq.erase(jsonb, text, text);
+CREATE OR REPLACE PROCEDURE dlq.erase(p_filter jsonb, p_note text, p_actor text DEFAULT session_user, INOUT p_erasure uuid DEFAULT NULL)
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_after uuid;
+BEGIN
+    p_erasure := dlq.erase_begin(p_filter, p_note, p_actor);
+    COMMIT;
+    LOOP
+        v_after := dlq.erase_step(p_erasure, p_filter, v_after);
+        COMMIT;
+        EXIT WHEN v_after IS NULL;
+    END LOOP;
+END
+$$;
+COMMENT ON PROCEDURE dlq.erase IS 'Erases the data of whoever a filter names (see dlq.find) from entries, jobs and the audit trail''s details, in small batches, and leaves a record in dlq.erasures, whose id it says; the record does not say whose data it was. Archives are not in the database: "dlqd erase" does both.';

@@ -160,9 +160,10 @@ DECLARE
             "heat_map", "hidden_columns", "is_open", "next_step", "noisiest_sources", "oldest_entries", "origin", "preview", "ratio", "replay_success", "replayable", "retry_cost", "sensitive_columns", "stats", "step_for", "times", "to_uuid", "top_groups"],
         "dlq_operator": ["act_on", "act_where", "assign", "discard", "note", "open_breaker", "park", "refresh_rollups", "replay", "replay_cancel", "replay_pause", "replay_resume",
             "replay_set_rate", "replay_start", "requeue_expired_leases", "reset_automatic", "reset_breaker", "resolve", "resume_automatic", "set_automatic", "stop_automatic", "unpark"],
-        "dlq_admin": ["age_out", "backfill", "delete_entries", "drop_partition", "ensure_partitions", "erase", "expired_entries", "expired_partitions", "rebuild_rollups", "reconcile", "set_capture", "restore_entries", "trim_rollups"]}';
+        "dlq_admin": ["age_out", "backfill", "delete_entries", "drop_empty_month", "drop_partition", "ensure_partition", "ensure_partitions", "erase", "erase_begin", "erase_step", "expired_entries", "expired_partitions", "missing_partitions", "rebuild_rollups",
+            "reconcile", "set_capture", "restore_entries", "trim_rollups"]}';
 BEGIN
-    EXECUTE format('REVOKE ALL ON ALL FUNCTIONS IN SCHEMA %s FROM PUBLIC', v_schema);
+    EXECUTE format('REVOKE ALL ON ALL ROUTINES IN SCHEMA %s FROM PUBLIC', v_schema);
     FOREACH v_role IN ARRAY ARRAY['dlq_reader', 'dlq_operator', 'dlq_admin'] LOOP
         IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = v_role) THEN
             BEGIN
@@ -189,13 +190,13 @@ BEGIN
         SELECT r.key AS role, f.value AS name FROM jsonb_each(v_functions) r CROSS JOIN jsonb_array_elements_text(r.value) f
     LOOP
         FOR v_function IN SELECT p.oid FROM pg_proc p WHERE p.pronamespace = v_schema AND p.proname = v_grant.name LOOP
-            EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO dlq_admin', v_function);
+            EXECUTE format('GRANT EXECUTE ON ROUTINE %s TO dlq_admin', v_function);
             IF v_grant.role <> 'dlq_admin' THEN
-                EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO dlq_operator', v_function);
+                EXECUTE format('GRANT EXECUTE ON ROUTINE %s TO dlq_operator', v_function);
             END IF;
             IF v_grant.role = 'dlq_reader' THEN
-                EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO dlq_reader', v_function);
-            ELSE
+                EXECUTE format('GRANT EXECUTE ON ROUTINE %s TO dlq_reader', v_function);
+            ELSIF NOT EXISTS (SELECT FROM pg_proc p WHERE p.oid = v_function AND p.prokind = 'p') THEN
                 -- Moves are made as the owner of the schema. Names in them come from pg_catalog or are qualified.
                 EXECUTE format('ALTER FUNCTION %s SECURITY DEFINER SET search_path = pg_catalog, pg_temp', v_function);
             END IF;

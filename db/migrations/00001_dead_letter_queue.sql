@@ -274,12 +274,13 @@ CREATE TABLE dlq.dead_letter_transitions (
 ALTER SEQUENCE dlq.dead_letter_transitions_id_seq OWNED BY dlq.dead_letter_transitions.id;
 CREATE TABLE dlq.dead_letter_transitions_default PARTITION OF dlq.dead_letter_transitions DEFAULT;
 CREATE INDEX dead_letter_transitions_entry ON dlq.dead_letter_transitions (entry_id, at);
--- What committed since the last look: BRIN, since rows come nearly in the order of their transactions.
-CREATE INDEX dead_letter_transitions_xid ON dlq.dead_letter_transitions USING brin (xid) WITH (pages_per_range = 32, autosummarize = on);
+-- What committed since the last look, and what a day holds: BRIN, since rows come nearly in the order of time and of their
+-- transactions.
+CREATE INDEX dead_letter_transitions_xid ON dlq.dead_letter_transitions USING brin (xid, at) WITH (pages_per_range = 32, autosummarize = on);
 -- What people did, the least of what the trail holds; the latest first.
 CREATE INDEX dead_letter_transitions_people ON dlq.dead_letter_transitions (id, actor) WHERE origin IS NOT NULL;
 
-COMMENT ON TABLE dlq.dead_letter_transitions IS 'The audit trail: a row for each move of a dead letter, append-only, by day.';
+COMMENT ON TABLE dlq.dead_letter_transitions IS 'The audit trail: a row for each move of a dead letter, append-only, by month.';
 COMMENT ON COLUMN dlq.dead_letter_transitions.at IS 'When the move was made (wall clock, not start of transaction).';
 COMMENT ON COLUMN dlq.dead_letter_transitions.entry_id IS 'dead_letter_queue.id.';
 COMMENT ON COLUMN dlq.dead_letter_transitions.from_status IS 'Null for a capture.';

@@ -58,6 +58,13 @@ FROM dlq.requeue_expired_leases(1000, @after::uuid) l;
 SELECT dlq.protect(@columns::text[]) WHERE NOT EXISTS (
     SELECT FROM dlq.settings s WHERE s.key = 'sensitive_columns' AND s.value = array_to_string(@columns::text[], ','));
 
+-- name: BeginErasure :one
+SELECT dlq.erase_begin(@filter::jsonb, nullif(@note::text, ''), @actor::text)::uuid AS id;
+
+-- name: EraseStep :one
+-- One batch of an erasure; the nil UUID where none is left.
+SELECT coalesce(dlq.erase_step(@erasure::uuid, @filter::jsonb, sqlc.narg('after')::uuid), '00000000-0000-0000-0000-000000000000')::uuid AS last;
+
 -- name: FinishErasure :one
 UPDATE dlq.erasures SET archived = @archived, archives = @archives, archive = @archive, finished_at = clock_timestamp() WHERE id = @id RETURNING finished_at;
 

@@ -1,6 +1,10 @@
 -- name: AgeOut :one
 SELECT dlq.age_out(@periods::jsonb, @max_entries::integer, @now::timestamptz)::integer AS entries;
 
+-- name: DropEmptyMonth :one
+-- '' where there is none.
+SELECT coalesce(dlq.drop_empty_month(@periods::jsonb, @now::timestamptz), '')::text AS name;
+
 -- name: ExpiredPartitions :many
 SELECT p.partition_name::text AS name, p.of_audit::boolean AS of_audit FROM dlq.expired_partitions(@periods::jsonb, @audit::interval, @now::timestamptz) p;
 

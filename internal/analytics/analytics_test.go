@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"strings"
 	"testing"
 	"time"
 
@@ -299,6 +300,85 @@ func TestStore(t *testing.T) {
 	require.NoError(t, err)
 	require.Len(t, oldest, 1)
 	require.Equal(t, "payments", oldest[0].Queue)
+}
+
+// TestRollups_filedLater files on Monday, decided at once, what failed on Saturday: it is Saturday's, and open since then. A
+// rebuild says the same, although the trail is younger than that.
+func TestRollups_filedLater(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	saturday := time.Now().Add(-49 * time.Hour)
+	b.exec(t, `INSERT INTO dlq.dead_letter_transitions (entry_id, to_status, actor, reason, queue, kind, error_class, error_type, failed_at, source, attempts, joined_group)
+		SELECT dlq.entry_id(i, $1), CASE WHEN i = 1 THEN 'dlq_pending' ELSE 'dlq_manual' END::dlq.dead_letter_status, 'capture', 'job failed', 'payments', 'k', 'outage', 'T', $1, 'shop', 5, 'f1'
+		FROM generate_series(1, 3) i`, saturday)
+	b.refresh(t)
+	kept := b.rollups(t)
+	flow, err := b.store.Flow(t.Context(), analytics.Window{Over: 72 * time.Hour}, "class", "hour")
+	require.NoError(t, err)
+	require.Len(t, flow, 1, "never undecided")
+	bucket := flow[0].Buckets[len(flow[0].Buckets)-1-49]
+	if bucket.Captured == 0 { // the hour has changed meanwhile
+		bucket = flow[0].Buckets[len(flow[0].Buckets)-1-50]
+	}
+	require.Equal(t, analytics.Bucket{Start: bucket.Start, Captured: 3, Failures: 3, Parked: 2, Open: 3}, bucket)
+	require.EqualValues(t, 3, flow[0].Buckets[len(flow[0].Buckets)-1].Open)
+	groups, err := b.store.TopGroups(t.Context(), analytics.Window{Over: 72 * time.Hour}, 1)
+	require.NoError(t, err)
+	require.EqualValues(t, 3, groups[0].Open)
+	require.EqualValues(t, 3, groups[0].Failures)
+	require.WithinDuration(t, saturday, groups[0].FirstSeen, time.Second)
+
+	for range 2 { // from nothing, and over what is there
+		b.exec(t, "SELECT dlq.rebuild_rollups()")
+		b.exec(t, "UPDATE dlq.rollup_backlog SET manual = 2, pending = 1")
+		require.Equal(t, flowOf(kept), flowOf(b.rollups(t)))
+		b.exec(t, "DELETE FROM dlq.rollup_flow; DELETE FROM dlq.rollup_errors; DELETE FROM dlq.rollup_sources; DELETE FROM dlq.rollup_groups")
+	}
+}
+
+// flowOf are the lines that a rebuild makes of the trail alone.
+func flowOf(lines []string) (flow []string) {
+	for _, line := range lines {
+		if !strings.HasPrefix(line, "backlog ") && !strings.HasPrefix(line, "group ") {
+			flow = append(flow, line)
+		}
+	}
+	return flow
+}
+
+// TestRollups_openTransaction: a refresh reads what came since the last one, however long a transaction is open; and when that
+// commits, its moves are counted too.
+func TestRollups_openTransaction(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	const moves = `INSERT INTO dlq.dead_letter_transitions (entry_id, from_status, to_status, actor, queue, kind) SELECT gen_random_uuid(), 'dlq_pending', 'dlq_processing', 'kim', 'q', 'k' FROM generate_series(1, $1)`
+	tx, err := b.pool.Begin(t.Context())
+	require.NoError(t, err)
+	defer tx.Rollback(t.Context()) //nolint:errcheck // it has ended by then
+	_, err = tx.Exec(t.Context(), moves, 7)
+	require.NoError(t, err)
+	b.refresh(t)
+	for range 3 {
+		b.exec(t, moves, 20_000)
+		b.refresh(t)
+	}
+	b.exec(t, "SELECT brin_summarize_new_values(i.indexrelid) FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid WHERE c.relname LIKE 'dead_letter_transitions_%_xid_at_idx' AND c.relkind = 'i'")
+	b.exec(t, moves, 10)
+	var all, read, found int64
+	require.NoError(t, pgx.BeginFunc(t.Context(), b.pool, func(tx pgx.Tx) error {
+		if err := tx.QueryRow(t.Context(), "SELECT count(*) FROM dlq.rollup_state s CROSS JOIN LATERAL dlq.moves_between(s.snapshot, txid_current_snapshot(), s.since) m").Scan(&found); err != nil {
+			return err
+		}
+		return tx.QueryRow(t.Context(), `SELECT sum(pg_relation_size(i.inhrelid)) / 8192, sum(pg_stat_get_xact_blocks_fetched(i.inhrelid))
+			FROM pg_inherits i WHERE i.inhparent = 'dlq.dead_letter_transitions'::regclass`).Scan(&all, &read)
+	}))
+	require.EqualValues(t, 10, found)
+	require.Less(t, read, all/4, "of the pages that came while the transaction was open")
+	require.NoError(t, tx.Commit(t.Context()))
+	b.refresh(t)
+	stats, err := b.store.Stats(t.Context(), analytics.Window{Over: time.Hour})
+	require.NoError(t, err)
+	require.EqualValues(t, 60_017, stats[0].Redelivered)
 }
 
 // TestTimes puts a thousand known times into the trail: percentiles are right within 5 %, averages exactly.

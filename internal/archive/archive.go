@@ -1,6 +1,6 @@
 // Package archive is cold storage: what retention takes out of the database is written to a directory or an object
 // store first, read back and checked. A unit of it is what went together: a month of closed entries, a batch of single
-// ones, or a day of the audit trail. It is a folder of gzipped NDJSON, which any tool can read, and a manifest, which is
+// ones, or a month of the audit trail. It is a folder of gzipped NDJSON, which any tool can read, and a manifest, which is
 // written last: a unit without one is not whole, and is written again.
 package archive
 

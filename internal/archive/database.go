@@ -148,7 +148,7 @@ func utc(ctx context.Context, tx postgres.DB) error {
 	return err
 }
 
-// rows adds entries, and their moves since the first of them was captured.
+// rows adds entries, in the order of their ids, and their moves since the first of them was captured.
 func (u *Unit) rows(ctx context.Context, tx postgres.DB, rows []row) error {
 	if len(rows) == 0 {
 		return nil
@@ -161,7 +161,7 @@ func (u *Unit) rows(ctx context.Context, tx postgres.DB, rows []row) error {
 		}
 	}
 	moves, err := tx.Query(ctx, `SELECT to_jsonb(t)::text FROM dlq.dead_letter_transitions t
-		WHERE t.entry_id = ANY ($1) AND t.at >= dlq.captured_at($2) - interval '1 hour' ORDER BY t.entry_id, t.at, t.id`, ids, ids[0])
+		WHERE t.entry_id = ANY ($1) AND t.at >= $2 ORDER BY t.entry_id, t.at, t.id`, ids, deadletter.ClosedSince(ids[0]))
 	if err != nil {
 		return err
 	}

@@ -38,7 +38,7 @@ func (a *Archive) Erase(ctx context.Context, store *deadletter.Store, erasure uu
 			return err
 		}
 		units = len(all)
-		// An entry's moves may be in another unit than the entry: days of the audit trail are their own.
+		// An entry's moves may be in another unit than the entry: months of the audit trail are their own.
 		erased := map[uuid.UUID]json.RawMessage{}
 		for _, m := range all {
 			if err := a.batches(ctx, &m, func([]byte) (bool, error) { return true, nil }, func(batch []json.RawMessage) error {

@@ -33,22 +33,40 @@ type Erasure struct {
 
 const erasureColumns = "id, at, actor, db_user, origin, note, filter_sha256, fields, entries, jobs, under_way, archived, archives, archive, finished_at"
 
-// eraseTimeout bounds an erasure, which is one statement however many entries it blanks.
+// eraseTimeout bounds an erasure.
 const eraseTimeout = time.Hour
 
-// Erase takes the data of whoever a filter names out of the database, and returns the record of it.
+// Erase takes the data of whoever a filter names out of the database, in batches of a transaction each, and returns the record
+// of it. One that is cut short has done a part, and is done again.
 func (s *Store) Erase(ctx context.Context, filter json.RawMessage, act Act) (e Erasure, err error) {
 	ctx, cancel := context.WithTimeout(ctx, eraseTimeout)
 	defer cancel()
-	err = s.move(ctx, func(tx postgres.DB) error {
-		rows, err := tx.Query(ctx, "SELECT "+erasureColumns+" FROM dlq.erase($1, nullif($2, ''), $3)", filter, act.Note, act.Actor)
-		if err != nil {
-			return err
-		}
-		e, err = pgx.CollectExactlyOneRow(rows, pgx.RowToStructByName[Erasure])
+	if err := s.move(ctx, func(tx postgres.DB) (err error) {
+		e.ID, err = dbsqlc.New(tx).BeginErasure(ctx, dbsqlc.BeginErasureParams{Filter: filter, Note: act.Note, Actor: act.Actor})
 		return err
-	})
-	return e, err
+	}); err != nil {
+		return e, err
+	}
+	var after *uuid.UUID
+	for {
+		if err := s.move(ctx, func(tx postgres.DB) error {
+			last, err := dbsqlc.New(tx).EraseStep(ctx, dbsqlc.EraseStepParams{Erasure: e.ID, Filter: filter, After: after})
+			if err == nil {
+				after = &last
+			}
+			return err
+		}); err != nil {
+			return e, err
+		}
+		if *after == uuid.Nil {
+			break
+		}
+	}
+	rows, err := s.db.Query(ctx, "SELECT "+erasureColumns+" FROM dlq.erasures WHERE id = $1", e.ID)
+	if err != nil {
+		return e, err
+	}
+	return pgx.CollectExactlyOneRow(rows, pgx.RowToStructByName[Erasure])
 }
 
 // FinishErasure notes in the record what was done to archives, and that all is done.

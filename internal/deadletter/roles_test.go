@@ -146,7 +146,7 @@ func TestRoles_operator(t *testing.T) {
 		}
 		for _, sql := range append([]string{
 			"SELECT dlq.act_where('purge', '{\"queue\": \"q\"}', p_args => '{\"force\": true}')", "SELECT dlq.erase('{\"queue\": \"q\"}', 'x')", "SELECT dlq.drop_partition('dead_letter_resolved_202001')",
-			"SELECT dlq.delete_entries('{}')", "SELECT dlq.rebuild_rollups()", "SELECT dlq.ensure_partitions()",
+			"SELECT dlq.delete_entries('{}')", "SELECT dlq.rebuild_rollups()", "CALL dlq.ensure_partitions()",
 		}, writes...) {
 			s.cannot(sql)
 		}
@@ -164,7 +164,7 @@ func TestRoles_admin(t *testing.T) {
 		s := &session{T: t, conn: conn}
 		for _, sql := range []string{
 			"SELECT dlq.act_where('purge', '{\"queue\": \"q\"}', p_args => '{\"force\": true}', p_limit => 1)", "SELECT dlq.erase('{\"payload\": {\"card\": \"4242\"}}', 'ticket 9')",
-			"SELECT dlq.rebuild_rollups()", "SELECT dlq.ensure_partitions()", "SELECT dlq.trim_rollups()",
+			"SELECT dlq.rebuild_rollups()", "CALL dlq.ensure_partitions()", "SELECT dlq.trim_rollups()",
 		} {
 			s.can(sql)
 		}

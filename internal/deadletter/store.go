@@ -187,24 +187,48 @@ func (s *Store) FindEntries(ctx context.Context, filter json.RawMessage, after *
 // Get returns an entry and its audit trail, oldest move first.
 func (s *Store) Get(ctx context.Context, id uuid.UUID) (*Entry, []Transition, error) {
 	// While an entry moves between partitions, a reader may see neither row; it never sees both.
-	rows, err := s.db.Query(ctx, "SELECT "+entryColumns+" FROM dlq.dead_letter_queue WHERE id = $1", id)
-	if err != nil {
-		return nil, nil, err
+	entry, err := s.entry(ctx, id, ClosedSince(id))
+	if errors.Is(err, pgx.ErrNoRows) {
+		entry, err = s.entry(ctx, id, time.Time{})
 	}
-	entry, err := pgx.CollectExactlyOneRow(rows, pgx.RowToAddrOfStructByName[Entry])
 	if errors.Is(err, pgx.ErrNoRows) {
 		return nil, nil, &MoveError{Kind: ErrNotFound, Detail: fmt.Sprintf("dead letter %s: there is no such entry", id)}
 	}
 	if err != nil {
 		return nil, nil, err
 	}
-	rows, err = s.db.Query(ctx, `SELECT at, from_status, to_status, actor, db_user, reason, note, strategy, rule,
-		next_retry_at, river_job_id, config_version, origin, detail FROM dlq.dead_letter_transitions WHERE entry_id = $1 ORDER BY at, id LIMIT 1000`, id)
+	rows, err := s.db.Query(ctx, `SELECT at, from_status, to_status, actor, db_user, reason, note, strategy, rule,
+		next_retry_at, river_job_id, config_version, origin, detail FROM dlq.trail($1)`, id)
 	if err != nil {
 		return nil, nil, err
 	}
 	transitions, err := pgx.CollectRows(rows, pgx.RowToStructByName[Transition])
 	return entry, transitions, err
+}
+
+// entry looks for an entry that is open or closed after a time. The plan is made for that time: it leaves out the months before,
+// and locks none of their tables and indexes.
+func (s *Store) entry(ctx context.Context, id uuid.UUID, closedSince time.Time) (*Entry, error) {
+	rows, err := s.db.Query(ctx, "SELECT "+entryColumns+" FROM dlq.dead_letter_queue WHERE id = $1 AND (closed_at IS NULL OR closed_at >= $2)",
+		pgx.QueryExecModeCacheDescribe, id, closedSince)
+	if err != nil {
+		return nil, err
+	}
+	return pgx.CollectExactlyOneRow(rows, pgx.RowToAddrOfStructByName[Entry])
+}
+
+// ClosedSince is the time before which an entry cannot have closed: when its job failed, which its id says, less a day for
+// clocks that differ. (dlq.closed_since says the same.)
+func ClosedSince(id uuid.UUID) time.Time {
+	var ms int64
+	for _, b := range id[:6] {
+		ms = ms<<8 | int64(b)
+	}
+	failed := time.UnixMilli(ms)
+	if now := time.Now(); failed.After(now) {
+		failed = now
+	}
+	return failed.Add(-24 * time.Hour)
 }
 
 // Act is a person's move: who, and what they say about it.
@@ -259,7 +283,7 @@ type Bulk struct {
 }
 
 // bulkBatch is how many entries one transaction of a bulk action takes.
-const bulkBatch = 1000
+const bulkBatch = 500
 
 // Bulk carries a bulk action out, in batches of a transaction each: one that is cut short has done a part. It returns how
 // many entries the filter chose, and how many of them the action changed.

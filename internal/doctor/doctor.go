@@ -58,7 +58,7 @@ var checks = []check{
 			WHERE i.inhparent = 'dlq.dead_letter_transitions'::regclass`,
 		func(n float64) bool { return n < minDaysAhead },
 		"made %.0[1]f days ahead", "made only %.1[1]f days ahead",
-		"a dlqd that serves makes them every hour: is one running, and what does its log say? SELECT dlq.ensure_partitions() makes them now",
+		"a dlqd that serves makes them every hour: is one running, and what does its log say? CALL dlq.ensure_partitions() makes them now",
 	},
 	{
 		"rollups", `SELECT coalesce((SELECT extract(epoch FROM now() - s.at) FROM dlq.rollup_state s), 1e9)::float8, ''`,
@@ -71,7 +71,7 @@ var checks = []check{
 			+ (SELECT count(*) FROM dlq.dead_letter_failed_default) + (SELECT count(*) FROM dlq.dead_letter_archived_default))::float8, ''`,
 		func(n float64) bool { return n > 0 },
 		"empty", "%.0[1]f rows came while their partition was missing",
-		"SELECT dlq.ensure_partitions() moves those of the coming days and months; rows of the past stay where they are, which does no harm",
+		"CALL dlq.ensure_partitions() moves them to their months",
 	},
 	{
 		"transactions", fmt.Sprintf(`SELECT coalesce(extract(epoch FROM max(now() - xact_start)), 0)::float8, coalesce((array_agg('pid ' || pid || ', ' || coalesce(application_name, '') ORDER BY xact_start))[1], '')

@@ -48,7 +48,7 @@ func TestExamine(t *testing.T) {
 		{"default partitions", "INSERT INTO dlq.dead_letter_transitions_default (at, entry_id, to_status, actor, queue, kind) VALUES (now() + interval '50 days', gen_random_uuid(), 'dlq_pending', 'a', 'q', 'k')", "DELETE FROM dlq.dead_letter_transitions_default", "1 rows came while"},
 		{"circuit breakers", "SELECT dlq.open_breaker('destination:x')", "SELECT dlq.reset_breaker('destination:x')", "a person holds open: destination:x"},
 		{"partitions", `DO $$ DECLARE p text; BEGIN FOR p IN SELECT inhrelid::regclass FROM pg_inherits JOIN pg_class ON pg_class.oid = inhrelid
-			WHERE inhparent = 'dlq.dead_letter_transitions'::regclass AND relname ~ '[0-9]$' LOOP EXECUTE 'DROP TABLE ' || p; END LOOP; END $$`, "SELECT dlq.ensure_partitions()", "made only 0.0 days ahead"},
+			WHERE inhparent = 'dlq.dead_letter_transitions'::regclass AND relname ~ '[0-9]$' LOOP EXECUTE 'DROP TABLE ' || p; END LOOP; END $$`, "CALL dlq.ensure_partitions()", "made only 0.0 days ahead"},
 	} {
 		exec(ill.sql)
 		f := examine(t, pool)[ill.name]

@@ -231,7 +231,10 @@ func (m *Migrator) install(ctx context.Context, river string) error {
 	if _, err := m.Pool.Exec(ctx, m.Schemas.Render("SELECT dlq.install_roles()")); err != nil {
 		return fmt.Errorf("install roles: %w", err)
 	}
-	_, err = m.Pool.Exec(ctx, m.Schemas.Render("SELECT dlq.ensure_partitions(), dlq.refresh_rollups()"))
+	if err := EnsurePartitions(ctx, m.Pool, m.Schemas); err != nil {
+		return err
+	}
+	_, err = m.Pool.Exec(ctx, m.Schemas.Render("SELECT dlq.refresh_rollups()"))
 	return err
 }
 
@@ -337,7 +340,7 @@ func (m *Migrator) dropCode(ctx context.Context) error {
 			SELECT format('DROP VIEW IF EXISTS %s CASCADE', c.oid::regclass), 1
 			FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = $1 AND c.relkind = 'v'
 			UNION ALL
-			SELECT format('DROP FUNCTION IF EXISTS %s CASCADE', p.oid::regprocedure), 2
+			SELECT format('DROP ROUTINE IF EXISTS %s CASCADE', p.oid::regprocedure), 2
 			FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace WHERE n.nspname = $1) d (drop, step) ORDER BY d.step`)
 }
 
@@ -536,13 +539,13 @@ func (m *Migrator) setting(ctx context.Context, key string) (string, error) {
 	return value, err
 }
 
-// PartitionInterval is how often a program that serves makes partitions ahead: a week of days is made each time, so
-// many rounds may fail before rows go to a default partition.
+// PartitionInterval is how often a program that serves makes partitions ahead: two months are, so many rounds may fail before
+// rows go to a default partition.
 const PartitionInterval = time.Hour
 
-// EnsurePartitions makes the partitions of the coming days and months.
+// EnsurePartitions makes the partitions of this month and the coming ones.
 func EnsurePartitions(ctx context.Context, pool *pgxpool.Pool, schemas Schemas) error {
-	_, err := pool.Exec(ctx, schemas.Render("SELECT dlq.ensure_partitions()"))
+	_, err := pool.Exec(ctx, schemas.Render("CALL dlq.ensure_partitions()"))
 	return err
 }
 

@@ -225,15 +225,18 @@ func TestFunctions_thatTriggersCallArePinned(t *testing.T) {
 func TestPartitions(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.Pool(t)
-	days := "SELECT count(*) FROM pg_inherits WHERE inhparent = 'dlq.dead_letter_transitions'::regclass"
-	require.Equal(t, 1+8, count(t, pool, days))
-	require.Zero(t, count(t, pool, "SELECT dlq.ensure_partitions()"), "they are there already")
-	require.Equal(t, 3+3, count(t, pool, "SELECT dlq.ensure_partitions(10, 3)"))
+	months := "SELECT count(*) FROM pg_inherits WHERE inhparent = 'dlq.dead_letter_transitions'::regclass"
+	require.Equal(t, 1+3, count(t, pool, months))
+	execute(t, pool, "CALL dlq.ensure_partitions()")
+	require.Equal(t, 1+3, count(t, pool, months), "they are there already")
+	execute(t, pool, "CALL dlq.ensure_partitions(4)")
+	require.Equal(t, 1+5, count(t, pool, months))
 
 	// A row whose partition is missing is kept in the default one until its own is made.
-	execute(t, pool, "INSERT INTO dlq.dead_letter_transitions (at, entry_id, to_status, actor, queue, kind) VALUES (now() + interval '12 days', gen_random_uuid(), 'dlq_pending', 'a', 'q', 'k')")
+	execute(t, pool, "INSERT INTO dlq.dead_letter_transitions (at, entry_id, to_status, actor, queue, kind) VALUES (now() + interval '200 days', gen_random_uuid(), 'dlq_pending', 'a', 'q', 'k')")
 	require.Equal(t, 1, count(t, pool, "SELECT count(*) FROM dlq.dead_letter_transitions_default"))
-	require.Equal(t, 2, count(t, pool, "SELECT dlq.ensure_partitions(12, 2)"))
+	execute(t, pool, "CALL dlq.ensure_partitions()")
+	require.Equal(t, 1+6, count(t, pool, months))
 	require.Zero(t, count(t, pool, "SELECT count(*) FROM dlq.dead_letter_transitions_default"))
 
 	// A closed entry goes to its month's partition, with the triggers and indexes of the others.

@@ -1,5 +1,5 @@
-// Package retention lets closed dead letters go when their time is over: failed ones are archived, whole months and days
-// are written to the archive and dropped, and what a queue keeps for less time than others goes one by one. Open entries
+// Package retention lets closed dead letters go when their time is over: failed ones are archived, whole months are
+// written to the archive and dropped, and what a queue keeps for less time than others goes one by one. Open entries
 // are kept for ever.
 package retention
 
@@ -9,7 +9,10 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"strings"
 	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/dlqd/dlqd/internal/archive"
 	"github.com/dlqd/dlqd/internal/background"
@@ -90,13 +93,25 @@ func (k *Keeper) run(ctx context.Context, done *Done) error {
 		return err
 	}
 
+	if err := k.dropEmptyMonths(ctx, periods, now); err != nil {
+		return err
+	}
 	partitions, err := dbsqlc.New(k.Store.DB()).ExpiredPartitions(ctx, dbsqlc.ExpiredPartitionsParams{Periods: periods, Audit: rules.Data.AuditRetention, Now: now})
 	if err != nil {
 		return err
 	}
 	var errs []error
+	busy := map[string]bool{} // tables that somebody reads for long: their other partitions are not tried in this round
 	for _, p := range partitions {
+		table := p.Name[:strings.LastIndex(p.Name, "_")]
+		if busy[table] {
+			continue
+		}
 		archived, err := k.letGo(ctx, p.Name, p.OfAudit, rules.Version())
+		if isBusy(err) {
+			busy[table] = true
+			err = fmt.Errorf("somebody uses table %s, and has for a while: %w", table, err)
+		}
 		if err != nil {
 			errs = append(errs, fmt.Errorf("partition %s stays for now: %w", p.Name, err))
 			continue
@@ -125,10 +140,55 @@ func (k *Keeper) steps(step func() (int, error)) error {
 	return nil
 }
 
+// dropTries is how often a partition is tried to be dropped that somebody uses, and dropPause the time between: each try has
+// whoever comes next wait for a tenth of a second.
+const (
+	dropTries = 5
+	dropPause = time.Second
+)
+
+func (k *Keeper) drop(ctx context.Context, drop func() error) error {
+	for try := 1; ; try++ {
+		err := drop()
+		if !isBusy(err) || try == dropTries {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(dropPause):
+		}
+	}
+}
+
+// isBusy recognises a lock that was not to be had in time.
+func isBusy(err error) bool {
+	var pgErr *pgconn.PgError
+	return errors.As(err, &pgErr) && pgErr.Code == "55P03"
+}
+
+// dropEmptyMonths drops months of failed entries of which nothing is left. Those that somebody uses stay until the next round.
+func (k *Keeper) dropEmptyMonths(ctx context.Context, periods json.RawMessage, now time.Time) error {
+	for {
+		var name string
+		err := k.drop(ctx, func() (err error) {
+			name, err = dbsqlc.New(k.Store.DB()).DropEmptyMonth(ctx, dbsqlc.DropEmptyMonthParams{Periods: periods, Now: now})
+			return err
+		})
+		if isBusy(err) || err == nil && name == "" {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		k.Logger.Info("retention: empty partition dropped", "partition", name)
+	}
+}
+
 // letGo writes a partition to the archive, as far as it is not there yet, and drops it.
 func (k *Keeper) letGo(ctx context.Context, partition string, ofAudit bool, policyVersion string) (archived int64, err error) {
 	if k.Archive == nil {
-		return 0, deadletter.Named(dbsqlc.New(k.Store.DB()).DropPartition(ctx, dbsqlc.DropPartitionParams{Name: partition}))
+		return 0, k.dropPartition(ctx, dbsqlc.DropPartitionParams{Name: partition})
 	}
 	m, err := k.manifest(ctx, partition, partition, policyVersion)
 	if err != nil {
@@ -138,7 +198,11 @@ func (k *Keeper) letGo(ctx context.Context, partition string, ofAudit bool, poli
 	if err != nil {
 		return 0, err
 	}
-	return held.Written, deadletter.Named(dbsqlc.New(k.Store.DB()).DropPartition(ctx, dbsqlc.DropPartitionParams{Name: partition, ArchivedRows: &held.Rows, Hash: &held.Hash}))
+	return held.Written, k.dropPartition(ctx, dbsqlc.DropPartitionParams{Name: partition, ArchivedRows: &held.Rows, Hash: &held.Hash})
+}
+
+func (k *Keeper) dropPartition(ctx context.Context, partition dbsqlc.DropPartitionParams) error {
+	return deadletter.Named(k.drop(ctx, func() error { return dbsqlc.New(k.Store.DB()).DropPartition(ctx, partition) }))
 }
 
 // letGoSingly writes a batch of entries to the archive and deletes them. Their rows are locked meanwhile.

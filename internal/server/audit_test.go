@@ -170,8 +170,8 @@ func TestErase(t *testing.T) {
 	// By then, River has deleted its job.
 	b.exec(fmt.Sprintf("DELETE FROM river_job WHERE id IN (SELECT river_job_id FROM dlq.dead_letter_transitions WHERE entry_id = '%s')", z0))
 	b.exec(fmt.Sprintf("SELECT dlq.delete_entries(ARRAY['%s'::uuid])", z0))
-	day := time.Now().UTC().Format("dead_letter_transitions_20060102")
-	_, err = cold.Partition(t.Context(), store, archive.Manifest{Unit: day, Partition: day}, true)
+	trail := time.Now().UTC().Format("dead_letter_transitions_200601")
+	_, err = cold.Partition(t.Context(), store, archive.Manifest{Unit: trail, Partition: trail}, true)
 	require.NoError(t, err)
 	require.Positive(t, strings.Count(everywhere(t, b, cold), "zaphod"))
 

@@ -106,6 +106,23 @@ func (q *Queries) Backlog(ctx context.Context) ([]BacklogRow, error) {
 	return items, nil
 }
 
+const BeginErasure = `-- name: BeginErasure :one
+SELECT dlq.erase_begin($1::jsonb, nullif($2::text, ''), $3::text)::uuid AS id
+`
+
+type BeginErasureParams struct {
+	Filter json.RawMessage
+	Note   string
+	Actor  string
+}
+
+func (q *Queries) BeginErasure(ctx context.Context, arg BeginErasureParams) (uuid.UUID, error) {
+	row := q.db.QueryRow(ctx, BeginErasure, arg.Filter, arg.Note, arg.Actor)
+	var id uuid.UUID
+	err := row.Scan(&id)
+	return id, err
+}
+
 const EraseRows = `-- name: EraseRows :many
 SELECT r.id::uuid AS id, r.line::text AS line FROM dlq.erase_rows($1::jsonb, $2::jsonb) r
 `
@@ -139,6 +156,24 @@ func (q *Queries) EraseRows(ctx context.Context, arg EraseRowsParams) ([]EraseRo
 		return nil, err
 	}
 	return items, nil
+}
+
+const EraseStep = `-- name: EraseStep :one
+SELECT coalesce(dlq.erase_step($1::uuid, $2::jsonb, $3::uuid), '00000000-0000-0000-0000-000000000000')::uuid AS last
+`
+
+type EraseStepParams struct {
+	Erasure uuid.UUID
+	Filter  json.RawMessage
+	After   *uuid.UUID
+}
+
+// One batch of an erasure; the nil UUID where none is left.
+func (q *Queries) EraseStep(ctx context.Context, arg EraseStepParams) (uuid.UUID, error) {
+	row := q.db.QueryRow(ctx, EraseStep, arg.Erasure, arg.Filter, arg.After)
+	var last uuid.UUID
+	err := row.Scan(&last)
+	return last, err
 }
 
 const FinishErasure = `-- name: FinishErasure :one

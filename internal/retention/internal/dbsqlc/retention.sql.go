@@ -41,6 +41,23 @@ func (q *Queries) DeleteEntries(ctx context.Context, ids []uuid.UUID) (int32, er
 	return entries, err
 }
 
+const DropEmptyMonth = `-- name: DropEmptyMonth :one
+SELECT coalesce(dlq.drop_empty_month($1::jsonb, $2::timestamptz), '')::text AS name
+`
+
+type DropEmptyMonthParams struct {
+	Periods json.RawMessage
+	Now     time.Time
+}
+
+// ” where there is none.
+func (q *Queries) DropEmptyMonth(ctx context.Context, arg DropEmptyMonthParams) (string, error) {
+	row := q.db.QueryRow(ctx, DropEmptyMonth, arg.Periods, arg.Now)
+	var name string
+	err := row.Scan(&name)
+	return name, err
+}
+
 const DropPartition = `-- name: DropPartition :exec
 SELECT dlq.drop_partition($1::text, $2::bigint, ($3::text)::numeric)
 `
