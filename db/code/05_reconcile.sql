@@ -208,7 +208,7 @@ COMMENT ON FUNCTION dlq.backfill IS 'Takes in jobs that failed before dlqd was t
 CREATE OR REPLACE FUNCTION dlq.retire(p_ids uuid[], p_partition regclass DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET row_security = off AS $$
 DECLARE
-    v_entries constant text := CASE WHEN p_partition IS NULL THEN 'SELECT * FROM dlq.dead_letter_queue WHERE id = ANY ($1)' ELSE 'SELECT * FROM ' || p_partition END;
+    v_entries constant text := CASE WHEN p_partition IS NULL THEN 'SELECT * FROM dlq.dead_letter_queue WHERE id = ANY ($1) AND (closed_at IS NULL OR closed_at >= $2)' ELSE 'SELECT * FROM ' || p_partition END;
 BEGIN
     EXECUTE format($sql$
         WITH jobs AS (
@@ -220,9 +220,9 @@ BEGIN
         SELECT s.id, s.created_at, greatest(clock_timestamp(), max(s.failed_at))
         FROM jobs s JOIN river.river_job j ON j.id = s.id AND j.created_at = s.created_at
         GROUP BY s.id, s.created_at ORDER BY s.id, s.created_at
-        ON CONFLICT (job_id, job_created_at) DO UPDATE SET at = greatest(r.at, excluded.at)$sql$, v_entries) USING p_ids;
+        ON CONFLICT (job_id, job_created_at) DO UPDATE SET at = greatest(r.at, excluded.at)$sql$, v_entries) USING p_ids, dlq.closed_since(p_ids);
     -- (A job of theirs that is run again and fails is a failure of its own, then.)
-    EXECUTE format('DELETE FROM dlq.entry_jobs k USING (%1$s) e WHERE k.entry_id = e.id', v_entries) USING p_ids;
+    EXECUTE format('DELETE FROM dlq.entry_jobs k USING (%1$s) e WHERE k.entry_id = e.id', v_entries) USING p_ids, dlq.closed_since(p_ids);
 END
 $$;
 COMMENT ON FUNCTION dlq.retire IS 'Remembers the jobs of entries that are about to be deleted, as far as River still has them (dlq.retired_jobs): of the entries p_ids, or of a whole partition.';

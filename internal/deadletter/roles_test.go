@@ -111,7 +111,7 @@ func TestRoles_reader(t *testing.T) {
 		for _, sql := range append([]string{
 			"SELECT original_event FROM dlq.dead_letter_queue", "SELECT * FROM dlq.dead_letter_queue", "SELECT * FROM dlq.dead_letter_open", "SELECT detail FROM dlq.dead_letter_transitions", "SELECT patch FROM dlq.replay_runs",
 			"SELECT id FROM dlq.dead_letter_queue WHERE original_event @> '{\"card\": \"4242\"}'", "SELECT * FROM dlq.find('{\"payload\": {\"card\": \"4242\"}}')",
-			"SELECT dlq.discard((SELECT id FROM dlq.dead_letter_queue LIMIT 1))", "SELECT dlq.replay_start('{}', p_all => true)", "SELECT dlq.erase('{\"queue\": \"q\"}', 'x')", "SELECT dlq.rebuild_rollups()",
+			"SELECT dlq.discard((SELECT id FROM dlq.dead_letter_queue LIMIT 1))", "SELECT dlq.replay_start('{}', p_all => true)", "CALL dlq.erase('{\"queue\": \"q\"}', 'x')", "SELECT dlq.rebuild_rollups()",
 		}, writes...) {
 			s.cannot(sql)
 		}
@@ -145,7 +145,7 @@ func TestRoles_operator(t *testing.T) {
 			s.can(sql)
 		}
 		for _, sql := range append([]string{
-			"SELECT dlq.act_where('purge', '{\"queue\": \"q\"}', p_args => '{\"force\": true}')", "SELECT dlq.erase('{\"queue\": \"q\"}', 'x')", "SELECT dlq.drop_partition('dead_letter_resolved_202001')",
+			"SELECT dlq.act_where('purge', '{\"queue\": \"q\"}', p_args => '{\"force\": true}')", "CALL dlq.erase('{\"queue\": \"q\"}', 'x')", "SELECT dlq.drop_partition('dead_letter_resolved_202001')",
 			"SELECT dlq.delete_entries('{}')", "SELECT dlq.rebuild_rollups()", "CALL dlq.ensure_partitions()",
 		}, writes...) {
 			s.cannot(sql)
@@ -163,7 +163,7 @@ func TestRoles_admin(t *testing.T) {
 	as(t, url, "dlq_admin", func(conn *pgx.Conn) {
 		s := &session{T: t, conn: conn}
 		for _, sql := range []string{
-			"SELECT dlq.act_where('purge', '{\"queue\": \"q\"}', p_args => '{\"force\": true}', p_limit => 1)", "SELECT dlq.erase('{\"payload\": {\"card\": \"4242\"}}', 'ticket 9')",
+			"SELECT dlq.act_where('purge', '{\"queue\": \"q\"}', p_args => '{\"force\": true}', p_limit => 1)", "CALL dlq.erase('{\"payload\": {\"card\": \"4242\"}}', 'ticket 9')",
 			"SELECT dlq.rebuild_rollups()", "CALL dlq.ensure_partitions()", "SELECT dlq.trim_rollups()",
 		} {
 			s.can(sql)

@@ -319,7 +319,7 @@ func TestGuest_rowLevelSecurity(t *testing.T) {
 		require.NoError(t, err)
 		for _, sql := range []string{
 			"SELECT dlq.requeue_expired_leases()", "SELECT dlq.backfill()", "SELECT dlq.redeliver(ARRAY(SELECT id FROM dlq.dead_letter_queue), 'x', 'x')",
-			"SELECT dlq.erase('{\"queue\": \"default\"}', 'x')", "SELECT dlq.is_undone(1, now())", "SELECT dlq.release_held('{default}', 1, '1 hour')",
+			"CALL dlq.erase('{\"queue\": \"default\"}', 'x')", "SELECT dlq.is_undone(1, now())", "SELECT dlq.release_held('{default}', 1, '1 hour')",
 		} {
 			_, err = session.Exec(t.Context(), sql)
 			require.ErrorContains(t, err, "row-level security policy", sql)
