@@ -38,8 +38,7 @@ DECLARE
     v_state    text;
     v_page     record;
     v_locked   bigint[];
-    v_snapshot txid_snapshot;
-    v_before   text;
+    v_jobs     integer := 0;
     v_file     text;
     v_job      bigint;
     v_one      integer;
@@ -63,116 +62,120 @@ BEGIN
             done := true;
             RETURN;
         END IF;
-        v_snapshot := txid_current_snapshot();
         v_from := CASE p_look WHEN 'backfill' THEN '-infinity'
             ELSE greatest((SELECT l.since FROM dlq.reconcile_looks l WHERE l.look = 'whole'), CASE p_look WHEN 'recent' THEN v_look.since - v_overlap END) END;
         v_look.began_at := now();
-        v_look.from_at := v_from;
-        v_look.began_xmin := txid_snapshot_xmin(v_snapshot);
-        v_look.began_xmax := txid_snapshot_xmax(v_snapshot);
+        v_look.began_xmin := txid_snapshot_xmin(txid_current_snapshot());
+        -- (A snapshot's xmax would not do: transactions beyond it may be running.)
+        v_look.began_xid := txid_current();
         v_look.from_at := v_from;
         v_look.cursor_state := 'cancelled';
         v_look.cursor_at := v_from;
         v_look.cursor_id := -1;
         v_look.skipped := false;
+        v_look.triggers_before := v_look.triggers;
+        v_look.triggers := dlq.trigger_state();
     END IF;
 
-    v_before := v_look.triggers;
-    v_look.triggers := dlq.trigger_state();
+    LOOP
+        -- A page of ended jobs, and which of them are failures that nobody knows.
+        EXECUTE format($sql$
+            WITH page AS MATERIALIZED (
+                SELECT j.id, j.finalized_at FROM river.river_job j
+                WHERE j.state = %L AND j.finalized_at >= $1 AND (j.finalized_at, j.id) > ($1, $2)
+                ORDER BY j.finalized_at, j.id LIMIT $3)
+            SELECT (SELECT count(*) FROM page) AS jobs, l.id, l.finalized_at,
+                   ARRAY(SELECT j.id FROM page p JOIN river.river_job j ON j.id = p.id AND j.finalized_at = p.finalized_at AND j.state = %L
+                         WHERE %s ORDER BY j.id) AS unknown
+            FROM (VALUES (1)) one LEFT JOIN (SELECT * FROM page p ORDER BY p.finalized_at DESC, p.id DESC LIMIT 1) l ON true$sql$, v_look.cursor_state, v_look.cursor_state, v_unknown)
+        INTO v_page USING v_look.cursor_at, v_look.cursor_id, p_limit - v_jobs;
 
-    -- A page of ended jobs, and which of them are failures that nobody knows.
-    EXECUTE format($sql$
-        WITH page AS MATERIALIZED (
-            SELECT j.id, j.finalized_at FROM river.river_job j
-            WHERE j.state = %L AND j.finalized_at >= $1 AND (j.finalized_at, j.id) > ($1, $2)
-            ORDER BY j.finalized_at, j.id LIMIT $3)
-        SELECT (SELECT count(*) FROM page) AS jobs, l.id, l.finalized_at,
-               ARRAY(SELECT j.id FROM page p JOIN river.river_job j ON j.id = p.id AND j.finalized_at = p.finalized_at AND j.state = %L
-                     WHERE %s ORDER BY j.id) AS unknown
-        FROM (VALUES (1)) one LEFT JOIN (SELECT * FROM page p ORDER BY p.finalized_at DESC, p.id DESC LIMIT 1) l ON true$sql$, v_look.cursor_state, v_look.cursor_state, v_unknown)
-    INTO v_page USING v_look.cursor_at, v_look.cursor_id, p_limit;
-
-    IF cardinality(v_page.unknown) > 0 THEN
-        v_locked := ARRAY(SELECT j.id FROM river.river_job j WHERE j.id = ANY (v_page.unknown) AND j.state IN ('discarded', 'cancelled') ORDER BY j.id FOR NO KEY UPDATE SKIP LOCKED);
-        v_look.skipped := v_look.skipped OR cardinality(v_locked) < cardinality(v_page.unknown);
-        v_file := format($sql$
-            WITH filed AS (
-                INSERT INTO dlq.dead_letter_queue
-                    (id, event_id, river_job_id, job_created_at, queue, kind, job_kind, subscriber_id, source, ordering_key,
-                     priority, tags, original_event, error_message, retry_history, retry_count, max_retries, unique_key, unique_states,
-                     metadata, next_retry_at, first_failed_at, last_failed_at, captured_by)
-                SELECT dlq.entry_id(j.id, j.finalized_at), CASE WHEN j.kind = 'dlqd_message' THEN left(j.args ->> 'messageId', 255) END,
-                       j.id, j.created_at, j.queue, CASE WHEN j.kind = 'dlqd_message' THEN coalesce(left(j.args ->> 'kind', 255), j.kind) ELSE j.kind END, j.kind,
-                       CASE WHEN j.kind = 'dlqd_message' THEN left(j.args ->> 'subscriberId', 255) END,
-                       CASE WHEN j.kind = 'dlqd_message' THEN left(j.args ->> 'source', 255) END,
-                       CASE WHEN j.kind = 'dlqd_message' THEN left(j.args ->> 'orderingKey', 255) END,
-                       j.priority, j.tags, j.args, j.errors[cardinality(j.errors)] ->> 'error', coalesce(to_jsonb(j.errors), '[]'),
-                       j.attempt, j.max_attempts, j.unique_key, j.unique_states, j.metadata, now(), t.failed_at, t.failed_at, $2
-                FROM river.river_job j
-                CROSS JOIN LATERAL (SELECT CASE WHEN j.finalized_at BETWEEN '1970-01-01Z' AND now() + interval '1 day' THEN j.finalized_at ELSE now() END AS failed_at) t
-                WHERE j.id = ANY ($1) AND j.state IN ('discarded', 'cancelled') AND %s
-                ON CONFLICT DO NOTHING
-                RETURNING last_failed_at
-            ), causes AS (
-                SELECT CASE WHEN (SELECT c.mode FROM dlq.capture_changes c WHERE c.at <= f.last_failed_at ORDER BY c.id DESC LIMIT 1) = 'off' THEN 'capture_off'
-                            WHEN 'missing' IN ($3, $4) THEN 'trigger_missing'
-                            WHEN 'disabled' IN ($3, $4) THEN 'trigger_disabled'
-                            ELSE 'missed' END AS why
-                FROM filed f WHERE $2 = 'reconciler'
-            ), counted AS (
-                INSERT INTO dlq.reconcile_findings AS r (hour, why, entries, last_at)
-                SELECT date_trunc('hour', now()), c.why, count(*), now() FROM causes c GROUP BY c.why
-                ON CONFLICT (hour, why) DO UPDATE SET entries = r.entries + excluded.entries, last_at = excluded.last_at
-            )
-            SELECT count(*) FROM filed$sql$, v_unknown);
-        BEGIN
-            EXECUTE v_file INTO filed USING v_locked, p_captured_by, v_look.triggers, v_before;
-        EXCEPTION WHEN OTHERS THEN
-            -- One job that cannot be filed does not keep the others from it.
-            v_error := SQLERRM;
-            FOREACH v_job IN ARRAY v_locked LOOP
-                BEGIN
-                    EXECUTE v_file INTO v_one USING ARRAY[v_job], p_captured_by, v_look.triggers, v_before;
-                    filed := filed + v_one;
-                EXCEPTION WHEN OTHERS THEN
-                    v_look.skipped := true;
-                    v_error := format('job %s: %s', v_job, SQLERRM);
-                END;
-            END LOOP;
-            IF filed = 0 THEN
-                RAISE EXCEPTION 'no failure could be filed: %', v_error;
-            END IF;
-            RAISE WARNING 'dlqd: failures that could not be filed: %', v_error;
-        END;
-    END IF;
-
-    IF v_page.jobs = p_limit THEN
-        v_look.cursor_at := v_page.finalized_at;
-        v_look.cursor_id := v_page.id;
-    ELSIF v_look.cursor_state = 'cancelled' THEN
-        v_look.cursor_state := 'discarded';
-        v_look.cursor_at := v_look.from_at;
-        v_look.cursor_id := -1;
-    ELSE
-        done := true;
-        IF p_look = 'recent' AND NOT v_look.skipped THEN
-            IF v_look.began_xmin >= v_look.seen_xmax THEN
-                -- All that ran when that look began has ended, and this one has seen it: what commits from now on began after that.
-                v_look.since := v_look.seen_at;
-                v_look.seen_xmax := NULL;
-            END IF;
-            IF v_look.seen_xmax IS NULL THEN
-                v_look.seen_at := v_look.began_at;
-                v_look.seen_xmax := v_look.began_xmax;
-            END IF;
+        IF cardinality(v_page.unknown) > 0 THEN
+            v_locked := ARRAY(SELECT j.id FROM river.river_job j WHERE j.id = ANY (v_page.unknown) AND j.state IN ('discarded', 'cancelled') ORDER BY j.id FOR NO KEY UPDATE SKIP LOCKED);
+            v_look.skipped := v_look.skipped OR cardinality(v_locked) < cardinality(v_page.unknown);
+            v_file := format($sql$
+                WITH filed AS (
+                    INSERT INTO dlq.dead_letter_queue
+                        (id, event_id, river_job_id, job_created_at, queue, kind, job_kind, subscriber_id, source, ordering_key,
+                         priority, tags, original_event, error_message, retry_history, retry_count, max_retries, unique_key, unique_states,
+                         metadata, next_retry_at, first_failed_at, last_failed_at, captured_by)
+                    SELECT dlq.entry_id(j.id, j.finalized_at), CASE WHEN j.kind = 'dlqd_message' THEN left(j.args ->> 'messageId', 255) END,
+                           j.id, j.created_at, j.queue, CASE WHEN j.kind = 'dlqd_message' THEN coalesce(left(j.args ->> 'kind', 255), j.kind) ELSE j.kind END, j.kind,
+                           CASE WHEN j.kind = 'dlqd_message' THEN left(j.args ->> 'subscriberId', 255) END,
+                           CASE WHEN j.kind = 'dlqd_message' THEN left(j.args ->> 'source', 255) END,
+                           CASE WHEN j.kind = 'dlqd_message' THEN left(j.args ->> 'orderingKey', 255) END,
+                           j.priority, j.tags, j.args, j.errors[cardinality(j.errors)] ->> 'error', coalesce(to_jsonb(j.errors), '[]'),
+                           j.attempt, j.max_attempts, j.unique_key, j.unique_states, j.metadata, now(), t.failed_at, t.failed_at, $2
+                    FROM river.river_job j
+                    CROSS JOIN LATERAL (SELECT CASE WHEN j.finalized_at BETWEEN '1970-01-01Z' AND now() + interval '1 day' THEN j.finalized_at ELSE now() END AS failed_at) t
+                    WHERE j.id = ANY ($1) AND j.state IN ('discarded', 'cancelled') AND %s
+                    ON CONFLICT DO NOTHING
+                    RETURNING last_failed_at
+                ), causes AS (
+                    SELECT CASE WHEN (SELECT c.mode FROM dlq.capture_changes c WHERE c.at <= f.last_failed_at ORDER BY c.id DESC LIMIT 1) = 'off' THEN 'capture_off'
+                                WHEN 'missing' IN ($3, $4) THEN 'trigger_missing'
+                                WHEN 'disabled' IN ($3, $4) THEN 'trigger_disabled'
+                                ELSE 'missed' END AS why
+                    FROM filed f WHERE $2 = 'reconciler'
+                ), counted AS (
+                    INSERT INTO dlq.reconcile_findings AS r (hour, why, entries, last_at)
+                    SELECT date_trunc('hour', now()), c.why, count(*), now() FROM causes c GROUP BY c.why
+                    ON CONFLICT (hour, why) DO UPDATE SET entries = r.entries + excluded.entries, last_at = excluded.last_at
+                )
+                SELECT count(*) FROM filed$sql$, v_unknown);
+            BEGIN
+                EXECUTE v_file INTO v_one USING v_locked, p_captured_by, v_look.triggers, v_look.triggers_before;
+                filed := filed + v_one;
+            EXCEPTION WHEN OTHERS THEN
+                -- One job that cannot be filed does not keep the others from it.
+                v_error := SQLERRM;
+                FOREACH v_job IN ARRAY v_locked LOOP
+                    BEGIN
+                        EXECUTE v_file INTO v_one USING ARRAY[v_job], p_captured_by, v_look.triggers, v_look.triggers_before;
+                        filed := filed + v_one;
+                    EXCEPTION WHEN OTHERS THEN
+                        v_look.skipped := true;
+                        v_error := format('job %s: %s', v_job, SQLERRM);
+                    END;
+                END LOOP;
+                IF filed = 0 AND cardinality(v_locked) > 1 THEN
+                    RAISE EXCEPTION 'no failure could be filed: %', v_error;
+                END IF;
+                RAISE WARNING 'dlqd: failures that could not be filed: %', v_error;
+            END;
         END IF;
-        v_look.began_at := NULL;
-        v_look.done_at := now();
-    END IF;
+
+        v_jobs := v_jobs + v_page.jobs;
+        IF v_jobs >= p_limit THEN
+            v_look.cursor_at := v_page.finalized_at;
+            v_look.cursor_id := v_page.id;
+            EXIT;
+        ELSIF v_look.cursor_state = 'cancelled' THEN
+            v_look.cursor_state := 'discarded';
+            v_look.cursor_at := v_look.from_at;
+            v_look.cursor_id := -1;
+        ELSE
+            done := true;
+            IF p_look = 'recent' AND NOT v_look.skipped THEN
+                IF v_look.began_xmin >= v_look.seen_xid THEN
+                    -- All that ran when that look began has ended, and this one has seen it: what commits from now on began after that.
+                    v_look.since := v_look.seen_at;
+                    v_look.seen_xid := NULL;
+                END IF;
+                IF v_look.seen_xid IS NULL THEN
+                    v_look.seen_at := v_look.began_at;
+                    v_look.seen_xid := v_look.began_xid;
+                END IF;
+            END IF;
+            v_look.began_at := NULL;
+            v_look.done_at := now();
+            EXIT;
+        END IF;
+    END LOOP;
     UPDATE dlq.reconcile_looks l SET
-        since = v_look.since, seen_at = v_look.seen_at, seen_xmax = v_look.seen_xmax, began_at = v_look.began_at, from_at = v_look.from_at,
-        began_xmin = v_look.began_xmin, began_xmax = v_look.began_xmax, cursor_state = v_look.cursor_state, cursor_at = v_look.cursor_at,
-        cursor_id = v_look.cursor_id, skipped = v_look.skipped, triggers = v_look.triggers, done_at = v_look.done_at
+        since = v_look.since, seen_at = v_look.seen_at, seen_xid = v_look.seen_xid, began_at = v_look.began_at, from_at = v_look.from_at,
+        began_xmin = v_look.began_xmin, began_xid = v_look.began_xid, cursor_state = v_look.cursor_state, cursor_at = v_look.cursor_at,
+        cursor_id = v_look.cursor_id, skipped = v_look.skipped, triggers = v_look.triggers, triggers_before = v_look.triggers_before, done_at = v_look.done_at
     WHERE l.look = p_look;
 END
 $$;

@@ -361,32 +361,34 @@ CREATE TABLE dlq.reconcile_looks (
     look         text PRIMARY KEY CHECK (look IN ('recent', 'whole', 'backfill')),
     since        timestamptz NOT NULL DEFAULT '-infinity',
     seen_at      timestamptz,
-    seen_xmax    bigint,
+    seen_xid     bigint,
     began_at     timestamptz,
     from_at      timestamptz,
     began_xmin   bigint,
-    began_xmax   bigint,
+    began_xid    bigint,
     cursor_state text,
     cursor_at    timestamptz,
     cursor_id    bigint,
     skipped      boolean NOT NULL DEFAULT false,
     triggers     text,
+    triggers_before text,
     done_at      timestamptz
 );
 COMMENT ON TABLE dlq.reconcile_looks IS 'How far the reconciler has looked among the jobs that River keeps: recent (every minute), whole (every hour) and backfill (asked for). See dlq.reconcile().';
 COMMENT ON COLUMN dlq.reconcile_looks.look IS 'Which look.';
 COMMENT ON COLUMN dlq.reconcile_looks.since IS 'recent: failures of before then are known, and no transaction of before then can still commit. whole: failures of before then are not dlqd''s: it was not there, and only a backfill takes them in.';
 COMMENT ON COLUMN dlq.reconcile_looks.seen_at IS 'recent: when a look began that is complete; since moves there once the transactions that ran then have ended.';
-COMMENT ON COLUMN dlq.reconcile_looks.seen_xmax IS 'The first transaction id that was not in use at seen_at.';
+COMMENT ON COLUMN dlq.reconcile_looks.seen_xid IS 'That look''s own transaction: those that ran then have lesser ids.';
 COMMENT ON COLUMN dlq.reconcile_looks.began_at IS 'When the look under way began; null between two looks.';
 COMMENT ON COLUMN dlq.reconcile_looks.from_at IS 'The finalized_at that it began with.';
 COMMENT ON COLUMN dlq.reconcile_looks.began_xmin IS 'The oldest transaction that ran then, prepared ones included.';
-COMMENT ON COLUMN dlq.reconcile_looks.began_xmax IS 'The first transaction id that was not in use then.';
+COMMENT ON COLUMN dlq.reconcile_looks.began_xid IS 'Its own transaction then: those that ran have lesser ids.';
 COMMENT ON COLUMN dlq.reconcile_looks.cursor_state IS 'How far the look under way has come: state,';
 COMMENT ON COLUMN dlq.reconcile_looks.cursor_at IS 'finalized_at,';
 COMMENT ON COLUMN dlq.reconcile_looks.cursor_id IS 'and id of the last job that it looked at.';
 COMMENT ON COLUMN dlq.reconcile_looks.skipped IS 'The look under way met a job that somebody held: it does not count as complete.';
 COMMENT ON COLUMN dlq.reconcile_looks.triggers IS 'dlq.trigger_state() when the last look began.';
+COMMENT ON COLUMN dlq.reconcile_looks.triggers_before IS 'The same, of the look before.';
 COMMENT ON COLUMN dlq.reconcile_looks.done_at IS 'When a look ended last.';
 
 CREATE TABLE dlq.reconcile_findings (

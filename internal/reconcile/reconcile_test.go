@@ -285,7 +285,9 @@ func TestReconcile_notWhatWasPurgedOrRetired(t *testing.T) {
 	b.exec("SELECT dlq.act_on('discard', ARRAY(SELECT id FROM dlq.dead_letter_queue), 'kim')")
 	b.exec("SELECT dlq.delete_entries(" + ids(2) + ")")
 	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_queue"))
-	b.exec("SELECT dlq.drop_partition((SELECT c.relname FROM pg_class c WHERE c.oid = (SELECT tableoid FROM dlq.dead_letter_queue)))")
+	var month string
+	require.NoError(t, b.pool.QueryRow(t.Context(), "SELECT c.relname FROM dlq.dead_letter_queue e JOIN pg_class c ON c.oid = e.tableoid").Scan(&month))
+	b.exec("SELECT dlq.drop_partition($1)", month)
 	require.Zero(t, b.count("SELECT count(*) FROM dlq.dead_letter_queue"))
 	require.Equal(t, 3, b.count("SELECT count(*) FROM dlq.retired_jobs"))
 	require.Zero(t, b.look(b.pool, true))
