@@ -23,7 +23,7 @@ func newCapture() *cobra.Command {
 		Use: "status", Short: "Say how capture is, and what the reconciler found that it had missed", Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return database.withMigrator(cmd.Context(), func(m *postgres.Migrator) error {
-				s, err := reconcile.ReadStatus(cmd.Context(), m.Schemas.Rendered(m.Pool))
+				s, err := reconcile.ReadCapture(cmd.Context(), m.Schemas.Rendered(m.Pool))
 				if err != nil {
 					return err
 				}
@@ -43,7 +43,7 @@ func newCapture() *cobra.Command {
 	return cmd
 }
 
-func printCapture(cmd *cobra.Command, s *reconcile.Status) error {
+func printCapture(cmd *cobra.Command, s *reconcile.Capture) error {
 	w, row := table(cmd, "CAPTURE\t"+s.Summary())
 	row("limit", s.Limit+" of a statement")
 	row("triggers", s.Triggers)

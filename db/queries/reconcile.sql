@@ -7,7 +7,7 @@ SELECT c.mode::text AS mode, c.writing::integer AS writing, c.recorded::boolean 
 FROM dlq.set_capture(@mode::text, sqlc.narg('time_limit')::interval, @actor::text, nullif(@note::text, '')) c;
 
 -- name: CaptureStatus :one
--- How capture is, as reconcile.Status reads it: what could not be had is left out.
+-- How capture is, as reconcile.Capture reads it: what could not be had is left out.
 SELECT jsonb_strip_nulls(jsonb_build_object('mode', c.mode::text, 'limit', c.time_limit::text, 'changedAt', c.changed_at::timestamptz, 'changedBy', c.changed_by::text, 'note', c.note::text,
     'triggers', c.triggers::text, 'writing', c.writing::integer, 'unfiled', c.unfiled::bigint, 'unfiledSince', c.unfiled_since::timestamptz,
     'facts', c.facts::bigint, 'factsSince', c.facts_since::timestamptz, 'lookedAt', c.looked_at::timestamptz, 'lookedAtAll', c.looked_at_all::timestamptz,

@@ -19,7 +19,7 @@ type CaptureAction struct {
 	Limit string `json:"limit,omitempty" doc:"How long capture may work in one statement of the application; what holds if absent." example:"250ms"`
 }
 
-type captureOutput struct{ Body reconcile.Status }
+type captureOutput struct{ Body reconcile.Capture }
 
 type capturedOutput struct{ Body reconcile.Switched }
 
@@ -29,9 +29,9 @@ func (s *service) registerCapture(api huma.API) {
 		OperationID: "get-capture", Method: http.MethodGet, Path: "/api/dlq/capture", Tags: tags,
 		Summary: "How capture is, and what the reconciler found that it had missed", Errors: []int{503},
 	}
-	example(&get, http.StatusOK, reconcile.Status{Mode: reconcile.ModeOn, Limit: "00:00:00.25", Triggers: reconcile.TriggersEnabled})
+	example(&get, http.StatusOK, reconcile.Capture{Mode: reconcile.ModeOn, Limit: "00:00:00.25", Triggers: reconcile.TriggersEnabled})
 	huma.Register(api, get, func(ctx context.Context, _ *struct{}) (*captureOutput, error) {
-		status, err := reconcile.ReadStatus(ctx, s.Store.DB())
+		status, err := reconcile.ReadCapture(ctx, s.Store.DB())
 		if err != nil {
 			return nil, s.problem(ctx, err)
 		}

@@ -241,7 +241,7 @@ func (b *backlog) read(ctx context.Context) ([]prometheus.Metric, error) {
 
 // readCapture reads how capture is.
 func (b *backlog) readCapture(ctx context.Context) ([]prometheus.Metric, error) {
-	status, err := reconcile.ReadStatus(ctx, b.store.DB())
+	status, err := reconcile.ReadCapture(ctx, b.store.DB())
 	if err != nil {
 		return nil, err
 	}

@@ -29,8 +29,8 @@ const (
 // unseenFor is how old an entry that nobody has filed, or a fact that nobody has applied, may become: DLQ workers look every 50 ms.
 const unseenFor = time.Minute
 
-// Status is how capture is. What could not be had within a moment, since somebody holds a table, is absent.
-type Status struct {
+// Capture is how capture is. What could not be had within a moment, since somebody holds a table, is absent.
+type Capture struct {
 	Mode      string     `json:"mode" enum:"on,off,strict" doc:"on: a failure is captured in the transaction that ends its job, or by the reconciler where that would hold the application up. off: only the reconciler files failures. strict: a job cannot end as a failure unless its dead letter can be written."`
 	Limit     string     `json:"limit" doc:"How long capture may work in one statement of the application." example:"00:00:00.25"`
 	ChangedAt *time.Time `json:"changedAt,omitempty" doc:"When it was switched; absent where it never was, or who did it could not be recorded."`
@@ -51,18 +51,18 @@ type Status struct {
 	MissedAt    *time.Time       `json:"missedAt,omitempty" doc:"When it filed the last of them."`
 }
 
-// ReadStatus reads how capture is.
-func ReadStatus(ctx context.Context, db postgres.DB) (*Status, error) {
+// ReadCapture reads how capture is.
+func ReadCapture(ctx context.Context, db postgres.DB) (*Capture, error) {
 	raw, err := dbsqlc.New(db).CaptureStatus(ctx)
 	if err != nil {
 		return nil, err
 	}
-	var s Status
+	var s Capture
 	return &s, json.Unmarshal(raw, &s)
 }
 
 // Problem says what is wrong with capture; empty where nothing is. That failures were missed is no problem: they were found.
-func (s *Status) Problem() string {
+func (s *Capture) Problem() string {
 	var wrong []string
 	if s.Triggers != TriggersEnabled {
 		wrong = append(wrong, "the triggers on River's table are "+s.Triggers+": failures are filed late, by the reconciler")
@@ -79,7 +79,7 @@ func (s *Status) Problem() string {
 }
 
 // Summary says how capture is, in a line.
-func (s *Status) Summary() string {
+func (s *Capture) Summary() string {
 	text := s.Mode
 	if s.ChangedAt != nil {
 		text += fmt.Sprintf(" (by %s at %s", s.ChangedBy, s.ChangedAt.UTC().Format(time.RFC3339))

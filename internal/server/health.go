@@ -102,7 +102,7 @@ func loopPart(status *background.Status) api.Part {
 // captureHealth says how capture is. That a person switched it off, or that something was missed and found, is no fault.
 func (s *Server) captureHealth(ctx context.Context) api.Part {
 	part := api.Part{Name: "capture", OK: true, Detail: "unknown"}
-	status, err := reconcile.ReadStatus(ctx, s.store.DB())
+	status, err := reconcile.ReadCapture(ctx, s.store.DB())
 	if err != nil {
 		return part // what is wrong is another part's to say
 	}

@@ -20,7 +20,7 @@ SELECT jsonb_strip_nulls(jsonb_build_object('mode', c.mode::text, 'limit', c.tim
 FROM dlq.capture_status() c
 `
 
-// How capture is, as reconcile.Status reads it: what could not be had is left out.
+// How capture is, as reconcile.Capture reads it: what could not be had is left out.
 func (q *Queries) CaptureStatus(ctx context.Context) (json.RawMessage, error) {
 	row := q.db.QueryRow(ctx, CaptureStatus)
 	var status json.RawMessage
