@@ -196,6 +196,7 @@ func TestOrdering(t *testing.T) {
 	require.Zero(t, b.count("SELECT count(*) FROM dlq.ordered_jobs"))
 
 	// One that is discarded lets the next go, too.
+	b.awaitEntry(entry, "dlq_resolved")
 	fail.Store(true)
 	b.exec(`UPDATE river_job SET unique_key = NULL`)
 	submit("a1", "c")

@@ -268,6 +268,10 @@ func TestEntries_list(t *testing.T) {
 		}
 	}
 	require.Equal(t, []string{"m0", "m1", "m2", "m3", "m4"}, got)
+	// What nobody has filed is there, and not described yet.
+	_, page, _ := b.call("GET", "/api/dlq/entries?errorType=HTTP_404", "")
+	require.Empty(t, page["entries"])
+	b.exec("SELECT dlq.file(ARRAY(SELECT id FROM dlq.dead_letter_queue))")
 	for query, want := range map[string]int{
 		"status=dlq_pending,dlq_manual": 5, "status=dlq_failed": 0, "queue=default": 5, "kind=order.placed": 5, "kind=other": 0,
 		"errorType=HTTP_404": 5, "errorClass=not_found": 0, "source=x": 0, "after=2020-01-01T00:00:00Z": 5,
@@ -332,9 +336,9 @@ func TestOperations(t *testing.T) {
 		names = append(names, p.Name)
 	}
 	require.Equal(t, []string{
-		"database", "schema", "policy", "automatic", "ingest", "processing",
-		"circuit-breakers", "conditions", "partitions", "ordered-places", "retention", "rollups", "rollup-trimming", "policy-queues", "held-messages",
-		"dlq-workers", "leases", "gates", "observed", "smart-retry", "wake-ups", "replay-runs", "queue-breakers", "presence", "attachment",
+		"database", "schema", "policy", "automatic", "capture", "ingest", "processing",
+		"circuit-breakers", "conditions", "partitions", "ordered-places", "retention", "rollups", "rollup-trimming", "reconciler", "facts", "policy-queues", "held-messages",
+		"filing", "dlq-workers", "leases", "gates", "observed", "smart-retry", "wake-ups", "replay-runs", "queue-breakers", "presence", "attachment",
 	}, names)
 	for _, path := range []string{"/livez", "/readyz"} {
 		status, _, _ := b.call("GET", path, "")
