@@ -59,7 +59,7 @@ func TestCapture_neverRaises(t *testing.T) {
 		tags := rapid.SampledFrom([]string{"{}", "{abc,NULL}", "{{a,b},{c,d}}"}).Draw(rt, "tags")
 		_, err = b.pool.Exec(t.Context(), "UPDATE river_job SET state = 'discarded', finalized_at = $2::text::timestamptz, tags = $3::text::varchar[] WHERE id = $1", id, finalized, tags)
 		require.NoError(rt, err)
-		rows, err := b.pool.Query(t.Context(), "SELECT id FROM dlq.dead_letter_open WHERE river_job_id = $1", id)
+		rows, err := b.pool.Query(t.Context(), "SELECT id FROM dlq.dead_letter_queue WHERE river_job_id = $1", id)
 		require.NoError(rt, err)
 		entryID, err := pgx.CollectExactlyOneRow(rows, pgx.RowTo[uuid.UUID])
 		require.NoError(rt, err)
