@@ -73,6 +73,7 @@ BEGIN
     p_entry.error_context := v_fail.error_context;
     p_entry.retry_history := v_fail.retry_history;
     p_entry.first_failed_at := v_fail.first_failed_at;
+    p_entry.next_retry_at := coalesce(p_entry.next_retry_at, now());
     p_entry.filed_at := clock_timestamp();
     p_entry.stage := 'open';
     RETURN p_entry;
@@ -93,6 +94,7 @@ BEGIN
     p_new.error_context := coalesce(p_new.error_context, p_filed.error_context);
     p_new.retry_history := CASE WHEN p_new.retry_history IS DISTINCT FROM p_raw.retry_history THEN p_new.retry_history ELSE p_filed.retry_history END;
     p_new.first_failed_at := CASE WHEN p_new.first_failed_at IS DISTINCT FROM p_raw.first_failed_at THEN p_new.first_failed_at ELSE p_filed.first_failed_at END;
+    p_new.next_retry_at := coalesce(p_new.next_retry_at, p_filed.next_retry_at);
     p_new.filed_at := p_filed.filed_at;
     p_new.stage := p_filed.stage;
     RETURN p_new;
@@ -135,7 +137,7 @@ BEGIN
                CASE WHEN coalesce(d.tags, '[]') = '[]' THEN i.tags ELSE ARRAY(SELECT DISTINCT t FROM unnest(i.tags || ARRAY(SELECT jsonb_array_elements_text(d.tags))) t) END,
                i.original_event, f.error_message, f.error_type, f.error_code, coalesce(d.error_class, f.error_class), f.error_class, f.error_stack_trace, f.error_context, d.fingerprint,
                f.retry_history, i.retry_count, i.max_retries, coalesce(nullif(d.max_retries, 0), i.dlq_max_retries), coalesce(d.status::dlq.dead_letter_status, 'dlq_pending'), d.strategy::dlq.strategy, d.rule,
-               CASE WHEN d.status = 'dlq_manual' THEN NULL ELSE coalesce(d.next_retry_at, i.next_retry_at) END, CASE WHEN d.status = 'dlq_pending' THEN nullif(d.waiting_for, '') END,
+               CASE WHEN d.status = 'dlq_manual' THEN NULL ELSE coalesce(d.next_retry_at, i.next_retry_at, now()) END, CASE WHEN d.status = 'dlq_pending' THEN nullif(d.waiting_for, '') END,
                i.ordering_key, nullif(d.assignee, ''), p_config_version, i.unique_key, i.unique_states, i.metadata,
                CASE WHEN d.status <> 'dlq_pending' THEN '{"moved": true}'::jsonb END, i.captured_by, f.first_failed_at, i.last_failed_at, i.created_at, clock_timestamp(), now(), 'open'
         FROM unnest(p_ids, p_statuses, p_strategies, p_error_classes, p_rules, p_fingerprints, p_next_retry_ats, p_waiting_fors, p_max_retries, p_priorities, p_tags, p_assignees)

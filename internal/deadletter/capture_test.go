@@ -443,7 +443,7 @@ func TestCapture_failureAfterTheEntryClosedIsANewEntry(t *testing.T) {
 	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_archived'"))
 }
 
-// A redelivery that is run again after its entry has closed, and fails, is a dead letter of its own, and is followed as one.
+// A redelivery that is run again after its entry has closed, and fails, is told in the entry's trail: the work was done.
 func TestCapture_redeliveryThatFailsAfterItsEntryClosed(t *testing.T) {
 	t.Parallel()
 	b := setup(t, succeed)
@@ -451,40 +451,13 @@ func TestCapture_redeliveryThatFailsAfterItsEntryClosed(t *testing.T) {
 	job, err := b.store.Replay(t.Context(), first.ID, kim, nil, false)
 	require.NoError(t, err)
 	b.endBySQL(job, "completed")
+	b.settle()
 	b.exec("UPDATE river_job SET state = 'running', finalized_at = NULL WHERE id = $1", job)
 	b.endBySQL(job, "discarded")
-	second := "SELECT count(*) FROM dlq.dead_letter_queue WHERE river_job_id = $1 AND status = $2::dlq.dead_letter_status"
-	require.Equal(t, 1, b.count(second, job, "dlq_pending"))
-	_, err = b.client.JobRetry(t.Context(), job)
-	require.NoError(t, err)
-	require.Equal(t, 1, b.count(second, job, "dlq_processing"))
-	b.endBySQL(job, "completed")
-	require.Equal(t, 1, b.count(second, job, "dlq_resolved"))
-}
-
-// An earlier redelivery that is run again while a later one is under way is no second dead letter, and no outcome.
-func TestCapture_earlierRedeliveryRunAgain(t *testing.T) {
-	t.Parallel()
-	b := setup(t, succeed)
-	entry := b.captured()
-	first, err := b.store.Replay(t.Context(), entry.ID, kim, nil, false)
-	require.NoError(t, err)
-	b.endBySQL(first, "discarded")
-	second, err := b.store.Replay(t.Context(), entry.ID, kim, nil, false)
-	require.NoError(t, err)
-	_, trail := b.entry()
-	_, err = b.client.JobRetry(t.Context(), first)
-	require.NoError(t, err)
-	for _, end := range []string{"discarded", "completed"} {
-		b.endBySQL(first, end)
-		after, newTrail := b.entry()
-		require.Equal(t, deadletter.Processing, after.Status)
-		require.Equal(t, second, *after.RedeliveryJobID)
-		require.Len(t, newTrail, len(trail))
-	}
-	b.endBySQL(second, "completed")
-	after, _ := b.entry()
-	require.Equal(t, deadletter.Resolved, after.Status)
+	entry, trail := b.entry()
+	require.Equal(t, first.ID, entry.ID)
+	require.Equal(t, deadletter.Resolved, entry.Status)
+	require.Contains(t, *trail[len(trail)-1].Reason, "which the entry does not wait for, was discarded")
 }
 
 func TestCapture_anyDataAnApplicationLeaves(t *testing.T) {

@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/dlqd/dlqd/internal/deadletter"
+	"github.com/dlqd/dlqd/internal/facts"
 	"github.com/dlqd/dlqd/internal/postgres"
 )
 
@@ -31,6 +32,7 @@ func TestErase_leavesWhatIsUnderWay(t *testing.T) {
 	require.Nil(t, e.FinishedAt)
 
 	exec("UPDATE river_job SET state = 'completed', finalized_at = now() WHERE metadata ? 'dlq:entry_id' AND state = 'available'")
+	require.NoError(t, (&facts.Applier{Store: store}).All(t.Context()))
 	e, err = store.Erase(t.Context(), filter, act)
 	require.NoError(t, err)
 	require.EqualValues(t, 1, e.Entries)

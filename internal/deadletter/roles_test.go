@@ -72,7 +72,7 @@ func roleEntries(t *testing.T) (string, *pgxpool.Pool) {
 	for _, sql := range []string{
 		`INSERT INTO river_job (kind, args, queue, max_attempts, state) SELECT 'k', '{"card": "4242"}', 'q', 1, 'running' FROM generate_series(1, 4)`,
 		`UPDATE river_job SET state = 'discarded', finalized_at = now(), errors = ARRAY['{"error": "no money"}'::jsonb]`,
-		`SELECT dlq.act_on('park', ARRAY(SELECT id FROM dlq.dead_letter_open), 'owner')`,
+		`SELECT dlq.act_on('park', ARRAY(SELECT id FROM dlq.dead_letter_queue), 'owner')`,
 		`SELECT dlq.refresh_rollups()`,
 	} {
 		_, err := pool.Exec(t.Context(), sql)
@@ -87,7 +87,7 @@ var writes = []string{
 	"UPDATE dlq.dead_letter_transitions SET note = 'x'", "DELETE FROM dlq.dead_letter_transitions", "TRUNCATE dlq.dead_letter_transitions", "UPDATE dlq.dead_letter_transitions SET detail = '{\"erased\": true}'",
 	"INSERT INTO dlq.dead_letter_transitions (entry_id, to_status, actor, queue, kind) VALUES (gen_random_uuid(), 'dlq_manual', 'x', 'q', 'k')",
 	"UPDATE dlq.settings SET value = ''", "UPDATE dlq.erasures SET note = ''", "DELETE FROM dlq.replay_runs", "DELETE FROM dlq.rollup_flow",
-	"SELECT dlq.redeliver('{}', 'x', 'x')", "SELECT dlq.record_failure(to_jsonb(j)) FROM river_job j", "SELECT dlq.protect('{}')", "SELECT dlq.install_roles()", "DROP TABLE dlq.dead_letter_queue",
+	"SELECT dlq.redeliver('{}', 'x', 'x')", "SELECT dlq.file('{}')", "SELECT dlq.apply_facts()", "SELECT dlq.protect('{}')", "SELECT dlq.install_roles()", "DROP TABLE dlq.dead_letter_queue",
 	"SELECT * FROM river_job", "CREATE TABLE dlq.mine ()",
 }
 

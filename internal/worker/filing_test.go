@@ -1,0 +1,134 @@
+package worker_test
+
+import (
+	"context"
+	"log/slog"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/dlqd/dlqd/internal/deadletter"
+	"github.com/dlqd/dlqd/internal/worker"
+)
+
+func (b *bundle) file() {
+	b.Helper()
+	for {
+		more, err := b.worker.File(b.Context())
+		require.NoError(b, err)
+		if !more {
+			return
+		}
+	}
+}
+
+// One audit row says that the job failed, and what was decided; analytics count both.
+func TestFile_decides(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	var parked []worker.Parked
+	b.worker = worker.New(worker.Config{
+		Store: b.store, Planner: builtIn, Logger: slog.New(slog.DiscardHandler), Name: "test", BatchSize: 2, Parked: func(p []worker.Parked) { parked = append(parked, p...) },
+	})
+	b.fail(2, "connection refused")
+	b.fail(2, "connection refused")
+	b.fail(2, "card was declined")
+	b.file()
+	require.Zero(t, b.count("SELECT count(*) FROM dlq.dead_letter_inbox"))
+	require.Equal(t, 3, b.count(`SELECT count(*) FROM dlq.dead_letter_transitions t JOIN dlq.dead_letter_open e ON e.id = t.entry_id
+		WHERE t.from_status IS NULL AND t.to_status = e.status AND t.actor = 'worker:test' AND t.strategy = e.strategy AND t.rule = e.rule AND t.error_class = e.error_class
+			AND t.joined_group = e.fingerprint AND t.config_version = e.config_version AND t.failed_at = e.last_failed_at AND t.next_retry_at IS NOT DISTINCT FROM e.next_retry_at
+			AND t.attempts = 1 AND t.origin IS NULL AND t.reason LIKE 'job ' || e.river_job_id || ' failed: %' AND e.filed_at IS NOT NULL AND e.move IS NULL`))
+	require.Len(t, parked, 1)
+	require.Equal(t, "card was declined", b.one("SELECT error_message FROM dlq.dead_letter_open WHERE id = $1 AND status = 'dlq_manual' AND parked_by IS NULL", parked[0].ID))
+	b.exec("SELECT dlq.refresh_rollups()")
+	rolled := func() []string {
+		return []string{
+			b.one("SELECT captured || ' ' || failures || ' ' || parked || ' ' || open_change FROM dlq.rollup_flow WHERE step = 'day' AND scope = 'all'"),
+			b.one("SELECT sum(pending) || ' ' || sum(manual) FROM dlq.rollup_backlog"),
+			b.one("SELECT string_agg(failures || ' ' || open, ', ' ORDER BY failures) FROM dlq.failure_groups"),
+		}
+	}
+	want := []string{"3 3 1 3", "2 1", "1 1, 2 2"}
+	require.Equal(t, want, rolled())
+	b.exec("SELECT dlq.rebuild_rollups()")
+	require.Equal(t, want, rolled())
+}
+
+func (b *bundle) one(sql string, args ...any) (text string) {
+	b.Helper()
+	require.NoError(b, b.pool.QueryRow(b.Context(), sql, args...).Scan(&text), sql)
+	return text
+}
+
+// An entry that the database refuses holds up no other: what was decided is not written and a person has it, or it stays.
+func TestFile_entryThatTheDatabaseRefuses(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	for i := range 5 {
+		b.exec(`INSERT INTO river_job (kind, args, max_attempts) VALUES (CASE $1::int WHEN 1 THEN 'undecidable' WHEN 3 THEN 'poison' ELSE 'k' END, '{}', 3)`, i)
+	}
+	b.exec(`UPDATE river_job SET state = 'discarded', finalized_at = now(), errors = ARRAY['{"error": "timeout"}'::jsonb]`)
+	b.exec(`ALTER TABLE dlq.dead_letter_open ADD CONSTRAINT no_poison CHECK (kind <> 'poison' AND NOT (kind = 'undecidable' AND strategy = 'immediate'))`)
+	b.file()
+	require.Equal(t, 3, b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE strategy = 'immediate'"))
+	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE kind = 'undecidable' AND status = 'dlq_manual' AND parked_by = 'worker:test'"))
+	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_transitions WHERE reason LIKE 'the database refused what was decided of it:%no_poison%'"))
+	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_inbox WHERE kind = 'poison'"))
+	b.fail(2, "timeout")
+	b.file()
+	require.Equal(t, 4, b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE strategy = 'immediate'"), "it is left alone for a while")
+}
+
+// The loop files what failed long ago, too: jobs' transactions do not commit in the order in which the jobs failed.
+func TestFile_loopFindsAll(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	filed := func(n int) {
+		t.Helper()
+		require.Eventually(t, func() bool {
+			return b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE strategy IS NOT NULL") == n
+		}, 30*time.Second, 5*time.Millisecond)
+	}
+	run(t, b.worker)
+	b.fail(2, "timeout")
+	filed(1)
+	b.exec(`INSERT INTO river_job (kind, args, max_attempts) VALUES ('k', '{}', 3)`)
+	b.exec(`UPDATE river_job SET state = 'discarded', finalized_at = now() - interval '1 day', errors = ARRAY['{"error": "timeout"}'::jsonb] WHERE state = 'available'`)
+	filed(2)
+}
+
+// Workers and persons come upon the same entries at once: each is filed once, whoever is first.
+func TestFile_besidePersons(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	const n = 200
+	b.exec(`INSERT INTO river_job (kind, args, max_attempts) SELECT 'k', '{}', 3 FROM generate_series(1, $1)`, n)
+	b.exec(`UPDATE river_job SET state = 'discarded', finalized_at = now(), errors = ARRAY['{"error": "timeout"}'::jsonb]`)
+	list, err := b.store.List(t.Context(), deadletter.Filter{Limit: n})
+	require.NoError(t, err)
+	var all sync.WaitGroup
+	for part := range 2 {
+		all.Go(func() {
+			for more := true; more; {
+				var err error
+				if more, err = b.worker.File(context.WithoutCancel(t.Context())); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+		all.Go(func() {
+			for i := part; i < n; i += 2 {
+				if err := b.store.Park(context.WithoutCancel(t.Context()), list[i].ID, deadletter.Act{Actor: "kim"}); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	all.Wait()
+	require.Equal(t, n, b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_manual' AND parked_by = 'kim'"))
+	require.Equal(t, n, b.count("SELECT count(*) FROM dlq.dead_letter_transitions WHERE from_status IS NULL"))
+	require.Equal(t, 2*n, b.count("SELECT count(*) FROM dlq.dead_letter_transitions"))
+}
