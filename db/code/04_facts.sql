@@ -324,8 +324,9 @@ COMMENT ON FUNCTION dlq.apply_fact IS 'Applies a fact to the entry of its job. R
 --
 -- Facts are looked for where they lie, from p_from on: an open transaction has vacuum leave what was deleted, and walking over it
 -- twenty times a second would cost ever more. A caller that passes p_from looks at all now and then: see internal/facts.
+-- (Subqueries of one value, not EXISTS: Postgres might read the whole table for that, by a plan of when it was small.)
 CREATE OR REPLACE FUNCTION dlq.apply_facts(p_limit integer DEFAULT 500, p_run uuid DEFAULT NULL, p_from tid DEFAULT '(0,0)', p_careful boolean DEFAULT false) RETURNS integer
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET row_security = off AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET row_security = off AS $$
 DECLARE
     v_facts   tid[];
     v_entries uuid[];
@@ -348,8 +349,8 @@ BEGIN
                 FOR UPDATE SKIP LOCKED
             ) e
             WHERE f.ctid >= p_from AND f.fact = 'completed'
-              AND NOT EXISTS (SELECT FROM dlq.job_facts b WHERE b.job_id = f.job_id AND b.job_created_at = f.job_created_at AND b.at < f.at AND b.fact <> 'following')
-              AND (p_run IS NULL OR EXISTS (SELECT FROM dlq.entry_jobs m WHERE m.job_id = f.job_id AND m.job_created_at = f.job_created_at AND m.run_id = p_run))
+              AND f.at = (SELECT min(b.at) FROM dlq.job_facts b WHERE b.job_id = f.job_id AND b.job_created_at = f.job_created_at AND b.fact <> 'following')
+              AND (p_run IS NULL OR p_run = (SELECT m.run_id FROM dlq.entry_jobs m WHERE m.job_id = f.job_id AND m.job_created_at = f.job_created_at))
             LIMIT p_limit
             FOR UPDATE OF f SKIP LOCKED
         ) d;
@@ -364,8 +365,8 @@ BEGIN
         SELECT f.ctid
         FROM dlq.job_facts f
         WHERE f.ctid >= p_from AND f.fact <> 'refused'
-          AND NOT EXISTS (SELECT FROM dlq.job_facts b WHERE b.job_id = f.job_id AND b.job_created_at = f.job_created_at AND b.at < f.at AND b.fact <> 'following')
-          AND (p_run IS NULL OR EXISTS (SELECT FROM dlq.entry_jobs m WHERE m.job_id = f.job_id AND m.job_created_at = f.job_created_at AND m.run_id = p_run))
+          AND (f.fact = 'following' OR f.at = (SELECT min(b.at) FROM dlq.job_facts b WHERE b.job_id = f.job_id AND b.job_created_at = f.job_created_at AND b.fact <> 'following'))
+          AND (p_run IS NULL OR p_run = (SELECT m.run_id FROM dlq.entry_jobs m WHERE m.job_id = f.job_id AND m.job_created_at = f.job_created_at))
         FOR UPDATE SKIP LOCKED
     LOOP
         EXIT WHEN v_count >= p_limit;
