@@ -245,10 +245,13 @@ BEGIN
     IF dlq.record_end(p_entry, p_job, 'capture') THEN
         RETURN;
     END IF;
-    SELECT e.status, e.rule, e.river_job_id, e.job_created_at INTO v_entry FROM dlq.dead_letter_queue e WHERE e.id = p_entry;
+    SELECT e.status, e.rule, e.river_job_id, e.job_created_at, e.replay_attempts @> jsonb_build_array(jsonb_build_object('jobId', v_job, 'outcome', p_job -> 'state')) AS known
+    INTO v_entry FROM dlq.dead_letter_queue e WHERE e.id = p_entry;
     IF p_job ->> 'state' = 'completed' THEN
         -- (A reopened entry stays: a person decides whether it matters that its work was done twice.)
-        IF v_entry.status IN ('dlq_resolved', 'dlq_archived') OR v_entry.rule = 'done-twice' THEN
+        IF v_entry.status = 'dlq_resolved' AND v_entry.known THEN
+            RETURN; -- an end that comes twice counts once
+        ELSIF v_entry.status IN ('dlq_resolved', 'dlq_archived') OR v_entry.rule = 'done-twice' THEN
             PERFORM dlq.note_on(ARRAY[p_entry], 'capture', 'job ' || v_job || ' completed, too', NULL);
         ELSE
             PERFORM dlq.resolve_by(ARRAY[p_entry], ARRAY[v_job], ARRAY[dlq.failed_at(p_job)], 'capture');
