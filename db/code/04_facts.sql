@@ -245,10 +245,13 @@ BEGIN
     IF dlq.record_end(p_entry, p_job, 'capture') THEN
         RETURN;
     END IF;
-    SELECT e.status, e.rule, e.river_job_id, e.job_created_at INTO v_entry FROM dlq.dead_letter_queue e WHERE e.id = p_entry;
+    SELECT e.status, e.rule, e.river_job_id, e.job_created_at, e.replay_attempts @> jsonb_build_array(jsonb_build_object('jobId', v_job, 'outcome', p_job -> 'state')) AS known
+    INTO v_entry FROM dlq.dead_letter_queue e WHERE e.id = p_entry;
     IF p_job ->> 'state' = 'completed' THEN
         -- (A reopened entry stays: a person decides whether it matters that its work was done twice.)
-        IF v_entry.status IN ('dlq_resolved', 'dlq_archived') OR v_entry.rule = 'done-twice' THEN
+        IF v_entry.status = 'dlq_resolved' AND v_entry.known THEN
+            RETURN; -- an end that comes twice counts once
+        ELSIF v_entry.status IN ('dlq_resolved', 'dlq_archived') OR v_entry.rule = 'done-twice' THEN
             PERFORM dlq.note_on(ARRAY[p_entry], 'capture', 'job ' || v_job || ' completed, too', NULL);
         ELSE
             PERFORM dlq.resolve_by(ARRAY[p_entry], ARRAY[v_job], ARRAY[dlq.failed_at(p_job)], 'capture');
@@ -324,8 +327,9 @@ COMMENT ON FUNCTION dlq.apply_fact IS 'Applies a fact to the entry of its job. R
 --
 -- Facts are looked for where they lie, from p_from on: an open transaction has vacuum leave what was deleted, and walking over it
 -- twenty times a second would cost ever more. A caller that passes p_from looks at all now and then: see internal/facts.
+-- (Subqueries of one value, not EXISTS: Postgres might read the whole table for that, by a plan of when it was small.)
 CREATE OR REPLACE FUNCTION dlq.apply_facts(p_limit integer DEFAULT 500, p_run uuid DEFAULT NULL, p_from tid DEFAULT '(0,0)', p_careful boolean DEFAULT false) RETURNS integer
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET row_security = off AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET row_security = off AS $$
 DECLARE
     v_facts   tid[];
     v_entries uuid[];
@@ -348,8 +352,8 @@ BEGIN
                 FOR UPDATE SKIP LOCKED
             ) e
             WHERE f.ctid >= p_from AND f.fact = 'completed'
-              AND NOT EXISTS (SELECT FROM dlq.job_facts b WHERE b.job_id = f.job_id AND b.job_created_at = f.job_created_at AND b.at < f.at AND b.fact <> 'following')
-              AND (p_run IS NULL OR EXISTS (SELECT FROM dlq.entry_jobs m WHERE m.job_id = f.job_id AND m.job_created_at = f.job_created_at AND m.run_id = p_run))
+              AND f.at = (SELECT min(b.at) FROM dlq.job_facts b WHERE b.job_id = f.job_id AND b.job_created_at = f.job_created_at AND b.fact <> 'following')
+              AND (p_run IS NULL OR p_run = (SELECT m.run_id FROM dlq.entry_jobs m WHERE m.job_id = f.job_id AND m.job_created_at = f.job_created_at))
             LIMIT p_limit
             FOR UPDATE OF f SKIP LOCKED
         ) d;
@@ -364,8 +368,8 @@ BEGIN
         SELECT f.ctid
         FROM dlq.job_facts f
         WHERE f.ctid >= p_from AND f.fact <> 'refused'
-          AND NOT EXISTS (SELECT FROM dlq.job_facts b WHERE b.job_id = f.job_id AND b.job_created_at = f.job_created_at AND b.at < f.at AND b.fact <> 'following')
-          AND (p_run IS NULL OR EXISTS (SELECT FROM dlq.entry_jobs m WHERE m.job_id = f.job_id AND m.job_created_at = f.job_created_at AND m.run_id = p_run))
+          AND (f.fact = 'following' OR f.at = (SELECT min(b.at) FROM dlq.job_facts b WHERE b.job_id = f.job_id AND b.job_created_at = f.job_created_at AND b.fact <> 'following'))
+          AND (p_run IS NULL OR p_run = (SELECT m.run_id FROM dlq.entry_jobs m WHERE m.job_id = f.job_id AND m.job_created_at = f.job_created_at))
         FOR UPDATE SKIP LOCKED
     LOOP
         EXIT WHEN v_count >= p_limit;

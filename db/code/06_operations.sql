@@ -24,7 +24,7 @@ BEGIN
                    CASE WHEN h.id IS NULL THEN e.unique_key END AS unique_key, e.unique_states,
                    e.river_job_id, e.job_created_at,
                    CASE WHEN p_force THEN 'sent'
-                        WHEN o.state IS NULL AND EXISTS (SELECT FROM river.river_job j WHERE j.id = e.river_job_id AND j.created_at = e.job_created_at) THEN 'busy'
+                        WHEN o.state IS NULL AND (SELECT j.id FROM river.river_job j WHERE j.id = e.river_job_id AND j.created_at = e.job_created_at) IS NOT NULL THEN 'busy'
                         WHEN o.state = 'completed' AND NOT o.done THEN 'resolved'
                         WHEN o.state NOT IN ('completed', 'discarded', 'cancelled') THEN 'follows'
                         WHEN h.id IS NULL OR h.id = e.river_job_id THEN 'sent'
@@ -48,7 +48,7 @@ BEGIN
             -- The job that holds its unique key. (A partial index says that there is one at most.)
             LEFT JOIN LATERAL (
                 SELECT j.id, j.state NOT IN ('completed', 'discarded', 'cancelled') AS live, j.state = 'completed' AND NOT j.metadata ? 'dlq:done_by' AS completed,
-                       EXISTS (SELECT FROM dlq.entry_jobs m WHERE m.job_id = j.id AND m.job_created_at = j.created_at AND m.entry_id = e.id) AS own
+                       coalesce(e.id = (SELECT m.entry_id FROM dlq.entry_jobs m WHERE m.job_id = j.id AND m.job_created_at = j.created_at), false) AS own
                 FROM river.river_job j
                 WHERE j.unique_key = e.unique_key AND j.unique_key IS NOT NULL AND j.unique_states IS NOT NULL
                   AND river.river_job_state_in_bitmask(j.unique_states, j.state)
@@ -97,7 +97,8 @@ BEGIN
         -- Without a row back, somebody took the key this moment (another entry of this batch, too).
         SELECT l.id, CASE WHEN l.verdict = 'sent' THEN 'conflict' ELSE l.verdict END, l.other, l.job_created_at, l.unique_key
         FROM looked l
-        WHERE l.verdict <> 'sent' OR (l.unique_key IS NOT NULL AND NOT EXISTS (SELECT FROM jobs WHERE jobs.entry_id = l.id))
+        WHERE l.verdict <> 'sent'
+           OR ((SELECT count(*) FROM looked a WHERE a.verdict = 'sent') > (SELECT count(*) FROM jobs) AND NOT EXISTS (SELECT FROM jobs WHERE jobs.entry_id = l.id))
     LOOP
         entry_id := v_row.entry_id;
         verdict := v_row.verdict;
@@ -219,7 +220,7 @@ COMMENT ON FUNCTION dlq.unpark IS 'Returns a parked entry to the automatic path.
 DROP FUNCTION IF EXISTS dlq.requeue_expired_leases(integer);
 CREATE OR REPLACE FUNCTION dlq.requeue_expired_leases(p_limit integer DEFAULT 1000, p_after uuid DEFAULT '00000000-0000-0000-0000-000000000000')
 RETURNS TABLE (looked integer, last uuid, settled integer, requeued integer)
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET row_security = off AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET row_security = off AS $$
 DECLARE
     v_entry record;
     v_job   jsonb;

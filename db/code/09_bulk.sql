@@ -58,7 +58,7 @@ COMMENT ON FUNCTION dlq.filter_where IS 'The condition of a filter, on a row e a
 -- find_ids walks entries in id order, so that a caller goes on after the last one it got.
 CREATE OR REPLACE FUNCTION dlq.find_ids(p_filter jsonb, p_limit integer, p_after uuid DEFAULT NULL, p_newest_first boolean DEFAULT false, p_below uuid DEFAULT NULL)
 RETURNS SETOF uuid
-LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
 BEGIN
     RETURN QUERY EXECUTE
         'SELECT e.id FROM dlq.dead_letter_queue e WHERE ' || dlq.filter_where(p_filter)
@@ -79,7 +79,7 @@ COMMENT ON FUNCTION dlq.replayable IS 'A filter that names no status, for those 
 
 CREATE OR REPLACE FUNCTION dlq.preview(p_filter jsonb)
 RETURNS TABLE (queue text, error_type text, age text, entries bigint)
-LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
 BEGIN
     RETURN QUERY EXECUTE
         'SELECT e.queue, coalesce(e.error_type, ''''), a.age, count(*) FROM dlq.dead_letter_queue e

@@ -68,7 +68,7 @@ func (s *Store) DB() postgres.DB { return s.db }
 // small, and keeps while it grows, would read all of it every time.
 func (s *Store) InTx(ctx context.Context, fn func(tx postgres.DB) error) error {
 	// One round trip for all. Whatever the role's default: what a worker reads after it has its locks must be what is committed by then.
-	return pgx.BeginTxFunc(ctx, s.pool, pgx.TxOptions{BeginQuery: "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL enable_seqscan = off"}, func(tx pgx.Tx) error {
+	return pgx.BeginTxFunc(ctx, s.pool, pgx.TxOptions{BeginQuery: "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL enable_seqscan = off; SET LOCAL jit = off"}, func(tx pgx.Tx) error {
 		if err := setOrigin(ctx, tx); err != nil {
 			return err
 		}
