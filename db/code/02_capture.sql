@@ -45,11 +45,12 @@ BEGIN
     LOOP
         v_try := v_try + 1;
         BEGIN
+            PERFORM pg_advisory_xact_lock(hashtextextended('dlq.put_capture', 0)); -- one after another
             EXECUTE format('CREATE OR REPLACE FUNCTION dlq.capture_mode() RETURNS text LANGUAGE sql STABLE RETURN %L::text', p_mode);
             EXECUTE format('CREATE OR REPLACE FUNCTION dlq.capture_limit() RETURNS interval LANGUAGE sql STABLE RETURN %L::interval', p_limit);
             RETURN;
         EXCEPTION WHEN internal_error OR unique_violation OR lock_not_available THEN
-            -- Another change has just been made ("tuple concurrently updated"), or is about to be: this one comes after it.
+            -- Another change has just been made ("tuple concurrently updated"), or is being made: this one comes after it.
             IF v_try = 10 THEN
                 RAISE;
             END IF;

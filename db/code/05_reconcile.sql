@@ -112,7 +112,9 @@ BEGIN
                     ON CONFLICT DO NOTHING
                     RETURNING last_failed_at
                 ), causes AS (
-                    SELECT CASE WHEN (SELECT c.mode FROM dlq.capture_changes c WHERE c.at <= f.last_failed_at ORDER BY c.id DESC LIMIT 1) = 'off' THEN 'capture_off'
+                    SELECT CASE WHEN (SELECT c.mode FROM dlq.capture_changes c WHERE c.at <= f.last_failed_at ORDER BY c.id DESC LIMIT 1) = 'off'
+                                  -- A job's finalized_at is earlier than the statement that ends it.
+                                  OR EXISTS (SELECT FROM dlq.capture_changes c WHERE c.at BETWEEN f.last_failed_at AND f.last_failed_at + $5 AND c.mode = 'off') THEN 'capture_off'
                                 WHEN 'missing' IN ($3, $4) THEN 'trigger_missing'
                                 WHEN 'disabled' IN ($3, $4) THEN 'trigger_disabled'
                                 ELSE 'missed' END AS why
@@ -124,14 +126,14 @@ BEGIN
                 )
                 SELECT count(*) FROM filed$sql$, v_unknown);
             BEGIN
-                EXECUTE v_file INTO v_one USING v_locked, p_captured_by, v_look.triggers, v_look.triggers_before;
+                EXECUTE v_file INTO v_one USING v_locked, p_captured_by, v_look.triggers, v_look.triggers_before, v_overlap;
                 filed := filed + v_one;
             EXCEPTION WHEN OTHERS THEN
                 -- One job that cannot be filed does not keep the others from it.
                 v_error := SQLERRM;
                 FOREACH v_job IN ARRAY v_locked LOOP
                     BEGIN
-                        EXECUTE v_file INTO v_one USING ARRAY[v_job], p_captured_by, v_look.triggers, v_look.triggers_before;
+                        EXECUTE v_file INTO v_one USING ARRAY[v_job], p_captured_by, v_look.triggers, v_look.triggers_before, v_overlap;
                         filed := filed + v_one;
                     EXCEPTION WHEN OTHERS THEN
                         v_look.skipped := true;
