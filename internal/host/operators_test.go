@@ -1,0 +1,113 @@
+package host_test
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// dead are jobs with dead letters, as an operator finds them.
+type dead struct {
+	parked, processing, unfiled int64 // the jobs that failed
+	redelivery                  int64 // of processing: it runs
+}
+
+// fail has the application fail jobs, which dlqd files, parks and redelivers.
+func (h *host) fail(app *application) dead {
+	h.Helper()
+	var d dead
+	fail := func() (id int64) {
+		require.NoError(h, app.QueryRow(h.Context(), `INSERT INTO river_job (kind, args, max_attempts, state) VALUES ('mail', '{"n": 1}', 1, 'running') RETURNING id`).Scan(&id))
+		h.exec(app, `UPDATE river_job SET state = 'discarded', finalized_at = clock_timestamp(), errors = ARRAY['{"error": "timeout", "attempt": 1}'::jsonb] WHERE id = $1`, id)
+		return id
+	}
+	d.parked, d.processing, d.unfiled = fail(), fail(), fail()
+	h.exec(h.dlqd, "SELECT dlq.file(ARRAY(SELECT id FROM dlq.dead_letter_queue WHERE river_job_id = ANY ($1)))", []int64{d.parked, d.processing})
+	h.exec(h.dlqd, "SELECT dlq.park(id) FROM dlq.dead_letter_queue WHERE river_job_id = $1", d.parked)
+	require.NoError(h, h.dlqd.QueryRow(h.Context(), "SELECT dlq.replay(id) FROM dlq.dead_letter_queue WHERE river_job_id = $1", d.processing).Scan(&d.redelivery))
+	h.exec(app, "UPDATE river_job SET state = 'running' WHERE id = $1", d.redelivery)
+	return d
+}
+
+// An operator, a worker or a program of dlqd's has run something on the very entries, and its transaction is still open.
+func TestHost_openTransactions(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	app := h.application()
+	const (
+		parked, processing, unfiled = "(SELECT id FROM dlq.dead_letter_queue WHERE river_job_id = $parked)", "(SELECT id FROM dlq.dead_letter_queue WHERE river_job_id = $processing)", "(SELECT id FROM dlq.dead_letter_queue WHERE river_job_id = $unfiled)"
+		all                         = "ARRAY[" + parked + ", " + processing + ", " + unfiled + "]"
+	)
+	statements := []struct {
+		sql string
+		// It locks the original jobs, which have ended: who retries or deletes those waits for it.
+		locksEnded bool
+	}{
+		{sql: "SELECT dlq.note(" + parked + ", 'x'), dlq.note(" + processing + ", 'x'), dlq.note(" + unfiled + ", 'x')"},
+		{sql: "SELECT dlq.assign(" + parked + ", 'x'), dlq.assign(" + processing + ", 'x'), dlq.assign(" + unfiled + ", 'x')"},
+		{sql: "SELECT dlq.act_on('tag', " + all + `, 'x', NULL, '{"add": ["x"]}')`},
+		{sql: "SELECT dlq.discard(" + parked + "), dlq.discard(" + unfiled + ")"},
+		{sql: "SELECT dlq.resolve(" + parked + ")", locksEnded: true},
+		{sql: "SELECT dlq.park(" + unfiled + ")"},
+		{sql: "SELECT dlq.unpark(" + parked + ")"},
+		{sql: "SELECT dlq.replay(" + parked + "), dlq.replay(" + unfiled + ")", locksEnded: true},
+		{sql: "SELECT dlq.redeliver(" + all + ", 'x', 'x')", locksEnded: true},
+		{sql: "SELECT dlq.act_where('note', '{}', 'x', 'x', p_all => true)"},
+		{sql: "SELECT dlq.act_where('discard', '{}', 'x', 'x', p_all => true)", locksEnded: true},
+		{sql: "SELECT dlq.erase_entries(" + all + ", 'x', 'x')", locksEnded: true},
+		{sql: "SELECT dlq.file(ARRAY(SELECT id FROM dlq.dead_letter_queue))"},
+		{sql: "SELECT dlq.apply_facts()", locksEnded: true},
+		{sql: "SELECT dlq.reconcile()", locksEnded: true},
+		{sql: "SELECT dlq.reconcile(10000, true)", locksEnded: true},
+		{sql: "SELECT dlq.backfill()", locksEnded: true},
+		{sql: "SELECT dlq.requeue_expired_leases()", locksEnded: true},
+		{sql: "SELECT dlq.refresh_rollups()"},
+		{sql: "SELECT dlq.rebuild_rollups()"},
+		{sql: "SELECT dlq.ensure_partitions(400, 24)"},
+		{sql: `SELECT dlq.age_out('{}')`},
+		{sql: `SELECT dlq.replay_start('{}', p_all => true)`},
+		{sql: "SELECT dlq.set_capture('on', '1 min')"},
+		{sql: "SELECT dlq.stop_automatic()"},
+		{sql: "SELECT dlq.open_breaker('x')"},
+		{sql: "SELECT dlq.install_roles()"},
+		{sql: "SELECT dlq.protect('{error_message}')"},
+		{sql: "SELECT dlq.forget_jobs()"},
+		{sql: "UPDATE dlq.dead_letter_queue SET notes = 'x'"},
+		{sql: "SELECT * FROM dlq.dead_letter_queue, dlq.job_facts, dlq.entry_jobs, dlq.retired_jobs, dlq.settings FOR UPDATE"},
+		{sql: "DELETE FROM dlq.job_facts"},
+		{sql: "DELETE FROM dlq.entry_jobs"},
+		{sql: "CREATE INDEX ON dlq.dead_letter_open (updated_at)"},
+		{sql: "CREATE INDEX ON dlq.dead_letter_queue (updated_at)"},
+		{sql: "ALTER TABLE dlq.dead_letter_queue ADD COLUMN another text"},
+		{sql: "CREATE PUBLICATION everything FOR TABLE dlq.dead_letter_queue, dlq.job_facts"},
+	}
+	for _, s := range statements {
+		t.Log(s.sql)
+		d := h.fail(app)
+		sql := strings.NewReplacer("$parked", fmt.Sprint(d.parked), "$processing", fmt.Sprint(d.processing), "$unfiled", fmt.Sprint(d.unfiled)).Replace(s.sql)
+		require.True(t, h.while(sql, func() {
+			app.does(h.prepare(1)[0], sql)
+			does := func(what, sql string, args ...any) {
+				t.Helper()
+				begun := time.Now()
+				_, err := app.Exec(context.WithoutCancel(t.Context()), what, args...)
+				require.NoError(t, err, "%s while %s", what, sql)
+				require.Less(t, time.Since(begun), limit, "%s while %s", what, sql)
+			}
+			does("UPDATE river_job SET state = 'completed', finalized_at = clock_timestamp() WHERE id = $1", sql, d.redelivery)
+			does("INSERT INTO river_job (kind, args, max_attempts) VALUES ('mail', '{}', 1)", sql)
+			if !s.locksEnded {
+				for _, id := range []int64{d.parked, d.unfiled} {
+					does("UPDATE river_job SET state = 'available', finalized_at = NULL WHERE id = $1", sql, id)
+					does("UPDATE river_job SET state = 'discarded', finalized_at = clock_timestamp() WHERE id = $1", sql, id)
+				}
+			}
+			does("DELETE FROM river_job WHERE id IN (SELECT id FROM river_job WHERE state IN ('completed', 'cancelled', 'discarded') AND finalized_at < now() - interval '1 hour' LIMIT 100)", sql)
+		}), sql)
+		app.warned()
+	}
+}
