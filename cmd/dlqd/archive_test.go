@@ -23,7 +23,7 @@ func TestArchive_commands(t *testing.T) {
 	for _, sql := range []string{
 		"INSERT INTO river_job (kind, args, max_attempts, state) SELECT 'k', jsonb_build_object('n', i), 1, 'running' FROM generate_series(1, 3) i",
 		"UPDATE river_job SET state = 'discarded', finalized_at = now()",
-		"SELECT dlq.act_on('discard', ARRAY(SELECT id FROM dlq.dead_letter_open), 'kim')",
+		"SELECT dlq.act_on('discard', ARRAY(SELECT id FROM dlq.dead_letter_queue), 'kim')",
 	} {
 		_, err := pool.Exec(t.Context(), sql)
 		require.NoError(t, err)

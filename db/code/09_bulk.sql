@@ -207,32 +207,43 @@ $$;
 COMMENT ON FUNCTION dlq.closed_since IS 'The time before which none of these entries can have closed.';
 
 -- note_on writes the audit row of something that is done to entries without moving them.
-CREATE OR REPLACE FUNCTION dlq.note_on(p_ids uuid[], p_actor text, p_reason text, p_note text) RETURNS void
+DROP FUNCTION IF EXISTS dlq.note_on(uuid[], text, text, text);
+CREATE OR REPLACE FUNCTION dlq.note_on(p_ids uuid[], p_actor text, p_reason text, p_note text, p_stages dlq.dead_letter_stage[] DEFAULT '{open,resolved,failed,archived}') RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_custom_plan AS $$
 DECLARE
     v_since timestamptz := dlq.closed_since(p_ids);
 BEGIN
     INSERT INTO dlq.dead_letter_transitions (entry_id, from_status, to_status, actor, reason, note, strategy, rule, next_retry_at, river_job_id, queue, kind, error_class, from_class, config_version, origin)
     SELECT e.id, e.status, e.status, p_actor, p_reason, p_note, e.strategy, e.rule, e.next_retry_at, e.river_job_id, e.queue, e.kind, e.error_class, e.error_class, e.config_version, dlq.origin(p_actor)
-    FROM dlq.dead_letter_queue e WHERE e.id = ANY (p_ids) AND (e.closed_at IS NULL OR e.closed_at >= v_since);
+    FROM dlq.dead_letter_queue e WHERE e.id = ANY (p_ids) AND e.stage = ANY (p_stages) AND (e.closed_at IS NULL OR e.closed_at >= v_since);
 END
 $$;
-COMMENT ON FUNCTION dlq.note_on IS 'Writes an audit row for each of the entries, which stay where they are.';
+COMMENT ON FUNCTION dlq.note_on IS 'Writes an audit row for each of the entries, which are in partitions of these stages and stay where they are.';
 
--- lock_entries is how every function takes the entries that it acts on: filed first, then locked in the order of their ids, so
--- that no two can deadlock. An entry that moved to another partition while it was waited for is looked for again.
-CREATE OR REPLACE FUNCTION dlq.lock_entries(p_ids uuid[], p_from dlq.dead_letter_status[]) RETURNS uuid[]
+-- lock_entries is how every function takes the entries that it acts on: filed first, then locked, open ones in the order of their
+-- ids and then closed ones in theirs, so that no two can deadlock. Closed ones are looked for where not all are open. An entry
+-- that moved to another partition while it was waited for is looked for again.
+CREATE OR REPLACE FUNCTION dlq.lock_entries(p_ids uuid[], p_from dlq.dead_letter_status[], OUT ids uuid[], OUT stages dlq.dead_letter_stage[])
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET plan_cache_mode = force_custom_plan AS $$
 DECLARE
     v_since timestamptz := dlq.closed_since(p_ids);
-    v_ids   uuid[];
+    v_among dlq.dead_letter_stage[];
+    v_found record;
 BEGIN
     PERFORM dlq.file(p_ids);
     FOR v_try IN 1 .. 10 LOOP
         BEGIN
-            v_ids := ARRAY(SELECT e.id FROM dlq.dead_letter_queue e
-                           WHERE e.id = ANY (p_ids) AND e.status = ANY (p_from) AND e.stage <> 'inbox' AND (e.closed_at IS NULL OR e.closed_at >= v_since)
-                           ORDER BY e.id FOR UPDATE);
+            ids := '{}';
+            stages := '{}';
+            FOREACH v_among SLICE 1 IN ARRAY ARRAY[['open', 'open', 'open'], ['resolved', 'failed', 'archived']]::dlq.dead_letter_stage[] LOOP
+                SELECT coalesce(array_agg(l.id), '{}') AS ids, coalesce(array_agg(DISTINCT l.stage), '{}') AS stages INTO v_found
+                FROM (SELECT e.id, e.stage FROM dlq.dead_letter_queue e
+                      WHERE e.id = ANY (p_ids) AND e.status = ANY (p_from) AND e.stage = ANY (v_among) AND (e.closed_at IS NULL OR e.closed_at >= v_since)
+                      ORDER BY e.id FOR UPDATE) l;
+                ids := ids || v_found.ids;
+                stages := stages || v_found.stages;
+                EXIT WHEN cardinality(ids) >= cardinality(p_ids) OR NOT p_from && '{dlq_resolved,dlq_failed,dlq_archived}';
+            END LOOP;
             EXIT;
         EXCEPTION WHEN serialization_failure THEN
             IF v_try = 10 OR current_setting('transaction_isolation') <> 'read committed' THEN
@@ -240,10 +251,9 @@ BEGIN
             END IF;
         END;
     END LOOP;
-    RETURN v_ids;
 END
 $$;
-COMMENT ON FUNCTION dlq.lock_entries IS 'Files and locks those of the entries that are in one of these states, and returns their ids in order.';
+COMMENT ON FUNCTION dlq.lock_entries IS 'Files and locks those of the entries that are in one of these states. Returns their ids, and the stages that they are in.';
 
 -- act_on makes one move on many entries. Entries whose state does not allow the move are left alone. Returns the ids of those
 -- that it changed.
@@ -251,9 +261,10 @@ CREATE OR REPLACE FUNCTION dlq.act_on(p_action text, p_ids uuid[], p_actor text,
 RETURNS SETOF uuid
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET plan_cache_mode = force_custom_plan SET row_security = off AS $$
 DECLARE
-    v_ids   uuid[];
-    v_since timestamptz := dlq.closed_since(p_ids);
-    v_from  dlq.dead_letter_status[] := CASE p_action
+    v_ids    uuid[];
+    v_stages dlq.dead_letter_stage[];
+    v_since  timestamptz := dlq.closed_since(p_ids);
+    v_from   dlq.dead_letter_status[] := CASE p_action
         WHEN 'discard' THEN '{dlq_pending,dlq_manual,dlq_failed}'
         WHEN 'resolve' THEN '{dlq_manual}'
         WHEN 'park'    THEN '{dlq_pending}'
@@ -268,13 +279,13 @@ BEGIN
     IF v_from IS NULL THEN
         RAISE EXCEPTION 'there is no action %', p_action USING ERRCODE = 'DLQ04', HINT = 'There are discard, resolve, park, unpark, assign, tag, note and purge.';
     END IF;
-    v_ids := dlq.lock_entries(p_ids, v_from);
-    -- The states are written out, and bounds with them: partitions that cannot hold these entries are left out of the plan.
+    SELECT l.ids, l.stages INTO v_ids, v_stages FROM dlq.lock_entries(p_ids, v_from) l;
+    -- Stages and bounds are written out: partitions that cannot hold these entries are left out of the plans.
     CASE p_action
     WHEN 'discard' THEN
         UPDATE dlq.dead_letter_queue e SET status = 'dlq_archived', resolution_strategy = 'discard', resolved_by = p_actor, resolution_notes = p_note,
             notes = coalesce(p_note, e.notes), move = jsonb_build_object('actor', p_actor, 'reason', 'discarded', 'note', p_note)
-        WHERE e.id = ANY (v_ids) AND e.status IN ('dlq_pending', 'dlq_manual', 'dlq_failed') AND e.stage IN ('open', 'failed') AND (e.closed_at IS NULL OR e.closed_at >= v_since);
+        WHERE e.id = ANY (v_ids) AND e.status IN ('dlq_pending', 'dlq_manual', 'dlq_failed') AND e.stage = ANY (v_stages) AND (e.closed_at IS NULL OR e.closed_at >= v_since);
     WHEN 'resolve' THEN
         UPDATE dlq.dead_letter_queue e SET status = 'dlq_resolved', resolution_strategy = 'manual_resolution', resolved_by = p_actor, resolution_notes = p_note,
             notes = coalesce(p_note, e.notes), move = jsonb_build_object('actor', p_actor, 'reason', 'resolved outside dlqd', 'note', p_note)
@@ -293,24 +304,24 @@ BEGIN
         PERFORM dlq.wake();
     WHEN 'assign' THEN
         UPDATE dlq.dead_letter_queue e SET assigned_to = nullif(p_args ->> 'assignee', ''), notes = coalesce(p_note, e.notes)
-        WHERE e.id = ANY (v_ids) AND e.stage <> 'inbox' AND (e.closed_at IS NULL OR e.closed_at >= v_since);
-        PERFORM dlq.note_on(v_ids, p_actor, coalesce('assigned to ' || nullif(p_args ->> 'assignee', ''), 'assigned to nobody'), p_note);
+        WHERE e.id = ANY (v_ids) AND e.stage = ANY (v_stages) AND (e.closed_at IS NULL OR e.closed_at >= v_since);
+        PERFORM dlq.note_on(v_ids, p_actor, coalesce('assigned to ' || nullif(p_args ->> 'assignee', ''), 'assigned to nobody'), p_note, v_stages);
     WHEN 'tag' THEN
         UPDATE dlq.dead_letter_queue e SET
             tags = ARRAY(SELECT DISTINCT t FROM unnest(e.tags || ARRAY(SELECT jsonb_array_elements_text(p_args -> 'tags'))) t ORDER BY t),
             notes = coalesce(p_note, e.notes)
-        WHERE e.id = ANY (v_ids) AND e.stage <> 'inbox' AND (e.closed_at IS NULL OR e.closed_at >= v_since);
-        PERFORM dlq.note_on(v_ids, p_actor, 'tagged ' || (p_args ->> 'tags'), p_note);
+        WHERE e.id = ANY (v_ids) AND e.stage = ANY (v_stages) AND (e.closed_at IS NULL OR e.closed_at >= v_since);
+        PERFORM dlq.note_on(v_ids, p_actor, 'tagged ' || (p_args ->> 'tags'), p_note, v_stages);
     WHEN 'note' THEN
         UPDATE dlq.dead_letter_queue e SET notes = p_note
-        WHERE e.id = ANY (v_ids) AND e.stage <> 'inbox' AND (e.closed_at IS NULL OR e.closed_at >= v_since);
-        PERFORM dlq.note_on(v_ids, p_actor, 'noted', p_note);
+        WHERE e.id = ANY (v_ids) AND e.stage = ANY (v_stages) AND (e.closed_at IS NULL OR e.closed_at >= v_since);
+        PERFORM dlq.note_on(v_ids, p_actor, 'noted', p_note, v_stages);
     WHEN 'purge' THEN
         PERFORM dlq.require_admin('purge');
         UPDATE dlq.dead_letter_queue e SET status = 'dlq_archived', resolution_strategy = 'discard', resolved_by = p_actor,
             move = jsonb_build_object('actor', p_actor, 'reason', 'discarded, to be purged', 'note', p_note)
-        WHERE e.id = ANY (v_ids) AND e.status IN ('dlq_pending', 'dlq_manual', 'dlq_failed') AND e.stage IN ('open', 'failed') AND (e.closed_at IS NULL OR e.closed_at >= v_since);
-        PERFORM dlq.note_on(v_ids, p_actor, 'purged', p_note);
+        WHERE e.id = ANY (v_ids) AND e.status IN ('dlq_pending', 'dlq_manual', 'dlq_failed') AND e.stage = ANY (v_stages) AND (e.closed_at IS NULL OR e.closed_at >= v_since);
+        PERFORM dlq.note_on(v_ids, p_actor, 'purged', p_note, '{resolved,archived}');
         PERFORM dlq.delete_entries(v_ids);
     END CASE;
     RETURN QUERY SELECT unnest(v_ids);

@@ -255,7 +255,7 @@ BEGIN
           AND NOT EXISTS (SELECT FROM dlq.dead_letter_queue e WHERE e.id = r.id AND (e.closed_at IS NULL OR e.closed_at >= v_since))
         RETURNING id)
     SELECT array_agg(back.id) INTO v_ids FROM back;
-    PERFORM dlq.note_on(v_ids, p_actor, 'restored from the archive', p_note);
+    PERFORM dlq.note_on(v_ids, p_actor, 'restored from the archive', p_note, '{resolved,archived}');
     RETURN coalesce(cardinality(v_ids), 0);
 END
 $$;

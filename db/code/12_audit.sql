@@ -8,7 +8,10 @@ DECLARE
     v_since    timestamptz := dlq.closed_since(ARRAY[p_id]);
     v_captured timestamptz;
 BEGIN
-    SELECT min(e.created_at) INTO v_captured FROM dlq.dead_letter_queue e WHERE e.id = p_id AND (e.closed_at IS NULL OR e.closed_at >= v_since);
+    SELECT min(e.created_at) INTO v_captured FROM dlq.dead_letter_queue e WHERE e.id = p_id AND e.stage IN ('inbox', 'open');
+    IF v_captured IS NULL THEN
+        SELECT min(e.created_at) INTO v_captured FROM dlq.dead_letter_queue e WHERE e.id = p_id AND e.closed_at >= v_since;
+    END IF;
     RETURN coalesce(v_captured - interval '1 hour', v_since);
 END
 $$;
@@ -153,7 +156,7 @@ BEGIN
     UPDATE dlq.failure_groups g SET title = g.error_type
     FROM (SELECT DISTINCT d.queue, d.fingerprint FROM dlq.dead_letter_queue d WHERE d.id = ANY (v_ids) AND d.closed_at >= v_since) d
     WHERE g.queue = d.queue AND g.fingerprint = d.fingerprint;
-    PERFORM dlq.note_on(v_ids, p_actor, 'erased', p_note);
+    PERFORM dlq.note_on(v_ids, p_actor, 'erased', p_note, '{resolved,archived}');
 END
 $$;
 COMMENT ON FUNCTION dlq.erase_entries IS 'Takes payloads, error texts and what else may be personal out of entries, of their jobs and of the audit trail''s details. Open and failed entries are archived; those with a redelivery under way, or that somebody holds, are left, and counted.';

@@ -51,7 +51,7 @@ type Manifest struct {
 	From      time.Time `json:"from" doc:"When the first of its rows was closed (entries) or made (audit trail)."`
 	To        time.Time `json:"to" doc:"When the last was."`
 	Entries   *File     `json:"entries,omitempty" doc:"The entries, each as a row of dead_letter_queue."`
-	Audit     *File     `json:"audit,omitempty" doc:"Their moves, or those of a day, each as a row of dead_letter_transitions."`
+	Audit     *File     `json:"audit,omitempty" doc:"Their moves, or those of a month, each as a row of dead_letter_transitions."`
 	Erasures  []Erasure `json:"erasures,omitempty" doc:"What was erased in it since."`
 }
 

@@ -187,9 +187,12 @@ func (s *Store) FindEntries(ctx context.Context, filter json.RawMessage, after *
 // Get returns an entry and its audit trail, oldest move first.
 func (s *Store) Get(ctx context.Context, id uuid.UUID) (*Entry, []Transition, error) {
 	// While an entry moves between partitions, a reader may see neither row; it never sees both.
-	entry, err := s.entry(ctx, id, ClosedSince(id))
+	entry, err := s.entry(ctx, id, true, time.Time{})
 	if errors.Is(err, pgx.ErrNoRows) {
-		entry, err = s.entry(ctx, id, time.Time{})
+		entry, err = s.entry(ctx, id, false, ClosedSince(id))
+	}
+	if errors.Is(err, pgx.ErrNoRows) {
+		entry, err = s.entry(ctx, id, false, time.Time{})
 	}
 	if errors.Is(err, pgx.ErrNoRows) {
 		return nil, nil, &MoveError{Kind: ErrNotFound, Detail: fmt.Sprintf("dead letter %s: there is no such entry", id)}
@@ -206,11 +209,20 @@ func (s *Store) Get(ctx context.Context, id uuid.UUID) (*Entry, []Transition, er
 	return entry, transitions, err
 }
 
-// entry looks for an entry that is open or closed after a time. The plan is made for that time: it leaves out the months before,
-// and locks none of their tables and indexes.
-func (s *Store) entry(ctx context.Context, id uuid.UUID, closedSince time.Time) (*Entry, error) {
-	rows, err := s.db.Query(ctx, "SELECT "+entryColumns+" FROM dlq.dead_letter_queue WHERE id = $1 AND (closed_at IS NULL OR closed_at >= $2)",
-		pgx.QueryExecModeCacheDescribe, id, closedSince)
+// GetSQL is the query behind [Store.Get] and its parameters, for EXPLAIN: an entry that is open or, unless open ones alone are
+// looked for, closed after a time. The plan is made for these: it leaves out other months, and locks none of their tables and
+// indexes.
+func (s *Store) GetSQL(id uuid.UUID, open bool, closedSince time.Time) (string, []any) {
+	sql := s.schemas.Render("SELECT " + entryColumns + " FROM dlq.dead_letter_queue WHERE id = $1")
+	if open {
+		return sql + " AND stage IN ('inbox', 'open')", []any{pgx.QueryExecModeCacheDescribe, id}
+	}
+	return sql + " AND (closed_at IS NULL OR closed_at >= $2)", []any{pgx.QueryExecModeCacheDescribe, id, closedSince}
+}
+
+func (s *Store) entry(ctx context.Context, id uuid.UUID, open bool, closedSince time.Time) (*Entry, error) {
+	sql, args := s.GetSQL(id, open, closedSince)
+	rows, err := s.pool.Query(ctx, sql, args...)
 	if err != nil {
 		return nil, err
 	}
