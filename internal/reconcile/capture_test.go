@@ -27,9 +27,9 @@ func (b *testBundle) set(mode string) *reconcile.Switched {
 	return done
 }
 
-func (b *testBundle) status() *reconcile.Status {
+func (b *testBundle) status() *reconcile.Capture {
 	b.Helper()
-	s, err := reconcile.ReadStatus(b.Context(), postgres.DefaultSchemas().Rendered(b.pool))
+	s, err := reconcile.ReadCapture(b.Context(), postgres.DefaultSchemas().Rendered(b.pool))
 	require.NoError(b, err)
 	return s
 }
