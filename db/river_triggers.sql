@@ -10,5 +10,6 @@ CREATE OR REPLACE TRIGGER dlq_capture AFTER UPDATE OF state ON river.river_job
     EXECUTE FUNCTION dlq.capture();
 CREATE OR REPLACE TRIGGER dlq_follow AFTER UPDATE OF state ON river.river_job
     FOR EACH ROW
-    WHEN (OLD.state IN ('discarded', 'cancelled') AND NEW.state NOT IN ('discarded', 'cancelled', 'completed'))
+    WHEN (NEW.state NOT IN ('discarded', 'cancelled', 'completed')
+          AND (OLD.state IN ('discarded', 'cancelled') OR OLD.state = 'completed' AND OLD.metadata ? 'dlq:done_by'))
     EXECUTE FUNCTION dlq.follow();

@@ -120,7 +120,7 @@ CREATE OR REPLACE FUNCTION dlq.file_as(p_ids uuid[], p_actor text DEFAULT NULL, 
     p_waiting_fors text[] DEFAULT NULL, p_max_retries integer[] DEFAULT NULL, p_priorities smallint[] DEFAULT NULL, p_tags jsonb[] DEFAULT NULL,
     p_assignees text[] DEFAULT NULL, p_reasons text[] DEFAULT NULL)
 RETURNS integer
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
 DECLARE
     v_filed integer;
 BEGIN
@@ -163,7 +163,7 @@ COMMENT ON FUNCTION dlq.file_as IS 'Files entries of the inbox that the caller h
 
 -- A job that fails again while its entry is open is a further failure of that entry.
 CREATE OR REPLACE FUNCTION dlq.file_repeats(p_ids uuid[], p_wait boolean) RETURNS uuid[]
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
 DECLARE
     v_row   dlq.dead_letter_queue;
     v_entry record;
@@ -220,7 +220,7 @@ $$;
 COMMENT ON FUNCTION dlq.file_repeats IS 'Takes rows out of the inbox whose job has an open entry, as further failures of that entry. p_wait: waits for entries that somebody holds, rather than leave their rows for the next time. Returns the ids of those rows.';
 
 CREATE OR REPLACE FUNCTION dlq.file(p_ids uuid[]) RETURNS integer
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
 DECLARE
     v_ids   uuid[];
     v_filed integer;
@@ -240,7 +240,7 @@ $$;
 COMMENT ON FUNCTION dlq.file IS 'Files those of the entries that are in the inbox, undecided: whatever acts on entries does this first, as a statement of its own. DLQ workers file what is left, within a moment. Returns how many.';
 
 CREATE OR REPLACE FUNCTION dlq.is_repeat(p_job bigint, p_job_created_at timestamptz) RETURNS boolean
-LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
 BEGIN
     RETURN EXISTS (SELECT FROM dlq.dead_letter_queue e WHERE e.stage = 'open' AND e.river_job_id = p_job AND e.job_created_at = p_job_created_at);
 END

@@ -7,7 +7,7 @@
 -- job that did the work may have the key by now. (Without its mark, so that capture does not take this for a success.) What else
 -- dlqd made for the entry, and is not running, is deleted; or completed, too, where dlqd may not delete.
 CREATE OR REPLACE FUNCTION dlq.supersede_jobs(p_ids uuid[], p_jobs bigint[]) RETURNS void
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET row_security = off AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET row_security = off AS $$
 BEGIN
     UPDATE river.river_job j SET
         state = 'completed',
@@ -50,7 +50,7 @@ $$;
 COMMENT ON FUNCTION dlq.supersede IS 'Of resolved entries, takes the jobs out of River''s discarded list whose work is done: the original becomes completed (metadata dlq:done_by: the job in p_jobs that did the work, or who resolved the entry), and other redeliveries that are not running are deleted.';
 
 CREATE OR REPLACE FUNCTION dlq.drop_redelivery(p_job bigint, p_created_at timestamptz, p_done_by bigint DEFAULT NULL) RETURNS void
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET row_security = off AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET row_security = off AS $$
 BEGIN
     IF has_table_privilege('river.river_job', 'DELETE') THEN
         DELETE FROM river.river_job j
@@ -69,7 +69,7 @@ COMMENT ON FUNCTION dlq.drop_redelivery IS 'Deletes a redelivery that is not wan
 
 -- resolve_by closes entries whose work a job has done: a redelivery, or the original that somebody retried.
 CREATE OR REPLACE FUNCTION dlq.resolve_by(p_ids uuid[], p_jobs bigint[], p_ended timestamptz[], p_actor text) RETURNS void
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET row_security = off AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET row_security = off AS $$
 BEGIN
     -- Whichever run has sent one of these back has what it wanted.
     UPDATE dlq.replay_run_entries r SET outcome = 'succeeded', ended_at = clock_timestamp()
@@ -123,7 +123,7 @@ COMMENT ON FUNCTION dlq.failed_at IS 'When a job (to_jsonb of its row) ended: no
 -- record_end takes the end of the job that an entry waits for to the entry. False: the entry does not wait for this job (an
 -- end that comes twice counts once).
 CREATE OR REPLACE FUNCTION dlq.record_end(p_entry uuid, p_job jsonb, p_actor text) RETURNS boolean
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET row_security = off AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET row_security = off AS $$
 DECLARE
     v_entry record;
     v_fail  record;
@@ -180,7 +180,7 @@ COMMENT ON FUNCTION dlq.record_end IS 'Moves an entry when the job that it waits
 -- follow_job ties an entry to a job that runs again: its original, or a redelivery of it, that somebody retried outside dlqd.
 CREATE OR REPLACE FUNCTION dlq.follow_job(p_entry uuid, p_job bigint, p_created_at timestamptz, p_actor text, p_reason text,
     p_note text DEFAULT NULL, p_run uuid DEFAULT NULL) RETURNS boolean
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET row_security = off AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET row_security = off AS $$
 BEGIN
     UPDATE dlq.dead_letter_queue SET
         status = 'dlq_processing',
@@ -201,7 +201,7 @@ COMMENT ON FUNCTION dlq.follow_job IS 'Has an entry wait for a job that runs aga
 -- The mark in a job's metadata has its success seen at once. It is written only while the job waits: a worker's transaction in
 -- REPEATABLE READ could not end the job after a write of ours.
 CREATE OR REPLACE FUNCTION dlq.watch_job(p_entry uuid, p_job bigint, p_created_at timestamptz) RETURNS boolean
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET row_security = off AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET row_security = off AS $$
 DECLARE
     v_job jsonb;
 BEGIN
@@ -236,7 +236,7 @@ $$;
 COMMENT ON FUNCTION dlq.watch_job IS 'Marks a job of an entry that waits to run; takes in its end if it has ended; parks the entry that waits for it if it is gone. False: it runs and has no mark, so look again.';
 
 CREATE OR REPLACE FUNCTION dlq.apply_end(p_entry uuid, p_job jsonb, p_own boolean) RETURNS void
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET row_security = off AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET row_security = off AS $$
 DECLARE
     v_entry record;
     v_job   constant bigint := (p_job ->> 'id')::bigint;
@@ -271,7 +271,7 @@ COMMENT ON FUNCTION dlq.apply_end IS 'Takes the end of a job (to_jsonb of its ro
 -- apply_fact applies one fact. What it returns: done; held (by somebody who works on the entry: look again), or following (all is
 -- done but for the mark of a job that runs: look again).
 CREATE OR REPLACE FUNCTION dlq.apply_fact(p_fact dlq.job_facts) RETURNS text
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET row_security = off AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET row_security = off AS $$
 DECLARE
     v_id     uuid;
     v_own    boolean;

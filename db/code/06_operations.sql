@@ -8,7 +8,7 @@ DROP FUNCTION IF EXISTS dlq.redeliver(uuid[], text, text, text, boolean, jsonb, 
 CREATE OR REPLACE FUNCTION dlq.redeliver(p_ids uuid[], p_actor text, p_reason text,
     p_note text DEFAULT NULL, p_force boolean DEFAULT false, p_detail jsonb DEFAULT NULL, p_queue text DEFAULT NULL, p_run uuid DEFAULT NULL)
 RETURNS TABLE (entry_id uuid, verdict text, job_id bigint)
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET row_security = off AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET row_security = off AS $$
 #variable_conflict use_column
 DECLARE
     v_row record;

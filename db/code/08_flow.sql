@@ -20,7 +20,7 @@ COMMENT ON FUNCTION dlq.reserve_pace IS 'Gives p_count redeliveries their places
 -- Messages that are held are River jobs scheduled for later with the mark dlq:held. Their time is never far off, which
 -- bounds what is looked at here: a queue may have any number of jobs that their senders scheduled.
 CREATE OR REPLACE FUNCTION dlq.release_held(p_queues text[], p_limit integer, p_horizon interval) RETURNS integer
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET row_security = off AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET row_security = off AS $$
 DECLARE
     v_released integer;
 BEGIN
@@ -55,7 +55,7 @@ COMMENT ON FUNCTION dlq.release_held IS 'Lets up to p_limit messages go that wer
 -- Rows of work that is done are taken away by whoever comes by: job and entry are the truth, the row says where to look.
 DROP FUNCTION IF EXISTS dlq.is_undone(bigint);
 CREATE OR REPLACE FUNCTION dlq.is_undone(p_job bigint, p_created_at timestamptz) RETURNS boolean
-LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET row_security = off AS $$
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET row_security = off AS $$
 DECLARE
     v_ended timestamptz;
 BEGIN
@@ -69,7 +69,7 @@ COMMENT ON FUNCTION dlq.is_undone IS 'Whether a job has not ended yet, or its de
 
 DROP FUNCTION IF EXISTS dlq.order_predecessor(text, text, bigint, uuid);
 CREATE OR REPLACE FUNCTION dlq.order_predecessor(p_queue text, p_key text, p_job bigint, p_created_at timestamptz) RETURNS bigint
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET row_security = off AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET row_security = off AS $$
 DECLARE
     v_place bigint := dlq.order_place(p_job, p_created_at);
     v_first record;
@@ -90,7 +90,7 @@ $$;
 COMMENT ON FUNCTION dlq.order_predecessor IS 'The first job of an ordering key, before p_job (or before the message that it redelivers), whose work is not done; null where it is p_job''s turn.';
 
 CREATE OR REPLACE FUNCTION dlq.order_place(p_job bigint, p_created_at timestamptz) RETURNS bigint
-LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET row_security = off AS $$
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET row_security = off AS $$
 DECLARE
     v_place bigint;
 BEGIN
@@ -109,7 +109,7 @@ COMMENT ON FUNCTION dlq.order_place IS 'The place of a job, or of the message th
 
 -- Whoever takes the row away this moment does what is to be done: nobody waits.
 CREATE OR REPLACE FUNCTION dlq.leave_order(p_job bigint, p_created_at timestamptz) RETURNS void
-LANGUAGE sql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
+LANGUAGE sql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
     DELETE FROM dlq.ordered_jobs o
     WHERE (o.queue, o.ordering_key, o.place) IN (SELECT s.queue, s.ordering_key, s.place FROM dlq.ordered_jobs s WHERE s.job_id = p_job AND s.job_created_at = p_created_at FOR UPDATE SKIP LOCKED)
 $$;
@@ -118,7 +118,7 @@ COMMENT ON FUNCTION dlq.leave_order IS 'Takes a job''s place in the order of its
 -- A wake-up that is lost, because somebody holds the next job, is mended by that job''s own looks: see the delivery of held messages.
 DROP FUNCTION IF EXISTS dlq.order_done(text, text, bigint, uuid);
 CREATE OR REPLACE FUNCTION dlq.order_done(p_queue text, p_key text, p_job bigint, p_created_at timestamptz) RETURNS void
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET row_security = off AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET row_security = off AS $$
 DECLARE
     v_job     bigint := p_job;
     v_created timestamptz := p_created_at;
@@ -142,7 +142,7 @@ $$;
 COMMENT ON FUNCTION dlq.order_done IS 'The work of a job (or of the message that it redelivers) is done: the next of its ordering key may go.';
 
 CREATE OR REPLACE FUNCTION dlq.forget_ordered(p_limit integer DEFAULT 10000) RETURNS integer
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET row_security = off AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET row_security = off AS $$
 DECLARE
     v_count integer;
 BEGIN
@@ -159,7 +159,7 @@ COMMENT ON FUNCTION dlq.forget_ordered IS 'Takes rows out of ordered_jobs whose 
 -- where there are none, River's own list of queues does, unless a dlqd has worked the queue. A few jobs of each state are
 -- looked at, however many there are.
 CREATE OR REPLACE FUNCTION dlq.shared_queues(p_queues text[]) RETURNS text[]
-LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET row_security = off AS $$
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET row_security = off AS $$
 BEGIN
     RETURN ARRAY(
         SELECT q.queue FROM unnest(p_queues) q (queue)

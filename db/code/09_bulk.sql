@@ -143,7 +143,7 @@ $$;
 COMMENT ON FUNCTION dlq.replay_move IS 'Moves a replay run to another state, if its own is one of p_from.';
 
 CREATE OR REPLACE FUNCTION dlq.replay_step(p_run uuid, p_ids uuid[], p_skipped uuid[] DEFAULT '{}', p_why text[] DEFAULT '{}') RETURNS void
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
 DECLARE
     v_run      dlq.replay_runs;
     v_replayed bigint;
@@ -224,7 +224,7 @@ COMMENT ON FUNCTION dlq.note_on IS 'Writes an audit row for each of the entries,
 -- ids and then closed ones in theirs, so that no two can deadlock. Closed ones are looked for where not all are open. An entry
 -- that moved to another partition while it was waited for is looked for again.
 CREATE OR REPLACE FUNCTION dlq.lock_entries(p_ids uuid[], p_from dlq.dead_letter_status[], OUT ids uuid[], OUT stages dlq.dead_letter_stage[])
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET plan_cache_mode = force_custom_plan AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_custom_plan AS $$
 DECLARE
     v_since timestamptz := dlq.closed_since(p_ids);
     v_among dlq.dead_letter_stage[];
@@ -259,7 +259,7 @@ COMMENT ON FUNCTION dlq.lock_entries IS 'Files and locks those of the entries th
 -- that it changed.
 CREATE OR REPLACE FUNCTION dlq.act_on(p_action text, p_ids uuid[], p_actor text, p_note text DEFAULT NULL, p_args jsonb DEFAULT '{}')
 RETURNS SETOF uuid
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET plan_cache_mode = force_custom_plan SET row_security = off AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_custom_plan SET row_security = off AS $$
 DECLARE
     v_ids    uuid[];
     v_stages dlq.dead_letter_stage[];

@@ -4,7 +4,7 @@
 -- under way. The trail has moves nearly in the order of their transactions, so BRIN finds the few pages to read, however
 -- long one of them was open and however many others came and went meanwhile.
 CREATE OR REPLACE FUNCTION dlq.moves_between(p_old txid_snapshot, p_new txid_snapshot, p_since timestamptz) RETURNS SETOF dlq.dead_letter_transitions
-LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
     -- An hour for a clock that was set back.
     SELECT t.* FROM dlq.dead_letter_transitions t
     WHERE t.at >= p_since - interval '1 hour' AND t.xid >= txid_snapshot_xmax(p_old) AND txid_visible_in_snapshot(t.xid, p_new)
@@ -450,7 +450,7 @@ COMMENT ON FUNCTION dlq.noisiest_sources IS 'Sources of messages with the most c
 
 CREATE OR REPLACE FUNCTION dlq.oldest_entries(p_limit integer DEFAULT 20)
 RETURNS TABLE (id uuid, age interval, status dlq.dead_letter_status, queue text, kind text, error_class text, error_type text, assigned_to text)
-LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
     SELECT e.id, now() - e.created_at, e.status, e.queue, e.kind, e.error_class, e.error_type, e.assigned_to
     FROM dlq.dead_letter_queue e WHERE e.status IN ('dlq_pending', 'dlq_processing', 'dlq_manual') ORDER BY e.id LIMIT p_limit
 $$;

@@ -3,7 +3,7 @@
 -- trail_begins bounds the months in which an entry's moves can be. They were all made after it was captured, by this server's clock;
 -- of one that is gone, its id says when its job failed, by the application's. (An hour, or a day, for clocks that were set back.)
 CREATE OR REPLACE FUNCTION dlq.trail_begins(p_id uuid) RETURNS timestamptz
-LANGUAGE plpgsql STABLE STRICT SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET plan_cache_mode = force_custom_plan AS $$
+LANGUAGE plpgsql STABLE STRICT SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_custom_plan AS $$
 DECLARE
     v_since    timestamptz := dlq.closed_since(ARRAY[p_id]);
     v_captured timestamptz;
@@ -18,7 +18,7 @@ $$;
 COMMENT ON FUNCTION dlq.trail_begins IS 'The time before which an entry has no audit rows; null of null.';
 
 CREATE OR REPLACE FUNCTION dlq.trail(p_id uuid, p_limit integer DEFAULT 1000) RETURNS SETOF dlq.dead_letter_transitions
-LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET plan_cache_mode = force_custom_plan AS $$
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_custom_plan AS $$
 DECLARE
     v_from timestamptz := dlq.trail_begins(p_id);
 BEGIN
@@ -108,7 +108,7 @@ COMMENT ON FUNCTION dlq.erase_rows IS 'Of entries as the archive has them, those
 -- erase_entries takes jobs, then entries, as redeliveries do, and waits for neither: what somebody holds is left, and counted as
 -- under way. Open and failed entries are archived: there is nothing left to redeliver.
 CREATE OR REPLACE FUNCTION dlq.erase_entries(p_ids uuid[], p_actor text, p_note text, OUT entries integer, OUT jobs integer, OUT under_way integer)
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET plan_cache_mode = force_custom_plan SET row_security = off AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_custom_plan SET row_security = off AS $$
 DECLARE
     v_since timestamptz := dlq.closed_since(p_ids);
     v_from  timestamptz; -- of the trail

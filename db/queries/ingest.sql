@@ -3,12 +3,17 @@
 SELECT id, status FROM dlq.dead_letter_queue WHERE event_id = @event_id::text ORDER BY id DESC LIMIT 10;
 
 -- name: OpenEvents :many
--- Which of these messages have an open dead letter.
-SELECT event_id::text AS event_id, id, status FROM dlq.dead_letter_open WHERE event_id = ANY (@event_ids::text[]);
+-- Which of these messages have an open dead letter. While an entry is in the inbox, its job is still there and says so by its
+-- unique key; the inbox, which has no index for this, is asked only once something is in it for so long that River may have deleted jobs.
+SELECT e.event_id::text AS event_id, e.id, e.status FROM dlq.dead_letter_queue e WHERE e.stage = 'open' AND e.event_id = ANY (@event_ids::text[])
+UNION ALL
+SELECT e.event_id::text, e.id, e.status FROM dlq.dead_letter_queue e
+WHERE e.stage = 'inbox' AND e.event_id = ANY (@event_ids::text[])
+  AND EXISTS (SELECT FROM dlq.dead_letter_queue o WHERE o.stage = 'inbox' AND o.id < dlq.first_id(now() - interval '12 hours'));
 
 -- name: EntrySameContent :one
 -- Whether a dead letter's message equals the given one, as jsonb.
-SELECT river_job_id, (original_event = @args::jsonb)::boolean AS same FROM dlq.dead_letter_open WHERE id = @id;
+SELECT river_job_id, (original_event = @args::jsonb)::boolean AS same FROM dlq.dead_letter_queue WHERE id = @id AND stage IN ('inbox', 'open');
 
 -- name: MessageJob :one
 -- The job of a message, by River's unique key. same: whether its content is that of args.

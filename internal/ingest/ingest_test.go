@@ -132,6 +132,8 @@ func TestSubmit_sameMessageAgain(t *testing.T) {
 	}
 
 	// River deletes old jobs; an open dead letter still knows the message.
+	_, err = b.pool.Exec(t.Context(), "SELECT dlq.file(ARRAY(SELECT id FROM dlq.dead_letter_queue))")
+	require.NoError(t, err)
 	_, err = b.pool.Exec(t.Context(), "DELETE FROM river_job")
 	require.NoError(t, err)
 	again, err = i.Submit(t.Context(), b.message("m1", `{"a": 1, "b": 2}`), ingest.Trace{})

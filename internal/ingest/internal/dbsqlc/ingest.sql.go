@@ -44,7 +44,7 @@ func (q *Queries) EntriesByEvent(ctx context.Context, eventID string) ([]Entries
 }
 
 const EntrySameContent = `-- name: EntrySameContent :one
-SELECT river_job_id, (original_event = $1::jsonb)::boolean AS same FROM dlq.dead_letter_open WHERE id = $2
+SELECT river_job_id, (original_event = $1::jsonb)::boolean AS same FROM dlq.dead_letter_queue WHERE id = $2 AND stage IN ('inbox', 'open')
 `
 
 type EntrySameContentParams struct {
@@ -165,7 +165,11 @@ func (q *Queries) MessageJob(ctx context.Context, uniqueKey []byte) (MessageJobR
 }
 
 const OpenEvents = `-- name: OpenEvents :many
-SELECT event_id::text AS event_id, id, status FROM dlq.dead_letter_open WHERE event_id = ANY ($1::text[])
+SELECT e.event_id::text AS event_id, e.id, e.status FROM dlq.dead_letter_queue e WHERE e.stage = 'open' AND e.event_id = ANY ($1::text[])
+UNION ALL
+SELECT e.event_id::text, e.id, e.status FROM dlq.dead_letter_queue e
+WHERE e.stage = 'inbox' AND e.event_id = ANY ($1::text[])
+  AND EXISTS (SELECT FROM dlq.dead_letter_queue o WHERE o.stage = 'inbox' AND o.id < dlq.first_id(now() - interval '12 hours'))
 `
 
 type OpenEventsRow struct {
@@ -174,7 +178,8 @@ type OpenEventsRow struct {
 	Status  string
 }
 
-// Which of these messages have an open dead letter.
+// Which of these messages have an open dead letter. While an entry is in the inbox, its job is still there and says so by its
+// unique key; the inbox, which has no index for this, is asked only once something is in it for so long that River may have deleted jobs.
 func (q *Queries) OpenEvents(ctx context.Context, eventIds []string) ([]OpenEventsRow, error) {
 	rows, err := q.db.Query(ctx, OpenEvents, eventIds)
 	if err != nil {
