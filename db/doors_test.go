@@ -26,6 +26,7 @@ var tables = map[string][]string{
 	"circuit_breakers":   {"breaker"},
 	"erasures":           {"deadletter"},
 	"gates":              {"worker"},
+	"job_facts":          {"facts"},
 	"ordered_jobs":       {"ingest"},
 	"processes":          {"process"},
 	"reconcile_findings": {"reconcile"},

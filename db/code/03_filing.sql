@@ -73,6 +73,7 @@ BEGIN
     p_entry.error_context := v_fail.error_context;
     p_entry.retry_history := v_fail.retry_history;
     p_entry.first_failed_at := v_fail.first_failed_at;
+    p_entry.tags := ARRAY(SELECT t FROM unnest(p_entry.tags) t WHERE t IS NOT NULL); -- SQL takes NULL, and rows of rows
     p_entry.next_retry_at := coalesce(p_entry.next_retry_at, now());
     p_entry.filed_at := clock_timestamp();
     p_entry.stage := 'open';
@@ -94,6 +95,7 @@ BEGIN
     p_new.error_context := coalesce(p_new.error_context, p_filed.error_context);
     p_new.retry_history := CASE WHEN p_new.retry_history IS DISTINCT FROM p_raw.retry_history THEN p_new.retry_history ELSE p_filed.retry_history END;
     p_new.first_failed_at := CASE WHEN p_new.first_failed_at IS DISTINCT FROM p_raw.first_failed_at THEN p_new.first_failed_at ELSE p_filed.first_failed_at END;
+    p_new.tags := CASE WHEN p_new.tags IS DISTINCT FROM p_raw.tags THEN p_new.tags ELSE p_filed.tags END;
     p_new.next_retry_at := coalesce(p_new.next_retry_at, p_filed.next_retry_at);
     p_new.filed_at := p_filed.filed_at;
     p_new.stage := p_filed.stage;
@@ -134,7 +136,8 @@ BEGIN
              ordering_key, assigned_to, config_version, unique_key, unique_states, metadata,
              move, captured_by, first_failed_at, last_failed_at, created_at, filed_at, updated_at, stage)
         SELECT i.id, i.event_id, i.river_job_id, i.job_created_at, i.queue, i.kind, i.job_kind, i.subscriber_id, i.source, coalesce(nullif(d.priority, 0), i.priority),
-               CASE WHEN coalesce(d.tags, '[]') = '[]' THEN i.tags ELSE ARRAY(SELECT DISTINCT t FROM unnest(i.tags || ARRAY(SELECT jsonb_array_elements_text(d.tags))) t) END,
+               CASE WHEN coalesce(d.tags, '[]') <> '[]' THEN ARRAY(SELECT DISTINCT a.t FROM (SELECT unnest(i.tags) AS t UNION ALL SELECT jsonb_array_elements_text(d.tags)) a WHERE a.t IS NOT NULL)
+                    WHEN i.tags = '{}' THEN i.tags ELSE ARRAY(SELECT t FROM unnest(i.tags) t WHERE t IS NOT NULL) END,
                i.original_event, f.error_message, f.error_type, f.error_code, coalesce(d.error_class, f.error_class), f.error_class, f.error_stack_trace, f.error_context, d.fingerprint,
                f.retry_history, i.retry_count, i.max_retries, coalesce(nullif(d.max_retries, 0), i.dlq_max_retries), coalesce(d.status::dlq.dead_letter_status, 'dlq_pending'), d.strategy::dlq.strategy, d.rule,
                CASE WHEN d.status = 'dlq_manual' THEN NULL ELSE coalesce(d.next_retry_at, i.next_retry_at, now()) END, CASE WHEN d.status = 'dlq_pending' THEN nullif(d.waiting_for, '') END,

@@ -88,7 +88,7 @@ func TestUnfiled_isFiledByWhateverActsOnIt(t *testing.T) {
 		"assign":      {"SELECT dlq.assign($1, 'kim')", deadletter.Pending, 2},
 		"tag":         {"SELECT dlq.act_on('tag', ARRAY[$1::uuid], 'kim', NULL, '{\"tags\": [\"bank\"]}')", deadletter.Pending, 2},
 		"many":        {"SELECT dlq.act_where('park', jsonb_build_object('ids', ARRAY[$1::uuid]))", deadletter.Manual, 2},
-		"erase":       {"SELECT dlq.erase(jsonb_build_object('ids', ARRAY[$1::uuid]), 'request 7')", deadletter.Archived, 3},
+		"erase":       {"SELECT dlq.erase_entries(ARRAY[$1::uuid], 'kim', 'request 7')", deadletter.Archived, 3},
 		"file":        {"SELECT dlq.file(ARRAY[$1::uuid])", deadletter.Pending, 1},
 		"update":      {"UPDATE dlq.dead_letter_queue SET notes = 'x' WHERE id = $1", deadletter.Pending, 1},
 		"update away": {"UPDATE dlq.dead_letter_queue SET status = 'dlq_archived' WHERE id = $1", deadletter.Archived, 2},

@@ -164,9 +164,9 @@ func (s *Store) List(ctx context.Context, f Filter) ([]Summary, error) {
 	return pgx.CollectRows(rows, pgx.RowToStructByName[Summary])
 }
 
-// entryColumns are those of [Entry].
+// entryColumns are those of [Entry]. Tags of what nobody has filed yet are as SQL took them: with NULL, or of several dimensions.
 var entryColumns = strings.Replace(summaryColumns, "left(error_message, 500)", "error_message", 1) + `,
-	job_kind, tags, original_event, edited_event, error_stack_trace, error_context, fingerprint, retry_history, retry_count,
+	job_kind, ARRAY(SELECT t FROM unnest(tags) t WHERE t IS NOT NULL) AS tags, original_event, edited_event, error_stack_trace, error_context, fingerprint, retry_history, retry_count,
 		max_retries, dlq_max_retries, replay_attempts, rule, reported_class, ordering_key, parked_by, redelivery_job_id, locked_by, locked_at,
 		assigned_to, notes, resolution_strategy, resolved_by, resolution_notes, resolution_timestamp, config_version, metadata`
 

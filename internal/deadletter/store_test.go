@@ -354,12 +354,12 @@ func TestPlans(t *testing.T) {
 		return strings.Join(lines, "\n")
 	}
 	for index, f := range map[string]deadletter.Filter{
-		"dead_letter_open_pkey":               {},
-		"dead_letter_open_by_queue":       {Queue: "no_such_queue"},
-		"dead_letter_open_by_kind":        {Kind: "kind_7"},
-		"dead_letter_open_by_class": {ErrorClass: "business"},
-		"dead_letter_open_by_type":  {ErrorType: "NO_SUCH_TYPE"},
-		"dead_letter_open_by_source":      {Source: "nobody", Oldest: true},
+		"dead_letter_open_pkey":      {},
+		"dead_letter_open_by_queue":  {Queue: "no_such_queue"},
+		"dead_letter_open_by_kind":   {Kind: "kind_7"},
+		"dead_letter_open_by_class":  {ErrorClass: "business"},
+		"dead_letter_open_by_type":   {ErrorType: "NO_SUCH_TYPE"},
+		"dead_letter_open_by_source": {Source: "nobody", Oldest: true},
 	} {
 		f.Limit = 50
 		sql, args := b.store.ListSQL(f)
