@@ -431,7 +431,7 @@ func TestStateMachine(t *testing.T) {
 		conditions.set("")
 		current.Store(planners[0])
 		m := &machine{bundle: b, rt: rt, queue: fmt.Sprintf("machine-%d", round), planners: planners, current: current, conditions: conditions, entries: map[uuid.UUID]*modelled{}}
-		require.NoError(rt, b.pool.QueryRow(context.WithoutCancel(t.Context()), "SELECT clock_timestamp() + interval '1 second'").Scan(&b.now))
+		require.NoError(rt, b.pool.QueryRow(context.WithoutCancel(t.Context()), "SELECT clock_timestamp() + interval '20 seconds'").Scan(&b.now))
 		actions := map[string]func(){
 			"capture": m.capture, "work": m.work, "gates": m.gates, "outcome": m.outcome, "operate": m.operate, "riverUI": m.riverUI,
 			"lose": m.lose, "die": m.die, "reload": m.reload, "switchConditions": m.switchConditions, "reclassify": m.reclassify,
