@@ -19,7 +19,7 @@ COMMENT ON FUNCTION dlq.trigger_state IS 'Whether dlqd''s triggers on river_job 
 -- What is a failure is what dlq.is_failure says of a job of which nobody knows what it was before it ended.
 CREATE OR REPLACE FUNCTION dlq.look_for_failures(p_look text, p_captured_by text, p_limit integer, p_every interval, p_wait boolean,
     OUT filed integer, OUT done boolean)
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET row_security = off SET enable_seqscan = off SET jit = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET row_security = off SET jit = off SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
 DECLARE
     -- The clocks of River's clients may be behind by so much, and their reports late.
     v_overlap constant interval := '5 minutes';

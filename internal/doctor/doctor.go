@@ -216,7 +216,11 @@ func rights(ctx context.Context, m *postgres.Migrator) Finding {
 	does := []string{"role " + role + " has all"}
 	for _, m := range missing {
 		if m.Optional {
-			does = append(does, "without "+m.Object+" it does not "+m.Why)
+			what := m.Object
+			if m.On != "role" {
+				what = strings.Join(m.Privileges, ", ") + " on " + m.Object
+			}
+			does = append(does, "without "+what+" it does not "+m.Why)
 			continue
 		}
 		lacking = append(lacking, m.Part+": to "+m.Why)

@@ -51,7 +51,7 @@ func TestExamine(t *testing.T) {
 		{"filing", "INSERT INTO dlq.job_facts (job_id, job_created_at, fact, at) VALUES (1, now(), 'retried', now() - interval '1 hour')", "DELETE FROM dlq.job_facts", "1 ends of redeliveries"},
 		{"River's leader", "DELETE FROM river_leader", "INSERT INTO river_leader (leader_id, elected_at, expires_at) VALUES ('me', now(), now() + interval '1 hour')", "there is none"},
 		{"jobs", "INSERT INTO river_job (kind, args, max_attempts, scheduled_at) VALUES ('k', '{}', 1, now() - interval '2 hours')", "DELETE FROM river_job", "1 wait for more than an hour (queue default)"},
-		{"default partitions", "INSERT INTO dlq.dead_letter_transitions_default (at, entry_id, to_status, actor, queue, kind) VALUES (now() + interval '50 days', gen_random_uuid(), 'dlq_pending', 'a', 'q', 'k')", "DELETE FROM dlq.dead_letter_transitions_default", "1 rows came while"},
+		{"default partitions", "INSERT INTO dlq.dead_letter_transitions_default (at, entry_id, to_status, actor, queue, kind) VALUES (now() + interval '400 days', gen_random_uuid(), 'dlq_pending', 'a', 'q', 'k')", "DELETE FROM dlq.dead_letter_transitions_default", "1 rows came while"},
 		{"circuit breakers", "SELECT dlq.open_breaker('destination:x')", "SELECT dlq.reset_breaker('destination:x')", "a person holds open: destination:x"},
 		{"partitions", `DO $$ DECLARE p text; BEGIN FOR p IN SELECT inhrelid::regclass FROM pg_inherits JOIN pg_class ON pg_class.oid = inhrelid
 			WHERE inhparent = 'dlq.dead_letter_transitions'::regclass AND relname ~ '[0-9]$' LOOP EXECUTE 'DROP TABLE ' || p; END LOOP; END $$`, "CALL dlq.ensure_partitions()", "made only 0.0 days ahead"},
