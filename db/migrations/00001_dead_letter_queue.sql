@@ -101,7 +101,9 @@ $$;
 -- The inbox: all that an application's transaction writes. One index, no trigger on insertion, no constraint beyond the
 -- partition's: what is here is undecided, and a DLQ worker files it within a moment.
 CREATE TABLE dlq.dead_letter_inbox PARTITION OF dlq.dead_letter_queue (PRIMARY KEY (id))
-    FOR VALUES IN ('inbox');
+    FOR VALUES IN ('inbox')
+    -- To give pages back, vacuum locks out everybody: capture would give way meanwhile.
+    WITH (vacuum_truncate = off, toast.vacuum_truncate = off);
 
 -- The open partition and the inbox are the only ones that workers touch, so their cost does not grow with history.
 CREATE TABLE dlq.dead_letter_open PARTITION OF dlq.dead_letter_queue (
@@ -320,7 +322,9 @@ CREATE TABLE dlq.job_facts (
     entry_id       uuid,
     job            jsonb,
     db_user        text NOT NULL DEFAULT session_user
-);
+) WITH (vacuum_truncate = off, toast.vacuum_truncate = off);
+-- Where a publication has all tables, a table without a key takes no DELETE otherwise.
+ALTER TABLE dlq.job_facts REPLICA IDENTITY FULL;
 CREATE INDEX job_facts_job ON dlq.job_facts (job_id, at);
 COMMENT ON TABLE dlq.job_facts IS 'Ends of redeliveries, and retries made outside dlqd, that no dlqd process has applied yet: see dlq.apply_facts().';
 COMMENT ON COLUMN dlq.job_facts.job_id IS 'The job.';
@@ -337,7 +341,7 @@ CREATE TABLE dlq.entry_jobs (
     entry_id       uuid NOT NULL,
     run_id         uuid,
     PRIMARY KEY (job_id, job_created_at)
-);
+) WITH (vacuum_truncate = off);
 CREATE INDEX entry_jobs_entry ON dlq.entry_jobs (entry_id);
 COMMENT ON TABLE dlq.entry_jobs IS 'Which jobs are of which entry: its redeliveries, and its original job once that was retried outside dlqd. This, and not the mark in a job''s metadata, says so: metadata gets copied. Rows go when River has deleted the job.';
 COMMENT ON COLUMN dlq.entry_jobs.job_id IS 'The job.';

@@ -257,10 +257,31 @@ func (h *host) while(sql string, run func()) bool {
 	require.NoError(h, err)
 	defer func() { _ = tx.Rollback(context.WithoutCancel(h.Context())) }()
 	h.exec(tx, "SET LOCAL lock_timeout = '2s'")
-	if _, err := tx.Exec(h.Context(), sql); err != nil {
+	if _, err := tx.Exec(h.Context(), sql, pgx.QueryExecModeSimpleProtocol); err != nil {
 		h.Logf("%s: %v", sql, err)
 		return false
 	}
 	run()
 	return true
+}
+
+// reconcile has dlqd look at all that River keeps, and file it.
+func (h *host) reconcile() {
+	h.Helper()
+	for done := false; !done; {
+		require.NoError(h, h.dlqd.QueryRow(h.Context(), "SELECT done FROM dlq.reconcile(p_whole => true)").Scan(&done))
+	}
+	h.exec(h.dlqd, "SELECT dlq.file(ARRAY(SELECT id FROM dlq.dead_letter_inbox))")
+}
+
+// exact holds what was captured against River's table: a dead letter for each failure, and one only.
+func (h *host) exact() {
+	h.Helper()
+	require.Empty(h, h.strings(`SELECT j.kind || ' ' || j.id || ' ' || j.state || ' ' || j.finalized_at FROM river_job j
+		WHERE dlq.is_failure(to_jsonb(j))
+		  AND NOT EXISTS (SELECT FROM dlq.dead_letter_queue e WHERE e.river_job_id = j.id AND e.job_created_at = j.created_at AND (e.last_failed_at >= j.finalized_at OR dlq.is_open(e.status)))
+		  AND NOT EXISTS (SELECT FROM dlq.entry_jobs k WHERE k.job_id = j.id AND k.job_created_at = j.created_at)
+		  AND NOT EXISTS (SELECT FROM dlq.retired_jobs r WHERE r.job_id = j.id AND r.job_created_at = j.created_at)`), "failures without a dead letter")
+	require.Empty(h, h.strings(`SELECT river_job_id || ' ' || job_created_at || ': ' || count(*) FROM dlq.dead_letter_queue
+		GROUP BY river_job_id, job_created_at, CASE WHEN dlq.is_open(status) THEN 'infinity' ELSE last_failed_at END HAVING count(*) > 1`), "filed twice")
 }
