@@ -24,10 +24,11 @@ BEGIN
     END IF;
     FOR v_key IN SELECT jsonb_object_keys(p_filter) LOOP
         v_where := v_where || ' AND ' || CASE v_key
-            -- Names of the type's own values, written out: partitions that hold none of them are left out of the plan.
-            WHEN 'status'        THEN 'e.status IN (' || (
-                SELECT coalesce(string_agg(quote_literal(s.word::dlq.dead_letter_status), ', '), 'NULL')
-                FROM jsonb_array_elements_text(CASE jsonb_typeof(p_filter -> v_key) WHEN 'array' THEN p_filter -> v_key ELSE jsonb_build_array(p_filter -> v_key) END) s (word)) || ')'
+            -- Names of the types' own values, written out: partitions that hold none of them are left out of the plan, and not locked.
+            WHEN 'status'        THEN (
+                SELECT format('e.status IN (%s) AND e.stage IN (%s)', coalesce(string_agg(quote_literal(s.word::dlq.dead_letter_status), ', '), 'NULL'),
+                              coalesce(string_agg(DISTINCT quote_literal(dlq.stage_of(s.word::dlq.dead_letter_status)) || CASE s.word WHEN 'dlq_pending' THEN ', ''inbox''' ELSE '' END, ', '), 'NULL'))
+                FROM jsonb_array_elements_text(CASE jsonb_typeof(p_filter -> v_key) WHEN 'array' THEN p_filter -> v_key ELSE jsonb_build_array(p_filter -> v_key) END) s (word))
             WHEN 'queue'         THEN 'e.queue = ANY (' || format(v_words, v_key) || ')'
             WHEN 'kind'          THEN 'e.kind LIKE ANY (ARRAY(SELECT replace(replace(replace(replace(k, ''\'', ''\\''), ''%'', ''\%''), ''_'', ''\_''), ''*'', ''%'') FROM unnest(' || format(v_words, v_key) || ') k))'
             WHEN 'errorType'     THEN 'e.error_type = ANY (' || format(v_words, v_key) || ')'

@@ -3,7 +3,6 @@ package deadletter_test
 import (
 	"encoding/json"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -22,7 +21,7 @@ func TestErase_leavesWhatIsUnderWay(t *testing.T) {
 		_, err := pool.Exec(t.Context(), sql)
 		require.NoError(t, err)
 	}
-	exec("SELECT dlq.replay((SELECT min(id::text)::uuid FROM dlq.dead_letter_open))")
+	exec("SELECT dlq.replay((SELECT min(id::text)::uuid FROM dlq.dead_letter_queue))")
 	filter, act := json.RawMessage(`{"payload": {"card": "4242"}}`), deadletter.Act{Actor: "kim", Note: "request 1"}
 	e, err := store.Erase(t.Context(), filter, act)
 	require.NoError(t, err)
@@ -45,26 +44,41 @@ func TestErase_leavesWhatIsUnderWay(t *testing.T) {
 	require.ErrorIs(t, err, deadletter.ErrInvalid)
 }
 
-// A month that is being archived would bring the data to the archive after it was looked through.
-func TestErase_waitsForRetention(t *testing.T) {
+// What somebody holds, entry or job, is left and counted: nobody is waited for, retention neither.
+func TestErase_waitsForNobody(t *testing.T) {
 	t.Parallel()
 	_, pool := roleEntries(t)
 	store := deadletter.NewStore(pool, postgres.DefaultSchemas())
-	erased := make(chan error, 1)
+	filter, act := json.RawMessage(`{"payload": {"card": "4242"}}`), deadletter.Act{Actor: "kim", Note: "request 1"}
 	require.NoError(t, store.InTx(t.Context(), func(tx postgres.DB) error {
-		var locked bool
-		require.NoError(t, tx.QueryRow(t.Context(), "SELECT pg_try_advisory_xact_lock(hashtextextended('dlq.retention', 0))").Scan(&locked))
-		require.True(t, locked)
-		go func() {
-			_, err := store.Erase(t.Context(), json.RawMessage(`{"payload": {"card": "4242"}}`), deadletter.Act{Actor: "kim", Note: "request 1"})
-			erased <- err
-		}()
-		require.Eventually(t, func() bool {
-			var waits bool
-			require.NoError(t, tx.QueryRow(t.Context(), "SELECT EXISTS (SELECT FROM pg_locks l JOIN pg_database d ON d.oid = l.database WHERE d.datname = current_database() AND l.locktype = 'advisory' AND NOT l.granted)").Scan(&waits))
-			return waits
-		}, 20*time.Second, 10*time.Millisecond)
+		for _, sql := range []string{
+			"SELECT pg_advisory_xact_lock(hashtextextended('dlq.retention', 0))",
+			"SELECT FROM dlq.dead_letter_queue WHERE id = (SELECT min(id::text)::uuid FROM dlq.dead_letter_queue) FOR UPDATE",
+			"SELECT FROM river_job WHERE id = (SELECT max(id) FROM river_job) FOR UPDATE",
+		} {
+			_, err := tx.Exec(t.Context(), sql)
+			require.NoError(t, err)
+		}
+		e, err := store.Erase(t.Context(), filter, act)
+		require.NoError(t, err)
+		require.EqualValues(t, 2, e.Entries)
+		require.EqualValues(t, 2, e.UnderWay)
 		return nil
 	}))
-	require.NoError(t, <-erased)
+	e, err := store.Erase(t.Context(), filter, act)
+	require.NoError(t, err)
+	require.EqualValues(t, 2, e.Entries)
+	require.Zero(t, e.UnderWay)
+}
+
+// One call in psql, many transactions.
+func TestErase_procedure(t *testing.T) {
+	t.Parallel()
+	_, pool := roleEntries(t)
+	var id string
+	require.NoError(t, pool.QueryRow(t.Context(), `CALL dlq.erase('{"payload": {"card": "4242"}}', 'request 1', 'kim')`).Scan(&id))
+	var transactions, entries int
+	require.NoError(t, pool.QueryRow(t.Context(), "SELECT count(DISTINCT t.xid), max(r.entries) FROM dlq.dead_letter_transitions t, dlq.erasures r WHERE r.id = $1 AND t.reason = 'erased' AND t.note = r.note", id).Scan(&transactions, &entries))
+	require.Equal(t, 4, entries)
+	require.Equal(t, 1, transactions, "one batch of them")
 }

@@ -140,8 +140,30 @@ func (s *Store) ListSQL(f Filter) (string, []any) {
 	} else {
 		where = append(where, "(stage <> 'inbox' OR NOT dlq.is_repeat(river_job_id, job_created_at))")
 	}
+	if stages := stagesOf(f.Statuses); len(stages) > 0 {
+		where = append(where, "stage IN ('"+strings.Join(stages, "', '")+"')")
+	}
 	args = append(args, f.Limit)
 	return s.schemas.Render(fmt.Sprintf("SELECT %s FROM dlq.dead_letter_queue WHERE %s ORDER BY id %s LIMIT $%d", summaryColumns, strings.Join(where, " AND "), order, len(args))), args
+}
+
+// stagesOf names the partitions that hold entries of these states: a plan that is told leaves the others out, and locks none of
+// their tables and indexes. Nil stands for all.
+func stagesOf(statuses []Status) (stages []string) {
+	for _, status := range statuses {
+		switch status {
+		case Pending:
+			stages = append(stages, "inbox", "open")
+		case Processing, Manual:
+			stages = append(stages, "open")
+		case Resolved, Failed, Archived:
+			stages = append(stages, strings.TrimPrefix(string(status), "dlq_"))
+		default:
+			return nil
+		}
+	}
+	slices.Sort(stages)
+	return slices.Compact(stages)
 }
 
 // FirstID is the least id that an entry captured at a time can have.
