@@ -311,7 +311,7 @@ func TestReconcile_notWhatWasErased(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	b.exec(fail, b.job())
-	b.exec(`SELECT dlq.erase('{"kind": "mail"}', 'asked for')`)
+	b.exec(`CALL dlq.erase('{"kind": "mail"}', 'asked for')`)
 	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE original_event = '{\"erased\": true}'"))
 	require.Zero(t, b.look(b.pool, true))
 }
