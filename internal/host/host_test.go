@@ -239,14 +239,14 @@ func (j jobs) list() []int64 {
 }
 
 // captured says whether all that dlqd needs to know of the batch was appended in the application's own transactions, and nothing else.
-// (What a SERIALIZABLE transaction appends of a redelivery is sorted out later.)
 func (h *host) captured(j jobs) bool {
 	h.Helper()
-	return h.count(`SELECT count(DISTINCT j.id) FROM river_job j
-		WHERE j.id = ANY ($1) AND (j.kind = 'succeeds' OR j.kind = 'copied' OR (j.kind NOT LIKE 're%' AND EXISTS (SELECT FROM dlq.dead_letter_inbox i WHERE i.river_job_id = j.id AND i.job_created_at = j.created_at))
-			OR (j.kind LIKE 're%' AND (EXISTS (SELECT FROM dlq.job_facts f WHERE f.job_id = j.id AND f.job_created_at = j.created_at)
-			                           OR j.kind = 'redelivery_fails' AND EXISTS (SELECT FROM dlq.dead_letter_inbox i WHERE i.river_job_id = j.id))))`, j.list()) == 8 &&
-		h.count("SELECT count(*) FROM dlq.dead_letter_inbox i JOIN river_job j ON j.id = i.river_job_id WHERE j.id = ANY ($1) AND j.kind IN ('succeeds', 'copied', 'redelivered', 'retried')", j.list()) == 0
+	return h.count(`SELECT count(*) FROM river_job j WHERE j.id = ANY ($1) AND CASE
+			WHEN j.kind IN ('succeeds', 'copied') THEN NOT EXISTS (SELECT FROM dlq.dead_letter_inbox i WHERE i.river_job_id = j.id)
+			WHEN j.kind LIKE 're%' THEN (SELECT count(*) = 1 FROM dlq.job_facts f WHERE f.job_id = j.id AND f.job_created_at = j.created_at)
+			                            AND NOT EXISTS (SELECT FROM dlq.dead_letter_inbox i WHERE i.river_job_id = j.id)
+			ELSE (SELECT count(*) = 1 FROM dlq.dead_letter_inbox i WHERE i.river_job_id = j.id AND i.job_created_at = j.created_at)
+		END`, j.list()) == 8
 }
 
 // while holds a transaction of the administrator's open that has run sql, and runs a function meanwhile. It says whether sql
