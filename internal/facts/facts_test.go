@@ -558,7 +558,6 @@ func TestApply_underAnOldSnapshot(t *testing.T) {
 	b.end(job, "completed")
 	b.apply()
 	b.is(id, deadletter.Resolved)
-
 }
 
 // Any number of processes apply facts at the same time.
