@@ -174,6 +174,7 @@ func (w *Worker) fileForAPerson(ctx context.Context, rows []dbsqlc.ClaimDueRow, 
 func (w *Worker) file(ctx context.Context, at look, size int) (rows []dbsqlc.ClaimDueRow, err error) {
 	var parked []Parked
 	var soonest time.Time
+	var took time.Duration
 	err = w.observed(ctx, func(tx transaction, counts map[string]int) error {
 		began := time.Now()
 		unfiled, err := tx.ClaimUnfiled(ctx, dbsqlc.ClaimUnfiledParams{After: at.after, Refused: at.refused, MaxEntries: int32(size)})
@@ -181,7 +182,7 @@ func (w *Worker) file(ctx context.Context, at look, size int) (rows []dbsqlc.Cla
 			return fmt.Errorf("look at the inbox: %w", err)
 		}
 		rows = column(unfiled, func(r *dbsqlc.ClaimUnfiledRow) dbsqlc.ClaimDueRow { return dbsqlc.ClaimDueRow(*r) })
-		w.inbox.saw(at, rows, time.Since(began), len(rows) == size)
+		took = time.Since(began)
 		if len(rows) == 0 {
 			return nil
 		}
@@ -191,6 +192,7 @@ func (w *Worker) file(ctx context.Context, at look, size int) (rows []dbsqlc.Cla
 	if err != nil {
 		return rows, err
 	}
+	w.inbox.saw(at, rows, took, len(rows) == size)
 	w.tell(parked)
 	if !soonest.IsZero() && soonest.Before(w.now().Add(w.config.PollInterval)) {
 		w.batches.Wake() // it may sleep for longer

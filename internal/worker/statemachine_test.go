@@ -148,6 +148,9 @@ func (m *machine) decide(e *modelled) {
 
 // work runs the worker until there is nothing to do at this time.
 func (m *machine) work() {
+	if soon := time.Now().Add(time.Second); m.now.Before(soon) {
+		m.now = soon // what has come back is due
+	}
 	for {
 		m.settle()
 		filed, err := m.worker.File(m.Context())
