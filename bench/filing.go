@@ -184,20 +184,26 @@ func (b *bench) filingDelays(name string, jobs, statement int, every time.Durati
 		mu.Lock()
 		defer mu.Unlock()
 		fmt.Printf("\n%s: %s failures in %.1f s, all decided after %.1f s\n", name, thousands(float64(jobs)), failed.Seconds(), all.Seconds())
-		b.row("failed so far", "p50 ms", "p99 ms", "max ms")
-		for part := range 5 {
-			var delays []time.Duration
-			for id := part*jobs/5 + 1; id <= (part+1)*jobs/5; id++ {
-				if !decided[id].IsZero() {
-					delays = append(delays, decided[id].Sub(committed[id]))
-				}
-			}
-			slices.Sort(delays)
-			ms := func(share float64) string {
-				return fmt.Sprintf("%.0f", max(0, delays[int(share*float64(len(delays)-1))].Seconds()*1000))
-			}
-			b.row(thousands(float64((part+1)*jobs/5)), ms(0.5), ms(0.99), ms(1))
-		}
-		return b.table.Flush()
+		return b.delays(committed, decided)
 	})
+}
+
+// delays prints, for each fifth of the jobs, how long after its commit a failure was decided.
+func (b *bench) delays(committed, decided []time.Time) error {
+	jobs := len(committed) - 1
+	b.row("failed so far", "p50 ms", "p99 ms", "max ms")
+	for part := range 5 {
+		var delays []time.Duration
+		for id := part*jobs/5 + 1; id <= (part+1)*jobs/5; id++ {
+			if !decided[id].IsZero() {
+				delays = append(delays, decided[id].Sub(committed[id]))
+			}
+		}
+		slices.Sort(delays)
+		ms := func(share float64) string {
+			return fmt.Sprintf("%.0f", max(0, delays[int(share*float64(len(delays)-1))].Seconds()*1000))
+		}
+		b.row(thousands(float64((part+1)*jobs/5)), ms(0.5), ms(0.99), ms(1))
+	}
+	return b.table.Flush()
 }

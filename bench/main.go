@@ -7,7 +7,7 @@
 //	go run ./bench retention    a month of a million entries, dropped beside deleted, and what captures do meanwhile
 //	go run ./bench analytics    every question of analytics at 10,000,000 entries and 30,000,000 moves, and what rollups cost captures
 //	go run ./bench outage       ten minutes of outage of one of three destinations; -scale 0.1 for one minute
-//	go run ./bench filing       filing and deciding per second, and how long after its job's commit a failure is decided
+//	go run ./bench filing       failures filed and decided per second, and how long after its job's commit a failure is decided
 //	go run ./bench claim        claim, decide and redeliver from 1,000,000 open entries; plans of the claim and the lists
 //
 // Postgres is an embedded one with its standard settings, fsync on; it, the program and the load share the machine.

@@ -354,7 +354,7 @@ func TestRollups_openTransaction(t *testing.T) {
 	const moves = `INSERT INTO dlq.dead_letter_transitions (entry_id, from_status, to_status, actor, queue, kind) SELECT gen_random_uuid(), 'dlq_pending', 'dlq_processing', 'kim', 'q', 'k' FROM generate_series(1, $1)`
 	tx, err := b.pool.Begin(t.Context())
 	require.NoError(t, err)
-	defer tx.Rollback(t.Context()) //nolint:errcheck // it has ended by then
+	defer tx.Rollback(t.Context())
 	_, err = tx.Exec(t.Context(), moves, 7)
 	require.NoError(t, err)
 	b.refresh(t)

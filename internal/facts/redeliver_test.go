@@ -124,12 +124,12 @@ func TestRedeliver_takesTheUniqueKey(t *testing.T) {
 	b.end(redelivery, "completed")
 	b.apply()
 	require.Equal(t, "completed", b.state(original))
-	require.Equal(t, "", b.key(original))
+	require.Empty(t, b.key(original))
 
 	// A mask of all states has the discarded original hold the key.
 	original, id = b.fails(unique("all", maskAll)...)
 	redelivery = b.replay(id)
-	require.Equal(t, "", b.key(redelivery))
+	require.Empty(t, b.key(redelivery))
 	b.end(redelivery, "completed")
 	b.apply()
 	b.is(id, deadletter.Resolved)
@@ -144,7 +144,7 @@ func TestRedeliver_takesTheUniqueKey(t *testing.T) {
 
 	// Without the states, the key means nothing.
 	_, id = b.fails("unique_key", "'old'")
-	require.Equal(t, "", b.key(b.replay(id)))
+	require.Empty(t, b.key(b.replay(id)))
 }
 
 func TestRedeliver_equalJob(t *testing.T) {
@@ -171,7 +171,7 @@ func TestRedeliver_equalJob(t *testing.T) {
 
 	job, err := b.store.Replay(t.Context(), id, kim, nil, true)
 	require.NoError(t, err)
-	require.Equal(t, "", b.key(job), "by force it takes none")
+	require.Empty(t, b.key(job), "by force it takes none")
 	b.end(job, "completed")
 	b.apply()
 	b.is(id, deadletter.Resolved)

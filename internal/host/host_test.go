@@ -221,7 +221,7 @@ func (app *application) does(j jobs, when string) []string {
 	for what, statement := range map[string]func(context.Context, riverdriver.Executor, jobs) error{"complete": complete, "retry": retry} {
 		begun := time.Now()
 		err := statement(h.Context(), river, j)
-		assert.NoError(h, err, "%s while %s", what, when)
+		assert.NoError(h, err, "%s while %s", what, when) //nolint:testifylint // every statement is tried
 		assert.Less(h, time.Since(begun), limit, "%s while %s", what, when)
 	}
 	warnings := app.warned()

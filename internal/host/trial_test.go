@@ -34,7 +34,7 @@ func TestHost_trial(t *testing.T) {
 	defer cancel()
 	var all sync.WaitGroup
 	actor := func(n uint64, run func(random *rand.Rand)) {
-		random := rand.New(rand.NewPCG(seed, n)) //nolint:gosec // to be repeated
+		random := rand.New(rand.NewPCG(seed, n))
 		all.Go(func() {
 			for ctx.Err() == nil && !t.Failed() {
 				run(random)
