@@ -27,6 +27,10 @@ test: install-postgres ## run all tests, with the race detector
 	@scripts/install.sh cc curl
 	go run ./internal/postgres/postgrestest/withpostgres go test -race -timeout 5m ./...
 
+.PHONY: trial-capture
+trial-capture: install-postgres ## switch, lock, restore and purge around an application at random (TRIAL=10m), and count its failures
+	DLQD_TRIAL=$(or $(TRIAL),10m) go run ./internal/postgres/postgrestest/withpostgres go test -count=1 -timeout 0 -v -run TestHost_trial ./internal/host
+
 .PHONY: check
 check: fmt-check lint generate-check openapi-lint ## format, lint, drift of generated files, OpenAPI
 

@@ -47,12 +47,15 @@ func openLimited(ctx context.Context, url string, maxConns int32, limit time.Dur
 	// reads must not make conflicts of the application's SERIALIZABLE transactions, where that is the database's default.
 	config.ConnConfig.RuntimeParams["row_security"] = "off"
 	config.ConnConfig.RuntimeParams["default_transaction_isolation"] = "read committed"
+	// Plans without sequential scans have costs that make Postgres compile them, for seconds, and run them for milliseconds.
+	config.ConnConfig.RuntimeParams["jit"] = "off"
 	pool, version, err := open(ctx, config)
 	if refusesParameter(err) { // a pooler that knows but a few: as good, where it gives each client a session
 		delete(config.ConnConfig.RuntimeParams, "row_security")
 		delete(config.ConnConfig.RuntimeParams, "default_transaction_isolation")
+		delete(config.ConnConfig.RuntimeParams, "jit")
 		config.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
-			_, err := conn.Exec(ctx, "SET row_security = off; SET default_transaction_isolation = 'read committed'")
+			_, err := conn.Exec(ctx, "SET row_security = off; SET default_transaction_isolation = 'read committed'; SET jit = off")
 			return err
 		}
 		pool, version, err = open(ctx, config)
