@@ -59,9 +59,9 @@ func claim(b *bench, scale float64) error {
 func fill(ctx context.Context, pool *pgxpool.Pool, entries int) error {
 	_, err := pool.Exec(ctx, `
 		SET session_replication_role = replica; -- not the audit trail: it is not what is measured
-		INSERT INTO dlq.dead_letter_open (id, river_job_id, queue, kind, job_kind, priority, original_event, error_message,
+		INSERT INTO dlq.dead_letter_open (id, river_job_id, job_created_at, stage, queue, kind, job_kind, priority, original_event, error_message,
 			error_type, error_class, source, next_retry_at, first_failed_at, last_failed_at)
-		SELECT dlq.uuid_v7(), i, 'queue_' || i % 10, 'kind_' || i % 50, 'noop', 1 + i % 4, jsonb_build_object('blob', repeat('x', 900)),
+		SELECT dlq.uuid_v7(), i, now(), 'open', 'queue_' || i % 10, 'kind_' || i % 50, 'noop', 1 + i % 4, jsonb_build_object('blob', repeat('x', 900)),
 			'dial tcp: connection refused', 'TYPE_' || i % 20, (ARRAY['transient', 'outage', 'validation'])[1 + i % 3], 'source_' || i % 30,
 			now() - i % 3600 * interval '1 second', now(), now()
 		FROM generate_series(1, `+strconv.Itoa(entries)+`) i;

@@ -53,15 +53,23 @@ func (b *bench) filingRates(entries int) error {
 }
 
 func (b *bench) filingRate(entries, batch int, indexes bool) (rate float64, err error) {
+	without := listIndexes
+	if indexes {
+		without = nil
+	}
+	rate, _, err = b.filingRateWithout(entries, batch, without)
+	return rate, err
+}
+
+// filingRateWithout is the rate without some of the list indexes, and the WAL of an entry in bytes.
+func (b *bench) filingRateWithout(entries, batch int, indexes []string) (rate, wal float64, err error) {
 	err = b.withPool(4, func(pool *pgxpool.Pool) error {
 		if err := b.fresh(pool, true); err != nil {
 			return err
 		}
-		if !indexes {
-			for _, name := range listIndexes {
-				if _, err := pool.Exec(b.ctx, "DROP INDEX dlq.dead_letter_open_by_"+name); err != nil {
-					return err
-				}
+		for _, name := range indexes {
+			if _, err := pool.Exec(b.ctx, "DROP INDEX IF EXISTS dlq.dead_letter_open_by_"+name); err != nil {
+				return err
 			}
 		}
 		if err := failing(b.ctx, pool, entries); err != nil {
@@ -77,6 +85,10 @@ func (b *bench) filingRate(entries, batch int, indexes bool) (rate float64, err 
 		if err != nil {
 			return err
 		}
+		var lsn string
+		if err := pool.QueryRow(b.ctx, "SELECT pg_current_wal_lsn()::text").Scan(&lsn); err != nil {
+			return err
+		}
 		start := time.Now()
 		for more := true; more; {
 			if more, err = w.File(b.ctx); err != nil {
@@ -84,6 +96,9 @@ func (b *bench) filingRate(entries, batch int, indexes bool) (rate float64, err 
 			}
 		}
 		rate = float64(entries) / time.Since(start).Seconds()
+		if err := pool.QueryRow(b.ctx, "SELECT pg_wal_lsn_diff(pg_current_wal_lsn(), $1::text::pg_lsn)::float8 / $2", lsn, entries).Scan(&wal); err != nil {
+			return err
+		}
 		var filed int
 		if err := pool.QueryRow(b.ctx, "SELECT count(*) FROM dlq.dead_letter_open WHERE strategy IS NOT NULL").Scan(&filed); err != nil {
 			return err
@@ -93,7 +108,7 @@ func (b *bench) filingRate(entries, batch int, indexes bool) (rate float64, err 
 		}
 		return nil
 	})
-	return rate, err
+	return rate, wal, err
 }
 
 // failing inserts jobs on their last attempt: two thirds fail for something that passes, the others are a person's.

@@ -8,6 +8,7 @@
 //	go run ./bench analytics    every question of analytics at 10,000,000 entries and 30,000,000 moves, and what rollups cost captures
 //	go run ./bench outage       ten minutes of outage of one of three destinations; -scale 0.1 for one minute
 //	go run ./bench filing       failures filed and decided per second, and how long after its job's commit a failure is decided
+//	go run ./bench indexes      what each list index of the open partition costs filing, and what its lists take without it
 //	go run ./bench claim        claim, decide and redeliver from 1,000,000 open entries; plans of the claim and the lists
 //
 // Postgres is an embedded one with its standard settings, fsync on; it, the program and the load share the machine.
@@ -46,10 +47,10 @@ func main() {
 	scale := flag.Float64("scale", 1, "share of the full amount of work")
 	bin := flag.String("postgres-bin", "", "directory of the Postgres programs")
 	flag.Parse()
-	runs := map[string]func(*bench, float64) error{"ingest": ingestBench, "processing": processing, "capture": capture, "claim": claim, "filing": filing, "outage": outage, "replay": replayBench, "retention": retentionBench, "analytics": analyticsBench}
+	runs := map[string]func(*bench, float64) error{"ingest": ingestBench, "processing": processing, "capture": capture, "claim": claim, "filing": filing, "outage": outage, "replay": replayBench, "retention": retentionBench, "analytics": analyticsBench, "indexes": indexStudy}
 	run := runs[flag.Arg(0)]
 	if run == nil {
-		fmt.Fprintln(os.Stderr, "usage: bench [-rounds N] [-scale F] ingest|processing|capture|claim|filing|outage|replay|retention|analytics")
+		fmt.Fprintln(os.Stderr, "usage: bench [-rounds N] [-scale F] ingest|processing|capture|claim|filing|indexes|outage|replay|retention|analytics")
 		os.Exit(2)
 	}
 	if err := start(run, *rounds, *scale, *bin); err != nil {

@@ -100,10 +100,13 @@ $$;
 
 -- The inbox: all that an application's transaction writes. One index, no trigger on insertion, no constraint beyond the
 -- partition's: what is here is undecided, and a DLQ worker files it within a moment.
+--
+-- Rows stay for a moment, so dead ones are taken away soon and at full speed, however many there were. The file is never cut
+-- shorter: VACUUM would lock the table for that, and capture gives way to locks.
 CREATE TABLE dlq.dead_letter_inbox PARTITION OF dlq.dead_letter_queue (PRIMARY KEY (id))
     FOR VALUES IN ('inbox')
-    -- To give pages back, vacuum locks out everybody: capture would give way meanwhile.
-    WITH (vacuum_truncate = off, toast.vacuum_truncate = off);
+    WITH (vacuum_truncate = off, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000, autovacuum_vacuum_cost_delay = 0,
+          toast.vacuum_truncate = off, toast.autovacuum_vacuum_scale_factor = 0, toast.autovacuum_vacuum_threshold = 5000, toast.autovacuum_vacuum_cost_delay = 0);
 
 -- The open partition and the inbox are the only ones that workers touch, so their cost does not grow with history.
 CREATE TABLE dlq.dead_letter_open PARTITION OF dlq.dead_letter_queue (
@@ -112,7 +115,11 @@ CREATE TABLE dlq.dead_letter_open PARTITION OF dlq.dead_letter_queue (
         status IN ('dlq_pending', 'dlq_processing', 'dlq_manual') AND closed_at IS NULL
         AND (redelivery_job_id IS NOT NULL) = (status = 'dlq_processing')
         AND (next_retry_at IS NOT NULL OR status <> 'dlq_pending')))
-    FOR VALUES IN ('open');
+    FOR VALUES IN ('open')
+    -- A row lives for some updates, none of which can be HOT: each changes the status or what an index is partial by. So no
+    -- space is kept free in its pages (fillfactor), and vacuum comes early.
+    WITH (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 5000, autovacuum_vacuum_cost_delay = 0, autovacuum_analyze_scale_factor = 0.05,
+          toast.autovacuum_vacuum_scale_factor = 0.02, toast.autovacuum_vacuum_threshold = 5000, toast.autovacuum_vacuum_cost_delay = 0);
 
 -- Closed entries are partitioned again by the time they closed, so that retention drops whole partitions. Partitions
 -- are made ahead by dlq.ensure_partitions(); a row whose partition is missing goes to the default one, never away.
@@ -141,36 +148,37 @@ CREATE INDEX dead_letter_failed_river_job ON dlq.dead_letter_failed (river_job_i
 -- Entries that wait for a condition, for the gate that releases them: by queue, the most urgent and oldest first.
 CREATE INDEX dead_letter_open_waiting ON dlq.dead_letter_open (queue, priority, id)
     WHERE status = 'dlq_pending' AND waiting_for LIKE 'condition: %';
--- Lists: one filter each, in id (that is, time) order, so that a page is read from one index whatever it skips. Not of the
--- inbox: capture would pay for them.
-CREATE INDEX dead_letter_open_by_event ON dlq.dead_letter_open (event_id);
+-- Lists: one filter each, in id (that is, time) order, so that a page is read from one index whatever it skips: what a filter
+-- chooses may all be older than a million others. Jobs of applications mostly have no event, type or source, and cost these
+-- indexes nothing. Not of the inbox: capture would pay for them.
+CREATE INDEX dead_letter_open_by_event ON dlq.dead_letter_open (event_id) WHERE event_id IS NOT NULL;
 CREATE INDEX dead_letter_open_by_status ON dlq.dead_letter_open (status, id);
 CREATE INDEX dead_letter_open_by_queue ON dlq.dead_letter_open (queue, id);
 CREATE INDEX dead_letter_open_by_kind ON dlq.dead_letter_open (kind, id);
 CREATE INDEX dead_letter_open_by_class ON dlq.dead_letter_open (error_class, id);
-CREATE INDEX dead_letter_open_by_type ON dlq.dead_letter_open (error_type, id);
-CREATE INDEX dead_letter_open_by_source ON dlq.dead_letter_open (source, id);
+CREATE INDEX dead_letter_open_by_type ON dlq.dead_letter_open (error_type, id) WHERE error_type IS NOT NULL;
+CREATE INDEX dead_letter_open_by_source ON dlq.dead_letter_open (source, id) WHERE source IS NOT NULL;
 CREATE INDEX dead_letter_open_by_fingerprint ON dlq.dead_letter_open (queue, fingerprint, id) WHERE fingerprint IS NOT NULL;
-CREATE INDEX dead_letter_resolved_by_event ON dlq.dead_letter_resolved (event_id);
+CREATE INDEX dead_letter_resolved_by_event ON dlq.dead_letter_resolved (event_id) WHERE event_id IS NOT NULL;
 CREATE INDEX dead_letter_resolved_by_queue ON dlq.dead_letter_resolved (queue, id);
 CREATE INDEX dead_letter_resolved_by_kind ON dlq.dead_letter_resolved (kind, id);
 CREATE INDEX dead_letter_resolved_by_class ON dlq.dead_letter_resolved (error_class, id);
-CREATE INDEX dead_letter_resolved_by_type ON dlq.dead_letter_resolved (error_type, id);
-CREATE INDEX dead_letter_resolved_by_source ON dlq.dead_letter_resolved (source, id);
+CREATE INDEX dead_letter_resolved_by_type ON dlq.dead_letter_resolved (error_type, id) WHERE error_type IS NOT NULL;
+CREATE INDEX dead_letter_resolved_by_source ON dlq.dead_letter_resolved (source, id) WHERE source IS NOT NULL;
 CREATE INDEX dead_letter_resolved_by_fingerprint ON dlq.dead_letter_resolved (queue, fingerprint, id) WHERE fingerprint IS NOT NULL;
-CREATE INDEX dead_letter_failed_by_event ON dlq.dead_letter_failed (event_id);
+CREATE INDEX dead_letter_failed_by_event ON dlq.dead_letter_failed (event_id) WHERE event_id IS NOT NULL;
 CREATE INDEX dead_letter_failed_by_queue ON dlq.dead_letter_failed (queue, id);
 CREATE INDEX dead_letter_failed_by_kind ON dlq.dead_letter_failed (kind, id);
 CREATE INDEX dead_letter_failed_by_class ON dlq.dead_letter_failed (error_class, id);
-CREATE INDEX dead_letter_failed_by_type ON dlq.dead_letter_failed (error_type, id);
-CREATE INDEX dead_letter_failed_by_source ON dlq.dead_letter_failed (source, id);
+CREATE INDEX dead_letter_failed_by_type ON dlq.dead_letter_failed (error_type, id) WHERE error_type IS NOT NULL;
+CREATE INDEX dead_letter_failed_by_source ON dlq.dead_letter_failed (source, id) WHERE source IS NOT NULL;
 CREATE INDEX dead_letter_failed_by_fingerprint ON dlq.dead_letter_failed (queue, fingerprint, id) WHERE fingerprint IS NOT NULL;
-CREATE INDEX dead_letter_archived_by_event ON dlq.dead_letter_archived (event_id);
+CREATE INDEX dead_letter_archived_by_event ON dlq.dead_letter_archived (event_id) WHERE event_id IS NOT NULL;
 CREATE INDEX dead_letter_archived_by_queue ON dlq.dead_letter_archived (queue, id);
 CREATE INDEX dead_letter_archived_by_kind ON dlq.dead_letter_archived (kind, id);
 CREATE INDEX dead_letter_archived_by_class ON dlq.dead_letter_archived (error_class, id);
-CREATE INDEX dead_letter_archived_by_type ON dlq.dead_letter_archived (error_type, id);
-CREATE INDEX dead_letter_archived_by_source ON dlq.dead_letter_archived (source, id);
+CREATE INDEX dead_letter_archived_by_type ON dlq.dead_letter_archived (error_type, id) WHERE error_type IS NOT NULL;
+CREATE INDEX dead_letter_archived_by_source ON dlq.dead_letter_archived (source, id) WHERE source IS NOT NULL;
 CREATE INDEX dead_letter_archived_by_fingerprint ON dlq.dead_letter_archived (queue, fingerprint, id) WHERE fingerprint IS NOT NULL;
 
 -- Closed entries that are past their time: they come in the order in which they closed, which is what BRIN is for.
@@ -322,7 +330,8 @@ CREATE TABLE dlq.job_facts (
     entry_id       uuid,
     job            jsonb,
     db_user        text NOT NULL DEFAULT session_user
-) WITH (vacuum_truncate = off, toast.vacuum_truncate = off);
+) WITH (vacuum_truncate = off, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000, autovacuum_vacuum_cost_delay = 0,
+        toast.vacuum_truncate = off, toast.autovacuum_vacuum_scale_factor = 0, toast.autovacuum_vacuum_threshold = 5000, toast.autovacuum_vacuum_cost_delay = 0);
 -- Where a publication has all tables, a table without a key takes no DELETE otherwise.
 ALTER TABLE dlq.job_facts REPLICA IDENTITY FULL;
 CREATE INDEX job_facts_job ON dlq.job_facts (job_id, at);
@@ -341,7 +350,7 @@ CREATE TABLE dlq.entry_jobs (
     entry_id       uuid NOT NULL,
     run_id         uuid,
     PRIMARY KEY (job_id, job_created_at)
-) WITH (vacuum_truncate = off);
+) WITH (vacuum_truncate = off, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 5000, autovacuum_vacuum_cost_delay = 0);
 CREATE INDEX entry_jobs_entry ON dlq.entry_jobs (entry_id);
 COMMENT ON TABLE dlq.entry_jobs IS 'Which jobs are of which entry: its redeliveries, and its original job once that was retried outside dlqd. This, and not the mark in a job''s metadata, says so: metadata gets copied. Rows go when River has deleted the job.';
 COMMENT ON COLUMN dlq.entry_jobs.job_id IS 'The job.';
@@ -454,7 +463,7 @@ CREATE TABLE dlq.circuit_breakers (
     paused           boolean NOT NULL DEFAULT false,
     reason           text,
     changed_by       text
-);
+) WITH (fillfactor = 50);
 COMMENT ON TABLE dlq.circuit_breakers IS 'Circuit breakers that have ever opened, as all dlqd processes share them. Change them with dlq.open_breaker and dlq.reset_breaker.';
 COMMENT ON COLUMN dlq.circuit_breakers.name IS 'destination:NAME, or queue:NAME for a River queue of an application.';
 COMMENT ON COLUMN dlq.circuit_breakers.state IS 'Where it stands.';
@@ -492,7 +501,8 @@ COMMENT ON COLUMN dlq.circuit_breaker_changes.db_user IS 'The database user of t
 CREATE TABLE dlq.paces (
     name    text PRIMARY KEY,
     free_at timestamptz NOT NULL
-);
+) WITH (fillfactor = 50);
+-- (fillfactor: few rows that are updated often, in columns that no index has: their pages keep room for the next version.)
 COMMENT ON TABLE dlq.paces IS 'How far the pace of redeliveries is reserved: see dlq.reserve_pace.';
 COMMENT ON COLUMN dlq.paces.name IS 'destination:NAME, or queue:NAME for a queue of an application.';
 COMMENT ON COLUMN dlq.paces.free_at IS 'When the next redelivery has a place.';
@@ -503,7 +513,7 @@ CREATE TABLE dlq.gates (
     probes     uuid[] NOT NULL DEFAULT '{}',
     started_at timestamptz NOT NULL,
     until      timestamptz
-);
+) WITH (fillfactor = 50);
 COMMENT ON TABLE dlq.gates IS 'Entries that wait together are released a few first, and the rest if those succeed. A gate that is not here is shut and has tried nothing.';
 COMMENT ON COLUMN dlq.gates.name IS 'conditions:QUEUE, or smart:QUEUE:FINGERPRINT.';
 COMMENT ON COLUMN dlq.gates.state IS 'probing: the first few are under way. shut: they failed; try again at until. open: the rest follow.';
@@ -519,7 +529,7 @@ CREATE TABLE dlq.ordered_jobs (
     job_created_at timestamptz NOT NULL,
     PRIMARY KEY (queue, ordering_key, place),
     UNIQUE (job_id, job_created_at)
-);
+) WITH (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 5000);
 COMMENT ON TABLE dlq.ordered_jobs IS 'Messages with an orderingKey, in queues that keep the order, whose work may not be done: a job waits for those before it.';
 COMMENT ON COLUMN dlq.ordered_jobs.queue IS 'Queue of the job.';
 COMMENT ON COLUMN dlq.ordered_jobs.ordering_key IS 'orderingKey of the message.';
@@ -558,7 +568,7 @@ CREATE TABLE dlq.replay_runs (
     created_at    timestamptz NOT NULL DEFAULT now(),
     updated_at    timestamptz NOT NULL DEFAULT now(),
     finished_at   timestamptz
-);
+) WITH (fillfactor = 50);
 CREATE INDEX replay_runs_active ON dlq.replay_runs (id) WHERE status = 'running';
 COMMENT ON TABLE dlq.replay_runs IS 'Bulk replays, and their reports. Start one with dlq.replay_start; steer it with dlq.replay_pause, dlq.replay_resume, dlq.replay_cancel and dlq.replay_set_rate.';
 COMMENT ON COLUMN dlq.replay_runs.filter IS 'Which entries; see dlq.find.';
@@ -617,7 +627,7 @@ CREATE TABLE dlq.rollup_state (
     since      timestamptz NOT NULL,
     rebuilt_at timestamptz NOT NULL,
     moves      bigint NOT NULL DEFAULT 0
-);
+) WITH (fillfactor = 50);
 COMMENT ON TABLE dlq.rollup_state IS 'How far the rollups have come: one row, written by dlq.refresh_rollups().';
 COMMENT ON COLUMN dlq.rollup_state.one IS 'There is one row.';
 COMMENT ON COLUMN dlq.rollup_state.snapshot IS 'Moves of transactions that this snapshot sees are counted.';
@@ -860,7 +870,7 @@ CREATE TABLE dlq.processes (
     started_at timestamptz NOT NULL DEFAULT now(),
     seen_at    timestamptz NOT NULL DEFAULT now(),
     stopped_at timestamptz
-);
+) WITH (fillfactor = 50);
 COMMENT ON TABLE dlq.processes IS 'The dlqd processes that serve on this database: each says every few seconds that it is there.';
 COMMENT ON COLUMN dlq.processes.id IS 'Made by the process when it starts.';
 COMMENT ON COLUMN dlq.processes.name IS 'Host and process id.';

@@ -67,7 +67,7 @@ func TestHost_openTransactions(t *testing.T) {
 		{sql: "SELECT dlq.requeue_expired_leases()", locksEnded: true},
 		{sql: "SELECT dlq.refresh_rollups()"},
 		{sql: "SELECT dlq.rebuild_rollups()"},
-		{sql: "SELECT dlq.ensure_partition('dlq.dead_letter_transitions', 'dead_letter_transitions_203001', '2030-01-01Z', '2030-02-01Z', 'id, at'), dlq.ensure_partition('dlq.dead_letter_failed', 'dead_letter_failed_203001', '2030-01-01Z', '2030-02-01Z', 'id')"},
+		{sql: "SELECT dlq.ensure_partition(m.parent, m.name, m.from_at, m.to_at, m.primary_key) FROM dlq.missing_partitions(24) m"},
 		{sql: `SELECT dlq.age_out('{}')`},
 		{sql: `SELECT dlq.replay_start('{}', p_all => true)`},
 		{sql: "SELECT dlq.set_capture('on', '1 min')"},

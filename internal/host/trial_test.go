@@ -153,6 +153,7 @@ func TestHost_trial(t *testing.T) {
 				TRUNCATE river_job; INSERT INTO river_job SELECT * FROM backup; SELECT setval('river_job_id_seq', greatest(coalesce((SELECT max(id) FROM river_job), 1), 1)); COMMIT`)
 			restoring.Unlock()
 		default:
+			try(h.dlqd, "CALL dlq.ensure_partitions()")
 			try(h.dlqd, "SELECT dlq.refresh_rollups()")
 		}
 		time.Sleep(time.Duration(random.IntN(60)) * time.Millisecond)

@@ -31,7 +31,7 @@ func TestAnalytics(t *testing.T) {
 		return len(rows) == 2 && rows[0].(map[string]any)["manual"] == float64(n)
 	}, 30*time.Second, 10*time.Millisecond, "within seconds")
 	for path, rows := range map[string]int{
-		"flow?over=1h": 1, "flow?over=7d&by=queue&step=day": 1, "flow?by=class&queue=default": 2, "queues?queue=default": 1, "times?by=queue": 0, "error-types?limit=5": 1,
+		"flow?over=1h": 1, "flow?over=7d&by=queue&step=day": 1, "flow?by=class&queue=default": 1, "queues?queue=default": 1, "times?by=queue": 0, "error-types?limit=5": 1,
 		"groups?over=24h": 1, "heat-map?timezone=Asia/Kolkata": 168, "replays": 0, "oldest?limit=4": 4, "sources?over=30d": 0, "retry-cost": 1,
 	} {
 		status, out, _ := b.call("GET", "/api/dlq/analytics/"+path, "")

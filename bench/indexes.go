@@ -1,0 +1,132 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/dlqd/dlqd/internal/deadletter"
+	"github.com/dlqd/dlqd/internal/postgres"
+)
+
+// errUndone ends a transaction that was for measuring.
+var errUndone = errors.New("undone")
+
+// indexStudy says of each list index of the open partition what filing and deciding gain without it, and what the lists that it is
+// for take without it among 1,000,000 open entries: one that looks for what is common, and one for what only old entries have.
+func indexStudy(b *bench, scale float64) error {
+	entries := int(30_000 * scale)
+	b.row("without the index of", "filed and decided/s", "of all indexes", "WAL bytes an entry")
+	sets := [][]string{nil}
+	for _, name := range listIndexes {
+		sets = append(sets, []string{name})
+	}
+	sets = append(sets, []string{"status", "kind", "type", "source", "class"}, listIndexes)
+	rates, wals := make([][]float64, len(sets)), make([]float64, len(sets))
+	for range b.rounds { // in turn, so that the machine's mood is everybody's
+		for i, without := range sets {
+			rate, wal, err := b.filingRateWithout(entries, 500, without)
+			if err != nil {
+				return err
+			}
+			rates[i], wals[i] = append(rates[i], rate), wal
+		}
+	}
+	for i, without := range sets {
+		b.row(fmt.Sprint(without), thousands(median(rates[i])), fmt.Sprintf("%.2f", median(rates[i])/median(rates[0])), fmt.Sprintf("%.0f", wals[i]))
+	}
+	if err := b.table.Flush(); err != nil {
+		return err
+	}
+	return b.withPool(2, func(pool *pgxpool.Pool) error {
+		if err := b.fresh(pool, true); err != nil {
+			return err
+		}
+		if err := fill(b.ctx, pool, int(1_000_000*scale)); err != nil {
+			return err
+		}
+		// The oldest one percent are of their own.
+		if _, err := pool.Exec(b.ctx, `SET session_replication_role = replica;
+			UPDATE dlq.dead_letter_open SET status = 'dlq_manual', next_retry_at = NULL, queue = 'old', kind = 'old', error_class = 'business', error_type = 'old', source = 'old'
+			WHERE id <= (SELECT id FROM dlq.dead_letter_open ORDER BY id OFFSET `+fmt.Sprint(int(10_000*scale))+` LIMIT 1);
+			SET session_replication_role = DEFAULT`, pgx.QueryExecModeSimpleProtocol); err != nil {
+			return err
+		}
+		if _, err := pool.Exec(b.ctx, "VACUUM ANALYZE dlq.dead_letter_open"); err != nil {
+			return err
+		}
+		return listTimes(b, pool)
+	})
+}
+
+func listTimes(b *bench, pool *pgxpool.Pool) error {
+	store := deadletter.NewStore(pool, postgres.DefaultSchemas())
+	b.row("list", "index", "with ms", "without ms")
+	for _, q := range []struct {
+		name, index string
+		filter      deadletter.Filter
+	}{
+		{"status, common", "status", deadletter.Filter{Statuses: []deadletter.Status{deadletter.Pending}}},
+		{"status, old", "status", deadletter.Filter{Statuses: []deadletter.Status{deadletter.Manual}}},
+		{"queue, common", "queue", deadletter.Filter{Queue: "queue_4"}},
+		{"queue, old", "queue", deadletter.Filter{Queue: "old"}},
+		{"queue, none", "queue", deadletter.Filter{Queue: "no_such"}},
+		{"kind, common", "kind", deadletter.Filter{Kind: "kind_7"}},
+		{"kind, old", "kind", deadletter.Filter{Kind: "old"}},
+		{"class, common", "class", deadletter.Filter{ErrorClass: "outage"}},
+		{"class, old", "class", deadletter.Filter{ErrorClass: "business"}},
+		{"type, common", "type", deadletter.Filter{ErrorType: "TYPE_7"}},
+		{"type, old", "type", deadletter.Filter{ErrorType: "old"}},
+		{"source, common", "source", deadletter.Filter{Source: "source_7"}},
+		{"source, old", "source", deadletter.Filter{Source: "old"}},
+	} {
+		q.filter.Limit = 50
+		sql, args := store.ListSQL(q.filter)
+		with, err := listTime(b, pool, "", sql, args)
+		if err != nil {
+			return err
+		}
+		without, err := listTime(b, pool, q.index, sql, args)
+		if err != nil {
+			return err
+		}
+		b.row(q.name, q.index, ms(with), ms(without))
+	}
+	return nil
+}
+
+func ms(d time.Duration) string { return fmt.Sprintf("%.1f", float64(d.Microseconds())/1000) }
+
+// listTime is the median of a few, in a transaction without an index.
+func listTime(b *bench, pool *pgxpool.Pool, without, sql string, args []any) (time.Duration, error) {
+	took := make([]time.Duration, 5)
+	err := pgx.BeginFunc(b.ctx, pool, func(tx pgx.Tx) error {
+		if without != "" {
+			if _, err := tx.Exec(b.ctx, "DROP INDEX dlq.dead_letter_open_by_"+without); err != nil {
+				return err
+			}
+		}
+		for i := range took {
+			start := time.Now()
+			rows, err := tx.Query(b.ctx, sql, args...)
+			if err != nil {
+				return err
+			}
+			rows.Close()
+			if err := rows.Err(); err != nil {
+				return err
+			}
+			took[i] = time.Since(start)
+		}
+		return errUndone
+	})
+	if !errors.Is(err, errUndone) {
+		return 0, err
+	}
+	slices.Sort(took)
+	return took[len(took)/2], nil
+}
