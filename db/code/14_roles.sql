@@ -108,11 +108,19 @@ CREATE OR REPLACE VIEW dlq.entries AS
     FROM dlq.visible_entries e;
 COMMENT ON VIEW dlq.entries IS 'dead_letter_queue as the caller may see it: what the policy marks as sensitive (data.sensitiveColumns) is null for a dlq_reader. next says what happens next.';
 
+-- (A page locks no partition of other states, nor a month before its entries failed: see dlq.closed_since.)
 CREATE OR REPLACE FUNCTION dlq.find(p_filter jsonb DEFAULT '{}', p_limit integer DEFAULT 100, p_newest_first boolean DEFAULT true)
 RETURNS SETOF dlq.dead_letter_queue
-LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
-    SELECT e.* FROM dlq.find_ids(p_filter, p_limit, NULL, p_newest_first) WITH ORDINALITY f (id, n)
-    JOIN dlq.visible_entries e ON e.id = f.id ORDER BY f.n
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET jit = off AS $$
+DECLARE
+    v_ids uuid[] := ARRAY(SELECT dlq.find_ids(p_filter, p_limit, NULL, p_newest_first));
+BEGIN
+    RETURN QUERY EXECUTE
+        'SELECT e.* FROM dlq.visible_entries e WHERE e.id = ANY ($1) AND (e.closed_at IS NULL OR e.closed_at >= $2)'
+        || CASE WHEN p_filter ? 'status' THEN ' AND ' || dlq.filter_where(jsonb_build_object('status', p_filter -> 'status')) ELSE '' END
+        || ' ORDER BY e.id ' || CASE WHEN p_newest_first THEN 'DESC' ELSE 'ASC' END
+        USING v_ids, dlq.closed_since(v_ids);
+END
 $$;
 COMMENT ON FUNCTION dlq.find IS 'Entries that a filter chooses: {"status": "dlq_manual", "kind": "payment.*", "errorType": ["TIMEOUT_ERROR"], "maxAge": "2 days", "payload": {"customer": "cus_81"}}. Other fields: queue, errorClass, errorCode, fingerprint, source, subscriberId, tags, ids, after, before, minRetryCount, maxRetryCount. What the policy hides from the caller is null.';
 
