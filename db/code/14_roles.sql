@@ -142,6 +142,7 @@ BEGIN
         ('dlq.dead_letter_queue'::regclass, p_sensitive),
         -- Edited payloads, patches, filters that look at payloads, and what errors said are elsewhere too.
         ('dlq.dead_letter_transitions', CASE WHEN 'edited_event' = ANY (p_sensitive) THEN ARRAY['detail'] END),
+        ('dlq.job_facts', CASE WHEN p_sensitive && ARRAY['error_message', 'error_stack_trace', 'error_context', 'retry_history', 'replay_attempts', 'metadata'] THEN ARRAY['job'] END),
         ('dlq.replay_runs', CASE WHEN p_sensitive && ARRAY['original_event', 'edited_event'] THEN ARRAY['filter', 'patch', 'merge_patch'] END),
         ('dlq.replay_run_entries', CASE WHEN 'error_message' = ANY (p_sensitive) THEN ARRAY['detail'] END),
         ('dlq.failure_groups', CASE WHEN 'error_message' = ANY (p_sensitive) THEN ARRAY['title'] END)
@@ -165,8 +166,8 @@ DECLARE
     -- What each role may call; what dlqd alone calls is in none.
     v_functions constant jsonb := '{
         "dlq_reader": ["allowed_moves", "audit", "automatic_for", "caller", "capture_limit", "capture_mode", "capture_status", "captured_at", "closed_since", "coarse_step", "error_types", "filter_where", "find", "find_ids", "first_id", "flow", "has_role",
-            "heat_map", "hidden_columns", "is_open", "is_repeat", "next_step", "noisiest_sources", "oldest_entries", "origin", "preview", "ratio", "replay_success", "replayable", "retry_cost", "sensitive_columns", "stats", "step_for", "times", "to_uuid", "top_groups", "trail_begins"],
-        "dlq_operator": ["act_on", "act_where", "assign", "discard", "note", "open_breaker", "park", "refresh_rollups", "replay", "replay_cancel", "replay_pause", "replay_resume",
+            "heat_map", "hidden_columns", "is_open", "is_repeat", "job_table", "next_step", "noisiest_sources", "oldest_entries", "origin", "preview", "ratio", "replay_success", "replayable", "retry_cost", "sensitive_columns", "stats", "step_for", "times", "to_uuid", "top_groups", "trail_begins", "trigger_state", "writing_jobs"],
+        "dlq_operator": ["act_on", "act_where", "apply_facts", "assign", "discard", "note", "open_breaker", "park", "refresh_rollups", "replay", "replay_cancel", "replay_pause", "replay_resume",
             "replay_set_rate", "replay_start", "requeue_expired_leases", "reset_automatic", "reset_breaker", "resolve", "resume_automatic", "set_automatic", "stop_automatic", "trail", "unpark"],
         "dlq_admin": ["age_out", "backfill", "delete_entries", "drop_empty_month", "drop_partition", "ensure_partition", "ensure_partitions", "erase", "erase_begin", "erase_step", "expired_entries", "expired_partitions", "missing_partitions", "rebuild_rollups",
             "reconcile", "set_capture", "restore_entries", "trim_rollups"]}';
