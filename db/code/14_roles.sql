@@ -108,11 +108,19 @@ CREATE OR REPLACE VIEW dlq.entries AS
     FROM dlq.visible_entries e;
 COMMENT ON VIEW dlq.entries IS 'dead_letter_queue as the caller may see it: what the policy marks as sensitive (data.sensitiveColumns) is null for a dlq_reader. next says what happens next.';
 
+-- (A page locks no partition of other states, nor a month before its entries failed: see dlq.closed_since.)
 CREATE OR REPLACE FUNCTION dlq.find(p_filter jsonb DEFAULT '{}', p_limit integer DEFAULT 100, p_newest_first boolean DEFAULT true)
 RETURNS SETOF dlq.dead_letter_queue
-LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
-    SELECT e.* FROM dlq.find_ids(p_filter, p_limit, NULL, p_newest_first) WITH ORDINALITY f (id, n)
-    JOIN dlq.visible_entries e ON e.id = f.id ORDER BY f.n
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET jit = off AS $$
+DECLARE
+    v_ids uuid[] := ARRAY(SELECT dlq.find_ids(p_filter, p_limit, NULL, p_newest_first));
+BEGIN
+    RETURN QUERY EXECUTE
+        'SELECT e.* FROM dlq.visible_entries e WHERE e.id = ANY ($1) AND (e.closed_at IS NULL OR e.closed_at >= $2)'
+        || CASE WHEN p_filter ? 'status' THEN ' AND ' || dlq.filter_where(jsonb_build_object('status', p_filter -> 'status')) ELSE '' END
+        || ' ORDER BY e.id ' || CASE WHEN p_newest_first THEN 'DESC' ELSE 'ASC' END
+        USING v_ids, dlq.closed_since(v_ids);
+END
 $$;
 COMMENT ON FUNCTION dlq.find IS 'Entries that a filter chooses: {"status": "dlq_manual", "kind": "payment.*", "errorType": ["TIMEOUT_ERROR"], "maxAge": "2 days", "payload": {"customer": "cus_81"}}. Other fields: queue, errorClass, errorCode, fingerprint, source, subscriberId, tags, ids, after, before, minRetryCount, maxRetryCount. What the policy hides from the caller is null.';
 
@@ -134,6 +142,7 @@ BEGIN
         ('dlq.dead_letter_queue'::regclass, p_sensitive),
         -- Edited payloads, patches, filters that look at payloads, and what errors said are elsewhere too.
         ('dlq.dead_letter_transitions', CASE WHEN 'edited_event' = ANY (p_sensitive) THEN ARRAY['detail'] END),
+        ('dlq.job_facts', CASE WHEN p_sensitive && ARRAY['error_message', 'error_stack_trace', 'error_context', 'retry_history', 'replay_attempts', 'metadata'] THEN ARRAY['job'] END),
         ('dlq.replay_runs', CASE WHEN p_sensitive && ARRAY['original_event', 'edited_event'] THEN ARRAY['filter', 'patch', 'merge_patch'] END),
         ('dlq.replay_run_entries', CASE WHEN 'error_message' = ANY (p_sensitive) THEN ARRAY['detail'] END),
         ('dlq.failure_groups', CASE WHEN 'error_message' = ANY (p_sensitive) THEN ARRAY['title'] END)
@@ -157,8 +166,8 @@ DECLARE
     -- What each role may call; what dlqd alone calls is in none.
     v_functions constant jsonb := '{
         "dlq_reader": ["allowed_moves", "audit", "automatic_for", "caller", "capture_limit", "capture_mode", "capture_status", "captured_at", "closed_since", "coarse_step", "error_types", "filter_where", "find", "find_ids", "first_id", "flow", "has_role",
-            "heat_map", "hidden_columns", "is_open", "is_repeat", "next_step", "noisiest_sources", "oldest_entries", "origin", "preview", "ratio", "replay_success", "replayable", "retry_cost", "sensitive_columns", "stats", "step_for", "times", "to_uuid", "top_groups", "trail_begins"],
-        "dlq_operator": ["act_on", "act_where", "assign", "discard", "note", "open_breaker", "park", "refresh_rollups", "replay", "replay_cancel", "replay_pause", "replay_resume",
+            "heat_map", "hidden_columns", "is_open", "is_repeat", "job_table", "next_step", "noisiest_sources", "oldest_entries", "origin", "preview", "ratio", "replay_success", "replayable", "retry_cost", "sensitive_columns", "stats", "step_for", "times", "to_uuid", "top_groups", "trail_begins", "trigger_state", "writing_jobs"],
+        "dlq_operator": ["act_on", "act_where", "apply_facts", "assign", "discard", "note", "open_breaker", "park", "refresh_rollups", "replay", "replay_cancel", "replay_pause", "replay_resume",
             "replay_set_rate", "replay_start", "requeue_expired_leases", "reset_automatic", "reset_breaker", "resolve", "resume_automatic", "set_automatic", "stop_automatic", "trail", "unpark"],
         "dlq_admin": ["age_out", "backfill", "delete_entries", "drop_empty_month", "drop_partition", "ensure_partition", "ensure_partitions", "erase", "erase_begin", "erase_step", "expired_entries", "expired_partitions", "missing_partitions", "rebuild_rollups",
             "reconcile", "set_capture", "restore_entries", "trim_rollups"]}';

@@ -38,8 +38,10 @@ WHERE name = @name::text;
 
 -- name: QueueOutcomes :one
 -- How the jobs of a River queue have ended since a time, and how many run; each counted to ten thousand at most.
+-- (A job that dlqd completed itself, since another had done its work, says nothing of the queue.)
 SELECT
-    (SELECT count(*) FROM (SELECT FROM river.river_job j WHERE j.state = 'completed' AND j.finalized_at >= @since::timestamptz AND j.queue = @queue::text LIMIT 10000) c) AS succeeded,
+    (SELECT count(*) FROM (SELECT FROM river.river_job j WHERE j.state = 'completed' AND j.finalized_at >= @since::timestamptz AND j.queue = @queue::text
+        AND NOT j.metadata ? 'dlq:done_by' LIMIT 10000) c) AS succeeded,
     (SELECT count(*) FROM (SELECT FROM river.river_job j WHERE j.state IN ('discarded', 'cancelled') AND j.finalized_at >= @since::timestamptz AND j.queue = @queue::text
         AND NOT j.metadata ? 'cancel_attempted_at' LIMIT 10000) d)
     + (SELECT count(*) FROM (SELECT FROM river.river_job j WHERE j.state = 'retryable' AND j.queue = @queue::text AND j.attempted_at >= @since::timestamptz LIMIT 10000) r) AS failed,

@@ -208,10 +208,12 @@ SELECT count(*) FROM (
     WHERE e.queue = @queue::text AND e.fingerprint = @fingerprint::text AND e.id >= @since::uuid LIMIT 10000) f;
 
 -- name: JobsCompleted :one
--- How many jobs of a queue have completed since a time, counted to @most at most.
+-- How many jobs of a queue have completed since a time, counted to @most at most; not those that dlqd completed itself, since
+-- another job had done their work.
 SELECT count(*) FROM (
     SELECT FROM river.river_job j
-    WHERE j.state = 'completed' AND j.finalized_at >= @since::timestamptz AND j.queue = @queue::text LIMIT @most::integer) c;
+    WHERE j.state = 'completed' AND j.finalized_at >= @since::timestamptz AND j.queue = @queue::text
+      AND NOT j.metadata ? 'dlq:done_by' LIMIT @most::integer) c;
 
 -- name: ClaimStuck :many
 -- The oldest parked or failed entries of a failure group, after one of them, that no person parked and that have not failed

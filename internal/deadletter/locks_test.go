@@ -75,6 +75,7 @@ func TestLocks(t *testing.T) {
 	sql, args := store.ListSQL(deadletter.Filter{Statuses: []deadletter.Status{"dlq_pending"}, Limit: 50})
 	t.Log("list", locks(sql, args...))
 	require.Less(t, locks(sql, args...), 60, "open ones")
+	require.Less(t, locks(`SELECT count(*) FROM dlq.find('{"status": "dlq_pending"}')`), 60, "open ones, in psql")
 
 	// What is done to an old entry finds it.
 	n := 0

@@ -101,7 +101,7 @@ func TestRoles_reader(t *testing.T) {
 			"SELECT * FROM dlq.stats()", "SELECT * FROM dlq.flow()", "SELECT * FROM dlq.times()", "SELECT * FROM dlq.top_groups()", "SELECT * FROM dlq.error_types()", "SELECT * FROM dlq.heat_map()",
 			"SELECT * FROM dlq.noisiest_sources()", "SELECT * FROM dlq.replay_success()", "SELECT * FROM dlq.retry_cost()", "SELECT * FROM dlq.oldest_entries()", "SELECT * FROM dlq.rates_by_hour",
 			"SELECT * FROM dlq.backlog", "SELECT * FROM dlq.failures_by_hour", "SELECT * FROM dlq.time_in_dlq", "SELECT * FROM dlq.rollup_lag", "SELECT * FROM dlq.audit()", "SELECT id, status, note FROM dlq.replay_runs",
-			"SELECT * FROM dlq.circuit_breakers", "SELECT * FROM dlq.erasures",
+			"SELECT * FROM dlq.circuit_breakers", "SELECT * FROM dlq.erasures", "SELECT * FROM dlq.capture_status()",
 		} {
 			s.can(sql)
 		}
@@ -126,6 +126,8 @@ func TestRoles_reader(t *testing.T) {
 		require.Equal(t, "(null)", s.text("SELECT error_message FROM dlq.entries LIMIT 1"))
 		s.cannot("SELECT error_message FROM dlq.dead_letter_queue")
 		s.cannot("SELECT title FROM dlq.failure_groups")
+		s.cannot("SELECT job FROM dlq.job_facts")
+		s.can("SELECT * FROM dlq.capture_status()")
 	})
 }
 

@@ -264,7 +264,7 @@ func (s standing) accounted() int64 { return s.Completed + s.open() + s.closed()
 
 func (d *demo) standing(ctx context.Context) (standing, error) {
 	rows, err := d.pool.Query(ctx, `
-		SELECT (SELECT count(*) FROM river_job WHERE kind = 'dlqd_message' AND NOT metadata ? 'dlq:entry_id' AND state = 'completed'),
+		SELECT (SELECT count(*) FROM river_job WHERE kind = 'dlqd_message' AND NOT metadata ? 'dlq:entry_id' AND NOT metadata ? 'dlq:done_by' AND state = 'completed'),
 		       (SELECT count(*) FROM river_job WHERE kind = 'dlqd_message' AND NOT metadata ? 'dlq:entry_id' AND finalized_at IS NULL),
 		       count(*) FILTER (WHERE status = 'dlq_pending'), count(*) FILTER (WHERE status = 'dlq_processing'),
 		       count(*) FILTER (WHERE status = 'dlq_manual'), count(*) FILTER (WHERE status = 'dlq_resolved'),

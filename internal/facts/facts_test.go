@@ -377,6 +377,23 @@ func TestApply_inOrder(t *testing.T) {
 	require.Zero(t, b.facts())
 }
 
+// Vacuum has made room, so that the later facts lie before the earlier ones.
+func TestApply_inOrderWhereverTheyLie(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	_, id := b.fails()
+	redelivery := b.replay(id)
+	b.end(redelivery, "discarded")
+	b.retry(redelivery)
+	b.runs(redelivery)
+	b.end(redelivery, "completed")
+	require.EqualValues(t, 3, b.facts())
+	b.exec("WITH gone AS (DELETE FROM dlq.job_facts RETURNING *) INSERT INTO dlq.job_facts SELECT * FROM gone ORDER BY at DESC")
+	b.apply()
+	b.is(id, deadletter.Resolved)
+	require.Zero(t, b.facts())
+}
+
 // A worker's transaction in REPEATABLE READ could not end its job after a write of dlqd's.
 func TestApply_retriedJobThatRuns(t *testing.T) {
 	t.Parallel()

@@ -142,7 +142,8 @@ func (q *Queries) QueueBreaker(ctx context.Context, name string) (QueueBreakerRo
 
 const QueueOutcomes = `-- name: QueueOutcomes :one
 SELECT
-    (SELECT count(*) FROM (SELECT FROM river.river_job j WHERE j.state = 'completed' AND j.finalized_at >= $1::timestamptz AND j.queue = $2::text LIMIT 10000) c) AS succeeded,
+    (SELECT count(*) FROM (SELECT FROM river.river_job j WHERE j.state = 'completed' AND j.finalized_at >= $1::timestamptz AND j.queue = $2::text
+        AND NOT j.metadata ? 'dlq:done_by' LIMIT 10000) c) AS succeeded,
     (SELECT count(*) FROM (SELECT FROM river.river_job j WHERE j.state IN ('discarded', 'cancelled') AND j.finalized_at >= $1::timestamptz AND j.queue = $2::text
         AND NOT j.metadata ? 'cancel_attempted_at' LIMIT 10000) d)
     + (SELECT count(*) FROM (SELECT FROM river.river_job j WHERE j.state = 'retryable' AND j.queue = $2::text AND j.attempted_at >= $1::timestamptz LIMIT 10000) r) AS failed,
@@ -161,6 +162,7 @@ type QueueOutcomesRow struct {
 }
 
 // How the jobs of a River queue have ended since a time, and how many run; each counted to ten thousand at most.
+// (A job that dlqd completed itself, since another had done its work, says nothing of the queue.)
 func (q *Queries) QueueOutcomes(ctx context.Context, arg QueueOutcomesParams) (QueueOutcomesRow, error) {
 	row := q.db.QueryRow(ctx, QueueOutcomes, arg.Since, arg.Queue)
 	var i QueueOutcomesRow

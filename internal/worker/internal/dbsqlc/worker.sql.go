@@ -696,7 +696,8 @@ func (q *Queries) GroupFailures(ctx context.Context, arg GroupFailuresParams) (i
 const JobsCompleted = `-- name: JobsCompleted :one
 SELECT count(*) FROM (
     SELECT FROM river.river_job j
-    WHERE j.state = 'completed' AND j.finalized_at >= $1::timestamptz AND j.queue = $2::text LIMIT $3::integer) c
+    WHERE j.state = 'completed' AND j.finalized_at >= $1::timestamptz AND j.queue = $2::text
+      AND NOT j.metadata ? 'dlq:done_by' LIMIT $3::integer) c
 `
 
 type JobsCompletedParams struct {
@@ -705,7 +706,8 @@ type JobsCompletedParams struct {
 	Most  int32
 }
 
-// How many jobs of a queue have completed since a time, counted to @most at most.
+// How many jobs of a queue have completed since a time, counted to @most at most; not those that dlqd completed itself, since
+// another job had done their work.
 func (q *Queries) JobsCompleted(ctx context.Context, arg JobsCompletedParams) (int64, error) {
 	row := q.db.QueryRow(ctx, JobsCompleted, arg.Since, arg.Queue, arg.Most)
 	var count int64
