@@ -169,8 +169,10 @@ DECLARE
                     FROM (SELECT e.entry_id FROM dlq.entry_jobs e WHERE e.job_id = NEW.id AND e.job_created_at = NEW.created_at
                           UNION ALL SELECT NULL FROM dlq.job_facts f WHERE f.job_id = NEW.id AND f.job_created_at = NEW.created_at AND f.fact = 'retried' LIMIT 1) j;
                 END IF$sql$;
+    -- (A job that dlq.supersede has completed ended then; its mark says of which entry it is, and whoever applies the fact looks whether it is.)
     v_retry constant text := $sql$INSERT INTO dlq.job_facts (job_id, job_created_at, fact, entry_id)
-            SELECT NEW.id, NEW.created_at, 'retried', dlq.entry_id(NEW.id, OLD.finalized_at)$sql$;
+            SELECT NEW.id, NEW.created_at, 'retried',
+                   CASE OLD.state WHEN 'completed' THEN dlq.to_uuid(OLD.metadata #>> '{dlq:done,entry}') ELSE dlq.entry_id(NEW.id, OLD.finalized_at) END$sql$;
     -- How long capture may work on this statement: the limit, and half of the time that the session gives a statement.
     v_until constant text := $sql$least(clock_timestamp() + dlq.capture_limit(),
                 CASE WHEN current_setting('statement_timeout') <> '0' THEN statement_timestamp() + current_setting('statement_timeout')::interval / 2 END)$sql$;
@@ -324,7 +326,7 @@ BEGIN
                     RAISE EXCEPTION 'row level security is forced on job_facts';
                 END IF;
                 %1$s
-                WHERE num_nulls(NEW.id, NEW.created_at, OLD.finalized_at) < 0;
+                WHERE num_nulls(NEW.id, NEW.created_at, OLD.finalized_at, OLD.state, OLD.metadata) < 0;
                 v_until := date_part('epoch', %2$s) * 1000000;
             END IF;
         EXCEPTION WHEN OTHERS THEN

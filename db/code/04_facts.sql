@@ -2,6 +2,12 @@
 -- transactions of dlqd's own. Nobody waits for an application: entries and River's jobs that somebody holds are left for the
 -- next look.
 
+CREATE OR REPLACE FUNCTION dlq.is_superseded(p_state text, p_attempt integer, p_metadata jsonb) RETURNS boolean
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+-- A job that somebody has run again keeps the mark, and has made one attempt more.
+RETURN p_state = 'completed' AND p_metadata #> '{dlq:done,attempt}' IS NOT DISTINCT FROM to_jsonb(p_attempt);
+COMMENT ON FUNCTION dlq.is_superseded IS 'Whether a job of River''s was completed by dlqd, since another job had done its work, and has not run since.';
+
 -- supersede takes jobs out of people's way whose work is done: River's lists of discarded jobs would offer them to "retry all".
 -- The original is set to completed. It keeps its unique key only where that held while it was discarded: where it did not, the
 -- job that did the work may have the key by now. (Without its mark, so that capture does not take this for a success.) What else
@@ -13,9 +19,10 @@ BEGIN
         state = 'completed',
         finalized_at = now(),
         unique_key = CASE WHEN river.river_job_state_in_bitmask(j.unique_states, j.state) THEN j.unique_key END,
-        metadata = (j.metadata - 'dlq:entry_id') || jsonb_build_object('dlq:done_by', coalesce(to_jsonb(s.job), to_jsonb(s.resolved_by), 'null'))
+        metadata = (j.metadata - 'dlq:entry_id') || jsonb_build_object('dlq:done_by', coalesce(to_jsonb(s.job), to_jsonb(s.resolved_by), 'null'),
+                                                                             'dlq:done', jsonb_build_object('entry', s.entry, 'attempt', j.attempt))
     FROM (
-        SELECT o.id, r.job, e.resolved_by
+        SELECT o.id, r.id AS entry, r.job, e.resolved_by
         FROM unnest(p_ids, p_jobs) r (id, job)
         JOIN dlq.dead_letter_queue e ON e.id = r.id AND e.stage = 'resolved'
         JOIN river.river_job o ON o.id = e.river_job_id AND o.created_at = e.job_created_at
@@ -58,7 +65,7 @@ BEGIN
     ELSIF p_done_by IS NOT NULL THEN
         UPDATE river.river_job j SET state = 'completed', finalized_at = now(),
             unique_key = CASE WHEN river.river_job_state_in_bitmask(j.unique_states, j.state) THEN j.unique_key END,
-            metadata = (j.metadata - 'dlq:entry_id') || jsonb_build_object('dlq:done_by', p_done_by)
+            metadata = (j.metadata - 'dlq:entry_id') || jsonb_build_object('dlq:done_by', p_done_by, 'dlq:done', jsonb_build_object('attempt', j.attempt))
         WHERE j.id = (SELECT o.id FROM river.river_job o WHERE o.id = p_job AND o.created_at = p_created_at AND o.state NOT IN ('running', 'completed') FOR NO KEY UPDATE SKIP LOCKED);
     END IF;
 EXCEPTION WHEN OTHERS THEN
@@ -285,12 +292,15 @@ BEGIN
     IF v_id IS NULL THEN
         v_id := coalesce((SELECT e.id FROM dlq.dead_letter_open e WHERE e.river_job_id = p_fact.job_id AND e.job_created_at = p_fact.job_created_at), p_fact.entry_id);
     END IF;
-    SELECT e.stage, e.status, e.redelivery_job_id INTO v_entry FROM dlq.dead_letter_open e WHERE e.id = v_id FOR UPDATE SKIP LOCKED;
+    SELECT e.stage, e.status, e.redelivery_job_id, e.closed_at, e.replay_attempts, e.river_job_id, e.job_created_at INTO v_entry FROM dlq.dead_letter_open e WHERE e.id = v_id FOR UPDATE SKIP LOCKED;
     IF NOT FOUND THEN
-        SELECT e.stage, e.status, e.redelivery_job_id INTO v_entry FROM dlq.dead_letter_queue e WHERE e.id = v_id FOR UPDATE SKIP LOCKED;
+        SELECT e.stage, e.status, e.redelivery_job_id, e.closed_at, e.replay_attempts, e.river_job_id, e.job_created_at INTO v_entry FROM dlq.dead_letter_queue e WHERE e.id = v_id FOR UPDATE SKIP LOCKED;
         IF NOT FOUND THEN -- of no entry, of one that is gone, or of one that is held
             RETURN CASE WHEN EXISTS (SELECT FROM dlq.dead_letter_queue e WHERE e.id = v_id) THEN 'held' ELSE 'done' END;
         END IF;
+    END IF;
+    IF p_fact.fact = 'retried' AND NOT v_own AND (v_entry.river_job_id, v_entry.job_created_at) IS DISTINCT FROM (p_fact.job_id, p_fact.job_created_at) THEN
+        RETURN 'done'; -- of another job: a mark that was copied
     END IF;
     IF v_entry.stage = 'inbox' THEN
         PERFORM dlq.file(ARRAY[v_id]);
@@ -306,12 +316,18 @@ BEGIN
                 PERFORM dlq.note_on(ARRAY[v_id], v_who, 'job ' || p_fact.job_id || ' was retried outside dlqd while job ' || v_entry.redelivery_job_id || ' is under way', NULL);
             END IF;
             v_done := dlq.follow_job(v_id, p_fact.job_id, p_fact.job_created_at, v_who, 'job ' || p_fact.job_id || ' was retried outside dlqd');
-        ELSIF NOT EXISTS (SELECT FROM river.river_job j WHERE j.id = p_fact.job_id AND j.created_at = p_fact.job_created_at AND j.metadata ? 'dlq:done_by' AND j.state = 'completed') THEN
+        ELSIF NOT EXISTS (SELECT FROM jsonb_array_elements(v_entry.replay_attempts) a -- the success of this retry resolved it
+                          WHERE a -> 'jobId' = to_jsonb(p_fact.job_id) AND a ->> 'outcome' = 'completed' AND dlq.to_timestamptz(a ->> 'endedAt') >= p_fact.at) THEN
+            -- The retry held the job while another one resolved the entry: it is too late only if it runs.
+            IF p_fact.at <= v_entry.closed_at AND v_entry.status = 'dlq_resolved' THEN
+                PERFORM dlq.supersede(ARRAY[v_id], ARRAY[(v_entry.replay_attempts -> -1 ->> 'jobId')::bigint]);
+            END IF;
             UPDATE dlq.dead_letter_queue SET
                 status = 'dlq_manual', strategy = 'manual', rule = 'done-twice', parked_by = v_who,
                 move = jsonb_build_object('actor', v_who, 'reason', 'done twice? job ' || p_fact.job_id || ' was retried outside dlqd after the entry was '
                                           || CASE v_entry.status WHEN 'dlq_resolved' THEN 'resolved' ELSE 'discarded' END)
-            WHERE id = v_id AND stage = v_entry.stage AND status = v_entry.status;
+            WHERE id = v_id AND stage = v_entry.stage AND status = v_entry.status
+              AND NOT EXISTS (SELECT FROM river.river_job j WHERE j.id = p_fact.job_id AND j.created_at = p_fact.job_created_at AND dlq.is_superseded(j.state::text, j.attempt, j.metadata));
         END IF;
         PERFORM set_config('dlq.origin', coalesce(v_origin, ''), true);
     ELSE
@@ -340,6 +356,8 @@ DECLARE
     v_result  text;
     v_count   integer := 0;
     v_wake    boolean := false;
+    -- Entries stay locked until all of this is done, and whoever moves one waits: a person, or a worker.
+    v_until   constant timestamptz := clock_timestamp() + interval '1 s';
 BEGIN
     IF NOT p_careful THEN
         SELECT array_agg(d.fact), array_agg(d.entry_id), array_agg(d.job_id), array_agg(d.at) INTO v_facts, v_entries, v_jobs, v_ended
@@ -372,7 +390,7 @@ BEGIN
           AND (p_run IS NULL OR p_run = (SELECT m.run_id FROM dlq.entry_jobs m WHERE m.job_id = f.job_id AND m.job_created_at = f.job_created_at))
         FOR UPDATE SKIP LOCKED
     LOOP
-        EXIT WHEN v_count >= p_limit;
+        EXIT WHEN v_count >= p_limit OR v_count > 0 AND clock_timestamp() > v_until;
         SELECT * INTO v_fact FROM dlq.job_facts f WHERE f.ctid = v_tid;
         IF p_careful THEN
             BEGIN
@@ -399,4 +417,4 @@ BEGIN
     RETURN v_count;
 END
 $$;
-COMMENT ON FUNCTION dlq.apply_facts IS 'Applies up to p_limit facts (those of a replay run''s jobs alone, with p_run) to the entries of their jobs, and deletes them. Returns how many. Facts of an entry that somebody holds stay. p_careful: one by one, and those that the database refuses are set aside as refused.';
+COMMENT ON FUNCTION dlq.apply_facts IS 'Applies up to p_limit facts (those of a replay run''s jobs alone, with p_run) to the entries of their jobs, and deletes them. It stops after a second, too. Returns how many. Facts of an entry that somebody holds stay. p_careful: one by one, and those that the database refuses are set aside as refused.';

@@ -19,7 +19,7 @@ BEGIN
             SELECT e.id, e.status = 'dlq_failed' AS failed, e.job_kind, e.queue, e.priority, e.tags, coalesce(e.edited_event, e.original_event) AS args,
                    -- What the application left there, less what speaks of the old job; a job's metadata must be an object.
                    CASE WHEN jsonb_typeof(e.metadata) = 'object'
-                        THEN e.metadata - '{dlq:error,dlq:entry_id,dlq:held,dlq:run_id,dlq:done_by,dlq:logical_failure,cancel_attempted_at,unique_key_conflict,snoozes,output,river:log,river:rescue_count,river:unique_nonce}'::text[]
+                        THEN e.metadata - '{dlq:error,dlq:entry_id,dlq:held,dlq:run_id,dlq:done_by,dlq:done,dlq:logical_failure,cancel_attempted_at,unique_key_conflict,snoozes,output,river:log,river:rescue_count,river:unique_nonce}'::text[]
                         ELSE '{}' END AS metadata,
                    CASE WHEN h.id IS NULL THEN e.unique_key END AS unique_key, e.unique_states,
                    e.river_job_id, e.job_created_at,
@@ -41,13 +41,13 @@ BEGIN
             ) e
             -- The original, held so that nobody retries it meanwhile. One that dlqd completed itself was not done.
             LEFT JOIN LATERAL (
-                SELECT j.state, j.metadata ? 'dlq:done_by' AS done FROM river.river_job j
+                SELECT j.state, dlq.is_superseded(j.state::text, j.attempt, j.metadata) AS done FROM river.river_job j
                 WHERE j.id = e.river_job_id AND j.created_at = e.job_created_at
                 FOR NO KEY UPDATE SKIP LOCKED
             ) o ON NOT p_force
             -- The job that holds its unique key. (A partial index says that there is one at most.)
             LEFT JOIN LATERAL (
-                SELECT j.id, j.state NOT IN ('completed', 'discarded', 'cancelled') AS live, j.state = 'completed' AND NOT j.metadata ? 'dlq:done_by' AS completed,
+                SELECT j.id, j.state NOT IN ('completed', 'discarded', 'cancelled') AS live, j.state = 'completed' AND NOT dlq.is_superseded(j.state::text, j.attempt, j.metadata) AS completed,
                        coalesce(e.id = (SELECT m.entry_id FROM dlq.entry_jobs m WHERE m.job_id = j.id AND m.job_created_at = j.created_at), false) AS own
                 FROM river.river_job j
                 WHERE j.unique_key = e.unique_key AND j.unique_key IS NOT NULL AND j.unique_states IS NOT NULL
@@ -113,7 +113,7 @@ BEGIN
                 job_id := v_row.job_id;
             END IF;
         ELSIF verdict = 'resolved' THEN
-            PERFORM dlq.resolve_by(ARRAY[entry_id], ARRAY[job_id], ARRAY[now()], p_actor);
+            PERFORM dlq.resolve_by(ARRAY[entry_id], ARRAY[job_id], ARRAY[clock_timestamp()], p_actor);
         ELSIF verdict = 'follows' THEN
             IF NOT dlq.follow_job(entry_id, job_id, v_row.job_created_at, p_actor, p_reason || ': its job ' || job_id || ' runs again already', p_note, p_run) THEN
                 INSERT INTO dlq.job_facts (job_id, job_created_at, fact, entry_id) VALUES (job_id, v_row.job_created_at, 'following', entry_id);

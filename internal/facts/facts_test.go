@@ -501,6 +501,74 @@ func TestApply_closedEntryIsReopened(t *testing.T) {
 	require.Nil(t, b.entry(heldID).ClosedAt)
 }
 
+// A page of River UI's is older than what it retries: River retries completed jobs, too.
+func TestApply_supersededJobThatRunsAgain(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	original, id := b.fails()
+	b.end(b.replay(id), "completed")
+	b.apply()
+	b.is(id, deadletter.Resolved)
+	b.retry(original)
+	b.runs(original)
+	b.end(original, "completed") // before the retry is applied
+	b.apply()
+	b.is(id, deadletter.Manual)
+	require.Contains(t, b.reason(id), "done twice?")
+	require.Zero(t, b.facts())
+}
+
+// A retry that is committed while a redelivery succeeds is taken back if it has not begun.
+func TestApply_retryThatHeldTheOriginal(t *testing.T) {
+	t.Parallel()
+	for _, runs := range []bool{false, true} {
+		t.Run(fmt.Sprint(runs), func(t *testing.T) {
+			t.Parallel()
+			b := setup(t)
+			original, id := b.fails()
+			redelivery := b.replay(id)
+			tx, err := b.pool.Begin(t.Context())
+			require.NoError(t, err)
+			_, err = b.river.JobRetryTx(t.Context(), tx, original)
+			require.NoError(t, err)
+			b.end(redelivery, "completed")
+			b.apply()
+			b.is(id, deadletter.Resolved)
+			require.NoError(t, tx.Commit(t.Context()))
+			if runs {
+				b.runs(original)
+			}
+			b.apply()
+			if runs {
+				b.is(id, deadletter.Manual)
+				require.Contains(t, b.reason(id), "done twice?")
+			} else {
+				b.is(id, deadletter.Resolved)
+				require.Equal(t, "completed", b.state(original))
+				require.Equal(t, redelivery, b.count("SELECT (metadata ->> 'dlq:done_by')::bigint FROM river_job WHERE id = $1", original))
+			}
+			require.Zero(t, b.facts())
+		})
+	}
+}
+
+// A retry whose success dlqd has seen before the retry itself was done once.
+func TestApply_retryThatResolvedItsEntry(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	job, id := b.fails()
+	b.retry(job)
+	b.runs(job)
+	b.end(job, "completed")
+	done, err := b.store.Replay(t.Context(), id, kim, nil, false)
+	require.NoError(t, err)
+	require.Equal(t, job, done)
+	b.is(id, deadletter.Resolved)
+	b.apply()
+	b.is(id, deadletter.Resolved)
+	require.Zero(t, b.facts())
+}
+
 // An operator's open transaction holds up what it holds, and nothing else.
 func TestApply_heldEntry(t *testing.T) {
 	t.Parallel()
