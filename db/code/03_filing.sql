@@ -116,7 +116,8 @@ COMMENT ON FUNCTION dlq.audit_capture IS 'Writes the audit row of an entry that 
 
 -- file_as is the one way out of the inbox: what it inserts into the open partition it deletes from the inbox and writes to the trail,
 -- in one statement. Columns of decisions are arrays, in the order of p_ids; without them entries are filed undecided. The caller
--- has locked the rows. ON CONFLICT: a job that has an open entry has one; its further failures are the business of file_repeats.
+-- has locked the rows. ON CONFLICT: a job that has an open entry has one; its further failures, and those of redeliveries, are the
+-- business of file_repeats.
 CREATE OR REPLACE FUNCTION dlq.file_as(p_ids uuid[], p_actor text DEFAULT NULL, p_config_version text DEFAULT NULL, p_statuses text[] DEFAULT NULL, p_strategies text[] DEFAULT NULL,
     p_error_classes text[] DEFAULT NULL, p_rules text[] DEFAULT NULL, p_fingerprints text[] DEFAULT NULL, p_next_retry_ats timestamptz[] DEFAULT NULL,
     p_waiting_fors text[] DEFAULT NULL, p_max_retries integer[] DEFAULT NULL, p_priorities smallint[] DEFAULT NULL, p_tags jsonb[] DEFAULT NULL,
@@ -147,6 +148,8 @@ BEGIN
              AS d (id, status, strategy, error_class, rule, fingerprint, next_retry_at, waiting_for, max_retries, priority, tags, assignee)
         JOIN dlq.dead_letter_inbox i ON i.id = d.id
         CROSS JOIN LATERAL dlq.describe_failure(i.retry_history, i.metadata, i.retry_count, i.last_failed_at) f
+        WHERE (SELECT m.entry_id FROM dlq.entry_jobs m WHERE m.job_id = i.river_job_id AND m.job_created_at = i.job_created_at) IS NULL
+           OR NOT dlq.is_repeat(i.river_job_id, i.job_created_at)
         ON CONFLICT DO NOTHING
         RETURNING id, status, strategy, rule, next_retry_at, river_job_id, queue, kind, error_class, error_type, last_failed_at, source, retry_count, fingerprint, captured_by
     ), gone AS (
@@ -164,7 +167,8 @@ END
 $$;
 COMMENT ON FUNCTION dlq.file_as IS 'Files entries of the inbox that the caller has locked, decided or not. Returns how many: those whose job has an open entry already stay for dlq.file_repeats.';
 
--- A job that fails again while its entry is open is a further failure of that entry.
+-- A job that fails again while its entry is open is a further failure of that entry. The failure of a redelivery is a fact: it is here
+-- where capture could not look (in a SERIALIZABLE transaction).
 CREATE OR REPLACE FUNCTION dlq.file_repeats(p_ids uuid[], p_wait boolean) RETURNS uuid[]
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
 DECLARE
@@ -180,8 +184,19 @@ BEGIN
             SELECT e.id, e.status, e.redelivery_job_id, e.last_failed_at INTO v_entry FROM dlq.dead_letter_open e
             WHERE e.river_job_id = v_row.river_job_id AND e.job_created_at = v_row.job_created_at FOR UPDATE SKIP LOCKED;
         END IF;
-        -- Held, or closed this moment: the next look files it, as an entry of its own if it is one by then.
-        CONTINUE WHEN NOT FOUND;
+        IF NOT FOUND THEN
+            INSERT INTO dlq.job_facts (job_id, job_created_at, fact, entry_id, job)
+            SELECT m.job_id, m.job_created_at, 'discarded', m.entry_id, jsonb_build_object('state', 'discarded', 'attempt', v_row.retry_count,
+                   'finalized_at', v_row.last_failed_at, 'errors', v_row.retry_history, 'metadata', v_row.metadata)
+            FROM dlq.entry_jobs m JOIN dlq.dead_letter_queue e ON e.id = m.entry_id AND (e.river_job_id, e.job_created_at) <> (m.job_id, m.job_created_at)
+            WHERE m.job_id = v_row.river_job_id AND m.job_created_at = v_row.job_created_at;
+            IF FOUND THEN
+                DELETE FROM dlq.dead_letter_inbox i WHERE i.id = v_row.id;
+                v_done := v_done || v_row.id;
+            END IF;
+            -- Else held, or closed this moment: the next look files it, as an entry of its own if it is one by then.
+            CONTINUE;
+        END IF;
 
         -- A failure that is known came in twice.
         IF v_entry.id <> v_row.id AND NOT EXISTS (SELECT FROM dlq.dead_letter_transitions t WHERE t.entry_id = v_entry.id AND t.failed_at = v_row.last_failed_at) THEN
@@ -245,10 +260,18 @@ COMMENT ON FUNCTION dlq.file IS 'Files those of the entries that are in the inbo
 CREATE OR REPLACE FUNCTION dlq.is_repeat(p_job bigint, p_job_created_at timestamptz) RETURNS boolean
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
 BEGIN
-    RETURN EXISTS (SELECT FROM dlq.dead_letter_queue e WHERE e.stage = 'open' AND e.river_job_id = p_job AND e.job_created_at = p_job_created_at);
+    IF EXISTS (SELECT FROM dlq.dead_letter_queue e WHERE e.stage = 'open' AND e.river_job_id = p_job AND e.job_created_at = p_job_created_at) THEN
+        RETURN true;
+    END IF;
+    -- (A statement of its own: it locks every partition, and is hardly ever needed.)
+    IF (SELECT m.entry_id FROM dlq.entry_jobs m WHERE m.job_id = p_job AND m.job_created_at = p_job_created_at) IS NULL THEN
+        RETURN false;
+    END IF;
+    RETURN EXISTS (SELECT FROM dlq.entry_jobs m JOIN dlq.dead_letter_queue e ON e.id = m.entry_id AND (e.river_job_id, e.job_created_at) <> (m.job_id, m.job_created_at)
+                   WHERE m.job_id = p_job AND m.job_created_at = p_job_created_at);
 END
 $$;
-COMMENT ON FUNCTION dlq.is_repeat IS 'Whether a job has an open entry: an unfiled failure of it is a further failure of that one, and none of the entries that lists and counts show.';
+COMMENT ON FUNCTION dlq.is_repeat IS 'Whether a job has an open entry, or redelivers another job''s: an unfiled failure of it is a further failure of that one, and none of the entries that lists and counts show.';
 
 -- Counting must not cost more the longer no DLQ worker has been there.
 CREATE OR REPLACE VIEW dlq.backlog AS

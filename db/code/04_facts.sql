@@ -396,6 +396,10 @@ BEGIN
             BEGIN
                 v_result := dlq.apply_fact(v_fact);
             EXCEPTION WHEN OTHERS THEN
+                -- What may pass (a deadlock, a lock that is not to be had) is no refusal: see postgres.IsRefusal.
+                IF left(SQLSTATE, 2) NOT IN ('22', '23', '54', 'P0') THEN
+                    RAISE;
+                END IF;
                 RAISE WARNING 'dlqd: what job % tells (%) is refused by the database: %', v_fact.job_id, v_fact.fact, SQLERRM;
                 UPDATE dlq.job_facts f SET fact = 'refused', job = coalesce(f.job, '{}') || jsonb_build_object('fact', f.fact, 'refusal', SQLERRM) WHERE f.ctid = v_tid;
                 v_result := 'refused';

@@ -3,17 +3,14 @@
 
 -- redeliver is the one way back to River: it inserts the jobs and moves their entries in one statement, so that an entry in
 -- dlq_processing always has a job. It does nothing twice: an entry whose own job lives again, or has been done, or whose unique
--- key another job holds, gets no job, unless p_force. (Parameters or columns that change make another function: the old one goes.)
-DROP FUNCTION IF EXISTS dlq.redeliver(uuid[], text, text, text, boolean, jsonb, text, uuid);
-CREATE OR REPLACE FUNCTION dlq.redeliver(p_ids uuid[], p_actor text, p_reason text,
-    p_note text DEFAULT NULL, p_force boolean DEFAULT false, p_detail jsonb DEFAULT NULL, p_queue text DEFAULT NULL, p_run uuid DEFAULT NULL)
+-- key another job holds, gets no job, unless p_force.
+CREATE OR REPLACE FUNCTION dlq.redeliver_now(p_ids uuid[], p_actor text, p_reason text, p_note text, p_force boolean, p_detail jsonb, p_queue text, p_run uuid)
 RETURNS TABLE (entry_id uuid, verdict text, job_id bigint)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET row_security = off AS $$
 #variable_conflict use_column
 DECLARE
     v_row record;
 BEGIN
-    PERFORM dlq.file(p_ids);
     FOR v_row IN
         WITH looked AS MATERIALIZED (
             SELECT e.id, e.status = 'dlq_failed' AS failed, e.job_kind, e.queue, e.priority, e.tags, coalesce(e.edited_event, e.original_event) AS args,
@@ -36,7 +33,7 @@ BEGIN
             FROM (
                 SELECT * FROM dlq.dead_letter_queue e
                 WHERE e.id = ANY (p_ids) AND e.stage IN ('open', 'failed') AND e.status IN ('dlq_pending', 'dlq_manual', 'dlq_failed')
-                ORDER BY e.id
+                ORDER BY e.stage, e.id -- the order of dlq.lock_entries
                 FOR UPDATE
             ) e
             -- The original, held so that nobody retries it meanwhile. One that dlqd completed itself was not done.
@@ -123,7 +120,66 @@ BEGIN
     END LOOP;
 END
 $$;
-COMMENT ON FUNCTION dlq.redeliver IS 'Makes River jobs from entries and moves them to dlq_processing. Returns what became of each that could be redelivered: sent (as job_id); follows or resolved (its job, job_id, runs again or has completed: no new one is needed); or it stays, since it is busy (somebody works on its job_id this moment), or an equal job is live, or done (job_id has its unique key, and has ended).';
+COMMENT ON FUNCTION dlq.redeliver_now IS 'What dlq.redeliver does, of entries that are filed.';
+
+-- A key that an open transaction of the application's is taking is waited for by whoever inserts the same one. dlqd gives way, long
+-- before a deadlock would be looked for (deadlock_timeout): two that took the same keys in another order would be one, and the
+-- application might be ended.
+CREATE OR REPLACE FUNCTION dlq.redeliver(p_ids uuid[], p_actor text, p_reason text,
+    p_note text DEFAULT NULL, p_force boolean DEFAULT false, p_detail jsonb DEFAULT NULL, p_queue text DEFAULT NULL, p_run uuid DEFAULT NULL)
+RETURNS TABLE (entry_id uuid, verdict text, job_id bigint)
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET row_security = off AS $$
+#variable_conflict use_column
+DECLARE
+    v_wait    constant text := current_setting('lock_timeout');
+    v_end     timestamptz;
+    v_entry   record;
+BEGIN
+    PERFORM dlq.file(p_ids);
+    -- (What may have to give way needs a subtransaction: most jobs have no key, or have theirs still.)
+    IF p_force OR (SELECT e.id FROM dlq.dead_letter_queue e
+                   WHERE e.id = ANY (p_ids) AND e.stage IN ('open', 'failed') AND e.unique_key IS NOT NULL AND e.unique_states IS NOT NULL
+                     AND (SELECT j.id FROM river.river_job j
+                          WHERE j.unique_key = e.unique_key AND j.unique_key IS NOT NULL AND j.unique_states IS NOT NULL
+                            AND river.river_job_state_in_bitmask(j.unique_states, j.state)) IS NULL
+                   LIMIT 1) IS NULL THEN
+        RETURN QUERY SELECT * FROM dlq.redeliver_now(p_ids, p_actor, p_reason, p_note, p_force, p_detail, p_queue, p_run);
+        RETURN;
+    END IF;
+    -- Entries are waited for as long as the caller likes; what follows waits for keys alone.
+    PERFORM FROM dlq.dead_letter_queue e
+    WHERE e.id = ANY (p_ids) AND e.stage IN ('open', 'failed') AND e.status IN ('dlq_pending', 'dlq_manual', 'dlq_failed')
+    ORDER BY e.stage, e.id
+    FOR UPDATE;
+    BEGIN
+        PERFORM set_config('lock_timeout', '50ms', true);
+        RETURN QUERY SELECT * FROM dlq.redeliver_now(p_ids, p_actor, p_reason, p_note, p_force, p_detail, p_queue, p_run);
+        PERFORM set_config('lock_timeout', v_wait, true);
+        RETURN;
+    EXCEPTION WHEN lock_not_available THEN
+        NULL;
+    END;
+    -- One by one, and not for long: whoever inserts an equal job waits meanwhile.
+    v_end := clock_timestamp() + interval '500 ms';
+    FOR v_entry IN
+        SELECT e.id, e.river_job_id FROM dlq.dead_letter_queue e
+        WHERE e.id = ANY (p_ids) AND e.stage IN ('open', 'failed') AND e.status IN ('dlq_pending', 'dlq_manual', 'dlq_failed')
+        ORDER BY e.stage, e.id
+    LOOP
+        BEGIN
+            IF clock_timestamp() > v_end THEN
+                RAISE lock_not_available;
+            END IF;
+            PERFORM set_config('lock_timeout', '50ms', true);
+            RETURN QUERY SELECT * FROM dlq.redeliver_now(ARRAY[v_entry.id], p_actor, p_reason, p_note, p_force, p_detail, p_queue, p_run);
+            PERFORM set_config('lock_timeout', v_wait, true);
+        EXCEPTION WHEN lock_not_available THEN
+            RETURN QUERY SELECT v_entry.id, 'busy', v_entry.river_job_id;
+        END;
+    END LOOP;
+END
+$$;
+COMMENT ON FUNCTION dlq.redeliver IS 'Makes River jobs from entries and moves them to dlq_processing. Returns what became of each that could be redelivered: sent (as job_id); follows or resolved (its job, job_id, runs again or has completed: no new one is needed); or it stays, since it is busy (somebody works on its job_id, or takes its unique key, this moment), or an equal job is live, or done (job_id has its unique key, and has ended).';
 
 CREATE OR REPLACE FUNCTION dlq.refuse_move(p_id uuid, p_verb text, p_from text) RETURNS void
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
@@ -164,7 +220,7 @@ BEGIN
         RAISE EXCEPTION 'dead letter %: done by job %? It has the same unique key, and has ended', p_id, v_row.job_id
             USING ERRCODE = 'DLQ03', HINT = 'Look at that job, and resolve the entry, or replay with force.';
     ELSIF v_row.verdict = 'busy' THEN
-        RAISE EXCEPTION 'dead letter %: another transaction holds its job % this moment', p_id, v_row.job_id
+        RAISE EXCEPTION 'dead letter %: another transaction holds its job %, or that one''s unique key, this moment', p_id, v_row.job_id
             USING ERRCODE = 'DLQ03', HINT = 'Try again.';
     ELSIF v_row.verdict IN ('follows', 'resolved') AND p_payload IS NOT NULL THEN
         RAISE EXCEPTION 'dead letter %: its job % %, with the payload that it had', p_id, v_row.job_id, CASE v_row.verdict WHEN 'follows' THEN 'runs again' ELSE 'has completed' END

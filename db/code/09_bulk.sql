@@ -162,7 +162,7 @@ BEGIN
                CASE WHEN s.verdict IN ('sent', 'follows') THEN NULL ELSE coalesce(k.why, CASE s.verdict
                    WHEN 'live' THEN 'job ' || s.job_id || ' with the same unique key is live'
                    WHEN 'done' THEN 'done by job ' || s.job_id || '? It has the same unique key, and has ended'
-                   WHEN 'busy' THEN 'another transaction held its job ' || s.job_id
+                   WHEN 'busy' THEN 'another transaction held its job ' || s.job_id || ', or that one''s unique key'
                    WHEN 'resolved' THEN 'job ' || s.job_id || ' had completed' END, 'it had moved meanwhile') END,
                CASE WHEN s.verdict IN ('sent', 'follows') THEN NULL ELSE now() END
         FROM unnest(p_ids) i (id)

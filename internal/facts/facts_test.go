@@ -682,3 +682,51 @@ func TestLoop(t *testing.T) {
 	b.end(job, "completed")
 	require.Eventually(t, func() bool { return b.entry(id).Status == deadletter.Resolved }, 30*time.Second, 10*time.Millisecond)
 }
+
+// In a SERIALIZABLE transaction capture cannot look whether a job is a redelivery: whoever files its failure does.
+func TestApply_redeliveryThatFailsInASerializableTransaction(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	for _, closed := range []bool{false, true} {
+		_, id := b.fails()
+		job := b.replay(id)
+		if closed { // another job has done the work meanwhile
+			b.exec("INSERT INTO dlq.job_facts (job_id, job_created_at, fact, entry_id) SELECT river_job_id, job_created_at, 'completed', id FROM dlq.dead_letter_open WHERE id = $1", id)
+			b.exec("UPDATE river_job SET state = 'running' WHERE id = $1", job)
+			b.apply()
+			b.is(id, deadletter.Resolved)
+		}
+		before := b.count("SELECT count(*) FROM dlq.dead_letter_queue")
+		tx, err := b.pool.BeginTx(t.Context(), pgx.TxOptions{IsoLevel: pgx.Serializable})
+		require.NoError(t, err)
+		_, err = tx.Exec(t.Context(), `UPDATE river_job SET state = 'discarded', finalized_at = now(), errors = ARRAY['{"attempt": 1, "error": "again"}'::jsonb] WHERE id = $1`, job)
+		require.NoError(t, err)
+		require.NoError(t, tx.Commit(t.Context()))
+		require.EqualValues(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_inbox WHERE river_job_id = $1 AND dlq.is_repeat(river_job_id, job_created_at)", job))
+		b.exec("SELECT dlq.file(ARRAY(SELECT id FROM dlq.dead_letter_inbox))")
+		b.apply()
+		require.Equal(t, before, b.count("SELECT count(*) FROM dlq.dead_letter_queue"), "one failure, one entry")
+		require.Zero(t, b.facts())
+		if !closed {
+			b.is(id, deadletter.Pending)
+		} else {
+			b.is(id, deadletter.Resolved)
+		}
+	}
+}
+
+// A lock that is not to be had is no refusal.
+func TestApply_collisionIsNoRefusal(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	_, id := b.fails()
+	b.end(b.replay(id), "completed")
+	b.exec("CREATE FUNCTION away() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION USING ERRCODE = '55P03'; END $$")
+	b.exec("CREATE TRIGGER away BEFORE UPDATE ON dlq.dead_letter_open FOR EACH ROW EXECUTE FUNCTION away()")
+	_, err := b.pool.Exec(t.Context(), "SELECT dlq.apply_facts(p_careful => true)")
+	require.ErrorContains(t, err, "55P03")
+	b.exec("DROP TRIGGER away ON dlq.dead_letter_open")
+	b.apply()
+	b.is(id, deadletter.Resolved)
+	require.Zero(t, b.facts())
+}

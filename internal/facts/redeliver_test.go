@@ -276,3 +276,35 @@ func TestRetryAll_runsNoResolvedWork(t *testing.T) {
 	b.is(undoneID, deadletter.Processing)
 	b.is(againID, deadletter.Processing)
 }
+
+// An application's transaction that is taking the keys of entries, in another order than dlqd would: a deadlock, and the application
+// might be its victim.
+func TestRedeliver_givesWayToWhoTakesItsKey(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	const insert = "INSERT INTO river_job (args, kind, max_attempts, unique_key, unique_states) VALUES ('{}', 'x', 1, $1::text::bytea, " + maskDefault + ")" +
+		" ON CONFLICT (unique_key) WHERE unique_key IS NOT NULL AND unique_states IS NOT NULL AND river_job_state_in_bitmask(unique_states, state) DO NOTHING"
+	_, first := b.fails(unique("first", maskDefault)...)
+	_, second := b.fails(unique("second", maskDefault)...)
+	_, plain := b.fails()
+
+	app, err := b.pool.Begin(t.Context())
+	require.NoError(t, err)
+	defer func() { _ = app.Rollback(t.Context()) }()
+	_, err = app.Exec(t.Context(), insert, "second")
+	require.NoError(t, err)
+	verdicts := map[uuid.UUID]string{}
+	for _, r := range b.redeliver(first, second, plain) { // which would wait for the application
+		verdicts[r.EntryID] = r.Verdict
+	}
+	require.Equal(t, map[uuid.UUID]string{first: deadletter.VerdictSent, second: deadletter.VerdictBusy, plain: deadletter.VerdictSent}, verdicts)
+	b.is(second, deadletter.Pending)
+	_, err = b.store.Replay(t.Context(), second, kim, nil, false)
+	require.ErrorIs(t, err, deadletter.ErrLiveJob)
+	require.ErrorContains(t, err, "Try again")
+	_, err = app.Exec(t.Context(), insert, "first") // which waits for dlqd no longer
+	require.NoError(t, err)
+	require.NoError(t, app.Rollback(t.Context()))
+	verdict, _ := b.verdict(second)
+	require.Equal(t, deadletter.VerdictSent, verdict)
+}

@@ -479,7 +479,7 @@ func (w *Worker) redeliver(ctx context.Context, tx transaction, ids []uuid.UUID,
 			left = append(left, reserved{ID: r.EntryID, Reason: fmt.Sprintf("done by job %d? It has the same unique key, and has ended; resolve the entry, or replay with force", r.JobID)})
 			counts["parked"]++
 		case deadletter.VerdictBusy:
-			aside.wait(r.EntryID, w.now().Add(busyPause), "", fmt.Sprintf("another transaction holds its job %d", r.JobID))
+			aside.wait(r.EntryID, w.now().Add(busyPause), "", fmt.Sprintf("another transaction holds its job %d, or that one's unique key", r.JobID))
 		case deadletter.VerdictSent:
 			counts["redelivered"]++
 		case deadletter.VerdictFollows, deadletter.VerdictResolved: // no job was needed
