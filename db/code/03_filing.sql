@@ -122,10 +122,10 @@ CREATE OR REPLACE FUNCTION dlq.file_as(p_ids uuid[], p_actor text DEFAULT NULL, 
     p_error_classes text[] DEFAULT NULL, p_rules text[] DEFAULT NULL, p_fingerprints text[] DEFAULT NULL, p_next_retry_ats timestamptz[] DEFAULT NULL,
     p_waiting_fors text[] DEFAULT NULL, p_max_retries integer[] DEFAULT NULL, p_priorities smallint[] DEFAULT NULL, p_tags jsonb[] DEFAULT NULL,
     p_assignees text[] DEFAULT NULL, p_reasons text[] DEFAULT NULL)
-RETURNS integer
+RETURNS uuid[]
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
 DECLARE
-    v_filed integer;
+    v_filed uuid[];
 BEGIN
     WITH filed AS (
         INSERT INTO dlq.dead_letter_open
@@ -154,18 +154,19 @@ BEGIN
         RETURNING id, status, strategy, rule, next_retry_at, river_job_id, queue, kind, error_class, error_type, last_failed_at, source, retry_count, fingerprint, captured_by
     ), gone AS (
         DELETE FROM dlq.dead_letter_inbox i USING filed WHERE i.id = filed.id
+    ), written AS (
+        INSERT INTO dlq.dead_letter_transitions
+            (entry_id, to_status, actor, reason, strategy, rule, next_retry_at, river_job_id, queue, kind, error_class, config_version,
+             error_type, failed_at, source, attempts, joined_group)
+        SELECT f.id, f.status, coalesce(p_actor, f.captured_by), concat_ws(': ', 'job ' || f.river_job_id || ' failed', r.reason), f.strategy, f.rule, f.next_retry_at, f.river_job_id, f.queue, f.kind, f.error_class, p_config_version,
+               coalesce(f.error_type, ''), f.last_failed_at, f.source, f.retry_count, f.fingerprint
+        FROM filed f JOIN unnest(p_ids, p_reasons) AS r (id, reason) ON r.id = f.id
     )
-    INSERT INTO dlq.dead_letter_transitions
-        (entry_id, to_status, actor, reason, strategy, rule, next_retry_at, river_job_id, queue, kind, error_class, config_version,
-         error_type, failed_at, source, attempts, joined_group)
-    SELECT f.id, f.status, coalesce(p_actor, f.captured_by), concat_ws(': ', 'job ' || f.river_job_id || ' failed', r.reason), f.strategy, f.rule, f.next_retry_at, f.river_job_id, f.queue, f.kind, f.error_class, p_config_version,
-           coalesce(f.error_type, ''), f.last_failed_at, f.source, f.retry_count, f.fingerprint
-    FROM filed f JOIN unnest(p_ids, p_reasons) AS r (id, reason) ON r.id = f.id;
-    GET DIAGNOSTICS v_filed = ROW_COUNT;
+    SELECT coalesce(array_agg(f.id), '{}') INTO v_filed FROM filed f;
     RETURN v_filed;
 END
 $$;
-COMMENT ON FUNCTION dlq.file_as IS 'Files entries of the inbox that the caller has locked, decided or not. Returns how many: those whose job has an open entry already stay for dlq.file_repeats.';
+COMMENT ON FUNCTION dlq.file_as IS 'Files entries of the inbox that the caller has locked, decided or not. Returns which: those whose job has an open entry already stay for dlq.file_repeats.';
 
 -- A job that fails again while its entry is open is a further failure of that entry. The failure of a redelivery is a fact: it is here
 -- where capture could not look (in a SERIALIZABLE transaction).
@@ -248,7 +249,7 @@ BEGIN
     IF cardinality(v_ids) = 0 THEN
         RETURN 0;
     END IF;
-    v_filed := dlq.file_as(v_ids);
+    v_filed := cardinality(dlq.file_as(v_ids));
     IF v_filed < cardinality(v_ids) THEN
         v_filed := v_filed + cardinality(dlq.file_repeats(v_ids, true));
     END IF;

@@ -35,7 +35,6 @@ DECLARE
                          WHEN 'cancelled' THEN NOT j.metadata ? 'cancel_attempted_at' AND cardinality(j.errors) > 0 END$sql$;
     v_look     dlq.reconcile_looks;
     v_from     timestamptz;
-    v_state    text;
     v_page     record;
     v_locked   bigint[];
     v_jobs     integer := 0;
@@ -271,7 +270,7 @@ BEGIN
     EXCEPTION WHEN lock_not_available THEN NULL;
     END;
     BEGIN
-        SELECT count(*), min(f.at) INTO facts, facts_since FROM (SELECT f.at FROM dlq.job_facts f LIMIT 10000) f;
+        SELECT count(*), min(f.at) INTO facts, facts_since FROM (SELECT f.at FROM dlq.job_facts f WHERE f.fact <> 'following' LIMIT 10000) f;
     EXCEPTION WHEN lock_not_available THEN NULL;
     END;
     BEGIN

@@ -39,9 +39,9 @@ LIMIT @max_entries::integer
 FOR UPDATE OF i SKIP LOCKED;
 
 -- name: FileDecided :one
--- Claimed entries of the inbox, as the planner decided.
+-- Claimed entries of the inbox, as the planner decided: which of them were filed.
 SELECT dlq.file_as(@ids::uuid[], @actor::text, @config_version::text, @statuses::text[], @strategies::text[], @error_classes::text[], @rules::text[], @fingerprints::text[],
-                   @next_retry_ats::timestamptz[], @waiting_fors::text[], @max_retries::integer[], @priorities::smallint[], @tags::jsonb[], @assignees::text[], @reasons::text[])::integer AS filed;
+                   @next_retry_ats::timestamptz[], @waiting_fors::text[], @max_retries::integer[], @priorities::smallint[], @tags::jsonb[], @assignees::text[], @reasons::text[])::uuid[] AS filed;
 
 -- name: FileRepeats :one
 -- Those of claimed entries that are further failures of open ones.

@@ -211,6 +211,23 @@ func TestApply_cancelledRedelivery(t *testing.T) {
 }
 
 // Metadata that an application copied to another job, or that somebody forged, makes and closes nothing.
+// A retried job that runs for long is looked at until it has ended. It is no fact that waits, and costs no transaction.
+func TestApply_followedJobThatRunsForLong(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	job, id := b.fails()
+	b.retry(job)
+	b.runs(job)
+	b.apply()
+	require.Equal(t, int64(1), b.count("SELECT count(*) FROM dlq.job_facts WHERE fact = 'following'"))
+	require.Zero(t, b.count("SELECT facts FROM dlq.capture_status()"))
+	require.Equal(t, "false", b.text("SELECT (applied > 0 OR pg_current_xact_id_if_assigned() IS NOT NULL)::text FROM dlq.apply_facts() applied"))
+	b.end(job, "completed")
+	b.apply()
+	b.is(id, deadletter.Resolved)
+	require.Zero(t, b.facts())
+}
+
 func TestApply_copiedMark(t *testing.T) {
 	t.Parallel()
 	b := setup(t)

@@ -76,12 +76,11 @@ func (d *decisions) write(ctx context.Context, tx transaction, act deadletter.Ac
 	})
 }
 
-// file files the entries that were gathered. It returns how many: the others' jobs have an open entry.
-func (d *decisions) file(ctx context.Context, tx transaction, actor, configVersion string) (int, error) {
+// file files the entries that were gathered. It returns which: the others' jobs have an open entry.
+func (d *decisions) file(ctx context.Context, tx transaction, actor, configVersion string) ([]uuid.UUID, error) {
 	params := d.columns()
 	params.Actor, params.ConfigVersion = actor, configVersion
-	filed, err := tx.FileDecided(ctx, params)
-	return int(filed), err
+	return tx.FileDecided(ctx, params)
 }
 
 // columns are what was gathered, an array for each column.

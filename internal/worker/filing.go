@@ -222,15 +222,15 @@ func (w *Worker) judgeUnfiled(ctx context.Context, tx transaction, rows []dbsqlc
 	if err != nil {
 		return nil, soonest, fmt.Errorf("file: %w", err)
 	}
-	counts["filed"] += filed
-	if filed < len(rows) { // jobs that failed again
+	counts["filed"] += len(filed)
+	if len(filed) < len(rows) { // jobs that failed again
 		ids := column(rows, func(r *dbsqlc.ClaimDueRow) uuid.UUID { return r.ID })
 		repeats, err := tx.FileRepeats(ctx, ids)
 		if err != nil {
 			return nil, soonest, fmt.Errorf("file further failures: %w", err)
 		}
 		counts["repeated"] += len(repeats)
-		parked = slices.DeleteFunc(parked, func(p Parked) bool { return slices.Contains(repeats, p.ID) })
+		parked = slices.DeleteFunc(parked, func(p Parked) bool { return !slices.Contains(filed, p.ID) })
 	}
 	return parked, soonest, nil
 }

@@ -57,6 +57,36 @@ func TestFile_decides(t *testing.T) {
 	require.Equal(t, want, rolled())
 }
 
+// A further failure of an entry that somebody holds stays in the inbox, and nobody is told twenty times a second that it needs a person.
+func TestFile_furtherFailureOfAHeldEntry(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	told := 0
+	b.worker = worker.New(worker.Config{
+		Store: b.store, Planner: builtIn, Logger: slog.New(slog.DiscardHandler), Name: "test", Parked: func(p []worker.Parked) { told += len(p) },
+	})
+	b.fail(2, "card was declined")
+	b.file()
+	require.Equal(t, 1, told)
+	tx, err := b.pool.Begin(t.Context())
+	require.NoError(t, err)
+	_, err = tx.Exec(t.Context(), "SELECT FROM dlq.dead_letter_queue FOR UPDATE")
+	require.NoError(t, err)
+	b.exec("SELECT dlq.set_capture('off')")
+	b.exec("UPDATE river_job SET state = 'available', finalized_at = NULL")
+	b.exec("SELECT dlq.set_capture('on')")
+	b.exec("UPDATE river_job SET state = 'discarded', finalized_at = now()")
+	b.file()
+	b.file()
+	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_inbox"))
+	require.Equal(t, 1, told)
+	require.NoError(t, tx.Rollback(t.Context()))
+	b.file()
+	require.Zero(t, b.count("SELECT count(*) FROM dlq.dead_letter_inbox"))
+	require.Equal(t, 1, told)
+	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_transitions WHERE reason LIKE '%failed again'"))
+}
+
 func (b *bundle) one(sql string, args ...any) (text string) {
 	b.Helper()
 	require.NoError(b, b.pool.QueryRow(b.Context(), sql, args...).Scan(&text), sql)

@@ -582,7 +582,7 @@ func (q *Queries) DeleteGate(ctx context.Context, name string) error {
 
 const FileDecided = `-- name: FileDecided :one
 SELECT dlq.file_as($1::uuid[], $2::text, $3::text, $4::text[], $5::text[], $6::text[], $7::text[], $8::text[],
-                   $9::timestamptz[], $10::text[], $11::integer[], $12::smallint[], $13::jsonb[], $14::text[], $15::text[])::integer AS filed
+                   $9::timestamptz[], $10::text[], $11::integer[], $12::smallint[], $13::jsonb[], $14::text[], $15::text[])::uuid[] AS filed
 `
 
 type FileDecidedParams struct {
@@ -603,8 +603,8 @@ type FileDecidedParams struct {
 	Reasons       []string
 }
 
-// Claimed entries of the inbox, as the planner decided.
-func (q *Queries) FileDecided(ctx context.Context, arg FileDecidedParams) (int32, error) {
+// Claimed entries of the inbox, as the planner decided: which of them were filed.
+func (q *Queries) FileDecided(ctx context.Context, arg FileDecidedParams) ([]uuid.UUID, error) {
 	row := q.db.QueryRow(ctx, FileDecided,
 		arg.Ids,
 		arg.Actor,
@@ -622,7 +622,7 @@ func (q *Queries) FileDecided(ctx context.Context, arg FileDecidedParams) (int32
 		arg.Assignees,
 		arg.Reasons,
 	)
-	var filed int32
+	var filed []uuid.UUID
 	err := row.Scan(&filed)
 	return filed, err
 }
