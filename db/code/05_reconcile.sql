@@ -157,6 +157,9 @@ BEGIN
             v_look.cursor_id := -1;
         ELSE
             done := true;
+            IF v_look.seen_xid > v_look.began_xid THEN
+                v_look.seen_xid := NULL; -- of the future: the database was restored from a dump into another server
+            END IF;
             IF p_look = 'recent' AND NOT v_look.skipped THEN
                 IF v_look.began_xmin >= v_look.seen_xid THEN
                     -- All that ran when that look began has ended, and this one has seen it: what commits from now on began after that.

@@ -201,7 +201,8 @@ LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     v_row record;
 BEGIN
-    PERFORM dlq.file(ARRAY[p_id]);
+    -- (Filed and locked: it cannot move to another partition while dlq.redeliver waits for it, which would be a 40001.)
+    PERFORM dlq.lock_entries(ARRAY[p_id], '{dlq_pending,dlq_manual,dlq_failed}');
     IF p_payload IS NOT NULL THEN
         UPDATE dlq.dead_letter_queue SET
             edited_event = CASE WHEN job_kind = 'dlqd_message' THEN jsonb_set(original_event, '{payload}', p_payload) ELSE p_payload END

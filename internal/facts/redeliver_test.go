@@ -3,6 +3,7 @@ package facts_test
 import (
 	"fmt"
 	"testing"
+	"time"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5/pgtype"
@@ -307,4 +308,36 @@ func TestRedeliver_givesWayToWhoTakesItsKey(t *testing.T) {
 	require.NoError(t, app.Rollback(t.Context()))
 	verdict, _ := b.verdict(second)
 	require.Equal(t, deadletter.VerdictSent, verdict)
+}
+
+// Two people act on the same entries, some open and some failed: they wait for each other in one order.
+func TestRedeliver_locksInTheOrderOfOthers(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	_, failed := b.fails()
+	_, open := b.fails()
+	job := b.replay(failed)
+	b.exec("UPDATE dlq.dead_letter_open SET dlq_max_retries = 1 WHERE id = $1", failed)
+	b.end(job, "discarded")
+	b.apply()
+	b.is(failed, deadletter.Failed)
+	ids := []uuid.UUID{failed, open}
+
+	held, err := b.pool.Begin(t.Context())
+	require.NoError(t, err)
+	defer func() { _ = held.Rollback(t.Context()) }()
+	_, err = held.Exec(t.Context(), "SELECT FROM dlq.dead_letter_queue WHERE id = $1 FOR UPDATE", open)
+	require.NoError(t, err)
+	errs := make(chan error, 2)
+	for i, sql := range []string{`SELECT dlq.act_on('tag', $1, 'kim', NULL, '{"tags": ["x"]}')`, "SELECT dlq.redeliver($1, 'kim', 'replayed')"} {
+		go func() {
+			_, err := b.pool.Exec(t.Context(), sql, ids)
+			errs <- err
+		}()
+		require.Eventually(t, func() bool { return b.count("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()") > int64(i) },
+			10*time.Second, 10*time.Millisecond)
+	}
+	require.NoError(t, held.Rollback(t.Context()))
+	require.NoError(t, <-errs)
+	require.NoError(t, <-errs)
 }

@@ -336,6 +336,18 @@ func TestReconcile_afterARestore(t *testing.T) {
 	require.Equal(t, 4, b.count("SELECT count(*) FROM dlq.dead_letter_queue"))
 }
 
+// Transaction ids of the server that a dump is from may be ahead of this one's for ever.
+func TestReconcile_afterARestoreIntoAnotherServer(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.look(b.pool, false)
+	b.exec("UPDATE dlq.reconcile_looks SET since = now() - interval '2 hours', seen_at = now() - interval '2 hours', seen_xid = 1000000000000 WHERE look = 'recent'")
+	require.Eventually(t, func() bool {
+		b.look(b.pool, false)
+		return b.count("SELECT count(*) FROM dlq.reconcile_looks WHERE look = 'recent' AND since > now() - interval '1 hour'") == 1
+	}, 30*time.Second, 100*time.Millisecond, "it goes on")
+}
+
 func TestReconcile_oneFailureIsNeverFiledTwice(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
