@@ -14,6 +14,11 @@ END
 $$;
 COMMENT ON FUNCTION dlq.to_timestamptz IS 'p_text as a time, or null where it is none.';
 
+CREATE OR REPLACE FUNCTION dlq.to_uuid(p_text text) RETURNS uuid
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN CASE WHEN p_text ~ '^[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$' THEN p_text::uuid END;
+COMMENT ON FUNCTION dlq.to_uuid IS 'p_text as a UUID, or null where it is none.';
+
 -- (Expressions, not PL/pgSQL: Postgres puts them into the statement that calls them. date_part is STABLE, so entry_id must be.)
 CREATE OR REPLACE FUNCTION dlq.uuid_of(p_us bigint, p_number bigint) RETURNS uuid
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
