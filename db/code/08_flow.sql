@@ -57,15 +57,22 @@ DROP FUNCTION IF EXISTS dlq.is_undone(bigint);
 CREATE OR REPLACE FUNCTION dlq.is_undone(p_job bigint, p_created_at timestamptz) RETURNS boolean
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET row_security = off AS $$
 DECLARE
-    v_ended timestamptz;
+    v_ended   timestamptz;
+    v_failure boolean;
 BEGIN
-    SELECT coalesce(j.finalized_at, 'infinity') INTO v_ended FROM river.river_job j WHERE j.id = p_job AND j.created_at = p_created_at;
+    SELECT coalesce(j.finalized_at, 'infinity'), CASE WHEN j.state IN ('discarded', 'cancelled') THEN dlq.is_failure(to_jsonb(j) - 'args') END INTO v_ended, v_failure
+    FROM river.river_job j WHERE j.id = p_job AND j.created_at = p_created_at;
     RETURN coalesce(v_ended = 'infinity', false)
         OR EXISTS (SELECT FROM dlq.dead_letter_open e WHERE e.river_job_id = p_job AND e.job_created_at = p_created_at)
-        OR (v_ended IS NOT NULL AND EXISTS (SELECT FROM dlq.dead_letter_inbox e WHERE e.id = dlq.entry_id(p_job, v_ended)));
+        OR (v_ended IS NOT NULL AND EXISTS (SELECT FROM dlq.dead_letter_inbox e WHERE e.id = dlq.entry_id(p_job, v_ended)))
+        -- A failure that capture gave way with: the reconciler files it.
+        OR coalesce(v_failure, false)
+           AND NOT EXISTS (SELECT FROM dlq.dead_letter_queue e WHERE e.id = dlq.entry_id(p_job, v_ended))
+           AND NOT EXISTS (SELECT FROM dlq.entry_jobs m WHERE m.job_id = p_job AND m.job_created_at = p_created_at)
+           AND NOT EXISTS (SELECT FROM dlq.retired_jobs r WHERE r.job_id = p_job AND r.job_created_at = p_created_at);
 END
 $$;
-COMMENT ON FUNCTION dlq.is_undone IS 'Whether a job has not ended yet, or its dead letter is open.';
+COMMENT ON FUNCTION dlq.is_undone IS 'Whether a job has not ended yet, or its dead letter is open or still to be filed.';
 
 DROP FUNCTION IF EXISTS dlq.order_predecessor(text, text, bigint, uuid);
 CREATE OR REPLACE FUNCTION dlq.order_predecessor(p_queue text, p_key text, p_job bigint, p_created_at timestamptz) RETURNS bigint

@@ -17,6 +17,8 @@ const (
 	// interval is how often facts are looked for. Nothing tells of them: a notification would have the application's
 	// transactions wait for one another at their commit.
 	interval = 50 * time.Millisecond
+	// retry is between turns that fail, at most.
+	retry = 5 * time.Second
 	// batch is how many facts one transaction applies.
 	batch = 500
 	// timeout bounds one transaction.
@@ -50,14 +52,14 @@ type Applier struct {
 // Loop keeps applying facts.
 func (a *Applier) Loop() *background.Loop {
 	return background.New(background.Config{
-		Name: "facts", Interval: interval, Timeout: timeout, Patience: timeout, Finish: true,
+		Name: "facts", Interval: retry, Timeout: timeout, Patience: timeout, Finish: true,
 		Failing: "ends of redeliveries and retries made outside dlqd do not reach their entries",
 		Once: func(ctx context.Context) (time.Duration, error) {
 			applied, err := a.Once(ctx)
-			if err != nil || applied < batch {
-				return 0, err
+			if err != nil || applied == batch {
+				return background.More, err
 			}
-			return background.More, nil
+			return interval, nil
 		},
 	})
 }

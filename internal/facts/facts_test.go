@@ -228,6 +228,25 @@ func TestApply_followedJobThatRunsForLong(t *testing.T) {
 	require.Zero(t, b.facts())
 }
 
+// What capture gave way with holds its place in the order of its key until the reconciler has filed it.
+func TestOrder_failureThatIsNotFiled(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	first, second := b.insert(), b.insert()
+	b.exec("INSERT INTO dlq.ordered_jobs (queue, ordering_key, job_id, job_created_at) SELECT 'default', 'a', id, created_at FROM river_job ORDER BY id")
+	before := func() int64 {
+		t.Helper()
+		return b.count("SELECT coalesce(dlq.order_predecessor('default', 'a', id, created_at), 0) FROM river_job WHERE id = $1", second)
+	}
+	b.exec("SELECT dlq.set_capture('off')")
+	b.end(first, "discarded")
+	require.Equal(t, first, before())
+	b.exec("SELECT dlq.reconcile()")
+	require.Equal(t, first, before())
+	b.exec("SELECT dlq.discard(id) FROM dlq.dead_letter_queue")
+	require.Zero(t, before())
+}
+
 func TestApply_copiedMark(t *testing.T) {
 	t.Parallel()
 	b := setup(t)

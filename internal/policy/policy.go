@@ -38,7 +38,7 @@ type RetryPolicies struct {
 
 // Data says how long the audit trail is kept, and what the database role dlq_reader does not see.
 type Data struct {
-	AuditRetention   time.Duration `json:"auditRetention"   jsonschema:"description=How long the audit trail is kept\\, by whole days."`
+	AuditRetention   time.Duration `json:"auditRetention"   jsonschema:"description=How long the audit trail is kept\\, by whole months."`
 	SensitiveColumns []string      `json:"sensitiveColumns" jsonschema:"enum=original_event,enum=edited_event,enum=error_message,enum=error_stack_trace,enum=error_context,enum=retry_history,enum=replay_attempts,enum=metadata,enum=subscriber_id,enum=tags,enum=notes,description=Columns of dead letters that dlq_reader cannot read; with edited_event\\, what edits changed in the audit trail too."`
 }
 

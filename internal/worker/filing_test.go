@@ -70,6 +70,7 @@ func TestFile_furtherFailureOfAHeldEntry(t *testing.T) {
 	require.Equal(t, 1, told)
 	tx, err := b.pool.Begin(t.Context())
 	require.NoError(t, err)
+	defer func() { _ = tx.Rollback(context.WithoutCancel(t.Context())) }()
 	_, err = tx.Exec(t.Context(), "SELECT FROM dlq.dead_letter_queue FOR UPDATE")
 	require.NoError(t, err)
 	b.exec("SELECT dlq.set_capture('off')")

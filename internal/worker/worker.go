@@ -544,7 +544,6 @@ func (j *judged) decide(row *dbsqlc.ClaimDueRow, entry *strategy.Entry, now time
 	return d
 }
 
-// sweep looks once for redeliveries whose end nobody saw.
 // sweep looks at the jobs of some of the entries in dlq_processing, and goes on after them the next time.
 func (w *Worker) sweep(ctx context.Context) error {
 	for range sweepPages {
