@@ -14,6 +14,10 @@ DECLARE
     v_row record;
 BEGIN
     PERFORM dlq.file(p_ids);
+    -- Entries are waited for before any job is locked: the application's statement that ends such a job must not wait for whoever holds an entry.
+    PERFORM FROM dlq.dead_letter_queue e
+    WHERE e.id = ANY (p_ids) AND e.stage IN ('open', 'failed') AND e.status IN ('dlq_pending', 'dlq_manual', 'dlq_failed')
+    ORDER BY e.id FOR UPDATE;
     FOR v_row IN
         WITH looked AS MATERIALIZED (
             SELECT e.id, e.status = 'dlq_failed' AS failed, e.job_kind, e.queue, e.priority, e.tags, coalesce(e.edited_event, e.original_event) AS args,
