@@ -139,9 +139,6 @@ BEGIN
                         v_error := format('job %s: %s', v_job, SQLERRM);
                     END;
                 END LOOP;
-                IF filed = 0 AND cardinality(v_locked) > 1 THEN
-                    RAISE EXCEPTION 'no failure could be filed: %', v_error;
-                END IF;
                 RAISE WARNING 'dlqd: failures that could not be filed: %', v_error;
             END;
         END IF;
