@@ -136,6 +136,12 @@ DECLARE
     v_entry   record;
 BEGIN
     PERFORM dlq.file(p_ids);
+    -- Entries are waited for as long as the caller likes; what follows waits for keys alone. (Before a job is locked:
+    -- the application's statement that ends it must not wait for whoever holds another entry.)
+    PERFORM FROM dlq.dead_letter_queue e
+    WHERE e.id = ANY (p_ids) AND e.stage IN ('open', 'failed') AND e.status IN ('dlq_pending', 'dlq_manual', 'dlq_failed')
+    ORDER BY e.stage, e.id
+    FOR UPDATE;
     -- (What may have to give way needs a subtransaction: most jobs have no key, or have theirs still.)
     IF p_force OR (SELECT e.id FROM dlq.dead_letter_queue e
                    WHERE e.id = ANY (p_ids) AND e.stage IN ('open', 'failed') AND e.unique_key IS NOT NULL AND e.unique_states IS NOT NULL
@@ -146,11 +152,6 @@ BEGIN
         RETURN QUERY SELECT * FROM dlq.redeliver_now(p_ids, p_actor, p_reason, p_note, p_force, p_detail, p_queue, p_run);
         RETURN;
     END IF;
-    -- Entries are waited for as long as the caller likes; what follows waits for keys alone.
-    PERFORM FROM dlq.dead_letter_queue e
-    WHERE e.id = ANY (p_ids) AND e.stage IN ('open', 'failed') AND e.status IN ('dlq_pending', 'dlq_manual', 'dlq_failed')
-    ORDER BY e.stage, e.id
-    FOR UPDATE;
     BEGIN
         PERFORM set_config('lock_timeout', '50ms', true);
         RETURN QUERY SELECT * FROM dlq.redeliver_now(p_ids, p_actor, p_reason, p_note, p_force, p_detail, p_queue, p_run);

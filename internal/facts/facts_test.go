@@ -569,6 +569,32 @@ func TestApply_retryThatHeldTheOriginal(t *testing.T) {
 	}
 }
 
+// A redelivery that waits for an entry holds no job that the application ends.
+func TestRedeliver_waitsForEntriesWithoutJobs(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	job, id := b.fails()
+	_, held := b.fails()
+	b.exec("SELECT dlq.file(ARRAY[$1, $2]::uuid[])", id, held)
+	b.retry(job)
+	b.runs(job)
+	tx, err := b.pool.Begin(t.Context())
+	require.NoError(t, err)
+	_, err = tx.Exec(t.Context(), "SELECT dlq.note($1, 'hm')", held)
+	require.NoError(t, err)
+	ended := make(chan error, 1)
+	go func() {
+		_, err := b.pool.Exec(t.Context(), "SELECT dlq.redeliver(ARRAY[$1, $2]::uuid[], 'kim', 'replayed')", id, held)
+		ended <- err
+	}()
+	require.Eventually(t, func() bool {
+		return b.count("SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'") > 0
+	}, time.Minute, 10*time.Millisecond)
+	b.exec("SELECT FROM river_job WHERE id = $1 FOR UPDATE NOWAIT", job)
+	require.NoError(t, tx.Rollback(t.Context()))
+	require.NoError(t, <-ended)
+}
+
 // A retry whose success dlqd has seen before the retry itself was done once.
 func TestApply_retryThatResolvedItsEntry(t *testing.T) {
 	t.Parallel()

@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -297,6 +298,30 @@ func TestRun_oneIsRefused(t *testing.T) {
 	require.EqualValues(t, 11, got.Replayed)
 	require.EqualValues(t, 1, got.Skipped)
 	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.replay_run_entries WHERE detail LIKE 'the database refused it: %no_seven%'"))
+}
+
+// An entry of the batch is resolved while the batch waits for it: its job was retried elsewhere, for example.
+func TestRun_entryThatMovesMeanwhile(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.fail(2, "default", "TIMEOUT_ERROR")
+	b.exec("UPDATE dlq.dead_letter_queue SET status = 'dlq_manual', strategy = 'manual'")
+	run := b.start(replay.Request{All: true})
+	tx, err := b.pool.Begin(t.Context())
+	require.NoError(t, err)
+	_, err = tx.Exec(t.Context(), "UPDATE dlq.dead_letter_queue SET status = 'dlq_resolved', resolved_by = 'kim', resolution_strategy = 'manual_retry' WHERE original_event ->> 'n' = '1'")
+	require.NoError(t, err)
+	ended := make(chan error, 1)
+	go func() {
+		_, err := b.runner.RunOnce(t.Context())
+		ended <- err
+	}()
+	require.Eventually(t, func() bool {
+		return b.count("SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'") > 0
+	}, time.Minute, 10*time.Millisecond)
+	require.NoError(t, tx.Commit(t.Context()))
+	require.NoError(t, <-ended)
+	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.replay_run_entries WHERE run_id = $1 AND job_id IS NOT NULL", run.ID))
 }
 
 func TestStart_isRefused(t *testing.T) {

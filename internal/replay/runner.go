@@ -90,6 +90,9 @@ func (r *Runner) RunOnce(ctx context.Context) (progress, error) {
 	var errs []error
 	for _, id := range runs {
 		p, err := r.batch(ctx, id)
+		for try := 1; postgres.IsCollision(err) && try < maxTries && ctx.Err() == nil; try++ {
+			p, err = r.batch(ctx, id) // an entry of it was moved meanwhile
+		}
 		if postgres.IsRefusal(err) && r.careful[id] == 0 {
 			r.logger.Warn("replay run: a batch was refused by the database; going through it one by one", "run", id, "error", err)
 			r.careful[id] = maxCareful
@@ -106,6 +109,9 @@ func (r *Runner) RunOnce(ctx context.Context) (progress, error) {
 	}
 	return most, errors.Join(errs...)
 }
+
+// maxTries is how often a batch is tried that another transaction was in the way of.
+const maxTries = 10
 
 // maxCareful is how many entries are gone through one by one after a refusal: the largest batch.
 const maxCareful = 10_000
