@@ -580,6 +580,7 @@ func TestRedeliver_waitsForEntriesWithoutJobs(t *testing.T) {
 	b.runs(job)
 	tx, err := b.pool.Begin(t.Context())
 	require.NoError(t, err)
+	defer func() { _ = tx.Rollback(t.Context()) }()
 	_, err = tx.Exec(t.Context(), "SELECT dlq.note($1, 'hm')", held)
 	require.NoError(t, err)
 	ended := make(chan error, 1)
