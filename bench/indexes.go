@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -21,7 +22,7 @@ var errUndone = errors.New("undone")
 func indexStudy(b *bench, scale float64) error {
 	entries := int(30_000 * scale)
 	b.row("without the index of", "filed and decided/s", "of all indexes", "WAL bytes an entry")
-	sets := [][]string{nil}
+	sets := make([][]string, 1, len(listIndexes)+3)
 	for _, name := range listIndexes {
 		sets = append(sets, []string{name})
 	}
@@ -52,7 +53,7 @@ func indexStudy(b *bench, scale float64) error {
 		// The oldest one percent are of their own.
 		if _, err := pool.Exec(b.ctx, `SET session_replication_role = replica;
 			UPDATE dlq.dead_letter_open SET status = 'dlq_manual', next_retry_at = NULL, queue = 'old', kind = 'old', error_class = 'business', error_type = 'old', source = 'old'
-			WHERE id <= (SELECT id FROM dlq.dead_letter_open ORDER BY id OFFSET `+fmt.Sprint(int(10_000*scale))+` LIMIT 1);
+			WHERE id <= (SELECT id FROM dlq.dead_letter_open ORDER BY id OFFSET `+strconv.Itoa(int(10_000*scale))+` LIMIT 1);
 			SET session_replication_role = DEFAULT`, pgx.QueryExecModeSimpleProtocol); err != nil {
 			return err
 		}

@@ -163,7 +163,7 @@ DECLARE
     -- between two transactions of the application. It takes the mark's word, and dlq.apply_fact looks; where the mark was copied, the
     -- reconciler finds the failure.
     v_look constant text := $sql$IF current_setting('transaction_isolation') = 'serializable' THEN
-                    v_known := NEW.metadata ? 'dlq:entry_id';
+                    v_known := NEW.state = 'completed';
                 ELSE
                     SELECT j.entry_id, true INTO v_entry, v_known
                     FROM (SELECT e.entry_id FROM dlq.entry_jobs e WHERE e.job_id = NEW.id AND e.job_created_at = NEW.created_at

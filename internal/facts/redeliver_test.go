@@ -334,7 +334,9 @@ func TestRedeliver_locksInTheOrderOfOthers(t *testing.T) {
 			_, err := b.pool.Exec(t.Context(), sql, ids)
 			errs <- err
 		}()
-		require.Eventually(t, func() bool { return b.count("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()") > int64(i) },
+		require.Eventually(t, func() bool {
+			return b.count("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()") > int64(i)
+		},
 			10*time.Second, 10*time.Millisecond)
 	}
 	require.NoError(t, held.Rollback(t.Context()))
