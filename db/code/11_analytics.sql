@@ -9,9 +9,10 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = o
     SELECT t.* FROM dlq.dead_letter_transitions t
     WHERE t.at >= p_since - interval '1 hour' AND t.xid >= txid_snapshot_xmax(p_old) AND txid_visible_in_snapshot(t.xid, p_new)
     UNION ALL
-    SELECT t.* FROM dlq.dead_letter_transitions t
-    WHERE t.at >= p_since - interval '1 hour'
-      AND t.xid = ANY (ARRAY(SELECT x FROM txid_snapshot_xip(p_old) x WHERE txid_visible_in_snapshot(x, p_new)))
+    -- (OFFSET 0: one probe of the index for each, and no other plan.)
+    SELECT m.* FROM txid_snapshot_xip(p_old) x CROSS JOIN LATERAL (
+        SELECT t.* FROM dlq.dead_letter_transitions t WHERE t.at >= p_since - interval '1 hour' AND t.xid = x OFFSET 0) m
+    WHERE txid_visible_in_snapshot(x, p_new)
 $$;
 COMMENT ON FUNCTION dlq.moves_between IS 'Moves of transactions that committed between two snapshots, none of which was made before p_since.';
 
