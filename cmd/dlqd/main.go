@@ -109,7 +109,8 @@ func newRoot(hard context.Context) *cobra.Command {
 	add("run", newServe(hard), newDemo(hard), newReceiver())
 	add("use", newSend(), newList(), newShow(), newReplay(), newReplays(), newMove("discard", "Archive a dead letter whose work is not wanted any more"),
 		newMove("resolve", "Close a parked dead letter whose work was done outside dlqd"), newMove("park", "Take a pending dead letter out of the automatic path"),
-		newMove("unpark", "Return a parked dead letter to the automatic path"), newReclassify(), newAutomatic(), newBreakers(), newQueues(), newStats(), newAudit(), newErase(), newErasures())
+		newMove("unpark", "Return a parked dead letter to the automatic path"),
+		newMove("reopen", "Put a closed dead letter in front of a person again"), newReclassify(), newAutomatic(), newBreakers(), newQueues(), newStats(), newAudit(), newErase(), newErasures())
 	add("use", newBulks()...)
 	add("policy", newConfig())
 	add("database", newMigrate(), newGrants(), newAttach(), newDetach(), newArchive(), newCapture(), newDoctor(), newPsql(), newOpenAPI())

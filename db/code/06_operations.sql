@@ -273,6 +273,19 @@ END
 $$;
 COMMENT ON FUNCTION dlq.unpark IS 'Returns a parked entry to the automatic path.';
 
+CREATE OR REPLACE FUNCTION dlq.reopen(p_id uuid, p_actor text DEFAULT session_user, p_note text DEFAULT NULL) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF NOT EXISTS (SELECT FROM dlq.act_on('reopen', ARRAY[p_id], p_actor, p_note)) THEN
+        IF EXISTS (SELECT FROM dlq.dead_letter_queue e WHERE e.id = p_id AND e.status IN ('dlq_resolved', 'dlq_archived')) THEN
+            RAISE EXCEPTION 'dead letter %: cannot be reopened: its payload was erased, or its job has an open entry again', p_id USING ERRCODE = 'DLQ01';
+        END IF;
+        PERFORM dlq.refuse_move(p_id, 'reopen', 'dlq_resolved, dlq_archived');
+    END IF;
+END
+$$;
+COMMENT ON FUNCTION dlq.reopen IS 'Puts a closed entry in front of a person again: it is parked.';
+
 -- The job of an entry in dlq_processing is its lease: while it waits or runs, however long, nothing is written. The sweep walks
 -- those entries, takes in ends that no trigger saw, and sends entries back whose job is gone.
 DROP FUNCTION IF EXISTS dlq.requeue_expired_leases(integer);

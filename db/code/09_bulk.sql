@@ -270,6 +270,7 @@ DECLARE
         WHEN 'resolve' THEN '{dlq_manual}'
         WHEN 'park'    THEN '{dlq_pending}'
         WHEN 'unpark'  THEN '{dlq_manual}'
+        WHEN 'reopen'  THEN '{dlq_resolved,dlq_archived}'
         WHEN 'assign'  THEN enum_range(NULL::dlq.dead_letter_status)
         WHEN 'tag'     THEN enum_range(NULL::dlq.dead_letter_status)
         WHEN 'note'    THEN enum_range(NULL::dlq.dead_letter_status)
@@ -278,7 +279,7 @@ DECLARE
     END;
 BEGIN
     IF v_from IS NULL THEN
-        RAISE EXCEPTION 'there is no action %', p_action USING ERRCODE = 'DLQ04', HINT = 'There are discard, resolve, park, unpark, assign, tag, note and purge.';
+        RAISE EXCEPTION 'there is no action %', p_action USING ERRCODE = 'DLQ04', HINT = 'There are discard, resolve, park, unpark, reopen, assign, tag, note and purge.';
     END IF;
     SELECT l.ids, l.stages INTO v_ids, v_stages FROM dlq.lock_entries(p_ids, v_from) l;
     -- Stages and bounds are written out: partitions that cannot hold these entries are left out of the plans.
@@ -303,6 +304,16 @@ BEGIN
             move = jsonb_build_object('actor', p_actor, 'reason', 'returned to the automatic path', 'note', p_note)
         WHERE e.id = ANY (v_ids) AND e.status = 'dlq_manual' AND e.stage = 'open';
         PERFORM dlq.wake();
+    WHEN 'reopen' THEN
+        -- Of an erased one nothing is left to do; of a job that has an open entry again, that one is it.
+        WITH reopened AS (
+            UPDATE dlq.dead_letter_queue e SET status = 'dlq_manual', strategy = 'manual', parked_by = p_actor, notes = coalesce(p_note, e.notes),
+                move = jsonb_build_object('actor', p_actor, 'reason', 'reopened', 'note', p_note)
+            WHERE e.id = ANY (v_ids) AND e.status IN ('dlq_resolved', 'dlq_archived') AND e.stage = ANY (v_stages) AND e.closed_at >= v_since
+              AND e.original_event <> '{"erased": true}'
+              AND NOT EXISTS (SELECT FROM dlq.dead_letter_queue o WHERE o.stage = 'open' AND o.river_job_id = e.river_job_id AND o.job_created_at = e.job_created_at)
+            RETURNING e.id)
+        SELECT coalesce(array_agg(r.id ORDER BY r.id), '{}') INTO v_ids FROM reopened r;
     WHEN 'assign' THEN
         UPDATE dlq.dead_letter_queue e SET assigned_to = nullif(p_args ->> 'assignee', ''), notes = coalesce(p_note, e.notes)
         WHERE e.id = ANY (v_ids) AND e.stage = ANY (v_stages) AND (e.closed_at IS NULL OR e.closed_at >= v_since);
@@ -328,7 +339,7 @@ BEGIN
     RETURN QUERY SELECT unnest(v_ids);
 END
 $$;
-COMMENT ON FUNCTION dlq.act_on IS 'Does one thing to many entries: discard, resolve, park, unpark, assign ({"assignee": "kim"}), tag ({"tags": ["bank"]}), note or purge ({"force": true} for open and failed ones). Returns those that it changed.';
+COMMENT ON FUNCTION dlq.act_on IS 'Does one thing to many entries: discard, resolve, park, unpark, reopen, assign ({"assignee": "kim"}), tag ({"tags": ["bank"]}), note or purge ({"force": true} for open and failed ones). Returns those that it changed.';
 
 CREATE OR REPLACE FUNCTION dlq.act_where(p_action text, p_filter jsonb, p_actor text DEFAULT session_user, p_note text DEFAULT NULL, p_args jsonb DEFAULT '{}',
     p_all boolean DEFAULT false, p_limit integer DEFAULT 1000, p_after uuid DEFAULT NULL, p_below uuid DEFAULT NULL, OUT looked integer, OUT changed integer, OUT last uuid)

@@ -37,12 +37,13 @@ SELECT p.queue::text AS queue, p.error_type::text AS error_type, p.age::text AS 
 SELECT dlq.replay(@id::uuid, @actor::text, nullif(@note::text, ''), sqlc.narg('payload')::jsonb, @force::boolean)::bigint AS job;
 
 -- name: Move :exec
--- A person's move: discard, resolve, park or unpark.
+-- A person's move: discard, resolve, park, unpark or reopen.
 SELECT CASE @verb::text
     WHEN 'discard' THEN dlq.discard(@id::uuid, @actor::text, nullif(@note::text, ''))
     WHEN 'resolve' THEN dlq.resolve(@id::uuid, @actor::text, nullif(@note::text, ''))
     WHEN 'park' THEN dlq.park(@id::uuid, @actor::text, nullif(@note::text, ''))
-    WHEN 'unpark' THEN dlq.unpark(@id::uuid, @actor::text, nullif(@note::text, '')) END;
+    WHEN 'unpark' THEN dlq.unpark(@id::uuid, @actor::text, nullif(@note::text, ''))
+    WHEN 'reopen' THEN dlq.reopen(@id::uuid, @actor::text, nullif(@note::text, '')) END;
 
 -- name: Redeliver :many
 -- Jobs of entries that the transaction has claimed; or why one got none.

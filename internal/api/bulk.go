@@ -20,7 +20,7 @@ import (
 type BulkRequest struct {
 	Action
 
-	Do       string      `json:"do" enum:"discard,resolve,park,unpark,assign,tag,note,purge" doc:"What. purge deletes closed entries."`
+	Do       string      `json:"do" enum:"discard,resolve,park,unpark,reopen,assign,tag,note,purge" doc:"What. purge deletes closed entries."`
 	Filter   EntryFilter `json:"filter" doc:"To which entries."`
 	All      bool        `json:"all,omitempty" doc:"An empty filter is meant to choose every entry."`
 	DryRun   bool        `json:"dryRun,omitempty" doc:"Only say how many the filter chooses."`
@@ -54,7 +54,7 @@ func (s *service) registerBulk(api huma.API) {
 	bulk := huma.Operation{
 		OperationID: "bulk", Method: http.MethodPost, Path: "/api/dlq/bulk", Tags: tags,
 		Summary: "Do one thing to many dead letters",
-		Description: "Discard, resolve, park, unpark, assign, tag, note or purge those that a filter chooses. It answers when all are done; a request that is cut off has " +
+		Description: "Discard, resolve, park, unpark, reopen, assign, tag, note or purge those that a filter chooses. It answers when all are done; a request that is cut off has " +
 			"done a part. Entries whose state does not allow it are left alone.",
 		Errors: []int{400, 422, 503},
 	}

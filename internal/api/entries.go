@@ -178,6 +178,7 @@ func (s *service) registerEntries(api huma.API) {
 		{"resolve", "Close a parked dead letter whose work was done outside dlqd", "dlq_manual", deadletter.Resolved, s.Store.Resolve},
 		{"park", "Take a pending dead letter out of the automatic path", "dlq_pending", deadletter.Manual, s.Store.Park},
 		{"unpark", "Return a parked dead letter to the automatic path", "dlq_manual", deadletter.Pending, s.Store.Unpark},
+		{"reopen", "Put a closed dead letter in front of a person again", "dlq_resolved and dlq_archived", deadletter.Manual, s.Store.Reopen},
 	} {
 		op := huma.Operation{
 			OperationID: a.name + "-entry", Method: http.MethodPost, Path: "/api/dlq/entries/{id}/" + a.name, Tags: tags,

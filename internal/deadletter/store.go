@@ -301,6 +301,11 @@ func (s *Store) Unpark(ctx context.Context, id uuid.UUID, act Act) error {
 	return s.call(ctx, "unpark", id, act)
 }
 
+// Reopen puts a closed entry in front of a person again.
+func (s *Store) Reopen(ctx context.Context, id uuid.UUID, act Act) error {
+	return s.call(ctx, "reopen", id, act)
+}
+
 func (s *Store) call(ctx context.Context, verb string, id uuid.UUID, act Act) error {
 	return s.move(ctx, func(tx postgres.DB) error {
 		return dbsqlc.New(tx).Move(ctx, dbsqlc.MoveParams{Verb: verb, ID: id, Actor: act.Actor, Note: act.Note})
@@ -309,7 +314,7 @@ func (s *Store) call(ctx context.Context, verb string, id uuid.UUID, act Act) er
 
 // Bulk does one thing to every entry that a filter chooses now.
 type Bulk struct {
-	Action string          // discard, resolve, park, unpark, assign, tag, note or purge
+	Action string          // discard, resolve, park, unpark, reopen, assign, tag, note or purge
 	Filter json.RawMessage // see dlq.find
 	All    bool            // an empty filter is meant
 	Args   json.RawMessage // {"assignee": …}, {"tags": […]} or {"force": true}

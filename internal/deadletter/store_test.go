@@ -424,3 +424,24 @@ func TestMoves_underContention(t *testing.T) {
 }
 
 func asMove(err error, move **deadletter.MoveError) bool { return errors.As(err, move) }
+
+func TestReopen(t *testing.T) {
+	t.Parallel()
+	b := setup(t, succeed)
+	entry := b.captured()
+	require.ErrorContains(t, b.store.Reopen(t.Context(), entry.ID, kim), "cannot reopen from dlq_pending (allowed: dlq_resolved, dlq_archived)")
+	require.NoError(t, b.store.Discard(t.Context(), entry.ID, kim))
+	require.NoError(t, b.store.Reopen(t.Context(), entry.ID, kim))
+	after, trail := b.entry()
+	require.Equal(t, deadletter.Manual, after.Status)
+	require.Nil(t, after.ClosedAt)
+	require.Equal(t, "reopened", *trail[len(trail)-1].Reason)
+	_, err := b.store.Replay(t.Context(), entry.ID, kim, nil, false)
+	require.NoError(t, err)
+
+	// Of an erased entry, nothing is left to do.
+	b = setup(t, succeed)
+	erased := b.captured()
+	b.exec("CALL dlq.erase(jsonb_build_object('ids', jsonb_build_array($1::text)), 'ticket 9')", erased.ID)
+	require.ErrorContains(t, b.store.Reopen(t.Context(), erased.ID, kim), "cannot be reopened: its payload was erased")
+}

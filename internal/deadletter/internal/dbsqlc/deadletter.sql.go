@@ -204,7 +204,8 @@ SELECT CASE $1::text
     WHEN 'discard' THEN dlq.discard($2::uuid, $3::text, nullif($4::text, ''))
     WHEN 'resolve' THEN dlq.resolve($2::uuid, $3::text, nullif($4::text, ''))
     WHEN 'park' THEN dlq.park($2::uuid, $3::text, nullif($4::text, ''))
-    WHEN 'unpark' THEN dlq.unpark($2::uuid, $3::text, nullif($4::text, '')) END
+    WHEN 'unpark' THEN dlq.unpark($2::uuid, $3::text, nullif($4::text, ''))
+    WHEN 'reopen' THEN dlq.reopen($2::uuid, $3::text, nullif($4::text, '')) END
 `
 
 type MoveParams struct {
@@ -214,7 +215,7 @@ type MoveParams struct {
 	Note  string
 }
 
-// A person's move: discard, resolve, park or unpark.
+// A person's move: discard, resolve, park, unpark or reopen.
 func (q *Queries) Move(ctx context.Context, arg MoveParams) error {
 	_, err := q.db.Exec(ctx, Move,
 		arg.Verb,
