@@ -160,9 +160,10 @@ DECLARE
                    CASE WHEN NEW.state <> 'completed' THEN jsonb_build_object('state', NEW.state, 'attempt', NEW.attempt, 'finalized_at', NEW.finalized_at,
                        'errors', coalesce(to_jsonb(NEW.errors[cardinality(NEW.errors):]), '[]'), 'metadata', NEW.metadata) END$sql$;
     -- A SERIALIZABLE transaction must not read here: whoever appends to the page that it has read would be taken for a conflict
-    -- between two transactions of the application. Whoever applies the fact, or files the failure, looks.
+    -- between two transactions of the application. It takes the mark's word: dlq.apply_fact looks, and where the mark was copied the
+    -- reconciler finds the failure.
     v_look constant text := $sql$IF current_setting('transaction_isolation') = 'serializable' THEN
-                    v_known := NEW.state = 'completed';
+                    v_known := NEW.metadata ? 'dlq:entry_id';
                 ELSE
                     SELECT j.entry_id, true INTO v_entry, v_known
                     FROM (SELECT e.entry_id FROM dlq.entry_jobs e WHERE e.job_id = NEW.id AND e.job_created_at = NEW.created_at

@@ -721,7 +721,7 @@ func TestApply_concurrently(t *testing.T) {
 	b.exec("UPDATE river_job SET state = CASE WHEN id % 2 = 0 THEN 'completed' ELSE 'discarded' END::river_job_state, finalized_at = now() WHERE state = 'available'")
 	errs := make(chan error)
 	for range 4 {
-		go func() { errs <- b.applier.All(t.Context()) }()
+		go func() { errs <- (&facts.Applier{Store: b.applier.Store}).All(t.Context()) }()
 	}
 	for range 4 {
 		require.NoError(t, <-errs)
@@ -765,7 +765,6 @@ func TestApply_redeliveryThatFailsInASerializableTransaction(t *testing.T) {
 		_, err = tx.Exec(t.Context(), `UPDATE river_job SET state = 'discarded', finalized_at = now(), errors = ARRAY['{"attempt": 1, "error": "again"}'::jsonb] WHERE id = $1`, job)
 		require.NoError(t, err)
 		require.NoError(t, tx.Commit(t.Context()))
-		require.EqualValues(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_inbox WHERE river_job_id = $1 AND dlq.is_repeat(river_job_id, job_created_at)", job))
 		b.exec("SELECT dlq.file(ARRAY(SELECT id FROM dlq.dead_letter_inbox))")
 		b.apply()
 		require.Equal(t, before, b.count("SELECT count(*) FROM dlq.dead_letter_queue"), "one failure, one entry")

@@ -170,7 +170,7 @@ func migrated(tb testing.TB) string {
 		migrator := &postgres.Migrator{Pool: pool, Schemas: postgres.DefaultSchemas(), Logger: slog.New(slog.DiscardHandler)}
 		err = migrator.Up(ctx)
 		if err == nil { // no capture gives way because the machine is busy: tests of the limit set their own
-			_, err = pool.Exec(ctx, "SELECT dlq.set_capture('on', '1 min')")
+			_, err = pool.Exec(ctx, "SELECT dlq.put_capture('on', '1 min')")
 		}
 		pool.Close()
 		require.NoError(tb, err)
