@@ -25,7 +25,7 @@ run: install-postgres build ## serve until stopped, on an embedded Postgres
 .PHONY: test
 test: install-postgres ## run all tests, with the race detector
 	@scripts/install.sh cc curl
-	go run ./internal/postgres/postgrestest/withpostgres go test -race -timeout 5m ./...
+	go run ./internal/postgres/postgrestest/withpostgres go test -race -timeout 8m ./...
 
 .PHONY: trial-capture
 trial-capture: install-postgres ## switch, lock, restore and purge around an application at random (TRIAL=10m), and count its failures
