@@ -55,7 +55,7 @@ func TestLocks(t *testing.T) {
 		id   uuid.UUID
 		most int
 	}{
-		"has just failed": {fresh, 100}, "closed today": {closed, 250}, "closed a year ago": {old, 900},
+		"has just failed": {fresh, 100}, "closed today": {closed, 300}, "closed a year ago": {old, 900},
 	} {
 		sql, args := page(look.id)
 		require.Less(t, locks(sql, args...), look.most, name)
