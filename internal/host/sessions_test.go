@@ -40,7 +40,7 @@ func TestHost_settings(t *testing.T) {
 		"TimeZone = 'Pacific/Kiritimati'", "TimeZone = '<X>+167'", "TimeZone = 'Asia/Kathmandu'", "extra_float_digits = -15", "extra_float_digits = 3",
 		"standard_conforming_strings = off", "backslash_quote = off", "escape_string_warning = on", "transform_null_equals = on", "array_nulls = off", "bytea_output = escape", "xmloption = document",
 		"plan_cache_mode = force_generic_plan", "plan_cache_mode = force_custom_plan", "quote_all_identifiers = on", "client_encoding = 'SQL_ASCII'",
-		"enable_indexscan = off", "enable_seqscan = off", "jit = on", "force_parallel_mode = on", "work_mem = 64", "constraint_exclusion = off",
+		"enable_indexscan = off", "enable_seqscan = off", "jit = on", "work_mem = 64", "constraint_exclusion = off",
 		"row_security = off", "check_function_bodies = off", "default_toast_compression = pglz", "default_tablespace = ''", "lc_numeric = 'C'",
 		"statement_timeout = '5s'", "statement_timeout = '1min'", "statement_timeout = '2h'", "statement_timeout = '3d'", "statement_timeout = 4999", "lock_timeout = '50ms'", "idle_in_transaction_session_timeout = '2s'", "idle_session_timeout = '1h'",
 		"dlq.capture = 'garbage'", "dlq.capture = ''", "dlq.capture = '99999999999999999999 99999999999999999999'", "dlq.capture_facts = 'garbage'", "dlq.follow = 'garbage'", "dlq.origin = ''",
