@@ -175,9 +175,11 @@ LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off 
 DECLARE
     v_row   dlq.dead_letter_queue;
     v_entry record;
+    v_end   jsonb; -- the failure as job_facts has it
     v_done  uuid[] := '{}';
 BEGIN
     FOR v_row IN SELECT i.* FROM dlq.dead_letter_inbox i WHERE i.id = ANY (p_ids) ORDER BY i.id LOOP
+        v_end := jsonb_build_object('state', 'discarded', 'attempt', v_row.retry_count, 'finalized_at', v_row.last_failed_at, 'errors', v_row.retry_history, 'metadata', v_row.metadata);
         IF p_wait THEN
             SELECT e.id, e.status, e.redelivery_job_id, e.last_failed_at INTO v_entry FROM dlq.dead_letter_open e
             WHERE e.river_job_id = v_row.river_job_id AND e.job_created_at = v_row.job_created_at FOR UPDATE;
@@ -187,8 +189,7 @@ BEGIN
         END IF;
         IF NOT FOUND THEN
             INSERT INTO dlq.job_facts (job_id, job_created_at, fact, entry_id, job)
-            SELECT m.job_id, m.job_created_at, 'discarded', m.entry_id, jsonb_build_object('state', 'discarded', 'attempt', v_row.retry_count,
-                   'finalized_at', v_row.last_failed_at, 'errors', v_row.retry_history, 'metadata', v_row.metadata)
+            SELECT m.job_id, m.job_created_at, 'discarded', m.entry_id, v_end
             FROM dlq.entry_jobs m JOIN dlq.dead_letter_queue e ON e.id = m.entry_id AND (e.river_job_id, e.job_created_at) <> (m.job_id, m.job_created_at)
             WHERE m.job_id = v_row.river_job_id AND m.job_created_at = v_row.job_created_at;
             IF FOUND THEN
@@ -204,8 +205,7 @@ BEGIN
             IF v_entry.status = 'dlq_processing' AND v_entry.redelivery_job_id = v_row.river_job_id THEN
                 -- The entry waits for this very job: this is its end.
                 INSERT INTO dlq.job_facts (job_id, job_created_at, fact, entry_id, job)
-                VALUES (v_row.river_job_id, v_row.job_created_at, 'discarded', v_entry.id, jsonb_build_object('state', 'discarded', 'attempt', v_row.retry_count,
-                        'finalized_at', v_row.last_failed_at, 'errors', v_row.retry_history, 'metadata', v_row.metadata));
+                VALUES (v_row.river_job_id, v_row.job_created_at, 'discarded', v_entry.id, v_end);
             ELSE
                 v_row := dlq.filed(v_row);
                 IF v_row.last_failed_at >= v_entry.last_failed_at THEN

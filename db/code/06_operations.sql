@@ -288,7 +288,6 @@ COMMENT ON FUNCTION dlq.reopen IS 'Puts a closed entry in front of a person agai
 
 -- The job of an entry in dlq_processing is its lease: while it waits or runs, however long, nothing is written. The sweep walks
 -- those entries, takes in ends that no trigger saw, and sends entries back whose job is gone.
-DROP FUNCTION IF EXISTS dlq.requeue_expired_leases(integer);
 CREATE OR REPLACE FUNCTION dlq.requeue_expired_leases(p_limit integer DEFAULT 1000, p_after uuid DEFAULT '00000000-0000-0000-0000-000000000000')
 RETURNS TABLE (looked integer, last uuid, settled integer, requeued integer)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET row_security = off AS $$

@@ -53,7 +53,6 @@ COMMENT ON FUNCTION dlq.release_held IS 'Lets up to p_limit messages go that wer
 
 -- Order. A message with an orderingKey, in a queue that keeps the order, has a row in ordered_jobs from its submission.
 -- Rows of work that is done are taken away by whoever comes by: job and entry are the truth, the row says where to look.
-DROP FUNCTION IF EXISTS dlq.is_undone(bigint);
 CREATE OR REPLACE FUNCTION dlq.is_undone(p_job bigint, p_created_at timestamptz) RETURNS boolean
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET row_security = off AS $$
 DECLARE
@@ -74,7 +73,6 @@ END
 $$;
 COMMENT ON FUNCTION dlq.is_undone IS 'Whether a job has not ended yet, or its dead letter is open or still to be filed.';
 
-DROP FUNCTION IF EXISTS dlq.order_predecessor(text, text, bigint, uuid);
 CREATE OR REPLACE FUNCTION dlq.order_predecessor(p_queue text, p_key text, p_job bigint, p_created_at timestamptz) RETURNS bigint
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET row_security = off AS $$
 DECLARE
@@ -123,7 +121,6 @@ $$;
 COMMENT ON FUNCTION dlq.leave_order IS 'Takes a job''s place in the order of its key away.';
 
 -- A wake-up that is lost, because somebody holds the next job, is mended by that job''s own looks: see the delivery of held messages.
-DROP FUNCTION IF EXISTS dlq.order_done(text, text, bigint, uuid);
 CREATE OR REPLACE FUNCTION dlq.order_done(p_queue text, p_key text, p_job bigint, p_created_at timestamptz) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET row_security = off AS $$
 DECLARE

@@ -208,7 +208,6 @@ $$;
 COMMENT ON FUNCTION dlq.closed_since IS 'The time before which none of these entries can have closed.';
 
 -- note_on writes the audit row of something that is done to entries without moving them.
-DROP FUNCTION IF EXISTS dlq.note_on(uuid[], text, text, text);
 CREATE OR REPLACE FUNCTION dlq.note_on(p_ids uuid[], p_actor text, p_reason text, p_note text, p_stages dlq.dead_letter_stage[] DEFAULT '{open,resolved,failed,archived}') RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_custom_plan AS $$
 DECLARE

@@ -11,7 +11,6 @@ COMMENT ON FUNCTION dlq.default_partition IS 'The default partition of a partiti
 -- ensure_partition waits for writers of the table first, for half a second at most, and has others wait while it works: one
 -- that had chosen the default partition for its row, and waited for that one's lock, would be refused (23514). Only dlqd's own
 -- transactions write these tables; applications' write the inbox alone.
-DROP FUNCTION IF EXISTS dlq.ensure_partitions(integer, integer);
 CREATE OR REPLACE FUNCTION dlq.ensure_partition(p_parent regclass, p_name text, p_from timestamptz, p_to timestamptz, p_primary_key text) RETURNS boolean
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '500ms' AS $$
 DECLARE
@@ -105,9 +104,6 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
         SELECT (q.value ->> p_status)::interval FROM jsonb_each(coalesce(p_periods -> 'queues', '{}')) q) p
 $$;
 COMMENT ON FUNCTION dlq.retention_range IS 'The shortest and the longest period of any queue.';
-
--- Replaced by the functions below, between which dlqd writes the archive.
-DROP FUNCTION IF EXISTS dlq.enforce_retention(jsonb, integer, timestamptz);
 
 CREATE OR REPLACE FUNCTION dlq.age_out(p_periods jsonb, p_limit integer DEFAULT 1000, p_now timestamptz DEFAULT now()) RETURNS integer
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' AS $$

@@ -31,7 +31,6 @@ COMMENT ON FUNCTION dlq.moves_of_day IS 'Moves of a day that a snapshot, taken a
 --
 -- A failure belongs to the time at which the job failed, whenever it was filed: what failed on a weekend without DLQ workers is
 -- the weekend's, and open since then. Any other move belongs to the time at which it was made.
-DROP FUNCTION IF EXISTS dlq.fold_moves(txid_snapshot, txid_snapshot, timestamptz, timestamptz);
 CREATE OR REPLACE FUNCTION dlq.fold_moves(p_old txid_snapshot, p_new txid_snapshot, p_since timestamptz, p_at timestamptz, p_from timestamptz DEFAULT '-infinity') RETURNS bigint
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET enable_seqscan = off SET jit = off SET max_parallel_workers_per_gather = 0 AS $$
 DECLARE

@@ -197,7 +197,6 @@ $$;
 COMMENT ON FUNCTION dlq.erase_step IS 'Erases up to p_limit entries that a filter chooses (see dlq.find), in order of capture after p_after, and adds them to the record of the erasure. Returns the last one, to go on after; null where none is left.';
 
 -- A transaction for each batch: no lock is held for longer than one takes.
-DROP FUNCTION IF EXISTS dlq.erase(jsonb, text, text);
 CREATE OR REPLACE PROCEDURE dlq.erase(p_filter jsonb, p_note text, p_actor text DEFAULT session_user, INOUT p_erasure uuid DEFAULT NULL)
 LANGUAGE plpgsql AS $$
 DECLARE
