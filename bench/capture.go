@@ -14,7 +14,7 @@ import (
 // capture measures what dlqd's triggers cost an application, beside River without them: jobs that River works, one statement that
 // discards many, transactions that fail one job each, and WAL. No dlqd runs beside.
 func capture(b *bench, scale float64) error {
-	b.row("River's own batches", "with capture jobs/s", "without jobs/s", "ratio")
+	b.head("River's own batches", "with capture jobs/s", "without jobs/s", "ratio")
 	for _, c := range []struct {
 		name string
 		jobs int
@@ -27,7 +27,7 @@ func capture(b *bench, scale float64) error {
 		}
 		b.row(c.name, thousands(with), thousands(without), fmt.Sprintf("%.3f", ratio))
 	}
-	b.row("one statement", "with capture ms", "without ms", "ratio")
+	b.head("one statement", "with capture ms", "without ms", "ratio")
 	for _, c := range []struct{ jobs, bytes int }{{5000, 1000}, {2000, 20_000}} {
 		with, without, ratio, err := b.pairs(b.statement(c.jobs, c.bytes, true), b.statement(c.jobs, c.bytes, false))
 		if err != nil {
@@ -35,7 +35,7 @@ func capture(b *bench, scale float64) error {
 		}
 		b.row(fmt.Sprintf("%d jobs of %d KB", c.jobs, c.bytes/1000), fmt.Sprintf("%.0f", with), fmt.Sprintf("%.0f", without), fmt.Sprintf("%.2f", ratio))
 	}
-	b.row("a job a transaction", "with capture commits/s", "without commits/s", "ratio")
+	b.head("a job a transaction", "with capture commits/s", "without commits/s", "ratio")
 	for _, conns := range []int{1, 16} {
 		jobs := int(float64(4000*conns) * scale)
 		with, without, ratio, err := b.pairs(b.commits(jobs, conns, true), b.commits(jobs, conns, false))
@@ -137,7 +137,7 @@ func (b *bench) captureWAL() error {
 			return err
 		}
 	}
-	b.row("WAL of a failure", "with capture bytes", "without bytes", "ratio")
+	b.head("WAL of a failure", "with capture bytes", "without bytes", "ratio")
 	b.row("1 KB, no full pages", thousands(written[true]), thousands(written[false]), strings.TrimSpace(fmt.Sprintf("%.2f", written[true]/written[false])))
 	return nil
 }

@@ -89,6 +89,13 @@ func start(run func(*bench, float64) error, rounds int, scale float64, bin strin
 	return b.table.Flush()
 }
 
+// head begins a table: what came before is printed.
+func (b *bench) head(cells ...any) {
+	_ = b.table.Flush()
+	fmt.Println()
+	b.row(cells...)
+}
+
 func (b *bench) row(cells ...any) {
 	for _, c := range cells {
 		_, _ = fmt.Fprintf(b.table, "%v\t", c)
@@ -97,7 +104,7 @@ func (b *bench) row(cells ...any) {
 }
 
 func (b *bench) withPool(conns int32, run func(*pgxpool.Pool) error) error {
-	pool, err := postgres.Open(b.ctx, b.server.URL(), conns)
+	pool, err := postgres.Open(b.ctx, b.server.URL(), max(conns, 4)) // detaching takes three
 	if err != nil {
 		return err
 	}
