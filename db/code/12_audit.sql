@@ -149,6 +149,11 @@ BEGIN
     WHERE e.id = x.entry AND e.status IN ('dlq_resolved', 'dlq_archived') AND e.closed_at >= v_since;
     GET DIAGNOSTICS entries = ROW_COUNT;
 
+    -- What a job told and nobody has applied yet, or the database refuses.
+    UPDATE dlq.job_facts f SET job = f.job - 'refusal' || '{"errors": [], "metadata": {}}'
+    FROM (SELECT e.river_job_id AS job_id, e.job_created_at FROM dlq.dead_letter_queue e WHERE e.id = ANY (v_ids) AND e.closed_at >= v_since
+          UNION SELECT m.job_id, m.job_created_at FROM dlq.entry_jobs m WHERE m.entry_id = ANY (v_ids)) t
+    WHERE f.job_id = t.job_id AND f.job_created_at = t.job_created_at AND f.job IS NOT NULL;
     UPDATE dlq.dead_letter_transitions t SET detail = '{"erased": true}' WHERE t.entry_id = ANY (v_ids) AND t.at >= v_from AND t.detail IS NOT NULL;
     UPDATE dlq.replay_run_entries r SET detail = NULL WHERE r.entry_id = ANY (v_ids) AND r.detail IS NOT NULL;
     -- The title of a failure group may be what one of these said. (Groups are written by whoever refreshes the rollups.)
