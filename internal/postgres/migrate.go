@@ -149,8 +149,12 @@ func (m *Migrator) Installed(ctx context.Context) (bool, error) {
 	if err != nil || !known {
 		return false, err
 	}
-	code, err := m.setting(ctx, settingCodeVersion)
-	return code != "", err
+	if code, err := m.setting(ctx, settingCodeVersion); err != nil || code == "" {
+		return false, err
+	}
+	var there bool // what is recorded may be gone
+	err = m.Pool.QueryRow(ctx, "SELECT EXISTS (SELECT FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace WHERE n.nspname = $1 AND p.proname = 'capture')", m.Schemas.DLQ).Scan(&there)
+	return there, err
 }
 
 // Status says where the database stands.
