@@ -34,7 +34,8 @@ func TestLocks(t *testing.T) {
 	require.NoError(t, pool.QueryRow(t.Context(), "SELECT min(id::text), max(id::text) FROM dlq.dead_letter_queue").Scan(&fresh, &closed))
 	require.NoError(t, store.Discard(t.Context(), closed, deadletter.Act{Actor: "kim"}))
 	var old uuid.UUID
-	require.NoError(t, pool.QueryRow(t.Context(), `INSERT INTO dlq.dead_letter_queue (id, river_job_id, job_created_at, queue, kind, job_kind, priority, original_event, status, first_failed_at, last_failed_at, created_at, closed_at, stage, move)
+	require.NoError(t, pool.QueryRow(t.Context(), `WITH noted AS (INSERT INTO dlq.dead_letter_transitions (entry_id, to_status, actor, queue, kind) SELECT dlq.entry_id(7, now() - interval '13 months'), 'dlq_archived', 'restored', 'q', 'k')
+		INSERT INTO dlq.dead_letter_queue (id, river_job_id, job_created_at, queue, kind, job_kind, priority, original_event, status, first_failed_at, last_failed_at, created_at, closed_at, stage, move)
 		SELECT dlq.entry_id(7, f), 7, f, 'q', 'k', 'k', 1, '{}', 'dlq_archived', f, f, f, f + interval '1 month', 'archived', '{"moved": true}' FROM (SELECT now() - interval '13 months') t (f) RETURNING id`).Scan(&old))
 
 	// So many a page can have, that a hundred be open in the lock table of a server with default settings (64 locks for each of 100

@@ -540,9 +540,15 @@ func WithOrigin(ctx context.Context, origin string) context.Context {
 	return context.WithValue(ctx, originKey{}, origin)
 }
 
+// Origin is from where a person acts; empty where nobody said so.
+func Origin(ctx context.Context) string {
+	origin, _ := ctx.Value(originKey{}).(string)
+	return origin
+}
+
 func setOrigin(ctx context.Context, tx postgres.DB) error {
-	origin, ok := ctx.Value(originKey{}).(string)
-	if !ok {
+	origin := Origin(ctx)
+	if origin == "" {
 		return nil
 	}
 	_, err := tx.Exec(ctx, "SELECT set_config('dlq.origin', $1, true)", origin)
@@ -628,4 +634,27 @@ type Chosen = dbsqlc.PreviewRow
 func (s *Store) Preview(ctx context.Context, filter json.RawMessage) ([]Chosen, error) {
 	rows, err := s.queries.Preview(ctx, filter)
 	return rows, Named(err)
+}
+
+// ChoosesAll reports whether a filter leaves no entry out: such a one is meant, or a mistake.
+func (s *Store) ChoosesAll(ctx context.Context, filter json.RawMessage) (bool, error) {
+	return s.queries.ChoosesAll(ctx, filter)
+}
+
+// PublishPolicy tells the database which version of the policy is in force.
+func (s *Store) PublishPolicy(ctx context.Context, version string) error {
+	return s.queries.PublishPolicy(ctx, version)
+}
+
+// Record leaves an audit row of what a person does to something that is no entry, in the transaction that do runs in.
+func (s *Store) Record(ctx context.Context, subject, what string, act Act, do func(tx pgx.Tx) error) error {
+	return pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
+		if err := setOrigin(ctx, tx); err != nil {
+			return err
+		}
+		if err := dbsqlc.New(s.schemas.Rendered(tx)).RecordAct(ctx, dbsqlc.RecordActParams{Subject: subject, Act: what, Actor: act.Actor, Note: act.Note}); err != nil {
+			return err
+		}
+		return do(tx)
+	})
 }
