@@ -31,6 +31,9 @@ func newMove(name, short string) *cobra.Command {
 		RunE: func(cmd *cobra.Command, args []string) error {
 			in.Actor = actor()
 			if len(args) == 1 {
+				if err := actsOn(cmd, "with an ID", "note", "json", "api-url"); err != nil {
+					return err
+				}
 				return c.move(cmd, args[0], name, in.Action)
 			}
 			in.Do = name
@@ -137,7 +140,7 @@ func newExport() *cobra.Command {
 			return nil
 		},
 	}
-	c.register(cmd)
+	c.registerURL(cmd)
 	filter.register(cmd)
 	cmd.Flags().StringVar(&format, "format", "ndjson", "ndjson or csv")
 	return cmd

@@ -33,12 +33,16 @@ type client struct {
 }
 
 func (c *client) register(cmd *cobra.Command) {
+	c.registerURL(cmd)
+	cmd.Flags().BoolVar(&c.asJSON, "json", false, "print the API's answer")
+}
+
+func (c *client) registerURL(cmd *cobra.Command) {
 	standard := "http://" + server.DefaultListen
 	if v := os.Getenv("DLQD_API"); v != "" {
 		standard = v
 	}
 	cmd.Flags().StringVar(&c.base, "api-url", standard, "address of the API, or unix:PATH ($DLQD_API)")
-	cmd.Flags().BoolVar(&c.asJSON, "json", false, "print the API's answer")
 }
 
 // call makes a request and decodes its answer into out, or prints it as it is where --json is given. What the API says is

@@ -18,10 +18,11 @@ func newMigrate() *cobra.Command {
 	sub := func(use, short string, run func(cmd *cobra.Command, m *postgres.Migrator) error) {
 		var database databaseFlags
 		c := &cobra.Command{Use: use, Short: short, Args: cobra.NoArgs, RunE: func(cmd *cobra.Command, _ []string) error {
-			return database.withMigrator(cmd.Context(), func(m *postgres.Migrator) error { return run(cmd, m) })
+			return database.withMigrator(cmd, func(m *postgres.Migrator) error { return run(cmd, m) })
 		}}
 		database.register(c)
 		if use == "up" {
+			database.makesData = true
 			c.Flags().BoolVar(&database.ownRiver, "own-river", false, "the River that is there already is dlqd's own, and no application's")
 		}
 		cmd.AddCommand(c)
@@ -60,13 +61,13 @@ func printStatus(cmd *cobra.Command, m *postgres.Migrator) error {
 }
 
 func newPsql() *cobra.Command {
-	var database databaseFlags
+	database := databaseFlags{besideURL: []string{"postgres-bin"}}
 	cmd := &cobra.Command{
 		Use:   "psql [flags] [-- psql's arguments]",
 		Short: "Open psql on the database",
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := database.schemas.Validate(); err != nil {
-				return &usageError{err}
+			if err := database.check(cmd); err != nil {
+				return err
 			}
 			psql, err := findPsql(cmd, database.postgresBin)
 			if err != nil {

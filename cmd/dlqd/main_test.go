@@ -315,6 +315,7 @@ func TestAttach_command(t *testing.T) {
 	dry := ok(t, "attach", "--dry-run", "--database-url", url)
 	require.Contains(t, dry, "create trigger dlq_capture on public.river_job")
 	require.NotContains(t, dry, "attached")
+	require.Contains(t, ok(t, "attach", "--dry-run", "--backfill", "--database-url", url), "backfill would take in 0 jobs")
 	require.Contains(t, dry, "River in schema public keeps no jobs")
 	for range 2 {
 		require.Contains(t, ok(t, "attach", "--backfill", "--database-url", url), "attached\nbackfill: took in 0 jobs")

@@ -91,6 +91,9 @@ func newReplay() *cobra.Command {
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 1 {
+				if err := actsOn(cmd, "with an ID", "note", "force", "payload", "json", "api-url"); err != nil {
+					return err
+				}
 				one.Action, one.Force = api.Action{Actor: actor(), Note: many.Note}, many.Force
 				if payload != "" {
 					if !json.Valid([]byte(payload)) {
@@ -99,6 +102,9 @@ func newReplay() *cobra.Command {
 					one.Payload = json.RawMessage(payload)
 				}
 				return c.move(cmd, args[0], "replay", one)
+			}
+			if err := ignores(cmd, "without an ID", "payload"); err != nil {
+				return err
 			}
 			var err error
 			if many.Filter, err = filter.filter(); err != nil {

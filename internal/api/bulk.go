@@ -79,6 +79,14 @@ func (s *service) bulk(ctx context.Context, in *bulkInput) (*bulkOutput, error) 
 	if err != nil {
 		return nil, huma.Error422UnprocessableEntity(err.Error())
 	}
+	for _, field := range []struct {
+		name, of string
+		given    bool
+	}{{"assignee", "assign", body.Assignee != ""}, {"tags", "tag", len(body.Tags) > 0}, {"force", "purge", body.Force}} {
+		if field.given && body.Do != field.of {
+			return nil, huma.Error422UnprocessableEntity(body.Do+" does not act on "+field.name, &huma.ErrorDetail{Location: "body." + field.name, Message: "is for " + field.of})
+		}
+	}
 	if body.Do == "tag" && len(body.Tags) == 0 {
 		return nil, huma.Error422UnprocessableEntity("tag needs tags", &huma.ErrorDetail{Location: "body.tags", Message: "is required"})
 	}
