@@ -2,7 +2,6 @@ package main
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
 	"maps"
 	"net/http"
@@ -68,11 +67,21 @@ func (f *filterFlags) filter() (api.EntryFilter, error) {
 		out.MaxRetryCount = &f.maxRetryMax
 	}
 	if f.payload != "" {
-		if err := json.Unmarshal([]byte(f.payload), &out.Payload); err != nil {
-			return out, &usageError{fmt.Errorf("--payload-contains: %w", err)}
+		var err error
+		if out.Payload, err = jsonFlag("payload-contains", f.payload); err != nil {
+			return out, err
 		}
 	}
 	return out, nil
+}
+
+// jsonFlag is the JSON that a flag holds, as it was typed.
+func jsonFlag(name, value string) (json.RawMessage, error) {
+	var raw json.RawMessage
+	if err := json.Unmarshal([]byte(value), &raw); err != nil {
+		return nil, &usageError{fmt.Errorf("--%s: %w", name, err)}
+	}
+	return raw, nil
 }
 
 func newReplay() *cobra.Command {
@@ -96,10 +105,10 @@ func newReplay() *cobra.Command {
 				}
 				one.Action, one.Force = api.Action{Actor: actor(), Note: many.Note}, many.Force
 				if payload != "" {
-					if !json.Valid([]byte(payload)) {
-						return &usageError{errors.New("--payload is not JSON")}
+					var err error
+					if one.Payload, err = jsonFlag("payload", payload); err != nil {
+						return err
 					}
-					one.Payload = json.RawMessage(payload)
 				}
 				return c.move(cmd, args[0], "replay", one)
 			}
@@ -116,8 +125,8 @@ func newReplay() *cobra.Command {
 				}
 			}
 			if mergePatch != "" {
-				if err := json.Unmarshal([]byte(mergePatch), &many.MergePatch); err != nil {
-					return &usageError{fmt.Errorf("--merge-patch: %w", err)}
+				if many.MergePatch, err = jsonFlag("merge-patch", mergePatch); err != nil {
+					return err
 				}
 			}
 			if newest {

@@ -2,6 +2,7 @@ package api
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"math"
@@ -23,18 +24,18 @@ const retryAfterSeconds = "1"
 
 // Submission is what the API takes as a message.
 type Submission struct {
-	MessageID    string            `json:"messageId,omitempty" maxLength:"128" pattern:"^[A-Za-z0-9][A-Za-z0-9._:~@+=-]*$" doc:"Identifies the message: the same id again does no second work. Made if absent."`
-	Queue        string            `json:"queue" doc:"Queue, as the policy names it." example:"default"`
-	Kind         string            `json:"kind" maxLength:"127" pattern:"^[A-Za-z0-9_-]+(\\.[A-Za-z0-9_-]+)*$" doc:"What happened, as words joined by dots." example:"payment.captured"`
-	Payload      any               `json:"payload" doc:"Any JSON. It is the body of the delivery."`
-	Source       string            `json:"source,omitempty" maxLength:"255" doc:"Who sends it." example:"checkout"`
-	SubscriberID string            `json:"subscriberId,omitempty" maxLength:"255" doc:"Whom it concerns." example:"sub_81"`
-	Priority     int               `json:"priority,omitempty" minimum:"1" maximum:"4" default:"2" doc:"1 is the most urgent, 4 the least."`
-	Tags         []string          `json:"tags,omitempty" maxItems:"32" doc:"Three or more letters, digits, _ and - each."`
-	Headers      map[string]string `json:"headers,omitempty" doc:"Sent to the destination as they are."`
-	Metadata     map[string]any    `json:"metadata,omitempty" doc:"Kept with the message, and not sent."`
-	ScheduledAt  string            `json:"scheduledAt,omitempty" format:"date-time" doc:"Not to be delivered before."`
-	OrderingKey  string            `json:"orderingKey,omitempty" maxLength:"255" doc:"In queues that keep the order, messages with the same key are delivered in the order of their submission." example:"order_81"`
+	MessageID    string                     `json:"messageId,omitempty" maxLength:"128" pattern:"^[A-Za-z0-9][A-Za-z0-9._:~@+=-]*$" doc:"Identifies the message: the same id again does no second work. Made if absent."`
+	Queue        string                     `json:"queue" doc:"Queue, as the policy names it." example:"default"`
+	Kind         string                     `json:"kind" maxLength:"127" pattern:"^[A-Za-z0-9_-]+(\\.[A-Za-z0-9_-]+)*$" doc:"What happened, as words joined by dots." example:"payment.captured"`
+	Payload      json.RawMessage            `json:"payload" doc:"Any JSON. It is the body of the delivery."`
+	Source       string                     `json:"source,omitempty" maxLength:"255" doc:"Who sends it." example:"checkout"`
+	SubscriberID string                     `json:"subscriberId,omitempty" maxLength:"255" doc:"Whom it concerns." example:"sub_81"`
+	Priority     int                        `json:"priority,omitempty" minimum:"1" maximum:"4" default:"2" doc:"1 is the most urgent, 4 the least."`
+	Tags         []string                   `json:"tags,omitempty" maxItems:"32" doc:"Three or more letters, digits, _ and - each."`
+	Headers      map[string]string          `json:"headers,omitempty" doc:"Sent to the destination as they are."`
+	Metadata     map[string]json.RawMessage `json:"metadata,omitempty" doc:"Kept with the message, and not sent."`
+	ScheduledAt  string                     `json:"scheduledAt,omitempty" format:"date-time" doc:"Not to be delivered before."`
+	OrderingKey  string                     `json:"orderingKey,omitempty" maxLength:"255" doc:"In queues that keep the order, messages with the same key are delivered in the order of their submission." example:"order_81"`
 }
 
 // SubmissionBatch is what the API takes as a batch.
