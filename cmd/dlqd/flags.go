@@ -60,3 +60,11 @@ func explainGroups(cmd *cobra.Command) {
 		return &usageError{fmt.Errorf("%s %s: there is no such command (there are: %s)", cmd.CommandPath(), args[0], strings.Join(names, ", "))}
 	}
 }
+
+// asList has a command without a verb do what its list does.
+func asList(cmd, list *cobra.Command, c *client) {
+	cmd.RunE = list.RunE
+	c.register(cmd)
+	c.register(list)
+	cmd.AddCommand(list)
+}

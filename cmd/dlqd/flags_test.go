@@ -25,7 +25,7 @@ func eachCommand(cmd *cobra.Command, fn func(*cobra.Command)) {
 	for _, sub := range cmd.Commands() {
 		eachCommand(sub, fn)
 	}
-	if cmd.Runnable() && !cmd.HasSubCommands() {
+	if cmd.Runnable() && (!cmd.HasSubCommands() || cmd.Flags().Lookup("api-url") != nil) {
 		fn(cmd)
 	}
 }
@@ -91,6 +91,9 @@ func TestFlags_ofTheAPIsCommandsAreActedOnOrRefused(t *testing.T) {
 		}
 		for _, form := range forms {
 			base := slices.Concat(path, form, needs[strings.Join(path, " ")])
+			if cmd.Flags().Lookup("all") != nil && cmd.Flags().Lookup("status") != nil && len(form) == 0 {
+				base = append(base, "--status", "dlq_manual")
+			}
 			without, err := did(t, base...)
 			require.NoError(t, err, base)
 			cmd.Flags().VisitAll(func(f *pflag.Flag) {

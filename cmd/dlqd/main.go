@@ -47,7 +47,7 @@ func main() {
 	if !started {
 		err = &usageError{err}
 	}
-	fmt.Fprintln(os.Stderr, "dlqd:", err)
+	sayf(os.Stderr, "dlqd: %s\n", err)
 	os.Exit(exitCode(err))
 }
 

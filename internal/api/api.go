@@ -223,7 +223,7 @@ func (s *service) problem(ctx context.Context, err error) error {
 		case errors.Is(err, deadletter.ErrInvalid):
 			status = http.StatusUnprocessableEntity
 		}
-		return huma.NewError(status, move.Error())
+		return huma.NewError(status, strings.ReplaceAll(move.Error(), "p_all => true", `"all": true`)) // psql's words, and the API's
 	case errors.Is(err, ingest.ErrNoMessage):
 		return huma.Error404NotFound(err.Error() + "; it was never stored, or it ended longer ago than jobs are kept")
 	case isPermission(err):
