@@ -1,7 +1,8 @@
 -- The flow of what dlqd sends by itself: its pace, and messages that are held.
 
 -- reserve_pace gives p_count redeliveries their places in a stream that lets p_rate through a second, behind those that
--- have theirs already, over all processes. With p_within it gives only as many as come within that time.
+-- have theirs already, over all processes. With p_within it gives only those that are no further ahead than that: the first
+-- at first_at, so that a rate of one in many looks is kept, too.
 CREATE OR REPLACE FUNCTION dlq.reserve_pace(p_name text, p_rate float8, p_count integer, p_now timestamptz, p_within interval DEFAULT NULL,
     OUT first_at timestamptz, OUT granted integer)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -10,7 +11,7 @@ BEGIN
     SELECT greatest(p.free_at, p_now) INTO first_at FROM dlq.paces p WHERE p.name = p_name FOR UPDATE;
     granted := p_count;
     IF p_within IS NOT NULL THEN
-        granted := least(p_count, greatest(0, floor(extract(epoch FROM p_now + p_within - first_at) * p_rate)));
+        granted := least(p_count, greatest(0, 1 + floor(extract(epoch FROM p_now + p_within - first_at) * p_rate)));
     END IF;
     UPDATE dlq.paces SET free_at = first_at + make_interval(secs => granted / p_rate) WHERE name = p_name AND granted > 0;
 END

@@ -95,6 +95,16 @@ END
 $$;
 COMMENT ON FUNCTION dlq.preview IS 'How many entries a filter chooses, by queue, error type and age.';
 
+CREATE OR REPLACE FUNCTION dlq.check_rate(p_rate float8) RETURNS void
+LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF p_rate NOT BETWEEN 0.001 AND 1000000 THEN
+        RAISE EXCEPTION 'replay: a rate of % a second', p_rate USING ERRCODE = 'DLQ04', HINT = 'It is 0.001 to 1000000 entries a second, or null for as fast as it goes.';
+    END IF;
+END
+$$;
+COMMENT ON FUNCTION dlq.check_rate IS 'Raises where a replay run cannot have this rate.';
+
 CREATE OR REPLACE FUNCTION dlq.replay_start(p_filter jsonb, p_actor text DEFAULT session_user, p_note text DEFAULT NULL, p_all boolean DEFAULT false,
     p_newest_first boolean DEFAULT false, p_batch_size integer DEFAULT 100, p_rate float8 DEFAULT NULL, p_concurrency integer DEFAULT NULL,
     p_patch jsonb DEFAULT NULL, p_merge_patch jsonb DEFAULT NULL, p_queue text DEFAULT NULL, p_force boolean DEFAULT false,
@@ -109,6 +119,7 @@ BEGIN
     IF p_filter = '{}' AND NOT p_all THEN
         RAISE EXCEPTION 'replay: an empty filter chooses every entry' USING ERRCODE = 'DLQ04', HINT = 'Say so with p_all => true.';
     END IF;
+    PERFORM dlq.check_rate(p_rate);
     SELECT coalesce(sum(p.entries), 0), string_agg(DISTINCT b.name, ', ') INTO v_total, v_open
     FROM dlq.preview(v_filter) p LEFT JOIN dlq.circuit_breakers b ON b.name = 'queue:' || p.queue AND b.state = 'open';
     IF v_open IS NOT NULL AND NOT p_force THEN
@@ -127,7 +138,7 @@ LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     v_status dlq.replay_status;
 BEGIN
-    UPDATE dlq.replay_runs r SET status = p_to, reason = p_reason, updated_at = now(),
+    UPDATE dlq.replay_runs r SET status = p_to, reason = p_reason, updated_at = now(), stepped_at = NULL,
         judged_from = CASE WHEN p_to = 'running' THEN now() ELSE r.judged_from END,
         finished_at = CASE WHEN p_to IN ('completed', 'cancelled', 'stopped') THEN now() END
     WHERE r.id = p_run AND r.status = ANY (p_from);
@@ -172,7 +183,8 @@ BEGIN
         RETURNING job_id
     )
     SELECT count(n.job_id) INTO v_replayed FROM noted n;
-    UPDATE dlq.replay_runs SET cursor = p_ids[cardinality(p_ids)], replayed = replayed + v_replayed, skipped = skipped + cardinality(p_ids) - v_replayed, updated_at = now()
+    UPDATE dlq.replay_runs SET cursor = p_ids[cardinality(p_ids)], replayed = replayed + v_replayed, skipped = skipped + cardinality(p_ids) - v_replayed, updated_at = now(),
+        sending = sending + extract(epoch FROM clock_timestamp() - coalesce(stepped_at, now())), stepped_at = clock_timestamp()
     WHERE id = p_run;
 END
 $$;
@@ -191,6 +203,9 @@ COMMENT ON FUNCTION dlq.replay_cancel IS 'Ends a replay run. What it has sent ba
 CREATE OR REPLACE FUNCTION dlq.replay_set_rate(p_run uuid, p_rate float8 DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
+    PERFORM dlq.check_rate(p_rate);
+    -- (The next entry's place was reserved at the old rate.)
+    DELETE FROM dlq.paces WHERE name = 'replay:' || p_run;
     UPDATE dlq.replay_runs r SET rate = p_rate, updated_at = now() WHERE r.id = p_run AND r.status IN ('running', 'paused', 'stopped');
     IF NOT FOUND THEN
         RAISE EXCEPTION 'replay run %: there is no such run, or it has ended', p_run USING ERRCODE = 'DLQ02';

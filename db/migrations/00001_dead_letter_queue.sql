@@ -547,7 +547,7 @@ CREATE TABLE dlq.replay_runs (
     filter        jsonb NOT NULL,
     newest_first  boolean NOT NULL DEFAULT false,
     batch_size    integer NOT NULL DEFAULT 100 CHECK (batch_size BETWEEN 1 AND 10000),
-    rate          float8 CHECK (rate > 0),
+    rate          float8 CHECK (rate BETWEEN 0.001 AND 1000000),
     concurrency   integer CHECK (concurrency > 0),
     patch         jsonb,
     merge_patch   jsonb,
@@ -565,6 +565,8 @@ CREATE TABLE dlq.replay_runs (
     total         bigint NOT NULL,
     replayed      bigint NOT NULL DEFAULT 0,
     skipped       bigint NOT NULL DEFAULT 0,
+    stepped_at    timestamptz,
+    sending       float8 NOT NULL DEFAULT 0,
     created_at    timestamptz NOT NULL DEFAULT now(),
     updated_at    timestamptz NOT NULL DEFAULT now(),
     finished_at   timestamptz
@@ -574,6 +576,8 @@ COMMENT ON TABLE dlq.replay_runs IS 'Bulk replays, and their reports. Start one 
 COMMENT ON COLUMN dlq.replay_runs.filter IS 'Which entries; see dlq.find.';
 COMMENT ON COLUMN dlq.replay_runs.newest_first IS 'Order of capture, reversed.';
 COMMENT ON COLUMN dlq.replay_runs.rate IS 'Entries a second; null for as fast as it goes.';
+COMMENT ON COLUMN dlq.replay_runs.stepped_at IS 'When it last sent entries back; null before the first time since it was started or resumed.';
+COMMENT ON COLUMN dlq.replay_runs.sending IS 'Seconds that it has been sending: without pauses, and without the time before its first entry and after its last one.';
 COMMENT ON COLUMN dlq.replay_runs.concurrency IS 'Redeliveries of the run under way at once; null for no limit.';
 COMMENT ON COLUMN dlq.replay_runs.patch IS 'JSON Patch (RFC 6902) of each payload.';
 COMMENT ON COLUMN dlq.replay_runs.merge_patch IS 'JSON Merge Patch (RFC 7386) of each payload.';

@@ -36,7 +36,7 @@ SELECT count(*) FROM dlq.replay_run_entries WHERE run_id = @id AND outcome IS NU
 
 -- name: ReplayRun :one
 SELECT r.id, r.status::text AS status, r.filter, r.newest_first, r.batch_size, r.rate, r.concurrency, r.patch, r.merge_patch, r.queue, r.force, r.note, r.actor,
-       coalesce(r.reason, '')::text AS reason, r.total, r.replayed, r.skipped, r.created_at, r.updated_at, r.finished_at,
+       coalesce(r.reason, '')::text AS reason, r.total, r.replayed, r.skipped, r.sending, r.created_at, r.updated_at, r.finished_at,
        (SELECT count(*) FROM dlq.replay_run_entries e WHERE e.run_id = r.id AND e.outcome = 'succeeded') AS succeeded,
        (SELECT count(*) FROM dlq.replay_run_entries e WHERE e.run_id = r.id AND e.outcome = 'failed') AS failed
 FROM dlq.replay_runs r WHERE r.id = @id;

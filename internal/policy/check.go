@@ -26,6 +26,8 @@ const (
 	maxRetention = 100 * 365 * 24 * time.Hour
 	// maxSmartOver is how long River keeps completed jobs, by its defaults.
 	maxSmartOver = 24 * time.Hour
+	// minPace is one redelivery in some 17 minutes.
+	minPace = 0.001
 )
 
 var queueName = regexp.MustCompile(`^[a-z0-9]+([_-][a-z0-9]+)*$`)
@@ -95,6 +97,7 @@ func (l *loader) checkDestination(name string, d *Destination) {
 	if d.Probe.URL != "" {
 		l.checkURL(at+".probe.url", d.Probe.URL)
 	}
+	l.checkPace(file, at+".redeliveriesPerSecond", d.RedeliveriesPerSecond)
 	l.checkRange(file, at+".probe.every", d.Probe.Every, 100*time.Millisecond, time.Hour)
 	l.checkRange(file, at+".probe.timeout", d.Probe.Timeout, time.Millisecond, time.Minute)
 	if d.SecretFile != "" {
@@ -124,6 +127,7 @@ func (l *loader) checkURL(at, text string) {
 func (l *loader) checkRouting() {
 	const file = "dlq-routing"
 	r := &l.policy.Routing
+	l.checkPace(file, "redeliveriesPerSecond", r.RedeliveriesPerSecond)
 	l.checkPlan("strategies.immediate", &r.Strategies.Immediate)
 	l.checkPlan("strategies.scheduled", &r.Strategies.Scheduled)
 	l.checkPlan("strategies.conditional", &r.Strategies.Conditional)
@@ -206,6 +210,13 @@ func (l *loader) checkPlan(at string, p *Plan) {
 func (l *loader) checkRange(file, at string, value, least, most time.Duration) {
 	if value < least || value > most {
 		l.badf(file, at, "is %s; must be %s to %s", value, least, most)
+	}
+}
+
+// checkPace refuses a pace that is so low that it means never.
+func (l *loader) checkPace(file, at string, perSecond float64) {
+	if perSecond > 0 && perSecond < minPace {
+		l.badf(file, at, "is %g; must be 0 (no limit), or %g or more", perSecond, minPace)
 	}
 }
 

@@ -144,6 +144,8 @@ func TestLoad_bad(t *testing.T) {
 		{"circuit-breaker", "defaults: {failureRate: 120}", "defaults.failureRate: is 120; must be at most 100"},
 		{"circuit-breaker", "defaults: {window: 1ms}", "defaults.window: is 1ms; must be 1s to 1h0m0s"},
 		{"worker-pool", "queues: {nowhere: {concurrency: 1}}", "queues.nowhere: there is no such queue (there are: default)"},
+		{"dlq-routing", "redeliveriesPerSecond: 1e-300", "redeliveriesPerSecond: is 1e-300; must be 0 (no limit), or 0.001 or more"},
+		{"retry-policies", "destinations: {bank: {url: 'http://x/', redeliveriesPerSecond: 1e-9}}", "destinations.bank.redeliveriesPerSecond: is 1e-09; must be 0 (no limit), or 0.001 or more"},
 		{"dlq-routing", "classes: {transent: {strategy: manual}}", "classes.transent: is no class (there are: transient,"},
 		{"dlq-routing", "classes: {transient: {strategy: later}}", "classes.transient.strategy: is later; must be one of immediate, scheduled, conditional, manual"},
 		{"dlq-routing", "strategies: {scheduled: {timeZone: Mars/Base}}", `strategies.scheduled.timeZone: "Mars/Base" is no time zone`},

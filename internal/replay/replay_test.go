@@ -242,6 +242,59 @@ func TestRun_concurrency(t *testing.T) {
 	require.EqualValues(t, 7, b.get(run).Replayed)
 }
 
+// A step is shorter than the time between two entries of a slow run.
+func TestRun_lowRates(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.fail(5, "a", "T")
+	slow := b.start(replay.Request{All: true, Rate: 0.001})
+	b.once()
+	b.once()
+	got := b.get(slow)
+	require.EqualValues(t, 1, got.Replayed)
+	require.InDelta(t, 4000, got.SecondsLeft, 1)
+	require.NoError(t, b.replayer.SetRate(t.Context(), slow.ID, 1000))
+	b.once()
+	require.EqualValues(t, 5, b.get(slow).Replayed, "it does not wait for its place at the old rate")
+	b.end("completed", 5)
+	b.once()
+
+	for _, rate := range []float64{1e-300, 1e7} {
+		_, err := b.replayer.Start(t.Context(), complete(replay.Request{All: true, Rate: rate}))
+		require.ErrorIs(t, err, deadletter.ErrInvalid)
+		require.ErrorIs(t, b.replayer.SetRate(t.Context(), slow.ID, rate), deadletter.ErrInvalid)
+	}
+	for _, rate := range []string{"0", "-1", "'NaN'", "'Infinity'"} {
+		_, err := b.pool.Exec(t.Context(), "SELECT dlq.replay_start('{}', p_all => true, p_rate => "+rate+")")
+		require.ErrorContains(t, err, "replay: a rate of", rate)
+	}
+}
+
+// What is reported is how fast it sends, not how long it was paused or waited for its redeliveries to end.
+func TestRun_rateIsOfTheTimeThatItSends(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.fail(20, "a", "T")
+	run := b.start(replay.Request{All: true, Concurrency: 1000})
+	age := func() { // an hour passes
+		b.exec("UPDATE dlq.replay_runs SET created_at = created_at - interval '1 hour', updated_at = updated_at - interval '1 hour', stepped_at = stepped_at - interval '1 hour'")
+	}
+	require.Zero(t, b.get(run).PerSecond)
+	age()
+	b.once()
+	require.NoError(t, b.replayer.Steer(t.Context(), run.ID, "pause", "ann"))
+	age()
+	require.NoError(t, b.replayer.Steer(t.Context(), run.ID, "resume", "ann"))
+	b.once()
+	age()
+	b.end("completed", 20)
+	b.once()
+	got := b.get(run)
+	require.Equal(t, "completed", got.Status)
+	require.Greater(t, got.PerSecond, 0.01, "20 in three hours would be 0.002")
+	require.Less(t, b.count("SELECT round(sending) FROM dlq.replay_runs"), 600)
+}
+
 func TestRun_patchesPayloads(t *testing.T) {
 	t.Parallel()
 	b := setup(t)

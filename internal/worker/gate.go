@@ -224,7 +224,7 @@ func (w *Worker) follow(ctx context.Context, tx transaction, g *gate, now time.T
 	}
 	claimed := len(ids)
 	if g.pace.PerSecond > 0 && claimed > 0 {
-		places, err := pace.Reserve(ctx, tx, g.pace.Name, g.pace.PerSecond, len(ids), now, w.within(g.pace))
+		places, err := pace.Reserve(ctx, tx, g.pace.Name, g.pace.PerSecond, len(ids), now, &w.config.GateInterval)
 		if err != nil {
 			return err
 		}

@@ -200,6 +200,25 @@ func TestConditional_oneIsRefused(t *testing.T) {
 	require.Equal(t, 1, j.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_manual' AND tags = '{poison}' AND parked_by IS NOT NULL"))
 }
 
+// A gate lets them through at their pace though less than one comes in the time between two looks.
+func TestPace_ofLessThanOneASecond(t *testing.T) {
+	t.Parallel()
+	j := setupJudged(t, policytest.Files{"dlq-routing": "redeliveriesPerSecond: 0.5\nstrategies: {conditional: {conditions: {probes: 1}}}\n"})
+	j.conditions.set("x")
+	j.failMany(12, "jobs", outage)
+	j.all()
+	j.delayOver()
+	j.conditions.set("")
+	j.gates()
+	require.Equal(t, 1, j.inStatus(deadletter.Processing))
+	j.endRedeliveries("completed")
+	for range 8 {
+		j.now = j.now.Add(time.Second)
+		j.gates()
+	}
+	require.InDelta(t, 4, j.inStatus(deadletter.Processing), 1)
+}
+
 func TestPace_spreadsRedeliveriesAndKeepsPlaces(t *testing.T) {
 	t.Parallel()
 	j := setupJudged(t, policytest.Files{"dlq-routing": "redeliveriesPerSecond: 10\nstrategies: {immediate: {jitter: 0}}\n"})

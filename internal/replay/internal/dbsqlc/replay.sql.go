@@ -244,7 +244,7 @@ func (q *Queries) PreviewReplay(ctx context.Context, filter json.RawMessage) ([]
 
 const ReplayRun = `-- name: ReplayRun :one
 SELECT r.id, r.status::text AS status, r.filter, r.newest_first, r.batch_size, r.rate, r.concurrency, r.patch, r.merge_patch, r.queue, r.force, r.note, r.actor,
-       coalesce(r.reason, '')::text AS reason, r.total, r.replayed, r.skipped, r.created_at, r.updated_at, r.finished_at,
+       coalesce(r.reason, '')::text AS reason, r.total, r.replayed, r.skipped, r.sending, r.created_at, r.updated_at, r.finished_at,
        (SELECT count(*) FROM dlq.replay_run_entries e WHERE e.run_id = r.id AND e.outcome = 'succeeded') AS succeeded,
        (SELECT count(*) FROM dlq.replay_run_entries e WHERE e.run_id = r.id AND e.outcome = 'failed') AS failed
 FROM dlq.replay_runs r WHERE r.id = $1
@@ -268,6 +268,7 @@ type ReplayRunRow struct {
 	Total       int64
 	Replayed    int64
 	Skipped     int64
+	Sending     float64
 	CreatedAt   time.Time
 	UpdatedAt   time.Time
 	FinishedAt  *time.Time
@@ -296,6 +297,7 @@ func (q *Queries) ReplayRun(ctx context.Context, id uuid.UUID) (ReplayRunRow, er
 		&i.Total,
 		&i.Replayed,
 		&i.Skipped,
+		&i.Sending,
 		&i.CreatedAt,
 		&i.UpdatedAt,
 		&i.FinishedAt,
