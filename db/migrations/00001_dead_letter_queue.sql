@@ -55,6 +55,7 @@ CREATE TABLE dlq.dead_letter_queue (
     next_retry_at         timestamptz,
     waiting_for           text,
     ordering_key          text,
+    order_place           bigint,
     redelivery_job_id     bigint,
     locked_by             text,
     locked_at             timestamptz,
@@ -240,6 +241,7 @@ COMMENT ON COLUMN dlq.dead_letter_queue.updated_at IS 'When it last moved.';
 COMMENT ON COLUMN dlq.dead_letter_queue.closed_at IS 'When it was closed; null while open.';
 COMMENT ON COLUMN dlq.dead_letter_queue.reported_class IS 'The class that the worker which failed gave the error; null if it gave none.';
 COMMENT ON COLUMN dlq.dead_letter_queue.ordering_key IS 'orderingKey of the message.';
+COMMENT ON COLUMN dlq.dead_letter_queue.order_place IS 'Its message''s place in the order of that key (dlq.ordered_jobs), which it has again when it is replayed or reopened; null in a queue that does not keep the order.';
 COMMENT ON COLUMN dlq.dead_letter_queue.parked_by IS 'Who parked an entry in dlq_manual; null where its class did.';
 COMMENT ON COLUMN dlq.dead_letter_queue.captured_by IS 'How the entry came in: capture (the trigger, when the job ended) backfill or reconciler (found among the jobs that River keeps).';
 COMMENT ON COLUMN dlq.dead_letter_queue.waiting_for IS 'What a pending entry waits for besides next_retry_at, when it was last looked at: "automatic" (that automatic redelivery is switched on for it: it is observed), "condition: ...", "pace" (its place in the pace of its destination), "order" (an earlier entry of its ordering key); null for the time alone.';

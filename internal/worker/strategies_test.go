@@ -460,6 +460,52 @@ func TestOrder_redeliveriesKeepIt(t *testing.T) {
 	require.Zero(t, j.count("SELECT count(*) FROM dlq.ordered_jobs"), "entries that close leave the order")
 }
 
+// What is given up leaves the order, so that the next one goes, and has its place again when it is replayed or reopened.
+func TestOrder_closedEntriesHaveTheirPlacesAgain(t *testing.T) {
+	t.Parallel()
+	j := setupJudged(t, nil)
+	for n := range 4 {
+		j.exec(`INSERT INTO river_job (kind, args, queue, max_attempts, state) VALUES ('dlqd_message', jsonb_build_object('kind', 'k', 'orderingKey', 'A-81', 'messageId', 'm' || $1::text), 'stock', 1, 'running')`, fmt.Sprint(n))
+	}
+	j.exec(`INSERT INTO dlq.ordered_jobs (queue, ordering_key, job_id, job_created_at) SELECT 'stock', 'A-81', id, created_at FROM river_job ORDER BY id`)
+	// They fail in another order than they came in, and are given up.
+	j.exec(`UPDATE river_job SET state = 'discarded', finalized_at = now() - id * interval '1 s', attempt = 1, errors = ARRAY['{"error": "connection refused", "attempt": 1}'::jsonb]`)
+	j.exec("SELECT dlq.file(ARRAY(SELECT id FROM dlq.dead_letter_queue))")
+	j.exec("UPDATE dlq.dead_letter_queue SET dlq_max_retries = 1")
+	entry := func(n int) string {
+		var id string
+		require.NoError(t, j.pool.QueryRow(t.Context(), "SELECT id FROM dlq.dead_letter_queue WHERE event_id = 'm' || $1", fmt.Sprint(n)).Scan(&id))
+		return id
+	}
+	for n := range 3 {
+		j.exec("SELECT dlq.replay($1, 'kim')", entry(n))
+		j.endRedeliveries("discarded")
+	}
+	require.Equal(t, 3, j.inStatus(deadletter.Failed))
+	before := func(job string) int {
+		return j.count("SELECT coalesce(dlq.order_predecessor('stock', 'A-81', id, created_at), 0) FROM river_job WHERE id = ("+job+")", entry(2))
+	}
+	original := "SELECT river_job_id FROM dlq.dead_letter_queue WHERE event_id = 'm3' AND $1::text <> ''"
+	require.Zero(t, before(original), "what is given up holds up nobody")
+
+	for _, n := range []int{2, 0, 1} {
+		j.exec("SELECT dlq.replay($1, 'kim')", entry(n))
+	}
+	redelivery := "SELECT redelivery_job_id FROM dlq.dead_letter_queue WHERE id = $1::uuid"
+	require.Equal(t, j.count("SELECT river_job_id FROM dlq.dead_letter_queue WHERE event_id = 'm0'"), before(redelivery))
+	require.NotZero(t, before(original))
+	// The redelivery that is next is woken.
+	j.exec(`UPDATE river_job SET state = 'scheduled', scheduled_at = now() + interval '1 hour', metadata = metadata || '{"dlq:held": "order"}' WHERE state = 'available' AND args ->> 'messageId' <> 'm0'`)
+	j.endRedeliveries("completed")
+	require.Equal(t, 1, j.count("SELECT count(*) FROM river_job WHERE state = 'available' AND args ->> 'messageId' = 'm1'"))
+	j.endRedeliveries("completed")
+	require.Zero(t, before(redelivery))
+	j.endRedeliveries("completed")
+	require.Equal(t, 3, j.inStatus(deadletter.Resolved))
+	j.exec("SELECT dlq.reopen($1)", entry(2))
+	require.NotZero(t, before(original), "a reopened one, too")
+}
+
 // A queue whose gate fails for a reason that may pass does not hold up those after it.
 func TestConditional_oneQueueFails(t *testing.T) {
 	t.Parallel()
