@@ -338,6 +338,11 @@ END
 $$;
 COMMENT ON FUNCTION dlq.apply_fact IS 'Applies a fact to the entry of its job. Returns done; or held or following, where it has to be looked at again.';
 
+CREATE OR REPLACE FUNCTION dlq.may_pass(p_sqlstate text) RETURNS boolean
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN p_sqlstate <> 'XX001' AND left(p_sqlstate, 2) IN ('08', '0A', '25', '28', '3D', '3F', '40', '42', '53', '55', '57', '58', 'F0', 'HV', 'XX');
+COMMENT ON FUNCTION dlq.may_pass IS 'Whether an error may pass (a deadlock, a lock that is not to be had, a right that is missing). Any other is a refusal of the row that brought it on, as postgres.IsRefusal in Go has it.';
+
 -- apply_facts takes the facts of a job in their order: one waits while an earlier one of its job is there. What nearly all of
 -- them say (the redelivery that an entry waits for has completed) is applied in one statement.
 --
@@ -398,8 +403,7 @@ BEGIN
             BEGIN
                 v_result := dlq.apply_fact(v_fact);
             EXCEPTION WHEN OTHERS THEN
-                -- What may pass (a deadlock, a lock that is not to be had) is no refusal: see postgres.IsRefusal.
-                IF left(SQLSTATE, 2) NOT IN ('22', '23', '54', 'P0') THEN
+                IF dlq.may_pass(SQLSTATE) THEN
                     RAISE;
                 END IF;
                 RAISE WARNING 'dlqd: what job % tells (%) is refused by the database: %', v_fact.job_id, v_fact.fact, SQLERRM;

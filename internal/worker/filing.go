@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -138,7 +137,7 @@ func (w *Worker) fileOneByOne(ctx context.Context, at look, entries int) error {
 		if postgres.IsRefusal(err) && len(rows) == 1 {
 			id := rows[0].ID
 			w.config.Logger.Error("DLQ worker: entry refused by the database; filing it for a person", "entry", id, "error", err)
-			reason := "the database refused what was decided of it: " + strings.ToValidUTF8(strings.ReplaceAll(err.Error(), "\x00", "?"), "?")
+			reason := "the database refused what was decided of it: " + storable(err)
 			if err = w.fileForAPerson(ctx, rows, reason); postgres.IsRefusal(err) {
 				w.config.Logger.Error("DLQ worker: entry refused by the database; it stays in the inbox", "entry", id, "error", err)
 				at.refused = append(at.refused, id)

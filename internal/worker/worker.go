@@ -260,7 +260,7 @@ func (w *Worker) oneByOne(ctx context.Context, entries int) error {
 		claimed, err := w.batch(ctx, 1)
 		if postgres.IsRefusal(err) && len(claimed) == 1 {
 			w.config.Logger.Error("DLQ worker: entry refused by the database; parking it", "entry", claimed[0], "error", err)
-			reason := "the database refused to redeliver it: " + strings.ToValidUTF8(err.Error(), "?")
+			reason := "the database refused to redeliver it: " + storable(err)
 			err = inTx(ctx, w.config.Store, func(tx transaction) error {
 				return park(ctx, tx, w.actor, []reserved{{ID: claimed[0], Reason: reason}})
 			})
@@ -271,6 +271,11 @@ func (w *Worker) oneByOne(ctx context.Context, entries int) error {
 		}
 	}
 	return nil
+}
+
+// storable is an error's text as the database takes it.
+func storable(err error) string {
+	return strings.ToValidUTF8(strings.ReplaceAll(err.Error(), "\x00", "?"), "?")
 }
 
 // batch claims and handles at most size entries. It returns what it claimed, also where it failed.
