@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -70,6 +71,7 @@ func setupRuled(t *testing.T, url, queue, routing string) *bundle {
 	worker := delivery.NewWorker(delivery.Config{
 		Planner: func() *strategy.Planner { return planner }, DB: pool, Observe: func(_, outcome string, _ time.Duration) { b.outcomes <- outcome },
 		Breakers: breaker.New(breaker.Config{DB: pool, Policy: planner.Policy, Actor: "test", Logger: logger}),
+		Logger:   logger,
 	})
 	workers := river.NewWorkers()
 	river.AddWorker(workers, worker)
@@ -166,6 +168,10 @@ func TestDeliver_theAnswerDecides(t *testing.T) {
 		{408, "transient", true},
 		{500, "transient", true},
 		{502, "transient", true},
+		{501, "transient", true},
+		{507, "outage", true},
+		{521, "outage", true},
+		{529, "outage", true},
 		{429, "rate_limited", true},
 		{503, "outage", true},
 		{504, "outage", true},
@@ -248,6 +254,32 @@ func TestDeliver_retryAfterIsHonoured(t *testing.T) {
 		job := setup(t, url, "backoff: {delay: 10s}").deliver("", rivertype.JobStateRetryable)
 		require.WithinDuration(t, time.Now().Add(15*time.Minute), job.ScheduledAt, time.Minute)
 	}
+}
+
+// A destination that says "now" does not have all attempts spent in a moment.
+func TestDeliver_retryAfterIsNeverSoonerThanTheBackoff(t *testing.T) {
+	t.Parallel()
+	for _, header := range []string{"0", "1", time.Now().Add(-time.Hour).UTC().Format(http.TimeFormat)} {
+		url := answering(t, func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Retry-After", header)
+			w.WriteHeader(http.StatusTooManyRequests)
+		})
+		job := setup(t, url, "backoff: {delay: 1h}").deliver("", rivertype.JobStateRetryable)
+		require.WithinDuration(t, time.Now().Add(time.Hour), job.ScheduledAt, 15*time.Minute, header)
+	}
+}
+
+// A message that was delivered is done, though the order of its key could not be told.
+func TestDeliver_orderThatIsNotRecorded(t *testing.T) {
+	t.Parallel()
+	var taken atomic.Int64
+	url := answering(t, func(http.ResponseWriter, *http.Request) { taken.Add(1) })
+	b := setup(t, url, "ordering: true")
+	_, err := b.pool.Exec(t.Context(), "CREATE OR REPLACE FUNCTION dlq.leave_order(p_job bigint, p_created_at timestamptz) RETURNS void LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'away'; END $$")
+	require.NoError(t, err)
+	job := b.deliver(`, "orderingKey": "a"`, rivertype.JobStateCompleted, rivertype.JobStateRetryable)
+	require.Equal(t, rivertype.JobStateCompleted, job.State)
+	require.EqualValues(t, 1, taken.Load())
 }
 
 func TestDeliver_logicalFailure(t *testing.T) {

@@ -45,14 +45,15 @@ const maxMatchBytes = 8 << 10
 // statusRule is the name of the rule that goes by HTTP status.
 const statusRule = "http-status"
 
-// ClassifyStatus returns the class of an HTTP status that is not a success.
+// ClassifyStatus returns the class of an HTTP status that is not a success. The codes above 511 are those of CDNs whose
+// origin is down or overloaded (Cloudflare 520 to 527 and 530, others 529); a 5xx that nobody knows is a 500 (RFC 9110, 15).
 func ClassifyStatus(status int) riverdlq.Class {
 	switch status {
-	case 408, 500, 502:
+	case 408:
 		return riverdlq.ClassTransient
 	case 429:
 		return riverdlq.ClassRateLimited
-	case 503, 504:
+	case 503, 504, 507, 520, 521, 522, 523, 524, 525, 526, 527, 529, 530:
 		return riverdlq.ClassOutage
 	case 400, 422:
 		return riverdlq.ClassValidation
@@ -62,9 +63,11 @@ func ClassifyStatus(status int) riverdlq.Class {
 		return riverdlq.ClassNotFound
 	case 409:
 		return riverdlq.ClassBusiness
-	default:
-		return riverdlq.ClassUnknown
 	}
+	if status >= 500 && status <= 599 {
+		return riverdlq.ClassTransient
+	}
+	return riverdlq.ClassUnknown
 }
 
 // pattern is a rule of the built-in table that goes by text. RE2 matches in time linear in the text.

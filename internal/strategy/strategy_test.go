@@ -15,14 +15,14 @@ import (
 func TestClassifyStatus_theDesignsTable(t *testing.T) {
 	t.Parallel()
 	for class, statuses := range map[riverdlq.Class][]int{
-		riverdlq.ClassTransient:    {408, 500, 502},
+		riverdlq.ClassTransient:    {408, 500, 501, 502, 505, 511, 599},
 		riverdlq.ClassRateLimited:  {429},
-		riverdlq.ClassOutage:       {503, 504},
+		riverdlq.ClassOutage:       {503, 504, 507, 520, 521, 522, 523, 524, 525, 526, 529, 530},
 		riverdlq.ClassValidation:   {400, 422},
 		riverdlq.ClassUnauthorized: {401, 403},
 		riverdlq.ClassNotFound:     {404, 410},
 		riverdlq.ClassBusiness:     {409},
-		riverdlq.ClassUnknown:      {302, 418, 501, 599},
+		riverdlq.ClassUnknown:      {302, 418, 600},
 	} {
 		for _, status := range statuses {
 			require.Equal(t, class, ClassifyStatus(status), status)
