@@ -135,11 +135,12 @@ DECLARE
     v_entry record;
     v_fail  record;
     v_spent boolean;
+    v_kept  text;
     v_job   constant bigint := (p_job ->> 'id')::bigint;
     v_at    constant timestamptz := dlq.failed_at(p_job);
     v_state constant text := p_job ->> 'state';
 BEGIN
-    SELECT e.dlq_retry_count, e.dlq_max_retries, e.locked_by, e.locked_at, e.river_job_id, e.job_created_at INTO v_entry
+    SELECT e.dlq_retry_count, e.dlq_max_retries, e.locked_by, e.locked_at, e.river_job_id, e.job_created_at, e.error_class INTO v_entry
     FROM dlq.dead_letter_open e
     WHERE e.id = p_entry AND e.status = 'dlq_processing' AND e.redelivery_job_id = v_job
     FOR UPDATE;
@@ -157,6 +158,9 @@ BEGIN
         v_fail.error_type := 'cancelled';
         v_fail.error_class := NULL;
         v_fail.error_message := 'redelivery was cancelled by an operator';
+    ELSIF v_fail.error_class IS NULL AND v_fail.error_message LIKE 'Stuck job rescued by %' THEN
+        -- Its worker was cut off before it could say anything: what the entry was taken for counts (see strategy.Planner).
+        v_kept := v_entry.error_class;
     END IF;
     UPDATE dlq.replay_run_entries r SET outcome = 'failed', detail = left(p_job -> 'errors' -> -1 ->> 'error', 1000), ended_at = clock_timestamp()
     FROM dlq.entry_jobs m
@@ -167,7 +171,7 @@ BEGIN
                                                                 'outcome', v_state, 'error', left(v_fail.error_message, 4000)),
         error_message = v_fail.error_message, error_type = v_fail.error_type, error_code = v_fail.error_code,
         -- A closed entry is not decided again: it keeps what it was taken for.
-        error_class = coalesce(v_fail.error_class, CASE WHEN v_spent THEN error_class END), reported_class = v_fail.error_class,
+        error_class = coalesce(v_fail.error_class, v_kept, CASE WHEN v_spent THEN error_class END), reported_class = v_fail.error_class,
         error_stack_trace = v_fail.error_stack_trace, error_context = v_fail.error_context,
         last_failed_at = v_at,
         fingerprint = CASE WHEN v_spent THEN fingerprint END,

@@ -42,6 +42,9 @@ func (f *Facts) status() int {
 // maxMatchBytes bounds the text that patterns are matched against: messages come from strangers.
 const maxMatchBytes = 8 << 10
 
+// stuckJob is the rule of jobs that River's rescuer ended: their worker died, or hung.
+const stuckJob = "stuck-job"
+
 // statusRule is the name of the rule that goes by HTTP status.
 const statusRule = "http-status"
 
@@ -80,7 +83,7 @@ type pattern struct {
 // The first match wins, so what is particular comes before what is general.
 var patterns = []pattern{
 	{"transport", riverdlq.ClassTransient, regexp.MustCompile(`^(TIMEOUT_ERROR|CONNECTION_(REFUSED|RESET|ERROR)|DNS_ERROR|TLS_ERROR)\b`)},
-	{"stuck-job", riverdlq.ClassTransient, regexp.MustCompile(`^Stuck job rescued by`)},
+	{stuckJob, riverdlq.ClassTransient, regexp.MustCompile(`^Stuck job rescued by`)},
 	{"unknown-job-kind", riverdlq.ClassCodeBug, regexp.MustCompile(`job kind is not registered`)},
 	{"rate-limit", riverdlq.ClassRateLimited, regexp.MustCompile(`(?i)rate.?limit|too many requests|quota exceeded|throttl|resource.?exhausted`)},
 	{"circuit-open", riverdlq.ClassOutage, regexp.MustCompile(`(?i)circuit.?(breaker)?.{0,80}\bopen\b|CallNotPermitted|service unavailable|gateway time-?out`)},

@@ -47,6 +47,7 @@ type Entry struct {
 	Facts
 
 	Trace        string
+	Before       riverdlq.Class // what it was taken for before it failed this time; empty if that says nothing of it
 	Rule         string        // that decided last
 	WaitingFor   string        // besides the time
 	RetryCount   int           // redeliveries made so far
@@ -169,11 +170,16 @@ func fill(plan, from *policy.Plan) {
 // Decide says what happens next to an entry that was just captured, or has failed again.
 func (p *Planner) Decide(e *Entry, now time.Time) Decision {
 	class, name, rule := p.Classify(e.Facts)
+	reason := "class " + string(class) + " (rule " + name + ")"
+	if name == stuckJob && e.Before != "" {
+		// A worker that was cut off says nothing of the work: what was known before does.
+		class, reason = e.Before, "class "+string(e.Before)+", as before (rule "+name+")"
+	}
 	plan := p.Plan(class, e.Queue, e.Kind, rule)
 	d := Decision{
 		Class: class, Rule: name, Strategy: plan.Strategy, MaxRetries: plan.MaxRetries,
 		Fingerprint: Fingerprint(e.Type, e.Message, e.Trace),
-		Reason:      "class " + string(class) + " (rule " + name + ")",
+		Reason:      reason,
 	}
 	if rule != nil {
 		d.Priority, d.Tags, d.Assignee = rule.Priority, rule.Tags, rule.Assignee

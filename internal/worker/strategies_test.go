@@ -319,6 +319,37 @@ rules:
 	require.Equal(t, 1, j.count("SELECT count(*) FROM dlq.dead_letter_transitions WHERE rule = 'hiccup' AND to_status = 'dlq_pending' AND config_version = $1", j.planner.Load().Policy().Version()))
 }
 
+// An application that dies in a redelivery says nothing of the work: what is a person's stays one's.
+func TestDecide_crashInARedelivery(t *testing.T) {
+	t.Parallel()
+	j := setupJudged(t, policytest.Files{"dlq-routing": "rules: [{name: bank, match: {message: code 51}, class: business}]\n"})
+	rescued := func() {
+		j.failure = "Stuck job rescued by JobRescuer"
+		j.endRedeliveries("discarded")
+		j.all()
+	}
+	j.failMany(1, "jobs", "refused with code 51")
+	j.all()
+	j.exec("SELECT dlq.replay(id, 'kim') FROM dlq.dead_letter_open")
+	rescued()
+	entry := j.entry()
+	require.Equal(t, deadletter.Manual, entry.Status)
+	require.Equal(t, "business", *entry.ErrorClass)
+	require.Equal(t, "stuck-job", *entry.Rule)
+	require.Equal(t, 1, j.count("SELECT count(*) FROM dlq.dead_letter_transitions WHERE reason LIKE 'class business, as before (rule stuck-job)%'"))
+	j.exec("SELECT dlq.replay(id, 'kim') FROM dlq.dead_letter_open")
+	rescued()
+	require.Equal(t, deadletter.Manual, j.entry().Status, "and the next time")
+	result, err := worker.Reclassify(t.Context(), j.store, j.planner.Load(), deadletter.Act{Actor: "kim"}, false)
+	require.NoError(t, err)
+	require.Empty(t, result.Changed, "reclassify knows no better")
+	j.exec("SELECT dlq.discard(id) FROM dlq.dead_letter_open")
+
+	j.failMany(1, "jobs", "Stuck job rescued by JobRescuer")
+	j.all()
+	require.Equal(t, 1, j.count("SELECT count(*) FROM dlq.dead_letter_open WHERE error_class = 'transient'"), "nothing was known before")
+}
+
 func TestReclassify(t *testing.T) {
 	t.Parallel()
 	j := setupJudged(t, nil)

@@ -515,7 +515,7 @@ func entryWith(row *dbsqlc.ClaimDueRow, class string) *strategy.Entry {
 			Type: row.ErrorType, Code: row.ErrorCode, Message: row.ErrorMessage, Class: riverdlq.Class(class),
 			Panic: row.ErrorStackTrace != "", Context: row.ErrorContext, Kind: row.Kind, Queue: row.Queue, Source: row.Source,
 		},
-		Trace: row.ErrorStackTrace, Rule: row.Rule, WaitingFor: row.WaitingFor,
+		Trace: row.ErrorStackTrace, Before: riverdlq.Class(row.ErrorClass), Rule: row.Rule, WaitingFor: row.WaitingFor,
 		RetryCount: int(row.DlqRetryCount), LastFailedAt: row.LastFailedAt,
 		RetryAfter: time.Duration(min(max(said.RetryAfterSeconds, 0), maxRetryAfter.Seconds()) * float64(time.Second)),
 	}
