@@ -146,8 +146,9 @@ CREATE INDEX dead_letter_open_observed ON dlq.dead_letter_open (queue, job_kind,
 CREATE INDEX dead_letter_open_backlog ON dlq.dead_letter_open (status, queue, error_class);
 -- Follow a retry that somebody makes on a failed entry's job.
 CREATE INDEX dead_letter_failed_river_job ON dlq.dead_letter_failed (river_job_id);
--- Entries that wait for a condition, for the gate that releases them: by queue, the most urgent and oldest first.
-CREATE INDEX dead_letter_open_waiting ON dlq.dead_letter_open (queue, priority, id)
+-- Entries that wait for a condition, for the gate of their queue that releases them: those of one plan are together, the most
+-- urgent and oldest first.
+CREATE INDEX dead_letter_open_waiting ON dlq.dead_letter_open (queue, kind, error_class, rule, priority, id)
     WHERE status = 'dlq_pending' AND waiting_for LIKE 'condition: %';
 -- Lists: one filter each, in id (that is, time) order, so that a page is read from one index whatever it skips: what a filter
 -- chooses may all be older than a million others. Jobs of applications mostly have no event, type or source, and cost these

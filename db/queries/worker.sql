@@ -78,9 +78,10 @@ WHERE e.id = d.id AND e.status IN ('dlq_pending', 'dlq_manual');
 
 -- name: PutOff :exec
 -- Entries that wait longer, or for something else. (One that a person returned undecided has no class; groups of
--- observed entries need one.)
+-- entries need one, and a rule.)
 UPDATE dlq.dead_letter_queue e SET
     error_class = coalesce(e.error_class, 'unknown'),
+    rule = coalesce(e.rule, 'none'),
     next_retry_at = d.next_retry_at,
     waiting_for = nullif(d.waiting_for, ''),
     move = jsonb_build_object('actor', @actor::text, 'reason', d.reason)
@@ -138,15 +139,41 @@ WITH RECURSIVE q AS (
 )
 SELECT q.queue::text AS queue FROM q WHERE q.queue IS NOT NULL;
 
+-- name: WaitingGroups :many
+-- Groups of entries of a queue that wait for a condition, each of one plan: one probe of the index dead_letter_open_waiting for each.
+WITH RECURSIVE g AS (
+    (SELECT e.kind, e.error_class, e.rule FROM dlq.dead_letter_open e
+     WHERE e.status = 'dlq_pending' AND e.waiting_for LIKE 'condition: %' AND e.queue = @queue::text
+     ORDER BY e.kind, e.error_class, e.rule LIMIT 1)
+    UNION ALL
+    SELECT n.kind, n.error_class, n.rule
+    FROM g CROSS JOIN LATERAL (
+        SELECT e.kind, e.error_class, e.rule FROM dlq.dead_letter_open e
+        WHERE e.status = 'dlq_pending' AND e.waiting_for LIKE 'condition: %' AND e.queue = @queue::text AND (e.kind, e.error_class, e.rule) > (g.kind, g.error_class, g.rule)
+        ORDER BY e.kind, e.error_class, e.rule LIMIT 1) n
+)
+SELECT g.kind::text AS kind, g.error_class::text AS error_class, g.rule::text AS rule FROM g LIMIT @most::integer;
+
 -- name: ClaimWaiting :many
--- The most urgent and oldest entries of a queue that wait for a condition.
-SELECT e.id, e.queue, e.kind, coalesce(e.error_class, '')::text AS error_class, coalesce(e.rule, '')::text AS rule, coalesce(e.waiting_for, '')::text AS waiting_for,
+-- The most urgent and oldest entries of some of these groups.
+SELECT e.id, e.queue, e.kind, coalesce(e.error_class, '')::text AS error_class, coalesce(e.rule, '')::text AS rule,
        e.job_kind, e.captured_by, e.max_retries
-FROM dlq.dead_letter_open e
-WHERE e.status = 'dlq_pending' AND e.waiting_for LIKE 'condition: %' AND e.queue = @queue::text
+FROM (
+    SELECT w.id
+    FROM (SELECT unnest(@kinds::text[]) AS kind, unnest(@error_classes::text[]) AS error_class, unnest(@rules::text[]) AS rule) g
+    CROSS JOIN LATERAL (
+        SELECT o.id, o.priority FROM dlq.dead_letter_open o
+        WHERE o.status = 'dlq_pending' AND o.waiting_for LIKE 'condition: %' AND o.queue = @queue::text AND o.kind = g.kind AND o.error_class = g.error_class AND o.rule = g.rule
+        ORDER BY o.priority, o.id
+        LIMIT @max_entries::integer
+    ) w
+    ORDER BY w.priority, w.id
+    LIMIT @max_entries::integer
+) first
+JOIN dlq.dead_letter_open e ON e.id = first.id
+WHERE e.status = 'dlq_pending' AND e.waiting_for LIKE 'condition: %'
 ORDER BY e.priority, e.id
-LIMIT @max_entries::integer
-FOR UPDATE SKIP LOCKED;
+FOR UPDATE OF e SKIP LOCKED;
 
 -- name: LockGate :one
 -- One process at a time looks at a gate.

@@ -98,7 +98,7 @@ func NewPlanner(p *policy.Policy, conditions Conditions) (*Planner, error) {
 	planner.strategies = map[string]Strategy{
 		Immediate:   &immediate,
 		Scheduled:   &scheduled{immediate},
-		Conditional: &conditional{immediate, planner},
+		Conditional: &conditional{immediate},
 	}
 	return planner, nil
 }
@@ -192,7 +192,8 @@ func (p *Planner) Decide(e *Entry, now time.Time) Decision {
 	return d
 }
 
-// Due says what to do with a decided entry whose time has come.
+// Due says what to do with a decided entry whose time has come. Its conditions are asked then, and one whose conditions do not
+// hold waits without being looked at: the worker's gates release it.
 func (p *Planner) Due(e *Entry, name string, now time.Time) Verdict {
 	s, ok := p.strategies[name]
 	if !ok {
@@ -200,6 +201,15 @@ func (p *Planner) Due(e *Entry, name string, now time.Time) Verdict {
 		return Verdict{Again: now.Add(unknownDelay), Reason: "this dlqd does not know the strategy " + name}
 	}
 	plan := p.planOf(e)
+	unmet := p.unmet(e, &plan)
+	if unmet != "" {
+		unmet = conditionPrefix + unmet
+	} else if WaitsForCondition(e.WaitingFor) {
+		unmet = e.WaitingFor // a gate lets it through when its turn comes
+	}
+	if unmet != "" {
+		return Verdict{Again: now.Add(waitLimit), WaitingFor: unmet, Reason: "waits for " + strings.TrimPrefix(unmet, conditionPrefix)}
+	}
 	return s.Due(e, &plan, now)
 }
 
@@ -210,8 +220,24 @@ func (p *Planner) planOf(e *Entry) policy.Plan {
 // Unmet says what an entry that waits for its conditions still waits for; "" where they hold.
 func (p *Planner) Unmet(e *Entry) string {
 	plan := p.planOf(e)
+	return p.unmet(e, &plan)
+}
+
+// breakerClosed is the condition of every plan that does not say otherwise: what is sent to a destination whose breaker is open
+// would only be held there, with a redelivery spent.
+var breakerClosed = &policy.Conditions{Breaker: new(true)}
+
+func (p *Planner) unmet(e *Entry, plan *policy.Plan) string {
+	if plan.Conditions == nil || plan.Conditions.Breaker == nil {
+		if unmet := p.UnmetBy(e.Queue, breakerClosed); unmet != "" {
+			return unmet
+		}
+	}
 	return p.UnmetBy(e.Queue, plan.Conditions)
 }
+
+// UnmetBreaker says that the breaker is open which a queue's redeliveries would meet; "" where it is not.
+func (p *Planner) UnmetBreaker(queue string) string { return p.UnmetBy(queue, breakerClosed) }
 
 // UnmetBy says which of some conditions do not hold for a queue; "" where all do.
 func (p *Planner) UnmetBy(queue string, c *policy.Conditions) string {
@@ -223,8 +249,10 @@ func (p *Planner) UnmetBy(queue string, c *policy.Conditions) string {
 
 // Probes is how many of a queue's entries are tried first when their conditions hold again.
 func (p *Planner) Probes(e *Entry) int {
-	if plan := p.planOf(e); plan.Conditions != nil && plan.Conditions.Probes > 0 {
-		return plan.Conditions.Probes
+	for _, c := range []*policy.Conditions{p.planOf(e).Conditions, p.policy.Routing.Strategies.Conditional.Conditions} {
+		if c != nil && c.Probes > 0 {
+			return c.Probes
+		}
 	}
 	return 1
 }
@@ -287,30 +315,11 @@ func NextHour(hours []int, zone string, now time.Time) time.Time {
 	return schedule.Next(now)
 }
 
-// conditional retries like immediate, but only while its conditions hold: they are asked when the delay is over. An entry
-// whose conditions do not hold then waits without being looked at: the worker's gates release it.
-type conditional struct {
-	immediate
+// conditional retries like immediate, with conditions of its own.
+type conditional struct{ immediate }
 
-	planner *Planner
-}
-
-func (s *conditional) Due(e *Entry, plan *policy.Plan, now time.Time) Verdict {
-	unmet := s.unmet(e, plan)
-	if unmet == "" && WaitsForCondition(e.WaitingFor) {
-		unmet = e.WaitingFor // a gate lets it through when its turn comes
-	}
-	if unmet != "" {
-		return Verdict{Again: now.Add(waitLimit), WaitingFor: unmet, Reason: "waits for " + strings.TrimPrefix(unmet, conditionPrefix)}
-	}
+func (*conditional) Due(*Entry, *policy.Plan, time.Time) Verdict {
 	return Verdict{Redeliver: true, Reason: "due, and its conditions hold"}
-}
-
-func (s *conditional) unmet(e *Entry, plan *policy.Plan) string {
-	if unmet := s.planner.UnmetBy(e.Queue, plan.Conditions); unmet != "" {
-		return conditionPrefix + unmet
-	}
-	return ""
 }
 
 // What an entry waits for besides the time: that automatic redelivery is switched on for it, its place in its

@@ -65,6 +65,9 @@ func (w *Worker) smartGate(ctx context.Context, queue, fingerprint string) error
 		if err != nil || by.switches.Stopped != nil {
 			return err
 		}
+		if by.planner.UnmetBreaker(queue) != "" {
+			return nil // they would only be held
+		}
 		since := w.now().Add(-smart.Over)
 		failed, err := tx.GroupFailures(ctx, dbsqlc.GroupFailuresParams{Queue: queue, Fingerprint: fingerprint, Since: deadletter.FirstID(since)})
 		if err != nil {

@@ -19,7 +19,10 @@ import (
 // switched are conditions that a test switches.
 type switched struct{ unmet atomic.Pointer[string] }
 
-func (s *switched) Unmet(string, *policy.Conditions) string {
+func (s *switched) Unmet(_ string, want *policy.Conditions) string {
+	if want.CPUBelow != nil && *want.CPUBelow == 1 {
+		return "99 % of this machine's processors are in use (must be below 1 %)"
+	}
 	if unmet := s.unmet.Load(); unmet != nil {
 		return *unmet
 	}
@@ -165,6 +168,48 @@ func TestConditional_whileConditionsHoldItIsDelayedOnly(t *testing.T) {
 	j.conditions.set("")
 	j.gates()
 	require.Equal(t, deadletter.Processing, j.entry().Status)
+}
+
+// An entry with a stricter condition of its own waits alone.
+func TestConditional_eachWaitsForItsOwnConditions(t *testing.T) {
+	t.Parallel()
+	j := setupJudged(t, policytest.Files{"dlq-routing": "redeliveriesPerSecond: 1000\nrules: [{name: strict, match: {message: nightly}, class: outage, plan: {conditions: {cpuBelow: 1}}}]\n"})
+	j.conditions.set("x")
+	j.failMany(3, "default", outage+", nightly")
+	j.failMany(7, "default", outage)
+	j.all()
+	j.delayOver()
+	require.Equal(t, 10, j.count("SELECT count(*) FROM dlq.dead_letter_open WHERE waiting_for LIKE 'condition: %'"))
+	j.conditions.set("")
+	j.gates()
+	require.Equal(t, 5, j.inStatus(deadletter.Processing))
+	j.endRedeliveries("completed")
+	j.gates()
+	require.Equal(t, 2, j.inStatus(deadletter.Processing))
+	j.gates()
+	require.Equal(t, 3, j.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_pending' AND rule = 'strict' AND dlq_retry_count = 0"))
+}
+
+// While the breaker is open, nothing is sent that would only be held: whatever its class, it waits, spends no retry and says so.
+func TestDue_everyClassWaitsForTheBreaker(t *testing.T) {
+	t.Parallel()
+	j := setupJudged(t, policytest.Files{"dlq-routing": "strategies: {scheduled: {hours: []}}\n"})
+	j.failMany(2, "default", "connection refused")
+	j.failMany(2, "default", "too many requests")
+	j.failMany(1, "default", "the moon is in the wrong house")
+	j.all()
+	j.exec("SELECT dlq.unpark(id) FROM dlq.dead_letter_open WHERE status = 'dlq_manual'")
+	require.Equal(t, 3, j.count("SELECT count(*) FROM dlq.dead_letter_open WHERE strategy = 'immediate'"))
+	const open = "circuit breaker destination:default is open"
+	j.conditions.set(open)
+	j.now = j.now.Add(24 * time.Hour)
+	j.all()
+	require.Equal(t, 5, j.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_pending' AND dlq_retry_count = 0 AND waiting_for = 'condition: ' || $1", open))
+	require.Zero(t, j.count("SELECT count(*) FROM river_job WHERE metadata ? 'dlq:entry_id'"))
+	require.Equal(t, 5, j.count("SELECT count(*) FROM dlq.entries WHERE next = 'waits for: ' || $1", open))
+	j.conditions.set("")
+	j.gates()
+	require.Equal(t, 5, j.inStatus(deadletter.Processing))
 }
 
 // An entry whose hour of waiting is over while its gate probes must not slip past it.

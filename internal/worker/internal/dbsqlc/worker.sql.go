@@ -356,18 +356,32 @@ func (q *Queries) ClaimUnfiled(ctx context.Context, arg ClaimUnfiledParams) ([]C
 }
 
 const ClaimWaiting = `-- name: ClaimWaiting :many
-SELECT e.id, e.queue, e.kind, coalesce(e.error_class, '')::text AS error_class, coalesce(e.rule, '')::text AS rule, coalesce(e.waiting_for, '')::text AS waiting_for,
+SELECT e.id, e.queue, e.kind, coalesce(e.error_class, '')::text AS error_class, coalesce(e.rule, '')::text AS rule,
        e.job_kind, e.captured_by, e.max_retries
-FROM dlq.dead_letter_open e
-WHERE e.status = 'dlq_pending' AND e.waiting_for LIKE 'condition: %' AND e.queue = $1::text
+FROM (
+    SELECT w.id
+    FROM (SELECT unnest($1::text[]) AS kind, unnest($2::text[]) AS error_class, unnest($3::text[]) AS rule) g
+    CROSS JOIN LATERAL (
+        SELECT o.id, o.priority FROM dlq.dead_letter_open o
+        WHERE o.status = 'dlq_pending' AND o.waiting_for LIKE 'condition: %' AND o.queue = $4::text AND o.kind = g.kind AND o.error_class = g.error_class AND o.rule = g.rule
+        ORDER BY o.priority, o.id
+        LIMIT $5::integer
+    ) w
+    ORDER BY w.priority, w.id
+    LIMIT $5::integer
+) first
+JOIN dlq.dead_letter_open e ON e.id = first.id
+WHERE e.status = 'dlq_pending' AND e.waiting_for LIKE 'condition: %'
 ORDER BY e.priority, e.id
-LIMIT $2::integer
-FOR UPDATE SKIP LOCKED
+FOR UPDATE OF e SKIP LOCKED
 `
 
 type ClaimWaitingParams struct {
-	Queue      string
-	MaxEntries int32
+	Kinds        []string
+	ErrorClasses []string
+	Rules        []string
+	Queue        string
+	MaxEntries   int32
 }
 
 type ClaimWaitingRow struct {
@@ -376,15 +390,20 @@ type ClaimWaitingRow struct {
 	Kind       string
 	ErrorClass string
 	Rule       string
-	WaitingFor string
 	JobKind    string
 	CapturedBy string
 	MaxRetries int32
 }
 
-// The most urgent and oldest entries of a queue that wait for a condition.
+// The most urgent and oldest entries of some of these groups.
 func (q *Queries) ClaimWaiting(ctx context.Context, arg ClaimWaitingParams) ([]ClaimWaitingRow, error) {
-	rows, err := q.db.Query(ctx, ClaimWaiting, arg.Queue, arg.MaxEntries)
+	rows, err := q.db.Query(ctx, ClaimWaiting,
+		arg.Kinds,
+		arg.ErrorClasses,
+		arg.Rules,
+		arg.Queue,
+		arg.MaxEntries,
+	)
 	if err != nil {
 		return nil, err
 	}
@@ -398,7 +417,6 @@ func (q *Queries) ClaimWaiting(ctx context.Context, arg ClaimWaitingParams) ([]C
 			&i.Kind,
 			&i.ErrorClass,
 			&i.Rule,
-			&i.WaitingFor,
 			&i.JobKind,
 			&i.CapturedBy,
 			&i.MaxRetries,
@@ -840,6 +858,7 @@ func (q *Queries) ProbeOutcomes(ctx context.Context, probes []uuid.UUID) (ProbeO
 const PutOff = `-- name: PutOff :exec
 UPDATE dlq.dead_letter_queue e SET
     error_class = coalesce(e.error_class, 'unknown'),
+    rule = coalesce(e.rule, 'none'),
     next_retry_at = d.next_retry_at,
     waiting_for = nullif(d.waiting_for, ''),
     move = jsonb_build_object('actor', $1::text, 'reason', d.reason)
@@ -858,7 +877,7 @@ type PutOffParams struct {
 }
 
 // Entries that wait longer, or for something else. (One that a person returned undecided has no class; groups of
-// observed entries need one.)
+// entries need one, and a rule.)
 func (q *Queries) PutOff(ctx context.Context, arg PutOffParams) error {
 	_, err := q.db.Exec(ctx, PutOff,
 		arg.Actor,
@@ -980,6 +999,53 @@ func (q *Queries) StuckGroups(ctx context.Context, most int32) ([]StuckGroupsRow
 	for rows.Next() {
 		var i StuckGroupsRow
 		if err := rows.Scan(&i.Queue, &i.Fingerprint); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
+const WaitingGroups = `-- name: WaitingGroups :many
+WITH RECURSIVE g AS (
+    (SELECT e.kind, e.error_class, e.rule FROM dlq.dead_letter_open e
+     WHERE e.status = 'dlq_pending' AND e.waiting_for LIKE 'condition: %' AND e.queue = $2::text
+     ORDER BY e.kind, e.error_class, e.rule LIMIT 1)
+    UNION ALL
+    SELECT n.kind, n.error_class, n.rule
+    FROM g CROSS JOIN LATERAL (
+        SELECT e.kind, e.error_class, e.rule FROM dlq.dead_letter_open e
+        WHERE e.status = 'dlq_pending' AND e.waiting_for LIKE 'condition: %' AND e.queue = $2::text AND (e.kind, e.error_class, e.rule) > (g.kind, g.error_class, g.rule)
+        ORDER BY e.kind, e.error_class, e.rule LIMIT 1) n
+)
+SELECT g.kind::text AS kind, g.error_class::text AS error_class, g.rule::text AS rule FROM g LIMIT $1::integer
+`
+
+type WaitingGroupsParams struct {
+	Most  int32
+	Queue string
+}
+
+type WaitingGroupsRow struct {
+	Kind       string
+	ErrorClass string
+	Rule       string
+}
+
+// Groups of entries of a queue that wait for a condition, each of one plan: one probe of the index dead_letter_open_waiting for each.
+func (q *Queries) WaitingGroups(ctx context.Context, arg WaitingGroupsParams) ([]WaitingGroupsRow, error) {
+	rows, err := q.db.Query(ctx, WaitingGroups, arg.Most, arg.Queue)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	items := []WaitingGroupsRow{}
+	for rows.Next() {
+		var i WaitingGroupsRow
+		if err := rows.Scan(&i.Kind, &i.ErrorClass, &i.Rule); err != nil {
 			return nil, err
 		}
 		items = append(items, i)
