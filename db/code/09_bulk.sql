@@ -73,10 +73,29 @@ END
 $$;
 COMMENT ON FUNCTION dlq.find_ids IS 'Ids of entries that a filter chooses, in order of capture, after p_after and below p_below.';
 
+-- (A name that is none stays, for filter_where to refuse.)
 CREATE OR REPLACE FUNCTION dlq.replayable(p_filter jsonb) RETURNS jsonb
-LANGUAGE sql IMMUTABLE
-RETURN CASE WHEN p_filter ? 'status' THEN p_filter ELSE p_filter || '{"status": ["dlq_pending", "dlq_manual", "dlq_failed"]}' END;
-COMMENT ON FUNCTION dlq.replayable IS 'A filter that names no status, for those from which an entry can be replayed.';
+LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT p_filter || jsonb_build_object('status', CASE WHEN p_filter ? 'status'
+        THEN (SELECT coalesce(jsonb_agg(s.word), '[]') FROM jsonb_array_elements(CASE jsonb_typeof(p_filter -> 'status') WHEN 'array' THEN p_filter -> 'status' ELSE jsonb_build_array(p_filter -> 'status') END) s (word)
+              WHERE s.word NOT IN ('"dlq_processing"', '"dlq_resolved"', '"dlq_archived"'))
+        ELSE '["dlq_pending", "dlq_manual", "dlq_failed"]' END)
+$$;
+COMMENT ON FUNCTION dlq.replayable IS 'A filter, for entries that can be replayed: of the states that it names those from which they can, or all of these.';
+
+CREATE OR REPLACE FUNCTION dlq.chooses_all(p_filter jsonb) RETURNS boolean
+LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT NOT EXISTS (
+        SELECT FROM jsonb_each(p_filter) f WHERE CASE f.key
+            WHEN 'payload' THEN f.value NOT IN ('{}', '[]') -- every object contains {}
+            WHEN 'tags' THEN f.value <> '[]'
+            WHEN 'kind' THEN NOT EXISTS (SELECT FROM jsonb_array_elements_text(CASE jsonb_typeof(f.value) WHEN 'array' THEN f.value ELSE jsonb_build_array(f.value) END) k WHERE k ~ '^[*]+$')
+            WHEN 'minRetryCount' THEN f.value #>> '{}' !~ '^(-.*|0+)$'
+            WHEN 'after' THEN f.value <> '"-infinity"'
+            WHEN 'before' THEN f.value <> '"infinity"'
+            ELSE true END)
+$$;
+COMMENT ON FUNCTION dlq.chooses_all IS 'Whether a filter chooses every entry: it is empty, or none of its fields leaves one out.';
 
 CREATE OR REPLACE FUNCTION dlq.preview(p_filter jsonb)
 RETURNS TABLE (queue text, error_type text, age text, entries bigint)
@@ -116,17 +135,21 @@ DECLARE
     v_open   text;
     v_total  bigint;
 BEGIN
-    IF p_filter = '{}' AND NOT p_all THEN
+    IF dlq.chooses_all(p_filter) AND NOT p_all THEN
         RAISE EXCEPTION 'replay: an empty filter chooses every entry' USING ERRCODE = 'DLQ04', HINT = 'Say so with p_all => true.';
     END IF;
     PERFORM dlq.check_rate(p_rate);
-    SELECT coalesce(sum(p.entries), 0), string_agg(DISTINCT b.name, ', ') INTO v_total, v_open
-    FROM dlq.preview(v_filter) p LEFT JOIN dlq.circuit_breakers b ON b.name = 'queue:' || p.queue AND b.state = 'open';
+    SELECT string_agg(DISTINCT b.name, ', ') INTO v_open
+    FROM dlq.preview(v_filter) p JOIN dlq.circuit_breakers b ON b.name = 'queue:' || p.queue AND b.state = 'open';
     IF v_open IS NOT NULL AND NOT p_force THEN
         RAISE EXCEPTION 'replay: open circuit breakers: %', v_open USING ERRCODE = 'DLQ05', HINT = 'Wait for them to close, or replay with force.';
     END IF;
-    INSERT INTO dlq.replay_runs (id, filter, newest_first, batch_size, rate, concurrency, patch, merge_patch, queue, force, stop_at, stop_of, note, actor, cutoff, total, origin)
-    VALUES (v_id, v_filter, p_newest_first, p_batch_size, p_rate, p_concurrency, p_patch, p_merge_patch, p_queue, p_force, p_stop_at, p_stop_of, p_note, p_actor, v_id, v_total, dlq.origin(p_actor));
+    -- Chosen now, once: what comes to match the filter later is not drawn in, and what does not match any more is in the report.
+    EXECUTE 'INSERT INTO dlq.replay_run_entries (run_id, entry_id) SELECT $2, e.id FROM dlq.dead_letter_queue e WHERE ' || dlq.filter_where(v_filter)
+        || ' AND (e.stage <> ''inbox'' OR NOT dlq.is_repeat(e.river_job_id, e.job_created_at))' USING v_filter, v_id;
+    GET DIAGNOSTICS v_total = ROW_COUNT;
+    INSERT INTO dlq.replay_runs (id, filter, newest_first, batch_size, rate, concurrency, patch, merge_patch, queue, force, stop_at, stop_of, note, actor, total, origin)
+    VALUES (v_id, v_filter, p_newest_first, p_batch_size, p_rate, p_concurrency, p_patch, p_merge_patch, p_queue, p_force, p_stop_at, p_stop_of, p_note, p_actor, v_total, dlq.origin(p_actor));
     PERFORM dlq.wake();
     RETURN v_id;
 END
@@ -168,19 +191,24 @@ BEGIN
         FROM dlq.redeliver(ARRAY(SELECT unnest(p_ids) EXCEPT ALL SELECT unnest(p_skipped)), v_run.actor, 'replay run ' || p_run, v_run.note, v_run.force,
                            jsonb_build_object('run', p_run), v_run.queue, p_run) s
     ), noted AS (
-        INSERT INTO dlq.replay_run_entries (run_id, entry_id, job_id, outcome, detail, ended_at)
-        SELECT p_run, i.id, CASE WHEN s.verdict IN ('sent', 'follows') THEN s.job_id END, CASE WHEN s.verdict IN ('sent', 'follows') THEN NULL ELSE 'skipped' END,
-               CASE WHEN s.verdict IN ('sent', 'follows') THEN NULL ELSE coalesce(k.why, CASE s.verdict
-                   WHEN 'live' THEN 'job ' || s.job_id || ' with the same unique key is live'
-                   WHEN 'done' THEN 'done by job ' || s.job_id || '? It has the same unique key, and has ended'
-                   WHEN 'busy' THEN 'another transaction held its job ' || s.job_id || ', or that one''s unique key'
-                   WHEN 'resolved' THEN 'job ' || s.job_id || ' had completed' END, 'it had moved meanwhile') END,
-               CASE WHEN s.verdict IN ('sent', 'follows') THEN NULL ELSE now() END
-        FROM unnest(p_ids) i (id)
-        LEFT JOIN sent s ON s.entry_id = i.id
-        LEFT JOIN unnest(p_skipped, p_why) k (id, why) ON k.id = i.id
-        ON CONFLICT (run_id, entry_id) DO NOTHING
-        RETURNING job_id
+        UPDATE dlq.replay_run_entries r SET
+            job_id = w.job_id,
+            outcome = CASE WHEN w.job_id IS NULL THEN 'skipped' END,
+            detail = CASE WHEN w.job_id IS NULL THEN w.why END,
+            ended_at = CASE WHEN w.job_id IS NULL THEN now() END
+        FROM (
+            SELECT i.id, CASE WHEN s.verdict IN ('sent', 'follows') THEN s.job_id END AS job_id,
+                   coalesce(k.why, CASE s.verdict
+                       WHEN 'live' THEN 'job ' || s.job_id || ' with the same unique key is live'
+                       WHEN 'done' THEN 'done by job ' || s.job_id || '? It has the same unique key, and has ended'
+                       WHEN 'busy' THEN 'another transaction held its job ' || s.job_id || ', or that one''s unique key'
+                       WHEN 'resolved' THEN 'job ' || s.job_id || ' had completed' END, 'it had moved meanwhile') AS why
+            FROM unnest(p_ids) i (id)
+            LEFT JOIN sent s ON s.entry_id = i.id
+            LEFT JOIN unnest(p_skipped, p_why) k (id, why) ON k.id = i.id
+        ) w
+        WHERE r.run_id = p_run AND r.entry_id = w.id AND r.job_id IS NULL AND r.outcome IS NULL
+        RETURNING r.job_id
     )
     SELECT count(n.job_id) INTO v_replayed FROM noted n;
     UPDATE dlq.replay_runs SET cursor = p_ids[cardinality(p_ids)], replayed = replayed + v_replayed, skipped = skipped + cardinality(p_ids) - v_replayed, updated_at = now(),
@@ -361,7 +389,7 @@ LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     v_ids uuid[];
 BEGIN
-    IF p_filter = '{}' AND NOT p_all THEN
+    IF dlq.chooses_all(p_filter) AND NOT p_all THEN
         RAISE EXCEPTION '%: an empty filter chooses every entry', p_action USING ERRCODE = 'DLQ04', HINT = 'Say so with p_all => true.';
     END IF;
     v_ids := ARRAY(SELECT dlq.find_ids(p_filter, p_limit, p_after, false, p_below));

@@ -167,7 +167,7 @@ DECLARE
     v_id uuid := dlq.uuid_v7();
 BEGIN
     PERFORM dlq.require_admin('erase');
-    IF p_filter = '{}' THEN
+    IF dlq.chooses_all(p_filter) THEN
         RAISE EXCEPTION 'erase: an empty filter chooses everybody''s data' USING ERRCODE = 'DLQ04', HINT = 'Name whose: {"payload": {"customer": "cus_81"}}, {"subscriberId": "cus_81"} or {"tags": ["cus_81"]}.';
     END IF;
     PERFORM dlq.filter_where(p_filter);

@@ -563,7 +563,6 @@ CREATE TABLE dlq.replay_runs (
     origin        text,
     reason        text,
     judged_from   timestamptz NOT NULL DEFAULT now(),
-    cutoff        uuid NOT NULL,
     cursor        uuid,
     total         bigint NOT NULL,
     replayed      bigint NOT NULL DEFAULT 0,
@@ -592,7 +591,6 @@ COMMENT ON COLUMN dlq.replay_runs.note IS 'What the person said.';
 COMMENT ON COLUMN dlq.replay_runs.actor IS 'Who started it.';
 COMMENT ON COLUMN dlq.replay_runs.reason IS 'Why it is in its state.';
 COMMENT ON COLUMN dlq.replay_runs.judged_from IS 'stop_at looks at outcomes since then: its start, or when it was resumed.';
-COMMENT ON COLUMN dlq.replay_runs.cutoff IS 'Entries captured later than the run was started are not drawn in.';
 COMMENT ON COLUMN dlq.replay_runs.cursor IS 'How far it has come.';
 COMMENT ON COLUMN dlq.replay_runs.total IS 'Entries that the filter chose when it was started.';
 COMMENT ON COLUMN dlq.replay_runs.replayed IS 'Entries that it has sent back so far.';
@@ -607,11 +605,12 @@ CREATE TABLE dlq.replay_run_entries (
     ended_at timestamptz,
     PRIMARY KEY (run_id, entry_id)
 );
-CREATE INDEX replay_run_entries_outcome ON dlq.replay_run_entries (run_id, outcome);
+CREATE INDEX replay_run_entries_outcome ON dlq.replay_run_entries (run_id, outcome) WHERE outcome IS NOT NULL;
+CREATE INDEX replay_run_entries_under_way ON dlq.replay_run_entries (run_id) WHERE outcome IS NULL AND job_id IS NOT NULL;
 CREATE INDEX replay_run_entries_last ON dlq.replay_run_entries (run_id, ended_at) WHERE outcome IN ('succeeded', 'failed');
-COMMENT ON TABLE dlq.replay_run_entries IS 'What became of each entry of a replay run.';
-COMMENT ON COLUMN dlq.replay_run_entries.job_id IS 'The redelivery; null where it was skipped.';
-COMMENT ON COLUMN dlq.replay_run_entries.outcome IS 'succeeded, failed or skipped; null while under way.';
+COMMENT ON TABLE dlq.replay_run_entries IS 'The entries of a replay run, chosen when it was started, and what became of each.';
+COMMENT ON COLUMN dlq.replay_run_entries.job_id IS 'The redelivery; null where it was skipped, or its turn has not come.';
+COMMENT ON COLUMN dlq.replay_run_entries.outcome IS 'succeeded, failed or skipped; null while under way, and before.';
 COMMENT ON COLUMN dlq.replay_run_entries.detail IS 'The error, or why it was skipped.';
 COMMENT ON COLUMN dlq.replay_run_entries.ended_at IS 'When the redelivery ended.';
 COMMENT ON COLUMN dlq.replay_runs.batch_size IS 'Entries sent back in one step. A run without rate or concurrency commits steps together, up to 500 entries.';

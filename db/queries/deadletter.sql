@@ -59,6 +59,9 @@ FROM dlq.requeue_expired_leases(1000, @after::uuid) l;
 SELECT dlq.protect(@columns::text[]) WHERE NOT EXISTS (
     SELECT FROM dlq.settings s WHERE s.key = 'sensitive_columns' AND s.value = array_to_string(@columns::text[], ','));
 
+-- name: ChoosesAll :one
+SELECT dlq.chooses_all(@filter::jsonb)::boolean AS everything;
+
 -- name: BeginErasure :one
 SELECT dlq.erase_begin(@filter::jsonb, nullif(@note::text, ''), @actor::text)::uuid AS id;
 

@@ -469,3 +469,8 @@ func (s *Store) Preview(ctx context.Context, filter json.RawMessage) ([]Chosen, 
 	rows, err := s.queries.Preview(ctx, filter)
 	return rows, Named(err)
 }
+
+// ChoosesAll reports whether a filter leaves no entry out: such a one is meant, or a mistake.
+func (s *Store) ChoosesAll(ctx context.Context, filter json.RawMessage) (bool, error) {
+	return s.queries.ChoosesAll(ctx, filter)
+}

@@ -123,6 +123,17 @@ func (q *Queries) BeginErasure(ctx context.Context, arg BeginErasureParams) (uui
 	return id, err
 }
 
+const ChoosesAll = `-- name: ChoosesAll :one
+SELECT dlq.chooses_all($1::jsonb)::boolean AS everything
+`
+
+func (q *Queries) ChoosesAll(ctx context.Context, filter json.RawMessage) (bool, error) {
+	row := q.db.QueryRow(ctx, ChoosesAll, filter)
+	var everything bool
+	err := row.Scan(&everything)
+	return everything, err
+}
+
 const EraseRows = `-- name: EraseRows :many
 SELECT r.id::uuid AS id, r.line::text AS line FROM dlq.erase_rows($1::jsonb, $2::jsonb) r
 `
