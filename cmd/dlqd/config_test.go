@@ -111,10 +111,9 @@ func TestConfig_diffSaysWhatChangesInBehaviour(t *testing.T) {
 	next := policytest.Dir(t, files)
 	out := ok(t, "config", "diff", old, next)
 	for _, want := range []string{
-		"classes.unknown.strategy: manual -> immediate", "every queue, unknown: manual -> immediate after 30m, 5 times",
-		"queue mails, transient: immediate after 1m, 5m, 15m, 30m, 1h, 5 times -> immediate after 1m, 5m, 15m, 30m, 1h, 2 times",
-		`rule a: {"status":["404"]} is outage, conditional after 1m, 5m, 15m, 30m, 1h, 5 times -> {"status":["404"]} is business, manual`,
-		"rule new is new", "rule gone is gone", "rules are asked in another order: a, b -> b, a",
+		"classes.unknown.strategy: manual -> immediate", "every queue, class unknown: strategy manual -> immediate, delays [] -> [30m]",
+		"queue mails, class transient, rate_limited, outage: maxRetries 5 -> 2",
+		"rule a: class outage -> business, plan.strategy conditional -> manual", "rule new: new: name new, match.kind [x.*], class outage, ", "rule gone: gone", "rules: order [a, b, gone] -> [b, a, new]",
 	} {
 		require.Contains(t, out, want)
 	}
@@ -135,7 +134,7 @@ func TestConfig_diffSaysWhatChangesInBehaviour(t *testing.T) {
 	cmd.Dir = old
 	diff, err := cmd.CombinedOutput()
 	require.NoError(t, err, string(diff))
-	require.Equal(t, "Values:\n  monitoring defaults.maxOpen: 1000 -> 7\nBehaviour:\n  no queue, class or rule is treated otherwise\n", string(diff))
+	require.Equal(t, "Values:\n  monitoring defaults.maxOpen: 1000 -> 7\nBehaviour:\n  other queues: maxOpen 1000 -> 7\n  queue default: maxOpen 1000 -> 7\n", string(diff))
 }
 
 // A person on call goes through it: a rule is wrong, its file is changed, SIGHUP, and the open entries are judged anew.

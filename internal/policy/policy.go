@@ -300,11 +300,14 @@ func (s Secret) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
 func (p *Policy) QueueNames() []string { return slices.Sorted(maps.Keys(p.Queues)) }
 
 // Concurrency is how many deliveries of a queue run at once in one process.
-func (p *Policy) Concurrency(queue string) int {
+func (p *Policy) Concurrency(queue string) int { return p.Pool(queue).Concurrency }
+
+// Pool is how much of a queue is worked at once.
+func (p *Policy) Pool(queue string) Pool {
 	if pool := p.Workers.Queues[queue]; pool != nil {
-		return pool.Concurrency
+		return *pool
 	}
-	return p.Workers.Defaults.Concurrency
+	return p.Workers.Defaults
 }
 
 // Breaker is the breaker of a destination.
