@@ -206,11 +206,11 @@ func (w *Worker) judge(planner *strategy.Planner, job *river.Job[Args], err erro
 	if marshalErr != nil {
 		said = nil // rules that ask for it do not match
 	}
-	class, _, _ := planner.Classify(strategy.Facts{
+	class, _, rule := planner.Classify(strategy.Facts{
 		Type: structured.Type, Code: structured.Code, Message: structured.Message, Class: structured.Class, Context: said,
-		Kind: job.Args.EventKind, Queue: job.Queue, Source: job.Args.Source,
+		Kind: job.Args.EventKind, Queue: job.Queue, Source: job.Args.Source, Payload: job.Args.Payload, Headers: job.Args.Headers,
 	})
-	if class.Permanent() {
+	if planner.Ends(class, rule) {
 		err = river.JobCancel(err)
 	}
 	return string(class), err

@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -372,4 +373,22 @@ func TestBackoff(t *testing.T) {
 	}
 	require.LessOrEqual(t, delivery.Backoff(policy.Backoff{Delay: time.Hour}, 1000, 0.9), 29*time.Hour, "it has a ceiling")
 	require.Equal(t, 5*time.Second, delivery.Backoff(policy.Backoff{Kind: policy.BackoffFixed, Delay: 5 * time.Second}, 7, 0.5))
+}
+
+// A rule whose plan is a person's counts while the message is still delivered: it may have been booked, and is not sent again. It
+// sees the message, which no context of a delivery holds.
+func TestDeliver_aRulesPlanCountsFromTheFirstAttempt(t *testing.T) {
+	t.Parallel()
+	var requests atomic.Int32
+	receiver := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		requests.Add(1)
+		w.WriteHeader(http.StatusGatewayTimeout)
+	}))
+	t.Cleanup(receiver.Close)
+	b := setupRuled(t, receiver.URL, "maxAttempts: 5, backoff: {kind: fixed, delay: 1ms}",
+		"rules: [{name: large-amount-timeout, match: {status: 504, when: 'payload.amount > 1000 && headers[\"x-region\"] == \"eu\"'}, class: transient, plan: {strategy: manual}}]")
+	job := b.deliver(`, "headers": {"X-Region": "eu"}`, rivertype.JobStateCancelled, rivertype.JobStateDiscarded)
+	require.Equal(t, rivertype.JobStateCancelled, job.State)
+	require.Equal(t, int32(1), requests.Load(), "sent once")
+	require.Equal(t, "transient", <-b.outcomes)
 }

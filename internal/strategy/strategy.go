@@ -81,6 +81,7 @@ type Decision struct {
 type Planner struct {
 	policy     *policy.Policy
 	rules      []rule
+	budget     time.Duration // of the rules, for one error
 	conditions Conditions
 	strategies map[string]Strategy
 }
@@ -92,7 +93,7 @@ func NewPlanner(p *policy.Policy, conditions Conditions) (*Planner, error) {
 	if err != nil {
 		return nil, err
 	}
-	planner := &Planner{policy: p, rules: rules, conditions: conditions}
+	planner := &Planner{policy: p, rules: rules, budget: DefaultBudget, conditions: conditions}
 	immediate := immediate{random: rand.Float64}
 	planner.strategies = map[string]Strategy{
 		Immediate:   &immediate,
