@@ -42,7 +42,8 @@ const (
 	maxAnswerBytes = 64 << 10
 	// maxExcerpt is how much of an answer's body is kept with the error.
 	maxExcerpt = 2 << 10
-	// maxRetryAfter bounds how long a destination can put off its next attempt.
+	// maxRetryAfter bounds how long a destination can put off its next attempt. What it asked for is recorded whole: its dead letter
+	// comes back no sooner.
 	maxRetryAfter = time.Hour
 	// maxIdleConns keeps a connection for every delivery that may run at once, so that each is used again.
 	maxIdleConns = 10_000
@@ -131,7 +132,7 @@ func (w *Worker) Timeout(job *river.Job[Args]) time.Duration {
 // NextRetry implements river.Worker: what the destination asked for with Retry-After, or the queue's backoff.
 func (w *Worker) NextRetry(job *river.Job[Args]) time.Time {
 	if job.Args.retryAfter != nil {
-		return time.Now().Add(*job.Args.retryAfter)
+		return time.Now().Add(min(*job.Args.retryAfter, maxRetryAfter))
 	}
 	p := w.config.Planner().Policy()
 	backoff := p.Defaults.Backoff
@@ -418,13 +419,13 @@ func retryAfter(value string, now time.Time) (time.Duration, bool) {
 		return 0, false
 	}
 	if seconds, err := strconv.Atoi(value); err == nil && seconds >= 0 {
-		return min(time.Duration(min(seconds, int(maxRetryAfter.Seconds())))*time.Second, maxRetryAfter), true
+		return time.Duration(min(seconds, int(math.MaxInt64/time.Second))) * time.Second, true
 	}
 	at, err := http.ParseTime(value)
 	if err != nil {
 		return 0, false
 	}
-	return min(max(at.Sub(now), 0), maxRetryAfter), true
+	return max(at.Sub(now), 0), true
 }
 
 func redacted(raw string) string {

@@ -251,6 +251,22 @@ func TestDeliver_retryAfterIsHonoured(t *testing.T) {
 	}
 }
 
+// The next attempt is put off by an hour at most; what the destination asked for is recorded whole, for the dead letter.
+func TestDeliver_retryAfterIsRecordedWhole(t *testing.T) {
+	t.Parallel()
+	for header, seconds := range map[string]float64{
+		"86400": 86400, "99999999999999": 9223372036, time.Now().Add(48 * time.Hour).UTC().Format(http.TimeFormat): 172800,
+	} {
+		url := answering(t, func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Retry-After", header)
+			w.WriteHeader(http.StatusTooManyRequests)
+		})
+		job := setup(t, url, "backoff: {delay: 10s}").deliver("", rivertype.JobStateRetryable)
+		require.WithinDuration(t, time.Now().Add(time.Hour), job.ScheduledAt, time.Minute)
+		require.InDelta(t, seconds, structuredOf(t, job).Context["retryAfterSeconds"], 60)
+	}
+}
+
 func TestDeliver_logicalFailure(t *testing.T) {
 	t.Parallel()
 	url := answering(t, func(w http.ResponseWriter, _ *http.Request) {

@@ -157,7 +157,7 @@ func TestNextHour_onTheDaysWhenClocksChange(t *testing.T) {
 func TestScheduled_properties(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(rt *rapid.T) {
-		p := &scheduled{immediate{random: func() float64 { return rapid.Float64Range(0, 0.9999).Draw(rt, "random") }}}
+		p := &scheduled{immediate{random: func(*Entry) float64 { return rapid.Float64Range(0, 0.9999).Draw(rt, "random") }}}
 		zone := rapid.SampledFrom([]string{"UTC", "Europe/Berlin", "America/New_York", "Australia/Lord_Howe", "Asia/Kathmandu", "Pacific/Apia"}).Draw(rt, "zone")
 		hours := rapid.SliceOfNDistinct(rapid.IntRange(0, 23), 1, 5, rapid.ID).Draw(rt, "hours")
 		now := time.Unix(rapid.Int64Range(1_700_000_000, 1_900_000_000).Draw(rt, "now"), 0)
