@@ -3,11 +3,11 @@ package main
 import (
 	"archive/tar"
 	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
-	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -17,6 +17,8 @@ import (
 	"github.com/spf13/cobra"
 	"go.yaml.in/yaml/v3"
 
+	"github.com/dlqd/dlqd/internal/delivery"
+	"github.com/dlqd/dlqd/internal/message"
 	"github.com/dlqd/dlqd/internal/policy"
 	"github.com/dlqd/dlqd/internal/strategy"
 	"github.com/dlqd/dlqd/riverdlq"
@@ -212,22 +214,25 @@ func checkout(cmd *cobra.Command, name string) (dir string, remove func(), err e
 	}
 }
 
-// sample is an error to try rules on, and what they should make of it.
+// sample is a failure to try rules on, and what they should make of it: a message that is delivered and answered, or an error
+// that a worker of an application reports.
 type sample struct {
-	Name  string `yaml:"name"`
-	Error struct {
+	Name   string           `yaml:"name"`
+	Answer *delivery.Answer `yaml:"answer"`
+	Error  struct {
 		Type    string         `yaml:"type"`
 		Code    string         `yaml:"code"`
 		Message string         `yaml:"message"`
-		Status  int            `yaml:"status"`
 		Panic   bool           `yaml:"panic"`
 		Class   string         `yaml:"class"`
 		Context map[string]any `yaml:"context"`
 	} `yaml:"error"`
-	Kind   string `yaml:"kind"`
-	Queue  string `yaml:"queue"`
-	Source string `yaml:"source"`
-	Expect struct {
+	Kind    string            `yaml:"kind"`
+	Queue   string            `yaml:"queue"`
+	Source  string            `yaml:"source"`
+	Payload any               `yaml:"payload"` // of the message, or the job's args
+	Headers map[string]string `yaml:"headers"`
+	Expect  struct {
 		Class    string `yaml:"class"`
 		Rule     string `yaml:"rule"`
 		Strategy string `yaml:"strategy"`
@@ -255,7 +260,11 @@ func newConfigTest() *cobra.Command {
 				}
 				for i := range samples {
 					s := &samples[i]
-					d := planner.Decide(s.entry(), time.Now())
+					facts, err := s.facts(cmd.Context(), planner.Policy())
+					if err != nil {
+						return fmt.Errorf("%s: %s: %w", file, s.Name, err)
+					}
+					d := planner.Decide(&strategy.Entry{Facts: facts, LastFailedAt: time.Now()}, time.Now())
 					remark := s.remark(&d)
 					total++
 					if remark != "" {
@@ -292,16 +301,24 @@ func readSamples(file string) ([]sample, error) {
 	return samples, nil
 }
 
-func (s *sample) entry() *strategy.Entry {
-	context := s.Error.Context
-	if s.Error.Status != 0 {
-		context = map[string]any{"status": s.Error.Status}
-		maps.Copy(context, s.Error.Context)
+// facts is what rules go by: of a message, what a delivery reports that has such an answer.
+func (s *sample) facts(ctx context.Context, p *policy.Policy) (strategy.Facts, error) {
+	payload := mustJSON(s.Payload)
+	if s.Answer == nil {
+		return strategy.Facts{
+			Type: s.Error.Type, Code: s.Error.Code, Message: s.Error.Message, Panic: s.Error.Panic, Class: riverdlq.Class(s.Error.Class),
+			Context: mustJSON(s.Error.Context), Kind: s.Kind, Queue: s.Queue, Source: s.Source, Payload: payload, Headers: s.Headers,
+		}, nil
 	}
-	return &strategy.Entry{LastFailedAt: time.Now(), Facts: strategy.Facts{
-		Type: s.Error.Type, Code: s.Error.Code, Message: s.Error.Message, Panic: s.Error.Panic, Class: riverdlq.Class(s.Error.Class),
-		Context: mustJSON(context), Kind: s.Kind, Queue: s.Queue, Source: s.Source,
-	}}
+	queue := p.Queues[s.Queue]
+	if queue == nil {
+		queue = &p.Defaults
+	}
+	destination := p.Destinations[queue.Destination]
+	if destination == nil {
+		destination = &policy.Destination{URL: standardDestination}
+	}
+	return delivery.FailureOf(ctx, queue, destination, &message.Message{MessageID: "sample", Queue: s.Queue, EventKind: s.Kind, Source: s.Source, Payload: payload, Headers: s.Headers}, s.Answer)
 }
 
 // remark says what was expected, where it is something else.

@@ -79,7 +79,7 @@ func TestConfig_checkNamesFileAndLine(t *testing.T) {
 	_, stderr, code := run(t, "config", "check", dir)
 	require.Equal(t, 1, code)
 	for _, want := range []string{
-		"dlq-routing.yaml:2: rules[0].match.message: error parsing regexp", "dlq-routing.yaml:5: rules[1].match.when: unexpected end",
+		"dlq-routing.yaml:3: rules[0].match.message: error parsing regexp", "dlq-routing.yaml:6: rules[1].match.when: unexpected end",
 		"dlq-routing.yaml:8: rules[2].match: matches every error", `dlq-routing.yaml:9: rules[3].match.status: "9xx" is no HTTP status`,
 	} {
 		require.Contains(t, stderr, want)
@@ -92,7 +92,7 @@ func TestConfig_checkNamesFileAndLine(t *testing.T) {
 func TestConfig_testFailsWhereSomethingElseComesOut(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "x.samples.yaml")
-	require.NoError(t, os.WriteFile(file, []byte("- {name: a, error: {status: 503}, expect: {class: transient, strategy: immediate}}\n- {name: b, error: {status: 429}}\n"), 0o600))
+	require.NoError(t, os.WriteFile(file, []byte("- {name: a, answer: {status: 503}, expect: {class: transient, strategy: immediate}}\n- {name: b, answer: {status: 429}}\n"), 0o600))
 	stdout, stderr, code := run(t, "config", "test", file)
 	require.Equal(t, 1, code)
 	require.Contains(t, stdout, "expected class transient; expected strategy immediate")

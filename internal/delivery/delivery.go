@@ -203,18 +203,23 @@ func (w *Worker) judge(planner *strategy.Planner, job *river.Job[Args], err erro
 	if !ok {
 		return string(riverdlq.ClassUnknown), err
 	}
-	said, marshalErr := json.Marshal(structured.Context)
-	if marshalErr != nil {
-		said = nil // rules that ask for it do not match
-	}
-	class, _, rule := planner.Classify(strategy.Facts{
-		Type: structured.Type, Code: structured.Code, Message: structured.Message, Class: structured.Class, Context: said,
-		Kind: job.Args.EventKind, Queue: job.Queue, Source: job.Args.Source, Payload: job.Args.Payload, Headers: job.Args.Headers,
-	})
+	class, _, rule := planner.Classify(factsOf(structured, job))
 	if planner.Ends(class, rule) {
 		err = river.JobCancel(err)
 	}
 	return string(class), err
+}
+
+// factsOf is what rules go by.
+func factsOf(failure *riverdlq.Error, job *river.Job[Args]) strategy.Facts {
+	said, err := json.Marshal(failure.Context)
+	if err != nil {
+		said = nil // rules that ask for it do not match
+	}
+	return strategy.Facts{
+		Type: failure.Type, Code: failure.Code, Message: failure.Message, Class: failure.Class, Context: said,
+		Kind: job.Args.EventKind, Queue: job.Queue, Source: job.Args.Source, Payload: job.Args.Payload, Headers: job.Args.Headers,
+	}
 }
 
 // isWell reports whether a delivery's end speaks for its destination: it answered, and not that it is in trouble itself.

@@ -408,3 +408,40 @@ func TestDeliver_aRulesPlanCountsFromTheFirstAttempt(t *testing.T) {
 	require.Equal(t, int32(1), requests.Load(), "sent once")
 	require.Equal(t, "transient", <-b.outcomes)
 }
+
+// Samples are judged by what a delivery over the network records.
+func TestFailureOf_isWhatADeliveryRecords(t *testing.T) {
+	t.Parallel()
+	gone, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	require.NoError(t, gone.Close())
+	for name, test := range map[string]struct {
+		url    string
+		answer delivery.Answer
+	}{
+		"an answer": {answer: delivery.Answer{Status: 409, Headers: map[string]string{"X-Error-Type": "CardDeclined", "Retry-After": "7", "Content-Type": "text/plain"}, Body: "no"}},
+		"a problem": {answer: delivery.Answer{Status: 422, Headers: map[string]string{"Content-Type": "application/problem+json"}, Body: `{"type": "https://bank.example/x", "title": "No"}`}},
+		"nobody":    {url: "http://" + gone.Addr().String() + "/", answer: delivery.Answer{Failure: delivery.TypeConnectionRefused}},
+	} {
+		url := test.url
+		if url == "" {
+			url = answering(t, func(w http.ResponseWriter, _ *http.Request) {
+				for name, value := range test.answer.Headers {
+					w.Header().Set(name, value)
+				}
+				w.WriteHeader(test.answer.Status)
+				_, _ = io.WriteString(w, test.answer.Body)
+			})
+		}
+		job := setup(t, url, "maxAttempts: 2, backoff: {delay: 1h}").deliver("", rivertype.JobStateRetryable, rivertype.JobStateCancelled)
+		real := structuredOf(t, job)
+		facts, err := delivery.FailureOf(t.Context(), &policy.Queue{Timeout: time.Second}, &policy.Destination{Name: "default", URL: url}, &message.Message{MessageID: "m", Queue: "default", Payload: json.RawMessage("{}")}, &test.answer)
+		require.NoError(t, err, name)
+		require.Equal(t, []string{real.Type, real.Code}, []string{facts.Type, facts.Code}, name)
+		var context map[string]any
+		require.NoError(t, json.Unmarshal(facts.Context, &context))
+		require.Equal(t, real.Context, context, name)
+	}
+	_, err = delivery.FailureOf(t.Context(), &policy.Queue{Timeout: time.Second}, &policy.Destination{URL: "http://x"}, &message.Message{}, &delivery.Answer{Failure: "BAD_LUCK"})
+	require.ErrorContains(t, err, "there are: CONNECTION_ERROR,")
+}

@@ -2,6 +2,8 @@ package strategy
 
 import (
 	"encoding/json"
+	"os"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -9,6 +11,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"go.yaml.in/yaml/v3"
 	"pgregory.net/rapid"
 
 	"github.com/dlqd/dlqd/internal/policy"
@@ -312,4 +315,55 @@ rules:
 	_, name, _ := p.Classify(Facts{Kind: "known"})
 	require.Equal(t, "kind", name, "what costs nothing is asked")
 	require.Contains(t, policy.ReservedRules(), policy.RuleTooSlow)
+}
+
+// Every line of the built-in table has a sample, and every status that the docs name for a class.
+func TestSamples_everyLineOfTheTable(t *testing.T) {
+	t.Parallel()
+	raw, err := os.ReadFile("../../config/dlq-routing.samples.yaml")
+	require.NoError(t, err)
+	var samples []struct {
+		Answer struct {
+			Status  int    `yaml:"status"`
+			Failure string `yaml:"failure"`
+		} `yaml:"answer"`
+		Error struct {
+			Message string `yaml:"message"`
+			Code    string `yaml:"code"`
+		} `yaml:"error"`
+		Expect struct {
+			Class string `yaml:"class"`
+			Rule  string `yaml:"rule"`
+		} `yaml:"expect"`
+	}
+	require.NoError(t, yaml.Unmarshal(raw, &samples))
+	lines, statuses, codes := map[string]bool{}, map[string]bool{}, map[string]bool{}
+	for _, s := range samples {
+		lines[s.Expect.Rule+" "+s.Expect.Class] = true
+		statuses[strconv.Itoa(s.Answer.Status)+" "+s.Expect.Class] = true
+		for name := range grpcClasses {
+			if strings.Contains(strings.ToLower(strings.ReplaceAll(s.Error.Message+s.Error.Code, "_", "")), name) {
+				codes[name+" "+s.Expect.Class] = true
+			}
+		}
+	}
+	for _, p := range patterns {
+		require.True(t, lines[p.name+" "+string(p.class)], "no sample of %s", p.name)
+	}
+	for _, line := range []string{"panic code_bug", "worker transient", "none unknown"} {
+		require.True(t, lines[line], "no sample of %s", line)
+	}
+	for name, class := range grpcClasses {
+		require.True(t, codes[name+" "+string(class)], "no sample of gRPC's %s", name)
+	}
+	docs, err := os.ReadFile("../../docs/rules.md")
+	require.NoError(t, err)
+	found := 0
+	for _, row := range regexp.MustCompile("(?m)^\\| `([a-z_]+)` \\| ([^|]*) \\|").FindAllStringSubmatch(string(docs)[strings.Index(string(docs), "## The built-in table"):], -1) {
+		for _, status := range regexp.MustCompile(`\b[45]\d\d\b`).FindAllString(row[2], -1) {
+			found++
+			require.True(t, statuses[status+" "+row[1]], "no sample of %s, %s", status, row[1])
+		}
+	}
+	require.Greater(t, found, 12)
 }

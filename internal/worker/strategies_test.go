@@ -381,7 +381,9 @@ func TestWorker_judgesOutsideOfTransactions(t *testing.T) {
 	})
 	j.worker = w
 	j.failMany(2, "jobs", "the moon is in the wrong house")
-	meanwhile = func() { j.exec("SELECT dlq.park(id, 'kim', 'mine') FROM (SELECT id FROM dlq.dead_letter_inbox LIMIT 1) e") }
+	meanwhile = func() {
+		j.exec("SELECT dlq.park(id, 'kim', 'mine') FROM (SELECT id FROM dlq.dead_letter_inbox LIMIT 1) e")
+	}
 	_, err := w.File(t.Context())
 	require.NoError(t, err)
 	require.Equal(t, 1, j.count("SELECT count(*) FROM dlq.dead_letter_open WHERE parked_by = 'kim' AND rule IS NULL"))
@@ -389,7 +391,9 @@ func TestWorker_judgesOutsideOfTransactions(t *testing.T) {
 
 	j.exec("UPDATE dlq.dead_letter_queue SET status = 'dlq_pending', strategy = NULL, parked_by = NULL, next_retry_at = now() - interval '1 hour'")
 	asked = 0
-	meanwhile = func() { j.exec("SELECT dlq.park(id, 'kim', 'mine') FROM (SELECT id FROM dlq.dead_letter_open LIMIT 1) e") }
+	meanwhile = func() {
+		j.exec("SELECT dlq.park(id, 'kim', 'mine') FROM (SELECT id FROM dlq.dead_letter_open LIMIT 1) e")
+	}
 	_, err = w.RunOnce(t.Context())
 	require.NoError(t, err)
 	require.Equal(t, 1, j.count("SELECT count(*) FROM dlq.dead_letter_open WHERE parked_by = 'kim' AND strategy = 'manual'"))
