@@ -43,7 +43,8 @@ const (
 	maxAnswerBytes = 64 << 10
 	// maxExcerpt is how much of an answer's body is kept with the error.
 	maxExcerpt = 2 << 10
-	// maxRetryAfter bounds how long a destination can put off its next attempt.
+	// maxRetryAfter bounds how long a destination can put off its next attempt. What it asked for is recorded whole: its dead letter
+	// comes back no sooner.
 	maxRetryAfter = time.Hour
 	// maxIdleConns keeps a connection for every delivery that may run at once, so that each is used again.
 	maxIdleConns = 10_000
@@ -140,7 +141,7 @@ func (w *Worker) NextRetry(job *river.Job[Args]) time.Time {
 	}
 	delay := Backoff(backoff, job.Attempt, mathrand.Float64())
 	if job.Args.retryAfter != nil {
-		delay = max(delay, *job.Args.retryAfter)
+		delay = max(delay, min(*job.Args.retryAfter, maxRetryAfter))
 	}
 	return time.Now().Add(delay)
 }
@@ -207,18 +208,23 @@ func (w *Worker) judge(planner *strategy.Planner, job *river.Job[Args], err erro
 	if !ok {
 		return string(riverdlq.ClassUnknown), err
 	}
-	said, marshalErr := json.Marshal(structured.Context)
-	if marshalErr != nil {
-		said = nil // rules that ask for it do not match
-	}
-	class, _, _ := planner.Classify(strategy.Facts{
-		Type: structured.Type, Code: structured.Code, Message: structured.Message, Class: structured.Class, Context: said,
-		Kind: job.Args.EventKind, Queue: job.Queue, Source: job.Args.Source,
-	})
-	if class.Permanent() {
+	class, _, rule := planner.Classify(factsOf(structured, job))
+	if planner.Ends(class, rule) {
 		err = river.JobCancel(err)
 	}
 	return string(class), err
+}
+
+// factsOf is what rules go by.
+func factsOf(failure *riverdlq.Error, job *river.Job[Args]) strategy.Facts {
+	said, err := json.Marshal(failure.Context)
+	if err != nil {
+		said = nil // rules that ask for it do not match
+	}
+	return strategy.Facts{
+		Type: failure.Type, Code: failure.Code, Message: failure.Message, Class: failure.Class, Context: said,
+		Kind: job.Args.EventKind, Queue: job.Queue, Source: job.Args.Source, Payload: job.Args.Payload, Headers: job.Args.Headers,
+	}
 }
 
 // isWell reports whether a delivery's end speaks for its destination: it answered, and not that it is in trouble itself.
@@ -423,13 +429,13 @@ func retryAfter(value string, now time.Time) (time.Duration, bool) {
 		return 0, false
 	}
 	if seconds, err := strconv.Atoi(value); err == nil && seconds >= 0 {
-		return min(time.Duration(min(seconds, int(maxRetryAfter.Seconds())))*time.Second, maxRetryAfter), true
+		return time.Duration(min(seconds, int(math.MaxInt64/time.Second))) * time.Second, true
 	}
 	at, err := http.ParseTime(value)
 	if err != nil {
 		return 0, false
 	}
-	return min(max(at.Sub(now), 0), maxRetryAfter), true
+	return max(at.Sub(now), 0), true
 }
 
 func redacted(raw string) string {

@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"github.com/dlqd/dlqd/internal/message"
-	"github.com/dlqd/dlqd/riverdlq"
 )
 
 // Bounds of durations, which a schema cannot express.
@@ -142,14 +141,6 @@ func (l *loader) checkRouting() {
 		l.checkClasses(at+".classes", r.Kinds[name].Classes)
 		l.checkPlan(at+".plan", r.Kinds[name].Plan)
 	}
-	for _, class := range slices.Sorted(maps.Keys(r.Automatic.Classes)) {
-		l.checkClass("automatic.classes."+class, class)
-	}
-	for i, class := range r.SmartRetry.Classes {
-		if !slices.Contains(riverdlq.Classes(), riverdlq.Class(class)) {
-			l.badf(file, "smartRetry.classes["+strconv.Itoa(i)+"]", "%q is no class (there are: %s)", class, classNames())
-		}
-	}
 	l.checkRange(file, "smartRetry.over", r.SmartRetry.Over, time.Second, maxSmartOver)
 	seen := map[string]bool{}
 	for i := range r.Rules {
@@ -174,16 +165,9 @@ func (l *loader) checkRouting() {
 	}
 }
 
-func (l *loader) checkClasses(at string, classes map[string]*Plan) {
+func (l *loader) checkClasses(at string, classes ByClass[*Plan]) {
 	for _, class := range slices.Sorted(maps.Keys(classes)) {
-		l.checkClass(at+"."+class, class)
 		l.checkPlan(at+"."+class, classes[class])
-	}
-}
-
-func (l *loader) checkClass(at, class string) {
-	if !slices.Contains(riverdlq.Classes(), riverdlq.Class(class)) {
-		l.badf("dlq-routing", at, "is no class (there are: %s)", classNames())
 	}
 }
 
@@ -221,11 +205,3 @@ func (l *loader) checkPace(file, at string, perSecond float64) {
 }
 
 func known[T any](m map[string]T) string { return strings.Join(slices.Sorted(maps.Keys(m)), ", ") }
-
-func classNames() string {
-	names := make([]string, 0, len(riverdlq.Classes()))
-	for _, class := range riverdlq.Classes() {
-		names = append(names, string(class))
-	}
-	return strings.Join(names, ", ")
-}

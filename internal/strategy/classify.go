@@ -23,6 +23,9 @@ type Facts struct {
 	Kind   string // of the message or job
 	Queue  string
 	Source string // of the message
+
+	Payload json.RawMessage   // of the message, or the job's args; where [Planner.ReadsMessages]
+	Headers map[string]string // of the message
 }
 
 // status is the HTTP status of the answer that was the error: in the context, where deliveries put it, or the code.

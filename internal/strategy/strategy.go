@@ -2,11 +2,13 @@ package strategy
 
 import (
 	"cmp"
+	"encoding/binary"
 	"math/rand/v2"
 	"strconv"
 	"strings"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/robfig/cron/v3"
 
 	"github.com/dlqd/dlqd/internal/policy"
@@ -46,6 +48,7 @@ type Conditions interface {
 type Entry struct {
 	Facts
 
+	ID           uuid.UUID
 	Trace        string
 	Before       riverdlq.Class // what it was taken for before it failed this time; empty if that says nothing of it
 	Rule         string        // that decided last
@@ -82,6 +85,7 @@ type Decision struct {
 type Planner struct {
 	policy     *policy.Policy
 	rules      []rule
+	budget     time.Duration // of the rules, for one error
 	conditions Conditions
 	strategies map[string]Strategy
 }
@@ -93,8 +97,8 @@ func NewPlanner(p *policy.Policy, conditions Conditions) (*Planner, error) {
 	if err != nil {
 		return nil, err
 	}
-	planner := &Planner{policy: p, rules: rules, conditions: conditions}
-	immediate := immediate{random: rand.Float64}
+	planner := &Planner{policy: p, rules: rules, budget: DefaultBudget, conditions: conditions}
+	immediate := immediate{random: drawn}
 	planner.strategies = map[string]Strategy{
 		Immediate:   &immediate,
 		Scheduled:   &scheduled{immediate},
@@ -259,21 +263,26 @@ func (p *Planner) Probes(e *Entry) int {
 
 // immediate retries after a delay that grows with every failure.
 type immediate struct {
-	random func() float64 // in [0, 1)
+	random func(*Entry) float64 // in [0, 1)
+}
+
+// drawn is a number in [0, 1) that is an entry's own for this redelivery: judged anew, it comes to the same time.
+func drawn(e *Entry) float64 {
+	return rand.New(rand.NewPCG(binary.BigEndian.Uint64(e.ID[:8])+uint64(e.RetryCount), binary.BigEndian.Uint64(e.ID[8:]))).Float64() //nolint:gosec // nothing is secret about it
 }
 
 func (s *immediate) First(e *Entry, plan *policy.Plan, now time.Time) (time.Time, string) {
-	return s.after(e, plan, 0, now), ""
+	return s.after(e, plan, now), ""
 }
 
-// after is the plan's delay, but at least so long, after the failure.
-func (s *immediate) after(e *Entry, plan *policy.Plan, least time.Duration, now time.Time) time.Time {
-	delay := least
+// after is the plan's delay after the failure, but no sooner than the destination asked for.
+func (s *immediate) after(e *Entry, plan *policy.Plan, now time.Time) time.Time {
+	delay := e.RetryAfter
 	if n := len(plan.Delays); n > 0 {
 		delay = max(delay, plan.Delays[min(e.RetryCount, n-1)])
 	}
 	if plan.Jitter != nil {
-		delay += time.Duration(*plan.Jitter * s.random() * float64(delay))
+		delay += time.Duration(*plan.Jitter * s.random(e) * float64(delay))
 	}
 	at := e.LastFailedAt.Add(delay)
 	if at.Before(now) {
@@ -292,13 +301,15 @@ type scheduled struct{ immediate }
 
 func (s *scheduled) First(e *Entry, plan *policy.Plan, now time.Time) (time.Time, string) {
 	if e.RetryAfter > 0 {
-		return s.after(e, plan, e.RetryAfter, now), ""
+		return s.after(e, plan, now), ""
 	}
-	hour := NextHour(plan.Hours, plan.TimeZone, now)
-	if hour.IsZero() {
-		return s.after(e, plan, 0, now), ""
+	for _, after := range []time.Time{e.LastFailedAt, now} { // now: dlqd was down, or the job was taken in late
+		hour := NextHour(plan.Hours, plan.TimeZone, after)
+		if at := hour.Add(time.Duration(s.random(e) * float64(time.Hour))); !hour.IsZero() && !at.Before(now) {
+			return at, ""
+		}
 	}
-	return hour.Add(time.Duration(s.random() * float64(time.Hour))), ""
+	return s.after(e, plan, now), ""
 }
 
 // NextHour is when the next of the hours begins in a time zone, after now; zero where there is no hour. On the days when

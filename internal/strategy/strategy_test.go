@@ -85,7 +85,7 @@ func TestFingerprint(t *testing.T) {
 func TestImmediate_properties(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
-		s := &immediate{random: func() float64 { return rapid.Float64Range(0, 0.9999).Draw(t, "jitter") }}
+		s := &immediate{random: func(*Entry) float64 { return rapid.Float64Range(0, 0.9999).Draw(t, "jitter") }}
 		share := 0.2
 		plan := &policy.Plan{Delays: []time.Duration{time.Minute, 5 * time.Minute, time.Hour}, Jitter: &share}
 		now := time.Unix(1_800_000_000, 0)

@@ -89,7 +89,7 @@ func (w *Worker) Gates(ctx context.Context) error {
 
 func (w *Worker) conditionGate(ctx context.Context, queue string) error {
 	err := w.observed(ctx, func(tx transaction, counts map[string]int) error {
-		by, err := w.judge(ctx, tx)
+		by, err := w.judge(ctx, tx, w.config.Planner())
 		if err != nil || by.switches.Stopped != nil {
 			return err
 		}

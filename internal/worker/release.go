@@ -30,7 +30,7 @@ func (w *Worker) Release(ctx context.Context) error {
 		if mine, err := tx.LockGate(ctx, releaseGate); err != nil || !mine {
 			return err
 		}
-		by, err := w.judge(ctx, tx)
+		by, err := w.judge(ctx, tx, w.config.Planner())
 		if err != nil {
 			return err
 		}

@@ -61,7 +61,7 @@ func (w *Worker) smartGate(ctx context.Context, queue, fingerprint string) error
 	}
 	name := smartPrefix + queue + ":" + fingerprint
 	err := w.observed(ctx, func(tx transaction, counts map[string]int) error {
-		by, err := w.judge(ctx, tx)
+		by, err := w.judge(ctx, tx, w.config.Planner())
 		if err != nil || by.switches.Stopped != nil {
 			return err
 		}

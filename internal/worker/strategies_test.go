@@ -3,6 +3,7 @@ package worker_test
 import (
 	"fmt"
 	"log/slog"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -436,6 +437,62 @@ rules:
 	j.reload(policytest.Files{"dlq-routing": "rules: [{name: refused-again, match: {message: refused}, class: business}, {name: moon, match: {message: moon}, class: transient}]"})
 	require.Len(t, reclassify(false).Changed, 1)
 	require.Equal(t, 1, j.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_manual' AND rule = 'refused-again'"))
+
+	// So is all else that rules and plans say.
+	rules := "rules: [{name: refused-again, match: {message: refused}, class: business}, {name: moon, match: {message: moon}, class: transient%s}]"
+	for _, change := range []struct{ says, also string }{
+		{", tags: [lunar]", "tags"},
+		{", tags: [lunar], priority: 3", "priority"},
+		{", tags: [lunar], priority: 3, assignee: kim", "assignee"},
+		{", tags: [lunar], priority: 3, assignee: kim, plan: {maxRetries: 9}", "maxRetries"},
+		{", tags: [lunar], priority: 3, assignee: kim, plan: {maxRetries: 9, delays: [2h]}", "nextRetryAt"},
+		{", tags: [lunar], priority: 3, assignee: kim, plan: {maxRetries: 9, delays: [30m]}", "nextRetryAt"},
+	} {
+		j.reload(policytest.Files{"dlq-routing": fmt.Sprintf(rules, change.says)})
+		changed := reclassify(true).Changed
+		require.Len(t, changed, 1, change.says)
+		require.Equal(t, []string{change.also}, changed[0].Also)
+		require.Equal(t, 3, changed[0].Entries)
+		require.Equal(t, changed, reclassify(false).Changed)
+		require.Empty(t, reclassify(false).Changed, "%s: the same rules say the same", change.says)
+	}
+	require.Equal(t, 3, j.count("SELECT count(*) FROM dlq.dead_letter_open WHERE tags = '{lunar}' AND priority = 3 AND assigned_to = 'kim' AND dlq_max_retries = 9 AND next_retry_at < last_failed_at + interval '37 minutes'"))
+}
+
+// What operators' patterns make of strangers' texts is found out while nothing is locked; what somebody did meanwhile stays.
+func TestWorker_judgesOutsideOfTransactions(t *testing.T) {
+	t.Parallel()
+	j := setupJudged(t, nil)
+	asked := 0
+	meanwhile := func() {}
+	w := worker.New(worker.Config{
+		Store: j.store, Logger: slog.New(slog.DiscardHandler), Name: "test", Now: func() time.Time { return j.now },
+		Planner: func() *strategy.Planner {
+			if asked++; asked == 2 { // to know what to read, and to judge
+				meanwhile()
+			}
+			return j.planner.Load()
+		},
+	})
+	j.worker = w
+	j.failMany(2, "jobs", "the moon is in the wrong house")
+	meanwhile = func() {
+		j.exec("SELECT dlq.park(id, 'kim', 'mine') FROM (SELECT id FROM dlq.dead_letter_inbox LIMIT 1) e")
+	}
+	_, err := w.File(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, 1, j.count("SELECT count(*) FROM dlq.dead_letter_open WHERE parked_by = 'kim' AND rule IS NULL"))
+	require.Equal(t, 1, j.count("SELECT count(*) FROM dlq.dead_letter_open WHERE parked_by IS NULL AND rule = 'none'"))
+
+	j.exec("UPDATE dlq.dead_letter_queue SET status = 'dlq_pending', strategy = NULL, parked_by = NULL, next_retry_at = now() - interval '1 hour'")
+	asked = 0
+	meanwhile = func() {
+		j.exec("SELECT dlq.park(id, 'kim', 'mine') FROM (SELECT id FROM dlq.dead_letter_open LIMIT 1) e")
+	}
+	_, err = w.RunOnce(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, 1, j.count("SELECT count(*) FROM dlq.dead_letter_open WHERE parked_by = 'kim' AND strategy = 'manual'"))
+	require.Equal(t, 1, j.count("SELECT count(*) FROM dlq.dead_letter_open WHERE parked_by IS NULL AND strategy = 'manual'"))
 }
 
 // smartRouting has a smart retry that a test can wait for.
@@ -596,4 +653,42 @@ func TestConditional_oneQueueFails(t *testing.T) {
 	j.conditions.set("")
 	require.ErrorContains(t, j.worker.Gates(t.Context()), "gate of queue a")
 	require.Equal(t, 2, j.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_processing' AND queue = 'b'"))
+}
+
+// Rules see a message's payload and headers, and the args of an application's job; what is too large is nothing to them.
+func TestRules_seeTheMessage(t *testing.T) {
+	t.Parallel()
+	j := setupJudged(t, policytest.Files{"dlq-routing": `rules: [{name: large, match: {when: 'payload.amount > 10000 && (kind == "k" || headers["x-region"] == "eu")'}, class: business}]`})
+	for _, test := range []struct{ kind, args, rule string }{
+		{"k", `{"amount": 20000}`, "large"},
+		{"k", `{"amount": 200}`, "transport"},
+		{"dlqd_message", `{"kind": "paid", "messageId": "m1", "payload": {"amount": 20000}, "headers": {"X-Region": "eu"}}`, "large"},
+		{"dlqd_message", `{"kind": "paid", "messageId": "m2", "payload": {"amount": 20000}, "headers": {"X-Region": "us"}}`, "transport"},
+		{"k", `{"amount": 20000, "note": "` + strings.Repeat("x", 200_000) + `"}`, "transport"},
+	} {
+		j.exec(`INSERT INTO river_job (kind, args, max_attempts) VALUES ($1, $2, 3)`, test.kind, test.args)
+		j.exec(`UPDATE river_job SET state = 'discarded', finalized_at = now(), attempt = 3, errors = ARRAY['{"error": "TIMEOUT_ERROR", "attempt": 3}'::jsonb] WHERE state = 'available'`)
+		j.all()
+		j.file()
+		require.Equal(t, test.rule, j.one("SELECT rule FROM dlq.dead_letter_open ORDER BY id DESC LIMIT 1"), "%.80s", test.args)
+	}
+	// Judged anew, by what is sent from now on.
+	j.exec(`UPDATE dlq.dead_letter_queue SET edited_event = '{"amount": 5}' WHERE kind = 'k' AND rule = 'large'`)
+	result, err := worker.Reclassify(t.Context(), j.store, j.planner.Load(), deadletter.Act{Actor: "kim"}, false)
+	require.NoError(t, err)
+	require.Len(t, result.Changed, 1)
+	require.Equal(t, "transport", result.Changed[0].To.Rule)
+}
+
+// A destination that asked to be left alone is, whatever the strategy.
+func TestRetryAfter_countsInEveryStrategy(t *testing.T) {
+	t.Parallel()
+	j := setupJudged(t, nil)
+	for _, status := range []int{500, 503, 429} {
+		j.exec(`INSERT INTO river_job (kind, args, max_attempts) VALUES ('k', '{}', 3)`)
+		j.exec(`UPDATE river_job SET state = 'discarded', finalized_at = now(), attempt = 3, errors = ARRAY['{"error": "x", "attempt": 3}'::jsonb],
+			metadata = jsonb_build_object('dlq:error', jsonb_build_object('attempt', 3, 'message', 'x', 'code', $1::text, 'context', '{"retryAfterSeconds": 86400}'::jsonb)) WHERE state = 'available'`, fmt.Sprint(status))
+	}
+	j.file()
+	require.Equal(t, 3, j.count("SELECT count(DISTINCT strategy) FROM dlq.dead_letter_open WHERE next_retry_at BETWEEN last_failed_at + interval '24 hours' AND last_failed_at + interval '30 hours'"))
 }
