@@ -600,16 +600,22 @@ CREATE TABLE dlq.replay_run_entries (
     run_id   uuid NOT NULL,
     entry_id uuid NOT NULL,
     job_id   bigint,
+    behind   uuid,
+    leads    boolean NOT NULL DEFAULT false,
     outcome  text,
     detail   text,
     ended_at timestamptz,
     PRIMARY KEY (run_id, entry_id)
 );
 CREATE INDEX replay_run_entries_outcome ON dlq.replay_run_entries (run_id, outcome) WHERE outcome IS NOT NULL;
+CREATE INDEX replay_run_entries_next ON dlq.replay_run_entries (run_id, entry_id) WHERE outcome IS NULL AND job_id IS NULL AND behind IS NULL;
+CREATE INDEX replay_run_entries_behind ON dlq.replay_run_entries (run_id, behind) WHERE behind IS NOT NULL;
 CREATE INDEX replay_run_entries_under_way ON dlq.replay_run_entries (run_id) WHERE outcome IS NULL AND job_id IS NOT NULL;
 CREATE INDEX replay_run_entries_last ON dlq.replay_run_entries (run_id, ended_at) WHERE outcome IN ('succeeded', 'failed');
 COMMENT ON TABLE dlq.replay_run_entries IS 'The entries of a replay run, chosen when it was started, and what became of each.';
 COMMENT ON COLUMN dlq.replay_run_entries.job_id IS 'The redelivery; null where it was skipped, or its turn has not come.';
+COMMENT ON COLUMN dlq.replay_run_entries.behind IS 'The entry of the run, with the same ordering key, that comes before it: it waits until that one''s redelivery has ended. Null where its turn may come.';
+COMMENT ON COLUMN dlq.replay_run_entries.leads IS 'Another entry of the run is behind it.';
 COMMENT ON COLUMN dlq.replay_run_entries.outcome IS 'succeeded, failed or skipped; null while under way, and before.';
 COMMENT ON COLUMN dlq.replay_run_entries.detail IS 'The error, or why it was skipped.';
 COMMENT ON COLUMN dlq.replay_run_entries.ended_at IS 'When the redelivery ended.';

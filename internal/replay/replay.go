@@ -8,6 +8,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 	"time"
 
@@ -180,13 +182,21 @@ func (r *Replayer) Preview(ctx context.Context, in *Request) (*Preview, error) {
 	if err != nil {
 		return nil, deadletter.Named(err)
 	}
-	for queue := range p.ByQueue {
-		if in.Queue != "" {
-			queue = in.Queue
-		}
+	targets := slices.Sorted(maps.Keys(p.ByQueue))
+	if in.Queue != "" {
+		targets = []string{in.Queue}
+	}
+	for _, queue := range targets {
 		if unmet := r.Planner().UnmetBy(queue, conditionsOfStart()); unmet != "" {
 			p.Unhealthy = append(p.Unhealthy, unmet)
 		}
+	}
+	unworked, err := dbsqlc.New(r.Store.DB()).UnworkedQueues(ctx, targets)
+	if err != nil {
+		return nil, err
+	}
+	for _, queue := range unworked {
+		p.Unhealthy = append(p.Unhealthy, "nobody works queue "+queue+": what is sent there waits for ever")
 	}
 	rate := in.Rate
 	if rate == 0 {

@@ -51,11 +51,11 @@ type Entry struct {
 	ID           uuid.UUID
 	Trace        string
 	Before       riverdlq.Class // what it was taken for before it failed this time; empty if that says nothing of it
-	Rule         string        // that decided last
-	WaitingFor   string        // besides the time
-	RetryCount   int           // redeliveries made so far
-	LastFailedAt time.Time     // what delays count from
-	RetryAfter   time.Duration // what the destination asked for when it failed; 0 if nothing
+	Rule         string         // that decided last
+	WaitingFor   string         // besides the time
+	RetryCount   int            // redeliveries made so far
+	LastFailedAt time.Time      // what delays count from
+	RetryAfter   time.Duration  // what the destination asked for when it failed; 0 if nothing
 }
 
 // Verdict is what to do with an entry that is due.

@@ -234,11 +234,11 @@ func (q *Queries) PreviewReplay(ctx context.Context, filter json.RawMessage) ([]
 
 const ReplayNext = `-- name: ReplayNext :many
 (SELECT e.entry_id FROM dlq.replay_run_entries e
- WHERE NOT $1::boolean AND e.run_id = $2 AND e.job_id IS NULL AND e.outcome IS NULL AND e.entry_id > coalesce($3::uuid, '00000000-0000-0000-0000-000000000000')
+ WHERE NOT $1::boolean AND e.run_id = $2 AND e.job_id IS NULL AND e.outcome IS NULL AND e.behind IS NULL AND e.entry_id > coalesce($3::uuid, '00000000-0000-0000-0000-000000000000')
  ORDER BY e.entry_id LIMIT $4::integer)
 UNION ALL
 (SELECT e.entry_id FROM dlq.replay_run_entries e
- WHERE $1::boolean AND e.run_id = $2 AND e.job_id IS NULL AND e.outcome IS NULL AND e.entry_id < coalesce($3::uuid, 'ffffffff-ffff-ffff-ffff-ffffffffffff')
+ WHERE $1::boolean AND e.run_id = $2 AND e.job_id IS NULL AND e.outcome IS NULL AND e.behind IS NULL AND e.entry_id < coalesce($3::uuid, 'ffffffff-ffff-ffff-ffff-ffffffffffff')
  ORDER BY e.entry_id DESC LIMIT $4::integer)
 `
 
@@ -249,7 +249,7 @@ type ReplayNextParams struct {
 	Most        int32
 }
 
-// The entries whose turn is next, after the run's cursor.
+// The entries whose turn is next, after the run's cursor. (One that waited for another of its ordering key may be before it.)
 func (q *Queries) ReplayNext(ctx context.Context, arg ReplayNextParams) ([]uuid.UUID, error) {
 	rows, err := q.db.Query(ctx, ReplayNext,
 		arg.NewestFirst,
@@ -397,6 +397,20 @@ func (q *Queries) ReplayUnderWay(ctx context.Context, id uuid.UUID) (int64, erro
 	return count, err
 }
 
+const ReplayUnfinished = `-- name: ReplayUnfinished :one
+SELECT (EXISTS (SELECT FROM dlq.replay_run_entries e WHERE e.run_id = $1 AND e.outcome IS NULL AND e.job_id IS NOT NULL)
+     OR EXISTS (SELECT FROM dlq.replay_run_entries e WHERE e.run_id = $1 AND e.outcome IS NULL AND e.job_id IS NULL AND e.behind IS NULL)
+     OR EXISTS (SELECT FROM dlq.replay_run_entries e WHERE e.run_id = $1 AND e.outcome IS NULL AND e.behind IS NOT NULL))::boolean AS unfinished
+`
+
+// Whether something of a run is under way, or its turn has not come.
+func (q *Queries) ReplayUnfinished(ctx context.Context, id uuid.UUID) (bool, error) {
+	row := q.db.QueryRow(ctx, ReplayUnfinished, id)
+	var unfinished bool
+	err := row.Scan(&unfinished)
+	return unfinished, err
+}
+
 const Replayable = `-- name: Replayable :one
 SELECT dlq.replayable($1::jsonb)::jsonb AS filter
 `
@@ -465,4 +479,15 @@ func (q *Queries) StartReplay(ctx context.Context, arg StartReplayParams) (uuid.
 	var id uuid.UUID
 	err := row.Scan(&id)
 	return id, err
+}
+
+const UnworkedQueues = `-- name: UnworkedQueues :one
+SELECT dlq.unworked_queues($1::text[])::text[] AS queues
+`
+
+func (q *Queries) UnworkedQueues(ctx context.Context, queues []string) ([]string, error) {
+	row := q.db.QueryRow(ctx, UnworkedQueues, queues)
+	var queues_2 []string
+	err := row.Scan(&queues_2)
+	return queues_2, err
 }
