@@ -164,6 +164,7 @@ BEGIN
     v_total := v_total + v_keyed;
     INSERT INTO dlq.replay_runs (id, filter, newest_first, batch_size, rate, concurrency, patch, merge_patch, queue, force, stop_at, stop_of, note, actor, total, origin)
     VALUES (v_id, v_filter, p_newest_first, p_batch_size, p_rate, p_concurrency, p_patch, p_merge_patch, p_queue, p_force, p_stop_at, p_stop_of, p_note, p_actor, v_total, dlq.origin(p_actor));
+    PERFORM dlq.record_act('replay run ' || v_id, 'started', p_actor, p_note, jsonb_build_object('entries', v_total));
     PERFORM dlq.wake();
     RETURN v_id;
 END
@@ -252,16 +253,16 @@ $$;
 COMMENT ON FUNCTION dlq.replay_step IS 'Takes a replay run further by the entries p_ids, in their order: sends them back, but for p_skipped, notes what became of each, and moves the run''s cursor.';
 
 CREATE OR REPLACE FUNCTION dlq.replay_pause(p_run uuid, p_actor text DEFAULT session_user) RETURNS void
-LANGUAGE sql AS $$ SELECT dlq.replay_move(p_run, '{running}', 'paused', 'paused by ' || p_actor) $$;
+LANGUAGE sql AS $$ SELECT dlq.replay_move(p_run, '{running}', 'paused', 'paused by ' || p_actor); SELECT dlq.record_act('replay run ' || p_run, 'paused', p_actor) $$;
 COMMENT ON FUNCTION dlq.replay_pause IS 'Pauses a replay run.';
 CREATE OR REPLACE FUNCTION dlq.replay_resume(p_run uuid, p_actor text DEFAULT session_user) RETURNS void
-LANGUAGE sql AS $$ SELECT dlq.replay_move(p_run, '{paused,stopped}', 'running', 'resumed by ' || p_actor) $$;
+LANGUAGE sql AS $$ SELECT dlq.replay_move(p_run, '{paused,stopped}', 'running', 'resumed by ' || p_actor); SELECT dlq.record_act('replay run ' || p_run, 'resumed', p_actor) $$;
 COMMENT ON FUNCTION dlq.replay_resume IS 'Goes on with a replay run that was paused, or that stopped because too much of it failed.';
 CREATE OR REPLACE FUNCTION dlq.replay_cancel(p_run uuid, p_actor text DEFAULT session_user) RETURNS void
-LANGUAGE sql AS $$ SELECT dlq.replay_move(p_run, '{running,paused,stopped}', 'cancelled', 'cancelled by ' || p_actor) $$;
+LANGUAGE sql AS $$ SELECT dlq.replay_move(p_run, '{running,paused,stopped}', 'cancelled', 'cancelled by ' || p_actor); SELECT dlq.record_act('replay run ' || p_run, 'cancelled', p_actor) $$;
 COMMENT ON FUNCTION dlq.replay_cancel IS 'Ends a replay run. What it has sent back goes on.';
 
-CREATE OR REPLACE FUNCTION dlq.replay_set_rate(p_run uuid, p_rate float8 DEFAULT NULL) RETURNS void
+CREATE OR REPLACE FUNCTION dlq.replay_set_rate(p_run uuid, p_rate float8 DEFAULT NULL, p_actor text DEFAULT session_user) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     PERFORM dlq.check_rate(p_rate);
@@ -271,6 +272,7 @@ BEGIN
     IF NOT FOUND THEN
         RAISE EXCEPTION 'replay run %: there is no such run, or it has ended', p_run USING ERRCODE = 'DLQ02';
     END IF;
+    PERFORM dlq.record_act('replay run ' || p_run, 'rate changed', p_actor, NULL, jsonb_build_object('rate', p_rate));
 END
 $$;
 COMMENT ON FUNCTION dlq.replay_set_rate IS 'Has a replay run send so many entries a second; null for as fast as it goes.';
@@ -290,7 +292,8 @@ DECLARE
     v_since timestamptz := dlq.closed_since(p_ids);
 BEGIN
     INSERT INTO dlq.dead_letter_transitions (entry_id, from_status, to_status, actor, reason, note, strategy, rule, next_retry_at, river_job_id, queue, kind, error_class, from_class, config_version, origin)
-    SELECT e.id, e.status, e.status, p_actor, p_reason, p_note, e.strategy, e.rule, e.next_retry_at, e.river_job_id, e.queue, e.kind, e.error_class, e.error_class, e.config_version, dlq.origin(p_actor)
+    SELECT e.id, e.status, e.status, p_actor, p_reason, p_note, e.strategy, e.rule, e.next_retry_at, e.river_job_id, e.queue, e.kind, e.error_class, e.error_class,
+           CASE WHEN dlq.origin(p_actor) IS NULL THEN e.config_version ELSE coalesce(dlq.policy_version(), e.config_version) END, dlq.origin(p_actor)
     FROM dlq.dead_letter_queue e WHERE e.id = ANY (p_ids) AND e.stage = ANY (p_stages) AND (e.closed_at IS NULL OR e.closed_at >= v_since);
 END
 $$;
@@ -408,8 +411,7 @@ BEGIN
         UPDATE dlq.dead_letter_queue e SET status = 'dlq_archived', resolution_strategy = 'discard', resolved_by = p_actor,
             move = jsonb_build_object('actor', p_actor, 'reason', 'discarded, to be purged', 'note', p_note)
         WHERE e.id = ANY (v_ids) AND e.status IN ('dlq_pending', 'dlq_manual', 'dlq_failed') AND e.stage = ANY (v_stages) AND (e.closed_at IS NULL OR e.closed_at >= v_since);
-        PERFORM dlq.note_on(v_ids, p_actor, 'purged', p_note, '{resolved,archived}');
-        PERFORM dlq.delete_entries(v_ids);
+        PERFORM dlq.delete_entries(v_ids, NULL, p_actor, 'purged', p_note);
     END CASE;
     RETURN QUERY SELECT unnest(v_ids);
 END

@@ -81,4 +81,4 @@ SELECT CASE @verb::text
     ELSE dlq.replay_cancel(@id::uuid, @actor::text) END;
 
 -- name: SetReplayRate :exec
-SELECT dlq.replay_set_rate(@id::uuid, nullif(@rate::float8, 0));
+SELECT dlq.replay_set_rate(@id::uuid, nullif(@rate::float8, 0), @actor::text);

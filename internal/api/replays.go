@@ -72,6 +72,8 @@ type EndedRun struct{ replay.Run }
 
 // RateAction changes the rate of a run.
 type RateAction struct {
+	Action
+
 	Rate float64 `json:"rate" minimum:"0" maximum:"1000000" doc:"Entries a second, 0.001 or more; 0 for as fast as it goes."`
 }
 
@@ -154,7 +156,7 @@ func (s *service) registerReplays(api huma.API) {
 	}
 	example(&rate, http.StatusOK, run)
 	huma.Register(api, rate, func(ctx context.Context, in *rateInput) (*runOutput, error) {
-		return s.run(ctx, in.ID, func(id uuid.UUID) error { return s.Replayer.SetRate(ctx, id, in.Body.Rate) })
+		return s.run(ctx, in.ID, func(id uuid.UUID) error { return s.Replayer.SetRate(ctx, id, in.Body.Rate, in.Body.act().Actor) })
 	})
 
 	events := huma.Operation{

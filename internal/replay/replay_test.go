@@ -211,7 +211,7 @@ func TestRun_pauseResumeCancelAndRestart(t *testing.T) {
 	require.EqualValues(t, 20, b.get(run).Replayed)
 	require.ErrorIs(t, b.replayer.Steer(t.Context(), run.ID, "resume", "ann"), deadletter.ErrNotAllowed)
 	require.ErrorIs(t, b.replayer.Steer(t.Context(), uuid.New(), "pause", "ann"), deadletter.ErrNotFound)
-	require.ErrorIs(t, b.replayer.SetRate(t.Context(), run.ID, 5), deadletter.ErrNotFound)
+	require.ErrorIs(t, b.replayer.SetRate(t.Context(), run.ID, 5, "kim"), deadletter.ErrNotFound)
 	runs, err := b.replayer.List(t.Context(), 10)
 	require.NoError(t, err)
 	require.Len(t, runs, 1)

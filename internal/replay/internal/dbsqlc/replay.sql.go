@@ -423,16 +423,17 @@ func (q *Queries) Replayable(ctx context.Context, filter json.RawMessage) (json.
 }
 
 const SetReplayRate = `-- name: SetReplayRate :exec
-SELECT dlq.replay_set_rate($1::uuid, nullif($2::float8, 0))
+SELECT dlq.replay_set_rate($1::uuid, nullif($2::float8, 0), $3::text)
 `
 
 type SetReplayRateParams struct {
-	ID   uuid.UUID
-	Rate float64
+	ID    uuid.UUID
+	Rate  float64
+	Actor string
 }
 
 func (q *Queries) SetReplayRate(ctx context.Context, arg SetReplayRateParams) error {
-	_, err := q.db.Exec(ctx, SetReplayRate, arg.ID, arg.Rate)
+	_, err := q.db.Exec(ctx, SetReplayRate, arg.ID, arg.Rate, arg.Actor)
 	return err
 }
 
