@@ -63,7 +63,7 @@ var scenarios = map[string]scenario{
 	"replay-since-a-time": {
 		failed: []failed{{6, "order.placed", "T", "validation", `{}`}},
 		before: "INSERT INTO river_job (kind, args, queue, max_attempts, state, finalized_at) SELECT 'dlqd_message', jsonb_build_object('messageId', 'done' || i, 'queue', 'default', 'kind', 'k', 'payload', i), 'default', 3, 'completed', now() FROM generate_series(1, 3) i",
-		prints: []string{`default \| T +\| under 1 hour \| +6`, `default \| +3 \|`, `INSERT 0 3`},
+		prints: []string{`default \| T +\| under 1 hour \| +6`, `default \| +3 \|`, `run_again \n-+\n +3`},
 		waits:  `completed \| +6 \| +6 \| +0`,
 		after: map[string]string{
 			"SELECT count(*) FROM river_job WHERE metadata @> '{\"replayed\": \"incident 81\"}' AND state <> 'discarded'": "3",

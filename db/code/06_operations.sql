@@ -328,6 +328,10 @@ BEGIN
                 strategy = CASE WHEN v_entry.locked_by LIKE 'river:%' THEN 'manual' END::dlq.strategy, next_retry_at = now(),
                 move = jsonb_build_object('actor', 'sweep', 'reason', 'job ' || v_entry.job_id || ' is gone')
             WHERE id = v_entry.id AND stage = 'open' AND status = 'dlq_processing';
+            -- The replay run that it is of does not wait for it any more.
+            UPDATE dlq.replay_run_entries r SET outcome = 'failed', detail = 'job ' || v_entry.job_id || ' is gone', ended_at = clock_timestamp()
+            FROM dlq.entry_jobs m
+            WHERE m.entry_id = v_entry.id AND m.job_id = v_entry.job_id AND r.run_id = m.run_id AND r.entry_id = v_entry.id AND r.job_id = v_entry.job_id AND r.outcome IS NULL;
             requeued := requeued + 1;
         ELSE
             SELECT to_jsonb(j) - 'args' INTO v_job FROM river.river_job j WHERE j.id = v_entry.job_id AND j.created_at = v_entry.created_at;
