@@ -27,7 +27,7 @@ func unique(key, mask string) []string {
 func (b *bundle) redeliver(ids ...uuid.UUID) (all []deadletter.Redelivery) {
 	b.Helper()
 	require.NoError(b, b.store.InTx(b.Context(), func(tx postgres.DB) (err error) {
-		all, err = b.store.Redeliver(b.Context(), tx, ids, "worker:x", "due")
+		all, err = b.store.Redeliver(b.Context(), tx, ids, "worker:x", "due", "")
 		return err
 	}))
 	return all

@@ -203,18 +203,23 @@ func (w *Worker) now() time.Time {
 type transaction struct {
 	*dbsqlc.Queries
 	postgres.DB
+
+	version string // of the policy by which entries are moved in it
 }
 
 // inTx runs fn in a transaction of [deadletter.Store.InTx].
 func inTx(ctx context.Context, store *deadletter.Store, fn func(tx transaction) error) error {
-	return store.InTx(ctx, func(db postgres.DB) error { return fn(transaction{dbsqlc.New(db), db}) })
+	return store.InTx(ctx, func(db postgres.DB) error { return fn(transaction{Queries: dbsqlc.New(db), DB: db}) })
 }
 
 // observed runs one transaction, and tells the observer what it did.
 func (w *Worker) observed(ctx context.Context, fn func(tx transaction, counts map[string]int) error) error {
 	start := time.Now()
 	counts := map[string]int{}
-	err := inTx(ctx, w.config.Store, func(tx transaction) error { return fn(tx, counts) })
+	err := inTx(ctx, w.config.Store, func(tx transaction) error {
+		tx.version = w.config.Planner().Policy().Version()
+		return fn(tx, counts)
+	})
 	if err != nil {
 		return err
 	}
@@ -262,10 +267,10 @@ func (w *Worker) oneByOne(ctx context.Context, entries int) error {
 		if postgres.IsRefusal(err) && len(claimed) == 1 {
 			w.config.Logger.Error("DLQ worker: entry refused by the database; parking it", "entry", claimed[0], "error", err)
 			reason := "the database refused to redeliver it: " + storable(err)
-			err = inTx(ctx, w.config.Store, func(tx transaction) error {
+			err = w.observed(ctx, func(tx transaction, counts map[string]int) error {
+				counts["parked"]++
 				return park(ctx, tx, w.actor, []reserved{{ID: claimed[0], Reason: reason}})
 			})
-			w.config.Observe("parked", 1, 0)
 		}
 		if err != nil || len(claimed) == 0 {
 			return err
@@ -530,7 +535,7 @@ func (w *Worker) inPace(ctx context.Context, tx transaction, planner *strategy.P
 }
 
 func (w *Worker) redeliver(ctx context.Context, tx transaction, ids []uuid.UUID, reason string, counts map[string]int) error {
-	redeliveries, err := w.config.Store.Redeliver(ctx, tx, ids, w.actor, reason)
+	redeliveries, err := w.config.Store.Redeliver(ctx, tx, ids, w.actor, reason, tx.version)
 	if err != nil {
 		return fmt.Errorf("redeliver: %w", err)
 	}
