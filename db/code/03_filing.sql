@@ -227,7 +227,8 @@ BEGIN
             SELECT m.job_id, m.job_created_at, 'discarded', m.entry_id, v_end
             FROM dlq.entry_jobs m JOIN dlq.dead_letter_queue e ON e.id = m.entry_id AND (e.river_job_id, e.job_created_at) <> (m.job_id, m.job_created_at)
             WHERE m.job_id = v_row.river_job_id AND m.job_created_at = v_row.job_created_at;
-            IF FOUND THEN
+            -- Or it is known: one failure has one id, whatever somebody has made of its job's created_at.
+            IF FOUND OR EXISTS (SELECT FROM dlq.dead_letter_open e WHERE e.id = v_row.id) THEN
                 DELETE FROM dlq.dead_letter_inbox i WHERE i.id = v_row.id;
                 v_done := v_done || v_row.id;
             END IF;
