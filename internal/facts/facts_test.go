@@ -283,7 +283,7 @@ func TestApply_jobIDThatComesAgain(t *testing.T) {
 	b.end(stranger, "completed")
 	b.apply()
 	b.is(id, deadletter.Processing)
-	_, err := b.store.SweepLeases(t.Context(), uuid.Nil)
+	_, err := b.store.SweepRedeliveries(t.Context(), uuid.Nil)
 	require.NoError(t, err)
 	b.is(id, deadletter.Pending)
 	require.Contains(t, b.reason(id), "is gone")
