@@ -168,6 +168,41 @@ END
 $$;
 COMMENT ON FUNCTION dlq.file_as IS 'Files entries of the inbox that the caller has locked, decided or not. Returns which: those whose job has an open entry already stay for dlq.file_repeats.';
 
+CREATE OR REPLACE FUNCTION dlq.failed_again(p_entry uuid, p_errors jsonb, p_metadata jsonb, p_attempt integer, p_max_attempts integer, p_at timestamptz, p_actor text) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
+DECLARE
+    v_fail   record := dlq.describe_failure(p_errors, p_metadata, p_attempt, p_at);
+    v_status dlq.dead_letter_status;
+BEGIN
+    IF EXISTS (SELECT FROM dlq.dead_letter_transitions t WHERE t.entry_id = p_entry AND t.failed_at = p_at) THEN
+        RETURN; -- a failure that is known came in twice
+    END IF;
+    UPDATE dlq.dead_letter_open e SET
+        error_message = v_fail.error_message, error_type = v_fail.error_type, error_code = v_fail.error_code, reported_class = v_fail.error_class,
+        error_stack_trace = v_fail.error_stack_trace, error_context = v_fail.error_context,
+        -- (River keeps all of a job's errors; a fact has the last.)
+        retry_history = coalesce((SELECT jsonb_agg(o.failed ORDER BY o.number) FROM jsonb_array_elements(e.retry_history) WITH ORDINALITY o (failed, number)
+                                  WHERE NOT v_fail.retry_history @> jsonb_build_array(jsonb_build_object('at', o.failed -> 'at', 'attempt', o.failed -> 'attempt'))), '[]') || v_fail.retry_history,
+        retry_count = greatest(e.retry_count, p_attempt), max_retries = coalesce(p_max_attempts, e.max_retries), last_failed_at = p_at,
+        -- Undecided again, unless a person holds it or another redelivery is under way.
+        error_class = CASE WHEN e.status = 'dlq_pending' THEN v_fail.error_class ELSE e.error_class END,
+        fingerprint = CASE WHEN e.status = 'dlq_pending' THEN NULL ELSE e.fingerprint END,
+        strategy = CASE WHEN e.status = 'dlq_pending' THEN NULL ELSE e.strategy END,
+        next_retry_at = CASE WHEN e.status = 'dlq_pending' THEN now() END,
+        waiting_for = NULL,
+        move = CASE WHEN e.status <> 'dlq_processing' THEN jsonb_build_object('actor', p_actor, 'reason', 'job ' || e.river_job_id || ' failed again') END
+    WHERE e.id = p_entry AND e.last_failed_at <= p_at
+    RETURNING e.status INTO v_status;
+    IF v_status IS NULL OR v_status = 'dlq_processing' THEN -- it came late, or is no move
+        INSERT INTO dlq.dead_letter_transitions (entry_id, from_status, to_status, actor, reason, strategy, rule, next_retry_at, river_job_id, queue, kind, error_class, from_class, error_type, failed_at)
+        SELECT e.id, e.status, e.status, p_actor, 'job ' || e.river_job_id || ' failed again', e.strategy, e.rule, e.next_retry_at, e.river_job_id, e.queue, e.kind, e.error_class, e.error_class,
+               coalesce(v_fail.error_type, ''), p_at
+        FROM dlq.dead_letter_open e WHERE e.id = p_entry;
+    END IF;
+END
+$$;
+COMMENT ON FUNCTION dlq.failed_again IS 'Records that the own job of an open entry failed once more: undecided again, unless a person holds it or a redelivery is under way. A failure that is known counts once.';
+
 -- A job that fails again while its entry is open is a further failure of that entry. The failure of a redelivery is a fact: it is here
 -- where capture could not look (in a SERIALIZABLE transaction).
 CREATE OR REPLACE FUNCTION dlq.file_repeats(p_ids uuid[], p_wait boolean) RETURNS uuid[]
@@ -181,10 +216,10 @@ BEGIN
     FOR v_row IN SELECT i.* FROM dlq.dead_letter_inbox i WHERE i.id = ANY (p_ids) ORDER BY i.id LOOP
         v_end := jsonb_build_object('state', 'discarded', 'attempt', v_row.retry_count, 'finalized_at', v_row.last_failed_at, 'errors', v_row.retry_history, 'metadata', v_row.metadata);
         IF p_wait THEN
-            SELECT e.id, e.status, e.redelivery_job_id, e.last_failed_at INTO v_entry FROM dlq.dead_letter_open e
+            SELECT e.id, e.status, e.redelivery_job_id INTO v_entry FROM dlq.dead_letter_open e
             WHERE e.river_job_id = v_row.river_job_id AND e.job_created_at = v_row.job_created_at FOR UPDATE;
         ELSE
-            SELECT e.id, e.status, e.redelivery_job_id, e.last_failed_at INTO v_entry FROM dlq.dead_letter_open e
+            SELECT e.id, e.status, e.redelivery_job_id INTO v_entry FROM dlq.dead_letter_open e
             WHERE e.river_job_id = v_row.river_job_id AND e.job_created_at = v_row.job_created_at FOR UPDATE SKIP LOCKED;
         END IF;
         IF NOT FOUND THEN
@@ -192,7 +227,8 @@ BEGIN
             SELECT m.job_id, m.job_created_at, 'discarded', m.entry_id, v_end
             FROM dlq.entry_jobs m JOIN dlq.dead_letter_queue e ON e.id = m.entry_id AND (e.river_job_id, e.job_created_at) <> (m.job_id, m.job_created_at)
             WHERE m.job_id = v_row.river_job_id AND m.job_created_at = v_row.job_created_at;
-            IF FOUND THEN
+            -- Or it is known: one failure has one id, whatever somebody has made of its job's created_at.
+            IF FOUND OR EXISTS (SELECT FROM dlq.dead_letter_open e WHERE e.id = v_row.id) THEN
                 DELETE FROM dlq.dead_letter_inbox i WHERE i.id = v_row.id;
                 v_done := v_done || v_row.id;
             END IF;
@@ -200,35 +236,14 @@ BEGIN
             CONTINUE;
         END IF;
 
-        -- A failure that is known came in twice.
-        IF v_entry.id <> v_row.id AND NOT EXISTS (SELECT FROM dlq.dead_letter_transitions t WHERE t.entry_id = v_entry.id AND t.failed_at = v_row.last_failed_at) THEN
-            IF v_entry.status = 'dlq_processing' AND v_entry.redelivery_job_id = v_row.river_job_id THEN
-                -- The entry waits for this very job: this is its end.
-                INSERT INTO dlq.job_facts (job_id, job_created_at, fact, entry_id, job)
-                VALUES (v_row.river_job_id, v_row.job_created_at, 'discarded', v_entry.id, v_end);
-            ELSE
-                v_row := dlq.filed(v_row);
-                IF v_row.last_failed_at >= v_entry.last_failed_at THEN
-                    UPDATE dlq.dead_letter_open e SET
-                        error_message = v_row.error_message, error_type = v_row.error_type, error_code = v_row.error_code, reported_class = v_row.reported_class,
-                        error_stack_trace = v_row.error_stack_trace, error_context = v_row.error_context, retry_history = v_row.retry_history,
-                        retry_count = v_row.retry_count, max_retries = v_row.max_retries, last_failed_at = v_row.last_failed_at,
-                        -- Undecided again, unless a person holds it or another redelivery is under way.
-                        error_class = CASE WHEN e.status = 'dlq_pending' THEN v_row.error_class ELSE e.error_class END,
-                        fingerprint = CASE WHEN e.status = 'dlq_pending' THEN NULL ELSE e.fingerprint END,
-                        strategy = CASE WHEN e.status = 'dlq_pending' THEN NULL ELSE e.strategy END,
-                        next_retry_at = CASE WHEN e.status = 'dlq_pending' THEN now() END,
-                        waiting_for = NULL,
-                        move = CASE WHEN e.status <> 'dlq_processing' THEN jsonb_build_object('actor', v_row.captured_by, 'reason', 'job ' || e.river_job_id || ' failed again') END
-                    WHERE e.id = v_entry.id;
-                END IF;
-                IF v_row.last_failed_at < v_entry.last_failed_at OR v_entry.status = 'dlq_processing' THEN
-                    INSERT INTO dlq.dead_letter_transitions (entry_id, from_status, to_status, actor, reason, strategy, rule, next_retry_at, river_job_id, queue, kind, error_class, from_class, error_type, failed_at)
-                    SELECT e.id, e.status, e.status, v_row.captured_by, 'job ' || e.river_job_id || ' failed again', e.strategy, e.rule, e.next_retry_at, e.river_job_id, e.queue, e.kind, e.error_class, e.error_class,
-                           coalesce(v_row.error_type, ''), v_row.last_failed_at
-                    FROM dlq.dead_letter_open e WHERE e.id = v_entry.id;
-                END IF;
-            END IF;
+        IF v_entry.id = v_row.id THEN
+            NULL; -- it is filed
+        ELSIF v_entry.status = 'dlq_processing' AND v_entry.redelivery_job_id = v_row.river_job_id THEN
+            -- The entry waits for this very job: this is its end.
+            INSERT INTO dlq.job_facts (job_id, job_created_at, fact, entry_id, job)
+            VALUES (v_row.river_job_id, v_row.job_created_at, 'discarded', v_entry.id, v_end);
+        ELSE
+            PERFORM dlq.failed_again(v_entry.id, v_row.retry_history, v_row.metadata, v_row.retry_count, v_row.max_retries, v_row.last_failed_at, v_row.captured_by);
         END IF;
         DELETE FROM dlq.dead_letter_inbox i WHERE i.id = v_row.id;
         v_done := v_done || v_row.id;

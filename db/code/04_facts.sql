@@ -98,30 +98,6 @@ END
 $$;
 COMMENT ON FUNCTION dlq.resolve_by IS 'Resolves entries whose work is done: by a job each, which ended at p_ended.';
 
--- failed_again records a further failure of an open entry's own job: undecided again, unless a person holds it or another
--- redelivery is under way.
-CREATE OR REPLACE FUNCTION dlq.failed_again(p_entry uuid, p_job jsonb, p_actor text) RETURNS void
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
-DECLARE
-    v_fail record;
-    v_at   timestamptz := dlq.failed_at(p_job);
-BEGIN
-    v_fail := dlq.describe_failure(p_job -> 'errors', p_job -> 'metadata', (p_job ->> 'attempt')::integer, v_at);
-    UPDATE dlq.dead_letter_queue d SET
-        error_message = v_fail.error_message, error_type = v_fail.error_type, error_code = v_fail.error_code,
-        reported_class = v_fail.error_class, error_stack_trace = v_fail.error_stack_trace, error_context = v_fail.error_context,
-        retry_count = greatest(d.retry_count, (p_job ->> 'attempt')::integer), last_failed_at = greatest(d.last_failed_at, v_at),
-        error_class = CASE WHEN d.status = 'dlq_pending' THEN v_fail.error_class ELSE d.error_class END,
-        fingerprint = CASE WHEN d.status = 'dlq_pending' THEN NULL ELSE d.fingerprint END,
-        strategy = CASE WHEN d.status = 'dlq_pending' THEN NULL ELSE d.strategy END,
-        next_retry_at = CASE WHEN d.status = 'dlq_pending' THEN now() END,
-        waiting_for = NULL,
-        move = CASE WHEN d.status IN ('dlq_pending', 'dlq_manual') THEN jsonb_build_object('actor', p_actor, 'reason', 'job ' || (p_job ->> 'id') || ' failed again') END
-    WHERE d.id = p_entry AND d.stage = 'open';
-END
-$$;
-COMMENT ON FUNCTION dlq.failed_again IS 'Records that the job (to_jsonb of its row) of an open entry failed once more.';
-
 CREATE OR REPLACE FUNCTION dlq.failed_at(p_job jsonb) RETURNS timestamptz
 LANGUAGE sql STABLE
 RETURN CASE WHEN dlq.to_timestamptz(p_job ->> 'finalized_at') BETWEEN '1970-01-01Z' AND now() + interval '1 day' THEN dlq.to_timestamptz(p_job ->> 'finalized_at') ELSE now() END;
@@ -273,7 +249,7 @@ BEGIN
             PERFORM dlq.drop_redelivery(v_job, v_made);
         END IF;
     ELSIF dlq.is_open(v_entry.status) THEN
-        PERFORM dlq.failed_again(p_entry, p_job, 'capture');
+        PERFORM dlq.failed_again(p_entry, p_job -> 'errors', p_job -> 'metadata', (p_job ->> 'attempt')::integer, NULL, dlq.failed_at(p_job), 'capture');
     END IF;
 END
 $$;

@@ -294,9 +294,9 @@ END
 $$;
 COMMENT ON FUNCTION dlq.reopen IS 'Puts a closed entry in front of a person again: it is parked.';
 
--- The job of an entry in dlq_processing is its lease: while it waits or runs, however long, nothing is written. The sweep walks
+-- While the job of an entry in dlq_processing waits or runs, however long, nothing is written. The sweep walks
 -- those entries, takes in ends that no trigger saw, and sends entries back whose job is gone.
-CREATE OR REPLACE FUNCTION dlq.requeue_expired_leases(p_limit integer DEFAULT 1000, p_after uuid DEFAULT '00000000-0000-0000-0000-000000000000')
+CREATE OR REPLACE FUNCTION dlq.sweep_redeliveries(p_limit integer DEFAULT 1000, p_after uuid DEFAULT '00000000-0000-0000-0000-000000000000')
 RETURNS TABLE (looked integer, last uuid, settled integer, requeued integer)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET row_security = off AS $$
 DECLARE
@@ -348,4 +348,4 @@ BEGIN
     RETURN NEXT;
 END
 $$;
-COMMENT ON FUNCTION dlq.requeue_expired_leases IS 'Looks at the jobs of up to p_limit entries in dlq_processing, after p_after. Returns how many it looked at, the last of them, and how many were settled (their job had ended unseen) and requeued (their job is gone).';
+COMMENT ON FUNCTION dlq.sweep_redeliveries IS 'Looks at the jobs of up to p_limit entries in dlq_processing, after p_after. Returns how many it looked at, the last of them, and how many were settled (their job had ended unseen) and requeued (their job is gone).';

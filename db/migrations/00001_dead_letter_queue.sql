@@ -222,7 +222,7 @@ COMMENT ON COLUMN dlq.dead_letter_queue.status IS 'Where the entry stands; see d
 COMMENT ON COLUMN dlq.dead_letter_queue.strategy IS 'What happens next; null while undecided.';
 COMMENT ON COLUMN dlq.dead_letter_queue.rule IS 'The rule that chose class and strategy.';
 COMMENT ON COLUMN dlq.dead_letter_queue.next_retry_at IS 'When a worker looks at a pending entry next.';
-COMMENT ON COLUMN dlq.dead_letter_queue.redelivery_job_id IS 'The job that an entry in dlq_processing waits for: its lease.';
+COMMENT ON COLUMN dlq.dead_letter_queue.redelivery_job_id IS 'The job that an entry in dlq_processing waits for.';
 COMMENT ON COLUMN dlq.dead_letter_queue.locked_by IS 'Worker or person that started the redelivery.';
 COMMENT ON COLUMN dlq.dead_letter_queue.locked_at IS 'When the redelivery was started.';
 COMMENT ON COLUMN dlq.dead_letter_queue.assigned_to IS 'Who looks after the entry.';

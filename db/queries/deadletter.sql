@@ -50,9 +50,9 @@ SELECT CASE @verb::text
 SELECT r.entry_id::uuid AS entry_id, r.verdict::text AS verdict, coalesce(r.job_id, 0)::bigint AS job_id
 FROM dlq.redeliver(@ids::uuid[], @actor::text, @reason::text, p_config_version => nullif(@config_version::text, '')) r;
 
--- name: SweepLeases :one
+-- name: SweepRedeliveries :one
 SELECT l.looked::integer AS looked, coalesce(l.last, '00000000-0000-0000-0000-000000000000')::uuid AS last, l.settled::integer AS settled, l.requeued::integer AS requeued
-FROM dlq.requeue_expired_leases(1000, @after::uuid) l;
+FROM dlq.sweep_redeliveries(1000, @after::uuid) l;
 
 -- name: Protect :exec
 -- Hides columns from the role dlq_reader, if others are hidden now.

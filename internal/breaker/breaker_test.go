@@ -408,6 +408,10 @@ func TestQueues_pauseAndResumeARiverQueue(t *testing.T) {
 	b.exec(t, "UPDATE dlq.circuit_breakers SET open_until = $1", b.clock())
 	look(breaker.HalfOpen)
 	require.False(t, paused())
+	// What dlqd completed itself says nothing of the queue.
+	b.exec(t, `INSERT INTO river_job (kind, args, queue, max_attempts, state, finalized_at, metadata) SELECT 'app', '{}', 'emails', 1, 'completed', now() + interval '1 minute', '{"dlq:done_by": 1}' FROM generate_series(1, 10)`)
+	look(breaker.HalfOpen)
+	b.exec(t, "DELETE FROM river_job WHERE state = 'completed'")
 	insert(3, true)
 	require.Eventually(t, func() bool { return count("discarded") == 7 }, 20*time.Second, 10*time.Millisecond)
 	look(breaker.Open)

@@ -175,6 +175,20 @@ func TestFile_inRepeatableRead(t *testing.T) {
 	require.Equal(t, 2, b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_manual'"))
 }
 
+// One failure has one id: what is open already is taken out of the inbox, also where somebody has changed the job's created_at since.
+func TestFile_failureThatIsOpen(t *testing.T) {
+	t.Parallel()
+	b := setup(t, succeed)
+	id := b.unfiled()
+	b.exec("CREATE TABLE again AS SELECT * FROM dlq.dead_letter_inbox")
+	require.Equal(t, 1, b.count("SELECT dlq.file(ARRAY[$1::uuid])", id))
+	b.exec("UPDATE again SET job_created_at = job_created_at + interval '1 hour'")
+	b.exec("INSERT INTO dlq.dead_letter_inbox SELECT * FROM again")
+	require.Equal(t, 1, b.count("SELECT dlq.file(ARRAY[$1::uuid])", id))
+	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_queue"))
+	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_open"))
+}
+
 // A job that fails again before anybody has filed its first failure has one entry, with both failures.
 func TestFile_jobThatFailsAgain(t *testing.T) {
 	t.Parallel()

@@ -601,12 +601,12 @@ func (s *Store) Redeliver(ctx context.Context, tx postgres.DB, ids []uuid.UUID, 
 }
 
 // Sweep is what a look at the jobs of entries in dlq_processing found.
-type Sweep = dbsqlc.SweepLeasesRow
+type Sweep = dbsqlc.SweepRedeliveriesRow
 
-// SweepLeases looks at the jobs of entries in dlq_processing, after one of them: uuid.Nil for the first, and where Last is that,
+// SweepRedeliveries looks at the jobs of entries in dlq_processing, after one of them: uuid.Nil for the first, and where Last is that,
 // there are no more.
-func (s *Store) SweepLeases(ctx context.Context, after uuid.UUID) (Sweep, error) {
-	return s.queries.SweepLeases(ctx, after)
+func (s *Store) SweepRedeliveries(ctx context.Context, after uuid.UUID) (Sweep, error) {
+	return s.queries.SweepRedeliveries(ctx, after)
 }
 
 // OldestOpen is when the oldest open entry was captured, nil where none is open.

@@ -262,13 +262,13 @@ func TestSweep(t *testing.T) {
 		return job
 	}
 	sweep := func() deadletter.Sweep {
-		found, err := b.store.SweepLeases(t.Context(), uuid.Nil)
+		found, err := b.store.SweepRedeliveries(t.Context(), uuid.Nil)
 		require.NoError(t, err)
 		return found
 	}
 
 	job := replay()
-	require.Equal(t, deadletter.Sweep{Looked: 1, Last: entry.ID}, sweep(), "a waiting job is a live lease, however long it waits")
+	require.Equal(t, deadletter.Sweep{Looked: 1, Last: entry.ID}, sweep(), "a job may wait for as long as it likes")
 	after, _ := b.entry()
 	require.Equal(t, job, *after.RedeliveryJobID)
 
@@ -400,7 +400,7 @@ func TestMoves_underContention(t *testing.T) {
 						_, err = b.pool.Exec(t.Context(), "UPDATE river_job SET state = 'discarded', finalized_at = now() WHERE id = $1", job)
 					}
 				case 3:
-					_, err = b.store.SweepLeases(t.Context(), uuid.Nil)
+					_, err = b.store.SweepRedeliveries(t.Context(), uuid.Nil)
 				}
 				var move *deadletter.MoveError
 				if err != nil && !asMove(err, &move) {

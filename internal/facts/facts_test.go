@@ -283,7 +283,7 @@ func TestApply_jobIDThatComesAgain(t *testing.T) {
 	b.end(stranger, "completed")
 	b.apply()
 	b.is(id, deadletter.Processing)
-	_, err := b.store.SweepLeases(t.Context(), uuid.Nil)
+	_, err := b.store.SweepRedeliveries(t.Context(), uuid.Nil)
 	require.NoError(t, err)
 	b.is(id, deadletter.Pending)
 	require.Contains(t, b.reason(id), "is gone")
@@ -688,6 +688,34 @@ func TestApply_refused(t *testing.T) {
 	require.Zero(t, b.facts())
 }
 
+// An original that runs beside its redelivery and fails again leaves a trace, whichever way dlqd hears of it.
+func TestApply_originalFailsAgainBesideItsRedelivery(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	original, id := b.fails()
+	redelivery := b.replay(id)
+	const again = "SELECT string_agg(from_status || ' ' || to_status || ' ' || reason, ', ') FROM dlq.dead_letter_transitions WHERE entry_id = $1 AND reason LIKE '% failed again' AND failed_at IS NOT NULL"
+	// Nobody saw that it was retried: it is in the inbox.
+	b.exec("ALTER TABLE river_job DISABLE TRIGGER dlq_follow")
+	b.retry(original)
+	b.exec("ALTER TABLE river_job ENABLE TRIGGER dlq_follow")
+	b.runs(original)
+	b.end(original, "discarded")
+	b.exec("SELECT dlq.file(ARRAY(SELECT id FROM dlq.dead_letter_inbox))")
+	one := fmt.Sprintf("dlq_processing dlq_processing job %d failed again", original)
+	require.Equal(t, one, b.text(again, id))
+	// And as a fact.
+	b.exec("INSERT INTO dlq.job_facts (job_id, job_created_at, fact, job) SELECT id, created_at, 'discarded', jsonb_build_object('state', state, 'attempt', 3, 'finalized_at', now(), 'errors', jsonb_build_array(jsonb_build_object('attempt', 3, 'error', 'at last', 'at', now())), 'metadata', metadata) FROM river_job WHERE id = $1", original)
+	b.apply()
+	require.Equal(t, one+", "+one, b.text(again, id))
+	require.Equal(t, "at last", *b.entry(id).ErrorMessage)
+	require.EqualValues(t, 3, b.count("SELECT jsonb_array_length(retry_history) FROM dlq.dead_letter_queue WHERE id = $1", id))
+	b.end(redelivery, "completed")
+	b.apply()
+	b.is(id, deadletter.Resolved)
+	require.Equal(t, one+", "+one, b.text(again, id))
+}
+
 // An erasure finds what nobody has applied.
 func TestErase_facts(t *testing.T) {
 	t.Parallel()
@@ -696,7 +724,7 @@ func TestErase_facts(t *testing.T) {
 	b.exec("SELECT dlq.file(ARRAY[$1::uuid])", id)
 	b.exec("INSERT INTO dlq.job_facts (job_id, job_created_at, fact, entry_id, job) SELECT id, created_at, 'refused', $2, jsonb_build_object('fact', 'discarded', 'refusal', 'secret', 'errors', errors, 'metadata', '{\"name\": \"secret\"}'::jsonb) FROM river_job WHERE id = $1", original, id)
 	b.exec(`CALL dlq.erase('{"kind": "k"}', 'asked for')`)
-	require.Equal(t, `{"fact": "discarded", "errors": [], "metadata": {}}`, b.text("SELECT job::text FROM dlq.job_facts"))
+	require.JSONEq(t, `{"fact": "discarded", "errors": [], "metadata": {}}`, b.text("SELECT job::text FROM dlq.job_facts"))
 }
 
 // A run counts when all of its facts are applied, however many.

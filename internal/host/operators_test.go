@@ -64,7 +64,7 @@ func TestHost_openTransactions(t *testing.T) {
 		{sql: "SELECT dlq.reconcile()", locksEnded: true},
 		{sql: "SELECT dlq.reconcile(10000, true)", locksEnded: true},
 		{sql: "SELECT dlq.backfill()", locksEnded: true},
-		{sql: "SELECT dlq.requeue_expired_leases()", locksEnded: true},
+		{sql: "SELECT dlq.sweep_redeliveries()", locksEnded: true},
 		{sql: "SELECT dlq.refresh_rollups()"},
 		{sql: "SELECT dlq.rebuild_rollups()"},
 		{sql: "SELECT dlq.ensure_partition(m.parent, m.name, m.from_at, m.to_at, m.primary_key) FROM dlq.missing_partitions(24) m"},

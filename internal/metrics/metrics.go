@@ -75,7 +75,7 @@ func New() *Metrics {
 		flushMessages:   histogram("ingest_insert_messages", "Messages in one insert.", prometheus.ExponentialBuckets(1, 2, 11)),
 		deliveries:      counter("deliveries_total", "Deliveries, by how they ended: ok, held (not tried yet), or the class of the error.", "queue", "outcome"),
 		deliverySeconds: histogramBy("delivery_seconds", "Time of one delivery.", "queue"),
-		moves:           counter("worker_entries_total", "Dead letters that this process's DLQ workers moved: filed, repeated (a further failure of an open one), decided, parked, put_off, redelivered, lease_settled, lease_requeued; and batches that failed: error.", "action"),
+		moves:           counter("worker_entries_total", "Dead letters that this process's DLQ workers moved: filed, repeated (a further failure of an open one), decided, parked, put_off, redelivered, settled, requeued; and batches that failed: error.", "action"),
 		Reloads:         counter("policy_reloads_total", "Reloads of the policy, by outcome: ok, error.", "outcome"),
 		batchSeconds:    histogram("worker_batch_seconds", "Time of one batch of a DLQ worker.", seconds),
 	}

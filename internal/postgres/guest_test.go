@@ -319,7 +319,7 @@ func TestGuest_rowLevelSecurity(t *testing.T) {
 		_, err = session.Exec(t.Context(), "SET row_security = "+setting)
 		require.NoError(t, err)
 		for _, sql := range []string{
-			"SELECT dlq.requeue_expired_leases()", "SELECT dlq.backfill()", "SELECT dlq.redeliver(ARRAY(SELECT id FROM dlq.dead_letter_queue), 'x', 'x')",
+			"SELECT dlq.sweep_redeliveries()", "SELECT dlq.backfill()", "SELECT dlq.redeliver(ARRAY(SELECT id FROM dlq.dead_letter_queue), 'x', 'x')",
 			"CALL dlq.erase('{\"queue\": \"default\"}', 'x')", "SELECT dlq.is_undone(1, now())", "SELECT dlq.release_held('{default}', 1, '1 hour')",
 		} {
 			_, err = session.Exec(t.Context(), sql)

@@ -39,7 +39,7 @@ func Rights() []Right {
 		{Part: PartAttach, On: "database", Privileges: []string{"CREATE"}, Why: "make the schema of dlqd's own tables; not needed once it is there"},
 		{Part: PartAttach, On: "schema", Privileges: []string{"USAGE"}, Why: "see River's tables"},
 		{Part: PartAttach, On: "table", Object: "river_job", Privileges: []string{"TRIGGER"}, Why: "run dlqd's capture inside of the transactions that end jobs"},
-		{Part: PartAttach, On: "table", Object: "river_job", Privileges: []string{"SELECT", "UPDATE"}, Why: "look at jobs under a lock: failures that capture missed, leases, jobs retried elsewhere; erasure of somebody's data"},
+		{Part: PartAttach, On: "table", Object: "river_job", Privileges: []string{"SELECT", "UPDATE"}, Why: "look at jobs under a lock: failures that capture missed, redeliveries under way, jobs retried elsewhere; erasure of somebody's data"},
 		{Part: PartAttach, On: "table", Object: "river_migration", Privileges: []string{"SELECT"}, Why: "know River's version"},
 		{Part: PartDLQWorkers, On: "table", Object: "river_job", Privileges: []string{"INSERT"}, Why: "redeliver"},
 		{Part: PartDLQWorkers, On: "table", Object: "river_job", Privileges: []string{"DELETE"}, Optional: true, Why: "delete redeliveries that failed, once their end is in the dead letter: River UI lists one job for each work that is undone"},

@@ -415,7 +415,7 @@ func TestRun_redeliveryThatIsDeleted(t *testing.T) {
 	run := b.start(replay.Request{All: true, Concurrency: 1})
 	b.once()
 	b.exec("DELETE FROM river_job WHERE state = 'available'")
-	_, err := b.store.SweepLeases(t.Context(), uuid.Nil)
+	_, err := b.store.SweepRedeliveries(t.Context(), uuid.Nil)
 	require.NoError(t, err)
 	b.once()
 	require.EqualValues(t, 2, b.get(run).Replayed)

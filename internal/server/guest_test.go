@@ -156,7 +156,7 @@ func TestGuest(t *testing.T) {
 	idle := 0
 	for _, part := range health.Parts {
 		switch part.Name {
-		case "dlq-workers", "gates", "retention", "presence", "leases", "rollups":
+		case "dlq-workers", "gates", "retention", "presence", "redeliveries", "rollups":
 			require.Contains(t, part.Detail, "idle: dlqd was detached", part.Name)
 			idle++
 		case "schema":

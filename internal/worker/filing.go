@@ -230,10 +230,11 @@ func (w *Worker) fileDecided(ctx context.Context, tx transaction, rows []dbsqlc.
 		return nil, soonest, err
 	}
 	decide := decisions{}
+	actions := map[uuid.UUID]string{}
 	for i := range rows {
 		row := &rows[i]
 		d := by.decide(row, made.of[row.ID])
-		counts[decide.add(row.ID, &d)]++
+		actions[row.ID] = decide.add(row.ID, &d)
 		if d.Strategy == strategy.Manual {
 			parked = append(parked, parkedBy(row, &d))
 		} else if soonest.IsZero() || d.Next.Before(soonest) {
@@ -245,6 +246,9 @@ func (w *Worker) fileDecided(ctx context.Context, tx transaction, rows []dbsqlc.
 		return nil, soonest, fmt.Errorf("file: %w", err)
 	}
 	counts["filed"] += len(filed)
+	for _, id := range filed {
+		counts[actions[id]]++
+	}
 	if len(filed) < len(rows) { // jobs that failed again
 		ids := column(rows, func(r *dbsqlc.ClaimDueRow) uuid.UUID { return r.ID })
 		repeats, err := tx.FileRepeats(ctx, ids)

@@ -61,9 +61,10 @@ func TestFile_decides(t *testing.T) {
 func TestFile_furtherFailureOfAHeldEntry(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	told := 0
+	told, observed := 0, map[string]int{}
 	b.worker = worker.New(worker.Config{
 		Store: b.store, Planner: builtIn, Logger: slog.New(slog.DiscardHandler), Name: "test", Parked: func(p []worker.Parked) { told += len(p) },
+		Observe: func(action string, n int, _ time.Duration) { observed[action] += n },
 	})
 	b.fail(2, "card was declined")
 	b.file()
@@ -85,6 +86,7 @@ func TestFile_furtherFailureOfAHeldEntry(t *testing.T) {
 	b.file()
 	require.Zero(t, b.count("SELECT count(*) FROM dlq.dead_letter_inbox"))
 	require.Equal(t, 1, told)
+	require.Equal(t, map[string]int{"filed": 1, "parked": 1, "repeated": 1}, observed)
 	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_transitions WHERE reason LIKE '%failed again'"))
 }
 

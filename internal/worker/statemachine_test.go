@@ -331,7 +331,7 @@ func (m *machine) lose() {
 		return
 	}
 	m.do("DELETE FROM river_job WHERE id = $1", e.live)
-	_, err := m.store.SweepLeases(m.Context(), uuid.Nil)
+	_, err := m.store.SweepRedeliveries(m.Context(), uuid.Nil)
 	require.NoError(m.rt, err)
 	e.status, e.undecided, e.live = deadletter.Pending, true, 0
 }

@@ -149,7 +149,7 @@ func New(config Config) *Worker {
 	return w
 }
 
-// Loops are what a worker does, each at its own pace: a backlog that is due holds up neither new failures nor leases nor gates nor
+// Loops are what a worker does, each at its own pace: a backlog that is due holds up neither new failures nor redeliveries nor gates nor
 // smart retry. A batch or a release that is under way at a stop ends by itself: it is one short transaction.
 func (w *Worker) Loops() []*background.Loop {
 	loops := []*background.Loop{
@@ -166,7 +166,7 @@ func (w *Worker) Loops() []*background.Loop {
 		}),
 		w.batches,
 		background.New(background.Config{
-			Name: "leases", Interval: w.config.SweepInterval, Once: background.Each(w.sweep),
+			Name: "redeliveries", Interval: w.config.SweepInterval, Once: background.Each(w.sweep),
 			Failing: "DLQ worker: redeliveries whose end nobody saw are not looked for",
 		}),
 		background.New(background.Config{
@@ -621,15 +621,15 @@ func (j *judged) decide(row *dbsqlc.ClaimDueRow, d strategy.Decision) strategy.D
 // sweep looks at the jobs of some of the entries in dlq_processing, and goes on after them the next time.
 func (w *Worker) sweep(ctx context.Context) error {
 	for range sweepPages {
-		found, err := w.config.Store.SweepLeases(ctx, w.swept)
+		found, err := w.config.Store.SweepRedeliveries(ctx, w.swept)
 		if err != nil {
 			return err
 		}
 		if found.Settled+found.Requeued > 0 {
 			w.config.Logger.Warn("DLQ worker: redeliveries whose end nobody saw", "settled", found.Settled, "requeued", found.Requeued)
 		}
-		w.config.Observe("lease_settled", int(found.Settled), 0)
-		w.config.Observe("lease_requeued", int(found.Requeued), 0)
+		w.config.Observe("settled", int(found.Settled), 0)
+		w.config.Observe("requeued", int(found.Requeued), 0)
 		w.swept = found.Last
 		if found.Last == uuid.Nil {
 			return nil

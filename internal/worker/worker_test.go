@@ -415,7 +415,7 @@ func run(t *testing.T, w *worker.Worker) (stop func()) {
 	return stop
 }
 
-// TestWorker_aBacklogHoldsUpNothing has every batch full, for good: leases and smart retry have their turns all the same.
+// TestWorker_aBacklogHoldsUpNothing has every batch full, for good: the sweep and smart retry have their turns all the same.
 func TestWorker_aBacklogHoldsUpNothing(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -432,7 +432,7 @@ func TestWorker_aBacklogHoldsUpNothing(t *testing.T) {
 			case action == "decided" && n > 0:
 				b.fail(2, "timeout") // the next one
 				begun.Do(func() { close(batches) })
-			case action == "lease_requeued" && n > 0:
+			case action == "requeued" && n > 0:
 				close(swept)
 			case action == "redelivered" && n > 0:
 				close(probed)

@@ -480,21 +480,21 @@ func (q *Queries) RestoreEntries(ctx context.Context, arg RestoreEntriesParams) 
 	return entries, err
 }
 
-const SweepLeases = `-- name: SweepLeases :one
+const SweepRedeliveries = `-- name: SweepRedeliveries :one
 SELECT l.looked::integer AS looked, coalesce(l.last, '00000000-0000-0000-0000-000000000000')::uuid AS last, l.settled::integer AS settled, l.requeued::integer AS requeued
-FROM dlq.requeue_expired_leases(1000, $1::uuid) l
+FROM dlq.sweep_redeliveries(1000, $1::uuid) l
 `
 
-type SweepLeasesRow struct {
+type SweepRedeliveriesRow struct {
 	Looked   int32
 	Last     uuid.UUID
 	Settled  int32
 	Requeued int32
 }
 
-func (q *Queries) SweepLeases(ctx context.Context, after uuid.UUID) (SweepLeasesRow, error) {
-	row := q.db.QueryRow(ctx, SweepLeases, after)
-	var i SweepLeasesRow
+func (q *Queries) SweepRedeliveries(ctx context.Context, after uuid.UUID) (SweepRedeliveriesRow, error) {
+	row := q.db.QueryRow(ctx, SweepRedeliveries, after)
+	var i SweepRedeliveriesRow
 	err := row.Scan(
 		&i.Looked,
 		&i.Last,
