@@ -203,10 +203,12 @@ func (c *check) make(ctx context.Context, m *postgres.Migrator) Finding {
 func objects(ctx context.Context, m *postgres.Migrator) Finding {
 	const name = "tables and functions"
 	drift, err := m.Drift(ctx)
-	if pgErr, ok := errors.AsType[*pgconn.PgError](err); ok && pgErr.Code == "42501" {
-		return Finding{Name: name, OK: true, Detail: "were not compared with what this dlqd makes, which takes the right to create a schema in this database, for the moment: " + pgErr.Message}
+	if pgErr, ok := errors.AsType[*pgconn.PgError](err); ok && (pgErr.Code == "42501" || pgErr.Code == "25006") { // lacks the right, or only reads
+		return Finding{Name: name, OK: true, Detail: "were not compared with what this dlqd makes, which takes a server that is no standby and the right to create a schema, for the moment: " + pgErr.Message}
 	}
 	switch {
+	case errors.Is(err, postgres.ErrManyLocks):
+		return Finding{Name: name, OK: true, Detail: "were not compared with what this dlqd makes: " + err.Error()}
 	case err != nil:
 		return Finding{Name: name, Detail: "could not be compared with what this dlqd makes: " + err.Error(), Do: "what the message says"}
 	case len(drift) > 0:

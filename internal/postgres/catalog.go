@@ -48,6 +48,12 @@ SELECT 'type ' || t.typname, '', string_agg(e.enumlabel, ', ' ORDER BY e.enumsor
 // object is something in a schema.
 type object struct{ name, table, definition string }
 
+// driftLocks is how many of the server's locks a comparison may take, at most (measured: 722): it is not made where so many are not free.
+const driftLocks = 1000
+
+// ErrManyLocks is returned by [Migrator.Drift] where it would take locks that others may need.
+var ErrManyLocks = errors.New("too many of the server's locks are held at the moment (max_locks_per_transaction)")
+
 // errMade ends the transaction in which a schema was made to be looked at.
 var errMade = errors.New("made, and looked at")
 
@@ -57,6 +63,14 @@ func (m *Migrator) Drift(ctx context.Context) ([]string, error) {
 	ctx = Unbounded(ctx)
 	var is, should map[string]object
 	err := m.inTx(ctx, func(tx pgx.Tx) (err error) {
+		var free bool
+		if err := tx.QueryRow(ctx, `SELECT (SELECT count(*) FROM pg_locks) + $1 < current_setting('max_locks_per_transaction')::integer
+			* (current_setting('max_connections')::integer + current_setting('max_prepared_transactions')::integer)`, driftLocks).Scan(&free); err != nil {
+			return err
+		}
+		if !free {
+			return ErrManyLocks
+		}
 		if is, err = m.catalog(ctx, tx, m.Schemas); err != nil {
 			return err
 		}
@@ -82,7 +96,7 @@ func (m *Migrator) Drift(ctx context.Context) ([]string, error) {
 // makeBeside makes dlqd's schema as it is before anything is done in it, on the River that is there; but for the triggers on River's
 // table, which a table like it has, in a schema of its own.
 func (m *Migrator) makeBeside(ctx context.Context, tx pgx.Tx, beside Schemas) error {
-	if _, err := tx.Exec(ctx, fmt.Sprintf("CREATE SCHEMA %[1]s; CREATE SCHEMA %[2]s; CREATE TABLE %[2]s.river_job (LIKE %[3]s.river_job)", beside.DLQ, beside.River, m.Schemas.River)); err != nil {
+	if _, err := tx.Exec(ctx, fmt.Sprintf("SET LOCAL lock_timeout = '2s'; CREATE SCHEMA %[1]s; CREATE SCHEMA %[2]s; CREATE TABLE %[2]s.river_job (LIKE %[3]s.river_job)", beside.DLQ, beside.River, m.Schemas.River)); err != nil {
 		return err
 	}
 	names, err := fs.Glob(db.Migrations, "migrations/*.sql")
