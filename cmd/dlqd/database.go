@@ -51,7 +51,12 @@ func printStatus(cmd *cobra.Command, m *postgres.Migrator) error {
 	if err != nil {
 		return err
 	}
+	where, err := m.Where(cmd.Context())
+	if err != nil {
+		return err
+	}
 	out := cmd.OutOrStdout()
+	_, _ = fmt.Fprintf(out, "database %s\n", where)
 	_, _ = fmt.Fprintf(out, "River (schema %s): version %d of %d\n", m.Schemas.River, s.RiverVersion, s.RiverLatest)
 	_, _ = fmt.Fprintf(out, "dlqd (schema %s): version %d of %d; functions and triggers current: %t\n", m.Schemas.DLQ, s.Version, s.Latest, s.CodeInstalled)
 	if s.Attached {

@@ -18,7 +18,7 @@ func newDoctor() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "doctor",
 		Short: "Look for what goes wrong slowly, and say what to do",
-		Long: "Doctor looks at the schema, triggers, partitions, long transactions, replication slots, dead rows, River's state, redeliveries,\n" +
+		Long: "Doctor looks at the schema and all that is in it, triggers, partitions, long transactions, replication slots, dead rows, River's state, redeliveries,\n" +
 			"clocks and the policy. It changes nothing, and fails where something is wrong.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {

@@ -4,11 +4,13 @@ package doctor
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/dlqd/dlqd/internal/postgres"
 )
@@ -25,6 +27,7 @@ const (
 	maxUnfiledAge     = time.Minute
 	minDaysAhead      = 2 // partitions of the audit trail
 	maxRollupLag      = 5 * time.Minute
+	maxDrift          = 20 // differences that are named
 )
 
 // Finding is what one check found.
@@ -44,6 +47,10 @@ type check struct {
 	// ok and found format number and text; do says what to do.
 	ok, found, do string
 }
+
+// oldest is the oldest transaction of all programs but dlqd (<>), or of dlqd (=), beyond an age in seconds.
+const oldest = `SELECT coalesce(extract(epoch FROM max(now() - xact_start)), 0)::float8, coalesce((array_agg('pid ' || pid || ', ' || coalesce(application_name, '') ORDER BY xact_start))[1], '')
+	FROM pg_stat_activity WHERE coalesce(application_name, '') %s '` + postgres.ApplicationName + `' AND xact_start < now() - interval '%d seconds' AND backend_type = 'client backend'`
 
 var checks = []check{
 	{
@@ -78,10 +85,20 @@ var checks = []check{
 		"run a dlqd with DLQ workers; what does its log say? SELECT pg_blocking_pids(pid), * FROM pg_stat_activity shows who holds what",
 	},
 	{
-		"partitions", `SELECT coalesce(extract(epoch FROM max(dlq.partition_end(c.oid)) - now()) / 86400, 0)::float8, '' FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
-			WHERE i.inhparent = 'dlq.dead_letter_transitions'::regclass`,
+		"dlqd's triggers", `SELECT count(*)::float8, coalesce(string_agg(t.tgname || ' on ' || c.relname, ', ' ORDER BY c.relname, t.tgname), '') FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid
+			WHERE c.relnamespace = (SELECT s.relnamespace FROM pg_class s WHERE s.oid = 'dlq.settings'::regclass) AND NOT t.tgisinternal AND t.tgenabled NOT IN ('O', 'A')`,
+		func(n float64) bool { return n > 0 },
+		"are enabled", "are not enabled: %[2]s. Moves are not checked, or leave no audit row",
+		"ALTER TABLE … ENABLE TRIGGER …, as the owner of dlqd's schema; what was done meanwhile is not in the trail",
+	},
+	{
+		"partitions", `SELECT min(p.ahead)::float8, (array_agg(p.parent ORDER BY p.ahead))[1] FROM (
+				SELECT s.parent::regclass::text AS parent, coalesce(extract(epoch FROM max(dlq.partition_end(i.inhrelid)) - now()) / 86400, 0) AS ahead
+				FROM unnest(ARRAY['dlq.dead_letter_transitions', 'dlq.dead_letter_resolved', 'dlq.dead_letter_failed', 'dlq.dead_letter_archived']) s (parent)
+				LEFT JOIN pg_inherits i ON i.inhparent = s.parent::regclass
+				GROUP BY s.parent) p`,
 		func(n float64) bool { return n < minDaysAhead },
-		"made %.0[1]f days ahead", "made only %.1[1]f days ahead",
+		"made %.0[1]f days ahead", "of %[2]s made only %.1[1]f days ahead",
 		"a dlqd that serves makes them every hour: is one running, and what does its log say? CALL dlq.ensure_partitions() makes them now",
 	},
 	{
@@ -98,11 +115,16 @@ var checks = []check{
 		"CALL dlq.ensure_partitions() moves them to their months",
 	},
 	{
-		"transactions", fmt.Sprintf(`SELECT coalesce(extract(epoch FROM max(now() - xact_start)), 0)::float8, coalesce((array_agg('pid ' || pid || ', ' || coalesce(application_name, '') ORDER BY xact_start))[1], '')
-			FROM pg_stat_activity WHERE xact_start < now() - interval '%d seconds' AND backend_type = 'client backend'`, int(maxTransactionAge.Seconds())),
+		"transactions", fmt.Sprintf(oldest, "<>", int(maxTransactionAge.Seconds())),
 		func(n float64) bool { return n > 0 },
 		"none is older than ten minutes", "one is open for %.0[1]f s (%[2]s): vacuum cannot take dead rows away meanwhile",
 		"end it: SELECT pg_terminate_backend(pid)",
+	},
+	{
+		"dlqd's transactions", fmt.Sprintf(oldest, "=", int(maxTransactionAge.Seconds())),
+		func(n float64) bool { return n > 0 },
+		"none is older than ten minutes", "one is open for %.0[1]f s (%[2]s): vacuum cannot take dead rows away meanwhile",
+		"leave it if that dlqd is at something large (a migration, an erasure, a backfill): its log says what. A process that hangs, restart",
 	},
 	{
 		"replication slots", `SELECT coalesce(max(pg_wal_lsn_diff(CASE WHEN pg_is_in_recovery() THEN pg_last_wal_receive_lsn() ELSE pg_current_wal_lsn() END, restart_lsn)), 0)::float8,
@@ -162,7 +184,7 @@ func Examine(ctx context.Context, m *postgres.Migrator) []Finding {
 	for _, c := range checks {
 		findings = append(findings, c.make(ctx, m))
 	}
-	return findings
+	return append(findings, objects(ctx, m))
 }
 
 func (c *check) make(ctx context.Context, m *postgres.Migrator) Finding {
@@ -172,9 +194,32 @@ func (c *check) make(ctx context.Context, m *postgres.Migrator) Finding {
 		return Finding{Name: c.name, Detail: "could not be looked at: " + err.Error(), Do: "look at it as a role that may"}
 	}
 	if c.bad(n) {
-		return Finding{Name: c.name, Detail: sentence(c.found, n, text), Do: c.do}
+		return Finding{Name: c.name, Detail: sentence(m.Schemas.Render(c.found), n, text), Do: m.Schemas.Render(c.do)}
 	}
-	return Finding{Name: c.name, OK: true, Detail: sentence(c.ok, n, text)}
+	return Finding{Name: c.name, OK: true, Detail: sentence(m.Schemas.Render(c.ok), n, text)}
+}
+
+// objects compares everything in dlqd's schema with what this program makes.
+func objects(ctx context.Context, m *postgres.Migrator) Finding {
+	const name = "tables and functions"
+	drift, err := m.Drift(ctx)
+	if pgErr, ok := errors.AsType[*pgconn.PgError](err); ok && (pgErr.Code == "42501" || pgErr.Code == "25006") { // lacks the right, or only reads
+		return Finding{Name: name, OK: true, Detail: "were not compared with what this dlqd makes, which takes a server that is no standby and the right to create a schema, for the moment: " + pgErr.Message}
+	}
+	switch {
+	case errors.Is(err, postgres.ErrManyLocks):
+		return Finding{Name: name, OK: true, Detail: "were not compared with what this dlqd makes: " + err.Error()}
+	case err != nil:
+		return Finding{Name: name, Detail: "could not be compared with what this dlqd makes: " + err.Error(), Do: "what the message says"}
+	case len(drift) > 0:
+		more := ""
+		if len(drift) > maxDrift {
+			more = fmt.Sprintf(" and %d more", len(drift)-maxDrift)
+			drift = drift[:maxDrift]
+		}
+		return Finding{Name: name, Detail: "differ from what this dlqd makes: " + strings.Join(drift, "; ") + more, Do: "somebody changed them. Functions, views and triggers: dlqd detach, then dlqd migrate up (or dlqd attach); take back by hand what was changed of tables"}
+	}
+	return Finding{Name: name, OK: true, Detail: "are those that this dlqd makes"}
 }
 
 // sentence fills in what a format asks for, and nothing else.
@@ -199,8 +244,8 @@ func clock(ctx context.Context, m *postgres.Migrator) Finding {
 
 // where says which database was looked at.
 func where(ctx context.Context, m *postgres.Migrator) Finding {
-	var text string
-	if err := m.Pool.QueryRow(ctx, `SELECT format('%s at %s, as %s; Postgres %s', current_database(), coalesce(host(inet_server_addr()), 'a local socket'), current_user, current_setting('server_version'))`).Scan(&text); err != nil {
+	text, err := m.Where(ctx)
+	if err != nil {
 		return Finding{Name: "database", Detail: "could not be looked at: " + err.Error(), Do: "is it there?"}
 	}
 	return Finding{Name: "database", OK: true, Detail: fmt.Sprintf("%s; River in schema %s, dlqd in schema %s", text, m.Schemas.River, m.Schemas.DLQ)}

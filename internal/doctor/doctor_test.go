@@ -1,6 +1,7 @@
 package doctor_test
 
 import (
+	"fmt"
 	"log/slog"
 	"testing"
 
@@ -42,26 +43,46 @@ func TestExamine(t *testing.T) {
 		}
 	}
 
-	for _, ill := range []struct{ name, sql, cure, says string }{
+	// Each round has what can be wrong at once.
+	type ill struct{ name, sql, cure, says string }
+	for _, round := range [][]ill{{
 		{"triggers", "ALTER TABLE river_job DISABLE TRIGGER dlq_capture", "ALTER TABLE river_job ENABLE TRIGGER dlq_capture", "dlq_capture is disabled, dlq_follow is enabled"},
-		{"triggers", "ALTER TABLE river_job ENABLE REPLICA TRIGGER dlq_follow", "ALTER TABLE river_job ENABLE TRIGGER dlq_follow", "dlq_follow is enabled for replicas only"},
 		{"capture", "SELECT dlq.set_capture('off', p_actor => 'kim', p_note => 'stuck')", "SELECT dlq.set_capture('on')", "is off, by kim since"},
-		{"capture", "SELECT dlq.set_capture('strict')", "SELECT dlq.set_capture('on')", "is strict, by"},
-		{"reconciler", "UPDATE dlq.reconcile_looks SET done_at = now() - interval '10 minutes'", "SELECT dlq.reconcile()", "has not looked for 600 s"},
+		{"reconciler", "UPDATE dlq.reconcile_looks SET done_at = now() - interval '10 minutes'", "SELECT dlq.reconcile()", "has not looked for 60"},
 		{"filing", "INSERT INTO dlq.job_facts (job_id, job_created_at, fact, at) VALUES (1, now(), 'retried', now() - interval '1 hour')", "DELETE FROM dlq.job_facts", "1 ends of redeliveries"},
 		{"River's leader", "DELETE FROM river_leader", "INSERT INTO river_leader (leader_id, elected_at, expires_at) VALUES ('me', now(), now() + interval '1 hour')", "there is none"},
 		{"jobs", "INSERT INTO river_job (kind, args, max_attempts, scheduled_at) VALUES ('k', '{}', 1, now() - interval '2 hours')", "DELETE FROM river_job", "1 wait for more than an hour (queue default)"},
-		{"default partitions", "INSERT INTO dlq.dead_letter_transitions_default (at, entry_id, to_status, actor, queue, kind) VALUES (now() + interval '400 days', gen_random_uuid(), 'dlq_pending', 'a', 'q', 'k')", "DELETE FROM dlq.dead_letter_transitions_default", "1 rows came while"},
+		{"default partitions", "INSERT INTO dlq.dead_letter_transitions_default (at, entry_id, to_status, actor, queue, kind) VALUES (now() + interval '400 days', gen_random_uuid(), 'dlq_pending', 'a', 'q', 'k')", "ALTER TABLE dlq.dead_letter_transitions_default DISABLE TRIGGER USER; DELETE FROM dlq.dead_letter_transitions_default; ALTER TABLE dlq.dead_letter_transitions_default ENABLE TRIGGER USER", "1 rows came while"},
 		{"circuit breakers", "SELECT dlq.open_breaker('destination:x')", "SELECT dlq.reset_breaker('destination:x')", "a person holds open: destination:x"},
+		{"dlqd's triggers", "ALTER TABLE dlq.dead_letter_queue DISABLE TRIGGER dead_letter_move", "ALTER TABLE dlq.dead_letter_queue ENABLE TRIGGER dead_letter_move", "dead_letter_move on dead_letter_queue"},
+		{"tables and functions", "ALTER TABLE dlq.dead_letter_transitions DISABLE TRIGGER USER", "ALTER TABLE dlq.dead_letter_transitions ENABLE TRIGGER USER", "trigger transitions_append_only on dead_letter_transitions is disabled"},
+		{"tables and functions", "ALTER FUNCTION dlq.origin(text) COST 7", "ALTER FUNCTION dlq.origin(text) COST 100", "function origin(p_actor text) is otherwise"},
+		{"tables and functions", "ALTER INDEX dlq.dead_letter_open_due RENAME TO x", "ALTER INDEX dlq.x RENAME TO dead_letter_open_due", "index dead_letter_open_due is missing"},
+		{"tables and functions", "ALTER TABLE dlq.dead_letter_inbox ADD CONSTRAINT mine CHECK (queue <> 'x')", "ALTER TABLE dlq.dead_letter_inbox DROP CONSTRAINT mine", "constraint mine on dead_letter_inbox was added by somebody"},
+		{"tables and functions", "ALTER TABLE dlq.settings ALTER value DROP NOT NULL", "ALTER TABLE dlq.settings ALTER value SET NOT NULL", "column settings.value is otherwise"},
+		{"tables and functions", "ALTER TABLE dlq.job_facts ADD note text", "ALTER TABLE dlq.job_facts DROP note", "column job_facts.note was added by somebody"},
+		{"partitions", `DO $$ DECLARE p text; BEGIN FOR p IN SELECT inhrelid::regclass FROM pg_inherits JOIN pg_class ON pg_class.oid = inhrelid
+			WHERE inhparent = 'dlq.dead_letter_resolved'::regclass AND relname ~ '[0-9]$' LOOP EXECUTE 'DROP TABLE ' || p; END LOOP; END $$`, "CALL dlq.ensure_partitions()", "of dlq.dead_letter_resolved made only 0.0 days ahead"},
+	}, {
+		{"tables and functions", "SELECT 1", "SELECT 1", "trigger dlq_follow on river_job is for replicas only"}, // as the next
+		{"triggers", "ALTER TABLE river_job ENABLE REPLICA TRIGGER dlq_follow", "ALTER TABLE river_job ENABLE TRIGGER dlq_follow", "dlq_follow is enabled for replicas only"},
+		{"capture", "SELECT dlq.set_capture('strict')", "SELECT dlq.set_capture('on')", "is strict, by"},
 		{"partitions", `DO $$ DECLARE p text; BEGIN FOR p IN SELECT inhrelid::regclass FROM pg_inherits JOIN pg_class ON pg_class.oid = inhrelid
 			WHERE inhparent = 'dlq.dead_letter_transitions'::regclass AND relname ~ '[0-9]$' LOOP EXECUTE 'DROP TABLE ' || p; END LOOP; END $$`, "CALL dlq.ensure_partitions()", "made only 0.0 days ahead"},
-	} {
-		exec(ill.sql)
-		f := examine(t, pool)[ill.name]
-		require.False(t, f.OK, ill.name)
-		require.Contains(t, f.Detail, ill.says)
-		exec(ill.cure)
-		require.True(t, examine(t, pool)[ill.name].OK, ill.name)
+	}} {
+		for _, ill := range round {
+			exec(ill.sql)
+		}
+		found := examine(t, pool)
+		for _, ill := range round {
+			require.False(t, found[ill.name].OK, ill.name)
+			require.Contains(t, found[ill.name].Detail, ill.says)
+			exec(ill.cure)
+		}
+		found = examine(t, pool)
+		for _, ill := range round {
+			require.True(t, found[ill.name].OK, "%s: %s", ill.name, found[ill.name].Detail)
+		}
 	}
 	require.Contains(t, examine(t, postgrestest.Open(t, postgrestest.Empty(t)))["schema"].Detail, "dlqd migrate up")
 }
@@ -92,4 +113,23 @@ func TestExamine_rights(t *testing.T) {
 	found = examine(t, pool)
 	require.Contains(t, found["rights"].Do, "GRANT INSERT ON TABLE public.river_job TO "+g.DLQDRole)
 	require.Contains(t, found["row level security"].Detail, "hides rows of river_job")
+}
+
+// What it says is of the schemas that it looked at.
+func TestExamine_otherSchemas(t *testing.T) {
+	t.Parallel()
+	m := &postgres.Migrator{Pool: postgrestest.Open(t, postgrestest.Empty(t)), Schemas: postgres.Schemas{DLQ: "office", River: "jobs"}, Logger: slog.New(slog.DiscardHandler)}
+	require.NoError(t, m.Up(t.Context()))
+	examine := func() (findings []doctor.Finding) { return doctor.Examine(t.Context(), m) }
+	for _, f := range examine() {
+		require.Regexp(t, `^(ok true|River's leader|transactions|replication slots)`, fmt.Sprintf("%s", map[bool]string{true: "ok true", false: f.Name}[f.OK]), f.Detail)
+	}
+	_, err := m.Pool.Exec(t.Context(), "SELECT office.set_capture('off'); UPDATE office.reconcile_looks SET done_at = now() - interval '10 minutes'; ALTER TABLE office.dead_letter_queue DISABLE TRIGGER USER; TRUNCATE office.rollup_state")
+	require.NoError(t, err)
+	for _, f := range examine() {
+		require.NotRegexp(t, `\b(dlq|river)\.[a-z]`, f.Detail+f.Do, f.Name)
+	}
+	var left int
+	require.NoError(t, m.Pool.QueryRow(t.Context(), "SELECT count(*) FROM pg_namespace WHERE nspname LIKE 'dlqd_doctor%'").Scan(&left))
+	require.Zero(t, left, "what was made to be compared is gone")
 }

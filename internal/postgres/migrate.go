@@ -157,6 +157,13 @@ func (m *Migrator) Installed(ctx context.Context) (bool, error) {
 	return there, err
 }
 
+// Where says which database it is: its name, the server's address and version, and as whom it is used.
+func (m *Migrator) Where(ctx context.Context) (string, error) {
+	var text string
+	err := m.Pool.QueryRow(ctx, `SELECT format('%s at %s, as %s; Postgres %s', current_database(), coalesce(host(inet_server_addr()), 'a local socket'), current_user, current_setting('server_version'))`).Scan(&text)
+	return text, err
+}
+
 // Status says where the database stands.
 func (m *Migrator) Status(ctx context.Context) (MigrationStatus, error) { return m.status(ctx) }
 

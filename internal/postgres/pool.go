@@ -16,6 +16,9 @@ import (
 // DefaultMaxConns bounds a pool whose URL names no pool_max_conns: River's completer, fetches and the API share it.
 const DefaultMaxConns = 20
 
+// ApplicationName is what dlqd's sessions call themselves, unless the URL says otherwise.
+const ApplicationName = "dlqd"
+
 // ProcessName names this process in what it writes to the database: host and process id.
 func ProcessName() string {
 	host, err := os.Hostname()
@@ -40,7 +43,7 @@ func openLimited(ctx context.Context, url string, maxConns int32, limit time.Dur
 		config.MaxConns = maxConns
 	}
 	if config.ConnConfig.RuntimeParams["application_name"] == "" {
-		config.ConnConfig.RuntimeParams["application_name"] = "dlqd"
+		config.ConnConfig.RuntimeParams["application_name"] = ApplicationName
 	}
 	config.ConnConfig.Tracer = timeouts{limit}
 	// A job that a policy hides would look like one that is gone: with row_security off, that is an error instead. And what dlqd

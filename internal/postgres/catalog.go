@@ -1,0 +1,174 @@
+package postgres
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/dlqd/dlqd/db"
+)
+
+// catalogSQL lists what is in dlqd's schema ($1), and its triggers on River's ($2), each with its definition and the table that it
+// is of. Partitions' copies of what their table has are left out.
+const catalogSQL = `
+WITH tables AS (
+    SELECT c.* FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = $1 AND c.relkind IN ('r', 'p')
+)
+SELECT 'table ' || c.relname, c.relname::text, concat_ws(' ', c.relkind, c.relpersistence, CASE WHEN c.relrowsecurity THEN 'with row level security' END) FROM tables c
+UNION ALL
+SELECT 'column ' || c.relname || '.' || a.attname, c.relname, concat_ws(' ', format_type(a.atttypid, a.atttypmod), CASE WHEN a.attnotnull THEN 'NOT NULL' END, nullif(a.attidentity, ''), nullif(a.attgenerated, ''), pg_get_expr(d.adbin, d.adrelid))
+FROM tables c JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped LEFT JOIN pg_attrdef d ON d.adrelid = c.oid AND d.adnum = a.attnum
+UNION ALL
+SELECT 'constraint ' || k.conname || ' on ' || c.relname, c.relname, pg_get_constraintdef(k.oid) FROM tables c JOIN pg_constraint k ON k.conrelid = c.oid AND k.contype IN ('c', 'f', 'p', 'u', 'x') AND k.conparentid = 0 AND k.conislocal
+UNION ALL
+SELECT 'index ' || i.relname, c.relname, pg_get_indexdef(i.oid) || CASE WHEN x.indisvalid THEN '' ELSE ' (not valid)' END FROM tables c JOIN pg_index x ON x.indrelid = c.oid JOIN pg_class i ON i.oid = x.indexrelid AND NOT i.relispartition
+UNION ALL
+SELECT 'trigger ' || t.tgname || ' on ' || c.relname, c.relname, pg_get_triggerdef(t.oid) || CASE t.tgenabled WHEN 'D' THEN ' (disabled)' WHEN 'R' THEN ' (for replicas only)' ELSE '' END
+FROM tables c JOIN pg_trigger t ON t.tgrelid = c.oid AND NOT t.tgisinternal AND t.tgparentid = 0
+UNION ALL
+SELECT 'trigger ' || t.tgname || ' on ' || c.relname, c.relname, pg_get_triggerdef(t.oid) || CASE t.tgenabled WHEN 'D' THEN ' (disabled)' WHEN 'R' THEN ' (for replicas only)' ELSE '' END
+FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid JOIN pg_namespace n ON n.oid = c.relnamespace JOIN pg_proc p ON p.oid = t.tgfoid JOIN pg_namespace f ON f.oid = p.pronamespace
+WHERE n.nspname = $2 AND f.nspname = $1
+UNION ALL
+SELECT 'rule ' || r.rulename || ' on ' || c.relname, c.relname, pg_get_ruledef(r.oid) FROM tables c JOIN pg_rewrite r ON r.ev_class = c.oid
+UNION ALL
+SELECT 'view ' || c.relname, '', pg_get_viewdef(c.oid) FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = $1 AND c.relkind = 'v'
+UNION ALL
+SELECT CASE p.prokind WHEN 'p' THEN 'procedure ' ELSE 'function ' END || p.proname || '(' || pg_get_function_identity_arguments(p.oid) || ')', '', pg_get_functiondef(p.oid)
+FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace WHERE n.nspname = $1 AND p.prokind IN ('f', 'p') AND p.proname NOT IN ('capture_mode', 'capture_limit') -- which dlq.set_capture writes
+UNION ALL
+SELECT 'type ' || t.typname, '', string_agg(e.enumlabel, ', ' ORDER BY e.enumsortorder) FROM pg_type t JOIN pg_namespace n ON n.oid = t.typnamespace JOIN pg_enum e ON e.enumtypid = t.oid WHERE n.nspname = $1 GROUP BY t.typname`
+
+// object is something in a schema.
+type object struct{ name, table, definition string }
+
+// driftLocks is how many of the server's locks a comparison may take, at most (measured: 722): it is not made where so many are not free.
+const driftLocks = 1000
+
+// ErrManyLocks is returned by [Migrator.Drift] where it would take locks that others may need.
+var ErrManyLocks = errors.New("too many of the server's locks are held at the moment (max_locks_per_transaction)")
+
+// errMade ends the transaction in which a schema was made to be looked at.
+var errMade = errors.New("made, and looked at")
+
+// Drift compares dlqd's schema with what this program's migrations and code make, which it makes beside it in a transaction
+// that it takes back. It lists what is missing, is otherwise, or was added to dlqd's tables.
+func (m *Migrator) Drift(ctx context.Context) ([]string, error) {
+	ctx = Unbounded(ctx)
+	var is, should map[string]object
+	err := m.inTx(ctx, func(tx pgx.Tx) (err error) {
+		var free bool
+		if err := tx.QueryRow(ctx, `SELECT (SELECT count(*) FROM pg_locks) + $1 < current_setting('max_locks_per_transaction')::integer
+			* (current_setting('max_connections')::integer + current_setting('max_prepared_transactions')::integer)`, driftLocks).Scan(&free); err != nil {
+			return err
+		}
+		if !free {
+			return ErrManyLocks
+		}
+		if is, err = m.catalog(ctx, tx, m.Schemas); err != nil {
+			return err
+		}
+		var id string
+		if err := tx.QueryRow(ctx, "SELECT pg_backend_pid()::text").Scan(&id); err != nil {
+			return err
+		}
+		beside := Schemas{DLQ: "dlqd_doctor_" + id, River: "dlqd_doctor_" + id + "_river"}
+		if err := m.makeBeside(ctx, tx, beside); err != nil {
+			return err
+		}
+		if should, err = m.catalog(ctx, tx, beside); err != nil {
+			return err
+		}
+		return errMade
+	})
+	if !errors.Is(err, errMade) {
+		return nil, err
+	}
+	return differences(should, is), nil
+}
+
+// makeBeside makes dlqd's schema as it is before anything is done in it, on the River that is there; but for the triggers on River's
+// table, which a table like it has, in a schema of its own.
+func (m *Migrator) makeBeside(ctx context.Context, tx pgx.Tx, beside Schemas) error {
+	if _, err := tx.Exec(ctx, fmt.Sprintf("SET LOCAL lock_timeout = '2s'; CREATE SCHEMA %[1]s; CREATE SCHEMA %[2]s; CREATE TABLE %[2]s.river_job (LIKE %[3]s.river_job)", beside.DLQ, beside.River, m.Schemas.River)); err != nil {
+		return err
+	}
+	names, err := fs.Glob(db.Migrations, "migrations/*.sql")
+	if err != nil {
+		return err
+	}
+	made := &Migrator{Schemas: Schemas{DLQ: beside.DLQ, River: m.Schemas.River}}
+	var files []codeFile
+	for _, name := range names {
+		raw, err := db.Migrations.ReadFile(name)
+		if err != nil {
+			return err
+		}
+		up, _, _ := strings.Cut(string(raw), "-- +goose Down")
+		files = append(files, codeFile{name, made.Schemas.Render(up)})
+	}
+	code, _ := made.code()
+	files = append(files, code...)
+	files = append(files, codeFile{"triggers.sql", made.Schemas.Render(db.Triggers)}, codeFile{"river_triggers.sql", beside.Render(db.RiverTriggers)})
+	for _, file := range files {
+		if _, err := tx.Exec(ctx, file.sql); err != nil {
+			return fmt.Errorf("%s: %w%s", file.name, err, position(err, file.sql))
+		}
+	}
+	return nil
+}
+
+// catalog is what is in dlqd's schema, as definitions would have them in the schemas of m.
+func (m *Migrator) catalog(ctx context.Context, tx pgx.Tx, in Schemas) (map[string]object, error) {
+	if _, err := tx.Exec(ctx, "SET LOCAL search_path = pg_catalog"); err != nil { // so that all names are whole
+		return nil, err
+	}
+	rows, err := tx.Query(ctx, catalogSQL, in.DLQ, in.River)
+	if err != nil {
+		return nil, err
+	}
+	// The name of River's first: dlqd's is how it begins.
+	here := func(text string) string { return text }
+	if in != m.Schemas {
+		here = strings.NewReplacer(in.River, m.Schemas.River, in.DLQ, m.Schemas.DLQ).Replace
+	}
+	found := map[string]object{}
+	var name, table, definition string
+	_, err = pgx.ForEachRow(rows, []any{&name, &table, &definition}, func() error {
+		name := here(name)
+		found[name] = object{name, table, here(definition)}
+		return nil
+	})
+	return found, err
+}
+
+func differences(should, is map[string]object) []string {
+	var list []string
+	for _, name := range slices.Sorted(maps.Keys(should)) {
+		switch now, there := is[name]; {
+		case !there:
+			list = append(list, name+" is missing")
+		case now.definition != should[name].definition && strings.HasPrefix(now.definition, should[name].definition+" ("):
+			list = append(list, name+" is "+strings.TrimSuffix(strings.TrimPrefix(now.definition, should[name].definition+" ("), ")"))
+		case now.definition != should[name].definition:
+			list = append(list, name+" is otherwise")
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(is)) {
+		object := is[name]
+		_, known := should[name]
+		_, ours := should["table "+object.table]
+		switch kind, _, _ := strings.Cut(name, " "); {
+		case known:
+		case ours && slices.Contains([]string{"column", "constraint", "trigger", "rule"}, kind):
+			list = append(list, name+" was added by somebody")
+		}
+	}
+	return list
+}
