@@ -323,6 +323,9 @@ func cut(value any) any {
 		if n, err := strconv.Atoi(v.String()); err == nil {
 			return n
 		}
+		if !strings.ContainsAny(v.String(), ".eE") {
+			return v.String() // an integer that no int holds is the text of its digits
+		}
 		n, _ := v.Float64() // what is too large is infinite
 		return n
 	case []any:
