@@ -11,14 +11,14 @@ import (
 
 func TestMain(m *testing.M) { postgrestest.Main(m) }
 
-// TestOutage is the drill of "go run ./bench outage", cut short: the same code, until three thousand messages have come for a
+// TestOutage is the drill of "go run ./bench outage", cut short: the same code, until four thousand messages have come for a
 // destination that is down. A slow machine takes longer for that, and what is asserted does not depend on its speed.
 func TestOutage(t *testing.T) {
 	t.Parallel()
 	url := postgrestest.URL(t)
 	p := outageParams{
-		perSecond: 900, before: 2 * time.Second, outage: 6 * time.Second, whileDown: 3000, slot: time.Second, pace: 300,
-		breaker: "defaults: {consecutiveFailures: 3, openFor: 2s, probes: 1}\n",
+		perSecond: 900, before: 2 * time.Second, outage: 6 * time.Second, whileDown: 4000, slot: time.Second, pace: 300,
+		breaker: "defaults: {consecutiveFailures: 3, openFor: 3s, probes: 1}\n",
 	}
 	report, err := runOutage(t.Context(), url, postgrestest.Open(t, url), p)
 	require.NoError(t, err)
