@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -37,6 +38,7 @@ type outageParams struct {
 	slot           time.Duration // of the curve
 	breaker        string        // circuit-breaker.yaml
 	pace           int           // redeliveries and releases a second, to each destination
+	concurrency    int           // deliveries at once of each queue; 0 for the default
 }
 
 // slot is one point of the curve.
@@ -187,6 +189,7 @@ func outagePolicy(url string, p outageParams) (rules *policy.Policy, remove func
 	for name, text := range map[string]string{
 		"retry-policies":  "defaults: {whenOpen: accept}\nqueues:\n" + queues.String() + "destinations:\n" + targets.String(),
 		"circuit-breaker": p.breaker,
+		"worker-pool":     fmt.Sprintf("defaults: {concurrency: %d}\n", cmp.Or(p.concurrency, 100)),
 		// Load and receivers are on this machine.
 		"dlq-routing": "strategies: {conditional: {conditions: {cpuBelow: 0, memoryBelow: 0}}}\n",
 	} {

@@ -160,6 +160,22 @@ func TestReclassify_afterAChangeOfRules(t *testing.T) {
 	require.Regexp(t, `1 +unknown, manual \(none\) +rate_limited, scheduled \(teapot\)`, out)
 	require.Len(t, list("dlq_pending"), 1)
 
+	// Files that were changed, and are committed: their version is the commit, without a change of any file.
+	git := func(args ...string) string {
+		out, err := exec.CommandContext(t.Context(), "git", append([]string{"-C", dir, "-c", "user.name=t", "-c", "user.email=t@example.com"}, args...)...).Output()
+		require.NoError(t, err)
+		return strings.TrimSpace(string(out))
+	}
+	git("init", "--quiet")
+	git("commit", "--quiet", "--allow-empty", "-m", "empty")
+	git("add", ".")
+	require.NoError(t, s.cmd.Process.Signal(syscall.SIGHUP))
+	empty := git("rev-parse", "--short=12", "HEAD")
+	require.Eventually(t, func() bool { return strings.Contains(s.log.String(), empty+"-dirty") }, 30*time.Second, 10*time.Millisecond)
+	git("commit", "--quiet", "-m", "policy")
+	committed := git("rev-parse", "--short=12", "HEAD")
+	require.Eventually(t, func() bool { return strings.Contains(s.log.String(), "to="+committed) }, 30*time.Second, 10*time.Millisecond)
+
 	require.Contains(t, ok(t, "breakers", "list", api), "destination:default  closed")
 	require.Equal(t, "destination:default is open\n", ok(t, "breakers", "open", "default", "--for", "10m", "--note", "teapots", api))
 	_, stderr, code := run(t, "send", api, "--kind", "tea.ordered", `{}`)

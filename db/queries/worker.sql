@@ -98,6 +98,7 @@ UPDATE dlq.dead_letter_queue e SET
     rule = coalesce(e.rule, 'none'),
     next_retry_at = d.next_retry_at,
     waiting_for = nullif(d.waiting_for, ''),
+    config_version = @config_version::text,
     move = jsonb_build_object('actor', @actor::text, 'reason', d.reason)
 FROM (
     SELECT unnest(@ids::uuid[]) AS id, unnest(@waiting_fors::text[]) AS waiting_for, unnest(@next_retry_ats::timestamptz[]) AS next_retry_at, unnest(@reasons::text[]) AS reason
@@ -110,6 +111,7 @@ UPDATE dlq.dead_letter_queue e SET
     status = 'dlq_manual',
     strategy = 'manual',
     parked_by = @actor::text,
+    config_version = @config_version::text,
     move = jsonb_build_object('actor', @actor::text, 'reason', d.reason)
 FROM (SELECT unnest(@ids::uuid[]) AS id, unnest(@reasons::text[]) AS reason) d
 WHERE e.id = d.id AND e.status = 'dlq_pending'
@@ -121,6 +123,7 @@ UPDATE dlq.dead_letter_queue e SET
     status = 'dlq_manual',
     strategy = 'manual',
     rule = d.rule,
+    config_version = @config_version::text,
     move = jsonb_build_object('actor', @actor::text, 'reason', d.reason)
 FROM (SELECT unnest(@ids::uuid[]) AS id, unnest(@rules::text[]) AS rule, unnest(@reasons::text[]) AS reason) d
 WHERE e.id = d.id AND e.status = 'dlq_pending'

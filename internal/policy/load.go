@@ -112,7 +112,7 @@ func Default(destinationURL string) (*Policy, error) {
 
 // Load reads and checks a policy. Its error names every mistake with file and line.
 func Load(source Source) (*Policy, error) {
-	p := &Policy{origins: map[string]map[string]string{}}
+	p := &Policy{dir: source.Dir, origins: map[string]map[string]string{}}
 	l := &loader{source: source, policy: p}
 	if err := l.checkDir(); err != nil {
 		return nil, fmt.Errorf("policy %s: %w", source.Dir, err)

@@ -26,6 +26,7 @@ type Policy struct {
 	settings []Setting
 	origins  map[string]map[string]string // file and line, by file and path
 	version  string
+	dir      string
 }
 
 // RetryPolicies is retry-policies.yaml: queues, and the destinations of their messages.

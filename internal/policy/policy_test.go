@@ -232,6 +232,12 @@ func TestVersion(t *testing.T) {
 	require.Equal(t, commit, version())
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "monitoring.yaml"), []byte("defaults: {maxOpen: 2}"), 0o600))
 	require.Equal(t, commit+"-dirty", version())
+	loaded, err := policy.Load(policy.Source{Dir: dir, Destination: policytest.Destination})
+	require.NoError(t, err)
+	require.False(t, loaded.Committed())
+	git("commit", "--quiet", "--all", "-m", "more")
+	require.True(t, loaded.Committed())
+	require.Equal(t, git("rev-parse", "--short=12", "HEAD"), version())
 }
 
 func TestDiff(t *testing.T) {

@@ -261,7 +261,7 @@ func TestRun_lowRates(t *testing.T) {
 	got := b.get(slow)
 	require.EqualValues(t, 1, got.Replayed)
 	require.InDelta(t, 4000, got.SecondsLeft, 1)
-	require.NoError(t, b.replayer.SetRate(t.Context(), slow.ID, 1000, "ann"))
+	require.NoError(t, b.replayer.SetRate(t.Context(), slow.ID, 1000, "kim"))
 	b.once()
 	require.EqualValues(t, 5, b.get(slow).Replayed, "it does not wait for its place at the old rate")
 	b.end("completed", 5)
@@ -270,7 +270,7 @@ func TestRun_lowRates(t *testing.T) {
 	for _, rate := range []float64{1e-300, 1e7} {
 		_, err := b.replayer.Start(t.Context(), complete(replay.Request{All: true, Rate: rate}))
 		require.ErrorIs(t, err, deadletter.ErrInvalid)
-		require.ErrorIs(t, b.replayer.SetRate(t.Context(), slow.ID, rate, "ann"), deadletter.ErrInvalid)
+		require.ErrorIs(t, b.replayer.SetRate(t.Context(), slow.ID, rate, "kim"), deadletter.ErrInvalid)
 	}
 	for _, rate := range []string{"0", "-1", "'NaN'", "'Infinity'"} {
 		_, err := b.pool.Exec(t.Context(), "SELECT dlq.replay_start('{}', p_all => true, p_rate => "+rate+")")

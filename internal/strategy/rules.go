@@ -324,7 +324,7 @@ func cut(value any) any {
 			return n
 		}
 		if !strings.ContainsAny(v.String(), ".eE") {
-			return v.String() // an integer that no int holds is the text of its digits
+			return bounded(v.String()) // an integer that no int holds is the text of its digits
 		}
 		n, _ := v.Float64() // what is too large is infinite
 		return n

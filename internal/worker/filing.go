@@ -93,8 +93,11 @@ func (i *inbox) saw(l look, rows []dbsqlc.ClaimDueRow, took time.Duration, full 
 	}
 }
 
-// before is the least id of a time that much before another id's.
+// before is the least id of a time that much before another id's; before none there is none.
 func before(id uuid.UUID, by time.Duration) uuid.UUID {
+	if id == uuid.Nil {
+		return id
+	}
 	ms := binary.BigEndian.Uint64(id[:8]) >> 16
 	return deadletter.FirstID(time.UnixMilli(int64(ms)).Add(-by))
 }

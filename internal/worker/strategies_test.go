@@ -523,12 +523,12 @@ rules:
 func TestWorker_judgesOutsideOfTransactions(t *testing.T) {
 	t.Parallel()
 	j := setupJudged(t, nil)
-	asked := 0
+	asked, judging := 0, 2 // the first is to know what to read
 	meanwhile := func() {}
 	w := worker.New(worker.Config{
 		Store: j.store, Logger: slog.New(slog.DiscardHandler), Name: "test", Now: func() time.Time { return j.now },
 		Planner: func() *strategy.Planner {
-			if asked++; asked == 2 { // to know what to read, and to judge
+			if asked++; asked == judging {
 				meanwhile()
 			}
 			return j.planner.Load()
@@ -545,7 +545,7 @@ func TestWorker_judgesOutsideOfTransactions(t *testing.T) {
 	require.Equal(t, 1, j.count("SELECT count(*) FROM dlq.dead_letter_open WHERE parked_by IS NULL AND rule = 'none'"))
 
 	j.exec("UPDATE dlq.dead_letter_queue SET status = 'dlq_pending', strategy = NULL, parked_by = NULL, next_retry_at = now() - interval '1 hour'")
-	asked = 0
+	asked, judging = 0, 3 // and to look
 	meanwhile = func() {
 		j.exec("SELECT dlq.park(id, 'kim', 'mine') FROM (SELECT id FROM dlq.dead_letter_open LIMIT 1) e")
 	}
@@ -751,4 +751,43 @@ func TestRetryAfter_countsInEveryStrategy(t *testing.T) {
 	}
 	j.file()
 	require.Equal(t, 3, j.count("SELECT count(DISTINCT strategy) FROM dlq.dead_letter_open WHERE next_retry_at BETWEEN last_failed_at + interval '24 hours' AND last_failed_at + interval '30 hours'"))
+}
+
+// Who put an entry off, parked, released or redelivered it went by a policy, too: the one that was in force then.
+func TestConfigVersion_ofEveryMove(t *testing.T) {
+	t.Parallel()
+	j := setupJudged(t, nil)
+	version := 0
+	next := func(more string) string {
+		version++
+		j.reload(policytest.Files{"monitoring": fmt.Sprintf("defaults: {maxOpen: %d}", version), "dlq-routing": more})
+		return j.planner.Load().Policy().Version()
+	}
+	last := func() string {
+		return j.one("SELECT t.config_version || ' ' || t.reason FROM dlq.dead_letter_transitions t JOIN dlq.dead_letter_queue e ON e.id = t.entry_id AND e.config_version = t.config_version ORDER BY t.id DESC LIMIT 1")
+	}
+	j.conditions.set("the moon is up")
+	v := next("")
+	j.failMany(1, "default", outage)
+	j.all()
+	require.Contains(t, last(), v)
+	v = next("")
+	j.delayOver()
+	require.Contains(t, last(), v+" waits for the moon is up")
+	v = next("")
+	j.conditions.set("")
+	j.gates()
+	require.Contains(t, last(), v+" its conditions hold: one of 1 probes")
+
+	v = next("automatic: {all: {enabled: false}}")
+	j.failMany(1, "default", "connection refused")
+	j.all()
+	require.Contains(t, last(), v)
+	v = next("automatic: {all: {enabled: true}}")
+	j.now = j.now.Add(time.Hour)
+	require.NoError(t, j.worker.Release(t.Context()))
+	require.Contains(t, last(), v+" automatic is on")
+	v = next("")
+	j.all()
+	require.Contains(t, last(), v+" due")
 }

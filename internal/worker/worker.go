@@ -204,7 +204,8 @@ type transaction struct {
 	*dbsqlc.Queries
 	postgres.DB
 
-	parked *[]Parked
+	parked  *[]Parked
+	version string // of the policy by which entries are moved in it
 }
 
 func (tx *transaction) parks(entries ...Parked) { *tx.parked = append(*tx.parked, entries...) }
@@ -213,7 +214,7 @@ func (tx *transaction) parks(entries ...Parked) { *tx.parked = append(*tx.parked
 func inTx(ctx context.Context, store *deadletter.Store, fn func(tx transaction) error) (parked []Parked, err error) {
 	err = store.InTx(ctx, func(db postgres.DB) error {
 		parked = nil
-		return fn(transaction{dbsqlc.New(db), db, &parked})
+		return fn(transaction{Queries: dbsqlc.New(db), DB: db, parked: &parked})
 	})
 	if err != nil {
 		return nil, err
@@ -225,7 +226,10 @@ func inTx(ctx context.Context, store *deadletter.Store, fn func(tx transaction) 
 func (w *Worker) observed(ctx context.Context, fn func(tx transaction, counts map[string]int) error) error {
 	start := time.Now()
 	counts := map[string]int{}
-	parked, err := inTx(ctx, w.config.Store, func(tx transaction) error { return fn(tx, counts) })
+	parked, err := inTx(ctx, w.config.Store, func(tx transaction) error {
+		tx.version = w.config.Planner().Policy().Version()
+		return fn(tx, counts)
+	})
 	if err != nil {
 		return err
 	}
@@ -524,7 +528,7 @@ func (w *Worker) inPace(ctx context.Context, tx transaction, planner *strategy.P
 }
 
 func (w *Worker) redeliver(ctx context.Context, tx transaction, ids []uuid.UUID, reason string, counts map[string]int) error {
-	redeliveries, err := w.config.Store.Redeliver(ctx, tx, ids, w.actor, reason)
+	redeliveries, err := w.config.Store.Redeliver(ctx, tx, ids, w.actor, reason, tx.version)
 	if err != nil {
 		return fmt.Errorf("redeliver: %w", err)
 	}

@@ -843,16 +843,18 @@ UPDATE dlq.dead_letter_queue e SET
     status = 'dlq_manual',
     strategy = 'manual',
     parked_by = $1::text,
+    config_version = $2::text,
     move = jsonb_build_object('actor', $1::text, 'reason', d.reason)
-FROM (SELECT unnest($2::uuid[]) AS id, unnest($3::text[]) AS reason) d
+FROM (SELECT unnest($3::uuid[]) AS id, unnest($4::text[]) AS reason) d
 WHERE e.id = d.id AND e.status = 'dlq_pending'
 RETURNING e.id, e.queue, e.kind, coalesce(e.error_class, '')::text AS error_class, coalesce(e.rule, '')::text AS rule, coalesce(e.fingerprint, '')::text AS fingerprint
 `
 
 type ParkParams struct {
-	Actor   string
-	Ids     []uuid.UUID
-	Reasons []string
+	Actor         string
+	ConfigVersion string
+	Ids           []uuid.UUID
+	Reasons       []string
 }
 
 type ParkRow struct {
@@ -866,7 +868,12 @@ type ParkRow struct {
 
 // Entries that a worker leaves to a person, each for its own reason.
 func (q *Queries) Park(ctx context.Context, arg ParkParams) ([]ParkRow, error) {
-	rows, err := q.db.Query(ctx, Park, arg.Actor, arg.Ids, arg.Reasons)
+	rows, err := q.db.Query(ctx, Park,
+		arg.Actor,
+		arg.ConfigVersion,
+		arg.Ids,
+		arg.Reasons,
+	)
 	if err != nil {
 		return nil, err
 	}
@@ -917,25 +924,28 @@ UPDATE dlq.dead_letter_queue e SET
     rule = coalesce(e.rule, 'none'),
     next_retry_at = d.next_retry_at,
     waiting_for = nullif(d.waiting_for, ''),
-    move = jsonb_build_object('actor', $1::text, 'reason', d.reason)
+    config_version = $1::text,
+    move = jsonb_build_object('actor', $2::text, 'reason', d.reason)
 FROM (
-    SELECT unnest($2::uuid[]) AS id, unnest($3::text[]) AS waiting_for, unnest($4::timestamptz[]) AS next_retry_at, unnest($5::text[]) AS reason
+    SELECT unnest($3::uuid[]) AS id, unnest($4::text[]) AS waiting_for, unnest($5::timestamptz[]) AS next_retry_at, unnest($6::text[]) AS reason
 ) d
 WHERE e.id = d.id AND e.status = 'dlq_pending'
 `
 
 type PutOffParams struct {
-	Actor        string
-	Ids          []uuid.UUID
-	WaitingFors  []string
-	NextRetryAts []time.Time
-	Reasons      []string
+	ConfigVersion string
+	Actor         string
+	Ids           []uuid.UUID
+	WaitingFors   []string
+	NextRetryAts  []time.Time
+	Reasons       []string
 }
 
 // Entries that wait longer, or for something else. (One that a person returned undecided has no class; groups of
 // entries need one, and a rule.)
 func (q *Queries) PutOff(ctx context.Context, arg PutOffParams) error {
 	_, err := q.db.Exec(ctx, PutOff,
+		arg.ConfigVersion,
 		arg.Actor,
 		arg.Ids,
 		arg.WaitingFors,
@@ -950,17 +960,19 @@ UPDATE dlq.dead_letter_queue e SET
     status = 'dlq_manual',
     strategy = 'manual',
     rule = d.rule,
-    move = jsonb_build_object('actor', $1::text, 'reason', d.reason)
-FROM (SELECT unnest($2::uuid[]) AS id, unnest($3::text[]) AS rule, unnest($4::text[]) AS reason) d
+    config_version = $1::text,
+    move = jsonb_build_object('actor', $2::text, 'reason', d.reason)
+FROM (SELECT unnest($3::uuid[]) AS id, unnest($4::text[]) AS rule, unnest($5::text[]) AS reason) d
 WHERE e.id = d.id AND e.status = 'dlq_pending'
 RETURNING e.id, e.queue, e.kind, coalesce(e.error_class, '')::text AS error_class, coalesce(e.rule, '')::text AS rule, coalesce(e.fingerprint, '')::text AS fingerprint
 `
 
 type ReserveParams struct {
-	Actor   string
-	Ids     []uuid.UUID
-	Rules   []string
-	Reasons []string
+	ConfigVersion string
+	Actor         string
+	Ids           []uuid.UUID
+	Rules         []string
+	Reasons       []string
 }
 
 type ReserveRow struct {
@@ -975,6 +987,7 @@ type ReserveRow struct {
 // Entries that are a person's after all, although their class is not.
 func (q *Queries) Reserve(ctx context.Context, arg ReserveParams) ([]ReserveRow, error) {
 	rows, err := q.db.Query(ctx, Reserve,
+		arg.ConfigVersion,
 		arg.Actor,
 		arg.Ids,
 		arg.Rules,
