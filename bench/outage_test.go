@@ -17,7 +17,7 @@ func TestOutage(t *testing.T) {
 	t.Parallel()
 	url := postgrestest.URL(t)
 	p := outageParams{
-		perSecond: 900, before: 2 * time.Second, outage: 6 * time.Second, whileDown: 4000, slot: time.Second, pace: 300, concurrency: 20,
+		perSecond: 900, before: 2 * time.Second, outage: 6 * time.Second, whileDown: 4000, slot: time.Second, pace: 450, concurrency: 20,
 		breaker: "defaults: {consecutiveFailures: 3, openFor: 3s, probes: 1}\n",
 	}
 	report, err := runOutage(t.Context(), url, postgrestest.Open(t, url), p)
