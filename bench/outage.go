@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -33,9 +34,11 @@ const broken = "payments"
 type outageParams struct {
 	perSecond      int           // messages, over all destinations
 	before, outage time.Duration // of the phases; the last one ends when everything has been delivered
+	whileDown      int           // messages that the broken destination is down for at least
 	slot           time.Duration // of the curve
 	breaker        string        // circuit-breaker.yaml
 	pace           int           // redeliveries and releases a second, to each destination
+	concurrency    int           // deliveries at once of each queue; 0 for the default
 }
 
 // slot is one point of the curve.
@@ -49,14 +52,15 @@ type slot struct {
 type outageReport struct {
 	sent, delivered map[string]int // by destination
 	repeats         int
-	attempts        int // that failed, at the broken destination
-	sentWhileDown   int // to the broken destination
-	probes          int // half-open periods
-	captured        int // messages that became dead letters
-	dead            int // of those, in front of a person or failed
+	attempts        int          // that failed, at the broken destination
+	sentWhileDown   atomic.Int64 // to the broken destination
+	probes          int          // half-open periods
+	captured        int          // messages that became dead letters
+	dead            int          // of those, in front of a person or failed
 	p50, p99        map[string][3]time.Duration
 	recovery        time.Duration // from the end of the outage until everything was delivered
 	peak            int           // most deliveries to the broken destination in one second
+	released        int           // most messages that were held for it and let go in one second
 	curve           []slot
 	slot            time.Duration
 }
@@ -185,6 +189,7 @@ func outagePolicy(url string, p outageParams) (rules *policy.Policy, remove func
 	for name, text := range map[string]string{
 		"retry-policies":  "defaults: {whenOpen: accept}\nqueues:\n" + queues.String() + "destinations:\n" + targets.String(),
 		"circuit-breaker": p.breaker,
+		"worker-pool":     fmt.Sprintf("defaults: {concurrency: %d}\n", cmp.Or(p.concurrency, 100)),
 		// Load and receivers are on this machine.
 		"dlq-routing": "strategies: {conditional: {conditions: {cpuBelow: 0, memoryBelow: 0}}}\n",
 	} {
@@ -218,6 +223,11 @@ func drill(ctx context.Context, api string, pool *pgxpool.Pool, r *receivers, p 
 	r.phase.Store(1)
 	if err := wait(p.outage); err != nil {
 		return nil, err
+	}
+	for report.sentWhileDown.Load() < int64(p.whileDown) {
+		if err := wait(100 * time.Millisecond); err != nil {
+			return nil, err
+		}
 	}
 	r.phase.Store(2)
 	up := time.Now()
@@ -278,10 +288,10 @@ func (o *outageReport) send(ctx context.Context, api string, r *receivers, perSe
 				}
 				mu.Lock()
 				o.sent[name]++
-				if name == broken && r.phase.Load() == 1 {
-					o.sentWhileDown++
-				}
 				mu.Unlock()
+				if name == broken && r.phase.Load() == 1 {
+					o.sentWhileDown.Add(1)
+				}
 			}
 		})
 	}
@@ -302,6 +312,12 @@ func (o *outageReport) collect(ctx context.Context, pool *pgxpool.Pool, r *recei
 			p50[phase], p99[phase] = quantile(list, 50), quantile(list, 99)
 		}
 		o.p50[name], o.p99[name] = p50, p99
+	}
+	// A message that was held is scheduled for the moment when it was let go.
+	if err := pool.QueryRow(ctx, `SELECT coalesce(max(n), 0) FROM (SELECT count(*) AS n FROM river_job
+		WHERE queue = $1 AND kind = 'dlqd_message' AND NOT metadata ? 'dlq:entry_id' AND scheduled_at > created_at + interval '100 ms'
+		GROUP BY date_trunc('second', scheduled_at)) s`, broken).Scan(&o.released); err != nil {
+		return err
 	}
 	return pool.QueryRow(ctx, `SELECT (SELECT count(*) FROM dlq.circuit_breaker_changes WHERE to_state = 'half_open'),
 		(SELECT count(*) FROM dlq.dead_letter_queue), (SELECT count(*) FROM dlq.dead_letter_queue WHERE status IN ('dlq_manual', 'dlq_failed'))`).Scan(&o.probes, &o.captured, &o.dead)
@@ -330,9 +346,14 @@ func (o *outageReport) print(b *bench) {
 		fmt.Printf("%s: %d sent, %d delivered\n", name, o.sent[name], o.delivered[name])
 	}
 	fmt.Printf("attempts on the broken one during the outage: %d for %d messages, %.2f %%; %d half-open periods\n",
-		o.attempts, o.sentWhileDown, 100*float64(o.attempts)/float64(max(o.sentWhileDown, 1)), o.probes)
+		o.attempts, o.sentWhileDown.Load(), 100*o.share(), o.probes)
 	fmt.Printf("dead letters: %d, all resolved but %d; repeats: %d\n", o.captured, o.dead, o.repeats)
-	fmt.Printf("everything that was held was delivered %.0f s after the end of the outage; at most %d deliveries in one second\n", o.recovery.Seconds(), o.peak)
+	fmt.Printf("everything that was held was delivered %.0f s after the end of the outage; at most %d deliveries in one second, and %d let go\n", o.recovery.Seconds(), o.peak, o.released)
+}
+
+// share is how many attempts there were at the broken destination for each message that was sent to it meanwhile.
+func (o *outageReport) share() float64 {
+	return float64(o.attempts) / float64(max(o.sentWhileDown.Load(), 1))
 }
 
 // quantile is a percentile of a list, which it sorts; 0 where there is nothing.

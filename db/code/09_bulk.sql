@@ -133,6 +133,7 @@ DECLARE
     v_id     uuid := dlq.uuid_v7();
     v_filter jsonb := dlq.replayable(p_filter);
     v_open   text;
+    v_queues   text[]; -- where redeliveries go
     v_unworked text[];
     v_chosen text;
     v_total  bigint;
@@ -142,12 +143,12 @@ BEGIN
         RAISE EXCEPTION 'replay: an empty filter chooses every entry' USING ERRCODE = 'DLQ04', HINT = 'Say so with p_all => true.';
     END IF;
     PERFORM dlq.check_rate(p_rate);
-    SELECT string_agg(DISTINCT b.name, ', ') INTO v_open
-    FROM dlq.preview(v_filter) p JOIN dlq.circuit_breakers b ON b.name = 'queue:' || p.queue AND b.state = 'open';
+    v_queues := CASE WHEN p_queue IS NULL THEN ARRAY(SELECT DISTINCT p.queue FROM dlq.preview(v_filter) p) ELSE ARRAY[p_queue] END;
+    SELECT string_agg(b.name, ', ' ORDER BY b.name) INTO v_open FROM unnest(v_queues) q (queue) JOIN dlq.circuit_breakers b ON b.name = 'queue:' || q.queue AND b.state = 'open';
     IF v_open IS NOT NULL AND NOT p_force THEN
         RAISE EXCEPTION 'replay: open circuit breakers: %', v_open USING ERRCODE = 'DLQ05', HINT = 'Wait for them to close, or replay with force.';
     END IF;
-    v_unworked := dlq.unworked_queues(CASE WHEN p_queue IS NULL THEN ARRAY(SELECT DISTINCT p.queue FROM dlq.preview(v_filter) p) ELSE ARRAY[p_queue] END);
+    v_unworked := dlq.unworked_queues(v_queues);
     IF v_unworked <> '{}' AND NOT p_force THEN
         RAISE EXCEPTION 'replay: nobody works these queues: %', array_to_string(v_unworked, ', ') USING ERRCODE = 'DLQ05', HINT = 'Start what works them, send the redeliveries to another queue, or replay with force.';
     END IF;

@@ -105,7 +105,7 @@ FROM (
 ) d
 WHERE e.id = d.id AND e.status = 'dlq_pending';
 
--- name: Park :exec
+-- name: Park :many
 -- Entries that a worker leaves to a person, each for its own reason.
 UPDATE dlq.dead_letter_queue e SET
     status = 'dlq_manual',
@@ -114,9 +114,10 @@ UPDATE dlq.dead_letter_queue e SET
     config_version = @config_version::text,
     move = jsonb_build_object('actor', @actor::text, 'reason', d.reason)
 FROM (SELECT unnest(@ids::uuid[]) AS id, unnest(@reasons::text[]) AS reason) d
-WHERE e.id = d.id AND e.status = 'dlq_pending';
+WHERE e.id = d.id AND e.status = 'dlq_pending'
+RETURNING e.id, e.queue, e.kind, coalesce(e.error_class, '')::text AS error_class, coalesce(e.rule, '')::text AS rule, coalesce(e.fingerprint, '')::text AS fingerprint;
 
--- name: Reserve :exec
+-- name: Reserve :many
 -- Entries that are a person's after all, although their class is not.
 UPDATE dlq.dead_letter_queue e SET
     status = 'dlq_manual',
@@ -125,7 +126,8 @@ UPDATE dlq.dead_letter_queue e SET
     config_version = @config_version::text,
     move = jsonb_build_object('actor', @actor::text, 'reason', d.reason)
 FROM (SELECT unnest(@ids::uuid[]) AS id, unnest(@rules::text[]) AS rule, unnest(@reasons::text[]) AS reason) d
-WHERE e.id = d.id AND e.status = 'dlq_pending';
+WHERE e.id = d.id AND e.status = 'dlq_pending'
+RETURNING e.id, e.queue, e.kind, coalesce(e.error_class, '')::text AS error_class, coalesce(e.rule, '')::text AS rule, coalesce(e.fingerprint, '')::text AS fingerprint;
 
 -- name: NextDue :one
 -- When the next pending entry is due; no row where none is pending. One index probe for each priority.

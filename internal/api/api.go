@@ -28,6 +28,7 @@ import (
 	"github.com/dlqd/dlqd/internal/metrics"
 	"github.com/dlqd/dlqd/internal/replay"
 	"github.com/dlqd/dlqd/internal/strategy"
+	"github.com/dlqd/dlqd/internal/worker"
 )
 
 // DefaultMaxBodyBytes is the largest message that is accepted, unless configured otherwise.
@@ -62,6 +63,7 @@ type Config struct {
 	Analytics    *analytics.Store
 	Archive      *archive.Archive         // nil: there is none
 	Planner      func() *strategy.Planner // by the policy that is in force
+	Parked       func([]worker.Parked)    // is told of entries that a reclassification parked; nil for nobody
 	Breakers     *breaker.Breakers
 	Replayer     *replay.Replayer
 	River        *river.Client[pgx.Tx] // to see queues and pause them; it works none

@@ -43,5 +43,8 @@ func (s *service) reclassify(ctx context.Context, in *reclassifyInput) (*reclass
 	if err != nil {
 		return nil, s.problem(ctx, err)
 	}
+	if len(result.Parked) > 0 && s.Parked != nil {
+		s.Parked(result.Parked)
+	}
 	return &reclassifyOutput{Body: *result}, nil
 }

@@ -248,7 +248,7 @@ func (b *Breakers) count(p *Permit, ok bool) *dbsqlc.OpenBreakerParams {
 	if l.streak != nil {
 		l.streak.RecordFailure()
 	}
-	reason := ""
+	var reason string
 	counted := l.window.Metrics()
 	switch {
 	case l.streak != nil && l.streak.IsOpen():

@@ -208,6 +208,40 @@ func TestOrdering(t *testing.T) {
 	b.awaitMessage("c2", "completed")
 }
 
+// Messages of one key that were given up, one after the other, are delivered in their order when a run sends them all back.
+func TestOrdering_replayOfWhatWasGivenUp(t *testing.T) {
+	t.Parallel()
+	receiver := &down{}
+	var fail atomic.Bool
+	fail.Store(true)
+	b := setup(t, options{receiver: func(w http.ResponseWriter, r *http.Request) {
+		if fail.Load() {
+			w.WriteHeader(http.StatusUnprocessableEntity)
+			return
+		}
+		receiver.ServeHTTP(w, r)
+	}, config: func(c *server.Config) { c.Policy.Queues["default"].Ordering = true }})
+	for _, id := range []string{"o1", "o2", "o3"} {
+		status, out, _ := b.call("POST", "/api/messages", fmt.Sprintf(`{"messageId": %q, "queue": "default", "kind": "k", "payload": 1, "orderingKey": "a"}`, id))
+		require.Equal(t, http.StatusAccepted, status, out)
+		entry := b.awaitMessage(id, "dead-lettered")["deadLetter"].(map[string]any)["id"].(string)
+		b.awaitEntry(entry, "dlq_manual")
+		b.exec("UPDATE dlq.dead_letter_queue SET dlq_max_retries = 1 WHERE status = 'dlq_manual'")
+		status, out, _ = b.call("POST", "/api/dlq/entries/"+entry+"/replay", `{}`)
+		require.Equal(t, http.StatusAccepted, status, out)
+		b.awaitEntry(entry, "dlq_failed")
+	}
+	require.Zero(t, b.count("SELECT count(*) FROM dlq.ordered_jobs"))
+	fail.Store(false)
+	status, out, _ := b.call("POST", "/api/dlq/replay", `{"filter": {"status": ["dlq_failed"]}, "order": "newest"}`)
+	require.Equal(t, http.StatusAccepted, status, out)
+	require.Eventually(t, func() bool {
+		return b.count("SELECT count(*) FROM dlq.replay_runs WHERE status = 'completed' AND replayed = 3") == 1
+	}, 60*time.Second, 20*time.Millisecond)
+	_, taken := receiver.seen()
+	require.Equal(t, []string{"o1", "o2", "o3"}, taken)
+}
+
 func (b *bundle) exec(sql string) {
 	b.Helper()
 	_, err := b.pool.Exec(b.Context(), sql)

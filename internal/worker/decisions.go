@@ -12,6 +12,7 @@ import (
 	"github.com/dlqd/dlqd/internal/deadletter"
 	"github.com/dlqd/dlqd/internal/strategy"
 	"github.com/dlqd/dlqd/internal/worker/internal/dbsqlc"
+	"github.com/dlqd/dlqd/riverdlq"
 )
 
 // What comes of a batch is gathered in rows, and written in one statement for each kind, which takes an array for each
@@ -29,6 +30,8 @@ func column[R, V any](rows []R, of func(*R) V) []V {
 // decision is what happens to an entry that was just judged.
 type decision struct {
 	ID          uuid.UUID
+	Queue, Kind string
+	Parked      bool // it comes to need a person
 	Status      deadletter.Status
 	Strategy    string
 	Class       string
@@ -47,7 +50,7 @@ type decision struct {
 type decisions []decision
 
 // add gathers the decision on an entry, and returns what it comes to: "decided" or "parked".
-func (d *decisions) add(id uuid.UUID, of *strategy.Decision) string {
+func (d *decisions) add(row *dbsqlc.ClaimDueRow, of *strategy.Decision) string {
 	status, action := deadletter.Pending, "decided"
 	if of.Strategy == strategy.Manual {
 		status, action = deadletter.Manual, "parked"
@@ -57,7 +60,7 @@ func (d *decisions) add(id uuid.UUID, of *strategy.Decision) string {
 		tags, _ = json.Marshal(of.Tags) //nolint:errchkjson // strings
 	}
 	*d = append(*d, decision{
-		ID: id, Status: status, Strategy: of.Strategy, Class: string(of.Class), Rule: of.Rule, Fingerprint: of.Fingerprint, Next: of.Next,
+		ID: row.ID, Queue: row.Queue, Kind: row.Kind, Parked: status == deadletter.Manual && row.Strategy != strategy.Manual, Status: status, Strategy: of.Strategy, Class: string(of.Class), Rule: of.Rule, Fingerprint: of.Fingerprint, Next: of.Next,
 		WaitingFor: of.WaitingFor, MaxRetries: of.MaxRetries, Priority: of.Priority, Tags: tags, Assignee: of.Assignee, Reason: of.Reason,
 	})
 	return action
@@ -69,6 +72,7 @@ func (d *decisions) write(ctx context.Context, tx transaction, act deadletter.Ac
 		return nil
 	}
 	c := d.columns()
+	d.tell(&tx, c.Ids)
 	return tx.Decide(ctx, dbsqlc.DecideParams{
 		Actor: act.Actor, Note: act.Note, ConfigVersion: configVersion, Ids: c.Ids, Statuses: c.Statuses, Strategies: c.Strategies, ErrorClasses: c.ErrorClasses,
 		Rules: c.Rules, Fingerprints: c.Fingerprints, NextRetryAts: c.NextRetryAts, WaitingFors: c.WaitingFors, MaxRetries: c.MaxRetries,
@@ -80,7 +84,22 @@ func (d *decisions) write(ctx context.Context, tx transaction, act deadletter.Ac
 func (d *decisions) file(ctx context.Context, tx transaction, actor, configVersion string) ([]uuid.UUID, error) {
 	params := d.columns()
 	params.Actor, params.ConfigVersion = actor, configVersion
-	return tx.FileDecided(ctx, params)
+	filed, err := tx.FileDecided(ctx, params)
+	d.tell(&tx, filed)
+	return filed, err
+}
+
+// tell says which of some entries come to need a person.
+func (d *decisions) tell(tx *transaction, of []uuid.UUID) {
+	among := make(map[uuid.UUID]bool, len(of))
+	for _, id := range of {
+		among[id] = true
+	}
+	for i := range *d {
+		if r := &(*d)[i]; r.Parked && among[r.ID] {
+			tx.parks(Parked{ID: r.ID, Queue: r.Queue, Kind: r.Kind, Class: riverdlq.Class(r.Class), Rule: r.Rule, Fingerprint: r.Fingerprint})
+		}
+	}
 }
 
 // columns are what was gathered, an array for each column.
@@ -156,14 +175,16 @@ func (a *aside) write(ctx context.Context, tx transaction, actor string, counts 
 		counts["put_off"] += n
 	}
 	if n := len(a.reserved); n > 0 {
-		if err := tx.Reserve(ctx, dbsqlc.ReserveParams{
+		rows, err := tx.Reserve(ctx, dbsqlc.ReserveParams{
 			Actor: actor, ConfigVersion: tx.version,
 			Ids:     column(a.reserved, func(r *reserved) uuid.UUID { return r.ID }),
 			Rules:   column(a.reserved, func(r *reserved) string { return r.Rule }),
 			Reasons: column(a.reserved, func(r *reserved) string { return r.Reason }),
-		}); err != nil {
+		})
+		if err != nil {
 			return fmt.Errorf("park: %w", err)
 		}
+		tx.parks(column(rows, func(r *dbsqlc.ReserveRow) Parked { return parkedRow(dbsqlc.ParkRow(*r)) })...)
 		counts["parked"] += n
 	}
 	return nil
@@ -174,12 +195,18 @@ func park(ctx context.Context, tx transaction, actor string, entries []reserved)
 	if len(entries) == 0 {
 		return nil
 	}
-	if err := tx.Park(ctx, dbsqlc.ParkParams{
+	rows, err := tx.Park(ctx, dbsqlc.ParkParams{
 		Actor: actor, ConfigVersion: tx.version,
 		Ids:     column(entries, func(r *reserved) uuid.UUID { return r.ID }),
 		Reasons: column(entries, func(r *reserved) string { return r.Reason }),
-	}); err != nil {
+	})
+	if err != nil {
 		return fmt.Errorf("park: %w", err)
 	}
+	tx.parks(column(rows, func(r *dbsqlc.ParkRow) Parked { return parkedRow(*r) })...)
 	return nil
+}
+
+func parkedRow(r dbsqlc.ParkRow) Parked {
+	return Parked{ID: r.ID, Queue: r.Queue, Kind: r.Kind, Class: riverdlq.Class(r.ErrorClass), Rule: r.Rule, Fingerprint: r.Fingerprint}
 }

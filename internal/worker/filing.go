@@ -158,7 +158,7 @@ func (w *Worker) fileOneByOne(ctx context.Context, at look, entries int) error {
 
 func (w *Worker) fileForAPerson(ctx context.Context, rows []dbsqlc.ClaimDueRow, reason string) error {
 	row := &rows[0]
-	err := w.observed(ctx, func(tx transaction, counts map[string]int) error {
+	return w.observed(ctx, func(tx transaction, counts map[string]int) error {
 		if _, err := tx.FileUndecided(ctx, []uuid.UUID{row.ID}); err != nil {
 			return err
 		}
@@ -166,16 +166,12 @@ func (w *Worker) fileForAPerson(ctx context.Context, rows []dbsqlc.ClaimDueRow, 
 		counts["parked"]++
 		return park(ctx, tx, w.actor, []reserved{{ID: row.ID, Reason: reason}})
 	})
-	if err == nil {
-		w.tell([]Parked{{ID: row.ID, Queue: row.Queue, Kind: row.Kind}})
-	}
-	return err
 }
 
 // file files at most size entries. It returns what it claimed, also where it failed.
 func (w *Worker) file(ctx context.Context, at look, size int) (rows []dbsqlc.ClaimDueRow, err error) {
 	began, params := time.Now(), dbsqlc.UnfiledParams{ReadMessages: w.config.Planner().ReadsMessages(), After: at.after, Refused: at.refused, MaxEntries: int32(size)}
-	err = inTx(ctx, w.config.Store, func(tx transaction) error {
+	_, err = inTx(ctx, w.config.Store, func(tx transaction) error {
 		unfiled, err := tx.Unfiled(ctx, params)
 		rows = column(unfiled, func(r *dbsqlc.UnfiledRow) dbsqlc.ClaimDueRow { return dbsqlc.ClaimDueRow(*r) })
 		return err
@@ -196,7 +192,6 @@ func (w *Worker) file(ctx context.Context, at look, size int) (rows []dbsqlc.Cla
 // fileJudged files those entries of the inbox that no other worker files, as the planner decides. It returns which.
 func (w *Worker) fileJudged(ctx context.Context, rows []dbsqlc.ClaimDueRow) (claimed []dbsqlc.ClaimDueRow, err error) {
 	made := w.judgements(rows)
-	var parked []Parked
 	var soonest time.Time
 	err = w.observed(ctx, func(tx transaction, counts map[string]int) error {
 		ids, err := tx.ClaimUnfiled(ctx, column(rows, func(r *dbsqlc.ClaimDueRow) uuid.UUID { return r.ID }))
@@ -210,40 +205,37 @@ func (w *Worker) fileJudged(ctx context.Context, rows []dbsqlc.ClaimDueRow) (cla
 		if len(claimed) == 0 {
 			return nil
 		}
-		parked, soonest, err = w.fileDecided(ctx, tx, claimed, made, counts)
+		soonest, err = w.fileDecided(ctx, tx, claimed, made, counts)
 		return err
 	})
 	if err != nil {
 		return claimed, err
 	}
-	w.tell(parked)
 	if !soonest.IsZero() && soonest.Before(w.now().Add(w.config.PollInterval)) {
 		w.batches.Wake() // it may sleep for longer
 	}
 	return claimed, nil
 }
 
-// fileDecided files claimed entries. It returns those that are a person's, and when the first of the others is due.
-func (w *Worker) fileDecided(ctx context.Context, tx transaction, rows []dbsqlc.ClaimDueRow, made *judgements, counts map[string]int) (parked []Parked, soonest time.Time, err error) {
+// fileDecided files claimed entries. It returns when the first is due that is no person's.
+func (w *Worker) fileDecided(ctx context.Context, tx transaction, rows []dbsqlc.ClaimDueRow, made *judgements, counts map[string]int) (soonest time.Time, err error) {
 	by, err := w.judge(ctx, tx, made.planner)
 	if err != nil {
-		return nil, soonest, err
+		return soonest, err
 	}
 	decide := decisions{}
 	actions := map[uuid.UUID]string{}
 	for i := range rows {
 		row := &rows[i]
 		d := by.decide(row, made.of[row.ID])
-		actions[row.ID] = decide.add(row.ID, &d)
-		if d.Strategy == strategy.Manual {
-			parked = append(parked, parkedBy(row, &d))
-		} else if soonest.IsZero() || d.Next.Before(soonest) {
+		actions[row.ID] = decide.add(row, &d)
+		if d.Strategy != strategy.Manual && (soonest.IsZero() || d.Next.Before(soonest)) {
 			soonest = d.Next
 		}
 	}
 	filed, err := decide.file(ctx, tx, w.actor, by.version())
 	if err != nil {
-		return nil, soonest, fmt.Errorf("file: %w", err)
+		return soonest, fmt.Errorf("file: %w", err)
 	}
 	counts["filed"] += len(filed)
 	for _, id := range filed {
@@ -253,17 +245,9 @@ func (w *Worker) fileDecided(ctx context.Context, tx transaction, rows []dbsqlc.
 		ids := column(rows, func(r *dbsqlc.ClaimDueRow) uuid.UUID { return r.ID })
 		repeats, err := tx.FileRepeats(ctx, ids)
 		if err != nil {
-			return nil, soonest, fmt.Errorf("file further failures: %w", err)
+			return soonest, fmt.Errorf("file further failures: %w", err)
 		}
 		counts["repeated"] += len(repeats)
-		parked = slices.DeleteFunc(parked, func(p Parked) bool { return !slices.Contains(filed, p.ID) })
 	}
-	return parked, soonest, nil
-}
-
-// tell tells of entries that need a person, after the commit.
-func (w *Worker) tell(parked []Parked) {
-	if len(parked) > 0 && w.config.Parked != nil {
-		w.config.Parked(parked)
-	}
+	return soonest, nil
 }

@@ -56,7 +56,7 @@ type gate struct {
 // at the smart retries that are on their way.
 func (w *Worker) Gates(ctx context.Context) error {
 	var queues, smart []string
-	err := inTx(ctx, w.config.Store, func(tx transaction) (err error) {
+	_, err := inTx(ctx, w.config.Store, func(tx transaction) (err error) {
 		if queues, err = tx.WaitingQueues(ctx); err != nil {
 			return err
 		}

@@ -39,6 +39,7 @@ type Reclassified struct {
 	DryRun  bool       `json:"dryRun" doc:"Nothing was changed."`
 	Looked  int        `json:"looked" doc:"Open entries that were looked at: those that rules had judged, and no person."`
 	Changed []Rejudged `json:"changed" doc:"Those whose judgement changes, the most first."`
+	Parked  []Parked   `json:"-"` // those that now need a person, for who tells people
 }
 
 // Reclassify judges open entries anew, by the rules that are in force. Entries that a person has parked, or that are
@@ -53,7 +54,7 @@ func Reclassify(ctx context.Context, store *deadletter.Store, planner *strategy.
 	result := &Reclassified{DryRun: dryRun, Changed: []Rejudged{}}
 	for after := uuid.Nil; ; {
 		var rows []dbsqlc.ClaimDueRow
-		if err := inTx(ctx, store, func(tx transaction) error {
+		if _, err := inTx(ctx, store, func(tx transaction) error {
 			decided, err := tx.DecidedAfter(ctx, dbsqlc.DecidedAfterParams{ReadMessages: planner.ReadsMessages(), After: after, MaxEntries: reclassifyPage})
 			rows = column(decided, func(r *dbsqlc.DecidedAfterRow) dbsqlc.ClaimDueRow { return dbsqlc.ClaimDueRow(*r) })
 			return err
@@ -62,7 +63,7 @@ func Reclassify(ctx context.Context, store *deadletter.Store, planner *strategy.
 		}
 		now := time.Now()
 		made := judgementsBy(planner, rows, now)
-		err := inTx(ctx, store, func(tx transaction) error {
+		parked, err := inTx(ctx, store, func(tx transaction) error {
 			claimed, err := tx.ClaimDecided(ctx, dbsqlc.ClaimDecidedParams{
 				Ids:           column(rows, func(r *dbsqlc.ClaimDueRow) uuid.UUID { return r.ID }),
 				LastFailedAts: column(rows, func(r *dbsqlc.ClaimDueRow) time.Time { return r.LastFailedAt }),
@@ -96,7 +97,7 @@ func Reclassify(ctx context.Context, store *deadletter.Store, planner *strategy.
 				}
 				changes[c].Entries++
 				d.Reason = "reclassified: " + d.Reason
-				decide.add(row.ID, &d)
+				decide.add(row, &d)
 			}
 			if dryRun {
 				return nil
@@ -106,6 +107,7 @@ func Reclassify(ctx context.Context, store *deadletter.Store, planner *strategy.
 		if err != nil {
 			return nil, err
 		}
+		result.Parked = append(result.Parked, parked...)
 		result.Looked += len(rows)
 		if len(rows) < reclassifyPage {
 			break

@@ -31,7 +31,7 @@ func (w *Worker) SmartRetry(ctx context.Context) error {
 		return nil
 	}
 	var groups []dbsqlc.StuckGroupsRow
-	err := inTx(ctx, w.config.Store, func(tx transaction) (err error) {
+	_, err := inTx(ctx, w.config.Store, func(tx transaction) (err error) {
 		groups, err = tx.StuckGroups(ctx, maxGroups)
 		return err
 	})

@@ -396,6 +396,66 @@ func TestDecide_crashInARedelivery(t *testing.T) {
 	require.Equal(t, 1, j.count("SELECT count(*) FROM dlq.dead_letter_open WHERE error_class = 'transient'"), "nothing was known before")
 }
 
+// Whatever parks an entry, people are told, once.
+func TestParked_everyWay(t *testing.T) {
+	t.Parallel()
+	j := setupJudged(t, policytest.Files{"dlq-routing": "redeliveriesPerSecond: 1000\n"})
+	told := func(entries int, queue, class string) {
+		t.Helper()
+		require.Len(t, j.parked, entries)
+		for _, p := range j.parked {
+			require.Equal(t, queue, p.Queue)
+			require.Equal(t, "k", p.Kind)
+			require.Equal(t, class, string(p.Class))
+			require.NotEmpty(t, p.Fingerprint)
+		}
+		j.parked = nil
+		require.Equal(t, entries, j.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_manual' AND queue = $1", queue))
+	}
+	j.failMany(1, "class", "card was declined")
+	j.all()
+	told(1, "class", "business")
+
+	j.failMany(3, "rules", "connection refused")
+	j.all()
+	require.Empty(t, j.parked)
+	j.reload(policytest.Files{"dlq-routing": "rules: [{name: r, match: {queue: rules}, class: validation}]\n"})
+	result, err := worker.Reclassify(t.Context(), j.store, j.planner.Load(), deadletter.Act{Actor: "kim"}, true)
+	require.NoError(t, err)
+	require.Empty(t, result.Parked, "a dry run")
+	result, err = worker.Reclassify(t.Context(), j.store, j.planner.Load(), deadletter.Act{Actor: "kim"}, false)
+	require.NoError(t, err)
+	require.Len(t, result.Changed, 1, result)
+	j.parked = result.Parked
+	told(3, "rules", "validation")
+
+	j.failMany(2, "live", "connection refused")
+	j.all()
+	j.exec(`UPDATE dlq.dead_letter_queue SET unique_key = river_job_id::text::bytea, unique_states = B'11111111' WHERE queue = 'live'`)
+	j.exec(`INSERT INTO river_job (kind, args, max_attempts, queue, unique_key, unique_states, state, finalized_at)
+		SELECT 'k', '{}', 1, 'other', unique_key, unique_states, CASE WHEN n = 1 THEN 'available' ELSE 'completed' END::river_job_state, CASE WHEN n = 2 THEN now() END
+		FROM (SELECT unique_key, unique_states::bit(8), row_number() OVER (ORDER BY id) AS n FROM dlq.dead_letter_open WHERE queue = 'live') e`)
+	j.delayOver()
+	told(2, "live", "transient")
+
+	// By a gate, too.
+	j.failMany(1, "gate", outage)
+	j.conditions.set("x")
+	j.all()
+	j.delayOver()
+	j.exec(`UPDATE dlq.dead_letter_queue SET unique_key = '\x02', unique_states = B'11111111' WHERE queue = 'gate'`)
+	j.exec(`INSERT INTO river_job (kind, args, max_attempts, queue, unique_key, unique_states) VALUES ('k', '{}', 1, 'other', '\x02', B'11111111')`)
+	j.conditions.set("")
+	j.gates()
+	told(1, "gate", "outage")
+
+	j.exec(`ALTER TABLE river_job ADD CONSTRAINT no_poison CHECK (NOT (state = 'available' AND queue = 'refused'))`)
+	j.failMany(1, "refused", "connection refused")
+	j.all()
+	j.delayOver()
+	told(1, "refused", "transient")
+}
+
 func TestReclassify(t *testing.T) {
 	t.Parallel()
 	j := setupJudged(t, nil)

@@ -87,7 +87,7 @@ type Config struct {
 	// Now is the time that decides what is due; nil for the database's.
 	Now     func() time.Time
 	Observe Observer
-	// Parked is told, after the commit, of entries whose class needs a person: the one place where people are told.
+	// Parked is told, after the commit, of entries that now need a person, whatever the reason: the one place where people are told.
 	Parked func([]Parked)
 }
 
@@ -199,24 +199,34 @@ func (w *Worker) now() time.Time {
 	return time.Now()
 }
 
-// transaction is a transaction, and a worker's queries in it.
+// transaction is a transaction, a worker's queries in it, and the entries that it parks: whatever parks one says so here.
 type transaction struct {
 	*dbsqlc.Queries
 	postgres.DB
 
+	parked  *[]Parked
 	version string // of the policy by which entries are moved in it
 }
 
-// inTx runs fn in a transaction of [deadletter.Store.InTx].
-func inTx(ctx context.Context, store *deadletter.Store, fn func(tx transaction) error) error {
-	return store.InTx(ctx, func(db postgres.DB) error { return fn(transaction{Queries: dbsqlc.New(db), DB: db}) })
+func (tx *transaction) parks(entries ...Parked) { *tx.parked = append(*tx.parked, entries...) }
+
+// inTx runs fn in a transaction of [deadletter.Store.InTx]. It returns what that has parked.
+func inTx(ctx context.Context, store *deadletter.Store, fn func(tx transaction) error) (parked []Parked, err error) {
+	err = store.InTx(ctx, func(db postgres.DB) error {
+		parked = nil
+		return fn(transaction{Queries: dbsqlc.New(db), DB: db, parked: &parked})
+	})
+	if err != nil {
+		return nil, err
+	}
+	return parked, nil
 }
 
-// observed runs one transaction, and tells the observer what it did.
+// observed runs one transaction. It tells the observer what that did, and people what it parked, after the commit.
 func (w *Worker) observed(ctx context.Context, fn func(tx transaction, counts map[string]int) error) error {
 	start := time.Now()
 	counts := map[string]int{}
-	err := inTx(ctx, w.config.Store, func(tx transaction) error {
+	parked, err := inTx(ctx, w.config.Store, func(tx transaction) error {
 		tx.version = w.config.Planner().Policy().Version()
 		return fn(tx, counts)
 	})
@@ -225,6 +235,9 @@ func (w *Worker) observed(ctx context.Context, fn func(tx transaction, counts ma
 	}
 	for action, n := range counts {
 		w.config.Observe(action, n, time.Since(start))
+	}
+	if len(parked) > 0 && w.config.Parked != nil {
+		w.config.Parked(parked)
 	}
 	return nil
 }
@@ -286,7 +299,6 @@ func storable(err error) string {
 
 // batch claims and handles at most size entries. It returns what it claimed, also where it failed.
 func (w *Worker) batch(ctx context.Context, size int) (claimed []uuid.UUID, err error) {
-	var parked []Parked
 	var undecided []dbsqlc.ClaimDueRow
 	params, now := dbsqlc.ClaimDueParams{ReadMessages: w.config.Planner().ReadsMessages(), MaxEntries: int32(size)}, w.now()
 	if w.config.Now != nil {
@@ -308,11 +320,9 @@ func (w *Worker) batch(ctx context.Context, size int) (claimed []uuid.UUID, err 
 		if len(rows) == 0 {
 			return nil
 		}
-		parked, err = w.handle(ctx, tx, rows, now, counts)
-		return err
+		return w.handle(ctx, tx, rows, now, counts)
 	})
 	if err == nil {
-		w.tell(parked)
 		err = w.decide(ctx, undecided)
 	}
 	return claimed, err
@@ -324,8 +334,7 @@ func (w *Worker) decide(ctx context.Context, rows []dbsqlc.ClaimDueRow) error {
 		return nil
 	}
 	made := w.judgements(rows)
-	var parked []Parked
-	err := w.observed(ctx, func(tx transaction, counts map[string]int) error {
+	return w.observed(ctx, func(tx transaction, counts map[string]int) error {
 		ids, err := tx.ClaimUndecided(ctx, dbsqlc.ClaimUndecidedParams{
 			Ids:           column(rows, func(r *dbsqlc.ClaimDueRow) uuid.UUID { return r.ID }),
 			LastFailedAts: column(rows, func(r *dbsqlc.ClaimDueRow) time.Time { return r.LastFailedAt }),
@@ -338,31 +347,19 @@ func (w *Worker) decide(ctx context.Context, rows []dbsqlc.ClaimDueRow) error {
 			return err
 		}
 		decide := decisions{}
-		parked = nil
 		for i := range rows {
 			row := &rows[i]
 			if !slices.Contains(ids, row.ID) {
 				continue
 			}
 			d := by.decide(row, made.of[row.ID])
-			counts[decide.add(row.ID, &d)]++
-			if d.Strategy == strategy.Manual {
-				parked = append(parked, parkedBy(row, &d))
-			}
+			counts[decide.add(row, &d)]++
 		}
 		if err := decide.write(ctx, tx, deadletter.Act{Actor: w.actor}, by.version()); err != nil {
 			return fmt.Errorf("decide: %w", err)
 		}
 		return nil
 	})
-	if err == nil {
-		w.tell(parked)
-	}
-	return err
-}
-
-func parkedBy(row *dbsqlc.ClaimDueRow, d *strategy.Decision) Parked {
-	return Parked{ID: row.ID, Queue: row.Queue, Kind: row.Kind, Class: d.Class, Rule: d.Rule, Fingerprint: d.Fingerprint}
 }
 
 // judged is what one look of a worker goes by.
@@ -428,10 +425,10 @@ func (w *Worker) metSwitching() error {
 }
 
 // handle redelivers decided entries that are due, or has them wait.
-func (w *Worker) handle(ctx context.Context, tx transaction, rows []dbsqlc.ClaimDueRow, now time.Time, counts map[string]int) (parked []Parked, err error) {
+func (w *Worker) handle(ctx context.Context, tx transaction, rows []dbsqlc.ClaimDueRow, now time.Time, counts map[string]int) error {
 	by, err := w.judge(ctx, tx, w.config.Planner())
 	if err != nil {
-		return nil, err
+		return err
 	}
 	planner := by.planner
 	aside := aside{}
@@ -441,36 +438,32 @@ func (w *Worker) handle(ctx context.Context, tx transaction, rows []dbsqlc.Claim
 	var due []*dbsqlc.ClaimDueRow
 	for i := range rows {
 		row := &rows[i]
-		entry := entryOf(row)
 		if v := by.switches.Of(switched(row)); aside.unlessOn(row.ID, *row.NextRetryAt, v) {
-			if v.Reserved != "" {
-				parked = append(parked, Parked{ID: row.ID, Queue: row.Queue, Kind: row.Kind, Class: entry.Class, Rule: v.Reserved, Fingerprint: row.Fingerprint})
-			}
 			continue
 		}
-		if v := planner.Due(entry, row.Strategy, now); v.Redeliver {
+		if v := planner.Due(entryOf(row), row.Strategy, now); v.Redeliver {
 			due = append(due, row)
 		} else {
 			wait(row, v.Again, v.WaitingFor, v.Reason)
 		}
 	}
 	if due, err = w.inOrder(ctx, tx, planner, due, now, wait); err != nil {
-		return nil, fmt.Errorf("order: %w", err)
+		return fmt.Errorf("order: %w", err)
 	}
 	if due, err = w.inPace(ctx, tx, planner, due, now, wait); err != nil {
-		return nil, fmt.Errorf("pace: %w", err)
+		return fmt.Errorf("pace: %w", err)
 	}
 	if err := aside.write(ctx, tx, w.actor, counts); err != nil {
-		return nil, err
+		return err
 	}
 	if len(due) > 0 {
 		ids := make([]uuid.UUID, len(due))
 		for i, row := range due {
 			ids[i] = row.ID
 		}
-		return parked, w.redeliver(ctx, tx, ids, "due", counts)
+		return w.redeliver(ctx, tx, ids, "due", counts)
 	}
-	return parked, nil
+	return nil
 }
 
 // inOrder puts off those entries that have undone work of their ordering key before them.

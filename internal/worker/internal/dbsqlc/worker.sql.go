@@ -838,7 +838,7 @@ func (q *Queries) ObservedGroups(ctx context.Context, most int32) ([]ObservedGro
 	return items, nil
 }
 
-const Park = `-- name: Park :exec
+const Park = `-- name: Park :many
 UPDATE dlq.dead_letter_queue e SET
     status = 'dlq_manual',
     strategy = 'manual',
@@ -847,6 +847,7 @@ UPDATE dlq.dead_letter_queue e SET
     move = jsonb_build_object('actor', $1::text, 'reason', d.reason)
 FROM (SELECT unnest($3::uuid[]) AS id, unnest($4::text[]) AS reason) d
 WHERE e.id = d.id AND e.status = 'dlq_pending'
+RETURNING e.id, e.queue, e.kind, coalesce(e.error_class, '')::text AS error_class, coalesce(e.rule, '')::text AS rule, coalesce(e.fingerprint, '')::text AS fingerprint
 `
 
 type ParkParams struct {
@@ -856,15 +857,46 @@ type ParkParams struct {
 	Reasons       []string
 }
 
+type ParkRow struct {
+	ID          uuid.UUID
+	Queue       string
+	Kind        string
+	ErrorClass  string
+	Rule        string
+	Fingerprint string
+}
+
 // Entries that a worker leaves to a person, each for its own reason.
-func (q *Queries) Park(ctx context.Context, arg ParkParams) error {
-	_, err := q.db.Exec(ctx, Park,
+func (q *Queries) Park(ctx context.Context, arg ParkParams) ([]ParkRow, error) {
+	rows, err := q.db.Query(ctx, Park,
 		arg.Actor,
 		arg.ConfigVersion,
 		arg.Ids,
 		arg.Reasons,
 	)
-	return err
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	items := []ParkRow{}
+	for rows.Next() {
+		var i ParkRow
+		if err := rows.Scan(
+			&i.ID,
+			&i.Queue,
+			&i.Kind,
+			&i.ErrorClass,
+			&i.Rule,
+			&i.Fingerprint,
+		); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
 }
 
 const ProbeOutcomes = `-- name: ProbeOutcomes :one
@@ -923,7 +955,7 @@ func (q *Queries) PutOff(ctx context.Context, arg PutOffParams) error {
 	return err
 }
 
-const Reserve = `-- name: Reserve :exec
+const Reserve = `-- name: Reserve :many
 UPDATE dlq.dead_letter_queue e SET
     status = 'dlq_manual',
     strategy = 'manual',
@@ -932,6 +964,7 @@ UPDATE dlq.dead_letter_queue e SET
     move = jsonb_build_object('actor', $2::text, 'reason', d.reason)
 FROM (SELECT unnest($3::uuid[]) AS id, unnest($4::text[]) AS rule, unnest($5::text[]) AS reason) d
 WHERE e.id = d.id AND e.status = 'dlq_pending'
+RETURNING e.id, e.queue, e.kind, coalesce(e.error_class, '')::text AS error_class, coalesce(e.rule, '')::text AS rule, coalesce(e.fingerprint, '')::text AS fingerprint
 `
 
 type ReserveParams struct {
@@ -942,16 +975,47 @@ type ReserveParams struct {
 	Reasons       []string
 }
 
+type ReserveRow struct {
+	ID          uuid.UUID
+	Queue       string
+	Kind        string
+	ErrorClass  string
+	Rule        string
+	Fingerprint string
+}
+
 // Entries that are a person's after all, although their class is not.
-func (q *Queries) Reserve(ctx context.Context, arg ReserveParams) error {
-	_, err := q.db.Exec(ctx, Reserve,
+func (q *Queries) Reserve(ctx context.Context, arg ReserveParams) ([]ReserveRow, error) {
+	rows, err := q.db.Query(ctx, Reserve,
 		arg.ConfigVersion,
 		arg.Actor,
 		arg.Ids,
 		arg.Rules,
 		arg.Reasons,
 	)
-	return err
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	items := []ReserveRow{}
+	for rows.Next() {
+		var i ReserveRow
+		if err := rows.Scan(
+			&i.ID,
+			&i.Queue,
+			&i.Kind,
+			&i.ErrorClass,
+			&i.Rule,
+			&i.Fingerprint,
+		); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
 }
 
 const SetGate = `-- name: SetGate :exec
