@@ -79,7 +79,7 @@ type Config struct {
 	PollOnly bool
 	// StopTimeout is how long a stop may take, all of it, whatever hangs. Running jobs may take most of it to finish.
 	StopTimeout time.Duration
-	// MaxConns bounds the connections to the database; 0 means postgres.DefaultMaxConns.
+	// MaxConns bounds the pool's connections to the database; 0 means the URL's pool_max_conns, or postgres.DefaultMaxConns.
 	MaxConns int32
 	// Archive is where closed entries go before they are dropped, a directory or a URL: see archive.Open. Empty: nowhere.
 	Archive string
@@ -127,9 +127,6 @@ type Server struct {
 func Start(ctx context.Context, config Config) (*Server, error) {
 	if config.StopTimeout == 0 {
 		config.StopTimeout = DefaultStopTimeout
-	}
-	if config.MaxConns == 0 {
-		config.MaxConns = postgres.DefaultMaxConns
 	}
 	if err := config.Schemas.Validate(); err != nil {
 		return nil, err
