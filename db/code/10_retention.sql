@@ -110,6 +110,17 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
 $$;
 COMMENT ON FUNCTION dlq.partition_end IS 'Where the range of a partition ends; null for a default partition.';
 
+CREATE OR REPLACE FUNCTION dlq.closed_months() RETURNS TABLE (stage text, begins_at timestamptz)
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT s.stage, substring(pg_get_expr(c.relpartbound, c.oid) FROM $re$FROM \('([^']+)'\)$re$)::timestamptz AS begins_at
+    FROM (VALUES ('resolved', 'dlq.dead_letter_resolved'::regclass), ('failed', 'dlq.dead_letter_failed'), ('archived', 'dlq.dead_letter_archived')) s (stage, parent)
+    JOIN pg_inherits i ON i.inhparent = s.parent
+    JOIN pg_class c ON c.oid = i.inhrelid
+    WHERE dlq.partition_end(c.oid) IS NOT NULL
+    ORDER BY begins_at DESC
+$$;
+COMMENT ON FUNCTION dlq.closed_months IS 'The months of closed entries that have a partition, the last first.';
+
 -- retention_of is how long a closed entry is kept: its queue's period, or the default.
 CREATE OR REPLACE FUNCTION dlq.retention_of(p_periods jsonb, p_queue text, p_status text) RETURNS interval
 LANGUAGE sql STABLE

@@ -91,3 +91,6 @@ SELECT e.id::uuid AS id FROM dlq.were_erased(@ids::uuid[]) e (id);
 -- name: EraseRows :many
 -- Of entries as the archive has them, those that a filter chooses, erased.
 SELECT r.id::uuid AS id, r.line::text AS line FROM dlq.erase_rows(@entries::jsonb, @filter::jsonb) r;
+
+-- name: ClosedMonths :many
+SELECT m.stage::text AS stage, m.begins_at::timestamptz AS begins_at FROM dlq.closed_months() m;

@@ -134,6 +134,35 @@ func (q *Queries) ChoosesAll(ctx context.Context, filter json.RawMessage) (bool,
 	return everything, err
 }
 
+const ClosedMonths = `-- name: ClosedMonths :many
+SELECT m.stage::text AS stage, m.begins_at::timestamptz AS begins_at FROM dlq.closed_months() m
+`
+
+type ClosedMonthsRow struct {
+	Stage    string
+	BeginsAt time.Time
+}
+
+func (q *Queries) ClosedMonths(ctx context.Context) ([]ClosedMonthsRow, error) {
+	rows, err := q.db.Query(ctx, ClosedMonths)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	items := []ClosedMonthsRow{}
+	for rows.Next() {
+		var i ClosedMonthsRow
+		if err := rows.Scan(&i.Stage, &i.BeginsAt); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
 const EraseArchived = `-- name: EraseArchived :one
 SELECT dlq.erase_archived($1::jsonb)::integer AS jobs
 `
