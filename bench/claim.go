@@ -184,7 +184,7 @@ func plans(ctx context.Context, pool *pgxpool.Pool) error {
 		"list, an error type and a source": {ErrorType: "TYPE_7", Source: "source_7"},
 	} {
 		f.Limit = 50
-		sql, args := store.ListSQL(f)
+		sql, args := store.ListSQL(f, deadletter.OpenPart())
 		if err := show(name, sql, args...); err != nil {
 			return err
 		}

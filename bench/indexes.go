@@ -86,7 +86,7 @@ func listTimes(b *bench, pool *pgxpool.Pool) error {
 		{"source, old", "source", deadletter.Filter{Source: "old"}},
 	} {
 		q.filter.Limit = 50
-		sql, args := store.ListSQL(q.filter)
+		sql, args := store.ListSQL(q.filter, deadletter.OpenPart())
 		with, err := listTime(b, pool, "", sql, args)
 		if err != nil {
 			return err

@@ -34,7 +34,7 @@ var tables = map[string][]string{
 	"replay_runs":        {"replay"},
 	"rollup_flow":        {"analytics"},
 	"rollup_state":       {"analytics"},
-	"settings":           {"automatic", "deadletter"},
+	"settings":           {"automatic", "deadletter", "retention"},
 	"river.river_job":    {"breaker", "delivery", "ingest", "worker"},
 }
 

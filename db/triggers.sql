@@ -22,6 +22,8 @@ CREATE OR REPLACE TRIGGER dead_letter_enter BEFORE INSERT ON dlq.dead_letter_arc
 DROP TRIGGER IF EXISTS dead_letter_delete ON dlq.dead_letter_queue;
 CREATE TRIGGER dead_letter_delete AFTER DELETE ON dlq.dead_letter_queue
     REFERENCING OLD TABLE AS gone FOR EACH STATEMENT EXECUTE FUNCTION dlq.on_delete();
+CREATE OR REPLACE TRIGGER dead_letter_insert AFTER INSERT ON dlq.dead_letter_queue
+    REFERENCING NEW TABLE AS came FOR EACH STATEMENT EXECUTE FUNCTION dlq.on_insert();
 DROP TRIGGER IF EXISTS dead_letter_delete ON dlq.dead_letter_open;
 CREATE TRIGGER dead_letter_delete AFTER DELETE ON dlq.dead_letter_open
     REFERENCING OLD TABLE AS gone FOR EACH STATEMENT EXECUTE FUNCTION dlq.on_delete();
@@ -36,3 +38,11 @@ CREATE OR REPLACE TRIGGER transitions_append_only BEFORE DELETE OR TRUNCATE ON d
 
 CREATE OR REPLACE TRIGGER transitions_rewrite BEFORE UPDATE ON dlq.dead_letter_transitions
     FOR EACH ROW EXECUTE FUNCTION dlq.on_rewrite();
+
+CREATE OR REPLACE TRIGGER acts_append_only BEFORE UPDATE OR DELETE OR TRUNCATE ON dlq.acts
+    FOR EACH STATEMENT EXECUTE FUNCTION dlq.refuse('the audit trail is append-only');
+
+-- Partitions, and the tables between: dlq.ensure_partition does the same with those that come.
+SELECT dlq.guard_partition(t.relid, t.parent)
+FROM (VALUES ('dlq.dead_letter_resolved'::regclass), ('dlq.dead_letter_failed'), ('dlq.dead_letter_archived'), ('dlq.dead_letter_transitions')) p (parent)
+CROSS JOIN LATERAL (SELECT p.parent AS relid, p.parent UNION ALL SELECT i.inhrelid::regclass, p.parent FROM pg_inherits i WHERE i.inhparent = p.parent) t;

@@ -38,7 +38,7 @@ func newAudit() *cobra.Command {
 			}
 			w, row := table(cmd, "AT\tBY\tFROM WHERE\tENTRY\tFROM\tTO\tWHAT\tNOTE\tPOLICY")
 			for _, m := range page.Moves {
-				row(stamp(m.At), m.Actor, text(m.Origin), m.EntryID, text(m.FromStatus), m.ToStatus, text(m.Reason), text(m.Note), text(m.ConfigVersion))
+				row(stamp(m.At), m.Actor, text(m.Origin), text(m.EntryID), text(m.FromStatus), text(m.ToStatus), text(m.Reason), text(m.Note), text(m.ConfigVersion))
 			}
 			if err := w.Flush(); err != nil || page.Next == "" {
 				return err
@@ -98,7 +98,7 @@ func newErase() *cobra.Command {
 			}
 			_, err = fmt.Fprintf(cmd.OutOrStdout(), "erasure %s: %d dead letters and %d jobs of the database, %d dead letters in %d units of the archive\n", out.ID, out.Entries, out.Jobs, out.Archived, out.Archives)
 			if out.UnderWay > 0 {
-				_, err = fmt.Fprintf(cmd.OutOrStdout(), "%d dead letters were left, because they are being redelivered: erase again when that has ended\n", out.UnderWay)
+				_, err = fmt.Fprintf(cmd.OutOrStdout(), "%d dead letters or replay runs were left, because they are under way, or somebody holds them: erase again when that has ended\n", out.UnderWay)
 			}
 			return err
 		},

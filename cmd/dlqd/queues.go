@@ -37,11 +37,12 @@ func newQueues() *cobra.Command {
 		{"pause", "Pause a queue: no client works it", "is paused"}, {"resume", "Go on with a queue", "is worked again"},
 	} {
 		var c client
+		var note string
 		sub := &cobra.Command{
 			Use: verb.name + " QUEUE", Short: verb.short, Args: cobra.ExactArgs(1),
 			RunE: func(cmd *cobra.Command, args []string) error {
 				var q api.Queue
-				if err := c.call(cmd, http.MethodPost, "/api/queues/"+url.PathEscape(args[0])+"/"+verb.name, nil, &q); err != nil || c.asJSON {
+				if err := c.call(cmd, http.MethodPost, "/api/queues/"+url.PathEscape(args[0])+"/"+verb.name, api.Action{Actor: actor(), Note: note}, &q); err != nil || c.asJSON {
 					return err
 				}
 				sayf(cmd.OutOrStdout(), "queue %s %s\n", q.Name, verb.done)
@@ -49,6 +50,7 @@ func newQueues() *cobra.Command {
 			},
 		}
 		c.register(sub)
+		sub.Flags().StringVar(&note, "note", "", "why")
 		cmd.AddCommand(sub)
 	}
 	return cmd

@@ -334,7 +334,7 @@ func newReplays() *cobra.Command {
 		Use: "rate ID", Short: "Change the rate of a replay run", Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			var run replay.Run
-			if err := rateClient.call(cmd, http.MethodPost, "/api/dlq/replays/"+url.PathEscape(args[0])+"/rate", api.RateAction{Rate: perSecond}, &run); err != nil || rateClient.asJSON {
+			if err := rateClient.call(cmd, http.MethodPost, "/api/dlq/replays/"+url.PathEscape(args[0])+"/rate", api.RateAction{Action: api.Action{Actor: actor()}, Rate: perSecond}, &run); err != nil || rateClient.asJSON {
 				return err
 			}
 			return printRun(cmd, &run)

@@ -46,12 +46,40 @@ END
 $$;
 COMMENT ON FUNCTION dlq.uuid_v7 IS 'A UUID version 7 (RFC 9562, method 3): milliseconds of now, microseconds in rand_a, then random bits, so that ids sort by time. Postgres has its own from 18.';
 
+CREATE OR REPLACE FUNCTION dlq.caller() RETURNS text
+LANGUAGE sql STABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp
+RETURN coalesce(nullif(current_setting('role', true), 'none'), session_user);
+COMMENT ON FUNCTION dlq.caller IS 'The role that a session works as, also inside of functions that run as the schema''s owner.';
+
+CREATE OR REPLACE FUNCTION dlq.is_owner() RETURNS boolean
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT pg_has_role(dlq.caller(), (SELECT c.relowner FROM pg_class c WHERE c.oid = 'dlq.dead_letter_queue'::regclass), 'USAGE')
+$$;
+COMMENT ON FUNCTION dlq.is_owner IS 'Whether the caller owns the schema, as dlqd itself does, or is a superuser.';
+
+-- Only dlqd can say of whom it asks; of everybody else, the server knows the address. What a program calls itself, it may make up.
 CREATE OR REPLACE FUNCTION dlq.origin(p_actor text) RETURNS text
-LANGUAGE sql STABLE PARALLEL SAFE
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
 RETURN CASE WHEN p_actor NOT LIKE 'worker:%' AND p_actor NOT IN ('capture', 'reconciler', 'sweep', 'retention', 'backfill')
-    THEN coalesce(nullif(current_setting('dlq.origin', true), ''),
-                  concat_ws(' ', nullif(current_setting('application_name'), ''), 'at', coalesce(host(inet_client_addr()), 'a local socket'))) END;
-COMMENT ON FUNCTION dlq.origin IS 'From where a person moves an entry: what the API says of its caller, or program and address of the database session. Null for what dlqd does by itself.';
+    THEN coalesce(CASE WHEN nullif(current_setting('dlq.origin', true), '') IS NOT NULL AND dlq.is_owner() THEN current_setting('dlq.origin', true) END,
+                  'SQL, from ' || coalesce(host(inet_client_addr()), 'a local socket') || coalesce(' (' || nullif(current_setting('application_name'), '') || ')', '')) END;
+COMMENT ON FUNCTION dlq.origin IS 'From where a person moves an entry: what the API says of its caller, or address and program of the database session. Null for what dlqd does by itself.';
+
+CREATE OR REPLACE FUNCTION dlq.policy_version() RETURNS text
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
+BEGIN
+    RETURN (SELECT s.value FROM dlq.settings s WHERE s.key = 'policy_version');
+END
+$$;
+COMMENT ON FUNCTION dlq.policy_version IS 'Version of the policy that is in force, as the dlqd process that loaded one last says; null before.';
+
+-- record_act is for what people do that is no move of an entry.
+CREATE OR REPLACE FUNCTION dlq.record_act(p_subject text, p_act text, p_actor text, p_note text DEFAULT NULL, p_detail jsonb DEFAULT NULL) RETURNS void
+LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
+    INSERT INTO dlq.acts (subject, act, actor, origin, note, detail, config_version)
+    VALUES (p_subject, p_act, p_actor, dlq.origin(p_actor), p_note, nullif(jsonb_strip_nulls(p_detail), '{}'), dlq.policy_version())
+$$;
+COMMENT ON FUNCTION dlq.record_act IS 'Leaves an audit row of what was done to something that is no entry.';
 
 -- on_move checks a move and writes its audit row. It is a BEFORE trigger because AFTER UPDATE triggers do not fire on
 -- a row that changes its partition, as every entry that closes does. An entry that nobody has filed yet is filed first.
@@ -59,6 +87,7 @@ CREATE OR REPLACE FUNCTION dlq.on_move() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     v_actor  text;
+    v_origin text;
     v_left   text; -- the failure groups that the entry leaves and joins, as an open one
     v_joined text;
     v_stage  constant dlq.dead_letter_stage := OLD.stage;
@@ -117,6 +146,7 @@ BEGIN
     END IF;
 
     v_actor := coalesce(NEW.move ->> 'actor', session_user);
+    v_origin := dlq.origin(v_actor);
     v_left := CASE WHEN dlq.is_open(OLD.status) THEN OLD.fingerprint END;
     v_joined := CASE WHEN dlq.is_open(NEW.status) THEN NEW.fingerprint END;
     IF v_left IS NOT DISTINCT FROM v_joined THEN
@@ -129,12 +159,14 @@ BEGIN
     VALUES
         (NEW.id, OLD.status, NEW.status, v_actor, NEW.move ->> 'reason', NEW.move ->> 'note',
          NEW.strategy, NEW.rule, NEW.next_retry_at, coalesce(NEW.redelivery_job_id, OLD.redelivery_job_id, NEW.river_job_id),
-         NEW.queue, NEW.kind, NEW.error_class, NEW.move -> 'detail', NEW.config_version,
+         NEW.queue, NEW.kind, NEW.error_class, nullif(NEW.move -> 'detail', 'null'),
+         -- A person's: the policy that was in force then, and not the one that decided before.
+         CASE WHEN v_origin IS NULL THEN NEW.config_version ELSE coalesce(dlq.policy_version(), NEW.config_version) END,
          OLD.error_class,
          CASE WHEN NEW.last_failed_at IS DISTINCT FROM OLD.last_failed_at THEN coalesce(NEW.error_type, '') END,
          CASE WHEN NEW.last_failed_at IS DISTINCT FROM OLD.last_failed_at THEN NEW.last_failed_at END,
          CASE WHEN NEW.closed_at IS NOT NULL THEN NEW.first_failed_at END,
-         v_left, v_joined, dlq.origin(v_actor));
+         v_left, v_joined, v_origin);
 
     -- A row that changes its partition comes by on_enter next, which must tell it from a new one.
     NEW.move := CASE WHEN NEW.stage <> v_stage AND NEW.status <> 'dlq_pending' THEN '{"moved": true}' END;
@@ -156,6 +188,38 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION dlq.on_enter IS 'Trigger: a new entry is dlq_pending.';
+
+-- A statement trigger sees an INSERT that somebody wrote, and not the one inside a change of partition. What comes back from the
+-- archive has its audit row, by the same transaction.
+CREATE OR REPLACE FUNCTION dlq.on_insert() RETURNS trigger
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    v_id uuid;
+BEGIN
+    SELECT c.id INTO v_id FROM came c
+    WHERE c.stage NOT IN ('inbox', 'open') AND NOT EXISTS (SELECT FROM dlq.dead_letter_transitions t WHERE t.entry_id = c.id AND t.at >= now() AND t.xid = txid_current()) LIMIT 1;
+    IF v_id IS NOT NULL THEN
+        RAISE EXCEPTION 'dead letter %: an entry is closed by a move, and not inserted', v_id USING ERRCODE = 'DLQ01';
+    END IF;
+    RETURN NULL;
+END
+$$;
+COMMENT ON FUNCTION dlq.on_insert IS 'Trigger: no closed entry is inserted without an audit row.';
+
+-- guard_partition puts the triggers of whole statements on a partition: those of its table see no statement that names the partition.
+CREATE OR REPLACE FUNCTION dlq.guard_partition(p_partition regclass, p_parent regclass) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF p_parent = 'dlq.dead_letter_transitions'::regclass THEN
+        EXECUTE format($sql$CREATE OR REPLACE TRIGGER transitions_append_only BEFORE DELETE OR TRUNCATE ON %s FOR EACH STATEMENT EXECUTE FUNCTION dlq.refuse('the audit trail is append-only')$sql$, p_partition);
+    ELSE
+        EXECUTE format('CREATE OR REPLACE TRIGGER dead_letter_insert AFTER INSERT ON %s REFERENCING NEW TABLE AS came FOR EACH STATEMENT EXECUTE FUNCTION dlq.on_insert()', p_partition);
+        EXECUTE format('CREATE OR REPLACE TRIGGER dead_letter_delete AFTER DELETE ON %s REFERENCING OLD TABLE AS gone FOR EACH STATEMENT EXECUTE FUNCTION dlq.on_delete()', p_partition);
+        EXECUTE format($sql$CREATE OR REPLACE TRIGGER dead_letter_truncate BEFORE TRUNCATE ON %s FOR EACH STATEMENT EXECUTE FUNCTION dlq.refuse('it would lose entries without a trace')$sql$, p_partition);
+    END IF;
+END
+$$;
+COMMENT ON FUNCTION dlq.guard_partition IS 'Has a month of the audit trail, or of closed entries, refuse what its table refuses.';
 
 -- Statement triggers see a DELETE that somebody wrote, and not the one inside a change of partition.
 CREATE OR REPLACE FUNCTION dlq.on_delete() RETURNS trigger

@@ -140,42 +140,66 @@ LANGUAGE sql VOLATILE
 RETURN pg_notify('dlq.wake', '');
 COMMENT ON FUNCTION dlq.wake IS 'Tells DLQ workers that there is something to do. They also poll.';
 
--- capture and follow have statements twice: once in a block that catches what goes wrong, as an INSERT of no row, which plans
--- all, fetches the job's columns (a session whose plan is of a column's older type fails there) and writes nothing (a block
--- that writes would cost a subtransaction id for each job); then for good. What they have in common is written once here; \sf dlq.capture shows the function.
+-- capture and follow have statements twice. The first time in a statement of the application's they are in a block that catches
+-- whatever goes wrong (a lock that is not to be had, a plan that cannot be made, somebody's constraint); what has worked once holds
+-- for the statement's other jobs, whose statements are outside of a block, since each block that writes costs a subtransaction id.
+-- What they have in common is written once here; \sf dlq.capture shows the function.
 --
--- What was found at a statement's first job holds for its others: a setting of the transaction, "statement until", has the
--- statement's time and until when capture may work on it, in microseconds; until 0: it gives way.
+-- What was found at a statement's first job holds for its others: a setting of the transaction, "statement until tables", has the
+-- statement's time, until when capture may work on it, in microseconds (0: it gives way), and which tables it has written: i (inbox), f (job_facts).
 DO $install$
 DECLARE
-    v_entry constant text := $sql$INSERT INTO dlq.dead_letter_inbox
-        (id, event_id, river_job_id, job_created_at, queue, kind, job_kind, subscriber_id, source, ordering_key,
-         priority, tags, original_event, error_message, retry_history, retry_count, max_retries, unique_key, unique_states,
-         metadata, next_retry_at, first_failed_at, last_failed_at)
-    SELECT dlq.uuid_of(v_us, NEW.id), v_event_id, NEW.id, NEW.created_at, NEW.queue, v_kind, NEW.kind, v_subscriber, v_source, v_ordering_key,
-           NEW.priority, NEW.tags, NEW.args, NEW.errors[cardinality(NEW.errors)] ->> 'error', coalesce(to_jsonb(NEW.errors), '[]'),
-           NEW.attempt, NEW.max_attempts, NEW.unique_key, NEW.unique_states, NEW.metadata, now(), v_failed_at, v_failed_at$sql$;
-    v_end constant text := $sql$INSERT INTO dlq.job_facts (job_id, job_created_at, fact, entry_id, job)
-            SELECT NEW.id, NEW.created_at, NEW.state, v_entry,
-                   CASE WHEN NEW.state <> 'completed' THEN jsonb_build_object('state', NEW.state, 'attempt', NEW.attempt, 'finalized_at', NEW.finalized_at,
-                       'errors', coalesce(to_jsonb(NEW.errors[cardinality(NEW.errors):]), '[]'), 'metadata', NEW.metadata) END$sql$;
+    -- What is a failure: see dlq.is_failure. Twice at one time is one failure (a job that a transaction retries and fails again with
+    -- now(), for one). The limit is looked at between jobs: one alone must not pass it. (10 MB take 100 ms to copy.)
+    v_failure constant text := $sql$CASE WHEN NEW.state = 'discarded' THEN NOT (NEW.metadata @> '{"unique_key_conflict": "scheduler_discarded"}' AND OLD.state IN ('scheduled', 'retryable'))
+                     ELSE NEW.state = 'cancelled' AND NOT NEW.metadata ? 'cancel_attempted_at' AND coalesce(cardinality(NEW.errors), 0) > coalesce(cardinality(OLD.errors), 0) END$sql$;
+    v_entry constant text := $sql$IF pg_column_size(NEW.args) + coalesce(pg_column_size(NEW.errors), 0) + pg_column_size(NEW.metadata) > 10000000 AND v_until < 9223372036854775807 THEN
+                v_why := 'job ' || NEW.id || ' is too large';
+            ELSE
+                v_us := dlq.microseconds(NEW.finalized_at);
+                v_failed_at := CASE WHEN v_us > 0 AND NEW.finalized_at <= now() + interval '1 day' THEN NEW.finalized_at ELSE now() END;
+                v_kind := NEW.kind;
+                IF v_kind = 'dlqd_message' THEN
+                    v_kind := coalesce(left(NEW.args ->> 'kind', 255), v_kind);
+                    v_event_id := left(NEW.args ->> 'messageId', 255);
+                    v_subscriber := left(NEW.args ->> 'subscriberId', 255);
+                    v_source := left(NEW.args ->> 'source', 255);
+                    v_ordering_key := left(NEW.args ->> 'orderingKey', 255);
+                END IF;
+                INSERT INTO dlq.dead_letter_inbox
+                    (id, event_id, river_job_id, job_created_at, queue, kind, job_kind, subscriber_id, source, ordering_key,
+                     priority, tags, original_event, error_message, retry_history, retry_count, max_retries, unique_key, unique_states,
+                     metadata, next_retry_at, first_failed_at, last_failed_at)
+                SELECT dlq.uuid_of(v_us, NEW.id), v_event_id, NEW.id, NEW.created_at, NEW.queue, v_kind, NEW.kind, v_subscriber, v_source, v_ordering_key,
+                       NEW.priority, NEW.tags, NEW.args, NEW.errors[cardinality(NEW.errors)] ->> 'error', coalesce(to_jsonb(NEW.errors), '[]'),
+                       NEW.attempt, NEW.max_attempts, NEW.unique_key, NEW.unique_states, NEW.metadata, now(), v_failed_at, v_failed_at
+                ON CONFLICT (id) DO NOTHING;
+            END IF$sql$;
+    -- A job that dlqd made or follows, or one that was retried a moment ago. A mark only says where to look: metadata gets copied.
+    v_marked constant text := $sql$NEW.metadata ? 'dlq:entry_id' OR cardinality(NEW.errors) > 1$sql$;
     -- A SERIALIZABLE transaction must not read here: whoever appends to the page that it has read would be taken for a conflict
     -- between two transactions of the application. It takes the mark's word: dlq.apply_fact looks, and where the mark was copied the
     -- reconciler finds the failure.
-    v_look constant text := $sql$IF current_setting('transaction_isolation') = 'serializable' THEN
+    v_fact constant text := $sql$IF current_setting('transaction_isolation') = 'serializable' THEN
                     v_known := NEW.metadata ? 'dlq:entry_id';
                 ELSE
                     SELECT j.entry_id, true INTO v_entry, v_known
                     FROM (SELECT e.entry_id FROM dlq.entry_jobs e WHERE e.job_id = NEW.id AND e.job_created_at = NEW.created_at
                           UNION ALL SELECT NULL FROM dlq.job_facts f WHERE f.job_id = NEW.id AND f.job_created_at = NEW.created_at AND f.fact = 'retried' LIMIT 1) j;
+                END IF;
+                IF v_known THEN
+                    INSERT INTO dlq.job_facts (job_id, job_created_at, fact, entry_id, job)
+                    SELECT NEW.id, NEW.created_at, NEW.state, v_entry,
+                           CASE WHEN NEW.state <> 'completed' THEN jsonb_build_object('state', NEW.state, 'attempt', NEW.attempt, 'finalized_at', NEW.finalized_at,
+                               'errors', coalesce(to_jsonb(NEW.errors[cardinality(NEW.errors):]), '[]'), 'metadata', NEW.metadata) END;
                 END IF$sql$;
     -- (A job that dlq.supersede has completed ended then; its mark says of which entry it is, and whoever applies the fact looks whether it is.)
     v_retry constant text := $sql$INSERT INTO dlq.job_facts (job_id, job_created_at, fact, entry_id)
             SELECT NEW.id, NEW.created_at, 'retried',
                    CASE OLD.state WHEN 'completed' THEN dlq.to_uuid(OLD.metadata #>> '{dlq:done,entry}') ELSE dlq.entry_id(NEW.id, OLD.finalized_at) END$sql$;
     -- How long capture may work on this statement: the limit, and half of the time that the session gives a statement.
-    v_until constant text := $sql$least(clock_timestamp() + dlq.capture_limit(),
-                CASE WHEN current_setting('statement_timeout') <> '0' THEN statement_timestamp() + current_setting('statement_timeout')::interval / 2 END)$sql$;
+    v_until constant text := $sql$(date_part('epoch', least(clock_timestamp() + dlq.capture_limit(),
+                    CASE WHEN current_setting('statement_timeout') <> '0' THEN statement_timestamp() + current_setting('statement_timeout')::interval / 2 END)) * 1000000)::bigint$sql$;
 BEGIN
     EXECUTE format($create$
 CREATE OR REPLACE FUNCTION dlq.capture() RETURNS trigger
@@ -183,11 +207,14 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body
 DECLARE
     v_statement constant bigint := date_part('epoch', statement_timestamp()) * 1000000;
     v_guard     text := current_setting('dlq.capture', true);
-    v_mode      text;
     v_until     bigint;
-    v_entry     uuid;
+    v_written   text := '';
+    v_now       text;
     v_why       text;
+    v_marked    boolean;
     v_known     boolean := false;
+    v_failure   boolean := false;
+    v_entry     uuid;
     v_us        bigint;
     v_failed_at timestamptz;
     v_kind      text;
@@ -198,50 +225,24 @@ DECLARE
 BEGIN
     IF v_guard IS NOT NULL AND starts_with(v_guard, v_statement || ' ') THEN
         v_until := split_part(v_guard, ' ', 2);
-    ELSE
-        -- The first job of this statement: what does its capture need, and is it to be had now?
-        BEGIN
-            v_mode := dlq.capture_mode();
-            IF v_mode = 'off' THEN
-                v_until := 0;
-            ELSIF v_mode = 'strict' THEN
-                v_until := 9223372036854775807;
-            ELSE
-                LOCK TABLE ONLY dlq.dead_letter_queue IN ACCESS SHARE MODE NOWAIT;
-                LOCK TABLE dlq.dead_letter_inbox IN ROW EXCLUSIVE MODE NOWAIT;
-                IF row_security_active('dlq.dead_letter_inbox') THEN
-                    RAISE EXCEPTION 'row level security is forced on the inbox';
-                END IF;
-                v_us := dlq.microseconds(NEW.finalized_at);
-                v_failed_at := NEW.finalized_at;
-                %1$s
-                WHERE num_nulls(NEW.id, NEW.args, NEW.attempt, NEW.max_attempts, NEW.created_at, NEW.finalized_at, NEW.priority, NEW.errors, NEW.kind,
-                                NEW.metadata, NEW.queue, NEW.state, NEW.tags, NEW.unique_key, NEW.unique_states) < 0
-                ON CONFLICT (id) DO NOTHING;
-                v_until := date_part('epoch', %3$s) * 1000000;
-            END IF;
-        EXCEPTION WHEN OTHERS THEN
-            v_until := 0;
-            v_why := SQLERRM;
-        END;
-        PERFORM set_config('dlq.capture', v_statement || ' ' || v_until, true);
-    END IF;
-    IF v_until > 0 AND v_until < 9223372036854775807 AND date_part('epoch', clock_timestamp()) * 1000000 > v_until THEN
-        v_why := 'no time is left';
-        v_until := 0;
-        PERFORM set_config('dlq.capture', v_statement || ' 0', true);
-    END IF;
-    IF v_until = 0 THEN
-        IF v_why IS NOT NULL THEN
-            RAISE WARNING 'dlqd: capture gives way in this statement (%%): its jobs end, and dlqd''s reconciler finds those that failed', v_why;
+        IF v_until = 0 THEN
+            RETURN NULL;
+        ELSIF v_until < 9223372036854775807 AND date_part('epoch', clock_timestamp()) * 1000000 > v_until THEN
+            v_why := 'no time is left';
+        ELSE
+            v_written := split_part(v_guard, ' ', 3);
+            v_marked := %1$s;
         END IF;
-        RETURN NULL;
     END IF;
+    v_now := v_written;
 
-    -- A job that dlqd made or follows, or one that was retried a moment ago. A mark only says where to look: metadata gets copied.
-    IF NEW.metadata ? 'dlq:entry_id' OR cardinality(NEW.errors) > 1 THEN
-        IF current_setting('dlq.capture_facts', true) IS DISTINCT FROM v_statement::text THEN
-            BEGIN
+    IF v_until IS NULL OR v_marked AND v_why IS NULL AND position('f' IN v_written) = 0 THEN
+        BEGIN
+            IF v_until IS NULL THEN
+                v_until := CASE dlq.capture_mode() WHEN 'off' THEN 0 WHEN 'strict' THEN 9223372036854775807 ELSE %5$s END;
+                v_marked := %1$s;
+            END IF;
+            IF v_marked AND v_until > 0 THEN
                 IF v_until < 9223372036854775807 THEN
                     LOCK TABLE dlq.entry_jobs IN ACCESS SHARE MODE NOWAIT;
                     LOCK TABLE dlq.job_facts IN ROW EXCLUSIVE MODE NOWAIT;
@@ -249,60 +250,57 @@ BEGIN
                         RAISE EXCEPTION 'row level security is forced on job_facts or entry_jobs';
                     END IF;
                 END IF;
-                %2$s
-                WHERE num_nulls(NEW.id, NEW.attempt, NEW.created_at, NEW.finalized_at, NEW.errors, NEW.metadata, NEW.state) < 0;
-                %4$s;
-            EXCEPTION WHEN OTHERS THEN
-                IF v_until = 9223372036854775807 THEN
-                    RAISE;
-                END IF;
-                PERFORM set_config('dlq.capture', v_statement || ' 0', true);
-                RAISE WARNING 'dlqd: capture gives way in this statement (%%): its jobs end, and dlqd''s reconciler finds those that failed', SQLERRM;
-                RETURN NULL;
-            END;
-            PERFORM set_config('dlq.capture_facts', v_statement::text, true);
-        ELSE
-            %4$s;
-        END IF;
-        IF v_known THEN
-            %2$s;
-            RETURN NULL;
-        END IF;
+                %2$s;
+                v_now := v_written || CASE WHEN v_known THEN 'f' ELSE '' END;
+            END IF;
+        EXCEPTION WHEN OTHERS THEN
+            IF v_until = 9223372036854775807 THEN
+                RAISE;
+            END IF;
+            v_why := SQLERRM;
+        END;
+    ELSIF v_marked AND v_why IS NULL THEN
+        %2$s;
     END IF;
 
-    -- What is a failure: see dlq.is_failure.
-    IF NEW.state = 'discarded' THEN
-        IF NEW.metadata @> '{"unique_key_conflict": "scheduler_discarded"}' AND OLD.state IN ('scheduled', 'retryable') THEN
-            RETURN NULL;
+    IF v_why IS NOT NULL OR v_known OR v_until = 0 THEN
+        NULL;
+    ELSIF position('i' IN v_written) > 0 THEN
+        v_failure := %3$s;
+        IF v_failure THEN
+            %4$s;
         END IF;
-    ELSIF NEW.state <> 'cancelled' OR NEW.metadata ? 'cancel_attempted_at' OR coalesce(cardinality(NEW.errors), 0) <= coalesce(cardinality(OLD.errors), 0) THEN
-        RETURN NULL;
+    ELSE
+        BEGIN
+            v_failure := %3$s;
+            IF v_failure THEN
+                IF v_until < 9223372036854775807 THEN
+                    LOCK TABLE ONLY dlq.dead_letter_queue IN ACCESS SHARE MODE NOWAIT;
+                    LOCK TABLE dlq.dead_letter_inbox IN ROW EXCLUSIVE MODE NOWAIT;
+                    IF row_security_active('dlq.dead_letter_inbox') THEN
+                        RAISE EXCEPTION 'row level security is forced on the inbox';
+                    END IF;
+                END IF;
+                %4$s;
+                v_now := v_now || 'i';
+            END IF;
+        EXCEPTION WHEN OTHERS THEN
+            IF v_until = 9223372036854775807 THEN
+                RAISE;
+            END IF;
+            v_why := SQLERRM;
+        END;
     END IF;
-    -- The limit is looked at between jobs: one alone must not pass it. (10 MB take 100 ms to copy.)
-    IF pg_column_size(NEW.args) + coalesce(pg_column_size(NEW.errors), 0) + pg_column_size(NEW.metadata) > 10000000 AND v_until < 9223372036854775807 THEN
+
+    IF v_why IS NOT NULL THEN
         PERFORM set_config('dlq.capture', v_statement || ' 0', true);
-        RAISE WARNING 'dlqd: capture gives way in this statement (job %% is too large): its jobs end, and dlqd''s reconciler finds those that failed', NEW.id;
-        RETURN NULL;
+        RAISE WARNING 'dlqd: capture gives way in this statement (%%): its jobs end, and dlqd''s reconciler finds those that failed', v_why;
+    ELSIF v_now <> v_written OR v_guard IS NULL OR NOT starts_with(v_guard, v_statement || ' ') THEN
+        PERFORM set_config('dlq.capture', v_statement || ' ' || v_until || ' ' || v_now, true);
     END IF;
-    v_us := dlq.microseconds(NEW.finalized_at);
-    v_failed_at := NEW.finalized_at;
-    IF v_us = 0 OR v_failed_at > now() + interval '1 day' THEN
-        v_failed_at := now();
-    END IF;
-    v_kind := NEW.kind;
-    IF v_kind = 'dlqd_message' THEN
-        v_kind := coalesce(left(NEW.args ->> 'kind', 255), v_kind);
-        v_event_id := left(NEW.args ->> 'messageId', 255);
-        v_subscriber := left(NEW.args ->> 'subscriberId', 255);
-        v_source := left(NEW.args ->> 'source', 255);
-        v_ordering_key := left(NEW.args ->> 'orderingKey', 255);
-    END IF;
-    -- Twice at one time is one failure (a job that a transaction retries and fails again with now(), for one).
-    %1$s
-    ON CONFLICT (id) DO NOTHING;
     RETURN NULL;
 END
-$body$$create$, v_entry, v_end, v_until, v_look);
+$body$$create$, v_marked, v_fact, v_failure, v_entry, v_until);
 
     EXECUTE format($create$
 CREATE OR REPLACE FUNCTION dlq.follow() RETURNS trigger
@@ -315,33 +313,35 @@ DECLARE
 BEGIN
     IF v_guard IS NOT NULL AND starts_with(v_guard, v_statement || ' ') THEN
         v_until := split_part(v_guard, ' ', 2);
-    END IF;
-    IF v_until IS NULL THEN
+        IF v_until = 0 THEN
+            RETURN NULL;
+        ELSIF OLD.state = 'completed' AND NOT OLD.metadata ? 'dlq:done_by' THEN
+            RETURN NULL;
+        ELSIF date_part('epoch', clock_timestamp()) * 1000000 > v_until THEN
+            v_why := 'no time is left';
+        ELSE
+            %1$s;
+            RETURN NULL;
+        END IF;
+    ELSE
         BEGIN
-            IF dlq.capture_mode() = 'off' THEN
-                v_until := 0;
-            ELSE
+            IF OLD.state = 'completed' AND NOT OLD.metadata ? 'dlq:done_by' THEN
+                RETURN NULL; -- what dlqd never knew
+            END IF;
+            v_until := CASE dlq.capture_mode() WHEN 'off' THEN 0 ELSE %2$s END;
+            IF v_until > 0 THEN
                 LOCK TABLE dlq.job_facts IN ROW EXCLUSIVE MODE NOWAIT;
                 IF row_security_active('dlq.job_facts') THEN
                     RAISE EXCEPTION 'row level security is forced on job_facts';
                 END IF;
-                %1$s
-                WHERE num_nulls(NEW.id, NEW.created_at, OLD.finalized_at, OLD.state, OLD.metadata) < 0;
-                v_until := date_part('epoch', %2$s) * 1000000;
+                %1$s;
             END IF;
         EXCEPTION WHEN OTHERS THEN
-            v_until := 0;
             v_why := SQLERRM;
         END;
-        PERFORM set_config('dlq.follow', v_statement || ' ' || v_until, true);
-    ELSIF v_until > 0 AND date_part('epoch', clock_timestamp()) * 1000000 > v_until THEN
-        v_until := 0;
-        v_why := 'no time is left';
-        PERFORM set_config('dlq.follow', v_statement || ' 0', true);
     END IF;
-    IF v_until > 0 THEN
-        %1$s;
-    ELSIF v_why IS NOT NULL THEN
+    PERFORM set_config('dlq.follow', v_statement || ' ' || CASE WHEN v_why IS NULL THEN v_until ELSE 0 END, true);
+    IF v_why IS NOT NULL THEN
         RAISE WARNING 'dlqd: a retry of this statement is not followed (%%)', v_why;
     END IF;
     RETURN NULL;

@@ -353,6 +353,7 @@ DECLARE
     v_ended   timestamptz[];
     v_tid     tid;
     v_fact    dlq.job_facts;
+    v_refused boolean;
     v_result  text;
     v_count   integer := 0;
     v_wake    boolean := false;
@@ -385,7 +386,7 @@ BEGIN
     FOR v_tid IN
         SELECT f.ctid
         FROM dlq.job_facts f
-        WHERE f.ctid >= p_from AND f.fact <> 'refused'
+        WHERE f.ctid >= p_from AND (f.fact <> 'refused' OR p_careful AND dlq.to_timestamptz(f.job ->> 'refusedAt') < now() - interval '1 minute')
           -- (A followed job that runs is asked for, and nothing is locked for it twenty times a second.)
           AND CASE f.fact WHEN 'following' THEN (SELECT j.state FROM river.river_job j WHERE j.id = f.job_id AND j.created_at = f.job_created_at) IS DISTINCT FROM 'running'
                           ELSE f.at = (SELECT min(b.at) FROM dlq.job_facts b WHERE b.job_id = f.job_id AND b.job_created_at = f.job_created_at AND b.fact <> 'following') END
@@ -394,6 +395,11 @@ BEGIN
     LOOP
         EXIT WHEN v_count >= p_limit OR v_count > 0 AND clock_timestamp() > v_until;
         SELECT * INTO v_fact FROM dlq.job_facts f WHERE f.ctid = v_tid;
+        v_refused := v_fact.fact = 'refused';
+        IF v_refused THEN
+            v_fact.fact := v_fact.job ->> 'fact';
+            v_fact.job := nullif(v_fact.job - '{fact,refusal,refusedAt}'::text[], '{}');
+        END IF;
         IF p_careful THEN
             BEGIN
                 v_result := dlq.apply_fact(v_fact);
@@ -403,7 +409,8 @@ BEGIN
                     RAISE;
                 END IF;
                 RAISE WARNING 'dlqd: what job % tells (%) is refused by the database: %', v_fact.job_id, v_fact.fact, SQLERRM;
-                UPDATE dlq.job_facts f SET fact = 'refused', job = coalesce(f.job, '{}') || jsonb_build_object('fact', f.fact, 'refusal', SQLERRM) WHERE f.ctid = v_tid;
+                UPDATE dlq.job_facts f SET fact = 'refused', job = coalesce(v_fact.job, '{}') || jsonb_build_object('fact', v_fact.fact, 'refusal', SQLERRM, 'refusedAt', clock_timestamp())
+                WHERE f.ctid = v_tid;
                 v_result := 'refused';
             END;
         ELSE
@@ -413,8 +420,8 @@ BEGIN
             DELETE FROM dlq.job_facts f WHERE f.ctid = v_tid;
             v_count := v_count + 1;
             v_wake := v_wake OR v_fact.fact IN ('discarded', 'cancelled');
-        ELSIF v_result = 'following' AND v_fact.fact <> 'following' THEN
-            UPDATE dlq.job_facts f SET fact = 'following' WHERE f.ctid = v_tid;
+        ELSIF v_result = 'following' AND (v_refused OR v_fact.fact <> 'following') THEN
+            UPDATE dlq.job_facts f SET fact = 'following', job = v_fact.job WHERE f.ctid = v_tid;
         END IF;
     END LOOP;
     IF v_wake THEN
@@ -423,4 +430,4 @@ BEGIN
     RETURN v_count;
 END
 $$;
-COMMENT ON FUNCTION dlq.apply_facts IS 'Applies up to p_limit facts (those of a replay run''s jobs alone, with p_run) to the entries of their jobs, and deletes them. It stops after a second, too. Returns how many. Facts of an entry that somebody holds stay. p_careful: one by one, and those that the database refuses are set aside as refused.';
+COMMENT ON FUNCTION dlq.apply_facts IS 'Applies up to p_limit facts (those of a replay run''s jobs alone, with p_run) to the entries of their jobs, and deletes them. It stops after a second, too. Returns how many. Facts of an entry that somebody holds stay. p_careful: one by one; those that the database refuses are set aside as refused, and tried again after a minute.';

@@ -18,26 +18,31 @@ COMMENT ON FUNCTION dlq.trigger_state IS 'Whether dlqd''s triggers on river_job 
 --
 -- What is a failure is what dlq.is_failure says of a job of which nobody knows what it was before it ended.
 CREATE OR REPLACE FUNCTION dlq.look_for_failures(p_look text, p_captured_by text, p_limit integer, p_every interval, p_wait boolean,
-    OUT filed integer, OUT done boolean)
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET row_security = off SET jit = off SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
+    OUT filed integer, OUT done boolean, OUT began_at timestamptz)
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET row_security = off
+SET jit = off SET max_parallel_workers_per_gather = 0 SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 DECLARE
     -- The clocks of River's clients may be behind by so much, and their reports late.
     v_overlap constant interval := '5 minutes';
+    v_failed constant text := $sql$
+        CASE j.state WHEN 'discarded' THEN NOT j.metadata @> '{"unique_key_conflict": "scheduler_discarded"}'
+                     WHEN 'cancelled' THEN NOT j.metadata ? 'cancel_attempted_at' AND cardinality(j.errors) > 0 END$sql$;
+    -- (Subqueries of one value, not EXISTS: Postgres might join whole tables for that, by a plan of when they were small.)
     v_unknown constant text := $sql$
-        NOT EXISTS (SELECT FROM dlq.dead_letter_queue e WHERE e.stage IN ('inbox', 'open') AND e.id = dlq.entry_id(j.id, j.finalized_at))
+        (SELECT 1 FROM dlq.dead_letter_queue e WHERE e.stage IN ('inbox', 'open') AND e.id = dlq.entry_id(j.id, j.finalized_at) LIMIT 1) IS NULL
         -- A closed entry closed after it had failed (a day, for clocks that differ): partitions of before then are left out.
-        AND NOT EXISTS (SELECT FROM dlq.dead_letter_queue e WHERE e.stage IN ('resolved', 'failed', 'archived') AND e.id = dlq.entry_id(j.id, j.finalized_at)
-                        AND e.closed_at >= least(j.finalized_at, now()) - interval '1 day')
-        AND NOT EXISTS (SELECT FROM dlq.dead_letter_queue e WHERE e.stage = 'open' AND e.river_job_id = j.id AND e.job_created_at = j.created_at)
-        AND NOT EXISTS (SELECT FROM dlq.entry_jobs k WHERE k.job_id = j.id AND k.job_created_at = j.created_at)
-        AND NOT EXISTS (SELECT FROM dlq.retired_jobs r WHERE r.job_id = j.id AND r.job_created_at = j.created_at AND r.at >= j.finalized_at)
-        AND CASE j.state WHEN 'discarded' THEN NOT j.metadata @> '{"unique_key_conflict": "scheduler_discarded"}'
-                         WHEN 'cancelled' THEN NOT j.metadata ? 'cancel_attempted_at' AND cardinality(j.errors) > 0 END$sql$;
+        AND (SELECT 1 FROM dlq.dead_letter_queue e WHERE e.stage IN ('resolved', 'failed', 'archived') AND e.id = dlq.entry_id(j.id, j.finalized_at)
+             AND e.closed_at >= least(j.finalized_at, now()) - interval '1 day' LIMIT 1) IS NULL
+        AND (SELECT 1 FROM dlq.dead_letter_queue e WHERE e.stage = 'open' AND e.river_job_id = j.id AND e.job_created_at = j.created_at) IS NULL
+        AND (SELECT 1 FROM dlq.entry_jobs k WHERE k.job_id = j.id AND k.job_created_at = j.created_at) IS NULL
+        AND (SELECT 1 FROM dlq.retired_jobs r WHERE r.job_id = j.id AND r.job_created_at = j.created_at AND r.at >= j.finalized_at) IS NULL$sql$;
     v_look     dlq.reconcile_looks;
     v_from     timestamptz;
     v_page     record;
     v_locked   bigint[];
     v_jobs     integer := 0;
+    v_many     constant integer := 10000;
+    v_tied     integer;
     v_file     text;
     v_job      bigint;
     v_one      integer;
@@ -75,22 +80,31 @@ BEGIN
         v_look.triggers_before := v_look.triggers;
         v_look.triggers := dlq.trigger_state();
     END IF;
+    began_at := v_look.began_at;
 
     LOOP
-        -- A page of ended jobs, and which of them are failures that nobody knows.
+        -- A page of ended jobs, and which of them are failures that nobody knows. River has an index by state and time, and none that
+        -- has the id too: where many jobs ended at one time (a statement with now()), the rest of them is walked to by id. By the time,
+        -- each page would sort all of them anew.
+        EXECUTE format('SELECT count(*) FROM (SELECT FROM river.river_job j WHERE j.state = %L AND j.finalized_at = $1 LIMIT $2) j', v_look.cursor_state)
+        INTO v_tied USING v_look.cursor_at, v_many;
         EXECUTE format($sql$
             WITH page AS MATERIALIZED (
-                SELECT j.id, j.finalized_at FROM river.river_job j
-                WHERE j.state = %L AND j.finalized_at >= $1 AND (j.finalized_at, j.id) > ($1, $2)
-                ORDER BY j.finalized_at, j.id LIMIT $3)
+                SELECT p.*, row_number() OVER () AS number
+                FROM ((SELECT j.id, j.finalized_at, j.created_at, %1$s AS failed FROM river.river_job j WHERE j.id > $2 AND %2$s ORDER BY j.id LIMIT $3)
+                      UNION ALL
+                      (SELECT j.id, j.finalized_at, j.created_at, %1$s FROM river.river_job j WHERE j.state = %3$L AND j.finalized_at > $1 ORDER BY j.finalized_at, j.id LIMIT $3)
+                      LIMIT $3) p)
             SELECT (SELECT count(*) FROM page) AS jobs, l.id, l.finalized_at,
-                   ARRAY(SELECT j.id FROM page p JOIN river.river_job j ON j.id = p.id AND j.finalized_at = p.finalized_at AND j.state = %L
-                         WHERE %s ORDER BY j.id) AS unknown
-            FROM (VALUES (1)) one LEFT JOIN (SELECT * FROM page p ORDER BY p.finalized_at DESC, p.id DESC LIMIT 1) l ON true$sql$, v_look.cursor_state, v_look.cursor_state, v_unknown)
+                   ARRAY(SELECT j.id FROM page j WHERE j.failed AND %4$s ORDER BY j.id) AS unknown
+            FROM (VALUES (1)) one LEFT JOIN (SELECT * FROM page p ORDER BY p.number DESC LIMIT 1) l ON true$sql$, v_failed,
+            -- (An expression is what no index is of.)
+            format(CASE WHEN v_tied < v_many THEN 'j.state = %L AND j.finalized_at = $1' ELSE 'j.state::text = %L AND greatest(j.finalized_at) = $1' END, v_look.cursor_state),
+            v_look.cursor_state, v_unknown)
         INTO v_page USING v_look.cursor_at, v_look.cursor_id, p_limit - v_jobs;
 
         IF cardinality(v_page.unknown) > 0 THEN
-            v_locked := ARRAY(SELECT j.id FROM river.river_job j WHERE j.id = ANY (v_page.unknown) AND j.state IN ('discarded', 'cancelled') ORDER BY j.id FOR NO KEY UPDATE SKIP LOCKED);
+            v_locked := ARRAY(SELECT j.id FROM river.river_job j WHERE j.id = ANY (v_page.unknown) AND j.state::text IN ('discarded', 'cancelled') ORDER BY j.id FOR NO KEY UPDATE SKIP LOCKED);
             v_look.skipped := v_look.skipped OR cardinality(v_locked) < cardinality(v_page.unknown);
             v_file := format($sql$
                 WITH filed AS (
@@ -107,7 +121,7 @@ BEGIN
                            j.attempt, j.max_attempts, j.unique_key, j.unique_states, j.metadata, now(), t.failed_at, t.failed_at, $2
                     FROM river.river_job j
                     CROSS JOIN LATERAL (SELECT CASE WHEN j.finalized_at BETWEEN '1970-01-01Z' AND now() + interval '1 day' THEN j.finalized_at ELSE now() END AS failed_at) t
-                    WHERE j.id = ANY ($1) AND j.state IN ('discarded', 'cancelled') AND %s
+                    WHERE j.id = ANY ($1) AND j.state::text IN ('discarded', 'cancelled') AND %s AND %s
                     ON CONFLICT DO NOTHING
                     RETURNING last_failed_at
                 ), causes AS (
@@ -123,7 +137,7 @@ BEGIN
                     SELECT date_trunc('hour', now()), c.why, count(*), now() FROM causes c GROUP BY c.why
                     ON CONFLICT (hour, why) DO UPDATE SET entries = r.entries + excluded.entries, last_at = excluded.last_at
                 )
-                SELECT count(*) FROM filed$sql$, v_unknown);
+                SELECT count(*) FROM filed$sql$, v_failed, v_unknown);
             BEGIN
                 EXECUTE v_file INTO v_one USING v_locked, p_captured_by, v_look.triggers, v_look.triggers_before, v_overlap;
                 filed := filed + v_one;
@@ -182,17 +196,17 @@ END
 $$;
 COMMENT ON FUNCTION dlq.look_for_failures IS 'Takes a look of the reconciler a batch further: of dlq.reconcile and dlq.backfill.';
 
-CREATE OR REPLACE FUNCTION dlq.reconcile(p_limit integer DEFAULT 2000, p_whole boolean DEFAULT false, p_every interval DEFAULT '0', OUT filed integer, OUT done boolean)
+CREATE OR REPLACE FUNCTION dlq.reconcile(p_limit integer DEFAULT 2000, p_whole boolean DEFAULT false, p_every interval DEFAULT '0', OUT filed integer, OUT done boolean, OUT began_at timestamptz)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    SELECT l.filed, l.done INTO filed, done
+    SELECT l.filed, l.done, l.began_at INTO filed, done, began_at
     FROM dlq.look_for_failures(CASE WHEN p_whole THEN 'whole' ELSE 'recent' END, 'reconciler', p_limit, p_every, p_every = '0') l;
     IF p_whole AND done THEN
         PERFORM dlq.forget_jobs();
     END IF;
 END
 $$;
-COMMENT ON FUNCTION dlq.reconcile IS 'Files failures that capture missed: those that ended lately or, p_whole, all that River keeps since dlqd was attached. It goes through up to p_limit ended jobs in a call, a transaction each, and says how many it filed, and whether the look is done: call it until it is. p_every: it does nothing if the last look is younger, or somebody else is at it. A dlqd that serves calls it every minute, and whole every hour.';
+COMMENT ON FUNCTION dlq.reconcile IS 'Files failures that capture missed: those that ended lately or, p_whole, all that River keeps since dlqd was attached. It goes through up to p_limit ended jobs in a call, a transaction each, and says how many it filed, and whether the look is done: call it until it is. It goes on with a look that somebody else began: all that had failed before began_at is known then, but for jobs that somebody holds; so call it until it is done with a look that began after you did. p_every: it does nothing if the last look is younger, or somebody else is at it. A dlqd that serves calls it every minute, and whole every hour.';
 
 CREATE OR REPLACE FUNCTION dlq.backfill(p_limit integer DEFAULT 1000) RETURNS integer
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$

@@ -31,7 +31,13 @@ BEGIN
         reason = excluded.reason, changed_by = excluded.changed_by
     -- Many processes see the same trouble at once; the first opens it. A person's word goes before theirs.
     WHERE p_forced OR b.state = 'closed';
-    RETURN FOUND;
+    IF NOT FOUND THEN
+        RETURN false;
+    END IF;
+    IF p_forced THEN
+        PERFORM dlq.record_act('circuit breaker ' || p_name, 'opened', p_actor, p_reason, jsonb_build_object('for', p_for));
+    END IF;
+    RETURN true;
 END
 $$;
 COMMENT ON FUNCTION dlq.open_breaker IS 'Opens a breaker: for p_for, or until dlq.reset_breaker where that is null. Returns false where it was open already.';
@@ -43,7 +49,11 @@ BEGIN
     UPDATE dlq.circuit_breakers SET
         state = 'closed', since = p_now, open_until = NULL, forced = false, reason = p_reason, changed_by = p_actor
     WHERE name = p_name AND state <> 'closed';
-    RETURN FOUND;
+    IF NOT FOUND THEN
+        RETURN false;
+    END IF;
+    PERFORM dlq.record_act('circuit breaker ' || p_name, 'reset', p_actor, p_reason);
+    RETURN true;
 END
 $$;
 COMMENT ON FUNCTION dlq.reset_breaker IS 'Closes a breaker. Returns false where it was closed already.';

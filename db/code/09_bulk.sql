@@ -73,10 +73,29 @@ END
 $$;
 COMMENT ON FUNCTION dlq.find_ids IS 'Ids of entries that a filter chooses, in order of capture, after p_after and below p_below.';
 
+-- (A name that is none stays, for filter_where to refuse.)
 CREATE OR REPLACE FUNCTION dlq.replayable(p_filter jsonb) RETURNS jsonb
-LANGUAGE sql IMMUTABLE
-RETURN CASE WHEN p_filter ? 'status' THEN p_filter ELSE p_filter || '{"status": ["dlq_pending", "dlq_manual", "dlq_failed"]}' END;
-COMMENT ON FUNCTION dlq.replayable IS 'A filter that names no status, for those from which an entry can be replayed.';
+LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT p_filter || jsonb_build_object('status', CASE WHEN p_filter ? 'status'
+        THEN (SELECT coalesce(jsonb_agg(s.word), '[]') FROM jsonb_array_elements(CASE jsonb_typeof(p_filter -> 'status') WHEN 'array' THEN p_filter -> 'status' ELSE jsonb_build_array(p_filter -> 'status') END) s (word)
+              WHERE s.word NOT IN ('"dlq_processing"', '"dlq_resolved"', '"dlq_archived"'))
+        ELSE '["dlq_pending", "dlq_manual", "dlq_failed"]' END)
+$$;
+COMMENT ON FUNCTION dlq.replayable IS 'A filter, for entries that can be replayed: of the states that it names those from which they can, or all of these.';
+
+CREATE OR REPLACE FUNCTION dlq.chooses_all(p_filter jsonb) RETURNS boolean
+LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT NOT EXISTS (
+        SELECT FROM jsonb_each(p_filter) f WHERE CASE f.key
+            WHEN 'payload' THEN f.value NOT IN ('{}', '[]') -- every object contains {}
+            WHEN 'tags' THEN f.value <> '[]'
+            WHEN 'kind' THEN NOT EXISTS (SELECT FROM jsonb_array_elements_text(CASE jsonb_typeof(f.value) WHEN 'array' THEN f.value ELSE jsonb_build_array(f.value) END) k WHERE k ~ '^[*]+$')
+            WHEN 'minRetryCount' THEN f.value #>> '{}' !~ '^(-.*|0+)$'
+            WHEN 'after' THEN f.value <> '"-infinity"'
+            WHEN 'before' THEN f.value <> '"infinity"'
+            ELSE true END)
+$$;
+COMMENT ON FUNCTION dlq.chooses_all IS 'Whether a filter chooses every entry: it is empty, or none of its fields leaves one out.';
 
 CREATE OR REPLACE FUNCTION dlq.preview(p_filter jsonb)
 RETURNS TABLE (queue text, error_type text, age text, entries bigint)
@@ -106,16 +125,21 @@ DECLARE
     v_open   text;
     v_total  bigint;
 BEGIN
-    IF p_filter = '{}' AND NOT p_all THEN
+    IF dlq.chooses_all(p_filter) AND NOT p_all THEN
         RAISE EXCEPTION 'replay: an empty filter chooses every entry' USING ERRCODE = 'DLQ04', HINT = 'Say so with p_all => true.';
     END IF;
-    SELECT coalesce(sum(p.entries), 0), string_agg(DISTINCT b.name, ', ') INTO v_total, v_open
-    FROM dlq.preview(v_filter) p LEFT JOIN dlq.circuit_breakers b ON b.name = 'queue:' || p.queue AND b.state = 'open';
+    SELECT string_agg(DISTINCT b.name, ', ') INTO v_open
+    FROM dlq.preview(v_filter) p JOIN dlq.circuit_breakers b ON b.name = 'queue:' || p.queue AND b.state = 'open';
     IF v_open IS NOT NULL AND NOT p_force THEN
         RAISE EXCEPTION 'replay: open circuit breakers: %', v_open USING ERRCODE = 'DLQ05', HINT = 'Wait for them to close, or replay with force.';
     END IF;
-    INSERT INTO dlq.replay_runs (id, filter, newest_first, batch_size, rate, concurrency, patch, merge_patch, queue, force, stop_at, stop_of, note, actor, cutoff, total, origin)
-    VALUES (v_id, v_filter, p_newest_first, p_batch_size, p_rate, p_concurrency, p_patch, p_merge_patch, p_queue, p_force, p_stop_at, p_stop_of, p_note, p_actor, v_id, v_total, dlq.origin(p_actor));
+    -- Chosen now, once: what comes to match the filter later is not drawn in, and what does not match any more is in the report.
+    EXECUTE 'INSERT INTO dlq.replay_run_entries (run_id, entry_id) SELECT $2, e.id FROM dlq.dead_letter_queue e WHERE ' || dlq.filter_where(v_filter)
+        || ' AND (e.stage <> ''inbox'' OR NOT dlq.is_repeat(e.river_job_id, e.job_created_at))' USING v_filter, v_id;
+    GET DIAGNOSTICS v_total = ROW_COUNT;
+    INSERT INTO dlq.replay_runs (id, filter, newest_first, batch_size, rate, concurrency, patch, merge_patch, queue, force, stop_at, stop_of, note, actor, total, origin)
+    VALUES (v_id, v_filter, p_newest_first, p_batch_size, p_rate, p_concurrency, p_patch, p_merge_patch, p_queue, p_force, p_stop_at, p_stop_of, p_note, p_actor, v_total, dlq.origin(p_actor));
+    PERFORM dlq.record_act('replay run ' || v_id, 'started', p_actor, p_note, jsonb_build_object('entries', v_total));
     PERFORM dlq.wake();
     RETURN v_id;
 END
@@ -157,19 +181,24 @@ BEGIN
         FROM dlq.redeliver(ARRAY(SELECT unnest(p_ids) EXCEPT ALL SELECT unnest(p_skipped)), v_run.actor, 'replay run ' || p_run, v_run.note, v_run.force,
                            jsonb_build_object('run', p_run), v_run.queue, p_run) s
     ), noted AS (
-        INSERT INTO dlq.replay_run_entries (run_id, entry_id, job_id, outcome, detail, ended_at)
-        SELECT p_run, i.id, CASE WHEN s.verdict IN ('sent', 'follows') THEN s.job_id END, CASE WHEN s.verdict IN ('sent', 'follows') THEN NULL ELSE 'skipped' END,
-               CASE WHEN s.verdict IN ('sent', 'follows') THEN NULL ELSE coalesce(k.why, CASE s.verdict
-                   WHEN 'live' THEN 'job ' || s.job_id || ' with the same unique key is live'
-                   WHEN 'done' THEN 'done by job ' || s.job_id || '? It has the same unique key, and has ended'
-                   WHEN 'busy' THEN 'another transaction held its job ' || s.job_id || ', or that one''s unique key'
-                   WHEN 'resolved' THEN 'job ' || s.job_id || ' had completed' END, 'it had moved meanwhile') END,
-               CASE WHEN s.verdict IN ('sent', 'follows') THEN NULL ELSE now() END
-        FROM unnest(p_ids) i (id)
-        LEFT JOIN sent s ON s.entry_id = i.id
-        LEFT JOIN unnest(p_skipped, p_why) k (id, why) ON k.id = i.id
-        ON CONFLICT (run_id, entry_id) DO NOTHING
-        RETURNING job_id
+        UPDATE dlq.replay_run_entries r SET
+            job_id = w.job_id,
+            outcome = CASE WHEN w.job_id IS NULL THEN 'skipped' END,
+            detail = CASE WHEN w.job_id IS NULL THEN w.why END,
+            ended_at = CASE WHEN w.job_id IS NULL THEN now() END
+        FROM (
+            SELECT i.id, CASE WHEN s.verdict IN ('sent', 'follows') THEN s.job_id END AS job_id,
+                   coalesce(k.why, CASE s.verdict
+                       WHEN 'live' THEN 'job ' || s.job_id || ' with the same unique key is live'
+                       WHEN 'done' THEN 'done by job ' || s.job_id || '? It has the same unique key, and has ended'
+                       WHEN 'busy' THEN 'another transaction held its job ' || s.job_id || ', or that one''s unique key'
+                       WHEN 'resolved' THEN 'job ' || s.job_id || ' had completed' END, 'it had moved meanwhile') AS why
+            FROM unnest(p_ids) i (id)
+            LEFT JOIN sent s ON s.entry_id = i.id
+            LEFT JOIN unnest(p_skipped, p_why) k (id, why) ON k.id = i.id
+        ) w
+        WHERE r.run_id = p_run AND r.entry_id = w.id AND r.job_id IS NULL AND r.outcome IS NULL
+        RETURNING r.job_id
     )
     SELECT count(n.job_id) INTO v_replayed FROM noted n;
     UPDATE dlq.replay_runs SET cursor = p_ids[cardinality(p_ids)], replayed = replayed + v_replayed, skipped = skipped + cardinality(p_ids) - v_replayed, updated_at = now()
@@ -179,22 +208,23 @@ $$;
 COMMENT ON FUNCTION dlq.replay_step IS 'Takes a replay run further by the entries p_ids, in their order: sends them back, but for p_skipped, notes what became of each, and moves the run''s cursor.';
 
 CREATE OR REPLACE FUNCTION dlq.replay_pause(p_run uuid, p_actor text DEFAULT session_user) RETURNS void
-LANGUAGE sql AS $$ SELECT dlq.replay_move(p_run, '{running}', 'paused', 'paused by ' || p_actor) $$;
+LANGUAGE sql AS $$ SELECT dlq.replay_move(p_run, '{running}', 'paused', 'paused by ' || p_actor); SELECT dlq.record_act('replay run ' || p_run, 'paused', p_actor) $$;
 COMMENT ON FUNCTION dlq.replay_pause IS 'Pauses a replay run.';
 CREATE OR REPLACE FUNCTION dlq.replay_resume(p_run uuid, p_actor text DEFAULT session_user) RETURNS void
-LANGUAGE sql AS $$ SELECT dlq.replay_move(p_run, '{paused,stopped}', 'running', 'resumed by ' || p_actor) $$;
+LANGUAGE sql AS $$ SELECT dlq.replay_move(p_run, '{paused,stopped}', 'running', 'resumed by ' || p_actor); SELECT dlq.record_act('replay run ' || p_run, 'resumed', p_actor) $$;
 COMMENT ON FUNCTION dlq.replay_resume IS 'Goes on with a replay run that was paused, or that stopped because too much of it failed.';
 CREATE OR REPLACE FUNCTION dlq.replay_cancel(p_run uuid, p_actor text DEFAULT session_user) RETURNS void
-LANGUAGE sql AS $$ SELECT dlq.replay_move(p_run, '{running,paused,stopped}', 'cancelled', 'cancelled by ' || p_actor) $$;
+LANGUAGE sql AS $$ SELECT dlq.replay_move(p_run, '{running,paused,stopped}', 'cancelled', 'cancelled by ' || p_actor); SELECT dlq.record_act('replay run ' || p_run, 'cancelled', p_actor) $$;
 COMMENT ON FUNCTION dlq.replay_cancel IS 'Ends a replay run. What it has sent back goes on.';
 
-CREATE OR REPLACE FUNCTION dlq.replay_set_rate(p_run uuid, p_rate float8 DEFAULT NULL) RETURNS void
+CREATE OR REPLACE FUNCTION dlq.replay_set_rate(p_run uuid, p_rate float8 DEFAULT NULL, p_actor text DEFAULT session_user) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     UPDATE dlq.replay_runs r SET rate = p_rate, updated_at = now() WHERE r.id = p_run AND r.status IN ('running', 'paused', 'stopped');
     IF NOT FOUND THEN
         RAISE EXCEPTION 'replay run %: there is no such run, or it has ended', p_run USING ERRCODE = 'DLQ02';
     END IF;
+    PERFORM dlq.record_act('replay run ' || p_run, 'rate changed', p_actor, NULL, jsonb_build_object('rate', p_rate));
 END
 $$;
 COMMENT ON FUNCTION dlq.replay_set_rate IS 'Has a replay run send so many entries a second; null for as fast as it goes.';
@@ -214,7 +244,8 @@ DECLARE
     v_since timestamptz := dlq.closed_since(p_ids);
 BEGIN
     INSERT INTO dlq.dead_letter_transitions (entry_id, from_status, to_status, actor, reason, note, strategy, rule, next_retry_at, river_job_id, queue, kind, error_class, from_class, config_version, origin)
-    SELECT e.id, e.status, e.status, p_actor, p_reason, p_note, e.strategy, e.rule, e.next_retry_at, e.river_job_id, e.queue, e.kind, e.error_class, e.error_class, e.config_version, dlq.origin(p_actor)
+    SELECT e.id, e.status, e.status, p_actor, p_reason, p_note, e.strategy, e.rule, e.next_retry_at, e.river_job_id, e.queue, e.kind, e.error_class, e.error_class,
+           CASE WHEN dlq.origin(p_actor) IS NULL THEN e.config_version ELSE coalesce(dlq.policy_version(), e.config_version) END, dlq.origin(p_actor)
     FROM dlq.dead_letter_queue e WHERE e.id = ANY (p_ids) AND e.stage = ANY (p_stages) AND (e.closed_at IS NULL OR e.closed_at >= v_since);
 END
 $$;
@@ -335,8 +366,7 @@ BEGIN
         UPDATE dlq.dead_letter_queue e SET status = 'dlq_archived', resolution_strategy = 'discard', resolved_by = p_actor,
             move = jsonb_build_object('actor', p_actor, 'reason', 'discarded, to be purged', 'note', p_note)
         WHERE e.id = ANY (v_ids) AND e.status IN ('dlq_pending', 'dlq_manual', 'dlq_failed') AND e.stage = ANY (v_stages) AND (e.closed_at IS NULL OR e.closed_at >= v_since);
-        PERFORM dlq.note_on(v_ids, p_actor, 'purged', p_note, '{resolved,archived}');
-        PERFORM dlq.delete_entries(v_ids);
+        PERFORM dlq.delete_entries(v_ids, NULL, p_actor, 'purged', p_note);
     END CASE;
     RETURN QUERY SELECT unnest(v_ids);
 END
@@ -349,7 +379,7 @@ LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     v_ids uuid[];
 BEGIN
-    IF p_filter = '{}' AND NOT p_all THEN
+    IF dlq.chooses_all(p_filter) AND NOT p_all THEN
         RAISE EXCEPTION '%: an empty filter chooses every entry', p_action USING ERRCODE = 'DLQ04', HINT = 'Say so with p_all => true.';
     END IF;
     v_ids := ARRAY(SELECT dlq.find_ids(p_filter, p_limit, p_after, false, p_below));

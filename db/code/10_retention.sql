@@ -1,6 +1,23 @@
 -- Retention: whole partitions are dropped, and what a queue keeps for less time than the others is deleted in small steps;
 -- both after they went to the archive. dlqd calls these functions; the archive is a directory or an object store.
 
+-- A lock would need a transaction, or a session, that stays open while gigabytes go to an object store.
+CREATE OR REPLACE FUNCTION dlq.take_duty(p_name text, p_holder uuid, p_for interval) RETURNS boolean
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    INSERT INTO dlq.duties AS d (name, holder, until) VALUES (p_name, p_holder, clock_timestamp() + p_for)
+    ON CONFLICT (name) DO UPDATE SET holder = excluded.holder, until = excluded.until WHERE d.holder = excluded.holder OR d.until < clock_timestamp();
+    RETURN FOUND;
+END
+$$;
+COMMENT ON FUNCTION dlq.take_duty IS 'Takes a duty, or keeps one, for a time. False: another holds it.';
+
+CREATE OR REPLACE FUNCTION dlq.end_duty(p_name text, p_holder uuid) RETURNS void
+LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
+    DELETE FROM dlq.duties d WHERE d.name = p_name AND d.holder = p_holder
+$$;
+COMMENT ON FUNCTION dlq.end_duty IS 'Gives a duty back.';
+
 CREATE OR REPLACE FUNCTION dlq.default_partition(p_parent regclass) RETURNS regclass
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     SELECT c.oid::regclass FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
@@ -15,7 +32,7 @@ CREATE OR REPLACE FUNCTION dlq.ensure_partition(p_parent regclass, p_name text, 
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '500ms' AS $$
 DECLARE
     v_schema text := (SELECT n.nspname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = p_parent);
-    v_early  boolean;
+    v_guard  text := CASE WHEN p_parent = 'dlq.dead_letter_transitions'::regclass THEN 'transitions_append_only' ELSE 'dead_letter_delete' END;
 BEGIN
     -- One at a time, over all dlqd processes.
     PERFORM pg_advisory_xact_lock(hashtextextended('dlq.ensure_partition', 0));
@@ -24,9 +41,12 @@ BEGIN
     END IF;
     EXECUTE format('CREATE TABLE %I.%I (LIKE %s INCLUDING ALL EXCLUDING INDEXES, PRIMARY KEY (%s))', v_schema, p_name, p_parent, p_primary_key);
     EXECUTE format('LOCK TABLE ONLY %s IN SHARE ROW EXCLUSIVE MODE', p_parent);
-    -- Rows of this range that came while there was no partition for them.
+    -- Rows of this range that came while there was no partition for them. (They are moved, not lost.)
+    EXECUTE format('ALTER TABLE %s DISABLE TRIGGER %I', dlq.default_partition(p_parent), v_guard);
     EXECUTE format('WITH early AS (DELETE FROM %1$s WHERE %2$I >= %3$L AND %2$I < %4$L RETURNING *) INSERT INTO %5$I.%6$I SELECT * FROM early',
                    dlq.default_partition(p_parent), CASE WHEN p_primary_key = 'id' THEN 'closed_at' ELSE 'at' END, p_from, p_to, v_schema, p_name);
+    EXECUTE format('ALTER TABLE %s ENABLE TRIGGER %I', dlq.default_partition(p_parent), v_guard);
+    PERFORM dlq.guard_partition(format('%I.%I', v_schema, p_name)::regclass, p_parent);
     EXECUTE format('ALTER TABLE %s ATTACH PARTITION %I.%I FOR VALUES FROM (%L) TO (%L)', p_parent, v_schema, p_name, p_from, p_to);
     RETURN true;
 EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
@@ -90,6 +110,17 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
 $$;
 COMMENT ON FUNCTION dlq.partition_end IS 'Where the range of a partition ends; null for a default partition.';
 
+CREATE OR REPLACE FUNCTION dlq.closed_months() RETURNS TABLE (stage text, begins_at timestamptz)
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT s.stage, substring(pg_get_expr(c.relpartbound, c.oid) FROM $re$FROM \('([^']+)'\)$re$)::timestamptz AS begins_at
+    FROM (VALUES ('resolved', 'dlq.dead_letter_resolved'::regclass), ('failed', 'dlq.dead_letter_failed'), ('archived', 'dlq.dead_letter_archived')) s (stage, parent)
+    JOIN pg_inherits i ON i.inhparent = s.parent
+    JOIN pg_class c ON c.oid = i.inhrelid
+    WHERE dlq.partition_end(c.oid) IS NOT NULL
+    ORDER BY begins_at DESC
+$$;
+COMMENT ON FUNCTION dlq.closed_months IS 'The months of closed entries that have a partition, the last first.';
+
 -- retention_of is how long a closed entry is kept: its queue's period, or the default.
 CREATE OR REPLACE FUNCTION dlq.retention_of(p_periods jsonb, p_queue text, p_status text) RETURNS interval
 LANGUAGE sql STABLE
@@ -126,6 +157,7 @@ CREATE OR REPLACE FUNCTION dlq.drop_empty_month(p_periods jsonb, p_now timestamp
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET lock_timeout = '100ms' AS $$
 DECLARE
     v_month regclass;
+    v_name  text;
     v_empty boolean;
 BEGIN
     FOR v_month IN
@@ -137,8 +169,10 @@ BEGIN
         EXECUTE format('LOCK TABLE %s IN SHARE MODE', v_month);
         EXECUTE format('SELECT NOT EXISTS (SELECT FROM %s)', v_month) INTO v_empty;
         IF v_empty THEN
+            v_name := v_month;
             EXECUTE format('DROP TABLE %s', v_month);
-            RETURN v_month;
+            PERFORM dlq.record_act('partition ' || (SELECT substring(v_name FROM '[^.]+$')), 'dropped', 'retention', 'it was empty');
+            RETURN v_name;
         END IF;
     END LOOP;
     RETURN NULL;
@@ -162,20 +196,43 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' A
 $$;
 COMMENT ON FUNCTION dlq.expired_partitions IS 'Partitions of which nothing has to be kept any more: months of resolved and archived entries, and of the audit trail.';
 
+CREATE OR REPLACE FUNCTION dlq.note_archived(p_partition text, p_rows bigint, p_hash numeric, p_archive text) RETURNS void
+LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
+    INSERT INTO dlq.archived_partitions AS a (partition_name, rows, hash, archive) VALUES (p_partition, p_rows, p_hash, p_archive)
+    ON CONFLICT (partition_name) DO UPDATE SET rows = excluded.rows, hash = excluded.hash, archive = excluded.archive, at = now()
+$$;
+COMMENT ON FUNCTION dlq.note_archived IS 'Notes that a month is in the archive, as it is now.';
+
 -- What is dropped is what was archived: a row that came or changed since then keeps the partition for the next round. Jobs that
 -- River still has are remembered: their failures are never filed again.
-CREATE OR REPLACE FUNCTION dlq.drop_partition(p_partition text, p_rows bigint DEFAULT NULL, p_hash numeric DEFAULT NULL) RETURNS void
+--
+-- The schema's owner, as whom dlqd keeps retention, decides. A dlq_admin can drop what retention would: a month whose time is over
+-- by the policy that is in force, and that dlqd has written to the archive.
+CREATE OR REPLACE FUNCTION dlq.drop_partition(p_partition text, p_rows bigint DEFAULT NULL, p_hash numeric DEFAULT NULL, p_actor text DEFAULT session_user, p_note text DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET lock_timeout = '100ms' SET row_security = off AS $$
 DECLARE
     v_partition regclass := (
         SELECT c.oid FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
         WHERE c.relname = p_partition AND i.inhparent IN ('dlq.dead_letter_resolved'::regclass, 'dlq.dead_letter_archived'::regclass, 'dlq.dead_letter_transitions'::regclass)
           AND pg_get_expr(c.relpartbound, c.oid) <> 'DEFAULT');
+    v_of_audit  boolean := EXISTS (SELECT FROM pg_inherits i WHERE i.inhrelid = v_partition AND i.inhparent = 'dlq.dead_letter_transitions'::regclass);
+    v_policy    jsonb := (SELECT s.value::jsonb FROM dlq.settings s WHERE s.key = 'retention');
+    v_archived  dlq.archived_partitions;
     v_rows      bigint;
     v_hash      numeric;
 BEGIN
     IF v_partition IS NULL THEN
         RAISE EXCEPTION '%: there is no such month of closed entries or of the audit trail', p_partition USING ERRCODE = 'DLQ02';
+    END IF;
+    SELECT * INTO v_archived FROM dlq.archived_partitions a WHERE a.partition_name = p_partition;
+    IF NOT dlq.is_owner() THEN
+        IF NOT EXISTS (SELECT FROM dlq.expired_partitions(v_policy -> 'periods', (v_policy ->> 'audit')::interval) e WHERE e.partition_name = p_partition) THEN
+            RAISE EXCEPTION 'partition %: its time is not over', p_partition USING ERRCODE = 'DLQ01', HINT = 'The policy says how long entries and audit trail are kept.';
+        ELSIF v_archived IS NULL THEN
+            RAISE EXCEPTION 'partition %: it has not been archived', p_partition USING ERRCODE = 'DLQ01', HINT = 'dlqd archives a month whose time is over, and drops it, within an hour; its log says where it cannot.';
+        END IF;
+        p_rows := v_archived.rows;
+        p_hash := v_archived.hash;
     END IF;
     IF p_rows IS NOT NULL THEN
         EXECUTE format('LOCK TABLE %s IN SHARE MODE', v_partition);
@@ -184,14 +241,19 @@ BEGIN
             RAISE EXCEPTION 'partition % has changed since it was archived', p_partition USING ERRCODE = 'DLQ01';
         END IF;
     END IF;
-    IF NOT EXISTS (SELECT FROM pg_inherits i WHERE i.inhrelid = v_partition AND i.inhparent = 'dlq.dead_letter_transitions'::regclass) THEN
+    IF NOT v_of_audit THEN
         PERFORM dlq.retire(NULL, v_partition);
+        IF p_rows IS NULL THEN
+            EXECUTE format('SELECT dlq.erase_trail(array_agg(e.id), dlq.closed_since(array_agg(e.id))) FROM %s e WHERE e.edited_event IS NOT NULL HAVING count(*) > 0', v_partition);
+        END IF;
     END IF;
     EXECUTE format('DROP TABLE %s', v_partition);
     DELETE FROM dlq.restored_partitions h WHERE h.partition_name = p_partition;
+    DELETE FROM dlq.archived_partitions a WHERE a.partition_name = p_partition;
+    PERFORM dlq.record_act('partition ' || p_partition, 'dropped', p_actor, p_note, jsonb_build_object('rows', p_rows, 'archive', v_archived.archive));
 END
 $$;
-COMMENT ON FUNCTION dlq.drop_partition IS 'Drops a month of closed entries or of the audit trail, if it still holds what was archived: so many rows, with that sum of hashtextextended(row::text, 0). Without p_rows, whatever it holds. Where somebody uses the table, it gives up after a tenth of a second (55P03).';
+COMMENT ON FUNCTION dlq.drop_partition IS 'Drops a month of closed entries or of the audit trail, if it still holds what was archived: so many rows, with that sum of hashtextextended(row::text, 0). The schema''s owner may leave these out, for whatever it holds; for anybody else they are what dlqd has archived, and the month''s time must be over. It leaves an audit row. Where somebody uses the table, it gives up after a tenth of a second (55P03).';
 
 CREATE OR REPLACE FUNCTION dlq.expired_entries(p_periods jsonb, p_limit integer DEFAULT 1000, p_now timestamptz DEFAULT now()) RETURNS SETOF uuid
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -213,20 +275,29 @@ END
 $$;
 COMMENT ON FUNCTION dlq.expired_entries IS 'Locks and returns closed entries whose time is over, of queues that keep them for less time than others: the others'' month is not over yet, so these go one by one.';
 
--- What River still has of them is remembered: their failures are never filed again.
-CREATE OR REPLACE FUNCTION dlq.delete_entries(p_ids uuid[]) RETURNS integer
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_custom_plan SET row_security = off AS $$
+-- What River still has of them is remembered: their failures are never filed again. What an edit put into the trail goes with the
+-- entry, unless that is in the archive: nothing would find it there when somebody's data is to be erased.
+CREATE OR REPLACE FUNCTION dlq.delete_entries(p_ids uuid[], p_hashes bigint[] DEFAULT NULL, p_actor text DEFAULT session_user, p_reason text DEFAULT 'deleted', p_note text DEFAULT NULL) RETURNS integer
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_custom_plan SET row_security = off SET timezone = 'UTC' AS $$
 DECLARE
     v_since timestamptz := dlq.closed_since(p_ids);
-    v_count integer;
+    v_ids   uuid[];
 BEGIN
-    PERFORM dlq.retire(ARRAY(SELECT e.id FROM dlq.dead_letter_queue e WHERE e.id = ANY (p_ids) AND e.status IN ('dlq_resolved', 'dlq_archived') AND e.closed_at >= v_since));
-    DELETE FROM dlq.dead_letter_queue e WHERE e.id = ANY (p_ids) AND e.status IN ('dlq_resolved', 'dlq_archived') AND e.closed_at >= v_since;
-    GET DIAGNOSTICS v_count = ROW_COUNT;
-    RETURN v_count;
+    v_ids := ARRAY(
+        SELECT e.id FROM dlq.dead_letter_queue e
+        WHERE e.id = ANY (p_ids) AND e.status IN ('dlq_resolved', 'dlq_archived') AND e.closed_at >= v_since
+          AND (p_hashes IS NULL OR hashtextextended(e::text, 0) = p_hashes[array_position(p_ids, e.id)])
+        ORDER BY e.id FOR UPDATE);
+    PERFORM dlq.retire(v_ids);
+    PERFORM dlq.note_on(v_ids, p_actor, p_reason, p_note, '{resolved,archived}');
+    IF p_hashes IS NULL THEN
+        PERFORM dlq.erase_trail(v_ids, v_since);
+    END IF;
+    DELETE FROM dlq.dead_letter_queue e WHERE e.id = ANY (v_ids) AND e.status IN ('dlq_resolved', 'dlq_archived') AND e.closed_at >= v_since;
+    RETURN cardinality(v_ids);
 END
 $$;
-COMMENT ON FUNCTION dlq.delete_entries IS 'Deletes closed entries. Returns how many.';
+COMMENT ON FUNCTION dlq.delete_entries IS 'Deletes closed entries; an audit row for each stays. p_hashes: hashtextextended(row::text, 0) of each as it is in the archive; one that has changed since is left. Returns how many.';
 
 CREATE OR REPLACE FUNCTION dlq.restore_entries(p_rows jsonb, p_until timestamptz, p_actor text DEFAULT session_user, p_note text DEFAULT NULL) RETURNS integer
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' AS $$
@@ -243,15 +314,19 @@ BEGIN
         INSERT INTO dlq.restored_partitions AS h (partition_name, until) VALUES (v_month.parent || '_' || to_char(v_month.month, 'YYYYMM'), p_until)
         ON CONFLICT (partition_name) DO UPDATE SET until = greatest(h.until, excluded.until);
     END LOOP;
-    WITH back AS (
-        INSERT INTO dlq.dead_letter_queue
-        SELECT r.* FROM jsonb_array_elements(p_rows) j
-        CROSS JOIN LATERAL jsonb_populate_record(NULL::dlq.dead_letter_queue, j || jsonb_build_object('move', '{"moved": true}'::jsonb, 'stage', substr(j ->> 'status', 5))) r
-        WHERE r.status IN ('dlq_resolved', 'dlq_archived')
-          AND NOT EXISTS (SELECT FROM dlq.dead_letter_queue e WHERE e.id = r.id AND (e.closed_at IS NULL OR e.closed_at >= v_since))
-        RETURNING id)
-    SELECT array_agg(back.id) INTO v_ids FROM back;
-    PERFORM dlq.note_on(v_ids, p_actor, 'restored from the archive', p_note, '{resolved,archived}');
+    SELECT array_agg((j ->> 'id')::uuid) INTO v_ids FROM jsonb_array_elements(p_rows) j
+    WHERE j ->> 'status' IN ('dlq_resolved', 'dlq_archived')
+      AND NOT EXISTS (SELECT FROM dlq.dead_letter_queue e WHERE e.id = (j ->> 'id')::uuid AND (e.closed_at IS NULL OR e.closed_at >= v_since));
+    -- With its audit row, which dlq.on_insert looks for at the end of the statement.
+    WITH noted AS (
+        INSERT INTO dlq.dead_letter_transitions (entry_id, from_status, to_status, actor, reason, note, strategy, rule, river_job_id, queue, kind, error_class, from_class, config_version, origin)
+        SELECT r.id, r.status, r.status, p_actor, 'restored from the archive', p_note, r.strategy, r.rule, r.river_job_id, r.queue, r.kind, r.error_class, r.error_class, coalesce(dlq.policy_version(), r.config_version), dlq.origin(p_actor)
+        FROM jsonb_populate_recordset(NULL::dlq.dead_letter_queue, p_rows) r WHERE r.id = ANY (v_ids)
+    )
+    INSERT INTO dlq.dead_letter_queue
+    SELECT r.* FROM jsonb_array_elements(p_rows) j
+    CROSS JOIN LATERAL jsonb_populate_record(NULL::dlq.dead_letter_queue, j || jsonb_build_object('move', '{"moved": true}'::jsonb, 'stage', substr(j ->> 'status', 5))) r
+    WHERE r.id = ANY (v_ids);
     RETURN coalesce(cardinality(v_ids), 0);
 END
 $$;

@@ -27,13 +27,15 @@ END
 $$;
 COMMENT ON FUNCTION dlq.trail IS 'The audit rows of an entry, in order.';
 
+-- Both trails: the moves of entries, and what was done to anything else (dlq.acts). Their ids come from one sequence.
 CREATE OR REPLACE FUNCTION dlq.audit(p_filter jsonb DEFAULT '{}', p_limit integer DEFAULT 100, p_before bigint DEFAULT NULL)
 RETURNS TABLE (id bigint, at timestamptz, actor text, db_user text, origin text, entry_id uuid, from_status dlq.dead_letter_status, to_status dlq.dead_letter_status,
-               reason text, note text, queue text, kind text, error_class text, river_job_id bigint, config_version text)
+               reason text, note text, queue text, kind text, error_class text, river_job_id bigint, config_version text, detail jsonb)
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     v_key   text;
     v_where text := 'true';
+    v_acts  boolean := NOT p_filter ?| '{entryId,queue,kind,from,to}'; -- which acts have not
     v_from  timestamptz := '-infinity';
     v_until timestamptz := 'infinity';
 BEGIN
@@ -59,18 +61,27 @@ BEGIN
                 HINT = 'There are actor, people, dbUser, origin, entryId, queue, kind, from, to, text, configVersion, after and before.';
         END IF;
     END LOOP;
+    v_where := v_where || CASE WHEN p_before IS NULL THEN '' ELSE ' AND t.id < $3' END || ' ORDER BY t.id DESC LIMIT $2';
     -- Times are given as parameters, so that months outside of them are left out of the plan.
     v_from := greatest((p_filter ->> 'after')::timestamptz, dlq.trail_begins((p_filter ->> 'entryId')::uuid), v_from);
     v_until := coalesce((p_filter ->> 'before')::timestamptz, v_until);
     RETURN QUERY EXECUTE
-        'SELECT t.id, t.at, t.actor, t.db_user, t.origin, t.entry_id, t.from_status, t.to_status, t.reason, t.note, t.queue, t.kind, t.error_class, t.river_job_id, t.config_version
-         FROM dlq.dead_letter_transitions t WHERE t.at >= $4 AND t.at < $5 AND ' || v_where || CASE WHEN p_before IS NULL THEN '' ELSE ' AND t.id < $3' END || ' ORDER BY t.id DESC LIMIT $2'
+        'SELECT * FROM (
+             (SELECT t.id, t.at, t.actor, t.db_user, t.origin, t.entry_id, t.from_status, t.to_status, t.reason, t.note, t.queue, t.kind, t.error_class, t.river_job_id, t.config_version, '
+             -- What an edit put into a payload, for those who may see that.
+             || CASE WHEN 'edited_event' = ANY (dlq.hidden_columns()) THEN 'NULL::jsonb AS detail' ELSE 't.detail' END
+             || ' FROM dlq.dead_letter_transitions t WHERE t.at >= $4 AND t.at < $5 AND ' || v_where || ')'
+        || CASE WHEN v_acts THEN '
+             UNION ALL
+             (SELECT t.id, t.at, t.actor, t.db_user, t.origin, NULL::uuid, NULL::dlq.dead_letter_status, NULL::dlq.dead_letter_status, t.reason, t.note, NULL, NULL, NULL, NULL::bigint, t.config_version, t.detail
+              FROM (SELECT a.*, a.subject || '': '' || a.act AS reason FROM dlq.acts a) t WHERE t.at >= $4 AND t.at < $5 AND ' || v_where || ')' ELSE '' END
+        || ') a ORDER BY a.id DESC LIMIT $2'
         USING p_filter, p_limit, p_before, v_from, v_until;
 EXCEPTION WHEN invalid_text_representation OR datetime_field_overflow OR invalid_datetime_format THEN
     RAISE EXCEPTION 'audit: %', SQLERRM USING ERRCODE = 'DLQ04';
 END
 $$;
-COMMENT ON FUNCTION dlq.audit IS 'Who did what to which entry, when, from where and why, the latest first; before the move p_before, for the next page. Filter: {"actor": "kim", "people": true (not what dlqd does by itself), "dbUser", "origin" (a part of it), "entryId", "queue", "kind", "from", "to" (states), "text" (in reason or note), "configVersion", "after", "before"}.';
+COMMENT ON FUNCTION dlq.audit IS 'Who did what, to which entry or to what else, when, from where and why, the latest first; before the row p_before, for the next page. detail has what an edit put into a payload. Filter: {"actor": "kim", "people": true (not what dlqd does by itself), "dbUser", "origin" (a part of it), "entryId", "queue", "kind", "from", "to" (states), "text" (in reason or note), "configVersion", "after", "before"}.';
 
 -- What is left of an entry whose data was erased: that it failed, when, how, and what became of it.
 CREATE OR REPLACE FUNCTION dlq.erased(p_entry dlq.dead_letter_queue) RETURNS dlq.dead_letter_queue
@@ -105,6 +116,102 @@ END
 $$;
 COMMENT ON FUNCTION dlq.erase_rows IS 'Of entries as the archive has them, those that a filter chooses, erased.';
 
+CREATE OR REPLACE FUNCTION dlq.erase_jobs(p_jobs bigint[]) RETURNS integer
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET row_security = off AS $$
+DECLARE
+    v_count integer;
+BEGIN
+    UPDATE river.river_job j SET args = '{"erased": true}', errors = '{}', tags = '{}', unique_key = NULL, metadata = jsonb_strip_nulls(jsonb_build_object('dlq:entry_id', j.metadata -> 'dlq:entry_id'))
+    WHERE j.id = ANY (p_jobs) AND j.finalized_at IS NOT NULL AND j.args <> '{"erased": true}';
+    GET DIAGNOSTICS v_count = ROW_COUNT;
+    RETURN v_count;
+END
+$$;
+COMMENT ON FUNCTION dlq.erase_jobs IS 'Takes args, errors, tags and metadata out of jobs that have ended. Returns how many.';
+
+-- (That a replay run sent an entry back says nothing of a person.)
+CREATE OR REPLACE FUNCTION dlq.erase_trail(p_ids uuid[], p_since timestamptz) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_custom_plan AS $$
+BEGIN
+    UPDATE dlq.dead_letter_transitions t SET detail = '{"erased": true}'
+    WHERE t.entry_id = ANY (p_ids) AND t.at >= p_since AND CASE jsonb_typeof(t.detail) WHEN 'object' THEN t.detail - 'run' NOT IN ('{}', '{"erased": true}') END;
+    UPDATE dlq.replay_run_entries r SET detail = NULL WHERE r.entry_id = ANY (p_ids) AND r.detail IS NOT NULL;
+END
+$$;
+COMMENT ON FUNCTION dlq.erase_trail IS 'Takes edited payloads of entries out of the audit trail, and error texts out of the reports of replay runs.';
+
+-- (Groups are written by whoever refreshes the rollups.)
+CREATE OR REPLACE FUNCTION dlq.erase_titles(p_groups text[]) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF cardinality(p_groups) > 0 THEN
+        PERFORM pg_advisory_xact_lock(hashtextextended('dlq.refresh_rollups', 0));
+        UPDATE dlq.failure_groups g SET title = g.error_type
+        FROM unnest(p_groups) p (name) WHERE g.queue = split_part(p.name, E'\n', 1) AND g.fingerprint = split_part(p.name, E'\n', 2);
+    END IF;
+END
+$$;
+COMMENT ON FUNCTION dlq.erase_titles IS 'Takes error texts out of the titles of failure groups, given as queue and fingerprint with a newline between: one may be what an erased entry said.';
+
+-- erase_archived does for entries that the archive alone has what erase_entries does for the others: their moves are in the
+-- database for years, and River may have their jobs.
+CREATE OR REPLACE FUNCTION dlq.erase_archived(p_rows jsonb) RETURNS integer
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET row_security = off AS $$
+DECLARE
+    v_ids  uuid[] := ARRAY(SELECT (r ->> 'id')::uuid FROM jsonb_array_elements(p_rows) r);
+    v_jobs bigint[];
+BEGIN
+    v_jobs := ARRAY(
+        SELECT j.id FROM river.river_job j
+        WHERE j.finalized_at IS NOT NULL
+          AND j.id IN (SELECT (r ->> 'river_job_id')::bigint FROM jsonb_array_elements(p_rows) r UNION SELECT k.job_id FROM dlq.retired_jobs k)
+          AND (EXISTS (SELECT FROM jsonb_array_elements(p_rows) r WHERE (r ->> 'river_job_id')::bigint = j.id AND (r ->> 'job_created_at')::timestamptz = j.created_at)
+               OR j.metadata ->> 'dlq:entry_id' = ANY (v_ids::text[]))
+        ORDER BY j.id FOR NO KEY UPDATE SKIP LOCKED);
+    PERFORM dlq.erase_trail(v_ids, dlq.closed_since(v_ids));
+    PERFORM dlq.erase_titles(ARRAY(SELECT DISTINCT (r ->> 'queue') || E'\n' || (r ->> 'fingerprint') FROM jsonb_array_elements(p_rows) r WHERE r ->> 'fingerprint' IS NOT NULL));
+    RETURN dlq.erase_jobs(v_jobs);
+END
+$$;
+COMMENT ON FUNCTION dlq.erase_archived IS 'Takes what the database still has of entries that the archive alone holds (as rows of dead_letter_queue): edited payloads in the audit trail, error texts in reports and titles, their jobs. Returns how many jobs.';
+
+CREATE OR REPLACE FUNCTION dlq.were_erased(p_ids uuid[]) RETURNS SETOF uuid
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_custom_plan AS $$
+BEGIN
+    RETURN QUERY SELECT DISTINCT t.entry_id FROM dlq.dead_letter_transitions t WHERE t.entry_id = ANY (p_ids) AND t.reason = 'erased' AND t.at >= dlq.closed_since(p_ids);
+END
+$$;
+COMMENT ON FUNCTION dlq.were_erased IS 'Which of these entries'' data was erased in the database.';
+
+-- A replay run names a person by its filter, its patch, its note: one that holds a value of the erasure''s filter, or that looked at
+-- payloads, subscribers or tags and sent back an entry of theirs.
+CREATE OR REPLACE FUNCTION dlq.erase_runs(p_filter jsonb, p_ids uuid[]) RETURNS integer
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    v_values text[] := ARRAY(SELECT DISTINCT v.value #>> '{}' FROM jsonb_path_query((SELECT coalesce(jsonb_object_agg(f.key, f.value), '{}') FROM jsonb_each(p_filter) f WHERE f.key IN ('payload', 'subscriberId', 'tags')), 'strict $.**') v (value)
+                             WHERE jsonb_typeof(v.value) IN ('string', 'number') AND length(v.value #>> '{}') > 2);
+    v_runs   uuid[];
+    v_live   integer;
+BEGIN
+    v_runs := ARRAY(
+        SELECT r.id FROM dlq.replay_runs r
+        WHERE (r.filter ?| '{payload,subscriberId,tags}' OR r.patch IS NOT NULL OR r.merge_patch IS NOT NULL OR r.note IS NOT NULL) AND r.filter ->> 'erased' IS NULL
+          AND (EXISTS (SELECT FROM jsonb_path_query(jsonb_build_array(r.filter, r.patch, r.merge_patch), 'strict $.**') v (value)
+                       WHERE jsonb_typeof(v.value) IN ('string', 'number') AND v.value #>> '{}' = ANY (v_values))
+               OR EXISTS (SELECT FROM unnest(v_values) v WHERE position(v IN r.note) > 0)
+               OR ((r.filter ?| '{payload,subscriberId,tags}' OR r.patch IS NOT NULL OR r.merge_patch IS NOT NULL)
+                   AND EXISTS (SELECT FROM dlq.replay_run_entries e WHERE e.run_id = r.id AND e.entry_id = ANY (p_ids))))
+        ORDER BY r.id FOR UPDATE);
+    UPDATE dlq.replay_runs r SET
+        filter = r.filter - '{payload,subscriberId,tags}'::text[] || '{"erased": true}',
+        patch = CASE WHEN r.patch IS NOT NULL THEN '{"erased": true}' END::jsonb, merge_patch = CASE WHEN r.merge_patch IS NOT NULL THEN '{"erased": true}' END::jsonb, note = NULL
+    WHERE r.id = ANY (v_runs) AND r.status IN ('completed', 'cancelled'); -- a stopped one can go on
+    SELECT count(*) INTO v_live FROM dlq.replay_runs r WHERE r.id = ANY (v_runs) AND r.status NOT IN ('completed', 'cancelled');
+    RETURN v_live;
+END
+$$;
+COMMENT ON FUNCTION dlq.erase_runs IS 'Takes filter values, patches and notes out of replay runs that name whom a filter names, or were about these entries. Returns how many of them have not ended, and were left.';
+
 -- erase_entries takes jobs, then entries, as redeliveries do, and waits for neither: what somebody holds is left, and counted as
 -- under way. Open and failed entries are archived: there is nothing left to redeliver.
 CREATE OR REPLACE FUNCTION dlq.erase_entries(p_ids uuid[], p_actor text, p_note text, OUT entries integer, OUT jobs integer, OUT under_way integer)
@@ -135,9 +242,7 @@ BEGIN
                    ORDER BY e.id FOR UPDATE SKIP LOCKED);
     SELECT count(*) - cardinality(v_ids) INTO under_way FROM dlq.dead_letter_queue e WHERE e.id = ANY (p_ids) AND (e.closed_at IS NULL OR e.closed_at >= v_since);
 
-    UPDATE river.river_job j SET args = '{"erased": true}', errors = '{}', tags = '{}', unique_key = NULL, metadata = jsonb_strip_nulls(jsonb_build_object('dlq:entry_id', j.metadata -> 'dlq:entry_id'))
-    WHERE j.id = ANY (v_jobs) AND j.finalized_at IS NOT NULL AND j.args <> '{"erased": true}';
-    GET DIAGNOSTICS jobs = ROW_COUNT;
+    jobs := dlq.erase_jobs(v_jobs);
     UPDATE dlq.dead_letter_queue e SET status = 'dlq_archived', resolution_strategy = 'discard', resolved_by = p_actor,
         move = jsonb_build_object('actor', p_actor, 'reason', 'discarded, to be erased', 'note', p_note)
     WHERE e.id = ANY (v_ids) AND e.status IN ('dlq_pending', 'dlq_manual', 'dlq_failed') AND e.stage IN ('open', 'failed') AND (e.closed_at IS NULL OR e.closed_at >= v_since);
@@ -149,13 +254,15 @@ BEGIN
     WHERE e.id = x.entry AND e.status IN ('dlq_resolved', 'dlq_archived') AND e.closed_at >= v_since;
     GET DIAGNOSTICS entries = ROW_COUNT;
 
-    UPDATE dlq.dead_letter_transitions t SET detail = '{"erased": true}' WHERE t.entry_id = ANY (v_ids) AND t.at >= v_from AND t.detail IS NOT NULL;
-    UPDATE dlq.replay_run_entries r SET detail = NULL WHERE r.entry_id = ANY (v_ids) AND r.detail IS NOT NULL;
-    -- The title of a failure group may be what one of these said. (Groups are written by whoever refreshes the rollups.)
-    PERFORM pg_advisory_xact_lock(hashtextextended('dlq.refresh_rollups', 0));
-    UPDATE dlq.failure_groups g SET title = g.error_type
-    FROM (SELECT DISTINCT d.queue, d.fingerprint FROM dlq.dead_letter_queue d WHERE d.id = ANY (v_ids) AND d.closed_at >= v_since) d
-    WHERE g.queue = d.queue AND g.fingerprint = d.fingerprint;
+    -- What a job told and nobody has applied yet, or the database refuses.
+    UPDATE dlq.job_facts f SET job = f.job - 'refusal' || '{"errors": [], "metadata": {}}'
+    FROM (SELECT e.river_job_id AS job_id, e.job_created_at FROM dlq.dead_letter_queue e WHERE e.id = ANY (v_ids) AND e.closed_at >= v_since
+          UNION SELECT m.job_id, m.job_created_at FROM dlq.entry_jobs m WHERE m.entry_id = ANY (v_ids)) t
+    WHERE f.job_id = t.job_id AND f.job_created_at = t.job_created_at AND f.job IS NOT NULL;
+    DELETE FROM dlq.ordered_jobs o USING dlq.dead_letter_queue d
+    WHERE d.id = ANY (v_ids) AND d.closed_at >= v_since AND o.job_id = d.river_job_id AND o.job_created_at = d.job_created_at;
+    PERFORM dlq.erase_trail(v_ids, v_from);
+    PERFORM dlq.erase_titles(ARRAY(SELECT DISTINCT d.queue || E'\n' || d.fingerprint FROM dlq.dead_letter_queue d WHERE d.id = ANY (v_ids) AND d.closed_at >= v_since));
     PERFORM dlq.note_on(v_ids, p_actor, 'erased', p_note, '{resolved,archived}');
 END
 $$;
@@ -167,7 +274,7 @@ DECLARE
     v_id uuid := dlq.uuid_v7();
 BEGIN
     PERFORM dlq.require_admin('erase');
-    IF p_filter = '{}' THEN
+    IF dlq.chooses_all(p_filter) THEN
         RAISE EXCEPTION 'erase: an empty filter chooses everybody''s data' USING ERRCODE = 'DLQ04', HINT = 'Name whose: {"payload": {"customer": "cus_81"}}, {"subscriberId": "cus_81"} or {"tags": ["cus_81"]}.';
     END IF;
     PERFORM dlq.filter_where(p_filter);
@@ -184,11 +291,14 @@ DECLARE
     v_record dlq.erasures;
     v_ids    uuid[] := ARRAY(SELECT dlq.find_ids(p_filter, p_limit, p_after, false));
     v_batch  record;
+    v_live   integer; -- replay runs
 BEGIN
     PERFORM dlq.require_admin('erase');
     SELECT * INTO STRICT v_record FROM dlq.erasures r WHERE r.id = p_erasure;
-    IF cardinality(v_ids) > 0 THEN
+    IF p_after IS NULL OR cardinality(v_ids) > 0 THEN
+        v_live := dlq.erase_runs(p_filter, v_ids);
         SELECT * INTO v_batch FROM dlq.erase_entries(v_ids, v_record.actor, v_record.note);
+        v_batch.under_way := v_batch.under_way + v_live;
         UPDATE dlq.erasures r SET entries = r.entries + v_batch.entries, jobs = r.jobs + v_batch.jobs, under_way = r.under_way + v_batch.under_way WHERE r.id = p_erasure;
     END IF;
     RETURN v_ids[cardinality(v_ids)];

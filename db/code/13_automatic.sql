@@ -115,6 +115,8 @@ BEGIN
     GET DIAGNOSTICS v_changed = ROW_COUNT;
     IF v_changed > 0 THEN
         INSERT INTO dlq.automatic_changes (scope, name, enabled, include, actor, origin, note) VALUES (p_scope, p_name, p_enabled, p_include, p_actor, dlq.origin(p_actor), p_note);
+        PERFORM dlq.record_act(concat_ws(' ', 'automatic redelivery:', p_scope, nullif(p_name, '')), CASE WHEN p_enabled IS NULL THEN 'switch taken away' WHEN p_scope = 'stop' THEN 'stopped' WHEN p_enabled THEN 'switched on' ELSE 'switched off' END,
+                               p_actor, p_note, jsonb_build_object('include', nullif(p_include, '{}')));
         PERFORM dlq.wake();
     END IF;
     RETURN v_changed > 0;

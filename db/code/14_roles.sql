@@ -8,14 +8,9 @@
 -- None of them writes a table: functions do, as the schema's owner, so that everybody keeps to the state table and leaves
 -- an audit row, and nobody changes one.
 
-CREATE OR REPLACE FUNCTION dlq.caller() RETURNS text
-LANGUAGE sql STABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp
-RETURN coalesce(nullif(current_setting('role', true), 'none'), session_user);
-COMMENT ON FUNCTION dlq.caller IS 'The role that a session works as, also inside of functions that run as the schema''s owner.';
-
 CREATE OR REPLACE FUNCTION dlq.has_role(p_role text) RETURNS boolean
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
-    SELECT pg_has_role(dlq.caller(), (SELECT c.relowner FROM pg_class c WHERE c.oid = 'dlq.dead_letter_queue'::regclass), 'USAGE')
+    SELECT dlq.is_owner()
         OR coalesce((SELECT pg_has_role(dlq.caller(), r.oid, 'USAGE') FROM pg_roles r WHERE r.rolname = p_role), false)
 $$;
 COMMENT ON FUNCTION dlq.has_role IS 'Whether the caller has one of dlqd''s roles, or owns the schema.';
@@ -165,11 +160,11 @@ DECLARE
     v_function regprocedure;
     -- What each role may call; what dlqd alone calls is in none.
     v_functions constant jsonb := '{
-        "dlq_reader": ["allowed_moves", "audit", "automatic_for", "caller", "capture_limit", "capture_mode", "capture_status", "captured_at", "closed_since", "coarse_step", "error_types", "filter_where", "find", "find_ids", "first_id", "flow", "has_role",
-            "heat_map", "hidden_columns", "is_open", "is_repeat", "job_table", "next_step", "noisiest_sources", "oldest_entries", "origin", "preview", "ratio", "replay_success", "replayable", "retry_cost", "sensitive_columns", "stats", "step_for", "times", "to_uuid", "top_groups", "trail_begins", "trigger_state", "writing_jobs"],
-        "dlq_operator": ["act_on", "act_where", "assign", "discard", "note", "open_breaker", "park", "refresh_rollups", "reopen", "replay", "replay_cancel", "replay_pause", "replay_resume",
-            "replay_set_rate", "replay_start", "requeue_expired_leases", "reset_automatic", "reset_breaker", "resolve", "resume_automatic", "set_automatic", "stop_automatic", "trail", "unpark"],
-        "dlq_admin": ["age_out", "backfill", "delete_entries", "drop_empty_month", "drop_partition", "ensure_partition", "ensure_partitions", "erase", "erase_begin", "erase_step", "expired_entries", "expired_partitions", "missing_partitions", "rebuild_rollups",
+        "dlq_reader": ["allowed_moves", "audit", "automatic_for", "caller", "capture_limit", "capture_mode", "capture_status", "captured_at", "chooses_all", "closed_since", "coarse_step", "error_types", "filter_where", "find", "find_ids", "first_id", "flow", "has_role",
+            "heat_map", "hidden_columns", "is_open", "is_owner", "is_repeat", "job_table", "next_step", "noisiest_sources", "oldest_entries", "origin", "policy_version", "preview", "ratio", "replay_success", "replayable", "retry_cost", "sensitive_columns", "stage_of", "stats", "step_for", "times", "to_uuid", "top_groups", "trail_begins", "trigger_state", "writing_jobs"],
+        "dlq_operator": ["act_on", "act_where", "assign", "count_jobs", "default_partition_rows", "discard", "expired_partitions", "jobs", "note", "open_breaker", "park", "paused_queues", "refresh_rollups", "reopen", "replay", "replay_cancel", "replay_pause", "replay_resume",
+            "replay_set_rate", "replay_start", "requeue_expired_leases", "reset_automatic", "reset_breaker", "resolve", "resume_automatic", "river_leader", "run_again", "set_automatic", "stop_automatic", "trail", "unpark"],
+        "dlq_admin": ["age_out", "backfill", "delete_entries", "delete_jobs", "drop_empty_month", "drop_partition", "ensure_partition", "ensure_partitions", "erase", "erase_begin", "erase_step", "expired_entries", "missing_partitions", "rebuild_rollups",
             "reconcile", "set_capture", "restore_entries", "trim_rollups"]}';
 BEGIN
     EXECUTE format('REVOKE ALL ON ALL ROUTINES IN SCHEMA %s FROM PUBLIC', v_schema);

@@ -307,7 +307,7 @@ COMMENT ON COLUMN dlq.dead_letter_transitions.queue IS 'The entry''s queue.';
 COMMENT ON COLUMN dlq.dead_letter_transitions.kind IS 'The entry''s kind.';
 COMMENT ON COLUMN dlq.dead_letter_transitions.error_class IS 'The entry''s class after the move.';
 COMMENT ON COLUMN dlq.dead_letter_transitions.detail IS 'More about the move, such as the edited payload of a replay.';
-COMMENT ON COLUMN dlq.dead_letter_transitions.config_version IS 'Version of the policy that the entry was decided by last.';
+COMMENT ON COLUMN dlq.dead_letter_transitions.config_version IS 'Version of the policy that the entry was decided by last; of what a person did, the one that was in force then.';
 COMMENT ON COLUMN dlq.dead_letter_transitions.xid IS 'The transaction that made the move: rollups count what committed between two snapshots.';
 COMMENT ON COLUMN dlq.dead_letter_transitions.from_class IS 'The entry''s class before the move; null while undecided.';
 COMMENT ON COLUMN dlq.dead_letter_transitions.error_type IS 'Type of the error, of moves that record a failure ('''' where it has none); null for the others.';
@@ -339,7 +339,7 @@ COMMENT ON TABLE dlq.job_facts IS 'Ends of redeliveries, and retries made outsid
 COMMENT ON COLUMN dlq.job_facts.job_id IS 'The job.';
 COMMENT ON COLUMN dlq.job_facts.job_created_at IS 'When River made it.';
 COMMENT ON COLUMN dlq.job_facts.at IS 'When it happened: facts of a job are applied in this order.';
-COMMENT ON COLUMN dlq.job_facts.fact IS 'completed, discarded or cancelled: the job ended so. retried: somebody had it run again. following: that was applied, but the job runs and could not be marked, so dlqd looks at it until it ends. refused: the database refuses what follows from it; job has the fact and the refusal.';
+COMMENT ON COLUMN dlq.job_facts.fact IS 'completed, discarded or cancelled: the job ended so. retried: somebody had it run again. following: that was applied, but the job runs and could not be marked, so dlqd looks at it until it ends. refused: the database refuses what follows from it, which is tried again every minute; job has the fact, the refusal and its time.';
 COMMENT ON COLUMN dlq.job_facts.entry_id IS 'The entry that the job is of, where dlqd made it or follows it, or that was made of the failure after which it was retried; null for another job.';
 COMMENT ON COLUMN dlq.job_facts.job IS 'Of a job that failed, what describes it: state, attempt, finalized_at, errors (the last one) and metadata.';
 COMMENT ON COLUMN dlq.job_facts.db_user IS 'The database user of the session.';
@@ -560,7 +560,6 @@ CREATE TABLE dlq.replay_runs (
     origin        text,
     reason        text,
     judged_from   timestamptz NOT NULL DEFAULT now(),
-    cutoff        uuid NOT NULL,
     cursor        uuid,
     total         bigint NOT NULL,
     replayed      bigint NOT NULL DEFAULT 0,
@@ -585,7 +584,6 @@ COMMENT ON COLUMN dlq.replay_runs.note IS 'What the person said.';
 COMMENT ON COLUMN dlq.replay_runs.actor IS 'Who started it.';
 COMMENT ON COLUMN dlq.replay_runs.reason IS 'Why it is in its state.';
 COMMENT ON COLUMN dlq.replay_runs.judged_from IS 'stop_at looks at outcomes since then: its start, or when it was resumed.';
-COMMENT ON COLUMN dlq.replay_runs.cutoff IS 'Entries captured later than the run was started are not drawn in.';
 COMMENT ON COLUMN dlq.replay_runs.cursor IS 'How far it has come.';
 COMMENT ON COLUMN dlq.replay_runs.total IS 'Entries that the filter chose when it was started.';
 COMMENT ON COLUMN dlq.replay_runs.replayed IS 'Entries that it has sent back so far.';
@@ -600,11 +598,13 @@ CREATE TABLE dlq.replay_run_entries (
     ended_at timestamptz,
     PRIMARY KEY (run_id, entry_id)
 );
-CREATE INDEX replay_run_entries_outcome ON dlq.replay_run_entries (run_id, outcome);
+CREATE INDEX replay_run_entries_outcome ON dlq.replay_run_entries (run_id, outcome) WHERE outcome IS NOT NULL;
+CREATE INDEX replay_run_entries_under_way ON dlq.replay_run_entries (run_id) WHERE outcome IS NULL AND job_id IS NOT NULL;
 CREATE INDEX replay_run_entries_last ON dlq.replay_run_entries (run_id, ended_at) WHERE outcome IN ('succeeded', 'failed');
-COMMENT ON TABLE dlq.replay_run_entries IS 'What became of each entry of a replay run.';
-COMMENT ON COLUMN dlq.replay_run_entries.job_id IS 'The redelivery; null where it was skipped.';
-COMMENT ON COLUMN dlq.replay_run_entries.outcome IS 'succeeded, failed or skipped; null while under way.';
+CREATE INDEX replay_run_entries_detail ON dlq.replay_run_entries (entry_id) WHERE detail IS NOT NULL;
+COMMENT ON TABLE dlq.replay_run_entries IS 'The entries of a replay run, chosen when it was started, and what became of each.';
+COMMENT ON COLUMN dlq.replay_run_entries.job_id IS 'The redelivery; null where it was skipped, or its turn has not come.';
+COMMENT ON COLUMN dlq.replay_run_entries.outcome IS 'succeeded, failed or skipped; null while under way, and before.';
 COMMENT ON COLUMN dlq.replay_run_entries.detail IS 'The error, or why it was skipped.';
 COMMENT ON COLUMN dlq.replay_run_entries.ended_at IS 'When the redelivery ended.';
 COMMENT ON COLUMN dlq.replay_runs.batch_size IS 'Entries sent back in one step. A run without rate or concurrency commits steps together, up to 500 entries.';
@@ -790,7 +790,7 @@ COMMENT ON COLUMN dlq.erasures.filter_sha256 IS 'SHA-256 of the filter, which na
 COMMENT ON COLUMN dlq.erasures.fields IS 'Fields that the filter looks at.';
 COMMENT ON COLUMN dlq.erasures.entries IS 'Entries of the database that were blanked.';
 COMMENT ON COLUMN dlq.erasures.jobs IS 'River jobs that were blanked.';
-COMMENT ON COLUMN dlq.erasures.under_way IS 'Entries that were left, because a redelivery was under way: erase again when it has ended.';
+COMMENT ON COLUMN dlq.erasures.under_way IS 'Entries that were left, because a redelivery was under way or somebody held them, and replay runs that had not ended: erase again when they have.';
 COMMENT ON COLUMN dlq.erasures.archived IS 'Entries of archives that were blanked.';
 COMMENT ON COLUMN dlq.erasures.archives IS 'Archives that were looked through.';
 COMMENT ON COLUMN dlq.erasures.archive IS 'Where they are; null if none were looked through.';
@@ -881,7 +881,58 @@ COMMENT ON COLUMN dlq.processes.started_at IS 'When it started.';
 COMMENT ON COLUMN dlq.processes.seen_at IS 'When it last said that it is there.';
 COMMENT ON COLUMN dlq.processes.stopped_at IS 'When it stopped cleanly; null while it runs, and where it died.';
 
+CREATE TABLE dlq.acts (
+    id             bigint PRIMARY KEY DEFAULT nextval('dlq.dead_letter_transitions_id_seq'),
+    at             timestamptz NOT NULL DEFAULT clock_timestamp(),
+    subject        text NOT NULL,
+    act            text NOT NULL,
+    actor          text NOT NULL,
+    db_user        text NOT NULL DEFAULT session_user,
+    origin         text,
+    note           text,
+    detail         jsonb,
+    config_version text
+);
+COMMENT ON TABLE dlq.acts IS 'The audit trail of what is no move of an entry: what people do to replay runs, circuit breakers, queues and switches, and partitions that went. Append-only. dlq.audit() shows both trails.';
+COMMENT ON COLUMN dlq.acts.id IS 'Sorts by time, together with those of dead_letter_transitions.';
+COMMENT ON COLUMN dlq.acts.at IS 'When.';
+COMMENT ON COLUMN dlq.acts.subject IS 'To what: replay run ID, circuit breaker NAME, queue NAME, partition NAME, automatic redelivery: SCOPE NAME.';
+COMMENT ON COLUMN dlq.acts.act IS 'What was done.';
+COMMENT ON COLUMN dlq.acts.actor IS 'Who did it.';
+COMMENT ON COLUMN dlq.acts.db_user IS 'The database user of the session.';
+COMMENT ON COLUMN dlq.acts.origin IS 'From where; null for what dlqd does by itself.';
+COMMENT ON COLUMN dlq.acts.note IS 'What they said.';
+COMMENT ON COLUMN dlq.acts.detail IS 'More about it, such as the new rate of a run.';
+COMMENT ON COLUMN dlq.acts.config_version IS 'Version of the policy that was in force.';
+
+CREATE TABLE dlq.archived_partitions (
+    partition_name text PRIMARY KEY,
+    rows           bigint NOT NULL,
+    hash           numeric NOT NULL,
+    archive        text NOT NULL,
+    at             timestamptz NOT NULL DEFAULT now()
+);
+COMMENT ON TABLE dlq.archived_partitions IS 'Months that are in the archive and still here: what dlq.drop_partition compares them to.';
+COMMENT ON COLUMN dlq.archived_partitions.partition_name IS 'The partition.';
+COMMENT ON COLUMN dlq.archived_partitions.rows IS 'How many rows it had.';
+COMMENT ON COLUMN dlq.archived_partitions.hash IS 'Sum of hashtextextended(row::text, 0).';
+COMMENT ON COLUMN dlq.archived_partitions.archive IS 'Where the archive is.';
+COMMENT ON COLUMN dlq.archived_partitions.at IS 'When it was archived.';
+
+CREATE TABLE dlq.duties (
+    name   text PRIMARY KEY,
+    holder uuid NOT NULL,
+    until  timestamptz NOT NULL
+);
+COMMENT ON TABLE dlq.duties IS 'What one process at a time does, in many transactions, and which one does it now: retention and erasures, which write the archive.';
+COMMENT ON COLUMN dlq.duties.name IS 'Which duty.';
+COMMENT ON COLUMN dlq.duties.holder IS 'Who does it: an id of that time alone.';
+COMMENT ON COLUMN dlq.duties.until IS 'When another may take it, unless its holder says before that it goes on.';
+
 -- +goose Down
+DROP TABLE dlq.acts;
+DROP TABLE dlq.archived_partitions;
+DROP TABLE dlq.duties;
 DROP TABLE dlq.processes;
 DROP TABLE dlq.automatic_changes;
 DROP TABLE dlq.automatic_switches;

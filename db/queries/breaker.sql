@@ -5,10 +5,10 @@ SELECT name, state::text AS state, since, open_until, forced, probes_started, pr
 FROM dlq.circuit_breakers ORDER BY name;
 
 -- name: OpenBreaker :one
-SELECT dlq.open_breaker(@name::text, @actor::text, @reason::text, sqlc.narg('for')::interval, @forced::boolean, @now::timestamptz)::boolean AS opened;
+SELECT dlq.open_breaker(@name::text, @actor::text, @reason::text, sqlc.narg('for')::interval, @forced::boolean, @now::timestamptz)::boolean AS opened FROM (SELECT set_config('dlq.origin', @origin::text, true) OFFSET 0) o;
 
 -- name: ResetBreaker :one
-SELECT dlq.reset_breaker(@name::text, @actor::text, @reason::text, @now::timestamptz)::boolean AS was_reset;
+SELECT dlq.reset_breaker(@name::text, @actor::text, @reason::text, @now::timestamptz)::boolean AS was_reset FROM (SELECT set_config('dlq.origin', @origin::text, true) OFFSET 0) o;
 
 -- name: TakeProbe :one
 SELECT coalesce(dlq.take_probe(@name::text, @probes::integer, @open_for::interval, @actor::text, @now::timestamptz), 0)::bigint AS epoch;

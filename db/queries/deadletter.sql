@@ -59,6 +59,17 @@ FROM dlq.requeue_expired_leases(1000, @after::uuid) l;
 SELECT dlq.protect(@columns::text[]) WHERE NOT EXISTS (
     SELECT FROM dlq.settings s WHERE s.key = 'sensitive_columns' AND s.value = array_to_string(@columns::text[], ','));
 
+-- name: ChoosesAll :one
+SELECT dlq.chooses_all(@filter::jsonb)::boolean AS everything;
+
+-- name: PublishPolicy :exec
+-- Tells the database which policy is in force, for what people do by SQL.
+INSERT INTO dlq.settings AS s (key, value) VALUES ('policy_version', @version::text)
+ON CONFLICT (key) DO UPDATE SET value = excluded.value, updated_at = now() WHERE s.value <> excluded.value;
+
+-- name: RecordAct :exec
+SELECT dlq.record_act(@subject::text, @act::text, @actor::text, nullif(@note::text, ''));
+
 -- name: BeginErasure :one
 SELECT dlq.erase_begin(@filter::jsonb, nullif(@note::text, ''), @actor::text)::uuid AS id;
 
@@ -67,8 +78,19 @@ SELECT dlq.erase_begin(@filter::jsonb, nullif(@note::text, ''), @actor::text)::u
 SELECT coalesce(dlq.erase_step(@erasure::uuid, @filter::jsonb, sqlc.narg('after')::uuid), '00000000-0000-0000-0000-000000000000')::uuid AS last;
 
 -- name: FinishErasure :one
-UPDATE dlq.erasures SET archived = @archived, archives = @archives, archive = @archive, finished_at = clock_timestamp() WHERE id = @id RETURNING finished_at;
+-- What was left, since somebody held it, is still there: then it is not finished.
+UPDATE dlq.erasures SET archived = @archived, archives = @archives, archive = @archive, jobs = jobs + @jobs, finished_at = CASE WHEN under_way = 0 THEN clock_timestamp() END
+WHERE id = @id RETURNING jobs, finished_at;
+
+-- name: EraseArchived :one
+SELECT dlq.erase_archived(@entries::jsonb)::integer AS jobs;
+
+-- name: WereErased :many
+SELECT e.id::uuid AS id FROM dlq.were_erased(@ids::uuid[]) e (id);
 
 -- name: EraseRows :many
 -- Of entries as the archive has them, those that a filter chooses, erased.
 SELECT r.id::uuid AS id, r.line::text AS line FROM dlq.erase_rows(@entries::jsonb, @filter::jsonb) r;
+
+-- name: ClosedMonths :many
+SELECT m.stage::text AS stage, m.begins_at::timestamptz AS begins_at FROM dlq.closed_months() m;

@@ -5,15 +5,25 @@ SELECT id FROM dlq.replay_runs WHERE status = 'running' ORDER BY id;
 -- name: LockReplay :one
 -- One process at a time takes a run's next batch; the others pass by.
 -- ended, failed: how the last redeliveries of the run ended.
-SELECT r.id, r.filter, r.newest_first, r.batch_size, r.rate, r.concurrency, r.patch, r.merge_patch, r.stop_at, r.stop_of, r.cutoff, r.cursor,
+SELECT r.id, r.filter, r.newest_first, r.batch_size, r.rate, r.concurrency, r.patch, r.merge_patch, r.stop_at, r.stop_of, r.cursor,
        (SELECT count(*) FROM (SELECT FROM dlq.replay_run_entries e WHERE e.run_id = r.id AND e.outcome IN ('succeeded', 'failed') AND e.ended_at > r.judged_from
                               ORDER BY e.ended_at DESC LIMIT r.stop_of) l) AS ended,
        (SELECT count(*) FILTER (WHERE l.outcome = 'failed') FROM (SELECT e.outcome FROM dlq.replay_run_entries e WHERE e.run_id = r.id AND e.outcome IN ('succeeded', 'failed') AND e.ended_at > r.judged_from
                               ORDER BY e.ended_at DESC LIMIT r.stop_of) l) AS failed
 FROM dlq.replay_runs r WHERE r.id = @id AND r.status = 'running' FOR UPDATE OF r SKIP LOCKED;
 
+-- name: ReplayNext :many
+-- The entries whose turn is next, after the run's cursor.
+(SELECT e.entry_id FROM dlq.replay_run_entries e
+ WHERE NOT @newest_first::boolean AND e.run_id = @id AND e.job_id IS NULL AND e.outcome IS NULL AND e.entry_id > coalesce(sqlc.narg('after')::uuid, '00000000-0000-0000-0000-000000000000')
+ ORDER BY e.entry_id LIMIT @most::integer)
+UNION ALL
+(SELECT e.entry_id FROM dlq.replay_run_entries e
+ WHERE @newest_first::boolean AND e.run_id = @id AND e.job_id IS NULL AND e.outcome IS NULL AND e.entry_id < coalesce(sqlc.narg('after')::uuid, 'ffffffff-ffff-ffff-ffff-ffffffffffff')
+ ORDER BY e.entry_id DESC LIMIT @most::integer);
+
 -- name: FindIDs :many
-SELECT f.id::uuid AS id FROM dlq.find_ids(@filter::jsonb, @max_entries::integer, sqlc.narg('after')::uuid, @newest_first::boolean, sqlc.narg('below')::uuid) f (id);
+SELECT f.id::uuid AS id FROM dlq.find_ids(@filter::jsonb, @max_entries::integer, NULL, @newest_first::boolean) f (id);
 
 -- name: Events :many
 -- What redeliveries of entries would carry.
@@ -32,7 +42,7 @@ SELECT dlq.replay_step(@id::uuid, @ids::uuid[], @skipped::uuid[], @why::text[]);
 SELECT dlq.replay_move(@id::uuid, '{running}', (@status::text)::dlq.replay_status, @reason::text);
 
 -- name: ReplayUnderWay :one
-SELECT count(*) FROM dlq.replay_run_entries WHERE run_id = @id AND outcome IS NULL;
+SELECT count(*) FROM dlq.replay_run_entries WHERE run_id = @id AND outcome IS NULL AND job_id IS NOT NULL;
 
 -- name: ReplayRun :one
 SELECT r.id, r.status::text AS status, r.filter, r.newest_first, r.batch_size, r.rate, r.concurrency, r.patch, r.merge_patch, r.queue, r.force, r.note, r.actor,
@@ -62,4 +72,4 @@ SELECT CASE @verb::text
     ELSE dlq.replay_cancel(@id::uuid, @actor::text) END;
 
 -- name: SetReplayRate :exec
-SELECT dlq.replay_set_rate(@id::uuid, nullif(@rate::float8, 0));
+SELECT dlq.replay_set_rate(@id::uuid, nullif(@rate::float8, 0), @actor::text);

@@ -8,15 +8,20 @@ SELECT coalesce(dlq.drop_empty_month(@periods::jsonb, @now::timestamptz), '')::t
 -- name: ExpiredPartitions :many
 SELECT p.partition_name::text AS name, p.of_audit::boolean AS of_audit FROM dlq.expired_partitions(@periods::jsonb, @audit::interval, @now::timestamptz) p;
 
+-- name: PublishRetention :exec
+-- Tells the database how long what is kept: dlq.drop_partition goes by it.
+INSERT INTO dlq.settings AS s (key, value) VALUES ('retention', jsonb_build_object('periods', @periods::jsonb, 'audit', @audit::interval)::text)
+ON CONFLICT (key) DO UPDATE SET value = excluded.value, updated_at = now() WHERE s.value <> excluded.value;
+
+-- name: NoteArchived :exec
+SELECT dlq.note_archived(@name::text, @archived_rows::bigint, (@hash::text)::numeric, @archive::text);
+
 -- name: DropPartition :exec
-SELECT dlq.drop_partition(@name::text, sqlc.narg('archived_rows')::bigint, (sqlc.narg('hash')::text)::numeric);
+SELECT dlq.drop_partition(@name::text, sqlc.narg('archived_rows')::bigint, (sqlc.narg('hash')::text)::numeric, 'retention');
 
 -- name: ExpiredEntries :many
 SELECT e.id::uuid AS id FROM dlq.expired_entries(@periods::jsonb, @max_entries::integer, @now::timestamptz) e (id);
 
 -- name: DeleteEntries :one
-SELECT dlq.delete_entries(@ids::uuid[])::integer AS entries;
-
--- name: LockRetention :one
--- One process at a time keeps retention.
-SELECT pg_try_advisory_xact_lock(hashtextextended('dlq.retention', 0)) AS locked;
+-- Those that are as they were when they were read.
+SELECT dlq.delete_entries(@ids::uuid[], @hashes::bigint[], 'retention', 'deleted: its time is over')::integer AS entries;

@@ -68,12 +68,13 @@ func (s *service) registerAudit(api huma.API) {
 	tags := []string{"audit"}
 	noon := time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
 	id := uuid.MustParse("01980000-0000-7000-8000-000000000000")
+	archived, queue, kind := deadletter.Archived, "default", "payment.captured"
 	why, from := "discarded", "API, from 10.0.0.7 dlqd/0.1.0"
 	search := huma.Operation{
 		OperationID: "search-audit", Method: http.MethodGet, Path: "/api/dlq/audit", Tags: tags,
-		Summary: "Who did what to which entry, when, from where and why", Errors: []int{422, 503},
+		Summary: "Who did what to which entry, or to what else, when, from where and why", Errors: []int{422, 503},
 	}
-	example(&search, http.StatusOK, AuditPage{Moves: []deadletter.AuditRow{{ID: 7, At: noon, Actor: "kim", DBUser: "dlqd", Origin: &from, EntryID: id, ToStatus: deadletter.Archived, Reason: &why, Queue: "default", Kind: "payment.captured"}}})
+	example(&search, http.StatusOK, AuditPage{Moves: []deadletter.AuditRow{{ID: 7, At: noon, Actor: "kim", DBUser: "dlqd", Origin: &from, EntryID: &id, ToStatus: &archived, Reason: &why, Queue: &queue, Kind: &kind}}})
 	huma.Register(api, search, s.searchAudit)
 
 	erase := huma.Operation{
@@ -135,7 +136,9 @@ func (s *service) erase(ctx context.Context, in *eraseInput) (*eraseOutput, erro
 	if err != nil {
 		return nil, huma.Error422UnprocessableEntity(err.Error())
 	}
-	if string(filter) == "{}" {
+	if everybody, err := s.Store.ChoosesAll(ctx, filter); err != nil {
+		return nil, s.problem(ctx, err)
+	} else if everybody {
 		return nil, huma.Error422UnprocessableEntity("an empty filter chooses everybody's data", &huma.ErrorDetail{Location: "body.filter", Message: "name whose data, by payload, subscriberId or tags"})
 	}
 	if in.Body.DryRun {
@@ -154,16 +157,17 @@ func (s *service) erase(ctx context.Context, in *eraseInput) (*eraseOutput, erro
 	if err != nil {
 		return nil, s.problem(ctx, err)
 	}
+	jobs := int64(0)
 	if s.Archive != nil {
 		at := s.Archive.String()
-		entries, units, err := s.Archive.Erase(ctx, s.Store, record.ID, filter)
+		done, err := s.Archive.Erase(ctx, s.Store, record.ID, filter)
 		if err != nil {
 			s.Logger.Error("an erasure is not done: its archives", "erasure", record.ID, "error", err)
 			return nil, huma.Error503ServiceUnavailable("the data was erased from the database, but not from all of the archive; erase again. The log says what failed")
 		}
-		record.Archived, record.Archives, record.Archive = entries, int64(units), &at
+		record.Archived, record.Archives, record.Archive, jobs = done.Entries, done.Units, &at, done.Jobs
 	}
-	if err := s.Store.FinishErasure(ctx, &record); err != nil {
+	if err := s.Store.FinishErasure(ctx, &record, jobs); err != nil {
 		return nil, s.problem(ctx, err)
 	}
 	return &eraseOutput{Body: EraseAnswer{Erasure: record}}, nil

@@ -8,6 +8,7 @@ import (
 
 	"github.com/dlqd/dlqd/internal/deadletter"
 	"github.com/dlqd/dlqd/internal/policy"
+	"github.com/dlqd/dlqd/internal/postgres"
 	"github.com/dlqd/dlqd/internal/reconcile"
 )
 
@@ -55,7 +56,11 @@ func (s *service) registerCapture(api huma.API) {
 				return nil, huma.Error422UnprocessableEntity("invalid duration", &huma.ErrorDetail{Location: "body.limit", Message: "must be a duration such as 250ms or 1s", Value: in.Body.Limit})
 			}
 		}
-		done, err := reconcile.SetCapture(ctx, s.Store.DB(), change)
+		var done *reconcile.Switched
+		err := s.Store.InTx(ctx, func(tx postgres.DB) (err error) {
+			done, err = reconcile.SetCapture(ctx, tx, change)
+			return err
+		})
 		if err != nil {
 			return nil, s.problem(ctx, deadletter.Named(err))
 		}

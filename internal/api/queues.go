@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/danielgtaylor/huma/v2"
+	"github.com/jackc/pgx/v5"
 	"github.com/riverqueue/river"
 
 	"github.com/dlqd/dlqd/internal/delivery"
@@ -35,6 +36,12 @@ type Queue struct {
 // QueueInput names a queue.
 type QueueInput struct {
 	Name string `path:"name" maxLength:"127" doc:"The queue." example:"payment-processing"`
+}
+
+type queueActionInput struct {
+	QueueInput
+
+	Body *Action
 }
 
 type queuesOutput struct {
@@ -63,14 +70,14 @@ func (s *service) registerQueues(api huma.API) {
 		return out, nil
 	})
 	for _, verb := range []struct {
-		name, summary string
-		run           func(context.Context, string, *river.QueuePauseOpts) error
+		name, done, summary string
+		run                 func(context.Context, pgx.Tx, string) error
 	}{
-		{"pause", "Pause a queue: no client of River's works it", func(ctx context.Context, name string, opts *river.QueuePauseOpts) error {
-			return s.River.QueuePause(ctx, name, opts)
+		{"pause", "paused", "Pause a queue: no client of River's works it", func(ctx context.Context, tx pgx.Tx, name string) error {
+			return s.River.QueuePauseTx(ctx, tx, name, nil)
 		}},
-		{"resume", "Go on with a queue", func(ctx context.Context, name string, opts *river.QueuePauseOpts) error {
-			return s.River.QueueResume(ctx, name, opts)
+		{"resume", "resumed", "Go on with a queue", func(ctx context.Context, tx pgx.Tx, name string) error {
+			return s.River.QueueResumeTx(ctx, tx, name, nil)
 		}},
 	} {
 		op := huma.Operation{
@@ -78,8 +85,8 @@ func (s *service) registerQueues(api huma.API) {
 			Summary: verb.summary, Errors: []int{404, 422, 503},
 		}
 		example(&op, http.StatusOK, queue)
-		huma.Register(api, op, func(ctx context.Context, in *QueueInput) (*queueOutput, error) {
-			err := verb.run(ctx, in.Name, nil)
+		huma.Register(api, op, func(ctx context.Context, in *queueActionInput) (*queueOutput, error) {
+			err := s.Store.Record(ctx, "queue "+in.Name, verb.done, in.Body.act(), func(tx pgx.Tx) error { return verb.run(ctx, tx, in.Name) })
 			if errors.Is(err, river.ErrNotFound) {
 				return nil, huma.Error404NotFound(fmt.Sprintf("no client of River's has worked a queue %q; GET /api/queues lists them", in.Name))
 			}

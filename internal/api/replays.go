@@ -73,6 +73,8 @@ type EndedRun struct{ replay.Run }
 
 // RateAction changes the rate of a run.
 type RateAction struct {
+	Action
+
 	Rate float64 `json:"rate" minimum:"0" doc:"Entries a second; 0 for as fast as it goes."`
 }
 
@@ -159,7 +161,7 @@ func (s *service) registerReplays(api huma.API) {
 	}
 	example(&rate, http.StatusOK, run)
 	huma.Register(api, rate, func(ctx context.Context, in *rateInput) (*runOutput, error) {
-		return s.run(ctx, in.ID, func(id uuid.UUID) error { return s.Replayer.SetRate(ctx, id, in.Body.Rate) })
+		return s.run(ctx, in.ID, func(id uuid.UUID) error { return s.Replayer.SetRate(ctx, id, in.Body.Rate, in.Body.act().Actor) })
 	})
 
 	events := huma.Operation{

@@ -16,8 +16,15 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres"
 )
 
-// page is how many rows are read in one transaction.
-const page = 1000
+const (
+	// page is how many rows are read in one transaction, and pageBytes about how much: a jsonb array, as which rows go to the
+	// database, holds 256 MB at most.
+	page      = 1000
+	pageBytes = 16 << 20
+	// fetch is how many rows are read at once, since a row may have 10 MB; ten times as many where they are small.
+	fetch    = 10
+	smallRow = 16 << 10
+)
 
 // Held is what a partition holds, all of which is in the archive.
 type Held struct {
@@ -52,12 +59,17 @@ func (a *Archive) Partition(ctx context.Context, store *deadletter.Store, m Mani
 	after := row{ID: uuid.Nil}
 	for {
 		start := time.Now()
-		var rows []row
+		var fresh []row
+		var moves []string
+		more := false
 		if err := store.InTx(ctx, func(tx postgres.DB) error {
-			if rows, err = readPage(ctx, tx, m.Partition, ofAudit, after); err != nil {
+			rows, left, err := readPage(ctx, tx, m.Partition, ofAudit, after)
+			if err != nil {
 				return err
 			}
-			var fresh []row
+			if more = left; more {
+				after = rows[len(rows)-1]
+			}
 			for _, r := range rows {
 				sum.Add(sum, big.NewInt(r.Hash))
 				held.Rows++
@@ -65,23 +77,21 @@ func (a *Archive) Partition(ctx context.Context, store *deadletter.Store, m Mani
 					fresh = append(fresh, r)
 				}
 			}
-			held.Written += int64(len(fresh))
-			if ofAudit {
-				for _, r := range fresh {
-					if err := unit.Move(ctx, r.Line, r.At); err != nil {
-						return err
-					}
-				}
-				return nil
+			if !ofAudit {
+				moves, err = movesOf(ctx, tx, fresh)
 			}
-			return unit.rows(ctx, tx, fresh)
+			return err
 		}); err != nil {
 			return nil, err
 		}
-		if len(rows) < page {
+		// (The transaction has ended: the archive may be slow.)
+		held.Written += int64(len(fresh))
+		if err := unit.write(ctx, fresh, moves, ofAudit); err != nil {
+			return nil, err
+		}
+		if !more {
 			break
 		}
-		after = rows[len(rows)-1]
 		select {
 		case <-ctx.Done():
 			return nil, ctx.Err()
@@ -93,26 +103,33 @@ func (a *Archive) Partition(ctx context.Context, store *deadletter.Store, m Mani
 	return held, err
 }
 
-// Rows writes a unit of some entries and their moves.
-func (a *Archive) Rows(ctx context.Context, tx postgres.DB, m Manifest, ids []uuid.UUID) error {
+// Rows writes a unit of some entries and their moves, those that make up a page, and returns which they were, with the hashes of
+// their rows.
+func (a *Archive) Rows(ctx context.Context, store *deadletter.Store, m Manifest, ids []uuid.UUID) (written []uuid.UUID, hashes []int64, err error) {
+	if m.Unit, _, err = a.freeName(ctx, m.Unit); err != nil {
+		return nil, nil, err
+	}
+	var rows []row
+	var moves []string
+	if err := store.InTx(ctx, func(tx postgres.DB) (err error) {
+		if rows, _, err = readRows(ctx, tx, "SELECT 0::bigint AS seq, e.id, e.closed_at AS at, hashtextextended(e::text, 0) AS hash, to_jsonb(e)::text AS line FROM dlq.dead_letter_queue e WHERE e.id = ANY ($1) AND e.closed_at IS NOT NULL ORDER BY e.id", ids); err != nil {
+			return err
+		}
+		moves, err = movesOf(ctx, tx, rows)
+		return err
+	}); err != nil {
+		return nil, nil, err
+	}
 	unit := a.NewUnit(m)
 	defer unit.Abandon()
-	if err := utc(ctx, tx); err != nil {
-		return err
+	if err := unit.write(ctx, rows, moves, false); err != nil {
+		return nil, nil, err
 	}
-	got, err := tx.Query(ctx, "SELECT 0::bigint AS seq, e.id, e.closed_at AS at, 0::bigint AS hash, to_jsonb(e)::text AS line FROM dlq.dead_letter_queue e WHERE e.id = ANY ($1) ORDER BY e.id", ids)
-	if err != nil {
-		return err
-	}
-	rows, err := pgx.CollectRows(got, pgx.RowToStructByName[row])
-	if err != nil {
-		return err
-	}
-	if err := unit.rows(ctx, tx, rows); err != nil {
-		return err
+	for _, r := range rows {
+		written, hashes = append(written, r.ID), append(hashes, r.Hash)
 	}
 	_, err = unit.Close(ctx)
-	return err
+	return written, hashes, err
 }
 
 // row is a row of a partition: an entry, or a move (whose key is seq and at).
@@ -124,22 +141,44 @@ type row struct {
 	Line string
 }
 
-func readPage(ctx context.Context, tx postgres.DB, partition string, ofAudit bool, after row) ([]row, error) {
-	if err := utc(ctx, tx); err != nil {
-		return nil, err
-	}
+func readPage(ctx context.Context, tx postgres.DB, partition string, ofAudit bool, after row) (rows []row, more bool, err error) {
 	table := "dlq." + pgx.Identifier{partition}.Sanitize()
-	sql := "SELECT 0::bigint AS seq, e.id, e.closed_at AS at, hashtextextended(e::text, 0) AS hash, to_jsonb(e)::text AS line FROM " + table + " e WHERE e.id > $1 ORDER BY e.id LIMIT $2"
-	args := []any{after.ID, page}
 	if ofAudit {
-		sql = "SELECT e.id AS seq, e.entry_id AS id, e.at, hashtextextended(e::text, 0) AS hash, to_jsonb(e)::text AS line FROM " + table + " e WHERE (e.id, e.at) > ($1, $2) ORDER BY e.id, e.at LIMIT $3"
-		args = []any{after.Seq, after.At, page}
+		return readRows(ctx, tx, "SELECT e.id AS seq, e.entry_id AS id, e.at, hashtextextended(e::text, 0) AS hash, to_jsonb(e)::text AS line FROM "+table+" e WHERE (e.id, e.at) > ($1, $2) ORDER BY e.id, e.at", after.Seq, after.At)
 	}
-	rows, err := tx.Query(ctx, sql, args...)
-	if err != nil {
-		return nil, err
+	return readRows(ctx, tx, "SELECT 0::bigint AS seq, e.id, e.closed_at AS at, hashtextextended(e::text, 0) AS hash, to_jsonb(e)::text AS line FROM "+table+" e WHERE e.id > $1 ORDER BY e.id", after.ID)
+}
+
+// readRows reads the first page of what a query finds: so many rows, or so many bytes, as a cursor gives them. More says that
+// there may be others.
+func readRows(ctx context.Context, tx postgres.DB, query string, args ...any) (all []row, more bool, err error) {
+	if err := utc(ctx, tx); err != nil {
+		return nil, false, err
 	}
-	return pgx.CollectRows(rows, pgx.RowToStructByName[row])
+	if _, err := tx.Exec(ctx, "DECLARE page NO SCROLL CURSOR FOR "+query, args...); err != nil {
+		return nil, false, err
+	}
+	for size, n := 0, fetch; len(all) < page && size < pageBytes; {
+		got, err := tx.Query(ctx, fmt.Sprintf("FETCH %d FROM page", n))
+		if err != nil {
+			return nil, false, err
+		}
+		rows, err := pgx.CollectRows(got, pgx.RowToStructByName[row])
+		if err != nil {
+			return nil, false, err
+		}
+		all = append(all, rows...)
+		for _, r := range rows {
+			size += len(r.Line)
+		}
+		if len(rows) < n {
+			return all, false, nil
+		}
+		if n = fetch; size < len(all)*smallRow {
+			n = min(10*fetch, page-len(all))
+		}
+	}
+	return all, true, nil
 }
 
 // utc has times written in one way, whatever the session's zone: lines and hashes are compared.
@@ -148,28 +187,35 @@ func utc(ctx context.Context, tx postgres.DB) error {
 	return err
 }
 
-// rows adds entries, in the order of their ids, and their moves since the first of them was captured.
-func (u *Unit) rows(ctx context.Context, tx postgres.DB, rows []row) error {
+// movesOf are the moves of entries, given in the order of their ids, since the first of them was captured.
+func movesOf(ctx context.Context, tx postgres.DB, rows []row) ([]string, error) {
 	if len(rows) == 0 {
-		return nil
+		return nil, nil
 	}
 	ids := make([]uuid.UUID, len(rows))
 	for i, r := range rows {
 		ids[i] = r.ID
-		if err := u.Entry(ctx, r.Line, r.At); err != nil {
-			return err
-		}
 	}
 	moves, err := tx.Query(ctx, `SELECT to_jsonb(t)::text FROM dlq.dead_letter_transitions t
 		WHERE t.entry_id = ANY ($1) AND t.at >= $2 ORDER BY t.entry_id, t.at, t.id`, ids, deadletter.ClosedSince(ids[0]))
 	if err != nil {
-		return err
+		return nil, err
 	}
-	lines, err := pgx.CollectRows(moves, pgx.RowTo[string])
-	if err != nil {
-		return err
+	return pgx.CollectRows(moves, pgx.RowTo[string])
+}
+
+// write adds entries and their moves, or rows that are moves.
+func (u *Unit) write(ctx context.Context, rows []row, moves []string, ofAudit bool) error {
+	for _, r := range rows {
+		add := u.Entry
+		if ofAudit {
+			add = u.Move
+		}
+		if err := add(ctx, r.Line, r.At); err != nil {
+			return err
+		}
 	}
-	for _, line := range lines {
+	for _, line := range moves {
 		if err := u.Move(ctx, line, time.Time{}); err != nil {
 			return err
 		}
@@ -209,19 +255,21 @@ func (a *Archive) Restore(ctx context.Context, store *deadletter.Store, m *Manif
 	return restored, err
 }
 
-// batches calls each with the entries of a unit that keep chooses, a page at a time.
+// batches calls each with the entries of a unit that keep chooses, a page at a time: so many, or so many bytes.
 func (a *Archive) batches(ctx context.Context, m *Manifest, keep func(line []byte) (bool, error), each func([]json.RawMessage) error) error {
 	var batch []json.RawMessage
+	size := 0
 	if err := a.Entries(ctx, m, func(line []byte) error {
 		kept, err := keep(line)
 		if err != nil || !kept {
 			return err
 		}
-		if batch = append(batch, bytes.Clone(line)); len(batch) < page {
+		batch = append(batch, bytes.Clone(line))
+		if size += len(line); len(batch) < page && size < pageBytes {
 			return nil
 		}
 		full := batch
-		batch = nil
+		batch, size = nil, 0
 		return each(full)
 	}); err != nil || len(batch) == 0 {
 		return err

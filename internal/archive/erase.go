@@ -8,13 +8,12 @@ import (
 	"io"
 	"maps"
 	"path"
+	"slices"
 	"time"
 
 	"github.com/google/uuid"
 
-	"github.com/dlqd/dlqd/internal/archive/internal/dbsqlc"
 	"github.com/dlqd/dlqd/internal/deadletter"
-	"github.com/dlqd/dlqd/internal/postgres"
 )
 
 // retentionTimeout bounds how long an erasure waits for a round of retention to end.
@@ -27,44 +26,82 @@ var erasedDetail = json.RawMessage(`{"erased": true}`)
 // those in the database; of moves, the details. A unit that changes gets new files, then a manifest that names them and the
 // erasure, and then loses the old ones, so that it is whole at every moment. An erasure that is cut short is done again;
 // whatever files it left behind go then. No retention and no other erasure writes the archive meanwhile.
-// It returns how many entries it erased and how many units it looked through.
-func (a *Archive) Erase(ctx context.Context, store *deadletter.Store, erasure uuid.UUID, filter json.RawMessage) (entries int64, units int, err error) {
-	err = store.InTx(ctx, func(tx postgres.DB) error {
-		if err := waitForRetention(ctx, tx); err != nil {
-			return err
-		}
+func (a *Archive) Erase(ctx context.Context, store *deadletter.Store, erasure uuid.UUID, filter json.RawMessage) (done Erased, err error) {
+	ran, err := Exclusively(ctx, store, retentionTimeout, func(ctx context.Context) error {
 		all, err := a.Units(ctx)
 		if err != nil {
 			return err
 		}
-		units = len(all)
-		// An entry's moves may be in another unit than the entry: months of the audit trail are their own.
+		done.Units = int64(len(all))
+		// An entry's moves may be in another unit than the entry, and the entry in the database: months of the audit trail are
+		// their own.
 		erased := map[uuid.UUID]json.RawMessage{}
 		for _, m := range all {
 			if err := a.batches(ctx, &m, func([]byte) (bool, error) { return true, nil }, func(batch []json.RawMessage) error {
 				rows, err := store.EraseRows(ctx, batch, filter)
+				if err != nil || len(rows) == 0 {
+					return err
+				}
 				maps.Copy(erased, rows)
+				jobs, err := store.EraseArchived(ctx, slices.Collect(maps.Values(rows)))
+				done.Jobs += int64(jobs)
 				return err
 			}); err != nil {
 				return err
 			}
 		}
+		for _, m := range all {
+			if err := a.erasedInDatabase(ctx, store, &m, erased); err != nil {
+				return err
+			}
+		}
 		for i := range all {
 			n, err := a.rewrite(ctx, &all[i], erasure, erased)
-			entries += n
+			done.Entries += n
 			if err != nil {
 				return err
 			}
 		}
 		return a.deleteUnnamed(ctx, all)
 	})
-	return entries, units, err
+	if err == nil && !ran {
+		err = fmt.Errorf("archive %s: another process has been writing it for %s", a, retentionTimeout)
+	}
+	return done, err
 }
 
-func waitForRetention(ctx context.Context, tx postgres.DB) error {
-	ctx, cancel := context.WithTimeout(ctx, retentionTimeout)
-	defer cancel()
-	return dbsqlc.New(tx).WaitForRetention(ctx)
+// Erased is what an erasure of the archive came to.
+type Erased struct {
+	Entries int64 // that were erased
+	Units   int64 // that were looked through
+	Jobs    int64 // of those entries, which River still had
+}
+
+// erasedInDatabase adds entries whose moves a unit has, with details, and that were erased in the database, by this erasure or
+// an earlier one: nil in place of a line.
+func (a *Archive) erasedInDatabase(ctx context.Context, store *deadletter.Store, m *Manifest, erased map[uuid.UUID]json.RawMessage) error {
+	ids := map[uuid.UUID]bool{}
+	ask := func() error {
+		were, err := store.WereErased(ctx, slices.Collect(maps.Keys(ids)))
+		for _, id := range were {
+			erased[id] = nil
+		}
+		clear(ids)
+		return err
+	}
+	if err := a.Audit(ctx, m, func(line []byte) error {
+		entry, has, err := detailOf(line)
+		if _, known := erased[entry]; err != nil || !has || known {
+			return err
+		}
+		if ids[entry] = true; len(ids) < page {
+			return nil
+		}
+		return ask()
+	}); err != nil || len(ids) == 0 {
+		return err
+	}
+	return ask()
 }
 
 // entryID is the id of an entry's line.
@@ -76,14 +113,16 @@ func entryID(line []byte) (uuid.UUID, error) {
 	return e.ID, err
 }
 
-// detailOf says whose move a line is, and whether it has a detail.
+// detailOf says whose move a line is, and whether it has a detail that may be personal: which run made it is not.
 func detailOf(line []byte) (entry uuid.UUID, has bool, err error) {
 	var t struct {
-		EntryID uuid.UUID       `json:"entry_id"`
-		Detail  json.RawMessage `json:"detail"`
+		EntryID uuid.UUID                  `json:"entry_id"`
+		Detail  map[string]json.RawMessage `json:"detail"`
 	}
 	err = json.Unmarshal(line, &t)
-	return t.EntryID, len(t.Detail) > 0 && string(t.Detail) != "null", err
+	delete(t.Detail, "run")
+	delete(t.Detail, "erased")
+	return t.EntryID, len(t.Detail) > 0, err
 }
 
 // holds counts what a unit holds of erased entries: the entries, and details of their moves.
@@ -99,7 +138,7 @@ func (a *Archive) holds(ctx context.Context, m *Manifest, erased map[uuid.UUID]j
 	}
 	err = a.Audit(ctx, m, func(line []byte) error {
 		entry, has, err := detailOf(line)
-		if has && erased[entry] != nil {
+		if _, of := erased[entry]; has && of {
 			details++
 		}
 		return err
@@ -139,7 +178,7 @@ func (a *Archive) rewrite(ctx context.Context, m *Manifest, erasure uuid.UUID, e
 		if err != nil {
 			return err
 		}
-		if has && erased[entry] != nil {
+		if _, of := erased[entry]; has && of {
 			if line, err = withoutDetail(line); err != nil {
 				return err
 			}

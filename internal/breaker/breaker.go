@@ -17,6 +17,7 @@ import (
 
 	"github.com/dlqd/dlqd/internal/background"
 	"github.com/dlqd/dlqd/internal/breaker/internal/dbsqlc"
+	"github.com/dlqd/dlqd/internal/deadletter"
 	"github.com/dlqd/dlqd/internal/policy"
 	"github.com/dlqd/dlqd/internal/postgres"
 )
@@ -306,7 +307,7 @@ func (b *Breakers) Find(name string) (Status, bool) {
 
 // ForceOpen opens a breaker by a person's word: for a while, or until it is reset where that is 0.
 func (b *Breakers) ForceOpen(ctx context.Context, name, actor, reason string, during time.Duration) error {
-	params := dbsqlc.OpenBreakerParams{Name: name, Actor: actor, Reason: cmp.Or(reason, "opened by a person"), Forced: true, Now: b.config.Now()}
+	params := dbsqlc.OpenBreakerParams{Name: name, Actor: actor, Reason: cmp.Or(reason, "opened by a person"), Forced: true, Origin: deadletter.Origin(ctx), Now: b.config.Now()}
 	if during > 0 {
 		params.For = &during
 	}
@@ -318,7 +319,7 @@ func (b *Breakers) ForceOpen(ctx context.Context, name, actor, reason string, du
 
 // Reset closes a breaker by a person's word. It reports whether it was not closed already.
 func (b *Breakers) Reset(ctx context.Context, name, actor, reason string) (bool, error) {
-	was, err := b.queries.ResetBreaker(ctx, dbsqlc.ResetBreakerParams{Name: name, Actor: actor, Reason: cmp.Or(reason, "reset by a person"), Now: b.config.Now()})
+	was, err := b.queries.ResetBreaker(ctx, dbsqlc.ResetBreakerParams{Name: name, Actor: actor, Reason: cmp.Or(reason, "reset by a person"), Origin: deadletter.Origin(ctx), Now: b.config.Now()})
 	if err != nil {
 		return false, err
 	}

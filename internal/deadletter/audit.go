@@ -26,23 +26,24 @@ type AuditFilter struct {
 	Before        *time.Time `json:"before,omitempty"`
 }
 
-// AuditRow is one move, as a search finds it.
+// AuditRow is one move, or something that was done to what is no entry, as a search finds it.
 type AuditRow struct {
-	ID            int64     `json:"id" doc:"Identifies the move; a later move has a greater one, but for moves of the same moment." db:"id"`
-	At            time.Time `json:"at" doc:"When." db:"at"`
-	Actor         string    `json:"actor" doc:"Who." db:"actor"`
-	DBUser        string    `json:"dbUser" doc:"Database user of the session." db:"db_user"`
-	Origin        *string   `json:"origin,omitempty" doc:"From where; absent for what dlqd does by itself." db:"origin"`
-	EntryID       uuid.UUID `json:"entryId" doc:"Which entry." db:"entry_id"`
-	FromStatus    *Status   `json:"fromStatus,omitempty" doc:"Absent for a capture." db:"from_status"`
-	ToStatus      Status    `json:"toStatus" doc:"Where it went." db:"to_status"`
-	Reason        *string   `json:"reason,omitempty" doc:"What was done." db:"reason"`
-	Note          *string   `json:"note,omitempty" doc:"What the person said." db:"note"`
-	Queue         string    `json:"queue" doc:"Its queue." db:"queue"`
-	Kind          string    `json:"kind" doc:"Its kind." db:"kind"`
-	ErrorClass    *string   `json:"errorClass,omitempty" doc:"Its class after the move." db:"error_class"`
-	RiverJobID    *int64    `json:"jobId,omitempty" doc:"The job that the move is about." db:"river_job_id"`
-	ConfigVersion *string   `json:"configVersion,omitempty" doc:"Version of the policy that decided last." db:"config_version"`
+	ID            int64           `json:"id" doc:"Identifies the row; a later one has a greater id, but for those of the same moment." db:"id"`
+	At            time.Time       `json:"at" doc:"When." db:"at"`
+	Actor         string          `json:"actor" doc:"Who." db:"actor"`
+	DBUser        string          `json:"dbUser" doc:"Database user of the session." db:"db_user"`
+	Origin        *string         `json:"origin,omitempty" doc:"From where; absent for what dlqd does by itself." db:"origin"`
+	EntryID       *uuid.UUID      `json:"entryId,omitempty" doc:"Which entry; absent where it was done to something else, which reason names." db:"entry_id"`
+	FromStatus    *Status         `json:"fromStatus,omitempty" doc:"Absent for a capture." db:"from_status"`
+	ToStatus      *Status         `json:"toStatus,omitempty" doc:"Where it went." db:"to_status"`
+	Reason        *string         `json:"reason,omitempty" doc:"What was done." db:"reason"`
+	Note          *string         `json:"note,omitempty" doc:"What the person said." db:"note"`
+	Queue         *string         `json:"queue,omitempty" doc:"Its queue." db:"queue"`
+	Kind          *string         `json:"kind,omitempty" doc:"Its kind." db:"kind"`
+	ErrorClass    *string         `json:"errorClass,omitempty" doc:"Its class after the move." db:"error_class"`
+	RiverJobID    *int64          `json:"jobId,omitempty" doc:"The job that the move is about." db:"river_job_id"`
+	ConfigVersion *string         `json:"configVersion,omitempty" doc:"Version of the policy that decided last; of what a person did, of the one that was in force." db:"config_version"`
+	Detail        json.RawMessage `json:"detail,omitempty" doc:"More, such as the payload that an edit gave the entry." db:"detail"`
 }
 
 // Audit searches the audit trail, the latest move first, before the move of an id if that is not 0.
@@ -51,7 +52,7 @@ func (s *Store) Audit(ctx context.Context, f AuditFilter, most int, before int64
 	if err != nil {
 		return nil, err
 	}
-	rows, err := s.db.Query(ctx, `SELECT id, at, actor, db_user, origin, entry_id, from_status, to_status, reason, note, queue, kind, error_class, river_job_id, config_version
+	rows, err := s.db.Query(ctx, `SELECT id, at, actor, db_user, origin, entry_id, from_status, to_status, reason, note, queue, kind, error_class, river_job_id, config_version, detail
 		FROM dlq.audit($1, $2, nullif($3, 0))`, json.RawMessage(filter), most, before)
 	if err != nil {
 		return nil, Named(err)

@@ -24,11 +24,11 @@ type Erasure struct {
 	Fields       []string   `json:"fields" doc:"What the filter looks at." db:"fields"`
 	Entries      int64      `json:"entries" doc:"Entries of the database that were blanked." db:"entries"`
 	Jobs         int64      `json:"jobs" doc:"River jobs that were blanked." db:"jobs"`
-	UnderWay     int64      `json:"underWay" doc:"Entries that were left, because a redelivery was under way: erase again when it has ended." db:"under_way"`
+	UnderWay     int64      `json:"underWay" doc:"Entries that were left, because a redelivery was under way or somebody held them, and replay runs that had not ended: erase again when they have." db:"under_way"`
 	Archived     int64      `json:"archived" doc:"Entries of archives that were blanked." db:"archived"`
 	Archives     int64      `json:"archives" doc:"Archives (units) that were looked through." db:"archives"`
 	Archive      *string    `json:"archive,omitempty" doc:"Where they are; absent if none were looked through." db:"archive"`
-	FinishedAt   *time.Time `json:"finishedAt,omitempty" doc:"When all of it was done; absent while not." db:"finished_at"`
+	FinishedAt   *time.Time `json:"finishedAt,omitempty" doc:"When all of it was done; absent while not, and where something was left." db:"finished_at"`
 }
 
 const erasureColumns = "id, at, actor, db_user, origin, note, filter_sha256, fields, entries, jobs, under_way, archived, archives, archive, finished_at"
@@ -69,10 +69,27 @@ func (s *Store) Erase(ctx context.Context, filter json.RawMessage, act Act) (e E
 	return pgx.CollectExactlyOneRow(rows, pgx.RowToStructByName[Erasure])
 }
 
-// FinishErasure notes in the record what was done to archives, and that all is done.
-func (s *Store) FinishErasure(ctx context.Context, e *Erasure) (err error) {
-	e.FinishedAt, err = s.queries.FinishErasure(ctx, dbsqlc.FinishErasureParams{ID: e.ID, Archived: e.Archived, Archives: e.Archives, Archive: e.Archive})
+// FinishErasure notes in the record what was done to archives, and that all is done, unless something was left.
+func (s *Store) FinishErasure(ctx context.Context, e *Erasure, archivedJobs int64) error {
+	row, err := s.queries.FinishErasure(ctx, dbsqlc.FinishErasureParams{ID: e.ID, Archived: e.Archived, Archives: e.Archives, Archive: e.Archive, Jobs: archivedJobs})
+	e.Jobs, e.FinishedAt = row.Jobs, row.FinishedAt
 	return err
+}
+
+// EraseArchived takes what the database still has of entries that archives hold (as [Store.EraseRows] returned them), and returns
+// how many jobs it blanked.
+func (s *Store) EraseArchived(ctx context.Context, entries []json.RawMessage) (jobs int, err error) {
+	raw, err := json.Marshal(entries)
+	if err != nil {
+		return 0, err
+	}
+	n, err := s.queries.EraseArchived(ctx, raw)
+	return int(n), Named(err)
+}
+
+// WereErased returns which of some entries were erased in the database.
+func (s *Store) WereErased(ctx context.Context, ids []uuid.UUID) ([]uuid.UUID, error) {
+	return s.queries.WereErased(ctx, ids)
 }
 
 // Erasures are the records, the latest first.

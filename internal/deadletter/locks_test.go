@@ -2,6 +2,7 @@ package deadletter_test
 
 import (
 	"testing"
+	"time"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
@@ -33,10 +34,14 @@ func TestLocks(t *testing.T) {
 	require.NoError(t, pool.QueryRow(t.Context(), "SELECT min(id::text), max(id::text) FROM dlq.dead_letter_queue").Scan(&fresh, &closed))
 	require.NoError(t, store.Discard(t.Context(), closed, deadletter.Act{Actor: "kim"}))
 	var old uuid.UUID
-	require.NoError(t, pool.QueryRow(t.Context(), `INSERT INTO dlq.dead_letter_queue (id, river_job_id, job_created_at, queue, kind, job_kind, priority, original_event, status, first_failed_at, last_failed_at, created_at, closed_at, stage, move)
+	require.NoError(t, pool.QueryRow(t.Context(), `WITH noted AS (INSERT INTO dlq.dead_letter_transitions (entry_id, to_status, actor, queue, kind) SELECT dlq.entry_id(7, now() - interval '13 months'), 'dlq_archived', 'restored', 'q', 'k')
+		INSERT INTO dlq.dead_letter_queue (id, river_job_id, job_created_at, queue, kind, job_kind, priority, original_event, status, first_failed_at, last_failed_at, created_at, closed_at, stage, move)
 		SELECT dlq.entry_id(7, f), 7, f, 'q', 'k', 'k', 1, '{}', 'dlq_archived', f, f, f, f + interval '1 month', 'archived', '{"moved": true}' FROM (SELECT now() - interval '13 months') t (f) RETURNING id`).Scan(&old))
 
-	locks := func(sql string, args ...any) (n int) {
+	// So many a page can have, that a hundred be open in the lock table of a server with default settings (64 locks for each of 100
+	// connections, and 16 that each has in a place of its own).
+	const fits = 80
+	count := func(sql string, args ...any) (n, found int) {
 		t.Helper()
 		require.NoError(t, pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
 			rows, err := tx.Query(t.Context(), sql, args...)
@@ -45,24 +50,39 @@ func TestLocks(t *testing.T) {
 			}
 			rows.Close()
 			require.NoError(t, rows.Err())
-			require.Equal(t, int64(1), rows.CommandTag().RowsAffected(), sql)
+			found = int(rows.CommandTag().RowsAffected())
 			return tx.QueryRow(t.Context(), "SELECT count(*) FROM pg_locks WHERE pid = pg_backend_pid()").Scan(&n)
 		}))
+		return n, found
+	}
+	locks := func(sql string, args ...any) int {
+		t.Helper()
+		n, found := count(sql, args...)
+		require.Equal(t, 1, found, sql)
 		return n
 	}
-	page := func(id uuid.UUID) (string, []any) { return store.GetSQL(id, id == fresh, deadletter.ClosedSince(id)) }
+	parts, err := store.ClosedParts(t.Context())
+	require.NoError(t, err)
+	parts = append(parts, deadletter.OpenPart())
 	for name, look := range map[string]struct {
 		id   uuid.UUID
 		most int
 	}{
 		"has just failed": {fresh, 100}, "closed today": {closed, 300}, "closed a year ago": {old, 900},
 	} {
-		sql, args := page(look.id)
-		require.Less(t, locks(sql, args...), look.most, name)
-		t.Log(name, "entry", locks(sql, args...))
-		trail := "SELECT count(*) FROM dlq.trail($1)"
-		require.Less(t, locks(trail, look.id), look.most, name)
-		t.Log(name, "trail", locks(trail, look.id))
+		found := 0
+		for _, part := range parts {
+			sql, args := store.GetSQL(look.id, part)
+			n, rows := count(sql, args...)
+			require.Less(t, n, fits, "%s: %v", name, part)
+			found += rows
+		}
+		require.Equal(t, 1, found, name)
+		sql, args := store.TrailSQL(look.id, deadletter.ClosedSince(look.id), 1000)
+		n, _ := count(sql, args...)
+		t.Log(name, "trail", n)
+		require.Less(t, n, fits, name)
+		require.Less(t, locks("SELECT count(*) FROM dlq.trail($1)", look.id), look.most, name)
 		require.Less(t, locks("SELECT count(*) FROM dlq.audit(jsonb_build_object('entryId', $1::uuid))", look.id), look.most, name)
 		for _, act := range []string{"note", "tag", "assign"} {
 			t.Log(name, act, locks("SELECT dlq.act_on($1, ARRAY[$2::uuid], 'kim', 'x', '{\"tags\": [\"a\"]}')", act, look.id))
@@ -72,13 +92,85 @@ func TestLocks(t *testing.T) {
 	t.Log("audit", locks("SELECT count(*) FROM dlq.audit('{}', 100)"))
 	require.Less(t, locks("SELECT count(*) FROM dlq.audit('{}', 100)"), 300, "the whole trail")
 	require.Less(t, locks("SELECT count(*) FROM dlq.audit(jsonb_build_object('after', now() - interval '7 days'), 100)"), 60, "a week of it")
-	sql, args := store.ListSQL(deadletter.Filter{Statuses: []deadletter.Status{"dlq_pending"}, Limit: 50})
-	t.Log("list", locks(sql, args...))
-	require.Less(t, locks(sql, args...), 60, "open ones")
+	for _, part := range parts {
+		for _, f := range []deadletter.Filter{{Limit: 50}, {Queue: "q", Kind: "k", Limit: 50}} {
+			sql, args := store.ListSQL(f, part)
+			n, _ := count(sql, args...)
+			require.Less(t, n, fits, "a list: %v", part)
+		}
+	}
 	require.Less(t, locks(`SELECT count(*) FROM dlq.find('{"status": "dlq_pending"}')`), 60, "open ones, in psql")
 
 	// What is done to an old entry finds it.
 	n := 0
 	require.NoError(t, pool.QueryRow(t.Context(), "SELECT count(*) FROM dlq.act_on('purge', ARRAY[$1::uuid], 'kim')", old).Scan(&n))
 	require.Equal(t, 1, n)
+}
+
+// Lists are read part by part, and say the same as one statement would.
+func TestList_inParts(t *testing.T) {
+	t.Parallel()
+	pool := postgrestest.Pool(t)
+	store := deadletter.NewStore(pool, postgres.DefaultSchemas())
+	exec := func(sql string) {
+		t.Helper()
+		_, err := pool.Exec(t.Context(), sql)
+		require.NoError(t, err)
+	}
+	exec(`SELECT dlq.ensure_partition(p.parent::regclass, replace(p.parent, 'dlq.', '') || '_' || to_char(m, 'YYYYMM'), m, m + interval '1 month', 'id')
+		FROM (VALUES ('dlq.dead_letter_resolved'), ('dlq.dead_letter_archived')) p (parent), generate_series(date_trunc('month', now(), 'UTC') - interval '11 months', now(), interval '1 month') m`)
+	exec(`INSERT INTO dlq.dead_letter_queue (id, river_job_id, job_created_at, queue, kind, job_kind, priority, original_event, status, stage, first_failed_at, last_failed_at, created_at, closed_at, next_retry_at, move)
+		SELECT dlq.entry_id(i, f), i, f, 'q' || i % 3, 'k', 'k', 1, '{}', ('dlq_' || s)::dlq.dead_letter_status, (CASE WHEN s IN ('pending', 'manual') THEN 'open' ELSE s END)::dlq.dead_letter_stage, f, f, f,
+			CASE WHEN s NOT IN ('pending', 'manual') THEN f + (now() - f) * random() END, now(), '{"moved": true}'
+		FROM (SELECT i, now() - interval '14 months' * random() AS f, (ARRAY['pending', 'manual', 'resolved', 'resolved', 'failed', 'archived'])[1 + i % 6] AS s FROM generate_series(1, 200) i) e`)
+	year := time.Now().AddDate(-1, 0, 0)
+	for _, c := range []struct {
+		filter deadletter.Filter
+		where  string
+		args   []any
+	}{
+		{deadletter.Filter{}, "true", nil},
+		{deadletter.Filter{Oldest: true}, "true", nil},
+		{deadletter.Filter{Queue: "q1"}, "queue = 'q1'", nil},
+		{deadletter.Filter{Statuses: []deadletter.Status{deadletter.Archived}}, "status = 'dlq_archived'", nil},
+		{deadletter.Filter{Statuses: []deadletter.Status{deadletter.Manual, deadletter.Failed}, Oldest: true}, "status IN ('dlq_manual', 'dlq_failed')", nil},
+		{deadletter.Filter{After: year}, "id >= $1", []any{deadletter.FirstID(year)}},
+		{deadletter.Filter{Before: year, Oldest: true}, "id < $1", []any{deadletter.FirstID(year)}},
+		{deadletter.Filter{Statuses: []deadletter.Status{deadletter.Manual}}, "status = 'dlq_manual'", nil},
+	} {
+		order := "DESC"
+		if c.filter.Oldest {
+			order = "ASC"
+		}
+		rows, err := pool.Query(t.Context(), "SELECT id FROM dlq.dead_letter_queue WHERE "+c.where+" ORDER BY id "+order, c.args...)
+		require.NoError(t, err)
+		want, err := pgx.CollectRows(rows, pgx.RowTo[uuid.UUID])
+		require.NoError(t, err)
+		require.NotEmpty(t, want, c.where)
+		for _, limit := range []int{7, 100} {
+			var got []uuid.UUID
+			for c.filter.Limit, c.filter.Cursor = limit, uuid.Nil; ; c.filter.Cursor = got[len(got)-1] {
+				page, err := store.List(t.Context(), c.filter)
+				require.NoError(t, err)
+				require.LessOrEqual(t, len(page), limit)
+				for _, e := range page {
+					got = append(got, e.ID)
+				}
+				if len(page) < limit {
+					break
+				}
+			}
+			require.Equal(t, want, got, c.where)
+		}
+	}
+	for _, id := range []string{"0198aaaa-0000-7000-8000-000000000000", "ffffffff-0000-7000-8000-000000000000"} {
+		_, _, err := store.Get(t.Context(), uuid.MustParse(id))
+		require.ErrorIs(t, err, deadletter.ErrNotFound)
+	}
+	var some []uuid.UUID
+	require.NoError(t, pool.QueryRow(t.Context(), "SELECT array_agg(id) FROM (SELECT id FROM dlq.dead_letter_queue ORDER BY random() LIMIT 50) s").Scan(&some))
+	for _, id := range some {
+		_, _, err := store.Get(t.Context(), id)
+		require.NoError(t, err)
+	}
 }

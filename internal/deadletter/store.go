@@ -1,6 +1,7 @@
 package deadletter
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -96,14 +97,13 @@ const summaryColumns = `id, status, queue, kind, event_id, river_job_id, source,
 	dlq.next_step(status, strategy, rule, next_retry_at, waiting_for, error_class, parked_by, queue, kind, job_kind) AS next, dlq_retry_count, first_failed_at,
 	last_failed_at, created_at, updated_at, closed_at`
 
-// ListSQL is the query behind [Store.List] and its parameters, for EXPLAIN. The page is cut by id, which sorts by time:
-// each filter's index is in id order, so a page costs the same wherever it is.
-func (s *Store) ListSQL(f Filter) (string, []any) {
-	var where []string
-	var args []any
+// ListSQL is the query behind [Store.List] of a part of the queue, and its parameters, for EXPLAIN. The page is cut by id, which
+// sorts by time: each filter's index is in id order, so a page costs the same wherever it is.
+func (s *Store) ListSQL(f Filter, part Part) (string, []any) {
+	where, args := part.where(nil, []any{pgx.QueryExecModeCacheDescribe})
 	add := func(condition string, value any) {
 		args = append(args, value)
-		where = append(where, fmt.Sprintf(condition, len(args)))
+		where = append(where, fmt.Sprintf(condition, len(args)-1))
 	}
 	if len(f.Statuses) == 1 {
 		add("status = $%d::dlq.dead_letter_status", string(f.Statuses[0]))
@@ -140,15 +140,11 @@ func (s *Store) ListSQL(f Filter) (string, []any) {
 	} else {
 		where = append(where, "(stage <> 'inbox' OR NOT dlq.is_repeat(river_job_id, job_created_at))")
 	}
-	if stages := stagesOf(f.Statuses); len(stages) > 0 {
-		where = append(where, "stage IN ('"+strings.Join(stages, "', '")+"')")
-	}
 	args = append(args, f.Limit)
-	return s.schemas.Render(fmt.Sprintf("SELECT %s FROM dlq.dead_letter_queue WHERE %s ORDER BY id %s LIMIT $%d", summaryColumns, strings.Join(where, " AND "), order, len(args))), args
+	return s.schemas.Render(fmt.Sprintf("SELECT %s FROM dlq.dead_letter_queue WHERE %s ORDER BY id %s LIMIT $%d", summaryColumns, strings.Join(where, " AND "), order, len(args)-1)), args
 }
 
-// stagesOf names the partitions that hold entries of these states: a plan that is told leaves the others out, and locks none of
-// their tables and indexes. Nil stands for all.
+// stagesOf names the partitions that hold entries of these states.
 func stagesOf(statuses []Status) (stages []string) {
 	for _, status := range statuses {
 		switch status {
@@ -158,12 +154,9 @@ func stagesOf(statuses []Status) (stages []string) {
 			stages = append(stages, "open")
 		case Resolved, Failed, Archived:
 			stages = append(stages, strings.TrimPrefix(string(status), "dlq_"))
-		default:
-			return nil
 		}
 	}
-	slices.Sort(stages)
-	return slices.Compact(stages)
+	return stages
 }
 
 // FirstID is the least id that an entry captured at a time can have.
@@ -176,14 +169,130 @@ func FirstID(at time.Time) uuid.UUID {
 	return id
 }
 
-// List returns one page of entries.
+// List returns one page of entries, part by part: see [Part].
 func (s *Store) List(ctx context.Context, f Filter) ([]Summary, error) {
-	sql, args := s.ListSQL(f)
+	statuses := f.Statuses
+	if len(statuses) == 0 {
+		statuses = []Status{Pending, Processing, Manual, Resolved, Failed, Archived}
+	}
+	stages := stagesOf(statuses)
+	var page []Summary
+	// (An entry that closes meanwhile is found twice, rather than not at all.)
+	if open := OpenPart(); slices.ContainsFunc(stages, open.holds) {
+		var err error
+		if page, err = s.listPart(ctx, f, open); err != nil {
+			return nil, err
+		}
+	}
+	if !slices.ContainsFunc(stages, Part{Stages: []string{"resolved", "failed", "archived"}}.holds) {
+		return page, nil
+	}
+	parts, err := s.ClosedParts(ctx)
+	if err != nil {
+		return nil, err
+	}
+	since := f.After
+	for _, part := range parts {
+		if !f.Oldest && len(page) == f.Limit {
+			// What closed before the last of the page had failed cannot come before it.
+			since = ClosedSince(page[len(page)-1].ID)
+		}
+		if !slices.ContainsFunc(stages, part.holds) || (!since.IsZero() && part.endsBefore(since.Add(-24*time.Hour))) {
+			continue
+		}
+		more, err := s.listPart(ctx, f, part)
+		if err != nil {
+			return nil, err
+		}
+		page = append(page, more...)
+		slices.SortStableFunc(page, func(a, b Summary) int {
+			if f.Oldest {
+				a, b = b, a
+			}
+			return bytes.Compare(b.ID[:], a.ID[:])
+		})
+		page = slices.CompactFunc(page, func(a, b Summary) bool { return a.ID == b.ID })
+		page = page[:min(len(page), f.Limit)]
+	}
+	return page, nil
+}
+
+func (s *Store) listPart(ctx context.Context, f Filter, part Part) ([]Summary, error) {
+	sql, args := s.ListSQL(f, part)
 	rows, err := s.pool.Query(ctx, sql, args...)
 	if err != nil {
 		return nil, err
 	}
 	return pgx.CollectRows(rows, pgx.RowToStructByName[Summary])
+}
+
+// Part is what one statement reads of the queue. Each month of closed entries is a table with nine indexes, and a statement locks those
+// of all months that its plan cannot leave out, in a table of locks that all databases of the server share: so what looks at all of the
+// history does so in parts, one after the other.
+type Part struct {
+	Stages   []string
+	From, To time.Time // of closed_at; zero for no bound
+}
+
+// partMonths is how many months of closed entries a part has.
+const partMonths = 4
+
+// OpenPart is that of open entries.
+func OpenPart() Part { return Part{Stages: []string{"inbox", "open"}} }
+
+func (p Part) holds(stage string) bool { return slices.Contains(p.Stages, stage) }
+
+func (p Part) endsBefore(t time.Time) bool { return !p.To.IsZero() && p.To.Before(t) }
+
+// where adds the conditions of a part to those of a statement, whose first argument is the mode in which pgx runs it: parameters must
+// be known to the plan.
+func (p Part) where(where []string, args []any) ([]string, []any) {
+	where = append(where, "stage IN ('"+strings.Join(p.Stages, "', '")+"')")
+	if !p.From.IsZero() {
+		args = append(args, p.From)
+		where = append(where, fmt.Sprintf("closed_at >= $%d", len(args)-1))
+	}
+	if !p.To.IsZero() {
+		args = append(args, p.To)
+		where = append(where, fmt.Sprintf("closed_at < $%d", len(args)-1))
+	}
+	return where, args
+}
+
+// ClosedParts returns the parts of closed entries, those that closed last first.
+func (s *Store) ClosedParts(ctx context.Context) ([]Part, error) {
+	months, err := s.queries.ClosedMonths(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var parts []Part
+	for _, stage := range []string{"resolved", "failed", "archived"} {
+		part := Part{Stages: []string{stage}}
+		n := 0
+		for _, month := range months { // the last first
+			if month.Stage != stage {
+				continue
+			}
+			if n++; n%partMonths == 0 {
+				part.From = month.BeginsAt
+				parts = append(parts, part)
+				part = Part{Stages: part.Stages, To: month.BeginsAt}
+			}
+		}
+		parts = append(parts, part)
+	}
+	slices.SortStableFunc(parts, func(a, b Part) int {
+		switch {
+		case a.To.IsZero() && b.To.IsZero():
+			return 0
+		case a.To.IsZero():
+			return -1
+		case b.To.IsZero():
+			return 1
+		}
+		return b.To.Compare(a.To)
+	})
+	return parts, nil
 }
 
 // entryColumns are those of [Entry]. Tags of what nobody has filed yet are as SQL took them: with NULL, or of several dimensions.
@@ -208,13 +317,10 @@ func (s *Store) FindEntries(ctx context.Context, filter json.RawMessage, after *
 
 // Get returns an entry and its audit trail, oldest move first.
 func (s *Store) Get(ctx context.Context, id uuid.UUID) (*Entry, []Transition, error) {
-	// While an entry moves between partitions, a reader may see neither row; it never sees both.
-	entry, err := s.entry(ctx, id, true, time.Time{})
+	entry, err := s.find(ctx, id)
 	if errors.Is(err, pgx.ErrNoRows) {
-		entry, err = s.entry(ctx, id, false, ClosedSince(id))
-	}
-	if errors.Is(err, pgx.ErrNoRows) {
-		entry, err = s.entry(ctx, id, false, time.Time{})
+		// While an entry moves between partitions, a reader may see neither row.
+		entry, err = s.find(ctx, id)
 	}
 	if errors.Is(err, pgx.ErrNoRows) {
 		return nil, nil, &MoveError{Kind: ErrNotFound, Detail: fmt.Sprintf("dead letter %s: there is no such entry", id)}
@@ -222,33 +328,87 @@ func (s *Store) Get(ctx context.Context, id uuid.UUID) (*Entry, []Transition, er
 	if err != nil {
 		return nil, nil, err
 	}
-	rows, err := s.db.Query(ctx, `SELECT at, from_status, to_status, actor, db_user, reason, note, strategy, rule,
-		next_retry_at, river_job_id, config_version, origin, detail FROM dlq.trail($1)`, id)
+	trail, err := s.trail(ctx, entry)
+	return entry, trail, err
+}
+
+const (
+	// maxTrail is how many moves of an entry are shown.
+	maxTrail = 1000
+	// trailMonths is how many months of the trail one statement reads: see [Part]. Each is a table with four indexes.
+	trailMonths = 10
+)
+
+// trail returns the audit rows of an entry, in order: those since it was captured.
+func (s *Store) trail(ctx context.Context, entry *Entry) ([]Transition, error) {
+	var trail []Transition
+	for from := entry.CreatedAt.Add(-time.Hour); len(trail) < maxTrail; from = from.AddDate(0, trailMonths, 0) {
+		sql, args := s.TrailSQL(entry.ID, from, maxTrail-len(trail))
+		rows, err := s.pool.Query(ctx, sql, args...)
+		if err != nil {
+			return nil, err
+		}
+		more, err := pgx.CollectRows(rows, pgx.RowToStructByName[Transition])
+		if err != nil {
+			return nil, err
+		}
+		trail = append(trail, more...)
+		if from.AddDate(0, trailMonths, 0).After(time.Now().Add(24 * time.Hour)) { // (clocks differ)
+			break
+		}
+	}
+	return trail, nil
+}
+
+// TrailSQL is the query behind the trail of [Store.Get] for some months, and its parameters, for EXPLAIN.
+func (s *Store) TrailSQL(id uuid.UUID, from time.Time, limit int) (string, []any) {
+	return s.schemas.Render(`SELECT at, from_status, to_status, actor, db_user, reason, note, strategy, rule, next_retry_at, river_job_id, config_version, origin, detail
+		FROM dlq.dead_letter_transitions WHERE entry_id = $1 AND at >= $2 AND at < $3 ORDER BY at, id LIMIT $4`),
+		[]any{pgx.QueryExecModeCacheDescribe, id, from, from.AddDate(0, trailMonths, 0), limit}
+}
+
+// find looks for an entry among open ones, and then among closed ones, from the time on when it failed, and before that.
+func (s *Store) find(ctx context.Context, id uuid.UUID) (*Entry, error) {
+	entry, err := s.findIn(ctx, id, OpenPart())
+	if !errors.Is(err, pgx.ErrNoRows) {
+		return entry, err
+	}
+	parts, err := s.ClosedParts(ctx)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	transitions, err := pgx.CollectRows(rows, pgx.RowToStructByName[Transition])
-	return entry, transitions, err
+	slices.Reverse(parts)
+	since := ClosedSince(id)
+	slices.SortStableFunc(parts, func(a, b Part) int {
+		switch before := [2]bool{a.endsBefore(since), b.endsBefore(since)}; before {
+		case [2]bool{true, false}:
+			return 1
+		case [2]bool{false, true}:
+			return -1
+		}
+		return 0
+	})
+	for _, part := range parts {
+		if entry, err := s.findIn(ctx, id, part); !errors.Is(err, pgx.ErrNoRows) {
+			return entry, err
+		}
+	}
+	return nil, pgx.ErrNoRows
 }
 
-// GetSQL is the query behind [Store.Get] and its parameters, for EXPLAIN: an entry that is open or, unless open ones alone are
-// looked for, closed after a time. The plan is made for these: it leaves out other months, and locks none of their tables and
-// indexes.
-func (s *Store) GetSQL(id uuid.UUID, open bool, closedSince time.Time) (string, []any) {
-	sql := s.schemas.Render("SELECT " + entryColumns + " FROM dlq.dead_letter_queue WHERE id = $1")
-	if open {
-		return sql + " AND stage IN ('inbox', 'open')", []any{pgx.QueryExecModeCacheDescribe, id}
-	}
-	return sql + " AND (closed_at IS NULL OR closed_at >= $2)", []any{pgx.QueryExecModeCacheDescribe, id, closedSince}
-}
-
-func (s *Store) entry(ctx context.Context, id uuid.UUID, open bool, closedSince time.Time) (*Entry, error) {
-	sql, args := s.GetSQL(id, open, closedSince)
+func (s *Store) findIn(ctx context.Context, id uuid.UUID, part Part) (*Entry, error) {
+	sql, args := s.GetSQL(id, part)
 	rows, err := s.pool.Query(ctx, sql, args...)
 	if err != nil {
 		return nil, err
 	}
 	return pgx.CollectExactlyOneRow(rows, pgx.RowToAddrOfStructByName[Entry])
+}
+
+// GetSQL is the query behind [Store.Get] of a part of the queue, and its parameters, for EXPLAIN.
+func (s *Store) GetSQL(id uuid.UUID, part Part) (string, []any) {
+	where, args := part.where([]string{"id = $1"}, []any{pgx.QueryExecModeCacheDescribe, id})
+	return s.schemas.Render("SELECT " + entryColumns + " FROM dlq.dead_letter_queue WHERE " + strings.Join(where, " AND ")), args
 }
 
 // ClosedSince is the time before which an entry cannot have closed: when its job failed, which its id says, less a day for
@@ -380,9 +540,15 @@ func WithOrigin(ctx context.Context, origin string) context.Context {
 	return context.WithValue(ctx, originKey{}, origin)
 }
 
+// Origin is from where a person acts; empty where nobody said so.
+func Origin(ctx context.Context) string {
+	origin, _ := ctx.Value(originKey{}).(string)
+	return origin
+}
+
 func setOrigin(ctx context.Context, tx postgres.DB) error {
-	origin, ok := ctx.Value(originKey{}).(string)
-	if !ok {
+	origin := Origin(ctx)
+	if origin == "" {
 		return nil
 	}
 	_, err := tx.Exec(ctx, "SELECT set_config('dlq.origin', $1, true)", origin)
@@ -468,4 +634,27 @@ type Chosen = dbsqlc.PreviewRow
 func (s *Store) Preview(ctx context.Context, filter json.RawMessage) ([]Chosen, error) {
 	rows, err := s.queries.Preview(ctx, filter)
 	return rows, Named(err)
+}
+
+// ChoosesAll reports whether a filter leaves no entry out: such a one is meant, or a mistake.
+func (s *Store) ChoosesAll(ctx context.Context, filter json.RawMessage) (bool, error) {
+	return s.queries.ChoosesAll(ctx, filter)
+}
+
+// PublishPolicy tells the database which version of the policy is in force.
+func (s *Store) PublishPolicy(ctx context.Context, version string) error {
+	return s.queries.PublishPolicy(ctx, version)
+}
+
+// Record leaves an audit row of what a person does to something that is no entry, in the transaction that do runs in.
+func (s *Store) Record(ctx context.Context, subject, what string, act Act, do func(tx pgx.Tx) error) error {
+	return pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
+		if err := setOrigin(ctx, tx); err != nil {
+			return err
+		}
+		if err := dbsqlc.New(s.schemas.Rendered(tx)).RecordAct(ctx, dbsqlc.RecordActParams{Subject: subject, Act: what, Actor: act.Actor, Note: act.Note}); err != nil {
+			return err
+		}
+		return do(tx)
+	})
 }

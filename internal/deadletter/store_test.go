@@ -361,7 +361,7 @@ func TestPlans(t *testing.T) {
 		"dead_letter_open_by_source": {Source: "nobody", Oldest: true},
 	} {
 		f.Limit = 50
-		sql, args := b.store.ListSQL(f)
+		sql, args := b.store.ListSQL(f, deadletter.OpenPart())
 		plan := explain(sql, args...)
 		require.Contains(t, plan, index)
 		require.NotContains(t, plan, "Seq Scan on dead_letter_open")

@@ -30,6 +30,8 @@ const (
 	workTime = time.Millisecond
 	// endPages is how much of the table's end is looked at otherwise: several thousand facts.
 	endPages = 256
+	// refusedInterval is how often facts that the database refused are tried again, with all others one by one.
+	refusedInterval = time.Minute
 	// maxTries bounds how often a batch is tried again that met somebody who moved one of its entries.
 	maxTries = 5
 )
@@ -47,6 +49,7 @@ type Applier struct {
 	fromPage int64
 	whole    time.Time     // when all was looked at last
 	took     time.Duration // how long that took, but for the work
+	refused  time.Time     // when those were tried last that the database had refused
 }
 
 // Loop keeps applying facts.
@@ -68,8 +71,12 @@ func (a *Applier) Loop() *background.Loop {
 // at its end: there is what is new. The rest, of applications' transactions that took long, follows now and then.
 func (a *Applier) Once(ctx context.Context) (int, error) {
 	start := time.Now()
-	whole := a.took < quick || start.Sub(a.whole) > wholeInterval
-	params := dbsqlc.ApplyParams{Most: batch, FromPage: a.fromPage}
+	careful := start.Sub(a.refused) > refusedInterval
+	whole := careful || a.took < quick || start.Sub(a.whole) > wholeInterval
+	params := dbsqlc.ApplyParams{Most: batch, FromPage: a.fromPage, Careful: careful}
+	if careful {
+		a.refused = start
+	}
 	if whole {
 		params.FromPage = 0
 	}
@@ -94,10 +101,14 @@ func (a *Applier) All(ctx context.Context) error {
 	}
 }
 
-// OfRun applies facts of a replay run alone.
+// OfRun applies what there is of a replay run's facts, and of no others.
 func OfRun(ctx context.Context, store Store, run uuid.UUID) error {
-	_, err := apply(ctx, store, dbsqlc.ApplyParams{Most: batch, Run: &run})
-	return err
+	for {
+		row, err := apply(ctx, store, dbsqlc.ApplyParams{Most: batch, Run: &run})
+		if err != nil || row.Applied == 0 {
+			return err
+		}
+	}
 }
 
 func apply(ctx context.Context, store Store, params dbsqlc.ApplyParams) (row dbsqlc.ApplyRow, err error) {

@@ -670,6 +670,43 @@ func TestApply_refused(t *testing.T) {
 	require.Contains(t, b.text("SELECT job ->> 'refusal' FROM dlq.job_facts WHERE fact = 'refused'"), "cursed")
 	b.apply()
 	require.EqualValues(t, 1, b.facts())
+
+	// It is tried again.
+	const later = "UPDATE dlq.job_facts SET job = job || jsonb_build_object('refusedAt', now() - interval '2 minutes') WHERE fact = 'refused'"
+	const careful = "SELECT dlq.apply_facts(p_careful => true)"
+	b.exec(careful)
+	b.exec(later)
+	b.exec(careful)
+	require.EqualValues(t, 1, b.count("SELECT count(*) FROM dlq.job_facts WHERE fact = 'refused' AND (job ->> 'refusedAt')::timestamptz > now() - interval '1 minute'"))
+	b.exec("ALTER TABLE dlq.dead_letter_queue DROP CONSTRAINT cursed")
+	b.exec(careful)
+	require.EqualValues(t, 1, b.facts(), "a minute later")
+	b.exec(later)
+	b.exec(careful)
+	b.is(cursed, deadletter.Resolved)
+	require.Zero(t, b.facts())
+}
+
+// An erasure finds what nobody has applied.
+func TestErase_facts(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	original, id := b.fails()
+	b.exec("SELECT dlq.file(ARRAY[$1::uuid])", id)
+	b.exec("INSERT INTO dlq.job_facts (job_id, job_created_at, fact, entry_id, job) SELECT id, created_at, 'refused', $2, jsonb_build_object('fact', 'discarded', 'refusal', 'secret', 'errors', errors, 'metadata', '{\"name\": \"secret\"}'::jsonb) FROM river_job WHERE id = $1", original, id)
+	b.exec(`CALL dlq.erase('{"kind": "k"}', 'asked for')`)
+	require.Equal(t, `{"fact": "discarded", "errors": [], "metadata": {}}`, b.text("SELECT job::text FROM dlq.job_facts"))
+}
+
+// A run counts when all of its facts are applied, however many.
+func TestOfRun_appliesAll(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	run := uuid.MustParse("0198aaaa-0000-7000-8000-000000000001")
+	b.exec("INSERT INTO dlq.job_facts (job_id, job_created_at, fact) SELECT i, now(), 'completed' FROM generate_series(1, 1300) i")
+	b.exec("INSERT INTO dlq.entry_jobs (job_id, job_created_at, entry_id, run_id) SELECT f.job_id, f.job_created_at, gen_random_uuid(), CASE WHEN f.job_id <= 1200 THEN $1::uuid END FROM dlq.job_facts f", run)
+	require.NoError(t, facts.OfRun(t.Context(), b.store, run))
+	require.EqualValues(t, 100, b.count("SELECT count(*) FROM dlq.job_facts"))
 }
 
 // An application's constraint on River's table keeps no entry open.

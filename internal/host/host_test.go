@@ -268,8 +268,10 @@ func (h *host) while(sql string, run func()) bool {
 // reconcile has dlqd look at all that River keeps, and file it.
 func (h *host) reconcile() {
 	h.Helper()
+	var begun time.Time
+	require.NoError(h, h.dlqd.QueryRow(h.Context(), "SELECT now()").Scan(&begun))
 	for done := false; !done; {
-		require.NoError(h, h.dlqd.QueryRow(h.Context(), "SELECT done FROM dlq.reconcile(p_whole => true)").Scan(&done))
+		require.NoError(h, h.dlqd.QueryRow(h.Context(), "SELECT done AND began_at >= $1 FROM dlq.reconcile(p_whole => true)", begun).Scan(&done))
 	}
 	h.exec(h.dlqd, "SELECT dlq.file(ARRAY(SELECT id FROM dlq.dead_letter_inbox))")
 }
@@ -284,4 +286,7 @@ func (h *host) exact() {
 		  AND NOT EXISTS (SELECT FROM dlq.retired_jobs r WHERE r.job_id = j.id AND r.job_created_at = j.created_at)`), "failures without a dead letter")
 	require.Empty(h, h.strings(`SELECT river_job_id || ' ' || job_created_at || ': ' || count(*) FROM dlq.dead_letter_queue
 		GROUP BY river_job_id, job_created_at, CASE WHEN dlq.is_open(status) THEN 'infinity' ELSE last_failed_at END HAVING count(*) > 1`), "filed twice")
+	require.Empty(h, h.strings(`SELECT e.id || ' ' || e.river_job_id || ' ' || o.id FROM dlq.dead_letter_queue e
+		JOIN dlq.entry_jobs k ON k.job_id = e.river_job_id AND k.job_created_at = e.job_created_at
+		JOIN dlq.dead_letter_queue o ON o.id = k.entry_id AND (o.river_job_id, o.job_created_at) <> (k.job_id, k.job_created_at)`), "redeliveries with a dead letter of their own")
 }

@@ -30,6 +30,17 @@ func TestHost_trial(t *testing.T) {
 	}
 	t.Logf("DLQD_TRIAL_SEED=%d", seed)
 	h := newHost(t)
+	// What has failed, ever: jobs are retried, restored and purged.
+	h.exec(h.admin, `CREATE TABLE failures (job_id bigint, job_created_at timestamptz, at timestamptz);
+		CREATE FUNCTION record_failure() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$
+		BEGIN
+			IF dlq.is_failure(to_jsonb(NEW), to_jsonb(OLD)) THEN
+				INSERT INTO public.failures VALUES (NEW.id, NEW.created_at, NEW.finalized_at);
+			END IF;
+			RETURN NULL;
+		END $$;
+		CREATE TRIGGER record_failure AFTER UPDATE OF state ON river_job FOR EACH ROW EXECUTE FUNCTION record_failure();
+		ALTER TABLE river_job ENABLE ALWAYS TRIGGER record_failure`)
 	ctx, cancel := context.WithTimeout(t.Context(), length)
 	defer cancel()
 	var all sync.WaitGroup
@@ -171,4 +182,6 @@ func TestHost_trial(t *testing.T) {
 	t.Logf("%d jobs, %d failed; %d entries, %d of them by the reconciler, %d retired", h.count("SELECT count(*) FROM river_job"), h.count("SELECT count(*) FROM river_job j WHERE dlq.is_failure(to_jsonb(j))"),
 		h.count("SELECT count(*) FROM dlq.dead_letter_queue"), h.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE captured_by = 'reconciler'"), h.count("SELECT count(*) FROM dlq.retired_jobs"))
 	h.exact()
+	require.Empty(t, h.strings(`SELECT e.captured_by || ' ' || e.id || ' ' || e.river_job_id || ' ' || e.status FROM dlq.dead_letter_queue e
+		WHERE NOT EXISTS (SELECT FROM failures f WHERE f.job_id = e.river_job_id AND f.job_created_at = e.job_created_at AND dlq.entry_id(f.job_id, f.at) = e.id)`), "dead letters without a failure")
 }

@@ -11,6 +11,7 @@ import (
 	"io/fs"
 	"log/slog"
 	"math/rand/v2"
+	"regexp"
 	"sort"
 	"strings"
 	"testing/fstest"
@@ -148,8 +149,12 @@ func (m *Migrator) Installed(ctx context.Context) (bool, error) {
 	if err != nil || !known {
 		return false, err
 	}
-	code, err := m.setting(ctx, settingCodeVersion)
-	return code != "", err
+	if code, err := m.setting(ctx, settingCodeVersion); err != nil || code == "" {
+		return false, err
+	}
+	var there bool // what is recorded may be gone
+	err = m.Pool.QueryRow(ctx, "SELECT EXISTS (SELECT FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace WHERE n.nspname = $1 AND p.proname = 'capture')", m.Schemas.DLQ).Scan(&there)
+	return there, err
 }
 
 // Status says where the database stands.
@@ -318,6 +323,23 @@ func (m *Migrator) code() ([]codeFile, string) {
 	return files, hex.EncodeToString(hash.Sum(nil))[:16]
 }
 
+var (
+	madeRoutine = regexp.MustCompile(`(?m)^CREATE OR REPLACE (?:FUNCTION|PROCEDURE|VIEW) \w+\.(\w+)`)
+	madeTrigger = regexp.MustCompile(`(?m)^CREATE (?:OR REPLACE )?TRIGGER (\w+) [^;]*? ON \w+\.(\w+)`)
+)
+
+// objects are the names of the functions and views that code makes, and its triggers with their tables.
+func objects(code string) []string {
+	names := []string{}
+	for _, match := range madeRoutine.FindAllStringSubmatch(code, -1) {
+		names = append(names, match[1])
+	}
+	for _, match := range madeTrigger.FindAllStringSubmatch(code, -1) {
+		names = append(names, match[1]+" on "+match[2])
+	}
+	return names
+}
+
 // rendered is a file of SQL as it runs, and a hash of that.
 func (m *Migrator) rendered(file string) (sql, version string) {
 	sql = m.Schemas.Render(file)
@@ -396,20 +418,31 @@ func (m *Migrator) status(ctx context.Context) (MigrationStatus, error) {
 	if s.Version == 0 {
 		return s, nil
 	}
-	_, code := m.code()
-	_, triggers := m.rendered(db.Triggers)
+	files, code := m.code()
+	installed := ""
+	for _, file := range files {
+		installed += file.sql
+	}
+	ownTriggers, triggers := m.rendered(db.Triggers)
 	_, riverTriggers := m.rendered(db.RiverTriggers)
 	var river string
-	// River's triggers are looked for, too: River's table may have been made anew, or its owner may have dropped them.
+	// What is recorded is looked for, too: somebody may have dropped it, or made River's table anew.
 	err = m.Pool.QueryRow(ctx, m.Schemas.Render(`
-		SELECT coalesce(bool_or(s.key = '`+settingCodeVersion+`' AND s.value = $1), false),
-		       coalesce(bool_or(s.key = '`+settingTriggers+`' AND s.value = $5), false),
+		WITH installed AS (
+			SELECT p.proname AS name FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace WHERE n.nspname = $4
+			UNION ALL
+			SELECT c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = $4 AND c.relkind = 'v'
+			UNION ALL
+			SELECT t.tgname || ' on ' || c.relname FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = $4
+		)
+		SELECT coalesce(bool_or(s.key = '`+settingCodeVersion+`' AND s.value = $1), false) AND NOT EXISTS (SELECT unnest($6::text[]) EXCEPT SELECT i.name FROM installed i),
+		       coalesce(bool_or(s.key = '`+settingTriggers+`' AND s.value = $5), false) AND NOT EXISTS (SELECT unnest($7::text[]) EXCEPT SELECT i.name FROM installed i),
 		       coalesce(bool_or(s.key = '`+settingRiverTriggers+`' AND s.value = $2), false)
 		           AND (SELECT count(*) = 2 FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid JOIN pg_namespace n ON n.oid = c.relnamespace
 		                JOIN pg_proc p ON p.oid = t.tgfoid JOIN pg_namespace f ON f.oid = p.pronamespace
 		                WHERE n.nspname = $3 AND c.relname = 'river_job' AND f.nspname = $4 AND t.tgname IN ('dlq_capture', 'dlq_follow')),
 		       coalesce(max(s.value) FILTER (WHERE s.key = '`+settingRiver+`'), '')
-		FROM dlq.settings s`), code, riverTriggers, m.Schemas.River, m.Schemas.DLQ, triggers).Scan(&s.codeCurrent, &s.triggersCurrent, &s.riverTriggersCurrent, &river)
+		FROM dlq.settings s`), code, riverTriggers, m.Schemas.River, m.Schemas.DLQ, triggers, objects(installed), objects(ownTriggers)).Scan(&s.codeCurrent, &s.triggersCurrent, &s.riverTriggersCurrent, &river)
 	s.CodeInstalled = s.codeCurrent && s.triggersCurrent && s.riverTriggersCurrent
 	s.Attached = river == riverAttached
 	return s, err

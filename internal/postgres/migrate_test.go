@@ -90,6 +90,58 @@ func TestMigrate_upAndDown(t *testing.T) {
 	require.Equal(t, full, catalog(t, pool))
 }
 
+// What is recorded as installed may be gone: after a step down that was cut short, a restore of some tables, a DROP … CASCADE.
+// Status says so, and up mends it.
+func TestMigrate_codeThatIsGone(t *testing.T) {
+	t.Parallel()
+	pool := postgrestest.Pool(t)
+	m := migratorOn(pool)
+	m.OwnRiver = true
+	full := catalog(t, pool)
+	gone := map[string]string{
+		"a function of capture":      "DROP FUNCTION dlq.capture CASCADE",
+		"a function that people use": "DROP FUNCTION dlq.park",
+		"a view":                     "DROP VIEW dlq.entries",
+		"a trigger":                  "DROP TRIGGER dead_letter_move ON dlq.dead_letter_queue",
+		"a trigger of code":          "DROP TRIGGER circuit_breaker_change ON dlq.circuit_breakers",
+		"a trigger on River's table": "DROP TRIGGER dlq_follow ON river_job",
+		"all code": `DO $$ BEGIN
+			EXECUTE (SELECT string_agg(format('DROP VIEW IF EXISTS %s CASCADE', oid::regclass), ';') FROM pg_class WHERE relnamespace = 'dlq'::regnamespace AND relkind = 'v');
+			EXECUTE (SELECT string_agg(format('DROP ROUTINE IF EXISTS %s CASCADE', oid::regprocedure), ';') FROM pg_proc WHERE pronamespace = 'dlq'::regnamespace);
+		END $$`,
+		"all but River, by down": "",
+	}
+	for name, sql := range gone {
+		if sql == "" {
+			require.NoError(t, m.Down(t.Context()))
+		} else {
+			execute(t, pool, sql)
+		}
+		status, err := m.Status(t.Context())
+		require.NoError(t, err)
+		require.False(t, status.Current(), name)
+		require.ErrorIs(t, m.Check(t.Context()), postgres.ErrSchemaOld, name)
+		installed, err := m.Installed(t.Context())
+		require.NoError(t, err)
+		require.Equal(t, count(t, pool, "SELECT count(*) FROM pg_proc WHERE proname = 'capture'") == 1, installed, name)
+		require.NoError(t, m.Up(t.Context()), name)
+		require.NoError(t, m.Check(t.Context()), name)
+		require.Equal(t, full, catalog(t, pool), name)
+		execute(t, pool, "INSERT INTO river_job (kind, args, max_attempts, state) VALUES ('k', '{}', 1, 'running')")
+		execute(t, pool, "UPDATE river_job SET state = 'cancelled', finalized_at = now(), errors = ARRAY['{\"error\": \"x\"}'::jsonb] WHERE state = 'running'")
+		require.Equal(t, 1, count(t, pool, "SELECT count(*) FROM dlq.dead_letter_queue WHERE river_job_id = (SELECT max(id) FROM river_job)"), name)
+	}
+
+	// A step down that stops half way: somebody's view is of a table.
+	execute(t, pool, "CREATE VIEW mine AS SELECT id FROM dlq.dead_letter_queue")
+	require.Error(t, m.Down(t.Context()))
+	require.ErrorIs(t, m.Check(t.Context()), postgres.ErrSchemaOld)
+	require.NoError(t, m.Up(t.Context()))
+	require.NoError(t, m.Check(t.Context()))
+	execute(t, pool, "CREATE VIEW dlq.theirs AS SELECT 1 AS one; CREATE FUNCTION dlq.theirs() RETURNS integer LANGUAGE sql AS 'SELECT 1'")
+	require.NoError(t, m.Check(t.Context()), "what others put beside it is theirs")
+}
+
 func TestMigrate_manyAtOnce(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.Open(t, postgrestest.Empty(t))

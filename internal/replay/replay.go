@@ -325,10 +325,14 @@ func (r *Replayer) List(ctx context.Context, most int) ([]*Run, error) {
 // Steer pauses, resumes or cancels a run.
 func (r *Replayer) Steer(ctx context.Context, id uuid.UUID, verb, actor string) error {
 	defer r.wake()
-	return deadletter.Named(dbsqlc.New(r.Store.DB()).MoveReplay(ctx, dbsqlc.MoveReplayParams{Verb: verb, ID: id, Actor: actor}))
+	return deadletter.Named(inTx(ctx, r.Store, func(tx transaction) error {
+		return tx.MoveReplay(ctx, dbsqlc.MoveReplayParams{Verb: verb, ID: id, Actor: actor})
+	}))
 }
 
 // SetRate changes the rate of a run that has not ended; 0 is as fast as it goes.
-func (r *Replayer) SetRate(ctx context.Context, id uuid.UUID, perSecond float64) error {
-	return deadletter.Named(dbsqlc.New(r.Store.DB()).SetReplayRate(ctx, dbsqlc.SetReplayRateParams{ID: id, Rate: perSecond}))
+func (r *Replayer) SetRate(ctx context.Context, id uuid.UUID, perSecond float64, actor string) error {
+	return deadletter.Named(inTx(ctx, r.Store, func(tx transaction) error {
+		return tx.SetReplayRate(ctx, dbsqlc.SetReplayRateParams{ID: id, Rate: perSecond, Actor: actor})
+	}))
 }

@@ -205,7 +205,7 @@ func TestRun_pauseResumeCancelAndRestart(t *testing.T) {
 	require.EqualValues(t, 20, b.get(run).Replayed)
 	require.ErrorIs(t, b.replayer.Steer(t.Context(), run.ID, "resume", "ann"), deadletter.ErrNotAllowed)
 	require.ErrorIs(t, b.replayer.Steer(t.Context(), uuid.New(), "pause", "ann"), deadletter.ErrNotFound)
-	require.ErrorIs(t, b.replayer.SetRate(t.Context(), run.ID, 5), deadletter.ErrNotFound)
+	require.ErrorIs(t, b.replayer.SetRate(t.Context(), run.ID, 5, "kim"), deadletter.ErrNotFound)
 	runs, err := b.replayer.List(t.Context(), 10)
 	require.NoError(t, err)
 	require.Len(t, runs, 1)
@@ -411,4 +411,71 @@ func TestPatch_isBounded(t *testing.T) {
 	wide := replay.Patch{MergePatch: json.RawMessage(`{"b": [` + strings.Repeat("1e1000,", 1000) + `1]}`)}
 	_, err = wide.Event("k", event)
 	require.ErrorContains(t, err, "written out")
+}
+
+// A run is of the entries that its filter chose when it was started: those that come to match it later are not drawn in, and those
+// that do not match it any more are in its report.
+func TestRun_entriesAreChosenAtItsStart(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.fail(10, "a", "T")
+	b.exec("SELECT dlq.act_on('park', ARRAY(SELECT id FROM dlq.dead_letter_open ORDER BY id LIMIT 5), 'kim')")
+	for _, newest := range []bool{false, true} {
+		run := b.start(replay.Request{Filter: json.RawMessage(`{"status": "dlq_manual"}`), BatchSize: 2, NewestFirst: newest})
+		require.EqualValues(t, 5, run.Total)
+		b.exec("SELECT dlq.act_on('park', ARRAY(SELECT id FROM dlq.dead_letter_open WHERE status = 'dlq_pending'), 'kim')")
+		b.exec("SELECT dlq.act_on('discard', ARRAY(SELECT entry_id FROM dlq.replay_run_entries WHERE run_id = $1 ORDER BY entry_id LIMIT 1), 'kim')", run.ID)
+		for range 5 {
+			b.once()
+		}
+		b.end("completed", 10)
+		b.once()
+		got := b.get(run)
+		require.Equal(t, "completed", got.Status)
+		require.EqualValues(t, 4, got.Replayed)
+		require.EqualValues(t, 1, got.Skipped)
+		require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.replay_run_entries WHERE run_id = $1 AND outcome = 'skipped' AND detail = 'it had moved meanwhile'", run.ID))
+	}
+	require.Zero(t, b.count("SELECT count(*) FROM dlq.dead_letter_open"))
+}
+
+// A dry run counts what would be sent back.
+func TestPreview_countsWhatCanBeReplayed(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.fail(4, "a", "T")
+	b.exec("SELECT dlq.discard(id) FROM (SELECT id FROM dlq.dead_letter_open ORDER BY id LIMIT 1) e")
+	b.exec("SELECT dlq.replay(id) FROM (SELECT id FROM dlq.dead_letter_open ORDER BY id LIMIT 1) e")
+	for filter, want := range map[string]int64{
+		`{}`:                         2,
+		`{"queue": "a"}`:             2,
+		`{"status": "dlq_archived"}`: 0,
+		`{"status": ["dlq_pending", "dlq_processing", "dlq_archived"]}`: 2,
+	} {
+		preview, err := b.replayer.Preview(t.Context(), complete(replay.Request{All: true, Filter: json.RawMessage(filter)}))
+		require.NoError(t, err)
+		require.Equal(t, want, preview.Total, filter)
+		require.Len(t, preview.Samples, int(want), filter)
+	}
+	_, err := b.replayer.Preview(t.Context(), complete(replay.Request{Filter: json.RawMessage(`{"status": "dlq_lost"}`)}))
+	require.ErrorContains(t, err, "dlq_lost")
+}
+
+// Whatever leaves no entry out needs to be meant, in every action on many.
+func TestFilter_thatChoosesEverything(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.fail(2, "a", "T")
+	for _, filter := range []string{
+		`{}`, `{"payload": {}}`, `{"tags": []}`, `{"payload": {}, "tags": []}`, `{"kind": "*"}`, `{"kind": ["x", "**"]}`, `{"minRetryCount": 0}`, `{"minRetryCount": "-1"}`, `{"after": "-infinity", "before": "infinity"}`,
+	} {
+		for _, sql := range []string{"SELECT dlq.replay_start($1)", "SELECT dlq.act_where('discard', $1, 'kim')", "SELECT dlq.erase_begin($1, 'x')"} {
+			_, err := b.pool.Exec(t.Context(), sql, filter)
+			require.ErrorContains(t, err, "an empty filter chooses every", "%s of %s", sql, filter)
+		}
+	}
+	for _, filter := range []string{`{"payload": {"n": 3}}`, `{"tags": ["x"]}`, `{"kind": "x*"}`, `{"minRetryCount": 1}`, `{"after": "2999-01-01"}`, `{"payload": {}, "queue": "x"}`} {
+		b.exec("SELECT dlq.act_where('discard', $1, 'kim')", filter)
+	}
+	require.Equal(t, 2, b.count("SELECT count(*) FROM dlq.dead_letter_open"))
 }

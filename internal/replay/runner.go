@@ -26,8 +26,6 @@ const (
 	interval = time.Second
 	// paceStep is what a paced run is cut to: finer steps cost more transactions, coarser ones come in bursts.
 	paceStep = 50 * time.Millisecond
-	// aheadEntries is how many entries of a run without a pace are found at once.
-	aheadEntries = 5000
 	// commitEntries is up to how many entries of a run without a pace go in one transaction, in batches: a commit waits for
 	// the disk.
 	commitEntries = 500
@@ -40,18 +38,11 @@ type Runner struct {
 	store   *deadletter.Store
 	logger  *slog.Logger
 	careful map[uuid.UUID]int // entries that are gone through one by one, after the database refused a batch
-	ahead   map[uuid.UUID]found
-}
-
-// found are entries of a run that were found before they are sent back, after an entry.
-type found struct {
-	after *uuid.UUID
-	ids   []uuid.UUID
 }
 
 // NewRunner returns a runner that does not run yet.
 func NewRunner(store *deadletter.Store, logger *slog.Logger) *Runner {
-	return &Runner{store: store, logger: logger, careful: map[uuid.UUID]int{}, ahead: map[uuid.UUID]found{}}
+	return &Runner{store: store, logger: logger, careful: map[uuid.UUID]int{}}
 }
 
 // progress is what one look at a run came to.
@@ -82,10 +73,7 @@ func (r *Runner) RunOnce(ctx context.Context) (progress, error) {
 	if err != nil {
 		return idle, err
 	}
-	// What is kept of runs that are over, or paused, is found again.
-	over := func(id uuid.UUID) bool { return !slices.Contains(runs, id) }
-	maps.DeleteFunc(r.careful, func(id uuid.UUID, _ int) bool { return over(id) })
-	maps.DeleteFunc(r.ahead, func(id uuid.UUID, _ found) bool { return over(id) })
+	maps.DeleteFunc(r.careful, func(id uuid.UUID, _ int) bool { return !slices.Contains(runs, id) })
 	most := idle
 	var errs []error
 	for _, id := range runs {
@@ -142,12 +130,11 @@ func (r *Runner) batch(ctx context.Context, id uuid.UUID) (p progress, err error
 			steps = max(1, commitEntries/size)
 		}
 		for step := range steps {
-			ids, err := r.next(ctx, tx, &run, size)
+			ids, err := tx.ReplayNext(ctx, dbsqlc.ReplayNextParams{ID: id, NewestFirst: run.NewestFirst, After: run.Cursor, Most: int32(size)})
 			if err != nil {
 				return err
 			}
 			if len(ids) == 0 && step == 0 {
-				delete(r.ahead, id)
 				return r.finish(ctx, tx, id)
 			}
 			if len(ids) == 0 {
@@ -172,29 +159,7 @@ func (r *Runner) batch(ctx context.Context, id uuid.UUID) (p progress, err error
 	return p, err
 }
 
-// next are the entries of the next batch. For a run without a pace, those of a few batches are found at once: a search is
-// planned anew each time, which takes as long as sending a dozen back.
-func (r *Runner) next(ctx context.Context, tx transaction, run *dbsqlc.LockReplayRow, size int) ([]uuid.UUID, error) {
-	look := size
-	if withoutPace(run) {
-		look = max(size, aheadEntries)
-	}
-	known := r.ahead[run.ID]
-	if len(known.ids) == 0 || !equal(known.after, run.Cursor) { // another process has taken the run further, or a batch was rolled back
-		ids, err := tx.FindIDs(ctx, dbsqlc.FindIDsParams{Filter: run.Filter, MaxEntries: int32(look), After: run.Cursor, NewestFirst: run.NewestFirst, Below: &run.Cutoff})
-		if err != nil || len(ids) == 0 {
-			return nil, err
-		}
-		known = found{ids: ids}
-	}
-	ids := known.ids[:min(size, len(known.ids))]
-	r.ahead[run.ID] = found{after: &ids[len(ids)-1], ids: known.ids[len(ids):]}
-	return ids, nil
-}
-
 func withoutPace(run *dbsqlc.LockReplayRow) bool { return run.Rate == nil && run.Concurrency == nil }
-
-func equal(a, b *uuid.UUID) bool { return a != nil && b != nil && *a == *b }
 
 // room says how many entries may go now, and if none, why.
 func (r *Runner) room(ctx context.Context, tx transaction, run *dbsqlc.LockReplayRow, careful bool) (size int, otherwise progress, err error) {

@@ -66,12 +66,7 @@ func (k *Keeper) Loop() *background.Loop {
 // Run enforces the retention once. A partition that could not be archived or dropped is left for the next round, and the
 // others go on.
 func (k *Keeper) Run(ctx context.Context) (done Done, err error) {
-	err = k.Store.InTx(ctx, func(tx postgres.DB) error {
-		if locked, err := dbsqlc.New(tx).LockRetention(ctx); err != nil || !locked {
-			return err
-		}
-		return k.run(ctx, &done)
-	})
+	_, err = archive.Exclusively(ctx, k.Store, 0, func(ctx context.Context) error { return k.run(ctx, &done) })
 	return done, err
 }
 
@@ -83,6 +78,9 @@ func (k *Keeper) run(ctx context.Context, done *Done) error {
 	rules := k.Policy()
 	periods, err := periodsOf(rules)
 	if err != nil {
+		return err
+	}
+	if err := dbsqlc.New(k.Store.DB()).PublishRetention(ctx, dbsqlc.PublishRetentionParams{Periods: periods, Audit: rules.Data.AuditRetention}); err != nil {
 		return err
 	}
 	if err := k.steps(func() (int, error) {
@@ -122,10 +120,13 @@ func (k *Keeper) run(ctx context.Context, done *Done) error {
 	}
 
 	errs = append(errs, k.steps(func() (int, error) {
-		deleted, archived, err := k.letGoSingly(ctx, periods, now, rules.Version())
+		looked, deleted, archived, err := k.letGoSingly(ctx, periods, now, rules.Version())
 		done.Deleted += deleted
 		done.Archived += archived
-		return deleted, err
+		if deleted == 0 {
+			return 0, err // all of them were changed meanwhile
+		}
+		return looked, err
 	}))
 	return errors.Join(errs...)
 }
@@ -198,6 +199,9 @@ func (k *Keeper) letGo(ctx context.Context, partition string, ofAudit bool, poli
 	if err != nil {
 		return 0, err
 	}
+	if err := dbsqlc.New(k.Store.DB()).NoteArchived(ctx, dbsqlc.NoteArchivedParams{Name: partition, ArchivedRows: held.Rows, Hash: held.Hash, Archive: k.Archive.String()}); err != nil {
+		return 0, err
+	}
 	return held.Written, k.dropPartition(ctx, dbsqlc.DropPartitionParams{Name: partition, ArchivedRows: &held.Rows, Hash: &held.Hash})
 }
 
@@ -205,29 +209,27 @@ func (k *Keeper) dropPartition(ctx context.Context, partition dbsqlc.DropPartiti
 	return deadletter.Named(k.drop(ctx, func() error { return dbsqlc.New(k.Store.DB()).DropPartition(ctx, partition) }))
 }
 
-// letGoSingly writes a batch of entries to the archive and deletes them. Their rows are locked meanwhile.
-func (k *Keeper) letGoSingly(ctx context.Context, periods json.RawMessage, now time.Time, policyVersion string) (deleted, archived int, err error) {
-	err = k.Store.InTx(ctx, func(tx postgres.DB) error {
-		q := dbsqlc.New(tx)
-		ids, err := q.ExpiredEntries(ctx, dbsqlc.ExpiredEntriesParams{Periods: periods, MaxEntries: batchSize, Now: now})
-		if err != nil || len(ids) == 0 {
-			return err
+// letGoSingly writes a batch of entries to the archive and deletes those that have not changed meanwhile.
+func (k *Keeper) letGoSingly(ctx context.Context, periods json.RawMessage, now time.Time, policyVersion string) (looked, deleted, archived int, err error) {
+	q := dbsqlc.New(k.Store.DB())
+	ids, err := q.ExpiredEntries(ctx, dbsqlc.ExpiredEntriesParams{Periods: periods, MaxEntries: batchSize, Now: now})
+	if err != nil || len(ids) == 0 {
+		return 0, 0, 0, err
+	}
+	looked = len(ids)
+	var hashes []int64
+	if k.Archive != nil {
+		m, err := k.manifest(ctx, "entries_"+ids[0].String(), "dead_letter_queue", policyVersion)
+		if err != nil {
+			return 0, 0, 0, err
 		}
-		if k.Archive != nil {
-			m, err := k.manifest(ctx, "entries_"+ids[0].String(), "dead_letter_queue", policyVersion)
-			if err != nil {
-				return err
-			}
-			if err := k.Archive.Rows(ctx, tx, m, ids); err != nil {
-				return err
-			}
-			archived = len(ids)
+		if ids, hashes, err = k.Archive.Rows(ctx, k.Store, m, ids); err != nil {
+			return 0, 0, 0, err
 		}
-		n, err := q.DeleteEntries(ctx, ids)
-		deleted = int(n)
-		return err
-	})
-	return deleted, archived, err
+		archived = len(ids)
+	}
+	n, err := q.DeleteEntries(ctx, dbsqlc.DeleteEntriesParams{Ids: ids, Hashes: hashes})
+	return looked, int(n), archived, err
 }
 
 func (k *Keeper) manifest(ctx context.Context, unit, partition, policyVersion string) (archive.Manifest, error) {

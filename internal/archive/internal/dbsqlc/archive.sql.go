@@ -7,14 +7,33 @@ package dbsqlc
 
 import (
 	"context"
+
+	"github.com/google/uuid"
+	"time"
 )
 
-const WaitForRetention = `-- name: WaitForRetention :exec
-SELECT pg_advisory_xact_lock(hashtextextended('dlq.retention', 0))
+const EndDuty = `-- name: EndDuty :exec
+SELECT dlq.end_duty('archive', $1::uuid)
 `
 
-// Until the transaction ends, no process keeps retention.
-func (q *Queries) WaitForRetention(ctx context.Context) error {
-	_, err := q.db.Exec(ctx, WaitForRetention)
+func (q *Queries) EndDuty(ctx context.Context, holder uuid.UUID) error {
+	_, err := q.db.Exec(ctx, EndDuty, holder)
 	return err
+}
+
+const TakeDuty = `-- name: TakeDuty :one
+SELECT dlq.take_duty('archive', $1::uuid, $2::interval)::boolean AS taken
+`
+
+type TakeDutyParams struct {
+	Holder uuid.UUID
+	During time.Duration
+}
+
+// True, and from then on for a time no other process keeps retention or erases from archives. Also to keep it for longer.
+func (q *Queries) TakeDuty(ctx context.Context, arg TakeDutyParams) (bool, error) {
+	row := q.db.QueryRow(ctx, TakeDuty, arg.Holder, arg.During)
+	var taken bool
+	err := row.Scan(&taken)
+	return taken, err
 }

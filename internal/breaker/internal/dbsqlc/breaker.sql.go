@@ -91,7 +91,7 @@ func (q *Queries) LockQueueBreaker(ctx context.Context, name string) (bool, erro
 }
 
 const OpenBreaker = `-- name: OpenBreaker :one
-SELECT dlq.open_breaker($1::text, $2::text, $3::text, $4::interval, $5::boolean, $6::timestamptz)::boolean AS opened
+SELECT dlq.open_breaker($1::text, $2::text, $3::text, $4::interval, $5::boolean, $6::timestamptz)::boolean AS opened FROM (SELECT set_config('dlq.origin', $7::text, true) OFFSET 0) o
 `
 
 type OpenBreakerParams struct {
@@ -101,6 +101,7 @@ type OpenBreakerParams struct {
 	For    *time.Duration
 	Forced bool
 	Now    time.Time
+	Origin string
 }
 
 func (q *Queries) OpenBreaker(ctx context.Context, arg OpenBreakerParams) (bool, error) {
@@ -111,6 +112,7 @@ func (q *Queries) OpenBreaker(ctx context.Context, arg OpenBreakerParams) (bool,
 		arg.For,
 		arg.Forced,
 		arg.Now,
+		arg.Origin,
 	)
 	var opened bool
 	err := row.Scan(&opened)
@@ -231,7 +233,7 @@ func (q *Queries) ReportProbe(ctx context.Context, arg ReportProbeParams) (strin
 }
 
 const ResetBreaker = `-- name: ResetBreaker :one
-SELECT dlq.reset_breaker($1::text, $2::text, $3::text, $4::timestamptz)::boolean AS was_reset
+SELECT dlq.reset_breaker($1::text, $2::text, $3::text, $4::timestamptz)::boolean AS was_reset FROM (SELECT set_config('dlq.origin', $5::text, true) OFFSET 0) o
 `
 
 type ResetBreakerParams struct {
@@ -239,6 +241,7 @@ type ResetBreakerParams struct {
 	Actor  string
 	Reason string
 	Now    time.Time
+	Origin string
 }
 
 func (q *Queries) ResetBreaker(ctx context.Context, arg ResetBreakerParams) (bool, error) {
@@ -247,6 +250,7 @@ func (q *Queries) ResetBreaker(ctx context.Context, arg ResetBreakerParams) (boo
 		arg.Actor,
 		arg.Reason,
 		arg.Now,
+		arg.Origin,
 	)
 	var was_reset bool
 	err := row.Scan(&was_reset)

@@ -123,6 +123,57 @@ func (q *Queries) BeginErasure(ctx context.Context, arg BeginErasureParams) (uui
 	return id, err
 }
 
+const ChoosesAll = `-- name: ChoosesAll :one
+SELECT dlq.chooses_all($1::jsonb)::boolean AS everything
+`
+
+func (q *Queries) ChoosesAll(ctx context.Context, filter json.RawMessage) (bool, error) {
+	row := q.db.QueryRow(ctx, ChoosesAll, filter)
+	var everything bool
+	err := row.Scan(&everything)
+	return everything, err
+}
+
+const ClosedMonths = `-- name: ClosedMonths :many
+SELECT m.stage::text AS stage, m.begins_at::timestamptz AS begins_at FROM dlq.closed_months() m
+`
+
+type ClosedMonthsRow struct {
+	Stage    string
+	BeginsAt time.Time
+}
+
+func (q *Queries) ClosedMonths(ctx context.Context) ([]ClosedMonthsRow, error) {
+	rows, err := q.db.Query(ctx, ClosedMonths)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	items := []ClosedMonthsRow{}
+	for rows.Next() {
+		var i ClosedMonthsRow
+		if err := rows.Scan(&i.Stage, &i.BeginsAt); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
+const EraseArchived = `-- name: EraseArchived :one
+SELECT dlq.erase_archived($1::jsonb)::integer AS jobs
+`
+
+func (q *Queries) EraseArchived(ctx context.Context, entries json.RawMessage) (int32, error) {
+	row := q.db.QueryRow(ctx, EraseArchived, entries)
+	var jobs int32
+	err := row.Scan(&jobs)
+	return jobs, err
+}
+
 const EraseRows = `-- name: EraseRows :many
 SELECT r.id::uuid AS id, r.line::text AS line FROM dlq.erase_rows($1::jsonb, $2::jsonb) r
 `
@@ -177,26 +228,35 @@ func (q *Queries) EraseStep(ctx context.Context, arg EraseStepParams) (uuid.UUID
 }
 
 const FinishErasure = `-- name: FinishErasure :one
-UPDATE dlq.erasures SET archived = $1, archives = $2, archive = $3, finished_at = clock_timestamp() WHERE id = $4 RETURNING finished_at
+UPDATE dlq.erasures SET archived = $1, archives = $2, archive = $3, jobs = jobs + $4, finished_at = CASE WHEN under_way = 0 THEN clock_timestamp() END
+WHERE id = $5 RETURNING jobs, finished_at
 `
 
 type FinishErasureParams struct {
 	Archived int64
 	Archives int64
 	Archive  *string
+	Jobs     int64
 	ID       uuid.UUID
 }
 
-func (q *Queries) FinishErasure(ctx context.Context, arg FinishErasureParams) (*time.Time, error) {
+type FinishErasureRow struct {
+	Jobs       int64
+	FinishedAt *time.Time
+}
+
+// What was left, since somebody held it, is still there: then it is not finished.
+func (q *Queries) FinishErasure(ctx context.Context, arg FinishErasureParams) (FinishErasureRow, error) {
 	row := q.db.QueryRow(ctx, FinishErasure,
 		arg.Archived,
 		arg.Archives,
 		arg.Archive,
+		arg.Jobs,
 		arg.ID,
 	)
-	var finished_at *time.Time
-	err := row.Scan(&finished_at)
-	return finished_at, err
+	var i FinishErasureRow
+	err := row.Scan(&i.Jobs, &i.FinishedAt)
+	return i, err
 }
 
 const Move = `-- name: Move :exec
@@ -293,6 +353,38 @@ SELECT dlq.protect($1::text[]) WHERE NOT EXISTS (
 // Hides columns from the role dlq_reader, if others are hidden now.
 func (q *Queries) Protect(ctx context.Context, columns []string) error {
 	_, err := q.db.Exec(ctx, Protect, columns)
+	return err
+}
+
+const PublishPolicy = `-- name: PublishPolicy :exec
+INSERT INTO dlq.settings AS s (key, value) VALUES ('policy_version', $1::text)
+ON CONFLICT (key) DO UPDATE SET value = excluded.value, updated_at = now() WHERE s.value <> excluded.value
+`
+
+// Tells the database which policy is in force, for what people do by SQL.
+func (q *Queries) PublishPolicy(ctx context.Context, version string) error {
+	_, err := q.db.Exec(ctx, PublishPolicy, version)
+	return err
+}
+
+const RecordAct = `-- name: RecordAct :exec
+SELECT dlq.record_act($1::text, $2::text, $3::text, nullif($4::text, ''))
+`
+
+type RecordActParams struct {
+	Subject string
+	Act     string
+	Actor   string
+	Note    string
+}
+
+func (q *Queries) RecordAct(ctx context.Context, arg RecordActParams) error {
+	_, err := q.db.Exec(ctx, RecordAct,
+		arg.Subject,
+		arg.Act,
+		arg.Actor,
+		arg.Note,
+	)
 	return err
 }
 
@@ -404,4 +496,28 @@ func (q *Queries) SweepLeases(ctx context.Context, after uuid.UUID) (SweepLeases
 		&i.Requeued,
 	)
 	return i, err
+}
+
+const WereErased = `-- name: WereErased :many
+SELECT e.id::uuid AS id FROM dlq.were_erased($1::uuid[]) e (id)
+`
+
+func (q *Queries) WereErased(ctx context.Context, ids []uuid.UUID) ([]uuid.UUID, error) {
+	rows, err := q.db.Query(ctx, WereErased, ids)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	items := []uuid.UUID{}
+	for rows.Next() {
+		var id uuid.UUID
+		if err := rows.Scan(&id); err != nil {
+			return nil, err
+		}
+		items = append(items, id)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
 }

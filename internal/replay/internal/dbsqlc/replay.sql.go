@@ -101,25 +101,17 @@ func (q *Queries) Events(ctx context.Context, ids []uuid.UUID) ([]EventsRow, err
 }
 
 const FindIDs = `-- name: FindIDs :many
-SELECT f.id::uuid AS id FROM dlq.find_ids($1::jsonb, $2::integer, $3::uuid, $4::boolean, $5::uuid) f (id)
+SELECT f.id::uuid AS id FROM dlq.find_ids($1::jsonb, $2::integer, NULL, $3::boolean) f (id)
 `
 
 type FindIDsParams struct {
 	Filter      json.RawMessage
 	MaxEntries  int32
-	After       *uuid.UUID
 	NewestFirst bool
-	Below       *uuid.UUID
 }
 
 func (q *Queries) FindIDs(ctx context.Context, arg FindIDsParams) ([]uuid.UUID, error) {
-	rows, err := q.db.Query(ctx, FindIDs,
-		arg.Filter,
-		arg.MaxEntries,
-		arg.After,
-		arg.NewestFirst,
-		arg.Below,
-	)
+	rows, err := q.db.Query(ctx, FindIDs, arg.Filter, arg.MaxEntries, arg.NewestFirst)
 	if err != nil {
 		return nil, err
 	}
@@ -139,7 +131,7 @@ func (q *Queries) FindIDs(ctx context.Context, arg FindIDsParams) ([]uuid.UUID, 
 }
 
 const LockReplay = `-- name: LockReplay :one
-SELECT r.id, r.filter, r.newest_first, r.batch_size, r.rate, r.concurrency, r.patch, r.merge_patch, r.stop_at, r.stop_of, r.cutoff, r.cursor,
+SELECT r.id, r.filter, r.newest_first, r.batch_size, r.rate, r.concurrency, r.patch, r.merge_patch, r.stop_at, r.stop_of, r.cursor,
        (SELECT count(*) FROM (SELECT FROM dlq.replay_run_entries e WHERE e.run_id = r.id AND e.outcome IN ('succeeded', 'failed') AND e.ended_at > r.judged_from
                               ORDER BY e.ended_at DESC LIMIT r.stop_of) l) AS ended,
        (SELECT count(*) FILTER (WHERE l.outcome = 'failed') FROM (SELECT e.outcome FROM dlq.replay_run_entries e WHERE e.run_id = r.id AND e.outcome IN ('succeeded', 'failed') AND e.ended_at > r.judged_from
@@ -158,7 +150,6 @@ type LockReplayRow struct {
 	MergePatch  json.RawMessage
 	StopAt      float64
 	StopOf      int32
-	Cutoff      uuid.UUID
 	Cursor      *uuid.UUID
 	Ended       int64
 	Failed      int64
@@ -180,7 +171,6 @@ func (q *Queries) LockReplay(ctx context.Context, id uuid.UUID) (LockReplayRow, 
 		&i.MergePatch,
 		&i.StopAt,
 		&i.StopOf,
-		&i.Cutoff,
 		&i.Cursor,
 		&i.Ended,
 		&i.Failed,
@@ -235,6 +225,49 @@ func (q *Queries) PreviewReplay(ctx context.Context, filter json.RawMessage) ([]
 			return nil, err
 		}
 		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
+const ReplayNext = `-- name: ReplayNext :many
+(SELECT e.entry_id FROM dlq.replay_run_entries e
+ WHERE NOT $1::boolean AND e.run_id = $2 AND e.job_id IS NULL AND e.outcome IS NULL AND e.entry_id > coalesce($3::uuid, '00000000-0000-0000-0000-000000000000')
+ ORDER BY e.entry_id LIMIT $4::integer)
+UNION ALL
+(SELECT e.entry_id FROM dlq.replay_run_entries e
+ WHERE $1::boolean AND e.run_id = $2 AND e.job_id IS NULL AND e.outcome IS NULL AND e.entry_id < coalesce($3::uuid, 'ffffffff-ffff-ffff-ffff-ffffffffffff')
+ ORDER BY e.entry_id DESC LIMIT $4::integer)
+`
+
+type ReplayNextParams struct {
+	NewestFirst bool
+	ID          uuid.UUID
+	After       *uuid.UUID
+	Most        int32
+}
+
+// The entries whose turn is next, after the run's cursor.
+func (q *Queries) ReplayNext(ctx context.Context, arg ReplayNextParams) ([]uuid.UUID, error) {
+	rows, err := q.db.Query(ctx, ReplayNext,
+		arg.NewestFirst,
+		arg.ID,
+		arg.After,
+		arg.Most,
+	)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	items := []uuid.UUID{}
+	for rows.Next() {
+		var entry_id uuid.UUID
+		if err := rows.Scan(&entry_id); err != nil {
+			return nil, err
+		}
+		items = append(items, entry_id)
 	}
 	if err := rows.Err(); err != nil {
 		return nil, err
@@ -352,7 +385,7 @@ func (q *Queries) ReplayStep(ctx context.Context, arg ReplayStepParams) error {
 }
 
 const ReplayUnderWay = `-- name: ReplayUnderWay :one
-SELECT count(*) FROM dlq.replay_run_entries WHERE run_id = $1 AND outcome IS NULL
+SELECT count(*) FROM dlq.replay_run_entries WHERE run_id = $1 AND outcome IS NULL AND job_id IS NOT NULL
 `
 
 func (q *Queries) ReplayUnderWay(ctx context.Context, id uuid.UUID) (int64, error) {
@@ -374,16 +407,17 @@ func (q *Queries) Replayable(ctx context.Context, filter json.RawMessage) (json.
 }
 
 const SetReplayRate = `-- name: SetReplayRate :exec
-SELECT dlq.replay_set_rate($1::uuid, nullif($2::float8, 0))
+SELECT dlq.replay_set_rate($1::uuid, nullif($2::float8, 0), $3::text)
 `
 
 type SetReplayRateParams struct {
-	ID   uuid.UUID
-	Rate float64
+	ID    uuid.UUID
+	Rate  float64
+	Actor string
 }
 
 func (q *Queries) SetReplayRate(ctx context.Context, arg SetReplayRateParams) error {
-	_, err := q.db.Exec(ctx, SetReplayRate, arg.ID, arg.Rate)
+	_, err := q.db.Exec(ctx, SetReplayRate, arg.ID, arg.Rate, arg.Actor)
 	return err
 }
 

@@ -31,11 +31,17 @@ func (q *Queries) AgeOut(ctx context.Context, arg AgeOutParams) (int32, error) {
 }
 
 const DeleteEntries = `-- name: DeleteEntries :one
-SELECT dlq.delete_entries($1::uuid[])::integer AS entries
+SELECT dlq.delete_entries($1::uuid[], $2::bigint[], 'retention', 'deleted: its time is over')::integer AS entries
 `
 
-func (q *Queries) DeleteEntries(ctx context.Context, ids []uuid.UUID) (int32, error) {
-	row := q.db.QueryRow(ctx, DeleteEntries, ids)
+type DeleteEntriesParams struct {
+	Ids    []uuid.UUID
+	Hashes []int64
+}
+
+// Those that are as they were when they were read.
+func (q *Queries) DeleteEntries(ctx context.Context, arg DeleteEntriesParams) (int32, error) {
+	row := q.db.QueryRow(ctx, DeleteEntries, arg.Ids, arg.Hashes)
 	var entries int32
 	err := row.Scan(&entries)
 	return entries, err
@@ -59,7 +65,7 @@ func (q *Queries) DropEmptyMonth(ctx context.Context, arg DropEmptyMonthParams) 
 }
 
 const DropPartition = `-- name: DropPartition :exec
-SELECT dlq.drop_partition($1::text, $2::bigint, ($3::text)::numeric)
+SELECT dlq.drop_partition($1::text, $2::bigint, ($3::text)::numeric, 'retention')
 `
 
 type DropPartitionParams struct {
@@ -138,14 +144,39 @@ func (q *Queries) ExpiredPartitions(ctx context.Context, arg ExpiredPartitionsPa
 	return items, nil
 }
 
-const LockRetention = `-- name: LockRetention :one
-SELECT pg_try_advisory_xact_lock(hashtextextended('dlq.retention', 0)) AS locked
+const NoteArchived = `-- name: NoteArchived :exec
+SELECT dlq.note_archived($1::text, $2::bigint, ($3::text)::numeric, $4::text)
 `
 
-// One process at a time keeps retention.
-func (q *Queries) LockRetention(ctx context.Context) (bool, error) {
-	row := q.db.QueryRow(ctx, LockRetention)
-	var locked bool
-	err := row.Scan(&locked)
-	return locked, err
+type NoteArchivedParams struct {
+	Name         string
+	ArchivedRows int64
+	Hash         string
+	Archive      string
+}
+
+func (q *Queries) NoteArchived(ctx context.Context, arg NoteArchivedParams) error {
+	_, err := q.db.Exec(ctx, NoteArchived,
+		arg.Name,
+		arg.ArchivedRows,
+		arg.Hash,
+		arg.Archive,
+	)
+	return err
+}
+
+const PublishRetention = `-- name: PublishRetention :exec
+INSERT INTO dlq.settings AS s (key, value) VALUES ('retention', jsonb_build_object('periods', $1::jsonb, 'audit', $2::interval)::text)
+ON CONFLICT (key) DO UPDATE SET value = excluded.value, updated_at = now() WHERE s.value <> excluded.value
+`
+
+type PublishRetentionParams struct {
+	Periods json.RawMessage
+	Audit   time.Duration
+}
+
+// Tells the database how long what is kept: dlq.drop_partition goes by it.
+func (q *Queries) PublishRetention(ctx context.Context, arg PublishRetentionParams) error {
+	_, err := q.db.Exec(ctx, PublishRetention, arg.Periods, arg.Audit)
+	return err
 }

@@ -1,0 +1,142 @@
+package host_test
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/riverqueue/river/riverdriver/riverpgxv5"
+	"github.com/stretchr/testify/require"
+)
+
+// Partitions that are missing, stand apart, or hold what is not theirs.
+func TestHost_partitions(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	h.changes(append(h.strings(`
+		SELECT format(f, i.inhparent::regclass, c.oid::regclass) FROM pg_class c JOIN pg_inherits i ON i.inhrelid = c.oid,
+			unnest(ARRAY['ALTER TABLE %s DETACH PARTITION %s', 'DROP TABLE %2$s CASCADE', 'TRUNCATE %2$s']) f
+		WHERE c.relnamespace = 'dlq'::regnamespace AND c.relkind IN ('r', 'p')`),
+		// None but the inbox; all but the inbox.
+		"DROP TABLE dlq.dead_letter_open, dlq.dead_letter_resolved, dlq.dead_letter_failed, dlq.dead_letter_archived CASCADE",
+		"DO $$ DECLARE p regclass; BEGIN FOR p IN SELECT inhrelid FROM pg_inherits WHERE inhparent = 'dlq.dead_letter_transitions'::regclass LOOP EXECUTE 'DROP TABLE ' || p; END LOOP; END $$",
+		// Another leaf in the inbox's place, which stands apart; the inbox as the default one.
+		"ALTER TABLE dlq.dead_letter_queue DETACH PARTITION dlq.dead_letter_inbox; CREATE TABLE dlq.another PARTITION OF dlq.dead_letter_queue FOR VALUES IN ('inbox')",
+		"ALTER TABLE dlq.dead_letter_queue DETACH PARTITION dlq.dead_letter_inbox; ALTER TABLE dlq.dead_letter_queue ATTACH PARTITION dlq.dead_letter_inbox DEFAULT",
+		// Default partitions with what the month to come is made for.
+		"INSERT INTO dlq.dead_letter_transitions (at, entry_id, to_status, actor, queue, kind) SELECT now() + m * interval '1 month', gen_random_uuid(), 'dlq_pending', 'x', 'x', 'x' FROM generate_series(1, 100) m",
+	))
+}
+
+// Rights and row level security, of dlqd's role and of the application's, on both sides.
+func TestHost_rights(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	h.exec(h.admin, "CREATE TABLE secrets (id bigint)")
+	dlqd, app := h.DLQDRole, h.application().Config().ConnConfig.User
+	var database string
+	require.NoError(t, h.admin.QueryRow(t.Context(), "SELECT current_database()").Scan(&database))
+	own := fmt.Sprintf("CREATE POLICY own ON river_job TO %s USING (true) WITH CHECK (true); ", app)
+	h.changes([]string{
+		"REVOKE ALL ON river_job FROM " + dlqd, "REVOKE ALL ON ALL TABLES IN SCHEMA public FROM " + dlqd + ", PUBLIC", "REVOKE ALL ON ALL TABLES IN SCHEMA dlq FROM " + dlqd + ", PUBLIC",
+		"REVOKE ALL ON ALL FUNCTIONS IN SCHEMA dlq FROM " + dlqd + ", PUBLIC", "REVOKE ALL ON ALL SEQUENCES IN SCHEMA dlq FROM " + dlqd + ", PUBLIC",
+		"REVOKE ALL ON SCHEMA dlq FROM " + dlqd + ", PUBLIC", "REVOKE CONNECT, TEMP ON DATABASE " + database + " FROM " + dlqd + ", PUBLIC",
+		"REVOKE USAGE ON TYPE river_job_state FROM PUBLIC", "ALTER ROLE " + dlqd + " NOLOGIN CONNECTION LIMIT 0 VALID UNTIL '2000-01-01'",
+		"ALTER ROLE " + dlqd + " SET default_transaction_read_only = on", "ALTER ROLE " + dlqd + " SET search_path = ''", "ALTER ROLE " + dlqd + " SET row_security = off",
+		own + "ALTER TABLE river_job ENABLE ROW LEVEL SECURITY", own + "ALTER TABLE river_job ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY",
+		"DO $$ DECLARE r regclass; BEGIN FOR r IN SELECT c.oid FROM pg_class c WHERE c.relnamespace = 'dlq'::regnamespace AND c.relkind IN ('r', 'p') LOOP " +
+			"EXECUTE 'ALTER TABLE ' || r || ' ENABLE ROW LEVEL SECURITY'; EXECUTE 'ALTER TABLE ' || r || ' FORCE ROW LEVEL SECURITY'; END LOOP; END $$",
+		"CREATE POLICY p ON dlq.dead_letter_inbox USING (1 / (SELECT count(*) FROM secrets) > 0); ALTER TABLE dlq.dead_letter_inbox ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY",
+		"CREATE POLICY p ON dlq.job_facts WITH CHECK (false); ALTER TABLE dlq.job_facts ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY",
+	})
+}
+
+// Limits that the application's sessions have, while what capture needs is held.
+func TestHost_timeouts(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	settings := []string{"lock_timeout = '1ms'", "statement_timeout = '2s'", "idle_in_transaction_session_timeout = '2s'", "deadlock_timeout = '1ms'"}
+	batches := h.prepare(2 * len(settings))
+	for i, setting := range settings {
+		if strings.HasPrefix(setting, "deadlock") {
+			h.exec(h.admin, "GRANT SET ON PARAMETER deadlock_timeout TO PUBLIC")
+		}
+		app := h.application(setting)
+		require.Empty(t, app.does(batches[2*i], setting))
+		require.True(t, h.captured(batches[2*i]), setting)
+		require.True(t, h.while("LOCK TABLE dlq.dead_letter_queue, dlq.entry_jobs, dlq.job_facts IN ACCESS EXCLUSIVE MODE", func() {
+			require.NotEmpty(t, app.does(batches[2*i+1], setting+" while all is locked"))
+			tx, err := app.Begin(t.Context())
+			require.NoError(t, err)
+			river := riverpgxv5.New(nil).UnwrapExecutor(tx)
+			require.NoError(t, complete(t.Context(), river, batches[2*i+1]), "again, in a transaction that goes on")
+			h.exec(tx, "SELECT 1")
+			require.NoError(t, tx.Commit(t.Context()))
+			app.warned()
+		}))
+	}
+	h.reconcile()
+	h.exact()
+}
+
+// A prepared transaction with failures is nobody's to wait for, and what it holds comes once, whatever has looked meanwhile.
+func TestHost_preparedWhileReconciling(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	batches := h.prepare(3)
+	for i, capture := range []string{"on", "off", "on"} {
+		h.exec(h.dlqd, "SELECT dlq.set_capture($1)", capture)
+		tx, err := h.application().Begin(t.Context())
+		require.NoError(t, err)
+		require.NoError(t, complete(t.Context(), riverpgxv5.New(nil).UnwrapExecutor(tx), batches[i]))
+		h.exec(tx, fmt.Sprintf("PREPARE TRANSACTION '%s_%d'", h.DLQDRole, i))
+		_ = tx.Rollback(t.Context()) // only pgx does not know
+	}
+	const entries = "SELECT count(*) FROM dlq.dead_letter_queue WHERE kind <> 'retried'" // (those had failed before)
+	h.reconcile()
+	require.Zero(t, h.count(entries))
+	h.exec(h.application(), fmt.Sprintf("COMMIT PREPARED '%s_0'", h.DLQDRole))
+	h.exec(h.application(), fmt.Sprintf("COMMIT PREPARED '%s_1'", h.DLQDRole))
+	h.reconcile()
+	require.Equal(t, 6, h.count(entries))
+	require.Equal(t, 3, h.count(entries+" AND captured_by = 'reconciler'"))
+	h.exec(h.application(), fmt.Sprintf("COMMIT PREPARED '%s_2'", h.DLQDRole))
+	h.reconcile()
+	require.Equal(t, 9, h.count(entries))
+	h.exact()
+}
+
+// What docs/host.md says is not caught: the application's statement fails with that error, and capture's switch is the way out, while
+// it is there.
+func TestHost_uncaught(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	h.exec(h.admin, "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'refused'; END $$")
+	const root, inbox = "ALTER TABLE dlq.dead_letter_queue ", "ALTER TABLE dlq.dead_letter_inbox "
+	cases := []struct{ add, says, remove string }{
+		{inbox + "ADD CONSTRAINT refused CHECK (river_job_id < 0) NOT VALID", "refused", inbox + "DROP CONSTRAINT refused"},
+		{root + "ADD CONSTRAINT refused CHECK (river_job_id < 0) NOT VALID", "refused", root + "DROP CONSTRAINT refused"},
+		{"CREATE TRIGGER refused BEFORE INSERT ON dlq.dead_letter_inbox FOR EACH ROW EXECUTE FUNCTION refuse()", "refused", "DROP TRIGGER refused ON dlq.dead_letter_inbox"},
+		{"CREATE TRIGGER refused AFTER INSERT ON dlq.job_facts FOR EACH ROW EXECUTE FUNCTION refuse()", "refused", "DROP TRIGGER refused ON dlq.job_facts"},
+		{"ALTER TABLE dlq.job_facts ADD CONSTRAINT refused CHECK (job_id < 0) NOT VALID", "refused", "ALTER TABLE dlq.job_facts DROP CONSTRAINT refused"},
+		{root + "ADD COLUMN refused text NOT NULL", "refused", root + "DROP COLUMN refused"},
+		{
+			root + "DETACH PARTITION dlq.dead_letter_archived; " + root + "DETACH PARTITION dlq.dead_letter_inbox; " + root + "ATTACH PARTITION dlq.dead_letter_inbox FOR VALUES IN ('archived')",
+			"violates partition constraint",
+			root + "DETACH PARTITION dlq.dead_letter_inbox; " + root + "ATTACH PARTITION dlq.dead_letter_archived FOR VALUES IN ('archived'); " + root + "ATTACH PARTITION dlq.dead_letter_inbox FOR VALUES IN ('inbox')",
+		},
+	}
+	batches := h.prepare(len(cases))
+	app := h.application()
+	for i, c := range cases {
+		h.exec(h.admin, c.add)
+		err := complete(t.Context(), riverpgxv5.New(app.Pool).GetExecutor(), batches[i])
+		require.ErrorContains(t, err, c.says, c.add)
+		h.exec(h.dlqd, "SELECT dlq.set_capture('off')")
+		require.Empty(t, app.does(batches[i], "capture is off"))
+		h.exec(h.dlqd, "SELECT dlq.set_capture('on')")
+		h.exec(h.admin, c.remove)
+	}
+	h.reconcile()
+	h.exact()
+}

@@ -1,0 +1,54 @@
+package server_test
+
+import (
+	"net/http"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+func TestCapture(t *testing.T) {
+	t.Parallel()
+	b := setup(t, options{})
+	read := func() map[string]any {
+		t.Helper()
+		status, out, _ := b.call("GET", "/api/dlq/capture", "")
+		require.Equal(t, http.StatusOK, status, out)
+		return out
+	}
+	out := read()
+	require.Equal(t, "on", out["mode"])
+	require.Equal(t, "00:01:00", out["limit"], "what tests have")
+	require.Equal(t, "enabled", out["triggers"])
+	require.EqualValues(t, 0, out["missed"])
+	require.NotContains(t, out, "changedBy")
+
+	for _, c := range []struct{ mode, body, limit, says string }{
+		{"off", `{"mode": "off", "actor": "kim", "note": "stuck"}`, "00:01:00", "nothing of dlqd's is done in the application's transactions"},
+		{"strict", `{"mode": "strict", "limit": "2s", "actor": "kim", "note": "stuck"}`, "00:00:02", "a job cannot end as a failure unless its dead letter can be written"},
+		{"on", `{"mode": "on", "limit": "100ms", "actor": "kim", "note": "stuck"}`, "00:00:00.1", "Failures are captured"},
+	} {
+		status, done, _ := b.call("PUT", "/api/dlq/capture", c.body)
+		require.Equal(t, http.StatusOK, status, done)
+		require.Equal(t, c.mode, done["mode"])
+		require.Equal(t, true, done["recorded"])
+		require.Contains(t, done["message"], c.says)
+		out := read()
+		require.Equal(t, c.mode, out["mode"])
+		require.Equal(t, c.limit, out["limit"])
+		require.Equal(t, "kim", out["changedBy"])
+		require.Equal(t, "stuck", out["note"])
+	}
+	require.Equal(t, 3, b.count("SELECT count(*) FROM dlq.capture_changes WHERE actor = 'kim' AND origin LIKE 'API, from %'"))
+
+	for body, detail := range map[string]string{
+		``: "", `{}`: "", `{"mode": "maybe", "actor": "kim"}`: "", `{"mode": "on", "limit": "soon", "actor": "kim"}`: "invalid duration", `{"mode": "on", "limit": "2h", "actor": "kim"}`: "limit cannot be",
+		`{"mode": "on", "limit": "-1s", "actor": "kim"}`: "", `{"mode": "on", "limit": "1us", "actor": "kim"}`: "limit cannot be", `{"mode": "off", "actor": "kim", "colour": "red"}`: "",
+	} {
+		status, out, _ := b.call("PUT", "/api/dlq/capture", body)
+		require.Contains(t, []int{http.StatusBadRequest, http.StatusUnprocessableEntity}, status, "%s: %v", body, out)
+		require.Contains(t, out["detail"], detail, body)
+	}
+	require.Equal(t, "on", read()["mode"])
+	require.Equal(t, 3, b.count("SELECT count(*) FROM dlq.capture_changes"))
+}
