@@ -23,8 +23,10 @@ type Policy struct {
 	Workers    WorkerPool
 	Monitoring Monitoring
 
-	settings []Setting
-	version  string
+	settings    []Setting
+	version     string
+	files       []string // that it was read from, without their endings
+	secretFiles []string
 }
 
 // RetryPolicies is retry-policies.yaml: queues, and the destinations of their messages.

@@ -218,11 +218,7 @@ func (s *Server) startJudgement(ctx context.Context) error {
 		s.loops.Add(s.conditions.Loop())
 	}
 	if s.config.Source.Dir != "" {
-		files, err := policy.Watch(s.config.Source, func(ctx context.Context) { _ = s.Reload(ctx) }) // it says itself what went wrong
-		if err != nil {
-			return err
-		}
-		s.loops.Add(files)
+		s.loops.Add(policy.Watch(s.config.Source, s.policy, func(ctx context.Context) { _ = s.Reload(ctx) })) // it says itself what went wrong
 	}
 	return nil
 }
@@ -401,6 +397,9 @@ func (s *Server) Addresses() []string {
 	}
 	return addresses
 }
+
+// Policy is the policy that is in force.
+func (s *Server) Policy() *policy.Policy { return s.policy() }
 
 // Pool is the server's pool.
 func (s *Server) Pool() *pgxpool.Pool { return s.pool }
