@@ -113,7 +113,9 @@ COMMENT ON FUNCTION dlq.delete_jobs IS 'Deletes River''s jobs that have ended, a
 
 CREATE OR REPLACE FUNCTION dlq.default_partition_rows() RETURNS TABLE (partition text, entries bigint)
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
-    SELECT 'resolved', count(*) FROM dlq.dead_letter_resolved_default UNION ALL SELECT 'failed', count(*) FROM dlq.dead_letter_failed_default
-    UNION ALL SELECT 'archived', count(*) FROM dlq.dead_letter_archived_default UNION ALL SELECT 'audit trail', count(*) FROM dlq.dead_letter_transitions_default
+    SELECT 'resolved', count(*) FROM (SELECT FROM dlq.dead_letter_resolved_default LIMIT 10000) d
+    UNION ALL SELECT 'failed', count(*) FROM (SELECT FROM dlq.dead_letter_failed_default LIMIT 10000) d
+    UNION ALL SELECT 'archived', count(*) FROM (SELECT FROM dlq.dead_letter_archived_default LIMIT 10000) d
+    UNION ALL SELECT 'audit trail', count(*) FROM (SELECT FROM dlq.dead_letter_transitions_default LIMIT 10000) d
 $$;
-COMMENT ON FUNCTION dlq.default_partition_rows IS 'How many rows went to default partitions, because the month''s own was missing.';
+COMMENT ON FUNCTION dlq.default_partition_rows IS 'How many rows went to default partitions, because the month''s own was missing; up to 10,000 are counted.';

@@ -73,6 +73,8 @@ type Config struct {
 	MaxPending int
 	// MaxBodiesBytes bounds the bodies of submissions, all together; 0 means api.DefaultMaxBodiesBytes.
 	MaxBodiesBytes int64
+	// WriteTimeout is how long a client may leave a part of an answer unread; 0 means api.DefaultWriteTimeout.
+	WriteTimeout time.Duration
 	// PollInterval is how often DLQ workers look for due entries when nothing wakes them.
 	PollInterval time.Duration
 	// PollOnly does without LISTEN, which transaction poolers lack.
@@ -366,8 +368,9 @@ func (s *Server) startAPI(ctx context.Context) error {
 	}
 	handler := api.New(api.Config{
 		Ingester: s.ingester, Store: s.store, Analytics: s.analytics, Archive: s.archive, Planner: s.planner.Load, Breakers: s.breakers, River: steering, Metrics: s.metrics, Logger: s.logger, MaxBodyBytes: s.config.MaxBodyBytes, MaxBodiesBytes: s.config.MaxBodiesBytes,
-		Replayer: &replay.Replayer{Store: s.store, Planner: s.planner.Load, Wake: s.wakeRuns},
-		Health:   s.health, Ready: s.ready, Idle: s.idle,
+		WriteTimeout: s.config.WriteTimeout,
+		Replayer:     &replay.Replayer{Store: s.store, Planner: s.planner.Load, Wake: s.wakeRuns},
+		Health:       s.health, Ready: s.ready, Idle: s.idle,
 	})
 	s.http = &http.Server{Handler: handler, ReadHeaderTimeout: readHeaderTimeout, IdleTimeout: idleTimeout, ErrorLog: slog.NewLogLogger(s.logger.Handler(), slog.LevelWarn)}
 	for _, address := range s.config.Listen {
