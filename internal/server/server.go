@@ -221,6 +221,16 @@ func (s *Server) startJudgement(ctx context.Context) error {
 	}
 	if s.config.Source.Dir != "" {
 		s.loops.Add(policy.Watch(s.config.Source, s.policy, func(ctx context.Context) { _ = s.Reload(ctx) })) // it says itself what went wrong
+		// A commit changes no file of the policy.
+		s.loops.Add(background.New(background.Config{
+			Name: "policy-version", Interval: versionInterval, WhenIdle: true, Failing: "policy: its version is that of an earlier commit",
+			Once: background.Each(func(ctx context.Context) error {
+				if s.policy().Committed() {
+					return s.Reload(ctx)
+				}
+				return nil
+			}),
+		}))
 	}
 	return nil
 }
@@ -257,6 +267,7 @@ func (s *Server) openDatabase(ctx context.Context) error {
 
 func (s *Server) startProcessing(ctx context.Context) error {
 	s.delivery = delivery.NewWorker(delivery.Config{
+		Logger:  s.logger.With("part", "delivery"),
 		Planner: s.planner.Load, Breakers: s.breakers, DB: s.store.DB(), Observe: s.metrics.ObserveDelivery,
 	})
 	var err error
