@@ -1,9 +1,11 @@
 package main
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"net/url"
 	"os"
@@ -11,7 +13,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/spf13/cobra"
 	"github.com/vbauerster/mpb/v8"
 	"github.com/vbauerster/mpb/v8/decor"
@@ -109,7 +110,7 @@ func newReplay() *cobra.Command {
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 1 {
-				if err := actsOn(cmd, "with an ID", "note", "force", "payload", "json", "api-url"); err != nil {
+				if err := actsOn(cmd, "with an ID", "note", "force", "payload", "dry-run", "json", "api-url"); err != nil {
 					return err
 				}
 				one.Action, one.Force = api.Action{Actor: actor(), Note: many.Note}, many.Force
@@ -118,6 +119,9 @@ func newReplay() *cobra.Command {
 					if one.Payload, err = jsonFlag("payload", payload); err != nil {
 						return err
 					}
+				}
+				if many.DryRun {
+					return c.previewOne(cmd, args[0], one.Payload, &many)
 				}
 				return c.move(cmd, args[0], "replay", one)
 			}
@@ -176,6 +180,26 @@ func newReplay() *cobra.Command {
 	return cmd
 }
 
+// previewOne says what a replay of one dead letter would do: as a run of that one alone, which another payload patches whole.
+func (c *client) previewOne(cmd *cobra.Command, id string, payload json.RawMessage, in *api.ReplayRequest) error {
+	in.Filter = api.EntryFilter{IDs: []string{id}}
+	if payload != nil {
+		whole, err := json.Marshal(map[string]any{"op": "replace", "path": "", "value": payload})
+		if err != nil {
+			return err
+		}
+		in.Patch = []json.RawMessage{whole}
+	}
+	var answer api.ReplayAnswer
+	if err := c.call(cmd, http.MethodPost, "/api/dlq/replay", in, &answer); err != nil || c.asJSON {
+		return err
+	}
+	if answer.Preview == nil {
+		return errors.New("the API answered without a preview")
+	}
+	return printPreview(cmd, answer.Preview)
+}
+
 func printPreview(cmd *cobra.Command, p *replay.Preview) error {
 	out := cmd.OutOrStdout()
 	_, _ = fmt.Fprintf(out, "%d dead letters would be replayed%s; nothing was changed\n", p.Total, inAbout(p))
@@ -191,7 +215,7 @@ func printPreview(cmd *cobra.Command, p *replay.Preview) error {
 		case s.Problem != "":
 			sayf(out, "  the patch does not apply: %s\n", s.Problem)
 		case s.Patched != nil:
-			sayf(out, "%s", difference(s.Event, s.Patched))
+			printChanges(out, s.Changes)
 		}
 	}
 	return nil
@@ -208,13 +232,19 @@ func inAbout(p *replay.Preview) string {
 	}
 }
 
-// difference shows what a patch changes.
-func difference(before, after json.RawMessage) string {
-	var a, b any
-	if json.Unmarshal(before, &a) != nil || json.Unmarshal(after, &b) != nil {
-		return ""
+// printChanges shows what an edit changes.
+func printChanges(out io.Writer, changes []replay.Change) {
+	for _, c := range changes {
+		path := cmp.Or(c.Path, "(all)")
+		switch c.Op {
+		case "add":
+			sayf(out, "  add %s: %s\n", path, c.Value)
+		case "remove":
+			sayf(out, "  remove %s: %s\n", path, c.Was)
+		default:
+			sayf(out, "  replace %s: %s -> %s\n", path, c.Was, c.Value)
+		}
 	}
-	return cmp.Diff(a, b)
 }
 
 // follow shows how far a run is, until it ends: as a bar, where somebody looks.

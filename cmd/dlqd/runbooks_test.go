@@ -1,6 +1,7 @@
 package main_test
 
 import (
+	"context"
 	"net/http"
 	"os"
 	"os/exec"
@@ -11,6 +12,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
 	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
@@ -63,11 +66,11 @@ var scenarios = map[string]scenario{
 	"replay-since-a-time": {
 		failed: []failed{{6, "order.placed", "T", "validation", `{}`}},
 		before: "INSERT INTO river_job (kind, args, queue, max_attempts, state, finalized_at) SELECT 'dlqd_message', jsonb_build_object('messageId', 'done' || i, 'queue', 'default', 'kind', 'k', 'payload', i), 'default', 3, 'completed', now() FROM generate_series(1, 3) i",
-		prints: []string{`default \| T +\| under 1 hour \| +6`, `default \| +3 \|`, `run_again \n-+\n +3`},
+		prints: []string{`default \| T +\| under 1 hour \| +6`, `default \| +3 \|`, `run_again.*\n-+\n +3`},
 		waits:  `completed \| +6 \| +6 \| +0`,
 		after: map[string]string{
-			"SELECT count(*) FROM river_job WHERE metadata @> '{\"replayed\": \"incident 81\"}' AND state <> 'discarded'": "3",
-			"SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_resolved'":                                    "6",
+			"SELECT count(*) FROM river_job WHERE metadata @> '{\"dlq:run_again\": \"incident 81\"}' AND state <> 'discarded'": "6",
+			"SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_resolved'":                                         "6",
 		},
 	},
 	"stuck-in-processing": {
@@ -102,7 +105,7 @@ var scenarios = map[string]scenario{
 	"customer-data-gone": {
 		failed: []failed{{2, "order.placed", "T", "validation", `{"customer": "cus_81"}`}, {1, "order.placed", "T", "validation", `{"customer": "cus_8"}`}},
 		before: `INSERT INTO river_job (kind, args, queue, max_attempts, state, finalized_at) VALUES ('dlqd_message', '{"messageId": "done", "queue": "default", "kind": "k", "payload": {"customer": "cus_81"}}', 'default', 3, 'completed', now())`,
-		prints: []string{`dlq_manual \| +2`, `discarded \| +2`, `2 dead letters of the database are chosen`, `2 dead letters and 2 jobs of the database, 0 dead letters in 0 units`, `DELETE 1`, `0 \| +0 \| +2`, `\| +2 \| +2 \| +0 \| +0 \| +0 \| t +\| t`},
+		prints: []string{`dlq_manual \| +2`, `discarded \| +2`, `2 dead letters of the database are chosen`, `2 dead letters and 2 jobs of the database, 0 dead letters in 0 units`, `deleted.*\n-+\n +\d`, `0 \| +0 \| +2`, `\| +2 \| +2 \| +0 \| +0 \| +0 \| t +\| t`},
 		after:  map[string]string{"SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_archived' AND original_event = '{\"erased\": true}'": "2", "SELECT count(*) FROM river_job WHERE args::text LIKE '%cus_81%'": "0"},
 	},
 }
@@ -176,6 +179,7 @@ func runRunbook(t *testing.T, s *scenario) {
 	pool := postgrestest.Open(t, url)
 	receiver := answering(t, func(http.ResponseWriter, *http.Request) {})
 	cold := t.TempDir()
+	logins := map[string]string{"": login(t, url, "dlq_operator"), "dlq_admin": login(t, url, "dlq_admin"), "the owner of River's tables": url}
 	dlqd := serve(t, "--database-url", url, "--destination", receiver, "--archive", cold)
 	for _, f := range s.failed {
 		_, err := pool.Exec(t.Context(), `INSERT INTO river_job (kind, args, queue, max_attempts, state, attempt)
@@ -199,8 +203,14 @@ func runRunbook(t *testing.T, s *scenario) {
 	printed := ""
 	for _, block := range runbookBlock.FindAllStringSubmatch(string(raw), -1) {
 		language, wait, text := block[1], block[2] != "", block[3]
+		role := ""
+		if first := regexp.MustCompile(`^-- as (.*)\n`).FindStringSubmatch(text); first != nil {
+			role = first[1]
+		}
+		as, known := logins[role]
+		require.True(t, known, "role %q", role)
 		once := func() string {
-			cmd := exec.CommandContext(t.Context(), program, "psql", "--database-url", url, "--", "-X", "-v", "ON_ERROR_STOP=1", "-f", "-")
+			cmd := exec.CommandContext(t.Context(), program, "psql", "--database-url", as, "--", "-X", "-v", "ON_ERROR_STOP=1", "-f", "-")
 			cmd.Stdin = strings.NewReader(text)
 			if language == "sh" {
 				cmd = exec.CommandContext(t.Context(), "bash", "-euc", strings.ReplaceAll(strings.ReplaceAll(text, "dlqd archive ", "dlqd archive --archive "+cold+" "), "dlqd ", program+" "))
@@ -208,6 +218,7 @@ func runRunbook(t *testing.T, s *scenario) {
 			cmd.Env = append(os.Environ(), "DLQD_API="+dlqd.api, "PAGER=")
 			out, err := cmd.CombinedOutput()
 			require.NoError(t, err, "%s\n%s", text, out)
+			require.NotContains(t, string(out), "permission denied", text)
 			return string(out)
 		}
 		if !wait {
@@ -232,4 +243,21 @@ func runRunbook(t *testing.T, s *scenario) {
 		}, 30*time.Second, 50*time.Millisecond, "%s is %s", sql, &got)
 	}
 	require.Zero(t, dlqd.stop(syscall.SIGTERM))
+}
+
+// login is a database URL of a new user who has one of dlqd's roles.
+func login(t *testing.T, url, role string) string {
+	t.Helper()
+	ctx := context.WithoutCancel(t.Context())
+	admin, err := pgx.Connect(ctx, postgrestest.Superuser(t, url))
+	require.NoError(t, err)
+	name := role + "_" + strings.ReplaceAll(uuid.NewString(), "-", "")
+	_, err = admin.Exec(ctx, "CREATE ROLE "+name+" LOGIN IN ROLE "+role)
+	require.NoError(t, err)
+	t.Cleanup(func() {
+		_, err := admin.Exec(ctx, "DROP ROLE "+name)
+		require.NoError(t, err)
+		_ = admin.Close(ctx)
+	})
+	return postgrestest.WithUser(url, name)
 }

@@ -44,6 +44,9 @@ func newServe(hard context.Context) *cobra.Command {
 				return &usageError{err}
 			}
 			config.Logger = newLogger(level)
+			if !cmd.Flags().Changed("max-conns") {
+				config.MaxConns = 0 // the URL may say
+			}
 			config.DatabaseURL, config.DataDir, config.PostgresBin, config.Schemas = database.url, database.dataDir, database.postgresBin, database.schemas
 			config.Archive = archive.location(&database)
 			if !config.API && !config.Process && !config.DLQWorkers {
@@ -96,7 +99,7 @@ func newServe(hard context.Context) *cobra.Command {
 	flags.DurationVar(&config.PollInterval, "poll-interval", worker.DefaultPollInterval, "how often DLQ workers look for due entries when nothing wakes them")
 	flags.BoolVar(&config.PollOnly, "poll-only", false, "do without LISTEN/NOTIFY, for transaction poolers")
 	flags.DurationVar(&config.StopTimeout, "stop-timeout", server.DefaultStopTimeout, "how long a stop may take: requests and running jobs finish, and the last quarter (5 s at most) is for cutting off what does not")
-	flags.Int32Var(&config.MaxConns, "max-conns", postgres.DefaultMaxConns, "most connections to the database")
+	flags.Int32Var(&config.MaxConns, "max-conns", postgres.DefaultMaxConns, "most connections of the pool to the database; pool_max_conns of the URL counts where this is not given")
 	flags.StringVar(&logLevel, "log-level", "info", "debug, info, warn or error")
 	return cmd
 }

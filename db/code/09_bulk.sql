@@ -224,7 +224,8 @@ BEGIN
     WITH sent AS (
         SELECT s.entry_id, s.verdict, s.job_id
         FROM dlq.redeliver(ARRAY(SELECT unnest(p_ids) EXCEPT ALL SELECT unnest(p_skipped)), v_run.actor, 'replay run ' || p_run, v_run.note, v_run.force,
-                           jsonb_build_object('run', p_run), v_run.queue, p_run) s
+                           jsonb_build_object('run', p_run) || CASE WHEN v_run.patch IS NOT NULL THEN jsonb_build_object('patch', v_run.patch) ELSE '{}' END
+                           || CASE WHEN v_run.merge_patch IS NOT NULL THEN jsonb_build_object('mergePatch', v_run.merge_patch) ELSE '{}' END, v_run.queue, p_run) s
     ), noted AS (
         UPDATE dlq.replay_run_entries r SET
             job_id = w.job_id,

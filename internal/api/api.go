@@ -72,6 +72,8 @@ type Config struct {
 	MaxBodyBytes int64 // of one message; 0 means DefaultMaxBodyBytes
 	// MaxBodiesBytes bounds all bodies at once; 0 means DefaultMaxBodiesBytes.
 	MaxBodiesBytes int64
+	// WriteTimeout is how long a client may leave a part of an answer unread; 0 means DefaultWriteTimeout.
+	WriteTimeout time.Duration
 	// Health says how each part is. Ready says whether requests should be sent here. Idle says why none is answered at the
 	// moment, but those about the program itself; nil for never.
 	Health func(ctx context.Context) []Part
@@ -89,7 +91,7 @@ type service struct {
 func New(config Config) http.Handler {
 	mux, _ := build(config)
 	// A page of another site, open in a browser on this machine, must not move anything.
-	return http.NewCrossOriginProtection().Handler(mux)
+	return cutOffUnread(http.NewCrossOriginProtection().Handler(mux), cmp.Or(config.WriteTimeout, DefaultWriteTimeout))
 }
 
 // OpenAPI returns the API's description as YAML and as JSON.

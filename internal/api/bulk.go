@@ -146,7 +146,9 @@ func (s *service) export(ctx context.Context, in *exportInput) (*huma.StreamResp
 				}
 			}
 			if page, err = s.Store.FindEntries(ctx, filter, &page[len(page)-1].ID); err != nil {
-				s.Logger.Error("export was cut short", "error", err)
+				if ctx.Err() == nil { // else the client hung up
+					s.Logger.Error("export was cut short", "error", err)
+				}
 				panic(http.ErrAbortHandler) // so that the client sees that it is not whole
 			}
 		}

@@ -152,6 +152,7 @@ var (
 	factsDesc    = prometheus.NewDesc("dlqd_unapplied_facts", "Ends of redeliveries, and retries made outside dlqd, that no process has applied yet, counted up to 10,000.", nil, nil)
 	factsAgeDesc = prometheus.NewDesc("dlqd_unapplied_oldest_seconds", "Age of the oldest of them; 0 where there is none.", nil, nil)
 	rowsDesc     = prometheus.NewDesc("dlqd_dead_letters_entered_total", "Rows that entered a partition, by all processes, as Postgres counts them (its own restarts and crashes may reset it). inbox: captured. open: filed, or replayed from dlq_failed.", []string{"partition"}, nil)
+	defaultsDesc = prometheus.NewDesc("dlqd_default_partition_rows", "Rows that went to default partitions, because the month's own was missing, counted up to 10,000.", []string{"partition"}, nil)
 	upDesc       = prometheus.NewDesc("dlqd_database_up", "Whether the database answered this scrape.", nil, nil)
 )
 
@@ -167,7 +168,7 @@ type backlog struct {
 }
 
 func (b *backlog) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{entriesDesc, observedDesc, stoppedDesc, oldestDesc, missedDesc, captureDesc, unfiledDesc, waitingDesc, factsDesc, factsAgeDesc, rowsDesc, upDesc} {
+	for _, d := range []*prometheus.Desc{entriesDesc, observedDesc, stoppedDesc, oldestDesc, missedDesc, captureDesc, unfiledDesc, waitingDesc, factsDesc, factsAgeDesc, rowsDesc, defaultsDesc, upDesc} {
 		ch <- d
 	}
 }
@@ -235,6 +236,13 @@ func (b *backlog) read(ctx context.Context) ([]prometheus.Metric, error) {
 	}
 	for _, e := range entered {
 		read = append(read, prometheus.MustNewConstMetric(rowsDesc, prometheus.CounterValue, e.Rows, e.Partition))
+	}
+	strays, err := postgres.RowsInDefaults(ctx, b.store.DB())
+	if err != nil {
+		return nil, err
+	}
+	for _, d := range strays {
+		read = append(read, prometheus.MustNewConstMetric(defaultsDesc, prometheus.GaugeValue, d.Rows, d.Partition))
 	}
 	return read, nil
 }

@@ -104,11 +104,14 @@ func (l *loader) checkDestination(name string, d *Destination) {
 		if !filepath.IsAbs(path) {
 			path = filepath.Join(l.source.Dir, path)
 		}
+		l.policy.secretFiles = append(l.policy.secretFiles, path)
 		raw, err := os.ReadFile(path)
+		d.Secret = Secret(strings.TrimSpace(string(raw)))
 		if err != nil {
 			l.badf(file, at+".secretFile", "%w", err)
+		} else if d.Secret == "" {
+			l.badf(file, at+".secretFile", "%s is empty: deliveries would not be signed", path)
 		}
-		d.Secret = Secret(strings.TrimSpace(string(raw)))
 	}
 	if d.Secret != "" {
 		if _, err := newSigner(d.Secret); err != nil {

@@ -181,7 +181,7 @@ func (l *loader) checkDir() error {
 		}
 		for _, item := range items {
 			name, ending := item.Name(), filepath.Ext(item.Name())
-			if item.IsDir() || !slices.Contains([]string{".yaml", ".yml", ".json"}, ending) || strings.Contains(name, ".samples.") {
+			if item.IsDir() || !slices.Contains(endings, ending) || strings.Contains(name, ".samples.") {
 				continue
 			}
 			if !slices.Contains(Files(), strings.TrimSuffix(name, ending)) {
@@ -218,11 +218,9 @@ func (l *loader) load(name string) {
 		panic(err) // a test loads the defaults
 	}
 	add(built)
-	for _, dir := range []string{l.source.Dir, filepath.Join(l.source.Dir, EnvironmentsDir, l.source.Env)} {
-		if l.source.Dir == "" || dir == filepath.Join(l.source.Dir, EnvironmentsDir) {
-			continue
-		}
+	for _, dir := range l.source.dirs() {
 		if one := l.read(dir, name); one != nil {
+			l.policy.files = append(l.policy.files, filepath.Join(dir, name))
 			add(one)
 		}
 	}
@@ -265,7 +263,7 @@ func (l *loader) load(name string) {
 // read reads and checks one file, in whichever form it is there; nil where it is not.
 func (l *loader) read(dir, name string) *layer {
 	var found string
-	for _, ending := range []string{".yaml", ".yml", ".json"} {
+	for _, ending := range endings {
 		path := filepath.Join(dir, name+ending)
 		if _, err := os.Stat(path); err != nil {
 			continue

@@ -23,10 +23,12 @@ type Policy struct {
 	Workers    WorkerPool
 	Monitoring Monitoring
 
-	settings []Setting
-	origins  map[string]map[string]string // file and line, by file and path
-	version  string
-	dir      string
+	settings    []Setting
+	origins     map[string]map[string]string // file and line, by file and path
+	version     string
+	dir         string
+	files       []string // that it was read from, without their endings
+	secretFiles []string
 }
 
 // RetryPolicies is retry-policies.yaml: queues, and the destinations of their messages.

@@ -2,95 +2,111 @@ package policy
 
 import (
 	"context"
-	"errors"
+	"crypto/sha256"
+	"encoding/hex"
 	"fmt"
+	"io"
+	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"time"
-
-	"github.com/fsnotify/fsnotify"
 
 	"github.com/dlqd/dlqd/internal/background"
 )
 
 const (
-	// settleTime gathers the changes of one checkout: files are written one after another, and are read once for so long
-	// none was.
-	settleTime = 300 * time.Millisecond
+	// lookInterval is between two looks at the files. What has changed is read once two looks found the same: the files of one
+	// checkout are written one after another.
+	lookInterval = 300 * time.Millisecond
 	// watchPatience is how long a machine under load may take to look.
 	watchPatience = 10 * time.Second
 )
 
-// watch sees changes of a source's files.
+// watch sees changes of a policy's files, by looking at what is in them. To be told of changes would not do: a directory that is
+// replaced (a checkout, a symbolic link that is turned, a ConfigMap) takes its watch along, and network file systems tell nothing.
 type watch struct {
 	source  Source
+	inForce func() *Policy
 	changed func(context.Context)
-	watcher *fsnotify.Watcher // nil while nothing is watched
-	dirty   bool              // files have changed
+	last    string // what the look before found
+	loaded  string // what was there when the policy was read last
 }
 
-// Watch calls changed when files of a source have changed. A file system that tells nothing (some network ones) leaves it
-// to SIGHUP.
-func Watch(source Source, changed func(context.Context)) (*background.Loop, error) {
-	w := &watch{source: source, changed: changed}
-	if err := w.open(); err != nil {
-		w.close()
-		return nil, fmt.Errorf("policy: %w", err)
-	}
+// Watch calls changed when files of a source, or of secrets of the policy in force, have changed.
+func Watch(source Source, inForce func() *Policy, changed func(context.Context)) *background.Loop {
+	w := &watch{source: source, inForce: inForce, changed: changed}
+	w.loaded = w.look()
+	w.last = w.loaded
 	return background.New(background.Config{
-		Name: "policy-files", Interval: settleTime, Timeout: watchPatience, Retry: watchPatience / 2, Patience: watchPatience,
-		Once: background.Each(w.once), End: w.close, WhenIdle: true, Failing: "policy: files are not watched; SIGHUP has them read again",
-	}), nil
+		Name: "policy-files", Interval: lookInterval, Timeout: watchPatience, Patience: watchPatience, Once: background.Each(w.once), WhenIdle: true,
+		Failing: "policy: files are not watched; SIGHUP has them read again",
+	})
 }
 
-// once takes in what has changed since the last time.
 func (w *watch) once(ctx context.Context) error {
-	if w.watcher == nil {
-		if err := w.open(); err != nil {
-			w.close()
-			return err
-		}
-		w.dirty = true // what changed while nobody watched
-	}
-	for settled := true; ; settled = false {
-		select {
-		case event, ok := <-w.watcher.Events:
-			if !ok {
-				w.close()
-				return errors.New("the watch of the files has ended")
-			}
-			w.dirty = w.dirty || event.Op != fsnotify.Chmod
-		case err := <-w.watcher.Errors: // events may be lost
-			w.close()
-			return err
-		default:
-			if settled && w.dirty {
-				w.dirty = false
-				w.changed(ctx)
-			}
-			return nil
-		}
-	}
-}
-
-func (w *watch) open() (err error) {
-	if w.watcher, err = fsnotify.NewWatcher(); err != nil {
-		return fmt.Errorf("cannot watch files: %w", err)
-	}
-	dirs := []string{w.source.Dir}
-	if w.source.Env != "" {
-		dirs = append(dirs, filepath.Join(w.source.Dir, EnvironmentsDir, w.source.Env))
-	}
-	for _, dir := range dirs {
-		if err := w.watcher.Add(dir); err != nil {
-			return fmt.Errorf("cannot watch %s: %w", dir, err)
-		}
+	found := w.look()
+	settled := found == w.last
+	w.last = found
+	if settled && found != w.loaded {
+		w.changed(ctx)
+		w.loaded = w.look() // other secrets, perhaps
+		w.last = w.loaded
 	}
 	return nil
 }
 
-func (w *watch) close() {
-	if w.watcher != nil {
-		_ = w.watcher.Close()
-		w.watcher = nil
+// look is a hash of all files as they are now, and of those that cannot be read.
+func (w *watch) look() string {
+	hash := sha256.New()
+	note := func(path string) {
+		_, _ = fmt.Fprintf(hash, "\n%s\n", path)
+		file, err := os.Open(path) //nolint:gosec // the operator's
+		if err == nil {
+			_, err = io.Copy(hash, io.LimitReader(file, maxFileBytes+1))
+			_ = file.Close()
+		}
+		if err != nil {
+			_, _ = fmt.Fprint(hash, err)
+		}
 	}
+	for _, dir := range w.source.dirs() {
+		items, err := os.ReadDir(dir)
+		_, _ = fmt.Fprintln(hash, dir, err)
+		for _, item := range items {
+			if slices.Contains(endings, filepath.Ext(item.Name())) && !item.IsDir() {
+				note(filepath.Join(dir, item.Name()))
+			}
+		}
+	}
+	for _, path := range w.inForce().secretFiles {
+		note(path)
+	}
+	return hex.EncodeToString(hash.Sum(nil))
+}
+
+// endings of a policy's files.
+var endings = []string{".yaml", ".yml", ".json"}
+
+// dirs are the directories of a source's files, the one that is merged over the other last.
+func (s Source) dirs() []string {
+	switch {
+	case s.Dir == "":
+		return nil
+	case s.Env == "":
+		return []string{s.Dir}
+	}
+	return []string{s.Dir, filepath.Join(s.Dir, EnvironmentsDir, s.Env)}
+}
+
+// Gone says which files that p was read from next was not, "" if none. A file that is gone would leave the built-in defaults: other
+// queues, and other destinations.
+func (p *Policy) Gone(next *Policy) string {
+	var gone []string
+	for _, file := range p.files {
+		if !slices.Contains(next.files, file) {
+			gone = append(gone, file)
+		}
+	}
+	return strings.Join(gone, ", ")
 }

@@ -14,9 +14,9 @@ func ConnectionsUsed(ctx context.Context, db DB) (percent float64, err error) {
 	return percent, err
 }
 
-// Entered are the rows that have come into a group of partitions since the server's statistics began.
+// Entered are rows of a group of partitions.
 type Entered struct {
-	Partition string // inbox, open, resolved, failed or archived
+	Partition string // inbox, open, resolved, failed or archived, or the audit trail
 	Rows      float64
 }
 
@@ -26,6 +26,15 @@ func RowsEntered(ctx context.Context, db DB, schemas Schemas) ([]Entered, error)
 		SELECT substring(relname FROM 'dead_letter_([a-z]+)'), sum(n_tup_ins)::float8
 		FROM pg_stat_user_tables WHERE schemaname = $1 AND relname ~ '^dead_letter_(inbox|open|resolved|failed|archived)'
 		GROUP BY 1`, schemas.DLQ)
+	if err != nil {
+		return nil, err
+	}
+	return pgx.CollectRows(rows, pgx.RowToStructByPos[Entered])
+}
+
+// RowsInDefaults counts the rows in default partitions, which are there because a month's own was missing.
+func RowsInDefaults(ctx context.Context, db DB) ([]Entered, error) {
+	rows, err := db.Query(ctx, "SELECT partition, entries::float8 FROM dlq.default_partition_rows()")
 	if err != nil {
 		return nil, err
 	}

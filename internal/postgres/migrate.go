@@ -390,7 +390,7 @@ func (m *Migrator) drop(ctx context.Context, settings, query string) error {
 			}
 		}
 		// A dlqd that serves sees by this that it is detached.
-		if known, err := m.hasTable(ctx, m.Schemas.DLQ, "settings"); err != nil || !known {
+		if known, err := hasTable(ctx, tx, m.Schemas.DLQ, "settings"); err != nil || !known {
 			return err
 		}
 		_, err = tx.Exec(ctx, m.Schemas.Render("DELETE FROM dlq.settings WHERE key = ANY (string_to_array($1, ','))"), settings)
@@ -532,7 +532,7 @@ func (m *Migrator) exclusively(ctx context.Context, run func() error) error {
 	if err := m.Schemas.Validate(); err != nil {
 		return err
 	}
-	return m.inTx(ctx, func(tx pgx.Tx) error {
+	return Beside(ctx, m.Pool, func(tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, "SET LOCAL lock_timeout = '"+exclusiveTimeout+"'"); err != nil {
 			return err
 		}
@@ -564,9 +564,13 @@ func (m *Migrator) hasSchema(ctx context.Context, name string) (bool, error) {
 }
 
 func (m *Migrator) hasTable(ctx context.Context, schema, table string) (bool, error) {
+	return hasTable(ctx, m.Pool, schema, table)
+}
+
+func hasTable(ctx context.Context, db DB, schema, table string) (bool, error) {
 	var has bool
 	// By the catalog: to_regclass of a name in a schema that one may not use is an error.
-	err := m.Pool.QueryRow(ctx, "SELECT EXISTS (SELECT FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = $1 AND c.relname = $2)", schema, table).Scan(&has)
+	err := db.QueryRow(ctx, "SELECT EXISTS (SELECT FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = $1 AND c.relname = $2)", schema, table).Scan(&has)
 	return has, err
 }
 

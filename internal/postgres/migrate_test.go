@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -319,4 +320,48 @@ func TestOpen_refusesWhatItCannotUse(t *testing.T) {
 	_, err = postgres.Open(context.Background(), "postgres://user:hunter2@[bad", 0)
 	require.Error(t, err)
 	require.NotContains(t, err.Error(), "hunter2")
+}
+
+// Migrations, attach and detach hold a lock while they work: not with a connection of the pool.
+func TestMigrator_withOneConnection(t *testing.T) {
+	t.Parallel()
+	url := postgrestest.Empty(t)
+	pool, err := postgres.Open(t.Context(), url, 1)
+	require.NoError(t, err)
+	defer pool.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	m := &postgres.Migrator{Pool: pool, Schemas: postgres.DefaultSchemas(), Logger: slog.New(slog.DiscardHandler), OwnRiver: true}
+	require.NoError(t, m.Up(ctx))
+	found, err := m.Find(ctx, false, false)
+	require.NoError(t, err)
+	_, err = m.Detach(ctx, *found, true)
+	require.NoError(t, err)
+	plan, err := m.Plan(ctx)
+	require.NoError(t, err)
+	require.NoError(t, plan.Err())
+	require.NoError(t, m.Attach(ctx))
+	_, err = m.Backfill(ctx, func(int) {})
+	require.NoError(t, err)
+	require.NoError(t, m.Down(ctx))
+	_, err = m.Status(ctx)
+	require.NoError(t, err)
+}
+
+func TestOpen_maxConns(t *testing.T) {
+	t.Parallel()
+	url := postgrestest.Empty(t)
+	with := url + "&pool_max_conns=3"
+	if !strings.Contains(url, "?") {
+		with = url + "?pool_max_conns=3"
+	}
+	for _, test := range []struct {
+		url       string
+		max, want int32
+	}{{url, 0, postgres.DefaultMaxConns}, {with, 0, 3}, {with, 2, 2}, {url, 1, 1}} {
+		pool, err := postgres.Open(t.Context(), test.url, test.max)
+		require.NoError(t, err)
+		require.Equal(t, test.want, pool.Config().MaxConns, test.url)
+		pool.Close()
+	}
 }

@@ -1,6 +1,7 @@
 package postgres
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -29,9 +30,27 @@ func ProcessName() string {
 }
 
 // Open opens a pool and makes sure that the server answers and is of a supported version. Passwords in url do not
-// appear in errors (pgx redacts them). Statements of the pool have a deadline: see [DefaultTimeout].
+// appear in errors (pgx redacts them). The pool has up to maxConns connections; for 0, the URL's pool_max_conns or
+// [DefaultMaxConns]. Statements of the pool have a deadline: see [DefaultTimeout].
 func Open(ctx context.Context, url string, maxConns int32) (*pgxpool.Pool, error) {
 	return openLimited(ctx, url, maxConns, DefaultTimeout)
+}
+
+// namesMaxConns reports whether a URL says how many connections a pool may have: pgxpool takes that out of what it parses.
+func namesMaxConns(url string) bool {
+	config, err := pgx.ParseConfig(url)
+	return err == nil && config.RuntimeParams["pool_max_conns"] != ""
+}
+
+// Beside runs fn in a transaction on a connection of its own, which is none of the pool's: what holds a lock while the pool does the
+// work must not take a connection from it, or a small pool waits for itself for ever.
+func Beside(ctx context.Context, pool *pgxpool.Pool, fn func(tx pgx.Tx) error) error {
+	conn, err := pgx.ConnectConfig(ctx, pool.Config().ConnConfig)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = conn.Close(context.WithoutCancel(ctx)) }()
+	return pgx.BeginFunc(ctx, conn, fn)
 }
 
 func openLimited(ctx context.Context, url string, maxConns int32, limit time.Duration) (*pgxpool.Pool, error) {
@@ -39,8 +58,9 @@ func openLimited(ctx context.Context, url string, maxConns int32, limit time.Dur
 	if err != nil {
 		return nil, fmt.Errorf("database URL: %w", err)
 	}
-	if maxConns > 0 {
-		config.MaxConns = maxConns
+	config.MaxConns = cmp.Or(maxConns, config.MaxConns)
+	if maxConns == 0 && !namesMaxConns(url) {
+		config.MaxConns = DefaultMaxConns
 	}
 	if config.ConnConfig.RuntimeParams["application_name"] == "" {
 		config.ConnConfig.RuntimeParams["application_name"] = ApplicationName

@@ -132,6 +132,7 @@ type Sample struct {
 	ID      uuid.UUID       `json:"id" doc:"The entry."`
 	Event   json.RawMessage `json:"event" doc:"What a redelivery carries now."`
 	Patched json.RawMessage `json:"patched,omitempty" doc:"What it would carry."`
+	Changes []Change        `json:"changes,omitempty" doc:"What the patch changes of the payload."`
 	Problem string          `json:"problem,omitempty" doc:"Why the patch does not apply."`
 }
 
@@ -226,6 +227,7 @@ func (p *Patch) sample(e *dbsqlc.EventsRow) Sample {
 		s.Problem = err.Error()
 	case !bytes.Equal(patched, e.Event):
 		s.Patched = patched
+		s.Changes = Changes(payloadOf(e.JobKind, e.Event), payloadOf(e.JobKind, patched))
 	}
 	return s
 }

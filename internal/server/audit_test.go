@@ -101,6 +101,21 @@ func TestAudit(t *testing.T) {
 		cursor = "&cursor=" + next
 	}
 	require.Len(t, seen, len(all))
+	// What is done to a queue, a breaker and a run is in the same trail, with its caller.
+	require.Eventually(t, func() bool { return b.count("SELECT count(*) FROM river_queue WHERE name = 'default'") == 1 }, 30*time.Second, 10*time.Millisecond)
+	for _, path := range []string{"/api/queues/default/pause", "/api/queues/default/resume", "/api/circuit-breakers/destination:default/open", "/api/circuit-breakers/destination:default/reset"} {
+		status, out, _ := b.call("POST", path, `{"actor": "trillian", "note": "ticket 8"}`)
+		require.Equal(t, http.StatusOK, status, out)
+	}
+	acts, _ := search("actor=trillian")
+	reasons := []any{}
+	for _, act := range acts {
+		reasons = append(reasons, act["reason"])
+		require.Contains(t, act["origin"], "API, from 127.0.0.1 Go-http-client")
+		require.Equal(t, "ticket 8", act["note"])
+		require.Equal(t, moves[0]["configVersion"], act["configVersion"])
+	}
+	require.Equal(t, []any{"circuit breaker destination:default: reset", "circuit breaker destination:default: opened", "queue default: resumed", "queue default: paused"}, reasons)
 	status, _, _ = b.call("GET", "/api/dlq/audit?entryId=7", "")
 	require.Equal(t, http.StatusUnprocessableEntity, status)
 }
@@ -109,7 +124,7 @@ func TestAudit(t *testing.T) {
 func everywhere(t *testing.T, b *bundle, cold *archive.Archive) string {
 	t.Helper()
 	var all strings.Builder
-	for _, table := range []string{"dlq.dead_letter_queue", "dlq.dead_letter_transitions", "dlq.erasures", "dlq.replay_run_entries", "dlq.failure_groups", "dlq.settings", "river_job"} {
+	for _, table := range []string{"dlq.acts", "dlq.replay_runs", "dlq.job_facts", "dlq.dead_letter_queue", "dlq.dead_letter_transitions", "dlq.erasures", "dlq.replay_run_entries", "dlq.failure_groups", "dlq.settings", "river_job"} {
 		var text *string
 		require.NoError(t, b.pool.QueryRow(t.Context(), "SELECT string_agg(to_jsonb(t)::text, E'\\n') FROM "+table+" t").Scan(&text))
 		if text != nil {

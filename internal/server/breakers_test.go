@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"slices"
@@ -308,10 +309,71 @@ func TestReload(t *testing.T) {
 	require.NotEqual(t, first, second)
 
 	// Back by the way it came: files as they were, and SIGHUP's reload.
-	require.NoError(t, os.Remove(filepath.Join(dir, "worker-pool.yaml")))
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "worker-pool.yaml"), nil, 0o600))
 	require.NoError(t, os.WriteFile(file, []byte(good), 0o600))
 	require.NoError(t, b.server.Reload(t.Context()))
 	third, _ := b.policyPart()
 	require.Equal(t, first, third)
 	require.Equal(t, 422, submit("m6", "two"))
+}
+
+// Whatever becomes of the policy's directory, files that are gone are not the built-in defaults, and what comes back is seen.
+func TestReload_filesThatDisappearAndDirectoriesThatAreReplaced(t *testing.T) {
+	t.Parallel()
+	receiver := httptest.NewServer(answering(http.StatusOK))
+	t.Cleanup(receiver.Close)
+	parent := t.TempDir()
+	write := func(version, queue, secret string) string {
+		dir := filepath.Join(parent, version)
+		require.NoError(t, os.MkdirAll(dir, 0o700))
+		require.NoError(t, os.WriteFile(filepath.Join(dir, "retry-policies.yaml"), fmt.Appendf(nil, "queues: {%s: {destination: d}}\ndestinations: {d: {url: %q, secretFile: key}}\n", queue, receiver.URL), 0o600))
+		require.NoError(t, os.WriteFile(filepath.Join(dir, "key"), []byte(secret), 0o600))
+		return dir
+	}
+	link := filepath.Join(parent, "current")
+	turn := func(to string) { // as a ConfigMap's mount, or a deploy, does
+		require.NoError(t, os.Symlink(to, link+".new"))
+		require.NoError(t, os.Rename(link+".new", link))
+	}
+	first := write("v1", "one", "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw")
+	turn(first)
+	source := policy.Source{Dir: link, Destination: receiver.URL}
+	loaded, err := policy.Load(source)
+	require.NoError(t, err)
+	b := setup(t, options{config: func(c *server.Config) { c.Source, c.Policy = source, loaded }})
+	submit := func(queue string) int {
+		status, _, _ := b.call("POST", "/api/messages", fmt.Sprintf(`{"queue": %q, "kind": "k", "payload": 1}`, queue))
+		return status
+	}
+	serves := func(queue string) {
+		t.Helper()
+		require.Eventually(t, func() bool { _, ok := b.policyPart(); return ok && submit(queue) == 202 }, 20*time.Second, 20*time.Millisecond, queue)
+	}
+	refuses := func(says, queue string) {
+		t.Helper()
+		require.Eventually(t, func() bool { detail, ok := b.policyPart(); return !ok && strings.Contains(detail, says) }, 20*time.Second, 20*time.Millisecond, says)
+		require.Equal(t, 202, submit(queue), "the policy in force stays")
+	}
+	serves("one")
+	turn(write("v2", "two", "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"))
+	serves("two")
+	require.NoError(t, os.Remove(link))
+	refuses("no such file", "two")
+	require.NoError(t, os.Mkdir(link, 0o700)) // empty
+	refuses("gone", "two")
+	require.NoError(t, os.Remove(link))
+	turn(first)
+	serves("one")
+	file := filepath.Join(first, "retry-policies.yaml")
+	require.NoError(t, os.Rename(file, file+".away"))
+	refuses("retry-policies: gone", "one")
+	require.NoError(t, os.Rename(file+".away", file))
+	serves("one")
+
+	// Secrets are files too.
+	require.NoError(t, os.WriteFile(filepath.Join(first, "key"), nil, 0o600))
+	refuses("is empty: deliveries would not be signed", "one")
+	require.NoError(t, os.WriteFile(filepath.Join(first, "key"), []byte("whsec_AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA"), 0o600))
+	serves("one")
+	require.Equal(t, "whsec_AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA", string(b.server.Policy().Destinations["d"].Secret))
 }

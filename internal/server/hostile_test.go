@@ -2,11 +2,14 @@ package server_test
 
 import (
 	"fmt"
+	"io"
 	"log/slog"
+	"net"
 	"net/http"
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -105,6 +108,54 @@ func TestHostileValues(t *testing.T) {
 		require.Equal(t, http.StatusAccepted, response.StatusCode)
 	}
 	require.Equal(t, 2, b.count("SELECT count(*) FROM river_job WHERE metadata ? 'traceparent' AND NOT metadata ? 'tracestate'"))
+}
+
+// An export that nobody reads is cut off; one whose client hangs up is no error of dlqd's.
+func TestExport_clientsThatDoNotRead(t *testing.T) {
+	t.Parallel()
+	log := &lockedBuffer{}
+	b := setup(t, options{receiver: answering(http.StatusNotFound), config: func(c *server.Config) {
+		c.Logger = slog.New(slog.NewTextHandler(log, nil))
+		c.WriteTimeout = 200 * time.Millisecond
+	}})
+	const n = 80
+	for i := range n {
+		status, out, _ := b.call("POST", "/api/messages", fmt.Sprintf(`{"messageId": "m%d", "queue": "default", "kind": "k", "payload": %q}`, i, strings.Repeat("x", 500_000)))
+		require.Equal(t, http.StatusAccepted, status, out)
+	}
+	require.Eventually(t, func() bool {
+		return b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_manual'") == n
+	}, 60*time.Second, 50*time.Millisecond)
+	begin := func() net.Conn {
+		conn, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", strings.TrimPrefix(b.base, "http://"))
+		require.NoError(t, err)
+		require.NoError(t, conn.(*net.TCPConn).SetReadBuffer(4096))
+		_, err = fmt.Fprintf(conn, "POST /api/dlq/export HTTP/1.1\r\nHost: dlqd\r\nContent-Type: application/json\r\nContent-Length: 14\r\n\r\n{\"filter\": {}}")
+		require.NoError(t, err)
+		return conn
+	}
+	ended := func(exports int) {
+		require.Eventually(t, func() bool {
+			_, out, _ := b.call("GET", "/metrics", "")
+			return strings.Contains(out["text"].(string), fmt.Sprintf(`dlqd_http_request_seconds_count{operation="export"} %d`, exports))
+		}, 30*time.Second, 20*time.Millisecond)
+	}
+	unread := begin()
+	defer unread.Close()
+	ended(1)
+	hangsUp := begin()
+	_, err := io.ReadFull(hangsUp, make([]byte, 100))
+	require.NoError(t, err)
+	require.NoError(t, hangsUp.Close())
+	ended(2)
+	require.NotContains(t, log.String(), "level=ERROR")
+	_, out, _ := b.call("GET", "/metrics", "")
+	require.Contains(t, out["text"], `dlqd_default_partition_rows{partition="audit trail"} 0`)
+	b.exec("INSERT INTO dlq.dead_letter_transitions_default (at, entry_id, to_status, actor, queue, kind) VALUES (now() + interval '400 days', gen_random_uuid(), 'dlq_pending', 'a', 'q', 'k')")
+	require.Eventually(t, func() bool {
+		_, out, _ := b.call("GET", "/metrics", "")
+		return strings.Contains(out["text"].(string), `dlqd_default_partition_rows{partition="audit trail"} 1`)
+	}, 30*time.Second, 50*time.Millisecond)
 }
 
 func TestMessage_duplicatesOfABatchSayWhereTheFirstIs(t *testing.T) {

@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"fmt"
 	"time"
 
 	"github.com/dlqd/dlqd/internal/policy"
@@ -21,6 +22,11 @@ func (s *Server) Reload(ctx context.Context) error {
 	defer s.reloading.Unlock()
 	old := s.policy()
 	next, err := policy.Load(s.config.Source)
+	if err == nil {
+		if gone := old.Gone(next); gone != "" {
+			err = fmt.Errorf("%s: gone, and without it the built-in defaults would be in force; put it back, or an empty file in its place, or start dlqd anew", gone)
+		}
+	}
 	var planner *strategy.Planner
 	if err == nil {
 		planner, err = strategy.NewPlanner(next, s.conditions)

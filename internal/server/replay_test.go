@@ -109,3 +109,20 @@ func TestStop_whileARunIsFollowed(t *testing.T) {
 	require.True(t, lines.Scan())
 	b.stop()
 }
+
+// What a run edited is in each entry's trail.
+func TestReplay_thePatchIsInTheTrail(t *testing.T) {
+	t.Parallel()
+	b := setup(t, options{receiver: answering(http.StatusNotFound)})
+	b.submit("m1")
+	id := b.awaitMessage("m1", "dead-lettered")["deadLetter"].(map[string]any)["id"].(string)
+	b.awaitEntry(id, "dlq_manual")
+	for _, edit := range []string{`"mergePatch": {"n": null}`, `"patch": [{"op": "add", "path": "/b", "value": 2}]`} {
+		status, out, _ := b.call("POST", "/api/dlq/replay", fmt.Sprintf(`{"filter": {"ids": [%q]}, %s}`, id, edit))
+		require.Equal(t, http.StatusAccepted, status, out)
+		require.Eventually(t, func() bool {
+			return b.count(fmt.Sprintf("SELECT count(*) FROM dlq.dead_letter_transitions WHERE detail @> '{%s}'", edit)) == 1
+		}, 30*time.Second, 20*time.Millisecond)
+		b.awaitEntry(id, "dlq_manual")
+	}
+}

@@ -73,13 +73,15 @@ type Config struct {
 	MaxPending int
 	// MaxBodiesBytes bounds the bodies of submissions, all together; 0 means api.DefaultMaxBodiesBytes.
 	MaxBodiesBytes int64
+	// WriteTimeout is how long a client may leave a part of an answer unread; 0 means api.DefaultWriteTimeout.
+	WriteTimeout time.Duration
 	// PollInterval is how often DLQ workers look for due entries when nothing wakes them.
 	PollInterval time.Duration
 	// PollOnly does without LISTEN, which transaction poolers lack.
 	PollOnly bool
 	// StopTimeout is how long a stop may take, all of it, whatever hangs. Running jobs may take most of it to finish.
 	StopTimeout time.Duration
-	// MaxConns bounds the connections to the database; 0 means postgres.DefaultMaxConns.
+	// MaxConns bounds the pool's connections to the database; 0 means the URL's pool_max_conns, or postgres.DefaultMaxConns.
 	MaxConns int32
 	// Archive is where closed entries go before they are dropped, a directory or a URL: see archive.Open. Empty: nowhere.
 	Archive string
@@ -127,9 +129,6 @@ type Server struct {
 func Start(ctx context.Context, config Config) (*Server, error) {
 	if config.StopTimeout == 0 {
 		config.StopTimeout = DefaultStopTimeout
-	}
-	if config.MaxConns == 0 {
-		config.MaxConns = postgres.DefaultMaxConns
 	}
 	if err := config.Schemas.Validate(); err != nil {
 		return nil, err
@@ -221,11 +220,7 @@ func (s *Server) startJudgement(ctx context.Context) error {
 		s.loops.Add(s.conditions.Loop())
 	}
 	if s.config.Source.Dir != "" {
-		files, err := policy.Watch(s.config.Source, func(ctx context.Context) { _ = s.Reload(ctx) }) // it says itself what went wrong
-		if err != nil {
-			return err
-		}
-		s.loops.Add(files)
+		s.loops.Add(policy.Watch(s.config.Source, s.policy, func(ctx context.Context) { _ = s.Reload(ctx) })) // it says itself what went wrong
 		// A commit changes no file of the policy.
 		s.loops.Add(background.New(background.Config{
 			Name: "policy-version", Interval: versionInterval, WhenIdle: true, Failing: "policy: its version is that of an earlier commit",
@@ -384,8 +379,9 @@ func (s *Server) startAPI(ctx context.Context) error {
 	}
 	handler := api.New(api.Config{
 		Ingester: s.ingester, Store: s.store, Analytics: s.analytics, Archive: s.archive, Planner: s.planner.Load, Breakers: s.breakers, River: steering, Metrics: s.metrics, Logger: s.logger, MaxBodyBytes: s.config.MaxBodyBytes, MaxBodiesBytes: s.config.MaxBodiesBytes,
-		Replayer: &replay.Replayer{Store: s.store, Planner: s.planner.Load, Wake: s.wakeRuns},
-		Parked:   s.tellPeople, Health: s.health, Ready: s.ready, Idle: s.idle,
+		WriteTimeout: s.config.WriteTimeout,
+		Replayer:     &replay.Replayer{Store: s.store, Planner: s.planner.Load, Wake: s.wakeRuns},
+		Parked:       s.tellPeople, Health: s.health, Ready: s.ready, Idle: s.idle,
 	})
 	s.http = &http.Server{Handler: handler, ReadHeaderTimeout: readHeaderTimeout, IdleTimeout: idleTimeout, ErrorLog: slog.NewLogLogger(s.logger.Handler(), slog.LevelWarn)}
 	for _, address := range s.config.Listen {
@@ -415,6 +411,9 @@ func (s *Server) Addresses() []string {
 	}
 	return addresses
 }
+
+// Policy is the policy that is in force.
+func (s *Server) Policy() *policy.Policy { return s.policy() }
 
 // Pool is the server's pool.
 func (s *Server) Pool() *pgxpool.Pool { return s.pool }

@@ -369,7 +369,7 @@ func TestOperations(t *testing.T) {
 					}
 				}
 			}
-			require.Equal(t, 1, examples, "%s %s has an example", method, path)
+			require.NotZero(t, examples, "%s %s has an example", method, path)
 			require.NotZero(t, problems, "%s %s says how it fails", method, path)
 		}
 	}

@@ -1,0 +1,124 @@
+-- What people on call need of River's tables, on which the roles have no rights. (Text that is planned when it runs: no function
+-- depends on River's tables or types, so River's migrations go through.)
+
+CREATE OR REPLACE FUNCTION dlq.jobs_where(p_filter jsonb) RETURNS text
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    v_key   text;
+    v_where text := 'true';
+    v_words constant text := 'ARRAY(SELECT jsonb_array_elements_text(CASE jsonb_typeof($1 -> %1$L) WHEN ''array'' THEN $1 -> %1$L ELSE jsonb_build_array($1 -> %1$L) END))';
+BEGIN
+    FOR v_key IN SELECT jsonb_object_keys(p_filter) LOOP
+        v_where := v_where || ' AND ' || CASE v_key
+            WHEN 'ids'     THEN 'j.id = ANY (' || format(v_words, v_key) || '::bigint[])'
+            WHEN 'state'   THEN 'j.state = ANY (' || format(v_words, v_key) || '::river.river_job_state[])'
+            WHEN 'queue'   THEN 'j.queue = ANY (' || format(v_words, v_key) || ')'
+            WHEN 'kind'    THEN 'j.kind = ANY (' || format(v_words, v_key) || ')'
+            WHEN 'payload' THEN '(j.args @> jsonb_build_object(''payload'', $1 -> ''payload'') OR j.kind <> ''dlqd_message'' AND j.args @> ($1 -> ''payload''))'
+            WHEN 'after'   THEN 'j.finalized_at >= ($1 ->> ''after'')::timestamptz'
+            WHEN 'before'  THEN 'j.finalized_at < ($1 ->> ''before'')::timestamptz'
+            WHEN 'heldFor' THEN 'j.metadata ->> ''dlq:held'' = $1 ->> ''heldFor'''
+            WHEN 'overdue' THEN 'j.state = ''available'' AND j.scheduled_at < now() - ($1 ->> ''overdue'')::interval'
+        END;
+        IF v_where IS NULL THEN
+            RAISE EXCEPTION 'jobs: there is no field %', v_key USING ERRCODE = 'DLQ04', HINT = 'There are ids, state, queue, kind, payload, after, before (when it ended), heldFor and overdue.';
+        END IF;
+    END LOOP;
+    RETURN v_where;
+END
+$$;
+COMMENT ON FUNCTION dlq.jobs_where IS 'The condition of a filter of River''s jobs, on a row j and the filter as parameter $1.';
+
+CREATE OR REPLACE FUNCTION dlq.jobs(p_filter jsonb DEFAULT '{}', p_limit integer DEFAULT 100)
+RETURNS TABLE (id bigint, state text, queue text, kind text, attempt integer, attempted_by text[], held_for text, created_at timestamptz, scheduled_at timestamptz, attempted_at timestamptz, finalized_at timestamptz, args jsonb)
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET row_security = off AS $$
+BEGIN
+    RETURN QUERY EXECUTE 'SELECT j.id, j.state::text, j.queue::text, j.kind::text, j.attempt::integer, j.attempted_by::text[], j.metadata ->> ''dlq:held'', j.created_at, j.scheduled_at, j.attempted_at, j.finalized_at, j.args
+        FROM river.river_job j WHERE ' || dlq.jobs_where(p_filter) || ' ORDER BY j.id DESC LIMIT $2' USING p_filter, p_limit;
+END
+$$;
+COMMENT ON FUNCTION dlq.jobs IS 'River''s jobs that a filter chooses, the latest first: {"ids": [7], "state": "running", "queue", "kind", "payload": {"customer": "cus_81"}, "after", "before" (when they ended), "heldFor": "breaker", "overdue": "1 hour"}.';
+
+CREATE OR REPLACE FUNCTION dlq.count_jobs(p_filter jsonb DEFAULT '{}')
+RETURNS TABLE (state text, queue text, jobs bigint, first_scheduled timestamptz, last_attempted timestamptz, first_ended timestamptz, last_ended timestamptz)
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET row_security = off AS $$
+BEGIN
+    RETURN QUERY EXECUTE 'SELECT j.state::text, j.queue::text, count(*), min(j.scheduled_at), max(j.attempted_at), min(j.finalized_at), max(j.finalized_at)
+        FROM river.river_job j WHERE ' || dlq.jobs_where(p_filter) || ' GROUP BY j.state, j.queue ORDER BY 3 DESC, 1, 2' USING p_filter;
+END
+$$;
+COMMENT ON FUNCTION dlq.count_jobs IS 'How many of River''s jobs a filter (see dlq.jobs) chooses, by state and queue.';
+
+CREATE OR REPLACE FUNCTION dlq.river_leader() RETURNS TABLE (leader_id text, elected_at timestamptz, alive boolean)
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET row_security = off AS $$
+BEGIN
+    RETURN QUERY EXECUTE 'SELECT l.leader_id::text, l.elected_at, l.expires_at > now() FROM river.river_leader l';
+END
+$$;
+COMMENT ON FUNCTION dlq.river_leader IS 'Which of River''s clients leads, and whether it is alive: without a leader nothing is scheduled, rescued or cleaned.';
+
+CREATE OR REPLACE FUNCTION dlq.paused_queues() RETURNS TABLE (queue text, paused_at timestamptz)
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET row_security = off AS $$
+BEGIN
+    RETURN QUERY EXECUTE 'SELECT q.name::text, q.paused_at FROM river.river_queue q WHERE q.paused_at IS NOT NULL ORDER BY 1';
+END
+$$;
+COMMENT ON FUNCTION dlq.paused_queues IS 'Queues that are paused.';
+
+-- Not what redelivered an entry, what dlqd completed itself, or what was run again already for the same reason.
+CREATE OR REPLACE FUNCTION dlq.run_again(p_since timestamptz, p_note text, p_queue text DEFAULT NULL, p_limit integer DEFAULT 1000, p_actor text DEFAULT session_user) RETURNS integer
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET row_security = off AS $$
+DECLARE
+    v_count integer;
+BEGIN
+    IF coalesce(p_note, '') = '' THEN
+        RAISE EXCEPTION 'run again: say why' USING ERRCODE = 'DLQ04', HINT = 'The note tells jobs that were run again for this reason.';
+    END IF;
+    EXECUTE 'WITH again AS (
+            SELECT j.* FROM river.river_job j
+            WHERE j.state = ''completed'' AND j.finalized_at >= $1 AND ($2 IS NULL OR j.queue = $2) AND NOT j.metadata ?| ''{dlq:entry_id,dlq:done_by,dlq:run_again}''
+            ORDER BY j.finalized_at, j.id LIMIT $3 FOR NO KEY UPDATE SKIP LOCKED
+        ), marked AS (
+            UPDATE river.river_job j SET metadata = j.metadata || jsonb_build_object(''dlq:run_again'', $4) FROM again WHERE j.id = again.id
+        ), queued AS (
+            INSERT INTO river.river_job (args, kind, max_attempts, metadata, priority, queue, tags, state)
+            SELECT a.args, a.kind, a.max_attempts, a.metadata || jsonb_build_object(''dlq:run_again'', $4), a.priority, a.queue, a.tags, ''available'' FROM again a ORDER BY a.finalized_at, a.id
+            RETURNING id, created_at, queue, args
+        ), placed AS ( -- those of one ordering key go in the order in which they were done
+            INSERT INTO dlq.ordered_jobs (queue, ordering_key, job_id, job_created_at)
+            SELECT q.queue, q.args ->> ''orderingKey'', q.id, q.created_at FROM queued q WHERE q.args ->> ''orderingKey'' IS NOT NULL ORDER BY q.id
+        ) SELECT count(*)::integer FROM queued' INTO v_count USING p_since, p_queue, p_limit, p_note;
+    PERFORM dlq.record_act('completed jobs', 'run again', p_actor, p_note, jsonb_build_object('since', p_since, 'queue', p_queue, 'jobs', v_count));
+    RETURN v_count;
+END
+$$;
+COMMENT ON FUNCTION dlq.run_again IS 'Runs up to p_limit jobs again that completed since a time and that River still keeps, in the order in which they ended, as new jobs. Each once: call it until it returns 0.';
+
+CREATE OR REPLACE FUNCTION dlq.delete_jobs(p_payload jsonb, p_note text, p_actor text DEFAULT session_user) RETURNS integer
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET row_security = off AS $$
+DECLARE
+    v_count integer;
+BEGIN
+    PERFORM dlq.require_admin('delete jobs');
+    IF dlq.chooses_all(jsonb_build_object('payload', p_payload)) THEN
+        RAISE EXCEPTION 'delete jobs: an empty payload chooses everybody''s' USING ERRCODE = 'DLQ04';
+    END IF;
+    EXECUTE 'DELETE FROM river.river_job d WHERE d.id IN (
+            SELECT j.id FROM river.river_job j WHERE j.finalized_at IS NOT NULL AND ' || dlq.jobs_where(jsonb_build_object('payload', p_payload)) || ' FOR UPDATE SKIP LOCKED)
+            AND NOT EXISTS (SELECT FROM dlq.dead_letter_queue e WHERE e.river_job_id = d.id AND e.job_created_at = d.created_at AND e.stage IN (''inbox'', ''open''))'
+        USING jsonb_build_object('payload', p_payload);
+    GET DIAGNOSTICS v_count = ROW_COUNT;
+    PERFORM dlq.record_act('jobs that ended', 'deleted', p_actor, p_note, jsonb_build_object('jobs', v_count));
+    RETURN v_count;
+END
+$$;
+COMMENT ON FUNCTION dlq.delete_jobs IS 'Deletes River''s jobs that have ended, and have no open dead letter, whose payload contains this. Returns how many.';
+
+CREATE OR REPLACE FUNCTION dlq.default_partition_rows() RETURNS TABLE (partition text, entries bigint)
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT 'resolved', count(*) FROM (SELECT FROM dlq.dead_letter_resolved_default LIMIT 10000) d
+    UNION ALL SELECT 'failed', count(*) FROM (SELECT FROM dlq.dead_letter_failed_default LIMIT 10000) d
+    UNION ALL SELECT 'archived', count(*) FROM (SELECT FROM dlq.dead_letter_archived_default LIMIT 10000) d
+    UNION ALL SELECT 'audit trail', count(*) FROM (SELECT FROM dlq.dead_letter_transitions_default LIMIT 10000) d
+$$;
+COMMENT ON FUNCTION dlq.default_partition_rows IS 'How many rows went to default partitions, because the month''s own was missing; up to 10,000 are counted.';

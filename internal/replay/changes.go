@@ -1,0 +1,90 @@
+package replay
+
+import (
+	"bytes"
+	"encoding/json"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/dlqd/dlqd/internal/message"
+)
+
+// Change is what an edit does to one place of a payload, in the words of JSON Patch (RFC 6902).
+type Change struct {
+	Op    string          `json:"op" enum:"add,remove,replace" doc:"What is done."`
+	Path  string          `json:"path" doc:"Where, as a JSON Pointer (RFC 6901) into the payload; empty for all of it."`
+	Was   json.RawMessage `json:"was,omitempty" doc:"What was there."`
+	Value json.RawMessage `json:"value,omitempty" doc:"What is there instead."`
+}
+
+// payloadOf is the part of an event that patches are of: a message's payload, or the job's args where dlqd did not submit it.
+func payloadOf(jobKind string, event json.RawMessage) json.RawMessage {
+	if jobKind != message.JobKind {
+		return event
+	}
+	var fields struct {
+		Payload json.RawMessage `json:"payload"`
+	}
+	_ = json.Unmarshal(event, &fields) // an object: the database made it of one
+	return fields.Payload
+}
+
+// Changes are what makes one document of another, in the order of their paths.
+func Changes(before, after json.RawMessage) []Change { return changes(nil, "", before, after) }
+
+func changes(so []Change, path string, before, after json.RawMessage) []Change {
+	if bytes.Equal(compact(before), compact(after)) {
+		return so
+	}
+	var was, is map[string]json.RawMessage
+	var wasList, isList []json.RawMessage
+	switch {
+	case object(before, &was) && object(after, &is):
+		names := maps.Clone(was)
+		maps.Copy(names, is)
+		for _, name := range slices.Sorted(maps.Keys(names)) {
+			so = change(so, path+"/"+strings.NewReplacer("~", "~0", "/", "~1").Replace(name), was[name], is[name])
+		}
+	case list(before, &wasList) && list(after, &isList):
+		for i := range max(len(wasList), len(isList)) {
+			var a, b json.RawMessage
+			if i < len(wasList) {
+				a = wasList[i]
+			}
+			if i < len(isList) {
+				b = isList[i]
+			}
+			so = change(so, path+"/"+strconv.Itoa(i), a, b)
+		}
+	default:
+		so = append(so, Change{Op: "replace", Path: path, Was: before, Value: after})
+	}
+	return so
+}
+
+// change is what happens to a place, where nil is nothing.
+func change(so []Change, path string, before, after json.RawMessage) []Change {
+	switch {
+	case before == nil:
+		return append(so, Change{Op: "add", Path: path, Value: after})
+	case after == nil:
+		return append(so, Change{Op: "remove", Path: path, Was: before})
+	}
+	return changes(so, path, before, after)
+}
+
+func compact(raw json.RawMessage) []byte {
+	var out bytes.Buffer
+	_ = json.Compact(&out, raw) // it is JSON
+	return out.Bytes()
+}
+
+func object(raw json.RawMessage, into *map[string]json.RawMessage) bool {
+	return bytes.HasPrefix(bytes.TrimSpace(raw), []byte("{")) && json.Unmarshal(raw, into) == nil
+}
+
+func list(raw json.RawMessage, into *[]json.RawMessage) bool {
+	return bytes.HasPrefix(bytes.TrimSpace(raw), []byte("[")) && json.Unmarshal(raw, into) == nil
+}

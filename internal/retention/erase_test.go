@@ -1,0 +1,142 @@
+package retention_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/stretchr/testify/require"
+
+	"github.com/dlqd/dlqd/internal/archive"
+	"github.com/dlqd/dlqd/internal/deadletter"
+)
+
+// holds lists the tables, by the catalog, and the files of the archive that hold a word.
+func (b *bundle) holds(word string) (where []string) {
+	b.Helper()
+	rows, err := b.pool.Query(b.Context(), `SELECT c.oid::regclass::text FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+		WHERE c.relkind = 'r' AND n.nspname NOT IN ('pg_catalog', 'information_schema') AND n.nspname NOT LIKE 'pg\_%'`)
+	require.NoError(b, err)
+	var tables []string
+	for rows.Next() {
+		var table string
+		require.NoError(b, rows.Scan(&table))
+		tables = append(tables, table)
+	}
+	require.NoError(b, rows.Err())
+	require.Contains(b, tables, "river_job")
+	require.Contains(b, tables, "dlq.replay_runs")
+	for _, table := range tables {
+		if n := b.count("SELECT count(*) FROM "+table+" t WHERE position($1 IN t::text) > 0", word); n > 0 {
+			where = append(where, fmt.Sprintf("%s: %d", table, n))
+		}
+	}
+	units, err := b.cold.Units(b.Context())
+	require.NoError(b, err)
+	for _, m := range units {
+		look := func(line []byte) error {
+			if strings.Contains(string(line), word) {
+				where = append(where, m.Unit+": "+string(line))
+			}
+			return nil
+		}
+		require.NoError(b, b.cold.Entries(b.Context(), &m, look))
+		require.NoError(b, b.cold.Audit(b.Context(), &m, look))
+	}
+	return where
+}
+
+// erase does what the API does.
+func (b *bundle) erase(filter string) deadletter.Erasure {
+	b.Helper()
+	store := b.keeper.Store
+	e, err := store.Erase(b.Context(), json.RawMessage(filter), deadletter.Act{Actor: "kim", Note: "request 42"})
+	require.NoError(b, err)
+	done, err := b.cold.Erase(b.Context(), store, e.ID, json.RawMessage(filter))
+	require.NoError(b, err)
+	e.Archived, e.Archives = done.Entries, done.Units
+	require.NoError(b, store.FinishErasure(b.Context(), &e, done.Jobs))
+	return e
+}
+
+// Of whoever was erased no table and no file has anything left: edits in the trail, in the database and in the archive, of entries
+// here and there, and runs that name them.
+func TestErase_leavesNothing(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	for _, customer := range []string{"zaphod", "trillian"} {
+		b.exec(`INSERT INTO river_job (kind, args, queue, max_attempts, state, tags) SELECT 'k', jsonb_build_object('customer', $1::text, 'n', i), 'payments', 1, 'running', ARRAY[$1] FROM generate_series(1, 5) i`, customer)
+		b.exec(`UPDATE river_job SET state = 'discarded', finalized_at = now(), errors = ARRAY[jsonb_build_object('error', $1 || ' is unknown', 'attempt', 1)],
+			metadata = jsonb_build_object('dlq:error', jsonb_build_object('attempt', 0, 'type', 'T', 'message', $1 || ' is unknown', 'context', jsonb_build_object('name', $1))) WHERE state = 'running'`, customer)
+	}
+	b.exec("SELECT dlq.act_on('park', ARRAY(SELECT id FROM dlq.dead_letter_queue), 'kim')")
+	id := func(n int) string {
+		return b.text("SELECT id::text FROM dlq.dead_letter_queue WHERE original_event @> jsonb_build_object('customer', 'zaphod', 'n', $1::int)", n)
+	}
+	fails := func() {
+		b.exec(`UPDATE river_job SET state = 'discarded', finalized_at = now(), attempt = 1, errors = ARRAY['{"error": "zaphod was refused", "attempt": 1}'::jsonb] WHERE state = 'available'`)
+		b.exec("SELECT dlq.apply_facts()")
+		b.exec("SELECT dlq.act_on('park', ARRAY(SELECT id FROM dlq.dead_letter_open WHERE status = 'dlq_pending'), 'kim')")
+	}
+	for n := 1; n <= 3; n++ {
+		b.exec("SELECT dlq.replay($1, 'kim', NULL, '{\"customer\": \"zaphod\", \"address\": \"zaphod''s street\"}')", id(n))
+		fails()
+	}
+	run := b.text(`SELECT dlq.replay_start('{"payload": {"customer": "zaphod"}}', 'kim', 'ticket 7', p_merge_patch => '{"name": "zaphod"}')::text`)
+	b.exec("SELECT dlq.replay_step($1, ARRAY[$2::uuid])", run, id(4))
+	fails()
+	b.exec("SELECT dlq.replay_start('{\"tags\": [\"trillian\"]}', 'kim', 'hers')")
+	b.exec("INSERT INTO dlq.job_facts (job_id, job_created_at, fact, entry_id, job) SELECT river_job_id, job_created_at, 'refused', id, '{\"state\": \"discarded\", \"errors\": [{\"error\": \"zaphod\"}]}' FROM dlq.dead_letter_queue WHERE id = $1", id(5))
+	b.exec(`UPDATE dlq.dead_letter_queue SET fingerprint = md5(original_event::text), move = '{"actor": "worker:1", "reason": "judged"}' WHERE status = 'dlq_manual'`)
+	b.exec("SELECT dlq.refresh_rollups()")
+	// The first is in the archive alone, but for its job; the second is closed, and its moves are in the archive; the others are open.
+	b.exec("SELECT dlq.act_on('resolve', ARRAY[$1::uuid, $2::uuid], 'kim')", id(1), id(2))
+	first := uuid.MustParse(id(1))
+	ids, hashes, err := b.cold.Rows(t.Context(), b.keeper.Store, archive.Manifest{Unit: "entries_1"}, []uuid.UUID{first})
+	require.NoError(t, err)
+	require.Equal(t, 1, b.count("SELECT dlq.delete_entries($1, $2)", ids, hashes))
+	trail := time.Now().UTC().Format("dead_letter_transitions_200601")
+	_, err = b.cold.Partition(t.Context(), b.keeper.Store, archive.Manifest{Unit: trail, Partition: trail}, true)
+	require.NoError(t, err)
+	before := strings.Join(b.holds("zaphod"), "\n")
+	for _, table := range []string{"dead_letter_open", "dead_letter_resolved", "dead_letter_transitions", "replay_runs", "replay_run_entries", "failure_groups", "job_facts", "river_job", "entries_1", trail + ": {"} {
+		require.Contains(t, before, table, "the test's own premise")
+	}
+	jobs := b.count("SELECT count(*) FROM river_job WHERE args::text LIKE '%zaphod%'")
+
+	const filter = `{"payload": {"customer": "zaphod"}}`
+	e := b.erase(filter)
+	require.Positive(t, e.UnderWay, "the run has not ended")
+	require.Nil(t, e.FinishedAt, "something was left")
+	b.exec("SELECT dlq.replay_cancel($1)", run)
+	e = b.erase(filter)
+	require.Zero(t, e.UnderWay)
+	require.NotNil(t, e.FinishedAt)
+	require.Empty(t, b.holds("zaphod"))
+	require.NotEmpty(t, b.holds("trillian"))
+	require.Equal(t, jobs, b.count("SELECT count(*) FROM river_job WHERE args = '{\"erased\": true}'"))
+	require.Equal(t, 1, b.count(`SELECT count(*) FROM dlq.replay_runs WHERE filter @> '{"erased": true}'`))
+	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_transitions WHERE detail = jsonb_build_object('run', $1::text)", run), "that a run sent it back stays")
+}
+
+// What is not in the archive cannot be found there: what an edit put into the trail goes with its entry.
+func TestErase_ofWhatIsDeletedWithoutAnArchive(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	for range 2 {
+		b.exec(`INSERT INTO river_job (kind, args, queue, max_attempts, state) VALUES ('k', '{"customer": "arthur"}', 'payments', 1, 'running')`)
+		b.exec(`UPDATE river_job SET state = 'discarded', finalized_at = now() WHERE state = 'running'`)
+		b.exec("SELECT dlq.replay(id, 'kim', NULL, '{\"customer\": \"zaphod\"}') FROM dlq.find('{\"status\": \"dlq_pending\"}')")
+		b.exec("UPDATE river_job SET state = 'completed', finalized_at = now() WHERE state = 'available'")
+		b.exec("SELECT dlq.apply_facts()")
+	}
+	b.exec("DELETE FROM river_job")
+	require.Equal(t, 2, b.in("dlq_resolved"))
+	b.exec("SELECT dlq.act_on('purge', ARRAY(SELECT id FROM dlq.dead_letter_queue ORDER BY id LIMIT 1), 'kim')")
+	b.exec("SELECT dlq.drop_partition($1)", time.Now().UTC().Format("dead_letter_resolved_200601"))
+	require.Empty(t, b.holds("zaphod"))
+	require.Equal(t, 2, b.count("SELECT count(*) FROM dlq.dead_letter_transitions WHERE reason = 'edited and replayed' AND detail = '{\"erased\": true}'"))
+}
