@@ -40,6 +40,7 @@ BEGIN
         RETURN true;
     END IF;
     EXECUTE format('CREATE TABLE %I.%I (LIKE %s INCLUDING ALL EXCLUDING INDEXES, PRIMARY KEY (%s))', v_schema, p_name, p_parent, p_primary_key);
+    EXECUTE format('COMMENT ON TABLE %I.%I IS %L', v_schema, p_name, 'A month of ' || p_parent || ', from ' || p_from || '.');
     EXECUTE format('LOCK TABLE ONLY %s IN SHARE ROW EXCLUSIVE MODE', p_parent);
     -- Rows of this range that came while there was no partition for them. (They are moved, not lost.)
     EXECUTE format('ALTER TABLE %s DISABLE TRIGGER %I', dlq.default_partition(p_parent), v_guard);

@@ -468,3 +468,16 @@ CREATE OR REPLACE VIEW dlq.time_in_dlq AS SELECT * FROM dlq.times('7 days');
 COMMENT ON VIEW dlq.time_in_dlq IS 'How long entries closed in the last seven days were open, and work took to recover; see dlq.times.';
 CREATE OR REPLACE VIEW dlq.rollup_lag AS SELECT s.at, now() - s.at AS behind, s.rebuilt_at, s.moves FROM dlq.rollup_state s;
 COMMENT ON VIEW dlq.rollup_lag IS 'As of when analytics are exact.';
+-- (Each is the function of its name, with what that takes by default.)
+CREATE OR REPLACE VIEW dlq.error_types AS SELECT * FROM dlq.error_types();
+COMMENT ON VIEW dlq.error_types IS 'Failures of the last seven days by type of error, the most first.';
+CREATE OR REPLACE VIEW dlq.top_groups AS SELECT * FROM dlq.top_groups();
+COMMENT ON VIEW dlq.top_groups IS 'The failure groups with the most failures in the last seven days.';
+CREATE OR REPLACE VIEW dlq.replay_success AS SELECT * FROM dlq.replay_success();
+COMMENT ON VIEW dlq.replay_success IS 'How redeliveries of the last seven days ended, by queue and class.';
+CREATE OR REPLACE VIEW dlq.retry_cost AS SELECT * FROM dlq.retry_cost();
+COMMENT ON VIEW dlq.retry_cost IS 'What attempts and redeliveries of the last seven days were spent on, by queue.';
+CREATE OR REPLACE VIEW dlq.noisiest_sources AS SELECT * FROM dlq.noisiest_sources();
+COMMENT ON VIEW dlq.noisiest_sources IS 'Which sources'' messages became dead letters in the last seven days, the most first.';
+CREATE OR REPLACE VIEW dlq.oldest_entries AS SELECT * FROM dlq.oldest_entries();
+COMMENT ON VIEW dlq.oldest_entries IS 'The open entries that have waited for the longest.';

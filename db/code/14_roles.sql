@@ -172,6 +172,10 @@ BEGIN
         IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = v_role) THEN
             BEGIN
                 EXECUTE format('CREATE ROLE %I NOLOGIN', v_role);
+                EXECUTE format('COMMENT ON ROLE %I IS %L', v_role, CASE v_role
+                    WHEN 'dlq_reader' THEN 'dlqd: reads dead letters (but for sensitive columns), audit trail and analytics.'
+                    WHEN 'dlq_operator' THEN 'dlqd: reads all, replays, discards, resolves, parks; steers runs and circuit breakers.'
+                    ELSE 'dlqd: also purges, erases, restores, and keeps retention and partitions.' END);
                 -- What detach takes away again.
                 INSERT INTO dlq.settings AS s (key, value) VALUES ('roles_made', v_role)
                 ON CONFLICT (key) DO UPDATE SET value = s.value || ',' || excluded.value, updated_at = now();

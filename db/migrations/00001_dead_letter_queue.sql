@@ -929,6 +929,12 @@ COMMENT ON COLUMN dlq.duties.name IS 'Which duty.';
 COMMENT ON COLUMN dlq.duties.holder IS 'Who does it: an id of that time alone.';
 COMMENT ON COLUMN dlq.duties.until IS 'When another may take it, unless its holder says before that it goes on.';
 
+COMMENT ON TABLE dlq.dead_letter_inbox IS 'Entries that nobody has filed yet: all that an application''s transaction writes.';
+COMMENT ON TABLE dlq.dead_letter_resolved_default IS 'Rows of months that had no partition when they came; dlq.ensure_partitions() makes it, and moves them there.';
+COMMENT ON TABLE dlq.dead_letter_failed_default IS 'Rows of months that had no partition when they came; dlq.ensure_partitions() makes it, and moves them there.';
+COMMENT ON TABLE dlq.dead_letter_archived_default IS 'Rows of months that had no partition when they came; dlq.ensure_partitions() makes it, and moves them there.';
+COMMENT ON TABLE dlq.dead_letter_transitions_default IS 'Rows of months that had no partition when they came; dlq.ensure_partitions() makes it, and moves them there.';
+
 -- +goose Down
 DROP TABLE dlq.acts;
 DROP TABLE dlq.archived_partitions;
