@@ -16,6 +16,7 @@
 package riverdlq
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -127,39 +128,58 @@ func Record(ctx context.Context, job *rivertype.JobRow, err error) error {
 
 // storable is context as JSON that jsonb can hold, nil where there is no such thing: context that cannot be stored must
 // cost neither the rest of the error nor the job's own end. Decoding replaces what is not Unicode (half a surrogate
-// pair), and refuses numbers that are out of range.
+// pair). Numbers stay as they are written: an id beyond 2^53 is no float64. Those that are out of a float64's range are refused.
 func storable(context map[string]any) json.RawMessage {
 	raw, err := json.Marshal(context)
 	if err != nil || len(raw) > maxContextBytes {
 		return nil
 	}
 	var tree any
-	if json.Unmarshal(raw, &tree) != nil {
+	decoder := json.NewDecoder(bytes.NewReader(raw))
+	decoder.UseNumber()
+	if decoder.Decode(&tree) != nil {
 		return nil
 	}
-	raw, err = json.Marshal(cleanTree(tree))
+	tree, ok := cleanTree(tree)
+	if !ok {
+		return nil
+	}
+	raw, err = json.Marshal(tree)
 	if err != nil {
 		return nil
 	}
 	return raw
 }
 
-func cleanTree(tree any) any {
+// maxNumberLength bounds the digits of one number, which jsonb writes out: those of the largest float64 fit.
+const maxNumberLength = 400
+
+// cleanTree makes all texts storable, and reports whether all numbers are.
+func cleanTree(tree any) (any, bool) {
+	ok := true
+	each := func(node any) any {
+		node, fine := cleanTree(node)
+		ok = ok && fine
+		return node
+	}
 	switch node := tree.(type) {
 	case string:
-		return clean(node)
+		return clean(node), true
+	case json.Number:
+		size, err := node.Float64()
+		return node, err == nil && len(node) <= maxNumberLength && (size != 0 || strings.Trim(string(node), "-0.") == "")
 	case []any:
 		for i := range node {
-			node[i] = cleanTree(node[i])
+			node[i] = each(node[i])
 		}
 	case map[string]any:
 		cleaned := make(map[string]any, len(node))
 		for key, value := range node {
-			cleaned[clean(key)] = cleanTree(value)
+			cleaned[clean(key)] = each(value)
 		}
-		return cleaned
+		return cleaned, ok
 	}
-	return tree
+	return tree, ok
 }
 
 // clean makes text that jsonb can hold.

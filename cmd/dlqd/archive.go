@@ -39,7 +39,13 @@ func (f *archiveFlag) location(database *databaseFlags) string {
 }
 
 // with runs fn on the archive.
-func (f *archiveFlag) with(ctx context.Context, database *databaseFlags, fn func(*archive.Archive) error) error {
+func (f *archiveFlag) with(cmd *cobra.Command, database *databaseFlags, fn func(*archive.Archive) error) error {
+	ctx := cmd.Context()
+	if f.at != "" && cmd.Flags().Lookup("database-url") == nil {
+		if err := ignores(cmd, "where --archive says where the archive is", "data-dir"); err != nil {
+			return err
+		}
+	}
 	at := f.location(database)
 	if at == "" {
 		return &usageError{errors.New("--archive: say where the archive is")}
@@ -69,7 +75,7 @@ func newArchiveList() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "list", Short: "List the units of the archive", Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return flag.with(cmd.Context(), &database, func(a *archive.Archive) error {
+			return flag.with(cmd, &database, func(a *archive.Archive) error {
 				units, err := a.Units(cmd.Context())
 				if err != nil {
 					return err
@@ -112,7 +118,7 @@ func newArchiveVerify() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "verify [UNIT…]", Short: "Read units, all if none is named, and compare them to their manifests",
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return flag.with(cmd.Context(), &database, func(a *archive.Archive) error {
+			return flag.with(cmd, &database, func(a *archive.Archive) error {
 				units, err := named(cmd.Context(), a, args)
 				if err != nil {
 					return err
@@ -161,7 +167,7 @@ func newArchiveShow() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "show UNIT", Short: "Print a unit's entries, or its moves, as NDJSON", Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return flag.with(cmd.Context(), &database, func(a *archive.Archive) error {
+			return flag.with(cmd, &database, func(a *archive.Archive) error {
 				m, err := a.Manifest(cmd.Context(), args[0])
 				if err != nil {
 					return err
@@ -203,12 +209,15 @@ func newArchiveRestore() *cobra.Command {
 					return &usageError{fmt.Errorf("--id %q: %w", only, err)}
 				}
 			}
-			return flag.with(cmd.Context(), &database, func(a *archive.Archive) error {
+			if flag.at == "" {
+				database.besideURL = []string{"data-dir"} // it says where the archive is
+			}
+			return flag.with(cmd, &database, func(a *archive.Archive) error {
 				m, err := a.Manifest(cmd.Context(), args[0])
 				if err != nil {
 					return err
 				}
-				return database.withMigrator(cmd.Context(), func(mig *postgres.Migrator) error {
+				return database.withMigrator(cmd, func(mig *postgres.Migrator) error {
 					if err := mig.Check(cmd.Context()); err != nil {
 						return err
 					}

@@ -6,6 +6,7 @@ import (
 	"io"
 	"net/url"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/jackc/pgx/v5"
@@ -93,7 +94,7 @@ func newAttach() *cobra.Command {
 			if database.url == "" {
 				return &usageError{errors.New("--database-url (or DATABASE_URL) must name the application's database")}
 			}
-			return database.withMigrator(cmd.Context(), func(m *postgres.Migrator) error {
+			return database.withMigrator(cmd, func(m *postgres.Migrator) error {
 				plan, err := m.Plan(cmd.Context())
 				if err != nil {
 					return err
@@ -112,6 +113,9 @@ func newAttach() *cobra.Command {
 				printLater(out, plan)
 				found := lookOver(cmd, m)
 				if dryRun {
+					if backfill && found != nil {
+						_, _ = fmt.Fprintf(out, "backfill would take in %s jobs that failed before\n", atLeast(found.Failures.Count, found.Failures.More))
+					}
 					return nil
 				}
 				if err := m.Attach(cmd.Context()); err != nil {
@@ -140,6 +144,13 @@ func newAttach() *cobra.Command {
 	cmd.Flags().BoolVar(&backfill, "backfill", false, "also take in jobs that failed before and that River still keeps; they wait for a person")
 	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "only say what would be created, and which rights are missing")
 	return cmd
+}
+
+func atLeast(n int, more bool) string {
+	if more {
+		return fmt.Sprintf("%d or more", n)
+	}
+	return strconv.Itoa(n)
 }
 
 // printLater says which rights other parts than attach lack.
@@ -182,7 +193,7 @@ func newDetach() *cobra.Command {
 			if database.url == "" {
 				return &usageError{errors.New("--database-url (or DATABASE_URL) must name the application's database")}
 			}
-			return database.withMigrator(cmd.Context(), func(m *postgres.Migrator) error {
+			return database.withMigrator(cmd, func(m *postgres.Migrator) error {
 				out := cmd.OutOrStdout()
 				found, err := m.Find(cmd.Context(), cmd.Flags().Changed("schema"), cmd.Flags().Changed("river-schema"))
 				if err != nil {

@@ -6,7 +6,6 @@ import (
 	"net/url"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/spf13/cobra"
 
@@ -39,7 +38,7 @@ func newAudit() *cobra.Command {
 			}
 			w, row := table(cmd, "AT\tBY\tFROM WHERE\tENTRY\tFROM\tTO\tWHAT\tNOTE\tPOLICY")
 			for _, m := range page.Moves {
-				row(m.At.Format(time.RFC3339), m.Actor, text(m.Origin), text(m.EntryID), text(m.FromStatus), text(m.ToStatus), text(m.Reason), text(m.Note), text(m.ConfigVersion))
+				row(stamp(m.At), m.Actor, text(m.Origin), text(m.EntryID), text(m.FromStatus), text(m.ToStatus), text(m.Reason), text(m.Note), text(m.ConfigVersion))
 			}
 			if err := w.Flush(); err != nil || page.Next == "" {
 				return err
@@ -124,7 +123,7 @@ func newErasures() *cobra.Command {
 			}
 			w, row := table(cmd, "AT\tID\tBY\tNOTE\tFIELDS\tENTRIES\tJOBS\tLEFT\tARCHIVED\tUNITS\tDONE")
 			for _, e := range out.Erasures {
-				row(e.At.Format(time.RFC3339), e.ID, e.Actor, text(e.Note), strings.Join(e.Fields, ","), e.Entries, e.Jobs, e.UnderWay, e.Archived, e.Archives, e.FinishedAt != nil)
+				row(stamp(e.At), e.ID, e.Actor, text(e.Note), strings.Join(e.Fields, ","), e.Entries, e.Jobs, e.UnderWay, e.Archived, e.Archives, e.FinishedAt != nil)
 			}
 			return w.Flush()
 		},

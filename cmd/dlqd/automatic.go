@@ -6,7 +6,6 @@ import (
 	"io"
 	"net/http"
 	"strings"
-	"time"
 
 	"github.com/spf13/cobra"
 
@@ -82,7 +81,7 @@ func printAutomatic(cmd *cobra.Command, status *automatic.Overview) error {
 		if change.Scope == automatic.ScopeStop {
 			name = automatic.ScopeAll
 		}
-		row(change.At.Format(time.RFC3339), name+": "+what, change.Actor, text(change.Note))
+		row(stamp(change.At), name+": "+what, change.Actor, text(change.Note))
 	}
 	return w.Flush()
 }
@@ -97,7 +96,7 @@ func onOff(on bool) string {
 // sayStopped says that all automatic redelivery is stopped, if it is.
 func sayStopped(w io.Writer, stop *automatic.Stop) {
 	if stop != nil {
-		_, _ = fmt.Fprintln(w, strings.Map(printable, stop.String()))
+		sayf(w, "%s\n", stop.String())
 	}
 }
 
@@ -181,7 +180,7 @@ func (c *client) changeAutomatic(cmd *cobra.Command, path string, body any, done
 				pace = fmt.Sprintf("%g a second", g.PerSecond)
 			}
 			if g.Until != nil {
-				until = g.Until.Format(time.RFC3339)
+				until = stamp(*g.Until)
 			}
 			row(g.Entries, g.Due, g.Queue, g.Kind, g.ErrorClass, pace, until)
 		}
@@ -204,6 +203,6 @@ func (c *client) changeAutomatic(cmd *cobra.Command, path string, body any, done
 	if out.DryRun {
 		done = "nothing was changed (--dry-run)"
 	}
-	_, err := fmt.Fprintln(cmd.OutOrStdout(), done)
-	return err
+	sayf(cmd.OutOrStdout(), "%s\n", done)
+	return nil
 }

@@ -12,8 +12,12 @@ import (
 )
 
 func newBreakers() *cobra.Command {
-	cmd := &cobra.Command{Use: "breakers", Short: "See and steer circuit breakers"}
 	var list client
+	cmd := &cobra.Command{
+		Use:   "breakers",
+		Short: "Say where every circuit breaker stands; open and reset them",
+		Args:  cobra.NoArgs,
+	}
 	show := &cobra.Command{
 		Use:   "list",
 		Short: "Say where every circuit breaker stands",
@@ -36,8 +40,7 @@ func newBreakers() *cobra.Command {
 			return w.Flush()
 		},
 	}
-	list.register(show)
-	cmd.AddCommand(show)
+	asList(cmd, show, &list)
 
 	change := func(verb, short string, flags func(*cobra.Command, *api.OpenAction)) {
 		var c client
@@ -60,7 +63,7 @@ func newBreakers() *cobra.Command {
 				if err := c.call(cmd, "POST", "/api/circuit-breakers/"+url.PathEscape(name)+"/"+verb, body, &out); err != nil || c.asJSON {
 					return err
 				}
-				_, _ = fmt.Fprintf(cmd.OutOrStdout(), "%s is %s\n", out.Name, out.State)
+				sayf(cmd.OutOrStdout(), "%s is %s\n", out.Name, out.State)
 				return nil
 			},
 		}

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -31,6 +32,9 @@ func newMove(name, short string) *cobra.Command {
 		RunE: func(cmd *cobra.Command, args []string) error {
 			in.Actor = actor()
 			if len(args) == 1 {
+				if err := actsOn(cmd, "with an ID", "note", "json", "api-url"); err != nil {
+					return err
+				}
 				return c.move(cmd, args[0], name, in.Action)
 			}
 			in.Do = name
@@ -84,7 +88,7 @@ func newBulks() []*cobra.Command {
 
 func (c *client) bulk(cmd *cobra.Command, in *api.BulkRequest, flags *filterFlags) error {
 	var err error
-	if in.Filter, err = flags.filter(); err != nil {
+	if in.Filter, err = flags.chosen(in.All); err != nil {
 		return err
 	}
 	c.timeout = bulkTimeout
@@ -97,15 +101,16 @@ func (c *client) bulk(cmd *cobra.Command, in *api.BulkRequest, flags *filterFlag
 		return err
 	}
 	_, _ = fmt.Fprintf(cmd.OutOrStdout(), "%d dead letters are chosen; nothing was changed\n", out.Chosen)
-	for _, split := range []struct {
-		name   string
-		counts map[string]int64
-	}{{"queue", out.ByQueue}, {"error type", out.ByType}} {
-		for _, key := range slices.Sorted(maps.Keys(split.counts)) {
-			_, _ = fmt.Fprintf(cmd.OutOrStdout(), "  %-10s  %-40s  %d\n", split.name, shorten(key, 40), split.counts[key])
-		}
-	}
+	printSplit(cmd, "queue", out.ByQueue)
+	printSplit(cmd, "error type", out.ByType)
 	return nil
+}
+
+// printSplit says how chosen entries are spread.
+func printSplit(cmd *cobra.Command, by string, counts map[string]int64) {
+	for _, key := range slices.Sorted(maps.Keys(counts)) {
+		sayf(cmd.OutOrStdout(), "  %-10s  %-40s  %d\n", by, shorten(cmp.Or(key, "(none)"), 40), counts[key])
+	}
 }
 
 func newExport() *cobra.Command {
@@ -137,7 +142,7 @@ func newExport() *cobra.Command {
 			return nil
 		},
 	}
-	c.register(cmd)
+	c.registerURL(cmd)
 	filter.register(cmd)
 	cmd.Flags().StringVar(&format, "format", "ndjson", "ndjson or csv")
 	return cmd

@@ -22,7 +22,7 @@ func newCapture() *cobra.Command {
 	status := &cobra.Command{
 		Use: "status", Short: "Say how capture is, and what the reconciler found that it had missed", Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return database.withMigrator(cmd.Context(), func(m *postgres.Migrator) error {
+			return database.withMigrator(cmd, func(m *postgres.Migrator) error {
 				s, err := reconcile.ReadCapture(cmd.Context(), m.Schemas.Rendered(m.Pool))
 				if err != nil {
 					return err
@@ -74,7 +74,7 @@ func newCaptureSwitch(mode, short string) *cobra.Command {
 	cmd := &cobra.Command{
 		Use: mode, Short: short, Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return database.withMigrator(cmd.Context(), func(m *postgres.Migrator) error {
+			return database.withMigrator(cmd, func(m *postgres.Migrator) error {
 				done, err := reconcile.SetCapture(cmd.Context(), m.Schemas.Rendered(m.Pool), change)
 				if err != nil {
 					return err

@@ -17,6 +17,7 @@ import (
 	"strings"
 	"text/tabwriter"
 	"time"
+	"unicode"
 
 	"github.com/danielgtaylor/huma/v2"
 	"github.com/spf13/cobra"
@@ -33,12 +34,16 @@ type client struct {
 }
 
 func (c *client) register(cmd *cobra.Command) {
+	c.registerURL(cmd)
+	cmd.Flags().BoolVar(&c.asJSON, "json", false, "print the API's answer")
+}
+
+func (c *client) registerURL(cmd *cobra.Command) {
 	standard := "http://" + server.DefaultListen
 	if v := os.Getenv("DLQD_API"); v != "" {
 		standard = v
 	}
 	cmd.Flags().StringVar(&c.base, "api-url", standard, "address of the API, or unix:PATH ($DLQD_API)")
-	cmd.Flags().BoolVar(&c.asJSON, "json", false, "print the API's answer")
 }
 
 // call makes a request and decodes its answer into out, or prints it as it is where --json is given. What the API says is
@@ -111,7 +116,7 @@ func (c *client) do(cmd *cobra.Command, method, path string, body io.Reader) (*h
 	for _, e := range problem.Errors {
 		said = append(said, e.Location+": "+e.Message)
 	}
-	return nil, errors.New(strings.Join(said, "; "))
+	return nil, errors.New(strings.ReplaceAll(strings.Join(said, "; "), `"all": true`, "--all"))
 }
 
 func table(cmd *cobra.Command, header string) (w *tabwriter.Writer, row func(cells ...any)) {
@@ -120,18 +125,49 @@ func table(cmd *cobra.Command, header string) (w *tabwriter.Writer, row func(cel
 	return w, func(cells ...any) {
 		texts := make([]string, len(cells))
 		for i, cell := range cells {
-			texts[i] = strings.Map(printable, fmt.Sprint(cell))
+			texts[i] = printable(fmt.Sprint(cell))
 		}
 		_, _ = fmt.Fprintln(w, strings.Join(texts, "\t"))
 	}
 }
 
-// printable keeps what strangers wrote from steering the terminal.
-func printable(r rune) rune {
-	if r < ' ' || r == 0x7f || r >= 0x80 && r < 0xa0 {
-		return ' '
+// printable keeps what strangers wrote from steering the terminal: control characters become blanks, and what turns the direction
+// of a text, or cannot be seen, is shown by its number.
+func printable(text string) string {
+	text = strings.ToValidUTF8(text, "\uFFFD")
+	if !strings.ContainsFunc(text, steers) {
+		return text
 	}
-	return r
+	var out strings.Builder
+	for _, r := range text {
+		switch {
+		case !steers(r):
+			out.WriteRune(r)
+		case unicode.Is(unicode.Cf, r) || r == '\u2028' || r == '\u2029':
+			_, _ = fmt.Fprintf(&out, "\\u%04x", r)
+		default:
+			out.WriteByte(' ')
+		}
+	}
+	return out.String()
+}
+
+func steers(r rune) bool {
+	return unicode.IsControl(r) || unicode.Is(unicode.Cf, r) || r == '\u2028' || r == '\u2029'
+}
+
+// printLines is printable, of a text of several lines.
+func printLines(text string) string {
+	lines := strings.Split(text, "\n")
+	for i := range lines {
+		lines[i] = printable(lines[i])
+	}
+	return strings.Join(lines, "\n")
+}
+
+// sayf prints what holds words of strangers.
+func sayf(w io.Writer, format string, args ...any) {
+	_, _ = io.WriteString(w, printLines(fmt.Sprintf(format, args...)))
 }
 
 func text[T any](v *T) string {
@@ -139,6 +175,16 @@ func text[T any](v *T) string {
 		return "-"
 	}
 	return fmt.Sprint(*v)
+}
+
+// stamp is how times are printed.
+func stamp(t time.Time) string { return t.UTC().Format(time.RFC3339) }
+
+func stampOrNone(t *time.Time) string {
+	if t == nil {
+		return "-"
+	}
+	return stamp(*t)
 }
 
 func ago(t time.Time) string { return time.Since(t).Truncate(time.Second).String() }
@@ -233,11 +279,11 @@ func newShow() *cobra.Command {
 			row("class, rule", text(e.ErrorClass)+", "+text(e.Rule))
 			row("error", text(e.ErrorType)+" "+text(e.ErrorCode))
 			row("", text(e.ErrorMessage))
-			row("failed", e.FirstFailedAt.Format(time.RFC3339)+" to "+e.LastFailedAt.Format(time.RFC3339))
+			row("failed", stamp(e.FirstFailedAt)+" to "+stamp(e.LastFailedAt))
 			row("attempts", fmt.Sprintf("%d of %d, then %d redeliveries of %d", e.RetryCount, e.MaxRetries, e.DLQRetryCount, e.DLQMaxRetries))
 			row("strategy", text(e.Strategy))
 			row("next", text(e.Next))
-			row("next look", text(e.NextRetryAt))
+			row("next look", stampOrNone(e.NextRetryAt))
 			row("waiting for", text(e.WaitingFor))
 			row("notes", text(e.Notes))
 			row("event", string(e.OriginalEvent))
@@ -249,7 +295,7 @@ func newShow() *cobra.Command {
 			}
 			w, row = table(cmd, "\nAT\tFROM\tTO\tBY\tWHY\tNOTE")
 			for _, t := range e.Transitions {
-				row(t.At.Format(time.RFC3339), text(t.FromStatus), t.ToStatus, t.Actor, text(t.Reason), text(t.Note))
+				row(stamp(t.At), text(t.FromStatus), t.ToStatus, t.Actor, text(t.Reason), text(t.Note))
 			}
 			return w.Flush()
 		},
@@ -263,12 +309,12 @@ func (c *client) move(cmd *cobra.Command, id, name string, action any) error {
 	if err := c.call(cmd, http.MethodPost, "/api/dlq/entries/"+url.PathEscape(id)+"/"+name, action, &moved); err != nil || c.asJSON {
 		return err
 	}
-	_, err := fmt.Fprintf(cmd.OutOrStdout(), "%s is %s", moved.ID, moved.Status)
+	sayf(cmd.OutOrStdout(), "%s is %s", moved.ID, moved.Status)
 	if moved.JobID != 0 {
-		_, err = fmt.Fprintf(cmd.OutOrStdout(), ", with job %d", moved.JobID)
+		sayf(cmd.OutOrStdout(), ", with job %d", moved.JobID)
 	}
-	_, _ = fmt.Fprintln(cmd.OutOrStdout())
-	return err
+	sayf(cmd.OutOrStdout(), "\n")
+	return nil
 }
 
 func newSend() *cobra.Command {
@@ -302,8 +348,8 @@ func newSend() *cobra.Command {
 			if accepted.Duplicate {
 				verb = "known already"
 			}
-			_, err := fmt.Fprintf(cmd.OutOrStdout(), "message %s is %s, as job %d\n", accepted.MessageID, verb, accepted.JobID)
-			return err
+			sayf(cmd.OutOrStdout(), "message %s is %s, as job %d\n", accepted.MessageID, verb, accepted.JobID)
+			return nil
 		},
 	}
 	c.register(cmd)

@@ -46,6 +46,16 @@ func newConfig() *cobra.Command {
 	return cmd
 }
 
+// check refuses --destination where the policy has destinations of its own.
+func (f *policyFlags) check(cmd *cobra.Command, p *policy.Policy) error {
+	for _, d := range p.Destinations {
+		if d.URL == f.destination {
+			return nil
+		}
+	}
+	return ignores(cmd, "where the policy says where messages are delivered to", "destination")
+}
+
 // loadRuled loads a policy with its rules compiled.
 func loadRuled(source policy.Source) (*strategy.Planner, error) {
 	p, err := policy.Load(source)
@@ -107,6 +117,9 @@ func newConfigShow() *cobra.Command {
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			planner, err := loadRuled(source.source())
 			if err != nil {
+				return err
+			}
+			if err := source.check(cmd, planner.Policy()); err != nil {
 				return err
 			}
 			w, row := table(cmd, "VALUE\tFROM")
@@ -354,6 +367,9 @@ func newConfigTest() *cobra.Command {
 		RunE: func(cmd *cobra.Command, args []string) error {
 			planner, err := loadRuled(source.source())
 			if err != nil {
+				return err
+			}
+			if err := source.check(cmd, planner.Policy()); err != nil {
 				return err
 			}
 			w, row := table(cmd, "SAMPLE\tCLASS\tRULE\tSTRATEGY\t")

@@ -6,8 +6,11 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
+	"strings"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/dlqd/dlqd/internal/api"
 	"github.com/dlqd/dlqd/internal/postgres"
@@ -18,10 +21,11 @@ func newMigrate() *cobra.Command {
 	sub := func(use, short string, run func(cmd *cobra.Command, m *postgres.Migrator) error) {
 		var database databaseFlags
 		c := &cobra.Command{Use: use, Short: short, Args: cobra.NoArgs, RunE: func(cmd *cobra.Command, _ []string) error {
-			return database.withMigrator(cmd.Context(), func(m *postgres.Migrator) error { return run(cmd, m) })
+			return database.withMigrator(cmd, func(m *postgres.Migrator) error { return run(cmd, m) })
 		}}
 		database.register(c)
 		if use == "up" {
+			database.makesData = true
 			c.Flags().BoolVar(&database.ownRiver, "own-river", false, "the River that is there already is dlqd's own, and no application's")
 		}
 		cmd.AddCommand(c)
@@ -60,13 +64,23 @@ func printStatus(cmd *cobra.Command, m *postgres.Migrator) error {
 }
 
 func newPsql() *cobra.Command {
-	var database databaseFlags
+	database := databaseFlags{besideURL: []string{"postgres-bin"}}
 	cmd := &cobra.Command{
-		Use:   "psql [flags] [-- psql's arguments]",
-		Short: "Open psql on the database",
+		Use:                "psql [flags] [psql's arguments]",
+		Short:              "Open psql on the database",
+		Long:               "What is no flag of this command goes to psql; after --, everything does.",
+		Example:            "  dlqd psql -c 'SELECT * FROM dlq.backlog'",
+		DisableFlagParsing: true,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := database.schemas.Validate(); err != nil {
+			own, args := splitPsqlArguments(cmd.Flags(), args)
+			if slices.Contains(own, "--help") {
+				return cmd.Help()
+			}
+			if err := cmd.Flags().Parse(own); err != nil {
 				return &usageError{err}
+			}
+			if err := database.check(cmd); err != nil {
+				return err
 			}
 			psql, err := findPsql(cmd, database.postgresBin)
 			if err != nil {
@@ -77,14 +91,50 @@ func newPsql() *cobra.Command {
 				return err
 			}
 			// Ctrl-C in psql cancels a query; it is not for us.
+			url, password := postgres.ForPsql(url)
 			child := exec.Command(psql, append([]string{"--dbname", url}, args...)...) //nolint:gosec,noctx // psql, as asked
-			child.Env = append(os.Environ(), "PGOPTIONS=-c search_path="+database.schemas.DLQ+","+database.schemas.River+" -c row_security=off")
+			child.Env = os.Environ()
+			if password != "" { // everybody on this machine can read the arguments
+				child.Env = append(child.Env, "PGPASSWORD="+password)
+			}
+			child.Env = append(child.Env, "PGOPTIONS=-c search_path="+database.schemas.DLQ+","+database.schemas.River+" -c row_security=off")
 			child.Stdin, child.Stdout, child.Stderr = os.Stdin, cmd.OutOrStdout(), cmd.ErrOrStderr()
 			return errors.Join(child.Run(), stop())
 		},
 	}
 	database.register(cmd)
 	return cmd
+}
+
+// psqlOptionsWithValue are psql's options whose value is the argument after them.
+const psqlOptionsWithValue = "cdfvoFRPLThpU"
+
+// splitPsqlArguments tells this command's flags from what psql is to get.
+func splitPsqlArguments(flags *pflag.FlagSet, args []string) (own, psql []string) {
+	for i := 0; i < len(args); i++ {
+		arg := args[i]
+		name, _, hasValue := strings.Cut(strings.TrimPrefix(arg, "--"), "=")
+		takesNext := i+1 < len(args)
+		switch {
+		case arg == "--":
+			return own, append(psql, args[i+1:]...)
+		case arg == "--help":
+			own = append(own, arg)
+		case strings.HasPrefix(arg, "--") && flags.Lookup(name) != nil:
+			own = append(own, arg)
+			if !hasValue && takesNext {
+				i++
+				own = append(own, args[i])
+			}
+		default:
+			psql = append(psql, arg)
+			if len(arg) == 2 && arg[0] == '-' && strings.Contains(psqlOptionsWithValue, arg[1:]) && takesNext {
+				i++
+				psql = append(psql, args[i])
+			}
+		}
+	}
+	return own, psql
 }
 
 func findPsql(cmd *cobra.Command, bin string) (string, error) {

@@ -23,7 +23,7 @@ func newDoctor() *cobra.Command {
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			var findings []doctor.Finding
-			err := database.withMigrator(cmd.Context(), func(m *postgres.Migrator) error {
+			err := database.withMigrator(cmd, func(m *postgres.Migrator) error {
 				findings = doctor.Examine(cmd.Context(), m)
 				return nil
 			})

@@ -5,9 +5,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"os"
 	"os/signal"
+	"path/filepath"
+	"slices"
 	"syscall"
 	"time"
 	_ "time/tzdata" // off-peak hours are in time zones, which a small machine may not have
@@ -44,7 +47,7 @@ func main() {
 	if !started {
 		err = &usageError{err}
 	}
-	fmt.Fprintln(os.Stderr, "dlqd:", err)
+	sayf(os.Stderr, "dlqd: %s\n", err)
 	os.Exit(exitCode(err))
 }
 
@@ -114,6 +117,7 @@ func newRoot(hard context.Context) *cobra.Command {
 	add("use", newBulks()...)
 	add("policy", newConfig())
 	add("database", newMigrate(), newGrants(), newAttach(), newDetach(), newArchive(), newCapture(), newDoctor(), newPsql(), newOpenAPI())
+	explainGroups(root)
 	return root
 }
 
@@ -122,6 +126,8 @@ type databaseFlags struct {
 	url, dataDir, postgresBin string
 	schemas                   postgres.Schemas
 	ownRiver                  bool
+	makesData                 bool     // a data directory that is not there is made
+	besideURL                 []string // flags of the embedded one that are acted on where a URL names the database
 }
 
 func (f *databaseFlags) register(cmd *cobra.Command) {
@@ -150,11 +156,11 @@ func (f *databaseFlags) registerDataDir(cmd *cobra.Command) {
 }
 
 // withMigrator runs fn on the database that the flags name. The embedded one is started if no dlqd runs it.
-func (f *databaseFlags) withMigrator(ctx context.Context, fn func(*postgres.Migrator) error) error {
-	if err := f.schemas.Validate(); err != nil {
-		return &usageError{err}
+func (f *databaseFlags) withMigrator(cmd *cobra.Command, fn func(*postgres.Migrator) error) error {
+	if err := f.check(cmd); err != nil {
+		return err
 	}
-	logger := newLogger(slog.LevelWarn)
+	ctx, logger := cmd.Context(), newLogger(slog.LevelWarn)
 	url, stop, err := f.reach(ctx, logger)
 	if err != nil {
 		return err
@@ -169,10 +175,32 @@ func (f *databaseFlags) withMigrator(ctx context.Context, fn func(*postgres.Migr
 	}(), stop())
 }
 
+// check refuses names of schemas that are none and, where a URL names the database, flags that are for the embedded one.
+func (f *databaseFlags) check(cmd *cobra.Command) error {
+	if err := f.schemas.Validate(); err != nil {
+		return &usageError{err}
+	}
+	if f.url == "" {
+		return nil
+	}
+	for _, name := range []string{"data-dir", "postgres-bin"} {
+		if slices.Contains(f.besideURL, name) {
+			continue
+		}
+		if err := ignores(cmd, "where --database-url (or DATABASE_URL) names the database", name); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // reach returns the database's URL, and what ends the server that had to be started for it.
 func (f *databaseFlags) reach(ctx context.Context, logger *slog.Logger) (url string, stop func() error, err error) {
 	if f.url != "" {
 		return f.url, func() error { return nil }, nil
+	}
+	if _, err := os.Stat(filepath.Join(f.dataDir, "pgdata")); errors.Is(err, fs.ErrNotExist) && !f.makesData {
+		return "", nil, &usageError{fmt.Errorf("--data-dir %s: no dlqd keeps its data there; \"dlqd serve\" or \"dlqd migrate up\" makes it", f.dataDir)}
 	}
 	embedded, err := postgres.StartEmbedded(ctx, postgres.EmbeddedConfig{DataDir: f.dataDir, BinDir: f.postgresBin, Logger: logger})
 	if _, ok := errors.AsType[*postgres.HeldError](err); ok { // a dlqd runs it: use that one

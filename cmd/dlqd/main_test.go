@@ -266,20 +266,42 @@ func TestServe_secondSignalStopsAtOnce(t *testing.T) {
 
 func TestServe_embedded(t *testing.T) {
 	t.Parallel()
-	dir := dataDir(t)
+	parent := dataDir(t)
+	require.NoError(t, os.Chmod(parent, 0o755)) // the server has a user of its own
+	dir := filepath.Join(parent, "my data, and more")
 	s := serve(t, embedded(t, dir)...)
 	_, stderr, code := run(t, append([]string{"serve", "--listen", "127.0.0.1:0"}, embedded(t, dir)...)...)
 	require.Equal(t, 4, code)
 	require.Contains(t, stderr, "is in use by dlqd with process id "+strconv.Itoa(s.cmd.Process.Pid)+", which serves "+s.api)
 
-	psql := append(append([]string{"psql"}, embedded(t, dir)...), "--", "-Atc", "SELECT count(*) FROM dead_letter_queue")
+	psql := append(append([]string{"psql"}, embedded(t, dir)...), "-Atc", "SELECT count(*) FROM dead_letter_queue")
 	if os.Getenv("DLQD_TEST_POSTGRES_BIN") != "" { // a server alone; psql comes from elsewhere
-		psql = []string{"psql", "--data-dir", dir, "--", "-Atc", "SELECT count(*) FROM dead_letter_queue"}
+		psql = []string{"psql", "-Atc", "SELECT count(*) FROM dead_letter_queue", "--data-dir", dir}
 	}
 	require.Equal(t, "0\n", ok(t, psql...))
 	require.Contains(t, ok(t, append([]string{"migrate", "status"}, embedded(t, dir)...)...), "up to date")
 	require.Zero(t, s.stop(syscall.SIGINT), s.log.String())
 	require.Contains(t, ok(t, append([]string{"migrate", "status"}, embedded(t, dir)...)...), "up to date", "it starts the server itself")
+}
+
+// What psql gets, as everybody on the machine can see it.
+func TestPsql_command(t *testing.T) {
+	t.Parallel()
+	bin := t.TempDir()
+	require.NoError(t, os.WriteFile(filepath.Join(bin, "psql"), []byte("#!/bin/sh\nprintf '%s\\n' \"$@\"; echo \"password $PGPASSWORD\"\n"), 0o700))
+	psql := func(args ...string) string {
+		cmd := exec.CommandContext(t.Context(), program, append([]string{"psql", "--database-url", "postgres://ann:hunter2@db/x?pool_max_conns=3"}, args...)...)
+		cmd.Env = append(os.Environ(), "PATH="+bin+":"+os.Getenv("PATH"))
+		out, err := cmd.CombinedOutput()
+		require.NoError(t, err, string(out))
+		return string(out)
+	}
+	const to = "--dbname\npostgres://ann@db/x\n"
+	require.Equal(t, to+"-c\nSELECT 1\npassword hunter2\n", psql("-c", "SELECT 1"))
+	require.Equal(t, to+"-c\nSELECT 1\n-At\npassword hunter2\n", psql("-c", "SELECT 1", "--schema", "dlq", "-At", "--river-schema=public"))
+	require.Equal(t, to+"-c\n--schema\n-f\n--\npassword hunter2\n", psql("--", "-c", "--schema", "-f", "--"))
+	require.Equal(t, to+"-c\n--schema\npassword hunter2\n", psql("-c", "--schema"))
+	require.Contains(t, psql("--help"), "What is no flag of this command goes to psql")
 }
 
 func TestServe_asANormalUser(t *testing.T) {
@@ -315,6 +337,7 @@ func TestAttach_command(t *testing.T) {
 	dry := ok(t, "attach", "--dry-run", "--database-url", url)
 	require.Contains(t, dry, "create trigger dlq_capture on public.river_job")
 	require.NotContains(t, dry, "attached")
+	require.Contains(t, ok(t, "attach", "--dry-run", "--backfill", "--database-url", url), "backfill would take in 0 jobs")
 	require.Contains(t, dry, "River in schema public keeps no jobs")
 	for range 2 {
 		require.Contains(t, ok(t, "attach", "--backfill", "--database-url", url), "attached\nbackfill: took in 0 jobs")

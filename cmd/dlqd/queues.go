@@ -1,7 +1,6 @@
 package main
 
 import (
-	"fmt"
 	"net/http"
 	"net/url"
 
@@ -11,7 +10,7 @@ import (
 )
 
 func newQueues() *cobra.Command {
-	cmd := &cobra.Command{Use: "queues", Short: "See queues, pause and resume them"}
+	cmd := &cobra.Command{Use: "queues", Short: "List queues; pause and resume them", Args: cobra.NoArgs}
 	var c client
 	list := &cobra.Command{
 		Use: "list", Short: "List queues, with their jobs and dead letters", Args: cobra.NoArgs,
@@ -33,8 +32,7 @@ func newQueues() *cobra.Command {
 			return w.Flush()
 		},
 	}
-	c.register(list)
-	cmd.AddCommand(list)
+	asList(cmd, list, &c)
 	for _, verb := range []struct{ name, short, done string }{
 		{"pause", "Pause a queue: no client works it", "is paused"}, {"resume", "Go on with a queue", "is worked again"},
 	} {
@@ -47,8 +45,8 @@ func newQueues() *cobra.Command {
 				if err := c.call(cmd, http.MethodPost, "/api/queues/"+url.PathEscape(args[0])+"/"+verb.name, api.Action{Actor: actor(), Note: note}, &q); err != nil || c.asJSON {
 					return err
 				}
-				_, err := fmt.Fprintf(cmd.OutOrStdout(), "queue %s %s\n", q.Name, verb.done)
-				return err
+				sayf(cmd.OutOrStdout(), "queue %s %s\n", q.Name, verb.done)
+				return nil
 			},
 		}
 		c.register(sub)

@@ -4,11 +4,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
 	"net/http"
 	"net/url"
 	"os"
-	"slices"
+	"reflect"
 	"sync"
 	"time"
 
@@ -68,11 +67,30 @@ func (f *filterFlags) filter() (api.EntryFilter, error) {
 		out.MaxRetryCount = &f.maxRetryMax
 	}
 	if f.payload != "" {
-		if err := json.Unmarshal([]byte(f.payload), &out.Payload); err != nil {
-			return out, &usageError{fmt.Errorf("--payload-contains: %w", err)}
+		var err error
+		if out.Payload, err = jsonFlag("payload-contains", f.payload); err != nil {
+			return out, err
 		}
 	}
 	return out, nil
+}
+
+// chosen is the filter that the flags name, which must name something unless all is meant.
+func (f *filterFlags) chosen(all bool) (api.EntryFilter, error) {
+	out, err := f.filter()
+	if err == nil && !all && reflect.ValueOf(out).IsZero() {
+		err = &usageError{errors.New("an empty filter chooses every entry: choose some (--help says how), or say so with --all")}
+	}
+	return out, err
+}
+
+// jsonFlag is the JSON that a flag holds, as it was typed.
+func jsonFlag(name, value string) (json.RawMessage, error) {
+	var raw json.RawMessage
+	if err := json.Unmarshal([]byte(value), &raw); err != nil {
+		return nil, &usageError{fmt.Errorf("--%s: %w", name, err)}
+	}
+	return raw, nil
 }
 
 func newReplay() *cobra.Command {
@@ -91,17 +109,23 @@ func newReplay() *cobra.Command {
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 1 {
+				if err := actsOn(cmd, "with an ID", "note", "force", "payload", "json", "api-url"); err != nil {
+					return err
+				}
 				one.Action, one.Force = api.Action{Actor: actor(), Note: many.Note}, many.Force
 				if payload != "" {
-					if !json.Valid([]byte(payload)) {
-						return &usageError{errors.New("--payload is not JSON")}
+					var err error
+					if one.Payload, err = jsonFlag("payload", payload); err != nil {
+						return err
 					}
-					one.Payload = json.RawMessage(payload)
 				}
 				return c.move(cmd, args[0], "replay", one)
 			}
+			if err := ignores(cmd, "without an ID", "payload"); err != nil {
+				return err
+			}
 			var err error
-			if many.Filter, err = filter.filter(); err != nil {
+			if many.Filter, err = filter.chosen(many.All); err != nil {
 				return err
 			}
 			if patch != "" {
@@ -110,8 +134,8 @@ func newReplay() *cobra.Command {
 				}
 			}
 			if mergePatch != "" {
-				if err := json.Unmarshal([]byte(mergePatch), &many.MergePatch); err != nil {
-					return &usageError{fmt.Errorf("--merge-patch: %w", err)}
+				if many.MergePatch, err = jsonFlag("merge-patch", mergePatch); err != nil {
+					return err
 				}
 			}
 			if newest {
@@ -154,28 +178,34 @@ func newReplay() *cobra.Command {
 
 func printPreview(cmd *cobra.Command, p *replay.Preview) error {
 	out := cmd.OutOrStdout()
-	_, _ = fmt.Fprintf(out, "%d dead letters would be replayed, in about %s; nothing was changed\n", p.Total, time.Duration(p.Seconds*float64(time.Second)).Round(time.Second))
+	_, _ = fmt.Fprintf(out, "%d dead letters would be replayed%s; nothing was changed\n", p.Total, inAbout(p))
 	for _, what := range p.Unhealthy {
-		_, _ = fmt.Fprintf(out, "not now: %s (--force overrides)\n", what)
+		sayf(out, "not now: %s (--force overrides)\n", what)
 	}
-	for _, split := range []struct {
-		name   string
-		counts map[string]int64
-	}{{"error type", p.ByErrorType}, {"queue", p.ByQueue}, {"age", p.ByAge}} {
-		for _, key := range slices.Sorted(maps.Keys(split.counts)) {
-			_, _ = fmt.Fprintf(out, "  %-10s  %-40s  %d\n", split.name, shorten(key, 40), split.counts[key])
-		}
-	}
+	printSplit(cmd, "error type", p.ByErrorType)
+	printSplit(cmd, "queue", p.ByQueue)
+	printSplit(cmd, "age", p.ByAge)
 	for _, s := range p.Samples {
 		_, _ = fmt.Fprintf(out, "sample %s\n", s.ID)
 		switch {
 		case s.Problem != "":
-			_, _ = fmt.Fprintf(out, "  the patch does not apply: %s\n", s.Problem)
+			sayf(out, "  the patch does not apply: %s\n", s.Problem)
 		case s.Patched != nil:
-			_, _ = fmt.Fprint(out, difference(s.Event, s.Patched))
+			sayf(out, "%s", difference(s.Event, s.Patched))
 		}
 	}
 	return nil
+}
+
+func inAbout(p *replay.Preview) string {
+	switch took := time.Duration(p.Seconds * float64(time.Second)); {
+	case p.Total == 0:
+		return ""
+	case took < time.Second:
+		return ", in less than a second"
+	default:
+		return ", in about " + took.Round(time.Second).String()
+	}
 }
 
 // difference shows what a patch changes.
@@ -241,16 +271,17 @@ func progressBar(cmd *cobra.Command, run *replay.Run) (show, end func()) {
 }
 
 func printRun(cmd *cobra.Command, run *replay.Run) error {
-	_, err := fmt.Fprintf(cmd.OutOrStdout(), "%s: %d replayed, %d succeeded, %d failed, %d skipped of %d, %.0f/s", run.Status, run.Replayed, run.Succeeded, run.Failed, run.Skipped, run.Total, run.PerSecond)
+	reason := ""
 	if run.Reason != "" {
-		_, err = fmt.Fprintf(cmd.OutOrStdout(), " (%s)", run.Reason)
+		reason = " (" + run.Reason + ")"
 	}
-	_, _ = fmt.Fprintln(cmd.OutOrStdout())
-	return err
+	sayf(cmd.OutOrStdout(), "%s: %d replayed, %d succeeded, %d failed, %d skipped of %d, %.0f/s%s\n",
+		run.Status, run.Replayed, run.Succeeded, run.Failed, run.Skipped, run.Total, run.PerSecond, reason)
+	return nil
 }
 
 func newReplays() *cobra.Command {
-	cmd := &cobra.Command{Use: "replays", Short: "See and steer replay runs"}
+	cmd := &cobra.Command{Use: "replays", Short: "List the newest replay runs; see and steer them", Args: cobra.NoArgs}
 	var c client
 	list := &cobra.Command{
 		Use: "list", Short: "List the newest replay runs", Args: cobra.NoArgs,
@@ -268,8 +299,7 @@ func newReplays() *cobra.Command {
 			return w.Flush()
 		},
 	}
-	c.register(list)
-	cmd.AddCommand(list)
+	asList(cmd, list, &c)
 	for _, verb := range []struct{ name, short string }{
 		{"show", "Say how far a replay run is"},
 		{"follow", "Follow a replay run"},

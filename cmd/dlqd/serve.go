@@ -33,8 +33,11 @@ func newServe(hard context.Context) *cobra.Command {
 			"4 another dlqd holds the data directory, 5 stopped before running jobs had finished, 6 no Postgres installed.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := database.schemas.Validate(); err != nil {
-				return &usageError{err}
+			if archive.at == "" {
+				database.besideURL = []string{"data-dir"} // it says where the archive is
+			}
+			if err := database.check(cmd); err != nil {
+				return err
 			}
 			var level slog.Level
 			if err := level.UnmarshalText([]byte(logLevel)); err != nil {
@@ -46,9 +49,27 @@ func newServe(hard context.Context) *cobra.Command {
 			if !config.API && !config.Process && !config.DLQWorkers {
 				config.API, config.Process, config.DLQWorkers = true, true, true
 			}
+			for _, part := range []struct {
+				runs  bool
+				what  string
+				flags []string
+			}{
+				{config.API, "without --api", []string{"listen", "max-body-bytes"}},
+				{config.DLQWorkers, "without --dlq-workers", []string{"poll-interval"}},
+				{config.Process || config.DLQWorkers, "without --process and --dlq-workers", []string{"poll-only"}},
+			} {
+				if !part.runs {
+					if err := ignores(cmd, part.what, part.flags...); err != nil {
+						return err
+					}
+				}
+			}
 			var err error
 			config.Source = source.source()
 			if config.Policy, err = policy.Load(config.Source); err != nil {
+				return err
+			}
+			if err := source.check(cmd, config.Policy); err != nil {
 				return err
 			}
 			s, err := server.Start(cmd.Context(), config)

@@ -191,7 +191,13 @@ BEGIN
     IF NOT FOUND THEN
         RAISE EXCEPTION 'dead letter %: there is no such entry', p_id USING ERRCODE = 'DLQ02';
     END IF;
-    RAISE EXCEPTION 'dead letter %: cannot % from % (allowed: %)', p_id, p_verb, v_status, p_from USING ERRCODE = 'DLQ01';
+    RAISE EXCEPTION 'dead letter %: cannot % from % (allowed: %)', p_id, p_verb, v_status, p_from
+        USING ERRCODE = 'DLQ01', HINT = CASE v_status
+            WHEN 'dlq_pending'    THEN 'Allowed from dlq_pending: replay, discard, park.'
+            WHEN 'dlq_manual'     THEN 'Allowed from dlq_manual: replay, discard, resolve, unpark.'
+            WHEN 'dlq_failed'     THEN 'Allowed from dlq_failed: replay, discard.'
+            WHEN 'dlq_processing' THEN 'Nothing is allowed from dlq_processing: its job has to end first.'
+            ELSE 'Allowed from ' || v_status || ': reopen.' END;
 END
 $$;
 COMMENT ON FUNCTION dlq.refuse_move IS 'Raises what an operator is told when an entry cannot be moved: where it stands, and from where the move is allowed.';

@@ -4,7 +4,6 @@ package api
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"log/slog"
 	"net"
@@ -18,7 +17,6 @@ import (
 	"github.com/danielgtaylor/huma/v2"
 	"github.com/danielgtaylor/huma/v2/adapters/humago"
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/riverqueue/river"
 	"golang.org/x/sync/semaphore"
 
@@ -111,6 +109,7 @@ func build(config Config) (*http.ServeMux, huma.API) {
 	humaConfig.CreateHooks = nil // no $schema links in answers
 	humaConfig.DocsPath = ""     // ours needs nothing from elsewhere
 	humaConfig.SchemasPath = ""
+	humaConfig.Formats = map[string]huma.Format{"application/json": jsonFormat(), "json": jsonFormat()}
 	humaConfig.RejectUnknownQueryParameters = true // a mistyped filter must not choose everything
 	humaConfig.Info.Description = "A dead-letter office for Postgres: submit messages, see what became of them, and bring dead letters back."
 	humaConfig.Info.License = &huma.License{Name: "MIT", Identifier: "MIT"}
@@ -128,7 +127,7 @@ func build(config Config) (*http.ServeMux, huma.API) {
 		{Name: operationsTag, Description: "How the program is."},
 	}
 	api := humago.New(mux, humaConfig)
-	api.UseMiddleware(s.observe, s.refuseWhenIdle(api))
+	api.UseMiddleware(s.observe, s.refuseWhenIdle(api), refuseUnstorable(api))
 	s.registerMessages(api)
 	s.registerEntries(api)
 	s.registerReplays(api)
@@ -144,7 +143,7 @@ func build(config Config) (*http.ServeMux, huma.API) {
 
 	mux.Handle("GET /metrics", config.Metrics.Handler())
 	mux.Handle("GET /docs", docsPage(api))
-	mux.HandleFunc("/", notFound)
+	mux.HandleFunc("/", notServed(mux))
 	return mux, api
 }
 
@@ -202,15 +201,6 @@ func (s *service) boundBodies(api huma.API) func(huma.Context, func(huma.Context
 	}
 }
 
-func notFound(w http.ResponseWriter, r *http.Request) {
-	w.Header().Set("Content-Type", "application/problem+json")
-	w.WriteHeader(http.StatusNotFound)
-	problem, err := json.Marshal(huma.ErrorModel{Title: "Not Found", Status: http.StatusNotFound, Detail: r.Method + " " + r.URL.Path + " is not served here; see /docs"})
-	if err == nil {
-		_, _ = w.Write(problem)
-	}
-}
-
 // problem makes the answer to an error. Errors that a client can do nothing about are logged, not told.
 func (s *service) problem(ctx context.Context, err error) error {
 	var move *deadletter.MoveError
@@ -223,23 +213,17 @@ func (s *service) problem(ctx context.Context, err error) error {
 		case errors.Is(err, deadletter.ErrInvalid):
 			status = http.StatusUnprocessableEntity
 		}
-		return huma.NewError(status, move.Error())
+		return huma.NewError(status, strings.ReplaceAll(move.Error(), "p_all => true", `"all": true`)) // psql's words, and the API's
 	case errors.Is(err, ingest.ErrNoMessage):
 		return huma.Error404NotFound(err.Error() + "; it was never stored, or it ended longer ago than jobs are kept")
-	case isPermission(err):
-		s.Logger.Error("request failed", "error", err)
-		return huma.Error503ServiceUnavailable("the database refused it: dlqd's role lacks a right, or row level security hides jobs from it; \"dlqd doctor\" says which")
 	case ctx.Err() != nil:
 		return huma.NewError(statusClientClosedRequest, "the request was cancelled")
 	}
-	s.Logger.Error("request failed", "error", err)
-	return huma.Error503ServiceUnavailable("the database did not answer; try again")
-}
-
-// isPermission recognises SQLSTATE 42501, insufficient_privilege.
-func isPermission(err error) bool {
-	pgErr, ok := errors.AsType[*pgconn.PgError](err)
-	return ok && pgErr.Code == "42501"
+	answer := databaseProblem(err)
+	if answer.GetStatus() >= http.StatusInternalServerError {
+		s.Logger.Error("request failed", "error", err)
+	}
+	return answer
 }
 
 // statusClientClosedRequest is nginx's status for a client that hung up: nobody reads it but the metrics.

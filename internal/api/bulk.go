@@ -9,6 +9,9 @@ import (
 	"fmt"
 	"net/http"
 	"strconv"
+	"strings"
+	"unicode"
+	"unicode/utf8"
 
 	"github.com/danielgtaylor/huma/v2"
 
@@ -78,6 +81,14 @@ func (s *service) bulk(ctx context.Context, in *bulkInput) (*bulkOutput, error) 
 	filter, err := json.Marshal(body.Filter)
 	if err != nil {
 		return nil, huma.Error422UnprocessableEntity(err.Error())
+	}
+	for _, field := range []struct {
+		name, of string
+		given    bool
+	}{{"assignee", "assign", body.Assignee != ""}, {"tags", "tag", len(body.Tags) > 0}, {"force", "purge", body.Force}} {
+		if field.given && body.Do != field.of {
+			return nil, huma.Error422UnprocessableEntity(body.Do+" does not act on "+field.name, &huma.ErrorDetail{Location: "body." + field.name, Message: "is for " + field.of})
+		}
 	}
 	if body.Do == "tag" && len(body.Tags) == 0 {
 		return nil, huma.Error422UnprocessableEntity("tag needs tags", &huma.ErrorDetail{Location: "body.tags", Message: "is required"})
@@ -178,13 +189,14 @@ func writeCSV(out *bufio.Writer) func(*deadletter.Entry) error {
 
 const timeFormat = "2006-01-02T15:04:05.000Z07:00"
 
-// cell is a text as a spreadsheet shows it: what strangers wrote must not be taken for a formula.
+// cell is a text as a spreadsheet shows it: what strangers wrote must not be taken for a formula, which some take it for after blanks
+// and in full width, too.
 func cell(text *string) string {
 	if text == nil || *text == "" {
 		return ""
 	}
-	switch (*text)[0] {
-	case '=', '+', '-', '@', '\t', '\r':
+	visible := strings.TrimLeftFunc(*text, func(r rune) bool { return unicode.IsSpace(r) || unicode.IsControl(r) || unicode.Is(unicode.Cf, r) })
+	if first, _ := utf8.DecodeRuneInString(visible); strings.ContainsRune("=+-@＝＋－＠", first) || (*text)[0] == '\t' || (*text)[0] == '\r' {
 		return "'" + *text
 	}
 	return *text

@@ -2,11 +2,13 @@ package api
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"math"
 	"net/http"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/danielgtaylor/huma/v2"
@@ -23,18 +25,18 @@ const retryAfterSeconds = "1"
 
 // Submission is what the API takes as a message.
 type Submission struct {
-	MessageID    string            `json:"messageId,omitempty" maxLength:"128" pattern:"^[A-Za-z0-9][A-Za-z0-9._:~@+=-]*$" doc:"Identifies the message: the same id again does no second work. Made if absent."`
-	Queue        string            `json:"queue" doc:"Queue, as the policy names it." example:"default"`
-	Kind         string            `json:"kind" maxLength:"127" pattern:"^[A-Za-z0-9_-]+(\\.[A-Za-z0-9_-]+)*$" doc:"What happened, as words joined by dots." example:"payment.captured"`
-	Payload      any               `json:"payload" doc:"Any JSON. It is the body of the delivery."`
-	Source       string            `json:"source,omitempty" maxLength:"255" doc:"Who sends it." example:"checkout"`
-	SubscriberID string            `json:"subscriberId,omitempty" maxLength:"255" doc:"Whom it concerns." example:"sub_81"`
-	Priority     int               `json:"priority,omitempty" minimum:"1" maximum:"4" default:"2" doc:"1 is the most urgent, 4 the least."`
-	Tags         []string          `json:"tags,omitempty" maxItems:"32" doc:"Three or more letters, digits, _ and - each."`
-	Headers      map[string]string `json:"headers,omitempty" doc:"Sent to the destination as they are."`
-	Metadata     map[string]any    `json:"metadata,omitempty" doc:"Kept with the message, and not sent."`
-	ScheduledAt  string            `json:"scheduledAt,omitempty" format:"date-time" doc:"Not to be delivered before."`
-	OrderingKey  string            `json:"orderingKey,omitempty" maxLength:"255" doc:"In queues that keep the order, messages with the same key are delivered in the order of their submission." example:"order_81"`
+	MessageID    string                     `json:"messageId,omitempty" maxLength:"128" pattern:"^[A-Za-z0-9][A-Za-z0-9._:~@+=-]*$" doc:"Identifies the message: the same id again does no second work. Made if absent."`
+	Queue        string                     `json:"queue" doc:"Queue, as the policy names it." example:"default"`
+	Kind         string                     `json:"kind" maxLength:"127" pattern:"^[A-Za-z0-9_-]+(\\.[A-Za-z0-9_-]+)*$" doc:"What happened, as words joined by dots." example:"payment.captured"`
+	Payload      json.RawMessage            `json:"payload" doc:"Any JSON. It is the body of the delivery."`
+	Source       string                     `json:"source,omitempty" maxLength:"255" doc:"Who sends it." example:"checkout"`
+	SubscriberID string                     `json:"subscriberId,omitempty" maxLength:"255" doc:"Whom it concerns." example:"sub_81"`
+	Priority     int                        `json:"priority,omitempty" minimum:"1" maximum:"4" default:"2" doc:"1 is the most urgent, 4 the least."`
+	Tags         []string                   `json:"tags,omitempty" maxItems:"32" doc:"Three or more letters, digits, _ and - each."`
+	Headers      map[string]string          `json:"headers,omitempty" doc:"Sent to the destination as they are."`
+	Metadata     map[string]json.RawMessage `json:"metadata,omitempty" doc:"Kept with the message, and not sent."`
+	ScheduledAt  string                     `json:"scheduledAt,omitempty" format:"date-time" doc:"Not to be delivered before."`
+	OrderingKey  string                     `json:"orderingKey,omitempty" maxLength:"255" doc:"In queues that keep the order, messages with the same key are delivered in the order of their submission." example:"order_81"`
 }
 
 // SubmissionBatch is what the API takes as a batch.
@@ -51,9 +53,35 @@ type Accepted struct {
 }
 
 type submitInput struct {
+	Trace
+
+	RawBody []byte `contentType:"application/json"`
+}
+
+// Trace is the W3C trace context of a request. What is none is left out: it is not the message's fault.
+type Trace struct {
 	TraceParent string `header:"traceparent" doc:"W3C trace context: deliveries continue the trace."`
-	TraceState  string `header:"tracestate" doc:"W3C trace context."`
-	RawBody     []byte `contentType:"application/json"`
+	TraceState  string `header:"tracestate" doc:"W3C trace context; kept up to 512 characters."`
+}
+
+// The longest traceparent and tracestate that are kept, in bytes: what the recommendation of W3C asks for.
+const (
+	maxTraceParent = 55
+	maxTraceState  = 512
+)
+
+func (t Trace) context() ingest.Trace {
+	if len(t.TraceParent) > maxTraceParent || !isPrintableASCII(t.TraceParent) {
+		return ingest.Trace{}
+	}
+	if len(t.TraceState) > maxTraceState || !isPrintableASCII(t.TraceState) {
+		t.TraceState = ""
+	}
+	return ingest.Trace{Parent: t.TraceParent, State: t.TraceState}
+}
+
+func isPrintableASCII(text string) bool {
+	return !strings.ContainsFunc(text, func(r rune) bool { return r < ' ' || r > '~' })
 }
 
 type submitOutput struct {
@@ -99,6 +127,10 @@ func (s *service) registerMessages(api huma.API) {
 	}
 	example(&submit, http.StatusAccepted, Accepted{MessageID: messageExample, JobID: 41})
 	huma.Register(api, submit, s.submit)
+	alsoAnswers(api, submit.Path, http.StatusOK, http.StatusAccepted, "The same message was submitted before", Accepted{
+		MessageID: messageExample, JobID: 41, Duplicate: true,
+		Position: &ingest.Position{MessageID: messageExample, State: ingest.Completed, JobID: 41, Attempt: 1, MaxAttempts: 3},
+	})
 	describeBody[Submission](api, submit.Path, "The message.", submissionExample)
 
 	batch := huma.Operation{
@@ -110,6 +142,10 @@ func (s *service) registerMessages(api huma.API) {
 	}
 	example(&batch, http.StatusAccepted, map[string]any{"messages": []Accepted{{MessageID: messageExample, JobID: 41}}})
 	huma.Register(api, batch, s.submitBatch)
+	alsoAnswers(api, batch.Path, http.StatusOK, http.StatusAccepted, "All of them were submitted before", map[string]any{"messages": []Accepted{{
+		MessageID: messageExample, JobID: 41, Duplicate: true,
+		Position: &ingest.Position{MessageID: messageExample, State: ingest.Completed, JobID: 41, Attempt: 1, MaxAttempts: 3},
+	}}})
 	describeBody[SubmissionBatch](api, batch.Path, "The messages.", map[string]any{"messages": []any{submissionExample}})
 
 	get := huma.Operation{
@@ -127,7 +163,7 @@ func (s *service) submit(ctx context.Context, in *submitInput) (*submitOutput, e
 		s.count("", "invalid", 1)
 		return nil, s.submitProblem(ctx, err, "")
 	}
-	receipt, err := s.Ingester.Submit(ctx, msg, ingest.Trace{Parent: in.TraceParent, State: in.TraceState})
+	receipt, err := s.Ingester.Submit(ctx, msg, in.context())
 	if err != nil {
 		s.count(msg.Queue, outcomeOf(err), 1)
 		return nil, s.submitProblem(ctx, err, msg.MessageID)
@@ -146,12 +182,12 @@ func (s *service) submit(ctx context.Context, in *submitInput) (*submitOutput, e
 }
 
 func (s *service) submitBatch(ctx context.Context, in *submitInput) (*batchOutput, error) {
-	messages, err := message.ParseBatch(in.RawBody, MaxBatch)
+	messages, err := message.ParseBatch(in.RawBody, MaxBatch, s.MaxBodyBytes)
 	if err != nil {
 		s.count("", "invalid", 1)
 		return nil, s.submitProblem(ctx, err, "")
 	}
-	receipts, err := s.Ingester.SubmitBatch(ctx, messages, ingest.Trace{Parent: in.TraceParent, State: in.TraceState})
+	receipts, err := s.Ingester.SubmitBatch(ctx, messages, in.context())
 	if err != nil {
 		s.count(messages[0].Queue, outcomeOf(err), len(messages))
 		return nil, s.submitProblem(ctx, err, "")
@@ -162,6 +198,9 @@ func (s *service) submitBatch(ctx context.Context, in *submitInput) (*batchOutpu
 		out.Body.Messages[i] = Accepted{MessageID: r.MessageID, JobID: r.JobID, Duplicate: r.Duplicate}
 		if r.Duplicate {
 			s.count(messages[i].Queue, "duplicate", 1)
+			if out.Body.Messages[i].Position, err = s.Ingester.Lookup(ctx, r.MessageID); err != nil && !errors.Is(err, ingest.ErrNoMessage) {
+				return nil, s.problem(ctx, err)
+			}
 			continue
 		}
 		out.Status = http.StatusAccepted // something was stored now

@@ -33,27 +33,28 @@ type EntryFilter struct {
 	After         string   `json:"after,omitempty" format:"date-time" doc:"Captured at or after."`
 	Before        string   `json:"before,omitempty" format:"date-time" doc:"Captured before."`
 	MaxAge        string   `json:"maxAge,omitempty" doc:"Captured no longer ago, such as 2 days." example:"2 days"`
-	MinRetryCount *int     `json:"minRetryCount,omitempty" minimum:"0" doc:"With so many redeliveries or more."`
-	MaxRetryCount *int     `json:"maxRetryCount,omitempty" minimum:"0" doc:"With so many redeliveries or fewer."`
-	Payload       any      `json:"payload,omitempty" doc:"Whose payload contains this JSON."`
+	MinRetryCount *int     `json:"minRetryCount,omitempty" minimum:"0" maximum:"2147483647" doc:"With so many redeliveries or more."`
+	MaxRetryCount *int     `json:"maxRetryCount,omitempty" minimum:"0" maximum:"2147483647" doc:"With so many redeliveries or fewer."`
+	// Payload is compared by the database: a number that Go decodes is another one beyond 2^53.
+	Payload json.RawMessage `json:"payload,omitempty" doc:"Whose payload contains this JSON."`
 }
 
 // ReplayRequest asks for a replay run.
 type ReplayRequest struct {
 	Action
 
-	Filter      EntryFilter `json:"filter" doc:"Which entries; without a status, pending, manual and failed ones."`
-	All         bool        `json:"all,omitempty" doc:"An empty filter is meant to choose every entry."`
-	DryRun      bool        `json:"dryRun,omitempty" doc:"Only say what it would do."`
-	Order       string      `json:"order,omitempty" enum:"oldest,newest" doc:"Oldest first if absent."`
-	BatchSize   int         `json:"batchSize,omitempty" minimum:"1" maximum:"10000" default:"100" doc:"Entries sent back in one step; a run without rate and concurrency commits steps together, up to 500 entries."`
-	Rate        float64     `json:"rate,omitempty" minimum:"0" doc:"Entries a second; as fast as it goes if absent."`
-	Concurrency int         `json:"concurrency,omitempty" minimum:"0" doc:"Redeliveries under way at once; no limit if absent."`
-	Patch       []any       `json:"patch,omitempty" doc:"JSON Patch (RFC 6902) of each payload."`
-	MergePatch  any         `json:"mergePatch,omitempty" doc:"JSON Merge Patch (RFC 7386) of each payload."`
-	Queue       string      `json:"queue,omitempty" maxLength:"127" doc:"Send them to this queue instead of their own."`
-	Force       bool        `json:"force,omitempty" doc:"Start although something is unhealthy, and replay although an equal job is live."`
-	StopAt      float64     `json:"stopAt,omitempty" minimum:"1" maximum:"100" default:"50" doc:"Percent of the last 50 redeliveries that fail and so stop the run."`
+	Filter      EntryFilter       `json:"filter" doc:"Which entries; without a status, pending, manual and failed ones."`
+	All         bool              `json:"all,omitempty" doc:"An empty filter is meant to choose every entry."`
+	DryRun      bool              `json:"dryRun,omitempty" doc:"Only say what it would do."`
+	Order       string            `json:"order,omitempty" enum:"oldest,newest" doc:"Oldest first if absent."`
+	BatchSize   int               `json:"batchSize,omitempty" minimum:"1" maximum:"10000" default:"100" doc:"Entries sent back in one step; a run without rate and concurrency commits steps together, up to 500 entries."`
+	Rate        float64           `json:"rate,omitempty" minimum:"0" doc:"Entries a second; as fast as it goes if absent."`
+	Concurrency int               `json:"concurrency,omitempty" minimum:"0" maximum:"1000000" doc:"Redeliveries under way at once; no limit if absent."`
+	Patch       []json.RawMessage `json:"patch,omitempty" doc:"JSON Patch (RFC 6902) of each payload."`
+	MergePatch  json.RawMessage   `json:"mergePatch,omitempty" doc:"JSON Merge Patch (RFC 7386) of each payload."`
+	Queue       string            `json:"queue,omitempty" maxLength:"127" doc:"Send them to this queue instead of their own."`
+	Force       bool              `json:"force,omitempty" doc:"Start although something is unhealthy, and replay although an equal job is live."`
+	StopAt      float64           `json:"stopAt,omitempty" minimum:"1" maximum:"100" default:"50" doc:"Percent of the last 50 redeliveries that fail and so stop the run."`
 }
 
 // ReplayAnswer is a run that was started, or what a dry run found.
@@ -119,6 +120,10 @@ func (s *service) registerReplays(api huma.API) {
 	}
 	example(&start, http.StatusAccepted, ReplayAnswer{Run: &run})
 	huma.Register(api, start, s.startReplay)
+	alsoAnswers(api, start.Path, http.StatusOK, http.StatusAccepted, "What a dry run found", ReplayAnswer{Preview: &replay.Preview{
+		Total: 4200, ByErrorType: map[string]int64{"TIMEOUT_ERROR": 4200}, ByQueue: map[string]int64{"default": 4200}, ByAge: map[string]int64{"hour": 4200}, Seconds: 8.4,
+		Unhealthy: []string{}, Samples: []replay.Sample{},
+	}})
 
 	list := huma.Operation{OperationID: "list-replays", Method: http.MethodGet, Path: "/api/dlq/replays", Tags: tags, Summary: "The newest replay runs", Errors: []int{503}}
 	example(&list, http.StatusOK, map[string]any{"runs": []replay.Run{run}})
@@ -176,19 +181,11 @@ func (s *service) startReplay(ctx context.Context, in *replayRunInput) (*replayA
 		All: body.All, NewestFirst: body.Order == "newest", BatchSize: cmp.Or(body.BatchSize, defaultBatch), Rate: body.Rate, Concurrency: body.Concurrency,
 		Queue: body.Queue, Force: body.Force, StopAt: cmp.Or(body.StopAt, replay.DefaultStopAt), Act: body.act(),
 	}
-	for _, part := range []struct {
-		from any
-		to   *json.RawMessage
-	}{{body.Filter, &request.Filter}, {body.MergePatch, &request.Patch.MergePatch}} {
-		if part.from == nil {
-			continue
-		}
-		raw, err := json.Marshal(part.from)
-		if err != nil {
-			return nil, huma.Error422UnprocessableEntity(err.Error())
-		}
-		*part.to = raw
+	var err error
+	if request.Filter, err = json.Marshal(body.Filter); err != nil {
+		return nil, huma.Error422UnprocessableEntity(err.Error())
 	}
+	request.Patch.MergePatch = body.MergePatch
 	if body.Patch != nil {
 		raw, err := json.Marshal(body.Patch)
 		if err != nil {

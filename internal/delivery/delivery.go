@@ -239,6 +239,9 @@ func (w *Worker) deliver(ctx context.Context, destination *policy.Destination, q
 		return transportError(ctx, destination, err)
 	}
 	defer func() { _ = response.Body.Close() }()
+	if response.StatusCode < http.StatusOK { // 101: what follows is no answer, and lasts as long as the receiver likes
+		return answerError(destination, response, nil)
+	}
 	body, err := io.ReadAll(io.LimitReader(response.Body, maxAnswerBytes))
 	if err != nil {
 		return transportError(ctx, destination, err)

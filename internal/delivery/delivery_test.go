@@ -347,6 +347,25 @@ func TestDeliver_answerWithoutEnd(t *testing.T) {
 	require.Equal(t, "HTTP_500", structuredOf(t, job).Type, "the answer counts, however long its body")
 }
 
+// A destination that switches protocols keeps the connection for as long as it likes.
+func TestDeliver_switchingProtocols(t *testing.T) {
+	t.Parallel()
+	done := make(chan struct{})
+	t.Cleanup(func() { close(done) })
+	url := answering(t, func(w http.ResponseWriter, _ *http.Request) {
+		conn, buffered, err := w.(http.Hijacker).Hijack()
+		if err != nil {
+			return
+		}
+		defer func() { _ = conn.Close() }()
+		_, _ = buffered.WriteString("HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n")
+		_ = buffered.Flush()
+		<-done
+	})
+	job := setup(t, url, "timeout: 5m, maxAttempts: 1").deliver("", rivertype.JobStateDiscarded)
+	require.Equal(t, "HTTP_101", structuredOf(t, job).Type)
+}
+
 func TestDeliver_usesItsConnectionsAgain(t *testing.T) {
 	t.Parallel()
 	var mu sync.Mutex

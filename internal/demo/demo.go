@@ -389,6 +389,6 @@ func (d *demo) next() {
 	d.sayf("  %s serve --data-dir %s --config-dir %s", d.program, data, filepath.Join(d.dir, "config"))
 	d.sayf("      then open http://%s/docs", server.DefaultListen)
 	d.sayf("      and, in another terminal: %s list --status dlq_manual; %s show ID; %s replay ID", d.program, d.program, d.program)
-	d.sayf("  %s psql --data-dir %s -- -c 'SELECT * FROM dlq.backlog'", d.program, data)
+	d.sayf("  %s psql --data-dir %s -c 'SELECT * FROM dlq.backlog'", d.program, data)
 	d.sayf("  rm -rf %s when you are done", d.dir)
 }

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"reflect"
 	"strconv"
 	"strings"
 	"unicode/utf8"
@@ -13,9 +14,23 @@ import (
 // after it. A number that long has no use here, and costs its full length once it is written out.
 const maxExponent = 1000
 
-// CheckJSON refuses what is not JSON, and JSON that jsonb cannot hold: invalid UTF-8, NUL characters, half a surrogate
-// pair, numbers beyond numeric; and nesting deeper than MaxDepth. One pass over the bytes, no allocation.
-func CheckJSON(raw []byte) error {
+// maxGrowth bounds how many times its own length a document may grow when jsonb writes its numbers out: 1e1000 is five bytes
+// that become a thousand. Small documents may grow by minGrowth.
+const (
+	maxGrowth = 4
+	minGrowth = 64 << 10
+)
+
+// fewKeys is up to how many keys of one object are compared with each other, rather than kept in a map.
+const fewKeys = 24
+
+// CheckJSON refuses what is not JSON, and JSON that jsonb cannot hold, or holds as something else: invalid UTF-8, NUL characters,
+// half a surrogate pair, numbers beyond numeric or that grow too much when they are written out, the same key twice in an object;
+// and nesting deeper than MaxDepth. One pass over the bytes, and no allocation but for large objects.
+func CheckJSON(raw []byte) error { return check(raw, nil) }
+
+// check is CheckJSON, and asks of every key at its depth, where somebody wants to know.
+func check(raw []byte, asks func(depth int, key []byte) error) error {
 	if !utf8.Valid(raw) {
 		at := 0
 		for at < len(raw) {
@@ -33,21 +48,43 @@ func CheckJSON(raw []byte) error {
 		if len(bytes.TrimSpace(raw)) == 0 {
 			return malformed("", "is empty; must be a JSON object")
 		}
+		if err != nil && strings.Contains(err.Error(), "exceeded max depth") { // encoding/json's own limit
+			return malformed("", "is nested deeper than %d levels", MaxDepth)
+		}
 		return malformed("", "is not JSON: %v", err)
 	}
-	depth := 0
+	depth, grows := 0, 0
+	var objects [MaxDepth + 1]keySet
+	keys := make([][]byte, 0, 128) // of the objects that are open, one after the other
 	for i := 0; i < len(raw); i++ {
 		switch c := raw[i]; {
 		case c == '{' || c == '[':
 			if depth++; depth > MaxDepth {
 				return malformed(pathAt(raw, i), "is nested deeper than %d levels at byte %d", MaxDepth, i)
 			}
+			objects[depth] = keySet{object: c == '{', awaitsKey: c == '{', first: len(keys)}
 		case c == '}' || c == ']':
+			keys = keys[:objects[depth].first]
 			depth--
+		case c == ',':
+			objects[depth].awaitsKey = objects[depth].object
 		case c == '"':
 			end, err := checkString(raw, i+1)
 			if err != nil {
 				return err
+			}
+			if objects[depth].awaitsKey {
+				objects[depth].awaitsKey = false
+				key := unquoted(raw[i : end+1])
+				if objects[depth].has(keys, key) {
+					return malformed(pathAt(raw, i), "has the key %q twice, at byte %d", shortened(key), i)
+				}
+				keys = append(keys, key)
+				if asks != nil {
+					if err := asks(depth, key); err != nil {
+						return err
+					}
+				}
 			}
 			i = end
 		case c == '-' || c >= '0' && c <= '9':
@@ -60,6 +97,9 @@ func CheckJSON(raw []byte) error {
 				if err != nil || exponent > maxExponent || exponent < -maxExponent {
 					return malformed(pathAt(raw, i), "has a number at byte %d whose exponent is beyond %d", i, maxExponent)
 				}
+				if grows += max(exponent, -exponent); grows > max(maxGrowth*len(raw), minGrowth) {
+					return malformed(pathAt(raw, i), "has numbers up to byte %d whose exponents make it more than %d times as long once they are written out", i, maxGrowth)
+				}
 			}
 			if end-i > maxExponent {
 				return malformed(pathAt(raw, i), "has a number at byte %d that is longer than %d digits", i, maxExponent)
@@ -68,6 +108,83 @@ func CheckJSON(raw []byte) error {
 		}
 	}
 	return nil
+}
+
+// keySet is what is known of an object, or array, that is being read.
+type keySet struct {
+	object, awaitsKey bool
+	first             int                 // where its keys begin
+	many              map[string]struct{} // its keys, once they are not few
+}
+
+// has reports whether an object has a key already. keys end with the object's own.
+func (s *keySet) has(keys [][]byte, key []byte) bool {
+	own := keys[s.first:]
+	if len(own) < fewKeys {
+		for _, k := range own {
+			if bytes.Equal(k, key) {
+				return true
+			}
+		}
+		return false
+	}
+	if s.many == nil {
+		s.many = make(map[string]struct{}, 2*len(own))
+		for _, k := range own {
+			s.many[string(k)] = struct{}{}
+		}
+	}
+	if _, known := s.many[string(key)]; known {
+		return true
+	}
+	s.many[string(key)] = struct{}{}
+	return false
+}
+
+// asNamed refuses keys at a depth that encoding/json would take for a field although their case is another: others would not, and so
+// "Queue" beside "queue" would be two things.
+func asNamed(at int) func(depth int, key []byte) error {
+	return func(depth int, key []byte) error {
+		if depth != at || fieldNames[string(key)] {
+			return nil
+		}
+		for name := range fieldNames {
+			if strings.EqualFold(name, string(key)) {
+				return malformed(string(key), "there is no such field; it is %q", name)
+			}
+		}
+		return nil
+	}
+}
+
+// fieldNames are the names of a message's fields.
+var fieldNames = func() map[string]bool {
+	names := map[string]bool{}
+	for field := range reflect.TypeFor[Message]().Fields() {
+		if name, _, _ := strings.Cut(field.Tag.Get("json"), ","); name != "" {
+			names[name] = true
+		}
+	}
+	return names
+}()
+
+// unquoted is the text of a valid JSON string.
+func unquoted(raw []byte) []byte {
+	if bytes.IndexByte(raw, '\\') < 0 {
+		return raw[1 : len(raw)-1]
+	}
+	var text string
+	_ = json.Unmarshal(raw, &text) // it is valid
+	return []byte(text)
+}
+
+// shortened is a text of a stranger's as it is told back.
+func shortened[T string | []byte](text T) string {
+	const most = 100
+	if len(text) <= most {
+		return string(text)
+	}
+	return strings.ToValidUTF8(string(text[:most]), "") + "…"
 }
 
 // checkString checks the valid JSON string that starts at i (after its quote) and returns where its closing quote is.

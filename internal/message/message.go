@@ -124,15 +124,15 @@ type wire struct {
 
 // Parse decodes and checks one message. It returns an [*InvalidError] that names every field that is wrong.
 func Parse(raw []byte) (*Message, error) {
-	if err := CheckJSON(raw); err != nil {
+	if err := check(raw, asNamed(1)); err != nil {
 		return nil, err
 	}
 	return decode(raw)
 }
 
-// ParseBatch decodes and checks a JSON object {"messages": [...]}, which holds no more than most.
-func ParseBatch(raw []byte, most int) ([]*Message, error) {
-	if err := CheckJSON(raw); err != nil {
+// ParseBatch decodes and checks a JSON object {"messages": [...]}, which holds no more than most, none of them longer than maxBytes.
+func ParseBatch(raw []byte, most int, maxBytes int64) ([]*Message, error) {
+	if err := check(raw, asNamed(len(`{[{`))); err != nil {
 		return nil, err
 	}
 	var batch struct {
@@ -149,6 +149,10 @@ func ParseBatch(raw []byte, most int) ([]*Message, error) {
 	first := make(map[string]int, len(messages))
 	for i, item := range batch.Messages {
 		at := fmt.Sprintf("messages[%d]", i)
+		if int64(len(item)) > maxBytes {
+			invalid.Fields = append(invalid.Fields, FieldError{Field: at, Message: fmt.Sprintf("is %d bytes long; at most %d", len(item), maxBytes)})
+			continue
+		}
 		msg, err := decode(item)
 		if bad, ok := errors.AsType[*InvalidError](err); ok {
 			invalid.Malformed = invalid.Malformed || bad.Malformed
@@ -227,11 +231,11 @@ func decode(raw []byte) (*Message, error) {
 		canonical := textproto.CanonicalMIMEHeaderKey(name)
 		switch {
 		case !httpguts.ValidHeaderFieldName(name):
-			add("headers", "%q is no name of an HTTP header", name)
+			add("headers", "%q is no name of an HTTP header", shortened(name))
 		case reservedHeaders[canonical] || strings.HasPrefix(canonical, "Webhook-") || strings.HasPrefix(canonical, "Dlqd-"):
-			add("headers."+name, "is set by dlqd itself")
+			add("headers."+shortened(name), "is set by dlqd itself")
 		case len(value) > MaxHeaderBytes || !httpguts.ValidHeaderFieldValue(value):
-			add("headers."+name, "is no value of an HTTP header (or longer than %d bytes)", MaxHeaderBytes)
+			add("headers."+shortened(name), "is no value of an HTTP header (or longer than %d bytes)", MaxHeaderBytes)
 		}
 	}
 	if len(msg.Metadata) > 0 && msg.Metadata[0] != '{' && string(msg.Metadata) != "null" {
@@ -240,7 +244,7 @@ func decode(raw []byte) (*Message, error) {
 	if w.ScheduledAt != nil {
 		at, err := time.Parse(time.RFC3339, *w.ScheduledAt)
 		if err != nil || at.Year() < 2000 || at.Year() > 9999 {
-			add("scheduledAt", "%q is no time in the form of RFC 3339, such as 2027-01-31T08:00:00Z", *w.ScheduledAt)
+			add("scheduledAt", "%q is no time in the form of RFC 3339, such as 2027-01-31T08:00:00Z", shortened(*w.ScheduledAt))
 		}
 		at = at.UTC()
 		msg.ScheduledAt = &at
@@ -265,7 +269,7 @@ func strictDecode(raw []byte, into any) error {
 	default:
 		text := strings.TrimPrefix(err.Error(), "json: ")
 		if name, ok := strings.CutPrefix(text, "unknown field "); ok {
-			return malformed(strings.Trim(name, `"`), "there is no such field")
+			return malformed(shortened(strings.Trim(name, `"`)), "there is no such field")
 		}
 		return malformed("", "%s", text)
 	}

@@ -3,6 +3,7 @@ package message_test
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 
@@ -80,6 +81,12 @@ func TestParse_bad(t *testing.T) {
 		"other half":           {with("source", `"\udc00"`), "source", "half a surrogate"},
 		"huge number":          {with("payload", `[{}, [], 1e400000]`), "payload[2]", "exponent"},
 		"tiny number":          {with("payload", `1E-99999999999999999999`), "payload", "exponent"},
+		"too deep for Go":      {with("payload", strings.Repeat("[", 20000)+strings.Repeat("]", 20000)), "", "nested deeper than 64"},
+		"numbers that grow":    {with("payload", "["+strings.Repeat("1e1000,", 50_000)+"0]"), "payload[1400]", "written out"},
+		"the same key twice":   {with("payload", `{"a": {"b": 1, "c": 2, "\u0062": 3}}`), "payload.a.c", `the key "b" twice`},
+		"a field twice":        {`{"queue": "a", "queue": "b", "kind": "k", "payload": 1}`, "queue", `the key "queue" twice`},
+		"one of many keys":     {with("payload", "{"+manyKeys(100)+`, "k7": 1}`), "payload.k99", `the key "k7" twice`},
+		"a field in capitals":  {`{"queue": "a", "kind": "k", "payload": 1, "Priority": 1}`, "Priority", `there is no such field; it is "priority"`},
 		"long number":          {with("payload", strings.Repeat("9", 2000)), "payload", "longer than"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -91,6 +98,30 @@ func TestParse_bad(t *testing.T) {
 			require.Equal(t, test.field, invalid.Fields[0].Field)
 			require.Contains(t, invalid.Fields[0].Message, test.says)
 		})
+	}
+}
+
+func manyKeys(n int) string {
+	keys := make([]string, n)
+	for i := range keys {
+		keys[i] = fmt.Sprintf(`"k%d": {"a": 1, "k%d": [{"a": 1}]}`, i, i)
+	}
+	return strings.Join(keys, ", ")
+}
+
+func TestParse_equalKeysOfDifferentObjects(t *testing.T) {
+	t.Parallel()
+	require.NoError(t, message.CheckJSON([]byte(`[{"a": {"a": [{"a": 1}, {"a": "a"}]}, "b": "a"}, {"a": 1}, "a", "a", {`+manyKeys(300)+`}]`)))
+	require.NoError(t, message.CheckJSON([]byte(`[`+strings.Repeat("1.25e-9,", 100_000)+`0]`)), "measurements")
+}
+
+func BenchmarkCheckJSON(b *testing.B) {
+	raw := []byte(`{"queue": "q", "kind": "k", "payload": {` + manyKeys(30) + `}}`)
+	b.SetBytes(int64(len(raw)))
+	for b.Loop() {
+		if err := message.CheckJSON(raw); err != nil {
+			b.Fatal(err)
+		}
 	}
 }
 
@@ -111,7 +142,7 @@ func TestParse_escapedBackslashIsNoNUL(t *testing.T) {
 func TestParseBatch(t *testing.T) {
 	t.Parallel()
 	good := `{"queue": "q", "kind": "k", "payload": 1}`
-	messages, err := message.ParseBatch([]byte(`{"messages": [`+good+`,`+good+`]}`), 10)
+	messages, err := message.ParseBatch([]byte(`{"messages": [`+good+`,`+good+`]}`), 10, 1<<20)
 	require.NoError(t, err)
 	require.Len(t, messages, 2)
 
@@ -120,9 +151,11 @@ func TestParseBatch(t *testing.T) {
 		`{"messages": [` + good + `,` + good + `,` + good + `]}`:                                                                                   "has 3 messages",
 		`{"messages": [` + good + `, {"queue": "q", "kind": "k", "payload": 1, "priority": 7}]}`:                                                   "messages[1].priority: is 7",
 		`{"messages": [{"messageId": "a", "queue": "q", "kind": "k", "payload": 1}, {"messageId": "a", "queue": "q", "kind": "k", "payload": 2}]}`: "messages[1].messageId: is that of messages[0] too",
+		`{"messages": [` + good + `, {"queue": "q", "kind": "k", "payload": "` + strings.Repeat("x", 300) + `"}]}`:                                 "messages[1]: is 342 bytes long; at most 200",
+		`{"messages": [{"queue": "q", "Queue": "r", "kind": "k", "payload": 1}]}`:                                                                  `Queue: there is no such field; it is "queue"`,
 		`{"message": []}`: "message: there is no such field",
 	} {
-		_, err := message.ParseBatch([]byte(body), 2)
+		_, err := message.ParseBatch([]byte(body), 2, 200)
 		require.ErrorContains(t, err, says)
 	}
 }

@@ -163,7 +163,7 @@ func (e *Embedded) URL() string { return embeddedURL(e.socket) }
 func embeddedURL(socket string) string {
 	return (&url.URL{
 		Scheme: "postgres", User: url.User(embeddedUser), Path: "/" + embeddedDatabase,
-		RawQuery: url.Values{"host": {socket}}.Encode(),
+		RawQuery: "host=" + strings.ReplaceAll(url.QueryEscape(socket), "+", "%20"), // libpq takes a + for itself
 	}).String()
 }
 
@@ -261,10 +261,11 @@ func (e *Embedded) initdb(ctx context.Context) error {
 	return os.Rename(unfinished, e.pgdata())
 }
 
-// socketDir is a directory of the data directory, or a short private one where that path is too long for a socket.
+// socketDir is a directory of the data directory, or a short private one where that path is too long for a socket, or has a comma,
+// which divides hosts.
 func (e *Embedded) socketDir() (string, error) {
 	dir := filepath.Join(e.config.DataDir, "socket")
-	if len(dir) > maxSocketDir {
+	if len(dir) > maxSocketDir || strings.Contains(dir, ",") {
 		var err error
 		if dir, err = os.MkdirTemp("", "dlqd-"); err != nil {
 			return "", err
@@ -306,7 +307,7 @@ func (e *Embedded) launch() error {
 	defer func() { _ = log.Close() }()
 	settings := map[string]string{
 		"listen_addresses":        "",
-		"unix_socket_directories": e.socket,
+		"unix_socket_directories": `"` + strings.ReplaceAll(e.socket, `"`, `""`) + `"`, // an element of a list
 		"unix_socket_permissions": "0700",
 		"max_connections":         "200",
 		"shared_buffers":          "256MB",

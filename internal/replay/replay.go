@@ -29,6 +29,10 @@ const (
 	// DefaultStopAt is the percent of the last stopOf outcomes that fail and so stop a run.
 	DefaultStopAt = 50
 	stopOf        = 50
+	// maxOperations is how many operations a JSON Patch may have.
+	maxOperations = 100
+	// maxPatchedBytes bounds a payload that a patch makes, unless it was longer before: the largest message, by default.
+	maxPatchedBytes = 1 << 20
 	// maxSamples is how many entries a preview shows.
 	maxSamples = 5
 )
@@ -45,8 +49,12 @@ func (p *Patch) Validate() error {
 		return errors.New("give a patch or a mergePatch, not both")
 	}
 	if p.JSONPatch != nil {
-		if _, err := jsonpatch.DecodePatch(p.JSONPatch); err != nil {
+		operations, err := jsonpatch.DecodePatch(p.JSONPatch)
+		if err != nil {
 			return fmt.Errorf("patch: is no JSON Patch (RFC 6902): %w", err)
+		}
+		if len(operations) > maxOperations {
+			return fmt.Errorf("patch: has %d operations; at most %d", len(operations), maxOperations)
 		}
 	}
 	return nil
@@ -76,13 +84,17 @@ func (p *Patch) apply(payload json.RawMessage) (out json.RawMessage, err error) 
 	case p.JSONPatch != nil:
 		var operations jsonpatch.Patch
 		if operations, err = jsonpatch.DecodePatch(p.JSONPatch); err == nil {
-			out, err = operations.Apply(payload)
+			// "copy" can double a document with every operation: a kilobyte of patch would make gigabytes.
+			out, err = operations.ApplyWithOptions(payload, &jsonpatch.ApplyOptions{SupportNegativeIndices: true, AccumulatedCopySizeLimit: maxPatchedBytes})
 		}
 	default:
 		return payload, nil
 	}
 	if err != nil {
 		return nil, err
+	}
+	if len(out) > max(maxPatchedBytes, len(payload)) {
+		return nil, fmt.Errorf("makes a payload of %d bytes; at most %d", len(out), maxPatchedBytes)
 	}
 	return out, message.CheckJSON(out)
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"log/slog"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -455,4 +456,26 @@ func TestFilter_thatChoosesEverything(t *testing.T) {
 		b.exec("SELECT dlq.act_where('discard', $1, 'kim')", filter)
 	}
 	require.Equal(t, 2, b.count("SELECT count(*) FROM dlq.dead_letter_open"))
+}
+
+// A kilobyte of JSON Patch must not make gigabytes.
+func TestPatch_isBounded(t *testing.T) {
+	t.Parallel()
+	event := json.RawMessage(`{"a": ["` + strings.Repeat("x", 200) + `"]}`)
+	var bomb []string
+	for range 30 {
+		bomb = append(bomb, `{"op": "copy", "from": "/a", "path": "/a/-"}`)
+	}
+	patch := replay.Patch{JSONPatch: json.RawMessage("[" + strings.Join(bomb, ",") + "]")}
+	require.NoError(t, patch.Validate())
+	_, err := patch.Event("k", event)
+	require.ErrorContains(t, err, "copy")
+	long := replay.Patch{JSONPatch: json.RawMessage("[" + strings.Repeat(bomb[0]+",", 100) + bomb[0] + "]")}
+	require.ErrorContains(t, long.Validate(), "101 operations; at most 100")
+	large := replay.Patch{MergePatch: json.RawMessage(`{"b": "` + strings.Repeat("x", 1<<20) + `"}`)}
+	_, err = large.Event("k", event)
+	require.ErrorContains(t, err, "makes a payload of")
+	wide := replay.Patch{MergePatch: json.RawMessage(`{"b": [` + strings.Repeat("1e1000,", 1000) + `1]}`)}
+	_, err = wide.Event("k", event)
+	require.ErrorContains(t, err, "written out")
 }

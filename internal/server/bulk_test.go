@@ -60,11 +60,16 @@ func TestBulk(t *testing.T) {
 	require.Equal(t, n-1, b.count("SELECT count(*) FROM dlq.dead_letter_queue"))
 	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_transitions WHERE reason = 'purged' AND note = 'asked to'"), "that it was done stays")
 
+	_, err := b.pool.Exec(t.Context(), "SELECT dlq.act_on('tag', '{}', 'kim', NULL, jsonb_build_object('tags', ARRAY[repeat('x', 256)]))")
+	require.ErrorContains(t, err, "a tag must be 3 to 255")
 	for body, want := range map[string]string{
 		`{"do": "discard", "filter": {}}`:                              "an empty filter chooses every entry",
 		`{"do": "explode", "filter": {}}`:                              "validation failed",
 		`{"do": "tag", "filter": {}, "all": true}`:                     "tag needs tags",
 		`{"do": "tag", "tags": ["no"], "filter": {}, "all": true}`:     "invalid tag",
+		`{"do": "park", "tags": ["abc"], "filter": {}, "all": true}`:   "park does not act on tags",
+		`{"do": "tag", "tags": ["abc"], "force": true, "filter": {}}`:  "tag does not act on force",
+		`{"do": "discard", "assignee": "kim", "filter": {}}`:           "discard does not act on assignee",
 		`{"do": "park", "filter": {"before": "2020-13-01T00:00:00Z"}}`: "",
 	} {
 		status, out, _ := b.call("POST", "/api/dlq/bulk", body)

@@ -1,6 +1,7 @@
 package strategy
 
 import (
+	"bytes"
 	"cmp"
 	"encoding/json"
 	"errors"
@@ -162,6 +163,41 @@ func (r *rule) matches(f *Facts, env *environment) bool {
 	return err == nil && ok && yes // what a stranger's context makes of it is no reason to stop
 }
 
+// decodeContext decodes JSON whose integers stay what they are: a rule about account 9007199254740993 is not about …992, which
+// is what a float64 makes of it. One that no int holds is the text of its digits.
+func decodeContext(raw json.RawMessage) any {
+	decoder := json.NewDecoder(bytes.NewReader(raw))
+	decoder.UseNumber()
+	var tree any
+	if decoder.Decode(&tree) != nil {
+		return nil
+	}
+	return exactNumbers(tree)
+}
+
+func exactNumbers(tree any) any {
+	switch node := tree.(type) {
+	case json.Number:
+		if n, err := strconv.Atoi(node.String()); err == nil {
+			return n
+		}
+		if !strings.ContainsAny(node.String(), ".eE") {
+			return node.String()
+		}
+		size, _ := node.Float64()
+		return size
+	case []any:
+		for i := range node {
+			node[i] = exactNumbers(node[i])
+		}
+	case map[string]any:
+		for key := range node {
+			node[key] = exactNumbers(node[key])
+		}
+	}
+	return tree
+}
+
 func bounded(text string) string { return text[:min(len(text), maxMatchBytes)] }
 
 // Classify returns an error's class, the name of the rule that chose what happens next, and that rule where it is one of
@@ -174,7 +210,7 @@ func (p *Planner) Classify(f Facts) (class riverdlq.Class, name string, first *p
 			Kind: f.Kind, Queue: f.Queue, Source: f.Source,
 		}
 		if len(f.Context) <= maxContextBytes {
-			_ = json.Unmarshal(f.Context, &env.Context) // what is no object stays empty
+			env.Context, _ = decodeContext(f.Context).(map[string]any) // what is no object stays empty
 		}
 		for i := range p.rules {
 			r := &p.rules[i]

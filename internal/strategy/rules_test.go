@@ -33,6 +33,7 @@ rules:
   - {name: source, match: {source: legacy-*, status: [418, 5xx]}, class: rate_limited}
   - {name: when, match: {when: 'context.region == "eu" && context.tries > 2 && status == 0 && len(message) < 100'}, class: transient}
   - {name: bug, match: {message: known bug}, class: unknown}
+  - {name: account, match: {when: 'context.account == 9007199254740993 || context.ids[0] == "12345678901234567891"'}, class: unknown}
 `)
 	for _, test := range []struct {
 		facts Facts
@@ -54,6 +55,10 @@ rules:
 		{Facts{Context: json.RawMessage(`{"region": "eu", "tries": 2}`)}, "none"},
 		{Facts{Context: json.RawMessage(`{"region": "eu", "tries": "many"}`)}, "none"}, // makes no sense, matches nothing
 		{Facts{Context: json.RawMessage(`["eu"]`)}, "none"},
+		{Facts{Context: json.RawMessage(`{"account": 9007199254740993}`)}, "account"},
+		{Facts{Context: json.RawMessage(`{"account": 9007199254740992}`)}, "none"}, // which is equal as a float64
+		{Facts{Context: json.RawMessage(`{"ids": [12345678901234567891]}`)}, "account"},
+		{Facts{Context: json.RawMessage(`{"ids": [12345678901234567890]}`)}, "none"},
 		{Facts{}, "none"},
 		{Facts{Class: riverdlq.ClassOutage, Message: "a known bug"}, "bug"}, // rules go before what the worker said
 		{Facts{Panic: true, Message: "a known bug"}, "bug"},

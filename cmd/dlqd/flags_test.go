@@ -1,0 +1,276 @@
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	"github.com/stretchr/testify/require"
+)
+
+const testEntry = "0199f2b1-1c7a-7d06-8a51-0a4f3f1f2b3c"
+
+// eachCommand calls fn with every command that runs.
+func eachCommand(cmd *cobra.Command, fn func(*cobra.Command)) {
+	for _, sub := range cmd.Commands() {
+		eachCommand(sub, fn)
+	}
+	if cmd.Runnable() && (!cmd.HasSubCommands() || cmd.Flags().Lookup("api-url") != nil) {
+		fn(cmd)
+	}
+}
+
+// did is what a command came to: what it asked of the API, what it printed, and its error.
+func did(t *testing.T, args ...string) (string, error) {
+	t.Helper()
+	var mu sync.Mutex
+	var seen bytes.Buffer
+	api := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		mu.Lock()
+		defer mu.Unlock()
+		body, _ := io.ReadAll(r.Body)
+		_, _ = fmt.Fprintf(&seen, "%s %s %s\n", r.Method, r.URL, body)
+		_, _ = io.WriteString(w, `{"run": {"status": "completed"}, "status": "completed", "total": 3}`)
+	}))
+	defer api.Close()
+	root := newRoot(t.Context())
+	root.SetArgs(append(args, "--api-url", api.URL))
+	var out bytes.Buffer
+	root.SetOut(&out)
+	root.SetErr(&out)
+	err := root.ExecuteContext(t.Context())
+	return seen.String() + out.String(), err
+}
+
+// other is a value of a flag that is not its default.
+func other(f *pflag.Flag) string {
+	switch {
+	case f.Value.Type() == "bool":
+		return map[string]string{"true": "false", "false": "true"}[f.DefValue]
+	case f.Name == "payload-contains", f.Name == "payload", f.Name == "merge-patch":
+		return `{"a": 7}`
+	case f.Name == "patch":
+		return `[{"op": "remove", "path": "/a"}]`
+	case f.Name == "id":
+		return testEntry
+	case f.Name == "format":
+		return "csv"
+	}
+	return "7"
+}
+
+func TestFlags_ofTheAPIsCommandsAreActedOnOrRefused(t *testing.T) {
+	t.Parallel()
+	needs := map[string][]string{
+		"send": {"--kind", "k"}, "automatic on": {"--all"}, "automatic off": {"--all"}, "automatic reset": {"--all"},
+	}
+	tried := 0
+	eachCommand(newRoot(t.Context()), func(cmd *cobra.Command) {
+		if cmd.Flags().Lookup("api-url") == nil {
+			return
+		}
+		path := strings.Fields(cmd.CommandPath())[1:]
+		forms := [][]string{nil}
+		switch _, argument, _ := strings.Cut(cmd.Use, " "); {
+		case strings.HasPrefix(argument, "PAYLOAD"):
+			forms = [][]string{{"{}"}}
+		case strings.HasPrefix(argument, "["):
+			forms = [][]string{nil, {testEntry}}
+		case argument != "" && !strings.HasPrefix(argument, "("):
+			forms = [][]string{{testEntry}}
+		}
+		for _, form := range forms {
+			base := slices.Concat(path, form, needs[strings.Join(path, " ")])
+			if cmd.Flags().Lookup("all") != nil && cmd.Flags().Lookup("status") != nil && len(form) == 0 {
+				base = append(base, "--status", "dlq_manual")
+			}
+			without, err := did(t, base...)
+			require.NoError(t, err, base)
+			cmd.Flags().VisitAll(func(f *pflag.Flag) {
+				if f.Name == "help" || f.Name == "api-url" || slices.Contains(base, "--"+f.Name) {
+					return
+				}
+				tried++
+				with, err := did(t, append(base, "--"+f.Name+"="+other(f))...)
+				if err != nil {
+					var usage *usageError
+					require.ErrorAs(t, err, &usage, "%v --%s", base, f.Name)
+					require.NotContains(t, with, "POST", "%v --%s: it is refused before anything is done", base, f.Name)
+					return
+				}
+				require.NotEqual(t, without, with, "%v: --%s changes nothing", base, f.Name)
+			})
+		}
+	})
+	require.Greater(t, tried, 200)
+}
+
+// The other commands' flags are few, and each is named here with what shows that it is acted on, so that a new one cannot be
+// forgotten.
+func TestFlags_ofOtherCommandsAreKnown(t *testing.T) {
+	t.Parallel()
+	const (
+		database = "data-dir database-url postgres-bin river-schema schema" // TestFlags_ofADatabase
+		policy   = "config-dir destination env"                             // TestFlags_ofAPolicy, config_test.go
+	)
+	known := map[string]string{
+		"serve":           database + " " + policy + " api archive dlq-workers listen log-level max-body-bytes max-conns poll-interval poll-only process stop-timeout", // TestFlags_ofServe, main_test.go
+		"demo":            "postgres-bin",
+		"receiver":        "listen troubles",
+		"config check":    "env",
+		"config diff":     "env",
+		"config schema":   "",
+		"config show":     policy,
+		"config test":     policy,
+		"migrate up":      database + " own-river",
+		"migrate down":    database,
+		"migrate status":  database,
+		"grants":          "database-url part river-schema role schema", // attach_test.go
+		"attach":          database + " backfill dry-run",
+		"detach":          database + " drop-data",
+		"archive list":    "archive data-dir json", // archive_test.go
+		"archive verify":  "archive data-dir",
+		"archive show":    "archive audit data-dir",
+		"archive restore": database + " archive id keep note",
+		"capture status":  database + " json",
+		"capture on":      database + " actor limit note",
+		"capture off":     database + " actor note",
+		"capture strict":  database + " actor limit note",
+		"doctor":          database + " " + policy + " json", // doctor_test.go
+		"psql":            database,
+		"openapi":         "json",
+	}
+	eachCommand(newRoot(t.Context()), func(cmd *cobra.Command) {
+		if cmd.Flags().Lookup("api-url") != nil {
+			return
+		}
+		var names []string
+		cmd.Flags().VisitAll(func(f *pflag.Flag) {
+			if f.Name != "help" {
+				names = append(names, f.Name)
+			}
+		})
+		path := strings.Join(strings.Fields(cmd.CommandPath())[1:], " ")
+		want := strings.Fields(known[path])
+		slices.Sort(want)
+		require.Equal(t, want, append([]string{}, names...), path)
+	})
+}
+
+// refused wants the command line to be wrong.
+func refused(t *testing.T, why string, args ...string) {
+	t.Helper()
+	root := newRoot(t.Context())
+	root.SetArgs(args)
+	root.SetOut(io.Discard)
+	root.SetErr(io.Discard)
+	err := root.ExecuteContext(t.Context())
+	require.ErrorContains(t, err, why, args)
+	require.Equal(t, exitUsage, exitCode(err), args)
+}
+
+func TestFlags_ofADatabase(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	url := "--database-url=postgres://127.0.0.1:1/x"
+	eachCommand(newRoot(t.Context()), func(cmd *cobra.Command) {
+		path := strings.Fields(cmd.CommandPath())[1:]
+		if cmd.Flags().Lookup("database-url") == nil || cmd.Flags().Lookup("data-dir") == nil {
+			return
+		}
+		args := append(slices.Clone(path), url)
+		if path[0] == "archive" || path[0] == "serve" {
+			args = append(args, "--archive", dir)
+		}
+		if path[0] != "archive" { // restore looks for its unit first
+			refused(t, "--data-dir does nothing where --database-url", append(args, "--data-dir", dir)...)
+			if path[0] != "psql" {
+				refused(t, "--postgres-bin does nothing where --database-url", append(args, "--postgres-bin", dir)...)
+			}
+		}
+	})
+	for _, args := range [][]string{{"migrate", "status"}, {"migrate", "down"}, {"doctor"}, {"psql"}, {"capture", "off"}} {
+		refused(t, "no dlqd keeps its data there", append(args, "--database-url=", "--data-dir", dir+"/mistyped")...)
+		require.NoDirExists(t, dir+"/mistyped", "it is not made")
+	}
+	refused(t, "--data-dir does nothing where --archive", "archive", "list", "--archive", dir, "--data-dir", dir)
+}
+
+func TestFlags_ofServe(t *testing.T) {
+	t.Parallel()
+	url := "--database-url=postgres://127.0.0.1:1/x"
+	refused(t, "--listen does nothing without --api", "serve", url, "--process", "--listen", "127.0.0.1:0")
+	refused(t, "--max-body-bytes does nothing without --api", "serve", url, "--dlq-workers", "--max-body-bytes", "7")
+	refused(t, "--poll-interval does nothing without --dlq-workers", "serve", url, "--api", "--process", "--poll-interval", "7s")
+	refused(t, "--poll-only does nothing without --process and --dlq-workers", "serve", url, "--api", "--poll-only")
+}
+
+func TestFlags_ofAPolicy(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "retry-policies.yaml"), []byte("queues: {q: {destination: d}}\ndestinations: {d: {url: 'http://127.0.0.1:7/'}}\n"), 0o600))
+	for _, args := range [][]string{{"serve", "--database-url=postgres://127.0.0.1:1/x"}, {"config", "show"}} {
+		refused(t, "--destination does nothing where the policy says", append(args, "--config-dir", dir, "--destination", "http://127.0.0.1:8/")...)
+	}
+}
+
+// What one dead letter's commands do with flags that are for many.
+func TestFlags_ofOneDeadLetter(t *testing.T) {
+	t.Parallel()
+	for _, verb := range []string{"discard", "resolve", "park", "unpark", "reopen", "replay"} {
+		for _, flag := range []string{"--all", "--queue=payments", "--id=" + testEntry} {
+			asked, err := did(t, verb, testEntry, flag)
+			require.ErrorContains(t, err, "does nothing with an ID", "%s %s", verb, flag)
+			require.Empty(t, asked)
+		}
+	}
+	for _, verb := range []string{"discard", "resolve", "park", "unpark", "reopen"} {
+		asked, err := did(t, verb, testEntry, "--dry-run")
+		require.ErrorContains(t, err, "--dry-run does nothing with an ID")
+		require.Empty(t, asked)
+	}
+	for _, flag := range []string{"--to-queue=q", "--rate=5", "--detach", "--newest-first"} {
+		asked, err := did(t, "replay", testEntry, flag)
+		require.ErrorContains(t, err, "does nothing with an ID", flag)
+		require.Empty(t, asked)
+	}
+	_, err := did(t, "replay", "--all", "--payload={}")
+	require.ErrorContains(t, err, "--payload does nothing without an ID")
+}
+
+func TestCommands_thatDoNotExist(t *testing.T) {
+	t.Parallel()
+	for _, args := range [][]string{{"breakers", "opne", "a"}, {"migrate", "upp"}, {"archive", "lst"}, {"config", "chek"}, {"replays", "pase"}, {"queues", "puse"}, {"capture", "of"}} {
+		root := newRoot(t.Context())
+		root.SetArgs(args)
+		root.SetOut(io.Discard)
+		root.SetErr(io.Discard)
+		require.Error(t, root.ExecuteContext(t.Context()), args)
+	}
+}
+
+// Numbers that were typed are asked for as they were typed.
+func TestFlags_numbersAsTyped(t *testing.T) {
+	t.Parallel()
+	const document = `{"acct":9007199254740993,"sum":0.12345678901234567890123}`
+	for _, args := range [][]string{
+		{"replay", "--payload-contains", document}, {"discard", "--payload-contains", document}, {"erase", "--payload-contains", document},
+		{"export", "--payload-contains", document}, {"replay", "--all", "--merge-patch", document},
+		{"replay", "--all", "--patch", `[{"op":"add","path":"","value":` + document + `}]`}, {"replay", testEntry, "--payload", document},
+		{"send", "--kind", "k", document},
+	} {
+		asked, err := did(t, args...)
+		require.NoError(t, err, args)
+		require.Contains(t, asked, document, args)
+	}
+}

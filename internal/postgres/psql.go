@@ -1,0 +1,43 @@
+package postgres
+
+import (
+	"net/url"
+	"regexp"
+	"slices"
+	"strings"
+)
+
+// onlyPgx are parameters of a connection string that libpq refuses.
+var onlyPgx = []string{"default_query_exec_mode", "description_cache_capacity", "statement_cache_capacity", "min_read_buffer_size"}
+
+// keywordPassword is a password among keywords and values.
+var keywordPassword = regexp.MustCompile(`(?:^|\s)password\s*=\s*('(?:[^'\\]|\\.)*'|(?:[^\s\\]|\\.)*)`)
+
+// ForPsql is a connection string as libpq understands it, without its password, and that password.
+func ForPsql(connString string) (clean, password string) {
+	if !strings.HasPrefix(connString, "postgres://") && !strings.HasPrefix(connString, "postgresql://") {
+		if match := keywordPassword.FindStringSubmatch(connString); match != nil {
+			password = regexp.MustCompile(`\\(.)`).ReplaceAllString(strings.TrimSuffix(strings.TrimPrefix(match[1], "'"), "'"), "$1")
+		}
+		return strings.TrimSpace(keywordPassword.ReplaceAllString(connString, "")), password
+	}
+	u, err := url.Parse(connString)
+	if err != nil {
+		return connString, "" // whoever opens it says what is wrong
+	}
+	if u.User != nil {
+		password, _ = u.User.Password()
+		u.User = url.User(u.User.Username())
+	}
+	query := u.Query()
+	if p := query.Get("password"); p != "" {
+		password = p
+	}
+	for name := range query {
+		if name == "password" || strings.HasPrefix(name, "pool_") || slices.Contains(onlyPgx, name) {
+			query.Del(name)
+		}
+	}
+	u.RawQuery = strings.ReplaceAll(query.Encode(), "+", "%20") // libpq takes a + for itself
+	return u.String(), password
+}

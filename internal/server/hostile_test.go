@@ -1,0 +1,148 @@
+package server_test
+
+import (
+	"fmt"
+	"log/slog"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/dlqd/dlqd/internal/api"
+	"github.com/dlqd/dlqd/internal/server"
+)
+
+type lockedBuffer struct {
+	mu sync.Mutex
+	b  strings.Builder
+}
+
+func (b *lockedBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.Write(p)
+}
+
+func (b *lockedBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.String()
+}
+
+// Whatever stands where the API takes a value, the answer is a client's error, short, and none of dlqd's.
+func TestHostileValues(t *testing.T) {
+	t.Parallel()
+	log := &lockedBuffer{}
+	b := setup(t, options{receiver: answering(http.StatusNotFound), config: func(c *server.Config) { c.Logger = slog.New(slog.NewTextHandler(log, nil)) }})
+	b.submit("m1")
+	b.awaitMessage("m1", "dead-lettered")
+	const id = "0199f2b1-1c7a-7d06-8a51-0a4f3f1f2b3c"
+	refused := func(method, path, body string) {
+		status, out, _ := b.call(method, path, body)
+		name := method + " " + path + " " + body[:min(len(body), 200)]
+		require.GreaterOrEqual(t, status, 400, name)
+		require.Less(t, status, 500, "%s: %v", name, out)
+		require.Less(t, len(fmt.Sprint(out)), 4000, name)
+	}
+	for _, value := range []string{"%00", "a%00b", "%ff", "%c3%28", "%ed%a0%80"} {
+		for _, parameter := range []string{"queue", "kind", "errorType", "errorClass", "source", "after", "before", "order", "cursor", "limit", "status"} {
+			refused("GET", "/api/dlq/entries?"+parameter+"="+value, "")
+		}
+		for _, parameter := range []string{"actor", "dbUser", "origin", "entryId", "text", "configVersion", "cursor"} {
+			refused("GET", "/api/dlq/audit?"+parameter+"="+value, "")
+		}
+		for _, path := range []string{"flow?over=", "flow?queue=", "heat-map?timezone=", "groups?queue=", "queues?queue="} {
+			refused("GET", "/api/dlq/analytics/"+path+value, "")
+		}
+		refused("GET", "/api/messages/"+value, "")
+		refused("GET", "/api/dlq/entries/"+value, "")
+		refused("POST", "/api/queues/"+value+"/pause", "")
+		refused("POST", "/api/circuit-breakers/"+value+"/reset", "{}")
+	}
+	long := strings.Repeat("x", 500_000)
+	deep := strings.Repeat("[", 5000) + strings.Repeat("]", 5000)
+	for _, value := range []string{`"\u0000"`, `"\ud800"`, "\"\xff\"", "99999999999", "1e400000", deep, `"` + long + `"`, `{"a": 1, "a": 2}`} {
+		for _, body := range []string{
+			`{"filter": {"minRetryCount": %s}}`, `{"filter": {"queue": [%s]}, "dryRun": %s}`, `{"filter": {"after": %s}}`, `{"filter": {"maxAge": %s}}`, `{"filter": {"ids": [%s]}}`,
+			`{"filter": {"queue": ["a"]}, "concurrency": %s}`, `{"filter": {"queue": ["a"]}, "batchSize": %s}`, `{"filter": {"queue": ["a"]}, "patch": %s}`,
+			`{"filter": {"queue": ["a"]}, "note": %s, "actor": %s}`,
+		} {
+			refused("POST", "/api/dlq/replay", strings.ReplaceAll(body, "%s", value))
+		}
+		for _, body := range []string{`{"do": "tag", "tags": [%s], "filter": {"queue": ["a"]}}`, `{"do": "assign", "assignee": %s, "dryRun": %s, "filter": {"queue": ["a"]}}`} {
+			refused("POST", "/api/dlq/bulk", strings.ReplaceAll(body, "%s", value))
+		}
+		refused("POST", "/api/dlq/entries/"+id+"/replay", `{"payload": 1, "note": `+value+`}`)
+		refused("POST", "/api/messages", `{"queue": "default", "kind": `+value+`, "payload": 1}`)
+		refused("POST", "/api/dlq/automatic/set", `{"scope": "queue", "name": `+value+`, "enabled": `+value+`}`)
+		refused("POST", "/api/circuit-breakers/destination:default/open", `{"for": `+value+`}`)
+	}
+	refused("POST", "/api/dlq/replay", `{"Filter": {"queue": ["a"]}, "dryRun": true}`)
+	refused("POST", "/api/dlq/replay", `{"filter": {"Queue": ["a"]}, "dryRun": true}`)
+	refused("POST", "/api/dlq/bulk", `{"do": "discard", "filter": {"queue": ["a"]}, "filter": {}, "all": true}`)
+	refused("GET", "/"+long[:7000], "")
+
+	for _, path := range []string{"/api/messages", "/api/dlq/replay", "/api/dlq/entries/" + id + "/discard"} {
+		status, out, header := b.call("GET", path, "")
+		require.Equal(t, http.StatusMethodNotAllowed, status, out)
+		require.Equal(t, "POST", header.Get("Allow"))
+	}
+	status, _, _ := b.call("GET", "/api/nothing", "")
+	require.Equal(t, http.StatusNotFound, status)
+	require.NotContains(t, log.String(), "level=ERROR")
+
+	// What is no trace context is left out.
+	for _, state := range []string{strings.Repeat("a=b,", 15_000), "a=\xff"} {
+		request, err := http.NewRequestWithContext(t.Context(), http.MethodPost, b.base+"/api/messages", strings.NewReader(`{"messageId": "t`+fmt.Sprint(len(state))+`", "queue": "default", "kind": "k", "payload": 1}`))
+		require.NoError(t, err)
+		request.Header.Set("Traceparent", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")
+		request.Header.Set("Tracestate", state)
+		response, err := http.DefaultClient.Do(request)
+		require.NoError(t, err)
+		require.NoError(t, response.Body.Close())
+		require.Equal(t, http.StatusAccepted, response.StatusCode)
+	}
+	require.Equal(t, 2, b.count("SELECT count(*) FROM river_job WHERE metadata ? 'traceparent' AND NOT metadata ? 'tracestate'"))
+}
+
+func TestMessage_duplicatesOfABatchSayWhereTheFirstIs(t *testing.T) {
+	t.Parallel()
+	b := setup(t, options{})
+	batch := `{"messages": [{"messageId": "a", "queue": "default", "kind": "k", "payload": 1}, {"messageId": "b", "queue": "default", "kind": "k", "payload": 1}]}`
+	status, out, _ := b.call("POST", "/api/messages/batch", batch)
+	require.Equal(t, http.StatusAccepted, status, out)
+	b.awaitMessage("a", "completed")
+	b.awaitMessage("b", "completed")
+	status, out, _ = b.call("POST", "/api/messages/batch", batch)
+	require.Equal(t, http.StatusOK, status, out)
+	for _, m := range out["messages"].([]any) {
+		require.Equal(t, "completed", m.(map[string]any)["position"].(map[string]any)["state"])
+	}
+	_, document, err := api.OpenAPI()
+	require.NoError(t, err)
+	require.Contains(t, string(document), "The same message was submitted before")
+}
+
+// A refused move says what can be done with this entry.
+func TestMoves_refusedSayWhatIsAllowed(t *testing.T) {
+	t.Parallel()
+	b := setup(t, options{receiver: answering(http.StatusNotFound)})
+	b.submit("m1")
+	position := b.awaitMessage("m1", "dead-lettered")
+	id := position["deadLetter"].(map[string]any)["id"].(string)
+	b.awaitEntry(id, "dlq_manual")
+	for _, step := range []struct{ refused, says, then string }{
+		{"park", "Allowed from dlq_manual: replay, discard, resolve, unpark.", "discard"},
+		{"replay", "Allowed from dlq_archived: reopen.", ""},
+	} {
+		status, out, _ := b.call("POST", "/api/dlq/entries/"+id+"/"+step.refused, "{}")
+		require.Equal(t, http.StatusConflict, status)
+		require.Contains(t, out["detail"], step.says)
+		if step.then != "" {
+			status, out, _ = b.call("POST", "/api/dlq/entries/"+id+"/"+step.then, "{}")
+			require.Equal(t, http.StatusOK, status, out)
+		}
+	}
+}
