@@ -249,11 +249,13 @@ LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
     DELETE FROM dlq.rollup_flow    WHERE step = 'minute' AND bucket < p_now - interval '3 days';
     DELETE FROM dlq.rollup_flow    WHERE step = 'hour' AND bucket < p_now - interval '400 days';
     DELETE FROM dlq.rollup_times   WHERE step = 'hour' AND bucket < p_now - interval '400 days';
-    DELETE FROM dlq.rollup_errors  WHERE step = 'hour' AND bucket < p_now - interval '400 days';
-    DELETE FROM dlq.rollup_sources WHERE step = 'hour' AND bucket < p_now - interval '400 days';
-    DELETE FROM dlq.rollup_groups  WHERE step = 'hour' AND bucket < p_now - interval '400 days';
+    -- Strangers choose these names: there may be a million of them.
+    DELETE FROM dlq.rollup_errors  WHERE bucket < p_now - CASE step WHEN 'week' THEN interval '1100 days' WHEN 'day' THEN interval '400 days' ELSE interval '35 days' END;
+    DELETE FROM dlq.rollup_sources WHERE bucket < p_now - CASE step WHEN 'week' THEN interval '1100 days' WHEN 'day' THEN interval '400 days' ELSE interval '35 days' END;
+    DELETE FROM dlq.rollup_groups  WHERE bucket < p_now - CASE step WHEN 'week' THEN interval '1100 days' WHEN 'day' THEN interval '400 days' ELSE interval '35 days' END;
+    DELETE FROM dlq.failure_groups WHERE open <= 0 AND last_seen < p_now - interval '400 days';
 $$;
-COMMENT ON FUNCTION dlq.trim_rollups IS 'Deletes minutes of rollups after three days, and hours after 400. Days and weeks stay.';
+COMMENT ON FUNCTION dlq.trim_rollups IS 'Deletes rollups that are finer than their age deserves: minutes after three days, hours after 400. Days and weeks stay; but of error types, sources and failure groups hours go after 35 days, days after 400, weeks after 1,100, and a group without open entries after 400.';
 
 -- Windows end now and are made of whole buckets: the one in which a window begins counts whole.
 

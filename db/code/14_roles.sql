@@ -164,7 +164,7 @@ DECLARE
             "heat_map", "hidden_columns", "is_open", "is_owner", "is_repeat", "job_table", "next_step", "noisiest_sources", "oldest_entries", "origin", "policy_version", "preview", "ratio", "replay_success", "replayable", "retry_cost", "sensitive_columns", "stage_of", "stats", "step_for", "times", "to_uuid", "top_groups", "trail_begins", "trigger_state", "writing_jobs"],
         "dlq_operator": ["act_on", "act_where", "assign", "count_jobs", "default_partition_rows", "discard", "expired_partitions", "jobs", "note", "open_breaker", "park", "paused_queues", "refresh_rollups", "reopen", "replay", "replay_cancel", "replay_pause", "replay_resume",
             "replay_set_rate", "replay_start", "requeue_expired_leases", "reset_automatic", "reset_breaker", "resolve", "resume_automatic", "river_leader", "run_again", "set_automatic", "stop_automatic", "trail", "unpark"],
-        "dlq_admin": ["age_out", "backfill", "delete_entries", "delete_jobs", "drop_empty_month", "drop_partition", "ensure_partition", "ensure_partitions", "erase", "erase_begin", "erase_step", "expired_entries", "missing_partitions", "rebuild_rollups",
+        "dlq_admin": ["age_out", "backfill", "delete_entries", "delete_jobs", "drop_empty_month", "drop_partition", "ensure_partition", "ensure_partitions", "erase", "erase_begin", "erase_step", "expired_entries", "forget_old", "missing_partitions", "rebuild_rollups",
             "reconcile", "set_capture", "restore_entries", "trim_rollups"]}';
 BEGIN
     EXECUTE format('REVOKE ALL ON ALL ROUTINES IN SCHEMA %s FROM PUBLIC', v_schema);

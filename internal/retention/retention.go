@@ -91,6 +91,13 @@ func (k *Keeper) run(ctx context.Context, done *Done) error {
 		return err
 	}
 
+	if err := k.steps(func() (int, error) {
+		forgotten, err := dbsqlc.New(k.Store.DB()).ForgetOld(ctx, dbsqlc.ForgetOldParams{MaxEntries: batchSize, Now: now})
+		return int(forgotten), err
+	}); err != nil {
+		return err
+	}
+
 	if err := k.dropEmptyMonths(ctx, periods, now); err != nil {
 		return err
 	}
