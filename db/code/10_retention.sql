@@ -72,7 +72,7 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' A
             UNION SELECT date_trunc('month', d.closed_at) FROM dlq.dead_letter_failed_default d WHERE p.parent = 'dlq.dead_letter_failed'::regclass
             UNION SELECT date_trunc('month', d.closed_at) FROM dlq.dead_letter_archived_default d WHERE p.parent = 'dlq.dead_letter_archived'::regclass) n) m
     WHERE NOT EXISTS (SELECT FROM pg_class k WHERE k.relname = m.name AND k.relnamespace = m.relnamespace)
-    ORDER BY m.from_at, m.name
+    ORDER BY m.from_at <> date_trunc('month', now()), m.from_at, m.name -- rows of today wait for theirs
 $$;
 COMMENT ON FUNCTION dlq.missing_partitions IS 'Months of the audit trail and of closed entries that have no partition: this one, the p_months next, and those of rows that are in a default partition.';
 
@@ -89,11 +89,13 @@ BEGIN
         FOR v_partition IN SELECT * FROM dlq.missing_partitions(p_months) LOOP
             IF NOT dlq.ensure_partition(v_partition.parent, v_partition.name, v_partition.from_at, v_partition.to_at, v_partition.primary_key) THEN
                 v_busy := v_partition.name;
+                EXIT; -- whoever holds this one has others wait, too
             END IF;
             COMMIT;
         END LOOP;
+        COMMIT;
         EXIT WHEN v_busy IS NULL;
-        PERFORM pg_catalog.pg_sleep(0.5);
+        PERFORM pg_catalog.pg_sleep(0.25 + pg_catalog.random() / 2); -- two that try do not meet each time
         COMMIT;
     END LOOP;
     IF v_busy IS NOT NULL THEN
