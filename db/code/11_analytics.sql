@@ -26,6 +26,11 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = o
 $$;
 COMMENT ON FUNCTION dlq.moves_of_day IS 'Moves of a day that a snapshot, taken at p_at, sees.';
 
+CREATE OR REPLACE FUNCTION dlq.most_names() RETURNS integer
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN 1000;
+COMMENT ON FUNCTION dlq.most_names IS 'How many error types of a queue, and how many sources, a week counts one by one, and a tenth of how many failure groups a queue has; the rest counts as other.';
+
 -- fold_moves adds moves to the rollups: those between two snapshots or, if p_old is null, those of a day. Backlog and
 -- numbers of open entries are not of a day: a rebuild counts them itself.
 --
@@ -99,16 +104,42 @@ BEGIN
         CROSS JOIN (VALUES ('hour'::dlq.rollup_step), ('day'), ('week')) s (step)
         GROUP BY s.step, d.measure, date_trunc(s.step::text, d.at), d.bin, GROUPING SETS ((d.queue), ())
         ON CONFLICT (step, measure, scope, bucket, queue, bin) DO UPDATE SET entries = r.entries + excluded.entries, seconds = r.seconds + excluded.seconds
+    ), counted AS MATERIALIZED (
+        SELECT 'error' AS of, f.queue, date_trunc('week', f.failed_at) AS week, f.error_type AS name, count(*) AS times FROM fresh f WHERE f.error_type IS NOT NULL GROUP BY 2, 3, 4
+        UNION ALL
+        SELECT 'source', '', date_trunc('week', f.at), f.source, count(*) FROM fresh f WHERE f.from_status IS NULL AND f.source IS NOT NULL GROUP BY 3, 4
+        UNION ALL
+        SELECT 'group', f.queue, '-infinity', f.joined_group, count(*) FROM fresh f WHERE f.joined_group IS NOT NULL GROUP BY 2, 4
+    ), room AS MATERIALIZED (
+        SELECT d.of, d.queue, d.week, CASE d.of
+            WHEN 'error' THEN dlq.most_names() - (SELECT count(*) FROM (SELECT FROM dlq.rollup_errors k WHERE k.step = 'week' AND k.bucket = d.week AND k.queue = d.queue LIMIT dlq.most_names()) l)
+            WHEN 'source' THEN dlq.most_names() - (SELECT count(*) FROM (SELECT FROM dlq.rollup_sources k WHERE k.step = 'week' AND k.bucket = d.week LIMIT dlq.most_names()) l)
+            ELSE 10 * dlq.most_names() - (SELECT count(*) FROM (SELECT FROM dlq.failure_groups k WHERE k.queue = d.queue LIMIT 10 * dlq.most_names()) l) END AS room
+        FROM (SELECT DISTINCT c.of, c.queue, c.week FROM counted c) d
+    ), names AS MATERIALIZED (
+        -- Strangers choose names. Of a queue and a week, and of all sources and a week, so many have rows of their own; the rest
+        -- counts as other. Of fingerprints, so many of a queue.
+        SELECT n.of, n.queue, n.week, n.name
+        FROM (
+            SELECT k.*, row_number() OVER (PARTITION BY k.of, k.queue, k.week, k.known ORDER BY k.times DESC, k.name) AS rank
+            FROM (
+                SELECT c.*, CASE c.of
+                           WHEN 'error' THEN EXISTS (SELECT FROM dlq.rollup_errors e WHERE e.step = 'week' AND e.bucket = c.week AND e.queue = c.queue AND e.error_type = c.name)
+                           WHEN 'source' THEN EXISTS (SELECT FROM dlq.rollup_sources e WHERE e.step = 'week' AND e.bucket = c.week AND e.source = c.name)
+                           ELSE EXISTS (SELECT FROM dlq.failure_groups e WHERE e.queue = c.queue AND e.fingerprint = c.name) END AS known
+                FROM counted c) k) n
+        WHERE n.known OR n.rank <= (
+            SELECT r.room FROM room r WHERE r.of = n.of AND r.queue = n.queue AND r.week = n.week)
     ), errors AS (
         INSERT INTO dlq.rollup_errors AS r (step, bucket, queue, error_type, failures)
-        SELECT s.step, date_trunc(s.step::text, f.failed_at), f.queue, f.error_type, count(*)
+        SELECT s.step, date_trunc(s.step::text, f.failed_at), f.queue, CASE WHEN (f.queue, date_trunc('week', f.failed_at), f.error_type) IN (SELECT n.queue, n.week, n.name FROM names n WHERE n.of = 'error') THEN f.error_type ELSE 'other' END, count(*)
         FROM fresh f CROSS JOIN (VALUES ('hour'::dlq.rollup_step), ('day'), ('week')) s (step)
         WHERE f.error_type IS NOT NULL AND f.failed_at >= p_from
         GROUP BY 1, 2, 3, 4
         ON CONFLICT (step, bucket, queue, error_type) DO UPDATE SET failures = r.failures + excluded.failures
     ), sources AS (
         INSERT INTO dlq.rollup_sources AS r (step, bucket, source, captured)
-        SELECT s.step, date_trunc(s.step::text, f.at), f.source, count(*)
+        SELECT s.step, date_trunc(s.step::text, f.at), CASE WHEN (date_trunc('week', f.at), f.source) IN (SELECT n.week, n.name FROM names n WHERE n.of = 'source') THEN f.source ELSE 'other' END, count(*)
         FROM fresh f CROSS JOIN (VALUES ('hour'::dlq.rollup_step), ('day'), ('week')) s (step)
         WHERE f.from_status IS NULL AND f.source IS NOT NULL AND f.at >= p_from
         GROUP BY 1, 2, 3
@@ -116,14 +147,14 @@ BEGIN
     ), members AS MATERIALIZED (
         -- An entry joins its group when it is decided, mostly as it is filed. One whose redeliveries are spent is not decided again:
         -- it leaves with a last failure. One that is replayed or reopened after that joins again without one.
-        SELECT f.queue, f.joined_group AS fingerprint, f.at, f.entry_id, f.to_class, 1 AS change, coalesce(dlq.is_open(f.from_status), true)::integer AS failures
+        SELECT f.queue, CASE WHEN (f.queue, f.joined_group) IN (SELECT n.queue, n.name FROM names n WHERE n.of = 'group') THEN f.joined_group ELSE 'other' END AS fingerprint, f.at, f.entry_id, f.to_class, 1 AS change, coalesce(dlq.is_open(f.from_status), true)::integer AS failures
         FROM fresh f WHERE f.joined_group IS NOT NULL
         UNION ALL
-        SELECT f.queue, f.left_group, f.failed_at, f.entry_id, f.to_class, -1, (f.is_failure AND f.to_status = 'dlq_failed')::integer
+        SELECT f.queue, CASE WHEN (f.queue, f.left_group) IN (SELECT n.queue, n.name FROM names n WHERE n.of = 'group') OR EXISTS (SELECT FROM dlq.failure_groups k WHERE k.queue = f.queue AND k.fingerprint = f.left_group) THEN f.left_group ELSE 'other' END, f.failed_at, f.entry_id, f.to_class, -1, (f.is_failure AND f.to_status = 'dlq_failed')::integer
         FROM fresh f WHERE f.left_group IS NOT NULL
     ), groups AS (
         INSERT INTO dlq.failure_groups AS r (queue, fingerprint, title, error_type, error_class, first_seen, last_seen, failures, open, sample)
-        SELECT g.queue, g.fingerprint, e.title, e.error_type, g.class, g.first_seen, g.last_seen, g.failures, g.change, g.sample
+        SELECT g.queue, g.fingerprint, CASE g.fingerprint WHEN 'other' THEN 'others: this queue has too many groups' ELSE e.title END, e.error_type, g.class, g.first_seen, g.last_seen, g.failures, g.change, g.sample
         FROM (
             SELECT m.queue, m.fingerprint, sum(m.failures) AS failures, CASE WHEN p_old IS NULL THEN 0 ELSE sum(m.change) END AS change,
                    min(m.at) AS first_seen, max(m.at) AS last_seen,
@@ -208,11 +239,14 @@ BEGIN
         INSERT INTO dlq.failure_groups AS r (queue, fingerprint, first_seen, last_seen, failures, open, sample, title, error_type, error_class)
         SELECT e.queue, e.fingerprint, min(e.created_at), max(e.last_failed_at), 0, count(*), (array_agg(e.id ORDER BY e.id DESC))[1],
                left(split_part((array_agg(e.error_message ORDER BY e.id))[1], E'\n', 1), 200), (array_agg(e.error_type ORDER BY e.id))[1], (array_agg(e.error_class ORDER BY e.id DESC))[1]
-        FROM dlq.dead_letter_open e WHERE e.fingerprint IS NOT NULL GROUP BY e.queue, e.fingerprint
+        FROM (SELECT o.id, o.queue, o.created_at, o.last_failed_at, o.error_message, o.error_type, o.error_class,
+                     CASE WHEN dense_rank() OVER (PARTITION BY o.queue ORDER BY o.fingerprint) <= 10 * dlq.most_names() OR EXISTS (SELECT FROM dlq.failure_groups k WHERE k.queue = o.queue AND k.fingerprint = o.fingerprint)
+                          THEN o.fingerprint ELSE 'other' END AS fingerprint
+              FROM dlq.dead_letter_open o WHERE o.fingerprint IS NOT NULL) e GROUP BY e.queue, e.fingerprint
         ON CONFLICT (queue, fingerprint) DO UPDATE SET open = excluded.open
     ), closed AS (
         UPDATE dlq.failure_groups r SET open = 0
-        WHERE NOT EXISTS (SELECT FROM dlq.dead_letter_open e WHERE e.queue = r.queue AND e.fingerprint = r.fingerprint)
+        WHERE r.fingerprint <> 'other' AND NOT EXISTS (SELECT FROM dlq.dead_letter_open e WHERE e.queue = r.queue AND e.fingerprint = r.fingerprint)
     )
     SELECT txid_current_snapshot(), clock_timestamp() INTO v_new, v_at;
 

@@ -618,7 +618,7 @@ COMMENT ON COLUMN dlq.replay_runs.updated_at IS 'When it last went further, or w
 COMMENT ON COLUMN dlq.replay_runs.finished_at IS 'When it ended; null while it has not.';
 
 CREATE TYPE dlq.rollup_step AS ENUM ('minute', 'hour', 'day', 'week');
-COMMENT ON TYPE dlq.rollup_step IS 'Length of a rollup''s buckets. Minutes are kept three days, hours 400 days, days and weeks for ever.';
+COMMENT ON TYPE dlq.rollup_step IS 'Length of a rollup''s buckets. Minutes are kept three days, hours 400 days, days and weeks for ever; of names that strangers choose, see dlq.trim_rollups().';
 
 CREATE TABLE dlq.rollup_state (
     one        boolean PRIMARY KEY DEFAULT true CHECK (one),
@@ -710,7 +710,7 @@ CREATE TABLE dlq.rollup_errors (
     PRIMARY KEY (step, bucket, queue, error_type)
 ) WITH (fillfactor = 70);
 COMMENT ON TABLE dlq.rollup_errors IS 'Rollup: failures by queue and type of error. Read it with dlq.error_types().';
-COMMENT ON COLUMN dlq.rollup_errors.error_type IS 'The type; '''' where the error has none.';
+COMMENT ON COLUMN dlq.rollup_errors.error_type IS 'The type; '''' where the error has none; other for those beyond dlq.most_names().';
 
 CREATE TABLE dlq.rollup_sources (
     step     dlq.rollup_step NOT NULL CHECK (step <> 'minute'),
