@@ -85,7 +85,7 @@ func measureClaims(ctx context.Context, pool *pgxpool.Pool, rows int) ([3]float6
 	start := time.Now()
 	for range rows / batchSize {
 		if err := store.InTx(ctx, func(tx postgres.DB) error {
-			rows, err := tx.Query(ctx, worker.ClaimSQL, nil, batchSize)
+			rows, err := tx.Query(ctx, worker.ClaimSQL, false, nil, batchSize)
 			if err != nil {
 				return err
 			}
@@ -145,7 +145,7 @@ func plans(ctx context.Context, pool *pgxpool.Pool) error {
 		fmt.Printf("--- %s\n%s\n\n", name, strings.Join(lines, "\n"))
 		return nil
 	}
-	if err := show("claim", worker.ClaimSQL, nil, batchSize); err != nil {
+	if err := show("claim", worker.ClaimSQL, false, nil, batchSize); err != nil {
 		return err
 	}
 	if err := show("backlog", deadletter.BacklogSQL); err != nil {

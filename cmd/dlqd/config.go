@@ -3,21 +3,22 @@ package main
 import (
 	"archive/tar"
 	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
-	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 	"go.yaml.in/yaml/v3"
 
+	"github.com/dlqd/dlqd/internal/delivery"
+	"github.com/dlqd/dlqd/internal/message"
 	"github.com/dlqd/dlqd/internal/policy"
 	"github.com/dlqd/dlqd/internal/strategy"
 	"github.com/dlqd/dlqd/riverdlq"
@@ -157,8 +158,8 @@ func newConfigDiff() *cobra.Command {
 			}
 			out := cmd.OutOrStdout()
 			old, next := planners[0], planners[1]
-			changes := policy.Diff(old.Policy(), next.Policy())
-			if len(changes) == 0 {
+			changes, behaviour := policy.Diff(old.Policy(), next.Policy()), strategy.BehaviourDiff(old, next)
+			if len(changes)+len(behaviour) == 0 {
 				_, _ = fmt.Fprintln(out, "no difference")
 				return nil
 			}
@@ -167,12 +168,11 @@ func newConfigDiff() *cobra.Command {
 				_, _ = fmt.Fprintln(out, " ", c)
 			}
 			_, _ = fmt.Fprintln(out, "Behaviour:")
-			behaviour := behaviourDiff(old, next)
 			for _, line := range behaviour {
 				_, _ = fmt.Fprintln(out, " ", line)
 			}
 			if len(behaviour) == 0 {
-				_, _ = fmt.Fprintln(out, "  no queue, class or rule is treated otherwise")
+				_, _ = fmt.Fprintln(out, "  nothing is done otherwise")
 			}
 			return nil
 		},
@@ -227,130 +227,25 @@ func checkout(cmd *cobra.Command, name string) (dir string, remove func(), err e
 	}
 }
 
-// behaviourDiff says what happens otherwise to which errors: by queue and class, and by rule.
-func behaviourDiff(old, next *strategy.Planner) []string {
-	var lines []string
-	queues, kinds := map[string]bool{}, map[string]bool{}
-	for _, p := range []*strategy.Planner{old, next} {
-		for name := range p.Policy().Queues {
-			queues[name] = true
-		}
-		for name := range p.Policy().Routing.Queues {
-			queues[name] = true
-		}
-		for name := range p.Policy().Routing.Kinds {
-			kinds[name] = true
-		}
-	}
-	elsewhere := map[riverdlq.Class]string{}
-	look := func(place, queue, kind string) {
-		for _, class := range riverdlq.Classes() {
-			was, is := describePlan(old.Plan(class, queue, kind, nil)), describePlan(next.Plan(class, queue, kind, nil))
-			if was == is {
-				continue
-			}
-			line := fmt.Sprintf("%s: %s -> %s", class, was, is)
-			if place == "every queue" {
-				elsewhere[class] = line
-			} else if elsewhere[class] == line {
-				continue
-			}
-			lines = append(lines, place+", "+line)
-		}
-	}
-	look("every queue", "", "")
-	for _, queue := range slices.Sorted(maps.Keys(queues)) {
-		look("queue "+queue, queue, "")
-	}
-	for _, kind := range slices.Sorted(maps.Keys(kinds)) {
-		look("kind "+kind, "", kind)
-	}
-	return append(lines, rulesDiff(old, next)...)
-}
-
-func rulesDiff(old, next *strategy.Planner) []string {
-	var lines []string
-	describe := func(p *strategy.Planner) (rules map[string]string, order []string) {
-		rules = map[string]string{}
-		for _, r := range p.Policy().Routing.Rules {
-			plan := p.Plan(riverdlq.Class(r.Class), "", "", &r)
-			rules[r.Name] = r.Match.String() + " is " + r.Class + ", " + describePlan(plan)
-			if r.Class == "" {
-				rules[r.Name] = r.Match.String() + " keeps its class, with the plan " + string(mustJSON(r.Plan))
-			}
-			order = append(order, r.Name)
-		}
-		return rules, order
-	}
-	was, wasOrder := describe(old)
-	is, isOrder := describe(next)
-	for _, name := range isOrder {
-		switch text, known := was[name]; {
-		case !known:
-			lines = append(lines, "rule "+name+" is new: "+is[name])
-		case text != is[name]:
-			lines = append(lines, "rule "+name+": "+text+" -> "+is[name])
-		}
-	}
-	for _, name := range wasOrder {
-		if _, known := is[name]; !known {
-			lines = append(lines, "rule "+name+" is gone: "+was[name])
-		}
-	}
-	both := func(names []string, other map[string]string) []string {
-		return slices.DeleteFunc(slices.Clone(names), func(name string) bool { _, ok := other[name]; return !ok })
-	}
-	if a, b := both(wasOrder, is), both(isOrder, was); !slices.Equal(a, b) {
-		lines = append(lines, "rules are asked in another order: "+strings.Join(a, ", ")+" -> "+strings.Join(b, ", "))
-	}
-	return lines
-}
-
-func describePlan(p policy.Plan) string {
-	var text string
-	switch p.Strategy {
-	case strategy.Manual:
-		return "manual"
-	case strategy.Scheduled:
-		text = fmt.Sprintf("scheduled at %v o'clock (%s)", p.Hours, p.TimeZone)
-	default:
-		delays := make([]string, len(p.Delays))
-		for i, d := range p.Delays {
-			delays[i] = shortDuration(d)
-		}
-		text = p.Strategy + " after " + strings.Join(delays, ", ")
-	}
-	return fmt.Sprintf("%s, %d times", text, p.MaxRetries)
-}
-
-// shortDuration is 30m rather than 30m0s.
-func shortDuration(d time.Duration) string {
-	text := d.String()
-	if strings.HasSuffix(text, "m0s") {
-		text = strings.TrimSuffix(text, "0s")
-	}
-	if strings.HasSuffix(text, "h0m") {
-		text = strings.TrimSuffix(text, "0m")
-	}
-	return text
-}
-
-// sample is an error to try rules on, and what they should make of it.
+// sample is a failure to try rules on, and what they should make of it: a message that is delivered and answered, or an error
+// that a worker of an application reports.
 type sample struct {
-	Name  string `yaml:"name"`
-	Error struct {
+	Name   string           `yaml:"name"`
+	Answer *delivery.Answer `yaml:"answer"`
+	Error  struct {
 		Type    string         `yaml:"type"`
 		Code    string         `yaml:"code"`
 		Message string         `yaml:"message"`
-		Status  int            `yaml:"status"`
 		Panic   bool           `yaml:"panic"`
 		Class   string         `yaml:"class"`
 		Context map[string]any `yaml:"context"`
 	} `yaml:"error"`
-	Kind   string `yaml:"kind"`
-	Queue  string `yaml:"queue"`
-	Source string `yaml:"source"`
-	Expect struct {
+	Kind    string            `yaml:"kind"`
+	Queue   string            `yaml:"queue"`
+	Source  string            `yaml:"source"`
+	Payload any               `yaml:"payload"` // of the message, or the job's args
+	Headers map[string]string `yaml:"headers"`
+	Expect  struct {
 		Class    string `yaml:"class"`
 		Rule     string `yaml:"rule"`
 		Strategy string `yaml:"strategy"`
@@ -381,7 +276,11 @@ func newConfigTest() *cobra.Command {
 				}
 				for i := range samples {
 					s := &samples[i]
-					d := planner.Decide(s.entry(), time.Now())
+					facts, err := s.facts(cmd.Context(), planner.Policy())
+					if err != nil {
+						return fmt.Errorf("%s: %s: %w", file, s.Name, err)
+					}
+					d := planner.Decide(&strategy.Entry{Facts: facts, LastFailedAt: time.Now()}, time.Now())
 					remark := s.remark(&d)
 					total++
 					if remark != "" {
@@ -418,16 +317,24 @@ func readSamples(file string) ([]sample, error) {
 	return samples, nil
 }
 
-func (s *sample) entry() *strategy.Entry {
-	context := s.Error.Context
-	if s.Error.Status != 0 {
-		context = map[string]any{"status": s.Error.Status}
-		maps.Copy(context, s.Error.Context)
+// facts is what rules go by: of a message, what a delivery reports that has such an answer.
+func (s *sample) facts(ctx context.Context, p *policy.Policy) (strategy.Facts, error) {
+	payload := mustJSON(s.Payload)
+	if s.Answer == nil {
+		return strategy.Facts{
+			Type: s.Error.Type, Code: s.Error.Code, Message: s.Error.Message, Panic: s.Error.Panic, Class: riverdlq.Class(s.Error.Class),
+			Context: mustJSON(s.Error.Context), Kind: s.Kind, Queue: s.Queue, Source: s.Source, Payload: payload, Headers: s.Headers,
+		}, nil
 	}
-	return &strategy.Entry{LastFailedAt: time.Now(), Facts: strategy.Facts{
-		Type: s.Error.Type, Code: s.Error.Code, Message: s.Error.Message, Panic: s.Error.Panic, Class: riverdlq.Class(s.Error.Class),
-		Context: mustJSON(context), Kind: s.Kind, Queue: s.Queue, Source: s.Source,
-	}}
+	queue := p.Queues[s.Queue]
+	if queue == nil {
+		queue = &p.Defaults
+	}
+	destination := p.Destinations[queue.Destination]
+	if destination == nil {
+		destination = &policy.Destination{URL: standardDestination}
+	}
+	return delivery.FailureOf(ctx, queue, destination, &message.Message{MessageID: "sample", Queue: s.Queue, EventKind: s.Kind, Source: s.Source, Payload: payload, Headers: s.Headers}, s.Answer)
 }
 
 // remark says what was expected, where it is something else.

@@ -79,7 +79,7 @@ func TestConfig_checkNamesFileAndLine(t *testing.T) {
 	_, stderr, code := run(t, "config", "check", dir)
 	require.Equal(t, 1, code)
 	for _, want := range []string{
-		"dlq-routing.yaml:2: rules[0].match.message: error parsing regexp", "dlq-routing.yaml:5: rules[1].match.when: unexpected end",
+		"dlq-routing.yaml:3: rules[0].match.message: error parsing regexp", "dlq-routing.yaml:6: rules[1].match.when: unexpected end",
 		"dlq-routing.yaml:8: rules[2].match: matches every error", `dlq-routing.yaml:9: rules[3].match.status: "9xx" is no HTTP status`,
 	} {
 		require.Contains(t, stderr, want)
@@ -92,7 +92,7 @@ func TestConfig_checkNamesFileAndLine(t *testing.T) {
 func TestConfig_testFailsWhereSomethingElseComesOut(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "x.samples.yaml")
-	require.NoError(t, os.WriteFile(file, []byte("- {name: a, error: {status: 503}, expect: {class: transient, strategy: immediate}}\n- {name: b, error: {status: 429}}\n"), 0o600))
+	require.NoError(t, os.WriteFile(file, []byte("- {name: a, answer: {status: 503}, expect: {class: transient, strategy: immediate}}\n- {name: b, answer: {status: 429}}\n"), 0o600))
 	stdout, stderr, code := run(t, "config", "test", file)
 	require.Equal(t, 1, code)
 	require.Contains(t, stdout, "expected class transient; expected strategy immediate")
@@ -111,10 +111,9 @@ func TestConfig_diffSaysWhatChangesInBehaviour(t *testing.T) {
 	next := policytest.Dir(t, files)
 	out := ok(t, "config", "diff", old, next)
 	for _, want := range []string{
-		"classes.unknown.strategy: manual -> immediate", "every queue, unknown: manual -> immediate after 30m, 5 times",
-		"queue mails, transient: immediate after 1m, 5m, 15m, 30m, 1h, 5 times -> immediate after 1m, 5m, 15m, 30m, 1h, 2 times",
-		`rule a: {"status":["404"]} is outage, conditional after 1m, 5m, 15m, 30m, 1h, 5 times -> {"status":["404"]} is business, manual`,
-		"rule new is new", "rule gone is gone", "rules are asked in another order: a, b -> b, a",
+		"classes.unknown.strategy: manual -> immediate", "every queue, class unknown: strategy manual -> immediate, delays [] -> [30m]",
+		"queue mails, class transient, rate_limited, outage: maxRetries 5 -> 2",
+		"rule a: class outage -> business, plan.strategy conditional -> manual", "rule new: new: name new, match.kind [x.*], class outage, ", "rule gone: gone", "rules: order [a, b, gone] -> [b, a, new]",
 	} {
 		require.Contains(t, out, want)
 	}
@@ -135,7 +134,7 @@ func TestConfig_diffSaysWhatChangesInBehaviour(t *testing.T) {
 	cmd.Dir = old
 	diff, err := cmd.CombinedOutput()
 	require.NoError(t, err, string(diff))
-	require.Equal(t, "Values:\n  monitoring defaults.maxOpen: 1000 -> 7\nBehaviour:\n  no queue, class or rule is treated otherwise\n", string(diff))
+	require.Equal(t, "Values:\n  monitoring defaults.maxOpen: 1000 -> 7\nBehaviour:\n  other queues: maxOpen 1000 -> 7\n  queue default: maxOpen 1000 -> 7\n", string(diff))
 }
 
 // A person on call goes through it: a rule is wrong, its file is changed, SIGHUP, and the open entries are judged anew.
@@ -160,6 +159,22 @@ func TestReclassify_afterAChangeOfRules(t *testing.T) {
 	out := ok(t, "reclassify", api, "--note", "teapots are busy")
 	require.Regexp(t, `1 +unknown, manual \(none\) +rate_limited, scheduled \(teapot\)`, out)
 	require.Len(t, list("dlq_pending"), 1)
+
+	// Files that were changed, and are committed: their version is the commit, without a change of any file.
+	git := func(args ...string) string {
+		out, err := exec.CommandContext(t.Context(), "git", append([]string{"-C", dir, "-c", "user.name=t", "-c", "user.email=t@example.com"}, args...)...).Output()
+		require.NoError(t, err)
+		return strings.TrimSpace(string(out))
+	}
+	git("init", "--quiet")
+	git("commit", "--quiet", "--allow-empty", "-m", "empty")
+	git("add", ".")
+	require.NoError(t, s.cmd.Process.Signal(syscall.SIGHUP))
+	empty := git("rev-parse", "--short=12", "HEAD")
+	require.Eventually(t, func() bool { return strings.Contains(s.log.String(), empty+"-dirty") }, 30*time.Second, 10*time.Millisecond)
+	git("commit", "--quiet", "-m", "policy")
+	committed := git("rev-parse", "--short=12", "HEAD")
+	require.Eventually(t, func() bool { return strings.Contains(s.log.String(), "to="+committed) }, 30*time.Second, 10*time.Millisecond)
 
 	require.Contains(t, ok(t, "breakers", "list", api), "destination:default  closed")
 	require.Equal(t, "destination:default is open\n", ok(t, "breakers", "open", "default", "--for", "10m", "--note", "teapots", api))

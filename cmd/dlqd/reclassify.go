@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -27,11 +28,11 @@ func newReclassify() *cobra.Command {
 			if err := c.call(cmd, "POST", "/api/dlq/reclassify", in, &out); err != nil || c.asJSON {
 				return err
 			}
-			w, row := table(cmd, "ENTRIES\tFROM\tTO\tEXAMPLE")
+			w, row := table(cmd, "ENTRIES\tFROM\tTO\tALSO\tEXAMPLE")
 			moved := 0
 			for _, r := range out.Changed {
 				moved += r.Entries
-				row(r.Entries, judgement(r.From), judgement(r.To), r.Example)
+				row(r.Entries, judgement(r.From), judgement(r.To), strings.Join(r.Also, ", "), r.Example)
 			}
 			if err := w.Flush(); err != nil {
 				return err

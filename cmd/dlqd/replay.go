@@ -255,7 +255,7 @@ func progressBar(cmd *cobra.Command, run *replay.Run) (show, end func()) {
 	})))
 	show = func() {
 		mu.Lock()
-		line = fmt.Sprintf(" %.0f/s  %d ok, %d failed, %d skipped", run.PerSecond, run.Succeeded, run.Failed, run.Skipped)
+		line = fmt.Sprintf(" %s%s  %d ok, %d failed, %d skipped", perSecond(run), timeLeft(run), run.Succeeded, run.Failed, run.Skipped)
 		mu.Unlock()
 		bar.SetCurrent(min(run.Replayed+run.Skipped, total-1)) // it is whole when it has ended
 	}
@@ -270,13 +270,29 @@ func progressBar(cmd *cobra.Command, run *replay.Run) (show, end func()) {
 	return show, end
 }
 
+// perSecond is a run's rate so far: in digits that say something of slow ones, too.
+func perSecond(run *replay.Run) string {
+	if run.PerSecond < 10 {
+		return fmt.Sprintf("%.2g/s", run.PerSecond)
+	}
+	return fmt.Sprintf("%.0f/s", run.PerSecond)
+}
+
+// timeLeft is how long a run will take yet; empty where nobody knows, or it is over.
+func timeLeft(run *replay.Run) string {
+	if run.SecondsLeft == 0 {
+		return ""
+	}
+	return ", about " + max(time.Duration(run.SecondsLeft*float64(time.Second)).Round(time.Second), time.Second).String() + " left"
+}
+
 func printRun(cmd *cobra.Command, run *replay.Run) error {
 	reason := ""
 	if run.Reason != "" {
 		reason = " (" + run.Reason + ")"
 	}
-	sayf(cmd.OutOrStdout(), "%s: %d replayed, %d succeeded, %d failed, %d skipped of %d, %.0f/s%s\n",
-		run.Status, run.Replayed, run.Succeeded, run.Failed, run.Skipped, run.Total, run.PerSecond, reason)
+	sayf(cmd.OutOrStdout(), "%s: %d replayed, %d succeeded, %d failed, %d skipped of %d, %s%s%s\n",
+		run.Status, run.Replayed, run.Succeeded, run.Failed, run.Skipped, run.Total, perSecond(run), timeLeft(run), reason)
 	return nil
 }
 

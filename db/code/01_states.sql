@@ -130,8 +130,13 @@ BEGIN
     IF NEW.status <> 'dlq_manual' THEN
         NEW.parked_by := NULL;
     END IF;
-    IF NEW.ordering_key IS NOT NULL AND dlq.is_open(OLD.status) AND NOT dlq.is_open(NEW.status) THEN
-        PERFORM dlq.order_done(NEW.queue, NEW.ordering_key, NEW.river_job_id, NEW.job_created_at);
+    IF NEW.ordering_key IS NOT NULL THEN
+        NEW.order_place := coalesce(NEW.order_place, dlq.order_place(NEW.river_job_id, NEW.job_created_at));
+        IF dlq.is_open(OLD.status) AND NOT dlq.is_open(NEW.status) THEN
+            PERFORM dlq.order_done(NEW.queue, NEW.ordering_key, NEW.river_job_id, NEW.job_created_at);
+        ELSIF dlq.is_open(NEW.status) AND NOT dlq.is_open(OLD.status) THEN
+            PERFORM dlq.order_again(NEW.queue, NEW.ordering_key, NEW.order_place, NEW.river_job_id, NEW.job_created_at);
+        END IF;
     END IF;
     IF NEW.status <> 'dlq_processing' THEN
         NEW.redelivery_job_id := NULL;

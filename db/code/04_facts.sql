@@ -135,11 +135,12 @@ DECLARE
     v_entry record;
     v_fail  record;
     v_spent boolean;
+    v_kept  text;
     v_job   constant bigint := (p_job ->> 'id')::bigint;
     v_at    constant timestamptz := dlq.failed_at(p_job);
     v_state constant text := p_job ->> 'state';
 BEGIN
-    SELECT e.dlq_retry_count, e.dlq_max_retries, e.locked_by, e.locked_at, e.river_job_id, e.job_created_at INTO v_entry
+    SELECT e.dlq_retry_count, e.dlq_max_retries, e.locked_by, e.locked_at, e.river_job_id, e.job_created_at, e.error_class INTO v_entry
     FROM dlq.dead_letter_open e
     WHERE e.id = p_entry AND e.status = 'dlq_processing' AND e.redelivery_job_id = v_job
     FOR UPDATE;
@@ -157,6 +158,9 @@ BEGIN
         v_fail.error_type := 'cancelled';
         v_fail.error_class := NULL;
         v_fail.error_message := 'redelivery was cancelled by an operator';
+    ELSIF v_fail.error_class IS NULL AND v_fail.error_message LIKE 'Stuck job rescued by %' THEN
+        -- Its worker was cut off before it could say anything: what the entry was taken for counts (see strategy.Planner).
+        v_kept := v_entry.error_class;
     END IF;
     UPDATE dlq.replay_run_entries r SET outcome = 'failed', detail = left(p_job -> 'errors' -> -1 ->> 'error', 1000), ended_at = clock_timestamp()
     FROM dlq.entry_jobs m
@@ -167,7 +171,7 @@ BEGIN
                                                                 'outcome', v_state, 'error', left(v_fail.error_message, 4000)),
         error_message = v_fail.error_message, error_type = v_fail.error_type, error_code = v_fail.error_code,
         -- A closed entry is not decided again: it keeps what it was taken for.
-        error_class = coalesce(v_fail.error_class, CASE WHEN v_spent THEN error_class END), reported_class = v_fail.error_class,
+        error_class = coalesce(v_fail.error_class, v_kept, CASE WHEN v_spent THEN error_class END), reported_class = v_fail.error_class,
         error_stack_trace = v_fail.error_stack_trace, error_context = v_fail.error_context,
         last_failed_at = v_at,
         fingerprint = CASE WHEN v_spent THEN fingerprint END,
@@ -338,6 +342,11 @@ END
 $$;
 COMMENT ON FUNCTION dlq.apply_fact IS 'Applies a fact to the entry of its job. Returns done; or held or following, where it has to be looked at again.';
 
+CREATE OR REPLACE FUNCTION dlq.may_pass(p_sqlstate text) RETURNS boolean
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN p_sqlstate <> 'XX001' AND left(p_sqlstate, 2) IN ('08', '0A', '25', '28', '3D', '3F', '40', '42', '53', '55', '57', '58', 'F0', 'HV', 'XX');
+COMMENT ON FUNCTION dlq.may_pass IS 'Whether an error may pass (a deadlock, a lock that is not to be had, a right that is missing). Any other is a refusal of the row that brought it on, as postgres.IsRefusal in Go has it.';
+
 -- apply_facts takes the facts of a job in their order: one waits while an earlier one of its job is there. What nearly all of
 -- them say (the redelivery that an entry waits for has completed) is applied in one statement.
 --
@@ -404,8 +413,7 @@ BEGIN
             BEGIN
                 v_result := dlq.apply_fact(v_fact);
             EXCEPTION WHEN OTHERS THEN
-                -- What may pass (a deadlock, a lock that is not to be had) is no refusal: see postgres.IsRefusal.
-                IF left(SQLSTATE, 2) NOT IN ('22', '23', '54', 'P0') THEN
+                IF dlq.may_pass(SQLSTATE) THEN
                     RAISE;
                 END IF;
                 RAISE WARNING 'dlqd: what job % tells (%) is refused by the database: %', v_fact.job_id, v_fact.fact, SQLERRM;

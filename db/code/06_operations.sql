@@ -4,7 +4,7 @@
 -- redeliver is the one way back to River: it inserts the jobs and moves their entries in one statement, so that an entry in
 -- dlq_processing always has a job. It does nothing twice: an entry whose own job lives again, or has been done, or whose unique
 -- key another job holds, gets no job, unless p_force.
-CREATE OR REPLACE FUNCTION dlq.redeliver_now(p_ids uuid[], p_actor text, p_reason text, p_note text, p_force boolean, p_detail jsonb, p_queue text, p_run uuid)
+CREATE OR REPLACE FUNCTION dlq.redeliver_now(p_ids uuid[], p_actor text, p_reason text, p_note text, p_force boolean, p_detail jsonb, p_queue text, p_run uuid, p_config_version text)
 RETURNS TABLE (entry_id uuid, verdict text, job_id bigint)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET row_security = off AS $$
 #variable_conflict use_column
@@ -74,6 +74,7 @@ BEGIN
                 locked_by = p_actor,
                 locked_at = now(),
                 notes = coalesce(p_note, e.notes),
+                config_version = coalesce(p_config_version, e.config_version),
                 move = jsonb_build_object('actor', p_actor, 'reason', p_reason, 'note', p_note, 'detail', p_detail)
             FROM jobs, told
             WHERE e.id = jobs.entry_id
@@ -85,6 +86,7 @@ BEGIN
                 locked_by = p_actor,
                 locked_at = now(),
                 notes = coalesce(p_note, e.notes),
+                config_version = coalesce(p_config_version, e.config_version),
                 move = jsonb_build_object('actor', p_actor, 'reason', p_reason, 'note', p_note, 'detail', p_detail)
             FROM jobs, told
             WHERE e.id = jobs.entry_id AND e.stage = 'failed' AND e.status = 'dlq_failed' AND EXISTS (SELECT FROM looked l WHERE l.failed)
@@ -126,7 +128,7 @@ COMMENT ON FUNCTION dlq.redeliver_now IS 'What dlq.redeliver does, of entries th
 -- before a deadlock would be looked for (deadlock_timeout): two that took the same keys in another order would be one, and the
 -- application might be ended.
 CREATE OR REPLACE FUNCTION dlq.redeliver(p_ids uuid[], p_actor text, p_reason text,
-    p_note text DEFAULT NULL, p_force boolean DEFAULT false, p_detail jsonb DEFAULT NULL, p_queue text DEFAULT NULL, p_run uuid DEFAULT NULL)
+    p_note text DEFAULT NULL, p_force boolean DEFAULT false, p_detail jsonb DEFAULT NULL, p_queue text DEFAULT NULL, p_run uuid DEFAULT NULL, p_config_version text DEFAULT NULL)
 RETURNS TABLE (entry_id uuid, verdict text, job_id bigint)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET row_security = off AS $$
 #variable_conflict use_column
@@ -149,12 +151,12 @@ BEGIN
                           WHERE j.unique_key = e.unique_key AND j.unique_key IS NOT NULL AND j.unique_states IS NOT NULL
                             AND river.river_job_state_in_bitmask(j.unique_states, j.state)) IS NULL
                    LIMIT 1) IS NULL THEN
-        RETURN QUERY SELECT * FROM dlq.redeliver_now(p_ids, p_actor, p_reason, p_note, p_force, p_detail, p_queue, p_run);
+        RETURN QUERY SELECT * FROM dlq.redeliver_now(p_ids, p_actor, p_reason, p_note, p_force, p_detail, p_queue, p_run, p_config_version);
         RETURN;
     END IF;
     BEGIN
         PERFORM set_config('lock_timeout', '50ms', true);
-        RETURN QUERY SELECT * FROM dlq.redeliver_now(p_ids, p_actor, p_reason, p_note, p_force, p_detail, p_queue, p_run);
+        RETURN QUERY SELECT * FROM dlq.redeliver_now(p_ids, p_actor, p_reason, p_note, p_force, p_detail, p_queue, p_run, p_config_version);
         PERFORM set_config('lock_timeout', v_wait, true);
         RETURN;
     EXCEPTION WHEN lock_not_available THEN
@@ -172,7 +174,7 @@ BEGIN
                 RAISE lock_not_available;
             END IF;
             PERFORM set_config('lock_timeout', '50ms', true);
-            RETURN QUERY SELECT * FROM dlq.redeliver_now(ARRAY[v_entry.id], p_actor, p_reason, p_note, p_force, p_detail, p_queue, p_run);
+            RETURN QUERY SELECT * FROM dlq.redeliver_now(ARRAY[v_entry.id], p_actor, p_reason, p_note, p_force, p_detail, p_queue, p_run, p_config_version);
             PERFORM set_config('lock_timeout', v_wait, true);
         EXCEPTION WHEN lock_not_available THEN
             RETURN QUERY SELECT v_entry.id, 'busy', v_entry.river_job_id;
@@ -328,6 +330,10 @@ BEGIN
                 strategy = CASE WHEN v_entry.locked_by LIKE 'river:%' THEN 'manual' END::dlq.strategy, next_retry_at = now(),
                 move = jsonb_build_object('actor', 'sweep', 'reason', 'job ' || v_entry.job_id || ' is gone')
             WHERE id = v_entry.id AND stage = 'open' AND status = 'dlq_processing';
+            -- The replay run that it is of does not wait for it any more.
+            UPDATE dlq.replay_run_entries r SET outcome = 'failed', detail = 'job ' || v_entry.job_id || ' is gone', ended_at = clock_timestamp()
+            FROM dlq.entry_jobs m
+            WHERE m.entry_id = v_entry.id AND m.job_id = v_entry.job_id AND r.run_id = m.run_id AND r.entry_id = v_entry.id AND r.job_id = v_entry.job_id AND r.outcome IS NULL;
             requeued := requeued + 1;
         ELSE
             SELECT to_jsonb(j) - 'args' INTO v_job FROM river.river_job j WHERE j.id = v_entry.job_id AND j.created_at = v_entry.created_at;

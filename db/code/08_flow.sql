@@ -1,7 +1,8 @@
 -- The flow of what dlqd sends by itself: its pace, and messages that are held.
 
 -- reserve_pace gives p_count redeliveries their places in a stream that lets p_rate through a second, behind those that
--- have theirs already, over all processes. With p_within it gives only as many as come within that time.
+-- have theirs already, over all processes. With p_within it gives only those that are no further ahead than that: the first
+-- at first_at, so that a rate of one in many looks is kept, too.
 CREATE OR REPLACE FUNCTION dlq.reserve_pace(p_name text, p_rate float8, p_count integer, p_now timestamptz, p_within interval DEFAULT NULL,
     OUT first_at timestamptz, OUT granted integer)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -10,7 +11,7 @@ BEGIN
     SELECT greatest(p.free_at, p_now) INTO first_at FROM dlq.paces p WHERE p.name = p_name FOR UPDATE;
     granted := p_count;
     IF p_within IS NOT NULL THEN
-        granted := least(p_count, greatest(0, floor(extract(epoch FROM p_now + p_within - first_at) * p_rate)));
+        granted := least(p_count, greatest(0, 1 + floor(extract(epoch FROM p_now + p_within - first_at) * p_rate)));
     END IF;
     UPDATE dlq.paces SET free_at = first_at + make_interval(secs => granted / p_rate) WHERE name = p_name AND granted > 0;
 END
@@ -120,6 +121,14 @@ LANGUAGE sql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET 
 $$;
 COMMENT ON FUNCTION dlq.leave_order IS 'Takes a job''s place in the order of its key away.';
 
+CREATE OR REPLACE FUNCTION dlq.order_again(p_queue text, p_key text, p_place bigint, p_job bigint, p_created_at timestamptz) RETURNS void
+LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
+    INSERT INTO dlq.ordered_jobs (queue, ordering_key, place, job_id, job_created_at) OVERRIDING SYSTEM VALUE
+    SELECT p_queue, p_key, p_place, p_job, p_created_at WHERE p_place IS NOT NULL
+    ON CONFLICT DO NOTHING
+$$;
+COMMENT ON FUNCTION dlq.order_again IS 'Gives work that is to be done after all the place in the order of its key that it had.';
+
 -- A wake-up that is lost, because somebody holds the next job, is mended by that job''s own looks: see the delivery of held messages.
 CREATE OR REPLACE FUNCTION dlq.order_done(p_queue text, p_key text, p_job bigint, p_created_at timestamptz) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET row_security = off AS $$
@@ -135,7 +144,9 @@ BEGIN
     WHERE j.id = (
         SELECT n.id
         FROM (SELECT o.job_id, o.job_created_at FROM dlq.ordered_jobs o WHERE o.queue = p_queue AND o.ordering_key = p_key ORDER BY o.place LIMIT 1) o
-        JOIN river.river_job n ON n.id = o.job_id AND n.created_at = o.job_created_at
+        LEFT JOIN dlq.dead_letter_open e ON e.river_job_id = o.job_id AND e.job_created_at = o.job_created_at
+        LEFT JOIN dlq.entry_jobs m ON m.job_id = e.redelivery_job_id AND m.entry_id = e.id
+        JOIN river.river_job n ON n.id = coalesce(m.job_id, o.job_id) AND n.created_at = coalesce(m.job_created_at, o.job_created_at)
         WHERE n.state = 'scheduled' AND n.metadata @> '{"dlq:held": "order"}'
         FOR NO KEY UPDATE OF n SKIP LOCKED);
     IF FOUND THEN
@@ -143,7 +154,7 @@ BEGIN
     END IF;
 END
 $$;
-COMMENT ON FUNCTION dlq.order_done IS 'The work of a job (or of the message that it redelivers) is done: the next of its ordering key may go.';
+COMMENT ON FUNCTION dlq.order_done IS 'The work of a job (or of the message that it redelivers) is done: the next of its ordering key, or that one''s redelivery, may go.';
 
 CREATE OR REPLACE FUNCTION dlq.forget_ordered(p_limit integer DEFAULT 10000) RETURNS integer
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET row_security = off AS $$

@@ -114,6 +114,16 @@ END
 $$;
 COMMENT ON FUNCTION dlq.preview IS 'How many entries a filter chooses, by queue, error type and age.';
 
+CREATE OR REPLACE FUNCTION dlq.check_rate(p_rate float8) RETURNS void
+LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF p_rate NOT BETWEEN 0.001 AND 1000000 THEN
+        RAISE EXCEPTION 'replay: a rate of % a second', p_rate USING ERRCODE = 'DLQ04', HINT = 'It is 0.001 to 1000000 entries a second, or null for as fast as it goes.';
+    END IF;
+END
+$$;
+COMMENT ON FUNCTION dlq.check_rate IS 'Raises where a replay run cannot have this rate.';
+
 CREATE OR REPLACE FUNCTION dlq.replay_start(p_filter jsonb, p_actor text DEFAULT session_user, p_note text DEFAULT NULL, p_all boolean DEFAULT false,
     p_newest_first boolean DEFAULT false, p_batch_size integer DEFAULT 100, p_rate float8 DEFAULT NULL, p_concurrency integer DEFAULT NULL,
     p_patch jsonb DEFAULT NULL, p_merge_patch jsonb DEFAULT NULL, p_queue text DEFAULT NULL, p_force boolean DEFAULT false,
@@ -123,20 +133,35 @@ DECLARE
     v_id     uuid := dlq.uuid_v7();
     v_filter jsonb := dlq.replayable(p_filter);
     v_open   text;
+    v_unworked text[];
+    v_chosen text;
     v_total  bigint;
+    v_keyed  bigint;
 BEGIN
     IF dlq.chooses_all(p_filter) AND NOT p_all THEN
         RAISE EXCEPTION 'replay: an empty filter chooses every entry' USING ERRCODE = 'DLQ04', HINT = 'Say so with p_all => true.';
     END IF;
+    PERFORM dlq.check_rate(p_rate);
     SELECT string_agg(DISTINCT b.name, ', ') INTO v_open
     FROM dlq.preview(v_filter) p JOIN dlq.circuit_breakers b ON b.name = 'queue:' || p.queue AND b.state = 'open';
     IF v_open IS NOT NULL AND NOT p_force THEN
         RAISE EXCEPTION 'replay: open circuit breakers: %', v_open USING ERRCODE = 'DLQ05', HINT = 'Wait for them to close, or replay with force.';
     END IF;
+    v_unworked := dlq.unworked_queues(CASE WHEN p_queue IS NULL THEN ARRAY(SELECT DISTINCT p.queue FROM dlq.preview(v_filter) p) ELSE ARRAY[p_queue] END);
+    IF v_unworked <> '{}' AND NOT p_force THEN
+        RAISE EXCEPTION 'replay: nobody works these queues: %', array_to_string(v_unworked, ', ') USING ERRCODE = 'DLQ05', HINT = 'Start what works them, send the redeliveries to another queue, or replay with force.';
+    END IF;
     -- Chosen now, once: what comes to match the filter later is not drawn in, and what does not match any more is in the report.
-    EXECUTE 'INSERT INTO dlq.replay_run_entries (run_id, entry_id) SELECT $2, e.id FROM dlq.dead_letter_queue e WHERE ' || dlq.filter_where(v_filter)
-        || ' AND (e.stage <> ''inbox'' OR NOT dlq.is_repeat(e.river_job_id, e.job_created_at))' USING v_filter, v_id;
+    -- Entries of one ordering key go one after the other, in the order of their messages, whatever order they failed in.
+    v_chosen := dlq.filter_where(v_filter) || ' AND (e.stage <> ''inbox'' OR NOT dlq.is_repeat(e.river_job_id, e.job_created_at))';
+    EXECUTE 'INSERT INTO dlq.replay_run_entries (run_id, entry_id) SELECT $2, e.id FROM dlq.dead_letter_queue e WHERE e.ordering_key IS NULL AND ' || v_chosen USING v_filter, v_id;
     GET DIAGNOSTICS v_total = ROW_COUNT;
+    EXECUTE 'INSERT INTO dlq.replay_run_entries (run_id, entry_id, behind, leads)
+             SELECT $2, e.id, lag(e.id) OVER k, lead(e.id) OVER k IS NOT NULL FROM dlq.dead_letter_queue e WHERE e.ordering_key IS NOT NULL AND ' || v_chosen
+        || ' WINDOW k AS (PARTITION BY e.queue, e.ordering_key ORDER BY coalesce(e.order_place, dlq.order_place(e.river_job_id, e.job_created_at)) NULLS FIRST, e.job_created_at, e.river_job_id)
+             ON CONFLICT DO NOTHING' USING v_filter, v_id;
+    GET DIAGNOSTICS v_keyed = ROW_COUNT;
+    v_total := v_total + v_keyed;
     INSERT INTO dlq.replay_runs (id, filter, newest_first, batch_size, rate, concurrency, patch, merge_patch, queue, force, stop_at, stop_of, note, actor, total, origin)
     VALUES (v_id, v_filter, p_newest_first, p_batch_size, p_rate, p_concurrency, p_patch, p_merge_patch, p_queue, p_force, p_stop_at, p_stop_of, p_note, p_actor, v_total, dlq.origin(p_actor));
     PERFORM dlq.record_act('replay run ' || v_id, 'started', p_actor, p_note, jsonb_build_object('entries', v_total));
@@ -146,12 +171,31 @@ END
 $$;
 COMMENT ON FUNCTION dlq.replay_start IS 'Starts a replay run of the entries that a filter chooses now (see dlq.find; without a status: pending, manual and failed ones). A dlqd that runs DLQ workers carries it out. Returns its id, for dlq.replay_runs.';
 
+CREATE OR REPLACE FUNCTION dlq.on_replay_ended() RETURNS trigger
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
+BEGIN
+    UPDATE dlq.replay_run_entries r SET behind = NULL WHERE r.run_id = NEW.run_id AND r.behind = NEW.entry_id;
+    RETURN NULL;
+END
+$$;
+COMMENT ON FUNCTION dlq.on_replay_ended IS 'Trigger: an entry of a replay run has ended, so the next one of its ordering key may go.';
+CREATE OR REPLACE TRIGGER replay_ended AFTER UPDATE OF outcome ON dlq.replay_run_entries
+    FOR EACH ROW WHEN (NEW.leads AND OLD.outcome IS NULL AND NEW.outcome IS NOT NULL) EXECUTE FUNCTION dlq.on_replay_ended();
+
+-- A client of River's says every ten minutes, in River's own table, which queues it works.
+CREATE OR REPLACE FUNCTION dlq.unworked_queues(p_queues text[]) RETURNS text[]
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp SET row_security = off AS $$
+    SELECT ARRAY(SELECT q.queue FROM unnest(p_queues) q (queue)
+                 WHERE NOT EXISTS (SELECT FROM river.river_queue r WHERE r.name = q.queue AND r.updated_at > now() - interval '30 minutes') ORDER BY 1)
+$$;
+COMMENT ON FUNCTION dlq.unworked_queues IS 'Which of some queues no River client has worked for half an hour: a job in them waits for ever.';
+
 CREATE OR REPLACE FUNCTION dlq.replay_move(p_run uuid, p_from dlq.replay_status[], p_to dlq.replay_status, p_reason text) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     v_status dlq.replay_status;
 BEGIN
-    UPDATE dlq.replay_runs r SET status = p_to, reason = p_reason, updated_at = now(),
+    UPDATE dlq.replay_runs r SET status = p_to, reason = p_reason, updated_at = now(), stepped_at = NULL,
         judged_from = CASE WHEN p_to = 'running' THEN now() ELSE r.judged_from END,
         finished_at = CASE WHEN p_to IN ('completed', 'cancelled', 'stopped') THEN now() END
     WHERE r.id = p_run AND r.status = ANY (p_from);
@@ -201,7 +245,8 @@ BEGIN
         RETURNING r.job_id
     )
     SELECT count(n.job_id) INTO v_replayed FROM noted n;
-    UPDATE dlq.replay_runs SET cursor = p_ids[cardinality(p_ids)], replayed = replayed + v_replayed, skipped = skipped + cardinality(p_ids) - v_replayed, updated_at = now()
+    UPDATE dlq.replay_runs SET cursor = p_ids[cardinality(p_ids)], replayed = replayed + v_replayed, skipped = skipped + cardinality(p_ids) - v_replayed, updated_at = now(),
+        sending = sending + extract(epoch FROM clock_timestamp() - coalesce(stepped_at, now())), stepped_at = clock_timestamp()
     WHERE id = p_run;
 END
 $$;
@@ -220,6 +265,9 @@ COMMENT ON FUNCTION dlq.replay_cancel IS 'Ends a replay run. What it has sent ba
 CREATE OR REPLACE FUNCTION dlq.replay_set_rate(p_run uuid, p_rate float8 DEFAULT NULL, p_actor text DEFAULT session_user) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
+    PERFORM dlq.check_rate(p_rate);
+    -- (The next entry's place was reserved at the old rate.)
+    DELETE FROM dlq.paces WHERE name = 'replay:' || p_run;
     UPDATE dlq.replay_runs r SET rate = p_rate, updated_at = now() WHERE r.id = p_run AND r.status IN ('running', 'paused', 'stopped');
     IF NOT FOUND THEN
         RAISE EXCEPTION 'replay run %: there is no such run, or it has ended', p_run USING ERRCODE = 'DLQ02';

@@ -72,6 +72,7 @@ CREATE OR REPLACE VIEW dlq.visible_entries AS
            e.next_retry_at,
            e.waiting_for,
            e.ordering_key,
+           e.order_place,
            e.redelivery_job_id,
            e.locked_by,
            e.locked_at,

@@ -55,6 +55,7 @@ CREATE TABLE dlq.dead_letter_queue (
     next_retry_at         timestamptz,
     waiting_for           text,
     ordering_key          text,
+    order_place           bigint,
     redelivery_job_id     bigint,
     locked_by             text,
     locked_at             timestamptz,
@@ -145,8 +146,9 @@ CREATE INDEX dead_letter_open_observed ON dlq.dead_letter_open (queue, job_kind,
 CREATE INDEX dead_letter_open_backlog ON dlq.dead_letter_open (status, queue, error_class);
 -- Follow a retry that somebody makes on a failed entry's job.
 CREATE INDEX dead_letter_failed_river_job ON dlq.dead_letter_failed (river_job_id);
--- Entries that wait for a condition, for the gate that releases them: by queue, the most urgent and oldest first.
-CREATE INDEX dead_letter_open_waiting ON dlq.dead_letter_open (queue, priority, id)
+-- Entries that wait for a condition, for the gate of their queue that releases them: those of one plan are together, the most
+-- urgent and oldest first.
+CREATE INDEX dead_letter_open_waiting ON dlq.dead_letter_open (queue, kind, error_class, rule, priority, id)
     WHERE status = 'dlq_pending' AND waiting_for LIKE 'condition: %';
 -- Lists: one filter each, in id (that is, time) order, so that a page is read from one index whatever it skips: what a filter
 -- chooses may all be older than a million others. Jobs of applications mostly have no event, type or source, and cost these
@@ -240,6 +242,7 @@ COMMENT ON COLUMN dlq.dead_letter_queue.updated_at IS 'When it last moved.';
 COMMENT ON COLUMN dlq.dead_letter_queue.closed_at IS 'When it was closed; null while open.';
 COMMENT ON COLUMN dlq.dead_letter_queue.reported_class IS 'The class that the worker which failed gave the error; null if it gave none.';
 COMMENT ON COLUMN dlq.dead_letter_queue.ordering_key IS 'orderingKey of the message.';
+COMMENT ON COLUMN dlq.dead_letter_queue.order_place IS 'Its message''s place in the order of that key (dlq.ordered_jobs), which it has again when it is replayed or reopened; null in a queue that does not keep the order.';
 COMMENT ON COLUMN dlq.dead_letter_queue.parked_by IS 'Who parked an entry in dlq_manual; null where its class did.';
 COMMENT ON COLUMN dlq.dead_letter_queue.captured_by IS 'How the entry came in: capture (the trigger, when the job ended) backfill or reconciler (found among the jobs that River keeps).';
 COMMENT ON COLUMN dlq.dead_letter_queue.waiting_for IS 'What a pending entry waits for besides next_retry_at, when it was last looked at: "automatic" (that automatic redelivery is switched on for it: it is observed), "condition: ...", "pace" (its place in the pace of its destination), "order" (an earlier entry of its ordering key); null for the time alone.';
@@ -547,7 +550,7 @@ CREATE TABLE dlq.replay_runs (
     filter        jsonb NOT NULL,
     newest_first  boolean NOT NULL DEFAULT false,
     batch_size    integer NOT NULL DEFAULT 100 CHECK (batch_size BETWEEN 1 AND 10000),
-    rate          float8 CHECK (rate > 0),
+    rate          float8 CHECK (rate BETWEEN 0.001 AND 1000000),
     concurrency   integer CHECK (concurrency > 0),
     patch         jsonb,
     merge_patch   jsonb,
@@ -564,6 +567,8 @@ CREATE TABLE dlq.replay_runs (
     total         bigint NOT NULL,
     replayed      bigint NOT NULL DEFAULT 0,
     skipped       bigint NOT NULL DEFAULT 0,
+    stepped_at    timestamptz,
+    sending       float8 NOT NULL DEFAULT 0,
     created_at    timestamptz NOT NULL DEFAULT now(),
     updated_at    timestamptz NOT NULL DEFAULT now(),
     finished_at   timestamptz
@@ -573,6 +578,8 @@ COMMENT ON TABLE dlq.replay_runs IS 'Bulk replays, and their reports. Start one 
 COMMENT ON COLUMN dlq.replay_runs.filter IS 'Which entries; see dlq.find.';
 COMMENT ON COLUMN dlq.replay_runs.newest_first IS 'Order of capture, reversed.';
 COMMENT ON COLUMN dlq.replay_runs.rate IS 'Entries a second; null for as fast as it goes.';
+COMMENT ON COLUMN dlq.replay_runs.stepped_at IS 'When it last sent entries back; null before the first time since it was started or resumed.';
+COMMENT ON COLUMN dlq.replay_runs.sending IS 'Seconds that it has been sending: without pauses, and without the time before its first entry and after its last one.';
 COMMENT ON COLUMN dlq.replay_runs.concurrency IS 'Redeliveries of the run under way at once; null for no limit.';
 COMMENT ON COLUMN dlq.replay_runs.patch IS 'JSON Patch (RFC 6902) of each payload.';
 COMMENT ON COLUMN dlq.replay_runs.merge_patch IS 'JSON Merge Patch (RFC 7386) of each payload.';
@@ -593,17 +600,23 @@ CREATE TABLE dlq.replay_run_entries (
     run_id   uuid NOT NULL,
     entry_id uuid NOT NULL,
     job_id   bigint,
+    behind   uuid,
+    leads    boolean NOT NULL DEFAULT false,
     outcome  text,
     detail   text,
     ended_at timestamptz,
     PRIMARY KEY (run_id, entry_id)
 );
 CREATE INDEX replay_run_entries_outcome ON dlq.replay_run_entries (run_id, outcome) WHERE outcome IS NOT NULL;
+CREATE INDEX replay_run_entries_next ON dlq.replay_run_entries (run_id, entry_id) WHERE outcome IS NULL AND job_id IS NULL AND behind IS NULL;
+CREATE INDEX replay_run_entries_behind ON dlq.replay_run_entries (run_id, behind) WHERE behind IS NOT NULL;
 CREATE INDEX replay_run_entries_under_way ON dlq.replay_run_entries (run_id) WHERE outcome IS NULL AND job_id IS NOT NULL;
 CREATE INDEX replay_run_entries_last ON dlq.replay_run_entries (run_id, ended_at) WHERE outcome IN ('succeeded', 'failed');
 CREATE INDEX replay_run_entries_detail ON dlq.replay_run_entries (entry_id) WHERE detail IS NOT NULL;
 COMMENT ON TABLE dlq.replay_run_entries IS 'The entries of a replay run, chosen when it was started, and what became of each.';
 COMMENT ON COLUMN dlq.replay_run_entries.job_id IS 'The redelivery; null where it was skipped, or its turn has not come.';
+COMMENT ON COLUMN dlq.replay_run_entries.behind IS 'The entry of the run, with the same ordering key, that comes before it: it waits until that one''s redelivery has ended. Null where its turn may come.';
+COMMENT ON COLUMN dlq.replay_run_entries.leads IS 'Another entry of the run is behind it.';
 COMMENT ON COLUMN dlq.replay_run_entries.outcome IS 'succeeded, failed or skipped; null while under way, and before.';
 COMMENT ON COLUMN dlq.replay_run_entries.detail IS 'The error, or why it was skipped.';
 COMMENT ON COLUMN dlq.replay_run_entries.ended_at IS 'When the redelivery ended.';

@@ -21,7 +21,11 @@ SELECT coalesce(dlq.report_probe(@name::text, @epoch::bigint, @ok::boolean, @pro
 SELECT pg_try_advisory_xact_lock(hashtextextended('dlq.queue_breaker ' || @name::text, 0)) AS locked;
 
 -- name: QueueBreaker :one
-SELECT state::text AS state, since, open_until, paused FROM dlq.circuit_breakers WHERE name = @name::text FOR UPDATE;
+SELECT state::text AS state, since, open_until, forced, paused FROM dlq.circuit_breakers WHERE name = @name::text FOR UPDATE;
+
+-- name: PausedQueues :many
+-- Breakers that have paused their River queue.
+SELECT name FROM dlq.circuit_breakers WHERE paused;
 
 -- name: SetPaused :exec
 UPDATE dlq.circuit_breakers SET paused = @paused::boolean WHERE name = @name::text;

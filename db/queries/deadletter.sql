@@ -48,7 +48,7 @@ SELECT CASE @verb::text
 -- name: Redeliver :many
 -- Jobs of entries that the transaction has claimed; or why one got none.
 SELECT r.entry_id::uuid AS entry_id, r.verdict::text AS verdict, coalesce(r.job_id, 0)::bigint AS job_id
-FROM dlq.redeliver(@ids::uuid[], @actor::text, @reason::text) r;
+FROM dlq.redeliver(@ids::uuid[], @actor::text, @reason::text, p_config_version => nullif(@config_version::text, '')) r;
 
 -- name: SweepLeases :one
 SELECT l.looked::integer AS looked, coalesce(l.last, '00000000-0000-0000-0000-000000000000')::uuid AS last, l.settled::integer AS settled, l.requeued::integer AS requeued

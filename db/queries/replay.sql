@@ -13,13 +13,13 @@ SELECT r.id, r.filter, r.newest_first, r.batch_size, r.rate, r.concurrency, r.pa
 FROM dlq.replay_runs r WHERE r.id = @id AND r.status = 'running' FOR UPDATE OF r SKIP LOCKED;
 
 -- name: ReplayNext :many
--- The entries whose turn is next, after the run's cursor.
+-- The entries whose turn is next, after the run's cursor. (One that waited for another of its ordering key may be before it.)
 (SELECT e.entry_id FROM dlq.replay_run_entries e
- WHERE NOT @newest_first::boolean AND e.run_id = @id AND e.job_id IS NULL AND e.outcome IS NULL AND e.entry_id > coalesce(sqlc.narg('after')::uuid, '00000000-0000-0000-0000-000000000000')
+ WHERE NOT @newest_first::boolean AND e.run_id = @id AND e.job_id IS NULL AND e.outcome IS NULL AND e.behind IS NULL AND e.entry_id > coalesce(sqlc.narg('after')::uuid, '00000000-0000-0000-0000-000000000000')
  ORDER BY e.entry_id LIMIT @most::integer)
 UNION ALL
 (SELECT e.entry_id FROM dlq.replay_run_entries e
- WHERE @newest_first::boolean AND e.run_id = @id AND e.job_id IS NULL AND e.outcome IS NULL AND e.entry_id < coalesce(sqlc.narg('after')::uuid, 'ffffffff-ffff-ffff-ffff-ffffffffffff')
+ WHERE @newest_first::boolean AND e.run_id = @id AND e.job_id IS NULL AND e.outcome IS NULL AND e.behind IS NULL AND e.entry_id < coalesce(sqlc.narg('after')::uuid, 'ffffffff-ffff-ffff-ffff-ffffffffffff')
  ORDER BY e.entry_id DESC LIMIT @most::integer);
 
 -- name: FindIDs :many
@@ -44,9 +44,18 @@ SELECT dlq.replay_move(@id::uuid, '{running}', (@status::text)::dlq.replay_statu
 -- name: ReplayUnderWay :one
 SELECT count(*) FROM dlq.replay_run_entries WHERE run_id = @id AND outcome IS NULL AND job_id IS NOT NULL;
 
+-- name: ReplayUnfinished :one
+-- Whether something of a run is under way, or its turn has not come.
+SELECT (EXISTS (SELECT FROM dlq.replay_run_entries e WHERE e.run_id = @id AND e.outcome IS NULL AND e.job_id IS NOT NULL)
+     OR EXISTS (SELECT FROM dlq.replay_run_entries e WHERE e.run_id = @id AND e.outcome IS NULL AND e.job_id IS NULL AND e.behind IS NULL)
+     OR EXISTS (SELECT FROM dlq.replay_run_entries e WHERE e.run_id = @id AND e.outcome IS NULL AND e.behind IS NOT NULL))::boolean AS unfinished;
+
+-- name: UnworkedQueues :one
+SELECT dlq.unworked_queues(@queues::text[])::text[] AS queues;
+
 -- name: ReplayRun :one
 SELECT r.id, r.status::text AS status, r.filter, r.newest_first, r.batch_size, r.rate, r.concurrency, r.patch, r.merge_patch, r.queue, r.force, r.note, r.actor,
-       coalesce(r.reason, '')::text AS reason, r.total, r.replayed, r.skipped, r.created_at, r.updated_at, r.finished_at,
+       coalesce(r.reason, '')::text AS reason, r.total, r.replayed, r.skipped, r.sending, r.created_at, r.updated_at, r.finished_at,
        (SELECT count(*) FROM dlq.replay_run_entries e WHERE e.run_id = r.id AND e.outcome = 'succeeded') AS succeeded,
        (SELECT count(*) FROM dlq.replay_run_entries e WHERE e.run_id = r.id AND e.outcome = 'failed') AS failed
 FROM dlq.replay_runs r WHERE r.id = @id;

@@ -1,20 +1,22 @@
 -- name: ClaimDue :many
 -- The most urgent due entries, oldest first, that no other worker holds. One range of the index dead_letter_open_due
 -- for each priority: a single scan over all of them would step over every urgent entry that is not due yet.
--- What only a decision reads (the error, whole) is read of undecided entries alone.
+-- What only a decision reads (the error, whole, and the message, where rules read it) is read of undecided entries alone.
 SELECT d.id, d.queue, d.kind, coalesce(d.source, '')::text AS source, d.error_message, coalesce(d.error_type, '')::text AS error_type,
        coalesce(d.error_code, '')::text AS error_code, coalesce(d.error_class, '')::text AS error_class, coalesce(d.reported_class, '')::text AS reported_class,
        d.error_stack_trace, d.error_context, d.dlq_retry_count, coalesce(d.strategy::text, '')::text AS strategy, coalesce(d.rule, '')::text AS rule,
        coalesce(d.waiting_for, '')::text AS waiting_for, d.next_retry_at, coalesce(d.ordering_key, '')::text AS ordering_key, d.last_failed_at,
-       d.job_kind, d.captured_by, d.max_retries, coalesce(d.fingerprint, '')::text AS fingerprint
+       d.job_kind, d.captured_by, d.max_retries, coalesce(d.fingerprint, '')::text AS fingerprint, d.message
 FROM (VALUES (1), (2), (3), (4)) AS p (priority)
 CROSS JOIN LATERAL (
     SELECT e.id, e.queue, e.kind, e.source, e.error_type, e.error_code, e.error_class, e.reported_class,
            CASE WHEN e.strategy IS NULL THEN coalesce(left(e.error_message, 8192), '') ELSE '' END::text AS error_message,
            CASE WHEN e.strategy IS NULL THEN coalesce(left(e.error_stack_trace, 8192), '') ELSE '' END::text AS error_stack_trace,
-           CASE WHEN e.strategy IS NULL AND pg_column_size(e.error_context) <= 65536 THEN e.error_context END::jsonb AS error_context,
+           CASE WHEN e.strategy IS NULL AND pg_column_size(e.error_context) <= 65536 AND octet_length(e.error_context::text) <= 65536 THEN e.error_context END::jsonb AS error_context,
            e.dlq_retry_count, e.strategy, e.rule, e.waiting_for, e.next_retry_at, e.ordering_key, e.last_failed_at,
-           e.job_kind, e.captured_by, e.max_retries, e.fingerprint
+           e.job_kind, e.captured_by, e.max_retries, e.fingerprint,
+           CASE WHEN e.strategy IS NULL AND @read_messages::boolean AND pg_column_size(coalesce(e.edited_event, e.original_event)) <= 131072 AND octet_length(coalesce(e.edited_event, e.original_event)::text) <= 131072
+                THEN coalesce(e.edited_event, e.original_event) END::jsonb AS message
     FROM dlq.dead_letter_open e
     WHERE e.status = 'dlq_pending' AND e.waiting_for IS DISTINCT FROM 'automatic' AND e.priority = p.priority AND e.next_retry_at <= coalesce(sqlc.narg('now')::timestamptz, now())
     ORDER BY e.next_retry_at, e.id
@@ -23,20 +25,32 @@ CROSS JOIN LATERAL (
 ) d
 LIMIT @max_entries::integer;
 
--- name: ClaimUnfiled :many
--- Entries that nobody has filed, the earliest failure first, described. The columns are those of ClaimDue.
+-- name: ClaimUndecided :many
+-- Of entries that were judged as they failed at a time, those that are undecided still.
+SELECT e.id FROM dlq.dead_letter_open e
+JOIN (SELECT unnest(@ids::uuid[]) AS id, unnest(@last_failed_ats::timestamptz[]) AS last_failed_at) j ON e.id = j.id AND e.last_failed_at = j.last_failed_at
+WHERE e.status = 'dlq_pending' AND e.strategy IS NULL AND e.waiting_for IS DISTINCT FROM 'automatic'
+FOR UPDATE OF e SKIP LOCKED;
+
+-- name: Unfiled :many
+-- Entries that nobody has filed and that no other worker files this moment, the earliest failure first, described. They are
+-- locked to the end of this statement's transaction, and no longer: they are judged in none. The columns are those of ClaimDue.
 SELECT i.id, i.queue, i.kind, coalesce(i.source, '')::text AS source, coalesce(left(f.error_message::text, 8192), '')::text AS error_message, coalesce(f.error_type, '')::text AS error_type,
        coalesce(f.error_code, '')::text AS error_code, ''::text AS error_class, coalesce(f.error_class, '')::text AS reported_class,
        coalesce(left(f.error_stack_trace::text, 8192), '')::text AS error_stack_trace, CASE WHEN pg_column_size(f.error_context) <= 65536 THEN f.error_context END::jsonb AS error_context,
        i.dlq_retry_count, ''::text AS strategy, ''::text AS rule,
        ''::text AS waiting_for, i.next_retry_at, coalesce(i.ordering_key, '')::text AS ordering_key, i.last_failed_at,
-       i.job_kind, i.captured_by, i.max_retries, ''::text AS fingerprint
+       i.job_kind, i.captured_by, i.max_retries, ''::text AS fingerprint,
+       CASE WHEN @read_messages::boolean AND pg_column_size(i.original_event) <= 131072 AND octet_length(i.original_event::text) <= 131072 THEN i.original_event END::jsonb AS message
 FROM dlq.dead_letter_inbox i
 CROSS JOIN LATERAL dlq.describe_failure(i.retry_history, i.metadata, i.retry_count, i.last_failed_at) f
 WHERE i.id > @after::uuid AND i.id <> ALL (@refused::uuid[])
 ORDER BY i.id
 LIMIT @max_entries::integer
-FOR UPDATE OF i SKIP LOCKED;
+FOR KEY SHARE OF i SKIP LOCKED;
+
+-- name: ClaimUnfiled :many
+SELECT i.id FROM dlq.dead_letter_inbox i WHERE i.id = ANY (@ids::uuid[]) ORDER BY i.id FOR UPDATE SKIP LOCKED;
 
 -- name: FileDecided :one
 -- Claimed entries of the inbox, as the planner decided: which of them were filed.
@@ -78,11 +92,13 @@ WHERE e.id = d.id AND e.status IN ('dlq_pending', 'dlq_manual');
 
 -- name: PutOff :exec
 -- Entries that wait longer, or for something else. (One that a person returned undecided has no class; groups of
--- observed entries need one.)
+-- entries need one, and a rule.)
 UPDATE dlq.dead_letter_queue e SET
     error_class = coalesce(e.error_class, 'unknown'),
+    rule = coalesce(e.rule, 'none'),
     next_retry_at = d.next_retry_at,
     waiting_for = nullif(d.waiting_for, ''),
+    config_version = @config_version::text,
     move = jsonb_build_object('actor', @actor::text, 'reason', d.reason)
 FROM (
     SELECT unnest(@ids::uuid[]) AS id, unnest(@waiting_fors::text[]) AS waiting_for, unnest(@next_retry_ats::timestamptz[]) AS next_retry_at, unnest(@reasons::text[]) AS reason
@@ -95,6 +111,7 @@ UPDATE dlq.dead_letter_queue e SET
     status = 'dlq_manual',
     strategy = 'manual',
     parked_by = @actor::text,
+    config_version = @config_version::text,
     move = jsonb_build_object('actor', @actor::text, 'reason', d.reason)
 FROM (SELECT unnest(@ids::uuid[]) AS id, unnest(@reasons::text[]) AS reason) d
 WHERE e.id = d.id AND e.status = 'dlq_pending';
@@ -105,6 +122,7 @@ UPDATE dlq.dead_letter_queue e SET
     status = 'dlq_manual',
     strategy = 'manual',
     rule = d.rule,
+    config_version = @config_version::text,
     move = jsonb_build_object('actor', @actor::text, 'reason', d.reason)
 FROM (SELECT unnest(@ids::uuid[]) AS id, unnest(@rules::text[]) AS rule, unnest(@reasons::text[]) AS reason) d
 WHERE e.id = d.id AND e.status = 'dlq_pending';
@@ -138,15 +156,41 @@ WITH RECURSIVE q AS (
 )
 SELECT q.queue::text AS queue FROM q WHERE q.queue IS NOT NULL;
 
+-- name: WaitingGroups :many
+-- Groups of entries of a queue that wait for a condition, each of one plan: one probe of the index dead_letter_open_waiting for each.
+WITH RECURSIVE g AS (
+    (SELECT e.kind, e.error_class, e.rule FROM dlq.dead_letter_open e
+     WHERE e.status = 'dlq_pending' AND e.waiting_for LIKE 'condition: %' AND e.queue = @queue::text
+     ORDER BY e.kind, e.error_class, e.rule LIMIT 1)
+    UNION ALL
+    SELECT n.kind, n.error_class, n.rule
+    FROM g CROSS JOIN LATERAL (
+        SELECT e.kind, e.error_class, e.rule FROM dlq.dead_letter_open e
+        WHERE e.status = 'dlq_pending' AND e.waiting_for LIKE 'condition: %' AND e.queue = @queue::text AND (e.kind, e.error_class, e.rule) > (g.kind, g.error_class, g.rule)
+        ORDER BY e.kind, e.error_class, e.rule LIMIT 1) n
+)
+SELECT g.kind::text AS kind, g.error_class::text AS error_class, g.rule::text AS rule FROM g LIMIT @most::integer;
+
 -- name: ClaimWaiting :many
--- The most urgent and oldest entries of a queue that wait for a condition.
-SELECT e.id, e.queue, e.kind, coalesce(e.error_class, '')::text AS error_class, coalesce(e.rule, '')::text AS rule, coalesce(e.waiting_for, '')::text AS waiting_for,
+-- The most urgent and oldest entries of some of these groups.
+SELECT e.id, e.queue, e.kind, coalesce(e.error_class, '')::text AS error_class, coalesce(e.rule, '')::text AS rule,
        e.job_kind, e.captured_by, e.max_retries
-FROM dlq.dead_letter_open e
-WHERE e.status = 'dlq_pending' AND e.waiting_for LIKE 'condition: %' AND e.queue = @queue::text
+FROM (
+    SELECT w.id
+    FROM (SELECT unnest(@kinds::text[]) AS kind, unnest(@error_classes::text[]) AS error_class, unnest(@rules::text[]) AS rule) g
+    CROSS JOIN LATERAL (
+        SELECT o.id, o.priority FROM dlq.dead_letter_open o
+        WHERE o.status = 'dlq_pending' AND o.waiting_for LIKE 'condition: %' AND o.queue = @queue::text AND o.kind = g.kind AND o.error_class = g.error_class AND o.rule = g.rule
+        ORDER BY o.priority, o.id
+        LIMIT @max_entries::integer
+    ) w
+    ORDER BY w.priority, w.id
+    LIMIT @max_entries::integer
+) first
+JOIN dlq.dead_letter_open e ON e.id = first.id
+WHERE e.status = 'dlq_pending' AND e.waiting_for LIKE 'condition: %'
 ORDER BY e.priority, e.id
-LIMIT @max_entries::integer
-FOR UPDATE SKIP LOCKED;
+FOR UPDATE OF e SKIP LOCKED;
 
 -- name: LockGate :one
 -- One process at a time looks at a gate.
@@ -175,15 +219,24 @@ FROM dlq.dead_letter_queue e WHERE e.id = ANY (@probes::uuid[]);
 SELECT e.id, e.queue, e.kind, coalesce(e.source, '')::text AS source, coalesce(left(e.error_message, 8192), '')::text AS error_message,
        coalesce(e.error_type, '')::text AS error_type, coalesce(e.error_code, '')::text AS error_code, coalesce(e.error_class, '')::text AS error_class,
        coalesce(e.reported_class, '')::text AS reported_class, coalesce(left(e.error_stack_trace, 8192), '')::text AS error_stack_trace,
-       CASE WHEN pg_column_size(e.error_context) <= 65536 THEN e.error_context END::jsonb AS error_context,
+       CASE WHEN pg_column_size(e.error_context) <= 65536 AND octet_length(e.error_context::text) <= 65536 THEN e.error_context END::jsonb AS error_context,
        e.dlq_retry_count, coalesce(e.strategy::text, '')::text AS strategy, coalesce(e.rule, '')::text AS rule, coalesce(e.waiting_for, '')::text AS waiting_for,
        e.next_retry_at, coalesce(e.ordering_key, '')::text AS ordering_key, e.last_failed_at,
-       e.job_kind, e.captured_by, e.max_retries, coalesce(e.fingerprint, '')::text AS fingerprint
+       e.job_kind, e.captured_by, e.max_retries, coalesce(e.fingerprint, '')::text AS fingerprint,
+       CASE WHEN @read_messages::boolean AND pg_column_size(coalesce(e.edited_event, e.original_event)) <= 131072 AND octet_length(coalesce(e.edited_event, e.original_event)::text) <= 131072
+            THEN coalesce(e.edited_event, e.original_event) END::jsonb AS message
 FROM dlq.dead_letter_open e
 WHERE e.id > @after::uuid AND e.status IN ('dlq_pending', 'dlq_manual') AND e.strategy IS NOT NULL AND e.parked_by IS NULL
 ORDER BY e.id
-LIMIT @max_entries::integer
-FOR UPDATE SKIP LOCKED;
+LIMIT @max_entries::integer;
+
+-- name: ClaimDecided :many
+-- Those of some entries that reclassify still looks at, and that are as they were when they were judged anew; with what else a decision changes.
+SELECT e.id, e.priority, e.tags, coalesce(e.assigned_to, '')::text AS assigned_to, e.dlq_max_retries
+FROM dlq.dead_letter_open e
+JOIN (SELECT unnest(@ids::uuid[]) AS id, unnest(@last_failed_ats::timestamptz[]) AS last_failed_at) j ON e.id = j.id AND e.last_failed_at = j.last_failed_at
+WHERE e.status IN ('dlq_pending', 'dlq_manual') AND e.strategy IS NOT NULL AND e.parked_by IS NULL
+FOR UPDATE OF e SKIP LOCKED;
 
 -- name: StuckGroups :many
 -- Failure groups (queue and fingerprint) with entries that are parked or failed: one probe of the index

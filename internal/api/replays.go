@@ -48,7 +48,7 @@ type ReplayRequest struct {
 	DryRun      bool              `json:"dryRun,omitempty" doc:"Only say what it would do."`
 	Order       string            `json:"order,omitempty" enum:"oldest,newest" doc:"Oldest first if absent."`
 	BatchSize   int               `json:"batchSize,omitempty" minimum:"1" maximum:"10000" default:"100" doc:"Entries sent back in one step; a run without rate and concurrency commits steps together, up to 500 entries."`
-	Rate        float64           `json:"rate,omitempty" minimum:"0" doc:"Entries a second; as fast as it goes if absent."`
+	Rate        float64           `json:"rate,omitempty" minimum:"0" maximum:"1000000" doc:"Entries a second, 0.001 or more; as fast as it goes if absent."`
 	Concurrency int               `json:"concurrency,omitempty" minimum:"0" maximum:"1000000" doc:"Redeliveries under way at once; no limit if absent."`
 	Patch       []json.RawMessage `json:"patch,omitempty" doc:"JSON Patch (RFC 6902) of each payload."`
 	MergePatch  json.RawMessage   `json:"mergePatch,omitempty" doc:"JSON Merge Patch (RFC 7386) of each payload."`
@@ -75,7 +75,7 @@ type EndedRun struct{ replay.Run }
 type RateAction struct {
 	Action
 
-	Rate float64 `json:"rate" minimum:"0" doc:"Entries a second; 0 for as fast as it goes."`
+	Rate float64 `json:"rate" minimum:"0" maximum:"1000000" doc:"Entries a second, 0.001 or more; 0 for as fast as it goes."`
 }
 
 type replayRunInput struct{ Body *ReplayRequest }

@@ -8,6 +8,8 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"maps"
+	"math"
 	"slices"
 	"strings"
 	"sync"
@@ -61,15 +63,16 @@ type Breakers struct {
 	config  Config
 	queries *dbsqlc.Queries
 
-	mu     sync.Mutex
-	shared map[string]dbsqlc.BreakersRow // as read last, by name
-	local  map[string]*local             // by name
+	mu        sync.Mutex
+	shared    map[string]dbsqlc.BreakersRow       // as read last, by name
+	local     map[string]*local                   // by name
+	unwritten map[string]dbsqlc.OpenBreakerParams // what this process opened and the database does not know, by name
 }
 
 // local is this process's view of a destination's deliveries while the breaker is closed.
 type local struct {
 	settings policy.Breaker
-	window   circuitbreaker.CircuitBreaker[any]
+	window   circuitbreaker.CircuitBreaker[any] // counts only: it would open on a success, too
 	streak   circuitbreaker.CircuitBreaker[any] // nil where a streak opens nothing
 }
 
@@ -79,7 +82,10 @@ func New(config Config) *Breakers {
 	if config.Now == nil {
 		config.Now = time.Now
 	}
-	return &Breakers{config: config, queries: dbsqlc.New(config.DB), shared: map[string]dbsqlc.BreakersRow{}, local: map[string]*local{}}
+	return &Breakers{
+		config: config, queries: dbsqlc.New(config.DB),
+		shared: map[string]dbsqlc.BreakersRow{}, local: map[string]*local{}, unwritten: map[string]dbsqlc.OpenBreakerParams{},
+	}
 }
 
 // Loop keeps looking at the database.
@@ -90,11 +96,20 @@ func (b *Breakers) Loop() *background.Loop {
 	})
 }
 
-// Sync takes in what the other processes know.
+// Sync takes in what the other processes know, and tells them what they could not be told before.
 func (b *Breakers) Sync(ctx context.Context) error {
 	rows, err := b.queries.Breakers(ctx)
 	if err != nil {
 		return err
+	}
+	written, err := b.writeAgain(ctx, rows)
+	if err != nil {
+		return err
+	}
+	if written {
+		if rows, err = b.queries.Breakers(ctx); err != nil {
+			return err
+		}
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -106,7 +121,30 @@ func (b *Breakers) Sync(ctx context.Context) error {
 		}
 		b.shared[row.Name] = row
 	}
+	maps.DeleteFunc(b.shared, func(name string, _ dbsqlc.BreakersRow) bool {
+		_, unwritten := b.unwritten[name]
+		return !unwritten && !slices.ContainsFunc(rows, func(r dbsqlc.BreakersRow) bool { return r.Name == name })
+	})
 	return nil
+}
+
+// writeAgain writes openings that the database did not take when they happened, unless the breaker has changed since: somebody
+// has reset it, or another process opened it. It reports whether it wrote any.
+func (b *Breakers) writeAgain(ctx context.Context, rows []dbsqlc.BreakersRow) (written bool, err error) {
+	b.mu.Lock()
+	unwritten := maps.Clone(b.unwritten)
+	b.mu.Unlock()
+	for name, params := range unwritten {
+		changed := slices.ContainsFunc(rows, func(r dbsqlc.BreakersRow) bool { return r.Name == name && r.Since.After(params.Now) })
+		if !changed {
+			if _, err := b.queries.OpenBreaker(ctx, params); err != nil {
+				return written, err
+			}
+			written = true
+		}
+		b.forget(name)
+	}
+	return written, nil
 }
 
 // State returns where a breaker stands and, for an open one, how long until a probe may go through: 0 if one may.
@@ -183,10 +221,10 @@ func (p *Permit) Done(ctx context.Context, ok bool) {
 			err = b.Sync(ctx)
 		}
 	} else if p.settings.Enabled {
-		if reason := b.count(p, ok); reason != "" {
-			_, err = b.queries.OpenBreaker(ctx, dbsqlc.OpenBreakerParams{
-				Name: p.name, Actor: b.config.Actor, Reason: reason, For: &p.settings.OpenFor, Now: b.config.Now(),
-			})
+		if opening := b.count(p, ok); opening != nil {
+			if _, err = b.queries.OpenBreaker(ctx, *opening); err == nil {
+				b.forget(p.name)
+			}
 		}
 	}
 	if err != nil {
@@ -194,8 +232,8 @@ func (p *Permit) Done(ctx context.Context, ok bool) {
 	}
 }
 
-// count counts a delivery, and says why the breaker should open, if it should.
-func (b *Breakers) count(p *Permit, ok bool) string {
+// count counts a delivery, and returns the breaker's opening, if it should open. It opens on a failure alone.
+func (b *Breakers) count(p *Permit, ok bool) *dbsqlc.OpenBreakerParams {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	l := b.localOf(p.name, p.settings)
@@ -204,31 +242,43 @@ func (b *Breakers) count(p *Permit, ok bool) string {
 		if l.streak != nil {
 			l.streak.RecordSuccess()
 		}
-		return ""
+		return nil
 	}
 	l.window.RecordFailure()
 	if l.streak != nil {
 		l.streak.RecordFailure()
 	}
 	reason := ""
+	counted := l.window.Metrics()
 	switch {
 	case l.streak != nil && l.streak.IsOpen():
 		reason = fmt.Sprintf("%d failures in a row", l.settings.ConsecutiveFailures)
-	case l.window.IsOpen():
-		reason = fmt.Sprintf("%g %% or more of the deliveries of the last %s failed", l.settings.FailureRate, l.settings.Window)
-	}
-	if reason == "" {
-		return ""
+	case counted.Executions() >= l.settings.MinimumCount && 100*float64(counted.Failures()) >= l.settings.FailureRate*float64(counted.Executions()):
+		reason = fmt.Sprintf("%d of the %d deliveries of the last %s failed (%g %% or more)", counted.Failures(), counted.Executions(), l.settings.Window, l.settings.FailureRate)
+	default:
+		return nil
 	}
 	delete(b.local, p.name)
 	if state, _ := b.state(p.name); state != Closed {
-		return "" // a delivery that began before it opened
+		return nil // a delivery that began before it opened
 	}
 	// At once for this process, whether or not the database answers.
-	until := b.config.Now().Add(l.settings.OpenFor)
-	b.shared[p.name] = dbsqlc.BreakersRow{Name: p.name, State: string(Open), Since: b.config.Now(), OpenUntil: &until, Reason: reason, ChangedBy: b.config.Actor}
+	now := b.config.Now()
+	until := now.Add(l.settings.OpenFor)
+	b.shared[p.name] = dbsqlc.BreakersRow{Name: p.name, State: string(Open), Since: now, OpenUntil: &until, Reason: reason, ChangedBy: b.config.Actor}
 	b.config.Logger.Warn("circuit breaker", "name", p.name, "from", string(Closed), "to", string(Open), "reason", reason)
-	return reason
+	opening := dbsqlc.OpenBreakerParams{Name: p.name, Actor: b.config.Actor, Reason: reason, For: &l.settings.OpenFor, Now: now}
+	b.unwritten[p.name] = opening
+	return &opening
+}
+
+// forget takes an opening off those that are to be written. It reports whether it was there.
+func (b *Breakers) forget(name string) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	_, was := b.unwritten[name]
+	delete(b.unwritten, name)
+	return was
 }
 
 func (b *Breakers) localOf(name string, settings policy.Breaker) *local {
@@ -237,7 +287,7 @@ func (b *Breakers) localOf(name string, settings policy.Breaker) *local {
 	}
 	l := &local{
 		settings: settings,
-		window:   circuitbreaker.NewBuilder[any]().WithFailureRateThreshold(settings.FailureRate/100, settings.MinimumCount, settings.Window).WithDelay(time.Hour).Build(),
+		window:   circuitbreaker.NewBuilder[any]().WithFailureRateThreshold(1, math.MaxUint, settings.Window).Build(),
 	}
 	if settings.ConsecutiveFailures > 0 {
 		l.streak = circuitbreaker.NewBuilder[any]().WithFailureThreshold(settings.ConsecutiveFailures).WithDelay(time.Hour).Build()
@@ -323,5 +373,6 @@ func (b *Breakers) Reset(ctx context.Context, name, actor, reason string) (bool,
 	if err != nil {
 		return false, err
 	}
+	was = b.forget(name) || was // nobody else knew that it was open
 	return was, b.Sync(ctx)
 }

@@ -5,9 +5,11 @@ import (
 	"errors"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/riverqueue/river"
 	"github.com/riverqueue/river/riverdriver/riverpgxv5"
@@ -271,6 +273,71 @@ func TestBreaker_withoutTheDatabase(t *testing.T) {
 	require.Error(t, p.Sync(t.Context()))
 }
 
+// away is a database that a test switches off.
+type away struct {
+	postgres.DB
+
+	off atomic.Bool
+}
+
+func (a *away) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
+	if a.off.Load() {
+		sql = "SELECT 1/0"
+		args = nil
+	}
+	return a.DB.QueryRow(ctx, sql, args...)
+}
+
+// What opened while the database was away, for the first time, is told to it afterwards: so it becomes half-open, and a person
+// can reset it.
+func TestBreaker_firstOpeningThatIsNotWritten(t *testing.T) {
+	t.Parallel()
+	for _, reset := range []bool{false, true} {
+		b := setup(t, "defaults: {consecutiveFailures: 2, probes: 1}")
+		db := &away{DB: b.pool}
+		p := breaker.New(breaker.Config{DB: db, Policy: func() *policy.Policy { return b.policy }, Actor: "one", Logger: slog.New(slog.DiscardHandler), Now: b.clock})
+		db.off.Store(true)
+		require.True(t, b.deliver(p, false))
+		require.True(t, b.deliver(p, false))
+		require.Nil(t, b.permit(p))
+		b.pass(31 * time.Second)
+		db.off.Store(false)
+		if reset {
+			was, err := p.Reset(t.Context(), bank, "kim", "")
+			require.NoError(t, err)
+			require.True(t, was)
+			b.requireState(p, breaker.Closed)
+			b.requireState(b.process("two"), breaker.Closed)
+			continue
+		}
+		b.requireState(p, breaker.Open)
+		b.requireState(b.process("two"), breaker.Open)
+		require.True(t, b.deliver(p, true), "a probe")
+		b.requireState(p, breaker.Closed)
+	}
+}
+
+// It opens on a failure alone, by what the window holds then: not by what it held once.
+func TestBreaker_successDoesNotOpenIt(t *testing.T) {
+	t.Parallel()
+	b := setup(t, "")
+	p := b.process("one")
+	for range 5 {
+		require.True(t, b.deliver(p, false))
+	}
+	for range 5 {
+		require.True(t, b.deliver(p, true)) // the tenth: half of them have failed
+	}
+	b.requireState(p, breaker.Closed)
+	for range 10_000 {
+		require.True(t, b.deliver(p, true))
+	}
+	require.True(t, b.deliver(p, false))
+	b.requireState(p, breaker.Closed)
+	status, _ := p.Find(bank)
+	require.Equal(t, 10_011, status.Deliveries)
+}
+
 type appArgs struct {
 	Fail bool `json:"fail"`
 }
@@ -373,6 +440,43 @@ func TestQueues_pauseAndResumeARiverQueue(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, watch.RunOnce(t.Context()))
 	require.True(t, paused())
+}
+
+// A queue that a breaker paused is resumed once the policy does not name it any more; what a person opened stays until they say so.
+func TestQueues_notNamedAnyMore(t *testing.T) {
+	t.Parallel()
+	b := setup(t, "riverQueues: {emails: {}, sms: {}}")
+	client, err := river.NewClient(riverpgxv5.New(b.pool), &river.Config{Logger: slog.New(slog.DiscardHandler), TestOnly: true})
+	require.NoError(t, err)
+	b.exec(t, "INSERT INTO river_queue (name, created_at, updated_at) VALUES ('emails', now(), now()), ('sms', now(), now())")
+	p := b.process("one")
+	watch := &breaker.Queues{Pool: b.pool, Schemas: postgres.DefaultSchemas(), River: client, Breakers: p}
+	paused := func(queue string) bool {
+		q, err := client.QueueGet(t.Context(), queue)
+		require.NoError(t, err)
+		return q.PausedAt != nil
+	}
+	b.exec(t, "SELECT dlq.open_breaker('queue:emails', 'one', 'it fails', '10 s', false, $1)", b.clock())
+	require.NoError(t, p.ForceOpen(t.Context(), "queue:sms", "kim", "", 0))
+	require.NoError(t, watch.RunOnce(t.Context()))
+	require.True(t, paused("emails"))
+	require.True(t, paused("sms"))
+
+	b.policy = policytest.Load(t, nil)
+	require.NoError(t, watch.RunOnce(t.Context()))
+	require.False(t, paused("emails"))
+	require.True(t, paused("sms"))
+	require.NoError(t, p.Sync(t.Context()))
+	state, _ := p.State("queue:emails")
+	require.Equal(t, breaker.Closed, state)
+	status, _ := p.Find("queue:emails")
+	require.Equal(t, "the policy does not name the queue any more", status.Reason)
+
+	_, err = p.Reset(t.Context(), "queue:sms", "kim", "")
+	require.NoError(t, err)
+	require.NoError(t, watch.RunOnce(t.Context()))
+	require.False(t, paused("sms"))
+	require.NoError(t, watch.RunOnce(t.Context()))
 }
 
 func (b *bundle) exec(t *testing.T, sql string, args ...any) {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -38,7 +39,7 @@ func (w *Queues) Loop() *background.Loop {
 	})
 }
 
-// RunOnce looks once at every River queue that the policy names, and at every one whose breaker has opened before.
+// RunOnce looks once at every River queue that the policy names, and at every one that a breaker paused when it did.
 func (w *Queues) RunOnce(ctx context.Context) error {
 	p := w.Breakers.config.Policy()
 	var errs []error
@@ -47,7 +48,37 @@ func (w *Queues) RunOnce(ctx context.Context) error {
 			errs = append(errs, fmt.Errorf("queue %s: %w", queue, err))
 		}
 	}
+	rows, err := w.Breakers.queries.PausedQueues(ctx)
+	errs = append(errs, err)
+	for _, name := range rows {
+		if queue := strings.TrimPrefix(name, QueuePrefix); p.Breakers.RiverQueues[queue] == nil {
+			if err := w.leave(ctx, queue); err != nil {
+				errs = append(errs, fmt.Errorf("queue %s: %w", queue, err))
+			}
+		}
+	}
 	return errors.Join(errs...)
+}
+
+// leave resumes a queue that the policy does not name any more, and closes its breaker, unless a person opened that.
+func (w *Queues) leave(ctx context.Context, queue string) error {
+	name := QueuePrefix + queue
+	return pgx.BeginFunc(ctx, w.Pool, func(tx pgx.Tx) error {
+		q := dbsqlc.New(w.Schemas.Rendered(tx))
+		if mine, err := q.LockQueueBreaker(ctx, name); err != nil || !mine {
+			return err
+		}
+		row, err := q.QueueBreaker(ctx, name)
+		if err != nil || !row.Paused || row.Forced {
+			return err
+		}
+		if _, err := q.ResetBreaker(ctx, dbsqlc.ResetBreakerParams{
+			Name: name, Actor: w.Breakers.config.Actor, Reason: "the policy does not name the queue any more", Now: w.Breakers.config.Now(),
+		}); err != nil {
+			return err
+		}
+		return w.pause(ctx, tx, q, queue, false)
+	})
 }
 
 func (w *Queues) look(ctx context.Context, queue string, settings *policy.Breaker) error {

@@ -114,14 +114,15 @@ func TestList_inParts(t *testing.T) {
 	store := deadletter.NewStore(pool, postgres.DefaultSchemas())
 	exec := func(sql string) {
 		t.Helper()
-		_, err := pool.Exec(t.Context(), sql)
+		_, err := pool.Exec(t.Context(), sql, pgx.QueryExecModeSimpleProtocol)
 		require.NoError(t, err)
 	}
 	exec(`SELECT dlq.ensure_partition(p.parent::regclass, replace(p.parent, 'dlq.', '') || '_' || to_char(m, 'YYYYMM'), m, m + interval '1 month', 'id')
 		FROM (VALUES ('dlq.dead_letter_resolved'), ('dlq.dead_letter_archived')) p (parent), generate_series(date_trunc('month', now(), 'UTC') - interval '11 months', now(), interval '1 month') m`)
-	exec(`INSERT INTO dlq.dead_letter_queue (id, river_job_id, job_created_at, queue, kind, job_kind, priority, original_event, status, stage, first_failed_at, last_failed_at, created_at, closed_at, next_retry_at, move)
+	exec(`BEGIN; SET LOCAL session_replication_role = replica; -- as if they had been moved there
+		INSERT INTO dlq.dead_letter_queue (id, river_job_id, job_created_at, queue, kind, job_kind, priority, original_event, status, stage, first_failed_at, last_failed_at, created_at, closed_at, next_retry_at)
 		SELECT dlq.entry_id(i, f), i, f, 'q' || i % 3, 'k', 'k', 1, '{}', ('dlq_' || s)::dlq.dead_letter_status, (CASE WHEN s IN ('pending', 'manual') THEN 'open' ELSE s END)::dlq.dead_letter_stage, f, f, f,
-			CASE WHEN s NOT IN ('pending', 'manual') THEN f + (now() - f) * random() END, now(), '{"moved": true}'
+			CASE WHEN s NOT IN ('pending', 'manual') THEN f + (now() - f) * random() END, now()
 		FROM (SELECT i, now() - interval '14 months' * random() AS f, (ARRAY['pending', 'manual', 'resolved', 'resolved', 'failed', 'archived'])[1 + i % 6] AS s FROM generate_series(1, 200) i) e`)
 	year := time.Now().AddDate(-1, 0, 0)
 	for _, c := range []struct {

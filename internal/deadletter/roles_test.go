@@ -140,7 +140,7 @@ func TestRoles_operator(t *testing.T) {
 		const one = "(SELECT id FROM dlq.dead_letter_queue WHERE status = 'dlq_manual' ORDER BY id LIMIT 1)"
 		for _, sql := range []string{
 			"SELECT dlq.replay(" + one + ", p_note => 'again')", "SELECT dlq.discard(" + one + ")", "SELECT dlq.assign(" + one + ", 'kim')", "SELECT dlq.note(" + one + ", 'seen')", "SELECT dlq.resolve(" + one + ")",
-			"SELECT dlq.unpark(" + one + ")", "SELECT dlq.act_where('tag', '{\"queue\": \"q\"}', p_args => '{\"tags\": [\"t\"]}')", "SELECT dlq.replay_start('{\"queue\": \"q\"}', p_rate => 5)",
+			"SELECT dlq.unpark(" + one + ")", "SELECT dlq.act_where('tag', '{\"queue\": \"q\"}', p_args => '{\"tags\": [\"ttt\"]}')", "SELECT dlq.replay_start('{\"queue\": \"q\"}', p_rate => 5, p_force => true)",
 			"SELECT dlq.replay_set_rate(id, 10) FROM dlq.replay_runs", "SELECT dlq.replay_pause(id) FROM dlq.replay_runs", "SELECT dlq.replay_cancel(id) FROM dlq.replay_runs",
 			"SELECT * FROM dlq.requeue_expired_leases()", "SELECT dlq.open_breaker('queue:q', 'me', 'why')", "SELECT dlq.refresh_rollups()",
 		} {

@@ -595,9 +595,9 @@ const (
 	VerdictDone     = "done"     // JobID, which has ended, has the unique key
 )
 
-// Redeliver makes jobs of entries that tx has claimed.
-func (s *Store) Redeliver(ctx context.Context, tx postgres.DB, ids []uuid.UUID, actor, reason string) ([]Redelivery, error) {
-	return dbsqlc.New(tx).Redeliver(ctx, dbsqlc.RedeliverParams{Ids: ids, Actor: actor, Reason: reason})
+// Redeliver makes jobs of entries that tx has claimed, by a version of the policy.
+func (s *Store) Redeliver(ctx context.Context, tx postgres.DB, ids []uuid.UUID, actor, reason, configVersion string) ([]Redelivery, error) {
+	return dbsqlc.New(tx).Redeliver(ctx, dbsqlc.RedeliverParams{Ids: ids, Actor: actor, Reason: reason, ConfigVersion: configVersion})
 }
 
 // Sweep is what a look at the jobs of entries in dlq_processing found.

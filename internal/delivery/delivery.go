@@ -11,6 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"math"
 	mathrand "math/rand/v2"
 	"mime"
@@ -42,7 +43,8 @@ const (
 	maxAnswerBytes = 64 << 10
 	// maxExcerpt is how much of an answer's body is kept with the error.
 	maxExcerpt = 2 << 10
-	// maxRetryAfter bounds how long a destination can put off its next attempt.
+	// maxRetryAfter bounds how long a destination can put off its next attempt. What it asked for is recorded whole: its dead letter
+	// comes back no sooner.
 	maxRetryAfter = time.Hour
 	// maxIdleConns keeps a connection for every delivery that may run at once, so that each is used again.
 	maxIdleConns = 10_000
@@ -81,6 +83,7 @@ type Config struct {
 	Breakers *breaker.Breakers
 	DB       postgres.DB // with the schemas' names put into queries
 	Observe  Observer
+	Logger   *slog.Logger
 }
 
 // Worker delivers messages. It is a River worker for jobs of kind [message.JobKind].
@@ -128,17 +131,19 @@ func (w *Worker) Timeout(job *river.Job[Args]) time.Duration {
 	return p.Defaults.Timeout
 }
 
-// NextRetry implements river.Worker: what the destination asked for with Retry-After, or the queue's backoff.
+// NextRetry implements river.Worker: the queue's backoff, or what the destination asked for with Retry-After where that is later.
+// (One that says "now", or a time that has passed, must not have all attempts spent at once.)
 func (w *Worker) NextRetry(job *river.Job[Args]) time.Time {
-	if job.Args.retryAfter != nil {
-		return time.Now().Add(*job.Args.retryAfter)
-	}
 	p := w.config.Planner().Policy()
 	backoff := p.Defaults.Backoff
 	if q := p.Queues[job.Queue]; q != nil {
 		backoff = q.Backoff
 	}
-	return time.Now().Add(Backoff(backoff, job.Attempt, mathrand.Float64()))
+	delay := Backoff(backoff, job.Attempt, mathrand.Float64())
+	if job.Args.retryAfter != nil {
+		delay = max(delay, min(*job.Args.retryAfter, maxRetryAfter))
+	}
+	return time.Now().Add(delay)
 }
 
 // Backoff is the delay, doubled with each attempt where it is exponential, longer or shorter by up to 20 %; attempt is
@@ -188,9 +193,10 @@ func (w *Worker) work(ctx context.Context, job *river.Job[Args]) (outcome string
 		return w.judge(planner, job, err)
 	}
 	if ordered {
-		// A moment early: the job is not completed yet. Should it run again, its receiver drops the repeat.
+		// A moment early: the job is not completed yet. Should it run again, its receiver drops the repeat. What fails here does
+		// not make a delivery fail that was made: the next message's own look finds that this one is done.
 		if err := dbsqlc.New(w.config.DB).OrderDone(ctx, dbsqlc.OrderDoneParams{Queue: job.Queue, Key: job.Args.OrderingKey, Job: job.ID, CreatedAt: job.CreatedAt}); err != nil {
-			return string(riverdlq.ClassTransient), err
+			w.config.Logger.Warn("delivered; the next message of its ordering key is not woken, and looks by itself", "queue", job.Queue, "job", job.ID, "error", err)
 		}
 	}
 	return "ok", nil
@@ -202,18 +208,23 @@ func (w *Worker) judge(planner *strategy.Planner, job *river.Job[Args], err erro
 	if !ok {
 		return string(riverdlq.ClassUnknown), err
 	}
-	said, marshalErr := json.Marshal(structured.Context)
-	if marshalErr != nil {
-		said = nil // rules that ask for it do not match
-	}
-	class, _, _ := planner.Classify(strategy.Facts{
-		Type: structured.Type, Code: structured.Code, Message: structured.Message, Class: structured.Class, Context: said,
-		Kind: job.Args.EventKind, Queue: job.Queue, Source: job.Args.Source,
-	})
-	if class.Permanent() {
+	class, _, rule := planner.Classify(factsOf(structured, job))
+	if planner.Ends(class, rule) {
 		err = river.JobCancel(err)
 	}
 	return string(class), err
+}
+
+// factsOf is what rules go by.
+func factsOf(failure *riverdlq.Error, job *river.Job[Args]) strategy.Facts {
+	said, err := json.Marshal(failure.Context)
+	if err != nil {
+		said = nil // rules that ask for it do not match
+	}
+	return strategy.Facts{
+		Type: failure.Type, Code: failure.Code, Message: failure.Message, Class: failure.Class, Context: said,
+		Kind: job.Args.EventKind, Queue: job.Queue, Source: job.Args.Source, Payload: job.Args.Payload, Headers: job.Args.Headers,
+	}
 }
 
 // isWell reports whether a delivery's end speaks for its destination: it answered, and not that it is in trouble itself.
@@ -421,13 +432,13 @@ func retryAfter(value string, now time.Time) (time.Duration, bool) {
 		return 0, false
 	}
 	if seconds, err := strconv.Atoi(value); err == nil && seconds >= 0 {
-		return min(time.Duration(min(seconds, int(maxRetryAfter.Seconds())))*time.Second, maxRetryAfter), true
+		return time.Duration(min(seconds, int(math.MaxInt64/time.Second))) * time.Second, true
 	}
 	at, err := http.ParseTime(value)
 	if err != nil {
 		return 0, false
 	}
-	return min(max(at.Sub(now), 0), maxRetryAfter), true
+	return max(at.Sub(now), 0), true
 }
 
 func redacted(raw string) string {

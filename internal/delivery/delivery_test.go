@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -70,6 +71,7 @@ func setupRuled(t *testing.T, url, queue, routing string) *bundle {
 	worker := delivery.NewWorker(delivery.Config{
 		Planner: func() *strategy.Planner { return planner }, DB: pool, Observe: func(_, outcome string, _ time.Duration) { b.outcomes <- outcome },
 		Breakers: breaker.New(breaker.Config{DB: pool, Policy: planner.Policy, Actor: "test", Logger: logger}),
+		Logger:   logger,
 	})
 	workers := river.NewWorkers()
 	river.AddWorker(workers, worker)
@@ -166,6 +168,10 @@ func TestDeliver_theAnswerDecides(t *testing.T) {
 		{408, "transient", true},
 		{500, "transient", true},
 		{502, "transient", true},
+		{501, "transient", true},
+		{507, "outage", true},
+		{521, "outage", true},
+		{529, "outage", true},
 		{429, "rate_limited", true},
 		{503, "outage", true},
 		{504, "outage", true},
@@ -247,6 +253,48 @@ func TestDeliver_retryAfterIsHonoured(t *testing.T) {
 		})
 		job := setup(t, url, "backoff: {delay: 10s}").deliver("", rivertype.JobStateRetryable)
 		require.WithinDuration(t, time.Now().Add(15*time.Minute), job.ScheduledAt, time.Minute)
+	}
+}
+
+// A destination that says "now" does not have all attempts spent in a moment.
+func TestDeliver_retryAfterIsNeverSoonerThanTheBackoff(t *testing.T) {
+	t.Parallel()
+	for _, header := range []string{"0", "1", time.Now().Add(-time.Hour).UTC().Format(http.TimeFormat)} {
+		url := answering(t, func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Retry-After", header)
+			w.WriteHeader(http.StatusTooManyRequests)
+		})
+		job := setup(t, url, "backoff: {delay: 1h}").deliver("", rivertype.JobStateRetryable)
+		require.WithinDuration(t, time.Now().Add(time.Hour), job.ScheduledAt, 15*time.Minute, header)
+	}
+}
+
+// A message that was delivered is done, though the order of its key could not be told.
+func TestDeliver_orderThatIsNotRecorded(t *testing.T) {
+	t.Parallel()
+	var taken atomic.Int64
+	url := answering(t, func(http.ResponseWriter, *http.Request) { taken.Add(1) })
+	b := setup(t, url, "ordering: true")
+	_, err := b.pool.Exec(t.Context(), "CREATE OR REPLACE FUNCTION dlq.leave_order(p_job bigint, p_created_at timestamptz) RETURNS void LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'away'; END $$")
+	require.NoError(t, err)
+	job := b.deliver(`, "orderingKey": "a"`, rivertype.JobStateCompleted, rivertype.JobStateRetryable)
+	require.Equal(t, rivertype.JobStateCompleted, job.State)
+	require.EqualValues(t, 1, taken.Load())
+}
+
+// The next attempt is put off by an hour at most; what the destination asked for is recorded whole, for the dead letter.
+func TestDeliver_retryAfterIsRecordedWhole(t *testing.T) {
+	t.Parallel()
+	for header, seconds := range map[string]float64{
+		"86400": 86400, "99999999999999": 9223372036, time.Now().Add(48 * time.Hour).UTC().Format(http.TimeFormat): 172800,
+	} {
+		url := answering(t, func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Retry-After", header)
+			w.WriteHeader(http.StatusTooManyRequests)
+		})
+		job := setup(t, url, "backoff: {delay: 10s}").deliver("", rivertype.JobStateRetryable)
+		require.WithinDuration(t, time.Now().Add(time.Hour), job.ScheduledAt, time.Minute)
+		require.InDelta(t, seconds, structuredOf(t, job).Context["retryAfterSeconds"], 60)
 	}
 }
 
@@ -391,4 +439,59 @@ func TestBackoff(t *testing.T) {
 	}
 	require.LessOrEqual(t, delivery.Backoff(policy.Backoff{Delay: time.Hour}, 1000, 0.9), 29*time.Hour, "it has a ceiling")
 	require.Equal(t, 5*time.Second, delivery.Backoff(policy.Backoff{Kind: policy.BackoffFixed, Delay: 5 * time.Second}, 7, 0.5))
+}
+
+// A rule whose plan is a person's counts while the message is still delivered: it may have been booked, and is not sent again. It
+// sees the message, which no context of a delivery holds.
+func TestDeliver_aRulesPlanCountsFromTheFirstAttempt(t *testing.T) {
+	t.Parallel()
+	var requests atomic.Int32
+	receiver := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		requests.Add(1)
+		w.WriteHeader(http.StatusGatewayTimeout)
+	}))
+	t.Cleanup(receiver.Close)
+	b := setupRuled(t, receiver.URL, "maxAttempts: 5, backoff: {kind: fixed, delay: 1ms}",
+		"rules: [{name: large-amount-timeout, match: {status: 504, when: 'payload.amount > 1000 && headers[\"x-region\"] == \"eu\"'}, class: transient, plan: {strategy: manual}}]")
+	job := b.deliver(`, "headers": {"X-Region": "eu"}`, rivertype.JobStateCancelled, rivertype.JobStateDiscarded)
+	require.Equal(t, rivertype.JobStateCancelled, job.State)
+	require.Equal(t, int32(1), requests.Load(), "sent once")
+	require.Equal(t, "transient", <-b.outcomes)
+}
+
+// Samples are judged by what a delivery over the network records.
+func TestFailureOf_isWhatADeliveryRecords(t *testing.T) {
+	t.Parallel()
+	gone, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	require.NoError(t, gone.Close())
+	for name, test := range map[string]struct {
+		url    string
+		answer delivery.Answer
+	}{
+		"an answer": {answer: delivery.Answer{Status: 409, Headers: map[string]string{"X-Error-Type": "CardDeclined", "Retry-After": "7", "Content-Type": "text/plain"}, Body: "no"}},
+		"a problem": {answer: delivery.Answer{Status: 422, Headers: map[string]string{"Content-Type": "application/problem+json"}, Body: `{"type": "https://bank.example/x", "title": "No"}`}},
+		"nobody":    {url: "http://" + gone.Addr().String() + "/", answer: delivery.Answer{Failure: delivery.TypeConnectionRefused}},
+	} {
+		url := test.url
+		if url == "" {
+			url = answering(t, func(w http.ResponseWriter, _ *http.Request) {
+				for name, value := range test.answer.Headers {
+					w.Header().Set(name, value)
+				}
+				w.WriteHeader(test.answer.Status)
+				_, _ = io.WriteString(w, test.answer.Body)
+			})
+		}
+		job := setup(t, url, "maxAttempts: 2, backoff: {delay: 1h}").deliver("", rivertype.JobStateRetryable, rivertype.JobStateCancelled)
+		real := structuredOf(t, job)
+		facts, err := delivery.FailureOf(t.Context(), &policy.Queue{Timeout: time.Second}, &policy.Destination{Name: "default", URL: url}, &message.Message{MessageID: "m", Queue: "default", Payload: json.RawMessage("{}")}, &test.answer)
+		require.NoError(t, err, name)
+		require.Equal(t, []string{real.Type, real.Code}, []string{facts.Type, facts.Code}, name)
+		var context map[string]any
+		require.NoError(t, json.Unmarshal(facts.Context, &context))
+		require.Equal(t, real.Context, context, name)
+	}
+	_, err = delivery.FailureOf(t.Context(), &policy.Queue{Timeout: time.Second}, &policy.Destination{URL: "http://x"}, &message.Message{}, &delivery.Answer{Failure: "BAD_LUCK"})
+	require.ErrorContains(t, err, "there are: CONNECTION_ERROR,")
 }

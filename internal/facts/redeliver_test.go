@@ -27,7 +27,7 @@ func unique(key, mask string) []string {
 func (b *bundle) redeliver(ids ...uuid.UUID) (all []deadletter.Redelivery) {
 	b.Helper()
 	require.NoError(b, b.store.InTx(b.Context(), func(tx postgres.DB) (err error) {
-		all, err = b.store.Redeliver(b.Context(), tx, ids, "worker:x", "due")
+		all, err = b.store.Redeliver(b.Context(), tx, ids, "worker:x", "due", "")
 		return err
 	}))
 	return all
@@ -329,7 +329,7 @@ func TestRedeliver_locksInTheOrderOfOthers(t *testing.T) {
 	_, err = held.Exec(t.Context(), "SELECT FROM dlq.dead_letter_queue WHERE id = $1 FOR UPDATE", open)
 	require.NoError(t, err)
 	errs := make(chan error, 2)
-	for i, sql := range []string{`SELECT dlq.act_on('tag', $1, 'kim', NULL, '{"tags": ["x"]}')`, "SELECT dlq.redeliver($1, 'kim', 'replayed')"} {
+	for i, sql := range []string{`SELECT dlq.act_on('tag', $1, 'kim', NULL, '{"tags": ["seen"]}')`, "SELECT dlq.redeliver($1, 'kim', 'replayed')"} {
 		go func() {
 			_, err := b.pool.Exec(t.Context(), sql, ids)
 			errs <- err

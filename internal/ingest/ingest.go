@@ -124,14 +124,14 @@ func (e *ConflictError) Error() string {
 	return fmt.Sprintf("message %s: an earlier message with this messageId has other content (job %d)", e.MessageID, e.JobID)
 }
 
-// RefusedError is a message that the database would not store.
+// RefusedError is a message that the database would not store, or that cannot be written down.
 type RefusedError struct {
 	MessageID string
 	Reason    string
 }
 
 func (e *RefusedError) Error() string {
-	return fmt.Sprintf("message %s: the database refused it: %s", e.MessageID, e.Reason)
+	return fmt.Sprintf("message %s: it cannot be stored: %s", e.MessageID, e.Reason)
 }
 
 // OpenError is a message whose destination's circuit breaker is open.
@@ -634,6 +634,8 @@ func publicError(err error, messageID string) error {
 		return conflict
 	case postgres.IsRefusal(err) && errors.As(err, &pgErr):
 		return &RefusedError{MessageID: messageID, Reason: pgErr.Message}
+	case postgres.IsRefusal(err): // it never came to the database
+		return &RefusedError{MessageID: messageID, Reason: err.Error()}
 	default:
 		return fmt.Errorf("%w (%w)", ErrUncertain, err)
 	}

@@ -177,6 +177,9 @@ func TestSubmit_oneThatTheDatabaseRefusesFailsAlone(t *testing.T) {
 		"constraint": `ALTER TABLE river_job ADD CONSTRAINT no_poison CHECK (NOT args @> '{"payload": "poison"}')`,
 		"trigger": `CREATE FUNCTION no_poison() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'poison'; END $$;
 			CREATE TRIGGER no_poison BEFORE INSERT ON river_job FOR EACH ROW WHEN (NEW.args @> '{"payload": "poison"}') EXECUTE FUNCTION no_poison()`,
+		"SQLSTATE of its own": `CREATE FUNCTION no_poison() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'poison' USING ERRCODE = 'APP01'; END $$;
+			CREATE TRIGGER no_poison BEFORE INSERT ON river_job FOR EACH ROW WHEN (NEW.args @> '{"payload": "poison"}') EXECUTE FUNCTION no_poison()`,
+		"never written": "",
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -199,7 +202,11 @@ func refusesPoisonAlone(t *testing.T, sql string) {
 			if k%50 == 7 {
 				payload = `"poison"`
 			}
-			_, err := i.Submit(t.Context(), b.message(fmt.Sprintf("m-%d", k), payload), ingest.Trace{})
+			msg := b.message(fmt.Sprintf("m-%d", k), payload)
+			if k%50 == 7 && sql == "" {
+				msg.ScheduledAt = new(time.Date(10_000, 1, 1, 0, 0, 0, 0, time.UTC)) // which JSON cannot have
+			}
+			_, err := i.Submit(t.Context(), msg, ingest.Trace{})
 			var bad *ingest.RefusedError
 			if k%50 == 7 {
 				require.ErrorAs(t, err, &bad)

@@ -243,10 +243,10 @@ func decode(raw []byte) (*Message, error) {
 	}
 	if w.ScheduledAt != nil {
 		at, err := time.Parse(time.RFC3339, *w.ScheduledAt)
+		at = at.UTC() // the year of another zone's last hours of 9999 is none that RFC 3339 can write
 		if err != nil || at.Year() < 2000 || at.Year() > 9999 {
 			add("scheduledAt", "%q is no time in the form of RFC 3339, such as 2027-01-31T08:00:00Z", shortened(*w.ScheduledAt))
 		}
-		at = at.UTC()
 		msg.ScheduledAt = &at
 	}
 	if len(invalid.Fields) > 0 {

@@ -64,6 +64,7 @@ func TestParse_bad(t *testing.T) {
 		"date in a wrong form": {with("scheduledAt", `"31.12.2030"`), "scheduledAt", "RFC 3339"},
 		"date that is none":    {with("scheduledAt", `"2030-02-30T00:00:00Z"`), "scheduledAt", "RFC 3339"},
 		"date before time":     {with("scheduledAt", `"0001-01-01T00:00:00Z"`), "scheduledAt", "RFC 3339"},
+		"date after time":      {with("scheduledAt", `"9999-12-31T23:59:59-14:00"`), "scheduledAt", "RFC 3339"},
 		"date as a number":     {with("scheduledAt", `1893456000`), "scheduledAt", "must be a string"},
 		"tag too short":        {with("tags", `["ok-1", "a"]`), "tags[1]", "must be 3 to 255"},
 		"tag with a comma":     {with("tags", `["a,b,c"]`), "tags[0]", "must be 3 to 255"},

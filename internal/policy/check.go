@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"github.com/dlqd/dlqd/internal/message"
-	"github.com/dlqd/dlqd/riverdlq"
 )
 
 // Bounds of durations, which a schema cannot express.
@@ -26,6 +25,8 @@ const (
 	maxRetention = 100 * 365 * 24 * time.Hour
 	// maxSmartOver is how long River keeps completed jobs, by its defaults.
 	maxSmartOver = 24 * time.Hour
+	// minPace is one redelivery in some 17 minutes.
+	minPace = 0.001
 )
 
 var queueName = regexp.MustCompile(`^[a-z0-9]+([_-][a-z0-9]+)*$`)
@@ -95,6 +96,7 @@ func (l *loader) checkDestination(name string, d *Destination) {
 	if d.Probe.URL != "" {
 		l.checkURL(at+".probe.url", d.Probe.URL)
 	}
+	l.checkPace(file, at+".redeliveriesPerSecond", d.RedeliveriesPerSecond)
 	l.checkRange(file, at+".probe.every", d.Probe.Every, 100*time.Millisecond, time.Hour)
 	l.checkRange(file, at+".probe.timeout", d.Probe.Timeout, time.Millisecond, time.Minute)
 	if d.SecretFile != "" {
@@ -124,6 +126,7 @@ func (l *loader) checkURL(at, text string) {
 func (l *loader) checkRouting() {
 	const file = "dlq-routing"
 	r := &l.policy.Routing
+	l.checkPace(file, "redeliveriesPerSecond", r.RedeliveriesPerSecond)
 	l.checkPlan("strategies.immediate", &r.Strategies.Immediate)
 	l.checkPlan("strategies.scheduled", &r.Strategies.Scheduled)
 	l.checkPlan("strategies.conditional", &r.Strategies.Conditional)
@@ -137,14 +140,6 @@ func (l *loader) checkRouting() {
 		at := "kinds." + name
 		l.checkClasses(at+".classes", r.Kinds[name].Classes)
 		l.checkPlan(at+".plan", r.Kinds[name].Plan)
-	}
-	for _, class := range slices.Sorted(maps.Keys(r.Automatic.Classes)) {
-		l.checkClass("automatic.classes."+class, class)
-	}
-	for i, class := range r.SmartRetry.Classes {
-		if !slices.Contains(riverdlq.Classes(), riverdlq.Class(class)) {
-			l.badf(file, "smartRetry.classes["+strconv.Itoa(i)+"]", "%q is no class (there are: %s)", class, classNames())
-		}
 	}
 	l.checkRange(file, "smartRetry.over", r.SmartRetry.Over, time.Second, maxSmartOver)
 	seen := map[string]bool{}
@@ -170,16 +165,9 @@ func (l *loader) checkRouting() {
 	}
 }
 
-func (l *loader) checkClasses(at string, classes map[string]*Plan) {
+func (l *loader) checkClasses(at string, classes ByClass[*Plan]) {
 	for _, class := range slices.Sorted(maps.Keys(classes)) {
-		l.checkClass(at+"."+class, class)
 		l.checkPlan(at+"."+class, classes[class])
-	}
-}
-
-func (l *loader) checkClass(at, class string) {
-	if !slices.Contains(riverdlq.Classes(), riverdlq.Class(class)) {
-		l.badf("dlq-routing", at, "is no class (there are: %s)", classNames())
 	}
 }
 
@@ -209,12 +197,11 @@ func (l *loader) checkRange(file, at string, value, least, most time.Duration) {
 	}
 }
 
-func known[T any](m map[string]T) string { return strings.Join(slices.Sorted(maps.Keys(m)), ", ") }
-
-func classNames() string {
-	names := make([]string, 0, len(riverdlq.Classes()))
-	for _, class := range riverdlq.Classes() {
-		names = append(names, string(class))
+// checkPace refuses a pace that is so low that it means never.
+func (l *loader) checkPace(file, at string, perSecond float64) {
+	if perSecond > 0 && perSecond < minPace {
+		l.badf(file, at, "is %g; must be 0 (no limit), or %g or more", perSecond, minPace)
 	}
-	return strings.Join(names, ", ")
 }
+
+func known[T any](m map[string]T) string { return strings.Join(slices.Sorted(maps.Keys(m)), ", ") }

@@ -112,8 +112,8 @@ func Default(destinationURL string) (*Policy, error) {
 
 // Load reads and checks a policy. Its error names every mistake with file and line.
 func Load(source Source) (*Policy, error) {
-	p := &Policy{}
-	l := &loader{source: source, policy: p, origins: map[string]map[string]string{}}
+	p := &Policy{dir: source.Dir, origins: map[string]map[string]string{}}
+	l := &loader{source: source, policy: p}
 	if err := l.checkDir(); err != nil {
 		return nil, fmt.Errorf("policy %s: %w", source.Dir, err)
 	}
@@ -132,18 +132,12 @@ func Load(source Source) (*Policy, error) {
 
 // Where says which file and line a value comes from, for messages about it. The path may be of something inside it.
 func (p *Policy) Where(file, path string) string {
-	for {
-		for _, s := range p.settings {
-			if s.File == file && s.Path == path {
-				return s.Origin
-			}
+	for ; path != ""; path = path[:max(strings.LastIndexAny(path, ".["), 0)] {
+		if origin, ok := p.origins[file][path]; ok {
+			return origin
 		}
-		cut := strings.LastIndexAny(path, ".[")
-		if cut < 0 {
-			return file
-		}
-		path = path[:cut]
 	}
+	return file
 }
 
 // Settings lists every value that is in force, in order. Secrets are hidden.
@@ -152,20 +146,12 @@ func (p *Policy) Settings() []Setting { return p.settings }
 type loader struct {
 	source   Source
 	policy   *Policy
-	origins  map[string]map[string]string // by file, then by path
 	problems []error
 }
 
 // badf notes a mistake at a path of a file.
 func (l *loader) badf(file, path, format string, args ...any) {
-	at := file
-	for p := path; p != ""; p = p[:max(strings.LastIndexAny(p, ".["), 0)] {
-		if origin, ok := l.origins[file][p]; ok {
-			at = origin
-			break
-		}
-	}
-	l.problems = append(l.problems, fmt.Errorf("%s: %s: %w", at, path, fmt.Errorf(format, args...)))
+	l.problems = append(l.problems, fmt.Errorf("%s: %s: %w", l.policy.Where(file, path), path, fmt.Errorf(format, args...)))
 }
 
 // checkDir refuses what would be passed over in silence: a misspelt file, or an environment that is not there.
@@ -215,7 +201,7 @@ type layer struct {
 func (l *loader) load(name string) {
 	merged := koanf.New(separator)
 	origins := map[string]string{}
-	l.origins[name] = origins
+	l.policy.origins[name] = origins
 	add := func(one *layer) {
 		// What a layer gives anew, a list most of all, replaces the origins of what was there.
 		for old := range origins {
@@ -303,7 +289,9 @@ func (l *loader) read(dir, name string) *layer {
 	}
 	one, err := parse(raw, func(line int) string { return found + ":" + strconv.Itoa(line) })
 	if err != nil {
-		l.problems = append(l.problems, fmt.Errorf("%s: %w", found, err))
+		for _, text := range unreadable(err) {
+			l.problems = append(l.problems, errors.New(found+":"+text))
+		}
 		return nil
 	}
 	for _, p := range validate(name, one.content) {
@@ -319,6 +307,22 @@ func (l *loader) read(dir, name string) *layer {
 	return one
 }
 
+// unreadable are the mistakes for which a file is no YAML, each with its line first: "7: did not find expected key".
+func unreadable(err error) []string {
+	texts := []string{strings.TrimPrefix(err.Error(), "yaml: ")}
+	if several, ok := errors.AsType[*yaml.TypeError](err); ok {
+		texts = several.Errors
+	}
+	for i, text := range texts {
+		if after, ok := strings.CutPrefix(text, "line "); ok {
+			texts[i] = after
+			continue
+		}
+		texts[i] = "1: " + text
+	}
+	return texts
+}
+
 // parse decodes YAML, or JSON, which is YAML too, and notes where each value stands.
 func parse(raw []byte, origin func(line int) string) (*layer, error) {
 	decoder := yaml.NewDecoder(bytes.NewReader(raw))
@@ -326,8 +330,11 @@ func parse(raw []byte, origin func(line int) string) (*layer, error) {
 	if err := decoder.Decode(&document); err != nil && !errors.Is(err, io.EOF) {
 		return nil, err
 	}
-	if err := decoder.Decode(new(yaml.Node)); !errors.Is(err, io.EOF) {
-		return nil, errors.New("holds more than one document")
+	var another yaml.Node
+	if err := decoder.Decode(&another); err == nil {
+		return nil, fmt.Errorf("line %d: holds more than one document", another.Line)
+	} else if !errors.Is(err, io.EOF) {
+		return nil, err
 	}
 	one := &layer{content: map[string]any{}, lines: map[string]string{}}
 	if document.IsZero() || document.Content[0].Tag == "!!null" {
@@ -335,6 +342,9 @@ func parse(raw []byte, origin func(line int) string) (*layer, error) {
 	}
 	if document.Content[0].Kind != yaml.MappingNode {
 		return nil, fmt.Errorf("line %d: must be a mapping of names to values", document.Content[0].Line)
+	}
+	if err := checkKeys(document.Content[0]); err != nil {
+		return nil, err
 	}
 	if err := document.Decode(&one.content); err != nil {
 		return nil, err
@@ -345,6 +355,19 @@ func parse(raw []byte, origin func(line int) string) (*layer, error) {
 	}
 	dropNulls(one.content)
 	return one, nil
+}
+
+// checkKeys refuses names that YAML takes for something else.
+func checkKeys(node *yaml.Node) error {
+	for i, child := range node.Content {
+		if name := child.ShortTag(); node.Kind == yaml.MappingNode && i%2 == 0 && name != "!!str" && name != "!!merge" {
+			return fmt.Errorf("line %d: the name %s must be a text: write it in quotes", child.Line, child.Value)
+		}
+		if err := checkKeys(child); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func note(node *yaml.Node, path string, lines map[string]string, origin func(int) string) {

@@ -24,7 +24,9 @@ type Policy struct {
 	Monitoring Monitoring
 
 	settings []Setting
+	origins  map[string]map[string]string // file and line, by file and path
 	version  string
+	dir      string
 }
 
 // RetryPolicies is retry-policies.yaml: queues, and the destinations of their messages.
@@ -122,7 +124,7 @@ type Breaker struct {
 type Routing struct {
 	Rules      []Rule                   `json:"rules"      jsonschema:"description=Asked in order before the built-in table; the first that matches wins."`
 	Strategies Strategies               `json:"strategies" jsonschema:"description=What each strategy does where a class\\, queue or rule does not say otherwise."`
-	Classes    map[string]*Plan         `json:"classes"    jsonschema:"description=Plan of each class of errors."`
+	Classes    ByClass[*Plan]           `json:"classes"    jsonschema:"description=Plan of each class of errors."`
 	Queues     map[string]*QueueRouting `json:"queues"     jsonschema:"description=Exceptions for queues\\, dlqd's or an application's."`
 	Kinds      map[string]*KindRouting  `json:"kinds"      jsonschema:"description=Exceptions for kinds of messages or jobs; * stands for any text. Of several patterns that match\\, the longest counts."`
 	Automatic  Automatic                `json:"automatic"  jsonschema:"description=For what dlqd redelivers by itself. Elsewhere it observes: dead letters are judged\\, shown\\, and left."`
@@ -150,10 +152,14 @@ const (
 	RuleSingleAttempt = "single-attempt"
 	// RuleUnparked is of entries that a person returned to the automatic path. (dlq.act_on writes it.)
 	RuleUnparked = "unparked"
+	// RuleTooSlow is of entries over which the rules took longer than they may.
+	RuleTooSlow = "rules-too-slow"
 )
 
 // ReservedRules are names that no rule of a policy may have.
-func ReservedRules() []string { return []string{RuleBackfilled, RuleSingleAttempt, RuleUnparked} }
+func ReservedRules() []string {
+	return []string{RuleBackfilled, RuleSingleAttempt, RuleUnparked, RuleTooSlow}
+}
 
 // Match chooses errors. An empty field matches all.
 type Match struct {
@@ -164,7 +170,7 @@ type Match struct {
 	Kind    Words  `json:"kind,omitempty" jsonschema:"description=Kind of the message or job; * stands for any text."`
 	Queue   Words  `json:"queue,omitempty" jsonschema:"description=Queue; * stands for any text."`
 	Source  Words  `json:"source,omitempty" jsonschema:"description=Source of the message; * stands for any text."`
-	When    string `json:"when,omitempty" jsonschema:"maxLength=1000,description=Expression over the error's context (expr-lang): context.region == \"eu\""`
+	When    string `json:"when,omitempty" jsonschema:"maxLength=1000,description=Expression (expr-lang) over the error's context\\, the message's payload and its headers: payload.amount > 10000"`
 }
 
 // String returns the match as JSON.
@@ -210,17 +216,17 @@ type Conditions struct {
 
 // QueueRouting are a queue's exceptions.
 type QueueRouting struct {
-	Plan       *Plan            `json:"plan"       jsonschema:"description=What happens next\\, whatever the class."`
-	Classes    map[string]*Plan `json:"classes"    jsonschema:"description=Plans by class."`
-	MaxRetries int              `json:"maxRetries" jsonschema:"minimum=0,maximum=1000,description=Of all classes of this queue; 0 leaves it."`
-	SmartRetry *bool            `json:"smartRetry" jsonschema:"description=Overrides smartRetry.enabled."`
+	Plan       *Plan          `json:"plan"       jsonschema:"description=What happens next\\, whatever the class."`
+	Classes    ByClass[*Plan] `json:"classes"    jsonschema:"description=Plans by class."`
+	MaxRetries int            `json:"maxRetries" jsonschema:"minimum=0,maximum=1000,description=Of all classes of this queue; 0 leaves it."`
+	SmartRetry *bool          `json:"smartRetry" jsonschema:"description=Overrides smartRetry.enabled."`
 }
 
 // KindRouting are the exceptions of a kind, or of several by a pattern.
 type KindRouting struct {
-	Plan       *Plan            `json:"plan"       jsonschema:"description=What happens next\\, whatever the class."`
-	Classes    map[string]*Plan `json:"classes"    jsonschema:"description=Plans by class."`
-	MaxRetries int              `json:"maxRetries" jsonschema:"minimum=0,maximum=1000,description=Of all classes of this kind; 0 leaves it."`
+	Plan       *Plan          `json:"plan"       jsonschema:"description=What happens next\\, whatever the class."`
+	Classes    ByClass[*Plan] `json:"classes"    jsonschema:"description=Plans by class."`
+	MaxRetries int            `json:"maxRetries" jsonschema:"minimum=0,maximum=1000,description=Of all classes of this kind; 0 leaves it."`
 }
 
 // Automatic says for what dlqd redelivers by itself. Where several switches match, one that is off wins; the one for all
@@ -229,7 +235,7 @@ type Automatic struct {
 	All     *Switch            `json:"all"     jsonschema:"description=For what no other switch matches. Without it: on where River is dlqd's own\\, off where an application owns it."`
 	Queues  map[string]*Switch `json:"queues"  jsonschema:"description=By queue."`
 	Kinds   map[string]*Switch `json:"kinds"   jsonschema:"description=By kind of message or job; * stands for any text."`
-	Classes map[string]*Switch `json:"classes" jsonschema:"description=By class of error."`
+	Classes ByClass[*Switch]   `json:"classes" jsonschema:"description=By class of error."`
 }
 
 // Switch switches automatic redelivery on or off.
@@ -246,7 +252,7 @@ type SmartRetry struct {
 	Over      time.Duration `json:"over"      jsonschema:"description=How long the rate must have been below."`
 	MinJobs   int           `json:"minJobs"   jsonschema:"minimum=1,description=Jobs that must have ended in that time for the rate to mean something."`
 	Probes    int           `json:"probes"    jsonschema:"minimum=1,description=Entries tried first."`
-	Classes   []string      `json:"classes"   jsonschema:"description=Classes of the parked entries that a deploy can fix."`
+	Classes   []string      `json:"classes"   jsonschema:"enum=transient,enum=rate_limited,enum=outage,enum=validation,enum=malformed,enum=unauthorized,enum=not_found,enum=business,enum=code_bug,enum=unknown,description=Classes of the parked entries that a deploy can fix."`
 }
 
 // WorkerPool is worker-pool.yaml.
@@ -300,11 +306,14 @@ func (s Secret) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
 func (p *Policy) QueueNames() []string { return slices.Sorted(maps.Keys(p.Queues)) }
 
 // Concurrency is how many deliveries of a queue run at once in one process.
-func (p *Policy) Concurrency(queue string) int {
+func (p *Policy) Concurrency(queue string) int { return p.Pool(queue).Concurrency }
+
+// Pool is how much of a queue is worked at once.
+func (p *Policy) Pool(queue string) Pool {
 	if pool := p.Workers.Queues[queue]; pool != nil {
-		return pool.Concurrency
+		return *pool
 	}
-	return p.Workers.Defaults.Concurrency
+	return p.Workers.Defaults
 }
 
 // Breaker is the breaker of a destination.

@@ -119,11 +119,14 @@ func TestLoad_bad(t *testing.T) {
 	t.Parallel()
 	destination := "destinations: {d: {url: 'http://x'}}\n"
 	for _, test := range []struct{ file, text, says string }{
-		{"retry-policies", "queues: [", "retry-policies.yaml: yaml: line 1"},
+		{"retry-policies", "queues: [", "retry-policies.yaml:1: did not find"},
 		{"retry-policies", "queues: []", "retry-policies.yaml:1: queues: is of type array; must be object"},
-		{"retry-policies", "- a", "line 1: must be a mapping"},
-		{"retry-policies", "a: 1\n---\nb: 1", "more than one document"},
-		{"retry-policies", "queues: {a: {}, a: {}}", "already defined"},
+		{"retry-policies", "- a", "retry-policies.yaml:1: must be a mapping"},
+		{"retry-policies", "a: 1\n---\nb: 1", "retry-policies.yaml:2: holds more than one document"},
+		{"retry-policies", "queues: {a: {}, a: {}}", "retry-policies.yaml:1: mapping key \"a\" already defined"},
+		{"retry-policies", "defaults: {timeout: 1s}\nqueues:\n  2024: {}", "retry-policies.yaml:3: the name 2024 must be a text: write it in quotes"},
+		{"retry-policies", "queues:\n  a:\n    timeout: \"\"", `retry-policies.yaml:3: queues.a.timeout: "" is no duration such as 30s`},
+		{"retry-policies", "queues:\n  a:\n    timeout: 99999999999999h", `retry-policies.yaml:3: queues.a.timeout: "99999999999999h" is too long a duration`},
 		{"retry-policies", "queues:\n  a:\n    attempts: 3", "retry-policies.yaml:3: queues.a.attempts: there is no such field (there are: backoff, deadLetterLogicalFailures, destination, maxAttempts,"},
 		{"retry-policies", "queues:\n  a:\n    maxAttempts: many", "retry-policies.yaml:3: queues.a.maxAttempts: is of type string; must be integer"},
 		{"retry-policies", "queues:\n  a: {maxAttempts: 5000}", "retry-policies.yaml:2: queues.a.maxAttempts: is 5000; must be at most 1000"},
@@ -144,6 +147,8 @@ func TestLoad_bad(t *testing.T) {
 		{"circuit-breaker", "defaults: {failureRate: 120}", "defaults.failureRate: is 120; must be at most 100"},
 		{"circuit-breaker", "defaults: {window: 1ms}", "defaults.window: is 1ms; must be 1s to 1h0m0s"},
 		{"worker-pool", "queues: {nowhere: {concurrency: 1}}", "queues.nowhere: there is no such queue (there are: default)"},
+		{"dlq-routing", "redeliveriesPerSecond: 1e-300", "redeliveriesPerSecond: is 1e-300; must be 0 (no limit), or 0.001 or more"},
+		{"retry-policies", "destinations: {bank: {url: 'http://x/', redeliveriesPerSecond: 1e-9}}", "destinations.bank.redeliveriesPerSecond: is 1e-09; must be 0 (no limit), or 0.001 or more"},
 		{"dlq-routing", "classes: {transent: {strategy: manual}}", "classes.transent: is no class (there are: transient,"},
 		{"dlq-routing", "classes: {transient: {strategy: later}}", "classes.transient.strategy: is later; must be one of immediate, scheduled, conditional, manual"},
 		{"dlq-routing", "strategies: {scheduled: {timeZone: Mars/Base}}", `strategies.scheduled.timeZone: "Mars/Base" is no time zone`},
@@ -161,11 +166,16 @@ func TestLoad_bad(t *testing.T) {
 		{"dlq-routing", "automatic:\n  queues:\n    mailers: {enabled: true, include: [old]}", "dlq-routing.yaml:3: automatic.queues.mailers.include[0]: is old; must be one of backfilled, single-attempt"},
 		{"dlq-routing", "automatic: {kind: {}}", "automatic.kind: there is no such field (there are: all, classes, kinds, queues)"},
 		{"dlq-routing", "rules: [{name: a, match: {}, class: outage, tags: [no]}]", `rules[0].tags[0]: "no" must be 3 to 255`},
-		{"dlq-routing", "smartRetry: {classes: [bug]}", `smartRetry.classes[0]: "bug" is no class`},
+		{"dlq-routing", "smartRetry: {classes: [bug]}", "smartRetry.classes[0]: is bug; must be one of transient, rate_limited,"},
+		{"dlq-routing", "rules: [{name: '', match: {kind: k}, class: outage}]", "rules[0].name: has 0 characters; must have at least 1"},
+		{"dlq-routing", "rules: [{name: a, match: {message: '" + strings.Repeat("x", 1001) + "'}, class: outage}]", "rules[0].match.message: has 1001 characters; must have at most 1000"},
 		{"retry-policy", "{}", "retry-policy.yaml is no file of a policy (there are: retry-policies,"},
 	} {
 		_, _, err := load(t, policytest.Files{test.file: test.text}, "")
 		require.ErrorContains(t, err, test.says, test.text)
+		for line := range strings.Lines(err.Error()) {
+			require.Regexp(t, `\.yaml:[0-9]+: |is no file of a policy`, line)
+		}
 	}
 	_, _, err := load(t, policytest.Files{"environments/prod/monitoring": ""}, "production")
 	require.ErrorContains(t, err, `there is no environment "production" (there are: prod)`)
@@ -185,6 +195,9 @@ func TestSchema_committed(t *testing.T) {
 		committed, err := os.ReadFile("../../config/schemas/" + name + ".schema.json")
 		require.NoError(t, err)
 		require.Equal(t, string(committed), string(raw), `run "make generate"`)
+		if name == "dlq-routing" {
+			require.Equal(t, 4, strings.Count(string(raw), `"propertyNames"`), "classes, which editors complete: of all, of queues, of kinds, and of switches")
+		}
 	}
 }
 
@@ -219,6 +232,12 @@ func TestVersion(t *testing.T) {
 	require.Equal(t, commit, version())
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "monitoring.yaml"), []byte("defaults: {maxOpen: 2}"), 0o600))
 	require.Equal(t, commit+"-dirty", version())
+	loaded, err := policy.Load(policy.Source{Dir: dir, Destination: policytest.Destination})
+	require.NoError(t, err)
+	require.False(t, loaded.Committed())
+	git("commit", "--quiet", "--all", "-m", "more")
+	require.True(t, loaded.Committed())
+	require.Equal(t, git("rev-parse", "--short=12", "HEAD"), version())
 }
 
 func TestDiff(t *testing.T) {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"reflect"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -15,10 +16,34 @@ import (
 	"github.com/santhosh-tekuri/jsonschema/v6/kind"
 	"golang.org/x/text/language"
 	"golang.org/x/text/message"
+
+	"github.com/dlqd/dlqd/riverdlq"
 )
 
 // durationPattern is the form of a duration in a file.
-const durationPattern = `^(\d+d)?(\d+(\.\d+)?(ns|us|µs|ms|s|m|h))*$`
+const durationPattern = `^(\d+d(\d+(\.\d+)?(ns|us|µs|ms|s|m|h))*|(\d+(\.\d+)?(ns|us|µs|ms|s|m|h))+)$`
+
+// durationFormat is what the pattern cannot say: that it is not too long for a number.
+const durationFormat = "dlqd-duration"
+
+// ByClass holds something for each class of errors that is named.
+type ByClass[T any] map[string]T
+
+// JSONSchemaExtend names the classes, for editors to complete.
+func (ByClass[T]) JSONSchemaExtend(schema *jsonschema.Schema) {
+	schema.PropertyNames = &jsonschema.Schema{}
+	for _, class := range classNames() {
+		schema.PropertyNames.Enum = append(schema.PropertyNames.Enum, class)
+	}
+}
+
+func classNames() []string {
+	names := make([]string, 0, len(riverdlq.Classes()))
+	for _, class := range riverdlq.Classes() {
+		names = append(names, string(class))
+	}
+	return names
+}
 
 // Schema returns the JSON Schema of a file, from the types in this package. Editors complete and check by it.
 func Schema(name string) ([]byte, error) {
@@ -27,7 +52,7 @@ func Schema(name string) ([]byte, error) {
 		Mapper: func(t reflect.Type) *jsonschema.Schema {
 			switch t {
 			case reflect.TypeFor[time.Duration]():
-				return &jsonschema.Schema{Type: "string", Pattern: durationPattern}
+				return &jsonschema.Schema{Type: "string", Pattern: durationPattern, Format: durationFormat}
 			case reflect.TypeFor[Words]():
 				return &jsonschema.Schema{Extras: map[string]any{"type": []string{"string", "integer", "array"}}}
 			}
@@ -95,12 +120,22 @@ func newCompiler(name string) (*validator.Compiler, error) {
 		return nil, err
 	}
 	compiler := validator.NewCompiler()
+	compiler.AssertFormat()
+	compiler.RegisterFormat(&validator.Format{Name: durationFormat, Validate: func(v any) error {
+		text, ok := v.(string)
+		if !ok || !regexp.MustCompile(durationPattern).MatchString(text) {
+			return nil // said by type and pattern
+		}
+		_, err := ParseDuration(text)
+		return err
+	}})
 	return compiler, compiler.AddResource(name, document)
 }
 
 // collect says in our words what the validator found, with the allowed values.
 func collect(name string, err *validator.ValidationError, into *[]problem) {
-	if len(err.Causes) > 0 {
+	names, ofNames := err.ErrorKind.(*kind.PropertyNames)
+	if len(err.Causes) > 0 && !ofNames {
 		for _, cause := range err.Causes {
 			collect(name, cause, into)
 		}
@@ -119,6 +154,11 @@ func collect(name string, err *validator.ValidationError, into *[]problem) {
 	}
 	add := func(format string, args ...any) {
 		*into = append(*into, problem{path, fmt.Sprintf(format, args...)})
+	}
+	if ofNames {
+		path = strings.TrimPrefix(path+"."+names.Property, ".")
+		add("is no class (there are: %s)", strings.Join(classNames(), ", "))
+		return
 	}
 	switch k := err.ErrorKind.(type) {
 	case *kind.AdditionalProperties:
@@ -143,6 +183,12 @@ func collect(name string, err *validator.ValidationError, into *[]problem) {
 		add("is %v; must be at most %v", got, want)
 	case *kind.Type:
 		add("is of type %s; must be %s", k.Got, strings.Join(k.Want, " or "))
+	case *kind.MinLength:
+		add("has %d characters; must have at least %d", k.Got, k.Want)
+	case *kind.MaxLength:
+		add("has %d characters; must have at most %d", k.Got, k.Want)
+	case *kind.Format:
+		add("%q is too long a duration: at most 100000d", k.Got)
 	case *kind.Pattern:
 		add("%q is no duration such as 30s, 5m, 2h or 30d", k.Got)
 	case *kind.Required:

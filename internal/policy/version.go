@@ -13,6 +13,14 @@ import (
 // gitTimeout bounds what Git is asked.
 const gitTimeout = 5 * time.Second
 
+// dirty marks the version of files that were changed since a commit.
+const dirty = "-dirty"
+
+// Committed reports whether the files of a policy that were changed when it was loaded have been committed since.
+func (p *Policy) Committed() bool {
+	return strings.HasSuffix(p.version, dirty) && version(p.dir, p.settings) != p.version
+}
+
 // version is the Git commit that a directory is at, or a hash of what is in force.
 func version(dir string, settings []Setting) string {
 	if dir != "" {
@@ -20,7 +28,7 @@ func version(dir string, settings []Setting) string {
 			// A directory that Git ignores or does not know yet is no part of the commit.
 			if tracked, err := git(dir, "ls-files", "--", "."); err == nil && tracked != "" {
 				if changed, err := git(dir, "status", "--porcelain", "--", "."); err == nil && changed != "" {
-					commit += "-dirty"
+					commit += dirty
 				}
 				return commit
 			}

@@ -8,6 +8,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 	"time"
 
@@ -192,13 +194,21 @@ func (r *Replayer) Preview(ctx context.Context, in *Request) (*Preview, error) {
 	if err != nil {
 		return nil, deadletter.Named(err)
 	}
-	for queue := range p.ByQueue {
-		if in.Queue != "" {
-			queue = in.Queue
-		}
+	targets := slices.Sorted(maps.Keys(p.ByQueue))
+	if in.Queue != "" {
+		targets = []string{in.Queue}
+	}
+	for _, queue := range targets {
 		if unmet := r.Planner().UnmetBy(queue, conditionsOfStart()); unmet != "" {
 			p.Unhealthy = append(p.Unhealthy, unmet)
 		}
+	}
+	unworked, err := dbsqlc.New(r.Store.DB()).UnworkedQueues(ctx, targets)
+	if err != nil {
+		return nil, err
+	}
+	for _, queue := range unworked {
+		p.Unhealthy = append(p.Unhealthy, "nobody works queue "+queue+": what is sent there waits for ever")
 	}
 	rate := in.Rate
 	if rate == 0 {
@@ -231,7 +241,7 @@ type Run struct {
 	Succeeded   int64           `json:"succeeded" doc:"Redeliveries that succeeded."`
 	Failed      int64           `json:"failed" doc:"Redeliveries that failed."`
 	Skipped     int64           `json:"skipped" doc:"Entries that had moved meanwhile, have a live equal job, or whose patch does not apply."`
-	PerSecond   float64         `json:"perSecond" doc:"Entries a second so far."`
+	PerSecond   float64         `json:"perSecond" doc:"Entries a second while it was sending: pauses, and what it waited for before its first entry and after its last one, do not count."`
 	SecondsLeft float64         `json:"secondsLeft" doc:"How long it will take yet, about."`
 	Rate        *float64        `json:"rate,omitempty" doc:"Entries a second that were asked for."`
 	BatchSize   int32           `json:"batchSize" doc:"Entries sent back in one step; a run without rate and concurrency commits steps together, up to 500 entries."`
@@ -298,11 +308,15 @@ func (r *Replayer) Get(ctx context.Context, id uuid.UUID) (*Run, error) {
 		Failed: row.Failed, Skipped: row.Skipped, Rate: row.Rate, BatchSize: row.BatchSize, Concurrency: row.Concurrency, Queue: row.Queue,
 		Patch: row.Patch, MergePatch: row.MergePatch, Actor: row.Actor, Note: row.Note, CreatedAt: row.CreatedAt, FinishedAt: row.FinishedAt,
 	}
-	if took := row.UpdatedAt.Sub(row.CreatedAt).Seconds(); took > 0 {
-		run.PerSecond = float64(run.Replayed) / took
+	if row.Sending > 0 {
+		run.PerSecond = float64(run.Replayed) / row.Sending
 	}
-	if left := float64(run.Total - run.Replayed - run.Skipped); left > 0 && run.PerSecond > 0 && run.Status == "running" {
-		run.SecondsLeft = left / run.PerSecond
+	rate := run.PerSecond
+	if run.Rate != nil && (rate == 0 || *run.Rate < rate) {
+		rate = *run.Rate // it was changed just now, or nothing has been sent yet
+	}
+	if left := float64(run.Total - run.Replayed - run.Skipped); left > 0 && rate > 0 && run.Status == "running" {
+		run.SecondsLeft = left / rate
 	}
 	return run, nil
 }

@@ -68,10 +68,17 @@ func (b *bundle) count(sql string, args ...any) int {
 // fail has n jobs fail, and files them: their args say which, and their queue and error are given.
 func (b *bundle) fail(n int, queue, errorType string) {
 	b.Helper()
+	b.works(queue)
 	b.exec(`INSERT INTO river_job (kind, args, queue, max_attempts, state) SELECT 'payment.captured', jsonb_build_object('n', i, 'amount', 10), $1, 1, 'running' FROM generate_series(1, $2) i`, queue, n)
 	b.exec(`UPDATE river_job SET state = 'discarded', finalized_at = now(), attempt = 1, errors = ARRAY['{"error": "x", "attempt": 1}'::jsonb],
 		metadata = jsonb_build_object('dlq:error', jsonb_build_object('attempt', 1, 'type', $1::text, 'message', 'x')) WHERE state = 'running'`, errorType)
 	b.file()
+}
+
+// works has a River client work a queue.
+func (b *bundle) works(queue string) {
+	b.Helper()
+	b.exec("INSERT INTO river_queue (name, created_at, updated_at) VALUES ($1, now(), now()) ON CONFLICT DO NOTHING", queue)
 }
 
 // file describes what has failed: a filter by type or class finds it then.
@@ -243,6 +250,59 @@ func TestRun_concurrency(t *testing.T) {
 	require.EqualValues(t, 7, b.get(run).Replayed)
 }
 
+// A step is shorter than the time between two entries of a slow run.
+func TestRun_lowRates(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.fail(5, "a", "T")
+	slow := b.start(replay.Request{All: true, Rate: 0.001})
+	b.once()
+	b.once()
+	got := b.get(slow)
+	require.EqualValues(t, 1, got.Replayed)
+	require.InDelta(t, 4000, got.SecondsLeft, 1)
+	require.NoError(t, b.replayer.SetRate(t.Context(), slow.ID, 1000, "kim"))
+	b.once()
+	require.EqualValues(t, 5, b.get(slow).Replayed, "it does not wait for its place at the old rate")
+	b.end("completed", 5)
+	b.once()
+
+	for _, rate := range []float64{1e-300, 1e7} {
+		_, err := b.replayer.Start(t.Context(), complete(replay.Request{All: true, Rate: rate}))
+		require.ErrorIs(t, err, deadletter.ErrInvalid)
+		require.ErrorIs(t, b.replayer.SetRate(t.Context(), slow.ID, rate, "kim"), deadletter.ErrInvalid)
+	}
+	for _, rate := range []string{"0", "-1", "'NaN'", "'Infinity'"} {
+		_, err := b.pool.Exec(t.Context(), "SELECT dlq.replay_start('{}', p_all => true, p_rate => "+rate+")")
+		require.ErrorContains(t, err, "replay: a rate of", rate)
+	}
+}
+
+// What is reported is how fast it sends, not how long it was paused or waited for its redeliveries to end.
+func TestRun_rateIsOfTheTimeThatItSends(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.fail(20, "a", "T")
+	run := b.start(replay.Request{All: true, Concurrency: 1000})
+	age := func() { // an hour passes
+		b.exec("UPDATE dlq.replay_runs SET created_at = created_at - interval '1 hour', updated_at = updated_at - interval '1 hour', stepped_at = stepped_at - interval '1 hour'")
+	}
+	require.Zero(t, b.get(run).PerSecond)
+	age()
+	b.once()
+	require.NoError(t, b.replayer.Steer(t.Context(), run.ID, "pause", "ann"))
+	age()
+	require.NoError(t, b.replayer.Steer(t.Context(), run.ID, "resume", "ann"))
+	b.once()
+	age()
+	b.end("completed", 20)
+	b.once()
+	got := b.get(run)
+	require.Equal(t, "completed", got.Status)
+	require.Greater(t, got.PerSecond, 0.01, "20 in three hours would be 0.002")
+	require.Less(t, b.count("SELECT round(sending) FROM dlq.replay_runs"), 600)
+}
+
 func TestRun_patchesPayloads(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -280,9 +340,91 @@ func TestRun_toAnotherQueue(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	b.fail(2, "old", "T")
+	preview, err := b.replayer.Preview(t.Context(), complete(replay.Request{All: true, Queue: "new"}))
+	require.NoError(t, err)
+	require.Equal(t, []string{"nobody works queue new: what is sent there waits for ever"}, preview.Unhealthy)
+	_, err = b.replayer.Start(t.Context(), complete(replay.Request{All: true, Queue: "new"}))
+	require.ErrorIs(t, err, deadletter.ErrUnhealthy)
+	_, err = b.pool.Exec(t.Context(), "SELECT dlq.replay_start('{}', p_all => true, p_queue => 'new')")
+	require.ErrorContains(t, err, "nobody works these queues: new")
+	b.exec("UPDATE river_queue SET updated_at = now() - interval '1 hour'")
+	_, err = b.replayer.Start(t.Context(), complete(replay.Request{All: true}))
+	require.ErrorContains(t, err, "nobody works queue old", "nor any more")
+	b.works("new")
 	b.start(replay.Request{All: true, Queue: "new"})
 	b.once()
 	require.Equal(t, 2, b.count("SELECT count(*) FROM river_job WHERE state = 'available' AND queue = 'new'"))
+}
+
+// Whatever order they failed in, and whichever entry a run begins with, those of one ordering key go one after the other, in
+// the order of their messages.
+func TestRun_keepsTheOrderOfEachKey(t *testing.T) {
+	t.Parallel()
+	for _, newest := range []bool{false, true} {
+		for _, places := range []bool{false, true} { // as in a queue that keeps the order, too
+			b := setup(t)
+			b.fail(2, "a", "T")
+			const insert = `INSERT INTO river_job (kind, args, queue, max_attempts, state) SELECT 'dlqd_message', jsonb_build_object('messageId', $1::text || i, 'kind', 'k', 'orderingKey', $1::text, 'payload', i), 'a', 1, 'running' FROM generate_series(1, 6) i`
+			b.exec(insert, "x")
+			b.exec(insert, "y")
+			if places {
+				b.exec("INSERT INTO dlq.ordered_jobs (queue, ordering_key, job_id, job_created_at) SELECT queue, args ->> 'orderingKey', id, created_at FROM river_job WHERE state = 'running' ORDER BY id DESC")
+			}
+			b.exec(`UPDATE river_job SET state = 'discarded', finalized_at = now() - hashtext(args ->> 'messageId') % 1000 * interval '1 s', attempt = 1, errors = ARRAY['{"error": "x", "attempt": 1}'::jsonb] WHERE state = 'running'`)
+			b.file()
+			if places {
+				b.exec("UPDATE dlq.dead_letter_queue SET status = 'dlq_manual', strategy = 'manual'") // or whatever moves them
+				b.exec("DELETE FROM dlq.ordered_jobs")
+			}
+			run := b.start(replay.Request{All: true, NewestFirst: newest, BatchSize: 3})
+			sent := map[string][]int{}
+			for range 30 {
+				b.once()
+				rows, err := b.pool.Query(t.Context(), "SELECT args ->> 'orderingKey', (args ->> 'payload')::int FROM river_job WHERE state = 'available' AND args ? 'orderingKey'")
+				require.NoError(t, err)
+				under := map[string]int{}
+				for rows.Next() {
+					var key string
+					var n int
+					require.NoError(t, rows.Scan(&key, &n))
+					under[key]++
+					if list := sent[key]; len(list) == 0 || list[len(list)-1] != n {
+						sent[key] = append(list, n)
+					}
+				}
+				require.NoError(t, rows.Err())
+				require.LessOrEqual(t, max(under["x"], under["y"]), 1)
+				b.end(map[bool]string{true: "discarded", false: "completed"}[len(sent["x"])%3 == 0], 100)
+			}
+			want := []int{1, 2, 3, 4, 5, 6}
+			if places {
+				want = []int{6, 5, 4, 3, 2, 1}
+			}
+			require.Equal(t, map[string][]int{"x": want, "y": want}, sent)
+			require.Equal(t, "completed", b.get(run).Status)
+			require.EqualValues(t, 14, b.get(run).Replayed)
+		}
+	}
+}
+
+// A redelivery whose job somebody deletes has ended: the run does not wait for it, and has its place free.
+func TestRun_redeliveryThatIsDeleted(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.fail(2, "a", "T")
+	run := b.start(replay.Request{All: true, Concurrency: 1})
+	b.once()
+	b.exec("DELETE FROM river_job WHERE state = 'available'")
+	_, err := b.store.SweepLeases(t.Context(), uuid.Nil)
+	require.NoError(t, err)
+	b.once()
+	require.EqualValues(t, 2, b.get(run).Replayed)
+	b.end("completed", 1)
+	b.once()
+	got := b.get(run)
+	require.Equal(t, "completed", got.Status)
+	require.EqualValues(t, 1, got.Failed)
+	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.replay_run_entries WHERE detail LIKE 'job % is gone'"))
 }
 
 // One entry that the database refuses is passed over, and holds up nobody.

@@ -130,7 +130,12 @@ func (r *Runner) batch(ctx context.Context, id uuid.UUID) (p progress, err error
 			steps = max(1, commitEntries/size)
 		}
 		for step := range steps {
-			ids, err := tx.ReplayNext(ctx, dbsqlc.ReplayNextParams{ID: id, NewestFirst: run.NewestFirst, After: run.Cursor, Most: int32(size)})
+			next := dbsqlc.ReplayNextParams{ID: id, NewestFirst: run.NewestFirst, After: run.Cursor, Most: int32(size)}
+			ids, err := tx.ReplayNext(ctx, next)
+			if err == nil && len(ids) == 0 && run.Cursor != nil {
+				next.After = nil // what was passed by, behind another of its ordering key
+				ids, err = tx.ReplayNext(ctx, next)
+			}
 			if err != nil {
 				return err
 			}
@@ -194,8 +199,8 @@ func (r *Runner) room(ctx context.Context, tx transaction, run *dbsqlc.LockRepla
 
 // finish ends a run that has nothing left to send, once all of it has ended.
 func (r *Runner) finish(ctx context.Context, tx transaction, id uuid.UUID) error {
-	underWay, err := tx.ReplayUnderWay(ctx, id)
-	if err != nil || underWay > 0 {
+	unfinished, err := tx.ReplayUnfinished(ctx, id)
+	if err != nil || unfinished {
 		return err
 	}
 	return tx.EndReplay(ctx, dbsqlc.EndReplayParams{ID: id, Status: "completed", Reason: "every entry was replayed or skipped"})

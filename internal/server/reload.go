@@ -8,6 +8,9 @@ import (
 	"github.com/dlqd/dlqd/internal/strategy"
 )
 
+// versionInterval is between two looks whether files that were changed have been committed.
+const versionInterval = 2 * time.Second
+
 // protectTimeout bounds the statement that hides columns from readers.
 const protectTimeout = 10 * time.Second
 

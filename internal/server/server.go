@@ -226,6 +226,16 @@ func (s *Server) startJudgement(ctx context.Context) error {
 			return err
 		}
 		s.loops.Add(files)
+		// A commit changes no file of the policy.
+		s.loops.Add(background.New(background.Config{
+			Name: "policy-version", Interval: versionInterval, WhenIdle: true, Failing: "policy: its version is that of an earlier commit",
+			Once: background.Each(func(ctx context.Context) error {
+				if s.policy().Committed() {
+					return s.Reload(ctx)
+				}
+				return nil
+			}),
+		}))
 	}
 	return nil
 }
@@ -262,6 +272,7 @@ func (s *Server) openDatabase(ctx context.Context) error {
 
 func (s *Server) startProcessing(ctx context.Context) error {
 	s.delivery = delivery.NewWorker(delivery.Config{
+		Logger:  s.logger.With("part", "delivery"),
 		Planner: s.planner.Load, Breakers: s.breakers, DB: s.store.DB(), Observe: s.metrics.ObserveDelivery,
 	})
 	var err error

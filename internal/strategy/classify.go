@@ -23,6 +23,9 @@ type Facts struct {
 	Kind   string // of the message or job
 	Queue  string
 	Source string // of the message
+
+	Payload json.RawMessage   // of the message, or the job's args; where [Planner.ReadsMessages]
+	Headers map[string]string // of the message
 }
 
 // status is the HTTP status of the answer that was the error: in the context, where deliveries put it, or the code.
@@ -42,17 +45,21 @@ func (f *Facts) status() int {
 // maxMatchBytes bounds the text that patterns are matched against: messages come from strangers.
 const maxMatchBytes = 8 << 10
 
+// stuckJob is the rule of jobs that River's rescuer ended: their worker died, or hung.
+const stuckJob = "stuck-job"
+
 // statusRule is the name of the rule that goes by HTTP status.
 const statusRule = "http-status"
 
-// ClassifyStatus returns the class of an HTTP status that is not a success.
+// ClassifyStatus returns the class of an HTTP status that is not a success. The codes above 511 are those of CDNs whose
+// origin is down or overloaded (Cloudflare 520 to 527 and 530, others 529); a 5xx that nobody knows is a 500 (RFC 9110, 15).
 func ClassifyStatus(status int) riverdlq.Class {
 	switch status {
-	case 408, 500, 502:
+	case 408:
 		return riverdlq.ClassTransient
 	case 429:
 		return riverdlq.ClassRateLimited
-	case 503, 504:
+	case 503, 504, 507, 520, 521, 522, 523, 524, 525, 526, 527, 529, 530:
 		return riverdlq.ClassOutage
 	case 400, 422:
 		return riverdlq.ClassValidation
@@ -62,9 +69,11 @@ func ClassifyStatus(status int) riverdlq.Class {
 		return riverdlq.ClassNotFound
 	case 409:
 		return riverdlq.ClassBusiness
-	default:
-		return riverdlq.ClassUnknown
 	}
+	if status >= 500 && status <= 599 {
+		return riverdlq.ClassTransient
+	}
+	return riverdlq.ClassUnknown
 }
 
 // pattern is a rule of the built-in table that goes by text. RE2 matches in time linear in the text.
@@ -77,7 +86,7 @@ type pattern struct {
 // The first match wins, so what is particular comes before what is general.
 var patterns = []pattern{
 	{"transport", riverdlq.ClassTransient, regexp.MustCompile(`^(TIMEOUT_ERROR|CONNECTION_(REFUSED|RESET|ERROR)|DNS_ERROR|TLS_ERROR)\b`)},
-	{"stuck-job", riverdlq.ClassTransient, regexp.MustCompile(`^Stuck job rescued by`)},
+	{stuckJob, riverdlq.ClassTransient, regexp.MustCompile(`^Stuck job rescued by`)},
 	{"unknown-job-kind", riverdlq.ClassCodeBug, regexp.MustCompile(`job kind is not registered`)},
 	{"rate-limit", riverdlq.ClassRateLimited, regexp.MustCompile(`(?i)rate.?limit|too many requests|quota exceeded|throttl|resource.?exhausted`)},
 	{"circuit-open", riverdlq.ClassOutage, regexp.MustCompile(`(?i)circuit.?(breaker)?.{0,80}\bopen\b|CallNotPermitted|service unavailable|gateway time-?out`)},

@@ -2,12 +2,16 @@ package strategy
 
 import (
 	"encoding/json"
+	"os"
+	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"go.yaml.in/yaml/v3"
 	"pgregory.net/rapid"
 
 	"github.com/dlqd/dlqd/internal/policy"
@@ -161,7 +165,7 @@ func TestNextHour_onTheDaysWhenClocksChange(t *testing.T) {
 func TestScheduled_properties(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(rt *rapid.T) {
-		p := &scheduled{immediate{random: func() float64 { return rapid.Float64Range(0, 0.9999).Draw(rt, "random") }}}
+		p := &scheduled{immediate{random: func(*Entry) float64 { return rapid.Float64Range(0, 0.9999).Draw(rt, "random") }}}
 		zone := rapid.SampledFrom([]string{"UTC", "Europe/Berlin", "America/New_York", "Australia/Lord_Howe", "Asia/Kathmandu", "Pacific/Apia"}).Draw(rt, "zone")
 		hours := rapid.SliceOfNDistinct(rapid.IntRange(0, 23), 1, 5, rapid.ID).Draw(rt, "hours")
 		now := time.Unix(rapid.Int64Range(1_700_000_000, 1_900_000_000).Draw(rt, "now"), 0)
@@ -247,3 +251,124 @@ func ruled(t *testing.T, files policytest.Files) *Planner {
 type unmetBy string
 
 func (u unmetBy) Unmet(string, *policy.Conditions) string { return string(u) }
+
+// Rules see the message, with its integers as they are, and no text longer than patterns do.
+func TestRules_seeTheMessage(t *testing.T) {
+	t.Parallel()
+	p := plan(t, `
+rules:
+  - {name: account, match: {when: 'payload.account == 9007199254740993'}, class: business}
+  - {name: large, match: {when: 'payload.amount > 10000'}, class: outage}
+  - {name: eu, match: {when: 'headers["x-region"] == "eu"'}, class: outage}
+  - {name: list, match: {when: 'payload[1].id == "b"'}, class: outage}
+  - {name: cut, match: {when: 'len(payload.long) == 8192 && len(context.long) == 8192 && len(headers.long) == 8192 && len(kind) == 8192'}, class: outage}
+  - {name: end, match: {when: 'payload.end matches "b$"'}, class: outage}
+  - {name: joined, match: {when: 'payload.end + payload.end matches "ab"'}, class: outage}
+`)
+	require.True(t, p.ReadsMessages())
+	require.False(t, plan(t, "rules: [{name: r, match: {when: 'context.payload == 1'}, class: outage}]").ReadsMessages())
+	long := strings.Repeat("a", 9000)
+	for _, test := range []struct {
+		facts Facts
+		rule  string
+	}{
+		{Facts{Payload: json.RawMessage(`{"account": 9007199254740993}`)}, "account"},
+		{Facts{Payload: json.RawMessage(`{"account": 9007199254740992}`)}, "none"},
+		{Facts{Payload: json.RawMessage(`{"amount": 10000.5}`)}, "large"},
+		{Facts{Payload: json.RawMessage(`{"amount": 1e999}`)}, "large"},
+		{Facts{Payload: json.RawMessage(`{"amount": 10000}`)}, "none"},
+		{Facts{Payload: json.RawMessage(`[{"id": "a"}, {"id": "b"}]`)}, "list"},
+		{Facts{Headers: map[string]string{"X-Region": "eu"}}, "eu"},
+		{Facts{Payload: json.RawMessage(`{"long": "` + long + `"}`), Context: json.RawMessage(`{"long": "` + long + `"}`), Headers: map[string]string{"Long": long}, Kind: long}, "cut"},
+		{Facts{Payload: json.RawMessage(`{"end": "aab"}`)}, "end"},
+		{Facts{Payload: json.RawMessage(`{"end": "` + strings.Repeat("a", 8191) + `ba"}`)}, "end"},
+		{Facts{Payload: json.RawMessage(`{"end": "` + strings.Repeat("a", 8192) + `b"}`)}, "none"},
+		{Facts{Payload: json.RawMessage(`{"end": "a` + strings.Repeat("b", 5000) + `a"}`)}, "joined"},
+		{Facts{Payload: json.RawMessage(`{"amount": 20000, "x": "` + strings.Repeat("x", 1<<17) + `"}`)}, "none"}, // too large to look into
+	} {
+		_, rule, _ := p.Classify(test.facts)
+		require.Equal(t, test.rule, rule, "%.100s", test.facts.Payload)
+	}
+}
+
+// What takes long is refused where policies are checked, with file and line; what takes long all the same is a person's.
+func TestRules_boundedTime(t *testing.T) {
+	t.Parallel()
+	for routing, want := range map[string]string{
+		"rules:\n- name: r\n  match: {message: '(x?){900}y'}\n  class: outage\n":                                            "dlq-routing.yaml:3: rules[0].match.message: takes too long: the pattern has",
+		"rules:\n- name: r\n  match:\n    when: 'message matches \"(x?){900}y\"'\n  class: outage\n":                        "dlq-routing.yaml:4: rules[0].match.when: takes too long: the pattern has",
+		"rules:\n" + strings.Repeat("- {name: NAME, match: {message: '(x?){200}y'}, class: outage}\n", 40):                  "dlq-routing.yaml:1: rules: have patterns of",
+		"rules:\n" + strings.Repeat("- {name: NAME, match: {when: 'message matches \"(x?){200}y\"'}, class: outage}\n", 40): "at most 25000",
+	} {
+		for i := range 40 {
+			routing = strings.Replace(routing, "NAME", "r"+strconv.Itoa(i), 1)
+		}
+		_, err := NewPlanner(policytest.Load(t, policytest.Files{"dlq-routing": routing}), nil)
+		require.ErrorContains(t, err, want)
+	}
+	p := plan(t, `
+rules:
+  - {name: kind, match: {kind: known}, class: outage}
+  - {name: text, match: {message: x}, class: outage}
+`)
+	p.budget = 0
+	now := time.Now()
+	d := p.Decide(&Entry{Facts: Facts{Message: "connection refused"}, LastFailedAt: now}, now)
+	require.Equal(t, []string{"unknown", policy.RuleTooSlow, Manual}, []string{string(d.Class), d.Rule, d.Strategy})
+	class, _, rule := p.Classify(Facts{Message: "connection refused"})
+	require.True(t, p.Ends(class, rule), "nor is the job run again before somebody has looked")
+	_, name, _ := p.Classify(Facts{Kind: "known"})
+	require.Equal(t, "kind", name, "what costs nothing is asked")
+	require.Contains(t, policy.ReservedRules(), policy.RuleTooSlow)
+}
+
+// Every line of the built-in table has a sample, and every status that the docs name for a class.
+func TestSamples_everyLineOfTheTable(t *testing.T) {
+	t.Parallel()
+	raw, err := os.ReadFile("../../config/dlq-routing.samples.yaml")
+	require.NoError(t, err)
+	var samples []struct {
+		Answer struct {
+			Status  int    `yaml:"status"`
+			Failure string `yaml:"failure"`
+		} `yaml:"answer"`
+		Error struct {
+			Message string `yaml:"message"`
+			Code    string `yaml:"code"`
+		} `yaml:"error"`
+		Expect struct {
+			Class string `yaml:"class"`
+			Rule  string `yaml:"rule"`
+		} `yaml:"expect"`
+	}
+	require.NoError(t, yaml.Unmarshal(raw, &samples))
+	lines, statuses, codes := map[string]bool{}, map[string]bool{}, map[string]bool{}
+	for _, s := range samples {
+		lines[s.Expect.Rule+" "+s.Expect.Class] = true
+		statuses[strconv.Itoa(s.Answer.Status)+" "+s.Expect.Class] = true
+		for name := range grpcClasses {
+			if strings.Contains(strings.ToLower(strings.ReplaceAll(s.Error.Message+s.Error.Code, "_", "")), name) {
+				codes[name+" "+s.Expect.Class] = true
+			}
+		}
+	}
+	for _, p := range patterns {
+		require.True(t, lines[p.name+" "+string(p.class)], "no sample of %s", p.name)
+	}
+	for _, line := range []string{"panic code_bug", "worker transient", "none unknown"} {
+		require.True(t, lines[line], "no sample of %s", line)
+	}
+	for name, class := range grpcClasses {
+		require.True(t, codes[name+" "+string(class)], "no sample of gRPC's %s", name)
+	}
+	docs, err := os.ReadFile("../../docs/rules.md")
+	require.NoError(t, err)
+	found := 0
+	for _, row := range regexp.MustCompile("(?m)^\\| `([a-z_]+)` \\| ([^|]*) \\|").FindAllStringSubmatch(string(docs)[strings.Index(string(docs), "## The built-in table"):], -1) {
+		for _, status := range regexp.MustCompile(`\b[45]\d\d\b`).FindAllString(row[2], -1) {
+			found++
+			require.True(t, statuses[status+" "+row[1]], "no sample of %s, %s", status, row[1])
+		}
+	}
+	require.Greater(t, found, 12)
+}

@@ -2,11 +2,13 @@ package strategy
 
 import (
 	"cmp"
+	"encoding/binary"
 	"math/rand/v2"
 	"strconv"
 	"strings"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/robfig/cron/v3"
 
 	"github.com/dlqd/dlqd/internal/policy"
@@ -46,12 +48,14 @@ type Conditions interface {
 type Entry struct {
 	Facts
 
+	ID           uuid.UUID
 	Trace        string
-	Rule         string        // that decided last
-	WaitingFor   string        // besides the time
-	RetryCount   int           // redeliveries made so far
-	LastFailedAt time.Time     // what delays count from
-	RetryAfter   time.Duration // what the destination asked for when it failed; 0 if nothing
+	Before       riverdlq.Class // what it was taken for before it failed this time; empty if that says nothing of it
+	Rule         string         // that decided last
+	WaitingFor   string         // besides the time
+	RetryCount   int            // redeliveries made so far
+	LastFailedAt time.Time      // what delays count from
+	RetryAfter   time.Duration  // what the destination asked for when it failed; 0 if nothing
 }
 
 // Verdict is what to do with an entry that is due.
@@ -81,6 +85,7 @@ type Decision struct {
 type Planner struct {
 	policy     *policy.Policy
 	rules      []rule
+	budget     time.Duration // of the rules, for one error
 	conditions Conditions
 	strategies map[string]Strategy
 }
@@ -92,12 +97,12 @@ func NewPlanner(p *policy.Policy, conditions Conditions) (*Planner, error) {
 	if err != nil {
 		return nil, err
 	}
-	planner := &Planner{policy: p, rules: rules, conditions: conditions}
-	immediate := immediate{random: rand.Float64}
+	planner := &Planner{policy: p, rules: rules, budget: DefaultBudget, conditions: conditions}
+	immediate := immediate{random: drawn}
 	planner.strategies = map[string]Strategy{
 		Immediate:   &immediate,
 		Scheduled:   &scheduled{immediate},
-		Conditional: &conditional{immediate, planner},
+		Conditional: &conditional{immediate},
 	}
 	return planner, nil
 }
@@ -169,11 +174,16 @@ func fill(plan, from *policy.Plan) {
 // Decide says what happens next to an entry that was just captured, or has failed again.
 func (p *Planner) Decide(e *Entry, now time.Time) Decision {
 	class, name, rule := p.Classify(e.Facts)
+	reason := "class " + string(class) + " (rule " + name + ")"
+	if name == stuckJob && e.Before != "" {
+		// A worker that was cut off says nothing of the work: what was known before does.
+		class, reason = e.Before, "class "+string(e.Before)+", as before (rule "+name+")"
+	}
 	plan := p.Plan(class, e.Queue, e.Kind, rule)
 	d := Decision{
 		Class: class, Rule: name, Strategy: plan.Strategy, MaxRetries: plan.MaxRetries,
 		Fingerprint: Fingerprint(e.Type, e.Message, e.Trace),
-		Reason:      "class " + string(class) + " (rule " + name + ")",
+		Reason:      reason,
 	}
 	if rule != nil {
 		d.Priority, d.Tags, d.Assignee = rule.Priority, rule.Tags, rule.Assignee
@@ -186,7 +196,8 @@ func (p *Planner) Decide(e *Entry, now time.Time) Decision {
 	return d
 }
 
-// Due says what to do with a decided entry whose time has come.
+// Due says what to do with a decided entry whose time has come. Its conditions are asked then, and one whose conditions do not
+// hold waits without being looked at: the worker's gates release it.
 func (p *Planner) Due(e *Entry, name string, now time.Time) Verdict {
 	s, ok := p.strategies[name]
 	if !ok {
@@ -194,6 +205,15 @@ func (p *Planner) Due(e *Entry, name string, now time.Time) Verdict {
 		return Verdict{Again: now.Add(unknownDelay), Reason: "this dlqd does not know the strategy " + name}
 	}
 	plan := p.planOf(e)
+	unmet := p.unmet(e, &plan)
+	if unmet != "" {
+		unmet = conditionPrefix + unmet
+	} else if WaitsForCondition(e.WaitingFor) {
+		unmet = e.WaitingFor // a gate lets it through when its turn comes
+	}
+	if unmet != "" {
+		return Verdict{Again: now.Add(waitLimit), WaitingFor: unmet, Reason: "waits for " + strings.TrimPrefix(unmet, conditionPrefix)}
+	}
 	return s.Due(e, &plan, now)
 }
 
@@ -204,8 +224,24 @@ func (p *Planner) planOf(e *Entry) policy.Plan {
 // Unmet says what an entry that waits for its conditions still waits for; "" where they hold.
 func (p *Planner) Unmet(e *Entry) string {
 	plan := p.planOf(e)
+	return p.unmet(e, &plan)
+}
+
+// breakerClosed is the condition of every plan that does not say otherwise: what is sent to a destination whose breaker is open
+// would only be held there, with a redelivery spent.
+var breakerClosed = &policy.Conditions{Breaker: new(true)}
+
+func (p *Planner) unmet(e *Entry, plan *policy.Plan) string {
+	if plan.Conditions == nil || plan.Conditions.Breaker == nil {
+		if unmet := p.UnmetBy(e.Queue, breakerClosed); unmet != "" {
+			return unmet
+		}
+	}
 	return p.UnmetBy(e.Queue, plan.Conditions)
 }
+
+// UnmetBreaker says that the breaker is open which a queue's redeliveries would meet; "" where it is not.
+func (p *Planner) UnmetBreaker(queue string) string { return p.UnmetBy(queue, breakerClosed) }
 
 // UnmetBy says which of some conditions do not hold for a queue; "" where all do.
 func (p *Planner) UnmetBy(queue string, c *policy.Conditions) string {
@@ -217,29 +253,36 @@ func (p *Planner) UnmetBy(queue string, c *policy.Conditions) string {
 
 // Probes is how many of a queue's entries are tried first when their conditions hold again.
 func (p *Planner) Probes(e *Entry) int {
-	if plan := p.planOf(e); plan.Conditions != nil && plan.Conditions.Probes > 0 {
-		return plan.Conditions.Probes
+	for _, c := range []*policy.Conditions{p.planOf(e).Conditions, p.policy.Routing.Strategies.Conditional.Conditions} {
+		if c != nil && c.Probes > 0 {
+			return c.Probes
+		}
 	}
 	return 1
 }
 
 // immediate retries after a delay that grows with every failure.
 type immediate struct {
-	random func() float64 // in [0, 1)
+	random func(*Entry) float64 // in [0, 1)
+}
+
+// drawn is a number in [0, 1) that is an entry's own for this redelivery: judged anew, it comes to the same time.
+func drawn(e *Entry) float64 {
+	return rand.New(rand.NewPCG(binary.BigEndian.Uint64(e.ID[:8])+uint64(e.RetryCount), binary.BigEndian.Uint64(e.ID[8:]))).Float64() //nolint:gosec // nothing is secret about it
 }
 
 func (s *immediate) First(e *Entry, plan *policy.Plan, now time.Time) (time.Time, string) {
-	return s.after(e, plan, 0, now), ""
+	return s.after(e, plan, now), ""
 }
 
-// after is the plan's delay, but at least so long, after the failure.
-func (s *immediate) after(e *Entry, plan *policy.Plan, least time.Duration, now time.Time) time.Time {
-	delay := least
+// after is the plan's delay after the failure, but no sooner than the destination asked for.
+func (s *immediate) after(e *Entry, plan *policy.Plan, now time.Time) time.Time {
+	delay := e.RetryAfter
 	if n := len(plan.Delays); n > 0 {
 		delay = max(delay, plan.Delays[min(e.RetryCount, n-1)])
 	}
 	if plan.Jitter != nil {
-		delay += time.Duration(*plan.Jitter * s.random() * float64(delay))
+		delay += time.Duration(*plan.Jitter * s.random(e) * float64(delay))
 	}
 	at := e.LastFailedAt.Add(delay)
 	if at.Before(now) {
@@ -258,13 +301,15 @@ type scheduled struct{ immediate }
 
 func (s *scheduled) First(e *Entry, plan *policy.Plan, now time.Time) (time.Time, string) {
 	if e.RetryAfter > 0 {
-		return s.after(e, plan, e.RetryAfter, now), ""
+		return s.after(e, plan, now), ""
 	}
-	hour := NextHour(plan.Hours, plan.TimeZone, now)
-	if hour.IsZero() {
-		return s.after(e, plan, 0, now), ""
+	for _, after := range []time.Time{e.LastFailedAt, now} { // now: dlqd was down, or the job was taken in late
+		hour := NextHour(plan.Hours, plan.TimeZone, after)
+		if at := hour.Add(time.Duration(s.random(e) * float64(time.Hour))); !hour.IsZero() && !at.Before(now) {
+			return at, ""
+		}
 	}
-	return hour.Add(time.Duration(s.random() * float64(time.Hour))), ""
+	return s.after(e, plan, now), ""
 }
 
 // NextHour is when the next of the hours begins in a time zone, after now; zero where there is no hour. On the days when
@@ -281,30 +326,11 @@ func NextHour(hours []int, zone string, now time.Time) time.Time {
 	return schedule.Next(now)
 }
 
-// conditional retries like immediate, but only while its conditions hold: they are asked when the delay is over. An entry
-// whose conditions do not hold then waits without being looked at: the worker's gates release it.
-type conditional struct {
-	immediate
+// conditional retries like immediate, with conditions of its own.
+type conditional struct{ immediate }
 
-	planner *Planner
-}
-
-func (s *conditional) Due(e *Entry, plan *policy.Plan, now time.Time) Verdict {
-	unmet := s.unmet(e, plan)
-	if unmet == "" && WaitsForCondition(e.WaitingFor) {
-		unmet = e.WaitingFor // a gate lets it through when its turn comes
-	}
-	if unmet != "" {
-		return Verdict{Again: now.Add(waitLimit), WaitingFor: unmet, Reason: "waits for " + strings.TrimPrefix(unmet, conditionPrefix)}
-	}
+func (*conditional) Due(*Entry, *policy.Plan, time.Time) Verdict {
 	return Verdict{Redeliver: true, Reason: "due, and its conditions hold"}
-}
-
-func (s *conditional) unmet(e *Entry, plan *policy.Plan) string {
-	if unmet := s.planner.UnmetBy(e.Queue, plan.Conditions); unmet != "" {
-		return conditionPrefix + unmet
-	}
-	return ""
 }
 
 // What an entry waits for besides the time: that automatic redelivery is switched on for it, its place in its

@@ -15,14 +15,14 @@ import (
 func TestClassifyStatus_theDesignsTable(t *testing.T) {
 	t.Parallel()
 	for class, statuses := range map[riverdlq.Class][]int{
-		riverdlq.ClassTransient:    {408, 500, 502},
+		riverdlq.ClassTransient:    {408, 500, 501, 502, 505, 511, 599},
 		riverdlq.ClassRateLimited:  {429},
-		riverdlq.ClassOutage:       {503, 504},
+		riverdlq.ClassOutage:       {503, 504, 507, 520, 521, 522, 523, 524, 525, 526, 529, 530},
 		riverdlq.ClassValidation:   {400, 422},
 		riverdlq.ClassUnauthorized: {401, 403},
 		riverdlq.ClassNotFound:     {404, 410},
 		riverdlq.ClassBusiness:     {409},
-		riverdlq.ClassUnknown:      {302, 418, 501, 599},
+		riverdlq.ClassUnknown:      {302, 418, 600},
 	} {
 		for _, status := range statuses {
 			require.Equal(t, class, ClassifyStatus(status), status)
@@ -85,7 +85,7 @@ func TestFingerprint(t *testing.T) {
 func TestImmediate_properties(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
-		s := &immediate{random: func() float64 { return rapid.Float64Range(0, 0.9999).Draw(t, "jitter") }}
+		s := &immediate{random: func(*Entry) float64 { return rapid.Float64Range(0, 0.9999).Draw(t, "jitter") }}
 		share := 0.2
 		plan := &policy.Plan{Delays: []time.Duration{time.Minute, 5 * time.Minute, time.Hour}, Jitter: &share}
 		now := time.Unix(1_800_000_000, 0)

@@ -145,7 +145,7 @@ func (a *aside) unlessOn(id uuid.UUID, next time.Time, v automatic.Verdict) bool
 func (a *aside) write(ctx context.Context, tx transaction, actor string, counts map[string]int) error {
 	if n := len(a.waiting); n > 0 {
 		if err := tx.PutOff(ctx, dbsqlc.PutOffParams{
-			Actor:        actor,
+			Actor: actor, ConfigVersion: tx.version,
 			Ids:          column(a.waiting, func(r *waiting) uuid.UUID { return r.ID }),
 			WaitingFors:  column(a.waiting, func(r *waiting) string { return r.WaitingFor }),
 			NextRetryAts: column(a.waiting, func(r *waiting) time.Time { return r.Until }),
@@ -157,7 +157,7 @@ func (a *aside) write(ctx context.Context, tx transaction, actor string, counts 
 	}
 	if n := len(a.reserved); n > 0 {
 		if err := tx.Reserve(ctx, dbsqlc.ReserveParams{
-			Actor:   actor,
+			Actor: actor, ConfigVersion: tx.version,
 			Ids:     column(a.reserved, func(r *reserved) uuid.UUID { return r.ID }),
 			Rules:   column(a.reserved, func(r *reserved) string { return r.Rule }),
 			Reasons: column(a.reserved, func(r *reserved) string { return r.Reason }),
@@ -175,7 +175,7 @@ func park(ctx context.Context, tx transaction, actor string, entries []reserved)
 		return nil
 	}
 	if err := tx.Park(ctx, dbsqlc.ParkParams{
-		Actor:   actor,
+		Actor: actor, ConfigVersion: tx.version,
 		Ids:     column(entries, func(r *reserved) uuid.UUID { return r.ID }),
 		Reasons: column(entries, func(r *reserved) string { return r.Reason }),
 	}); err != nil {

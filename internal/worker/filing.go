@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -94,8 +93,11 @@ func (i *inbox) saw(l look, rows []dbsqlc.ClaimDueRow, took time.Duration, full 
 	}
 }
 
-// before is the least id of a time that much before another id's.
+// before is the least id of a time that much before another id's; before none there is none.
 func before(id uuid.UUID, by time.Duration) uuid.UUID {
+	if id == uuid.Nil {
+		return id
+	}
 	ms := binary.BigEndian.Uint64(id[:8]) >> 16
 	return deadletter.FirstID(time.UnixMilli(int64(ms)).Add(-by))
 }
@@ -138,7 +140,7 @@ func (w *Worker) fileOneByOne(ctx context.Context, at look, entries int) error {
 		if postgres.IsRefusal(err) && len(rows) == 1 {
 			id := rows[0].ID
 			w.config.Logger.Error("DLQ worker: entry refused by the database; filing it for a person", "entry", id, "error", err)
-			reason := "the database refused what was decided of it: " + strings.ToValidUTF8(strings.ReplaceAll(err.Error(), "\x00", "?"), "?")
+			reason := "the database refused what was decided of it: " + storable(err)
 			if err = w.fileForAPerson(ctx, rows, reason); postgres.IsRefusal(err) {
 				w.config.Logger.Error("DLQ worker: entry refused by the database; it stays in the inbox", "entry", id, "error", err)
 				at.refused = append(at.refused, id)
@@ -172,45 +174,65 @@ func (w *Worker) fileForAPerson(ctx context.Context, rows []dbsqlc.ClaimDueRow, 
 
 // file files at most size entries. It returns what it claimed, also where it failed.
 func (w *Worker) file(ctx context.Context, at look, size int) (rows []dbsqlc.ClaimDueRow, err error) {
-	var parked []Parked
-	var soonest time.Time
-	var took time.Duration
-	err = w.observed(ctx, func(tx transaction, counts map[string]int) error {
-		began := time.Now()
-		unfiled, err := tx.ClaimUnfiled(ctx, dbsqlc.ClaimUnfiledParams{After: at.after, Refused: at.refused, MaxEntries: int32(size)})
-		if err != nil {
-			return fmt.Errorf("look at the inbox: %w", err)
-		}
-		rows = column(unfiled, func(r *dbsqlc.ClaimUnfiledRow) dbsqlc.ClaimDueRow { return dbsqlc.ClaimDueRow(*r) })
-		took = time.Since(began)
-		if len(rows) == 0 {
-			return nil
-		}
-		parked, soonest, err = w.judgeUnfiled(ctx, tx, rows, counts)
+	began, params := time.Now(), dbsqlc.UnfiledParams{ReadMessages: w.config.Planner().ReadsMessages(), After: at.after, Refused: at.refused, MaxEntries: int32(size)}
+	err = inTx(ctx, w.config.Store, func(tx transaction) error {
+		unfiled, err := tx.Unfiled(ctx, params)
+		rows = column(unfiled, func(r *dbsqlc.UnfiledRow) dbsqlc.ClaimDueRow { return dbsqlc.ClaimDueRow(*r) })
 		return err
 	})
 	if err != nil {
-		return rows, err
+		return nil, fmt.Errorf("look at the inbox: %w", err)
 	}
-	w.inbox.saw(at, rows, took, len(rows) == size)
+	found, took := rows, time.Since(began)
+	if len(rows) > 0 {
+		if rows, err = w.fileJudged(ctx, rows); err != nil {
+			return rows, err
+		}
+	}
+	w.inbox.saw(at, found, took, len(found) == size)
+	return found, nil
+}
+
+// fileJudged files those entries of the inbox that no other worker files, as the planner decides. It returns which.
+func (w *Worker) fileJudged(ctx context.Context, rows []dbsqlc.ClaimDueRow) (claimed []dbsqlc.ClaimDueRow, err error) {
+	made := w.judgements(rows)
+	var parked []Parked
+	var soonest time.Time
+	err = w.observed(ctx, func(tx transaction, counts map[string]int) error {
+		ids, err := tx.ClaimUnfiled(ctx, column(rows, func(r *dbsqlc.ClaimDueRow) uuid.UUID { return r.ID }))
+		if err != nil {
+			return err
+		}
+		claimed = slices.DeleteFunc(slices.Clone(rows), func(row dbsqlc.ClaimDueRow) bool {
+			_, mine := slices.BinarySearchFunc(ids, row.ID, func(a, b uuid.UUID) int { return slices.Compare(a[:], b[:]) })
+			return !mine
+		})
+		if len(claimed) == 0 {
+			return nil
+		}
+		parked, soonest, err = w.fileDecided(ctx, tx, claimed, made, counts)
+		return err
+	})
+	if err != nil {
+		return claimed, err
+	}
 	w.tell(parked)
 	if !soonest.IsZero() && soonest.Before(w.now().Add(w.config.PollInterval)) {
 		w.batches.Wake() // it may sleep for longer
 	}
-	return rows, nil
+	return claimed, nil
 }
 
-// judgeUnfiled files claimed entries, as the planner decides. It returns those that are a person's, and when the first of the
-// others is due.
-func (w *Worker) judgeUnfiled(ctx context.Context, tx transaction, rows []dbsqlc.ClaimDueRow, counts map[string]int) (parked []Parked, soonest time.Time, err error) {
-	by, err := w.judge(ctx, tx)
+// fileDecided files claimed entries. It returns those that are a person's, and when the first of the others is due.
+func (w *Worker) fileDecided(ctx context.Context, tx transaction, rows []dbsqlc.ClaimDueRow, made *judgements, counts map[string]int) (parked []Parked, soonest time.Time, err error) {
+	by, err := w.judge(ctx, tx, made.planner)
 	if err != nil {
 		return nil, soonest, err
 	}
-	decide, now := decisions{}, w.now()
+	decide := decisions{}
 	for i := range rows {
 		row := &rows[i]
-		d := by.decide(row, entryOf(row), now)
+		d := by.decide(row, made.of[row.ID])
 		counts[decide.add(row.ID, &d)]++
 		if d.Strategy == strategy.Manual {
 			parked = append(parked, parkedBy(row, &d))
@@ -218,7 +240,7 @@ func (w *Worker) judgeUnfiled(ctx context.Context, tx transaction, rows []dbsqlc
 			soonest = d.Next
 		}
 	}
-	filed, err := decide.file(ctx, tx, w.actor, by.planner.Policy().Version())
+	filed, err := decide.file(ctx, tx, w.actor, by.version())
 	if err != nil {
 		return nil, soonest, fmt.Errorf("file: %w", err)
 	}

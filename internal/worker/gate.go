@@ -30,6 +30,8 @@ const (
 	probeSuccess = 0.8
 	// maxRelease bounds what one look at a gate releases.
 	maxRelease = 1000
+	// maxGroupsWaiting bounds how many groups of one plan a look at a gate asks for.
+	maxGroupsWaiting = 10_000
 )
 
 // States of a gate, as in dlq.gates. One that is not there is shut and has tried nothing.
@@ -87,48 +89,29 @@ func (w *Worker) Gates(ctx context.Context) error {
 
 func (w *Worker) conditionGate(ctx context.Context, queue string) error {
 	err := w.observed(ctx, func(tx transaction, counts map[string]int) error {
-		by, err := w.judge(ctx, tx)
+		by, err := w.judge(ctx, tx, w.config.Planner())
 		if err != nil || by.switches.Stopped != nil {
 			return err
 		}
 		planner := by.planner
-		// on claims entries that may go by themselves. The others are put aside, so that they do not hold up anybody.
-		on := func(ctx context.Context, tx transaction, most int) ([]dbsqlc.ClaimWaitingRow, error) {
-			rows, err := tx.ClaimWaiting(ctx, dbsqlc.ClaimWaitingParams{Queue: queue, MaxEntries: int32(most)})
-			if err != nil {
-				return nil, err
-			}
-			aside, now := aside{}, w.now()
-			rows = slices.DeleteFunc(rows, func(row dbsqlc.ClaimWaitingRow) bool {
-				return aside.unlessOn(row.ID, now, by.switches.Of(waitingSwitched(&row)))
-			})
-			return rows, aside.write(ctx, tx, w.actor, counts)
-		}
-		// The first entry stands for the queue: the others are asked when they are claimed.
-		rows, err := on(ctx, tx, 1)
-		if err == nil && len(rows) == 0 {
-			if rows, err = on(ctx, tx, maxRelease); len(rows) > 1 {
-				rows = rows[:1]
-			}
-		}
-		if err != nil || len(rows) == 0 {
+		// Each entry waits for what its own plan asks: groups of one plan are asked for once, whoever is first in the queue.
+		// (A condition of the machine's may hold on another one.)
+		groups, err := tx.WaitingGroups(ctx, dbsqlc.WaitingGroupsParams{Queue: queue, Most: maxGroupsWaiting})
+		if err != nil {
 			return err
 		}
-		first := waitingEntry(&rows[0])
-		if planner.Unmet(first) != "" {
-			return nil // here: another machine may have room
+		groups = slices.DeleteFunc(groups, func(g dbsqlc.WaitingGroupsRow) bool { return planner.Unmet(waitingEntry(queue, &g)) != "" })
+		if len(groups) == 0 {
+			return nil
 		}
 		g := &gate{
-			name: "conditions:" + queue, pace: planner.Policy().PaceOf(queue), probes: planner.Probes(first), hold: gateHold, why: "its conditions hold",
+			name: "conditions:" + queue, pace: planner.Policy().PaceOf(queue), probes: planner.Probes(waitingEntry(queue, &groups[0])), hold: gateHold, why: "its conditions hold",
 			claim: func(ctx context.Context, tx transaction, most int) ([]uuid.UUID, error) {
-				rows, err := on(ctx, tx, most)
-				var ids []uuid.UUID
-				for i := range rows {
-					if planner.Unmet(waitingEntry(&rows[i])) == "" {
-						ids = append(ids, rows[i].ID)
-					}
+				ids, err := w.claimWaiting(ctx, tx, by, queue, groups, most, counts)
+				if err == nil && len(ids) == 0 && most < maxRelease {
+					ids, err = w.claimWaiting(ctx, tx, by, queue, groups, maxRelease, counts)
 				}
-				return ids, err
+				return ids[:min(most, len(ids))], err
 			},
 		}
 		return w.release(ctx, tx, g, counts)
@@ -143,7 +126,11 @@ func (w *Worker) conditionGate(ctx context.Context, queue string) error {
 	// one by one.
 	w.config.Logger.Error("DLQ worker: a release was refused by the database; its entries are due instead", "queue", queue, "error", err)
 	err = w.observed(ctx, func(tx transaction, counts map[string]int) error {
-		rows, err := tx.ClaimWaiting(ctx, dbsqlc.ClaimWaitingParams{Queue: queue, MaxEntries: maxRelease})
+		groups, err := tx.WaitingGroups(ctx, dbsqlc.WaitingGroupsParams{Queue: queue, Most: maxGroupsWaiting})
+		if err != nil {
+			return err
+		}
+		rows, err := tx.ClaimWaiting(ctx, claimParams(queue, groups, maxRelease))
 		if err != nil {
 			return err
 		}
@@ -157,10 +144,35 @@ func (w *Worker) conditionGate(ctx context.Context, queue string) error {
 	return err
 }
 
-func waitingEntry(row *dbsqlc.ClaimWaitingRow) *strategy.Entry {
-	return &strategy.Entry{
-		Facts: strategy.Facts{Class: riverdlq.Class(row.ErrorClass), Queue: row.Queue, Kind: row.Kind}, Rule: row.Rule, WaitingFor: row.WaitingFor,
+// claimWaiting claims entries of groups whose conditions hold. Those that may not go by themselves are put aside, so that they do
+// not hold up anybody.
+func (w *Worker) claimWaiting(ctx context.Context, tx transaction, by *judged, queue string, groups []dbsqlc.WaitingGroupsRow, most int, counts map[string]int) ([]uuid.UUID, error) {
+	rows, err := tx.ClaimWaiting(ctx, claimParams(queue, groups, most))
+	if err != nil {
+		return nil, err
 	}
+	var ids []uuid.UUID
+	aside, now := aside{}, w.now()
+	for i := range rows {
+		if !aside.unlessOn(rows[i].ID, now, by.switches.Of(waitingSwitched(&rows[i]))) {
+			ids = append(ids, rows[i].ID)
+		}
+	}
+	return ids, aside.write(ctx, tx, w.actor, counts)
+}
+
+func claimParams(queue string, groups []dbsqlc.WaitingGroupsRow, most int) dbsqlc.ClaimWaitingParams {
+	return dbsqlc.ClaimWaitingParams{
+		Queue: queue, MaxEntries: int32(most),
+		Kinds:        column(groups, func(g *dbsqlc.WaitingGroupsRow) string { return g.Kind }),
+		ErrorClasses: column(groups, func(g *dbsqlc.WaitingGroupsRow) string { return g.ErrorClass }),
+		Rules:        column(groups, func(g *dbsqlc.WaitingGroupsRow) string { return g.Rule }),
+	}
+}
+
+// waitingEntry is an entry of a group, as the planner sees it.
+func waitingEntry(queue string, g *dbsqlc.WaitingGroupsRow) *strategy.Entry {
+	return &strategy.Entry{Facts: strategy.Facts{Class: riverdlq.Class(g.ErrorClass), Queue: queue, Kind: g.Kind}, Rule: g.Rule}
 }
 
 func waitingSwitched(row *dbsqlc.ClaimWaitingRow) *automatic.Entry {
@@ -224,7 +236,7 @@ func (w *Worker) follow(ctx context.Context, tx transaction, g *gate, now time.T
 	}
 	claimed := len(ids)
 	if g.pace.PerSecond > 0 && claimed > 0 {
-		places, err := pace.Reserve(ctx, tx, g.pace.Name, g.pace.PerSecond, len(ids), now, w.within(g.pace))
+		places, err := pace.Reserve(ctx, tx, g.pace.Name, g.pace.PerSecond, len(ids), now, &w.config.GateInterval)
 		if err != nil {
 			return err
 		}

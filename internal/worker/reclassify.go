@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/google/uuid"
@@ -28,6 +29,7 @@ type Judgement struct {
 type Rejudged struct {
 	From    Judgement `json:"from" doc:"What they were taken for."`
 	To      Judgement `json:"to" doc:"What they are taken for now."`
+	Also    []string  `json:"also" doc:"What else changes: priority, tags, assignee, maxRetries, nextRetryAt."`
 	Entries int       `json:"entries" doc:"How many."`
 	Example uuid.UUID `json:"example" doc:"One of them."`
 }
@@ -43,32 +45,54 @@ type Reclassified struct {
 // being redelivered, are left alone; so are those that a worker or another reclassification holds at the moment. A dry
 // run changes nothing.
 func Reclassify(ctx context.Context, store *deadletter.Store, planner *strategy.Planner, act deadletter.Act, dryRun bool) (*Reclassified, error) {
-	type change struct{ from, to Judgement }
+	type change struct {
+		from, to Judgement
+		also     string
+	}
 	changes := map[change]*Rejudged{}
 	result := &Reclassified{DryRun: dryRun, Changed: []Rejudged{}}
-	version := planner.Policy().Version()
 	for after := uuid.Nil; ; {
-		var rows []dbsqlc.DecidedAfterRow
+		var rows []dbsqlc.ClaimDueRow
+		if err := inTx(ctx, store, func(tx transaction) error {
+			decided, err := tx.DecidedAfter(ctx, dbsqlc.DecidedAfterParams{ReadMessages: planner.ReadsMessages(), After: after, MaxEntries: reclassifyPage})
+			rows = column(decided, func(r *dbsqlc.DecidedAfterRow) dbsqlc.ClaimDueRow { return dbsqlc.ClaimDueRow(*r) })
+			return err
+		}); err != nil {
+			return nil, err
+		}
+		now := time.Now()
+		made := judgementsBy(planner, rows, now)
 		err := inTx(ctx, store, func(tx transaction) error {
-			var err error
-			if rows, err = tx.DecidedAfter(ctx, dbsqlc.DecidedAfterParams{After: after, MaxEntries: reclassifyPage}); err != nil {
+			claimed, err := tx.ClaimDecided(ctx, dbsqlc.ClaimDecidedParams{
+				Ids:           column(rows, func(r *dbsqlc.ClaimDueRow) uuid.UUID { return r.ID }),
+				LastFailedAts: column(rows, func(r *dbsqlc.ClaimDueRow) time.Time { return r.LastFailedAt }),
+			})
+			if err != nil {
 				return err
+			}
+			has := make(map[uuid.UUID]*dbsqlc.ClaimDecidedRow, len(claimed))
+			for i := range claimed {
+				has[claimed[i].ID] = &claimed[i]
 			}
 			switches, err := automatic.Read(ctx, tx, planner.Policy())
 			if err != nil {
 				return err
 			}
-			by, now := judged{planner, switches}, time.Now()
+			by := judged{planner, switches}
 			decide := decisions{}
 			for i := range rows {
-				row := dbsqlc.ClaimDueRow(rows[i])
-				d := by.decide(&row, entryWith(&row, row.ReportedClass), now)
-				c := change{Judgement{row.ErrorClass, row.Rule, row.Strategy}, Judgement{string(d.Class), d.Rule, d.Strategy}}
-				if c.from == c.to {
+				row := &rows[i]
+				if has[row.ID] == nil {
+					continue
+				}
+				d := by.decide(row, made.of[row.ID])
+				also := alsoChanged(row, has[row.ID], &d, now)
+				c := change{Judgement{row.ErrorClass, row.Rule, row.Strategy}, Judgement{string(d.Class), d.Rule, d.Strategy}, strings.Join(also, ",")}
+				if c.from == c.to && len(also) == 0 {
 					continue
 				}
 				if changes[c] == nil {
-					changes[c] = &Rejudged{From: c.from, To: c.to, Example: row.ID}
+					changes[c] = &Rejudged{From: c.from, To: c.to, Also: also, Example: row.ID}
 				}
 				changes[c].Entries++
 				d.Reason = "reclassified: " + d.Reason
@@ -77,7 +101,7 @@ func Reclassify(ctx context.Context, store *deadletter.Store, planner *strategy.
 			if dryRun {
 				return nil
 			}
-			return decide.write(ctx, tx, act, version)
+			return decide.write(ctx, tx, act, by.version())
 		})
 		if err != nil {
 			return nil, err
@@ -95,4 +119,27 @@ func Reclassify(ctx context.Context, store *deadletter.Store, planner *strategy.
 		return cmp.Or(cmp.Compare(b.Entries, a.Entries), cmp.Compare(a.Example.String(), b.Example.String()))
 	})
 	return result, nil
+}
+
+// alsoChanged lists what a decision changes of an entry beside class, rule and strategy.
+func alsoChanged(row *dbsqlc.ClaimDueRow, has *dbsqlc.ClaimDecidedRow, d *strategy.Decision, now time.Time) []string {
+	also := []string{}
+	if d.Priority != 0 && d.Priority != int(has.Priority) {
+		also = append(also, "priority")
+	}
+	if slices.ContainsFunc(d.Tags, func(tag string) bool { return !slices.Contains(has.Tags, tag) }) {
+		also = append(also, "tags")
+	}
+	if d.Assignee != "" && has.AssignedTo == "" {
+		also = append(also, "assignee")
+	}
+	if d.MaxRetries != 0 && d.MaxRetries != int(has.DlqMaxRetries) {
+		also = append(also, "maxRetries")
+	}
+	// What waits for something else than the time has its next look for that, and not from its plan.
+	if next := d.Next.Truncate(time.Microsecond); row.NextRetryAt != nil && !d.Next.IsZero() && !next.Equal(*row.NextRetryAt) &&
+		(next.After(now) || row.NextRetryAt.After(now)) && (row.WaitingFor == "" || row.WaitingFor == strategy.WaitsForAutomatic) {
+		also = append(also, "nextRetryAt")
+	}
+	return also
 }

@@ -30,7 +30,7 @@ func (w *Worker) Release(ctx context.Context) error {
 		if mine, err := tx.LockGate(ctx, releaseGate); err != nil || !mine {
 			return err
 		}
-		by, err := w.judge(ctx, tx)
+		by, err := w.judge(ctx, tx, w.config.Planner())
 		if err != nil {
 			return err
 		}
@@ -106,7 +106,7 @@ func (w *Worker) releaseGroup(ctx context.Context, tx transaction, by *judged, g
 	places, gap := pace.Places{First: now, Granted: len(due)}, time.Duration(0)
 	if of.PerSecond > 0 && len(due) > 0 {
 		gap = time.Duration(float64(time.Second) / of.PerSecond)
-		if places, err = pace.Reserve(ctx, tx, of.Name, of.PerSecond, len(due), now, w.within(of)); err != nil {
+		if places, err = pace.Reserve(ctx, tx, of.Name, of.PerSecond, len(due), now, &w.config.GateInterval); err != nil {
 			return err
 		}
 	}
@@ -114,10 +114,4 @@ func (w *Worker) releaseGroup(ctx context.Context, tx transaction, by *judged, g
 		aside.wait(row.ID, places.First.Add(time.Duration(i)*gap), strategy.WaitsForPace, "automatic is on")
 	}
 	return nil
-}
-
-// within is how far ahead places in a pace are given to what waits for release: until the next look, and at least one.
-func (w *Worker) within(of policy.Pace) *time.Duration {
-	one := time.Duration(1.01 * float64(time.Second) / of.PerSecond)
-	return new(max(w.config.GateInterval, one))
 }

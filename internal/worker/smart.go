@@ -61,9 +61,12 @@ func (w *Worker) smartGate(ctx context.Context, queue, fingerprint string) error
 	}
 	name := smartPrefix + queue + ":" + fingerprint
 	err := w.observed(ctx, func(tx transaction, counts map[string]int) error {
-		by, err := w.judge(ctx, tx)
+		by, err := w.judge(ctx, tx, w.config.Planner())
 		if err != nil || by.switches.Stopped != nil {
 			return err
+		}
+		if by.planner.UnmetBreaker(queue) != "" {
+			return nil // they would only be held
 		}
 		since := w.now().Add(-smart.Over)
 		failed, err := tx.GroupFailures(ctx, dbsqlc.GroupFailuresParams{Queue: queue, Fingerprint: fingerprint, Since: deadletter.FirstID(since)})

@@ -344,7 +344,7 @@ func (m *machine) die() {
 		rows, err := dbsqlc.New(tx).ClaimDue(m.Context(), dbsqlc.ClaimDueParams{Now: &m.now, MaxEntries: 100})
 		require.NoError(m.rt, err)
 		for i := range rows {
-			_, err := m.store.Redeliver(m.Context(), tx, []uuid.UUID{rows[i].ID}, "worker:dead", "due")
+			_, err := m.store.Redeliver(m.Context(), tx, []uuid.UUID{rows[i].ID}, "worker:dead", "due", "")
 			require.NoError(m.rt, err)
 		}
 		return errDied

@@ -4,7 +4,7 @@ import "github.com/dlqd/dlqd/internal/worker/internal/dbsqlc"
 
 // Statements of a worker whose cost must not grow with the number of dead letters, for EXPLAIN.
 const (
-	ClaimSQL         = dbsqlc.ClaimDue      // now or null, entries
+	ClaimSQL         = dbsqlc.ClaimDue      // whether rules read messages, now or null, entries
 	WaitingQueuesSQL = dbsqlc.WaitingQueues // nothing
 	ClaimWaitingSQL  = dbsqlc.ClaimWaiting  // queue, entries
 	StuckGroupsSQL   = dbsqlc.StuckGroups   // groups

@@ -3,6 +3,7 @@ package worker_test
 import (
 	"fmt"
 	"log/slog"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -19,7 +20,10 @@ import (
 // switched are conditions that a test switches.
 type switched struct{ unmet atomic.Pointer[string] }
 
-func (s *switched) Unmet(string, *policy.Conditions) string {
+func (s *switched) Unmet(_ string, want *policy.Conditions) string {
+	if want.CPUBelow != nil && *want.CPUBelow == 1 {
+		return "99 % of this machine's processors are in use (must be below 1 %)"
+	}
 	if unmet := s.unmet.Load(); unmet != nil {
 		return *unmet
 	}
@@ -167,6 +171,48 @@ func TestConditional_whileConditionsHoldItIsDelayedOnly(t *testing.T) {
 	require.Equal(t, deadletter.Processing, j.entry().Status)
 }
 
+// An entry with a stricter condition of its own waits alone.
+func TestConditional_eachWaitsForItsOwnConditions(t *testing.T) {
+	t.Parallel()
+	j := setupJudged(t, policytest.Files{"dlq-routing": "redeliveriesPerSecond: 1000\nrules: [{name: strict, match: {message: nightly}, class: outage, plan: {conditions: {cpuBelow: 1}}}]\n"})
+	j.conditions.set("x")
+	j.failMany(3, "default", outage+", nightly")
+	j.failMany(7, "default", outage)
+	j.all()
+	j.delayOver()
+	require.Equal(t, 10, j.count("SELECT count(*) FROM dlq.dead_letter_open WHERE waiting_for LIKE 'condition: %'"))
+	j.conditions.set("")
+	j.gates()
+	require.Equal(t, 5, j.inStatus(deadletter.Processing))
+	j.endRedeliveries("completed")
+	j.gates()
+	require.Equal(t, 2, j.inStatus(deadletter.Processing))
+	j.gates()
+	require.Equal(t, 3, j.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_pending' AND rule = 'strict' AND dlq_retry_count = 0"))
+}
+
+// While the breaker is open, nothing is sent that would only be held: whatever its class, it waits, spends no retry and says so.
+func TestDue_everyClassWaitsForTheBreaker(t *testing.T) {
+	t.Parallel()
+	j := setupJudged(t, policytest.Files{"dlq-routing": "strategies: {scheduled: {hours: []}}\n"})
+	j.failMany(2, "default", "connection refused")
+	j.failMany(2, "default", "too many requests")
+	j.failMany(1, "default", "the moon is in the wrong house")
+	j.all()
+	j.exec("SELECT dlq.unpark(id) FROM dlq.dead_letter_open WHERE status = 'dlq_manual'")
+	require.Equal(t, 3, j.count("SELECT count(*) FROM dlq.dead_letter_open WHERE strategy = 'immediate'"))
+	const open = "circuit breaker destination:default is open"
+	j.conditions.set(open)
+	j.now = j.now.Add(24 * time.Hour)
+	j.all()
+	require.Equal(t, 5, j.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_pending' AND dlq_retry_count = 0 AND waiting_for = 'condition: ' || $1", open))
+	require.Zero(t, j.count("SELECT count(*) FROM river_job WHERE metadata ? 'dlq:entry_id'"))
+	require.Equal(t, 5, j.count("SELECT count(*) FROM dlq.entries WHERE next = 'waits for: ' || $1", open))
+	j.conditions.set("")
+	j.gates()
+	require.Equal(t, 5, j.inStatus(deadletter.Processing))
+}
+
 // An entry whose hour of waiting is over while its gate probes must not slip past it.
 func TestConditional_nobodySlipsPastTheGate(t *testing.T) {
 	t.Parallel()
@@ -198,6 +244,25 @@ func TestConditional_oneIsRefused(t *testing.T) {
 	j.all()
 	require.Equal(t, 3, j.inStatus(deadletter.Processing))
 	require.Equal(t, 1, j.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_manual' AND tags = '{poison}' AND parked_by IS NOT NULL"))
+}
+
+// A gate lets them through at their pace though less than one comes in the time between two looks.
+func TestPace_ofLessThanOneASecond(t *testing.T) {
+	t.Parallel()
+	j := setupJudged(t, policytest.Files{"dlq-routing": "redeliveriesPerSecond: 0.5\nstrategies: {conditional: {conditions: {probes: 1}}}\n"})
+	j.conditions.set("x")
+	j.failMany(12, "jobs", outage)
+	j.all()
+	j.delayOver()
+	j.conditions.set("")
+	j.gates()
+	require.Equal(t, 1, j.inStatus(deadletter.Processing))
+	j.endRedeliveries("completed")
+	for range 8 {
+		j.now = j.now.Add(time.Second)
+		j.gates()
+	}
+	require.InDelta(t, 4, j.inStatus(deadletter.Processing), 1)
 }
 
 func TestPace_spreadsRedeliveriesAndKeepsPlaces(t *testing.T) {
@@ -300,6 +365,37 @@ rules:
 	require.Equal(t, 1, j.count("SELECT count(*) FROM dlq.dead_letter_transitions WHERE rule = 'hiccup' AND to_status = 'dlq_pending' AND config_version = $1", j.planner.Load().Policy().Version()))
 }
 
+// An application that dies in a redelivery says nothing of the work: what is a person's stays one's.
+func TestDecide_crashInARedelivery(t *testing.T) {
+	t.Parallel()
+	j := setupJudged(t, policytest.Files{"dlq-routing": "rules: [{name: bank, match: {message: code 51}, class: business}]\n"})
+	rescued := func() {
+		j.failure = "Stuck job rescued by JobRescuer"
+		j.endRedeliveries("discarded")
+		j.all()
+	}
+	j.failMany(1, "jobs", "refused with code 51")
+	j.all()
+	j.exec("SELECT dlq.replay(id, 'kim') FROM dlq.dead_letter_open")
+	rescued()
+	entry := j.entry()
+	require.Equal(t, deadletter.Manual, entry.Status)
+	require.Equal(t, "business", *entry.ErrorClass)
+	require.Equal(t, "stuck-job", *entry.Rule)
+	require.Equal(t, 1, j.count("SELECT count(*) FROM dlq.dead_letter_transitions WHERE reason LIKE 'class business, as before (rule stuck-job)%'"))
+	j.exec("SELECT dlq.replay(id, 'kim') FROM dlq.dead_letter_open")
+	rescued()
+	require.Equal(t, deadletter.Manual, j.entry().Status, "and the next time")
+	result, err := worker.Reclassify(t.Context(), j.store, j.planner.Load(), deadletter.Act{Actor: "kim"}, false)
+	require.NoError(t, err)
+	require.Empty(t, result.Changed, "reclassify knows no better")
+	j.exec("SELECT dlq.discard(id) FROM dlq.dead_letter_open")
+
+	j.failMany(1, "jobs", "Stuck job rescued by JobRescuer")
+	j.all()
+	require.Equal(t, 1, j.count("SELECT count(*) FROM dlq.dead_letter_open WHERE error_class = 'transient'"), "nothing was known before")
+}
+
 func TestReclassify(t *testing.T) {
 	t.Parallel()
 	j := setupJudged(t, nil)
@@ -341,6 +437,62 @@ rules:
 	j.reload(policytest.Files{"dlq-routing": "rules: [{name: refused-again, match: {message: refused}, class: business}, {name: moon, match: {message: moon}, class: transient}]"})
 	require.Len(t, reclassify(false).Changed, 1)
 	require.Equal(t, 1, j.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_manual' AND rule = 'refused-again'"))
+
+	// So is all else that rules and plans say.
+	rules := "rules: [{name: refused-again, match: {message: refused}, class: business}, {name: moon, match: {message: moon}, class: transient%s}]"
+	for _, change := range []struct{ says, also string }{
+		{", tags: [lunar]", "tags"},
+		{", tags: [lunar], priority: 3", "priority"},
+		{", tags: [lunar], priority: 3, assignee: kim", "assignee"},
+		{", tags: [lunar], priority: 3, assignee: kim, plan: {maxRetries: 9}", "maxRetries"},
+		{", tags: [lunar], priority: 3, assignee: kim, plan: {maxRetries: 9, delays: [2h]}", "nextRetryAt"},
+		{", tags: [lunar], priority: 3, assignee: kim, plan: {maxRetries: 9, delays: [30m]}", "nextRetryAt"},
+	} {
+		j.reload(policytest.Files{"dlq-routing": fmt.Sprintf(rules, change.says)})
+		changed := reclassify(true).Changed
+		require.Len(t, changed, 1, change.says)
+		require.Equal(t, []string{change.also}, changed[0].Also)
+		require.Equal(t, 3, changed[0].Entries)
+		require.Equal(t, changed, reclassify(false).Changed)
+		require.Empty(t, reclassify(false).Changed, "%s: the same rules say the same", change.says)
+	}
+	require.Equal(t, 3, j.count("SELECT count(*) FROM dlq.dead_letter_open WHERE tags = '{lunar}' AND priority = 3 AND assigned_to = 'kim' AND dlq_max_retries = 9 AND next_retry_at < last_failed_at + interval '37 minutes'"))
+}
+
+// What operators' patterns make of strangers' texts is found out while nothing is locked; what somebody did meanwhile stays.
+func TestWorker_judgesOutsideOfTransactions(t *testing.T) {
+	t.Parallel()
+	j := setupJudged(t, nil)
+	asked, judging := 0, 2 // the first is to know what to read
+	meanwhile := func() {}
+	w := worker.New(worker.Config{
+		Store: j.store, Logger: slog.New(slog.DiscardHandler), Name: "test", Now: func() time.Time { return j.now },
+		Planner: func() *strategy.Planner {
+			if asked++; asked == judging {
+				meanwhile()
+			}
+			return j.planner.Load()
+		},
+	})
+	j.worker = w
+	j.failMany(2, "jobs", "the moon is in the wrong house")
+	meanwhile = func() {
+		j.exec("SELECT dlq.park(id, 'kim', 'mine') FROM (SELECT id FROM dlq.dead_letter_inbox LIMIT 1) e")
+	}
+	_, err := w.File(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, 1, j.count("SELECT count(*) FROM dlq.dead_letter_open WHERE parked_by = 'kim' AND rule IS NULL"))
+	require.Equal(t, 1, j.count("SELECT count(*) FROM dlq.dead_letter_open WHERE parked_by IS NULL AND rule = 'none'"))
+
+	j.exec("UPDATE dlq.dead_letter_queue SET status = 'dlq_pending', strategy = NULL, parked_by = NULL, next_retry_at = now() - interval '1 hour'")
+	asked, judging = 0, 3 // and to look
+	meanwhile = func() {
+		j.exec("SELECT dlq.park(id, 'kim', 'mine') FROM (SELECT id FROM dlq.dead_letter_open LIMIT 1) e")
+	}
+	_, err = w.RunOnce(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, 1, j.count("SELECT count(*) FROM dlq.dead_letter_open WHERE parked_by = 'kim' AND strategy = 'manual'"))
+	require.Equal(t, 1, j.count("SELECT count(*) FROM dlq.dead_letter_open WHERE parked_by IS NULL AND strategy = 'manual'"))
 }
 
 // smartRouting has a smart retry that a test can wait for.
@@ -441,6 +593,52 @@ func TestOrder_redeliveriesKeepIt(t *testing.T) {
 	require.Zero(t, j.count("SELECT count(*) FROM dlq.ordered_jobs"), "entries that close leave the order")
 }
 
+// What is given up leaves the order, so that the next one goes, and has its place again when it is replayed or reopened.
+func TestOrder_closedEntriesHaveTheirPlacesAgain(t *testing.T) {
+	t.Parallel()
+	j := setupJudged(t, nil)
+	for n := range 4 {
+		j.exec(`INSERT INTO river_job (kind, args, queue, max_attempts, state) VALUES ('dlqd_message', jsonb_build_object('kind', 'k', 'orderingKey', 'A-81', 'messageId', 'm' || $1::text), 'stock', 1, 'running')`, fmt.Sprint(n))
+	}
+	j.exec(`INSERT INTO dlq.ordered_jobs (queue, ordering_key, job_id, job_created_at) SELECT 'stock', 'A-81', id, created_at FROM river_job ORDER BY id`)
+	// They fail in another order than they came in, and are given up.
+	j.exec(`UPDATE river_job SET state = 'discarded', finalized_at = now() - id * interval '1 s', attempt = 1, errors = ARRAY['{"error": "connection refused", "attempt": 1}'::jsonb]`)
+	j.exec("SELECT dlq.file(ARRAY(SELECT id FROM dlq.dead_letter_queue))")
+	j.exec("UPDATE dlq.dead_letter_queue SET dlq_max_retries = 1")
+	entry := func(n int) string {
+		var id string
+		require.NoError(t, j.pool.QueryRow(t.Context(), "SELECT id FROM dlq.dead_letter_queue WHERE event_id = 'm' || $1", fmt.Sprint(n)).Scan(&id))
+		return id
+	}
+	for n := range 3 {
+		j.exec("SELECT dlq.replay($1, 'kim')", entry(n))
+		j.endRedeliveries("discarded")
+	}
+	require.Equal(t, 3, j.inStatus(deadletter.Failed))
+	before := func(job string) int {
+		return j.count("SELECT coalesce(dlq.order_predecessor('stock', 'A-81', id, created_at), 0) FROM river_job WHERE id = ("+job+")", entry(2))
+	}
+	original := "SELECT river_job_id FROM dlq.dead_letter_queue WHERE event_id = 'm3' AND $1::text <> ''"
+	require.Zero(t, before(original), "what is given up holds up nobody")
+
+	for _, n := range []int{2, 0, 1} {
+		j.exec("SELECT dlq.replay($1, 'kim')", entry(n))
+	}
+	redelivery := "SELECT redelivery_job_id FROM dlq.dead_letter_queue WHERE id = $1::uuid"
+	require.Equal(t, j.count("SELECT river_job_id FROM dlq.dead_letter_queue WHERE event_id = 'm0'"), before(redelivery))
+	require.NotZero(t, before(original))
+	// The redelivery that is next is woken.
+	j.exec(`UPDATE river_job SET state = 'scheduled', scheduled_at = now() + interval '1 hour', metadata = metadata || '{"dlq:held": "order"}' WHERE state = 'available' AND args ->> 'messageId' <> 'm0'`)
+	j.endRedeliveries("completed")
+	require.Equal(t, 1, j.count("SELECT count(*) FROM river_job WHERE state = 'available' AND args ->> 'messageId' = 'm1'"))
+	j.endRedeliveries("completed")
+	require.Zero(t, before(redelivery))
+	j.endRedeliveries("completed")
+	require.Equal(t, 3, j.inStatus(deadletter.Resolved))
+	j.exec("SELECT dlq.reopen($1)", entry(2))
+	require.NotZero(t, before(original), "a reopened one, too")
+}
+
 // A queue whose gate fails for a reason that may pass does not hold up those after it.
 func TestConditional_oneQueueFails(t *testing.T) {
 	t.Parallel()
@@ -455,4 +653,81 @@ func TestConditional_oneQueueFails(t *testing.T) {
 	j.conditions.set("")
 	require.ErrorContains(t, j.worker.Gates(t.Context()), "gate of queue a")
 	require.Equal(t, 2, j.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_processing' AND queue = 'b'"))
+}
+
+// Rules see a message's payload and headers, and the args of an application's job; what is too large is nothing to them.
+func TestRules_seeTheMessage(t *testing.T) {
+	t.Parallel()
+	j := setupJudged(t, policytest.Files{"dlq-routing": `rules: [{name: large, match: {when: 'payload.amount > 10000 && (kind == "k" || headers["x-region"] == "eu")'}, class: business}]`})
+	for _, test := range []struct{ kind, args, rule string }{
+		{"k", `{"amount": 20000}`, "large"},
+		{"k", `{"amount": 200}`, "transport"},
+		{"dlqd_message", `{"kind": "paid", "messageId": "m1", "payload": {"amount": 20000}, "headers": {"X-Region": "eu"}}`, "large"},
+		{"dlqd_message", `{"kind": "paid", "messageId": "m2", "payload": {"amount": 20000}, "headers": {"X-Region": "us"}}`, "transport"},
+		{"k", `{"amount": 20000, "note": "` + strings.Repeat("x", 200_000) + `"}`, "transport"},
+	} {
+		j.exec(`INSERT INTO river_job (kind, args, max_attempts) VALUES ($1, $2, 3)`, test.kind, test.args)
+		j.exec(`UPDATE river_job SET state = 'discarded', finalized_at = now(), attempt = 3, errors = ARRAY['{"error": "TIMEOUT_ERROR", "attempt": 3}'::jsonb] WHERE state = 'available'`)
+		j.all()
+		j.file()
+		require.Equal(t, test.rule, j.one("SELECT rule FROM dlq.dead_letter_open ORDER BY id DESC LIMIT 1"), "%.80s", test.args)
+	}
+	// Judged anew, by what is sent from now on.
+	j.exec(`UPDATE dlq.dead_letter_queue SET edited_event = '{"amount": 5}' WHERE kind = 'k' AND rule = 'large'`)
+	result, err := worker.Reclassify(t.Context(), j.store, j.planner.Load(), deadletter.Act{Actor: "kim"}, false)
+	require.NoError(t, err)
+	require.Len(t, result.Changed, 1)
+	require.Equal(t, "transport", result.Changed[0].To.Rule)
+}
+
+// A destination that asked to be left alone is, whatever the strategy.
+func TestRetryAfter_countsInEveryStrategy(t *testing.T) {
+	t.Parallel()
+	j := setupJudged(t, nil)
+	for _, status := range []int{500, 503, 429} {
+		j.exec(`INSERT INTO river_job (kind, args, max_attempts) VALUES ('k', '{}', 3)`)
+		j.exec(`UPDATE river_job SET state = 'discarded', finalized_at = now(), attempt = 3, errors = ARRAY['{"error": "x", "attempt": 3}'::jsonb],
+			metadata = jsonb_build_object('dlq:error', jsonb_build_object('attempt', 3, 'message', 'x', 'code', $1::text, 'context', '{"retryAfterSeconds": 86400}'::jsonb)) WHERE state = 'available'`, fmt.Sprint(status))
+	}
+	j.file()
+	require.Equal(t, 3, j.count("SELECT count(DISTINCT strategy) FROM dlq.dead_letter_open WHERE next_retry_at BETWEEN last_failed_at + interval '24 hours' AND last_failed_at + interval '30 hours'"))
+}
+
+// Who put an entry off, parked, released or redelivered it went by a policy, too: the one that was in force then.
+func TestConfigVersion_ofEveryMove(t *testing.T) {
+	t.Parallel()
+	j := setupJudged(t, nil)
+	version := 0
+	next := func(more string) string {
+		version++
+		j.reload(policytest.Files{"monitoring": fmt.Sprintf("defaults: {maxOpen: %d}", version), "dlq-routing": more})
+		return j.planner.Load().Policy().Version()
+	}
+	last := func() string {
+		return j.one("SELECT t.config_version || ' ' || t.reason FROM dlq.dead_letter_transitions t JOIN dlq.dead_letter_queue e ON e.id = t.entry_id AND e.config_version = t.config_version ORDER BY t.id DESC LIMIT 1")
+	}
+	j.conditions.set("the moon is up")
+	v := next("")
+	j.failMany(1, "default", outage)
+	j.all()
+	require.Contains(t, last(), v)
+	v = next("")
+	j.delayOver()
+	require.Contains(t, last(), v+" waits for the moon is up")
+	v = next("")
+	j.conditions.set("")
+	j.gates()
+	require.Contains(t, last(), v+" its conditions hold: one of 1 probes")
+
+	v = next("automatic: {all: {enabled: false}}")
+	j.failMany(1, "default", "connection refused")
+	j.all()
+	require.Contains(t, last(), v)
+	v = next("automatic: {all: {enabled: true}}")
+	j.now = j.now.Add(time.Hour)
+	require.NoError(t, j.worker.Release(t.Context()))
+	require.Contains(t, last(), v+" automatic is on")
+	v = next("")
+	j.all()
+	require.Contains(t, last(), v+" due")
 }

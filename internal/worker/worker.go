@@ -21,6 +21,7 @@ import (
 	"github.com/dlqd/dlqd/internal/automatic"
 	"github.com/dlqd/dlqd/internal/background"
 	"github.com/dlqd/dlqd/internal/deadletter"
+	"github.com/dlqd/dlqd/internal/message"
 	"github.com/dlqd/dlqd/internal/pace"
 	"github.com/dlqd/dlqd/internal/policy"
 	"github.com/dlqd/dlqd/internal/postgres"
@@ -202,18 +203,23 @@ func (w *Worker) now() time.Time {
 type transaction struct {
 	*dbsqlc.Queries
 	postgres.DB
+
+	version string // of the policy by which entries are moved in it
 }
 
 // inTx runs fn in a transaction of [deadletter.Store.InTx].
 func inTx(ctx context.Context, store *deadletter.Store, fn func(tx transaction) error) error {
-	return store.InTx(ctx, func(db postgres.DB) error { return fn(transaction{dbsqlc.New(db), db}) })
+	return store.InTx(ctx, func(db postgres.DB) error { return fn(transaction{Queries: dbsqlc.New(db), DB: db}) })
 }
 
 // observed runs one transaction, and tells the observer what it did.
 func (w *Worker) observed(ctx context.Context, fn func(tx transaction, counts map[string]int) error) error {
 	start := time.Now()
 	counts := map[string]int{}
-	err := inTx(ctx, w.config.Store, func(tx transaction) error { return fn(tx, counts) })
+	err := inTx(ctx, w.config.Store, func(tx transaction) error {
+		tx.version = w.config.Planner().Policy().Version()
+		return fn(tx, counts)
+	})
 	if err != nil {
 		return err
 	}
@@ -260,11 +266,11 @@ func (w *Worker) oneByOne(ctx context.Context, entries int) error {
 		claimed, err := w.batch(ctx, 1)
 		if postgres.IsRefusal(err) && len(claimed) == 1 {
 			w.config.Logger.Error("DLQ worker: entry refused by the database; parking it", "entry", claimed[0], "error", err)
-			reason := "the database refused to redeliver it: " + strings.ToValidUTF8(err.Error(), "?")
-			err = inTx(ctx, w.config.Store, func(tx transaction) error {
+			reason := "the database refused to redeliver it: " + storable(err)
+			err = w.observed(ctx, func(tx transaction, counts map[string]int) error {
+				counts["parked"]++
 				return park(ctx, tx, w.actor, []reserved{{ID: claimed[0], Reason: reason}})
 			})
-			w.config.Observe("parked", 1, 0)
 		}
 		if err != nil || len(claimed) == 0 {
 			return err
@@ -273,32 +279,86 @@ func (w *Worker) oneByOne(ctx context.Context, entries int) error {
 	return nil
 }
 
+// storable is an error's text as the database takes it.
+func storable(err error) string {
+	return strings.ToValidUTF8(strings.ReplaceAll(err.Error(), "\x00", "?"), "?")
+}
+
 // batch claims and handles at most size entries. It returns what it claimed, also where it failed.
 func (w *Worker) batch(ctx context.Context, size int) (claimed []uuid.UUID, err error) {
 	var parked []Parked
+	var undecided []dbsqlc.ClaimDueRow
+	params, now := dbsqlc.ClaimDueParams{ReadMessages: w.config.Planner().ReadsMessages(), MaxEntries: int32(size)}, w.now()
+	if w.config.Now != nil {
+		params.Now = &now
+	}
 	err = w.observed(ctx, func(tx transaction, counts map[string]int) error {
-		params := dbsqlc.ClaimDueParams{MaxEntries: int32(size)}
-		now := w.now()
-		if w.config.Now != nil {
-			params.Now = &now
-		}
 		rows, err := tx.ClaimDue(ctx, params)
 		if err != nil {
 			return fmt.Errorf("claim: %w", err)
 		}
+		claimed = column(rows, func(r *dbsqlc.ClaimDueRow) uuid.UUID { return r.ID })
+		undecided = undecided[:0]
+		rows = slices.DeleteFunc(rows, func(row dbsqlc.ClaimDueRow) bool {
+			if row.Strategy == "" {
+				undecided = append(undecided, row)
+			}
+			return row.Strategy == ""
+		})
 		if len(rows) == 0 {
 			return nil
-		}
-		for i := range rows {
-			claimed = append(claimed, rows[i].ID)
 		}
 		parked, err = w.handle(ctx, tx, rows, now, counts)
 		return err
 	})
 	if err == nil {
 		w.tell(parked)
+		err = w.decide(ctx, undecided)
 	}
 	return claimed, err
+}
+
+// decide judges entries that failed again, and writes what comes of those that are undecided still.
+func (w *Worker) decide(ctx context.Context, rows []dbsqlc.ClaimDueRow) error {
+	if len(rows) == 0 {
+		return nil
+	}
+	made := w.judgements(rows)
+	var parked []Parked
+	err := w.observed(ctx, func(tx transaction, counts map[string]int) error {
+		ids, err := tx.ClaimUndecided(ctx, dbsqlc.ClaimUndecidedParams{
+			Ids:           column(rows, func(r *dbsqlc.ClaimDueRow) uuid.UUID { return r.ID }),
+			LastFailedAts: column(rows, func(r *dbsqlc.ClaimDueRow) time.Time { return r.LastFailedAt }),
+		})
+		if err != nil || len(ids) == 0 {
+			return err
+		}
+		by, err := w.judge(ctx, tx, made.planner)
+		if err != nil {
+			return err
+		}
+		decide := decisions{}
+		parked = nil
+		for i := range rows {
+			row := &rows[i]
+			if !slices.Contains(ids, row.ID) {
+				continue
+			}
+			d := by.decide(row, made.of[row.ID])
+			counts[decide.add(row.ID, &d)]++
+			if d.Strategy == strategy.Manual {
+				parked = append(parked, parkedBy(row, &d))
+			}
+		}
+		if err := decide.write(ctx, tx, deadletter.Act{Actor: w.actor}, by.version()); err != nil {
+			return fmt.Errorf("decide: %w", err)
+		}
+		return nil
+	})
+	if err == nil {
+		w.tell(parked)
+	}
+	return err
 }
 
 func parkedBy(row *dbsqlc.ClaimDueRow, d *strategy.Decision) Parked {
@@ -311,11 +371,33 @@ type judged struct {
 	switches *automatic.Switches
 }
 
+// version is the policy's.
+func (j *judged) version() string { return j.planner.Policy().Version() }
+
+// judgements are what a policy makes of some entries. They are made outside of transactions, which patterns of operators and
+// texts of strangers would keep open.
+type judgements struct {
+	planner *strategy.Planner
+	of      map[uuid.UUID]strategy.Decision
+}
+
+func (w *Worker) judgements(rows []dbsqlc.ClaimDueRow) *judgements {
+	return judgementsBy(w.config.Planner(), rows, w.now())
+}
+
+func judgementsBy(planner *strategy.Planner, rows []dbsqlc.ClaimDueRow, now time.Time) *judgements {
+	j := &judgements{planner, make(map[uuid.UUID]strategy.Decision, len(rows))}
+	for i := range rows {
+		j.of[rows[i].ID] = planner.Decide(entryWith(&rows[i], rows[i].ReportedClass), now)
+	}
+	return j
+}
+
 // errSwitching says that a switch of automatic redelivery is being changed this moment: the next look goes by it.
 var errSwitching = errors.New("automatic redelivery is being switched")
 
 // judge reads what a transaction that redelivers goes by. From then on, no switch changes before it ends.
-func (w *Worker) judge(ctx context.Context, tx transaction) (*judged, error) {
+func (w *Worker) judge(ctx context.Context, tx transaction, planner *strategy.Planner) (*judged, error) {
 	switch locked, err := automatic.TryLock(ctx, tx); {
 	case err != nil:
 		return nil, err
@@ -323,7 +405,6 @@ func (w *Worker) judge(ctx context.Context, tx transaction) (*judged, error) {
 		return nil, w.metSwitching()
 	}
 	w.switching.Store(nil)
-	planner := w.config.Planner()
 	switches, err := automatic.Read(ctx, tx, planner.Policy())
 	return &judged{planner, switches}, err
 }
@@ -346,13 +427,14 @@ func (w *Worker) metSwitching() error {
 	return fmt.Errorf("nothing has been judged or redelivered for %s: %s, and the transaction that does that does not end (advisory locks in pg_locks, and pg_stat_activity, say whose it is)", took.Round(time.Second), errSwitching.Error())
 }
 
+// handle redelivers decided entries that are due, or has them wait.
 func (w *Worker) handle(ctx context.Context, tx transaction, rows []dbsqlc.ClaimDueRow, now time.Time, counts map[string]int) (parked []Parked, err error) {
-	by, err := w.judge(ctx, tx)
+	by, err := w.judge(ctx, tx, w.config.Planner())
 	if err != nil {
 		return nil, err
 	}
 	planner := by.planner
-	decide, aside := decisions{}, aside{}
+	aside := aside{}
 	wait := func(row *dbsqlc.ClaimDueRow, until time.Time, waitingFor, reason string) {
 		aside.wait(row.ID, until, waitingFor, reason)
 	}
@@ -360,14 +442,6 @@ func (w *Worker) handle(ctx context.Context, tx transaction, rows []dbsqlc.Claim
 	for i := range rows {
 		row := &rows[i]
 		entry := entryOf(row)
-		if row.Strategy == "" {
-			d := by.decide(row, entry, now)
-			counts[decide.add(row.ID, &d)]++
-			if d.Strategy == strategy.Manual {
-				parked = append(parked, parkedBy(row, &d))
-			}
-			continue
-		}
 		if v := by.switches.Of(switched(row)); aside.unlessOn(row.ID, *row.NextRetryAt, v) {
 			if v.Reserved != "" {
 				parked = append(parked, Parked{ID: row.ID, Queue: row.Queue, Kind: row.Kind, Class: entry.Class, Rule: v.Reserved, Fingerprint: row.Fingerprint})
@@ -385,9 +459,6 @@ func (w *Worker) handle(ctx context.Context, tx transaction, rows []dbsqlc.Claim
 	}
 	if due, err = w.inPace(ctx, tx, planner, due, now, wait); err != nil {
 		return nil, fmt.Errorf("pace: %w", err)
-	}
-	if err := decide.write(ctx, tx, deadletter.Act{Actor: w.actor}, planner.Policy().Version()); err != nil {
-		return nil, fmt.Errorf("decide: %w", err)
 	}
 	if err := aside.write(ctx, tx, w.actor, counts); err != nil {
 		return nil, err
@@ -464,7 +535,7 @@ func (w *Worker) inPace(ctx context.Context, tx transaction, planner *strategy.P
 }
 
 func (w *Worker) redeliver(ctx context.Context, tx transaction, ids []uuid.UUID, reason string, counts map[string]int) error {
-	redeliveries, err := w.config.Store.Redeliver(ctx, tx, ids, w.actor, reason)
+	redeliveries, err := w.config.Store.Redeliver(ctx, tx, ids, w.actor, reason, tx.version)
 	if err != nil {
 		return fmt.Errorf("redeliver: %w", err)
 	}
@@ -491,13 +562,8 @@ func (w *Worker) redeliver(ctx context.Context, tx transaction, ids []uuid.UUID,
 	return park(ctx, tx, w.actor, left)
 }
 
-func entryOf(row *dbsqlc.ClaimDueRow) *strategy.Entry {
-	class := row.ReportedClass
-	if row.Strategy != "" {
-		class = row.ErrorClass // decided
-	}
-	return entryWith(row, class)
-}
+// entryOf is a decided entry as the planner sees it.
+func entryOf(row *dbsqlc.ClaimDueRow) *strategy.Entry { return entryWith(row, row.ErrorClass) }
 
 // entryWith is an entry as the planner sees it, with the class that was reported, or decided.
 func entryWith(row *dbsqlc.ClaimDueRow, class string) *strategy.Entry {
@@ -505,12 +571,21 @@ func entryWith(row *dbsqlc.ClaimDueRow, class string) *strategy.Entry {
 		RetryAfterSeconds float64 `json:"retryAfterSeconds"`
 	}
 	_ = json.Unmarshal(row.ErrorContext, &said) // an application's: what cannot be read says nothing
+	of := struct {
+		Payload json.RawMessage   `json:"payload"`
+		Headers map[string]string `json:"headers"`
+	}{Payload: row.Message}
+	if row.JobKind == message.JobKind {
+		of.Payload = nil
+		_ = json.Unmarshal(row.Message, &of) // what was edited by hand into something else says nothing
+	}
 	return &strategy.Entry{
 		Facts: strategy.Facts{
 			Type: row.ErrorType, Code: row.ErrorCode, Message: row.ErrorMessage, Class: riverdlq.Class(class),
 			Panic: row.ErrorStackTrace != "", Context: row.ErrorContext, Kind: row.Kind, Queue: row.Queue, Source: row.Source,
+			Payload: of.Payload, Headers: of.Headers,
 		},
-		Trace: row.ErrorStackTrace, Rule: row.Rule, WaitingFor: row.WaitingFor,
+		ID: row.ID, Trace: row.ErrorStackTrace, Before: riverdlq.Class(row.ErrorClass), Rule: row.Rule, WaitingFor: row.WaitingFor,
 		RetryCount: int(row.DlqRetryCount), LastFailedAt: row.LastFailedAt,
 		RetryAfter: time.Duration(min(max(said.RetryAfterSeconds, 0), maxRetryAfter.Seconds()) * float64(time.Second)),
 	}
@@ -524,10 +599,9 @@ func switched(row *dbsqlc.ClaimDueRow) *automatic.Entry {
 	}
 }
 
-// decide is the planner's decision, and what the switches of automatic redelivery make of it: an entry that would go by
+// decide is what the switches of automatic redelivery make of the planner's decision: an entry that would go by
 // itself is observed where that is off, and some are a person's.
-func (j *judged) decide(row *dbsqlc.ClaimDueRow, entry *strategy.Entry, now time.Time) strategy.Decision {
-	d := j.planner.Decide(entry, now)
+func (j *judged) decide(row *dbsqlc.ClaimDueRow, d strategy.Decision) strategy.Decision {
 	if d.Strategy == strategy.Manual {
 		return d
 	}

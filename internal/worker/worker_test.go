@@ -271,6 +271,20 @@ func TestWorker_uniqueJobWithALiveTwinIsAPersons(t *testing.T) {
 // An entry that cannot be redelivered is parked, and holds up nobody.
 func TestWorker_entryThatTheDatabaseRefuses(t *testing.T) {
 	t.Parallel()
+	for name, sql := range map[string]string{
+		"constraint": `ALTER TABLE river_job ADD CONSTRAINT no_poison CHECK (NOT args ? 'poison')`,
+		"trigger with a SQLSTATE of its own": `CREATE FUNCTION no_poison() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'no_poison' USING ERRCODE = 'APP01'; END $$;
+			CREATE TRIGGER no_poison BEFORE INSERT ON river_job FOR EACH ROW WHEN (NEW.args ? 'poison') EXECUTE FUNCTION no_poison()`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			parksPoisonAlone(t, sql)
+		})
+	}
+}
+
+func parksPoisonAlone(t *testing.T, sql string) {
+	t.Helper()
 	b := setup(t)
 	for i := range 5 {
 		b.fail(2, "timeout")
@@ -278,7 +292,7 @@ func TestWorker_entryThatTheDatabaseRefuses(t *testing.T) {
 	}
 	b.once()
 	b.exec(`UPDATE dlq.dead_letter_queue SET original_event = '{"poison": true}' WHERE id = (SELECT id FROM dlq.dead_letter_open ORDER BY id OFFSET 2 LIMIT 1)`)
-	b.exec(`ALTER TABLE river_job ADD CONSTRAINT no_poison CHECK (NOT args ? 'poison')`)
+	b.exec(sql)
 	b.now = b.now.Add(time.Hour)
 	b.once()
 	require.Equal(t, 4, b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_processing'"))

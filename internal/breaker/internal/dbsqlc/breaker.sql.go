@@ -119,14 +119,40 @@ func (q *Queries) OpenBreaker(ctx context.Context, arg OpenBreakerParams) (bool,
 	return opened, err
 }
 
+const PausedQueues = `-- name: PausedQueues :many
+SELECT name FROM dlq.circuit_breakers WHERE paused
+`
+
+// Breakers that have paused their River queue.
+func (q *Queries) PausedQueues(ctx context.Context) ([]string, error) {
+	rows, err := q.db.Query(ctx, PausedQueues)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	items := []string{}
+	for rows.Next() {
+		var name string
+		if err := rows.Scan(&name); err != nil {
+			return nil, err
+		}
+		items = append(items, name)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
 const QueueBreaker = `-- name: QueueBreaker :one
-SELECT state::text AS state, since, open_until, paused FROM dlq.circuit_breakers WHERE name = $1::text FOR UPDATE
+SELECT state::text AS state, since, open_until, forced, paused FROM dlq.circuit_breakers WHERE name = $1::text FOR UPDATE
 `
 
 type QueueBreakerRow struct {
 	State     string
 	Since     time.Time
 	OpenUntil *time.Time
+	Forced    bool
 	Paused    bool
 }
 
@@ -137,6 +163,7 @@ func (q *Queries) QueueBreaker(ctx context.Context, name string) (QueueBreakerRo
 		&i.State,
 		&i.Since,
 		&i.OpenUntil,
+		&i.Forced,
 		&i.Paused,
 	)
 	return i, err

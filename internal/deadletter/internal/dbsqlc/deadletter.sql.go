@@ -390,13 +390,14 @@ func (q *Queries) RecordAct(ctx context.Context, arg RecordActParams) error {
 
 const Redeliver = `-- name: Redeliver :many
 SELECT r.entry_id::uuid AS entry_id, r.verdict::text AS verdict, coalesce(r.job_id, 0)::bigint AS job_id
-FROM dlq.redeliver($1::uuid[], $2::text, $3::text) r
+FROM dlq.redeliver($1::uuid[], $2::text, $3::text, p_config_version => nullif($4::text, '')) r
 `
 
 type RedeliverParams struct {
-	Ids    []uuid.UUID
-	Actor  string
-	Reason string
+	Ids           []uuid.UUID
+	Actor         string
+	Reason        string
+	ConfigVersion string
 }
 
 type RedeliverRow struct {
@@ -407,7 +408,12 @@ type RedeliverRow struct {
 
 // Jobs of entries that the transaction has claimed; or why one got none.
 func (q *Queries) Redeliver(ctx context.Context, arg RedeliverParams) ([]RedeliverRow, error) {
-	rows, err := q.db.Query(ctx, Redeliver, arg.Ids, arg.Actor, arg.Reason)
+	rows, err := q.db.Query(ctx, Redeliver,
+		arg.Ids,
+		arg.Actor,
+		arg.Reason,
+		arg.ConfigVersion,
+	)
 	if err != nil {
 		return nil, err
 	}

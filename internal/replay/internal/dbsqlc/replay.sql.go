@@ -234,11 +234,11 @@ func (q *Queries) PreviewReplay(ctx context.Context, filter json.RawMessage) ([]
 
 const ReplayNext = `-- name: ReplayNext :many
 (SELECT e.entry_id FROM dlq.replay_run_entries e
- WHERE NOT $1::boolean AND e.run_id = $2 AND e.job_id IS NULL AND e.outcome IS NULL AND e.entry_id > coalesce($3::uuid, '00000000-0000-0000-0000-000000000000')
+ WHERE NOT $1::boolean AND e.run_id = $2 AND e.job_id IS NULL AND e.outcome IS NULL AND e.behind IS NULL AND e.entry_id > coalesce($3::uuid, '00000000-0000-0000-0000-000000000000')
  ORDER BY e.entry_id LIMIT $4::integer)
 UNION ALL
 (SELECT e.entry_id FROM dlq.replay_run_entries e
- WHERE $1::boolean AND e.run_id = $2 AND e.job_id IS NULL AND e.outcome IS NULL AND e.entry_id < coalesce($3::uuid, 'ffffffff-ffff-ffff-ffff-ffffffffffff')
+ WHERE $1::boolean AND e.run_id = $2 AND e.job_id IS NULL AND e.outcome IS NULL AND e.behind IS NULL AND e.entry_id < coalesce($3::uuid, 'ffffffff-ffff-ffff-ffff-ffffffffffff')
  ORDER BY e.entry_id DESC LIMIT $4::integer)
 `
 
@@ -249,7 +249,7 @@ type ReplayNextParams struct {
 	Most        int32
 }
 
-// The entries whose turn is next, after the run's cursor.
+// The entries whose turn is next, after the run's cursor. (One that waited for another of its ordering key may be before it.)
 func (q *Queries) ReplayNext(ctx context.Context, arg ReplayNextParams) ([]uuid.UUID, error) {
 	rows, err := q.db.Query(ctx, ReplayNext,
 		arg.NewestFirst,
@@ -277,7 +277,7 @@ func (q *Queries) ReplayNext(ctx context.Context, arg ReplayNextParams) ([]uuid.
 
 const ReplayRun = `-- name: ReplayRun :one
 SELECT r.id, r.status::text AS status, r.filter, r.newest_first, r.batch_size, r.rate, r.concurrency, r.patch, r.merge_patch, r.queue, r.force, r.note, r.actor,
-       coalesce(r.reason, '')::text AS reason, r.total, r.replayed, r.skipped, r.created_at, r.updated_at, r.finished_at,
+       coalesce(r.reason, '')::text AS reason, r.total, r.replayed, r.skipped, r.sending, r.created_at, r.updated_at, r.finished_at,
        (SELECT count(*) FROM dlq.replay_run_entries e WHERE e.run_id = r.id AND e.outcome = 'succeeded') AS succeeded,
        (SELECT count(*) FROM dlq.replay_run_entries e WHERE e.run_id = r.id AND e.outcome = 'failed') AS failed
 FROM dlq.replay_runs r WHERE r.id = $1
@@ -301,6 +301,7 @@ type ReplayRunRow struct {
 	Total       int64
 	Replayed    int64
 	Skipped     int64
+	Sending     float64
 	CreatedAt   time.Time
 	UpdatedAt   time.Time
 	FinishedAt  *time.Time
@@ -329,6 +330,7 @@ func (q *Queries) ReplayRun(ctx context.Context, id uuid.UUID) (ReplayRunRow, er
 		&i.Total,
 		&i.Replayed,
 		&i.Skipped,
+		&i.Sending,
 		&i.CreatedAt,
 		&i.UpdatedAt,
 		&i.FinishedAt,
@@ -393,6 +395,20 @@ func (q *Queries) ReplayUnderWay(ctx context.Context, id uuid.UUID) (int64, erro
 	var count int64
 	err := row.Scan(&count)
 	return count, err
+}
+
+const ReplayUnfinished = `-- name: ReplayUnfinished :one
+SELECT (EXISTS (SELECT FROM dlq.replay_run_entries e WHERE e.run_id = $1 AND e.outcome IS NULL AND e.job_id IS NOT NULL)
+     OR EXISTS (SELECT FROM dlq.replay_run_entries e WHERE e.run_id = $1 AND e.outcome IS NULL AND e.job_id IS NULL AND e.behind IS NULL)
+     OR EXISTS (SELECT FROM dlq.replay_run_entries e WHERE e.run_id = $1 AND e.outcome IS NULL AND e.behind IS NOT NULL))::boolean AS unfinished
+`
+
+// Whether something of a run is under way, or its turn has not come.
+func (q *Queries) ReplayUnfinished(ctx context.Context, id uuid.UUID) (bool, error) {
+	row := q.db.QueryRow(ctx, ReplayUnfinished, id)
+	var unfinished bool
+	err := row.Scan(&unfinished)
+	return unfinished, err
 }
 
 const Replayable = `-- name: Replayable :one
@@ -464,4 +480,15 @@ func (q *Queries) StartReplay(ctx context.Context, arg StartReplayParams) (uuid.
 	var id uuid.UUID
 	err := row.Scan(&id)
 	return id, err
+}
+
+const UnworkedQueues = `-- name: UnworkedQueues :one
+SELECT dlq.unworked_queues($1::text[])::text[] AS queues
+`
+
+func (q *Queries) UnworkedQueues(ctx context.Context, queues []string) ([]string, error) {
+	row := q.db.QueryRow(ctx, UnworkedQueues, queues)
+	var queues_2 []string
+	err := row.Scan(&queues_2)
+	return queues_2, err
 }

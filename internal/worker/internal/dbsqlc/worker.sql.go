@@ -39,32 +39,83 @@ func (q *Queries) BehindOthers(ctx context.Context, ids []uuid.UUID) ([]uuid.UUI
 	return items, nil
 }
 
+const ClaimDecided = `-- name: ClaimDecided :many
+SELECT e.id, e.priority, e.tags, coalesce(e.assigned_to, '')::text AS assigned_to, e.dlq_max_retries
+FROM dlq.dead_letter_open e
+JOIN (SELECT unnest($1::uuid[]) AS id, unnest($2::timestamptz[]) AS last_failed_at) j ON e.id = j.id AND e.last_failed_at = j.last_failed_at
+WHERE e.status IN ('dlq_pending', 'dlq_manual') AND e.strategy IS NOT NULL AND e.parked_by IS NULL
+FOR UPDATE OF e SKIP LOCKED
+`
+
+type ClaimDecidedParams struct {
+	Ids           []uuid.UUID
+	LastFailedAts []time.Time
+}
+
+type ClaimDecidedRow struct {
+	ID            uuid.UUID
+	Priority      int16
+	Tags          []string
+	AssignedTo    string
+	DlqMaxRetries int32
+}
+
+// Those of some entries that reclassify still looks at, and that are as they were when they were judged anew; with what else a decision changes.
+func (q *Queries) ClaimDecided(ctx context.Context, arg ClaimDecidedParams) ([]ClaimDecidedRow, error) {
+	rows, err := q.db.Query(ctx, ClaimDecided, arg.Ids, arg.LastFailedAts)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	items := []ClaimDecidedRow{}
+	for rows.Next() {
+		var i ClaimDecidedRow
+		if err := rows.Scan(
+			&i.ID,
+			&i.Priority,
+			&i.Tags,
+			&i.AssignedTo,
+			&i.DlqMaxRetries,
+		); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
 const ClaimDue = `-- name: ClaimDue :many
 SELECT d.id, d.queue, d.kind, coalesce(d.source, '')::text AS source, d.error_message, coalesce(d.error_type, '')::text AS error_type,
        coalesce(d.error_code, '')::text AS error_code, coalesce(d.error_class, '')::text AS error_class, coalesce(d.reported_class, '')::text AS reported_class,
        d.error_stack_trace, d.error_context, d.dlq_retry_count, coalesce(d.strategy::text, '')::text AS strategy, coalesce(d.rule, '')::text AS rule,
        coalesce(d.waiting_for, '')::text AS waiting_for, d.next_retry_at, coalesce(d.ordering_key, '')::text AS ordering_key, d.last_failed_at,
-       d.job_kind, d.captured_by, d.max_retries, coalesce(d.fingerprint, '')::text AS fingerprint
+       d.job_kind, d.captured_by, d.max_retries, coalesce(d.fingerprint, '')::text AS fingerprint, d.message
 FROM (VALUES (1), (2), (3), (4)) AS p (priority)
 CROSS JOIN LATERAL (
     SELECT e.id, e.queue, e.kind, e.source, e.error_type, e.error_code, e.error_class, e.reported_class,
            CASE WHEN e.strategy IS NULL THEN coalesce(left(e.error_message, 8192), '') ELSE '' END::text AS error_message,
            CASE WHEN e.strategy IS NULL THEN coalesce(left(e.error_stack_trace, 8192), '') ELSE '' END::text AS error_stack_trace,
-           CASE WHEN e.strategy IS NULL AND pg_column_size(e.error_context) <= 65536 THEN e.error_context END::jsonb AS error_context,
+           CASE WHEN e.strategy IS NULL AND pg_column_size(e.error_context) <= 65536 AND octet_length(e.error_context::text) <= 65536 THEN e.error_context END::jsonb AS error_context,
            e.dlq_retry_count, e.strategy, e.rule, e.waiting_for, e.next_retry_at, e.ordering_key, e.last_failed_at,
-           e.job_kind, e.captured_by, e.max_retries, e.fingerprint
+           e.job_kind, e.captured_by, e.max_retries, e.fingerprint,
+           CASE WHEN e.strategy IS NULL AND $1::boolean AND pg_column_size(coalesce(e.edited_event, e.original_event)) <= 131072 AND octet_length(coalesce(e.edited_event, e.original_event)::text) <= 131072
+                THEN coalesce(e.edited_event, e.original_event) END::jsonb AS message
     FROM dlq.dead_letter_open e
-    WHERE e.status = 'dlq_pending' AND e.waiting_for IS DISTINCT FROM 'automatic' AND e.priority = p.priority AND e.next_retry_at <= coalesce($1::timestamptz, now())
+    WHERE e.status = 'dlq_pending' AND e.waiting_for IS DISTINCT FROM 'automatic' AND e.priority = p.priority AND e.next_retry_at <= coalesce($2::timestamptz, now())
     ORDER BY e.next_retry_at, e.id
-    LIMIT $2::integer
+    LIMIT $3::integer
     FOR UPDATE SKIP LOCKED
 ) d
-LIMIT $2::integer
+LIMIT $3::integer
 `
 
 type ClaimDueParams struct {
-	Now        *time.Time
-	MaxEntries int32
+	ReadMessages bool
+	Now          *time.Time
+	MaxEntries   int32
 }
 
 type ClaimDueRow struct {
@@ -90,13 +141,14 @@ type ClaimDueRow struct {
 	CapturedBy      string
 	MaxRetries      int32
 	Fingerprint     string
+	Message         json.RawMessage
 }
 
 // The most urgent due entries, oldest first, that no other worker holds. One range of the index dead_letter_open_due
 // for each priority: a single scan over all of them would step over every urgent entry that is not due yet.
-// What only a decision reads (the error, whole) is read of undecided entries alone.
+// What only a decision reads (the error, whole, and the message, where rules read it) is read of undecided entries alone.
 func (q *Queries) ClaimDue(ctx context.Context, arg ClaimDueParams) ([]ClaimDueRow, error) {
-	rows, err := q.db.Query(ctx, ClaimDue, arg.Now, arg.MaxEntries)
+	rows, err := q.db.Query(ctx, ClaimDue, arg.ReadMessages, arg.Now, arg.MaxEntries)
 	if err != nil {
 		return nil, err
 	}
@@ -127,6 +179,7 @@ func (q *Queries) ClaimDue(ctx context.Context, arg ClaimDueParams) ([]ClaimDueR
 			&i.CapturedBy,
 			&i.MaxRetries,
 			&i.Fingerprint,
+			&i.Message,
 		); err != nil {
 			return nil, err
 		}
@@ -265,89 +318,56 @@ func (q *Queries) ClaimStuck(ctx context.Context, arg ClaimStuckParams) ([]Claim
 	return items, nil
 }
 
-const ClaimUnfiled = `-- name: ClaimUnfiled :many
-SELECT i.id, i.queue, i.kind, coalesce(i.source, '')::text AS source, coalesce(left(f.error_message::text, 8192), '')::text AS error_message, coalesce(f.error_type, '')::text AS error_type,
-       coalesce(f.error_code, '')::text AS error_code, ''::text AS error_class, coalesce(f.error_class, '')::text AS reported_class,
-       coalesce(left(f.error_stack_trace::text, 8192), '')::text AS error_stack_trace, CASE WHEN pg_column_size(f.error_context) <= 65536 THEN f.error_context END::jsonb AS error_context,
-       i.dlq_retry_count, ''::text AS strategy, ''::text AS rule,
-       ''::text AS waiting_for, i.next_retry_at, coalesce(i.ordering_key, '')::text AS ordering_key, i.last_failed_at,
-       i.job_kind, i.captured_by, i.max_retries, ''::text AS fingerprint
-FROM dlq.dead_letter_inbox i
-CROSS JOIN LATERAL dlq.describe_failure(i.retry_history, i.metadata, i.retry_count, i.last_failed_at) f
-WHERE i.id > $1::uuid AND i.id <> ALL ($2::uuid[])
-ORDER BY i.id
-LIMIT $3::integer
-FOR UPDATE OF i SKIP LOCKED
+const ClaimUndecided = `-- name: ClaimUndecided :many
+SELECT e.id FROM dlq.dead_letter_open e
+JOIN (SELECT unnest($1::uuid[]) AS id, unnest($2::timestamptz[]) AS last_failed_at) j ON e.id = j.id AND e.last_failed_at = j.last_failed_at
+WHERE e.status = 'dlq_pending' AND e.strategy IS NULL AND e.waiting_for IS DISTINCT FROM 'automatic'
+FOR UPDATE OF e SKIP LOCKED
 `
 
-type ClaimUnfiledParams struct {
-	After      uuid.UUID
-	Refused    []uuid.UUID
-	MaxEntries int32
+type ClaimUndecidedParams struct {
+	Ids           []uuid.UUID
+	LastFailedAts []time.Time
 }
 
-type ClaimUnfiledRow struct {
-	ID              uuid.UUID
-	Queue           string
-	Kind            string
-	Source          string
-	ErrorMessage    string
-	ErrorType       string
-	ErrorCode       string
-	ErrorClass      string
-	ReportedClass   string
-	ErrorStackTrace string
-	ErrorContext    json.RawMessage
-	DlqRetryCount   int32
-	Strategy        string
-	Rule            string
-	WaitingFor      string
-	NextRetryAt     *time.Time
-	OrderingKey     string
-	LastFailedAt    time.Time
-	JobKind         string
-	CapturedBy      string
-	MaxRetries      int32
-	Fingerprint     string
-}
-
-// Entries that nobody has filed, the earliest failure first, described. The columns are those of ClaimDue.
-func (q *Queries) ClaimUnfiled(ctx context.Context, arg ClaimUnfiledParams) ([]ClaimUnfiledRow, error) {
-	rows, err := q.db.Query(ctx, ClaimUnfiled, arg.After, arg.Refused, arg.MaxEntries)
+// Of entries that were judged as they failed at a time, those that are undecided still.
+func (q *Queries) ClaimUndecided(ctx context.Context, arg ClaimUndecidedParams) ([]uuid.UUID, error) {
+	rows, err := q.db.Query(ctx, ClaimUndecided, arg.Ids, arg.LastFailedAts)
 	if err != nil {
 		return nil, err
 	}
 	defer rows.Close()
-	items := []ClaimUnfiledRow{}
+	items := []uuid.UUID{}
 	for rows.Next() {
-		var i ClaimUnfiledRow
-		if err := rows.Scan(
-			&i.ID,
-			&i.Queue,
-			&i.Kind,
-			&i.Source,
-			&i.ErrorMessage,
-			&i.ErrorType,
-			&i.ErrorCode,
-			&i.ErrorClass,
-			&i.ReportedClass,
-			&i.ErrorStackTrace,
-			&i.ErrorContext,
-			&i.DlqRetryCount,
-			&i.Strategy,
-			&i.Rule,
-			&i.WaitingFor,
-			&i.NextRetryAt,
-			&i.OrderingKey,
-			&i.LastFailedAt,
-			&i.JobKind,
-			&i.CapturedBy,
-			&i.MaxRetries,
-			&i.Fingerprint,
-		); err != nil {
+		var id uuid.UUID
+		if err := rows.Scan(&id); err != nil {
 			return nil, err
 		}
-		items = append(items, i)
+		items = append(items, id)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
+const ClaimUnfiled = `-- name: ClaimUnfiled :many
+SELECT i.id FROM dlq.dead_letter_inbox i WHERE i.id = ANY ($1::uuid[]) ORDER BY i.id FOR UPDATE SKIP LOCKED
+`
+
+func (q *Queries) ClaimUnfiled(ctx context.Context, ids []uuid.UUID) ([]uuid.UUID, error) {
+	rows, err := q.db.Query(ctx, ClaimUnfiled, ids)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	items := []uuid.UUID{}
+	for rows.Next() {
+		var id uuid.UUID
+		if err := rows.Scan(&id); err != nil {
+			return nil, err
+		}
+		items = append(items, id)
 	}
 	if err := rows.Err(); err != nil {
 		return nil, err
@@ -356,18 +376,32 @@ func (q *Queries) ClaimUnfiled(ctx context.Context, arg ClaimUnfiledParams) ([]C
 }
 
 const ClaimWaiting = `-- name: ClaimWaiting :many
-SELECT e.id, e.queue, e.kind, coalesce(e.error_class, '')::text AS error_class, coalesce(e.rule, '')::text AS rule, coalesce(e.waiting_for, '')::text AS waiting_for,
+SELECT e.id, e.queue, e.kind, coalesce(e.error_class, '')::text AS error_class, coalesce(e.rule, '')::text AS rule,
        e.job_kind, e.captured_by, e.max_retries
-FROM dlq.dead_letter_open e
-WHERE e.status = 'dlq_pending' AND e.waiting_for LIKE 'condition: %' AND e.queue = $1::text
+FROM (
+    SELECT w.id
+    FROM (SELECT unnest($1::text[]) AS kind, unnest($2::text[]) AS error_class, unnest($3::text[]) AS rule) g
+    CROSS JOIN LATERAL (
+        SELECT o.id, o.priority FROM dlq.dead_letter_open o
+        WHERE o.status = 'dlq_pending' AND o.waiting_for LIKE 'condition: %' AND o.queue = $4::text AND o.kind = g.kind AND o.error_class = g.error_class AND o.rule = g.rule
+        ORDER BY o.priority, o.id
+        LIMIT $5::integer
+    ) w
+    ORDER BY w.priority, w.id
+    LIMIT $5::integer
+) first
+JOIN dlq.dead_letter_open e ON e.id = first.id
+WHERE e.status = 'dlq_pending' AND e.waiting_for LIKE 'condition: %'
 ORDER BY e.priority, e.id
-LIMIT $2::integer
-FOR UPDATE SKIP LOCKED
+FOR UPDATE OF e SKIP LOCKED
 `
 
 type ClaimWaitingParams struct {
-	Queue      string
-	MaxEntries int32
+	Kinds        []string
+	ErrorClasses []string
+	Rules        []string
+	Queue        string
+	MaxEntries   int32
 }
 
 type ClaimWaitingRow struct {
@@ -376,15 +410,20 @@ type ClaimWaitingRow struct {
 	Kind       string
 	ErrorClass string
 	Rule       string
-	WaitingFor string
 	JobKind    string
 	CapturedBy string
 	MaxRetries int32
 }
 
-// The most urgent and oldest entries of a queue that wait for a condition.
+// The most urgent and oldest entries of some of these groups.
 func (q *Queries) ClaimWaiting(ctx context.Context, arg ClaimWaitingParams) ([]ClaimWaitingRow, error) {
-	rows, err := q.db.Query(ctx, ClaimWaiting, arg.Queue, arg.MaxEntries)
+	rows, err := q.db.Query(ctx, ClaimWaiting,
+		arg.Kinds,
+		arg.ErrorClasses,
+		arg.Rules,
+		arg.Queue,
+		arg.MaxEntries,
+	)
 	if err != nil {
 		return nil, err
 	}
@@ -398,7 +437,6 @@ func (q *Queries) ClaimWaiting(ctx context.Context, arg ClaimWaitingParams) ([]C
 			&i.Kind,
 			&i.ErrorClass,
 			&i.Rule,
-			&i.WaitingFor,
 			&i.JobKind,
 			&i.CapturedBy,
 			&i.MaxRetries,
@@ -485,20 +523,22 @@ const DecidedAfter = `-- name: DecidedAfter :many
 SELECT e.id, e.queue, e.kind, coalesce(e.source, '')::text AS source, coalesce(left(e.error_message, 8192), '')::text AS error_message,
        coalesce(e.error_type, '')::text AS error_type, coalesce(e.error_code, '')::text AS error_code, coalesce(e.error_class, '')::text AS error_class,
        coalesce(e.reported_class, '')::text AS reported_class, coalesce(left(e.error_stack_trace, 8192), '')::text AS error_stack_trace,
-       CASE WHEN pg_column_size(e.error_context) <= 65536 THEN e.error_context END::jsonb AS error_context,
+       CASE WHEN pg_column_size(e.error_context) <= 65536 AND octet_length(e.error_context::text) <= 65536 THEN e.error_context END::jsonb AS error_context,
        e.dlq_retry_count, coalesce(e.strategy::text, '')::text AS strategy, coalesce(e.rule, '')::text AS rule, coalesce(e.waiting_for, '')::text AS waiting_for,
        e.next_retry_at, coalesce(e.ordering_key, '')::text AS ordering_key, e.last_failed_at,
-       e.job_kind, e.captured_by, e.max_retries, coalesce(e.fingerprint, '')::text AS fingerprint
+       e.job_kind, e.captured_by, e.max_retries, coalesce(e.fingerprint, '')::text AS fingerprint,
+       CASE WHEN $1::boolean AND pg_column_size(coalesce(e.edited_event, e.original_event)) <= 131072 AND octet_length(coalesce(e.edited_event, e.original_event)::text) <= 131072
+            THEN coalesce(e.edited_event, e.original_event) END::jsonb AS message
 FROM dlq.dead_letter_open e
-WHERE e.id > $1::uuid AND e.status IN ('dlq_pending', 'dlq_manual') AND e.strategy IS NOT NULL AND e.parked_by IS NULL
+WHERE e.id > $2::uuid AND e.status IN ('dlq_pending', 'dlq_manual') AND e.strategy IS NOT NULL AND e.parked_by IS NULL
 ORDER BY e.id
-LIMIT $2::integer
-FOR UPDATE SKIP LOCKED
+LIMIT $3::integer
 `
 
 type DecidedAfterParams struct {
-	After      uuid.UUID
-	MaxEntries int32
+	ReadMessages bool
+	After        uuid.UUID
+	MaxEntries   int32
 }
 
 type DecidedAfterRow struct {
@@ -524,12 +564,13 @@ type DecidedAfterRow struct {
 	CapturedBy      string
 	MaxRetries      int32
 	Fingerprint     string
+	Message         json.RawMessage
 }
 
 // A page of the open entries that rules have judged, and no person: those that reclassify looks at. The columns are those
 // of ClaimDue.
 func (q *Queries) DecidedAfter(ctx context.Context, arg DecidedAfterParams) ([]DecidedAfterRow, error) {
-	rows, err := q.db.Query(ctx, DecidedAfter, arg.After, arg.MaxEntries)
+	rows, err := q.db.Query(ctx, DecidedAfter, arg.ReadMessages, arg.After, arg.MaxEntries)
 	if err != nil {
 		return nil, err
 	}
@@ -560,6 +601,7 @@ func (q *Queries) DecidedAfter(ctx context.Context, arg DecidedAfterParams) ([]D
 			&i.CapturedBy,
 			&i.MaxRetries,
 			&i.Fingerprint,
+			&i.Message,
 		); err != nil {
 			return nil, err
 		}
@@ -801,20 +843,27 @@ UPDATE dlq.dead_letter_queue e SET
     status = 'dlq_manual',
     strategy = 'manual',
     parked_by = $1::text,
+    config_version = $2::text,
     move = jsonb_build_object('actor', $1::text, 'reason', d.reason)
-FROM (SELECT unnest($2::uuid[]) AS id, unnest($3::text[]) AS reason) d
+FROM (SELECT unnest($3::uuid[]) AS id, unnest($4::text[]) AS reason) d
 WHERE e.id = d.id AND e.status = 'dlq_pending'
 `
 
 type ParkParams struct {
-	Actor   string
-	Ids     []uuid.UUID
-	Reasons []string
+	Actor         string
+	ConfigVersion string
+	Ids           []uuid.UUID
+	Reasons       []string
 }
 
 // Entries that a worker leaves to a person, each for its own reason.
 func (q *Queries) Park(ctx context.Context, arg ParkParams) error {
-	_, err := q.db.Exec(ctx, Park, arg.Actor, arg.Ids, arg.Reasons)
+	_, err := q.db.Exec(ctx, Park,
+		arg.Actor,
+		arg.ConfigVersion,
+		arg.Ids,
+		arg.Reasons,
+	)
 	return err
 }
 
@@ -840,27 +889,31 @@ func (q *Queries) ProbeOutcomes(ctx context.Context, probes []uuid.UUID) (ProbeO
 const PutOff = `-- name: PutOff :exec
 UPDATE dlq.dead_letter_queue e SET
     error_class = coalesce(e.error_class, 'unknown'),
+    rule = coalesce(e.rule, 'none'),
     next_retry_at = d.next_retry_at,
     waiting_for = nullif(d.waiting_for, ''),
-    move = jsonb_build_object('actor', $1::text, 'reason', d.reason)
+    config_version = $1::text,
+    move = jsonb_build_object('actor', $2::text, 'reason', d.reason)
 FROM (
-    SELECT unnest($2::uuid[]) AS id, unnest($3::text[]) AS waiting_for, unnest($4::timestamptz[]) AS next_retry_at, unnest($5::text[]) AS reason
+    SELECT unnest($3::uuid[]) AS id, unnest($4::text[]) AS waiting_for, unnest($5::timestamptz[]) AS next_retry_at, unnest($6::text[]) AS reason
 ) d
 WHERE e.id = d.id AND e.status = 'dlq_pending'
 `
 
 type PutOffParams struct {
-	Actor        string
-	Ids          []uuid.UUID
-	WaitingFors  []string
-	NextRetryAts []time.Time
-	Reasons      []string
+	ConfigVersion string
+	Actor         string
+	Ids           []uuid.UUID
+	WaitingFors   []string
+	NextRetryAts  []time.Time
+	Reasons       []string
 }
 
 // Entries that wait longer, or for something else. (One that a person returned undecided has no class; groups of
-// observed entries need one.)
+// entries need one, and a rule.)
 func (q *Queries) PutOff(ctx context.Context, arg PutOffParams) error {
 	_, err := q.db.Exec(ctx, PutOff,
+		arg.ConfigVersion,
 		arg.Actor,
 		arg.Ids,
 		arg.WaitingFors,
@@ -875,21 +928,24 @@ UPDATE dlq.dead_letter_queue e SET
     status = 'dlq_manual',
     strategy = 'manual',
     rule = d.rule,
-    move = jsonb_build_object('actor', $1::text, 'reason', d.reason)
-FROM (SELECT unnest($2::uuid[]) AS id, unnest($3::text[]) AS rule, unnest($4::text[]) AS reason) d
+    config_version = $1::text,
+    move = jsonb_build_object('actor', $2::text, 'reason', d.reason)
+FROM (SELECT unnest($3::uuid[]) AS id, unnest($4::text[]) AS rule, unnest($5::text[]) AS reason) d
 WHERE e.id = d.id AND e.status = 'dlq_pending'
 `
 
 type ReserveParams struct {
-	Actor   string
-	Ids     []uuid.UUID
-	Rules   []string
-	Reasons []string
+	ConfigVersion string
+	Actor         string
+	Ids           []uuid.UUID
+	Rules         []string
+	Reasons       []string
 }
 
 // Entries that are a person's after all, although their class is not.
 func (q *Queries) Reserve(ctx context.Context, arg ReserveParams) error {
 	_, err := q.db.Exec(ctx, Reserve,
+		arg.ConfigVersion,
 		arg.Actor,
 		arg.Ids,
 		arg.Rules,
@@ -980,6 +1036,153 @@ func (q *Queries) StuckGroups(ctx context.Context, most int32) ([]StuckGroupsRow
 	for rows.Next() {
 		var i StuckGroupsRow
 		if err := rows.Scan(&i.Queue, &i.Fingerprint); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
+const Unfiled = `-- name: Unfiled :many
+SELECT i.id, i.queue, i.kind, coalesce(i.source, '')::text AS source, coalesce(left(f.error_message::text, 8192), '')::text AS error_message, coalesce(f.error_type, '')::text AS error_type,
+       coalesce(f.error_code, '')::text AS error_code, ''::text AS error_class, coalesce(f.error_class, '')::text AS reported_class,
+       coalesce(left(f.error_stack_trace::text, 8192), '')::text AS error_stack_trace, CASE WHEN pg_column_size(f.error_context) <= 65536 THEN f.error_context END::jsonb AS error_context,
+       i.dlq_retry_count, ''::text AS strategy, ''::text AS rule,
+       ''::text AS waiting_for, i.next_retry_at, coalesce(i.ordering_key, '')::text AS ordering_key, i.last_failed_at,
+       i.job_kind, i.captured_by, i.max_retries, ''::text AS fingerprint,
+       CASE WHEN $1::boolean AND pg_column_size(i.original_event) <= 131072 AND octet_length(i.original_event::text) <= 131072 THEN i.original_event END::jsonb AS message
+FROM dlq.dead_letter_inbox i
+CROSS JOIN LATERAL dlq.describe_failure(i.retry_history, i.metadata, i.retry_count, i.last_failed_at) f
+WHERE i.id > $2::uuid AND i.id <> ALL ($3::uuid[])
+ORDER BY i.id
+LIMIT $4::integer
+FOR KEY SHARE OF i SKIP LOCKED
+`
+
+type UnfiledParams struct {
+	ReadMessages bool
+	After        uuid.UUID
+	Refused      []uuid.UUID
+	MaxEntries   int32
+}
+
+type UnfiledRow struct {
+	ID              uuid.UUID
+	Queue           string
+	Kind            string
+	Source          string
+	ErrorMessage    string
+	ErrorType       string
+	ErrorCode       string
+	ErrorClass      string
+	ReportedClass   string
+	ErrorStackTrace string
+	ErrorContext    json.RawMessage
+	DlqRetryCount   int32
+	Strategy        string
+	Rule            string
+	WaitingFor      string
+	NextRetryAt     *time.Time
+	OrderingKey     string
+	LastFailedAt    time.Time
+	JobKind         string
+	CapturedBy      string
+	MaxRetries      int32
+	Fingerprint     string
+	Message         json.RawMessage
+}
+
+// Entries that nobody has filed and that no other worker files this moment, the earliest failure first, described. They are
+// locked to the end of this statement's transaction, and no longer: they are judged in none. The columns are those of ClaimDue.
+func (q *Queries) Unfiled(ctx context.Context, arg UnfiledParams) ([]UnfiledRow, error) {
+	rows, err := q.db.Query(ctx, Unfiled,
+		arg.ReadMessages,
+		arg.After,
+		arg.Refused,
+		arg.MaxEntries,
+	)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	items := []UnfiledRow{}
+	for rows.Next() {
+		var i UnfiledRow
+		if err := rows.Scan(
+			&i.ID,
+			&i.Queue,
+			&i.Kind,
+			&i.Source,
+			&i.ErrorMessage,
+			&i.ErrorType,
+			&i.ErrorCode,
+			&i.ErrorClass,
+			&i.ReportedClass,
+			&i.ErrorStackTrace,
+			&i.ErrorContext,
+			&i.DlqRetryCount,
+			&i.Strategy,
+			&i.Rule,
+			&i.WaitingFor,
+			&i.NextRetryAt,
+			&i.OrderingKey,
+			&i.LastFailedAt,
+			&i.JobKind,
+			&i.CapturedBy,
+			&i.MaxRetries,
+			&i.Fingerprint,
+			&i.Message,
+		); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
+const WaitingGroups = `-- name: WaitingGroups :many
+WITH RECURSIVE g AS (
+    (SELECT e.kind, e.error_class, e.rule FROM dlq.dead_letter_open e
+     WHERE e.status = 'dlq_pending' AND e.waiting_for LIKE 'condition: %' AND e.queue = $2::text
+     ORDER BY e.kind, e.error_class, e.rule LIMIT 1)
+    UNION ALL
+    SELECT n.kind, n.error_class, n.rule
+    FROM g CROSS JOIN LATERAL (
+        SELECT e.kind, e.error_class, e.rule FROM dlq.dead_letter_open e
+        WHERE e.status = 'dlq_pending' AND e.waiting_for LIKE 'condition: %' AND e.queue = $2::text AND (e.kind, e.error_class, e.rule) > (g.kind, g.error_class, g.rule)
+        ORDER BY e.kind, e.error_class, e.rule LIMIT 1) n
+)
+SELECT g.kind::text AS kind, g.error_class::text AS error_class, g.rule::text AS rule FROM g LIMIT $1::integer
+`
+
+type WaitingGroupsParams struct {
+	Most  int32
+	Queue string
+}
+
+type WaitingGroupsRow struct {
+	Kind       string
+	ErrorClass string
+	Rule       string
+}
+
+// Groups of entries of a queue that wait for a condition, each of one plan: one probe of the index dead_letter_open_waiting for each.
+func (q *Queries) WaitingGroups(ctx context.Context, arg WaitingGroupsParams) ([]WaitingGroupsRow, error) {
+	rows, err := q.db.Query(ctx, WaitingGroups, arg.Most, arg.Queue)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	items := []WaitingGroupsRow{}
+	for rows.Next() {
+		var i WaitingGroupsRow
+		if err := rows.Scan(&i.Kind, &i.ErrorClass, &i.Rule); err != nil {
 			return nil, err
 		}
 		items = append(items, i)

@@ -1,0 +1,283 @@
+package strategy
+
+import (
+	"fmt"
+	"maps"
+	"reflect"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/dlqd/dlqd/internal/policy"
+	"github.com/dlqd/dlqd/riverdlq"
+)
+
+// place is where a policy does something: a queue, a destination, a class of errors in a queue.
+type place struct{ sort, name string }
+
+func (p place) String() string { return strings.TrimSpace(p.sort + " " + p.name) }
+
+// field is one value that is in force at a place.
+type field struct{ path, value string }
+
+// behaviour is all that a policy does: the values in force, wherever they come from, by the place where they count.
+type behaviour struct {
+	places []place
+	fields map[place][]field
+}
+
+// resolved are the fields of a policy that count where something is looked up in them, and not by themselves.
+var resolved = []string{
+	"RetryPolicies.Defaults", "RetryPolicies.Queues", "RetryPolicies.Destinations", "RetryPolicies.DestinationDefaults",
+	"Breakers.Defaults", "Breakers.Destinations", "Breakers.RiverQueues",
+	"Routing.Rules", "Routing.Strategies", "Routing.Classes", "Routing.Queues", "Routing.Kinds",
+	"Workers.Defaults", "Workers.Queues", "Monitoring.Defaults", "Monitoring.Queues",
+}
+
+// Where plans count.
+const (
+	everyQueue = "every queue, class"
+	ofClass    = ", class" // of one queue or kind
+)
+
+// behaviour looks at every field of the policy's types: a new one is compared without a word here.
+func (p *Planner) behaviour(names *named) *behaviour {
+	b := &behaviour{fields: map[place][]field{}}
+	rules, everywhere := p.policy, place{"everywhere", ""}
+	whole := reflect.ValueOf(rules).Elem()
+	for _, section := range reflect.VisibleFields(whole.Type()) {
+		if !section.IsExported() || len(section.Index) > 1 {
+			continue
+		}
+		for _, f := range reflect.VisibleFields(section.Type) {
+			if !slices.Contains(resolved, section.Name+"."+f.Name) {
+				b.add(everywhere, tagged(f), whole.FieldByIndex(section.Index).FieldByIndex(f.Index))
+			}
+		}
+	}
+	other := place{"other queues", ""}
+	b.add(other, "", reflect.ValueOf(rules.Defaults))
+	b.add(other, "", reflect.ValueOf(rules.Pool("")))
+	b.add(other, "", reflect.ValueOf(rules.Alert("")))
+	for _, name := range names.queues {
+		at := place{"queue", name}
+		if queue := rules.Queues[name]; queue != nil {
+			b.add(at, "", reflect.ValueOf(queue))
+			b.add(at, "", reflect.ValueOf(rules.Pool(name)))
+		}
+		b.add(at, "", reflect.ValueOf(rules.Alert(name)))
+		b.add(at, "smartRetry", reflect.ValueOf(rules.SmartRetryOn(name)))
+	}
+	for _, name := range slices.Sorted(maps.Keys(rules.Destinations)) {
+		b.add(place{"destination", name}, "", reflect.ValueOf(rules.Destinations[name]))
+		b.add(place{"destination", name}, "breaker", reflect.ValueOf(rules.Breaker(name)))
+	}
+	for _, name := range slices.Sorted(maps.Keys(rules.Breakers.RiverQueues)) {
+		b.add(place{"River queue", name}, "breaker", reflect.ValueOf(rules.Breakers.RiverQueues[name]))
+	}
+	for _, class := range riverdlq.Classes() {
+		b.add(place{everyQueue, string(class)}, "", reflect.ValueOf(p.Plan(class, "", "", nil)))
+		for _, name := range names.queues {
+			b.add(place{"queue " + name + ofClass, string(class)}, "", reflect.ValueOf(p.Plan(class, name, "", nil)))
+		}
+		for _, name := range names.kinds {
+			b.add(place{"kind " + name + ofClass, string(class)}, "", reflect.ValueOf(p.Plan(class, "", name, nil)))
+		}
+	}
+	order := make([]string, len(rules.Routing.Rules))
+	for i, rule := range rules.Routing.Rules {
+		order[i] = rule.Name
+		if rule.Class != "" {
+			rule.Plan = p.Plan(riverdlq.Class(rule.Class), "", "", &rule)
+		}
+		b.add(place{"rule", rule.Name}, "", reflect.ValueOf(rule))
+	}
+	b.add(place{"rules", ""}, "order", reflect.ValueOf(order))
+	return b
+}
+
+// add adds the fields of a value.
+func (b *behaviour) add(at place, path string, v reflect.Value) {
+	leaf := func(text string) {
+		if b.fields[at] == nil {
+			b.places = append(b.places, at)
+		}
+		b.fields[at] = append(b.fields[at], field{path, text})
+	}
+	under := func(name string) string { return strings.TrimPrefix(path+"."+name, ".") }
+	switch v.Kind() { //nolint:exhaustive // all others are leaves
+	case reflect.Pointer:
+		if !v.IsNil() {
+			b.add(at, path, v.Elem())
+		}
+	case reflect.Struct:
+		for _, f := range reflect.VisibleFields(v.Type()) {
+			if name := tagged(f); name != "-" {
+				b.add(at, under(name), v.FieldByIndex(f.Index))
+			}
+		}
+	case reflect.Map:
+		for _, name := range slices.Sorted(maps.Keys(texts(v))) {
+			b.add(at, under(name), v.MapIndex(reflect.ValueOf(name)))
+		}
+	default:
+		leaf(valueText(v))
+	}
+}
+
+// texts are a map's keys, which are texts.
+func texts(v reflect.Value) map[string]bool {
+	keys := map[string]bool{}
+	for _, key := range v.MapKeys() {
+		keys[key.String()] = true
+	}
+	return keys
+}
+
+// tagged is a field's name in files.
+func tagged(f reflect.StructField) string {
+	name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
+	return name
+}
+
+// valueText is a value as a file would have it; a secret is one that nobody sees, and that differs from another.
+func valueText(v reflect.Value) string {
+	switch value := v.Interface().(type) {
+	case time.Duration:
+		return shortDuration(value)
+	case policy.Secret:
+		return string(value)
+	}
+	if v.Kind() == reflect.Slice {
+		items := make([]string, v.Len())
+		for i := range items {
+			items[i] = valueText(v.Index(i))
+		}
+		return "[" + strings.Join(items, ", ") + "]"
+	}
+	return fmt.Sprint(v.Interface())
+}
+
+// shortDuration is 30m rather than 30m0s.
+func shortDuration(d time.Duration) string {
+	text := d.String()
+	if strings.HasSuffix(text, "m0s") {
+		text = strings.TrimSuffix(text, "0s")
+	}
+	if strings.HasSuffix(text, "h0m") {
+		text = strings.TrimSuffix(text, "0m")
+	}
+	return text
+}
+
+// named are the queues and kinds that either of two policies names.
+type named struct{ queues, kinds []string }
+
+func namesOf(planners ...*Planner) *named {
+	queues, kinds := map[string]bool{}, map[string]bool{}
+	for _, p := range planners {
+		for name := range p.policy.Queues {
+			queues[name] = true
+		}
+		for name := range p.policy.Routing.Queues {
+			queues[name] = true
+		}
+		for name := range p.policy.Monitoring.Queues {
+			queues[name] = true
+		}
+		for name := range p.policy.Routing.Kinds {
+			kinds[name] = true
+		}
+	}
+	return &named{slices.Sorted(maps.Keys(queues)), slices.Sorted(maps.Keys(kinds))}
+}
+
+// BehaviourDiff says what happens otherwise by one policy than by another: a line for each place, with the fields that
+// differ there, in the order in which they are in files. Places of one sort with the same differences share a line.
+func BehaviourDiff(old, next *Planner) []string {
+	names := namesOf(old, next)
+	was, is := old.behaviour(names), next.behaviour(names)
+	places := slices.Clone(was.places)
+	for _, at := range is.places {
+		if was.fields[at] == nil {
+			places = append(places, at)
+		}
+	}
+	type line struct{ sort, changes string }
+	var lines []line
+	at := map[line][]string{}
+	everywhere := map[string]string{} // what changes of a class in every queue
+	for _, p := range places {
+		changes := fieldsDiff(was.fields[p], is.fields[p])
+		switch {
+		case changes == "", strings.HasSuffix(p.sort, ofClass) && p.sort != everyQueue && everywhere[p.name] == changes:
+			continue
+		case p.sort == everyQueue:
+			everywhere[p.name] = changes
+		}
+		l := line{p.sort, changes}
+		if at[l] == nil {
+			lines = append(lines, l)
+		}
+		at[l] = append(at[l], p.name)
+	}
+	var diff []string
+	for _, l := range lines {
+		diff = append(diff, place{l.sort, strings.Join(at[l], ", ")}.String()+": "+l.changes)
+	}
+	return diff
+}
+
+// fieldsDiff lists the fields in which two places differ. One of the two may be nothing at all.
+func fieldsDiff(old, next []field) string {
+	was, is := map[string]string{}, map[string]string{}
+	var paths []string
+	for _, f := range old {
+		was[f.path] = f.value
+		paths = append(paths, f.path)
+	}
+	for _, f := range next {
+		is[f.path] = f.value
+		if _, known := was[f.path]; !known {
+			paths = append(paths, f.path)
+		}
+	}
+	var changes []string
+	for _, path := range paths {
+		before, had := was[path]
+		after, has := is[path]
+		if had == has && before == after {
+			continue
+		}
+		if path == "secret" || strings.HasSuffix(path, ".secret") {
+			before, after = policy.Secret(before).String(), policy.Secret(after).String()
+		}
+		switch {
+		case old == nil && slices.Contains([]string{"", "0", "false", "[]"}, after), !had && after == "", !has && before == "":
+		case !had:
+			changes = append(changes, path+" "+after)
+		case !has:
+			changes = append(changes, path+" "+before+" -> nothing")
+		default:
+			changes = append(changes, path+" "+quiet(before)+" -> "+quiet(after))
+		}
+	}
+	text := strings.Join(changes, ", ")
+	switch {
+	case text == "":
+		return ""
+	case old == nil:
+		return "new: " + text
+	case next == nil:
+		return "gone"
+	}
+	return text
+}
+
+// quiet is a value, or the word for none.
+func quiet(value string) string {
+	if value == "" {
+		return "nothing"
+	}
+	return value
+}
