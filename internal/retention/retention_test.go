@@ -333,7 +333,7 @@ func TestKeeper_forgetsOldReports(t *testing.T) {
 	b := setup(t)
 	b.closed(3, "payments", "dlq_resolved")
 	for _, sql := range []string{
-		"SELECT dlq.replay_cancel(dlq.replay_start('{\"queue\": \"payments\"}'))", "SELECT dlq.replay_start('{\"queue\": \"payments\"}')",
+		"SELECT dlq.replay_cancel(dlq.replay_start('{\"queue\": \"payments\"}', p_force => true))", "SELECT dlq.replay_start('{\"queue\": \"payments\"}', p_force => true)",
 		"INSERT INTO dlq.replay_run_entries (run_id, entry_id, outcome) SELECT r.id, gen_random_uuid(), 'skipped' FROM dlq.replay_runs r CROSS JOIN generate_series(1, 2500)",
 		"SELECT dlq.open_breaker('destination:d')", "SELECT dlq.reset_breaker('destination:d')",
 		"INSERT INTO dlq.gates (name, state, started_at) VALUES ('smart:payments:f', 'open', now())", "INSERT INTO dlq.paces (name, free_at) VALUES ('replay:x', now())",
