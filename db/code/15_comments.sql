@@ -36,6 +36,8 @@ BEGIN
             ('^replay_run_entries_outcome$', 'Reports: how many ended how.'),
             ('^replay_run_entries_under_way$', 'How many redeliveries of a run are under way.'),
             ('^replay_run_entries_last$', 'The last outcomes of a run, by which it stops itself.'),
+            ('^replay_run_entries_next$', 'The entries of a run whose turn is next.'),
+            ('^replay_run_entries_behind$', 'The entry of a run that waits for another of its ordering key.'),
             ('^replay_run_entries_detail$', 'What an erasure takes error texts out of.'),
             ('^rollup_groups_trend$', 'The trend of a failure group.')) k (pattern, text) ON c.relname ~ k.pattern AND NOT x.indisprimary
         WHERE c.relnamespace = v_schema AND NOT c.relispartition AND t.relname <> 'schema_migrations' AND (c.relkind = 'I' OR NOT t.relispartition OR t.relname IN ('dead_letter_inbox', 'dead_letter_open'))
