@@ -46,3 +46,20 @@ CREATE OR REPLACE TRIGGER acts_append_only BEFORE UPDATE OR DELETE OR TRUNCATE O
 SELECT dlq.guard_partition(t.relid, t.parent)
 FROM (VALUES ('dlq.dead_letter_resolved'::regclass), ('dlq.dead_letter_failed'), ('dlq.dead_letter_archived'), ('dlq.dead_letter_transitions')) p (parent)
 CROSS JOIN LATERAL (SELECT p.parent AS relid, p.parent UNION ALL SELECT i.inhrelid::regclass, p.parent FROM pg_inherits i WHERE i.inhparent = p.parent) t;
+
+DO $$
+DECLARE
+    v_trigger record;
+BEGIN
+    FOR v_trigger IN
+        SELECT t.tgname, t.tgrelid::regclass AS name, k.text
+        FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid
+        JOIN (VALUES ('dead_letter_move', 'Holds moves to the state table, and writes their audit rows.'), ('dead_letter_enter', 'A new entry is dlq_pending.'), ('dead_letter_insert', 'No closed entry is inserted without an audit row.'),
+                     ('dead_letter_delete', 'No open or failed entry is deleted.'), ('dead_letter_truncate', 'No entries are lost.'), ('transitions_append_only', 'The audit trail is append-only.'),
+                     ('transitions_rewrite', 'The audit trail is append-only, but for payloads that are erased.'), ('acts_append_only', 'The audit trail is append-only.')) k (name, text) ON k.name = t.tgname
+        WHERE c.relnamespace = (SELECT q.relnamespace FROM pg_class q WHERE q.oid = 'dlq.dead_letter_queue'::regclass) AND t.tgparentid = 0 AND NOT t.tgisinternal
+    LOOP
+        EXECUTE format('COMMENT ON TRIGGER %I ON %s IS %L', v_trigger.tgname, v_trigger.name, v_trigger.text);
+    END LOOP;
+END
+$$;

@@ -216,11 +216,15 @@ CREATE OR REPLACE FUNCTION dlq.guard_partition(p_partition regclass, p_parent re
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     IF p_parent = 'dlq.dead_letter_transitions'::regclass THEN
-        EXECUTE format($sql$CREATE OR REPLACE TRIGGER transitions_append_only BEFORE DELETE OR TRUNCATE ON %s FOR EACH STATEMENT EXECUTE FUNCTION dlq.refuse('the audit trail is append-only')$sql$, p_partition);
+        EXECUTE format($sql$CREATE OR REPLACE TRIGGER transitions_append_only BEFORE DELETE OR TRUNCATE ON %1$s FOR EACH STATEMENT EXECUTE FUNCTION dlq.refuse('the audit trail is append-only');
+            COMMENT ON TRIGGER transitions_append_only ON %1$s IS 'The audit trail is append-only.'$sql$, p_partition);
     ELSE
-        EXECUTE format('CREATE OR REPLACE TRIGGER dead_letter_insert AFTER INSERT ON %s REFERENCING NEW TABLE AS came FOR EACH STATEMENT EXECUTE FUNCTION dlq.on_insert()', p_partition);
-        EXECUTE format('CREATE OR REPLACE TRIGGER dead_letter_delete AFTER DELETE ON %s REFERENCING OLD TABLE AS gone FOR EACH STATEMENT EXECUTE FUNCTION dlq.on_delete()', p_partition);
-        EXECUTE format($sql$CREATE OR REPLACE TRIGGER dead_letter_truncate BEFORE TRUNCATE ON %s FOR EACH STATEMENT EXECUTE FUNCTION dlq.refuse('it would lose entries without a trace')$sql$, p_partition);
+        EXECUTE format($sql$CREATE OR REPLACE TRIGGER dead_letter_insert AFTER INSERT ON %1$s REFERENCING NEW TABLE AS came FOR EACH STATEMENT EXECUTE FUNCTION dlq.on_insert();
+            COMMENT ON TRIGGER dead_letter_insert ON %1$s IS 'No closed entry is inserted without an audit row.';
+            CREATE OR REPLACE TRIGGER dead_letter_delete AFTER DELETE ON %1$s REFERENCING OLD TABLE AS gone FOR EACH STATEMENT EXECUTE FUNCTION dlq.on_delete();
+            COMMENT ON TRIGGER dead_letter_delete ON %1$s IS 'No open or failed entry is deleted.';
+            CREATE OR REPLACE TRIGGER dead_letter_truncate BEFORE TRUNCATE ON %1$s FOR EACH STATEMENT EXECUTE FUNCTION dlq.refuse('it would lose entries without a trace');
+            COMMENT ON TRIGGER dead_letter_truncate ON %1$s IS 'No entries are lost.'$sql$, p_partition);
     END IF;
 END
 $$;

@@ -17,8 +17,11 @@ CREATE TRIGGER circuit_breaker_insert AFTER INSERT ON dlq.circuit_breakers
 DROP TRIGGER IF EXISTS circuit_breaker_change ON dlq.circuit_breakers;
 CREATE TRIGGER circuit_breaker_change AFTER UPDATE ON dlq.circuit_breakers
     FOR EACH ROW WHEN (OLD.state IS DISTINCT FROM NEW.state OR OLD.forced IS DISTINCT FROM NEW.forced) EXECUTE FUNCTION dlq.on_breaker_change();
-CREATE OR REPLACE TRIGGER changes_append_only BEFORE UPDATE OR DELETE OR TRUNCATE ON dlq.circuit_breaker_changes
+COMMENT ON TRIGGER circuit_breaker_insert ON dlq.circuit_breakers IS 'Keeps a row for each change.';
+COMMENT ON TRIGGER circuit_breaker_change ON dlq.circuit_breakers IS 'Keeps a row for each change.';
+CREATE OR REPLACE TRIGGER changes_append_only BEFORE UPDATE OR TRUNCATE ON dlq.circuit_breaker_changes
     FOR EACH STATEMENT EXECUTE FUNCTION dlq.refuse('the audit trail is append-only');
+COMMENT ON TRIGGER changes_append_only ON dlq.circuit_breaker_changes IS 'The audit trail is append-only.';
 
 CREATE OR REPLACE FUNCTION dlq.open_breaker(p_name text, p_actor text DEFAULT session_user, p_reason text DEFAULT 'opened by an operator',
     p_for interval DEFAULT NULL, p_forced boolean DEFAULT true, p_now timestamptz DEFAULT now()) RETURNS boolean

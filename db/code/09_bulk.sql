@@ -182,6 +182,7 @@ $$;
 COMMENT ON FUNCTION dlq.on_replay_ended IS 'Trigger: an entry of a replay run has ended, so the next one of its ordering key may go.';
 CREATE OR REPLACE TRIGGER replay_ended AFTER UPDATE OF outcome ON dlq.replay_run_entries
     FOR EACH ROW WHEN (NEW.leads AND OLD.outcome IS NULL AND NEW.outcome IS NOT NULL) EXECUTE FUNCTION dlq.on_replay_ended();
+COMMENT ON TRIGGER replay_ended ON dlq.replay_run_entries IS 'The next entry of an ordering key may go.';
 
 -- A client of River's says every ten minutes, in River's own table, which queues it works.
 CREATE OR REPLACE FUNCTION dlq.unworked_queues(p_queues text[]) RETURNS text[]

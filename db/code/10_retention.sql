@@ -40,6 +40,7 @@ BEGIN
         RETURN true;
     END IF;
     EXECUTE format('CREATE TABLE %I.%I (LIKE %s INCLUDING ALL EXCLUDING INDEXES, PRIMARY KEY (%s))', v_schema, p_name, p_parent, p_primary_key);
+    EXECUTE format('COMMENT ON TABLE %I.%I IS %L', v_schema, p_name, 'A month of ' || p_parent || ', from ' || p_from || '.');
     EXECUTE format('LOCK TABLE ONLY %s IN SHARE ROW EXCLUSIVE MODE', p_parent);
     -- Rows of this range that came while there was no partition for them. (They are moved, not lost.)
     EXECUTE format('ALTER TABLE %s DISABLE TRIGGER %I', dlq.default_partition(p_parent), v_guard);
@@ -71,7 +72,7 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' A
             UNION SELECT date_trunc('month', d.closed_at) FROM dlq.dead_letter_failed_default d WHERE p.parent = 'dlq.dead_letter_failed'::regclass
             UNION SELECT date_trunc('month', d.closed_at) FROM dlq.dead_letter_archived_default d WHERE p.parent = 'dlq.dead_letter_archived'::regclass) n) m
     WHERE NOT EXISTS (SELECT FROM pg_class k WHERE k.relname = m.name AND k.relnamespace = m.relnamespace)
-    ORDER BY m.from_at, m.name
+    ORDER BY m.from_at <> date_trunc('month', now()), m.from_at, m.name -- rows of today wait for theirs
 $$;
 COMMENT ON FUNCTION dlq.missing_partitions IS 'Months of the audit trail and of closed entries that have no partition: this one, the p_months next, and those of rows that are in a default partition.';
 
@@ -88,11 +89,13 @@ BEGIN
         FOR v_partition IN SELECT * FROM dlq.missing_partitions(p_months) LOOP
             IF NOT dlq.ensure_partition(v_partition.parent, v_partition.name, v_partition.from_at, v_partition.to_at, v_partition.primary_key) THEN
                 v_busy := v_partition.name;
+                EXIT; -- whoever holds this one has others wait, too
             END IF;
             COMMIT;
         END LOOP;
+        COMMIT;
         EXIT WHEN v_busy IS NULL;
-        PERFORM pg_catalog.pg_sleep(0.5);
+        PERFORM pg_catalog.pg_sleep(0.25 + pg_catalog.random() / 2); -- two that try do not meet each time
         COMMIT;
     END LOOP;
     IF v_busy IS NOT NULL THEN
@@ -331,3 +334,38 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION dlq.restore_entries IS 'Brings archived entries back, as they were, and keeps their months until p_until. Entries that are there are left alone. Returns how many it brought.';
+
+-- What grows with what dlqd does, and not with what is in it. p_limit bounds what one transaction deletes.
+CREATE OR REPLACE FUNCTION dlq.forget_old(p_limit integer DEFAULT 10000, p_now timestamptz DEFAULT now()) RETURNS integer
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    v_count integer;
+    v_runs  uuid[] := ARRAY(SELECT r.id FROM dlq.replay_runs r WHERE r.status IN ('completed', 'cancelled', 'stopped') AND r.finished_at < p_now - interval '400 days' ORDER BY r.id LIMIT 1000);
+BEGIN
+    DELETE FROM dlq.replay_run_entries e
+    WHERE (e.run_id, e.entry_id) IN (SELECT d.run_id, d.entry_id FROM dlq.replay_run_entries d WHERE d.run_id = ANY (v_runs) LIMIT p_limit);
+    GET DIAGNOSTICS v_count = ROW_COUNT;
+    DELETE FROM dlq.replay_runs r WHERE r.id = ANY (v_runs) AND NOT EXISTS (SELECT FROM dlq.replay_run_entries e WHERE e.run_id = r.id);
+    DELETE FROM dlq.circuit_breaker_changes c WHERE c.id IN (SELECT d.id FROM dlq.circuit_breaker_changes d WHERE d.at < p_now - interval '1100 days' ORDER BY d.id LIMIT p_limit);
+    -- A gate or a pace that is not there begins anew.
+    DELETE FROM dlq.gates g WHERE greatest(g.started_at, g.until) < p_now - interval '30 days';
+    DELETE FROM dlq.paces p WHERE p.free_at < p_now - interval '1 day';
+    DELETE FROM dlq.reconcile_findings f WHERE f.hour < p_now - interval '1100 days';
+    RETURN v_count;
+END
+$$;
+COMMENT ON FUNCTION dlq.forget_old IS 'Deletes reports of replay runs 400 days after they ended, up to p_limit entries of them, changes of circuit breakers and findings of the reconciler after 1,100 days, and gates and paces that nobody uses. Returns how many entries of runs.';
+
+CREATE OR REPLACE FUNCTION dlq.refuse_recent() RETURNS trigger
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF EXISTS (SELECT FROM gone g WHERE g.at > now() - interval '1100 days') THEN
+        RAISE EXCEPTION 'DELETE on %.% is not allowed: the audit trail is append-only', TG_TABLE_SCHEMA, TG_TABLE_NAME USING ERRCODE = 'DLQ01';
+    END IF;
+    RETURN NULL;
+END
+$$;
+COMMENT ON FUNCTION dlq.refuse_recent IS 'Trigger: rows of an audit trail are deleted after 1,100 days at the earliest.';
+DROP TRIGGER IF EXISTS changes_kept ON dlq.circuit_breaker_changes;
+CREATE TRIGGER changes_kept AFTER DELETE ON dlq.circuit_breaker_changes REFERENCING OLD TABLE AS gone FOR EACH STATEMENT EXECUTE FUNCTION dlq.refuse_recent();
+COMMENT ON TRIGGER changes_kept ON dlq.circuit_breaker_changes IS 'A change is kept for 1,100 days.';

@@ -26,6 +26,11 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = o
 $$;
 COMMENT ON FUNCTION dlq.moves_of_day IS 'Moves of a day that a snapshot, taken at p_at, sees.';
 
+CREATE OR REPLACE FUNCTION dlq.most_names() RETURNS integer
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN 1000;
+COMMENT ON FUNCTION dlq.most_names IS 'How many error types of a queue, and how many sources, a week counts one by one, and a tenth of how many failure groups a queue has; the rest counts as other.';
+
 -- fold_moves adds moves to the rollups: those between two snapshots or, if p_old is null, those of a day. Backlog and
 -- numbers of open entries are not of a day: a rebuild counts them itself.
 --
@@ -99,16 +104,42 @@ BEGIN
         CROSS JOIN (VALUES ('hour'::dlq.rollup_step), ('day'), ('week')) s (step)
         GROUP BY s.step, d.measure, date_trunc(s.step::text, d.at), d.bin, GROUPING SETS ((d.queue), ())
         ON CONFLICT (step, measure, scope, bucket, queue, bin) DO UPDATE SET entries = r.entries + excluded.entries, seconds = r.seconds + excluded.seconds
+    ), counted AS MATERIALIZED (
+        SELECT 'error' AS of, f.queue, date_trunc('week', f.failed_at) AS week, f.error_type AS name, count(*) AS times FROM fresh f WHERE f.error_type IS NOT NULL GROUP BY 2, 3, 4
+        UNION ALL
+        SELECT 'source', '', date_trunc('week', f.at), f.source, count(*) FROM fresh f WHERE f.from_status IS NULL AND f.source IS NOT NULL GROUP BY 3, 4
+        UNION ALL
+        SELECT 'group', f.queue, '-infinity', f.joined_group, count(*) FROM fresh f WHERE f.joined_group IS NOT NULL GROUP BY 2, 4
+    ), room AS MATERIALIZED (
+        SELECT d.of, d.queue, d.week, CASE d.of
+            WHEN 'error' THEN dlq.most_names() - (SELECT count(*) FROM (SELECT FROM dlq.rollup_errors k WHERE k.step = 'week' AND k.bucket = d.week AND k.queue = d.queue LIMIT dlq.most_names()) l)
+            WHEN 'source' THEN dlq.most_names() - (SELECT count(*) FROM (SELECT FROM dlq.rollup_sources k WHERE k.step = 'week' AND k.bucket = d.week LIMIT dlq.most_names()) l)
+            ELSE 10 * dlq.most_names() - (SELECT count(*) FROM (SELECT FROM dlq.failure_groups k WHERE k.queue = d.queue LIMIT 10 * dlq.most_names()) l) END AS room
+        FROM (SELECT DISTINCT c.of, c.queue, c.week FROM counted c) d
+    ), names AS MATERIALIZED (
+        -- Strangers choose names. Of a queue and a week, and of all sources and a week, so many have rows of their own; the rest
+        -- counts as other. Of fingerprints, so many of a queue.
+        SELECT n.of, n.queue, n.week, n.name
+        FROM (
+            SELECT k.*, row_number() OVER (PARTITION BY k.of, k.queue, k.week, k.known ORDER BY k.times DESC, k.name) AS rank
+            FROM (
+                SELECT c.*, CASE c.of
+                           WHEN 'error' THEN EXISTS (SELECT FROM dlq.rollup_errors e WHERE e.step = 'week' AND e.bucket = c.week AND e.queue = c.queue AND e.error_type = c.name)
+                           WHEN 'source' THEN EXISTS (SELECT FROM dlq.rollup_sources e WHERE e.step = 'week' AND e.bucket = c.week AND e.source = c.name)
+                           ELSE EXISTS (SELECT FROM dlq.failure_groups e WHERE e.queue = c.queue AND e.fingerprint = c.name) END AS known
+                FROM counted c) k) n
+        WHERE n.known OR n.rank <= (
+            SELECT r.room FROM room r WHERE r.of = n.of AND r.queue = n.queue AND r.week = n.week)
     ), errors AS (
         INSERT INTO dlq.rollup_errors AS r (step, bucket, queue, error_type, failures)
-        SELECT s.step, date_trunc(s.step::text, f.failed_at), f.queue, f.error_type, count(*)
+        SELECT s.step, date_trunc(s.step::text, f.failed_at), f.queue, CASE WHEN (f.queue, date_trunc('week', f.failed_at), f.error_type) IN (SELECT n.queue, n.week, n.name FROM names n WHERE n.of = 'error') THEN f.error_type ELSE 'other' END, count(*)
         FROM fresh f CROSS JOIN (VALUES ('hour'::dlq.rollup_step), ('day'), ('week')) s (step)
         WHERE f.error_type IS NOT NULL AND f.failed_at >= p_from
         GROUP BY 1, 2, 3, 4
         ON CONFLICT (step, bucket, queue, error_type) DO UPDATE SET failures = r.failures + excluded.failures
     ), sources AS (
         INSERT INTO dlq.rollup_sources AS r (step, bucket, source, captured)
-        SELECT s.step, date_trunc(s.step::text, f.at), f.source, count(*)
+        SELECT s.step, date_trunc(s.step::text, f.at), CASE WHEN (date_trunc('week', f.at), f.source) IN (SELECT n.week, n.name FROM names n WHERE n.of = 'source') THEN f.source ELSE 'other' END, count(*)
         FROM fresh f CROSS JOIN (VALUES ('hour'::dlq.rollup_step), ('day'), ('week')) s (step)
         WHERE f.from_status IS NULL AND f.source IS NOT NULL AND f.at >= p_from
         GROUP BY 1, 2, 3
@@ -116,14 +147,14 @@ BEGIN
     ), members AS MATERIALIZED (
         -- An entry joins its group when it is decided, mostly as it is filed. One whose redeliveries are spent is not decided again:
         -- it leaves with a last failure. One that is replayed or reopened after that joins again without one.
-        SELECT f.queue, f.joined_group AS fingerprint, f.at, f.entry_id, f.to_class, 1 AS change, coalesce(dlq.is_open(f.from_status), true)::integer AS failures
+        SELECT f.queue, CASE WHEN (f.queue, f.joined_group) IN (SELECT n.queue, n.name FROM names n WHERE n.of = 'group') THEN f.joined_group ELSE 'other' END AS fingerprint, f.at, f.entry_id, f.to_class, 1 AS change, coalesce(dlq.is_open(f.from_status), true)::integer AS failures
         FROM fresh f WHERE f.joined_group IS NOT NULL
         UNION ALL
-        SELECT f.queue, f.left_group, f.failed_at, f.entry_id, f.to_class, -1, (f.is_failure AND f.to_status = 'dlq_failed')::integer
+        SELECT f.queue, CASE WHEN (f.queue, f.left_group) IN (SELECT n.queue, n.name FROM names n WHERE n.of = 'group') OR EXISTS (SELECT FROM dlq.failure_groups k WHERE k.queue = f.queue AND k.fingerprint = f.left_group) THEN f.left_group ELSE 'other' END, f.failed_at, f.entry_id, f.to_class, -1, (f.is_failure AND f.to_status = 'dlq_failed')::integer
         FROM fresh f WHERE f.left_group IS NOT NULL
     ), groups AS (
         INSERT INTO dlq.failure_groups AS r (queue, fingerprint, title, error_type, error_class, first_seen, last_seen, failures, open, sample)
-        SELECT g.queue, g.fingerprint, e.title, e.error_type, g.class, g.first_seen, g.last_seen, g.failures, g.change, g.sample
+        SELECT g.queue, g.fingerprint, CASE g.fingerprint WHEN 'other' THEN 'others: this queue has too many groups' ELSE e.title END, e.error_type, g.class, g.first_seen, g.last_seen, g.failures, g.change, g.sample
         FROM (
             SELECT m.queue, m.fingerprint, sum(m.failures) AS failures, CASE WHEN p_old IS NULL THEN 0 ELSE sum(m.change) END AS change,
                    min(m.at) AS first_seen, max(m.at) AS last_seen,
@@ -208,11 +239,14 @@ BEGIN
         INSERT INTO dlq.failure_groups AS r (queue, fingerprint, first_seen, last_seen, failures, open, sample, title, error_type, error_class)
         SELECT e.queue, e.fingerprint, min(e.created_at), max(e.last_failed_at), 0, count(*), (array_agg(e.id ORDER BY e.id DESC))[1],
                left(split_part((array_agg(e.error_message ORDER BY e.id))[1], E'\n', 1), 200), (array_agg(e.error_type ORDER BY e.id))[1], (array_agg(e.error_class ORDER BY e.id DESC))[1]
-        FROM dlq.dead_letter_open e WHERE e.fingerprint IS NOT NULL GROUP BY e.queue, e.fingerprint
+        FROM (SELECT o.id, o.queue, o.created_at, o.last_failed_at, o.error_message, o.error_type, o.error_class,
+                     CASE WHEN dense_rank() OVER (PARTITION BY o.queue ORDER BY o.fingerprint) <= 10 * dlq.most_names() OR EXISTS (SELECT FROM dlq.failure_groups k WHERE k.queue = o.queue AND k.fingerprint = o.fingerprint)
+                          THEN o.fingerprint ELSE 'other' END AS fingerprint
+              FROM dlq.dead_letter_open o WHERE o.fingerprint IS NOT NULL) e GROUP BY e.queue, e.fingerprint
         ON CONFLICT (queue, fingerprint) DO UPDATE SET open = excluded.open
     ), closed AS (
         UPDATE dlq.failure_groups r SET open = 0
-        WHERE NOT EXISTS (SELECT FROM dlq.dead_letter_open e WHERE e.queue = r.queue AND e.fingerprint = r.fingerprint)
+        WHERE r.fingerprint <> 'other' AND NOT EXISTS (SELECT FROM dlq.dead_letter_open e WHERE e.queue = r.queue AND e.fingerprint = r.fingerprint)
     )
     SELECT txid_current_snapshot(), clock_timestamp() INTO v_new, v_at;
 
@@ -249,11 +283,13 @@ LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
     DELETE FROM dlq.rollup_flow    WHERE step = 'minute' AND bucket < p_now - interval '3 days';
     DELETE FROM dlq.rollup_flow    WHERE step = 'hour' AND bucket < p_now - interval '400 days';
     DELETE FROM dlq.rollup_times   WHERE step = 'hour' AND bucket < p_now - interval '400 days';
-    DELETE FROM dlq.rollup_errors  WHERE step = 'hour' AND bucket < p_now - interval '400 days';
-    DELETE FROM dlq.rollup_sources WHERE step = 'hour' AND bucket < p_now - interval '400 days';
-    DELETE FROM dlq.rollup_groups  WHERE step = 'hour' AND bucket < p_now - interval '400 days';
+    -- Strangers choose these names: there may be a million of them.
+    DELETE FROM dlq.rollup_errors  WHERE bucket < p_now - CASE step WHEN 'week' THEN interval '1100 days' WHEN 'day' THEN interval '400 days' ELSE interval '35 days' END;
+    DELETE FROM dlq.rollup_sources WHERE bucket < p_now - CASE step WHEN 'week' THEN interval '1100 days' WHEN 'day' THEN interval '400 days' ELSE interval '35 days' END;
+    DELETE FROM dlq.rollup_groups  WHERE bucket < p_now - CASE step WHEN 'week' THEN interval '1100 days' WHEN 'day' THEN interval '400 days' ELSE interval '35 days' END;
+    DELETE FROM dlq.failure_groups WHERE open <= 0 AND last_seen < p_now - interval '400 days';
 $$;
-COMMENT ON FUNCTION dlq.trim_rollups IS 'Deletes minutes of rollups after three days, and hours after 400. Days and weeks stay.';
+COMMENT ON FUNCTION dlq.trim_rollups IS 'Deletes rollups that are finer than their age deserves: minutes after three days, hours after 400. Days and weeks stay; but of error types, sources and failure groups hours go after 35 days, days after 400, weeks after 1,100, and a group without open entries after 400.';
 
 -- Windows end now and are made of whole buckets: the one in which a window begins counts whole.
 
@@ -468,3 +504,16 @@ CREATE OR REPLACE VIEW dlq.time_in_dlq AS SELECT * FROM dlq.times('7 days');
 COMMENT ON VIEW dlq.time_in_dlq IS 'How long entries closed in the last seven days were open, and work took to recover; see dlq.times.';
 CREATE OR REPLACE VIEW dlq.rollup_lag AS SELECT s.at, now() - s.at AS behind, s.rebuilt_at, s.moves FROM dlq.rollup_state s;
 COMMENT ON VIEW dlq.rollup_lag IS 'As of when analytics are exact.';
+-- (Each is the function of its name, with what that takes by default.)
+CREATE OR REPLACE VIEW dlq.error_types AS SELECT * FROM dlq.error_types();
+COMMENT ON VIEW dlq.error_types IS 'Failures of the last seven days by type of error, the most first.';
+CREATE OR REPLACE VIEW dlq.top_groups AS SELECT * FROM dlq.top_groups();
+COMMENT ON VIEW dlq.top_groups IS 'The failure groups with the most failures in the last seven days.';
+CREATE OR REPLACE VIEW dlq.replay_success AS SELECT * FROM dlq.replay_success();
+COMMENT ON VIEW dlq.replay_success IS 'How redeliveries of the last seven days ended, by queue and class.';
+CREATE OR REPLACE VIEW dlq.retry_cost AS SELECT * FROM dlq.retry_cost();
+COMMENT ON VIEW dlq.retry_cost IS 'What attempts and redeliveries of the last seven days were spent on, by queue.';
+CREATE OR REPLACE VIEW dlq.noisiest_sources AS SELECT * FROM dlq.noisiest_sources();
+COMMENT ON VIEW dlq.noisiest_sources IS 'Which sources'' messages became dead letters in the last seven days, the most first.';
+CREATE OR REPLACE VIEW dlq.oldest_entries AS SELECT * FROM dlq.oldest_entries();
+COMMENT ON VIEW dlq.oldest_entries IS 'The open entries that have waited for the longest.';

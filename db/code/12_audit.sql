@@ -254,11 +254,11 @@ BEGIN
     WHERE e.id = x.entry AND e.status IN ('dlq_resolved', 'dlq_archived') AND e.closed_at >= v_since;
     GET DIAGNOSTICS entries = ROW_COUNT;
 
-    -- What a job told and nobody has applied yet, or the database refuses.
+    -- What a job told and nobody has applied yet, or the database refuses: that it ended stays.
     UPDATE dlq.job_facts f SET job = f.job - 'refusal' || '{"errors": [], "metadata": {}}'
-    FROM (SELECT e.river_job_id AS job_id, e.job_created_at FROM dlq.dead_letter_queue e WHERE e.id = ANY (v_ids) AND e.closed_at >= v_since
-          UNION SELECT m.job_id, m.job_created_at FROM dlq.entry_jobs m WHERE m.entry_id = ANY (v_ids)) t
-    WHERE f.job_id = t.job_id AND f.job_created_at = t.job_created_at AND f.job IS NOT NULL;
+    WHERE f.job IS NOT NULL AND (f.entry_id = ANY (v_ids) OR (f.job_id, f.job_created_at) IN (
+        SELECT e.river_job_id, e.job_created_at FROM dlq.dead_letter_queue e WHERE e.id = ANY (v_ids) AND e.closed_at >= v_since
+        UNION SELECT m.job_id, m.job_created_at FROM dlq.entry_jobs m WHERE m.entry_id = ANY (v_ids)));
     DELETE FROM dlq.ordered_jobs o USING dlq.dead_letter_queue d
     WHERE d.id = ANY (v_ids) AND d.closed_at >= v_since AND o.job_id = d.river_job_id AND o.job_created_at = d.job_created_at;
     PERFORM dlq.erase_trail(v_ids, v_from);

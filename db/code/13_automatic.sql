@@ -84,6 +84,7 @@ COMMENT ON FUNCTION dlq.next_step IS 'What happens next to an entry, in words; n
 
 CREATE OR REPLACE TRIGGER automatic_changes_append_only BEFORE UPDATE OR DELETE OR TRUNCATE ON dlq.automatic_changes
     FOR EACH STATEMENT EXECUTE FUNCTION dlq.refuse('the audit trail is append-only');
+COMMENT ON TRIGGER automatic_changes_append_only ON dlq.automatic_changes IS 'The audit trail is append-only.';
 
 -- change_automatic makes one change. DLQ workers hold the lock, shared, from before they read the switches until they
 -- commit, so a change is in force over all processes once its transaction ends: what was decided before it is done, and

@@ -83,10 +83,11 @@ BEGIN
         ), queued AS (
             INSERT INTO river.river_job (args, kind, max_attempts, metadata, priority, queue, tags, state)
             SELECT a.args, a.kind, a.max_attempts, a.metadata || jsonb_build_object(''dlq:run_again'', $4), a.priority, a.queue, a.tags, ''available'' FROM again a ORDER BY a.finalized_at, a.id
-            RETURNING id, created_at, queue, args
+            RETURNING id, created_at, kind, queue, args
         ), placed AS ( -- those of one ordering key go in the order in which they were done
+            -- (Of queues that do not keep the order, nobody looks at them: they are taken away when the work is done.)
             INSERT INTO dlq.ordered_jobs (queue, ordering_key, job_id, job_created_at)
-            SELECT q.queue, q.args ->> ''orderingKey'', q.id, q.created_at FROM queued q WHERE q.args ->> ''orderingKey'' IS NOT NULL ORDER BY q.id
+            SELECT q.queue, q.args ->> ''orderingKey'', q.id, q.created_at FROM queued q WHERE q.kind = ''dlqd_message'' AND q.args ->> ''orderingKey'' IS NOT NULL ORDER BY q.id
         ) SELECT count(*)::integer FROM queued' INTO v_count USING p_since, p_queue, p_limit, p_note;
     PERFORM dlq.record_act('completed jobs', 'run again', p_actor, p_note, jsonb_build_object('since', p_since, 'queue', p_queue, 'jobs', v_count));
     RETURN v_count;

@@ -165,7 +165,7 @@ DECLARE
             "heat_map", "hidden_columns", "is_open", "is_owner", "is_repeat", "job_table", "next_step", "noisiest_sources", "oldest_entries", "origin", "policy_version", "preview", "ratio", "replay_success", "replayable", "retry_cost", "sensitive_columns", "stage_of", "stats", "step_for", "times", "to_uuid", "top_groups", "trail_begins", "trigger_state", "writing_jobs"],
         "dlq_operator": ["act_on", "act_where", "assign", "count_jobs", "default_partition_rows", "discard", "expired_partitions", "jobs", "note", "open_breaker", "park", "paused_queues", "refresh_rollups", "reopen", "replay", "replay_cancel", "replay_pause", "replay_resume",
             "replay_set_rate", "replay_start", "reset_automatic", "reset_breaker", "resolve", "resume_automatic", "river_leader", "run_again", "set_automatic", "stop_automatic", "sweep_redeliveries", "trail", "unpark"],
-        "dlq_admin": ["age_out", "backfill", "delete_entries", "delete_jobs", "drop_empty_month", "drop_partition", "ensure_partition", "ensure_partitions", "erase", "erase_begin", "erase_step", "expired_entries", "missing_partitions", "rebuild_rollups",
+        "dlq_admin": ["age_out", "backfill", "delete_entries", "delete_jobs", "drop_empty_month", "drop_partition", "ensure_partition", "ensure_partitions", "erase", "erase_begin", "erase_step", "expired_entries", "forget_old", "missing_partitions", "rebuild_rollups",
             "reconcile", "set_capture", "restore_entries", "trim_rollups"]}';
 BEGIN
     EXECUTE format('REVOKE ALL ON ALL ROUTINES IN SCHEMA %s FROM PUBLIC', v_schema);
@@ -173,6 +173,10 @@ BEGIN
         IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = v_role) THEN
             BEGIN
                 EXECUTE format('CREATE ROLE %I NOLOGIN', v_role);
+                EXECUTE format('COMMENT ON ROLE %I IS %L', v_role, CASE v_role
+                    WHEN 'dlq_reader' THEN 'dlqd: reads dead letters (but for sensitive columns), audit trail and analytics.'
+                    WHEN 'dlq_operator' THEN 'dlqd: reads all, replays, discards, resolves, parks; steers runs and circuit breakers.'
+                    ELSE 'dlqd: also purges, erases, restores, and keeps retention and partitions.' END);
                 -- What detach takes away again.
                 INSERT INTO dlq.settings AS s (key, value) VALUES ('roles_made', v_role)
                 ON CONFLICT (key) DO UPDATE SET value = s.value || ',' || excluded.value, updated_at = now();

@@ -631,7 +631,7 @@ COMMENT ON COLUMN dlq.replay_runs.updated_at IS 'When it last went further, or w
 COMMENT ON COLUMN dlq.replay_runs.finished_at IS 'When it ended; null while it has not.';
 
 CREATE TYPE dlq.rollup_step AS ENUM ('minute', 'hour', 'day', 'week');
-COMMENT ON TYPE dlq.rollup_step IS 'Length of a rollup''s buckets. Minutes are kept three days, hours 400 days, days and weeks for ever.';
+COMMENT ON TYPE dlq.rollup_step IS 'Length of a rollup''s buckets. Minutes are kept three days, hours 400 days, days and weeks for ever; of names that strangers choose, see dlq.trim_rollups().';
 
 CREATE TABLE dlq.rollup_state (
     one        boolean PRIMARY KEY DEFAULT true CHECK (one),
@@ -723,7 +723,7 @@ CREATE TABLE dlq.rollup_errors (
     PRIMARY KEY (step, bucket, queue, error_type)
 ) WITH (fillfactor = 70);
 COMMENT ON TABLE dlq.rollup_errors IS 'Rollup: failures by queue and type of error. Read it with dlq.error_types().';
-COMMENT ON COLUMN dlq.rollup_errors.error_type IS 'The type; '''' where the error has none.';
+COMMENT ON COLUMN dlq.rollup_errors.error_type IS 'The type; '''' where the error has none; other for those beyond dlq.most_names().';
 
 CREATE TABLE dlq.rollup_sources (
     step     dlq.rollup_step NOT NULL CHECK (step <> 'minute'),
@@ -941,6 +941,12 @@ COMMENT ON TABLE dlq.duties IS 'What one process at a time does, in many transac
 COMMENT ON COLUMN dlq.duties.name IS 'Which duty.';
 COMMENT ON COLUMN dlq.duties.holder IS 'Who does it: an id of that time alone.';
 COMMENT ON COLUMN dlq.duties.until IS 'When another may take it, unless its holder says before that it goes on.';
+
+COMMENT ON TABLE dlq.dead_letter_inbox IS 'Entries that nobody has filed yet: all that an application''s transaction writes.';
+COMMENT ON TABLE dlq.dead_letter_resolved_default IS 'Rows of months that had no partition when they came; dlq.ensure_partitions() makes it, and moves them there.';
+COMMENT ON TABLE dlq.dead_letter_failed_default IS 'Rows of months that had no partition when they came; dlq.ensure_partitions() makes it, and moves them there.';
+COMMENT ON TABLE dlq.dead_letter_archived_default IS 'Rows of months that had no partition when they came; dlq.ensure_partitions() makes it, and moves them there.';
+COMMENT ON TABLE dlq.dead_letter_transitions_default IS 'Rows of months that had no partition when they came; dlq.ensure_partitions() makes it, and moves them there.';
 
 -- +goose Down
 DROP TABLE dlq.acts;

@@ -25,3 +25,6 @@ SELECT e.id::uuid AS id FROM dlq.expired_entries(@periods::jsonb, @max_entries::
 -- name: DeleteEntries :one
 -- Those that are as they were when they were read.
 SELECT dlq.delete_entries(@ids::uuid[], @hashes::bigint[], 'retention', 'deleted: its time is over')::integer AS entries;
+
+-- name: ForgetOld :one
+SELECT dlq.forget_old(@max_entries::integer, @now::timestamptz)::integer AS entries;

@@ -441,3 +441,37 @@ func TestLoops(t *testing.T) {
 		return err == nil && len(stats) > 0 && stats[0].Captured == 2
 	}, 20*time.Second, 20*time.Millisecond)
 }
+
+// Strangers choose the names of types and sources, and their texts make failure groups: so many are counted one by one, and the rest as
+// other, of which nothing is lost.
+func TestRollups_manyNames(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	const names = 12_000
+	capture := func(from, to int) {
+		b.exec(t, `INSERT INTO dlq.dead_letter_transitions (entry_id, to_status, actor, reason, queue, kind, error_class, error_type, failed_at, source, attempts, joined_group)
+			SELECT dlq.entry_id(i, now()), 'dlq_manual', 'capture', 'job failed', 'q', 'k', 'unknown', 'T' || i, now(), 'S' || i, 1, 'g' || i FROM generate_series($1::int, $2::int) i`, from, to)
+		b.refresh(t)
+	}
+	capture(1, 600)
+	capture(1, names)
+	got := func(sql string) (n int) {
+		t.Helper()
+		require.NoError(t, b.pool.QueryRow(t.Context(), sql).Scan(&n))
+		return n
+	}
+	require.Equal(t, 1001, got("SELECT count(*) FROM dlq.rollup_errors WHERE step = 'week'"))
+	require.Equal(t, 1001, got("SELECT count(*) FROM dlq.rollup_sources WHERE step = 'day'"))
+	require.Equal(t, 10_001, got("SELECT count(*) FROM dlq.failure_groups"))
+	require.Equal(t, names+600, got("SELECT sum(failures)::int FROM dlq.rollup_errors WHERE step = 'day'"), "nothing is lost")
+	require.Equal(t, names-1000, got("SELECT failures::int FROM dlq.rollup_errors WHERE step = 'day' AND error_type = 'other'"))
+	require.Equal(t, names-10_000, got("SELECT open::int FROM dlq.failure_groups WHERE fingerprint = 'other'"))
+	require.Equal(t, 600, got("SELECT count(*) FROM dlq.rollup_errors WHERE step = 'day' AND failures = 2"), "those that were known stay")
+
+	// Who leaves a group that is not counted by itself leaves the others.
+	b.exec(t, `INSERT INTO dlq.dead_letter_transitions (entry_id, from_status, to_status, actor, queue, kind, error_class, left_group)
+		SELECT dlq.entry_id(i, now()), 'dlq_manual', 'dlq_archived', 'kim', 'q', 'k', 'unknown', 'g' || i FROM generate_series(1, $1::int) i`, names)
+	b.refresh(t)
+	require.Equal(t, 600, got("SELECT sum(open)::int FROM dlq.failure_groups"), "two of each of the first had come")
+	require.Zero(t, got("SELECT open::int FROM dlq.failure_groups WHERE fingerprint = 'other'"))
+}

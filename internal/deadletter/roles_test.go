@@ -176,24 +176,3 @@ func TestRoles_admin(t *testing.T) {
 		}
 	})
 }
-
-// TestComments has \d+ and \df+ read like a manual.
-func TestComments(t *testing.T) {
-	t.Parallel()
-	pool := postgrestest.Pool(t)
-	rows, err := pool.Query(t.Context(), `
-		SELECT 'relation ' || c.relname FROM pg_class c WHERE c.relnamespace = 'dlq'::regnamespace AND c.relkind IN ('r', 'p', 'v') AND NOT c.relispartition
-			AND c.relname <> 'schema_migrations' AND obj_description(c.oid, 'pg_class') IS NULL
-		UNION ALL
-		SELECT 'column ' || c.relname || '.' || a.attname FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid
-		WHERE c.relnamespace = 'dlq'::regnamespace AND c.relkind IN ('r', 'p') AND NOT c.relispartition AND c.relname <> 'schema_migrations'
-			AND a.attnum > 0 AND NOT a.attisdropped AND col_description(c.oid, a.attnum) IS NULL
-		UNION ALL
-		SELECT 'function ' || p.proname FROM pg_proc p WHERE p.pronamespace = 'dlq'::regnamespace AND obj_description(p.oid, 'pg_proc') IS NULL
-		UNION ALL
-		SELECT 'type ' || t.typname FROM pg_type t WHERE t.typnamespace = 'dlq'::regnamespace AND t.typtype = 'e' AND obj_description(t.oid, 'pg_type') IS NULL`)
-	require.NoError(t, err)
-	bare, err := pgx.CollectRows(rows, pgx.RowTo[string])
-	require.NoError(t, err)
-	require.Empty(t, bare)
-}

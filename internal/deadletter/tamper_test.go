@@ -140,7 +140,7 @@ func TestAudit_ofWhatIsNoMove(t *testing.T) {
 		s := &session{T: t, conn: conn}
 		s.can("SET dlq.origin = 'API, from 10.0.0.7'")
 		s.can("SET application_name = 'API, from 10.0.0.8'")
-		run := s.text(`SELECT dlq.replay_start('{"queue": "q"}', p_note => 'mended')::text`)
+		run := s.text(`SELECT dlq.replay_start('{"queue": "q"}', p_note => 'mended', p_force => true)::text`)
 		for _, sql := range []string{
 			"SELECT dlq.replay_set_rate('" + run + "', 5)", "SELECT dlq.replay_pause('" + run + "')", "SELECT dlq.replay_resume('" + run + "')", "SELECT dlq.replay_cancel('" + run + "')",
 			"SELECT dlq.open_breaker('destination:bank', p_reason => 'they asked', p_for => '1 hour')", "SELECT dlq.reset_breaker('destination:bank')",

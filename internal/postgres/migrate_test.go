@@ -244,27 +244,34 @@ func TestAttach_needsRiver(t *testing.T) {
 	require.ErrorContains(t, migratorOn(pool).Attach(t.Context()), "there is no River in schema")
 }
 
-// Every table, column, function and view explains itself in psql.
+// Everything that dlqd makes explains itself in psql: no object of the catalog is without a comment.
 func TestSchema_isCommented(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.Pool(t)
 	rows, err := pool.Query(t.Context(), `
+		SELECT 'schema ' || n.nspname FROM pg_namespace n WHERE n.nspname = 'dlq' AND obj_description(n.oid, 'pg_namespace') IS NULL
+		UNION ALL
 		SELECT 'column ' || c.oid::regclass || '.' || a.attname
-		FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid
-		WHERE c.relnamespace = 'dlq'::regnamespace AND c.relkind IN ('r', 'p') AND NOT c.relispartition AND a.attnum > 0
-		  AND c.relname IN ('dead_letter_queue', 'dead_letter_transitions') AND a.attname <> 'id'
+		FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
+		WHERE c.relnamespace = 'dlq'::regnamespace AND c.relkind IN ('r', 'p', 'v') AND NOT c.relispartition AND c.relname <> 'schema_migrations' -- goose's
 		  AND col_description(c.oid, a.attnum) IS NULL
 		UNION ALL
-		SELECT 'relation ' || c.oid::regclass FROM pg_class c
-		WHERE c.relnamespace = 'dlq'::regnamespace AND c.relkind IN ('r', 'p', 'v') AND obj_description(c.oid) IS NULL
-		  AND c.relname !~ '_(default|\d+)$' AND c.relname <> 'schema_migrations'
+		SELECT 'relation ' || c.relkind::text || ' ' || c.oid::regclass FROM pg_class c LEFT JOIN pg_index i ON i.indexrelid = c.oid LEFT JOIN pg_class t ON t.oid = i.indrelid
+		WHERE c.relnamespace = 'dlq'::regnamespace AND obj_description(c.oid, 'pg_class') IS NULL AND c.relname NOT LIKE 'schema\_migrations%'
+		  -- Of a month's index, the comment is its table's.
+		  AND NOT (c.relkind = 'i' AND t.relispartition AND t.relname NOT IN ('dead_letter_inbox', 'dead_letter_open'))
 		UNION ALL
 		SELECT 'function ' || p.oid::regprocedure FROM pg_proc p
-		WHERE p.pronamespace = 'dlq'::regnamespace AND obj_description(p.oid, 'pg_proc') IS NULL`)
+		WHERE p.pronamespace = 'dlq'::regnamespace AND obj_description(p.oid, 'pg_proc') IS NULL
+		UNION ALL
+		SELECT 'type ' || t.oid::regtype FROM pg_type t WHERE t.typnamespace = 'dlq'::regnamespace AND t.typtype = 'e' AND obj_description(t.oid, 'pg_type') IS NULL
+		UNION ALL
+		SELECT 'trigger ' || t.tgname || ' on ' || t.tgrelid::regclass FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid
+		WHERE c.relnamespace = 'dlq'::regnamespace AND NOT t.tgisinternal AND t.tgparentid = 0 AND obj_description(t.oid, 'pg_trigger') IS NULL`)
 	require.NoError(t, err)
 	missing, err := pgx.CollectRows(rows, pgx.RowTo[string])
 	require.NoError(t, err)
-	require.Empty(t, missing)
+	require.Empty(t, missing, strings.Join(missing, "\n"))
 }
 
 func TestFunctions_thatTriggersCallArePinned(t *testing.T) {

@@ -85,10 +85,10 @@ func TestErase_leavesNothing(t *testing.T) {
 		b.exec("SELECT dlq.replay($1, 'kim', NULL, '{\"customer\": \"zaphod\", \"address\": \"zaphod''s street\"}')", id(n))
 		fails()
 	}
-	run := b.text(`SELECT dlq.replay_start('{"payload": {"customer": "zaphod"}}', 'kim', 'ticket 7', p_merge_patch => '{"name": "zaphod"}')::text`)
+	run := b.text(`SELECT dlq.replay_start('{"payload": {"customer": "zaphod"}}', 'kim', 'ticket 7', p_merge_patch => '{"name": "zaphod"}', p_force => true)::text`)
 	b.exec("SELECT dlq.replay_step($1, ARRAY[$2::uuid])", run, id(4))
 	fails()
-	b.exec("SELECT dlq.replay_start('{\"tags\": [\"trillian\"]}', 'kim', 'hers')")
+	b.exec("SELECT dlq.replay_start('{\"tags\": [\"trillian\"]}', 'kim', 'hers', p_force => true)")
 	b.exec("INSERT INTO dlq.job_facts (job_id, job_created_at, fact, entry_id, job) SELECT river_job_id, job_created_at, 'refused', id, '{\"state\": \"discarded\", \"errors\": [{\"error\": \"zaphod\"}]}' FROM dlq.dead_letter_queue WHERE id = $1", id(5))
 	b.exec(`UPDATE dlq.dead_letter_queue SET fingerprint = md5(original_event::text), move = '{"actor": "worker:1", "reason": "judged"}' WHERE status = 'dlq_manual'`)
 	b.exec("SELECT dlq.refresh_rollups()")

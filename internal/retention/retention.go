@@ -9,7 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"strings"
+	"math/rand/v2"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
@@ -91,6 +91,13 @@ func (k *Keeper) run(ctx context.Context, done *Done) error {
 		return err
 	}
 
+	if err := k.steps(func() (int, error) {
+		forgotten, err := dbsqlc.New(k.Store.DB()).ForgetOld(ctx, dbsqlc.ForgetOldParams{MaxEntries: batchSize, Now: now})
+		return int(forgotten), err
+	}); err != nil {
+		return err
+	}
+
 	if err := k.dropEmptyMonths(ctx, periods, now); err != nil {
 		return err
 	}
@@ -99,19 +106,13 @@ func (k *Keeper) run(ctx context.Context, done *Done) error {
 		return err
 	}
 	var errs []error
-	busy := map[string]bool{} // tables that somebody reads for long: their other partitions are not tried in this round
 	for _, p := range partitions {
-		table := p.Name[:strings.LastIndex(p.Name, "_")]
-		if busy[table] {
-			continue
-		}
 		archived, err := k.letGo(ctx, p.Name, p.OfAudit, rules.Version())
-		if isBusy(err) {
-			busy[table] = true
-			err = fmt.Errorf("somebody uses table %s, and has for a while: %w", table, err)
-		}
 		if err != nil {
 			errs = append(errs, fmt.Errorf("partition %s stays for now: %w", p.Name, err))
+			if isBusy(err) { // whoever reads it for long, a dump say, reads the others too: each try has all others wait
+				break
+			}
 			continue
 		}
 		done.Dropped++
@@ -141,7 +142,7 @@ func (k *Keeper) steps(step func() (int, error)) error {
 	return nil
 }
 
-// dropTries is how often a partition is tried to be dropped that somebody uses, and dropPause the time between: each try has
+// dropTries is how often a partition is tried to be dropped that somebody uses, and dropPause about the time between: each try has
 // whoever comes next wait for a tenth of a second.
 const (
 	dropTries = 5
@@ -157,7 +158,7 @@ func (k *Keeper) drop(ctx context.Context, drop func() error) error {
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
-		case <-time.After(dropPause):
+		case <-time.After(dropPause/2 + rand.N(dropPause)):
 		}
 	}
 }

@@ -3,11 +3,13 @@ package retention_test
 import (
 	"bytes"
 	"log/slog"
+	"net/http"
 	"net/http/httptest"
 	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -287,7 +289,16 @@ func TestArchive_audit(t *testing.T) {
 
 // The same in an object store.
 func TestArchive_s3(t *testing.T) {
-	store := httptest.NewServer(gofakes3.New(s3mem.New(), gofakes3.WithAutoBucket(true)).Server())
+	// While bytes go there, no transaction is open, and no connection is held.
+	var pool atomic.Pointer[pgxpool.Pool]
+	var held atomic.Int64
+	s3 := gofakes3.New(s3mem.New(), gofakes3.WithAutoBucket(true)).Server()
+	store := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if pool := pool.Load(); pool != nil {
+			held.Add(int64(pool.Stat().AcquiredConns()))
+		}
+		s3.ServeHTTP(w, r)
+	}))
 	t.Cleanup(store.Close)
 	t.Setenv("AWS_ACCESS_KEY_ID", "a")
 	t.Setenv("AWS_SECRET_ACCESS_KEY", "secret")
@@ -297,12 +308,88 @@ func TestArchive_s3(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, "s3://cold", b.cold.String())
 	b.keeper.Archive = b.cold
+	pool.Store(b.pool)
 	b.closed(3, "payments", "dlq_resolved")
-	b.now = b.now.Add(100 * 24 * time.Hour)
+	b.closed(2, "mails", "dlq_resolved")
+	b.exec("DELETE FROM river_job")
+	b.now = b.now.Add(10 * 24 * time.Hour)
+	done := b.run()
+	require.Equal(t, 2, done.Deleted, "one by one: this queue keeps them for less time than others")
+	require.Equal(t, 2, done.Archived)
+	b.now = b.now.Add(90 * 24 * time.Hour)
 	require.Equal(t, 3, b.run().Archived)
+	b.erase(`{"payload": {"customer": "zaphod"}}`)
+	require.Zero(t, held.Load())
 	month := time.Now().UTC().Format("dead_letter_resolved_200601")
 	m := b.units()[month][0]
 	n, err := b.cold.Restore(t.Context(), b.keeper.Store, &m, uuid.Nil, b.now.Add(time.Hour), deadletter.Act{Actor: "kim"})
 	require.NoError(t, err)
 	require.Equal(t, 3, n)
+}
+
+// What dlqd remembers of what it did does not grow for ever.
+func TestKeeper_forgetsOldReports(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.closed(3, "payments", "dlq_resolved")
+	for _, sql := range []string{
+		"SELECT dlq.replay_cancel(dlq.replay_start('{\"queue\": \"payments\"}', p_force => true))", "SELECT dlq.replay_start('{\"queue\": \"payments\"}', p_force => true)",
+		"INSERT INTO dlq.replay_run_entries (run_id, entry_id, outcome) SELECT r.id, gen_random_uuid(), 'skipped' FROM dlq.replay_runs r CROSS JOIN generate_series(1, 2500)",
+		"SELECT dlq.open_breaker('destination:d')", "SELECT dlq.reset_breaker('destination:d')",
+		"INSERT INTO dlq.gates (name, state, started_at) VALUES ('smart:payments:f', 'open', now())", "INSERT INTO dlq.paces (name, free_at) VALUES ('replay:x', now())",
+		"SELECT dlq.rebuild_rollups()", "INSERT INTO dlq.failure_groups (queue, fingerprint, first_seen, last_seen) VALUES ('payments', 'f', now(), now())",
+		"INSERT INTO dlq.rollup_errors (step, bucket, queue, error_type, failures) SELECT s, date_trunc('week', now()), 'payments', 'T' || i, 1 FROM unnest('{hour,day,week}'::dlq.rollup_step[]) s, generate_series(1, 100) i",
+	} {
+		b.exec(sql)
+	}
+	left := func() string {
+		return b.text(`SELECT concat_ws(' ', (SELECT count(*) FROM dlq.replay_runs), (SELECT count(*) FROM dlq.replay_run_entries), (SELECT count(*) FROM dlq.circuit_breaker_changes),
+			(SELECT count(*) FROM dlq.gates), (SELECT count(*) FROM dlq.paces), (SELECT count(*) FROM dlq.failure_groups), (SELECT count(*) FROM dlq.rollup_errors WHERE error_type LIKE 'T%'))`)
+	}
+	after := func(days int) string {
+		b.now = time.Now().AddDate(0, 0, days)
+		b.run()
+		b.exec("SELECT dlq.trim_rollups($1)", b.now)
+		return left()
+	}
+	require.Equal(t, "2 5000 2 1 1 1 300", left())
+	require.Equal(t, "2 5000 2 1 0 1 300", after(2))
+	require.Equal(t, "2 5000 2 0 0 1 200", after(45))
+	require.Equal(t, "1 2500 2 0 0 0 100", after(410), "a run that has not ended stays")
+	_, err := b.pool.Exec(t.Context(), "DELETE FROM dlq.circuit_breaker_changes")
+	require.ErrorContains(t, err, "append-only")
+	b.exec("INSERT INTO dlq.circuit_breaker_changes (at, name, to_state) VALUES (now() - interval '1101 days', 'destination:d', 'open')")
+	b.now = time.Now()
+	b.run()
+	require.Equal(t, 2, b.count("SELECT count(*) FROM dlq.circuit_breaker_changes"))
+}
+
+// Whoever reads a month for long holds up a round once, and not once for each month.
+func TestKeeper_endsAtTheFirstLock(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	for _, month := range []string{"202001", "202002"} {
+		b.exec("SELECT dlq.ensure_partition('dlq.dead_letter_resolved', 'dead_letter_resolved_" + month + "', ('" + month + "01')::date, ('" + month + "01')::date + interval '1 month', 'id')")
+	}
+	tx, err := b.pool.Begin(t.Context())
+	require.NoError(t, err)
+	_, err = tx.Exec(t.Context(), "LOCK TABLE dlq.dead_letter_resolved IN ACCESS SHARE MODE")
+	require.NoError(t, err)
+	_, err = b.keeper.Run(t.Context())
+	require.ErrorContains(t, err, "dead_letter_resolved_202001")
+	require.NotContains(t, err.Error(), "dead_letter_resolved_202002")
+	require.NoError(t, tx.Rollback(t.Context()))
+	require.Equal(t, 2, b.run().Dropped)
+}
+
+// The month in which rows wait today comes first.
+func TestPartitions_todaysFirst(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	now := time.Now().UTC()
+	b.exec("DROP TABLE dlq.dead_letter_transitions_" + now.Format("200601"))
+	b.exec("DROP TABLE dlq.dead_letter_resolved_" + now.AddDate(0, 0, 1-now.Day()).AddDate(0, 1, 0).Format("200601"))
+	b.exec("INSERT INTO dlq.dead_letter_transitions (at, entry_id, to_status, actor, queue, kind) VALUES ('2020-01-07', gen_random_uuid(), 'dlq_pending', 'a', 'q', 'k')")
+	require.Equal(t, "dead_letter_transitions_"+now.Format("200601")+" dead_letter_transitions_202001 dead_letter_resolved_"+now.AddDate(0, 0, 1-now.Day()).AddDate(0, 1, 0).Format("200601"),
+		b.text("SELECT string_agg(name, ' ') FROM dlq.missing_partitions()"))
 }

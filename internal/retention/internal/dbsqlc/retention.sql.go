@@ -144,6 +144,22 @@ func (q *Queries) ExpiredPartitions(ctx context.Context, arg ExpiredPartitionsPa
 	return items, nil
 }
 
+const ForgetOld = `-- name: ForgetOld :one
+SELECT dlq.forget_old($1::integer, $2::timestamptz)::integer AS entries
+`
+
+type ForgetOldParams struct {
+	MaxEntries int32
+	Now        time.Time
+}
+
+func (q *Queries) ForgetOld(ctx context.Context, arg ForgetOldParams) (int32, error) {
+	row := q.db.QueryRow(ctx, ForgetOld, arg.MaxEntries, arg.Now)
+	var entries int32
+	err := row.Scan(&entries)
+	return entries, err
+}
+
 const NoteArchived = `-- name: NoteArchived :exec
 SELECT dlq.note_archived($1::text, $2::bigint, ($3::text)::numeric, $4::text)
 `
