@@ -268,9 +268,13 @@ func TestFlags_numbersAsTyped(t *testing.T) {
 	t.Parallel()
 	const document = `{"acct":9007199254740993,"sum":0.12345678901234567890123}`
 	for _, args := range [][]string{
-		{"replay", "--payload-contains", document}, {"discard", "--payload-contains", document}, {"erase", "--payload-contains", document},
-		{"export", "--payload-contains", document}, {"replay", "--all", "--merge-patch", document},
-		{"replay", "--all", "--patch", `[{"op":"add","path":"","value":` + document + `}]`}, {"replay", testEntry, "--payload", document},
+		{"replay", "--payload-contains", document},
+		{"discard", "--payload-contains", document},
+		{"erase", "--payload-contains", document},
+		{"export", "--payload-contains", document},
+		{"replay", "--all", "--merge-patch", document},
+		{"replay", "--all", "--patch", `[{"op":"add","path":"","value":` + document + `}]`},
+		{"replay", testEntry, "--payload", document},
 		{"send", "--kind", "k", document},
 	} {
 		asked, err := did(t, args...)

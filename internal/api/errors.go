@@ -3,10 +3,10 @@ package api
 import (
 	"encoding/json"
 	"errors"
-	"fmt"
 	"io"
 	"net"
 	"net/http"
+	"strconv"
 	"strings"
 	"unicode/utf8"
 
@@ -26,7 +26,7 @@ const (
 )
 
 // Errors of huma's go through here as well: they would repeat all that was sent, a megabyte of it.
-func init() {
+func init() { //nolint:gochecknoinits // huma has these as variables of the package
 	huma.ValidateStrictCasing = true // encoding/json takes "Filter" for "filter", and others do not
 	standard := huma.NewError
 	huma.NewError = func(status int, msg string, errs ...error) huma.StatusError {
@@ -181,8 +181,8 @@ func isConnection(err error) bool {
 // alsoAnswers describes an answer of an operation beside its standard one, of the same form.
 func alsoAnswers(api huma.API, path string, status, like int, description string, value any) {
 	responses := api.OpenAPI().Paths[path].Post.Responses
-	schema := responses[fmt.Sprint(like)].Content["application/json"].Schema
-	responses[fmt.Sprint(status)] = &huma.Response{
+	schema := responses[strconv.Itoa(like)].Content["application/json"].Schema
+	responses[strconv.Itoa(status)] = &huma.Response{
 		Description: description, Content: map[string]*huma.MediaType{"application/json": {Schema: schema, Example: value}},
 	}
 }

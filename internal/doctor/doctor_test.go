@@ -1,7 +1,6 @@
 package doctor_test
 
 import (
-	"fmt"
 	"log/slog"
 	"testing"
 
@@ -122,7 +121,7 @@ func TestExamine_otherSchemas(t *testing.T) {
 	require.NoError(t, m.Up(t.Context()))
 	examine := func() (findings []doctor.Finding) { return doctor.Examine(t.Context(), m) }
 	for _, f := range examine() {
-		require.Regexp(t, `^(ok true|River's leader|transactions|replication slots)`, fmt.Sprintf("%s", map[bool]string{true: "ok true", false: f.Name}[f.OK]), f.Detail)
+		require.Regexp(t, `^(ok true|River's leader|transactions|replication slots)`, map[bool]string{true: "ok true", false: f.Name}[f.OK], f.Detail)
 	}
 	_, err := m.Pool.Exec(t.Context(), "SELECT office.set_capture('off'); UPDATE office.reconcile_looks SET done_at = now() - interval '10 minutes'; ALTER TABLE office.dead_letter_queue DISABLE TRIGGER USER; TRUNCATE office.rollup_state")
 	require.NoError(t, err)

@@ -31,27 +31,8 @@ func CheckJSON(raw []byte) error { return check(raw, nil) }
 
 // check is CheckJSON, and asks of every key at its depth, where somebody wants to know.
 func check(raw []byte, asks func(depth int, key []byte) error) error {
-	if !utf8.Valid(raw) {
-		at := 0
-		for at < len(raw) {
-			r, size := utf8.DecodeRune(raw[at:])
-			if r == utf8.RuneError && size == 1 {
-				break
-			}
-			at += size
-		}
-		return malformed(pathAt(raw, at), "has invalid UTF-8 at byte %d", at)
-	}
-	if !json.Valid(raw) {
-		var into json.RawMessage
-		err := json.Unmarshal(raw, &into)
-		if len(bytes.TrimSpace(raw)) == 0 {
-			return malformed("", "is empty; must be a JSON object")
-		}
-		if err != nil && strings.Contains(err.Error(), "exceeded max depth") { // encoding/json's own limit
-			return malformed("", "is nested deeper than %d levels", MaxDepth)
-		}
-		return malformed("", "is not JSON: %v", err)
+	if err := wellFormed(raw); err != nil {
+		return err
 	}
 	depth, grows := 0, 0
 	var objects [MaxDepth + 1]keySet
@@ -88,24 +69,60 @@ func check(raw []byte, asks func(depth int, key []byte) error) error {
 			}
 			i = end
 		case c == '-' || c >= '0' && c <= '9':
-			end := i + 1
-			for end < len(raw) && strings.IndexByte("+-.eE0123456789", raw[end]) >= 0 {
-				end++
+			end, exponent, err := checkNumber(raw, i)
+			if err != nil {
+				return err
 			}
-			if e := bytes.IndexAny(raw[i:end], "eE"); e >= 0 {
-				exponent, err := strconv.Atoi(string(raw[i+e+1 : end]))
-				if err != nil || exponent > maxExponent || exponent < -maxExponent {
-					return malformed(pathAt(raw, i), "has a number at byte %d whose exponent is beyond %d", i, maxExponent)
-				}
-				if grows += max(exponent, -exponent); grows > max(maxGrowth*len(raw), minGrowth) {
-					return malformed(pathAt(raw, i), "has numbers up to byte %d whose exponents make it more than %d times as long once they are written out", i, maxGrowth)
-				}
-			}
-			if end-i > maxExponent {
-				return malformed(pathAt(raw, i), "has a number at byte %d that is longer than %d digits", i, maxExponent)
+			if grows += exponent; exponent > 0 && grows > max(maxGrowth*len(raw), minGrowth) {
+				return malformed(pathAt(raw, i), "has numbers up to byte %d whose exponents make it more than %d times as long once they are written out", i, maxGrowth)
 			}
 			i = end - 1
 		}
+	}
+	return nil
+}
+
+// checkNumber returns where the number at a byte ends, and by how many digits its exponent makes it longer at most.
+func checkNumber(raw []byte, at int) (end, exponent int, err error) {
+	end = at + 1
+	for end < len(raw) && strings.IndexByte("+-.eE0123456789", raw[end]) >= 0 {
+		end++
+	}
+	if e := bytes.IndexAny(raw[at:end], "eE"); e >= 0 {
+		exponent, err = strconv.Atoi(string(raw[at+e+1 : end]))
+		if exponent = max(exponent, -exponent); err != nil || exponent > maxExponent {
+			return 0, 0, malformed(pathAt(raw, at), "has a number at byte %d whose exponent is beyond %d", at, maxExponent)
+		}
+	}
+	if end-at > maxExponent {
+		return 0, 0, malformed(pathAt(raw, at), "has a number at byte %d that is longer than %d digits", at, maxExponent)
+	}
+	return end, exponent, nil
+}
+
+// wellFormed refuses invalid UTF-8, and what is not JSON.
+func wellFormed(raw []byte) error {
+	if !utf8.Valid(raw) {
+		at := 0
+		for at < len(raw) {
+			r, size := utf8.DecodeRune(raw[at:])
+			if r == utf8.RuneError && size == 1 {
+				break
+			}
+			at += size
+		}
+		return malformed(pathAt(raw, at), "has invalid UTF-8 at byte %d", at)
+	}
+	if !json.Valid(raw) {
+		var into json.RawMessage
+		err := json.Unmarshal(raw, &into)
+		if len(bytes.TrimSpace(raw)) == 0 {
+			return malformed("", "is empty; must be a JSON object")
+		}
+		if err != nil && strings.Contains(err.Error(), "exceeded max depth") { // encoding/json's own limit
+			return malformed("", "is nested deeper than %d levels", MaxDepth)
+		}
+		return malformed("", "is not JSON: %v", err)
 	}
 	return nil
 }

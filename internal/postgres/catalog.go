@@ -16,9 +16,11 @@ import (
 
 // catalogSQL lists what is in dlqd's schema ($1), and its triggers on River's ($2), each with its definition and the table that it
 // is of. Partitions' copies of what their table has are left out.
+//
+//nolint:dupword // a column and the table that it is of
 const catalogSQL = `
 WITH tables AS (
-    SELECT c.* FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = $1 AND c.relkind IN ('r', 'p')
+    SELECT c.oid, c.relname, c.relkind, c.relpersistence, c.relrowsecurity FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = $1 AND c.relkind IN ('r', 'p')
 )
 SELECT 'table ' || c.relname, c.relname::text, concat_ws(' ', c.relkind, c.relpersistence, CASE WHEN c.relrowsecurity THEN 'with row level security' END) FROM tables c
 UNION ALL

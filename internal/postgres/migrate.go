@@ -337,11 +337,12 @@ var (
 
 // objects are the names of the functions and views that code makes, and its triggers with their tables.
 func objects(code string) []string {
-	names := []string{}
-	for _, match := range madeRoutine.FindAllStringSubmatch(code, -1) {
+	routines, triggers := madeRoutine.FindAllStringSubmatch(code, -1), madeTrigger.FindAllStringSubmatch(code, -1)
+	names := make([]string, 0, len(routines)+len(triggers))
+	for _, match := range routines {
 		names = append(names, match[1])
 	}
-	for _, match := range madeTrigger.FindAllStringSubmatch(code, -1) {
+	for _, match := range triggers {
 		names = append(names, match[1]+" on "+match[2])
 	}
 	return names
@@ -426,9 +427,9 @@ func (m *Migrator) status(ctx context.Context) (MigrationStatus, error) {
 		return s, nil
 	}
 	files, code := m.code()
-	installed := ""
+	var installed strings.Builder
 	for _, file := range files {
-		installed += file.sql
+		installed.WriteString(file.sql)
 	}
 	ownTriggers, triggers := m.rendered(db.Triggers)
 	_, riverTriggers := m.rendered(db.RiverTriggers)
@@ -449,7 +450,7 @@ func (m *Migrator) status(ctx context.Context) (MigrationStatus, error) {
 		                JOIN pg_proc p ON p.oid = t.tgfoid JOIN pg_namespace f ON f.oid = p.pronamespace
 		                WHERE n.nspname = $3 AND c.relname = 'river_job' AND f.nspname = $4 AND t.tgname IN ('dlq_capture', 'dlq_follow')),
 		       coalesce(max(s.value) FILTER (WHERE s.key = '`+settingRiver+`'), '')
-		FROM dlq.settings s`), code, riverTriggers, m.Schemas.River, m.Schemas.DLQ, triggers, objects(installed), objects(ownTriggers)).Scan(&s.codeCurrent, &s.triggersCurrent, &s.riverTriggersCurrent, &river)
+		FROM dlq.settings s`), code, riverTriggers, m.Schemas.River, m.Schemas.DLQ, triggers, objects(installed.String()), objects(ownTriggers)).Scan(&s.codeCurrent, &s.triggersCurrent, &s.riverTriggersCurrent, &river)
 	s.CodeInstalled = s.codeCurrent && s.triggersCurrent && s.riverTriggersCurrent
 	s.Attached = river == riverAttached
 	return s, err

@@ -28,13 +28,26 @@ func TestServe_withOneConnection(t *testing.T) {
 	}, 60*time.Second, 50*time.Millisecond)
 	id := b.text("SELECT id FROM dlq.dead_letter_open WHERE event_id = 'm0'")
 	for _, ask := range []struct{ method, path, body string }{
-		{"GET", "/api/dlq/entries", ""}, {"GET", "/api/dlq/entries/" + id, ""}, {"GET", "/api/dlq/stats", ""}, {"GET", "/api/queues", ""}, {"GET", "/api/health", ""}, {"GET", "/metrics", ""},
-		{"GET", "/api/dlq/automatic", ""}, {"GET", "/api/dlq/capture", ""}, {"GET", "/api/dlq/audit", ""}, {"GET", "/api/circuit-breakers", ""},
-		{"POST", "/api/queues/default/pause", ""}, {"POST", "/api/queues/default/resume", ""},
-		{"POST", "/api/dlq/reclassify", "{}"}, {"POST", "/api/dlq/export", `{"filter": {}}`}, {"POST", "/api/dlq/replay", `{"filter": {"ids": ["` + id + `"]}, "dryRun": true}`},
+		{"GET", "/api/dlq/entries", ""},
+		{"GET", "/api/dlq/entries/" + id, ""},
+		{"GET", "/api/dlq/stats", ""},
+		{"GET", "/api/queues", ""},
+		{"GET", "/api/health", ""},
+		{"GET", "/metrics", ""},
+		{"GET", "/api/dlq/automatic", ""},
+		{"GET", "/api/dlq/capture", ""},
+		{"GET", "/api/dlq/audit", ""},
+		{"GET", "/api/circuit-breakers", ""},
+		{"POST", "/api/queues/default/pause", ""},
+		{"POST", "/api/queues/default/resume", ""},
+		{"POST", "/api/dlq/reclassify", "{}"},
+		{"POST", "/api/dlq/export", `{"filter": {}}`},
+		{"POST", "/api/dlq/replay", `{"filter": {"ids": ["` + id + `"]}, "dryRun": true}`},
 		{"POST", "/api/dlq/entries/" + id + "/replay", "{}"},
 		{"POST", "/api/messages/batch", `{"messages": [{"messageId": "m1", "queue": "default", "kind": "order.placed", "payload": {"n": 1}}]}`},
-		{"POST", "/api/dlq/automatic/stop", "{}"}, {"POST", "/api/dlq/automatic/resume", "{}"}, {"POST", "/api/circuit-breakers/destination:default/reset", "{}"},
+		{"POST", "/api/dlq/automatic/stop", "{}"},
+		{"POST", "/api/dlq/automatic/resume", "{}"},
+		{"POST", "/api/circuit-breakers/destination:default/reset", "{}"},
 		{"POST", "/api/dlq/bulk", `{"do": "discard", "filter": {"queue": ["default"]}}`},
 	} {
 		status, out, _ := b.call(ask.method, ask.path, ask.body)

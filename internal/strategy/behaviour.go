@@ -221,7 +221,7 @@ func BehaviourDiff(old, next *Planner) []string {
 		}
 		at[l] = append(at[l], p.name)
 	}
-	var diff []string
+	diff := make([]string, 0, len(lines))
 	for _, l := range lines {
 		diff = append(diff, place{l.sort, strings.Join(at[l], ", ")}.String()+": "+l.changes)
 	}

@@ -135,15 +135,18 @@ func TestBehaviourDiff_says(t *testing.T) {
 			[]string{"other queues: timeout 30s -> 1m30s", "queue a, b: timeout 30s -> 1m30s", "queue c: maxAttempts 3 -> 9, whenOpen reject -> accept"},
 		},
 		{
-			"breakers, where one has no word of its own", nil, policytest.Files{"circuit-breaker": "defaults: {openFor: 45s}\n"},
+			"breakers, where one has no word of its own", nil,
+			policytest.Files{"circuit-breaker": "defaults: {openFor: 45s}\n"},
 			[]string{"destination default: breaker.openFor 30s -> 45s"},
 		},
 		{
-			"conditions", nil, policytest.Files{"dlq-routing": "strategies: {conditional: {conditions: {cpuBelow: 50}}}\n"},
+			"conditions", nil,
+			policytest.Files{"dlq-routing": "strategies: {conditional: {conditions: {cpuBelow: 50}}}\n"},
 			[]string{"every queue, class outage: conditions.cpuBelow 80 -> 50"},
 		},
 		{
-			"smart retry", nil, policytest.Files{"dlq-routing": "smartRetry: {enabled: true}\nqueues: {jobs: {smartRetry: false}}\n"},
+			"smart retry", nil,
+			policytest.Files{"dlq-routing": "smartRetry: {enabled: true}\nqueues: {jobs: {smartRetry: false}}\n"},
 			[]string{"everywhere: smartRetry.enabled false -> true", "queue default: smartRetry false -> true"},
 		},
 		{

@@ -268,7 +268,7 @@ type immediate struct {
 
 // drawn is a number in [0, 1) that is an entry's own for this redelivery: judged anew, it comes to the same time.
 func drawn(e *Entry) float64 {
-	return rand.New(rand.NewPCG(binary.BigEndian.Uint64(e.ID[:8])+uint64(e.RetryCount), binary.BigEndian.Uint64(e.ID[8:]))).Float64() //nolint:gosec // nothing is secret about it
+	return rand.New(rand.NewPCG(binary.BigEndian.Uint64(e.ID[:8])+uint64(e.RetryCount), binary.BigEndian.Uint64(e.ID[8:]))).Float64()
 }
 
 func (s *immediate) First(e *Entry, plan *policy.Plan, now time.Time) (time.Time, string) {
