@@ -419,7 +419,7 @@ func TestServe_isKilledAgainAndAgain(t *testing.T) {
 	submit(s.api, time.Now().Add(200*time.Millisecond))
 	require.Greater(t, len(accepted), 50)
 
-	url := strings.TrimSpace(ok(t, append(append([]string{"psql"}, "--data-dir", dir), "--", "-Atc", "SELECT current_setting('unix_socket_directories')")...))
+	url := strings.TrimSpace(ok(t, append(append([]string{"psql"}, "--data-dir", dir), "--", "-Atc", "SELECT trim('\"' FROM current_setting('unix_socket_directories'))")...))
 	conn, err := pgx.Connect(t.Context(), "postgres://dlqd@/dlqd?host="+url)
 	require.NoError(t, err)
 	defer func() { _ = conn.Close(context.Background()) }()

@@ -141,7 +141,7 @@ func TestDocs_replay(t *testing.T) {
 		failed: []failed{
 			{4, "payment.captured", "TIMEOUT_ERROR", "code_bug", `{"amount": 1}`}, {1, "order.placed", "T", "business", `{}`},
 		},
-		prints: []string{`4 dead letters would be replayed`, `"currency"`, `timeouts raised`},
+		prints: []string{`4 dead letters would be replayed`, `add /currency: "EUR"`, `timeouts raised`},
 		after: map[string]string{
 			"SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_resolved' AND kind = 'payment.captured'": "4",
 			"SELECT count(*) FROM dlq.dead_letter_open WHERE assigned_to = 'kim' AND notes = 'waits for the bank'":   "1",

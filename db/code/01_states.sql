@@ -259,7 +259,7 @@ COMMENT ON FUNCTION dlq.refuse IS 'Trigger: refuses the statement.';
 CREATE OR REPLACE FUNCTION dlq.on_rewrite() RETURNS trigger
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    IF NEW.detail IS DISTINCT FROM '{"erased": true}' OR to_jsonb(NEW) - 'detail' IS DISTINCT FROM to_jsonb(OLD) - 'detail' THEN
+    IF NEW.detail IS DISTINCT FROM jsonb_strip_nulls(jsonb_build_object('run', OLD.detail -> 'run', 'erased', true)) OR to_jsonb(NEW) - 'detail' IS DISTINCT FROM to_jsonb(OLD) - 'detail' THEN
         RAISE EXCEPTION 'UPDATE on the audit trail is not allowed: it is append-only' USING ERRCODE = 'DLQ01', HINT = 'dlq.erase takes payloads out of it.';
     END IF;
     RETURN NEW;

@@ -19,9 +19,6 @@ import (
 // retentionTimeout bounds how long an erasure waits for a round of retention to end.
 const retentionTimeout = time.Hour
 
-// erasedDetail is what is left of what an edit put into a payload.
-var erasedDetail = json.RawMessage(`{"erased": true}`)
-
 // Erase takes the data of whoever a filter names out of every unit: of entries, what [deadletter.Store.Erase] takes out of
 // those in the database; of moves, the details. A unit that changes gets new files, then a manifest that names them and the
 // erasure, and then loses the old ones, so that it is whole at every moment. An erasure that is cut short is done again;
@@ -194,12 +191,21 @@ func (a *Archive) rewrite(ctx context.Context, m *Manifest, erasure uuid.UUID, e
 	return entries, err
 }
 
+// withoutDetail takes what an edit put into a payload out of a line, and leaves which run made it.
 func withoutDetail(line []byte) ([]byte, error) {
 	var row map[string]json.RawMessage
 	if err := json.Unmarshal(line, &row); err != nil {
 		return nil, err
 	}
-	row["detail"] = erasedDetail
+	var detail map[string]json.RawMessage
+	if err := json.Unmarshal(row["detail"], &detail); err != nil {
+		return nil, err
+	}
+	left := map[string]json.RawMessage{"erased": json.RawMessage("true")}
+	if run, has := detail["run"]; has {
+		left["run"] = run
+	}
+	row["detail"], _ = json.Marshal(left)
 	return json.Marshal(row)
 }
 

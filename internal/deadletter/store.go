@@ -176,7 +176,7 @@ func (s *Store) List(ctx context.Context, f Filter) ([]Summary, error) {
 		statuses = []Status{Pending, Processing, Manual, Resolved, Failed, Archived}
 	}
 	stages := stagesOf(statuses)
-	var page []Summary
+	page := []Summary{}
 	// (An entry that closes meanwhile is found twice, rather than not at all.)
 	if open := OpenPart(); slices.ContainsFunc(stages, open.holds) {
 		var err error

@@ -94,7 +94,10 @@ func setupRuled(t *testing.T, url, queue, routing string) *bundle {
 // deliver submits a message and returns its job once it is in one of the states.
 func (b *bundle) deliver(extra string, states ...rivertype.JobState) *rivertype.JobRow {
 	b.Helper()
-	msg, err := message.Parse([]byte(`{"messageId": "msg-1", "queue": "default", "kind": "payment.captured", "payload": {"amount": 4200}` + extra + `}`))
+	if !strings.Contains(extra, `"messageId"`) {
+		extra += `, "messageId": "msg-1"`
+	}
+	msg, err := message.Parse([]byte(`{"queue": "default", "kind": "payment.captured", "payload": {"amount": 4200}` + extra + `}`))
 	require.NoError(b, err)
 	receipt, err := b.ingester.Submit(b.Context(), msg, ingest.Trace{Parent: "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", State: "vendor=1"})
 	require.NoError(b, err)

@@ -119,7 +119,7 @@ func TestErase_leavesNothing(t *testing.T) {
 	require.NotEmpty(t, b.holds("trillian"))
 	require.Equal(t, jobs, b.count("SELECT count(*) FROM river_job WHERE args = '{\"erased\": true}'"))
 	require.Equal(t, 1, b.count(`SELECT count(*) FROM dlq.replay_runs WHERE filter @> '{"erased": true}'`))
-	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_transitions WHERE detail = jsonb_build_object('run', $1::text)", run), "that a run sent it back stays")
+	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_transitions WHERE detail = jsonb_build_object('run', $1::text, 'erased', true)", run), "that a run sent it back stays")
 }
 
 // What is not in the archive cannot be found there: what an edit put into the trail goes with its entry.

@@ -221,7 +221,7 @@ func BehaviourDiff(old, next *Planner) []string {
 		}
 		at[l] = append(at[l], p.name)
 	}
-	diff := make([]string, 0, len(lines))
+	var diff []string //nolint:prealloc // nil where nothing changes
 	for _, l := range lines {
 		diff = append(diff, place{l.sort, strings.Join(at[l], ", ")}.String()+": "+l.changes)
 	}
