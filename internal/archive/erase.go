@@ -205,7 +205,10 @@ func withoutDetail(line []byte) ([]byte, error) {
 	if run, has := detail["run"]; has {
 		left["run"] = run
 	}
-	row["detail"], _ = json.Marshal(left)
+	var err error
+	if row["detail"], err = json.Marshal(left); err != nil {
+		return nil, err
+	}
 	return json.Marshal(row)
 }
 
