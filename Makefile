@@ -51,7 +51,7 @@ generate: build ## generate internal/*/internal/dbsqlc, openapi/ and config/sche
 	$(GO_TOOL) sqlc generate
 	./bin/dlqd openapi > openapi/openapi.yaml
 	./bin/dlqd openapi --json > openapi/openapi.json
-	for file in retry-policies circuit-breaker dlq-routing worker-pool monitoring; do ./bin/dlqd config schema $$file > config/schemas/$$file.schema.json; done
+	for file in retry-policies circuit-breaker dlq-routing worker-pool monitoring access; do ./bin/dlqd config schema $$file > config/schemas/$$file.schema.json; done
 
 .PHONY: generate-check
 generate-check: build

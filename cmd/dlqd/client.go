@@ -31,6 +31,8 @@ type client struct {
 	base    string
 	asJSON  bool
 	timeout time.Duration // of one request; 0 means apiTimeout
+	// tokenFile holds a token: an argument would be seen by everybody on the machine.
+	tokenFile string
 }
 
 func (c *client) register(cmd *cobra.Command) {
@@ -44,6 +46,7 @@ func (c *client) registerURL(cmd *cobra.Command) {
 		standard = v
 	}
 	cmd.Flags().StringVar(&c.base, "api-url", standard, "address of the API, or unix:PATH ($DLQD_API)")
+	cmd.Flags().StringVar(&c.tokenFile, "token-file", os.Getenv("DLQD_TOKEN_FILE"), "file with a token, where $DLQD_TOKEN has none ($DLQD_TOKEN_FILE)")
 }
 
 // call makes a request and decodes its answer into out, or prints it as it is where --json is given. What the API says is
@@ -78,6 +81,18 @@ func (c *client) raw(cmd *cobra.Command, method, path string, in any) ([]byte, e
 	return io.ReadAll(response.Body)
 }
 
+// token is what this client shows of itself; empty for nothing.
+func (c *client) token() (string, error) {
+	if token := os.Getenv("DLQD_TOKEN"); token != "" || c.tokenFile == "" {
+		return token, nil
+	}
+	raw, err := os.ReadFile(c.tokenFile)
+	if err != nil {
+		return "", fmt.Errorf("--token-file: %w", err)
+	}
+	return strings.TrimSpace(string(raw)), nil
+}
+
 // do makes a request whose answer the caller reads. What the API says is wrong becomes the error.
 func (c *client) do(cmd *cobra.Command, method, path string, body io.Reader) (*http.Response, error) {
 	transport := &http.Transport{}
@@ -91,6 +106,13 @@ func (c *client) do(cmd *cobra.Command, method, path string, body io.Reader) (*h
 	request, err := http.NewRequestWithContext(cmd.Context(), method, base+path, body)
 	if err != nil {
 		return nil, &usageError{err}
+	}
+	token, err := c.token()
+	if err != nil {
+		return nil, &usageError{err}
+	}
+	if token != "" {
+		request.Header.Set("Authorization", "Bearer "+token)
 	}
 	request.Header.Set("User-Agent", "dlqd/"+api.Version)
 	if body != nil {

@@ -116,7 +116,7 @@ func newRoot(hard context.Context) *cobra.Command {
 		newMove("reopen", "Put a closed dead letter in front of a person again"), newReclassify(), newAutomatic(), newBreakers(), newQueues(), newStats(), newAudit(), newErase(), newErasures())
 	add("use", newBulks()...)
 	add("policy", newConfig())
-	add("database", newMigrate(), newGrants(), newAttach(), newDetach(), newArchive(), newCapture(), newDoctor(), newPsql(), newOpenAPI())
+	add("database", newMigrate(), newGrants(), newAttach(), newDetach(), newArchive(), newCapture(), newTokens(), newDoctor(), newPsql(), newOpenAPI())
 	explainGroups(root)
 	return root
 }

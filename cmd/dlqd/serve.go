@@ -57,7 +57,7 @@ func newServe(hard context.Context) *cobra.Command {
 				what  string
 				flags []string
 			}{
-				{config.API, "without --api", []string{"listen", "max-body-bytes"}},
+				{config.API, "without --api", []string{"listen", "insecure", "max-body-bytes"}},
 				{config.DLQWorkers, "without --dlq-workers", []string{"poll-interval"}},
 				{config.Process || config.DLQWorkers, "without --process and --dlq-workers", []string{"poll-only"}},
 			} {
@@ -93,6 +93,7 @@ func newServe(hard context.Context) *cobra.Command {
 	flags.BoolVar(&config.Process, "process", false, "deliver messages")
 	flags.BoolVar(&config.DLQWorkers, "dlq-workers", false, "work on dead letters")
 	flags.StringArrayVar(&config.Listen, "listen", []string{server.DefaultListen}, "address of the API: host:port, or unix:PATH; may be given again")
+	flags.BoolVar(&config.Insecure, "insecure", false, "listen where others than the machine's own users are, and ask nobody who they are")
 	source.register(cmd)
 	archive.register(cmd)
 	flags.Int64Var(&config.MaxBodyBytes, "max-body-bytes", api.DefaultMaxBodyBytes, "largest message")

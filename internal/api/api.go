@@ -20,6 +20,7 @@ import (
 	"github.com/riverqueue/river"
 	"golang.org/x/sync/semaphore"
 
+	"github.com/dlqd/dlqd/internal/access"
 	"github.com/dlqd/dlqd/internal/analytics"
 	"github.com/dlqd/dlqd/internal/archive"
 	"github.com/dlqd/dlqd/internal/breaker"
@@ -67,6 +68,7 @@ type Config struct {
 	Breakers     *breaker.Breakers
 	Replayer     *replay.Replayer
 	River        *river.Client[pgx.Tx] // to see queues and pause them; it works none
+	Access       *access.Authenticator // nil: nobody is asked who they are
 	Metrics      *metrics.Metrics
 	Logger       *slog.Logger
 	MaxBodyBytes int64 // of one message; 0 means DefaultMaxBodyBytes
@@ -89,14 +91,14 @@ type service struct {
 
 // New returns the API's handler.
 func New(config Config) http.Handler {
-	mux, _ := build(config)
+	s, mux, _ := build(config)
 	// A page of another site, open in a browser on this machine, must not move anything.
-	return cutOffUnread(http.NewCrossOriginProtection().Handler(mux), cmp.Or(config.WriteTimeout, DefaultWriteTimeout))
+	return cutOffUnread(http.NewCrossOriginProtection().Handler(s.signIn(mux)), cmp.Or(config.WriteTimeout, DefaultWriteTimeout))
 }
 
 // OpenAPI returns the API's description as YAML and as JSON.
 func OpenAPI() (yaml, asJSON []byte, err error) {
-	_, api := build(Config{Metrics: metrics.New(), Logger: slog.New(slog.DiscardHandler)})
+	_, _, api := build(Config{Metrics: metrics.New(), Logger: slog.New(slog.DiscardHandler)})
 	if yaml, err = api.OpenAPI().YAML(); err != nil {
 		return nil, nil, err
 	}
@@ -104,7 +106,7 @@ func OpenAPI() (yaml, asJSON []byte, err error) {
 	return yaml, asJSON, err
 }
 
-func build(config Config) (*http.ServeMux, huma.API) {
+func build(config Config) (*service, *http.ServeMux, huma.API) {
 	config.MaxBodyBytes = cmp.Or(config.MaxBodyBytes, DefaultMaxBodyBytes)
 	config.MaxBodiesBytes = cmp.Or(config.MaxBodiesBytes, DefaultMaxBodiesBytes)
 	s := &service{Config: config, bodies: semaphore.NewWeighted(config.MaxBodiesBytes)}
@@ -131,7 +133,7 @@ func build(config Config) (*http.ServeMux, huma.API) {
 		{Name: operationsTag, Description: "How the program is."},
 	}
 	api := humago.New(mux, humaConfig)
-	api.UseMiddleware(s.observe, s.refuseWhenIdle(api), refuseUnstorable(api))
+	api.UseMiddleware(s.observe, s.authorize(api), s.refuseWhenIdle(api), refuseUnstorable(api))
 	s.registerMessages(api)
 	s.registerEntries(api)
 	s.registerReplays(api)
@@ -144,11 +146,13 @@ func build(config Config) (*http.ServeMux, huma.API) {
 	s.registerReclassify(api)
 	s.registerBreakers(api)
 	s.registerOperations(api)
+	s.registerAccess(api)
+	describeNeeds(api)
 
 	mux.Handle("GET /metrics", config.Metrics.Handler())
 	mux.Handle("GET /docs", docsPage(api))
 	mux.HandleFunc("/", notServed(mux))
-	return mux, api
+	return s, mux, api
 }
 
 // observe counts requests and times them.

@@ -152,7 +152,7 @@ func (s *service) erase(ctx context.Context, in *eraseInput) (*eraseOutput, erro
 		}
 		return out, nil
 	}
-	act := (&Action{Actor: in.Body.Actor, Note: in.Body.Note}).act()
+	act := (&Action{Actor: in.Body.Actor, Note: in.Body.Note}).act(ctx)
 	record, err := s.Store.Erase(ctx, filter, act)
 	if err != nil {
 		return nil, s.problem(ctx, err)

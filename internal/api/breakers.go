@@ -90,14 +90,14 @@ func (s *service) openBreaker(ctx context.Context, in *openInput) (*breakerOutpu
 		}
 	}
 	return s.changeBreaker(ctx, in.Name, func() error {
-		act := in.Body.act()
+		act := in.Body.act(ctx)
 		return s.Breakers.ForceOpen(ctx, in.Name, act.Actor, act.Note, during)
 	})
 }
 
 func (s *service) resetBreaker(ctx context.Context, in *resetInput) (*breakerOutput, error) {
 	return s.changeBreaker(ctx, in.Name, func() error {
-		act := in.Body.act()
+		act := in.Body.act(ctx)
 		_, err := s.Breakers.Reset(ctx, in.Name, act.Actor, act.Note)
 		return err
 	})

@@ -115,7 +115,7 @@ func (s *service) bulk(ctx context.Context, in *bulkInput) (*bulkOutput, error) 
 	if err != nil {
 		return nil, huma.Error422UnprocessableEntity(err.Error())
 	}
-	looked, changed, err := s.Store.Bulk(ctx, deadletter.Bulk{Action: body.Do, Filter: filter, All: body.All, Args: args, Act: body.act()})
+	looked, changed, err := s.Store.Bulk(ctx, deadletter.Bulk{Action: body.Do, Filter: filter, All: body.All, Args: args, Act: body.act(ctx)})
 	if err != nil {
 		return nil, s.problem(ctx, err)
 	}

@@ -48,7 +48,7 @@ func (s *service) registerCapture(api huma.API) {
 	example(&put, http.StatusOK, reconcile.Switched{Mode: reconcile.ModeOff, Writing: 2, Recorded: true, Message: "From each session's next statement on, nothing of dlqd's is done in the application's transactions."})
 	type input struct{ Body CaptureAction }
 	huma.Register(api, put, func(ctx context.Context, in *input) (*capturedOutput, error) {
-		act := in.Body.act()
+		act := in.Body.act(ctx)
 		change := reconcile.Switch{Mode: in.Body.Mode, Actor: act.Actor, Note: act.Note}
 		if in.Body.Limit != "" {
 			var err error

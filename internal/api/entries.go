@@ -1,7 +1,6 @@
 package api
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"maps"
@@ -189,7 +188,7 @@ func (s *service) registerEntries(api huma.API) {
 		example(&op, http.StatusOK, Moved{ID: uuid.MustParse(entryExample), Status: a.to})
 		huma.Register(api, op, func(ctx context.Context, in *actionInput) (*movedOutput, error) {
 			id := uuid.MustParse(in.ID) // its format was checked
-			if err := a.run(ctx, id, in.Body.act()); err != nil {
+			if err := a.run(ctx, id, in.Body.act(ctx)); err != nil {
 				return nil, s.problem(ctx, err)
 			}
 			return &movedOutput{Status: http.StatusOK, Body: Moved{ID: id, Status: a.to}}, nil
@@ -206,14 +205,6 @@ func (s *service) registerEntries(api huma.API) {
 		Backlog: []BacklogRow{{Status: "dlq_manual", Queue: "default", ErrorClass: string(riverdlq.ClassValidation), Entries: 3}},
 	})
 	huma.Register(api, stats, s.stats)
-}
-
-// act is the move of a request, whose body is optional.
-func (a *Action) act() deadletter.Act {
-	if a == nil {
-		a = &Action{}
-	}
-	return deadletter.Act{Actor: cmp.Or(a.Actor, "api"), Note: a.Note}
 }
 
 func (s *service) listEntries(ctx context.Context, in *listInput) (*listOutput, error) {
@@ -265,7 +256,7 @@ func (s *service) replayEntry(ctx context.Context, in *replayInput) (*movedOutpu
 			return nil, huma.Error422UnprocessableEntity(err.Error(), &huma.ErrorDetail{Location: "body.payload", Message: err.Error()})
 		}
 	}
-	job, err := s.Store.Replay(ctx, id, in.Body.act(), in.Body.Payload, in.Body.Force)
+	job, err := s.Store.Replay(ctx, id, in.Body.act(ctx), in.Body.Payload, in.Body.Force)
 	if err != nil {
 		return nil, s.problem(ctx, err)
 	}

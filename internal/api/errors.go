@@ -135,12 +135,7 @@ func notServed(mux *http.ServeMux) http.HandlerFunc {
 			w.Header().Set("Allow", strings.Join(allowed, ", "))
 			status, detail = http.StatusMethodNotAllowed, cut(r.URL.Path, maxEcho)+" is served for "+strings.Join(allowed, ", ")+"; see /docs"
 		}
-		w.Header().Set("Content-Type", "application/problem+json")
-		w.WriteHeader(status)
-		problem, err := json.Marshal(huma.ErrorModel{Title: http.StatusText(status), Status: status, Detail: detail})
-		if err == nil {
-			_, _ = w.Write(problem)
-		}
+		writeProblem(w, status, detail)
 	}
 }
 

@@ -163,6 +163,10 @@ func (s *service) submit(ctx context.Context, in *submitInput) (*submitOutput, e
 		s.count("", "invalid", 1)
 		return nil, s.submitProblem(ctx, err, "")
 	}
+	if err := mayNotSubmit(ctx, msg.Queue, msg.EventKind, msg.Source); err != nil {
+		s.count("", "forbidden", 1)
+		return nil, err
+	}
 	receipt, err := s.Ingester.Submit(ctx, msg, in.context())
 	if err != nil {
 		s.count(msg.Queue, outcomeOf(err), 1)
@@ -186,6 +190,12 @@ func (s *service) submitBatch(ctx context.Context, in *submitInput) (*batchOutpu
 	if err != nil {
 		s.count("", "invalid", 1)
 		return nil, s.submitProblem(ctx, err, "")
+	}
+	for _, msg := range messages {
+		if err := mayNotSubmit(ctx, msg.Queue, msg.EventKind, msg.Source); err != nil {
+			s.count("", "forbidden", len(messages))
+			return nil, err
+		}
 	}
 	receipts, err := s.Ingester.SubmitBatch(ctx, messages, in.context())
 	if err != nil {

@@ -20,7 +20,7 @@ const anyNumber = `-?[1-9][0-9]{0,40}(\.[0-9]{1,30})?(e-?[1-9][0-9]?)?`
 // through the API as it was written, so no type of a request or an answer has an interface.
 func TestNumbers_noTypeOfTheAPIDecodesJSONOfStrangers(t *testing.T) {
 	t.Parallel()
-	_, api := build(Config{Metrics: metrics.New(), Logger: slog.New(slog.DiscardHandler)})
+	_, _, api := build(Config{Metrics: metrics.New(), Logger: slog.New(slog.DiscardHandler)})
 	registry := api.OpenAPI().Components.Schemas
 	seen := map[reflect.Type]bool{}
 	var look func(path string, of reflect.Type)

@@ -86,7 +86,7 @@ func (s *service) registerQueues(api huma.API) {
 		}
 		example(&op, http.StatusOK, queue)
 		huma.Register(api, op, func(ctx context.Context, in *queueActionInput) (*queueOutput, error) {
-			err := s.Store.Record(ctx, "queue "+in.Name, verb.done, in.Body.act(), func(tx pgx.Tx) error { return verb.run(ctx, tx, in.Name) })
+			err := s.Store.Record(ctx, "queue "+in.Name, verb.done, in.Body.act(ctx), func(tx pgx.Tx) error { return verb.run(ctx, tx, in.Name) })
 			if errors.Is(err, river.ErrNotFound) {
 				return nil, huma.Error404NotFound(fmt.Sprintf("no client of River's has worked a queue %q; GET /api/queues lists them", in.Name))
 			}

@@ -39,7 +39,7 @@ func (s *service) reclassify(ctx context.Context, in *reclassifyInput) (*reclass
 	if in.Body == nil {
 		in.Body = &ReclassifyAction{}
 	}
-	result, err := worker.Reclassify(ctx, s.Store, s.Planner(), in.Body.act(), in.Body.DryRun)
+	result, err := worker.Reclassify(ctx, s.Store, s.Planner(), in.Body.act(ctx), in.Body.DryRun)
 	if err != nil {
 		return nil, s.problem(ctx, err)
 	}

@@ -152,7 +152,7 @@ func (s *service) registerReplays(api huma.API) {
 		}
 		example(&op, http.StatusOK, run)
 		huma.Register(api, op, func(ctx context.Context, in *runActionInput) (*runOutput, error) {
-			return s.run(ctx, in.ID, func(id uuid.UUID) error { return s.Replayer.Steer(ctx, id, verb.name, in.Body.act().Actor) })
+			return s.run(ctx, in.ID, func(id uuid.UUID) error { return s.Replayer.Steer(ctx, id, verb.name, in.Body.act(ctx).Actor) })
 		})
 	}
 	rate := huma.Operation{
@@ -161,7 +161,7 @@ func (s *service) registerReplays(api huma.API) {
 	}
 	example(&rate, http.StatusOK, run)
 	huma.Register(api, rate, func(ctx context.Context, in *rateInput) (*runOutput, error) {
-		return s.run(ctx, in.ID, func(id uuid.UUID) error { return s.Replayer.SetRate(ctx, id, in.Body.Rate, in.Body.act().Actor) })
+		return s.run(ctx, in.ID, func(id uuid.UUID) error { return s.Replayer.SetRate(ctx, id, in.Body.Rate, in.Body.act(ctx).Actor) })
 	})
 
 	events := huma.Operation{
@@ -179,7 +179,7 @@ func (s *service) startReplay(ctx context.Context, in *replayRunInput) (*replayA
 	body := cmp.Or(in.Body, &ReplayRequest{})
 	request := &replay.Request{
 		All: body.All, NewestFirst: body.Order == "newest", BatchSize: cmp.Or(body.BatchSize, defaultBatch), Rate: body.Rate, Concurrency: body.Concurrency,
-		Queue: body.Queue, Force: body.Force, StopAt: cmp.Or(body.StopAt, replay.DefaultStopAt), Act: body.act(),
+		Queue: body.Queue, Force: body.Force, StopAt: cmp.Or(body.StopAt, replay.DefaultStopAt), Act: body.act(ctx),
 	}
 	var err error
 	if request.Filter, err = json.Marshal(body.Filter); err != nil {

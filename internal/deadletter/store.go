@@ -537,13 +537,22 @@ type originKey struct{}
 
 // WithOrigin says from where a person acts, for the audit trail: what is done in ctx is done from there.
 func WithOrigin(ctx context.Context, origin string) context.Context {
-	return context.WithValue(ctx, originKey{}, origin)
+	return context.WithValue(ctx, originKey{}, &origin)
+}
+
+// OnBehalfOf adds to the origin in ctx for whom a person acts.
+func OnBehalfOf(ctx context.Context, who string) {
+	if origin, ok := ctx.Value(originKey{}).(*string); ok {
+		*origin += ", on behalf of " + who
+	}
 }
 
 // Origin is from where a person acts; empty where nobody said so.
 func Origin(ctx context.Context) string {
-	origin, _ := ctx.Value(originKey{}).(string)
-	return origin
+	if origin, ok := ctx.Value(originKey{}).(*string); ok {
+		return *origin
+	}
+	return ""
 }
 
 func setOrigin(ctx context.Context, tx postgres.DB) error {

@@ -322,33 +322,37 @@ func TestDeliver_logicalFailure(t *testing.T) {
 
 func TestDeliver_noAnswer(t *testing.T) {
 	t.Parallel()
-	closed, err := net.Listen("tcp", "127.0.0.1:0")
+	other, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
-	refusing := "http://user:hunter2@" + closed.Addr().String() + "/?token=hunter2"
-	require.NoError(t, closed.Close())
+	defer func() { _ = other.Close() }()
+	taken, err := net.Dial("tcp", other.Addr().String()) // nobody listens at its own end, nor can begin to
+	require.NoError(t, err)
+	defer func() { _ = taken.Close() }()
+	refusing := "http://user:hunter2@" + taken.LocalAddr().String() + "/?token=hunter2"
 	for name, test := range map[string]struct {
-		url  string
-		want string
+		url     string
+		want    string
+		timeout string
 	}{
-		"refused": {refusing, delivery.TypeConnectionRefused},
+		"refused": {refusing, delivery.TypeConnectionRefused, "1m"},
 		"hangs": {answering(t, func(_ http.ResponseWriter, r *http.Request) {
 			_, _ = io.Copy(io.Discard, r.Body) // only then does the server notice that the client hangs up
 			select {
 			case <-r.Context().Done():
 			case <-time.After(20 * time.Second):
 			}
-		}), delivery.TypeTimeout},
+		}), delivery.TypeTimeout, "300ms"},
 		"hangs up": {answering(t, func(w http.ResponseWriter, _ *http.Request) {
 			conn, _, err := http.NewResponseController(w).Hijack()
 			if err == nil {
 				_ = conn.Close()
 			}
-		}), delivery.TypeConnectionReset},
-		"no such host": {"http://no-such-host.invalid/", delivery.TypeDNS},
+		}), delivery.TypeConnectionReset, "1m"},
+		"no such host": {"http://no-such-host.invalid/", delivery.TypeDNS, "1m"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			b := setup(t, test.url, "timeout: 300ms, backoff: {delay: 1h}")
+			b := setup(t, test.url, "timeout: "+test.timeout+", backoff: {delay: 1h}")
 			job := b.deliver("", rivertype.JobStateRetryable)
 			s := structuredOf(t, job)
 			require.Equal(t, test.want, s.Type)

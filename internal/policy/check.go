@@ -82,6 +82,7 @@ func (l *loader) check() {
 		}
 	}
 	l.checkRouting()
+	l.checkAccess()
 }
 
 func (l *loader) checkDestination(name string, d *Destination) {

@@ -36,7 +36,7 @@ var defaults embed.FS
 
 // Files lists the files of a policy, by their names without an ending.
 func Files() []string {
-	return []string{"retry-policies", "circuit-breaker", "dlq-routing", "worker-pool", "monitoring"}
+	return []string{"retry-policies", "circuit-breaker", "dlq-routing", "worker-pool", "monitoring", "access"}
 }
 
 // section is where a file's content goes.
@@ -50,6 +50,8 @@ func (p *Policy) section(name string) any {
 		return &p.Routing
 	case "worker-pool":
 		return &p.Workers
+	case "access":
+		return &p.Access
 	default:
 		return &p.Monitoring
 	}

@@ -1,5 +1,5 @@
 // Package policy is the configuration that teams keep in Git: which queues there are, where their messages go, how they
-// are retried, what errors mean and what happens to dead letters. It is a directory of five files, each of which may be
+// are retried, what errors mean and what happens to dead letters. It is a directory of six files, each of which may be
 // absent, with overlays for each environment; docs/policy.md describes it.
 package policy
 
@@ -14,7 +14,7 @@ import (
 // DefaultQueue is the one queue of a policy that names none.
 const DefaultQueue = "default"
 
-// Policy is the whole configuration: what five files say, on top of the built-in defaults.
+// Policy is the whole configuration: what six files say, on top of the built-in defaults.
 type Policy struct {
 	RetryPolicies
 
@@ -22,6 +22,7 @@ type Policy struct {
 	Routing    Routing
 	Workers    WorkerPool
 	Monitoring Monitoring
+	Access     Access
 
 	settings    []Setting
 	origins     map[string]map[string]string // file and line, by file and path

@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/netip"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -19,6 +20,7 @@ import (
 	"github.com/riverqueue/river"
 	"github.com/riverqueue/river/riverdriver/riverpgxv5"
 
+	"github.com/dlqd/dlqd/internal/access"
 	"github.com/dlqd/dlqd/internal/analytics"
 	"github.com/dlqd/dlqd/internal/api"
 	"github.com/dlqd/dlqd/internal/archive"
@@ -65,7 +67,9 @@ type Config struct {
 	API, Process, DLQWorkers bool
 	// Listen are addresses of the API: host:port, or unix: and a path.
 	Listen []string
-	Policy *policy.Policy
+	// Insecure serves addresses that others than the machine's own users reach, and asks nobody who they are.
+	Insecure bool
+	Policy   *policy.Policy
 	// Source is where Policy was read from: with a directory, it is read again when its files change.
 	Source       policy.Source
 	MaxBodyBytes int64
@@ -359,8 +363,54 @@ func (s *Server) tellPeople(parked []worker.Parked) {
 	}
 }
 
+// reached is the first of some addresses that others than the machine's own users reach; empty where there is none.
+func reached(addresses []string) string {
+	for _, address := range addresses {
+		host, _, err := net.SplitHostPort(address)
+		if strings.HasPrefix(address, "unix:") || err == nil && host == "localhost" {
+			continue
+		}
+		if ip, ipErr := netip.ParseAddr(host); err != nil || ipErr != nil || !ip.IsLoopback() {
+			return address
+		}
+	}
+	return ""
+}
+
+// checkAccess refuses to let everybody on the network do everything, unless somebody says so.
+func (s *Server) checkAccess() error {
+	address := reached(s.config.Listen)
+	if address == "" || len(s.policy().Access.Authentication) > 0 {
+		return nil
+	}
+	if !s.config.Insecure {
+		return fmt.Errorf("--listen %s: whoever reaches it could read and purge everything; say in access.yaml how callers are known (authentication: [tokens]), or --insecure", address)
+	}
+	s.logger.Warn("INSECURE: everybody who reaches this address may do everything: nobody is asked who they are (--insecure)", "address", address)
+	return nil
+}
+
+// accessHealth says so where everybody on the network may do everything.
+func (s *Server) accessHealth() api.Part {
+	ways := s.policy().Access.Authentication
+	address := reached(s.config.Listen)
+	switch {
+	case len(ways) > 0:
+		return api.Part{Name: "access", OK: true, Detail: "callers are known by " + strings.Join(ways, ", ")}
+	case address == "":
+		return api.Part{Name: "access", OK: true, Detail: "nobody is asked who they are; only the machine's own users reach it"}
+	case s.config.Insecure:
+		return api.Part{Name: "access", Detail: "INSECURE: whoever reaches " + address + " may do everything (--insecure)"}
+	default:
+		return api.Part{Name: "access", Detail: "access.yaml says no more how callers are known: all are refused"}
+	}
+}
+
 func (s *Server) startAPI(ctx context.Context) error {
-	var err error
+	err := s.checkAccess()
+	if err != nil {
+		return err
+	}
 	var worked *process.Queues
 	if s.attached {
 		worked = process.NewQueues(s.store.DB())
@@ -378,12 +428,16 @@ func (s *Server) startAPI(ctx context.Context) error {
 		return err
 	}
 	handler := api.New(api.Config{
+		Access: &access.Authenticator{
+			Tokens: access.NewStore(s.pool, s.config.Schemas), Rules: func() access.Rules { return s.policy().Access.Rules() },
+			Open: s.config.Insecure || reached(s.config.Listen) == "",
+		},
 		Ingester: s.ingester, Store: s.store, Analytics: s.analytics, Archive: s.archive, Planner: s.planner.Load, Breakers: s.breakers, River: steering, Metrics: s.metrics, Logger: s.logger, MaxBodyBytes: s.config.MaxBodyBytes, MaxBodiesBytes: s.config.MaxBodiesBytes,
 		WriteTimeout: s.config.WriteTimeout,
 		Replayer:     &replay.Replayer{Store: s.store, Planner: s.planner.Load, Wake: s.wakeRuns},
 		Parked:       s.tellPeople, Health: s.health, Ready: s.ready, Idle: s.idle,
 	})
-	s.http = &http.Server{Handler: handler, ReadHeaderTimeout: readHeaderTimeout, IdleTimeout: idleTimeout, ErrorLog: slog.NewLogLogger(s.logger.Handler(), slog.LevelWarn)}
+	s.http = &http.Server{Handler: handler, ConnContext: access.ConnContext, ReadHeaderTimeout: readHeaderTimeout, IdleTimeout: idleTimeout, ErrorLog: slog.NewLogLogger(s.logger.Handler(), slog.LevelWarn)}
 	for _, address := range s.config.Listen {
 		listener, err := api.Listen(ctx, address)
 		if err != nil {

@@ -1,0 +1,209 @@
+// Package access says who calls, and what they may do: tokens, operating system users on a Unix socket, what a proxy says of its
+// users; roles, each limited to queues and kinds.
+package access
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+)
+
+// Role is what somebody may do. People's are the database's: dlq_reader, dlq_operator and dlq_admin.
+type Role string
+
+// The roles. Each of reader, operator and admin may do what those before it may; sender and metrics are for machines, and may do
+// one thing alone.
+const (
+	// Reader sees dead letters, but for what the policy marks as sensitive, the audit trail and analytics.
+	Reader Role = "reader"
+	// Operator also sees payloads, moves dead letters, starts and steers replay runs, breakers and queues.
+	Operator Role = "operator"
+	// Admin also erases, switches capture, and keeps tokens.
+	Admin Role = "admin"
+	// Sender submits messages, and sees what became of its own.
+	Sender Role = "sender"
+	// Metrics reads metrics and health.
+	Metrics Role = "metrics"
+)
+
+// Roles lists all of them.
+func Roles() []Role { return []Role{Reader, Operator, Admin, Sender, Metrics} }
+
+// Includes reports whether a role may do what another one may. Senders' and metrics' part is also that of people: who may send dead
+// letters back may submit, and who may read may read metrics.
+func (r Role) Includes(other Role) bool {
+	people := []Role{Reader, Operator, Admin}
+	switch other {
+	case Sender:
+		other = Operator
+	case Metrics:
+		other = Reader
+	default:
+		return slices.Index(people, r) >= max(slices.Index(people, other), 0) && slices.Contains(people, other)
+	}
+	return r == map[Role]Role{Operator: Sender, Reader: Metrics}[other] || r.Includes(other)
+}
+
+// Grant is a role, in the queues and for the kinds that match.
+type Grant struct {
+	Role    Role
+	Queues  []string // patterns, in which * stands for any text; none: every queue
+	Kinds   []string // likewise
+	Sources []string // as which a sender may submit, likewise
+}
+
+// everything reports whether a grant is not limited.
+func (g Grant) everything() bool {
+	return len(g.Queues) == 0 && len(g.Kinds) == 0 && len(g.Sources) == 0
+}
+
+// Ways in which callers are known.
+const (
+	ViaToken  = "token"
+	ViaSocket = "socket"
+	ViaProxy  = "proxy"
+	// ViaNothing is of a dlqd that asks nobody who they are: it listens where only the machine's own users are.
+	ViaNothing = ""
+)
+
+// Principal is somebody who calls.
+type Principal struct {
+	Name   string // the actor of the audit trail
+	Via    string
+	Grants []Grant
+}
+
+// Anybody is who calls a dlqd that asks nobody who they are.
+func Anybody() *Principal { return &Principal{Grants: []Grant{{Role: Admin}}} }
+
+// May reports whether somebody has a role, wherever it is.
+func (p *Principal) May(role Role) bool {
+	return slices.ContainsFunc(p.Grants, func(g Grant) bool { return g.Role.Includes(role) })
+}
+
+// MayEverywhere reports whether somebody has a role in every queue and for every kind.
+func (p *Principal) MayEverywhere(role Role) bool {
+	return slices.ContainsFunc(p.Grants, func(g Grant) bool { return g.Role.Includes(role) && g.everything() })
+}
+
+// MayFor reports whether somebody has a role for this queue, kind and source.
+func (p *Principal) MayFor(role Role, queue, kind, source string) bool {
+	return slices.ContainsFunc(p.Grants, func(g Grant) bool {
+		return g.Role.Includes(role) && matches(g.Queues, queue) && matches(g.Kinds, kind) && matches(g.Sources, source)
+	})
+}
+
+// RoleName is the highest role that somebody has anywhere.
+func (p *Principal) RoleName() Role {
+	for _, role := range []Role{Admin, Operator, Reader, Sender, Metrics} {
+		if slices.ContainsFunc(p.Grants, func(g Grant) bool { return g.Role == role }) {
+			return role
+		}
+	}
+	return ""
+}
+
+func matches(patterns []string, text string) bool {
+	return len(patterns) == 0 || slices.ContainsFunc(patterns, func(p string) bool { return matchesOne(p, text) })
+}
+
+func matchesOne(pattern, text string) bool {
+	parts := strings.Split(pattern, "*")
+	if len(parts) == 1 {
+		return pattern == text
+	}
+	rest, ok := strings.CutPrefix(text, parts[0])
+	if !ok {
+		return false
+	}
+	last := parts[len(parts)-1]
+	for _, part := range parts[1 : len(parts)-1] {
+		_, after, found := strings.Cut(rest, part)
+		if !found {
+			return false
+		}
+		rest = after
+	}
+	return strings.HasSuffix(rest, last)
+}
+
+type principalKey struct{}
+
+// With has what is done in ctx done by somebody.
+func With(ctx context.Context, p *Principal) context.Context {
+	return context.WithValue(ctx, principalKey{}, p)
+}
+
+// From is who calls; [Anybody] where nobody was asked.
+func From(ctx context.Context) *Principal {
+	if p, ok := ctx.Value(principalKey{}).(*Principal); ok {
+		return p
+	}
+	return Anybody()
+}
+
+// Errors of sign-in.
+var (
+	// ErrUnknown is of a caller that nobody knows.
+	ErrUnknown = errors.New("who calls is not known")
+	// ErrRefused is of credentials that do not count: malformed, unknown, expired or revoked.
+	ErrRefused = errors.New("the token is not valid")
+)
+
+// Token is a key to the API. What it is made of is shown once, when it is made; the database has a hash.
+type Token struct {
+	ID        string     `json:"id"`
+	Name      string     `json:"name"`
+	Role      Role       `json:"role"`
+	Queues    []string   `json:"queues,omitempty"`
+	Kinds     []string   `json:"kinds,omitempty"`
+	Sources   []string   `json:"sources,omitempty"`
+	Note      string     `json:"note,omitempty"`
+	CreatedBy string     `json:"createdBy"`
+	CreatedAt time.Time  `json:"createdAt"`
+	ExpiresAt *time.Time `json:"expiresAt,omitempty"`
+	UsedAt    *time.Time `json:"usedAt,omitempty"`
+	RevokedAt *time.Time `json:"revokedAt,omitempty"`
+	RevokedBy string     `json:"revokedBy,omitempty"`
+}
+
+// grant is what a token may do.
+func (t *Token) grant() Grant {
+	return Grant{Role: t.Role, Queues: t.Queues, Kinds: t.Kinds, Sources: t.Sources}
+}
+
+// State says in a word how a token is.
+func (t *Token) State(now time.Time) string {
+	switch {
+	case t.RevokedAt != nil && !now.Before(*t.RevokedAt):
+		return "revoked"
+	case t.ExpiresAt != nil && !now.Before(*t.ExpiresAt):
+		return "expired"
+	case t.RevokedAt != nil:
+		return "until " + t.RevokedAt.Format(time.RFC3339)
+	default:
+		return "active"
+	}
+}
+
+// CheckGrant refuses a grant that means nothing.
+func CheckGrant(g Grant) error {
+	if !slices.Contains(Roles(), g.Role) {
+		return fmt.Errorf("there is no role %q (there are: reader, operator, admin, sender, metrics)", g.Role)
+	}
+	if len(g.Sources) > 0 && g.Role != Sender {
+		return fmt.Errorf("sources are for senders, and not for the role %s", g.Role)
+	}
+	if g.Role == Metrics && !g.everything() {
+		return errors.New("metrics are of all queues: the role metrics cannot be limited")
+	}
+	for _, pattern := range slices.Concat(g.Queues, g.Kinds, g.Sources) {
+		if pattern == "" || len(pattern) > 255 {
+			return fmt.Errorf("%q is no pattern: 1 to 255 characters, * stands for any text", pattern)
+		}
+	}
+	return nil
+}

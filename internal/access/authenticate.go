@@ -1,0 +1,271 @@
+package access
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/netip"
+	"os/user"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/singleflight"
+	"golang.org/x/sys/unix"
+)
+
+// Rules say how callers are known, and what those may do who have no token.
+type Rules struct {
+	Ways   []string // of the Via constants; none: nobody is asked
+	Proxy  Proxy
+	Grants []UserGrant
+}
+
+// Proxy is a proxy that has users sign in.
+type Proxy struct {
+	From         []netip.Prefix
+	Socket       bool // it comes by the Unix socket
+	UserHeader   string
+	GroupsHeader string
+}
+
+// UserGrant is what users may do.
+type UserGrant struct {
+	Grant
+
+	Users, Groups, OSUsers []string
+}
+
+// Authenticator finds out who calls.
+type Authenticator struct {
+	Tokens *Store
+	Rules  func() Rules // in force
+	// Open says that who is not asked may do anything: only the machine's own users reach this dlqd, or somebody wants it so.
+	Open   bool
+	Logger *slog.Logger
+
+	flights  singleflight.Group
+	mu       sync.Mutex
+	known    map[[32]byte]looked
+	attempts attempts
+}
+
+// looked is what a look at the tokens found.
+type looked struct {
+	at        time.Time
+	principal *Principal // nil: nobody
+}
+
+// tokenTTL is how long a look at the tokens counts: a revoked one is refused within it, and the time that a look takes.
+const tokenTTL = 3 * time.Second
+
+// maxKnown bounds the looks that are kept.
+const maxKnown = 10_000
+
+type peerKey struct{}
+
+// ConnContext keeps who is at the other end of a Unix socket, for http.Server.
+func ConnContext(ctx context.Context, conn net.Conn) context.Context {
+	socket, ok := conn.(*net.UnixConn)
+	if !ok {
+		return ctx
+	}
+	raw, err := socket.SyscallConn()
+	if err != nil {
+		return ctx
+	}
+	var peer *unix.Ucred
+	if err := raw.Control(func(fd uintptr) { peer, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) }); err != nil || peer == nil {
+		return ctx
+	}
+	return context.WithValue(ctx, peerKey{}, peer.Uid)
+}
+
+// RetryError is of a caller who must wait before trying again.
+type RetryError struct{ After time.Duration }
+
+func (e *RetryError) Error() string {
+	return fmt.Sprintf("too many attempts to sign in from here; try again in %s", e.After.Round(time.Second))
+}
+
+// Authenticate says who makes a request. It fails with [ErrUnknown], [ErrRefused], a [*RetryError], or an error of the database.
+func (a *Authenticator) Authenticate(r *http.Request) (*Principal, error) {
+	rules := a.Rules()
+	if len(rules.Ways) == 0 {
+		if a.Open {
+			return Anybody(), nil
+		}
+		return nil, fmt.Errorf("%w: the policy says nothing of how callers are known (access.yaml), and this dlqd does not listen on loopback alone", ErrUnknown)
+	}
+	if header := r.Header.Get("Authorization"); header != "" && slices.Contains(rules.Ways, ViaToken+"s") {
+		return a.byToken(r, header)
+	}
+	if p := byProxy(r, &rules); p != nil {
+		return p, nil
+	}
+	if p := bySocket(r, &rules); p != nil {
+		return p, nil
+	}
+	return nil, ErrUnknown
+}
+
+func (a *Authenticator) byToken(r *http.Request, header string) (*Principal, error) {
+	scheme, secret, _ := strings.Cut(header, " ")
+	secret = strings.TrimSpace(secret)
+	from, key := remote(r), [32]byte(hashOf(secret))
+	a.mu.Lock()
+	found := a.known[key]
+	a.mu.Unlock()
+	// (One that was good a moment ago does not suffer from what others at its address do.)
+	if wait := a.attempts.wait(from, time.Now()); wait > 0 && found.principal == nil {
+		return nil, &RetryError{After: wait}
+	}
+	if time.Since(found.at) >= tokenTTL {
+		found = looked{}
+		if strings.EqualFold(scheme, "Bearer") && wellFormed(secret) {
+			var err error
+			if found, err = a.look(r.Context(), key); err != nil {
+				return nil, err
+			}
+		}
+	}
+	if found.principal == nil {
+		a.attempts.failed(from, time.Now())
+		return nil, ErrRefused
+	}
+	return found.principal, nil
+}
+
+// look asks the database who holds a token: once for all requests that come meanwhile. Its answer counts from before it was asked.
+func (a *Authenticator) look(ctx context.Context, key [32]byte) (looked, error) {
+	flight := a.flights.DoChan(string(key[:]), func() (any, error) {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), tokenTTL)
+		defer cancel()
+		look := looked{at: time.Now()}
+		var err error
+		if look.principal, err = a.Tokens.find(ctx, key[:]); err != nil {
+			return nil, err
+		}
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		if a.known == nil || len(a.known) >= maxKnown {
+			a.known = map[[32]byte]looked{}
+		}
+		a.known[key] = look
+		return look, nil
+	})
+	select {
+	case done := <-flight:
+		look, _ := done.Val.(looked)
+		return look, done.Err
+	case <-ctx.Done():
+		return looked{}, ctx.Err()
+	}
+}
+
+func byProxy(r *http.Request, rules *Rules) *Principal {
+	if !slices.Contains(rules.Ways, ViaProxy) {
+		return nil
+	}
+	address, err := netip.ParseAddr(remote(r))
+	from := err == nil && slices.ContainsFunc(rules.Proxy.From, func(n netip.Prefix) bool { return n.Contains(address.Unmap()) })
+	if _, socket := r.Context().Value(peerKey{}).(uint32); !from && (!socket || !rules.Proxy.Socket) {
+		return nil
+	}
+	users := r.Header.Values(rules.Proxy.UserHeader)
+	if len(users) != 1 || strings.TrimSpace(users[0]) == "" || len(users[0]) > 255 {
+		return nil // none, or one that somebody put beside the proxy's
+	}
+	var groups []string
+	for _, group := range strings.Split(strings.Join(r.Header.Values(rules.Proxy.GroupsHeader), ","), ",") {
+		if group = strings.TrimSpace(group); group != "" {
+			groups = append(groups, group)
+		}
+	}
+	name := strings.TrimSpace(users[0])
+	p := &Principal{Name: name, Via: ViaProxy}
+	for _, g := range rules.Grants {
+		if slices.Contains(g.Users, name) || slices.ContainsFunc(g.Groups, func(group string) bool { return slices.Contains(groups, group) }) {
+			p.Grants = append(p.Grants, g.Grant)
+		}
+	}
+	return p
+}
+
+func bySocket(r *http.Request, rules *Rules) *Principal {
+	uid, ok := r.Context().Value(peerKey{}).(uint32)
+	if !ok || !slices.Contains(rules.Ways, ViaSocket) {
+		return nil
+	}
+	name := strconv.FormatUint(uint64(uid), 10)
+	if u, err := user.LookupId(name); err == nil {
+		name = u.Username
+	}
+	p := &Principal{Name: name, Via: ViaSocket}
+	for _, g := range rules.Grants {
+		if slices.Contains(g.OSUsers, name) {
+			p.Grants = append(p.Grants, g.Grant)
+		}
+	}
+	return p
+}
+
+// remote is the address that a request comes from, without its port.
+func remote(r *http.Request) string {
+	host, _, err := net.SplitHostPort(r.RemoteAddr)
+	if err != nil {
+		return r.RemoteAddr
+	}
+	return host
+}
+
+// attempts counts sign-ins that failed, by address.
+type attempts struct {
+	mu sync.Mutex
+	of map[string]*failures
+}
+
+type failures struct {
+	since time.Time
+	n     int
+}
+
+// From one address, maxFailures sign-ins may fail in failureWindow; then the rest of it is waited out.
+const (
+	maxFailures   = 20
+	failureWindow = time.Minute
+)
+
+func (a *attempts) wait(from string, now time.Time) time.Duration {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if f := a.of[from]; f != nil && f.n >= maxFailures && now.Before(f.since.Add(failureWindow)) {
+		return f.since.Add(failureWindow).Sub(now)
+	}
+	return 0
+}
+
+func (a *attempts) failed(from string, now time.Time) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.of == nil || len(a.of) >= maxKnown {
+		a.of = map[string]*failures{}
+	}
+	f := a.of[from]
+	if f == nil || now.After(f.since.Add(failureWindow)) {
+		f = &failures{since: now}
+		a.of[from] = f
+	}
+	f.n++
+}
+
+// IsRefusal reports whether an error is about the caller, rather than of the database.
+func IsRefusal(err error) bool {
+	var retry *RetryError
+	return errors.Is(err, ErrUnknown) || errors.Is(err, ErrRefused) || errors.As(err, &retry)
+}

@@ -1,0 +1,59 @@
+package access
+
+import (
+	"crypto/rand"
+	"crypto/sha256"
+	"hash/crc32"
+	"math/big"
+	"strings"
+)
+
+// secretPrefix begins every token, so that scanners of repositories and logs know one when they see it.
+const secretPrefix = "dlqd_"
+
+// A token is the prefix, randomLength digits of base 62 (178 bits), and a checksum of checksumLength, so that a mistyped or made up
+// one is refused without asking the database.
+const (
+	randomLength   = 30
+	checksumLength = 6
+)
+
+const digits = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+
+// newSecret makes what a token is, and the hash that is kept of it. It is random enough that no salt or slow hash is needed.
+func newSecret() (secret string, hash []byte, err error) {
+	random := make([]byte, randomLength)
+	for i := range random {
+		n, err := rand.Int(rand.Reader, big.NewInt(int64(len(digits))))
+		if err != nil {
+			return "", nil, err
+		}
+		random[i] = digits[n.Int64()]
+	}
+	secret = secretPrefix + string(random)
+	secret += checksum(secret)
+	return secret, hashOf(secret), nil
+}
+
+func checksum(of string) string {
+	sum, text := crc32.ChecksumIEEE([]byte(of)), [checksumLength]byte{}
+	for i := checksumLength - 1; i >= 0; i-- {
+		text[i] = digits[sum%uint32(len(digits))]
+		sum /= uint32(len(digits))
+	}
+	return string(text[:])
+}
+
+func hashOf(secret string) []byte {
+	hash := sha256.Sum256([]byte(secret))
+	return hash[:]
+}
+
+// wellFormed reports whether something can be a token at all.
+func wellFormed(secret string) bool {
+	if len(secret) != len(secretPrefix)+randomLength+checksumLength || !strings.HasPrefix(secret, secretPrefix) {
+		return false
+	}
+	body := secret[:len(secret)-checksumLength]
+	return checksum(body) == secret[len(body):]
+}

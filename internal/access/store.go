@@ -1,0 +1,160 @@
+package access
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/dlqd/dlqd/internal/access/internal/dbsqlc"
+	"github.com/dlqd/dlqd/internal/postgres"
+)
+
+// Store keeps tokens.
+type Store struct {
+	pool    *pgxpool.Pool
+	schemas postgres.Schemas
+	queries *dbsqlc.Queries
+}
+
+// NewStore returns the tokens of a database.
+func NewStore(pool *pgxpool.Pool, schemas postgres.Schemas) *Store {
+	return &Store{pool: pool, schemas: schemas, queries: dbsqlc.New(schemas.Rendered(pool))}
+}
+
+// ErrNoToken is of an id that no token has, or none that is still good.
+var ErrNoToken = errors.New("there is no token with this id that is still good")
+
+// Create makes a token, whose name, grant, note and expiry are given, and returns what it is: the only time that anybody sees it.
+func (s *Store) Create(ctx context.Context, t *Token, by string) (secret string, err error) {
+	err = s.recorded(ctx, "made", by, t.Note, t, func(q *dbsqlc.Queries) error {
+		secret, err = insert(ctx, q, t, by)
+		return err
+	})
+	return secret, err
+}
+
+func insert(ctx context.Context, q *dbsqlc.Queries, t *Token, by string) (string, error) {
+	if t.Name == "" || len(t.Name) > 255 {
+		return "", errors.New("a token has a name of 1 to 255 characters: who holds it")
+	}
+	if err := CheckGrant(t.grant()); err != nil {
+		return "", err
+	}
+	secret, hash, err := newSecret()
+	if err != nil {
+		return "", err
+	}
+	id := uuid.Must(uuid.NewV7())
+	t.ID, t.CreatedBy, t.CreatedAt = id.String(), by, time.Now()
+	var note *string
+	if t.Note != "" {
+		note = &t.Note
+	}
+	return secret, q.InsertToken(ctx, dbsqlc.InsertTokenParams{
+		ID: id, Name: t.Name, Hash: hash, Role: string(t.Role), Queues: list(t.Queues), Kinds: list(t.Kinds), Sources: list(t.Sources),
+		Note: note, CreatedBy: by, ExpiresAt: t.ExpiresAt,
+	})
+}
+
+func list(patterns []string) []string { return append([]string{}, patterns...) }
+
+// List returns all tokens, the oldest first, those included that are good no more.
+func (s *Store) List(ctx context.Context) ([]Token, error) {
+	rows, err := s.queries.Tokens(ctx)
+	tokens := make([]Token, len(rows))
+	for i, r := range rows {
+		tokens[i] = Token{
+			ID: r.ID.String(), Name: r.Name, Role: Role(r.Role), Queues: r.Queues, Kinds: r.Kinds, Sources: r.Sources, CreatedBy: r.CreatedBy,
+			CreatedAt: r.CreatedAt, ExpiresAt: r.ExpiresAt, UsedAt: r.UsedAt, RevokedAt: r.RevokedAt,
+		}
+		if r.Note != nil {
+			tokens[i].Note = *r.Note
+		}
+		if r.RevokedBy != nil {
+			tokens[i].RevokedBy = *r.RevokedBy
+		}
+	}
+	return tokens, err
+}
+
+// Revoke has a token refused, within five seconds by every process.
+func (s *Store) Revoke(ctx context.Context, id, by, note string) error {
+	return s.recorded(ctx, "revoked", by, note, map[string]string{"id": id}, func(q *dbsqlc.Queries) error {
+		return revoke(ctx, q, id, by, 0)
+	})
+}
+
+func revoke(ctx context.Context, q *dbsqlc.Queries, id, by string, after time.Duration) error {
+	parsed, err := uuid.Parse(id)
+	if err != nil {
+		return fmt.Errorf("%q is no token's id: dlqd tokens list has them", id)
+	}
+	n, err := q.RevokeToken(ctx, dbsqlc.RevokeTokenParams{ID: parsed, RevokedBy: &by, After: after})
+	if err == nil && n == 0 {
+		err = fmt.Errorf("%w: %s", ErrNoToken, id)
+	}
+	return err
+}
+
+// Rotate makes a token of the same name and grant in place of another one, which is good for a while longer.
+func (s *Store) Rotate(ctx context.Context, id, by string, keep time.Duration, expiresAt *time.Time) (t *Token, secret string, err error) {
+	err = s.recorded(ctx, "rotated", by, "", map[string]string{"id": id}, func(q *dbsqlc.Queries) error {
+		tokens, err := s.List(ctx)
+		if err != nil {
+			return err
+		}
+		for _, old := range tokens {
+			if old.ID == id && old.State(time.Now()) == "active" {
+				t = &old
+			}
+		}
+		if t == nil {
+			return fmt.Errorf("%w: %s", ErrNoToken, id)
+		}
+		if err := revoke(ctx, q, id, by, keep); err != nil {
+			return err
+		}
+		t.ExpiresAt, t.UsedAt = expiresAt, nil
+		secret, err = insert(ctx, q, t, by)
+		return err
+	})
+	return t, secret, err
+}
+
+// recorded does something, and leaves an audit row of it.
+func (s *Store) recorded(ctx context.Context, act, by, note string, detail any, do func(q *dbsqlc.Queries) error) error {
+	return pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
+		q := dbsqlc.New(s.schemas.Rendered(tx))
+		if err := do(q); err != nil {
+			return err
+		}
+		raw, err := json.Marshal(detail)
+		if err != nil {
+			return err
+		}
+		return q.RecordAct(ctx, dbsqlc.RecordActParams{Act: act, Actor: by, Note: note, Detail: raw})
+	})
+}
+
+// find returns who holds a token, nil where nobody does.
+func (s *Store) find(ctx context.Context, hash []byte) (*Principal, error) {
+	row, err := s.queries.FindToken(ctx, hash)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return nil, nil //nolint:nilnil // nobody
+	}
+	if err != nil {
+		return nil, err
+	}
+	if row.UsedAt == nil || time.Since(*row.UsedAt) > time.Minute {
+		if err := s.queries.TouchToken(ctx, row.ID); err != nil && ctx.Err() != nil {
+			return nil, err
+		}
+	}
+	return &Principal{Name: row.Name, Via: ViaToken, Grants: []Grant{{Role: Role(row.Role), Queues: row.Queues, Kinds: row.Kinds, Sources: row.Sources}}}, nil
+}

@@ -1,0 +1,228 @@
+package api
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"math"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/danielgtaylor/huma/v2"
+
+	"github.com/dlqd/dlqd/internal/access"
+	"github.com/dlqd/dlqd/internal/deadletter"
+)
+
+// need is what an operation needs of who calls.
+type need struct {
+	role access.Role // "" for anybody who is known
+	// scoped operations keep to the queues and kinds of who calls; others need the role in all of them.
+	scoped bool
+}
+
+// open is of what anybody may ask: whether the process lives, and how the API is used.
+var open = []string{"/livez", "/readyz", "/docs", "/openapi.json", "/openapi.yaml", "/openapi-3.0.json", "/openapi-3.0.yaml"}
+
+// needs has every operation, so that a new one cannot be forgotten: the API is not built without it.
+var needs = map[string]need{
+	"submit-message": {access.Sender, true}, "submit-batch": {access.Sender, true}, "get-message": {access.Reader, false},
+
+	"list-entries": {access.Reader, false}, "get-entry": {access.Reader, false}, "get-stats": {access.Reader, false},
+	"export": {access.Operator, false}, "bulk": {access.Operator, false}, "replay-entry": {access.Operator, false},
+	"discard-entry": {access.Operator, false}, "resolve-entry": {access.Operator, false}, "park-entry": {access.Operator, false},
+	"unpark-entry": {access.Operator, false}, "reopen-entry": {access.Operator, false},
+
+	"list-replays": {access.Reader, false}, "get-replay": {access.Reader, false}, "follow-replay": {access.Reader, false},
+	"start-replay": {access.Operator, false}, "pause-replay": {access.Operator, false}, "resume-replay": {access.Operator, false},
+	"cancel-replay": {access.Operator, false}, "set-replay-rate": {access.Operator, false},
+
+	"search-audit": {access.Reader, false}, "list-erasures": {access.Reader, false}, "erase": {access.Admin, false},
+	"list-queues": {access.Reader, false}, "pause-queue": {access.Operator, false}, "resume-queue": {access.Operator, false},
+	"list-circuit-breakers": {access.Reader, false}, "open-circuit-breaker": {access.Operator, false}, "reset-circuit-breaker": {access.Operator, false},
+	"get-automatic": {access.Reader, false}, "stop-automatic": {access.Operator, false}, "resume-automatic": {access.Operator, false},
+	"set-automatic": {access.Operator, false}, "reset-automatic": {access.Operator, false},
+	"get-capture": {access.Reader, false}, "set-capture": {access.Admin, false}, "reclassify": {access.Operator, false},
+
+	"whoami": {"", true}, "get-health": {access.Metrics, true}, "livez": {"", true}, "readyz": {"", true},
+}
+
+// needOf is what an operation needs.
+func needOf(operation string) need {
+	if strings.HasPrefix(operation, "get-analytics-") {
+		return need{access.Reader, false}
+	}
+	n, ok := needs[operation]
+	if !ok {
+		panic("api: what does " + operation + " need? see needs")
+	}
+	return n
+}
+
+// describeNeeds says in the document what each operation needs.
+func describeNeeds(api huma.API) {
+	document := api.OpenAPI()
+	document.Components.SecuritySchemes = map[string]*huma.SecurityScheme{
+		"token": {Type: "http", Scheme: "bearer", Description: "A token of \"dlqd tokens create\". Whether one is needed, and what else will do, the policy says (access.yaml)."},
+	}
+	for path, item := range document.Paths {
+		for _, operation := range []*huma.Operation{item.Get, item.Post, item.Put, item.Patch, item.Delete} {
+			if operation == nil || slices.Contains(open, path) {
+				continue
+			}
+			n, says := needOf(operation.OperationID), "Needs no role."
+			if n.role != "" {
+				says = "Needs the role " + string(n.role)
+				if !n.scoped {
+					says += ", in every queue and for every kind"
+				}
+				says += "."
+			}
+			operation.Security = []map[string][]string{{"token": {}}}
+			operation.Description = strings.TrimSpace(operation.Description + " " + says)
+			for status, description := range map[string]string{"401": "Who calls is not known", "403": "Who calls may not do this"} {
+				operation.Responses[status] = &huma.Response{Description: description, Content: map[string]*huma.MediaType{"application/problem+json": {Schema: &huma.Schema{Ref: "#/components/schemas/ErrorModel"}}}}
+			}
+		}
+	}
+}
+
+// signIn finds out who makes a request.
+func (s *service) signIn(next http.Handler) http.Handler {
+	if s.Access == nil {
+		return next
+	}
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if slices.Contains(open, r.URL.Path) {
+			next.ServeHTTP(w, r)
+			return
+		}
+		p, err := s.Access.Authenticate(r)
+		if err != nil {
+			s.refuseSignIn(w, r, err)
+			return
+		}
+		if r.URL.Path == "/metrics" && !p.May(access.Metrics) {
+			writeProblem(w, http.StatusForbidden, mayNot(p, need{role: access.Metrics}))
+			return
+		}
+		next.ServeHTTP(w, r.WithContext(access.With(r.Context(), p)))
+	})
+}
+
+func (s *service) refuseSignIn(w http.ResponseWriter, r *http.Request, err error) {
+	var retry *access.RetryError
+	switch {
+	case errors.As(err, &retry):
+		w.Header().Set("Retry-After", strconv.Itoa(int(math.Ceil(retry.After.Seconds()))))
+		writeProblem(w, http.StatusTooManyRequests, err.Error())
+	case access.IsRefusal(err):
+		w.Header().Set("WWW-Authenticate", `Bearer realm="dlqd"`)
+		writeProblem(w, http.StatusUnauthorized, err.Error()+": send a token as \"Authorization: Bearer dlqd_…\" (dlqd tokens create makes one; dlqd's own commands take $DLQD_TOKEN)")
+	default:
+		var status huma.StatusError
+		if errors.As(s.problem(r.Context(), err), &status) {
+			w.Header().Set("Retry-After", retryAfterSeconds)
+			writeProblem(w, status.GetStatus(), status.Error())
+		}
+	}
+}
+
+func writeProblem(w http.ResponseWriter, status int, detail string) {
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(status)
+	if problem, err := json.Marshal(huma.ErrorModel{Title: http.StatusText(status), Status: status, Detail: detail}); err == nil {
+		_, _ = w.Write(problem)
+	}
+}
+
+// authorize refuses operations that are not for who calls.
+func (s *service) authorize(api huma.API) func(huma.Context, func(huma.Context)) {
+	return func(ctx huma.Context, next func(huma.Context)) {
+		p, n := access.From(ctx.Context()), needOf(ctx.Operation().OperationID)
+		if n.role != "" && !p.May(n.role) || !n.scoped && !p.MayEverywhere(n.role) {
+			_ = huma.WriteErr(api, ctx, http.StatusForbidden, mayNot(p, n))
+			return
+		}
+		next(ctx)
+	}
+}
+
+func mayNot(p *access.Principal, n need) string {
+	says := "this needs the role " + string(n.role)
+	if p.May(n.role) {
+		return says + " in every queue and for every kind; " + p.Name + " has it in some"
+	}
+	if role := p.RoleName(); role != "" {
+		return says + "; " + p.Name + " has the role " + string(role)
+	}
+	return says + "; " + p.Name + " has none (grants in access.yaml)"
+}
+
+// act is the move of a request, whose body is optional. Who signed in is who acts; whom they name beside themselves is kept with
+// where they come from.
+func (a *Action) act(ctx context.Context) deadletter.Act {
+	if a == nil {
+		a = &Action{}
+	}
+	p := access.From(ctx)
+	if p.Via == access.ViaNothing {
+		actor := a.Actor
+		if actor == "" {
+			actor = "api"
+		}
+		return deadletter.Act{Actor: actor, Note: a.Note}
+	}
+	if a.Actor != "" && a.Actor != p.Name {
+		deadletter.OnBehalfOf(ctx, a.Actor)
+	}
+	return deadletter.Act{Actor: p.Name, Note: a.Note}
+}
+
+// mayNotSubmit is the answer to a message that is not for who sends it; nil where it is.
+func mayNotSubmit(ctx context.Context, queue, kind, source string) error {
+	p := access.From(ctx)
+	if p.MayFor(access.Sender, queue, kind, source) {
+		return nil
+	}
+	as := ""
+	if source != "" {
+		as = " as " + cut(source, maxEcho)
+	}
+	return huma.Error403Forbidden(p.Name + " may not submit " + cut(kind, maxEcho) + " to " + cut(queue, maxEcho) + as + "; nothing was stored")
+}
+
+// Caller is who calls, and what they may do.
+type Caller struct {
+	Name   string        `json:"name" doc:"Who calls: the actor in the audit trail."`
+	Via    string        `json:"via,omitempty" enum:"token,socket,proxy" doc:"How they are known; absent where nobody is asked."`
+	Grants []CallerGrant `json:"grants" doc:"What they may do."`
+}
+
+// CallerGrant is a role, and where.
+type CallerGrant struct {
+	Role    string   `json:"role" enum:"reader,operator,admin,sender,metrics" doc:"The role."`
+	Queues  []string `json:"queues,omitempty" doc:"Patterns of queues; absent: every queue."`
+	Kinds   []string `json:"kinds,omitempty" doc:"Patterns of kinds; absent: every kind."`
+	Sources []string `json:"sources,omitempty" doc:"Patterns of sources as which they may submit; absent: every source."`
+}
+
+type whoamiOutput struct{ Body Caller }
+
+func (s *service) registerAccess(api huma.API) {
+	whoami := huma.Operation{
+		OperationID: "whoami", Method: http.MethodGet, Path: "/api/whoami", Tags: []string{operationsTag},
+		Summary: "Who calls, and what they may do",
+	}
+	example(&whoami, http.StatusOK, Caller{Name: "kim", Via: access.ViaToken, Grants: []CallerGrant{{Role: string(access.Operator), Queues: []string{"payments*"}}}})
+	huma.Register(api, whoami, func(ctx context.Context, _ *struct{}) (*whoamiOutput, error) {
+		p := access.From(ctx)
+		out := &whoamiOutput{Body: Caller{Name: p.Name, Via: p.Via, Grants: []CallerGrant{}}}
+		for _, g := range p.Grants {
+			out.Body.Grants = append(out.Body.Grants, CallerGrant{Role: string(g.Role), Queues: g.Queues, Kinds: g.Kinds, Sources: g.Sources})
+		}
+		return out, nil
+	})
+}
