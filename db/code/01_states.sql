@@ -133,7 +133,11 @@ BEGIN
     IF NEW.ordering_key IS NOT NULL THEN
         NEW.order_place := coalesce(NEW.order_place, dlq.order_place(NEW.river_job_id, NEW.job_created_at));
         IF dlq.is_open(OLD.status) AND NOT dlq.is_open(NEW.status) THEN
-            PERFORM dlq.order_done(NEW.queue, NEW.ordering_key, NEW.river_job_id, NEW.job_created_at);
+            IF dlq.origin(NEW.move ->> 'actor') IS NULL THEN
+                PERFORM dlq.order_done(NEW.queue, NEW.ordering_key, NEW.river_job_id, NEW.job_created_at);
+            ELSE -- a person's transaction may stay open, and River's scheduler waits for jobs that somebody holds
+                INSERT INTO dlq.job_facts (job_id, job_created_at, fact, entry_id) VALUES (NEW.river_job_id, NEW.job_created_at, 'closed', NEW.id);
+            END IF;
         ELSIF dlq.is_open(NEW.status) AND NOT dlq.is_open(OLD.status) THEN
             PERFORM dlq.order_again(NEW.queue, NEW.ordering_key, NEW.order_place, NEW.river_job_id, NEW.job_created_at);
         END IF;

@@ -150,10 +150,15 @@ COMMENT ON FUNCTION dlq.wake IS 'Tells DLQ workers that there is something to do
 DO $install$
 DECLARE
     -- What is a failure: see dlq.is_failure. Twice at one time is one failure (a job that a transaction retries and fails again with
-    -- now(), for one). The limit is looked at between jobs: one alone must not pass it. (10 MB take 100 ms to copy.)
+    -- now(), for one). The limit is looked at between jobs: one alone must not pass it. 10 MB take 100 ms to copy, less where the time
+    -- left is short; what is compressed becomes a hundred times as long, and is read but for args, which are copied as they lie.
     v_failure constant text := $sql$CASE WHEN NEW.state = 'discarded' THEN NOT (NEW.metadata @> '{"unique_key_conflict": "scheduler_discarded"}' AND OLD.state IN ('scheduled', 'retryable'))
                      ELSE NEW.state = 'cancelled' AND NOT NEW.metadata ? 'cancel_attempted_at' AND coalesce(cardinality(NEW.errors), 0) > coalesce(cardinality(OLD.errors), 0) END$sql$;
-    v_entry constant text := $sql$IF pg_column_size(NEW.args) + coalesce(pg_column_size(NEW.errors), 0) + pg_column_size(NEW.metadata) > 10000000 AND v_until < 9223372036854775807 THEN
+    v_entry constant text := $sql$v_size := pg_column_size(NEW.args) + coalesce(pg_column_size(NEW.errors), 0) + pg_column_size(NEW.metadata);
+            IF v_size > 20000 AND v_until < 9223372036854775807
+               AND v_size + (CASE WHEN pg_column_compression(NEW.errors) IS NULL THEN 0 ELSE 100 * pg_column_size(NEW.errors) END)
+                          + (CASE WHEN pg_column_compression(NEW.metadata) IS NULL THEN 0 ELSE 100 * pg_column_size(NEW.metadata) END)
+                   > least(10000000, 50 * (v_until - date_part('epoch', clock_timestamp()) * 1000000)) THEN
                 v_why := 'job ' || NEW.id || ' is too large';
             ELSE
                 v_us := dlq.microseconds(NEW.finalized_at);
@@ -216,6 +221,7 @@ DECLARE
     v_failure   boolean := false;
     v_entry     uuid;
     v_us        bigint;
+    v_size      bigint;
     v_failed_at timestamptz;
     v_kind      text;
     v_event_id  text;

@@ -12,7 +12,10 @@ COMMENT ON FUNCTION dlq.is_superseded IS 'Whether a job of River''s was complete
 -- The original is set to completed. It keeps its unique key only where that held while it was discarded: where it did not, the
 -- job that did the work may have the key by now. (Without its mark, so that capture does not take this for a success.) What else
 -- dlqd made for the entry, and is not running, is deleted; or completed, too, where dlqd may not delete.
-CREATE OR REPLACE FUNCTION dlq.supersede_jobs(p_ids uuid[], p_jobs bigint[]) RETURNS void
+--
+-- A person's transaction may stay open, and River's scheduler waits for jobs that are to run: there, jobs that have ended are all
+-- that is locked, and the others are left to dlqd's own transactions, by a fact.
+CREATE OR REPLACE FUNCTION dlq.supersede_jobs(p_ids uuid[], p_jobs bigint[], p_states text[]) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET row_security = off AS $$
 BEGIN
     UPDATE river.river_job j SET
@@ -26,7 +29,7 @@ BEGIN
         FROM unnest(p_ids, p_jobs) r (id, job)
         JOIN dlq.dead_letter_queue e ON e.id = r.id AND e.stage = 'resolved'
         JOIN river.river_job o ON o.id = e.river_job_id AND o.created_at = e.job_created_at
-        WHERE o.state IN ('discarded', 'cancelled', 'available', 'scheduled', 'retryable', 'pending') AND o.id IS DISTINCT FROM r.job
+        WHERE o.state::text = ANY (p_states) AND o.id IS DISTINCT FROM r.job
         FOR NO KEY UPDATE OF o SKIP LOCKED
     ) s
     WHERE j.id = s.id;
@@ -35,23 +38,37 @@ BEGIN
     JOIN dlq.dead_letter_queue e ON e.id = r.id AND e.stage = 'resolved'
     JOIN dlq.entry_jobs m ON m.entry_id = r.id AND m.job_id IS DISTINCT FROM r.job AND (m.job_id, m.job_created_at) IS DISTINCT FROM (e.river_job_id, e.job_created_at)
     JOIN river.river_job o ON o.id = m.job_id AND o.created_at = m.job_created_at
-    WHERE o.state NOT IN ('running', 'completed');
+    WHERE o.state::text = ANY (p_states);
 END
 $$;
 COMMENT ON FUNCTION dlq.supersede_jobs IS 'What dlq.supersede does.';
 
-CREATE OR REPLACE FUNCTION dlq.supersede(p_ids uuid[], p_jobs bigint[] DEFAULT '{}') RETURNS void
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+CREATE OR REPLACE FUNCTION dlq.supersede(p_ids uuid[], p_jobs bigint[], p_actor text) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET row_security = off AS $$
+DECLARE
+    v_waits  constant text[] := '{available,scheduled,retryable,pending}';
+    v_person constant boolean := dlq.origin(p_actor) IS NOT NULL;
+    v_states constant text[] := ARRAY['discarded', 'cancelled'] || CASE WHEN NOT v_person THEN v_waits ELSE '{}' END;
 BEGIN
-    PERFORM dlq.supersede_jobs(p_ids, p_jobs);
-EXCEPTION WHEN OTHERS THEN -- no right, or a constraint or trigger of the application's: no reason to leave entries open
-    FOR i IN 1 .. cardinality(p_ids) LOOP
-        BEGIN
-            PERFORM dlq.supersede_jobs(p_ids[i:i], p_jobs[i:i]);
-        EXCEPTION WHEN OTHERS THEN
-            RAISE WARNING 'dlqd: the jobs of entry %, which is resolved, stay in River''s list of discarded jobs: %', p_ids[i], SQLERRM;
-        END;
-    END LOOP;
+    BEGIN
+        PERFORM dlq.supersede_jobs(p_ids, p_jobs, v_states);
+    EXCEPTION WHEN OTHERS THEN -- no right, or a constraint or trigger of the application's: no reason to leave entries open
+        FOR i IN 1 .. cardinality(p_ids) LOOP
+            BEGIN
+                PERFORM dlq.supersede_jobs(p_ids[i:i], p_jobs[i:i], v_states);
+            EXCEPTION WHEN OTHERS THEN
+                RAISE WARNING 'dlqd: the jobs of entry %, which is resolved, stay in River''s list of discarded jobs: %', p_ids[i], SQLERRM;
+            END;
+        END LOOP;
+    END;
+    IF v_person THEN
+        INSERT INTO dlq.job_facts (job_id, job_created_at, fact, entry_id)
+        SELECT e.river_job_id, e.job_created_at, 'closed', e.id
+        FROM dlq.dead_letter_queue e
+        WHERE e.id = ANY (p_ids) AND e.stage = 'resolved'
+          AND EXISTS (SELECT FROM (SELECT e.river_job_id AS job_id, e.job_created_at UNION SELECT m.job_id, m.job_created_at FROM dlq.entry_jobs m WHERE m.entry_id = e.id) t
+                      JOIN river.river_job j ON j.id = t.job_id AND j.created_at = t.job_created_at WHERE j.state::text = ANY (v_waits));
+    END IF;
 END
 $$;
 COMMENT ON FUNCTION dlq.supersede IS 'Of resolved entries, takes the jobs out of River''s discarded list whose work is done: the original becomes completed (metadata dlq:done_by: the job in p_jobs that did the work, or who resolved the entry), and other redeliveries that are not running are deleted.';
@@ -93,7 +110,7 @@ BEGIN
             WHEN d.job = e.river_job_id THEN 'the original, job ' || d.job || ', completed' ELSE 'an earlier redelivery, job ' || d.job || ', completed' END)
     FROM (SELECT unnest(p_ids) AS id, unnest(p_jobs) AS job, unnest(p_ended) AS ended) d
     WHERE e.id = d.id AND e.stage IN ('open', 'failed') AND e.status IN ('dlq_pending', 'dlq_processing', 'dlq_manual', 'dlq_failed');
-    PERFORM dlq.supersede(p_ids, p_jobs);
+    PERFORM dlq.supersede(p_ids, p_jobs, p_actor);
 END
 $$;
 COMMENT ON FUNCTION dlq.resolve_by IS 'Resolves entries whose work is done: by a job each, which ended at p_ended.';
@@ -166,7 +183,7 @@ COMMENT ON FUNCTION dlq.record_end IS 'Moves an entry when the job that it waits
 
 -- follow_job ties an entry to a job that runs again: its original, or a redelivery of it, that somebody retried outside dlqd.
 CREATE OR REPLACE FUNCTION dlq.follow_job(p_entry uuid, p_job bigint, p_created_at timestamptz, p_actor text, p_reason text,
-    p_note text DEFAULT NULL, p_run uuid DEFAULT NULL) RETURNS boolean
+    p_note text DEFAULT NULL, p_run uuid DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET row_security = off AS $$
 BEGIN
     UPDATE dlq.dead_letter_queue SET
@@ -180,10 +197,9 @@ BEGIN
     WHERE id = p_entry AND stage IN ('open', 'failed') AND status IN ('dlq_pending', 'dlq_manual', 'dlq_failed');
     INSERT INTO dlq.entry_jobs AS m (job_id, job_created_at, entry_id, run_id) VALUES (p_job, p_created_at, p_entry, p_run)
     ON CONFLICT (job_id, job_created_at) DO UPDATE SET entry_id = excluded.entry_id, run_id = coalesce(excluded.run_id, m.run_id);
-    RETURN dlq.watch_job(p_entry, p_job, p_created_at);
 END
 $$;
-COMMENT ON FUNCTION dlq.follow_job IS 'Has an entry wait for a job that runs again, unless it waits for another: then that job''s success is the entry''s, too. False: see dlq.watch_job.';
+COMMENT ON FUNCTION dlq.follow_job IS 'Has an entry wait for a job that runs again, unless it waits for another: then that job''s success is the entry''s, too. dlq.watch_job is what comes next, in a transaction of dlqd''s own.';
 
 -- The mark in a job's metadata has its success seen at once. It is written only while the job waits: a worker's transaction in
 -- REPEATABLE READ could not end the job after a write of ours.
@@ -267,14 +283,15 @@ DECLARE
     v_origin constant text := current_setting('dlq.origin', true);
     v_done   boolean := true;
 BEGIN
-    v_id := (SELECT m.entry_id FROM dlq.entry_jobs m WHERE m.job_id = p_fact.job_id AND m.job_created_at = p_fact.job_created_at);
+    v_id := CASE WHEN p_fact.fact = 'closed' THEN p_fact.entry_id
+                 ELSE (SELECT m.entry_id FROM dlq.entry_jobs m WHERE m.job_id = p_fact.job_id AND m.job_created_at = p_fact.job_created_at) END;
     v_own := v_id IS NOT NULL;
     IF v_id IS NULL THEN
         v_id := coalesce((SELECT e.id FROM dlq.dead_letter_open e WHERE e.river_job_id = p_fact.job_id AND e.job_created_at = p_fact.job_created_at), p_fact.entry_id);
     END IF;
-    SELECT e.stage, e.status, e.redelivery_job_id, e.closed_at, e.replay_attempts, e.river_job_id, e.job_created_at INTO v_entry FROM dlq.dead_letter_open e WHERE e.id = v_id FOR UPDATE SKIP LOCKED;
+    SELECT e.stage, e.status, e.redelivery_job_id, e.closed_at, e.replay_attempts, e.river_job_id, e.job_created_at, e.queue, e.ordering_key INTO v_entry FROM dlq.dead_letter_open e WHERE e.id = v_id FOR UPDATE SKIP LOCKED;
     IF NOT FOUND THEN
-        SELECT e.stage, e.status, e.redelivery_job_id, e.closed_at, e.replay_attempts, e.river_job_id, e.job_created_at INTO v_entry FROM dlq.dead_letter_queue e WHERE e.id = v_id FOR UPDATE SKIP LOCKED;
+        SELECT e.stage, e.status, e.redelivery_job_id, e.closed_at, e.replay_attempts, e.river_job_id, e.job_created_at, e.queue, e.ordering_key INTO v_entry FROM dlq.dead_letter_queue e WHERE e.id = v_id FOR UPDATE SKIP LOCKED;
         IF NOT FOUND THEN -- of no entry, of one that is gone, or of one that is held
             RETURN CASE WHEN EXISTS (SELECT FROM dlq.dead_letter_queue e WHERE e.id = v_id) THEN 'held' ELSE 'done' END;
         END IF;
@@ -287,6 +304,13 @@ BEGIN
     END IF;
 
     CASE p_fact.fact
+    WHEN 'closed' THEN
+        IF v_entry.status = 'dlq_resolved' THEN
+            PERFORM dlq.supersede(ARRAY[v_id], ARRAY[CASE WHEN v_entry.replay_attempts @> '[{"outcome": "completed"}]' THEN (v_entry.replay_attempts -> -1 ->> 'jobId')::bigint END], 'capture');
+        END IF;
+        IF v_entry.ordering_key IS NOT NULL AND NOT dlq.is_open(v_entry.status) THEN
+            PERFORM dlq.order_done(v_entry.queue, v_entry.ordering_key, p_fact.job_id, p_fact.job_created_at);
+        END IF;
     WHEN 'following' THEN
         v_done := dlq.watch_job(v_id, p_fact.job_id, p_fact.job_created_at);
     WHEN 'retried' THEN
@@ -295,12 +319,13 @@ BEGIN
             IF v_entry.redelivery_job_id <> p_fact.job_id THEN
                 PERFORM dlq.note_on(ARRAY[v_id], v_who, 'job ' || p_fact.job_id || ' was retried outside dlqd while job ' || v_entry.redelivery_job_id || ' is under way', NULL);
             END IF;
-            v_done := dlq.follow_job(v_id, p_fact.job_id, p_fact.job_created_at, v_who, 'job ' || p_fact.job_id || ' was retried outside dlqd');
+            PERFORM dlq.follow_job(v_id, p_fact.job_id, p_fact.job_created_at, v_who, 'job ' || p_fact.job_id || ' was retried outside dlqd');
+            v_done := dlq.watch_job(v_id, p_fact.job_id, p_fact.job_created_at);
         ELSIF NOT EXISTS (SELECT FROM jsonb_array_elements(v_entry.replay_attempts) a -- the success of this retry resolved it
                           WHERE a -> 'jobId' = to_jsonb(p_fact.job_id) AND a ->> 'outcome' = 'completed' AND dlq.to_timestamptz(a ->> 'endedAt') >= p_fact.at) THEN
             -- The retry held the job while another one resolved the entry: it is too late only if it runs.
             IF p_fact.at <= v_entry.closed_at AND v_entry.status = 'dlq_resolved' THEN
-                PERFORM dlq.supersede(ARRAY[v_id], ARRAY[(v_entry.replay_attempts -> -1 ->> 'jobId')::bigint]);
+                PERFORM dlq.supersede(ARRAY[v_id], ARRAY[(v_entry.replay_attempts -> -1 ->> 'jobId')::bigint], 'capture');
             END IF;
             UPDATE dlq.dead_letter_queue SET
                 status = 'dlq_manual', strategy = 'manual', rule = 'done-twice', parked_by = v_who,

@@ -34,7 +34,10 @@ DECLARE
         AND (SELECT 1 FROM dlq.dead_letter_queue e WHERE e.stage IN ('resolved', 'failed', 'archived') AND e.id = dlq.entry_id(j.id, j.finalized_at)
              AND e.closed_at >= least(j.finalized_at, now()) - interval '1 day' LIMIT 1) IS NULL
         AND (SELECT 1 FROM dlq.dead_letter_queue e WHERE e.stage = 'open' AND e.river_job_id = j.id AND e.job_created_at = j.created_at) IS NULL
-        AND (SELECT 1 FROM dlq.entry_jobs k WHERE k.job_id = j.id AND k.job_created_at = j.created_at) IS NULL
+        -- What is told of a job that dlqd follows is applied to its entry. But where that had closed before the job, its own, failed again, nobody was told.
+        AND (SELECT 1 FROM dlq.entry_jobs k WHERE k.job_id = j.id AND k.job_created_at = j.created_at
+             AND (SELECT 1 FROM dlq.dead_letter_queue e WHERE e.id = k.entry_id AND e.stage IN ('resolved', 'failed', 'archived') AND e.river_job_id = j.id AND e.job_created_at = j.created_at
+                  AND greatest(e.closed_at, e.last_failed_at) < j.finalized_at LIMIT 1) IS NULL) IS NULL
         AND (SELECT 1 FROM dlq.retired_jobs r WHERE r.job_id = j.id AND r.job_created_at = j.created_at AND r.at >= j.finalized_at) IS NULL$sql$;
     v_look     dlq.reconcile_looks;
     v_from     timestamptz;

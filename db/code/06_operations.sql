@@ -21,9 +21,9 @@ BEGIN
                    CASE WHEN h.id IS NULL THEN e.unique_key END AS unique_key, e.unique_states,
                    e.river_job_id, e.job_created_at,
                    CASE WHEN p_force THEN 'sent'
-                        WHEN o.state IS NULL AND (SELECT j.id FROM river.river_job j WHERE j.id = e.river_job_id AND j.created_at = e.job_created_at) IS NOT NULL THEN 'busy'
+                        WHEN o.state IS NULL AND (SELECT j.state IN ('completed', 'discarded', 'cancelled') FROM river.river_job j WHERE j.id = e.river_job_id AND j.created_at = e.job_created_at) THEN 'busy'
+                        WHEN o.state IS NULL AND (SELECT j.state NOT IN ('completed', 'discarded', 'cancelled') FROM river.river_job j WHERE j.id = e.river_job_id AND j.created_at = e.job_created_at) THEN 'follows'
                         WHEN o.state = 'completed' AND NOT o.done THEN 'resolved'
-                        WHEN o.state NOT IN ('completed', 'discarded', 'cancelled') THEN 'follows'
                         WHEN h.id IS NULL OR h.id = e.river_job_id THEN 'sent'
                         WHEN h.live THEN 'live'
                         WHEN NOT h.own THEN 'done'
@@ -36,10 +36,11 @@ BEGIN
                 ORDER BY e.stage, e.id -- the order of dlq.lock_entries
                 FOR UPDATE
             ) e
-            -- The original, held so that nobody retries it meanwhile. One that dlqd completed itself was not done.
+            -- The original, where it has ended: held so that nobody retries it meanwhile. (What runs, or waits to, is the application's and
+            -- River's alone.) One that dlqd completed itself was not done.
             LEFT JOIN LATERAL (
                 SELECT j.state, dlq.is_superseded(j.state::text, j.attempt, j.metadata) AS done FROM river.river_job j
-                WHERE j.id = e.river_job_id AND j.created_at = e.job_created_at
+                WHERE j.id = e.river_job_id AND j.created_at = e.job_created_at AND j.state IN ('completed', 'discarded', 'cancelled')
                 FOR NO KEY UPDATE SKIP LOCKED
             ) o ON NOT p_force
             -- The job that holds its unique key. (A partial index says that there is one at most.)
@@ -114,9 +115,8 @@ BEGIN
         ELSIF verdict = 'resolved' THEN
             PERFORM dlq.resolve_by(ARRAY[entry_id], ARRAY[job_id], ARRAY[clock_timestamp()], p_actor);
         ELSIF verdict = 'follows' THEN
-            IF NOT dlq.follow_job(entry_id, job_id, v_row.job_created_at, p_actor, p_reason || ': its job ' || job_id || ' runs again already', p_note, p_run) THEN
-                INSERT INTO dlq.job_facts (job_id, job_created_at, fact, entry_id) VALUES (job_id, v_row.job_created_at, 'following', entry_id);
-            END IF;
+            PERFORM dlq.follow_job(entry_id, job_id, v_row.job_created_at, p_actor, p_reason || ': its job ' || job_id || ' runs again already', p_note, p_run);
+            INSERT INTO dlq.job_facts (job_id, job_created_at, fact, entry_id) VALUES (job_id, v_row.job_created_at, 'following', entry_id);
         END IF;
         RETURN NEXT;
     END LOOP;

@@ -376,7 +376,7 @@ BEGIN
         UPDATE dlq.dead_letter_queue e SET status = 'dlq_resolved', resolution_strategy = 'manual_resolution', resolved_by = p_actor, resolution_notes = p_note,
             notes = coalesce(p_note, e.notes), move = jsonb_build_object('actor', p_actor, 'reason', 'resolved outside dlqd', 'note', p_note)
         WHERE e.id = ANY (v_ids) AND e.status = 'dlq_manual' AND e.stage = 'open';
-        PERFORM dlq.supersede(v_ids);
+        PERFORM dlq.supersede(v_ids, '{}', p_actor);
     WHEN 'park' THEN
         UPDATE dlq.dead_letter_queue e SET status = 'dlq_manual', strategy = 'manual', parked_by = p_actor, notes = coalesce(p_note, e.notes),
             move = jsonb_build_object('actor', p_actor, 'reason', 'parked', 'note', p_note)

@@ -342,7 +342,7 @@ COMMENT ON TABLE dlq.job_facts IS 'Ends of redeliveries, and retries made outsid
 COMMENT ON COLUMN dlq.job_facts.job_id IS 'The job.';
 COMMENT ON COLUMN dlq.job_facts.job_created_at IS 'When River made it.';
 COMMENT ON COLUMN dlq.job_facts.at IS 'When it happened: facts of a job are applied in this order.';
-COMMENT ON COLUMN dlq.job_facts.fact IS 'completed, discarded or cancelled: the job ended so. retried: somebody had it run again. following: that was applied, but the job runs and could not be marked, so dlqd looks at it until it ends. refused: the database refuses what follows from it, which is tried again every minute; job has the fact, the refusal and its time.';
+COMMENT ON COLUMN dlq.job_facts.fact IS 'completed, discarded or cancelled: the job ended so. retried: somebody had it run again. following: that was applied, but the job runs and could not be marked, so dlqd looks at it until it ends. closed: a person has closed the entry, and dlqd does what is to be done with jobs that wait to run. refused: the database refuses what follows from it, which is tried again every minute; job has the fact, the refusal and its time.';
 COMMENT ON COLUMN dlq.job_facts.entry_id IS 'The entry that the job is of, where dlqd made it or follows it, or that was made of the failure after which it was retried; null for another job.';
 COMMENT ON COLUMN dlq.job_facts.job IS 'Of a job that failed, what describes it: state, attempt, finalized_at, errors (the last one) and metadata.';
 COMMENT ON COLUMN dlq.job_facts.db_user IS 'The database user of the session.';

@@ -111,3 +111,30 @@ func TestHost_openTransactions(t *testing.T) {
 		app.warned()
 	}
 }
+
+// What runs, or waits to run, is the application's and River's alone, whatever an operator does with the entry and leaves open: the
+// job's end waits for nobody, and River's scheduler, which waits for jobs that somebody holds, waits for none of them.
+func TestHost_jobsThatLive(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	app := h.application()
+	for _, state := range []string{"running", "retryable", "available"} {
+		for _, does := range []string{"dlq.replay", "dlq.resolve", "dlq.discard"} {
+			d := h.fail(app)
+			id := h.strings("SELECT id::text FROM dlq.dead_letter_queue WHERE river_job_id = $1", d.parked)[0]
+			h.exec(h.dlqd, "SELECT dlq.set_capture('off')") // nobody tells dlqd
+			h.exec(app, "UPDATE river_job SET state = $2, finalized_at = NULL, scheduled_at = now() - interval '1 minute' WHERE id = $1", d.parked, state)
+			h.exec(h.dlqd, "SELECT dlq.set_capture('on')")
+			sql := "SELECT " + does + "('" + id + "')"
+			require.True(t, h.while(sql, func() {
+				ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+				defer cancel()
+				_, err := app.Exec(ctx, "SELECT FROM river_job WHERE state IN ('retryable', 'scheduled') AND scheduled_at <= now() ORDER BY id FOR UPDATE")
+				require.NoError(t, err, "River's scheduler, while %s of a job that is %s", sql, state)
+				_, err = app.Exec(ctx, "UPDATE river_job SET state = 'completed', finalized_at = clock_timestamp() WHERE id = $1", d.parked)
+				require.NoError(t, err, "River's completer, while %s of a job that is %s", sql, state)
+			}), sql)
+			app.warned()
+		}
+	}
+}

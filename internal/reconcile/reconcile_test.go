@@ -241,8 +241,32 @@ func TestReconcile_seesWhatCommitsLate(t *testing.T) {
 		require.Eventually(t, func() bool {
 			b.look(b.pool, false)
 			return b.count("SELECT count(*) FROM dlq.reconcile_looks WHERE look = 'recent' AND since > now() - interval '1 hour'") == 1
-		}, 30*time.Second, 100*time.Millisecond)
+		}, 3*time.Minute, 100*time.Millisecond)
 	}
+}
+
+// A job that dlqd followed, and whose entry has closed, fails again while nobody tells of it.
+func TestReconcile_ofAJobThatWasFollowed(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	fails := "UPDATE river_job SET state = 'discarded', finalized_at = clock_timestamp(), errors = ARRAY['{\"error\": \"x\"}'::jsonb] WHERE id = 1"
+	b.exec("INSERT INTO river_job (kind, args, max_attempts, state) VALUES ('k', '{}', 1, 'running')")
+	b.exec(fails)
+	b.exec("SELECT dlq.file(ARRAY(SELECT id FROM dlq.dead_letter_queue))")
+	b.exec("UPDATE river_job SET state = 'available', finalized_at = NULL WHERE id = 1")
+	b.exec("SELECT dlq.apply_facts()")
+	b.exec("UPDATE river_job SET state = 'completed', finalized_at = clock_timestamp() WHERE id = 1")
+	b.exec("SELECT dlq.apply_facts()")
+	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_resolved'"))
+	require.Zero(t, b.look(b.pool, true))
+	b.exec("SELECT dlq.set_capture('off')")
+	b.exec("UPDATE river_job SET state = 'available', finalized_at = NULL WHERE id = 1")
+	b.exec(fails)
+	b.exec("SELECT dlq.set_capture('on')")
+	require.Equal(t, 1, b.look(b.pool, true))
+	b.exec("SELECT dlq.file(ARRAY(SELECT id FROM dlq.dead_letter_inbox))")
+	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE river_job_id = 1 AND status = 'dlq_pending'"))
+	require.Zero(t, b.look(b.pool, true))
 }
 
 // A job that somebody holds is not waited for, and not forgotten.
