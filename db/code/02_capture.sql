@@ -201,7 +201,7 @@ DECLARE
     -- (A job that dlq.supersede has completed ended then; its mark says of which entry it is, and whoever applies the fact looks whether it is.)
     v_retry constant text := $sql$INSERT INTO dlq.job_facts (job_id, job_created_at, fact, entry_id)
             SELECT NEW.id, NEW.created_at, 'retried',
-                   CASE OLD.state WHEN 'completed' THEN dlq.to_uuid(OLD.metadata #>> '{dlq:done,entry}') ELSE dlq.entry_id(NEW.id, OLD.finalized_at) END$sql$;
+                   CASE OLD.state WHEN 'completed' THEN dlq.to_uuid(coalesce(OLD.metadata #>> '{dlq:done,entry}', OLD.metadata ->> 'dlq:entry_id')) ELSE dlq.entry_id(NEW.id, OLD.finalized_at) END$sql$;
     -- How long capture may work on this statement: the limit, and half of the time that the session gives a statement.
     v_until constant text := $sql$(date_part('epoch', least(clock_timestamp() + dlq.capture_limit(),
                     CASE WHEN current_setting('statement_timeout') <> '0' THEN statement_timestamp() + current_setting('statement_timeout')::interval / 2 END)) * 1000000)::bigint$sql$;
@@ -321,7 +321,7 @@ BEGIN
         v_until := split_part(v_guard, ' ', 2);
         IF v_until = 0 THEN
             RETURN NULL;
-        ELSIF OLD.state = 'completed' AND NOT OLD.metadata ? 'dlq:done_by' THEN
+        ELSIF OLD.state = 'completed' AND NOT OLD.metadata ?| '{dlq:done_by,dlq:entry_id}' THEN
             RETURN NULL;
         ELSIF date_part('epoch', clock_timestamp()) * 1000000 > v_until THEN
             v_why := 'no time is left';
@@ -331,7 +331,7 @@ BEGIN
         END IF;
     ELSE
         BEGIN
-            IF OLD.state = 'completed' AND NOT OLD.metadata ? 'dlq:done_by' THEN
+            IF OLD.state = 'completed' AND NOT OLD.metadata ?| '{dlq:done_by,dlq:entry_id}' THEN
                 RETURN NULL; -- what dlqd never knew
             END IF;
             v_until := CASE dlq.capture_mode() WHEN 'off' THEN 0 ELSE %2$s END;

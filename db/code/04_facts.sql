@@ -259,13 +259,16 @@ BEGIN
         ELSE
             PERFORM dlq.resolve_by(ARRAY[p_entry], ARRAY[v_job], ARRAY[dlq.failed_at(p_job)], 'capture');
         END IF;
-    ELSIF p_own THEN
-        PERFORM dlq.note_on(ARRAY[p_entry], 'capture', 'job ' || v_job || ', which the entry does not wait for, was ' || (p_job ->> 'state'), NULL);
-        IF (v_job, v_made) IS DISTINCT FROM (v_entry.river_job_id, v_entry.job_created_at) THEN
+    ELSE
+        IF p_own THEN
+            PERFORM dlq.note_on(ARRAY[p_entry], 'capture', 'job ' || v_job || ', which the entry does not wait for, was ' || (p_job ->> 'state'), NULL);
+        END IF;
+        IF dlq.is_open(v_entry.status) AND (NOT p_own OR v_entry.status <> 'dlq_processing') THEN
+            PERFORM dlq.failed_again(p_entry, p_job -> 'errors', p_job -> 'metadata', (p_job ->> 'attempt')::integer, NULL, dlq.failed_at(p_job), 'capture');
+        END IF;
+        IF p_own AND (v_job, v_made) IS DISTINCT FROM (v_entry.river_job_id, v_entry.job_created_at) THEN
             PERFORM dlq.drop_redelivery(v_job, v_made);
         END IF;
-    ELSIF dlq.is_open(v_entry.status) THEN
-        PERFORM dlq.failed_again(p_entry, p_job -> 'errors', p_job -> 'metadata', (p_job ->> 'attempt')::integer, NULL, dlq.failed_at(p_job), 'capture');
     END IF;
 END
 $$;

@@ -858,3 +858,39 @@ func TestApply_collisionIsNoRefusal(t *testing.T) {
 	b.is(id, deadletter.Resolved)
 	require.Zero(t, b.facts())
 }
+
+// River UI offers to run completed jobs again, those included that dlqd made or followed: that is seen, and so is a failure.
+func TestApply_completedJobRunsAgain(t *testing.T) {
+	t.Parallel()
+	for _, which := range []string{"the original, followed", "a redelivery"} {
+		for _, end := range []string{"completed", "discarded"} {
+			t.Run(which+", "+end, func(t *testing.T) {
+				t.Parallel()
+				b := setup(t)
+				job, id := b.fails()
+				if which == "a redelivery" {
+					job = b.replay(id)
+				} else {
+					b.retry(job)
+					b.apply()
+				}
+				b.end(job, "completed")
+				b.apply()
+				b.is(id, deadletter.Resolved)
+				b.retry(job)
+				b.apply()
+				b.is(id, deadletter.Manual)
+				require.Contains(t, b.reason(id), "done twice?")
+				b.runs(job)
+				b.end(job, end)
+				b.apply()
+				b.is(id, deadletter.Manual)
+				if end == "discarded" {
+					require.Contains(t, b.reason(id), "failed again")
+					require.Contains(t, *b.entry(id).ErrorMessage, fmt.Sprintf("boom %d", job))
+				}
+				require.Zero(t, b.facts())
+			})
+		}
+	}
+}
