@@ -32,6 +32,7 @@ BEGIN
             ('^entry_jobs_entry$', 'The jobs of an entry.'),
             ('^job_facts_job$', 'The facts of a job, in their order.'),
             ('^ordered_jobs_job_id', 'The place of a job.'),
+            ('^tokens_hash', 'Finds a token.'),
             ('^replay_runs_active$', 'Runs that have something to do.'),
             ('^replay_run_entries_outcome$', 'Reports: how many ended how.'),
             ('^replay_run_entries_under_way$', 'How many redeliveries of a run are under way.'),

@@ -213,10 +213,8 @@ func (m *Migrator) install(ctx context.Context, river string) error {
 	if !status.codeCurrent {
 		code, version := m.code()
 		if err := m.inShortLocks(ctx, func(tx pgx.Tx) error {
-			for _, file := range code {
-				if _, err := tx.Exec(ctx, file.sql); err != nil {
-					return fmt.Errorf("%s: %w%s", file.name, err, position(err, file.sql))
-				}
+			if err := m.installCode(ctx, tx, code); err != nil {
+				return err
 			}
 			return m.set(ctx, tx, settingCodeVersion, version)
 		}); err != nil {

@@ -132,9 +132,23 @@ func TestMigrate_codeThatIsGone(t *testing.T) {
 		require.Equal(t, 1, count(t, pool, "SELECT count(*) FROM dlq.dead_letter_queue WHERE river_job_id = (SELECT max(id) FROM river_job)"), name)
 	}
 
+	// What an older dlqd made takes or returns something else: it goes, and nothing of it is left.
+	execute(t, pool, `DROP FUNCTION dlq.reconcile; CREATE FUNCTION dlq.reconcile(p_limit integer, p_whole boolean, OUT filed integer) LANGUAGE sql AS 'SELECT 1';
+		CREATE FUNCTION dlq.discard(p_id uuid, p_actor text DEFAULT session_user) RETURNS void LANGUAGE sql AS '';
+		DROP FUNCTION dlq.note; CREATE FUNCTION dlq.note(entry uuid, note text, actor text DEFAULT NULL) RETURNS void LANGUAGE sql AS '';
+		DROP VIEW dlq.backlog; CREATE VIEW dlq.backlog AS SELECT 1 AS more, 2 AS status;
+		UPDATE dlq.settings SET value = 'older' WHERE key = 'code_version'`)
+	require.NoError(t, m.Up(t.Context()))
+	require.NoError(t, m.Check(t.Context()))
+	require.Equal(t, full, catalog(t, pool))
+	drift, err := m.Drift(t.Context())
+	require.NoError(t, err)
+	require.Empty(t, drift)
+
 	// A step down that stops half way: somebody's view is of a table.
 	execute(t, pool, "CREATE VIEW mine AS SELECT id FROM dlq.dead_letter_queue")
-	require.Error(t, m.Down(t.Context()))
+	require.NoError(t, m.Down(t.Context()), "the last migration")
+	require.Error(t, m.Down(t.Context()), "the first one")
 	require.ErrorIs(t, m.Check(t.Context()), postgres.ErrSchemaOld)
 	require.NoError(t, m.Up(t.Context()))
 	require.NoError(t, m.Check(t.Context()))

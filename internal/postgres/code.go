@@ -1,0 +1,116 @@
+package postgres
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"regexp"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+var (
+	madeView    = regexp.MustCompile(`(?m)^CREATE OR REPLACE VIEW (\S+)`)
+	madeComment = regexp.MustCompile(`(?m)^COMMENT ON (?:FUNCTION|PROCEDURE) .*;$`)
+	// dropFirst is in the hint of an error, in whatever language the rest of it is.
+	dropFirst = regexp.MustCompile(`DROP (?:FUNCTION|PROCEDURE|ROUTINE) [^;]*\)`)
+)
+
+// installCode makes functions and views, in place of those that an older dlqd has made: CREATE OR REPLACE is enough where they take and
+// return the same. Where they do not, the older ones are dropped, as is what was another function of the same name.
+func (m *Migrator) installCode(ctx context.Context, tx pgx.Tx, files []codeFile) error {
+	for _, file := range files {
+		before, err := m.routines(ctx, tx)
+		if err != nil {
+			return err
+		}
+		sql := madeComment.ReplaceAllString(file.sql, "") // which need one function of a name
+		for range maxDrops {
+			err = pgx.BeginFunc(ctx, tx, func(tx pgx.Tx) error {
+				_, err := tx.Exec(ctx, sql)
+				return err
+			})
+			drop := dropBefore(err, sql)
+			if drop == "" {
+				break
+			}
+			if _, err := tx.Exec(ctx, drop); err != nil {
+				return fmt.Errorf("%s: %s, which is otherwise now: %w", file.name, drop, err)
+			}
+		}
+		if err != nil {
+			return fmt.Errorf("%s: %w%s", file.name, err, position(err, sql))
+		}
+		if err := m.dropOlder(ctx, tx, before); err != nil {
+			return fmt.Errorf("%s: %w", file.name, err)
+		}
+		if _, err := tx.Exec(ctx, strings.Join(madeComment.FindAllString(file.sql, -1), "\n")); err != nil {
+			return fmt.Errorf("%s: %w", file.name, err)
+		}
+	}
+	return nil
+}
+
+// dropOlder drops functions that have the name of one that was just made, and were not.
+func (m *Migrator) dropOlder(ctx context.Context, tx pgx.Tx, before map[uint32]routine) error {
+	after, err := m.routines(ctx, tx)
+	if err != nil {
+		return err
+	}
+	made := map[string]bool{}
+	for oid, r := range after {
+		made[r.name] = made[r.name] || before[oid] != r
+	}
+	for oid, r := range after {
+		if made[r.name] && before[oid] == r {
+			if _, err := tx.Exec(ctx, "DROP ROUTINE "+r.signature); err != nil {
+				return fmt.Errorf("%s is of an older dlqd: %w", r.signature, err)
+			}
+		}
+	}
+	return nil
+}
+
+// maxDrops bounds how many functions of one file take or return something else than before.
+const maxDrops = 100
+
+// dropBefore is what is to be dropped before code that failed can be run; empty for nothing.
+func dropBefore(err error, code string) string {
+	var pgErr *pgconn.PgError
+	if !errors.As(err, &pgErr) {
+		return ""
+	}
+	switch pgErr.Code {
+	case "42P13": // what a function returns, or the name of a parameter
+		return dropFirst.FindString(pgErr.Hint)
+	case "42P16": // the columns of a view
+		var views []string
+		for _, match := range madeView.FindAllStringSubmatch(code, -1) {
+			views = append(views, match[1])
+		}
+		if len(views) > 0 {
+			return "DROP VIEW IF EXISTS " + strings.Join(views, ", ")
+		}
+	}
+	return ""
+}
+
+// routine is a function or procedure of dlqd's schema. Its version changes whenever it is replaced.
+type routine struct{ name, signature, version string }
+
+func (m *Migrator) routines(ctx context.Context, tx pgx.Tx) (map[uint32]routine, error) {
+	rows, err := tx.Query(ctx, "SELECT p.oid, p.proname::text, p.oid::regprocedure::text, p.xmin::text || p.ctid::text FROM pg_proc p WHERE p.pronamespace = to_regnamespace($1)", pgx.Identifier{m.Schemas.DLQ}.Sanitize())
+	if err != nil {
+		return nil, err
+	}
+	found := map[uint32]routine{}
+	var oid uint32
+	var r routine
+	_, err = pgx.ForEachRow(rows, []any{&oid, &r.name, &r.signature, &r.version}, func() error {
+		found[oid] = r
+		return nil
+	})
+	return found, err
+}
