@@ -281,4 +281,10 @@ func TestFlags_numbersAsTyped(t *testing.T) {
 		require.NoError(t, err, args)
 		require.Contains(t, asked, document, args)
 	}
+	const spaced = `{ "b" : 1.0,"a":"<&>" }` // the body of an exact delivery
+	for _, args := range [][]string{{"replay", testEntry, "--payload", spaced}, {"send", "--kind", "k", spaced}} {
+		asked, err := did(t, args...)
+		require.NoError(t, err, args)
+		require.Contains(t, asked, `"payload":`+spaced+"}", args)
+	}
 }

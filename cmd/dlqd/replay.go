@@ -123,7 +123,13 @@ func newReplay() *cobra.Command {
 				if many.DryRun {
 					return c.previewOne(cmd, args[0], one.Payload, &many)
 				}
-				return c.move(cmd, args[0], "replay", one)
+				typed := one.Payload
+				one.Payload = nil
+				body, err := withPayload(one, typed)
+				if err != nil {
+					return err
+				}
+				return c.move(cmd, args[0], "replay", body)
 			}
 			if err := ignores(cmd, "without an ID", "payload"); err != nil {
 				return err
@@ -172,7 +178,7 @@ func newReplay() *cobra.Command {
 	flags.Float64Var(&many.Rate, "rate", 0, "entries a second; 0 for as fast as it goes")
 	flags.IntVar(&many.Concurrency, "concurrency", 0, "redeliveries under way at once; 0 for no limit")
 	flags.StringVar(&patch, "patch", "", "JSON Patch (RFC 6902) of each payload")
-	flags.StringVar(&mergePatch, "merge-patch", "", "JSON Merge Patch (RFC 7386) of each payload")
+	flags.StringVar(&mergePatch, "merge-patch", "", "JSON Merge Patch (RFC 7396) of each payload")
 	flags.StringVar(&many.Queue, "to-queue", "", "send them to this queue instead of their own")
 	flags.BoolVar(&newest, "newest-first", false, "newest first; oldest first otherwise")
 	flags.Float64Var(&many.StopAt, "stop-at", replay.DefaultStopAt, "percent of the last 50 redeliveries that fail and so stop the run")

@@ -205,7 +205,7 @@ $$;
 COMMENT ON FUNCTION dlq.refuse_move IS 'Raises what an operator is told when an entry cannot be moved: where it stands, and from where the move is allowed.';
 
 CREATE OR REPLACE FUNCTION dlq.replay(p_id uuid, p_actor text DEFAULT session_user, p_note text DEFAULT NULL,
-    p_payload jsonb DEFAULT NULL, p_force boolean DEFAULT false) RETURNS bigint
+    p_payload json DEFAULT NULL, p_force boolean DEFAULT false) RETURNS bigint
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     v_row record;
@@ -214,7 +214,10 @@ BEGIN
     PERFORM dlq.lock_entries(ARRAY[p_id], '{dlq_pending,dlq_manual,dlq_failed}');
     IF p_payload IS NOT NULL THEN
         UPDATE dlq.dead_letter_queue SET
-            edited_event = CASE WHEN job_kind = 'dlqd_message' THEN jsonb_set(original_event, '{payload}', p_payload) ELSE p_payload END
+            edited_event = CASE WHEN job_kind <> 'dlqd_message' THEN p_payload::jsonb
+                ELSE original_event || jsonb_build_object('payload', p_payload)
+                     -- Of a message that is delivered byte for byte, the edit is, too: json keeps the text as it is.
+                     || CASE WHEN original_event ? 'payloadText' THEN jsonb_build_object('payloadText', p_payload::text) ELSE '{}' END END
         WHERE id = p_id AND status IN ('dlq_pending', 'dlq_manual', 'dlq_failed');
     END IF;
     SELECT * INTO v_row FROM dlq.redeliver(ARRAY[p_id], p_actor,

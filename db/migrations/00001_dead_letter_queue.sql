@@ -582,7 +582,7 @@ COMMENT ON COLUMN dlq.replay_runs.stepped_at IS 'When it last sent entries back;
 COMMENT ON COLUMN dlq.replay_runs.sending IS 'Seconds that it has been sending: without pauses, and without the time before its first entry and after its last one.';
 COMMENT ON COLUMN dlq.replay_runs.concurrency IS 'Redeliveries of the run under way at once; null for no limit.';
 COMMENT ON COLUMN dlq.replay_runs.patch IS 'JSON Patch (RFC 6902) of each payload.';
-COMMENT ON COLUMN dlq.replay_runs.merge_patch IS 'JSON Merge Patch (RFC 7386) of each payload.';
+COMMENT ON COLUMN dlq.replay_runs.merge_patch IS 'JSON Merge Patch (RFC 7396) of each payload.';
 COMMENT ON COLUMN dlq.replay_runs.queue IS 'Where redeliveries go instead of the entries'' own queues.';
 COMMENT ON COLUMN dlq.replay_runs.force IS 'Replay although an equal job is live.';
 COMMENT ON COLUMN dlq.replay_runs.stop_at IS 'Percent of the last stop_of outcomes that fail and so stop the run.';

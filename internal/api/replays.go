@@ -51,7 +51,7 @@ type ReplayRequest struct {
 	Rate        float64           `json:"rate,omitempty" minimum:"0" maximum:"1000000" doc:"Entries a second, 0.001 or more; as fast as it goes if absent."`
 	Concurrency int               `json:"concurrency,omitempty" minimum:"0" maximum:"1000000" doc:"Redeliveries under way at once; no limit if absent."`
 	Patch       []json.RawMessage `json:"patch,omitempty" doc:"JSON Patch (RFC 6902) of each payload."`
-	MergePatch  json.RawMessage   `json:"mergePatch,omitempty" doc:"JSON Merge Patch (RFC 7386) of each payload."`
+	MergePatch  json.RawMessage   `json:"mergePatch,omitempty" doc:"JSON Merge Patch (RFC 7396) of each payload."`
 	Queue       string            `json:"queue,omitempty" maxLength:"127" doc:"Send them to this queue instead of their own."`
 	Force       bool              `json:"force,omitempty" doc:"Start although something is unhealthy, and replay although an equal job is live."`
 	StopAt      float64           `json:"stopAt,omitempty" minimum:"1" maximum:"100" default:"50" doc:"Percent of the last 50 redeliveries that fail and so stop the run."`

@@ -286,7 +286,7 @@ func metadataOf(job *river.Job[Args]) metadata {
 // newRequest makes the POST: the payload as the body, and around it what lets a receiver drop a repeat (webhook-id),
 // know the attempt, check the signature and continue the trace.
 func newRequest(ctx context.Context, destination *policy.Destination, job *river.Job[Args]) (*http.Request, error) {
-	body := []byte(job.Args.Payload)
+	body := job.Args.Body()
 	request, err := http.NewRequestWithContext(ctx, http.MethodPost, destination.URL, bytes.NewReader(body))
 	if err != nil {
 		return nil, err

@@ -42,13 +42,21 @@ const (
 // Patch changes payloads: one of the two, or none.
 type Patch struct {
 	JSONPatch  json.RawMessage // RFC 6902
-	MergePatch json.RawMessage // RFC 7386
+	MergePatch json.RawMessage // RFC 7396
 }
 
 // Validate says what is wrong with a patch.
 func (p *Patch) Validate() error {
 	if p.JSONPatch != nil && p.MergePatch != nil {
 		return errors.New("give a patch or a mergePatch, not both")
+	}
+	if p.MergePatch != nil {
+		if err := message.CheckJSON(p.MergePatch); err != nil {
+			return fmt.Errorf("mergePatch: %w", err)
+		}
+		if string(bytes.TrimSpace(p.MergePatch)) == "null" {
+			return errors.New("mergePatch: is null, which would make every payload null")
+		}
 	}
 	if p.JSONPatch != nil {
 		operations, err := jsonpatch.DecodePatch(p.JSONPatch)
@@ -71,18 +79,26 @@ func (p *Patch) Event(jobKind string, event json.RawMessage) (json.RawMessage, e
 	if err := json.Unmarshal(event, &fields); err != nil {
 		return nil, err
 	}
-	payload, err := p.apply(fields["payload"])
+	payload, err := payloadOf(jobKind, event)
 	if err != nil {
 		return nil, err
 	}
+	if payload, err = p.apply(payload); err != nil {
+		return nil, err
+	}
 	fields["payload"] = payload
+	if fields["payloadText"] != nil {
+		if fields["payloadText"], err = json.Marshal(string(payload)); err != nil {
+			return nil, err
+		}
+	}
 	return json.Marshal(fields)
 }
 
 func (p *Patch) apply(payload json.RawMessage) (out json.RawMessage, err error) {
 	switch {
 	case p.MergePatch != nil:
-		out, err = jsonpatch.MergePatch(payload, p.MergePatch)
+		out, err = mergePatch(payload, p.MergePatch)
 	case p.JSONPatch != nil:
 		var operations jsonpatch.Patch
 		if operations, err = jsonpatch.DecodePatch(p.JSONPatch); err == nil {
@@ -227,7 +243,9 @@ func (p *Patch) sample(e *dbsqlc.EventsRow) Sample {
 		s.Problem = err.Error()
 	case !bytes.Equal(patched, e.Event):
 		s.Patched = patched
-		s.Changes = Changes(payloadOf(e.JobKind, e.Event), payloadOf(e.JobKind, patched))
+		before, _ := payloadOf(e.JobKind, e.Event) // the patch applies to it
+		after, _ := payloadOf(e.JobKind, patched)
+		s.Changes = Changes(before, after)
 	}
 	return s
 }

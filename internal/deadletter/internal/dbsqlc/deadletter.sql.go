@@ -433,14 +433,14 @@ func (q *Queries) Redeliver(ctx context.Context, arg RedeliverParams) ([]Redeliv
 }
 
 const Replay = `-- name: Replay :one
-SELECT dlq.replay($1::uuid, $2::text, nullif($3::text, ''), $4::jsonb, $5::boolean)::bigint AS job
+SELECT dlq.replay($1::uuid, $2::text, nullif($3::text, ''), $4::json, $5::boolean)::bigint AS job
 `
 
 type ReplayParams struct {
 	ID      uuid.UUID
 	Actor   string
 	Note    string
-	Payload json.RawMessage
+	Payload []byte
 	Force   bool
 }
 
