@@ -345,11 +345,7 @@ func (c *client) move(cmd *cobra.Command, id, name string, action any) error {
 	if err := c.call(cmd, http.MethodPost, "/api/dlq/entries/"+url.PathEscape(id)+"/"+name, action, &moved); err != nil || c.asJSON {
 		return err
 	}
-	sayf(cmd.OutOrStdout(), "%s is %s", moved.ID, moved.Status)
-	if moved.JobID != 0 {
-		sayf(cmd.OutOrStdout(), ", with job %d", moved.JobID)
-	}
-	sayf(cmd.OutOrStdout(), "\n")
+	sayf(cmd.OutOrStdout(), "%s is %s\n", moved.ID, moved.Status)
 	return nil
 }
 

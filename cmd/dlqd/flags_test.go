@@ -248,6 +248,11 @@ func TestFlags_ofOneDeadLetter(t *testing.T) {
 		require.ErrorContains(t, err, "does nothing with an ID", flag)
 		require.Empty(t, asked)
 	}
+	for _, flag := range []string{"--patch=[]", "--merge-patch={}"} {
+		asked, err := did(t, "replay", testEntry, "--payload={}", flag)
+		require.ErrorContains(t, err, "does nothing with --payload", flag)
+		require.Empty(t, asked)
+	}
 	_, err := did(t, "replay", "--all", "--payload={}")
 	require.ErrorContains(t, err, "--payload does nothing without an ID")
 }

@@ -20,7 +20,7 @@ import (
 // switched are conditions that a test switches.
 type switched struct{ unmet atomic.Pointer[string] }
 
-func (s *switched) Unmet(_ string, want *policy.Conditions) string {
+func (s *switched) Unmet(_, _ string, want *policy.Conditions) string {
 	if want.CPUBelow != nil && *want.CPUBelow == 1 {
 		return "99 % of this machine's processors are in use (must be below 1 %)"
 	}
