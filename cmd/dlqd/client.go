@@ -13,6 +13,7 @@ import (
 	"net/url"
 	"os"
 	"os/user"
+	"slices"
 	"strconv"
 	"strings"
 	"text/tabwriter"
@@ -67,9 +68,12 @@ func (c *client) call(cmd *cobra.Command, method, path string, in, out any) erro
 func (c *client) raw(cmd *cobra.Command, method, path string, in any) ([]byte, error) {
 	var body io.Reader
 	if in != nil {
-		raw, err := json.Marshal(in)
-		if err != nil {
-			return nil, err
+		raw, asTyped := in.([]byte)
+		if !asTyped {
+			var err error
+			if raw, err = json.Marshal(in); err != nil {
+				return nil, err
+			}
 		}
 		body = bytes.NewReader(raw)
 	}
@@ -91,6 +95,16 @@ func (c *client) token() (string, error) {
 		return "", fmt.Errorf("--token-file: %w", err)
 	}
 	return strings.TrimSpace(string(raw)), nil
+}
+
+// withPayload is the JSON of a request with a payload as it was typed, which encoding/json would write in its own way. The request
+// is an object with another field.
+func withPayload(request any, payload json.RawMessage) ([]byte, error) {
+	raw, err := json.Marshal(request)
+	if err != nil || payload == nil {
+		return raw, err
+	}
+	return slices.Concat(raw[:len(raw)-1], []byte(`,"payload":`), payload, []byte(`}`)), nil
 }
 
 // do makes a request whose answer the caller reads. What the API says is wrong becomes the error.
@@ -331,11 +345,7 @@ func (c *client) move(cmd *cobra.Command, id, name string, action any) error {
 	if err := c.call(cmd, http.MethodPost, "/api/dlq/entries/"+url.PathEscape(id)+"/"+name, action, &moved); err != nil || c.asJSON {
 		return err
 	}
-	sayf(cmd.OutOrStdout(), "%s is %s", moved.ID, moved.Status)
-	if moved.JobID != 0 {
-		sayf(cmd.OutOrStdout(), ", with job %d", moved.JobID)
-	}
-	sayf(cmd.OutOrStdout(), "\n")
+	sayf(cmd.OutOrStdout(), "%s is %s\n", moved.ID, moved.Status)
 	return nil
 }
 
@@ -361,9 +371,16 @@ func newSend() *cobra.Command {
 			if !json.Valid(raw) {
 				return &usageError{errors.New("the payload is not JSON")}
 			}
-			s.Payload = json.RawMessage(raw)
+			body, err := withPayload(struct {
+				api.Submission
+
+				Payload json.RawMessage `json:"payload,omitempty"` // as it was typed
+			}{Submission: s}, raw)
+			if err != nil {
+				return err
+			}
 			var accepted api.Accepted
-			if err := c.call(cmd, http.MethodPost, "/api/messages", s, &accepted); err != nil || c.asJSON {
+			if err := c.call(cmd, http.MethodPost, "/api/messages", body, &accepted); err != nil || c.asJSON {
 				return err
 			}
 			verb := "accepted"

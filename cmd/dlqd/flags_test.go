@@ -248,6 +248,11 @@ func TestFlags_ofOneDeadLetter(t *testing.T) {
 		require.ErrorContains(t, err, "does nothing with an ID", flag)
 		require.Empty(t, asked)
 	}
+	for _, flag := range []string{"--patch=[]", "--merge-patch={}"} {
+		asked, err := did(t, "replay", testEntry, "--payload={}", flag)
+		require.ErrorContains(t, err, "does nothing with --payload", flag)
+		require.Empty(t, asked)
+	}
 	_, err := did(t, "replay", "--all", "--payload={}")
 	require.ErrorContains(t, err, "--payload does nothing without an ID")
 }
@@ -280,5 +285,11 @@ func TestFlags_numbersAsTyped(t *testing.T) {
 		asked, err := did(t, args...)
 		require.NoError(t, err, args)
 		require.Contains(t, asked, document, args)
+	}
+	const spaced = `{ "b" : 1.0,"a":"<&>" }` // the body of an exact delivery
+	for _, args := range [][]string{{"replay", testEntry, "--payload", spaced}, {"send", "--kind", "k", spaced}} {
+		asked, err := did(t, args...)
+		require.NoError(t, err, args)
+		require.Contains(t, asked, `"payload":`+spaced+"}", args)
 	}
 }

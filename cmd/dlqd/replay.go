@@ -96,7 +96,6 @@ func jsonFlag(name, value string) (json.RawMessage, error) {
 
 func newReplay() *cobra.Command {
 	var c client
-	var one api.ReplayAction
 	var many api.ReplayRequest
 	var filter filterFlags
 	var payload, patch, mergePatch string
@@ -104,48 +103,50 @@ func newReplay() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "replay [ID]",
 		Short: "Redeliver a dead letter now, or every one that the flags choose",
-		Long: "With an ID, replay redelivers that dead letter, edited if --payload is given. Without one, it starts a replay run in the\n" +
+		Long: "With an ID, replay redelivers that dead letter, edited if --payload or a patch is given. Without one, it starts a replay run in the\n" +
 			"server over all that the flags choose, and follows it; a run goes on when this command ends. --dry-run says first what\n" +
 			"it would do. Choosing everything needs --all.",
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if len(args) == 1 {
-				if err := actsOn(cmd, "with an ID", "note", "force", "payload", "dry-run", "json", "api-url"); err != nil {
-					return err
-				}
-				one.Action, one.Force = api.Action{Actor: actor(), Note: many.Note}, many.Force
-				if payload != "" {
-					var err error
-					if one.Payload, err = jsonFlag("payload", payload); err != nil {
-						return err
-					}
-				}
-				if many.DryRun {
-					return c.previewOne(cmd, args[0], one.Payload, &many)
-				}
-				return c.move(cmd, args[0], "replay", one)
-			}
-			if err := ignores(cmd, "without an ID", "payload"); err != nil {
-				return err
-			}
-			var err error
-			if many.Filter, err = filter.chosen(many.All); err != nil {
-				return err
-			}
 			if patch != "" {
 				if err := json.Unmarshal([]byte(patch), &many.Patch); err != nil {
 					return &usageError{fmt.Errorf("--patch: %w", err)}
 				}
 			}
+			var err error
 			if mergePatch != "" {
 				if many.MergePatch, err = jsonFlag("merge-patch", mergePatch); err != nil {
 					return err
 				}
 			}
+			many.Actor = actor()
+			if len(args) == 1 {
+				if err := actsOn(cmd, "with an ID", "note", "force", "payload", "patch", "merge-patch", "to-destination", "dry-run", "json", "api-url"); err != nil {
+					return err
+				}
+				var whole json.RawMessage
+				if payload != "" {
+					if err := ignores(cmd, "with --payload", "patch", "merge-patch"); err != nil {
+						return err
+					}
+					if whole, err = jsonFlag("payload", payload); err != nil {
+						return err
+					}
+				}
+				if many.DryRun {
+					return c.previewOne(cmd, args[0], whole, &many)
+				}
+				return c.replayOne(cmd, args[0], whole, &many)
+			}
+			if err := ignores(cmd, "without an ID", "payload"); err != nil {
+				return err
+			}
+			if many.Filter, err = filter.chosen(many.All); err != nil {
+				return err
+			}
 			if newest {
 				many.Order = "newest"
 			}
-			many.Actor = actor()
 			var answer api.ReplayAnswer
 			if err := c.call(cmd, http.MethodPost, "/api/dlq/replay", many, &answer); err != nil || c.asJSON {
 				return err
@@ -153,7 +154,7 @@ func newReplay() *cobra.Command {
 			if answer.Preview != nil {
 				return printPreview(cmd, answer.Preview)
 			}
-			_, _ = fmt.Fprintf(cmd.OutOrStdout(), "replay run %s: %d dead letters\n", answer.Run.ID, answer.Run.Total)
+			_, _ = fmt.Fprintf(cmd.OutOrStdout(), "replay run %s: %d dead letters%s\n", answer.Run.ID, answer.Run.Total, toDestination(many.Destination))
 			if detach {
 				return nil
 			}
@@ -172,12 +173,28 @@ func newReplay() *cobra.Command {
 	flags.Float64Var(&many.Rate, "rate", 0, "entries a second; 0 for as fast as it goes")
 	flags.IntVar(&many.Concurrency, "concurrency", 0, "redeliveries under way at once; 0 for no limit")
 	flags.StringVar(&patch, "patch", "", "JSON Patch (RFC 6902) of each payload")
-	flags.StringVar(&mergePatch, "merge-patch", "", "JSON Merge Patch (RFC 7386) of each payload")
+	flags.StringVar(&mergePatch, "merge-patch", "", "JSON Merge Patch (RFC 7396) of each payload")
 	flags.StringVar(&many.Queue, "to-queue", "", "send them to this queue instead of their own")
+	flags.StringVar(&many.Destination, "to-destination", "", "deliver messages to this destination instead of their queues'")
 	flags.BoolVar(&newest, "newest-first", false, "newest first; oldest first otherwise")
 	flags.Float64Var(&many.StopAt, "stop-at", replay.DefaultStopAt, "percent of the last 50 redeliveries that fail and so stop the run")
 	flags.BoolVar(&detach, "detach", false, "start the run, and do not follow it")
 	return cmd
+}
+
+// replayOne replays one dead letter, with whole in place of its payload if that is not nil.
+func (c *client) replayOne(cmd *cobra.Command, id string, whole json.RawMessage, in *api.ReplayRequest) error {
+	body, err := withPayload(api.ReplayAction{Action: in.Action, Patch: in.Patch, MergePatch: in.MergePatch, Destination: in.Destination, Force: in.Force}, whole)
+	if err != nil {
+		return err
+	}
+	var replayed api.Replayed
+	if err := c.call(cmd, http.MethodPost, "/api/dlq/entries/"+url.PathEscape(id)+"/replay", body, &replayed); err != nil || c.asJSON {
+		return err
+	}
+	sayf(cmd.OutOrStdout(), "%s is %s, with job %d\n", replayed.ID, replayed.Status, replayed.JobID)
+	printChanges(cmd.OutOrStdout(), replayed.Changes)
+	return nil
 }
 
 // previewOne says what a replay of one dead letter would do: as a run of that one alone, which another payload patches whole.
@@ -202,7 +219,7 @@ func (c *client) previewOne(cmd *cobra.Command, id string, payload json.RawMessa
 
 func printPreview(cmd *cobra.Command, p *replay.Preview) error {
 	out := cmd.OutOrStdout()
-	_, _ = fmt.Fprintf(out, "%d dead letters would be replayed%s; nothing was changed\n", p.Total, inAbout(p))
+	_, _ = fmt.Fprintf(out, "%d dead letters would be replayed%s%s; nothing was changed\n", p.Total, toDestination(p.Destination), inAbout(p))
 	for _, what := range p.Unhealthy {
 		sayf(out, "not now: %s (--force overrides)\n", what)
 	}
@@ -219,6 +236,13 @@ func printPreview(cmd *cobra.Command, p *replay.Preview) error {
 		}
 	}
 	return nil
+}
+
+func toDestination(name string) string {
+	if name == "" {
+		return ""
+	}
+	return ", to destination " + name
 }
 
 func inAbout(p *replay.Preview) string {

@@ -44,7 +44,18 @@ func TestReplay_manyByTheCommandLine(t *testing.T) {
 	out = ok(t, "replay", api, one, "--payload", `{"article": "A-82", "price": 9007199254740993}`, "--dry-run")
 	require.Contains(t, out, "1 dead letters would be replayed")
 	require.Contains(t, out, "  replace /article: \"A-81\" -> \"A-82\"\n  add /price: 9007199254740993\n")
+	out = ok(t, "replay", api, one, "--merge-patch", `{"price": 100}`, "--to-destination", "default", "--dry-run")
+	require.Contains(t, out, "1 dead letters would be replayed, to destination default")
+	require.Contains(t, out, "  add /price: 100\n")
 	require.Len(t, manual.FindAllString(ok(t, "list", api, "--status", "dlq_manual"), -1), 7, "nothing was changed")
+	out = ok(t, "replay", api, one, "--patch", `[{"op": "replace", "path": "/article", "value": "A-82"}]`, "--to-destination", "default")
+	require.Regexp(t, one+` is dlq_processing, with job \d+\n  replace /article: "A-81" -> "A-82"\n`, out)
+	require.Eventually(t, func() bool {
+		return len(manual.FindAllString(ok(t, "list", api, "--status", "dlq_manual"), -1)) == 7
+	}, 30*time.Second, 50*time.Millisecond)
+	_, stderr, code = run(t, "replay", api, one, "--to-destination", "nowhere")
+	require.Equal(t, 1, code)
+	require.Contains(t, stderr, `the policy has no destination "nowhere"`)
 	require.Contains(t, ok(t, "replay", api, "--error-type", "OTHER", "--dry-run"), "0 dead letters would be replayed; nothing")
 	require.Regexp(t, `default +- +0 +0 +0 +0 +0 +7`, ok(t, "queues", "list", api))
 	require.Equal(t, ok(t, "queues", "list", api), ok(t, "queues", api))

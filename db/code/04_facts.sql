@@ -91,6 +91,15 @@ END
 $$;
 COMMENT ON FUNCTION dlq.drop_redelivery IS 'Deletes a redelivery that is not wanted any more, unless it runs; without the right to, it completes one whose work is done.';
 
+CREATE OR REPLACE FUNCTION dlq.redirected(p_entry uuid, p_job bigint) RETURNS jsonb
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
+BEGIN
+    RETURN coalesce((SELECT jsonb_build_object('destination', m.destination) FROM dlq.entry_jobs m
+                     WHERE m.job_id = p_job AND m.entry_id = p_entry AND m.destination IS NOT NULL LIMIT 1), '{}');
+END
+$$;
+COMMENT ON FUNCTION dlq.redirected IS 'Where a redelivery went instead of its queue''s destination, as a part of its entry in replay_attempts; {} for where it belongs.';
+
 -- resolve_by closes entries whose work a job has done: a redelivery, or the original that somebody retried.
 CREATE OR REPLACE FUNCTION dlq.resolve_by(p_ids uuid[], p_jobs bigint[], p_ended timestamptz[], p_actor text) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET row_security = off AS $$
@@ -101,9 +110,9 @@ BEGIN
     WHERE r.run_id = m.run_id AND r.entry_id = i.id AND r.outcome IS NULL;
     UPDATE dlq.dead_letter_queue e SET
         status = 'dlq_resolved',
-        replay_attempts = e.replay_attempts || CASE WHEN e.redelivery_job_id = d.job
+        replay_attempts = e.replay_attempts || (CASE WHEN e.redelivery_job_id = d.job
             THEN jsonb_build_object('jobId', d.job, 'at', e.locked_at, 'endedAt', d.ended, 'actor', e.locked_by, 'outcome', 'completed')
-            ELSE jsonb_build_object('jobId', d.job, 'endedAt', d.ended, 'outcome', 'completed') END,
+            ELSE jsonb_build_object('jobId', d.job, 'endedAt', d.ended, 'outcome', 'completed') END || dlq.redirected(e.id, d.job)),
         resolution_strategy = CASE WHEN e.redelivery_job_id = d.job AND e.locked_by LIKE 'worker:%' THEN 'automatic_retry' ELSE 'manual_retry' END::dlq.resolution_strategy,
         resolved_by = CASE WHEN e.redelivery_job_id = d.job THEN e.locked_by ELSE 'job ' || d.job END,
         move = jsonb_build_object('actor', p_actor, 'reason', CASE WHEN d.job = e.redelivery_job_id THEN 'job ' || d.job || ' completed'
@@ -160,8 +169,8 @@ BEGIN
     WHERE m.job_id = v_job AND m.entry_id = p_entry AND m.run_id IS NOT NULL AND r.run_id = m.run_id AND r.entry_id = p_entry AND r.job_id = v_job;
     UPDATE dlq.dead_letter_queue SET
         status = CASE WHEN v_spent THEN 'dlq_failed' ELSE 'dlq_pending' END::dlq.dead_letter_status,
-        replay_attempts = replay_attempts || jsonb_build_object('jobId', v_job, 'at', v_entry.locked_at, 'endedAt', v_at, 'actor', v_entry.locked_by,
-                                                                'outcome', v_state, 'error', left(v_fail.error_message, 4000)),
+        replay_attempts = replay_attempts || (jsonb_build_object('jobId', v_job, 'at', v_entry.locked_at, 'endedAt', v_at, 'actor', v_entry.locked_by,
+                                                                'outcome', v_state, 'error', left(v_fail.error_message, 4000)) || dlq.redirected(p_entry, v_job)),
         error_message = v_fail.error_message, error_type = v_fail.error_type, error_code = v_fail.error_code,
         -- A closed entry is not decided again: it keeps what it was taken for.
         error_class = coalesce(v_fail.error_class, v_kept, CASE WHEN v_spent THEN error_class END), reported_class = v_fail.error_class,

@@ -4,7 +4,7 @@
 -- redeliver is the one way back to River: it inserts the jobs and moves their entries in one statement, so that an entry in
 -- dlq_processing always has a job. It does nothing twice: an entry whose own job lives again, or has been done, or whose unique
 -- key another job holds, gets no job, unless p_force.
-CREATE OR REPLACE FUNCTION dlq.redeliver_now(p_ids uuid[], p_actor text, p_reason text, p_note text, p_force boolean, p_detail jsonb, p_queue text, p_run uuid, p_config_version text)
+CREATE OR REPLACE FUNCTION dlq.redeliver_now(p_ids uuid[], p_actor text, p_reason text, p_note text, p_force boolean, p_detail jsonb, p_queue text, p_destination text, p_run uuid, p_config_version text)
 RETURNS TABLE (entry_id uuid, verdict text, job_id bigint)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET row_security = off AS $$
 #variable_conflict use_column
@@ -16,7 +16,7 @@ BEGIN
             SELECT e.id, e.status = 'dlq_failed' AS failed, e.job_kind, e.queue, e.priority, e.tags, coalesce(e.edited_event, e.original_event) AS args,
                    -- What the application left there, less what speaks of the old job; a job's metadata must be an object.
                    CASE WHEN jsonb_typeof(e.metadata) = 'object'
-                        THEN e.metadata - '{dlq:error,dlq:entry_id,dlq:held,dlq:run_id,dlq:done_by,dlq:done,dlq:logical_failure,cancel_attempted_at,unique_key_conflict,snoozes,output,river:log,river:rescue_count,river:unique_nonce}'::text[]
+                        THEN e.metadata - '{dlq:error,dlq:entry_id,dlq:held,dlq:run_id,dlq:destination,dlq:done_by,dlq:done,dlq:logical_failure,cancel_attempted_at,unique_key_conflict,snoozes,output,river:log,river:rescue_count,river:unique_nonce}'::text[]
                         ELSE '{}' END AS metadata,
                    CASE WHEN h.id IS NULL THEN e.unique_key END AS unique_key, e.unique_states,
                    e.river_job_id, e.job_created_at,
@@ -54,15 +54,16 @@ BEGIN
         ), jobs AS (
             INSERT INTO river.river_job (args, kind, max_attempts, metadata, priority, queue, tags, state, unique_key, unique_states)
             SELECT l.args, l.job_kind, 1,
-                   l.metadata || jsonb_build_object('dlq:entry_id', l.id) || CASE WHEN p_run IS NULL THEN '{}' ELSE jsonb_build_object('dlq:run_id', p_run) END,
+                   l.metadata || jsonb_build_object('dlq:entry_id', l.id) || CASE WHEN p_run IS NULL THEN '{}' ELSE jsonb_build_object('dlq:run_id', p_run) END
+                       || CASE WHEN p_destination IS NULL THEN '{}' ELSE jsonb_build_object('dlq:destination', p_destination) END,
                    l.priority, coalesce(p_queue, l.queue), l.tags, 'available',
                    CASE WHEN NOT p_force AND l.unique_states IS NOT NULL THEN l.unique_key END, CASE WHEN NOT p_force AND l.unique_key IS NOT NULL THEN l.unique_states END::bit(8)
             FROM looked l WHERE l.verdict = 'sent'
             ON CONFLICT (unique_key) WHERE unique_key IS NOT NULL AND unique_states IS NOT NULL AND river.river_job_state_in_bitmask(unique_states, state) DO NOTHING
             RETURNING id, created_at, queue, (metadata ->> 'dlq:entry_id')::uuid AS entry_id
         ), known AS (
-            INSERT INTO dlq.entry_jobs (job_id, job_created_at, entry_id, run_id)
-            SELECT jobs.id, jobs.created_at, jobs.entry_id, p_run FROM jobs
+            INSERT INTO dlq.entry_jobs (job_id, job_created_at, entry_id, run_id, destination)
+            SELECT jobs.id, jobs.created_at, jobs.entry_id, p_run, p_destination FROM jobs
         ), told AS (
             SELECT count(pg_notify('river.river_insert', json_build_object('queue', q.queue)::text)) AS n
             FROM (SELECT DISTINCT jobs.queue FROM jobs) q
@@ -128,7 +129,7 @@ COMMENT ON FUNCTION dlq.redeliver_now IS 'What dlq.redeliver does, of entries th
 -- before a deadlock would be looked for (deadlock_timeout): two that took the same keys in another order would be one, and the
 -- application might be ended.
 CREATE OR REPLACE FUNCTION dlq.redeliver(p_ids uuid[], p_actor text, p_reason text,
-    p_note text DEFAULT NULL, p_force boolean DEFAULT false, p_detail jsonb DEFAULT NULL, p_queue text DEFAULT NULL, p_run uuid DEFAULT NULL, p_config_version text DEFAULT NULL)
+    p_note text DEFAULT NULL, p_force boolean DEFAULT false, p_detail jsonb DEFAULT NULL, p_queue text DEFAULT NULL, p_destination text DEFAULT NULL, p_run uuid DEFAULT NULL, p_config_version text DEFAULT NULL)
 RETURNS TABLE (entry_id uuid, verdict text, job_id bigint)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET row_security = off AS $$
 #variable_conflict use_column
@@ -151,12 +152,12 @@ BEGIN
                           WHERE j.unique_key = e.unique_key AND j.unique_key IS NOT NULL AND j.unique_states IS NOT NULL
                             AND river.river_job_state_in_bitmask(j.unique_states, j.state)) IS NULL
                    LIMIT 1) IS NULL THEN
-        RETURN QUERY SELECT * FROM dlq.redeliver_now(p_ids, p_actor, p_reason, p_note, p_force, p_detail, p_queue, p_run, p_config_version);
+        RETURN QUERY SELECT * FROM dlq.redeliver_now(p_ids, p_actor, p_reason, p_note, p_force, p_detail, p_queue, p_destination, p_run, p_config_version);
         RETURN;
     END IF;
     BEGIN
         PERFORM set_config('lock_timeout', '50ms', true);
-        RETURN QUERY SELECT * FROM dlq.redeliver_now(p_ids, p_actor, p_reason, p_note, p_force, p_detail, p_queue, p_run, p_config_version);
+        RETURN QUERY SELECT * FROM dlq.redeliver_now(p_ids, p_actor, p_reason, p_note, p_force, p_detail, p_queue, p_destination, p_run, p_config_version);
         PERFORM set_config('lock_timeout', v_wait, true);
         RETURN;
     EXCEPTION WHEN lock_not_available THEN
@@ -174,7 +175,7 @@ BEGIN
                 RAISE lock_not_available;
             END IF;
             PERFORM set_config('lock_timeout', '50ms', true);
-            RETURN QUERY SELECT * FROM dlq.redeliver_now(ARRAY[v_entry.id], p_actor, p_reason, p_note, p_force, p_detail, p_queue, p_run, p_config_version);
+            RETURN QUERY SELECT * FROM dlq.redeliver_now(ARRAY[v_entry.id], p_actor, p_reason, p_note, p_force, p_detail, p_queue, p_destination, p_run, p_config_version);
             PERFORM set_config('lock_timeout', v_wait, true);
         EXCEPTION WHEN lock_not_available THEN
             RETURN QUERY SELECT v_entry.id, 'busy', v_entry.river_job_id;
@@ -205,21 +206,26 @@ $$;
 COMMENT ON FUNCTION dlq.refuse_move IS 'Raises what an operator is told when an entry cannot be moved: where it stands, and from where the move is allowed.';
 
 CREATE OR REPLACE FUNCTION dlq.replay(p_id uuid, p_actor text DEFAULT session_user, p_note text DEFAULT NULL,
-    p_payload jsonb DEFAULT NULL, p_force boolean DEFAULT false) RETURNS bigint
+    p_payload json DEFAULT NULL, p_force boolean DEFAULT false, p_destination text DEFAULT NULL) RETURNS bigint
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     v_row record;
 BEGIN
     -- (Filed and locked: it cannot move to another partition while dlq.redeliver waits for it, which would be a 40001.)
     PERFORM dlq.lock_entries(ARRAY[p_id], '{dlq_pending,dlq_manual,dlq_failed}');
+    PERFORM dlq.check_destination(jsonb_build_object('ids', jsonb_build_array(p_id)), p_destination);
     IF p_payload IS NOT NULL THEN
         UPDATE dlq.dead_letter_queue SET
-            edited_event = CASE WHEN job_kind = 'dlqd_message' THEN jsonb_set(original_event, '{payload}', p_payload) ELSE p_payload END
+            edited_event = CASE WHEN job_kind <> 'dlqd_message' THEN p_payload::jsonb
+                ELSE original_event || jsonb_build_object('payload', p_payload)
+                     -- Of a message that is delivered byte for byte, the edit is, too: json keeps the text as it is.
+                     || CASE WHEN original_event ? 'payloadText' THEN jsonb_build_object('payloadText', p_payload::text) ELSE '{}' END END
         WHERE id = p_id AND status IN ('dlq_pending', 'dlq_manual', 'dlq_failed');
     END IF;
     SELECT * INTO v_row FROM dlq.redeliver(ARRAY[p_id], p_actor,
         CASE WHEN p_payload IS NULL THEN 'replayed' ELSE 'edited and replayed' END, p_note, p_force,
-        CASE WHEN p_payload IS NOT NULL THEN jsonb_build_object('payload', p_payload) END);
+        nullif(CASE WHEN p_payload IS NULL THEN '{}' ELSE jsonb_build_object('payload', p_payload) END
+               || CASE WHEN p_destination IS NULL THEN '{}' ELSE jsonb_build_object('destination', p_destination) END, '{}'), p_destination => p_destination);
     IF NOT FOUND THEN
         PERFORM dlq.refuse_move(p_id, 'replay', 'dlq_pending, dlq_manual, dlq_failed');
     END IF;
@@ -232,14 +238,14 @@ BEGIN
     ELSIF v_row.verdict = 'busy' THEN
         RAISE EXCEPTION 'dead letter %: another transaction holds its job %, or that one''s unique key, this moment', p_id, v_row.job_id
             USING ERRCODE = 'DLQ03', HINT = 'Try again.';
-    ELSIF v_row.verdict IN ('follows', 'resolved') AND p_payload IS NOT NULL THEN
-        RAISE EXCEPTION 'dead letter %: its job % %, with the payload that it had', p_id, v_row.job_id, CASE v_row.verdict WHEN 'follows' THEN 'runs again' ELSE 'has completed' END
+    ELSIF v_row.verdict IN ('follows', 'resolved') AND (p_payload IS NOT NULL OR p_destination IS NOT NULL) THEN
+        RAISE EXCEPTION 'dead letter %: its job % %, with the payload that it had, and to its queue''s destination', p_id, v_row.job_id, CASE v_row.verdict WHEN 'follows' THEN 'runs again' ELSE 'has completed' END
             USING ERRCODE = 'DLQ03', HINT = 'Replay with force to run the edited one, too.';
     END IF;
     RETURN v_row.job_id;
 END
 $$;
-COMMENT ON FUNCTION dlq.replay IS 'Redelivers an entry now, with p_payload in place of its payload if given (the original is kept). Returns the id of the new job; or of the entry''s own job, where somebody has retried that already. DLQ03: an equal job is live or has ended, or somebody works on the entry''s job this moment; p_force overrides.';
+COMMENT ON FUNCTION dlq.replay IS 'Redelivers an entry now, with p_payload in place of its payload if given (the original is kept), and to p_destination instead of its queue''s if given (a name of the policy''s; messages of dlqd''s alone have one). Returns the id of the new job; or of the entry''s own job, where somebody has retried that already. DLQ03: an equal job is live or has ended, or somebody works on the entry''s job this moment; p_force overrides.';
 
 CREATE OR REPLACE FUNCTION dlq.discard(p_id uuid, p_actor text DEFAULT session_user, p_note text DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$

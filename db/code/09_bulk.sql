@@ -114,6 +114,24 @@ END
 $$;
 COMMENT ON FUNCTION dlq.preview IS 'How many entries a filter chooses, by queue, error type and age.';
 
+-- The names of destinations are the policy's: the database does not know them, and a delivery to one that is not there fails.
+CREATE OR REPLACE FUNCTION dlq.check_destination(p_filter jsonb, p_destination text) RETURNS void
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
+DECLARE
+    v_entry uuid;
+BEGIN
+    IF p_destination IS NULL THEN
+        RETURN;
+    END IF;
+    EXECUTE 'SELECT e.id FROM dlq.dead_letter_queue e WHERE e.job_kind <> ''dlqd_message'' AND ' || dlq.filter_where(p_filter) || ' LIMIT 1' INTO v_entry USING p_filter;
+    IF v_entry IS NOT NULL THEN
+        RAISE EXCEPTION 'dead letter %: is a job of an application''s, which has no destination', v_entry
+            USING ERRCODE = 'DLQ04', HINT = 'Messages that dlqd delivers can go to another destination; a job of an application''s can go to another queue.';
+    END IF;
+END
+$$;
+COMMENT ON FUNCTION dlq.check_destination IS 'Raises where entries that a filter chooses cannot be sent to another destination: a job of an application''s has none.';
+
 CREATE OR REPLACE FUNCTION dlq.check_rate(p_rate float8) RETURNS void
 LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -127,7 +145,7 @@ COMMENT ON FUNCTION dlq.check_rate IS 'Raises where a replay run cannot have thi
 CREATE OR REPLACE FUNCTION dlq.replay_start(p_filter jsonb, p_actor text DEFAULT session_user, p_note text DEFAULT NULL, p_all boolean DEFAULT false,
     p_newest_first boolean DEFAULT false, p_batch_size integer DEFAULT 100, p_rate float8 DEFAULT NULL, p_concurrency integer DEFAULT NULL,
     p_patch jsonb DEFAULT NULL, p_merge_patch jsonb DEFAULT NULL, p_queue text DEFAULT NULL, p_force boolean DEFAULT false,
-    p_stop_at float8 DEFAULT 50, p_stop_of integer DEFAULT 50) RETURNS uuid
+    p_stop_at float8 DEFAULT 50, p_stop_of integer DEFAULT 50, p_destination text DEFAULT NULL) RETURNS uuid
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     v_id     uuid := dlq.uuid_v7();
@@ -143,8 +161,10 @@ BEGIN
         RAISE EXCEPTION 'replay: an empty filter chooses every entry' USING ERRCODE = 'DLQ04', HINT = 'Say so with p_all => true.';
     END IF;
     PERFORM dlq.check_rate(p_rate);
+    PERFORM dlq.check_destination(v_filter, p_destination);
     v_queues := CASE WHEN p_queue IS NULL THEN ARRAY(SELECT DISTINCT p.queue FROM dlq.preview(v_filter) p) ELSE ARRAY[p_queue] END;
-    SELECT string_agg(b.name, ', ' ORDER BY b.name) INTO v_open FROM unnest(v_queues) q (queue) JOIN dlq.circuit_breakers b ON b.name = 'queue:' || q.queue AND b.state = 'open';
+    SELECT string_agg(b.name, ', ' ORDER BY b.name) INTO v_open FROM dlq.circuit_breakers b
+    WHERE b.state = 'open' AND (b.name = 'destination:' || p_destination OR p_destination IS NULL AND b.name IN (SELECT 'queue:' || q.queue FROM unnest(v_queues) q (queue)));
     IF v_open IS NOT NULL AND NOT p_force THEN
         RAISE EXCEPTION 'replay: open circuit breakers: %', v_open USING ERRCODE = 'DLQ05', HINT = 'Wait for them to close, or replay with force.';
     END IF;
@@ -163,8 +183,8 @@ BEGIN
              ON CONFLICT DO NOTHING' USING v_filter, v_id;
     GET DIAGNOSTICS v_keyed = ROW_COUNT;
     v_total := v_total + v_keyed;
-    INSERT INTO dlq.replay_runs (id, filter, newest_first, batch_size, rate, concurrency, patch, merge_patch, queue, force, stop_at, stop_of, note, actor, total, origin)
-    VALUES (v_id, v_filter, p_newest_first, p_batch_size, p_rate, p_concurrency, p_patch, p_merge_patch, p_queue, p_force, p_stop_at, p_stop_of, p_note, p_actor, v_total, dlq.origin(p_actor));
+    INSERT INTO dlq.replay_runs (id, filter, newest_first, batch_size, rate, concurrency, patch, merge_patch, queue, destination, force, stop_at, stop_of, note, actor, total, origin)
+    VALUES (v_id, v_filter, p_newest_first, p_batch_size, p_rate, p_concurrency, p_patch, p_merge_patch, p_queue, p_destination, p_force, p_stop_at, p_stop_of, p_note, p_actor, v_total, dlq.origin(p_actor));
     PERFORM dlq.record_act('replay run ' || v_id, 'started', p_actor, p_note, jsonb_build_object('entries', v_total));
     PERFORM dlq.wake();
     RETURN v_id;
@@ -226,7 +246,8 @@ BEGIN
         SELECT s.entry_id, s.verdict, s.job_id
         FROM dlq.redeliver(ARRAY(SELECT unnest(p_ids) EXCEPT ALL SELECT unnest(p_skipped)), v_run.actor, 'replay run ' || p_run, v_run.note, v_run.force,
                            jsonb_build_object('run', p_run) || CASE WHEN v_run.patch IS NOT NULL THEN jsonb_build_object('patch', v_run.patch) ELSE '{}' END
-                           || CASE WHEN v_run.merge_patch IS NOT NULL THEN jsonb_build_object('mergePatch', v_run.merge_patch) ELSE '{}' END, v_run.queue, p_run) s
+                           || CASE WHEN v_run.merge_patch IS NOT NULL THEN jsonb_build_object('mergePatch', v_run.merge_patch) ELSE '{}' END
+                           || CASE WHEN v_run.destination IS NOT NULL THEN jsonb_build_object('destination', v_run.destination) ELSE '{}' END, v_run.queue, v_run.destination, p_run) s
     ), noted AS (
         UPDATE dlq.replay_run_entries r SET
             job_id = w.job_id,

@@ -352,6 +352,7 @@ CREATE TABLE dlq.entry_jobs (
     job_created_at timestamptz NOT NULL,
     entry_id       uuid NOT NULL,
     run_id         uuid,
+    destination    text,
     PRIMARY KEY (job_id, job_created_at)
 ) WITH (vacuum_truncate = off, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 5000, autovacuum_vacuum_cost_delay = 0);
 CREATE INDEX entry_jobs_entry ON dlq.entry_jobs (entry_id);
@@ -360,6 +361,7 @@ COMMENT ON COLUMN dlq.entry_jobs.job_id IS 'The job.';
 COMMENT ON COLUMN dlq.entry_jobs.job_created_at IS 'When River made it.';
 COMMENT ON COLUMN dlq.entry_jobs.entry_id IS 'The entry.';
 COMMENT ON COLUMN dlq.entry_jobs.run_id IS 'The replay run that made it; null for none.';
+COMMENT ON COLUMN dlq.entry_jobs.destination IS 'Where it goes instead of its queue''s destination; null for where it belongs.';
 
 CREATE TABLE dlq.retired_jobs (
     job_id         bigint NOT NULL,
@@ -555,6 +557,7 @@ CREATE TABLE dlq.replay_runs (
     patch         jsonb,
     merge_patch   jsonb,
     queue         text,
+    destination   text,
     force         boolean NOT NULL DEFAULT false,
     stop_at       float8 NOT NULL DEFAULT 50 CHECK (stop_at > 0),
     stop_of       integer NOT NULL DEFAULT 50 CHECK (stop_of > 0),
@@ -582,8 +585,9 @@ COMMENT ON COLUMN dlq.replay_runs.stepped_at IS 'When it last sent entries back;
 COMMENT ON COLUMN dlq.replay_runs.sending IS 'Seconds that it has been sending: without pauses, and without the time before its first entry and after its last one.';
 COMMENT ON COLUMN dlq.replay_runs.concurrency IS 'Redeliveries of the run under way at once; null for no limit.';
 COMMENT ON COLUMN dlq.replay_runs.patch IS 'JSON Patch (RFC 6902) of each payload.';
-COMMENT ON COLUMN dlq.replay_runs.merge_patch IS 'JSON Merge Patch (RFC 7386) of each payload.';
+COMMENT ON COLUMN dlq.replay_runs.merge_patch IS 'JSON Merge Patch (RFC 7396) of each payload.';
 COMMENT ON COLUMN dlq.replay_runs.queue IS 'Where redeliveries go instead of the entries'' own queues.';
+COMMENT ON COLUMN dlq.replay_runs.destination IS 'Where messages are delivered instead of their queues'' destinations.';
 COMMENT ON COLUMN dlq.replay_runs.force IS 'Replay although an equal job is live.';
 COMMENT ON COLUMN dlq.replay_runs.stop_at IS 'Percent of the last stop_of outcomes that fail and so stop the run.';
 COMMENT ON COLUMN dlq.replay_runs.stop_of IS 'How many outcomes stop_at looks at.';

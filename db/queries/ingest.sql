@@ -12,8 +12,8 @@ WHERE e.stage = 'inbox' AND e.event_id = ANY (@event_ids::text[])
   AND EXISTS (SELECT FROM dlq.dead_letter_queue o WHERE o.stage = 'inbox' AND o.id < dlq.first_id(now() - interval '12 hours'));
 
 -- name: EntrySameContent :one
--- Whether a dead letter's message equals the given one, as jsonb.
-SELECT river_job_id, (original_event = @args::jsonb)::boolean AS same FROM dlq.dead_letter_queue WHERE id = @id AND stage IN ('inbox', 'open');
+-- Whether a dead letter's message equals the given one, as jsonb: how a payload was written is not looked at.
+SELECT river_job_id, (original_event - 'payloadText' = @args::jsonb)::boolean AS same FROM dlq.dead_letter_queue WHERE id = @id AND stage IN ('inbox', 'open');
 
 -- name: MessageJob :one
 -- The job of a message, by River's unique key. same: whether its content is that of args.
@@ -23,8 +23,8 @@ WHERE unique_key = @unique_key::bytea AND unique_states IS NOT NULL
   AND river.river_job_state_in_bitmask(unique_states, state);
 
 -- name: JobsSameContent :many
--- Whether the args of each job equal the given ones, as jsonb.
-SELECT j.id, (j.args = d.args)::boolean AS same
+-- Whether the args of each job equal the given ones, as jsonb: how a payload was written is not looked at.
+SELECT j.id, (j.args - 'payloadText' = d.args)::boolean AS same
 FROM (SELECT unnest(@ids::bigint[]) AS id, unnest(@args::jsonb[]) AS args) d
 JOIN river.river_job j ON j.id = d.id;
 

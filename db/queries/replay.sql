@@ -50,11 +50,14 @@ SELECT (EXISTS (SELECT FROM dlq.replay_run_entries e WHERE e.run_id = @id AND e.
      OR EXISTS (SELECT FROM dlq.replay_run_entries e WHERE e.run_id = @id AND e.outcome IS NULL AND e.job_id IS NULL AND e.behind IS NULL)
      OR EXISTS (SELECT FROM dlq.replay_run_entries e WHERE e.run_id = @id AND e.outcome IS NULL AND e.behind IS NOT NULL))::boolean AS unfinished;
 
+-- name: CheckDestination :exec
+SELECT dlq.check_destination(@filter::jsonb, nullif(@destination::text, ''));
+
 -- name: UnworkedQueues :one
 SELECT dlq.unworked_queues(@queues::text[])::text[] AS queues;
 
 -- name: ReplayRun :one
-SELECT r.id, r.status::text AS status, r.filter, r.newest_first, r.batch_size, r.rate, r.concurrency, r.patch, r.merge_patch, r.queue, r.force, r.note, r.actor,
+SELECT r.id, r.status::text AS status, r.filter, r.newest_first, r.batch_size, r.rate, r.concurrency, r.patch, r.merge_patch, r.queue, r.destination, r.force, r.note, r.actor,
        coalesce(r.reason, '')::text AS reason, r.total, r.replayed, r.skipped, r.sending, r.created_at, r.updated_at, r.finished_at,
        (SELECT count(*) FROM dlq.replay_run_entries e WHERE e.run_id = r.id AND e.outcome = 'succeeded') AS succeeded,
        (SELECT count(*) FROM dlq.replay_run_entries e WHERE e.run_id = r.id AND e.outcome = 'failed') AS failed
@@ -72,7 +75,7 @@ SELECT p.queue::text AS queue, p.error_type::text AS error_type, p.age::text AS 
 -- name: StartReplay :one
 SELECT dlq.replay_start(@filter::jsonb, @actor::text, nullif(@note::text, ''), @all_entries::boolean, @newest_first::boolean, @batch_size::integer,
     nullif(@rate::float8, 0), nullif(@concurrency::integer, 0), sqlc.narg('patch')::jsonb, sqlc.narg('merge_patch')::jsonb, nullif(@queue::text, ''), @force::boolean,
-    @stop_at::float8, @stop_of::integer)::uuid AS id;
+    @stop_at::float8, @stop_of::integer, nullif(@destination::text, ''))::uuid AS id;
 
 -- name: MoveReplay :exec
 SELECT CASE @verb::text

@@ -13,6 +13,7 @@ import (
 	"github.com/dlqd/dlqd/internal/automatic"
 	"github.com/dlqd/dlqd/internal/deadletter"
 	"github.com/dlqd/dlqd/internal/message"
+	"github.com/dlqd/dlqd/internal/replay"
 	"github.com/dlqd/dlqd/riverdlq"
 )
 
@@ -42,15 +43,25 @@ type Action struct {
 type ReplayAction struct {
 	Action
 
-	Payload json.RawMessage `json:"payload,omitempty" doc:"Sent in place of the payload. The original is kept beside it."`
-	Force   bool            `json:"force,omitempty" doc:"Replay although an equal job is live."`
+	Payload     json.RawMessage   `json:"payload,omitempty" doc:"Sent in place of the payload. The original is kept beside it."`
+	Patch       []json.RawMessage `json:"patch,omitempty" doc:"JSON Patch (RFC 6902) of the payload."`
+	MergePatch  json.RawMessage   `json:"mergePatch,omitempty" doc:"JSON Merge Patch (RFC 7396) of the payload."`
+	Destination string            `json:"toDestination,omitempty" maxLength:"127" doc:"Deliver the message to this destination instead of its queue's."`
+	Force       bool              `json:"force,omitempty" doc:"Replay although an equal job is live."`
 }
 
 // Moved is the answer to a move.
 type Moved struct {
 	ID     uuid.UUID         `json:"id" doc:"The entry."`
 	Status deadletter.Status `json:"status" enum:"dlq_pending,dlq_processing,dlq_manual,dlq_resolved,dlq_failed,dlq_archived" doc:"Where it stands now."`
-	JobID  int64             `json:"jobId,omitempty" doc:"The job of the redelivery."`
+}
+
+// Replayed is the answer to a replay.
+type Replayed struct {
+	Moved
+
+	JobID   int64           `json:"jobId" doc:"The job of the redelivery."`
+	Changes []replay.Change `json:"changes,omitempty" doc:"What the edit changed of the payload."`
 }
 
 // Stats are counts of dead letters.
@@ -123,6 +134,11 @@ type movedOutput struct {
 	Body   Moved
 }
 
+type replayedOutput struct {
+	Status int
+	Body   Replayed
+}
+
 type statsOutput struct{ Body Stats }
 
 const entryExample = "0199f2b1-1c7a-7d06-8a51-0a4f3f1f2b3c"
@@ -159,14 +175,14 @@ func (s *service) registerEntries(api huma.API) {
 	example(&get, http.StatusOK, detail)
 	huma.Register(api, get, s.getEntry)
 
-	replay := huma.Operation{
+	again := huma.Operation{
 		OperationID: "replay-entry", Method: http.MethodPost, Path: "/api/dlq/entries/{id}/replay", Tags: tags,
 		Summary:     "Redeliver a dead letter now, as it was or edited",
 		Description: "From dlq_pending, dlq_manual and dlq_failed. Answers 409 where its state does not allow it, and where an equal job is live (force overrides).",
 		Errors:      []int{400, 404, 409, 413, 422, 503}, DefaultStatus: http.StatusAccepted, MaxBodyBytes: s.MaxBodyBytes,
 	}
-	example(&replay, http.StatusAccepted, Moved{ID: uuid.MustParse(entryExample), Status: deadletter.Processing, JobID: 57})
-	huma.Register(api, replay, s.replayEntry)
+	example(&again, http.StatusAccepted, Replayed{Moved: Moved{ID: uuid.MustParse(entryExample), Status: deadletter.Processing}, JobID: 57})
+	huma.Register(api, again, s.replayEntry)
 
 	for _, a := range []struct {
 		name, summary, from string
@@ -246,7 +262,7 @@ func (s *service) getEntry(ctx context.Context, in *EntryInput) (*entryOutput, e
 	return &entryOutput{Body: EntryDetail{Entry: *entry, Transitions: transitions, AutomaticStopped: stopped}}, nil
 }
 
-func (s *service) replayEntry(ctx context.Context, in *replayInput) (*movedOutput, error) {
+func (s *service) replayEntry(ctx context.Context, in *replayInput) (*replayedOutput, error) {
 	id := uuid.MustParse(in.ID)
 	if in.Body == nil {
 		in.Body = &ReplayAction{}
@@ -256,11 +272,20 @@ func (s *service) replayEntry(ctx context.Context, in *replayInput) (*movedOutpu
 			return nil, huma.Error422UnprocessableEntity(err.Error(), &huma.ErrorDetail{Location: "body.payload", Message: err.Error()})
 		}
 	}
-	job, err := s.Store.Replay(ctx, id, in.Body.act(ctx), in.Body.Payload, in.Body.Force)
+	patch, err := patchOf(in.Body.Patch, in.Body.MergePatch)
+	if err != nil {
+		return nil, err
+	}
+	if in.Body.Payload != nil && (in.Body.Patch != nil || in.Body.MergePatch != nil) {
+		return nil, huma.Error422UnprocessableEntity("give a payload or a patch, not both")
+	}
+	job, changes, err := s.Replayer.Replay(ctx, id, &replay.Single{
+		Payload: in.Body.Payload, Patch: patch, Destination: in.Body.Destination, Force: in.Body.Force, Act: in.Body.act(ctx),
+	})
 	if err != nil {
 		return nil, s.problem(ctx, err)
 	}
-	return &movedOutput{Status: http.StatusAccepted, Body: Moved{ID: id, Status: deadletter.Processing, JobID: job}}, nil
+	return &replayedOutput{Status: http.StatusAccepted, Body: Replayed{Moved: Moved{ID: id, Status: deadletter.Processing}, JobID: job, Changes: changes}}, nil
 }
 
 func (s *service) stats(ctx context.Context, _ *struct{}) (*statsOutput, error) {

@@ -51,8 +51,9 @@ type ReplayRequest struct {
 	Rate        float64           `json:"rate,omitempty" minimum:"0" maximum:"1000000" doc:"Entries a second, 0.001 or more; as fast as it goes if absent."`
 	Concurrency int               `json:"concurrency,omitempty" minimum:"0" maximum:"1000000" doc:"Redeliveries under way at once; no limit if absent."`
 	Patch       []json.RawMessage `json:"patch,omitempty" doc:"JSON Patch (RFC 6902) of each payload."`
-	MergePatch  json.RawMessage   `json:"mergePatch,omitempty" doc:"JSON Merge Patch (RFC 7386) of each payload."`
+	MergePatch  json.RawMessage   `json:"mergePatch,omitempty" doc:"JSON Merge Patch (RFC 7396) of each payload."`
 	Queue       string            `json:"queue,omitempty" maxLength:"127" doc:"Send them to this queue instead of their own."`
+	Destination string            `json:"toDestination,omitempty" maxLength:"127" doc:"Deliver messages to this destination instead of their queues'. Refused where a job of an application's is among them: it has none."`
 	Force       bool              `json:"force,omitempty" doc:"Start although something is unhealthy, and replay although an equal job is live."`
 	StopAt      float64           `json:"stopAt,omitempty" minimum:"1" maximum:"100" default:"50" doc:"Percent of the last 50 redeliveries that fail and so stop the run."`
 }
@@ -179,19 +180,14 @@ func (s *service) startReplay(ctx context.Context, in *replayRunInput) (*replayA
 	body := cmp.Or(in.Body, &ReplayRequest{})
 	request := &replay.Request{
 		All: body.All, NewestFirst: body.Order == "newest", BatchSize: cmp.Or(body.BatchSize, defaultBatch), Rate: body.Rate, Concurrency: body.Concurrency,
-		Queue: body.Queue, Force: body.Force, StopAt: cmp.Or(body.StopAt, replay.DefaultStopAt), Act: body.act(ctx),
+		Queue: body.Queue, Destination: body.Destination, Force: body.Force, StopAt: cmp.Or(body.StopAt, replay.DefaultStopAt), Act: body.act(ctx),
 	}
 	var err error
 	if request.Filter, err = json.Marshal(body.Filter); err != nil {
 		return nil, huma.Error422UnprocessableEntity(err.Error())
 	}
-	request.Patch.MergePatch = body.MergePatch
-	if body.Patch != nil {
-		raw, err := json.Marshal(body.Patch)
-		if err != nil {
-			return nil, huma.Error422UnprocessableEntity(err.Error())
-		}
-		request.Patch.JSONPatch = raw
+	if request.Patch, err = patchOf(body.Patch, body.MergePatch); err != nil {
+		return nil, err
 	}
 	if body.DryRun {
 		preview, err := s.Replayer.Preview(ctx, request)
@@ -205,6 +201,19 @@ func (s *service) startReplay(ctx context.Context, in *replayRunInput) (*replayA
 		return nil, s.problem(ctx, err)
 	}
 	return &replayAnswerOutput{Status: http.StatusAccepted, Body: ReplayAnswer{Run: run}}, nil
+}
+
+// patchOf is the patch of a request.
+func patchOf(operations []json.RawMessage, merge json.RawMessage) (replay.Patch, error) {
+	patch := replay.Patch{MergePatch: merge}
+	if operations == nil {
+		return patch, nil
+	}
+	var err error
+	if patch.JSONPatch, err = json.Marshal(operations); err != nil {
+		return patch, huma.Error422UnprocessableEntity(err.Error())
+	}
+	return patch, nil
 }
 
 // defaultBatch is how many entries a run sends in one transaction, unless told otherwise.

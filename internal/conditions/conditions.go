@@ -136,8 +136,11 @@ func (c *Conditions) measure(ctx context.Context) (Load, error) {
 }
 
 // Unmet implements strategy.Conditions.
-func (c *Conditions) Unmet(queue string, want *policy.Conditions) string {
+func (c *Conditions) Unmet(queue, to string, want *policy.Conditions) string {
 	destination := c.config.Policy().DestinationOf(queue)
+	if to != "" {
+		destination = c.config.Policy().Destinations[to]
+	}
 	if isOn(want.Breaker) {
 		name := breaker.QueuePrefix + queue
 		if destination != nil {

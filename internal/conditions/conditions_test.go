@@ -49,14 +49,14 @@ func TestConditions(t *testing.T) {
 		if err := c.Look(t.Context()); failure == nil {
 			require.NoError(t, err)
 		}
-		return c.Unmet("mails", want)
+		return c.Unmet("mails", "", want)
 	}
-	require.Empty(t, c.Unmet("mails", want), "what is not known holds nobody up")
+	require.Empty(t, c.Unmet("mails", "", want), "what is not known holds nobody up")
 	require.Empty(t, look(conditions.Load{CPU: 79.9, Memory: 84.9, Connections: 84.9}))
 	require.Equal(t, "80 % of this machine's processors are in use (must be below 80 %)", look(conditions.Load{CPU: 80}))
 	require.Equal(t, "91 % of this machine's memory is in use (must be below 85 %)", look(conditions.Load{Memory: 91}))
 	require.Equal(t, "99 % of the database's connections are in use (must be below 85 %)", look(conditions.Load{Connections: 99}))
-	require.Empty(t, c.Unmet("mails", &policy.Conditions{}), "what a plan does not ask for is not looked at")
+	require.Empty(t, c.Unmet("mails", "", &policy.Conditions{}), "what a plan does not ask for is not looked at")
 	failure = errors.New("no /proc")
 	require.Contains(t, look(conditions.Load{}), "connections", "what was measured last stays")
 	failure = nil
@@ -66,16 +66,16 @@ func TestConditions(t *testing.T) {
 	require.Eventually(t, func() bool {
 		return look(conditions.Load{}) == "the probe of destination mailer answers 503"
 	}, 20*time.Second, 10*time.Millisecond)
-	require.Empty(t, c.Unmet("elsewhere", want), "an application's queue has no probe")
+	require.Empty(t, c.Unmet("elsewhere", "", want), "an application's queue has no probe")
 	probed.Close()
 	require.Eventually(t, func() bool {
 		return look(conditions.Load{}) == "the probe of destination mailer does not answer"
 	}, 20*time.Second, 10*time.Millisecond)
 
 	require.NoError(t, breakers.ForceOpen(t.Context(), "destination:mailer", "kim", "", 0))
-	require.Equal(t, "circuit breaker destination:mailer is open", c.Unmet("mails", want))
+	require.Equal(t, "circuit breaker destination:mailer is open", c.Unmet("mails", "", want))
 	require.NoError(t, breakers.ForceOpen(t.Context(), "queue:elsewhere", "kim", "", 0))
-	require.Equal(t, "circuit breaker queue:elsewhere is open", c.Unmet("elsewhere", want))
+	require.Equal(t, "circuit breaker queue:elsewhere is open", c.Unmet("elsewhere", "", want))
 }
 
 // The real measure says something sensible of this machine and its database.
@@ -91,6 +91,6 @@ func TestConditions_measured(t *testing.T) {
 	})
 	require.NoError(t, c.Look(t.Context()))
 	least := 0.000001 // less than anything that runs uses
-	require.Contains(t, c.Unmet("default", &policy.Conditions{MemoryBelow: &least}), "memory")
-	require.Contains(t, c.Unmet("default", &policy.Conditions{ConnectionsBelow: &least}), "connections")
+	require.Contains(t, c.Unmet("default", "", &policy.Conditions{MemoryBelow: &least}), "memory")
+	require.Contains(t, c.Unmet("default", "", &policy.Conditions{ConnectionsBelow: &least}), "connections")
 }

@@ -433,9 +433,15 @@ type Act struct {
 
 // Replay redelivers an entry now, with payload in place of its own if that is not nil, and returns the new job's id.
 func (s *Store) Replay(ctx context.Context, id uuid.UUID, act Act, payload json.RawMessage, force bool) (int64, error) {
+	return s.ReplayTo(ctx, id, act, payload, "", force)
+}
+
+// ReplayTo is Replay to a destination instead of the one of the entry's queue, if that is not "".
+func (s *Store) ReplayTo(ctx context.Context, id uuid.UUID, act Act, payload json.RawMessage, destination string, force bool) (int64, error) {
 	var job int64
 	err := s.move(ctx, func(tx postgres.DB) (err error) {
-		job, err = dbsqlc.New(tx).Replay(ctx, dbsqlc.ReplayParams{ID: id, Actor: act.Actor, Note: act.Note, Payload: payload, Force: force})
+		params := dbsqlc.ReplayParams{ID: id, Actor: act.Actor, Note: act.Note, Payload: payload, Force: force, Destination: destination}
+		job, err = dbsqlc.New(tx).Replay(ctx, params)
 		return err
 	})
 	return job, err

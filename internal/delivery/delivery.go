@@ -181,11 +181,19 @@ func (w *Worker) work(ctx context.Context, job *river.Job[Args]) (outcome string
 			return hold(ctx, job, HeldForOrder, err)
 		}
 	}
-	permit, err := w.config.Breakers.Allow(ctx, queue.Destination)
-	if err != nil || permit == nil {
-		return hold(ctx, job, HeldForBreaker, err)
+	destination, waitsFor := queue.Destination, HeldForBreaker
+	if to := metadataOf(job).Destination; to != "" {
+		destination, waitsFor = to, HeldForRedirected
 	}
-	err = w.deliver(ctx, planner.Policy().Destinations[queue.Destination], queue, job)
+	target := planner.Policy().Destinations[destination]
+	if target == nil {
+		return w.judge(planner, job, &riverdlq.Error{Type: "UNKNOWN_DESTINATION", Class: riverdlq.ClassUnknown, Message: fmt.Sprintf("the policy has no destination %q", destination)})
+	}
+	permit, err := w.config.Breakers.Allow(ctx, destination)
+	if err != nil || permit == nil {
+		return hold(ctx, job, waitsFor, err)
+	}
+	err = w.deliver(ctx, target, queue, job)
 	if ctx.Err() == nil || errors.Is(ctx.Err(), context.DeadlineExceeded) { // else it was cut off, which says nothing
 		permit.Done(ctx, isWell(err))
 	}
@@ -274,6 +282,8 @@ type metadata struct {
 	State   string     `json:"tracestate"`
 	EntryID *uuid.UUID `json:"dlq:entry_id"`
 	Snoozes int        `json:"snoozes"` // River's count
+	// Destination is where a person sent this redelivery instead of its queue's destination.
+	Destination string `json:"dlq:destination"`
 }
 
 func metadataOf(job *river.Job[Args]) metadata {
@@ -286,7 +296,7 @@ func metadataOf(job *river.Job[Args]) metadata {
 // newRequest makes the POST: the payload as the body, and around it what lets a receiver drop a repeat (webhook-id),
 // know the attempt, check the signature and continue the trace.
 func newRequest(ctx context.Context, destination *policy.Destination, job *river.Job[Args]) (*http.Request, error) {
-	body := []byte(job.Args.Payload)
+	body := job.Args.Body()
 	request, err := http.NewRequestWithContext(ctx, http.MethodPost, destination.URL, bytes.NewReader(body))
 	if err != nil {
 		return nil, err

@@ -160,6 +160,27 @@ func TestDeliver_theRequest(t *testing.T) {
 	require.Error(t, webhook.Verify([]byte(`{"amount": 1}`), h))
 }
 
+// The signature of a payload that is delivered byte for byte is of these bytes.
+func TestDeliver_exactIsSigned(t *testing.T) {
+	t.Parallel()
+	var headers http.Header
+	var body []byte
+	b := setup(t, answering(t, func(_ http.ResponseWriter, r *http.Request) {
+		headers = r.Header
+		body, _ = io.ReadAll(r.Body)
+	}), "payload: exact")
+	const payload = `{"z" :1e3,"amount":  4200.0 }`
+	msg, err := message.Parse([]byte(`{"queue": "default", "kind": "payment.captured", "payload": ` + payload + `}`))
+	require.NoError(t, err)
+	_, err = b.ingester.Submit(t.Context(), msg, ingest.Trace{})
+	require.NoError(t, err)
+	require.Equal(t, "ok", <-b.outcomes)
+	require.Equal(t, payload, string(body))
+	webhook, err := standardwebhooks.NewWebhook(secret)
+	require.NoError(t, err)
+	require.NoError(t, webhook.Verify([]byte(payload), headers))
+}
+
 // What each answer means: whether the job is retried, and what is recorded.
 func TestDeliver_theAnswerDecides(t *testing.T) {
 	t.Parallel()

@@ -25,6 +25,8 @@ const HeldKey = "dlq:held"
 const (
 	HeldForBreaker = "breaker" // its destination's breaker is open
 	HeldForOrder   = "order"   // another of its ordering key comes first
+	// HeldForRedirected is for a redelivery to another destination than its queue's, whose breaker is open.
+	HeldForRedirected = "redirected"
 )
 
 const (
@@ -57,9 +59,9 @@ func hold(ctx context.Context, job *river.Job[Args], reason string, err error) (
 		return "held", err
 	}
 	most := holdTime
-	if reason == HeldForOrder {
-		// What it waits for may have ended since it was asked, and before this message can be found held: look again
-		// soon, and ever later.
+	if reason != HeldForBreaker {
+		// What it waits for may have ended since it was asked, and before this message can be found held; and who releases a
+		// queue's messages knows the queue's destination alone: look again soon, and ever later.
 		most = min(time.Second<<min(metadataOf(job).Snoozes, maxDoublings), holdTime)
 	}
 	return "held", river.JobSnooze(spread(most))

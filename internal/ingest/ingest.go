@@ -259,7 +259,7 @@ func (i *Ingester) Submit(ctx context.Context, msg *message.Message, trace Trace
 		return Receipt{}, err
 	}
 	s := &submission{message: msg, params: params, done: make(chan outcome, 1)}
-	release, err := i.accept(1, len(msg.Payload), func() {
+	release, err := i.accept(1, sizeOf(params), func() {
 		i.queue <- s // never blocks: accept admits no more than the channel holds
 	})
 	if err != nil {
@@ -292,7 +292,7 @@ func (i *Ingester) SubmitBatch(ctx context.Context, messages []*message.Message,
 			return nil, err
 		}
 		batch[n] = &submission{message: msg, params: params}
-		size += len(msg.Payload)
+		size += sizeOf(params)
 	}
 	release, err := i.accept(len(messages), size, func() { i.running.Add(1) })
 	if err != nil {
@@ -310,6 +310,15 @@ func (i *Ingester) SubmitBatch(ctx context.Context, messages []*message.Message,
 		receipts[n] = out.receipt
 	}
 	return receipts, nil
+}
+
+// sizeOf is the size of a submission's payload, and of its text beside it.
+func sizeOf(params river.InsertManyParams) int {
+	args, ok := params.Args.(message.Message)
+	if !ok {
+		return 0
+	}
+	return len(args.Payload) + len(args.PayloadText)
 }
 
 // accept takes the room that a submission needs, and hands it in before Stop can close the queue.
@@ -377,7 +386,11 @@ func (i *Ingester) params(ctx context.Context, msg *message.Message, trace Trace
 		}
 		opts.Metadata = metadata
 	}
-	return river.InsertManyParams{Args: *msg, InsertOpts: opts}, nil
+	args := *msg
+	if queue.Payload == policy.PayloadExact {
+		args = args.Exact()
+	}
+	return river.InsertManyParams{Args: args, InsertOpts: opts}, nil
 }
 
 // checkWorked refuses a message that nobody of dlqd's would deliver, where somebody else would fetch it.

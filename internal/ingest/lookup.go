@@ -41,7 +41,7 @@ type Position struct {
 	MaxAttempts    int             `json:"maxAttempts,omitempty" doc:"Attempts it may make before it is a dead letter."`
 	SubmittedAt    *time.Time      `json:"submittedAt,omitempty" doc:"When it was stored."`
 	NextAttemptAt  *time.Time      `json:"nextAttemptAt,omitempty" doc:"When it is delivered next, if it waits."`
-	HeldFor        string          `json:"heldFor,omitempty" enum:"breaker,order" doc:"Why it is not delivered yet: its destination's circuit breaker is open, or an earlier message of its ordering key is not done."`
+	HeldFor        string          `json:"heldFor,omitempty" enum:"breaker,order,redirected" doc:"Why it is not delivered yet: its destination's circuit breaker is open (redirected: that of the destination to which a person sent it), or an earlier message of its ordering key is not done."`
 	FinishedAt     *time.Time      `json:"finishedAt,omitempty" doc:"When its job ended."`
 	LogicalFailure json.RawMessage `json:"logicalFailure,omitempty" doc:"What the receiver said when it answered 200 with success: false."`
 	DeadLetter     *DeadLetterLink `json:"deadLetter,omitempty" doc:"Its dead letter, if it has one."`

@@ -49,8 +49,25 @@ type Message struct {
 	Metadata     json.RawMessage   `json:"metadata,omitempty" doc:"An object, kept with the message and not sent."`
 	ScheduledAt  *time.Time        `json:"scheduledAt,omitempty" doc:"Not to be delivered before."`
 	OrderingKey  string            `json:"orderingKey,omitempty" doc:"In queues that keep the order, messages with the same key are delivered in the order of their submission." example:"order_81"`
+	// PayloadText is the payload as it was written, which Payload is not any more once the database has had it. Only in the args of
+	// jobs of queues that deliver it so, and not a client's to set.
+	PayloadText string `json:"payloadText,omitempty"`
 
 	madeID bool
+}
+
+// Exact is the message with the text of its payload.
+func (m Message) Exact() Message {
+	m.PayloadText = string(m.Payload)
+	return m
+}
+
+// Body is what is delivered.
+func (m Message) Body() []byte {
+	if m.PayloadText != "" {
+		return []byte(m.PayloadText)
+	}
+	return m.Payload
 }
 
 // MadeID reports whether the client left the messageId to dlqd, so that it cannot be that of an earlier message.
@@ -118,8 +135,9 @@ var reservedHeaders = map[string]bool{
 type wire struct {
 	Message
 
-	Priority    *int    `json:"priority"`
-	ScheduledAt *string `json:"scheduledAt"`
+	Priority    *int            `json:"priority"`
+	ScheduledAt *string         `json:"scheduledAt"`
+	PayloadText json.RawMessage `json:"payloadText"`
 }
 
 // Parse decodes and checks one message. It returns an [*InvalidError] that names every field that is wrong.
@@ -180,6 +198,9 @@ func decode(raw []byte) (*Message, error) {
 	var w wire
 	if err := strictDecode(raw, &w); err != nil {
 		return nil, err
+	}
+	if w.PayloadText != nil {
+		return nil, malformed("payloadText", "there is no such field")
 	}
 	msg := &w.Message
 	invalid := &InvalidError{}

@@ -56,6 +56,7 @@ type Queue struct {
 	Destination string        `json:"destination" jsonschema:"description=Name of the destination."`
 	WhenOpen    string        `json:"whenOpen"    jsonschema:"enum=reject,enum=accept,description=New messages while the destination's breaker is open: answered 503 (reject) or taken and held (accept)."`
 	Ordering    bool          `json:"ordering"    jsonschema:"description=Messages with an orderingKey are delivered in order; later ones wait behind an open dead letter."`
+	Payload     string        `json:"payload"     jsonschema:"enum=parsed,enum=exact,description=What is delivered: the payload as the database writes it (parsed) or byte for byte as it was submitted (exact)\\, for receivers that sign or hash bodies."`
 	// DeadLetterLogicalFailures makes a dead letter of a message whose receiver answers 200 with {"success": false}.
 	DeadLetterLogicalFailures bool      `json:"deadLetterLogicalFailures" jsonschema:"description=An answer of 200 with success: false becomes a dead letter."`
 	Retention                 Retention `json:"retention"                 jsonschema:"description=How long closed dead letters are kept."`
@@ -77,6 +78,12 @@ const (
 const (
 	WhenOpenReject = "reject"
 	WhenOpenAccept = "accept"
+)
+
+// What is delivered of a payload.
+const (
+	PayloadParsed = "parsed"
+	PayloadExact  = "exact"
 )
 
 // Retention is how long dead letters are kept after they closed.

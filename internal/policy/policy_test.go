@@ -34,7 +34,7 @@ func TestDefault(t *testing.T) {
 	q := p.Queues["default"]
 	require.Equal(t, policy.Queue{
 		Name: "default", MaxAttempts: 3, Backoff: policy.Backoff{Kind: "exponential", Delay: time.Second}, Timeout: 30 * time.Second,
-		Destination: "default", WhenOpen: "reject", Retention: policy.Retention{Resolved: 30 * 24 * time.Hour, Failed: 90 * 24 * time.Hour, Archived: 365 * 24 * time.Hour},
+		Destination: "default", WhenOpen: "reject", Payload: "parsed", Retention: policy.Retention{Resolved: 30 * 24 * time.Hour, Failed: 90 * 24 * time.Hour, Archived: 365 * 24 * time.Hour},
 	}, *q)
 	require.Equal(t, "http://a.example/", p.Destinations["default"].URL)
 	require.Equal(t, policy.Breaker{

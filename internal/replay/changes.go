@@ -19,16 +19,20 @@ type Change struct {
 	Value json.RawMessage `json:"value,omitempty" doc:"What is there instead."`
 }
 
-// payloadOf is the part of an event that patches are of: a message's payload, or the job's args where dlqd did not submit it.
-func payloadOf(jobKind string, event json.RawMessage) json.RawMessage {
+// payloadOf is the part of an event that patches are of: a message's payload as it is delivered, or the job's args where dlqd did
+// not submit it.
+func payloadOf(jobKind string, event json.RawMessage) (json.RawMessage, error) {
 	if jobKind != message.JobKind {
-		return event
+		return event, nil
 	}
-	var fields struct {
-		Payload json.RawMessage `json:"payload"`
+	var m struct {
+		Payload     json.RawMessage `json:"payload"`
+		PayloadText string          `json:"payloadText"`
 	}
-	_ = json.Unmarshal(event, &fields) // an object: the database made it of one
-	return fields.Payload
+	if err := json.Unmarshal(event, &m); err != nil {
+		return nil, err
+	}
+	return message.Message{Payload: m.Payload, PayloadText: m.PayloadText}.Body(), nil
 }
 
 // Changes are what makes one document of another, in the order of their paths.

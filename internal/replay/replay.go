@@ -42,13 +42,21 @@ const (
 // Patch changes payloads: one of the two, or none.
 type Patch struct {
 	JSONPatch  json.RawMessage // RFC 6902
-	MergePatch json.RawMessage // RFC 7386
+	MergePatch json.RawMessage // RFC 7396
 }
 
 // Validate says what is wrong with a patch.
 func (p *Patch) Validate() error {
 	if p.JSONPatch != nil && p.MergePatch != nil {
 		return errors.New("give a patch or a mergePatch, not both")
+	}
+	if p.MergePatch != nil {
+		if err := message.CheckJSON(p.MergePatch); err != nil {
+			return fmt.Errorf("mergePatch: %w", err)
+		}
+		if string(bytes.TrimSpace(p.MergePatch)) == "null" {
+			return errors.New("mergePatch: is null, which would make every payload null")
+		}
 	}
 	if p.JSONPatch != nil {
 		operations, err := jsonpatch.DecodePatch(p.JSONPatch)
@@ -71,18 +79,26 @@ func (p *Patch) Event(jobKind string, event json.RawMessage) (json.RawMessage, e
 	if err := json.Unmarshal(event, &fields); err != nil {
 		return nil, err
 	}
-	payload, err := p.apply(fields["payload"])
+	payload, err := payloadOf(jobKind, event)
 	if err != nil {
 		return nil, err
 	}
+	if payload, err = p.apply(payload); err != nil {
+		return nil, err
+	}
 	fields["payload"] = payload
+	if fields["payloadText"] != nil {
+		if fields["payloadText"], err = json.Marshal(string(payload)); err != nil {
+			return nil, err
+		}
+	}
 	return json.Marshal(fields)
 }
 
 func (p *Patch) apply(payload json.RawMessage) (out json.RawMessage, err error) {
 	switch {
 	case p.MergePatch != nil:
-		out, err = jsonpatch.MergePatch(payload, p.MergePatch)
+		out, err = mergePatch(payload, p.MergePatch)
 	case p.JSONPatch != nil:
 		var operations jsonpatch.Patch
 		if operations, err = jsonpatch.DecodePatch(p.JSONPatch); err == nil {
@@ -111,6 +127,7 @@ type Request struct {
 	Concurrency int     // redeliveries under way at once; 0 for no limit
 	Patch       Patch
 	Queue       string // where redeliveries go instead
+	Destination string // where messages are delivered instead
 	Force       bool
 	StopAt      float64 // percent of the last outcomes that fail and so stop the run
 	Act         deadletter.Act
@@ -123,6 +140,7 @@ type Preview struct {
 	ByQueue     map[string]int64 `json:"byQueue" doc:"By queue."`
 	ByAge       map[string]int64 `json:"byAge" doc:"By age."`
 	Seconds     float64          `json:"seconds" doc:"How long it would take, about."`
+	Destination string           `json:"toDestination,omitempty" doc:"Where messages would be delivered instead of their queues' destinations."`
 	Unhealthy   []string         `json:"unhealthy" doc:"What speaks against starting it now; force overrides."`
 	Samples     []Sample         `json:"samples" doc:"Five of the entries."`
 }
@@ -166,10 +184,16 @@ func (r *Replayer) Preview(ctx context.Context, in *Request) (*Preview, error) {
 	if err := in.Patch.Validate(); err != nil {
 		return nil, &deadletter.MoveError{Kind: deadletter.ErrInvalid, Detail: err.Error()}
 	}
-	p := &Preview{ByErrorType: map[string]int64{}, ByQueue: map[string]int64{}, ByAge: map[string]int64{}, Unhealthy: []string{}, Samples: []Sample{}}
+	if err := r.checkDestination(in.Destination); err != nil {
+		return nil, err
+	}
+	p := &Preview{Destination: in.Destination, ByErrorType: map[string]int64{}, ByQueue: map[string]int64{}, ByAge: map[string]int64{}, Unhealthy: []string{}, Samples: []Sample{}}
 	err := inTx(ctx, r.Store, func(tx transaction) error {
 		filter, err := tx.Replayable(ctx, in.Filter)
 		if err != nil {
+			return err
+		}
+		if err := tx.CheckDestination(ctx, dbsqlc.CheckDestinationParams{Filter: filter, Destination: in.Destination}); err != nil {
 			return err
 		}
 		rows, err := tx.PreviewReplay(ctx, filter)
@@ -200,7 +224,8 @@ func (r *Replayer) Preview(ctx context.Context, in *Request) (*Preview, error) {
 		targets = []string{in.Queue}
 	}
 	for _, queue := range targets {
-		if unmet := r.Planner().UnmetBy(queue, conditionsOfStart()); unmet != "" {
+		unmet := r.Planner().UnmetBy(queue, in.Destination, conditionsOfStart())
+		if unmet != "" && !slices.Contains(p.Unhealthy, unmet) { // of another queue with this destination
 			p.Unhealthy = append(p.Unhealthy, unmet)
 		}
 	}
@@ -219,6 +244,17 @@ func (r *Replayer) Preview(ctx context.Context, in *Request) (*Preview, error) {
 	return p, nil
 }
 
+// checkDestination refuses a destination that the policy does not have.
+func (r *Replayer) checkDestination(name string) error {
+	known := r.Planner().Policy().Destinations
+	if name == "" || known[name] != nil {
+		return nil
+	}
+	return &deadletter.MoveError{
+		Kind: deadletter.ErrInvalid, Detail: fmt.Sprintf("the policy has no destination %q", name), Hint: "There are: " + strings.Join(slices.Sorted(maps.Keys(known)), ", ") + ".",
+	}
+}
+
 func (p *Patch) sample(e *dbsqlc.EventsRow) Sample {
 	s := Sample{ID: e.ID, Event: e.Event}
 	patched, err := p.Event(e.JobKind, e.Event)
@@ -227,7 +263,9 @@ func (p *Patch) sample(e *dbsqlc.EventsRow) Sample {
 		s.Problem = err.Error()
 	case !bytes.Equal(patched, e.Event):
 		s.Patched = patched
-		s.Changes = Changes(payloadOf(e.JobKind, e.Event), payloadOf(e.JobKind, patched))
+		before, _ := payloadOf(e.JobKind, e.Event) // the patch applies to it
+		after, _ := payloadOf(e.JobKind, patched)
+		s.Changes = Changes(before, after)
 	}
 	return s
 }
@@ -249,6 +287,7 @@ type Run struct {
 	BatchSize   int32           `json:"batchSize" doc:"Entries sent back in one step; a run without rate and concurrency commits steps together, up to 500 entries."`
 	Concurrency *int32          `json:"concurrency,omitempty" doc:"Redeliveries under way at once."`
 	Queue       *string         `json:"queue,omitempty" doc:"Where redeliveries go instead."`
+	Destination *string         `json:"toDestination,omitempty" doc:"Where messages are delivered instead of their queues' destinations."`
 	Patch       json.RawMessage `json:"patch,omitempty" doc:"JSON Patch of each payload."`
 	MergePatch  json.RawMessage `json:"mergePatch,omitempty" doc:"JSON Merge Patch of each payload."`
 	Actor       string          `json:"actor" doc:"Who started it."`
@@ -273,10 +312,13 @@ func (r *Replayer) Start(ctx context.Context, in *Request) (*Run, error) {
 	if err := in.Patch.Validate(); err != nil {
 		return nil, &deadletter.MoveError{Kind: deadletter.ErrInvalid, Detail: err.Error()}
 	}
+	if err := r.checkDestination(in.Destination); err != nil {
+		return nil, err
+	}
 	params := dbsqlc.StartReplayParams{
 		Filter: in.Filter, Actor: in.Act.Actor, Note: in.Act.Note, AllEntries: in.All, NewestFirst: in.NewestFirst, BatchSize: int32(in.BatchSize),
 		Rate: in.Rate, Concurrency: int32(in.Concurrency), Patch: in.Patch.JSONPatch, MergePatch: in.Patch.MergePatch,
-		Queue: in.Queue, Force: in.Force, StopAt: in.StopAt, StopOf: stopOf,
+		Queue: in.Queue, Destination: in.Destination, Force: in.Force, StopAt: in.StopAt, StopOf: stopOf,
 	}
 	var id uuid.UUID
 	err := inTx(ctx, r.Store, func(tx transaction) (err error) {
@@ -307,7 +349,7 @@ func (r *Replayer) Get(ctx context.Context, id uuid.UUID) (*Run, error) {
 	}
 	run := &Run{
 		ID: row.ID, Status: row.Status, Reason: row.Reason, Filter: row.Filter, Total: row.Total, Replayed: row.Replayed, Succeeded: row.Succeeded,
-		Failed: row.Failed, Skipped: row.Skipped, Rate: row.Rate, BatchSize: row.BatchSize, Concurrency: row.Concurrency, Queue: row.Queue,
+		Failed: row.Failed, Skipped: row.Skipped, Rate: row.Rate, BatchSize: row.BatchSize, Concurrency: row.Concurrency, Queue: row.Queue, Destination: row.Destination,
 		Patch: row.Patch, MergePatch: row.MergePatch, Actor: row.Actor, Note: row.Note, CreatedAt: row.CreatedAt, FinishedAt: row.FinishedAt,
 	}
 	if row.Sending > 0 {

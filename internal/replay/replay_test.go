@@ -35,7 +35,7 @@ type bundle struct {
 	unmet    string
 }
 
-func (b *bundle) Unmet(string, *policy.Conditions) string { return b.unmet }
+func (b *bundle) Unmet(_, _ string, _ *policy.Conditions) string { return b.unmet }
 
 func setup(t *testing.T) *bundle {
 	t.Helper()

@@ -67,6 +67,9 @@ func (b *bundle) erase(filter string) deadletter.Erasure {
 func TestErase_leavesNothing(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
+	// A message of hers that is delivered byte for byte holds its payload twice.
+	b.exec(`INSERT INTO river_job (kind, args, queue, max_attempts, state) VALUES ('dlqd_message',
+		'{"messageId": "m1", "kind": "k", "queue": "payments", "payload": {"customer": "zaphod"}, "payloadText": "{ \"customer\" : \"zaphod\" }"}', 'payments', 1, 'running')`)
 	for _, customer := range []string{"zaphod", "trillian"} {
 		b.exec(`INSERT INTO river_job (kind, args, queue, max_attempts, state, tags) SELECT 'k', jsonb_build_object('customer', $1::text, 'n', i), 'payments', 1, 'running', ARRAY[$1] FROM generate_series(1, 5) i`, customer)
 		b.exec(`UPDATE river_job SET state = 'discarded', finalized_at = now(), errors = ARRAY[jsonb_build_object('error', $1 || ' is unknown', 'attempt', 1)],
@@ -85,6 +88,9 @@ func TestErase_leavesNothing(t *testing.T) {
 		b.exec("SELECT dlq.replay($1, 'kim', NULL, '{\"customer\": \"zaphod\", \"address\": \"zaphod''s street\"}')", id(n))
 		fails()
 	}
+	b.exec("SELECT dlq.replay(id, 'kim', NULL, '{\"customer\": \"zaphod\" }') FROM dlq.dead_letter_open WHERE event_id = 'm1'")
+	require.Equal(t, 1, b.count(`SELECT count(*) FROM dlq.dead_letter_open WHERE edited_event ->> 'payloadText' = '{"customer": "zaphod" }'`))
+	fails()
 	run := b.text(`SELECT dlq.replay_start('{"payload": {"customer": "zaphod"}}', 'kim', 'ticket 7', p_merge_patch => '{"name": "zaphod"}', p_force => true)::text`)
 	b.exec("SELECT dlq.replay_step($1, ARRAY[$2::uuid])", run, id(4))
 	fails()

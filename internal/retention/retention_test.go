@@ -2,6 +2,7 @@ package retention_test
 
 import (
 	"bytes"
+	"encoding/json"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
@@ -227,6 +228,49 @@ func TestArchive(t *testing.T) {
 	require.Len(t, b.units()[month], 2)
 	require.Equal(t, month+"~2", b.units()[month][1].Unit)
 	require.Zero(t, b.in("dlq_resolved"))
+}
+
+// What a run changed, where it sent it, and the text of a payload that is delivered byte for byte are in the archive, and come back.
+func TestArchive_editsAndTexts(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	const text = `{"z" : 1.0,  "<&>":[1e3 ]}`
+	b.exec(`INSERT INTO river_job (kind, args, queue, max_attempts, attempt, state) VALUES ('dlqd_message',
+		jsonb_build_object('messageId', 'm1', 'kind', 'k', 'queue', 'payments', 'payload', $1::jsonb, 'payloadText', $2::text), 'payments', 1, 1, 'running')`, text, text)
+	b.exec(`UPDATE river_job SET state = 'discarded', finalized_at = now(), errors = ARRAY['{"error": "x", "attempt": 1}'::jsonb]`)
+	b.exec("SELECT dlq.file(ARRAY(SELECT id FROM dlq.dead_letter_queue))")
+	id := uuid.MustParse(b.text("SELECT id::text FROM dlq.dead_letter_queue"))
+	run := b.text(`SELECT dlq.replay_start('{}', p_all => true, p_merge_patch => '{"n": 9007199254740993}', p_destination => 'd', p_force => true)::text`)
+	b.exec("SELECT dlq.replay_step($1, ARRAY[$2::uuid])", run, id)
+	b.exec("UPDATE river_job SET state = 'completed', finalized_at = now() WHERE state = 'available'")
+	b.exec("SELECT dlq.apply_facts()")
+	require.Equal(t, 1, b.in("dlq_resolved"))
+	require.Equal(t, 1, b.count(`SELECT count(*) FROM dlq.dead_letter_queue WHERE replay_attempts @> '[{"destination": "d", "outcome": "completed"}]'`))
+
+	y, m0, _ := time.Now().UTC().Date()
+	month := time.Now().UTC().Format("dead_letter_resolved_200601")
+	b.now = time.Date(y, m0+4, 10, 12, 0, 0, 0, time.UTC)
+	require.Equal(t, 1, b.run().Archived)
+	m := b.units()[month][0]
+	var details []string
+	require.NoError(t, b.cold.Audit(t.Context(), &m, func(line []byte) error {
+		var move struct {
+			Detail *struct {
+				Run, Destination string
+				MergePatch       json.RawMessage
+			}
+		}
+		require.NoError(t, json.Unmarshal(line, &move))
+		if move.Detail != nil {
+			details = append(details, move.Detail.Run+" "+move.Detail.Destination+" "+string(move.Detail.MergePatch))
+		}
+		return nil
+	}))
+	require.Equal(t, []string{run + ` d {"n": 9007199254740993}`}, details)
+	n, err := b.cold.Restore(t.Context(), b.keeper.Store, &m, id, b.now.Add(time.Hour), deadletter.Act{Actor: "kim"})
+	require.NoError(t, err)
+	require.Equal(t, 1, n)
+	require.Equal(t, text, b.text("SELECT original_event ->> 'payloadText' FROM dlq.dead_letter_queue"))
 }
 
 // A partition that changes after it was archived, or whose archive fails, is not dropped.

@@ -250,7 +250,7 @@ func ruled(t *testing.T, files policytest.Files) *Planner {
 
 type unmetBy string
 
-func (u unmetBy) Unmet(string, *policy.Conditions) string { return string(u) }
+func (u unmetBy) Unmet(_, _ string, _ *policy.Conditions) string { return string(u) }
 
 // Rules see the message, with its integers as they are, and no text longer than patterns do.
 func TestRules_seeTheMessage(t *testing.T) {

@@ -41,7 +41,7 @@ type Strategy interface {
 
 // Conditions says what keeps redeliveries into a queue from making sense now; "" where nothing does.
 type Conditions interface {
-	Unmet(queue string, c *policy.Conditions) string
+	Unmet(queue, destination string, c *policy.Conditions) string
 }
 
 // Entry is what a strategy knows of a dead letter.
@@ -233,22 +233,23 @@ var breakerClosed = &policy.Conditions{Breaker: new(true)}
 
 func (p *Planner) unmet(e *Entry, plan *policy.Plan) string {
 	if plan.Conditions == nil || plan.Conditions.Breaker == nil {
-		if unmet := p.UnmetBy(e.Queue, breakerClosed); unmet != "" {
+		if unmet := p.UnmetBy(e.Queue, "", breakerClosed); unmet != "" {
 			return unmet
 		}
 	}
-	return p.UnmetBy(e.Queue, plan.Conditions)
+	return p.UnmetBy(e.Queue, "", plan.Conditions)
 }
 
 // UnmetBreaker says that the breaker is open which a queue's redeliveries would meet; "" where it is not.
-func (p *Planner) UnmetBreaker(queue string) string { return p.UnmetBy(queue, breakerClosed) }
+func (p *Planner) UnmetBreaker(queue string) string { return p.UnmetBy(queue, "", breakerClosed) }
 
-// UnmetBy says which of some conditions do not hold for a queue; "" where all do.
-func (p *Planner) UnmetBy(queue string, c *policy.Conditions) string {
+// UnmetBy says which of some conditions do not hold for what is sent from a queue to a destination, "" for the queue's own; "" where
+// all do.
+func (p *Planner) UnmetBy(queue, destination string, c *policy.Conditions) string {
 	if p.conditions == nil || c == nil {
 		return ""
 	}
-	return p.conditions.Unmet(queue, c)
+	return p.conditions.Unmet(queue, destination, c)
 }
 
 // Probes is how many of a queue's entries are tried first when their conditions hold again.

@@ -1,6 +1,7 @@
 package worker_test
 
 import (
+	"encoding/json"
 	"fmt"
 	"log/slog"
 	"strings"
@@ -20,7 +21,7 @@ import (
 // switched are conditions that a test switches.
 type switched struct{ unmet atomic.Pointer[string] }
 
-func (s *switched) Unmet(_ string, want *policy.Conditions) string {
+func (s *switched) Unmet(_, _ string, want *policy.Conditions) string {
 	if want.CPUBelow != nil && *want.CPUBelow == 1 {
 		return "99 % of this machine's processors are in use (must be below 1 %)"
 	}
@@ -723,8 +724,12 @@ func TestConditional_oneQueueFails(t *testing.T) {
 func TestRules_seeTheMessage(t *testing.T) {
 	t.Parallel()
 	j := setupJudged(t, policytest.Files{"dlq-routing": `rules: [{name: large, match: {when: 'payload.amount > 10000 && (kind == "k" || headers["x-region"] == "eu")'}, class: business}]`})
+	exact := `{"amount": 20000, "list": [` + strings.Repeat(`"x", `, 12_000) + `0]}` // beside its text, it is still what a delivery's rules see
+	text, err := json.Marshal(exact)
+	require.NoError(t, err)
 	for _, test := range []struct{ kind, args, rule string }{
 		{"k", `{"amount": 20000}`, "large"},
+		{"dlqd_message", `{"kind": "paid", "messageId": "m3", "payload": ` + exact + `, "payloadText": ` + string(text) + `, "headers": {"X-Region": "eu"}}`, "large"},
 		{"k", `{"amount": 200}`, "transport"},
 		{"dlqd_message", `{"kind": "paid", "messageId": "m1", "payload": {"amount": 20000}, "headers": {"X-Region": "eu"}}`, "large"},
 		{"dlqd_message", `{"kind": "paid", "messageId": "m2", "payload": {"amount": 20000}, "headers": {"X-Region": "us"}}`, "transport"},

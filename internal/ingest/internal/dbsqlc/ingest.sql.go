@@ -44,7 +44,7 @@ func (q *Queries) EntriesByEvent(ctx context.Context, eventID string) ([]Entries
 }
 
 const EntrySameContent = `-- name: EntrySameContent :one
-SELECT river_job_id, (original_event = $1::jsonb)::boolean AS same FROM dlq.dead_letter_queue WHERE id = $2 AND stage IN ('inbox', 'open')
+SELECT river_job_id, (original_event - 'payloadText' = $1::jsonb)::boolean AS same FROM dlq.dead_letter_queue WHERE id = $2 AND stage IN ('inbox', 'open')
 `
 
 type EntrySameContentParams struct {
@@ -57,7 +57,7 @@ type EntrySameContentRow struct {
 	Same       bool
 }
 
-// Whether a dead letter's message equals the given one, as jsonb.
+// Whether a dead letter's message equals the given one, as jsonb: how a payload was written is not looked at.
 func (q *Queries) EntrySameContent(ctx context.Context, arg EntrySameContentParams) (EntrySameContentRow, error) {
 	row := q.db.QueryRow(ctx, EntrySameContent, arg.Args, arg.ID)
 	var i EntrySameContentRow
@@ -91,7 +91,7 @@ func (q *Queries) InsertOrdered(ctx context.Context, arg InsertOrderedParams) er
 }
 
 const JobsSameContent = `-- name: JobsSameContent :many
-SELECT j.id, (j.args = d.args)::boolean AS same
+SELECT j.id, (j.args - 'payloadText' = d.args)::boolean AS same
 FROM (SELECT unnest($1::bigint[]) AS id, unnest($2::jsonb[]) AS args) d
 JOIN river.river_job j ON j.id = d.id
 `
@@ -106,7 +106,7 @@ type JobsSameContentRow struct {
 	Same bool
 }
 
-// Whether the args of each job equal the given ones, as jsonb.
+// Whether the args of each job equal the given ones, as jsonb: how a payload was written is not looked at.
 func (q *Queries) JobsSameContent(ctx context.Context, arg JobsSameContentParams) ([]JobsSameContentRow, error) {
 	rows, err := q.db.Query(ctx, JobsSameContent, arg.Ids, arg.Args)
 	if err != nil {

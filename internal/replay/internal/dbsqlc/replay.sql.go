@@ -38,6 +38,20 @@ func (q *Queries) ActiveReplays(ctx context.Context) ([]uuid.UUID, error) {
 	return items, nil
 }
 
+const CheckDestination = `-- name: CheckDestination :exec
+SELECT dlq.check_destination($1::jsonb, nullif($2::text, ''))
+`
+
+type CheckDestinationParams struct {
+	Filter      json.RawMessage
+	Destination string
+}
+
+func (q *Queries) CheckDestination(ctx context.Context, arg CheckDestinationParams) error {
+	_, err := q.db.Exec(ctx, CheckDestination, arg.Filter, arg.Destination)
+	return err
+}
+
 const EditEvents = `-- name: EditEvents :exec
 UPDATE dlq.dead_letter_queue e SET edited_event = d.event
 FROM (SELECT unnest($1::uuid[]) AS id, unnest($2::jsonb[]) AS event) d
@@ -276,7 +290,7 @@ func (q *Queries) ReplayNext(ctx context.Context, arg ReplayNextParams) ([]uuid.
 }
 
 const ReplayRun = `-- name: ReplayRun :one
-SELECT r.id, r.status::text AS status, r.filter, r.newest_first, r.batch_size, r.rate, r.concurrency, r.patch, r.merge_patch, r.queue, r.force, r.note, r.actor,
+SELECT r.id, r.status::text AS status, r.filter, r.newest_first, r.batch_size, r.rate, r.concurrency, r.patch, r.merge_patch, r.queue, r.destination, r.force, r.note, r.actor,
        coalesce(r.reason, '')::text AS reason, r.total, r.replayed, r.skipped, r.sending, r.created_at, r.updated_at, r.finished_at,
        (SELECT count(*) FROM dlq.replay_run_entries e WHERE e.run_id = r.id AND e.outcome = 'succeeded') AS succeeded,
        (SELECT count(*) FROM dlq.replay_run_entries e WHERE e.run_id = r.id AND e.outcome = 'failed') AS failed
@@ -294,6 +308,7 @@ type ReplayRunRow struct {
 	Patch       json.RawMessage
 	MergePatch  json.RawMessage
 	Queue       *string
+	Destination *string
 	Force       bool
 	Note        *string
 	Actor       string
@@ -323,6 +338,7 @@ func (q *Queries) ReplayRun(ctx context.Context, id uuid.UUID) (ReplayRunRow, er
 		&i.Patch,
 		&i.MergePatch,
 		&i.Queue,
+		&i.Destination,
 		&i.Force,
 		&i.Note,
 		&i.Actor,
@@ -440,7 +456,7 @@ func (q *Queries) SetReplayRate(ctx context.Context, arg SetReplayRateParams) er
 const StartReplay = `-- name: StartReplay :one
 SELECT dlq.replay_start($1::jsonb, $2::text, nullif($3::text, ''), $4::boolean, $5::boolean, $6::integer,
     nullif($7::float8, 0), nullif($8::integer, 0), $9::jsonb, $10::jsonb, nullif($11::text, ''), $12::boolean,
-    $13::float8, $14::integer)::uuid AS id
+    $13::float8, $14::integer, nullif($15::text, ''))::uuid AS id
 `
 
 type StartReplayParams struct {
@@ -458,6 +474,7 @@ type StartReplayParams struct {
 	Force       bool
 	StopAt      float64
 	StopOf      int32
+	Destination string
 }
 
 func (q *Queries) StartReplay(ctx context.Context, arg StartReplayParams) (uuid.UUID, error) {
@@ -476,6 +493,7 @@ func (q *Queries) StartReplay(ctx context.Context, arg StartReplayParams) (uuid.
 		arg.Force,
 		arg.StopAt,
 		arg.StopOf,
+		arg.Destination,
 	)
 	var id uuid.UUID
 	err := row.Scan(&id)

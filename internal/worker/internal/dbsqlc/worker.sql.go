@@ -101,7 +101,8 @@ CROSS JOIN LATERAL (
            CASE WHEN e.strategy IS NULL AND pg_column_size(e.error_context) <= 65536 AND octet_length(e.error_context::text) <= 65536 THEN e.error_context END::jsonb AS error_context,
            e.dlq_retry_count, e.strategy, e.rule, e.waiting_for, e.next_retry_at, e.ordering_key, e.last_failed_at,
            e.job_kind, e.captured_by, e.max_retries, e.fingerprint,
-           CASE WHEN e.strategy IS NULL AND $1::boolean AND pg_column_size(coalesce(e.edited_event, e.original_event)) <= 131072 AND octet_length(coalesce(e.edited_event, e.original_event)::text) <= 131072
+           CASE WHEN e.strategy IS NULL AND $1::boolean AND pg_column_size(coalesce(e.edited_event, e.original_event)) <= 262144
+                AND octet_length(coalesce(e.edited_event, e.original_event)::text) <= CASE WHEN coalesce(e.edited_event, e.original_event) ? 'payloadText' THEN 262144 ELSE 131072 END
                 THEN coalesce(e.edited_event, e.original_event) END::jsonb AS message
     FROM dlq.dead_letter_open e
     WHERE e.status = 'dlq_pending' AND e.waiting_for IS DISTINCT FROM 'automatic' AND e.priority = p.priority AND e.next_retry_at <= coalesce($2::timestamptz, now())
@@ -527,7 +528,8 @@ SELECT e.id, e.queue, e.kind, coalesce(e.source, '')::text AS source, coalesce(l
        e.dlq_retry_count, coalesce(e.strategy::text, '')::text AS strategy, coalesce(e.rule, '')::text AS rule, coalesce(e.waiting_for, '')::text AS waiting_for,
        e.next_retry_at, coalesce(e.ordering_key, '')::text AS ordering_key, e.last_failed_at,
        e.job_kind, e.captured_by, e.max_retries, coalesce(e.fingerprint, '')::text AS fingerprint,
-       CASE WHEN $1::boolean AND pg_column_size(coalesce(e.edited_event, e.original_event)) <= 131072 AND octet_length(coalesce(e.edited_event, e.original_event)::text) <= 131072
+       CASE WHEN $1::boolean AND pg_column_size(coalesce(e.edited_event, e.original_event)) <= 262144
+                AND octet_length(coalesce(e.edited_event, e.original_event)::text) <= CASE WHEN coalesce(e.edited_event, e.original_event) ? 'payloadText' THEN 262144 ELSE 131072 END
             THEN coalesce(e.edited_event, e.original_event) END::jsonb AS message
 FROM dlq.dead_letter_open e
 WHERE e.id > $2::uuid AND e.status IN ('dlq_pending', 'dlq_manual') AND e.strategy IS NOT NULL AND e.parked_by IS NULL
@@ -1117,7 +1119,7 @@ SELECT i.id, i.queue, i.kind, coalesce(i.source, '')::text AS source, coalesce(l
        i.dlq_retry_count, ''::text AS strategy, ''::text AS rule,
        ''::text AS waiting_for, i.next_retry_at, coalesce(i.ordering_key, '')::text AS ordering_key, i.last_failed_at,
        i.job_kind, i.captured_by, i.max_retries, ''::text AS fingerprint,
-       CASE WHEN $1::boolean AND pg_column_size(i.original_event) <= 131072 AND octet_length(i.original_event::text) <= 131072 THEN i.original_event END::jsonb AS message
+       CASE WHEN $1::boolean AND pg_column_size(i.original_event) <= 262144 AND octet_length(i.original_event::text) <= CASE WHEN i.original_event ? 'payloadText' THEN 262144 ELSE 131072 END THEN i.original_event END::jsonb AS message
 FROM dlq.dead_letter_inbox i
 CROSS JOIN LATERAL dlq.describe_failure(i.retry_history, i.metadata, i.retry_count, i.last_failed_at) f
 WHERE i.id > $2::uuid AND i.id <> ALL ($3::uuid[])

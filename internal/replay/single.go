@@ -1,0 +1,58 @@
+package replay
+
+import (
+	"context"
+	"encoding/json"
+
+	"github.com/google/uuid"
+
+	"github.com/dlqd/dlqd/internal/deadletter"
+	"github.com/dlqd/dlqd/internal/replay/internal/dbsqlc"
+)
+
+// Single asks for a replay of one entry.
+type Single struct {
+	Payload     json.RawMessage // in place of the entry's
+	Patch       Patch           // of the entry's payload, where Payload is nil
+	Destination string          // where it is delivered instead
+	Force       bool
+	Act         deadletter.Act
+}
+
+// Replay redelivers one entry now. It returns the new job's id, and what the edit, if any, changed.
+func (r *Replayer) Replay(ctx context.Context, id uuid.UUID, in *Single) (job int64, changes []Change, err error) {
+	if err := r.checkDestination(in.Destination); err != nil {
+		return 0, nil, err
+	}
+	payload := in.Payload
+	if payload != nil || in.Patch.JSONPatch != nil || in.Patch.MergePatch != nil {
+		if payload, changes, err = r.edit(ctx, id, in); err != nil {
+			return 0, nil, err
+		}
+	}
+	job, err = r.Store.ReplayTo(ctx, id, in.Act, payload, in.Destination, in.Force)
+	return job, changes, err
+}
+
+// edit is an entry's payload as it is to be, and what makes it so. It is none where there is no entry.
+func (r *Replayer) edit(ctx context.Context, id uuid.UUID, in *Single) (json.RawMessage, []Change, error) {
+	invalid := func(err error) error { return &deadletter.MoveError{Kind: deadletter.ErrInvalid, Detail: err.Error()} }
+	if err := in.Patch.Validate(); err != nil {
+		return nil, nil, invalid(err)
+	}
+	events, err := dbsqlc.New(r.Store.DB()).Events(ctx, []uuid.UUID{id})
+	if err != nil || len(events) == 0 {
+		return in.Payload, nil, err
+	}
+	before, err := payloadOf(events[0].JobKind, events[0].Event)
+	if err != nil {
+		return nil, nil, err
+	}
+	after := in.Payload
+	if after == nil {
+		if after, err = in.Patch.apply(before); err != nil {
+			return nil, nil, invalid(err)
+		}
+	}
+	return after, Changes(before, after), nil
+}

@@ -1,0 +1,198 @@
+package server_test
+
+import (
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/dlqd/dlqd/internal/policy"
+	"github.com/dlqd/dlqd/internal/server"
+)
+
+// setupTwo is a dlqd whose one queue delivers to a receiver that refuses, and which knows another destination.
+func setupTwo(t *testing.T) (b *bundle, own, other *bodies) {
+	t.Helper()
+	own, other = &bodies{}, &bodies{takes: true}
+	second := httptest.NewServer(other)
+	t.Cleanup(second.Close)
+	return setup(t, options{receiver: own.ServeHTTP, config: func(c *server.Config) {
+		c.Policy.Destinations["second"] = &policy.Destination{Name: "second", URL: second.URL}
+	}}), own, other
+}
+
+func (b *bundle) replay(entry, body string) (status int, out map[string]any) {
+	b.Helper()
+	status, out, _ = b.call("POST", "/api/dlq/entries/"+entry+"/replay", body)
+	return status, out
+}
+
+func (b *bundle) attempts(entry string) string {
+	b.Helper()
+	_, out, _ := b.call("GET", "/api/dlq/entries/"+entry, "")
+	return fmt.Sprint(out["replayAttempts"])
+}
+
+func TestReplay_toAnotherDestination(t *testing.T) {
+	t.Parallel()
+	b, own, other := setupTwo(t)
+	b.submit("m1")
+	entry := b.parked("m1")
+	status, out := b.replay(entry, `{"toDestination": "third"}`)
+	require.Equal(t, http.StatusUnprocessableEntity, status)
+	require.Equal(t, `the policy has no destination "third". There are: default, second.`, out["detail"])
+	status, out = b.replay(entry, `{"actor": "kim", "toDestination": "second"}`)
+	require.Equal(t, http.StatusAccepted, status, out)
+	b.awaitEntry(entry, "dlq_resolved")
+	require.Len(t, own.all(), 1)
+	require.Len(t, other.all(), 1)
+	require.Contains(t, b.attempts(entry), "destination:second")
+	require.Equal(t, 1, b.count(`SELECT count(*) FROM dlq.dead_letter_transitions WHERE to_status = 'dlq_processing' AND detail = '{"destination": "second"}' AND actor = 'kim'`))
+}
+
+// It is of that one redelivery: the next goes to the queue's own destination.
+func TestReplay_toAnotherDestinationWhichRefuses(t *testing.T) {
+	t.Parallel()
+	b, own, other := setupTwo(t)
+	b.submit("m1")
+	entry := b.parked("m1")
+	other.mu.Lock()
+	other.takes = false
+	other.mu.Unlock()
+	status, out := b.replay(entry, `{"toDestination": "second"}`)
+	require.Equal(t, http.StatusAccepted, status, out)
+	require.Eventually(t, func() bool { return strings.Contains(b.attempts(entry), "destination:second") }, 30*time.Second, 10*time.Millisecond)
+	b.awaitEntry(entry, "dlq_manual")
+	_, detail, _ := b.call("GET", "/api/dlq/entries/"+entry, "")
+	require.Equal(t, "second", detail["errorContext"].(map[string]any)["destination"])
+	own.take()
+	status, out = b.replay(entry, `{}`)
+	require.Equal(t, http.StatusAccepted, status, out)
+	b.awaitEntry(entry, "dlq_resolved")
+	require.Len(t, own.all(), 2)
+	require.Len(t, other.all(), 1)
+}
+
+func TestReplay_manyToAnotherDestination(t *testing.T) {
+	t.Parallel()
+	b, own, other := setupTwo(t)
+	for _, id := range []string{"m1", "m2", "m3"} {
+		b.submit(id)
+		b.parked(id)
+	}
+	run := func(extra string) (int, map[string]any) {
+		status, out, _ := b.call("POST", "/api/dlq/replay", `{"filter": {"errorType": ["HTTP_422"]}`+extra+`}`)
+		return status, out
+	}
+	status, out := run(`, "toDestination": "third"`)
+	require.Equal(t, http.StatusUnprocessableEntity, status, out)
+	// It is the breaker of where they go that counts.
+	for name, verb := range map[string]string{"default": "open", "second": "open"} {
+		status, out, _ := b.call("POST", "/api/circuit-breakers/destination:"+name+"/"+verb, `{}`)
+		require.Equal(t, http.StatusOK, status, out)
+	}
+	status, out = run(`, "toDestination": "second", "dryRun": true`)
+	require.Equal(t, http.StatusOK, status)
+	preview := out["preview"].(map[string]any)
+	require.Equal(t, "second", preview["toDestination"])
+	require.Equal(t, []any{"circuit breaker destination:second is open"}, preview["unhealthy"])
+	status, out = run(`, "toDestination": "second"`)
+	require.Equal(t, http.StatusConflict, status, out)
+	_, err := b.pool.Exec(t.Context(), "SELECT dlq.replay_start('{}', p_all => true, p_destination => 'second')")
+	require.ErrorContains(t, err, "open circuit breakers: destination:second")
+
+	status, out, _ = b.call("POST", "/api/circuit-breakers/destination:second/reset", `{}`)
+	require.Equal(t, http.StatusOK, status, out)
+	status, out = run(`, "toDestination": "second"`)
+	require.Equal(t, http.StatusAccepted, status, out)
+	require.Equal(t, "second", out["run"].(map[string]any)["toDestination"])
+	require.Eventually(t, func() bool { return len(other.all()) == 3 }, 30*time.Second, 10*time.Millisecond)
+	require.Len(t, own.all(), 3)
+	require.Equal(t, 3, b.count(`SELECT count(*) FROM dlq.dead_letter_transitions t JOIN dlq.replay_runs r ON t.detail = jsonb_build_object('run', r.id, 'destination', r.destination) WHERE r.destination = 'second'`))
+}
+
+// A breaker that opens meanwhile is that of the other destination, and what it holds goes once it has closed.
+func TestReplay_toAnotherDestinationWhoseBreakerOpens(t *testing.T) {
+	t.Parallel()
+	b, _, other := setupTwo(t)
+	b.submit("m1")
+	entry := b.parked("m1")
+	status, out, _ := b.call("POST", "/api/circuit-breakers/destination:second/open", `{}`)
+	require.Equal(t, http.StatusOK, status, out)
+	status, out = b.replay(entry, `{"toDestination": "second"}`)
+	require.Equal(t, http.StatusAccepted, status, out)
+	require.Eventually(t, func() bool {
+		return b.count(`SELECT count(*) FROM river_job WHERE state = 'scheduled' AND metadata @> '{"dlq:held": "redirected", "dlq:destination": "second"}'`) == 1
+	}, 30*time.Second, 10*time.Millisecond)
+	require.Empty(t, other.all())
+	status, out, _ = b.call("POST", "/api/circuit-breakers/destination:second/reset", `{}`)
+	require.Equal(t, http.StatusOK, status, out)
+	b.awaitEntry(entry, "dlq_resolved")
+	require.Len(t, other.all(), 1)
+}
+
+// A job of an application's has no destination.
+func TestReplay_ofAnApplicationsJobToADestination(t *testing.T) {
+	t.Parallel()
+	b, _, _ := setupTwo(t)
+	_, err := b.pool.Exec(t.Context(), `INSERT INTO river_job (kind, args, queue, max_attempts, attempt, state) VALUES ('mail', '{}', 'mails', 1, 1, 'running')`)
+	require.NoError(t, err)
+	_, err = b.pool.Exec(t.Context(), `UPDATE river_job SET state = 'discarded', finalized_at = now(), errors = ARRAY['{"error": "x", "attempt": 1}'::jsonb] WHERE kind = 'mail'`)
+	require.NoError(t, err)
+	var entry string
+	require.NoError(t, b.pool.QueryRow(t.Context(), "SELECT id::text FROM dlq.dead_letter_queue WHERE kind = 'mail'").Scan(&entry))
+	b.awaitEntry(entry, "dlq_manual")
+	status, out := b.replay(entry, `{"toDestination": "second"}`)
+	require.Equal(t, http.StatusUnprocessableEntity, status)
+	require.Contains(t, out["detail"], entry+": is a job of an application's, which has no destination")
+	for _, dry := range []string{"false", "true"} {
+		status, out, _ = b.call("POST", "/api/dlq/replay", `{"filter": {"kind": ["mail"]}, "force": true, "toDestination": "second", "dryRun": `+dry+`}`)
+		require.Equal(t, http.StatusUnprocessableEntity, status)
+		require.Contains(t, out["detail"], "which has no destination")
+	}
+	require.Zero(t, b.count("SELECT count(*) FROM dlq.replay_runs"))
+}
+
+// One that the policy has no more is an error that says so.
+func TestReplay_toADestinationThatIsGone(t *testing.T) {
+	t.Parallel()
+	b, _, other := setupTwo(t)
+	b.submit("m1")
+	entry := b.parked("m1")
+	_, err := b.pool.Exec(t.Context(), "SELECT dlq.replay($1, 'kim', p_destination => 'third')", entry)
+	require.NoError(t, err, "the database does not know the policy")
+	require.Eventually(t, func() bool { return strings.Contains(b.attempts(entry), "destination:third") }, 30*time.Second, 10*time.Millisecond)
+	out := b.awaitEntry(entry, "dlq_manual")
+	require.Equal(t, "UNKNOWN_DESTINATION", out["errorType"])
+	require.Empty(t, other.all())
+}
+
+// The answer says what an edit changed.
+func TestReplay_saysWhatTheEditChanged(t *testing.T) {
+	t.Parallel()
+	b := setup(t, options{receiver: answering(http.StatusNotFound)})
+	b.submit("m1")
+	entry := b.parked("m1")
+	for i, c := range []struct{ edit, want string }{
+		{`{"payload": {"n": 2}}`, "[map[op:replace path:/n value:2 was:1]]"},
+		{`{"mergePatch": {"b": [{"c": null}]}}`, "[map[op:add path:/b value:[map[c:<nil>]]]]"},
+		{`{"patch": [{"op": "remove", "path": "/n"}]}`, "[map[op:remove path:/n was:2]]"},
+		{`{}`, "<nil>"},
+	} {
+		status, out := b.replay(entry, c.edit)
+		require.Equal(t, http.StatusAccepted, status, out)
+		require.Equal(t, c.want, fmt.Sprint(out["changes"]))
+		require.Eventually(t, func() bool { return strings.Count(b.attempts(entry), "jobId") == i+1 }, 30*time.Second, 10*time.Millisecond)
+		b.awaitEntry(entry, "dlq_manual")
+	}
+	for _, bad := range []string{`{"patch": [{"op": "remove", "path": "/x"}]}`, `{"mergePatch": null}`, `{"payload": 1, "mergePatch": {}}`} {
+		status, out := b.replay(entry, bad)
+		require.Equal(t, http.StatusUnprocessableEntity, status, "%s: %v", bad, out)
+	}
+	status, out := b.replay("0198a0b0-0000-7000-8000-000000000000", `{"mergePatch": {}}`)
+	require.Equal(t, http.StatusNotFound, status, out)
+}
