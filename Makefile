@@ -59,6 +59,12 @@ generate-check: build
 	./bin/dlqd openapi | diff -u openapi/openapi.yaml -
 	./bin/dlqd openapi --json | diff -q openapi/openapi.json -
 
+.PHONY: freeze
+freeze: ## at a release: from now on its migrations stay as they are, and upgrades from it are tested
+	cd db && for file in migrations/*.sql; do grep -qs "  $$file$$" frozen.sum || sha256sum "$$file" >> frozen.sum; done
+	code=$$(ls db/migrations | tail -n 1); code=internal/postgres/testdata/frozen/$${code%%_*}.sql.gz; \
+	mkdir -p $$(dirname $$code); [ -e $$code ] || cat db/code/*.sql db/triggers.sql db/river_triggers.sql | gzip -9n > $$code
+
 .PHONY: openapi-lint
 openapi-lint: ## run a public linter over the OpenAPI document (needs npm)
 	REDOCLY_TELEMETRY=off $(REDOCLY) lint --config openapi/redocly.yaml openapi/openapi.yaml
