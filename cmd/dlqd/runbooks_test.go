@@ -157,7 +157,7 @@ func TestDocs_analytics(t *testing.T) {
 		file:   "../../docs/analytics.md",
 		failed: []failed{{3, "payment.captured", "TIMEOUT_ERROR", "code_bug", `{"amount": 1}`}},
 		before: "DO $$ BEGIN WHILE dlq.refresh_rollups() IS NULL LOOP PERFORM pg_sleep(0.01); END LOOP; END $$", // dlqd may be at it
-		prints: []string{`captured +[▁█]+ +3`, `default +3 +[▁█]+ +3`, `default \| it failed +\| +3 \| {0,.*3} \| +3`, `rebuild_rollups`, `TIMEOUT_ERROR \| +3 \| +1`},
+		prints: []string{`captured +[▁█]+ +3`, `day +▁*█▁* +3\n`, `most: 3, .*days from \d\d:00 to \d\d:00, in Europe/Paris`, `[\d.]+m?s +[0-9a-f-]{36} +manual +default +payment.captured +code_bug +TIMEOUT_ERROR +-`, `\n3 +100.0 % +shop`, `default +3 +[▁█]+ +3`, `default \| it failed +\| +3 \| {0,.*3} \| +3`, `rebuild_rollups`, `TIMEOUT_ERROR \| +3 \| +1`},
 	})
 }
 
@@ -183,7 +183,7 @@ func runRunbook(t *testing.T, s *scenario) {
 	dlqd := serve(t, "--database-url", url, "--destination", receiver, "--archive", cold)
 	for _, f := range s.failed {
 		_, err := pool.Exec(t.Context(), `INSERT INTO river_job (kind, args, queue, max_attempts, state, attempt)
-			SELECT 'dlqd_message', jsonb_build_object('messageId', md5(random()::text), 'queue', 'default', 'kind', $2::text, 'payload', $3::jsonb), 'default', 3, 'running', 3
+			SELECT 'dlqd_message', jsonb_build_object('messageId', md5(random()::text), 'queue', 'default', 'kind', $2::text, 'source', 'shop', 'payload', $3::jsonb), 'default', 3, 'running', 3
 			FROM generate_series(1, $1) i`, f.n, f.kind, f.payload)
 		require.NoError(t, err)
 		_, err = pool.Exec(t.Context(), `UPDATE river_job SET state = 'discarded', finalized_at = now(), errors = ARRAY['{"error": "it failed", "attempt": 3}'::jsonb],
