@@ -84,14 +84,14 @@ var scenarios = map[string]scenario{
 			p.await("open", "SELECT state FROM dlq.circuit_breakers WHERE name = 'destination:default'")
 			p.send(3, "order.placed", `{}`) // taken, and held
 			p.await("0", "SELECT count(*) FROM river_job WHERE state IN ('available', 'running', 'retryable')")
-			p.await("t", "SELECT bool_and(waiting_for = 'condition') FROM dlq.dead_letter_queue")
+			p.await("t", "SELECT bool_and(waiting_for LIKE 'condition: %') FROM dlq.dead_letter_queue")
 			p.remember = p.tries("order.placed")
 		},
 		steps: []step{{"reset_breaker", func(p *patient) {
 			require.Equal(p, p.remember, p.tries("order.placed"), "no attempt is made while it is open")
 			p.answers(nil)
 		}}},
-		prints: []string{`destination:default \| open `, `default \| condition +\| +\d`, `default \| +\d`, `destination:default \| open +\| t +\| t`},
+		prints: []string{`destination:default \| open `, `default \| condition: circuit breaker destination:default is open \| +\d`, `default \| +\d`, `destination:default \| open +\| t +\| t`},
 		after: map[string]string{
 			"SELECT state::text FROM dlq.circuit_breakers":                                                     "closed",
 			"SELECT count(*) FROM dlq.circuit_breaker_changes":                                                 "3",
@@ -303,6 +303,7 @@ var scenarios = map[string]scenario{
 		ill: func(p *patient) {
 			p.answers(func(w http.ResponseWriter, _ delivery) { w.WriteHeader(http.StatusServiceUnavailable) })
 			p.git("init", "--quiet")
+			p.write("dlq-routing.yaml", "rules: []\n")
 			p.git("add", "--all")
 			p.git("commit", "--quiet", "--message", "first")
 			p.write("dlq-routing.yaml", "rules: [{name: all-mistakes, match: {status: 503}, class: validation}]\n")
@@ -636,11 +637,14 @@ func (p *patient) exec(sql string) {
 // await waits until a query returns a text.
 func (p *patient) await(want, sql string) {
 	p.Helper()
-	var got *string
+	var got strings.Builder
 	require.Eventually(p, func() bool {
-		require.NoError(p, p.pool.QueryRow(p.Context(), "SELECT ("+sql+")::text").Scan(&got))
-		return got != nil && (*got == want || want == "t" && *got == "true")
-	}, 60*time.Second, 20*time.Millisecond, "%s: %v, not %s", sql, &got, want)
+		var value string
+		require.NoError(p, p.pool.QueryRow(p.Context(), "SELECT coalesce(("+sql+")::text, '')").Scan(&value))
+		got.Reset()
+		got.WriteString(value)
+		return value == want || want == "t" && value == "true"
+	}, 60*time.Second, 20*time.Millisecond, "%s: %s, not %s\n%s", sql, &got, want, p.dlqd.log)
 }
 
 // block runs a block of a runbook, as the role that its first line names, and returns what it prints.
