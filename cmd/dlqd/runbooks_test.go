@@ -74,7 +74,7 @@ var scenarios = map[string]scenario{
 		policy: map[string]string{
 			"retry-policies":  "queues: {default: {maxAttempts: 2, backoff: {kind: fixed, delay: 20ms}, whenOpen: accept}}\ndestinations: {default: {url: RECEIVER}}\n",
 			"circuit-breaker": "defaults: {consecutiveFailures: 6, openFor: 1h}\n",
-			"dlq-routing":     "strategies: {conditional: {delays: [1s]}}\n",
+			"dlq-routing":     "strategies: {conditional: {delays: [1s], conditions: {cpuBelow: 0, memoryBelow: 0, connectionsBelow: 0}}}\n",
 		},
 		ill: func(p *patient) {
 			p.answers(func(w http.ResponseWriter, _ delivery) { w.WriteHeader(http.StatusServiceUnavailable) })
