@@ -495,8 +495,10 @@ type delivery struct {
 func newPatient(t *testing.T, files map[string]string) *patient {
 	t.Helper()
 	url := postgrestest.URL(t)
-	p := &patient{T: t, url: url, pool: postgrestest.Open(t, url), cold: t.TempDir(), config: t.TempDir(),
-		logins: map[string]string{"": login(t, url, "dlq_operator"), "dlq_admin": login(t, url, "dlq_admin"), "the owner of River's tables": postgrestest.Role}}
+	p := &patient{
+		T: t, url: url, pool: postgrestest.Open(t, url), cold: t.TempDir(), config: t.TempDir(),
+		logins: map[string]string{"": login(t, url, "dlq_operator"), "dlq_admin": login(t, url, "dlq_admin"), "the owner of River's tables": postgrestest.Role},
+	}
 	receiver := answering(t, p.receive)
 	for name, text := range map[string]string{ // quick attempts, and no breaker
 		"retry-policies":  "queues: {default: {maxAttempts: 2, backoff: {kind: fixed, delay: 20ms}}}\ndestinations: {default: {url: RECEIVER}}\n",

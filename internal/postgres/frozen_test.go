@@ -39,7 +39,7 @@ func TestUpgrade_fromFrozen(t *testing.T) {
 	t.Parallel()
 	codes, err := filepath.Glob("testdata/frozen/*.sql.gz")
 	require.NoError(t, err)
-	require.Len(t, codes, len(riverThen))
+	require.Len(t, codes, len(riverThen), "riverThen says of which River each is")
 	for _, file := range codes {
 		version := strings.TrimSuffix(filepath.Base(file), ".sql.gz")
 		t.Run(version, func(t *testing.T) {
