@@ -59,6 +59,16 @@ generate-check: build
 	./bin/dlqd openapi | diff -u openapi/openapi.yaml -
 	./bin/dlqd openapi --json | diff -q openapi/openapi.json -
 
+.PHONY: freeze
+freeze: ## at a release: from now on its migrations (LAST=00007: up to this one) stay as they are, and upgrades from it are tested
+	last=$(or $(LAST),$$(ls db/migrations | tail -n 1 | cut -d _ -f 1)); \
+	for file in db/migrations/*.sql; do \
+		file=$${file#db/}; number=$${file#migrations/}; \
+		[ "$${number%%_*}" -gt "$$last" ] || grep -qs "  $$file$$" db/frozen.sum || (cd db && sha256sum "$$file" >> frozen.sum); \
+	done; \
+	code=internal/postgres/testdata/frozen/$$last.sql.gz; \
+	[ -e "$$code" ] || cat db/code/*.sql db/triggers.sql db/river_triggers.sql | gzip -9n > "$$code"
+
 .PHONY: openapi-lint
 openapi-lint: ## run a public linter over the OpenAPI document (needs npm)
 	REDOCLY_TELEMETRY=off $(REDOCLY) lint --config openapi/redocly.yaml openapi/openapi.yaml

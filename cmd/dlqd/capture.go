@@ -81,7 +81,7 @@ func newCaptureSwitch(mode, short string) *cobra.Command {
 				}
 				_, _ = fmt.Fprintf(cmd.OutOrStdout(), "capture is %s. %s\n", done.Mode, done.Message)
 				if !done.Recorded {
-					_, _ = fmt.Fprintln(cmd.ErrOrStderr(), "dlqd: who did it could not be recorded: somebody holds dlq.capture_changes")
+					_, _ = fmt.Fprintln(cmd.ErrOrStderr(), "dlqd: who did it could not be recorded: the audit trail could not be written (somebody holds dlq.acts, or dlq.settings)")
 				}
 				return nil
 			})

@@ -45,7 +45,7 @@ func TestCapture(t *testing.T) {
 	// The way out works while somebody holds what says who did it.
 	tx, err := pool.Begin(t.Context())
 	require.NoError(t, err)
-	_, err = tx.Exec(t.Context(), "LOCK TABLE dlq.capture_changes, dlq.dead_letter_queue, river_job IN ACCESS EXCLUSIVE MODE")
+	_, err = tx.Exec(t.Context(), "LOCK TABLE dlq.acts, dlq.dead_letter_queue, river_job IN ACCESS EXCLUSIVE MODE")
 	require.NoError(t, err)
 	stdout, stderr, code := run(t, "capture", "off", database)
 	require.Zero(t, code, stderr)

@@ -1,53 +1,117 @@
 package main_test
 
 import (
+	"cmp"
 	"context"
+	"fmt"
+	"io"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
 	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
 )
 
-// scenario is what a runbook is for: what is in the database before, what its blocks print, and what has become of it.
+// scenario is what a runbook is for: how things came to be ill, what its blocks print, and how it is seen that all is well again.
 type scenario struct {
-	file   string // where it is not a runbook's
-	failed []failed
-	before string            // SQL
+	file   string            // where it is not a runbook's
+	policy map[string]string // files of the policy, beside or in place of the usual ones
+	ill    func(*patient)
+	steps  []step
 	prints []string          // patterns, over all that the blocks print
 	waits  string            // what its block marked "wait" comes to print
 	after  map[string]string // SQL that returns one value, and that value
+	mended func(*patient)
 }
 
-// failed is a message that has died.
-type failed struct {
-	n                               int
-	kind, errorType, class, payload string
+// step is what the world does before the block that contains a text: others mend their side, or time passes.
+type step struct {
+	before string
+	do     func(*patient)
 }
 
 var scenarios = map[string]scenario{
+	// A receiver that falls over what it gets: each message dies, as fast as they come.
 	"dlq-grows-fast": {
-		failed: []failed{{5, "order.placed", "PRICE_MISSING", "transient", `{}`}, {1, "x.y", "OTHER", "validation", `{}`}},
+		ill: func(p *patient) {
+			p.answers(func(w http.ResponseWriter, d delivery) {
+				w.Header().Set("X-Error-Type", map[bool]string{true: "PRICE_MISSING", false: "OTHER"}[d.kind == "order.placed"])
+				w.WriteHeader(map[bool]int{true: 500, false: 422}[d.kind == "order.placed"])
+			})
+			p.send(5, "order.placed", `{}`)
+			p.send(1, "x.y", `{}`)
+			p.await("6", decided)
+		},
+		steps: []step{{"'unpark'", func(p *patient) {
+			p.exec("UPDATE dlq.dead_letter_queue SET next_retry_at = now() WHERE status = 'dlq_pending'") // a minute passes
+			require.Equal(p, 10, p.tries("order.placed"), "what is parked is not sent")
+			p.answers(nil)
+		}}},
 		prints: []string{`dlq_pending +\| default +\| transient +\| +5`, `5 \| default \| order.placed \| PRICE_MISSING`, `5 \| +5 \|`, `dlq_manual \| +5`},
-		after:  map[string]string{"SELECT count(*) FROM dlq.dead_letter_transitions WHERE reason = 'returned to the automatic path' AND note = 'mended'": "5"},
+		after: map[string]string{
+			"SELECT count(*) FROM dlq.dead_letter_transitions WHERE reason = 'returned to the automatic path' AND note = 'mended'":    "5",
+			"SELECT count(*) FROM dlq.dead_letter_queue WHERE error_type = 'PRICE_MISSING' AND status = 'dlq_resolved'":               "5",
+			"SELECT string_agg(kind, ',') FROM dlq.dead_letter_queue WHERE status IN ('dlq_pending', 'dlq_processing', 'dlq_manual')": "x.y",
+		},
+		mended: func(p *patient) { require.Equal(p, 15, p.tries("order.placed")) },
 	},
+	// A receiver that answers 503, until it is there again.
 	"destination-down": {
-		failed: []failed{{2, "order.placed", "HTTP_503", "outage", `{}`}},
-		prints: []string{`destination:default \| open +\| t +\| t`},
-		after:  map[string]string{"SELECT state::text FROM dlq.circuit_breakers": "closed", "SELECT count(*) FROM dlq.circuit_breaker_changes": "2"},
+		policy: map[string]string{
+			"retry-policies":  "queues: {default: {maxAttempts: 2, backoff: {kind: fixed, delay: 20ms}, whenOpen: accept}}\ndestinations: {default: {url: RECEIVER}}\n",
+			"circuit-breaker": "defaults: {consecutiveFailures: 6, openFor: 1h}\n",
+			"dlq-routing":     "strategies: {conditional: {delays: [1s], conditions: {cpuBelow: 0, memoryBelow: 0, connectionsBelow: 0}}}\n",
+		},
+		ill: func(p *patient) {
+			p.answers(func(w http.ResponseWriter, _ delivery) { w.WriteHeader(http.StatusServiceUnavailable) })
+			p.send(2, "order.placed", `{}`)
+			p.await("2", decided)
+			p.send(10, "order.placed", `{}`)
+			p.await("open", "SELECT state FROM dlq.circuit_breakers WHERE name = 'destination:default'")
+			p.send(3, "order.placed", `{}`) // taken, and held
+			p.await("0", "SELECT count(*) FROM river_job WHERE state IN ('available', 'running', 'retryable')")
+			p.await("t", "SELECT bool_and(waiting_for LIKE 'condition: %') FROM dlq.dead_letter_queue")
+			p.remember = p.tries("order.placed")
+		},
+		steps: []step{{"reset_breaker", func(p *patient) {
+			require.Equal(p, p.remember, p.tries("order.placed"), "no attempt is made while it is open")
+			p.answers(nil)
+		}}},
+		prints: []string{`destination:default \| open `, `default \| condition: circuit breaker destination:default is open \| +\d`, `default \| +\d`, `destination:default \| open +\| t +\| t`},
+		after: map[string]string{
+			"SELECT state::text FROM dlq.circuit_breakers":                                                     "closed",
+			"SELECT count(*) FROM dlq.circuit_breaker_changes":                                                 "3",
+			"SELECT count(*) FROM dlq.dead_letter_queue WHERE status <> 'dlq_resolved'":                        "0",
+			"SELECT count(*) FROM river_job WHERE state IN ('available', 'running', 'retryable', 'scheduled')": "0",
+		},
+		mended: func(p *patient) { require.Equal(p, 15, p.taken("order.placed")) },
 	},
+	// A receiver that, since its deploy, wants what nobody sends.
 	"deploy-broke-a-kind": {
-		failed: []failed{{9, "order.placed", "PRICE_MISSING", "code_bug", `{"order": 1}`}, {2, "order.placed", "OTHER", "validation", `{}`}},
+		ill: func(p *patient) {
+			p.answers(func(w http.ResponseWriter, d delivery) {
+				w.Header().Set("X-Error-Type", map[bool]string{true: "OTHER", false: "PRICE_MISSING"}[d.body == `"other"`])
+				w.WriteHeader(http.StatusUnprocessableEntity)
+			})
+			p.send(9, "order.placed", `{"order": 1}`)
+			p.send(2, "order.placed", `"other"`)
+			p.await("11", decided)
+		},
+		steps:  []step{{"SELECT dlq.replay(id", func(p *patient) { p.answers(nil) }}}, // the deploy is rolled back
 		prints: []string{`order.placed \| PRICE_MISSING \| +9`, `default \| PRICE_MISSING \| under 1 hour \| +9`},
 		waits:  `completed .*\| +\d \| +\d \| +0 \| +\d \| +0`,
 		after: map[string]string{
@@ -56,59 +120,245 @@ var scenarios = map[string]scenario{
 			"SELECT count(*) FROM dlq.dead_letter_queue WHERE original_event @> '{\"payload\": {\"price\": 100}}'":                  "0",
 			"SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_manual'":                                                "2",
 		},
+		mended: func(p *patient) { require.Equal(p, 9, p.taken("order.placed")) },
 	},
+	// A message that takes the process down which works on it, each time.
 	"poison-message": {
-		failed: []failed{{1, "document.uploaded", "WORKER_DIED", "transient", `{"document": "doc_1", "attachment": "x"}`}},
-		prints: []string{`WORKER_DIED`, `job \d+ failed`},
+		ill: func(p *patient) {
+			arrived := make(chan struct{}, 10)
+			p.answers(func(_ http.ResponseWriter, d delivery) {
+				if strings.Contains(d.body, `"attachment": "x"`) {
+					arrived <- struct{}{}
+					<-d.gone
+				}
+			})
+			p.send(1, "document.uploaded", `{"document": "doc_1", "attachment": "x"}`)
+			for range 2 {
+				<-arrived
+				p.dies()
+				p.exec("UPDATE river_job SET attempted_at = now() - interval '2 hours' WHERE state = 'running'; DELETE FROM river_leader") // until River rescues it
+				p.serve()
+			}
+			p.await("1", decided)
+		},
+		prints: []string{`document.uploaded .*Stuck job rescued`, `document.uploaded`},
 		waits:  `dlq_resolved \| .*"attachment": "x".* \| .*"attachment": null`,
 		after:  map[string]string{"SELECT count(*) FROM dlq.dead_letter_transitions WHERE note LIKE '%ticket 4711'": "1"},
+		mended: func(p *patient) { require.Equal(p, 1, p.taken("document.uploaded")) },
 	},
+	// A receiver that lost what it had taken, and refused the rest.
 	"replay-since-a-time": {
-		failed: []failed{{6, "order.placed", "T", "validation", `{}`}},
-		before: "INSERT INTO river_job (kind, args, queue, max_attempts, state, finalized_at) SELECT 'dlqd_message', jsonb_build_object('messageId', 'done' || i, 'queue', 'default', 'kind', 'k', 'payload', i), 'default', 3, 'completed', now() FROM generate_series(1, 3) i",
+		policy: map[string]string{"retry-policies": "queues: {default: {ordering: true}}\ndestinations: {default: {url: RECEIVER}}\n"},
+		ill: func(p *patient) {
+			for i := range 3 {
+				p.send(1, "stock.changed", fmt.Sprint(i), `"orderingKey": "A-81"`)
+			}
+			p.await("3", "SELECT count(*) FROM river_job WHERE state = 'completed'")
+			p.answers(func(w http.ResponseWriter, _ delivery) {
+				w.Header().Set("X-Error-Type", "T")
+				w.WriteHeader(http.StatusUnprocessableEntity)
+			})
+			for i := range 6 {
+				p.send(1, "order.placed", fmt.Sprint(i))
+				p.await(fmt.Sprint(i+1), decided)
+			}
+		},
+		steps:  []step{{"dlq.replay_start", func(p *patient) { p.answers(nil); p.forget() }}}, // the receiver is restored
 		prints: []string{`default \| T +\| under 1 hour \| +6`, `default \| +3 \|`, `run_again.*\n-+\n +3`},
 		waits:  `completed \| +6 \| +6 \| +0`,
 		after: map[string]string{
-			"SELECT count(*) FROM river_job WHERE metadata @> '{\"dlq:run_again\": \"incident 81\"}' AND state <> 'discarded'": "6",
-			"SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_resolved'":                                         "6",
+			"SELECT count(*) FROM river_job WHERE metadata @> '{\"dlq:run_again\": \"incident 81\"}' AND state = 'completed'": "6",
+			"SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_resolved'":                                        "6",
+		},
+		mended: func(p *patient) {
+			require.Equal(p, []string{"0", "1", "2", "3", "4", "5"}, p.bodies("order.placed"))
+			require.Equal(p, []string{"0", "1", "2"}, p.bodies("stock.changed"))
 		},
 	},
+	// Redeliveries whose worker was killed, whose job was deleted, and whose queue is paused.
 	"stuck-in-processing": {
-		failed: []failed{{1, "order.placed", "T", "validation", `{}`}},
-		before: `INSERT INTO river_job (kind, args, queue, max_attempts, state) VALUES ('elsewhere', '{}', 'nobody', 1, 'running');
-			UPDATE river_job SET state = 'discarded', finalized_at = now() WHERE kind = 'elsewhere'; SELECT dlq.replay(id) FROM dlq.find('{"kind": "elsewhere"}');
-			SELECT dlq.replay(id) FROM dlq.find('{"kind": "elsewhere"}', 0); DELETE FROM river_job WHERE kind = 'elsewhere' AND state = 'available'`,
-		prints: []string{`\| +0 \| +1`, `without_a_job.*\n-+\n +0`},
-		after:  map[string]string{"SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_processing'": "0"},
-	},
-	"partitions-and-disk": {
-		failed: []failed{{3, "order.placed", "T", "validation", `{}`}},
-		prints: []string{`dead_letter_open`, `audit trail \|`, `made_ahead.*\n-+\n +t`, `UNIT +ENTRIES`},
-		after:  map[string]string{"SELECT to_regclass('dlq.dead_letter_resolved_' || to_char(now() + interval '3 months', 'YYYYMM')) IS NOT NULL": "t"},
-	},
-	"river-is-slow": {
-		prints: []string{`dlq_capture \| t`, `dlq_follow +\| t`, `VACUUM`, `overdue.*\n-+\n +0`},
-	},
-	"restored-from-backup": {
-		failed: []failed{{1, "payment.captured", "T", "transient", `{"paymentId": "pay_1"}`}, {1, "payment.captured", "T", "transient", `{"paymentId": "pay_2"}`}},
-		prints: []string{`knows_until`, `2 \| +2 \|`, `1 \| +1 \|`, `still_parked.*\n-+\n +0`},
+		policy: map[string]string{"retry-policies": "queues: {default: {maxAttempts: 2}, other: {}}\ndestinations: {default: {url: RECEIVER}}\n"},
+		ill: func(p *patient) {
+			p.answers(func(w http.ResponseWriter, _ delivery) { w.WriteHeader(http.StatusUnprocessableEntity) })
+			p.send(1, "killed", `1`)
+			p.send(1, "deleted", `1`, `"queue": "other"`)
+			p.send(1, "paused", `1`, `"queue": "other"`)
+			p.await("3", decided)
+			arrived := make(chan struct{}, 1)
+			p.answers(func(_ http.ResponseWriter, d delivery) { arrived <- struct{}{}; <-d.gone })
+			ok(p.T, "queues", "pause", "other", "--api-url", p.dlqd.api)
+			p.exec("SELECT dlq.replay(id) FROM dlq.dead_letter_queue")
+			<-arrived
+			p.dies()
+			p.answers(nil)
+			p.exec("UPDATE river_job SET attempted_at = now() - interval '2 hours' WHERE state = 'running'; DELETE FROM river_leader") // until River rescues it
+			p.serve()
+			p.exec("DELETE FROM river_job WHERE state = 'available' AND args ->> 'kind' = 'deleted'")
+		},
+		prints: []string{`other +\| 20`, `without_a_job.*\n-+\n +0`},
 		after: map[string]string{
-			"SELECT status::text FROM dlq.dead_letter_queue WHERE original_event @> '{\"payload\": {\"paymentId\": \"pay_1\"}}'":                      "dlq_resolved",
+			"SELECT string_agg(kind, ',') FROM dlq.dead_letter_queue WHERE status = 'dlq_processing'":                      "paused",
+			"SELECT string_agg(DISTINCT status::text, ',') FROM dlq.dead_letter_queue WHERE kind IN ('killed', 'deleted')": "dlq_manual",
+		},
+		mended: func(p *patient) {
+			ok(p.T, "queues", "resume", "other", "--api-url", p.dlqd.api)
+			p.await("dlq_resolved", "SELECT status FROM dlq.dead_letter_queue WHERE kind = 'paused'")
+		},
+	},
+	// Months that nobody made: rows went to the default partitions.
+	"partitions-and-disk": {
+		ill: func(p *patient) {
+			p.answers(func(w http.ResponseWriter, _ delivery) { w.WriteHeader(http.StatusUnprocessableEntity) })
+			p.send(3, "order.placed", `{}`)
+			p.await("3", decided)
+			p.exec(`DO $$ BEGIN EXECUTE format('DROP TABLE dlq.dead_letter_resolved_%s, dlq.dead_letter_transitions_%s', to_char(now(), 'YYYYMM'), to_char(now() + interval '1 month', 'YYYYMM')); END $$`)
+			p.exec("SELECT dlq.resolve(id, 'kim', 'by hand') FROM dlq.dead_letter_queue")
+			p.await("3", "SELECT count(*) FROM dlq.dead_letter_resolved_default")
+		},
+		prints: []string{`dead_letter_open`, `audit trail +\| +0`, `resolved[^|]*\| +3`, `made_ahead.*\n-+\n +t`, `UNIT +ENTRIES`},
+		after: map[string]string{
+			"SELECT to_regclass('dlq.dead_letter_resolved_' || to_char(now() + interval '3 months', 'YYYYMM')) IS NOT NULL": "t",
+			"SELECT sum(entries) FROM dlq.default_partition_rows()":                                                         "0",
+			"SELECT count(*) FROM dlq.dead_letter_resolved":                                                                 "3",
+		},
+	},
+	// Workers that hang, a queue that is deeper than they are many, and a forgotten transaction that holds up River.
+	"river-is-slow": {
+		policy: map[string]string{
+			"retry-policies": "queues: {default: {timeout: 5m}}\ndestinations: {default: {url: RECEIVER}}\n",
+			"worker-pool":    "queues: {default: {concurrency: 2}}\n",
+		},
+		ill: func(p *patient) {
+			hung, wake := make(chan struct{}, 20), make(chan struct{})
+			p.answers(func(http.ResponseWriter, delivery) { hung <- struct{}{}; <-wake })
+			p.send(12, "order.placed", `{}`)
+			<-hung
+			<-hung
+			p.exec("UPDATE river_job SET scheduled_at = now() - interval '2 hours' WHERE state = 'available'")
+			holder, err := p.pool.Begin(context.WithoutCancel(p.Context()))
+			require.NoError(p, err)
+			_, err = holder.Exec(p.Context(), "LOCK TABLE river_job IN SHARE MODE")
+			require.NoError(p, err)
+			p.Cleanup(func() { _ = holder.Rollback(context.Background()) })
+			p.wake = func() { close(wake) }
+			go func() {
+				_, _ = p.pool.Exec(context.WithoutCancel(p.Context()), "UPDATE river_job SET priority = priority WHERE state = 'available'")
+			}()
+			p.await("t", "SELECT count(*) > 0 FROM pg_stat_activity WHERE datname = current_database() AND cardinality(pg_blocking_pids(pid)) > 0")
+			p.await("10", "SELECT count(*) FROM dlq.jobs('{\"overdue\": \"1 hour\"}')")
+		},
+		steps: []step{{"VACUUM", func(p *patient) {
+			p.exec("SELECT pg_terminate_backend(b.pid) FROM pg_stat_activity a, unnest(pg_blocking_pids(a.pid)) b (pid) WHERE a.datname = current_database()")
+			p.wake()
+		}}},
+		prints: []string{`available \| default \| +10`, `running +\| default \| +2`, `\{\d+`, `dlq_capture \| t`, `dlq_follow +\| t`, `VACUUM`},
+		waits:  `overdue.*\n-+\n +0`,
+		after:  map[string]string{"SELECT count(*) FROM river_job WHERE state = 'completed'": "12"},
+		mended: func(p *patient) { require.Equal(p, 12, p.taken("order.placed")) },
+	},
+	// A database that is dumped, goes on, and is restored elsewhere as it was.
+	"restored-from-backup": {
+		ill: func(p *patient) {
+			p.answers(func(w http.ResponseWriter, d delivery) {
+				w.WriteHeader(map[bool]int{true: 422, false: 500}[strings.Contains(d.body, "pay_3")])
+			})
+			for i := range 3 {
+				p.send(1, "payment.captured", fmt.Sprintf(`{"paymentId": "pay_%d"}`, i+1))
+			}
+			p.await("3", decided)
+			arrived, answer := make(chan struct{}, 1), make(chan struct{})
+			p.answers(func(_ http.ResponseWriter, d delivery) {
+				if strings.Contains(d.body, "pay_3") {
+					arrived <- struct{}{}
+					<-answer
+				}
+			})
+			p.exec("SELECT dlq.replay(id) FROM dlq.find('{\"payload\": {\"paymentId\": \"pay_3\"}}')")
+			<-arrived
+			backup := filepath.Join(p.TempDir(), "backup")
+			p.command("pg_dump", "--format=custom", "--file", backup, p.url)
+			close(answer)
+			p.exec("SELECT dlq.replay(id) FROM dlq.find('{\"payload\": {\"paymentId\": \"pay_1\"}}')")
+			p.await("2", "SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_resolved'")
+			p.dies()
+			p.url = postgrestest.Empty(p)
+			p.pool = postgrestest.Open(p, p.url)
+			p.command("pg_restore", "--no-comments", "--exit-on-error", "--dbname", p.url, backup)
+			p.await("2", "SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_pending'")
+			p.forget()
+		},
+		steps:  []step{{"still_parked", (*patient).serve}},
+		prints: []string{`running \| default \| +1`, `knows_until`, `payment.captured \| 20.* \| running`, `2 \| +2 \|`, `1 \| +1 \|`, `still_parked.*\n-+\n +0`},
+		after: map[string]string{
+			"SELECT resolution_notes FROM dlq.dead_letter_queue WHERE original_event @> '{\"payload\": {\"paymentId\": \"pay_1\"}}'":                  "the bank has it",
+			"SELECT status FROM dlq.dead_letter_queue WHERE original_event @> '{\"payload\": {\"paymentId\": \"pay_2\"}}'":                            "dlq_resolved",
 			"SELECT count(*) FROM dlq.dead_letter_transitions WHERE reason = 'returned to the automatic path' AND note = 'the bank does not have it'": "1",
 		},
+		mended: func(p *patient) {
+			require.Equal(p, []string{`{"paymentId": "pay_2"}`}, p.bodies("payment.captured"), "what the bank has is not sent again")
+		},
 	},
+	// A commit that takes outages for mistakes.
 	"bad-policy": {
-		failed: []failed{{3, "order.placed", "HTTP_503", "validation", `{}`}},
-		prints: []string{`worker +\| validation +\| manual +\| +3`, `would be judged anew`, `3 \| +3 \|`},
-		after:  map[string]string{"SELECT count(*) FROM dlq.dead_letter_transitions WHERE reason = 'returned to the automatic path' AND note = 'policy reverted'": "3"},
+		ill: func(p *patient) {
+			p.answers(func(w http.ResponseWriter, _ delivery) { w.WriteHeader(http.StatusServiceUnavailable) })
+			p.git("init", "--quiet")
+			p.write("dlq-routing.yaml", "rules: []\n")
+			p.git("add", "--all")
+			p.git("commit", "--quiet", "--message", "first")
+			p.write("dlq-routing.yaml", "rules: [{name: all-mistakes, match: {status: 503}, class: validation}]\n")
+			p.git("add", "--all")
+			p.git("commit", "--quiet", "--message", "bad")
+			p.inForce()
+			p.send(3, "order.placed", `{}`)
+			p.await("3", "SELECT count(*) FROM dlq.dead_letter_queue WHERE rule = 'all-mistakes' AND status = 'dlq_manual'")
+		},
+		steps: []step{
+			{"dlqd reclassify", func(p *patient) { p.revert() }},
+			{"'unpark'", func(p *patient) {
+				p.await("3", "SELECT count(*) FROM dlq.dead_letter_queue WHERE error_class = 'outage' AND status = 'dlq_pending'")
+				p.revert() // bad again, and for those that use psql
+				p.send(2, "order.placed", `{}`)
+				p.await("2", "SELECT count(*) FROM dlq.dead_letter_queue WHERE rule = 'all-mistakes' AND status = 'dlq_manual'")
+				p.revert()
+			}},
+		},
+		prints: []string{`all-mistakes +\| validation +\| manual +\| +3`, `would be judged anew`, `2 \| +2 \|`},
+		after: map[string]string{
+			"SELECT count(*) FROM dlq.dead_letter_transitions WHERE reason = 'returned to the automatic path' AND note = 'policy reverted'": "2",
+			"SELECT count(*) FROM dlq.dead_letter_queue WHERE error_class = 'outage' AND status = 'dlq_pending'":                            "5",
+			"SELECT count(*) FROM dlq.dead_letter_queue WHERE rule = 'all-mistakes'":                                                        "0",
+		},
 	},
+	// What a receiver refused of a customer's, and quotes; and what it took.
 	"customer-data-gone": {
-		failed: []failed{{2, "order.placed", "T", "validation", `{"customer": "cus_81"}`}, {1, "order.placed", "T", "validation", `{"customer": "cus_8"}`}},
-		before: `INSERT INTO river_job (kind, args, queue, max_attempts, state, finalized_at) VALUES ('dlqd_message', '{"messageId": "done", "queue": "default", "kind": "k", "payload": {"customer": "cus_81"}}', 'default', 3, 'completed', now())`,
-		prints: []string{`dlq_manual \| +2`, `discarded \| +2`, `2 dead letters of the database are chosen`, `2 dead letters and 2 jobs of the database, 0 dead letters in 0 units`, `deleted.*\n-+\n +\d`, `0 \| +0 \| +2`, `\| +2 \| +2 \| +0 \| +0 \| +0 \| t +\| t`},
-		after:  map[string]string{"SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_archived' AND original_event = '{\"erased\": true}'": "2", "SELECT count(*) FROM river_job WHERE args::text LIKE '%cus_81%'": "0"},
+		ill: func(p *patient) {
+			p.answers(func(w http.ResponseWriter, d delivery) {
+				if d.kind == "order.placed" {
+					w.Header().Set("Content-Type", "application/problem+json")
+					w.WriteHeader(http.StatusUnprocessableEntity)
+					_, _ = fmt.Fprintf(w, `{"type": "T", "detail": "no address: %s"}`, strings.ReplaceAll(d.body, `"`, "'"))
+				}
+			})
+			p.send(2, "order.placed", `{"customer": "cus_81"}`, `"subscriberId": "cus_81"`, `"orderingKey": "cus_81"`, `"tags": ["cus_81"]`)
+			p.send(1, "order.placed", `{"customer": "cus_9"}`)
+			p.send(1, "k", `{"customer": "cus_81"}`)
+			p.await("3", decided)
+			p.await("1", "SELECT count(*) FROM river_job WHERE state = 'completed'")
+			p.exec("SELECT dlq.park(id, 'kim') FROM dlq.find('{\"status\": \"dlq_pending\"}')")
+			require.Contains(p, p.dump(), "no address: {'customer': 'cus_81'}")
+		},
+		prints: []string{`dlq_manual \| +2`, `cancelled \| +2`, `2 dead letters of the database are chosen`, `2 dead letters and 2 jobs of the database, 0 dead letters in 0 units`, `deleted.*\n-+\n +\d`, `0 \| +0 \| +2`, `\| +2 \| +2 \| +0 \| +0 \| +0 \| t +\| t`},
+		after:  map[string]string{"SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_archived' AND original_event = '{\"erased\": true}'": "2"},
+		mended: func(p *patient) {
+			require.NotContains(p, p.dump(), "cus_81")
+			require.Contains(p, p.dump(), "cus_9")
+		},
 	},
 }
+
+// decided counts entries that a worker has judged.
+const decided = "SELECT count(*) FROM dlq.dead_letter_queue WHERE stage <> 'inbox' AND strategy IS NOT NULL"
 
 var runbookBlock = regexp.MustCompile("(?s)```(sql|sh)( wait)?\n(.*?)```")
 
@@ -138,8 +388,9 @@ func TestDocs_replay(t *testing.T) {
 	t.Parallel()
 	runRunbook(t, &scenario{
 		file: "../../docs/replay.md",
-		failed: []failed{
-			{4, "payment.captured", "TIMEOUT_ERROR", "code_bug", `{"amount": 1}`}, {1, "order.placed", "T", "business", `{}`},
+		ill: func(p *patient) {
+			p.refuses(4, 422, "payment.captured", "TIMEOUT_ERROR", `{"amount": 1}`)
+			p.refuses(1, 409, "order.placed", "T", `{}`)
 		},
 		prints: []string{`4 dead letters would be replayed`, `add /currency: "EUR"`, `timeouts raised`},
 		after: map[string]string{
@@ -154,19 +405,23 @@ func TestDocs_replay(t *testing.T) {
 func TestDocs_analytics(t *testing.T) {
 	t.Parallel()
 	runRunbook(t, &scenario{
-		file:   "../../docs/analytics.md",
-		failed: []failed{{3, "payment.captured", "TIMEOUT_ERROR", "code_bug", `{"amount": 1}`}},
-		before: "DO $$ BEGIN WHILE dlq.refresh_rollups() IS NULL LOOP PERFORM pg_sleep(0.01); END LOOP; END $$", // dlqd may be at it
-		prints: []string{`captured +[▁█]+ +3`, `default +3 +[▁█]+ +3`, `default \| it failed +\| +3 \| {0,.*3} \| +3`, `rebuild_rollups`, `TIMEOUT_ERROR \| +3 \| +1`},
+		file: "../../docs/analytics.md",
+		ill: func(p *patient) {
+			p.refuses(3, 422, "payment.captured", "TIMEOUT_ERROR", `{"amount": 1}`)
+			p.exec("DO $$ BEGIN WHILE dlq.refresh_rollups() IS NULL LOOP PERFORM pg_sleep(0.01); END LOOP; END $$") // dlqd may be at it
+		},
+		prints: []string{`captured +[▁█]+ +3`, `day +▁*█▁* +3\n`, `most: 3, .*days from \d\d:00 to \d\d:00, in Europe/Paris`, `[\d.]+m?s +[0-9a-f-]{36} +manual +default +payment.captured +validation +TIMEOUT_ERROR +-`, `\n3 +100.0 % +shop`, `default +3 +[▁█]+ +3`, `default \| POST .*422 Unprocessable Entity \| +3 \| {0,.*3} \| +3`, `rebuild_rollups`, `TIMEOUT_ERROR \| +3 \| +1`},
 	})
 }
 
 func TestDocs_operations(t *testing.T) {
 	t.Parallel()
 	runRunbook(t, &scenario{
-		file:   "../../docs/operations.md",
-		failed: []failed{{1, "payment.captured", "T", "code_bug", `{}`}},
-		before: "SELECT dlq.discard(id, 'kim', 'of no use') FROM dlq.dead_letter_open",
+		file: "../../docs/operations.md",
+		ill: func(p *patient) {
+			p.refuses(1, 422, "payment.captured", "T", `{}`)
+			p.exec("SELECT dlq.discard(id, 'kim', 'of no use') FROM dlq.dead_letter_open")
+		},
 		prints: []string{`UNIT +ENTRIES`, `kim .*discarded +of no use`, `kim +\| .*\| discarded \| of no use`},
 	})
 }
@@ -175,77 +430,283 @@ func runRunbook(t *testing.T, s *scenario) {
 	t.Helper()
 	raw, err := os.ReadFile(s.file)
 	require.NoError(t, err)
-	url := postgrestest.URL(t)
-	pool := postgrestest.Open(t, url)
-	receiver := answering(t, func(http.ResponseWriter, *http.Request) {})
-	cold := t.TempDir()
-	logins := map[string]string{"": login(t, url, "dlq_operator"), "dlq_admin": login(t, url, "dlq_admin"), "the owner of River's tables": url}
-	dlqd := serve(t, "--database-url", url, "--destination", receiver, "--archive", cold)
-	for _, f := range s.failed {
-		_, err := pool.Exec(t.Context(), `INSERT INTO river_job (kind, args, queue, max_attempts, state, attempt)
-			SELECT 'dlqd_message', jsonb_build_object('messageId', md5(random()::text), 'queue', 'default', 'kind', $2::text, 'payload', $3::jsonb), 'default', 3, 'running', 3
-			FROM generate_series(1, $1) i`, f.n, f.kind, f.payload)
-		require.NoError(t, err)
-		_, err = pool.Exec(t.Context(), `UPDATE river_job SET state = 'discarded', finalized_at = now(), errors = ARRAY['{"error": "it failed", "attempt": 3}'::jsonb],
-			metadata = jsonb_build_object('dlq:error', jsonb_build_object('attempt', 3, 'type', $1::text, 'class', $2::text, 'message', 'it failed')) WHERE state = 'running'`, f.errorType, f.class)
-		require.NoError(t, err)
-	}
-	require.Eventually(t, func() bool {
-		var undecided int
-		require.NoError(t, pool.QueryRow(t.Context(), "SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_pending' AND strategy IS NULL").Scan(&undecided))
-		return undecided == 0
-	}, 30*time.Second, 20*time.Millisecond)
-	if s.before != "" {
-		_, err := pool.Exec(t.Context(), s.before)
-		require.NoError(t, err)
-	}
+	p := newPatient(t, s.policy)
+	p.serve()
+	s.ill(p)
 
 	printed := ""
+	steps := s.steps
 	for _, block := range runbookBlock.FindAllStringSubmatch(string(raw), -1) {
 		language, wait, text := block[1], block[2] != "", block[3]
-		role := ""
-		if first := regexp.MustCompile(`^-- as (.*)\n`).FindStringSubmatch(text); first != nil {
-			role = first[1]
-		}
-		as, known := logins[role]
-		require.True(t, known, "role %q", role)
-		once := func() string {
-			cmd := exec.CommandContext(t.Context(), program, "psql", "--database-url", as, "--", "-X", "-v", "ON_ERROR_STOP=1", "-f", "-")
-			cmd.Stdin = strings.NewReader(text)
-			if language == "sh" {
-				cmd = exec.CommandContext(t.Context(), "bash", "-euc", strings.ReplaceAll(strings.ReplaceAll(text, "dlqd archive ", "dlqd archive --archive "+cold+" "), "dlqd ", program+" "))
-			}
-			cmd.Env = append(os.Environ(), "DLQD_API="+dlqd.api, "PAGER=")
-			out, err := cmd.CombinedOutput()
-			require.NoError(t, err, "%s\n%s", text, out)
-			require.NotContains(t, string(out), "permission denied", text)
-			return string(out)
+		if len(steps) > 0 && strings.Contains(text, steps[0].before) {
+			steps[0].do(p)
+			steps = steps[1:]
 		}
 		if !wait {
-			printed += once()
+			printed += p.block(language, text)
 			continue
 		}
 		require.NotEmpty(t, s.waits)
 		last := ""
 		require.Eventually(t, func() bool {
-			last = once()
+			last = p.block(language, text)
 			return regexp.MustCompile(s.waits).MatchString(last)
 		}, 30*time.Second, 100*time.Millisecond, "last: %s", &last)
 	}
+	require.Empty(t, steps, "nothing came of them")
 	for _, pattern := range s.prints {
 		require.Regexp(t, pattern, printed)
 	}
 	for sql, want := range s.after {
-		var got string
-		require.Eventually(t, func() bool {
-			require.NoError(t, pool.QueryRow(t.Context(), "SELECT ("+sql+")::text").Scan(&got))
-			return got == want || want == "t" && got == "true"
-		}, 30*time.Second, 50*time.Millisecond, "%s is %s", sql, &got)
+		p.await(want, sql)
 	}
-	require.Zero(t, dlqd.stop(syscall.SIGTERM))
+	if s.mended != nil {
+		s.mended(p)
+	}
+	require.Zero(t, p.dlqd.stop(syscall.SIGTERM))
 }
 
-// login is a database URL of a new user who has one of dlqd's roles.
+// patient is a database with a dlqd that serves, a receiver whose answers are set, and a policy of its own.
+type patient struct {
+	*testing.T
+
+	url      string
+	pool     *pgxpool.Pool
+	dlqd     *served
+	cold     string // the archive
+	config   string // the policy's directory
+	logins   map[string]string
+	sent     int
+	remember int
+	wake     func()
+
+	mu     sync.Mutex
+	answer func(http.ResponseWriter, delivery)
+	got    []delivery
+}
+
+// delivery is what the receiver got.
+type delivery struct {
+	id, kind, body string
+	gone           <-chan struct{} // closed when whoever sent it has gone
+	status         int
+}
+
+func newPatient(t *testing.T, files map[string]string) *patient {
+	t.Helper()
+	url := postgrestest.URL(t)
+	p := &patient{
+		T: t, url: url, pool: postgrestest.Open(t, url), cold: t.TempDir(), config: t.TempDir(),
+		logins: map[string]string{"": login(t, url, "dlq_operator"), "dlq_admin": login(t, url, "dlq_admin"), "the owner of River's tables": postgrestest.Role},
+	}
+	receiver := answering(t, p.receive)
+	for name, text := range map[string]string{ // quick attempts, and no breaker
+		"retry-policies":  "queues: {default: {maxAttempts: 2, backoff: {kind: fixed, delay: 20ms}}}\ndestinations: {default: {url: RECEIVER}}\n",
+		"circuit-breaker": "defaults: {consecutiveFailures: 0, minimumCount: 1000}\n",
+	} {
+		p.write(name+".yaml", strings.ReplaceAll(cmp.Or(files[name], text), "RECEIVER", receiver))
+	}
+	for name, text := range files {
+		if name != "retry-policies" && name != "circuit-breaker" {
+			p.write(name+".yaml", text)
+		}
+	}
+	return p
+}
+
+func (p *patient) receive(w http.ResponseWriter, r *http.Request) {
+	body, _ := io.ReadAll(r.Body)
+	d := delivery{id: r.Header.Get("Webhook-Id"), kind: r.Header.Get("Dlqd-Kind"), body: string(body), gone: r.Context().Done(), status: http.StatusOK}
+	p.mu.Lock()
+	answer := p.answer
+	p.mu.Unlock()
+	if answer != nil {
+		recorder := httptest.NewRecorder()
+		answer(recorder, d)
+		d.status = recorder.Code
+		for name, values := range recorder.Header() {
+			w.Header()[name] = values
+		}
+		defer func() { w.WriteHeader(recorder.Code); _, _ = w.Write(recorder.Body.Bytes()) }()
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.got = append(p.got, d)
+}
+
+// answers has the receiver answer so from now on; nil is 200 to all.
+func (p *patient) answers(answer func(http.ResponseWriter, delivery)) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.answer = answer
+}
+
+// forget has the receiver forget what it got.
+func (p *patient) forget() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.got = nil
+}
+
+// tries is how often the receiver got messages of a kind, taken how many it took, each counted once.
+func (p *patient) tries(kind string) (n int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, d := range p.got {
+		if d.kind == kind {
+			n++
+		}
+	}
+	return n
+}
+
+func (p *patient) taken(kind string) int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	ids := map[string]bool{}
+	for _, d := range p.got {
+		if d.kind == kind && d.status == http.StatusOK {
+			ids[d.id] = true
+		}
+	}
+	return len(ids)
+}
+
+// bodies are what the receiver took of a kind, in order.
+func (p *patient) bodies(kind string) (bodies []string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, d := range p.got {
+		if d.kind == kind && d.status == http.StatusOK {
+			bodies = append(bodies, d.body)
+		}
+	}
+	return bodies
+}
+
+// send submits messages over the API, with more fields as JSON.
+func (p *patient) send(n int, kind, payload string, fields ...string) {
+	p.Helper()
+	for range n {
+		p.sent++
+		body := fmt.Sprintf(`{"messageId": "m%d", "kind": %q, "source": "shop", "payload": %s`, p.sent, kind, payload)
+		queue := `"queue": "default"`
+		for _, field := range fields {
+			if strings.HasPrefix(field, `"queue"`) {
+				queue = field
+			} else {
+				body += ", " + field
+			}
+		}
+		response, err := http.Post(p.dlqd.api+"/api/messages", "application/json", strings.NewReader(body+", "+queue+"}"))
+		require.NoError(p, err)
+		said, _ := io.ReadAll(response.Body)
+		_ = response.Body.Close()
+		require.Equal(p, http.StatusAccepted, response.StatusCode, string(said))
+	}
+}
+
+// refuses sends messages that the receiver refuses, and waits for their dead letters.
+func (p *patient) refuses(n, status int, kind, errorType, payload string) {
+	p.Helper()
+	p.answers(func(w http.ResponseWriter, _ delivery) {
+		w.Header().Set("X-Error-Type", errorType)
+		w.WriteHeader(status)
+	})
+	p.send(n, kind, payload)
+	p.await(strconv.Itoa(p.sent), decided)
+	p.answers(nil)
+}
+
+func (p *patient) serve() {
+	p.Helper()
+	p.dlqd = serve(p.T, "--database-url", p.url, "--config-dir", p.config, "--archive", p.cold)
+}
+
+// dies kills dlqd, as the kernel does.
+func (p *patient) dies() {
+	p.Helper()
+	require.NoError(p, p.dlqd.cmd.Process.Kill())
+	_ = p.dlqd.cmd.Wait()
+}
+
+func (p *patient) exec(sql string) {
+	p.Helper()
+	_, err := p.pool.Exec(p.Context(), sql)
+	require.NoError(p, err)
+}
+
+// await waits until a query returns a text.
+func (p *patient) await(want, sql string) {
+	p.Helper()
+	var got strings.Builder
+	require.Eventually(p, func() bool {
+		var value string
+		require.NoError(p, p.pool.QueryRow(p.Context(), "SELECT coalesce(("+sql+")::text, '')").Scan(&value))
+		got.Reset()
+		got.WriteString(value)
+		return value == want || want == "t" && value == "true"
+	}, 60*time.Second, 20*time.Millisecond, "%s: %s, not %s\n%s", sql, &got, want, p.dlqd.log)
+}
+
+// block runs a block of a runbook, as the role that its first line names, and returns what it prints.
+func (p *patient) block(language, text string) string {
+	p.Helper()
+	role := ""
+	if first := regexp.MustCompile(`^-- as (.*)\n`).FindStringSubmatch(text); first != nil {
+		role = first[1]
+	}
+	as, known := p.logins[role]
+	require.True(p, known, "role %q", role)
+	cmd := exec.CommandContext(p.Context(), program, "psql", "--database-url", postgrestest.WithUser(p.url, as), "--", "-X", "-v", "ON_ERROR_STOP=1", "-f", "-")
+	cmd.Stdin = strings.NewReader(text)
+	if language == "sh" {
+		cmd = exec.CommandContext(p.Context(), "bash", "-euc", strings.ReplaceAll(strings.ReplaceAll(text, "dlqd archive ", "dlqd archive --archive "+p.cold+" "), "dlqd ", program+" "))
+	}
+	cmd.Env = append(os.Environ(), "DLQD_API="+p.dlqd.api, "PAGER=")
+	out, err := cmd.CombinedOutput()
+	require.NoError(p, err, "%s\n%s", text, out)
+	require.NotContains(p, string(out), "permission denied", text)
+	return string(out)
+}
+
+func (p *patient) command(name string, args ...string) string {
+	p.Helper()
+	out, err := exec.CommandContext(p.Context(), name, args...).CombinedOutput()
+	require.NoError(p, err, "%s\n%s", name, out)
+	return string(out)
+}
+
+// dump is all of the database's data, as text.
+func (p *patient) dump() string {
+	p.Helper()
+	return p.command("pg_dump", "--data-only", p.url)
+}
+
+func (p *patient) write(file, text string) {
+	p.Helper()
+	require.NoError(p, os.WriteFile(filepath.Join(p.config, file), []byte(text), 0o600))
+}
+
+func (p *patient) git(args ...string) string {
+	p.Helper()
+	return p.command("git", append([]string{"-C", p.config, "-c", "user.name=kim", "-c", "user.email=kim@example.com", "-c", "commit.gpgsign=false"}, args...)...)
+}
+
+// revert takes the last commit of the policy back, and waits until that is in force.
+func (p *patient) revert() {
+	p.Helper()
+	p.git("revert", "--no-edit", "HEAD")
+	p.inForce()
+}
+
+func (p *patient) inForce() {
+	p.Helper()
+	commit := strings.TrimSpace(p.git("rev-parse", "HEAD"))[:7]
+	p.await("t", "SELECT bool_or(value LIKE '"+commit+"%' AND value NOT LIKE '%-dirty') FROM dlq.settings WHERE key = 'policy_version'")
+}
+
+// login makes a user who has one of dlqd's roles, and returns the name.
 func login(t *testing.T, url, role string) string {
 	t.Helper()
 	ctx := context.WithoutCancel(t.Context())
@@ -259,5 +720,5 @@ func login(t *testing.T, url, role string) string {
 		require.NoError(t, err)
 		_ = admin.Close(ctx)
 	})
-	return postgrestest.WithUser(url, name)
+	return name
 }

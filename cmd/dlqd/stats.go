@@ -77,6 +77,7 @@ func newStats() *cobra.Command {
 	c.register(cmd)
 	cmd.Flags().StringVar(&over, "over", "24h", "how far back, such as 90m, 24h or 30d")
 	cmd.Flags().StringVar(&queue, "queue", "", "of this queue alone")
+	cmd.AddCommand(newHeatMap(), newOldest(), newSources())
 	return cmd
 }
 
@@ -178,10 +179,15 @@ func sparkline(values []int64, join func(so, next int64) int64) string {
 		drawn = append(drawn, value)
 		most = max(most, value)
 	}
-	bars := []rune("▁▂▃▄▅▆▇█")
-	line := make([]rune, len(drawn))
-	for i, value := range drawn {
-		line[i] = bars[max(0, value)*int64(len(bars)-1)/most]
+	return bars(drawn, most)
+}
+
+// bars draws each value in a character, of which most is the highest.
+func bars(values []int64, most int64) string {
+	heights := []rune("▁▂▃▄▅▆▇█")
+	line := make([]rune, len(values))
+	for i, value := range values {
+		line[i] = heights[max(0, value)*int64(len(heights)-1)/max(1, most)]
 	}
 	return string(line)
 }

@@ -75,7 +75,7 @@ BEGIN
     PERFORM dlq.put_capture(p_mode, v_limit);
     -- The record gives way, the switch does not.
     BEGIN
-        INSERT INTO dlq.capture_changes (mode, time, actor, origin, note) VALUES (p_mode, v_limit, p_actor, dlq.origin(p_actor), p_note);
+        PERFORM dlq.record_act('capture', p_mode, p_actor, p_note, jsonb_build_object('limit', v_limit));
         recorded := true;
     EXCEPTION WHEN OTHERS THEN
         recorded := false;
@@ -91,7 +91,7 @@ BEGIN
         || CASE WHEN p_mode = 'off' THEN '; retries made outside dlqd are not followed meanwhile, and ends of redeliveries are noticed late.' ELSE '.' END END;
 END
 $$;
-COMMENT ON FUNCTION dlq.set_capture IS 'Switches capture: on; off (nothing of dlqd''s is done in the application''s transactions; the reconciler files failures of jobs that River keeps); strict (a job cannot end as a failure unless its dead letter can be written). p_limit: how long capture may work in one statement of the application (250 ms). It waits for no lock on a table. Says how many transactions that write jobs are open, and whether who did it was recorded in dlq.capture_changes.';
+COMMENT ON FUNCTION dlq.set_capture IS 'Switches capture: on; off (nothing of dlqd''s is done in the application''s transactions; the reconciler files failures of jobs that River keeps); strict (a job cannot end as a failure unless its dead letter can be written). p_limit: how long capture may work in one statement of the application (250 ms). It waits for no lock on a table. Says how many transactions that write jobs are open, and whether who did it was recorded in dlq.acts, which dlq.audit() shows.';
 
 CREATE OR REPLACE FUNCTION dlq.job_table() RETURNS oid
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
@@ -112,8 +112,8 @@ COMMENT ON FUNCTION dlq.writing_jobs IS 'How many transactions, other than this 
 DO $install$
 BEGIN
     IF to_regprocedure('dlq.capture_mode()') IS NULL THEN
-        PERFORM dlq.put_capture(coalesce(c.mode, 'on'), coalesce(c.time, '250 ms'))
-        FROM (VALUES (1)) one LEFT JOIN (SELECT l.mode, l.time FROM dlq.capture_changes l ORDER BY l.id DESC LIMIT 1) c ON true;
+        PERFORM dlq.put_capture(coalesce(c.act, 'on'), coalesce((c.detail ->> 'limit')::interval, '250 ms'))
+        FROM (VALUES (1)) one LEFT JOIN (SELECT a.act, a.detail FROM dlq.acts a WHERE a.subject = 'capture' ORDER BY a.id DESC LIMIT 1) c ON true;
     END IF;
 END
 $install$;

@@ -128,9 +128,9 @@ BEGIN
                     ON CONFLICT DO NOTHING
                     RETURNING last_failed_at
                 ), causes AS (
-                    SELECT CASE WHEN (SELECT c.mode FROM dlq.capture_changes c WHERE c.at <= f.last_failed_at ORDER BY c.id DESC LIMIT 1) = 'off'
+                    SELECT CASE WHEN (SELECT a.act FROM dlq.acts a WHERE a.subject = 'capture' AND a.at <= f.last_failed_at ORDER BY a.id DESC LIMIT 1) = 'off'
                                   -- A job's finalized_at is earlier than the statement that ends it.
-                                  OR EXISTS (SELECT FROM dlq.capture_changes c WHERE c.at BETWEEN f.last_failed_at AND f.last_failed_at + $5 AND c.mode = 'off') THEN 'capture_off'
+                                  OR EXISTS (SELECT FROM dlq.acts a WHERE a.subject = 'capture' AND a.act = 'off' AND a.at BETWEEN f.last_failed_at AND f.last_failed_at + $5) THEN 'capture_off'
                                 WHEN 'missing' IN ($3, $4) THEN 'trigger_missing'
                                 WHEN 'disabled' IN ($3, $4) THEN 'trigger_disabled'
                                 ELSE 'missed' END AS why
@@ -275,8 +275,8 @@ BEGIN
     triggers := dlq.trigger_state();
     writing := dlq.writing_jobs();
     BEGIN
-        SELECT * INTO v_change FROM dlq.capture_changes c ORDER BY c.id DESC LIMIT 1;
-        IF v_change.mode = mode THEN -- and not one that could not be recorded
+        SELECT * INTO v_change FROM dlq.acts a WHERE a.subject = 'capture' ORDER BY a.id DESC LIMIT 1;
+        IF v_change.act = mode THEN -- and not one that could not be recorded
             changed_at := v_change.at;
             changed_by := v_change.actor;
             note := v_change.note;

@@ -422,26 +422,6 @@ COMMENT ON COLUMN dlq.reconcile_findings.why IS 'capture_off, trigger_missing, t
 COMMENT ON COLUMN dlq.reconcile_findings.entries IS 'How many.';
 COMMENT ON COLUMN dlq.reconcile_findings.last_at IS 'When the last of them was filed.';
 
-CREATE TABLE dlq.capture_changes (
-    id      bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
-    at      timestamptz NOT NULL DEFAULT clock_timestamp(),
-    mode    text NOT NULL,
-    time    interval NOT NULL,
-    actor   text NOT NULL,
-    db_user text NOT NULL DEFAULT session_user,
-    origin  text,
-    note    text
-);
-COMMENT ON TABLE dlq.capture_changes IS 'The audit trail of dlq.set_capture: a row for each change, append-only. What holds is what dlq.capture_mode() says.';
-COMMENT ON COLUMN dlq.capture_changes.id IS 'Sorts by time.';
-COMMENT ON COLUMN dlq.capture_changes.at IS 'When.';
-COMMENT ON COLUMN dlq.capture_changes.mode IS 'on, off or strict.';
-COMMENT ON COLUMN dlq.capture_changes.time IS 'How long capture may work in one statement of the application.';
-COMMENT ON COLUMN dlq.capture_changes.actor IS 'Who changed it.';
-COMMENT ON COLUMN dlq.capture_changes.db_user IS 'The database user of the session.';
-COMMENT ON COLUMN dlq.capture_changes.origin IS 'From where.';
-COMMENT ON COLUMN dlq.capture_changes.note IS 'What they said.';
-
 CREATE TABLE dlq.settings (
     key        text PRIMARY KEY,
     value      text NOT NULL,
@@ -910,10 +890,11 @@ CREATE TABLE dlq.acts (
     detail         jsonb,
     config_version text
 );
-COMMENT ON TABLE dlq.acts IS 'The audit trail of what is no move of an entry: what people do to replay runs, circuit breakers, queues and switches, and partitions that went. Append-only. dlq.audit() shows both trails.';
+CREATE INDEX acts_capture ON dlq.acts (id) WHERE subject = 'capture';
+COMMENT ON TABLE dlq.acts IS 'The audit trail of what is no move of an entry: what people do to replay runs, circuit breakers, queues and switches, and partitions that went. Append-only. dlq.audit() shows both trails. Of capture, what holds is what dlq.capture_mode() says.';
 COMMENT ON COLUMN dlq.acts.id IS 'Sorts by time, together with those of dead_letter_transitions.';
 COMMENT ON COLUMN dlq.acts.at IS 'When.';
-COMMENT ON COLUMN dlq.acts.subject IS 'To what: replay run ID, circuit breaker NAME, queue NAME, partition NAME, automatic redelivery: SCOPE NAME.';
+COMMENT ON COLUMN dlq.acts.subject IS 'To what: replay run ID, circuit breaker NAME, queue NAME, partition NAME, automatic redelivery: SCOPE NAME, capture.';
 COMMENT ON COLUMN dlq.acts.act IS 'What was done.';
 COMMENT ON COLUMN dlq.acts.actor IS 'Who did it.';
 COMMENT ON COLUMN dlq.acts.db_user IS 'The database user of the session.';
@@ -977,7 +958,6 @@ DROP TABLE dlq.paces;
 DROP TABLE dlq.circuit_breaker_changes;
 DROP TABLE dlq.circuit_breakers;
 DROP TABLE dlq.settings;
-DROP TABLE dlq.capture_changes;
 DROP TABLE dlq.reconcile_findings;
 DROP TABLE dlq.reconcile_looks;
 DROP TABLE dlq.retired_jobs;

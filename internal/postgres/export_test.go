@@ -1,7 +1,24 @@
 package postgres
 
+import (
+	"context"
+
+	"github.com/pressly/goose/v3"
+)
+
 // Abandon leaves the server running and lets go of the data directory, as a killed process does.
 func (e *Embedded) Abandon() error { return e.lock.Unlock() }
 
 // OpenLimited is [Open] with a limit of a test's.
 var OpenLimited = openLimited
+
+// UpTo makes dlqd's tables as of a migration, without functions.
+func (m *Migrator) UpTo(ctx context.Context, version int64) error {
+	if err := m.createSchema(ctx, m.Schemas.DLQ); err != nil {
+		return err
+	}
+	return m.withGoose(func(p *goose.Provider) error {
+		_, err := p.UpTo(ctx, version)
+		return err
+	})
+}

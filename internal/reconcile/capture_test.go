@@ -61,7 +61,7 @@ func TestSetCapture(t *testing.T) {
 	b.set(reconcile.ModeOn)
 	b.exec(fail, b.job())
 	require.Equal(t, 3, b.count("SELECT count(*) FROM dlq.dead_letter_queue"))
-	require.Equal(t, 2, b.count("SELECT count(*) FROM dlq.capture_changes WHERE actor = 'kim' AND origin <> ''"))
+	require.Equal(t, 2, b.count("SELECT count(*) FROM dlq.acts WHERE subject = 'capture' AND actor = 'kim' AND origin <> ''"))
 	_, err = b.pool.Exec(t.Context(), "SELECT dlq.set_capture('maybe')")
 	require.ErrorContains(t, err, "capture cannot be maybe")
 
@@ -112,7 +112,7 @@ func TestSetCapture_manyAtOnce(t *testing.T) {
 	for _, err := range errs {
 		require.NoError(t, err)
 	}
-	require.Equal(t, 80, b.count("SELECT count(*) FROM dlq.capture_changes"))
+	require.Equal(t, 80, b.count("SELECT count(*) FROM dlq.acts WHERE subject = 'capture'"))
 }
 
 // What somebody switched outlasts an upgrade, and taking dlqd out and in again.

@@ -243,6 +243,51 @@ func TestOrdering_replayOfWhatWasGivenUp(t *testing.T) {
 	require.Equal(t, []string{"o1", "o2", "o3"}, taken)
 }
 
+// Completed messages that are run again are delivered in the order in which they were done, each key's after the one before.
+func TestOrdering_runAgain(t *testing.T) {
+	t.Parallel()
+	receiver := &down{}
+	var again atomic.Bool
+	var refused sync.Map
+	b := setup(t, options{receiver: func(w http.ResponseWriter, r *http.Request) {
+		id := r.Header.Get("Webhook-Id")
+		if _, before := refused.LoadOrStore(id, again.Load()); !before && again.Load() && strings.HasSuffix(id, "4") {
+			w.WriteHeader(http.StatusInternalServerError) // without an order, the next of its key would come first
+			return
+		}
+		receiver.ServeHTTP(w, r)
+	}, config: func(c *server.Config) { c.Policy.Queues["default"].Ordering = true }})
+	var done []string
+	for i := range 4 {
+		for _, key := range []string{"b", "a"} { // done the other way round than they are named
+			id := fmt.Sprint(key, 4-i)
+			status, out, _ := b.call("POST", "/api/messages", fmt.Sprintf(`{"messageId": %q, "queue": "default", "kind": "k", "payload": 1, "orderingKey": %q}`, id, key))
+			require.Equal(t, http.StatusAccepted, status, out)
+			b.awaitMessage(id, "completed")
+			done = append(done, id)
+		}
+	}
+	_, taken := receiver.seen()
+	require.Equal(t, done, taken)
+
+	refused.Clear()
+	again.Store(true)
+	require.Equal(t, 8, b.count("SELECT dlq.run_again(now() - interval '1 hour', 'the receiver lost them')"))
+	require.Zero(t, b.count("SELECT dlq.run_again(now() - interval '1 hour', 'the receiver lost them')"), "each once")
+	require.Eventually(t, func() bool {
+		return b.count(`SELECT count(*) FROM river_job WHERE state = 'completed' AND metadata ? 'dlq:run_again'`) == 16
+	}, 60*time.Second, 10*time.Millisecond)
+	_, taken = receiver.seen()
+	require.Len(t, taken, 16)
+	for _, key := range []string{"a", "b"} {
+		of := func(ids []string) []string {
+			return slices.DeleteFunc(slices.Clone(ids), func(id string) bool { return !strings.HasPrefix(id, key) })
+		}
+		require.Equal(t, of(done), of(taken[8:]))
+	}
+	require.Zero(t, b.count("SELECT count(*) FROM dlq.ordered_jobs"))
+}
+
 func (b *bundle) exec(sql string) {
 	b.Helper()
 	_, err := b.pool.Exec(b.Context(), sql)

@@ -1,6 +1,7 @@
 package server_test
 
 import (
+	"fmt"
 	"net/http"
 	"testing"
 
@@ -39,7 +40,14 @@ func TestCapture(t *testing.T) {
 		require.Equal(t, "kim", out["changedBy"])
 		require.Equal(t, "stuck", out["note"])
 	}
-	require.Equal(t, 3, b.count("SELECT count(*) FROM dlq.capture_changes WHERE actor = 'kim' AND origin LIKE 'API, from %'"))
+	_, audit, _ := b.call("GET", "/api/dlq/audit?actor=kim&people=true", "")
+	var trail []string
+	for _, m := range audit["moves"].([]any) {
+		move := m.(map[string]any)
+		trail = append(trail, fmt.Sprint(move["reason"], ", ", move["note"], ", ", move["detail"]))
+		require.Contains(t, move["origin"], "API, from ")
+	}
+	require.Equal(t, []string{"capture: on, stuck, map[limit:00:00:00.1]", "capture: strict, stuck, map[limit:00:00:02]", "capture: off, stuck, map[limit:00:01:00]"}, trail)
 
 	for body, detail := range map[string]string{
 		``: "", `{}`: "", `{"mode": "maybe", "actor": "kim"}`: "", `{"mode": "on", "limit": "soon", "actor": "kim"}`: "invalid duration", `{"mode": "on", "limit": "2h", "actor": "kim"}`: "limit cannot be",
@@ -50,5 +58,5 @@ func TestCapture(t *testing.T) {
 		require.Contains(t, out["detail"], detail, body)
 	}
 	require.Equal(t, "on", read()["mode"])
-	require.Equal(t, 3, b.count("SELECT count(*) FROM dlq.capture_changes"))
+	require.Equal(t, 3, b.count("SELECT count(*) FROM dlq.acts WHERE subject = 'capture'"))
 }

@@ -1,0 +1,41 @@
+package db_test
+
+import (
+	"bufio"
+	"crypto/sha256"
+	"encoding/hex"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// Databases have run frozen migrations as they are: what is to change of their tables is a new migration's.
+func TestMigrations_frozen(t *testing.T) {
+	t.Parallel()
+	sums, err := os.Open("frozen.sum")
+	require.NoError(t, err)
+	defer sums.Close()
+	frozen := map[string]bool{}
+	newest := ""
+	for lines := bufio.NewScanner(sums); lines.Scan(); {
+		want, file, ok := strings.Cut(lines.Text(), "  ")
+		require.True(t, ok, "a line of frozen.sum is as sha256sum writes it: %s", lines.Text())
+		raw, err := os.ReadFile(file)
+		require.NoError(t, err, "%s is frozen, and must stay", file)
+		sum := sha256.Sum256(raw)
+		require.Equal(t, want, hex.EncodeToString(sum[:]),
+			"%s is frozen: databases have run it as it was. Put the change into a new migration, with the next number", file)
+		frozen[file] = true
+		newest = max(newest, file)
+	}
+	number, _, _ := strings.Cut(filepath.Base(newest), "_")
+	require.FileExists(t, "../internal/postgres/testdata/frozen/"+number+".sql.gz", "the functions of that day, for the test of an upgrade (make freeze)")
+	files, err := filepath.Glob("migrations/*.sql")
+	require.NoError(t, err)
+	for _, file := range files {
+		require.True(t, frozen[file] || file > newest, "%s would come before %s, which databases have run", file, newest)
+	}
+}
