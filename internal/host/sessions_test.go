@@ -188,6 +188,11 @@ func TestHost_time(t *testing.T) {
 	// One job that is too large, alone.
 	require.Equal(t, 1, left(app, 1, 12<<20))
 	require.Contains(t, app.warned()[0], "too large")
+	// It lies there compressed, and would be read.
+	h.exec(app, `INSERT INTO river_job (kind, args, max_attempts, state, errors) VALUES ('log', '{}', 1, 'running', ARRAY[jsonb_build_object('attempt', 1, 'error', repeat('x y', 5000000))])`)
+	require.Less(t, h.count("SELECT pg_column_size(errors) FROM river_job WHERE kind = 'log'"), 1<<20)
+	h.exec(app, "UPDATE river_job SET state = 'discarded', finalized_at = clock_timestamp() WHERE kind = 'log'")
+	require.Contains(t, app.warned()[0], "too large")
 	require.Zero(t, left(app, 1, 1<<20), "in this statement alone")
 	h.exec(h.admin, "SELECT dlq.set_capture('strict')")
 	require.Zero(t, left(app, 1, 12<<20))
