@@ -1,0 +1,87 @@
+package server_test
+
+import (
+	"context"
+	"log/slog"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/dlqd/dlqd/internal/access"
+	"github.com/dlqd/dlqd/internal/policy"
+	"github.com/dlqd/dlqd/internal/postgres"
+	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
+	"github.com/dlqd/dlqd/internal/server"
+)
+
+// as makes a request with a token.
+func (b *bundle) as(token, method, path, body string) int {
+	b.Helper()
+	request, err := http.NewRequestWithContext(b.Context(), method, b.base+path, strings.NewReader(body))
+	require.NoError(b, err)
+	request.Header.Set("Authorization", "Bearer "+token)
+	request.Header.Set("Content-Type", "application/json")
+	response, err := http.DefaultClient.Do(request)
+	require.NoError(b, err)
+	require.NoError(b, response.Body.Close())
+	return response.StatusCode
+}
+
+// The actor of the audit trail is who signed in; whom they name is kept beside it.
+func TestAccess_actor(t *testing.T) {
+	t.Parallel()
+	b := setup(t, options{
+		receiver: func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusUnprocessableEntity) },
+		config:   func(c *server.Config) { c.Policy.Access.Authentication = []string{"tokens"} },
+	})
+	tokens := access.NewStore(b.pool, postgres.DefaultSchemas())
+	token := func(role access.Role) string {
+		secret, err := tokens.Create(t.Context(), &access.Token{Name: "the-" + string(role), Role: role}, "kim")
+		require.NoError(t, err)
+		return secret
+	}
+	operator, reader, sender, metrics := token(access.Operator), token(access.Reader), token(access.Sender), token(access.Metrics)
+	require.Equal(t, 202, b.as(sender, "POST", "/api/messages", `{"messageId": "m1", "queue": "default", "kind": "order.placed", "payload": 1}`))
+	require.Eventually(t, func() bool { return b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_manual'") == 1 }, 30*time.Second, 10*time.Millisecond)
+	var id string
+	require.NoError(t, b.pool.QueryRow(t.Context(), "SELECT id::text FROM dlq.dead_letter_open").Scan(&id))
+	for secret, want := range map[string]int{reader: 403, sender: 403, metrics: 403, "dlqd_nonsense": 401, operator: 200} {
+		require.Equal(t, want, b.as(secret, "POST", "/api/dlq/entries/"+id+"/discard", `{"actor": "worker:1", "note": "by phone"}`))
+	}
+	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_transitions WHERE to_status = 'dlq_archived' AND actor = 'the-operator' AND origin LIKE 'API, from 127.0.0.1 %, on behalf of worker:1' AND note = 'by phone'"))
+	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE resolved_by = 'the-operator'"))
+
+	for path, want := range map[string]map[string]int{
+		"/metrics": {reader: 200, sender: 403, metrics: 200, "": 401}, "/api/health": {metrics: 200, sender: 403, "": 401},
+		"/livez": {"": 200}, "/readyz": {"": 200}, "/docs": {"": 200}, "/openapi.json": {"": 200}, "/": {"": 401, reader: 404}, "/api/nothing": {"": 401, reader: 404},
+	} {
+		for secret, status := range want {
+			require.Equal(t, status, b.as(secret, "GET", path, ""), "%s %s", path, secret)
+		}
+	}
+}
+
+// Where others than the machine's own users are, dlqd does not listen without asking who they are, unless somebody says so.
+func TestAccess_beyondTheMachine(t *testing.T) {
+	t.Parallel()
+	rules, err := policy.Default("http://127.0.0.1:9/")
+	require.NoError(t, err)
+	config := server.Config{
+		DatabaseURL: postgrestest.URL(t), Schemas: postgres.DefaultSchemas(), API: true, Policy: rules, Logger: slog.New(slog.DiscardHandler), StopTimeout: 20 * time.Second,
+	}
+	for _, address := range []string{"0.0.0.0:0", ":0", "[::]:0"} {
+		config.Listen = []string{"127.0.0.1:0", address}
+		_, err := server.Start(t.Context(), config)
+		require.ErrorContains(t, err, "--listen "+address, address)
+		require.ErrorContains(t, err, "access.yaml", address)
+	}
+	config.Listen, config.Insecure = []string{"0.0.0.0:0"}, true
+	s, err := server.Start(t.Context(), config)
+	require.NoError(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	require.NoError(t, s.Wait(ctx, context.Background()))
+}
