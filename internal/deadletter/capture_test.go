@@ -456,8 +456,9 @@ func TestCapture_redeliveryThatFailsAfterItsEntryClosed(t *testing.T) {
 	b.endBySQL(job, "discarded")
 	entry, trail := b.entry()
 	require.Equal(t, first.ID, entry.ID)
-	require.Equal(t, deadletter.Resolved, entry.Status)
-	require.Contains(t, *trail[len(trail)-1].Reason, "which the entry does not wait for, was discarded")
+	require.Equal(t, deadletter.Manual, entry.Status)
+	require.Contains(t, *trail[len(trail)-3].Reason, "done twice?")
+	require.Contains(t, *trail[len(trail)-1].Reason, "failed again")
 }
 
 func TestCapture_anyDataAnApplicationLeaves(t *testing.T) {
