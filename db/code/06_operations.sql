@@ -206,20 +206,24 @@ $$;
 COMMENT ON FUNCTION dlq.refuse_move IS 'Raises what an operator is told when an entry cannot be moved: where it stands, and from where the move is allowed.';
 
 CREATE OR REPLACE FUNCTION dlq.replay(p_id uuid, p_actor text DEFAULT session_user, p_note text DEFAULT NULL,
-    p_payload json DEFAULT NULL, p_force boolean DEFAULT false, p_destination text DEFAULT NULL) RETURNS bigint
+    p_payload jsonb DEFAULT NULL, p_force boolean DEFAULT false, p_destination text DEFAULT NULL, p_payload_text text DEFAULT NULL) RETURNS bigint
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     v_row record;
 BEGIN
     -- (Filed and locked: it cannot move to another partition while dlq.redeliver waits for it, which would be a 40001.)
     PERFORM dlq.lock_entries(ARRAY[p_id], '{dlq_pending,dlq_manual,dlq_failed}');
+    IF p_payload IS NOT NULL AND p_payload_text IS NOT NULL THEN
+        RAISE EXCEPTION 'dead letter %: p_payload and p_payload_text are the same thing', p_id USING ERRCODE = 'DLQ04', HINT = 'Give one of them.';
+    END IF;
+    p_payload := coalesce(p_payload, p_payload_text::jsonb);
     PERFORM dlq.check_destination(jsonb_build_object('ids', jsonb_build_array(p_id)), p_destination);
     IF p_payload IS NOT NULL THEN
         UPDATE dlq.dead_letter_queue SET
-            edited_event = CASE WHEN job_kind <> 'dlqd_message' THEN p_payload::jsonb
+            edited_event = CASE WHEN job_kind <> 'dlqd_message' THEN p_payload
                 ELSE original_event || jsonb_build_object('payload', p_payload)
-                     -- Of a message that is delivered byte for byte, the edit is, too: json keeps the text as it is.
-                     || CASE WHEN original_event ? 'payloadText' THEN jsonb_build_object('payloadText', p_payload::text) ELSE '{}' END END
+                     -- Of a message that is delivered byte for byte, the edit is, too.
+                     || CASE WHEN original_event ? 'payloadText' THEN jsonb_build_object('payloadText', coalesce(p_payload_text, p_payload::text)) ELSE '{}' END END
         WHERE id = p_id AND status IN ('dlq_pending', 'dlq_manual', 'dlq_failed');
     END IF;
     SELECT * INTO v_row FROM dlq.redeliver(ARRAY[p_id], p_actor,
@@ -245,7 +249,7 @@ BEGIN
     RETURN v_row.job_id;
 END
 $$;
-COMMENT ON FUNCTION dlq.replay IS 'Redelivers an entry now, with p_payload in place of its payload if given (the original is kept), and to p_destination instead of its queue''s if given (a name of the policy''s; messages of dlqd''s alone have one). Returns the id of the new job; or of the entry''s own job, where somebody has retried that already. DLQ03: an equal job is live or has ended, or somebody works on the entry''s job this moment; p_force overrides.';
+COMMENT ON FUNCTION dlq.replay IS 'Redelivers an entry now, with p_payload in place of its payload if given (the original is kept; as p_payload_text, queues that deliver byte for byte get it as it is written), and to p_destination instead of its queue''s if given (a name of the policy''s; messages of dlqd''s alone have one). Returns the id of the new job; or of the entry''s own job, where somebody has retried that already. DLQ03: an equal job is live or has ended, or somebody works on the entry''s job this moment; p_force overrides.';
 
 CREATE OR REPLACE FUNCTION dlq.discard(p_id uuid, p_actor text DEFAULT session_user, p_note text DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$

@@ -34,7 +34,7 @@ SELECT dlq.uuid_v7()::uuid AS id;
 SELECT p.queue::text AS queue, p.error_type::text AS error_type, p.age::text AS age, p.entries::bigint AS entries FROM dlq.preview(@filter::jsonb) p;
 
 -- name: Replay :one
-SELECT dlq.replay(@id::uuid, @actor::text, nullif(@note::text, ''), sqlc.narg('payload')::json, @force::boolean, nullif(@destination::text, ''))::bigint AS job;
+SELECT dlq.replay(@id::uuid, @actor::text, nullif(@note::text, ''), NULL, @force::boolean, nullif(@destination::text, ''), nullif(@payload::text, ''))::bigint AS job;
 
 -- name: Move :exec
 -- A person's move: discard, resolve, park, unpark or reopen.

@@ -440,7 +440,7 @@ func (s *Store) Replay(ctx context.Context, id uuid.UUID, act Act, payload json.
 func (s *Store) ReplayTo(ctx context.Context, id uuid.UUID, act Act, payload json.RawMessage, destination string, force bool) (int64, error) {
 	var job int64
 	err := s.move(ctx, func(tx postgres.DB) (err error) {
-		params := dbsqlc.ReplayParams{ID: id, Actor: act.Actor, Note: act.Note, Payload: payload, Force: force, Destination: destination}
+		params := dbsqlc.ReplayParams{ID: id, Actor: act.Actor, Note: act.Note, Payload: string(payload), Force: force, Destination: destination}
 		job, err = dbsqlc.New(tx).Replay(ctx, params)
 		return err
 	})

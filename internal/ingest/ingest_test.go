@@ -277,6 +277,17 @@ func TestSubmit_boundsBytes(t *testing.T) {
 	require.ErrorIs(t, err, ingest.ErrFull)
 	release()
 	require.NoError(t, <-done, "one that is larger than the budget goes through alone")
+
+	// The text that is kept beside a payload counts, too.
+	b.config.Policy().Queues[policy.DefaultQueue].Payload = policy.PayloadExact
+	release = b.blockInserts()
+	go func() {
+		_, err := i.Submit(t.Context(), b.message("", `"12345678"`), ingest.Trace{})
+		done <- err
+	}()
+	require.Eventually(t, func() bool { _, bytes := i.Pending(); return bytes == 20 }, 10*time.Second, time.Millisecond)
+	release()
+	require.NoError(t, <-done)
 }
 
 func TestSubmit_clientThatHangsUpLeavesNothingInDoubt(t *testing.T) {

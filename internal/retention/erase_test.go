@@ -88,7 +88,7 @@ func TestErase_leavesNothing(t *testing.T) {
 		b.exec("SELECT dlq.replay($1, 'kim', NULL, '{\"customer\": \"zaphod\", \"address\": \"zaphod''s street\"}')", id(n))
 		fails()
 	}
-	b.exec("SELECT dlq.replay(id, 'kim', NULL, '{\"customer\": \"zaphod\" }') FROM dlq.dead_letter_open WHERE event_id = 'm1'")
+	b.exec("SELECT dlq.replay(id, 'kim', p_payload_text => '{\"customer\": \"zaphod\" }') FROM dlq.dead_letter_open WHERE event_id = 'm1'")
 	require.Equal(t, 1, b.count(`SELECT count(*) FROM dlq.dead_letter_open WHERE edited_event ->> 'payloadText' = '{"customer": "zaphod" }'`))
 	fails()
 	run := b.text(`SELECT dlq.replay_start('{"payload": {"customer": "zaphod"}}', 'kim', 'ticket 7', p_merge_patch => '{"name": "zaphod"}', p_force => true)::text`)

@@ -142,3 +142,24 @@ func TestExact_notWhereNobodyAskedForIt(t *testing.T) {
 		require.Contains(t, fmt.Sprint(out), "payloadText")
 	}
 }
+
+func TestExact_editsInSQL(t *testing.T) {
+	t.Parallel()
+	b, receiver := setupExact(t, policy.PayloadExact)
+	status, out := b.submitPayload("m1", `{"z":1.0}`)
+	require.Equal(t, http.StatusAccepted, status, out)
+	entry := b.parked("m1")
+	replay := func(edit string) error {
+		_, err := b.pool.Exec(t.Context(), "SELECT dlq.replay(id, 'kim', "+edit+") FROM dlq.dead_letter_open WHERE id = $1", entry)
+		return err
+	}
+	require.ErrorContains(t, replay(`p_payload => '1', p_payload_text => '1'`), "are the same thing")
+	require.ErrorContains(t, replay(`p_payload_text => '{'`), "invalid input syntax for type json")
+	require.NoError(t, replay(`p_payload => original_event -> 'payload' || '{"b":2}'`))
+	require.Eventually(t, func() bool { return len(receiver.all()) == 2 }, 30*time.Second, 10*time.Millisecond)
+	b.awaitEntry(entry, "dlq_manual")
+	receiver.take()
+	require.NoError(t, replay(`p_payload_text => '{"b" :3}'`))
+	b.awaitEntry(entry, "dlq_resolved")
+	require.Equal(t, []string{`{"z":1.0}`, `{"b": 2, "z": 1.0}`, `{"b" :3}`}, receiver.all())
+}

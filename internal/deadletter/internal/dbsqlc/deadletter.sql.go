@@ -433,16 +433,16 @@ func (q *Queries) Redeliver(ctx context.Context, arg RedeliverParams) ([]Redeliv
 }
 
 const Replay = `-- name: Replay :one
-SELECT dlq.replay($1::uuid, $2::text, nullif($3::text, ''), $4::json, $5::boolean, nullif($6::text, ''))::bigint AS job
+SELECT dlq.replay($1::uuid, $2::text, nullif($3::text, ''), NULL, $4::boolean, nullif($5::text, ''), nullif($6::text, ''))::bigint AS job
 `
 
 type ReplayParams struct {
 	ID          uuid.UUID
 	Actor       string
 	Note        string
-	Payload     []byte
 	Force       bool
 	Destination string
+	Payload     string
 }
 
 func (q *Queries) Replay(ctx context.Context, arg ReplayParams) (int64, error) {
@@ -450,9 +450,9 @@ func (q *Queries) Replay(ctx context.Context, arg ReplayParams) (int64, error) {
 		arg.ID,
 		arg.Actor,
 		arg.Note,
-		arg.Payload,
 		arg.Force,
 		arg.Destination,
+		arg.Payload,
 	)
 	var job int64
 	err := row.Scan(&job)
