@@ -7,35 +7,31 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/dlqd/dlqd/internal/analytics"
 	"github.com/dlqd/dlqd/internal/api"
 )
 
-// reportCommand is a command that prints one of the API's reports: "path" is below /api/dlq/analytics/, and flags with values become
-// its parameters.
-func reportCommand[T any](path, short string, flags func(*cobra.Command), print func(cmd *cobra.Command, rows []T) error) *cobra.Command {
+// reportCommand is a command that prints one of the API's reports, at /api/dlq/analytics/ and its name, whose parameters are its flags.
+func reportCommand[T any](name, short string, flags func(*cobra.Command), write func(cmd *cobra.Command, rows []T) error) *cobra.Command {
 	var c client
-	cmd := &cobra.Command{Use: path, Short: short, Args: cobra.NoArgs}
+	cmd := &cobra.Command{Use: name, Short: short, Args: cobra.NoArgs}
 	flags(cmd)
-	var names []string
-	for _, name := range []string{"over", "queue", "timezone", "limit"} {
-		if cmd.Flags().Lookup(name) != nil {
-			names = append(names, name)
-		}
-	}
+	var parameters []*pflag.Flag
+	cmd.Flags().VisitAll(func(f *pflag.Flag) { parameters = append(parameters, f) }) // not those of the API's address
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		query := url.Values{}
-		for _, name := range names {
-			if value := cmd.Flags().Lookup(name).Value.String(); value != "" {
-				query.Set(name, value)
+		for _, f := range parameters {
+			if value := f.Value.String(); value != "" {
+				query.Set(f.Name, value)
 			}
 		}
 		var out api.Report[T]
-		if err := c.call(cmd, http.MethodGet, "/api/dlq/analytics/"+path+"?"+query.Encode(), nil, &out); err != nil || c.asJSON {
+		if err := c.call(cmd, http.MethodGet, "/api/dlq/analytics/"+name+"?"+query.Encode(), nil, &out); err != nil || c.asJSON {
 			return err
 		}
-		return print(cmd, out.Rows)
+		return write(cmd, out.Rows)
 	}
 	c.register(cmd)
 	return cmd

@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -524,9 +525,7 @@ func (p *patient) receive(w http.ResponseWriter, r *http.Request) {
 		recorder := httptest.NewRecorder()
 		answer(recorder, d)
 		d.status = recorder.Code
-		for name, values := range recorder.Header() {
-			w.Header()[name] = values
-		}
+		maps.Copy(w.Header(), recorder.Header())
 		defer func() { w.WriteHeader(recorder.Code); _, _ = w.Write(recorder.Body.Bytes()) }()
 	}
 	p.mu.Lock()
