@@ -128,7 +128,7 @@ func TestFlags_ofOtherCommandsAreKnown(t *testing.T) {
 		policy   = "config-dir destination env"                             // TestFlags_ofAPolicy, config_test.go
 	)
 	known := map[string]string{
-		"serve":           database + " " + policy + " api archive dlq-workers listen log-level max-body-bytes max-conns poll-interval poll-only process stop-timeout", // TestFlags_ofServe, main_test.go
+		"serve":           database + " " + policy + " api archive dlq-workers insecure listen log-level max-body-bytes max-conns poll-interval poll-only process stop-timeout", // TestFlags_ofServe, main_test.go
 		"demo":            "postgres-bin",
 		"receiver":        "listen troubles",
 		"config check":    "env",
@@ -153,6 +153,10 @@ func TestFlags_ofOtherCommandsAreKnown(t *testing.T) {
 		"doctor":          database + " " + policy + " json", // doctor_test.go
 		"psql":            database,
 		"openapi":         "json",
+		"tokens create":   database + " actor expires kind name note queue role source", // tokens_test.go
+		"tokens list":     database + " json",
+		"tokens revoke":   database + " actor note",
+		"tokens rotate":   database + " actor expires keep",
 	}
 	eachCommand(newRoot(t.Context()), func(cmd *cobra.Command) {
 		if cmd.Flags().Lookup("api-url") != nil {
@@ -193,6 +197,9 @@ func TestFlags_ofADatabase(t *testing.T) {
 			return
 		}
 		args := append(slices.Clone(path), url)
+		if strings.Contains(cmd.Use, " ID") {
+			args = append(args, "x")
+		}
 		if path[0] == "archive" || path[0] == "serve" {
 			args = append(args, "--archive", dir)
 		}
@@ -214,6 +221,7 @@ func TestFlags_ofServe(t *testing.T) {
 	t.Parallel()
 	url := "--database-url=postgres://127.0.0.1:1/x"
 	refused(t, "--listen does nothing without --api", "serve", url, "--process", "--listen", "127.0.0.1:0")
+	refused(t, "--insecure does nothing without --api", "serve", url, "--dlq-workers", "--insecure")
 	refused(t, "--max-body-bytes does nothing without --api", "serve", url, "--dlq-workers", "--max-body-bytes", "7")
 	refused(t, "--poll-interval does nothing without --dlq-workers", "serve", url, "--api", "--process", "--poll-interval", "7s")
 	refused(t, "--poll-only does nothing without --process and --dlq-workers", "serve", url, "--api", "--poll-only")

@@ -336,7 +336,7 @@ func TestOperations(t *testing.T) {
 		names = append(names, p.Name)
 	}
 	require.Equal(t, []string{
-		"database", "schema", "policy", "automatic", "capture", "ingest", "processing",
+		"database", "schema", "policy", "access", "automatic", "capture", "ingest", "processing",
 		"circuit-breakers", "conditions", "partitions", "ordered-places", "retention", "rollups", "rollup-trimming", "reconciler", "facts", "policy-queues", "held-messages",
 		"filing", "dlq-workers", "redeliveries", "gates", "observed", "smart-retry", "wake-ups", "replay-runs", "queue-breakers", "presence", "attachment",
 	}, names)
