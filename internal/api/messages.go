@@ -122,7 +122,7 @@ func (s *service) registerMessages(api huma.API) {
 		OperationID: "submit-message", Method: http.MethodPost, Path: "/api/messages", Tags: []string{messagesTag},
 		Summary:     "Submit a message",
 		Description: "Answers 202 once the message is on disk. " + duplicates + unworked,
-		Errors:      []int{400, 409, 413, 422, 429, 503}, DefaultStatus: http.StatusAccepted, MaxBodyBytes: s.MaxBodyBytes, SkipValidateBody: true,
+		Errors:      []int{400, 408, 409, 413, 422, 429, 503}, DefaultStatus: http.StatusAccepted, MaxBodyBytes: s.MaxBodyBytes, SkipValidateBody: true,
 	}
 	example(&submit, http.StatusAccepted, Accepted{MessageID: messageExample, JobID: 41})
 	huma.Register(api, submit, s.submit)
@@ -136,7 +136,7 @@ func (s *service) registerMessages(api huma.API) {
 		OperationID: "submit-batch", Method: http.MethodPost, Path: "/api/messages/batch", Tags: []string{messagesTag},
 		Summary:     "Submit up to 1,000 messages, all or none",
 		Description: "One transaction: if one message is invalid or in conflict, none is stored. " + duplicates + unworked,
-		Errors:      []int{400, 409, 413, 422, 429, 503}, DefaultStatus: http.StatusAccepted, MaxBodyBytes: s.MaxBodyBytes * maxBatchBodies, SkipValidateBody: true,
+		Errors:      []int{400, 408, 409, 413, 422, 429, 503}, DefaultStatus: http.StatusAccepted, MaxBodyBytes: s.MaxBodyBytes * maxBatchBodies, SkipValidateBody: true,
 	}
 	example(&batch, http.StatusAccepted, map[string]any{"messages": []Accepted{{MessageID: messageExample, JobID: 41}}})
 	huma.Register(api, batch, s.submitBatch)

@@ -96,17 +96,26 @@ func Guard(config Config, next http.Handler) http.Handler {
 	return protect(checkHost(config, next))
 }
 
-// protect gives every answer the headers that keep a browser from doing more with it than show it, and anybody from keeping it:
-// most answers hold payloads, or could.
+// protections keep a browser from doing more with an answer than show it, and anybody from keeping it: most answers hold payloads,
+// or could.
+var protections = []struct {
+	name  string
+	value []string // shared by all answers
+}{
+	{"X-Content-Type-Options", []string{"nosniff"}},
+	{"Content-Security-Policy", []string{"default-src 'none'; frame-ancestors 'none'"}},
+	{"Referrer-Policy", []string{"no-referrer"}},
+	{"Cross-Origin-Resource-Policy", []string{"same-origin"}},
+	{"Cross-Origin-Opener-Policy", []string{"same-origin"}},
+	{"Cache-Control", []string{"no-store"}},
+}
+
 func protect(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		header := w.Header()
-		header["X-Content-Type-Options"] = []string{"nosniff"}
-		header["Content-Security-Policy"] = []string{"default-src 'none'; frame-ancestors 'none'"}
-		header["Referrer-Policy"] = []string{"no-referrer"}
-		header["Cross-Origin-Resource-Policy"] = []string{"same-origin"}
-		header["Cross-Origin-Opener-Policy"] = []string{"same-origin"}
-		header["Cache-Control"] = []string{"no-store"}
+		for _, p := range protections {
+			header[p.name] = p.value
+		}
 		next.ServeHTTP(w, r)
 	})
 }
