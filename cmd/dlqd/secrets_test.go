@@ -136,10 +136,10 @@ func TestSecrets_areNeverShown(t *testing.T) {
 	get("/api/health")
 	require.NoError(t, os.WriteFile(policyFile, []byte(content), 0o600))
 	runs("config", "show", "--config-dir", dir)
-	require.True(t, strings.Contains(out.String(), "retry-policies destinations.plain.url = http://***@"+host+"/plain/***?key=***"))
+	require.Contains(t, out.String(), "retry-policies destinations.plain.url = http://***@"+host+"/plain/***?key=***")
 	runs("config", "show")
 	runs("config", "diff", dir, other)
-	require.True(t, strings.Contains(out.String(), "retry-policies destinations.plain.url: http://***@"+host+"/plain/***?key=***, in what is not shown"))
+	require.Contains(t, out.String(), "retry-policies destinations.plain.url: http://***@"+host+"/plain/***?key=***, in what is not shown")
 	runs("config", "check", dir)
 	for _, path := range []string{"/metrics", "/api/health", "/api/dlq/entries?limit=100", "/api/dlq/audit", "/api/circuit-breakers", "/api/queues", "/api/dlq/analytics/groups", "/debug/pprof/cmdline", "/debug/vars"} {
 		get(path)
@@ -162,7 +162,7 @@ func TestSecrets_areNeverShown(t *testing.T) {
 	runs("migrate", "status")
 	runs("doctor", "--config-dir", dir)
 	runs("psql", "-At", "-c", `SELECT row_to_json(e) FROM dead_letter_queue e`, "-c", `SELECT row_to_json(j) FROM river_job j`, "-c", `SELECT row_to_json(t) FROM dead_letter_transitions t`)
-	require.True(t, strings.Contains(out.String(), `"kind":"dlqd_message"`))
+	require.Contains(t, out.String(), `"kind":"dlqd_message"`)
 	require.NoError(t, s.cmd.Process.Signal(syscall.SIGQUIT)) // all that goroutines are at
 	<-s.read
 	require.Contains(t, s.log.String(), "goroutine")

@@ -122,8 +122,7 @@ func (s *service) refuseSignIn(w http.ResponseWriter, r *http.Request, err error
 		w.Header().Set("WWW-Authenticate", `Bearer realm="dlqd"`)
 		door.Problem(w, http.StatusUnauthorized, err.Error()+": send a token as \"Authorization: Bearer dlqd_…\" (dlqd tokens create makes one; dlqd's own commands take $DLQD_TOKEN)")
 	default:
-		var status huma.StatusError
-		if errors.As(s.problem(r.Context(), err), &status) {
+		if status, ok := errors.AsType[huma.StatusError](s.problem(r.Context(), err)); ok {
 			w.Header().Set("Retry-After", retryAfterSeconds)
 			door.Problem(w, status.GetStatus(), status.Error())
 		}
