@@ -202,6 +202,7 @@ COMMENT ON FUNCTION dlq.look_for_failures IS 'Takes a look of the reconciler a b
 CREATE OR REPLACE FUNCTION dlq.reconcile(p_limit integer DEFAULT 2000, p_whole boolean DEFAULT false, p_every interval DEFAULT '0', OUT filed integer, OUT done boolean, OUT began_at timestamptz)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
+    PERFORM dlq.require_everything('reconcile');
     SELECT l.filed, l.done, l.began_at INTO filed, done, began_at
     FROM dlq.look_for_failures(CASE WHEN p_whole THEN 'whole' ELSE 'recent' END, 'reconciler', p_limit, p_every, p_every = '0') l;
     IF p_whole AND done THEN
@@ -216,6 +217,7 @@ LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     v_batch record;
 BEGIN
+    PERFORM dlq.require_everything('backfill');
     LOOP
         SELECT * INTO v_batch FROM dlq.look_for_failures('backfill', 'backfill', p_limit, '0', true);
         EXIT WHEN v_batch.filed > 0 OR v_batch.done;
@@ -270,6 +272,7 @@ LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '500ms
 DECLARE
     v_change record;
 BEGIN
+    PERFORM dlq.require_everything('capture');
     mode := dlq.capture_mode();
     time_limit := dlq.capture_limit();
     triggers := dlq.trigger_state();
