@@ -155,7 +155,7 @@ CREATE OR REPLACE FUNCTION dlq.require_everything(p_action text) RETURNS void
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     IF dlq.scope() IS NOT NULL THEN
-        RAISE EXCEPTION '%: this is of every queue and kind; % is limited to some', p_action, session_user USING ERRCODE = 'DLQ06';
+        RAISE EXCEPTION '%: this is of every queue and kind, and you are limited to some', p_action USING ERRCODE = 'DLQ06';
     END IF;
 END
 $$;

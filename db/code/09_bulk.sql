@@ -182,6 +182,9 @@ BEGIN
         RAISE EXCEPTION 'replay: an empty filter chooses every entry' USING ERRCODE = 'DLQ04', HINT = 'Say so with p_all => true.';
     END IF;
     PERFORM dlq.check_rate(p_rate);
+    IF p_destination IS NOT NULL THEN
+        PERFORM dlq.require_everything('replay to another destination');
+    END IF;
     PERFORM dlq.check_destination(v_filter, p_destination);
     IF p_queue IS NOT NULL AND NOT dlq.in_scope(p_queue, NULL, dlq.scope()) THEN
         RAISE EXCEPTION 'replay: you may not send redeliveries to queue %', p_queue USING ERRCODE = 'DLQ06';

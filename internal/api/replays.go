@@ -11,6 +11,7 @@ import (
 	"github.com/danielgtaylor/huma/v2/sse"
 	"github.com/google/uuid"
 
+	"github.com/dlqd/dlqd/internal/access"
 	"github.com/dlqd/dlqd/internal/replay"
 )
 
@@ -188,6 +189,9 @@ func (s *service) startReplay(ctx context.Context, in *replayRunInput) (*replayA
 	}
 	if request.Patch, err = patchOf(body.Patch, body.MergePatch); err != nil {
 		return nil, err
+	}
+	if body.Queue != "" && !access.ScopeOf(ctx).HasQueue(body.Queue) {
+		return nil, huma.Error403Forbidden("you may not send redeliveries to queue "+body.Queue, &huma.ErrorDetail{Location: "body.queue", Message: "is not yours", Value: body.Queue})
 	}
 	if body.DryRun {
 		preview, err := s.Replayer.Preview(ctx, request)
