@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
@@ -79,6 +80,11 @@ func scopeSetup(t *testing.T) *scopeBundle {
 		b.runs[queue] = answer.Run.ID
 	}
 	require.Equal(t, 4, b.count("SELECT count(*) FROM dlq.replay_run_entries"), "a run takes what its starter has")
+	admin := b.token(access.Admin, nil)
+	require.Eventually(t, func() bool {
+		_, out := b.as(admin, "GET", "/api/circuit-breakers", "")
+		return strings.Contains(out, "queue:pay_eu") && strings.Contains(out, "queue:mailqueue")
+	}, 30*time.Second, 10*time.Millisecond, "what the database says of breakers is known")
 	return b
 }
 
@@ -196,7 +202,7 @@ func TestScope_walk(t *testing.T) {
 
 	roles := []access.Role{access.Admin, access.Operator, access.Reader, access.Sender}
 	unknown := map[string]string{} // what is said of ids of nothing
-	for _, s := range scopes {
+	for i, s := range scopes {
 		// What no answer may hold.
 		var hidden []string
 		for name, id := range b.ids {
@@ -213,6 +219,9 @@ func TestScope_walk(t *testing.T) {
 			}
 		}
 		for _, role := range roles {
+			if role != access.Admin && i > 1 {
+				continue // roles are of one scope as of another
+			}
 			token := b.token(role, s.scope)
 			for _, o := range operations {
 				may := o.role == "" || role.Includes(o.role)
