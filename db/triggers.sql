@@ -86,7 +86,7 @@ BEGIN
         ('dlq.rollup_groups', 'dlq.in_scope(queue, NULL, (SELECT dlq.scope()))'),
         ('dlq.failure_groups', 'dlq.in_scope(queue, NULL, (SELECT dlq.scope()))'),
         ('dlq.ordered_jobs', 'dlq.in_scope(queue, NULL, (SELECT dlq.scope()))'),
-        ('dlq.rollup_sources', NULL), ('dlq.job_facts', NULL), ('dlq.entry_jobs', NULL), ('dlq.retired_jobs', NULL), ('dlq.erasures', NULL), ('dlq.capture_changes', NULL),
+        ('dlq.rollup_sources', NULL), ('dlq.job_facts', NULL), ('dlq.entry_jobs', NULL), ('dlq.retired_jobs', NULL), ('dlq.erasures', NULL),
         ('dlq.reconcile_findings', NULL), ('dlq.reconcile_looks', NULL), ('dlq.automatic_changes', NULL), ('dlq.gates', NULL), ('dlq.paces', NULL), ('dlq.role_scopes', NULL)
     LOOP
         EXECUTE format('DROP POLICY IF EXISTS in_scope ON %1$s;

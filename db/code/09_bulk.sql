@@ -144,6 +144,7 @@ BEGIN
     IF p_destination IS NULL THEN
         RETURN;
     END IF;
+    PERFORM dlq.require_everything('replay to another destination'); -- which is of no queue
     EXECUTE 'SELECT e.id FROM dlq.dead_letter_queue e WHERE e.job_kind <> ''dlqd_message'' AND ' || dlq.filter_where(p_filter) || ' LIMIT 1' INTO v_entry USING p_filter;
     IF v_entry IS NOT NULL THEN
         RAISE EXCEPTION 'dead letter %: is a job of an application''s, which has no destination', v_entry
@@ -182,9 +183,6 @@ BEGIN
         RAISE EXCEPTION 'replay: an empty filter chooses every entry' USING ERRCODE = 'DLQ04', HINT = 'Say so with p_all => true.';
     END IF;
     PERFORM dlq.check_rate(p_rate);
-    IF p_destination IS NOT NULL THEN
-        PERFORM dlq.require_everything('replay to another destination');
-    END IF;
     PERFORM dlq.check_destination(v_filter, p_destination);
     IF p_queue IS NOT NULL AND NOT dlq.in_scope(p_queue, NULL, dlq.scope()) THEN
         RAISE EXCEPTION 'replay: you may not send redeliveries to queue %', p_queue USING ERRCODE = 'DLQ06';

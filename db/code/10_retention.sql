@@ -152,7 +152,6 @@ LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' AS $
 DECLARE
     v_ids uuid[];
 BEGIN
-    PERFORM dlq.require_everything('retention');
     v_ids := ARRAY(
         SELECT e.id FROM dlq.dead_letter_failed e
         WHERE e.closed_at < p_now - (SELECT r.shortest FROM dlq.retention_range(p_periods, 'failed') r) AND e.closed_at < p_now - dlq.retention_of(p_periods, e.queue, 'failed')
@@ -172,7 +171,6 @@ DECLARE
     v_name  text;
     v_empty boolean;
 BEGIN
-    PERFORM dlq.require_everything('retention');
     FOR v_month IN
         SELECT i.inhrelid FROM pg_inherits i
         WHERE i.inhparent = 'dlq.dead_letter_failed'::regclass AND dlq.partition_end(i.inhrelid) <= p_now - (SELECT r.longest FROM dlq.retention_range(p_periods, 'failed') r)
@@ -275,7 +273,6 @@ DECLARE
     v_status text;
     v_range  record;
 BEGIN
-    PERFORM dlq.require_everything('retention');
     FOREACH v_status IN ARRAY ARRAY['resolved', 'archived'] LOOP
         SELECT * INTO v_range FROM dlq.retention_range(p_periods, v_status);
         IF v_range.shortest < v_range.longest THEN
@@ -355,7 +352,6 @@ DECLARE
     v_count integer;
     v_runs  uuid[] := ARRAY(SELECT r.id FROM dlq.replay_runs r WHERE r.status IN ('completed', 'cancelled', 'stopped') AND r.finished_at < p_now - interval '400 days' ORDER BY r.id LIMIT 1000);
 BEGIN
-    PERFORM dlq.require_everything('retention');
     DELETE FROM dlq.replay_run_entries e
     WHERE (e.run_id, e.entry_id) IN (SELECT d.run_id, d.entry_id FROM dlq.replay_run_entries d WHERE d.run_id = ANY (v_runs) LIMIT p_limit);
     GET DIAGNOSTICS v_count = ROW_COUNT;

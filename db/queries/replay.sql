@@ -27,7 +27,8 @@ SELECT f.id::uuid AS id FROM dlq.find_ids(@filter::jsonb, @max_entries::integer,
 
 -- name: Events :many
 -- What redeliveries of entries would carry.
-SELECT e.id, e.job_kind, coalesce(e.edited_event, e.original_event)::jsonb AS event FROM dlq.dead_letter_queue e WHERE e.id = ANY (@ids::uuid[]);
+SELECT e.id, e.job_kind, coalesce(e.edited_event, e.original_event)::jsonb AS event FROM dlq.dead_letter_queue e
+WHERE e.id = ANY (@ids::uuid[]) AND ((SELECT dlq.scope()) IS NULL OR dlq.in_scope(e.queue, e.kind, (SELECT dlq.scope())));
 
 -- name: EditEvents :exec
 UPDATE dlq.dead_letter_queue e SET edited_event = d.event

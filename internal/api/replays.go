@@ -190,8 +190,8 @@ func (s *service) startReplay(ctx context.Context, in *replayRunInput) (*replayA
 	if request.Patch, err = patchOf(body.Patch, body.MergePatch); err != nil {
 		return nil, err
 	}
-	if body.Queue != "" && !access.ScopeOf(ctx).HasQueue(body.Queue) {
-		return nil, huma.Error403Forbidden("you may not send redeliveries to queue "+body.Queue, &huma.ErrorDetail{Location: "body.queue", Message: "is not yours", Value: body.Queue})
+	if err := maySendTo(ctx, body.Queue, body.Destination); err != nil {
+		return nil, err
 	}
 	if body.DryRun {
 		preview, err := s.Replayer.Preview(ctx, request)
@@ -205,6 +205,18 @@ func (s *service) startReplay(ctx context.Context, in *replayRunInput) (*replayA
 		return nil, s.problem(ctx, err)
 	}
 	return &replayAnswerOutput{Status: http.StatusAccepted, Body: ReplayAnswer{Run: run}}, nil
+}
+
+// maySendTo refuses redeliveries to a queue that is not the caller's, and to a destination, which is of no queue, where they are limited.
+func maySendTo(ctx context.Context, queue, destination string) error {
+	scope := access.ScopeOf(ctx)
+	if queue != "" && !scope.HasQueue(queue) {
+		return huma.Error403Forbidden("you may not send redeliveries to queue " + queue)
+	}
+	if destination != "" && scope != nil {
+		return huma.Error403Forbidden("you are limited to some queues or kinds, and may not send redeliveries to another destination")
+	}
+	return nil
 }
 
 // patchOf is the patch of a request.

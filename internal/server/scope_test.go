@@ -444,6 +444,12 @@ func TestScope_moves(t *testing.T) {
 			require.Equal(t, http.StatusForbidden, status, out)
 		}
 	}
+	for _, body := range []string{`{"patch": [{"op": "test", "path": "/secret", "value": "payload of mailqueueorder.paid"}]}`, `{"patch": [{"op": "test", "path": "/secret", "value": "x"}]}`, `{"patch": [{"op": "remove", "path": "/nothing"}]}`, `{"payload": {}}`} {
+		status, out = b.as(operator, "POST", "/api/dlq/entries/"+b.ids["mailqueue/order.paid"]+"/replay", body)
+		require.Equal(t, http.StatusNotFound, status, "a patch asks nothing of what is elsewhere: "+out)
+	}
+	status, out = b.as(operator, "POST", "/api/dlq/entries/"+mine+"/replay", `{"toDestination": "default"}`)
+	require.Equal(t, http.StatusForbidden, status, out)
 	// A run is for those who have all that its starter has.
 	runs := func(scope access.Scope) int {
 		_, out := b.as(b.token(access.Reader, scope), "GET", "/api/dlq/replays", "")
