@@ -268,7 +268,7 @@ COMMENT ON FUNCTION dlq.forget_jobs IS 'Takes away what dlqd remembers of jobs t
 CREATE OR REPLACE FUNCTION dlq.capture_status(OUT mode text, OUT time_limit interval, OUT changed_at timestamptz, OUT changed_by text, OUT note text,
     OUT triggers text, OUT writing integer, OUT unfiled bigint, OUT unfiled_since timestamptz, OUT facts bigint, OUT facts_since timestamptz,
     OUT looked_at timestamptz, OUT looked_at_all timestamptz, OUT missed bigint, OUT missed_by jsonb, OUT missed_at timestamptz)
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '500ms' AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '500ms' SET row_security = on AS $$
 DECLARE
     v_change record;
 BEGIN
