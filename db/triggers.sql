@@ -63,3 +63,36 @@ BEGIN
     END LOOP;
 END
 $$;
+
+-- Who reads a table sees what is in their scope (dlq.scope); the owner, as whom dlqd works and captures, all of it. Rows that are of no
+-- queue are for those who are not limited.
+DO $$
+DECLARE
+    v_table regclass;
+    v_sees  text;
+BEGIN
+    FOR v_table, v_sees IN VALUES
+        ('dlq.dead_letter_queue'::regclass, 'dlq.in_scope(queue, kind, (SELECT dlq.scope()))'),
+        ('dlq.dead_letter_transitions', 'dlq.in_scope(queue, kind, (SELECT dlq.scope()))'),
+        ('dlq.acts', 'dlq.act_in_scope(subject, (SELECT dlq.scope()))'),
+        ('dlq.circuit_breakers', 'dlq.breaker_in_scope(name, (SELECT dlq.scope()))'),
+        ('dlq.circuit_breaker_changes', 'dlq.breaker_in_scope(name, (SELECT dlq.scope()))'),
+        ('dlq.replay_runs', 'dlq.scope_within(scope, (SELECT dlq.scope()))'),
+        ('dlq.replay_run_entries', 'EXISTS (SELECT FROM dlq.replay_runs r WHERE r.id = run_id)'),
+        ('dlq.rollup_flow', 'dlq.in_scope(queue, NULL, (SELECT dlq.scope()))'),
+        ('dlq.rollup_backlog', 'dlq.in_scope(queue, NULL, (SELECT dlq.scope()))'),
+        ('dlq.rollup_times', 'dlq.in_scope(queue, NULL, (SELECT dlq.scope()))'),
+        ('dlq.rollup_errors', 'dlq.in_scope(queue, NULL, (SELECT dlq.scope()))'),
+        ('dlq.rollup_groups', 'dlq.in_scope(queue, NULL, (SELECT dlq.scope()))'),
+        ('dlq.failure_groups', 'dlq.in_scope(queue, NULL, (SELECT dlq.scope()))'),
+        ('dlq.ordered_jobs', 'dlq.in_scope(queue, NULL, (SELECT dlq.scope()))'),
+        ('dlq.rollup_sources', NULL), ('dlq.job_facts', NULL), ('dlq.entry_jobs', NULL), ('dlq.retired_jobs', NULL), ('dlq.erasures', NULL),
+        ('dlq.reconcile_findings', NULL), ('dlq.reconcile_looks', NULL), ('dlq.automatic_changes', NULL), ('dlq.gates', NULL), ('dlq.paces', NULL), ('dlq.role_scopes', NULL)
+    LOOP
+        EXECUTE format('DROP POLICY IF EXISTS in_scope ON %1$s;
+            CREATE POLICY in_scope ON %1$s FOR SELECT USING ((SELECT dlq.scope()) IS NULL%2$s);
+            COMMENT ON POLICY in_scope ON %1$s IS ''What is in the scope of who reads.'';
+            ALTER TABLE %1$s ENABLE ROW LEVEL SECURITY', v_table, coalesce(' OR ' || v_sees, ''));
+    END LOOP;
+END
+$$;

@@ -102,7 +102,7 @@ func newPsql() *cobra.Command {
 			if password != "" { // everybody on this machine can read the arguments
 				child.Env = append(child.Env, "PGPASSWORD="+password)
 			}
-			child.Env = append(child.Env, "PGOPTIONS=-c search_path="+database.schemas.DLQ+","+database.schemas.River+" -c row_security=off")
+			child.Env = append(child.Env, "PGOPTIONS=-c search_path="+database.schemas.DLQ+","+database.schemas.River)
 			child.Stdin, child.Stdout, child.Stderr = os.Stdin, cmd.OutOrStdout(), cmd.ErrOrStderr()
 			return errors.Join(child.Run(), stop())
 		},

@@ -57,13 +57,122 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
 $$;
 COMMENT ON FUNCTION dlq.is_owner IS 'Whether the caller owns the schema, as dlqd itself does, or is a superuser.';
 
--- Only dlqd can say of whom it asks; of everybody else, the server knows the address. What a program calls itself, it may make up.
-CREATE OR REPLACE FUNCTION dlq.origin(p_actor text) RETURNS text
+-- Only dlqd knows for whom it acts. Everybody else is the database user, whatever they call themselves.
+CREATE OR REPLACE FUNCTION dlq.actor(p_claimed text) RETURNS text
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
-RETURN CASE WHEN p_actor NOT LIKE 'worker:%' AND p_actor NOT IN ('capture', 'reconciler', 'sweep', 'retention', 'backfill')
-    THEN coalesce(CASE WHEN nullif(current_setting('dlq.origin', true), '') IS NOT NULL AND dlq.is_owner() THEN current_setting('dlq.origin', true) END,
-                  'SQL, from ' || coalesce(host(inet_client_addr()), 'a local socket') || coalesce(' (' || nullif(current_setting('application_name'), '') || ')', '')) END;
-COMMENT ON FUNCTION dlq.origin IS 'From where a person moves an entry: what the API says of its caller, or address and program of the database session. Null for what dlqd does by itself.';
+RETURN CASE WHEN p_claimed = session_user OR dlq.is_owner() THEN coalesce(p_claimed, session_user) ELSE session_user END;
+COMMENT ON FUNCTION dlq.actor IS 'Who acts: for callers that do not own the schema the database user, and the name that they give is on whose behalf (dlq.origin).';
+
+-- Only dlqd can say of whom it asks; of everybody else, the server knows the address. What a program calls itself, it may make up.
+-- (A person of the API's, and a database user, may be called as dlqd calls itself.)
+CREATE OR REPLACE FUNCTION dlq.origin(p_actor text, p_claimed text DEFAULT NULL) RETURNS text
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
+RETURN CASE
+    WHEN nullif(current_setting('dlq.origin', true), '') IS NOT NULL AND dlq.is_owner() THEN current_setting('dlq.origin', true)
+    WHEN p_actor NOT LIKE 'worker:%' AND p_actor NOT IN ('capture', 'reconciler', 'sweep', 'retention', 'backfill') OR p_actor = session_user AND NOT dlq.is_owner()
+    THEN 'SQL, from ' || coalesce(host(inet_client_addr()), 'a local socket') || coalesce(' (' || nullif(current_setting('application_name'), '') || ')', '')
+         || CASE WHEN p_claimed <> p_actor THEN ', on behalf of ' || p_claimed ELSE '' END END;
+COMMENT ON FUNCTION dlq.origin IS 'From where a person moves an entry: what the API says of its caller, or address and program of the database session, and the name that somebody gives beside their own. Null for what dlqd does by itself.';
+
+-- dlqd says for whom it asks, for the time of a transaction (dlq.scope). Others cannot get out of their roles by SET ROLE.
+CREATE OR REPLACE FUNCTION dlq.scope() RETURNS jsonb
+LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    -- (current_user is the owner of the schema here.)
+    v_user name := CASE WHEN pg_has_role(session_user, current_user, 'MEMBER') THEN dlq.caller() ELSE session_user END;
+BEGIN
+    IF pg_has_role(v_user, current_user, 'USAGE') THEN
+        RETURN nullif(current_setting('dlq.scope', true), '')::jsonb;
+    END IF;
+    RETURN (SELECT jsonb_agg(jsonb_build_object('queues', s.queues, 'kinds', s.kinds)) FROM dlq.role_scopes s JOIN pg_roles r ON r.rolname = s.role
+            WHERE pg_has_role(v_user, r.oid, 'MEMBER'));
+END
+$$;
+COMMENT ON FUNCTION dlq.scope IS 'The queues and kinds to which the caller is limited, [{"queues": ["payments*"], "kinds": []}]: what any of these lets through. Null for everything. Of a database user, what dlq.role_scopes has of the roles that the session''s user is in.';
+
+CREATE OR REPLACE FUNCTION dlq.like_patterns(p_patterns jsonb) RETURNS text[]
+LANGUAGE sql IMMUTABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT array_agg(replace(replace(replace(replace(p, '\', '\\'), '%', '\%'), '_', '\_'), '*', '%')) FROM jsonb_array_elements_text(p_patterns) p
+$$;
+COMMENT ON FUNCTION dlq.like_patterns IS 'Patterns in which * stands for any text, as LIKE has them; null for none.';
+
+CREATE OR REPLACE FUNCTION dlq.in_scope(p_queue text, p_kind text, p_scope jsonb) RETURNS boolean
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF p_scope IS NULL THEN
+        RETURN true;
+    END IF;
+    FOR i IN 0 .. jsonb_array_length(p_scope) - 1 LOOP
+        IF coalesce(p_queue LIKE ANY (dlq.like_patterns(p_scope -> i -> 'queues')), coalesce(p_scope -> i -> 'queues', '[]') = '[]')
+            AND coalesce(p_kind LIKE ANY (dlq.like_patterns(p_scope -> i -> 'kinds')), coalesce(p_scope -> i -> 'kinds', '[]') = '[]') THEN
+            RETURN true;
+        END IF;
+    END LOOP;
+    RETURN false;
+END
+$$;
+COMMENT ON FUNCTION dlq.in_scope IS 'Whether a queue and a kind are in a scope (dlq.scope). What is of a whole queue has the kind null, and is in it where kinds are not limited.';
+
+CREATE OR REPLACE FUNCTION dlq.scope_within(p_inner jsonb, p_outer jsonb) RETURNS boolean
+LANGUAGE sql IMMUTABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$
+    -- (A pattern that another one matches as a text matches nothing else than that one does.)
+    SELECT p_outer IS NULL OR p_inner IS NOT NULL AND NOT EXISTS (
+        SELECT FROM jsonb_array_elements(p_inner) g
+        CROSS JOIN jsonb_array_elements_text(CASE WHEN coalesce(g -> 'queues', '[]') = '[]' THEN '["*"]' ELSE g -> 'queues' END) q
+        CROSS JOIN jsonb_array_elements_text(CASE WHEN coalesce(g -> 'kinds', '[]') = '[]' THEN '["*"]' ELSE g -> 'kinds' END) k
+        WHERE NOT dlq.in_scope(q, k, p_outer))
+$$;
+COMMENT ON FUNCTION dlq.scope_within IS 'Whether all that is in one scope is in another.';
+
+CREATE OR REPLACE FUNCTION dlq.act_in_scope(p_subject text, p_scope jsonb) RETURNS boolean
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    RETURN p_scope IS NULL
+        OR p_subject LIKE 'queue %' AND dlq.in_scope(substr(p_subject, length('queue ') + 1), NULL, p_scope)
+        OR p_subject LIKE 'circuit breaker queue:%' AND dlq.in_scope(substr(p_subject, length('circuit breaker queue:') + 1), NULL, p_scope)
+        OR p_subject LIKE 'replay run %' AND EXISTS (SELECT FROM dlq.replay_runs r WHERE r.id = dlq.to_uuid(substr(p_subject, length('replay run ') + 1)) AND dlq.scope_within(r.scope, p_scope));
+END
+$$;
+COMMENT ON FUNCTION dlq.act_in_scope IS 'Whether who is limited to a scope may see what was done to something that is no entry (dlq.acts.subject): to a queue, its circuit breaker, or a replay run.';
+
+-- As of which entries somebody knows nothing, they hear the same as of those that are not there.
+CREATE OR REPLACE FUNCTION dlq.ids_in_scope(p_ids uuid[]) RETURNS uuid[]
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_custom_plan AS $$
+DECLARE
+    v_scope jsonb := dlq.scope();
+    v_since timestamptz := dlq.closed_since(p_ids);
+BEGIN
+    IF v_scope IS NULL THEN
+        RETURN p_ids;
+    END IF;
+    RETURN ARRAY(SELECT e.id FROM dlq.dead_letter_queue e
+                 WHERE e.id = ANY (p_ids) AND (e.closed_at IS NULL OR e.closed_at >= v_since) AND dlq.in_scope(e.queue, e.kind, v_scope) ORDER BY e.id);
+END
+$$;
+COMMENT ON FUNCTION dlq.ids_in_scope IS 'Those of the entries that the caller may know of.';
+
+CREATE OR REPLACE FUNCTION dlq.require_everything(p_action text) RETURNS void
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF dlq.scope() IS NOT NULL THEN
+        RAISE EXCEPTION '%: this is of every queue and kind, and you are limited to some', p_action USING ERRCODE = 'DLQ06';
+    END IF;
+END
+$$;
+COMMENT ON FUNCTION dlq.require_everything IS 'Refuses who is limited to some queues or kinds.';
+
+CREATE OR REPLACE FUNCTION dlq.queue_scope() RETURNS jsonb
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    v_scope jsonb := dlq.scope();
+BEGIN
+    IF EXISTS (SELECT FROM jsonb_array_elements(v_scope) g WHERE coalesce(g -> 'kinds', '[]') <> '[]') THEN
+        RAISE EXCEPTION 'this is counted by queue and not by kind, and you are limited to some kinds' USING ERRCODE = 'DLQ06';
+    END IF;
+    RETURN v_scope;
+END
+$$;
+COMMENT ON FUNCTION dlq.queue_scope IS 'The scope of the caller (dlq.scope), for what is counted by queue: who is limited to kinds is refused.';
 
 CREATE OR REPLACE FUNCTION dlq.policy_version() RETURNS text
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
@@ -77,7 +186,7 @@ COMMENT ON FUNCTION dlq.policy_version IS 'Version of the policy that is in forc
 CREATE OR REPLACE FUNCTION dlq.record_act(p_subject text, p_act text, p_actor text, p_note text DEFAULT NULL, p_detail jsonb DEFAULT NULL) RETURNS void
 LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
     INSERT INTO dlq.acts (subject, act, actor, origin, note, detail, config_version)
-    VALUES (p_subject, p_act, p_actor, dlq.origin(p_actor), p_note, nullif(jsonb_strip_nulls(p_detail), '{}'), dlq.policy_version())
+    VALUES (p_subject, p_act, dlq.actor(p_actor), dlq.origin(dlq.actor(p_actor), p_actor), p_note, nullif(jsonb_strip_nulls(p_detail), '{}'), dlq.policy_version())
 $$;
 COMMENT ON FUNCTION dlq.record_act IS 'Leaves an audit row of what was done to something that is no entry.';
 
@@ -155,7 +264,7 @@ BEGIN
     END IF;
 
     v_actor := coalesce(NEW.move ->> 'actor', session_user);
-    v_origin := dlq.origin(v_actor);
+    v_origin := dlq.origin(v_actor, NEW.move ->> 'claimed');
     v_left := CASE WHEN dlq.is_open(OLD.status) THEN OLD.fingerprint END;
     v_joined := CASE WHEN dlq.is_open(NEW.status) THEN NEW.fingerprint END;
     IF v_left IS NOT DISTINCT FROM v_joined THEN

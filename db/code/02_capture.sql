@@ -66,6 +66,7 @@ LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '500ms
 DECLARE
     v_limit constant interval := coalesce(p_limit, dlq.capture_limit());
 BEGIN
+    PERFORM dlq.require_everything('capture');
     mode := p_mode;
     IF p_mode IS NULL OR p_mode NOT IN ('on', 'off', 'strict') THEN
         RAISE EXCEPTION 'capture cannot be %', p_mode USING ERRCODE = 'DLQ04', HINT = 'on, off or strict.';

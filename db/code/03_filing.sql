@@ -290,14 +290,18 @@ $$;
 COMMENT ON FUNCTION dlq.is_repeat IS 'Whether a job has an open entry, or redelivers another job''s: an unfiled failure of it is a further failure of that one, and none of the entries that lists and counts show.';
 
 -- Counting must not cost more the longer no DLQ worker has been there.
-CREATE OR REPLACE VIEW dlq.backlog AS
+-- (Of all of them from an index, which has no kinds.)
+CREATE OR REPLACE VIEW dlq.backlog WITH (security_barrier) AS
     SELECT b.status, b.queue, b.error_class, sum(b.entries)::bigint AS entries, bool_or(b.more) AS more
     FROM (
-        SELECT o.status, o.queue, o.error_class, count(*) AS entries, false AS more FROM dlq.dead_letter_open o GROUP BY o.status, o.queue, o.error_class
+        SELECT o.status, o.queue, o.error_class, count(*) AS entries, false AS more FROM dlq.dead_letter_open o WHERE (SELECT dlq.scope()) IS NULL GROUP BY o.status, o.queue, o.error_class
+        UNION ALL
+        SELECT o.status, o.queue, o.error_class, count(*) AS entries, false AS more FROM dlq.dead_letter_open o
+        WHERE (SELECT dlq.scope()) IS NOT NULL AND dlq.in_scope(o.queue, o.kind, (SELECT dlq.scope())) GROUP BY o.status, o.queue, o.error_class
         UNION ALL
         SELECT 'dlq_pending', u.queue, NULL, count(*), sum(count(*)) OVER () >= 10000
         FROM (SELECT i.queue FROM dlq.dead_letter_inbox i
-              WHERE NOT dlq.is_repeat(i.river_job_id, i.job_created_at)
+              WHERE NOT dlq.is_repeat(i.river_job_id, i.job_created_at) AND dlq.in_scope(i.queue, i.kind, (SELECT dlq.scope()))
               LIMIT 10000) u
         GROUP BY u.queue
     ) b

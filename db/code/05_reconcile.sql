@@ -202,6 +202,7 @@ COMMENT ON FUNCTION dlq.look_for_failures IS 'Takes a look of the reconciler a b
 CREATE OR REPLACE FUNCTION dlq.reconcile(p_limit integer DEFAULT 2000, p_whole boolean DEFAULT false, p_every interval DEFAULT '0', OUT filed integer, OUT done boolean, OUT began_at timestamptz)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
+    PERFORM dlq.require_everything('reconcile');
     SELECT l.filed, l.done, l.began_at INTO filed, done, began_at
     FROM dlq.look_for_failures(CASE WHEN p_whole THEN 'whole' ELSE 'recent' END, 'reconciler', p_limit, p_every, p_every = '0') l;
     IF p_whole AND done THEN
@@ -216,6 +217,7 @@ LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     v_batch record;
 BEGIN
+    PERFORM dlq.require_everything('backfill');
     LOOP
         SELECT * INTO v_batch FROM dlq.look_for_failures('backfill', 'backfill', p_limit, '0', true);
         EXIT WHEN v_batch.filed > 0 OR v_batch.done;
@@ -266,10 +268,11 @@ COMMENT ON FUNCTION dlq.forget_jobs IS 'Takes away what dlqd remembers of jobs t
 CREATE OR REPLACE FUNCTION dlq.capture_status(OUT mode text, OUT time_limit interval, OUT changed_at timestamptz, OUT changed_by text, OUT note text,
     OUT triggers text, OUT writing integer, OUT unfiled bigint, OUT unfiled_since timestamptz, OUT facts bigint, OUT facts_since timestamptz,
     OUT looked_at timestamptz, OUT looked_at_all timestamptz, OUT missed bigint, OUT missed_by jsonb, OUT missed_at timestamptz)
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '500ms' AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '500ms' SET row_security = on AS $$
 DECLARE
     v_change record;
 BEGIN
+    PERFORM dlq.require_everything('capture');
     mode := dlq.capture_mode();
     time_limit := dlq.capture_limit();
     triggers := dlq.trigger_state();

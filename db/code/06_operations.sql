@@ -17,7 +17,8 @@ RETURNS TABLE (entry_id uuid, verdict text, job_id bigint)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET row_security = off AS $$
 #variable_conflict use_column
 DECLARE
-    v_row record;
+    v_row   record;
+    v_actor constant text := dlq.actor(p_actor);
 BEGIN
     FOR v_row IN
         WITH looked AS MATERIALIZED (
@@ -78,11 +79,11 @@ BEGIN
                 status = 'dlq_processing',
                 redelivery_job_id = jobs.id,
                 dlq_retry_count = e.dlq_retry_count + 1,
-                locked_by = p_actor,
+                locked_by = v_actor,
                 locked_at = now(),
                 notes = coalesce(p_note, e.notes),
                 config_version = coalesce(p_config_version, e.config_version),
-                move = jsonb_build_object('actor', p_actor, 'reason', p_reason, 'note', p_note, 'detail', p_detail)
+                move = jsonb_build_object('actor', v_actor, 'claimed', p_actor, 'reason', p_reason, 'note', p_note, 'detail', p_detail)
             FROM jobs, told
             WHERE e.id = jobs.entry_id
         ), reopened AS (
@@ -90,11 +91,11 @@ BEGIN
                 status = 'dlq_processing',
                 redelivery_job_id = jobs.id,
                 dlq_retry_count = e.dlq_retry_count + 1,
-                locked_by = p_actor,
+                locked_by = v_actor,
                 locked_at = now(),
                 notes = coalesce(p_note, e.notes),
                 config_version = coalesce(p_config_version, e.config_version),
-                move = jsonb_build_object('actor', p_actor, 'reason', p_reason, 'note', p_note, 'detail', p_detail)
+                move = jsonb_build_object('actor', v_actor, 'claimed', p_actor, 'reason', p_reason, 'note', p_note, 'detail', p_detail)
             FROM jobs, told
             WHERE e.id = jobs.entry_id AND e.stage = 'failed' AND e.status = 'dlq_failed' AND EXISTS (SELECT FROM looked l WHERE l.failed)
         )
@@ -119,9 +120,9 @@ BEGIN
                 job_id := v_row.job_id;
             END IF;
         ELSIF verdict = 'resolved' THEN
-            PERFORM dlq.resolve_by(ARRAY[entry_id], ARRAY[job_id], ARRAY[clock_timestamp()], p_actor);
+            PERFORM dlq.resolve_by(ARRAY[entry_id], ARRAY[job_id], ARRAY[clock_timestamp()], v_actor);
         ELSIF verdict = 'follows' THEN
-            PERFORM dlq.follow_job(entry_id, job_id, v_row.job_created_at, p_actor, p_reason || ': its job ' || job_id || ' runs again already', p_note, p_run);
+            PERFORM dlq.follow_job(entry_id, job_id, v_row.job_created_at, v_actor, p_reason || ': its job ' || job_id || ' runs again already', p_note, p_run);
             INSERT INTO dlq.job_facts (job_id, job_created_at, fact, entry_id) VALUES (job_id, v_row.job_created_at, 'following', entry_id);
         END IF;
         RETURN NEXT;
@@ -195,7 +196,7 @@ LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     v_status dlq.dead_letter_status;
 BEGIN
-    SELECT e.status INTO v_status FROM dlq.dead_letter_queue e WHERE e.id = p_id ORDER BY dlq.is_open(e.status) DESC LIMIT 1;
+    SELECT e.status INTO v_status FROM dlq.dead_letter_queue e WHERE e.id = ANY (dlq.ids_in_scope(ARRAY[p_id])) ORDER BY dlq.is_open(e.status) DESC LIMIT 1;
     IF NOT FOUND THEN
         RAISE EXCEPTION 'dead letter %: there is no such entry', p_id USING ERRCODE = 'DLQ02';
     END IF;
@@ -216,6 +217,9 @@ LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     v_row record;
 BEGIN
+    IF dlq.ids_in_scope(ARRAY[p_id]) = '{}' THEN
+        PERFORM dlq.refuse_move(p_id, 'replay', '');
+    END IF;
     -- (Filed and locked: it cannot move to another partition while dlq.redeliver waits for it, which would be a 40001.)
     PERFORM dlq.lock_entries(ARRAY[p_id], '{dlq_pending,dlq_manual,dlq_failed}');
     IF p_payload IS NOT NULL AND p_payload_text IS NOT NULL THEN
@@ -300,7 +304,7 @@ CREATE OR REPLACE FUNCTION dlq.reopen(p_id uuid, p_actor text DEFAULT session_us
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     IF NOT EXISTS (SELECT FROM dlq.act_on('reopen', ARRAY[p_id], p_actor, p_note)) THEN
-        IF EXISTS (SELECT FROM dlq.dead_letter_queue e WHERE e.id = p_id AND e.status IN ('dlq_resolved', 'dlq_archived')) THEN
+        IF EXISTS (SELECT FROM dlq.dead_letter_queue e WHERE e.id = ANY (dlq.ids_in_scope(ARRAY[p_id])) AND e.status IN ('dlq_resolved', 'dlq_archived')) THEN
             RAISE EXCEPTION 'dead letter %: cannot be reopened: its payload was erased, or its job has an open entry again', p_id USING ERRCODE = 'DLQ01';
         END IF;
         PERFORM dlq.refuse_move(p_id, 'reopen', 'dlq_resolved, dlq_archived');
@@ -318,6 +322,7 @@ DECLARE
     v_entry record;
     v_job   jsonb;
 BEGIN
+    PERFORM dlq.require_everything('sweep');
     looked := 0; settled := 0; requeued := 0;
     FOR v_entry IN
         SELECT e.id, e.redelivery_job_id AS job_id, e.locked_by, j.id IS NULL AS gone, j.created_at, j.state

@@ -23,12 +23,29 @@ CREATE OR REPLACE TRIGGER changes_append_only BEFORE UPDATE OR TRUNCATE ON dlq.c
     FOR EACH STATEMENT EXECUTE FUNCTION dlq.refuse('the audit trail is append-only');
 COMMENT ON TRIGGER changes_append_only ON dlq.circuit_breaker_changes IS 'The audit trail is append-only.';
 
+-- (A destination takes the messages of many queues.)
+CREATE OR REPLACE FUNCTION dlq.breaker_in_scope(p_name text, p_scope jsonb) RETURNS boolean
+LANGUAGE sql IMMUTABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp
+RETURN p_scope IS NULL OR p_name LIKE 'queue:%' AND dlq.in_scope(substr(p_name, length('queue:') + 1), NULL, p_scope);
+COMMENT ON FUNCTION dlq.breaker_in_scope IS 'Whether a circuit breaker is of a queue in a scope (dlq.scope).';
+
+CREATE OR REPLACE FUNCTION dlq.require_breaker(p_name text) RETURNS void
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF NOT dlq.breaker_in_scope(p_name, dlq.scope()) THEN
+        RAISE EXCEPTION 'there is no circuit breaker %', p_name USING ERRCODE = 'DLQ02';
+    END IF;
+END
+$$;
+COMMENT ON FUNCTION dlq.require_breaker IS 'Refuses a circuit breaker that is not in the scope of the caller.';
+
 CREATE OR REPLACE FUNCTION dlq.open_breaker(p_name text, p_actor text DEFAULT session_user, p_reason text DEFAULT 'opened by an operator',
     p_for interval DEFAULT NULL, p_forced boolean DEFAULT true, p_now timestamptz DEFAULT now()) RETURNS boolean
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
+    PERFORM dlq.require_breaker(p_name);
     INSERT INTO dlq.circuit_breakers AS b (name, state, since, open_until, forced, reason, changed_by)
-    VALUES (p_name, 'open', p_now, p_now + p_for, p_forced, p_reason, p_actor)
+    VALUES (p_name, 'open', p_now, p_now + p_for, p_forced, p_reason, dlq.actor(p_actor))
     ON CONFLICT (name) DO UPDATE SET
         state = 'open', since = p_now, open_until = excluded.open_until, forced = excluded.forced,
         reason = excluded.reason, changed_by = excluded.changed_by
@@ -49,8 +66,9 @@ CREATE OR REPLACE FUNCTION dlq.reset_breaker(p_name text, p_actor text DEFAULT s
     p_now timestamptz DEFAULT now()) RETURNS boolean
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
+    PERFORM dlq.require_breaker(p_name);
     UPDATE dlq.circuit_breakers SET
-        state = 'closed', since = p_now, open_until = NULL, forced = false, reason = p_reason, changed_by = p_actor
+        state = 'closed', since = p_now, open_until = NULL, forced = false, reason = p_reason, changed_by = dlq.actor(p_actor)
     WHERE name = p_name AND state <> 'closed';
     IF NOT FOUND THEN
         RETURN false;

@@ -10,6 +10,16 @@ LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN to_timestamp(('x' || substr(replace(p_id::text, '-', ''), 1, 12))::bit(48)::bigint / 1000.0);
 COMMENT ON FUNCTION dlq.captured_at IS 'When the job of an entry failed, and with that was captured: the id says so, to the millisecond.';
 
+-- Where all queues have names and are no patterns, an index finds them.
+CREATE OR REPLACE FUNCTION dlq.scope_where(p_scope jsonb) RETURNS text
+LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT CASE WHEN p_scope IS NULL THEN '' ELSE
+        coalesce((SELECT ' AND e.queue IN (' || string_agg(quote_literal(q), ', ') || ')' FROM jsonb_array_elements(p_scope) g CROSS JOIN jsonb_array_elements_text(g -> 'queues') q
+                  HAVING bool_and(position('*' IN q) = 0) AND NOT EXISTS (SELECT FROM jsonb_array_elements(p_scope) a WHERE coalesce(a -> 'queues', '[]') = '[]')), '')
+        || format(' AND dlq.in_scope(e.queue, e.kind, %L::jsonb)', p_scope) END
+$$;
+COMMENT ON FUNCTION dlq.scope_where IS 'The condition that a row e is in a scope (dlq.scope), to be put after others.';
+
 -- filter_where makes a condition of a filter. Its text is made of constants and names of states: whatever else the filter
 -- holds is read from the parameter $1, never put into the text.
 CREATE OR REPLACE FUNCTION dlq.filter_where(p_filter jsonb) RETURNS text
@@ -54,10 +64,10 @@ BEGIN
             RAISE EXCEPTION 'filter: maxAge % is negative', p_filter ->> 'maxAge' USING ERRCODE = 'DLQ04';
         END IF;
     END LOOP;
-    RETURN v_where;
+    RETURN v_where || dlq.scope_where(dlq.scope());
 END
 $$;
-COMMENT ON FUNCTION dlq.filter_where IS 'The condition of a filter, on a row e and the filter as parameter $1.';
+COMMENT ON FUNCTION dlq.filter_where IS 'The condition of a filter, on a row e and the filter as parameter $1: of what is in the scope of the caller (dlq.scope).';
 
 -- find_ids walks entries in id order, so that a caller goes on after the last one it got.
 CREATE OR REPLACE FUNCTION dlq.find_ids(p_filter jsonb, p_limit integer, p_after uuid DEFAULT NULL, p_newest_first boolean DEFAULT false, p_below uuid DEFAULT NULL)
@@ -134,6 +144,7 @@ BEGIN
     IF p_destination IS NULL THEN
         RETURN;
     END IF;
+    PERFORM dlq.require_everything('replay to another destination'); -- which is of no queue
     EXECUTE 'SELECT e.id FROM dlq.dead_letter_queue e WHERE e.job_kind <> ''dlqd_message'' AND ' || dlq.filter_where(p_filter) || ' LIMIT 1' INTO v_entry USING p_filter;
     IF v_entry IS NOT NULL THEN
         RAISE EXCEPTION 'dead letter %: is a job of an application''s, which has no destination', v_entry
@@ -173,6 +184,9 @@ BEGIN
     END IF;
     PERFORM dlq.check_rate(p_rate);
     PERFORM dlq.check_destination(v_filter, p_destination);
+    IF p_queue IS NOT NULL AND NOT dlq.in_scope(p_queue, NULL, dlq.scope()) THEN
+        RAISE EXCEPTION 'replay: you may not send redeliveries to queue %', p_queue USING ERRCODE = 'DLQ06';
+    END IF;
     v_queues := CASE WHEN p_queue IS NULL THEN ARRAY(SELECT DISTINCT p.queue FROM dlq.preview(v_filter) p) ELSE ARRAY[p_queue] END;
     SELECT string_agg(b.name, ', ' ORDER BY b.name) INTO v_open FROM dlq.circuit_breakers b
     WHERE b.state = 'open' AND (b.name = 'destination:' || p_destination OR p_destination IS NULL AND b.name IN (SELECT 'queue:' || q.queue FROM unnest(v_queues) q (queue)));
@@ -194,8 +208,8 @@ BEGIN
              ON CONFLICT DO NOTHING' USING v_filter, v_id;
     GET DIAGNOSTICS v_keyed = ROW_COUNT;
     v_total := v_total + v_keyed;
-    INSERT INTO dlq.replay_runs (id, filter, newest_first, batch_size, rate, concurrency, patch, merge_patch, queue, destination, force, stop_at, stop_of, note, actor, total, origin)
-    VALUES (v_id, v_filter, p_newest_first, p_batch_size, p_rate, p_concurrency, p_patch, p_merge_patch, p_queue, p_destination, p_force, p_stop_at, p_stop_of, p_note, p_actor, v_total, dlq.origin(p_actor));
+    INSERT INTO dlq.replay_runs (id, filter, newest_first, batch_size, rate, concurrency, patch, merge_patch, queue, destination, force, stop_at, stop_of, note, actor, total, origin, scope)
+    VALUES (v_id, v_filter, p_newest_first, p_batch_size, p_rate, p_concurrency, p_patch, p_merge_patch, p_queue, p_destination, p_force, p_stop_at, p_stop_of, p_note, dlq.actor(p_actor), v_total, dlq.origin(dlq.actor(p_actor), p_actor), dlq.scope());
     PERFORM dlq.record_act('replay run ' || v_id, 'started', p_actor, p_note, jsonb_build_object('entries', v_total));
     PERFORM dlq.wake();
     RETURN v_id;
@@ -231,9 +245,9 @@ BEGIN
     UPDATE dlq.replay_runs r SET status = p_to, reason = p_reason, updated_at = now(), stepped_at = NULL,
         judged_from = CASE WHEN p_to = 'running' THEN now() ELSE r.judged_from END,
         finished_at = CASE WHEN p_to IN ('completed', 'cancelled', 'stopped') THEN now() END
-    WHERE r.id = p_run AND r.status = ANY (p_from);
+    WHERE r.id = p_run AND r.status = ANY (p_from) AND dlq.scope_within(r.scope, dlq.scope());
     IF NOT FOUND THEN
-        SELECT r.status INTO v_status FROM dlq.replay_runs r WHERE r.id = p_run;
+        SELECT r.status INTO v_status FROM dlq.replay_runs r WHERE r.id = p_run AND dlq.scope_within(r.scope, dlq.scope());
         IF NOT FOUND THEN
             RAISE EXCEPTION 'replay run %: there is no such run', p_run USING ERRCODE = 'DLQ02';
         END IF;
@@ -288,25 +302,25 @@ $$;
 COMMENT ON FUNCTION dlq.replay_step IS 'Takes a replay run further by the entries p_ids, in their order: sends them back, but for p_skipped, notes what became of each, and moves the run''s cursor.';
 
 CREATE OR REPLACE FUNCTION dlq.replay_pause(p_run uuid, p_actor text DEFAULT session_user) RETURNS void
-LANGUAGE sql AS $$ SELECT dlq.replay_move(p_run, '{running}', 'paused', 'paused by ' || p_actor); SELECT dlq.record_act('replay run ' || p_run, 'paused', p_actor) $$;
+LANGUAGE sql AS $$ SELECT dlq.replay_move(p_run, '{running}', 'paused', 'paused by ' || dlq.actor(p_actor)); SELECT dlq.record_act('replay run ' || p_run, 'paused', p_actor) $$;
 COMMENT ON FUNCTION dlq.replay_pause IS 'Pauses a replay run.';
 CREATE OR REPLACE FUNCTION dlq.replay_resume(p_run uuid, p_actor text DEFAULT session_user) RETURNS void
-LANGUAGE sql AS $$ SELECT dlq.replay_move(p_run, '{paused,stopped}', 'running', 'resumed by ' || p_actor); SELECT dlq.record_act('replay run ' || p_run, 'resumed', p_actor) $$;
+LANGUAGE sql AS $$ SELECT dlq.replay_move(p_run, '{paused,stopped}', 'running', 'resumed by ' || dlq.actor(p_actor)); SELECT dlq.record_act('replay run ' || p_run, 'resumed', p_actor) $$;
 COMMENT ON FUNCTION dlq.replay_resume IS 'Goes on with a replay run that was paused, or that stopped because too much of it failed.';
 CREATE OR REPLACE FUNCTION dlq.replay_cancel(p_run uuid, p_actor text DEFAULT session_user) RETURNS void
-LANGUAGE sql AS $$ SELECT dlq.replay_move(p_run, '{running,paused,stopped}', 'cancelled', 'cancelled by ' || p_actor); SELECT dlq.record_act('replay run ' || p_run, 'cancelled', p_actor) $$;
+LANGUAGE sql AS $$ SELECT dlq.replay_move(p_run, '{running,paused,stopped}', 'cancelled', 'cancelled by ' || dlq.actor(p_actor)); SELECT dlq.record_act('replay run ' || p_run, 'cancelled', p_actor) $$;
 COMMENT ON FUNCTION dlq.replay_cancel IS 'Ends a replay run. What it has sent back goes on.';
 
 CREATE OR REPLACE FUNCTION dlq.replay_set_rate(p_run uuid, p_rate float8 DEFAULT NULL, p_actor text DEFAULT session_user) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     PERFORM dlq.check_rate(p_rate);
-    -- (The next entry's place was reserved at the old rate.)
-    DELETE FROM dlq.paces WHERE name = 'replay:' || p_run;
-    UPDATE dlq.replay_runs r SET rate = p_rate, updated_at = now() WHERE r.id = p_run AND r.status IN ('running', 'paused', 'stopped');
+    UPDATE dlq.replay_runs r SET rate = p_rate, updated_at = now() WHERE r.id = p_run AND r.status IN ('running', 'paused', 'stopped') AND dlq.scope_within(r.scope, dlq.scope());
     IF NOT FOUND THEN
         RAISE EXCEPTION 'replay run %: there is no such run, or it has ended', p_run USING ERRCODE = 'DLQ02';
     END IF;
+    -- (The next entry's place was reserved at the old rate.)
+    DELETE FROM dlq.paces WHERE name = 'replay:' || p_run;
     PERFORM dlq.record_act('replay run ' || p_run, 'rate changed', p_actor, NULL, jsonb_build_object('rate', p_rate));
 END
 $$;
@@ -324,11 +338,13 @@ COMMENT ON FUNCTION dlq.closed_since IS 'The time before which none of these ent
 CREATE OR REPLACE FUNCTION dlq.note_on(p_ids uuid[], p_actor text, p_reason text, p_note text, p_stages dlq.dead_letter_stage[] DEFAULT '{open,resolved,failed,archived}') RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_custom_plan AS $$
 DECLARE
-    v_since timestamptz := dlq.closed_since(p_ids);
+    v_since  timestamptz := dlq.closed_since(p_ids);
+    v_actor  constant text := dlq.actor(p_actor);
+    v_origin constant text := dlq.origin(v_actor, p_actor);
 BEGIN
     INSERT INTO dlq.dead_letter_transitions (entry_id, from_status, to_status, actor, reason, note, strategy, rule, next_retry_at, river_job_id, queue, kind, error_class, from_class, config_version, origin)
-    SELECT e.id, e.status, e.status, p_actor, p_reason, p_note, e.strategy, e.rule, e.next_retry_at, e.river_job_id, e.queue, e.kind, e.error_class, e.error_class,
-           CASE WHEN dlq.origin(p_actor) IS NULL THEN e.config_version ELSE coalesce(dlq.policy_version(), e.config_version) END, dlq.origin(p_actor)
+    SELECT e.id, e.status, e.status, v_actor, p_reason, p_note, e.strategy, e.rule, e.next_retry_at, e.river_job_id, e.queue, e.kind, e.error_class, e.error_class,
+           CASE WHEN v_origin IS NULL THEN e.config_version ELSE coalesce(dlq.policy_version(), e.config_version) END, v_origin
     FROM dlq.dead_letter_queue e WHERE e.id = ANY (p_ids) AND e.stage = ANY (p_stages) AND (e.closed_at IS NULL OR e.closed_at >= v_since);
 END
 $$;
@@ -375,6 +391,7 @@ CREATE OR REPLACE FUNCTION dlq.act_on(p_action text, p_ids uuid[], p_actor text,
 RETURNS SETOF uuid
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_custom_plan SET row_security = off AS $$
 DECLARE
+    v_actor  constant text := dlq.actor(p_actor);
     v_ids    uuid[];
     v_stages dlq.dead_letter_stage[];
     v_since  timestamptz := dlq.closed_since(p_ids);
@@ -397,34 +414,34 @@ BEGIN
     IF p_action = 'tag' AND EXISTS (SELECT FROM jsonb_array_elements_text(p_args -> 'tags') t WHERE t !~ '^[A-Za-z0-9_][A-Za-z0-9_-]{1,253}[A-Za-z0-9_]$') THEN
         RAISE EXCEPTION 'a tag must be 3 to 255 letters, digits, _ and -, and neither start nor end with -' USING ERRCODE = 'DLQ04', HINT = 'River refuses others, and so redeliveries with them.';
     END IF;
-    SELECT l.ids, l.stages INTO v_ids, v_stages FROM dlq.lock_entries(p_ids, v_from) l;
+    SELECT l.ids, l.stages INTO v_ids, v_stages FROM dlq.lock_entries(dlq.ids_in_scope(p_ids), v_from) l;
     -- Stages and bounds are written out: partitions that cannot hold these entries are left out of the plans.
     CASE p_action
     WHEN 'discard' THEN
-        UPDATE dlq.dead_letter_queue e SET status = 'dlq_archived', resolution_strategy = 'discard', resolved_by = p_actor, resolution_notes = p_note,
-            notes = coalesce(p_note, e.notes), move = jsonb_build_object('actor', p_actor, 'reason', 'discarded', 'note', p_note)
+        UPDATE dlq.dead_letter_queue e SET status = 'dlq_archived', resolution_strategy = 'discard', resolved_by = v_actor, resolution_notes = p_note,
+            notes = coalesce(p_note, e.notes), move = jsonb_build_object('actor', v_actor, 'claimed', p_actor, 'reason', 'discarded', 'note', p_note)
         WHERE e.id = ANY (v_ids) AND e.status IN ('dlq_pending', 'dlq_manual', 'dlq_failed') AND e.stage = ANY (v_stages) AND (e.closed_at IS NULL OR e.closed_at >= v_since);
     WHEN 'resolve' THEN
-        UPDATE dlq.dead_letter_queue e SET status = 'dlq_resolved', resolution_strategy = 'manual_resolution', resolved_by = p_actor, resolution_notes = p_note,
-            notes = coalesce(p_note, e.notes), move = jsonb_build_object('actor', p_actor, 'reason', 'resolved outside dlqd', 'note', p_note)
+        UPDATE dlq.dead_letter_queue e SET status = 'dlq_resolved', resolution_strategy = 'manual_resolution', resolved_by = v_actor, resolution_notes = p_note,
+            notes = coalesce(p_note, e.notes), move = jsonb_build_object('actor', v_actor, 'claimed', p_actor, 'reason', 'resolved outside dlqd', 'note', p_note)
         WHERE e.id = ANY (v_ids) AND e.status = 'dlq_manual' AND e.stage = 'open';
         PERFORM dlq.supersede(v_ids, '{}', p_actor);
     WHEN 'park' THEN
-        UPDATE dlq.dead_letter_queue e SET status = 'dlq_manual', strategy = 'manual', parked_by = p_actor, notes = coalesce(p_note, e.notes),
-            move = jsonb_build_object('actor', p_actor, 'reason', 'parked', 'note', p_note)
+        UPDATE dlq.dead_letter_queue e SET status = 'dlq_manual', strategy = 'manual', parked_by = v_actor, notes = coalesce(p_note, e.notes),
+            move = jsonb_build_object('actor', v_actor, 'claimed', p_actor, 'reason', 'parked', 'note', p_note)
         WHERE e.id = ANY (v_ids) AND e.status = 'dlq_pending' AND e.stage = 'open';
     WHEN 'unpark' THEN
         -- Due at once with the immediate strategy: a person has judged it, so its class is not asked again this time.
         -- (Its rule says so: what is a person's unless it is named, an unparked entry is no more.)
         UPDATE dlq.dead_letter_queue e SET status = 'dlq_pending', strategy = 'immediate', rule = 'unparked', next_retry_at = now(), notes = coalesce(p_note, e.notes),
-            move = jsonb_build_object('actor', p_actor, 'reason', 'returned to the automatic path', 'note', p_note)
+            move = jsonb_build_object('actor', v_actor, 'claimed', p_actor, 'reason', 'returned to the automatic path', 'note', p_note)
         WHERE e.id = ANY (v_ids) AND e.status = 'dlq_manual' AND e.stage = 'open';
         PERFORM dlq.wake();
     WHEN 'reopen' THEN
         -- Of an erased one nothing is left to do; of a job that has an open entry again, that one is it.
         WITH reopened AS (
-            UPDATE dlq.dead_letter_queue e SET status = 'dlq_manual', strategy = 'manual', parked_by = p_actor, notes = coalesce(p_note, e.notes),
-                move = jsonb_build_object('actor', p_actor, 'reason', 'reopened', 'note', p_note)
+            UPDATE dlq.dead_letter_queue e SET status = 'dlq_manual', strategy = 'manual', parked_by = v_actor, notes = coalesce(p_note, e.notes),
+                move = jsonb_build_object('actor', v_actor, 'claimed', p_actor, 'reason', 'reopened', 'note', p_note)
             WHERE e.id = ANY (v_ids) AND e.status IN ('dlq_resolved', 'dlq_archived') AND e.stage = ANY (v_stages) AND e.closed_at >= v_since
               AND e.original_event <> '{"erased": true}'
               AND NOT EXISTS (SELECT FROM dlq.dead_letter_queue o WHERE o.stage = 'open' AND o.river_job_id = e.river_job_id AND o.job_created_at = e.job_created_at)
@@ -446,8 +463,8 @@ BEGIN
         PERFORM dlq.note_on(v_ids, p_actor, 'noted', p_note, v_stages);
     WHEN 'purge' THEN
         PERFORM dlq.require_admin('purge');
-        UPDATE dlq.dead_letter_queue e SET status = 'dlq_archived', resolution_strategy = 'discard', resolved_by = p_actor,
-            move = jsonb_build_object('actor', p_actor, 'reason', 'discarded, to be purged', 'note', p_note)
+        UPDATE dlq.dead_letter_queue e SET status = 'dlq_archived', resolution_strategy = 'discard', resolved_by = v_actor,
+            move = jsonb_build_object('actor', v_actor, 'claimed', p_actor, 'reason', 'discarded, to be purged', 'note', p_note)
         WHERE e.id = ANY (v_ids) AND e.status IN ('dlq_pending', 'dlq_manual', 'dlq_failed') AND e.stage = ANY (v_stages) AND (e.closed_at IS NULL OR e.closed_at >= v_since);
         PERFORM dlq.delete_entries(v_ids, NULL, p_actor, 'purged', p_note);
     END CASE;

@@ -232,6 +232,7 @@ DECLARE
     v_rows      bigint;
     v_hash      numeric;
 BEGIN
+    PERFORM dlq.require_everything('drop a partition');
     IF v_partition IS NULL THEN
         RAISE EXCEPTION '%: there is no such month of closed entries or of the audit trail', p_partition USING ERRCODE = 'DLQ02';
     END IF;
@@ -296,7 +297,7 @@ DECLARE
 BEGIN
     v_ids := ARRAY(
         SELECT e.id FROM dlq.dead_letter_queue e
-        WHERE e.id = ANY (p_ids) AND e.status IN ('dlq_resolved', 'dlq_archived') AND e.closed_at >= v_since
+        WHERE e.id = ANY (dlq.ids_in_scope(p_ids)) AND e.status IN ('dlq_resolved', 'dlq_archived') AND e.closed_at >= v_since
           AND (p_hashes IS NULL OR hashtextextended(e::text, 0) = p_hashes[array_position(p_ids, e.id)])
         ORDER BY e.id FOR UPDATE);
     PERFORM dlq.retire(v_ids);
@@ -317,6 +318,7 @@ DECLARE
     v_ids   uuid[];
     v_since timestamptz := dlq.closed_since(ARRAY(SELECT (j ->> 'id')::uuid FROM jsonb_array_elements(p_rows) j));
 BEGIN
+    PERFORM dlq.require_everything('restore');
     FOR v_month IN
         SELECT DISTINCT 'dead_letter_' || substr(r.status::text, 5) AS parent, date_trunc('month', r.closed_at) AS month
         FROM jsonb_populate_recordset(NULL::dlq.dead_letter_queue, p_rows) r
@@ -331,7 +333,7 @@ BEGIN
     -- With its audit row, which dlq.on_insert looks for at the end of the statement.
     WITH noted AS (
         INSERT INTO dlq.dead_letter_transitions (entry_id, from_status, to_status, actor, reason, note, strategy, rule, river_job_id, queue, kind, error_class, from_class, config_version, origin)
-        SELECT r.id, r.status, r.status, p_actor, 'restored from the archive', p_note, r.strategy, r.rule, r.river_job_id, r.queue, r.kind, r.error_class, r.error_class, coalesce(dlq.policy_version(), r.config_version), dlq.origin(p_actor)
+        SELECT r.id, r.status, r.status, dlq.actor(p_actor), 'restored from the archive', p_note, r.strategy, r.rule, r.river_job_id, r.queue, r.kind, r.error_class, r.error_class, coalesce(dlq.policy_version(), r.config_version), dlq.origin(dlq.actor(p_actor), p_actor)
         FROM jsonb_populate_recordset(NULL::dlq.dead_letter_queue, p_rows) r WHERE r.id = ANY (v_ids)
     )
     INSERT INTO dlq.dead_letter_queue

@@ -20,9 +20,10 @@ COMMENT ON FUNCTION dlq.trail_begins IS 'The time before which an entry has no a
 CREATE OR REPLACE FUNCTION dlq.trail(p_id uuid, p_limit integer DEFAULT 1000) RETURNS SETOF dlq.dead_letter_transitions
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_custom_plan AS $$
 DECLARE
-    v_from timestamptz := dlq.trail_begins(p_id);
+    v_from  timestamptz := dlq.trail_begins(p_id);
+    v_scope jsonb := dlq.scope();
 BEGIN
-    RETURN QUERY SELECT t.* FROM dlq.dead_letter_transitions t WHERE t.entry_id = p_id AND t.at >= v_from ORDER BY t.at, t.id LIMIT p_limit;
+    RETURN QUERY SELECT t.* FROM dlq.dead_letter_transitions t WHERE t.entry_id = p_id AND t.at >= v_from AND dlq.in_scope(t.queue, t.kind, v_scope) ORDER BY t.at, t.id LIMIT p_limit;
 END
 $$;
 COMMENT ON FUNCTION dlq.trail IS 'The audit rows of an entry, in order.';
@@ -39,6 +40,7 @@ DECLARE
     v_acts  boolean := NOT p_filter ?| '{entryId,queue,kind,from,to}'; -- which acts have not
     v_from  timestamptz := '-infinity';
     v_until timestamptz := 'infinity';
+    v_scope jsonb := dlq.scope();
 BEGIN
     -- As in dlq.filter_where, values are read from the parameter $1 and never put into the text.
     FOR v_key IN SELECT jsonb_object_keys(p_filter) LOOP
@@ -71,13 +73,15 @@ BEGIN
              (SELECT t.id, t.at, t.actor, t.db_user, t.origin, t.entry_id, t.from_status, t.to_status, t.reason, t.note, t.queue, t.kind, t.error_class, t.river_job_id, t.config_version, '
              -- What an edit put into a payload, for those who may see that.
              || CASE WHEN 'edited_event' = ANY (dlq.hidden_columns()) THEN 'NULL::jsonb AS detail' ELSE 't.detail' END
-             || ' FROM dlq.dead_letter_transitions t WHERE t.at >= $4 AND t.at < $5 AND ' || v_where || ')'
+             || ' FROM dlq.dead_letter_transitions t WHERE t.at >= $4 AND t.at < $5 AND '
+             || CASE WHEN v_scope IS NULL THEN '' ELSE 'dlq.in_scope(t.queue, t.kind, $7) AND ' END || v_where || ')'
         || CASE WHEN v_acts THEN '
              UNION ALL
              (SELECT t.id, t.at, t.actor, t.db_user, t.origin, NULL::uuid, NULL::dlq.dead_letter_status, NULL::dlq.dead_letter_status, t.reason, t.note, NULL, NULL, NULL, NULL::bigint, t.config_version, t.detail
-              FROM (SELECT a.*, a.subject || '': '' || a.act AS reason FROM dlq.acts a) t WHERE t.at >= $4 AND t.at < $5 AND ' || v_where || ')' ELSE '' END
+              FROM (SELECT a.*, a.subject || '': '' || a.act AS reason FROM dlq.acts a) t WHERE t.at >= $4 AND t.at < $5 AND '
+             || CASE WHEN v_scope IS NULL THEN '' ELSE 'dlq.act_in_scope(t.subject, $7) AND ' END || v_where || ')' ELSE '' END
         || ') a ORDER BY a.at DESC, a.id DESC LIMIT $2'
-        USING p_filter, p_limit, p_before, v_from, v_until, p_before_id;
+        USING p_filter, p_limit, p_before, v_from, v_until, p_before_id, v_scope;
 EXCEPTION WHEN data_exception THEN
     RAISE EXCEPTION 'audit: %', SQLERRM USING ERRCODE = 'DLQ04';
 END
@@ -275,12 +279,13 @@ DECLARE
     v_id uuid := dlq.uuid_v7();
 BEGIN
     PERFORM dlq.require_admin('erase');
+    PERFORM dlq.require_everything('erase');
     IF dlq.chooses_all(p_filter) THEN
         RAISE EXCEPTION 'erase: an empty filter chooses everybody''s data' USING ERRCODE = 'DLQ04', HINT = 'Name whose: {"payload": {"customer": "cus_81"}}, {"subscriberId": "cus_81"} or {"tags": ["cus_81"]}.';
     END IF;
     PERFORM dlq.filter_where(p_filter);
     INSERT INTO dlq.erasures (id, actor, origin, note, filter_sha256, fields)
-    VALUES (v_id, p_actor, dlq.origin(p_actor), p_note, encode(sha256(convert_to(p_filter::text, 'UTF8')), 'hex'), ARRAY(SELECT jsonb_object_keys(p_filter)));
+    VALUES (v_id, dlq.actor(p_actor), dlq.origin(dlq.actor(p_actor), p_actor), p_note, encode(sha256(convert_to(p_filter::text, 'UTF8')), 'hex'), ARRAY(SELECT jsonb_object_keys(p_filter)));
     RETURN v_id;
 END
 $$;
@@ -295,6 +300,7 @@ DECLARE
     v_live   integer; -- replay runs
 BEGIN
     PERFORM dlq.require_admin('erase');
+    PERFORM dlq.require_everything('erase');
     SELECT * INTO STRICT v_record FROM dlq.erasures r WHERE r.id = p_erasure;
     IF v_record.filter_sha256 <> encode(sha256(convert_to(p_filter::text, 'UTF8')), 'hex') THEN
         RAISE EXCEPTION 'erasure %: began with another filter', p_erasure USING ERRCODE = 'DLQ04', HINT = 'dlq.erase_begin makes the record of this one.';

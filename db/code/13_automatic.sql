@@ -94,6 +94,7 @@ LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '5s' A
 DECLARE
     v_changed integer;
 BEGIN
+    PERFORM dlq.require_everything('automatic redelivery');
     BEGIN
         PERFORM pg_advisory_xact_lock(hashtextextended('dlq.automatic', 0));
     EXCEPTION WHEN lock_not_available THEN
@@ -110,12 +111,12 @@ BEGIN
         DELETE FROM dlq.automatic_switches s WHERE s.scope = p_scope AND s.name = p_name;
     ELSE
         INSERT INTO dlq.automatic_switches AS s (scope, name, enabled, include, actor, note)
-        VALUES (p_scope, p_name, p_enabled, p_include, p_actor, p_note)
+        VALUES (p_scope, p_name, p_enabled, p_include, dlq.actor(p_actor), p_note)
         ON CONFLICT (scope, name) DO UPDATE SET enabled = excluded.enabled, include = excluded.include, at = now(), actor = excluded.actor, note = excluded.note;
     END IF;
     GET DIAGNOSTICS v_changed = ROW_COUNT;
     IF v_changed > 0 THEN
-        INSERT INTO dlq.automatic_changes (scope, name, enabled, include, actor, origin, note) VALUES (p_scope, p_name, p_enabled, p_include, p_actor, dlq.origin(p_actor), p_note);
+        INSERT INTO dlq.automatic_changes (scope, name, enabled, include, actor, origin, note) VALUES (p_scope, p_name, p_enabled, p_include, dlq.actor(p_actor), dlq.origin(dlq.actor(p_actor), p_actor), p_note);
         PERFORM dlq.record_act(concat_ws(' ', 'automatic redelivery:', p_scope, nullif(p_name, '')), CASE WHEN p_enabled IS NULL THEN 'switch taken away' WHEN p_scope = 'stop' THEN 'stopped' WHEN p_enabled THEN 'switched on' ELSE 'switched off' END,
                                p_actor, p_note, jsonb_build_object('include', nullif(p_include, '{}')));
         PERFORM dlq.wake();

@@ -6,6 +6,7 @@ LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     v_key   text;
     v_where text := 'true';
+    v_scope jsonb;
     v_words constant text := 'ARRAY(SELECT jsonb_array_elements_text(CASE jsonb_typeof($1 -> %1$L) WHEN ''array'' THEN $1 -> %1$L ELSE jsonb_build_array($1 -> %1$L) END))';
 BEGIN
     FOR v_key IN SELECT jsonb_object_keys(p_filter) LOOP
@@ -24,7 +25,8 @@ BEGIN
             RAISE EXCEPTION 'jobs: there is no field %', v_key USING ERRCODE = 'DLQ04', HINT = 'There are ids, state, queue, kind, payload, after, before (when it ended), heldFor and overdue.';
         END IF;
     END LOOP;
-    RETURN v_where;
+    v_scope := dlq.scope();
+    RETURN v_where || CASE WHEN v_scope IS NULL THEN '' ELSE format(' AND dlq.in_scope(j.queue, CASE j.kind WHEN ''dlqd_message'' THEN j.args ->> ''kind'' ELSE j.kind END, %L::jsonb)', v_scope) END;
 END
 $$;
 COMMENT ON FUNCTION dlq.jobs_where IS 'The condition of a filter of River''s jobs, on a row j and the filter as parameter $1.';
@@ -60,7 +62,7 @@ COMMENT ON FUNCTION dlq.river_leader IS 'Which of River''s clients leads, and wh
 CREATE OR REPLACE FUNCTION dlq.paused_queues() RETURNS TABLE (queue text, paused_at timestamptz)
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET row_security = off AS $$
 BEGIN
-    RETURN QUERY EXECUTE 'SELECT q.name::text, q.paused_at FROM river.river_queue q WHERE q.paused_at IS NOT NULL ORDER BY 1';
+    RETURN QUERY EXECUTE 'SELECT q.name::text, q.paused_at FROM river.river_queue q WHERE q.paused_at IS NOT NULL AND dlq.in_scope(q.name, NULL, dlq.scope()) ORDER BY 1';
 END
 $$;
 COMMENT ON FUNCTION dlq.paused_queues IS 'Queues that are paused.';
@@ -77,7 +79,7 @@ BEGIN
     END IF;
     EXECUTE 'WITH again AS (
             SELECT j.* FROM river.river_job j
-            WHERE j.state = ''completed'' AND j.finalized_at >= $1 AND ($2 IS NULL OR j.queue = $2) AND NOT j.metadata ?| ''{dlq:entry_id,dlq:done_by,dlq:copied}'' AND j.metadata ->> ''dlq:run_again'' IS DISTINCT FROM $4
+            WHERE j.state = ''completed'' AND j.finalized_at >= $1 AND ($2 IS NULL OR j.queue = $2) AND ' || dlq.jobs_where('{}') || ' AND NOT j.metadata ?| ''{dlq:entry_id,dlq:done_by,dlq:copied}'' AND j.metadata ->> ''dlq:run_again'' IS DISTINCT FROM $4
             ORDER BY j.finalized_at, j.id LIMIT $3 FOR NO KEY UPDATE SKIP LOCKED
         ), marked AS (
             UPDATE river.river_job j SET metadata = j.metadata || jsonb_build_object(''dlq:run_again'', $4, ''dlq:copied'', true) FROM again WHERE j.id = again.id
@@ -102,6 +104,7 @@ DECLARE
     v_count integer;
 BEGIN
     PERFORM dlq.require_admin('delete jobs');
+    PERFORM dlq.require_everything('delete jobs');
     IF dlq.chooses_all(jsonb_build_object('payload', p_payload)) THEN
         RAISE EXCEPTION 'delete jobs: an empty payload chooses everybody''s' USING ERRCODE = 'DLQ04';
     END IF;
@@ -117,10 +120,13 @@ $$;
 COMMENT ON FUNCTION dlq.delete_jobs IS 'Deletes River''s jobs that have ended, and have no open dead letter, whose payload contains this. Returns how many.';
 
 CREATE OR REPLACE FUNCTION dlq.default_partition_rows() RETURNS TABLE (partition text, entries bigint)
-LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
-    SELECT 'resolved', count(*) FROM (SELECT FROM dlq.dead_letter_resolved_default LIMIT 10000) d
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    PERFORM dlq.require_everything('default partitions');
+    RETURN QUERY SELECT 'resolved', count(*) FROM (SELECT FROM dlq.dead_letter_resolved_default LIMIT 10000) d
     UNION ALL SELECT 'failed', count(*) FROM (SELECT FROM dlq.dead_letter_failed_default LIMIT 10000) d
     UNION ALL SELECT 'archived', count(*) FROM (SELECT FROM dlq.dead_letter_archived_default LIMIT 10000) d
-    UNION ALL SELECT 'audit trail', count(*) FROM (SELECT FROM dlq.dead_letter_transitions_default LIMIT 10000) d
+    UNION ALL SELECT 'audit trail', count(*) FROM (SELECT FROM dlq.dead_letter_transitions_default LIMIT 10000) d;
+END
 $$;
 COMMENT ON FUNCTION dlq.default_partition_rows IS 'How many rows went to default partitions, because the month''s own was missing; up to 10,000 are counted.';

@@ -38,7 +38,8 @@ $$;
 COMMENT ON FUNCTION dlq.hidden_columns IS 'Columns of entries that the caller does not see.';
 
 -- The columns in the order of the table, so that dlq.find returns its rows.
-CREATE OR REPLACE VIEW dlq.visible_entries AS
+-- (A barrier: a condition of the reader's own must not see rows before their scope is looked at.)
+CREATE OR REPLACE VIEW dlq.visible_entries WITH (security_barrier) AS
     SELECT e.id,
            e.event_id,
            e.river_job_id,
@@ -96,7 +97,8 @@ CREATE OR REPLACE VIEW dlq.visible_entries AS
            e.updated_at,
            e.closed_at,
            e.stage
-    FROM dlq.dead_letter_queue e CROSS JOIN (SELECT dlq.hidden_columns() AS columns OFFSET 0) h;
+    FROM dlq.dead_letter_queue e CROSS JOIN (SELECT dlq.hidden_columns() AS columns, dlq.scope() AS scope OFFSET 0) h
+    WHERE h.scope IS NULL OR dlq.in_scope(e.queue, e.kind, h.scope);
 COMMENT ON VIEW dlq.visible_entries IS 'dead_letter_queue as the caller may see it, in its own columns: see dlq.entries.';
 
 CREATE OR REPLACE VIEW dlq.entries AS
@@ -119,6 +121,28 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION dlq.find IS 'Entries that a filter chooses: {"status": "dlq_manual", "kind": "payment.*", "errorType": ["TIMEOUT_ERROR"], "maxAge": "2 days", "payload": {"customer": "cus_81"}}. Other fields: queue, errorClass, errorCode, fingerprint, source, subscriberId, tags, ids, after, before, minRetryCount, maxRetryCount. What the policy hides from the caller is null.';
+
+CREATE OR REPLACE FUNCTION dlq.set_role_scope(p_role name, p_scope jsonb, p_note text DEFAULT NULL, p_actor text DEFAULT session_user) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    PERFORM dlq.require_admin('scope of a role');
+    PERFORM dlq.require_everything('scope of a role');
+    IF NOT EXISTS (SELECT FROM pg_roles r WHERE r.rolname = p_role) THEN
+        RAISE EXCEPTION 'scope of a role: there is no role %', p_role USING ERRCODE = 'DLQ02';
+    END IF;
+    IF p_scope IS NOT NULL AND (jsonb_typeof(p_scope) <> 'array' OR p_scope = '[]' OR EXISTS (
+        SELECT FROM jsonb_array_elements(p_scope) g WHERE jsonb_typeof(g) <> 'object' OR g - 'queues' - 'kinds' <> '{}'
+            OR jsonb_typeof(coalesce(g -> 'queues', '[]')) <> 'array' OR jsonb_typeof(coalesce(g -> 'kinds', '[]')) <> 'array'
+            OR EXISTS (SELECT FROM jsonb_path_query(g, 'strict $.*[*]') p WHERE jsonb_typeof(p) <> 'string' OR length(p #>> '{}') NOT BETWEEN 1 AND 255))) THEN
+        RAISE EXCEPTION 'scope of a role: % is none', p_scope USING ERRCODE = 'DLQ04', HINT = 'Such as [{"queues": ["payments*"], "kinds": ["order.*"]}]; null for everything.';
+    END IF;
+    DELETE FROM dlq.role_scopes s WHERE s.role = p_role;
+    INSERT INTO dlq.role_scopes (role, queues, kinds)
+    SELECT DISTINCT p_role, ARRAY(SELECT jsonb_array_elements_text(g -> 'queues')), ARRAY(SELECT jsonb_array_elements_text(g -> 'kinds')) FROM jsonb_array_elements(p_scope) g;
+    PERFORM dlq.record_act('role ' || p_role, CASE WHEN p_scope IS NULL THEN 'not limited any more' ELSE 'limited' END, p_actor, p_note, jsonb_build_object('scope', p_scope));
+END
+$$;
+COMMENT ON FUNCTION dlq.set_role_scope IS 'Limits the members of a database role to queues and kinds: [{"queues": ["payments*"], "kinds": ["order.*"]}], patterns in which * stands for any text; to what any row of any of their roles lets through. Null: not any more. It leaves an audit row.';
 
 -- protect is called with what the policy marks as sensitive, whenever that changes.
 CREATE OR REPLACE FUNCTION dlq.protect(p_sensitive text[]) RETURNS void
@@ -161,12 +185,12 @@ DECLARE
     v_function regprocedure;
     -- What each role may call; what dlqd alone calls is in none.
     v_functions constant jsonb := '{
-        "dlq_reader": ["allowed_moves", "audit", "automatic_for", "caller", "capture_limit", "capture_mode", "capture_status", "captured_at", "check_destination", "chooses_all", "closed_since", "coarse_step", "error_types", "filter_where", "find", "find_ids", "first_id", "flow", "has_role",
-            "heat_map", "hidden_columns", "is_open", "is_owner", "is_repeat", "job_table", "next_step", "noisiest_sources", "oldest_entries", "origin", "policy_version", "preview", "ratio", "replay_success", "replayable", "retry_cost", "sensitive_columns", "stage_of", "stats", "step_for", "times", "to_uuid", "top_groups", "trail_begins", "trigger_state", "writing_jobs"],
+        "dlq_reader": ["act_in_scope", "actor", "allowed_moves", "audit", "automatic_for", "breaker_in_scope", "caller", "capture_limit", "capture_mode", "capture_status", "captured_at", "check_destination", "chooses_all", "closed_since", "coarse_step", "error_types", "filter_where", "find", "find_ids", "first_id", "flow", "has_role",
+            "heat_map", "hidden_columns", "in_scope", "is_open", "is_owner", "is_repeat", "job_table", "like_patterns", "next_step", "noisiest_sources", "oldest_entries", "origin", "policy_version", "preview", "queue_scope", "ratio", "replay_success", "replayable", "require_everything", "retry_cost", "scope", "scope_where", "scope_within", "sensitive_columns", "stage_of", "stats", "step_for", "times", "to_uuid", "top_groups", "trail_begins", "trigger_state", "writing_jobs"],
         "dlq_operator": ["act_on", "act_where", "assign", "count_jobs", "default_partition_rows", "discard", "expired_partitions", "jobs", "note", "open_breaker", "park", "paused_queues", "refresh_rollups", "reopen", "replay", "replay_cancel", "replay_pause", "replay_resume",
             "replay_set_rate", "replay_start", "reset_automatic", "reset_breaker", "resolve", "resume_automatic", "river_leader", "run_again", "set_automatic", "stop_automatic", "sweep_redeliveries", "trail", "unpark"],
         "dlq_admin": ["backfill", "delete_entries", "delete_jobs", "drop_partition", "ensure_partition", "ensure_partitions", "erase", "erase_begin", "erase_step", "missing_partitions", "rebuild_rollups",
-            "reconcile", "set_capture", "restore_entries"]}';
+            "reconcile", "set_capture", "set_role_scope", "restore_entries"]}';
 BEGIN
     EXECUTE format('REVOKE ALL ON ALL ROUTINES IN SCHEMA %s FROM PUBLIC', v_schema);
     FOREACH v_role IN ARRAY ARRAY['dlq_reader', 'dlq_operator', 'dlq_admin'] LOOP
@@ -211,6 +235,8 @@ BEGIN
             END IF;
         END LOOP;
     END LOOP;
+    -- Rows are looked at by whoever reads them, by whatever right.
+    EXECUTE format('GRANT EXECUTE ON FUNCTION %1$s.scope(), %1$s.in_scope(text, text, jsonb), %1$s.like_patterns(jsonb), %1$s.scope_within(jsonb, jsonb), %1$s.act_in_scope(text, jsonb), %1$s.breaker_in_scope(text, jsonb), %1$s.caller(), %1$s.to_uuid(text) TO PUBLIC', v_schema);
     PERFORM dlq.protect(dlq.sensitive_columns());
 END
 $$;

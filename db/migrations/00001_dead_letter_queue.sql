@@ -530,6 +530,7 @@ CREATE TABLE dlq.replay_runs (
     id            uuid PRIMARY KEY,
     status        dlq.replay_status NOT NULL DEFAULT 'running',
     filter        jsonb NOT NULL,
+    scope         jsonb,
     newest_first  boolean NOT NULL DEFAULT false,
     batch_size    integer NOT NULL DEFAULT 100 CHECK (batch_size BETWEEN 1 AND 10000),
     rate          float8 CHECK (rate BETWEEN 0.001 AND 1000000),
@@ -559,6 +560,7 @@ CREATE TABLE dlq.replay_runs (
 CREATE INDEX replay_runs_active ON dlq.replay_runs (id) WHERE status = 'running';
 COMMENT ON TABLE dlq.replay_runs IS 'Bulk replays, and their reports. Start one with dlq.replay_start; steer it with dlq.replay_pause, dlq.replay_resume, dlq.replay_cancel and dlq.replay_set_rate.';
 COMMENT ON COLUMN dlq.replay_runs.filter IS 'Which entries; see dlq.find.';
+COMMENT ON COLUMN dlq.replay_runs.scope IS 'The queues and kinds to which whoever started it is limited: [{"queues": ["payments*"], "kinds": []}]; null for somebody who is not.';
 COMMENT ON COLUMN dlq.replay_runs.newest_first IS 'Order of capture, reversed.';
 COMMENT ON COLUMN dlq.replay_runs.rate IS 'Entries a second; null for as fast as it goes.';
 COMMENT ON COLUMN dlq.replay_runs.stepped_at IS 'When it last sent entries back; null before the first time since it was started or resumed.';

@@ -32,5 +32,18 @@ COMMENT ON COLUMN dlq.tokens.used_at IS 'When it was last used, within a minute 
 COMMENT ON COLUMN dlq.tokens.revoked_at IS 'From when on it is refused: a rotated one may have a while left.';
 COMMENT ON COLUMN dlq.tokens.revoked_by IS 'Who revoked it.';
 
+-- To which queues and kinds people are limited who work by SQL.
+CREATE TABLE dlq.role_scopes (
+    role   name   NOT NULL,
+    queues text[] NOT NULL DEFAULT '{}',
+    kinds  text[] NOT NULL DEFAULT '{}',
+    PRIMARY KEY (role, queues, kinds)
+);
+COMMENT ON TABLE dlq.role_scopes IS 'To which queues and kinds the members of a database role are limited: to what any row of any of their roles lets through. Who is in none of these roles is not limited. Change it with dlq.set_role_scope.';
+COMMENT ON COLUMN dlq.role_scopes.role IS 'The database role.';
+COMMENT ON COLUMN dlq.role_scopes.queues IS 'Patterns of queues, in which * stands for any text; none: every queue.';
+COMMENT ON COLUMN dlq.role_scopes.kinds IS 'Patterns of kinds, likewise; none: every kind.';
+
 -- +goose Down
+DROP TABLE dlq.role_scopes;
 DROP TABLE dlq.tokens;

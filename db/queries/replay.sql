@@ -27,7 +27,8 @@ SELECT f.id::uuid AS id FROM dlq.find_ids(@filter::jsonb, @max_entries::integer,
 
 -- name: Events :many
 -- What redeliveries of entries would carry.
-SELECT e.id, e.job_kind, coalesce(e.edited_event, e.original_event)::jsonb AS event FROM dlq.dead_letter_queue e WHERE e.id = ANY (@ids::uuid[]);
+SELECT e.id, e.job_kind, coalesce(e.edited_event, e.original_event)::jsonb AS event FROM dlq.dead_letter_queue e
+WHERE e.id = ANY (@ids::uuid[]) AND ((SELECT dlq.scope()) IS NULL OR dlq.in_scope(e.queue, e.kind, (SELECT dlq.scope())));
 
 -- name: EditEvents :exec
 UPDATE dlq.dead_letter_queue e SET edited_event = d.event
@@ -61,10 +62,10 @@ SELECT r.id, r.status::text AS status, r.filter, r.newest_first, r.batch_size, r
        coalesce(r.reason, '')::text AS reason, r.total, r.replayed, r.skipped, r.sending, r.created_at, r.updated_at, r.finished_at,
        (SELECT count(*) FROM dlq.replay_run_entries e WHERE e.run_id = r.id AND e.outcome = 'succeeded') AS succeeded,
        (SELECT count(*) FROM dlq.replay_run_entries e WHERE e.run_id = r.id AND e.outcome = 'failed') AS failed
-FROM dlq.replay_runs r WHERE r.id = @id;
+FROM dlq.replay_runs r WHERE r.id = @id AND dlq.scope_within(r.scope, dlq.scope());
 
 -- name: ReplayRuns :many
-SELECT id FROM dlq.replay_runs ORDER BY id DESC LIMIT @most::integer;
+SELECT id FROM dlq.replay_runs r WHERE dlq.scope_within(r.scope, (SELECT dlq.scope())) ORDER BY id DESC LIMIT @most::integer;
 
 -- name: Replayable :one
 SELECT dlq.replayable(@filter::jsonb)::jsonb AS filter;

@@ -28,32 +28,35 @@ var open = []string{"/livez", "/readyz", "/docs", "/openapi.json", "/openapi.yam
 
 // needs has every operation, so that a new one cannot be forgotten: the API is not built without it.
 var needs = map[string]need{
-	"submit-message": {access.Sender, true}, "submit-batch": {access.Sender, true}, "get-message": {access.Reader, false},
+	"submit-message": {access.Sender, true}, "submit-batch": {access.Sender, true}, "get-message": {access.Reader, true},
 
-	"list-entries": {access.Reader, false}, "get-entry": {access.Reader, false}, "get-stats": {access.Reader, false},
-	"export": {access.Operator, false}, "bulk": {access.Operator, false}, "replay-entry": {access.Operator, false},
-	"discard-entry": {access.Operator, false}, "resolve-entry": {access.Operator, false}, "park-entry": {access.Operator, false},
-	"unpark-entry": {access.Operator, false}, "reopen-entry": {access.Operator, false},
+	"list-entries": {access.Reader, true}, "get-entry": {access.Reader, true}, "get-stats": {access.Reader, true},
+	"export": {access.Operator, true}, "bulk": {access.Operator, true}, "replay-entry": {access.Operator, true},
+	"discard-entry": {access.Operator, true}, "resolve-entry": {access.Operator, true}, "park-entry": {access.Operator, true},
+	"unpark-entry": {access.Operator, true}, "reopen-entry": {access.Operator, true},
 
-	"list-replays": {access.Reader, false}, "get-replay": {access.Reader, false}, "follow-replay": {access.Reader, false},
-	"start-replay": {access.Operator, false}, "pause-replay": {access.Operator, false}, "resume-replay": {access.Operator, false},
-	"cancel-replay": {access.Operator, false}, "set-replay-rate": {access.Operator, false},
+	"list-replays": {access.Reader, true}, "get-replay": {access.Reader, true}, "follow-replay": {access.Reader, true},
+	"start-replay": {access.Operator, true}, "pause-replay": {access.Operator, true}, "resume-replay": {access.Operator, true},
+	"cancel-replay": {access.Operator, true}, "set-replay-rate": {access.Operator, true},
 
-	"search-audit": {access.Reader, false}, "list-erasures": {access.Reader, false}, "erase": {access.Admin, false},
-	"list-queues": {access.Reader, false}, "pause-queue": {access.Operator, false}, "resume-queue": {access.Operator, false},
-	"list-circuit-breakers": {access.Reader, false}, "open-circuit-breaker": {access.Operator, false}, "reset-circuit-breaker": {access.Operator, false},
+	"search-audit": {access.Reader, true}, "list-erasures": {access.Reader, false}, "erase": {access.Admin, false},
+	"list-queues": {access.Reader, true}, "pause-queue": {access.Operator, true}, "resume-queue": {access.Operator, true},
+	"list-circuit-breakers": {access.Reader, true}, "open-circuit-breaker": {access.Operator, true}, "reset-circuit-breaker": {access.Operator, true},
 	"get-automatic": {access.Reader, false}, "stop-automatic": {access.Operator, false}, "resume-automatic": {access.Operator, false},
 	"set-automatic": {access.Operator, false}, "reset-automatic": {access.Operator, false},
 	"get-capture": {access.Reader, false}, "set-capture": {access.Admin, false}, "reclassify": {access.Operator, false},
 
-	"whoami": {"", true}, "get-health": {access.Metrics, true}, "livez": {"", true}, "readyz": {"", true},
+	// Analytics count by queue: those who are limited to kinds are refused, but for the oldest entries. Sources are of all queues.
+	"get-analytics-flow": {access.Reader, true}, "get-analytics-queues": {access.Reader, true}, "get-analytics-times": {access.Reader, true},
+	"get-analytics-error-types": {access.Reader, true}, "get-analytics-groups": {access.Reader, true}, "get-analytics-heat-map": {access.Reader, true},
+	"get-analytics-replays": {access.Reader, true}, "get-analytics-oldest": {access.Reader, true}, "get-analytics-retry-cost": {access.Reader, true},
+	"get-analytics-sources": {access.Reader, false},
+
+	"whoami": {"", true}, "get-health": {access.Metrics, false}, "livez": {"", true}, "readyz": {"", true},
 }
 
 // needOf is what an operation needs.
 func needOf(operation string) need {
-	if strings.HasPrefix(operation, "get-analytics-") {
-		return need{access.Reader, false}
-	}
 	n, ok := needs[operation]
 	if !ok {
 		panic("api: what does " + operation + " need? see needs")
@@ -75,10 +78,11 @@ func describeNeeds(api huma.API) {
 			n, says := needOf(operation.OperationID), "Needs no role."
 			if n.role != "" {
 				says = "Needs the role " + string(n.role)
-				if !n.scoped {
-					says += ", in every queue and for every kind"
+				if n.scoped {
+					says += ", and keeps to the queues and kinds for which the caller has it."
+				} else {
+					says += ", in every queue and for every kind."
 				}
-				says += "."
 			}
 			operation.Security = []map[string][]string{{"token": {}}}
 			operation.Description = strings.TrimSpace(operation.Description + " " + says)
@@ -104,7 +108,7 @@ func (s *service) signIn(next http.Handler) http.Handler {
 			s.refuseSignIn(w, r, err)
 			return
 		}
-		if r.URL.Path == "/metrics" && !p.May(access.Metrics) {
+		if r.URL.Path == "/metrics" && !p.MayEverywhere(access.Metrics) {
 			door.Problem(w, http.StatusForbidden, mayNot(p, need{role: access.Metrics}))
 			return
 		}
@@ -129,7 +133,7 @@ func (s *service) refuseSignIn(w http.ResponseWriter, r *http.Request, err error
 	}
 }
 
-// authorize refuses operations that are not for who calls.
+// authorize refuses operations that are not for who calls, and limits the others to their queues and kinds.
 func (s *service) authorize(api huma.API) func(huma.Context, func(huma.Context)) {
 	return func(ctx huma.Context, next func(huma.Context)) {
 		p, n := access.From(ctx.Context()), needOf(ctx.Operation().OperationID)
@@ -137,7 +141,12 @@ func (s *service) authorize(api huma.API) func(huma.Context, func(huma.Context))
 			_ = huma.WriteErr(api, ctx, http.StatusForbidden, mayNot(p, n))
 			return
 		}
-		next(ctx)
+		limited, err := access.Limit(ctx.Context(), p.Scope(n.role))
+		if err != nil {
+			_ = huma.WriteErr(api, ctx, http.StatusInternalServerError, "an error of dlqd's, which its log describes")
+			return
+		}
+		next(huma.WithContext(ctx, limited))
 	}
 }
 

@@ -282,6 +282,8 @@ func (s *service) problem(ctx context.Context, err error) error {
 			status = http.StatusNotFound
 		case errors.Is(err, deadletter.ErrInvalid):
 			status = http.StatusUnprocessableEntity
+		case errors.Is(err, deadletter.ErrForbidden):
+			status = http.StatusForbidden
 		}
 		return huma.NewError(status, strings.ReplaceAll(move.Error(), "p_all => true", `"all": true`)) // psql's words, and the API's
 	case errors.Is(err, ingest.ErrNoMessage):

@@ -4,10 +4,13 @@ import (
 	"context"
 	"fmt"
 	"net/http"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/danielgtaylor/huma/v2"
 
+	"github.com/dlqd/dlqd/internal/access"
 	"github.com/dlqd/dlqd/internal/breaker"
 	"github.com/dlqd/dlqd/internal/policy"
 )
@@ -52,9 +55,9 @@ func (s *service) registerBreakers(api huma.API) {
 		Summary: "Where every circuit breaker stands", Errors: []int{503},
 	}
 	example(&list, http.StatusOK, map[string]any{"breakers": []breaker.Status{status}})
-	huma.Register(api, list, func(context.Context, *struct{}) (*breakersOutput, error) {
+	huma.Register(api, list, func(ctx context.Context, _ *struct{}) (*breakersOutput, error) {
 		out := &breakersOutput{}
-		out.Body.Breakers = s.Breakers.List()
+		out.Body.Breakers = slices.DeleteFunc(s.Breakers.List(), func(b breaker.Status) bool { return !hasBreaker(ctx, b.Name) })
 		return out, nil
 	})
 
@@ -103,8 +106,16 @@ func (s *service) resetBreaker(ctx context.Context, in *resetInput) (*breakerOut
 	})
 }
 
+// hasBreaker reports whether the caller may know of a circuit breaker: those of destinations are for who may do everywhere what they do,
+// for many queues' messages go to one. (dlq.breaker_in_scope says the same.)
+func hasBreaker(ctx context.Context, name string) bool {
+	scope := access.ScopeOf(ctx)
+	queue, ok := strings.CutPrefix(name, breaker.QueuePrefix)
+	return scope == nil || ok && scope.HasQueue(queue)
+}
+
 func (s *service) changeBreaker(ctx context.Context, name string, change func() error) (*breakerOutput, error) {
-	if _, ok := s.Breakers.Find(name); !ok {
+	if _, ok := s.Breakers.Find(name); !ok || !hasBreaker(ctx, name) {
 		return nil, huma.Error404NotFound(fmt.Sprintf("there is no circuit breaker %q; GET /api/circuit-breakers lists them", name))
 	}
 	if err := change(); err != nil {

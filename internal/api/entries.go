@@ -272,6 +272,9 @@ func (s *service) replayEntry(ctx context.Context, in *replayInput) (*replayedOu
 			return nil, huma.Error422UnprocessableEntity(err.Error(), &huma.ErrorDetail{Location: "body.payload", Message: err.Error()})
 		}
 	}
+	if err := maySendTo(ctx, "", in.Body.Destination); err != nil {
+		return nil, err
+	}
 	patch, err := patchOf(in.Body.Patch, in.Body.MergePatch)
 	if err != nil {
 		return nil, err

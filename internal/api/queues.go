@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/riverqueue/river"
 
+	"github.com/dlqd/dlqd/internal/access"
 	"github.com/dlqd/dlqd/internal/delivery"
 )
 
@@ -86,6 +87,10 @@ func (s *service) registerQueues(api huma.API) {
 		}
 		example(&op, http.StatusOK, queue)
 		huma.Register(api, op, func(ctx context.Context, in *queueActionInput) (*queueOutput, error) {
+			unknown := huma.Error404NotFound(fmt.Sprintf("no client of River's has worked a queue %q; GET /api/queues lists them", in.Name))
+			if !access.ScopeOf(ctx).HasQueue(in.Name) {
+				return nil, unknown
+			}
 			err := s.Store.Record(ctx, "queue "+in.Name, verb.done, in.Body.act(ctx), func(tx pgx.Tx) error {
 				// River takes "*" for all queues: what is not the name of one is not given to it.
 				if _, err := s.River.QueueGetTx(ctx, tx, in.Name); err != nil {
@@ -94,7 +99,7 @@ func (s *service) registerQueues(api huma.API) {
 				return verb.run(ctx, tx, in.Name)
 			})
 			if errors.Is(err, river.ErrNotFound) {
-				return nil, huma.Error404NotFound(fmt.Sprintf("no client of River's has worked a queue %q; GET /api/queues lists them", in.Name))
+				return nil, unknown
 			}
 			if err != nil {
 				return nil, s.problem(ctx, err)
@@ -112,7 +117,7 @@ func (s *service) registerQueues(api huma.API) {
 	}
 }
 
-// queues gathers what River, the policy and the dead letters know of queues.
+// queues gathers what River, the policy and the dead letters know of the queues that the caller has all of.
 func (s *service) queues(ctx context.Context) ([]Queue, error) {
 	found := map[string]*Queue{}
 	of := func(name string) *Queue {
@@ -158,8 +163,11 @@ func (s *service) queues(ctx context.Context) ([]Queue, error) {
 		of(row.Queue).DeadLetters += row.Entries
 	}
 	list := make([]Queue, 0, len(found))
+	scope := access.ScopeOf(ctx)
 	for _, q := range found {
-		list = append(list, *q)
+		if scope.HasQueue(q.Name) {
+			list = append(list, *q)
+		}
 	}
 	slices.SortFunc(list, func(a, b Queue) int { return strings.Compare(a.Name, b.Name) })
 	return list, nil

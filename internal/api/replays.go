@@ -11,6 +11,7 @@ import (
 	"github.com/danielgtaylor/huma/v2/sse"
 	"github.com/google/uuid"
 
+	"github.com/dlqd/dlqd/internal/access"
 	"github.com/dlqd/dlqd/internal/replay"
 )
 
@@ -189,6 +190,9 @@ func (s *service) startReplay(ctx context.Context, in *replayRunInput) (*replayA
 	if request.Patch, err = patchOf(body.Patch, body.MergePatch); err != nil {
 		return nil, err
 	}
+	if err := maySendTo(ctx, body.Queue, body.Destination); err != nil {
+		return nil, err
+	}
 	if body.DryRun {
 		preview, err := s.Replayer.Preview(ctx, request)
 		if err != nil {
@@ -201,6 +205,18 @@ func (s *service) startReplay(ctx context.Context, in *replayRunInput) (*replayA
 		return nil, s.problem(ctx, err)
 	}
 	return &replayAnswerOutput{Status: http.StatusAccepted, Body: ReplayAnswer{Run: run}}, nil
+}
+
+// maySendTo refuses redeliveries to a queue that is not the caller's, and to a destination, which is of no queue, where they are limited.
+func maySendTo(ctx context.Context, queue, destination string) error {
+	scope := access.ScopeOf(ctx)
+	if queue != "" && !scope.HasQueue(queue) {
+		return huma.Error403Forbidden("you may not send redeliveries to queue " + queue)
+	}
+	if destination != "" && scope != nil {
+		return huma.Error403Forbidden("you are limited to some queues or kinds, and may not send redeliveries to another destination")
+	}
+	return nil
 }
 
 // patchOf is the patch of a request.

@@ -176,3 +176,50 @@ func TestRoles_admin(t *testing.T) {
 		}
 	})
 }
+
+// In SQL who acts is the database user, whatever name they give: that one is on whose behalf.
+func TestRoles_actor(t *testing.T) {
+	t.Parallel()
+	url, pool := roleEntries(t)
+	const one = "(SELECT id FROM dlq.dead_letter_queue WHERE status = 'dlq_manual' ORDER BY id LIMIT 1)"
+	login := as(t, url, "dlq_admin", func(conn *pgx.Conn) {
+		s := &session{T: t, conn: conn}
+		for _, sql := range []string{
+			"SELECT dlq.note(" + one + ", 'seen', 'worker:x')", "SELECT dlq.unpark(" + one + ", 'sweep')", "SELECT dlq.park((SELECT id FROM dlq.dead_letter_queue WHERE status = 'dlq_pending'), 'capture')",
+			"SELECT dlq.resolve(" + one + ", 'worker:x')", "SELECT dlq.reopen((SELECT id FROM dlq.dead_letter_queue WHERE status = 'dlq_resolved'), 'retention')",
+			"SELECT dlq.replay(" + one + ", 'reconciler')", "SELECT dlq.replay_start('{\"queue\": \"q\"}', 'worker:x', p_force => true)", "SELECT dlq.replay_pause(id, 'sweep') FROM dlq.replay_runs",
+			"SELECT dlq.open_breaker('queue:q', 'worker:x')", "SELECT dlq.reset_breaker('queue:q', 'worker:x')", "SELECT dlq.stop_automatic('worker:x')", "SELECT dlq.set_capture('on', p_actor => 'worker:x')",
+			"CALL dlq.erase('{\"tags\": [\"x\"]}', 'n', 'worker:x')", "SELECT dlq.set_role_scope('dlq_reader', '[{\"queues\": [\"q\"]}]', 'n', 'worker:x')",
+			"SELECT dlq.act_where('tag', '{\"queue\": \"q\"}', 'worker:x', p_args => '{\"tags\": [\"ttt\"]}')",
+		} {
+			s.can(sql)
+		}
+	})
+	for _, sql := range []string{
+		"SELECT count(*) FROM dlq.dead_letter_transitions WHERE actor <> $1 AND db_user = $1",
+		"SELECT count(*) FROM dlq.dead_letter_transitions WHERE actor = $1 AND (origin IS NULL OR origin NOT LIKE 'SQL, from %, on behalf of %')",
+		"SELECT count(*) FROM dlq.acts WHERE db_user = $1 AND (actor <> $1 OR origin NOT LIKE 'SQL, from %, on behalf of %')",
+		"SELECT count(*) FROM dlq.dead_letter_queue WHERE resolved_by <> $1 OR (parked_by <> $1 AND parked_by <> 'owner') OR locked_by <> $1", "SELECT count(*) FROM dlq.replay_runs WHERE actor <> $1 OR reason <> 'paused by ' || $1",
+		"SELECT count(*) FROM dlq.circuit_breakers WHERE changed_by <> $1", "SELECT count(*) FROM dlq.circuit_breaker_changes WHERE actor <> $1", "SELECT count(*) FROM dlq.automatic_changes WHERE actor <> $1",
+		"SELECT count(*) FROM dlq.automatic_switches WHERE actor <> $1", "SELECT count(*) FROM dlq.erasures WHERE actor <> $1",
+	} {
+		var n int
+		require.NoError(t, pool.QueryRow(t.Context(), sql, login).Scan(&n))
+		require.Zero(t, n, sql)
+	}
+	var people int
+	require.NoError(t, pool.QueryRow(t.Context(), "SELECT count(*) FROM dlq.audit('{\"people\": true}', 500) WHERE actor = $1", login).Scan(&people))
+	require.Equal(t, 17, people, "six moves and notes, four tags, seven acts: nobody disappears from the people's audit")
+
+	// dlqd says of whom it asks, even where they are called as dlqd calls itself.
+	tx, err := pool.Begin(t.Context())
+	require.NoError(t, err)
+	defer func() { _ = tx.Rollback(t.Context()) }()
+	for _, sql := range []string{"SELECT set_config('dlq.origin', 'API, from 10.0.0.7', true)", "SELECT dlq.note(" + one + ", 'x', 'worker:x')"} {
+		_, err = tx.Exec(t.Context(), sql)
+		require.NoError(t, err)
+	}
+	var origin string
+	require.NoError(t, tx.QueryRow(t.Context(), "SELECT origin FROM dlq.dead_letter_transitions WHERE actor = 'worker:x'").Scan(&origin))
+	require.Equal(t, "API, from 10.0.0.7", origin)
+}

@@ -26,14 +26,15 @@ var (
 	ErrLiveJob    = errors.New("an equal job is live")
 	ErrInvalid    = errors.New("invalid request")
 	ErrUnhealthy  = errors.New("not now")
+	ErrForbidden  = errors.New("not for who asks")
 )
 
 // SQLSTATEs that dlqd's functions raise.
-var sqlStates = map[string]error{"DLQ01": ErrNotAllowed, "DLQ02": ErrNotFound, "DLQ03": ErrLiveJob, "DLQ04": ErrInvalid, "DLQ05": ErrUnhealthy}
+var sqlStates = map[string]error{"DLQ01": ErrNotAllowed, "DLQ02": ErrNotFound, "DLQ03": ErrLiveJob, "DLQ04": ErrInvalid, "DLQ05": ErrUnhealthy, "DLQ06": ErrForbidden}
 
 // MoveError is a move that the database refused.
 type MoveError struct {
-	Kind   error // ErrNotFound, ErrNotAllowed, ErrLiveJob, ErrInvalid or ErrUnhealthy
+	Kind   error // ErrNotFound, ErrNotAllowed, ErrLiveJob, ErrInvalid, ErrUnhealthy or ErrForbidden
 	Detail string
 	Hint   string
 }
@@ -90,6 +91,8 @@ type Filter struct {
 	Oldest     bool      // oldest first; newest first otherwise
 	Cursor     uuid.UUID // the last entry of the page before
 	Limit      int
+
+	scope string // of who asks: see postgres.WithScope
 }
 
 const summaryColumns = `id, status, queue, kind, event_id, river_job_id, source, subscriber_id, priority, error_class, error_type,
@@ -134,6 +137,12 @@ func (s *Store) ListSQL(f Filter, part Part) (string, []any) {
 	if f.Cursor != uuid.Nil {
 		add(beyond, f.Cursor)
 	}
+	if f.scope != "" {
+		add("dlq.in_scope(queue, kind, $%d::jsonb)", f.scope)
+		if queues := queuesOf(f.scope); queues != nil { // an index finds them
+			add("queue = ANY ($%d)", queues)
+		}
+	}
 	// What no DLQ worker has filed yet is pending, without a description; a job's further failure is none of the list.
 	if f.ErrorType != "" || f.ErrorClass != "" || (len(f.Statuses) > 0 && !slices.Contains(f.Statuses, Pending)) {
 		where = append(where, "stage <> 'inbox'")
@@ -142,6 +151,23 @@ func (s *Store) ListSQL(f Filter, part Part) (string, []any) {
 	}
 	args = append(args, f.Limit)
 	return s.schemas.Render(fmt.Sprintf("SELECT %s FROM dlq.dead_letter_queue WHERE %s ORDER BY id %s LIMIT $%d", summaryColumns, strings.Join(where, " AND "), order, len(args)-1)), args
+}
+
+// queuesOf returns the queues of a scope, if it has no patterns. (dlq.scope_where does the same.)
+func queuesOf(scope string) (queues []string) {
+	var grants []struct {
+		Queues []string `json:"queues"`
+	}
+	if json.Unmarshal([]byte(scope), &grants) != nil {
+		return nil
+	}
+	for _, g := range grants {
+		if len(g.Queues) == 0 || strings.Contains(strings.Join(g.Queues, ""), "*") {
+			return nil
+		}
+		queues = append(queues, g.Queues...)
+	}
+	return queues
 }
 
 // stagesOf names the partitions that hold entries of these states.
@@ -171,6 +197,7 @@ func FirstID(at time.Time) uuid.UUID {
 
 // List returns one page of entries, part by part: see [Part].
 func (s *Store) List(ctx context.Context, f Filter) ([]Summary, error) {
+	f.scope = postgres.Scope(ctx)
 	statuses := f.Statuses
 	if len(statuses) == 0 {
 		statuses = []Status{Pending, Processing, Manual, Resolved, Failed, Archived}
@@ -398,6 +425,10 @@ func (s *Store) find(ctx context.Context, id uuid.UUID) (*Entry, error) {
 
 func (s *Store) findIn(ctx context.Context, id uuid.UUID, part Part) (*Entry, error) {
 	sql, args := s.GetSQL(id, part)
+	if scope := postgres.Scope(ctx); scope != "" {
+		sql += s.schemas.Render(fmt.Sprintf(" AND dlq.in_scope(queue, kind, $%d::jsonb)", len(args)))
+		args = append(args, scope)
+	}
 	rows, err := s.pool.Query(ctx, sql, args...)
 	if err != nil {
 		return nil, err
@@ -561,7 +592,11 @@ func Origin(ctx context.Context) string {
 	return ""
 }
 
-func setOrigin(ctx context.Context, tx postgres.DB) error {
+// setOrigin tells the database from where a person acts, and to what they are limited, for the rest of a transaction.
+func setOrigin(ctx context.Context, tx pgx.Tx) error {
+	if err := postgres.SetScope(ctx, tx); err != nil {
+		return err
+	}
 	origin := Origin(ctx)
 	if origin == "" {
 		return nil

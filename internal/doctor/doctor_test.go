@@ -55,7 +55,7 @@ func TestExamine(t *testing.T) {
 		{"circuit breakers", "SELECT dlq.open_breaker('destination:x')", "SELECT dlq.reset_breaker('destination:x')", "a person holds open: destination:x"},
 		{"dlqd's triggers", "ALTER TABLE dlq.dead_letter_queue DISABLE TRIGGER dead_letter_move", "ALTER TABLE dlq.dead_letter_queue ENABLE TRIGGER dead_letter_move", "dead_letter_move on dead_letter_queue"},
 		{"tables and functions", "ALTER TABLE dlq.dead_letter_transitions DISABLE TRIGGER USER", "ALTER TABLE dlq.dead_letter_transitions ENABLE TRIGGER USER", "trigger transitions_append_only on dead_letter_transitions is disabled"},
-		{"tables and functions", "ALTER FUNCTION dlq.origin(text) COST 7", "ALTER FUNCTION dlq.origin(text) COST 100", "function origin(p_actor text) is otherwise"},
+		{"tables and functions", "ALTER FUNCTION dlq.origin(text, text) COST 7", "ALTER FUNCTION dlq.origin(text, text) COST 100", "function origin(p_actor text, p_claimed text) is otherwise"},
 		{"tables and functions", "ALTER INDEX dlq.dead_letter_open_due RENAME TO x", "ALTER INDEX dlq.x RENAME TO dead_letter_open_due", "index dead_letter_open_due is missing"},
 		{"tables and functions", "ALTER TABLE dlq.dead_letter_inbox ADD CONSTRAINT mine CHECK (queue <> 'x')", "ALTER TABLE dlq.dead_letter_inbox DROP CONSTRAINT mine", "constraint mine on dead_letter_inbox was added by somebody"},
 		{"tables and functions", "ALTER TABLE dlq.settings ALTER value DROP NOT NULL", "ALTER TABLE dlq.settings ALTER value SET NOT NULL", "column settings.value is otherwise"},

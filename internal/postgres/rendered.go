@@ -15,7 +15,7 @@ type DB interface {
 	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
 }
 
-// Rendered is db with the schemas' names put into every query.
+// Rendered is db with the schemas' names put into every query, and each statement limited to the scope of its context: see [WithScope].
 func (s Schemas) Rendered(db DB) DB { return rendered{db, s} }
 
 type rendered struct {
@@ -41,13 +41,28 @@ func (r rendered) sql(sql string) string {
 }
 
 func (r rendered) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
+	if tx, err := scoped(ctx, r.db); err != nil {
+		return pgconn.CommandTag{}, err
+	} else if tx != nil {
+		return execScoped(ctx, tx, r.sql(sql), args)
+	}
 	return r.db.Exec(ctx, r.sql(sql), args...)
 }
 
 func (r rendered) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
+	if tx, err := scoped(ctx, r.db); err != nil {
+		return nil, err
+	} else if tx != nil {
+		return queryScoped(ctx, tx, r.sql(sql), args)
+	}
 	return r.db.Query(ctx, r.sql(sql), args...)
 }
 
 func (r rendered) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
+	if tx, err := scoped(ctx, r.db); err != nil {
+		return failedRow{err}
+	} else if tx != nil {
+		return scopedRow{tx.QueryRow(ctx, r.sql(sql), args...), func(err error) error { return end(ctx, tx, err) }}
+	}
 	return r.db.QueryRow(ctx, r.sql(sql), args...)
 }

@@ -58,11 +58,14 @@ const Backlog = `-- name: Backlog :many
 SELECT b.status::text AS status, b.queue::text AS queue, b.error_class::text AS error_class, sum(b.entries)::bigint AS entries, bool_or(b.more)::boolean AS more
 FROM (
     SELECT o.status, o.queue, coalesce(o.error_class, 'undecided') AS error_class, count(*) AS entries, false AS more
-    FROM dlq.dead_letter_open o GROUP BY o.status, o.queue, o.error_class
+    FROM dlq.dead_letter_open o WHERE (SELECT dlq.scope()) IS NULL GROUP BY o.status, o.queue, o.error_class
+    UNION ALL
+    SELECT o.status, o.queue, coalesce(o.error_class, 'undecided'), count(*), false
+    FROM dlq.dead_letter_open o WHERE (SELECT dlq.scope()) IS NOT NULL AND dlq.in_scope(o.queue, o.kind, (SELECT dlq.scope())) GROUP BY o.status, o.queue, o.error_class
     UNION ALL
     SELECT 'dlq_pending', u.queue, 'undecided', count(*), sum(count(*)) OVER () >= 10000
     FROM (SELECT i.queue FROM dlq.dead_letter_inbox i
-          WHERE NOT dlq.is_repeat(i.river_job_id, i.job_created_at)
+          WHERE NOT dlq.is_repeat(i.river_job_id, i.job_created_at) AND ((SELECT dlq.scope()) IS NULL OR dlq.in_scope(i.queue, i.kind, (SELECT dlq.scope())))
           LIMIT 10000) u
     GROUP BY u.queue
 ) b
@@ -78,7 +81,7 @@ type BacklogRow struct {
 	More       bool
 }
 
-// Open entries by status, queue and class: those that are filed from the index dead_letter_open_backlog alone; of the others
+// Open entries of the scope, by status, queue and class: those that are filed from the index dead_letter_open_backlog alone; of the others
 // 10,000 are counted, less those that are further failures of an open entry. more: there are others.
 func (q *Queries) Backlog(ctx context.Context) ([]BacklogRow, error) {
 	rows, err := q.db.Query(ctx, Backlog)
@@ -299,7 +302,7 @@ func (q *Queries) NewID(ctx context.Context) (uuid.UUID, error) {
 }
 
 const OldestOpen = `-- name: OldestOpen :one
-SELECT created_at FROM dlq.dead_letter_queue WHERE stage IN ('inbox', 'open') ORDER BY id LIMIT 1
+SELECT created_at FROM dlq.dead_letter_queue WHERE stage IN ('inbox', 'open') AND ((SELECT dlq.scope()) IS NULL OR dlq.in_scope(queue, kind, (SELECT dlq.scope()))) ORDER BY id LIMIT 1
 `
 
 func (q *Queries) OldestOpen(ctx context.Context) (time.Time, error) {

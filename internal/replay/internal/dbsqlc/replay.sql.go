@@ -84,7 +84,8 @@ func (q *Queries) EndReplay(ctx context.Context, arg EndReplayParams) error {
 }
 
 const Events = `-- name: Events :many
-SELECT e.id, e.job_kind, coalesce(e.edited_event, e.original_event)::jsonb AS event FROM dlq.dead_letter_queue e WHERE e.id = ANY ($1::uuid[])
+SELECT e.id, e.job_kind, coalesce(e.edited_event, e.original_event)::jsonb AS event FROM dlq.dead_letter_queue e
+WHERE e.id = ANY ($1::uuid[]) AND ((SELECT dlq.scope()) IS NULL OR dlq.in_scope(e.queue, e.kind, (SELECT dlq.scope())))
 `
 
 type EventsRow struct {
@@ -294,7 +295,7 @@ SELECT r.id, r.status::text AS status, r.filter, r.newest_first, r.batch_size, r
        coalesce(r.reason, '')::text AS reason, r.total, r.replayed, r.skipped, r.sending, r.created_at, r.updated_at, r.finished_at,
        (SELECT count(*) FROM dlq.replay_run_entries e WHERE e.run_id = r.id AND e.outcome = 'succeeded') AS succeeded,
        (SELECT count(*) FROM dlq.replay_run_entries e WHERE e.run_id = r.id AND e.outcome = 'failed') AS failed
-FROM dlq.replay_runs r WHERE r.id = $1
+FROM dlq.replay_runs r WHERE r.id = $1 AND dlq.scope_within(r.scope, dlq.scope())
 `
 
 type ReplayRunRow struct {
@@ -357,7 +358,7 @@ func (q *Queries) ReplayRun(ctx context.Context, id uuid.UUID) (ReplayRunRow, er
 }
 
 const ReplayRuns = `-- name: ReplayRuns :many
-SELECT id FROM dlq.replay_runs ORDER BY id DESC LIMIT $1::integer
+SELECT id FROM dlq.replay_runs r WHERE dlq.scope_within(r.scope, (SELECT dlq.scope())) ORDER BY id DESC LIMIT $1::integer
 `
 
 func (q *Queries) ReplayRuns(ctx context.Context, most int32) ([]uuid.UUID, error) {

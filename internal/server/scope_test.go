@@ -1,0 +1,496 @@
+package server_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+
+	"github.com/dlqd/dlqd/internal/access"
+	"github.com/dlqd/dlqd/internal/postgres"
+	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
+	"github.com/dlqd/dlqd/internal/server"
+)
+
+// scopes of the walk, each with the entries that are in it.
+var scopes = []struct {
+	name    string
+	scope   access.Scope
+	entries []string // queue/kind
+	byQueue bool     // it is of whole queues
+	queues  []string // which
+}{
+	{"everything", nil, []string{"pay_eu/order.paid", "pay_eu/user.mail", "mailqueue/order.paid", "mailqueue/user.mail"}, true, []string{"pay_eu", "mailqueue"}},
+	{"a queue", access.Scope{{Queues: []string{"pay_eu"}}}, []string{"pay_eu/order.paid", "pay_eu/user.mail"}, true, []string{"pay_eu"}},
+	{"a pattern", access.Scope{{Queues: []string{"*queue"}}}, []string{"mailqueue/order.paid", "mailqueue/user.mail"}, true, []string{"mailqueue"}},
+	{"kinds", access.Scope{{Kinds: []string{"order.*"}}}, []string{"pay_eu/order.paid", "mailqueue/order.paid"}, false, nil},
+	{"a queue and kinds", access.Scope{{Queues: []string{"pay_*"}, Kinds: []string{"user.*", "x"}}}, []string{"pay_eu/user.mail"}, false, nil},
+	{"elsewhere", access.Scope{{Queues: []string{"pay", "PAY_EU", "pay_e", "p_y_eu", "%"}}}, nil, true, nil},
+}
+
+// scopeBundle is a dlqd that asks for tokens, on a database with four dead letters.
+type scopeBundle struct {
+	*bundle
+
+	tokens *access.Store
+	ids    map[string]string // of entries, by queue/kind
+	runs   map[string]string // of replay runs, by queue
+}
+
+func scopeSetup(t *testing.T) *scopeBundle {
+	t.Helper()
+	b := &scopeBundle{bundle: setup(t, options{config: func(c *server.Config) {
+		c.Process, c.DLQWorkers = false, false
+		c.Policy.Access.Authentication = []string{"tokens"}
+	}}), ids: map[string]string{}, runs: map[string]string{}}
+	b.tokens = access.NewStore(b.pool, postgres.DefaultSchemas())
+	exec := func(sql string, args ...any) {
+		_, err := b.pool.Exec(t.Context(), sql, args...)
+		require.NoError(t, err, sql)
+	}
+	for _, queue := range []string{"pay_eu", "mailqueue"} {
+		for _, kind := range []string{"order.paid", "user.mail"} {
+			exec(`INSERT INTO river_job (kind, args, queue, max_attempts, state) VALUES ($2, jsonb_build_object('secret', 'payload of ' || $1::text || $2::text), $1, 1, 'running')`, queue, kind)
+		}
+		exec("INSERT INTO river_queue (name, created_at, updated_at) VALUES ($1, now(), now())", queue)
+		exec("SELECT dlq.open_breaker('queue:' || $1, 'kim', 'drill')", queue)
+		exec("SELECT dlq.record_act('queue ' || $1, 'paused', 'kim')", queue)
+	}
+	exec(`UPDATE river_job SET state = 'discarded', finalized_at = now(), errors = ARRAY[jsonb_build_object('error', 'secret of ' || queue || kind)]`)
+	exec(`SELECT dlq.act_on('park', ARRAY(SELECT id FROM dlq.dead_letter_queue), 'kim', 'note')`)
+	rows, err := b.pool.Query(t.Context(), "SELECT queue || '/' || kind, id::text FROM dlq.dead_letter_queue")
+	require.NoError(t, err)
+	var name, id string
+	_, err = pgx.ForEachRow(rows, []any{&name, &id}, func() error { b.ids[name] = id; return nil })
+	require.NoError(t, err)
+	exec("SELECT dlq.refresh_rollups()")
+	for _, queue := range []string{"pay_eu", "mailqueue"} {
+		status, out := b.as(b.token(access.Operator, access.Scope{{Queues: []string{queue}}}), "POST", "/api/dlq/replay", `{"filter": {}, "all": true, "force": true, "rate": 0.001}`)
+		require.Equal(t, http.StatusAccepted, status, out)
+		var answer struct{ Run struct{ ID string } }
+		require.NoError(t, json.Unmarshal([]byte(out), &answer))
+		b.runs[queue] = answer.Run.ID
+	}
+	require.Equal(t, 4, b.count("SELECT count(*) FROM dlq.replay_run_entries"), "a run takes what its starter has")
+	admin := b.token(access.Admin, nil)
+	require.Eventually(t, func() bool {
+		_, out := b.as(admin, "GET", "/api/circuit-breakers", "")
+		return strings.Contains(out, "queue:pay_eu") && strings.Contains(out, "queue:mailqueue")
+	}, 30*time.Second, 10*time.Millisecond, "what the database says of breakers is known")
+	return b
+}
+
+func (b *scopeBundle) token(role access.Role, scope access.Scope) string {
+	b.Helper()
+	t := &access.Token{Name: "token-" + uuid.NewString(), Role: role}
+	if scope != nil {
+		require.Len(b, scope, 1)
+		t.Queues, t.Kinds = scope[0].Queues, scope[0].Kinds
+	}
+	secret, err := b.tokens.Create(b.Context(), t, "test")
+	require.NoError(b, err)
+	return secret
+}
+
+func (b *scopeBundle) as(token, method, path, body string) (int, string) {
+	b.Helper()
+	request, err := http.NewRequestWithContext(b.Context(), method, b.base+path, strings.NewReader(body))
+	require.NoError(b, err)
+	request.Header.Set("Content-Type", "application/json")
+	request.Header.Set("Authorization", "Bearer "+token)
+	response, err := http.DefaultClient.Do(request)
+	require.NoError(b, err)
+	defer response.Body.Close()
+	if strings.Contains(response.Header.Get("Content-Type"), "event-stream") {
+		line := make([]byte, 4096) // one event, or none
+		n, _ := response.Body.Read(line)
+		return response.StatusCode, string(line[:n])
+	}
+	raw, err := io.ReadAll(response.Body)
+	require.NoError(b, err)
+	return response.StatusCode, string(raw)
+}
+
+// operation is one of the OpenAPI document, and how the walk asks for it.
+type operation struct {
+	id, method, path string
+	role             access.Role
+	body             string
+	of               string // entry, queue, breaker, run: what {id} is; empty where it is of no one thing
+	need             string // everything, queues (not for who is limited to kinds), or empty
+}
+
+var operations = []operation{
+	{"list-entries", "GET", "/api/dlq/entries?limit=3", access.Reader, "", "", ""},
+	{"get-entry", "GET", "/api/dlq/entries/{id}", access.Reader, "", "entry", ""},
+	{"get-stats", "GET", "/api/dlq/stats", access.Reader, "", "", ""},
+	{"export", "POST", "/api/dlq/export", access.Operator, `{"filter": {}}`, "", ""},
+	{"bulk", "POST", "/api/dlq/bulk", access.Operator, `{"do": "note", "filter": {}, "all": true, "note": "n"}`, "", ""},
+	{"replay-entry", "POST", "/api/dlq/entries/{id}/replay", access.Operator, "", "entry", ""},
+	{"discard-entry", "POST", "/api/dlq/entries/{id}/discard", access.Operator, "", "entry", ""},
+	{"resolve-entry", "POST", "/api/dlq/entries/{id}/resolve", access.Operator, "", "entry", ""},
+	{"park-entry", "POST", "/api/dlq/entries/{id}/park", access.Operator, "", "entry", ""},
+	{"unpark-entry", "POST", "/api/dlq/entries/{id}/unpark", access.Operator, "", "entry", ""},
+	{"reopen-entry", "POST", "/api/dlq/entries/{id}/reopen", access.Operator, "", "entry", ""},
+	{"list-replays", "GET", "/api/dlq/replays", access.Reader, "", "", ""},
+	{"get-replay", "GET", "/api/dlq/replays/{id}", access.Reader, "", "run", ""},
+	{"follow-replay", "GET", "/api/dlq/replays/{id}/events", access.Reader, "", "stream", ""},
+	{"start-replay", "POST", "/api/dlq/replay", access.Operator, `{"filter": {}, "dryRun": true}`, "", ""},
+	{"pause-replay", "POST", "/api/dlq/replays/{id}/pause", access.Operator, "", "run", ""},
+	{"resume-replay", "POST", "/api/dlq/replays/{id}/resume", access.Operator, "", "run", ""},
+	{"set-replay-rate", "POST", "/api/dlq/replays/{id}/rate", access.Operator, `{"rate": 0.002}`, "run", ""},
+	{"cancel-replay", "POST", "/api/dlq/replays/{id}/cancel", access.Operator, "", "run", ""},
+	{"search-audit", "GET", "/api/dlq/audit?limit=100", access.Reader, "", "", ""},
+	{"list-erasures", "GET", "/api/dlq/erasures", access.Reader, "", "", "everything"},
+	{"erase", "POST", "/api/dlq/erasures", access.Admin, `{"filter": {"tags": ["x"]}, "note": "n"}`, "", "everything"},
+	{"list-queues", "GET", "/api/queues", access.Reader, "", "", ""},
+	{"pause-queue", "POST", "/api/queues/{id}/pause", access.Operator, "", "queue", ""},
+	{"resume-queue", "POST", "/api/queues/{id}/resume", access.Operator, "", "queue", ""},
+	{"list-circuit-breakers", "GET", "/api/circuit-breakers", access.Reader, "", "", ""},
+	{"open-circuit-breaker", "POST", "/api/circuit-breakers/queue:{id}/open", access.Operator, "", "queue", ""},
+	{"reset-circuit-breaker", "POST", "/api/circuit-breakers/queue:{id}/reset", access.Operator, "", "queue", ""},
+	{"get-automatic", "GET", "/api/dlq/automatic", access.Reader, "", "", "everything"},
+	{"set-automatic", "POST", "/api/dlq/automatic/set", access.Operator, `{"queue": "pay_eu", "enabled": false}`, "", "everything"},
+	{"reset-automatic", "POST", "/api/dlq/automatic/reset", access.Operator, `{"queue": "pay_eu"}`, "", "everything"},
+	{"stop-automatic", "POST", "/api/dlq/automatic/stop", access.Operator, "", "", "everything"},
+	{"resume-automatic", "POST", "/api/dlq/automatic/resume", access.Operator, "", "", "everything"},
+	{"get-capture", "GET", "/api/dlq/capture", access.Reader, "", "", "everything"},
+	{"set-capture", "PUT", "/api/dlq/capture", access.Admin, `{"mode": "on"}`, "", "everything"},
+	{"reclassify", "POST", "/api/dlq/reclassify", access.Operator, `{"dryRun": true}`, "", "everything"},
+	{"get-analytics-flow", "GET", "/api/dlq/analytics/flow?by=queue", access.Reader, "", "", "queues"},
+	{"get-analytics-queues", "GET", "/api/dlq/analytics/queues", access.Reader, "", "", "queues"},
+	{"get-analytics-times", "GET", "/api/dlq/analytics/times", access.Reader, "", "", "queues"},
+	{"get-analytics-error-types", "GET", "/api/dlq/analytics/error-types", access.Reader, "", "", "queues"},
+	{"get-analytics-groups", "GET", "/api/dlq/analytics/groups", access.Reader, "", "", "queues"},
+	{"get-analytics-heat-map", "GET", "/api/dlq/analytics/heat-map", access.Reader, "", "", "queues"},
+	{"get-analytics-replays", "GET", "/api/dlq/analytics/replays", access.Reader, "", "", "queues"},
+	{"get-analytics-retry-cost", "GET", "/api/dlq/analytics/retry-cost", access.Reader, "", "", "queues"},
+	{"get-analytics-oldest", "GET", "/api/dlq/analytics/oldest", access.Reader, "", "", ""},
+	{"get-analytics-sources", "GET", "/api/dlq/analytics/sources", access.Reader, "", "", "everything"},
+	{"get-message", "GET", "/api/messages/none", access.Reader, "", "none", ""},
+	{"submit-message", "POST", "/api/messages", access.Sender, `{}`, "invalid", ""},
+	{"submit-batch", "POST", "/api/messages/batch", access.Sender, `{}`, "invalid", ""},
+	{"get-health", "GET", "/api/health", access.Metrics, "", "", "everything"},
+	{"whoami", "GET", "/api/whoami", "", "", "", ""},
+	{"livez", "GET", "/livez", "", "", "open", ""}, {"readyz", "GET", "/readyz", "", "", "open", ""},
+}
+
+// Every operation of the document, for every role, in every scope: who may not is told 403; ids of what is elsewhere are not there; and
+// no answer holds a word of it.
+func TestScope_walk(t *testing.T) {
+	t.Parallel()
+	b := scopeSetup(t)
+	_, document, _ := b.call("GET", "/openapi.json", "")
+	var in, walked []string
+	for _, path := range document["paths"].(map[string]any) {
+		for _, o := range path.(map[string]any) {
+			in = append(in, o.(map[string]any)["operationId"].(string))
+		}
+	}
+	for _, o := range operations {
+		walked = append(walked, o.id)
+	}
+	require.ElementsMatch(t, in, walked, "a new operation belongs in the walk")
+
+	roles := []access.Role{access.Admin, access.Operator, access.Reader, access.Sender}
+	unknown := map[string]string{} // what is said of ids of nothing
+	for i, s := range scopes {
+		// What no answer may hold.
+		var hidden []string
+		for name, id := range b.ids {
+			if !slices.Contains(s.entries, name) {
+				hidden = append(hidden, id, strings.ReplaceAll(name, "/", ""))
+			}
+		}
+		for _, queue := range []string{"pay_eu", "mailqueue"} {
+			if !slices.ContainsFunc(s.entries, func(name string) bool { return strings.HasPrefix(name, queue) }) {
+				hidden = append(hidden, queue)
+			}
+			if s.byQueue && !slices.Contains(s.queues, queue) || !s.byQueue {
+				hidden = append(hidden, b.runs[queue])
+			}
+		}
+		for _, role := range roles {
+			if role != access.Admin && i > 1 {
+				continue // roles are of one scope as of another
+			}
+			token := b.token(role, s.scope)
+			for _, o := range operations {
+				may := o.role == "" || role.Includes(o.role)
+				everywhere := s.scope == nil || o.need == ""
+				if o.need == "queues" && s.byQueue {
+					everywhere = true
+				}
+				targets := map[string]bool{"": true}
+				switch o.of {
+				case "entry":
+					targets = map[string]bool{}
+					for name, id := range b.ids {
+						targets[id] = slices.Contains(s.entries, name)
+					}
+				case "queue":
+					targets = map[string]bool{"pay_eu": slices.Contains(s.queues, "pay_eu"), "mailqueue": slices.Contains(s.queues, "mailqueue")}
+				case "run", "stream":
+					targets = map[string]bool{b.runs["pay_eu"]: slices.Contains(s.queues, "pay_eu"), b.runs["mailqueue"]: slices.Contains(s.queues, "mailqueue")}
+				}
+				for target, mine := range targets {
+					if role != access.Admin && o.of != "" && (mine || o.role == access.Reader) {
+						continue // as for an admin
+					}
+					says := fmt.Sprintf("%s: %s, %s, %s", s.name, role, o.id, target)
+					if mine && (o.of == "entry" || o.of == "run") && may && o.role == access.Operator {
+						continue // they would change what the others look at: see TestScope_moves
+					}
+					if o.need == "everything" && o.method != "GET" && s.scope == nil && may {
+						continue
+					}
+					status, out := b.as(token, o.method, strings.ReplaceAll(o.path, "{id}", target), o.body)
+					for _, word := range hidden {
+						if word != target && (may || target == "") {
+							require.NotContains(t, out, word, says)
+						}
+					}
+					switch {
+					case o.of == "open":
+						require.Equal(t, http.StatusOK, status, says)
+					case !may || !everywhere:
+						require.Equal(t, http.StatusForbidden, status, says+out)
+					case o.of == "stream":
+						require.Equal(t, mine, strings.Contains(out, target), says)
+					case !mine || o.of == "none":
+						require.Equal(t, http.StatusNotFound, status, says+out)
+						if o.of == "none" {
+							continue
+						}
+						other := uuid.NewString()
+						if o.of == "queue" {
+							other = "nobody"
+						}
+						if unknown[o.id] == "" {
+							_, out := b.as(token, o.method, strings.ReplaceAll(o.path, "{id}", other), o.body)
+							unknown[o.id] = strings.ReplaceAll(out, other, "X")
+						}
+						require.Equal(t, unknown[o.id], strings.ReplaceAll(out, target, "X"), "as what is not there")
+					case o.of == "invalid":
+						require.Contains(t, []int{http.StatusUnprocessableEntity, http.StatusForbidden}, status, says+out)
+					default:
+						require.Less(t, status, 300, says+out)
+						require.NotContains(t, out, "error of dlqd's", says)
+					}
+				}
+			}
+		}
+	}
+}
+
+// The same person sees the same in the API, by its functions in SQL, and in its tables.
+func TestScope_sameInSQL(t *testing.T) {
+	t.Parallel()
+	b := scopeSetup(t)
+	ctx := t.Context()
+	admin, err := pgx.Connect(ctx, postgrestest.Superuser(t, b.url))
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = admin.Close(ctx) })
+	for _, s := range scopes {
+		login := "scoped_" + strings.ReplaceAll(uuid.NewString(), "-", "")
+		_, err := admin.Exec(ctx, "CREATE ROLE "+login+" LOGIN IN ROLE dlq_operator")
+		require.NoError(t, err)
+		if s.scope != nil {
+			raw, err := json.Marshal(s.scope)
+			require.NoError(t, err)
+			_, err = b.pool.Exec(ctx, "SELECT dlq.set_role_scope($1, $2)", login, string(raw))
+			require.NoError(t, err)
+		}
+		conn, err := pgx.Connect(ctx, postgrestest.WithUser(b.url, login))
+		require.NoError(t, err)
+		var want []string
+		for _, name := range s.entries {
+			want = append(want, b.ids[name])
+		}
+		_, out := b.as(b.token(access.Reader, s.scope), "GET", "/api/dlq/entries", "")
+		var page struct{ Entries []struct{ ID string } }
+		require.NoError(t, json.Unmarshal([]byte(out), &page))
+		var listed []string
+		for _, e := range page.Entries {
+			listed = append(listed, e.ID)
+		}
+		require.ElementsMatch(t, want, listed, s.name)
+		list := func(sql string) (ids []string) {
+			rows, err := conn.Query(ctx, sql)
+			require.NoError(t, err)
+			ids, err = pgx.CollectRows(rows, pgx.RowTo[string])
+			require.NoError(t, err, sql)
+			return ids
+		}
+		for _, sql := range []string{
+			"SELECT id::text FROM dlq.find()", "SELECT id::text FROM dlq.entries", "SELECT id::text FROM dlq.dead_letter_queue", "SELECT dlq.find_ids('{}', 100)::text", "SELECT id::text FROM dlq.oldest_entries()",
+			"SELECT DISTINCT entry_id::text FROM dlq.dead_letter_transitions", "SELECT DISTINCT entry_id::text FROM dlq.audit() WHERE entry_id IS NOT NULL",
+			"SELECT DISTINCT entry_id::text FROM dlq.dead_letter_queue e, dlq.trail(e.id)",
+		} {
+			require.ElementsMatch(t, want, list(sql), s.name+": "+sql)
+		}
+		for name, id := range b.ids {
+			trail := list("SELECT entry_id::text FROM dlq.trail('" + id + "')")
+			require.Equal(t, slices.Contains(s.entries, name), len(trail) > 0)
+			if !slices.Contains(s.entries, name) {
+				for _, move := range []string{"replay", "discard", "resolve", "park", "unpark", "reopen"} {
+					_, err := conn.Exec(ctx, "SELECT dlq."+move+"($1)", id)
+					require.ErrorContains(t, err, "there is no such entry", s.name)
+				}
+				_, err := conn.Exec(ctx, "SELECT dlq.note($1, 'x')", id)
+				require.ErrorContains(t, err, "there is no such entry")
+			}
+		}
+		sum := func(sql string) (n int) {
+			require.NoError(t, conn.QueryRow(ctx, sql).Scan(&n), sql)
+			return n
+		}
+		require.Equal(t, len(want), sum("SELECT coalesce(sum(entries), 0)::int FROM dlq.preview('{}')"))
+		require.Equal(t, len(want), sum("SELECT coalesce(sum(entries), 0)::int FROM dlq.backlog"))
+		require.Equal(t, len(want), sum("SELECT count(*)::int FROM dlq.jobs()"))
+		require.Equal(t, len(want), sum("SELECT changed FROM dlq.act_where('note', '{}', p_note => 'seen', p_all => true)"))
+		queues := []string{}
+		queues = append(queues, s.queues...)
+		require.ElementsMatch(t, queues, list("SELECT name FROM (SELECT substr(name, 7) AS name FROM dlq.circuit_breakers) b"))
+		require.ElementsMatch(t, queues, list("SELECT DISTINCT queue FROM dlq.rollup_backlog"))
+		require.Len(t, list("SELECT id::text FROM dlq.replay_runs"), len(queues))
+		require.Len(t, list("SELECT DISTINCT run_id::text FROM dlq.replay_run_entries"), len(queues))
+		if s.byQueue {
+			require.ElementsMatch(t, queues, list("SELECT queue FROM dlq.stats() WHERE queue IS NOT NULL"))
+			require.Equal(t, len(want), sum("SELECT coalesce(max(open), 0)::int FROM dlq.stats()"))
+			require.Equal(t, len(want), sum("SELECT coalesce(sum(captured), 0)::int FROM dlq.flow()"))
+			require.Equal(t, len(want), sum("SELECT coalesce(sum(failures), 0)::int FROM dlq.heat_map()"))
+			require.Equal(t, len(want), sum("SELECT coalesce(sum(failures), 0)::int FROM dlq.error_types()"))
+		} else {
+			for _, f := range []string{"stats()", "flow()", "times()", "heat_map()", "error_types()", "top_groups()", "retry_cost()", "replay_success()"} {
+				_, err := conn.Exec(ctx, "SELECT * FROM dlq."+f)
+				require.ErrorContains(t, err, "limited to some kinds", f)
+			}
+		}
+		if s.scope != nil {
+			for _, sql := range []string{
+				"SELECT dlq.stop_automatic()", "SELECT * FROM dlq.capture_status()", "SELECT * FROM dlq.sweep_redeliveries()", "SELECT * FROM dlq.noisiest_sources()", "SELECT dlq.set_automatic('all', '', true)",
+				"SELECT dlq.replay_start('{}', p_all => true, p_queue => 'default', p_force => true)",
+			} {
+				_, err := conn.Exec(ctx, sql)
+				require.ErrorContains(t, err, "DLQ06", sql)
+			}
+			for _, table := range []string{"job_facts", "entry_jobs", "rollup_sources", "erasures", "role_scopes"} {
+				require.Zero(t, sum("SELECT count(*)::int FROM dlq."+table), table)
+			}
+			// Nobody gets out by taking a role that they are in, by saying what dlqd says, or with a function that looks at rows first.
+			_, err := conn.Exec(ctx, "SET ROLE dlq_operator; SET dlq.scope = ''; SET row_security = on")
+			require.NoError(t, err)
+			require.ElementsMatch(t, want, list("SELECT id::text FROM dlq.find()"))
+			require.ElementsMatch(t, want, list("SELECT id::text FROM dlq.dead_letter_queue"))
+			_, err = conn.Exec(ctx, "RESET ROLE")
+			require.NoError(t, err)
+			_, err = conn.Exec(ctx, `CREATE FUNCTION pg_temp.peep(text) RETURNS boolean LANGUAGE plpgsql COST 0.0000001 AS $$ BEGIN RAISE NOTICE 'saw %', $1; PERFORM set_config('peep.saw', coalesce(current_setting('peep.saw', true), '') || $1, false); RETURN true; END $$`)
+			require.NoError(t, err)
+			for _, sql := range []string{"SELECT id::text FROM dlq.entries WHERE pg_temp.peep(id::text)", "SELECT id::text FROM dlq.dead_letter_queue WHERE pg_temp.peep(id::text)", "SELECT queue FROM dlq.backlog WHERE pg_temp.peep(queue)"} {
+				list(sql)
+			}
+			var saw *string
+			require.NoError(t, conn.QueryRow(ctx, "SELECT current_setting('peep.saw', true)").Scan(&saw))
+			for name, id := range b.ids {
+				if saw != nil && !slices.Contains(s.entries, name) {
+					require.NotContains(t, *saw, id, s.name)
+				}
+			}
+		}
+		_, err = conn.Exec(ctx, "DROP FUNCTION IF EXISTS pg_temp.peep(text)")
+		require.NoError(t, err)
+		require.NoError(t, conn.Close(ctx))
+		_, err = b.pool.Exec(ctx, "SELECT dlq.set_role_scope($1, NULL, 'left')", login)
+		require.NoError(t, err)
+		_, err = admin.Exec(ctx, "DROP ROLE "+login)
+		require.NoError(t, err)
+	}
+	require.NotZero(t, b.count("SELECT count(*) FROM dlq.acts WHERE subject LIKE 'role scoped_%' AND act = 'limited' AND actor IS NOT NULL"))
+}
+
+// Who is limited moves what is theirs, one by one and many at once, and a run that they start stays with it.
+func TestScope_moves(t *testing.T) {
+	t.Parallel()
+	b := scopeSetup(t)
+	operator := b.token(access.Operator, access.Scope{{Queues: []string{"pay_*"}, Kinds: []string{"order.*"}}})
+	mine := b.ids["pay_eu/order.paid"]
+	status, out := b.as(operator, "POST", "/api/dlq/entries/"+mine+"/unpark", "")
+	require.Equal(t, http.StatusOK, status, out)
+	status, out = b.as(operator, "POST", "/api/dlq/bulk", `{"do": "park", "filter": {}, "all": true, "dryRun": true}`)
+	require.Equal(t, http.StatusOK, status)
+	require.Contains(t, out, `"chosen":1,`)
+	for filter, chosen := range map[string]string{`{}`: "1", `{"queue": ["mailqueue"]}`: "0", `{"ids": ["` + b.ids["mailqueue/order.paid"] + `"]}`: "0", `{"kind": ["*"], "ids": ["` + mine + `"]}`: "1"} {
+		status, out = b.as(operator, "POST", "/api/dlq/bulk", `{"do": "note", "filter": `+filter+`, "all": true, "note": "n"}`)
+		require.Equal(t, http.StatusOK, status, out)
+		require.Contains(t, out, `"chosen":`+chosen+`,"changed":`+chosen, filter)
+	}
+	status, out = b.as(operator, "POST", "/api/dlq/bulk", `{"do": "note", "filter": {"scope": []}, "all": true}`)
+	require.Equal(t, http.StatusUnprocessableEntity, status, "a client cannot say what it may", out)
+	status, out = b.as(operator, "POST", "/api/dlq/replay", `{"filter": {}, "all": true, "force": true, "rate": 0.001}`)
+	require.Equal(t, http.StatusAccepted, status, out)
+	require.Contains(t, out, `"total":1,`)
+	for _, queue := range []string{"mailqueue", "pay_eu"} {
+		for _, dry := range []string{"true", "false"} {
+			status, out = b.as(operator, "POST", "/api/dlq/replay", `{"filter": {}, "all": true, "force": true, "queue": "`+queue+`", "dryRun": `+dry+`}`)
+			require.Equal(t, http.StatusForbidden, status, out)
+		}
+	}
+	for _, body := range []string{`{"patch": [{"op": "test", "path": "/secret", "value": "payload of mailqueueorder.paid"}]}`, `{"patch": [{"op": "test", "path": "/secret", "value": "x"}]}`, `{"patch": [{"op": "remove", "path": "/nothing"}]}`, `{"payload": {}}`} {
+		status, out = b.as(operator, "POST", "/api/dlq/entries/"+b.ids["mailqueue/order.paid"]+"/replay", body)
+		require.Equal(t, http.StatusNotFound, status, "a patch asks nothing of what is elsewhere: "+out)
+	}
+	status, out = b.as(operator, "POST", "/api/dlq/entries/"+mine+"/replay", `{"toDestination": "default"}`)
+	require.Equal(t, http.StatusForbidden, status, out)
+	// A run is for those who have all that its starter has.
+	runs := func(scope access.Scope) int {
+		_, out := b.as(b.token(access.Reader, scope), "GET", "/api/dlq/replays", "")
+		return strings.Count(out, `"createdAt"`)
+	}
+	require.Equal(t, 3, runs(nil))
+	require.Equal(t, 2, runs(access.Scope{{Queues: []string{"pay_eu", "pay_*"}}}))
+	require.Equal(t, 1, runs(access.Scope{{Queues: []string{"pay*"}, Kinds: []string{"o*"}}}))
+	require.Zero(t, runs(access.Scope{{Queues: []string{"pay_e*"}, Kinds: []string{"order.*"}}}))
+	require.Zero(t, runs(access.Scope{{Kinds: []string{"order.paid"}}}))
+	status, _ = b.as(operator, "POST", "/api/dlq/entries/"+mine+"/replay", `{"force": true}`)
+	require.Equal(t, http.StatusAccepted, status)
+	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status <> 'dlq_manual'"), "nobody else's")
+	// Groups by sums: all of one queue, and of both, are the same numbers as the rows say.
+	for scope, captured := range map[string]int{"pay_eu": 2, "mail*": 2, "*": 4} {
+		_, out = b.as(b.token(access.Reader, access.Scope{{Queues: []string{scope}}}), "GET", "/api/dlq/analytics/queues", "")
+		require.Contains(t, out, fmt.Sprintf(`"open":%d,`, captured), scope)
+		_, out = b.as(b.token(access.Reader, access.Scope{{Queues: []string{scope}}}), "GET", "/api/dlq/stats", "")
+		require.Contains(t, out, fmt.Sprintf(`"open":%d,`, captured), scope)
+		require.Contains(t, out, fmt.Sprintf(`"captured":%d,`, captured), scope)
+	}
+	_, out = b.as(operator, "GET", "/api/dlq/stats", "")
+	require.Contains(t, out, `"open":1,`)
+	require.Contains(t, out, `"captured":1,`)
+}
+
+func TestScope_messages(t *testing.T) {
+	t.Parallel()
+	b := scopeSetup(t)
+	sender := b.token(access.Sender, access.Scope{{Queues: []string{"default"}, Kinds: []string{"order.*"}}})
+	message := func(id, kind string) string {
+		return `{"messageId": "` + id + `", "queue": "default", "kind": "` + kind + `", "payload": {}}`
+	}
+	status, out := b.as(sender, "POST", "/api/messages", message("m1", "order.paid"))
+	require.Equal(t, http.StatusAccepted, status, out)
+	status, out = b.as(sender, "POST", "/api/messages", message("m2", "user.mail"))
+	require.Equal(t, http.StatusForbidden, status, out)
+	for scope, found := range map[string]int{`{"queues": ["default"]}`: http.StatusOK, `{"kinds": ["order*"]}`: http.StatusOK, `{"kinds": ["user*"]}`: http.StatusNotFound, `{"queues": ["pay_eu"]}`: http.StatusNotFound} {
+		var part access.Part
+		require.NoError(t, json.Unmarshal([]byte(scope), &part))
+		status, out := b.as(b.token(access.Reader, access.Scope{part}), "GET", "/api/messages/m1", "")
+		require.Equal(t, found, status, scope+out)
+	}
+}
