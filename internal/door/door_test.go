@@ -40,8 +40,16 @@ func TestHosts(t *testing.T) {
 		require.Equal(t, 200, answer.Code, "%q, by a Unix socket", host)
 	}
 	for _, config := range []door.Config{
-		{Hosts: []string{""}}, {Hosts: []string{"a:80"}}, {Hosts: []string{"*"}}, {Hosts: []string{"http://a"}},
-		{Origins: []string{"*"}}, {Origins: []string{"null"}}, {Origins: []string{"console.example"}}, {Origins: []string{"https://a/"}}, {Origins: []string{"https://*.a"}}, {Origins: []string{"https://u@a"}},
+		{Hosts: []string{""}},
+		{Hosts: []string{"a:80"}},
+		{Hosts: []string{"*"}},
+		{Hosts: []string{"http://a"}},
+		{Origins: []string{"*"}},
+		{Origins: []string{"null"}},
+		{Origins: []string{"console.example"}},
+		{Origins: []string{"https://a/"}},
+		{Origins: []string{"https://*.a"}},
+		{Origins: []string{"https://u@a"}},
 	} {
 		require.Error(t, config.Check(), "%v", config)
 	}

@@ -82,8 +82,14 @@ func TestDoor_reboundName(t *testing.T) {
 	require.NoError(t, err)
 	evil := "evil.example:" + port
 	for _, ask := range [][3]string{
-		{"GET", "/api/dlq/entries", ""}, {"POST", "/api/messages", aMessage}, {"POST", "/api/dlq/export", `{"filter": {}}`}, {"POST", "/api/dlq/erasures", `{"filter": {"queue": ["default"]}, "note": "x"}`},
-		{"GET", "/metrics", ""}, {"GET", "/docs", ""}, {"GET", "/", ""}, {"GET", "/api/dlq/audit", ""},
+		{"GET", "/api/dlq/entries", ""},
+		{"POST", "/api/messages", aMessage},
+		{"POST", "/api/dlq/export", `{"filter": {}}`},
+		{"POST", "/api/dlq/erasures", `{"filter": {"queue": ["default"]}, "note": "x"}`},
+		{"GET", "/metrics", ""},
+		{"GET", "/docs", ""},
+		{"GET", "/", ""},
+		{"GET", "/api/dlq/audit", ""},
 	} {
 		response := b.ask(http.DefaultClient, ask[0], b.base+ask[1], ask[2], "Host", evil, "Origin", "http://"+evil, "Sec-Fetch-Site", "same-origin")
 		require.Equal(t, http.StatusMisdirectedRequest, response.StatusCode, ask)
@@ -107,8 +113,17 @@ func TestDoor_headersOfEveryAnswer(t *testing.T) {
 	t.Parallel()
 	b := setup(t, options{})
 	for _, ask := range [][3]string{
-		{"GET", "/api/dlq/entries", ""}, {"POST", "/api/messages", aMessage}, {"POST", "/api/messages", "{"}, {"POST", "/api/dlq/export", `{"filter": {}}`}, {"GET", "/api/dlq/entries/nonsense", ""},
-		{"GET", "/metrics", ""}, {"GET", "/docs", ""}, {"GET", "/openapi.json", ""}, {"GET", "/nothing", ""}, {"DELETE", "/api/messages", ""}, {"GET", "/livez", ""},
+		{"GET", "/api/dlq/entries", ""},
+		{"POST", "/api/messages", aMessage},
+		{"POST", "/api/messages", "{"},
+		{"POST", "/api/dlq/export", `{"filter": {}}`},
+		{"GET", "/api/dlq/entries/nonsense", ""},
+		{"GET", "/metrics", ""},
+		{"GET", "/docs", ""},
+		{"GET", "/openapi.json", ""},
+		{"GET", "/nothing", ""},
+		{"DELETE", "/api/messages", ""},
+		{"GET", "/livez", ""},
 	} {
 		header := b.ask(http.DefaultClient, ask[0], b.base+ask[1], ask[2]).Header
 		require.Equal(t, "nosniff", header.Get("X-Content-Type-Options"), ask)
