@@ -254,7 +254,7 @@ func TestDoor_rateLimit(t *testing.T) {
 	for i := range 5 {
 		response := b.ask(http.DefaultClient, "POST", b.base+"/api/messages", aMessage)
 		require.Equal(t, map[bool]int{true: 202, false: 429}[i < 3], response.StatusCode)
-		require.Equal(t, `"requests";q=3;w=3600`, response.Header.Get("RateLimit-Policy"))
+		require.Equal(t, `"requests";q=3;w=3600`, response.Header.Get("Ratelimit-Policy"))
 		require.Equal(t, i >= 3, response.Header.Get("Retry-After") != "")
 	}
 	b.metric(`dlqd_http_refused_total{reason="rate"} 2`)
