@@ -151,10 +151,10 @@ func TestSecrets_areNeverShown(t *testing.T) {
 	get("/api/health")
 	require.NoError(t, os.WriteFile(policyFile, []byte(content), 0o600))
 	runs("config", "show", "--config-dir", dir)
-	shows("retry-policies destinations.plain.url = http://***@"+host+"/plain/***?key=***")
+	shows("retry-policies destinations.plain.url = http://***@" + host + "/plain/***?key=***")
 	runs("config", "show")
 	runs("config", "diff", dir, other)
-	shows("retry-policies destinations.plain.url: http://***@"+host+"/plain/***?key=***, in what is not shown")
+	shows("retry-policies destinations.plain.url: http://***@" + host + "/plain/***?key=***, in what is not shown")
 	runs("config", "check", dir)
 	for _, path := range []string{"/metrics", "/api/health", "/api/dlq/entries?limit=100", "/api/dlq/audit", "/api/circuit-breakers", "/api/queues", "/api/dlq/analytics/groups", "/debug/pprof/cmdline", "/debug/vars"} {
 		get(path)
