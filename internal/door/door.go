@@ -123,9 +123,9 @@ func protect(next http.Handler) http.Handler {
 // checkHost refuses requests for a name that is not ours. A page of a site whose name was made to lead to this machine is of the
 // same origin as the API, for its browser; its requests bear the site's name.
 func checkHost(config Config, next http.Handler) http.Handler {
-	ours := append(make([]string, 0, 1+len(config.Hosts)), "localhost")
-	for _, host := range config.Hosts {
-		ours = append(ours, hostOf(host))
+	ours := append([]string{"localhost"}, config.Hosts...)
+	for i := range ours {
+		ours[i] = hostOf(ours[i])
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		local, _ := r.Context().Value(http.LocalAddrContextKey).(net.Addr)
