@@ -100,10 +100,8 @@ func fillHistory(ctx context.Context, pool *pgxpool.Pool, entries int) error {
 	rows := fmt.Sprintf("(SELECT i, at, (left(first_id::text, 24) || lpad(to_hex(i), 12, '0'))::uuid AS id, i > %[2]d AS open FROM ("+row+") r) r", entries, entries*97/100)
 	queue, class := "'queue_' || i % 10", "(ARRAY['transient', 'rate_limited', 'outage', 'validation', 'malformed', 'unauthorized', 'not_found', 'business', 'code_bug'])[1 + (i / 10) % 9]"
 	for _, sql := range []string{
-		`SELECT dlq.ensure_partition('dlq.dead_letter_transitions', 'dead_letter_transitions_' || to_char(d, 'YYYYMM'), d, d + interval '1 month', 'id, at')
-			FROM generate_series(date_trunc('month', now() - interval '91 days', 'UTC'), now(), interval '1 month') d`,
-		`SELECT dlq.ensure_partition('dlq.dead_letter_resolved', 'dead_letter_resolved_' || to_char(d, 'YYYYMM'), d, d + interval '1 month', 'id')
-			FROM generate_series(date_trunc('month', now() - interval '91 days', 'UTC'), now(), interval '1 month') d`,
+		`SELECT dlq.ensure_partition(p.parent, d) FROM (VALUES ('dlq.dead_letter_transitions'::regclass), ('dlq.dead_letter_resolved')) p (parent),
+			generate_series(date_trunc('month', now() - interval '91 days', 'UTC'), now(), interval '1 month') d`,
 		fmt.Sprintf(`INSERT INTO dlq.dead_letter_queue (id, status, stage, river_job_id, job_created_at, queue, kind, job_kind, priority, original_event, error_message, error_type, error_class, source, fingerprint, strategy, closed_at, first_failed_at, last_failed_at, created_at)
 			SELECT id, CASE WHEN open THEN 'dlq_manual' ELSE 'dlq_resolved' END::dlq.dead_letter_status, CASE WHEN open THEN 'open' ELSE 'resolved' END::dlq.dead_letter_stage, i, at, %s, 'kind_' || i %% 50, 'noop', 2, '{}', 'connection refused', 'TYPE_' || i %% 50, %s, 'source_' || i %% 200,
 				'group_' || i %% 1000, 'manual', CASE WHEN NOT open THEN at + interval '1 hour' END, at AS first, at AS last, at FROM %s`, queue, class, rows),

@@ -63,7 +63,7 @@ func retentionBench(b *bench, scale float64) error {
 // fillMonth fills a month of long ago.
 func fillMonth(ctx context.Context, pool *pgxpool.Pool, entries int) error {
 	for _, sql := range []string{
-		"SELECT dlq.ensure_partition('dlq.dead_letter_resolved', 'dead_letter_resolved_202401', '2024-01-01Z', '2024-02-01Z', 'id')",
+		"SELECT dlq.ensure_partition('dlq.dead_letter_resolved', '2024-01-01Z')",
 		fmt.Sprintf(`SET session_replication_role = replica; -- as they came, by resolving, would take an hour
 			INSERT INTO dlq.dead_letter_resolved (id, status, river_job_id, queue, kind, job_kind, priority, original_event, error_message, error_type, error_class, source, closed_at, first_failed_at, last_failed_at)
 			SELECT dlq.uuid_v7(), 'dlq_resolved', i, 'queue_' || i %% 10, 'kind_' || i %% 50, 'noop', 2, jsonb_build_object('blob', repeat('x', 900)), 'dial tcp: connection refused', 'T', 'transient', 's',

@@ -37,7 +37,7 @@ BEGIN
     IF NOT FOUND THEN
         RETURN false;
     END IF;
-    IF p_forced THEN
+    IF p_forced OR NOT dlq.is_owner() THEN
         PERFORM dlq.record_act('circuit breaker ' || p_name, 'opened', p_actor, p_reason, jsonb_build_object('for', p_for));
     END IF;
     RETURN true;

@@ -28,41 +28,48 @@ COMMENT ON FUNCTION dlq.default_partition IS 'The default partition of a partiti
 -- ensure_partition waits for writers of the table first, for half a second at most, and has others wait while it works: one
 -- that had chosen the default partition for its row, and waited for that one's lock, would be refused (23514). Only dlqd's own
 -- transactions write these tables; applications' write the inbox alone.
-CREATE OR REPLACE FUNCTION dlq.ensure_partition(p_parent regclass, p_name text, p_from timestamptz, p_to timestamptz, p_primary_key text) RETURNS boolean
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '500ms' AS $$
+CREATE OR REPLACE FUNCTION dlq.ensure_partition(p_parent regclass, p_month timestamptz) RETURNS boolean
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET lock_timeout = '500ms' AS $$
 DECLARE
-    v_schema text := (SELECT n.nspname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = p_parent);
-    v_guard  text := CASE WHEN p_parent = 'dlq.dead_letter_transitions'::regclass THEN 'transitions_append_only' ELSE 'dead_letter_delete' END;
+    v_month    constant timestamptz := date_trunc('month', p_month);
+    v_of_audit constant boolean := p_parent = 'dlq.dead_letter_transitions'::regclass;
+    v_guard    constant text := CASE WHEN v_of_audit THEN 'transitions_append_only' ELSE 'dead_letter_delete' END;
+    v_name     text; -- with its schema
 BEGIN
+    IF p_parent IS NULL OR p_parent NOT IN ('dlq.dead_letter_transitions'::regclass, 'dlq.dead_letter_resolved'::regclass, 'dlq.dead_letter_failed'::regclass, 'dlq.dead_letter_archived'::regclass) THEN
+        RAISE EXCEPTION '%: has no months', p_parent USING ERRCODE = 'DLQ04', HINT = 'dlq.missing_partitions() says which partitions are missing.';
+    ELSIF v_month IS NULL OR v_month NOT BETWEEN '1970-01-01Z' AND now() + interval '10 years' THEN
+        RAISE EXCEPTION '%: no partition of a month like %', p_parent, p_month USING ERRCODE = 'DLQ04', HINT = 'From 1970 to ten years from now.';
+    END IF;
+    SELECT format('%I.%I', n.nspname, c.relname || '_' || to_char(v_month, 'YYYYMM')) INTO v_name FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = p_parent;
     -- One at a time, over all dlqd processes.
     PERFORM pg_advisory_xact_lock(hashtextextended('dlq.ensure_partition', 0));
-    IF to_regclass(format('%I.%I', v_schema, p_name)) IS NOT NULL THEN
+    IF to_regclass(v_name) IS NOT NULL THEN
         RETURN true;
     END IF;
-    EXECUTE format('CREATE TABLE %I.%I (LIKE %s INCLUDING ALL EXCLUDING INDEXES, PRIMARY KEY (%s))', v_schema, p_name, p_parent, p_primary_key);
-    EXECUTE format('COMMENT ON TABLE %I.%I IS %L', v_schema, p_name, 'A month of ' || p_parent || ', from ' || p_from || '.');
+    EXECUTE format('CREATE TABLE %s (LIKE %s INCLUDING ALL EXCLUDING INDEXES, PRIMARY KEY (%s))', v_name, p_parent, CASE WHEN v_of_audit THEN 'id, at' ELSE 'id' END);
+    EXECUTE format('COMMENT ON TABLE %s IS %L', v_name, 'A month of ' || p_parent || ', from ' || v_month || '.');
     EXECUTE format('LOCK TABLE ONLY %s IN SHARE ROW EXCLUSIVE MODE', p_parent);
     -- Rows of this range that came while there was no partition for them. (They are moved, not lost.)
     EXECUTE format('ALTER TABLE %s DISABLE TRIGGER %I', dlq.default_partition(p_parent), v_guard);
-    EXECUTE format('WITH early AS (DELETE FROM %1$s WHERE %2$I >= %3$L AND %2$I < %4$L RETURNING *) INSERT INTO %5$I.%6$I SELECT * FROM early',
-                   dlq.default_partition(p_parent), CASE WHEN p_primary_key = 'id' THEN 'closed_at' ELSE 'at' END, p_from, p_to, v_schema, p_name);
+    EXECUTE format('WITH early AS (DELETE FROM %1$s WHERE %2$I >= %3$L AND %2$I < %4$L RETURNING *) INSERT INTO %5$s SELECT * FROM early',
+                   dlq.default_partition(p_parent), CASE WHEN v_of_audit THEN 'at' ELSE 'closed_at' END, v_month, v_month + interval '1 month', v_name);
     EXECUTE format('ALTER TABLE %s ENABLE TRIGGER %I', dlq.default_partition(p_parent), v_guard);
-    PERFORM dlq.guard_partition(format('%I.%I', v_schema, p_name)::regclass, p_parent);
-    EXECUTE format('ALTER TABLE %s ATTACH PARTITION %I.%I FOR VALUES FROM (%L) TO (%L)', p_parent, v_schema, p_name, p_from, p_to);
+    PERFORM dlq.guard_partition(v_name::regclass, p_parent);
+    EXECUTE format('ALTER TABLE %s ATTACH PARTITION %s FOR VALUES FROM (%L) TO (%L)', p_parent, v_name, v_month, v_month + interval '1 month');
     RETURN true;
 EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
     RETURN false;
 END
 $$;
-COMMENT ON FUNCTION dlq.ensure_partition IS 'Makes one partition if it is missing, unless somebody holds the table for more than half a second. Returns whether it is there.';
+COMMENT ON FUNCTION dlq.ensure_partition IS 'Makes the partition of one month (in UTC) of the audit trail or of closed entries, if it is missing, unless somebody holds the table for more than half a second. Returns whether it is there.';
 
-CREATE OR REPLACE FUNCTION dlq.missing_partitions(p_months integer DEFAULT 2)
-RETURNS TABLE (parent regclass, name text, from_at timestamptz, to_at timestamptz, primary_key text)
+CREATE OR REPLACE FUNCTION dlq.missing_partitions(p_months integer DEFAULT 2) RETURNS TABLE (parent regclass, name text, month timestamptz)
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' AS $$
-    SELECT m.parent, m.name, m.from_at, m.from_at + interval '1 month', m.primary_key
+    SELECT m.parent, m.name, m.month
     FROM (
-        SELECT p.parent, p.primary_key, n.month AS from_at, c.relname || '_' || to_char(n.month, 'YYYYMM') AS name, c.relnamespace
-        FROM (VALUES ('dlq.dead_letter_transitions'::regclass, 'id, at'), ('dlq.dead_letter_resolved', 'id'), ('dlq.dead_letter_failed', 'id'), ('dlq.dead_letter_archived', 'id')) p (parent, primary_key)
+        SELECT p.parent, n.month, c.relname || '_' || to_char(n.month, 'YYYYMM') AS name, c.relnamespace
+        FROM (VALUES ('dlq.dead_letter_transitions'::regclass), ('dlq.dead_letter_resolved'), ('dlq.dead_letter_failed'), ('dlq.dead_letter_archived')) p (parent)
         JOIN pg_class c ON c.oid = p.parent
         CROSS JOIN LATERAL (
             SELECT generate_series(date_trunc('month', now()), now() + p_months * interval '1 month', interval '1 month') AS month
@@ -72,7 +79,8 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' A
             UNION SELECT date_trunc('month', d.closed_at) FROM dlq.dead_letter_failed_default d WHERE p.parent = 'dlq.dead_letter_failed'::regclass
             UNION SELECT date_trunc('month', d.closed_at) FROM dlq.dead_letter_archived_default d WHERE p.parent = 'dlq.dead_letter_archived'::regclass) n) m
     WHERE NOT EXISTS (SELECT FROM pg_class k WHERE k.relname = m.name AND k.relnamespace = m.relnamespace)
-    ORDER BY m.from_at <> date_trunc('month', now()), m.from_at, m.name -- rows of today wait for theirs
+      AND m.month BETWEEN '1970-01-01Z' AND now() + interval '10 years' -- see dlq.ensure_partition
+    ORDER BY m.month <> date_trunc('month', now()), m.month, m.name -- rows of today wait for theirs
 $$;
 COMMENT ON FUNCTION dlq.missing_partitions IS 'Months of the audit trail and of closed entries that have no partition: this one, the p_months next, and those of rows that are in a default partition.';
 
@@ -87,7 +95,7 @@ BEGIN
     FOR v_try IN 1 .. 10 LOOP
         v_busy := NULL;
         FOR v_partition IN SELECT * FROM dlq.missing_partitions(p_months) LOOP
-            IF NOT dlq.ensure_partition(v_partition.parent, v_partition.name, v_partition.from_at, v_partition.to_at, v_partition.primary_key) THEN
+            IF NOT dlq.ensure_partition(v_partition.parent, v_partition.month) THEN
                 v_busy := v_partition.name;
                 EXIT; -- whoever holds this one has others wait, too
             END IF;
@@ -293,7 +301,7 @@ BEGIN
         ORDER BY e.id FOR UPDATE);
     PERFORM dlq.retire(v_ids);
     PERFORM dlq.note_on(v_ids, p_actor, p_reason, p_note, '{resolved,archived}');
-    IF p_hashes IS NULL THEN
+    IF p_hashes IS NULL OR NOT dlq.is_owner() THEN -- only dlqd knows that it is in the archive
         PERFORM dlq.erase_trail(v_ids, v_since);
     END IF;
     DELETE FROM dlq.dead_letter_queue e WHERE e.id = ANY (v_ids) AND e.status IN ('dlq_resolved', 'dlq_archived') AND e.closed_at >= v_since;
@@ -313,7 +321,7 @@ BEGIN
         SELECT DISTINCT 'dead_letter_' || substr(r.status::text, 5) AS parent, date_trunc('month', r.closed_at) AS month
         FROM jsonb_populate_recordset(NULL::dlq.dead_letter_queue, p_rows) r
     LOOP
-        PERFORM dlq.ensure_partition(('dlq.' || v_month.parent)::regclass, v_month.parent || '_' || to_char(v_month.month, 'YYYYMM'), v_month.month, v_month.month + interval '1 month', 'id');
+        PERFORM dlq.ensure_partition(('dlq.' || v_month.parent)::regclass, v_month.month);
         INSERT INTO dlq.restored_partitions AS h (partition_name, until) VALUES (v_month.parent || '_' || to_char(v_month.month, 'YYYYMM'), p_until)
         ON CONFLICT (partition_name) DO UPDATE SET until = greatest(h.until, excluded.until);
     END LOOP;

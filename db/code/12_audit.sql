@@ -295,6 +295,9 @@ DECLARE
 BEGIN
     PERFORM dlq.require_admin('erase');
     SELECT * INTO STRICT v_record FROM dlq.erasures r WHERE r.id = p_erasure;
+    IF v_record.filter_sha256 <> encode(sha256(convert_to(p_filter::text, 'UTF8')), 'hex') THEN
+        RAISE EXCEPTION 'erasure %: began with another filter', p_erasure USING ERRCODE = 'DLQ04', HINT = 'dlq.erase_begin makes the record of this one.';
+    END IF;
     IF p_after IS NULL OR cardinality(v_ids) > 0 THEN
         v_live := dlq.erase_runs(p_filter, v_ids);
         SELECT * INTO v_batch FROM dlq.erase_entries(v_ids, v_record.actor, v_record.note);

@@ -3,7 +3,7 @@
 --
 -- dlq_reader    reads entries (but for sensitive columns), the audit trail, analytics, runs and breakers
 -- dlq_operator  reads all, and replays, discards, resolves, parks, assigns, tags and notes; starts and steers runs, and breakers
--- dlq_admin     also purges, erases, restores, and keeps retention, partitions and rollups
+-- dlq_admin     also purges, erases, restores, drops months whose time is over, makes partitions, and rebuilds rollups
 --
 -- None of them writes a table: functions do, as the schema's owner, so that everybody keeps to the state table and leaves
 -- an audit row, and nobody changes one.
@@ -165,8 +165,8 @@ DECLARE
             "heat_map", "hidden_columns", "is_open", "is_owner", "is_repeat", "job_table", "next_step", "noisiest_sources", "oldest_entries", "origin", "policy_version", "preview", "ratio", "replay_success", "replayable", "retry_cost", "sensitive_columns", "stage_of", "stats", "step_for", "times", "to_uuid", "top_groups", "trail_begins", "trigger_state", "writing_jobs"],
         "dlq_operator": ["act_on", "act_where", "assign", "count_jobs", "default_partition_rows", "discard", "expired_partitions", "jobs", "note", "open_breaker", "park", "paused_queues", "refresh_rollups", "reopen", "replay", "replay_cancel", "replay_pause", "replay_resume",
             "replay_set_rate", "replay_start", "reset_automatic", "reset_breaker", "resolve", "resume_automatic", "river_leader", "run_again", "set_automatic", "stop_automatic", "sweep_redeliveries", "trail", "unpark"],
-        "dlq_admin": ["age_out", "backfill", "delete_entries", "delete_jobs", "drop_empty_month", "drop_partition", "ensure_partition", "ensure_partitions", "erase", "erase_begin", "erase_step", "expired_entries", "forget_old", "missing_partitions", "rebuild_rollups",
-            "reconcile", "set_capture", "restore_entries", "trim_rollups"]}';
+        "dlq_admin": ["backfill", "delete_entries", "delete_jobs", "drop_partition", "ensure_partition", "ensure_partitions", "erase", "erase_begin", "erase_step", "missing_partitions", "rebuild_rollups",
+            "reconcile", "set_capture", "restore_entries"]}';
 BEGIN
     EXECUTE format('REVOKE ALL ON ALL ROUTINES IN SCHEMA %s FROM PUBLIC', v_schema);
     FOREACH v_role IN ARRAY ARRAY['dlq_reader', 'dlq_operator', 'dlq_admin'] LOOP
@@ -176,7 +176,7 @@ BEGIN
                 EXECUTE format('COMMENT ON ROLE %I IS %L', v_role, CASE v_role
                     WHEN 'dlq_reader' THEN 'dlqd: reads dead letters (but for sensitive columns), audit trail and analytics.'
                     WHEN 'dlq_operator' THEN 'dlqd: reads all, replays, discards, resolves, parks; steers runs and circuit breakers.'
-                    ELSE 'dlqd: also purges, erases, restores, and keeps retention and partitions.' END);
+                    ELSE 'dlqd: also purges, erases, restores, and sees to partitions.' END);
                 -- What detach takes away again.
                 INSERT INTO dlq.settings AS s (key, value) VALUES ('roles_made', v_role)
                 ON CONFLICT (key) DO UPDATE SET value = s.value || ',' || excluded.value, updated_at = now();

@@ -86,7 +86,13 @@ func (s *service) registerQueues(api huma.API) {
 		}
 		example(&op, http.StatusOK, queue)
 		huma.Register(api, op, func(ctx context.Context, in *queueActionInput) (*queueOutput, error) {
-			err := s.Store.Record(ctx, "queue "+in.Name, verb.done, in.Body.act(ctx), func(tx pgx.Tx) error { return verb.run(ctx, tx, in.Name) })
+			err := s.Store.Record(ctx, "queue "+in.Name, verb.done, in.Body.act(ctx), func(tx pgx.Tx) error {
+				// River takes "*" for all queues: what is not the name of one is not given to it.
+				if _, err := s.River.QueueGetTx(ctx, tx, in.Name); err != nil {
+					return err
+				}
+				return verb.run(ctx, tx, in.Name)
+			})
 			if errors.Is(err, river.ErrNotFound) {
 				return nil, huma.Error404NotFound(fmt.Sprintf("no client of River's has worked a queue %q; GET /api/queues lists them", in.Name))
 			}
@@ -98,8 +104,8 @@ func (s *service) registerQueues(api huma.API) {
 				return nil, s.problem(ctx, err)
 			}
 			i := slices.IndexFunc(queues, func(q Queue) bool { return q.Name == in.Name })
-			if i < 0 {
-				return nil, huma.Error404NotFound(fmt.Sprintf("there is no queue %q", in.Name))
+			if i < 0 { // there are more than a list shows, or it has gone this moment
+				return &queueOutput{Body: Queue{Name: in.Name}}, nil
 			}
 			return &queueOutput{Body: queues[i]}, nil
 		})

@@ -24,8 +24,7 @@ func TestLocks(t *testing.T) {
 		_, err := pool.Exec(t.Context(), sql, args...)
 		require.NoError(t, err)
 	}
-	exec(`SELECT dlq.ensure_partition(p.parent::regclass, replace(p.parent, 'dlq.', '') || '_' || to_char(m, 'YYYYMM'), m, m + interval '1 month', p.key)
-		FROM (VALUES ('dlq.dead_letter_transitions', 'id, at'), ('dlq.dead_letter_resolved', 'id'), ('dlq.dead_letter_archived', 'id')) p (parent, key),
+	exec(`SELECT dlq.ensure_partition(p.parent, m) FROM (VALUES ('dlq.dead_letter_transitions'::regclass), ('dlq.dead_letter_resolved'), ('dlq.dead_letter_archived')) p (parent),
 			generate_series(date_trunc('month', now(), 'UTC') - interval '36 months', now(), interval '1 month') m`)
 	// One that has just failed, one that was closed today, and one that was closed a year ago and failed a month before that.
 	exec(`INSERT INTO river_job (kind, args, queue, max_attempts, state) SELECT 'k', '{}', 'q', 1, 'running' FROM generate_series(1, 2)`)
@@ -117,8 +116,7 @@ func TestList_inParts(t *testing.T) {
 		_, err := pool.Exec(t.Context(), sql)
 		require.NoError(t, err)
 	}
-	exec(`SELECT dlq.ensure_partition(p.parent::regclass, replace(p.parent, 'dlq.', '') || '_' || to_char(m, 'YYYYMM'), m, m + interval '1 month', 'id')
-		FROM (VALUES ('dlq.dead_letter_resolved'), ('dlq.dead_letter_archived')) p (parent), generate_series(date_trunc('month', now(), 'UTC') - interval '11 months', now(), interval '1 month') m`)
+	exec(`SELECT dlq.ensure_partition(p.parent, m) FROM (VALUES ('dlq.dead_letter_resolved'::regclass), ('dlq.dead_letter_archived')) p (parent), generate_series(date_trunc('month', now(), 'UTC') - interval '11 months', now(), interval '1 month') m`)
 	exec(`WITH e AS (
 			SELECT i, now() - interval '14 months' * random() AS f, (ARRAY['pending', 'manual', 'resolved', 'resolved', 'failed', 'archived'])[1 + i % 6] AS s FROM generate_series(1, 200) i
 		), noted AS ( -- as what comes back from the archive

@@ -1,7 +1,9 @@
 package deadletter_test
 
 import (
+	"context"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -12,6 +14,7 @@ import (
 
 	"github.com/dlqd/dlqd/internal/deadletter"
 	"github.com/dlqd/dlqd/internal/postgres"
+	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
 )
 
 func owner(t *testing.T, pool *pgxpool.Pool) *session {
@@ -96,8 +99,7 @@ func TestRoles_adminAndPartitions(t *testing.T) {
 	}
 	now := time.Now().UTC().Format("200601")
 	for _, parent := range []string{"transitions", "resolved"} {
-		key := map[string]string{"transitions": "id, at", "resolved": "id"}[parent]
-		exec(fmt.Sprintf("SELECT dlq.ensure_partition('dlq.dead_letter_%s', 'dead_letter_%[1]s_202001', '2020-01-01Z', '2020-02-01Z', '%s')", parent, key))
+		exec("SELECT dlq.ensure_partition('dlq.dead_letter_" + parent + "', '2020-01-01Z')")
 	}
 	exec("SELECT dlq.act_on('resolve', ARRAY(SELECT id FROM dlq.dead_letter_queue), 'owner')")
 	admin := as(t, url, "dlq_admin", func(conn *pgx.Conn) {
@@ -169,4 +171,141 @@ func TestAudit_ofWhatIsNoMove(t *testing.T) {
 		require.Equal(t, "(null)", s.text(`SELECT detail::text FROM dlq.audit('{"text": "edited and replayed"}')`))
 		require.Equal(t, "11", s.text(`SELECT count(*)::text FROM dlq.audit('{"dbUser": "`+operator+`"}')`))
 	})
+}
+
+// Whatever a dlq_admin gives a function that works as the schema's owner, it is a value: no part of it is run.
+func TestRoles_noSQLInParameters(t *testing.T) {
+	t.Parallel()
+	url, pool := roleEntries(t)
+	s := owner(t, pool)
+	require.Equal(t, "0", s.text("SELECT count(*)::text FROM pg_proc p WHERE p.pronamespace = 'dlq'::regnamespace AND p.prosecdef AND NOT coalesce(p.proconfig, '{}') @> '{\"search_path=pg_catalog, pg_temp\"}'"))
+	acts := s.text("SELECT count(*)::text FROM dlq.acts")
+	rows, err := pool.Query(t.Context(), `SELECT p.oid::regprocedure::text, p.proname, ARRAY(SELECT format_type(a, NULL) FROM unnest(p.proargtypes::oid[]) WITH ORDINALITY u (a, n) ORDER BY n)
+		FROM pg_proc p WHERE p.pronamespace = 'dlq'::regnamespace AND p.prosecdef AND p.prokind = 'f' AND p.prorettype <> 'trigger'::regtype AND has_function_privilege('dlq_admin', p.oid, 'EXECUTE')`)
+	require.NoError(t, err)
+	type function struct {
+		Signature, Name string
+		Types           []string
+	}
+	functions, err := pgx.CollectRows(rows, pgx.RowToStructByPos[function])
+	require.NoError(t, err)
+	require.Greater(t, len(functions), 30)
+	const statement = "CREATE TABLE dlq.injected ()"
+	value := func(of, text string, n int) string {
+		quoted := "'" + strings.ReplaceAll(text, "'", "''") + "'"
+		switch of {
+		case "text":
+			return quoted
+		case "text[]":
+			return "ARRAY[" + quoted + "]"
+		case "jsonb": // as a filter, rows, arguments and periods: names and values
+			return fmt.Sprintf(`jsonb_build_object('queue', %[1]s, 'payload', jsonb_build_object(%[1]s, %[1]s), 'tags', jsonb_build_array(%[1]s), 'defaults', jsonb_build_object('failed', %[1]s))`, quoted)
+		case "regclass":
+			return "'mine.\"" + strings.ReplaceAll(strings.ReplaceAll(text, `"`, `""`), "'", "''") + "\"'"
+		case "uuid", "uuid[]", "bigint[]":
+			return "NULL"
+		case "timestamp with time zone":
+			return fmt.Sprintf("'2031-%02d-01Z'", n+1)
+		case "interval":
+			return "'1 day'"
+		case "boolean":
+			return "true"
+		default:
+			return "'1'"
+		}
+	}
+	admin, err := pgx.Connect(t.Context(), postgrestest.Superuser(t, url))
+	require.NoError(t, err)
+	defer func() { _ = admin.Close(context.WithoutCancel(t.Context())) }()
+	_, err = admin.Exec(t.Context(), "CREATE SCHEMA mine; GRANT ALL ON SCHEMA mine TO dlq_admin")
+	require.NoError(t, err)
+	as(t, url, "dlq_admin", func(conn *pgx.Conn) {
+		for i, text := range []string{"id, at)); " + statement + "; SELECT ((1", "'; " + statement + "; --", "x'); " + statement + "; --", `"; ` + statement + "; --", statement, "id)); " + statement + "; --", "id)); " + statement + "; SELECT ((1"} {
+			_, err := conn.Exec(t.Context(), fmt.Sprintf(`CREATE TABLE mine."%s" (id uuid, at timestamptz, closed_at timestamptz)`, strings.ReplaceAll(text, `"`, `""`)))
+			require.NoError(t, err)
+			for _, f := range functions {
+				// Each text parameter is hostile in turn (the others are names of something that there is), and then all are.
+				for hostile := -1; hostile < len(f.Types); hostile++ {
+					args := make([]string, len(f.Types))
+					for n, of := range f.Types {
+						switch {
+						case hostile == -1 || n == hostile:
+							args[n] = value(of, text, n)
+						case of == "regclass":
+							args[n] = "'dlq.dead_letter_transitions'"
+						default:
+							args[n] = value(of, fmt.Sprintf("zz%d", i), n)
+						}
+					}
+					_, _ = conn.Exec(t.Context(), "SELECT dlq."+f.Name+"("+strings.Join(args, ", ")+")")
+					require.Equal(t, "(null)", s.text("SELECT to_regclass('dlq.injected')::text"), "%s %v", f.Signature, args)
+				}
+			}
+		}
+		_, err = conn.Exec(t.Context(), "DROP OWNED BY CURRENT_USER")
+		require.NoError(t, err)
+	})
+	require.GreaterOrEqual(t, s.text("SELECT lpad(count(*)::text, 9, '0') FROM dlq.acts"), fmt.Sprintf("%09s", acts))
+	require.Equal(t, "0", s.text("SELECT count(*)::text FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid WHERE c.relnamespace = 'dlq'::regnamespace AND t.tgenabled <> 'O'"))
+	require.Equal(t, "0", s.text("SELECT count(*)::text FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid WHERE c.relname LIKE 'zz%'"))
+}
+
+// Months are made of dlqd's own tables, one at a time, and by their names.
+func TestRoles_monthsOfTheirOwn(t *testing.T) {
+	t.Parallel()
+	url, _ := roleEntries(t)
+	as(t, url, "dlq_admin", func(conn *pgx.Conn) {
+		for sql, want := range map[string]string{
+			"SELECT dlq.ensure_partition('dlq.acts', now())":                           "has no months",
+			"SELECT dlq.ensure_partition('dlq.dead_letter_queue', now())":              "has no months",
+			"SELECT dlq.ensure_partition(NULL, now())":                                 "has no months",
+			"SELECT dlq.ensure_partition('dlq.dead_letter_transitions', NULL)":         "no partition of a month like",
+			"SELECT dlq.ensure_partition('dlq.dead_letter_transitions', 'infinity')":   "no partition of a month like",
+			"SELECT dlq.ensure_partition('dlq.dead_letter_transitions', '9999-01-01')": "no partition of a month like",
+			"SELECT dlq.ensure_partition('dlq.dead_letter_transitions', '1969-01-01')": "no partition of a month like",
+		} {
+			_, err := conn.Exec(t.Context(), sql)
+			require.ErrorContains(t, err, want, sql)
+			require.ErrorContains(t, err, "DLQ04", sql)
+		}
+		s := &session{T: t, conn: conn}
+		s.can("SET timezone = 'Pacific/Kiritimati'")
+		s.can("SELECT dlq.ensure_partition('dlq.dead_letter_transitions', '2020-05-31 23:59:59Z')")
+		require.Equal(t, "A month of dlq.dead_letter_transitions, from 2020-05-01 00:00:00+00.", s.text("SELECT obj_description('dlq.dead_letter_transitions_202005'::regclass)"))
+	})
+}
+
+// When is not the caller's to say, of what takes something away: what retention does by itself, a dlq_admin has no function for. An
+// erasure takes what its record says.
+func TestRoles_adminDoesNotChooseTheTime(t *testing.T) {
+	t.Parallel()
+	url, pool := roleEntries(t)
+	s := owner(t, pool)
+	as(t, url, "dlq_admin", func(conn *pgx.Conn) {
+		a := &session{T: t, conn: conn}
+		for _, sql := range []string{
+			"SELECT dlq.forget_old(1000000, '2100-01-01')", "SELECT dlq.trim_rollups('2100-01-01')", `SELECT dlq.age_out('{"defaults": {"failed": "0"}}', 1000, '2100-01-01')`,
+			`SELECT dlq.drop_empty_month('{"defaults": {"failed": "0"}}', '2100-01-01')`, `SELECT dlq.expired_entries('{"defaults": {"resolved": "0"}}', 1000, '2100-01-01')`,
+		} {
+			a.cannot(sql)
+		}
+		id := a.text(`SELECT dlq.erase_begin('{"tags": ["cus_81"]}', 'asked to')::text`)
+		_, err := conn.Exec(t.Context(), "SELECT dlq.erase_step($1, '{}')", id)
+		require.ErrorContains(t, err, "another filter")
+		a.can(`SELECT dlq.erase_step('` + id + `', '{"tags": ["cus_81"]}')`)
+	})
+	require.Equal(t, "4", s.text("SELECT count(*)::text FROM dlq.dead_letter_queue WHERE original_event <> '{\"erased\": true}'"))
+
+	// What only dlqd knows, that an entry is in the archive, is not theirs to say either; and a breaker that a person opens is in the trail.
+	entry := s.text("SELECT min(id::text) FROM dlq.dead_letter_queue")
+	s.can("SELECT dlq.resolve('" + entry + "', 'owner')")
+	s.can(`INSERT INTO dlq.dead_letter_transitions (entry_id, from_status, to_status, actor, queue, kind, detail) VALUES ('` + entry + `', 'dlq_manual', 'dlq_manual', 'owner', 'q', 'k', '{"payload": {"card": "4711"}}')`)
+	hash := s.text("SELECT hashtextextended(e::text, 0)::text FROM dlq.dead_letter_queue e WHERE id = '" + entry + "'")
+	as(t, url, "dlq_admin", func(conn *pgx.Conn) {
+		a := &session{T: t, conn: conn}
+		require.Equal(t, "1", a.text("SELECT dlq.delete_entries(ARRAY['"+entry+"'::uuid], ARRAY["+hash+"])::text"))
+		a.can("SELECT dlq.open_breaker('destination:bank', p_forced => false)")
+		require.Equal(t, "1", a.text("SELECT count(*)::text FROM dlq.audit('{\"dbUser\": \"" + conn.Config().User + "\", \"text\": \"destination:bank: opened\"}')"))
+	})
+	require.Equal(t, "0", s.text("SELECT count(*)::text FROM dlq.dead_letter_transitions WHERE detail::text LIKE '%4711%'"))
 }

@@ -67,7 +67,7 @@ func TestHost_openTransactions(t *testing.T) {
 		{sql: "SELECT dlq.sweep_redeliveries()", locksEnded: true},
 		{sql: "SELECT dlq.refresh_rollups()"},
 		{sql: "SELECT dlq.rebuild_rollups()"},
-		{sql: "SELECT dlq.ensure_partition(m.parent, m.name, m.from_at, m.to_at, m.primary_key) FROM dlq.missing_partitions(24) m"},
+		{sql: "SELECT dlq.ensure_partition(m.parent, m.month) FROM dlq.missing_partitions(24) m"},
 		{sql: `SELECT dlq.age_out('{}')`},
 		{sql: `SELECT dlq.replay_start('{}', p_all => true, p_force => true)`},
 		{sql: "SELECT dlq.set_capture('on', '1 min')"},

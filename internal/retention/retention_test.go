@@ -412,8 +412,8 @@ func TestKeeper_forgetsOldReports(t *testing.T) {
 func TestKeeper_endsAtTheFirstLock(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	for _, month := range []string{"202001", "202002"} {
-		b.exec("SELECT dlq.ensure_partition('dlq.dead_letter_resolved', 'dead_letter_resolved_" + month + "', ('" + month + "01')::date, ('" + month + "01')::date + interval '1 month', 'id')")
+	for _, month := range []string{"2020-01-01Z", "2020-02-01Z"} {
+		b.exec("SELECT dlq.ensure_partition('dlq.dead_letter_resolved', '" + month + "')")
 	}
 	tx, err := b.pool.Begin(t.Context())
 	require.NoError(t, err)

@@ -149,6 +149,14 @@ func TestQueues(t *testing.T) {
 	require.Equal(t, http.StatusOK, status, out)
 	require.Nil(t, out["pausedAt"])
 	require.Eventually(t, func() bool { return queue()["available"].(float64) == 0 }, 30*time.Second, 20*time.Millisecond)
+	for _, verb := range []string{"pause", "resume"} { // River takes it for all queues
+		status, _, _ = b.call("POST", "/api/queues/%2A/"+verb, "")
+		require.Equal(t, http.StatusNotFound, status)
+	}
+	var paused, acts int
+	require.NoError(t, b.pool.QueryRow(t.Context(), "SELECT (SELECT count(*) FROM river_queue WHERE paused_at IS NOT NULL), (SELECT count(*) FROM dlq.acts WHERE subject = 'queue *')").Scan(&paused, &acts))
+	require.Zero(t, paused)
+	require.Zero(t, acts)
 	status, out, _ = b.call("POST", "/api/queues/nowhere/pause", "")
 	require.Equal(t, http.StatusNotFound, status)
 	require.Contains(t, out["detail"], "nowhere")
