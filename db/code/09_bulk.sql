@@ -2,8 +2,8 @@
 
 CREATE OR REPLACE FUNCTION dlq.first_id(p_at timestamptz) RETURNS uuid
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
-RETURN (lpad(to_hex(floor(extract(epoch FROM p_at) * 1000)::bigint), 12, '0') || repeat('0', 20))::uuid;
-COMMENT ON FUNCTION dlq.first_id IS 'The least id that an entry captured at a time can have: ids sort by time.';
+RETURN (lpad(to_hex(least(greatest(floor(extract(epoch FROM p_at) * 1000), 0), 281474976710655)::bigint), 12, '0') || repeat('0', 20))::uuid; -- 48 bits of milliseconds since 1970
+COMMENT ON FUNCTION dlq.first_id IS 'The least id that an entry captured at a time can have: ids sort by time. They begin in 1970, and end in 10889.';
 
 CREATE OR REPLACE FUNCTION dlq.captured_at(p_id uuid) RETURNS timestamptz
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
@@ -50,6 +50,9 @@ BEGIN
             RAISE EXCEPTION 'filter: there is no field %', v_key USING ERRCODE = 'DLQ04',
                 HINT = 'There are status, queue, kind, errorType, errorClass, errorCode, fingerprint, source, subscriberId, tags, ids, after, before, maxAge, minRetryCount, maxRetryCount and payload.';
         END IF;
+        IF v_key = 'maxAge' AND (p_filter ->> 'maxAge')::interval < interval '0' THEN
+            RAISE EXCEPTION 'filter: maxAge % is negative', p_filter ->> 'maxAge' USING ERRCODE = 'DLQ04';
+        END IF;
     END LOOP;
     RETURN v_where;
 END
@@ -67,7 +70,7 @@ BEGIN
         || CASE WHEN p_below IS NULL THEN '' ELSE ' AND e.id < $4' END
         || ' ORDER BY e.id ' || CASE WHEN p_newest_first THEN 'DESC' ELSE 'ASC' END || ' LIMIT $2'
         USING p_filter, p_limit, p_after, p_below;
-EXCEPTION WHEN invalid_text_representation OR datetime_field_overflow OR invalid_datetime_format THEN
+EXCEPTION WHEN data_exception THEN
     RAISE EXCEPTION 'filter: %', SQLERRM USING ERRCODE = 'DLQ04';
 END
 $$;
@@ -84,16 +87,24 @@ $$;
 COMMENT ON FUNCTION dlq.replayable IS 'A filter, for entries that can be replayed: of the states that it names those from which they can, or all of these.';
 
 CREATE OR REPLACE FUNCTION dlq.chooses_all(p_filter jsonb) RETURNS boolean
-LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
-    SELECT NOT EXISTS (
-        SELECT FROM jsonb_each(p_filter) f WHERE CASE f.key
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' AS $$
+BEGIN
+    RETURN NOT EXISTS (
+        SELECT FROM jsonb_each(p_filter) f CROSS JOIN LATERAL (SELECT f.value #>> '{}') t (text) WHERE CASE f.key
             WHEN 'payload' THEN f.value NOT IN ('{}', '[]') -- every object contains {}
             WHEN 'tags' THEN f.value <> '[]'
             WHEN 'kind' THEN NOT EXISTS (SELECT FROM jsonb_array_elements_text(CASE jsonb_typeof(f.value) WHEN 'array' THEN f.value ELSE jsonb_build_array(f.value) END) k WHERE k ~ '^[*]+$')
-            WHEN 'minRetryCount' THEN f.value #>> '{}' !~ '^(-.*|0+)$'
-            WHEN 'after' THEN f.value <> '"-infinity"'
-            WHEN 'before' THEN f.value <> '"infinity"'
-            ELSE true END)
+            WHEN 'status' THEN NOT f.value @> to_jsonb(enum_range(NULL::dlq.dead_letter_status))
+            WHEN 'minRetryCount' THEN t.text::numeric > 0
+            WHEN 'maxRetryCount' THEN t.text::numeric < 1000000
+            -- No entry has an id of before 1970, and none is of the future (but for clocks that differ).
+            WHEN 'after' THEN t.text::timestamptz > '1970-01-01Z'
+            WHEN 'before' THEN t.text::timestamptz <= now()
+            WHEN 'maxAge' THEN now() - t.text::interval > '1970-01-01Z'
+            ELSE true END);
+EXCEPTION WHEN data_exception THEN
+    RETURN false; -- a value that is none: whoever uses the filter is told so
+END
 $$;
 COMMENT ON FUNCTION dlq.chooses_all IS 'Whether a filter chooses every entry: it is empty, or none of its fields leaves one out.';
 
@@ -108,7 +119,7 @@ BEGIN
              ELSE ''over 7 days'' END AS age) a
          WHERE ' || dlq.filter_where(p_filter) || ' AND (e.stage <> ''inbox'' OR NOT dlq.is_repeat(e.river_job_id, e.job_created_at)) GROUP BY 1, 2, 3 ORDER BY 4 DESC, 1, 2, 3'
         USING p_filter;
-EXCEPTION WHEN invalid_text_representation OR datetime_field_overflow OR invalid_datetime_format THEN
+EXCEPTION WHEN data_exception THEN
     RAISE EXCEPTION 'filter: %', SQLERRM USING ERRCODE = 'DLQ04';
 END
 $$;

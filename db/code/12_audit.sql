@@ -77,7 +77,7 @@ BEGIN
               FROM (SELECT a.*, a.subject || '': '' || a.act AS reason FROM dlq.acts a) t WHERE t.at >= $4 AND t.at < $5 AND ' || v_where || ')' ELSE '' END
         || ') a ORDER BY a.id DESC LIMIT $2'
         USING p_filter, p_limit, p_before, v_from, v_until;
-EXCEPTION WHEN invalid_text_representation OR datetime_field_overflow OR invalid_datetime_format THEN
+EXCEPTION WHEN data_exception THEN
     RAISE EXCEPTION 'audit: %', SQLERRM USING ERRCODE = 'DLQ04';
 END
 $$;

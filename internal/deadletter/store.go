@@ -159,10 +159,10 @@ func stagesOf(statuses []Status) (stages []string) {
 	return stages
 }
 
-// FirstID is the least id that an entry captured at a time can have.
+// FirstID is the least id that an entry captured at a time can have: 48 bits of milliseconds since 1970.
 func FirstID(at time.Time) uuid.UUID {
 	var id uuid.UUID
-	ms := at.UnixMilli()
+	ms := min(max(at.UnixMilli(), 0), 1<<48-1)
 	for i := range 6 {
 		id[i] = byte(ms >> (8 * (5 - i)))
 	}
