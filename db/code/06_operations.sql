@@ -1,6 +1,14 @@
 -- What operators, the API and DLQ workers call. Each function says who moves what and why, and returns what it did;
 -- errors carry a SQLSTATE: DLQ01 the move is not allowed, DLQ02 there is no such entry, DLQ03 an equal job is live.
 
+-- What the application left in a job's metadata, less what speaks of the old job; a job's metadata must be an object.
+CREATE OR REPLACE FUNCTION dlq.carried_metadata(p_metadata jsonb) RETURNS jsonb
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN CASE WHEN jsonb_typeof(p_metadata) = 'object'
+    THEN p_metadata - '{dlq:error,dlq:entry_id,dlq:held,dlq:run_id,dlq:destination,dlq:done_by,dlq:done,dlq:copied,dlq:logical_failure,cancel_attempted_at,unique_key_conflict,snoozes,output,river:log,river:rescue_count,river:unique_nonce}'::text[]
+    ELSE '{}' END;
+COMMENT ON FUNCTION dlq.carried_metadata IS 'The metadata that a job which does another''s work again begins with.';
+
 -- redeliver is the one way back to River: it inserts the jobs and moves their entries in one statement, so that an entry in
 -- dlq_processing always has a job. It does nothing twice: an entry whose own job lives again, or has been done, or whose unique
 -- key another job holds, gets no job, unless p_force.
@@ -14,10 +22,7 @@ BEGIN
     FOR v_row IN
         WITH looked AS MATERIALIZED (
             SELECT e.id, e.status = 'dlq_failed' AS failed, e.job_kind, e.queue, e.priority, e.tags, coalesce(e.edited_event, e.original_event) AS args,
-                   -- What the application left there, less what speaks of the old job; a job's metadata must be an object.
-                   CASE WHEN jsonb_typeof(e.metadata) = 'object'
-                        THEN e.metadata - '{dlq:error,dlq:entry_id,dlq:held,dlq:run_id,dlq:destination,dlq:done_by,dlq:done,dlq:logical_failure,cancel_attempted_at,unique_key_conflict,snoozes,output,river:log,river:rescue_count,river:unique_nonce}'::text[]
-                        ELSE '{}' END AS metadata,
+                   dlq.carried_metadata(e.metadata) AS metadata,
                    CASE WHEN h.id IS NULL THEN e.unique_key END AS unique_key, e.unique_states,
                    e.river_job_id, e.job_created_at,
                    CASE WHEN p_force THEN 'sent'

@@ -65,24 +65,25 @@ END
 $$;
 COMMENT ON FUNCTION dlq.paused_queues IS 'Queues that are paused.';
 
--- Not what redelivered an entry, what dlqd completed itself, or what was run again already for the same reason.
+-- Not what redelivered an entry, what dlqd completed itself, or what was run again already for the same reason. Of a job that was run
+-- again for another, its copy is the one to run: it is the last to have done the work, or does it still.
 CREATE OR REPLACE FUNCTION dlq.run_again(p_since timestamptz, p_note text, p_queue text DEFAULT NULL, p_limit integer DEFAULT 1000, p_actor text DEFAULT session_user) RETURNS integer
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET row_security = off AS $$
 DECLARE
     v_count integer;
 BEGIN
     IF coalesce(p_note, '') = '' THEN
-        RAISE EXCEPTION 'run again: say why' USING ERRCODE = 'DLQ04', HINT = 'The note tells jobs that were run again for this reason.';
+        RAISE EXCEPTION 'run again: say why' USING ERRCODE = 'DLQ04', HINT = 'The note tells jobs that were run again for this reason from others.';
     END IF;
     EXECUTE 'WITH again AS (
             SELECT j.* FROM river.river_job j
-            WHERE j.state = ''completed'' AND j.finalized_at >= $1 AND ($2 IS NULL OR j.queue = $2) AND NOT j.metadata ?| ''{dlq:entry_id,dlq:done_by,dlq:run_again}''
+            WHERE j.state = ''completed'' AND j.finalized_at >= $1 AND ($2 IS NULL OR j.queue = $2) AND NOT j.metadata ?| ''{dlq:entry_id,dlq:done_by,dlq:copied}'' AND j.metadata ->> ''dlq:run_again'' IS DISTINCT FROM $4
             ORDER BY j.finalized_at, j.id LIMIT $3 FOR NO KEY UPDATE SKIP LOCKED
         ), marked AS (
-            UPDATE river.river_job j SET metadata = j.metadata || jsonb_build_object(''dlq:run_again'', $4) FROM again WHERE j.id = again.id
+            UPDATE river.river_job j SET metadata = j.metadata || jsonb_build_object(''dlq:run_again'', $4, ''dlq:copied'', true) FROM again WHERE j.id = again.id
         ), queued AS (
             INSERT INTO river.river_job (args, kind, max_attempts, metadata, priority, queue, tags, state)
-            SELECT a.args, a.kind, a.max_attempts, a.metadata || jsonb_build_object(''dlq:run_again'', $4), a.priority, a.queue, a.tags, ''available'' FROM again a ORDER BY a.finalized_at, a.id
+            SELECT a.args, a.kind, a.max_attempts, dlq.carried_metadata(a.metadata) || jsonb_build_object(''dlq:run_again'', $4), a.priority, a.queue, a.tags, ''available'' FROM again a ORDER BY a.finalized_at, a.id
             RETURNING id, created_at, kind, queue, args
         ), placed AS ( -- those of one ordering key go in the order in which they were done
             -- (Of queues that do not keep the order, nobody looks at them: they are taken away when the work is done.)
@@ -93,7 +94,7 @@ BEGIN
     RETURN v_count;
 END
 $$;
-COMMENT ON FUNCTION dlq.run_again IS 'Runs up to p_limit jobs again that completed since a time and that River still keeps, in the order in which they ended, as new jobs. Each once: call it until it returns 0.';
+COMMENT ON FUNCTION dlq.run_again IS 'Runs up to p_limit jobs again that completed since a time and that River still keeps, in the order in which they ended, as new jobs. For one note each once: call it with the same note until it returns 0.';
 
 CREATE OR REPLACE FUNCTION dlq.delete_jobs(p_payload jsonb, p_note text, p_actor text DEFAULT session_user) RETURNS integer
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET row_security = off AS $$
