@@ -151,11 +151,11 @@ func askAnalytics(b *bench, pool *pgxpool.Pool) error {
 		{"oldest entries", func(analytics.Window) error { _, err := store.Oldest(b.ctx, 20); return err }},
 		{"noisiest sources", func(w analytics.Window) error { _, err := store.NoisiestSources(b.ctx, w, 20); return err }},
 		{"audit: what a person did", func(analytics.Window) error {
-			_, err := trail.Audit(b.ctx, deadletter.AuditFilter{Actor: "kim"}, 50, 0)
+			_, err := trail.Audit(b.ctx, deadletter.AuditFilter{Actor: "kim"}, 50, deadletter.AuditCursor{})
 			return err
 		}},
 		{"audit: what people did", func(analytics.Window) error {
-			_, err := trail.Audit(b.ctx, deadletter.AuditFilter{People: true}, 50, 0)
+			_, err := trail.Audit(b.ctx, deadletter.AuditFilter{People: true}, 50, deadletter.AuditCursor{})
 			return err
 		}},
 		{"cost of retries", func(w analytics.Window) error { _, err := store.RetryCost(b.ctx, w); return err }},

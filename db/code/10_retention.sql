@@ -47,7 +47,7 @@ BEGIN
     IF to_regclass(v_name) IS NOT NULL THEN
         RETURN true;
     END IF;
-    EXECUTE format('CREATE TABLE %s (LIKE %s INCLUDING ALL EXCLUDING INDEXES, PRIMARY KEY (%s))', v_name, p_parent, CASE WHEN v_of_audit THEN 'id, at' ELSE 'id' END);
+    EXECUTE format('CREATE TABLE %s (LIKE %s INCLUDING ALL EXCLUDING INDEXES, PRIMARY KEY (%s))', v_name, p_parent, CASE WHEN v_of_audit THEN 'at, id' ELSE 'id' END);
     EXECUTE format('COMMENT ON TABLE %s IS %L', v_name, 'A month of ' || p_parent || ', from ' || v_month || '.');
     EXECUTE format('LOCK TABLE ONLY %s IN SHARE ROW EXCLUSIVE MODE', p_parent);
     -- Rows of this range that came while there was no partition for them. (They are moved, not lost.)

@@ -27,8 +27,9 @@ END
 $$;
 COMMENT ON FUNCTION dlq.trail IS 'The audit rows of an entry, in order.';
 
--- Both trails: the moves of entries, and what was done to anything else (dlq.acts). Their ids come from one sequence.
-CREATE OR REPLACE FUNCTION dlq.audit(p_filter jsonb DEFAULT '{}', p_limit integer DEFAULT 100, p_before bigint DEFAULT NULL)
+-- Both trails: the moves of entries, and what was done to anything else (dlq.acts). Their ids come from one sequence, of which each
+-- session takes some ahead: time is the order, and the id where two have the same.
+CREATE OR REPLACE FUNCTION dlq.audit(p_filter jsonb DEFAULT '{}', p_limit integer DEFAULT 100, p_before timestamptz DEFAULT NULL, p_before_id bigint DEFAULT NULL)
 RETURNS TABLE (id bigint, at timestamptz, actor text, db_user text, origin text, entry_id uuid, from_status dlq.dead_letter_status, to_status dlq.dead_letter_status,
                reason text, note text, queue text, kind text, error_class text, river_job_id bigint, config_version text, detail jsonb)
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
@@ -61,10 +62,10 @@ BEGIN
                 HINT = 'There are actor, people, dbUser, origin, entryId, queue, kind, from, to, text, configVersion, after and before.';
         END IF;
     END LOOP;
-    v_where := v_where || CASE WHEN p_before IS NULL THEN '' ELSE ' AND t.id < $3' END || ' ORDER BY t.id DESC LIMIT $2';
+    v_where := v_where || CASE WHEN p_before IS NULL THEN '' WHEN p_before_id IS NULL THEN ' AND t.at < $3' ELSE ' AND (t.at, t.id) < ($3, $6)' END || ' ORDER BY t.at DESC, t.id DESC LIMIT $2';
     -- Times are given as parameters, so that months outside of them are left out of the plan.
     v_from := greatest((p_filter ->> 'after')::timestamptz, dlq.trail_begins((p_filter ->> 'entryId')::uuid), v_from);
-    v_until := coalesce((p_filter ->> 'before')::timestamptz, v_until);
+    v_until := least((p_filter ->> 'before')::timestamptz, p_before + interval '1 microsecond', v_until);
     RETURN QUERY EXECUTE
         'SELECT * FROM (
              (SELECT t.id, t.at, t.actor, t.db_user, t.origin, t.entry_id, t.from_status, t.to_status, t.reason, t.note, t.queue, t.kind, t.error_class, t.river_job_id, t.config_version, '
@@ -75,13 +76,13 @@ BEGIN
              UNION ALL
              (SELECT t.id, t.at, t.actor, t.db_user, t.origin, NULL::uuid, NULL::dlq.dead_letter_status, NULL::dlq.dead_letter_status, t.reason, t.note, NULL, NULL, NULL, NULL::bigint, t.config_version, t.detail
               FROM (SELECT a.*, a.subject || '': '' || a.act AS reason FROM dlq.acts a) t WHERE t.at >= $4 AND t.at < $5 AND ' || v_where || ')' ELSE '' END
-        || ') a ORDER BY a.id DESC LIMIT $2'
-        USING p_filter, p_limit, p_before, v_from, v_until;
+        || ') a ORDER BY a.at DESC, a.id DESC LIMIT $2'
+        USING p_filter, p_limit, p_before, v_from, v_until, p_before_id;
 EXCEPTION WHEN data_exception THEN
     RAISE EXCEPTION 'audit: %', SQLERRM USING ERRCODE = 'DLQ04';
 END
 $$;
-COMMENT ON FUNCTION dlq.audit IS 'Who did what, to which entry or to what else, when, from where and why, the latest first; before the row p_before, for the next page. detail has what an edit put into a payload. Filter: {"actor": "kim", "people": true (not what dlqd does by itself), "dbUser", "origin" (a part of it), "entryId", "queue", "kind", "from", "to" (states), "text" (in reason or note), "configVersion", "after", "before"}.';
+COMMENT ON FUNCTION dlq.audit IS 'Who did what, to which entry or to what else, when, from where and why, the latest first; before the time p_before, or the row of that time and p_before_id, for the next page. detail has what an edit put into a payload. Filter: {"actor": "kim", "people": true (not what dlqd does by itself), "dbUser", "origin" (a part of it), "entryId", "queue", "kind", "from", "to" (states), "text" (in reason or note), "configVersion", "after", "before"}.';
 
 -- What is left of an entry whose data was erased: that it failed, when, how, and what became of it.
 CREATE OR REPLACE FUNCTION dlq.erased(p_entry dlq.dead_letter_queue) RETURNS dlq.dead_letter_queue

@@ -282,7 +282,7 @@ CREATE TABLE dlq.dead_letter_transitions (
     left_group    text,
     joined_group  text,
     origin        text,
-    PRIMARY KEY (id, at)
+    PRIMARY KEY (at, id) -- the order in which it is read
 ) PARTITION BY RANGE (at);
 ALTER SEQUENCE dlq.dead_letter_transitions_id_seq OWNED BY dlq.dead_letter_transitions.id;
 CREATE TABLE dlq.dead_letter_transitions_default PARTITION OF dlq.dead_letter_transitions DEFAULT;
@@ -291,7 +291,7 @@ CREATE INDEX dead_letter_transitions_entry ON dlq.dead_letter_transitions (entry
 -- transactions.
 CREATE INDEX dead_letter_transitions_xid ON dlq.dead_letter_transitions USING brin (xid, at) WITH (pages_per_range = 32, autosummarize = on);
 -- What people did, the least of what the trail holds; the latest first.
-CREATE INDEX dead_letter_transitions_people ON dlq.dead_letter_transitions (id, actor) WHERE origin IS NOT NULL;
+CREATE INDEX dead_letter_transitions_people ON dlq.dead_letter_transitions (at, id, actor) WHERE origin IS NOT NULL;
 
 COMMENT ON TABLE dlq.dead_letter_transitions IS 'The audit trail: a row for each move of a dead letter, append-only, by month.';
 COMMENT ON COLUMN dlq.dead_letter_transitions.at IS 'When the move was made (wall clock, not start of transaction).';
@@ -321,7 +321,7 @@ COMMENT ON COLUMN dlq.dead_letter_transitions.left_group IS 'Fingerprint of the 
 COMMENT ON COLUMN dlq.dead_letter_transitions.joined_group IS 'Fingerprint of the failure group that it joined as an open one.';
 COMMENT ON COLUMN dlq.dead_letter_transitions.origin IS 'From where a person made the move; null for what dlqd does by itself.';
 COMMENT ON COLUMN dlq.dead_letter_transitions.failed_at IS 'When the job failed, of moves that record a failure: what analytics count by. (at is when it was filed.)';
-COMMENT ON COLUMN dlq.dead_letter_transitions.id IS 'Identifies the move; a session takes ids ahead, so moves of the same moment may not be in their order.';
+COMMENT ON COLUMN dlq.dead_letter_transitions.id IS 'Identifies the move. A session takes ids ahead, so they are not in the order of time: at is.';
 
 -- What an application's transaction says of jobs that dlqd knows already. It is appended to; DLQ workers take rows out as
 -- they draw the conclusions.
@@ -879,7 +879,7 @@ COMMENT ON COLUMN dlq.processes.seen_at IS 'When it last said that it is there.'
 COMMENT ON COLUMN dlq.processes.stopped_at IS 'When it stopped cleanly; null while it runs, and where it died.';
 
 CREATE TABLE dlq.acts (
-    id             bigint PRIMARY KEY DEFAULT nextval('dlq.dead_letter_transitions_id_seq'),
+    id             bigint NOT NULL DEFAULT nextval('dlq.dead_letter_transitions_id_seq'),
     at             timestamptz NOT NULL DEFAULT clock_timestamp(),
     subject        text NOT NULL,
     act            text NOT NULL,
@@ -888,11 +888,12 @@ CREATE TABLE dlq.acts (
     origin         text,
     note           text,
     detail         jsonb,
-    config_version text
+    config_version text,
+    PRIMARY KEY (at, id)
 );
-CREATE INDEX acts_capture ON dlq.acts (id) WHERE subject = 'capture';
+CREATE INDEX acts_capture ON dlq.acts (at, id) WHERE subject = 'capture';
 COMMENT ON TABLE dlq.acts IS 'The audit trail of what is no move of an entry: what people do to replay runs, circuit breakers, queues and switches, and partitions that went. Append-only. dlq.audit() shows both trails. Of capture, what holds is what dlq.capture_mode() says.';
-COMMENT ON COLUMN dlq.acts.id IS 'Sorts by time, together with those of dead_letter_transitions.';
+COMMENT ON COLUMN dlq.acts.id IS 'Identifies the row, among those of dead_letter_transitions too.';
 COMMENT ON COLUMN dlq.acts.at IS 'When.';
 COMMENT ON COLUMN dlq.acts.subject IS 'To what: replay run ID, circuit breaker NAME, queue NAME, partition NAME, automatic redelivery: SCOPE NAME, capture.';
 COMMENT ON COLUMN dlq.acts.act IS 'What was done.';

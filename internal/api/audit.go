@@ -3,8 +3,10 @@ package api
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"net/http"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/danielgtaylor/huma/v2"
@@ -28,7 +30,7 @@ type auditInput struct {
 	After         time.Time `query:"after" doc:"At or after."`
 	Before        time.Time `query:"before" doc:"Before."`
 	Limit         int       `query:"limit" minimum:"1" maximum:"500" default:"50" doc:"Moves in a page."`
-	Cursor        string    `query:"cursor" pattern:"^[0-9]{1,18}$" doc:"Where the page before ended."`
+	Cursor        string    `query:"cursor" pattern:"^[0-9]{1,17}-[0-9]{1,18}$" doc:"Where the page before ended."`
 }
 
 // AuditPage is a page of the audit trail.
@@ -115,18 +117,21 @@ func (s *service) searchAudit(ctx context.Context, in *auditInput) (*auditOutput
 	if !in.Before.IsZero() {
 		f.Before = &in.Before
 	}
-	var before int64
-	if in.Cursor != "" {
-		before, _ = strconv.ParseInt(in.Cursor, 10, 64) // its form was checked
+	var cursor deadletter.AuditCursor
+	if at, id, found := strings.Cut(in.Cursor, "-"); found { // microseconds and id: its form was checked
+		us, _ := strconv.ParseInt(at, 10, 64)
+		cursor.At = time.UnixMicro(us)
+		cursor.ID, _ = strconv.ParseInt(id, 10, 64)
 	}
-	moves, err := s.Store.Audit(ctx, f, in.Limit+1, before)
+	moves, err := s.Store.Audit(ctx, f, in.Limit+1, cursor)
 	if err != nil {
 		return nil, s.problem(ctx, err)
 	}
 	page := AuditPage{Moves: moves}
 	if len(moves) > in.Limit {
 		page.Moves = moves[:in.Limit]
-		page.Next = strconv.FormatInt(page.Moves[in.Limit-1].ID, 10)
+		last := page.Moves[in.Limit-1]
+		page.Next = fmt.Sprintf("%d-%d", last.At.UnixMicro(), last.ID)
 	}
 	return &auditOutput{Body: page}, nil
 }

@@ -144,7 +144,7 @@ type row struct {
 func readPage(ctx context.Context, tx postgres.DB, partition string, ofAudit bool, after row) (rows []row, more bool, err error) {
 	table := "dlq." + pgx.Identifier{partition}.Sanitize()
 	if ofAudit {
-		return readRows(ctx, tx, "SELECT e.id AS seq, e.entry_id AS id, e.at, hashtextextended(e::text, 0) AS hash, to_jsonb(e)::text AS line FROM "+table+" e WHERE (e.id, e.at) > ($1, $2) ORDER BY e.id, e.at", after.Seq, after.At)
+		return readRows(ctx, tx, "SELECT e.id AS seq, e.entry_id AS id, e.at, hashtextextended(e::text, 0) AS hash, to_jsonb(e)::text AS line FROM "+table+" e WHERE (e.at, e.id) > ($2, $1) ORDER BY e.at, e.id", after.Seq, after.At)
 	}
 	return readRows(ctx, tx, "SELECT 0::bigint AS seq, e.id, e.closed_at AS at, hashtextextended(e::text, 0) AS hash, to_jsonb(e)::text AS line FROM "+table+" e WHERE e.id > $1 ORDER BY e.id", after.ID)
 }

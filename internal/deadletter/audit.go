@@ -7,6 +7,7 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
 )
 
 // AuditFilter searches the audit trail. What is not given finds all.
@@ -28,7 +29,7 @@ type AuditFilter struct {
 
 // AuditRow is one move, or something that was done to what is no entry, as a search finds it.
 type AuditRow struct {
-	ID            int64           `json:"id" doc:"Identifies the row; a later one has a greater id, but for those of the same moment." db:"id"`
+	ID            int64           `json:"id" doc:"Identifies the row. The order is that of time." db:"id"`
 	At            time.Time       `json:"at" doc:"When." db:"at"`
 	Actor         string          `json:"actor" doc:"Who." db:"actor"`
 	DBUser        string          `json:"dbUser" doc:"Database user of the session." db:"db_user"`
@@ -46,14 +47,20 @@ type AuditRow struct {
 	Detail        json.RawMessage `json:"detail,omitempty" doc:"More, such as the payload that an edit gave the entry." db:"detail"`
 }
 
-// Audit searches the audit trail, the latest move first, before the move of an id if that is not 0.
-func (s *Store) Audit(ctx context.Context, f AuditFilter, most int, before int64) ([]AuditRow, error) {
+// AuditCursor is where a page of the audit trail ended: at the row of this time and id. The zero cursor is before the first page.
+type AuditCursor struct {
+	At time.Time
+	ID int64
+}
+
+// Audit searches the audit trail, the latest first, after the page that ended at a cursor.
+func (s *Store) Audit(ctx context.Context, f AuditFilter, most int, cursor AuditCursor) ([]AuditRow, error) {
 	filter, err := json.Marshal(f)
 	if err != nil {
 		return nil, err
 	}
 	rows, err := s.db.Query(ctx, `SELECT id, at, actor, db_user, origin, entry_id, from_status, to_status, reason, note, queue, kind, error_class, river_job_id, config_version, detail
-		FROM dlq.audit($1, $2, nullif($3, 0))`, json.RawMessage(filter), most, before)
+		FROM dlq.audit($1, $2, $3, $4)`, json.RawMessage(filter), most, pgtype.Timestamptz{Time: cursor.At, Valid: !cursor.At.IsZero()}, cursor.ID)
 	if err != nil {
 		return nil, Named(err)
 	}

@@ -152,7 +152,7 @@ func TestAudit_ofWhatIsNoMove(t *testing.T) {
 			s.can(sql)
 		}
 		found := func(filter string) string {
-			return s.text("SELECT string_agg(reason, '; ' ORDER BY id) FROM dlq.audit('" + filter + "')")
+			return s.text("SELECT string_agg(reason, '; ' ORDER BY at, id) FROM dlq.audit('" + filter + "')")
 		}
 		require.Equal(t, fmt.Sprintf("replay run %[1]s: started; replay run %[1]s: rate changed; replay run %[1]s: paused; replay run %[1]s: resumed; replay run %[1]s: cancelled; "+
 			"circuit breaker destination:bank: opened; circuit breaker destination:bank: reset; automatic redelivery: stop: stopped; automatic redelivery: stop: switch taken away; automatic redelivery: queue q: switched on; edited and replayed", run),
@@ -163,8 +163,8 @@ func TestAudit_ofWhatIsNoMove(t *testing.T) {
 		require.Equal(t, "edited and replayed", found(`{"queue": "q", "configVersion": "v7"}`))
 		require.Equal(t, "(null)", found(`{"origin": "10.0.0.7"}`), "an operator does not say from where")
 		require.Equal(t, "11", s.text(`SELECT count(*)::text FROM dlq.audit('{"configVersion": "v7"}') WHERE origin = 'SQL, from a local socket (API, from 10.0.0.8)' AND db_user = session_user`))
-		first := s.text(`SELECT min(id)::text FROM dlq.audit('{"configVersion": "v7", "people": true}', 4)`)
-		require.Equal(t, "7", s.text(`SELECT count(*)::text FROM dlq.audit('{"configVersion": "v7", "people": true}', 100, `+first+`)`), "the page after")
+		require.Equal(t, "7", s.text(`SELECT count(*)::text FROM (SELECT at, id FROM dlq.audit('{"configVersion": "v7", "people": true}', 4) ORDER BY at, id LIMIT 1) f,
+			dlq.audit('{"configVersion": "v7", "people": true}', 100, f.at, f.id)`), "the page after")
 	})
 	as(t, url, "dlq_reader", func(conn *pgx.Conn) {
 		s := &session{T: t, conn: conn}
@@ -308,4 +308,26 @@ func TestRoles_adminDoesNotChooseTheTime(t *testing.T) {
 		require.Equal(t, "1", a.text("SELECT count(*)::text FROM dlq.audit('{\"dbUser\": \"" + conn.Config().User + "\", \"text\": \"destination:bank: opened\"}')"))
 	})
 	require.Equal(t, "0", s.text("SELECT count(*)::text FROM dlq.dead_letter_transitions WHERE detail::text LIKE '%4711%'"))
+}
+
+// What was done last is on the first page, whichever session did it: each takes ids ahead.
+func TestAudit_latestFirst(t *testing.T) {
+	t.Parallel()
+	_, pool := roleEntries(t)
+	early, late := owner(t, pool), owner(t, pool)
+	early.can("SELECT dlq.open_breaker('destination:a')")
+	for range 5 {
+		late.can("SELECT dlq.act_where('note', '{\"queue\": \"q\"}', p_note => 'x')")
+	}
+	early.can("SELECT dlq.reset_breaker('destination:a')")
+	early.can("SELECT dlq.note(id, 'the last') FROM dlq.find('{}', 1)")
+	require.Equal(t, "noted: the last; circuit breaker destination:a: reset: reset by an operator", early.text("SELECT string_agg(reason || ': ' || note, '; ' ORDER BY n) FROM dlq.audit('{}', 2) WITH ORDINALITY a (id, at, actor, db_user, origin, entry_id, from_status, to_status, reason, note, queue, kind, error_class, river_job_id, config_version, detail, n)"))
+	// Page by page all of it, each row once, in order.
+	all := early.text("SELECT string_agg(id::text, ' ' ORDER BY at DESC, id DESC) FROM dlq.audit('{}', 1000)")
+	require.Equal(t, all, early.text(`WITH RECURSIVE page AS (
+			SELECT 1 AS n, p.ids, p.at, p.id FROM (SELECT array_agg(a.id ORDER BY a.at DESC, a.id DESC) AS ids, min(a.at) AS at, (array_agg(a.id ORDER BY a.at, a.id))[1] AS id FROM dlq.audit('{}', 3) a) p
+			UNION ALL
+			SELECT page.n + 1, p.ids, p.at, p.id FROM page CROSS JOIN LATERAL (SELECT array_agg(a.id ORDER BY a.at DESC, a.id DESC) AS ids, min(a.at) AS at, (array_agg(a.id ORDER BY a.at, a.id))[1] AS id FROM dlq.audit('{}', 3, page.at, page.id) a) p
+			WHERE p.id IS NOT NULL)
+		SELECT string_agg(i.id::text, ' ' ORDER BY page.n, i.o) FROM page CROSS JOIN LATERAL unnest(page.ids) WITH ORDINALITY i (id, o)`))
 }

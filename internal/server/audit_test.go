@@ -101,6 +101,10 @@ func TestAudit(t *testing.T) {
 		cursor = "&cursor=" + next
 	}
 	require.Len(t, seen, len(all))
+	for cursor, want := range map[string]int{"0-0": http.StatusOK, "1795000000000000-2147483648": http.StatusOK, "99999999999999999-999999999999999999": http.StatusOK, "7": http.StatusUnprocessableEntity, "-": http.StatusUnprocessableEntity} {
+		status, out, _ := b.call("GET", "/api/dlq/audit?cursor="+cursor, "")
+		require.Equal(t, want, status, "%s: %v", cursor, out)
+	}
 	// What is done to a queue, a breaker and a run is in the same trail, with its caller.
 	require.Eventually(t, func() bool { return b.count("SELECT count(*) FROM river_queue WHERE name = 'default'") == 1 }, 30*time.Second, 10*time.Millisecond)
 	for _, path := range []string{"/api/queues/default/pause", "/api/queues/default/resume", "/api/circuit-breakers/destination:default/open", "/api/circuit-breakers/destination:default/reset"} {
