@@ -394,7 +394,7 @@ BEGIN
     IF v_from IS NULL THEN
         RAISE EXCEPTION 'there is no action %', p_action USING ERRCODE = 'DLQ04', HINT = 'There are discard, resolve, park, unpark, reopen, assign, tag, note and purge.';
     END IF;
-    IF p_action = 'tag' AND EXISTS (SELECT FROM jsonb_array_elements_text(p_args -> 'tags') t WHERE t !~ '^[A-Za-z0-9_][A-Za-z0-9_-]{1,253}[A-Za-z0-9_]$') THEN
+    IF p_action IN ('tag', 'park') AND EXISTS (SELECT FROM jsonb_array_elements_text(p_args -> 'tags') t WHERE t !~ '^[A-Za-z0-9_][A-Za-z0-9_-]{1,253}[A-Za-z0-9_]$') THEN
         RAISE EXCEPTION 'a tag must be 3 to 255 letters, digits, _ and -, and neither start nor end with -' USING ERRCODE = 'DLQ04', HINT = 'River refuses others, and so redeliveries with them.';
     END IF;
     SELECT l.ids, l.stages INTO v_ids, v_stages FROM dlq.lock_entries(p_ids, v_from) l;
@@ -411,6 +411,7 @@ BEGIN
         PERFORM dlq.supersede(v_ids, '{}', p_actor);
     WHEN 'park' THEN
         UPDATE dlq.dead_letter_queue e SET status = 'dlq_manual', strategy = 'manual', parked_by = p_actor, notes = coalesce(p_note, e.notes),
+            tags = CASE WHEN p_args ? 'tags' THEN ARRAY(SELECT DISTINCT t FROM unnest(e.tags || ARRAY(SELECT jsonb_array_elements_text(p_args -> 'tags'))) t ORDER BY t) ELSE e.tags END,
             move = jsonb_build_object('actor', p_actor, 'reason', 'parked', 'note', p_note)
         WHERE e.id = ANY (v_ids) AND e.status = 'dlq_pending' AND e.stage = 'open';
     WHEN 'unpark' THEN
@@ -454,7 +455,7 @@ BEGIN
     RETURN QUERY SELECT unnest(v_ids);
 END
 $$;
-COMMENT ON FUNCTION dlq.act_on IS 'Does one thing to many entries: discard, resolve, park, unpark, reopen, assign ({"assignee": "kim"}), tag ({"tags": ["bank"]}), note or purge ({"force": true} for open and failed ones). Returns those that it changed.';
+COMMENT ON FUNCTION dlq.act_on IS 'Does one thing to many entries: discard, resolve, park (with {"tags": ["incident-81"]}, to find these again), unpark, reopen, assign ({"assignee": "kim"}), tag ({"tags": ["bank"]}), note or purge ({"force": true} for open and failed ones). Returns those that it changed.';
 
 CREATE OR REPLACE FUNCTION dlq.act_where(p_action text, p_filter jsonb, p_actor text DEFAULT session_user, p_note text DEFAULT NULL, p_args jsonb DEFAULT '{}',
     p_all boolean DEFAULT false, p_limit integer DEFAULT 1000, p_after uuid DEFAULT NULL, p_below uuid DEFAULT NULL, OUT looked integer, OUT changed integer, OUT last uuid)
@@ -471,7 +472,7 @@ BEGIN
     SELECT count(*) INTO changed FROM dlq.act_on(p_action, v_ids, p_actor, p_note, p_args);
 END
 $$;
-COMMENT ON FUNCTION dlq.act_where IS 'Does one thing (see dlq.act_on) to up to p_limit entries that a filter chooses (see dlq.find), in order of capture after p_after. Returns how many it looked at, how many it changed, and the last one, to go on after.';
+COMMENT ON FUNCTION dlq.act_where IS 'Does one thing (see dlq.act_on) to up to p_limit (null: all) entries that a filter chooses (see dlq.find), in order of capture after p_after. Returns how many it looked at, how many it changed, and the last one, to go on after.';
 
 CREATE OR REPLACE FUNCTION dlq.assign(p_id uuid, p_assignee text, p_actor text DEFAULT session_user, p_note text DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$

@@ -1,8 +1,11 @@
 package deadletter_test
 
 import (
+	"os"
+	"regexp"
 	"testing"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 )
 
@@ -40,4 +43,45 @@ func TestRunAgain(t *testing.T) {
 	exec(`UPDATE river_job SET state = 'running', attempted_at = now(), attempt = 1 WHERE queue = 'r' AND state = 'available'`)
 	exec(`UPDATE river_job SET state = 'cancelled', finalized_at = now(), errors = ARRAY['{"error": "JobCancelError: no such account"}'::jsonb] WHERE queue = 'r' AND state = 'running'`)
 	require.Equal(t, "2", s.text("SELECT count(*)::text FROM dlq.dead_letter_queue WHERE queue = 'r'"))
+}
+
+// After a backup was restored, all that is pending is parked, however many there are; and what a person had in front of them before
+// is neither resolved nor sent. The same where what comes in is parked for a while.
+func TestRunbooks_parkAllAndReturnTheSame(t *testing.T) {
+	t.Parallel()
+	for file, entries := range map[string]struct{ kind, args, waits string }{
+		"restored-from-backup": {"payment.captured", `jsonb_build_object('paymentId', 'pay_' || n % 2)`, `'{"paymentId": "pay_1"}'`},
+		"dlq-grows-fast":       {"order.placed", `'{}'`, `'{}'`},
+	} {
+		t.Run(file, func(t *testing.T) {
+			t.Parallel()
+			url, pool := roleEntries(t)
+			s := owner(t, pool)
+			fail := func(n, args string) {
+				t.Helper()
+				s.can("INSERT INTO river_job (kind, args, queue, max_attempts, state) SELECT '" + entries.kind + "', " + args + ", 'p', 1, 'running' FROM generate_series(1, " + n + ") n")
+				s.can(`UPDATE river_job SET state = 'discarded', finalized_at = now(), errors = ARRAY['{"error": "it failed", "attempt": 1}'::jsonb],
+					metadata = '{"dlq:error": {"attempt": 1, "type": "PRICE_MISSING", "class": "transient", "message": "it failed"}}' WHERE state = 'running'`)
+				s.can("SELECT dlq.file(ARRAY(SELECT id FROM dlq.dead_letter_queue WHERE stage = 'inbox'))")
+			}
+			fail("1", entries.waits)
+			s.can("UPDATE dlq.dead_letter_queue SET error_type = 'PRICE_MISSING' WHERE queue = 'p'")
+			s.can("SELECT dlq.act_where('park', '{\"queue\": \"p\"}', 'kim', 'may have been booked: look before it is sent again')")
+			fail("1500", entries.args)
+			s.can("UPDATE dlq.dead_letter_queue SET error_type = 'PRICE_MISSING' WHERE queue = 'p'")
+			text, err := os.ReadFile("../../runbooks/" + file + ".md")
+			require.NoError(t, err)
+			acts := regexp.MustCompile(`SELECT \* FROM dlq\.act_where.*;`).FindAllString(string(text), -1)
+			require.Greater(t, len(acts), 1)
+			as(t, url, "dlq_operator", func(conn *pgx.Conn) {
+				o := &session{T: t, conn: conn}
+				o.can(acts[0])
+				require.Equal(t, "0", s.text("SELECT count(*)::text FROM dlq.dead_letter_queue WHERE queue = 'p' AND status = 'dlq_pending'"), "none goes by itself")
+				for _, act := range acts[1:] {
+					o.can(act)
+				}
+			})
+			require.Equal(t, "may have been booked: look before it is sent again", s.text("SELECT string_agg(notes, '; ') FROM dlq.dead_letter_queue WHERE queue = 'p' AND status = 'dlq_manual'"))
+		})
+	}
 }
