@@ -42,6 +42,11 @@ CREATE OR REPLACE TRIGGER transitions_rewrite BEFORE UPDATE ON dlq.dead_letter_t
 CREATE OR REPLACE TRIGGER acts_append_only BEFORE UPDATE OR DELETE OR TRUNCATE ON dlq.acts
     FOR EACH STATEMENT EXECUTE FUNCTION dlq.refuse('the audit trail is append-only');
 
+CREATE OR REPLACE TRIGGER erasures_kept BEFORE DELETE OR TRUNCATE ON dlq.erasures
+    FOR EACH STATEMENT EXECUTE FUNCTION dlq.refuse('that somebody''s data was erased is kept');
+CREATE OR REPLACE TRIGGER erasures_progress BEFORE UPDATE ON dlq.erasures
+    FOR EACH ROW EXECUTE FUNCTION dlq.on_erasure();
+
 -- Partitions, and the tables between: dlq.ensure_partition does the same with those that come.
 SELECT dlq.guard_partition(t.relid, t.parent)
 FROM (VALUES ('dlq.dead_letter_resolved'::regclass), ('dlq.dead_letter_failed'), ('dlq.dead_letter_archived'), ('dlq.dead_letter_transitions')) p (parent)
@@ -54,9 +59,10 @@ BEGIN
     FOR v_trigger IN
         SELECT t.tgname, t.tgrelid::regclass AS name, k.text
         FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid
-        JOIN (VALUES ('dead_letter_move', 'Holds moves to the state table, and writes their audit rows.'), ('dead_letter_enter', 'A new entry is dlq_pending.'), ('dead_letter_insert', 'No closed entry is inserted without an audit row.'),
+        JOIN (VALUES ('dead_letter_move', 'Holds moves to the state table, and writes their audit rows.'), ('dead_letter_enter', 'A new entry is dlq_pending.'), ('dead_letter_insert', 'No entry is inserted, but as dlq_pending, without an audit row.'),
                      ('dead_letter_delete', 'No open or failed entry is deleted.'), ('dead_letter_truncate', 'No entries are lost.'), ('transitions_append_only', 'The audit trail is append-only.'),
-                     ('transitions_rewrite', 'The audit trail is append-only, but for payloads that are erased.'), ('acts_append_only', 'The audit trail is append-only.')) k (name, text) ON k.name = t.tgname
+                     ('transitions_rewrite', 'The audit trail is append-only, but for payloads that are erased.'), ('acts_append_only', 'The audit trail is append-only.'),
+                     ('erasures_kept', 'Records of erasures are kept.'), ('erasures_progress', 'Of a record of an erasure only how far it is changes.')) k (name, text) ON k.name = t.tgname
         WHERE c.relnamespace = (SELECT q.relnamespace FROM pg_class q WHERE q.oid = 'dlq.dead_letter_queue'::regclass) AND t.tgparentid = 0 AND NOT t.tgisinternal
     LOOP
         EXECUTE format('COMMENT ON TRIGGER %I ON %s IS %L', v_trigger.tgname, v_trigger.name, v_trigger.text);

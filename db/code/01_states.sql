@@ -206,14 +206,14 @@ DECLARE
     v_id uuid;
 BEGIN
     SELECT c.id INTO v_id FROM came c
-    WHERE c.stage NOT IN ('inbox', 'open') AND NOT EXISTS (SELECT FROM dlq.dead_letter_transitions t WHERE t.entry_id = c.id AND t.at >= now() AND t.xid = txid_current()) LIMIT 1;
+    WHERE c.status <> 'dlq_pending' AND NOT EXISTS (SELECT FROM dlq.dead_letter_transitions t WHERE t.entry_id = c.id AND t.at >= now() AND t.xid = txid_current()) LIMIT 1;
     IF v_id IS NOT NULL THEN
-        RAISE EXCEPTION 'dead letter %: an entry is closed by a move, and not inserted', v_id USING ERRCODE = 'DLQ01';
+        RAISE EXCEPTION 'dead letter %: an entry is dlq_pending first, and closed by a move, not inserted', v_id USING ERRCODE = 'DLQ01';
     END IF;
     RETURN NULL;
 END
 $$;
-COMMENT ON FUNCTION dlq.on_insert IS 'Trigger: no closed entry is inserted without an audit row.';
+COMMENT ON FUNCTION dlq.on_insert IS 'Trigger: no entry is inserted, but as dlq_pending, without an audit row.';
 
 -- guard_partition puts the triggers of whole statements on a partition: those of its table see no statement that names the partition.
 CREATE OR REPLACE FUNCTION dlq.guard_partition(p_partition regclass, p_parent regclass) RETURNS void
@@ -224,7 +224,7 @@ BEGIN
             COMMENT ON TRIGGER transitions_append_only ON %1$s IS 'The audit trail is append-only.'$sql$, p_partition);
     ELSE
         EXECUTE format($sql$CREATE OR REPLACE TRIGGER dead_letter_insert AFTER INSERT ON %1$s REFERENCING NEW TABLE AS came FOR EACH STATEMENT EXECUTE FUNCTION dlq.on_insert();
-            COMMENT ON TRIGGER dead_letter_insert ON %1$s IS 'No closed entry is inserted without an audit row.';
+            COMMENT ON TRIGGER dead_letter_insert ON %1$s IS 'No entry is inserted, but as dlq_pending, without an audit row.';
             CREATE OR REPLACE TRIGGER dead_letter_delete AFTER DELETE ON %1$s REFERENCING OLD TABLE AS gone FOR EACH STATEMENT EXECUTE FUNCTION dlq.on_delete();
             COMMENT ON TRIGGER dead_letter_delete ON %1$s IS 'No open or failed entry is deleted.';
             CREATE OR REPLACE TRIGGER dead_letter_truncate BEFORE TRUNCATE ON %1$s FOR EACH STATEMENT EXECUTE FUNCTION dlq.refuse('it would lose entries without a trace');
@@ -263,10 +263,23 @@ COMMENT ON FUNCTION dlq.refuse IS 'Trigger: refuses the statement.';
 CREATE OR REPLACE FUNCTION dlq.on_rewrite() RETURNS trigger
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    IF NEW.detail IS DISTINCT FROM jsonb_strip_nulls(jsonb_build_object('run', OLD.detail -> 'run', 'erased', true)) OR to_jsonb(NEW) - 'detail' IS DISTINCT FROM to_jsonb(OLD) - 'detail' THEN
+    IF current_setting('dlq.erasing', true) IS DISTINCT FROM txid_current()::text OR NEW.detail IS DISTINCT FROM jsonb_strip_nulls(jsonb_build_object('run', OLD.detail -> 'run', 'erased', true)) OR to_jsonb(NEW) - 'detail' IS DISTINCT FROM to_jsonb(OLD) - 'detail' THEN
         RAISE EXCEPTION 'UPDATE on the audit trail is not allowed: it is append-only' USING ERRCODE = 'DLQ01', HINT = 'dlq.erase takes payloads out of it.';
     END IF;
     RETURN NEW;
 END
 $$;
 COMMENT ON FUNCTION dlq.on_rewrite IS 'Trigger: the audit trail is append-only, but for payloads that are erased.';
+
+CREATE OR REPLACE FUNCTION dlq.on_erasure() RETURNS trigger
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    v_progress constant text[] := '{entries,jobs,under_way,archived,archives,archive,finished_at}';
+BEGIN
+    IF to_jsonb(NEW) - v_progress IS DISTINCT FROM to_jsonb(OLD) - v_progress THEN
+        RAISE EXCEPTION 'erasure %: its record cannot be changed, but for how far it is', OLD.id USING ERRCODE = 'DLQ01';
+    END IF;
+    RETURN NEW;
+END
+$$;
+COMMENT ON FUNCTION dlq.on_erasure IS 'Trigger: of the record of an erasure only how far it is changes.';

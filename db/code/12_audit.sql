@@ -134,8 +134,10 @@ COMMENT ON FUNCTION dlq.erase_jobs IS 'Takes args, errors, tags and metadata out
 CREATE OR REPLACE FUNCTION dlq.erase_trail(p_ids uuid[], p_since timestamptz) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_custom_plan AS $$
 BEGIN
+    PERFORM set_config('dlq.erasing', txid_current()::text, true); -- see dlq.on_rewrite
     UPDATE dlq.dead_letter_transitions t SET detail = jsonb_strip_nulls(jsonb_build_object('run', t.detail -> 'run', 'erased', true))
     WHERE t.entry_id = ANY (p_ids) AND t.at >= p_since AND CASE jsonb_typeof(t.detail) WHEN 'object' THEN t.detail - 'run' NOT IN ('{}', '{"erased": true}') END;
+    PERFORM set_config('dlq.erasing', '', true);
     UPDATE dlq.replay_run_entries r SET detail = NULL WHERE r.entry_id = ANY (p_ids) AND r.detail IS NOT NULL;
 END
 $$;

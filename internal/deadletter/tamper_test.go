@@ -45,7 +45,7 @@ func TestOwner_cannotForge(t *testing.T) {
 	refused := map[string]string{}
 	for _, status := range []string{"resolved", "failed", "archived"} {
 		for _, table := range []string{"dead_letter_queue", "dead_letter_" + status, "dead_letter_" + status + "_" + now} {
-			refused[forged(table, status)] = "an entry is closed by a move, and not inserted"
+			refused[forged(table, status)] = "an entry is dlq_pending first, and closed by a move, not inserted"
 		}
 		for _, table := range []string{"", "_default", "_" + now, "_" + later} {
 			refused["TRUNCATE dlq.dead_letter_"+status+table] = "it would lose entries without a trace"
@@ -59,6 +59,16 @@ func TestOwner_cannotForge(t *testing.T) {
 		refused["TRUNCATE dlq.dead_letter_transitions"+table] = "the audit trail is append-only"
 	}
 	refused["UPDATE dlq.dead_letter_transitions_"+now+" SET actor = 'x'"] = "it is append-only"
+	for _, stage := range []string{"open", "inbox"} { // nor one that is open, but not pending
+		refused[strings.Replace(forged("dead_letter_queue", "manual"), "'manual', now(),", "'"+stage+"', NULL,", 1)] = "an entry is dlq_pending first"
+	}
+	require.NoError(t, exec(`INSERT INTO dlq.dead_letter_transitions (entry_id, to_status, actor, queue, kind, detail) VALUES (gen_random_uuid(), 'dlq_manual', 'kim', 'q', 'k', '{"payload": {"card": "4711"}}')`))
+	require.NoError(t, exec(`SELECT dlq.erase_begin('{"tags": ["cus_81"]}', 'asked to')`))
+	refused[`UPDATE dlq.dead_letter_transitions SET detail = '{"erased": true}'`] = "it is append-only"
+	refused["DELETE FROM dlq.erasures"] = "is kept"
+	refused["TRUNCATE dlq.erasures"] = "is kept"
+	refused["UPDATE dlq.erasures SET actor = 'x'"] = "cannot be changed"
+	refused["UPDATE dlq.erasures SET note = NULL"] = "cannot be changed"
 	refused["DELETE FROM dlq.acts"] = "the audit trail is append-only"
 	refused["UPDATE dlq.acts SET actor = 'x'"] = "the audit trail is append-only"
 	refused["TRUNCATE dlq.acts"] = "the audit trail is append-only"
