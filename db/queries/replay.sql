@@ -27,12 +27,20 @@ SELECT f.id::uuid AS id FROM dlq.find_ids(@filter::jsonb, @max_entries::integer,
 
 -- name: Events :many
 -- What redeliveries of entries would carry.
-SELECT e.id, e.job_kind, coalesce(e.edited_event, e.original_event)::jsonb AS event FROM dlq.dead_letter_queue e WHERE e.id = ANY (@ids::uuid[]);
+SELECT e.id, e.job_kind, coalesce(e.edited_event, e.original_event)::jsonb AS event, coalesce(e.edited_event::text, '')::text AS edited FROM dlq.dead_letter_queue e WHERE e.id = ANY (@ids::uuid[]);
 
 -- name: EditEvents :exec
 UPDATE dlq.dead_letter_queue e SET edited_event = d.event
 FROM (SELECT unnest(@ids::uuid[]) AS id, unnest(@events::jsonb[]) AS event) d
 WHERE e.id = d.id AND e.status IN ('dlq_pending', 'dlq_manual', 'dlq_failed');
+
+-- name: UndoEdits :exec
+-- What a run did not send after all is as it was before: its patch does not go out with somebody else's redelivery. ('' is none. A job
+-- that the run follows is the entry's own, with the payload that it had.)
+UPDATE dlq.dead_letter_queue e SET edited_event = nullif(d.before, '')::jsonb
+FROM (SELECT unnest(@ids::uuid[]) AS id, unnest(@befores::text[]) AS before) d
+JOIN dlq.replay_run_entries r ON r.run_id = @run::uuid AND r.entry_id = d.id
+WHERE e.id = d.id AND (e.closed_at IS NULL OR e.closed_at >= dlq.closed_since(@ids::uuid[])) AND (r.job_id IS NULL OR r.job_id = e.river_job_id);
 
 -- name: ReplayStep :exec
 -- Sends a batch of a run back; the others of its entries are skipped, each for its own reason.

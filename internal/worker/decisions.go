@@ -131,9 +131,10 @@ type waiting struct {
 
 // reserved is an entry that is a person's.
 type reserved struct {
-	ID     uuid.UUID
-	Rule   string // that says so, although its class does not
-	Reason string
+	ID      uuid.UUID
+	Rule    string // that says so, although its class does not
+	Reason  string
+	Refusal string // what the database said, which may name a person: an erasure takes it out of the trail
 }
 
 // aside are decided entries that do not go now.
@@ -151,7 +152,7 @@ func (a *aside) wait(id uuid.UUID, until time.Time, waitingFor, reason string) {
 func (a *aside) unlessOn(id uuid.UUID, next time.Time, v automatic.Verdict) bool {
 	switch {
 	case v.Reserved != "":
-		a.reserved = append(a.reserved, reserved{id, v.Reserved, v.Reason})
+		a.reserved = append(a.reserved, reserved{ID: id, Rule: v.Reserved, Reason: v.Reason})
 	case !v.On:
 		a.wait(id, next, strategy.WaitsForAutomatic, "observed: "+v.Reason)
 	default:
@@ -197,8 +198,9 @@ func park(ctx context.Context, tx transaction, actor string, entries []reserved)
 	}
 	rows, err := tx.Park(ctx, dbsqlc.ParkParams{
 		Actor: actor, ConfigVersion: tx.version,
-		Ids:     column(entries, func(r *reserved) uuid.UUID { return r.ID }),
-		Reasons: column(entries, func(r *reserved) string { return r.Reason }),
+		Ids:      column(entries, func(r *reserved) uuid.UUID { return r.ID }),
+		Reasons:  column(entries, func(r *reserved) string { return r.Reason }),
+		Refusals: column(entries, func(r *reserved) string { return r.Refusal }),
 	})
 	if err != nil {
 		return fmt.Errorf("park: %w", err)

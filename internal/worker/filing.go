@@ -140,8 +140,8 @@ func (w *Worker) fileOneByOne(ctx context.Context, at look, entries int) error {
 		if postgres.IsRefusal(err) && len(rows) == 1 {
 			id := rows[0].ID
 			w.config.Logger.Error("DLQ worker: entry refused by the database; filing it for a person", "entry", id, "error", err)
-			reason := "the database refused what was decided of it: " + storable(err)
-			if err = w.fileForAPerson(ctx, rows, reason); postgres.IsRefusal(err) {
+			refused := reserved{ID: id, Reason: "the database refused what was decided of it", Refusal: storable(err)}
+			if err = w.fileForAPerson(ctx, refused); postgres.IsRefusal(err) {
 				w.config.Logger.Error("DLQ worker: entry refused by the database; it stays in the inbox", "entry", id, "error", err)
 				at.refused = append(at.refused, id)
 				if !w.inbox.refuse(id) {
@@ -156,15 +156,14 @@ func (w *Worker) fileOneByOne(ctx context.Context, at look, entries int) error {
 	return nil
 }
 
-func (w *Worker) fileForAPerson(ctx context.Context, rows []dbsqlc.ClaimDueRow, reason string) error {
-	row := &rows[0]
+func (w *Worker) fileForAPerson(ctx context.Context, refused reserved) error {
 	return w.observed(ctx, func(tx transaction, counts map[string]int) error {
-		if _, err := tx.FileUndecided(ctx, []uuid.UUID{row.ID}); err != nil {
+		if _, err := tx.FileUndecided(ctx, []uuid.UUID{refused.ID}); err != nil {
 			return err
 		}
 		counts["filed"]++
 		counts["parked"]++
-		return park(ctx, tx, w.actor, []reserved{{ID: row.ID, Reason: reason}})
+		return park(ctx, tx, w.actor, []reserved{refused})
 	})
 }
 

@@ -279,10 +279,10 @@ func (w *Worker) oneByOne(ctx context.Context, entries int) error {
 		claimed, err := w.batch(ctx, 1)
 		if postgres.IsRefusal(err) && len(claimed) == 1 {
 			w.config.Logger.Error("DLQ worker: entry refused by the database; parking it", "entry", claimed[0], "error", err)
-			reason := "the database refused to redeliver it: " + storable(err)
+			refused := reserved{ID: claimed[0], Reason: "the database refused to redeliver it", Refusal: storable(err)}
 			err = w.observed(ctx, func(tx transaction, counts map[string]int) error {
 				counts["parked"]++
-				return park(ctx, tx, w.actor, []reserved{{ID: claimed[0], Reason: reason}})
+				return park(ctx, tx, w.actor, []reserved{refused})
 			})
 		}
 		if err != nil || len(claimed) == 0 {

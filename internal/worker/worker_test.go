@@ -297,7 +297,7 @@ func parksPoisonAlone(t *testing.T, sql string) {
 	b.once()
 	require.Equal(t, 4, b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_processing'"))
 	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_manual' AND original_event ? 'poison'"))
-	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_transitions WHERE reason LIKE '%refused to redeliver it%no_poison%'"))
+	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_transitions WHERE reason LIKE '%refused to redeliver it' AND detail ->> 'refusal' LIKE '%no_poison%'"))
 }
 
 func TestWorker_strategyOfAnotherVersionIsPutOff(t *testing.T) {

@@ -846,8 +846,8 @@ UPDATE dlq.dead_letter_queue e SET
     strategy = 'manual',
     parked_by = $1::text,
     config_version = $2::text,
-    move = jsonb_build_object('actor', $1::text, 'reason', d.reason)
-FROM (SELECT unnest($3::uuid[]) AS id, unnest($4::text[]) AS reason) d
+    move = jsonb_build_object('actor', $1::text, 'reason', d.reason, 'detail', CASE WHEN d.refusal <> '' THEN jsonb_build_object('refusal', d.refusal) END)
+FROM (SELECT unnest($3::uuid[]) AS id, unnest($4::text[]) AS reason, unnest($5::text[]) AS refusal) d
 WHERE e.id = d.id AND e.status = 'dlq_pending'
 RETURNING e.id, e.queue, e.kind, coalesce(e.error_class, '')::text AS error_class, coalesce(e.rule, '')::text AS rule, coalesce(e.fingerprint, '')::text AS fingerprint
 `
@@ -857,6 +857,7 @@ type ParkParams struct {
 	ConfigVersion string
 	Ids           []uuid.UUID
 	Reasons       []string
+	Refusals      []string
 }
 
 type ParkRow struct {
@@ -875,6 +876,7 @@ func (q *Queries) Park(ctx context.Context, arg ParkParams) ([]ParkRow, error) {
 		arg.ConfigVersion,
 		arg.Ids,
 		arg.Reasons,
+		arg.Refusals,
 	)
 	if err != nil {
 		return nil, err
