@@ -238,7 +238,7 @@ BEGIN
             SELECT k.job_id, k.job_created_at, NULL FROM (%1$s) e JOIN dlq.entry_jobs k ON k.entry_id = e.id
         )
         INSERT INTO dlq.retired_jobs AS r (job_id, job_created_at, at)
-        SELECT s.id, s.created_at, greatest(clock_timestamp(), max(s.failed_at))
+        SELECT s.id, s.created_at, greatest(clock_timestamp(), max(s.failed_at), max(j.finalized_at))
         FROM jobs s JOIN river.river_job j ON j.id = s.id AND j.created_at = s.created_at
         GROUP BY s.id, s.created_at ORDER BY s.id, s.created_at
         ON CONFLICT (job_id, job_created_at) DO UPDATE SET at = greatest(r.at, excluded.at)$sql$, v_entries) USING p_ids, dlq.closed_since(p_ids);

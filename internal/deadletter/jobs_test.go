@@ -24,7 +24,9 @@ func TestRunAgain(t *testing.T) {
 		t.Helper()
 		return s.text("SELECT dlq.run_again(now() - interval '1 hour', '" + note + "', 'r')::text")
 	}
-	complete := func() { exec("UPDATE river_job SET state = 'completed', finalized_at = now() WHERE queue = 'r' AND state = 'available'") }
+	complete := func() {
+		exec("UPDATE river_job SET state = 'completed', finalized_at = now() WHERE queue = 'r' AND state = 'available'")
+	}
 	exec(`INSERT INTO river_job (kind, args, queue, max_attempts, metadata) SELECT 'k', jsonb_build_object('n', n), 'r', 1,
 		'{"tenant": "acme", "cancel_attempted_at": "2026-01-01T00:00:00Z", "output": 7, "snoozes": 2, "river:log": []}' FROM generate_series(1, 2) n`)
 	complete()

@@ -315,7 +315,7 @@ func TestRoles_adminDoesNotChooseTheTime(t *testing.T) {
 		a := &session{T: t, conn: conn}
 		require.Equal(t, "1", a.text("SELECT dlq.delete_entries(ARRAY['"+entry+"'::uuid], ARRAY["+hash+"])::text"))
 		a.can("SELECT dlq.open_breaker('destination:bank', p_forced => false)")
-		require.Equal(t, "1", a.text("SELECT count(*)::text FROM dlq.audit('{\"dbUser\": \"" + conn.Config().User + "\", \"text\": \"destination:bank: opened\"}')"))
+		require.Equal(t, "1", a.text("SELECT count(*)::text FROM dlq.audit('{\"dbUser\": \""+conn.Config().User+"\", \"text\": \"destination:bank: opened\"}')"))
 	})
 	require.Equal(t, "0", s.text("SELECT count(*)::text FROM dlq.dead_letter_transitions WHERE detail::text LIKE '%4711%'"))
 }

@@ -621,3 +621,31 @@ func TestPatch_isBounded(t *testing.T) {
 	_, err = wide.Event("k", event)
 	require.ErrorContains(t, err, "written out")
 }
+
+// What a run with a patch does not send is as it was: somebody else's redelivery of it must not carry the patch.
+func TestRun_patchOfWhatIsNotSent(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.fail(5, "a", "T")
+	b.file()
+	job := func(n string) string {
+		return "(SELECT id FROM river_job WHERE args @> '{\"n\": " + n + "}' AND NOT metadata ? 'dlq:entry_id')"
+	}
+	b.exec("UPDATE dlq.dead_letter_queue SET edited_event = '{\"n\": 4, \"edited\": true}' WHERE original_event @> '{\"n\": 4}'")
+	// One whose equal job is live, one whose job was run again and has completed unseen, two whose jobs somebody holds.
+	b.exec("SELECT dlq.set_capture('off')")
+	b.exec("UPDATE dlq.dead_letter_queue SET unique_key = 'k', unique_states = B'11111111' WHERE original_event @> '{\"n\": 1}'")
+	b.exec("INSERT INTO river_job (kind, args, queue, max_attempts, state, unique_key, unique_states) VALUES ('k', '{}', 'a', 1, 'available', 'k', B'11111111')")
+	b.exec("UPDATE river_job SET state = 'completed', finalized_at = now() WHERE id = " + job("2"))
+	tx, err := b.pool.Begin(t.Context())
+	require.NoError(t, err)
+	_, err = tx.Exec(t.Context(), "SELECT FROM river_job WHERE id IN ("+job("3")+", "+job("4")+") FOR UPDATE")
+	require.NoError(t, err)
+	run := b.start(replay.Request{All: true, Patch: replay.Patch{MergePatch: json.RawMessage(`{"amount": 999}`)}})
+	b.once()
+	require.NoError(t, tx.Rollback(t.Context()))
+	require.EqualValues(t, 1, b.get(run).Replayed)
+	require.Equal(t, 1, b.count("SELECT count(*) FROM river_job WHERE args @> '{\"n\": 5, \"amount\": 999}'"))
+	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE edited_event @> '{\"amount\": 999}'"), "what was sent")
+	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE edited_event = '{\"n\": 4, \"edited\": true}'"), "an edit of before stays")
+}

@@ -210,11 +210,16 @@ func (r *Runner) finish(ctx context.Context, tx transaction, id uuid.UUID) error
 func (r *Runner) send(ctx context.Context, tx transaction, run *dbsqlc.LockReplayRow, ids []uuid.UUID) error {
 	step := dbsqlc.ReplayStepParams{ID: run.ID, Ids: ids, Skipped: []uuid.UUID{}, Why: []string{}}
 	if run.Patch != nil || run.MergePatch != nil {
-		if err := r.edit(ctx, tx, run, ids, func(id uuid.UUID, why string) {
+		undo, err := r.edit(ctx, tx, run, ids, func(id uuid.UUID, why string) {
 			step.Skipped, step.Why = append(step.Skipped, id), append(step.Why, why)
-		}); err != nil {
+		})
+		if err != nil {
 			return err
 		}
+		if err := tx.ReplayStep(ctx, step); err != nil {
+			return err
+		}
+		return tx.UndoEdits(ctx, undo)
 	}
 	return tx.ReplayStep(ctx, step)
 }
@@ -228,11 +233,12 @@ func (r *Runner) skip(ctx context.Context, run, entry uuid.UUID, refusal error) 
 	})
 }
 
-// edit patches the payloads of entries. skip gets those to which the patch does not apply.
-func (r *Runner) edit(ctx context.Context, tx transaction, run *dbsqlc.LockReplayRow, ids []uuid.UUID, skip func(uuid.UUID, string)) error {
+// edit patches the payloads of entries. skip gets those to which the patch does not apply. It returns what they were before.
+func (r *Runner) edit(ctx context.Context, tx transaction, run *dbsqlc.LockReplayRow, ids []uuid.UUID, skip func(uuid.UUID, string)) (undo dbsqlc.UndoEditsParams, err error) {
+	undo = dbsqlc.UndoEditsParams{Run: run.ID}
 	events, err := tx.Events(ctx, ids)
 	if err != nil {
-		return err
+		return undo, err
 	}
 	edits := dbsqlc.EditEventsParams{}
 	for _, e := range events {
@@ -243,6 +249,7 @@ func (r *Runner) edit(ctx context.Context, tx transaction, run *dbsqlc.LockRepla
 		}
 		edits.Ids = append(edits.Ids, e.ID)
 		edits.Events = append(edits.Events, edited)
+		undo.Ids, undo.Befores = append(undo.Ids, e.ID), append(undo.Befores, e.Edited)
 	}
-	return tx.EditEvents(ctx, edits)
+	return undo, tx.EditEvents(ctx, edits)
 }

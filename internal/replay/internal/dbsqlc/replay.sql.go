@@ -84,13 +84,14 @@ func (q *Queries) EndReplay(ctx context.Context, arg EndReplayParams) error {
 }
 
 const Events = `-- name: Events :many
-SELECT e.id, e.job_kind, coalesce(e.edited_event, e.original_event)::jsonb AS event FROM dlq.dead_letter_queue e WHERE e.id = ANY ($1::uuid[])
+SELECT e.id, e.job_kind, coalesce(e.edited_event, e.original_event)::jsonb AS event, coalesce(e.edited_event::text, '')::text AS edited FROM dlq.dead_letter_queue e WHERE e.id = ANY ($1::uuid[])
 `
 
 type EventsRow struct {
 	ID      uuid.UUID
 	JobKind string
 	Event   json.RawMessage
+	Edited  string
 }
 
 // What redeliveries of entries would carry.
@@ -103,7 +104,12 @@ func (q *Queries) Events(ctx context.Context, ids []uuid.UUID) ([]EventsRow, err
 	items := []EventsRow{}
 	for rows.Next() {
 		var i EventsRow
-		if err := rows.Scan(&i.ID, &i.JobKind, &i.Event); err != nil {
+		if err := rows.Scan(
+			&i.ID,
+			&i.JobKind,
+			&i.Event,
+			&i.Edited,
+		); err != nil {
 			return nil, err
 		}
 		items = append(items, i)
@@ -498,6 +504,26 @@ func (q *Queries) StartReplay(ctx context.Context, arg StartReplayParams) (uuid.
 	var id uuid.UUID
 	err := row.Scan(&id)
 	return id, err
+}
+
+const UndoEdits = `-- name: UndoEdits :exec
+UPDATE dlq.dead_letter_queue e SET edited_event = nullif(d.before, '')::jsonb
+FROM (SELECT unnest($1::uuid[]) AS id, unnest($2::text[]) AS before) d
+JOIN dlq.replay_run_entries r ON r.run_id = $3::uuid AND r.entry_id = d.id
+WHERE e.id = d.id AND (e.closed_at IS NULL OR e.closed_at >= dlq.closed_since($1::uuid[])) AND (r.job_id IS NULL OR r.job_id = e.river_job_id)
+`
+
+type UndoEditsParams struct {
+	Ids     []uuid.UUID
+	Befores []string
+	Run     uuid.UUID
+}
+
+// What a run did not send after all is as it was before: its patch does not go out with somebody else's redelivery. (” is none. A job
+// that the run follows is the entry's own, with the payload that it had.)
+func (q *Queries) UndoEdits(ctx context.Context, arg UndoEditsParams) error {
+	_, err := q.db.Exec(ctx, UndoEdits, arg.Ids, arg.Befores, arg.Run)
+	return err
 }
 
 const UnworkedQueues = `-- name: UnworkedQueues :one
