@@ -317,6 +317,17 @@ func TestReconcile_notWhatWasPurgedOrRetired(t *testing.T) {
 	require.Zero(t, b.look(b.pool, true))
 	require.Zero(t, b.count("SELECT dlq.backfill()"))
 
+	// Nor where the job ended in the future.
+	for _, at := range []string{"infinity", "294276-01-01", "2100-01-01"} {
+		id := b.job()
+		b.exec("UPDATE river_job SET state = 'discarded', finalized_at = $2, attempt = max_attempts WHERE id = $1", id, at)
+		b.exec(`SELECT dlq.act_on('purge', ARRAY(SELECT id FROM dlq.dead_letter_queue), 'kim', NULL, '{"force": true}')`)
+		require.Zero(t, b.count("SELECT count(*) FROM dlq.dead_letter_queue"), at)
+		require.Zero(t, b.look(b.pool, true), at)
+		b.exec("DELETE FROM river_job WHERE id = $1", id)
+		b.exec("DELETE FROM dlq.retired_jobs WHERE job_id = $1", id)
+	}
+
 	// What such a job does later is its own.
 	b.exec("UPDATE river_job SET state = 'available', finalized_at = NULL WHERE id = 1")
 	b.bypassed(fail, 1)
