@@ -80,7 +80,7 @@ func post(ctx context.Context, pool *pgxpool.Pool, group, flushers, connections 
 	defer func() { _ = server.Close() }()
 
 	body := `{"queue": "default", "kind": "payment.captured", "source": "bench", "payload": {"blob": "` + strings.Repeat("x", 900) + `"}}`
-	request := fmt.Appendf(nil, "POST /api/messages HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", len(body), body)
+	request := fmt.Appendf(nil, "POST /api/messages HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", len(body), body)
 	var wg sync.WaitGroup
 	results := make([][]time.Duration, connections)
 	errs := make([]error, connections)

@@ -92,7 +92,7 @@ func newAttach() *cobra.Command {
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if database.url == "" {
-				return &usageError{errors.New("--database-url (or DATABASE_URL) must name the application's database")}
+				return &usageError{errors.New("--database-url (or its file, DLQD_DATABASE_URL or DATABASE_URL) must name the application's database")}
 			}
 			return database.withMigrator(cmd, func(m *postgres.Migrator) error {
 				plan, err := m.Plan(cmd.Context())
@@ -191,7 +191,7 @@ func newDetach() *cobra.Command {
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if database.url == "" {
-				return &usageError{errors.New("--database-url (or DATABASE_URL) must name the application's database")}
+				return &usageError{errors.New("--database-url (or its file, DLQD_DATABASE_URL or DATABASE_URL) must name the application's database")}
 			}
 			return database.withMigrator(cmd, func(m *postgres.Migrator) error {
 				out := cmd.OutOrStdout()

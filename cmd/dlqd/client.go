@@ -24,6 +24,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/dlqd/dlqd/internal/api"
+	"github.com/dlqd/dlqd/internal/redact"
 	"github.com/dlqd/dlqd/internal/server"
 )
 
@@ -48,6 +49,7 @@ func (c *client) registerURL(cmd *cobra.Command) {
 	}
 	cmd.Flags().StringVar(&c.base, "api-url", standard, "address of the API, or unix:PATH ($DLQD_API)")
 	cmd.Flags().StringVar(&c.tokenFile, "token-file", os.Getenv("DLQD_TOKEN_FILE"), "file with a token, where $DLQD_TOKEN has none ($DLQD_TOKEN_FILE)")
+	cmd.Flags().Lookup("api-url").DefValue = redact.Text(standard)
 }
 
 // call makes a request and decodes its answer into out, or prints it as it is where --json is given. What the API says is

@@ -3,6 +3,7 @@ package main
 import (
 	"archive/tar"
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -34,7 +35,8 @@ func (f *policyFlags) register(cmd *cobra.Command) {
 	flags := cmd.Flags()
 	flags.StringVar(&f.dir, "config-dir", "", "directory of the policy's files ("+strings.Join(policy.Files(), ", ")+"); the built-in defaults if empty")
 	flags.StringVar(&f.env, "env", "", "environment: a folder of environments/ in the directory, merged over it")
-	flags.StringVar(&f.destination, "destination", standardDestination, "where the one queue (\"default\") of a policy without queues delivers to")
+	flags.StringVar(&f.destination, "destination", cmp.Or(os.Getenv("DLQD_DESTINATION"), standardDestination), "where the one queue (\"default\") of a policy without queues delivers to ($DLQD_DESTINATION)")
+	flags.Lookup("destination").DefValue = standardDestination // help must not print a token
 }
 
 func (f *policyFlags) source() policy.Source {

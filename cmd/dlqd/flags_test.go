@@ -124,11 +124,11 @@ func TestFlags_ofTheAPIsCommandsAreActedOnOrRefused(t *testing.T) {
 func TestFlags_ofOtherCommandsAreKnown(t *testing.T) {
 	t.Parallel()
 	const (
-		database = "data-dir database-url postgres-bin river-schema schema" // TestFlags_ofADatabase
-		policy   = "config-dir destination env"                             // TestFlags_ofAPolicy, config_test.go
+		database = "data-dir database-url database-url-file postgres-bin river-schema schema" // TestFlags_ofADatabase
+		policy   = "config-dir destination env"                                               // TestFlags_ofAPolicy, config_test.go
 	)
 	known := map[string]string{
-		"serve":           database + " " + policy + " api archive dlq-workers listen log-level max-body-bytes max-conns poll-interval poll-only process stop-timeout", // TestFlags_ofServe, main_test.go
+		"serve":           database + " " + policy + " allowed-host allowed-origin api archive dlq-workers insecure listen log-level max-body-bytes max-connections max-conns max-requests poll-interval poll-only process rate-limit stop-timeout tls-cert tls-client-ca tls-key", // TestFlags_ofServe, main_test.go
 		"demo":            "postgres-bin",
 		"receiver":        "listen troubles",
 		"config check":    "env",
@@ -139,7 +139,7 @@ func TestFlags_ofOtherCommandsAreKnown(t *testing.T) {
 		"migrate up":      database + " own-river",
 		"migrate down":    database,
 		"migrate status":  database,
-		"grants":          "database-url part river-schema role schema", // attach_test.go
+		"grants":          "database-url database-url-file part river-schema role schema", // attach_test.go
 		"attach":          database + " backfill dry-run",
 		"detach":          database + " drop-data",
 		"archive list":    "archive data-dir json", // archive_test.go
@@ -153,6 +153,10 @@ func TestFlags_ofOtherCommandsAreKnown(t *testing.T) {
 		"doctor":          database + " " + policy + " json", // doctor_test.go
 		"psql":            database,
 		"openapi":         "json",
+		"tokens create":   database + " actor expires kind name note queue role source", // tokens_test.go
+		"tokens list":     database + " json",
+		"tokens revoke":   database + " actor note",
+		"tokens rotate":   database + " actor expires keep",
 	}
 	eachCommand(newRoot(t.Context()), func(cmd *cobra.Command) {
 		if cmd.Flags().Lookup("api-url") != nil {
@@ -193,6 +197,9 @@ func TestFlags_ofADatabase(t *testing.T) {
 			return
 		}
 		args := append(slices.Clone(path), url)
+		if strings.Contains(cmd.Use, " ID") {
+			args = append(args, "x")
+		}
 		if path[0] == "archive" || path[0] == "serve" {
 			args = append(args, "--archive", dir)
 		}
@@ -214,7 +221,18 @@ func TestFlags_ofServe(t *testing.T) {
 	t.Parallel()
 	url := "--database-url=postgres://127.0.0.1:1/x"
 	refused(t, "--listen does nothing without --api", "serve", url, "--process", "--listen", "127.0.0.1:0")
+	refused(t, "--insecure does nothing without --api", "serve", url, "--dlq-workers", "--insecure")
 	refused(t, "--max-body-bytes does nothing without --api", "serve", url, "--dlq-workers", "--max-body-bytes", "7")
+	for _, flag := range []string{"--allowed-host=a", "--allowed-origin=https://a", "--rate-limit=1/s", "--max-requests=7", "--max-connections=7", "--tls-cert=a", "--tls-key=a", "--tls-client-ca=a"} {
+		name, _, _ := strings.Cut(flag, "=")
+		refused(t, name+" does nothing without --api", "serve", url, "--process", flag) // TestDoor_… of internal/server
+	}
+	refused(t, "--tls-cert and --tls-key need each other", "serve", url, "--tls-cert", "a")
+	refused(t, "--tls-client-ca needs --tls-cert", "serve", url, "--tls-client-ca", "a")
+	refused(t, `--rate-limit "7": must be requests/time`, "serve", url, "--rate-limit", "7")
+	refused(t, `--allowed-host "a:80": must be a host name`, "serve", url, "--allowed-host", "a:80")
+	refused(t, `--allowed-origin "*": must be scheme://host`, "serve", url, "--allowed-origin", "*")
+	refused(t, "--database-url-file does nothing beside --database-url", "serve", url, "--database-url-file", os.Args[0])
 	refused(t, "--poll-interval does nothing without --dlq-workers", "serve", url, "--api", "--process", "--poll-interval", "7s")
 	refused(t, "--poll-only does nothing without --process and --dlq-workers", "serve", url, "--api", "--poll-only")
 }

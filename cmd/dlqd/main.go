@@ -2,6 +2,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -11,6 +12,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"slices"
+	"strings"
 	"syscall"
 	"time"
 	_ "time/tzdata" // off-peak hours are in time zones, which a small machine may not have
@@ -19,6 +21,7 @@ import (
 
 	"github.com/dlqd/dlqd/internal/api"
 	"github.com/dlqd/dlqd/internal/postgres"
+	"github.com/dlqd/dlqd/internal/redact"
 	"github.com/dlqd/dlqd/internal/server"
 )
 
@@ -46,6 +49,9 @@ func main() {
 	}
 	if !started {
 		err = &usageError{err}
+	}
+	if _, ok := errors.AsType[*usageError](err); ok {
+		err = &usageError{errors.New(redact.Text(err.Error()))} // it may repeat the command line
 	}
 	sayf(os.Stderr, "dlqd: %s\n", err)
 	os.Exit(exitCode(err))
@@ -138,8 +144,20 @@ func (f *databaseFlags) register(cmd *cobra.Command) {
 }
 
 func (f *databaseFlags) registerURL(cmd *cobra.Command) {
-	cmd.Flags().StringVar(&f.url, "database-url", os.Getenv("DATABASE_URL"), "Postgres to use; without one (nor DATABASE_URL), an embedded one is started")
-	cmd.Flags().Lookup("database-url").DefValue = "$DATABASE_URL" // help must not print a password
+	flags := cmd.Flags()
+	flags.StringVar(&f.url, "database-url", cmp.Or(os.Getenv("DLQD_DATABASE_URL"), os.Getenv("DATABASE_URL")),
+		"Postgres to use; without one an embedded one is started. Everybody on this machine sees a password in it, but not in $DLQD_DATABASE_URL, a --database-url-file, $PGPASSWORD or ~/.pgpass")
+	flags.Lookup("database-url").DefValue = "$DLQD_DATABASE_URL or $DATABASE_URL" // help must not print a password
+	flags.Func("database-url-file", "file with the URL of the Postgres to use", func(path string) error {
+		raw, err := os.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		if f.url = strings.TrimSpace(string(raw)); f.url == "" {
+			return errors.New("is empty")
+		}
+		return nil
+	})
 }
 
 func (f *databaseFlags) registerSchemas(cmd *cobra.Command) {
@@ -183,11 +201,19 @@ func (f *databaseFlags) check(cmd *cobra.Command) error {
 	if f.url == "" {
 		return nil
 	}
+	if cmd.Flags().Changed("database-url") {
+		if err := ignores(cmd, "beside --database-url", "database-url-file"); err != nil {
+			return err
+		}
+		if _, password := postgres.ForPsql(f.url); password != "" {
+			_, _ = fmt.Fprintln(cmd.ErrOrStderr(), "dlqd: warning: everybody on this machine can read the password of --database-url (ps shows it); DLQD_DATABASE_URL and --database-url-file keep it")
+		}
+	}
 	for _, name := range []string{"data-dir", "postgres-bin"} {
 		if slices.Contains(f.besideURL, name) {
 			continue
 		}
-		if err := ignores(cmd, "where --database-url (or DATABASE_URL) names the database", name); err != nil {
+		if err := ignores(cmd, "where --database-url (or its file, DLQD_DATABASE_URL or DATABASE_URL) names the database", name); err != nil {
 			return err
 		}
 	}

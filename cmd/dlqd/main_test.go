@@ -290,8 +290,8 @@ func TestPsql_command(t *testing.T) {
 	bin := t.TempDir()
 	require.NoError(t, os.WriteFile(filepath.Join(bin, "psql"), []byte("#!/bin/sh\nprintf '%s\\n' \"$@\"; echo \"password $PGPASSWORD\"\n"), 0o700))
 	psql := func(args ...string) string {
-		cmd := exec.CommandContext(t.Context(), program, append([]string{"psql", "--database-url", "postgres://ann:hunter2@db/x?pool_max_conns=3"}, args...)...)
-		cmd.Env = append(os.Environ(), "PATH="+bin+":"+os.Getenv("PATH"))
+		cmd := exec.CommandContext(t.Context(), program, append([]string{"psql"}, args...)...)
+		cmd.Env = append(os.Environ(), "DLQD_DATABASE_URL=postgres://ann:hunter2@db/x?pool_max_conns=3", "PATH="+bin+":"+os.Getenv("PATH"))
 		out, err := cmd.CombinedOutput()
 		require.NoError(t, err, string(out))
 		return string(out)

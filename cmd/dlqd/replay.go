@@ -94,7 +94,7 @@ func jsonFlag(name, value string) (json.RawMessage, error) {
 	return raw, nil
 }
 
-func newReplay() *cobra.Command {
+func newReplay() *cobra.Command { //nolint:gocognit // flags, one after the other
 	var c client
 	var many api.ReplayRequest
 	var filter filterFlags

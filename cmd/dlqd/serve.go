@@ -2,6 +2,8 @@ package main
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"log/slog"
 	"os"
 	"os/signal"
@@ -11,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/dlqd/dlqd/internal/api"
+	"github.com/dlqd/dlqd/internal/door"
 	"github.com/dlqd/dlqd/internal/policy"
 	"github.com/dlqd/dlqd/internal/postgres"
 	"github.com/dlqd/dlqd/internal/server"
@@ -22,7 +25,7 @@ func newServe(hard context.Context) *cobra.Command {
 	var config server.Config
 	var source policyFlags
 	var archive archiveFlag
-	var logLevel string
+	var logLevel, rateLimit string
 	cmd := &cobra.Command{
 		Use:   "serve",
 		Short: "Serve the API, deliver messages and work on dead letters",
@@ -57,7 +60,9 @@ func newServe(hard context.Context) *cobra.Command {
 				what  string
 				flags []string
 			}{
-				{config.API, "without --api", []string{"listen", "insecure", "max-body-bytes"}},
+				{config.API, "without --api", []string{
+					"listen", "insecure", "max-body-bytes", "allowed-host", "allowed-origin", "rate-limit", "max-requests", "max-connections", "tls-cert", "tls-key", "tls-client-ca",
+				}},
 				{config.DLQWorkers, "without --dlq-workers", []string{"poll-interval"}},
 				{config.Process || config.DLQWorkers, "without --process and --dlq-workers", []string{"poll-only"}},
 			} {
@@ -68,6 +73,12 @@ func newServe(hard context.Context) *cobra.Command {
 				}
 			}
 			var err error
+			if config.Door.Rate, err = door.ParseRate(rateLimit); err != nil {
+				return &usageError{fmt.Errorf("--rate-limit %q: %w", rateLimit, err)}
+			}
+			if err := errors.Join(config.Door.Check(), config.TLS.Check()); err != nil {
+				return &usageError{err}
+			}
 			config.Source = source.source()
 			if config.Policy, err = policy.Load(config.Source); err != nil {
 				return err
@@ -94,6 +105,14 @@ func newServe(hard context.Context) *cobra.Command {
 	flags.BoolVar(&config.DLQWorkers, "dlq-workers", false, "work on dead letters")
 	flags.StringArrayVar(&config.Listen, "listen", []string{server.DefaultListen}, "address of the API: host:port, or unix:PATH; may be given again")
 	flags.BoolVar(&config.Insecure, "insecure", false, "listen where others than the machine's own users are, and ask nobody who they are")
+	flags.StringArrayVar(&config.Door.Hosts, "allowed-host", nil, "name under which the API may be asked for, beside localhost, loopback addresses, those of --listen and the address of the connection; may be given again")
+	flags.StringArrayVar(&config.Door.Origins, "allowed-origin", nil, "origin (https://console.example) of pages elsewhere that may use the API; may be given again")
+	flags.StringVar(&config.TLS.Cert, "tls-cert", "", "PEM file of the certificate, with those between it and its root: what comes by TCP is then HTTPS. Read again when it changes")
+	flags.StringVar(&config.TLS.Key, "tls-key", "", "PEM file of the certificate's key")
+	flags.StringVar(&config.TLS.ClientCA, "tls-client-ca", "", "PEM file of the CAs whose certificates clients may show")
+	flags.StringVar(&rateLimit, "rate-limit", "", "requests that each client may make, such as 100/s or 600/m; no limit if empty")
+	flags.IntVar(&config.Door.MaxRequests, "max-requests", door.DefaultMaxRequests, "requests that are answered at once; one client alone may have half of them")
+	flags.Int64Var(&config.MaxConnections, "max-connections", door.DefaultMaxConnections, "connections by TCP at once; one address alone may have half of them")
 	source.register(cmd)
 	archive.register(cmd)
 	flags.Int64Var(&config.MaxBodyBytes, "max-body-bytes", api.DefaultMaxBodyBytes, "largest message")

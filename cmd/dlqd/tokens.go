@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -47,6 +48,9 @@ func newTokensCreate() *cobra.Command {
 	var role, by string
 	var life time.Duration
 	cmd := tokenCommand("create", "Make a token, and print it: the only time that anybody sees it", cobra.NoArgs, func(cmd *cobra.Command, tokens *access.Store, _ []string) error {
+		if token.Name == "" || role == "" {
+			return &usageError{errors.New("a token is somebody's, and for something: --name and --role")}
+		}
 		token.Role, token.ExpiresAt = access.Role(role), expiry(life)
 		secret, err := tokens.Create(cmd.Context(), &token, by)
 		if err != nil {
@@ -63,8 +67,6 @@ func newTokensCreate() *cobra.Command {
 	flags.DurationVar(&life, "expires", defaultTokenLife, "how long it is good; 0 for ever")
 	flags.StringVar(&token.Note, "note", "", "what it is for")
 	flags.StringVar(&by, "actor", actor(), "who makes it")
-	_ = cmd.MarkFlagRequired("name")
-	_ = cmd.MarkFlagRequired("role")
 	return cmd
 }
 

@@ -113,7 +113,7 @@ DO $install$
 BEGIN
     IF to_regprocedure('dlq.capture_mode()') IS NULL THEN
         PERFORM dlq.put_capture(coalesce(c.act, 'on'), coalesce((c.detail ->> 'limit')::interval, '250 ms'))
-        FROM (VALUES (1)) one LEFT JOIN (SELECT a.act, a.detail FROM dlq.acts a WHERE a.subject = 'capture' ORDER BY a.at DESC, a.id DESC LIMIT 1) c ON true;
+        FROM (VALUES (1)) one LEFT JOIN (SELECT a.act, a.detail FROM dlq.acts a WHERE a.subject = 'capture' ORDER BY a.at DESC LIMIT 1) c ON true;
     END IF;
 END
 $install$;

@@ -128,7 +128,7 @@ BEGIN
                     ON CONFLICT DO NOTHING
                     RETURNING last_failed_at
                 ), causes AS (
-                    SELECT CASE WHEN (SELECT a.act FROM dlq.acts a WHERE a.subject = 'capture' AND a.at <= f.last_failed_at ORDER BY a.at DESC, a.id DESC LIMIT 1) = 'off'
+                    SELECT CASE WHEN (SELECT a.act FROM dlq.acts a WHERE a.subject = 'capture' AND a.at <= f.last_failed_at ORDER BY a.at DESC LIMIT 1) = 'off'
                                   -- A job's finalized_at is earlier than the statement that ends it.
                                   OR EXISTS (SELECT FROM dlq.acts a WHERE a.subject = 'capture' AND a.act = 'off' AND a.at BETWEEN f.last_failed_at AND f.last_failed_at + $5) THEN 'capture_off'
                                 WHEN 'missing' IN ($3, $4) THEN 'trigger_missing'
@@ -275,7 +275,7 @@ BEGIN
     triggers := dlq.trigger_state();
     writing := dlq.writing_jobs();
     BEGIN
-        SELECT * INTO v_change FROM dlq.acts a WHERE a.subject = 'capture' ORDER BY a.at DESC, a.id DESC LIMIT 1;
+        SELECT * INTO v_change FROM dlq.acts a WHERE a.subject = 'capture' ORDER BY a.at DESC LIMIT 1;
         IF v_change.act = mode THEN -- and not one that could not be recorded
             changed_at := v_change.at;
             changed_by := v_change.actor;

@@ -891,7 +891,7 @@ CREATE TABLE dlq.acts (
     config_version text,
     PRIMARY KEY (at, id)
 );
-CREATE INDEX acts_capture ON dlq.acts (at, id) WHERE subject = 'capture';
+CREATE INDEX acts_capture ON dlq.acts (at) WHERE subject = 'capture';
 COMMENT ON TABLE dlq.acts IS 'The audit trail of what is no move of an entry: what people do to replay runs, circuit breakers, queues and switches, and partitions that went. Append-only. dlq.audit() shows both trails. Of capture, what holds is what dlq.capture_mode() says.';
 COMMENT ON COLUMN dlq.acts.id IS 'Identifies the row, among those of dead_letter_transitions too.';
 COMMENT ON COLUMN dlq.acts.at IS 'When.';

@@ -35,16 +35,14 @@ func Roles() []Role { return []Role{Reader, Operator, Admin, Sender, Metrics} }
 // Includes reports whether a role may do what another one may. Senders' and metrics' part is also that of people: who may send dead
 // letters back may submit, and who may read may read metrics.
 func (r Role) Includes(other Role) bool {
-	people := []Role{Reader, Operator, Admin}
-	switch other {
-	case Sender:
-		other = Operator
-	case Metrics:
-		other = Reader
-	default:
-		return slices.Index(people, r) >= max(slices.Index(people, other), 0) && slices.Contains(people, other)
+	if r == other {
+		return slices.Contains(Roles(), r)
 	}
-	return r == map[Role]Role{Operator: Sender, Reader: Metrics}[other] || r.Includes(other)
+	if least, machines := map[Role]Role{Sender: Operator, Metrics: Reader}[other]; machines {
+		other = least
+	}
+	people := []Role{Reader, Operator, Admin}
+	return slices.Contains(people, other) && slices.Index(people, r) >= slices.Index(people, other)
 }
 
 // Grant is a role, in the queues and for the kinds that match.

@@ -182,7 +182,7 @@ func byProxy(r *http.Request, rules *Rules) *Principal {
 		return nil // none, or one that somebody put beside the proxy's
 	}
 	var groups []string
-	for _, group := range strings.Split(strings.Join(r.Header.Values(rules.Proxy.GroupsHeader), ","), ",") {
+	for group := range strings.SplitSeq(strings.Join(r.Header.Values(rules.Proxy.GroupsHeader), ","), ",") {
 		if group = strings.TrimSpace(group); group != "" {
 			groups = append(groups, group)
 		}

@@ -2,7 +2,6 @@ package api
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"math"
 	"net/http"
@@ -14,6 +13,7 @@ import (
 
 	"github.com/dlqd/dlqd/internal/access"
 	"github.com/dlqd/dlqd/internal/deadletter"
+	"github.com/dlqd/dlqd/internal/door"
 )
 
 // need is what an operation needs of who calls.
@@ -105,7 +105,7 @@ func (s *service) signIn(next http.Handler) http.Handler {
 			return
 		}
 		if r.URL.Path == "/metrics" && !p.May(access.Metrics) {
-			writeProblem(w, http.StatusForbidden, mayNot(p, need{role: access.Metrics}))
+			door.Problem(w, http.StatusForbidden, mayNot(p, need{role: access.Metrics}))
 			return
 		}
 		next.ServeHTTP(w, r.WithContext(access.With(r.Context(), p)))
@@ -117,24 +117,15 @@ func (s *service) refuseSignIn(w http.ResponseWriter, r *http.Request, err error
 	switch {
 	case errors.As(err, &retry):
 		w.Header().Set("Retry-After", strconv.Itoa(int(math.Ceil(retry.After.Seconds()))))
-		writeProblem(w, http.StatusTooManyRequests, err.Error())
+		door.Problem(w, http.StatusTooManyRequests, err.Error())
 	case access.IsRefusal(err):
 		w.Header().Set("WWW-Authenticate", `Bearer realm="dlqd"`)
-		writeProblem(w, http.StatusUnauthorized, err.Error()+": send a token as \"Authorization: Bearer dlqd_…\" (dlqd tokens create makes one; dlqd's own commands take $DLQD_TOKEN)")
+		door.Problem(w, http.StatusUnauthorized, err.Error()+": send a token as \"Authorization: Bearer dlqd_…\" (dlqd tokens create makes one; dlqd's own commands take $DLQD_TOKEN)")
 	default:
-		var status huma.StatusError
-		if errors.As(s.problem(r.Context(), err), &status) {
+		if status, ok := errors.AsType[huma.StatusError](s.problem(r.Context(), err)); ok {
 			w.Header().Set("Retry-After", retryAfterSeconds)
-			writeProblem(w, status.GetStatus(), status.Error())
+			door.Problem(w, status.GetStatus(), status.Error())
 		}
-	}
-}
-
-func writeProblem(w http.ResponseWriter, status int, detail string) {
-	w.Header().Set("Content-Type", "application/problem+json")
-	w.WriteHeader(status)
-	if problem, err := json.Marshal(huma.ErrorModel{Title: http.StatusText(status), Status: status, Detail: detail}); err == nil {
-		_, _ = w.Write(problem)
 	}
 }
 

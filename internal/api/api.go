@@ -2,9 +2,11 @@
 package api
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"errors"
+	"io"
 	"log/slog"
 	"net"
 	"net/http"
@@ -12,19 +14,20 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/danielgtaylor/huma/v2"
 	"github.com/danielgtaylor/huma/v2/adapters/humago"
 	"github.com/jackc/pgx/v5"
 	"github.com/riverqueue/river"
-	"golang.org/x/sync/semaphore"
 
 	"github.com/dlqd/dlqd/internal/access"
 	"github.com/dlqd/dlqd/internal/analytics"
 	"github.com/dlqd/dlqd/internal/archive"
 	"github.com/dlqd/dlqd/internal/breaker"
 	"github.com/dlqd/dlqd/internal/deadletter"
+	"github.com/dlqd/dlqd/internal/door"
 	"github.com/dlqd/dlqd/internal/ingest"
 	"github.com/dlqd/dlqd/internal/metrics"
 	"github.com/dlqd/dlqd/internal/replay"
@@ -35,14 +38,15 @@ import (
 // DefaultMaxBodyBytes is the largest message that is accepted, unless configured otherwise.
 const DefaultMaxBodyBytes = 1 << 20
 
-// DefaultMaxBodiesBytes bounds the bodies of submissions that are being read or wait for their commit, all together.
+// DefaultMaxBodiesBytes bounds the bodies that are being read or whose requests are being answered, all together. It is more where
+// four of the largest batches need more: one alone may have half of it.
 const DefaultMaxBodiesBytes = 256 << 20
-
-// bodyReadTimeout bounds how long a client may take to send a submission.
-const bodyReadTimeout = 30 * time.Second
 
 // maxBatchBodies is how many times larger a batch may be than one message.
 const maxBatchBodies = 16
+
+// messagesTag is of messages.
+const messagesTag = "messages"
 
 // operationsTag is of what asks how the program is.
 const operationsTag = "operations"
@@ -74,6 +78,10 @@ type Config struct {
 	MaxBodyBytes int64 // of one message; 0 means DefaultMaxBodyBytes
 	// MaxBodiesBytes bounds all bodies at once; 0 means DefaultMaxBodiesBytes.
 	MaxBodiesBytes int64
+	// BodyGrace is how long a body may take beside what it needs at door.MinBodyRate; 0 means door.DefaultBodyGrace.
+	BodyGrace time.Duration
+	// Door says who may come in. Its Client is what bodies are shared by, too; nil for who signed in. Its Refused is not used.
+	Door door.Config
 	// WriteTimeout is how long a client may leave a part of an answer unread; 0 means DefaultWriteTimeout.
 	WriteTimeout time.Duration
 	// Health says how each part is. Ready says whether requests should be sent here. Idle says why none is answered at the
@@ -86,14 +94,25 @@ type Config struct {
 type service struct {
 	Config
 
-	bodies *semaphore.Weighted
+	bodies door.Bodies
 }
 
 // New returns the API's handler.
 func New(config Config) http.Handler {
+	if config.Door.Client == nil {
+		config.Door.Client = client
+	}
+	config.Door.Refused = config.Metrics.Refused
 	s, mux, _ := build(config)
-	// A page of another site, open in a browser on this machine, must not move anything.
-	return cutOffUnread(http.NewCrossOriginProtection().Handler(s.signIn(mux)), cmp.Or(config.WriteTimeout, DefaultWriteTimeout))
+	return cutOffUnread(door.Guard(config.Door, s.signIn(door.Limit(config.Door, mux))), cmp.Or(config.WriteTimeout, DefaultWriteTimeout))
+}
+
+// client names who makes a request, for limits: who signed in or, where nobody is asked, the peer.
+func client(r *http.Request) string {
+	if p := access.From(r.Context()); p.Name != "" {
+		return p.Via + " " + p.Name
+	}
+	return door.Peer(r)
 }
 
 // OpenAPI returns the API's description as YAML and as JSON.
@@ -108,8 +127,8 @@ func OpenAPI() (yaml, asJSON []byte, err error) {
 
 func build(config Config) (*service, *http.ServeMux, huma.API) {
 	config.MaxBodyBytes = cmp.Or(config.MaxBodyBytes, DefaultMaxBodyBytes)
-	config.MaxBodiesBytes = cmp.Or(config.MaxBodiesBytes, DefaultMaxBodiesBytes)
-	s := &service{Config: config, bodies: semaphore.NewWeighted(config.MaxBodiesBytes)}
+	config.MaxBodiesBytes = cmp.Or(config.MaxBodiesBytes, max(DefaultMaxBodiesBytes, 4*maxBatchBodies*config.MaxBodyBytes))
+	s := &service{Config: config, bodies: door.Bodies{Room: door.NewRoom(config.MaxBodiesBytes), Grace: cmp.Or(config.BodyGrace, door.DefaultBodyGrace)}}
 	mux := http.NewServeMux()
 	humaConfig := huma.DefaultConfig("dlqd", Version)
 	humaConfig.CreateHooks = nil // no $schema links in answers
@@ -121,7 +140,7 @@ func build(config Config) (*service, *http.ServeMux, huma.API) {
 	humaConfig.Info.License = &huma.License{Name: "MIT", Identifier: "MIT"}
 	humaConfig.Servers = []*huma.Server{{URL: "/", Description: "The dlqd that serves this document"}}
 	humaConfig.Tags = []*huma.Tag{
-		{Name: "messages", Description: "Submit messages, and follow them."},
+		{Name: messagesTag, Description: "Submit messages, and follow them."},
 		{Name: "dead letters", Description: "See and steer jobs that ended as failures."},
 		{Name: "automatic redelivery", Description: "For what dlqd redelivers by itself, and what it only observes."},
 		{Name: "capture", Description: "How failures become dead letters, and what was missed."},
@@ -133,7 +152,7 @@ func build(config Config) (*service, *http.ServeMux, huma.API) {
 		{Name: operationsTag, Description: "How the program is."},
 	}
 	api := humago.New(mux, humaConfig)
-	api.UseMiddleware(s.observe, s.authorize(api), s.refuseWhenIdle(api), refuseUnstorable(api))
+	api.UseMiddleware(s.observe, s.authorize(api), s.refuseWhenIdle(api), refuseUnstorable(api), s.readBodies(api))
 	s.registerMessages(api)
 	s.registerEntries(api)
 	s.registerReplays(api)
@@ -191,23 +210,66 @@ func origin(ctx huma.Context) string {
 	return strings.TrimSpace("API, from " + host + " " + agent[:min(len(agent), maxAgent)])
 }
 
-// boundBodies takes the room that a submission's body needs before it is read.
-func (s *service) boundBodies(api huma.API) func(huma.Context, func(huma.Context)) {
+// readBodies reads the bodies of requests, within the room that there is for them.
+func (s *service) readBodies(api huma.API) func(huma.Context, func(huma.Context)) {
+	buffers := sync.Pool{New: func() any { return new(bytes.Buffer) }}
 	return func(ctx huma.Context, next func(huma.Context)) {
-		size := min(ctx.Operation().MaxBodyBytes, s.MaxBodiesBytes) // not said, or more than is read
-		if said, err := strconv.ParseInt(ctx.Header("Content-Length"), 10, 64); err == nil && said >= 0 {
-			size = min(size, said)
-		}
-		if !s.bodies.TryAcquire(size) {
-			s.count("", "overflow", 1)
-			ctx.SetHeader("Retry-After", retryAfterSeconds)
-			_ = huma.WriteErr(api, ctx, http.StatusTooManyRequests, "too many submissions at once; send it again later")
+		r, w := humago.Unwrap(ctx)
+		operation := ctx.Operation()
+		if operation.RequestBody == nil || r.ContentLength == 0 {
+			next(ctx)
 			return
 		}
-		defer s.bodies.Release(size)
-		next(ctx)
+		buffer, _ := buffers.Get().(*bytes.Buffer)
+		defer func() {
+			if buffer.Cap() <= maxPooledBuffer {
+				buffer.Reset()
+				buffers.Put(buffer)
+			}
+		}()
+		done, err := s.bodies.Read(w, r, s.Door.Client(r), operation.MaxBodyBytes, buffer)
+		defer done()
+		switch {
+		case err == nil:
+			next(readContext{ctx, buffer})
+		case errors.Is(err, door.ErrNoRoom):
+			s.Metrics.Refused(door.RefusedBodies)
+			if slices.Contains(operation.Tags, messagesTag) {
+				s.count("", "overflow", 1)
+			}
+			ctx.SetHeader("Retry-After", retryAfterSeconds)
+			_ = huma.WriteErr(api, ctx, http.StatusTooManyRequests, err.Error())
+		case errors.Is(err, door.ErrSlow):
+			s.Metrics.Refused(door.RefusedSlow)
+			ctx.SetHeader("Connection", "close")
+			_ = huma.WriteErr(api, ctx, http.StatusRequestTimeout, err.Error())
+		default:
+			_ = huma.WriteErr(api, ctx, http.StatusBadRequest, "the body did not come whole")
+		}
 	}
 }
+
+// maxPooledBuffer is the largest buffer that is kept for the next body, in bytes.
+const maxPooledBuffer = 64 << 10
+
+// humaContext is embedded: a field named Context would hide the method.
+type humaContext huma.Context
+
+// readContext is the context of a request whose body has been read.
+type readContext struct {
+	humaContext
+
+	body *bytes.Buffer
+}
+
+// BodyReader returns the body that was read.
+func (c readContext) BodyReader() io.Reader { return c.body }
+
+// SetReadDeadline does nothing: a deadline for what has arrived would end the request while it is being answered.
+func (c readContext) SetReadDeadline(time.Time) error { return nil }
+
+// Unwrap is for humago.Unwrap.
+func (c readContext) Unwrap() huma.Context { return c.humaContext }
 
 // problem makes the answer to an error. Errors that a client can do nothing about are logged, not told.
 func (s *service) problem(ctx context.Context, err error) error {

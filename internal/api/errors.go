@@ -13,6 +13,7 @@ import (
 	"github.com/danielgtaylor/huma/v2"
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/dlqd/dlqd/internal/door"
 	"github.com/dlqd/dlqd/internal/message"
 )
 
@@ -135,7 +136,7 @@ func notServed(mux *http.ServeMux) http.HandlerFunc {
 			w.Header().Set("Allow", strings.Join(allowed, ", "))
 			status, detail = http.StatusMethodNotAllowed, cut(r.URL.Path, maxEcho)+" is served for "+strings.Join(allowed, ", ")+"; see /docs"
 		}
-		writeProblem(w, status, detail)
+		door.Problem(w, status, detail)
 	}
 }
 

@@ -40,10 +40,13 @@ func Listen(ctx context.Context, address string) (net.Listener, error) {
 	return listener, os.Chmod(path, 0o660) //nolint:gosec // the group may submit
 }
 
-// URL is where a listener of [Listen] is reached: a URL, or unix: and a path.
-func URL(listener net.Listener) string {
+// URL is where a listener of [Listen] is reached: a URL, or unix: and a path. Only what comes by TCP is encrypted.
+func URL(listener net.Listener, encrypted bool) string {
 	if listener.Addr().Network() == "unix" {
 		return "unix:" + listener.Addr().String()
+	}
+	if encrypted {
+		return "https://" + listener.Addr().String()
 	}
 	return "http://" + listener.Addr().String()
 }

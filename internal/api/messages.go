@@ -119,11 +119,10 @@ const unworked = " On a River that an application owns, a message for a queue th
 
 func (s *service) registerMessages(api huma.API) {
 	submit := huma.Operation{
-		OperationID: "submit-message", Method: http.MethodPost, Path: "/api/messages", Tags: []string{"messages"},
+		OperationID: "submit-message", Method: http.MethodPost, Path: "/api/messages", Tags: []string{messagesTag},
 		Summary:     "Submit a message",
 		Description: "Answers 202 once the message is on disk. " + duplicates + unworked,
-		Errors:      []int{400, 409, 413, 422, 429, 503}, DefaultStatus: http.StatusAccepted, MaxBodyBytes: s.MaxBodyBytes, SkipValidateBody: true,
-		BodyReadTimeout: bodyReadTimeout, Middlewares: huma.Middlewares{s.boundBodies(api)},
+		Errors:      []int{400, 408, 409, 413, 422, 429, 503}, DefaultStatus: http.StatusAccepted, MaxBodyBytes: s.MaxBodyBytes, SkipValidateBody: true,
 	}
 	example(&submit, http.StatusAccepted, Accepted{MessageID: messageExample, JobID: 41})
 	huma.Register(api, submit, s.submit)
@@ -134,11 +133,10 @@ func (s *service) registerMessages(api huma.API) {
 	describeBody[Submission](api, submit.Path, "The message.", submissionExample)
 
 	batch := huma.Operation{
-		OperationID: "submit-batch", Method: http.MethodPost, Path: "/api/messages/batch", Tags: []string{"messages"},
+		OperationID: "submit-batch", Method: http.MethodPost, Path: "/api/messages/batch", Tags: []string{messagesTag},
 		Summary:     "Submit up to 1,000 messages, all or none",
 		Description: "One transaction: if one message is invalid or in conflict, none is stored. " + duplicates + unworked,
-		Errors:      []int{400, 409, 413, 422, 429, 503}, DefaultStatus: http.StatusAccepted, MaxBodyBytes: s.MaxBodyBytes * maxBatchBodies, SkipValidateBody: true,
-		BodyReadTimeout: bodyReadTimeout, Middlewares: huma.Middlewares{s.boundBodies(api)},
+		Errors:      []int{400, 408, 409, 413, 422, 429, 503}, DefaultStatus: http.StatusAccepted, MaxBodyBytes: s.MaxBodyBytes * maxBatchBodies, SkipValidateBody: true,
 	}
 	example(&batch, http.StatusAccepted, map[string]any{"messages": []Accepted{{MessageID: messageExample, JobID: 41}}})
 	huma.Register(api, batch, s.submitBatch)
@@ -149,7 +147,7 @@ func (s *service) registerMessages(api huma.API) {
 	describeBody[SubmissionBatch](api, batch.Path, "The messages.", map[string]any{"messages": []any{submissionExample}})
 
 	get := huma.Operation{
-		OperationID: "get-message", Method: http.MethodGet, Path: "/api/messages/{messageId}", Tags: []string{"messages"},
+		OperationID: "get-message", Method: http.MethodGet, Path: "/api/messages/{messageId}", Tags: []string{messagesTag},
 		Summary: "Where a message is now",
 		Errors:  []int{404, 422, 503},
 	}

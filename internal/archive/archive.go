@@ -26,6 +26,8 @@ import (
 	_ "gocloud.dev/blob/fileblob" // file://
 	_ "gocloud.dev/blob/s3blob"   // s3://
 	"gocloud.dev/gcerrors"
+
+	"github.com/dlqd/dlqd/internal/redact"
 )
 
 const (
@@ -89,15 +91,21 @@ func Open(ctx context.Context, at string) (*Archive, error) {
 	}
 	bucket, err := blob.OpenBucket(ctx, url)
 	if err != nil {
-		return nil, fmt.Errorf("archive %s: %w", withoutQuery(at), err)
+		if url == at { // it repeats the URL
+			err = errors.New(redact.Hide(err.Error(), redact.Secrets(url, false)...))
+		}
+		return nil, fmt.Errorf("archive %s: %w", shown(at), err)
 	}
-	return &Archive{bucket: bucket, url: withoutQuery(at)}, nil
+	return &Archive{bucket: bucket, url: shown(at)}, nil
 }
 
-// withoutQuery is a URL as people see it: its query may hold what should not be in a log.
-func withoutQuery(url string) string {
-	url, _, _ = strings.Cut(url, "?")
-	return url
+// shown is where an archive is, as people see it: its user and query may hold what should not be in a log.
+func shown(at string) string {
+	at, _, _ = strings.Cut(at, "?")
+	if scheme, rest, ok := strings.Cut(at, "://"); ok {
+		return scheme + "://" + rest[strings.LastIndex(rest, "@")+1:]
+	}
+	return at
 }
 
 // String is where the archive is.

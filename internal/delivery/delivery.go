@@ -32,6 +32,7 @@ import (
 	"github.com/dlqd/dlqd/internal/message"
 	"github.com/dlqd/dlqd/internal/policy"
 	"github.com/dlqd/dlqd/internal/postgres"
+	"github.com/dlqd/dlqd/internal/redact"
 	"github.com/dlqd/dlqd/internal/strategy"
 	"github.com/dlqd/dlqd/riverdlq"
 )
@@ -251,7 +252,7 @@ func (w *Worker) deliver(ctx context.Context, destination *policy.Destination, q
 	defer cancel()
 	request, err := newRequest(ctx, destination, job)
 	if err != nil {
-		return &riverdlq.Error{Type: "REQUEST_ERROR", Class: riverdlq.ClassMalformed, Message: err.Error(), Err: err}
+		return &riverdlq.Error{Type: "REQUEST_ERROR", Class: riverdlq.ClassMalformed, Message: destination.Hide(redact.Text(err.Error()))}
 	}
 	response, err := w.client.Do(request)
 	if err != nil {
@@ -266,9 +267,9 @@ func (w *Worker) deliver(ctx context.Context, destination *policy.Destination, q
 		return transportError(ctx, destination, err)
 	}
 	if response.StatusCode >= 200 && response.StatusCode <= 299 {
-		return w.success(ctx, job, queue, response.StatusCode, body)
+		return w.success(ctx, job, queue, destination, response.StatusCode, body)
 	}
-	failure := answerError(destination, response, body)
+	failure := answerError(destination, response, []byte(destination.Hide(string(body)))) // many repeat what they were sent to
 	if after, ok := retryAfter(response.Header.Get("Retry-After"), time.Now()); ok {
 		job.Args.retryAfter = &after
 		failure.Context["retryAfterSeconds"] = int(after.Seconds())
@@ -345,7 +346,7 @@ func childTrace(parent string) string {
 }
 
 // success looks into a 2xx answer for a receiver that says no all the same.
-func (w *Worker) success(ctx context.Context, job *river.Job[Args], queue *policy.Queue, status int, body []byte) error {
+func (w *Worker) success(ctx context.Context, job *river.Job[Args], queue *policy.Queue, destination *policy.Destination, status int, body []byte) error {
 	var answer struct {
 		Success *bool `json:"success"`
 	}
@@ -353,6 +354,7 @@ func (w *Worker) success(ctx context.Context, job *river.Job[Args], queue *polic
 	if answer.Success == nil || *answer.Success {
 		return nil
 	}
+	body = []byte(destination.Hide(string(body)))
 	if queue.DeadLetterLogicalFailures {
 		return &riverdlq.Error{
 			Type: TypeLogicalFailure, Code: strconv.Itoa(status), Class: riverdlq.ClassBusiness,
@@ -371,7 +373,7 @@ func answerError(destination *policy.Destination, response *http.Response, body 
 		Type: "HTTP_" + strconv.Itoa(status),
 		Code: strconv.Itoa(status),
 		Context: map[string]any{
-			"status": status, "destination": destination.Name, "url": redacted(destination.URL), "body": excerpt(body),
+			"status": status, "destination": destination.Name, "url": destination.ShownURL(), "body": excerpt(body),
 		},
 	}
 	said := strings.TrimSpace(fmt.Sprintf("%d %s", status, http.StatusText(status)))
@@ -402,7 +404,8 @@ func answerError(destination *policy.Destination, response *http.Response, body 
 	if v := response.Header.Get("X-Error-Code"); v != "" {
 		failure.Code = v
 	}
-	failure.Message = "POST " + redacted(destination.URL) + ": " + said
+	failure.Type, failure.Code = destination.Hide(failure.Type), destination.Hide(failure.Code)
+	failure.Message = "POST " + destination.ShownURL() + ": " + said
 	return failure
 }
 
@@ -413,7 +416,7 @@ func transportError(ctx context.Context, destination *policy.Destination, err er
 	}
 	failure := &riverdlq.Error{
 		Type: TypeConnection, Err: err,
-		Context: map[string]any{"destination": destination.Name, "url": redacted(destination.URL)},
+		Context: map[string]any{"destination": destination.Name, "url": destination.ShownURL()},
 	}
 	var timeout interface{ Timeout() bool }
 	var dns *net.DNSError
@@ -432,7 +435,7 @@ func transportError(ctx context.Context, destination *policy.Destination, err er
 	if outer, ok := errors.AsType[*url.Error](err); ok {
 		err = outer.Err // its text repeats the URL, with the password if there is one
 	}
-	failure.Message = "POST " + redacted(destination.URL) + ": " + err.Error()
+	failure.Message = "POST " + destination.ShownURL() + ": " + destination.Hide(err.Error())
 	return failure
 }
 
@@ -449,15 +452,6 @@ func retryAfter(value string, now time.Time) (time.Duration, bool) {
 		return 0, false
 	}
 	return max(at.Sub(now), 0), true
-}
-
-func redacted(raw string) string {
-	u, err := url.Parse(raw)
-	if err != nil {
-		return ""
-	}
-	u.RawQuery = "" // where some put a token
-	return u.Redacted()
 }
 
 // excerpt is the start of an answer, as text that jsonb can hold.

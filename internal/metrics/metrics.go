@@ -19,6 +19,7 @@ import (
 	"github.com/dlqd/dlqd/internal/background"
 	"github.com/dlqd/dlqd/internal/breaker"
 	"github.com/dlqd/dlqd/internal/deadletter"
+	"github.com/dlqd/dlqd/internal/door"
 	"github.com/dlqd/dlqd/internal/policy"
 	"github.com/dlqd/dlqd/internal/postgres"
 	"github.com/dlqd/dlqd/internal/reconcile"
@@ -39,6 +40,7 @@ type Metrics struct {
 
 	Requests        *prometheus.CounterVec   // operation, code
 	RequestSeconds  *prometheus.HistogramVec // operation
+	refused         *prometheus.CounterVec   // reason
 	Submitted       *prometheus.CounterVec   // queue, outcome
 	flushes         *prometheus.CounterVec   // outcome
 	flushSeconds    prometheus.Histogram
@@ -65,10 +67,11 @@ func New() *Metrics {
 	histogramBy := func(name, help, label string) *prometheus.HistogramVec {
 		return factory.NewHistogramVec(prometheus.HistogramOpts{Namespace: namespace, Name: name, Help: help, Buckets: seconds}, []string{label})
 	}
-	return &Metrics{
+	m := &Metrics{
 		registry:        registry,
 		Requests:        counter("http_requests_total", "Requests to the API, by operation and status code.", "operation", "code"),
 		RequestSeconds:  histogramBy("http_request_seconds", "Time to answer a request.", "operation"),
+		refused:         counter("http_refused_total", "What was refused before anything looked at it, by reason: host (a name that is not ours), origin (a page of another site), requests (too many at once), rate, bodies (no room), slow (a body), connections (closed at once).", "reason"),
 		Submitted:       counter("messages_submitted_total", "Messages submitted, by what became of them: accepted, duplicate, conflict, invalid, refused, overflow, open (its destination's breaker), unworked (no dlqd process delivers its queue), away (one did just now), error.", "queue", "outcome"),
 		flushes:         counter("ingest_inserts_total", "Inserts of joined submissions, by outcome: ok, error.", "outcome"),
 		flushSeconds:    histogram("ingest_insert_seconds", "Time of one insert with its commit.", seconds),
@@ -79,7 +82,14 @@ func New() *Metrics {
 		Reloads:         counter("policy_reloads_total", "Reloads of the policy, by outcome: ok, error.", "outcome"),
 		batchSeconds:    histogram("worker_batch_seconds", "Time of one batch of a DLQ worker.", seconds),
 	}
+	for _, reason := range door.Reasons() {
+		m.refused.WithLabelValues(reason)
+	}
+	return m
 }
+
+// Refused counts what was refused at the door.
+func (m *Metrics) Refused(reason string) { m.refused.WithLabelValues(reason).Inc() }
 
 // ObserveInsert is an ingest.Observer.
 func (m *Metrics) ObserveInsert(messages int, took time.Duration, err error) {

@@ -89,10 +89,17 @@ func (l *loader) checkDestination(name string, d *Destination) {
 	const file = "retry-policies"
 	d.Name = name
 	at := "destinations." + name
-	if d.URL == "" {
+	switch {
+	case d.URL == "" && d.URLFile == "":
 		l.badf(file, at, "url is required")
-	} else {
+	case d.URL != "" && d.URLFile != "":
+		l.badf(file, at, "has url and urlFile; keep one")
+	case d.URL != "":
 		l.checkURL(at+".url", d.URL)
+	default:
+		if d.URL = l.readSecret(at+".urlFile", d.URLFile); d.URL != "" {
+			l.checkURL(at+".urlFile", d.URL)
+		}
 	}
 	if d.Probe.URL != "" {
 		l.checkURL(at+".probe.url", d.Probe.URL)
@@ -101,24 +108,29 @@ func (l *loader) checkDestination(name string, d *Destination) {
 	l.checkRange(file, at+".probe.every", d.Probe.Every, 100*time.Millisecond, time.Hour)
 	l.checkRange(file, at+".probe.timeout", d.Probe.Timeout, time.Millisecond, time.Minute)
 	if d.SecretFile != "" {
-		path := d.SecretFile
-		if !filepath.IsAbs(path) {
-			path = filepath.Join(l.source.Dir, path)
-		}
-		l.policy.secretFiles = append(l.policy.secretFiles, path)
-		raw, err := os.ReadFile(path)
-		d.Secret = Secret(strings.TrimSpace(string(raw)))
-		if err != nil {
-			l.badf(file, at+".secretFile", "%w", err)
-		} else if d.Secret == "" {
-			l.badf(file, at+".secretFile", "%s is empty: deliveries would not be signed", path)
-		}
+		d.Secret = Secret(l.readSecret(at+".secretFile", d.SecretFile))
 	}
 	if d.Secret != "" {
 		if _, err := newSigner(d.Secret); err != nil {
 			l.badf(file, at+".secret", "must be base64, with or without whsec_ before it")
 		}
 	}
+}
+
+// readSecret reads a file with a secret, which is watched from then on.
+func (l *loader) readSecret(at, path string) string {
+	if !filepath.IsAbs(path) {
+		path = filepath.Join(l.source.Dir, path)
+	}
+	l.policy.secretFiles = append(l.policy.secretFiles, path)
+	raw, err := os.ReadFile(path)
+	secret := strings.TrimSpace(string(raw))
+	if err != nil {
+		l.badf("retry-policies", at, "%w", err)
+	} else if secret == "" {
+		l.badf("retry-policies", at, "%s is empty", path)
+	}
+	return secret
 }
 
 func (l *loader) checkURL(at, text string) {

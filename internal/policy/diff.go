@@ -20,12 +20,15 @@ func (c Change) String() string {
 		return fmt.Sprintf("%s %s = %s (new)", c.File, c.Path, c.New)
 	case c.New == "":
 		return fmt.Sprintf("%s %s = %s (gone)", c.File, c.Path, c.Old)
+	case c.Old == c.New:
+		return fmt.Sprintf("%s %s: %s, in what is not shown", c.File, c.Path, c.New)
 	default:
 		return fmt.Sprintf("%s %s: %s -> %s", c.File, c.Path, c.Old, c.New)
 	}
 }
 
-// Diff lists the values in which two policies differ, in order. Secrets count only as there or not.
+// Diff lists the values in which two policies differ, in order. Secrets count only as there or not; those in URLs count, and are not
+// shown.
 func Diff(old, next *Policy) []Change {
 	type key struct{ file, path string }
 	changes := map[key]*Change{}

@@ -20,6 +20,8 @@ import (
 	"github.com/knadh/koanf/providers/confmap"
 	"github.com/knadh/koanf/v2"
 	"go.yaml.in/yaml/v3"
+
+	"github.com/dlqd/dlqd/internal/redact"
 )
 
 // EnvironmentsDir is the folder of a configuration directory that holds a folder for each environment.
@@ -84,7 +86,7 @@ type Setting struct {
 // String returns file, path and value on one line.
 func (s Setting) String() string { return fmt.Sprintf("%s %s = %s", s.File, s.Path, shown(s.Value)) }
 
-// shown is a value as its file would have it.
+// shown is a value as its file would have it, with the secrets in its URLs hidden.
 func shown(value any) string {
 	raw, err := yaml.Marshal(flow(value))
 	if err != nil {
@@ -99,6 +101,7 @@ func flow(value any) *yaml.Node {
 	var set func(*yaml.Node)
 	set = func(n *yaml.Node) {
 		n.Style |= yaml.FlowStyle
+		n.Value = redact.Text(n.Value)
 		for _, child := range n.Content {
 			set(child)
 		}

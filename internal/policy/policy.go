@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/dlqd/dlqd/internal/redact"
 )
 
 // DefaultQueue is the one queue of a policy that names none.
@@ -96,12 +98,26 @@ type Retention struct {
 // Destination is where messages are delivered.
 type Destination struct {
 	Name       string `json:"-"`
-	URL        string `json:"url"        jsonschema:"description=http or https."`
+	URL        string `json:"url"        jsonschema:"description=http or https. One that holds a secret is better kept in urlFile."`
+	URLFile    string `json:"urlFile"    jsonschema:"description=File with the URL\\, beside this file or by its whole path; nothing but its host is shown then."`
 	Secret     Secret `json:"secret"     jsonschema:"description=Standard Webhooks secret (whsec_…); deliveries are signed if there is one. Better kept in secretFile."`
 	SecretFile string `json:"secretFile" jsonschema:"description=File with the secret\\, beside this file or by its whole path."`
 	// RedeliveriesPerSecond paces what dlqd itself sends back: redeliveries of DLQ workers, and messages that were held.
 	RedeliveriesPerSecond float64 `json:"redeliveriesPerSecond" jsonschema:"minimum=0,description=Most redeliveries a second by DLQ workers\\, and releases of held messages\\, over all processes; 0 is no limit."`
 	Probe                 Probe   `json:"probe"                 jsonschema:"description=A request that says whether the destination is well; asked before conditional redeliveries."`
+}
+
+// ShownURL is the destination's URL as people may see it.
+func (d *Destination) ShownURL() string {
+	if d.URLFile != "" {
+		return redact.Origin(d.URL)
+	}
+	return redact.URL(d.URL)
+}
+
+// Hide takes the destination's secrets out of a text: receivers, and errors, repeat what they were sent to.
+func (d *Destination) Hide(text string) string {
+	return redact.Hide(text, append(append(redact.Secrets(d.URL, d.URLFile != ""), redact.Secrets(d.Probe.URL, false)...), string(d.Secret))...)
 }
 
 // Probe is an HTTP request that a destination answers with 2xx when it is well.

@@ -12,6 +12,8 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/dlqd/dlqd/internal/redact"
 )
 
 // DefaultMaxConns bounds a pool whose URL names no pool_max_conns: River's completer, fetches and the API share it.
@@ -30,7 +32,7 @@ func ProcessName() string {
 }
 
 // Open opens a pool and makes sure that the server answers and is of a supported version. Passwords in url do not
-// appear in errors (pgx redacts them). The pool has up to maxConns connections; for 0, the URL's pool_max_conns or
+// appear in errors. The pool has up to maxConns connections; for 0, the URL's pool_max_conns or
 // [DefaultMaxConns]. Statements of the pool have a deadline: see [DefaultTimeout].
 func Open(ctx context.Context, url string, maxConns int32) (*pgxpool.Pool, error) {
 	return openLimited(ctx, url, maxConns, DefaultTimeout)
@@ -56,7 +58,7 @@ func Beside(ctx context.Context, pool *pgxpool.Pool, fn func(tx pgx.Tx) error) e
 func openLimited(ctx context.Context, url string, maxConns int32, limit time.Duration) (*pgxpool.Pool, error) {
 	config, err := pgxpool.ParseConfig(url)
 	if err != nil {
-		return nil, fmt.Errorf("database URL: %w", err)
+		return nil, errors.New("database URL: " + redact.Text(err.Error()))
 	}
 	config.MaxConns = cmp.Or(maxConns, config.MaxConns)
 	if maxConns == 0 && !namesMaxConns(url) {

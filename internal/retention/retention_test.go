@@ -270,7 +270,7 @@ func TestArchive_editsAndTexts(t *testing.T) {
 	n, err := b.cold.Restore(t.Context(), b.keeper.Store, &m, id, b.now.Add(time.Hour), deadletter.Act{Actor: "kim"})
 	require.NoError(t, err)
 	require.Equal(t, 1, n)
-	require.Equal(t, text, b.text("SELECT original_event ->> 'payloadText' FROM dlq.dead_letter_queue"))
+	require.Equal(t, text, b.text("SELECT original_event ->> 'payloadText' FROM dlq.dead_letter_queue")) //nolint:testifylint // byte for byte
 }
 
 // A partition that changes after it was archived, or whose archive fails, is not dropped.

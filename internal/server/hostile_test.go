@@ -130,7 +130,7 @@ func TestExport_clientsThatDoNotRead(t *testing.T) {
 		conn, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", strings.TrimPrefix(b.base, "http://"))
 		require.NoError(t, err)
 		require.NoError(t, conn.(*net.TCPConn).SetReadBuffer(4096))
-		_, err = fmt.Fprintf(conn, "POST /api/dlq/export HTTP/1.1\r\nHost: dlqd\r\nContent-Type: application/json\r\nContent-Length: 14\r\n\r\n{\"filter\": {}}")
+		_, err = fmt.Fprintf(conn, "POST /api/dlq/export HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 14\r\n\r\n{\"filter\": {}}")
 		require.NoError(t, err)
 		return conn
 	}

@@ -3,6 +3,7 @@
 package server
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -10,6 +11,7 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -29,6 +31,7 @@ import (
 	"github.com/dlqd/dlqd/internal/conditions"
 	"github.com/dlqd/dlqd/internal/deadletter"
 	"github.com/dlqd/dlqd/internal/delivery"
+	"github.com/dlqd/dlqd/internal/door"
 	"github.com/dlqd/dlqd/internal/facts"
 	"github.com/dlqd/dlqd/internal/ingest"
 	"github.com/dlqd/dlqd/internal/metrics"
@@ -50,6 +53,8 @@ const (
 
 	// readHeaderTimeout bounds how long a client may take over its headers.
 	readHeaderTimeout = 10 * time.Second
+	// maxHeaderBytes bounds a request's headers; net/http adds 4 KB.
+	maxHeaderBytes = 64 << 10
 	// idleTimeout closes connections that are kept and not used.
 	idleTimeout = 2 * time.Minute
 	// forgetTimeout bounds one clearing of places of ordered messages.
@@ -73,6 +78,14 @@ type Config struct {
 	// Source is where Policy was read from: with a directory, it is read again when its files change.
 	Source       policy.Source
 	MaxBodyBytes int64
+	// BodyGrace is how long a body may take beside what it needs at door.MinBodyRate; 0 means door.DefaultBodyGrace.
+	BodyGrace time.Duration
+	// Door says who may come in. Hosts of Listen come in too; Client is the peer's address where it is nil.
+	Door door.Config
+	// MaxConnections bounds the connections to the API by TCP; 0 means door.DefaultMaxConnections.
+	MaxConnections int64
+	// TLS is what connections by TCP are encrypted with; the zero value is not at all.
+	TLS door.CertificateFiles
 	// MaxPending bounds the messages that wait for their commit; 0 means ingest.DefaultMaxPending.
 	MaxPending int
 	// MaxBodiesBytes bounds the bodies of submissions, all together; 0 means api.DefaultMaxBodiesBytes.
@@ -114,7 +127,9 @@ type Server struct {
 	attached  bool                  // River belongs to an application
 	detached  atomic.Pointer[error] // dlqd was taken out of the database meanwhile; nil where it is there
 	http      *http.Server
-	listeners []net.Listener
+	// certificates are those of the API; nil without TLS.
+	certificates *door.Certificates
+	listeners    []net.Listener
 
 	conditions *conditions.Conditions
 	planner    atomic.Pointer[strategy.Planner] // by the policy that is in force
@@ -135,6 +150,9 @@ func Start(ctx context.Context, config Config) (*Server, error) {
 		config.StopTimeout = DefaultStopTimeout
 	}
 	if err := config.Schemas.Validate(); err != nil {
+		return nil, err
+	}
+	if err := config.Door.Check(); err != nil {
 		return nil, err
 	}
 	if !config.API && !config.Process && !config.DLQWorkers {
@@ -189,6 +207,12 @@ func (s *Server) start(ctx context.Context) error {
 	}
 	if err := s.register(ctx); err != nil {
 		return err
+	}
+	if s.config.API && s.config.TLS != (door.CertificateFiles{}) {
+		if s.certificates, err = door.LoadCertificates(s.config.TLS); err != nil {
+			return err
+		}
+		s.loops.Add(s.certificates.Loop())
 	}
 	s.loops.Idle = s.idle
 	s.loops.Add(s.attachment())
@@ -427,17 +451,25 @@ func (s *Server) startAPI(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	s.config.Door.Hosts = slices.Concat(s.config.Door.Hosts, door.HostsOf(s.config.Listen))
 	handler := api.New(api.Config{
 		Access: &access.Authenticator{
 			Tokens: access.NewStore(s.pool, s.config.Schemas), Rules: func() access.Rules { return s.policy().Access.Rules() },
 			Open: s.config.Insecure || reached(s.config.Listen) == "",
 		},
 		Ingester: s.ingester, Store: s.store, Analytics: s.analytics, Archive: s.archive, Planner: s.planner.Load, Breakers: s.breakers, River: steering, Metrics: s.metrics, Logger: s.logger, MaxBodyBytes: s.config.MaxBodyBytes, MaxBodiesBytes: s.config.MaxBodiesBytes,
-		WriteTimeout: s.config.WriteTimeout,
-		Replayer:     &replay.Replayer{Store: s.store, Planner: s.planner.Load, Wake: s.wakeRuns},
-		Parked:       s.tellPeople, Health: s.health, Ready: s.ready, Idle: s.idle,
+		WriteTimeout: s.config.WriteTimeout, BodyGrace: s.config.BodyGrace, Door: s.config.Door,
+		Replayer: &replay.Replayer{Store: s.store, Planner: s.planner.Load, Wake: s.wakeRuns},
+		Parked:   s.tellPeople, Health: s.health, Ready: s.ready, Idle: s.idle,
 	})
-	s.http = &http.Server{Handler: handler, ConnContext: access.ConnContext, ReadHeaderTimeout: readHeaderTimeout, IdleTimeout: idleTimeout, ErrorLog: slog.NewLogLogger(s.logger.Handler(), slog.LevelWarn)}
+	s.http = &http.Server{
+		Handler: handler, ConnContext: access.ConnContext, ReadHeaderTimeout: readHeaderTimeout, MaxHeaderBytes: maxHeaderBytes, IdleTimeout: idleTimeout,
+		ErrorLog: slog.NewLogLogger(s.logger.Handler(), slog.LevelWarn),
+	}
+	if s.certificates != nil {
+		s.http.TLSConfig = s.certificates.Config()
+	}
+	connections := door.NewRoom(cmp.Or(s.config.MaxConnections, door.DefaultMaxConnections))
 	for _, address := range s.config.Listen {
 		listener, err := api.Listen(ctx, address)
 		if err != nil {
@@ -445,8 +477,15 @@ func (s *Server) startAPI(ctx context.Context) error {
 		}
 		s.listeners = append(s.listeners, listener)
 		s.logger.Info("API is up", "address", listener.Addr().String())
+		serve := s.http.Serve
+		if listener.Addr().Network() != "unix" {
+			listener = door.Listener(listener, connections, s.metrics.Refused)
+			if s.certificates != nil {
+				serve = func(l net.Listener) error { return s.http.ServeTLS(l, "", "") }
+			}
+		}
 		go func() {
-			if err := s.http.Serve(listener); err != nil && !errors.Is(err, http.ErrServerClosed) {
+			if err := serve(listener); err != nil && !errors.Is(err, http.ErrServerClosed) {
 				s.failed <- fmt.Errorf("API: %w", err)
 			}
 		}()
@@ -461,7 +500,7 @@ func (s *Server) startAPI(ctx context.Context) error {
 func (s *Server) Addresses() []string {
 	addresses := make([]string, len(s.listeners))
 	for i, l := range s.listeners {
-		addresses[i] = api.URL(l)
+		addresses[i] = api.URL(l, s.certificates != nil)
 	}
 	return addresses
 }

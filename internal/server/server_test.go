@@ -336,7 +336,7 @@ func TestOperations(t *testing.T) {
 		names = append(names, p.Name)
 	}
 	require.Equal(t, []string{
-		"database", "schema", "policy", "automatic", "capture", "ingest", "processing",
+		"database", "schema", "policy", "access", "automatic", "capture", "ingest", "processing",
 		"circuit-breakers", "conditions", "partitions", "ordered-places", "retention", "rollups", "rollup-trimming", "reconciler", "facts", "policy-queues", "held-messages",
 		"filing", "dlq-workers", "redeliveries", "gates", "observed", "smart-retry", "wake-ups", "replay-runs", "queue-breakers", "presence", "attachment",
 	}, names)
@@ -431,22 +431,24 @@ func TestSubmit_overflowAnswers429(t *testing.T) {
 
 func TestSubmit_boundsTheBodiesOfAll(t *testing.T) {
 	t.Parallel()
-	b := setup(t, options{config: func(c *server.Config) { c.MaxBodiesBytes = 1000 }})
+	b := setup(t, options{config: func(c *server.Config) { c.MaxBodiesBytes = 12 << 10 }}) // two bodies, of one client one
 	body := `{"queue": "default", "kind": "k", "payload": "` + strings.Repeat("x", 700) + `"}`
 	conn, err := net.Dial("tcp", strings.TrimPrefix(b.base, "http://"))
 	require.NoError(t, err)
 	defer conn.Close()
 	// A client that announces its message and does not send the end of it.
-	_, err = fmt.Fprintf(conn, "POST /api/messages HTTP/1.1\r\nHost: dlqd\r\nContent-Type: application/json\r\nContent-Length: %d\r\nExpect: 100-continue\r\n\r\n", len(body))
+	_, err = fmt.Fprintf(conn, "POST /api/messages HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\nExpect: 100-continue\r\n\r\n", len(body))
 	require.NoError(t, err)
 	answers := bufio.NewReader(conn)
 	response, err := http.ReadResponse(answers, nil)
 	require.NoError(t, err)
-	require.Equal(t, http.StatusContinue, response.StatusCode, "it has its room")
+	require.Equal(t, http.StatusContinue, response.StatusCode)
 	_, err = fmt.Fprint(conn, body[:len(body)-1])
 	require.NoError(t, err)
-	status, _, _ := b.call("POST", "/api/messages", body)
-	require.Equal(t, http.StatusTooManyRequests, status)
+	require.Eventually(t, func() bool { // once what was sent has arrived
+		status, _, header := b.call("POST", "/api/messages", body)
+		return status == http.StatusTooManyRequests && header.Get("Retry-After") == "1"
+	}, 10*time.Second, time.Millisecond)
 	_, err = fmt.Fprint(conn, body[len(body)-1:])
 	require.NoError(t, err)
 	response, err = http.ReadResponse(answers, nil)

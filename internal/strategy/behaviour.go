@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/dlqd/dlqd/internal/policy"
+	"github.com/dlqd/dlqd/internal/redact"
 	"github.com/dlqd/dlqd/riverdlq"
 )
 
@@ -251,6 +252,8 @@ func fieldsDiff(old, next []field) string {
 		}
 		if path == "secret" || strings.HasSuffix(path, ".secret") {
 			before, after = policy.Secret(before).String(), policy.Secret(after).String()
+		} else {
+			before, after = shown(was, path), shown(is, path)
 		}
 		switch {
 		case old == nil && slices.Contains([]string{"", "0", "false", "[]"}, after), !had && after == "", !has && before == "":
@@ -258,6 +261,8 @@ func fieldsDiff(old, next []field) string {
 			changes = append(changes, path+" "+after)
 		case !has:
 			changes = append(changes, path+" "+before+" -> nothing")
+		case before == after && path != "secret":
+			changes = append(changes, path+" "+after+", in what is not shown")
 		default:
 			changes = append(changes, path+" "+quiet(before)+" -> "+quiet(after))
 		}
@@ -272,6 +277,14 @@ func fieldsDiff(old, next []field) string {
 		return "gone"
 	}
 	return text
+}
+
+// shown is a value of a place as people may see it.
+func shown(values map[string]string, path string) string {
+	if path == "url" && values["urlFile"] != "" {
+		return redact.Origin(values[path])
+	}
+	return redact.Text(values[path])
 }
 
 // quiet is a value, or the word for none.

@@ -1,0 +1,139 @@
+package door
+
+import (
+	"cmp"
+	"math"
+	"net/http"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/time/rate"
+)
+
+// unlimited are the addresses that answer however many requests there are: what watches the program must not take it for dead.
+var unlimited = map[string]bool{"/livez": true, "/readyz": true, "/metrics": true}
+
+// Limit refuses requests of clients that make too many, at once or for their rate. Who calls is known by then.
+func Limit(config Config, next http.Handler) http.Handler {
+	if config.Refused == nil {
+		config.Refused = func(string) {}
+	}
+	room := NewRoom(int64(cmp.Or(config.MaxRequests, DefaultMaxRequests)))
+	rates := newRates(config.Rate)
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if unlimited[r.URL.Path] {
+			next.ServeHTTP(w, r)
+			return
+		}
+		client := config.Client(r)
+		if rates != nil {
+			wait := rates.take(client, time.Now(), w.Header())
+			if wait > 0 {
+				config.Refused(RefusedRate)
+				w.Header().Set("Retry-After", seconds(wait))
+				Problem(w, http.StatusTooManyRequests, "more than "+config.Rate.String()+" requests; send it again later")
+				return
+			}
+		}
+		if !room.Take(client, 1) {
+			config.Refused(RefusedRequests)
+			w.Header().Set("Retry-After", "1")
+			Problem(w, http.StatusTooManyRequests, "too many requests at once; send it again later")
+			return
+		}
+		defer room.Give(client, 1)
+		next.ServeHTTP(w, r)
+	})
+}
+
+// Rate is a number of requests in a time. They come back evenly: after half of the time, half of them may be made again.
+type Rate struct {
+	Requests int
+	Per      time.Duration
+}
+
+// String returns the rate as [ParseRate] reads it.
+func (r Rate) String() string { return strconv.Itoa(r.Requests) + "/" + r.Per.String() }
+
+// ParseRate reads 100/s, 600/m or 50/10s; an empty text is no limit.
+func ParseRate(text string) (Rate, error) {
+	if text == "" {
+		return Rate{}, nil
+	}
+	number, per, _ := strings.Cut(text, "/")
+	if per != "" && !strings.ContainsAny(per[:1], "0123456789") {
+		per = "1" + per
+	}
+	requests, err := strconv.Atoi(number)
+	if err != nil {
+		return Rate{}, errNoRate
+	}
+	window, err := time.ParseDuration(per)
+	if err != nil || requests < 1 || window < time.Second || window > 24*time.Hour {
+		return Rate{}, errNoRate
+	}
+	return Rate{requests, window}, nil
+}
+
+// rates counts the requests of each client.
+type rates struct {
+	rate   Rate
+	policy string // the field of that name
+
+	mu      sync.Mutex
+	clients map[string]*rate.Limiter
+	sweepAt int // how many clients there are when those are forgotten that have asked for nothing lately
+}
+
+const firstSweep = 1024
+
+func newRates(limit Rate) *rates {
+	if limit.Requests == 0 {
+		return nil
+	}
+	return &rates{
+		rate: limit, clients: map[string]*rate.Limiter{}, sweepAt: firstSweep,
+		policy: `"requests";q=` + strconv.Itoa(limit.Requests) + ";w=" + seconds(limit.Per),
+	}
+}
+
+// take counts a request. It returns how long its client has to wait, 0 for not at all, and writes the fields of
+// draft-ietf-httpapi-ratelimit-headers (as of its revision 10).
+func (r *rates) take(client string, now time.Time, header http.Header) (wait time.Duration) {
+	bucket := r.bucket(client, now)
+	allowed := bucket.AllowN(now, 1)
+	left := max(bucket.TokensAt(now), 0)
+	perToken := float64(r.rate.Per) / float64(r.rate.Requests)
+	full := time.Duration((float64(r.rate.Requests) - left) * perToken)
+	header.Set("RateLimit-Policy", r.policy)                                                         //nolint:canonicalheader // as the draft spells it
+	header.Set("RateLimit", `"requests";r=`+strconv.Itoa(int(math.Floor(left)))+";t="+seconds(full)) //nolint:canonicalheader // as above
+	if allowed {
+		return 0
+	}
+	return max(time.Duration((1-left)*perToken), time.Nanosecond)
+}
+
+func (r *rates) bucket(client string, now time.Time) *rate.Limiter {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	bucket := r.clients[client]
+	if bucket != nil {
+		return bucket
+	}
+	if len(r.clients) >= r.sweepAt {
+		for name, b := range r.clients {
+			if b.TokensAt(now) >= float64(r.rate.Requests) { // as good as new
+				delete(r.clients, name)
+			}
+		}
+		r.sweepAt = max(firstSweep, 2*len(r.clients))
+	}
+	bucket = rate.NewLimiter(rate.Limit(float64(r.rate.Requests)/r.rate.Per.Seconds()), r.rate.Requests)
+	r.clients[client] = bucket
+	return bucket
+}
+
+// seconds are whole ones, rounded up, as header fields have them.
+func seconds(d time.Duration) string { return strconv.Itoa(int(math.Ceil(d.Seconds()))) }

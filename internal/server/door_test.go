@@ -1,0 +1,391 @@
+package server_test
+
+import (
+	"bufio"
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"fmt"
+	"io"
+	"math/big"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/dlqd/dlqd/internal/door"
+	"github.com/dlqd/dlqd/internal/server"
+)
+
+const aMessage = `{"queue": "default", "kind": "order.placed", "payload": {"n": 1}}`
+
+// ask makes a request with headers, "Host" among them.
+func (b *bundle) ask(client *http.Client, method, url, body string, headers ...string) *http.Response {
+	b.Helper()
+	request, err := http.NewRequestWithContext(b.Context(), method, url, strings.NewReader(body))
+	require.NoError(b, err)
+	request.Header.Set("Content-Type", "application/json")
+	for i := 0; i < len(headers); i += 2 {
+		request.Header.Set(headers[i], headers[i+1])
+		if headers[i] == "Host" {
+			request.Host = headers[i+1]
+		}
+	}
+	response, err := client.Do(request)
+	require.NoError(b, err)
+	_, err = io.Copy(io.Discard, response.Body)
+	require.NoError(b, err)
+	require.NoError(b, response.Body.Close())
+	return response
+}
+
+// dial opens a connection and begins a request on it.
+func (b *bundle) dial(format string, args ...any) net.Conn {
+	b.Helper()
+	conn, err := (&net.Dialer{}).DialContext(b.Context(), "tcp", strings.TrimPrefix(b.base, "http://"))
+	require.NoError(b, err)
+	b.Cleanup(func() { _ = conn.Close() })
+	_, err = fmt.Fprintf(conn, format, args...)
+	require.NoError(b, err)
+	return conn
+}
+
+func (b *bundle) metric(want string) {
+	b.Helper()
+	require.Eventually(b, func() bool {
+		_, out, _ := b.call("GET", "/metrics", "")
+		return strings.Contains(out["text"].(string), want)
+	}, 30*time.Second, 10*time.Millisecond, want)
+}
+
+// A page whose name was made to lead to this machine is of the API's origin, for its browser: neither Origin nor Sec-Fetch-Site
+// tells it from ours.
+func TestDoor_reboundName(t *testing.T) {
+	t.Parallel()
+	socket := filepath.Join(t.TempDir(), "s")
+	b := setup(t, options{config: func(c *server.Config) {
+		c.Door.Hosts = []string{"dlqd.example"}
+		c.Listen = append(c.Listen, "unix:"+socket)
+	}})
+	_, port, err := net.SplitHostPort(strings.TrimPrefix(b.base, "http://"))
+	require.NoError(t, err)
+	evil := "evil.example:" + port
+	for _, ask := range [][3]string{
+		{"GET", "/api/dlq/entries", ""},
+		{"POST", "/api/messages", aMessage},
+		{"POST", "/api/dlq/export", `{"filter": {}}`},
+		{"POST", "/api/dlq/erasures", `{"filter": {"queue": ["default"]}, "note": "x"}`},
+		{"GET", "/metrics", ""},
+		{"GET", "/docs", ""},
+		{"GET", "/", ""},
+		{"GET", "/api/dlq/audit", ""},
+	} {
+		response := b.ask(http.DefaultClient, ask[0], b.base+ask[1], ask[2], "Host", evil, "Origin", "http://"+evil, "Sec-Fetch-Site", "same-origin")
+		require.Equal(t, http.StatusMisdirectedRequest, response.StatusCode, ask)
+		require.Equal(t, "application/problem+json", response.Header.Get("Content-Type"))
+	}
+	require.Zero(t, b.count("SELECT count(*) FROM river_job"))
+	conn := b.dial("GET http://%s/api/dlq/entries HTTP/1.1\r\nHost: localhost\r\n\r\n", evil) // the request's line counts
+	response, err := http.ReadResponse(bufio.NewReader(conn), nil)
+	require.NoError(t, err)
+	require.NoError(t, response.Body.Close())
+	require.Equal(t, http.StatusMisdirectedRequest, response.StatusCode)
+	require.Equal(t, 200, b.ask(http.DefaultClient, "GET", b.base+"/api/dlq/entries", "", "Host", "dlqd.example").StatusCode)
+	bySocket := &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return (&net.Dialer{}).DialContext(ctx, "unix", socket)
+	}}}
+	require.Equal(t, 200, b.ask(bySocket, "GET", "http://whatever/api/dlq/entries", "").StatusCode)
+	b.metric(`dlqd_http_refused_total{reason="host"} 9`)
+}
+
+func TestDoor_headersOfEveryAnswer(t *testing.T) {
+	t.Parallel()
+	b := setup(t, options{})
+	for _, ask := range [][3]string{
+		{"GET", "/api/dlq/entries", ""},
+		{"POST", "/api/messages", aMessage},
+		{"POST", "/api/messages", "{"},
+		{"POST", "/api/dlq/export", `{"filter": {}}`},
+		{"GET", "/api/dlq/entries/nonsense", ""},
+		{"GET", "/metrics", ""},
+		{"GET", "/docs", ""},
+		{"GET", "/openapi.json", ""},
+		{"GET", "/nothing", ""},
+		{"DELETE", "/api/messages", ""},
+		{"GET", "/livez", ""},
+	} {
+		header := b.ask(http.DefaultClient, ask[0], b.base+ask[1], ask[2]).Header
+		require.Equal(t, "nosniff", header.Get("X-Content-Type-Options"), ask)
+		require.Equal(t, "no-referrer", header.Get("Referrer-Policy"), ask)
+		require.Contains(t, header.Get("Content-Security-Policy"), "default-src 'none'", ask)
+		require.Contains(t, header.Get("Content-Security-Policy"), "frame-ancestors 'none'", ask)
+		require.Equal(t, "no-store", header.Get("Cache-Control"), ask)
+	}
+}
+
+// What clients only announce keeps nobody out.
+func TestDoor_announcedBodies(t *testing.T) {
+	t.Parallel()
+	b := setup(t, options{})
+	for range 40 {
+		b.dial("POST /api/messages/batch HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 16777215\r\n\r\n{")
+	}
+	for i := range 20 {
+		b.submit(fmt.Sprintf("m%d", i))
+	}
+}
+
+// A sender that is too slow, or silent, is cut off, and has its room no more.
+func TestDoor_slowBodies(t *testing.T) {
+	t.Parallel()
+	b := setup(t, options{config: func(c *server.Config) { c.BodyGrace = 200 * time.Millisecond }})
+	conn := b.dial("POST /api/messages HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 1000\r\n\r\n")
+	cut := make(chan struct{})
+	go func() {
+		defer close(cut)
+		for range time.Tick(20 * time.Millisecond) { // a byte now and then
+			if _, err := conn.Write([]byte(" ")); err != nil {
+				return
+			}
+		}
+	}()
+	response, err := http.ReadResponse(bufio.NewReader(conn), nil)
+	require.NoError(t, err)
+	require.Equal(t, http.StatusRequestTimeout, response.StatusCode)
+	<-cut
+	b.metric(`dlqd_http_refused_total{reason="slow"} 1`)
+	b.submit("m1")
+}
+
+// A request whose body came is answered however long that takes.
+func TestDoor_slowAnswers(t *testing.T) {
+	t.Parallel()
+	b := setup(t, options{config: func(c *server.Config) { c.BodyGrace = 50 * time.Millisecond }})
+	tx, err := b.pool.Begin(t.Context())
+	require.NoError(t, err)
+	defer func() { _ = tx.Rollback(context.Background()) }()
+	_, err = tx.Exec(t.Context(), "LOCK TABLE river_job IN SHARE MODE")
+	require.NoError(t, err)
+	answered := make(chan int, 1)
+	go func() { answered <- b.ask(http.DefaultClient, "POST", b.base+"/api/messages", aMessage).StatusCode }()
+	b.metric("dlqd_ingest_pending_messages 1")
+	_, err = tx.Exec(t.Context(), "SELECT pg_sleep(0.2)")
+	require.NoError(t, err)
+	require.NoError(t, tx.Rollback(t.Context()))
+	require.Equal(t, http.StatusAccepted, <-answered)
+}
+
+// One client cannot have all of the room, of requests or bodies.
+func TestDoor_shares(t *testing.T) {
+	t.Parallel()
+	b := setup(t, options{config: func(c *server.Config) {
+		c.Door.MaxRequests = 8
+		c.MaxBodiesBytes = 1 << 20
+		c.Door.Client = func(r *http.Request) string { return r.Header.Get("Test-Client") }
+	}})
+	tx, err := b.pool.Begin(t.Context())
+	require.NoError(t, err)
+	defer func() { _ = tx.Rollback(context.Background()) }()
+	_, err = tx.Exec(t.Context(), "LOCK TABLE river_job IN SHARE MODE")
+	require.NoError(t, err)
+	answers := make(chan int, 4)
+	for range 4 {
+		go func() {
+			answers <- b.ask(http.DefaultClient, "POST", b.base+"/api/messages", aMessage, "Test-Client", "greedy").StatusCode
+		}()
+	}
+	b.metric("dlqd_ingest_pending_messages 4")
+	refused := b.ask(http.DefaultClient, "POST", b.base+"/api/messages", aMessage, "Test-Client", "greedy")
+	require.Equal(t, http.StatusTooManyRequests, refused.StatusCode)
+	require.Equal(t, "1", refused.Header.Get("Retry-After"))
+	require.Equal(t, 200, b.ask(http.DefaultClient, "GET", b.base+"/api/dlq/entries", "", "Test-Client", "other").StatusCode)
+	require.Equal(t, 200, b.ask(http.DefaultClient, "GET", b.base+"/readyz", "", "Test-Client", "greedy").StatusCode)
+	require.NoError(t, tx.Rollback(t.Context()))
+	for range 4 {
+		require.Equal(t, http.StatusAccepted, <-answers)
+	}
+	big := fmt.Sprintf(`{"queue": "default", "kind": "k", "payload": %q}`, strings.Repeat("x", 700_000))
+	refused = b.ask(http.DefaultClient, "POST", b.base+"/api/messages", big, "Test-Client", "greedy")
+	require.Equal(t, http.StatusTooManyRequests, refused.StatusCode)
+	b.metric(`dlqd_http_refused_total{reason="bodies"} 1`)
+	b.metric(`dlqd_http_refused_total{reason="requests"} 1`)
+}
+
+func TestDoor_connections(t *testing.T) {
+	t.Parallel()
+	b := setup(t, options{config: func(c *server.Config) { c.MaxConnections = 8 }})
+	var conns []net.Conn
+	for range 4 {
+		conns = append(conns, b.dial("GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n"))
+		_, err := conns[len(conns)-1].Read(make([]byte, 1))
+		require.NoError(t, err)
+	}
+	conn, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", strings.TrimPrefix(b.base, "http://"))
+	require.NoError(t, err)
+	defer conn.Close()
+	_, err = conn.Read(make([]byte, 1))
+	require.Error(t, err, "it was closed")
+	require.NoError(t, conns[0].Close())
+	require.Eventually(t, func() bool {
+		response, err := (&http.Client{Transport: &http.Transport{DisableKeepAlives: true}}).Get(b.base + "/metrics")
+		if err != nil {
+			return false
+		}
+		defer response.Body.Close()
+		raw, err := io.ReadAll(response.Body)
+		return err == nil && strings.Contains(string(raw), `dlqd_http_refused_total{reason="connections"}`)
+	}, 30*time.Second, 10*time.Millisecond)
+}
+
+func TestDoor_rateLimit(t *testing.T) {
+	t.Parallel()
+	b := setup(t, options{config: func(c *server.Config) { c.Door.Rate = door.Rate{Requests: 3, Per: time.Hour} }})
+	for i := range 5 {
+		response := b.ask(http.DefaultClient, "POST", b.base+"/api/messages", aMessage)
+		require.Equal(t, map[bool]int{true: 202, false: 429}[i < 3], response.StatusCode)
+		require.Equal(t, `"requests";q=3;w=3600`, response.Header.Get("Ratelimit-Policy"))
+		require.Equal(t, i >= 3, response.Header.Get("Retry-After") != "")
+	}
+	b.metric(`dlqd_http_refused_total{reason="rate"} 2`)
+}
+
+func TestDoor_headerBytes(t *testing.T) {
+	t.Parallel()
+	b := setup(t, options{})
+	conn := b.dial("GET /livez HTTP/1.1\r\nHost: localhost\r\nX: %s\r\n\r\n", strings.Repeat("x", 80<<10))
+	response, err := http.ReadResponse(bufio.NewReader(conn), nil)
+	require.NoError(t, err)
+	require.NoError(t, response.Body.Close())
+	require.Equal(t, http.StatusRequestHeaderFieldsTooLarge, response.StatusCode)
+}
+
+// authority makes certificates.
+type authority struct {
+	*testing.T
+
+	cert *x509.Certificate
+	key  *ecdsa.PrivateKey
+	pem  []byte
+}
+
+func newAuthority(t *testing.T) *authority {
+	t.Helper()
+	a := &authority{T: t}
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	require.NoError(t, err)
+	template := &x509.Certificate{SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "CA"}, NotAfter: time.Now().Add(time.Hour), IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign}
+	raw, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
+	require.NoError(t, err)
+	a.cert, err = x509.ParseCertificate(raw)
+	require.NoError(t, err)
+	a.key, a.pem = key, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: raw})
+	return a
+}
+
+func (a *authority) issue(name string) (cert, key []byte) {
+	a.Helper()
+	k, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	require.NoError(a, err)
+	raw, err := x509.CreateCertificate(rand.Reader, &x509.Certificate{
+		SerialNumber: big.NewInt(time.Now().UnixNano()), Subject: pkix.Name{CommonName: name}, NotAfter: time.Now().Add(time.Hour), DNSNames: []string{"localhost"}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
+	}, a.cert, &k.PublicKey, a.key)
+	require.NoError(a, err)
+	rawKey, err := x509.MarshalECPrivateKey(k)
+	require.NoError(a, err)
+	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: raw}), pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: rawKey})
+}
+
+func TestDoor_tls(t *testing.T) {
+	t.Parallel()
+	a, clients := newAuthority(t), newAuthority(t)
+	dir := t.TempDir()
+	files := door.CertificateFiles{Cert: filepath.Join(dir, "cert.pem"), Key: filepath.Join(dir, "key.pem"), ClientCA: filepath.Join(dir, "ca.pem")}
+	write := func(path string, content []byte) { require.NoError(t, os.WriteFile(path, content, 0o600)) }
+	cert, key := a.issue("first")
+	write(files.Cert, cert)
+	write(files.Key, key)
+	write(files.ClientCA, clients.pem)
+	socket := filepath.Join(t.TempDir(), "s")
+	var subject atomic.Value
+	b := setup(t, options{config: func(c *server.Config) {
+		c.TLS = files
+		c.Listen = append(c.Listen, "unix:"+socket)
+		c.Door.Client = func(r *http.Request) string {
+			subject.Store(door.CertificateSubject(r))
+			return "all"
+		}
+	}})
+	require.True(t, strings.HasPrefix(b.base, "https://"), b.base)
+	roots := x509.NewCertPool()
+	require.True(t, roots.AppendCertsFromPEM(a.pem))
+	client := func(config *tls.Config) *http.Client {
+		config.RootCAs = roots
+		return &http.Client{Transport: &http.Transport{TLSClientConfig: config, ForceAttemptHTTP2: true, DisableKeepAlives: true}}
+	}
+	plain := client(&tls.Config{})
+	response := b.ask(plain, "POST", b.base+"/api/messages", aMessage)
+	require.Equal(t, http.StatusAccepted, response.StatusCode)
+	require.Equal(t, 2, response.ProtoMajor)
+	require.Empty(t, subject.Load())
+	require.Equal(t, http.StatusMisdirectedRequest, b.ask(plain, "GET", b.base+"/api/dlq/entries", "", "Host", "evil.example").StatusCode)
+
+	_, err := client(&tls.Config{MaxVersion: tls.VersionTLS11, MinVersion: tls.VersionTLS10}).Get(b.base + "/livez")
+	require.Error(t, err)
+	require.Equal(t, 200, b.ask(client(&tls.Config{MaxVersion: tls.VersionTLS12}), "GET", b.base+"/livez", "").StatusCode)
+	answer, err := http.Get(strings.Replace(b.base, "https:", "http:", 1) + "/livez")
+	require.NoError(t, err)
+	require.NoError(t, answer.Body.Close())
+	require.Equal(t, http.StatusBadRequest, answer.StatusCode)
+	bySocket := &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return (&net.Dialer{}).DialContext(ctx, "unix", socket)
+	}}}
+	require.Equal(t, 200, b.ask(bySocket, "GET", "http://dlqd/livez", "").StatusCode)
+
+	// A client that shows a certificate is known by its subject; another authority's is refused.
+	known, err := tls.X509KeyPair(clients.issue("billing"))
+	require.NoError(t, err)
+	stranger, err := tls.X509KeyPair(newAuthority(t).issue("billing"))
+	require.NoError(t, err)
+	require.Equal(t, 200, b.ask(client(&tls.Config{Certificates: []tls.Certificate{known}}), "GET", b.base+"/api/dlq/entries", "").StatusCode)
+	require.Equal(t, "CN=billing", subject.Load())
+	_, err = client(&tls.Config{GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return &stranger, nil }}).Get(b.base + "/livez")
+	require.Error(t, err)
+
+	// Files that change are read; those that do not fit together change nothing, and are said.
+	shown := func() string {
+		conn, err := (&tls.Dialer{Config: &tls.Config{RootCAs: roots}}).DialContext(t.Context(), "tcp", strings.TrimPrefix(b.base, "https://"))
+		require.NoError(t, err)
+		defer conn.Close()
+		return conn.(*tls.Conn).ConnectionState().PeerCertificates[0].Subject.CommonName
+	}
+	require.Equal(t, "first", shown())
+	cert, key = a.issue("second")
+	write(files.Cert, cert)
+	require.Eventually(t, func() bool {
+		response, err := plain.Get(b.base + "/metrics")
+		require.NoError(t, err)
+		defer response.Body.Close()
+		raw, err := io.ReadAll(response.Body)
+		require.NoError(t, err)
+		return strings.Contains(string(raw), `dlqd_loop_errors_total{loop="certificates"}`) && !strings.Contains(string(raw), `dlqd_loop_errors_total{loop="certificates"} 0`)
+	}, 30*time.Second, 50*time.Millisecond)
+	require.Equal(t, "first", shown())
+	write(files.Key, key)
+	require.Eventually(t, func() bool { return shown() == "second" }, 30*time.Second, 50*time.Millisecond)
+	write(files.ClientCA, a.pem)
+	require.Eventually(t, func() bool {
+		_, err := client(&tls.Config{GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return &known, nil }}).Get(b.base + "/livez")
+		return err != nil
+	}, 30*time.Second, 50*time.Millisecond, "its authority is trusted no more")
+}
