@@ -332,6 +332,11 @@ func TestAudit_latestFirst(t *testing.T) {
 	early.can("SELECT dlq.reset_breaker('destination:a')")
 	early.can("SELECT dlq.note(id, 'the last') FROM dlq.find('{}', 1)")
 	require.Equal(t, "noted: the last; circuit breaker destination:a: reset: reset by an operator", early.text("SELECT string_agg(reason || ': ' || note, '; ' ORDER BY n) FROM dlq.audit('{}', 2) WITH ORDINALITY a (id, at, actor, db_user, origin, entry_id, from_status, to_status, reason, note, queue, kind, error_class, river_job_id, config_version, detail, n)"))
+	// The same of switches of capture: what holds is what was done last.
+	early.can("SELECT dlq.set_capture('strict', p_actor => 'a')")
+	late.can("SELECT dlq.set_capture('off', p_actor => 'b')")
+	early.can("SELECT dlq.set_capture('on', p_actor => 'c')")
+	require.Equal(t, "c", early.text("SELECT changed_by FROM dlq.capture_status()"))
 	// Page by page all of it, each row once, in order.
 	all := early.text("SELECT string_agg(id::text, ' ' ORDER BY at DESC, id DESC) FROM dlq.audit('{}', 1000)")
 	require.Equal(t, all, early.text(`WITH RECURSIVE page AS (
