@@ -63,6 +63,7 @@ const (
 	ViaToken  = "token"
 	ViaSocket = "socket"
 	ViaProxy  = "proxy"
+	ViaOIDC   = "oidc"
 	// ViaNothing is of a dlqd that asks nobody who they are: it listens where only the machine's own users are.
 	ViaNothing = ""
 )

@@ -23,7 +23,19 @@ import (
 type Rules struct {
 	Ways   []string // of the Via constants; none: nobody is asked
 	Proxy  Proxy
+	OIDC   OIDC
 	Grants []UserGrant
+}
+
+// user is somebody whom a proxy or a provider knows, with what the grants say of them.
+func (r *Rules) user(name, via string, groups []string) *Principal {
+	p := &Principal{Name: name, Via: via}
+	for _, g := range r.Grants {
+		if slices.Contains(g.Users, name) || slices.ContainsFunc(g.Groups, func(group string) bool { return slices.Contains(groups, group) }) {
+			p.Grants = append(p.Grants, g.Grant)
+		}
+	}
+	return p
 }
 
 // Proxy is a proxy that has users sign in.
@@ -48,7 +60,10 @@ type Authenticator struct {
 	// Open says that who is not asked may do anything: only the machine's own users reach this dlqd, or somebody wants it so.
 	Open   bool
 	Logger *slog.Logger
+	// Now is the clock by which tokens of the provider expire; nil for time.Now.
+	Now func() time.Time
 
+	provider *provider // of the policy in force; nil before somebody came by it
 	flights  singleflight.Group
 	mu       sync.Mutex
 	known    map[[32]byte]looked
@@ -93,7 +108,7 @@ func (e *RetryError) Error() string {
 	return fmt.Sprintf("too many attempts to sign in from here; try again in %s", e.After.Round(time.Second))
 }
 
-// Authenticate says who makes a request. It fails with [ErrUnknown], [ErrRefused], a [*RetryError], or an error of the database.
+// Authenticate says who makes a request. It fails with [ErrUnknown], [ErrRefused], a [*RetryError], [ErrProvider], or an error of the database.
 func (a *Authenticator) Authenticate(r *http.Request) (*Principal, error) {
 	rules := a.Rules()
 	if len(rules.Ways) == 0 {
@@ -102,8 +117,16 @@ func (a *Authenticator) Authenticate(r *http.Request) (*Principal, error) {
 		}
 		return nil, fmt.Errorf("%w: the policy says nothing of how callers are known (access.yaml), and this dlqd does not listen on loopback alone", ErrUnknown)
 	}
-	if header := r.Header.Get("Authorization"); header != "" && slices.Contains(rules.Ways, ViaToken+"s") {
-		return a.byToken(r, header)
+	if header := r.Header.Get("Authorization"); header != "" {
+		scheme, secret, _ := strings.Cut(header, " ")
+		secret = strings.TrimSpace(secret)
+		tokens, provider := slices.Contains(rules.Ways, ViaToken+"s"), slices.Contains(rules.Ways, ViaOIDC)
+		if provider && strings.EqualFold(scheme, "Bearer") && (isJWT(secret) || !tokens) {
+			return a.byJWT(r, &rules, secret)
+		}
+		if tokens || provider {
+			return a.byToken(r, scheme, secret)
+		}
 	}
 	if p := byProxy(r, &rules); p != nil {
 		return p, nil
@@ -114,9 +137,7 @@ func (a *Authenticator) Authenticate(r *http.Request) (*Principal, error) {
 	return nil, ErrUnknown
 }
 
-func (a *Authenticator) byToken(r *http.Request, header string) (*Principal, error) {
-	scheme, secret, _ := strings.Cut(header, " ")
-	secret = strings.TrimSpace(secret)
+func (a *Authenticator) byToken(r *http.Request, scheme, secret string) (*Principal, error) {
 	from, key := remote(r), [32]byte(hashOf(secret))
 	a.mu.Lock()
 	found := a.known[key]
@@ -187,14 +208,7 @@ func byProxy(r *http.Request, rules *Rules) *Principal {
 			groups = append(groups, group)
 		}
 	}
-	name := strings.TrimSpace(users[0])
-	p := &Principal{Name: name, Via: ViaProxy}
-	for _, g := range rules.Grants {
-		if slices.Contains(g.Users, name) || slices.ContainsFunc(g.Groups, func(group string) bool { return slices.Contains(groups, group) }) {
-			p.Grants = append(p.Grants, g.Grant)
-		}
-	}
-	return p
+	return rules.user(strings.TrimSpace(users[0]), ViaProxy, groups)
 }
 
 func bySocket(r *http.Request, rules *Rules) *Principal {

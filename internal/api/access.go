@@ -24,7 +24,7 @@ type need struct {
 }
 
 // open is of what anybody may ask: whether the process lives, and how the API is used.
-var open = []string{"/livez", "/readyz", "/docs", "/openapi.json", "/openapi.yaml", "/openapi-3.0.json", "/openapi-3.0.yaml"}
+var open = []string{"/livez", "/readyz", "/api/login", "/docs", "/openapi.json", "/openapi.yaml", "/openapi-3.0.json", "/openapi-3.0.yaml"}
 
 // needs has every operation, so that a new one cannot be forgotten: the API is not built without it.
 var needs = map[string]need{
@@ -52,7 +52,7 @@ var needs = map[string]need{
 	"get-analytics-replays": {access.Reader, true}, "get-analytics-oldest": {access.Reader, true}, "get-analytics-retry-cost": {access.Reader, true},
 	"get-analytics-sources": {access.Reader, false},
 
-	"whoami": {"", true}, "get-health": {access.Metrics, false}, "livez": {"", true}, "readyz": {"", true},
+	"whoami": {"", true}, "get-login": {"", true}, "get-health": {access.Metrics, false}, "livez": {"", true}, "readyz": {"", true},
 }
 
 // needOf is what an operation needs.
@@ -68,7 +68,7 @@ func needOf(operation string) need {
 func describeNeeds(api huma.API) {
 	document := api.OpenAPI()
 	document.Components.SecuritySchemes = map[string]*huma.SecurityScheme{
-		"token": {Type: "http", Scheme: "bearer", Description: "A token of \"dlqd tokens create\". Whether one is needed, and what else will do, the policy says (access.yaml)."},
+		"token": {Type: "http", Scheme: "bearer", Description: "A token of \"dlqd tokens create\", or an ID token or access token (JWT) of the OpenID Connect provider (GET /api/login). Whether one is needed, and what else will do, the policy says (access.yaml)."},
 	}
 	for path, item := range document.Paths {
 		for _, operation := range []*huma.Operation{item.Get, item.Post, item.Put, item.Patch, item.Delete} {
@@ -122,9 +122,12 @@ func (s *service) refuseSignIn(w http.ResponseWriter, r *http.Request, err error
 	case errors.As(err, &retry):
 		w.Header().Set("Retry-After", strconv.Itoa(int(math.Ceil(retry.After.Seconds()))))
 		door.Problem(w, http.StatusTooManyRequests, err.Error())
+	case errors.Is(err, access.ErrProvider):
+		w.Header().Set("Retry-After", "5") // it is not asked more often
+		door.Problem(w, http.StatusServiceUnavailable, access.ErrProvider.Error()+": who calls cannot be known now; tokens of dlqd go on")
 	case access.IsRefusal(err):
 		w.Header().Set("WWW-Authenticate", `Bearer realm="dlqd"`)
-		door.Problem(w, http.StatusUnauthorized, err.Error()+": send a token as \"Authorization: Bearer dlqd_…\" (dlqd tokens create makes one; dlqd's own commands take $DLQD_TOKEN)")
+		door.Problem(w, http.StatusUnauthorized, err.Error()+": send a token as \"Authorization: Bearer dlqd_…\" (dlqd tokens create makes one; dlqd's own commands take $DLQD_TOKEN, or what dlqd login got)")
 	default:
 		if status, ok := errors.AsType[huma.StatusError](s.problem(r.Context(), err)); ok {
 			w.Header().Set("Retry-After", retryAfterSeconds)
@@ -197,7 +200,7 @@ func mayNotSubmit(ctx context.Context, queue, kind, source string) error {
 // Caller is who calls, and what they may do.
 type Caller struct {
 	Name   string        `json:"name" doc:"Who calls: the actor in the audit trail."`
-	Via    string        `json:"via,omitempty" enum:"token,socket,proxy" doc:"How they are known; absent where nobody is asked."`
+	Via    string        `json:"via,omitempty" enum:"token,socket,proxy,oidc" doc:"How they are known; absent where nobody is asked."`
 	Grants []CallerGrant `json:"grants" doc:"What they may do."`
 }
 
@@ -210,6 +213,15 @@ type CallerGrant struct {
 }
 
 type whoamiOutput struct{ Body Caller }
+
+// Login says how one signs in.
+type Login struct {
+	Issuer   string   `json:"issuer" doc:"The OpenID Connect provider that has users sign in."`
+	ClientID string   `json:"clientId" doc:"The client as which it is asked: a public one."`
+	Scopes   []string `json:"scopes" doc:"What it is asked for."`
+}
+
+type loginOutput struct{ Body Login }
 
 func (s *service) registerAccess(api huma.API) {
 	whoami := huma.Operation{
@@ -224,5 +236,21 @@ func (s *service) registerAccess(api huma.API) {
 			out.Body.Grants = append(out.Body.Grants, CallerGrant{Role: string(g.Role), Queues: g.Queues, Kinds: g.Kinds, Sources: g.Sources})
 		}
 		return out, nil
+	})
+
+	login := huma.Operation{
+		OperationID: "get-login", Method: http.MethodGet, Path: "/api/login", Tags: []string{operationsTag},
+		Summary:     "How one signs in",
+		Description: "What \"dlqd login\" asks before anybody has signed in; nothing of it is secret. 404 where users do not sign in by an OpenID Connect provider.",
+		Errors:      []int{http.StatusNotFound},
+	}
+	example(&login, http.StatusOK, Login{Issuer: "https://login.example.com", ClientID: "dlqd", Scopes: []string{"openid", "profile", "email", "offline_access"}})
+	huma.Register(api, login, func(context.Context, *struct{}) (*loginOutput, error) {
+		if s.Access != nil {
+			if rules := s.Access.Rules(); slices.Contains(rules.Ways, access.ViaOIDC) {
+				return &loginOutput{Body: Login{Issuer: rules.OIDC.Issuer, ClientID: rules.OIDC.ClientID, Scopes: rules.OIDC.Scopes}}, nil
+			}
+		}
+		return nil, huma.Error404NotFound("nobody signs in here by an OpenID Connect provider (access.yaml: authentication)")
 	})
 }

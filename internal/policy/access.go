@@ -3,14 +3,16 @@ package policy
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"github.com/dlqd/dlqd/internal/access"
 )
 
 // Access is access.yaml: how callers of the API are known, and what they may do.
 type Access struct {
-	Authentication []string `json:"authentication" jsonschema:"enum=tokens,enum=socket,enum=proxy,description=How callers are known: by tokens (dlqd tokens)\\, as operating system users on a Unix socket\\, by what a proxy says of them; none: nobody is asked\\, and dlqd listens where only the machine's own users are."`
+	Authentication []string `json:"authentication" jsonschema:"enum=tokens,enum=socket,enum=proxy,enum=oidc,description=How callers are known: by tokens (dlqd tokens)\\, as operating system users on a Unix socket\\, by what a proxy says of them\\, by tokens of an OpenID Connect provider (dlqd login); none: nobody is asked\\, and dlqd listens where only the machine's own users are."`
 	Proxy          Proxy    `json:"proxy"          jsonschema:"description=A proxy that has users sign in."`
+	OIDC           OIDC     `json:"oidc"           jsonschema:"description=An OpenID Connect provider that has users sign in."`
 	Grants         []Grant  `json:"grants"         jsonschema:"description=What users may do\\, of all grants that name them. Tokens have their own."`
 }
 
@@ -21,10 +23,20 @@ type Proxy struct {
 	GroupsHeader string   `json:"groupsHeader" jsonschema:"minLength=1,description=Header with the user's groups\\, with commas between."`
 }
 
+// OIDC is an OpenID Connect provider that has users sign in.
+type OIDC struct {
+	Issuer        string   `json:"issuer"        jsonschema:"description=The provider\\, as its tokens name it: an https URL\\, or http on this machine."`
+	ClientID      string   `json:"clientID"      jsonschema:"description=Client as which dlqd login asks: a public one (PKCE)\\, that may be sent back to http://127.0.0.1 on any port."`
+	Audience      Words    `json:"audience"      jsonschema:"description=Whom tokens must be for\\, one or several of which one will do; the clientID unless said otherwise."`
+	UsernameClaim string   `json:"usernameClaim" jsonschema:"description=Claim by which users are known. Empty: their email if it is verified\\, else sub."`
+	GroupsClaim   string   `json:"groupsClaim"   jsonschema:"minLength=1,description=Claim with their groups."`
+	Scopes        []string `json:"scopes"        jsonschema:"description=Scopes for which dlqd login asks; offline_access has it stay signed in."`
+}
+
 // Grant is what users may do.
 type Grant struct {
-	Users   []string `json:"users"   jsonschema:"description=Names by which the proxy knows them."`
-	Groups  []string `json:"groups"  jsonschema:"description=Groups of theirs\\, as the proxy says."`
+	Users   []string `json:"users"   jsonschema:"description=Names by which the proxy\\, or the OpenID Connect provider\\, knows them."`
+	Groups  []string `json:"groups"  jsonschema:"description=Groups of theirs\\, as it says."`
 	OSUsers []string `json:"osUsers" jsonschema:"description=Users of the operating system\\, on the Unix socket."`
 	Role    string   `json:"role"    jsonschema:"required,enum=reader,enum=operator,enum=admin,enum=sender,enum=metrics,description=What they may do: docs/security.md."`
 	Queues  []string `json:"queues"  jsonschema:"description=Patterns of queues in which they may; * stands for any text; none: every queue."`
@@ -64,9 +76,23 @@ func (l *loader) checkAccess() {
 		l.badf(file, "proxy.from", "%w", err)
 	}
 	for _, way := range a.Authentication {
-		if way == "proxy" && len(a.Proxy.From) == 0 {
+		switch {
+		case way == access.ViaProxy && len(a.Proxy.From) == 0:
 			l.badf(file, "authentication", "say in proxy.from where the proxy is: its headers are believed from there alone")
+		case way == access.ViaOIDC && (a.OIDC.Issuer == "" || a.OIDC.ClientID == ""):
+			l.badf(file, "authentication", "say in oidc.issuer who the provider is, and in oidc.clientID as whom dlqd login asks it")
 		}
+	}
+	if a.OIDC.Issuer != "" {
+		if err := access.CheckProviderURL(a.OIDC.Issuer); err != nil {
+			l.badf(file, "oidc.issuer", "%w", err)
+		}
+	}
+	if slices.Contains(a.OIDC.Audience, "") {
+		l.badf(file, "oidc.audience", "holds an empty one")
+	}
+	if !slices.Contains(a.OIDC.Scopes, "openid") {
+		l.badf(file, "oidc.scopes", "must hold openid: without it there is no token that says who signed in")
 	}
 	for i, g := range a.Grants {
 		at := fmt.Sprintf("grants[%d]", i)
@@ -82,7 +108,16 @@ func (l *loader) checkAccess() {
 // Rules are what is in force, as package access has it.
 func (a *Access) Rules() access.Rules {
 	networks, socket, _ := a.Proxy.Networks() // checked
-	rules := access.Rules{Ways: a.Authentication, Proxy: access.Proxy{From: networks, Socket: socket, UserHeader: a.Proxy.UserHeader, GroupsHeader: a.Proxy.GroupsHeader}}
+	rules := access.Rules{
+		Ways:  a.Authentication,
+		Proxy: access.Proxy{From: networks, Socket: socket, UserHeader: a.Proxy.UserHeader, GroupsHeader: a.Proxy.GroupsHeader},
+		OIDC: access.OIDC{
+			Issuer: a.OIDC.Issuer, ClientID: a.OIDC.ClientID, Audiences: a.OIDC.Audience, UsernameClaim: a.OIDC.UsernameClaim, GroupsClaim: a.OIDC.GroupsClaim, Scopes: a.OIDC.Scopes,
+		},
+	}
+	if len(rules.OIDC.Audiences) == 0 {
+		rules.OIDC.Audiences = []string{a.OIDC.ClientID}
+	}
 	for _, g := range a.Grants {
 		rules.Grants = append(rules.Grants, access.UserGrant{Grant: g.Access(), Users: g.Users, Groups: g.Groups, OSUsers: g.OSUsers})
 	}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/dlqd/dlqd/internal/access"
 	"github.com/dlqd/dlqd/internal/policy"
 	"github.com/dlqd/dlqd/internal/policy/policytest"
 )
@@ -114,11 +115,30 @@ func TestLoad_json(t *testing.T) {
 	require.ErrorContains(t, err, "are both there; keep one")
 }
 
+func TestLoad_oidc(t *testing.T) {
+	t.Parallel()
+	rules := policytest.Load(t, policytest.Files{"access": `authentication: [tokens, oidc]
+oidc: {issuer: "https://login.example.com", clientID: dlqd-cli}
+grants: [{groups: [ops], role: operator}]
+`}).Access.Rules()
+	require.Equal(t, access.OIDC{
+		Issuer: "https://login.example.com", ClientID: "dlqd-cli", Audiences: []string{"dlqd-cli"}, GroupsClaim: "groups", Scopes: []string{"openid", "profile", "email", "offline_access"},
+	}, rules.OIDC)
+	rules = policytest.Load(t, policytest.Files{"access": "oidc: {clientID: a, audience: b, usernameClaim: sub}"}).Access.Rules()
+	require.Equal(t, []string{"b"}, rules.OIDC.Audiences)
+}
+
 // Every mistake is named with file, line, field and what is allowed.
 func TestLoad_bad(t *testing.T) {
 	t.Parallel()
 	destination := "destinations: {d: {url: 'http://x'}}\n"
 	for _, test := range []struct{ file, text, says string }{
+		{"access", "authentication: [oidc]", "access.yaml:1: authentication: say in oidc.issuer who the provider is"},
+		{"access", "authentication: [oidc]\noidc: {issuer: 'https://login.example.com'}", "and in oidc.clientID as whom"},
+		{"access", "oidc:\n  issuer: http://login.example.com", `access.yaml:2: oidc.issuer: "http://login.example.com" must be https, or http on this machine`},
+		{"access", "oidc: {scopes: [email]}", "access.yaml:1: oidc.scopes: must hold openid"},
+		{"access", "oidc: {audience: ['']}", "oidc.audience: holds an empty one"},
+		{"access", "oidc: {clientSecret: x}", "oidc.clientSecret: there is no such field (there are: audience, clientID, groupsClaim, issuer, scopes, usernameClaim)"},
 		{"retry-policies", "queues: [", "retry-policies.yaml:1: did not find"},
 		{"retry-policies", "queues: []", "retry-policies.yaml:1: queues: is of type array; must be object"},
 		{"retry-policies", "- a", "retry-policies.yaml:1: must be a mapping"},

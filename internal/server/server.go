@@ -455,7 +455,7 @@ func (s *Server) startAPI(ctx context.Context) error {
 	handler := api.New(api.Config{
 		Access: &access.Authenticator{
 			Tokens: access.NewStore(s.pool, s.config.Schemas), Rules: func() access.Rules { return s.policy().Access.Rules() },
-			Open: s.config.Insecure || reached(s.config.Listen) == "",
+			Open: s.config.Insecure || reached(s.config.Listen) == "", Logger: s.logger,
 		},
 		Ingester: s.ingester, Store: s.store, Analytics: s.analytics, Archive: s.archive, Planner: s.planner.Load, Breakers: s.breakers, River: steering, Metrics: s.metrics, Logger: s.logger, MaxBodyBytes: s.config.MaxBodyBytes, MaxBodiesBytes: s.config.MaxBodiesBytes,
 		WriteTimeout: s.config.WriteTimeout, BodyGrace: s.config.BodyGrace, Door: s.config.Door,

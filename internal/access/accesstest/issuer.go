@@ -1,0 +1,205 @@
+// Package accesstest has an OpenID Connect provider for tests: real HTTP, real signatures, and users who always say yes.
+package accesstest
+
+import (
+	"crypto/rand"
+	"crypto/rsa"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/json"
+	"maps"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/go-jose/go-jose/v4"
+	"github.com/stretchr/testify/require"
+)
+
+// ClientID is the one client of an issuer.
+const ClientID = "dlqd"
+
+// Issuer is an OpenID Connect provider.
+type Issuer struct {
+	URL string
+
+	tb      testing.TB
+	mu      sync.Mutex
+	key     *rsa.PrivateKey
+	kid     string
+	down    bool
+	fetched int // how often its keys were
+	user    map[string]any
+	life    time.Duration
+	nonce   string            // in place of the one that was asked for
+	codes   map[string]asked  // by code
+	refresh map[string]string // of tokens that are good, to ""
+	pending int               // looks at a device's code that find the user still thinking
+}
+
+type asked struct{ nonce, challenge, redirect string }
+
+// New starts an issuer.
+func New(tb testing.TB) *Issuer {
+	tb.Helper()
+	i := &Issuer{
+		tb: tb, life: time.Hour, codes: map[string]asked{}, refresh: map[string]string{}, pending: 1,
+		user: map[string]any{"sub": "u-1", "email": "kim@example.com", "email_verified": true, "groups": []string{"ops"}},
+	}
+	i.Rotate()
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /.well-known/openid-configuration", func(w http.ResponseWriter, _ *http.Request) {
+		answer(w, http.StatusOK, map[string]any{
+			"issuer": i.URL, "jwks_uri": i.URL + "/keys", "authorization_endpoint": i.URL + "/authorize", "token_endpoint": i.URL + "/token",
+			"device_authorization_endpoint": i.URL + "/device", "revocation_endpoint": i.URL + "/revoke", "id_token_signing_alg_values_supported": []string{"RS256"},
+		})
+	})
+	mux.HandleFunc("GET /keys", func(w http.ResponseWriter, _ *http.Request) {
+		i.fetched++
+		answer(w, http.StatusOK, jose.JSONWebKeySet{Keys: []jose.JSONWebKey{{Key: &i.key.PublicKey, KeyID: i.kid, Use: "sig"}}})
+	})
+	mux.HandleFunc("GET /authorize", i.authorize)
+	mux.HandleFunc("POST /token", i.token)
+	mux.HandleFunc("POST /device", func(w http.ResponseWriter, _ *http.Request) {
+		answer(w, http.StatusOK, map[string]any{"device_code": "device", "user_code": "ABCD-EFGH", "verification_uri": i.URL + "/activate", "expires_in": 60, "interval": 1})
+	})
+	mux.HandleFunc("POST /revoke", func(_ http.ResponseWriter, r *http.Request) { delete(i.refresh, r.PostFormValue("token")) })
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		i.mu.Lock()
+		defer i.mu.Unlock()
+		if i.down {
+			w.WriteHeader(http.StatusBadGateway)
+			return
+		}
+		mux.ServeHTTP(w, r)
+	}))
+	tb.Cleanup(server.Close)
+	i.URL = server.URL
+	return i
+}
+
+func answer(w http.ResponseWriter, status int, body any) {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(status)
+	_ = json.NewEncoder(w).Encode(body)
+}
+
+// with looks at an issuer, or changes it, while nobody asks it.
+func (i *Issuer) with(change func()) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	change()
+}
+
+// Rotate has it sign with another key, and withdraws the one before.
+func (i *Issuer) Rotate() {
+	key, err := rsa.GenerateKey(rand.Reader, 2048)
+	require.NoError(i.tb, err)
+	i.with(func() { i.key, i.kid = key, rand.Text() })
+}
+
+// Down has it answer nothing, or again.
+func (i *Issuer) Down(down bool) { i.with(func() { i.down = down }) }
+
+// Lives says how long the ID tokens are good that it gives from now on.
+func (i *Issuer) Lives(life time.Duration) { i.with(func() { i.life = life }) }
+
+// Nonce has it put this into ID tokens in place of what was asked for; "" for that again.
+func (i *Issuer) Nonce(nonce string) { i.with(func() { i.nonce = nonce }) }
+
+// Fetched is how often its keys were asked for.
+func (i *Issuer) Fetched() (n int) {
+	i.with(func() { n = i.fetched })
+	return n
+}
+
+// Sessions is how many sign-ins may be renewed.
+func (i *Issuer) Sessions() (n int) {
+	i.with(func() { n = len(i.refresh) })
+	return n
+}
+
+// Key is what it signs with now, and the key's name.
+func (i *Issuer) Key() (key *rsa.PrivateKey, kid string) {
+	i.with(func() { key, kid = i.key, i.kid })
+	return key, kid
+}
+
+// Token is an ID token of its user, with these claims changed; nil takes one away.
+func (i *Issuer) Token(claims map[string]any) string {
+	key, kid := i.Key()
+	return i.Sign(jose.RS256, key, map[jose.HeaderKey]any{"kid": kid, jose.HeaderType: "JWT"}, claims)
+}
+
+// Sign is Token, signed in another way.
+func (i *Issuer) Sign(algorithm jose.SignatureAlgorithm, key any, header map[jose.HeaderKey]any, claims map[string]any) string {
+	all := maps.Clone(i.user)
+	maps.Copy(all, map[string]any{"iss": i.URL, "aud": ClientID, "iat": time.Now().Unix(), "exp": time.Now().Add(i.life).Unix()})
+	maps.Copy(all, claims)
+	maps.DeleteFunc(all, func(_ string, value any) bool { return value == nil })
+	raw, err := json.Marshal(all)
+	require.NoError(i.tb, err)
+	signer, err := jose.NewSigner(jose.SigningKey{Algorithm: algorithm, Key: key}, &jose.SignerOptions{ExtraHeaders: header})
+	require.NoError(i.tb, err)
+	signed, err := signer.Sign(raw)
+	require.NoError(i.tb, err)
+	token, err := signed.CompactSerialize()
+	require.NoError(i.tb, err)
+	return token
+}
+
+func (i *Issuer) authorize(w http.ResponseWriter, r *http.Request) {
+	q := r.URL.Query()
+	back, err := url.Parse(q.Get("redirect_uri"))
+	if err != nil || q.Get("client_id") != ClientID || q.Get("response_type") != "code" || q.Get("code_challenge_method") != "S256" || q.Get("state") == "" || q.Get("nonce") == "" {
+		answer(w, http.StatusBadRequest, map[string]any{"error": "invalid_request"})
+		return
+	}
+	code := rand.Text()
+	i.codes[code] = asked{nonce: q.Get("nonce"), challenge: q.Get("code_challenge"), redirect: q.Get("redirect_uri")}
+	back.RawQuery = url.Values{"code": {code}, "state": {q.Get("state")}, "iss": {i.URL}}.Encode()
+	http.Redirect(w, r, back.String(), http.StatusFound)
+}
+
+func (i *Issuer) token(w http.ResponseWriter, r *http.Request) {
+	claims := map[string]any{}
+	switch r.PostFormValue("grant_type") {
+	case "authorization_code":
+		code := r.PostFormValue("code")
+		asked, ok := i.codes[code]
+		delete(i.codes, code)
+		sum := sha256.Sum256([]byte(r.PostFormValue("code_verifier")))
+		if !ok || base64.RawURLEncoding.EncodeToString(sum[:]) != asked.challenge || r.PostFormValue("redirect_uri") != asked.redirect {
+			answer(w, http.StatusBadRequest, map[string]any{"error": "invalid_grant"})
+			return
+		}
+		claims["nonce"] = asked.nonce
+		if i.nonce != "" {
+			claims["nonce"] = i.nonce
+		}
+	case "refresh_token":
+		token := r.PostFormValue("refresh_token")
+		if _, ok := i.refresh[token]; !ok {
+			answer(w, http.StatusBadRequest, map[string]any{"error": "invalid_grant"})
+			return
+		}
+		delete(i.refresh, token) // each is good once
+	case "urn:ietf:params:oauth:grant-type:device_code":
+		if i.pending--; i.pending >= 0 {
+			answer(w, http.StatusBadRequest, map[string]any{"error": "authorization_pending"})
+			return
+		}
+	default:
+		answer(w, http.StatusBadRequest, map[string]any{"error": "unsupported_grant_type"})
+		return
+	}
+	refresh := rand.Text()
+	i.refresh[refresh] = ""
+	answer(w, http.StatusOK, map[string]any{
+		"token_type": "Bearer", "access_token": rand.Text(), "refresh_token": refresh, "expires_in": int(i.life.Seconds()),
+		"id_token": i.Sign(jose.RS256, i.key, map[jose.HeaderKey]any{"kid": i.kid, jose.HeaderType: "JWT"}, claims),
+	})
+}

@@ -1,0 +1,399 @@
+package access
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/netip"
+	"net/url"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+	"unicode"
+
+	"github.com/coreos/go-oidc/v3/oidc"
+	"github.com/go-jose/go-jose/v4"
+)
+
+// OIDC is an OpenID Connect provider that has users sign in.
+type OIDC struct {
+	Issuer        string
+	ClientID      string   // as which "dlqd login" asks
+	Audiences     []string // whom tokens are for: one of these
+	UsernameClaim string   // empty: the email if it is verified, else the subject
+	GroupsClaim   string
+	Scopes        []string // for which "dlqd login" asks
+}
+
+// ErrProvider is of a token that cannot be judged now: the provider's keys are not known, and it does not answer.
+var ErrProvider = errors.New("the OpenID Connect provider does not answer")
+
+const (
+	// clockSkew is how far the provider's clock may be from ours: a token counts so long after its expiry. (That a token is not good
+	// yet is forgiven for go-oidc's five minutes, less this.)
+	clockSkew = time.Minute
+	// keysFresh is how long keys count before the provider is asked again, beside the requests that use them: one that it withdrew is
+	// refused after it.
+	keysFresh = 5 * time.Minute
+	// keysGood is how long keys count where the provider does not answer.
+	keysGood = time.Hour
+	// askInterval is the least time between two times that the provider is asked, however many tokens have a key that nobody knows.
+	askInterval = 5 * time.Second
+	// providerTimeout is how long it may take to answer, and providerWait how long a request waits for that.
+	providerTimeout = 10 * time.Second
+	providerWait    = 2 * time.Second
+	// maxJWT bounds a token, in bytes: those of people in hundreds of groups are several thousand long.
+	maxJWT = 32 << 10
+	// maxKeysBytes bounds what the provider answers.
+	maxKeysBytes = 1 << 20
+)
+
+// algorithms are those that sign with a private key. With none, or a shared secret (HS256), whoever knows the provider's public key
+// could sign.
+var algorithms = []jose.SignatureAlgorithm{
+	jose.RS256, jose.RS384, jose.RS512, jose.ES256, jose.ES384, jose.ES512, jose.PS256, jose.PS384, jose.PS512, jose.EdDSA,
+}
+
+// Algorithms names them, as go-oidc wants it.
+func Algorithms() []string {
+	names := make([]string, len(algorithms))
+	for i, a := range algorithms {
+		names[i] = string(a)
+	}
+	return names
+}
+
+// CheckProviderURL refuses a URL that anybody on the way could answer: https, or http on this machine.
+func CheckProviderURL(text string) error {
+	u, err := url.Parse(text)
+	if err != nil || u.Host == "" || u.User != nil || u.Fragment != "" {
+		return fmt.Errorf("%q is no URL of an OpenID Connect provider", text)
+	}
+	if u.Scheme == "https" || u.Scheme == "http" && IsLoopback(u.Hostname()) {
+		return nil
+	}
+	return fmt.Errorf("%q must be https, or http on this machine (127.0.0.1)", text)
+}
+
+// IsLoopback reports whether a host of a URL is this machine.
+func IsLoopback(host string) bool {
+	address, err := netip.ParseAddr(host)
+	return host == "localhost" || err == nil && address.IsLoopback()
+}
+
+// ProviderClient asks providers. It follows them nowhere: what they say of themselves is where it is.
+func ProviderClient() *http.Client {
+	return &http.Client{Timeout: providerTimeout, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
+}
+
+// isJWT reports whether a bearer token is a JWT, by its form: three parts. Tokens of dlqd have no dots.
+func isJWT(secret string) bool { return strings.Count(secret, ".") == 2 }
+
+// provider knows the keys of an OpenID Connect provider. It is asked when somebody comes with a token, and never waited for by those
+// who come with something else.
+type provider struct {
+	issuer string
+	now    func() time.Time
+	logger *slog.Logger
+
+	mu     sync.Mutex
+	keys   []jose.JSONWebKey
+	got    time.Time     // when they were
+	asked  time.Time     // when the provider was asked last
+	asking chan struct{} // closed when it has answered; nil while it is not asked
+	err    error         // of the last time; nil where it worked
+}
+
+// ask asks the provider for its keys, unless it was a moment ago, and returns what is closed when it has answered.
+func (p *provider) ask() <-chan struct{} {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.asking != nil {
+		return p.asking
+	}
+	done := make(chan struct{})
+	if !p.asked.IsZero() && p.now().Sub(p.asked) < askInterval {
+		close(done)
+		return done
+	}
+	p.asked, p.asking = p.now(), done
+	go func() {
+		defer close(done)
+		ctx, cancel := context.WithTimeout(context.Background(), providerTimeout)
+		defer cancel()
+		keys, err := fetchKeys(ctx, p.issuer)
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		switch {
+		case err == nil:
+			p.keys, p.got = keys, p.now()
+			if p.err != nil {
+				p.logger.Info("the OpenID Connect provider answers again", "issuer", p.issuer)
+			}
+		case p.err == nil:
+			p.logger.Warn("the OpenID Connect provider does not answer: nobody new signs in by it", "issuer", p.issuer, "error", bounded(err))
+		}
+		p.err, p.asking = err, nil
+	}()
+	return done
+}
+
+// wait waits until the provider has answered, a while.
+func wait(ctx context.Context, answered <-chan struct{}) {
+	ctx, cancel := context.WithTimeout(ctx, providerWait)
+	defer cancel()
+	select {
+	case <-answered:
+	case <-ctx.Done():
+	}
+}
+
+// known returns the keys that count now, and what went wrong when the provider was asked last.
+func (p *provider) known() (keys []jose.JSONWebKey, age time.Duration, err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if age = p.now().Sub(p.got); p.got.IsZero() || age >= keysGood {
+		return nil, keysGood, p.err
+	}
+	return p.keys, age, p.err
+}
+
+func fetchKeys(ctx context.Context, issuer string) ([]jose.JSONWebKey, error) {
+	client := ProviderClient()
+	discovered, err := oidc.NewProvider(oidc.ClientContext(ctx, client), issuer)
+	if err != nil {
+		return nil, err
+	}
+	var says struct {
+		JWKS string `json:"jwks_uri"`
+	}
+	if err := discovered.Claims(&says); err != nil {
+		return nil, err
+	}
+	if err := CheckProviderURL(says.JWKS); err != nil {
+		return nil, fmt.Errorf("jwks_uri: %w", err)
+	}
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, says.JWKS, nil)
+	if err != nil {
+		return nil, err
+	}
+	response, err := client.Do(request)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = response.Body.Close() }()
+	if response.StatusCode != http.StatusOK {
+		return nil, fmt.Errorf("its keys: %s", response.Status)
+	}
+	var set struct {
+		Keys []json.RawMessage `json:"keys"`
+	}
+	if err := json.NewDecoder(io.LimitReader(response.Body, maxKeysBytes)).Decode(&set); err != nil {
+		return nil, fmt.Errorf("its keys: %w", err)
+	}
+	var keys []jose.JSONWebKey
+	for _, raw := range set.Keys {
+		var key jose.JSONWebKey
+		// (Of a kind that nobody here knows, or not for signing: not ours.)
+		if key.UnmarshalJSON(raw) == nil && key.Valid() && key.IsPublic() && (key.Use == "" || key.Use == "sig") {
+			keys = append(keys, key)
+		}
+	}
+	if len(keys) == 0 {
+		return nil, errors.New("its keys: there is none that signs")
+	}
+	return keys, nil
+}
+
+var errSignature = errors.New("no key of the provider's made the signature")
+
+// payload returns what a token says, if the provider has signed it.
+func (p *provider) payload(ctx context.Context, token *jose.JSONWebSignature) ([]byte, error) {
+	keys, age, _ := p.known()
+	if keys == nil {
+		wait(ctx, p.ask())
+		var err error
+		if keys, _, err = p.known(); keys == nil {
+			return nil, errors.Join(ErrProvider, err)
+		}
+	} else if age >= keysFresh {
+		p.ask()
+	}
+	payload, tried := signed(token, keys)
+	if payload != nil {
+		return payload, nil
+	}
+	// By a key that is new, perhaps.
+	wait(ctx, p.ask())
+	keys, _, err := p.known()
+	if payload, _ = signed(token, keys); payload != nil {
+		return payload, nil
+	}
+	if err != nil && !tried {
+		return nil, errors.Join(ErrProvider, err)
+	}
+	return nil, errSignature
+}
+
+// signed returns what a token says if one of the keys has signed it, and whether one had its name.
+func signed(token *jose.JSONWebSignature, keys []jose.JSONWebKey) (payload []byte, tried bool) {
+	header := token.Signatures[0].Protected
+	for _, key := range keys {
+		if header.KeyID != "" && key.KeyID != header.KeyID || key.Algorithm != "" && key.Algorithm != header.Algorithm {
+			continue
+		}
+		tried = true
+		if payload, err := token.Verify(&key); err == nil {
+			return payload, true
+		}
+	}
+	return nil, tried
+}
+
+// signatures are the provider's, for go-oidc, which keeps no more of an error than its text.
+type signatures struct {
+	provider *provider
+	err      error
+}
+
+func (s *signatures) VerifySignature(ctx context.Context, raw string) (payload []byte, err error) {
+	defer func() { s.err = err }()
+	token, err := jose.ParseSignedCompact(raw, algorithms)
+	if err != nil {
+		return nil, err
+	}
+	// Access tokens and ID tokens; a provider also signs other things for the same audience, such as those that say that somebody left.
+	if kind, ok := token.Signatures[0].Protected.ExtraHeaders[jose.HeaderType]; ok {
+		name, _ := kind.(string)
+		if name = strings.TrimPrefix(strings.ToLower(name), "application/"); name != "jwt" && name != "at+jwt" {
+			return nil, fmt.Errorf("is no ID token and no access token, but %.40q", name)
+		}
+	}
+	return s.provider.payload(ctx, token)
+}
+
+// who says who holds a token. It fails with ErrProvider, or with the reason why the token does not count, which is for the log alone.
+func (p *provider) who(ctx context.Context, rules *Rules, raw string) (*Principal, error) {
+	if len(raw) > maxJWT {
+		return nil, errors.New("is too long")
+	}
+	keys := &signatures{provider: p}
+	token, err := oidc.NewVerifier(p.issuer, keys, &oidc.Config{
+		SkipClientIDCheck: true, SupportedSigningAlgs: Algorithms(), Now: func() time.Time { return p.now().Add(-clockSkew) },
+	}).Verify(ctx, raw)
+	if errors.Is(keys.err, ErrProvider) {
+		return nil, keys.err
+	}
+	if err != nil {
+		return nil, err
+	}
+	if !slices.ContainsFunc(token.Audience, func(a string) bool { return slices.Contains(rules.OIDC.Audiences, a) }) {
+		return nil, fmt.Errorf("is for the audience %q", token.Audience)
+	}
+	claims := map[string]any{}
+	if err := token.Claims(&claims); err != nil {
+		return nil, err
+	}
+	if _, event := claims["events"]; event {
+		return nil, errors.New("is no ID token and no access token, but says what happened")
+	}
+	name, err := rules.OIDC.name(claims)
+	if err != nil {
+		return nil, err
+	}
+	return rules.user(name, ViaOIDC, texts(claims[rules.OIDC.GroupsClaim])), nil
+}
+
+// name is by which claim users are known.
+func (o *OIDC) name(claims map[string]any) (string, error) {
+	claim := o.UsernameClaim
+	email := texts(claims["email"])
+	verified := len(email) == 1 && (claims["email_verified"] == true || claims["email_verified"] == "true")
+	switch {
+	case claim == "" && verified:
+		claim = "email"
+	case claim == "":
+		claim = "sub"
+	case claim == "email" && !verified:
+		return "", errors.New("has no email that is verified")
+	}
+	name, _ := claims[claim].(string)
+	switch name = strings.TrimSpace(name); {
+	case name == "" || len(name) > 255 || strings.ContainsFunc(name, unicode.IsControl):
+		return "", fmt.Errorf("its %s is no name", claim)
+	case o.UsernameClaim == "" && claim == "sub" && strings.Contains(name, "@"):
+		return "", errors.New("has no email that is verified, and its subject looks like one (oidc.usernameClaim: sub takes it)")
+	case reserved(name):
+		return "", fmt.Errorf("its %s is a name of dlqd's own", claim)
+	}
+	return name, nil
+}
+
+// texts are those of a claim that is one text, or several.
+func texts(claim any) []string {
+	switch claim := claim.(type) {
+	case string:
+		return []string{claim}
+	case []any:
+		var all []string
+		for _, one := range claim {
+			if text, ok := one.(string); ok {
+				all = append(all, text)
+			}
+		}
+		return all
+	}
+	return nil
+}
+
+// reserved reports whether dlqd acts by this name itself, as dlq.origin has it: whose name that were would be in no audit of people.
+func reserved(name string) bool {
+	return strings.HasPrefix(name, "worker:") || slices.Contains([]string{"capture", "reconciler", "sweep", "retention", "backfill"}, name)
+}
+
+// bounded is an error's text, for the log: what others answered may be long.
+func bounded(err error) string {
+	text := err.Error()
+	return text[:min(len(text), 300)]
+}
+
+// byJWT says who comes with a token of the provider's.
+func (a *Authenticator) byJWT(r *http.Request, rules *Rules, raw string) (*Principal, error) {
+	p, err := a.providerOf(rules.OIDC.Issuer).who(r.Context(), rules, raw)
+	if err == nil || errors.Is(err, ErrProvider) {
+		return p, err
+	}
+	// (Looking comes first: a good one does not suffer from what others at its address do, and guessing is of no use.)
+	from := remote(r)
+	if wait := a.attempts.wait(from, time.Now()); wait > 0 {
+		return nil, &RetryError{After: wait}
+	}
+	a.attempts.failed(from, time.Now())
+	a.log().Warn("a token of the OpenID Connect provider is refused", "from", from, "why", bounded(err))
+	return nil, ErrRefused
+}
+
+// providerOf is the provider of the policy in force.
+func (a *Authenticator) providerOf(issuer string) *provider {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.provider == nil || a.provider.issuer != issuer {
+		a.provider = &provider{issuer: issuer, now: time.Now, logger: a.log()}
+		if a.Now != nil {
+			a.provider.now = a.Now
+		}
+	}
+	return a.provider
+}
+
+func (a *Authenticator) log() *slog.Logger {
+	if a.Logger == nil {
+		return slog.New(slog.DiscardHandler)
+	}
+	return a.Logger
+}

@@ -1,0 +1,311 @@
+package access_test
+
+import (
+	"bytes"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/rsa"
+	"crypto/x509"
+	"encoding/base64"
+	"encoding/pem"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/go-jose/go-jose/v4"
+	"github.com/stretchr/testify/require"
+
+	"github.com/dlqd/dlqd/internal/access"
+	"github.com/dlqd/dlqd/internal/access/accesstest"
+)
+
+// signIn is an Authenticator whose clock the test moves, and what it logs.
+type signIn struct {
+	*access.Authenticator
+
+	later atomic.Int64 // how much later it is than at the start
+	rules access.Rules
+	log   *lockedBuffer
+}
+
+type lockedBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (b *lockedBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.Write(p)
+}
+
+func (b *lockedBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.String()
+}
+
+func newSignIn(issuer string) *signIn {
+	start := time.Now()
+	s := &signIn{log: &lockedBuffer{}, rules: access.Rules{
+		Ways: []string{access.ViaOIDC},
+		OIDC: access.OIDC{Issuer: issuer, ClientID: accesstest.ClientID, Audiences: []string{accesstest.ClientID, "dlqd-api"}, GroupsClaim: "groups"},
+		Grants: []access.UserGrant{
+			{Grant: access.Grant{Role: access.Operator, Queues: []string{"payments*"}}, Groups: []string{"ops"}},
+			{Grant: access.Grant{Role: access.Reader}, Users: []string{"kim@example.com"}},
+			{Grant: access.Grant{Role: access.Admin}, OSUsers: []string{"kim@example.com"}},
+		},
+	}}
+	s.Authenticator = &access.Authenticator{
+		Rules: func() access.Rules { return s.rules }, Logger: slog.New(slog.NewTextHandler(s.log, nil)),
+		Now: func() time.Time { return start.Add(time.Duration(s.later.Load())) },
+	}
+	return s
+}
+
+// from is who calls with a token from an address.
+func (s *signIn) from(t *testing.T, address, token string) (*access.Principal, error) {
+	t.Helper()
+	request := httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/api/whoami", nil)
+	request.RemoteAddr = address + ":1"
+	request.Header.Set("Authorization", "Bearer "+token)
+	return s.Authenticate(request)
+}
+
+func TestOIDC_users(t *testing.T) {
+	t.Parallel()
+	issuer := accesstest.New(t)
+	s := newSignIn(issuer.URL)
+	who := func(claims map[string]any) *access.Principal {
+		t.Helper()
+		p, err := s.from(t, "10.0.0.1", issuer.Token(claims))
+		require.NoError(t, err, s.log.String())
+		return p
+	}
+	operator := access.Grant{Role: access.Operator, Queues: []string{"payments*"}}
+	require.Equal(t, &access.Principal{Name: "kim@example.com", Via: "oidc", Grants: []access.Grant{operator, {Role: access.Reader}}}, who(nil))
+	require.Equal(t, &access.Principal{Name: "u-1", Via: "oidc", Grants: []access.Grant{operator}}, who(map[string]any{"email_verified": false}), "an email that is not verified says nothing")
+	require.Equal(t, &access.Principal{Name: "u-1", Via: "oidc"}, who(map[string]any{"email": nil, "groups": nil}))
+	require.Equal(t, []access.Grant{operator}, who(map[string]any{"email": nil, "groups": "ops"}).Grants, "one group, as text")
+	require.Equal(t, "kim@example.com", who(map[string]any{"email_verified": "true"}).Name, "as some providers write it")
+	require.Equal(t, "kim@example.com", who(map[string]any{"aud": []string{"another", "dlqd-api"}}).Name)
+
+	s.rules.OIDC.UsernameClaim, s.rules.OIDC.GroupsClaim = "preferred_username", "https://example.com/teams"
+	require.Equal(t, &access.Principal{Name: "kim", Via: "oidc", Grants: []access.Grant{operator}}, who(map[string]any{"preferred_username": "kim", "groups": nil, "https://example.com/teams": []any{1, "ops"}}))
+	_, err := s.from(t, "10.0.0.1", issuer.Token(nil))
+	require.ErrorIs(t, err, access.ErrRefused, "the claim that is meant, and no other")
+	s.rules.OIDC.UsernameClaim = "email"
+	_, err = s.from(t, "10.0.0.1", issuer.Token(map[string]any{"email_verified": nil}))
+	require.ErrorIs(t, err, access.ErrRefused)
+}
+
+// What is wrong with a token is for the log. The client is told that it does not count, and nobody is told what it was.
+func TestOIDC_badTokens(t *testing.T) {
+	t.Parallel()
+	issuer, other := accesstest.New(t), accesstest.New(t)
+	key, kid := issuer.Key()
+	header := map[jose.HeaderKey]any{"kid": kid}
+	public, err := x509.MarshalPKIXPublicKey(&key.PublicKey)
+	require.NoError(t, err)
+	asPEM := pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: public})
+	stranger, err := rsa.GenerateKey(rand.Reader, 2048)
+	require.NoError(t, err)
+	curve, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	require.NoError(t, err)
+	good := issuer.Token(nil)
+	parts := strings.Split(good, ".")
+	none := base64.RawURLEncoding.EncodeToString([]byte(`{"alg":"none","kid":"` + kid + `"}`))
+	ago := func(d time.Duration) int64 { return time.Now().Add(-d).Unix() }
+
+	for name, test := range map[string]struct{ token, says string }{
+		"audience":                {issuer.Token(map[string]any{"aud": "another"}), "is for the audience"},
+		"no audience":             {issuer.Token(map[string]any{"aud": nil}), "is for the audience"},
+		"issuer":                  {issuer.Token(map[string]any{"iss": other.URL}), "issued by a different provider"},
+		"issuer, nearly":          {issuer.Token(map[string]any{"iss": issuer.URL + "/"}), "issued by a different provider"},
+		"another's key":           {other.Token(map[string]any{"iss": issuer.URL}), "no key of the provider's"},
+		"a key with its name":     {issuer.Sign(jose.RS256, stranger, header, nil), "no key of the provider's"},
+		"a key in the token":      {issuer.Sign(jose.RS256, stranger, map[jose.HeaderKey]any{"jwk": jose.JSONWebKey{Key: &stranger.PublicKey}}, nil), "no key of the provider's"},
+		"expired":                 {issuer.Token(map[string]any{"exp": ago(2 * time.Minute)}), "token is expired"},
+		"no expiry":               {issuer.Token(map[string]any{"exp": nil}), "token is expired"},
+		"not yet":                 {issuer.Token(map[string]any{"nbf": ago(-10 * time.Minute)}), "before the nbf"},
+		"algorithm none":          {none + "." + parts[1] + ".", "unexpected signature algorithm"},
+		"none, with signature":    {none + "." + parts[1] + "." + parts[2], "unexpected signature algorithm"},
+		"HS256, public as PEM":    {issuer.Sign(jose.HS256, asPEM, header, nil), "unexpected signature algorithm"},
+		"HS256, public as DER":    {issuer.Sign(jose.HS256, public, header, nil), "unexpected signature algorithm"},
+		"ES256, an RSA's name":    {issuer.Sign(jose.ES256, curve, header, nil), "no key of the provider's"},
+		"changed":                 {parts[0] + "." + base64.RawURLEncoding.EncodeToString([]byte(`{"iss":"`+issuer.URL+`","aud":"dlqd","exp":9999999999,"email":"root@example.com","email_verified":true}`)) + "." + parts[2], "no key of the provider's"},
+		"no signature":            {parts[0] + "." + parts[1] + ".", "no key of the provider's"},
+		"says that somebody left": {issuer.Token(map[string]any{"events": map[string]any{"http://schemas.openid.net/event/backchannel-logout": map[string]any{}}}), "says what happened"},
+		"typ of a logout":         {issuer.Sign(jose.RS256, key, map[jose.HeaderKey]any{"kid": kid, jose.HeaderType: "logout+jwt"}, nil), "is no ID token"},
+		"no JSON":                 {parts[0] + ".e30x." + parts[2], "no key of the provider's"},
+		"dots":                    {"..", "malformed"},
+		"nobody":                  {issuer.Token(map[string]any{"sub": nil, "email": nil}), "its sub is no name"},
+		"blank":                   {issuer.Token(map[string]any{"sub": " ", "email": nil}), "its sub is no name"},
+		"steers terminals":        {issuer.Token(map[string]any{"sub": "a\x1b[31m", "email": nil}), "its sub is no name"},
+		"a name of dlqd's own":    {issuer.Token(map[string]any{"sub": "worker:x", "email": nil}), "a name of dlqd's own"},
+		"looks like an email":     {issuer.Token(map[string]any{"sub": "kim@example.com", "email_verified": false}), "looks like one"},
+		"too long":                {issuer.Token(map[string]any{"more": strings.Repeat("x", 40_000)}), "is too long"},
+		"a token of dlqd's":       {"dlqd_000000000000000000000000000000abcdef", "malformed"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := newSignIn(issuer.URL)
+			p, err := s.from(t, "10.0.0.1", test.token)
+			require.ErrorIs(t, err, access.ErrRefused)
+			require.Equal(t, "the token is not valid", err.Error(), "the client learns nothing more")
+			require.Nil(t, p)
+			log := s.log.String()
+			require.Contains(t, log, test.says)
+			for _, part := range strings.Split(test.token, ".") {
+				if len(part) > 8 {
+					require.NotContains(t, log, part, "the log has no part of it")
+				}
+			}
+			_, err = s.from(t, "10.0.0.1", good)
+			require.NoError(t, err)
+		})
+	}
+}
+
+// A provider's clock may be a minute off, and no more.
+func TestOIDC_clockSkew(t *testing.T) {
+	t.Parallel()
+	issuer := accesstest.New(t)
+	s := newSignIn(issuer.URL)
+	token := issuer.Token(map[string]any{"exp": time.Now().Add(time.Hour).Unix(), "nbf": time.Now().Add(time.Minute).Unix(), "iat": time.Now().Add(time.Minute).Unix()})
+	_, err := s.from(t, "10.0.0.1", token)
+	require.NoError(t, err, "from a clock that is ahead")
+	s.later.Store(int64(time.Hour + 30*time.Second))
+	_, err = s.from(t, "10.0.0.1", token)
+	require.NoError(t, err, "expired by our clock, perhaps not by theirs")
+	s.later.Store(int64(time.Hour + 90*time.Second))
+	_, err = s.from(t, "10.0.0.1", token)
+	require.ErrorIs(t, err, access.ErrRefused)
+}
+
+// A new key counts when the first token comes that it signed; a withdrawn one no more after a few minutes.
+func TestOIDC_keyRotation(t *testing.T) {
+	t.Parallel()
+	issuer := accesstest.New(t)
+	s := newSignIn(issuer.URL)
+	before := issuer.Token(nil)
+	_, err := s.from(t, "10.0.0.1", before)
+	require.NoError(t, err)
+	issuer.Rotate()
+	after := issuer.Token(nil)
+	_, err = s.from(t, "10.0.0.1", before)
+	require.NoError(t, err, "nobody knows yet that the key is withdrawn")
+	s.later.Store(int64(10 * time.Second))
+	_, err = s.from(t, "10.0.0.1", after)
+	require.NoError(t, err)
+	_, err = s.from(t, "10.0.0.1", before)
+	require.ErrorIs(t, err, access.ErrRefused)
+	require.Equal(t, 2, issuer.Fetched())
+
+	// Without anybody who comes with the new key:
+	issuer.Rotate()
+	s.later.Store(int64(20 * time.Minute))
+	require.Eventually(t, func() bool {
+		_, err := s.from(t, "10.0.0.1", after)
+		return err != nil
+	}, 30*time.Second, 10*time.Millisecond)
+}
+
+// However many tokens name keys that nobody knows, the provider is asked now and then.
+func TestOIDC_boundedRefetch(t *testing.T) {
+	t.Parallel()
+	issuer, other := accesstest.New(t), accesstest.New(t)
+	s := newSignIn(issuer.URL)
+	_, err := s.from(t, "10.0.0.1", issuer.Token(nil))
+	require.NoError(t, err)
+	s.later.Store(int64(10 * time.Second))
+	var all sync.WaitGroup
+	stranger, _ := other.Key()
+	for range 50 {
+		bogus := issuer.Sign(jose.RS256, stranger, map[jose.HeaderKey]any{"kid": rand.Text()}, nil)
+		all.Go(func() { _, _ = s.from(t, "10.0.0.2", bogus) })
+		all.Go(func() { _, _ = s.from(t, "10.0.0.3", bogus) })
+	}
+	all.Wait()
+	require.Equal(t, 2, issuer.Fetched())
+	require.LessOrEqual(t, strings.Count(s.log.String(), "is refused"), 40, "nor do they fill the log")
+
+	// Their addresses are told to wait; whoever has a good token there is let in.
+	_, err = s.from(t, "10.0.0.2", other.Token(nil))
+	var retry *access.RetryError
+	require.ErrorAs(t, err, &retry)
+	_, err = s.from(t, "10.0.0.2", issuer.Token(nil))
+	require.NoError(t, err)
+}
+
+func TestOIDC_providerDown(t *testing.T) {
+	t.Parallel()
+	issuer := accesstest.New(t)
+	issuer.Down(true)
+	s := newSignIn(issuer.URL)
+	token := issuer.Token(nil)
+	for range 100 { // more than the attempts that may fail
+		_, err := s.from(t, "10.0.0.1", token)
+		require.ErrorIs(t, err, access.ErrProvider)
+		require.False(t, access.IsRefusal(err))
+	}
+	require.Equal(t, 1, strings.Count(s.log.String(), "does not answer"), "it is said once")
+	issuer.Down(false)
+	s.later.Store(int64(10 * time.Second))
+	_, err := s.from(t, "10.0.0.1", token)
+	require.NoError(t, err)
+	require.Contains(t, s.log.String(), "answers again")
+
+	// It goes again: who signed in before stays, until its keys are too old.
+	issuer.Down(true)
+	s.later.Store(int64(30 * time.Minute))
+	_, err = s.from(t, "10.0.0.1", issuer.Token(map[string]any{"exp": time.Now().Add(3 * time.Hour).Unix()}))
+	require.NoError(t, err)
+	s.later.Store(int64(2 * time.Hour))
+	_, err = s.from(t, "10.0.0.1", issuer.Token(map[string]any{"exp": time.Now().Add(3 * time.Hour).Unix()}))
+	require.ErrorIs(t, err, access.ErrProvider)
+}
+
+// What answers at the issuer's URL must be the issuer, and its keys where nobody can put others.
+func TestOIDC_falseProvider(t *testing.T) {
+	t.Parallel()
+	real := accesstest.New(t)
+	for name, body := range map[string]string{
+		"another issuer": `{"issuer": "https://another.example", "jwks_uri": "` + real.URL + `/keys"}`,
+		"keys in clear":  `{"issuer": "ISSUER", "jwks_uri": "http://keys.example/keys"}`,
+		"no keys":        `{"issuer": "ISSUER"}`,
+		"nothing":        `<html>`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var url string
+			server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+				_, _ = w.Write([]byte(strings.ReplaceAll(body, "ISSUER", url)))
+			}))
+			defer server.Close()
+			url = server.URL
+			_, err := newSignIn(url).from(t, "10.0.0.1", real.Token(map[string]any{"iss": url}))
+			require.ErrorIs(t, err, access.ErrProvider)
+		})
+	}
+	moved := httptest.NewServer(http.RedirectHandler(real.URL+"/.well-known/openid-configuration", http.StatusFound))
+	defer moved.Close()
+	_, err := newSignIn(moved.URL).from(t, "10.0.0.1", real.Token(nil))
+	require.ErrorIs(t, err, access.ErrProvider)
+}
+
+func TestCheckProviderURL(t *testing.T) {
+	t.Parallel()
+	for _, good := range []string{"https://login.example.com", "https://login.example.com/realms/a", "http://127.0.0.1:8080", "http://localhost:5556/dex", "http://[::1]:1"} {
+		require.NoError(t, access.CheckProviderURL(good))
+	}
+	for _, bad := range []string{"", "login.example.com", "http://login.example.com", "http://127.0.0.1.example.com", "https://user:secret@login.example.com", "file:///etc", "https://a#b"} {
+		require.Error(t, access.CheckProviderURL(bad), bad)
+	}
+}
