@@ -35,6 +35,8 @@ type client struct {
 	timeout time.Duration // of one request; 0 means apiTimeout
 	// tokenFile holds a token: an argument would be seen by everybody on the machine.
 	tokenFile string
+	secret    string // a token that was got just now
+	nobody    bool   // asks what everybody may ask, without a token
 }
 
 func (c *client) register(cmd *cobra.Command) {
@@ -43,12 +45,16 @@ func (c *client) register(cmd *cobra.Command) {
 }
 
 func (c *client) registerURL(cmd *cobra.Command) {
+	c.registerAddress(cmd)
+	cmd.Flags().StringVar(&c.tokenFile, "token-file", os.Getenv("DLQD_TOKEN_FILE"), "file with a token, where $DLQD_TOKEN has none ($DLQD_TOKEN_FILE)")
+}
+
+func (c *client) registerAddress(cmd *cobra.Command) {
 	standard := "http://" + server.DefaultListen
 	if v := os.Getenv("DLQD_API"); v != "" {
 		standard = v
 	}
 	cmd.Flags().StringVar(&c.base, "api-url", standard, "address of the API, or unix:PATH ($DLQD_API)")
-	cmd.Flags().StringVar(&c.tokenFile, "token-file", os.Getenv("DLQD_TOKEN_FILE"), "file with a token, where $DLQD_TOKEN has none ($DLQD_TOKEN_FILE)")
 	cmd.Flags().Lookup("api-url").DefValue = redact.Text(standard)
 }
 
@@ -88,13 +94,19 @@ func (c *client) raw(cmd *cobra.Command, method, path string, in any) ([]byte, e
 }
 
 // token is what this client shows of itself; empty for nothing.
-func (c *client) token() (string, error) {
-	if token := os.Getenv("DLQD_TOKEN"); token != "" || c.tokenFile == "" {
+func (c *client) token(ctx context.Context) (string, error) {
+	if c.secret != "" || c.nobody {
+		return c.secret, nil
+	}
+	if token := os.Getenv("DLQD_TOKEN"); token != "" {
 		return token, nil
+	}
+	if c.tokenFile == "" {
+		return c.loginToken(ctx)
 	}
 	raw, err := os.ReadFile(c.tokenFile)
 	if err != nil {
-		return "", fmt.Errorf("--token-file: %w", err)
+		return "", &usageError{fmt.Errorf("--token-file: %w", err)}
 	}
 	return strings.TrimSpace(string(raw)), nil
 }
@@ -123,9 +135,9 @@ func (c *client) do(cmd *cobra.Command, method, path string, body io.Reader) (*h
 	if err != nil {
 		return nil, &usageError{err}
 	}
-	token, err := c.token()
+	token, err := c.token(cmd.Context())
 	if err != nil {
-		return nil, &usageError{err}
+		return nil, err
 	}
 	if token != "" {
 		request.Header.Set("Authorization", "Bearer "+token)

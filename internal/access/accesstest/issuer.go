@@ -122,6 +122,9 @@ func (i *Issuer) Sessions() (n int) {
 	return n
 }
 
+// EndSessions has none of them renewed any more.
+func (i *Issuer) EndSessions() { i.with(func() { clear(i.refresh) }) }
+
 // Key is what it signs with now, and the key's name.
 func (i *Issuer) Key() (key *rsa.PrivateKey, kid string) {
 	i.with(func() { key, kid = i.key, i.kid })

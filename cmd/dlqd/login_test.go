@@ -1,0 +1,311 @@
+package main_test
+
+import (
+	"bufio"
+	"bytes"
+	"io"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/dlqd/dlqd/internal/access/accesstest"
+	"github.com/dlqd/dlqd/internal/policy/policytest"
+	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
+)
+
+// person is somebody with a home of their own.
+type person struct {
+	*testing.T
+
+	home string
+	api  string
+}
+
+func newPerson(t *testing.T, api string) *person {
+	t.Helper()
+	return &person{T: t, home: t.TempDir(), api: api}
+}
+
+func (p *person) command(args ...string) *exec.Cmd {
+	cmd := exec.CommandContext(p.Context(), program, append(args, "--api-url", p.api)...)
+	cmd.Env = append(os.Environ(), "HOME="+p.home, "XDG_CONFIG_HOME="+filepath.Join(p.home, ".config"), "DLQD_TOKEN=", "DLQD_TOKEN_FILE=", "DISPLAY=", "WAYLAND_DISPLAY=")
+	return cmd
+}
+
+// run runs dlqd to its end.
+func (p *person) run(args ...string) (out string, failed bool) {
+	p.Helper()
+	raw, err := p.command(args...).CombinedOutput()
+	return string(raw), err != nil
+}
+
+func (p *person) ok(args ...string) string {
+	p.Helper()
+	out, failed := p.run(args...)
+	require.False(p, failed, out)
+	return out
+}
+
+func (p *person) fails(args ...string) string {
+	p.Helper()
+	out, failed := p.run(args...)
+	require.True(p, failed, out)
+	return out
+}
+
+var address = regexp.MustCompile(`^https?://\S+$`)
+
+// login signs in, with a browser that goes where it is sent. What the address is to become may be changed.
+func (p *person) login(browse func(address string), args ...string) (out string, failed bool) {
+	p.Helper()
+	cmd := p.command(append([]string{"login", "--no-browser"}, args...)...)
+	pipe, err := cmd.StderrPipe()
+	require.NoError(p, err)
+	var stdout, stderr bytes.Buffer
+	cmd.Stdout = &stdout
+	require.NoError(p, cmd.Start())
+	lines := bufio.NewScanner(pipe)
+	lines.Buffer(nil, 1<<20)
+	for lines.Scan() {
+		stderr.WriteString(lines.Text() + "\n")
+		if address.MatchString(lines.Text()) {
+			browse(lines.Text())
+		}
+	}
+	err = cmd.Wait()
+	return stderr.String() + stdout.String(), err != nil
+}
+
+// get is a browser without a person: it goes where it is sent.
+func (p *person) get(address string) string {
+	p.Helper()
+	response, err := http.Get(address)
+	require.NoError(p, err)
+	defer response.Body.Close()
+	raw, err := io.ReadAll(response.Body)
+	require.NoError(p, err)
+	return string(raw)
+}
+
+// file is what dlqd login keeps.
+func (p *person) file() string {
+	p.Helper()
+	found, err := filepath.Glob(filepath.Join(p.home, ".config", "dlqd", "logins", "*.json"))
+	require.NoError(p, err)
+	require.LessOrEqual(p, len(found), 1)
+	return strings.Join(found, "")
+}
+
+func serveOIDC(t *testing.T, issuer string) *served {
+	t.Helper()
+	return serveAccess(t, `authentication: [tokens, oidc]
+oidc: {issuer: "`+issuer+`", clientID: dlqd}
+grants:
+  - {users: [kim@example.com], role: reader}
+  - {groups: [ops], role: operator, queues: ["payments*"]}
+`)
+}
+
+func serveAccess(t *testing.T, access string) *served {
+	t.Helper()
+	return serve(t, "--database-url", postgrestest.URL(t), "--config-dir", policytest.Dir(t, policytest.Files{"access": access}))
+}
+
+func TestLogin(t *testing.T) {
+	t.Parallel()
+	issuer := accesstest.New(t)
+	s := serveOIDC(t, issuer.URL)
+	kim := newPerson(t, s.api)
+	require.Contains(t, kim.fails("whoami"), "who calls is not known")
+	require.Contains(t, kim.ok("logout"), "nobody is signed in")
+
+	out, failed := kim.login(func(address string) {
+		require.Contains(t, address, "code_challenge_method=S256")
+		require.Contains(t, kim.get(address), "see your terminal")
+	})
+	require.False(t, failed, out)
+	require.Contains(t, out, "kim@example.com (by oidc)\nreader everywhere\noperator queue payments*\n")
+	info, err := os.Stat(kim.file())
+	require.NoError(t, err)
+	require.Equal(t, os.FileMode(0o600), info.Mode().Perm())
+	require.Contains(t, kim.ok("list"), "STATUS")
+	require.Contains(t, kim.ok("whoami"), "kim@example.com (by oidc)")
+	require.Contains(t, newPerson(t, s.api).fails("list"), "who calls is not known", "others did not sign in")
+
+	// Kept for this API alone.
+	elsewhere := *kim
+	elsewhere.api = serveOIDC(t, issuer.URL).api
+	require.Contains(t, elsewhere.fails("list"), "who calls is not known")
+
+	// A file that others may read counts no more.
+	require.NoError(t, os.Chmod(kim.file(), 0o640))
+	require.Contains(t, kim.fails("list"), "others than its owner may read it")
+
+	require.Equal(t, 1, issuer.Sessions())
+	require.Contains(t, kim.ok("logout"), "signed out")
+	require.Empty(t, kim.file())
+	require.Contains(t, kim.fails("list"), "who calls is not known")
+	require.NotContains(t, s.log.String(), "eyJ", "no token is in the log")
+}
+
+func TestLogin_renews(t *testing.T) {
+	t.Parallel()
+	issuer := accesstest.New(t)
+	s := serveOIDC(t, issuer.URL)
+	kim := newPerson(t, s.api)
+	issuer.Lives(time.Second) // always about to end
+	out, failed := kim.login(func(address string) { kim.get(address) })
+	require.False(t, failed, out)
+	before, err := os.ReadFile(kim.file())
+	require.NoError(t, err)
+	require.Contains(t, kim.ok("whoami"), "kim@example.com")
+	after, err := os.ReadFile(kim.file())
+	require.NoError(t, err)
+	require.NotEqual(t, before, after)
+
+	// A refresh token is good once: commands that run at a time use it one after the other.
+	var all sync.WaitGroup
+	for range 5 {
+		all.Go(func() {
+			if out, failed := kim.run("whoami"); failed {
+				t.Error(out)
+			}
+		})
+	}
+	all.Wait()
+	require.Equal(t, 1, issuer.Sessions())
+
+	// The provider's key is another one meanwhile. (It was asked for its keys a moment ago, and is not again within five seconds.)
+	issuer.Rotate()
+	require.Eventually(t, func() bool {
+		_, failed := kim.run("whoami")
+		return !failed
+	}, time.Minute, 100*time.Millisecond)
+
+	require.Contains(t, kim.ok("logout"), "signed out")
+	require.Zero(t, issuer.Sessions(), "the provider knows, and renews it no more")
+
+	out, failed = kim.login(func(address string) { kim.get(address) })
+	require.False(t, failed, out)
+	issuer.EndSessions()
+	issuer.Lives(-time.Hour)
+	require.NoError(t, os.WriteFile(kim.file(), expired(t, kim.file()), 0o600))
+	require.Contains(t, kim.fails("whoami"), "your sign-in has ended: dlqd login --api-url "+s.api)
+}
+
+// expired is a login that needs another ID token.
+func expired(t *testing.T, file string) []byte {
+	t.Helper()
+	raw, err := os.ReadFile(file)
+	require.NoError(t, err)
+	return regexp.MustCompile(`"expiry": "\d+`).ReplaceAll(raw, []byte(`"expiry": "2001`))
+}
+
+func TestLogin_device(t *testing.T) {
+	t.Parallel()
+	issuer := accesstest.New(t)
+	kim := newPerson(t, serveOIDC(t, issuer.URL).api)
+	out := kim.ok("login", "--device")
+	require.Contains(t, out, "Sign in at "+issuer.URL+"/activate with the code ABCD-EFGH")
+	require.Contains(t, out, "kim@example.com (by oidc)")
+}
+
+// What comes back to this machine must be the answer to what was asked.
+func TestLogin_refused(t *testing.T) {
+	t.Parallel()
+	issuer := accesstest.New(t)
+	s := serveOIDC(t, issuer.URL)
+	kim := newPerson(t, s.api)
+	// back is where the browser is sent after it was at the provider.
+	back := func(address string) string {
+		client := &http.Client{CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
+		response, err := client.Get(address)
+		require.NoError(t, err)
+		require.NoError(t, response.Body.Close())
+		return response.Header.Get("Location")
+	}
+	state := regexp.MustCompile(`state=[^&]*`)
+	out, failed := kim.login(func(address string) {
+		at := back(address)
+		require.Contains(t, kim.get(state.ReplaceAllString(at, "state=another")), "no answer to the sign-in")
+		require.Contains(t, kim.get(state.ReplaceAllString(at, "")), "no answer to the sign-in")
+		require.Contains(t, kim.get(strings.Replace(at, "/callback", "/", 1)), "no answer to the sign-in")
+		kim.get(at)
+	})
+	require.False(t, failed, "others who come by do not end it: %s", out)
+	kim.ok("logout")
+
+	for says, change := range map[string]func(at string) string{
+		"invalid_grant": func(at string) string { return regexp.MustCompile(`code=[^&]*`).ReplaceAllString(at, "code=another") },
+		"another OpenID Connect provider answers": func(at string) string {
+			return regexp.MustCompile(`iss=[^&]*`).ReplaceAllString(at, "iss=https%3A%2F%2Fanother.example")
+		},
+		"the OpenID Connect provider refuses: access_denied no [31m": func(at string) string {
+			return regexp.MustCompile(`code=[^&]*`).ReplaceAllString(at, "error=access_denied&error_description=no%1b%20[31m")
+		},
+	} {
+		out, failed := kim.login(func(address string) { kim.get(change(back(address))) })
+		require.True(t, failed)
+		require.Contains(t, strings.ReplaceAll(out, "  ", " "), says)
+		require.Empty(t, kim.file())
+	}
+
+	issuer.Nonce("another")
+	out, failed = kim.login(func(address string) { kim.get(address) })
+	require.True(t, failed)
+	require.Contains(t, out, "answers another sign-in (nonce)")
+	require.Empty(t, kim.file())
+
+	// A code that somebody caught is of no use without what it was asked for with (PKCE).
+	issuer.Nonce("")
+	out, failed = kim.login(func(address string) {
+		kim.get(back(regexp.MustCompile(`code_challenge=[^&]*`).ReplaceAllString(address, "code_challenge=another")))
+	})
+	require.True(t, failed)
+	require.Contains(t, out, "invalid_grant")
+
+	kim.api = "http://dlqd.example.com"
+	require.Contains(t, kim.fails("login"), "use https, or a tunnel")
+	kim.api = serve(t, "--database-url", postgrestest.URL(t)).api
+	require.Contains(t, kim.fails("login"), "nobody signs in here by an OpenID Connect provider")
+}
+
+// A provider that is down stops nobody else.
+func TestLogin_providerDown(t *testing.T) {
+	t.Parallel()
+	issuer := accesstest.New(t)
+	issuer.Down(true)
+	url := postgrestest.URL(t)
+	dir := policytest.Dir(t, policytest.Files{"access": "authentication: [tokens, oidc]\noidc: {issuer: \"" + issuer.URL + "\", clientID: dlqd}\n"})
+	s := serve(t, "--database-url", url, "--config-dir", dir)
+	kim := newPerson(t, s.api)
+	get := func(token string) *http.Response {
+		request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, s.api+"/api/whoami", nil)
+		require.NoError(t, err)
+		request.Header.Set("Authorization", "Bearer "+token)
+		response, err := http.DefaultClient.Do(request)
+		require.NoError(t, err)
+		t.Cleanup(func() { _ = response.Body.Close() })
+		return response
+	}
+	response := get(issuer.Token(nil))
+	require.Equal(t, http.StatusServiceUnavailable, response.StatusCode)
+	require.NotEmpty(t, response.Header.Get("Retry-After"))
+	require.Equal(t, "application/problem+json", response.Header.Get("Content-Type"))
+	require.Equal(t, http.StatusUnauthorized, get("dlqd_none").StatusCode)
+
+	token, _, code := run(t, "tokens", "create", "--database-url", url, "--name", "way-in", "--role", "admin")
+	require.Zero(t, code)
+	require.Equal(t, http.StatusOK, get(strings.TrimSpace(token)).StatusCode)
+	out, failed := kim.login(func(string) {})
+	require.True(t, failed)
+	require.Contains(t, out, "502")
+}
