@@ -23,7 +23,7 @@ var policyBlock = regexp.MustCompile("(?s)```yaml ([a-z-]+)\n(.*?)```")
 // TestDocs_examples checks the policy files in the docs, tries their samples, and runs their commands.
 func TestDocs_examples(t *testing.T) {
 	t.Parallel()
-	for _, page := range []string{"policy", "rules", "strategies"} {
+	for _, page := range []string{"policy", "rules", "strategies", "login"} {
 		t.Run(page, func(t *testing.T) {
 			t.Parallel()
 			raw, err := os.ReadFile("../../docs/" + page + ".md")

@@ -77,11 +77,13 @@ func (p *realProvider) renewed(kim *person) string {
 	response, err := http.PostForm(p.issuer+"/token", url.Values{"grant_type": {"refresh_token"}, "client_id": {"dlqd"}, "refresh_token": {kim.kept()["refreshToken"].(string)}})
 	require.NoError(p, err)
 	defer response.Body.Close()
+	raw, err := io.ReadAll(response.Body)
+	require.NoError(p, err)
 	var tokens struct {
 		IDToken string `json:"id_token"`
 	}
-	require.NoError(p, json.NewDecoder(response.Body).Decode(&tokens))
-	require.NotEmpty(p, tokens.IDToken)
+	require.NoError(p, json.Unmarshal(raw, &tokens))
+	require.NotEmpty(p, tokens.IDToken, "%s", raw)
 	return tokens.IDToken
 }
 
@@ -171,19 +173,20 @@ oidc: {issuer: "`+provider.issuer+`", clientID: another}
 	require.Eventually(t, func() bool { return status(t, s.api, renewed) == http.StatusOK }, time.Minute, 100*time.Millisecond)
 	require.Equal(t, http.StatusUnauthorized, status(t, s.api, good), "the key that signed it is withdrawn")
 
-	// Clocks that differ by less than a minute, and by more. (Its ID tokens are good for two.)
+	// Clocks that differ by less than a minute, and by more. (Its ID tokens are good for two minutes.)
 	for _, ahead := range []int{45, -150} {
 		provider.does(fmt.Sprintf("clock %d", ahead))
 		signIn()
 		require.Contains(t, kim.ok("whoami"), "kim@example.com")
 	}
-	provider.does("clock -300")
+	provider.does("life 60")
 	require.Equal(t, http.StatusUnauthorized, status(t, s.api, provider.renewed(kim)))
 	out, failed := kim.login(kim.browse)
 	require.True(t, failed)
 	require.Contains(t, out, "token is expired")
 
 	provider.does("clock 0")
+	provider.does("life 120")
 	signIn()
 	kept := kim.kept()
 	require.Contains(t, kim.ok("logout"), "signed out")

@@ -1,6 +1,6 @@
 // npm's oidc-provider on a free port of loopback, for oidc_provider_test.go. Its one user says yes to everything. It prints its issuer,
 // and then does what standard input says, line by line: "rotate" has it sign with a new key and withdraw the one before, "clock N" sets
-// its clock N seconds ahead. It answers each with "done".
+// its clock N seconds ahead, "life N" has ID tokens be good for N seconds. It answers each with "done".
 import { generateKeyPairSync } from 'node:crypto';
 import { createServer } from 'node:http';
 import { createInterface } from 'node:readline';
@@ -9,7 +9,22 @@ const { Provider } = await import(`${process.argv[2]}/node_modules/oidc-provider
 
 const now = Date.now;
 let ahead = 0;
+let life = 120;
 Date.now = () => now() + ahead * 1000;
+
+// What it knows outlives a rotation: its own memory would not.
+const known = new Map();
+class Memory {
+  constructor(model) { this.model = model; }
+  key(id) { return `${this.model} ${id}`; }
+  async upsert(id, payload) { known.set(this.key(id), { ...payload }); }
+  async find(id) { return known.get(this.key(id)); }
+  async findByUid(uid) { return [...known.values()].find((payload) => payload.uid === uid); }
+  async findByUserCode(code) { return [...known.values()].find((payload) => payload.userCode === code); }
+  async consume(id) { known.get(this.key(id)).consumed = Math.floor(Date.now() / 1000); }
+  async destroy(id) { known.delete(this.key(id)); }
+  async revokeByGrantId(grant) { known.forEach((payload, key) => { if (payload.grantId === grant) known.delete(key); }); }
+}
 
 const client = (id) => ({
   client_id: id,
@@ -24,13 +39,14 @@ function newProvider(issuer) {
   const key = generateKeyPairSync('rsa', { modulusLength: 2048 }).privateKey.export({ format: 'jwk' });
   n += 1;
   const provider = new Provider(issuer, {
+    adapter: Memory,
     clients: [client('dlqd'), client('another')],
     jwks: { keys: [{ ...key, use: 'sig', alg: 'RS256', kid: `key-${n}` }] },
     cookies: { keys: ['a test'] },
     scopes: ['openid', 'offline_access', 'email', 'profile'],
     claims: { openid: ['sub'], email: ['email', 'email_verified'], profile: ['name', 'groups'] },
     conformIdTokenClaims: false, // what the user is called and belongs to is in the ID token
-    ttl: { IdToken: 120, AccessToken: 120, AuthorizationCode: 60, RefreshToken: 3600, Session: 3600, Grant: 3600, Interaction: 600, DeviceCode: 600 },
+    ttl: { IdToken: () => life, AccessToken: 120, AuthorizationCode: 60, RefreshToken: 3600, Session: 3600, Grant: 3600, Interaction: 600, DeviceCode: 600 },
     features: { devInteractions: { enabled: false }, deviceFlow: { enabled: true }, revocation: { enabled: true } },
     issueRefreshToken: async (_, asking) => asking.grantTypeAllowed('refresh_token'),
     interactions: { url: (_, interaction) => `/interaction/${interaction.uid}` },
@@ -67,8 +83,10 @@ server.listen(0, '127.0.0.1', () => {
     const [command, argument] = line.split(' ');
     if (command === 'rotate') {
       answer = newProvider(issuer);
-    } else {
+    } else if (command === 'clock') {
       ahead = Number(argument);
+    } else {
+      life = Number(argument);
     }
     console.log('done');
   }).on('close', () => process.exit(0));
