@@ -84,7 +84,7 @@ func readLogin(path string) (*login, error) {
 
 // write keeps a login, all of it or what was there before.
 func (l *login) write(path string) error {
-	raw, err := json.MarshalIndent(l, "", "  ")
+	raw, err := json.MarshalIndent(l, "", "  ") //nolint:gosec // the file is there to hold them
 	if err != nil {
 		return err
 	}
@@ -119,7 +119,7 @@ func lockLogin(path string) (unlock func(), err error) {
 func (c *client) loginToken(ctx context.Context) (string, error) {
 	path, err := loginPath(c.base)
 	if err != nil {
-		return "", nil //nolint:nilerr // no home, no login
+		return "", nil // no home, no login
 	}
 	l, err := readLogin(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -306,7 +306,7 @@ func checkPrivate(base string) error {
 	return fmt.Errorf("--api-url %s: others on the way could read who you are, and be you; use https, or a tunnel to 127.0.0.1", u.Redacted())
 }
 
-// inBrowser has the user sign in in a browser, which comes back to this machine with a code.
+// inBrowser has the user sign in with a browser, which comes back to this machine with a code.
 func (l *login) inBrowser(ctx context.Context, cmd *cobra.Command, provider *oidc.Provider, config *oauth2.Config, port int, noBrowser bool) error {
 	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(port)))
 	if err != nil {
@@ -370,7 +370,7 @@ func openBrowser(ctx context.Context, address string) {
 	if os.Getenv("DISPLAY") == "" && os.Getenv("WAYLAND_DISPLAY") == "" {
 		return
 	}
-	if command := exec.CommandContext(context.WithoutCancel(ctx), "xdg-open", address); command.Start() == nil {
+	if command := exec.CommandContext(context.WithoutCancel(ctx), "xdg-open", address); command.Start() == nil { //nolint:gosec // https, or http on this machine
 		go func() { _ = command.Wait() }()
 	}
 }
