@@ -162,7 +162,7 @@ func TestOIDC_badTokens(t *testing.T) {
 			require.Nil(t, p)
 			log := s.log.String()
 			require.Contains(t, log, test.says)
-			for _, part := range strings.SplitSeq(test.token, ".") {
+			for part := range strings.SplitSeq(test.token, ".") {
 				if len(part) > 8 {
 					require.NotContains(t, log, part, "the log has no part of it")
 				}
