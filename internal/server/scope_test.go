@@ -180,6 +180,7 @@ var operations = []operation{
 	{"submit-batch", "POST", "/api/messages/batch", access.Sender, `{}`, "invalid", ""},
 	{"get-health", "GET", "/api/health", access.Metrics, "", "", "everything"},
 	{"whoami", "GET", "/api/whoami", "", "", "", ""},
+	{"get-login", "GET", "/api/login", "", "", "none", ""},
 	{"livez", "GET", "/livez", "", "", "open", ""}, {"readyz", "GET", "/readyz", "", "", "open", ""},
 }
 
