@@ -32,7 +32,7 @@ trial-capture: install-postgres ## switch, lock, restore and purge around an app
 	DLQD_TRIAL=$(or $(TRIAL),10m) go run ./internal/postgres/postgrestest/withpostgres go test -count=1 -timeout 0 -v -run TestHost_trial ./internal/host
 
 .PHONY: check
-check: fmt-check lint generate-check openapi-lint ## format, lint, drift of generated files, OpenAPI
+check: fmt-check lint generate-check openapi-lint vulnerabilities ## format, lint, drift of generated files, OpenAPI, known vulnerabilities
 
 .PHONY: fmt
 fmt: ## format the code
@@ -72,6 +72,14 @@ freeze: ## at a release: from now on its migrations (LAST=00007: up to this one)
 .PHONY: openapi-lint
 openapi-lint: ## run a public linter over the OpenAPI document (needs npm)
 	REDOCLY_TELEMETRY=off $(REDOCLY) lint --config openapi/redocly.yaml openapi/openapi.yaml
+
+.PHONY: vulnerabilities
+vulnerabilities: build ## look for known vulnerabilities in what bin/dlqd is made of, where their database can be reached
+	@scripts/vulnerabilities.sh bin/dlqd
+
+.PHONY: sbom
+sbom: build ## list what bin/dlqd is made of, in bin/dlqd.cdx.json (CycloneDX)
+	cd tools && CGO_ENABLED=0 go run ./sbom ../bin/dlqd > ../bin/dlqd.cdx.json
 
 .PHONY: install-postgres
 install-postgres:

@@ -1,0 +1,57 @@
+// Command sbom prints what a Go program is made of, as CycloneDX JSON: "sbom bin/dlqd". It reads what the compiler wrote into the
+// program, so that it lists what is in there, and not what go.mod would allow.
+package main
+
+import (
+	"debug/buildinfo"
+	"fmt"
+	"os"
+	"runtime/debug"
+
+	cdx "github.com/CycloneDX/cyclonedx-go"
+)
+
+func main() {
+	if len(os.Args) != 2 {
+		fmt.Fprintln(os.Stderr, "usage: sbom PROGRAM")
+		os.Exit(2)
+	}
+	if err := run(os.Args[1]); err != nil {
+		fmt.Fprintln(os.Stderr, "sbom:", err)
+		os.Exit(1)
+	}
+}
+
+func run(program string) error {
+	info, err := buildinfo.ReadFile(program)
+	if err != nil {
+		return err
+	}
+	main := component(&info.Main)
+	main.Type = cdx.ComponentTypeApplication
+	parts := []cdx.Component{{
+		Type: cdx.ComponentTypeLibrary, BOMRef: "std", Name: "std", Version: info.GoVersion, PackageURL: "pkg:golang/std@" + info.GoVersion,
+	}}
+	uses := []string{"std"}
+	for _, module := range info.Deps {
+		if module.Replace != nil {
+			module = module.Replace
+		}
+		part := component(module)
+		parts = append(parts, part)
+		uses = append(uses, part.BOMRef)
+	}
+	bom := cdx.NewBOM()
+	bom.Metadata = &cdx.Metadata{Component: &main}
+	bom.Components = &parts
+	bom.Dependencies = &[]cdx.Dependency{{Ref: main.BOMRef, Dependencies: &uses}}
+	return cdx.NewBOMEncoder(os.Stdout, cdx.BOMFileFormatJSON).SetPretty(true).Encode(bom)
+}
+
+func component(module *debug.Module) cdx.Component {
+	url := "pkg:golang/" + module.Path
+	if module.Version != "" && module.Version != "(devel)" {
+		url += "@" + module.Version
+	}
+	return cdx.Component{Type: cdx.ComponentTypeLibrary, BOMRef: url, Name: module.Path, Version: module.Version, PackageURL: url}
+}
