@@ -66,7 +66,7 @@ func TestSecrets_areNeverShown(t *testing.T) {
 		_, _ = fmt.Fprintf(&places, "  %s: {url: %q, secret: %s, probe: {url: %q, every: 100ms}}\n", name, at, signing, at+"&p="+secret(name+" probe", "pr0be-"+name))
 	}
 	content := "queues:\n" + queues.String() + "  filed: {destination: filed, maxAttempts: 1}\ndestinations:\n" + places.String() + "  filed: {urlFile: filed.url, secretFile: filed.key}\n"
-	dir := policytest.Dir(t, policytest.Files{"retry-policies": content})
+	dir := policytest.Dir(t, policytest.Files{"retry-policies": content, "access": "authentication: [tokens]"})
 	write := func(dir, name, text string) string {
 		path := filepath.Join(dir, name)
 		require.NoError(t, os.WriteFile(path, []byte(text+"\n"), 0o600))
@@ -80,10 +80,18 @@ func TestSecrets_areNeverShown(t *testing.T) {
 	u.User = url.UserPassword(u.User.Username(), secret("database password", "pAssw0rd-database"))
 	urlFile := write(t.TempDir(), "database", u.String())
 
+	token := secret("token", regexp.MustCompile(`dlqd_\S+`).FindString(ok(t, "tokens", "create", "--name", "kim", "--role", "admin", "--database-url-file", urlFile)))
+	require.NotEmpty(t, token)
+
 	var out strings.Builder
+	shows := func(want string) { // without all that there is, should it not
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("nothing shows %s", want)
+		}
+	}
 	runs := func(args ...string) {
 		cmd := exec.CommandContext(t.Context(), program, args...)
-		cmd.Env = append(os.Environ(), "DLQD_DATABASE_URL="+u.String(), "DLQD_DESTINATION="+destinations["plain"])
+		cmd.Env = append(os.Environ(), "DLQD_DATABASE_URL="+u.String(), "DLQD_DESTINATION="+destinations["plain"], "DLQD_TOKEN="+token)
 		said, _ := cmd.CombinedOutput()
 		_, _ = fmt.Fprintf(&out, "dlqd\n%s\n", said)
 	}
@@ -92,9 +100,17 @@ func TestSecrets_areNeverShown(t *testing.T) {
 	require.NoError(t, err, string(arguments))
 	require.Contains(t, string(arguments), "--database-url-file")
 	out.Write(arguments)
-	get := func(path string) string {
-		response, err := http.Get(s.api + path)
+	ask := func(method, path, body, token string) *http.Response {
+		request, err := http.NewRequestWithContext(t.Context(), method, s.api+path, strings.NewReader(body))
 		require.NoError(t, err)
+		request.Header.Set("Content-Type", "application/json")
+		request.Header.Set("Authorization", "Bearer "+token)
+		response, err := http.DefaultClient.Do(request)
+		require.NoError(t, err)
+		return response
+	}
+	get := func(path string) string {
+		response := ask(http.MethodGet, path, "", token)
 		defer response.Body.Close()
 		body, err := io.ReadAll(response.Body)
 		require.NoError(t, err)
@@ -103,8 +119,7 @@ func TestSecrets_areNeverShown(t *testing.T) {
 	}
 	names := []string{"plain", "problem", "logical", "redirect", "refused", "nowhere", "filed"}
 	for _, name := range names {
-		response, err := http.Post(s.api+"/api/messages", "application/json", strings.NewReader(fmt.Sprintf(`{"messageId": %q, "queue": %q, "kind": "k", "payload": 1}`, name, name)))
-		require.NoError(t, err)
+		response := ask(http.MethodPost, "/api/messages", fmt.Sprintf(`{"messageId": %q, "queue": %q, "kind": "k", "payload": 1}`, name, name), token)
 		require.NoError(t, response.Body.Close())
 		require.Equal(t, http.StatusAccepted, response.StatusCode)
 	}
@@ -136,14 +151,22 @@ func TestSecrets_areNeverShown(t *testing.T) {
 	get("/api/health")
 	require.NoError(t, os.WriteFile(policyFile, []byte(content), 0o600))
 	runs("config", "show", "--config-dir", dir)
-	require.Contains(t, out.String(), "retry-policies destinations.plain.url = http://***@"+host+"/plain/***?key=***")
+	shows("retry-policies destinations.plain.url = http://***@" + host + "/plain/***?key=***")
 	runs("config", "show")
 	runs("config", "diff", dir, other)
-	require.Contains(t, out.String(), "retry-policies destinations.plain.url: http://***@"+host+"/plain/***?key=***, in what is not shown")
+	shows("retry-policies destinations.plain.url: http://***@" + host + "/plain/***?key=***, in what is not shown")
 	runs("config", "check", dir)
 	for _, path := range []string{"/metrics", "/api/health", "/api/dlq/entries?limit=100", "/api/dlq/audit", "/api/circuit-breakers", "/api/queues", "/api/dlq/analytics/groups", "/debug/pprof/cmdline", "/debug/vars"} {
 		get(path)
 	}
+	mistyped := secret("mistyped token", token[:len(token)-4]+"9999")
+	response := ask(http.MethodGet, "/api/dlq/entries", "", mistyped)
+	require.Equal(t, http.StatusUnauthorized, response.StatusCode)
+	_, err = io.Copy(&out, response.Body)
+	require.NoError(t, err)
+	require.NoError(t, response.Body.Close())
+	runs("tokens", "list")
+	runs("tokens", "revoke", mistyped)
 	// Databases that cannot be reached, and command lines that are wrong.
 	password := secret("another password", "pAssw0rd-another")
 	for _, at := range []string{
@@ -161,8 +184,9 @@ func TestSecrets_areNeverShown(t *testing.T) {
 	runs("serve", "--help")
 	runs("migrate", "status")
 	runs("doctor", "--config-dir", dir)
-	runs("psql", "-At", "-c", `SELECT row_to_json(e) FROM dead_letter_queue e`, "-c", `SELECT row_to_json(j) FROM river_job j`, "-c", `SELECT row_to_json(t) FROM dead_letter_transitions t`)
-	require.Contains(t, out.String(), `"kind":"dlqd_message"`)
+	runs("psql", "-At", "-c", `SELECT row_to_json(e) FROM dead_letter_queue e`, "-c", `SELECT row_to_json(j) FROM river_job j`, "-c", `SELECT row_to_json(t) FROM dead_letter_transitions t`, "-c", `SELECT row_to_json(t) FROM tokens t`)
+	shows(`"name":"kim"`)
+	shows(`"kind":"dlqd_message"`)
 	require.NoError(t, s.cmd.Process.Signal(syscall.SIGQUIT)) // all that goroutines are at
 	<-s.read
 	require.Contains(t, s.log.String(), "goroutine")

@@ -93,7 +93,7 @@ func (s *Store) Revoke(ctx context.Context, id, by, note string) error {
 func revoke(ctx context.Context, q *dbsqlc.Queries, id, by string, after time.Duration) error {
 	parsed, err := uuid.Parse(id)
 	if err != nil {
-		return fmt.Errorf("%q is no token's id: dlqd tokens list has them", id)
+		return errors.New("that is no token's id: dlqd tokens list has them") // it may be the token itself
 	}
 	n, err := q.RevokeToken(ctx, dbsqlc.RevokeTokenParams{ID: parsed, RevokedBy: &by, After: after})
 	if err == nil && n == 0 {
