@@ -181,7 +181,8 @@ var operations = []operation{
 	{"get-health", "GET", "/api/health", access.Metrics, "", "", "everything"},
 	{"whoami", "GET", "/api/whoami", "", "", "", ""},
 	{"get-login", "GET", "/api/login", "", "", "none", ""},
-	{"livez", "GET", "/livez", "", "", "open", ""}, {"readyz", "GET", "/readyz", "", "", "open", ""},
+	{"livez", "GET", "/livez", "", "", "open", ""},
+	{"readyz", "GET", "/readyz", "", "", "open", ""},
 }
 
 // Every operation of the document, for every role, in every scope: who may not is told 403; ids of what is elsewhere are not there; and
