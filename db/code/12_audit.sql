@@ -323,8 +323,14 @@ CREATE OR REPLACE PROCEDURE dlq.erase(p_filter jsonb, p_note text, p_actor text 
 LANGUAGE plpgsql AS $$
 DECLARE
     v_after uuid;
+    v_begun timestamptz := clock_timestamp();
 BEGIN
     p_erasure := dlq.erase_begin(p_filter, p_note, p_actor);
+    COMMIT;
+    -- What capture missed would be filed afterwards.
+    WHILE NOT (SELECT r.done AND r.began_at >= v_begun FROM dlq.reconcile(p_whole => true) r) LOOP
+        COMMIT;
+    END LOOP;
     COMMIT;
     LOOP
         v_after := dlq.erase_step(p_erasure, p_filter, v_after);

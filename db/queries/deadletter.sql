@@ -74,7 +74,11 @@ ON CONFLICT (key) DO UPDATE SET value = excluded.value, updated_at = now() WHERE
 SELECT dlq.record_act(@subject::text, @act::text, @actor::text, nullif(@note::text, ''));
 
 -- name: BeginErasure :one
-SELECT dlq.erase_begin(@filter::jsonb, nullif(@note::text, ''), @actor::text)::uuid AS id;
+SELECT dlq.erase_begin(@filter::jsonb, nullif(@note::text, ''), @actor::text)::uuid AS id, now()::timestamptz AS at;
+
+-- name: FileAll :one
+-- Whether all that had failed before then is filed.
+SELECT (r.done AND r.began_at >= @since::timestamptz)::boolean AS done FROM dlq.reconcile(p_whole => true) r;
 
 -- name: EraseStep :one
 -- One batch of an erasure; the nil UUID where none is left.

@@ -43,6 +43,9 @@ func insert(ctx context.Context, q *dbsqlc.Queries, t *Token, by string) (string
 	if t.Name == "" || len(t.Name) > 255 {
 		return "", errors.New("a token has a name of 1 to 255 characters: who holds it")
 	}
+	if reserved(t.Name) {
+		return "", fmt.Errorf("dlqd itself acts as %s: whose token that were would be in no audit of people", t.Name)
+	}
 	if err := CheckGrant(t.grant()); err != nil {
 		return "", err
 	}

@@ -43,7 +43,7 @@ type Action struct {
 type ReplayAction struct {
 	Action
 
-	Payload     json.RawMessage   `json:"payload,omitempty" doc:"Sent in place of the payload. The original is kept beside it."`
+	Payload     json.RawMessage   `json:"payload,omitempty" doc:"Sent in place of the payload; null is as if absent. The original is kept beside it."`
 	Patch       []json.RawMessage `json:"patch,omitempty" doc:"JSON Patch (RFC 6902) of the payload."`
 	MergePatch  json.RawMessage   `json:"mergePatch,omitempty" doc:"JSON Merge Patch (RFC 7396) of the payload."`
 	Destination string            `json:"toDestination,omitempty" maxLength:"127" doc:"Deliver the message to this destination instead of its queue's."`
@@ -266,6 +266,9 @@ func (s *service) replayEntry(ctx context.Context, in *replayInput) (*replayedOu
 	id := uuid.MustParse(in.ID)
 	if in.Body == nil {
 		in.Body = &ReplayAction{}
+	}
+	if string(in.Body.Payload) == "null" {
+		in.Body.Payload = nil // what a client wrote that leaves nothing out
 	}
 	if in.Body.Payload != nil {
 		if err := message.CheckJSON(in.Body.Payload); err != nil {

@@ -42,10 +42,17 @@ func (s *Store) Erase(ctx context.Context, filter json.RawMessage, act Act) (e E
 	ctx, cancel := context.WithTimeout(ctx, eraseTimeout)
 	defer cancel()
 	if err := s.move(ctx, func(tx postgres.DB) (err error) {
-		e.ID, err = dbsqlc.New(tx).BeginErasure(ctx, dbsqlc.BeginErasureParams{Filter: filter, Note: act.Note, Actor: act.Actor})
+		begun, err := dbsqlc.New(tx).BeginErasure(ctx, dbsqlc.BeginErasureParams{Filter: filter, Note: act.Note, Actor: act.Actor})
+		e.ID, e.At = begun.ID, begun.At
 		return err
 	}); err != nil {
 		return e, err
+	}
+	// What capture missed would be filed afterwards.
+	for filed := false; !filed; {
+		if filed, err = s.queries.FileAll(ctx, e.At); err != nil {
+			return e, err
+		}
 	}
 	var after *uuid.UUID
 	for {

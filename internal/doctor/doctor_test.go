@@ -59,6 +59,7 @@ func TestExamine(t *testing.T) {
 		{"tables and functions", "ALTER INDEX dlq.dead_letter_open_due RENAME TO x", "ALTER INDEX dlq.x RENAME TO dead_letter_open_due", "index dead_letter_open_due is missing"},
 		{"tables and functions", "ALTER TABLE dlq.dead_letter_inbox ADD CONSTRAINT mine CHECK (queue <> 'x')", "ALTER TABLE dlq.dead_letter_inbox DROP CONSTRAINT mine", "constraint mine on dead_letter_inbox was added by somebody"},
 		{"tables and functions", "ALTER TABLE dlq.settings ALTER value DROP NOT NULL", "ALTER TABLE dlq.settings ALTER value SET NOT NULL", "column settings.value is otherwise"},
+		{"tables and functions", "CREATE UNIQUE INDEX mine ON dlq.dead_letter_inbox (queue)", "DROP INDEX dlq.mine", "index mine was added by somebody"},
 		{"tables and functions", "ALTER TABLE dlq.job_facts ADD note text", "ALTER TABLE dlq.job_facts DROP note", "column job_facts.note was added by somebody"},
 		{"partitions", `DO $$ DECLARE p text; BEGIN FOR p IN SELECT inhrelid::regclass FROM pg_inherits JOIN pg_class ON pg_class.oid = inhrelid
 			WHERE inhparent = 'dlq.dead_letter_resolved'::regclass AND relname ~ '[0-9]$' LOOP EXECUTE 'DROP TABLE ' || p; END LOOP; END $$`, "CALL dlq.ensure_partitions()", "of dlq.dead_letter_resolved made only 0.0 days ahead"},

@@ -201,6 +201,7 @@ func (l *loader) checkDir() error {
 type layer struct {
 	content map[string]any
 	lines   map[string]string // origin by path
+	empty   bool              // not even {}: perhaps somebody is writing it
 }
 
 func (l *loader) load(name string) {
@@ -225,7 +226,9 @@ func (l *loader) load(name string) {
 	add(built)
 	for _, dir := range l.source.dirs() {
 		if one := l.read(dir, name); one != nil {
-			l.policy.files = append(l.policy.files, filepath.Join(dir, name))
+			if !one.empty {
+				l.policy.files = append(l.policy.files, filepath.Join(dir, name))
+			}
 			add(one)
 		}
 	}
@@ -339,7 +342,7 @@ func parse(raw []byte, origin func(line int) string) (*layer, error) {
 	} else if !errors.Is(err, io.EOF) {
 		return nil, err
 	}
-	one := &layer{content: map[string]any{}, lines: map[string]string{}}
+	one := &layer{content: map[string]any{}, lines: map[string]string{}, empty: len(bytes.TrimSpace(raw)) == 0}
 	if document.IsZero() || document.Content[0].Tag == "!!null" {
 		return one, nil // empty, or comments alone
 	}

@@ -168,7 +168,7 @@ func differences(should, is map[string]object) []string {
 		_, ours := should["table "+object.table]
 		switch kind, _, _ := strings.Cut(name, " "); {
 		case known:
-		case ours && slices.Contains([]string{"column", "constraint", "trigger", "rule"}, kind):
+		case ours && (slices.Contains([]string{"column", "constraint", "trigger", "rule"}, kind) || strings.HasPrefix(object.definition, "CREATE UNIQUE INDEX ")): // what may refuse a row
 			list = append(list, name+" was added by somebody")
 		}
 	}

@@ -146,3 +146,23 @@ func TestErase_ofWhatIsDeletedWithoutAnArchive(t *testing.T) {
 	require.Empty(t, b.holds("zaphod"))
 	require.Equal(t, 2, b.count("SELECT count(*) FROM dlq.dead_letter_transitions WHERE reason = 'edited and replayed' AND detail = '{\"erased\": true}'"))
 }
+
+// What capture missed is found before an erasure, and not filed after it.
+func TestErase_ofWhatCaptureMissed(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	for _, erase := range []func(filter string){
+		func(filter string) { require.NotNil(t, b.erase(filter).FinishedAt) },
+		func(filter string) { b.exec("CALL dlq.erase($1, 'ticket 7')", filter) },
+	} {
+		b.exec("SELECT dlq.set_capture('off')")
+		b.exec(`INSERT INTO river_job (kind, args, queue, max_attempts, state) VALUES ('k', '{"customer": "zaphod"}', 'payments', 1, 'running')`)
+		b.exec(`UPDATE river_job SET state = 'discarded', finalized_at = now(), errors = ARRAY['{"error": "zaphod is unknown", "attempt": 1}'::jsonb] WHERE state = 'running'`)
+		b.exec("SELECT dlq.set_capture('on')")
+		erase(`{"payload": {"customer": "zaphod"}}`)
+		b.exec("SELECT dlq.reconcile(p_whole => true)")
+		b.exec("SELECT dlq.file(ARRAY(SELECT id FROM dlq.dead_letter_inbox))")
+		require.Empty(t, b.holds("zaphod"))
+	}
+	require.Equal(t, 2, b.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE original_event @> '{\"erased\": true}'"))
+}

@@ -354,8 +354,10 @@ func TestReload(t *testing.T) {
 	require.NotEqual(t, first, second)
 
 	// Back by the way it came: files as they were, and SIGHUP's reload.
-	require.NoError(t, os.WriteFile(filepath.Join(dir, "worker-pool.yaml"), nil, 0o600))
 	require.NoError(t, os.WriteFile(file, []byte(good), 0o600))
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "worker-pool.yaml"), nil, 0o600))
+	require.ErrorContains(t, b.server.Reload(t.Context()), "gone, or empty", "perhaps somebody is writing it")
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "worker-pool.yaml"), []byte("{}\n"), 0o600))
 	require.NoError(t, b.server.Reload(t.Context()))
 	third, _ := b.policyPart()
 	require.Equal(t, first, third)

@@ -182,6 +182,7 @@ func TestReplay_saysWhatTheEditChanged(t *testing.T) {
 		{`{"mergePatch": {"b": [{"c": null}]}}`, "[map[op:add path:/b value:[map[c:<nil>]]]]"},
 		{`{"patch": [{"op": "remove", "path": "/n"}]}`, "[map[op:remove path:/n was:2]]"},
 		{`{}`, "<nil>"},
+		{`{"payload": null}`, "<nil>"},
 	} {
 		status, out := b.replay(entry, c.edit)
 		require.Equal(t, http.StatusAccepted, status, out)

@@ -24,7 +24,7 @@ func (s *Server) Reload(ctx context.Context) error {
 	next, err := policy.Load(s.config.Source)
 	if err == nil {
 		if gone := old.Gone(next); gone != "" {
-			err = fmt.Errorf("%s: gone, and without it the built-in defaults would be in force; put it back, or an empty file in its place, or start dlqd anew", gone)
+			err = fmt.Errorf("%s: gone, or empty, and without it the built-in defaults would be in force; put it back, or a file with {} in its place, or start dlqd anew", gone)
 		}
 	}
 	var planner *strategy.Planner

@@ -110,7 +110,7 @@ func (q *Queries) Backlog(ctx context.Context) ([]BacklogRow, error) {
 }
 
 const BeginErasure = `-- name: BeginErasure :one
-SELECT dlq.erase_begin($1::jsonb, nullif($2::text, ''), $3::text)::uuid AS id
+SELECT dlq.erase_begin($1::jsonb, nullif($2::text, ''), $3::text)::uuid AS id, now()::timestamptz AS at
 `
 
 type BeginErasureParams struct {
@@ -119,11 +119,16 @@ type BeginErasureParams struct {
 	Actor  string
 }
 
-func (q *Queries) BeginErasure(ctx context.Context, arg BeginErasureParams) (uuid.UUID, error) {
+type BeginErasureRow struct {
+	ID uuid.UUID
+	At time.Time
+}
+
+func (q *Queries) BeginErasure(ctx context.Context, arg BeginErasureParams) (BeginErasureRow, error) {
 	row := q.db.QueryRow(ctx, BeginErasure, arg.Filter, arg.Note, arg.Actor)
-	var id uuid.UUID
-	err := row.Scan(&id)
-	return id, err
+	var i BeginErasureRow
+	err := row.Scan(&i.ID, &i.At)
+	return i, err
 }
 
 const ChoosesAll = `-- name: ChoosesAll :one
@@ -228,6 +233,18 @@ func (q *Queries) EraseStep(ctx context.Context, arg EraseStepParams) (uuid.UUID
 	var last uuid.UUID
 	err := row.Scan(&last)
 	return last, err
+}
+
+const FileAll = `-- name: FileAll :one
+SELECT (r.done AND r.began_at >= $1::timestamptz)::boolean AS done FROM dlq.reconcile(p_whole => true) r
+`
+
+// Whether all that had failed before then is filed.
+func (q *Queries) FileAll(ctx context.Context, since time.Time) (bool, error) {
+	row := q.db.QueryRow(ctx, FileAll, since)
+	var done bool
+	err := row.Scan(&done)
+	return done, err
 }
 
 const FinishErasure = `-- name: FinishErasure :one
