@@ -21,21 +21,23 @@ var tables = map[string][]string{
 	// deadletter: what people and programs do with entries. The others: what they do with those that are theirs.
 	"dead_letter_queue": {"deadletter", "automatic", "ingest", "replay", "worker"},
 
-	"automatic_changes":  {"automatic"},
-	"automatic_switches": {"automatic"},
-	"circuit_breakers":   {"breaker"},
-	"erasures":           {"deadletter"},
-	"gates":              {"worker"},
-	"job_facts":          {"facts"},
-	"ordered_jobs":       {"ingest"},
-	"processes":          {"process"},
-	"reconcile_findings": {"reconcile"},
-	"replay_run_entries": {"replay"},
-	"replay_runs":        {"replay"},
-	"rollup_flow":        {"analytics"},
-	"rollup_state":       {"analytics"},
-	"settings":           {"automatic", "deadletter", "retention"},
-	"river.river_job":    {"breaker", "delivery", "ingest", "worker"},
+	"automatic_changes":       {"automatic"},
+	"automatic_switches":      {"automatic"},
+	"circuit_breakers":        {"breaker"},
+	"dead_letter_transitions": {"analytics"}, // of who is limited to queues and kinds
+	"erasures":                {"deadletter"},
+	"gates":                   {"worker"},
+	"job_facts":               {"facts"},
+	"ordered_jobs":            {"ingest"},
+	"processes":               {"process"},
+	"reconcile_findings":      {"reconcile"},
+	"replay_run_entries":      {"replay"},
+	"replay_runs":             {"replay"},
+	"rollup_flow":             {"analytics"},
+	"rollup_state":            {"analytics"},
+	"settings":                {"automatic", "deadletter", "retention"},
+	"tokens":                  {"access"},
+	"river.river_job":         {"breaker", "delivery", "ingest", "worker"},
 }
 
 var (

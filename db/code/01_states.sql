@@ -63,13 +63,18 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
 RETURN CASE WHEN p_claimed = session_user OR dlq.is_owner() THEN coalesce(p_claimed, session_user) ELSE session_user END;
 COMMENT ON FUNCTION dlq.actor IS 'Who acts: for callers that do not own the schema the database user, and the name that they give is on whose behalf (dlq.origin).';
 
+CREATE OR REPLACE FUNCTION dlq.is_person(p_actor text) RETURNS boolean
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN p_actor NOT LIKE 'worker:%' AND p_actor NOT IN ('capture', 'reconciler', 'sweep', 'retention', 'backfill');
+COMMENT ON FUNCTION dlq.is_person IS 'Whether an actor is a person, or a program of somebody''s, rather than dlqd itself.';
+
 -- Only dlqd can say of whom it asks; of everybody else, the server knows the address. What a program calls itself, it may make up.
 -- (A person of the API's, and a database user, may be called as dlqd calls itself.)
 CREATE OR REPLACE FUNCTION dlq.origin(p_actor text, p_claimed text DEFAULT NULL) RETURNS text
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
 RETURN CASE
     WHEN nullif(current_setting('dlq.origin', true), '') IS NOT NULL AND dlq.is_owner() THEN current_setting('dlq.origin', true)
-    WHEN p_actor NOT LIKE 'worker:%' AND p_actor NOT IN ('capture', 'reconciler', 'sweep', 'retention', 'backfill') OR p_actor = session_user AND NOT dlq.is_owner()
+    WHEN dlq.is_person(p_actor) OR p_actor = session_user AND NOT dlq.is_owner()
     THEN 'SQL, from ' || coalesce(host(inet_client_addr()), 'a local socket') || coalesce(' (' || nullif(current_setting('application_name'), '') || ')', '')
          || CASE WHEN p_claimed <> p_actor THEN ', on behalf of ' || p_claimed ELSE '' END END;
 COMMENT ON FUNCTION dlq.origin IS 'From where a person moves an entry: what the API says of its caller, or address and program of the database session, and the name that somebody gives beside their own. Null for what dlqd does by itself.';
@@ -242,7 +247,7 @@ BEGIN
     IF NEW.ordering_key IS NOT NULL THEN
         NEW.order_place := coalesce(NEW.order_place, dlq.order_place(NEW.river_job_id, NEW.job_created_at));
         IF dlq.is_open(OLD.status) AND NOT dlq.is_open(NEW.status) THEN
-            IF dlq.origin(NEW.move ->> 'actor') IS NULL THEN
+            IF NOT dlq.is_person(NEW.move ->> 'actor') THEN
                 PERFORM dlq.order_done(NEW.queue, NEW.ordering_key, NEW.river_job_id, NEW.job_created_at);
             ELSE -- a person's transaction may stay open, and River's scheduler waits for jobs that somebody holds
                 INSERT INTO dlq.job_facts (job_id, job_created_at, fact, entry_id) VALUES (NEW.river_job_id, NEW.job_created_at, 'closed', NEW.id);

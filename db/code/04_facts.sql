@@ -47,7 +47,7 @@ CREATE OR REPLACE FUNCTION dlq.supersede(p_ids uuid[], p_jobs bigint[], p_actor 
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET row_security = off AS $$
 DECLARE
     v_waits  constant text[] := '{available,scheduled,retryable,pending}';
-    v_person constant boolean := dlq.origin(p_actor) IS NOT NULL;
+    v_person constant boolean := dlq.is_person(p_actor);
     v_states constant text[] := ARRAY['discarded', 'cancelled'] || CASE WHEN NOT v_person THEN v_waits ELSE '{}' END;
 BEGIN
     BEGIN

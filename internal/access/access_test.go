@@ -236,6 +236,7 @@ func TestTokens_thatMeanNothing(t *testing.T) {
 	for want, token := range map[string]access.Token{
 		"a name of 1 to 255":      {Role: access.Reader},
 		"there is no role":        {Name: "x", Role: "root"},
+		"itself acts as":          {Name: "worker:1", Role: access.Reader},
 		"sources are for senders": {Name: "x", Role: access.Reader, Sources: []string{"a"}},
 		"cannot be limited":       {Name: "x", Role: access.Metrics, Queues: []string{"a"}},
 		"is no pattern":           {Name: "x", Role: access.Reader, Kinds: []string{""}},
@@ -284,6 +285,7 @@ func TestProxy(t *testing.T) {
 		{[]string{"X-User", "anna"}, "proxy anna "},
 		{nil, access.ErrUnknown.Error() + "\n"},
 		{[]string{"X-User", ""}, access.ErrUnknown.Error() + "\n"},
+		{[]string{"X-User", "capture"}, access.ErrUnknown.Error() + "\n"},
 		{[]string{"X-User", "anna", "X-User", "kim"}, access.ErrUnknown.Error() + "\n"}, // the proxy's, and somebody's own
 	} {
 		_, who := b.asks(url, "", c.headers...)

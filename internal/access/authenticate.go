@@ -199,7 +199,7 @@ func byProxy(r *http.Request, rules *Rules) *Principal {
 		return nil
 	}
 	users := r.Header.Values(rules.Proxy.UserHeader)
-	if len(users) != 1 || strings.TrimSpace(users[0]) == "" || len(users[0]) > 255 {
+	if len(users) != 1 || strings.TrimSpace(users[0]) == "" || len(users[0]) > 255 || reserved(strings.TrimSpace(users[0])) {
 		return nil // none, or one that somebody put beside the proxy's
 	}
 	var groups []string
