@@ -411,6 +411,7 @@ BEGIN
     IF v_from IS NULL THEN
         RAISE EXCEPTION 'there is no action %', p_action USING ERRCODE = 'DLQ04', HINT = 'There are discard, resolve, park, unpark, reopen, assign, tag, note and purge.';
     END IF;
+    p_args := jsonb_strip_nulls(p_args);
     IF p_action IN ('tag', 'park') AND EXISTS (SELECT FROM jsonb_array_elements_text(p_args -> 'tags') t WHERE t !~ '^[A-Za-z0-9_][A-Za-z0-9_-]{1,253}[A-Za-z0-9_]$') THEN
         RAISE EXCEPTION 'a tag must be 3 to 255 letters, digits, _ and -, and neither start nor end with -' USING ERRCODE = 'DLQ04', HINT = 'River refuses others, and so redeliveries with them.';
     END IF;

@@ -419,7 +419,7 @@ func TestReload_filesThatDisappearAndDirectoriesThatAreReplaced(t *testing.T) {
 
 	// Secrets are files too.
 	require.NoError(t, os.WriteFile(filepath.Join(first, "key"), nil, 0o600))
-	refuses("is empty: deliveries would not be signed", "one")
+	refuses("key is empty", "one")
 	require.NoError(t, os.WriteFile(filepath.Join(first, "key"), []byte("whsec_AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA"), 0o600))
 	serves("one")
 	require.Equal(t, "whsec_AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA", string(b.server.Policy().Destinations["d"].Secret))

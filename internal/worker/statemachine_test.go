@@ -262,8 +262,7 @@ func (m *machine) outcome() {
 		e.status, e.message, e.undecided = deadletter.Pending, message, true
 	}
 	if rapid.Bool().Draw(m.rt, "reported twice") {
-		m.do("UPDATE river_job SET state = 'running', finalized_at = NULL WHERE id = $1 AND state = 'completed'", live)
-		m.do("UPDATE river_job SET state = 'completed', finalized_at = now() WHERE id = $1 AND state = 'running'", live)
+		m.do("INSERT INTO dlq.job_facts (job_id, job_created_at, fact, entry_id) SELECT m.job_id, m.job_created_at, 'completed', m.entry_id FROM dlq.entry_jobs m JOIN river_job j ON j.id = m.job_id WHERE j.id = $1 AND j.state = 'completed'", live)
 	}
 }
 
