@@ -27,7 +27,10 @@ func version(dir string, settings []Setting) string {
 		if commit, err := git(dir, "rev-parse", "--short=12", "HEAD"); err == nil && commit != "" {
 			// A directory that Git ignores or does not know yet is no part of the commit.
 			if tracked, err := git(dir, "ls-files", "--", "."); err == nil && tracked != "" {
-				if changed, err := git(dir, "status", "--porcelain", "--", "."); err == nil && changed != "" {
+				// (Somebody may be committing: what is clean must be so at the commit that was there before.)
+				changed, err := git(dir, "status", "--porcelain", "--", ".")
+				after, afterErr := git(dir, "rev-parse", "--short=12", "HEAD")
+				if err != nil || afterErr != nil || changed != "" || after != commit {
 					commit += dirty
 				}
 				return commit
