@@ -22,10 +22,13 @@ demo: install-postgres build ## run the main job on a few hundred messages, in l
 run: install-postgres build ## serve until stopped, on an embedded Postgres
 	./bin/dlqd serve
 
+RACE ?= -race
+PACKAGES ?= ./...
+
 .PHONY: test
-test: install-postgres ## run all tests, with the race detector
+test: install-postgres ## run all tests, with the race detector (PACKAGES=…, RACE= for some, without)
 	@scripts/install.sh cc curl
-	go run ./internal/postgres/postgrestest/withpostgres go test -race -timeout 8m ./...
+	go run ./internal/postgres/postgrestest/withpostgres go test $(RACE) -timeout 8m $(PACKAGES)
 
 .PHONY: trial-capture
 trial-capture: install-postgres ## switch, lock, restore and purge around an application at random (TRIAL=10m), and count its failures
