@@ -10,6 +10,7 @@ import (
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/pem"
+	"errors"
 	"fmt"
 	"io"
 	"math/big"
@@ -33,16 +34,21 @@ const aMessage = `{"queue": "default", "kind": "order.placed", "payload": {"n": 
 // ask makes a request with headers, "Host" among them.
 func (b *bundle) ask(client *http.Client, method, url, body string, headers ...string) *http.Response {
 	b.Helper()
-	request, err := http.NewRequestWithContext(b.Context(), method, url, strings.NewReader(body))
-	require.NoError(b, err)
-	request.Header.Set("Content-Type", "application/json")
-	for i := 0; i < len(headers); i += 2 {
-		request.Header.Set(headers[i], headers[i+1])
-		if headers[i] == "Host" {
-			request.Host = headers[i+1]
+	var response *http.Response
+	var err error
+	// (A client of HTTP/2 that keeps no connections may hang up on its own request: it asks again.)
+	for try := 0; try == 0 || errors.Is(err, io.ErrUnexpectedEOF) && try < 3; try++ {
+		request, requestErr := http.NewRequestWithContext(b.Context(), method, url, strings.NewReader(body))
+		require.NoError(b, requestErr)
+		request.Header.Set("Content-Type", "application/json")
+		for i := 0; i < len(headers); i += 2 {
+			request.Header.Set(headers[i], headers[i+1])
+			if headers[i] == "Host" {
+				request.Host = headers[i+1]
+			}
 		}
+		response, err = client.Do(request) //nolint:bodyclose // below
 	}
-	response, err := client.Do(request)
 	require.NoError(b, err)
 	_, err = io.Copy(io.Discard, response.Body)
 	require.NoError(b, err)
