@@ -47,7 +47,7 @@ func (b *bundle) ask(client *http.Client, method, url, body string, headers ...s
 				request.Host = headers[i+1]
 			}
 		}
-		response, err = client.Do(request) //nolint:bodyclose // below
+		response, err = client.Do(request)
 	}
 	require.NoError(b, err)
 	_, err = io.Copy(io.Discard, response.Body)
