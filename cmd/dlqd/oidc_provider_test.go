@@ -170,7 +170,7 @@ oidc: {issuer: "`+provider.issuer+`", clientID: another}
 	provider.does("rotate")
 	renewed := provider.renewed(kim)
 	require.NotEqual(t, key.KeyID, provider.keys().Keys[0].KeyID)
-	require.Eventually(t, func() bool { return status(t, s.api, renewed) == http.StatusOK }, time.Minute, 100*time.Millisecond)
+	require.Eventually(t, func() bool { return status(t, s.api, renewed) == http.StatusOK }, time.Minute, 500*time.Millisecond)
 	require.Equal(t, http.StatusUnauthorized, status(t, s.api, good), "the key that signed it is withdrawn")
 
 	// Clocks that differ by less than a minute, and by more. (Its ID tokens are good for two minutes.)

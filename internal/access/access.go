@@ -1,5 +1,5 @@
 // Package access says who calls, and what they may do: tokens, operating system users on a Unix socket, what a proxy says of its
-// users; roles, each limited to queues and kinds.
+// users, tokens of an OpenID Connect provider; roles, each limited to queues and kinds.
 package access
 
 import (
@@ -23,7 +23,7 @@ const (
 	Operator Role = "operator"
 	// Admin also erases, switches capture, and keeps tokens.
 	Admin Role = "admin"
-	// Sender submits messages, and sees what became of its own.
+	// Sender submits messages.
 	Sender Role = "sender"
 	// Metrics reads metrics and health.
 	Metrics Role = "metrics"
@@ -106,27 +106,29 @@ func (p *Principal) RoleName() Role {
 }
 
 func matches(patterns []string, text string) bool {
-	return len(patterns) == 0 || slices.ContainsFunc(patterns, func(p string) bool { return matchesOne(p, text) })
+	return len(patterns) == 0 || slices.ContainsFunc(patterns, func(p string) bool { return MatchPattern(p, text) })
 }
 
-func matchesOne(pattern, text string) bool {
-	parts := strings.Split(pattern, "*")
-	if len(parts) == 1 {
+// MatchPattern reports whether a text matches a pattern in which * stands for any text.
+func MatchPattern(pattern, text string) bool {
+	first, rest, wild := strings.Cut(pattern, "*")
+	if !wild {
 		return pattern == text
 	}
-	rest, ok := strings.CutPrefix(text, parts[0])
+	text, ok := strings.CutPrefix(text, first)
 	if !ok {
 		return false
 	}
-	last := parts[len(parts)-1]
-	for _, part := range parts[1 : len(parts)-1] {
-		_, after, found := strings.Cut(rest, part)
-		if !found {
+	parts := strings.Split(rest, "*")
+	last := len(parts) - 1
+	for _, part := range parts[:last] { // each where it comes first: that leaves the most to the others
+		at := strings.Index(text, part)
+		if at < 0 {
 			return false
 		}
-		rest = after
+		text = text[at+len(part):]
 	}
-	return strings.HasSuffix(rest, last)
+	return strings.HasSuffix(text, parts[last])
 }
 
 type principalKey struct{}

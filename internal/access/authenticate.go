@@ -17,6 +17,8 @@ import (
 
 	"golang.org/x/sync/singleflight"
 	"golang.org/x/sys/unix"
+
+	"github.com/dlqd/dlqd/internal/door"
 )
 
 // Rules say how callers are known, and what those may do who have no token.
@@ -138,7 +140,7 @@ func (a *Authenticator) Authenticate(r *http.Request) (*Principal, error) {
 }
 
 func (a *Authenticator) byToken(r *http.Request, scheme, secret string) (*Principal, error) {
-	from, key := remote(r), [32]byte(hashOf(secret))
+	from, key := door.Peer(r), [32]byte(hashOf(secret))
 	a.mu.Lock()
 	found := a.known[key]
 	a.mu.Unlock()
@@ -193,8 +195,8 @@ func byProxy(r *http.Request, rules *Rules) *Principal {
 	if !slices.Contains(rules.Ways, ViaProxy) {
 		return nil
 	}
-	address, err := netip.ParseAddr(remote(r))
-	from := err == nil && slices.ContainsFunc(rules.Proxy.From, func(n netip.Prefix) bool { return n.Contains(address.Unmap()) })
+	address, err := netip.ParseAddrPort(r.RemoteAddr)
+	from := err == nil && slices.ContainsFunc(rules.Proxy.From, func(n netip.Prefix) bool { return n.Contains(address.Addr().Unmap()) })
 	if _, socket := r.Context().Value(peerKey{}).(uint32); !from && (!socket || !rules.Proxy.Socket) {
 		return nil
 	}
@@ -229,16 +231,7 @@ func bySocket(r *http.Request, rules *Rules) *Principal {
 	return p
 }
 
-// remote is the address that a request comes from, without its port.
-func remote(r *http.Request) string {
-	host, _, err := net.SplitHostPort(r.RemoteAddr)
-	if err != nil {
-		return r.RemoteAddr
-	}
-	return host
-}
-
-// attempts counts sign-ins that failed, by address.
+// attempts counts sign-ins that failed, by [door.Peer].
 type attempts struct {
 	mu sync.Mutex
 	of map[string]*failures

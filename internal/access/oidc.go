@@ -18,6 +18,8 @@ import (
 
 	"github.com/coreos/go-oidc/v3/oidc"
 	"github.com/go-jose/go-jose/v4"
+
+	"github.com/dlqd/dlqd/internal/door"
 )
 
 // OIDC is an OpenID Connect provider that has users sign in.
@@ -351,7 +353,7 @@ func texts(claim any) []string {
 	return nil
 }
 
-// reserved reports whether dlqd acts by this name itself, as dlq.origin has it: whose name that were would be in no audit of people.
+// reserved reports whether dlqd acts by this name itself, as dlq.is_person has it: whose name that were would be in no audit of people.
 func reserved(name string) bool {
 	return strings.HasPrefix(name, "worker:") || slices.Contains([]string{"capture", "reconciler", "sweep", "retention", "backfill"}, name)
 }
@@ -369,7 +371,7 @@ func (a *Authenticator) byJWT(r *http.Request, rules *Rules, raw string) (*Princ
 		return p, err
 	}
 	// (Looking comes first: a good one does not suffer from what others at its address do, and guessing is of no use.)
-	from := remote(r)
+	from := door.Peer(r)
 	if wait := a.attempts.wait(from, time.Now()); wait > 0 {
 		return nil, &RetryError{After: wait}
 	}

@@ -3,10 +3,8 @@ package api
 import (
 	"context"
 	"errors"
-	"math"
 	"net/http"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/danielgtaylor/huma/v2"
@@ -120,7 +118,7 @@ func (s *service) refuseSignIn(w http.ResponseWriter, r *http.Request, err error
 	var retry *access.RetryError
 	switch {
 	case errors.As(err, &retry):
-		w.Header().Set("Retry-After", strconv.Itoa(int(math.Ceil(retry.After.Seconds()))))
+		w.Header().Set("Retry-After", door.Seconds(retry.After))
 		door.Problem(w, http.StatusTooManyRequests, err.Error())
 	case errors.Is(err, access.ErrProvider):
 		w.Header().Set("Retry-After", "5") // it is not asked more often

@@ -5,14 +5,13 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"math"
 	"net/http"
-	"strconv"
 	"strings"
 	"time"
 
 	"github.com/danielgtaylor/huma/v2"
 
+	"github.com/dlqd/dlqd/internal/door"
 	"github.com/dlqd/dlqd/internal/ingest"
 	"github.com/dlqd/dlqd/internal/message"
 )
@@ -327,8 +326,7 @@ func locate(field string, index int, messageID string) string {
 
 // notNow is the answer to a submission that was not stored and may be sent again later.
 func notNow(err error, after time.Duration) error {
-	seconds := strconv.Itoa(int(math.Ceil(after.Seconds())))
-	return huma.ErrorWithHeaders(huma.Error503ServiceUnavailable(err.Error()+"; nothing was stored"), http.Header{"Retry-After": {seconds}})
+	return huma.ErrorWithHeaders(huma.Error503ServiceUnavailable(err.Error()+"; nothing was stored"), http.Header{"Retry-After": {door.Seconds(after)}})
 }
 
 func retryAfter() http.Header { return http.Header{"Retry-After": {retryAfterSeconds}} }

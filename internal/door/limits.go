@@ -32,7 +32,7 @@ func Limit(config Config, next http.Handler) http.Handler {
 			wait := rates.take(client, time.Now(), w.Header())
 			if wait > 0 {
 				config.Refused(RefusedRate)
-				w.Header().Set("Retry-After", seconds(wait))
+				w.Header().Set("Retry-After", Seconds(wait))
 				Problem(w, http.StatusTooManyRequests, "more than "+config.Rate.String()+" requests; send it again later")
 				return
 			}
@@ -95,7 +95,7 @@ func newRates(limit Rate) *rates {
 	}
 	return &rates{
 		rate: limit, clients: map[string]*rate.Limiter{}, sweepAt: firstSweep,
-		policy: `"requests";q=` + strconv.Itoa(limit.Requests) + ";w=" + seconds(limit.Per),
+		policy: `"requests";q=` + strconv.Itoa(limit.Requests) + ";w=" + Seconds(limit.Per),
 	}
 }
 
@@ -108,7 +108,7 @@ func (r *rates) take(client string, now time.Time, header http.Header) (wait tim
 	perToken := float64(r.rate.Per) / float64(r.rate.Requests)
 	full := time.Duration((float64(r.rate.Requests) - left) * perToken)
 	header.Set("RateLimit-Policy", r.policy)                                                         //nolint:canonicalheader // as the draft spells it
-	header.Set("RateLimit", `"requests";r=`+strconv.Itoa(int(math.Floor(left)))+";t="+seconds(full)) //nolint:canonicalheader // as above
+	header.Set("RateLimit", `"requests";r=`+strconv.Itoa(int(math.Floor(left)))+";t="+Seconds(full)) //nolint:canonicalheader // as above
 	if allowed {
 		return 0
 	}
@@ -135,5 +135,5 @@ func (r *rates) bucket(client string, now time.Time) *rate.Limiter {
 	return bucket
 }
 
-// seconds are whole ones, rounded up, as header fields have them.
-func seconds(d time.Duration) string { return strconv.Itoa(int(math.Ceil(d.Seconds()))) }
+// Seconds are whole ones, rounded up, as header fields have them.
+func Seconds(d time.Duration) string { return strconv.Itoa(int(math.Ceil(d.Seconds()))) }

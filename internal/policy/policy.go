@@ -7,9 +7,9 @@ import (
 	"encoding/json"
 	"maps"
 	"slices"
-	"strings"
 	"time"
 
+	"github.com/dlqd/dlqd/internal/access"
 	"github.com/dlqd/dlqd/internal/redact"
 )
 
@@ -404,27 +404,8 @@ func (p *Policy) KindRouting(kind string) *KindRouting {
 	return found
 }
 
-// MatchPattern reports whether a text matches a pattern in which * stands for any text.
-func MatchPattern(pattern, text string) bool {
-	first, rest, wild := strings.Cut(pattern, "*")
-	if !wild {
-		return pattern == text
-	}
-	text, ok := strings.CutPrefix(text, first)
-	if !ok {
-		return false
-	}
-	parts := strings.Split(rest, "*")
-	last := len(parts) - 1
-	for _, part := range parts[:last] { // each where it comes first: that leaves the most to the others
-		at := strings.Index(text, part)
-		if at < 0 {
-			return false
-		}
-		text = text[at+len(part):]
-	}
-	return strings.HasSuffix(text, parts[last])
-}
+// MatchPattern reports whether a text matches a pattern in which * stands for any text: one meaning, for queues, kinds and grants.
+func MatchPattern(pattern, text string) bool { return access.MatchPattern(pattern, text) }
 
 // SmartRetryOn reports whether smart retry is on for a queue.
 func (p *Policy) SmartRetryOn(queue string) bool {

@@ -10,7 +10,6 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
-	"net/netip"
 	"slices"
 	"strings"
 	"sync"
@@ -391,10 +390,7 @@ func (s *Server) tellPeople(parked []worker.Parked) {
 func reached(addresses []string) string {
 	for _, address := range addresses {
 		host, _, err := net.SplitHostPort(address)
-		if strings.HasPrefix(address, "unix:") || err == nil && host == "localhost" {
-			continue
-		}
-		if ip, ipErr := netip.ParseAddr(host); err != nil || ipErr != nil || !ip.IsLoopback() {
+		if !strings.HasPrefix(address, "unix:") && (err != nil || !access.IsLoopback(host)) {
 			return address
 		}
 	}
