@@ -192,6 +192,7 @@ DECLARE
         "dlq_admin": ["backfill", "delete_entries", "delete_jobs", "drop_partition", "ensure_partition", "ensure_partitions", "erase", "erase_begin", "erase_step", "missing_partitions", "rebuild_rollups",
             "reconcile", "set_capture", "set_role_scope", "restore_entries"]}';
 BEGIN
+    PERFORM pg_advisory_xact_lock(hashtextextended('dlq.protect', 0));
     EXECUTE format('REVOKE ALL ON ALL ROUTINES IN SCHEMA %s FROM PUBLIC', v_schema);
     FOREACH v_role IN ARRAY ARRAY['dlq_reader', 'dlq_operator', 'dlq_admin'] LOOP
         IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = v_role) THEN

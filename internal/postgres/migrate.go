@@ -281,12 +281,15 @@ func (m *Migrator) inShortLocks(ctx context.Context, run func(tx pgx.Tx) error) 
 	})
 }
 
+// tupleUpdated is how a GRANT fails, or a change of a function, that another one of the same object comes before (XX000).
+const tupleUpdated = "tuple concurrently updated"
+
 // again runs a change until no lock of others is in its way.
 func (m *Migrator) again(ctx context.Context, run func() error) error {
 	for try := 1; ; try++ {
 		err := run()
 		var pgErr *pgconn.PgError
-		if !errors.As(err, &pgErr) || (pgErr.Code != "55P03" && pgErr.Code != "40P01") {
+		if !errors.As(err, &pgErr) || pgErr.Code != "55P03" && pgErr.Code != "40P01" && pgErr.Message != tupleUpdated {
 			return err
 		}
 		if try >= cmp.Or(m.Tries, codeTries) {

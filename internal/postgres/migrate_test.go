@@ -168,6 +168,28 @@ func TestMigrate_manyAtOnce(t *testing.T) {
 	}
 }
 
+// A dlqd that serves hides columns, and somebody grants, at the moment in which another one installs its functions.
+func TestMigrate_besideOthersGrants(t *testing.T) {
+	t.Parallel()
+	pool := postgrestest.Pool(t)
+	for _, sql := range []string{"SELECT dlq.protect('{notes}')", "GRANT SELECT ON dlq.dead_letter_queue TO dlq_reader"} {
+		execute(t, pool, "UPDATE dlq.settings SET value = 'older' WHERE key = 'code_version'")
+		tx, err := pool.Begin(t.Context())
+		require.NoError(t, err)
+		_, err = tx.Exec(t.Context(), sql)
+		require.NoError(t, err)
+		done := make(chan error, 1)
+		go func() { done <- migratorOn(pool).Up(t.Context()) }()
+		require.Eventually(t, func() bool {
+			var waits bool
+			require.NoError(t, pool.QueryRow(t.Context(), "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock')").Scan(&waits))
+			return waits
+		}, time.Minute, 5*time.Millisecond)
+		require.NoError(t, tx.Commit(t.Context()))
+		require.NoError(t, <-done, sql)
+	}
+}
+
 func TestAttachAndDetach(t *testing.T) {
 	t.Parallel()
 	pool := withRiver(t)
