@@ -318,6 +318,7 @@ func (e *Embedded) launch() error {
 	if e.config.Throwaway {
 		settings["fsync"] = "off"
 		settings["full_page_writes"] = "off"
+		settings["max_wal_size"] = "512MB"
 		settings["max_prepared_transactions"] = "20"
 	}
 	e.server = exec.Command(e.bin.Path("postgres"), "-D", e.pgdata()) //nolint:gosec,noctx // lives as long as this process

@@ -21,6 +21,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"github.com/dlqd/dlqd/internal/postgres"
 )
@@ -60,7 +61,7 @@ func Start(ctx context.Context) (string, error) {
 		if server.url = os.Getenv(URLVariable); server.url != "" {
 			return
 		}
-		if server.dir, server.err = os.MkdirTemp("", "dlqd-test-"); server.err != nil {
+		if server.dir, server.err = os.MkdirTemp(dir(), "dlqd-test-"); server.err != nil {
 			return
 		}
 		if server.embedded, server.err = postgres.StartEmbedded(ctx, postgres.EmbeddedConfig{
@@ -70,6 +71,17 @@ func Start(ctx context.Context) (string, error) {
 		}
 	})
 	return server.url, server.err
+}
+
+// dir is where a server's files go: into memory where there is plenty, since each test has hundreds of them made and deleted; else
+// where temporary files go.
+func dir() string {
+	const memory, plenty = "/dev/shm", 8 << 30
+	var found unix.Statfs_t
+	if unix.Statfs(memory, &found) == nil && found.Type == unix.TMPFS_MAGIC && found.Bavail*uint64(found.Bsize) >= plenty { //nolint:gosec // a size of blocks
+		return memory
+	}
+	return ""
 }
 
 // Stop stops the server that Start started.

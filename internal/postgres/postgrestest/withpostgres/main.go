@@ -7,17 +7,22 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"os/signal"
+	"syscall"
 
 	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
 )
 
 func main() {
-	url, err := postgrestest.Start(context.Background())
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	url, err := postgrestest.Start(ctx)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "withpostgres:", err)
 		os.Exit(1)
 	}
-	cmd := exec.Command(os.Args[1], os.Args[2:]...) //nolint:gosec,noctx // what the caller asked for
+	cmd := exec.CommandContext(ctx, os.Args[1], os.Args[2:]...)         //nolint:gosec // what the caller asked for
+	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) } // the server stops last
 	cmd.Env = append(os.Environ(), postgrestest.URLVariable+"="+url)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
 	err = cmd.Run()
