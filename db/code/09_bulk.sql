@@ -182,6 +182,9 @@ BEGIN
     IF dlq.chooses_all(p_filter) AND NOT p_all THEN
         RAISE EXCEPTION 'replay: an empty filter chooses every entry' USING ERRCODE = 'DLQ04', HINT = 'Say so with p_all => true.';
     END IF;
+    IF p_patch IS NOT NULL AND p_merge_patch IS NOT NULL THEN
+        RAISE EXCEPTION 'replay: a patch and a merge patch' USING ERRCODE = 'DLQ04', HINT = 'One of them edits the payloads: p_patch (RFC 6902) or p_merge_patch (RFC 7396).';
+    END IF;
     PERFORM dlq.check_rate(p_rate);
     PERFORM dlq.check_destination(v_filter, p_destination);
     IF p_queue IS NOT NULL AND NOT dlq.in_scope(p_queue, NULL, dlq.scope()) THEN

@@ -378,8 +378,25 @@ func checkKeys(node *yaml.Node) error {
 
 func note(node *yaml.Node, path string, lines map[string]string, origin func(int) string) {
 	switch node.Kind { //nolint:exhaustive // the others hold nothing
+	case yaml.AliasNode:
+		note(node.Alias, path, lines, origin)
 	case yaml.MappingNode:
+		for i := 0; i+1 < len(node.Content); i += 2 { // what is merged in first: what stands beside it counts
+			merged := node.Content[i+1]
+			switch {
+			case node.Content[i].ShortTag() != "!!merge":
+			case merged.Kind == yaml.SequenceNode:
+				for _, item := range slices.Backward(merged.Content) {
+					note(item, path, lines, origin)
+				}
+			default:
+				note(merged, path, lines, origin)
+			}
+		}
 		for i := 0; i+1 < len(node.Content); i += 2 {
+			if node.Content[i].ShortTag() == "!!merge" {
+				continue
+			}
 			at := node.Content[i].Value
 			if path != "" {
 				at = path + "." + at

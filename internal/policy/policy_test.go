@@ -185,6 +185,8 @@ func TestLoad_bad(t *testing.T) {
 		{"dlq-routing", "kinds: {'report.*': {plan: {delays: [0s]}}}", "kinds.report.*.plan.delays[0]: is 0s; must be 1ms to"},
 		{"dlq-routing", "kinds: {report: {classes: {bug: {strategy: manual}}}}", "kinds.report.classes.bug: is no class (there are: transient,"},
 		{"dlq-routing", "automatic: {classes: {bug: {enabled: true}}}", "automatic.classes.bug: is no class (there are: transient,"},
+		{"dlq-routing", "queues:\n  default:\n    classes: {outag: {strategy: manual}}\nstrategies:\n  scheduled: {timeZone: UTC}", "dlq-routing.yaml:3: queues.default.classes.outag: is no class (there are: transient,"},
+		{"dlq-routing", "rules:\n- &q {name: a, match: {kind: k}, class: bug}\n- {<<: *q, name: b}", "dlq-routing.yaml:2: rules[1].class: is bug; must be one of transient,"},
 		{"dlq-routing", "automatic: {all: {}}", "automatic.all: enabled is required"},
 		{"dlq-routing", "automatic:\n  queues:\n    mailers: {enabled: true, include: [old]}", "dlq-routing.yaml:3: automatic.queues.mailers.include[0]: is old; must be one of backfilled, single-attempt"},
 		{"dlq-routing", "automatic: {kind: {}}", "automatic.kind: there is no such field (there are: all, classes, kinds, queues)"},

@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -90,9 +91,9 @@ func validate(name string, content map[string]any) []problem {
 		return nil
 	}
 	var problems []problem
-	collect(name, err.(*validator.ValidationError), &problems) //nolint:errorlint,forcetypeassert // what Validate returns
-	slices.SortFunc(problems, func(a, b problem) int { return strings.Compare(a.path, b.path) })
-	return problems
+	collect(name, content, err.(*validator.ValidationError), &problems) //nolint:errorlint,forcetypeassert // what Validate returns
+	slices.SortFunc(problems, func(a, b problem) int { return cmp.Or(strings.Compare(a.path, b.path), strings.Compare(a.text, b.text)) })
+	return slices.Compact(problems)
 }
 
 func compile(name string) (*validator.Schema, error) {
@@ -133,11 +134,11 @@ func newCompiler(name string) (*validator.Compiler, error) {
 }
 
 // collect says in our words what the validator found, with the allowed values.
-func collect(name string, err *validator.ValidationError, into *[]problem) {
+func collect(name string, content map[string]any, err *validator.ValidationError, into *[]problem) {
 	names, ofNames := err.ErrorKind.(*kind.PropertyNames)
 	if len(err.Causes) > 0 && !ofNames {
 		for _, cause := range err.Causes {
-			collect(name, cause, into)
+			collect(name, content, cause, into)
 		}
 		return
 	}
@@ -155,9 +156,10 @@ func collect(name string, err *validator.ValidationError, into *[]problem) {
 	add := func(format string, args ...any) {
 		*into = append(*into, problem{path, fmt.Sprintf(format, args...)})
 	}
-	if ofNames {
-		path = strings.TrimPrefix(path+"."+names.Property, ".")
-		add("is no class (there are: %s)", strings.Join(classNames(), ", "))
+	if ofNames { // (the validator does not keep where: what it has of that is of what it looked at last)
+		for _, path = range classPaths(content, names.Property) {
+			add("is no class (there are: %s)", strings.Join(classNames(), ", "))
+		}
 		return
 	}
 	switch k := err.ErrorKind.(type) {
@@ -196,6 +198,23 @@ func collect(name string, err *validator.ValidationError, into *[]problem) {
 	default:
 		add("%s", k.LocalizedString(message.NewPrinter(language.English)))
 	}
+}
+
+// classPaths are where a content says something of a class.
+func classPaths(content map[string]any, class string) []string {
+	var paths []string
+	for key, value := range content {
+		inner, ok := value.(map[string]any)
+		if _, has := inner[class]; has && key == "classes" {
+			paths = append(paths, key+"."+class)
+		}
+		if ok {
+			for _, path := range classPaths(inner, class) {
+				paths = append(paths, key+"."+path)
+			}
+		}
+	}
+	return paths
 }
 
 // properties are the fields that a schema at an address allows.

@@ -276,6 +276,8 @@ func TestRun_lowRates(t *testing.T) {
 		_, err := b.pool.Exec(t.Context(), "SELECT dlq.replay_start('{}', p_all => true, p_rate => "+rate+")")
 		require.ErrorContains(t, err, "replay: a rate of", rate)
 	}
+	_, err := b.pool.Exec(t.Context(), "SELECT dlq.replay_start('{}', p_all => true, p_patch => '[]', p_merge_patch => '{}')")
+	require.ErrorContains(t, err, "replay: a patch and a merge patch")
 }
 
 // What is reported is how fast it sends, not how long it was paused or waited for its redeliveries to end.
