@@ -150,8 +150,7 @@ COMMENT ON FUNCTION dlq.wake IS 'Tells DLQ workers that there is something to do
 -- statement's time, until when capture may work on it, in microseconds (0: it gives way), and which tables it has written: i (inbox), f (job_facts).
 DO $install$
 DECLARE
-    -- What is a failure: see dlq.is_failure. Twice at one time is one failure (a job that a transaction retries and fails again with
-    -- now(), for one). The limit is looked at between jobs: one alone must not pass it. 10 MB take 100 ms to copy, less where the time
+    -- What is a failure: see dlq.is_failure. The limit is looked at between jobs: one alone must not pass it. 10 MB take 100 ms to copy, less where the time
     -- left is short; what is compressed becomes a hundred times as long, and is read but for args, which are copied as they lie.
     v_failure constant text := $sql$CASE WHEN NEW.state = 'discarded' THEN NOT (NEW.metadata @> '{"unique_key_conflict": "scheduler_discarded"}' AND OLD.state IN ('scheduled', 'retryable'))
                      ELSE NEW.state = 'cancelled' AND NOT NEW.metadata ? 'cancel_attempted_at' AND coalesce(cardinality(NEW.errors), 0) > coalesce(cardinality(OLD.errors), 0) END$sql$;
@@ -178,8 +177,7 @@ DECLARE
                      metadata, next_retry_at, first_failed_at, last_failed_at)
                 SELECT dlq.uuid_of(v_us, NEW.id), v_event_id, NEW.id, NEW.created_at, NEW.queue, v_kind, NEW.kind, v_subscriber, v_source, v_ordering_key,
                        NEW.priority, NEW.tags, NEW.args, NEW.errors[cardinality(NEW.errors)] ->> 'error', coalesce(to_jsonb(NEW.errors), '[]'),
-                       NEW.attempt, NEW.max_attempts, NEW.unique_key, NEW.unique_states, NEW.metadata, now(), v_failed_at, v_failed_at
-                ON CONFLICT (id) DO NOTHING;
+                       NEW.attempt, NEW.max_attempts, NEW.unique_key, NEW.unique_states, NEW.metadata, now(), v_failed_at, v_failed_at;
             END IF$sql$;
     -- A job that dlqd made or follows, or one that was retried a moment ago. A mark only says where to look: metadata gets copied.
     v_marked constant text := $sql$NEW.metadata ? 'dlq:entry_id' OR cardinality(NEW.errors) > 1$sql$;

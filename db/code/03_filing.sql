@@ -116,7 +116,8 @@ COMMENT ON FUNCTION dlq.audit_capture IS 'Writes the audit row of an entry that 
 
 -- file_as is the one way out of the inbox: what it inserts into the open partition it deletes from the inbox and writes to the trail,
 -- in one statement. Columns of decisions are arrays, in the order of p_ids; without them entries are filed undecided. The caller
--- has locked the rows. ON CONFLICT: a job that has an open entry has one; its further failures, and those of redeliveries, are the
+-- has locked the rows, and names each once. ON CONFLICT: a failure that came in twice is one (a job that a transaction retries and fails
+-- again with now(), for one), and a job that has an open entry has one; its further failures, and those of redeliveries, are the
 -- business of file_repeats.
 CREATE OR REPLACE FUNCTION dlq.file_as(p_ids uuid[], p_actor text DEFAULT NULL, p_config_version text DEFAULT NULL, p_statuses text[] DEFAULT NULL, p_strategies text[] DEFAULT NULL,
     p_error_classes text[] DEFAULT NULL, p_rules text[] DEFAULT NULL, p_fingerprints text[] DEFAULT NULL, p_next_retry_ats timestamptz[] DEFAULT NULL,
@@ -260,7 +261,7 @@ DECLARE
     v_filed integer;
 BEGIN
     -- Whoever files them this moment is waited for: the caller's next statement finds them open.
-    v_ids := ARRAY(SELECT i.id FROM dlq.dead_letter_inbox i WHERE i.id = ANY (p_ids) ORDER BY i.id FOR UPDATE);
+    v_ids := ARRAY(WITH held AS (SELECT i.id FROM dlq.dead_letter_inbox i WHERE i.id = ANY (p_ids) ORDER BY i.id FOR UPDATE) SELECT DISTINCT h.id FROM held h);
     IF cardinality(v_ids) = 0 THEN
         RETURN 0;
     END IF;

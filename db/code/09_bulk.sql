@@ -203,7 +203,8 @@ BEGIN
     -- Chosen now, once: what comes to match the filter later is not drawn in, and what does not match any more is in the report.
     -- Entries of one ordering key go one after the other, in the order of their messages, whatever order they failed in.
     v_chosen := dlq.filter_where(v_filter) || ' AND (e.stage <> ''inbox'' OR NOT dlq.is_repeat(e.river_job_id, e.job_created_at))';
-    EXECUTE 'INSERT INTO dlq.replay_run_entries (run_id, entry_id) SELECT $2, e.id FROM dlq.dead_letter_queue e WHERE e.ordering_key IS NULL AND ' || v_chosen USING v_filter, v_id;
+    EXECUTE 'INSERT INTO dlq.replay_run_entries (run_id, entry_id) SELECT $2, e.id FROM dlq.dead_letter_queue e WHERE e.ordering_key IS NULL AND ' || v_chosen
+        || ' ON CONFLICT DO NOTHING' USING v_filter, v_id; -- (an unfiled failure may be there twice)
     GET DIAGNOSTICS v_total = ROW_COUNT;
     EXECUTE 'INSERT INTO dlq.replay_run_entries (run_id, entry_id, behind, leads)
              SELECT $2, e.id, lag(e.id) OVER k, lead(e.id) OVER k IS NOT NULL FROM dlq.dead_letter_queue e WHERE e.ordering_key IS NOT NULL AND ' || v_chosen

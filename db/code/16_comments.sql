@@ -22,6 +22,7 @@ BEGIN
             ('^dead_letter_open_river_job$', 'One open entry a job.'),
             ('^dead_letter_failed_river_job$', 'The entry of a job that is retried outside dlqd.'),
             ('^dead_letter_open_due$', 'What workers claim: the due entries of each priority, oldest first.'),
+            ('^dead_letter_inbox_id$', 'Finds an unfiled entry; not unique, since a failure may come in twice.'),
             ('^dead_letter_open_observed$', 'Observed entries, by what a switch is for.'),
             ('^dead_letter_open_backlog$', 'Counts by status, queue and class, read from the index alone.'),
             ('^dead_letter_open_waiting$', 'Entries that wait for a condition, for the gate of their queue.'),

@@ -189,6 +189,18 @@ func TestFile_failureThatIsOpen(t *testing.T) {
 	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_open"))
 }
 
+// A failure that came in twice is filed once.
+func TestFile_failureThatCameTwice(t *testing.T) {
+	t.Parallel()
+	b := setup(t, succeed)
+	id := b.unfiled()
+	b.exec("INSERT INTO dlq.dead_letter_inbox SELECT * FROM dlq.dead_letter_inbox")
+	b.exec("SELECT dlq.file(ARRAY[$1::uuid])", id)
+	require.Zero(t, b.count("SELECT count(*) FROM dlq.dead_letter_inbox"))
+	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_open"))
+	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_transitions"))
+}
+
 // A job that fails again before anybody has filed its first failure has one entry, with both failures.
 func TestFile_jobThatFailsAgain(t *testing.T) {
 	t.Parallel()

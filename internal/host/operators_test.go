@@ -102,6 +102,10 @@ func TestHost_openTransactions(t *testing.T) {
 			does("INSERT INTO river_job (kind, args, max_attempts) VALUES ('mail', '{}', 1)", sql)
 			if !s.locksEnded {
 				for _, id := range []int64{d.parked, d.unfiled} {
+					var failedAt time.Time
+					require.NoError(t, app.QueryRow(t.Context(), "SELECT finalized_at FROM river_job WHERE id = $1", id).Scan(&failedAt))
+					does("UPDATE river_job SET state = 'available', finalized_at = NULL WHERE id = $1", sql, id)
+					does("UPDATE river_job SET state = 'discarded', finalized_at = $2 WHERE id = $1", sql, id, failedAt) // the same failure, again
 					does("UPDATE river_job SET state = 'available', finalized_at = NULL WHERE id = $1", sql, id)
 					does("UPDATE river_job SET state = 'discarded', finalized_at = clock_timestamp() WHERE id = $1", sql, id)
 				}

@@ -147,7 +147,11 @@ func TestMigrate_codeThatIsGone(t *testing.T) {
 
 	// A step down that stops half way: somebody's view is of a table.
 	execute(t, pool, "CREATE VIEW mine AS SELECT id FROM dlq.dead_letter_queue")
-	require.NoError(t, m.Down(t.Context()), "the last migration")
+	status, err := m.Status(t.Context())
+	require.NoError(t, err)
+	for range status.Version - 1 {
+		require.NoError(t, m.Down(t.Context()))
+	}
 	require.Error(t, m.Down(t.Context()), "the first one")
 	require.ErrorIs(t, m.Check(t.Context()), postgres.ErrSchemaOld)
 	require.NoError(t, m.Up(t.Context()))

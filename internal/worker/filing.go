@@ -180,7 +180,8 @@ func (w *Worker) file(ctx context.Context, at look, size int) (rows []dbsqlc.Cla
 	}
 	found, took := rows, time.Since(began)
 	if len(rows) > 0 {
-		if rows, err = w.fileJudged(ctx, rows); err != nil {
+		once := slices.CompactFunc(slices.Clone(rows), func(a, b dbsqlc.ClaimDueRow) bool { return a.ID == b.ID }) // a failure may be there twice
+		if rows, err = w.fileJudged(ctx, once); err != nil {
 			return rows, err
 		}
 	}

@@ -35,6 +35,7 @@ func TestFile_decides(t *testing.T) {
 	b.fail(2, "connection refused")
 	b.fail(2, "connection refused")
 	b.fail(2, "card was declined")
+	b.exec("INSERT INTO dlq.dead_letter_inbox SELECT * FROM dlq.dead_letter_inbox") // each came in twice
 	b.file()
 	require.Zero(t, b.count("SELECT count(*) FROM dlq.dead_letter_inbox"))
 	require.Equal(t, 3, b.count(`SELECT count(*) FROM dlq.dead_letter_transitions t JOIN dlq.dead_letter_open e ON e.id = t.entry_id
