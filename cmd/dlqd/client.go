@@ -37,6 +37,7 @@ type client struct {
 	tokenFile string
 	secret    string // a token that was got just now
 	nobody    bool   // asks what everybody may ask, without a token
+	plainHTTP bool   // sends a token where others on the way can read it
 }
 
 func (c *client) register(cmd *cobra.Command) {
@@ -47,6 +48,7 @@ func (c *client) register(cmd *cobra.Command) {
 func (c *client) registerURL(cmd *cobra.Command) {
 	c.registerAddress(cmd)
 	cmd.Flags().StringVar(&c.tokenFile, "token-file", os.Getenv("DLQD_TOKEN_FILE"), "file with a token, where $DLQD_TOKEN has none ($DLQD_TOKEN_FILE)")
+	cmd.Flags().BoolVar(&c.plainHTTP, "plain-http", os.Getenv("DLQD_PLAIN_HTTP") == "true", "send the token over http to another machine, where others on the way can read it ($DLQD_PLAIN_HTTP)")
 }
 
 func (c *client) registerAddress(cmd *cobra.Command) {
@@ -140,6 +142,9 @@ func (c *client) do(cmd *cobra.Command, method, path string, body io.Reader) (*h
 		return nil, err
 	}
 	if token != "" {
+		if err := checkPrivate(c.base); err != nil && !c.plainHTTP {
+			return nil, &usageError{fmt.Errorf("%w (--plain-http sends it all the same)", err)}
+		}
 		request.Header.Set("Authorization", "Bearer "+token)
 	}
 	request.Header.Set("User-Agent", "dlqd/"+api.Version)

@@ -51,7 +51,16 @@ func newTokensCreate() *cobra.Command {
 		if token.Name == "" || role == "" {
 			return &usageError{errors.New("a token is somebody's, and for something: --name and --role")}
 		}
-		token.Role, token.ExpiresAt = access.Role(role), expiry(life)
+		for flag, patterns := range map[string][]string{"queue": token.Queues, "kind": token.Kinds, "source": token.Sources} {
+			if cmd.Flags().Changed(flag) && len(patterns) == 0 { // an empty variable of a script
+				return &usageError{fmt.Errorf("--%s is empty: leave it out for every %s", flag, flag)}
+			}
+		}
+		var err error
+		if token.ExpiresAt, err = expiry(life); err != nil {
+			return err
+		}
+		token.Role = access.Role(role)
 		secret, err := tokens.Create(cmd.Context(), &token, by)
 		if err != nil {
 			return err
@@ -70,12 +79,15 @@ func newTokensCreate() *cobra.Command {
 	return cmd
 }
 
-func expiry(life time.Duration) *time.Time {
-	if life <= 0 {
-		return nil
+func expiry(life time.Duration) (*time.Time, error) {
+	if life < 0 {
+		return nil, &usageError{errors.New("--expires: must not be negative; 0 is for ever")}
+	}
+	if life == 0 {
+		return nil, nil //nolint:nilnil // never
 	}
 	at := time.Now().Add(life)
-	return &at
+	return &at, nil
 }
 
 // printSecret prints a token alone on standard output, for files and variables, and what it is on standard error.
@@ -84,7 +96,7 @@ func printSecret(cmd *cobra.Command, token *access.Token, secret string) error {
 	if token.ExpiresAt != nil {
 		until = "until " + token.ExpiresAt.Format(time.RFC3339)
 	}
-	_, _ = fmt.Fprintf(cmd.ErrOrStderr(), "token %s of %s, %s %s; it is not shown again\n", token.ID, printable(token.Name), token.Role, until)
+	_, _ = fmt.Fprintf(cmd.ErrOrStderr(), "token %s of %s, %s %s, %s; it is not shown again\n", token.ID, printable(token.Name), token.Role, printable(where(token)), until)
 	_, err := fmt.Fprintln(cmd.OutOrStdout(), secret)
 	return err
 }
@@ -151,7 +163,11 @@ func newTokensRotate() *cobra.Command {
 	var by string
 	var keep, life time.Duration
 	cmd := tokenCommand("rotate ID", "Make a token in place of another one, which is good for a while longer", cobra.ExactArgs(1), func(cmd *cobra.Command, tokens *access.Store, args []string) error {
-		token, secret, err := tokens.Rotate(cmd.Context(), args[0], by, keep, expiry(life))
+		until, err := expiry(life)
+		if err != nil {
+			return err
+		}
+		token, secret, err := tokens.Rotate(cmd.Context(), args[0], by, keep, until)
 		if err != nil {
 			return err
 		}

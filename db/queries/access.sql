@@ -4,8 +4,9 @@ FROM dlq.tokens t
 WHERE t.hash = @hash AND (t.expires_at IS NULL OR t.expires_at > now()) AND (t.revoked_at IS NULL OR t.revoked_at > now());
 
 -- name: TouchToken :exec
--- At most once a minute, by whichever process is first.
-UPDATE dlq.tokens t SET used_at = now() WHERE t.id = @id AND (t.used_at IS NULL OR t.used_at < now() - interval '1 minute');
+-- At most once a minute, by whichever process is first. Nobody waits for it.
+UPDATE dlq.tokens t SET used_at = now()
+WHERE t.id = (SELECT k.id FROM dlq.tokens k WHERE k.id = @id AND (k.used_at IS NULL OR k.used_at < now() - interval '1 minute') FOR UPDATE SKIP LOCKED);
 
 -- name: InsertToken :exec
 INSERT INTO dlq.tokens (id, name, hash, role, queues, kinds, sources, note, created_by, expires_at)

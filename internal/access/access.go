@@ -6,9 +6,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"reflect"
 	"slices"
 	"strings"
 	"time"
+	"unicode"
+	"unicode/utf8"
 )
 
 // Role is what somebody may do. People's are the database's: dlq_reader, dlq_operator and dlq_admin.
@@ -55,8 +58,11 @@ type Grant struct {
 
 // everything reports whether a grant is not limited.
 func (g Grant) everything() bool {
-	return len(g.Queues) == 0 && len(g.Kinds) == 0 && len(g.Sources) == 0
+	return all(g.Queues) && all(g.Kinds) && all(g.Sources)
 }
+
+// all reports whether patterns let everything through.
+func all(patterns []string) bool { return len(patterns) == 0 || slices.Contains(patterns, "*") }
 
 // Ways in which callers are known.
 const (
@@ -138,6 +144,23 @@ func With(ctx context.Context, p *Principal) context.Context {
 	return context.WithValue(ctx, principalKey{}, p)
 }
 
+type againKey struct{}
+
+// WithAgain has [Still] find out again who makes a request.
+func WithAgain(ctx context.Context, again func() (*Principal, error)) context.Context {
+	return context.WithValue(ctx, againKey{}, again)
+}
+
+// Still reports whether who calls would be let in now as they were at first: for what takes long.
+func Still(ctx context.Context) bool {
+	again, ok := ctx.Value(againKey{}).(func() (*Principal, error))
+	if !ok {
+		return true
+	}
+	p, err := again()
+	return err == nil && reflect.DeepEqual(p, From(ctx))
+}
+
 // From is who calls; [Anybody] where nobody was asked.
 func From(ctx context.Context) *Principal {
 	if p, ok := ctx.Value(principalKey{}).(*Principal); ok {
@@ -188,6 +211,19 @@ func (t *Token) State(now time.Time) string {
 	default:
 		return "active"
 	}
+}
+
+// checkName refuses a name that no trail could show as it is, and those by which dlqd itself acts, as dlq.is_person has it.
+func checkName(name string) error {
+	switch {
+	case name == "" || len(name) > 255:
+		return errors.New("a name has 1 to 255 characters")
+	case !utf8.ValidString(name) || strings.ContainsFunc(name, func(r rune) bool { return !unicode.IsPrint(r) }):
+		return fmt.Errorf("the name %q holds what cannot be printed", name)
+	case strings.HasPrefix(name, "worker:") || slices.Contains([]string{"capture", "reconciler", "sweep", "retention", "backfill"}, name):
+		return fmt.Errorf("dlqd itself acts as %s: whose name that were would be in no audit of people", name)
+	}
+	return nil
 }
 
 // CheckGrant refuses a grant that means nothing.

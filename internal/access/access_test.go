@@ -234,7 +234,8 @@ func TestTokens_thatMeanNothing(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	for want, token := range map[string]access.Token{
-		"a name of 1 to 255":      {Role: access.Reader},
+		"1 to 255 characters":     {Role: access.Reader},
+		"cannot be printed":       {Name: "\x1b[31mkim", Role: access.Reader},
 		"there is no role":        {Name: "x", Role: "root"},
 		"itself acts as":          {Name: "worker:1", Role: access.Reader},
 		"sources are for senders": {Name: "x", Role: access.Reader, Sources: []string{"a"}},
@@ -261,8 +262,34 @@ func TestTokens_attemptsAreLimited(t *testing.T) {
 		require.Equal(t, 401, status)
 	}
 	require.Contains(t, who, "too many attempts")
-	status, _ = b.asks(url, good)
-	require.Equal(t, 200, status)
+	fresh, _ := b.token(access.Token{Name: "new", Role: access.Reader})
+	for _, token := range []string{good, fresh} { // also one that this process has not seen before
+		status, who = b.asks(url, token)
+		require.Equal(t, 200, status, who)
+	}
+}
+
+// Nobody waits for somebody else's transaction because of the time of a token's last use.
+func TestTokens_heldByATransaction(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	url, _ := b.serve(&access.Authenticator{Tokens: b.store, Rules: rules(access.Rules{Ways: []string{"tokens"}})})
+	secret, _ := b.token(access.Token{Name: "ci", Role: access.Reader})
+	tx, err := b.pool.Begin(t.Context())
+	require.NoError(t, err)
+	defer func() { _ = tx.Rollback(t.Context()) }()
+	_, err = tx.Exec(t.Context(), "UPDATE dlq.tokens SET note = 'x'")
+	require.NoError(t, err)
+	status, who := b.asks(url, secret)
+	require.Equal(t, 200, status, who)
+}
+
+// Who may in "every queue" by a pattern may everywhere.
+func TestPrincipal_starIsEverywhere(t *testing.T) {
+	t.Parallel()
+	p := &access.Principal{Grants: []access.Grant{{Role: access.Operator, Queues: []string{"*"}}}}
+	require.True(t, p.MayEverywhere(access.Reader))
+	require.Nil(t, p.Scope(access.Reader))
 }
 
 // What a proxy says counts from where the proxy is, and from nowhere else.
@@ -287,6 +314,8 @@ func TestProxy(t *testing.T) {
 		{[]string{"X-User", ""}, access.ErrUnknown.Error() + "\n"},
 		{[]string{"X-User", "capture"}, access.ErrUnknown.Error() + "\n"},
 		{[]string{"X-User", "anna", "X-User", "kim"}, access.ErrUnknown.Error() + "\n"}, // the proxy's, and somebody's own
+		{[]string{"X-User", "anna", "X-Groups", "staff", "X-Groups", "oncall"}, access.ErrUnknown.Error() + "\n"},
+		{[]string{"X-User", "an\u202ena"}, access.ErrUnknown.Error() + "\n"},
 	} {
 		_, who := b.asks(url, "", c.headers...)
 		require.Equal(t, c.want, who, "%v", c.headers)

@@ -69,6 +69,7 @@ type Authenticator struct {
 	flights  singleflight.Group
 	mu       sync.Mutex
 	known    map[[32]byte]looked
+	turn     chan struct{} // of whoever may ask for a token, of those who come from where many were refused
 	attempts attempts
 }
 
@@ -119,49 +120,77 @@ func (a *Authenticator) Authenticate(r *http.Request) (*Principal, error) {
 		}
 		return nil, fmt.Errorf("%w: the policy says nothing of how callers are known (access.yaml), and this dlqd does not listen on loopback alone", ErrUnknown)
 	}
-	if header := r.Header.Get("Authorization"); header != "" {
-		scheme, secret, _ := strings.Cut(header, " ")
-		secret = strings.TrimSpace(secret)
-		tokens, provider := slices.Contains(rules.Ways, ViaToken+"s"), slices.Contains(rules.Ways, ViaOIDC)
-		if provider && strings.EqualFold(scheme, "Bearer") && (isJWT(secret) || !tokens) {
+	scheme, secret, _ := strings.Cut(r.Header.Get("Authorization"), " ")
+	secret = strings.TrimSpace(secret)
+	tokens, provider := slices.Contains(rules.Ways, ViaToken+"s"), slices.Contains(rules.Ways, ViaOIDC)
+	if strings.EqualFold(scheme, "Bearer") && (tokens || provider) {
+		if provider && (isJWT(secret) || !tokens) {
 			return a.byJWT(r, &rules, secret)
 		}
-		if tokens || provider {
-			return a.byToken(r, scheme, secret)
-		}
+		return a.byToken(r, secret)
 	}
+	// (A proxy may pass on by what it knows its users: Basic, for one.)
 	if p := byProxy(r, &rules); p != nil {
 		return p, nil
 	}
 	if p := bySocket(r, &rules); p != nil {
 		return p, nil
 	}
+	if scheme != "" && (tokens || provider) {
+		return nil, a.refuse(door.Peer(r))
+	}
 	return nil, ErrUnknown
 }
 
-func (a *Authenticator) byToken(r *http.Request, scheme, secret string) (*Principal, error) {
+// refuse is what is said of credentials that do not count. (Whether they do is found out first: a good one does not suffer from what
+// others at its address do, and guessing is of no use.)
+func (a *Authenticator) refuse(from string) error {
+	if wait := a.attempts.wait(from, time.Now()); wait > 0 {
+		return &RetryError{After: wait}
+	}
+	a.attempts.failed(from, time.Now())
+	return ErrRefused
+}
+
+func (a *Authenticator) byToken(r *http.Request, secret string) (*Principal, error) {
 	from, key := door.Peer(r), [32]byte(hashOf(secret))
 	a.mu.Lock()
 	found := a.known[key]
 	a.mu.Unlock()
-	// (One that was good a moment ago does not suffer from what others at its address do.)
-	if wait := a.attempts.wait(from, time.Now()); wait > 0 && found.principal == nil {
-		return nil, &RetryError{After: wait}
-	}
-	if time.Since(found.at) >= tokenTTL {
-		found = looked{}
-		if strings.EqualFold(scheme, "Bearer") && wellFormed(secret) {
-			var err error
-			if found, err = a.look(r.Context(), key); err != nil {
+	if time.Since(found.at) >= tokenTTL && wellFormed(secret) {
+		// Who comes from where many were refused lately asks the database one at a time.
+		if found.at.IsZero() && a.attempts.wait(from, time.Now()) > 0 {
+			done, err := a.queue(r.Context())
+			if err != nil {
 				return nil, err
 			}
+			defer done()
+		}
+		var err error
+		if found, err = a.look(r.Context(), key); err != nil {
+			return nil, err
 		}
 	}
 	if found.principal == nil {
-		a.attempts.failed(from, time.Now())
-		return nil, ErrRefused
+		return nil, a.refuse(from)
 	}
 	return found.principal, nil
+}
+
+// queue waits until nobody else is in the queue.
+func (a *Authenticator) queue(ctx context.Context) (done func(), err error) {
+	a.mu.Lock()
+	if a.turn == nil {
+		a.turn = make(chan struct{}, 1)
+	}
+	turn := a.turn
+	a.mu.Unlock()
+	select {
+	case turn <- struct{}{}:
+		return func() { <-turn }, nil
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
 }
 
 // look asks the database who holds a token: once for all requests that come meanwhile. Its answer counts from before it was asked.
@@ -200,12 +229,12 @@ func byProxy(r *http.Request, rules *Rules) *Principal {
 	if _, socket := r.Context().Value(peerKey{}).(uint32); !from && (!socket || !rules.Proxy.Socket) {
 		return nil
 	}
-	users := r.Header.Values(rules.Proxy.UserHeader)
-	if len(users) != 1 || strings.TrimSpace(users[0]) == "" || len(users[0]) > 255 || reserved(strings.TrimSpace(users[0])) {
+	users, said := r.Header.Values(rules.Proxy.UserHeader), r.Header.Values(rules.Proxy.GroupsHeader)
+	if len(users) != 1 || len(said) > 1 || checkName(strings.TrimSpace(users[0])) != nil {
 		return nil // none, or one that somebody put beside the proxy's
 	}
 	var groups []string
-	for group := range strings.SplitSeq(strings.Join(r.Header.Values(rules.Proxy.GroupsHeader), ","), ",") {
+	for group := range strings.SplitSeq(strings.Join(said, ","), ",") {
 		if group = strings.TrimSpace(group); group != "" {
 			groups = append(groups, group)
 		}

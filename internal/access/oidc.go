@@ -14,7 +14,6 @@ import (
 	"strings"
 	"sync"
 	"time"
-	"unicode"
 
 	"github.com/coreos/go-oidc/v3/oidc"
 	"github.com/go-jose/go-jose/v4"
@@ -326,12 +325,11 @@ func (o *OIDC) name(claims map[string]any) (string, error) {
 	}
 	name, _ := claims[claim].(string)
 	switch name = strings.TrimSpace(name); {
-	case name == "" || len(name) > 255 || strings.ContainsFunc(name, unicode.IsControl):
-		return "", fmt.Errorf("its %s is no name", claim)
 	case o.UsernameClaim == "" && claim == "sub" && strings.Contains(name, "@"):
 		return "", errors.New("has no email that is verified, and its subject looks like one (oidc.usernameClaim: sub takes it)")
-	case reserved(name):
-		return "", fmt.Errorf("its %s is a name of dlqd's own", claim)
+	}
+	if err := checkName(name); err != nil {
+		return "", fmt.Errorf("its %s: %w", claim, err)
 	}
 	return name, nil
 }
@@ -353,11 +351,6 @@ func texts(claim any) []string {
 	return nil
 }
 
-// reserved reports whether dlqd acts by this name itself, as dlq.is_person has it: whose name that were would be in no audit of people.
-func reserved(name string) bool {
-	return strings.HasPrefix(name, "worker:") || slices.Contains([]string{"capture", "reconciler", "sweep", "retention", "backfill"}, name)
-}
-
 // bounded is an error's text, for the log: what others answered may be long.
 func bounded(err error) string {
 	text := err.Error()
@@ -370,14 +363,11 @@ func (a *Authenticator) byJWT(r *http.Request, rules *Rules, raw string) (*Princ
 	if err == nil || errors.Is(err, ErrProvider) {
 		return p, err
 	}
-	// (Looking comes first: a good one does not suffer from what others at its address do, and guessing is of no use.)
-	from := door.Peer(r)
-	if wait := a.attempts.wait(from, time.Now()); wait > 0 {
-		return nil, &RetryError{After: wait}
+	refused := a.refuse(door.Peer(r))
+	if errors.Is(refused, ErrRefused) {
+		a.log().Warn("a token of the OpenID Connect provider is refused", "from", door.Peer(r), "why", bounded(err))
 	}
-	a.attempts.failed(from, time.Now())
-	a.log().Warn("a token of the OpenID Connect provider is refused", "from", from, "why", bounded(err))
-	return nil, ErrRefused
+	return nil, refused
 }
 
 // providerOf is the provider of the policy in force.

@@ -34,7 +34,7 @@ func (p *Principal) Scope(role Role) Scope {
 
 // HasQueue reports whether all of a queue is in the scope, whatever its kinds.
 func (s Scope) HasQueue(name string) bool {
-	return s == nil || slices.ContainsFunc(s, func(part Part) bool { return len(part.Kinds) == 0 && matches(part.Queues, name) })
+	return s == nil || slices.ContainsFunc(s, func(part Part) bool { return all(part.Kinds) && matches(part.Queues, name) })
 }
 
 // Limit limits what is done in ctx to a scope.

@@ -40,11 +40,8 @@ func (s *Store) Create(ctx context.Context, t *Token, by string) (secret string,
 }
 
 func insert(ctx context.Context, q *dbsqlc.Queries, t *Token, by string) (string, error) {
-	if t.Name == "" || len(t.Name) > 255 {
-		return "", errors.New("a token has a name of 1 to 255 characters: who holds it")
-	}
-	if reserved(t.Name) {
-		return "", fmt.Errorf("dlqd itself acts as %s: whose token that were would be in no audit of people", t.Name)
+	if err := checkName(t.Name); err != nil {
+		return "", err
 	}
 	if err := CheckGrant(t.grant()); err != nil {
 		return "", err

@@ -110,7 +110,8 @@ func (s *service) signIn(next http.Handler) http.Handler {
 			door.Problem(w, http.StatusForbidden, mayNot(p, need{role: access.Metrics}))
 			return
 		}
-		next.ServeHTTP(w, r.WithContext(access.With(r.Context(), p)))
+		ctx := access.WithAgain(r.Context(), func() (*access.Principal, error) { return s.Access.Authenticate(r) })
+		next.ServeHTTP(w, r.WithContext(access.With(ctx, p)))
 	})
 }
 

@@ -206,8 +206,11 @@ func origin(ctx huma.Context) string {
 	if err != nil {
 		host = "a local socket"
 	}
-	agent := strings.ToValidUTF8(ctx.Header("User-Agent"), "?")
-	return strings.TrimSpace("API, from " + host + " " + agent[:min(len(agent), maxAgent)])
+	agent := ctx.Header("User-Agent")
+	if agent = strings.ToValidUTF8(agent[:min(len(agent), maxAgent)], "?"); agent != "" { // what it says of itself ends at its bracket
+		agent = " (" + strings.NewReplacer("(", "[", ")", "]").Replace(agent) + ")"
+	}
+	return "API, from " + host + agent
 }
 
 // readBodies reads the bodies of requests, within the room that there is for them.

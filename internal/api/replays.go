@@ -271,7 +271,7 @@ func (s *service) followReplay(ctx context.Context, in *RunInput, send sse.Sende
 			return
 		case <-ticker.C:
 		}
-		if s.Ready() != nil { // a stop waits for nobody who follows
+		if s.Ready() != nil || !access.Still(ctx) { // a stop waits for nobody who follows
 			return
 		}
 	}

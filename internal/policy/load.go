@@ -342,9 +342,10 @@ func parse(raw []byte, origin func(line int) string) (*layer, error) {
 	} else if !errors.Is(err, io.EOF) {
 		return nil, err
 	}
-	one := &layer{content: map[string]any{}, lines: map[string]string{}, empty: len(bytes.TrimSpace(raw)) == 0}
+	one := &layer{content: map[string]any{}, lines: map[string]string{}}
 	if document.IsZero() || document.Content[0].Tag == "!!null" {
-		return one, nil // empty, or comments alone
+		one.empty = true // or comments alone
+		return one, nil
 	}
 	if document.Content[0].Kind != yaml.MappingNode {
 		return nil, fmt.Errorf("line %d: must be a mapping of names to values", document.Content[0].Line)

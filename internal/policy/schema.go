@@ -92,7 +92,9 @@ func validate(name string, content map[string]any) []problem {
 	}
 	var problems []problem
 	collect(name, content, err.(*validator.ValidationError), &problems) //nolint:errorlint,forcetypeassert // what Validate returns
-	slices.SortFunc(problems, func(a, b problem) int { return cmp.Or(strings.Compare(a.path, b.path), strings.Compare(a.text, b.text)) })
+	slices.SortFunc(problems, func(a, b problem) int {
+		return cmp.Or(strings.Compare(a.path, b.path), strings.Compare(a.text, b.text))
+	})
 	return slices.Compact(problems)
 }
 

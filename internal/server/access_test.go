@@ -2,8 +2,11 @@ package server_test
 
 import (
 	"context"
+	"io"
 	"log/slog"
 	"net/http"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -12,6 +15,7 @@ import (
 
 	"github.com/dlqd/dlqd/internal/access"
 	"github.com/dlqd/dlqd/internal/policy"
+	"github.com/dlqd/dlqd/internal/policy/policytest"
 	"github.com/dlqd/dlqd/internal/postgres"
 	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
 	"github.com/dlqd/dlqd/internal/server"
@@ -53,7 +57,7 @@ func TestAccess_actor(t *testing.T) {
 	for secret, want := range map[string]int{reader: 403, sender: 403, metrics: 403, "dlqd_nonsense": 401, operator: 200} {
 		require.Equal(t, want, b.as(secret, "POST", "/api/dlq/entries/"+id+"/discard", `{"actor": "worker:1", "note": "by phone"}`))
 	}
-	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_transitions WHERE to_status = 'dlq_archived' AND actor = 'the-operator' AND origin LIKE 'API, from 127.0.0.1 %, on behalf of worker:1' AND note = 'by phone'"))
+	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_transitions WHERE to_status = 'dlq_archived' AND actor = 'the-operator' AND origin LIKE 'API, from 127.0.0.1 (%), on behalf of worker:1' AND note = 'by phone'"))
 	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE resolved_by = 'the-operator'"))
 
 	for path, want := range map[string]map[string]int{
@@ -86,4 +90,41 @@ func TestAccess_beyondTheMachine(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	require.NoError(t, s.Wait(ctx, context.Background()))
+}
+
+// A reload whose access.yaml lost a line lets nobody in who was not let in before, and who follows a run is looked at again.
+func TestAccess_reloads(t *testing.T) {
+	t.Parallel()
+	dir := policytest.Dir(t, policytest.Files{"access": "authentication: [tokens]"})
+	b := setup(t, options{config: func(c *server.Config) {
+		c.Source = policy.Source{Dir: dir, Destination: policytest.Destination}
+		rules, err := policy.Load(c.Source)
+		require.NoError(t, err)
+		c.Policy, c.Process = rules, false
+	}})
+	tokens := access.NewStore(b.pool, postgres.DefaultSchemas())
+	token := &access.Token{Name: "kim", Role: access.Operator}
+	secret, err := tokens.Create(t.Context(), token, "anna")
+	require.NoError(t, err)
+	b.exec(`INSERT INTO dlq.replay_runs (id, filter, actor, total, status) VALUES ('0198a0b0-0000-7000-8000-000000000000', '{}', 'kim', 1, 'paused')`)
+	require.Equal(t, 401, b.as("", "GET", "/api/whoami", ""))
+	for _, text := range []string{"grants: []", "authentication: []"} {
+		require.NoError(t, os.WriteFile(filepath.Join(dir, "access.yaml"), []byte(text), 0o600))
+		require.NoError(t, b.server.Reload(t.Context()))
+		require.Equal(t, 401, b.as("", "GET", "/api/whoami", ""), text)
+		require.Equal(t, 200, b.as(secret, "GET", "/api/whoami", ""), text)
+	}
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "access.yaml"), []byte("# nothing"), 0o600))
+	require.ErrorContains(t, b.server.Reload(t.Context()), "gone, or empty")
+
+	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, b.base+"/api/dlq/replays/0198a0b0-0000-7000-8000-000000000000/events", nil)
+	require.NoError(t, err)
+	request.Header.Set("Authorization", "Bearer "+secret)
+	response, err := http.DefaultClient.Do(request)
+	require.NoError(t, err)
+	defer response.Body.Close()
+	require.Equal(t, 200, response.StatusCode)
+	require.NoError(t, tokens.Revoke(t.Context(), token.ID, "anna", ""))
+	_, err = io.Copy(io.Discard, response.Body) // it ends
+	require.NoError(t, err)
 }

@@ -74,7 +74,7 @@ func TestAudit(t *testing.T) {
 	moves, _ := search("actor=kim")
 	require.Len(t, moves, 3)
 	require.Equal(t, "by hand, ticket 7", moves[0]["note"])
-	require.Contains(t, moves[0]["origin"], "API, from 127.0.0.1 Go-http-client")
+	require.Contains(t, moves[0]["origin"], "API, from 127.0.0.1 (Go-http-client")
 	require.NotEmpty(t, moves[0]["configVersion"])
 	require.NotEmpty(t, moves[0]["dbUser"])
 	people, _ := search("people=true")
@@ -115,7 +115,7 @@ func TestAudit(t *testing.T) {
 	reasons := []any{}
 	for _, act := range acts {
 		reasons = append(reasons, act["reason"])
-		require.Contains(t, act["origin"], "API, from 127.0.0.1 Go-http-client")
+		require.Contains(t, act["origin"], "API, from 127.0.0.1 (Go-http-client")
 		require.Equal(t, "ticket 8", act["note"])
 		require.Equal(t, moves[0]["configVersion"], act["configVersion"])
 	}

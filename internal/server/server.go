@@ -133,7 +133,8 @@ type Server struct {
 	conditions *conditions.Conditions
 	planner    atomic.Pointer[strategy.Planner] // by the policy that is in force
 	reloading  sync.Mutex
-	reloadErr  atomic.Pointer[error] // of the last reload; nil where it worked
+	reloadErr  atomic.Pointer[error]    // of the last reload; nil where it worked
+	asked      atomic.Pointer[[]string] // how callers were known when that was last said; nil where nobody was ever asked
 
 	loops    background.Group
 	wakeRuns func()           // has replay runs go on; nil where another process carries them out
@@ -414,16 +415,29 @@ func (s *Server) checkAccess() error {
 func (s *Server) accessHealth() api.Part {
 	ways := s.policy().Access.Authentication
 	address := reached(s.config.Listen)
+	asked := s.asked.Load()
 	switch {
 	case len(ways) > 0:
 		return api.Part{Name: "access", OK: true, Detail: "callers are known by " + strings.Join(ways, ", ")}
+	case asked != nil:
+		return api.Part{Name: "access", Detail: "access.yaml says no more how callers are known; until a restart, they are by " + strings.Join(*asked, ", ")}
 	case address == "":
 		return api.Part{Name: "access", OK: true, Detail: "nobody is asked who they are; only the machine's own users reach it"}
-	case s.config.Insecure:
-		return api.Part{Name: "access", Detail: "INSECURE: whoever reaches " + address + " may do everything (--insecure)"}
 	default:
-		return api.Part{Name: "access", Detail: "access.yaml says no more how callers are known: all are refused"}
+		return api.Part{Name: "access", Detail: "INSECURE: whoever reaches " + address + " may do everything (--insecure)"}
 	}
+}
+
+// rules say how callers are known. Where that was asked once, no reload has it asked no more: a line that an edit lost must not let
+// everybody in.
+func (s *Server) rules() access.Rules {
+	rules := s.policy().Access.Rules()
+	if len(rules.Ways) > 0 {
+		s.asked.Store(&rules.Ways)
+	} else if asked := s.asked.Load(); asked != nil {
+		rules.Ways = *asked
+	}
+	return rules
 }
 
 func (s *Server) startAPI(ctx context.Context) error {
@@ -447,10 +461,11 @@ func (s *Server) startAPI(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	s.rules() // what is asked from now on
 	s.config.Door.Hosts = slices.Concat(s.config.Door.Hosts, door.HostsOf(s.config.Listen))
 	handler := api.New(api.Config{
 		Access: &access.Authenticator{
-			Tokens: access.NewStore(s.pool, s.config.Schemas), Rules: func() access.Rules { return s.policy().Access.Rules() },
+			Tokens: access.NewStore(s.pool, s.config.Schemas), Rules: s.rules,
 			Open: s.config.Insecure || reached(s.config.Listen) == "", Logger: s.logger,
 		},
 		Ingester: s.ingester, Store: s.store, Analytics: s.analytics, Archive: s.archive, Planner: s.planner.Load, Breakers: s.breakers, River: steering, Metrics: s.metrics, Logger: s.logger, MaxBodyBytes: s.config.MaxBodyBytes, MaxBodiesBytes: s.config.MaxBodiesBytes,

@@ -174,10 +174,11 @@ func (q *Queries) Tokens(ctx context.Context) ([]TokensRow, error) {
 }
 
 const TouchToken = `-- name: TouchToken :exec
-UPDATE dlq.tokens t SET used_at = now() WHERE t.id = $1 AND (t.used_at IS NULL OR t.used_at < now() - interval '1 minute')
+UPDATE dlq.tokens t SET used_at = now()
+WHERE t.id = (SELECT k.id FROM dlq.tokens k WHERE k.id = $1 AND (k.used_at IS NULL OR k.used_at < now() - interval '1 minute') FOR UPDATE SKIP LOCKED)
 `
 
-// At most once a minute, by whichever process is first.
+// At most once a minute, by whichever process is first. Nobody waits for it.
 func (q *Queries) TouchToken(ctx context.Context, id uuid.UUID) error {
 	_, err := q.db.Exec(ctx, TouchToken, id)
 	return err
