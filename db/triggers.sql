@@ -78,20 +78,20 @@ DECLARE
     v_sees  text;
 BEGIN
     FOR v_table, v_sees IN VALUES
-        ('dlq.dead_letter_queue'::regclass, 'dlq.in_scope(queue, kind, (SELECT dlq.scope()))'),
-        ('dlq.dead_letter_transitions', 'dlq.in_scope(queue, kind, (SELECT dlq.scope()))'),
+        ('dlq.dead_letter_queue'::regclass, 'dlq.in_patterns(queue, kind, (SELECT dlq.scope_patterns(dlq.scope())))'),
+        ('dlq.dead_letter_transitions', 'dlq.in_patterns(queue, kind, (SELECT dlq.scope_patterns(dlq.scope())))'),
         ('dlq.acts', 'dlq.act_in_scope(subject, (SELECT dlq.scope()))'),
         ('dlq.circuit_breakers', 'dlq.breaker_in_scope(name, (SELECT dlq.scope()))'),
         ('dlq.circuit_breaker_changes', 'dlq.breaker_in_scope(name, (SELECT dlq.scope()))'),
         ('dlq.replay_runs', 'dlq.scope_within(scope, (SELECT dlq.scope()))'),
         ('dlq.replay_run_entries', 'EXISTS (SELECT FROM dlq.replay_runs r WHERE r.id = run_id)'),
-        ('dlq.rollup_flow', 'dlq.in_scope(queue, NULL, (SELECT dlq.scope()))'),
-        ('dlq.rollup_backlog', 'dlq.in_scope(queue, NULL, (SELECT dlq.scope()))'),
-        ('dlq.rollup_times', 'dlq.in_scope(queue, NULL, (SELECT dlq.scope()))'),
-        ('dlq.rollup_errors', 'dlq.in_scope(queue, NULL, (SELECT dlq.scope()))'),
-        ('dlq.rollup_groups', 'dlq.in_scope(queue, NULL, (SELECT dlq.scope()))'),
-        ('dlq.failure_groups', 'dlq.in_scope(queue, NULL, (SELECT dlq.scope()))'),
-        ('dlq.ordered_jobs', 'dlq.in_scope(queue, NULL, (SELECT dlq.scope()))'),
+        ('dlq.rollup_flow', 'dlq.in_patterns(queue, NULL, (SELECT dlq.scope_patterns(dlq.scope())))'),
+        ('dlq.rollup_backlog', 'dlq.in_patterns(queue, NULL, (SELECT dlq.scope_patterns(dlq.scope())))'),
+        ('dlq.rollup_times', 'dlq.in_patterns(queue, NULL, (SELECT dlq.scope_patterns(dlq.scope())))'),
+        ('dlq.rollup_errors', 'dlq.in_patterns(queue, NULL, (SELECT dlq.scope_patterns(dlq.scope())))'),
+        ('dlq.rollup_groups', 'dlq.in_patterns(queue, NULL, (SELECT dlq.scope_patterns(dlq.scope())))'),
+        ('dlq.failure_groups', 'dlq.in_patterns(queue, NULL, (SELECT dlq.scope_patterns(dlq.scope())))'),
+        ('dlq.ordered_jobs', 'dlq.in_patterns(queue, NULL, (SELECT dlq.scope_patterns(dlq.scope())))'),
         ('dlq.rollup_sources', NULL), ('dlq.job_facts', NULL), ('dlq.entry_jobs', NULL), ('dlq.retired_jobs', NULL), ('dlq.erasures', NULL),
         ('dlq.reconcile_findings', NULL), ('dlq.reconcile_looks', NULL), ('dlq.automatic_changes', NULL), ('dlq.gates', NULL), ('dlq.paces', NULL), ('dlq.role_scopes', NULL)
     LOOP

@@ -97,8 +97,8 @@ CREATE OR REPLACE VIEW dlq.visible_entries WITH (security_barrier) AS
            e.updated_at,
            e.closed_at,
            e.stage
-    FROM dlq.dead_letter_queue e CROSS JOIN (SELECT dlq.hidden_columns() AS columns, dlq.scope() AS scope OFFSET 0) h
-    WHERE h.scope IS NULL OR dlq.in_scope(e.queue, e.kind, h.scope);
+    FROM dlq.dead_letter_queue e CROSS JOIN (SELECT dlq.hidden_columns() AS columns, dlq.scope_patterns(dlq.scope()) AS patterns OFFSET 0) h
+    WHERE h.patterns IS NULL OR dlq.in_patterns(e.queue, e.kind, h.patterns);
 COMMENT ON VIEW dlq.visible_entries IS 'dead_letter_queue as the caller may see it, in its own columns: see dlq.entries.';
 
 CREATE OR REPLACE VIEW dlq.entries AS
@@ -186,7 +186,7 @@ DECLARE
     -- What each role may call; what dlqd alone calls is in none.
     v_functions constant jsonb := '{
         "dlq_reader": ["act_in_scope", "actor", "allowed_moves", "audit", "automatic_for", "breaker_in_scope", "caller", "capture_limit", "capture_mode", "capture_status", "captured_at", "check_destination", "chooses_all", "closed_since", "coarse_step", "error_types", "filter_where", "find", "find_ids", "first_id", "flow", "has_role",
-            "heat_map", "hidden_columns", "in_scope", "is_open", "is_owner", "is_person", "is_repeat", "job_table", "like_patterns", "next_step", "noisiest_sources", "oldest_entries", "origin", "policy_version", "preview", "queue_scope", "ratio", "replay_success", "replayable", "require_everything", "retry_cost", "scope", "scope_where", "scope_within", "sensitive_columns", "stage_of", "stats", "step_for", "times", "to_uuid", "top_groups", "trail_begins", "trigger_state", "writing_jobs"],
+            "heat_map", "hidden_columns", "in_patterns", "in_scope", "is_open", "is_owner", "is_person", "is_repeat", "job_table", "like_patterns", "next_step", "noisiest_sources", "oldest_entries", "origin", "policy_version", "preview", "queue_scope", "ratio", "replay_success", "replayable", "require_everything", "retry_cost", "scope", "scope_patterns", "scope_where", "scope_within", "sensitive_columns", "stage_of", "stats", "step_for", "times", "to_uuid", "top_groups", "trail_begins", "trigger_state", "writing_jobs"],
         "dlq_operator": ["act_on", "act_where", "assign", "count_jobs", "default_partition_rows", "discard", "expired_partitions", "jobs", "note", "open_breaker", "park", "paused_queues", "refresh_rollups", "reopen", "replay", "replay_cancel", "replay_pause", "replay_resume",
             "replay_set_rate", "replay_start", "reset_automatic", "reset_breaker", "resolve", "resume_automatic", "river_leader", "run_again", "set_automatic", "stop_automatic", "sweep_redeliveries", "trail", "unpark"],
         "dlq_admin": ["backfill", "delete_entries", "delete_jobs", "drop_partition", "ensure_partition", "ensure_partitions", "erase", "erase_begin", "erase_step", "missing_partitions", "rebuild_rollups",
@@ -237,7 +237,7 @@ BEGIN
         END LOOP;
     END LOOP;
     -- Rows are looked at by whoever reads them, by whatever right.
-    EXECUTE format('GRANT EXECUTE ON FUNCTION %1$s.scope(), %1$s.in_scope(text, text, jsonb), %1$s.like_patterns(jsonb), %1$s.scope_within(jsonb, jsonb), %1$s.act_in_scope(text, jsonb), %1$s.breaker_in_scope(text, jsonb), %1$s.caller(), %1$s.to_uuid(text) TO PUBLIC', v_schema);
+    EXECUTE format('GRANT EXECUTE ON FUNCTION %1$s.scope(), %1$s.in_scope(text, text, jsonb), %1$s.in_patterns(text, text, text[]), %1$s.scope_patterns(jsonb), %1$s.like_patterns(jsonb), %1$s.scope_within(jsonb, jsonb), %1$s.act_in_scope(text, jsonb), %1$s.breaker_in_scope(text, jsonb), %1$s.caller(), %1$s.to_uuid(text) TO PUBLIC', v_schema);
     PERFORM dlq.protect(dlq.sensitive_columns());
 END
 $$;
