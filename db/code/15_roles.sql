@@ -38,7 +38,7 @@ $$;
 COMMENT ON FUNCTION dlq.hidden_columns IS 'Columns of entries that the caller does not see.';
 
 -- The columns in the order of the table, so that dlq.find returns its rows.
--- (A barrier: a condition of the reader's own must not see rows before their scope is looked at.)
+-- (A barrier, while any role has a scope: a condition of the reader's own must not see rows before their scope is looked at. See dlq.fence_entries.)
 CREATE OR REPLACE VIEW dlq.visible_entries WITH (security_barrier) AS
     SELECT e.id,
            e.event_id,
@@ -105,6 +105,30 @@ CREATE OR REPLACE VIEW dlq.entries AS
     SELECT e.*, dlq.next_step(e.status, e.strategy, e.rule, e.next_retry_at, e.waiting_for, e.error_class, e.parked_by, e.queue, e.kind, e.job_kind) AS next
     FROM dlq.visible_entries e;
 COMMENT ON VIEW dlq.entries IS 'dead_letter_queue as the caller may see it: what the policy marks as sensitive (data.sensitiveColumns) is null for a dlq_reader. next says what happens next.';
+
+-- A barrier has every row made before one is taken, in order or not, and prunes no partitions by a status: nobody pays for it where nobody is limited.
+CREATE OR REPLACE FUNCTION dlq.fence_entries() RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    PERFORM pg_advisory_xact_lock(hashtextextended('dlq.fence_entries', 0)); -- of two changes, the later one counts both
+    IF EXISTS (SELECT FROM dlq.role_scopes) THEN
+        ALTER VIEW dlq.visible_entries SET (security_barrier);
+    ELSE
+        ALTER VIEW dlq.visible_entries SET (security_barrier = false);
+    END IF;
+END
+$$;
+COMMENT ON FUNCTION dlq.fence_entries IS 'Makes dlq.visible_entries a security barrier while any role is limited to queues or kinds.';
+SELECT dlq.fence_entries();
+
+CREATE OR REPLACE FUNCTION dlq.on_role_scope() RETURNS trigger
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    PERFORM dlq.fence_entries();
+    RETURN NULL;
+END
+$$;
+COMMENT ON FUNCTION dlq.on_role_scope IS 'Trigger role_scope_change: see dlq.fence_entries.';
 
 -- (A page locks no partition of other states, nor a month before its entries failed: see dlq.closed_since.)
 CREATE OR REPLACE FUNCTION dlq.find(p_filter jsonb DEFAULT '{}', p_limit integer DEFAULT 100, p_newest_first boolean DEFAULT true)

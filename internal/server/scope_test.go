@@ -416,7 +416,47 @@ func TestScope_sameInSQL(t *testing.T) {
 		_, err = admin.Exec(ctx, "DROP ROLE "+login)
 		require.NoError(t, err)
 	}
+	require.Equal(t, 1, b.count("SELECT count(*) FROM pg_class WHERE oid = 'dlq.visible_entries'::regclass AND reloptions @> '{security_barrier=false}'"), "where nobody is limited, nobody pays for a barrier")
 	require.NotZero(t, b.count("SELECT count(*) FROM dlq.acts WHERE subject LIKE 'role scoped_%' AND act = 'limited' AND actor IS NOT NULL"))
+}
+
+// One meaning of scopes, in Go, in SQL for a constant, and in SQL for many rows, whatever is in names and patterns.
+func TestScope_patterns(t *testing.T) {
+	t.Parallel()
+	pool := postgrestest.Pool(t)
+	names := []string{"", "a", "ab", "A", "a\x01b", "\x01", "a%", "a_", `a\`, ":a", "b\x01:a", "ä", "a\nb", "*"}
+	patterns := []string{"a", "a*", "*b", "a*b", "*", "a%", "a_", `a\`, "\x01*", "*:a", "ä", "%"}
+	var scopes []access.Scope
+	for _, p := range patterns {
+		scopes = append(scopes, access.Scope{{Queues: []string{p}}}, access.Scope{{Kinds: []string{p, "nothing"}}}, access.Scope{{Queues: []string{"a*"}, Kinds: []string{p}}},
+			access.Scope{{Queues: []string{"nothing"}}, {Queues: []string{p}, Kinds: []string{"a"}}})
+	}
+	for _, scope := range append(scopes, access.Scope{}, access.Scope{{}}) {
+		who := &access.Principal{}
+		for _, part := range scope {
+			who.Grants = append(who.Grants, access.Grant{Role: access.Reader, Queues: part.Queues, Kinds: part.Kinds})
+		}
+		raw, err := json.Marshal(scope)
+		require.NoError(t, err)
+		rows, err := pool.Query(t.Context(), `SELECT q, k, dlq.in_scope(q, k, $1::jsonb), dlq.in_patterns(q, k, (SELECT dlq.scope_patterns($1::jsonb))) FROM unnest($2::text[]) q, unnest($2::text[] || NULL) k`, string(raw), names)
+		require.NoError(t, err)
+		var queue string
+		var kind *string
+		var constant, many *bool
+		_, err = pgx.ForEachRow(rows, []any{&queue, &kind, &constant, &many}, func() error {
+			want := scope.HasQueue(queue)
+			if kind != nil {
+				want = who.MayFor(access.Reader, queue, *kind, "")
+			}
+			require.Equal(t, []*bool{&want, &want}, []*bool{constant, many}, "%s: %q %v", raw, queue, kind)
+			return nil
+		})
+		require.NoError(t, err)
+	}
+	var unlimited, nothing bool
+	require.NoError(t, pool.QueryRow(t.Context(), `SELECT dlq.in_scope('q', 'k', NULL), dlq.in_scope('q', NULL, '[{"queues": [null]}]')`).Scan(&unlimited, &nothing))
+	require.True(t, unlimited)
+	require.False(t, nothing, "what is no pattern lets nothing through")
 }
 
 // Who is limited moves what is theirs, one by one and many at once, and a run that they start stays with it.
