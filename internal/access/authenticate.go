@@ -119,16 +119,16 @@ func (a *Authenticator) Authenticate(r *http.Request) (*Principal, error) {
 		}
 		return nil, fmt.Errorf("%w: the policy says nothing of how callers are known (access.yaml), and this dlqd does not listen on loopback alone", ErrUnknown)
 	}
-	if header := r.Header.Get("Authorization"); header != "" {
-		scheme, secret, _ := strings.Cut(header, " ")
-		secret = strings.TrimSpace(secret)
-		tokens, provider := slices.Contains(rules.Ways, ViaToken+"s"), slices.Contains(rules.Ways, ViaOIDC)
-		if provider && strings.EqualFold(scheme, "Bearer") && (isJWT(secret) || !tokens) {
+	tokens, provider := slices.Contains(rules.Ways, ViaToken+"s"), slices.Contains(rules.Ways, ViaOIDC)
+	if headers := r.Header.Values("Authorization"); (tokens || provider) && strings.Join(headers, "") != "" {
+		scheme, secret, _ := strings.Cut(headers[0], " ")
+		if secret = strings.TrimSpace(secret); len(headers) > 1 || !strings.EqualFold(scheme, "Bearer") {
+			secret = "" // of two, whoever stands before dlqd may have believed the other one
+		}
+		if provider && secret != "" && (isJWT(secret) || !tokens) {
 			return a.byJWT(r, &rules, secret)
 		}
-		if tokens || provider {
-			return a.byToken(r, scheme, secret)
-		}
+		return a.byToken(r, secret)
 	}
 	if p := byProxy(r, &rules); p != nil {
 		return p, nil
@@ -139,7 +139,7 @@ func (a *Authenticator) Authenticate(r *http.Request) (*Principal, error) {
 	return nil, ErrUnknown
 }
 
-func (a *Authenticator) byToken(r *http.Request, scheme, secret string) (*Principal, error) {
+func (a *Authenticator) byToken(r *http.Request, secret string) (*Principal, error) {
 	from, key := door.Peer(r), [32]byte(hashOf(secret))
 	a.mu.Lock()
 	found := a.known[key]
@@ -150,7 +150,7 @@ func (a *Authenticator) byToken(r *http.Request, scheme, secret string) (*Princi
 	}
 	if time.Since(found.at) >= tokenTTL {
 		found = looked{}
-		if strings.EqualFold(scheme, "Bearer") && wellFormed(secret) {
+		if wellFormed(secret) {
 			var err error
 			if found, err = a.look(r.Context(), key); err != nil {
 				return nil, err

@@ -45,11 +45,14 @@ type scopeBundle struct {
 	runs   map[string]string // of replay runs, by queue
 }
 
-func scopeSetup(t *testing.T) *scopeBundle {
+func scopeSetup(t *testing.T, configs ...func(*server.Config)) *scopeBundle {
 	t.Helper()
 	b := &scopeBundle{bundle: setup(t, options{config: func(c *server.Config) {
 		c.Process, c.DLQWorkers = false, false
 		c.Policy.Access.Authentication = []string{"tokens"}
+		for _, config := range configs {
+			config(c)
+		}
 	}}), ids: map[string]string{}, runs: map[string]string{}}
 	b.tokens = access.NewStore(b.pool, postgres.DefaultSchemas())
 	exec := func(sql string, args ...any) {
@@ -117,6 +120,25 @@ func (b *scopeBundle) as(token, method, path, body string) (int, string) {
 	raw, err := io.ReadAll(response.Body)
 	require.NoError(b, err)
 	return response.StatusCode, string(raw)
+}
+
+// hidden is what no answer may hold that is for somebody of a scope: ids, payloads, error texts, names of queues, and runs.
+func (b *scopeBundle) hidden(scope int) (hidden []string) {
+	s := scopes[scope]
+	for name, id := range b.ids {
+		if !slices.Contains(s.entries, name) {
+			hidden = append(hidden, id, strings.ReplaceAll(name, "/", ""))
+		}
+	}
+	for _, queue := range []string{"pay_eu", "mailqueue"} {
+		if !slices.ContainsFunc(s.entries, func(name string) bool { return strings.HasPrefix(name, queue) }) {
+			hidden = append(hidden, queue)
+		}
+		if !slices.Contains(s.queues, queue) {
+			hidden = append(hidden, b.runs[queue])
+		}
+	}
+	return hidden
 }
 
 // operation is one of the OpenAPI document, and how the walk asks for it.
@@ -205,21 +227,7 @@ func TestScope_walk(t *testing.T) {
 	roles := []access.Role{access.Admin, access.Operator, access.Reader, access.Sender}
 	unknown := map[string]string{} // what is said of ids of nothing
 	for i, s := range scopes {
-		// What no answer may hold.
-		var hidden []string
-		for name, id := range b.ids {
-			if !slices.Contains(s.entries, name) {
-				hidden = append(hidden, id, strings.ReplaceAll(name, "/", ""))
-			}
-		}
-		for _, queue := range []string{"pay_eu", "mailqueue"} {
-			if !slices.ContainsFunc(s.entries, func(name string) bool { return strings.HasPrefix(name, queue) }) {
-				hidden = append(hidden, queue)
-			}
-			if s.byQueue && !slices.Contains(s.queues, queue) || !s.byQueue {
-				hidden = append(hidden, b.runs[queue])
-			}
-		}
+		hidden := b.hidden(i)
 		for _, role := range roles {
 			if role != access.Admin && i > 1 {
 				continue // roles are of one scope as of another
