@@ -100,7 +100,9 @@ var hostileTransport = &http.Transport{MaxIdleConnsPerHost: 16, DisableCompressi
 func TestHostile_access(t *testing.T) {
 	t.Parallel()
 	log := &lockedBuffer{}
-	b := scopeSetup(t, func(c *server.Config) { c.Logger = slog.New(slog.NewTextHandler(log, &slog.HandlerOptions{Level: slog.LevelDebug})) })
+	b := scopeSetup(t, func(c *server.Config) {
+		c.Logger = slog.New(slog.NewTextHandler(log, &slog.HandlerOptions{Level: slog.LevelDebug}))
+	})
 	bearer := func(token string) http.Header { return http.Header{"Authorization": {"Bearer " + token}} }
 	var secrets []string
 	token := func(role access.Role, scope int) string {

@@ -126,6 +126,7 @@ type Server struct {
 	attached  bool                  // River belongs to an application
 	detached  atomic.Pointer[error] // dlqd was taken out of the database meanwhile; nil where it is there
 	http      *http.Server
+	access    *access.Authenticator
 	// certificates are those of the API; nil without TLS.
 	certificates *door.Certificates
 	listeners    []net.Listener
@@ -416,7 +417,11 @@ func (s *Server) accessHealth() api.Part {
 	address := reached(s.config.Listen)
 	switch {
 	case len(ways) > 0:
-		return api.Part{Name: "access", OK: true, Detail: "callers are known by " + strings.Join(ways, ", ")}
+		part := api.Part{Name: "access", OK: true, Detail: "callers are known by " + strings.Join(ways, ", ")}
+		if since := s.access.ProviderDown(); !since.IsZero() { // who has a token of dlqd's goes on, so this is no reason to send people elsewhere
+			part.Detail += "; the OpenID Connect provider has not answered since " + since.UTC().Format(time.RFC3339)
+		}
+		return part
 	case address == "":
 		return api.Part{Name: "access", OK: true, Detail: "nobody is asked who they are; only the machine's own users reach it"}
 	case s.config.Insecure:
@@ -448,12 +453,12 @@ func (s *Server) startAPI(ctx context.Context) error {
 		return err
 	}
 	s.config.Door.Hosts = slices.Concat(s.config.Door.Hosts, door.HostsOf(s.config.Listen))
+	s.access = &access.Authenticator{
+		Tokens: access.NewStore(s.pool, s.config.Schemas), Rules: func() access.Rules { return s.policy().Access.Rules() },
+		Open: s.config.Insecure || reached(s.config.Listen) == "", Logger: s.logger,
+	}
 	handler := api.New(api.Config{
-		Access: &access.Authenticator{
-			Tokens: access.NewStore(s.pool, s.config.Schemas), Rules: func() access.Rules { return s.policy().Access.Rules() },
-			Open: s.config.Insecure || reached(s.config.Listen) == "", Logger: s.logger,
-		},
-		Ingester: s.ingester, Store: s.store, Analytics: s.analytics, Archive: s.archive, Planner: s.planner.Load, Breakers: s.breakers, River: steering, Metrics: s.metrics, Logger: s.logger, MaxBodyBytes: s.config.MaxBodyBytes, MaxBodiesBytes: s.config.MaxBodiesBytes,
+		Access: s.access, Ingester: s.ingester, Store: s.store, Analytics: s.analytics, Archive: s.archive, Planner: s.planner.Load, Breakers: s.breakers, River: steering, Metrics: s.metrics, Logger: s.logger, MaxBodyBytes: s.config.MaxBodyBytes, MaxBodiesBytes: s.config.MaxBodiesBytes,
 		WriteTimeout: s.config.WriteTimeout, BodyGrace: s.config.BodyGrace, Door: s.config.Door,
 		Replayer: &replay.Replayer{Store: s.store, Planner: s.planner.Load, Wake: s.wakeRuns},
 		Parked:   s.tellPeople, Health: s.health, Ready: s.ready, Idle: s.idle,
