@@ -47,6 +47,9 @@ CREATE OR REPLACE TRIGGER erasures_kept BEFORE DELETE OR TRUNCATE ON dlq.erasure
 CREATE OR REPLACE TRIGGER erasures_progress BEFORE UPDATE ON dlq.erasures
     FOR EACH ROW EXECUTE FUNCTION dlq.on_erasure();
 
+CREATE OR REPLACE TRIGGER role_scope_change AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON dlq.role_scopes
+    FOR EACH STATEMENT EXECUTE FUNCTION dlq.on_role_scope();
+
 -- Partitions, and the tables between: dlq.ensure_partition does the same with those that come.
 SELECT dlq.guard_partition(t.relid, t.parent)
 FROM (VALUES ('dlq.dead_letter_resolved'::regclass), ('dlq.dead_letter_failed'), ('dlq.dead_letter_archived'), ('dlq.dead_letter_transitions')) p (parent)
@@ -62,7 +65,7 @@ BEGIN
         JOIN (VALUES ('dead_letter_move', 'Holds moves to the state table, and writes their audit rows.'), ('dead_letter_enter', 'A new entry is dlq_pending.'), ('dead_letter_insert', 'No entry is inserted, but as dlq_pending, without an audit row.'),
                      ('dead_letter_delete', 'No open or failed entry is deleted.'), ('dead_letter_truncate', 'No entries are lost.'), ('transitions_append_only', 'The audit trail is append-only.'),
                      ('transitions_rewrite', 'The audit trail is append-only, but for payloads that are erased.'), ('acts_append_only', 'The audit trail is append-only.'),
-                     ('erasures_kept', 'Records of erasures are kept.'), ('erasures_progress', 'Of a record of an erasure only how far it is changes.')) k (name, text) ON k.name = t.tgname
+                     ('role_scope_change', 'dlq.entries is a barrier while any role has a scope.'), ('erasures_kept', 'Records of erasures are kept.'), ('erasures_progress', 'Of a record of an erasure only how far it is changes.')) k (name, text) ON k.name = t.tgname
         WHERE c.relnamespace = (SELECT q.relnamespace FROM pg_class q WHERE q.oid = 'dlq.dead_letter_queue'::regclass) AND t.tgparentid = 0 AND NOT t.tgisinternal
     LOOP
         EXECUTE format('COMMENT ON TRIGGER %I ON %s IS %L', v_trigger.tgname, v_trigger.name, v_trigger.text);
@@ -78,20 +81,20 @@ DECLARE
     v_sees  text;
 BEGIN
     FOR v_table, v_sees IN VALUES
-        ('dlq.dead_letter_queue'::regclass, 'dlq.in_scope(queue, kind, (SELECT dlq.scope()))'),
-        ('dlq.dead_letter_transitions', 'dlq.in_scope(queue, kind, (SELECT dlq.scope()))'),
+        ('dlq.dead_letter_queue'::regclass, 'dlq.in_patterns(queue, kind, (SELECT dlq.scope_patterns(dlq.scope())))'),
+        ('dlq.dead_letter_transitions', 'dlq.in_patterns(queue, kind, (SELECT dlq.scope_patterns(dlq.scope())))'),
         ('dlq.acts', 'dlq.act_in_scope(subject, (SELECT dlq.scope()))'),
         ('dlq.circuit_breakers', 'dlq.breaker_in_scope(name, (SELECT dlq.scope()))'),
         ('dlq.circuit_breaker_changes', 'dlq.breaker_in_scope(name, (SELECT dlq.scope()))'),
         ('dlq.replay_runs', 'dlq.scope_within(scope, (SELECT dlq.scope()))'),
         ('dlq.replay_run_entries', 'EXISTS (SELECT FROM dlq.replay_runs r WHERE r.id = run_id)'),
-        ('dlq.rollup_flow', 'dlq.in_scope(queue, NULL, (SELECT dlq.scope()))'),
-        ('dlq.rollup_backlog', 'dlq.in_scope(queue, NULL, (SELECT dlq.scope()))'),
-        ('dlq.rollup_times', 'dlq.in_scope(queue, NULL, (SELECT dlq.scope()))'),
-        ('dlq.rollup_errors', 'dlq.in_scope(queue, NULL, (SELECT dlq.scope()))'),
-        ('dlq.rollup_groups', 'dlq.in_scope(queue, NULL, (SELECT dlq.scope()))'),
-        ('dlq.failure_groups', 'dlq.in_scope(queue, NULL, (SELECT dlq.scope()))'),
-        ('dlq.ordered_jobs', 'dlq.in_scope(queue, NULL, (SELECT dlq.scope()))'),
+        ('dlq.rollup_flow', 'dlq.in_patterns(queue, NULL, (SELECT dlq.scope_patterns(dlq.scope())))'),
+        ('dlq.rollup_backlog', 'dlq.in_patterns(queue, NULL, (SELECT dlq.scope_patterns(dlq.scope())))'),
+        ('dlq.rollup_times', 'dlq.in_patterns(queue, NULL, (SELECT dlq.scope_patterns(dlq.scope())))'),
+        ('dlq.rollup_errors', 'dlq.in_patterns(queue, NULL, (SELECT dlq.scope_patterns(dlq.scope())))'),
+        ('dlq.rollup_groups', 'dlq.in_patterns(queue, NULL, (SELECT dlq.scope_patterns(dlq.scope())))'),
+        ('dlq.failure_groups', 'dlq.in_patterns(queue, NULL, (SELECT dlq.scope_patterns(dlq.scope())))'),
+        ('dlq.ordered_jobs', 'dlq.in_patterns(queue, NULL, (SELECT dlq.scope_patterns(dlq.scope())))'),
         ('dlq.rollup_sources', NULL), ('dlq.job_facts', NULL), ('dlq.entry_jobs', NULL), ('dlq.retired_jobs', NULL), ('dlq.erasures', NULL),
         ('dlq.reconcile_findings', NULL), ('dlq.reconcile_looks', NULL), ('dlq.automatic_changes', NULL), ('dlq.gates', NULL), ('dlq.paces', NULL), ('dlq.role_scopes', NULL)
     LOOP

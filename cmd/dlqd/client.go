@@ -123,6 +123,18 @@ func withPayload(request any, payload json.RawMessage) ([]byte, error) {
 	return slices.Concat(raw[:len(raw)-1], []byte(`,"payload":`), payload, []byte(`}`)), nil
 }
 
+// redirectError is of an address that sends callers elsewhere.
+type redirectError struct{ to string }
+
+func (e *redirectError) Error() string {
+	return "--api-url leads to " + e.to + ": if that is the API, name it there; a token follows nobody elsewhere"
+}
+
+// refuseRedirect has a token, and what a request holds, go nowhere but where the user says. The API itself redirects nobody.
+func refuseRedirect(next *http.Request, _ []*http.Request) error {
+	return &redirectError{to: next.URL.Scheme + "://" + next.URL.Host}
+}
+
 // do makes a request whose answer the caller reads. What the API says is wrong becomes the error.
 func (c *client) do(cmd *cobra.Command, method, path string, body io.Reader) (*http.Response, error) {
 	transport := &http.Transport{}
@@ -151,7 +163,10 @@ func (c *client) do(cmd *cobra.Command, method, path string, body io.Reader) (*h
 	if body != nil {
 		request.Header.Set("Content-Type", "application/json")
 	}
-	response, err := (&http.Client{Transport: transport, Timeout: cmp.Or(c.timeout, apiTimeout)}).Do(request)
+	response, err := (&http.Client{Transport: transport, Timeout: cmp.Or(c.timeout, apiTimeout), CheckRedirect: refuseRedirect}).Do(request)
+	if redirect, ok := errors.AsType[*redirectError](err); ok {
+		return nil, redirect
+	}
 	if err != nil {
 		return nil, fmt.Errorf("%w (is \"dlqd serve\" running there? name another with --api-url)", err)
 	}

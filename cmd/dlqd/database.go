@@ -96,7 +96,10 @@ func newPsql() *cobra.Command {
 				return err
 			}
 			// Ctrl-C in psql cancels a query; it is not for us.
-			url, password := postgres.ForPsql(url)
+			url, password, err := postgres.ForPsql(url)
+			if err != nil {
+				return errors.Join(err, stop())
+			}
 			child := exec.Command(psql, append([]string{"--dbname", url}, args...)...) //nolint:gosec,noctx // psql, as asked
 			child.Env = os.Environ()
 			if password != "" { // everybody on this machine can read the arguments

@@ -305,7 +305,26 @@ func TestLogin_providerDown(t *testing.T) {
 	token, _, code := run(t, "tokens", "create", "--database-url", url, "--name", "way-in", "--role", "admin")
 	require.Zero(t, code)
 	require.Equal(t, http.StatusOK, get(strings.TrimSpace(token)).StatusCode)
+	health := func() (int, string) {
+		request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, s.api+"/api/health", nil)
+		require.NoError(t, err)
+		request.Header.Set("Authorization", "Bearer "+strings.TrimSpace(token))
+		response, err := http.DefaultClient.Do(request)
+		require.NoError(t, err)
+		defer response.Body.Close()
+		raw, err := io.ReadAll(response.Body)
+		require.NoError(t, err)
+		return response.StatusCode, string(raw)
+	}
+	status, says := health()
+	require.Equal(t, http.StatusOK, status, "dlqd itself is healthy: %s", says)
+	require.Contains(t, says, "the OpenID Connect provider has not answered since ")
 	out, failed := kim.login(func(string) {})
 	require.True(t, failed)
 	require.Contains(t, out, "502")
+	issuer.Down(false)
+	require.Eventually(t, func() bool {
+		_, says := health()
+		return !strings.Contains(says, "has not answered")
+	}, time.Minute, 100*time.Millisecond)
 }

@@ -205,7 +205,7 @@ func (f *databaseFlags) check(cmd *cobra.Command) error {
 		if err := ignores(cmd, "beside --database-url", "database-url-file"); err != nil {
 			return err
 		}
-		if _, password := postgres.ForPsql(f.url); password != "" {
+		if _, password, err := postgres.ForPsql(f.url); err != nil || password != "" {
 			_, _ = fmt.Fprintln(cmd.ErrOrStderr(), "dlqd: warning: everybody on this machine can read the password of --database-url (ps shows it); DLQD_DATABASE_URL and --database-url-file keep it")
 		}
 	}

@@ -298,11 +298,11 @@ CREATE OR REPLACE VIEW dlq.backlog WITH (security_barrier) AS
         SELECT o.status, o.queue, o.error_class, count(*) AS entries, false AS more FROM dlq.dead_letter_open o WHERE (SELECT dlq.scope()) IS NULL GROUP BY o.status, o.queue, o.error_class
         UNION ALL
         SELECT o.status, o.queue, o.error_class, count(*) AS entries, false AS more FROM dlq.dead_letter_open o
-        WHERE (SELECT dlq.scope()) IS NOT NULL AND dlq.in_scope(o.queue, o.kind, (SELECT dlq.scope())) GROUP BY o.status, o.queue, o.error_class
+        WHERE (SELECT dlq.scope()) IS NOT NULL AND dlq.in_patterns(o.queue, o.kind, (SELECT dlq.scope_patterns(dlq.scope()))) GROUP BY o.status, o.queue, o.error_class
         UNION ALL
         SELECT 'dlq_pending', u.queue, NULL, count(*), sum(count(*)) OVER () >= 10000
         FROM (SELECT i.queue FROM dlq.dead_letter_inbox i
-              WHERE NOT dlq.is_repeat(i.river_job_id, i.job_created_at) AND dlq.in_scope(i.queue, i.kind, (SELECT dlq.scope()))
+              WHERE NOT dlq.is_repeat(i.river_job_id, i.job_created_at) AND dlq.in_patterns(i.queue, i.kind, (SELECT dlq.scope_patterns(dlq.scope())))
               LIMIT 10000) u
         GROUP BY u.queue
     ) b

@@ -310,7 +310,7 @@ RETURNS TABLE (bucket timestamptz, name text, captured bigint, failures bigint, 
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET enable_seqscan = off SET jit = off SET max_parallel_workers_per_gather = 0 SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     v_step  dlq.rollup_step := coalesce(p_step, dlq.step_for(p_over));
-    v_mine  jsonb := dlq.queue_scope();
+    v_mine  text[] := dlq.scope_patterns(dlq.queue_scope());
     v_scope text := CASE WHEN p_by = 'class' AND (p_queue IS NOT NULL OR v_mine IS NOT NULL) THEN 'queue_class' WHEN p_by IN ('all', 'class') AND p_queue IS NULL AND v_mine IS NULL THEN p_by
                          WHEN p_by IN ('all', 'queue') THEN 'queue' END;
 BEGIN
@@ -326,14 +326,14 @@ BEGIN
                sum(r.resolved)::bigint AS resolved, sum(r.failed)::bigint AS failed, sum(r.archived)::bigint AS archived, sum(r.parked)::bigint AS parked, sum(r.open_change)::bigint AS open_change,
                (CASE p_by WHEN 'queue' THEN r.queue WHEN 'class' THEN r.error_class ELSE 'all' END) COLLATE "C" AS name
         FROM dlq.rollup_flow r
-        WHERE r.step = v_step AND r.scope = v_scope AND r.bucket >= date_trunc(v_step::text, now() - p_over) AND (p_queue IS NULL OR r.queue = p_queue) AND (v_mine IS NULL OR dlq.in_scope(r.queue, NULL, v_mine))
+        WHERE r.step = v_step AND r.scope = v_scope AND r.bucket >= date_trunc(v_step::text, now() - p_over) AND (p_queue IS NULL OR r.queue = p_queue) AND (v_mine IS NULL OR dlq.in_patterns(r.queue, NULL, v_mine))
         GROUP BY r.bucket, name
     ), names AS MATERIALIZED (
         -- How many were open before the window: those of today, less what has come since.
         SELECT o.name, sum(o.open)::float8 AS before
         FROM (
             SELECT (CASE p_by WHEN 'queue' THEN b.queue WHEN 'class' THEN b.error_class ELSE 'all' END) COLLATE "C" AS name, b.pending + b.processing + b.manual AS open, false AS moved
-            FROM dlq.rollup_backlog b WHERE (p_queue IS NULL OR b.queue = p_queue) AND (v_mine IS NULL OR dlq.in_scope(b.queue, NULL, v_mine))
+            FROM dlq.rollup_backlog b WHERE (p_queue IS NULL OR b.queue = p_queue) AND (v_mine IS NULL OR dlq.in_patterns(b.queue, NULL, v_mine))
             UNION ALL SELECT m.name, -m.open_change, true FROM moves m
             UNION ALL SELECT 'all', 0, true WHERE p_by = 'all') o
         GROUP BY o.name HAVING bool_or(o.moved) OR sum(o.open) > 0
@@ -353,7 +353,7 @@ CREATE OR REPLACE FUNCTION dlq.times(p_over interval DEFAULT '7 days', p_by text
 RETURNS TABLE (queue text, measure text, entries bigint, average interval, p50 interval, p95 interval, p99 interval)
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET enable_seqscan = off SET jit = off SET max_parallel_workers_per_gather = 0 AS $$
 DECLARE
-    v_mine jsonb := dlq.queue_scope();
+    v_mine text[] := dlq.scope_patterns(dlq.queue_scope());
 BEGIN
     RETURN QUERY
     WITH w AS (
@@ -362,7 +362,7 @@ BEGIN
         SELECT CASE WHEN p_by = 'queue' OR p_queue IS NOT NULL THEN r.queue ELSE '' END AS queue, r.measure, r.bin, sum(r.entries) AS entries, sum(r.seconds) AS seconds
         FROM w CROSS JOIN unnest(ARRAY['in_dlq', 'to_recovery']) m (measure)
         JOIN dlq.rollup_times r ON r.step = w.step AND r.measure = m.measure AND r.scope = CASE WHEN p_by = 'queue' OR p_queue IS NOT NULL OR v_mine IS NOT NULL THEN 'queue' ELSE 'all' END
-            AND r.bucket >= date_trunc(w.step::text, now() - p_over) AND (p_queue IS NULL OR r.queue = p_queue) AND (v_mine IS NULL OR dlq.in_scope(r.queue, NULL, v_mine))
+            AND r.bucket >= date_trunc(w.step::text, now() - p_over) AND (p_queue IS NULL OR r.queue = p_queue) AND (v_mine IS NULL OR dlq.in_patterns(r.queue, NULL, v_mine))
         GROUP BY 1, r.measure, r.bin
     ), upto AS (
         SELECT b.*, make_interval(secs => 1.1::float8 ^ (b.bin - 0.5)) AS middle,
@@ -386,7 +386,7 @@ RETURNS TABLE (queue text, open bigint, pending bigint, processing bigint, manua
                resolved bigint, failed bigint, archived bigint, parked bigint, resolution_rate float8, replay_success float8)
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET enable_seqscan = off SET jit = off SET max_parallel_workers_per_gather = 0 AS $$
 DECLARE
-    v_mine jsonb := dlq.queue_scope();
+    v_mine text[] := dlq.scope_patterns(dlq.queue_scope());
 BEGIN
     RETURN QUERY
     WITH w AS (
@@ -395,10 +395,10 @@ BEGIN
         SELECT r.queue, sum(r.captured) AS captured, sum(r.redelivered) AS redelivered, sum(r.succeeded) AS succeeded, sum(r.failures - r.captured) AS failed_again,
                sum(r.resolved) AS resolved, sum(r.failed) AS failed, sum(r.archived) AS archived, sum(r.parked) AS parked
         FROM w JOIN dlq.rollup_flow r ON r.step = w.step AND r.scope = 'queue' AND r.bucket >= date_trunc(w.step::text, now() - p_over)
-        WHERE v_mine IS NULL OR dlq.in_scope(r.queue, NULL, v_mine)
+        WHERE v_mine IS NULL OR dlq.in_patterns(r.queue, NULL, v_mine)
         GROUP BY r.queue
     ), backlog AS (
-        SELECT b.queue, sum(b.pending) AS pending, sum(b.processing) AS processing, sum(b.manual) AS manual FROM dlq.rollup_backlog b WHERE v_mine IS NULL OR dlq.in_scope(b.queue, NULL, v_mine) GROUP BY b.queue
+        SELECT b.queue, sum(b.pending) AS pending, sum(b.processing) AS processing, sum(b.manual) AS manual FROM dlq.rollup_backlog b WHERE v_mine IS NULL OR dlq.in_patterns(b.queue, NULL, v_mine) GROUP BY b.queue
     )
     SELECT s.queue, coalesce(sum(b.pending + b.processing + b.manual), 0)::bigint, coalesce(sum(b.pending), 0)::bigint, coalesce(sum(b.processing), 0)::bigint, coalesce(sum(b.manual), 0)::bigint,
            coalesce(sum(m.captured), 0)::bigint, coalesce(sum(m.redelivered), 0)::bigint, coalesce(sum(m.succeeded), 0)::bigint,
@@ -417,14 +417,14 @@ CREATE OR REPLACE FUNCTION dlq.replay_success(p_over interval DEFAULT '7 days')
 RETURNS TABLE (queue text, error_class text, redelivered bigint, succeeded bigint, failed bigint, success float8)
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET enable_seqscan = off SET jit = off SET max_parallel_workers_per_gather = 0 AS $$
 DECLARE
-    v_mine jsonb := dlq.queue_scope();
+    v_mine text[] := dlq.scope_patterns(dlq.queue_scope());
 BEGIN
     RETURN QUERY
     SELECT r.queue, r.error_class, sum(r.redelivered)::bigint, sum(r.succeeded)::bigint, sum(r.failures - r.captured)::bigint,
            dlq.ratio(sum(r.succeeded), sum(r.succeeded + r.failures - r.captured))
     FROM dlq.rollup_flow r
     WHERE r.step = dlq.coarse_step(p_over) AND r.scope = 'queue_class'
-      AND r.bucket >= date_trunc(dlq.coarse_step(p_over)::text, now() - p_over) AND (v_mine IS NULL OR dlq.in_scope(r.queue, NULL, v_mine))
+      AND r.bucket >= date_trunc(dlq.coarse_step(p_over)::text, now() - p_over) AND (v_mine IS NULL OR dlq.in_patterns(r.queue, NULL, v_mine))
     GROUP BY r.queue, r.error_class HAVING sum(r.redelivered + r.succeeded + r.failures - r.captured) > 0
     ORDER BY 3 DESC, 1, 2;
 END
@@ -435,7 +435,7 @@ CREATE OR REPLACE FUNCTION dlq.retry_cost(p_over interval DEFAULT '7 days')
 RETURNS TABLE (queue text, captured bigint, attempts bigint, redelivered bigint, succeeded bigint, resolved bigint, attempts_per_capture float8, wasted float8)
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET enable_seqscan = off SET jit = off SET max_parallel_workers_per_gather = 0 AS $$
 DECLARE
-    v_mine jsonb := dlq.queue_scope();
+    v_mine text[] := dlq.scope_patterns(dlq.queue_scope());
 BEGIN
     RETURN QUERY
     SELECT r.queue, sum(r.captured)::bigint, sum(r.attempts)::bigint, sum(r.redelivered)::bigint, sum(r.succeeded)::bigint, sum(r.resolved)::bigint,
@@ -443,7 +443,7 @@ BEGIN
            dlq.ratio(sum(r.attempts + r.failures - r.captured), sum(r.attempts + r.failures - r.captured + r.succeeded))
     FROM dlq.rollup_flow r
     WHERE r.step = dlq.coarse_step(p_over) AND r.scope = 'queue'
-      AND r.bucket >= date_trunc(dlq.coarse_step(p_over)::text, now() - p_over) AND (v_mine IS NULL OR dlq.in_scope(r.queue, NULL, v_mine))
+      AND r.bucket >= date_trunc(dlq.coarse_step(p_over)::text, now() - p_over) AND (v_mine IS NULL OR dlq.in_patterns(r.queue, NULL, v_mine))
     GROUP BY r.queue ORDER BY sum(r.attempts + r.redelivered) DESC, r.queue;
 END
 $$;
@@ -453,14 +453,14 @@ CREATE OR REPLACE FUNCTION dlq.error_types(p_over interval DEFAULT '7 days', p_q
 RETURNS TABLE (error_type text, failures bigint, share float8)
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET enable_seqscan = off SET jit = off SET max_parallel_workers_per_gather = 0 AS $$
 DECLARE
-    v_mine jsonb := dlq.queue_scope();
+    v_mine text[] := dlq.scope_patterns(dlq.queue_scope());
 BEGIN
     RETURN QUERY
     SELECT r.error_type, sum(r.failures)::bigint, dlq.ratio(sum(r.failures), sum(sum(r.failures)) OVER ())
     FROM dlq.rollup_errors r
     WHERE r.step = dlq.coarse_step(p_over)
       AND r.bucket >= date_trunc(dlq.coarse_step(p_over)::text, now() - p_over) AND (p_queue IS NULL OR r.queue = p_queue)
-      AND (v_mine IS NULL OR dlq.in_scope(r.queue, NULL, v_mine))
+      AND (v_mine IS NULL OR dlq.in_patterns(r.queue, NULL, v_mine))
     GROUP BY r.error_type ORDER BY 2 DESC, 1 LIMIT p_limit;
 END
 $$;
@@ -474,13 +474,13 @@ SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     v_step  dlq.rollup_step := dlq.coarse_step(p_over);
     v_from  timestamptz := date_trunc(v_step::text, now() - p_over);
-    v_mine  jsonb := dlq.queue_scope();
+    v_mine  text[] := dlq.scope_patterns(dlq.queue_scope());
 BEGIN
     RETURN QUERY
     WITH top AS MATERIALIZED (
         SELECT r.queue, r.fingerprint, sum(r.failures) AS failures
         FROM dlq.rollup_groups r
-        WHERE r.step = v_step AND r.bucket >= v_from AND (p_queue IS NULL OR r.queue = p_queue) AND (v_mine IS NULL OR dlq.in_scope(r.queue, NULL, v_mine))
+        WHERE r.step = v_step AND r.bucket >= v_from AND (p_queue IS NULL OR r.queue = p_queue) AND (v_mine IS NULL OR dlq.in_patterns(r.queue, NULL, v_mine))
         GROUP BY r.queue, r.fingerprint ORDER BY sum(r.failures) DESC, r.queue, r.fingerprint LIMIT p_limit
     )
     SELECT t.queue, t.fingerprint, g.title, g.error_type, g.error_class, t.failures::bigint,
@@ -497,7 +497,7 @@ CREATE OR REPLACE FUNCTION dlq.heat_map(p_over interval DEFAULT '28 days', p_tim
 RETURNS TABLE (weekday integer, hour integer, failures bigint)
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET max_parallel_workers_per_gather = 0 AS $$
 DECLARE
-    v_mine jsonb := dlq.queue_scope();
+    v_mine text[] := dlq.scope_patterns(dlq.queue_scope());
 BEGIN
     RETURN QUERY
     SELECT d.weekday, h.hour, coalesce(sum(r.failures), 0)::bigint
@@ -507,7 +507,7 @@ BEGIN
         FROM dlq.rollup_flow r
         WHERE r.step = 'hour' AND r.bucket >= date_trunc('hour', now() - p_over)
           AND r.scope = CASE WHEN p_queue IS NULL AND v_mine IS NULL THEN 'all' ELSE 'queue' END AND (p_queue IS NULL OR r.queue = p_queue)
-          AND (v_mine IS NULL OR dlq.in_scope(r.queue, NULL, v_mine))) r ON r.weekday = d.weekday AND r.hour = h.hour
+          AND (v_mine IS NULL OR dlq.in_patterns(r.queue, NULL, v_mine))) r ON r.weekday = d.weekday AND r.hour = h.hour
     GROUP BY d.weekday, h.hour ORDER BY d.weekday, h.hour;
 END
 $$;
@@ -531,7 +531,7 @@ CREATE OR REPLACE FUNCTION dlq.oldest_entries(p_limit integer DEFAULT 20)
 RETURNS TABLE (id uuid, age interval, status dlq.dead_letter_status, queue text, kind text, error_class text, error_type text, assigned_to text)
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
     SELECT e.id, now() - e.created_at, e.status, e.queue, e.kind, e.error_class, e.error_type, e.assigned_to
-    FROM dlq.dead_letter_queue e WHERE e.status IN ('dlq_pending', 'dlq_processing', 'dlq_manual') AND ((SELECT dlq.scope()) IS NULL OR dlq.in_scope(e.queue, e.kind, (SELECT dlq.scope()))) ORDER BY e.id LIMIT p_limit
+    FROM dlq.dead_letter_queue e WHERE e.status IN ('dlq_pending', 'dlq_processing', 'dlq_manual') AND ((SELECT dlq.scope()) IS NULL OR dlq.in_patterns(e.queue, e.kind, (SELECT dlq.scope_patterns(dlq.scope())))) ORDER BY e.id LIMIT p_limit
 $$;
 COMMENT ON FUNCTION dlq.oldest_entries IS 'The entries that have been open for the longest.';
 

@@ -38,7 +38,7 @@ $$;
 COMMENT ON FUNCTION dlq.hidden_columns IS 'Columns of entries that the caller does not see.';
 
 -- The columns in the order of the table, so that dlq.find returns its rows.
--- (A barrier: a condition of the reader's own must not see rows before their scope is looked at.)
+-- (A barrier, while any role has a scope: a condition of the reader's own must not see rows before their scope is looked at. See dlq.fence_entries.)
 CREATE OR REPLACE VIEW dlq.visible_entries WITH (security_barrier) AS
     SELECT e.id,
            e.event_id,
@@ -97,14 +97,38 @@ CREATE OR REPLACE VIEW dlq.visible_entries WITH (security_barrier) AS
            e.updated_at,
            e.closed_at,
            e.stage
-    FROM dlq.dead_letter_queue e CROSS JOIN (SELECT dlq.hidden_columns() AS columns, dlq.scope() AS scope OFFSET 0) h
-    WHERE h.scope IS NULL OR dlq.in_scope(e.queue, e.kind, h.scope);
+    FROM dlq.dead_letter_queue e CROSS JOIN (SELECT dlq.hidden_columns() AS columns, dlq.scope_patterns(dlq.scope()) AS patterns OFFSET 0) h
+    WHERE h.patterns IS NULL OR dlq.in_patterns(e.queue, e.kind, h.patterns);
 COMMENT ON VIEW dlq.visible_entries IS 'dead_letter_queue as the caller may see it, in its own columns: see dlq.entries.';
 
 CREATE OR REPLACE VIEW dlq.entries AS
     SELECT e.*, dlq.next_step(e.status, e.strategy, e.rule, e.next_retry_at, e.waiting_for, e.error_class, e.parked_by, e.queue, e.kind, e.job_kind) AS next
     FROM dlq.visible_entries e;
 COMMENT ON VIEW dlq.entries IS 'dead_letter_queue as the caller may see it: what the policy marks as sensitive (data.sensitiveColumns) is null for a dlq_reader. next says what happens next.';
+
+-- A barrier has every row made before one is taken, in order or not, and prunes no partitions by a status: nobody pays for it where nobody is limited.
+CREATE OR REPLACE FUNCTION dlq.fence_entries() RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    PERFORM pg_advisory_xact_lock(hashtextextended('dlq.fence_entries', 0)); -- of two changes, the later one counts both
+    IF EXISTS (SELECT FROM dlq.role_scopes) THEN
+        ALTER VIEW dlq.visible_entries SET (security_barrier);
+    ELSE
+        ALTER VIEW dlq.visible_entries SET (security_barrier = false);
+    END IF;
+END
+$$;
+COMMENT ON FUNCTION dlq.fence_entries IS 'Makes dlq.visible_entries a security barrier while any role is limited to queues or kinds.';
+SELECT dlq.fence_entries();
+
+CREATE OR REPLACE FUNCTION dlq.on_role_scope() RETURNS trigger
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    PERFORM dlq.fence_entries();
+    RETURN NULL;
+END
+$$;
+COMMENT ON FUNCTION dlq.on_role_scope IS 'Trigger role_scope_change: see dlq.fence_entries.';
 
 -- (A page locks no partition of other states, nor a month before its entries failed: see dlq.closed_since.)
 CREATE OR REPLACE FUNCTION dlq.find(p_filter jsonb DEFAULT '{}', p_limit integer DEFAULT 100, p_newest_first boolean DEFAULT true)
@@ -186,7 +210,7 @@ DECLARE
     -- What each role may call; what dlqd alone calls is in none.
     v_functions constant jsonb := '{
         "dlq_reader": ["act_in_scope", "actor", "allowed_moves", "audit", "automatic_for", "breaker_in_scope", "caller", "capture_limit", "capture_mode", "capture_status", "captured_at", "check_destination", "chooses_all", "closed_since", "coarse_step", "error_types", "filter_where", "find", "find_ids", "first_id", "flow", "has_role",
-            "heat_map", "hidden_columns", "in_scope", "is_open", "is_owner", "is_person", "is_repeat", "job_table", "like_patterns", "next_step", "noisiest_sources", "oldest_entries", "origin", "policy_version", "preview", "queue_scope", "ratio", "replay_success", "replayable", "require_everything", "retry_cost", "scope", "scope_where", "scope_within", "sensitive_columns", "stage_of", "stats", "step_for", "times", "to_uuid", "top_groups", "trail_begins", "trigger_state", "writing_jobs"],
+            "heat_map", "hidden_columns", "in_patterns", "in_scope", "is_open", "is_owner", "is_person", "is_repeat", "job_table", "like_patterns", "next_step", "noisiest_sources", "oldest_entries", "origin", "policy_version", "preview", "queue_scope", "ratio", "replay_success", "replayable", "require_everything", "retry_cost", "scope", "scope_patterns", "scope_where", "scope_within", "sensitive_columns", "stage_of", "stats", "step_for", "times", "to_uuid", "top_groups", "trail_begins", "trigger_state", "writing_jobs"],
         "dlq_operator": ["act_on", "act_where", "assign", "count_jobs", "default_partition_rows", "discard", "expired_partitions", "jobs", "note", "open_breaker", "park", "paused_queues", "refresh_rollups", "reopen", "replay", "replay_cancel", "replay_pause", "replay_resume",
             "replay_set_rate", "replay_start", "reset_automatic", "reset_breaker", "resolve", "resume_automatic", "river_leader", "run_again", "set_automatic", "stop_automatic", "sweep_redeliveries", "trail", "unpark"],
         "dlq_admin": ["backfill", "delete_entries", "delete_jobs", "drop_partition", "ensure_partition", "ensure_partitions", "erase", "erase_begin", "erase_step", "missing_partitions", "rebuild_rollups",
@@ -237,7 +261,7 @@ BEGIN
         END LOOP;
     END LOOP;
     -- Rows are looked at by whoever reads them, by whatever right.
-    EXECUTE format('GRANT EXECUTE ON FUNCTION %1$s.scope(), %1$s.in_scope(text, text, jsonb), %1$s.like_patterns(jsonb), %1$s.scope_within(jsonb, jsonb), %1$s.act_in_scope(text, jsonb), %1$s.breaker_in_scope(text, jsonb), %1$s.caller(), %1$s.to_uuid(text) TO PUBLIC', v_schema);
+    EXECUTE format('GRANT EXECUTE ON FUNCTION %1$s.scope(), %1$s.in_scope(text, text, jsonb), %1$s.in_patterns(text, text, text[]), %1$s.scope_patterns(jsonb), %1$s.like_patterns(jsonb), %1$s.scope_within(jsonb, jsonb), %1$s.act_in_scope(text, jsonb), %1$s.breaker_in_scope(text, jsonb), %1$s.caller(), %1$s.to_uuid(text) TO PUBLIC', v_schema);
     PERFORM dlq.protect(dlq.sensitive_columns());
 END
 $$;

@@ -1,6 +1,6 @@
 -- name: EntriesByEvent :many
 -- A message's dead letters, newest first.
-SELECT id, status FROM dlq.dead_letter_queue WHERE event_id = @event_id::text AND dlq.in_scope(queue, kind, (SELECT dlq.scope())) ORDER BY id DESC LIMIT 10;
+SELECT id, status FROM dlq.dead_letter_queue WHERE event_id = @event_id::text AND dlq.in_patterns(queue, kind, (SELECT dlq.scope_patterns(dlq.scope()))) ORDER BY id DESC LIMIT 10;
 
 -- name: OpenEvents :many
 -- Which of these messages have an open dead letter. While an entry is in the inbox, its job is still there and says so by its
@@ -20,7 +20,7 @@ SELECT river_job_id, (original_event - 'payloadText' = @args::jsonb)::boolean AS
 SELECT id, state::text AS state, attempt, max_attempts, created_at, scheduled_at, finalized_at, args, metadata
 FROM river.river_job
 WHERE unique_key = @unique_key::bytea AND unique_states IS NOT NULL
-  AND river.river_job_state_in_bitmask(unique_states, state) AND dlq.in_scope(queue, args ->> 'kind', (SELECT dlq.scope()));
+  AND river.river_job_state_in_bitmask(unique_states, state) AND dlq.in_patterns(queue, args ->> 'kind', (SELECT dlq.scope_patterns(dlq.scope())));
 
 -- name: JobsSameContent :many
 -- Whether the args of each job equal the given ones, as jsonb: how a payload was written is not looked at.

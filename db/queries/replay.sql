@@ -28,7 +28,7 @@ SELECT f.id::uuid AS id FROM dlq.find_ids(@filter::jsonb, @max_entries::integer,
 -- name: Events :many
 -- What redeliveries of entries would carry.
 SELECT e.id, e.job_kind, coalesce(e.edited_event, e.original_event)::jsonb AS event, coalesce(e.edited_event::text, '')::text AS edited FROM dlq.dead_letter_queue e
-WHERE e.id = ANY (@ids::uuid[]) AND ((SELECT dlq.scope()) IS NULL OR dlq.in_scope(e.queue, e.kind, (SELECT dlq.scope())));
+WHERE e.id = ANY (@ids::uuid[]) AND ((SELECT dlq.scope()) IS NULL OR dlq.in_patterns(e.queue, e.kind, (SELECT dlq.scope_patterns(dlq.scope()))));
 
 -- name: EditEvents :exec
 UPDATE dlq.dead_letter_queue e SET edited_event = d.event

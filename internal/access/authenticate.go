@@ -123,6 +123,9 @@ func (a *Authenticator) Authenticate(r *http.Request) (*Principal, error) {
 	scheme, secret, _ := strings.Cut(r.Header.Get("Authorization"), " ")
 	secret = strings.TrimSpace(secret)
 	tokens, provider := slices.Contains(rules.Ways, ViaToken+"s"), slices.Contains(rules.Ways, ViaOIDC)
+	if len(r.Header.Values("Authorization")) > 1 { // whoever stands before dlqd may have believed the other one
+		return nil, a.refuse(door.Peer(r))
+	}
 	if strings.EqualFold(scheme, "Bearer") && (tokens || provider) {
 		if provider && (isJWT(secret) || !tokens) {
 			return a.byJWT(r, &rules, secret)

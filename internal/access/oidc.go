@@ -108,6 +108,7 @@ type provider struct {
 	asked  time.Time     // when the provider was asked last
 	asking chan struct{} // closed when it has answered; nil while it is not asked
 	err    error         // of the last time; nil where it worked
+	failed time.Time     // since when it does not
 }
 
 // ask asks the provider for its keys, unless it was a moment ago, and returns what is closed when it has answered.
@@ -137,6 +138,7 @@ func (p *provider) ask() <-chan struct{} {
 				p.logger.Info("the OpenID Connect provider answers again", "issuer", p.issuer)
 			}
 		case p.err == nil:
+			p.failed = p.now()
 			p.logger.Warn("the OpenID Connect provider does not answer: nobody new signs in by it", "issuer", p.issuer, "error", bounded(err))
 		}
 		p.err, p.asking = err, nil
@@ -381,6 +383,24 @@ func (a *Authenticator) providerOf(issuer string) *provider {
 		}
 	}
 	return a.provider
+}
+
+// ProviderDown says since when the OpenID Connect provider has not answered those who came by it; the zero time where it has. While it
+// is down, it is asked again.
+func (a *Authenticator) ProviderDown() time.Time {
+	rules := a.Rules()
+	if !slices.Contains(rules.Ways, ViaOIDC) {
+		return time.Time{}
+	}
+	p := a.providerOf(rules.OIDC.Issuer)
+	p.mu.Lock()
+	failed, err := p.failed, p.err
+	p.mu.Unlock()
+	if err == nil {
+		return time.Time{}
+	}
+	p.ask()
+	return failed
 }
 
 func (a *Authenticator) log() *slog.Logger {

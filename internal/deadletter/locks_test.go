@@ -98,7 +98,7 @@ func TestLocks(t *testing.T) {
 			require.Less(t, n, fits, "a list: %v", part)
 		}
 	}
-	require.Less(t, locks(`SELECT count(*) FROM dlq.find('{"status": "dlq_pending"}')`), 200, "open ones, in psql, by a view that is a barrier")
+	require.Less(t, locks(`SELECT count(*) FROM dlq.find('{"status": "dlq_pending"}')`), 60, "open ones, in psql")
 
 	// What is done to an old entry finds it.
 	n := 0

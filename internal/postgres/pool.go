@@ -55,10 +55,18 @@ func Beside(ctx context.Context, pool *pgxpool.Pool, fn func(tx pgx.Tx) error) e
 	return pgx.BeginFunc(ctx, conn, fn)
 }
 
-func openLimited(ctx context.Context, url string, maxConns int32, limit time.Duration) (*pgxpool.Pool, error) {
+func parse(url string) (*pgxpool.Config, error) {
 	config, err := pgxpool.ParseConfig(url)
 	if err != nil {
 		return nil, errors.New("database URL: " + redact.Text(err.Error()))
+	}
+	return config, nil
+}
+
+func openLimited(ctx context.Context, url string, maxConns int32, limit time.Duration) (*pgxpool.Pool, error) {
+	config, err := parse(url)
+	if err != nil {
+		return nil, err
 	}
 	config.MaxConns = cmp.Or(maxConns, config.MaxConns)
 	if maxConns == 0 && !namesMaxConns(url) {

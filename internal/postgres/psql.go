@@ -1,6 +1,7 @@
 package postgres
 
 import (
+	"errors"
 	"net/url"
 	"regexp"
 	"slices"
@@ -13,17 +14,21 @@ var onlyPgx = []string{"default_query_exec_mode", "description_cache_capacity", 
 // keywordPassword is a password among keywords and values.
 var keywordPassword = regexp.MustCompile(`(?:^|\s)password\s*=\s*('(?:[^'\\]|\\.)*'|(?:[^\s\\]|\\.)*)`)
 
-// ForPsql is a connection string as libpq understands it, without its password, and that password.
-func ForPsql(connString string) (clean, password string) {
+// ForPsql is a connection string as libpq understands it, without its password, and that password. It fails where nobody can say which
+// part of it is the password.
+func ForPsql(connString string) (clean, password string, err error) {
+	if _, err := parse(connString); err != nil {
+		return "", "", err
+	}
 	if !strings.HasPrefix(connString, "postgres://") && !strings.HasPrefix(connString, "postgresql://") {
 		if match := keywordPassword.FindStringSubmatch(connString); match != nil {
 			password = regexp.MustCompile(`\\(.)`).ReplaceAllString(strings.TrimSuffix(strings.TrimPrefix(match[1], "'"), "'"), "$1")
 		}
-		return strings.TrimSpace(keywordPassword.ReplaceAllString(connString, "")), password
+		return strings.TrimSpace(keywordPassword.ReplaceAllString(connString, "")), password, nil
 	}
 	u, err := url.Parse(connString)
 	if err != nil {
-		return connString, "" // whoever opens it says what is wrong
+		return "", "", errors.New("database URL: it cannot be parsed")
 	}
 	if u.User != nil {
 		password, _ = u.User.Password()
@@ -39,5 +44,5 @@ func ForPsql(connString string) (clean, password string) {
 		}
 	}
 	u.RawQuery = strings.ReplaceAll(query.Encode(), "+", "%20") // libpq takes a + for itself
-	return u.String(), password
+	return u.String(), password, nil
 }

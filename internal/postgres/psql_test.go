@@ -17,7 +17,18 @@ func TestForPsql(t *testing.T) {
 		"host=db user=ann password=secret dbname=x":                       {"host=db user=ann dbname=x", "secret"},
 		`host=db password = 'it\'s' dbname=x`:                             {"host=db dbname=x", "it's"},
 	} {
-		clean, password := postgres.ForPsql(in)
+		clean, password, err := postgres.ForPsql(in)
+		require.NoError(t, err, in)
 		require.Equal(t, want, [2]string{clean, password}, in)
+	}
+	for _, in := range []string{"postgres://ann:hush%zz@db/x", "postgres://ann:hush@db:port/x", "host=db password='hush dbname=x", "host=db password=hush=", "password", "postgres://ann:hush@[db/x"} {
+		clean, password, err := postgres.ForPsql(in)
+		if in == "host=db password=hush=" { // an odd one, and good
+			require.Equal(t, "hush=", password)
+			continue
+		}
+		require.ErrorContains(t, err, "database URL", in)
+		require.NotContains(t, err.Error(), "hush", in)
+		require.Empty(t, clean+password)
 	}
 }

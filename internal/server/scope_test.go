@@ -45,11 +45,14 @@ type scopeBundle struct {
 	runs   map[string]string // of replay runs, by queue
 }
 
-func scopeSetup(t *testing.T) *scopeBundle {
+func scopeSetup(t *testing.T, configs ...func(*server.Config)) *scopeBundle {
 	t.Helper()
 	b := &scopeBundle{bundle: setup(t, options{config: func(c *server.Config) {
 		c.Process, c.DLQWorkers = false, false
 		c.Policy.Access.Authentication = []string{"tokens"}
+		for _, config := range configs {
+			config(c)
+		}
 	}}), ids: map[string]string{}, runs: map[string]string{}}
 	b.tokens = access.NewStore(b.pool, postgres.DefaultSchemas())
 	exec := func(sql string, args ...any) {
@@ -117,6 +120,25 @@ func (b *scopeBundle) as(token, method, path, body string) (int, string) {
 	raw, err := io.ReadAll(response.Body)
 	require.NoError(b, err)
 	return response.StatusCode, string(raw)
+}
+
+// hidden is what no answer may hold that is for somebody of a scope: ids, payloads, error texts, names of queues, and runs.
+func (b *scopeBundle) hidden(scope int) (hidden []string) {
+	s := scopes[scope]
+	for name, id := range b.ids {
+		if !slices.Contains(s.entries, name) {
+			hidden = append(hidden, id, strings.ReplaceAll(name, "/", ""))
+		}
+	}
+	for _, queue := range []string{"pay_eu", "mailqueue"} {
+		if !slices.ContainsFunc(s.entries, func(name string) bool { return strings.HasPrefix(name, queue) }) {
+			hidden = append(hidden, queue)
+		}
+		if !slices.Contains(s.queues, queue) {
+			hidden = append(hidden, b.runs[queue])
+		}
+	}
+	return hidden
 }
 
 // operation is one of the OpenAPI document, and how the walk asks for it.
@@ -205,21 +227,7 @@ func TestScope_walk(t *testing.T) {
 	roles := []access.Role{access.Admin, access.Operator, access.Reader, access.Sender}
 	unknown := map[string]string{} // what is said of ids of nothing
 	for i, s := range scopes {
-		// What no answer may hold.
-		var hidden []string
-		for name, id := range b.ids {
-			if !slices.Contains(s.entries, name) {
-				hidden = append(hidden, id, strings.ReplaceAll(name, "/", ""))
-			}
-		}
-		for _, queue := range []string{"pay_eu", "mailqueue"} {
-			if !slices.ContainsFunc(s.entries, func(name string) bool { return strings.HasPrefix(name, queue) }) {
-				hidden = append(hidden, queue)
-			}
-			if s.byQueue && !slices.Contains(s.queues, queue) || !s.byQueue {
-				hidden = append(hidden, b.runs[queue])
-			}
-		}
+		hidden := b.hidden(i)
 		for _, role := range roles {
 			if role != access.Admin && i > 1 {
 				continue // roles are of one scope as of another
@@ -416,7 +424,47 @@ func TestScope_sameInSQL(t *testing.T) {
 		_, err = admin.Exec(ctx, "DROP ROLE "+login)
 		require.NoError(t, err)
 	}
+	require.Equal(t, 1, b.count("SELECT count(*) FROM pg_class WHERE oid = 'dlq.visible_entries'::regclass AND reloptions @> '{security_barrier=false}'"), "where nobody is limited, nobody pays for a barrier")
 	require.NotZero(t, b.count("SELECT count(*) FROM dlq.acts WHERE subject LIKE 'role scoped_%' AND act = 'limited' AND actor IS NOT NULL"))
+}
+
+// One meaning of scopes, in Go, in SQL for a constant, and in SQL for many rows, whatever is in names and patterns.
+func TestScope_patterns(t *testing.T) {
+	t.Parallel()
+	pool := postgrestest.Pool(t)
+	names := []string{"", "a", "ab", "A", "a\x01b", "\x01", "a%", "a_", `a\`, ":a", "b\x01:a", "ä", "a\nb", "*"}
+	patterns := []string{"a", "a*", "*b", "a*b", "*", "a%", "a_", `a\`, "\x01*", "*:a", "ä", "%"}
+	var scopes []access.Scope
+	for _, p := range patterns {
+		scopes = append(scopes, access.Scope{{Queues: []string{p}}}, access.Scope{{Kinds: []string{p, "nothing"}}}, access.Scope{{Queues: []string{"a*"}, Kinds: []string{p}}},
+			access.Scope{{Queues: []string{"nothing"}}, {Queues: []string{p}, Kinds: []string{"a"}}})
+	}
+	for _, scope := range append(scopes, access.Scope{}, access.Scope{{}}) {
+		who := &access.Principal{}
+		for _, part := range scope {
+			who.Grants = append(who.Grants, access.Grant{Role: access.Reader, Queues: part.Queues, Kinds: part.Kinds})
+		}
+		raw, err := json.Marshal(scope)
+		require.NoError(t, err)
+		rows, err := pool.Query(t.Context(), `SELECT q, k, dlq.in_scope(q, k, $1::jsonb), dlq.in_patterns(q, k, (SELECT dlq.scope_patterns($1::jsonb))) FROM unnest($2::text[]) q, unnest($2::text[] || NULL) k`, string(raw), names)
+		require.NoError(t, err)
+		var queue string
+		var kind *string
+		var constant, many *bool
+		_, err = pgx.ForEachRow(rows, []any{&queue, &kind, &constant, &many}, func() error {
+			want := scope.HasQueue(queue)
+			if kind != nil {
+				want = who.MayFor(access.Reader, queue, *kind, "")
+			}
+			require.Equal(t, []*bool{&want, &want}, []*bool{constant, many}, "%s: %q %v", raw, queue, kind)
+			return nil
+		})
+		require.NoError(t, err)
+	}
+	var unlimited, nothing bool
+	require.NoError(t, pool.QueryRow(t.Context(), `SELECT dlq.in_scope('q', 'k', NULL), dlq.in_scope('q', NULL, '[{"queues": [null]}]')`).Scan(&unlimited, &nothing))
+	require.True(t, unlimited)
+	require.False(t, nothing, "what is no pattern lets nothing through")
 }
 
 // Who is limited moves what is theirs, one by one and many at once, and a run that they start stays with it.

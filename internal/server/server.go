@@ -126,6 +126,7 @@ type Server struct {
 	attached  bool                  // River belongs to an application
 	detached  atomic.Pointer[error] // dlqd was taken out of the database meanwhile; nil where it is there
 	http      *http.Server
+	access    *access.Authenticator
 	// certificates are those of the API; nil without TLS.
 	certificates *door.Certificates
 	listeners    []net.Listener
@@ -418,7 +419,11 @@ func (s *Server) accessHealth() api.Part {
 	asked := s.asked.Load()
 	switch {
 	case len(ways) > 0:
-		return api.Part{Name: "access", OK: true, Detail: "callers are known by " + strings.Join(ways, ", ")}
+		part := api.Part{Name: "access", OK: true, Detail: "callers are known by " + strings.Join(ways, ", ")}
+		if since := s.access.ProviderDown(); !since.IsZero() { // who has a token of dlqd's goes on, so this is no reason to send people elsewhere
+			part.Detail += "; the OpenID Connect provider has not answered since " + since.UTC().Format(time.RFC3339)
+		}
+		return part
 	case asked != nil:
 		return api.Part{Name: "access", Detail: "access.yaml says no more how callers are known; until a restart, they are by " + strings.Join(*asked, ", ")}
 	case address == "":
@@ -463,12 +468,12 @@ func (s *Server) startAPI(ctx context.Context) error {
 	}
 	s.rules() // what is asked from now on
 	s.config.Door.Hosts = slices.Concat(s.config.Door.Hosts, door.HostsOf(s.config.Listen))
+	s.access = &access.Authenticator{
+		Tokens: access.NewStore(s.pool, s.config.Schemas), Rules: s.rules,
+		Open: s.config.Insecure || reached(s.config.Listen) == "", Logger: s.logger,
+	}
 	handler := api.New(api.Config{
-		Access: &access.Authenticator{
-			Tokens: access.NewStore(s.pool, s.config.Schemas), Rules: s.rules,
-			Open: s.config.Insecure || reached(s.config.Listen) == "", Logger: s.logger,
-		},
-		Ingester: s.ingester, Store: s.store, Analytics: s.analytics, Archive: s.archive, Planner: s.planner.Load, Breakers: s.breakers, River: steering, Metrics: s.metrics, Logger: s.logger, MaxBodyBytes: s.config.MaxBodyBytes, MaxBodiesBytes: s.config.MaxBodiesBytes,
+		Access: s.access, Ingester: s.ingester, Store: s.store, Analytics: s.analytics, Archive: s.archive, Planner: s.planner.Load, Breakers: s.breakers, River: steering, Metrics: s.metrics, Logger: s.logger, MaxBodyBytes: s.config.MaxBodyBytes, MaxBodiesBytes: s.config.MaxBodiesBytes,
 		WriteTimeout: s.config.WriteTimeout, BodyGrace: s.config.BodyGrace, Door: s.config.Door,
 		Replayer: &replay.Replayer{Store: s.store, Planner: s.planner.Load, Wake: s.wakeRuns},
 		Parked:   s.tellPeople, Health: s.health, Ready: s.ready, Idle: s.idle,

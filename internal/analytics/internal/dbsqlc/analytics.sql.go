@@ -37,7 +37,7 @@ FROM (
         SELECT b.from_status, b.to_status FROM dlq.moves_between(s.snapshot, txid_current_snapshot(), s.since) b WHERE (SELECT dlq.scope()) IS NULL
         UNION ALL
         SELECT d.from_status, d.to_status FROM dlq.dead_letter_transitions d
-        WHERE (SELECT dlq.scope()) IS NOT NULL AND d.at >= now() - interval '24 hours' AND dlq.in_scope(d.queue, d.kind, (SELECT dlq.scope()))) t
+        WHERE (SELECT dlq.scope()) IS NOT NULL AND d.at >= now() - interval '24 hours' AND dlq.in_patterns(d.queue, d.kind, (SELECT dlq.scope_patterns(dlq.scope())))) t
 ) m
 `
 

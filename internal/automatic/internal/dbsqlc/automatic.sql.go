@@ -149,7 +149,7 @@ func (q *Queries) CheckAutomatic(ctx context.Context, arg CheckAutomaticParams) 
 const CountObserved = `-- name: CountObserved :many
 SELECT e.queue, e.job_kind, e.kind, e.error_class::text AS error_class, count(*) AS entries, count(*) FILTER (WHERE e.next_retry_at <= now()) AS due
 FROM dlq.dead_letter_open e
-WHERE e.status = 'dlq_pending' AND e.waiting_for = 'automatic' AND ((SELECT dlq.scope()) IS NULL OR dlq.in_scope(e.queue, e.kind, (SELECT dlq.scope())))
+WHERE e.status = 'dlq_pending' AND e.waiting_for = 'automatic' AND ((SELECT dlq.scope()) IS NULL OR dlq.in_patterns(e.queue, e.kind, (SELECT dlq.scope_patterns(dlq.scope()))))
 GROUP BY e.queue, e.job_kind, e.kind, e.error_class
 ORDER BY e.queue, e.job_kind, e.kind, e.error_class
 `

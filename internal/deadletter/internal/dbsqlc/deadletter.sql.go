@@ -61,11 +61,11 @@ FROM (
     FROM dlq.dead_letter_open o WHERE (SELECT dlq.scope()) IS NULL GROUP BY o.status, o.queue, o.error_class
     UNION ALL
     SELECT o.status, o.queue, coalesce(o.error_class, 'undecided'), count(*), false
-    FROM dlq.dead_letter_open o WHERE (SELECT dlq.scope()) IS NOT NULL AND dlq.in_scope(o.queue, o.kind, (SELECT dlq.scope())) GROUP BY o.status, o.queue, o.error_class
+    FROM dlq.dead_letter_open o WHERE (SELECT dlq.scope()) IS NOT NULL AND dlq.in_patterns(o.queue, o.kind, (SELECT dlq.scope_patterns(dlq.scope()))) GROUP BY o.status, o.queue, o.error_class
     UNION ALL
     SELECT 'dlq_pending', u.queue, 'undecided', count(*), sum(count(*)) OVER () >= 10000
     FROM (SELECT i.queue FROM dlq.dead_letter_inbox i
-          WHERE NOT dlq.is_repeat(i.river_job_id, i.job_created_at) AND ((SELECT dlq.scope()) IS NULL OR dlq.in_scope(i.queue, i.kind, (SELECT dlq.scope())))
+          WHERE NOT dlq.is_repeat(i.river_job_id, i.job_created_at) AND ((SELECT dlq.scope()) IS NULL OR dlq.in_patterns(i.queue, i.kind, (SELECT dlq.scope_patterns(dlq.scope()))))
           LIMIT 10000) u
     GROUP BY u.queue
 ) b
@@ -319,7 +319,7 @@ func (q *Queries) NewID(ctx context.Context) (uuid.UUID, error) {
 }
 
 const OldestOpen = `-- name: OldestOpen :one
-SELECT created_at FROM dlq.dead_letter_queue WHERE stage IN ('inbox', 'open') AND ((SELECT dlq.scope()) IS NULL OR dlq.in_scope(queue, kind, (SELECT dlq.scope()))) ORDER BY id LIMIT 1
+SELECT created_at FROM dlq.dead_letter_queue WHERE stage IN ('inbox', 'open') AND ((SELECT dlq.scope()) IS NULL OR dlq.in_patterns(queue, kind, (SELECT dlq.scope_patterns(dlq.scope())))) ORDER BY id LIMIT 1
 `
 
 func (q *Queries) OldestOpen(ctx context.Context) (time.Time, error) {

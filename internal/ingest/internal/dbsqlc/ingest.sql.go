@@ -14,7 +14,7 @@ import (
 )
 
 const EntriesByEvent = `-- name: EntriesByEvent :many
-SELECT id, status FROM dlq.dead_letter_queue WHERE event_id = $1::text AND dlq.in_scope(queue, kind, (SELECT dlq.scope())) ORDER BY id DESC LIMIT 10
+SELECT id, status FROM dlq.dead_letter_queue WHERE event_id = $1::text AND dlq.in_patterns(queue, kind, (SELECT dlq.scope_patterns(dlq.scope()))) ORDER BY id DESC LIMIT 10
 `
 
 type EntriesByEventRow struct {
@@ -131,7 +131,7 @@ const MessageJob = `-- name: MessageJob :one
 SELECT id, state::text AS state, attempt, max_attempts, created_at, scheduled_at, finalized_at, args, metadata
 FROM river.river_job
 WHERE unique_key = $1::bytea AND unique_states IS NOT NULL
-  AND river.river_job_state_in_bitmask(unique_states, state) AND dlq.in_scope(queue, args ->> 'kind', (SELECT dlq.scope()))
+  AND river.river_job_state_in_bitmask(unique_states, state) AND dlq.in_patterns(queue, args ->> 'kind', (SELECT dlq.scope_patterns(dlq.scope())))
 `
 
 type MessageJobRow struct {

@@ -85,7 +85,7 @@ func (q *Queries) EndReplay(ctx context.Context, arg EndReplayParams) error {
 
 const Events = `-- name: Events :many
 SELECT e.id, e.job_kind, coalesce(e.edited_event, e.original_event)::jsonb AS event, coalesce(e.edited_event::text, '')::text AS edited FROM dlq.dead_letter_queue e
-WHERE e.id = ANY ($1::uuid[]) AND ((SELECT dlq.scope()) IS NULL OR dlq.in_scope(e.queue, e.kind, (SELECT dlq.scope())))
+WHERE e.id = ANY ($1::uuid[]) AND ((SELECT dlq.scope()) IS NULL OR dlq.in_patterns(e.queue, e.kind, (SELECT dlq.scope_patterns(dlq.scope()))))
 `
 
 type EventsRow struct {

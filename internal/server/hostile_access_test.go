@@ -1,0 +1,363 @@
+package server_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/dlqd/dlqd/internal/access"
+	"github.com/dlqd/dlqd/internal/server"
+)
+
+// hostileRequest is one of the hostile set, and what its answer may be.
+type hostileRequest struct {
+	says         string
+	method, path string
+	header       http.Header
+	body         string
+	hidden       []string // what the answer may not hold
+	statuses     []int    // which it may have; none: any but those of success and of dlqd's errors
+}
+
+// send makes the request and says what is wrong with the answer; "" for nothing.
+func (h *hostileRequest) send(ctx context.Context, base string) string {
+	u, err := url.Parse(base)
+	if err != nil {
+		return err.Error()
+	}
+	path, query, _ := strings.Cut(h.path, "?")
+	u.Opaque, u.RawQuery = path, query // as it is
+	if strings.HasPrefix(path, "//") {
+		u.Opaque = "//" + u.Host + path
+	}
+	request := (&http.Request{Method: h.method, URL: u, Host: u.Host, Header: http.Header{"Content-Type": {"application/json"}}, Body: io.NopCloser(strings.NewReader(h.body)), ContentLength: int64(len(h.body))}).WithContext(ctx)
+	for name, values := range h.header {
+		request.Header[name] = values
+		if name == "Host" {
+			request.Host = values[0]
+		}
+	}
+	response, err := hostileTransport.RoundTrip(request)
+	if err != nil {
+		return err.Error()
+	}
+	defer response.Body.Close()
+	stream := strings.Contains(response.Header.Get("Content-Type"), "event-stream")
+	raw := make([]byte, 4096)
+	if stream { // one event, or none
+		n, _ := response.Body.Read(raw)
+		raw = raw[:n]
+	} else if raw, err = io.ReadAll(response.Body); err != nil {
+		return err.Error()
+	}
+	var all bytes.Buffer
+	fmt.Fprintf(&all, "%d %v\n%s", response.StatusCode, response.Header, raw)
+	answer := all.String()
+	switch status := response.StatusCode; {
+	case status >= 500 && !slices.Contains(h.statuses, status):
+		return "an error of dlqd's: " + answer
+	case len(h.statuses) == 0 && status < 300, len(h.statuses) > 0 && !slices.Contains(h.statuses, status):
+		return "is answered with " + answer
+	case strings.HasPrefix(string(raw), fmt.Sprintf("%d %s", status, http.StatusText(status))) && (status == http.StatusBadRequest || status == http.StatusRequestHeaderFieldsTooLarge):
+		return "" // of net/http's, before anything of dlqd's is asked
+	case status >= 400 && h.method != http.MethodHead && response.Header.Get("Content-Type") != "application/problem+json":
+		return "is no problem document: " + answer
+	case status == http.StatusUnauthorized && response.Header.Get("Www-Authenticate") == "":
+		return "401 without WWW-Authenticate: " + answer
+	case response.Header.Get("Cache-Control") != "no-store":
+		return "may be kept: " + answer
+	}
+	// What somebody sent may be told to them, in whatever way they wrote an id.
+	same := strings.NewReplacer("-", "")
+	sent := same.Replace(strings.ToLower(h.path + h.body))
+	for _, word := range append([]string{"goroutine ", ".go:", "panic", "SQLSTATE", "pgconn", "river_job"}, h.hidden...) {
+		if strings.Contains(answer, word) && !strings.Contains(sent, same.Replace(strings.ToLower(word))) {
+			return "tells of " + word + ": " + answer
+		}
+	}
+	return ""
+}
+
+var hostileTransport = &http.Transport{MaxIdleConnsPerHost: 16, DisableCompression: true}
+
+// A thousand requests and more of people who want to know, or do, what they may not.
+func TestHostile_access(t *testing.T) {
+	t.Parallel()
+	log := &lockedBuffer{}
+	b := scopeSetup(t, func(c *server.Config) {
+		c.Logger = slog.New(slog.NewTextHandler(log, &slog.HandlerOptions{Level: slog.LevelDebug}))
+	})
+	bearer := func(token string) http.Header { return http.Header{"Authorization": {"Bearer " + token}} }
+	var secrets []string
+	token := func(role access.Role, scope int) string {
+		secret := b.token(role, scopes[scope].scope)
+		secrets = append(secrets, secret)
+		status, out := b.as(secret, "GET", "/api/whoami", "") // known before others' attempts are limited
+		require.Equal(t, http.StatusOK, status, out)
+		return secret
+	}
+	var set []hostileRequest
+	add := func(h hostileRequest) { set = append(set, h) }
+	const payScope, kindScope, noScope = 1, 3, 5
+	limited := token(access.Admin, payScope)
+	everything := token(access.Admin, 0)
+	const elsewhere = "mailqueue/order.paid"
+
+	// Operations × roles × scopes, with ids of what is elsewhere: 404, and 403 where the role or the scope is not enough for any id.
+	for _, scope := range []int{0, payScope, kindScope, noScope} {
+		for _, role := range access.Roles() {
+			if scope > payScope && role != access.Admin || role == access.Metrics && scope != 0 {
+				continue // roles are of one scope as of another, but for metrics, which are of all
+			}
+			secret, hidden := token(role, scope), b.hidden(scope)
+			for _, o := range operations {
+				may := o.role == "" || role.Includes(o.role)
+				targets := []string{""}
+				switch o.of {
+				case "entry":
+					targets = []string{b.ids[elsewhere], b.ids["pay_eu/user.mail"], uuid.Nil.String()}
+				case "queue":
+					targets = []string{"mailqueue", "pay_eu%00", "*"}
+				case "run", "stream":
+					targets = []string{b.runs["mailqueue"], b.ids[elsewhere]}
+				}
+				for _, target := range targets {
+					h := hostileRequest{says: fmt.Sprintf("%s of %s: %s %s", role, scopes[scope].name, o.id, target), method: o.method, path: strings.ReplaceAll(o.path, "{id}", target), header: bearer(secret), body: o.body, hidden: hidden}
+					everywhere := scopes[scope].scope == nil || o.need == "" || o.need == "queues" && scopes[scope].byQueue
+					theirs := scopes[scope].scope == nil || slices.ContainsFunc(scopes[scope].entries, func(name string) bool { return b.ids[name] == target })
+					switch {
+					case o.of == "open":
+						h.statuses = []int{200}
+					case !may, !everywhere:
+						h.statuses = []int{403}
+					case o.method != http.MethodGet && (theirs || o.of == "" && scopes[scope].scope == nil):
+						continue // as it should be
+					case o.of == "entry" && !theirs, o.of == "queue", o.of == "run" && scopes[scope].scope != nil, o.of == "none":
+						h.statuses = []int{404}
+						if strings.Contains(target, "%00") {
+							h.statuses = []int{400, 404, 422}
+						}
+					default:
+						h.statuses = []int{200, 202, 404, 422}
+					}
+					add(h)
+				}
+			}
+		}
+	}
+
+	// Filters, cursors, and what else names things that are elsewhere.
+	entry, run := b.ids[elsewhere], b.runs["mailqueue"]
+	_, first := b.as(everything, "GET", "/api/dlq/audit?limit=1", "")
+	cursor := first[strings.LastIndex(first, `"next":"`)+8:]
+	cursor = cursor[:strings.Index(cursor, `"`)]
+	encoded := base64.RawURLEncoding.EncodeToString([]byte(`{"scope":[],"id":"` + entry + `"}`))
+	for _, c := range []string{entry, strings.ToUpper(entry), strings.ReplaceAll(entry, "-", ""), "{" + entry + "}", "urn:uuid:" + entry, entry[:35], entry + "0", uuid.Max.String(), uuid.Nil.String(), run, cursor, cursor + "0", cursor[1:],
+		"0-0", "-1-1", "99999999999999999-999999999999999999", "1-" + strings.Repeat("9", 19), encoded, "'%20OR%20true--", "%00", "..%2f..", "%F0%9F%92%A9", "[]", "null"} {
+		for _, path := range []string{"/api/dlq/entries?limit=1&cursor=", "/api/dlq/entries?order=oldest&cursor=", "/api/dlq/audit?cursor=", "/api/dlq/audit?entryId=", "/api/dlq/entries?queue=mailqueue&cursor=", "/api/dlq/entries/", "/api/dlq/replays/", "/api/messages/"} {
+			add(hostileRequest{says: "cursor " + c, method: "GET", path: path + c, header: bearer(limited), hidden: b.hidden(payScope), statuses: []int{200, 400, 404, 422}})
+		}
+	}
+	for _, query := range []string{
+		"/api/dlq/entries?queue=mailqueue", "/api/dlq/entries?queue=*", "/api/dlq/entries?queue=pay_eu&queue=mailqueue", "/api/dlq/entries?scope=", "/api/dlq/entries?scope=%5B%7B%7D%5D", "/api/dlq/entries?dlq.scope=null", "/api/dlq/stats?queue=mailqueue",
+		"/api/dlq/audit?queue=mailqueue", "/api/dlq/audit?text=mailqueue", "/api/dlq/audit?entryId=" + entry, "/api/dlq/audit?actor=kim", "/api/dlq/audit?people=true", "/api/dlq/audit?origin=a",
+		"/api/dlq/analytics/flow?queue=mailqueue", "/api/dlq/analytics/flow?by=queue", "/api/dlq/analytics/times?by=queue", "/api/dlq/analytics/groups?queue=mailqueue", "/api/dlq/analytics/oldest?limit=100", "/api/dlq/analytics/heat-map?queue=mailqueue",
+		"/api/dlq/analytics/error-types", "/api/dlq/analytics/retry-cost", "/api/dlq/analytics/replays", "/api/circuit-breakers", "/api/queues", "/api/dlq/replays?limit=100",
+	} {
+		add(hostileRequest{says: "query", method: "GET", path: query, header: bearer(limited), hidden: b.hidden(payScope), statuses: []int{200, 400, 404, 422}})
+	}
+	for _, filter := range []string{`{}`, `{"ids": ["` + entry + `"]}`, `{"queue": ["mailqueue"]}`, `{"queue": "mailqueue"}`, `{"queue": ["*"]}`, `{"kind": ["*"]}`, `{"payload": {"secret": "payload of mailqueueorder.paid"}}`, `{"scope": null}`, `{"scope": [], "all": true}`,
+		`{"queue": ["mailqueue' OR true --"]}`, `{"fingerprint": ["x"]}`, `{"errorType": ["'); SELECT set_config('dlq.scope', '', false); --"]}`, `{"status": ["dlq_manual", "dlq_archived"]}`, `{"after": "1970-01-01T00:00:00Z"}`} {
+		for _, request := range [][2]string{
+			{"/api/dlq/export", `{"filter": %s}`}, {"/api/dlq/export", `{"filter": %s, "format": "csv"}`}, {"/api/dlq/bulk", `{"do": "discard", "filter": %s, "all": true, "dryRun": true}`}, {"/api/dlq/bulk", `{"do": "purge", "filter": %s, "all": true, "dryRun": true}`},
+			{"/api/dlq/replay", `{"filter": %s, "all": true, "dryRun": true}`}, {"/api/dlq/replay", `{"filter": %s, "all": true, "dryRun": true, "queue": "pay_eu"}`}, {"/api/dlq/erasures", `{"filter": %s, "note": "n", "dryRun": true}`}, {"/api/dlq/reclassify", `{"filter": %s, "dryRun": true}`},
+		} {
+			add(hostileRequest{says: "filter", method: "POST", path: request[0], body: strings.ReplaceAll(request[1], "%s", filter), header: bearer(limited), hidden: b.hidden(payScope), statuses: []int{200, 400, 403, 422}})
+		}
+	}
+
+	// Headers that say who calls, or what is asked for, beside those that count.
+	spoofs := []http.Header{
+		{"Authorization": {"Bearer " + limited, "Bearer " + everything}}, {"Authorization": {"Bearer " + everything, "Bearer " + limited}}, {"Authorization": {"Bearer " + limited, ""}}, {"Authorization": {"Bearer " + everything + ", Bearer " + limited}},
+		{"Authorization": {"Bearer " + everything + "\tx"}}, {"Authorization": {"Basic " + base64.StdEncoding.EncodeToString([]byte("admin:"+everything))}}, {"Authorization": {everything}}, {"Authorization": {"Bearer"}}, {"Authorization": {"Token " + everything}},
+		{"Cookie": {"token=" + everything + "; Authorization=Bearer " + everything}}, {"X-Api-Key": {everything}}, {"Proxy-Authorization": {"Bearer " + everything}}, {"X-Authorization": {"Bearer " + everything}},
+		{"X-Forwarded-For": {"127.0.0.1"}}, {"X-Forwarded-User": {"kim"}}, {"X-Remote-User": {"kim"}, "X-Remote-Groups": {"admin"}}, {"Remote-User": {"root"}}, {"X-Auth-Request-User": {"kim"}}, {"X-Real-Ip": {"::1"}}, {"Forwarded": {`for=127.0.0.1;host=localhost`}}, {"X-Ssl-Client-Cert": {"CN=kim"}},
+	}
+	for _, spoof := range spoofs {
+		for _, path := range []string{"/api/dlq/entries", "/api/whoami", "/metrics", "/api/health"} {
+			add(hostileRequest{says: fmt.Sprint("spoof ", spoof), method: "GET", path: path, header: spoof, hidden: append(b.hidden(noScope), "token-"), statuses: []int{401, 429}})
+		}
+	}
+	for _, header := range []http.Header{{"X-Original-Url": {"/api/dlq/erasures"}}, {"X-Rewrite-Url": {"/api/health"}}, {"X-Http-Method-Override": {"DELETE"}}, {"X-Forwarded-Host": {"evil.example"}}, {"X-Forwarded-Prefix": {"//evil.example"}}, {"X-Forwarded-Proto": {"javascript"}}, {"Accept": {"text/html"}}, {"Accept": {"application/cbor"}}, {"Range": {"bytes=0-10"}}, {"If-None-Match": {"*"}}, {"Traceparent": {"00-" + strings.Repeat("f", 300)}}} {
+		for name, values := range bearer(limited) {
+			header[name] = values
+		}
+		for _, path := range []string{"/api/dlq/entries", "/api/dlq/entries/" + entry, "/api/queues", "/api/dlq/audit"} {
+			add(hostileRequest{says: fmt.Sprint(header), method: "GET", path: path, header: header, hidden: append(b.hidden(payScope), "evil.example"), statuses: []int{200, 404, 406}})
+		}
+	}
+	for _, host := range []string{"evil.example", "localhost.evil.example", "127.0.0.1.nip.io", "169.254.169.254", "localhost@evil.example", "evil.example:80", "[::ffff:8.8.8.8]", "0.0.0.0"} {
+		for _, path := range []string{"/api/dlq/entries", "/livez", "/metrics", "/docs", "/openapi.json"} {
+			header := bearer(everything)
+			header["Host"] = []string{host}
+			add(hostileRequest{says: "host " + host, method: "GET", path: path, header: header, hidden: b.hidden(noScope), statuses: []int{400, 421}})
+		}
+	}
+	for _, origin := range []string{"https://evil.example", "null", "http://localhost:1"} {
+		for _, path := range []string{"/api/dlq/export", "/api/dlq/replay", "/api/messages"} {
+			header := bearer(everything)
+			header["Origin"], header["Sec-Fetch-Site"] = []string{origin}, []string{"cross-site"}
+			add(hostileRequest{says: "origin " + origin, method: "POST", path: path, header: header, body: `{"filter": {}}`, hidden: b.hidden(noScope), statuses: []int{403}})
+		}
+	}
+
+	// Methods, and other spellings of paths.
+	for _, method := range []string{"HEAD", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "PROPFIND", "get", "GETT", "DEBUG"} {
+		for _, path := range []string{"/api/dlq/entries", "/api/dlq/entries/" + entry, "/api/dlq/entries/" + entry + "/discard", "/api/dlq/replays/" + run, "/api/dlq/erasures", "/api/queues/mailqueue/pause", "/metrics", "/api/health", "/", "/openapi.json"} {
+			add(hostileRequest{says: "method", method: method, path: path, header: bearer(limited), hidden: b.hidden(payScope), statuses: []int{200, 403, 404, 405}})
+		}
+	}
+	for _, path := range []string{
+		"//api/dlq/entries", "/api//dlq/entries", "/api/dlq//entries/" + entry, "/livez/../api/dlq/entries", "/livez/..%2fapi/dlq/entries", "/livez;/api/dlq/entries", "/livez/..;/api/dlq/entries", "/./api/dlq/entries", "/api/./dlq/entries", "/api/login/../dlq/entries",
+		"/api/login%2f..%2fdlq%2fentries", "/api%2fdlq%2fentries", "/api/dlq%2fentries", "/api/dlq/entries%2f" + entry, "/api/dlq/entries/%2e%2e/entries", "/api/dlq/entries/" + entry + "%00", "/api/dlq/entries/" + entry + ";x=y", "/api/dlq/entries/" + entry + "/", "/API/DLQ/ENTRIES",
+		"/api/dlq/entries.json", "/api/dlq/entries/", "/api/dlq/entries/..", "/metrics/", "//metrics", "/metrics/..", "/livez/../metrics", "/%6detrics", "/metrics%00", "/metrics;", "/docs/../metrics", "/docs/../../etc/passwd", "/docs%2f..%2f..%2fetc%2fpasswd", "/openapi.json/../api/queues", "/.git/config", "/debug/pprof/",
+		"/debug/pprof/heap", "/debug/vars", "/%", "/%zz", "/api/queues/..%2fpay_eu", "/api/queues/mailqueue%2fpause", "/api/dlq/replays/" + run + "/events%2f", "/\\..\\api", "/api/dlq/entries?%00", "/api/dlq/entries%3flimit=1", "/livez%20", "/readyz%0d%0aX-Evil:%201", "//evil.example/api/queues", "/\\evil.example", "/api/whoami#", "/api/login/",
+	} {
+		for _, header := range []http.Header{{}, bearer(limited)} {
+			h := hostileRequest{says: "path", method: "GET", path: path, header: header, hidden: append(b.hidden(payScope), "root:"), statuses: []int{301, 307, 308, 400, 403, 404, 405, 422}}
+			if len(header) == 0 {
+				h.hidden, h.statuses = append(b.hidden(noScope), "root:"), []int{301, 307, 308, 400, 401, 403, 404, 405, 422, 429}
+			} else if strings.HasPrefix(path, "/api/dlq/entries?") || path == "/api/whoami#" {
+				h.statuses = append(h.statuses, 200)
+			}
+			add(h)
+		}
+	}
+
+	// What is too large.
+	large := strings.Repeat("x", 200_000)
+	add(hostileRequest{says: "large header", method: "GET", path: "/api/queues", header: http.Header{"X-Large": {large[:74_000]}}, statuses: []int{431}})
+	add(hostileRequest{says: "large token", method: "GET", path: "/api/queues", header: bearer("dlqd_" + large[:60_000]), statuses: []int{401, 429}})
+	for _, o := range operations {
+		if o.method == "POST" && !strings.Contains(o.path, "{id}") {
+			add(hostileRequest{says: "large body of nobody", method: o.method, path: o.path, body: `{"x": "` + large + `"}`, statuses: []int{401, 429}})
+			add(hostileRequest{says: "large body", method: o.method, path: o.path, body: `{"x": "` + large + `"}`, header: bearer(limited), hidden: b.hidden(payScope), statuses: []int{400, 403, 413, 422}})
+		}
+	}
+
+	// Credentials that do not count.
+	revoked, expired, rotated := token(access.Admin, 0), token(access.Admin, 0), token(access.Admin, 0)
+	id := func(secret string) (id string) {
+		require.NoError(t, b.pool.QueryRow(t.Context(), "SELECT id::text FROM dlq.tokens WHERE hash = sha256($1::text::bytea)", secret).Scan(&id))
+		return id
+	}
+	require.NoError(t, b.tokens.Revoke(t.Context(), id(revoked), "kim", ""))
+	_, err := b.pool.Exec(t.Context(), "UPDATE dlq.tokens SET expires_at = now() - interval '1 second' WHERE id = $1", id(expired))
+	require.NoError(t, err)
+	_, next, err := b.tokens.Rotate(t.Context(), id(rotated), "kim", 0, nil)
+	require.NoError(t, err)
+	changed := time.Now()
+	secrets = append(secrets, next)
+	flipped := []byte(everything)
+	flipped[10] ^= 1
+	var bad []hostileRequest
+	for i, secret := range []string{revoked, expired, rotated, everything[:40], everything + "a", string(flipped), strings.ToLower(everything), strings.ToUpper(everything), "dlqd_", "null", "undefined", "", "*", "' OR 1=1 --", id(everything), "eyJhbGciOiJub25lIn0.eyJzdWIiOiJhZG1pbiJ9.", everything + everything} {
+		for j, o := range operations {
+			if o.of == "open" || o.id == "get-login" || i > 2 && i%3 != j%3 {
+				continue
+			}
+			path := strings.NewReplacer("/circuit-breakers/queue:{id}", "/circuit-breakers/queue:mailqueue", "/queues/{id}", "/queues/mailqueue", "/replays/{id}", "/replays/"+run, "{id}", entry).Replace(o.path)
+			bad = append(bad, hostileRequest{says: "token " + secret, method: o.method, path: path, body: o.body, header: bearer(secret), hidden: b.hidden(noScope), statuses: []int{401, 429}})
+		}
+	}
+
+	before := b.count("SELECT count(*) FROM dlq.dead_letter_transitions")
+	var mu sync.Mutex
+	var wrong []string
+	sendAll := func(set []hostileRequest) {
+		var group errgroup.Group
+		group.SetLimit(8)
+		for i := range set {
+			set[i].hidden = append(slices.Clone(set[i].hidden), secrets...)
+			group.Go(func() error {
+				if says := set[i].send(t.Context(), b.base); says != "" {
+					mu.Lock()
+					defer mu.Unlock()
+					wrong = append(wrong, fmt.Sprintf("%s: %s %s %s\n\t%s", set[i].says, set[i].method, set[i].path, set[i].body[:min(len(set[i].body), 200)], says[:min(len(says), 600)]))
+				}
+				return nil
+			})
+		}
+		require.NoError(t, group.Wait())
+	}
+	// A token that is revoked while it is used: five seconds later nothing succeeds with it, on any connection.
+	used, stop := token(access.Reader, 0), make(chan struct{})
+	var last atomic.Int64
+	var users errgroup.Group
+	for range 8 {
+		users.Go(func() error {
+			for {
+				select {
+				case <-stop:
+					return nil
+				default:
+				}
+				began := time.Now()
+				request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, b.base+"/api/dlq/entries?limit=1", nil)
+				if err != nil {
+					return err
+				}
+				request.Header.Set("Authorization", "Bearer "+used)
+				response, err := hostileTransport.RoundTrip(request)
+				if err != nil {
+					return err
+				}
+				_, err = io.Copy(io.Discard, response.Body)
+				if err := errors.Join(err, response.Body.Close()); err != nil {
+					return err
+				}
+				if response.StatusCode == http.StatusOK {
+					for was := last.Load(); began.UnixNano() > was && !last.CompareAndSwap(was, began.UnixNano()); was = last.Load() {
+					}
+				}
+				time.Sleep(10 * time.Millisecond)
+			}
+		})
+	}
+	require.Eventually(t, func() bool { return last.Load() != 0 }, time.Minute, time.Millisecond)
+	require.NoError(t, b.tokens.Revoke(t.Context(), id(used), "kim", ""))
+	revokedAt := time.Now()
+	sendAll(set)
+	time.Sleep(time.Until(changed.Add(5 * time.Second)))
+	sendAll(bad)
+	time.Sleep(time.Until(revokedAt.Add(6 * time.Second)))
+	close(stop)
+	require.NoError(t, users.Wait())
+	require.Less(t, time.Unix(0, last.Load()).Sub(revokedAt), 5*time.Second, "a revoked token")
+
+	t.Log(len(set)+len(bad), "requests")
+	require.Greater(t, len(set)+len(bad), 1000)
+	require.Zero(t, len(wrong), "%d of %d:\n%s", len(wrong), len(set)+len(bad), strings.Join(wrong[:min(len(wrong), 20)], "\n"))
+	require.Equal(t, before, b.count("SELECT count(*) FROM dlq.dead_letter_transitions WHERE queue = 'mailqueue' OR queue = 'pay_eu'"), "nothing moved")
+	for _, secret := range secrets {
+		require.NotContains(t, log.String(), secret)
+	}
+	require.NotContains(t, log.String(), "payload of ")
+	require.NotContains(t, log.String(), "level=ERROR")
+}
