@@ -131,7 +131,9 @@ func TestMask_walkOfSQL(t *testing.T) {
 				rows, err := conn.Query(ctx, sql, append([]any{pgx.QueryExecModeExec}, args...)...)
 				require.NoError(t, err, sql)
 				all, err := pgx.CollectRows(rows, pgx.RowTo[*string])
-				require.NoError(t, err, sql)
+				if err != nil {
+					require.Regexp(t, "22023|DLQ02|DLQ04", err.Error(), sql) // a filter or an id is none for this one
+				}
 				var out strings.Builder
 				for _, row := range all {
 					if row != nil {
@@ -155,7 +157,7 @@ func TestMask_walkOfSQL(t *testing.T) {
 			for _, call := range strings.Split(strings.TrimSpace(look(`
 				SELECT format('SELECT jsonb_agg(f)::text FROM dlq.%I(%s) f', p.proname, CASE WHEN p.pronargs = p.pronargdefaults THEN '' WHEN p.proargtypes[0] = 'jsonb'::regtype THEN '''{}''' ELSE '(SELECT id FROM dlq.dead_letter_queue LIMIT 1)' END)
 				FROM pg_proc p WHERE p.pronamespace = 'dlq'::regnamespace AND p.prokind = 'f' AND p.provolatile <> 'v' AND has_function_privilege(p.oid, 'EXECUTE')
-				AND (p.pronargs = p.pronargdefaults OR p.pronargs = p.pronargdefaults + 1 AND p.proargtypes[0] IN ('jsonb'::regtype, 'uuid'::regtype)) AND p.proname NOT IN ('revealed', 'like_patterns', 'is_person')`)), "\n") {
+				AND (p.pronargs = p.pronargdefaults OR p.pronargs = p.pronargdefaults + 1 AND p.proargtypes[0] IN ('jsonb'::regtype, 'uuid'::regtype)) AND p.proname <> 'revealed'`)), "\n") {
 				look(call)
 			}
 			look("SELECT entries::text FROM dlq.entries")
