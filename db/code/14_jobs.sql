@@ -36,7 +36,7 @@ RETURNS TABLE (id bigint, state text, queue text, kind text, attempt integer, at
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET row_security = off AS $$
 BEGIN
     RETURN QUERY EXECUTE 'SELECT j.id, j.state::text, j.queue::text, j.kind::text, j.attempt::integer, j.attempted_by::text[], j.metadata ->> ''dlq:held'', j.created_at, j.scheduled_at, j.attempted_at, j.finalized_at,
-            dlq.masked_json(j.args, dlq.event_path(j.kind), $3, dlq.sensitive_values(j.args, NULL, NULL, j.kind, $3))
+            dlq.masked_event(j.args, j.kind, $3)
         FROM river.river_job j WHERE ' || dlq.jobs_where(p_filter) || ' ORDER BY j.id DESC LIMIT $2' USING p_filter, p_limit, dlq.mask(false);
 END
 $$;

@@ -201,6 +201,14 @@ END
 $$;
 COMMENT ON FUNCTION dlq.sensitive_values IS 'Texts and numbers at sensitive paths of an entry, of four characters or more, the longest first: what its error texts must not repeat. Where there are more than 100, null alone: texts are then masked whole.';
 
+CREATE OR REPLACE FUNCTION dlq.masked_event(p_event jsonb, p_job_kind text, p_mask jsonb) RETURNS jsonb
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    RETURN dlq.masked_json(p_event, dlq.event_path(p_job_kind), p_mask, dlq.sensitive_values(p_event, NULL, NULL, p_job_kind, p_mask));
+END
+$$;
+COMMENT ON FUNCTION dlq.masked_event IS 'The args of a job, masked, also where they repeat what is at sensitive paths.';
+
 CREATE OR REPLACE FUNCTION dlq.masked(p_entry dlq.dead_letter_queue, p_mask jsonb) RETURNS dlq.dead_letter_queue
 LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE

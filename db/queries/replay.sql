@@ -35,7 +35,7 @@ SELECT (dlq.mask(false) IS NOT NULL)::boolean AS masked;
 
 -- name: MaskSample :one
 -- What redeliveries would carry, and what an edit changes of a payload, as people may see it. (Without an edit, patched is JSON null.)
-SELECT dlq.masked_json(@event::jsonb, dlq.event_path(@job_kind::text), m.mask)::jsonb AS event, dlq.masked_json(@patched::jsonb, dlq.event_path(@job_kind::text), m.mask)::jsonb AS patched,
+SELECT dlq.masked_event(@event::jsonb, @job_kind::text, m.mask)::jsonb AS event, dlq.masked_event(@patched::jsonb, @job_kind::text, m.mask)::jsonb AS patched,
        dlq.masked_detail(jsonb_build_object('changes', @changes::jsonb), m.mask)::jsonb AS said
 FROM (SELECT dlq.mask(false) AS mask) m;
 

@@ -211,7 +211,7 @@ func (q *Queries) LockReplay(ctx context.Context, id uuid.UUID) (LockReplayRow, 
 }
 
 const MaskSample = `-- name: MaskSample :one
-SELECT dlq.masked_json($1::jsonb, dlq.event_path($2::text), m.mask)::jsonb AS event, dlq.masked_json($3::jsonb, dlq.event_path($2::text), m.mask)::jsonb AS patched,
+SELECT dlq.masked_event($1::jsonb, $2::text, m.mask)::jsonb AS event, dlq.masked_event($3::jsonb, $2::text, m.mask)::jsonb AS patched,
        dlq.masked_detail(jsonb_build_object('changes', $4::jsonb), m.mask)::jsonb AS said
 FROM (SELECT dlq.mask(false) AS mask) m
 `
