@@ -116,7 +116,7 @@ func printSplit(cmd *cobra.Command, by string, counts map[string]int64) {
 func newExport() *cobra.Command {
 	var c client
 	var filter filterFlags
-	var format string
+	var format, reveal string
 	cmd := &cobra.Command{
 		Use:   "export",
 		Short: "Print dead letters as NDJSON or CSV",
@@ -126,7 +126,11 @@ func newExport() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			body, err := json.Marshal(map[string]any{"filter": chosen, "format": format})
+			request := map[string]any{"filter": chosen, "format": format}
+			if cmd.Flags().Changed("reveal") {
+				request["reveal"], request["note"], request["actor"] = true, reveal, actor()
+			}
+			body, err := json.Marshal(request)
 			if err != nil {
 				return err
 			}
@@ -145,5 +149,6 @@ func newExport() *cobra.Command {
 	c.registerURL(cmd)
 	filter.register(cmd)
 	cmd.Flags().StringVar(&format, "format", "ndjson", "ndjson or csv")
+	cmd.Flags().StringVar(&reveal, "reveal", "", "with what is masked, too: say why, for the audit trail")
 	return cmd
 }

@@ -331,13 +331,18 @@ func newList() *cobra.Command {
 
 func newShow() *cobra.Command {
 	var c client
+	var reveal string
 	cmd := &cobra.Command{
 		Use:   "show ID",
 		Short: "Show everything about a dead letter",
 		Args:  cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			var e api.EntryDetail
-			if err := c.call(cmd, http.MethodGet, "/api/dlq/entries/"+url.PathEscape(args[0]), nil, &e); err != nil || c.asJSON {
+			method, path, body := http.MethodGet, "/api/dlq/entries/"+url.PathEscape(args[0]), any(nil)
+			if cmd.Flags().Changed("reveal") {
+				method, path, body = http.MethodPost, path+"/reveal", api.RevealAction{Actor: actor(), Note: reveal}
+			}
+			if err := c.call(cmd, method, path, body, &e); err != nil || c.asJSON {
 				return err
 			}
 			sayStopped(cmd.ErrOrStderr(), e.AutomaticStopped)
@@ -371,6 +376,7 @@ func newShow() *cobra.Command {
 		},
 	}
 	c.register(cmd)
+	cmd.Flags().StringVar(&reveal, "reveal", "", "show what is masked, too: say why, for the audit trail")
 	return cmd
 }
 

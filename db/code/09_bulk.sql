@@ -60,6 +60,11 @@ BEGIN
             RAISE EXCEPTION 'filter: there is no field %', v_key USING ERRCODE = 'DLQ04',
                 HINT = 'There are status, queue, kind, errorType, errorClass, errorCode, fingerprint, source, subscriberId, tags, ids, after, before, maxAge, minRetryCount, maxRetryCount and payload.';
         END IF;
+        -- Who may not see a thing must not find it by asking, either.
+        IF v_key IN ('payload', 'subscriberId', 'tags') AND dlq.is_reader()
+            AND (CASE v_key WHEN 'payload' THEN 'original_event' WHEN 'subscriberId' THEN 'subscriber_id' ELSE v_key END = ANY (dlq.hidden_columns()) OR dlq.mask(false) IS NOT NULL) THEN
+            RAISE EXCEPTION 'filter: you may not look for a %: it is sensitive', v_key USING ERRCODE = 'DLQ06', HINT = 'An operator may.';
+        END IF;
         IF v_key = 'maxAge' AND (p_filter ->> 'maxAge')::interval < interval '0' THEN
             RAISE EXCEPTION 'filter: maxAge % is negative', p_filter ->> 'maxAge' USING ERRCODE = 'DLQ04';
         END IF;
@@ -69,10 +74,11 @@ END
 $$;
 COMMENT ON FUNCTION dlq.filter_where IS 'The condition of a filter, on a row e and the filter as parameter $1: of what is in the scope of the caller (dlq.scope).';
 
--- find_ids walks entries in id order, so that a caller goes on after the last one it got.
+-- find_ids walks entries in id order, so that a caller goes on after the last one it got. (It and dlq.preview work as the schema's owner:
+-- filters ask what their caller may not read.)
 CREATE OR REPLACE FUNCTION dlq.find_ids(p_filter jsonb, p_limit integer, p_after uuid DEFAULT NULL, p_newest_first boolean DEFAULT false, p_below uuid DEFAULT NULL)
 RETURNS SETOF uuid
-LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
+LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
 BEGIN
     RETURN QUERY EXECUTE
         'SELECT e.id FROM dlq.dead_letter_queue e WHERE ' || dlq.filter_where(p_filter)
@@ -120,7 +126,7 @@ COMMENT ON FUNCTION dlq.chooses_all IS 'Whether a filter chooses every entry: it
 
 CREATE OR REPLACE FUNCTION dlq.preview(p_filter jsonb)
 RETURNS TABLE (queue text, error_type text, age text, entries bigint)
-LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
+LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
 BEGIN
     RETURN QUERY EXECUTE
         'SELECT e.queue, coalesce(e.error_type, ''''), a.age, count(*) FROM dlq.dead_letter_queue e
@@ -137,7 +143,7 @@ COMMENT ON FUNCTION dlq.preview IS 'How many entries a filter chooses, by queue,
 
 -- The names of destinations are the policy's: the database does not know them, and a delivery to one that is not there fails.
 CREATE OR REPLACE FUNCTION dlq.check_destination(p_filter jsonb, p_destination text) RETURNS void
-LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
+LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
 DECLARE
     v_entry uuid;
 BEGIN

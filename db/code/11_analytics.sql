@@ -31,6 +31,17 @@ LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN 1000;
 COMMENT ON FUNCTION dlq.most_names IS 'How many error types of a queue, and how many sources, a week counts one by one, and a tenth of how many failure groups a queue has; the rest counts as other.';
 
+-- (Everybody reads titles, and for longer than the entry is there: what is masked of it is not written.)
+CREATE OR REPLACE FUNCTION dlq.group_title(p_message text, p_original jsonb, p_edited jsonb, p_metadata jsonb, p_job_kind text) RETURNS text
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    v_mask jsonb := dlq.mask(false);
+BEGIN
+    RETURN left(dlq.masked_text(left(split_part(p_message, E'\n', 1), 4000), v_mask, dlq.sensitive_values(p_original, p_edited, p_metadata, p_job_kind, v_mask)), 200);
+END
+$$;
+COMMENT ON FUNCTION dlq.group_title IS 'What the title of a failure group says of an entry''s error: the first line of its message, masked.';
+
 -- fold_moves adds moves to the rollups: those between two snapshots or, if p_old is null, those of a day. Backlog and
 -- numbers of open entries are not of a day: a rebuild counts them itself.
 --
@@ -162,7 +173,7 @@ BEGIN
             FROM members m GROUP BY m.queue, m.fingerprint) g
         LEFT JOIN LATERAL (
             -- Of groups that are new alone: looking an entry up asks every partition.
-            SELECT left(split_part(e.error_message, E'\n', 1), 200) AS title, e.error_type
+            SELECT dlq.group_title(e.error_message, e.original_event, e.edited_event, e.metadata, e.job_kind) AS title, e.error_type
             FROM dlq.dead_letter_queue e
             WHERE e.id = g.sample AND NOT EXISTS (SELECT FROM dlq.failure_groups k WHERE k.queue = g.queue AND k.fingerprint = g.fingerprint)
             LIMIT 1) e ON true
@@ -239,8 +250,8 @@ BEGIN
     ), groups AS (
         INSERT INTO dlq.failure_groups AS r (queue, fingerprint, first_seen, last_seen, failures, open, sample, title, error_type, error_class)
         SELECT e.queue, e.fingerprint, min(e.created_at), max(e.last_failed_at), 0, count(*), (array_agg(e.id ORDER BY e.id DESC))[1],
-               left(split_part((array_agg(e.error_message ORDER BY e.id))[1], E'\n', 1), 200), (array_agg(e.error_type ORDER BY e.id))[1], (array_agg(e.error_class ORDER BY e.id DESC))[1]
-        FROM (SELECT o.id, o.queue, o.created_at, o.last_failed_at, o.error_message, o.error_type, o.error_class,
+               (SELECT dlq.group_title(o.error_message, o.original_event, o.edited_event, o.metadata, o.job_kind) FROM dlq.dead_letter_open o WHERE o.id = (array_agg(e.id ORDER BY e.id))[1]), (array_agg(e.error_type ORDER BY e.id))[1], (array_agg(e.error_class ORDER BY e.id DESC))[1]
+        FROM (SELECT o.id, o.queue, o.created_at, o.last_failed_at, o.error_type, o.error_class,
                      CASE WHEN dense_rank() OVER (PARTITION BY o.queue ORDER BY o.fingerprint) <= 10 * dlq.most_names() OR EXISTS (SELECT FROM dlq.failure_groups k WHERE k.queue = o.queue AND k.fingerprint = o.fingerprint)
                           THEN o.fingerprint ELSE 'other' END AS fingerprint
               FROM dlq.dead_letter_open o WHERE o.fingerprint IS NOT NULL) e GROUP BY e.queue, e.fingerprint
@@ -469,12 +480,13 @@ COMMENT ON FUNCTION dlq.error_types IS 'Failures in a window by type of error ('
 CREATE OR REPLACE FUNCTION dlq.top_groups(p_over interval DEFAULT '7 days', p_queue text DEFAULT NULL, p_limit integer DEFAULT 20)
 RETURNS TABLE (queue text, fingerprint text, title text, error_type text, error_class text, in_window bigint, trend bigint[], failures bigint, open bigint,
                first_seen timestamptz, last_seen timestamptz, sample uuid)
-LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET enable_seqscan = off SET jit = off SET max_parallel_workers_per_gather = 0
+LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET enable_seqscan = off SET jit = off SET max_parallel_workers_per_gather = 0
 SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     v_step  dlq.rollup_step := dlq.coarse_step(p_over);
     v_from  timestamptz := date_trunc(v_step::text, now() - p_over);
     v_mine  text[] := dlq.scope_patterns(dlq.queue_scope());
+    v_mask  jsonb := dlq.mask();
 BEGIN
     RETURN QUERY
     WITH top AS MATERIALIZED (
@@ -483,7 +495,7 @@ BEGIN
         WHERE r.step = v_step AND r.bucket >= v_from AND (p_queue IS NULL OR r.queue = p_queue) AND (v_mine IS NULL OR dlq.in_patterns(r.queue, NULL, v_mine))
         GROUP BY r.queue, r.fingerprint ORDER BY sum(r.failures) DESC, r.queue, r.fingerprint LIMIT p_limit
     )
-    SELECT t.queue, t.fingerprint, g.title, g.error_type, g.error_class, t.failures::bigint,
+    SELECT t.queue, t.fingerprint, CASE WHEN v_mask -> 'hidden' ? 'error_message' THEN NULL ELSE dlq.masked_text(g.title, v_mask) END, g.error_type, g.error_class, t.failures::bigint,
            ARRAY(SELECT coalesce(r.failures, 0) FROM generate_series(v_from, now(), ('1 ' || v_step)::interval) b (bucket)
                  LEFT JOIN dlq.rollup_groups r ON r.queue = t.queue AND r.fingerprint = t.fingerprint AND r.step = v_step AND r.bucket = b.bucket ORDER BY b.bucket),
            g.failures, g.open, g.first_seen, g.last_seen, g.sample

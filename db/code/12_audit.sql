@@ -22,8 +22,11 @@ LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan
 DECLARE
     v_from  timestamptz := dlq.trail_begins(p_id);
     v_scope jsonb := dlq.scope();
+    v_mask  jsonb := dlq.mask(false);
 BEGIN
-    RETURN QUERY SELECT t.* FROM dlq.dead_letter_transitions t WHERE t.entry_id = p_id AND t.at >= v_from AND dlq.in_scope(t.queue, t.kind, v_scope) ORDER BY t.at, t.id LIMIT p_limit;
+    RETURN QUERY SELECT m.* FROM dlq.dead_letter_transitions t
+        CROSS JOIN LATERAL jsonb_populate_record(t, CASE WHEN v_mask IS NULL THEN '{}' ELSE jsonb_build_object('note', dlq.masked_text(t.note, v_mask), 'detail', dlq.masked_detail(t.detail, v_mask)) END) m
+        WHERE t.entry_id = p_id AND t.at >= v_from AND dlq.in_scope(t.queue, t.kind, v_scope) ORDER BY t.at, t.id LIMIT p_limit;
 END
 $$;
 COMMENT ON FUNCTION dlq.trail IS 'The audit rows of an entry, in order.';
@@ -33,7 +36,7 @@ COMMENT ON FUNCTION dlq.trail IS 'The audit rows of an entry, in order.';
 CREATE OR REPLACE FUNCTION dlq.audit(p_filter jsonb DEFAULT '{}', p_limit integer DEFAULT 100, p_before timestamptz DEFAULT NULL, p_before_id bigint DEFAULT NULL)
 RETURNS TABLE (id bigint, at timestamptz, actor text, db_user text, origin text, entry_id uuid, from_status dlq.dead_letter_status, to_status dlq.dead_letter_status,
                reason text, note text, queue text, kind text, error_class text, river_job_id bigint, config_version text, detail jsonb)
-LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     v_key   text;
     v_where text := 'true';
@@ -41,6 +44,8 @@ DECLARE
     v_from  timestamptz := '-infinity';
     v_until timestamptz := 'infinity';
     v_scope jsonb := dlq.scope();
+    v_mask  jsonb := dlq.mask(false);
+    v_note  text := CASE WHEN v_mask IS NULL THEN 't.note' ELSE 'dlq.masked_text(t.note, $8)' END;
 BEGIN
     -- As in dlq.filter_where, values are read from the parameter $1 and never put into the text.
     FOR v_key IN SELECT jsonb_object_keys(p_filter) LOOP
@@ -54,7 +59,7 @@ BEGIN
             WHEN 'kind'          THEN 't.kind = $1 ->> ''kind'''
             WHEN 'from'          THEN 't.from_status = ($1 ->> ''from'')::dlq.dead_letter_status'
             WHEN 'to'            THEN 't.to_status = ($1 ->> ''to'')::dlq.dead_letter_status'
-            WHEN 'text'          THEN '(position(lower($1 ->> ''text'') IN lower(t.note)) > 0 OR position(lower($1 ->> ''text'') IN lower(t.reason)) > 0)'
+            WHEN 'text'          THEN '(position(lower($1 ->> ''text'') IN lower(' || v_note || ')) > 0 OR position(lower($1 ->> ''text'') IN lower(t.reason)) > 0)'
             WHEN 'configVersion' THEN 't.config_version = $1 ->> ''configVersion'''
             WHEN 'after'         THEN 'true'
             WHEN 'before'        THEN 'true'
@@ -70,18 +75,19 @@ BEGIN
     v_until := least((p_filter ->> 'before')::timestamptz, p_before + interval '1 microsecond', v_until);
     RETURN QUERY EXECUTE
         'SELECT * FROM (
-             (SELECT t.id, t.at, t.actor, t.db_user, t.origin, t.entry_id, t.from_status, t.to_status, t.reason, t.note, t.queue, t.kind, t.error_class, t.river_job_id, t.config_version, '
+             (SELECT t.id, t.at, t.actor, t.db_user, t.origin, t.entry_id, t.from_status, t.to_status, t.reason, ' || v_note || ' AS note, t.queue, t.kind, t.error_class, t.river_job_id, t.config_version, '
              -- What an edit put into a payload, for those who may see that.
-             || CASE WHEN 'edited_event' = ANY (dlq.hidden_columns()) THEN 'NULL::jsonb AS detail' ELSE 't.detail' END
+             || CASE WHEN 'edited_event' = ANY (dlq.hidden_columns()) THEN 'NULL::jsonb AS detail' ELSE 'dlq.masked_detail(t.detail, $8) AS detail' END
              || ' FROM dlq.dead_letter_transitions t WHERE t.at >= $4 AND t.at < $5 AND '
              || CASE WHEN v_scope IS NULL THEN '' ELSE 'dlq.in_scope(t.queue, t.kind, $7) AND ' END || v_where || ')'
         || CASE WHEN v_acts THEN '
              UNION ALL
-             (SELECT t.id, t.at, t.actor, t.db_user, t.origin, NULL::uuid, NULL::dlq.dead_letter_status, NULL::dlq.dead_letter_status, t.reason, t.note, NULL, NULL, NULL, NULL::bigint, t.config_version, t.detail
+             (SELECT t.id, t.at, t.actor, t.db_user, t.origin, NULL::uuid, NULL::dlq.dead_letter_status, NULL::dlq.dead_letter_status, t.reason, ' || v_note || ', NULL, NULL, NULL, NULL::bigint, t.config_version,
+                     dlq.masked_detail(t.detail' || CASE WHEN 'original_event' = ANY (dlq.hidden_columns()) THEN ' - ''filter''' ELSE '' END || ', $8)
               FROM (SELECT a.*, a.subject || '': '' || a.act AS reason FROM dlq.acts a) t WHERE t.at >= $4 AND t.at < $5 AND '
              || CASE WHEN v_scope IS NULL THEN '' ELSE 'dlq.act_in_scope(t.subject, $7) AND ' END || v_where || ')' ELSE '' END
         || ') a ORDER BY a.at DESC, a.id DESC LIMIT $2'
-        USING p_filter, p_limit, p_before, v_from, v_until, p_before_id, v_scope;
+        USING p_filter, p_limit, p_before, v_from, v_until, p_before_id, v_scope, v_mask;
 EXCEPTION WHEN data_exception THEN
     RAISE EXCEPTION 'audit: %', SQLERRM USING ERRCODE = 'DLQ04';
 END

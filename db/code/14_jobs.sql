@@ -35,8 +35,9 @@ CREATE OR REPLACE FUNCTION dlq.jobs(p_filter jsonb DEFAULT '{}', p_limit integer
 RETURNS TABLE (id bigint, state text, queue text, kind text, attempt integer, attempted_by text[], held_for text, created_at timestamptz, scheduled_at timestamptz, attempted_at timestamptz, finalized_at timestamptz, args jsonb)
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET row_security = off AS $$
 BEGIN
-    RETURN QUERY EXECUTE 'SELECT j.id, j.state::text, j.queue::text, j.kind::text, j.attempt::integer, j.attempted_by::text[], j.metadata ->> ''dlq:held'', j.created_at, j.scheduled_at, j.attempted_at, j.finalized_at, j.args
-        FROM river.river_job j WHERE ' || dlq.jobs_where(p_filter) || ' ORDER BY j.id DESC LIMIT $2' USING p_filter, p_limit;
+    RETURN QUERY EXECUTE 'SELECT j.id, j.state::text, j.queue::text, j.kind::text, j.attempt::integer, j.attempted_by::text[], j.metadata ->> ''dlq:held'', j.created_at, j.scheduled_at, j.attempted_at, j.finalized_at,
+            dlq.masked_event(j.args, j.kind, $3)
+        FROM river.river_job j WHERE ' || dlq.jobs_where(p_filter) || ' ORDER BY j.id DESC LIMIT $2' USING p_filter, p_limit, dlq.mask(false);
 END
 $$;
 COMMENT ON FUNCTION dlq.jobs IS 'River''s jobs that a filter chooses, the latest first: {"ids": [7], "state": "running", "queue", "kind", "payload": {"customer": "cus_81"}, "after", "before" (when they ended), "heldFor": "breaker", "overdue": "1 hour"}.';

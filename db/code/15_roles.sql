@@ -25,20 +25,9 @@ END
 $$;
 COMMENT ON FUNCTION dlq.require_admin IS 'Refuses who is no dlq_admin.';
 
-CREATE OR REPLACE FUNCTION dlq.sensitive_columns() RETURNS text[]
-LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
-    SELECT string_to_array(coalesce((SELECT s.value FROM dlq.settings s WHERE s.key = 'sensitive_columns'), 'original_event,edited_event,error_context,metadata'), ',')
-$$;
-COMMENT ON FUNCTION dlq.sensitive_columns IS 'Columns of entries that the policy marks as sensitive; before dlqd has said so, those of its own defaults.';
-
-CREATE OR REPLACE FUNCTION dlq.hidden_columns() RETURNS text[]
-LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
-    SELECT CASE WHEN dlq.has_role('dlq_operator') THEN '{}' ELSE dlq.sensitive_columns() END
-$$;
-COMMENT ON FUNCTION dlq.hidden_columns IS 'Columns of entries that the caller does not see.';
-
 -- The columns in the order of the table, so that dlq.find returns its rows.
--- (A barrier, while any role has a scope: a condition of the reader's own must not see rows before their scope is looked at. See dlq.fence_entries.)
+-- What is masked is not looked for in rows that nobody asks for. (A barrier, while any role has a scope: a condition of the reader's own
+-- must not see rows before their scope is looked at. See dlq.fence_entries.)
 CREATE OR REPLACE VIEW dlq.visible_entries WITH (security_barrier) AS
     SELECT e.id,
            e.event_id,
@@ -47,48 +36,48 @@ CREATE OR REPLACE VIEW dlq.visible_entries WITH (security_barrier) AS
            e.queue,
            e.kind,
            e.job_kind,
-           CASE WHEN 'subscriber_id' = ANY (h.columns) THEN NULL ELSE e.subscriber_id END AS subscriber_id,
+           CASE WHEN 'subscriber_id' = ANY (h.columns) THEN NULL WHEN h.mask IS NULL THEN e.subscriber_id ELSE dlq.masked_text(e.subscriber_id, h.mask, dlq.sensitive_values(e.original_event, e.edited_event, e.metadata, e.job_kind, h.mask)) END AS subscriber_id,
            e.source,
            e.priority,
-           CASE WHEN 'tags' = ANY (h.columns) THEN NULL ELSE e.tags END AS tags,
-           CASE WHEN 'original_event' = ANY (h.columns) THEN NULL ELSE e.original_event END AS original_event,
-           CASE WHEN 'edited_event' = ANY (h.columns) THEN NULL ELSE e.edited_event END AS edited_event,
-           CASE WHEN 'error_message' = ANY (h.columns) THEN NULL ELSE e.error_message END AS error_message,
+           CASE WHEN 'tags' = ANY (h.columns) THEN NULL WHEN h.mask IS NULL THEN e.tags ELSE ARRAY(SELECT dlq.masked_text(t, h.mask, dlq.sensitive_values(e.original_event, e.edited_event, e.metadata, e.job_kind, h.mask)) FROM unnest(e.tags) t) END AS tags,
+           CASE WHEN 'original_event' = ANY (h.columns) THEN NULL WHEN h.mask IS NULL THEN e.original_event ELSE dlq.masked_json(e.original_event, dlq.event_path(e.job_kind), h.mask, dlq.sensitive_values(e.original_event, e.edited_event, e.metadata, e.job_kind, h.mask)) END AS original_event,
+           CASE WHEN 'edited_event' = ANY (h.columns) THEN NULL WHEN h.mask IS NULL THEN e.edited_event ELSE dlq.masked_json(e.edited_event, dlq.event_path(e.job_kind), h.mask, dlq.sensitive_values(e.original_event, e.edited_event, e.metadata, e.job_kind, h.mask)) END AS edited_event,
+           CASE WHEN 'error_message' = ANY (h.columns) THEN NULL WHEN h.mask IS NULL THEN e.error_message ELSE dlq.masked_text(e.error_message, h.mask, dlq.sensitive_values(e.original_event, e.edited_event, e.metadata, e.job_kind, h.mask)) END AS error_message,
            e.error_type,
            e.error_code,
            e.error_class,
            e.reported_class,
-           CASE WHEN 'error_stack_trace' = ANY (h.columns) THEN NULL ELSE e.error_stack_trace END AS error_stack_trace,
-           CASE WHEN 'error_context' = ANY (h.columns) THEN NULL ELSE e.error_context END AS error_context,
+           CASE WHEN 'error_stack_trace' = ANY (h.columns) THEN NULL WHEN h.mask IS NULL THEN e.error_stack_trace ELSE dlq.masked_text(e.error_stack_trace, h.mask, dlq.sensitive_values(e.original_event, e.edited_event, e.metadata, e.job_kind, h.mask)) END AS error_stack_trace,
+           CASE WHEN 'error_context' = ANY (h.columns) THEN NULL WHEN h.mask IS NULL THEN e.error_context ELSE dlq.masked_json(e.error_context, NULL, h.mask, dlq.sensitive_values(e.original_event, e.edited_event, e.metadata, e.job_kind, h.mask)) END AS error_context,
            e.fingerprint,
-           CASE WHEN 'retry_history' = ANY (h.columns) THEN NULL ELSE e.retry_history END AS retry_history,
+           CASE WHEN 'retry_history' = ANY (h.columns) THEN NULL WHEN h.mask IS NULL THEN e.retry_history ELSE dlq.masked_json(e.retry_history, NULL, h.mask, dlq.sensitive_values(e.original_event, e.edited_event, e.metadata, e.job_kind, h.mask)) END AS retry_history,
            e.retry_count,
            e.max_retries,
            e.dlq_retry_count,
            e.dlq_max_retries,
-           CASE WHEN 'replay_attempts' = ANY (h.columns) THEN NULL ELSE e.replay_attempts END AS replay_attempts,
+           CASE WHEN 'replay_attempts' = ANY (h.columns) THEN NULL WHEN h.mask IS NULL THEN e.replay_attempts ELSE dlq.masked_json(e.replay_attempts, NULL, h.mask, dlq.sensitive_values(e.original_event, e.edited_event, e.metadata, e.job_kind, h.mask)) END AS replay_attempts,
            e.status,
            e.strategy,
            e.rule,
            e.next_retry_at,
            e.waiting_for,
-           e.ordering_key,
+           CASE WHEN h.mask IS NULL THEN e.ordering_key ELSE dlq.masked_text(e.ordering_key, h.mask, dlq.sensitive_values(e.original_event, e.edited_event, e.metadata, e.job_kind, h.mask)) END AS ordering_key,
            e.order_place,
            e.redelivery_job_id,
            e.locked_by,
            e.locked_at,
            e.parked_by,
            e.assigned_to,
-           CASE WHEN 'notes' = ANY (h.columns) THEN NULL ELSE e.notes END AS notes,
+           CASE WHEN 'notes' = ANY (h.columns) THEN NULL WHEN h.mask IS NULL THEN e.notes ELSE dlq.masked_text(e.notes, h.mask, dlq.sensitive_values(e.original_event, e.edited_event, e.metadata, e.job_kind, h.mask)) END AS notes,
            e.resolution_strategy,
            e.resolved_by,
-           e.resolution_notes,
+           CASE WHEN h.mask IS NULL THEN e.resolution_notes ELSE dlq.masked_text(e.resolution_notes, h.mask, dlq.sensitive_values(e.original_event, e.edited_event, e.metadata, e.job_kind, h.mask)) END AS resolution_notes,
            e.resolution_timestamp,
            e.config_version,
            e.unique_key,
            e.unique_states,
-           CASE WHEN 'metadata' = ANY (h.columns) THEN NULL ELSE e.metadata END AS metadata,
-           e.move,
+           CASE WHEN 'metadata' = ANY (h.columns) THEN NULL WHEN h.mask IS NULL THEN e.metadata ELSE dlq.masked_json(e.metadata, 'metadata', h.mask, dlq.sensitive_values(e.original_event, e.edited_event, e.metadata, e.job_kind, h.mask)) END AS metadata,
+           CASE WHEN h.mask IS NULL THEN e.move ELSE dlq.masked_json(e.move, NULL, h.mask, dlq.sensitive_values(e.original_event, e.edited_event, e.metadata, e.job_kind, h.mask)) END AS move,
            e.captured_by,
            e.first_failed_at,
            e.last_failed_at,
@@ -97,14 +86,14 @@ CREATE OR REPLACE VIEW dlq.visible_entries WITH (security_barrier) AS
            e.updated_at,
            e.closed_at,
            e.stage
-    FROM dlq.dead_letter_queue e CROSS JOIN (SELECT dlq.hidden_columns() AS columns, dlq.scope_patterns(dlq.scope()) AS patterns OFFSET 0) h
+    FROM dlq.dead_letter_queue e CROSS JOIN (SELECT dlq.hidden_columns() AS columns, dlq.mask(false) AS mask, dlq.scope_patterns(dlq.scope()) AS patterns OFFSET 0) h
     WHERE h.patterns IS NULL OR dlq.in_patterns(e.queue, e.kind, h.patterns);
 COMMENT ON VIEW dlq.visible_entries IS 'dead_letter_queue as the caller may see it, in its own columns: see dlq.entries.';
 
 CREATE OR REPLACE VIEW dlq.entries AS
     SELECT e.*, dlq.next_step(e.status, e.strategy, e.rule, e.next_retry_at, e.waiting_for, e.error_class, e.parked_by, e.queue, e.kind, e.job_kind) AS next
     FROM dlq.visible_entries e;
-COMMENT ON VIEW dlq.entries IS 'dead_letter_queue as the caller may see it: what the policy marks as sensitive (data.sensitiveColumns) is null for a dlq_reader. next says what happens next.';
+COMMENT ON VIEW dlq.entries IS 'dead_letter_queue as the caller may see it: what the policy marks as sensitive is null for a dlq_reader (data.sensitiveColumns), and *** for everybody (data.sensitivePaths, data.sensitivePatterns): see dlq.reveal. next says what happens next.';
 
 -- A barrier has every row made before one is taken, in order or not, and prunes no partitions by a status: nobody pays for it where nobody is limited.
 CREATE OR REPLACE FUNCTION dlq.fence_entries() RETURNS void
@@ -168,37 +157,42 @@ END
 $$;
 COMMENT ON FUNCTION dlq.set_role_scope IS 'Limits the members of a database role to queues and kinds: [{"queues": ["payments*"], "kinds": ["order.*"]}], patterns in which * stands for any text; to what any row of any of their roles lets through. Null: not any more. It leaves an audit row.';
 
--- protect is called with what the policy marks as sensitive, whenever that changes.
-CREATE OR REPLACE FUNCTION dlq.protect(p_sensitive text[]) RETURNS void
+-- protect is called with what the policy marks as sensitive, whenever that changes. Where something is masked, nobody reads the columns
+-- that have it: views and functions show them.
+CREATE OR REPLACE FUNCTION dlq.protect(p_sensitive text[], p_masked jsonb DEFAULT '{}') RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     v_table  regclass;
-    v_hidden text[];
+    v_hidden text[]; -- from readers
+    v_masked text[]; -- from everybody
+    v_role   text;
     v_seen   text;
 BEGIN
     PERFORM pg_advisory_xact_lock(hashtextextended('dlq.protect', 0));
-    INSERT INTO dlq.settings AS s (key, value) VALUES ('sensitive_columns', array_to_string(p_sensitive, ','))
+    INSERT INTO dlq.settings AS s (key, value) VALUES ('sensitive_columns', array_to_string(p_sensitive, ',')), ('sensitive', p_masked::text)
     ON CONFLICT (key) DO UPDATE SET value = excluded.value, updated_at = now();
-    IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = 'dlq_reader') THEN
-        RETURN;
-    END IF;
-    FOR v_table, v_hidden IN VALUES
-        ('dlq.dead_letter_queue'::regclass, p_sensitive),
-        -- Edited payloads, patches, filters that look at payloads, and what errors said are elsewhere too.
-        ('dlq.dead_letter_transitions', CASE WHEN 'edited_event' = ANY (p_sensitive) THEN ARRAY['detail'] END),
-        ('dlq.job_facts', CASE WHEN p_sensitive && ARRAY['error_message', 'error_stack_trace', 'error_context', 'retry_history', 'replay_attempts', 'metadata'] THEN ARRAY['job'] END),
-        ('dlq.replay_runs', CASE WHEN p_sensitive && ARRAY['original_event', 'edited_event'] THEN ARRAY['filter', 'patch', 'merge_patch'] END),
-        ('dlq.replay_run_entries', CASE WHEN 'error_message' = ANY (p_sensitive) THEN ARRAY['detail'] END),
-        ('dlq.failure_groups', CASE WHEN 'error_message' = ANY (p_sensitive) THEN ARRAY['title'] END)
-    LOOP
-        SELECT string_agg(quote_ident(a.attname), ', ' ORDER BY a.attnum) INTO v_seen
-        FROM pg_attribute a WHERE a.attrelid = v_table AND a.attnum > 0 AND NOT a.attisdropped AND a.attname <> ALL (coalesce(v_hidden, '{}'));
-        EXECUTE format('REVOKE SELECT ON %s FROM dlq_reader', v_table);
-        EXECUTE format('GRANT SELECT (%s) ON %s TO dlq_reader', v_seen, v_table);
+    FOREACH v_role IN ARRAY ARRAY['dlq_reader', 'dlq_operator', 'dlq_admin'] LOOP
+        CONTINUE WHEN NOT EXISTS (SELECT FROM pg_roles WHERE rolname = v_role);
+        FOR v_table, v_hidden, v_masked IN VALUES
+            ('dlq.dead_letter_queue'::regclass, p_sensitive, dlq.masked_columns()),
+            -- Edited payloads, patches, filters that look at payloads, and what errors said are elsewhere too.
+            ('dlq.dead_letter_transitions', CASE WHEN 'edited_event' = ANY (p_sensitive) THEN ARRAY['detail'] END, ARRAY['detail', 'note']),
+            ('dlq.job_facts', CASE WHEN p_sensitive && ARRAY['error_message', 'error_stack_trace', 'error_context', 'retry_history', 'replay_attempts', 'metadata'] THEN ARRAY['job'] END, ARRAY['job']),
+            ('dlq.replay_runs', CASE WHEN p_sensitive && ARRAY['original_event', 'edited_event'] THEN ARRAY['filter', 'patch', 'merge_patch'] END, ARRAY['filter', 'patch', 'merge_patch', 'note']),
+            ('dlq.replay_run_entries', CASE WHEN 'error_message' = ANY (p_sensitive) THEN ARRAY['detail'] END, ARRAY['detail']),
+            ('dlq.failure_groups', CASE WHEN 'error_message' = ANY (p_sensitive) THEN ARRAY['title'] END, ARRAY['title']),
+            ('dlq.acts', NULL, ARRAY['detail', 'note'])
+        LOOP
+            v_hidden := CASE v_role WHEN 'dlq_reader' THEN coalesce(v_hidden, '{}') ELSE '{}' END || CASE WHEN p_masked ?| '{where,patterns}' THEN v_masked ELSE '{}' END;
+            SELECT string_agg(quote_ident(a.attname), ', ' ORDER BY a.attnum) INTO v_seen
+            FROM pg_attribute a WHERE a.attrelid = v_table AND a.attnum > 0 AND NOT a.attisdropped AND a.attname <> ALL (v_hidden);
+            EXECUTE format('REVOKE SELECT ON %s FROM %I', v_table, v_role);
+            EXECUTE CASE WHEN v_hidden = '{}' THEN format('GRANT SELECT ON %s TO %I', v_table, v_role) ELSE format('GRANT SELECT (%s) ON %s TO %I', v_seen, v_table, v_role) END;
+        END LOOP;
     END LOOP;
 END
 $$;
-COMMENT ON FUNCTION dlq.protect IS 'Has dlq_reader see all columns but these.';
+COMMENT ON FUNCTION dlq.protect IS 'Has dlq_reader see all columns but p_sensitive, and nobody but dlqd see what p_masked (dlq.mask) says is masked.';
 
 CREATE OR REPLACE FUNCTION dlq.install_roles() RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -209,10 +203,12 @@ DECLARE
     v_function regprocedure;
     -- What each role may call; what dlqd alone calls is in none.
     v_functions constant jsonb := '{
-        "dlq_reader": ["act_in_scope", "actor", "allowed_moves", "audit", "automatic_for", "breaker_in_scope", "caller", "capture_limit", "capture_mode", "capture_status", "captured_at", "check_destination", "chooses_all", "closed_since", "coarse_step", "error_types", "filter_where", "find", "find_ids", "first_id", "flow", "has_role",
-            "heat_map", "hidden_columns", "in_patterns", "in_scope", "is_open", "is_owner", "is_person", "is_repeat", "job_table", "like_patterns", "next_step", "noisiest_sources", "oldest_entries", "origin", "policy_version", "preview", "queue_scope", "ratio", "replay_success", "replayable", "require_everything", "retry_cost", "scope", "scope_patterns", "scope_where", "scope_within", "sensitive_columns", "stage_of", "stats", "step_for", "times", "to_uuid", "top_groups", "trail_begins", "trigger_state", "writing_jobs"],
-        "dlq_operator": ["act_on", "act_where", "assign", "count_jobs", "default_partition_rows", "discard", "expired_partitions", "jobs", "note", "open_breaker", "park", "paused_queues", "refresh_rollups", "reopen", "replay", "replay_cancel", "replay_pause", "replay_resume",
-            "replay_set_rate", "replay_start", "reset_automatic", "reset_breaker", "resolve", "resume_automatic", "river_leader", "run_again", "set_automatic", "stop_automatic", "sweep_redeliveries", "trail", "unpark"],
+        "dlq_reader": ["act_in_scope", "actor", "allowed_moves", "audit", "automatic_for", "breaker_in_scope", "caller", "capture_limit", "capture_mode", "capture_status", "captured_at", "check_destination", "chooses_all", "closed_since", "coarse_step", "error_types", "event_path", "filter_where", "find", "find_ids", "first_id", "flow", "has_role",
+            "heat_map", "hidden_columns", "in_patterns", "in_scope", "is_luhn", "is_open", "is_owner", "is_person", "is_reader", "is_repeat", "job_table", "like_patterns", "mask", "mask_node", "mask_text", "masked_json", "masked_text", "next_step", "noisiest_sources", "oldest_entries", "origin", "pattern", "policy_version",
+            "preview", "queue_scope", "ratio", "replay_success", "replayable", "require_everything", "retry_cost", "scope", "scope_patterns", "scope_where", "scope_within", "sensitive_columns", "sensitive_values", "stage_of", "stats", "step_for", "times", "to_uuid", "top_groups", "trail_begins", "trigger_state", "writing_jobs"],
+        "dlq_operator": ["act_on", "act_where", "assign", "count_jobs", "default_partition_rows", "discard", "expired_partitions", "jobs", "note", "open_breaker", "park", "paused_queues",
+            "record_reveal", "refresh_rollups", "reopen", "replay", "replay_cancel", "replay_pause", "replay_resume", "replay_set_rate", "replay_start", "reset_automatic", "reset_breaker", "resolve",
+            "resume_automatic", "reveal", "revealed", "river_leader", "run_again", "set_automatic", "stop_automatic", "sweep_redeliveries", "trail", "unpark"],
         "dlq_admin": ["backfill", "delete_entries", "delete_jobs", "drop_partition", "ensure_partition", "ensure_partitions", "erase", "erase_begin", "erase_step", "missing_partitions", "rebuild_rollups",
             "reconcile", "set_capture", "set_role_scope", "restore_entries"]}';
 BEGIN
@@ -262,7 +258,7 @@ BEGIN
     END LOOP;
     -- Rows are looked at by whoever reads them, by whatever right.
     EXECUTE format('GRANT EXECUTE ON FUNCTION %1$s.scope(), %1$s.in_scope(text, text, jsonb), %1$s.in_patterns(text, text, text[]), %1$s.scope_patterns(jsonb), %1$s.like_patterns(jsonb), %1$s.scope_within(jsonb, jsonb), %1$s.act_in_scope(text, jsonb), %1$s.breaker_in_scope(text, jsonb), %1$s.caller(), %1$s.to_uuid(text) TO PUBLIC', v_schema);
-    PERFORM dlq.protect(dlq.sensitive_columns());
+    PERFORM dlq.protect(dlq.sensitive_columns(), coalesce((SELECT s.value::jsonb FROM dlq.settings s WHERE s.key = 'sensitive'), '{}'));
 END
 $$;
 COMMENT ON FUNCTION dlq.install_roles IS 'Makes the roles dlq_reader, dlq_operator and dlq_admin, if they are missing and may be made, and grants them what they need.';

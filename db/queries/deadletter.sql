@@ -58,9 +58,18 @@ SELECT l.looked::integer AS looked, coalesce(l.last, '00000000-0000-0000-0000-00
 FROM dlq.sweep_redeliveries(1000, @after::uuid) l;
 
 -- name: Protect :exec
--- Hides columns from the role dlq_reader, if others are hidden now.
-SELECT dlq.protect(@columns::text[]) WHERE NOT EXISTS (
-    SELECT FROM dlq.settings s WHERE s.key = 'sensitive_columns' AND s.value = array_to_string(@columns::text[], ','));
+-- Hides columns from the role dlq_reader, and what is masked from everybody, if that is otherwise now.
+SELECT dlq.protect(@columns::text[], @masked::jsonb) WHERE NOT EXISTS (
+    SELECT FROM dlq.settings s WHERE s.key = 'sensitive_columns' AND s.value = array_to_string(@columns::text[], ','))
+    OR NOT EXISTS (SELECT FROM dlq.settings s WHERE s.key = 'sensitive' AND s.value = (@masked::jsonb)::text);
+
+-- name: RecordReveal :exec
+SELECT dlq.record_reveal(@id::uuid, @note::text, @actor::text);
+
+-- name: RecordExport :exec
+-- What is masked is about to leave: who took it, why, which entries, and how many they are now.
+SELECT dlq.record_act('export', 'revealed', @actor::text, @note::text,
+    jsonb_build_object('filter', @filter::jsonb, 'entries', (SELECT coalesce(sum(p.entries), 0) FROM dlq.preview(@filter::jsonb) p)));
 
 -- name: ChoosesAll :one
 SELECT dlq.chooses_all(@filter::jsonb)::boolean AS everything;

@@ -30,6 +30,15 @@ SELECT f.id::uuid AS id FROM dlq.find_ids(@filter::jsonb, @max_entries::integer,
 SELECT e.id, e.job_kind, coalesce(e.edited_event, e.original_event)::jsonb AS event, coalesce(e.edited_event::text, '')::text AS edited FROM dlq.dead_letter_queue e
 WHERE e.id = ANY (@ids::uuid[]) AND ((SELECT dlq.scope()) IS NULL OR dlq.in_patterns(e.queue, e.kind, (SELECT dlq.scope_patterns(dlq.scope()))));
 
+-- name: IsMasked :one
+SELECT (dlq.mask(false) IS NOT NULL)::boolean AS masked;
+
+-- name: MaskSample :one
+-- What redeliveries would carry, and what an edit changes of a payload, as people may see it. (Without an edit, patched is JSON null.)
+SELECT dlq.masked_event(@event::jsonb, @job_kind::text, m.mask)::jsonb AS event, dlq.masked_event(@patched::jsonb, @job_kind::text, m.mask)::jsonb AS patched,
+       dlq.masked_detail(jsonb_build_object('changes', @changes::jsonb), m.mask)::jsonb AS said
+FROM (SELECT dlq.mask(false) AS mask) m;
+
 -- name: EditEvents :exec
 UPDATE dlq.dead_letter_queue e SET edited_event = d.event
 FROM (SELECT unnest(@ids::uuid[]) AS id, unnest(@events::jsonb[]) AS event) d
@@ -66,7 +75,10 @@ SELECT dlq.check_destination(@filter::jsonb, nullif(@destination::text, ''));
 SELECT dlq.unworked_queues(@queues::text[])::text[] AS queues;
 
 -- name: ReplayRun :one
-SELECT r.id, r.status::text AS status, r.filter, r.newest_first, r.batch_size, r.rate, r.concurrency, r.patch, r.merge_patch, r.queue, r.destination, r.force, r.note, r.actor,
+SELECT r.id, r.status::text AS status, r.newest_first, r.batch_size, r.rate, r.concurrency, r.queue, r.destination, r.force, coalesce(dlq.masked_text(r.note, dlq.mask(false)), '')::text AS note, r.actor,
+       CASE WHEN dlq.hidden_columns() && ARRAY['original_event', 'edited_event'] THEN jsonb_build_object('filter', r.filter - '{payload,subscriberId,tags}'::text[])
+           ELSE dlq.masked_detail(jsonb_build_object('filter', r.filter) || CASE WHEN r.patch IS NULL THEN '{}' ELSE jsonb_build_object('patch', r.patch) END
+               || CASE WHEN r.merge_patch IS NULL THEN '{}' ELSE jsonb_build_object('mergePatch', r.merge_patch) END, dlq.mask(false)) END::jsonb AS said,
        coalesce(r.reason, '')::text AS reason, r.total, r.replayed, r.skipped, r.sending, r.created_at, r.updated_at, r.finished_at,
        (SELECT count(*) FROM dlq.replay_run_entries e WHERE e.run_id = r.id AND e.outcome = 'succeeded') AS succeeded,
        (SELECT count(*) FROM dlq.replay_run_entries e WHERE e.run_id = r.id AND e.outcome = 'failed') AS failed

@@ -22,7 +22,7 @@ type Role string
 const (
 	// Reader sees dead letters, but for what the policy marks as sensitive, the audit trail and analytics.
 	Reader Role = "reader"
-	// Operator also sees payloads, moves dead letters, starts and steers replay runs, breakers and queues.
+	// Operator also sees payloads (but for what the policy masks until they say why they look), moves dead letters, starts and steers replay runs, breakers and queues.
 	Operator Role = "operator"
 	// Admin also erases, switches capture, and keeps tokens.
 	Admin Role = "admin"
@@ -92,6 +92,12 @@ func (p *Principal) May(role Role) bool {
 // MayEverywhere reports whether somebody has a role in every queue and for every kind.
 func (p *Principal) MayEverywhere(role Role) bool {
 	return slices.ContainsFunc(p.Grants, func(g Grant) bool { return g.Role.Includes(role) && g.everything() })
+}
+
+// SeesPayloads reports whether somebody who does what needs a role sees all that an operator sees: where some of their grants for it
+// are a reader's, what they do is.
+func (p *Principal) SeesPayloads(role Role) bool {
+	return p.MayEverywhere(Operator) || !slices.ContainsFunc(p.Grants, func(g Grant) bool { return g.Role.Includes(role) && !g.Role.Includes(Operator) })
 }
 
 // MayFor reports whether somebody has a role for this queue, kind and source.

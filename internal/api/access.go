@@ -12,6 +12,7 @@ import (
 	"github.com/dlqd/dlqd/internal/access"
 	"github.com/dlqd/dlqd/internal/deadletter"
 	"github.com/dlqd/dlqd/internal/door"
+	"github.com/dlqd/dlqd/internal/postgres"
 )
 
 // need is what an operation needs of who calls.
@@ -29,7 +30,7 @@ var needs = map[string]need{
 	"submit-message": {access.Sender, true}, "submit-batch": {access.Sender, true}, "get-message": {access.Reader, true},
 
 	"list-entries": {access.Reader, true}, "get-entry": {access.Reader, true}, "get-stats": {access.Reader, true},
-	"export": {access.Operator, true}, "bulk": {access.Operator, true}, "replay-entry": {access.Operator, true},
+	"reveal-entry": {access.Operator, true}, "export": {access.Operator, true}, "bulk": {access.Operator, true}, "replay-entry": {access.Operator, true},
 	"discard-entry": {access.Operator, true}, "resolve-entry": {access.Operator, true}, "park-entry": {access.Operator, true},
 	"unpark-entry": {access.Operator, true}, "reopen-entry": {access.Operator, true},
 
@@ -147,6 +148,9 @@ func (s *service) authorize(api huma.API) func(huma.Context, func(huma.Context))
 		if err != nil {
 			_ = huma.WriteErr(api, ctx, http.StatusInternalServerError, "an error of dlqd's, which its log describes")
 			return
+		}
+		if !p.SeesPayloads(n.role) {
+			limited = postgres.AsReader(limited)
 		}
 		next(huma.WithContext(ctx, limited))
 	}

@@ -49,6 +49,9 @@ type exportInput struct {
 	Body struct {
 		Filter EntryFilter `json:"filter" doc:"Which entries."`
 		Format string      `json:"format,omitempty" enum:"ndjson,csv" doc:"ndjson: everything of each entry; csv: a line for each, as lists show them. ndjson if absent."`
+		Reveal bool        `json:"reveal,omitempty" doc:"With what is masked elsewhere; needs a note, which is in the audit trail with the filter and the number of entries before the first one is sent."`
+		Actor  string      `json:"actor,omitempty" maxLength:"255" doc:"reveal: who looks; \"api\" if absent."`
+		Note   string      `json:"note,omitempty" maxLength:"10000" doc:"reveal: why."`
 	}
 }
 
@@ -126,6 +129,13 @@ func (s *service) export(ctx context.Context, in *exportInput) (*huma.StreamResp
 	filter, err := json.Marshal(in.Body.Filter)
 	if err != nil {
 		return nil, huma.Error422UnprocessableEntity(err.Error())
+	}
+	if in.Body.Reveal {
+		if ctx, err = s.Store.RevealMany(ctx, filter, (&Action{Actor: in.Body.Actor, Note: in.Body.Note}).act(ctx)); err != nil {
+			return nil, s.problem(ctx, err)
+		}
+	} else if in.Body.Note != "" || in.Body.Actor != "" {
+		return nil, huma.Error422UnprocessableEntity("a note and an actor are for reveal", &huma.ErrorDetail{Location: "body.reveal", Message: "is not given"})
 	}
 	format := cmp.Or(in.Body.Format, "ndjson")
 	first, err := s.Store.FindEntries(ctx, filter, nil) // what is wrong with the filter is said before the stream begins

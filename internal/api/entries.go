@@ -39,6 +39,12 @@ type Action struct {
 	Note  string `json:"note,omitempty" maxLength:"10000" doc:"Why." example:"customer refunded by hand"`
 }
 
+// RevealAction says why somebody looks at what is masked.
+type RevealAction struct {
+	Actor string `json:"actor,omitempty" maxLength:"255" doc:"Who looks; \"api\" if absent." example:"kim"`
+	Note  string `json:"note" minLength:"1" maxLength:"10000" doc:"Why." example:"ticket 7: which card was charged twice"`
+}
+
 // ReplayAction is a replay.
 type ReplayAction struct {
 	Action
@@ -117,6 +123,12 @@ type EntryInput struct {
 
 type entryOutput struct{ Body EntryDetail }
 
+type revealInput struct {
+	EntryInput
+
+	Body RevealAction
+}
+
 type actionInput struct {
 	EntryInput
 
@@ -174,6 +186,15 @@ func (s *service) registerEntries(api huma.API) {
 	})
 	example(&get, http.StatusOK, detail)
 	huma.Register(api, get, s.getEntry)
+
+	reveal := huma.Operation{
+		OperationID: "reveal-entry", Method: http.MethodPost, Path: "/api/dlq/entries/{id}/reveal", Tags: tags,
+		Summary:     "Everything about a dead letter, with what is masked elsewhere, to who says why",
+		Description: "What the policy masks (data.sensitivePaths, data.sensitivePatterns) is *** in every other answer. The note is in the audit trail before the answer is sent.",
+		Errors:      []int{400, 404, 422, 503},
+	}
+	example(&reveal, http.StatusOK, detail)
+	huma.Register(api, reveal, s.revealEntry)
 
 	again := huma.Operation{
 		OperationID: "replay-entry", Method: http.MethodPost, Path: "/api/dlq/entries/{id}/replay", Tags: tags,
@@ -252,6 +273,15 @@ func (s *service) listEntries(ctx context.Context, in *listInput) (*listOutput, 
 
 func (s *service) getEntry(ctx context.Context, in *EntryInput) (*entryOutput, error) {
 	entry, transitions, err := s.Store.Get(ctx, uuid.MustParse(in.ID))
+	return s.detail(ctx, entry, transitions, err)
+}
+
+func (s *service) revealEntry(ctx context.Context, in *revealInput) (*entryOutput, error) {
+	entry, transitions, err := s.Store.Reveal(ctx, uuid.MustParse(in.ID), (&Action{Actor: in.Body.Actor, Note: in.Body.Note}).act(ctx))
+	return s.detail(ctx, entry, transitions, err)
+}
+
+func (s *service) detail(ctx context.Context, entry *deadletter.Entry, transitions []deadletter.Transition, err error) (*entryOutput, error) {
 	if err != nil {
 		return nil, s.problem(ctx, err)
 	}

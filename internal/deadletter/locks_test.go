@@ -71,13 +71,13 @@ func TestLocks(t *testing.T) {
 	} {
 		found := 0
 		for _, part := range parts {
-			sql, args := store.GetSQL(look.id, part)
+			sql, args := store.GetSQL(t.Context(), look.id, part)
 			n, rows := count(sql, args...)
 			require.Less(t, n, fits, "%s: %v", name, part)
 			found += rows
 		}
 		require.Equal(t, 1, found, name)
-		sql, args := store.TrailSQL(look.id, deadletter.ClosedSince(look.id), 1000)
+		sql, args := store.TrailSQL(t.Context(), look.id, deadletter.ClosedSince(look.id), 1000)
 		n, _ := count(sql, args...)
 		t.Log(name, "trail", n)
 		require.Less(t, n, fits, name)

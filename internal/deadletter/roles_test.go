@@ -110,16 +110,18 @@ func TestRoles_reader(t *testing.T) {
 		require.Equal(t, "no money", s.text("SELECT error_message FROM dlq.entries LIMIT 1"))
 		for _, sql := range append([]string{
 			"SELECT original_event FROM dlq.dead_letter_queue", "SELECT * FROM dlq.dead_letter_queue", "SELECT * FROM dlq.dead_letter_open", "SELECT detail FROM dlq.dead_letter_transitions", "SELECT patch FROM dlq.replay_runs",
-			"SELECT id FROM dlq.dead_letter_queue WHERE original_event @> '{\"card\": \"4242\"}'", "SELECT * FROM dlq.find('{\"payload\": {\"card\": \"4242\"}}')",
+			"SELECT id FROM dlq.dead_letter_queue WHERE original_event @> '{\"card\": \"4242\"}'",
 			"SELECT dlq.discard((SELECT id FROM dlq.dead_letter_queue LIMIT 1))", "SELECT dlq.replay_start('{}', p_all => true)", "CALL dlq.erase('{\"queue\": \"q\"}', 'x')", "SELECT dlq.rebuild_rollups()",
 		}, writes...) {
 			s.cannot(sql)
 		}
+		_, err := conn.Exec(t.Context(), "SELECT * FROM dlq.find('{\"payload\": {\"card\": \"4242\"}}')")
+		require.ErrorContains(t, err, "DLQ06", "who may not see it does not find it")
 	})
 
 	// Another policy hides other columns.
 	store := deadletter.NewStore(pool, postgres.DefaultSchemas())
-	require.NoError(t, store.Protect(t.Context(), []string{"error_message", "tags"}))
+	require.NoError(t, store.Protect(t.Context(), []string{"error_message", "tags"}, []byte("{}")))
 	as(t, url, "dlq_reader", func(conn *pgx.Conn) {
 		s := &session{T: t, conn: conn}
 		require.JSONEq(t, `{"card": "4242"}`, s.text("SELECT original_event::text FROM dlq.dead_letter_queue LIMIT 1"))

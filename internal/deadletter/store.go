@@ -92,13 +92,24 @@ type Filter struct {
 	Cursor     uuid.UUID // the last entry of the page before
 	Limit      int
 
-	scope string // of who asks: see postgres.WithScope
+	scope  string // of who asks: see postgres.WithScope
+	reader bool   // likewise: see postgres.AsReader
 }
 
 const summaryColumns = `id, status, queue, kind, event_id, river_job_id, source, subscriber_id, priority, error_class, error_type,
-	error_code, left(error_message, 500) AS error_message, strategy, next_retry_at, waiting_for,
+	error_code, error_message, strategy, next_retry_at, waiting_for,
 	dlq.next_step(status, strategy, rule, next_retry_at, waiting_for, error_class, parked_by, queue, kind, job_kind) AS next, dlq_retry_count, first_failed_at,
 	last_failed_at, created_at, updated_at, closed_at`
+
+// listColumns are the columns of a list, of an entry e, as the mask m lets see them. What is cut off cannot be seen, nor make a
+// part of a secret of the rest.
+var listColumns = strings.NewReplacer(
+	"subscriber_id,", "CASE WHEN m.mask -> 'hidden' ? 'subscriber_id' THEN NULL ELSE dlq.masked_text(subscriber_id, m.mask, "+listValues+") END AS subscriber_id,",
+	"error_message,", `CASE WHEN m.mask -> 'hidden' ? 'error_message' THEN NULL WHEN m.mask IS NULL THEN left(error_message, 500)
+		ELSE left(dlq.masked_text(left(error_message, 10000), m.mask, `+listValues+"), 500) END AS error_message,",
+).Replace(summaryColumns)
+
+const listValues = "dlq.sensitive_values(original_event, edited_event, metadata, job_kind, m.mask)"
 
 // ListSQL is the query behind [Store.List] of a part of the queue, and its parameters, for EXPLAIN. The page is cut by id, which
 // sorts by time: each filter's index is in id order, so a page costs the same wherever it is.
@@ -149,8 +160,9 @@ func (s *Store) ListSQL(f Filter, part Part) (string, []any) {
 	} else {
 		where = append(where, "(stage <> 'inbox' OR NOT dlq.is_repeat(river_job_id, job_created_at))")
 	}
-	args = append(args, f.Limit)
-	return s.schemas.Render(fmt.Sprintf("SELECT %s FROM dlq.dead_letter_queue WHERE %s ORDER BY id %s LIMIT $%d", summaryColumns, strings.Join(where, " AND "), order, len(args)-1)), args
+	args = append(args, f.reader, f.Limit)
+	return s.schemas.Render(fmt.Sprintf("SELECT %s FROM dlq.dead_letter_queue e CROSS JOIN (SELECT dlq.mask($%d) AS mask OFFSET 0) m WHERE %s ORDER BY id %s LIMIT $%d", listColumns, len(args)-2,
+		strings.Join(where, " AND "), order, len(args)-1)), args
 }
 
 // queuesOf returns the queues of a scope, if it has no patterns. (dlq.scope_where does the same.)
@@ -197,7 +209,7 @@ func FirstID(at time.Time) uuid.UUID {
 
 // List returns one page of entries, part by part: see [Part].
 func (s *Store) List(ctx context.Context, f Filter) ([]Summary, error) {
-	f.scope = postgres.Scope(ctx)
+	f.scope, f.reader = postgres.Scope(ctx), postgres.IsReader(ctx)
 	statuses := f.Statuses
 	if len(statuses) == 0 {
 		statuses = []Status{Pending, Processing, Manual, Resolved, Failed, Archived}
@@ -323,7 +335,7 @@ func (s *Store) ClosedParts(ctx context.Context) ([]Part, error) {
 }
 
 // entryColumns are those of [Entry]. Tags of what nobody has filed yet are as SQL took them: with NULL, or of several dimensions.
-var entryColumns = strings.Replace(summaryColumns, "left(error_message, 500)", "error_message", 1) + `,
+const entryColumns = summaryColumns + `,
 	job_kind, ARRAY(SELECT t FROM unnest(tags) t WHERE t IS NOT NULL) AS tags, original_event, edited_event, error_stack_trace, error_context, fingerprint, retry_history, retry_count,
 		max_retries, dlq_max_retries, replay_attempts, rule, reported_class, ordering_key, parked_by, redelivery_job_id, locked_by, locked_at,
 		assigned_to, notes, resolution_strategy, resolved_by, resolution_notes, resolution_timestamp, config_version, metadata`
@@ -333,8 +345,11 @@ const exportPage = 200
 
 // FindEntries returns a page of what a filter chooses, whole, in order of capture, after the last entry of the page before.
 func (s *Store) FindEntries(ctx context.Context, filter json.RawMessage, after *uuid.UUID) ([]Entry, error) {
-	rows, err := s.db.Query(ctx, "SELECT "+entryColumns+` FROM dlq.dead_letter_queue
-		WHERE id = ANY (ARRAY(SELECT dlq.find_ids($1, $2, $3))) ORDER BY id`, filter, exportPage, after)
+	mask := "(SELECT dlq.mask())"
+	if isRevealed(ctx) {
+		mask = "NULL"
+	}
+	rows, err := s.db.Query(ctx, fmt.Sprintf(maskedEntries+" ORDER BY id", "id = ANY (ARRAY(SELECT dlq.find_ids($1, $2, $3)))", mask), filter, exportPage, after)
 	if err != nil {
 		return nil, Named(err)
 	}
@@ -370,7 +385,7 @@ const (
 func (s *Store) trail(ctx context.Context, entry *Entry) ([]Transition, error) {
 	var trail []Transition
 	for from := entry.CreatedAt.Add(-time.Hour); len(trail) < maxTrail; from = from.AddDate(0, trailMonths, 0) {
-		sql, args := s.TrailSQL(entry.ID, from, maxTrail-len(trail))
+		sql, args := s.TrailSQL(ctx, entry.ID, from, maxTrail-len(trail))
 		rows, err := s.pool.Query(ctx, sql, args...)
 		if err != nil {
 			return nil, err
@@ -388,10 +403,12 @@ func (s *Store) trail(ctx context.Context, entry *Entry) ([]Transition, error) {
 }
 
 // TrailSQL is the query behind the trail of [Store.Get] for some months, and its parameters, for EXPLAIN.
-func (s *Store) TrailSQL(id uuid.UUID, from time.Time, limit int) (string, []any) {
-	return s.schemas.Render(`SELECT at, from_status, to_status, actor, db_user, reason, note, strategy, rule, next_retry_at, river_job_id, config_version, origin, detail
-		FROM dlq.dead_letter_transitions WHERE entry_id = $1 AND at >= $2 AND at < $3 ORDER BY at, id LIMIT $4`),
-		[]any{pgx.QueryExecModeCacheDescribe, id, from, from.AddDate(0, trailMonths, 0), limit}
+func (s *Store) TrailSQL(ctx context.Context, id uuid.UUID, from time.Time, limit int) (string, []any) {
+	return s.schemas.Render(`SELECT at, from_status, to_status, actor, db_user, reason, dlq.masked_text(note, m.mask) AS note, strategy, rule, next_retry_at, river_job_id, config_version, origin,
+			CASE WHEN m.mask -> 'hidden' ? 'edited_event' THEN NULL ELSE dlq.masked_detail(detail, m.mask) END AS detail
+		FROM dlq.dead_letter_transitions CROSS JOIN (SELECT CASE WHEN NOT $6 THEN dlq.mask($5) END AS mask OFFSET 0) m
+		WHERE entry_id = $1 AND at >= $2 AND at < $3 ORDER BY at, id LIMIT $4`),
+		[]any{pgx.QueryExecModeCacheDescribe, id, from, from.AddDate(0, trailMonths, 0), limit, postgres.IsReader(ctx), isRevealed(ctx)}
 }
 
 // find looks for an entry among open ones, and then among closed ones, from the time on when it failed, and before that.
@@ -424,11 +441,7 @@ func (s *Store) find(ctx context.Context, id uuid.UUID) (*Entry, error) {
 }
 
 func (s *Store) findIn(ctx context.Context, id uuid.UUID, part Part) (*Entry, error) {
-	sql, args := s.GetSQL(id, part)
-	if scope := postgres.Scope(ctx); scope != "" {
-		sql += s.schemas.Render(fmt.Sprintf(" AND dlq.in_scope(queue, kind, $%d::jsonb)", len(args)))
-		args = append(args, scope)
-	}
+	sql, args := s.GetSQL(ctx, id, part)
 	rows, err := s.pool.Query(ctx, sql, args...)
 	if err != nil {
 		return nil, err
@@ -437,9 +450,50 @@ func (s *Store) findIn(ctx context.Context, id uuid.UUID, part Part) (*Entry, er
 }
 
 // GetSQL is the query behind [Store.Get] of a part of the queue, and its parameters, for EXPLAIN.
-func (s *Store) GetSQL(id uuid.UUID, part Part) (string, []any) {
+func (s *Store) GetSQL(ctx context.Context, id uuid.UUID, part Part) (string, []any) {
 	where, args := part.where([]string{"id = $1"}, []any{pgx.QueryExecModeCacheDescribe, id})
-	return s.schemas.Render("SELECT " + entryColumns + " FROM dlq.dead_letter_queue WHERE " + strings.Join(where, " AND ")), args
+	add := func(condition string, value any) string {
+		args = append(args, value)
+		return fmt.Sprintf(condition, len(args)-1)
+	}
+	if scope := postgres.Scope(ctx); scope != "" {
+		where = append(where, add("dlq.in_scope(queue, kind, $%d::jsonb)", scope))
+	}
+	mask := "NULL"
+	if !isRevealed(ctx) {
+		mask = add("(SELECT dlq.mask($%d))", postgres.IsReader(ctx))
+	}
+	return s.schemas.Render(fmt.Sprintf(maskedEntries, strings.Join(where, " AND "), mask)), args
+}
+
+// maskedEntries selects entries for which a condition holds, masked.
+const maskedEntries = "SELECT " + entryColumns + ` FROM (SELECT q AS entry FROM dlq.dead_letter_queue q WHERE %s) w CROSS JOIN LATERAL dlq.masked(w.entry, %s) e`
+
+type revealKey struct{}
+
+// isRevealed reports whether who asks has said why they look, and sees all.
+func isRevealed(ctx context.Context) bool { return ctx.Value(revealKey{}) != nil }
+
+// Reveal returns an entry whole, and leaves an audit row of who looked, and why. Nothing is returned without it.
+func (s *Store) Reveal(ctx context.Context, id uuid.UUID, act Act) (*Entry, []Transition, error) {
+	if err := s.move(ctx, func(tx postgres.DB) error {
+		return dbsqlc.New(tx).RecordReveal(ctx, dbsqlc.RecordRevealParams{ID: id, Note: act.Note, Actor: act.Actor})
+	}); err != nil {
+		return nil, nil, err
+	}
+	return s.Get(context.WithValue(ctx, revealKey{}, true), id)
+}
+
+// RevealMany leaves an audit row of who takes the entries that a filter chooses, whole, and why. What is done in the context that
+// it returns sees all of them.
+func (s *Store) RevealMany(ctx context.Context, filter json.RawMessage, act Act) (context.Context, error) {
+	if strings.TrimSpace(act.Note) == "" {
+		return nil, &MoveError{Kind: ErrInvalid, Detail: "export: say why what is masked is to be shown", Hint: "The note is in the audit trail."}
+	}
+	err := s.move(ctx, func(tx postgres.DB) error {
+		return dbsqlc.New(tx).RecordExport(ctx, dbsqlc.RecordExportParams{Actor: act.Actor, Note: act.Note, Filter: filter})
+	})
+	return context.WithValue(ctx, revealKey{}, true), err
 }
 
 // ClosedSince is the time before which an entry cannot have closed: when its job failed, which its id says, less a day for
@@ -557,9 +611,9 @@ func (s *Store) RestoreEntries(ctx context.Context, entries json.RawMessage, unt
 	return int(n), err
 }
 
-// Protect hides columns from the role dlq_reader, if others are hidden now.
-func (s *Store) Protect(ctx context.Context, columns []string) error {
-	return s.queries.Protect(ctx, columns)
+// Protect hides columns from the role dlq_reader, and what is masked (see dlq.mask) from everybody, if that is otherwise now.
+func (s *Store) Protect(ctx context.Context, columns []string, masked json.RawMessage) error {
+	return s.queries.Protect(ctx, dbsqlc.ProtectParams{Columns: columns, Masked: masked})
 }
 
 // SchemaVersion is the version of the database schema: the number of its last migration.

@@ -229,6 +229,23 @@ func (h riverLog) Enabled(ctx context.Context, level slog.Level) bool {
 	return h.Handler.Enabled(ctx, level) && (level >= slog.LevelWarn || h.Handler.Enabled(ctx, slog.LevelDebug))
 }
 
+// Handle leaves out what the error of a job says: that may be what nobody is to see, and the dead letter has it.
+func (h riverLog) Handle(ctx context.Context, r slog.Record) error {
+	ofJob := false
+	kept := slog.NewRecord(r.Time, r.Level, r.Message, r.PC)
+	r.Attrs(func(a slog.Attr) bool {
+		ofJob = ofJob || a.Key == "job_kind"
+		if a.Key != "error" {
+			kept.AddAttrs(a)
+		}
+		return true
+	})
+	if ofJob {
+		r = kept
+	}
+	return h.Handler.Handle(ctx, r)
+}
+
 func (h riverLog) WithAttrs(attrs []slog.Attr) slog.Handler {
 	return riverLog{h.Handler.WithAttrs(attrs)}
 }

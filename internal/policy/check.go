@@ -57,6 +57,7 @@ func (l *loader) check() {
 		}
 	}
 	l.checkRange("retry-policies", "data.auditRetention", p.Data.AuditRetention, 24*time.Hour, maxRetention)
+	l.checkSensitive()
 	for name := range p.Breakers.Destinations {
 		if p.Destinations[name] == nil {
 			l.badf("circuit-breaker", "destinations."+name, "there is no such destination (there are: %s)", known(p.Destinations))

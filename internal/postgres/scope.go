@@ -22,20 +22,39 @@ func Scope(ctx context.Context) string {
 	return scope
 }
 
-// SetScope limits the rest of a transaction to the scope of ctx, if that has one.
+type readerKey struct{}
+
+// AsReader has what is done in ctx see what a dlq_reader sees: see dlq.is_reader.
+func AsReader(ctx context.Context) context.Context {
+	return context.WithValue(ctx, readerKey{}, true)
+}
+
+// IsReader reports whether what is done in ctx sees what a dlq_reader sees.
+func IsReader(ctx context.Context) bool {
+	reader, _ := ctx.Value(readerKey{}).(bool)
+	return reader
+}
+
+// SetScope limits the rest of a transaction to the scope of ctx, if that has one, and to what a reader sees, if it is one's.
 func SetScope(ctx context.Context, tx pgx.Tx) error {
-	if Scope(ctx) == "" {
+	if !isLimited(ctx) {
 		return nil
 	}
-	_, err := tx.Exec(ctx, "SELECT set_config('dlq.scope', $1, true)", Scope(ctx))
+	sight := ""
+	if IsReader(ctx) {
+		sight = "reader"
+	}
+	_, err := tx.Exec(ctx, "SELECT set_config('dlq.scope', $1, true), set_config('dlq.sight', $2, true)", Scope(ctx), sight)
 	return err
 }
 
-// scoped begins a transaction that is limited to the scope of ctx: a pooler in front may give the next statement another session, so a
-// setting holds for a transaction alone. It returns nil where db is a transaction itself, or ctx has no scope.
+func isLimited(ctx context.Context) bool { return Scope(ctx) != "" || IsReader(ctx) }
+
+// scoped begins a transaction that is limited as ctx is: a pooler in front may give the next statement another session, so a
+// setting holds for a transaction alone. It returns nil where db is a transaction itself, or ctx is not limited.
 func scoped(ctx context.Context, db DB) (pgx.Tx, error) {
 	pool, ok := db.(*pgxpool.Pool)
-	if !ok || Scope(ctx) == "" {
+	if !ok || !isLimited(ctx) {
 		return nil, nil //nolint:nilnil // as said
 	}
 	tx, err := pool.Begin(ctx)

@@ -154,6 +154,41 @@ type Sample struct {
 	Problem string          `json:"problem,omitempty" doc:"Why the patch does not apply."`
 }
 
+// maskSample takes out of a sample what people do not see without saying why.
+func maskSample(ctx context.Context, queries *dbsqlc.Queries, jobKind string, s *Sample) error {
+	if is, err := queries.IsMasked(ctx); err != nil || !is {
+		return err // what is shown stays as it is written
+	}
+	params := dbsqlc.MaskSampleParams{Event: s.Event, JobKind: jobKind, Patched: s.Patched}
+	if params.Patched == nil {
+		params.Patched = json.RawMessage("null")
+	}
+	if params.Event == nil {
+		params.Event = json.RawMessage("null")
+	}
+	changes, err := json.Marshal(s.Changes)
+	if err != nil {
+		return err
+	}
+	params.Changes = changes
+	masked, err := queries.MaskSample(ctx, params)
+	if err != nil {
+		return err
+	}
+	if s.Event != nil {
+		s.Event = masked.Event
+	}
+	if s.Patched != nil {
+		s.Patched = masked.Patched
+	}
+	var said struct {
+		Changes []Change `json:"changes"`
+	}
+	err = json.Unmarshal(masked.Said, &said)
+	s.Changes = said.Changes
+	return err
+}
+
 // Replayer starts runs.
 type Replayer struct {
 	Store   *deadletter.Store
@@ -211,10 +246,17 @@ func (r *Replayer) Preview(ctx context.Context, in *Request) (*Preview, error) {
 			return err
 		}
 		events, err := tx.Events(ctx, ids)
-		for _, e := range events {
-			p.Samples = append(p.Samples, in.Patch.sample(&e))
+		if err != nil {
+			return err
 		}
-		return err
+		for _, e := range events {
+			sample := in.Patch.sample(&e)
+			if err := maskSample(ctx, tx.Queries, e.JobKind, &sample); err != nil {
+				return err
+			}
+			p.Samples = append(p.Samples, sample)
+		}
+		return nil
 	})
 	if err != nil {
 		return nil, deadletter.Named(err)
@@ -347,10 +389,21 @@ func (r *Replayer) Get(ctx context.Context, id uuid.UUID) (*Run, error) {
 	if err != nil {
 		return nil, err
 	}
+	var said struct {
+		Filter     json.RawMessage `json:"filter"`
+		Patch      json.RawMessage `json:"patch"`
+		MergePatch json.RawMessage `json:"mergePatch"`
+	}
+	if err := json.Unmarshal(row.Said, &said); err != nil {
+		return nil, err
+	}
 	run := &Run{
-		ID: row.ID, Status: row.Status, Reason: row.Reason, Filter: row.Filter, Total: row.Total, Replayed: row.Replayed, Succeeded: row.Succeeded,
+		ID: row.ID, Status: row.Status, Reason: row.Reason, Filter: said.Filter, Total: row.Total, Replayed: row.Replayed, Succeeded: row.Succeeded,
 		Failed: row.Failed, Skipped: row.Skipped, Rate: row.Rate, BatchSize: row.BatchSize, Concurrency: row.Concurrency, Queue: row.Queue, Destination: row.Destination,
-		Patch: row.Patch, MergePatch: row.MergePatch, Actor: row.Actor, Note: row.Note, CreatedAt: row.CreatedAt, FinishedAt: row.FinishedAt,
+		Patch: said.Patch, MergePatch: said.MergePatch, Actor: row.Actor, CreatedAt: row.CreatedAt, FinishedAt: row.FinishedAt,
+	}
+	if row.Note != "" {
+		run.Note = &row.Note
 	}
 	if row.Sending > 0 {
 		run.PerSecond = float64(run.Replayed) / row.Sending

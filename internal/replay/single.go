@@ -54,5 +54,9 @@ func (r *Replayer) edit(ctx context.Context, id uuid.UUID, in *Single) (json.Raw
 			return nil, nil, invalid(err)
 		}
 	}
-	return after, Changes(before, after), nil
+	shown := Sample{Changes: Changes(before, after)}
+	if err := maskSample(ctx, dbsqlc.New(r.Store.DB()), events[0].JobKind, &shown); err != nil {
+		return nil, nil, err
+	}
+	return after, shown.Changes, nil
 }

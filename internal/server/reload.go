@@ -51,12 +51,12 @@ func (s *Server) Reload(ctx context.Context) error {
 	return nil
 }
 
-// protect has the role dlq_reader see what the policy says. Without the right to grant, what was granted stays.
+// protect has people see what the policy says. Without the right to grant, what was granted stays.
 func (s *Server) protect(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, protectTimeout)
 	defer cancel()
-	if err := s.store.Protect(ctx, s.policy().Data.SensitiveColumns); err != nil {
-		s.logger.Error("policy: data.sensitiveColumns is not in force for dlq_reader; the database user must own dlqd's schema", "error", err)
+	if err := s.store.Protect(ctx, s.policy().Data.SensitiveColumns, s.policy().Data.Masked()); err != nil {
+		s.logger.Error("policy: what data says is sensitive is not in force; the database user must own dlqd's schema", "error", err)
 	}
 	if err := s.store.PublishPolicy(ctx, s.policy().Version()); err != nil {
 		s.logger.Error("policy: the database does not know its version, which the audit trail shows", "error", err)

@@ -366,13 +366,19 @@ func (q *Queries) Preview(ctx context.Context, filter json.RawMessage) ([]Previe
 }
 
 const Protect = `-- name: Protect :exec
-SELECT dlq.protect($1::text[]) WHERE NOT EXISTS (
+SELECT dlq.protect($1::text[], $2::jsonb) WHERE NOT EXISTS (
     SELECT FROM dlq.settings s WHERE s.key = 'sensitive_columns' AND s.value = array_to_string($1::text[], ','))
+    OR NOT EXISTS (SELECT FROM dlq.settings s WHERE s.key = 'sensitive' AND s.value = ($2::jsonb)::text)
 `
 
-// Hides columns from the role dlq_reader, if others are hidden now.
-func (q *Queries) Protect(ctx context.Context, columns []string) error {
-	_, err := q.db.Exec(ctx, Protect, columns)
+type ProtectParams struct {
+	Columns []string
+	Masked  json.RawMessage
+}
+
+// Hides columns from the role dlq_reader, and what is masked from everybody, if that is otherwise now.
+func (q *Queries) Protect(ctx context.Context, arg ProtectParams) error {
+	_, err := q.db.Exec(ctx, Protect, arg.Columns, arg.Masked)
 	return err
 }
 
@@ -405,6 +411,38 @@ func (q *Queries) RecordAct(ctx context.Context, arg RecordActParams) error {
 		arg.Actor,
 		arg.Note,
 	)
+	return err
+}
+
+const RecordExport = `-- name: RecordExport :exec
+SELECT dlq.record_act('export', 'revealed', $1::text, $2::text,
+    jsonb_build_object('filter', $3::jsonb, 'entries', (SELECT coalesce(sum(p.entries), 0) FROM dlq.preview($3::jsonb) p)))
+`
+
+type RecordExportParams struct {
+	Actor  string
+	Note   string
+	Filter json.RawMessage
+}
+
+// What is masked is about to leave: who took it, why, which entries, and how many they are now.
+func (q *Queries) RecordExport(ctx context.Context, arg RecordExportParams) error {
+	_, err := q.db.Exec(ctx, RecordExport, arg.Actor, arg.Note, arg.Filter)
+	return err
+}
+
+const RecordReveal = `-- name: RecordReveal :exec
+SELECT dlq.record_reveal($1::uuid, $2::text, $3::text)
+`
+
+type RecordRevealParams struct {
+	ID    uuid.UUID
+	Note  string
+	Actor string
+}
+
+func (q *Queries) RecordReveal(ctx context.Context, arg RecordRevealParams) error {
+	_, err := q.db.Exec(ctx, RecordReveal, arg.ID, arg.Note, arg.Actor)
 	return err
 }
 

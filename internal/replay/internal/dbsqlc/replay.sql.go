@@ -151,6 +151,17 @@ func (q *Queries) FindIDs(ctx context.Context, arg FindIDsParams) ([]uuid.UUID, 
 	return items, nil
 }
 
+const IsMasked = `-- name: IsMasked :one
+SELECT (dlq.mask(false) IS NOT NULL)::boolean AS masked
+`
+
+func (q *Queries) IsMasked(ctx context.Context) (bool, error) {
+	row := q.db.QueryRow(ctx, IsMasked)
+	var masked bool
+	err := row.Scan(&masked)
+	return masked, err
+}
+
 const LockReplay = `-- name: LockReplay :one
 SELECT r.id, r.filter, r.newest_first, r.batch_size, r.rate, r.concurrency, r.patch, r.merge_patch, r.stop_at, r.stop_of, r.cursor,
        (SELECT count(*) FROM (SELECT FROM dlq.replay_run_entries e WHERE e.run_id = r.id AND e.outcome IN ('succeeded', 'failed') AND e.ended_at > r.judged_from
@@ -196,6 +207,38 @@ func (q *Queries) LockReplay(ctx context.Context, id uuid.UUID) (LockReplayRow, 
 		&i.Ended,
 		&i.Failed,
 	)
+	return i, err
+}
+
+const MaskSample = `-- name: MaskSample :one
+SELECT dlq.masked_event($1::jsonb, $2::text, m.mask)::jsonb AS event, dlq.masked_event($3::jsonb, $2::text, m.mask)::jsonb AS patched,
+       dlq.masked_detail(jsonb_build_object('changes', $4::jsonb), m.mask)::jsonb AS said
+FROM (SELECT dlq.mask(false) AS mask) m
+`
+
+type MaskSampleParams struct {
+	Event   json.RawMessage
+	JobKind string
+	Patched json.RawMessage
+	Changes json.RawMessage
+}
+
+type MaskSampleRow struct {
+	Event   json.RawMessage
+	Patched json.RawMessage
+	Said    json.RawMessage
+}
+
+// What redeliveries would carry, and what an edit changes of a payload, as people may see it. (Without an edit, patched is JSON null.)
+func (q *Queries) MaskSample(ctx context.Context, arg MaskSampleParams) (MaskSampleRow, error) {
+	row := q.db.QueryRow(ctx, MaskSample,
+		arg.Event,
+		arg.JobKind,
+		arg.Patched,
+		arg.Changes,
+	)
+	var i MaskSampleRow
+	err := row.Scan(&i.Event, &i.Patched, &i.Said)
 	return i, err
 }
 
@@ -297,7 +340,10 @@ func (q *Queries) ReplayNext(ctx context.Context, arg ReplayNextParams) ([]uuid.
 }
 
 const ReplayRun = `-- name: ReplayRun :one
-SELECT r.id, r.status::text AS status, r.filter, r.newest_first, r.batch_size, r.rate, r.concurrency, r.patch, r.merge_patch, r.queue, r.destination, r.force, r.note, r.actor,
+SELECT r.id, r.status::text AS status, r.newest_first, r.batch_size, r.rate, r.concurrency, r.queue, r.destination, r.force, coalesce(dlq.masked_text(r.note, dlq.mask(false)), '')::text AS note, r.actor,
+       CASE WHEN dlq.hidden_columns() && ARRAY['original_event', 'edited_event'] THEN jsonb_build_object('filter', r.filter - '{payload,subscriberId,tags}'::text[])
+           ELSE dlq.masked_detail(jsonb_build_object('filter', r.filter) || CASE WHEN r.patch IS NULL THEN '{}' ELSE jsonb_build_object('patch', r.patch) END
+               || CASE WHEN r.merge_patch IS NULL THEN '{}' ELSE jsonb_build_object('mergePatch', r.merge_patch) END, dlq.mask(false)) END::jsonb AS said,
        coalesce(r.reason, '')::text AS reason, r.total, r.replayed, r.skipped, r.sending, r.created_at, r.updated_at, r.finished_at,
        (SELECT count(*) FROM dlq.replay_run_entries e WHERE e.run_id = r.id AND e.outcome = 'succeeded') AS succeeded,
        (SELECT count(*) FROM dlq.replay_run_entries e WHERE e.run_id = r.id AND e.outcome = 'failed') AS failed
@@ -307,18 +353,16 @@ FROM dlq.replay_runs r WHERE r.id = $1 AND dlq.scope_within(r.scope, dlq.scope()
 type ReplayRunRow struct {
 	ID          uuid.UUID
 	Status      string
-	Filter      json.RawMessage
 	NewestFirst bool
 	BatchSize   int32
 	Rate        *float64
 	Concurrency *int32
-	Patch       json.RawMessage
-	MergePatch  json.RawMessage
 	Queue       *string
 	Destination *string
 	Force       bool
-	Note        *string
+	Note        string
 	Actor       string
+	Said        json.RawMessage
 	Reason      string
 	Total       int64
 	Replayed    int64
@@ -337,18 +381,16 @@ func (q *Queries) ReplayRun(ctx context.Context, id uuid.UUID) (ReplayRunRow, er
 	err := row.Scan(
 		&i.ID,
 		&i.Status,
-		&i.Filter,
 		&i.NewestFirst,
 		&i.BatchSize,
 		&i.Rate,
 		&i.Concurrency,
-		&i.Patch,
-		&i.MergePatch,
 		&i.Queue,
 		&i.Destination,
 		&i.Force,
 		&i.Note,
 		&i.Actor,
+		&i.Said,
 		&i.Reason,
 		&i.Total,
 		&i.Replayed,

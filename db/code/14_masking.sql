@@ -1,0 +1,332 @@
+-- What the policy marks as sensitive, and what people see in its place: *** (data.sensitivePaths and data.sensitivePatterns of
+-- retry-policies.yaml). One masking for everybody: views, functions, API, CLI and exports call these.
+--
+-- A mask is what dlq.mask returns: {"hidden": columns that a reader does not see at all, "where": a regular expression of the paths,
+-- "keys": one that JSON has where anything is at these paths, "patterns": names of patterns}; null where nothing is masked.
+-- A path is made of keys with the character U+001F between them; arrays are looked through.
+
+CREATE OR REPLACE FUNCTION dlq.is_reader() RETURNS boolean
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    RETURN NOT (dlq.has_role('dlq_operator') OR dlq.has_role('dlq_admin')) OR current_setting('dlq.sight', true) = 'reader' AND dlq.is_owner();
+END
+$$;
+COMMENT ON FUNCTION dlq.is_reader IS 'Whether the caller sees what a dlq_reader sees. (dlqd says so of whom it asks for, as it does with dlq.scope.)';
+
+CREATE OR REPLACE FUNCTION dlq.sensitive_columns() RETURNS text[]
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT string_to_array(coalesce((SELECT s.value FROM dlq.settings s WHERE s.key = 'sensitive_columns'), 'original_event,edited_event,error_context,metadata'), ',')
+$$;
+COMMENT ON FUNCTION dlq.sensitive_columns IS 'Columns of entries that the policy marks as sensitive; before dlqd has said so, those of its own defaults.';
+
+CREATE OR REPLACE FUNCTION dlq.hidden_columns() RETURNS text[]
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    RETURN CASE WHEN dlq.is_reader() THEN dlq.sensitive_columns() ELSE '{}' END;
+END
+$$;
+COMMENT ON FUNCTION dlq.hidden_columns IS 'Columns of entries that the caller does not see.';
+
+CREATE OR REPLACE FUNCTION dlq.mask(p_reader boolean DEFAULT dlq.is_reader()) RETURNS jsonb
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT nullif(coalesce((SELECT s.value::jsonb FROM dlq.settings s WHERE s.key = 'sensitive'), '{}')
+                  || CASE WHEN p_reader THEN jsonb_build_object('hidden', dlq.sensitive_columns()) ELSE '{}' END, '{}')
+$$;
+COMMENT ON FUNCTION dlq.mask IS 'What the caller, or a reader, does not see of entries; null for nothing.';
+
+CREATE OR REPLACE FUNCTION dlq.masked_columns() RETURNS text[]
+LANGUAGE sql IMMUTABLE
+RETURN '{original_event,edited_event,error_message,error_stack_trace,error_context,retry_history,replay_attempts,metadata,subscriber_id,tags,ordering_key,notes,resolution_notes,move}'::text[];
+COMMENT ON FUNCTION dlq.masked_columns IS 'Columns of entries in which something can be masked.';
+
+-- What most issuers of tokens begin them with, and cards by their issuers'' numbers, as one word or in the groups that are printed.
+CREATE OR REPLACE FUNCTION dlq.pattern(p_name text) RETURNS text
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN CASE p_name
+    WHEN 'tokens' THEN 'eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}(?:\.[A-Za-z0-9_-]*)?'
+        || '|(?:[Bb]earer|BEARER|[Bb]asic|BASIC)[ :]+[A-Za-z0-9._~+/=-]{8,}'
+        || '|(?:dlqd|npm|github_pat|gh[oprsu])_[A-Za-z0-9_]{16,}|(?:sk|pk|rk)_(?:live|test)_[A-Za-z0-9]{8,}|whsec_[A-Za-z0-9+/=]{16,}|sk-[A-Za-z0-9_-]{20,}'
+        || '|(?:AKIA|ASIA)[A-Z0-9]{16}|AIza[A-Za-z0-9_-]{35}|xox[a-z]-[A-Za-z0-9-]{10,}|glpat-[A-Za-z0-9_-]{16,}'
+        || '|-----BEGIN [A-Z ]{0,20}PRIVATE KEY-----[A-Za-z0-9+/=\s]*'
+    WHEN 'cardNumbers' THEN '(?<![0-9.])(?:[2-6][0-9]{12,18}|[2-6][0-9]{3}(?:[ -][0-9]{4}){3}|3[47][0-9]{2}[ -][0-9]{6}[ -][0-9]{5})(?![0-9])'
+END;
+COMMENT ON FUNCTION dlq.pattern IS 'The regular expression of a pattern: tokens, or cardNumbers (of which those are masked whose last digit is right, dlq.is_luhn).';
+
+CREATE OR REPLACE FUNCTION dlq.is_luhn(p_number text) RETURNS boolean
+LANGUAGE sql IMMUTABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT sum(CASE WHEN d.place % 2 = 1 THEN d.digit::integer WHEN d.digit > '4' THEN d.digit::integer * 2 - 9 ELSE d.digit::integer * 2 END) % 10 = 0
+    FROM regexp_split_to_table(reverse(regexp_replace(p_number, '[^0-9]', '', 'g')), '') WITH ORDINALITY d (digit, place)
+$$;
+COMMENT ON FUNCTION dlq.is_luhn IS 'Whether the last digit of a number is that which the others ask for (ISO/IEC 7812, Luhn).';
+
+-- mask_text and mask_node have no search_path of their own, which costs more than all else in them: they are called by functions that
+-- have. A text that is longer, or has more candidates, is masked more than it need be, so that the time is bounded.
+CREATE OR REPLACE FUNCTION dlq.mask_text(p_text text, p_mask jsonb, p_values text[]) RETURNS text
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
+DECLARE
+    v_patterns constant jsonb := p_mask -> 'patterns';
+    v_value    text;
+    v_found    text[];
+BEGIN
+    FOREACH v_value IN ARRAY p_values LOOP
+        IF v_value IS NULL THEN -- too many to look for
+            RETURN '***';
+        END IF;
+        p_text := replace(p_text, v_value, '***');
+    END LOOP;
+    IF v_patterns IS NULL THEN
+        RETURN p_text;
+    ELSIF length(p_text) > 1000000 THEN
+        p_text := left(p_text, 1000000) || '***';
+    END IF;
+    IF v_patterns ? 'tokens' AND p_text ~ dlq.pattern('tokens') THEN
+        p_text := regexp_replace(p_text, dlq.pattern('tokens'), '***', 'g');
+    END IF;
+    IF v_patterns ? 'cardNumbers' AND p_text ~ dlq.pattern('cardNumbers') THEN
+        v_found := ARRAY(SELECT DISTINCT m[1] FROM regexp_matches(p_text, '(' || dlq.pattern('cardNumbers') || ')', 'g') m LIMIT 101);
+        IF cardinality(v_found) > 100 THEN
+            RETURN regexp_replace(p_text, dlq.pattern('cardNumbers'), '***', 'g');
+        END IF;
+        FOREACH v_value IN ARRAY v_found LOOP
+            IF dlq.is_luhn(v_value) THEN
+                p_text := replace(p_text, v_value, '***');
+            END IF;
+        END LOOP;
+    END IF;
+    RETURN p_text;
+END
+$$;
+COMMENT ON FUNCTION dlq.mask_text IS 'What dlq.masked_text returns, within other functions.';
+
+CREATE OR REPLACE FUNCTION dlq.mask_node(p_node jsonb, p_path text, p_mask jsonb, p_values text[], p_depth integer DEFAULT 0) RETURNS jsonb
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
+DECLARE
+    v_text   text;
+    v_masked text;
+BEGIN
+    -- (Messages have 64 levels at most; an application's job may have more than the stack holds.)
+    IF p_path ~* (p_mask ->> 'where') OR p_depth > 70 THEN
+        RETURN '"***"';
+    END IF;
+    CASE jsonb_typeof(p_node)
+    WHEN 'object' THEN
+        RETURN coalesce((SELECT jsonb_object_agg(CASE WHEN length(c.key) > 3 THEN dlq.mask_text(c.key, p_mask, p_values) ELSE c.key END,
+                dlq.mask_node(c.value, CASE p_path WHEN '' THEN '' ELSE p_path || chr(31) END || replace(c.key, chr(31), ' '), p_mask, p_values, p_depth + 1))
+            FROM jsonb_each(p_node) c), '{}');
+    WHEN 'array' THEN
+        RETURN coalesce((SELECT jsonb_agg(dlq.mask_node(c.value, p_path, p_mask, p_values, p_depth + 1) ORDER BY c.place)
+            FROM jsonb_array_elements(p_node) WITH ORDINALITY c (value, place)), '[]');
+    WHEN 'string', 'number' THEN
+        v_text := p_node #>> '{}';
+        v_masked := CASE WHEN length(v_text) > 3 THEN dlq.mask_text(v_text, p_mask, p_values) ELSE v_text END;
+        RETURN CASE WHEN v_masked = v_text THEN p_node ELSE to_jsonb(v_masked) END;
+    ELSE
+        RETURN p_node;
+    END CASE;
+END
+$$;
+COMMENT ON FUNCTION dlq.mask_node IS 'What dlq.masked_json returns, within other functions: JSON at a path (null: at none), masked. Keys stay, unless they are themselves what is masked; numbers are as exact as they were.';
+
+CREATE OR REPLACE FUNCTION dlq.masked_text(p_text text, p_mask jsonb, p_values text[] DEFAULT '{}') RETURNS text
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    RETURN CASE WHEN p_text IS NULL OR p_mask IS NULL THEN p_text ELSE dlq.mask_text(p_text, p_mask, p_values) END;
+END
+$$;
+COMMENT ON FUNCTION dlq.masked_text IS 'A text with *** in place of p_values, and of what the mask''s patterns find.';
+
+-- Most documents have nothing that is masked: a look at their text tells.
+CREATE OR REPLACE FUNCTION dlq.masked_json(p_document jsonb, p_path text, p_mask jsonb, p_values text[] DEFAULT '{}') RETURNS jsonb
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    v_text text;
+    v_out  jsonb;
+BEGIN
+    IF p_document IS NULL OR p_mask IS NULL OR NOT p_mask ?| '{where,patterns}' THEN
+        RETURN p_document;
+    END IF;
+    v_text := p_document::text;
+    IF NOT coalesce(p_path IS NOT NULL AND v_text ~* (p_mask ->> 'keys'), false)
+        AND NOT coalesce(p_mask -> 'patterns' ? 'tokens' AND v_text ~ dlq.pattern('tokens'), false)
+        AND NOT coalesce(p_mask -> 'patterns' ? 'cardNumbers' AND v_text ~ dlq.pattern('cardNumbers'), false)
+        AND NOT EXISTS (SELECT FROM unnest(p_values) v WHERE v IS NULL OR position(substr(to_jsonb(v)::text, 2, length(to_jsonb(v)::text) - 2) IN v_text) > 0) THEN
+        RETURN p_document;
+    END IF;
+    IF length(v_text) > 1000000 THEN
+        RETURN '"***"'; -- so that the time is bounded
+    END IF;
+    v_out := dlq.mask_node(p_document, p_path, p_mask, p_values);
+    -- The payload as it was written, beside the payload.
+    IF p_document ? 'payloadText' AND v_out -> 'payload' IS DISTINCT FROM p_document -> 'payload' THEN
+        v_out := v_out || '{"payloadText": "***"}';
+    END IF;
+    RETURN v_out;
+END
+$$;
+COMMENT ON FUNCTION dlq.masked_json IS 'JSON that is at a path (null: at none) with *** in place of what is masked, and of p_values. A document of more than 1,000,000 characters in which something is, is masked whole.';
+
+-- An application's args are its payload; a message has one.
+CREATE OR REPLACE FUNCTION dlq.event_path(p_job_kind text) RETURNS text
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN CASE p_job_kind WHEN 'dlqd_message' THEN '' ELSE 'payload' END;
+COMMENT ON FUNCTION dlq.event_path IS 'The path at which the args of a job are.';
+
+-- What is at sensitive paths may be repeated by an error.
+CREATE OR REPLACE FUNCTION dlq.sensitive_values(p_original jsonb, p_edited jsonb, p_metadata jsonb, p_job_kind text, p_mask jsonb) RETURNS text[]
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    v_where text := p_mask ->> 'where';
+    v_keys  text := p_mask ->> 'keys';
+    v_all   text[];
+BEGIN
+    IF v_where IS NULL OR NOT (coalesce(p_original::text ~* v_keys, false) OR coalesce(p_edited::text ~* v_keys, false) OR coalesce(p_metadata::text ~* v_keys, false)) THEN
+        RETURN '{}';
+    END IF;
+    WITH RECURSIVE n (value, path, found, depth) AS (
+        SELECT d.value, d.path, coalesce(d.path ~* v_where, false), 0
+        FROM (VALUES (p_original, dlq.event_path(p_job_kind)), (p_edited, dlq.event_path(p_job_kind)), (p_metadata, 'metadata')) d (value, path) WHERE d.value IS NOT NULL
+        UNION ALL
+        SELECT c.value, c.path, n.found OR c.path ~* v_where, n.depth + 1
+        FROM n CROSS JOIN LATERAL (
+            SELECT o.value, CASE n.path WHEN '' THEN '' ELSE n.path || chr(31) END || replace(o.key, chr(31), ' ') AS path
+            FROM jsonb_each(CASE jsonb_typeof(n.value) WHEN 'object' THEN n.value END) o
+            UNION ALL
+            SELECT a.value, n.path FROM jsonb_array_elements(CASE jsonb_typeof(n.value) WHEN 'array' THEN n.value END) a) c
+        WHERE n.depth < 70
+    )
+    SELECT array_agg(v.text ORDER BY length(v.text) DESC, v.text) INTO v_all
+    FROM (SELECT DISTINCT n.value #>> '{}' AS text FROM n WHERE n.found AND jsonb_typeof(n.value) IN ('string', 'number') AND length(n.value #>> '{}') > 3 LIMIT 101) v;
+    RETURN CASE WHEN cardinality(v_all) > 100 THEN ARRAY[NULL]::text[] ELSE coalesce(v_all, '{}') END;
+END
+$$;
+COMMENT ON FUNCTION dlq.sensitive_values IS 'Texts and numbers at sensitive paths of an entry, of four characters or more, the longest first: what its error texts must not repeat. Where there are more than 100, null alone: texts are then masked whole.';
+
+CREATE OR REPLACE FUNCTION dlq.masked_event(p_event jsonb, p_job_kind text, p_mask jsonb) RETURNS jsonb
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    RETURN dlq.masked_json(p_event, dlq.event_path(p_job_kind), p_mask, dlq.sensitive_values(p_event, NULL, NULL, p_job_kind, p_mask));
+END
+$$;
+COMMENT ON FUNCTION dlq.masked_event IS 'The args of a job, masked, also where they repeat what is at sensitive paths.';
+
+CREATE OR REPLACE FUNCTION dlq.masked(p_entry dlq.dead_letter_queue, p_mask jsonb) RETURNS dlq.dead_letter_queue
+LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    v_values text[];
+    v_hidden text[];
+BEGIN
+    IF p_mask IS NULL THEN
+        RETURN p_entry;
+    END IF;
+    IF p_mask ?| '{where,patterns}' THEN
+        v_values := dlq.sensitive_values(p_entry.original_event, p_entry.edited_event, p_entry.metadata, p_entry.job_kind, p_mask);
+        p_entry.original_event := dlq.masked_json(p_entry.original_event, dlq.event_path(p_entry.job_kind), p_mask, v_values);
+        p_entry.edited_event := dlq.masked_json(p_entry.edited_event, dlq.event_path(p_entry.job_kind), p_mask, v_values);
+        p_entry.metadata := dlq.masked_json(p_entry.metadata, 'metadata', p_mask, v_values);
+        p_entry.error_context := dlq.masked_json(p_entry.error_context, NULL, p_mask, v_values);
+        p_entry.retry_history := dlq.masked_json(p_entry.retry_history, NULL, p_mask, v_values);
+        p_entry.replay_attempts := dlq.masked_json(p_entry.replay_attempts, NULL, p_mask, v_values);
+        p_entry.move := dlq.masked_json(p_entry.move, NULL, p_mask, v_values);
+        p_entry.error_message := dlq.masked_text(p_entry.error_message, p_mask, v_values);
+        p_entry.error_stack_trace := dlq.masked_text(p_entry.error_stack_trace, p_mask, v_values);
+        p_entry.subscriber_id := dlq.masked_text(p_entry.subscriber_id, p_mask, v_values);
+        p_entry.ordering_key := dlq.masked_text(p_entry.ordering_key, p_mask, v_values);
+        p_entry.notes := dlq.masked_text(p_entry.notes, p_mask, v_values);
+        p_entry.resolution_notes := dlq.masked_text(p_entry.resolution_notes, p_mask, v_values);
+        p_entry.tags := CASE WHEN p_entry.tags IS NOT NULL THEN ARRAY(SELECT dlq.masked_text(t, p_mask, v_values) FROM unnest(p_entry.tags) t) END;
+    END IF;
+    IF p_mask ? 'hidden' THEN
+        v_hidden := ARRAY(SELECT jsonb_array_elements_text(p_mask -> 'hidden'));
+        p_entry := jsonb_populate_record(p_entry, (SELECT coalesce(jsonb_object_agg(h, NULL), '{}') FROM unnest(v_hidden) h));
+    END IF;
+    RETURN p_entry;
+END
+$$;
+COMMENT ON FUNCTION dlq.masked(dlq.dead_letter_queue, jsonb) IS 'An entry as somebody may see it, by their mask (dlq.mask).';
+
+-- A place in a payload is named by a pointer (RFC 6901): what is at it, or around it, may be sensitive.
+CREATE OR REPLACE FUNCTION dlq.masked_at(p_pointer text, p_value jsonb, p_mask jsonb) RETURNS jsonb
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    v_path text := 'payload';
+    v_key  text;
+BEGIN
+    FOREACH v_key IN ARRAY coalesce(string_to_array(substr(p_pointer, 2), '/'), '{}') LOOP
+        IF v_path ~* (p_mask ->> 'where') THEN
+            RETURN '"***"';
+        END IF;
+        CONTINUE WHEN v_key ~ '^([0-9]+|-)$'; -- of an array
+        v_path := v_path || chr(31) || replace(replace(replace(v_key, '~1', '/'), '~0', '~'), chr(31), ' ');
+    END LOOP;
+    RETURN dlq.mask_node(p_value, v_path, p_mask, '{}');
+END
+$$;
+COMMENT ON FUNCTION dlq.masked_at IS 'A value that is at a JSON Pointer of a payload, masked.';
+
+CREATE OR REPLACE FUNCTION dlq.masked_detail(p_detail jsonb, p_mask jsonb) RETURNS jsonb
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF p_detail IS NULL OR p_mask IS NULL OR NOT p_mask ?| '{where,patterns}' THEN
+        RETURN p_detail;
+    ELSIF jsonb_typeof(p_detail) <> 'object' THEN
+        RETURN dlq.mask_node(p_detail, NULL, p_mask, '{}');
+    END IF;
+    RETURN coalesce((
+        SELECT jsonb_object_agg(d.key, CASE
+            WHEN d.key IN ('patch', 'changes') AND jsonb_typeof(d.value) = 'array' THEN (
+                SELECT coalesce(jsonb_agg(CASE WHEN jsonb_typeof(c.value) = 'object' THEN c.value
+                        || CASE WHEN c.value ? 'value' THEN jsonb_build_object('value', dlq.masked_at(c.value ->> 'path', c.value -> 'value', p_mask)) ELSE '{}' END
+                        || CASE WHEN c.value ? 'was' THEN jsonb_build_object('was', dlq.masked_at(c.value ->> 'path', c.value -> 'was', p_mask)) ELSE '{}' END
+                    ELSE '"***"' END ORDER BY c.place), '[]')
+                FROM jsonb_array_elements(d.value) WITH ORDINALITY c (value, place))
+            WHEN d.key IN ('payload', 'mergePatch') THEN dlq.mask_node(d.value, 'payload', p_mask, '{}')
+            WHEN d.key = 'filter' THEN dlq.masked_detail(d.value, p_mask)
+            ELSE dlq.mask_node(d.value, NULL, p_mask, '{}') END)
+        FROM jsonb_each(p_detail) d), '{}');
+END
+$$;
+COMMENT ON FUNCTION dlq.masked_detail IS 'What an audit row, a replay run or an answer says of payloads, in payload, mergePatch, patch, changes (whose paths are of the payload) and filter, masked.';
+
+-- Who looks says why first, and that is on disk before they see it: what is read in the transaction that says so could be rolled back.
+CREATE OR REPLACE FUNCTION dlq.record_reveal(p_id uuid, p_note text, p_actor text DEFAULT session_user) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    v_found record;
+BEGIN
+    IF btrim(coalesce(p_note, '')) = '' THEN
+        RAISE EXCEPTION 'reveal: say why' USING ERRCODE = 'DLQ04', HINT = 'The note is in the audit trail.';
+    END IF;
+    SELECT l.ids, l.stages INTO v_found FROM dlq.lock_entries(dlq.ids_in_scope(ARRAY[p_id]), enum_range(NULL::dlq.dead_letter_status)) l;
+    IF v_found.ids = '{}' THEN
+        PERFORM dlq.refuse_move(p_id, 'reveal', 'any');
+    END IF;
+    PERFORM dlq.note_on(v_found.ids, p_actor, 'revealed', p_note, v_found.stages);
+END
+$$;
+COMMENT ON FUNCTION dlq.record_reveal IS 'Leaves the audit row of a look at what is masked of an entry: see dlq.reveal.';
+
+-- (What a transaction wrote itself has its own time, or a later one.)
+CREATE OR REPLACE FUNCTION dlq.revealed(p_id uuid) RETURNS jsonb
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_custom_plan AS $$
+DECLARE
+    v_since timestamptz := dlq.closed_since(ARRAY[p_id]);
+    v_begun timestamptz := transaction_timestamp();
+BEGIN
+    IF NOT EXISTS (SELECT FROM dlq.dead_letter_transitions t WHERE t.entry_id = p_id AND t.actor = session_user AND t.reason = 'revealed'
+                   AND t.at >= v_begun - interval '1 minute' AND t.at < v_begun) THEN
+        RAISE EXCEPTION 'dead letter %: you have not said why', p_id USING ERRCODE = 'DLQ06', HINT = 'CALL dlq.reveal(id, note), outside of a transaction.';
+    END IF;
+    RETURN (SELECT to_jsonb(e) FROM dlq.dead_letter_queue e WHERE e.id = ANY (dlq.ids_in_scope(ARRAY[p_id])) AND (e.closed_at IS NULL OR e.closed_at >= v_since));
+END
+$$;
+COMMENT ON FUNCTION dlq.revealed IS 'An entry whole, for who has said why within the last minute: see dlq.reveal.';
+
+CREATE OR REPLACE PROCEDURE dlq.reveal(p_id uuid, p_note text, INOUT p_entry jsonb DEFAULT NULL)
+LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM dlq.record_reveal(p_id, p_note);
+    COMMIT;
+    p_entry := dlq.revealed(p_id);
+END
+$$;
+COMMENT ON PROCEDURE dlq.reveal IS 'Shows an entry whole, with what is masked everywhere else, to who says why: the note is in the audit trail before the entry is shown. Not inside of a transaction, which could take it back.';

@@ -1,0 +1,193 @@
+package server_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+
+	"github.com/dlqd/dlqd/internal/access"
+	"github.com/dlqd/dlqd/internal/policy"
+	"github.com/dlqd/dlqd/internal/postgres"
+	"github.com/dlqd/dlqd/internal/server"
+)
+
+// Secrets of the message that the walk looks for.
+var secrets = []string{"4111111111111111", "kim@example.com", "dlqd_0123456789abcdefABCDEF0123456789", "DE02120300000000202051", "key-of-the-shop", "sk_live_51H8abcdEFGH"}
+
+const sensitivePayload = `{"amount": 4200, "card": {"number": "4111111111111111"}, "people": [{"email": "kim@example.com"}], "accounts": [{"iban": "DE02120300000000202051"}],
+	"free": ["see 4111 1111 1111 1111, Bearer dlqd_0123456789abcdefABCDEF0123456789"]}`
+
+type logged struct {
+	sync.Mutex
+	strings.Builder
+}
+
+func (l *logged) Write(p []byte) (int, error) {
+	l.Lock()
+	defer l.Unlock()
+	return l.Builder.Write(p)
+}
+
+func (l *logged) text() string {
+	l.Lock()
+	defer l.Unlock()
+	return l.Builder.String()
+}
+
+// A message with a secret in every place, whose receiver repeats them all: nobody finds one of them by any operation, nor in the log, until
+// they say why they look.
+func TestMask_walkOfAPI(t *testing.T) {
+	t.Parallel()
+	log := &logged{}
+	b := &scopeBundle{bundle: setup(t, options{
+		receiver: func(w http.ResponseWriter, _ *http.Request) {
+			w.WriteHeader(http.StatusUnprocessableEntity)
+			_, _ = fmt.Fprintf(w, "refused: card %s, IBAN %s of %s <%s>; key %s; token %s", secrets[0], secrets[3], secrets[1], secrets[1], secrets[4], secrets[5])
+		},
+		config: func(c *server.Config) {
+			c.Logger = slog.New(slog.NewTextHandler(log, &slog.HandlerOptions{Level: slog.LevelDebug}))
+			c.Policy.Access.Authentication = []string{"tokens"}
+			c.Policy.Data.SensitiveColumns = []string{}
+			c.Policy.Data.SensitivePaths = []string{"payload.card.number", "payload..email", "payload.accounts[*].iban", "headers.X-Api-Key"}
+			c.Policy.Data.SensitivePatterns = []string{policy.PatternCardNumbers, policy.PatternTokens}
+		},
+	})}
+	b.tokens = access.NewStore(b.pool, postgres.DefaultSchemas())
+	reader, operator, admin := b.token(access.Reader, nil), b.token(access.Operator, nil), b.token(access.Admin, nil)
+	status, out := b.as(admin, "POST", "/api/messages", `{"messageId": "m1", "queue": "default", "kind": "order.paid", "payload": `+sensitivePayload+`, "headers": {"X-Api-Key": "key-of-the-shop"},
+		"subscriberId": "kim@example.com", "orderingKey": "kim@example.com"}`)
+	require.Equal(t, http.StatusAccepted, status, out)
+	var id string
+	require.Eventually(t, func() bool {
+		err := b.pool.QueryRow(t.Context(), "SELECT id::text FROM dlq.dead_letter_queue WHERE status = 'dlq_manual'").Scan(&id)
+		return err == nil
+	}, time.Minute, 10*time.Millisecond)
+	require.Contains(t, b.text("SELECT to_jsonb(e)::text FROM dlq.dead_letter_queue e"), "IBAN DE0212", "the receiver's words are kept")
+
+	check := func(what, out string) {
+		t.Helper()
+		for _, secret := range secrets {
+			require.NotContains(t, out, secret, what)
+		}
+	}
+	// An edit that is itself sensitive, and runs that look for it.
+	status, out = b.as(operator, "POST", "/api/dlq/replay", `{"filter": {"payload": {"card": {"number": "4111111111111111"}}}, "dryRun": true, "mergePatch": {"card": {"number": "5500005555555559"}}}`)
+	require.Equal(t, http.StatusOK, status, out)
+	require.Contains(t, out, `"total":1`)
+	require.NotContains(t, out, "5500005555555559")
+	check("dry run", out)
+	status, out = b.as(operator, "POST", "/api/dlq/replay", `{"filter": {"payload": {"card": {"number": "4111111111111111"}}}, "rate": 0.001, "force": true, "note": "card 4111111111111111", "patch": [{"op": "replace", "path": "/card", "value": {"number": "4111111111111111"}}]}`)
+	require.Equal(t, http.StatusAccepted, status, out)
+	check("start", out)
+	var answer struct{ Run struct{ ID string } }
+	require.NoError(t, json.Unmarshal([]byte(out), &answer))
+	status, out = b.as(operator, "POST", "/api/dlq/replays/"+answer.Run.ID+"/cancel", "")
+	require.Equal(t, http.StatusOK, status, out)
+	require.Eventually(t, func() bool { return b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_manual'") == 1 }, time.Minute, 10*time.Millisecond)
+	status, out = b.as(operator, "POST", "/api/dlq/entries/"+id+"/replay", `{"mergePatch": {"card": {"number": "5500005555555559"}, "accounts": []}, "note": "for kim, 4111111111111111"}`)
+	require.Equal(t, http.StatusAccepted, status, out)
+	require.Contains(t, out, `"/card/number"`)
+	require.NotContains(t, out, "5500005555555559")
+	check("replay", out)
+	require.Eventually(t, func() bool { return b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_manual' AND dlq_retry_count > 0") == 1 }, time.Minute, 10*time.Millisecond)
+	_, err := b.pool.Exec(t.Context(), "SELECT dlq.refresh_rollups()")
+	require.NoError(t, err)
+
+	for role, token := range map[string]string{"reader": reader, "operator": operator, "admin": admin} {
+		for _, o := range operations {
+			if o.of == "open" || o.id == "get-login" || o.method != "GET" && o.id != "export" {
+				continue
+			}
+			target := map[string]string{"entry": id, "run": answer.Run.ID, "stream": answer.Run.ID, "queue": "default"}[o.of]
+			path := strings.ReplaceAll(o.path, "{id}", target)
+			if o.id == "get-message" {
+				path = "/api/messages/m1"
+			}
+			status, out := b.as(token, o.method, path, o.body)
+			if role != "reader" || o.role == access.Reader {
+				require.Less(t, status, 300, o.id+out)
+			}
+			check(role+" "+o.id, out)
+			if o.id == "get-entry" {
+				require.Contains(t, out, `4200`, "the rest is there")
+			}
+		}
+		status, out := b.as(token, "GET", "/metrics", "")
+		require.Equal(t, http.StatusOK, status)
+		check("metrics", out)
+		check("csv", func() string { _, out := b.as(token, "POST", "/api/dlq/export", `{"filter": {}, "format": "csv"}`); return out }())
+	}
+	check("log", log.text())
+	require.Contains(t, log.text(), "Job cancelled explicitly", "it is said that a job failed, but not how")
+
+	// Without a reason, or without the role, nobody sees more; with one, the trail says so.
+	reveal := "/api/dlq/entries/" + id + "/reveal"
+	for body, want := range map[string]int{``: 422, `{}`: 422, `{"note": ""}`: 422, `{"note": " "}`: 422} {
+		status, out = b.as(operator, "POST", reveal, body)
+		require.GreaterOrEqual(t, status, 400, out)
+		require.LessOrEqual(t, status, want, out)
+		check("without a reason", out)
+	}
+	status, out = b.as(reader, "POST", reveal, `{"note": "curious"}`)
+	require.Equal(t, http.StatusForbidden, status, out)
+	status, out = b.as(b.token(access.Operator, access.Scope{{Queues: []string{"other"}}}), "POST", reveal, `{"note": "curious"}`)
+	require.Equal(t, http.StatusNotFound, status, out)
+	status, out = b.as(operator, "POST", "/api/dlq/export", `{"filter": {}, "reveal": true}`)
+	require.Equal(t, http.StatusUnprocessableEntity, status, out)
+	status, out = b.as(operator, "POST", "/api/dlq/export", `{"filter": {}, "note": "x"}`)
+	require.Equal(t, http.StatusUnprocessableEntity, status, out)
+	require.Zero(t, b.count("SELECT count(*) FROM dlq.dead_letter_transitions WHERE reason = 'revealed'")+b.count("SELECT count(*) FROM dlq.acts WHERE act = 'revealed'"))
+
+	status, out = b.as(operator, "POST", reveal, `{"note": "ticket 7"}`)
+	require.Equal(t, http.StatusOK, status, out)
+	for _, secret := range secrets {
+		require.Contains(t, out, secret)
+	}
+	status, out = b.as(operator, "POST", "/api/dlq/export", `{"filter": {"queue": ["default"]}, "reveal": true, "note": "ticket 8"}`)
+	require.Equal(t, http.StatusOK, status)
+	require.Contains(t, out, secrets[0])
+	status, out = b.as(reader, "GET", "/api/dlq/audit?text=ticket", "")
+	require.Equal(t, http.StatusOK, status)
+	for _, want := range []string{"ticket 7", "ticket 8", `"reason":"revealed"`, `"reason":"export: revealed"`, `"entries":1`, id} {
+		require.Contains(t, out, want)
+	}
+
+	// The policy is published: what it masks, people see again once it does not.
+	require.NoError(t, pgx.BeginFunc(t.Context(), b.pool, func(tx pgx.Tx) error {
+		_, err := tx.Exec(t.Context(), "SELECT dlq.protect('{}', '{}')")
+		return err
+	}))
+	_, out = b.as(operator, "GET", "/api/dlq/entries/"+id, "")
+	require.Contains(t, out, secrets[0])
+}
+
+// What the policy hides from readers by column they do not see in the API, either.
+func TestMask_readersColumns(t *testing.T) {
+	t.Parallel()
+	b := scopeSetup(t)
+	id := b.ids["pay_eu/order.paid"]
+	for token, sees := range map[string]bool{
+		b.token(access.Reader, nil): false, b.token(access.Operator, nil): true, b.token(access.Reader, access.Scope{{Queues: []string{"pay_eu"}}}): false,
+		b.token(access.Operator, access.Scope{{Queues: []string{"pay_eu"}}}): true,
+	} {
+		_, out := b.as(token, "GET", "/api/dlq/entries/"+id, "")
+		require.Equal(t, sees, strings.Contains(out, "payload of pay_euorder.paid"), out)
+		require.Contains(t, out, "secret of pay_euorder.paid", "what errors say, the default policy does not hide")
+	}
+	_, err := b.pool.Exec(t.Context(), "SELECT dlq.protect('{error_message,retry_history,notes}')")
+	require.NoError(t, err)
+	reader := b.token(access.Reader, nil)
+	for _, path := range []string{"/api/dlq/entries/" + id, "/api/dlq/entries", "/api/dlq/analytics/groups", "/api/dlq/replays/" + b.runs["pay_eu"]} {
+		status, out := b.as(reader, "GET", path, "")
+		require.Equal(t, http.StatusOK, status)
+		require.NotContains(t, out, "secret of", path)
+	}
+}
