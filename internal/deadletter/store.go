@@ -71,7 +71,7 @@ func (s *Store) DB() postgres.DB { return s.db }
 func (s *Store) InTx(ctx context.Context, fn func(tx postgres.DB) error) error {
 	// One round trip for all. Whatever the role's default: what a worker reads after it has its locks must be what is committed by then.
 	return pgx.BeginTxFunc(ctx, s.pool, pgx.TxOptions{BeginQuery: "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL enable_seqscan = off; SET LOCAL jit = off"}, func(tx pgx.Tx) error {
-		if err := setOrigin(ctx, tx); err != nil {
+		if err := s.setOrigin(ctx, tx); err != nil {
 			return err
 		}
 		return fn(s.schemas.Rendered(tx))
@@ -593,15 +593,15 @@ func Origin(ctx context.Context) string {
 }
 
 // setOrigin tells the database from where a person acts, and to what they are limited, for the rest of a transaction.
-func setOrigin(ctx context.Context, tx pgx.Tx) error {
-	if err := postgres.SetScope(ctx, tx); err != nil {
+func (s *Store) setOrigin(ctx context.Context, tx pgx.Tx) error {
+	if err := s.schemas.SetScope(ctx, tx); err != nil {
 		return err
 	}
 	origin := Origin(ctx)
 	if origin == "" {
 		return nil
 	}
-	_, err := tx.Exec(ctx, "SELECT set_config('dlq.origin', $1, true)", origin)
+	_, err := tx.Exec(ctx, s.schemas.Render("SELECT set_config('dlq.origin', $1, true)"), origin)
 	return err
 }
 
@@ -611,7 +611,7 @@ func (s *Store) move(ctx context.Context, run func(tx postgres.DB) error) error 
 	var err error
 	for range maxMoveTries {
 		err = pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
-			if err := setOrigin(ctx, tx); err != nil {
+			if err := s.setOrigin(ctx, tx); err != nil {
 				return err
 			}
 			return run(s.schemas.Rendered(tx))
@@ -699,7 +699,7 @@ func (s *Store) PublishPolicy(ctx context.Context, version string) error {
 // Record leaves an audit row of what a person does to something that is no entry, in the transaction that do runs in.
 func (s *Store) Record(ctx context.Context, subject, what string, act Act, do func(tx pgx.Tx) error) error {
 	return pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
-		if err := setOrigin(ctx, tx); err != nil {
+		if err := s.setOrigin(ctx, tx); err != nil {
 			return err
 		}
 		if err := dbsqlc.New(s.schemas.Rendered(tx)).RecordAct(ctx, dbsqlc.RecordActParams{Subject: subject, Act: what, Actor: act.Actor, Note: act.Note}); err != nil {

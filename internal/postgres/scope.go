@@ -22,18 +22,19 @@ func Scope(ctx context.Context) string {
 	return scope
 }
 
-// SetScope limits the rest of a transaction to the scope of ctx, if that has one.
-func SetScope(ctx context.Context, tx pgx.Tx) error {
+// SetScope limits the rest of a transaction to the scope of ctx, if that has one. (The names of settings have the schema's in them, as
+// functions that read them do.)
+func (s Schemas) SetScope(ctx context.Context, tx pgx.Tx) error {
 	if Scope(ctx) == "" {
 		return nil
 	}
-	_, err := tx.Exec(ctx, "SELECT set_config('dlq.scope', $1, true)", Scope(ctx))
+	_, err := tx.Exec(ctx, s.Render("SELECT set_config('dlq.scope', $1, true)"), Scope(ctx))
 	return err
 }
 
 // scoped begins a transaction that is limited to the scope of ctx: a pooler in front may give the next statement another session, so a
 // setting holds for a transaction alone. It returns nil where db is a transaction itself, or ctx has no scope.
-func scoped(ctx context.Context, db DB) (pgx.Tx, error) {
+func (s Schemas) scoped(ctx context.Context, db DB) (pgx.Tx, error) {
 	pool, ok := db.(*pgxpool.Pool)
 	if !ok || Scope(ctx) == "" {
 		return nil, nil //nolint:nilnil // as said
@@ -42,7 +43,7 @@ func scoped(ctx context.Context, db DB) (pgx.Tx, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := SetScope(ctx, tx); err != nil {
+	if err := s.SetScope(ctx, tx); err != nil {
 		_ = tx.Rollback(context.WithoutCancel(ctx))
 		return nil, err
 	}
