@@ -21,6 +21,7 @@ var tables = map[string][]string{
 	// deadletter: what people and programs do with entries. The others: what they do with those that are theirs.
 	"dead_letter_queue": {"deadletter", "automatic", "ingest", "replay", "worker"},
 
+	"approvals":               {"approval"},
 	"automatic_changes":       {"automatic"},
 	"automatic_switches":      {"automatic"},
 	"circuit_breakers":        {"breaker"},

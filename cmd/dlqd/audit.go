@@ -89,7 +89,7 @@ func newErase() *cobra.Command {
 			in.Actor = actor()
 			c.timeout = bulkTimeout
 			var out api.EraseAnswer
-			if err := c.call(cmd, http.MethodPost, "/api/dlq/erasures", in, &out); err != nil || c.asJSON {
+			if err := c.confirmed(cmd, "/api/dlq/erasures", &in, &in.Expect, &out); err != nil || c.asJSON {
 				return err
 			}
 			if out.DryRun {
@@ -107,6 +107,7 @@ func newErase() *cobra.Command {
 	filter.register(cmd)
 	cmd.Flags().StringVar(&in.Note, "note", "", "why, such as the number of the request")
 	cmd.Flags().BoolVar(&in.DryRun, "dry-run", false, "only count the dead letters of the database")
+	registerExpect(cmd, &in.Expect)
 	return cmd
 }
 

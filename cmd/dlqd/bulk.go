@@ -51,6 +51,7 @@ func registerBulk(cmd *cobra.Command, in *api.BulkRequest, filter *filterFlags) 
 	cmd.Flags().StringVar(&in.Note, "note", "", "why")
 	cmd.Flags().BoolVar(&in.All, "all", false, "choose every dead letter")
 	cmd.Flags().BoolVar(&in.DryRun, "dry-run", false, "only say how many the flags choose")
+	registerExpect(cmd, &in.Expect)
 }
 
 // newBulk is a bulk action that has no form for one entry of its own: --id names one.
@@ -93,7 +94,7 @@ func (c *client) bulk(cmd *cobra.Command, in *api.BulkRequest, flags *filterFlag
 	}
 	c.timeout = bulkTimeout
 	var out api.BulkAnswer
-	if err := c.call(cmd, http.MethodPost, "/api/dlq/bulk", in, &out); err != nil || c.asJSON {
+	if err := c.confirmed(cmd, "/api/dlq/bulk", in, &in.Expect, &out); err != nil || c.asJSON {
 		return err
 	}
 	if !out.DryRun {

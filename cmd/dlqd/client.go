@@ -92,7 +92,32 @@ func (c *client) raw(cmd *cobra.Command, method, path string, in any) ([]byte, e
 		return nil, err
 	}
 	defer func() { _ = response.Body.Close() }()
-	return io.ReadAll(response.Body)
+	answer, err := io.ReadAll(response.Body)
+	if err != nil || response.StatusCode != http.StatusAccepted || !strings.HasPrefix(response.Header.Get("Location"), api.ApprovalsPath) {
+		return answer, err
+	}
+	var asked api.Asked
+	if err := json.Unmarshal(answer, &asked); err != nil || asked.Approval == nil {
+		return nil, fmt.Errorf("the API asked for an approval, and did not say which: %w", err)
+	}
+	if c.asJSON {
+		_, _ = cmd.OutOrStdout().Write(append(bytes.TrimSpace(answer), '\n'))
+	}
+	return nil, &askedError{asked.Approval}
+}
+
+// apiError is what the API says is wrong.
+type apiError struct {
+	status  int
+	problem huma.ErrorModel
+}
+
+func (e *apiError) Error() string {
+	said := []string{e.problem.Detail}
+	for _, detail := range e.problem.Errors {
+		said = append(said, detail.Location+": "+detail.Message)
+	}
+	return strings.ReplaceAll(strings.Join(said, "; "), `"all": true`, "--all")
 }
 
 // token is what this client shows of itself; empty for nothing.
@@ -178,15 +203,11 @@ func (c *client) do(cmd *cobra.Command, method, path string, body io.Reader) (*h
 	if err != nil {
 		return nil, err
 	}
-	var problem huma.ErrorModel
-	if json.Unmarshal(raw, &problem) != nil || problem.Detail == "" {
+	refused := &apiError{status: response.StatusCode}
+	if json.Unmarshal(raw, &refused.problem) != nil || refused.problem.Detail == "" {
 		return nil, fmt.Errorf("the API answered %s", response.Status)
 	}
-	said := []string{problem.Detail}
-	for _, e := range problem.Errors {
-		said = append(said, e.Location+": "+e.Message)
-	}
-	return nil, errors.New(strings.ReplaceAll(strings.Join(said, "; "), `"all": true`, "--all"))
+	return nil, refused
 }
 
 func table(cmd *cobra.Command, header string) (w *tabwriter.Writer, row func(cells ...any)) {

@@ -77,6 +77,7 @@ func TestFlags_ofTheAPIsCommandsAreActedOnOrRefused(t *testing.T) {
 	t.Parallel()
 	needs := map[string][]string{
 		"send": {"--kind", "k"}, "automatic on": {"--all"}, "automatic off": {"--all"}, "automatic reset": {"--all"},
+		"approvals approve": {"--expect", "6"},
 	}
 	tried := 0
 	eachCommand(newRoot(t.Context()), func(cmd *cobra.Command) {

@@ -33,6 +33,7 @@ const (
 	exitHeld     = 4 // another dlqd holds the data directory
 	exitStopped  = 5 // stopped before running jobs had finished; they run again
 	exitNoServer = 6 // no Postgres is installed
+	exitAsked    = 7 // it needs a second person, who was asked
 )
 
 // How long a stop that a second signal cut short may still take.
@@ -60,7 +61,10 @@ func main() {
 func exitCode(err error) int {
 	var held *postgres.HeldError
 	var usage *usageError
+	var asked *askedError
 	switch {
+	case errors.As(err, &asked):
+		return exitAsked
 	case errors.As(err, &usage):
 		return exitUsage
 	case errors.Is(err, postgres.ErrSchemaOld):
@@ -119,7 +123,7 @@ func newRoot(hard context.Context) *cobra.Command {
 	add("use", newSend(), newList(), newShow(), newReplay(), newReplays(), newMove("discard", "Archive a dead letter whose work is not wanted any more"),
 		newMove("resolve", "Close a parked dead letter whose work was done outside dlqd"), newMove("park", "Take a pending dead letter out of the automatic path"),
 		newMove("unpark", "Return a parked dead letter to the automatic path"),
-		newMove("reopen", "Put a closed dead letter in front of a person again"), newReclassify(), newAutomatic(), newBreakers(), newQueues(), newStats(), newAudit(), newErase(), newErasures(), newLogin(), newLogout(), newWhoami())
+		newMove("reopen", "Put a closed dead letter in front of a person again"), newReclassify(), newAutomatic(), newBreakers(), newQueues(), newStats(), newAudit(), newErase(), newErasures(), newApprovals(), newLogin(), newLogout(), newWhoami())
 	add("use", newBulks()...)
 	add("policy", newConfig())
 	add("database", newMigrate(), newGrants(), newAttach(), newDetach(), newArchive(), newCapture(), newTokens(), newDoctor(), newPsql(), newOpenAPI())

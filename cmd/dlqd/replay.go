@@ -148,7 +148,7 @@ func newReplay() *cobra.Command { //nolint:gocognit // flags, one after the othe
 				many.Order = "newest"
 			}
 			var answer api.ReplayAnswer
-			if err := c.call(cmd, http.MethodPost, "/api/dlq/replay", many, &answer); err != nil || c.asJSON {
+			if err := c.confirmed(cmd, "/api/dlq/replay", &many, &many.Expect, &answer); err != nil || c.asJSON {
 				return err
 			}
 			if answer.Preview != nil {
@@ -169,6 +169,7 @@ func newReplay() *cobra.Command { //nolint:gocognit // flags, one after the othe
 	flags.StringVar(&payload, "payload", "", "with an ID: JSON to send in place of the payload; the original is kept")
 	flags.BoolVar(&many.All, "all", false, "choose every dead letter that can be replayed")
 	flags.BoolVar(&many.DryRun, "dry-run", false, "only say what it would do")
+	registerExpect(cmd, &many.Expect)
 	flags.IntVar(&many.BatchSize, "batch-size", 100, "entries in one transaction")
 	flags.Float64Var(&many.Rate, "rate", 0, "entries a second; 0 for as fast as it goes")
 	flags.IntVar(&many.Concurrency, "concurrency", 0, "redeliveries under way at once; 0 for no limit")

@@ -1,5 +1,5 @@
 -- What operators, the API and DLQ workers call. Each function says who moves what and why, and returns what it did;
--- errors carry a SQLSTATE: DLQ01 the move is not allowed, DLQ02 there is no such entry, DLQ03 an equal job is live.
+-- errors carry a SQLSTATE: DLQ01 the move is not allowed, DLQ02 there is no such entry, DLQ03 an equal job is live, DLQ07 it needs a second person.
 
 -- What the application left in a job's metadata, less what speaks of the old job; a job's metadata must be an object.
 CREATE OR REPLACE FUNCTION dlq.carried_metadata(p_metadata jsonb) RETURNS jsonb
@@ -227,6 +227,9 @@ BEGIN
     END IF;
     p_payload := coalesce(p_payload, p_payload_text::jsonb);
     PERFORM dlq.check_destination(jsonb_build_object('ids', jsonb_build_array(p_id)), p_destination);
+    PERFORM dlq.require_approval(ARRAY['replay'] || CASE WHEN p_payload IS NOT NULL THEN '{patch}' ELSE '{}' END::text[] || CASE WHEN p_destination IS NOT NULL THEN '{redirect}' ELSE '{}' END::text[], 'replay',
+        jsonb_build_object('filter', jsonb_build_object('ids', jsonb_build_array(p_id))) || CASE WHEN p_destination IS NOT NULL THEN jsonb_build_object('toDestination', p_destination) ELSE '{}' END
+            || CASE WHEN p_payload IS NOT NULL THEN jsonb_build_object('patch', jsonb_build_array(jsonb_build_object('op', 'replace', 'path', '', 'value', p_payload))) ELSE '{}' END);
     IF p_payload IS NOT NULL THEN
         UPDATE dlq.dead_letter_queue SET
             edited_event = CASE WHEN job_kind <> 'dlqd_message' THEN p_payload

@@ -69,10 +69,13 @@ BEGIN
             RAISE EXCEPTION 'filter: maxAge % is negative', p_filter ->> 'maxAge' USING ERRCODE = 'DLQ04';
         END IF;
     END LOOP;
+    IF dlq.approved() IS NOT NULL THEN
+        v_where := v_where || format(' AND e.id IN (SELECT x.entry_id FROM dlq.approval_entries x WHERE x.approval_id = %L)', dlq.approved());
+    END IF;
     RETURN v_where || dlq.scope_where(dlq.scope());
 END
 $$;
-COMMENT ON FUNCTION dlq.filter_where IS 'The condition of a filter, on a row e and the filter as parameter $1: of what is in the scope of the caller (dlq.scope).';
+COMMENT ON FUNCTION dlq.filter_where IS 'The condition of a filter, on a row e and the filter as parameter $1: of what is in the scope of the caller (dlq.scope) and, where dlqd carries out an approval, of what that froze.';
 
 -- find_ids walks entries in id order, so that a caller goes on after the last one it got. (It and dlq.preview work as the schema's owner:
 -- filters ask what their caller may not read.)
@@ -206,6 +209,10 @@ BEGIN
     IF v_unworked <> '{}' AND NOT p_force THEN
         RAISE EXCEPTION 'replay: nobody works these queues: %', array_to_string(v_unworked, ', ') USING ERRCODE = 'DLQ05', HINT = 'Start what works them, send the redeliveries to another queue, or replay with force.';
     END IF;
+    PERFORM dlq.require_approval(ARRAY['replay'] || CASE WHEN p_patch IS NOT NULL OR p_merge_patch IS NOT NULL THEN '{patch}' ELSE '{}' END::text[]
+            || CASE WHEN p_queue IS NOT NULL OR p_destination IS NOT NULL THEN '{redirect}' ELSE '{}' END::text[], 'replay',
+        jsonb_build_object('filter', v_filter) || jsonb_strip_nulls(jsonb_build_object('queue', p_queue, 'toDestination', p_destination)) || CASE WHEN p_patch IS NOT NULL THEN jsonb_build_object('patch', p_patch) ELSE '{}' END
+            || CASE WHEN p_merge_patch IS NOT NULL THEN jsonb_build_object('mergePatch', p_merge_patch) ELSE '{}' END || CASE WHEN p_all THEN '{"all": true}' ELSE '{}' END::jsonb);
     -- Chosen now, once: what comes to match the filter later is not drawn in, and what does not match any more is in the report.
     -- Entries of one ordering key go one after the other, in the order of their messages, whatever order they failed in.
     v_chosen := dlq.filter_where(v_filter) || ' AND (e.stage <> ''inbox'' OR NOT dlq.is_repeat(e.river_job_id, e.job_created_at))';
@@ -221,6 +228,9 @@ BEGIN
     INSERT INTO dlq.replay_runs (id, filter, newest_first, batch_size, rate, concurrency, patch, merge_patch, queue, destination, force, stop_at, stop_of, note, actor, total, origin, scope)
     VALUES (v_id, v_filter, p_newest_first, p_batch_size, p_rate, p_concurrency, p_patch, p_merge_patch, p_queue, p_destination, p_force, p_stop_at, p_stop_of, p_note, dlq.actor(p_actor), v_total, dlq.origin(dlq.actor(p_actor), p_actor), dlq.scope());
     PERFORM dlq.record_act('replay run ' || v_id, 'started', p_actor, p_note, jsonb_build_object('entries', v_total));
+    IF dlq.approved() IS NOT NULL THEN
+        PERFORM dlq.end_approval(dlq.approved(), v_total, v_id);
+    END IF;
     PERFORM dlq.wake();
     RETURN v_id;
 END
@@ -422,6 +432,7 @@ BEGIN
         RAISE EXCEPTION 'there is no action %', p_action USING ERRCODE = 'DLQ04', HINT = 'There are discard, resolve, park, unpark, reopen, assign, tag, note and purge.';
     END IF;
     p_args := jsonb_strip_nulls(p_args);
+    PERFORM dlq.require_approval_to(p_action, p_args, jsonb_build_object('ids', to_jsonb(p_ids)), false);
     IF p_action IN ('tag', 'park') AND EXISTS (SELECT FROM jsonb_array_elements_text(p_args -> 'tags') t WHERE t !~ '^[A-Za-z0-9_][A-Za-z0-9_-]{1,253}[A-Za-z0-9_]$') THEN
         RAISE EXCEPTION 'a tag must be 3 to 255 letters, digits, _ and -, and neither start nor end with -' USING ERRCODE = 'DLQ04', HINT = 'River refuses others, and so redeliveries with them.';
     END IF;
@@ -494,6 +505,7 @@ BEGIN
     IF dlq.chooses_all(p_filter) AND NOT p_all THEN
         RAISE EXCEPTION '%: an empty filter chooses every entry', p_action USING ERRCODE = 'DLQ04', HINT = 'Say so with p_all => true.';
     END IF;
+    PERFORM dlq.require_approval_to(p_action, p_args, p_filter, p_all);
     v_ids := ARRAY(SELECT dlq.find_ids(p_filter, p_limit, p_after, false, p_below));
     looked := cardinality(v_ids);
     last := v_ids[looked];

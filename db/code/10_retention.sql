@@ -295,6 +295,7 @@ DECLARE
     v_since timestamptz := dlq.closed_since(p_ids);
     v_ids   uuid[];
 BEGIN
+    PERFORM dlq.require_approval_to('purge', '{}', jsonb_build_object('ids', to_jsonb(p_ids)), false);
     v_ids := ARRAY(
         SELECT e.id FROM dlq.dead_letter_queue e
         WHERE e.id = ANY (dlq.ids_in_scope(p_ids)) AND e.status IN ('dlq_resolved', 'dlq_archived') AND e.closed_at >= v_since
@@ -357,6 +358,9 @@ BEGIN
     GET DIAGNOSTICS v_count = ROW_COUNT;
     DELETE FROM dlq.replay_runs r WHERE r.id = ANY (v_runs) AND NOT EXISTS (SELECT FROM dlq.replay_run_entries e WHERE e.run_id = r.id);
     DELETE FROM dlq.circuit_breaker_changes c WHERE c.id IN (SELECT d.id FROM dlq.circuit_breaker_changes d WHERE d.at < p_now - interval '1100 days' ORDER BY d.id LIMIT p_limit);
+    DELETE FROM dlq.approval_entries e
+    WHERE (e.approval_id, e.entry_id) IN (SELECT d.approval_id, d.entry_id FROM dlq.approvals a JOIN dlq.approval_entries d ON d.approval_id = a.id WHERE a.ended_at < p_now - interval '400 days' LIMIT p_limit);
+    DELETE FROM dlq.approvals a WHERE a.ended_at < p_now - interval '400 days' AND NOT EXISTS (SELECT FROM dlq.approval_entries e WHERE e.approval_id = a.id);
     -- A gate or a pace that is not there begins anew.
     DELETE FROM dlq.gates g WHERE greatest(g.started_at, g.until) < p_now - interval '30 days';
     DELETE FROM dlq.paces p WHERE p.free_at < p_now - interval '1 day';
@@ -364,7 +368,7 @@ BEGIN
     RETURN v_count;
 END
 $$;
-COMMENT ON FUNCTION dlq.forget_old IS 'Deletes reports of replay runs 400 days after they ended, up to p_limit entries of them, changes of circuit breakers and findings of the reconciler after 1,100 days, and gates and paces that nobody uses. Returns how many entries of runs.';
+COMMENT ON FUNCTION dlq.forget_old IS 'Deletes reports of replay runs and requests for approval 400 days after they ended, up to p_limit entries of each, changes of circuit breakers and findings of the reconciler after 1,100 days, and gates and paces that nobody uses. Returns how many entries of runs.';
 
 CREATE OR REPLACE FUNCTION dlq.refuse_recent() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$

@@ -205,6 +205,7 @@ DECLARE
                              WHERE jsonb_typeof(v.value) IN ('string', 'number') AND length(v.value #>> '{}') > 2);
     v_runs   uuid[];
     v_live   integer;
+    v_asked  integer;
 BEGIN
     v_runs := ARRAY(
         SELECT r.id FROM dlq.replay_runs r
@@ -220,10 +221,21 @@ BEGIN
         patch = CASE WHEN r.patch IS NOT NULL THEN '{"erased": true}' END::jsonb, merge_patch = CASE WHEN r.merge_patch IS NOT NULL THEN '{"erased": true}' END::jsonb, note = NULL
     WHERE r.id = ANY (v_runs) AND r.status IN ('completed', 'cancelled'); -- a stopped one can go on
     SELECT count(*) INTO v_live FROM dlq.replay_runs r WHERE r.id = ANY (v_runs) AND r.status NOT IN ('completed', 'cancelled');
-    RETURN v_live;
+    -- Requests for approval name people as runs do.
+    WITH named AS MATERIALIZED (
+        SELECT a.id FROM dlq.approvals a
+        WHERE a.id IS DISTINCT FROM dlq.approved() AND a.request ->> 'erased' IS NULL
+          AND (EXISTS (SELECT FROM jsonb_path_query(a.request, 'strict $.**') v (value) WHERE jsonb_typeof(v.value) IN ('string', 'number') AND v.value #>> '{}' = ANY (v_values))
+               OR EXISTS (SELECT FROM unnest(v_values) v WHERE position(v IN concat_ws(' ', a.note, a.decision, a.problem)) > 0)
+               OR (a.request ?| '{patch,mergePatch}' OR a.request -> 'filter' ?| '{payload,subscriberId,tags}') AND EXISTS (SELECT FROM dlq.approval_entries e WHERE e.approval_id = a.id AND e.entry_id = ANY (p_ids)))
+        ORDER BY a.id FOR UPDATE
+    ), blanked AS (
+        UPDATE dlq.approvals a SET request = '{"erased": true}', note = NULL, decision = NULL, problem = NULL WHERE a.id IN (SELECT n.id FROM named n) AND a.ended_at IS NOT NULL RETURNING a.id
+    ) SELECT count(*) INTO v_asked FROM named n WHERE n.id NOT IN (SELECT b.id FROM blanked b);
+    RETURN v_live + v_asked;
 END
 $$;
-COMMENT ON FUNCTION dlq.erase_runs IS 'Takes filter values, patches and notes out of replay runs that name whom a filter names, or were about these entries. Returns how many of them have not ended, and were left.';
+COMMENT ON FUNCTION dlq.erase_runs IS 'Takes filter values, patches and notes out of replay runs, and requests for approval, that name whom a filter names, or were about these entries. Returns how many of them have not ended, and were left.';
 
 -- erase_entries takes jobs, then entries, as redeliveries do, and waits for neither: what somebody holds is left, and counted as
 -- under way. Open and failed entries are archived: there is nothing left to redeliver.
@@ -292,6 +304,7 @@ BEGIN
         RAISE EXCEPTION 'erase: an empty filter chooses everybody''s data' USING ERRCODE = 'DLQ04', HINT = 'Name whose: {"payload": {"customer": "cus_81"}}, {"subscriberId": "cus_81"} or {"tags": ["cus_81"]}.';
     END IF;
     PERFORM dlq.filter_where(p_filter);
+    PERFORM dlq.require_approval('{erase}', 'erase', jsonb_build_object('filter', p_filter));
     INSERT INTO dlq.erasures (id, actor, origin, note, filter_sha256, fields)
     VALUES (v_id, dlq.actor(p_actor), dlq.origin(dlq.actor(p_actor), p_actor), p_note, encode(sha256(convert_to(p_filter::text, 'UTF8')), 'hex'), ARRAY(SELECT jsonb_object_keys(p_filter)));
     RETURN v_id;
@@ -309,6 +322,7 @@ DECLARE
 BEGIN
     PERFORM dlq.require_admin('erase');
     PERFORM dlq.require_everything('erase');
+    PERFORM dlq.require_approval('{erase}', 'erase', jsonb_build_object('filter', p_filter)); -- more may have come
     SELECT * INTO STRICT v_record FROM dlq.erasures r WHERE r.id = p_erasure;
     IF v_record.filter_sha256 <> encode(sha256(convert_to(p_filter::text, 'UTF8')), 'hex') THEN
         RAISE EXCEPTION 'erasure %: began with another filter', p_erasure USING ERRCODE = 'DLQ04', HINT = 'dlq.erase_begin makes the record of this one.';

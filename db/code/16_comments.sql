@@ -35,6 +35,7 @@ BEGIN
             ('^job_facts_job$', 'The facts of a job, in their order.'),
             ('^ordered_jobs_job_id', 'The place of a job.'),
             ('^tokens_hash', 'Finds a token.'),
+            ('^approvals_open$', 'Requests about which nobody has decided, or that are to be carried out.'),
             ('^replay_runs_active$', 'Runs that have something to do.'),
             ('^replay_run_entries_outcome$', 'Reports: how many ended how.'),
             ('^replay_run_entries_under_way$', 'How many redeliveries of a run are under way.'),

@@ -1,5 +1,5 @@
 -- name: FindToken :one
-SELECT t.id, t.name, t.role, t.queues, t.kinds, t.sources, t.used_at
+SELECT t.id, t.name, t.role, t.queues, t.kinds, t.sources, t.used_at, t.created_by
 FROM dlq.tokens t
 WHERE t.hash = @hash AND (t.expires_at IS NULL OR t.expires_at > now()) AND (t.revoked_at IS NULL OR t.revoked_at > now());
 

@@ -36,6 +36,13 @@ SELECT dlq.uuid_v7()::uuid AS id;
 -- name: Preview :many
 SELECT p.queue::text AS queue, p.error_type::text AS error_type, p.age::text AS age, p.entries::bigint AS entries FROM dlq.preview(@filter::jsonb) p;
 
+-- name: CountUpTo :one
+-- How many entries a filter chooses, up to a number: those of a replay run, or all.
+SELECT count(*) FROM dlq.find_ids(CASE WHEN @replayable::boolean THEN dlq.replayable(@filter::jsonb) ELSE @filter::jsonb END, @most::integer);
+
+-- name: Count :one
+SELECT coalesce(sum(p.entries), 0)::bigint AS entries FROM dlq.preview(CASE WHEN @replayable::boolean THEN dlq.replayable(@filter::jsonb) ELSE @filter::jsonb END) p;
+
 -- name: Replay :one
 SELECT dlq.replay(@id::uuid, @actor::text, nullif(@note::text, ''), NULL, @force::boolean, nullif(@destination::text, ''), nullif(@payload::text, ''))::bigint AS job;
 
@@ -75,8 +82,8 @@ SELECT dlq.record_act('export', 'revealed', @actor::text, @note::text,
 SELECT dlq.chooses_all(@filter::jsonb)::boolean AS everything;
 
 -- name: PublishPolicy :exec
--- Tells the database which policy is in force, for what people do by SQL.
-INSERT INTO dlq.settings AS s (key, value) VALUES ('policy_version', @version::text)
+-- Tells the database which policy is in force, for what people do by SQL, and what of that needs a second person.
+INSERT INTO dlq.settings AS s (key, value) VALUES ('policy_version', @version::text), ('approvals', @approvals::text)
 ON CONFLICT (key) DO UPDATE SET value = excluded.value, updated_at = now() WHERE s.value <> excluded.value;
 
 -- name: RecordAct :exec

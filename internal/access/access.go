@@ -79,6 +79,8 @@ type Principal struct {
 	Name   string // the actor of the audit trail
 	Via    string
 	Grants []Grant
+	// TokenBy made the token by which they are known; empty where they are known otherwise.
+	TokenBy string
 }
 
 // Anybody is who calls a dlqd that asks nobody who they are.

@@ -156,5 +156,5 @@ func (s *Store) find(ctx context.Context, hash []byte) (*Principal, error) {
 			return nil, err
 		}
 	}
-	return &Principal{Name: row.Name, Via: ViaToken, Grants: []Grant{{Role: Role(row.Role), Queues: row.Queues, Kinds: row.Kinds, Sources: row.Sources}}}, nil
+	return &Principal{Name: row.Name, Via: ViaToken, TokenBy: row.CreatedBy, Grants: []Grant{{Role: Role(row.Role), Queues: row.Queues, Kinds: row.Kinds, Sources: row.Sources}}}, nil
 }

@@ -38,6 +38,10 @@ var needs = map[string]need{
 	"start-replay": {access.Operator, true}, "pause-replay": {access.Operator, true}, "resume-replay": {access.Operator, true},
 	"cancel-replay": {access.Operator, true}, "set-replay-rate": {access.Operator, true},
 
+	// To approve what takes an admin takes one, too: see decide.
+	"list-approvals": {access.Operator, true}, "get-approval": {access.Operator, true}, "approve": {access.Operator, true}, "refuse": {access.Operator, true},
+	"withdraw": {access.Operator, true},
+
 	"search-audit": {access.Reader, true}, "list-erasures": {access.Reader, false}, "erase": {access.Admin, false},
 	"list-queues": {access.Reader, true}, "pause-queue": {access.Operator, true}, "resume-queue": {access.Operator, true},
 	"list-circuit-breakers": {access.Reader, true}, "open-circuit-breaker": {access.Operator, true}, "reset-circuit-breaker": {access.Operator, true},

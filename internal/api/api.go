@@ -24,6 +24,7 @@ import (
 
 	"github.com/dlqd/dlqd/internal/access"
 	"github.com/dlqd/dlqd/internal/analytics"
+	"github.com/dlqd/dlqd/internal/approval"
 	"github.com/dlqd/dlqd/internal/archive"
 	"github.com/dlqd/dlqd/internal/breaker"
 	"github.com/dlqd/dlqd/internal/deadletter"
@@ -71,6 +72,7 @@ type Config struct {
 	Parked       func([]worker.Parked)    // is told of entries that a reclassification parked; nil for nobody
 	Breakers     *breaker.Breakers
 	Replayer     *replay.Replayer
+	Approvals    *approval.Store
 	River        *river.Client[pgx.Tx] // to see queues and pause them; it works none
 	Access       *access.Authenticator // nil: nobody is asked who they are
 	Metrics      *metrics.Metrics
@@ -146,6 +148,7 @@ func build(config Config) (*service, *http.ServeMux, huma.API) {
 		{Name: "capture", Description: "How failures become dead letters, and what was missed."},
 		{Name: "replay runs", Description: "Send many dead letters back, at a pace, and see how it goes."},
 		{Name: "analytics", Description: "What happens to dead letters over time, from rollups of the audit trail."},
+		{Name: "approvals", Description: "What needs a second person."},
 		{Name: "audit", Description: "Who did what, and erasure of somebody's data."},
 		{Name: "queues", Description: "See queues, pause and resume them."},
 		{Name: "circuit breakers", Description: "See and steer what keeps deliveries from a destination that is in trouble."},
@@ -159,6 +162,7 @@ func build(config Config) (*service, *http.ServeMux, huma.API) {
 	s.registerBulk(api)
 	s.registerAnalytics(api)
 	s.registerAudit(api)
+	s.registerApprovals(api)
 	s.registerQueues(api)
 	s.registerAutomatic(api)
 	s.registerCapture(api)

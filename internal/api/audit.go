@@ -3,6 +3,7 @@ package api
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
 	"strconv"
@@ -12,6 +13,8 @@ import (
 	"github.com/danielgtaylor/huma/v2"
 	"github.com/google/uuid"
 
+	"github.com/dlqd/dlqd/internal/approval"
+	"github.com/dlqd/dlqd/internal/archive"
 	"github.com/dlqd/dlqd/internal/deadletter"
 )
 
@@ -47,6 +50,7 @@ type EraseRequest struct {
 	Note   string      `json:"note" minLength:"1" maxLength:"4000" doc:"Why, such as the number of the request."`
 	Actor  string      `json:"actor,omitempty" maxLength:"255" doc:"Who does it; \"api\" if absent."`
 	DryRun bool        `json:"dryRun,omitempty" doc:"Only count the entries of the database."`
+	Expect *int64      `json:"expect,omitempty" minimum:"0" doc:"How many entries of the database it is to touch: required above the policy's expectAbove, and refused (409) where it is otherwise."`
 }
 
 // EraseAnswer is the record of an erasure, or what a dry run counted.
@@ -84,7 +88,7 @@ func (s *service) registerAudit(api huma.API) {
 		Summary: "Erase somebody's data from open and closed entries, their jobs, and the archive",
 		Description: "Payloads, error texts, metadata, subscriber, tags and notes go; open and failed entries are archived. The record says that it was done, and not whose data it was. " +
 			"Entries with a redelivery under way are left and counted: erase again when it has ended. Answers when all is done; one that is cut short is done again.",
-		Errors: []int{422, 503},
+		Errors: []int{409, 422, 503},
 	}
 	record := deadletter.Erasure{ID: id, At: noon, Actor: "kim", DBUser: "dlqd", FilterSHA256: "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08", Fields: []string{"payload"}, Entries: 3, Jobs: 2}
 	example(&erase, http.StatusOK, EraseAnswer{Erasure: record})
@@ -157,23 +161,17 @@ func (s *service) erase(ctx context.Context, in *eraseInput) (*eraseOutput, erro
 		}
 		return out, nil
 	}
-	act := (&Action{Actor: in.Body.Actor, Note: in.Body.Note}).act(ctx)
-	record, err := s.Store.Erase(ctx, filter, act)
-	if err != nil {
-		return nil, s.problem(ctx, err)
+	if err := s.expected(ctx, filter, false, in.Body.Expect); err != nil {
+		return nil, err
 	}
-	jobs := int64(0)
-	if s.Archive != nil {
-		at := s.Archive.String()
-		done, err := s.Archive.Erase(ctx, s.Store, record.ID, filter)
-		if err != nil {
-			s.Logger.Error("an erasure is not done: its archives", "erasure", record.ID, "error", err)
-			return nil, huma.Error503ServiceUnavailable("the data was erased from the database, but not from all of the archive; erase again. The log says what failed")
-		}
-		record.Archived, record.Archives, record.Archive, jobs = done.Entries, done.Units, &at, done.Jobs
-	}
-	if err := s.Store.FinishErasure(ctx, &record, jobs); err != nil {
-		return nil, s.problem(ctx, err)
+	action := &Action{Actor: in.Body.Actor, Note: in.Body.Note}
+	record, err := archive.EraseEverywhere(ctx, s.Store, s.Archive, filter, action.act(ctx))
+	switch {
+	case errors.Is(err, archive.ErrNotAll):
+		s.Logger.Error("an erasure is not done: its archives", "error", err)
+		return nil, huma.Error503ServiceUnavailable(archive.ErrNotAll.Error() + ". The log says what failed")
+	case err != nil:
+		return nil, s.ask(ctx, err, approval.Erase, approval.Erasure{Filter: filter}, action)
 	}
 	return &eraseOutput{Body: EraseAnswer{Erasure: record}}, nil
 }

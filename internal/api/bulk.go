@@ -15,6 +15,8 @@ import (
 
 	"github.com/danielgtaylor/huma/v2"
 
+	"github.com/dlqd/dlqd/internal/access"
+	"github.com/dlqd/dlqd/internal/approval"
 	"github.com/dlqd/dlqd/internal/deadletter"
 	"github.com/dlqd/dlqd/internal/message"
 )
@@ -30,6 +32,7 @@ type BulkRequest struct {
 	Assignee string      `json:"assignee,omitempty" maxLength:"255" doc:"assign: who looks after them; nobody if absent."`
 	Tags     []string    `json:"tags,omitempty" maxItems:"32" doc:"tag: added to theirs."`
 	Force    bool        `json:"force,omitempty" doc:"purge: open and failed entries too."`
+	Expect   *int64      `json:"expect,omitempty" minimum:"0" doc:"How many entries it is to touch: required above the policy's expectAbove (but to assign, tag and note), and refused (409) where it is otherwise."`
 }
 
 // BulkAnswer says what a bulk action came to.
@@ -61,8 +64,8 @@ func (s *service) registerBulk(api huma.API) {
 		OperationID: "bulk", Method: http.MethodPost, Path: "/api/dlq/bulk", Tags: tags,
 		Summary: "Do one thing to many dead letters",
 		Description: "Discard, resolve, park, unpark, reopen, assign, tag, note or purge those that a filter chooses. It answers when all are done; a request that is cut off has " +
-			"done a part. Entries whose state does not allow it are left alone.",
-		Errors: []int{400, 422, 503},
+			"done a part. Entries whose state does not allow it are left alone. To purge takes an admin.",
+		Errors: []int{400, 409, 422, 503},
 	}
 	example(&bulk, http.StatusOK, BulkAnswer{Chosen: 812, Changed: 810})
 	huma.Register(api, bulk, s.bulk)
@@ -84,6 +87,11 @@ func (s *service) bulk(ctx context.Context, in *bulkInput) (*bulkOutput, error) 
 	filter, err := json.Marshal(body.Filter)
 	if err != nil {
 		return nil, huma.Error422UnprocessableEntity(err.Error())
+	}
+	if body.Do == "purge" {
+		if ctx, err = s.limitTo(ctx, need{access.Admin, true}); err != nil {
+			return nil, err
+		}
 	}
 	for _, field := range []struct {
 		name, of string
@@ -114,13 +122,17 @@ func (s *service) bulk(ctx context.Context, in *bulkInput) (*bulkOutput, error) 
 		}
 		return out, nil
 	}
-	args, err := json.Marshal(map[string]any{"assignee": body.Assignee, "tags": body.Tags, "force": body.Force})
-	if err != nil {
-		return nil, huma.Error422UnprocessableEntity(err.Error())
+	switch body.Do {
+	case "assign", "tag", "note":
+	default:
+		if err := s.expected(ctx, filter, false, body.Expect); err != nil {
+			return nil, err
+		}
 	}
-	looked, changed, err := s.Store.Bulk(ctx, deadletter.Bulk{Action: body.Do, Filter: filter, All: body.All, Args: args, Act: body.act(ctx)})
+	request := deadletter.Bulk{Action: body.Do, Filter: filter, All: body.All, Assignee: body.Assignee, Tags: body.Tags, Force: body.Force, Act: body.act(ctx)}
+	looked, changed, err := s.Store.Bulk(ctx, request)
 	if err != nil {
-		return nil, s.problem(ctx, err)
+		return nil, s.ask(ctx, err, approval.Bulk, request, &body.Action)
 	}
 	return &bulkOutput{Body: BulkAnswer{Chosen: int64(looked), Changed: int64(changed)}}, nil
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/danielgtaylor/huma/v2"
 	"github.com/google/uuid"
 
+	"github.com/dlqd/dlqd/internal/approval"
 	"github.com/dlqd/dlqd/internal/automatic"
 	"github.com/dlqd/dlqd/internal/deadletter"
 	"github.com/dlqd/dlqd/internal/message"
@@ -226,7 +227,7 @@ func (s *service) registerEntries(api huma.API) {
 		huma.Register(api, op, func(ctx context.Context, in *actionInput) (*movedOutput, error) {
 			id := uuid.MustParse(in.ID) // its format was checked
 			if err := a.run(ctx, id, in.Body.act(ctx)); err != nil {
-				return nil, s.problem(ctx, err)
+				return nil, s.ask(ctx, err, approval.Bulk, deadletter.Bulk{Action: a.name, Filter: onlyOf(id)}, in.Body)
 			}
 			return &movedOutput{Status: http.StatusOK, Body: Moved{ID: id, Status: a.to}}, nil
 		})
@@ -319,10 +320,16 @@ func (s *service) replayEntry(ctx context.Context, in *replayInput) (*replayedOu
 		Payload: in.Body.Payload, Patch: patch, Destination: in.Body.Destination, Force: in.Body.Force, Act: in.Body.act(ctx),
 	})
 	if err != nil {
-		return nil, s.problem(ctx, err)
+		if in.Body.Payload != nil { // as a run has it
+			patch.JSONPatch, _ = json.Marshal([]any{map[string]any{"op": "replace", "path": "", "value": in.Body.Payload}}) // it is JSON
+		}
+		return nil, s.ask(ctx, err, approval.Replay, replay.Request{Patch: patch, Filter: onlyOf(id), Destination: in.Body.Destination, Force: in.Body.Force}, &in.Body.Action)
 	}
 	return &replayedOutput{Status: http.StatusAccepted, Body: Replayed{Moved: Moved{ID: id, Status: deadletter.Processing}, JobID: job, Changes: changes}}, nil
 }
+
+// onlyOf is the filter that chooses one entry.
+func onlyOf(id uuid.UUID) json.RawMessage { return json.RawMessage(`{"ids":["` + id.String() + `"]}`) }
 
 func (s *service) stats(ctx context.Context, _ *struct{}) (*statsOutput, error) {
 	rows, err := s.Store.Backlog(ctx)

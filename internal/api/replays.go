@@ -12,6 +12,7 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/dlqd/dlqd/internal/access"
+	"github.com/dlqd/dlqd/internal/approval"
 	"github.com/dlqd/dlqd/internal/replay"
 )
 
@@ -47,6 +48,7 @@ type ReplayRequest struct {
 	Filter      EntryFilter       `json:"filter" doc:"Which entries; without a status, pending, manual and failed ones."`
 	All         bool              `json:"all,omitempty" doc:"An empty filter is meant to choose every entry."`
 	DryRun      bool              `json:"dryRun,omitempty" doc:"Only say what it would do."`
+	Expect      *int64            `json:"expect,omitempty" minimum:"0" doc:"How many entries it is to take: required above the policy's expectAbove, and refused (409) where it is otherwise."`
 	Order       string            `json:"order,omitempty" enum:"oldest,newest" doc:"Oldest first if absent."`
 	BatchSize   int               `json:"batchSize,omitempty" minimum:"1" maximum:"10000" default:"100" doc:"Entries sent back in one step; a run without rate and concurrency commits steps together, up to 500 entries."`
 	Rate        float64           `json:"rate,omitempty" minimum:"0" maximum:"1000000" doc:"Entries a second, 0.001 or more; as fast as it goes if absent."`
@@ -180,8 +182,8 @@ const maxRuns = 50
 func (s *service) startReplay(ctx context.Context, in *replayRunInput) (*replayAnswerOutput, error) {
 	body := cmp.Or(in.Body, &ReplayRequest{})
 	request := &replay.Request{
-		All: body.All, NewestFirst: body.Order == "newest", BatchSize: cmp.Or(body.BatchSize, defaultBatch), Rate: body.Rate, Concurrency: body.Concurrency,
-		Queue: body.Queue, Destination: body.Destination, Force: body.Force, StopAt: cmp.Or(body.StopAt, replay.DefaultStopAt), Act: body.act(ctx),
+		All: body.All, NewestFirst: body.Order == "newest", BatchSize: body.BatchSize, Rate: body.Rate, Concurrency: body.Concurrency,
+		Queue: body.Queue, Destination: body.Destination, Force: body.Force, StopAt: body.StopAt, Act: body.act(ctx),
 	}
 	var err error
 	if request.Filter, err = json.Marshal(body.Filter); err != nil {
@@ -200,9 +202,12 @@ func (s *service) startReplay(ctx context.Context, in *replayRunInput) (*replayA
 		}
 		return &replayAnswerOutput{Status: http.StatusOK, Body: ReplayAnswer{Preview: preview}}, nil
 	}
+	if err := s.expected(ctx, request.Filter, true, body.Expect); err != nil {
+		return nil, err
+	}
 	run, err := s.Replayer.Start(ctx, request)
 	if err != nil {
-		return nil, s.problem(ctx, err)
+		return nil, s.ask(ctx, err, approval.Replay, request, &body.Action)
 	}
 	return &replayAnswerOutput{Status: http.StatusAccepted, Body: ReplayAnswer{Run: run}}, nil
 }
@@ -231,9 +236,6 @@ func patchOf(operations []json.RawMessage, merge json.RawMessage) (replay.Patch,
 	}
 	return patch, nil
 }
-
-// defaultBatch is how many entries a run sends in one transaction, unless told otherwise.
-const defaultBatch = 100
 
 // run makes a change, if any, and answers with the run.
 func (s *service) run(ctx context.Context, text string, change func(uuid.UUID) error) (*runOutput, error) {

@@ -19,6 +19,28 @@ import (
 // retentionTimeout bounds how long an erasure waits for a round of retention to end.
 const retentionTimeout = time.Hour
 
+// ErrNotAll is of an erasure that was done in the database, and not in all of the archive.
+var ErrNotAll = errors.New("the data was erased from the database, but not from all of the archive; erase again")
+
+// EraseEverywhere takes the data of whoever a filter names out of the database, and out of the archive if there is one (a is not nil).
+// It returns the record of it.
+func EraseEverywhere(ctx context.Context, store *deadletter.Store, a *Archive, filter json.RawMessage, act deadletter.Act) (deadletter.Erasure, error) {
+	record, err := store.Erase(ctx, filter, act)
+	if err != nil {
+		return record, err
+	}
+	jobs := int64(0)
+	if a != nil {
+		at := a.String()
+		done, err := a.Erase(ctx, store, record.ID, filter)
+		if err != nil {
+			return record, fmt.Errorf("erasure %s: %w: %w", record.ID, ErrNotAll, err)
+		}
+		record.Archived, record.Archives, record.Archive, jobs = done.Entries, done.Units, &at, done.Jobs
+	}
+	return record, store.FinishErasure(ctx, &record, jobs)
+}
+
 // Erase takes the data of whoever a filter names out of every unit: of entries, what [deadletter.Store.Erase] takes out of
 // those in the database; of moves, the details. A unit that changes gets new files, then a manifest that names them and the
 // erasure, and then loses the old ones, so that it is whole at every moment. An erasure that is cut short is done again;

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 	"time"
@@ -27,14 +28,15 @@ var (
 	ErrInvalid    = errors.New("invalid request")
 	ErrUnhealthy  = errors.New("not now")
 	ErrForbidden  = errors.New("not for who asks")
+	ErrApproval   = errors.New("needs a second person")
 )
 
 // SQLSTATEs that dlqd's functions raise.
-var sqlStates = map[string]error{"DLQ01": ErrNotAllowed, "DLQ02": ErrNotFound, "DLQ03": ErrLiveJob, "DLQ04": ErrInvalid, "DLQ05": ErrUnhealthy, "DLQ06": ErrForbidden}
+var sqlStates = map[string]error{"DLQ01": ErrNotAllowed, "DLQ02": ErrNotFound, "DLQ03": ErrLiveJob, "DLQ04": ErrInvalid, "DLQ05": ErrUnhealthy, "DLQ06": ErrForbidden, "DLQ07": ErrApproval}
 
 // MoveError is a move that the database refused.
 type MoveError struct {
-	Kind   error // ErrNotFound, ErrNotAllowed, ErrLiveJob, ErrInvalid, ErrUnhealthy or ErrForbidden
+	Kind   error // ErrNotFound, ErrNotAllowed, ErrLiveJob, ErrInvalid, ErrUnhealthy, ErrForbidden or ErrApproval
 	Detail string
 	Hint   string
 }
@@ -71,7 +73,7 @@ func (s *Store) DB() postgres.DB { return s.db }
 func (s *Store) InTx(ctx context.Context, fn func(tx postgres.DB) error) error {
 	// One round trip for all. Whatever the role's default: what a worker reads after it has its locks must be what is committed by then.
 	return pgx.BeginTxFunc(ctx, s.pool, pgx.TxOptions{BeginQuery: "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL enable_seqscan = off; SET LOCAL jit = off"}, func(tx pgx.Tx) error {
-		if err := setOrigin(ctx, tx); err != nil {
+		if err := s.setOrigin(ctx, tx); err != nil {
 			return err
 		}
 		return fn(s.schemas.Rendered(tx))
@@ -563,13 +565,15 @@ func (s *Store) call(ctx context.Context, verb string, id uuid.UUID, act Act) er
 	})
 }
 
-// Bulk does one thing to every entry that a filter chooses now.
+// Bulk does one thing to every entry that a filter chooses now. As JSON it is what a request for approval is of.
 type Bulk struct {
-	Action string          // discard, resolve, park, unpark, reopen, assign, tag, note or purge
-	Filter json.RawMessage // see dlq.find
-	All    bool            // an empty filter is meant
-	Args   json.RawMessage // {"assignee": …}, {"tags": […]} or {"force": true}
-	Act    Act
+	Action   string          `json:"do"`            // discard, resolve, park, unpark, reopen, assign, tag, note or purge
+	Filter   json.RawMessage `json:"filter"`        // see dlq.find
+	All      bool            `json:"all,omitempty"` // an empty filter is meant
+	Assignee string          `json:"assignee,omitempty"`
+	Tags     []string        `json:"tags,omitempty"`
+	Force    bool            `json:"force,omitempty"` // purge: open and failed ones too
+	Act      Act             `json:"-"`
 }
 
 // bulkBatch is how many entries one transaction of a bulk action takes.
@@ -582,8 +586,12 @@ func (s *Store) Bulk(ctx context.Context, b Bulk) (looked, changed int, err erro
 	if err != nil {
 		return 0, 0, err
 	}
+	args, err := json.Marshal(map[string]any{"assignee": b.Assignee, "tags": b.Tags, "force": b.Force})
+	if err != nil {
+		return 0, 0, err
+	}
 	params := dbsqlc.ActWhereParams{
-		Action: b.Action, Filter: b.Filter, Actor: b.Act.Actor, Note: b.Act.Note, Args: b.Args, AllEntries: b.All, MaxEntries: bulkBatch, Below: below,
+		Action: b.Action, Filter: b.Filter, Actor: b.Act.Actor, Note: b.Act.Note, Args: args, AllEntries: b.All, MaxEntries: bulkBatch, Below: below,
 	}
 	for {
 		var row dbsqlc.ActWhereRow
@@ -638,6 +646,13 @@ func OnBehalfOf(ctx context.Context, who string) {
 	}
 }
 
+type approvalKey struct{}
+
+// WithApproval has what is done in ctx be that which an approval is for: it touches no entry that this did not freeze.
+func WithApproval(ctx context.Context, id uuid.UUID) context.Context {
+	return context.WithValue(ctx, approvalKey{}, id)
+}
+
 // Origin is from where a person acts; empty where nobody said so.
 func Origin(ctx context.Context) string {
 	if origin, ok := ctx.Value(originKey{}).(*string); ok {
@@ -647,15 +662,20 @@ func Origin(ctx context.Context) string {
 }
 
 // setOrigin tells the database from where a person acts, and to what they are limited, for the rest of a transaction.
-func setOrigin(ctx context.Context, tx pgx.Tx) error {
-	if err := postgres.SetScope(ctx, tx); err != nil {
+func (s *Store) setOrigin(ctx context.Context, tx pgx.Tx) error {
+	if err := s.schemas.SetScope(ctx, tx); err != nil {
 		return err
+	}
+	if id, ok := ctx.Value(approvalKey{}).(uuid.UUID); ok {
+		if _, err := tx.Exec(ctx, s.schemas.Render("SELECT set_config('dlq.approved', $1, true)"), id.String()); err != nil {
+			return err
+		}
 	}
 	origin := Origin(ctx)
 	if origin == "" {
 		return nil
 	}
-	_, err := tx.Exec(ctx, "SELECT set_config('dlq.origin', $1, true)", origin)
+	_, err := tx.Exec(ctx, s.schemas.Render("SELECT set_config('dlq.origin', $1, true)"), origin)
 	return err
 }
 
@@ -665,7 +685,7 @@ func (s *Store) move(ctx context.Context, run func(tx postgres.DB) error) error 
 	var err error
 	for range maxMoveTries {
 		err = pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
-			if err := setOrigin(ctx, tx); err != nil {
+			if err := s.setOrigin(ctx, tx); err != nil {
 				return err
 			}
 			return run(s.schemas.Rendered(tx))
@@ -740,20 +760,32 @@ func (s *Store) Preview(ctx context.Context, filter json.RawMessage) ([]Chosen, 
 	return rows, Named(err)
 }
 
+// CountUpTo counts up to so many of the entries that a filter chooses, or of those that a replay run takes.
+func (s *Store) CountUpTo(ctx context.Context, filter json.RawMessage, replay bool, most int64) (int64, error) {
+	n, err := s.queries.CountUpTo(ctx, dbsqlc.CountUpToParams{Filter: filter, Replayable: replay, Most: int32(min(most, math.MaxInt32))})
+	return n, Named(err)
+}
+
+// Count counts the entries that a filter chooses, or those that a replay run takes.
+func (s *Store) Count(ctx context.Context, filter json.RawMessage, replay bool) (int64, error) {
+	n, err := s.queries.Count(ctx, dbsqlc.CountParams{Filter: filter, Replayable: replay})
+	return n, Named(err)
+}
+
 // ChoosesAll reports whether a filter leaves no entry out: such a one is meant, or a mistake.
 func (s *Store) ChoosesAll(ctx context.Context, filter json.RawMessage) (bool, error) {
 	return s.queries.ChoosesAll(ctx, filter)
 }
 
-// PublishPolicy tells the database which version of the policy is in force.
-func (s *Store) PublishPolicy(ctx context.Context, version string) error {
-	return s.queries.PublishPolicy(ctx, version)
+// PublishPolicy tells the database which version of the policy is in force, and what needs a second person.
+func (s *Store) PublishPolicy(ctx context.Context, version string, approvals json.RawMessage) error {
+	return s.queries.PublishPolicy(ctx, dbsqlc.PublishPolicyParams{Version: version, Approvals: string(approvals)})
 }
 
 // Record leaves an audit row of what a person does to something that is no entry, in the transaction that do runs in.
 func (s *Store) Record(ctx context.Context, subject, what string, act Act, do func(tx pgx.Tx) error) error {
 	return pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
-		if err := setOrigin(ctx, tx); err != nil {
+		if err := s.setOrigin(ctx, tx); err != nil {
 			return err
 		}
 		if err := dbsqlc.New(s.schemas.Rendered(tx)).RecordAct(ctx, dbsqlc.RecordActParams{Subject: subject, Act: what, Actor: act.Actor, Note: act.Note}); err != nil {

@@ -1,9 +1,11 @@
 package policy
 
 import (
+	"encoding/json"
 	"fmt"
 	"net/netip"
 	"slices"
+	"time"
 
 	"github.com/dlqd/dlqd/internal/access"
 )
@@ -14,6 +16,36 @@ type Access struct {
 	Proxy          Proxy    `json:"proxy"          jsonschema:"description=A proxy that has users sign in."`
 	OIDC           OIDC     `json:"oidc"           jsonschema:"description=An OpenID Connect provider that has users sign in."`
 	Grants         []Grant  `json:"grants"         jsonschema:"description=What users may do\\, of all grants that name them. Tokens have their own."`
+	// Approvals are what is not done by one person alone.
+	Approvals   Approvals `json:"approvals"   jsonschema:"description=What needs a second person."`
+	ExpectAbove int64     `json:"expectAbove" jsonschema:"minimum=0,description=Replays\\, bulk operations and erasures of more dead letters than this say how many they expect (expect in the API; the command line asks)."`
+}
+
+// Approvals say what needs a second person, who has the role for it too.
+type Approvals struct {
+	Expire time.Duration  `json:"expire" jsonschema:"description=How long a request waits for one; 1m to 30d."`
+	Rules  []ApprovalRule `json:"rules"  jsonschema:"description=What needs one; nothing where there are none."`
+}
+
+// ApprovalRule has operations need a second person.
+type ApprovalRule struct {
+	Operations []string `json:"operations" jsonschema:"required,minItems=1,enum=replay,enum=patch,enum=redirect,enum=discard,enum=resolve,enum=purge,enum=erase,description=replay: also unparking\\, after which dlqd redelivers at once; patch: a replay with another payload; redirect: a replay to another queue or destination."`
+	Queues     []string `json:"queues"     jsonschema:"description=Patterns of queues; * stands for any text; none: every queue."`
+	Above      int64    `json:"above"      jsonschema:"minimum=0,description=For more dead letters of these queues than this; 0: for each."`
+}
+
+// Published is what the database knows of the approvals: dlq.require_approval.
+func (a Approvals) Published() (json.RawMessage, error) {
+	type rule struct {
+		Operations []string `json:"operations"`
+		Queues     []string `json:"queues,omitempty"`
+		Above      int64    `json:"above"`
+	}
+	rules := make([]rule, len(a.Rules))
+	for i, r := range a.Rules {
+		rules[i] = rule(r)
+	}
+	return json.Marshal(map[string]any{"rules": rules, "seconds": a.Expire.Seconds()})
 }
 
 // Proxy is a proxy before dlqd that has users sign in.
@@ -93,6 +125,17 @@ func (l *loader) checkAccess() {
 	}
 	if !slices.Contains(a.OIDC.Scopes, "openid") {
 		l.badf(file, "oidc.scopes", "must hold openid: without it there is no token that says who signed in")
+	}
+	l.checkRange(file, "approvals.expire", a.Approvals.Expire, time.Minute, maxDelay)
+	if len(a.Approvals.Rules) > 0 && len(a.Authentication) == 0 {
+		l.badf(file, "approvals.rules", "a second person cannot be told from the first where nobody is asked who they are: say how in authentication")
+	}
+	for i, r := range a.Approvals.Rules {
+		for _, pattern := range r.Queues {
+			if pattern == "" || len(pattern) > 255 {
+				l.badf(file, fmt.Sprintf("approvals.rules[%d].queues", i), "%q is no pattern: 1 to 255 characters, * stands for any text", pattern)
+			}
+		}
 	}
 	for i, g := range a.Grants {
 		at := fmt.Sprintf("grants[%d]", i)

@@ -41,7 +41,7 @@ func (r rendered) sql(sql string) string {
 }
 
 func (r rendered) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
-	if tx, err := scoped(ctx, r.db); err != nil {
+	if tx, err := r.schemas.scoped(ctx, r.db); err != nil {
 		return pgconn.CommandTag{}, err
 	} else if tx != nil {
 		return execScoped(ctx, tx, r.sql(sql), args)
@@ -50,7 +50,7 @@ func (r rendered) Exec(ctx context.Context, sql string, args ...any) (pgconn.Com
 }
 
 func (r rendered) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
-	if tx, err := scoped(ctx, r.db); err != nil {
+	if tx, err := r.schemas.scoped(ctx, r.db); err != nil {
 		return nil, err
 	} else if tx != nil {
 		return queryScoped(ctx, tx, r.sql(sql), args)
@@ -59,7 +59,7 @@ func (r rendered) Query(ctx context.Context, sql string, args ...any) (pgx.Rows,
 }
 
 func (r rendered) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
-	if tx, err := scoped(ctx, r.db); err != nil {
+	if tx, err := r.schemas.scoped(ctx, r.db); err != nil {
 		return failedRow{err}
 	} else if tx != nil {
 		return scopedRow{tx.QueryRow(ctx, r.sql(sql), args...), func(err error) error { return end(ctx, tx, err) }}

@@ -35,8 +35,9 @@ func IsReader(ctx context.Context) bool {
 	return reader
 }
 
-// SetScope limits the rest of a transaction to the scope of ctx, if that has one, and to what a reader sees, if it is one's.
-func SetScope(ctx context.Context, tx pgx.Tx) error {
+// SetScope limits the rest of a transaction to the scope of ctx, if that has one, and to what a reader sees, if it is one's. (The names
+// of settings have the schema's in them, as functions that read them do.)
+func (s Schemas) SetScope(ctx context.Context, tx pgx.Tx) error {
 	if !isLimited(ctx) {
 		return nil
 	}
@@ -44,7 +45,7 @@ func SetScope(ctx context.Context, tx pgx.Tx) error {
 	if IsReader(ctx) {
 		sight = "reader"
 	}
-	_, err := tx.Exec(ctx, "SELECT set_config('dlq.scope', $1, true), set_config('dlq.sight', $2, true)", Scope(ctx), sight)
+	_, err := tx.Exec(ctx, s.Render("SELECT set_config('dlq.scope', $1, true), set_config('dlq.sight', $2, true)"), Scope(ctx), sight)
 	return err
 }
 
@@ -52,7 +53,7 @@ func isLimited(ctx context.Context) bool { return Scope(ctx) != "" || IsReader(c
 
 // scoped begins a transaction that is limited as ctx is: a pooler in front may give the next statement another session, so a
 // setting holds for a transaction alone. It returns nil where db is a transaction itself, or ctx is not limited.
-func scoped(ctx context.Context, db DB) (pgx.Tx, error) {
+func (s Schemas) scoped(ctx context.Context, db DB) (pgx.Tx, error) {
 	pool, ok := db.(*pgxpool.Pool)
 	if !ok || !isLimited(ctx) {
 		return nil, nil //nolint:nilnil // as said
@@ -61,7 +62,7 @@ func scoped(ctx context.Context, db DB) (pgx.Tx, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := SetScope(ctx, tx); err != nil {
+	if err := s.SetScope(ctx, tx); err != nil {
 		_ = tx.Rollback(context.WithoutCancel(ctx))
 		return nil, err
 	}

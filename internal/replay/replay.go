@@ -4,6 +4,7 @@ package replay
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -31,6 +32,8 @@ const (
 	// DefaultStopAt is the percent of the last stopOf outcomes that fail and so stop a run.
 	DefaultStopAt = 50
 	stopOf        = 50
+	// DefaultBatchSize is how many entries a run sends in one transaction.
+	DefaultBatchSize = 100
 	// maxOperations is how many operations a JSON Patch may have.
 	maxOperations = 100
 	// maxPatchedBytes bounds a payload that a patch makes, unless it was longer before: the largest message, by default.
@@ -41,8 +44,8 @@ const (
 
 // Patch changes payloads: one of the two, or none.
 type Patch struct {
-	JSONPatch  json.RawMessage // RFC 6902
-	MergePatch json.RawMessage // RFC 7396
+	JSONPatch  json.RawMessage `json:"patch,omitempty"`      // RFC 6902
+	MergePatch json.RawMessage `json:"mergePatch,omitempty"` // RFC 7396
 }
 
 // Validate says what is wrong with a patch.
@@ -117,20 +120,21 @@ func (p *Patch) apply(payload json.RawMessage) (out json.RawMessage, err error) 
 	return out, message.CheckJSON(out)
 }
 
-// Request asks for a run.
+// Request asks for a run. As JSON it is what a request for approval is of.
 type Request struct {
-	Filter      json.RawMessage
-	All         bool // an empty filter is meant
-	NewestFirst bool
-	BatchSize   int
-	Rate        float64 // entries a second; 0 for as fast as it goes
-	Concurrency int     // redeliveries under way at once; 0 for no limit
-	Patch       Patch
-	Queue       string // where redeliveries go instead
-	Destination string // where messages are delivered instead
-	Force       bool
-	StopAt      float64 // percent of the last outcomes that fail and so stop the run
-	Act         deadletter.Act
+	Patch
+
+	Filter      json.RawMessage `json:"filter"`
+	All         bool            `json:"all,omitempty"` // an empty filter is meant
+	NewestFirst bool            `json:"newestFirst,omitempty"`
+	BatchSize   int             `json:"batchSize,omitempty"`     // 0 means DefaultBatchSize
+	Rate        float64         `json:"rate,omitempty"`          // entries a second; 0 for as fast as it goes
+	Concurrency int             `json:"concurrency,omitempty"`   // redeliveries under way at once; 0 for no limit
+	Queue       string          `json:"queue,omitempty"`         // where redeliveries go instead
+	Destination string          `json:"toDestination,omitempty"` // where messages are delivered instead
+	Force       bool            `json:"force,omitempty"`
+	StopAt      float64         `json:"stopAt,omitempty"` // percent of the last outcomes that fail and so stop the run; 0 means DefaultStopAt
+	Act         deadletter.Act  `json:"-"`
 }
 
 // Preview says what a run would do.
@@ -358,9 +362,9 @@ func (r *Replayer) Start(ctx context.Context, in *Request) (*Run, error) {
 		return nil, err
 	}
 	params := dbsqlc.StartReplayParams{
-		Filter: in.Filter, Actor: in.Act.Actor, Note: in.Act.Note, AllEntries: in.All, NewestFirst: in.NewestFirst, BatchSize: int32(in.BatchSize),
+		Filter: in.Filter, Actor: in.Act.Actor, Note: in.Act.Note, AllEntries: in.All, NewestFirst: in.NewestFirst, BatchSize: int32(cmp.Or(in.BatchSize, DefaultBatchSize)),
 		Rate: in.Rate, Concurrency: int32(in.Concurrency), Patch: in.Patch.JSONPatch, MergePatch: in.Patch.MergePatch,
-		Queue: in.Queue, Destination: in.Destination, Force: in.Force, StopAt: in.StopAt, StopOf: stopOf,
+		Queue: in.Queue, Destination: in.Destination, Force: in.Force, StopAt: cmp.Or(in.StopAt, DefaultStopAt), StopOf: stopOf,
 	}
 	var id uuid.UUID
 	err := inTx(ctx, r.Store, func(tx transaction) (err error) {

@@ -58,7 +58,11 @@ func (s *Server) protect(ctx context.Context) {
 	if err := s.store.Protect(ctx, s.policy().Data.SensitiveColumns, s.policy().Data.Masked()); err != nil {
 		s.logger.Error("policy: what data says is sensitive is not in force; the database user must own dlqd's schema", "error", err)
 	}
-	if err := s.store.PublishPolicy(ctx, s.policy().Version()); err != nil {
-		s.logger.Error("policy: the database does not know its version, which the audit trail shows", "error", err)
+	approvals, err := s.policy().Access.Approvals.Published()
+	if err == nil {
+		err = s.store.PublishPolicy(ctx, s.policy().Version(), approvals)
+	}
+	if err != nil {
+		s.logger.Error("policy: the database does not know its version, which the audit trail shows, nor what needs a second person", "error", err)
 	}
 }

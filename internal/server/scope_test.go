@@ -43,6 +43,7 @@ type scopeBundle struct {
 	tokens *access.Store
 	ids    map[string]string // of entries, by queue/kind
 	runs   map[string]string // of replay runs, by queue
+	asked  map[string]string // of requests for approval, likewise
 }
 
 func scopeSetup(t *testing.T, configs ...func(*server.Config)) *scopeBundle {
@@ -53,7 +54,7 @@ func scopeSetup(t *testing.T, configs ...func(*server.Config)) *scopeBundle {
 		for _, config := range configs {
 			config(c)
 		}
-	}}), ids: map[string]string{}, runs: map[string]string{}}
+	}}), ids: map[string]string{}, runs: map[string]string{}, asked: map[string]string{}}
 	b.tokens = access.NewStore(b.pool, postgres.DefaultSchemas())
 	exec := func(sql string, args ...any) {
 		_, err := b.pool.Exec(t.Context(), sql, args...)
@@ -81,6 +82,7 @@ func scopeSetup(t *testing.T, configs ...func(*server.Config)) *scopeBundle {
 		var answer struct{ Run struct{ ID string } }
 		require.NoError(t, json.Unmarshal([]byte(out), &answer))
 		b.runs[queue] = answer.Run.ID
+		b.asked[queue] = b.requestAs("kim", access.Scope{{Queues: []string{queue}}})
 	}
 	require.Equal(t, 4, b.count("SELECT count(*) FROM dlq.replay_run_entries"), "a run takes what its starter has")
 	admin := b.token(access.Admin, nil)
@@ -89,6 +91,20 @@ func scopeSetup(t *testing.T, configs ...func(*server.Config)) *scopeBundle {
 		return strings.Contains(out, "queue:pay_eu") && strings.Contains(out, "queue:mailqueue")
 	}, 30*time.Second, 10*time.Millisecond, "what the database says of breakers is known")
 	return b
+}
+
+// requestAs asks for a second person, by the name of somebody who is limited to a scope.
+func (b *scopeBundle) requestAs(name string, scope access.Scope) (id string) {
+	b.Helper()
+	raw, err := json.Marshal(scope)
+	require.NoError(b, err)
+	require.NoError(b, pgx.BeginFunc(b.Context(), b.pool, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(b.Context(), "SELECT set_config('dlq.scope', $1, true)", string(raw)); err != nil {
+			return err
+		}
+		return tx.QueryRow(b.Context(), `SELECT dlq.request_approval('bulk', '{"do": "discard", "filter": {}, "all": true}', p_actor => $1)::text`, name).Scan(&id)
+	}))
+	return id
 }
 
 func (b *scopeBundle) token(role access.Role, scope access.Scope) string {
@@ -135,7 +151,7 @@ func (b *scopeBundle) hidden(scope int) (hidden []string) {
 			hidden = append(hidden, queue)
 		}
 		if !slices.Contains(s.queues, queue) {
-			hidden = append(hidden, b.runs[queue])
+			hidden = append(hidden, b.runs[queue], b.asked[queue])
 		}
 	}
 	return hidden
@@ -171,6 +187,11 @@ var operations = []operation{
 	{"resume-replay", "POST", "/api/dlq/replays/{id}/resume", access.Operator, "", "run", ""},
 	{"set-replay-rate", "POST", "/api/dlq/replays/{id}/rate", access.Operator, `{"rate": 0.002}`, "run", ""},
 	{"cancel-replay", "POST", "/api/dlq/replays/{id}/cancel", access.Operator, "", "run", ""},
+	{"list-approvals", "GET", "/api/dlq/approvals", access.Operator, "", "", ""},
+	{"get-approval", "GET", "/api/dlq/approvals/{id}", access.Operator, "", "approval", ""},
+	{"approve", "POST", "/api/dlq/approvals/{id}/approve", access.Operator, `{"expect": 9}`, "approval", ""},
+	{"refuse", "POST", "/api/dlq/approvals/{id}/refuse", access.Operator, "", "approval", ""},
+	{"withdraw", "POST", "/api/dlq/approvals/{id}/withdraw", access.Operator, "", "approval", ""},
 	{"search-audit", "GET", "/api/dlq/audit?limit=100", access.Reader, "", "", ""},
 	{"list-erasures", "GET", "/api/dlq/erasures", access.Reader, "", "", "everything"},
 	{"erase", "POST", "/api/dlq/erasures", access.Admin, `{"filter": {"tags": ["x"]}, "note": "n"}`, "", "everything"},
@@ -249,6 +270,8 @@ func TestScope_walk(t *testing.T) {
 					}
 				case "queue":
 					targets = map[string]bool{"pay_eu": slices.Contains(s.queues, "pay_eu"), "mailqueue": slices.Contains(s.queues, "mailqueue")}
+				case "approval":
+					targets = map[string]bool{b.asked["pay_eu"]: slices.Contains(s.queues, "pay_eu"), b.asked["mailqueue"]: slices.Contains(s.queues, "mailqueue")}
 				case "run", "stream":
 					targets = map[string]bool{b.runs["pay_eu"]: slices.Contains(s.queues, "pay_eu"), b.runs["mailqueue"]: slices.Contains(s.queues, "mailqueue")}
 				}
@@ -257,7 +280,7 @@ func TestScope_walk(t *testing.T) {
 						continue // as for an admin
 					}
 					says := fmt.Sprintf("%s: %s, %s, %s", s.name, role, o.id, target)
-					if mine && (o.of == "entry" || o.of == "run") && may && o.role == access.Operator {
+					if mine && (o.of == "entry" || o.of == "run" || o.of == "approval" && o.method == "POST") && may && o.role == access.Operator {
 						continue // they would change what the others look at: see TestScope_moves
 					}
 					if o.need == "everything" && o.method != "GET" && s.scope == nil && may {

@@ -24,6 +24,7 @@ import (
 	"github.com/dlqd/dlqd/internal/access"
 	"github.com/dlqd/dlqd/internal/analytics"
 	"github.com/dlqd/dlqd/internal/api"
+	"github.com/dlqd/dlqd/internal/approval"
 	"github.com/dlqd/dlqd/internal/archive"
 	"github.com/dlqd/dlqd/internal/background"
 	"github.com/dlqd/dlqd/internal/breaker"
@@ -137,12 +138,13 @@ type Server struct {
 	reloadErr  atomic.Pointer[error]    // of the last reload; nil where it worked
 	asked      atomic.Pointer[[]string] // how callers were known when that was last said; nil where nobody was ever asked
 
-	loops    background.Group
-	wakeRuns func()           // has replay runs go on; nil where another process carries them out
-	queues   *background.Loop // has River's client work the queues of the policy in force
-	presence *background.Loop // tells other processes which those are
-	failed   chan error       // a part died
-	stopping atomic.Bool
+	loops        background.Group
+	wakeApproved func()           // has what was approved carried out, likewise
+	wakeRuns     func()           // has replay runs go on; nil where another process carries them out
+	queues       *background.Loop // has River's client work the queues of the policy in force
+	presence     *background.Loop // tells other processes which those are
+	failed       chan error       // a part died
+	stopping     atomic.Bool
 }
 
 // Start starts all parts. On an error, those that had started are stopped again.
@@ -335,6 +337,11 @@ func (s *Server) startDLQWorker() error {
 	runs := replay.NewRunner(s.store, s.logger.With("part", "replay")).Loop()
 	s.loops.Add(runs)
 	s.wakeRuns = runs.Wake
+	approved := (&approval.Runner{
+		Store: s.store, Replayer: &replay.Replayer{Store: s.store, Planner: s.planner.Load, Wake: s.wakeRuns}, Archive: s.archive, Logger: s.logger.With("part", "approvals"),
+	}).Loop()
+	s.loops.Add(approved)
+	s.wakeApproved = approved.Wake
 	steering, err := s.steering()
 	if err != nil {
 		return err
@@ -475,8 +482,9 @@ func (s *Server) startAPI(ctx context.Context) error {
 	handler := api.New(api.Config{
 		Access: s.access, Ingester: s.ingester, Store: s.store, Analytics: s.analytics, Archive: s.archive, Planner: s.planner.Load, Breakers: s.breakers, River: steering, Metrics: s.metrics, Logger: s.logger, MaxBodyBytes: s.config.MaxBodyBytes, MaxBodiesBytes: s.config.MaxBodiesBytes,
 		WriteTimeout: s.config.WriteTimeout, BodyGrace: s.config.BodyGrace, Door: s.config.Door,
-		Replayer: &replay.Replayer{Store: s.store, Planner: s.planner.Load, Wake: s.wakeRuns},
-		Parked:   s.tellPeople, Health: s.health, Ready: s.ready, Idle: s.idle,
+		Replayer:  &replay.Replayer{Store: s.store, Planner: s.planner.Load, Wake: s.wakeRuns},
+		Approvals: &approval.Store{Store: s.store, Wake: s.wakeApproved},
+		Parked:    s.tellPeople, Health: s.health, Ready: s.ready, Idle: s.idle,
 	})
 	s.http = &http.Server{
 		Handler: handler, ConnContext: access.ConnContext, ReadHeaderTimeout: readHeaderTimeout, MaxHeaderBytes: maxHeaderBytes, IdleTimeout: idleTimeout,

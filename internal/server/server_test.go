@@ -23,6 +23,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
+	"github.com/dlqd/dlqd/internal/access"
 	"github.com/dlqd/dlqd/internal/conditions"
 	"github.com/dlqd/dlqd/internal/policy"
 	"github.com/dlqd/dlqd/internal/postgres"
@@ -641,4 +642,28 @@ func TestSchemas_ofOtherNames(t *testing.T) {
 	b.awaitEntry(id, "dlq_manual")
 	_, list, _ := b.call("GET", "/api/dlq/entries?queue=default", "")
 	require.Len(t, list["entries"], 1)
+	b.pool = migrator.Pool
+	require.NotZero(t, b.count("SELECT count(*) FROM dead_letters.dead_letter_transitions WHERE origin LIKE 'API, from 127.0.0.1%'"))
+}
+
+// Who is limited to some queues is so in schemas of other names, too.
+func TestSchemas_ofOtherNamesWithScopes(t *testing.T) {
+	t.Parallel()
+	url := postgrestest.Empty(t)
+	schemas := postgres.Schemas{DLQ: "dead_letters", River: "jobs"}
+	migrator := &postgres.Migrator{Pool: postgrestest.Open(t, url), Schemas: schemas, Logger: slog.New(slog.DiscardHandler)}
+	require.NoError(t, migrator.Up(t.Context()))
+	b := setup(t, options{config: func(c *server.Config) {
+		c.DatabaseURL, c.Schemas, c.Process, c.DLQWorkers = url, schemas, false, false
+		c.Policy.Access.Authentication = []string{"tokens"}
+	}})
+	b.pool = migrator.Pool
+	_, err := b.pool.Exec(t.Context(), "INSERT INTO jobs.river_job (kind, args, queue, max_attempts, state) VALUES ('a', '{}', 'mail', 1, 'running')")
+	require.NoError(t, err)
+	_, err = b.pool.Exec(t.Context(), "UPDATE jobs.river_job SET state = 'discarded', finalized_at = now()")
+	require.NoError(t, err)
+	secret, err := access.NewStore(b.pool, schemas).Create(t.Context(), &access.Token{Name: "kim", Role: access.Operator, Queues: []string{"payments"}}, "test")
+	require.NoError(t, err)
+	require.Equal(t, 200, b.as(secret, "POST", "/api/dlq/bulk", `{"do": "discard", "filter": {}, "all": true}`))
+	require.Equal(t, 1, b.count("SELECT count(*) FROM dead_letters.dead_letter_queue WHERE status = 'dlq_pending'"))
 }

@@ -14,19 +14,20 @@ import (
 )
 
 const FindToken = `-- name: FindToken :one
-SELECT t.id, t.name, t.role, t.queues, t.kinds, t.sources, t.used_at
+SELECT t.id, t.name, t.role, t.queues, t.kinds, t.sources, t.used_at, t.created_by
 FROM dlq.tokens t
 WHERE t.hash = $1 AND (t.expires_at IS NULL OR t.expires_at > now()) AND (t.revoked_at IS NULL OR t.revoked_at > now())
 `
 
 type FindTokenRow struct {
-	ID      uuid.UUID
-	Name    string
-	Role    string
-	Queues  []string
-	Kinds   []string
-	Sources []string
-	UsedAt  *time.Time
+	ID        uuid.UUID
+	Name      string
+	Role      string
+	Queues    []string
+	Kinds     []string
+	Sources   []string
+	UsedAt    *time.Time
+	CreatedBy string
 }
 
 func (q *Queries) FindToken(ctx context.Context, hash []byte) (FindTokenRow, error) {
@@ -40,6 +41,7 @@ func (q *Queries) FindToken(ctx context.Context, hash []byte) (FindTokenRow, err
 		&i.Kinds,
 		&i.Sources,
 		&i.UsedAt,
+		&i.CreatedBy,
 	)
 	return i, err
 }

@@ -171,6 +171,40 @@ func (q *Queries) ClosedMonths(ctx context.Context) ([]ClosedMonthsRow, error) {
 	return items, nil
 }
 
+const Count = `-- name: Count :one
+SELECT coalesce(sum(p.entries), 0)::bigint AS entries FROM dlq.preview(CASE WHEN $1::boolean THEN dlq.replayable($2::jsonb) ELSE $2::jsonb END) p
+`
+
+type CountParams struct {
+	Replayable bool
+	Filter     json.RawMessage
+}
+
+func (q *Queries) Count(ctx context.Context, arg CountParams) (int64, error) {
+	row := q.db.QueryRow(ctx, Count, arg.Replayable, arg.Filter)
+	var entries int64
+	err := row.Scan(&entries)
+	return entries, err
+}
+
+const CountUpTo = `-- name: CountUpTo :one
+SELECT count(*) FROM dlq.find_ids(CASE WHEN $1::boolean THEN dlq.replayable($2::jsonb) ELSE $2::jsonb END, $3::integer)
+`
+
+type CountUpToParams struct {
+	Replayable bool
+	Filter     json.RawMessage
+	Most       int32
+}
+
+// How many entries a filter chooses, up to a number: those of a replay run, or all.
+func (q *Queries) CountUpTo(ctx context.Context, arg CountUpToParams) (int64, error) {
+	row := q.db.QueryRow(ctx, CountUpTo, arg.Replayable, arg.Filter, arg.Most)
+	var count int64
+	err := row.Scan(&count)
+	return count, err
+}
+
 const EraseArchived = `-- name: EraseArchived :one
 SELECT dlq.erase_archived($1::jsonb)::integer AS jobs
 `
@@ -383,13 +417,18 @@ func (q *Queries) Protect(ctx context.Context, arg ProtectParams) error {
 }
 
 const PublishPolicy = `-- name: PublishPolicy :exec
-INSERT INTO dlq.settings AS s (key, value) VALUES ('policy_version', $1::text)
+INSERT INTO dlq.settings AS s (key, value) VALUES ('policy_version', $1::text), ('approvals', $2::text)
 ON CONFLICT (key) DO UPDATE SET value = excluded.value, updated_at = now() WHERE s.value <> excluded.value
 `
 
-// Tells the database which policy is in force, for what people do by SQL.
-func (q *Queries) PublishPolicy(ctx context.Context, version string) error {
-	_, err := q.db.Exec(ctx, PublishPolicy, version)
+type PublishPolicyParams struct {
+	Version   string
+	Approvals string
+}
+
+// Tells the database which policy is in force, for what people do by SQL, and what of that needs a second person.
+func (q *Queries) PublishPolicy(ctx context.Context, arg PublishPolicyParams) error {
+	_, err := q.db.Exec(ctx, PublishPolicy, arg.Version, arg.Approvals)
 	return err
 }
 

@@ -1,0 +1,202 @@
+package main
+
+import (
+	"bufio"
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/url"
+	"os"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/dlqd/dlqd/internal/api"
+	"github.com/dlqd/dlqd/internal/approval"
+)
+
+// askedError is of what needs a second person, who was asked.
+type askedError struct{ approval *approval.Approval }
+
+func (e *askedError) Error() string {
+	a := e.approval
+	return fmt.Sprintf("nothing was done yet: it needs a second person. Approval %s of %d dead letters waits until %s for somebody else: dlqd approvals approve %s --expect %d",
+		a.ID, a.Entries, stamp(a.ExpiresAt), a.ID, a.Entries)
+}
+
+// count is a flag that is given, or not.
+type count struct{ into **int64 }
+
+func (c count) String() string { return "" }
+func (c count) Type() string   { return "int" }
+func (c count) Set(text string) error {
+	n, err := strconv.ParseInt(text, 10, 64)
+	if err != nil || n < 0 {
+		return errors.New("must be a number of dead letters")
+	}
+	*c.into = &n
+	return nil
+}
+
+func registerExpect(cmd *cobra.Command, into **int64) {
+	cmd.Flags().Var(count{into}, "expect", "how many dead letters it is to touch: refused where it is otherwise, and needed for many (a person at a terminal is asked)")
+}
+
+// confirmed makes a request that may be of many dead letters. Where the API wants to be told how many are expected, whoever is at the
+// terminal types the number.
+func (c *client) confirmed(cmd *cobra.Command, path string, in any, expect **int64, out any) error {
+	err := c.call(cmd, http.MethodPost, path, in, out)
+	refused, ok := errors.AsType[*apiError](err)
+	if !ok || refused.status != http.StatusUnprocessableEntity || *expect != nil {
+		return err
+	}
+	for _, e := range refused.problem.Errors {
+		n, number := e.Value.(float64)
+		if e.Location != "body.expect" || !number {
+			continue
+		}
+		if *expect, err = typed(cmd, int64(n)); err != nil {
+			return err
+		}
+		return c.call(cmd, http.MethodPost, path, in, out)
+	}
+	return err
+}
+
+// typed has whoever is at the terminal type how many dead letters something is of.
+func typed(cmd *cobra.Command, n int64) (*int64, error) {
+	refusal := &usageError{fmt.Errorf("%d dead letters are chosen; nothing was done: say that this is meant with --expect %d", n, n)}
+	in, ok := cmd.InOrStdin().(*os.File)
+	if !ok {
+		return nil, refusal
+	}
+	if info, err := in.Stat(); err != nil || info.Mode()&os.ModeCharDevice == 0 {
+		return nil, refusal
+	}
+	sayf(cmd.ErrOrStderr(), "%d dead letters are chosen. Type their number to go on: ", n)
+	line, _ := bufio.NewReader(in).ReadString('\n')
+	if strings.TrimSpace(line) != strconv.FormatInt(n, 10) {
+		return nil, refusal
+	}
+	return &n, nil
+}
+
+func newApprovals() *cobra.Command {
+	cmd := &cobra.Command{Use: "approvals", Short: "List what waits for a second person; approve, refuse or withdraw it", Args: cobra.NoArgs}
+	var c client
+	var state string
+	list := &cobra.Command{
+		Use: "list", Short: "List requests for approval, the latest first", Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			var out struct {
+				Approvals []approval.Approval `json:"approvals"`
+			}
+			query := url.Values{"limit": {"200"}}
+			if state != "" {
+				query.Set("state", state)
+			}
+			if err := c.call(cmd, http.MethodGet, api.ApprovalsPath+"?"+query.Encode(), nil, &out); err != nil || c.asJSON {
+				return err
+			}
+			w, row := table(cmd, "ID\tSTATE\tWHAT\tENTRIES\tBY\tON BEHALF OF\tASKED\tUNTIL\tDECIDED BY\tNOTE")
+			for _, a := range out.Approvals {
+				row(a.ID, a.State, a.Do(), a.Entries, a.Actor, text(a.OnBehalfOf), stamp(a.RequestedAt), stamp(a.ExpiresAt), text(a.DecidedBy), text(a.Note))
+			}
+			return w.Flush()
+		},
+	}
+	asList(cmd, list, &c)
+	for _, f := range []*cobra.Command{cmd, list} {
+		f.Flags().StringVar(&state, "state", "", "only in this state: requested, approved, done, failed, refused, expired or withdrawn")
+	}
+	cmd.AddCommand(newDecision("show", "Show what is asked for, and what became of it"), newDecision("approve", "Approve what somebody else asks for"),
+		newDecision("refuse", "Refuse what somebody asks for"), newDecision("withdraw", "Withdraw what you asked for"))
+	return cmd
+}
+
+// newDecision shows a request for approval, or decides about it. It says of nobody else that they decide: they sign in.
+func newDecision(verb, short string) *cobra.Command {
+	var c client
+	var expect *int64
+	var note string
+	cmd := &cobra.Command{
+		Use: verb + " ID", Short: short, Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			path := api.ApprovalsPath + "/" + url.PathEscape(args[0])
+			var a approval.Approval
+			switch verb {
+			case "show":
+				if err := c.call(cmd, http.MethodGet, path, nil, &a); err != nil || c.asJSON {
+					return err
+				}
+				return printApproval(cmd, &a)
+			case "approve":
+				if expect == nil {
+					raw, err := c.raw(cmd, http.MethodGet, path, nil)
+					if err != nil {
+						return err
+					}
+					if err := json.Unmarshal(raw, &a); err != nil {
+						return err
+					}
+					if !c.asJSON {
+						if err := printApproval(cmd, &a); err != nil {
+							return err
+						}
+					}
+					if expect, err = typed(cmd, a.Entries); err != nil {
+						return err
+					}
+				}
+				if err := c.call(cmd, http.MethodPost, path+"/approve", api.ApproveAction{Action: api.Action{Note: note}, Expect: *expect}, &a); err != nil || c.asJSON {
+					return err
+				}
+				sayf(cmd.OutOrStdout(), "approval %s: %d dead letters; dlqd carries it out: dlqd approvals show %s\n", a.ID, *cmp.Or(a.Frozen, expect), a.ID)
+				return nil
+			default:
+				if err := c.call(cmd, http.MethodPost, path+"/"+verb, api.Action{Note: note}, &a); err != nil || c.asJSON {
+					return err
+				}
+				sayf(cmd.OutOrStdout(), "approval %s is %s\n", a.ID, a.State)
+				return nil
+			}
+		},
+	}
+	c.register(cmd)
+	if verb == "approve" {
+		cmd.Flags().Var(count{&expect}, "expect", "how many dead letters you saw that it touches: refused if they have become more (a person at a terminal is asked)")
+	}
+	if verb != "show" {
+		cmd.Flags().StringVar(&note, "note", "", "why")
+	}
+	return cmd
+}
+
+func printApproval(cmd *cobra.Command, a *approval.Approval) error {
+	w, row := table(cmd, "approval\t"+a.ID.String())
+	row("state", a.State)
+	row("what", a.Do())
+	row("request", string(a.Request))
+	row("dead letters", a.Entries)
+	row("by queue", string(a.ByQueue))
+	row("by", a.Actor)
+	row("on behalf of", text(a.OnBehalfOf))
+	row("note", text(a.Note))
+	row("asked", stamp(a.RequestedAt)+", until "+stamp(a.ExpiresAt))
+	if a.DecidedBy != nil {
+		row("decided by", *a.DecidedBy+", "+stampOrNone(a.DecidedAt)+", "+text(a.Decision))
+	}
+	if a.Frozen != nil {
+		row("frozen, touched", fmt.Sprintf("%d, %s", *a.Frozen, text(a.Changed)))
+	}
+	if a.Outcome != nil {
+		row(map[string]string{approval.Replay: "replay run", approval.Erase: "erasure"}[a.Operation], *a.Outcome)
+	}
+	if a.Problem != nil {
+		row("problem", *a.Problem)
+	}
+	return w.Flush()
+}

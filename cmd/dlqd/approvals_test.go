@@ -1,0 +1,107 @@
+package main_test
+
+import (
+	"bytes"
+	"fmt"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
+)
+
+// typing runs dlqd at a terminal, at which somebody types a line.
+func typing(t *testing.T, line string, args ...string) (said string, code int) {
+	t.Helper()
+	master, err := os.OpenFile("/dev/ptmx", os.O_RDWR, 0)
+	require.NoError(t, err)
+	defer master.Close()
+	require.NoError(t, unix.IoctlSetPointerInt(int(master.Fd()), unix.TIOCSPTLCK, 0))
+	number, err := unix.IoctlGetInt(int(master.Fd()), unix.TIOCGPTN)
+	require.NoError(t, err)
+	terminal, err := os.OpenFile(fmt.Sprintf("/dev/pts/%d", number), os.O_RDWR|unix.O_NOCTTY, 0)
+	require.NoError(t, err)
+	defer terminal.Close()
+	_, err = master.WriteString(line + "\n")
+	require.NoError(t, err)
+	cmd := exec.CommandContext(t.Context(), program, args...)
+	var out bytes.Buffer
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = terminal, &out, &out
+	_ = cmd.Run()
+	return out.String(), cmd.ProcessState.ExitCode()
+}
+
+// By the command line, one asks and another approves; and whoever acts on many says how many.
+func TestApprovals(t *testing.T) {
+	t.Parallel()
+	url, config := postgrestest.URL(t), t.TempDir()
+	require.NoError(t, os.WriteFile(filepath.Join(config, "access.yaml"), []byte("authentication: [tokens]\nexpectAbove: 2\napprovals:\n  rules:\n    - {operations: [discard], above: 3}\n"), 0o600))
+	receiver := answering(t, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusUnprocessableEntity) })
+	s := serve(t, "--database-url", url, "--config-dir", config, "--destination", receiver)
+	as := func(name string) []string {
+		return []string{"--api-url", s.api, "--token-file", writeFile(t, ok(t, "tokens", "create", "--name", name, "--role", "operator", "--database-url", url))}
+	}
+	kim, lee := as("kim"), as("lee")
+	with := func(who []string, args ...string) []string { return append(args, who...) }
+	for range 4 {
+		ok(t, with(kim, "send", "--kind", "order.placed", `{}`)...)
+	}
+	manual := func() int { return strings.Count(ok(t, with(kim, "list", "--status", "dlq_manual")...), "order.placed") }
+	require.Eventually(t, func() bool { return manual() == 4 }, time.Minute, 50*time.Millisecond)
+
+	// A script is told what to say; a person types it.
+	_, said, code := run(t, with(kim, "discard", "--all")...)
+	require.Equal(t, 2, code)
+	require.Contains(t, said, "4 dead letters are chosen; nothing was done: say that this is meant with --expect 4")
+	_, said, code = run(t, with(kim, "discard", "--all", "--expect", "3")...)
+	require.Equal(t, 1, code)
+	require.Contains(t, said, "4 dead letters are chosen, and not 3")
+	said, code = typing(t, "5", with(kim, "discard", "--all")...)
+	require.Equal(t, 2, code, said)
+	require.Contains(t, said, "Type their number to go on: ")
+	said, code = typing(t, "4", with(kim, "unpark", "--all")...)
+	require.Equal(t, 0, code, said)
+	require.Contains(t, said, "unpark: 4 of 4 dead letters")
+	require.Eventually(t, func() bool { return manual() == 4 }, time.Minute, 50*time.Millisecond)
+
+	// It needs a second person: the exit code says that nothing was done, and the message what to do.
+	_, said, code = run(t, with(kim, "discard", "--all", "--expect", "4", "--note", "ticket 7")...)
+	require.Equal(t, 7, code, said)
+	approve := regexp.MustCompile(`dlqd (approvals approve (\S+) --expect 4)`).FindStringSubmatch(said)
+	require.NotNil(t, approve, said)
+	id := approve[2]
+	require.Regexp(t, id+` +requested +discard +4 +kim`, ok(t, with(lee, "approvals")...))
+	require.Contains(t, ok(t, with(lee, "approvals", "list", "--state", "requested", "--json")...), `"note":"ticket 7"`)
+	require.NotContains(t, ok(t, with(lee, "approvals", "list", "--state", "done")...), id)
+	require.Contains(t, ok(t, with(lee, "approvals", "show", id)...), `"do":"discard"`)
+	_, said, code = run(t, with(kim, strings.Fields(approve[1])...)...)
+	require.Equal(t, 1, code)
+	require.Contains(t, said, "second person")
+	_, said, code = run(t, with(lee, "approvals", "approve", id)...)
+	require.Equal(t, 2, code)
+	require.Contains(t, said, "--expect 4")
+	said, code = typing(t, "4", with(lee, "approvals", "approve", id)...)
+	require.Equal(t, 0, code, said)
+	require.Contains(t, said, "4 dead letters; dlqd carries it out")
+	require.Eventually(t, func() bool {
+		return regexp.MustCompile(`state +done`).MatchString(ok(t, with(kim, "approvals", "show", id)...))
+	}, time.Minute, 50*time.Millisecond)
+	require.Zero(t, manual())
+
+	stdout, said, code := run(t, with(kim, "discard", "--status", "dlq_archived", "--expect", "4", "--json")...)
+	require.Equal(t, 7, code, said)
+	require.Contains(t, stdout, `{"approval":`)
+	id = regexp.MustCompile(`approve (\S+)`).FindStringSubmatch(said)[1]
+	require.Contains(t, ok(t, with(kim, "approvals", "withdraw", id, "--note", "a slip")...), "is withdrawn")
+	_, said, code = run(t, with(lee, "approvals", "refuse", id)...)
+	require.Equal(t, 1, code)
+	require.Contains(t, said, "is withdrawn")
+}

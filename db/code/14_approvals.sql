@@ -1,0 +1,235 @@
+-- What needs a second person: asked for, approved by somebody else, and then carried out by dlqd, on the entries that the approval froze
+-- and on no others. One gate is in every function that people act by, whatever door they come through (dlq.require_approval).
+
+-- (Only dlqd can say so, for the time of a transaction.)
+CREATE OR REPLACE FUNCTION dlq.approved() RETURNS uuid
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT CASE WHEN nullif(current_setting('dlq.approved', true), '') IS NOT NULL AND dlq.is_owner() THEN current_setting('dlq.approved', true)::uuid END
+$$;
+COMMENT ON FUNCTION dlq.approved IS 'The approval that dlqd carries out in this transaction; null for none. Filters choose of the entries that it froze alone.';
+
+-- dlqd acts by itself without an origin, and so does whoever owns the schema: they could do without these functions.
+CREATE OR REPLACE FUNCTION dlq.require_approval(p_operations text[], p_operation text, p_request jsonb) RETURNS void
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
+DECLARE
+    v_rule  jsonb;
+    v_above bigint;
+    v_more  boolean;
+BEGIN
+    FOR v_rule IN
+        SELECT r FROM dlq.settings s, jsonb_array_elements(s.value::jsonb -> 'rules') r
+        WHERE s.key = 'approvals' AND r -> 'operations' ?| p_operations
+    LOOP
+        IF dlq.is_owner() AND (coalesce(current_setting('dlq.origin', true), '') = '' OR dlq.approved() IS NOT NULL) THEN
+            RETURN;
+        END IF;
+        v_above := coalesce((v_rule ->> 'above')::bigint, 0);
+        EXECUTE 'SELECT count(*) > $3 FROM (SELECT FROM dlq.dead_letter_queue e WHERE ' || dlq.filter_where(p_request -> 'filter') || ' AND ($2 IS NULL OR e.queue LIKE ANY ($2)) LIMIT $3 + 1) l'
+        INTO v_more USING p_request -> 'filter', dlq.like_patterns(v_rule -> 'queues'), v_above;
+        IF v_more THEN
+            RAISE EXCEPTION '%: needs a second person, for more than % dead letters%', p_operations[1], v_above,
+                coalesce(' of ' || (SELECT string_agg(q, ', ') FROM jsonb_array_elements_text(v_rule -> 'queues') q), '')
+                USING ERRCODE = 'DLQ07', HINT = format('Ask for it: SELECT dlq.request_approval(%L, %L, ''why''). Somebody else approves it with dlq.approve.', p_operation, p_request);
+        END IF;
+    END LOOP;
+END
+$$;
+COMMENT ON FUNCTION dlq.require_approval IS 'Raises DLQ07 where the policy (access.yaml: approvals) wants a second person for one of these operations (replay, patch, redirect, discard, resolve, purge, erase) on the entries that the request''s filter chooses.';
+
+CREATE OR REPLACE FUNCTION dlq.require_approval_to(p_action text, p_args jsonb, p_filter jsonb, p_all boolean) RETURNS void
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    v_force constant boolean := coalesce((p_args ->> 'force')::boolean, false);
+BEGIN
+    -- What is unparked is redelivered at once; what is open is discarded before it is purged.
+    IF p_action IN ('discard', 'resolve', 'unpark', 'purge') THEN
+        PERFORM dlq.require_approval(CASE WHEN p_action = 'unpark' THEN '{replay}' WHEN p_action = 'purge' AND v_force THEN '{purge,discard}' ELSE ARRAY[p_action] END, 'bulk',
+            jsonb_build_object('do', p_action, 'filter', p_filter) || CASE WHEN v_force THEN '{"force": true}' ELSE '{}' END::jsonb || CASE WHEN p_all THEN '{"all": true}' ELSE '{}' END::jsonb);
+    END IF;
+END
+$$;
+COMMENT ON FUNCTION dlq.require_approval_to IS 'Does the same for a thing that is done to many entries (dlq.act_on).';
+
+CREATE OR REPLACE FUNCTION dlq.approval_filter(p_operation text, p_request jsonb) RETURNS jsonb
+LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT CASE p_operation WHEN 'replay' THEN dlq.replayable(p_request -> 'filter') ELSE p_request -> 'filter' END
+$$;
+COMMENT ON FUNCTION dlq.approval_filter IS 'The filter of a request for approval.';
+
+CREATE OR REPLACE FUNCTION dlq.require_role_for(p_operation text, p_request jsonb) RETURNS void
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF p_operation = 'erase' OR p_request ->> 'do' = 'purge' THEN
+        PERFORM dlq.require_admin(coalesce(p_request ->> 'do', p_operation));
+    END IF;
+    IF p_operation = 'erase' OR p_request ->> 'toDestination' IS NOT NULL THEN
+        PERFORM dlq.require_everything(p_operation);
+    END IF;
+END
+$$;
+COMMENT ON FUNCTION dlq.require_role_for IS 'Refuses who may not do what a request for approval is for.';
+
+CREATE OR REPLACE FUNCTION dlq.request_approval(p_operation text, p_request jsonb, p_note text DEFAULT NULL, p_actor text DEFAULT session_user,
+    p_on_behalf_of text DEFAULT NULL, p_token_by text DEFAULT NULL) RETURNS uuid
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    v_id       uuid := dlq.uuid_v7();
+    v_actor    text := dlq.actor(p_actor);
+    v_filter   jsonb;
+    v_entries  bigint;
+    v_by_queue jsonb;
+    v_expires  timestamptz := now() + make_interval(secs => coalesce((SELECT (s.value::jsonb ->> 'seconds')::float8 FROM dlq.settings s WHERE s.key = 'approvals'), 86400));
+BEGIN
+    IF p_operation IS NULL OR p_operation NOT IN ('replay', 'bulk', 'erase') OR jsonb_typeof(p_request) IS DISTINCT FROM 'object'
+        OR p_operation = 'bulk' AND coalesce(p_request ->> 'do', '') NOT IN ('discard', 'resolve', 'unpark', 'purge') THEN
+        RAISE EXCEPTION 'approval: there is no such operation to ask for' USING ERRCODE = 'DLQ04',
+            HINT = 'Such as dlq.request_approval(''bulk'', ''{"do": "discard", "filter": {"queue": "payments"}}'', ''ticket 7''): discard, resolve, unpark or purge; ''replay'' with what a replay run takes; or ''erase''.';
+    END IF;
+    PERFORM dlq.require_role_for(p_operation, p_request);
+    v_filter := dlq.approval_filter(p_operation, p_request);
+    PERFORM dlq.filter_where(v_filter);
+    IF dlq.chooses_all(p_request -> 'filter') AND (p_operation = 'erase' OR NOT coalesce((p_request ->> 'all')::boolean, false)) THEN
+        RAISE EXCEPTION '%: an empty filter chooses every entry', p_operation USING ERRCODE = 'DLQ04', HINT = 'Say so in the request: "all": true.';
+    END IF;
+    SELECT coalesce(sum(q.n), 0), coalesce(jsonb_object_agg(q.queue, q.n), '{}') INTO v_entries, v_by_queue
+    FROM (SELECT p.queue, sum(p.entries)::bigint AS n FROM dlq.preview(v_filter) p GROUP BY p.queue) q;
+    INSERT INTO dlq.approvals (id, operation, request, entries, by_queue, actor, on_behalf_of, token_by, origin, note, scope, expires_at)
+    VALUES (v_id, p_operation, p_request, v_entries, v_by_queue, v_actor, CASE WHEN p_actor <> v_actor THEN p_actor ELSE p_on_behalf_of END,
+            CASE WHEN dlq.is_owner() THEN p_token_by END, dlq.origin(v_actor, p_actor), p_note, dlq.scope(), v_expires);
+    PERFORM dlq.record_act('approval ' || v_id, 'requested', p_actor, p_note, jsonb_build_object('operation', p_operation, 'do', p_request ->> 'do', 'entries', v_entries));
+    RETURN v_id;
+END
+$$;
+COMMENT ON FUNCTION dlq.request_approval IS 'Asks a second person for an operation on entries: bulk (such as {"do": "discard", "filter": {"queue": "payments"}}: discard, resolve, unpark or purge), replay or erase. Returns its id, for dlq.approve.';
+
+-- One person may have several names: that of a token and of a sign-in, in upper and lower case; and who makes a token for himself is himself.
+CREATE OR REPLACE FUNCTION dlq.require_second_person(p_approval dlq.approvals, p_actor text, p_on_behalf_of text, p_token_by text) RETURNS void
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF lower(p_actor) IN (lower(p_approval.actor), lower(p_approval.on_behalf_of), lower(p_approval.token_by))
+        OR lower(p_on_behalf_of) IN (lower(p_approval.actor), lower(p_approval.on_behalf_of)) OR lower(p_token_by) = lower(p_approval.actor) THEN
+        RAISE EXCEPTION 'approval %: it takes a second person, and % is the one who asked, or for whom, or acts for them, or by a token of theirs', p_approval.id, p_actor USING ERRCODE = 'DLQ06';
+    END IF;
+END
+$$;
+COMMENT ON FUNCTION dlq.require_second_person IS 'Refuses who asked for an approval, by any name.';
+
+CREATE OR REPLACE FUNCTION dlq.open_approval(p_id uuid) RETURNS dlq.approvals
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    v_approval dlq.approvals;
+BEGIN
+    SELECT * INTO v_approval FROM dlq.approvals a WHERE a.id = p_id AND dlq.scope_within(a.scope, dlq.scope()) FOR UPDATE;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'approval %: there is no such request', p_id USING ERRCODE = 'DLQ02';
+    END IF;
+    IF v_approval.state <> 'requested' OR v_approval.expires_at <= now() THEN
+        RAISE EXCEPTION 'approval %: is %', p_id, CASE v_approval.state WHEN 'requested' THEN 'expired' ELSE v_approval.state END USING ERRCODE = 'DLQ01';
+    END IF;
+    RETURN v_approval;
+END
+$$;
+COMMENT ON FUNCTION dlq.open_approval IS 'Locks a request for approval about which nobody has decided yet.';
+
+CREATE OR REPLACE FUNCTION dlq.decide_approval(p_id uuid, p_state text, p_act text, p_actor text, p_note text) RETURNS void
+LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
+    UPDATE dlq.approvals a SET state = p_state, decided_by = dlq.actor(p_actor), decided_at = now(), decision = p_note, ended_at = CASE WHEN p_state <> 'approved' THEN now() END,
+        request = CASE WHEN p_state <> 'approved' AND a.operation = 'erase' THEN '{"erased": true}' ELSE a.request END -- it names somebody
+    WHERE a.id = p_id;
+    SELECT dlq.record_act('approval ' || p_id, p_act, p_actor, p_note, (SELECT jsonb_build_object('entries', a.frozen, 'requestedBy', a.actor) FROM dlq.approvals a WHERE a.id = p_id))
+$$;
+COMMENT ON FUNCTION dlq.decide_approval IS 'Notes what was decided about a request for approval.';
+
+CREATE OR REPLACE FUNCTION dlq.approve(p_id uuid, p_expect bigint, p_note text DEFAULT NULL, p_actor text DEFAULT session_user, p_on_behalf_of text DEFAULT NULL, p_token_by text DEFAULT NULL) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
+DECLARE
+    v_approval dlq.approvals := dlq.open_approval(p_id);
+    v_actor    text := dlq.actor(p_actor);
+    v_filter   jsonb := dlq.approval_filter(v_approval.operation, v_approval.request);
+    v_frozen   bigint;
+BEGIN
+    PERFORM dlq.require_role_for(v_approval.operation, v_approval.request);
+    PERFORM dlq.require_second_person(v_approval, v_actor, CASE WHEN p_actor <> v_actor THEN p_actor ELSE p_on_behalf_of END, CASE WHEN dlq.is_owner() THEN p_token_by END);
+    IF p_expect IS NULL THEN
+        RAISE EXCEPTION 'approval %: say how many dead letters you expect it to touch', p_id USING ERRCODE = 'DLQ04', HINT = 'It was asked for ' || v_approval.entries || '.';
+    END IF;
+    -- In the scope of who asked, which is within that of who approves.
+    EXECUTE 'INSERT INTO dlq.approval_entries (approval_id, entry_id) SELECT $2, e.id FROM dlq.dead_letter_queue e WHERE ' || dlq.filter_where(v_filter) || dlq.scope_where(v_approval.scope)
+         || ' AND (e.stage <> ''inbox'' OR NOT dlq.is_repeat(e.river_job_id, e.job_created_at)) ON CONFLICT DO NOTHING' USING v_filter, p_id;
+    GET DIAGNOSTICS v_frozen = ROW_COUNT;
+    IF v_frozen > p_expect THEN
+        RAISE EXCEPTION 'approval %: it would touch % dead letters, and not %', p_id, v_frozen, p_expect USING ERRCODE = 'DLQ05', HINT = 'Look at them again.';
+    END IF;
+    UPDATE dlq.approvals a SET frozen = v_frozen WHERE a.id = p_id;
+    PERFORM dlq.decide_approval(p_id, 'approved', 'approved', p_actor, p_note);
+END
+$$;
+COMMENT ON FUNCTION dlq.approve IS 'Approves what somebody else asks for (dlq.approvals), for the entries that its filter chooses now: these are touched, and no others. Refused where they have become more than p_expect. A dlqd that runs DLQ workers then carries it out.';
+
+CREATE OR REPLACE FUNCTION dlq.refuse_approval(p_id uuid, p_note text DEFAULT NULL, p_actor text DEFAULT session_user) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    v_approval dlq.approvals := dlq.open_approval(p_id);
+BEGIN
+    PERFORM dlq.require_role_for(v_approval.operation, v_approval.request);
+    PERFORM dlq.decide_approval(p_id, 'refused', 'refused', p_actor, p_note);
+END
+$$;
+COMMENT ON FUNCTION dlq.refuse_approval IS 'Refuses what somebody asks for.';
+
+CREATE OR REPLACE FUNCTION dlq.withdraw_approval(p_id uuid, p_note text DEFAULT NULL, p_actor text DEFAULT session_user) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    v_approval dlq.approvals := dlq.open_approval(p_id);
+BEGIN
+    IF lower(dlq.actor(p_actor)) NOT IN (lower(v_approval.actor), lower(coalesce(v_approval.on_behalf_of, v_approval.actor))) THEN
+        RAISE EXCEPTION 'approval %: % asked for it, and alone can withdraw it; others refuse it', p_id, v_approval.actor USING ERRCODE = 'DLQ06';
+    END IF;
+    PERFORM dlq.decide_approval(p_id, 'withdrawn', 'withdrawn', p_actor, p_note);
+END
+$$;
+COMMENT ON FUNCTION dlq.withdraw_approval IS 'Withdraws what one asked for oneself.';
+
+-- One process carries an approval out at a time; what one that died has not done, another does.
+CREATE OR REPLACE FUNCTION dlq.take_approval(p_for interval) RETURNS SETOF dlq.approvals
+LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
+    UPDATE dlq.approvals a SET taken_until = now() + p_for
+    WHERE a.id = (SELECT o.id FROM dlq.approvals o WHERE o.state = 'approved' AND (o.taken_until IS NULL OR o.taken_until < now()) ORDER BY o.id LIMIT 1 FOR UPDATE SKIP LOCKED)
+    RETURNING a.*
+$$;
+COMMENT ON FUNCTION dlq.take_approval IS 'Takes an approved request, to carry it out, for a time.';
+
+CREATE OR REPLACE FUNCTION dlq.end_approval(p_id uuid, p_changed bigint, p_outcome uuid DEFAULT NULL, p_problem text DEFAULT NULL) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    v_approval dlq.approvals;
+BEGIN
+    UPDATE dlq.approvals a SET state = CASE WHEN p_problem IS NULL THEN 'done' ELSE 'failed' END, changed = p_changed, outcome = p_outcome, problem = p_problem, ended_at = now(), taken_until = NULL,
+        request = CASE WHEN a.operation = 'erase' THEN '{"erased": true}' ELSE a.request END -- it names somebody
+    WHERE a.id = p_id AND a.state = 'approved' RETURNING * INTO v_approval;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'approval %: was carried out already', p_id USING ERRCODE = 'DLQ01';
+    END IF;
+    PERFORM dlq.record_act('approval ' || p_id, v_approval.state, v_approval.actor, p_problem,
+        jsonb_build_object('entries', v_approval.frozen, 'changed', p_changed, 'approvedBy', v_approval.decided_by, 'outcome', p_outcome));
+END
+$$;
+COMMENT ON FUNCTION dlq.end_approval IS 'Notes what came of an approved request.';
+
+CREATE OR REPLACE FUNCTION dlq.expire_approvals() RETURNS integer
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    v_id    uuid;
+    v_count integer := 0;
+BEGIN
+    FOR v_id IN
+        SELECT a.id FROM dlq.approvals a WHERE a.state = 'requested' AND a.expires_at <= now() ORDER BY a.id LIMIT 100 FOR UPDATE SKIP LOCKED
+    LOOP
+        UPDATE dlq.approvals a SET state = 'expired', ended_at = now(), request = CASE WHEN a.operation = 'erase' THEN '{"erased": true}' ELSE a.request END WHERE a.id = v_id;
+        PERFORM dlq.record_act('approval ' || v_id, 'expired', 'sweep');
+        v_count := v_count + 1;
+    END LOOP;
+    RETURN v_count;
+END
+$$;
+COMMENT ON FUNCTION dlq.expire_approvals IS 'Ends requests for approval about which nobody decided in time. Returns how many.';

@@ -1,0 +1,39 @@
+-- name: RequestApproval :one
+SELECT dlq.request_approval(@operation::text, @request::jsonb, nullif(@note::text, ''), @actor::text, nullif(@on_behalf_of::text, ''), nullif(@token_by::text, ''))::uuid AS id;
+
+-- name: Approve :exec
+SELECT dlq.approve(@id::uuid, @expect::bigint, nullif(@note::text, ''), @actor::text, nullif(@on_behalf_of::text, ''), nullif(@token_by::text, ''));
+
+-- name: Refuse :exec
+SELECT dlq.refuse_approval(@id::uuid, nullif(@note::text, ''), @actor::text);
+
+-- name: Withdraw :exec
+SELECT dlq.withdraw_approval(@id::uuid, nullif(@note::text, ''), @actor::text);
+
+-- name: Approval :one
+SELECT a.* FROM dlq.approvals a WHERE a.id = @id AND dlq.scope_within(a.scope, dlq.scope());
+
+-- name: Approvals :many
+-- The latest first.
+SELECT a.* FROM dlq.approvals a
+WHERE dlq.scope_within(a.scope, (SELECT dlq.scope())) AND (@state::text = '' OR a.state = @state::text) ORDER BY a.id DESC LIMIT @most::integer;
+
+-- name: Take :many
+-- What is to be carried out next, if anything.
+SELECT t.id::uuid AS id, t.operation::text AS operation, t.request::jsonb AS request, t.actor::text AS actor, coalesce(t.origin, '')::text AS origin, coalesce(t.note, '')::text AS note,
+       coalesce(t.scope::text, '')::text AS scope, coalesce(t.decided_by, '')::text AS decided_by
+FROM dlq.take_approval(@during::interval) t;
+
+-- name: Hold :exec
+-- The process that carries it out goes on.
+UPDATE dlq.approvals SET taken_until = now() + sqlc.arg(during)::interval WHERE id = @id AND state = 'approved';
+
+-- name: Release :exec
+-- Another process, or this one later, carries it out.
+UPDATE dlq.approvals SET taken_until = NULL WHERE id = @id AND state = 'approved';
+
+-- name: End :exec
+SELECT dlq.end_approval(@id::uuid, sqlc.narg(changed)::bigint, sqlc.narg(outcome)::uuid, nullif(@problem::text, ''));
+
+-- name: Expire :exec
+SELECT dlq.expire_approvals();

@@ -1,0 +1,249 @@
+package api
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"reflect"
+	"strconv"
+	"time"
+
+	"github.com/danielgtaylor/huma/v2"
+	"github.com/google/uuid"
+
+	"github.com/dlqd/dlqd/internal/access"
+	"github.com/dlqd/dlqd/internal/approval"
+	"github.com/dlqd/dlqd/internal/deadletter"
+)
+
+// ApprovalsPath is where requests for approval are.
+const ApprovalsPath = "/api/dlq/approvals"
+
+// Asked is the answer to what needs a second person: nothing was done, and somebody was asked.
+type Asked struct {
+	Approval *approval.Approval `json:"approval" doc:"The request, which somebody else approves."`
+}
+
+// asked is [Asked] as huma has answers that are not an operation's usual one.
+type asked struct{ Asked }
+
+func (a asked) Error() string  { return "approval " + a.Approval.ID.String() + " was asked for" }
+func (a asked) GetStatus() int { return http.StatusAccepted }
+
+// ask is the answer to an operation that was refused: a request for approval, where that is why.
+func (s *service) ask(ctx context.Context, refusal error, operation string, request any, action *Action) error {
+	if !errors.Is(deadletter.Named(refusal), deadletter.ErrApproval) {
+		return s.problem(ctx, refusal)
+	}
+	a, err := s.Approvals.Request(ctx, operation, request, action.person(ctx))
+	if err != nil {
+		return s.problem(ctx, err)
+	}
+	return huma.ErrorWithHeaders(asked{Asked{a}}, http.Header{"Location": {ApprovalsPath + "/" + a.ID.String()}})
+}
+
+// person is who makes a request, beside what act says of it.
+func (a *Action) person(ctx context.Context) approval.Person {
+	if a == nil {
+		a = &Action{}
+	}
+	p := access.From(ctx)
+	by := approval.Person{Act: deadletter.Act{Actor: p.Name, Note: a.Note}, TokenBy: p.TokenBy}
+	switch {
+	case p.Via == access.ViaNothing && a.Actor == "":
+		by.Actor = "api"
+	case p.Via == access.ViaNothing:
+		by.Actor = a.Actor
+	case a.Actor != p.Name:
+		by.OnBehalfOf = a.Actor
+	}
+	return by
+}
+
+// expected refuses what touches more entries than the policy lets go without saying how many: expect must say so, and be right.
+func (s *service) expected(ctx context.Context, filter json.RawMessage, replay bool, expect *int64) error {
+	above := s.Planner().Policy().Access.ExpectAbove
+	if expect == nil {
+		if n, err := s.Store.CountUpTo(ctx, filter, replay, above+1); err != nil || n <= above {
+			if err != nil {
+				return s.problem(ctx, err)
+			}
+			return nil
+		}
+	}
+	n, err := s.Store.Count(ctx, filter, replay)
+	switch {
+	case err != nil:
+		return s.problem(ctx, err)
+	case expect == nil && n > above:
+		return huma.Error422UnprocessableEntity(fmt.Sprintf("%d dead letters are chosen: for more than %d, say how many you expect", n, above),
+			&huma.ErrorDetail{Location: "body.expect", Message: "is required", Value: n})
+	case expect != nil && *expect != n:
+		return huma.Error409Conflict(fmt.Sprintf("%d dead letters are chosen, and not %d; nothing was changed", n, *expect), &huma.ErrorDetail{Location: "body.expect", Message: "is otherwise", Value: n})
+	}
+	return nil
+}
+
+// ApprovalInput names a request for approval.
+type ApprovalInput struct {
+	ID string `path:"id" format:"uuid" doc:"The request." example:"0199f2b1-1c7a-7d06-8a51-0a4f3f1f2b3c"`
+}
+
+// ApproveAction approves a request.
+type ApproveAction struct {
+	Action
+
+	Expect int64 `json:"expect" minimum:"0" doc:"How many entries you saw that it touches: refused if they have become more."`
+}
+
+type approvalOutput struct{ Body approval.Approval }
+
+type approvalsInput struct {
+	State string `query:"state" enum:"requested,approved,done,failed,refused,expired,withdrawn" doc:"Only in this state."`
+	Limit int    `query:"limit" minimum:"1" maximum:"500" default:"50" doc:"Requests in the list."`
+}
+
+type approvalsOutput struct {
+	Body struct {
+		Approvals []*approval.Approval `json:"approvals" doc:"The latest first."`
+	}
+}
+
+type approveInput struct {
+	ApprovalInput
+
+	Body ApproveAction
+}
+
+type decisionInput struct {
+	ApprovalInput
+
+	Body *Action
+}
+
+func (s *service) registerApprovals(api huma.API) {
+	tags := []string{"approvals"}
+	requested := time.Date(2026, 11, 22, 10, 0, 0, 0, time.UTC)
+	shown := approval.Approval{
+		ID: uuid.MustParse(entryExample), Operation: approval.Bulk, Request: json.RawMessage(`{"do":"discard","filter":{"queue":["payments"]}}`), Entries: 4200, ByQueue: json.RawMessage(`{"payments":4200}`),
+		State: approval.Requested, Actor: "kim", RequestedAt: requested, ExpiresAt: requested.Add(24 * time.Hour),
+	}
+	list := huma.Operation{OperationID: "list-approvals", Method: http.MethodGet, Path: ApprovalsPath, Tags: tags, Summary: "Requests for approval", Errors: []int{422, 503}}
+	example(&list, http.StatusOK, map[string]any{"approvals": []approval.Approval{shown}})
+	huma.Register(api, list, func(ctx context.Context, in *approvalsInput) (*approvalsOutput, error) {
+		approvals, err := s.Approvals.List(ctx, in.State, in.Limit)
+		if err != nil {
+			return nil, s.problem(ctx, err)
+		}
+		out := &approvalsOutput{}
+		out.Body.Approvals = approvals
+		return out, nil
+	})
+
+	get := huma.Operation{OperationID: "get-approval", Method: http.MethodGet, Path: ApprovalsPath + "/{id}", Tags: tags, Summary: "A request for approval, and what became of it", Errors: []int{404, 422, 503}}
+	example(&get, http.StatusOK, shown)
+	huma.Register(api, get, func(ctx context.Context, in *ApprovalInput) (*approvalOutput, error) { return s.approval(ctx, in.ID) })
+
+	approve := huma.Operation{
+		OperationID: "approve", Method: http.MethodPost, Path: ApprovalsPath + "/{id}/approve", Tags: tags, Summary: "Approve what somebody else asks for",
+		Description: "The entries that its filter chooses now are touched, and no others; refused (409) where they have become more than expect. It takes the role that the operation takes " +
+			"(admin to purge and to erase), in all of the scope of who asked, and another person: not who asked, nor whom they named, nor who made their token. dlqd then carries it out.",
+		Errors: []int{400, 403, 404, 409, 422, 503},
+	}
+	example(&approve, http.StatusOK, shown)
+	huma.Register(api, approve, func(ctx context.Context, in *approveInput) (*approvalOutput, error) {
+		return s.decide(ctx, in.ID, &in.Body.Action, func(ctx context.Context, id uuid.UUID, by approval.Person) error {
+			return s.Approvals.Approve(ctx, id, in.Body.Expect, by)
+		})
+	})
+	for _, verb := range []struct {
+		name, summary string
+		do            func(context.Context, uuid.UUID, deadletter.Act) error
+	}{
+		{"refuse", "Refuse what somebody asks for", func(ctx context.Context, id uuid.UUID, by deadletter.Act) error {
+			return s.Approvals.Refuse(ctx, id, by)
+		}},
+		{"withdraw", "Withdraw what one asked for oneself", func(ctx context.Context, id uuid.UUID, by deadletter.Act) error {
+			return s.Approvals.Withdraw(ctx, id, by)
+		}},
+	} {
+		op := huma.Operation{
+			OperationID: verb.name, Method: http.MethodPost, Path: ApprovalsPath + "/{id}/" + verb.name, Tags: tags, Summary: verb.summary, Errors: []int{400, 403, 404, 409, 422, 503},
+		}
+		example(&op, http.StatusOK, shown)
+		huma.Register(api, op, func(ctx context.Context, in *decisionInput) (*approvalOutput, error) {
+			return s.decide(ctx, in.ID, in.Body, func(ctx context.Context, id uuid.UUID, by approval.Person) error { return verb.do(ctx, id, by.Act) })
+		})
+	}
+	s.describeAsked(api, shown)
+}
+
+// describeAsked says of the operations that may need a second person how they answer then.
+func (s *service) describeAsked(api huma.API, shown approval.Approval) {
+	document := api.OpenAPI()
+	schema := document.Components.Schemas.Schema(reflect.TypeFor[Asked](), true, "Asked")
+	for _, path := range []string{
+		"/api/dlq/bulk", "/api/dlq/replay", "/api/dlq/erasures", "/api/dlq/entries/{id}/replay", "/api/dlq/entries/{id}/discard", "/api/dlq/entries/{id}/resolve", "/api/dlq/entries/{id}/unpark",
+	} {
+		operation := document.Paths[path].Post
+		operation.Description += " Where it needs a second person (access.yaml: approvals), nothing is done, and the answer is 202 with the request for approval, whose address is in Location."
+		status := strconv.Itoa(http.StatusAccepted)
+		response := operation.Responses[status]
+		if response == nil {
+			response = &huma.Response{Description: "It needs a second person, who was asked", Content: map[string]*huma.MediaType{"application/json": {Schema: schema, Example: Asked{&shown}}}}
+			operation.Responses[status] = response
+		} else {
+			content := response.Content["application/json"]
+			content.Schema = &huma.Schema{OneOf: []*huma.Schema{content.Schema, schema}}
+		}
+		if response.Headers == nil {
+			response.Headers = map[string]*huma.Param{}
+		}
+		response.Headers["Location"] = &huma.Param{Description: "The request for approval", Schema: &huma.Schema{Type: "string"}}
+	}
+}
+
+func (s *service) approval(ctx context.Context, id string) (*approvalOutput, error) {
+	a, err := s.Approvals.Get(ctx, uuid.MustParse(id)) // its format was checked
+	if err != nil {
+		return nil, s.problem(ctx, err)
+	}
+	return &approvalOutput{Body: *a}, nil
+}
+
+// decide has somebody decide about a request, who has the role for what it is for.
+func (s *service) decide(ctx context.Context, id string, action *Action, do func(context.Context, uuid.UUID, approval.Person) error) (*approvalOutput, error) {
+	out, err := s.approval(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	p := access.From(ctx)
+	if p.Via == access.ViaNothing {
+		return nil, huma.Error403Forbidden("nobody is asked who they are here (access.yaml: authentication), and so nobody can be a second person")
+	}
+	if admin, everywhere := out.Body.Needs(); admin {
+		if ctx, err = s.limitTo(ctx, need{access.Admin, !everywhere}); err != nil {
+			return nil, err
+		}
+	}
+	action.act(ctx) // keeps whom they name with where they come from
+	if err := do(ctx, out.Body.ID, action.person(ctx)); err != nil {
+		return nil, s.problem(ctx, err)
+	}
+	return s.approval(ctx, id)
+}
+
+// limitTo refuses who has not what something needs, and limits what is done in ctx to where they have it.
+func (s *service) limitTo(ctx context.Context, n need) (context.Context, error) {
+	p := access.From(ctx)
+	if !p.May(n.role) || !n.scoped && !p.MayEverywhere(n.role) {
+		return nil, huma.Error403Forbidden(mayNot(p, n))
+	}
+	limited, err := access.Limit(ctx, p.Scope(n.role))
+	if err != nil {
+		return nil, s.problem(ctx, err)
+	}
+	return limited, nil
+}

@@ -1,0 +1,164 @@
+// Package approval is for what one person does not do alone: requests, the second person's approval, and the runner that carries them
+// out. What needs one, the database decides where people act (dlq.require_approval), by the policy.
+package approval
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+
+	"github.com/dlqd/dlqd/internal/approval/internal/dbsqlc"
+	"github.com/dlqd/dlqd/internal/deadletter"
+	"github.com/dlqd/dlqd/internal/postgres"
+)
+
+// Operations that are asked for.
+const (
+	Replay = "replay" // a [replay.Request]
+	Bulk   = "bulk"   // a [deadletter.Bulk]
+	Erase  = "erase"  // an [Erasure]
+)
+
+// States of a request.
+const (
+	Requested = "requested"
+	Approved  = "approved" // until it is carried out
+	Expired   = "expired"
+)
+
+// Erasure is what is asked for by [Erase].
+type Erasure struct {
+	Filter json.RawMessage `json:"filter"`
+}
+
+// Approval is what somebody asks for, and what became of it.
+type Approval struct {
+	ID          uuid.UUID       `json:"id" doc:"Identifies the request."`
+	Operation   string          `json:"operation" enum:"replay,bulk,erase" doc:"A replay run, one thing to many entries, or an erasure."`
+	Request     json.RawMessage `json:"request" doc:"All of it: which entries, and what else the operation takes."`
+	Entries     int64           `json:"entries" doc:"How many entries its filter chose when it was asked."`
+	ByQueue     json.RawMessage `json:"byQueue" doc:"How many of each queue."`
+	State       string          `json:"state" enum:"requested,approved,done,failed,refused,expired,withdrawn" doc:"requested; then approved until it has been carried out: done or failed; or refused, withdrawn, expired."`
+	Actor       string          `json:"actor" doc:"Who asks, and acts once it is approved."`
+	OnBehalfOf  *string         `json:"onBehalfOf,omitempty" doc:"For whom they say that they ask."`
+	Note        *string         `json:"note,omitempty" doc:"Why."`
+	RequestedAt time.Time       `json:"requestedAt" doc:"When it was asked."`
+	ExpiresAt   time.Time       `json:"expiresAt" doc:"Until when it can be approved."`
+	DecidedBy   *string         `json:"decidedBy,omitempty" doc:"Who approved, refused or withdrew it."`
+	DecidedAt   *time.Time      `json:"decidedAt,omitempty" doc:"When."`
+	Decision    *string         `json:"decision,omitempty" doc:"What they said about it."`
+	Frozen      *int64          `json:"frozen,omitempty" doc:"How many entries its filter chose when it was approved: these, and no others, are touched."`
+	Changed     *int64          `json:"changed,omitempty" doc:"How many of them were touched; the others had moved on meanwhile."`
+	Outcome     *uuid.UUID      `json:"outcome,omitempty" doc:"The replay run, or the erasure, that came of it."`
+	Problem     *string         `json:"problem,omitempty" doc:"Why it failed."`
+	EndedAt     *time.Time      `json:"endedAt,omitempty" doc:"When it was done, failed, was refused or withdrawn, or expired."`
+}
+
+// Do says what is asked for, in a word or two.
+func (a *Approval) Do() string {
+	var bulk deadletter.Bulk
+	if a.Operation == Bulk && json.Unmarshal(a.Request, &bulk) == nil {
+		return bulk.Action
+	}
+	return a.Operation
+}
+
+// Needs reports whether it takes an admin, rather than an operator, and in every queue and for every kind.
+func (a *Approval) Needs() (admin, everywhere bool) {
+	return a.Operation == Erase || a.Do() == "purge", a.Operation == Erase
+}
+
+// Person is somebody who asks or decides.
+type Person struct {
+	deadletter.Act
+
+	OnBehalfOf string
+	TokenBy    string // who made the token by which they are known
+}
+
+// Store keeps requests.
+type Store struct {
+	Store *deadletter.Store
+	// Wake is called when something was approved; nil where no [Runner] is in this process, and it begins within a second.
+	Wake func()
+}
+
+func (s *Store) inTx(ctx context.Context, fn func(q *dbsqlc.Queries) error) error {
+	return deadletter.Named(s.Store.InTx(ctx, func(tx postgres.DB) error { return fn(dbsqlc.New(tx)) }))
+}
+
+// Request asks for an operation.
+func (s *Store) Request(ctx context.Context, operation string, request any, by Person) (*Approval, error) {
+	raw, err := json.Marshal(request)
+	if err != nil {
+		return nil, err
+	}
+	var id uuid.UUID
+	if err := s.inTx(ctx, func(q *dbsqlc.Queries) (err error) {
+		id, err = q.RequestApproval(ctx, dbsqlc.RequestApprovalParams{Operation: operation, Request: raw, Note: by.Note, Actor: by.Actor, OnBehalfOf: by.OnBehalfOf, TokenBy: by.TokenBy})
+		return err
+	}); err != nil {
+		return nil, err
+	}
+	return s.Get(ctx, id)
+}
+
+// Approve approves a request, for as many entries as it touches now, if these are not more than expect.
+func (s *Store) Approve(ctx context.Context, id uuid.UUID, expect int64, by Person) error {
+	if s.Wake != nil {
+		defer s.Wake()
+	}
+	return s.inTx(ctx, func(q *dbsqlc.Queries) error {
+		return q.Approve(ctx, dbsqlc.ApproveParams{ID: id, Expect: expect, Note: by.Note, Actor: by.Actor, OnBehalfOf: by.OnBehalfOf, TokenBy: by.TokenBy})
+	})
+}
+
+// Refuse refuses a request.
+func (s *Store) Refuse(ctx context.Context, id uuid.UUID, by deadletter.Act) error {
+	return s.inTx(ctx, func(q *dbsqlc.Queries) error {
+		return q.Refuse(ctx, dbsqlc.RefuseParams{ID: id, Note: by.Note, Actor: by.Actor})
+	})
+}
+
+// Withdraw withdraws what one asked for oneself.
+func (s *Store) Withdraw(ctx context.Context, id uuid.UUID, by deadletter.Act) error {
+	return s.inTx(ctx, func(q *dbsqlc.Queries) error {
+		return q.Withdraw(ctx, dbsqlc.WithdrawParams{ID: id, Note: by.Note, Actor: by.Actor})
+	})
+}
+
+// Get returns a request.
+func (s *Store) Get(ctx context.Context, id uuid.UUID) (*Approval, error) {
+	row, err := dbsqlc.New(s.Store.DB()).Approval(ctx, id)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return nil, &deadletter.MoveError{Kind: deadletter.ErrNotFound, Detail: fmt.Sprintf("approval %s: there is no such request", id)}
+	}
+	return approval(&row), err
+}
+
+// List returns requests, of one state if that is not "", the latest first.
+func (s *Store) List(ctx context.Context, state string, most int) ([]*Approval, error) {
+	rows, err := dbsqlc.New(s.Store.DB()).Approvals(ctx, dbsqlc.ApprovalsParams{State: state, Most: int32(most)})
+	list := make([]*Approval, len(rows))
+	for i := range rows {
+		list[i] = approval(&rows[i])
+	}
+	return list, err
+}
+
+func approval(row *dbsqlc.DlqApproval) *Approval {
+	a := &Approval{
+		ID: row.ID, Operation: row.Operation, Request: row.Request, Entries: row.Entries, ByQueue: row.ByQueue, State: row.State, Actor: row.Actor, OnBehalfOf: row.OnBehalfOf,
+		Note: row.Note, RequestedAt: row.RequestedAt, ExpiresAt: row.ExpiresAt, DecidedBy: row.DecidedBy, DecidedAt: row.DecidedAt, Decision: row.Decision,
+		Frozen: row.Frozen, Changed: row.Changed, Outcome: row.Outcome, Problem: row.Problem, EndedAt: row.EndedAt,
+	}
+	if a.State == Requested && !time.Now().Before(a.ExpiresAt) {
+		a.State = Expired // which the runner writes down
+	}
+	return a
+}

@@ -1,0 +1,143 @@
+package approval
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/dlqd/dlqd/internal/approval/internal/dbsqlc"
+	"github.com/dlqd/dlqd/internal/archive"
+	"github.com/dlqd/dlqd/internal/background"
+	"github.com/dlqd/dlqd/internal/deadletter"
+	"github.com/dlqd/dlqd/internal/postgres"
+	"github.com/dlqd/dlqd/internal/replay"
+)
+
+const (
+	// interval is how often a runner looks for something to carry out.
+	interval = time.Second
+	// lease is how long after its last word a process that died is waited for, and word how often it says that it goes on.
+	lease = time.Minute
+	word  = 15 * time.Second
+	// turnTimeout bounds one approval: an erasure looks through the archive.
+	turnTimeout = 2 * time.Hour
+)
+
+// Runner carries out what was approved, as who asked for it, on the entries that the approval froze. Each is one process's at a time; one
+// that was cut short is done again: what is done, is not there to be done any more.
+type Runner struct {
+	Store    *deadletter.Store
+	Replayer *replay.Replayer
+	Archive  *archive.Archive // nil: there is none
+	Logger   *slog.Logger
+}
+
+// Loop keeps carrying out what was approved.
+func (r *Runner) Loop() *background.Loop {
+	return background.New(background.Config{
+		Name: "approvals", Interval: interval, Timeout: turnTimeout, Patience: turnTimeout, Failing: "what was approved is not carried out",
+		Once: func(ctx context.Context) (time.Duration, error) {
+			worked, err := r.RunOnce(ctx)
+			if worked {
+				return background.More, err
+			}
+			return 0, err
+		},
+	})
+}
+
+// RunOnce carries out one approved request, if there is one. Requests about which nobody decided in time end.
+func (r *Runner) RunOnce(ctx context.Context) (worked bool, err error) {
+	q := dbsqlc.New(r.Store.DB())
+	if err := q.Expire(ctx); err != nil {
+		return false, err
+	}
+	taken, err := q.Take(ctx, lease)
+	if err != nil || len(taken) == 0 {
+		return false, err
+	}
+	a := &taken[0]
+	working, stop := context.WithCancel(ctx)
+	said := make(chan struct{})
+	go func() {
+		defer close(said)
+		ticks := time.NewTicker(word)
+		defer ticks.Stop()
+		for {
+			select {
+			case <-working.Done():
+				return
+			case <-ticks.C:
+				_ = q.Hold(working, dbsqlc.HoldParams{ID: a.ID, During: lease}) // or another process does it again
+			}
+		}
+	}()
+	err = r.carryOut(working, a)
+	stop()
+	<-said
+	if ctx.Err() != nil {
+		_ = q.Release(context.WithoutCancel(ctx), a.ID) // its lease ends by itself
+	}
+	if err != nil {
+		return false, fmt.Errorf("approval %s: %w", a.ID, err)
+	}
+	return true, nil
+}
+
+func (r *Runner) carryOut(ctx context.Context, a *dbsqlc.TakeRow) error {
+	ctx = deadletter.WithOrigin(ctx, a.Origin+", approved by "+a.DecidedBy)
+	ctx = deadletter.WithApproval(postgres.WithScope(ctx, a.Scope), a.ID)
+	end, err := r.do(ctx, a)
+	var refused *deadletter.MoveError
+	if errors.As(err, &refused) || errors.Is(err, errRequest) || postgres.IsRefusal(err) {
+		r.Logger.Warn("what was approved could not be done", "approval", a.ID, "error", err)
+		end, err = &dbsqlc.EndParams{Problem: err.Error()}, nil
+	}
+	if err != nil || end == nil {
+		return err
+	}
+	end.ID = a.ID
+	err = r.Store.InTx(ctx, func(tx postgres.DB) error { return dbsqlc.New(tx).End(ctx, *end) })
+	if errors.Is(deadletter.Named(err), deadletter.ErrNotAllowed) {
+		return nil // it has ended
+	}
+	return err
+}
+
+// errRequest is of a request that says nothing: somebody wrote it by SQL.
+var errRequest = errors.New("the request cannot be read")
+
+// do does what is asked for. It returns what came of it, nil where that is noted already.
+func (r *Runner) do(ctx context.Context, a *dbsqlc.TakeRow) (*dbsqlc.EndParams, error) {
+	act := deadletter.Act{Actor: a.Actor, Note: a.Note}
+	switch a.Operation {
+	case Replay:
+		request := replay.Request{Act: act}
+		if err := json.Unmarshal(a.Request, &request); err != nil {
+			return nil, fmt.Errorf("%w: %w", errRequest, err)
+		}
+		_, err := r.Replayer.Start(ctx, &request) // which ends the approval with the same commit: it is not started twice
+		return nil, err
+	case Bulk:
+		bulk := deadletter.Bulk{Act: act}
+		if err := json.Unmarshal(a.Request, &bulk); err != nil {
+			return nil, fmt.Errorf("%w: %w", errRequest, err)
+		}
+		_, changed, err := r.Store.Bulk(ctx, bulk)
+		return &dbsqlc.EndParams{Changed: pointer(int64(changed))}, err
+	default:
+		var erasure Erasure
+		if err := json.Unmarshal(a.Request, &erasure); err != nil {
+			return nil, fmt.Errorf("%w: %w", errRequest, err)
+		}
+		record, err := archive.EraseEverywhere(ctx, r.Store, r.Archive, erasure.Filter, act)
+		return &dbsqlc.EndParams{Changed: &record.Entries, Outcome: pointer[uuid.UUID](record.ID)}, err
+	}
+}
+
+func pointer[T any](v T) *T { return &v }

@@ -1,0 +1,383 @@
+package server_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+
+	"github.com/dlqd/dlqd/internal/access"
+	"github.com/dlqd/dlqd/internal/approval"
+	"github.com/dlqd/dlqd/internal/policy"
+	"github.com/dlqd/dlqd/internal/postgres"
+	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
+	"github.com/dlqd/dlqd/internal/server"
+)
+
+// approvalsSetup is a dlqd whose policy wants a second person, with parked dead letters in the queues payments and mail.
+func approvalsSetup(t *testing.T, rules ...policy.ApprovalRule) *scopeBundle {
+	t.Helper()
+	b := &scopeBundle{bundle: setup(t, options{config: func(c *server.Config) {
+		c.Process = false
+		c.Policy.Access.Authentication = []string{"tokens"}
+		c.Policy.Access.Approvals.Rules = rules
+	}})}
+	b.tokens = access.NewStore(b.pool, postgres.DefaultSchemas())
+	return b
+}
+
+// fail has jobs of a queue end as parked dead letters.
+func (b *scopeBundle) fail(queue string, n int) {
+	b.Helper()
+	for _, sql := range []string{
+		fmt.Sprintf(`INSERT INTO river_job (kind, args, queue, max_attempts, state) SELECT 'order.paid', jsonb_build_object('n', i), '%s', 1, 'running' FROM generate_series(1, %d) i`, queue, n),
+		`UPDATE river_job SET state = 'discarded', finalized_at = now(), errors = ARRAY['{"error": "x"}'::jsonb] WHERE state = 'running'`,
+		`SELECT dlq.act_on('park', ARRAY(SELECT id FROM dlq.dead_letter_queue), 'test')`,
+	} {
+		_, err := b.pool.Exec(b.Context(), sql)
+		require.NoError(b, err, sql)
+	}
+	require.Eventually(b, func() bool {
+		return b.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_pending'") == 0
+	}, time.Minute, 10*time.Millisecond)
+}
+
+func (b *scopeBundle) named(name string, role access.Role, by string, queues ...string) string {
+	b.Helper()
+	secret, err := b.tokens.Create(b.Context(), &access.Token{Name: name, Role: role, Queues: queues}, by)
+	require.NoError(b, err)
+	return secret
+}
+
+// ask makes a request that needs a second person, and returns the id of the approval.
+func (b *scopeBundle) ask(token, path, body string) string {
+	b.Helper()
+	status, out := b.as(token, "POST", path, body)
+	require.Equal(b, http.StatusAccepted, status, out)
+	var answer struct{ Approval approval.Approval }
+	require.NoError(b, json.Unmarshal([]byte(out), &answer))
+	require.Equal(b, "requested", answer.Approval.State, out)
+	return answer.Approval.ID.String()
+}
+
+func (b *scopeBundle) approval(token, id string) (a approval.Approval) {
+	b.Helper()
+	status, out := b.as(token, "GET", "/api/dlq/approvals/"+id, "")
+	require.Equal(b, http.StatusOK, status, out)
+	require.NoError(b, json.Unmarshal([]byte(out), &a))
+	return a
+}
+
+func (b *scopeBundle) awaitApproval(token, id, state string) (a approval.Approval) {
+	b.Helper()
+	require.Eventually(b, func() bool { a = b.approval(token, id); return a.State == state }, time.Minute, 10*time.Millisecond, "%+v", a)
+	return a
+}
+
+func (b *scopeBundle) decide(token, id, verb, body string) int {
+	b.Helper()
+	status, out := b.as(token, "POST", "/api/dlq/approvals/"+id+"/"+verb, body)
+	b.Log(verb, status, out)
+	return status
+}
+
+func TestApprovals_secondPerson(t *testing.T) {
+	t.Parallel()
+	b := approvalsSetup(t, policy.ApprovalRule{Operations: []string{"discard", "purge"}, Queues: []string{"pay*"}, Above: 2}, policy.ApprovalRule{Operations: []string{"erase"}})
+	b.fail("payments", 3)
+	b.fail("mail", 5)
+	kim, lee := b.named("kim", access.Operator, "root"), b.named("lee", access.Operator, "root")
+
+	status, out := b.as(kim, "POST", "/api/dlq/bulk", `{"do": "note", "filter": {}, "all": true, "note": "n"}`)
+	require.Equal(t, http.StatusOK, status, out)
+	status, out = b.as(kim, "POST", "/api/dlq/bulk", `{"do": "discard", "filter": {"queue": ["mail"]}, "dryRun": true}`)
+	require.Equal(t, http.StatusOK, status, out)
+	id := b.ask(kim, "/api/dlq/bulk", `{"do": "discard", "filter": {"kind": ["order.*"]}, "note": "ticket 7", "actor": "ann"}`)
+	require.Zero(t, b.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_archived'"), "nothing is done")
+	a := b.approval(lee, id)
+	require.EqualValues(t, 8, a.Entries)
+	require.JSONEq(t, `{"payments": 3, "mail": 5}`, string(a.ByQueue))
+	require.JSONEq(t, `{"do": "discard", "filter": {"kind": ["order.*"]}}`, string(a.Request))
+	require.Equal(t, []string{"kim", "ann", "ticket 7"}, []string{a.Actor, *a.OnBehalfOf, *a.Note})
+
+	// Not who asked, by whatever name or token; nor for whom; nor who made the token; nor somebody whose token the first one made; nor without
+	// the role, or all of the scope.
+	for name, token := range map[string]string{
+		"kim": kim, "another token of the same name": b.named("kim", access.Admin, "root"), "in capitals": b.named("KIM", access.Operator, "root"),
+		"for whom": b.named("ann", access.Operator, "root"), "the token's maker": b.named("root", access.Operator, "root"), "a token that kim made": b.named("x", access.Operator, "kim"),
+		"a reader": b.named("reader", access.Reader, "root"),
+	} {
+		require.Equal(t, http.StatusForbidden, b.decide(token, id, "approve", `{"expect": 8}`), name)
+	}
+	require.Equal(t, http.StatusForbidden, b.decide(lee, id, "approve", `{"expect": 8, "actor": "kim"}`), "on behalf of who asked")
+	limited := b.named("limited", access.Operator, "root", "payments")
+	require.Equal(t, http.StatusNotFound, b.decide(limited, id, "approve", `{"expect": 8}`))
+	_, list := b.as(limited, "GET", "/api/dlq/approvals", "")
+	require.NotContains(t, list, id)
+	require.Equal(t, http.StatusUnprocessableEntity, b.decide(lee, id, "approve", `{}`))
+	require.Equal(t, http.StatusForbidden, b.decide(lee, id, "withdraw", ""), "only who asked")
+	require.Equal(t, http.StatusConflict, b.decide(lee, id, "approve", `{"expect": 7}`), "more than expected")
+
+	// One arrives meanwhile: the approver is told; and when it is approved, what comes later is not touched.
+	b.fail("mail", 1)
+	require.Equal(t, http.StatusConflict, b.decide(lee, id, "approve", `{"expect": 8}`))
+	require.Equal(t, http.StatusOK, b.decide(lee, id, "approve", `{"expect": 9, "note": "fine"}`))
+	a = b.awaitApproval(lee, id, "done")
+	require.EqualValues(t, 9, *a.Frozen)
+	require.EqualValues(t, 9, *a.Changed)
+	require.Equal(t, 9, b.count(`SELECT count(*) FROM dlq.dead_letter_transitions WHERE to_status = 'dlq_archived' AND actor = 'kim' AND note = 'ticket 7' AND origin LIKE 'API, from 127.0.0.1 %, on behalf of ann, approved by lee'`))
+	require.Equal(t, "requested kim, approved lee, done kim", b.text(`SELECT string_agg(act || ' ' || actor, ', ' ORDER BY at) FROM dlq.acts WHERE subject = 'approval `+id+`'`))
+	require.Equal(t, http.StatusConflict, b.decide(lee, id, "approve", `{"expect": 9}`))
+	require.Equal(t, http.StatusConflict, b.decide(kim, id, "withdraw", ""))
+
+	// To purge takes an admin, to ask and to approve.
+	status, _ = b.as(kim, "POST", "/api/dlq/bulk", `{"do": "purge", "filter": {}, "all": true}`)
+	require.Equal(t, http.StatusForbidden, status)
+	boss, other := b.named("boss", access.Admin, "root"), b.named("other", access.Admin, "root")
+	id = b.ask(boss, "/api/dlq/bulk", `{"do": "purge", "filter": {}, "all": true}`)
+	require.Equal(t, http.StatusForbidden, b.decide(lee, id, "approve", `{"expect": 9}`))
+	require.Equal(t, http.StatusForbidden, b.decide(lee, id, "refuse", `{}`))
+	require.Equal(t, http.StatusOK, b.decide(other, id, "refuse", `{"note": "no"}`))
+	require.Equal(t, http.StatusConflict, b.decide(other, id, "approve", `{"expect": 9}`))
+
+	id = b.ask(boss, "/api/dlq/erasures", `{"filter": {"payload": {"n": 1}}, "note": "request 42"}`)
+	require.Equal(t, http.StatusOK, b.decide(boss, id, "withdraw", ""))
+	require.JSONEq(t, `{"erased": true}`, string(b.approval(boss, id).Request), "it names somebody")
+	id = b.ask(boss, "/api/dlq/erasures", `{"filter": {"payload": {"n": 1}}, "note": "request 42"}`)
+	require.Equal(t, http.StatusOK, b.decide(other, id, "approve", `{"expect": 3}`))
+	a = b.awaitApproval(boss, id, "done")
+	require.EqualValues(t, 3, *a.Changed)
+	require.Equal(t, 3, b.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE original_event = '{\"erased\": true}'"))
+	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.erasures WHERE id = '"+a.Outcome.String()+"' AND actor = 'boss' AND origin LIKE '%, approved by other' AND finished_at IS NOT NULL"))
+	require.JSONEq(t, `{"erased": true}`, string(a.Request))
+}
+
+func (b *scopeBundle) text(sql string) (out string) {
+	b.Helper()
+	require.NoError(b, b.pool.QueryRow(b.Context(), sql).Scan(&out))
+	return out
+}
+
+// What was frozen is touched; what came later is not, and what has moved on is not either.
+func TestApprovals_frozen(t *testing.T) {
+	t.Parallel()
+	b := approvalsSetup(t, policy.ApprovalRule{Operations: []string{"replay"}})
+	b.fail("payments", 4)
+	_, err := b.pool.Exec(t.Context(), "INSERT INTO river_queue (name, created_at, updated_at) VALUES ('payments', now(), now())")
+	require.NoError(t, err)
+	kim, lee := b.named("kim", access.Operator, "root", "pay*"), b.named("lee", access.Operator, "root")
+
+	id := b.ask(kim, "/api/dlq/replay", `{"filter": {"queue": ["payments", "mail"]}, "mergePatch": {"fixed": true}, "note": "fixed"}`)
+	b.fail("mail", 1) // out of kim's scope
+	// Frozen, one more comes, and one moves on: then it is carried out.
+	tx, err := b.pool.Begin(t.Context())
+	require.NoError(t, err)
+	_, err = tx.Exec(t.Context(), "SELECT dlq.approve($1, 4, p_actor => 'lee')", id)
+	require.NoError(t, err)
+	_, err = tx.Exec(t.Context(), "UPDATE dlq.approvals SET taken_until = now() + interval '1 hour' WHERE id = $1", id)
+	require.NoError(t, err)
+	require.NoError(t, tx.Commit(t.Context()))
+	b.fail("payments", 1)
+	require.Equal(t, 6, b.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_manual'"))
+	_, err = b.pool.Exec(t.Context(), "SELECT dlq.discard((SELECT min(entry_id::text)::uuid FROM dlq.approval_entries), 'ann')")
+	require.NoError(t, err)
+	_, err = b.pool.Exec(t.Context(), "UPDATE dlq.approvals SET taken_until = NULL WHERE id = $1", id)
+	require.NoError(t, err)
+	a := b.awaitApproval(lee, id, "done")
+	require.EqualValues(t, 4, *a.Frozen)
+	require.EqualValues(t, 3, *a.Changed)
+	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.replay_runs WHERE id = '"+a.Outcome.String()+"' AND total = 3 AND actor = 'kim' AND note = 'fixed' AND origin LIKE '%, approved by lee' AND scope IS NOT NULL AND merge_patch IS NOT NULL"))
+	require.Eventually(t, func() bool {
+		return b.count("SELECT count(*) FROM dlq.dead_letter_transitions WHERE to_status = 'dlq_processing' AND actor = 'kim' AND origin LIKE '%, approved by lee'") == 3
+	}, time.Minute, 10*time.Millisecond)
+	require.Equal(t, 2, b.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_manual'"), "what came later, and what is elsewhere")
+
+	// One entry, edited, and by unparking it: the same.
+	left := b.text("SELECT id::text FROM dlq.dead_letter_queue WHERE status = 'dlq_manual' AND queue = 'payments'")
+	id = b.ask(kim, "/api/dlq/entries/"+left+"/unpark", "")
+	require.Equal(t, http.StatusOK, b.decide(kim, id, "withdraw", ""))
+	id = b.ask(kim, "/api/dlq/entries/"+left+"/replay", `{"payload": {"whole": 1.50}}`)
+	require.Equal(t, http.StatusOK, b.decide(lee, id, "approve", `{"expect": 1}`))
+	b.awaitApproval(lee, id, "done")
+	require.Eventually(t, func() bool { return b.count(`SELECT count(*) FROM river_job WHERE args = '{"whole": 1.50}'`) == 1 }, time.Minute, 10*time.Millisecond)
+}
+
+func TestApprovals_expiryAndRaces(t *testing.T) {
+	t.Parallel()
+	b := approvalsSetup(t, policy.ApprovalRule{Operations: []string{"discard"}})
+	b.fail("payments", 2)
+	kim, lee := b.named("kim", access.Operator, "root"), b.named("lee", access.Operator, "root")
+	id := b.ask(kim, "/api/dlq/bulk", `{"do": "discard", "filter": {}, "all": true}`)
+	a := b.approval(kim, id)
+	require.WithinDuration(t, a.RequestedAt.Add(24*time.Hour), a.ExpiresAt, time.Second)
+	_, err := b.pool.Exec(t.Context(), "UPDATE dlq.approvals SET expires_at = now()")
+	require.NoError(t, err)
+	require.Equal(t, http.StatusConflict, b.decide(lee, id, "approve", `{"expect": 2}`))
+	require.Eventually(t, func() bool {
+		return b.count("SELECT count(*) FROM dlq.acts WHERE act = 'expired' AND subject = 'approval "+id+"'") == 1
+	}, time.Minute, 10*time.Millisecond)
+	require.Equal(t, "expired", b.approval(lee, id).State)
+
+	// Of several approvers at once, one is first; and who was revoked is none.
+	id = b.ask(kim, "/api/dlq/bulk", `{"do": "discard", "filter": {}, "all": true}`)
+	var wait sync.WaitGroup
+	statuses := make([]int, 6)
+	for i := range statuses {
+		token := b.named(fmt.Sprintf("approver-%d", i), access.Operator, "root")
+		wait.Go(func() { statuses[i], _ = b.as(token, "POST", "/api/dlq/approvals/"+id+"/approve", `{"expect": 2}`) })
+	}
+	wait.Wait()
+	won := 0
+	for _, status := range statuses {
+		if status == http.StatusOK {
+			won++
+			continue
+		}
+		require.Equal(t, http.StatusConflict, status)
+	}
+	require.Equal(t, 1, won)
+	b.awaitApproval(kim, id, "done")
+	require.Equal(t, 2, b.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_archived'"))
+
+	b.fail("payments", 1)
+	id = b.ask(kim, "/api/dlq/bulk", `{"do": "discard", "filter": {}, "all": true}`)
+	gone := b.named("gone", access.Operator, "root")
+	tokens, err := b.tokens.List(t.Context())
+	require.NoError(t, err)
+	for _, token := range tokens {
+		if token.Name == "gone" {
+			require.NoError(t, b.tokens.Revoke(t.Context(), token.ID, "root", ""))
+		}
+	}
+	require.Equal(t, http.StatusUnauthorized, b.decide(gone, id, "approve", `{"expect": 1}`))
+	require.Equal(t, "requested", b.approval(kim, id).State)
+}
+
+// Who works by SQL asks and approves there, and has no way round.
+func TestApprovals_sql(t *testing.T) {
+	t.Parallel()
+	b := approvalsSetup(t, policy.ApprovalRule{Operations: []string{"replay", "discard", "resolve", "purge", "erase"}, Queues: []string{"payments"}})
+	ctx := t.Context()
+	b.fail("payments", 2)
+	b.fail("mail", 1)
+	admin, err := pgx.Connect(ctx, postgrestest.Superuser(t, b.url))
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = admin.Close(ctx) })
+	login := func(role string) *pgx.Conn {
+		name := role + "_" + strings.ReplaceAll(b.text("SELECT gen_random_uuid()::text"), "-", "")
+		_, err := admin.Exec(ctx, "CREATE ROLE "+name+" LOGIN IN ROLE "+role)
+		require.NoError(t, err)
+		conn, err := pgx.Connect(ctx, postgrestest.WithUser(b.url, name))
+		require.NoError(t, err)
+		t.Cleanup(func() {
+			_ = conn.Close(ctx)
+			_, _ = admin.Exec(ctx, "DROP ROLE "+name)
+		})
+		return conn
+	}
+	kim, lee, reader := login("dlq_admin"), login("dlq_operator"), login("dlq_reader")
+	one := "(SELECT min(id::text)::uuid FROM dlq.dead_letter_queue WHERE queue = 'payments')"
+	for _, sql := range []string{
+		"SELECT dlq.replay(" + one + ")", "SELECT dlq.discard(" + one + ")", "SELECT dlq.resolve(" + one + ")", "SELECT dlq.unpark(" + one + ")",
+		"SELECT dlq.act_on('discard', ARRAY[" + one + "], 'kim')", "SELECT dlq.act_where('discard', '{}', p_all => true)", "SELECT dlq.act_where('purge', '{}', p_all => true, p_args => '{\"force\": true}', p_limit => 1)",
+		"SELECT dlq.replay_start('{}', p_all => true, p_force => true)", "SELECT dlq.erase_begin('{\"payload\": {\"n\": 1}}', 'x')", "CALL dlq.erase('{\"payload\": {\"n\": 1}}', 'x')", "SELECT dlq.delete_entries(ARRAY[" + one + "])",
+		"SET dlq.approved = '00000000-0000-0000-0000-000000000000'; SELECT dlq.discard(" + one + ")",
+	} {
+		_, err := kim.Exec(ctx, sql)
+		require.ErrorContains(t, err, "DLQ07", sql)
+		require.ErrorContains(t, err, "needs a second person", sql)
+	}
+	require.Equal(t, 3, b.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_manual'"))
+	_, err = kim.Exec(ctx, "SELECT dlq.act_where('discard', '{\"queue\": \"mail\"}')")
+	require.NoError(t, err, "what needs nobody else")
+	for _, sql := range []string{"SELECT dlq.take_approval('1 hour')", "SELECT dlq.end_approval(gen_random_uuid(), 1)", "UPDATE dlq.approvals SET state = 'approved'", "INSERT INTO dlq.approval_entries VALUES (gen_random_uuid(), gen_random_uuid())"} {
+		_, err := kim.Exec(ctx, sql)
+		require.ErrorContains(t, err, "permission denied", sql)
+	}
+	_, err = reader.Exec(ctx, "SELECT dlq.request_approval('bulk', '{}')")
+	require.ErrorContains(t, err, "permission denied")
+	_, err = lee.Exec(ctx, "SELECT dlq.request_approval('erase', '{\"filter\": {\"tags\": [\"x\"]}}')")
+	require.ErrorContains(t, err, "not a dlq_admin")
+
+	// The hint of the error is the request.
+	var pgErr interface{ SQLState() string }
+	_, err = kim.Exec(ctx, "SELECT dlq.act_where('discard', '{\"queue\": \"payments\"}')")
+	require.ErrorAs(t, err, &pgErr)
+	var id string
+	require.NoError(t, kim.QueryRow(ctx, `SELECT dlq.request_approval('bulk', '{"do": "discard", "filter": {"queue": "payments"}}', 'ticket 7')`).Scan(&id))
+	_, err = kim.Exec(ctx, "SELECT dlq.approve($1, 2)", id)
+	require.ErrorContains(t, err, "second person")
+	_, err = kim.Exec(ctx, "SELECT dlq.approve($1, 2, p_actor => 'somebody')", id)
+	require.ErrorContains(t, err, "second person", "a name that one gives oneself is none")
+	_, err = lee.Exec(ctx, "SELECT dlq.approve($1, 1)", id)
+	require.ErrorContains(t, err, "2 dead letters, and not 1")
+	_, err = lee.Exec(ctx, "SELECT dlq.approve($1, 2)", id)
+	require.NoError(t, err)
+	token := b.named("ann", access.Operator, "root")
+	require.EqualValues(t, 2, *b.awaitApproval(token, id, "done").Changed)
+	require.Equal(t, 2, b.count("SELECT count(*) FROM dlq.dead_letter_transitions WHERE to_status = 'dlq_archived' AND actor LIKE 'dlq_admin_%' AND origin LIKE 'SQL, from % approved by dlq_operator_%'"))
+	var rows int
+	require.NoError(t, reader.QueryRow(ctx, "SELECT count(*) FROM (SELECT id, state FROM dlq.approvals) a").Scan(&rows))
+	require.Equal(t, 1, rows)
+	_, err = reader.Exec(ctx, "SELECT request FROM dlq.approvals")
+	require.ErrorContains(t, err, "permission denied")
+	// A request that says nothing fails, and holds nothing up.
+	require.NoError(t, kim.QueryRow(ctx, `SELECT dlq.request_approval('replay', '{"rate": "much", "filter": {"queue": "payments"}}')`).Scan(&id))
+	_, err = lee.Exec(ctx, "SELECT dlq.approve($1, 2)", id)
+	require.NoError(t, err)
+	require.Contains(t, *b.awaitApproval(token, id, "failed").Problem, "cannot be read")
+	// The schema's owner, and dlqd by itself, ask nobody.
+	_, err = b.pool.Exec(ctx, "SELECT dlq.act_where('purge', '{\"queue\": \"payments\"}')")
+	require.NoError(t, err)
+}
+
+// What is large is not moved by a slip.
+func TestExpect(t *testing.T) {
+	t.Parallel()
+	b := setup(t, options{config: func(c *server.Config) { c.Process, c.DLQWorkers, c.Policy.Access.ExpectAbove = false, false, 2 }})
+	sb := &scopeBundle{bundle: b}
+	for _, sql := range []string{
+		`INSERT INTO river_job (kind, args, queue, max_attempts, state) SELECT 'order.paid', '{"customer": "cus_81"}', 'payments', 1, 'running' FROM generate_series(1, 3) i`,
+		`UPDATE river_job SET state = 'discarded', finalized_at = now()`,
+		"SELECT dlq.act_on('park', ARRAY(SELECT id FROM dlq.dead_letter_queue), 'test')",
+		"INSERT INTO river_queue (name, created_at, updated_at) VALUES ('payments', now(), now())",
+	} {
+		_, err := b.pool.Exec(t.Context(), sql)
+		require.NoError(t, err, sql)
+	}
+	one := sb.text("SELECT min(id::text) FROM dlq.dead_letter_queue")
+	for _, c := range []struct {
+		path, body, expect string
+		status             int
+	}{
+		{"/api/dlq/bulk", `{"do": "note", "filter": {}, "all": true, "note": "n"}`, "", 200},
+		{"/api/dlq/bulk", `{"do": "discard", "filter": {}, "all": true}`, "", 422},
+		{"/api/dlq/bulk", `{"do": "discard", "filter": {}, "all": true}`, "2", 409},
+		{"/api/dlq/bulk", `{"do": "discard", "filter": {"ids": ["` + one + `"]}}`, "3", 409},
+		{"/api/dlq/bulk", `{"do": "park", "filter": {"ids": ["` + one + `"]}}`, "", 200},
+		{"/api/dlq/replay", `{"filter": {}, "all": true, "dryRun": true}`, "", 200},
+		{"/api/dlq/replay", `{"filter": {}, "all": true, "force": true}`, "", 422},
+		{"/api/dlq/replay", `{"filter": {"status": ["dlq_manual", "dlq_resolved"]}}`, "4", 409},
+		{"/api/dlq/replay", `{"filter": {"status": ["dlq_manual", "dlq_resolved"]}, "rate": 0.001}`, "3", 202},
+		{"/api/dlq/erasures", `{"filter": {"payload": {"customer": "cus_81"}}, "note": "n"}`, "", 422},
+		{"/api/dlq/erasures", `{"filter": {"payload": {"customer": "cus_81"}}, "note": "n"}`, "5", 409},
+		{"/api/dlq/bulk", `{"do": "discard", "filter": {}, "all": true}`, "3", 200},
+		{"/api/dlq/erasures", `{"filter": {"payload": {"customer": "cus_81"}}, "note": "n"}`, "3", 200},
+	} {
+		body := c.body
+		if c.expect != "" {
+			body = strings.TrimSuffix(body, "}") + `, "expect": ` + c.expect + "}"
+		}
+		status, out, _ := b.call("POST", c.path, body)
+		require.Equal(t, c.status, status, "%s %s: %v", c.path, body, out)
+		if status == 422 {
+			require.EqualValues(t, 3, out["errors"].([]any)[0].(map[string]any)["value"], "the number that it would be")
+		}
+	}
+}
