@@ -263,4 +263,3 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION dlq.install_roles IS 'Makes the roles dlq_reader, dlq_operator and dlq_admin, if they are missing and may be made, and grants them what they need.';
-SELECT dlq.install_roles();

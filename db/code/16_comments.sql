@@ -1,3 +1,6 @@
+-- (Not in the file that makes it: it touches every function, and an upgrade tells by that which of a name are an older dlqd's.)
+SELECT dlq.install_roles();
+
 -- Comments on what has no place of its own for one: indexes, sequences, columns of views. (Of a partition's index the comment is its
 -- table's.)
 

@@ -134,6 +134,8 @@ func TestHostile_access(t *testing.T) {
 					targets = []string{b.ids[elsewhere], b.ids["pay_eu/user.mail"], uuid.Nil.String()}
 				case "queue":
 					targets = []string{"mailqueue", "pay_eu%00", "*"}
+				case "approval":
+					targets = []string{b.asked["mailqueue"], b.ids[elsewhere]}
 				case "run", "stream":
 					targets = []string{b.runs["mailqueue"], b.ids[elsewhere]}
 				}
@@ -148,7 +150,7 @@ func TestHostile_access(t *testing.T) {
 						h.statuses = []int{403}
 					case o.method != http.MethodGet && (theirs || o.of == "" && scopes[scope].scope == nil):
 						continue // as it should be
-					case o.of == "entry" && !theirs, o.of == "queue", o.of == "run" && scopes[scope].scope != nil, o.of == "none":
+					case o.of == "entry" && !theirs, o.of == "queue", (o.of == "run" || o.of == "approval") && scopes[scope].scope != nil, o.of == "none":
 						h.statuses = []int{404}
 						if strings.Contains(target, "%00") {
 							h.statuses = []int{400, 404, 422}
