@@ -100,10 +100,8 @@ BEGIN
         ('dlq.rollup_sources', NULL), ('dlq.job_facts', NULL), ('dlq.entry_jobs', NULL), ('dlq.retired_jobs', NULL), ('dlq.erasures', NULL),
         ('dlq.reconcile_findings', NULL), ('dlq.reconcile_looks', NULL), ('dlq.automatic_changes', NULL), ('dlq.gates', NULL), ('dlq.paces', NULL), ('dlq.role_scopes', NULL)
     LOOP
-        EXECUTE format('DROP POLICY IF EXISTS in_scope ON %1$s;
-            CREATE POLICY in_scope ON %1$s FOR SELECT USING ((SELECT dlq.scope()) IS NULL%2$s);
-            COMMENT ON POLICY in_scope ON %1$s IS ''What is in the scope of who reads.'';
-            ALTER TABLE %1$s ENABLE ROW LEVEL SECURITY', v_table, coalesce(' OR ' || v_sees, ''));
+        PERFORM dlq.fence_table(t.relid, v_sees) FROM pg_partition_tree(v_table) t UNION ALL SELECT dlq.fence_table(v_table, v_sees) WHERE NOT EXISTS (SELECT FROM pg_partition_tree(v_table));
     END LOOP;
+    ALTER TABLE dlq.tokens ENABLE ROW LEVEL SECURITY; -- nobody but the owner reads it, also where somebody grants all tables of the schema
 END
 $$;

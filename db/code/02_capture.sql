@@ -45,7 +45,9 @@ BEGIN
     LOOP
         v_try := v_try + 1;
         BEGIN
-            PERFORM pg_advisory_xact_lock(hashtextextended('dlq.put_capture', 0)); -- one after another
+            IF v_try <= 2 THEN -- one after another, unless somebody sits on the lock, which anybody may take
+                PERFORM pg_advisory_xact_lock(hashtextextended('dlq.put_capture', 0));
+            END IF;
             EXECUTE format('CREATE OR REPLACE FUNCTION dlq.capture_mode() RETURNS text LANGUAGE sql STABLE RETURN %L::text', p_mode);
             EXECUTE format('CREATE OR REPLACE FUNCTION dlq.capture_limit() RETURNS interval LANGUAGE sql STABLE RETURN %L::interval', p_limit);
             RETURN;

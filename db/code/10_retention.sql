@@ -38,9 +38,12 @@ DECLARE
 BEGIN
     IF p_parent IS NULL OR p_parent NOT IN ('dlq.dead_letter_transitions'::regclass, 'dlq.dead_letter_resolved'::regclass, 'dlq.dead_letter_failed'::regclass, 'dlq.dead_letter_archived'::regclass) THEN
         RAISE EXCEPTION '%: has no months', p_parent USING ERRCODE = 'DLQ04', HINT = 'dlq.missing_partitions() says which partitions are missing.';
+    ELSIF NOT dlq.is_owner() AND v_month > now() + interval '1 year' THEN -- each is in every plan
+        RAISE EXCEPTION '%: no partition of a month like %', p_parent, p_month USING ERRCODE = 'DLQ04', HINT = 'Up to a year from now, but for the owner of dlqd''s schema.';
     ELSIF v_month IS NULL OR v_month NOT BETWEEN '1970-01-01Z' AND now() + interval '10 years' THEN
         RAISE EXCEPTION '%: no partition of a month like %', p_parent, p_month USING ERRCODE = 'DLQ04', HINT = 'From 1970 to ten years from now.';
     END IF;
+    PERFORM dlq.require_everything('partitions');
     SELECT format('%I.%I', n.nspname, c.relname || '_' || to_char(v_month, 'YYYYMM')) INTO v_name FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = p_parent;
     -- One at a time, over all dlqd processes.
     PERFORM pg_advisory_xact_lock(hashtextextended('dlq.ensure_partition', 0));

@@ -64,6 +64,21 @@ var checks = []check{
 		"run dlqd migrate up (or dlqd attach); have the owner of River's table enable them (ALTER TABLE river_job ENABLE TRIGGER …)",
 	},
 	{
+		"scopes", `SELECT count(*)::float8, coalesce(string_agg(DISTINCT s.role::text, ', '), '') FROM dlq.role_scopes s WHERE NOT EXISTS (SELECT FROM pg_roles r WHERE r.rolname = s.role)`,
+		func(n float64) bool { return n > 0 },
+		"each is of a role that is there", "of %[2]s, which is no role (any more): whoever was in it is not limited by it",
+		"limit the role by its new name with dlq.set_role_scope, and lift the old one's: dlq.set_role_scope('…', NULL)",
+	},
+	{
+		"grants", `SELECT count(*)::float8, coalesce(string_agg(DISTINCT CASE a.grantee WHEN 0 THEN 'everybody' ELSE pg_get_userbyid(a.grantee) END, ', '), '')
+			FROM pg_class c CROSS JOIN LATERAL aclexplode(c.relacl) a
+			WHERE c.relnamespace = (SELECT q.relnamespace FROM pg_class q WHERE q.oid = 'dlq.settings'::regclass) AND c.relkind IN ('r', 'p') AND (c.relispartition OR c.relname = 'tokens')
+			AND a.grantee <> c.relowner`,
+		func(n float64) bool { return n > 0 },
+		"nobody else may read partitions or tokens", "%[2]s may read partitions or tokens: what the policy marks as sensitive is not hidden there",
+		"REVOKE ALL ON ALL TABLES IN SCHEMA dlq FROM them, and GRANT dlq_reader instead",
+	},
+	{
 		"capture", `SELECT (c.mode <> 'on')::integer::float8, c.mode || coalesce(', by ' || c.changed_by || ' since ' || to_char(c.changed_at AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI') || ' UTC' || coalesce(': ' || c.note, ''), '') FROM dlq.capture_status() c`,
 		func(n float64) bool { return n > 0 },
 		"on", "is %[2]s", "dlqd capture on, if that is forgotten",
