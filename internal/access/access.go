@@ -102,6 +102,11 @@ func (p *Principal) SeesPayloads(role Role) bool {
 	return p.MayEverywhere(Operator) || !slices.ContainsFunc(p.Grants, func(g Grant) bool { return g.Role.Includes(role) && !g.Role.Includes(Operator) })
 }
 
+// MayIn reports whether somebody has a role for anything of a queue.
+func (p *Principal) MayIn(role Role, queue string) bool {
+	return slices.ContainsFunc(p.Grants, func(g Grant) bool { return g.Role.Includes(role) && matches(g.Queues, queue) })
+}
+
 // MayFor reports whether somebody has a role for this queue, kind and source.
 func (p *Principal) MayFor(role Role, queue, kind, source string) bool {
 	return slices.ContainsFunc(p.Grants, func(g Grant) bool {

@@ -6,11 +6,13 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/danielgtaylor/huma/v2"
 
+	"github.com/dlqd/dlqd/internal/access"
 	"github.com/dlqd/dlqd/internal/door"
 	"github.com/dlqd/dlqd/internal/ingest"
 	"github.com/dlqd/dlqd/internal/message"
@@ -292,12 +294,17 @@ func (s *service) submitProblem(ctx context.Context, err error, messageID string
 		}
 		return huma.NewError(status, invalid.Error(), details...)
 	case errors.As(err, &unknown):
+		p := access.From(ctx)
+		unknown.Known = slices.DeleteFunc(slices.Clone(unknown.Known), func(queue string) bool { return !p.MayIn(access.Sender, queue) })
 		return huma.Error422UnprocessableEntity("invalid message: "+unknown.Error(),
 			&huma.ErrorDetail{Location: locate("queue", unknown.Index, messageID), Message: unknown.Error(), Value: unknown.Queue})
 	case errors.As(err, &unworked):
 		return huma.Error422UnprocessableEntity("message refused: "+unworked.Error()+"; nothing was stored",
 			&huma.ErrorDetail{Location: locate("queue", unworked.Index, messageID), Message: "is not delivered", Value: unworked.Queue})
 	case errors.As(err, &conflict):
+		if !access.From(ctx).MayEverywhere(access.Reader) { // whose it is, is not theirs to know
+			conflict.JobID = 0
+		}
 		return huma.Error409Conflict(conflict.Error(), &huma.ErrorDetail{Location: locate("messageId", conflict.Index, messageID), Message: "has been used for other content", Value: conflict.MessageID})
 	case errors.As(err, &refused):
 		return huma.Error422UnprocessableEntity(refused.Error())

@@ -117,11 +117,15 @@ func (e *AwayError) Unwrap() error { return e.Err }
 type ConflictError struct {
 	Index     int // in the batch
 	MessageID string
-	JobID     int64
+	JobID     int64 // 0 where it is not said
 }
 
 func (e *ConflictError) Error() string {
-	return fmt.Sprintf("message %s: an earlier message with this messageId has other content (job %d)", e.MessageID, e.JobID)
+	text := fmt.Sprintf("message %s: an earlier message with this messageId has other content", e.MessageID)
+	if e.JobID != 0 {
+		text += fmt.Sprintf(" (job %d)", e.JobID)
+	}
+	return text
 }
 
 // RefusedError is a message that the database would not store, or that cannot be written down.

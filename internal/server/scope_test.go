@@ -567,6 +567,14 @@ func TestScope_messages(t *testing.T) {
 	}
 	status, out := b.as(sender, "POST", "/api/messages", message("m1", "order.paid"))
 	require.Equal(t, http.StatusAccepted, status, out)
+	// Nor does it hear of queues and jobs that are others'.
+	status, out = b.as(sender, "POST", "/api/messages", strings.Replace(message("m1", "order.paid"), "{}", "1", 1))
+	require.Equal(t, http.StatusConflict, status, out)
+	require.NotContains(t, out, "job")
+	wide := b.token(access.Sender, access.Scope{{Queues: []string{"pay*"}}})
+	status, out = b.as(wide, "POST", "/api/messages", strings.Replace(message("m3", "order.paid"), `"default"`, `"payx"`, 1))
+	require.Equal(t, http.StatusUnprocessableEntity, status, out)
+	require.NotContains(t, out, "default")
 	status, out = b.as(sender, "POST", "/api/messages", message("m2", "user.mail"))
 	require.Equal(t, http.StatusForbidden, status, out)
 	for scope, found := range map[string]int{`{"queues": ["default"]}`: http.StatusOK, `{"kinds": ["order*"]}`: http.StatusOK, `{"kinds": ["user*"]}`: http.StatusNotFound, `{"queues": ["pay_eu"]}`: http.StatusNotFound} {
