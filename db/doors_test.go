@@ -126,3 +126,36 @@ func TestCode_hasNoOtherStatements(t *testing.T) {
 		require.True(t, used[place], "%s runs none any more: take it off the list", place)
 	}
 }
+
+// What docs say that a test shows, a test of that name shows.
+func TestDocs_nameTestsThatExist(t *testing.T) {
+	t.Parallel()
+	exists := map[string]bool{}
+	require.NoError(t, filepath.WalkDir("..", func(path string, entry fs.DirEntry, err error) error {
+		if err != nil || entry.IsDir() || !strings.HasSuffix(path, "_test.go") {
+			return err
+		}
+		text, err := os.ReadFile(path)
+		for _, match := range testFunction.FindAllStringSubmatch(string(text), -1) {
+			exists[match[1]] = true
+		}
+		return err
+	}))
+	docs, err := filepath.Glob("../docs/*.md")
+	require.NoError(t, err)
+	named := 0
+	for _, doc := range docs {
+		text, err := os.ReadFile(doc)
+		require.NoError(t, err)
+		for _, match := range testNamed.FindAllStringSubmatch(string(text), -1) {
+			named++
+			require.True(t, exists[match[1]], "%s names %s", doc, match[1])
+		}
+	}
+	require.Greater(t, named, 40)
+}
+
+var (
+	testFunction = regexp.MustCompile(`(?m)^func (Test\w+)\(`)
+	testNamed    = regexp.MustCompile("`(Test[A-Z]\\w+)`")
+)

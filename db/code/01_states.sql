@@ -89,7 +89,9 @@ BEGIN
     IF pg_has_role(v_user, current_user, 'USAGE') THEN
         RETURN nullif(current_setting('dlq.scope', true), '')::jsonb;
     END IF;
-    RETURN (SELECT jsonb_agg(jsonb_build_object('queues', s.queues, 'kinds', s.kinds)) FROM dlq.role_scopes s JOIN pg_roles r ON r.rolname = s.role
+    RETURN (SELECT CASE WHEN NOT bool_or((s.queues = '{}' OR '*' = ANY (s.queues)) AND (s.kinds = '{}' OR '*' = ANY (s.kinds)))
+                THEN jsonb_agg(jsonb_build_object('queues', s.queues, 'kinds', s.kinds)) END
+            FROM dlq.role_scopes s JOIN pg_roles r ON r.rolname = s.role
             WHERE pg_has_role(v_user, r.oid, 'MEMBER'));
 END
 $$;
@@ -104,7 +106,7 @@ COMMENT ON FUNCTION dlq.like_patterns IS 'Patterns in which * stands for any tex
 CREATE OR REPLACE FUNCTION dlq.scope_patterns(p_scope jsonb) RETURNS text[]
 LANGUAGE sql IMMUTABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$
     SELECT CASE WHEN p_scope IS NOT NULL THEN ARRAY(
-        SELECT coalesce(':' || replace(q, E'\x01', E'\x02'), '%') || E'\x01' || coalesce(':' || replace(k, E'\x01', E'\x02'), '%')
+        SELECT coalesce(':' || replace(nullif(q, '%'), E'\x01', E'\x02'), '%') || E'\x01' || coalesce(':' || replace(nullif(k, '%'), E'\x01', E'\x02'), '%') -- (% is of *)
         FROM jsonb_array_elements(p_scope) g
         CROSS JOIN unnest(coalesce(dlq.like_patterns(g -> 'queues'), ARRAY[NULL::text])) q
         CROSS JOIN unnest(coalesce(dlq.like_patterns(g -> 'kinds'), ARRAY[NULL::text])) k) END
@@ -179,7 +181,7 @@ LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     v_scope jsonb := dlq.scope();
 BEGIN
-    IF EXISTS (SELECT FROM jsonb_array_elements(v_scope) g WHERE coalesce(g -> 'kinds', '[]') <> '[]') THEN
+    IF EXISTS (SELECT FROM jsonb_array_elements(v_scope) g WHERE coalesce(g -> 'kinds', '[]') <> '[]' AND NOT g -> 'kinds' ? '*') THEN
         RAISE EXCEPTION 'this is counted by queue and not by kind, and you are limited to some kinds' USING ERRCODE = 'DLQ06';
     END IF;
     RETURN v_scope;

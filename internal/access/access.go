@@ -70,6 +70,8 @@ const (
 	ViaSocket = "socket"
 	ViaProxy  = "proxy"
 	ViaOIDC   = "oidc"
+	// ViaCertificate is of a client that showed a certificate.
+	ViaCertificate = "certificate"
 	// ViaNothing is of a dlqd that asks nobody who they are: it listens where only the machine's own users are.
 	ViaNothing = ""
 )

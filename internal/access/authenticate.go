@@ -52,7 +52,7 @@ type Proxy struct {
 type UserGrant struct {
 	Grant
 
-	Users, Groups, OSUsers []string
+	Users, Groups, OSUsers, Certificates []string
 }
 
 // Authenticator finds out who calls.
@@ -137,6 +137,9 @@ func (a *Authenticator) Authenticate(r *http.Request) (*Principal, error) {
 		return p, nil
 	}
 	if p := bySocket(r, &rules); p != nil {
+		return p, nil
+	}
+	if p := byCertificate(r, &rules); p != nil {
 		return p, nil
 	}
 	if scheme != "" && (tokens || provider) {
@@ -257,6 +260,32 @@ func bySocket(r *http.Request, rules *Rules) *Principal {
 	p := &Principal{Name: name, Via: ViaSocket}
 	for _, g := range rules.Grants {
 		if slices.Contains(g.OSUsers, name) {
+			p.Grants = append(p.Grants, g.Grant)
+		}
+	}
+	return p
+}
+
+// byCertificate says who shows a certificate: its common name, or the first of its other names where it has none. Grants may name any of
+// them. (A connection may outlive its certificate.)
+func byCertificate(r *http.Request, rules *Rules) *Principal {
+	certificate := door.ClientCertificate(r)
+	if certificate == nil || !slices.Contains(rules.Ways, ViaCertificate+"s") || time.Now().After(certificate.NotAfter) {
+		return nil
+	}
+	names := slices.Concat([]string{certificate.Subject.CommonName}, certificate.DNSNames, certificate.EmailAddresses)
+	for _, uri := range certificate.URIs {
+		names = append(names, uri.String())
+	}
+	names = slices.DeleteFunc(names, func(name string) bool {
+		return checkName(name) != nil
+	})
+	if len(names) == 0 {
+		return nil
+	}
+	p := &Principal{Name: names[0], Via: ViaCertificate}
+	for _, g := range rules.Grants {
+		if slices.ContainsFunc(g.Certificates, func(name string) bool { return slices.Contains(names, name) }) {
 			p.Grants = append(p.Grants, g.Grant)
 		}
 	}

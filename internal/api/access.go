@@ -207,7 +207,7 @@ func mayNotSubmit(ctx context.Context, queue, kind, source string) error {
 // Caller is who calls, and what they may do.
 type Caller struct {
 	Name   string        `json:"name" doc:"Who calls: the actor in the audit trail."`
-	Via    string        `json:"via,omitempty" enum:"token,socket,proxy,oidc" doc:"How they are known; absent where nobody is asked."`
+	Via    string        `json:"via,omitempty" enum:"token,socket,proxy,oidc,certificate" doc:"How they are known; absent where nobody is asked."`
 	Grants []CallerGrant `json:"grants" doc:"What they may do."`
 }
 

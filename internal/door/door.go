@@ -3,6 +3,7 @@
 package door
 
 import (
+	"crypto/x509"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -200,13 +201,13 @@ func peerOf(remote string) string {
 	return network.String()
 }
 
-// CertificateSubject is the subject of the certificate that a request's client showed, "" where it showed none. It was verified:
+// ClientCertificate is the certificate that a request's client showed, nil where it showed none. It was verified when the connection began:
 // see [Certificates].
-func CertificateSubject(r *http.Request) string {
+func ClientCertificate(r *http.Request) *x509.Certificate {
 	if r.TLS == nil || len(r.TLS.VerifiedChains) == 0 {
-		return ""
+		return nil
 	}
-	return r.TLS.VerifiedChains[0][0].Subject.String()
+	return r.TLS.VerifiedChains[0][0]
 }
 
 // Problem answers with problem details (RFC 9457).

@@ -12,7 +12,7 @@ import (
 
 // Access is access.yaml: how callers of the API are known, and what they may do.
 type Access struct {
-	Authentication []string `json:"authentication" jsonschema:"enum=tokens,enum=socket,enum=proxy,enum=oidc,description=How callers are known: by tokens (dlqd tokens)\\, as operating system users on a Unix socket\\, by what a proxy says of them\\, by tokens of an OpenID Connect provider (dlqd login); none: nobody is asked\\, and dlqd listens where only the machine's own users are."`
+	Authentication []string `json:"authentication" jsonschema:"enum=tokens,enum=socket,enum=proxy,enum=oidc,enum=certificates,description=How callers are known: by tokens (dlqd tokens)\\, as operating system users on a Unix socket\\, by what a proxy says of them\\, by tokens of an OpenID Connect provider (dlqd login)\\, by certificates of clients (serve --tls-client-ca); none: nobody is asked\\, and dlqd listens where only the machine's own users are."`
 	Proxy          Proxy    `json:"proxy"          jsonschema:"description=A proxy that has users sign in."`
 	OIDC           OIDC     `json:"oidc"           jsonschema:"description=An OpenID Connect provider that has users sign in."`
 	Grants         []Grant  `json:"grants"         jsonschema:"description=What users may do\\, of all grants that name them. Tokens have their own."`
@@ -67,13 +67,14 @@ type OIDC struct {
 
 // Grant is what users may do.
 type Grant struct {
-	Users   []string `json:"users"   jsonschema:"description=Names by which the proxy\\, or the OpenID Connect provider\\, knows them."`
-	Groups  []string `json:"groups"  jsonschema:"description=Groups of theirs\\, as it says."`
-	OSUsers []string `json:"osUsers" jsonschema:"description=Users of the operating system\\, on the Unix socket."`
-	Role    string   `json:"role"    jsonschema:"required,enum=reader,enum=operator,enum=admin,enum=sender,enum=metrics,description=What they may do: docs/security.md."`
-	Queues  []string `json:"queues"  jsonschema:"description=Patterns of queues in which they may; * stands for any text; none: every queue."`
-	Kinds   []string `json:"kinds"   jsonschema:"description=Patterns of kinds for which they may; none: every kind."`
-	Sources []string `json:"sources" jsonschema:"description=Patterns of sources as which senders may submit; none: every source."`
+	Users        []string `json:"users"   jsonschema:"description=Names by which the proxy\\, or the OpenID Connect provider\\, knows them."`
+	Groups       []string `json:"groups"  jsonschema:"description=Groups of theirs\\, as it says."`
+	OSUsers      []string `json:"osUsers" jsonschema:"description=Users of the operating system\\, on the Unix socket."`
+	Certificates []string `json:"certificates" jsonschema:"description=Names in certificates of clients: the common name\\, or a subject alternative name (DNS\\, email or URI)."`
+	Role         string   `json:"role"    jsonschema:"required,enum=reader,enum=operator,enum=admin,enum=sender,enum=metrics,description=What they may do: docs/security.md."`
+	Queues       []string `json:"queues"  jsonschema:"description=Patterns of queues in which they may; * stands for any text; none: every queue."`
+	Kinds        []string `json:"kinds"   jsonschema:"description=Patterns of kinds for which they may; none: every kind."`
+	Sources      []string `json:"sources" jsonschema:"description=Patterns of sources as which senders may submit; none: every source."`
 }
 
 // Access is the grant as package access has it.
@@ -139,8 +140,8 @@ func (l *loader) checkAccess() {
 	}
 	for i, g := range a.Grants {
 		at := fmt.Sprintf("grants[%d]", i)
-		if len(g.Users)+len(g.Groups)+len(g.OSUsers) == 0 {
-			l.badf(file, at, "names nobody: users, groups or osUsers")
+		if len(g.Users)+len(g.Groups)+len(g.OSUsers)+len(g.Certificates) == 0 {
+			l.badf(file, at, "names nobody: users, groups, osUsers or certificates")
 		}
 		if err := access.CheckGrant(g.Access()); err != nil {
 			l.badf(file, at, "%w", err)
@@ -162,7 +163,7 @@ func (a *Access) Rules() access.Rules {
 		rules.OIDC.Audiences = []string{a.OIDC.ClientID}
 	}
 	for _, g := range a.Grants {
-		rules.Grants = append(rules.Grants, access.UserGrant{Grant: g.Access(), Users: g.Users, Groups: g.Groups, OSUsers: g.OSUsers})
+		rules.Grants = append(rules.Grants, access.UserGrant{Grant: g.Access(), Users: g.Users, Groups: g.Groups, OSUsers: g.OSUsers, Certificates: g.Certificates})
 	}
 	return rules
 }

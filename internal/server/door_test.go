@@ -13,6 +13,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"math/big"
 	"net"
 	"net/http"
@@ -26,6 +27,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/dlqd/dlqd/internal/door"
+	"github.com/dlqd/dlqd/internal/policy"
+	"github.com/dlqd/dlqd/internal/postgres"
 	"github.com/dlqd/dlqd/internal/server"
 )
 
@@ -312,6 +315,58 @@ func (a *authority) issue(name string) (cert, key []byte) {
 	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: raw}), pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: rawKey})
 }
 
+// A client's certificate says who it is: by its common name, or another of its names, it has what grants say.
+func TestDoor_certificates(t *testing.T) {
+	t.Parallel()
+	a, clients := newAuthority(t), newAuthority(t)
+	dir := t.TempDir()
+	files := door.CertificateFiles{Cert: filepath.Join(dir, "cert.pem"), Key: filepath.Join(dir, "key.pem"), ClientCA: filepath.Join(dir, "ca.pem")}
+	cert, key := a.issue("server")
+	for path, content := range map[string][]byte{files.Cert: cert, files.Key: key, files.ClientCA: clients.pem} {
+		require.NoError(t, os.WriteFile(path, content, 0o600))
+	}
+	b := setup(t, options{config: func(c *server.Config) {
+		c.TLS = files
+		c.Policy.Access.Authentication = []string{"certificates"}
+		c.Policy.Access.Grants = []policy.Grant{
+			{Certificates: []string{"billing"}, Role: "sender", Kinds: []string{"order.*"}},
+			{Certificates: []string{"localhost"}, Role: "metrics"}, // another of the names of each
+			{Users: []string{"mallory"}, Groups: []string{"mallory"}, OSUsers: []string{"mallory"}, Role: "admin"},
+		}
+	}})
+	roots := x509.NewCertPool()
+	require.True(t, roots.AppendCertsFromPEM(a.pem))
+	as := func(certificates ...tls.Certificate) func(method, path, body string, headers ...string) int { // (TestDoor_tls: what another authority has made is refused)
+		client := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots, Certificates: certificates}, ForceAttemptHTTP2: true, DisableKeepAlives: true}}
+		return func(method, path, body string, headers ...string) int {
+			return b.ask(client, method, b.base+path, body, headers...).StatusCode
+		}
+	}
+	issue := func(name string) tls.Certificate {
+		pair, err := tls.X509KeyPair(clients.issue(name))
+		require.NoError(t, err)
+		return pair
+	}
+	billing, mallory, worker, nobody := as(issue("billing")), as(issue("mallory")), as(issue("worker:1")), as()
+	require.Equal(t, 202, billing("POST", "/api/messages", aMessage))
+	require.Equal(t, 403, billing("POST", "/api/messages", strings.ReplaceAll(aMessage, "order.placed", "user.mail")))
+	require.Equal(t, 403, billing("GET", "/api/dlq/entries", ""))
+	require.Equal(t, 200, billing("GET", "/metrics", ""))
+	require.Equal(t, 403, mallory("POST", "/api/messages", aMessage), "who signs what a proxy or a provider says is another one")
+	require.Equal(t, 200, mallory("GET", "/metrics", ""))
+	require.Equal(t, 200, worker("GET", "/api/whoami", ""), "by the name that is not dlqd's own")
+	for _, header := range []string{"Authorization", "X-Forwarded-Client-Cert", "X-Ssl-Client-Cert", "X-Client-Cert-Subject"} {
+		require.Equal(t, 401, nobody("POST", "/api/messages", aMessage, header, "CN=billing"), header)
+	}
+	require.Equal(t, 1, b.count("SELECT count(*) FROM river_job"))
+
+	rules, err := policy.Default("http://127.0.0.1:9/")
+	require.NoError(t, err)
+	rules.Access.Authentication = []string{"certificates"}
+	_, err = server.Start(t.Context(), server.Config{DatabaseURL: b.url, Schemas: postgres.DefaultSchemas(), API: true, Policy: rules, Listen: []string{"127.0.0.1:0"}, Logger: slog.New(slog.DiscardHandler), StopTimeout: 20 * time.Second})
+	require.ErrorContains(t, err, "--tls-client-ca")
+}
+
 func TestDoor_tls(t *testing.T) {
 	t.Parallel()
 	a, clients := newAuthority(t), newAuthority(t)
@@ -328,7 +383,11 @@ func TestDoor_tls(t *testing.T) {
 		c.TLS = files
 		c.Listen = append(c.Listen, "unix:"+socket)
 		c.Door.Client = func(r *http.Request) string {
-			subject.Store(door.CertificateSubject(r))
+			name := ""
+			if certificate := door.ClientCertificate(r); certificate != nil {
+				name = certificate.Subject.String()
+			}
+			subject.Store(name)
 			return "all"
 		}
 	}})

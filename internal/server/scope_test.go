@@ -337,12 +337,13 @@ func TestScope_sameInSQL(t *testing.T) {
 		login := "scoped_" + strings.ReplaceAll(uuid.NewString(), "-", "")
 		_, err := admin.Exec(ctx, "CREATE ROLE "+login+" LOGIN IN ROLE dlq_operator")
 		require.NoError(t, err)
+		raw := []byte(`[{"queues": ["nothing", "*"], "kinds": ["*"]}]`) // everything, too
 		if s.scope != nil {
-			raw, err := json.Marshal(s.scope)
-			require.NoError(t, err)
-			_, err = b.pool.Exec(ctx, "SELECT dlq.set_role_scope($1, $2)", login, string(raw))
+			raw, err = json.Marshal(s.scope)
 			require.NoError(t, err)
 		}
+		_, err = b.pool.Exec(ctx, "SELECT dlq.set_role_scope($1, $2)", login, string(raw))
+		require.NoError(t, err)
 		conn, err := pgx.Connect(ctx, postgrestest.WithUser(b.url, login))
 		require.NoError(t, err)
 		var want []string

@@ -408,6 +408,9 @@ func reached(addresses []string) string {
 
 // checkAccess refuses to let everybody on the network do everything, unless somebody says so.
 func (s *Server) checkAccess() error {
+	if slices.Contains(s.policy().Access.Authentication, access.ViaCertificate+"s") && s.config.TLS.ClientCA == "" {
+		return errors.New("access.yaml: authentication by certificates needs --tls-client-ca, the authority that makes them")
+	}
 	address := reached(s.config.Listen)
 	if address == "" || len(s.policy().Access.Authentication) > 0 {
 		return nil

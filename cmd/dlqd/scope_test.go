@@ -1,0 +1,223 @@
+package main_test
+
+import (
+	"bytes"
+	"encoding/json"
+	"io"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
+)
+
+// walked are commands, each with what it asks the API. {entry}, {queue} and {run} are of one queue, and then of the other one.
+var walked = []struct {
+	operation, command string // with --json, where that is known
+	path, body         string // POST, where there is a body
+	elsewhere          bool   // asked only of what is elsewhere: done twice, it is not the same
+}{
+	{"list-entries", "list --json", "/api/dlq/entries", "", false},
+	{"get-entry", "show {entry} --json", "/api/dlq/entries/{entry}", "", false},
+	{"get-stats", "stats --json", "/api/dlq/analytics/flow", "", false}, // which asks the analytics first that not everybody may
+	{"export", "export", "/api/dlq/export", `{"filter": {}}`, false},
+	{"bulk", "tag --add seen --all --json", "/api/dlq/bulk", `{"do": "tag", "tags": ["seen"], "filter": {}, "all": true}`, false},
+	{"bulk", "discard --queue {queue} --dry-run --json", "/api/dlq/bulk", `{"do": "discard", "filter": {"queue": ["{queue}"]}, "dryRun": true}`, false},
+	{"replay-entry", "replay {entry} --force --json", "/api/dlq/entries/{entry}/replay", `{"force": true}`, true},
+	{"discard-entry", "discard {entry} --json", "/api/dlq/entries/{entry}/discard", `{}`, true},
+	{"resolve-entry", "resolve {entry} --json", "/api/dlq/entries/{entry}/resolve", `{}`, true},
+	{"park-entry", "park {entry} --json", "/api/dlq/entries/{entry}/park", `{}`, true},
+	{"unpark-entry", "unpark {entry} --json", "/api/dlq/entries/{entry}/unpark", `{}`, true},
+	{"reopen-entry", "reopen {entry} --json", "/api/dlq/entries/{entry}/reopen", `{}`, true},
+	{"list-replays", "replays --json", "/api/dlq/replays", "", false},
+	{"get-replay", "replays show {run} --json", "/api/dlq/replays/{run}", "", false},
+	{"follow-replay", "replays follow {run}", "/api/dlq/replays/{run}", "", true}, // (it asks again and again)
+	{"start-replay", "replay --queue {queue} --dry-run --json", "/api/dlq/replay", `{"filter": {"queue": ["{queue}"]}, "dryRun": true}`, false},
+	{"pause-replay", "replays pause {run} --json", "/api/dlq/replays/{run}/pause", `{}`, true},
+	{"resume-replay", "replays resume {run} --json", "/api/dlq/replays/{run}/resume", `{}`, true},
+	{"cancel-replay", "replays cancel {run} --json", "/api/dlq/replays/{run}/cancel", `{}`, true},
+	{"set-replay-rate", "replays rate {run} --per-second 0.002 --json", "/api/dlq/replays/{run}/rate", `{"rate": 0.002}`, false},
+	{"search-audit", "audit --limit 3 --json", "/api/dlq/audit?limit=3", "", false},
+	{"search-audit", "audit --queue {queue} --limit 3 --json", "/api/dlq/audit?limit=3&queue={queue}", "", false},
+	{"list-erasures", "erasures --json", "/api/dlq/erasures", "", false},
+	{"erase", "erase --queue {queue} --dry-run --note n --json", "/api/dlq/erasures", `{"filter": {"queue": ["{queue}"]}, "dryRun": true, "note": "n"}`, false},
+	{"list-queues", "queues --json", "/api/queues", "", false},
+	{"pause-queue", "queues pause {queue} --json", "/api/queues/{queue}/pause", `{}`, false},
+	{"resume-queue", "queues resume {queue} --json", "/api/queues/{queue}/resume", `{}`, false},
+	{"list-circuit-breakers", "breakers --json", "/api/circuit-breakers", "", false},
+	{"open-circuit-breaker", "breakers open queue:{queue} --json", "/api/circuit-breakers/queue:{queue}/open", `{}`, false},
+	{"reset-circuit-breaker", "breakers reset queue:{queue} --json", "/api/circuit-breakers/queue:{queue}/reset", `{}`, false},
+	{"get-automatic", "automatic --json", "/api/dlq/automatic", "", false},
+	{"set-automatic", "automatic off --queue {queue} --json", "/api/dlq/automatic/set", `{"queue": "{queue}", "enabled": false}`, false},
+	{"reset-automatic", "automatic reset --queue {queue} --json", "/api/dlq/automatic/reset", `{"queue": "{queue}"}`, false},
+	{"stop-automatic", "automatic stop --json", "/api/dlq/automatic/stop", `{}`, false},
+	{"resume-automatic", "automatic resume --json", "/api/dlq/automatic/resume", `{}`, false},
+	{"reclassify", "reclassify --dry-run --json", "/api/dlq/reclassify", `{"dryRun": true}`, false},
+	{"get-analytics-heat-map", "stats heat-map --json", "/api/dlq/analytics/heat-map", "", false},
+	{"get-analytics-oldest", "stats oldest --json", "/api/dlq/analytics/oldest", "", false},
+	{"get-analytics-sources", "stats sources --json", "/api/dlq/analytics/sources", "", false},
+	{"submit-message", `send {} --queue {queue} --kind order.paid --message-id {queue} --json`, "/api/messages", `{"queue": "{queue}", "kind": "order.paid", "payload": {}, "messageId": "{queue}"}`, true},
+	{"whoami", "whoami --json", "/api/whoami", "", false},
+}
+
+// withoutCommand are operations that no command of the API's asks for by itself: stats asks for the analytics, and capture looks into the database.
+var withoutCommand = []string{
+	"get-message", "submit-batch", "get-health", "livez", "readyz", "get-capture", "set-capture", "get-login", "get-analytics-flow", "get-analytics-queues", "get-analytics-times", "get-analytics-error-types",
+	"get-analytics-groups", "get-analytics-replays", "get-analytics-retry-cost",
+}
+
+// The same person gets the same from a command as from the API: the same entries, runs and queues, or the same refusal.
+func TestScope_commands(t *testing.T) {
+	t.Parallel()
+	url, config := postgrestest.URL(t), t.TempDir()
+	require.NoError(t, os.WriteFile(filepath.Join(config, "access.yaml"), []byte("authentication: [tokens]\n"), 0o600))
+	s := serve(t, "--database-url", url, "--config-dir", config)
+	conn, err := pgx.Connect(t.Context(), url)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = conn.Close(t.Context()) })
+	queues, kinds := []string{"pay_eu", "mailqueue"}, []string{"order.paid", "user.mail"}
+	execute := func(sql string, args ...any) {
+		_, err := conn.Exec(t.Context(), sql, args...)
+		require.NoError(t, err, sql)
+	}
+	for _, queue := range queues {
+		for _, kind := range kinds {
+			execute(`INSERT INTO river_job (kind, args, queue, max_attempts, state) VALUES ($2, '{}', $1, 1, 'running')`, queue, kind)
+		}
+		execute("INSERT INTO river_queue (name, created_at, updated_at) VALUES ($1, now(), now())", queue)
+		execute("SELECT dlq.open_breaker('queue:' || $1, 'kim', 'drill')", queue)
+	}
+	execute(`UPDATE river_job SET state = 'discarded', finalized_at = now(), errors = ARRAY[jsonb_build_object('error', 'secret of ' || queue || kind)] WHERE state = 'running'`)
+	execute(`SELECT dlq.act_on('park', ARRAY(SELECT id FROM dlq.dead_letter_queue), 'kim', 'note')`)
+	token := func(args ...string) string {
+		return strings.TrimSpace(ok(t, append([]string{"tokens", "create", "--database-url", url, "--name", "somebody"}, args...)...))
+	}
+	ask := func(token, path, body string) (int, string) {
+		method := http.MethodGet
+		if body != "" {
+			method = http.MethodPost
+		}
+		request, err := http.NewRequestWithContext(t.Context(), method, s.api+path, strings.NewReader(body))
+		if err != nil {
+			return 0, err.Error()
+		}
+		request.Header.Set("Authorization", "Bearer "+token)
+		request.Header.Set("Content-Type", "application/json")
+		response, err := http.DefaultClient.Do(request)
+		if err != nil {
+			return 0, err.Error()
+		}
+		defer response.Body.Close()
+		raw, err := io.ReadAll(response.Body)
+		if err != nil {
+			return 0, err.Error()
+		}
+		return response.StatusCode, string(raw)
+	}
+	of := map[string]map[string]string{}
+	words := slices.Clone(queues)
+	for _, queue := range queues {
+		of[queue] = map[string]string{"{queue}": queue}
+		rows, err := conn.Query(t.Context(), "SELECT id::text FROM dlq.dead_letter_queue WHERE queue = $1 ORDER BY kind", queue)
+		require.NoError(t, err)
+		ids, err := pgx.CollectRows(rows, pgx.RowTo[string])
+		require.NoError(t, err)
+		require.Len(t, ids, 2)
+		of[queue]["{entry}"] = ids[0]
+		status, out := ask(token("--role", "operator", "--queue", queue), "/api/dlq/replay", `{"filter": {}, "all": true, "force": true, "rate": 0.001}`)
+		require.Equal(t, http.StatusAccepted, status, out)
+		var answer struct{ Run struct{ ID string } }
+		require.NoError(t, json.Unmarshal([]byte(out), &answer))
+		of[queue]["{run}"] = answer.Run.ID
+		words = append(words, append(ids, answer.Run.ID)...)
+	}
+	admin := token("--role", "admin")
+	require.Eventually(t, func() bool {
+		_, out := ask(admin, "/api/circuit-breakers", "")
+		return strings.Contains(out, "queue:pay_eu") && strings.Contains(out, "queue:mailqueue")
+	}, time.Minute, 20*time.Millisecond)
+
+	_, document := ask(admin, "/openapi.json", "")
+	var says struct {
+		Paths map[string]map[string]struct{ OperationID string }
+	}
+	require.NoError(t, json.Unmarshal([]byte(document), &says))
+	known := slices.Clone(withoutCommand)
+	for _, w := range walked {
+		known = append(known, w.operation)
+	}
+	for _, path := range says.Paths {
+		for _, o := range path {
+			require.Contains(t, known, o.OperationID, "a new operation belongs in the walk, or has no command")
+		}
+	}
+
+	in := func(text string) (found []string) {
+		for _, word := range words {
+			if strings.Contains(text, word) {
+				found = append(found, word)
+			}
+		}
+		return found
+	}
+	type person struct{ name, token, queue string } // the queue that is theirs; empty for none
+	var people errgroup.Group
+	people.SetLimit(4)
+	for _, p := range []person{
+		{"an admin of a queue", token("--role", "admin", "--queue", "pay_*"), "pay_eu"},
+		{"a reader of a kind", token("--role", "reader", "--kind", "order.*"), ""},
+		{"an admin of nothing that is here", token("--role", "admin", "--queue", "elsewhere"), ""},
+		{"a sender", token("--role", "sender"), ""},
+	} {
+		people.Go(func() error {
+			for _, w := range walked {
+				for _, queue := range queues {
+					if w.elsewhere && queue == p.queue || queue == "mailqueue" && !strings.Contains(w.command+w.path, "{") {
+						continue
+					}
+					if w.operation == "submit-message" && p.name == "a sender" {
+						continue
+					}
+					var pairs []string
+					for name, value := range of[queue] {
+						pairs = append(pairs, name, value)
+					}
+					put := strings.NewReplacer(pairs...)
+					status, answer := ask(p.token, put.Replace(w.path), put.Replace(w.body))
+					args := strings.Fields(put.Replace(w.command))
+					cmd := exec.CommandContext(t.Context(), program, append(args, "--api-url", s.api)...)
+					cmd.Env = append(os.Environ(), "DLQD_TOKEN="+p.token)
+					var out, errOut bytes.Buffer
+					cmd.Stdout, cmd.Stderr = &out, &errOut
+					err := cmd.Run()
+					name := p.name + ": dlqd " + strings.Join(args, " ")
+					if status < 300 != (err == nil) {
+						t.Errorf("%s: %v, %s%s; the API: %d %s", name, err, out.String(), errOut.String(), status, answer)
+						continue
+					}
+					if status < 300 {
+						if a, b := in(answer), in(out.String()); w.operation != "get-stats" && !slices.Equal(a, b) {
+							t.Errorf("%s has %v; the API: %v\n%s\n%s", name, b, a, out.String(), answer)
+						}
+						continue
+					}
+					var problem struct{ Detail string }
+					if json.Unmarshal([]byte(answer), &problem) != nil || !strings.Contains(errOut.String(), problem.Detail) {
+						t.Errorf("%s says %s; the API: %s", name, errOut.String(), answer)
+					}
+				}
+			}
+			return nil
+		})
+	}
+	require.NoError(t, people.Wait())
+}
