@@ -25,10 +25,72 @@ END
 $$;
 COMMENT ON FUNCTION dlq.require_admin IS 'Refuses who is no dlq_admin.';
 
--- The columns in the order of the table, so that dlq.find returns its rows.
--- What is masked is not looked for in rows that nobody asks for. (A barrier, while any role has a scope: a condition of the reader's own
--- must not see rows before their scope is looked at. See dlq.fence_entries.)
+-- (A barrier, while any role has a scope: a condition of the reader's own must not see rows before their scope is looked at. See dlq.fence_entries.)
 CREATE OR REPLACE VIEW dlq.visible_entries WITH (security_barrier) AS
+    SELECT e.id,
+           e.event_id,
+           e.river_job_id,
+           e.job_created_at,
+           e.queue,
+           e.kind,
+           e.job_kind,
+           e.subscriber_id,
+           e.source,
+           e.priority,
+           e.tags,
+           e.original_event,
+           e.edited_event,
+           e.error_message,
+           e.error_type,
+           e.error_code,
+           e.error_class,
+           e.reported_class,
+           e.error_stack_trace,
+           e.error_context,
+           e.fingerprint,
+           e.retry_history,
+           e.retry_count,
+           e.max_retries,
+           e.dlq_retry_count,
+           e.dlq_max_retries,
+           e.replay_attempts,
+           e.status,
+           e.strategy,
+           e.rule,
+           e.next_retry_at,
+           e.waiting_for,
+           e.ordering_key,
+           e.order_place,
+           e.redelivery_job_id,
+           e.locked_by,
+           e.locked_at,
+           e.parked_by,
+           e.assigned_to,
+           e.notes,
+           e.resolution_strategy,
+           e.resolved_by,
+           e.resolution_notes,
+           e.resolution_timestamp,
+           e.config_version,
+           e.unique_key,
+           e.unique_states,
+           e.metadata,
+           e.move,
+           e.captured_by,
+           e.first_failed_at,
+           e.last_failed_at,
+           e.created_at,
+           e.filed_at,
+           e.updated_at,
+           e.closed_at,
+           e.stage
+    FROM dlq.dead_letter_queue e CROSS JOIN (SELECT dlq.scope_patterns(dlq.scope()) AS patterns OFFSET 0) h
+    WHERE h.patterns IS NULL OR dlq.in_patterns(e.queue, e.kind, h.patterns);
+COMMENT ON VIEW dlq.visible_entries IS 'Those of dead_letter_queue that are in the scope of the caller, whole: nobody reads it but dlq.entries, which masks them.';
+
+-- Conditions of the reader's own see what is masked as it is shown. (Columns are masked here, outside of the barrier, and not in it, so
+-- that those of the rows that are returned are.)
+CREATE OR REPLACE VIEW dlq.entries AS
     SELECT e.id,
            e.event_id,
            e.river_job_id,
@@ -85,14 +147,9 @@ CREATE OR REPLACE VIEW dlq.visible_entries WITH (security_barrier) AS
            e.filed_at,
            e.updated_at,
            e.closed_at,
-           e.stage
-    FROM dlq.dead_letter_queue e CROSS JOIN (SELECT dlq.hidden_columns() AS columns, dlq.mask(false) AS mask, dlq.scope_patterns(dlq.scope()) AS patterns OFFSET 0) h
-    WHERE h.patterns IS NULL OR dlq.in_patterns(e.queue, e.kind, h.patterns);
-COMMENT ON VIEW dlq.visible_entries IS 'dead_letter_queue as the caller may see it, in its own columns: see dlq.entries.';
-
-CREATE OR REPLACE VIEW dlq.entries AS
-    SELECT e.*, dlq.next_step(e.status, e.strategy, e.rule, e.next_retry_at, e.waiting_for, e.error_class, e.parked_by, e.queue, e.kind, e.job_kind) AS next
-    FROM dlq.visible_entries e;
+           e.stage,
+           dlq.next_step(e.status, e.strategy, e.rule, e.next_retry_at, e.waiting_for, e.error_class, e.parked_by, e.queue, e.kind, e.job_kind) AS next
+    FROM dlq.visible_entries e CROSS JOIN (SELECT dlq.hidden_columns() AS columns, dlq.mask(false) AS mask OFFSET 0) h;
 COMMENT ON VIEW dlq.entries IS 'dead_letter_queue as the caller may see it: what the policy marks as sensitive is null for a dlq_reader (data.sensitiveColumns), and *** for everybody (data.sensitivePaths, data.sensitivePatterns): see dlq.reveal. next says what happens next.';
 
 -- A barrier has every row made before one is taken, in order or not, and prunes no partitions by a status: nobody pays for it where nobody is limited.
@@ -122,15 +179,15 @@ COMMENT ON FUNCTION dlq.on_role_scope IS 'Trigger role_scope_change: see dlq.fen
 -- (A page locks no partition of other states, nor a month before its entries failed: see dlq.closed_since.)
 CREATE OR REPLACE FUNCTION dlq.find(p_filter jsonb DEFAULT '{}', p_limit integer DEFAULT 100, p_newest_first boolean DEFAULT true)
 RETURNS SETOF dlq.dead_letter_queue
-LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET jit = off AS $$
+LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET jit = off AS $$
 DECLARE
-    v_ids uuid[] := ARRAY(SELECT dlq.find_ids(p_filter, p_limit, NULL, p_newest_first));
+    v_ids uuid[] := ARRAY(SELECT dlq.find_ids(p_filter, p_limit, NULL, p_newest_first)); -- of the caller's scope
 BEGIN
     RETURN QUERY EXECUTE
-        'SELECT e.* FROM dlq.visible_entries e WHERE e.id = ANY ($1) AND (e.closed_at IS NULL OR e.closed_at >= $2)'
+        'SELECT m.* FROM (SELECT e AS entry FROM dlq.dead_letter_queue e WHERE e.id = ANY ($1) AND (e.closed_at IS NULL OR e.closed_at >= $2)'
         || CASE WHEN p_filter ? 'status' THEN ' AND ' || dlq.filter_where(jsonb_build_object('status', p_filter -> 'status')) ELSE '' END
-        || ' ORDER BY e.id ' || CASE WHEN p_newest_first THEN 'DESC' ELSE 'ASC' END
-        USING v_ids, dlq.closed_since(v_ids);
+        || ') w CROSS JOIN LATERAL dlq.masked(w.entry, $3) m ORDER BY m.id ' || CASE WHEN p_newest_first THEN 'DESC' ELSE 'ASC' END
+        USING v_ids, dlq.closed_since(v_ids), dlq.mask();
 END
 $$;
 COMMENT ON FUNCTION dlq.find IS 'Entries that a filter chooses: {"status": "dlq_manual", "kind": "payment.*", "errorType": ["TIMEOUT_ERROR"], "maxAge": "2 days", "payload": {"customer": "cus_81"}}. Other fields: queue, errorClass, errorCode, fingerprint, source, subscriberId, tags, ids, after, before, minRetryCount, maxRetryCount. What the policy hides from the caller is null.';
@@ -204,8 +261,8 @@ DECLARE
     v_function regprocedure;
     -- What each role may call; what dlqd alone calls is in none.
     v_functions constant jsonb := '{
-        "dlq_reader": ["act_in_scope", "actor", "allowed_moves", "approved", "audit", "automatic_for", "breaker_in_scope", "caller", "capture_limit", "capture_mode", "capture_status", "captured_at", "check_destination", "chooses_all", "closed_since", "coarse_step", "error_types", "event_path", "filter_where", "find", "find_ids", "first_id", "flow", "has_role",
-            "heat_map", "hidden_columns", "in_patterns", "in_scope", "is_luhn", "is_open", "is_owner", "is_person", "is_reader", "is_repeat", "job_table", "like_patterns", "mask", "mask_node", "mask_text", "masked_json", "masked_text", "next_step", "noisiest_sources", "oldest_entries", "origin", "pattern", "policy_version", "preview",
+        "dlq_reader": ["act_in_scope", "actor", "allowed_moves", "approved", "audit", "automatic_for", "breaker_in_scope", "caller", "capture_limit", "capture_mode", "capture_status", "captured_at", "check_destination", "chooses_all", "closed_since", "coarse_step", "error_types", "event_path", "filter_where", "find", "find_ids", "first_id", "flow", "has_card", "has_role",
+            "heat_map", "hidden_columns", "in_patterns", "in_scope", "is_luhn", "is_open", "is_owner", "is_person", "is_reader", "is_repeat", "job_table", "like_patterns", "mask", "mask_node", "mask_text", "masked_json", "masked_text", "needs_mask", "next_step", "noisiest_sources", "oldest_entries", "origin", "pattern", "policy_version", "preview",
             "queue_scope", "ratio", "replay_success", "replayable", "require_everything", "retry_cost", "scope", "scope_patterns", "scope_where", "scope_within", "sensitive_columns", "sensitive_values", "stage_of", "stats", "step_for", "times", "to_uuid", "top_groups", "trail_begins", "trigger_state", "writing_jobs"],
         "dlq_operator": ["act_on", "act_where", "approve", "assign", "count_jobs", "default_partition_rows", "discard", "expired_partitions", "jobs", "note", "open_breaker", "park", "paused_queues",
             "record_reveal", "refresh_rollups", "refuse_approval", "reopen", "replay", "replay_cancel", "replay_pause", "replay_resume", "replay_set_rate", "replay_start", "request_approval", "reset_automatic", "reset_breaker",
@@ -237,10 +294,11 @@ BEGIN
     EXECUTE format('GRANT USAGE ON SCHEMA %s TO dlq_reader, dlq_operator, dlq_admin', v_schema);
     FOR v_grant IN
         SELECT c.oid::regclass AS name FROM pg_class c
-        WHERE c.relnamespace = v_schema AND c.relkind IN ('r', 'p', 'v') AND NOT c.relispartition AND c.relname <> 'tokens' -- which only dlqd reads
+        WHERE c.relnamespace = v_schema AND c.relkind IN ('r', 'p', 'v') AND NOT c.relispartition AND c.relname NOT IN ('tokens', 'visible_entries') -- which only dlqd reads
     LOOP
         EXECUTE format('GRANT SELECT ON %s TO dlq_reader, dlq_operator, dlq_admin', v_grant.name);
     END LOOP;
+    EXECUTE format('REVOKE ALL ON %s.visible_entries FROM dlq_reader, dlq_operator, dlq_admin', v_schema);
     FOR v_grant IN
         SELECT r.key AS role, f.value AS name FROM jsonb_each(v_functions) r CROSS JOIN jsonb_array_elements_text(r.value) f
     LOOP
