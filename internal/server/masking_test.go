@@ -101,12 +101,13 @@ func TestMask_walkOfAPI(t *testing.T) {
 	_, err := b.pool.Exec(t.Context(), "SELECT dlq.refresh_rollups()")
 	require.NoError(t, err)
 
+	approval := b.text(`SELECT dlq.request_approval('replay', '{"filter": {"payload": {"people": [{"email": "kim@example.com"}]}}, "mergePatch": {"card": {"number": "4111111111111111"}}, "patch": [{"op": "replace", "path": "/accounts/0/iban", "value": "DE02120300000000202051"}]}', 'for sk_live_51H8abcdEFGH')::text`)
 	for role, token := range map[string]string{"reader": reader, "operator": operator, "admin": admin} {
 		for _, o := range operations {
 			if o.of == "open" || o.id == "get-login" || o.method != "GET" && o.id != "export" {
 				continue
 			}
-			target := map[string]string{"entry": id, "run": answer.Run.ID, "stream": answer.Run.ID, "queue": "default"}[o.of]
+			target := map[string]string{"approval": approval, "entry": id, "run": answer.Run.ID, "stream": answer.Run.ID, "queue": "default"}[o.of]
 			path := strings.ReplaceAll(o.path, "{id}", target)
 			if o.id == "get-message" {
 				path = "/api/messages/m1"
