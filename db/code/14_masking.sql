@@ -2,7 +2,7 @@
 -- retry-policies.yaml). One masking for everybody: views, functions, API, CLI and exports call these.
 --
 -- A mask is what dlq.mask returns: {"hidden": columns that a reader does not see at all, "where": a regular expression of the paths,
--- "keys": one that JSON has where anything is at these paths, "patterns": names of patterns}; null where nothing is masked.
+-- "keys": one of JSON that has anything at these paths, "last": their last keys, if these are known, "patterns": names of patterns}; null where nothing is masked.
 -- A path is made of keys with the character U+001F between them; arrays are looked through.
 
 CREATE OR REPLACE FUNCTION dlq.is_reader() RETURNS boolean
@@ -59,6 +59,13 @@ LANGUAGE sql IMMUTABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$
 $$;
 COMMENT ON FUNCTION dlq.is_luhn IS 'Whether the last digit of a number is that which the others ask for (ISO/IEC 7812, Luhn).';
 
+CREATE OR REPLACE FUNCTION dlq.has_card(p_text text) RETURNS boolean
+LANGUAGE sql IMMUTABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT p_text ~ dlq.pattern('cardNumbers')
+        AND (SELECT count(*) = 101 OR bool_or(dlq.is_luhn(f.found[1])) FROM (SELECT found FROM regexp_matches(p_text, '(' || dlq.pattern('cardNumbers') || ')', 'g') found LIMIT 101) f)
+$$;
+COMMENT ON FUNCTION dlq.has_card IS 'Whether a text has the number of a payment card, or more than 100 that may be.';
+
 -- mask_text and mask_node have no search_path of their own, which costs more than all else in them: they are called by functions that
 -- have. A text that is longer, or has more candidates, is masked more than it need be, so that the time is bounded.
 CREATE OR REPLACE FUNCTION dlq.mask_text(p_text text, p_mask jsonb, p_values text[]) RETURNS text
@@ -74,7 +81,7 @@ BEGIN
         END IF;
         p_text := replace(p_text, v_value, '***');
     END LOOP;
-    IF v_patterns IS NULL THEN
+    IF v_patterns IS NULL OR length(p_text) < 13 THEN -- what patterns find is longer
         RETURN p_text;
     ELSIF length(p_text) > 1000000 THEN
         p_text := left(p_text, 1000000) || '***';
@@ -98,28 +105,52 @@ END
 $$;
 COMMENT ON FUNCTION dlq.mask_text IS 'What dlq.masked_text returns, within other functions.';
 
+-- Most of a document has nothing that is masked: a look at its text tells, and costs a tenth.
+CREATE OR REPLACE FUNCTION dlq.needs_mask(p_text text, p_path text, p_mask jsonb, p_values text[]) RETURNS boolean
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
+DECLARE
+    v_value text;
+BEGIN
+    IF p_path IS NOT NULL AND p_text ~* (p_mask ->> 'keys') THEN
+        RETURN true;
+    ELSIF length(p_text) > 12 AND (p_mask -> 'patterns' ? 'tokens' AND p_text ~ dlq.pattern('tokens') OR p_mask -> 'patterns' ? 'cardNumbers' AND dlq.has_card(p_text)) THEN
+        RETURN true;
+    END IF;
+    FOREACH v_value IN ARRAY p_values LOOP
+        IF v_value IS NULL OR position(v_value IN p_text) > 0 THEN
+            RETURN true;
+        END IF;
+    END LOOP;
+    RETURN false;
+END
+$$;
+COMMENT ON FUNCTION dlq.needs_mask IS 'Whether something may be masked in the text of JSON at a path (null: at none).';
+
 CREATE OR REPLACE FUNCTION dlq.mask_node(p_node jsonb, p_path text, p_mask jsonb, p_values text[], p_depth integer DEFAULT 0) RETURNS jsonb
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
 DECLARE
-    v_text   text;
-    v_masked text;
+    v_where constant text := p_mask ->> 'where';
+    v_last  constant jsonb := p_mask -> 'last';
+    v_under constant text := CASE p_path WHEN '' THEN '' ELSE p_path || chr(31) END;
+    v_text  text;
 BEGIN
     -- (Messages have 64 levels at most; an application's job may have more than the stack holds.)
-    IF p_path ~* (p_mask ->> 'where') OR p_depth > 70 THEN
+    IF p_path ~* v_where OR p_depth > 70 THEN
         RETURN '"***"';
     END IF;
     CASE jsonb_typeof(p_node)
     WHEN 'object' THEN
-        RETURN coalesce((SELECT jsonb_object_agg(CASE WHEN length(c.key) > 3 THEN dlq.mask_text(c.key, p_mask, p_values) ELSE c.key END,
-                dlq.mask_node(c.value, CASE p_path WHEN '' THEN '' ELSE p_path || chr(31) END || replace(c.key, chr(31), ' '), p_mask, p_values, p_depth + 1))
-            FROM jsonb_each(p_node) c), '{}');
+        RETURN coalesce((
+            SELECT jsonb_object_agg(CASE WHEN length(c.key) > 12 OR p_values <> '{}' THEN dlq.mask_text(c.key, p_mask, p_values) ELSE c.key END,
+                CASE WHEN (v_last IS NULL OR v_last ? lower(c.key)) AND c.path ~* v_where THEN '"***"' WHEN dlq.needs_mask(c.value::text, p_path, p_mask, p_values) THEN dlq.mask_node(c.value, c.path, p_mask, p_values, p_depth + 1) ELSE c.value END)
+            FROM (SELECT o.key, o.value, v_under || replace(o.key, chr(31), ' ') AS path FROM jsonb_each(p_node) o OFFSET 0) c), '{}');
     WHEN 'array' THEN
-        RETURN coalesce((SELECT jsonb_agg(dlq.mask_node(c.value, p_path, p_mask, p_values, p_depth + 1) ORDER BY c.place)
+        RETURN coalesce((
+            SELECT jsonb_agg(CASE WHEN dlq.needs_mask(c.value::text, p_path, p_mask, p_values) THEN dlq.mask_node(c.value, p_path, p_mask, p_values, p_depth + 1) ELSE c.value END ORDER BY c.place)
             FROM jsonb_array_elements(p_node) WITH ORDINALITY c (value, place)), '[]');
     WHEN 'string', 'number' THEN
-        v_text := p_node #>> '{}';
-        v_masked := CASE WHEN length(v_text) > 3 THEN dlq.mask_text(v_text, p_mask, p_values) ELSE v_text END;
-        RETURN CASE WHEN v_masked = v_text THEN p_node ELSE to_jsonb(v_masked) END;
+        v_text := dlq.mask_text(p_node #>> '{}', p_mask, p_values);
+        RETURN CASE WHEN v_text = p_node #>> '{}' THEN p_node ELSE to_jsonb(v_text) END;
     ELSE
         RETURN p_node;
     END CASE;
@@ -135,7 +166,6 @@ END
 $$;
 COMMENT ON FUNCTION dlq.masked_text IS 'A text with *** in place of p_values, and of what the mask''s patterns find.';
 
--- Most documents have nothing that is masked: a look at their text tells.
 CREATE OR REPLACE FUNCTION dlq.masked_json(p_document jsonb, p_path text, p_mask jsonb, p_values text[] DEFAULT '{}') RETURNS jsonb
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -145,17 +175,19 @@ BEGIN
     IF p_document IS NULL OR p_mask IS NULL OR NOT p_mask ?| '{where,patterns}' THEN
         RETURN p_document;
     END IF;
-    v_text := p_document::text;
-    IF NOT coalesce(p_path IS NOT NULL AND v_text ~* (p_mask ->> 'keys'), false)
-        AND NOT coalesce(p_mask -> 'patterns' ? 'tokens' AND v_text ~ dlq.pattern('tokens'), false)
-        AND NOT coalesce(p_mask -> 'patterns' ? 'cardNumbers' AND v_text ~ dlq.pattern('cardNumbers'), false)
-        AND NOT EXISTS (SELECT FROM unnest(p_values) v WHERE v IS NULL OR position(substr(to_jsonb(v)::text, 2, length(to_jsonb(v)::text) - 2) IN v_text) > 0) THEN
-        RETURN p_document;
+    IF p_path ~* (p_mask ->> 'where') THEN
+        RETURN '"***"';
     END IF;
-    IF length(v_text) > 1000000 THEN
+    v_text := p_document::text;
+    IF NOT dlq.needs_mask(v_text, p_path, p_mask, p_values) THEN
+        RETURN p_document;
+    ELSIF length(v_text) > 1000000 THEN
         RETURN '"***"'; -- so that the time is bounded
     END IF;
-    v_out := dlq.mask_node(p_document, p_path, p_mask, p_values);
+    -- What is not in all of it need not be looked for in its parts.
+    v_out := dlq.mask_node(p_document, CASE WHEN v_text ~* (p_mask ->> 'keys') THEN p_path END,
+        p_mask || jsonb_build_object('patterns', to_jsonb(ARRAY(SELECT p FROM jsonb_array_elements_text(p_mask -> 'patterns') p WHERE dlq.needs_mask(v_text, NULL, jsonb_build_object('patterns', jsonb_build_array(p)), '{}')))),
+        ARRAY(SELECT v FROM unnest(p_values) WITH ORDINALITY u (v, place) WHERE v IS NULL OR position(v IN v_text) > 0 ORDER BY place));
     -- The payload as it was written, beside the payload.
     IF p_document ? 'payloadText' AND v_out -> 'payload' IS DISTINCT FROM p_document -> 'payload' THEN
         v_out := v_out || '{"payloadText": "***"}';
@@ -194,8 +226,11 @@ BEGIN
             SELECT a.value, n.path FROM jsonb_array_elements(CASE jsonb_typeof(n.value) WHEN 'array' THEN n.value END) a) c
         WHERE n.depth < 70
     )
-    SELECT array_agg(v.text ORDER BY length(v.text) DESC, v.text) INTO v_all
-    FROM (SELECT DISTINCT n.value #>> '{}' AS text FROM n WHERE n.found AND jsonb_typeof(n.value) IN ('string', 'number') AND length(n.value #>> '{}') > 3 LIMIT 101) v;
+    -- (In JSON, they are written as JSON has them.)
+    SELECT array_agg(DISTINCT t.text) INTO v_all
+    FROM (SELECT DISTINCT n.value #>> '{}' AS text FROM n WHERE n.found AND jsonb_typeof(n.value) IN ('string', 'number') AND length(n.value #>> '{}') > 3 LIMIT 101) v
+    CROSS JOIN LATERAL (VALUES (v.text), (substr(to_jsonb(v.text)::text, 2, length(to_jsonb(v.text)::text) - 2))) t (text);
+    v_all := ARRAY(SELECT v FROM unnest(v_all) v ORDER BY length(v) DESC, v);
     RETURN CASE WHEN cardinality(v_all) > 100 THEN ARRAY[NULL]::text[] ELSE coalesce(v_all, '{}') END;
 END
 $$;

@@ -25,9 +25,7 @@ END
 $$;
 COMMENT ON FUNCTION dlq.require_admin IS 'Refuses who is no dlq_admin.';
 
--- The columns in the order of the table, so that dlq.find returns its rows.
--- What is masked is not looked for in rows that nobody asks for. (A barrier, while any role has a scope: a condition of the reader's own
--- must not see rows before their scope is looked at. See dlq.fence_entries.)
+-- (A barrier, while any role has a scope: a condition of the reader's own must not see rows before their scope is looked at. See dlq.fence_entries.)
 CREATE OR REPLACE VIEW dlq.visible_entries WITH (security_barrier) AS
     SELECT e.id,
            e.event_id,
@@ -36,48 +34,48 @@ CREATE OR REPLACE VIEW dlq.visible_entries WITH (security_barrier) AS
            e.queue,
            e.kind,
            e.job_kind,
-           CASE WHEN 'subscriber_id' = ANY (h.columns) THEN NULL WHEN h.mask IS NULL THEN e.subscriber_id ELSE dlq.masked_text(e.subscriber_id, h.mask, dlq.sensitive_values(e.original_event, e.edited_event, e.metadata, e.job_kind, h.mask)) END AS subscriber_id,
+           e.subscriber_id,
            e.source,
            e.priority,
-           CASE WHEN 'tags' = ANY (h.columns) THEN NULL WHEN h.mask IS NULL THEN e.tags ELSE ARRAY(SELECT dlq.masked_text(t, h.mask, dlq.sensitive_values(e.original_event, e.edited_event, e.metadata, e.job_kind, h.mask)) FROM unnest(e.tags) t) END AS tags,
-           CASE WHEN 'original_event' = ANY (h.columns) THEN NULL WHEN h.mask IS NULL THEN e.original_event ELSE dlq.masked_json(e.original_event, dlq.event_path(e.job_kind), h.mask, dlq.sensitive_values(e.original_event, e.edited_event, e.metadata, e.job_kind, h.mask)) END AS original_event,
-           CASE WHEN 'edited_event' = ANY (h.columns) THEN NULL WHEN h.mask IS NULL THEN e.edited_event ELSE dlq.masked_json(e.edited_event, dlq.event_path(e.job_kind), h.mask, dlq.sensitive_values(e.original_event, e.edited_event, e.metadata, e.job_kind, h.mask)) END AS edited_event,
-           CASE WHEN 'error_message' = ANY (h.columns) THEN NULL WHEN h.mask IS NULL THEN e.error_message ELSE dlq.masked_text(e.error_message, h.mask, dlq.sensitive_values(e.original_event, e.edited_event, e.metadata, e.job_kind, h.mask)) END AS error_message,
+           e.tags,
+           e.original_event,
+           e.edited_event,
+           e.error_message,
            e.error_type,
            e.error_code,
            e.error_class,
            e.reported_class,
-           CASE WHEN 'error_stack_trace' = ANY (h.columns) THEN NULL WHEN h.mask IS NULL THEN e.error_stack_trace ELSE dlq.masked_text(e.error_stack_trace, h.mask, dlq.sensitive_values(e.original_event, e.edited_event, e.metadata, e.job_kind, h.mask)) END AS error_stack_trace,
-           CASE WHEN 'error_context' = ANY (h.columns) THEN NULL WHEN h.mask IS NULL THEN e.error_context ELSE dlq.masked_json(e.error_context, NULL, h.mask, dlq.sensitive_values(e.original_event, e.edited_event, e.metadata, e.job_kind, h.mask)) END AS error_context,
+           e.error_stack_trace,
+           e.error_context,
            e.fingerprint,
-           CASE WHEN 'retry_history' = ANY (h.columns) THEN NULL WHEN h.mask IS NULL THEN e.retry_history ELSE dlq.masked_json(e.retry_history, NULL, h.mask, dlq.sensitive_values(e.original_event, e.edited_event, e.metadata, e.job_kind, h.mask)) END AS retry_history,
+           e.retry_history,
            e.retry_count,
            e.max_retries,
            e.dlq_retry_count,
            e.dlq_max_retries,
-           CASE WHEN 'replay_attempts' = ANY (h.columns) THEN NULL WHEN h.mask IS NULL THEN e.replay_attempts ELSE dlq.masked_json(e.replay_attempts, NULL, h.mask, dlq.sensitive_values(e.original_event, e.edited_event, e.metadata, e.job_kind, h.mask)) END AS replay_attempts,
+           e.replay_attempts,
            e.status,
            e.strategy,
            e.rule,
            e.next_retry_at,
            e.waiting_for,
-           CASE WHEN h.mask IS NULL THEN e.ordering_key ELSE dlq.masked_text(e.ordering_key, h.mask, dlq.sensitive_values(e.original_event, e.edited_event, e.metadata, e.job_kind, h.mask)) END AS ordering_key,
+           e.ordering_key,
            e.order_place,
            e.redelivery_job_id,
            e.locked_by,
            e.locked_at,
            e.parked_by,
            e.assigned_to,
-           CASE WHEN 'notes' = ANY (h.columns) THEN NULL WHEN h.mask IS NULL THEN e.notes ELSE dlq.masked_text(e.notes, h.mask, dlq.sensitive_values(e.original_event, e.edited_event, e.metadata, e.job_kind, h.mask)) END AS notes,
+           e.notes,
            e.resolution_strategy,
            e.resolved_by,
-           CASE WHEN h.mask IS NULL THEN e.resolution_notes ELSE dlq.masked_text(e.resolution_notes, h.mask, dlq.sensitive_values(e.original_event, e.edited_event, e.metadata, e.job_kind, h.mask)) END AS resolution_notes,
+           e.resolution_notes,
            e.resolution_timestamp,
            e.config_version,
            e.unique_key,
            e.unique_states,
-           CASE WHEN 'metadata' = ANY (h.columns) THEN NULL WHEN h.mask IS NULL THEN e.metadata ELSE dlq.masked_json(e.metadata, 'metadata', h.mask, dlq.sensitive_values(e.original_event, e.edited_event, e.metadata, e.job_kind, h.mask)) END AS metadata,
-           CASE WHEN h.mask IS NULL THEN e.move ELSE dlq.masked_json(e.move, NULL, h.mask, dlq.sensitive_values(e.original_event, e.edited_event, e.metadata, e.job_kind, h.mask)) END AS move,
+           e.metadata,
+           e.move,
            e.captured_by,
            e.first_failed_at,
            e.last_failed_at,
@@ -86,13 +84,72 @@ CREATE OR REPLACE VIEW dlq.visible_entries WITH (security_barrier) AS
            e.updated_at,
            e.closed_at,
            e.stage
-    FROM dlq.dead_letter_queue e CROSS JOIN (SELECT dlq.hidden_columns() AS columns, dlq.mask(false) AS mask, dlq.scope_patterns(dlq.scope()) AS patterns OFFSET 0) h
+    FROM dlq.dead_letter_queue e CROSS JOIN (SELECT dlq.scope_patterns(dlq.scope()) AS patterns OFFSET 0) h
     WHERE h.patterns IS NULL OR dlq.in_patterns(e.queue, e.kind, h.patterns);
-COMMENT ON VIEW dlq.visible_entries IS 'dead_letter_queue as the caller may see it, in its own columns: see dlq.entries.';
+COMMENT ON VIEW dlq.visible_entries IS 'Those of dead_letter_queue that are in the scope of the caller, whole: nobody reads it but dlq.entries, which masks them.';
 
+-- Conditions of the reader's own see what is masked as it is shown. (Columns are masked here, outside of the barrier, and not in it, so
+-- that those of the rows that are returned are.)
 CREATE OR REPLACE VIEW dlq.entries AS
-    SELECT e.*, dlq.next_step(e.status, e.strategy, e.rule, e.next_retry_at, e.waiting_for, e.error_class, e.parked_by, e.queue, e.kind, e.job_kind) AS next
-    FROM dlq.visible_entries e;
+    SELECT e.id,
+           e.event_id,
+           e.river_job_id,
+           e.job_created_at,
+           e.queue,
+           e.kind,
+           e.job_kind,
+           CASE WHEN 'subscriber_id' = ANY (h.columns) THEN NULL WHEN h.mask IS NULL OR e.subscriber_id IS NULL THEN e.subscriber_id ELSE dlq.masked_text(e.subscriber_id, h.mask, dlq.sensitive_values(e.original_event, e.edited_event, e.metadata, e.job_kind, h.mask)) END AS subscriber_id,
+           e.source,
+           e.priority,
+           CASE WHEN 'tags' = ANY (h.columns) THEN NULL WHEN h.mask IS NULL OR e.tags = '{}' THEN e.tags ELSE ARRAY(SELECT dlq.masked_text(t, h.mask, dlq.sensitive_values(e.original_event, e.edited_event, e.metadata, e.job_kind, h.mask)) FROM unnest(e.tags) t) END AS tags,
+           CASE WHEN 'original_event' = ANY (h.columns) THEN NULL WHEN h.mask IS NULL OR e.original_event IS NULL THEN e.original_event ELSE dlq.masked_json(e.original_event, dlq.event_path(e.job_kind), h.mask, dlq.sensitive_values(e.original_event, e.edited_event, e.metadata, e.job_kind, h.mask)) END AS original_event,
+           CASE WHEN 'edited_event' = ANY (h.columns) THEN NULL WHEN h.mask IS NULL OR e.edited_event IS NULL THEN e.edited_event ELSE dlq.masked_json(e.edited_event, dlq.event_path(e.job_kind), h.mask, dlq.sensitive_values(e.original_event, e.edited_event, e.metadata, e.job_kind, h.mask)) END AS edited_event,
+           CASE WHEN 'error_message' = ANY (h.columns) THEN NULL WHEN h.mask IS NULL OR e.error_message IS NULL THEN e.error_message ELSE dlq.masked_text(e.error_message, h.mask, dlq.sensitive_values(e.original_event, e.edited_event, e.metadata, e.job_kind, h.mask)) END AS error_message,
+           e.error_type,
+           e.error_code,
+           e.error_class,
+           e.reported_class,
+           CASE WHEN 'error_stack_trace' = ANY (h.columns) THEN NULL WHEN h.mask IS NULL OR e.error_stack_trace IS NULL THEN e.error_stack_trace ELSE dlq.masked_text(e.error_stack_trace, h.mask, dlq.sensitive_values(e.original_event, e.edited_event, e.metadata, e.job_kind, h.mask)) END AS error_stack_trace,
+           CASE WHEN 'error_context' = ANY (h.columns) THEN NULL WHEN h.mask IS NULL OR e.error_context IS NULL THEN e.error_context ELSE dlq.masked_json(e.error_context, NULL, h.mask, dlq.sensitive_values(e.original_event, e.edited_event, e.metadata, e.job_kind, h.mask)) END AS error_context,
+           e.fingerprint,
+           CASE WHEN 'retry_history' = ANY (h.columns) THEN NULL WHEN h.mask IS NULL OR e.retry_history = '[]' THEN e.retry_history ELSE dlq.masked_json(e.retry_history, NULL, h.mask, dlq.sensitive_values(e.original_event, e.edited_event, e.metadata, e.job_kind, h.mask)) END AS retry_history,
+           e.retry_count,
+           e.max_retries,
+           e.dlq_retry_count,
+           e.dlq_max_retries,
+           CASE WHEN 'replay_attempts' = ANY (h.columns) THEN NULL WHEN h.mask IS NULL OR e.replay_attempts = '[]' THEN e.replay_attempts ELSE dlq.masked_json(e.replay_attempts, NULL, h.mask, dlq.sensitive_values(e.original_event, e.edited_event, e.metadata, e.job_kind, h.mask)) END AS replay_attempts,
+           e.status,
+           e.strategy,
+           e.rule,
+           e.next_retry_at,
+           e.waiting_for,
+           CASE WHEN h.mask IS NULL OR e.ordering_key IS NULL THEN e.ordering_key ELSE dlq.masked_text(e.ordering_key, h.mask, dlq.sensitive_values(e.original_event, e.edited_event, e.metadata, e.job_kind, h.mask)) END AS ordering_key,
+           e.order_place,
+           e.redelivery_job_id,
+           e.locked_by,
+           e.locked_at,
+           e.parked_by,
+           e.assigned_to,
+           CASE WHEN 'notes' = ANY (h.columns) THEN NULL WHEN h.mask IS NULL OR e.notes IS NULL THEN e.notes ELSE dlq.masked_text(e.notes, h.mask, dlq.sensitive_values(e.original_event, e.edited_event, e.metadata, e.job_kind, h.mask)) END AS notes,
+           e.resolution_strategy,
+           e.resolved_by,
+           CASE WHEN h.mask IS NULL OR e.resolution_notes IS NULL THEN e.resolution_notes ELSE dlq.masked_text(e.resolution_notes, h.mask, dlq.sensitive_values(e.original_event, e.edited_event, e.metadata, e.job_kind, h.mask)) END AS resolution_notes,
+           e.resolution_timestamp,
+           e.config_version,
+           e.unique_key,
+           e.unique_states,
+           CASE WHEN 'metadata' = ANY (h.columns) THEN NULL WHEN h.mask IS NULL OR e.metadata = '{}' THEN e.metadata ELSE dlq.masked_json(e.metadata, 'metadata', h.mask, dlq.sensitive_values(e.original_event, e.edited_event, e.metadata, e.job_kind, h.mask)) END AS metadata,
+           CASE WHEN h.mask IS NULL OR e.move IS NULL THEN e.move ELSE dlq.masked_json(e.move, NULL, h.mask, dlq.sensitive_values(e.original_event, e.edited_event, e.metadata, e.job_kind, h.mask)) END AS move,
+           e.captured_by,
+           e.first_failed_at,
+           e.last_failed_at,
+           e.created_at,
+           e.filed_at,
+           e.updated_at,
+           e.closed_at,
+           e.stage,
+           dlq.next_step(e.status, e.strategy, e.rule, e.next_retry_at, e.waiting_for, e.error_class, e.parked_by, e.queue, e.kind, e.job_kind) AS next
+    FROM dlq.visible_entries e CROSS JOIN (SELECT dlq.hidden_columns() AS columns, dlq.mask(false) AS mask OFFSET 0) h;
 COMMENT ON VIEW dlq.entries IS 'dead_letter_queue as the caller may see it: what the policy marks as sensitive is null for a dlq_reader (data.sensitiveColumns), and *** for everybody (data.sensitivePaths, data.sensitivePatterns): see dlq.reveal. next says what happens next.';
 
 -- A barrier has every row made before one is taken, in order or not, and prunes no partitions by a status: nobody pays for it where nobody is limited.
@@ -122,15 +179,15 @@ COMMENT ON FUNCTION dlq.on_role_scope IS 'Trigger role_scope_change: see dlq.fen
 -- (A page locks no partition of other states, nor a month before its entries failed: see dlq.closed_since.)
 CREATE OR REPLACE FUNCTION dlq.find(p_filter jsonb DEFAULT '{}', p_limit integer DEFAULT 100, p_newest_first boolean DEFAULT true)
 RETURNS SETOF dlq.dead_letter_queue
-LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET jit = off AS $$
+LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET jit = off AS $$
 DECLARE
-    v_ids uuid[] := ARRAY(SELECT dlq.find_ids(p_filter, p_limit, NULL, p_newest_first));
+    v_ids uuid[] := ARRAY(SELECT dlq.find_ids(p_filter, p_limit, NULL, p_newest_first)); -- of the caller's scope
 BEGIN
     RETURN QUERY EXECUTE
-        'SELECT e.* FROM dlq.visible_entries e WHERE e.id = ANY ($1) AND (e.closed_at IS NULL OR e.closed_at >= $2)'
+        'SELECT m.* FROM (SELECT e AS entry FROM dlq.dead_letter_queue e WHERE e.id = ANY ($1) AND (e.closed_at IS NULL OR e.closed_at >= $2)'
         || CASE WHEN p_filter ? 'status' THEN ' AND ' || dlq.filter_where(jsonb_build_object('status', p_filter -> 'status')) ELSE '' END
-        || ' ORDER BY e.id ' || CASE WHEN p_newest_first THEN 'DESC' ELSE 'ASC' END
-        USING v_ids, dlq.closed_since(v_ids);
+        || ') w CROSS JOIN LATERAL dlq.masked(w.entry, $3) m ORDER BY m.id ' || CASE WHEN p_newest_first THEN 'DESC' ELSE 'ASC' END
+        USING v_ids, dlq.closed_since(v_ids), dlq.mask();
 END
 $$;
 COMMENT ON FUNCTION dlq.find IS 'Entries that a filter chooses: {"status": "dlq_manual", "kind": "payment.*", "errorType": ["TIMEOUT_ERROR"], "maxAge": "2 days", "payload": {"customer": "cus_81"}}. Other fields: queue, errorClass, errorCode, fingerprint, source, subscriberId, tags, ids, after, before, minRetryCount, maxRetryCount. What the policy hides from the caller is null.';
@@ -179,7 +236,7 @@ BEGIN
             ('dlq.dead_letter_transitions', CASE WHEN 'edited_event' = ANY (p_sensitive) THEN ARRAY['detail'] END, ARRAY['detail', 'note']),
             ('dlq.job_facts', CASE WHEN p_sensitive && ARRAY['error_message', 'error_stack_trace', 'error_context', 'retry_history', 'replay_attempts', 'metadata'] THEN ARRAY['job'] END, ARRAY['job']),
             ('dlq.replay_runs', CASE WHEN p_sensitive && ARRAY['original_event', 'edited_event'] THEN ARRAY['filter', 'patch', 'merge_patch'] END, ARRAY['filter', 'patch', 'merge_patch', 'note']),
-            ('dlq.approvals', CASE WHEN p_sensitive && ARRAY['original_event', 'edited_event'] THEN ARRAY['request'] END, ARRAY['request']),
+            ('dlq.approvals', CASE WHEN p_sensitive && ARRAY['original_event', 'edited_event'] THEN ARRAY['request'] END, ARRAY['request', 'note', 'decision']),
             ('dlq.replay_run_entries', CASE WHEN 'error_message' = ANY (p_sensitive) THEN ARRAY['detail'] END, ARRAY['detail']),
             ('dlq.failure_groups', CASE WHEN 'error_message' = ANY (p_sensitive) THEN ARRAY['title'] END, ARRAY['title']),
             ('dlq.acts', NULL, ARRAY['detail', 'note'])
@@ -204,8 +261,8 @@ DECLARE
     v_function regprocedure;
     -- What each role may call; what dlqd alone calls is in none.
     v_functions constant jsonb := '{
-        "dlq_reader": ["act_in_scope", "actor", "allowed_moves", "approved", "audit", "automatic_for", "breaker_in_scope", "caller", "capture_limit", "capture_mode", "capture_status", "captured_at", "check_destination", "chooses_all", "closed_since", "coarse_step", "error_types", "event_path", "filter_where", "find", "find_ids", "first_id", "flow", "has_role",
-            "heat_map", "hidden_columns", "in_patterns", "in_scope", "is_luhn", "is_open", "is_owner", "is_person", "is_reader", "is_repeat", "job_table", "like_patterns", "mask", "mask_node", "mask_text", "masked_json", "masked_text", "next_step", "noisiest_sources", "oldest_entries", "origin", "pattern", "policy_version", "preview",
+        "dlq_reader": ["act_in_scope", "actor", "allowed_moves", "approved", "audit", "automatic_for", "breaker_in_scope", "caller", "capture_limit", "capture_mode", "capture_status", "captured_at", "check_destination", "chooses_all", "closed_since", "coarse_step", "error_types", "event_path", "filter_where", "find", "find_ids", "first_id", "flow", "has_card", "has_role",
+            "heat_map", "hidden_columns", "in_patterns", "in_scope", "is_luhn", "is_open", "is_owner", "is_person", "is_reader", "is_repeat", "job_table", "like_patterns", "mask", "mask_node", "mask_text", "masked_json", "masked_text", "needs_mask", "next_step", "noisiest_sources", "oldest_entries", "origin", "pattern", "policy_version", "preview",
             "queue_scope", "ratio", "replay_success", "replayable", "require_everything", "retry_cost", "scope", "scope_patterns", "scope_where", "scope_within", "sensitive_columns", "sensitive_values", "stage_of", "stats", "step_for", "times", "to_uuid", "top_groups", "trail_begins", "trigger_state", "writing_jobs"],
         "dlq_operator": ["act_on", "act_where", "approve", "assign", "count_jobs", "default_partition_rows", "discard", "expired_partitions", "jobs", "note", "open_breaker", "park", "paused_queues",
             "record_reveal", "refresh_rollups", "refuse_approval", "reopen", "replay", "replay_cancel", "replay_pause", "replay_resume", "replay_set_rate", "replay_start", "request_approval", "reset_automatic", "reset_breaker",
@@ -237,10 +294,11 @@ BEGIN
     EXECUTE format('GRANT USAGE ON SCHEMA %s TO dlq_reader, dlq_operator, dlq_admin', v_schema);
     FOR v_grant IN
         SELECT c.oid::regclass AS name FROM pg_class c
-        WHERE c.relnamespace = v_schema AND c.relkind IN ('r', 'p', 'v') AND NOT c.relispartition AND c.relname <> 'tokens' -- which only dlqd reads
+        WHERE c.relnamespace = v_schema AND c.relkind IN ('r', 'p', 'v') AND NOT c.relispartition AND c.relname NOT IN ('tokens', 'visible_entries') -- which only dlqd reads
     LOOP
         EXECUTE format('GRANT SELECT ON %s TO dlq_reader, dlq_operator, dlq_admin', v_grant.name);
     END LOOP;
+    EXECUTE format('REVOKE ALL ON %s.visible_entries FROM dlq_reader, dlq_operator, dlq_admin', v_schema);
     FOR v_grant IN
         SELECT r.key AS role, f.value AS name FROM jsonb_each(v_functions) r CROSS JOIN jsonb_array_elements_text(r.value) f
     LOOP

@@ -18,6 +18,11 @@ SELECT a.* FROM dlq.approvals a WHERE a.id = @id AND dlq.scope_within(a.scope, d
 SELECT a.* FROM dlq.approvals a
 WHERE dlq.scope_within(a.scope, (SELECT dlq.scope())) AND (@state::text = '' OR a.state = @state::text) ORDER BY a.id DESC LIMIT @most::integer;
 
+-- name: Shown :many
+-- What requests and their notes say, as people may see it.
+SELECT a.id, dlq.masked_detail(a.request, m.mask)::jsonb AS request, coalesce(dlq.masked_text(a.note, m.mask), '')::text AS note, coalesce(dlq.masked_text(a.decision, m.mask), '')::text AS decision
+FROM dlq.approvals a CROSS JOIN (SELECT dlq.mask(false) AS mask) m WHERE a.id = ANY (@ids::uuid[]);
+
 -- name: Take :many
 -- What is to be carried out next, if anything.
 SELECT t.id::uuid AS id, t.operation::text AS operation, t.request::jsonb AS request, t.actor::text AS actor, coalesce(t.origin, '')::text AS origin, coalesce(t.note, '')::text AS note,

@@ -138,15 +138,44 @@ func (s *Store) Get(ctx context.Context, id uuid.UUID) (*Approval, error) {
 	if errors.Is(err, pgx.ErrNoRows) {
 		return nil, &deadletter.MoveError{Kind: deadletter.ErrNotFound, Detail: fmt.Sprintf("approval %s: there is no such request", id)}
 	}
-	return approval(&row), err
+	if err != nil {
+		return nil, err
+	}
+	list, err := s.shown(ctx, []dbsqlc.DlqApproval{row})
+	if err != nil {
+		return nil, err
+	}
+	return list[0], nil
 }
 
 // List returns requests, of one state if that is not "", the latest first.
 func (s *Store) List(ctx context.Context, state string, most int) ([]*Approval, error) {
 	rows, err := dbsqlc.New(s.Store.DB()).Approvals(ctx, dbsqlc.ApprovalsParams{State: state, Most: int32(most)})
+	if err != nil {
+		return nil, err
+	}
+	return s.shown(ctx, rows)
+}
+
+// shown are requests as people may see them.
+func (s *Store) shown(ctx context.Context, rows []dbsqlc.DlqApproval) ([]*Approval, error) {
 	list := make([]*Approval, len(rows))
+	ids := make([]uuid.UUID, len(rows))
+	at := map[uuid.UUID]*Approval{}
 	for i := range rows {
-		list[i] = approval(&rows[i])
+		list[i], ids[i] = approval(&rows[i]), rows[i].ID
+		at[ids[i]] = list[i]
+	}
+	masked, err := dbsqlc.New(s.Store.DB()).Shown(ctx, ids)
+	for _, m := range masked {
+		a := at[m.ID]
+		a.Request = m.Request
+		if a.Note != nil {
+			a.Note = &m.Note
+		}
+		if a.Decision != nil {
+			a.Decision = &m.Decision
+		}
 	}
 	return list, err
 }

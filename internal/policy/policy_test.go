@@ -165,6 +165,12 @@ func TestLoad_bad(t *testing.T) {
 		{"retry-policies", "destinations: {d: {urlFile: bank.secret}}", "destinations.d.urlFile: must be an http or https URL"},
 		{"retry-policies", "destinations: {d: {url: 'http://x', urlFile: bank.secret}}", "destinations.d: has url and urlFile; keep one"},
 		{"retry-policies", "destinations: {d: {url: 'http://x', probe: {url: here}}}", "destinations.d.probe.url: must be an http or https URL"},
+		{"retry-policies", destination + "data:\n  sensitivePaths: [card.number]", `data.sensitivePaths[0]: "card.number" begins with "card"; must be payload, headers, metadata`},
+		{"retry-policies", destination + "data: {sensitivePaths: [payload.a, 'payload.b.']}", `data.sensitivePaths[1]: "payload.b." ends with a dot`},
+		{"retry-policies", destination + "data: {sensitivePaths: ['payload...b']}", "has three dots; two stand for any depth"},
+		{"retry-policies", destination + "data: {sensitivePaths: ['payload.a[0].b']}", "names a place of an array"},
+		{"retry-policies", destination + "data: {sensitivePaths: ['payload.a*']}", "has a * beside other characters"},
+		{"retry-policies", destination + "data: {sensitivePatterns: [phones]}", "data.sensitivePatterns"},
 		{"circuit-breaker", "destinations: {nowhere: {}}", "circuit-breaker.yaml:1: destinations.nowhere: there is no such destination (there are: default)"},
 		{"circuit-breaker", "riverQueues: {default: {}}", "riverQueues.default: dlqd delivers this queue"},
 		{"circuit-breaker", "defaults: {failureRate: 120}", "defaults.failureRate: is 120; must be at most 100"},
@@ -268,7 +274,7 @@ func TestVersion(t *testing.T) {
 func TestDiff(t *testing.T) {
 	t.Parallel()
 	old := policytest.Load(t, policytest.Files{"monitoring": "queues: {a: {maxOpen: 1}}", "dlq-routing": "classes: {outage: {delays: [1m]}}"})
-	next := policytest.Load(t, policytest.Files{"monitoring": "queues: {a: {maxOpen: 2}}", "worker-pool": "queues: {default: {concurrency: 3}}"})
+	next := policytest.Load(t, policytest.Files{"monitoring": "queues: {a: {maxOpen: 2}}", "worker-pool": "queues: {default: {concurrency: 3}}", "retry-policies": "data: {sensitivePaths: [payload..email]}"})
 	var lines []string
 	for _, c := range policy.Diff(old, next) {
 		lines = append(lines, c.String())
@@ -276,6 +282,7 @@ func TestDiff(t *testing.T) {
 	require.Equal(t, []string{
 		"dlq-routing classes.outage.delays = [1m] (gone)",
 		"monitoring queues.a.maxOpen: 1 -> 2",
+		"retry-policies data.sensitivePaths: [] -> [payload..email]",
 		"worker-pool queues.default.concurrency = 3 (new)",
 	}, lines)
 	require.Empty(t, policy.Diff(next, next))

@@ -22,10 +22,12 @@ func (d Data) Masked() json.RawMessage {
 		Paths    []string `json:"paths,omitempty"` // as the policy has them, for whoever looks
 		Where    string   `json:"where,omitempty"`
 		Keys     string   `json:"keys,omitempty"`
+		Last     []string `json:"last,omitempty"`
 		Patterns []string `json:"patterns,omitempty"`
 	}
 	mask.Paths, mask.Patterns = d.SensitivePaths, d.SensitivePatterns
 	var where, keys []string
+	known := true
 	for _, path := range d.SensitivePaths {
 		segments, err := parsePath(path)
 		if err != nil {
@@ -33,6 +35,11 @@ func (d Data) Masked() json.RawMessage {
 		}
 		where = append(where, wherePath(segments))
 		keys = append(keys, keyOf(segments))
+		mask.Last = append(mask.Last, strings.ToLower(segments[len(segments)-1]))
+		known = known && keyOf(segments) != ""
+	}
+	if !known {
+		mask.Last = nil
 	}
 	if len(where) > 0 {
 		mask.Where = "^(?:" + strings.Join(where, "|") + ")$"

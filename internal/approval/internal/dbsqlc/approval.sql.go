@@ -225,6 +225,44 @@ func (q *Queries) RequestApproval(ctx context.Context, arg RequestApprovalParams
 	return id, err
 }
 
+const Shown = `-- name: Shown :many
+SELECT a.id, dlq.masked_detail(a.request, m.mask)::jsonb AS request, coalesce(dlq.masked_text(a.note, m.mask), '')::text AS note, coalesce(dlq.masked_text(a.decision, m.mask), '')::text AS decision
+FROM dlq.approvals a CROSS JOIN (SELECT dlq.mask(false) AS mask) m WHERE a.id = ANY ($1::uuid[])
+`
+
+type ShownRow struct {
+	ID       uuid.UUID
+	Request  json.RawMessage
+	Note     string
+	Decision string
+}
+
+// What requests and their notes say, as people may see it.
+func (q *Queries) Shown(ctx context.Context, ids []uuid.UUID) ([]ShownRow, error) {
+	rows, err := q.db.Query(ctx, Shown, ids)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	items := []ShownRow{}
+	for rows.Next() {
+		var i ShownRow
+		if err := rows.Scan(
+			&i.ID,
+			&i.Request,
+			&i.Note,
+			&i.Decision,
+		); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
 const Take = `-- name: Take :many
 SELECT t.id::uuid AS id, t.operation::text AS operation, t.request::jsonb AS request, t.actor::text AS actor, coalesce(t.origin, '')::text AS origin, coalesce(t.note, '')::text AS note,
        coalesce(t.scope::text, '')::text AS scope, coalesce(t.decided_by, '')::text AS decided_by
