@@ -104,7 +104,7 @@ func TestApprovals_secondPerson(t *testing.T) {
 	require.EqualValues(t, 8, a.Entries)
 	require.JSONEq(t, `{"payments": 3, "mail": 5}`, string(a.ByQueue))
 	require.JSONEq(t, `{"do": "discard", "filter": {"kind": ["order.*"]}}`, string(a.Request))
-	require.Equal(t, []string{"kim", "ann", "ticket 7"}, []string{a.Actor, *a.OnBehalfOf, *a.Note})
+	require.Equal(t, []string{"kim", "ann", "ticket 7"}, []string{a.Actor, *a.OnBehalfOf, a.Note})
 
 	// Not who asked, by whatever name or token; nor for whom; nor who made the token; nor somebody whose token the first one made; nor without
 	// the role, or all of the scope.
@@ -331,7 +331,7 @@ func TestApprovals_sql(t *testing.T) {
 	require.NoError(t, kim.QueryRow(ctx, `SELECT dlq.request_approval('replay', '{"rate": "much", "filter": {"queue": "payments"}}')`).Scan(&id))
 	_, err = lee.Exec(ctx, "SELECT dlq.approve($1, 2)", id)
 	require.NoError(t, err)
-	require.Contains(t, *b.awaitApproval(token, id, "failed").Problem, "cannot be read")
+	require.Contains(t, b.awaitApproval(token, id, "failed").Problem, "cannot be read")
 	// The schema's owner, and dlqd by itself, ask nobody.
 	_, err = b.pool.Exec(ctx, "SELECT dlq.act_where('purge', '{\"queue\": \"payments\"}')")
 	require.NoError(t, err)
