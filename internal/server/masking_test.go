@@ -100,13 +100,14 @@ func TestMask_walkOfAPI(t *testing.T) {
 	require.Eventually(t, func() bool { return b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_manual' AND dlq_retry_count > 0") == 1 }, time.Minute, 10*time.Millisecond)
 	_, err := b.pool.Exec(t.Context(), "SELECT dlq.refresh_rollups()")
 	require.NoError(t, err)
+	asked := b.text(`SELECT dlq.request_approval('replay', '{"filter": {"payload": {"card": {"number": "4111111111111111"}}}, "mergePatch": {"card": {"number": "4111111111111111"}}, "patch": [{"op": "replace", "path": "/card", "value": {"number": "4111111111111111"}}]}', 'card 4111111111111111', 'kim')::text`)
 
 	for role, token := range map[string]string{"reader": reader, "operator": operator, "admin": admin} {
 		for _, o := range operations {
 			if o.of == "open" || o.id == "get-login" || o.method != "GET" && o.id != "export" {
 				continue
 			}
-			target := map[string]string{"entry": id, "run": answer.Run.ID, "stream": answer.Run.ID, "queue": "default"}[o.of]
+			target := map[string]string{"entry": id, "run": answer.Run.ID, "stream": answer.Run.ID, "queue": "default", "approval": asked}[o.of]
 			path := strings.ReplaceAll(o.path, "{id}", target)
 			if o.id == "get-message" {
 				path = "/api/messages/m1"
