@@ -103,7 +103,7 @@ func newApprovals() *cobra.Command {
 			}
 			w, row := table(cmd, "ID\tSTATE\tWHAT\tENTRIES\tBY\tON BEHALF OF\tASKED\tUNTIL\tDECIDED BY\tNOTE")
 			for _, a := range out.Approvals {
-				row(a.ID, a.State, a.Do(), a.Entries, a.Actor, text(a.OnBehalfOf), stamp(a.RequestedAt), stamp(a.ExpiresAt), text(a.DecidedBy), text(a.Note))
+				row(a.ID, a.State, a.Do(), a.Entries, a.Actor, text(a.OnBehalfOf), stamp(a.RequestedAt), stamp(a.ExpiresAt), text(a.DecidedBy), a.Note)
 			}
 			return w.Flush()
 		},
@@ -184,10 +184,10 @@ func printApproval(cmd *cobra.Command, a *approval.Approval) error {
 	row("by queue", string(a.ByQueue))
 	row("by", a.Actor)
 	row("on behalf of", text(a.OnBehalfOf))
-	row("note", text(a.Note))
+	row("note", a.Note)
 	row("asked", stamp(a.RequestedAt)+", until "+stamp(a.ExpiresAt))
 	if a.DecidedBy != nil {
-		row("decided by", *a.DecidedBy+", "+stampOrNone(a.DecidedAt)+", "+text(a.Decision))
+		row("decided by", *a.DecidedBy+", "+stampOrNone(a.DecidedAt)+", "+a.Decision)
 	}
 	if a.Frozen != nil {
 		row("frozen, touched", fmt.Sprintf("%d, %s", *a.Frozen, text(a.Changed)))
@@ -195,8 +195,8 @@ func printApproval(cmd *cobra.Command, a *approval.Approval) error {
 	if a.Outcome != nil {
 		row(map[string]string{approval.Replay: "replay run", approval.Erase: "erasure"}[a.Operation], *a.Outcome)
 	}
-	if a.Problem != nil {
-		row("problem", *a.Problem)
+	if a.Problem != "" {
+		row("problem", a.Problem)
 	}
 	return w.Flush()
 }

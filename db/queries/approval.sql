@@ -10,18 +10,14 @@ SELECT dlq.refuse_approval(@id::uuid, nullif(@note::text, ''), @actor::text);
 -- name: Withdraw :exec
 SELECT dlq.withdraw_approval(@id::uuid, nullif(@note::text, ''), @actor::text);
 
--- name: Approval :one
-SELECT a.* FROM dlq.approvals a WHERE a.id = @id AND dlq.scope_within(a.scope, dlq.scope());
-
 -- name: Approvals :many
--- The latest first.
-SELECT a.* FROM dlq.approvals a
-WHERE dlq.scope_within(a.scope, (SELECT dlq.scope())) AND (@state::text = '' OR a.state = @state::text) ORDER BY a.id DESC LIMIT @most::integer;
-
--- name: Shown :many
--- What requests and their notes say, as people may see it.
-SELECT a.id, dlq.masked_detail(a.request, m.mask)::jsonb AS request, coalesce(dlq.masked_text(a.note, m.mask), '')::text AS note, coalesce(dlq.masked_text(a.decision, m.mask), '')::text AS decision
-FROM dlq.approvals a CROSS JOIN (SELECT dlq.mask(false) AS mask) m WHERE a.id = ANY (@ids::uuid[]);
+-- The one with an id, or of one state, or all; the latest first. What the policy masks is masked.
+SELECT a.id, a.operation, dlq.masked_detail(a.request, dlq.mask(false))::jsonb AS request, a.entries, a.by_queue, a.state, a.actor, a.on_behalf_of, coalesce(dlq.masked_text(a.note, dlq.mask(false)), '')::text AS note,
+       a.requested_at, a.expires_at, a.decided_by, a.decided_at, coalesce(dlq.masked_text(a.decision, dlq.mask(false)), '')::text AS decision, a.frozen, a.changed, a.outcome,
+       coalesce(dlq.masked_text(a.problem, dlq.mask(false)), '')::text AS problem, a.ended_at
+FROM dlq.approvals a
+WHERE dlq.scope_within(a.scope, (SELECT dlq.scope())) AND (sqlc.narg(id)::uuid IS NULL OR a.id = sqlc.narg(id)::uuid) AND (@state::text = '' OR a.state = @state::text)
+ORDER BY a.id DESC LIMIT @most::integer;
 
 -- name: Take :many
 -- What is to be carried out next, if anything.

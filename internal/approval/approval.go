@@ -5,12 +5,10 @@ package approval
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"time"
 
 	"github.com/google/uuid"
-	"github.com/jackc/pgx/v5"
 
 	"github.com/dlqd/dlqd/internal/approval/internal/dbsqlc"
 	"github.com/dlqd/dlqd/internal/deadletter"
@@ -46,16 +44,16 @@ type Approval struct {
 	State       string          `json:"state" enum:"requested,approved,done,failed,refused,expired,withdrawn" doc:"requested; then approved until it has been carried out: done or failed; or refused, withdrawn, expired."`
 	Actor       string          `json:"actor" doc:"Who asks, and acts once it is approved."`
 	OnBehalfOf  *string         `json:"onBehalfOf,omitempty" doc:"For whom they say that they ask."`
-	Note        *string         `json:"note,omitempty" doc:"Why."`
+	Note        string          `json:"note,omitempty" doc:"Why."`
 	RequestedAt time.Time       `json:"requestedAt" doc:"When it was asked."`
 	ExpiresAt   time.Time       `json:"expiresAt" doc:"Until when it can be approved."`
 	DecidedBy   *string         `json:"decidedBy,omitempty" doc:"Who approved, refused or withdrew it."`
 	DecidedAt   *time.Time      `json:"decidedAt,omitempty" doc:"When."`
-	Decision    *string         `json:"decision,omitempty" doc:"What they said about it."`
+	Decision    string          `json:"decision,omitempty" doc:"What they said about it."`
 	Frozen      *int64          `json:"frozen,omitempty" doc:"How many entries its filter chose when it was approved: these, and no others, are touched."`
 	Changed     *int64          `json:"changed,omitempty" doc:"How many of them were touched; the others had moved on meanwhile."`
 	Outcome     *uuid.UUID      `json:"outcome,omitempty" doc:"The replay run, or the erasure, that came of it."`
-	Problem     *string         `json:"problem,omitempty" doc:"Why it failed."`
+	Problem     string          `json:"problem,omitempty" doc:"Why it failed."`
 	EndedAt     *time.Time      `json:"endedAt,omitempty" doc:"When it was done, failed, was refused or withdrawn, or expired."`
 }
 
@@ -134,53 +132,31 @@ func (s *Store) Withdraw(ctx context.Context, id uuid.UUID, by deadletter.Act) e
 
 // Get returns a request.
 func (s *Store) Get(ctx context.Context, id uuid.UUID) (*Approval, error) {
-	row, err := dbsqlc.New(s.Store.DB()).Approval(ctx, id)
-	if errors.Is(err, pgx.ErrNoRows) {
+	list, err := s.find(ctx, dbsqlc.ApprovalsParams{ID: &id, Most: 1})
+	if err != nil {
+		return nil, err
+	}
+	if len(list) == 0 {
 		return nil, &deadletter.MoveError{Kind: deadletter.ErrNotFound, Detail: fmt.Sprintf("approval %s: there is no such request", id)}
-	}
-	if err != nil {
-		return nil, err
-	}
-	list, err := s.shown(ctx, []dbsqlc.DlqApproval{row})
-	if err != nil {
-		return nil, err
 	}
 	return list[0], nil
 }
 
 // List returns requests, of one state if that is not "", the latest first.
 func (s *Store) List(ctx context.Context, state string, most int) ([]*Approval, error) {
-	rows, err := dbsqlc.New(s.Store.DB()).Approvals(ctx, dbsqlc.ApprovalsParams{State: state, Most: int32(most)})
-	if err != nil {
-		return nil, err
-	}
-	return s.shown(ctx, rows)
+	return s.find(ctx, dbsqlc.ApprovalsParams{State: state, Most: int32(most)})
 }
 
-// shown are requests as people may see them.
-func (s *Store) shown(ctx context.Context, rows []dbsqlc.DlqApproval) ([]*Approval, error) {
+func (s *Store) find(ctx context.Context, which dbsqlc.ApprovalsParams) ([]*Approval, error) {
+	rows, err := dbsqlc.New(s.Store.DB()).Approvals(ctx, which)
 	list := make([]*Approval, len(rows))
-	ids := make([]uuid.UUID, len(rows))
-	at := map[uuid.UUID]*Approval{}
 	for i := range rows {
-		list[i], ids[i] = approval(&rows[i]), rows[i].ID
-		at[ids[i]] = list[i]
-	}
-	masked, err := dbsqlc.New(s.Store.DB()).Shown(ctx, ids)
-	for _, m := range masked {
-		a := at[m.ID]
-		a.Request = m.Request
-		if a.Note != nil {
-			a.Note = &m.Note
-		}
-		if a.Decision != nil {
-			a.Decision = &m.Decision
-		}
+		list[i] = approval(&rows[i])
 	}
 	return list, err
 }
 
-func approval(row *dbsqlc.DlqApproval) *Approval {
+func approval(row *dbsqlc.ApprovalsRow) *Approval {
 	a := &Approval{
 		ID: row.ID, Operation: row.Operation, Request: row.Request, Entries: row.Entries, ByQueue: row.ByQueue, State: row.State, Actor: row.Actor, OnBehalfOf: row.OnBehalfOf,
 		Note: row.Note, RequestedAt: row.RequestedAt, ExpiresAt: row.ExpiresAt, DecidedBy: row.DecidedBy, DecidedAt: row.DecidedAt, Decision: row.Decision,

@@ -91,27 +91,23 @@ func TestMask_walkOfAPI(t *testing.T) {
 	require.NoError(t, json.Unmarshal([]byte(out), &answer))
 	status, out = b.as(operator, "POST", "/api/dlq/replays/"+answer.Run.ID+"/cancel", "")
 	require.Equal(t, http.StatusOK, status, out)
-	require.Eventually(t, func() bool {
-		return b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_manual'") == 1
-	}, time.Minute, 10*time.Millisecond)
+	require.Eventually(t, func() bool { return b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_manual'") == 1 }, time.Minute, 10*time.Millisecond)
 	status, out = b.as(operator, "POST", "/api/dlq/entries/"+id+"/replay", `{"mergePatch": {"card": {"number": "5500005555555559"}, "accounts": []}, "note": "for kim, 4111111111111111"}`)
 	require.Equal(t, http.StatusAccepted, status, out)
 	require.Contains(t, out, `"/card/number"`)
 	require.NotContains(t, out, "5500005555555559")
 	check("replay", out)
-	require.Eventually(t, func() bool {
-		return b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_manual' AND dlq_retry_count > 0") == 1
-	}, time.Minute, 10*time.Millisecond)
+	require.Eventually(t, func() bool { return b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_manual' AND dlq_retry_count > 0") == 1 }, time.Minute, 10*time.Millisecond)
 	_, err := b.pool.Exec(t.Context(), "SELECT dlq.refresh_rollups()")
 	require.NoError(t, err)
+	asked := b.text(`SELECT dlq.request_approval('replay', '{"filter": {"payload": {"card": {"number": "4111111111111111"}}}, "mergePatch": {"card": {"number": "4111111111111111"}}, "patch": [{"op": "replace", "path": "/card", "value": {"number": "4111111111111111"}}]}', 'card 4111111111111111', 'kim')::text`)
 
-	approval := b.text(`SELECT dlq.request_approval('replay', '{"filter": {"payload": {"people": [{"email": "kim@example.com"}]}}, "mergePatch": {"card": {"number": "4111111111111111"}}, "patch": [{"op": "replace", "path": "/accounts/0/iban", "value": "DE02120300000000202051"}]}', 'for sk_live_51H8abcdEFGH')::text`)
 	for role, token := range map[string]string{"reader": reader, "operator": operator, "admin": admin} {
 		for _, o := range operations {
 			if o.of == "open" || o.id == "get-login" || o.method != "GET" && o.id != "export" {
 				continue
 			}
-			target := map[string]string{"approval": approval, "entry": id, "run": answer.Run.ID, "stream": answer.Run.ID, "queue": "default"}[o.of]
+			target := map[string]string{"entry": id, "run": answer.Run.ID, "stream": answer.Run.ID, "queue": "default", "approval": asked}[o.of]
 			path := strings.ReplaceAll(o.path, "{id}", target)
 			if o.id == "get-message" {
 				path = "/api/messages/m1"
@@ -128,10 +124,7 @@ func TestMask_walkOfAPI(t *testing.T) {
 		status, out := b.as(token, "GET", "/metrics", "")
 		require.Equal(t, http.StatusOK, status)
 		check("metrics", out)
-		check("csv", func() string {
-			_, out := b.as(token, "POST", "/api/dlq/export", `{"filter": {}, "format": "csv"}`)
-			return out
-		}())
+		check("csv", func() string { _, out := b.as(token, "POST", "/api/dlq/export", `{"filter": {}, "format": "csv"}`); return out }())
 	}
 	check("log", log.text())
 	require.Contains(t, log.text(), "Job cancelled explicitly", "it is said that a job failed, but not how")

@@ -8,66 +8,58 @@ package dbsqlc
 import (
 	"context"
 	"encoding/json"
+	"time"
 
 	"github.com/google/uuid"
-	"time"
 )
 
-const Approval = `-- name: Approval :one
-SELECT a.id, a.operation, a.request, a.entries, a.by_queue, a.state, a.actor, a.on_behalf_of, a.token_by, a.origin, a.note, a.scope, a.requested_at, a.expires_at, a.decided_by, a.decided_at, a.decision, a.frozen, a.taken_until, a.changed, a.outcome, a.problem, a.ended_at FROM dlq.approvals a WHERE a.id = $1 AND dlq.scope_within(a.scope, dlq.scope())
-`
-
-func (q *Queries) Approval(ctx context.Context, id uuid.UUID) (DlqApproval, error) {
-	row := q.db.QueryRow(ctx, Approval, id)
-	var i DlqApproval
-	err := row.Scan(
-		&i.ID,
-		&i.Operation,
-		&i.Request,
-		&i.Entries,
-		&i.ByQueue,
-		&i.State,
-		&i.Actor,
-		&i.OnBehalfOf,
-		&i.TokenBy,
-		&i.Origin,
-		&i.Note,
-		&i.Scope,
-		&i.RequestedAt,
-		&i.ExpiresAt,
-		&i.DecidedBy,
-		&i.DecidedAt,
-		&i.Decision,
-		&i.Frozen,
-		&i.TakenUntil,
-		&i.Changed,
-		&i.Outcome,
-		&i.Problem,
-		&i.EndedAt,
-	)
-	return i, err
-}
-
 const Approvals = `-- name: Approvals :many
-SELECT a.id, a.operation, a.request, a.entries, a.by_queue, a.state, a.actor, a.on_behalf_of, a.token_by, a.origin, a.note, a.scope, a.requested_at, a.expires_at, a.decided_by, a.decided_at, a.decision, a.frozen, a.taken_until, a.changed, a.outcome, a.problem, a.ended_at FROM dlq.approvals a
-WHERE dlq.scope_within(a.scope, (SELECT dlq.scope())) AND ($1::text = '' OR a.state = $1::text) ORDER BY a.id DESC LIMIT $2::integer
+SELECT a.id, a.operation, dlq.masked_detail(a.request, dlq.mask(false))::jsonb AS request, a.entries, a.by_queue, a.state, a.actor, a.on_behalf_of, coalesce(dlq.masked_text(a.note, dlq.mask(false)), '')::text AS note,
+       a.requested_at, a.expires_at, a.decided_by, a.decided_at, coalesce(dlq.masked_text(a.decision, dlq.mask(false)), '')::text AS decision, a.frozen, a.changed, a.outcome,
+       coalesce(dlq.masked_text(a.problem, dlq.mask(false)), '')::text AS problem, a.ended_at
+FROM dlq.approvals a
+WHERE dlq.scope_within(a.scope, (SELECT dlq.scope())) AND ($1::uuid IS NULL OR a.id = $1::uuid) AND ($2::text = '' OR a.state = $2::text)
+ORDER BY a.id DESC LIMIT $3::integer
 `
 
 type ApprovalsParams struct {
+	ID    *uuid.UUID
 	State string
 	Most  int32
 }
 
-// The latest first.
-func (q *Queries) Approvals(ctx context.Context, arg ApprovalsParams) ([]DlqApproval, error) {
-	rows, err := q.db.Query(ctx, Approvals, arg.State, arg.Most)
+type ApprovalsRow struct {
+	ID          uuid.UUID
+	Operation   string
+	Request     json.RawMessage
+	Entries     int64
+	ByQueue     json.RawMessage
+	State       string
+	Actor       string
+	OnBehalfOf  *string
+	Note        string
+	RequestedAt time.Time
+	ExpiresAt   time.Time
+	DecidedBy   *string
+	DecidedAt   *time.Time
+	Decision    string
+	Frozen      *int64
+	Changed     *int64
+	Outcome     *uuid.UUID
+	Problem     string
+	EndedAt     *time.Time
+}
+
+// The one with an id, or of one state, or all; the latest first. What the policy masks is masked.
+func (q *Queries) Approvals(ctx context.Context, arg ApprovalsParams) ([]ApprovalsRow, error) {
+	rows, err := q.db.Query(ctx, Approvals, arg.ID, arg.State, arg.Most)
 	if err != nil {
 		return nil, err
 	}
 	defer rows.Close()
-	items := []DlqApproval{}
+	items := []ApprovalsRow{}
 	for rows.Next() {
-		var i DlqApproval
+		var i ApprovalsRow
 		if err := rows.Scan(
 			&i.ID,
 			&i.Operation,
@@ -77,17 +69,13 @@ func (q *Queries) Approvals(ctx context.Context, arg ApprovalsParams) ([]DlqAppr
 			&i.State,
 			&i.Actor,
 			&i.OnBehalfOf,
-			&i.TokenBy,
-			&i.Origin,
 			&i.Note,
-			&i.Scope,
 			&i.RequestedAt,
 			&i.ExpiresAt,
 			&i.DecidedBy,
 			&i.DecidedAt,
 			&i.Decision,
 			&i.Frozen,
-			&i.TakenUntil,
 			&i.Changed,
 			&i.Outcome,
 			&i.Problem,
@@ -223,44 +211,6 @@ func (q *Queries) RequestApproval(ctx context.Context, arg RequestApprovalParams
 	var id uuid.UUID
 	err := row.Scan(&id)
 	return id, err
-}
-
-const Shown = `-- name: Shown :many
-SELECT a.id, dlq.masked_detail(a.request, m.mask)::jsonb AS request, coalesce(dlq.masked_text(a.note, m.mask), '')::text AS note, coalesce(dlq.masked_text(a.decision, m.mask), '')::text AS decision
-FROM dlq.approvals a CROSS JOIN (SELECT dlq.mask(false) AS mask) m WHERE a.id = ANY ($1::uuid[])
-`
-
-type ShownRow struct {
-	ID       uuid.UUID
-	Request  json.RawMessage
-	Note     string
-	Decision string
-}
-
-// What requests and their notes say, as people may see it.
-func (q *Queries) Shown(ctx context.Context, ids []uuid.UUID) ([]ShownRow, error) {
-	rows, err := q.db.Query(ctx, Shown, ids)
-	if err != nil {
-		return nil, err
-	}
-	defer rows.Close()
-	items := []ShownRow{}
-	for rows.Next() {
-		var i ShownRow
-		if err := rows.Scan(
-			&i.ID,
-			&i.Request,
-			&i.Note,
-			&i.Decision,
-		); err != nil {
-			return nil, err
-		}
-		items = append(items, i)
-	}
-	if err := rows.Err(); err != nil {
-		return nil, err
-	}
-	return items, nil
 }
 
 const Take = `-- name: Take :many
