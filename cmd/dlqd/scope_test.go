@@ -20,7 +20,7 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
 )
 
-// walked are commands, each with what it asks the API. {entry}, {queue} and {run} are of one queue, and then of the other one.
+// walked are commands, each with what it asks the API. {entry}, {queue}, {run} and {asked} (a request for approval) are of one queue, and then of the other one.
 var walked = []struct {
 	operation, command string // with --json, where that is known
 	path, body         string // POST, where there is a body
@@ -66,6 +66,12 @@ var walked = []struct {
 	{"get-analytics-oldest", "stats oldest --json", "/api/dlq/analytics/oldest", "", false},
 	{"get-analytics-sources", "stats sources --json", "/api/dlq/analytics/sources", "", false},
 	{"submit-message", `send {} --queue {queue} --kind order.paid --message-id {queue} --json`, "/api/messages", `{"queue": "{queue}", "kind": "order.paid", "payload": {}, "messageId": "{queue}"}`, true},
+	{"reveal-entry", "show {entry} --reveal because --json", "/api/dlq/entries/{entry}/reveal", `{"note": "because"}`, true},
+	{"list-approvals", "approvals --json", "/api/dlq/approvals", "", false},
+	{"get-approval", "approvals show {asked} --json", "/api/dlq/approvals/{asked}", "", false},
+	{"approve", "approvals approve {asked} --expect 9 --json", "/api/dlq/approvals/{asked}/approve", `{"expect": 9}`, true},
+	{"refuse", "approvals refuse {asked} --json", "/api/dlq/approvals/{asked}/refuse", `{}`, true},
+	{"withdraw", "approvals withdraw {asked} --json", "/api/dlq/approvals/{asked}/withdraw", `{}`, true},
 	{"whoami", "whoami --json", "/api/whoami", "", false},
 }
 
@@ -138,7 +144,15 @@ func TestScope_commands(t *testing.T) {
 		var answer struct{ Run struct{ ID string } }
 		require.NoError(t, json.Unmarshal([]byte(out), &answer))
 		of[queue]["{run}"] = answer.Run.ID
-		words = append(words, append(ids, answer.Run.ID)...)
+		var asked string
+		require.NoError(t, pgx.BeginFunc(t.Context(), conn, func(tx pgx.Tx) error {
+			if _, err := tx.Exec(t.Context(), "SELECT set_config('dlq.scope', jsonb_build_array(jsonb_build_object('queues', ARRAY[$1::text]))::text, true)", queue); err != nil {
+				return err
+			}
+			return tx.QueryRow(t.Context(), `SELECT dlq.request_approval('bulk', '{"do": "discard", "filter": {}, "all": true}', p_actor => 'kim')::text`).Scan(&asked)
+		}))
+		of[queue]["{asked}"] = asked
+		words = append(words, append(ids, answer.Run.ID, asked)...)
 	}
 	admin := token("--role", "admin")
 	require.Eventually(t, func() bool {
