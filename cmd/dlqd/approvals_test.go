@@ -54,7 +54,9 @@ func TestApprovals(t *testing.T) {
 	for range 4 {
 		ok(t, with(kim, "send", "--kind", "order.placed", `{}`)...)
 	}
-	manual := func() int { return strings.Count(ok(t, with(kim, "list", "--status", "dlq_manual")...), "order.placed") }
+	manual := func() int {
+		return strings.Count(ok(t, with(kim, "list", "--status", "dlq_manual")...), "order.placed")
+	}
 	require.Eventually(t, func() bool { return manual() == 4 }, time.Minute, 50*time.Millisecond)
 
 	// A script is told what to say; a person types it.

@@ -128,6 +128,27 @@ grants: [{groups: [ops], role: operator}]
 	require.Equal(t, []string{"b"}, rules.OIDC.Audiences)
 }
 
+func TestLoad_approvals(t *testing.T) {
+	t.Parallel()
+	a := policytest.Load(t, policytest.Files{}).Access
+	require.EqualValues(t, 1000, a.ExpectAbove)
+	raw, err := a.Approvals.Published()
+	require.NoError(t, err)
+	require.JSONEq(t, `{"rules": [], "seconds": 86400}`, string(raw))
+	next := policytest.Load(t, policytest.Files{"access": "authentication: [tokens]\napprovals: {expire: 2h, rules: [{operations: [discard], queues: ['pay*'], above: 7}, {operations: [erase]}]}"})
+	raw, err = next.Access.Approvals.Published()
+	require.NoError(t, err)
+	require.JSONEq(t, `{"rules": [{"operations": ["discard"], "queues": ["pay*"], "above": 7}, {"operations": ["erase"], "above": 0}], "seconds": 7200}`, string(raw))
+	var lines []string
+	for _, c := range policy.Diff(policytest.Load(t, policytest.Files{"access": "authentication: [tokens]"}), next) {
+		lines = append(lines, c.String())
+	}
+	require.Equal(t, []string{
+		"access approvals.expire: 24h -> 2h", "access approvals.rules = [] (gone)",
+		"access approvals.rules[0] = {above: 7, operations: [discard], queues: [pay*]} (new)", "access approvals.rules[1] = {operations: [erase]} (new)",
+	}, lines)
+}
+
 // Every mistake is named with file, line, field and what is allowed.
 func TestLoad_bad(t *testing.T) {
 	t.Parallel()
@@ -139,6 +160,12 @@ func TestLoad_bad(t *testing.T) {
 		{"access", "oidc: {scopes: [email]}", "access.yaml:1: oidc.scopes: must hold openid"},
 		{"access", "oidc: {audience: ['']}", "oidc.audience: holds an empty one"},
 		{"access", "oidc: {clientSecret: x}", "oidc.clientSecret: there is no such field (there are: audience, clientID, groupsClaim, issuer, scopes, usernameClaim)"},
+		{"access", "approvals:\n  rules: [{operations: [discard]}]", "access.yaml:2: approvals.rules: a second person cannot be told from the first where nobody is asked who they are"},
+		{"access", "approvals: {rules: [{operations: [park]}]}", "approvals.rules[0].operations[0]: is park; must be one of replay,"},
+		{"access", "approvals: {rules: [{queues: [a]}]}", "approvals.rules[0]: operations is required"},
+		{"access", "approvals: {rules: [{operations: [erase], above: -1}]}", "approvals.rules[0].above: "},
+		{"access", "authentication: [tokens]\napprovals: {rules: [{operations: [erase], queues: ['']}]}", "is no pattern"},
+		{"access", "approvals: {expire: 5s}", "access.yaml:1: approvals.expire: is 5s; must be 1m0s to 720h0m0s"},
 		{"retry-policies", "queues: [", "retry-policies.yaml:1: did not find"},
 		{"retry-policies", "queues: []", "retry-policies.yaml:1: queues: is of type array; must be object"},
 		{"retry-policies", "- a", "retry-policies.yaml:1: must be a mapping"},
