@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"io"
 	"net/http"
@@ -105,7 +106,7 @@ func TestFlags_ofTheAPIsCommandsAreActedOnOrRefused(t *testing.T) {
 			without, err := did(t, base...)
 			require.NoError(t, err, base)
 			cmd.Flags().VisitAll(func(f *pflag.Flag) {
-				if f.Name == "help" || f.Name == "api-url" || slices.Contains(base, "--"+f.Name) {
+				if f.Name == "help" || f.Name == "api-url" || f.Name == "plain-http" /* TestFlags_plainHTTP */ || slices.Contains(base, "--"+f.Name) {
 					return
 				}
 				tried++
@@ -121,6 +122,24 @@ func TestFlags_ofTheAPIsCommandsAreActedOnOrRefused(t *testing.T) {
 		}
 	})
 	require.Greater(t, tried, 200)
+}
+
+// A token goes over http to this machine alone, unless somebody says otherwise.
+func TestFlags_plainHTTP(t *testing.T) {
+	t.Parallel()
+	file := filepath.Join(t.TempDir(), "token")
+	require.NoError(t, os.WriteFile(file, []byte("x"), 0o600))
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel() // nothing is sent
+	for flag, refused := range map[string]bool{"--plain-http=false": true, "--plain-http": false} {
+		root := newRoot(t.Context())
+		root.SetArgs([]string{"list", "--api-url", "http://192.0.2.1:1", "--token-file", file, flag})
+		root.SetOut(io.Discard)
+		root.SetErr(io.Discard)
+		err := root.ExecuteContext(ctx)
+		require.Error(t, err)
+		require.Equal(t, refused, strings.Contains(err.Error(), "--plain-http sends it all the same"), err)
+	}
 }
 
 // The other commands' flags are few, and each is named here with what shows that it is acted on, so that a new one cannot be
