@@ -381,3 +381,69 @@ func TestExpect(t *testing.T) {
 		}
 	}
 }
+
+// Requests name people as runs do: an erasure takes them out of those that have ended, and says that others are there.
+func TestApprovals_erased(t *testing.T) {
+	t.Parallel()
+	b := approvalsSetup(t, policy.ApprovalRule{Operations: []string{"discard"}})
+	b.fail("payments", 1)
+	kim, boss := b.named("kim", access.Operator, "root"), b.named("boss", access.Admin, "root")
+	ended := b.text(`SELECT dlq.request_approval('bulk', '{"do": "discard", "filter": {"subscriberId": ["cus_81"]}}', 'asked by phone', 'kim')::text`)
+	require.Equal(t, http.StatusOK, b.decide(kim, ended, "withdraw", `{"note": "cus_81 called again"}`))
+	open := b.ask(kim, "/api/dlq/bulk", `{"do": "discard", "filter": {"queue": ["payments"]}, "note": "for cus_81"}`)
+	other := b.ask(kim, "/api/dlq/bulk", `{"do": "discard", "filter": {"queue": ["payments"]}}`)
+	status, out := b.as(boss, "POST", "/api/dlq/erasures", `{"filter": {"subscriberId": ["cus_81"]}, "note": "request 42"}`)
+	require.Equal(t, http.StatusOK, status, out)
+	require.Contains(t, out, `"underWay":1`, "it is erased again when that has ended")
+	require.JSONEq(t, `{"erased": true}`, string(b.approval(kim, ended).Request))
+	require.Empty(t, b.approval(kim, ended).Decision)
+	require.Contains(t, string(b.approval(kim, open).Request), "payments")
+	require.Equal(t, http.StatusOK, b.decide(boss, open, "refuse", ""))
+	status, out = b.as(boss, "POST", "/api/dlq/erasures", `{"filter": {"subscriberId": ["cus_81"]}, "note": "request 42"}`)
+	require.Equal(t, http.StatusOK, status, out)
+	require.Contains(t, out, `"underWay":0`)
+	require.Empty(t, b.approval(kim, open).Note)
+	require.Contains(t, string(b.approval(kim, other).Request), "payments", "it names nobody")
+
+	// They are kept as long as reports of runs.
+	_, err := b.pool.Exec(t.Context(), "INSERT INTO dlq.approval_entries SELECT $1, id FROM dlq.dead_letter_queue", ended)
+	require.NoError(t, err)
+	_, err = b.pool.Exec(t.Context(), "UPDATE dlq.approvals SET ended_at = now() - interval '401 days' WHERE id = $1", ended)
+	require.NoError(t, err)
+	_, err = b.pool.Exec(t.Context(), "SELECT dlq.forget_old()")
+	require.NoError(t, err)
+	require.Equal(t, 2, b.count("SELECT count(*) FROM dlq.approvals"))
+	require.Zero(t, b.count("SELECT count(*) FROM dlq.approval_entries"))
+}
+
+// What one process did not finish, another does; and while one says that it goes on, no other begins.
+func TestApprovals_carriedOutOnce(t *testing.T) {
+	t.Parallel()
+	b := approvalsSetup(t, policy.ApprovalRule{Operations: []string{"replay"}})
+	b.fail("payments", 3)
+	_, err := b.pool.Exec(t.Context(), "INSERT INTO river_queue (name, created_at, updated_at) VALUES ('payments', now(), now())")
+	require.NoError(t, err)
+	kim, lee := b.named("kim", access.Operator, "root"), b.named("lee", access.Operator, "root")
+	id := b.ask(kim, "/api/dlq/replay", `{"filter": {}, "all": true, "rate": 0.001}`)
+	tx, err := b.pool.Begin(t.Context())
+	require.NoError(t, err)
+	_, err = tx.Exec(t.Context(), "SELECT dlq.approve($1, 3, p_actor => 'lee')", id)
+	require.NoError(t, err)
+	_, err = tx.Exec(t.Context(), "SELECT dlq.take_approval('1 hour')")
+	require.NoError(t, err)
+	require.NoError(t, tx.Commit(t.Context()))
+	require.Zero(t, b.count("SELECT count(*) FROM dlq.take_approval('1 hour')"))
+	_, err = b.pool.Exec(t.Context(), "UPDATE dlq.approvals SET taken_until = now() - interval '1 second'") // it died
+	require.NoError(t, err)
+	run := b.awaitApproval(lee, id, "done").Outcome
+	// One that was only slow comes too late.
+	tx, err = b.pool.Begin(t.Context())
+	require.NoError(t, err)
+	_, err = tx.Exec(t.Context(), "SELECT set_config('dlq.approved', $1, true)", id)
+	require.NoError(t, err)
+	_, err = tx.Exec(t.Context(), "SELECT dlq.replay_start('{}', p_all => true, p_force => true)")
+	require.ErrorContains(t, err, "was carried out already")
+	require.NoError(t, tx.Rollback(t.Context()))
+	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.replay_runs WHERE id = '"+run.String()+"'"))
+	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.replay_runs"))
+}
