@@ -26,9 +26,10 @@ UNION ALL
 SELECT f.id::uuid AS id FROM dlq.find_ids(@filter::jsonb, @max_entries::integer, NULL, @newest_first::boolean) f (id);
 
 -- name: Events :many
--- What redeliveries of entries would carry.
+-- What redeliveries of entries would carry, in the order of the ids.
 SELECT e.id, e.job_kind, coalesce(e.edited_event, e.original_event)::jsonb AS event, coalesce(e.edited_event::text, '')::text AS edited FROM dlq.dead_letter_queue e
-WHERE e.id = ANY (@ids::uuid[]) AND ((SELECT dlq.scope()) IS NULL OR dlq.in_patterns(e.queue, e.kind, (SELECT dlq.scope_patterns(dlq.scope()))));
+WHERE e.id = ANY (@ids::uuid[]) AND ((SELECT dlq.scope()) IS NULL OR dlq.in_patterns(e.queue, e.kind, (SELECT dlq.scope_patterns(dlq.scope()))))
+ORDER BY array_position(@ids::uuid[], e.id);
 
 -- name: IsMasked :one
 SELECT (dlq.mask(false) IS NOT NULL)::boolean AS masked;

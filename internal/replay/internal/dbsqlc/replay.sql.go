@@ -86,6 +86,7 @@ func (q *Queries) EndReplay(ctx context.Context, arg EndReplayParams) error {
 const Events = `-- name: Events :many
 SELECT e.id, e.job_kind, coalesce(e.edited_event, e.original_event)::jsonb AS event, coalesce(e.edited_event::text, '')::text AS edited FROM dlq.dead_letter_queue e
 WHERE e.id = ANY ($1::uuid[]) AND ((SELECT dlq.scope()) IS NULL OR dlq.in_patterns(e.queue, e.kind, (SELECT dlq.scope_patterns(dlq.scope()))))
+ORDER BY array_position($1::uuid[], e.id)
 `
 
 type EventsRow struct {
@@ -95,7 +96,7 @@ type EventsRow struct {
 	Edited  string
 }
 
-// What redeliveries of entries would carry.
+// What redeliveries of entries would carry, in the order of the ids.
 func (q *Queries) Events(ctx context.Context, ids []uuid.UUID) ([]EventsRow, error) {
 	rows, err := q.db.Query(ctx, Events, ids)
 	if err != nil {
