@@ -91,13 +91,17 @@ func TestMask_walkOfAPI(t *testing.T) {
 	require.NoError(t, json.Unmarshal([]byte(out), &answer))
 	status, out = b.as(operator, "POST", "/api/dlq/replays/"+answer.Run.ID+"/cancel", "")
 	require.Equal(t, http.StatusOK, status, out)
-	require.Eventually(t, func() bool { return b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_manual'") == 1 }, time.Minute, 10*time.Millisecond)
+	require.Eventually(t, func() bool {
+		return b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_manual'") == 1
+	}, time.Minute, 10*time.Millisecond)
 	status, out = b.as(operator, "POST", "/api/dlq/entries/"+id+"/replay", `{"mergePatch": {"card": {"number": "5500005555555559"}, "accounts": []}, "note": "for kim, 4111111111111111"}`)
 	require.Equal(t, http.StatusAccepted, status, out)
 	require.Contains(t, out, `"/card/number"`)
 	require.NotContains(t, out, "5500005555555559")
 	check("replay", out)
-	require.Eventually(t, func() bool { return b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_manual' AND dlq_retry_count > 0") == 1 }, time.Minute, 10*time.Millisecond)
+	require.Eventually(t, func() bool {
+		return b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_manual' AND dlq_retry_count > 0") == 1
+	}, time.Minute, 10*time.Millisecond)
 	_, err := b.pool.Exec(t.Context(), "SELECT dlq.refresh_rollups()")
 	require.NoError(t, err)
 	asked := b.text(`SELECT dlq.request_approval('replay', '{"filter": {"payload": {"card": {"number": "4111111111111111"}}}, "mergePatch": {"card": {"number": "4111111111111111"}}, "patch": [{"op": "replace", "path": "/card", "value": {"number": "4111111111111111"}}]}', 'card 4111111111111111', 'kim')::text`)
@@ -124,7 +128,10 @@ func TestMask_walkOfAPI(t *testing.T) {
 		status, out := b.as(token, "GET", "/metrics", "")
 		require.Equal(t, http.StatusOK, status)
 		check("metrics", out)
-		check("csv", func() string { _, out := b.as(token, "POST", "/api/dlq/export", `{"filter": {}, "format": "csv"}`); return out }())
+		check("csv", func() string {
+			_, out := b.as(token, "POST", "/api/dlq/export", `{"filter": {}, "format": "csv"}`)
+			return out
+		}())
 	}
 	check("log", log.text())
 	require.Contains(t, log.text(), "Job cancelled explicitly", "it is said that a job failed, but not how")
