@@ -113,11 +113,11 @@ type apiError struct {
 }
 
 func (e *apiError) Error() string {
-	said := []string{e.problem.Detail}
+	said := e.problem.Detail
 	for _, detail := range e.problem.Errors {
-		said = append(said, detail.Location+": "+detail.Message)
+		said += "; " + detail.Location + ": " + detail.Message
 	}
-	return strings.ReplaceAll(strings.Join(said, "; "), `"all": true`, "--all")
+	return strings.ReplaceAll(said, `"all": true`, "--all")
 }
 
 // token is what this client shows of itself; empty for nothing.

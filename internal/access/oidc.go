@@ -326,8 +326,8 @@ func (o *OIDC) name(claims map[string]any) (string, error) {
 		return "", errors.New("has no email that is verified")
 	}
 	name, _ := claims[claim].(string)
-	switch name = strings.TrimSpace(name); {
-	case o.UsernameClaim == "" && claim == "sub" && strings.Contains(name, "@"):
+	name = strings.TrimSpace(name)
+	if o.UsernameClaim == "" && claim == "sub" && strings.Contains(name, "@") {
 		return "", errors.New("has no email that is verified, and its subject looks like one (oidc.usernameClaim: sub takes it)")
 	}
 	if err := checkName(name); err != nil {

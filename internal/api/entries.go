@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"maps"
 	"net/http"
+	"slices"
 	"time"
 
 	"github.com/danielgtaylor/huma/v2"
@@ -321,7 +322,7 @@ func (s *service) replayEntry(ctx context.Context, in *replayInput) (*replayedOu
 	})
 	if err != nil {
 		if in.Body.Payload != nil { // as a run has it
-			patch.JSONPatch, _ = json.Marshal([]any{map[string]any{"op": "replace", "path": "", "value": in.Body.Payload}}) // it is JSON
+			patch.JSONPatch = slices.Concat([]byte(`[{"op":"replace","path":"","value":`), in.Body.Payload, []byte(`}]`))
 		}
 		return nil, s.ask(ctx, err, approval.Replay, replay.Request{Patch: patch, Filter: onlyOf(id), Destination: in.Body.Destination, Force: in.Body.Force}, &in.Body.Action)
 	}

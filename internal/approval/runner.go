@@ -8,8 +8,6 @@ import (
 	"log/slog"
 	"time"
 
-	"github.com/google/uuid"
-
 	"github.com/dlqd/dlqd/internal/approval/internal/dbsqlc"
 	"github.com/dlqd/dlqd/internal/archive"
 	"github.com/dlqd/dlqd/internal/background"
@@ -129,15 +127,13 @@ func (r *Runner) do(ctx context.Context, a *dbsqlc.TakeRow) (*dbsqlc.EndParams, 
 			return nil, fmt.Errorf("%w: %w", errRequest, err)
 		}
 		_, changed, err := r.Store.Bulk(ctx, bulk)
-		return &dbsqlc.EndParams{Changed: pointer(int64(changed))}, err
+		return &dbsqlc.EndParams{Changed: new(int64(changed))}, err
 	default:
 		var erasure Erasure
 		if err := json.Unmarshal(a.Request, &erasure); err != nil {
 			return nil, fmt.Errorf("%w: %w", errRequest, err)
 		}
 		record, err := archive.EraseEverywhere(ctx, r.Store, r.Archive, erasure.Filter, act)
-		return &dbsqlc.EndParams{Changed: &record.Entries, Outcome: pointer[uuid.UUID](record.ID)}, err
+		return &dbsqlc.EndParams{Changed: &record.Entries, Outcome: new(record.ID)}, err
 	}
 }
-
-func pointer[T any](v T) *T { return &v }

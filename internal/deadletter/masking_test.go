@@ -146,7 +146,7 @@ func TestMask_walkOfSQL(t *testing.T) {
 				}
 				return out.String()
 			}
-			for _, sql := range strings.Split(strings.TrimSpace(look(`
+			for sql := range strings.SplitSeq(strings.TrimSpace(look(`
 				SELECT format('SELECT (SELECT jsonb_agg(x)::text FROM (SELECT %s FROM dlq.%I LIMIT 100) x)', string_agg(quote_ident(a.attname), ', '), c.relname)
 				FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
 				WHERE c.relnamespace = 'dlq'::regnamespace AND c.relkind IN ('r', 'p', 'v', 'm', 'f') AND has_column_privilege(c.oid, a.attnum, 'SELECT') GROUP BY c.relname`)), "\n") {
@@ -155,7 +155,7 @@ func TestMask_walkOfSQL(t *testing.T) {
 				}
 			}
 			// Functions that take nothing, a filter or an id, whatever else they take by default.
-			for _, call := range strings.Split(strings.TrimSpace(look(`
+			for call := range strings.SplitSeq(strings.TrimSpace(look(`
 				SELECT format('SELECT jsonb_agg(f)::text FROM dlq.%I(%s) f', p.proname, CASE WHEN p.pronargs = p.pronargdefaults THEN '' WHEN p.proargtypes[0] = 'jsonb'::regtype THEN '''{}''' ELSE '(SELECT id FROM dlq.dead_letter_queue LIMIT 1)' END)
 				FROM pg_proc p WHERE p.pronamespace = 'dlq'::regnamespace AND p.prokind = 'f' AND p.provolatile <> 'v' AND has_function_privilege(p.oid, 'EXECUTE')
 				AND (p.pronargs = p.pronargdefaults OR p.pronargs = p.pronargdefaults + 1 AND p.proargtypes[0] IN ('jsonb'::regtype, 'uuid'::regtype)) AND p.proname <> 'revealed'`)), "\n") {

@@ -2,6 +2,7 @@ package policy
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"regexp"
 	"strings"
@@ -45,7 +46,10 @@ func (d Data) Masked() json.RawMessage {
 		mask.Where = "^(?:" + strings.Join(where, "|") + ")$"
 		mask.Keys = strings.Join(keys, "|")
 	}
-	raw, _ := json.Marshal(mask) // texts
+	raw, err := json.Marshal(mask)
+	if err != nil {
+		panic(err) // texts
+	}
 	return raw
 }
 
@@ -58,11 +62,11 @@ func parsePath(path string) ([]string, error) {
 	for i, segment := range segments {
 		switch {
 		case segment == "" && i == len(segments)-1:
-			return nil, fmt.Errorf("ends with a dot")
+			return nil, errors.New("ends with a dot")
 		case segment == "" && segments[i+1] == "":
-			return nil, fmt.Errorf("has three dots; two stand for any depth")
+			return nil, errors.New("has three dots; two stand for any depth")
 		case strings.ContainsAny(segment, "[]"):
-			return nil, fmt.Errorf("names a place of an array; what is in arrays is found by the keys alone, or with [*]")
+			return nil, errors.New("names a place of an array; what is in arrays is found by the keys alone, or with [*]")
 		case strings.Contains(segment, "*") && segment != "*":
 			return nil, fmt.Errorf("has a * beside other characters; alone, it stands for any key")
 		}

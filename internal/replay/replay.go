@@ -220,7 +220,7 @@ func inTx(ctx context.Context, store *deadletter.Store, fn func(tx transaction) 
 
 // Preview says what a run would do, and changes nothing.
 func (r *Replayer) Preview(ctx context.Context, in *Request) (*Preview, error) {
-	if err := in.Patch.Validate(); err != nil {
+	if err := in.Validate(); err != nil {
 		return nil, &deadletter.MoveError{Kind: deadletter.ErrInvalid, Detail: err.Error()}
 	}
 	if err := r.checkDestination(in.Destination); err != nil {
@@ -254,7 +254,7 @@ func (r *Replayer) Preview(ctx context.Context, in *Request) (*Preview, error) {
 			return err
 		}
 		for _, e := range events {
-			sample := in.Patch.sample(&e)
+			sample := in.sample(&e)
 			if err := maskSample(ctx, tx.Queries, e.JobKind, &sample); err != nil {
 				return err
 			}
@@ -355,7 +355,7 @@ func (r *Replayer) Start(ctx context.Context, in *Request) (*Run, error) {
 			}
 		}
 	}
-	if err := in.Patch.Validate(); err != nil {
+	if err := in.Validate(); err != nil {
 		return nil, &deadletter.MoveError{Kind: deadletter.ErrInvalid, Detail: err.Error()}
 	}
 	if err := r.checkDestination(in.Destination); err != nil {

@@ -8,12 +8,14 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"net/http"
 	"net/url"
 	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -54,6 +56,9 @@ func (h *hostileRequest) send(ctx context.Context, base string) string {
 		}
 	}
 	response, err := hostileTransport.RoundTrip(request)
+	if strings.HasPrefix(h.says, "large") && (errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE)) {
+		return "" // it was refused before all of it was sent
+	}
 	if err != nil {
 		return err.Error()
 	}
@@ -78,7 +83,7 @@ func (h *hostileRequest) send(ctx context.Context, base string) string {
 		return "" // of net/http's, before anything of dlqd's is asked
 	case status >= 400 && h.method != http.MethodHead && response.Header.Get("Content-Type") != "application/problem+json":
 		return "is no problem document: " + answer
-	case status == http.StatusUnauthorized && response.Header.Get("Www-Authenticate") == "":
+	case status == http.StatusUnauthorized && response.Header.Get("WWW-Authenticate") == "":
 		return "401 without WWW-Authenticate: " + answer
 	case response.Header.Get("Cache-Control") != "no-store":
 		return "may be kept: " + answer
@@ -167,8 +172,8 @@ func TestHostile_access(t *testing.T) {
 	// Filters, cursors, and what else names things that are elsewhere.
 	entry, run := b.ids[elsewhere], b.runs["mailqueue"]
 	_, first := b.as(everything, "GET", "/api/dlq/audit?limit=1", "")
-	cursor := first[strings.LastIndex(first, `"next":"`)+8:]
-	cursor = cursor[:strings.Index(cursor, `"`)]
+	_, cursor, _ := strings.Cut(first, `"next":"`)
+	cursor, _, _ = strings.Cut(cursor, `"`)
 	encoded := base64.RawURLEncoding.EncodeToString([]byte(`{"scope":[],"id":"` + entry + `"}`))
 	for _, c := range []string{
 		entry, strings.ToUpper(entry), strings.ReplaceAll(entry, "-", ""), "{" + entry + "}", "urn:uuid:" + entry, entry[:35], entry + "0", uuid.Max.String(), uuid.Nil.String(), run, cursor, cursor + "0", cursor[1:],
@@ -234,9 +239,7 @@ func TestHostile_access(t *testing.T) {
 		}
 	}
 	for _, header := range []http.Header{{"X-Original-Url": {"/api/dlq/erasures"}}, {"X-Rewrite-Url": {"/api/health"}}, {"X-Http-Method-Override": {"DELETE"}}, {"X-Forwarded-Host": {"evil.example"}}, {"X-Forwarded-Prefix": {"//evil.example"}}, {"X-Forwarded-Proto": {"javascript"}}, {"Accept": {"text/html"}}, {"Accept": {"application/cbor"}}, {"Range": {"bytes=0-10"}}, {"If-None-Match": {"*"}}, {"Traceparent": {"00-" + strings.Repeat("f", 300)}}} {
-		for name, values := range bearer(limited) {
-			header[name] = values
-		}
+		maps.Copy(header, bearer(limited))
 		for _, path := range []string{"/api/dlq/entries", "/api/dlq/entries/" + entry, "/api/queues", "/api/dlq/audit"} {
 			add(hostileRequest{says: fmt.Sprint(header), method: "GET", path: path, header: header, hidden: append(b.hidden(payScope), "evil.example"), statuses: []int{200, 404, 406}})
 		}
@@ -382,7 +385,7 @@ func TestHostile_access(t *testing.T) {
 
 	t.Log(len(set)+len(bad), "requests")
 	require.Greater(t, len(set)+len(bad), 1000)
-	require.Zero(t, len(wrong), "%d of %d:\n%s", len(wrong), len(set)+len(bad), strings.Join(wrong[:min(len(wrong), 20)], "\n"))
+	require.Empty(t, wrong, "%d of %d:\n%s", len(wrong), len(set)+len(bad), strings.Join(wrong[:min(len(wrong), 20)], "\n"))
 	require.Equal(t, before, b.count(moves), "nothing moved, and what is in nobody's scope was not even noted")
 	for _, secret := range secrets {
 		require.NotContains(t, log.String(), secret)

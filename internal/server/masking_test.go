@@ -39,7 +39,7 @@ func (l *logged) Write(p []byte) (int, error) {
 func (l *logged) text() string {
 	l.Lock()
 	defer l.Unlock()
-	return l.Builder.String()
+	return l.String()
 }
 
 // A message with a secret in every place, whose receiver repeats them all: nobody finds one of them by any operation, nor in the log, until

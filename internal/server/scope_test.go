@@ -316,7 +316,7 @@ func TestScope_walk(t *testing.T) {
 					case o.of == "invalid":
 						require.Contains(t, []int{http.StatusUnprocessableEntity, http.StatusForbidden}, status, says+out)
 					default:
-						require.Less(t, status, 300, says+out)
+						require.True(t, status < 300 || o.id == "get-health" && status == http.StatusServiceUnavailable, says+out) // (a busy machine is not healthy)
 						require.NotContains(t, out, "error of dlqd's", says)
 					}
 				}

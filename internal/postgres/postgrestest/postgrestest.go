@@ -78,7 +78,7 @@ func Start(ctx context.Context) (string, error) {
 func dir() string {
 	const memory, plenty = "/dev/shm", 8 << 30
 	var found unix.Statfs_t
-	if unix.Statfs(memory, &found) == nil && found.Type == unix.TMPFS_MAGIC && found.Bavail*uint64(found.Bsize) >= plenty { //nolint:gosec // a size of blocks
+	if unix.Statfs(memory, &found) == nil && found.Type == unix.TMPFS_MAGIC && found.Bavail*uint64(found.Bsize) >= plenty {
 		return memory
 	}
 	return ""

@@ -13,13 +13,15 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
 )
 
-func main() {
+func main() { os.Exit(run()) }
+
+func run() int {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	url, err := postgrestest.Start(ctx)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "withpostgres:", err)
-		os.Exit(1)
+		return 1
 	}
 	cmd := exec.CommandContext(ctx, os.Args[1], os.Args[2:]...)           //nolint:gosec // what the caller asked for
 	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) } // the server stops last
@@ -30,9 +32,10 @@ func main() {
 	var exit *exec.ExitError
 	switch {
 	case errors.As(err, &exit):
-		os.Exit(exit.ExitCode())
+		return exit.ExitCode()
 	case err != nil:
 		fmt.Fprintln(os.Stderr, "withpostgres:", err)
-		os.Exit(1)
+		return 1
 	}
+	return 0
 }
