@@ -283,17 +283,23 @@ COMMENT ON FUNCTION dlq.masked(dlq.dead_letter_queue, jsonb) IS 'An entry as som
 CREATE OR REPLACE FUNCTION dlq.masked_at(p_pointer text, p_value jsonb, p_mask jsonb) RETURNS jsonb
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    v_path text := 'payload';
-    v_key  text;
+    v_paths text[] := '{payload}';
+    v_path  text;
+    v_key   text;
+    v_under text[];
 BEGIN
     FOREACH v_key IN ARRAY coalesce(string_to_array(substr(p_pointer, 2), '/'), '{}') LOOP
-        IF v_path ~* (p_mask ->> 'where') THEN
+        v_under := ARRAY(SELECT p || chr(31) || replace(replace(replace(v_key, '~1', '/'), '~0', '~'), chr(31), ' ') FROM unnest(v_paths) p);
+        -- A number is a key, or a place of an array: nobody knows here.
+        v_paths := CASE WHEN v_key ~ '^([0-9]+|-)$' THEN v_paths || v_under ELSE v_under END;
+        IF cardinality(v_paths) > 64 OR EXISTS (SELECT FROM unnest(v_paths) p WHERE p ~* (p_mask ->> 'where')) THEN
             RETURN '"***"';
         END IF;
-        CONTINUE WHEN v_key ~ '^([0-9]+|-)$'; -- of an array
-        v_path := v_path || chr(31) || replace(replace(replace(v_key, '~1', '/'), '~0', '~'), chr(31), ' ');
     END LOOP;
-    RETURN dlq.mask_node(p_value, v_path, p_mask, '{}');
+    FOREACH v_path IN ARRAY v_paths LOOP
+        p_value := dlq.mask_node(p_value, v_path, p_mask, '{}');
+    END LOOP;
+    RETURN p_value;
 END
 $$;
 COMMENT ON FUNCTION dlq.masked_at IS 'A value that is at a JSON Pointer of a payload, masked.';

@@ -61,6 +61,12 @@ func TestMask(t *testing.T) {
 		require.NoError(t, pool.QueryRow(t.Context(), "SELECT $1::jsonb::text", c.out).Scan(&want))
 		require.Equal(t, want, out, name)
 	}
+	// A number in a pointer is a key, or a place of an array.
+	for pointer, want := range map[string]string{"/7/id": `"***"`, "/7/id/x": `"***"`, "/0/7/id": `"***"`, "/7/name": `"x"`, "/7/7": `{"a": "x", "id": "***"}`} {
+		var out string
+		require.NoError(t, pool.QueryRow(t.Context(), `SELECT dlq.masked_at($1, CASE $1 WHEN '/7/7' THEN '{"id": "y", "a": "x"}' ELSE '"x"' END::jsonb, $2)::text`, pointer, values).Scan(&out), pointer)
+		require.Equal(t, want, out, pointer)
+	}
 	// Deeper than the stack, larger than is looked at, and more than is looked for.
 	for name, in := range map[string]string{
 		"deep": strings.Repeat(`{"a":[`, 3000) + `"` + token + `"` + strings.Repeat("]}", 3000), "large": `["` + strings.Repeat("x", 1_100_000) + `", "` + token + `"]`,

@@ -158,29 +158,51 @@ type Sample struct {
 	Problem string          `json:"problem,omitempty" doc:"Why the patch does not apply."`
 }
 
-// maskSample takes out of a sample what people do not see without saying why.
+// shown is what people see of what a patch makes of an event. Where something is masked the patch is applied to what they see, so that
+// it moves nothing to where it is seen.
+func (p *Patch) shown(ctx context.Context, queries *dbsqlc.Queries, e *dbsqlc.EventsRow) (Sample, error) {
+	s := p.sample(e)
+	is, err := queries.IsMasked(ctx)
+	if err != nil || !is {
+		return s, err // what is shown stays as it is written
+	}
+	masked, err := queries.MaskSample(ctx, dbsqlc.MaskSampleParams{Event: e.Event, JobKind: e.JobKind, Patched: json.RawMessage("null"), Changes: json.RawMessage("[]")})
+	if err != nil {
+		return s, err
+	}
+	seen := p.sample(&dbsqlc.EventsRow{ID: e.ID, JobKind: e.JobKind, Event: masked.Event})
+	if seen.Problem == "" {
+		return seen, maskSample(ctx, queries, e.JobKind, &seen)
+	}
+	seen.Problem += " (*** stands for what is masked)"
+	if s.Problem == "" && !p.tests() { // it applies, and what comes of it is not to be seen
+		seen.Problem, seen.Patched = "", json.RawMessage(`"***"`)
+	}
+	return seen, nil
+}
+
+// tests reports whether a patch asks what a payload has.
+func (p *Patch) tests() bool {
+	var operations []struct{ Op string }
+	return json.Unmarshal(p.JSONPatch, &operations) == nil && slices.ContainsFunc(operations, func(o struct{ Op string }) bool { return o.Op == "test" })
+}
+
+// maskSample takes out of what somebody wrote into a patch, or of what is compared with that, what people do not see without saying why.
 func maskSample(ctx context.Context, queries *dbsqlc.Queries, jobKind string, s *Sample) error {
 	if is, err := queries.IsMasked(ctx); err != nil || !is {
-		return err // what is shown stays as it is written
-	}
-	params := dbsqlc.MaskSampleParams{Event: s.Event, JobKind: jobKind, Patched: s.Patched}
-	if params.Patched == nil {
-		params.Patched = json.RawMessage("null")
-	}
-	if params.Event == nil {
-		params.Event = json.RawMessage("null")
-	}
-	changes, err := json.Marshal(s.Changes)
-	if err != nil {
 		return err
 	}
-	params.Changes = changes
+	params := dbsqlc.MaskSampleParams{Event: json.RawMessage("null"), JobKind: jobKind, Patched: json.RawMessage("null")}
+	if s.Patched != nil {
+		params.Patched = s.Patched
+	}
+	var err error
+	if params.Changes, err = json.Marshal(s.Changes); err != nil {
+		return err
+	}
 	masked, err := queries.MaskSample(ctx, params)
 	if err != nil {
 		return err
-	}
-	if s.Event != nil {
-		s.Event = masked.Event
 	}
 	if s.Patched != nil {
 		s.Patched = masked.Patched
@@ -254,8 +276,8 @@ func (r *Replayer) Preview(ctx context.Context, in *Request) (*Preview, error) {
 			return err
 		}
 		for _, e := range events {
-			sample := in.sample(&e)
-			if err := maskSample(ctx, tx.Queries, e.JobKind, &sample); err != nil {
+			sample, err := in.shown(ctx, tx.Queries, &e)
+			if err != nil {
 				return err
 			}
 			p.Samples = append(p.Samples, sample)

@@ -3,6 +3,7 @@ package replay
 import (
 	"context"
 	"encoding/json"
+	"errors"
 
 	"github.com/google/uuid"
 
@@ -48,15 +49,25 @@ func (r *Replayer) edit(ctx context.Context, id uuid.UUID, in *Single) (json.Raw
 	if err != nil {
 		return nil, nil, err
 	}
-	after := in.Payload
-	if after == nil {
-		if after, err = in.Patch.apply(before); err != nil {
-			return nil, nil, invalid(err)
-		}
+	queries := dbsqlc.New(r.Store.DB())
+	if in.Payload != nil {
+		shown := Sample{Changes: Changes(before, in.Payload)}
+		err := maskSample(ctx, queries, events[0].JobKind, &shown)
+		return in.Payload, shown.Changes, err
 	}
-	shown := Sample{Changes: Changes(before, after)}
-	if err := maskSample(ctx, dbsqlc.New(r.Store.DB()), events[0].JobKind, &shown); err != nil {
-		return nil, nil, err
+	after, err := in.Patch.apply(before)
+	if err != nil && !in.Patch.tests() {
+		return nil, nil, invalid(err)
+	}
+	shown, maskErr := in.Patch.shown(ctx, queries, &events[0])
+	if maskErr != nil {
+		return nil, nil, maskErr
+	}
+	if shown.Problem != "" {
+		err = errors.New(shown.Problem)
+	}
+	if err != nil {
+		return nil, nil, invalid(err)
 	}
 	return after, shown.Changes, nil
 }

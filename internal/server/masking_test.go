@@ -84,6 +84,15 @@ func TestMask_walkOfAPI(t *testing.T) {
 	require.Contains(t, out, `"total":1`)
 	require.NotContains(t, out, "5500005555555559")
 	check("dry run", out)
+	// Nor does a patch that moves it to where it is seen, or asks what it is, show it.
+	status, out = b.as(operator, "POST", "/api/dlq/replay", `{"filter": {"ids": ["`+id+`"]}, "dryRun": true, "patch": [{"op": "copy", "from": "/card", "path": "/a"}, {"op": "copy", "from": "", "path": "/b"}]}`)
+	require.Equal(t, http.StatusOK, status, out)
+	require.Contains(t, out, `"path":"/a"`)
+	check("dry run of a copy", out)
+	for _, number := range []string{"4111111111111111", "5500005555555559", "***"} {
+		status, out = b.as(operator, "POST", "/api/dlq/entries/"+id+"/replay", `{"patch": [{"op": "test", "path": "/card/number", "value": "`+number+`"}]}`)
+		require.Equal(t, http.StatusUnprocessableEntity, status, number+out)
+	}
 	status, out = b.as(operator, "POST", "/api/dlq/replay", `{"filter": {"payload": {"card": {"number": "4111111111111111"}}}, "rate": 0.001, "force": true, "note": "card 4111111111111111", "patch": [{"op": "replace", "path": "/card", "value": {"number": "4111111111111111"}}]}`)
 	require.Equal(t, http.StatusAccepted, status, out)
 	check("start", out)

@@ -339,7 +339,7 @@ func TestOperations(t *testing.T) {
 	require.Equal(t, []string{
 		"database", "schema", "policy", "access", "automatic", "capture", "ingest", "processing",
 		"circuit-breakers", "conditions", "partitions", "ordered-places", "retention", "rollups", "rollup-trimming", "reconciler", "facts", "policy-queues", "held-messages",
-		"filing", "dlq-workers", "redeliveries", "gates", "observed", "smart-retry", "wake-ups", "replay-runs", "queue-breakers", "presence", "attachment",
+		"filing", "dlq-workers", "redeliveries", "gates", "observed", "smart-retry", "wake-ups", "replay-runs", "approvals", "queue-breakers", "presence", "attachment",
 	}, names)
 	for _, path := range []string{"/livez", "/readyz"} {
 		status, _, _ := b.call("GET", path, "")
