@@ -181,7 +181,7 @@ BEGIN
     v_text := p_document::text;
     IF NOT dlq.needs_mask(v_text, p_path, p_mask, p_values) THEN
         RETURN p_document;
-    ELSIF length(v_text) > 1000000 THEN
+    ELSIF length(v_text) > 50000 THEN
         RETURN '"***"'; -- so that the time is bounded
     END IF;
     -- What is not in all of it need not be looked for in its parts.
@@ -195,7 +195,7 @@ BEGIN
     RETURN v_out;
 END
 $$;
-COMMENT ON FUNCTION dlq.masked_json IS 'JSON that is at a path (null: at none) with *** in place of what is masked, and of p_values. A document of more than 1,000,000 characters in which something is, is masked whole.';
+COMMENT ON FUNCTION dlq.masked_json IS 'JSON that is at a path (null: at none) with *** in place of what is masked, and of p_values. A document of more than 50,000 characters in which something is, is masked whole.';
 
 -- An application's args are its payload; a message has one.
 CREATE OR REPLACE FUNCTION dlq.event_path(p_job_kind text) RETURNS text
@@ -213,6 +213,8 @@ DECLARE
 BEGIN
     IF v_where IS NULL OR NOT (coalesce(p_original::text ~* v_keys, false) OR coalesce(p_edited::text ~* v_keys, false) OR coalesce(p_metadata::text ~* v_keys, false)) THEN
         RETURN '{}';
+    ELSIF coalesce(length(p_original::text), 0) + coalesce(length(p_edited::text), 0) + coalesce(length(p_metadata::text), 0) > 50000 THEN
+        RETURN ARRAY[NULL]::text[]; -- so that the time is bounded
     END IF;
     WITH RECURSIVE n (value, path, found, depth) AS (
         SELECT d.value, d.path, coalesce(d.path ~* v_where, false), 0
@@ -234,7 +236,7 @@ BEGIN
     RETURN CASE WHEN cardinality(v_all) > 100 THEN ARRAY[NULL]::text[] ELSE coalesce(v_all, '{}') END;
 END
 $$;
-COMMENT ON FUNCTION dlq.sensitive_values IS 'Texts and numbers at sensitive paths of an entry, of four characters or more, the longest first: what its error texts must not repeat. Where there are more than 100, null alone: texts are then masked whole.';
+COMMENT ON FUNCTION dlq.sensitive_values IS 'Texts and numbers at sensitive paths of an entry, of four characters or more, the longest first: what its error texts must not repeat. Where there are more than 100, or they are in more than 50,000 characters, null alone: texts are then masked whole.';
 
 CREATE OR REPLACE FUNCTION dlq.masked_event(p_event jsonb, p_job_kind text, p_mask jsonb) RETURNS jsonb
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$

@@ -78,6 +78,11 @@ func TestMask(t *testing.T) {
 			require.NotContains(t, out, secret, name)
 		}
 	}
+	// A list of large ones must not take long.
+	large := `{"email":"zz@zz.org","l":[` + strings.Repeat(`["zz@zz.org",0],`, 60_000) + `0]}`
+	var whole bool
+	require.NoError(t, pool.QueryRow(t.Context(), "SELECT dlq.sensitive_values($1, NULL, NULL, 'k', $2) = ARRAY[NULL]::text[]", large, mask).Scan(&whole))
+	require.True(t, whole, "it is not looked through")
 	// Tokens of many issuers.
 	for _, text := range []string{
 		token, "sk_live_51H8abcdEFGH", "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiJraW0ifQ.c2lnbmF0dXJl", "AKIAIOSFODNN7EXAMPLE", "ghp_abcdefghijklmnopqrstuvwxyz0123456789", "xoxb-1234567890-abcdef",

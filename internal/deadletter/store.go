@@ -106,7 +106,7 @@ const summaryColumns = `id, status, queue, kind, event_id, river_job_id, source,
 // listColumns are the columns of a list, of an entry e, as the mask m lets see them. What is cut off cannot be seen, nor make a
 // part of a secret of the rest.
 var listColumns = strings.NewReplacer(
-	"subscriber_id,", "CASE WHEN m.mask -> 'hidden' ? 'subscriber_id' THEN NULL ELSE dlq.masked_text(subscriber_id, m.mask, "+listValues+") END AS subscriber_id,",
+	"subscriber_id,", "CASE WHEN m.mask -> 'hidden' ? 'subscriber_id' THEN NULL WHEN m.mask IS NULL OR subscriber_id IS NULL THEN subscriber_id ELSE dlq.masked_text(subscriber_id, m.mask, "+listValues+") END AS subscriber_id,",
 	"error_message,", `CASE WHEN m.mask -> 'hidden' ? 'error_message' THEN NULL WHEN m.mask IS NULL THEN left(error_message, 500)
 		ELSE left(dlq.masked_text(left(error_message, 10000), m.mask, `+listValues+"), 500) END AS error_message,",
 ).Replace(summaryColumns)
