@@ -45,7 +45,7 @@ LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     PERFORM dlq.require_breaker(p_name);
     INSERT INTO dlq.circuit_breakers AS b (name, state, since, open_until, forced, reason, changed_by)
-    VALUES (p_name, 'open', p_now, p_now + p_for, p_forced, p_reason, dlq.actor(p_actor))
+    VALUES (p_name, 'open', p_now, p_now + p_for, p_forced, left(dlq.masked_text(p_reason, dlq.mask(false)), 10000), dlq.actor(p_actor))
     ON CONFLICT (name) DO UPDATE SET
         state = 'open', since = p_now, open_until = excluded.open_until, forced = excluded.forced,
         reason = excluded.reason, changed_by = excluded.changed_by
@@ -68,7 +68,7 @@ LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     PERFORM dlq.require_breaker(p_name);
     UPDATE dlq.circuit_breakers SET
-        state = 'closed', since = p_now, open_until = NULL, forced = false, reason = p_reason, changed_by = dlq.actor(p_actor)
+        state = 'closed', since = p_now, open_until = NULL, forced = false, reason = left(dlq.masked_text(p_reason, dlq.mask(false)), 10000), changed_by = dlq.actor(p_actor)
     WHERE name = p_name AND state <> 'closed';
     IF NOT FOUND THEN
         RETURN false;

@@ -432,6 +432,9 @@ BEGIN
         RAISE EXCEPTION 'there is no action %', p_action USING ERRCODE = 'DLQ04', HINT = 'There are discard, resolve, park, unpark, reopen, assign, tag, note and purge.';
     END IF;
     p_args := jsonb_strip_nulls(p_args);
+    IF length(p_note) > 10000 OR length(p_args ->> 'assignee') > 255 OR jsonb_typeof(p_args -> 'tags') = 'array' AND jsonb_array_length(p_args -> 'tags') > 32 THEN
+        RAISE EXCEPTION '%: too long', p_action USING ERRCODE = 'DLQ04', HINT = 'A note has 10000 characters at most, an assignee 255, and 32 tags are added at a time.';
+    END IF;
     PERFORM dlq.require_approval_to(p_action, p_args, jsonb_build_object('ids', to_jsonb(p_ids)), false);
     IF p_action IN ('tag', 'park') AND EXISTS (SELECT FROM jsonb_array_elements_text(p_args -> 'tags') t WHERE t !~ '^[A-Za-z0-9_][A-Za-z0-9_-]{1,253}[A-Za-z0-9_]$') THEN
         RAISE EXCEPTION 'a tag must be 3 to 255 letters, digits, _ and -, and neither start nor end with -' USING ERRCODE = 'DLQ04', HINT = 'River refuses others, and so redeliveries with them.';

@@ -306,7 +306,7 @@ BEGIN
     PERFORM dlq.filter_where(p_filter);
     PERFORM dlq.require_approval('{erase}', 'erase', jsonb_build_object('filter', p_filter));
     INSERT INTO dlq.erasures (id, actor, origin, note, filter_sha256, fields)
-    VALUES (v_id, dlq.actor(p_actor), dlq.origin(dlq.actor(p_actor), p_actor), p_note, encode(sha256(convert_to(p_filter::text, 'UTF8')), 'hex'), ARRAY(SELECT jsonb_object_keys(p_filter)));
+    VALUES (v_id, dlq.actor(p_actor), dlq.origin(dlq.actor(p_actor), p_actor), dlq.masked_text(p_note, dlq.mask(false)), encode(sha256(convert_to(p_filter::text, 'UTF8')), 'hex'), ARRAY(SELECT jsonb_object_keys(p_filter)));
     RETURN v_id;
 END
 $$;

@@ -94,6 +94,7 @@ LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '5s' A
 DECLARE
     v_changed integer;
 BEGIN
+    p_note := dlq.masked_text(p_note, dlq.mask(false)); -- everybody may read it
     PERFORM dlq.require_everything('automatic redelivery');
     BEGIN
         PERFORM pg_advisory_xact_lock(hashtextextended('dlq.automatic', 0));

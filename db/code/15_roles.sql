@@ -156,7 +156,7 @@ COMMENT ON VIEW dlq.entries IS 'dead_letter_queue as the caller may see it: what
 
 -- A barrier has every row made before one is taken, in order or not, and prunes no partitions by a status: nobody pays for it where nobody is limited.
 CREATE OR REPLACE FUNCTION dlq.fence_entries() RETURNS void
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '5s' AS $$
 BEGIN
     PERFORM pg_advisory_xact_lock(hashtextextended('dlq.fence_entries', 0)); -- of two changes, the later one counts both
     IF EXISTS (SELECT FROM dlq.role_scopes) THEN
@@ -238,6 +238,7 @@ BEGIN
             ('dlq.dead_letter_transitions', CASE WHEN 'edited_event' = ANY (p_sensitive) THEN ARRAY['detail'] END, ARRAY['detail', 'note']),
             ('dlq.job_facts', CASE WHEN p_sensitive && ARRAY['error_message', 'error_stack_trace', 'error_context', 'retry_history', 'replay_attempts', 'metadata'] THEN ARRAY['job'] END, ARRAY['job']),
             ('dlq.replay_runs', CASE WHEN p_sensitive && ARRAY['original_event', 'edited_event'] THEN ARRAY['filter', 'patch', 'merge_patch'] END, ARRAY['filter', 'patch', 'merge_patch', 'note']),
+            ('dlq.ordered_jobs', NULL, ARRAY['ordering_key']),
             ('dlq.approvals', CASE WHEN p_sensitive && ARRAY['original_event', 'edited_event'] THEN ARRAY['request'] END, ARRAY['request', 'note', 'decision', 'problem']),
             ('dlq.replay_run_entries', CASE WHEN 'error_message' = ANY (p_sensitive) THEN ARRAY['detail'] END, ARRAY['detail']),
             ('dlq.failure_groups', CASE WHEN 'error_message' = ANY (p_sensitive) THEN ARRAY['title'] END, ARRAY['title']),

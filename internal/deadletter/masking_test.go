@@ -116,6 +116,8 @@ func sensitiveEntries(t *testing.T) (string, *deadletter.Store) {
 		{`SELECT dlq.refresh_rollups()`, nil},
 		{`SELECT dlq.replay_start(jsonb_build_object('payload', jsonb_build_object('card', jsonb_build_object('number', $1::text))), p_patch => jsonb_build_array(jsonb_build_object('op', 'replace', 'path', '/card', 'value', $2::jsonb)), p_force => true, p_rate => 0.001, p_note => $1)`, []any{cardNumber, fmt.Sprintf(`{"number": %q, "pin": %s}`, cardNumber, pin)}},
 		{`SELECT dlq.request_approval('replay', jsonb_build_object('filter', '{}'::jsonb, 'all', true, 'mergePatch', $1::jsonb), 'card ' || $2::text)`, []any{payload, cardNumber}},
+		{`INSERT INTO dlq.ordered_jobs (queue, ordering_key, job_id, job_created_at) VALUES ('q', $1, 99, now())`, []any{email}},
+		{`SELECT dlq.open_breaker('queue:q', 'kim', 'card ' || $1::text), dlq.set_automatic('queue', 'q', false, '{}', 'kim', 'card ' || $1::text)`, []any{cardNumber}},
 		{`SELECT dlq.replay(id, 'kim', 'card ' || $2::text, $1::jsonb) FROM dlq.dead_letter_queue`, []any{payload, cardNumber}},
 	} {
 		_, err := pool.Exec(t.Context(), sql.sql, sql.args...)

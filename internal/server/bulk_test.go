@@ -62,6 +62,10 @@ func TestBulk(t *testing.T) {
 
 	_, err := b.pool.Exec(t.Context(), "SELECT dlq.act_on('tag', '{}', 'kim', NULL, jsonb_build_object('tags', ARRAY[repeat('x', 256)]))")
 	require.ErrorContains(t, err, "a tag must be 3 to 255")
+	for _, long := range []string{"'note', '{}', 'kim', repeat('x', 10001)", "'assign', '{}', 'kim', NULL, jsonb_build_object('assignee', repeat('x', 256))", "'tag', '{}', 'kim', NULL, jsonb_build_object('tags', array_fill('tag'::text, '{33}'))"} {
+		_, err = b.pool.Exec(t.Context(), "SELECT dlq.act_on("+long+")")
+		require.ErrorContains(t, err, "too long")
+	}
 	for body, want := range map[string]string{
 		`{"do": "discard", "filter": {}}`:                              "an empty filter chooses every entry",
 		`{"do": "explode", "filter": {}}`:                              "validation failed",
