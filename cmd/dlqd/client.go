@@ -113,11 +113,12 @@ type apiError struct {
 }
 
 func (e *apiError) Error() string {
-	said := e.problem.Detail
+	said := make([]string, 1, 1+len(e.problem.Errors))
+	said[0] = e.problem.Detail
 	for _, detail := range e.problem.Errors {
-		said += "; " + detail.Location + ": " + detail.Message
+		said = append(said, detail.Location+": "+detail.Message)
 	}
-	return strings.ReplaceAll(said, `"all": true`, "--all")
+	return strings.ReplaceAll(strings.Join(said, "; "), `"all": true`, "--all")
 }
 
 // token is what this client shows of itself; empty for nothing.

@@ -68,7 +68,7 @@ func parsePath(path string) ([]string, error) {
 		case strings.ContainsAny(segment, "[]"):
 			return nil, errors.New("names a place of an array; what is in arrays is found by the keys alone, or with [*]")
 		case strings.Contains(segment, "*") && segment != "*":
-			return nil, fmt.Errorf("has a * beside other characters; alone, it stands for any key")
+			return nil, errors.New("has a * beside other characters; alone, it stands for any key")
 		}
 	}
 	return segments, nil

@@ -183,8 +183,11 @@ func (p *Patch) shown(ctx context.Context, queries *dbsqlc.Queries, e *dbsqlc.Ev
 
 // tests reports whether a patch asks what a payload has.
 func (p *Patch) tests() bool {
-	var operations []struct{ Op string }
-	return json.Unmarshal(p.JSONPatch, &operations) == nil && slices.ContainsFunc(operations, func(o struct{ Op string }) bool { return o.Op == "test" })
+	type operation struct {
+		Op string `json:"op"`
+	}
+	var operations []operation
+	return json.Unmarshal(p.JSONPatch, &operations) == nil && slices.ContainsFunc(operations, func(o operation) bool { return o.Op == "test" })
 }
 
 // maskSample takes out of what somebody wrote into a patch, or of what is compared with that, what people do not see without saying why.
@@ -385,7 +388,7 @@ func (r *Replayer) Start(ctx context.Context, in *Request) (*Run, error) {
 	}
 	params := dbsqlc.StartReplayParams{
 		Filter: in.Filter, Actor: in.Act.Actor, Note: in.Act.Note, AllEntries: in.All, NewestFirst: in.NewestFirst, BatchSize: int32(cmp.Or(in.BatchSize, DefaultBatchSize)),
-		Rate: in.Rate, Concurrency: int32(in.Concurrency), Patch: in.Patch.JSONPatch, MergePatch: in.Patch.MergePatch,
+		Rate: in.Rate, Concurrency: int32(in.Concurrency), Patch: in.JSONPatch, MergePatch: in.MergePatch,
 		Queue: in.Queue, Destination: in.Destination, Force: in.Force, StopAt: cmp.Or(in.StopAt, DefaultStopAt), StopOf: stopOf,
 	}
 	var id uuid.UUID
