@@ -227,9 +227,10 @@ BEGIN
     END IF;
     p_payload := coalesce(p_payload, p_payload_text::jsonb);
     PERFORM dlq.check_destination(jsonb_build_object('ids', jsonb_build_array(p_id)), p_destination);
+    PERFORM dlq.refuse_mask('replay', p_payload);
     PERFORM dlq.require_approval(ARRAY['replay'] || CASE WHEN p_payload IS NOT NULL THEN '{patch}' ELSE '{}' END::text[] || CASE WHEN p_destination IS NOT NULL THEN '{redirect}' ELSE '{}' END::text[], 'replay',
         jsonb_build_object('filter', jsonb_build_object('ids', jsonb_build_array(p_id))) || CASE WHEN p_destination IS NOT NULL THEN jsonb_build_object('toDestination', p_destination) ELSE '{}' END
-            || CASE WHEN p_payload IS NOT NULL THEN jsonb_build_object('patch', jsonb_build_array(jsonb_build_object('op', 'replace', 'path', '', 'value', p_payload))) ELSE '{}' END);
+            || CASE WHEN p_force THEN '{"force": true}' ELSE '{}' END::jsonb || CASE WHEN p_payload IS NOT NULL THEN jsonb_build_object('patch', jsonb_build_array(jsonb_build_object('op', 'replace', 'path', '', 'value', p_payload))) ELSE '{}' END);
     IF p_payload IS NOT NULL THEN
         UPDATE dlq.dead_letter_queue SET
             edited_event = CASE WHEN job_kind <> 'dlqd_message' THEN p_payload

@@ -70,7 +70,7 @@ BEGIN
         END IF;
     END LOOP;
     IF dlq.approved() IS NOT NULL THEN
-        v_where := v_where || format(' AND e.id IN (SELECT x.entry_id FROM dlq.approval_entries x WHERE x.approval_id = %L)', dlq.approved());
+        v_where := v_where || format(' AND e.id IN (SELECT x.entry_id FROM dlq.approval_entries x WHERE x.approval_id = %L AND x.done_at IS NULL)', dlq.approved());
     END IF;
     RETURN v_where || dlq.scope_where(dlq.scope());
 END
@@ -194,6 +194,7 @@ BEGIN
     IF p_patch IS NOT NULL AND p_merge_patch IS NOT NULL THEN
         RAISE EXCEPTION 'replay: a patch and a merge patch' USING ERRCODE = 'DLQ04', HINT = 'One of them edits the payloads: p_patch (RFC 6902) or p_merge_patch (RFC 7396).';
     END IF;
+    PERFORM dlq.refuse_mask('replay', p_patch), dlq.refuse_mask('replay', p_merge_patch);
     PERFORM dlq.check_rate(p_rate);
     PERFORM dlq.check_destination(v_filter, p_destination);
     IF p_queue IS NOT NULL AND NOT dlq.in_scope(p_queue, NULL, dlq.scope()) THEN
@@ -211,7 +212,8 @@ BEGIN
     END IF;
     PERFORM dlq.require_approval(ARRAY['replay'] || CASE WHEN p_patch IS NOT NULL OR p_merge_patch IS NOT NULL THEN '{patch}' ELSE '{}' END::text[]
             || CASE WHEN p_queue IS NOT NULL OR p_destination IS NOT NULL THEN '{redirect}' ELSE '{}' END::text[], 'replay',
-        jsonb_build_object('filter', v_filter) || jsonb_strip_nulls(jsonb_build_object('queue', p_queue, 'toDestination', p_destination)) || CASE WHEN p_patch IS NOT NULL THEN jsonb_build_object('patch', p_patch) ELSE '{}' END
+        jsonb_build_object('filter', v_filter) || jsonb_strip_nulls(jsonb_build_object('queue', p_queue, 'toDestination', p_destination, 'rate', p_rate, 'concurrency', p_concurrency, 'force', nullif(p_force, false),
+            'newestFirst', nullif(p_newest_first, false), 'batchSize', nullif(p_batch_size, 100), 'stopAt', nullif(p_stop_at, 50))) || CASE WHEN p_patch IS NOT NULL THEN jsonb_build_object('patch', p_patch) ELSE '{}' END
             || CASE WHEN p_merge_patch IS NOT NULL THEN jsonb_build_object('mergePatch', p_merge_patch) ELSE '{}' END || CASE WHEN p_all THEN '{"all": true}' ELSE '{}' END::jsonb);
     -- Chosen now, once: what comes to match the filter later is not drawn in, and what does not match any more is in the report.
     -- Entries of one ordering key go one after the other, in the order of their messages, whatever order they failed in.
@@ -513,6 +515,10 @@ BEGIN
     looked := cardinality(v_ids);
     last := v_ids[looked];
     SELECT count(*) INTO changed FROM dlq.act_on(p_action, v_ids, p_actor, p_note, p_args);
+    IF dlq.approved() IS NOT NULL THEN -- each is touched once, whoever goes on where somebody stopped
+        UPDATE dlq.approval_entries x SET done_at = now() WHERE x.approval_id = dlq.approved() AND x.entry_id = ANY (v_ids);
+        UPDATE dlq.approvals a SET changed = coalesce(a.changed, 0) + act_where.changed WHERE a.id = dlq.approved();
+    END IF;
 END
 $$;
 COMMENT ON FUNCTION dlq.act_where IS 'Does one thing (see dlq.act_on) to up to p_limit (null: all) entries that a filter chooses (see dlq.find), in order of capture after p_after. Returns how many it looked at, how many it changed, and the last one, to go on after.';

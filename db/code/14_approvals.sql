@@ -29,7 +29,9 @@ BEGIN
         IF v_more THEN
             RAISE EXCEPTION '%: needs a second person, for more than % dead letters%', p_operations[1], v_above,
                 coalesce(' of ' || (SELECT string_agg(q, ', ') FROM jsonb_array_elements_text(v_rule -> 'queues') q), '')
-                USING ERRCODE = 'DLQ07', HINT = format('Ask for it: SELECT dlq.request_approval(%L, %L, ''why''). Somebody else approves it with dlq.approve.', p_operation, p_request);
+                USING ERRCODE = 'DLQ07',
+                -- (Hints are in the server's log. The API asks by itself, and what it was sent has no place there.)
+                HINT = CASE WHEN dlq.is_owner() THEN 'Ask for it with dlq.request_approval.' ELSE format('Ask for it: SELECT dlq.request_approval(%L, %L, ''why''). Somebody else approves it with dlq.approve.', p_operation, p_request) END;
         END IF;
     END LOOP;
 END
@@ -204,14 +206,14 @@ LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     v_approval dlq.approvals;
 BEGIN
-    UPDATE dlq.approvals a SET state = CASE WHEN p_problem IS NULL THEN 'done' ELSE 'failed' END, changed = p_changed, outcome = p_outcome, problem = p_problem, ended_at = now(), taken_until = NULL,
+    UPDATE dlq.approvals a SET state = CASE WHEN p_problem IS NULL THEN 'done' ELSE 'failed' END, changed = CASE a.operation WHEN 'bulk' THEN coalesce(a.changed, 0) ELSE p_changed END, outcome = p_outcome, problem = p_problem, ended_at = now(), taken_until = NULL,
         request = CASE WHEN a.operation = 'erase' THEN '{"erased": true}' ELSE a.request END -- it names somebody
     WHERE a.id = p_id AND a.state = 'approved' RETURNING * INTO v_approval;
     IF NOT FOUND THEN
         RAISE EXCEPTION 'approval %: was carried out already', p_id USING ERRCODE = 'DLQ01';
     END IF;
     PERFORM dlq.record_act('approval ' || p_id, v_approval.state, v_approval.actor, p_problem,
-        jsonb_build_object('entries', v_approval.frozen, 'changed', p_changed, 'approvedBy', v_approval.decided_by, 'outcome', p_outcome));
+        jsonb_build_object('entries', v_approval.frozen, 'changed', v_approval.changed, 'approvedBy', v_approval.decided_by, 'outcome', p_outcome));
 END
 $$;
 COMMENT ON FUNCTION dlq.end_approval IS 'Notes what came of an approved request.';

@@ -313,6 +313,8 @@ BEGIN
         RETURN p_detail;
     ELSIF jsonb_typeof(p_detail) <> 'object' THEN
         RETURN dlq.mask_node(p_detail, NULL, p_mask, '{}');
+    ELSIF length(p_detail::text) > 50000 THEN -- so that the time is bounded
+        RETURN (SELECT jsonb_object_agg(d.key, CASE WHEN d.key IN ('patch', 'changes') THEN '[]' ELSE '"***"' END::jsonb) FROM jsonb_each(p_detail) d);
     END IF;
     RETURN coalesce((
         SELECT jsonb_object_agg(d.key, CASE
@@ -329,6 +331,18 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION dlq.masked_detail IS 'What an audit row, a replay run or an answer says of payloads, in payload, mergePatch, patch, changes (whose paths are of the payload) and filter, masked.';
+
+-- What is shown as *** must not be sent as that.
+CREATE OR REPLACE FUNCTION dlq.refuse_mask(p_action text, p_document jsonb) RETURNS void
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF p_document IS NOT NULL AND position('"***"' IN p_document::text) > 0 AND dlq.mask(false) IS NOT NULL THEN
+        RAISE EXCEPTION '%: the payload has *** where something is masked, and would be sent with that', p_action USING ERRCODE = 'DLQ04',
+            HINT = 'Send a patch of what is to change, or say why you look at the payload (reveal), and send all of it.';
+    END IF;
+END
+$$;
+COMMENT ON FUNCTION dlq.refuse_mask IS 'Refuses a payload, or a patch of one, that holds *** while something is masked.';
 
 -- Who looks says why first, and that is on disk before they see it: what is read in the transaction that says so could be rolled back.
 CREATE OR REPLACE FUNCTION dlq.record_reveal(p_id uuid, p_note text, p_actor text DEFAULT session_user) RETURNS void

@@ -54,11 +54,13 @@ COMMENT ON COLUMN dlq.approvals.ended_at IS 'When it was done, failed, was refus
 CREATE TABLE dlq.approval_entries (
     approval_id uuid NOT NULL REFERENCES dlq.approvals ON DELETE CASCADE,
     entry_id    uuid NOT NULL,
+    done_at     timestamptz,
     PRIMARY KEY (approval_id, entry_id)
 );
 COMMENT ON TABLE dlq.approval_entries IS 'The entries that an approval is for.';
 COMMENT ON COLUMN dlq.approval_entries.approval_id IS 'The approval.';
 COMMENT ON COLUMN dlq.approval_entries.entry_id IS 'The entry.';
+COMMENT ON COLUMN dlq.approval_entries.done_at IS 'When what was approved was done to it, or could not be any more; null until then, and for replay runs and erasures.';
 
 -- +goose Down
 DROP TABLE dlq.approval_entries;

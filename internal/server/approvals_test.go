@@ -443,3 +443,29 @@ func TestApprovals_carriedOutOnce(t *testing.T) {
 	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.replay_runs WHERE id = '"+run.String()+"'"))
 	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.replay_runs"))
 }
+
+// A process that dies between two batches has another one go on: what it has done is not done again, whatever became of it since.
+func TestApprovals_cutShort(t *testing.T) {
+	t.Parallel()
+	b := approvalsSetup(t, policy.ApprovalRule{Operations: []string{"discard"}})
+	b.fail("payments", 4)
+	kim, lee := b.named("kim", access.Operator, "root"), b.named("lee", access.Operator, "root")
+	id := b.ask(kim, "/api/dlq/bulk", `{"do": "discard", "filter": {}, "all": true}`)
+	tx, err := b.pool.Begin(t.Context())
+	require.NoError(t, err)
+	for _, sql := range []string{"SELECT dlq.approve($1, 4, p_actor => 'lee')", "SELECT dlq.take_approval('1 hour') WHERE $1::uuid IS NOT NULL", "SELECT set_config('dlq.approved', $1::text, true)"} {
+		_, err = tx.Exec(t.Context(), sql, id)
+		require.NoError(t, err, sql)
+	}
+	_, err = tx.Exec(t.Context(), "SELECT dlq.act_where('discard', '{}', 'kim', p_all => true, p_limit => 3)") // the first batch
+	require.NoError(t, err)
+	require.NoError(t, tx.Commit(t.Context()))
+	_, err = b.pool.Exec(t.Context(), "SELECT dlq.act_where('reopen', '{}', 'ann', p_all => true)") // somebody has thought better of it
+	require.NoError(t, err)
+	_, err = b.pool.Exec(t.Context(), "UPDATE dlq.approvals SET taken_until = now() - interval '1 second'") // it died
+	require.NoError(t, err)
+	done := b.awaitApproval(lee, id, "done")
+	require.EqualValues(t, 4, *done.Changed)
+	require.Equal(t, 3, b.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_manual'"))
+	require.Equal(t, 4, b.count("SELECT count(*) FROM dlq.dead_letter_transitions WHERE to_status = 'dlq_archived'"))
+}

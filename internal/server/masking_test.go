@@ -89,6 +89,12 @@ func TestMask_walkOfAPI(t *testing.T) {
 	require.Equal(t, http.StatusOK, status, out)
 	require.Contains(t, out, `"path":"/a"`)
 	check("dry run of a copy", out)
+	// What is shown as *** is not sent as that.
+	for _, edit := range []string{`{"payload": {"card": {"number": "***"}}}`, `{"mergePatch": {"card": {"number": "***"}}}`} {
+		status, out = b.as(operator, "POST", "/api/dlq/entries/"+id+"/replay", edit)
+		require.Equal(t, http.StatusUnprocessableEntity, status, out)
+		require.Contains(t, out, "has *** where something is masked")
+	}
 	for _, number := range []string{"4111111111111111", "5500005555555559", "***"} {
 		status, out = b.as(operator, "POST", "/api/dlq/entries/"+id+"/replay", `{"patch": [{"op": "test", "path": "/card/number", "value": "`+number+`"}]}`)
 		require.Equal(t, http.StatusUnprocessableEntity, status, number+out)
