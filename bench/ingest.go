@@ -17,6 +17,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/dlqd/dlqd/internal/access"
 	"github.com/dlqd/dlqd/internal/api"
 	"github.com/dlqd/dlqd/internal/deadletter"
 	"github.com/dlqd/dlqd/internal/ingest"
@@ -37,7 +38,7 @@ func ingestBench(b *bench, scale float64) error {
 					if err := b.fresh(pool, true); err != nil {
 						return err
 					}
-					r, latencies, err := post(b.ctx, pool, group, flushers, connections, seconds)
+					r, latencies, err := post(b.ctx, pool, group, flushers, connections, seconds, false)
 					if keep && err == nil {
 						p50 = append(p50, latencies[len(latencies)/2].Seconds()*1000)
 						p99 = append(p99, latencies[len(latencies)*99/100].Seconds()*1000)
@@ -59,10 +60,46 @@ func ingestBench(b *bench, scale float64) error {
 	return nil
 }
 
-func post(ctx context.Context, pool *pgxpool.Pool, group, flushers, connections int, length time.Duration) (float64, []time.Duration, error) {
+// accessBench sends the same messages with a token, beside a server that asks nobody who they are.
+func accessBench(b *bench, scale float64) error {
+	seconds := time.Duration(8 * scale * float64(time.Second))
+	b.row("connections", "with a token, inserts/s", "without, inserts/s", "ratio")
+	const connections = 64
+	run := func(token bool) func() (float64, error) {
+		return func() (rate float64, err error) {
+			err = b.withPool(postgres.DefaultMaxConns, func(pool *pgxpool.Pool) error {
+				if err := b.fresh(pool, true); err != nil {
+					return err
+				}
+				rate, _, err = post(b.ctx, pool, ingest.DefaultMaxGroup, ingest.DefaultFlushers, connections, seconds, token)
+				return err
+			})
+			return rate, err
+		}
+	}
+	with, without, ratio, err := b.pairs(run(true), run(false))
+	if err == nil {
+		b.row(connections, thousands(with), thousands(without), fmt.Sprintf("%.2f", ratio))
+	}
+	return err
+}
+
+func post(ctx context.Context, pool *pgxpool.Pool, group, flushers, connections int, length time.Duration, withToken bool) (float64, []time.Duration, error) {
 	rules, err := policy.Default("http://127.0.0.1:1/")
 	if err != nil {
 		return 0, nil, err
+	}
+	var authenticator *access.Authenticator
+	var credentials string
+	if withToken {
+		rules.Access.Authentication = []string{"tokens"}
+		tokens := access.NewStore(pool, postgres.DefaultSchemas())
+		secret, err := tokens.Create(ctx, &access.Token{Name: "bench", Role: access.Sender, Queues: []string{"default"}}, "bench")
+		if err != nil {
+			return 0, nil, err
+		}
+		authenticator = &access.Authenticator{Tokens: tokens, Rules: rules.Access.Rules}
+		credentials = "Authorization: Bearer " + secret + "\r\n"
 	}
 	ingester, err := ingest.New(ingest.Config{Pool: pool, Schemas: postgres.DefaultSchemas(), Policy: func() *policy.Policy { return rules }, Logger: quiet, MaxGroup: group, Flushers: flushers})
 	if err != nil {
@@ -74,13 +111,13 @@ func post(ctx context.Context, pool *pgxpool.Pool, group, flushers, connections 
 		return 0, nil, err
 	}
 	server := &http.Server{ReadHeaderTimeout: time.Minute, Handler: api.New(api.Config{
-		Ingester: ingester, Store: deadletter.NewStore(pool, postgres.DefaultSchemas()), Metrics: metrics.New(), Logger: quiet,
+		Access: authenticator, Ingester: ingester, Store: deadletter.NewStore(pool, postgres.DefaultSchemas()), Metrics: metrics.New(), Logger: quiet,
 	})}
 	go func() { _ = server.Serve(listener) }()
 	defer func() { _ = server.Close() }()
 
 	body := `{"queue": "default", "kind": "payment.captured", "source": "bench", "payload": {"blob": "` + strings.Repeat("x", 900) + `"}}`
-	request := fmt.Appendf(nil, "POST /api/messages HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", len(body), body)
+	request := fmt.Appendf(nil, "POST /api/messages HTTP/1.1\r\nHost: localhost\r\n%sContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", credentials, len(body), body)
 	var wg sync.WaitGroup
 	results := make([][]time.Duration, connections)
 	errs := make([]error, connections)

@@ -1,6 +1,7 @@
 // Command bench measures dlqd beside a baseline, both in one run on one machine, and prints a table.
 //
 //	go run ./bench ingest       single-message POSTs, beside the same server with one insert per request
+//	go run ./bench access       the same POSTs with a token, beside a server that asks nobody who they are
 //	go run ./bench processing   no-op jobs, beside bare River
 //	go run ./bench capture      what capture costs jobs that succeed and jobs that fail, beside River without it
 //	go run ./bench replay       runs that replay many entries, beside River inserting as many jobs
@@ -47,10 +48,10 @@ func main() {
 	scale := flag.Float64("scale", 1, "share of the full amount of work")
 	bin := flag.String("postgres-bin", "", "directory of the Postgres programs")
 	flag.Parse()
-	runs := map[string]func(*bench, float64) error{"ingest": ingestBench, "processing": processing, "capture": capture, "claim": claim, "filing": filing, "outage": outage, "replay": replayBench, "retention": retentionBench, "analytics": analyticsBench, "indexes": indexStudy}
+	runs := map[string]func(*bench, float64) error{"ingest": ingestBench, "access": accessBench, "processing": processing, "capture": capture, "claim": claim, "filing": filing, "outage": outage, "replay": replayBench, "retention": retentionBench, "analytics": analyticsBench, "indexes": indexStudy}
 	run := runs[flag.Arg(0)]
 	if run == nil {
-		fmt.Fprintln(os.Stderr, "usage: bench [-rounds N] [-scale F] ingest|processing|capture|claim|filing|indexes|outage|replay|retention|analytics")
+		fmt.Fprintln(os.Stderr, "usage: bench [-rounds N] [-scale F] ingest|access|processing|capture|claim|filing|indexes|outage|replay|retention|analytics")
 		os.Exit(2)
 	}
 	if err := start(run, *rounds, *scale, *bin); err != nil {

@@ -219,8 +219,19 @@ func TestScope_commands(t *testing.T) {
 						continue
 					}
 					if status < 300 {
-						if a, b := in(answer), in(out.String()); w.operation != "get-stats" && !slices.Equal(a, b) {
-							t.Errorf("%s has %v; the API: %v\n%s\n%s", name, b, a, out.String(), answer)
+						said := out.String()
+						for range 10 { // (a run moves an entry now and then: between the two, too)
+							if w.operation == "get-stats" || !strings.HasPrefix(w.command, "audit") || slices.Equal(in(answer), in(said)) {
+								break
+							}
+							_, answer = ask(p.token, put.Replace(w.path), put.Replace(w.body))
+							again := exec.CommandContext(t.Context(), program, append(args, "--api-url", s.api)...)
+							again.Env = cmd.Env
+							raw, _ := again.Output()
+							said = string(raw)
+						}
+						if a, b := in(answer), in(said); w.operation != "get-stats" && !slices.Equal(a, b) {
+							t.Errorf("%s has %v; the API: %v\n%s\n%s", name, b, a, said, answer)
 						}
 						continue
 					}

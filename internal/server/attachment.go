@@ -23,6 +23,9 @@ func (s *Server) attachment() *background.Loop {
 			if err != nil {
 				return err
 			}
+			if installed && s.unpublished.Load() {
+				s.protect(ctx)
+			}
 			switch was := s.detached.Load(); {
 			case installed && was != nil:
 				// Its tables may be new, without what was written at the start.

@@ -116,6 +116,9 @@ func (s *Server) captureHealth(ctx context.Context) api.Part {
 // policyHealth says which policy is in force, and whether it is the one in the files.
 func (s *Server) policyHealth() api.Part {
 	part := api.Part{Name: "policy", OK: true, Detail: "version " + s.policy().Version()}
+	if s.unpublished.Load() {
+		part.Detail += "; what it says is sensitive, or needs a second person, is not in force in the database"
+	}
 	if err := s.reloadErr.Load(); err != nil {
 		part.OK = false
 		part.Detail += " stays in force; the files are wrong: " + (*err).Error()

@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -51,18 +52,15 @@ func (s *Server) Reload(ctx context.Context) error {
 	return nil
 }
 
-// protect has people see what the policy says. Without the right to grant, what was granted stays.
+// protect has people see what the policy says, and the database know of it. Where that fails it is tried again ([Server.attachment]).
 func (s *Server) protect(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, protectTimeout)
 	defer cancel()
-	if err := s.store.Protect(ctx, s.policy().Data.SensitiveColumns, s.policy().Data.Masked()); err != nil {
-		s.logger.Error("policy: what data says is sensitive is not in force; the database user must own dlqd's schema", "error", err)
-	}
 	approvals, err := s.policy().Access.Approvals.Published()
 	if err == nil {
-		err = s.store.PublishPolicy(ctx, s.policy().Version(), approvals)
+		err = errors.Join(s.store.Protect(ctx, s.policy().Data.SensitiveColumns, s.policy().Data.Masked()), s.store.PublishPolicy(ctx, s.policy().Version(), approvals))
 	}
-	if err != nil {
-		s.logger.Error("policy: the database does not know its version, which the audit trail shows, nor what needs a second person", "error", err)
+	if failed := s.unpublished.Swap(err != nil); err != nil && !failed {
+		s.logger.Error("policy: what it says is sensitive, or needs a second person, is not in force in the database, whose user must own dlqd's schema; it is tried again", "error", err)
 	}
 }

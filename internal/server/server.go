@@ -132,11 +132,12 @@ type Server struct {
 	certificates *door.Certificates
 	listeners    []net.Listener
 
-	conditions *conditions.Conditions
-	planner    atomic.Pointer[strategy.Planner] // by the policy that is in force
-	reloading  sync.Mutex
-	reloadErr  atomic.Pointer[error]    // of the last reload; nil where it worked
-	asked      atomic.Pointer[[]string] // how callers were known when that was last said; nil where nobody was ever asked
+	conditions  *conditions.Conditions
+	planner     atomic.Pointer[strategy.Planner] // by the policy that is in force
+	reloading   sync.Mutex
+	reloadErr   atomic.Pointer[error]    // of the last reload; nil where it worked
+	unpublished atomic.Bool              // the database does not know what the policy says: it is tried again
+	asked       atomic.Pointer[[]string] // how callers were known when that was last said; nil where nobody was ever asked
 
 	loops        background.Group
 	wakeApproved func()           // has what was approved carried out, likewise
