@@ -55,10 +55,14 @@ func LoadCertificates(files CertificateFiles) (*Certificates, error) {
 // Config is what a server uses: for each connection, the certificates that are in force.
 func (c *Certificates) Config() *tls.Config {
 	return &tls.Config{
-		MinVersion:         tls.VersionTLS12,
+		MinVersion: tls.VersionTLS12,
+		// (Here, too: http.Server decides by this whether it speaks HTTP/2, and once, for a Unix socket beside it as well.)
+		NextProtos:         protocols(),
 		GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) { return c.config.Load(), nil },
 	}
 }
+
+func protocols() []string { return []string{"h2", "http/1.1"} }
 
 // Loop has changed files read. Those that do not fit together, as when one of two was written, change nothing.
 func (c *Certificates) Loop() *background.Loop {
@@ -87,7 +91,7 @@ func (c *Certificates) reload() error {
 	if err != nil {
 		return fmt.Errorf("%s and %s: %w", c.files.Cert, c.files.Key, err)
 	}
-	config := &tls.Config{MinVersion: tls.VersionTLS12, Certificates: []tls.Certificate{certificate}, NextProtos: []string{"h2", "http/1.1"}}
+	config := &tls.Config{MinVersion: tls.VersionTLS12, Certificates: []tls.Certificate{certificate}, NextProtos: protocols()}
 	if c.files.ClientCA != "" {
 		config.ClientCAs = x509.NewCertPool()
 		if !config.ClientCAs.AppendCertsFromPEM(pair[2]) {
