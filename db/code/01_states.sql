@@ -351,11 +351,9 @@ $$;
 COMMENT ON FUNCTION dlq.fence_table IS 'Has who reads a table see what is in their scope: rows for which p_sees holds; null for none.';
 
 -- guard_partition puts the triggers of whole statements on a partition: those of its table see no statement that names the partition.
--- Nor does its table's row level security: somebody may grant all tables of the schema.
 CREATE OR REPLACE FUNCTION dlq.guard_partition(p_partition regclass, p_parent regclass) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    PERFORM dlq.fence_table(p_partition, 'dlq.in_patterns(queue, kind, (SELECT dlq.scope_patterns(dlq.scope())))');
     IF p_parent = 'dlq.dead_letter_transitions'::regclass THEN
         EXECUTE format($sql$CREATE OR REPLACE TRIGGER transitions_append_only BEFORE DELETE OR TRUNCATE ON %1$s FOR EACH STATEMENT EXECUTE FUNCTION dlq.refuse('the audit trail is append-only');
             COMMENT ON TRIGGER transitions_append_only ON %1$s IS 'The audit trail is append-only.'$sql$, p_partition);
@@ -369,7 +367,7 @@ BEGIN
     END IF;
 END
 $$;
-COMMENT ON FUNCTION dlq.guard_partition IS 'Has a month of the audit trail, or of closed entries, refuse what its table refuses, and show what that shows.';
+COMMENT ON FUNCTION dlq.guard_partition IS 'Has a month of the audit trail, or of closed entries, refuse what its table refuses.';
 
 -- Statement triggers see a DELETE that somebody wrote, and not the one inside a change of partition.
 CREATE OR REPLACE FUNCTION dlq.on_delete() RETURNS trigger

@@ -59,6 +59,7 @@ BEGIN
                    dlq.default_partition(p_parent), CASE WHEN v_of_audit THEN 'at' ELSE 'closed_at' END, v_month, v_month + interval '1 month', v_name);
     EXECUTE format('ALTER TABLE %s ENABLE TRIGGER %I', dlq.default_partition(p_parent), v_guard);
     PERFORM dlq.guard_partition(v_name::regclass, p_parent);
+    PERFORM dlq.fence_table(v_name::regclass, 'dlq.in_patterns(queue, kind, (SELECT dlq.scope_patterns(dlq.scope())))'); -- somebody may grant all tables of the schema
     EXECUTE format('ALTER TABLE %s ATTACH PARTITION %s FOR VALUES FROM (%L) TO (%L)', p_parent, v_name, v_month, v_month + interval '1 month');
     RETURN true;
 EXCEPTION WHEN lock_not_available OR deadlock_detected THEN

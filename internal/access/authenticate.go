@@ -29,15 +29,22 @@ type Rules struct {
 	Grants []UserGrant
 }
 
-// user is somebody whom a proxy or a provider knows, with what the grants say of them.
-func (r *Rules) user(name, via string, groups []string) *Principal {
+// principal is somebody, with what the grants say of them that name them.
+func (r *Rules) principal(name, via string, names func(*UserGrant) bool) *Principal {
 	p := &Principal{Name: name, Via: via}
 	for _, g := range r.Grants {
-		if slices.Contains(g.Users, name) || slices.ContainsFunc(g.Groups, func(group string) bool { return slices.Contains(groups, group) }) {
+		if names(&g) {
 			p.Grants = append(p.Grants, g.Grant)
 		}
 	}
 	return p
+}
+
+// user is somebody whom a proxy or a provider knows.
+func (r *Rules) user(name, via string, groups []string) *Principal {
+	return r.principal(name, via, func(g *UserGrant) bool {
+		return slices.Contains(g.Users, name) || slices.ContainsFunc(g.Groups, func(group string) bool { return slices.Contains(groups, group) })
+	})
 }
 
 // Proxy is a proxy that has users sign in.
@@ -257,13 +264,7 @@ func bySocket(r *http.Request, rules *Rules) *Principal {
 	if u, err := user.LookupId(name); err == nil {
 		name = u.Username
 	}
-	p := &Principal{Name: name, Via: ViaSocket}
-	for _, g := range rules.Grants {
-		if slices.Contains(g.OSUsers, name) {
-			p.Grants = append(p.Grants, g.Grant)
-		}
-	}
-	return p
+	return rules.principal(name, ViaSocket, func(g *UserGrant) bool { return slices.Contains(g.OSUsers, name) })
 }
 
 // byCertificate says who shows a certificate: its common name, or the first of its other names where it has none. Grants may name any of
@@ -283,13 +284,9 @@ func byCertificate(r *http.Request, rules *Rules) *Principal {
 	if len(names) == 0 {
 		return nil
 	}
-	p := &Principal{Name: names[0], Via: ViaCertificate}
-	for _, g := range rules.Grants {
-		if slices.ContainsFunc(g.Certificates, func(name string) bool { return slices.Contains(names, name) }) {
-			p.Grants = append(p.Grants, g.Grant)
-		}
-	}
-	return p
+	return rules.principal(names[0], ViaCertificate, func(g *UserGrant) bool {
+		return slices.ContainsFunc(g.Certificates, func(name string) bool { return slices.Contains(names, name) })
+	})
 }
 
 // attempts counts sign-ins that failed, by [door.Peer].

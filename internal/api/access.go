@@ -143,21 +143,29 @@ func (s *service) refuseSignIn(w http.ResponseWriter, r *http.Request, err error
 // authorize refuses operations that are not for who calls, and limits the others to their queues and kinds.
 func (s *service) authorize(api huma.API) func(huma.Context, func(huma.Context)) {
 	return func(ctx huma.Context, next func(huma.Context)) {
-		p, n := access.From(ctx.Context()), needOf(ctx.Operation().OperationID)
-		if n.role != "" && !p.May(n.role) || !n.scoped && !p.MayEverywhere(n.role) {
-			_ = huma.WriteErr(api, ctx, http.StatusForbidden, mayNot(p, n))
+		limited, err := s.limitTo(ctx.Context(), needOf(ctx.Operation().OperationID))
+		if refused, ok := errors.AsType[huma.StatusError](err); ok {
+			_ = huma.WriteErr(api, ctx, refused.GetStatus(), refused.Error())
 			return
-		}
-		limited, err := access.Limit(ctx.Context(), p.Scope(n.role))
-		if err != nil {
-			_ = huma.WriteErr(api, ctx, http.StatusInternalServerError, "an error of dlqd's, which its log describes")
-			return
-		}
-		if !p.SeesPayloads(n.role) {
-			limited = postgres.AsReader(limited)
 		}
 		next(huma.WithContext(ctx, limited))
 	}
+}
+
+// limitTo refuses who has not what something needs, and limits what is done in ctx to where they have it.
+func (s *service) limitTo(ctx context.Context, n need) (context.Context, error) {
+	p := access.From(ctx)
+	if n.role != "" && !p.May(n.role) || !n.scoped && !p.MayEverywhere(n.role) {
+		return nil, huma.Error403Forbidden(mayNot(p, n))
+	}
+	limited, err := access.Limit(ctx, p.Scope(n.role))
+	if err != nil {
+		return nil, s.problem(ctx, err)
+	}
+	if !p.SeesPayloads(n.role) {
+		limited = postgres.AsReader(limited)
+	}
+	return limited, nil
 }
 
 func mayNot(p *access.Principal, n need) string {
@@ -174,21 +182,11 @@ func mayNot(p *access.Principal, n need) string {
 // act is the move of a request, whose body is optional. Who signed in is who acts; whom they name beside themselves is kept with
 // where they come from.
 func (a *Action) act(ctx context.Context) deadletter.Act {
-	if a == nil {
-		a = &Action{}
+	by := a.person(ctx)
+	if by.OnBehalfOf != "" {
+		deadletter.OnBehalfOf(ctx, by.OnBehalfOf)
 	}
-	p := access.From(ctx)
-	if p.Via == access.ViaNothing {
-		actor := a.Actor
-		if actor == "" {
-			actor = "api"
-		}
-		return deadletter.Act{Actor: actor, Note: a.Note}
-	}
-	if a.Actor != "" && a.Actor != p.Name {
-		deadletter.OnBehalfOf(ctx, a.Actor)
-	}
-	return deadletter.Act{Actor: p.Name, Note: a.Note}
+	return by.Act
 }
 
 // mayNotSubmit is the answer to a message that is not for who sends it; nil where it is.

@@ -57,7 +57,7 @@ func (a *Action) person(ctx context.Context) approval.Person {
 	case p.Via == access.ViaNothing:
 		by.Actor = a.Actor
 	case a.Actor != p.Name:
-		by.OnBehalfOf = a.Actor
+		by.OnBehalfOf = a.Actor // "" where they name nobody
 	}
 	return by
 }
@@ -233,17 +233,4 @@ func (s *service) decide(ctx context.Context, id string, action *Action, do func
 		return nil, s.problem(ctx, err)
 	}
 	return s.approval(ctx, id)
-}
-
-// limitTo refuses who has not what something needs, and limits what is done in ctx to where they have it.
-func (s *service) limitTo(ctx context.Context, n need) (context.Context, error) {
-	p := access.From(ctx)
-	if !p.May(n.role) || !n.scoped && !p.MayEverywhere(n.role) {
-		return nil, huma.Error403Forbidden(mayNot(p, n))
-	}
-	limited, err := access.Limit(ctx, p.Scope(n.role))
-	if err != nil {
-		return nil, s.problem(ctx, err)
-	}
-	return limited, nil
 }

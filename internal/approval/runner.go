@@ -26,8 +26,8 @@ const (
 	turnTimeout = 2 * time.Hour
 )
 
-// Runner carries out what was approved, as who asked for it, on the entries that the approval froze. Each is one process's at a time; one
-// that was cut short is done again: what is done, is not there to be done any more.
+// Runner carries out what was approved, as who asked for it, on the entries that the approval froze. Each is one process's at a time; of
+// one that was cut short, the entries that are left are done (dlq.approval_entries.done_at); a replay run is started once.
 type Runner struct {
 	Store    *deadletter.Store
 	Replayer *replay.Replayer
@@ -126,8 +126,8 @@ func (r *Runner) do(ctx context.Context, a *dbsqlc.TakeRow) (*dbsqlc.EndParams, 
 		if err := json.Unmarshal(a.Request, &bulk); err != nil {
 			return nil, fmt.Errorf("%w: %w", errRequest, err)
 		}
-		_, changed, err := r.Store.Bulk(ctx, bulk)
-		return &dbsqlc.EndParams{Changed: new(int64(changed))}, err
+		_, _, err := r.Store.Bulk(ctx, bulk) // which counts what it has changed, batch by batch: dlq.act_where
+		return &dbsqlc.EndParams{}, err
 	default:
 		var erasure Erasure
 		if err := json.Unmarshal(a.Request, &erasure); err != nil {

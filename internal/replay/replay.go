@@ -162,8 +162,7 @@ type Sample struct {
 // it moves nothing to where it is seen.
 func (p *Patch) shown(ctx context.Context, queries *dbsqlc.Queries, e *dbsqlc.EventsRow) (Sample, error) {
 	s := p.sample(e)
-	is, err := queries.IsMasked(ctx)
-	if err != nil || !is {
+	if is, err := queries.IsMasked(ctx); err != nil || !is {
 		return s, err // what is shown stays as it is written
 	}
 	masked, err := queries.MaskSample(ctx, dbsqlc.MaskSampleParams{Event: e.Event, JobKind: e.JobKind, Patched: json.RawMessage("null"), Changes: json.RawMessage("[]")})
@@ -172,7 +171,7 @@ func (p *Patch) shown(ctx context.Context, queries *dbsqlc.Queries, e *dbsqlc.Ev
 	}
 	seen := p.sample(&dbsqlc.EventsRow{ID: e.ID, JobKind: e.JobKind, Event: masked.Event})
 	if seen.Problem == "" {
-		return seen, maskSample(ctx, queries, e.JobKind, &seen)
+		return seen, seen.mask(ctx, queries, e.JobKind)
 	}
 	seen.Problem += " (*** stands for what is masked)"
 	if s.Problem == "" && !p.tests() { // it applies, and what comes of it is not to be seen
@@ -190,11 +189,8 @@ func (p *Patch) tests() bool {
 	return json.Unmarshal(p.JSONPatch, &operations) == nil && slices.ContainsFunc(operations, func(o operation) bool { return o.Op == "test" })
 }
 
-// maskSample takes out of what somebody wrote into a patch, or of what is compared with that, what people do not see without saying why.
-func maskSample(ctx context.Context, queries *dbsqlc.Queries, jobKind string, s *Sample) error {
-	if is, err := queries.IsMasked(ctx); err != nil || !is {
-		return err
-	}
+// mask takes out of what somebody wrote into a patch, or of what is compared with that, what people do not see without saying why.
+func (s *Sample) mask(ctx context.Context, queries *dbsqlc.Queries, jobKind string) error {
 	params := dbsqlc.MaskSampleParams{Event: json.RawMessage("null"), JobKind: jobKind, Patched: json.RawMessage("null")}
 	if s.Patched != nil {
 		params.Patched = s.Patched

@@ -52,7 +52,10 @@ func (r *Replayer) edit(ctx context.Context, id uuid.UUID, in *Single) (json.Raw
 	queries := dbsqlc.New(r.Store.DB())
 	if in.Payload != nil {
 		shown := Sample{Changes: Changes(before, in.Payload)}
-		err := maskSample(ctx, queries, events[0].JobKind, &shown)
+		is, err := queries.IsMasked(ctx)
+		if err == nil && is {
+			err = shown.mask(ctx, queries, events[0].JobKind)
+		}
 		return in.Payload, shown.Changes, err
 	}
 	after, err := in.Patch.apply(before)

@@ -23,13 +23,12 @@ func (s *Server) attachment() *background.Loop {
 			if err != nil {
 				return err
 			}
-			if installed && s.unpublished.Load() {
+			was := s.detached.Load()
+			if installed && (was != nil || s.unpublished.Load()) { // its tables may be new, without what was written at the start
 				s.protect(ctx)
 			}
-			switch was := s.detached.Load(); {
+			switch {
 			case installed && was != nil:
-				// Its tables may be new, without what was written at the start.
-				s.protect(ctx)
 				if s.worker != nil {
 					s.worker.PublishAgain()
 				}

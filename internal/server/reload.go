@@ -40,7 +40,7 @@ func (s *Server) Reload(ctx context.Context) error {
 	}
 	s.reloadErr.Store(nil)
 	s.planner.Store(planner)
-	if rules := s.rules(); len(rules.Ways) > len(next.Access.Authentication) && len(next.Access.Authentication) == 0 {
+	if rules := s.rules(); len(next.Access.Authentication) == 0 && len(rules.Ways) > 0 {
 		s.logger.Error("policy: access.yaml says no more how callers are known; they are as before, until a restart", "by", rules.Ways)
 	}
 	s.protect(ctx)
