@@ -180,6 +180,7 @@ func build(config Config) (*service, *http.ServeMux, huma.API) {
 
 	mux.Handle("GET /metrics", config.Metrics.Handler())
 	mux.Handle("GET /docs", docsPage(api))
+	mux.HandleFunc("GET "+runbooksPath+"{name}", runbook)
 	mux.HandleFunc("/", notServed(mux))
 	return s, mux, api
 }
