@@ -75,8 +75,23 @@ type Args struct {
 	retryAfter *time.Duration
 }
 
-// Observer is told of every delivery: its queue, how it ended ("ok", "held", or an error class), and how long it took.
-type Observer func(queue, outcome string, took time.Duration)
+// Outcomes of deliveries, beside the classes of errors.
+const (
+	OutcomeOK   = "ok"
+	OutcomeHeld = "held" // not tried yet
+)
+
+// Delivered is how a delivery went.
+type Delivered struct {
+	Queue       string
+	Destination string        // empty where the policy does not say which
+	Outcome     string        // OutcomeOK, OutcomeHeld, or the class of the error
+	Waited      time.Duration // from when its job was due until the attempt began
+	Took        time.Duration
+}
+
+// Observer is told of every delivery.
+type Observer func(Delivered)
 
 // Config is what a [Worker] needs.
 type Config struct {
@@ -161,13 +176,19 @@ func Backoff(b policy.Backoff, attempt int, random float64) time.Duration {
 // Work implements river.Worker.
 func (w *Worker) Work(ctx context.Context, job *river.Job[Args]) error {
 	start := time.Now()
-	outcome, err := w.work(ctx, job)
-	w.config.Observe(job.Queue, outcome, time.Since(start))
+	made := Delivered{Queue: job.Queue}
+	if job.AttemptedAt != nil {
+		made.Waited = max(job.AttemptedAt.Sub(job.ScheduledAt), 0)
+	}
+	var err error
+	made.Outcome, err = w.work(ctx, job, &made.Destination)
+	made.Took = time.Since(start)
+	w.config.Observe(made)
 	return err
 }
 
-// work delivers a message, unless it has to wait, and says how that ended: "ok", "held", or the class of the error.
-func (w *Worker) work(ctx context.Context, job *river.Job[Args]) (outcome string, err error) {
+// work delivers a message, unless it has to wait, and says to which destination, and how that ended: ok, held, or the class of the error.
+func (w *Worker) work(ctx context.Context, job *river.Job[Args], to *string) (outcome string, err error) {
 	planner := w.config.Planner()
 	queue := planner.Policy().Queues[job.Queue]
 	if queue == nil {
@@ -183,13 +204,14 @@ func (w *Worker) work(ctx context.Context, job *river.Job[Args]) (outcome string
 		}
 	}
 	destination, waitsFor := queue.Destination, HeldForBreaker
-	if to := metadataOf(job).Destination; to != "" {
-		destination, waitsFor = to, HeldForRedirected
+	if other := metadataOf(job).Destination; other != "" {
+		destination, waitsFor = other, HeldForRedirected
 	}
 	target := planner.Policy().Destinations[destination]
 	if target == nil {
 		return w.judge(planner, job, &riverdlq.Error{Type: "UNKNOWN_DESTINATION", Class: riverdlq.ClassUnknown, Message: fmt.Sprintf("the policy has no destination %q", destination)})
 	}
+	*to = destination
 	permit, err := w.config.Breakers.Allow(ctx, destination)
 	if err != nil || permit == nil {
 		return hold(ctx, job, waitsFor, err)
@@ -208,7 +230,7 @@ func (w *Worker) work(ctx context.Context, job *river.Job[Args]) (outcome string
 			w.config.Logger.Warn("delivered; the next message of its ordering key is not woken, and looks by itself", "queue", job.Queue, "job", job.ID, "error", err)
 		}
 	}
-	return "ok", nil
+	return OutcomeOK, nil
 }
 
 // judge says what class an error is of, by the rules, and ends the job at once where running it again cannot help.
