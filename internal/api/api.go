@@ -91,6 +91,8 @@ type Config struct {
 	Health func(ctx context.Context) []Part
 	Ready  func() error
 	Idle   func() error
+	// Console makes the pages, of the API's operations, and of what answers what is neither; nil for no pages.
+	Console func(operations, notServed http.Handler) http.Handler
 }
 
 type service struct {
@@ -174,7 +176,11 @@ func build(config Config) (*service, *http.ServeMux, huma.API) {
 
 	mux.Handle("GET /metrics", config.Metrics.Handler())
 	mux.Handle("GET /docs", docsPage(api))
-	mux.HandleFunc("/", notServed(mux))
+	var other http.Handler = notServed(mux)
+	if config.Console != nil {
+		other = config.Console(mux, other)
+	}
+	mux.Handle("/", other)
 	return s, mux, api
 }
 

@@ -29,6 +29,7 @@ import (
 	"github.com/dlqd/dlqd/internal/background"
 	"github.com/dlqd/dlqd/internal/breaker"
 	"github.com/dlqd/dlqd/internal/conditions"
+	"github.com/dlqd/dlqd/internal/console"
 	"github.com/dlqd/dlqd/internal/deadletter"
 	"github.com/dlqd/dlqd/internal/delivery"
 	"github.com/dlqd/dlqd/internal/door"
@@ -489,6 +490,11 @@ func (s *Server) startAPI(ctx context.Context) error {
 		Replayer:  &replay.Replayer{Store: s.store, Planner: s.planner.Load, Wake: s.wakeRuns},
 		Approvals: &approval.Store{Store: s.store, Wake: s.wakeApproved},
 		Parked:    s.tellPeople, Health: s.health, Ready: s.ready, Idle: s.idle,
+		Console: func(operations, notServed http.Handler) http.Handler {
+			return console.New(console.Config{
+				API: operations, NotServed: notServed, Policy: s.policy, Environment: s.config.Source.Env, Ready: s.ready, Logger: s.logger.With("part", "console"),
+			})
+		},
 	})
 	s.http = &http.Server{
 		Handler: handler, ConnContext: access.ConnContext, ReadHeaderTimeout: readHeaderTimeout, MaxHeaderBytes: maxHeaderBytes, IdleTimeout: idleTimeout,
