@@ -22,8 +22,11 @@ type need struct {
 	scoped bool
 }
 
-// open is of what anybody may ask: whether the process lives, and how the API is used.
-var open = []string{"/livez", "/readyz", "/api/login", "/docs", "/openapi.json", "/openapi.yaml", "/openapi-3.0.json", "/openapi-3.0.yaml"}
+// open is of what anybody may ask: whether the process lives, how one signs in, and how the API is used.
+var open = []string{"/livez", "/readyz", "/api/login", access.SignInPath, access.ProviderPath, access.CallbackPath, access.SignOutPath, "/docs", "/openapi.json", "/openapi.yaml", "/openapi-3.0.json", "/openapi-3.0.yaml"}
+
+// StaticPath is where the console's style sheet and script are, which a sign-in page needs.
+const StaticPath = "/static/"
 
 // needs has every operation, so that a new one cannot be forgotten: the API is not built without it.
 var needs = map[string]need{
@@ -102,7 +105,7 @@ func (s *service) signIn(next http.Handler) http.Handler {
 		return next
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if slices.Contains(open, r.URL.Path) {
+		if slices.Contains(open, r.URL.Path) || strings.HasPrefix(r.URL.Path, StaticPath) {
 			next.ServeHTTP(w, r)
 			return
 		}
@@ -115,14 +118,20 @@ func (s *service) signIn(next http.Handler) http.Handler {
 			door.Problem(w, http.StatusForbidden, mayNot(p, need{role: access.Metrics}))
 			return
 		}
-		ctx := access.WithAgain(r.Context(), func() (*access.Principal, error) { return s.Access.Authenticate(r) })
+		s.Access.Renew(w, r, p)
+		ctx := access.WithAgain(r.Context(), func() (*access.Principal, error) { return s.Access.Again(r, p) })
 		next.ServeHTTP(w, r.WithContext(access.With(ctx, p)))
 	})
 }
 
 func (s *service) refuseSignIn(w http.ResponseWriter, r *http.Request, err error) {
 	var retry *access.RetryError
-	switch {
+	switch page := s.console != nil && isPage(r); {
+	case page && access.IsRefusal(err):
+		http.Redirect(w, r, access.SignInURL(r), http.StatusSeeOther)
+	case page && errors.Is(err, access.ErrProvider):
+		w.Header().Set("Retry-After", "5")
+		s.console.SignInFailed(w, r, http.StatusServiceUnavailable, access.ErrProvider.Error())
 	case errors.As(err, &retry):
 		w.Header().Set("Retry-After", door.Seconds(retry.After))
 		door.Problem(w, http.StatusTooManyRequests, err.Error())
@@ -138,6 +147,11 @@ func (s *service) refuseSignIn(w http.ResponseWriter, r *http.Request, err error
 			door.Problem(w, status.GetStatus(), status.Error())
 		}
 	}
+}
+
+// isPage reports whether a browser asks for a page.
+func isPage(r *http.Request) bool {
+	return r.Method == http.MethodGet && !strings.HasPrefix(r.URL.Path, "/api/") && r.URL.Path != "/metrics" && strings.Contains(r.Header.Get("Accept"), "text/html")
 }
 
 // authorize refuses operations that are not for who calls, and limits the others to their queues and kinds.

@@ -92,13 +92,22 @@ type Config struct {
 	Ready  func() error
 	Idle   func() error
 	// Console makes the pages, of the API's operations, and of what answers what is neither; nil for no pages.
-	Console func(operations, notServed http.Handler) http.Handler
+	Console func(operations, notServed http.Handler) Console
+}
+
+// Console is dlqd's pages.
+type Console interface {
+	http.Handler
+
+	// SignInFailed answers who could not sign in with a browser.
+	SignInFailed(w http.ResponseWriter, r *http.Request, status int, why string)
 }
 
 type service struct {
 	Config
 
-	bodies door.Bodies
+	bodies  door.Bodies
+	console Console // nil where there are no pages
 }
 
 // New returns the API's handler.
@@ -176,11 +185,16 @@ func build(config Config) (*service, *http.ServeMux, huma.API) {
 
 	mux.Handle("GET /metrics", config.Metrics.Handler())
 	mux.Handle("GET /docs", docsPage(api))
-	var other http.Handler = notServed(mux)
+	var pages http.Handler = notServed(mux)
+	var failed func(http.ResponseWriter, *http.Request, int, string)
 	if config.Console != nil {
-		other = config.Console(mux, other)
+		s.console = config.Console(mux, pages)
+		pages, failed = s.console, s.console.SignInFailed
 	}
-	mux.Handle("/", other)
+	if config.Access != nil {
+		(&access.SignIn{Access: config.Access, Ours: config.Door.Ours, Failed: failed}).Register(mux)
+	}
+	mux.Handle("/", pages)
 	return s, mux, api
 }
 

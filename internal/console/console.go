@@ -26,6 +26,9 @@ type Config struct {
 	// Policy is the policy in force, and Environment the environment that it is of.
 	Policy      func() *policy.Policy
 	Environment string
+	// SignInWays says how one signs in with a browser: by a token of dlqd's, at the OpenID Connect provider; nil where nobody
+	// signs in.
+	SignInWays func() (tokens, provider bool)
 	// Ready says why nobody should be sent here, if so: streams of events end then.
 	Ready  func() error
 	Logger *slog.Logger
@@ -40,8 +43,8 @@ type Console struct {
 	live      live
 }
 
-// New returns the console's handler. Requests have come through the door, and bear who makes them.
-func New(config Config) http.Handler {
+// New returns the console. Requests have come through the door, and bear who makes them.
+func New(config Config) *Console {
 	c := &Console{Config: config, mux: http.NewServeMux(), templates: parse()}
 	c.live.render = c.renderLive
 	c.page("/{$}", c.overview)
@@ -51,11 +54,15 @@ func New(config Config) http.Handler {
 	c.action("/dead-letters/{id}/edit", c.edit)
 	c.action("/undo/{operation}", c.undo)
 
+	c.mux.HandleFunc("GET /sign-in", func(w http.ResponseWriter, r *http.Request) { c.signIn(w, r, http.StatusOK, "") })
 	c.mux.HandleFunc("GET /events", c.events)
 	c.mux.Handle("GET /static/", static())
 	c.mux.HandleFunc("/", c.notFound)
-	return c.mux
+	return c
 }
+
+// ServeHTTP answers with a page.
+func (c *Console) ServeHTTP(w http.ResponseWriter, r *http.Request) { c.mux.ServeHTTP(w, r) }
 
 // contentSecurityPolicy keeps a browser from loading or running anything that is not the console's own.
 const contentSecurityPolicy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"

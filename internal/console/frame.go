@@ -54,6 +54,7 @@ type frame struct {
 	Theme       string          // light or dark; "" as the system has it
 	Flash       flash
 	Assets      map[string]string
+	Bare        bool // the page alone, for who has not signed in
 }
 
 // trouble is something that is wrong now.
@@ -70,6 +71,9 @@ func newFrame(in *request) *frame {
 
 // complete looks up what every page shows around itself. What cannot be had is left out: a page that explains trouble must not fail by it.
 func (f *frame) complete(in *request) {
+	if f.Bare {
+		return
+	}
 	for _, s := range sections() {
 		if s.Role != "" && !f.Who.May(s.Role) {
 			continue

@@ -367,6 +367,12 @@ func (s *Server) keepHouse() {
 				return delivery.ForgetOrdered(ctx, s.store.DB())
 			}),
 		}),
+		background.New(background.Config{
+			Name: "sessions", Interval: time.Hour, Failing: "sessions of browsers that have ended are not taken away",
+			Once: background.Each(func(ctx context.Context) error {
+				return access.NewStore(s.pool, s.config.Schemas).TrimSessions(ctx, s.policy().Access.Rules().Sessions)
+			}),
+		}),
 		keeper.Loop(),
 	)
 	s.loops.Add(s.analytics.Loops()...)
@@ -490,9 +496,10 @@ func (s *Server) startAPI(ctx context.Context) error {
 		Replayer:  &replay.Replayer{Store: s.store, Planner: s.planner.Load, Wake: s.wakeRuns},
 		Approvals: &approval.Store{Store: s.store, Wake: s.wakeApproved},
 		Parked:    s.tellPeople, Health: s.health, Ready: s.ready, Idle: s.idle,
-		Console: func(operations, notServed http.Handler) http.Handler {
+		Console: func(operations, notServed http.Handler) api.Console {
 			return console.New(console.Config{
 				API: operations, NotServed: notServed, Policy: s.policy, Environment: s.config.Source.Env, Ready: s.ready, Logger: s.logger.With("part", "console"),
+				SignInWays: s.access.SignInWays,
 			})
 		},
 	})
