@@ -21,6 +21,9 @@ import (
 	"github.com/danielgtaylor/huma/v2/adapters/humago"
 	"github.com/jackc/pgx/v5"
 	"github.com/riverqueue/river"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/codes"
+	"go.opentelemetry.io/otel/trace"
 
 	"github.com/dlqd/dlqd/internal/access"
 	"github.com/dlqd/dlqd/internal/analytics"
@@ -33,6 +36,7 @@ import (
 	"github.com/dlqd/dlqd/internal/metrics"
 	"github.com/dlqd/dlqd/internal/replay"
 	"github.com/dlqd/dlqd/internal/strategy"
+	"github.com/dlqd/dlqd/internal/telemetry"
 	"github.com/dlqd/dlqd/internal/worker"
 )
 
@@ -76,6 +80,7 @@ type Config struct {
 	River        *river.Client[pgx.Tx] // to see queues and pause them; it works none
 	Access       *access.Authenticator // nil: nobody is asked who they are
 	Metrics      *metrics.Metrics
+	Tracer       trace.Tracer // nil: requests are not traced
 	Logger       *slog.Logger
 	MaxBodyBytes int64 // of one message; 0 means DefaultMaxBodyBytes
 	// MaxBodiesBytes bounds all bodies at once; 0 means DefaultMaxBodiesBytes.
@@ -141,6 +146,7 @@ func OpenAPI() (yaml, asJSON []byte, err error) {
 func build(config Config) (*service, *http.ServeMux, huma.API) {
 	config.MaxBodyBytes = cmp.Or(config.MaxBodyBytes, DefaultMaxBodyBytes)
 	config.MaxBodiesBytes = cmp.Or(config.MaxBodiesBytes, max(DefaultMaxBodiesBytes, 4*maxBatchBodies*config.MaxBodyBytes))
+	config.Tracer = telemetry.Tracer(config.Tracer)
 	s := &service{Config: config, bodies: door.Bodies{Room: door.NewRoom(config.MaxBodiesBytes), Grace: cmp.Or(config.BodyGrace, door.DefaultBodyGrace)}}
 	mux := http.NewServeMux()
 	humaConfig := huma.DefaultConfig("dlqd", Version)
@@ -198,11 +204,19 @@ func build(config Config) (*service, *http.ServeMux, huma.API) {
 	return s, mux, api
 }
 
-// observe counts requests and times them.
+// observe counts requests, times and traces them.
 func (s *service) observe(ctx huma.Context, next func(huma.Context)) {
 	start := time.Now()
-	next(huma.WithContext(ctx, deadletter.WithOrigin(ctx.Context(), origin(ctx))))
 	operation := ctx.Operation().OperationID
+	traced, span := s.Tracer.Start(telemetry.With(ctx.Context(), ctx.Header("Traceparent"), ctx.Header("Tracestate")), operation, trace.WithSpanKind(trace.SpanKindServer))
+	defer span.End()
+	next(huma.WithContext(ctx, deadletter.WithOrigin(traced, origin(ctx))))
+	if span.IsRecording() {
+		span.SetAttributes(attribute.String("http.request.method", ctx.Method()), attribute.String("http.route", ctx.Operation().Path), attribute.Int("http.response.status_code", ctx.Status()))
+		if ctx.Status() >= http.StatusInternalServerError {
+			span.SetStatus(codes.Error, "")
+		}
+	}
 	s.Metrics.Requests.WithLabelValues(operation, strconv.Itoa(ctx.Status())).Inc()
 	s.Metrics.RequestSeconds.WithLabelValues(operation).Observe(time.Since(start).Seconds())
 }
@@ -320,7 +334,7 @@ func (s *service) problem(ctx context.Context, err error) error {
 	}
 	answer := databaseProblem(err)
 	if answer.GetStatus() >= http.StatusInternalServerError {
-		s.Logger.Error("request failed", "error", err)
+		s.Logger.ErrorContext(ctx, "request failed", "error", err)
 	}
 	return answer
 }

@@ -145,6 +145,9 @@ func (m *Metrics) WatchLoops(statuses func() []background.Status) {
 	m.registry.MustRegister(loopStates{statuses})
 }
 
+// Gatherer has the metrics.
+func (m *Metrics) Gatherer() prometheus.Gatherer { return m.registry }
+
 // Handler serves the metrics.
 func (m *Metrics) Handler() http.Handler {
 	return promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{Registry: m.registry})

@@ -43,6 +43,7 @@ import (
 	"github.com/dlqd/dlqd/internal/replay"
 	"github.com/dlqd/dlqd/internal/retention"
 	"github.com/dlqd/dlqd/internal/strategy"
+	"github.com/dlqd/dlqd/internal/telemetry"
 	"github.com/dlqd/dlqd/internal/worker"
 	"github.com/dlqd/dlqd/riverdlq"
 )
@@ -104,6 +105,8 @@ type Config struct {
 	// Archive is where closed entries go before they are dropped, a directory or a URL: see archive.Open. Empty: nowhere.
 	Archive string
 	Logger  *slog.Logger
+	// OTLPEndpoint is the base URL of a collector of OpenTelemetry's that gets traces, metrics and logs; empty: nobody does.
+	OTLPEndpoint string
 	// Measure says how loaded machine and database are; nil to measure them.
 	Measure func(context.Context) (conditions.Load, error)
 }
@@ -113,6 +116,8 @@ type Server struct {
 	config  Config
 	logger  *slog.Logger
 	metrics *metrics.Metrics
+	// telemetry sends traces, metrics and logs to a collector, if at all.
+	telemetry *telemetry.Telemetry
 
 	embedded  *postgres.Embedded
 	pool      *pgxpool.Pool
@@ -163,7 +168,15 @@ func Start(ctx context.Context, config Config) (*Server, error) {
 	if !config.API && !config.Process && !config.DLQWorkers {
 		return nil, errors.New("no part is switched on: use --api, --process or --dlq-workers")
 	}
-	s := &Server{config: config, logger: config.Logger, metrics: metrics.New(), failed: make(chan error, 8)}
+	s := &Server{config: config, metrics: metrics.New(), failed: make(chan error, 8)}
+	var err error
+	s.telemetry, err = telemetry.Start(ctx, telemetry.Config{
+		Endpoint: config.OTLPEndpoint, Version: api.Version, Instance: postgres.ProcessName(), Gatherer: s.metrics.Gatherer(), Logger: config.Logger,
+	})
+	if err != nil {
+		return nil, err
+	}
+	s.logger = s.telemetry.Logger
 	s.loops.Logger = s.logger
 	if err := s.start(ctx); err != nil {
 		return nil, errors.Join(err, s.stop(context.WithoutCancel(ctx)))
@@ -301,7 +314,7 @@ func (s *Server) openDatabase(ctx context.Context) error {
 func (s *Server) startProcessing(ctx context.Context) error {
 	s.delivery = delivery.NewWorker(delivery.Config{
 		Logger:  s.logger.With("part", "delivery"),
-		Planner: s.planner.Load, Breakers: s.breakers, DB: s.store.DB(), Observe: s.metrics.ObserveDelivery,
+		Planner: s.planner.Load, Breakers: s.breakers, DB: s.store.DB(), Observe: s.metrics.ObserveDelivery, Tracer: s.telemetry.Tracer,
 	})
 	var err error
 	var shared func(context.Context, []string) ([]string, error)
@@ -340,7 +353,7 @@ func (s *Server) startDLQWorker() error {
 	s.loops.Add(runs)
 	s.wakeRuns = runs.Wake
 	approved := (&approval.Runner{
-		Store: s.store, Replayer: &replay.Replayer{Store: s.store, Planner: s.planner.Load, Wake: s.wakeRuns}, Archive: s.archive, Logger: s.logger.With("part", "approvals"),
+		Store: s.store, Replayer: s.replayer(), Archive: s.archive, Logger: s.logger.With("part", "approvals"),
 	}).Loop()
 	s.loops.Add(approved)
 	s.wakeApproved = approved.Wake
@@ -351,6 +364,10 @@ func (s *Server) startDLQWorker() error {
 	queues := &breaker.Queues{Pool: s.pool, Schemas: s.config.Schemas, River: steering, Breakers: s.breakers}
 	s.loops.Add(queues.Loop())
 	return nil
+}
+
+func (s *Server) replayer() *replay.Replayer {
+	return &replay.Replayer{Store: s.store, Planner: s.planner.Load, Wake: s.wakeRuns, Tracer: s.telemetry.Tracer}
 }
 
 // keepHouse has partitions made ahead, and taken away what nobody needs.
@@ -493,7 +510,7 @@ func (s *Server) startAPI(ctx context.Context) error {
 	handler := api.New(api.Config{
 		Access: s.access, Ingester: s.ingester, Store: s.store, Analytics: s.analytics, Archive: s.archive, Planner: s.planner.Load, Breakers: s.breakers, River: steering, Metrics: s.metrics, Logger: s.logger, MaxBodyBytes: s.config.MaxBodyBytes, MaxBodiesBytes: s.config.MaxBodiesBytes,
 		WriteTimeout: s.config.WriteTimeout, BodyGrace: s.config.BodyGrace, Door: s.config.Door,
-		Replayer:  &replay.Replayer{Store: s.store, Planner: s.planner.Load, Wake: s.wakeRuns},
+		Tracer: s.telemetry.Tracer, Replayer: s.replayer(),
 		Approvals: &approval.Store{Store: s.store, Wake: s.wakeApproved},
 		Parked:    s.tellPeople, Health: s.health, Ready: s.ready, Idle: s.idle,
 		Console: func(operations, notServed http.Handler) api.Console {
