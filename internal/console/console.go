@@ -48,7 +48,10 @@ func New(config Config) *Console {
 	c := &Console{Config: config, mux: http.NewServeMux(), templates: parse()}
 	c.live.render = c.renderLive
 	c.page("/{$}", c.overview)
+	c.page("/dead-letters", c.deadLetters)
 	c.page("/dead-letters/{id}", c.deadLetter)
+	c.page("/bulk", c.bulkPreview)
+	c.action("/bulk", c.bulkDo)
 	c.action("/dead-letters/{id}/act", c.act)
 	c.action("/dead-letters/{id}/assign", c.assign)
 	c.action("/dead-letters/{id}/edit", c.edit)
