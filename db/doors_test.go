@@ -28,6 +28,8 @@ var tables = map[string][]string{
 	"dead_letter_transitions": {"analytics"}, // of who is limited to queues and kinds
 	"erasures":                {"deadletter"},
 	"gates":                   {"worker"},
+	"failure_groups":          {"group"},
+	"group_marks":             {"group", "worker"}, // entries are assigned as they are decided
 	"job_facts":               {"facts"},
 	"ordered_jobs":            {"ingest"},
 	"processes":               {"process"},
@@ -90,6 +92,7 @@ var texts = []string{
 	"internal/deadletter/erase.go",
 	"internal/archive/database.go",    // names of partitions
 	"internal/analytics/analytics.go", // columns by the fields of a type
+	"internal/group/group.go",
 }
 
 func TestCode_hasNoOtherStatements(t *testing.T) {

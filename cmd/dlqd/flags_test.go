@@ -96,7 +96,7 @@ func TestFlags_ofTheAPIsCommandsAreActedOnOrRefused(t *testing.T) {
 		case strings.HasPrefix(argument, "["):
 			forms = [][]string{nil, {testEntry}}
 		case argument != "" && !strings.HasPrefix(argument, "("):
-			forms = [][]string{{testEntry}}
+			forms = [][]string{slices.Repeat([]string{testEntry}, len(strings.Fields(argument)))}
 		}
 		for _, form := range forms {
 			base := slices.Concat(path, form, needs[strings.Join(path, " ")])

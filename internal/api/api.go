@@ -32,6 +32,7 @@ import (
 	"github.com/dlqd/dlqd/internal/breaker"
 	"github.com/dlqd/dlqd/internal/deadletter"
 	"github.com/dlqd/dlqd/internal/door"
+	"github.com/dlqd/dlqd/internal/group"
 	"github.com/dlqd/dlqd/internal/ingest"
 	"github.com/dlqd/dlqd/internal/metrics"
 	"github.com/dlqd/dlqd/internal/replay"
@@ -77,6 +78,7 @@ type Config struct {
 	Breakers     *breaker.Breakers
 	Replayer     *replay.Replayer
 	Approvals    *approval.Store
+	Groups       *group.Store
 	River        *river.Client[pgx.Tx] // to see queues and pause them; it works none
 	Access       *access.Authenticator // nil: nobody is asked who they are
 	Metrics      *metrics.Metrics
@@ -161,6 +163,7 @@ func build(config Config) (*service, *http.ServeMux, huma.API) {
 	humaConfig.Tags = []*huma.Tag{
 		{Name: messagesTag, Description: "Submit messages, and follow them."},
 		{Name: "dead letters", Description: "See and steer jobs that ended as failures."},
+		{Name: "failure groups", Description: "Dead letters of a queue that failed for the same reason: who looks after them, and what is known of them."},
 		{Name: "automatic redelivery", Description: "For what dlqd redelivers by itself, and what it only observes."},
 		{Name: "capture", Description: "How failures become dead letters, and what was missed."},
 		{Name: "replay runs", Description: "Send many dead letters back, at a pace, and see how it goes."},
@@ -177,6 +180,7 @@ func build(config Config) (*service, *http.ServeMux, huma.API) {
 	s.registerEntries(api)
 	s.registerReplays(api)
 	s.registerBulk(api)
+	s.registerGroups(api)
 	s.registerAnalytics(api)
 	s.registerAudit(api)
 	s.registerApprovals(api)

@@ -74,11 +74,14 @@ type Replayed struct {
 
 // Stats are counts of dead letters.
 type Stats struct {
-	Open       int64            `json:"open" doc:"Open entries; of those that no worker has looked at 10,000 are counted."`
-	Backlog    []BacklogRow     `json:"backlog" doc:"Open entries by status, queue and class."`
-	ByStatus   map[string]int64 `json:"byStatus" doc:"Open entries by status."`
-	LastDay    MovesOfDay       `json:"lastDay" doc:"Moves of the last 24 hours, from the audit trail."`
-	OldestOpen *time.Time       `json:"oldestOpen,omitempty" doc:"When the oldest open entry was captured."`
+	Open     int64            `json:"open" doc:"Open entries; of those that no worker has looked at 10,000 are counted."`
+	Backlog  []BacklogRow     `json:"backlog" doc:"Open entries by status, queue and class."`
+	ByStatus map[string]int64 `json:"byStatus" doc:"Open entries by status."`
+	// NeedsPerson is what an overview counts.
+	NeedsPerson int64      `json:"needsPerson" doc:"Entries in dlq_manual, less those of failure groups that are muted."`
+	Muted       int64      `json:"muted" doc:"Entries in dlq_manual of failure groups that are muted; 10,000 of each are counted."`
+	LastDay     MovesOfDay `json:"lastDay" doc:"Moves of the last 24 hours, from the audit trail."`
+	OldestOpen  *time.Time `json:"oldestOpen,omitempty" doc:"When the oldest open entry was captured."`
 	// Observed are among the pending ones.
 	Observed         int64           `json:"observed" doc:"Pending entries that are not redelivered by themselves, because that is off for them."`
 	AutomaticStopped *automatic.Stop `json:"automaticStopped,omitempty" doc:"Who stopped all automatic redelivery; absent where nobody did."`
@@ -353,8 +356,12 @@ func (s *service) stats(ctx context.Context, _ *struct{}) (*statsOutput, error) 
 	if err != nil {
 		return nil, s.problem(ctx, err)
 	}
+	muted, err := s.Groups.MutedEntries(ctx)
+	if err != nil {
+		return nil, s.problem(ctx, err)
+	}
 	stats := Stats{
-		Backlog: []BacklogRow{}, ByStatus: map[string]int64{}, OldestOpen: oldest, AutomaticStopped: stopped,
+		Muted: muted, Backlog: []BacklogRow{}, ByStatus: map[string]int64{}, OldestOpen: oldest, AutomaticStopped: stopped,
 		LastDay: MovesOfDay{Captured: moves.Captured, Replayed: moves.Redelivered, Resolved: moves.Resolved, Failed: moves.Failed, Archived: moves.Archived},
 	}
 	for _, r := range observed {
@@ -365,5 +372,6 @@ func (s *service) stats(ctx context.Context, _ *struct{}) (*statsOutput, error) 
 		stats.ByStatus[r.Status] += r.Entries
 		stats.Backlog = append(stats.Backlog, BacklogRow{Status: r.Status, Queue: r.Queue, ErrorClass: r.ErrorClass, Entries: r.Entries, More: r.More})
 	}
+	stats.NeedsPerson = max(0, stats.ByStatus[string(deadletter.Manual)]-muted)
 	return &statsOutput{Body: stats}, nil
 }

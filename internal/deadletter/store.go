@@ -267,6 +267,17 @@ func (s *Store) listPart(ctx context.Context, f Filter, part Part) ([]Summary, e
 	return pgx.CollectRows(rows, pgx.RowToStructByName[Summary])
 }
 
+// Summaries returns entries by their ids, as lists show them, the latest first. None of them closed before since.
+func (s *Store) Summaries(ctx context.Context, ids []uuid.UUID, since time.Time) ([]Summary, error) {
+	sql := s.schemas.Render("SELECT " + listColumns + ` FROM dlq.dead_letter_queue e CROSS JOIN (SELECT dlq.mask($1) AS mask OFFSET 0) m
+		WHERE id = ANY ($2) AND (closed_at IS NULL OR closed_at >= $3) AND dlq.in_scope(queue, kind, nullif($4, '')::jsonb) ORDER BY id DESC`)
+	rows, err := s.pool.Query(ctx, sql, pgx.QueryExecModeCacheDescribe, postgres.IsReader(ctx), ids, since, postgres.Scope(ctx))
+	if err != nil {
+		return nil, err
+	}
+	return pgx.CollectRows(rows, pgx.RowToStructByName[Summary])
+}
+
 // Part is what one statement reads of the queue. Each month of closed entries is a table with nine indexes, and a statement locks those
 // of all months that its plan cannot leave out, in a table of locks that all databases of the server share: so what looks at all of the
 // history does so in parts, one after the other.

@@ -34,6 +34,7 @@ import (
 	"github.com/dlqd/dlqd/internal/delivery"
 	"github.com/dlqd/dlqd/internal/door"
 	"github.com/dlqd/dlqd/internal/facts"
+	"github.com/dlqd/dlqd/internal/group"
 	"github.com/dlqd/dlqd/internal/ingest"
 	"github.com/dlqd/dlqd/internal/metrics"
 	"github.com/dlqd/dlqd/internal/policy"
@@ -122,6 +123,7 @@ type Server struct {
 	embedded  *postgres.Embedded
 	pool      *pgxpool.Pool
 	analytics *analytics.Store
+	groups    *group.Store
 	store     *deadletter.Store
 	archive   *archive.Archive
 	ingester  *ingest.Ingester
@@ -198,6 +200,7 @@ func (s *Server) start(ctx context.Context) error {
 	s.attached = status.Attached
 	s.store = deadletter.NewStore(s.pool, s.config.Schemas)
 	s.analytics = analytics.NewStore(s.pool, s.config.Schemas)
+	s.groups = &group.Store{Store: s.store}
 	if s.config.Archive != "" {
 		if s.archive, err = archive.Open(ctx, s.config.Archive); err != nil {
 			return fmt.Errorf("%w; say with --archive where closed dead letters go before they are dropped, or \"none\"", err)
@@ -405,18 +408,28 @@ func (s *Server) steering() (*river.Client[pgx.Tx], error) {
 	return client, nil
 }
 
-// tellPeople says that dead letters need a person. Whatever else tells people, tells them from here.
+// tellPeople says that dead letters need a person, but for those of groups that are muted. Whatever else tells people, tells them from here.
 func (s *Server) tellPeople(parked []worker.Parked) {
-	type group struct {
-		queue, fingerprint string
-		class              riverdlq.Class
+	type of struct {
+		group.Key
+
+		class riverdlq.Class
 	}
-	counts := map[group]int{}
+	counts, keys := map[of]int{}, []group.Key{}
 	for _, p := range parked {
-		counts[group{p.Queue, p.Fingerprint, p.Class}]++
+		key := group.Key{Queue: p.Queue, Fingerprint: p.Fingerprint}
+		counts[of{key, p.Class}]++
+		keys = append(keys, key)
+	}
+	// (The worker's own context may have ended with its turn; each statement has a time of its own.)
+	marks, err := s.groups.Marks(context.Background(), keys)
+	if err != nil {
+		s.logger.Error("which failure groups are muted is not known", "error", err) // rather told twice than not at all
 	}
 	for g, n := range counts {
-		s.logger.Warn("dead letters need a person", "queue", g.queue, "class", g.class, "fingerprint", g.fingerprint, "entries", n)
+		if mark := marks[g.Key]; !mark.Muted {
+			s.logger.Warn("dead letters need a person", "queue", g.Queue, "class", g.class, "fingerprint", g.Fingerprint, "entries", n, "owner", mark.Owner, "regressed", mark.Fixed)
+		}
 	}
 }
 
@@ -508,7 +521,7 @@ func (s *Server) startAPI(ctx context.Context) error {
 		Open: s.config.Insecure || reached(s.config.Listen) == "", Logger: s.logger,
 	}
 	handler := api.New(api.Config{
-		Access: s.access, Ingester: s.ingester, Store: s.store, Analytics: s.analytics, Archive: s.archive, Planner: s.planner.Load, Breakers: s.breakers, River: steering, Metrics: s.metrics, Logger: s.logger, MaxBodyBytes: s.config.MaxBodyBytes, MaxBodiesBytes: s.config.MaxBodiesBytes,
+		Access: s.access, Ingester: s.ingester, Store: s.store, Analytics: s.analytics, Groups: s.groups, Archive: s.archive, Planner: s.planner.Load, Breakers: s.breakers, River: steering, Metrics: s.metrics, Logger: s.logger, MaxBodyBytes: s.config.MaxBodyBytes, MaxBodiesBytes: s.config.MaxBodiesBytes,
 		WriteTimeout: s.config.WriteTimeout, BodyGrace: s.config.BodyGrace, Door: s.config.Door,
 		Tracer: s.telemetry.Tracer, Replayer: s.replayer(),
 		Approvals: &approval.Store{Store: s.store, Wake: s.wakeApproved},
