@@ -56,6 +56,8 @@ func New(config Config) *Console {
 	c.action("/dead-letters/{id}/assign", c.assign)
 	c.action("/dead-letters/{id}/edit", c.edit)
 	c.action("/undo/{operation}", c.undo)
+	c.page("/queues", c.queues)
+	c.action("/queues/act", c.actOnQueue)
 
 	c.mux.HandleFunc("GET /sign-in", func(w http.ResponseWriter, r *http.Request) { c.signIn(w, r, http.StatusOK, "") })
 	c.mux.HandleFunc("GET /events", c.events)
