@@ -26,7 +26,7 @@ type overview struct {
 	Resolved  *float64         // share of what was closed in a day that was resolved
 	Recovery  *analytics.Times
 	Chart     *chart
-	Groups    []analytics.Group
+	Groups    []analytics.TopGroup
 	Breakers  []breaker.Status
 	Waiting   []waiting
 	Runs      []*replay.Run
@@ -87,7 +87,7 @@ func (c *Console) overview(in *request) (*view, error) {
 			}
 		}
 	}
-	var groups api.Report[analytics.Group]
+	var groups api.Report[analytics.TopGroup]
 	if _, err := in.may("/api/dlq/analytics/groups", url.Values{"over": {"24h"}, "limit": {"8"}}, &groups); err != nil {
 		return nil, err
 	}
