@@ -297,7 +297,7 @@ BEGIN
     EXECUTE format('GRANT USAGE ON SCHEMA %s TO dlq_reader, dlq_operator, dlq_admin', v_schema);
     FOR v_grant IN
         SELECT c.oid::regclass AS name FROM pg_class c
-        WHERE c.relnamespace = v_schema AND c.relkind IN ('r', 'p', 'v') AND NOT c.relispartition AND c.relname NOT IN ('tokens', 'visible_entries') -- which only dlqd reads
+        WHERE c.relnamespace = v_schema AND c.relkind IN ('r', 'p', 'v') AND NOT c.relispartition AND c.relname NOT IN ('tokens', 'sessions', 'visible_entries') -- which only dlqd reads
     LOOP
         EXECUTE format('GRANT SELECT ON %s TO dlq_reader, dlq_operator, dlq_admin', v_grant.name);
     END LOOP;

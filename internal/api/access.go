@@ -22,8 +22,8 @@ type need struct {
 	scoped bool
 }
 
-// open is of what anybody may ask: whether the process lives, and how the API is used.
-var open = []string{"/livez", "/readyz", "/api/login", "/docs", "/openapi.json", "/openapi.yaml", "/openapi-3.0.json", "/openapi-3.0.yaml"}
+// open is of what anybody may ask: whether the process lives, how one signs in, and how the API is used.
+var open = []string{"/livez", "/readyz", "/api/login", access.SignInPath, access.ProviderPath, access.CallbackPath, access.SignOutPath, "/docs", "/openapi.json", "/openapi.yaml", "/openapi-3.0.json", "/openapi-3.0.yaml"}
 
 // needs has every operation, so that a new one cannot be forgotten: the API is not built without it.
 var needs = map[string]need{
@@ -115,7 +115,8 @@ func (s *service) signIn(next http.Handler) http.Handler {
 			door.Problem(w, http.StatusForbidden, mayNot(p, need{role: access.Metrics}))
 			return
 		}
-		ctx := access.WithAgain(r.Context(), func() (*access.Principal, error) { return s.Access.Authenticate(r) })
+		s.Access.Renew(w, r, p)
+		ctx := access.WithAgain(r.Context(), func() (*access.Principal, error) { return s.Access.Again(r, p) })
 		next.ServeHTTP(w, r.WithContext(access.With(ctx, p)))
 	})
 }

@@ -64,17 +64,19 @@ type Part struct {
 
 // Config is what the API serves.
 type Config struct {
-	Ingester     *ingest.Ingester
-	Store        *deadletter.Store
-	Analytics    *analytics.Store
-	Archive      *archive.Archive         // nil: there is none
-	Planner      func() *strategy.Planner // by the policy that is in force
-	Parked       func([]worker.Parked)    // is told of entries that a reclassification parked; nil for nobody
-	Breakers     *breaker.Breakers
-	Replayer     *replay.Replayer
-	Approvals    *approval.Store
-	River        *river.Client[pgx.Tx] // to see queues and pause them; it works none
-	Access       *access.Authenticator // nil: nobody is asked who they are
+	Ingester  *ingest.Ingester
+	Store     *deadletter.Store
+	Analytics *analytics.Store
+	Archive   *archive.Archive         // nil: there is none
+	Planner   func() *strategy.Planner // by the policy that is in force
+	Parked    func([]worker.Parked)    // is told of entries that a reclassification parked; nil for nobody
+	Breakers  *breaker.Breakers
+	Replayer  *replay.Replayer
+	Approvals *approval.Store
+	River     *river.Client[pgx.Tx] // to see queues and pause them; it works none
+	Access    *access.Authenticator // nil: nobody is asked who they are
+	// SignInFailed answers who could not sign in with a browser; nil for problem details.
+	SignInFailed func(w http.ResponseWriter, r *http.Request, status int, why string)
 	Metrics      *metrics.Metrics
 	Logger       *slog.Logger
 	MaxBodyBytes int64 // of one message; 0 means DefaultMaxBodyBytes
@@ -176,6 +178,9 @@ func build(config Config) (*service, *http.ServeMux, huma.API) {
 
 	mux.Handle("GET /metrics", config.Metrics.Handler())
 	mux.Handle("GET /docs", docsPage(api))
+	if config.Access != nil {
+		(&access.SignIn{Access: config.Access, Ours: config.Door.Ours, Failed: config.SignInFailed}).Register(mux)
+	}
 	var other http.Handler = notServed(mux)
 	if config.Console != nil {
 		other = config.Console(mux, other)

@@ -367,6 +367,12 @@ func (s *Server) keepHouse() {
 				return delivery.ForgetOrdered(ctx, s.store.DB())
 			}),
 		}),
+		background.New(background.Config{
+			Name: "sessions", Interval: time.Hour, Failing: "sessions of browsers that have ended are not taken away",
+			Once: background.Each(func(ctx context.Context) error {
+				return access.NewStore(s.pool, s.config.Schemas).TrimSessions(ctx, s.policy().Access.Rules().Sessions)
+			}),
+		}),
 		keeper.Loop(),
 	)
 	s.loops.Add(s.analytics.Loops()...)
