@@ -61,6 +61,9 @@ var needs = map[string]need{
 	"get-analytics-replays": {access.Reader, true}, "get-analytics-oldest": {access.Reader, true}, "get-analytics-retry-cost": {access.Reader, true},
 	"get-analytics-sources": {access.Reader, false},
 
+	// One's own; others' take an admin of everything.
+	"list-sessions": {"", true}, "end-session": {"", true}, "end-sessions": {"", true},
+
 	"whoami": {"", true}, "get-login": {"", true}, "get-health": {access.Metrics, false}, "livez": {"", true}, "readyz": {"", true},
 }
 

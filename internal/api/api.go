@@ -169,6 +169,7 @@ func build(config Config) (*service, *http.ServeMux, huma.API) {
 		{Name: "replay runs", Description: "Send many dead letters back, at a pace, and see how it goes."},
 		{Name: "analytics", Description: "What happens to dead letters over time, from rollups of the audit trail."},
 		{Name: "approvals", Description: "What needs a second person."},
+		{Name: "sessions", Description: "Who is signed in with a browser."},
 		{Name: "audit", Description: "Who did what, and erasure of somebody's data."},
 		{Name: "queues", Description: "See queues, pause and resume them."},
 		{Name: "circuit breakers", Description: "See and steer what keeps deliveries from a destination that is in trouble."},
@@ -191,6 +192,7 @@ func build(config Config) (*service, *http.ServeMux, huma.API) {
 	s.registerBreakers(api)
 	s.registerOperations(api)
 	s.registerAccess(api)
+	s.registerSessions(api)
 	describeNeeds(api)
 
 	mux.Handle("GET /metrics", config.Metrics.Handler())

@@ -227,6 +227,9 @@ var operations = []operation{
 	{"submit-message", "POST", "/api/messages", access.Sender, `{}`, "invalid", ""},
 	{"submit-batch", "POST", "/api/messages/batch", access.Sender, `{}`, "invalid", ""},
 	{"get-health", "GET", "/api/health", access.Metrics, "", "", "everything"},
+	{"list-sessions", "GET", "/api/sessions", "", "", "", ""}, // their own: TestSessions_ofOthers
+	{"end-session", "DELETE", "/api/sessions/0198a0b0-0000-7000-8000-000000000000", "", "", "none", ""},
+	{"end-sessions", "POST", "/api/sessions/end", "", "", "", ""},
 	{"whoami", "GET", "/api/whoami", "", "", "", ""},
 	{"get-login", "GET", "/api/login", "", "", "none", ""},
 	{"livez", "GET", "/livez", "", "", "open", ""},
