@@ -55,7 +55,12 @@ func New(config Config) *Console {
 	c.action("/dead-letters/{id}/act", c.act)
 	c.action("/dead-letters/{id}/assign", c.assign)
 	c.action("/dead-letters/{id}/edit", c.edit)
+	c.action("/dead-letters/{id}/reveal", c.reveal)
 	c.action("/undo/{operation}", c.undo)
+	c.page("/groups", c.groups)
+	c.page("/groups/{queue}/{fingerprint}", c.group)
+	c.action("/groups/{queue}/{fingerprint}", c.setGroup)
+	c.page("/review", c.review)
 	c.page("/queues", c.queues)
 	c.action("/queues/act", c.actOnQueue)
 
