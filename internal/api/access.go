@@ -37,7 +37,7 @@ var needs = map[string]need{
 	"discard-entry": {access.Operator, true}, "resolve-entry": {access.Operator, true}, "park-entry": {access.Operator, true},
 	"unpark-entry": {access.Operator, true}, "reopen-entry": {access.Operator, true},
 
-	"list-replays": {access.Reader, true}, "get-replay": {access.Reader, true}, "follow-replay": {access.Reader, true},
+	"list-replays": {access.Reader, true}, "get-replay": {access.Reader, true}, "follow-replay": {access.Reader, true}, "list-replay-entries": {access.Reader, true},
 	"start-replay": {access.Operator, true}, "pause-replay": {access.Operator, true}, "resume-replay": {access.Operator, true},
 	"cancel-replay": {access.Operator, true}, "set-replay-rate": {access.Operator, true},
 
