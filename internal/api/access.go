@@ -111,7 +111,7 @@ func (s *service) signIn(next http.Handler) http.Handler {
 		return next
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if slices.Contains(open, r.URL.Path) || strings.HasPrefix(r.URL.Path, StaticPath) {
+		if slices.Contains(open, r.URL.Path) || strings.HasPrefix(r.URL.Path, StaticPath) || strings.HasPrefix(r.URL.Path, runbooksPath) {
 			next.ServeHTTP(w, r)
 			return
 		}

@@ -197,6 +197,7 @@ func build(config Config) (*service, *http.ServeMux, huma.API) {
 
 	mux.Handle("GET /metrics", config.Metrics.Handler())
 	mux.Handle("GET /docs", docsPage(api))
+	mux.HandleFunc("GET "+runbooksPath+"{name}", runbook)
 	var pages http.Handler = notServed(mux)
 	var failed func(http.ResponseWriter, *http.Request, int, string)
 	if config.Console != nil {

@@ -179,7 +179,7 @@ func Start(ctx context.Context, config Config) (*Server, error) {
 		return nil, err
 	}
 	s.logger = s.telemetry.Logger
-	s.loops.Logger = s.logger
+	s.loops.Logger, s.loops.Observe = s.logger, s.metrics.ObserveTurn
 	if err := s.start(ctx); err != nil {
 		return nil, errors.Join(err, s.stop(context.WithoutCancel(ctx)))
 	}
@@ -206,7 +206,7 @@ func (s *Server) start(ctx context.Context) error {
 			return fmt.Errorf("%w; say with --archive where closed dead letters go before they are dropped, or \"none\"", err)
 		}
 	}
-	s.metrics.WatchBacklog(s.store, s.config.Schemas, s.logger)
+	s.metrics.WatchPool(s.pool)
 
 	if err := s.startJudgement(ctx); err != nil {
 		return err
@@ -262,6 +262,7 @@ func (s *Server) startJudgement(ctx context.Context) error {
 	if err := s.breakers.Sync(ctx); err != nil {
 		return err
 	}
+	s.metrics.WatchDatabase(s.store.DB(), s.policy, s.logger)
 	s.metrics.WatchPolicy(s.policy, func() bool { return s.reloadErr.Load() == nil })
 	s.metrics.WatchBreakers(s.breakers)
 	s.loops.Add(s.breakers.Loop())
@@ -375,7 +376,7 @@ func (s *Server) replayer() *replay.Replayer {
 
 // keepHouse has partitions made ahead, and taken away what nobody needs.
 func (s *Server) keepHouse() {
-	keeper := &retention.Keeper{Store: s.store, Archive: s.archive, Policy: s.policy, Logger: s.logger}
+	keeper := &retention.Keeper{Store: s.store, Archive: s.archive, Policy: s.policy, Logger: s.logger, Observe: s.metrics.ObserveRetention}
 	s.loops.Add(
 		background.New(background.Config{
 			Name: "partitions", Interval: postgres.PartitionInterval, Failing: "partitions are not made ahead; rows go to the default partition meanwhile",
@@ -396,6 +397,7 @@ func (s *Server) keepHouse() {
 		keeper.Loop(),
 	)
 	s.loops.Add(s.analytics.Loops()...)
+	s.loops.Add((&metrics.Sampler{Store: s.store, Schemas: s.config.Schemas}).Loop())
 	s.loops.Add(reconcile.New(reconcile.Config{DB: s.store.DB(), Logger: s.logger.With("part", "reconciler")}).Loop())
 }
 
