@@ -5,7 +5,6 @@ package console
 import (
 	"bytes"
 	"cmp"
-	"context"
 	"errors"
 	"log/slog"
 	"net/http"
@@ -41,6 +40,7 @@ type Console struct {
 	mux       *http.ServeMux
 	templates templates
 	live      live
+	around    around
 }
 
 // New returns the console. Requests have come through the door, and bear who makes them.
@@ -211,6 +211,3 @@ func localPath(path string) bool {
 
 // me is who looks.
 func (in *request) me() *access.Principal { return access.From(in.Context()) }
-
-// as is the request's context, without its end: for what others share.
-func (in *request) as() context.Context { return context.WithoutCancel(in.Context()) }
