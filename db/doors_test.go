@@ -38,6 +38,7 @@ var tables = map[string][]string{
 	"replay_runs":             {"replay"},
 	"rollup_flow":             {"analytics"},
 	"rollup_state":            {"analytics"},
+	"saved_views":             {"savedview"},
 	"settings":                {"automatic", "deadletter", "retention"},
 	"tokens":                  {"access"},
 	"river.river_job":         {"breaker", "delivery", "ingest", "worker"},

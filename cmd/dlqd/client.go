@@ -302,11 +302,17 @@ func newList() *cobra.Command {
 	var status []string
 	filters := map[string]*string{}
 	var limit int
+	var view string
 	cmd := &cobra.Command{
 		Use:   "list",
 		Short: "List dead letters",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if view != "" {
+				if err := c.useView(cmd, view, query); err != nil {
+					return err
+				}
+			}
 			if len(status) > 0 {
 				query.Set("status", strings.Join(status, ","))
 			}
@@ -348,6 +354,7 @@ func newList() *cobra.Command {
 		filters[f.name] = cmd.Flags().String(f.flag, "", f.help)
 	}
 	cmd.Flags().IntVar(&limit, "limit", 50, "entries in a page, at most 500")
+	cmd.Flags().StringVar(&view, "view", "", "what a saved view chooses (dlqd views)")
 	return cmd
 }
 
