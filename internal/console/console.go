@@ -50,6 +50,8 @@ func New(config Config) *Console {
 	c.page("/{$}", c.overview)
 	c.page("/dead-letters", c.deadLetters)
 	c.page("/dead-letters/{id}", c.deadLetter)
+	c.action("/views", c.saveView)
+	c.action("/views/{name}/delete", c.deleteView)
 	c.page("/bulk", c.bulkPreview)
 	c.action("/bulk", c.bulkDo)
 	c.action("/dead-letters/{id}/act", c.act)
