@@ -58,6 +58,9 @@ func New(config Config) *Console {
 	c.action("/undo/{operation}", c.undo)
 	c.page("/queues", c.queues)
 	c.action("/queues/act", c.actOnQueue)
+	c.page("/replays", c.replays)
+	c.page("/replays/{id}", c.replayRun)
+	c.action("/replays/{id}/steer", c.steer)
 
 	c.mux.HandleFunc("GET /sign-in", func(w http.ResponseWriter, r *http.Request) { c.signIn(w, r, http.StatusOK, "") })
 	c.mux.HandleFunc("GET /events", c.events)
