@@ -14,6 +14,7 @@ import (
 	"github.com/dlqd/dlqd/internal/approval"
 	"github.com/dlqd/dlqd/internal/automatic"
 	"github.com/dlqd/dlqd/internal/deadletter"
+	"github.com/dlqd/dlqd/internal/filter"
 	"github.com/dlqd/dlqd/internal/message"
 	"github.com/dlqd/dlqd/internal/replay"
 	"github.com/dlqd/dlqd/riverdlq"
@@ -106,6 +107,7 @@ type MovesOfDay struct {
 }
 
 type listInput struct {
+	Q          string    `query:"q" maxLength:"4096" doc:"A filter as text, such as status:manual queue:payments \"timed out\" (docs/filter.md). What it says is not said in another parameter, too." example:"queue:payments age:<2d"`
 	Status     []string  `query:"status" enum:"dlq_pending,dlq_processing,dlq_manual,dlq_resolved,dlq_failed,dlq_archived" doc:"Only these states."`
 	Queue      string    `query:"queue" doc:"Only this queue."`
 	Kind       string    `query:"kind" doc:"Only this kind."`
@@ -117,6 +119,26 @@ type listInput struct {
 	Order      string    `query:"order" enum:"newest,oldest" default:"newest" doc:"Newest or oldest first."`
 	Cursor     string    `query:"cursor" format:"uuid" doc:"next of the page before."`
 	Limit      int       `query:"limit" minimum:"1" maximum:"500" default:"50" doc:"Entries in a page."`
+}
+
+// filter is what the other parameters choose.
+func (in *listInput) filter() filter.Filter {
+	f := filter.Filter{Status: in.Status}
+	for _, of := range []struct {
+		into *[]string
+		word string
+	}{{&f.Queue, in.Queue}, {&f.Kind, in.Kind}, {&f.ErrorType, in.ErrorType}, {&f.ErrorClass, in.ErrorClass}, {&f.Source, in.Source}} {
+		if of.word != "" {
+			*of.into = []string{of.word}
+		}
+	}
+	if !in.After.IsZero() {
+		f.After = in.After.Format(time.RFC3339Nano)
+	}
+	if !in.Before.IsZero() {
+		f.Before = in.Before.Format(time.RFC3339Nano)
+	}
+	return f
 }
 
 type listOutput struct{ Body EntryPage }
@@ -250,17 +272,15 @@ func (s *service) registerEntries(api huma.API) {
 }
 
 func (s *service) listEntries(ctx context.Context, in *listInput) (*listOutput, error) {
-	f := deadletter.Filter{
-		Queue: in.Queue, Kind: in.Kind, ErrorType: in.ErrorType, ErrorClass: in.ErrorClass, Source: in.Source,
-		After: in.After, Before: in.Before, Oldest: in.Order == "oldest", Limit: in.Limit + 1,
-	}
-	for _, status := range in.Status {
-		f.Statuses = append(f.Statuses, deadletter.Status(status))
+	page := deadletter.Page{Oldest: in.Order == "oldest", Limit: in.Limit + 1}
+	var err error
+	if page.Filter, err = merged(ctx, in.filter(), "query.q", in.Q); err != nil {
+		return nil, err
 	}
 	if in.Cursor != "" {
-		f.Cursor = uuid.MustParse(in.Cursor) // its format was checked
+		page.Cursor = uuid.MustParse(in.Cursor) // its format was checked
 	}
-	entries, err := s.Store.List(ctx, f)
+	entries, err := s.Store.List(ctx, page)
 	if err != nil {
 		return nil, s.problem(ctx, err)
 	}
@@ -268,12 +288,12 @@ func (s *service) listEntries(ctx context.Context, in *listInput) (*listOutput, 
 	if err != nil {
 		return nil, s.problem(ctx, err)
 	}
-	page := EntryPage{Entries: entries, AutomaticStopped: stopped}
+	out := EntryPage{Entries: entries, AutomaticStopped: stopped}
 	if len(entries) > in.Limit {
-		page.Entries = entries[:in.Limit]
-		page.Next = page.Entries[in.Limit-1].ID.String()
+		out.Entries = entries[:in.Limit]
+		out.Next = out.Entries[in.Limit-1].ID.String()
 	}
-	return &listOutput{Body: page}, nil
+	return &listOutput{Body: out}, nil
 }
 
 func (s *service) getEntry(ctx context.Context, in *EntryInput) (*entryOutput, error) {
