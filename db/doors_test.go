@@ -29,7 +29,9 @@ var tables = map[string][]string{
 	"dead_letter_transitions": {"analytics"}, // of who is limited to queues and kinds
 	"counters":                {"metrics"},
 	"erasures":                {"deadletter"},
+	"failure_groups":          {"group"},
 	"gates":                   {"worker", "metrics"},
+	"group_marks":             {"group", "worker"}, // entries are assigned as they are decided
 	"job_facts":               {"facts"},
 	"metrics_sample":          {"metrics"},
 	"ordered_jobs":            {"ingest"},
@@ -41,6 +43,7 @@ var tables = map[string][]string{
 	"rollup_backlog":          {"metrics"},
 	"rollup_flow":             {"analytics"},
 	"rollup_state":            {"analytics", "metrics"},
+	"sessions":                {"access"},
 	"settings":                {"automatic", "deadletter", "retention"},
 	"tokens":                  {"access"},
 	"river.river_job":         {"breaker", "delivery", "ingest", "worker", "metrics"},
@@ -95,6 +98,7 @@ var texts = []string{
 	"internal/deadletter/erase.go",
 	"internal/archive/database.go",    // names of partitions
 	"internal/analytics/analytics.go", // columns by the fields of a type
+	"internal/group/group.go",
 }
 
 func TestCode_hasNoOtherStatements(t *testing.T) {

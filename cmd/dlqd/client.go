@@ -303,10 +303,17 @@ func newList() *cobra.Command {
 	filters := map[string]*string{}
 	var limit int
 	cmd := &cobra.Command{
-		Use:   "list",
-		Short: "List dead letters",
-		Args:  cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
+		Use:     "list [FILTER]",
+		Short:   "List dead letters",
+		Example: "  dlqd list 'status:manual queue:payments kind:order.* age:>2d \"timed out\"'",
+		RunE: func(cmd *cobra.Command, args []string) error {
+			q, err := textOf(args)
+			if err != nil {
+				return err
+			}
+			if q != "" {
+				query.Set("q", q)
+			}
 			if len(status) > 0 {
 				query.Set("status", strings.Join(status, ","))
 			}
@@ -328,7 +335,7 @@ func newList() *cobra.Command {
 			if err := w.Flush(); err != nil || page.Next == "" {
 				return err
 			}
-			_, err := fmt.Fprintln(cmd.ErrOrStderr(), "more: --cursor", page.Next)
+			_, err = fmt.Fprintln(cmd.ErrOrStderr(), "more: --cursor", page.Next)
 			return err
 		},
 	}

@@ -96,7 +96,7 @@ func TestFlags_ofTheAPIsCommandsAreActedOnOrRefused(t *testing.T) {
 		case strings.HasPrefix(argument, "["):
 			forms = [][]string{nil, {testEntry}}
 		case argument != "" && !strings.HasPrefix(argument, "("):
-			forms = [][]string{{testEntry}}
+			forms = [][]string{slices.Repeat([]string{testEntry}, len(strings.Fields(argument)))}
 		}
 		for _, form := range forms {
 			base := slices.Concat(path, form, needs[strings.Join(path, " ")])
@@ -151,7 +151,7 @@ func TestFlags_ofOtherCommandsAreKnown(t *testing.T) {
 		policy   = "config-dir destination env"                                               // TestFlags_ofAPolicy, config_test.go
 	)
 	known := map[string]string{
-		"serve":           database + " " + policy + " allowed-host allowed-origin api archive dlq-workers insecure listen log-level max-body-bytes max-connections max-conns max-requests poll-interval poll-only process rate-limit stop-timeout tls-cert tls-client-ca tls-key", // TestFlags_ofServe, main_test.go
+		"serve":           database + " " + policy + " allowed-host allowed-origin api archive dlq-workers insecure listen log-level max-body-bytes max-connections max-conns max-requests otlp-endpoint poll-interval poll-only process rate-limit stop-timeout tls-cert tls-client-ca tls-key", // TestFlags_ofServe, main_test.go
 		"demo":            "postgres-bin",
 		"receiver":        "listen troubles",
 		"config check":    "env",
@@ -255,6 +255,8 @@ func TestFlags_ofServe(t *testing.T) {
 	refused(t, `--rate-limit "7": must be requests/time`, "serve", url, "--rate-limit", "7")
 	refused(t, `--allowed-host "a:80": must be a host name`, "serve", url, "--allowed-host", "a:80")
 	refused(t, `--allowed-origin "*": must be scheme://host`, "serve", url, "--allowed-origin", "*")
+	refused(t, "--otlp-endpoint: must be the http or https URL of a collector", "serve", url, "--otlp-endpoint", "localhost:4318")
+	refused(t, "--otlp-endpoint: must have no password", "serve", url, "--otlp-endpoint", "http://a:b@localhost:4318")
 	refused(t, "--database-url-file does nothing beside --database-url", "serve", url, "--database-url-file", os.Args[0])
 	refused(t, "--poll-interval does nothing without --dlq-workers", "serve", url, "--api", "--process", "--poll-interval", "7s")
 	refused(t, "--poll-only does nothing without --process and --dlq-workers", "serve", url, "--api", "--poll-only")

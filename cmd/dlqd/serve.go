@@ -17,6 +17,7 @@ import (
 	"github.com/dlqd/dlqd/internal/policy"
 	"github.com/dlqd/dlqd/internal/postgres"
 	"github.com/dlqd/dlqd/internal/server"
+	"github.com/dlqd/dlqd/internal/telemetry"
 	"github.com/dlqd/dlqd/internal/worker"
 )
 
@@ -79,6 +80,9 @@ func newServe(hard context.Context) *cobra.Command {
 			if err := errors.Join(config.Door.Check(), config.TLS.Check()); err != nil {
 				return &usageError{err}
 			}
+			if err := telemetry.CheckEndpoint(config.OTLPEndpoint); err != nil {
+				return &usageError{fmt.Errorf("--otlp-endpoint: %w", err)}
+			}
 			config.Source = source.source()
 			if config.Policy, err = policy.Load(config.Source); err != nil {
 				return err
@@ -121,6 +125,8 @@ func newServe(hard context.Context) *cobra.Command {
 	flags.DurationVar(&config.StopTimeout, "stop-timeout", server.DefaultStopTimeout, "how long a stop may take: requests and running jobs finish, and the last quarter (5 s at most) is for cutting off what does not")
 	flags.Int32Var(&config.MaxConns, "max-conns", postgres.DefaultMaxConns, "most connections of the pool to the database; pool_max_conns of the URL counts where this is not given")
 	flags.StringVar(&logLevel, "log-level", "info", "debug, info, warn or error")
+	flags.StringVar(&config.OTLPEndpoint, "otlp-endpoint", telemetry.EndpointOfEnvironment(), "URL of a collector of OpenTelemetry's (OTLP over HTTP, such as http://localhost:4318) that gets traces, metrics and logs; nothing is sent if empty")
+	flags.Lookup("otlp-endpoint").DefValue = "$OTEL_EXPORTER_OTLP_ENDPOINT"
 	return cmd
 }
 

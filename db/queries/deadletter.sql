@@ -1,3 +1,6 @@
+-- name: FilterWhere :one
+SELECT dlq.filter_where(@filter::jsonb)::text AS condition;
+
 -- name: Backlog :many
 -- Open entries of the scope, by status, queue and class: those that are filed from the index dead_letter_open_backlog alone; of the others
 -- 10,000 are counted, less those that are further failures of an open entry. more: there are others.

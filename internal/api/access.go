@@ -22,8 +22,11 @@ type need struct {
 	scoped bool
 }
 
-// open is of what anybody may ask: whether the process lives, and how the API is used.
-var open = []string{"/livez", "/readyz", "/api/login", "/docs", "/openapi.json", "/openapi.yaml", "/openapi-3.0.json", "/openapi-3.0.yaml"}
+// open is of what anybody may ask: whether the process lives, how one signs in, and how the API is used.
+var open = []string{"/livez", "/readyz", "/api/login", access.SignInPath, access.ProviderPath, access.CallbackPath, access.SignOutPath, "/docs", "/openapi.json", "/openapi.yaml", "/openapi-3.0.json", "/openapi-3.0.yaml"}
+
+// StaticPath is where the console's style sheet and script are, which a sign-in page needs.
+const StaticPath = "/static/"
 
 // needs has every operation, so that a new one cannot be forgotten: the API is not built without it.
 var needs = map[string]need{
@@ -33,6 +36,9 @@ var needs = map[string]need{
 	"reveal-entry": {access.Operator, true}, "export": {access.Operator, true}, "bulk": {access.Operator, true}, "replay-entry": {access.Operator, true},
 	"discard-entry": {access.Operator, true}, "resolve-entry": {access.Operator, true}, "park-entry": {access.Operator, true},
 	"unpark-entry": {access.Operator, true}, "reopen-entry": {access.Operator, true},
+
+	// Counted by queue, as analytics: those who are limited to kinds are refused.
+	"list-groups": {access.Reader, true}, "get-group": {access.Reader, true}, "set-group": {access.Operator, true},
 
 	"list-replays": {access.Reader, true}, "get-replay": {access.Reader, true}, "follow-replay": {access.Reader, true},
 	"start-replay": {access.Operator, true}, "pause-replay": {access.Operator, true}, "resume-replay": {access.Operator, true},
@@ -54,6 +60,9 @@ var needs = map[string]need{
 	"get-analytics-error-types": {access.Reader, true}, "get-analytics-groups": {access.Reader, true}, "get-analytics-heat-map": {access.Reader, true},
 	"get-analytics-replays": {access.Reader, true}, "get-analytics-oldest": {access.Reader, true}, "get-analytics-retry-cost": {access.Reader, true},
 	"get-analytics-sources": {access.Reader, false},
+
+	// One's own; others' take an admin of everything.
+	"list-sessions": {"", true}, "end-session": {"", true}, "end-sessions": {"", true},
 
 	"whoami": {"", true}, "get-login": {"", true}, "get-health": {access.Metrics, false}, "livez": {"", true}, "readyz": {"", true},
 }
@@ -102,7 +111,7 @@ func (s *service) signIn(next http.Handler) http.Handler {
 		return next
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if slices.Contains(open, r.URL.Path) {
+		if slices.Contains(open, r.URL.Path) || strings.HasPrefix(r.URL.Path, StaticPath) {
 			next.ServeHTTP(w, r)
 			return
 		}
@@ -115,14 +124,20 @@ func (s *service) signIn(next http.Handler) http.Handler {
 			door.Problem(w, http.StatusForbidden, mayNot(p, need{role: access.Metrics}))
 			return
 		}
-		ctx := access.WithAgain(r.Context(), func() (*access.Principal, error) { return s.Access.Authenticate(r) })
+		s.Access.Renew(w, r, p)
+		ctx := access.WithAgain(r.Context(), func() (*access.Principal, error) { return s.Access.Again(r, p) })
 		next.ServeHTTP(w, r.WithContext(access.With(ctx, p)))
 	})
 }
 
 func (s *service) refuseSignIn(w http.ResponseWriter, r *http.Request, err error) {
 	var retry *access.RetryError
-	switch {
+	switch page := s.console != nil && isPage(r); {
+	case page && access.IsRefusal(err):
+		http.Redirect(w, r, access.SignInURL(r), http.StatusSeeOther)
+	case page && errors.Is(err, access.ErrProvider):
+		w.Header().Set("Retry-After", "5")
+		s.console.SignInFailed(w, r, http.StatusServiceUnavailable, access.ErrProvider.Error())
 	case errors.As(err, &retry):
 		w.Header().Set("Retry-After", door.Seconds(retry.After))
 		door.Problem(w, http.StatusTooManyRequests, err.Error())
@@ -138,6 +153,11 @@ func (s *service) refuseSignIn(w http.ResponseWriter, r *http.Request, err error
 			door.Problem(w, status.GetStatus(), status.Error())
 		}
 	}
+}
+
+// isPage reports whether a browser asks for a page.
+func isPage(r *http.Request) bool {
+	return r.Method == http.MethodGet && !strings.HasPrefix(r.URL.Path, "/api/") && r.URL.Path != "/metrics" && strings.Contains(r.Header.Get("Accept"), "text/html")
 }
 
 // authorize refuses operations that are not for who calls, and limits the others to their queues and kinds.

@@ -21,6 +21,9 @@ import (
 	"github.com/danielgtaylor/huma/v2/adapters/humago"
 	"github.com/jackc/pgx/v5"
 	"github.com/riverqueue/river"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/codes"
+	"go.opentelemetry.io/otel/trace"
 
 	"github.com/dlqd/dlqd/internal/access"
 	"github.com/dlqd/dlqd/internal/analytics"
@@ -29,10 +32,12 @@ import (
 	"github.com/dlqd/dlqd/internal/breaker"
 	"github.com/dlqd/dlqd/internal/deadletter"
 	"github.com/dlqd/dlqd/internal/door"
+	"github.com/dlqd/dlqd/internal/group"
 	"github.com/dlqd/dlqd/internal/ingest"
 	"github.com/dlqd/dlqd/internal/metrics"
 	"github.com/dlqd/dlqd/internal/replay"
 	"github.com/dlqd/dlqd/internal/strategy"
+	"github.com/dlqd/dlqd/internal/telemetry"
 	"github.com/dlqd/dlqd/internal/worker"
 )
 
@@ -73,9 +78,11 @@ type Config struct {
 	Breakers     *breaker.Breakers
 	Replayer     *replay.Replayer
 	Approvals    *approval.Store
+	Groups       *group.Store
 	River        *river.Client[pgx.Tx] // to see queues and pause them; it works none
 	Access       *access.Authenticator // nil: nobody is asked who they are
 	Metrics      *metrics.Metrics
+	Tracer       trace.Tracer // nil: requests are not traced
 	Logger       *slog.Logger
 	MaxBodyBytes int64 // of one message; 0 means DefaultMaxBodyBytes
 	// MaxBodiesBytes bounds all bodies at once; 0 means DefaultMaxBodiesBytes.
@@ -91,12 +98,23 @@ type Config struct {
 	Health func(ctx context.Context) []Part
 	Ready  func() error
 	Idle   func() error
+	// Console makes the pages, of the API's operations, and of what answers what is neither; nil for no pages.
+	Console func(operations, notServed http.Handler) Console
+}
+
+// Console is dlqd's pages.
+type Console interface {
+	http.Handler
+
+	// SignInFailed answers who could not sign in with a browser.
+	SignInFailed(w http.ResponseWriter, r *http.Request, status int, why string)
 }
 
 type service struct {
 	Config
 
-	bodies door.Bodies
+	bodies  door.Bodies
+	console Console // nil where there are no pages
 }
 
 // New returns the API's handler.
@@ -130,6 +148,7 @@ func OpenAPI() (yaml, asJSON []byte, err error) {
 func build(config Config) (*service, *http.ServeMux, huma.API) {
 	config.MaxBodyBytes = cmp.Or(config.MaxBodyBytes, DefaultMaxBodyBytes)
 	config.MaxBodiesBytes = cmp.Or(config.MaxBodiesBytes, max(DefaultMaxBodiesBytes, 4*maxBatchBodies*config.MaxBodyBytes))
+	config.Tracer = telemetry.Tracer(config.Tracer)
 	s := &service{Config: config, bodies: door.Bodies{Room: door.NewRoom(config.MaxBodiesBytes), Grace: cmp.Or(config.BodyGrace, door.DefaultBodyGrace)}}
 	mux := http.NewServeMux()
 	humaConfig := huma.DefaultConfig("dlqd", Version)
@@ -144,11 +163,13 @@ func build(config Config) (*service, *http.ServeMux, huma.API) {
 	humaConfig.Tags = []*huma.Tag{
 		{Name: messagesTag, Description: "Submit messages, and follow them."},
 		{Name: "dead letters", Description: "See and steer jobs that ended as failures."},
+		{Name: "failure groups", Description: "Dead letters of a queue that failed for the same reason: who looks after them, and what is known of them."},
 		{Name: "automatic redelivery", Description: "For what dlqd redelivers by itself, and what it only observes."},
 		{Name: "capture", Description: "How failures become dead letters, and what was missed."},
 		{Name: "replay runs", Description: "Send many dead letters back, at a pace, and see how it goes."},
 		{Name: "analytics", Description: "What happens to dead letters over time, from rollups of the audit trail."},
 		{Name: "approvals", Description: "What needs a second person."},
+		{Name: "sessions", Description: "Who is signed in with a browser."},
 		{Name: "audit", Description: "Who did what, and erasure of somebody's data."},
 		{Name: "queues", Description: "See queues, pause and resume them."},
 		{Name: "circuit breakers", Description: "See and steer what keeps deliveries from a destination that is in trouble."},
@@ -160,6 +181,7 @@ func build(config Config) (*service, *http.ServeMux, huma.API) {
 	s.registerEntries(api)
 	s.registerReplays(api)
 	s.registerBulk(api)
+	s.registerGroups(api)
 	s.registerAnalytics(api)
 	s.registerAudit(api)
 	s.registerApprovals(api)
@@ -170,19 +192,37 @@ func build(config Config) (*service, *http.ServeMux, huma.API) {
 	s.registerBreakers(api)
 	s.registerOperations(api)
 	s.registerAccess(api)
+	s.registerSessions(api)
 	describeNeeds(api)
 
 	mux.Handle("GET /metrics", config.Metrics.Handler())
 	mux.Handle("GET /docs", docsPage(api))
-	mux.HandleFunc("/", notServed(mux))
+	var pages http.Handler = notServed(mux)
+	var failed func(http.ResponseWriter, *http.Request, int, string)
+	if config.Console != nil {
+		s.console = config.Console(mux, pages)
+		pages, failed = s.console, s.console.SignInFailed
+	}
+	if config.Access != nil {
+		(&access.SignIn{Access: config.Access, Ours: config.Door.Ours, Failed: failed}).Register(mux)
+	}
+	mux.Handle("/", pages)
 	return s, mux, api
 }
 
-// observe counts requests and times them.
+// observe counts requests, times and traces them.
 func (s *service) observe(ctx huma.Context, next func(huma.Context)) {
 	start := time.Now()
-	next(huma.WithContext(ctx, deadletter.WithOrigin(ctx.Context(), origin(ctx))))
 	operation := ctx.Operation().OperationID
+	traced, span := s.Tracer.Start(telemetry.With(ctx.Context(), ctx.Header("Traceparent"), ctx.Header("Tracestate")), operation, trace.WithSpanKind(trace.SpanKindServer))
+	defer span.End()
+	next(huma.WithContext(ctx, deadletter.WithOrigin(traced, origin(ctx))))
+	if span.IsRecording() {
+		span.SetAttributes(attribute.String("http.request.method", ctx.Method()), attribute.String("http.route", ctx.Operation().Path), attribute.Int("http.response.status_code", ctx.Status()))
+		if ctx.Status() >= http.StatusInternalServerError {
+			span.SetStatus(codes.Error, "")
+		}
+	}
 	s.Metrics.Requests.WithLabelValues(operation, strconv.Itoa(ctx.Status())).Inc()
 	s.Metrics.RequestSeconds.WithLabelValues(operation).Observe(time.Since(start).Seconds())
 }
@@ -300,7 +340,7 @@ func (s *service) problem(ctx context.Context, err error) error {
 	}
 	answer := databaseProblem(err)
 	if answer.GetStatus() >= http.StatusInternalServerError {
-		s.Logger.Error("request failed", "error", err)
+		s.Logger.ErrorContext(ctx, "request failed", "error", err)
 	}
 	return answer
 }

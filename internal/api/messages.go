@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"net/http"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/danielgtaylor/huma/v2"
@@ -16,6 +15,7 @@ import (
 	"github.com/dlqd/dlqd/internal/door"
 	"github.com/dlqd/dlqd/internal/ingest"
 	"github.com/dlqd/dlqd/internal/message"
+	"github.com/dlqd/dlqd/internal/telemetry"
 )
 
 // MaxBatch is how many messages one batch may have.
@@ -59,30 +59,17 @@ type submitInput struct {
 	RawBody []byte `contentType:"application/json"`
 }
 
-// Trace is the W3C trace context of a request. What is none is left out: it is not the message's fault.
+// Trace is the W3C trace context of a request, which [service.observe] has read: here it is described. What is none is left out: it is
+// not the message's fault.
 type Trace struct {
 	TraceParent string `header:"traceparent" doc:"W3C trace context: deliveries continue the trace."`
 	TraceState  string `header:"tracestate" doc:"W3C trace context; kept up to 512 characters."`
 }
 
-// The longest traceparent and tracestate that are kept, in bytes: what the recommendation of W3C asks for.
-const (
-	maxTraceParent = 55
-	maxTraceState  = 512
-)
-
-func (t Trace) context() ingest.Trace {
-	if len(t.TraceParent) > maxTraceParent || !isPrintableASCII(t.TraceParent) {
-		return ingest.Trace{}
-	}
-	if len(t.TraceState) > maxTraceState || !isPrintableASCII(t.TraceState) {
-		t.TraceState = ""
-	}
-	return ingest.Trace{Parent: t.TraceParent, State: t.TraceState}
-}
-
-func isPrintableASCII(text string) bool {
-	return !strings.ContainsFunc(text, func(r rune) bool { return r < ' ' || r > '~' })
+// traceOf is the trace context that a submission's deliveries continue.
+func traceOf(ctx context.Context) ingest.Trace {
+	parent, state := telemetry.Of(ctx)
+	return ingest.Trace{Parent: parent, State: state}
 }
 
 type submitOutput struct {
@@ -166,7 +153,7 @@ func (s *service) submit(ctx context.Context, in *submitInput) (*submitOutput, e
 		s.count("", "forbidden", 1)
 		return nil, err
 	}
-	receipt, err := s.Ingester.Submit(ctx, msg, in.context())
+	receipt, err := s.Ingester.Submit(ctx, msg, traceOf(ctx))
 	if err != nil {
 		s.count(msg.Queue, outcomeOf(err), 1)
 		return nil, s.submitProblem(ctx, err, msg.MessageID)
@@ -196,7 +183,7 @@ func (s *service) submitBatch(ctx context.Context, in *submitInput) (*batchOutpu
 			return nil, err
 		}
 	}
-	receipts, err := s.Ingester.SubmitBatch(ctx, messages, in.context())
+	receipts, err := s.Ingester.SubmitBatch(ctx, messages, traceOf(ctx))
 	if err != nil {
 		s.count(messages[0].Queue, outcomeOf(err), len(messages))
 		return nil, s.submitProblem(ctx, err, "")
@@ -276,7 +263,7 @@ func (s *service) submitProblem(ctx context.Context, err error, messageID string
 		return notNow(open, open.RetryAfter)
 	case errors.As(err, &away):
 		if away.Err != nil {
-			s.Logger.Error("submission refused", "queue", away.Queue, "error", away.Err)
+			s.Logger.ErrorContext(ctx, "submission refused", "queue", away.Queue, "error", away.Err)
 		}
 		return notNow(away, away.RetryAfter)
 	case errors.As(err, &invalid):
@@ -313,7 +300,7 @@ func (s *service) submitProblem(ctx context.Context, err error, messageID string
 	case errors.Is(err, ingest.ErrStopped):
 		return huma.ErrorWithHeaders(huma.Error503ServiceUnavailable("dlqd is stopping; nothing was stored"), retryAfter())
 	case errors.Is(err, ingest.ErrUncertain):
-		s.Logger.Error("submission uncertain", "message_id", messageID, "error", err)
+		s.Logger.ErrorContext(ctx, "submission uncertain", "message_id", messageID, "error", err)
 		detail := ingest.ErrUncertain.Error()
 		if messageID != "" {
 			detail += " (" + messageID + ")"

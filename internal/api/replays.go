@@ -19,28 +19,6 @@ import (
 // progressInterval is how often a stream of progress says where a run is.
 const progressInterval = time.Second
 
-// EntryFilter chooses dead letters. What is not given chooses all.
-type EntryFilter struct {
-	Status        []string `json:"status,omitempty" enum:"dlq_pending,dlq_processing,dlq_manual,dlq_resolved,dlq_failed,dlq_archived" doc:"In one of these states."`
-	Queue         []string `json:"queue,omitempty" doc:"In one of these queues."`
-	Kind          []string `json:"kind,omitempty" doc:"Of one of these kinds; * stands for any text." example:"[\"payment.*\"]"`
-	ErrorType     []string `json:"errorType,omitempty" doc:"With one of these types of error."`
-	ErrorClass    []string `json:"errorClass,omitempty" doc:"Of one of these classes."`
-	ErrorCode     []string `json:"errorCode,omitempty" doc:"With one of these codes."`
-	Fingerprint   []string `json:"fingerprint,omitempty" doc:"Of one of these failure groups."`
-	Source        []string `json:"source,omitempty" doc:"Of one of these sources."`
-	SubscriberID  []string `json:"subscriberId,omitempty" doc:"Of one of these subscribers."`
-	Tags          []string `json:"tags,omitempty" doc:"With all of these tags."`
-	IDs           []string `json:"ids,omitempty" format:"uuid" doc:"One of these entries."`
-	After         string   `json:"after,omitempty" format:"date-time" doc:"Captured at or after."`
-	Before        string   `json:"before,omitempty" format:"date-time" doc:"Captured before."`
-	MaxAge        string   `json:"maxAge,omitempty" doc:"Captured no longer ago, such as 2 days." example:"2 days"`
-	MinRetryCount *int     `json:"minRetryCount,omitempty" minimum:"0" maximum:"2147483647" doc:"With so many redeliveries or more."`
-	MaxRetryCount *int     `json:"maxRetryCount,omitempty" minimum:"0" maximum:"2147483647" doc:"With so many redeliveries or fewer."`
-	// Payload is compared by the database: a number that Go decodes is another one beyond 2^53.
-	Payload json.RawMessage `json:"payload,omitempty" doc:"Whose payload contains this JSON."`
-}
-
 // ReplayRequest asks for a replay run.
 type ReplayRequest struct {
 	Action
@@ -186,8 +164,8 @@ func (s *service) startReplay(ctx context.Context, in *replayRunInput) (*replayA
 		Queue: body.Queue, Destination: body.Destination, Force: body.Force, StopAt: body.StopAt, Act: body.act(ctx),
 	}
 	var err error
-	if request.Filter, err = json.Marshal(body.Filter); err != nil {
-		return nil, huma.Error422UnprocessableEntity(err.Error())
+	if request.Filter, err = body.Filter.resolve(ctx); err != nil {
+		return nil, err
 	}
 	if request.Patch, err = patchOf(body.Patch, body.MergePatch); err != nil {
 		return nil, err

@@ -5,8 +5,6 @@ package delivery
 import (
 	"bytes"
 	"context"
-	"crypto/rand"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -18,7 +16,6 @@ import (
 	"net"
 	"net/http"
 	"net/url"
-	"regexp"
 	"strconv"
 	"strings"
 	"syscall"
@@ -26,6 +23,8 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/riverqueue/river"
+	"go.opentelemetry.io/otel/propagation"
+	"go.opentelemetry.io/otel/trace"
 
 	"github.com/dlqd/dlqd/internal/breaker"
 	"github.com/dlqd/dlqd/internal/delivery/internal/dbsqlc"
@@ -34,6 +33,7 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres"
 	"github.com/dlqd/dlqd/internal/redact"
 	"github.com/dlqd/dlqd/internal/strategy"
+	"github.com/dlqd/dlqd/internal/telemetry"
 	"github.com/dlqd/dlqd/riverdlq"
 )
 
@@ -99,6 +99,7 @@ type Config struct {
 	Breakers *breaker.Breakers
 	DB       postgres.DB // with the schemas' names put into queries
 	Observe  Observer
+	Tracer   trace.Tracer // nil: deliveries hand on the trace that their message came with
 	Logger   *slog.Logger
 }
 
@@ -112,6 +113,7 @@ type Worker struct {
 
 // NewWorker returns a worker for a policy's queues.
 func NewWorker(config Config) *Worker {
+	config.Tracer = telemetry.Tracer(config.Tracer)
 	return &Worker{config: config, client: &http.Client{
 		Transport: &http.Transport{
 			Proxy:                 http.ProxyFromEnvironment,
@@ -180,15 +182,19 @@ func (w *Worker) Work(ctx context.Context, job *river.Job[Args]) error {
 	if job.AttemptedAt != nil {
 		made.Waited = max(job.AttemptedAt.Sub(job.ScheduledAt), 0)
 	}
+	about := metadataOf(job)
+	ctx, span := w.startSpan(ctx, job, &about)
 	var err error
-	made.Outcome, err = w.work(ctx, job, &made.Destination)
+	made.Outcome, err = w.work(ctx, job, &about, &made.Destination)
+	endSpan(span, made.Outcome, err)
 	made.Took = time.Since(start)
+	w.config.Logger.DebugContext(ctx, "delivery", "queue", job.Queue, "job", job.ID, "attempt", job.Attempt, "outcome", made.Outcome)
 	w.config.Observe(made)
 	return err
 }
 
 // work delivers a message, unless it has to wait, and says to which destination, and how that ended: ok, held, or the class of the error.
-func (w *Worker) work(ctx context.Context, job *river.Job[Args], to *string) (outcome string, err error) {
+func (w *Worker) work(ctx context.Context, job *river.Job[Args], about *metadata, to *string) (outcome string, err error) {
 	planner := w.config.Planner()
 	queue := planner.Policy().Queues[job.Queue]
 	if queue == nil {
@@ -204,8 +210,8 @@ func (w *Worker) work(ctx context.Context, job *river.Job[Args], to *string) (ou
 		}
 	}
 	destination, waitsFor := queue.Destination, HeldForBreaker
-	if other := metadataOf(job).Destination; other != "" {
-		destination, waitsFor = other, HeldForRedirected
+	if about.Destination != "" {
+		destination, waitsFor = about.Destination, HeldForRedirected
 	}
 	target := planner.Policy().Destinations[destination]
 	if target == nil {
@@ -216,7 +222,7 @@ func (w *Worker) work(ctx context.Context, job *river.Job[Args], to *string) (ou
 	if err != nil || permit == nil {
 		return hold(ctx, job, waitsFor, err)
 	}
-	err = w.deliver(ctx, target, queue, job)
+	err = w.deliver(ctx, target, queue, job, about)
 	if ctx.Err() == nil || errors.Is(ctx.Err(), context.DeadlineExceeded) { // else it was cut off, which says nothing
 		permit.Done(ctx, isWell(err))
 	}
@@ -227,7 +233,7 @@ func (w *Worker) work(ctx context.Context, job *river.Job[Args], to *string) (ou
 		// A moment early: the job is not completed yet. Should it run again, its receiver drops the repeat. What fails here does
 		// not make a delivery fail that was made: the next message's own look finds that this one is done.
 		if err := dbsqlc.New(w.config.DB).OrderDone(ctx, dbsqlc.OrderDoneParams{Queue: job.Queue, Key: job.Args.OrderingKey, Job: job.ID, CreatedAt: job.CreatedAt}); err != nil {
-			w.config.Logger.Warn("delivered; the next message of its ordering key is not woken, and looks by itself", "queue", job.Queue, "job", job.ID, "error", err)
+			w.config.Logger.WarnContext(ctx, "delivered; the next message of its ordering key is not woken, and looks by itself", "queue", job.Queue, "job", job.ID, "error", err)
 		}
 	}
 	return OutcomeOK, nil
@@ -269,10 +275,13 @@ func isWell(err error) bool {
 	return answered && class != riverdlq.ClassTransient && class != riverdlq.ClassOutage
 }
 
-func (w *Worker) deliver(ctx context.Context, destination *policy.Destination, queue *policy.Queue, job *river.Job[Args]) error {
+func (w *Worker) deliver(ctx context.Context, destination *policy.Destination, queue *policy.Queue, job *river.Job[Args], about *metadata) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, queue.Timeout)
 	defer cancel()
-	request, err := newRequest(ctx, destination, job)
+	ctx, span := w.config.Tracer.Start(ctx, http.MethodPost, trace.WithSpanKind(trace.SpanKindClient))
+	status := 0
+	defer func() { endRequestSpan(span, destination, status, err) }()
+	request, err := newRequest(ctx, destination, job, about)
 	if err != nil {
 		return &riverdlq.Error{Type: "REQUEST_ERROR", Class: riverdlq.ClassMalformed, Message: destination.Hide(redact.Text(err.Error()))}
 	}
@@ -281,6 +290,7 @@ func (w *Worker) deliver(ctx context.Context, destination *policy.Destination, q
 		return transportError(ctx, destination, err)
 	}
 	defer func() { _ = response.Body.Close() }()
+	status = response.StatusCode
 	if response.StatusCode < http.StatusOK { // 101: what follows is no answer, and lasts as long as the receiver likes
 		return answerError(destination, response, nil)
 	}
@@ -304,7 +314,8 @@ type metadata struct {
 	Parent  string     `json:"traceparent"`
 	State   string     `json:"tracestate"`
 	EntryID *uuid.UUID `json:"dlq:entry_id"`
-	Snoozes int        `json:"snoozes"` // River's count
+	RunID   *uuid.UUID `json:"dlq:run_id"` // the replay run that made this redelivery
+	Snoozes int        `json:"snoozes"`    // River's count
 	// Destination is where a person sent this redelivery instead of its queue's destination.
 	Destination string `json:"dlq:destination"`
 }
@@ -318,7 +329,7 @@ func metadataOf(job *river.Job[Args]) metadata {
 
 // newRequest makes the POST: the payload as the body, and around it what lets a receiver drop a repeat (webhook-id),
 // know the attempt, check the signature and continue the trace.
-func newRequest(ctx context.Context, destination *policy.Destination, job *river.Job[Args]) (*http.Request, error) {
+func newRequest(ctx context.Context, destination *policy.Destination, job *river.Job[Args], about *metadata) (*http.Request, error) {
 	body := job.Args.Body()
 	request, err := http.NewRequestWithContext(ctx, http.MethodPost, destination.URL, bytes.NewReader(body))
 	if err != nil {
@@ -336,14 +347,10 @@ func newRequest(ctx context.Context, destination *policy.Destination, job *river
 	set("Dlqd-Attempt", strconv.Itoa(job.Attempt))
 	set("Dlqd-Kind", job.Args.EventKind)
 	set("Dlqd-Queue", job.Queue)
-	about := metadataOf(job)
 	if about.EntryID != nil {
 		set("Dlqd-Entry-Id", about.EntryID.String())
 	}
-	set("Traceparent", childTrace(about.Parent))
-	if about.State != "" {
-		set("Tracestate", about.State)
-	}
+	propagation.TraceContext{}.Inject(ctx, propagation.HeaderCarrier(request.Header))
 	if sign := destination.Signer(); sign != nil {
 		signature, err := sign(job.Args.MessageID, now, body)
 		if err != nil {
@@ -352,19 +359,6 @@ func newRequest(ctx context.Context, destination *policy.Destination, job *river
 		set("Webhook-Signature", signature)
 	}
 	return request, nil
-}
-
-var traceParent = regexp.MustCompile(`^00-([0-9a-f]{32})-[0-9a-f]{16}-([0-9a-f]{2})$`)
-
-// childTrace is a span of our own in the trace that a message came with, or in a new one (W3C Trace Context).
-func childTrace(parent string) string {
-	var random [24]byte
-	_, _ = rand.Read(random[:]) // never fails
-	trace, flags := hex.EncodeToString(random[:16]), "00"
-	if match := traceParent.FindStringSubmatch(parent); match != nil {
-		trace, flags = match[1], match[2]
-	}
-	return "00-" + trace + "-" + hex.EncodeToString(random[16:]) + "-" + flags
 }
 
 // success looks into a 2xx answer for a receiver that says no all the same.

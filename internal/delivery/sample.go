@@ -19,6 +19,7 @@ import (
 	"github.com/dlqd/dlqd/internal/message"
 	"github.com/dlqd/dlqd/internal/policy"
 	"github.com/dlqd/dlqd/internal/strategy"
+	"github.com/dlqd/dlqd/internal/telemetry"
 	"github.com/dlqd/dlqd/riverdlq"
 )
 
@@ -58,9 +59,9 @@ func FailureOf(ctx context.Context, queue *policy.Queue, destination *policy.Des
 	if answer.Failure != "" && failures[answer.Failure] == nil {
 		return strategy.Facts{}, errors.New("there is no failure " + answer.Failure + " (there are: " + strings.Join(slices.Sorted(maps.Keys(failures)), ", ") + ")")
 	}
-	w := &Worker{client: &http.Client{Transport: answer}}
+	w := &Worker{client: &http.Client{Transport: answer}, config: Config{Tracer: telemetry.Tracer(nil)}}
 	job := &river.Job[Args]{JobRow: &rivertype.JobRow{Queue: m.Queue, Attempt: 1}, Args: Args{Message: *m}}
-	err := w.deliver(ctx, destination, queue, job)
+	err := w.deliver(ctx, destination, queue, job, &metadata{})
 	failure, ok := errors.AsType[*riverdlq.Error](err)
 	if !ok {
 		return strategy.Facts{}, errors.New("this answer is no failure")

@@ -159,7 +159,7 @@ func TestLoad_bad(t *testing.T) {
 		{"access", "oidc:\n  issuer: http://login.example.com", `access.yaml:2: oidc.issuer: "http://login.example.com" must be https, or http on this machine`},
 		{"access", "oidc: {scopes: [email]}", "access.yaml:1: oidc.scopes: must hold openid"},
 		{"access", "oidc: {audience: ['']}", "oidc.audience: holds an empty one"},
-		{"access", "oidc: {clientSecret: x}", "oidc.clientSecret: there is no such field (there are: audience, clientID, groupsClaim, issuer, scopes, usernameClaim)"},
+		{"access", "oidc: {clientSecret: x}", "oidc.clientSecret: there is no such field (there are: audience, clientID, clientSecretFile, groupsClaim, issuer, scopes, usernameClaim)"},
 		{"access", "approvals:\n  rules: [{operations: [discard]}]", "access.yaml:2: approvals.rules: a second person cannot be told from the first where nobody is asked who they are"},
 		{"access", "approvals: {rules: [{operations: [park]}]}", "approvals.rules[0].operations[0]: is park; must be one of replay,"},
 		{"access", "approvals: {rules: [{queues: [a]}]}", "approvals.rules[0]: operations is required"},

@@ -17,6 +17,7 @@ import (
 	jsonpatch "github.com/evanphx/json-patch/v5"
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
+	"go.opentelemetry.io/otel/trace"
 
 	"github.com/dlqd/dlqd/internal/deadletter"
 	"github.com/dlqd/dlqd/internal/message"
@@ -24,6 +25,7 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres"
 	"github.com/dlqd/dlqd/internal/replay/internal/dbsqlc"
 	"github.com/dlqd/dlqd/internal/strategy"
+	"github.com/dlqd/dlqd/internal/telemetry"
 )
 
 const (
@@ -218,6 +220,8 @@ func (s *Sample) mask(ctx context.Context, queries *dbsqlc.Queries, jobKind stri
 type Replayer struct {
 	Store   *deadletter.Store
 	Planner func() *strategy.Planner
+	// Tracer makes a span of each run; nil: there is none.
+	Tracer trace.Tracer
 	// Wake is called when a run may go on; nil where no [Runner] is in this process, and runs begin within a second.
 	Wake func()
 }
@@ -395,6 +399,7 @@ func (r *Replayer) Start(ctx context.Context, in *Request) (*Run, error) {
 	if err != nil {
 		return nil, deadletter.Named(err)
 	}
+	telemetry.StartRun(ctx, r.Tracer, id).End() // what redeliveries are linked to
 	r.wake()
 	return r.Get(ctx, id)
 }

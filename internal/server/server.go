@@ -29,10 +29,12 @@ import (
 	"github.com/dlqd/dlqd/internal/background"
 	"github.com/dlqd/dlqd/internal/breaker"
 	"github.com/dlqd/dlqd/internal/conditions"
+	"github.com/dlqd/dlqd/internal/console"
 	"github.com/dlqd/dlqd/internal/deadletter"
 	"github.com/dlqd/dlqd/internal/delivery"
 	"github.com/dlqd/dlqd/internal/door"
 	"github.com/dlqd/dlqd/internal/facts"
+	"github.com/dlqd/dlqd/internal/group"
 	"github.com/dlqd/dlqd/internal/ingest"
 	"github.com/dlqd/dlqd/internal/metrics"
 	"github.com/dlqd/dlqd/internal/policy"
@@ -42,6 +44,7 @@ import (
 	"github.com/dlqd/dlqd/internal/replay"
 	"github.com/dlqd/dlqd/internal/retention"
 	"github.com/dlqd/dlqd/internal/strategy"
+	"github.com/dlqd/dlqd/internal/telemetry"
 	"github.com/dlqd/dlqd/internal/worker"
 	"github.com/dlqd/dlqd/riverdlq"
 )
@@ -103,6 +106,8 @@ type Config struct {
 	// Archive is where closed entries go before they are dropped, a directory or a URL: see archive.Open. Empty: nowhere.
 	Archive string
 	Logger  *slog.Logger
+	// OTLPEndpoint is the base URL of a collector of OpenTelemetry's that gets traces, metrics and logs; empty: nobody does.
+	OTLPEndpoint string
 	// Measure says how loaded machine and database are; nil to measure them.
 	Measure func(context.Context) (conditions.Load, error)
 }
@@ -112,10 +117,13 @@ type Server struct {
 	config  Config
 	logger  *slog.Logger
 	metrics *metrics.Metrics
+	// telemetry sends traces, metrics and logs to a collector, if at all.
+	telemetry *telemetry.Telemetry
 
 	embedded  *postgres.Embedded
 	pool      *pgxpool.Pool
 	analytics *analytics.Store
+	groups    *group.Store
 	store     *deadletter.Store
 	archive   *archive.Archive
 	ingester  *ingest.Ingester
@@ -162,7 +170,15 @@ func Start(ctx context.Context, config Config) (*Server, error) {
 	if !config.API && !config.Process && !config.DLQWorkers {
 		return nil, errors.New("no part is switched on: use --api, --process or --dlq-workers")
 	}
-	s := &Server{config: config, logger: config.Logger, metrics: metrics.New(), failed: make(chan error, 8)}
+	s := &Server{config: config, metrics: metrics.New(), failed: make(chan error, 8)}
+	var err error
+	s.telemetry, err = telemetry.Start(ctx, telemetry.Config{
+		Endpoint: config.OTLPEndpoint, Version: api.Version, Instance: postgres.ProcessName(), Gatherer: s.metrics.Gatherer(), Logger: slog.New(s.metrics.Logged(config.Logger.Handler())),
+	})
+	if err != nil {
+		return nil, err
+	}
+	s.logger = s.telemetry.Logger
 	s.loops.Logger, s.loops.Observe = s.logger, s.metrics.ObserveTurn
 	if err := s.start(ctx); err != nil {
 		return nil, errors.Join(err, s.stop(context.WithoutCancel(ctx)))
@@ -184,6 +200,7 @@ func (s *Server) start(ctx context.Context) error {
 	s.attached = status.Attached
 	s.store = deadletter.NewStore(s.pool, s.config.Schemas)
 	s.analytics = analytics.NewStore(s.pool, s.config.Schemas)
+	s.groups = &group.Store{Store: s.store}
 	if s.config.Archive != "" {
 		if s.archive, err = archive.Open(ctx, s.config.Archive); err != nil {
 			return fmt.Errorf("%w; say with --archive where closed dead letters go before they are dropped, or \"none\"", err)
@@ -301,7 +318,7 @@ func (s *Server) openDatabase(ctx context.Context) error {
 func (s *Server) startProcessing(ctx context.Context) error {
 	s.delivery = delivery.NewWorker(delivery.Config{
 		Logger:  s.logger.With("part", "delivery"),
-		Planner: s.planner.Load, Breakers: s.breakers, DB: s.store.DB(), Observe: s.metrics.ObserveDelivery,
+		Planner: s.planner.Load, Breakers: s.breakers, DB: s.store.DB(), Observe: s.metrics.ObserveDelivery, Tracer: s.telemetry.Tracer,
 	})
 	var err error
 	var shared func(context.Context, []string) ([]string, error)
@@ -340,7 +357,7 @@ func (s *Server) startDLQWorker() error {
 	s.loops.Add(runs)
 	s.wakeRuns = runs.Wake
 	approved := (&approval.Runner{
-		Store: s.store, Replayer: &replay.Replayer{Store: s.store, Planner: s.planner.Load, Wake: s.wakeRuns}, Archive: s.archive, Logger: s.logger.With("part", "approvals"),
+		Store: s.store, Replayer: s.replayer(), Archive: s.archive, Logger: s.logger.With("part", "approvals"),
 	}).Loop()
 	s.loops.Add(approved)
 	s.wakeApproved = approved.Wake
@@ -351,6 +368,10 @@ func (s *Server) startDLQWorker() error {
 	queues := &breaker.Queues{Pool: s.pool, Schemas: s.config.Schemas, River: steering, Breakers: s.breakers}
 	s.loops.Add(queues.Loop())
 	return nil
+}
+
+func (s *Server) replayer() *replay.Replayer {
+	return &replay.Replayer{Store: s.store, Planner: s.planner.Load, Wake: s.wakeRuns, Tracer: s.telemetry.Tracer}
 }
 
 // keepHouse has partitions made ahead, and taken away what nobody needs.
@@ -365,6 +386,12 @@ func (s *Server) keepHouse() {
 			Name: "ordered-places", Interval: postgres.PartitionInterval, Timeout: forgetTimeout, Failing: "places of ordered messages whose work is done are not taken away",
 			Once: background.Each(func(ctx context.Context) error {
 				return delivery.ForgetOrdered(ctx, s.store.DB())
+			}),
+		}),
+		background.New(background.Config{
+			Name: "sessions", Interval: time.Hour, Failing: "sessions of browsers that have ended are not taken away",
+			Once: background.Each(func(ctx context.Context) error {
+				return access.NewStore(s.pool, s.config.Schemas).TrimSessions(ctx, s.policy().Access.Rules().Sessions)
 			}),
 		}),
 		keeper.Loop(),
@@ -383,18 +410,28 @@ func (s *Server) steering() (*river.Client[pgx.Tx], error) {
 	return client, nil
 }
 
-// tellPeople says that dead letters need a person. Whatever else tells people, tells them from here.
+// tellPeople says that dead letters need a person, but for those of groups that are muted. Whatever else tells people, tells them from here.
 func (s *Server) tellPeople(parked []worker.Parked) {
-	type group struct {
-		queue, fingerprint string
-		class              riverdlq.Class
+	type of struct {
+		group.Key
+
+		class riverdlq.Class
 	}
-	counts := map[group]int{}
+	counts, keys := map[of]int{}, []group.Key{}
 	for _, p := range parked {
-		counts[group{p.Queue, p.Fingerprint, p.Class}]++
+		key := group.Key{Queue: p.Queue, Fingerprint: p.Fingerprint}
+		counts[of{key, p.Class}]++
+		keys = append(keys, key)
+	}
+	// (The worker's own context may have ended with its turn; each statement has a time of its own.)
+	marks, err := s.groups.Marks(context.Background(), keys)
+	if err != nil {
+		s.logger.Error("which failure groups are muted is not known", "error", err) // rather told twice than not at all
 	}
 	for g, n := range counts {
-		s.logger.Warn("dead letters need a person", "queue", g.queue, "class", g.class, "fingerprint", g.fingerprint, "entries", n)
+		if mark := marks[g.Key]; !mark.Muted {
+			s.logger.Warn("dead letters need a person", "queue", g.Queue, "class", g.class, "fingerprint", g.Fingerprint, "entries", n, "owner", mark.Owner, "regressed", mark.Fixed)
+		}
 	}
 }
 
@@ -486,11 +523,17 @@ func (s *Server) startAPI(ctx context.Context) error {
 		Open: s.config.Insecure || reached(s.config.Listen) == "", Logger: s.logger,
 	}
 	handler := api.New(api.Config{
-		Access: s.access, Ingester: s.ingester, Store: s.store, Analytics: s.analytics, Archive: s.archive, Planner: s.planner.Load, Breakers: s.breakers, River: steering, Metrics: s.metrics, Logger: s.logger, MaxBodyBytes: s.config.MaxBodyBytes, MaxBodiesBytes: s.config.MaxBodiesBytes,
+		Access: s.access, Ingester: s.ingester, Store: s.store, Analytics: s.analytics, Groups: s.groups, Archive: s.archive, Planner: s.planner.Load, Breakers: s.breakers, River: steering, Metrics: s.metrics, Logger: s.logger, MaxBodyBytes: s.config.MaxBodyBytes, MaxBodiesBytes: s.config.MaxBodiesBytes,
 		WriteTimeout: s.config.WriteTimeout, BodyGrace: s.config.BodyGrace, Door: s.config.Door,
-		Replayer:  &replay.Replayer{Store: s.store, Planner: s.planner.Load, Wake: s.wakeRuns},
+		Tracer: s.telemetry.Tracer, Replayer: s.replayer(),
 		Approvals: &approval.Store{Store: s.store, Wake: s.wakeApproved},
 		Parked:    s.tellPeople, Health: s.health, Ready: s.ready, Idle: s.idle,
+		Console: func(operations, notServed http.Handler) api.Console {
+			return console.New(console.Config{
+				API: operations, NotServed: notServed, Policy: s.policy, Environment: s.config.Source.Env, Ready: s.ready, Logger: s.logger.With("part", "console"),
+				SignInWays: s.access.SignInWays,
+			})
+		},
 	})
 	s.http = &http.Server{
 		Handler: handler, ConnContext: access.ConnContext, ReadHeaderTimeout: readHeaderTimeout, MaxHeaderBytes: maxHeaderBytes, IdleTimeout: idleTimeout,

@@ -73,6 +73,9 @@ func (s *Server) stop(hard context.Context) error {
 	if s.delivery != nil {
 		s.delivery.Close()
 	}
+	sending, cancelSending := half()
+	defer cancelSending()
+	s.telemetry.Stop(sending)
 	if s.archive != nil {
 		errs = append(errs, s.archive.Close())
 	}

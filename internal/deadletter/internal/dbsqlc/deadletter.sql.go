@@ -281,6 +281,17 @@ func (q *Queries) FileAll(ctx context.Context, since time.Time) (bool, error) {
 	return done, err
 }
 
+const FilterWhere = `-- name: FilterWhere :one
+SELECT dlq.filter_where($1::jsonb)::text AS condition
+`
+
+func (q *Queries) FilterWhere(ctx context.Context, filter json.RawMessage) (string, error) {
+	row := q.db.QueryRow(ctx, FilterWhere, filter)
+	var condition string
+	err := row.Scan(&condition)
+	return condition, err
+}
+
 const FinishErasure = `-- name: FinishErasure :one
 UPDATE dlq.erasures SET archived = $1, archives = $2, archive = $3, jobs = jobs + $4, finished_at = CASE WHEN under_way = 0 THEN clock_timestamp() END
 WHERE id = $5 RETURNING jobs, finished_at

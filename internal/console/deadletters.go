@@ -1,0 +1,137 @@
+package console
+
+import (
+	"errors"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/dlqd/dlqd/internal/access"
+	"github.com/dlqd/dlqd/internal/api"
+	"github.com/dlqd/dlqd/internal/deadletter"
+)
+
+const (
+	// listEvery is how often an open list is made anew.
+	listEvery = 10 * time.Second
+	// listPage is how many dead letters a page of the list shows.
+	listPage = "25"
+)
+
+// columns are those of the list that one may leave out.
+func columns() []string {
+	return []string{"queue", "class", "error", "tries", "next", "owner"}
+}
+
+type list struct {
+	Query    string
+	Order    string
+	Entries  []deadletter.Summary
+	Count    *count
+	Next     string // address of the next page; "" on the last
+	First    string // address of the first page; "" on it
+	Problem  *Problem
+	Columns  map[string]bool
+	Choices  []string // of columns
+	Verbs    []bulkVerb
+	Operator bool
+	Copies   []copyText
+	Searched *time.Time // how far back a search in texts has looked
+}
+
+// count is how many entries match.
+type count struct {
+	N    int64
+	More bool
+}
+
+// bulkVerb is something that can be done to many entries, and from which states.
+type bulkVerb struct {
+	Name, Label, Consequence string
+	From                     []deadletter.Status
+	Danger                   bool
+}
+
+// Statuses is From as the script reads it.
+func (v *bulkVerb) Statuses() string {
+	names := make([]string, len(v.From))
+	for i, status := range v.From {
+		names[i] = string(status)
+	}
+	return strings.Join(names, " ")
+}
+
+func bulkVerbs() []bulkVerb {
+	open := []deadletter.Status{deadletter.Pending, deadletter.Manual, deadletter.Failed}
+	closed := []deadletter.Status{deadletter.Resolved, deadletter.Archived}
+	any := slices.Concat(open, closed, []deadletter.Status{deadletter.Processing})
+	return []bulkVerb{
+		{"replay", "Replay", "sends them back, at a pace, and stops by itself when too many fail again", open, false},
+		{"assign", "Assign", "gives them to somebody", any, false},
+		{"tag", "Tag", "adds tags to theirs", any, false},
+		{"note", "Note", "leaves a note on each", any, false},
+		{"park", "Park", "takes them out of the automatic path: nothing happens to them by itself", []deadletter.Status{deadletter.Pending}, false},
+		{"unpark", "Back to automatic", "has dlqd decide again what happens next", []deadletter.Status{deadletter.Manual}, false},
+		{"resolve", "Resolve", "closes them: their work was done elsewhere", []deadletter.Status{deadletter.Manual}, false},
+		{"discard", "Discard", "closes them: their work is not wanted any more", open, true},
+		{"reopen", "Reopen", "puts them in front of a person again", closed, false},
+	}
+}
+
+func (c *Console) deadLetters(in *request) (*view, error) {
+	asked := in.URL.Query()
+	l := &list{
+		Query: asked.Get("q"), Order: asked.Get("order"), Verbs: bulkVerbs(), Operator: in.me().May(access.Operator), Choices: columns(), Columns: map[string]bool{},
+	}
+	chosen := asked["column"]
+	for _, name := range l.Choices {
+		l.Columns[name] = len(chosen) == 0 || slices.Contains(chosen, name)
+	}
+	v := &view{Template: "deadletters", Title: "Dead letters", Data: l, Every: listEvery}
+	query := url.Values{"limit": {listPage}}
+	for name, value := range map[string]string{"q": l.Query, "order": l.Order, "cursor": asked.Get("cursor")} {
+		if value != "" {
+			query.Set(name, value)
+		}
+	}
+	var page api.EntryPage
+	err := in.get("/api/dlq/entries", query, &page)
+	if problem, ok := errors.AsType[*Problem](err); ok && problem.Status == http.StatusUnprocessableEntity {
+		l.Problem, v.Status, v.Every = problem, problem.Status, 0
+		return v, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	l.Entries = page.Entries
+	if page.Next != "" {
+		l.Next = in.with("cursor", page.Next)
+	}
+	if asked.Get("cursor") != "" {
+		l.First = in.with("cursor", "")
+		v.Every = 0 // what is further back does not change by itself
+	}
+	l.Copies = []copyText{
+		{"a command", "dlqd list " + shellQuoted(l.Query)},
+		{"SQL", "SELECT * FROM dlq.find('" + strings.ReplaceAll(l.Query, "'", "''") + "');"},
+		{"curl", "curl -sG $DLQD_URL/api/dlq/entries --data-urlencode q=" + shellQuoted(l.Query)},
+	}
+	return v, nil
+}
+
+// with is the page's address with one thing otherwise.
+func (in *request) with(name, value string) string {
+	query := in.URL.Query()
+	if value == "" {
+		query.Del(name)
+	} else {
+		query.Set(name, value)
+	}
+	address := url.URL{Path: in.URL.Path, RawQuery: query.Encode()}
+	return address.String()
+}
+
+// shellQuoted is a text as a shell takes it for one word.
+func shellQuoted(text string) string { return "'" + strings.ReplaceAll(text, "'", `'\''`) + "'" }

@@ -1,0 +1,83 @@
+package delivery
+
+import (
+	"context"
+	"errors"
+
+	"github.com/riverqueue/river"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/codes"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/dlqd/dlqd/internal/policy"
+	"github.com/dlqd/dlqd/internal/telemetry"
+	"github.com/dlqd/dlqd/riverdlq"
+)
+
+// startSpan starts the span of an attempt, in the trace that the message was submitted in. A redelivery has a trace of its own, which is
+// linked to that one and to its replay run: it may come weeks later.
+func (w *Worker) startSpan(ctx context.Context, job *river.Job[Args], about *metadata) (context.Context, trace.Span) {
+	ctx = telemetry.With(ctx, about.Parent, about.State)
+	options := []trace.SpanStartOption{trace.WithSpanKind(trace.SpanKindConsumer)}
+	if about.EntryID != nil {
+		options = append(options, trace.WithNewRoot())
+		if submission := trace.SpanContextFromContext(ctx); submission.IsValid() {
+			options = append(options, trace.WithLinks(trace.Link{SpanContext: submission, Attributes: []attribute.KeyValue{attribute.String("dlqd.link", "submission")}}))
+		}
+		if about.RunID != nil {
+			options = append(options, trace.WithLinks(trace.Link{SpanContext: telemetry.OfRun(*about.RunID), Attributes: []attribute.KeyValue{attribute.String("dlqd.link", "replay run")}}))
+		}
+	}
+	ctx, span := w.config.Tracer.Start(ctx, "process "+job.Queue, options...)
+	if !span.IsRecording() {
+		return ctx, span
+	}
+	span.SetAttributes(
+		attribute.String("messaging.system", "river"), attribute.String("messaging.operation.type", "process"), attribute.String("messaging.destination.name", job.Queue),
+		attribute.String("messaging.message.id", job.Args.MessageID), attribute.String("dlqd.kind", job.Args.EventKind),
+		attribute.Int64("dlqd.job_id", job.ID), attribute.Int("dlqd.attempt", job.Attempt),
+	)
+	if about.EntryID != nil {
+		span.SetAttributes(attribute.String("dlqd.entry_id", about.EntryID.String()))
+	}
+	if about.RunID != nil {
+		span.SetAttributes(attribute.String("dlqd.run_id", about.RunID.String()))
+	}
+	return ctx, span
+}
+
+// endSpan ends it. One that was held has not tried yet, and tries every few seconds: it is not sent at all. (A span that never ends
+// is not.)
+func endSpan(span trace.Span, outcome string, err error) {
+	if outcome == OutcomeHeld {
+		return
+	}
+	if span.IsRecording() {
+		span.SetAttributes(attribute.String("dlqd.outcome", outcome))
+		markFailed(span, err)
+	}
+	span.End()
+}
+
+// endRequestSpan ends the span of a request. status is 0 where there was no answer.
+func endRequestSpan(span trace.Span, destination *policy.Destination, status int, err error) {
+	if span.IsRecording() {
+		span.SetAttributes(attribute.String("http.request.method", "POST"), attribute.String("url.full", destination.ShownURL()), attribute.String("dlqd.destination", destination.Name))
+		if status != 0 {
+			span.SetAttributes(attribute.Int("http.response.status_code", status))
+		}
+		markFailed(span, err)
+	}
+	span.End()
+}
+
+// markFailed says of what type an error is. Its message stays out: a receiver may repeat in it what it was sent.
+func markFailed(span trace.Span, err error) {
+	if err == nil {
+		return
+	}
+	span.SetStatus(codes.Error, "")
+	if structured, ok := errors.AsType[*riverdlq.Error](err); ok {
+		span.SetAttributes(attribute.String("error.type", structured.Type))
+	}
+}

@@ -1,0 +1,193 @@
+package server_test
+
+import (
+	"encoding/hex"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/stretchr/testify/require"
+	trace "go.opentelemetry.io/proto/otlp/trace/v1"
+
+	"github.com/dlqd/dlqd/internal/server"
+	"github.com/dlqd/dlqd/internal/telemetry/telemetrytest"
+)
+
+const (
+	parentTrace = "4bf92f3577b34da6a3ce929d0e0e4736"
+	parentSpan  = "00f067aa0ba902b7"
+)
+
+// traced records with which trace contexts a receiver was called.
+type traced struct {
+	status atomic.Int32
+
+	mu      sync.Mutex
+	parents []string
+}
+
+func (r *traced) ServeHTTP(w http.ResponseWriter, request *http.Request) {
+	r.mu.Lock()
+	r.parents = append(r.parents, request.Header.Get("Traceparent")+" "+request.Header.Get("Tracestate"))
+	r.mu.Unlock()
+	w.WriteHeader(int(r.status.Load()))
+}
+
+func (r *traced) seen() []string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.parents
+}
+
+// submitTraced submits a message within a trace, and returns its dead letter's id once a person is to look at it.
+func (b *bundle) submitTraced(id string) string {
+	b.Helper()
+	request, err := http.NewRequestWithContext(b.Context(), http.MethodPost, b.base+"/api/messages", strings.NewReader(fmt.Sprintf(`{"messageId": %q, "queue": "default", "kind": "payment.captured", "payload": {"card": "4111"}}`, id)))
+	require.NoError(b, err)
+	request.Header.Set("Traceparent", "00-"+parentTrace+"-"+parentSpan+"-01")
+	request.Header.Set("Tracestate", "vendor=1")
+	response, err := http.DefaultClient.Do(request)
+	require.NoError(b, err)
+	require.NoError(b, response.Body.Close())
+	require.Equal(b, http.StatusAccepted, response.StatusCode)
+	var entry uuid.UUID
+	require.Eventually(b, func() bool {
+		return b.pool.QueryRow(b.Context(), "SELECT id FROM dlq.dead_letter_queue WHERE status = 'dlq_manual' AND event_id = $1", id).Scan(&entry) == nil
+	}, time.Minute, 10*time.Millisecond)
+	return entry.String()
+}
+
+// replayAll replays everything in a run, and returns the run's id once it has ended.
+func (b *bundle) replayAll() string {
+	b.Helper()
+	status, run, _ := b.call("POST", "/api/dlq/replay", `{"filter": {"queue": ["default"]}, "force": true, "note": "fixed"}`)
+	require.Equal(b, http.StatusAccepted, status, run)
+	require.Eventually(b, func() bool {
+		return b.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_resolved'") == 1
+	}, time.Minute, 10*time.Millisecond)
+	of, ok := run["run"].(map[string]any)
+	require.True(b, ok, run)
+	return of["id"].(string) //nolint:forcetypeassert // the API's document says so
+}
+
+func attributes(span *trace.Span) map[string]string {
+	all := map[string]string{}
+	for _, a := range span.GetAttributes() {
+		all[a.GetKey()] = a.GetValue().GetStringValue()
+		if n := a.GetValue().GetIntValue(); n != 0 {
+			all[a.GetKey()] = fmt.Sprint(n)
+		}
+	}
+	return all
+}
+
+// A message can be followed from its submission over its job to the delivery, and from a redelivery back to both the submission and the
+// replay run that made it; logs and metrics go to the same collector.
+func TestTelemetry_traceOfAMessage(t *testing.T) {
+	t.Parallel()
+	collector := telemetrytest.NewCollector(t)
+	receiver := &traced{}
+	receiver.status.Store(http.StatusNotFound)
+	log := &lockedBuffer{}
+	b := setup(t, options{receiver: receiver.ServeHTTP, config: func(c *server.Config) {
+		c.OTLPEndpoint = collector.URL
+		c.Logger = slog.New(slog.NewTextHandler(log, &slog.HandlerOptions{Level: slog.LevelDebug}))
+	}})
+	entry := b.submitTraced("traced")
+	receiver.status.Store(http.StatusOK)
+	run := b.replayAll()
+	b.stop() // what is left is sent
+
+	require.Equal(t, []string{"dlqd"}, collector.Services())
+	one := func(name string, n, of int) *trace.Span {
+		spans := collector.Spans(name)
+		require.Len(t, spans, of, name)
+		return spans[n]
+	}
+	submission := one("submit-message", 0, 1)
+	require.Equal(t, parentTrace, hex.EncodeToString(submission.GetTraceId()))
+	require.Equal(t, parentSpan, hex.EncodeToString(submission.GetParentSpanId()))
+	require.Equal(t, "/api/messages", attributes(submission)["http.route"])
+	require.Equal(t, "202", attributes(submission)["http.response.status_code"])
+
+	job := one("process default", 0, 2)
+	require.Equal(t, submission.GetTraceId(), job.GetTraceId())
+	require.Equal(t, submission.GetSpanId(), job.GetParentSpanId())
+	require.Equal(t, "traced", attributes(job)["messaging.message.id"])
+	require.Equal(t, "not_found", attributes(job)["dlqd.outcome"])
+	require.Equal(t, trace.Status_STATUS_CODE_ERROR, job.GetStatus().GetCode())
+
+	delivery := one("POST", 0, 2)
+	require.Equal(t, job.GetSpanId(), delivery.GetParentSpanId())
+	require.Equal(t, "404", attributes(delivery)["http.response.status_code"])
+	require.Equal(t, "HTTP_404", attributes(delivery)["error.type"])
+	seen := receiver.seen()
+	require.Len(t, seen, 2)
+	require.Equal(t, "00-"+parentTrace+"-"+hex.EncodeToString(delivery.GetSpanId())+"-01 vendor=1", seen[0])
+
+	redelivery := one("process default", 1, 2)
+	require.NotEqual(t, submission.GetTraceId(), redelivery.GetTraceId(), "it may come weeks later")
+	require.Empty(t, redelivery.GetParentSpanId())
+	require.Equal(t, entry, attributes(redelivery)["dlqd.entry_id"])
+	require.Equal(t, "ok", attributes(redelivery)["dlqd.outcome"])
+	require.Len(t, redelivery.GetLinks(), 2)
+	require.Equal(t, submission.GetSpanId(), redelivery.GetLinks()[0].GetSpanId())
+	require.Equal(t, submission.GetTraceId(), redelivery.GetLinks()[0].GetTraceId())
+	runSpan := one("replay run", 0, 1)
+	require.Equal(t, strings.ReplaceAll(run, "-", ""), hex.EncodeToString(runSpan.GetTraceId()), "who knows a run finds its trace")
+	require.Equal(t, runSpan.GetTraceId(), redelivery.GetLinks()[1].GetTraceId())
+	require.Equal(t, runSpan.GetSpanId(), redelivery.GetLinks()[1].GetSpanId())
+	request := one("start-replay", 0, 1)
+	require.Equal(t, request.GetSpanId(), runSpan.GetLinks()[0].GetSpanId())
+	require.Equal(t, seen[1], "00-"+hex.EncodeToString(redelivery.GetTraceId())+"-"+hex.EncodeToString(one("POST", 1, 2).GetSpanId())+"-01 ")
+
+	// Logs know their trace, here and there.
+	records := collector.Records("delivery")
+	require.Len(t, records, 2)
+	require.Equal(t, job.GetTraceId(), records[0].GetTraceId())
+	require.Equal(t, job.GetSpanId(), records[0].GetSpanId())
+	require.Contains(t, log.String(), "trace_id="+parentTrace+" span_id="+hex.EncodeToString(job.GetSpanId()))
+	require.NotContains(t, log.String(), "4111")
+
+	submitted := collector.Metric("dlqd_messages_submitted_total")
+	require.NotNil(t, submitted)
+	require.InDelta(t, 1, submitted.GetSum().GetDataPoints()[0].GetAsDouble(), 0)
+	require.NotNil(t, collector.Metric("dlqd_http_request_seconds").GetExponentialHistogram(), "of the native buckets")
+	require.NotNil(t, collector.Metric("dlqd_database_up"))
+}
+
+// Without an endpoint nothing is sent, and a trace is handed on as it came, as W3C Trace Context asks of who takes no part in it. Without
+// a trace, none is made up.
+func TestTelemetry_off(t *testing.T) {
+	t.Parallel()
+	receiver := &traced{}
+	receiver.status.Store(http.StatusNotFound)
+	b := setup(t, options{receiver: receiver.ServeHTTP})
+	b.submitTraced("traced")
+	receiver.status.Store(http.StatusOK)
+	b.replayAll()
+	status, out, _ := b.call("POST", "/api/messages", `{"queue": "default", "kind": "k", "payload": 1}`)
+	require.Equal(t, http.StatusAccepted, status, out)
+	require.Eventually(t, func() bool { return len(receiver.seen()) == 3 }, time.Minute, 10*time.Millisecond)
+	as := "00-" + parentTrace + "-" + parentSpan + "-01 vendor=1"
+	require.Equal(t, []string{as, as, " "}, receiver.seen())
+}
+
+// A collector that is away holds up neither deliveries nor a stop, and is complained of once in a while.
+func TestTelemetry_collectorAway(t *testing.T) {
+	t.Parallel()
+	receiver := &traced{}
+	receiver.status.Store(http.StatusNotFound)
+	b := setup(t, options{receiver: receiver.ServeHTTP, config: func(c *server.Config) {
+		c.OTLPEndpoint = "http://127.0.0.1:1"
+		c.StopTimeout = 4 * time.Second
+	}})
+	b.submitTraced("traced")
+	b.stop()
+}

@@ -1,0 +1,179 @@
+// Package telemetry sends traces, metrics and logs to an OpenTelemetry collector, where an endpoint is set, and carries
+// trace contexts from a submission to its deliveries, also where none is.
+package telemetry
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/url"
+	"os"
+	"strings"
+	"sync"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"go.opentelemetry.io/contrib/bridges/otelslog"
+	bridge "go.opentelemetry.io/contrib/bridges/prometheus"
+	"go.opentelemetry.io/otel"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/exporters/otlp/otlplog/otlploghttp"
+	"go.opentelemetry.io/otel/exporters/otlp/otlpmetric/otlpmetrichttp"
+	"go.opentelemetry.io/otel/exporters/otlp/otlptrace/otlptracehttp"
+	sdklog "go.opentelemetry.io/otel/sdk/log"
+	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
+	"go.opentelemetry.io/otel/sdk/resource"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/trace"
+	"go.opentelemetry.io/otel/trace/noop"
+)
+
+// scope names what makes dlqd's spans and log records.
+const scope = "github.com/dlqd/dlqd"
+
+// Config is what [Start] needs.
+type Config struct {
+	// Endpoint is the collector's base URL (OTLP over HTTP: http://localhost:4318); empty for off. What else can be set is in
+	// OpenTelemetry's own environment variables: OTEL_EXPORTER_OTLP_HEADERS, OTEL_TRACES_SAMPLER, OTEL_SERVICE_NAME …
+	Endpoint string
+	// Version and Instance are this process's.
+	Version, Instance string
+	// Gatherer has the metrics.
+	Gatherer prometheus.Gatherer
+	Logger   *slog.Logger
+}
+
+// Telemetry sends what this process does to a collector; or nothing.
+type Telemetry struct {
+	// Tracer makes spans. Off, it only hands on the trace context that there is.
+	Tracer trace.Tracer
+	// Logger is the one of the config, with trace ids; its records go to the collector as well.
+	Logger *slog.Logger
+
+	stops []func(context.Context) error
+}
+
+// EndpointOfEnvironment is the endpoint that OpenTelemetry's environment variables name; empty where they name none, or switch it off.
+func EndpointOfEnvironment() string {
+	if os.Getenv("OTEL_SDK_DISABLED") == "true" {
+		return ""
+	}
+	return os.Getenv("OTEL_EXPORTER_OTLP_ENDPOINT")
+}
+
+// CheckEndpoint says what is wrong with an endpoint.
+func CheckEndpoint(endpoint string) error {
+	if endpoint == "" {
+		return nil
+	}
+	u, err := url.Parse(endpoint)
+	if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
+		return errors.New("must be the http or https URL of a collector, such as http://localhost:4318")
+	}
+	if u.User != nil {
+		return errors.New("must have no password in it: give the collector's headers in $OTEL_EXPORTER_OTLP_HEADERS")
+	}
+	return nil
+}
+
+// isOn reports whether a signal ("traces", "metrics", "logs") is to be sent: OTEL_TRACES_EXPORTER=none says it is not.
+func isOn(signal string) bool {
+	return os.Getenv("OTEL_"+strings.ToUpper(signal)+"_EXPORTER") != "none"
+}
+
+// Start starts sending. Nothing waits for the collector: what does not fit in the queues before it is dropped.
+func Start(ctx context.Context, config Config) (*Telemetry, error) {
+	local := &handler{local: config.Logger.Handler()}
+	t := &Telemetry{Tracer: noop.Tracer{}, Logger: slog.New(local)}
+	if config.Endpoint == "" {
+		return t, nil
+	}
+	if err := CheckEndpoint(config.Endpoint); err != nil {
+		return nil, fmt.Errorf("OTLP endpoint: %w", err)
+	}
+	// Not through t.Logger: what cannot be sent would be sent.
+	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) {
+		config.Logger.Warn("OpenTelemetry: the collector does not take everything", "error", err)
+	}))
+	about, err := resource.New(ctx,
+		resource.WithAttributes(attribute.String("service.name", "dlqd"), attribute.String("service.version", config.Version), attribute.String("service.instance.id", config.Instance)),
+		resource.WithTelemetrySDK(), resource.WithFromEnv()) // the later one counts
+	if err != nil {
+		return nil, fmt.Errorf("OpenTelemetry: %w", err)
+	}
+	of := func(signal string) string { return strings.TrimSuffix(config.Endpoint, "/") + "/v1/" + signal }
+	if isOn("traces") {
+		exporter, err := otlptracehttp.New(ctx, otlptracehttp.WithEndpointURL(of("traces")))
+		if err != nil {
+			return nil, fmt.Errorf("OpenTelemetry: %w", err)
+		}
+		provider := sdktrace.NewTracerProvider(sdktrace.WithBatcher(exporter), sdktrace.WithResource(about), sdktrace.WithIDGenerator(ids{}))
+		t.Tracer, t.stops = provider.Tracer(scope, trace.WithInstrumentationVersion(config.Version)), append(t.stops, provider.Shutdown)
+	}
+	if isOn("metrics") {
+		exporter, err := otlpmetrichttp.New(ctx, otlpmetrichttp.WithEndpointURL(of("metrics")))
+		if err != nil {
+			return nil, fmt.Errorf("OpenTelemetry: %w", err)
+		}
+		reader := sdkmetric.NewPeriodicReader(exporter, sdkmetric.WithProducer(bridge.NewMetricProducer(bridge.WithGatherer(config.Gatherer))))
+		provider := sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader), sdkmetric.WithResource(about))
+		t.stops = append(t.stops, provider.Shutdown)
+	}
+	if isOn("logs") {
+		exporter, err := otlploghttp.New(ctx, otlploghttp.WithEndpointURL(of("logs")))
+		if err != nil {
+			return nil, fmt.Errorf("OpenTelemetry: %w", err)
+		}
+		provider := sdklog.NewLoggerProvider(sdklog.WithProcessor(sdklog.NewBatchProcessor(exporter)), sdklog.WithResource(about))
+		t.stops = append(t.stops, provider.Shutdown)
+		local.export = otelslog.NewHandler(scope, otelslog.WithLoggerProvider(provider), otelslog.WithVersion(config.Version))
+	}
+	return t, nil
+}
+
+// Stop sends what is left, until ctx is done.
+func (t *Telemetry) Stop(ctx context.Context) {
+	var wg sync.WaitGroup
+	for _, stop := range t.stops {
+		wg.Go(func() {
+			if err := stop(ctx); err != nil {
+				otel.Handle(err)
+			}
+		})
+	}
+	wg.Wait()
+}
+
+// handler writes records with the ids of the span that they belong to, and sends them.
+type handler struct{ local, export slog.Handler } // export is nil where nothing is sent
+
+func (h *handler) Enabled(ctx context.Context, level slog.Level) bool {
+	return h.local.Enabled(ctx, level)
+}
+
+func (h *handler) Handle(ctx context.Context, r slog.Record) error {
+	var err error
+	if h.export != nil {
+		err = h.export.Handle(ctx, r.Clone())
+	}
+	if span := trace.SpanContextFromContext(ctx); span.IsValid() {
+		r.AddAttrs(slog.String("trace_id", span.TraceID().String()), slog.String("span_id", span.SpanID().String()))
+	}
+	return errors.Join(err, h.local.Handle(ctx, r))
+}
+
+func (h *handler) WithAttrs(attrs []slog.Attr) slog.Handler {
+	return h.with(func(inner slog.Handler) slog.Handler { return inner.WithAttrs(attrs) })
+}
+
+func (h *handler) WithGroup(name string) slog.Handler {
+	return h.with(func(inner slog.Handler) slog.Handler { return inner.WithGroup(name) })
+}
+
+func (h *handler) with(change func(slog.Handler) slog.Handler) slog.Handler {
+	changed := &handler{local: change(h.local)}
+	if h.export != nil {
+		changed.export = change(h.export)
+	}
+	return changed
+}

@@ -1,0 +1,121 @@
+package telemetry_test
+
+import (
+	"bytes"
+	"context"
+	"log/slog"
+	"strings"
+	"testing"
+
+	"github.com/google/uuid"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/stretchr/testify/require"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/dlqd/dlqd/internal/telemetry"
+	"github.com/dlqd/dlqd/internal/telemetry/telemetrytest"
+)
+
+const parent = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+
+// What a caller says is a trace context only if it is one: the rest is left out, as the recommendation asks for.
+func TestWith(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct{ parent, state, wantParent, wantState string }{
+		{parent, "vendor=1", parent, "vendor=1"},
+		{parent, "", parent, ""},
+		{"", "vendor=1", "", ""},
+		{"00-aa-bb-01", "vendor=1", "", ""},
+		{"00-00000000000000000000000000000000-00f067aa0ba902b7-01", "", "", ""},
+		{"ff-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", "", "", ""},
+		{"cc-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01-what-the-future-will-be-like", "", parent, ""},
+		{parent, "a=\xff", parent, ""},
+		{parent, "a=" + strings.Repeat("x", 256) + ",b=" + strings.Repeat("x", 254), parent, ""},
+	} {
+		gotParent, gotState := telemetry.Of(telemetry.With(t.Context(), c.parent, c.state))
+		require.Equal(t, c.wantParent, gotParent, c)
+		require.Equal(t, c.wantState, gotState, c)
+	}
+}
+
+func TestCheckEndpoint(t *testing.T) {
+	t.Parallel()
+	for _, fine := range []string{"", "http://localhost:4318", "https://collector.example/otlp/"} {
+		require.NoError(t, telemetry.CheckEndpoint(fine))
+	}
+	for _, wrong := range []string{"localhost:4318", "grpc://localhost:4317", "http://", "http://user:secret@collector.example", "\x7f"} {
+		err := telemetry.CheckEndpoint(wrong)
+		require.Error(t, err, wrong)
+		require.NotContains(t, err.Error(), "secret")
+	}
+}
+
+// Records go where they went before, with the ids of their trace, whatever the level; what is not written is not sent either.
+func TestStart_logger(t *testing.T) {
+	t.Parallel()
+	collector := telemetrytest.NewCollector(t)
+	var written bytes.Buffer
+	sent, err := telemetry.Start(t.Context(), telemetry.Config{
+		Endpoint: collector.URL + "/", Gatherer: prometheus.NewRegistry(), Logger: slog.New(slog.NewTextHandler(&written, &slog.HandlerOptions{Level: slog.LevelWarn})),
+	})
+	require.NoError(t, err)
+	logger := sent.Logger.With("part", "test").WithGroup("g")
+	ctx := telemetry.With(t.Context(), parent, "")
+	logger.InfoContext(ctx, "not written")
+	logger.WarnContext(ctx, "written", "key", "value")
+	sent.Logger.Warn("without a trace")
+	sent.Stop(t.Context())
+
+	lines := strings.Split(strings.TrimSpace(written.String()), "\n")
+	require.Len(t, lines, 2)
+	require.Contains(t, lines[0], "msg=written part=test g.key=value")
+	require.Contains(t, lines[0], "trace_id=4bf92f3577b34da6a3ce929d0e0e4736")
+	require.NotContains(t, lines[1], "trace_id")
+	require.Empty(t, collector.Records("not written"))
+	records := collector.Records("written")
+	require.Len(t, records, 1)
+	require.Equal(t, "WARN", records[0].GetSeverityText())
+	require.Equal(t, byte(0x4b), records[0].GetTraceId()[0])
+	require.Len(t, collector.Records("without a trace"), 1)
+}
+
+// A replay run's trace is found by the run's id.
+func TestOfRun(t *testing.T) {
+	t.Parallel()
+	collector := telemetrytest.NewCollector(t)
+	sent, err := telemetry.Start(t.Context(), telemetry.Config{Endpoint: collector.URL, Gatherer: prometheus.NewRegistry(), Logger: slog.New(slog.DiscardHandler)})
+	require.NoError(t, err)
+	run := uuid.Must(uuid.NewV7())
+	telemetry.StartRun(t.Context(), sent.Tracer, run).End()
+	sent.Stop(t.Context())
+	of := telemetry.OfRun(run)
+	require.Equal(t, strings.ReplaceAll(run.String(), "-", ""), of.TraceID().String())
+	spans := collector.Spans("replay run")
+	require.Len(t, spans, 1)
+	traceID, spanID := of.TraceID(), of.SpanID()
+	require.Equal(t, traceID[:], spans[0].GetTraceId())
+	require.Equal(t, spanID[:], spans[0].GetSpanId())
+}
+
+// BenchmarkOff is what a submission and a delivery cost more with nothing to send to: a trace context taken in, three spans, and the context
+// handed on.
+func BenchmarkOff(b *testing.B) {
+	for name, parent := range map[string]string{"without a trace": "", "with a trace": parent} {
+		b.Run(name, func(b *testing.B) {
+			tracer := telemetry.Tracer(nil)
+			b.ReportAllocs()
+			for b.Loop() {
+				ctx := telemetry.With(context.Background(), parent, "")
+				for range 3 {
+					var span trace.Span
+					ctx, span = tracer.Start(ctx, "span", trace.WithSpanKind(trace.SpanKindClient))
+					if span.IsRecording() {
+						b.Fatal("nobody records")
+					}
+					span.End()
+				}
+				telemetry.Of(ctx)
+			}
+		})
+	}
+}

@@ -1,0 +1,90 @@
+package telemetry
+
+import (
+	"context"
+	"encoding/binary"
+	"math/rand/v2"
+
+	"github.com/google/uuid"
+	"go.opentelemetry.io/otel/propagation"
+	"go.opentelemetry.io/otel/trace"
+	"go.opentelemetry.io/otel/trace/noop"
+)
+
+// maxTraceState is the longest tracestate that is taken, in bytes: what W3C Trace Context asks everybody to hand on.
+const maxTraceState = 512
+
+// The headers of W3C Trace Context, and the keys of a job's metadata.
+const (
+	parentHeader = "traceparent"
+	stateHeader  = "tracestate"
+)
+
+// Tracer is t, or one that only hands on the trace context that there is where t is nil.
+func Tracer(t trace.Tracer) trace.Tracer {
+	if t == nil {
+		return noop.Tracer{}
+	}
+	return t
+}
+
+// With returns ctx with the trace context that a traceparent and a tracestate say. What is none is left out.
+func With(ctx context.Context, parent, state string) context.Context {
+	if parent == "" {
+		return ctx
+	}
+	if len(state) > maxTraceState {
+		state = ""
+	}
+	return propagation.TraceContext{}.Extract(ctx, propagation.MapCarrier{parentHeader: parent, stateHeader: state})
+}
+
+// Of returns the trace context of ctx as a traceparent and a tracestate; empty where there is none.
+func Of(ctx context.Context) (parent, state string) {
+	if !trace.SpanContextFromContext(ctx).IsValid() {
+		return "", ""
+	}
+	carrier := propagation.MapCarrier{}
+	propagation.TraceContext{}.Inject(ctx, carrier)
+	return carrier[parentHeader], carrier[stateHeader]
+}
+
+// OfRun is the trace context of a replay run: its id is the trace's, so that whoever has one finds the other, and
+// redeliveries can be linked to it by what their jobs know.
+func OfRun(run uuid.UUID) trace.SpanContext {
+	return trace.NewSpanContext(trace.SpanContextConfig{TraceID: trace.TraceID(run), SpanID: trace.SpanID(run[8:]), TraceFlags: trace.FlagsSampled})
+}
+
+type runKey struct{}
+
+// StartRun starts the span of a replay run, in a trace of its own that is linked to the one of ctx.
+func StartRun(ctx context.Context, tracer trace.Tracer, run uuid.UUID) trace.Span {
+	options := []trace.SpanStartOption{trace.WithNewRoot()}
+	if span := trace.SpanContextFromContext(ctx); span.IsValid() {
+		options = append(options, trace.WithLinks(trace.Link{SpanContext: span}))
+	}
+	_, span := Tracer(tracer).Start(context.WithValue(ctx, runKey{}, run), "replay run", options...)
+	return span
+}
+
+// ids makes the ids of traces and spans: random ones, but for those of replay runs.
+type ids struct{}
+
+func (ids) NewIDs(ctx context.Context) (t trace.TraceID, s trace.SpanID) {
+	if run, ok := ctx.Value(runKey{}).(uuid.UUID); ok {
+		of := OfRun(run)
+		return of.TraceID(), of.SpanID()
+	}
+	for !t.IsValid() {
+		binary.NativeEndian.PutUint64(t[:8], rand.Uint64())
+		binary.NativeEndian.PutUint64(t[8:], rand.Uint64())
+	}
+	return t, ids{}.NewSpanID(ctx, t)
+}
+
+func (ids) NewSpanID(context.Context, trace.TraceID) (s trace.SpanID) {
+	for !s.IsValid() {
+		binary.NativeEndian.PutUint64(s[:], rand.Uint64())
+	}
+	return s
+}
