@@ -185,6 +185,7 @@ var operations = []operation{
 	{"set-group", "PATCH", "/api/dlq/groups/{id}/same", access.Operator, `{"status": "open"}`, "queue", "queues"},
 	{"list-replays", "GET", "/api/dlq/replays", access.Reader, "", "", ""},
 	{"get-replay", "GET", "/api/dlq/replays/{id}", access.Reader, "", "run", ""},
+	{"list-replay-entries", "GET", "/api/dlq/replays/{id}/entries", access.Reader, "", "run", ""},
 	{"follow-replay", "GET", "/api/dlq/replays/{id}/events", access.Reader, "", "stream", ""},
 	{"start-replay", "POST", "/api/dlq/replay", access.Operator, `{"filter": {}, "dryRun": true}`, "", ""},
 	{"pause-replay", "POST", "/api/dlq/replays/{id}/pause", access.Operator, "", "run", ""},
