@@ -115,6 +115,8 @@ type Config struct {
 	Ready  func() error
 	Reach  func(ctx context.Context) error
 	Idle   func() error
+	// LogLevel is what this process logs; nil where it cannot be changed.
+	LogLevel *slog.LevelVar
 	// Console makes the pages, of the API's operations, and of what answers what is neither; nil for no pages.
 	Console func(operations, notServed http.Handler) Console
 }
@@ -208,6 +210,7 @@ func build(config Config) (*service, *http.ServeMux, huma.API) {
 	s.registerReclassify(api)
 	s.registerBreakers(api)
 	s.registerOperations(api)
+	s.registerLogLevel(api)
 	s.registerAccess(api)
 	s.registerSessions(api)
 	describeNeeds(api)

@@ -106,6 +106,8 @@ type Config struct {
 	// Archive is where closed entries go before they are dropped, a directory or a URL: see archive.Open. Empty: nowhere.
 	Archive string
 	Logger  *slog.Logger
+	// LogLevel is the level of Logger; nil where it cannot be changed.
+	LogLevel *slog.LevelVar
 	// OTLPEndpoint is the base URL of a collector of OpenTelemetry's that gets traces, metrics and logs; empty: nobody does.
 	OTLPEndpoint string
 	// Measure says how loaded machine and database are; nil to measure them.
@@ -430,7 +432,7 @@ func (s *Server) tellPeople(parked []worker.Parked) {
 	}
 	for g, n := range counts {
 		if mark := marks[g.Key]; !mark.Muted {
-			s.logger.Warn("dead letters need a person", "queue", g.Queue, "class", g.class, "fingerprint", g.Fingerprint, "entries", n, "owner", mark.Owner, "regressed", mark.Fixed)
+			s.logger.Warn("dead letters need a person", "queue", g.Queue, "error_class", g.class, "fingerprint", g.Fingerprint, "entries", n, "owner", mark.Owner, "regressed", mark.Fixed)
 		}
 	}
 }
@@ -527,7 +529,7 @@ func (s *Server) startAPI(ctx context.Context) error {
 		WriteTimeout: s.config.WriteTimeout, BodyGrace: s.config.BodyGrace, Door: s.config.Door,
 		Tracer: s.telemetry.Tracer, Replayer: s.replayer(),
 		Approvals: &approval.Store{Store: s.store, Wake: s.wakeApproved},
-		Parked:    s.tellPeople, Health: s.health, Queues: s.queueHealth, Ready: s.ready, Reach: s.reach, Idle: s.idle,
+		Parked:    s.tellPeople, Health: s.health, Queues: s.queueHealth, Ready: s.ready, Reach: s.reach, Idle: s.idle, LogLevel: s.config.LogLevel,
 		Console: func(operations, notServed http.Handler) api.Console {
 			return console.New(console.Config{
 				API: operations, NotServed: notServed, Policy: s.policy, Environment: s.config.Source.Env, Ready: s.ready, Logger: s.logger.With("part", "console"),
