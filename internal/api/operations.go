@@ -11,6 +11,8 @@ import (
 type Health struct {
 	OK    bool   `json:"ok" doc:"Whether every part works."`
 	Parts []Part `json:"parts" doc:"How each part is."`
+	// Queues says nothing of dlqd itself: a queue that is down leaves OK as it is.
+	Queues []QueueHealth `json:"queues" doc:"How each queue is: those of the policy, and others with open dead letters. A queue that is down does not make ok false: dlqd itself works. Empty while the database does not answer."`
 }
 
 type healthOutput struct {
@@ -28,13 +30,15 @@ func (s *service) registerOperations(api huma.API) {
 	tags := []string{operationsTag}
 	health := huma.Operation{
 		OperationID: "get-health", Method: http.MethodGet, Path: "/api/health", Tags: tags,
-		Summary:     "How each part is",
-		Description: "Answers 503, with the same body, while a part does not work.",
+		Summary:     "How each part is, and each queue",
+		Description: "Answers 503, with the same body, while a part does not work. How queues are is a few seconds old.",
 		Errors:      []int{503},
 	}
-	example(&health, http.StatusOK, Health{OK: true, Parts: []Part{{Name: "database", OK: true, Detail: "answered in 0.4 ms"}}})
+	example(&health, http.StatusOK, Health{OK: true, Parts: []Part{{Name: "database", OK: true, Detail: "answered in 0.4 ms"}}, Queues: []QueueHealth{{
+		Queue: "payment-processing", Status: "down", Reasons: []string{"size 127 exceeds 100"}, Warnings: []string{}, Open: 127, OldestSeconds: 840, MaxOpen: 100, MaxAgeSeconds: 1800,
+	}}})
 	huma.Register(api, health, func(ctx context.Context, _ *struct{}) (*healthOutput, error) {
-		out := &healthOutput{Status: http.StatusOK, Body: Health{OK: true, Parts: s.Health(ctx)}}
+		out := &healthOutput{Status: http.StatusOK, Body: Health{OK: true, Parts: s.Health(ctx), Queues: s.Queues(ctx)}}
 		for _, part := range out.Body.Parts {
 			if !part.OK {
 				out.Status, out.Body.OK = http.StatusServiceUnavailable, false
@@ -60,13 +64,12 @@ func (s *service) registerOperations(api huma.API) {
 	}
 	example(&ready, http.StatusOK, map[string]string{"status": "ok"})
 	huma.Register(api, ready, func(ctx context.Context, _ *struct{}) (*statusOutput, error) {
-		if err := s.Ready(); err != nil {
-			return nil, huma.Error503ServiceUnavailable(err.Error())
+		err := s.Ready()
+		if err == nil {
+			err = s.Reach(ctx)
 		}
-		for _, part := range s.Health(ctx) {
-			if part.Name == "database" && !part.OK {
-				return nil, huma.Error503ServiceUnavailable("database: " + part.Detail)
-			}
+		if err != nil {
+			return nil, huma.Error503ServiceUnavailable(err.Error())
 		}
 		out := &statusOutput{}
 		out.Body.Status = "ok"

@@ -107,6 +107,8 @@ type Config struct {
 	// Archive is where closed entries go before they are dropped, a directory or a URL: see archive.Open. Empty: nowhere.
 	Archive string
 	Logger  *slog.Logger
+	// LogLevel is the level of Logger; nil where it cannot be changed.
+	LogLevel *slog.LevelVar
 	// OTLPEndpoint is the base URL of a collector of OpenTelemetry's that gets traces, metrics and logs; empty: nobody does.
 	OTLPEndpoint string
 	// Measure says how loaded machine and database are; nil to measure them.
@@ -174,7 +176,7 @@ func Start(ctx context.Context, config Config) (*Server, error) {
 	s := &Server{config: config, metrics: metrics.New(), failed: make(chan error, 8)}
 	var err error
 	s.telemetry, err = telemetry.Start(ctx, telemetry.Config{
-		Endpoint: config.OTLPEndpoint, Version: api.Version, Instance: postgres.ProcessName(), Gatherer: s.metrics.Gatherer(), Logger: config.Logger,
+		Endpoint: config.OTLPEndpoint, Version: api.Version, Instance: postgres.ProcessName(), Gatherer: s.metrics.Gatherer(), Logger: slog.New(s.metrics.Logged(config.Logger.Handler())),
 	})
 	if err != nil {
 		return nil, err
@@ -431,7 +433,7 @@ func (s *Server) tellPeople(parked []worker.Parked) {
 	}
 	for g, n := range counts {
 		if mark := marks[g.Key]; !mark.Muted {
-			s.logger.Warn("dead letters need a person", "queue", g.Queue, "class", g.class, "fingerprint", g.Fingerprint, "entries", n, "owner", mark.Owner, "regressed", mark.Fixed)
+			s.logger.Warn("dead letters need a person", "queue", g.Queue, "error_class", g.class, "fingerprint", g.Fingerprint, "entries", n, "owner", mark.Owner, "regressed", mark.Fixed)
 		}
 	}
 }
@@ -528,7 +530,7 @@ func (s *Server) startAPI(ctx context.Context) error {
 		WriteTimeout: s.config.WriteTimeout, BodyGrace: s.config.BodyGrace, Door: s.config.Door,
 		Tracer: s.telemetry.Tracer, Replayer: s.replayer(),
 		Approvals: &approval.Store{Store: s.store, Wake: s.wakeApproved},
-		Parked:    s.tellPeople, Health: s.health, Ready: s.ready, Idle: s.idle,
+		Parked:    s.tellPeople, Health: s.health, Queues: s.queueHealth, Ready: s.ready, Reach: s.reach, Idle: s.idle, LogLevel: s.config.LogLevel,
 		Console: func(operations, notServed http.Handler) api.Console {
 			return console.New(console.Config{
 				API: operations, NotServed: notServed, Policy: s.policy, Environment: s.config.Source.Env, Ready: s.ready, Logger: s.logger.With("part", "console"),
