@@ -68,6 +68,9 @@ func New(config Config) *Console {
 	c.page("/replays", c.replays)
 	c.page("/replays/{id}", c.replayRun)
 	c.action("/replays/{id}/steer", c.steer)
+	c.page("/approvals", c.approvals)
+	c.page("/approvals/{id}", c.approval)
+	c.action("/approvals/{id}/decide", c.decide)
 
 	c.mux.HandleFunc("GET /sign-in", func(w http.ResponseWriter, r *http.Request) { c.signIn(w, r, http.StatusOK, "") })
 	c.mux.HandleFunc("GET /events", c.events)
