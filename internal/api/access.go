@@ -68,6 +68,7 @@ var needs = map[string]need{
 	"list-sessions": {"", true}, "end-session": {"", true}, "end-sessions": {"", true},
 
 	"whoami": {"", true}, "get-login": {"", true}, "get-health": {access.Metrics, false}, "get-log-level": {access.Metrics, false}, "set-log-level": {access.Admin, false}, "livez": {"", true}, "readyz": {"", true},
+	"whoami": {"", true}, "get-login": {"", true}, "get-health": {access.Metrics, false}, "examine": {access.Admin, false}, "livez": {"", true}, "readyz": {"", true},
 }
 
 // needOf is what an operation needs.

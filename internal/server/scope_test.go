@@ -237,6 +237,7 @@ var operations = []operation{
 	{"list-sessions", "GET", "/api/sessions", "", "", "", ""}, // their own: TestSessions_ofOthers
 	{"end-session", "DELETE", "/api/sessions/0198a0b0-0000-7000-8000-000000000000", "", "", "none", ""},
 	{"end-sessions", "POST", "/api/sessions/end", "", "", "", ""},
+	{"examine", "POST", "/api/doctor", access.Admin, "", "", "everything"},
 	{"whoami", "GET", "/api/whoami", "", "", "", ""},
 	{"get-login", "GET", "/api/login", "", "", "none", ""},
 	{"livez", "GET", "/livez", "", "", "open", ""},
