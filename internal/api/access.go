@@ -67,8 +67,8 @@ var needs = map[string]need{
 	// One's own; others' take an admin of everything.
 	"list-sessions": {"", true}, "end-session": {"", true}, "end-sessions": {"", true},
 
-	"whoami": {"", true}, "get-login": {"", true}, "get-health": {access.Metrics, false}, "get-log-level": {access.Metrics, false}, "set-log-level": {access.Admin, false}, "livez": {"", true}, "readyz": {"", true},
-	"whoami": {"", true}, "get-login": {"", true}, "get-health": {access.Metrics, false}, "examine": {access.Admin, false}, "livez": {"", true}, "readyz": {"", true},
+	"whoami": {"", true}, "get-login": {"", true}, "get-health": {access.Metrics, false}, "examine": {access.Admin, false},
+	"get-log-level": {access.Metrics, false}, "set-log-level": {access.Admin, false}, "livez": {"", true}, "readyz": {"", true},
 }
 
 // needOf is what an operation needs.
