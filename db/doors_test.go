@@ -45,6 +45,7 @@ var tables = map[string][]string{
 	"rollup_state":            {"analytics", "metrics"},
 	"settings":                {"automatic", "deadletter", "retention"},
 	"tokens":                  {"access"},
+	"sessions":                {"access"},
 	"river.river_job":         {"breaker", "delivery", "ingest", "worker", "metrics"},
 }
 

@@ -395,6 +395,19 @@ func TestSessions_endedWhileUsed(t *testing.T) {
 	require.ErrorIs(t, err, access.ErrNoSession)
 }
 
+// A program that signs in again and again has no more sessions than a person has browsers.
+func TestSessions_many(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	c := b.console(rules(access.Rules{Ways: []string{"tokens"}}), false)
+	secret, id := b.token(access.Token{Name: "kim", Role: access.Reader})
+	b.exec("INSERT INTO dlq.sessions (id, hash, name, via, token_id, address, agent) SELECT lpad(n::text, 32, '0')::uuid, sha256(n::text::bytea), CASE WHEN n > 120 THEN 'lee' ELSE 'kim' END, 'token', $1, '', '' FROM generate_series(1, 130) n", id)
+	kim := c.browser()
+	kim.signIn(secret)
+	require.Equal(t, "token kim reader", kim.who())
+	require.Equal(t, "100 10", b.text("SELECT concat_ws(' ', count(*) FILTER (WHERE name = 'kim'), count(*) FILTER (WHERE name = 'lee')) FROM dlq.sessions"))
+}
+
 // Where somebody goes who has signed in is a page of dlqd's.
 func TestReturnTo(t *testing.T) {
 	t.Parallel()
