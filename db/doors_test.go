@@ -43,6 +43,7 @@ var tables = map[string][]string{
 	"rollup_backlog":          {"metrics"},
 	"rollup_flow":             {"analytics"},
 	"rollup_state":            {"analytics", "metrics"},
+	"saved_views":             {"savedview"},
 	"sessions":                {"access"},
 	"settings":                {"automatic", "deadletter", "retention"},
 	"tokens":                  {"access"},

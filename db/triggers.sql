@@ -103,6 +103,7 @@ BEGIN
     LOOP
         PERFORM dlq.fence_table(t.relid, v_sees) FROM pg_partition_tree(v_table) t UNION ALL SELECT dlq.fence_table(v_table, v_sees) WHERE NOT EXISTS (SELECT FROM pg_partition_tree(v_table));
     END LOOP;
+    ALTER TABLE dlq.saved_views ENABLE ROW LEVEL SECURITY; -- functions show them
     ALTER TABLE dlq.tokens ENABLE ROW LEVEL SECURITY; -- nobody but the owner reads it, also where somebody grants all tables of the schema
     ALTER TABLE dlq.sessions ENABLE ROW LEVEL SECURITY; -- likewise
 END
