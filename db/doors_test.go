@@ -47,7 +47,6 @@ var tables = map[string][]string{
 	"sessions":                {"access"},
 	"settings":                {"automatic", "deadletter", "retention"},
 	"tokens":                  {"access"},
-	"sessions":                {"access"},
 	"river.river_job":         {"breaker", "delivery", "ingest", "worker", "metrics"},
 }
 
