@@ -303,6 +303,7 @@ func newList() *cobra.Command {
 	filters := map[string]*string{}
 	var limit int
 	var count bool
+	var view string
 	cmd := &cobra.Command{
 		Use:     "list [FILTER]",
 		Short:   "List dead letters",
@@ -311,6 +312,12 @@ func newList() *cobra.Command {
 			q, err := textOf(args)
 			if err != nil {
 				return err
+			}
+			if view != "" {
+				if err := c.useView(cmd, view, query); err != nil {
+					return err
+				}
+				q = strings.TrimSpace(query.Get("q") + " " + q)
 			}
 			if q != "" {
 				query.Set("q", q)
@@ -369,6 +376,7 @@ func newList() *cobra.Command {
 	}
 	cmd.Flags().IntVar(&limit, "limit", 50, "entries in a page, at most 500")
 	cmd.Flags().BoolVar(&count, "count", false, "say how many there are, up to 10,000")
+	cmd.Flags().StringVar(&view, "view", "", "what a saved view chooses (dlqd views)")
 	return cmd
 }
 

@@ -8,7 +8,7 @@
 CREATE OR REPLACE FUNCTION dlq.is_reader() RETURNS boolean
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    RETURN NOT (dlq.has_role('dlq_operator') OR dlq.has_role('dlq_admin')) OR current_setting('dlq.sight', true) = 'reader' AND dlq.is_owner();
+    RETURN NOT (dlq.has_role('dlq_operator') OR dlq.has_role('dlq_admin')) OR coalesce(current_setting('dlq.sight', true) = 'reader', false) AND dlq.is_owner();
 END
 $$;
 COMMENT ON FUNCTION dlq.is_reader IS 'Whether the caller sees what a dlq_reader sees. (dlqd says so of whom it asks for, as it does with dlq.scope.)';

@@ -36,6 +36,7 @@ import (
 	"github.com/dlqd/dlqd/internal/ingest"
 	"github.com/dlqd/dlqd/internal/metrics"
 	"github.com/dlqd/dlqd/internal/replay"
+	"github.com/dlqd/dlqd/internal/savedview"
 	"github.com/dlqd/dlqd/internal/strategy"
 	"github.com/dlqd/dlqd/internal/telemetry"
 	"github.com/dlqd/dlqd/internal/worker"
@@ -79,6 +80,7 @@ type Config struct {
 	Replayer     *replay.Replayer
 	Approvals    *approval.Store
 	Groups       *group.Store
+	Views        *savedview.Store
 	River        *river.Client[pgx.Tx] // to see queues and pause them; it works none
 	Access       *access.Authenticator // nil: nobody is asked who they are
 	Metrics      *metrics.Metrics
@@ -164,11 +166,13 @@ func build(config Config) (*service, *http.ServeMux, huma.API) {
 		{Name: messagesTag, Description: "Submit messages, and follow them."},
 		{Name: "dead letters", Description: "See and steer jobs that ended as failures."},
 		{Name: "failure groups", Description: "Dead letters of a queue that failed for the same reason: who looks after them, and what is known of them."},
+		{Name: "saved views", Description: "Lists of dead letters that people come back to."},
 		{Name: "automatic redelivery", Description: "For what dlqd redelivers by itself, and what it only observes."},
 		{Name: "capture", Description: "How failures become dead letters, and what was missed."},
 		{Name: "replay runs", Description: "Send many dead letters back, at a pace, and see how it goes."},
 		{Name: "analytics", Description: "What happens to dead letters over time, from rollups of the audit trail."},
 		{Name: "approvals", Description: "What needs a second person."},
+		{Name: "sessions", Description: "Who is signed in with a browser."},
 		{Name: "audit", Description: "Who did what, and erasure of somebody's data."},
 		{Name: "queues", Description: "See queues, pause and resume them."},
 		{Name: "circuit breakers", Description: "See and steer what keeps deliveries from a destination that is in trouble."},
@@ -181,6 +185,7 @@ func build(config Config) (*service, *http.ServeMux, huma.API) {
 	s.registerReplays(api)
 	s.registerBulk(api)
 	s.registerGroups(api)
+	s.registerViews(api)
 	s.registerAnalytics(api)
 	s.registerAudit(api)
 	s.registerApprovals(api)
@@ -191,10 +196,12 @@ func build(config Config) (*service, *http.ServeMux, huma.API) {
 	s.registerBreakers(api)
 	s.registerOperations(api)
 	s.registerAccess(api)
+	s.registerSessions(api)
 	describeNeeds(api)
 
 	mux.Handle("GET /metrics", config.Metrics.Handler())
 	mux.Handle("GET /docs", docsPage(api))
+	mux.HandleFunc("GET "+runbooksPath+"{name}", runbook)
 	var pages http.Handler = notServed(mux)
 	var failed func(http.ResponseWriter, *http.Request, int, string)
 	if config.Console != nil {

@@ -75,6 +75,22 @@ type runsOutput struct {
 	}
 }
 
+type runEntriesInput struct {
+	RunInput
+
+	Outcome string `query:"outcome" enum:"succeeded,failed,skipped,to_go" doc:"Only those with this outcome."`
+	Cursor  string `query:"cursor" format:"uuid" doc:"next of the page before."`
+	Limit   int    `query:"limit" minimum:"1" maximum:"500" default:"50" doc:"Entries in a page."`
+}
+
+// RunEntriesPage is a page of the entries of a run.
+type RunEntriesPage struct {
+	Entries []replay.RunEntry `json:"entries" doc:"The entries of this page, those that were captured last first."`
+	Next    string            `json:"next,omitempty" doc:"Cursor of the next page; absent on the last."`
+}
+
+type runEntriesOutput struct{ Body RunEntriesPage }
+
 type runActionInput struct {
 	RunInput
 
@@ -122,6 +138,13 @@ func (s *service) registerReplays(api huma.API) {
 	get := huma.Operation{OperationID: "get-replay", Method: http.MethodGet, Path: "/api/dlq/replays/{id}", Tags: tags, Summary: "A replay run, how far it has come, and its report", Errors: []int{404, 422, 503}}
 	example(&get, http.StatusOK, run)
 	huma.Register(api, get, func(ctx context.Context, in *RunInput) (*runOutput, error) { return s.run(ctx, in.ID, nil) })
+
+	entries := huma.Operation{
+		OperationID: "list-replay-entries", Method: http.MethodGet, Path: "/api/dlq/replays/{id}/entries", Tags: tags,
+		Summary: "The entries of a replay run, and what became of each", Errors: []int{404, 422, 503},
+	}
+	example(&entries, http.StatusOK, RunEntriesPage{Entries: []replay.RunEntry{{ID: run.ID, Outcome: "failed", Detail: "HTTP 503", Status: "dlq_pending", Queue: "payments", Kind: "payment.captured"}}})
+	huma.Register(api, entries, s.runEntries)
 
 	for _, verb := range []struct{ name, summary string }{
 		{"pause", "Pause a replay run"},
@@ -213,6 +236,23 @@ func patchOf(operations []json.RawMessage, merge json.RawMessage) (replay.Patch,
 		return patch, huma.Error422UnprocessableEntity(err.Error())
 	}
 	return patch, nil
+}
+
+func (s *service) runEntries(ctx context.Context, in *runEntriesInput) (*runEntriesOutput, error) {
+	var before *uuid.UUID
+	if in.Cursor != "" {
+		before = new(uuid.MustParse(in.Cursor)) // its format was checked
+	}
+	entries, err := s.Replayer.Entries(ctx, uuid.MustParse(in.ID), in.Outcome, before, in.Limit+1)
+	if err != nil {
+		return nil, s.problem(ctx, err)
+	}
+	page := RunEntriesPage{Entries: entries}
+	if len(entries) > in.Limit {
+		page.Entries = entries[:in.Limit]
+		page.Next = page.Entries[in.Limit-1].ID.String()
+	}
+	return &runEntriesOutput{Body: page}, nil
 }
 
 // run makes a change, if any, and answers with the run.

@@ -7,6 +7,7 @@ import (
 	"net/url"
 	"slices"
 
+	"github.com/dlqd/dlqd/internal/access"
 	"github.com/dlqd/dlqd/internal/api"
 )
 
@@ -79,7 +80,7 @@ func (c *Console) edit(in *request) (*done, error) {
 	if err := in.get(path, nil, &detail); err != nil {
 		return nil, err
 	}
-	e := &edit{Letter: newLetter(&detail, in.me().May("operator")), Payload: payload}
+	e := &edit{Letter: newLetter(in, &detail, in.me().May(access.Operator)), Payload: payload}
 	v := &view{Template: "edit", Title: "Edit and replay", Data: e, Section: "/dead-letters"}
 	if !json.Valid([]byte(payload)) {
 		var syntax *json.SyntaxError
@@ -149,4 +150,15 @@ func (c *Console) undo(in *request) (*done, error) {
 		text += " " + plural(out.Left, "has", "have") + " moved on meanwhile."
 	}
 	return &done{To: to, Flash: flash{Text: text}}, nil
+}
+
+// reveal shows a dead letter once, with what is masked elsewhere, to who says why.
+func (c *Console) reveal(in *request) (*done, error) {
+	var detail api.EntryDetail
+	if err := in.post("/api/dlq/entries/"+url.PathEscape(in.PathValue("id"))+"/reveal", map[string]any{"note": in.PostFormValue("note")}, &detail); err != nil {
+		return nil, err
+	}
+	l := newLetter(in, &detail, true)
+	l.Revealed, l.Masked = true, false
+	return &done{View: &view{Template: "deadletter", Title: firstLine(detail.Kind) + " " + short(detail.ID), Data: l, Section: "/dead-letters"}}, nil
 }

@@ -1,14 +1,18 @@
 package console
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"net/url"
 	"strings"
 	"time"
 
+	"github.com/dlqd/dlqd/internal/access"
 	"github.com/dlqd/dlqd/internal/api"
 	"github.com/dlqd/dlqd/internal/deadletter"
+	"github.com/dlqd/dlqd/internal/message"
+	"github.com/dlqd/dlqd/internal/policy"
 )
 
 // letterEvery is how often an open dead letter is made anew.
@@ -23,6 +27,19 @@ type letter struct {
 	Actions  []verb
 	Frames   []stackFrame
 	Copies   []copyText
+	Tree     *node
+	Curl     string // what a redelivery sends; "" for an application's job
+	Operator bool
+	Masked   bool // something of it is ***
+	Revealed bool // and is shown this once
+}
+
+// IsMessage reports whether dlqd submitted the job.
+func (l *letter) IsMessage() bool { return l.JobKind == message.JobKind }
+
+// CanEdit reports whether who looks may replay it with another payload.
+func (l *letter) CanEdit() bool {
+	return l.Operator && !l.Revealed && (l.Status == deadletter.Pending || l.Status == deadletter.Manual || l.Status == deadletter.Failed)
 }
 
 // copyText is what one copies to do or see the same elsewhere.
@@ -50,12 +67,12 @@ func (c *Console) deadLetter(in *request) (*view, error) {
 	if err := in.get("/api/dlq/entries/"+url.PathEscape(in.PathValue("id")), nil, &detail); err != nil {
 		return nil, err
 	}
-	l := newLetter(&detail, in.me().May("operator"))
+	l := newLetter(in, &detail, in.me().May(access.Operator))
 	return &view{Template: "deadletter", Title: firstLine(detail.Kind) + " " + short(detail.ID), Data: l, Every: letterEvery, Section: "/dead-letters"}, nil
 }
 
-func newLetter(detail *api.EntryDetail, operator bool) *letter {
-	l := &letter{EntryDetail: *detail}
+func newLetter(in *request, detail *api.EntryDetail, operator bool) *letter {
+	l := &letter{EntryDetail: *detail, Operator: operator}
 	l.Payload = payloadOf(detail)
 	l.Sentence = sentenceOf(&detail.Entry)
 	l.Attempts = attemptsOf(&detail.Entry)
@@ -63,6 +80,9 @@ func newLetter(detail *api.EntryDetail, operator bool) *letter {
 	if detail.ErrorStackTrace != nil {
 		l.Frames = framesOf(*detail.ErrorStackTrace)
 	}
+	l.Tree = treeOf(l.Payload, l.IsMessage())
+	l.Masked = bytes.Contains(detail.OriginalEvent, []byte("***")) || bytes.Contains(detail.EditedEvent, []byte("***")) || strings.Contains(fmt.Sprint(deref(detail.ErrorMessage)), "***")
+	l.Curl = l.curl(in.console.Policy())
 	id := detail.ID.String()
 	l.Copies = []copyText{
 		{"a command", "dlqd show " + id},
@@ -78,7 +98,7 @@ func payloadOf(e *api.EntryDetail) json.RawMessage {
 	if len(e.EditedEvent) > 0 && string(e.EditedEvent) != "null" {
 		event = e.EditedEvent
 	}
-	if e.JobKind == "dlqd_message" {
+	if e.JobKind == message.JobKind {
 		var message struct {
 			Payload json.RawMessage `json:"payload"`
 		}
@@ -235,4 +255,17 @@ func framesOf(trace string) []stackFrame {
 		frames = append(frames, f)
 	}
 	return frames
+}
+
+// curl is what a redelivery sends, as a command. (A signature is of the moment, and made with a secret: it is left out.)
+func (l *letter) curl(p *policy.Policy) string {
+	if !l.IsMessage() {
+		return ""
+	}
+	destination := p.DestinationOf(l.Queue)
+	if destination == nil {
+		return ""
+	}
+	return fmt.Sprintf("curl -X POST %s \\\n  -H 'Content-Type: application/json' -H %s -H %s -H %s \\\n  --data-binary %s",
+		shellQuoted(destination.ShownURL()), shellQuoted(fmt.Sprint("Webhook-Id: ", deref(l.EventID))), shellQuoted("Dlqd-Kind: "+l.Kind), shellQuoted("Dlqd-Queue: "+l.Queue), shellQuoted(string(l.Payload)))
 }

@@ -2,7 +2,6 @@ package console
 
 import (
 	"bytes"
-	"cmp"
 	"crypto/sha256"
 	"embed"
 	"encoding/hex"
@@ -13,6 +12,7 @@ import (
 	"math"
 	"mime"
 	"net/http"
+	"net/url"
 	"path"
 	"strconv"
 	"strings"
@@ -70,7 +70,7 @@ type templates map[string]*template.Template
 
 // parse reads the templates, each page with the frame and what pages share.
 func parse() templates {
-	shared := template.Must(template.New("").Funcs(functions).ParseFS(templateFiles, "templates/frame.html", "templates/parts.html"))
+	shared := template.Must(template.New("").Funcs(functions).ParseFS(templateFiles, "templates/frame.html", "templates/parts.html", "templates/letter.html"))
 	pages := templates{}
 	names, err := fs.Glob(templateFiles, "templates/*.html")
 	if err != nil {
@@ -78,7 +78,7 @@ func parse() templates {
 	}
 	for _, name := range names {
 		page := strings.TrimSuffix(path.Base(name), ".html")
-		if page == "frame" || page == "parts" {
+		if page == "frame" || page == "parts" || page == "letter" {
 			continue
 		}
 		pages[page] = template.Must(template.Must(shared.Clone()).ParseFS(templateFiles, name))
@@ -99,9 +99,9 @@ func (t templates) execute(out *bytes.Buffer, f *frame, name string) error {
 
 // functions are what templates call.
 var functions = template.FuncMap{
-	"ago": ago, "in": until, "exact": exact, "iso": iso, "lasted": lasted, "number": number, "percent": percent, "rate": rate, "plural": plural,
+	"ago": ago, "in": until, "exact": exact, "iso": iso, "lasted": lasted, "number": number, "percent": percent, "plural": plural,
 	"short": short, "status": statusOf, "class": classOf, "text": visible, "clip": clip, "first": firstLine, "icon": icon, "deref": deref, "or0": or0, "dict": dict, "query": query,
-	"json": pretty, "join": strings.Join, "add": func(a, b int) int { return a + b }, "args": args, "spark": spark, "now": time.Now,
+	"json": pretty, "add": func(a, b int) int { return a + b }, "args": args, "spark": spark, "seg": url.PathEscape, "now": time.Now,
 }
 
 // mark is how a state is shown: a sign with its word, never colour alone.
@@ -286,8 +286,6 @@ func number(value any) string {
 	return sign + strings.Join(append([]string{digits}, parts...), thin)
 }
 
-func rate(value any) string { return number(value) }
-
 // percent is a share from 0 to 1.
 func percent(value any) string {
 	switch v := value.(type) {
@@ -424,5 +422,3 @@ func quoted(value string) string {
 func icon(name string) template.HTML {
 	return template.HTML(`<svg class="icon" aria-hidden="true"><use href="#i-` + template.HTMLEscapeString(name) + `"/></svg>`) //nolint:gosec // escaped
 }
-
-var _ = cmp.Or[string]

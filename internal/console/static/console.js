@@ -209,7 +209,7 @@ if (filter) {
 		asked = new AbortController();
 		const cursor = filter.selectionStart ?? filter.value.length;
 		try {
-			const answer = await fetch(`/complete?q=${encodeURIComponent(filter.value)}&at=${cursor}`, { signal: asked.signal });
+			const answer = await fetch(`/api/dlq/complete?q=${encodeURIComponent(filter.value)}&at=${cursor}`, { signal: asked.signal });
 			if (!answer.ok) return close();
 			/** @type {{items: {text: string, label: string, hint?: string, from: number, to: number}[]}} */
 			const { items } = await answer.json();
