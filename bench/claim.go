@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/dlqd/dlqd/internal/deadletter"
+	"github.com/dlqd/dlqd/internal/filter"
 	"github.com/dlqd/dlqd/internal/policy"
 	"github.com/dlqd/dlqd/internal/postgres"
 	"github.com/dlqd/dlqd/internal/strategy"
@@ -175,19 +176,35 @@ func plans(ctx context.Context, pool *pgxpool.Pool) error {
 			return err
 		}
 	}
-	for name, f := range map[string]deadletter.Filter{
-		"list, newest":                     {},
-		"list, one status":                 {Statuses: []deadletter.Status{deadletter.Manual}},
-		"list, a queue that has none":      {Queue: "no_such_queue"},
-		"list, kind, oldest":               {Kind: "kind_7", Oldest: true},
-		"list, a class that has none":      {ErrorClass: "business"},
-		"list, an error type and a source": {ErrorType: "TYPE_7", Source: "source_7"},
+	for name, text := range map[string]string{
+		"list, newest":                     "",
+		"list, one status":                 "status:manual",
+		"list, a queue that has none":      "queue:no_such_queue",
+		"list, kind":                       "kind:kind_7",
+		"list, a class that has none":      "class:business",
+		"list, an error type and a source": "type:TYPE_7 source:source_7",
 	} {
-		f.Limit = 50
-		sql, args := store.ListSQL(f, deadletter.OpenPart())
+		sql, args, err := listSQL(ctx, store, text)
+		if err != nil {
+			return err
+		}
 		if err := show(name, sql, args...); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// listSQL is the query behind a page of open entries that a text chooses.
+func listSQL(ctx context.Context, store *deadletter.Store, text string) (string, []any, error) {
+	chosen, err := filter.Parse(text, "")
+	if err != nil {
+		return "", nil, err
+	}
+	where, err := store.Where(ctx, &chosen)
+	if err != nil {
+		return "", nil, err
+	}
+	sql, args := store.ListSQL(ctx, deadletter.Page{Filter: chosen, Limit: 50}, where, deadletter.OpenPart())
+	return sql, args, nil
 }

@@ -69,24 +69,26 @@ func listTimes(b *bench, pool *pgxpool.Pool) error {
 	b.row("list", "index", "with ms", "without ms")
 	for _, q := range []struct {
 		name, index string
-		filter      deadletter.Filter
+		filter      string
 	}{
-		{"status, common", "status", deadletter.Filter{Statuses: []deadletter.Status{deadletter.Pending}}},
-		{"status, old", "status", deadletter.Filter{Statuses: []deadletter.Status{deadletter.Manual}}},
-		{"queue, common", "queue", deadletter.Filter{Queue: "queue_4"}},
-		{"queue, old", "queue", deadletter.Filter{Queue: "old"}},
-		{"queue, none", "queue", deadletter.Filter{Queue: "no_such"}},
-		{"kind, common", "kind", deadletter.Filter{Kind: "kind_7"}},
-		{"kind, old", "kind", deadletter.Filter{Kind: "old"}},
-		{"class, common", "class", deadletter.Filter{ErrorClass: "outage"}},
-		{"class, old", "class", deadletter.Filter{ErrorClass: "business"}},
-		{"type, common", "type", deadletter.Filter{ErrorType: "TYPE_7"}},
-		{"type, old", "type", deadletter.Filter{ErrorType: "old"}},
-		{"source, common", "source", deadletter.Filter{Source: "source_7"}},
-		{"source, old", "source", deadletter.Filter{Source: "old"}},
+		{"status, common", "status", "status:pending"},
+		{"status, old", "status", "status:manual"},
+		{"queue, common", "queue", "queue:queue_4"},
+		{"queue, old", "queue", "queue:old"},
+		{"queue, none", "queue", "queue:no_such"},
+		{"kind, common", "kind", "kind:kind_7"},
+		{"kind, old", "kind", "kind:old"},
+		{"class, common", "class", "class:outage"},
+		{"class, old", "class", "class:business"},
+		{"type, common", "type", "type:TYPE_7"},
+		{"type, old", "type", "type:old"},
+		{"source, common", "source", "source:source_7"},
+		{"source, old", "source", "source:old"},
 	} {
-		q.filter.Limit = 50
-		sql, args := store.ListSQL(q.filter, deadletter.OpenPart())
+		sql, args, err := listSQL(b.ctx, store, q.filter)
+		if err != nil {
+			return err
+		}
 		with, err := listTime(b, pool, "", sql, args)
 		if err != nil {
 			return err

@@ -75,15 +75,17 @@ func newErase() *cobra.Command {
 	var filter filterFlags
 	var in api.EraseRequest
 	cmd := &cobra.Command{
-		Use:   "erase",
+		Use:   "erase [FILTER]",
 		Short: "Erase somebody's data from dead letters, their jobs and the archive",
-		Long: "Payloads, error texts, metadata, subscriber, tags and notes go, of the entries that the flags choose; open and failed ones are\n" +
+		Long: "Payloads, error texts, metadata, subscriber, tags and notes go, of the entries that a filter and the flags choose; open and failed ones are\n" +
 			"archived. A record stays that says that it was done, and not whose data it was.",
 		Example: `  dlqd erase --payload-contains '{"customer": "cus_81"}' --note "request 42"`,
-		Args:    cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if _, err := isID(args); err != nil {
+				return err
+			}
 			var err error
-			if in.Filter, err = filter.filter(); err != nil {
+			if in.Filter, err = filter.filter(args); err != nil {
 				return err
 			}
 			in.Actor = actor()

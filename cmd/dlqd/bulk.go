@@ -20,25 +20,28 @@ import (
 // bulkTimeout bounds a bulk action and an export, which answer when all entries are done.
 const bulkTimeout = time.Hour
 
-// newMove is a move of one dead letter, or of every one that the flags choose.
+// newMove is a move of one dead letter, or of every one that a filter chooses.
 func newMove(name, short string) *cobra.Command {
 	var c client
 	var filter filterFlags
 	var in api.BulkRequest
 	cmd := &cobra.Command{
-		Use:   name + " [ID]",
-		Short: short + ", or every one that the flags choose",
-		Args:  cobra.MaximumNArgs(1),
+		Use:   name + " [ID | FILTER]",
+		Short: short + ", or every one that a filter chooses",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			in.Actor = actor()
-			if len(args) == 1 {
+			one, err := isID(args)
+			if err != nil {
+				return err
+			}
+			if one {
 				if err := actsOn(cmd, "with an ID", "note", "json", "api-url"); err != nil {
 					return err
 				}
 				return c.move(cmd, args[0], name, in.Action)
 			}
 			in.Do = name
-			return c.bulk(cmd, &in, &filter)
+			return c.bulk(cmd, args, &in, &filter)
 		},
 	}
 	c.register(cmd)
@@ -50,20 +53,23 @@ func registerBulk(cmd *cobra.Command, in *api.BulkRequest, filter *filterFlags) 
 	filter.register(cmd)
 	cmd.Flags().StringVar(&in.Note, "note", "", "why")
 	cmd.Flags().BoolVar(&in.All, "all", false, "choose every dead letter")
-	cmd.Flags().BoolVar(&in.DryRun, "dry-run", false, "only say how many the flags choose")
+	cmd.Flags().BoolVar(&in.DryRun, "dry-run", false, "only say how many are chosen")
 	registerExpect(cmd, &in.Expect)
 }
 
-// newBulk is a bulk action that has no form for one entry of its own: --id names one.
+// newBulk is a bulk action that has no form for one entry of its own: an id is a filter.
 func newBulk(name, short string, flags func(*cobra.Command, *api.BulkRequest)) *cobra.Command {
 	var c client
 	var filter filterFlags
 	in := api.BulkRequest{Do: name}
 	cmd := &cobra.Command{
-		Use: name, Short: short, Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
+		Use: name + " [FILTER]", Short: short,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if _, err := isID(args); err != nil {
+				return err
+			}
 			in.Actor = actor()
-			return c.bulk(cmd, &in, &filter)
+			return c.bulk(cmd, args, &in, &filter)
 		},
 	}
 	c.register(cmd)
@@ -87,9 +93,9 @@ func newBulks() []*cobra.Command {
 	}
 }
 
-func (c *client) bulk(cmd *cobra.Command, in *api.BulkRequest, flags *filterFlags) error {
+func (c *client) bulk(cmd *cobra.Command, args []string, in *api.BulkRequest, flags *filterFlags) error {
 	var err error
-	if in.Filter, err = flags.chosen(in.All); err != nil {
+	if in.Filter, err = flags.chosen(args, in.All); err != nil {
 		return err
 	}
 	c.timeout = bulkTimeout
@@ -119,11 +125,10 @@ func newExport() *cobra.Command {
 	var filter filterFlags
 	var format, reveal string
 	cmd := &cobra.Command{
-		Use:   "export",
+		Use:   "export [FILTER]",
 		Short: "Print dead letters as NDJSON or CSV",
-		Args:  cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			chosen, err := filter.filter()
+		RunE: func(cmd *cobra.Command, args []string) error {
+			chosen, err := filter.filter(args)
 			if err != nil {
 				return err
 			}

@@ -302,11 +302,26 @@ func newList() *cobra.Command {
 	var status []string
 	filters := map[string]*string{}
 	var limit int
+	var view string
+	var count bool
 	cmd := &cobra.Command{
-		Use:   "list",
-		Short: "List dead letters",
-		Args:  cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
+		Use:     "list [FILTER]",
+		Short:   "List dead letters",
+		Example: "  dlqd list 'status:manual queue:payments kind:order.* age:>2d \"timed out\"'",
+		RunE: func(cmd *cobra.Command, args []string) error {
+			q, err := textOf(args)
+			if err != nil {
+				return err
+			}
+			if view != "" {
+				if err := c.useView(cmd, view, query); err != nil {
+					return err
+				}
+				q = strings.TrimSpace(query.Get("q") + " " + q)
+			}
+			if q != "" {
+				query.Set("q", q)
+			}
 			if len(status) > 0 {
 				query.Set("status", strings.Join(status, ","))
 			}
@@ -316,6 +331,9 @@ func newList() *cobra.Command {
 				}
 			}
 			query.Set("limit", strconv.Itoa(limit))
+			if count {
+				query.Set("count", "true")
+			}
 			var page api.EntryPage
 			if err := c.call(cmd, http.MethodGet, "/api/dlq/entries?"+query.Encode(), nil, &page); err != nil || c.asJSON {
 				return err
@@ -325,10 +343,19 @@ func newList() *cobra.Command {
 				row(e.ID, strings.TrimPrefix(string(e.Status), "dlq_"), e.Queue, e.Kind, text(e.ErrorClass), text(e.ErrorType), ago(e.LastFailedAt)+" ago", shorten(text(e.ErrorMessage), 60), text(e.Next))
 			}
 			sayStopped(cmd.ErrOrStderr(), page.AutomaticStopped)
-			if err := w.Flush(); err != nil || page.Next == "" {
+			if err := w.Flush(); err != nil {
 				return err
 			}
-			_, err := fmt.Fprintln(cmd.ErrOrStderr(), "more: --cursor", page.Next)
+			if page.Count != nil {
+				sayf(cmd.ErrOrStderr(), "%s%d dead letters\n", map[bool]string{true: "at least "}[page.Count.AtLeast], page.Count.Entries)
+			}
+			if page.Next == "" {
+				return nil
+			}
+			if page.SearchedTo != nil {
+				sayf(cmd.ErrOrStderr(), "looked at what failed until %s\n", stamp(*page.SearchedTo))
+			}
+			_, err = fmt.Fprintln(cmd.ErrOrStderr(), "more: --cursor", page.Next)
 			return err
 		},
 	}
@@ -348,6 +375,8 @@ func newList() *cobra.Command {
 		filters[f.name] = cmd.Flags().String(f.flag, "", f.help)
 	}
 	cmd.Flags().IntVar(&limit, "limit", 50, "entries in a page, at most 500")
+	cmd.Flags().StringVar(&view, "view", "", "what a saved view chooses (dlqd views)")
+	cmd.Flags().BoolVar(&count, "count", false, "say how many there are, up to 10,000")
 	return cmd
 }
 

@@ -96,7 +96,7 @@ func TestFlags_ofTheAPIsCommandsAreActedOnOrRefused(t *testing.T) {
 		case strings.HasPrefix(argument, "["):
 			forms = [][]string{nil, {testEntry}}
 		case argument != "" && !strings.HasPrefix(argument, "("):
-			forms = [][]string{{testEntry}}
+			forms = [][]string{slices.Repeat([]string{testEntry}, len(strings.Fields(argument)))}
 		}
 		for _, form := range forms {
 			base := slices.Concat(path, form, needs[strings.Join(path, " ")])
@@ -151,7 +151,7 @@ func TestFlags_ofOtherCommandsAreKnown(t *testing.T) {
 		policy   = "config-dir destination env"                                               // TestFlags_ofAPolicy, config_test.go
 	)
 	known := map[string]string{
-		"serve":           database + " " + policy + " allowed-host allowed-origin api archive dlq-workers insecure listen log-level max-body-bytes max-connections max-conns max-requests otlp-endpoint poll-interval poll-only process rate-limit stop-timeout tls-cert tls-client-ca tls-key", // TestFlags_ofServe, main_test.go
+		"serve":           database + " " + policy + " allowed-host allowed-origin api archive dlq-workers insecure listen log-format log-level max-body-bytes max-connections max-conns max-requests otlp-endpoint poll-interval poll-only process rate-limit stop-timeout tls-cert tls-client-ca tls-key", // TestFlags_ofServe, main_test.go
 		"demo":            "alerts postgres-bin",
 		"receiver":        "listen troubles",
 		"config check":    "env",

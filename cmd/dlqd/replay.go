@@ -10,14 +10,17 @@ import (
 	"net/url"
 	"os"
 	"reflect"
+	"strings"
 	"sync"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/spf13/cobra"
 	"github.com/vbauerster/mpb/v8"
 	"github.com/vbauerster/mpb/v8/decor"
 
 	"github.com/dlqd/dlqd/internal/api"
+	"github.com/dlqd/dlqd/internal/filter"
 	"github.com/dlqd/dlqd/internal/replay"
 )
 
@@ -53,9 +56,37 @@ func (f *filterFlags) register(cmd *cobra.Command) {
 	flags.StringVar(&f.payload, "payload-contains", "", "whose payload contains this JSON")
 }
 
-// filter is the filter that the flags name.
-func (f *filterFlags) filter() (api.EntryFilter, error) {
+// isID reports whether a command is given the id of one dead letter. What is neither that nor a filter is refused: a mistyped id must
+// not choose what happens to have it in its error.
+func isID(args []string) (bool, error) {
+	if len(args) != 1 {
+		return false, nil
+	}
+	if _, err := uuid.Parse(args[0]); err == nil {
+		return true, nil
+	}
+	if !strings.ContainsAny(args[0], `:"`) {
+		return false, &usageError{fmt.Errorf(`%s: is neither the id of a dead letter nor a filter, such as 'status:manual queue:payments'; a text of its error is "%s", in quotes`, args[0], args[0])}
+	}
+	return false, nil
+}
+
+// textOf is the filter that arguments are, once it is understood.
+func textOf(args []string) (string, error) {
+	text := strings.Join(args, " ")
+	if _, err := filter.Parse(text, "me"); err != nil { // who that is, the API knows
+		return "", &usageError{err}
+	}
+	return text, nil
+}
+
+// filter is the filter that the flags name, and arguments are.
+func (f *filterFlags) filter(args []string) (api.EntryFilter, error) {
 	out := f.EntryFilter
+	var err error
+	if out.Q, err = textOf(args); err != nil {
+		return out, err
+	}
 	for _, date := range []*string{&out.After, &out.Before} {
 		if at, err := time.Parse(time.DateOnly, *date); err == nil {
 			*date = at.UTC().Format(time.RFC3339)
@@ -68,7 +99,6 @@ func (f *filterFlags) filter() (api.EntryFilter, error) {
 		out.MaxRetryCount = &f.maxRetryMax
 	}
 	if f.payload != "" {
-		var err error
 		if out.Payload, err = jsonFlag("payload-contains", f.payload); err != nil {
 			return out, err
 		}
@@ -76,9 +106,9 @@ func (f *filterFlags) filter() (api.EntryFilter, error) {
 	return out, nil
 }
 
-// chosen is the filter that the flags name, which must name something unless all is meant.
-func (f *filterFlags) chosen(all bool) (api.EntryFilter, error) {
-	out, err := f.filter()
+// chosen is the filter that the flags name, and arguments are, which must name something unless all is meant.
+func (f *filterFlags) chosen(args []string, all bool) (api.EntryFilter, error) {
+	out, err := f.filter(args)
 	if err == nil && !all && reflect.ValueOf(out).IsZero() {
 		err = &usageError{errors.New("an empty filter chooses every entry: choose some (--help says how), or say so with --all")}
 	}
@@ -97,30 +127,33 @@ func jsonFlag(name, value string) (json.RawMessage, error) {
 func newReplay() *cobra.Command { //nolint:gocognit // flags, one after the other
 	var c client
 	var many api.ReplayRequest
-	var filter filterFlags
+	var chosen filterFlags
 	var payload, patch, mergePatch string
 	var detach, newest bool
 	cmd := &cobra.Command{
-		Use:   "replay [ID]",
-		Short: "Redeliver a dead letter now, or every one that the flags choose",
+		Use:   "replay [ID | FILTER]",
+		Short: "Redeliver a dead letter now, or every one that a filter chooses",
 		Long: "With an ID, replay redelivers that dead letter, edited if --payload or a patch is given. Without one, it starts a replay run in the\n" +
-			"server over all that the flags choose, and follows it; a run goes on when this command ends. --dry-run says first what\n" +
+			"server over all that a filter and the flags choose, and follows it; a run goes on when this command ends. --dry-run says first what\n" +
 			"it would do. Choosing everything needs --all.",
-		Args: cobra.MaximumNArgs(1),
+		Example: "  dlqd replay 'status:manual queue:payments class:outage age:<2d' --dry-run",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if patch != "" {
 				if err := json.Unmarshal([]byte(patch), &many.Patch); err != nil {
 					return &usageError{fmt.Errorf("--patch: %w", err)}
 				}
 			}
-			var err error
+			one, err := isID(args)
+			if err != nil {
+				return err
+			}
 			if mergePatch != "" {
 				if many.MergePatch, err = jsonFlag("merge-patch", mergePatch); err != nil {
 					return err
 				}
 			}
 			many.Actor = actor()
-			if len(args) == 1 {
+			if one {
 				if err := actsOn(cmd, "with an ID", "note", "force", "payload", "patch", "merge-patch", "to-destination", "dry-run", "json", "api-url"); err != nil {
 					return err
 				}
@@ -141,7 +174,7 @@ func newReplay() *cobra.Command { //nolint:gocognit // flags, one after the othe
 			if err := ignores(cmd, "without an ID", "payload"); err != nil {
 				return err
 			}
-			if many.Filter, err = filter.chosen(many.All); err != nil {
+			if many.Filter, err = chosen.chosen(args, many.All); err != nil {
 				return err
 			}
 			if newest {
@@ -162,7 +195,7 @@ func newReplay() *cobra.Command { //nolint:gocognit // flags, one after the othe
 		},
 	}
 	c.register(cmd)
-	filter.register(cmd)
+	chosen.register(cmd)
 	flags := cmd.Flags()
 	flags.StringVar(&many.Note, "note", "", "why")
 	flags.BoolVar(&many.Force, "force", false, "replay although an equal job is live, or a destination is in trouble")
@@ -200,7 +233,7 @@ func (c *client) replayOne(cmd *cobra.Command, id string, whole json.RawMessage,
 
 // previewOne says what a replay of one dead letter would do: as a run of that one alone, which another payload patches whole.
 func (c *client) previewOne(cmd *cobra.Command, id string, payload json.RawMessage, in *api.ReplayRequest) error {
-	in.Filter = api.EntryFilter{IDs: []string{id}}
+	in.Filter.IDs = []string{id}
 	if payload != nil {
 		whole, err := json.Marshal(map[string]any{"op": "replace", "path": "", "value": payload})
 		if err != nil {

@@ -31,7 +31,7 @@ type report struct {
 	Queues     api.Report[analytics.QueueStats] `json:"queues"`
 	Times      api.Report[analytics.Times]      `json:"times"`
 	ErrorTypes api.Report[analytics.ErrorType]  `json:"errorTypes"`
-	Groups     api.Report[analytics.Group]      `json:"groups"`
+	Groups     api.Report[analytics.TopGroup]   `json:"groups"`
 }
 
 func newStats() *cobra.Command {

@@ -143,12 +143,13 @@ LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     RETURN p_scope IS NULL
         OR p_subject LIKE 'queue %' AND dlq.in_scope(substr(p_subject, length('queue ') + 1), NULL, p_scope)
+        OR p_subject LIKE 'group %' AND dlq.in_scope(regexp_replace(substr(p_subject, length('group ') + 1), ' [^ ]*$', ''), NULL, p_scope)
         OR p_subject LIKE 'circuit breaker queue:%' AND dlq.in_scope(substr(p_subject, length('circuit breaker queue:') + 1), NULL, p_scope)
         OR p_subject LIKE 'replay run %' AND EXISTS (SELECT FROM dlq.replay_runs r WHERE r.id = dlq.to_uuid(substr(p_subject, length('replay run ') + 1)) AND dlq.scope_within(r.scope, p_scope))
         OR p_subject LIKE 'approval %' AND EXISTS (SELECT FROM dlq.approvals a WHERE a.id = dlq.to_uuid(substr(p_subject, length('approval ') + 1)) AND dlq.scope_within(a.scope, p_scope));
 END
 $$;
-COMMENT ON FUNCTION dlq.act_in_scope IS 'Whether who is limited to a scope may see what was done to something that is no entry (dlq.acts.subject): to a queue, its circuit breaker, a replay run, or a request for approval.';
+COMMENT ON FUNCTION dlq.act_in_scope IS 'Whether who is limited to a scope may see what was done to something that is no entry (dlq.acts.subject): to a queue, its circuit breaker, a failure group of it, a replay run, or a request for approval.';
 
 -- As of which entries somebody knows nothing, they hear the same as of those that are not there.
 CREATE OR REPLACE FUNCTION dlq.ids_in_scope(p_ids uuid[]) RETURNS uuid[]

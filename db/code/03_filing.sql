@@ -143,12 +143,13 @@ BEGIN
                i.original_event, f.error_message, f.error_type, f.error_code, coalesce(d.error_class, f.error_class), f.error_class, f.error_stack_trace, f.error_context, d.fingerprint,
                f.retry_history, i.retry_count, i.max_retries, coalesce(nullif(d.max_retries, 0), i.dlq_max_retries), coalesce(d.status::dlq.dead_letter_status, 'dlq_pending'), d.strategy::dlq.strategy, d.rule,
                CASE WHEN d.status = 'dlq_manual' THEN NULL ELSE coalesce(d.next_retry_at, i.next_retry_at, now()) END, CASE WHEN d.status = 'dlq_pending' THEN nullif(d.waiting_for, '') END,
-               i.ordering_key, nullif(d.assignee, ''), p_config_version, i.unique_key, i.unique_states, i.metadata,
+               i.ordering_key, coalesce(k.owner, nullif(d.assignee, '')), p_config_version, i.unique_key, i.unique_states, i.metadata,
                CASE WHEN d.status <> 'dlq_pending' THEN '{"moved": true}'::jsonb END, i.captured_by, f.first_failed_at, i.last_failed_at, i.created_at, clock_timestamp(), now(), 'open'
         FROM unnest(p_ids, p_statuses, p_strategies, p_error_classes, p_rules, p_fingerprints, p_next_retry_ats, p_waiting_fors, p_max_retries, p_priorities, p_tags, p_assignees)
              AS d (id, status, strategy, error_class, rule, fingerprint, next_retry_at, waiting_for, max_retries, priority, tags, assignee)
         JOIN dlq.dead_letter_inbox i ON i.id = d.id
         CROSS JOIN LATERAL dlq.describe_failure(i.retry_history, i.metadata, i.retry_count, i.last_failed_at) f
+        LEFT JOIN dlq.group_marks k ON k.queue = i.queue AND k.fingerprint = d.fingerprint
         WHERE (SELECT m.entry_id FROM dlq.entry_jobs m WHERE m.job_id = i.river_job_id AND m.job_created_at = i.job_created_at) IS NULL
            OR NOT dlq.is_repeat(i.river_job_id, i.job_created_at)
         ON CONFLICT DO NOTHING

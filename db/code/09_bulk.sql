@@ -20,6 +20,26 @@ LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
 $$;
 COMMENT ON FUNCTION dlq.scope_where IS 'The condition that a row e is in a scope (dlq.scope), to be put after others.';
 
+-- What a filter has of a field: one value, or a list of them. (Immutable, so that a plan knows the values, which are in a parameter.)
+CREATE OR REPLACE FUNCTION dlq.filter_words(p_filter jsonb, p_key text) RETURNS text[]
+LANGUAGE sql IMMUTABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT ARRAY(SELECT coalesce(w, '') FROM jsonb_array_elements_text(CASE jsonb_typeof(p_filter -> p_key) WHEN 'array' THEN p_filter -> p_key ELSE jsonb_build_array(p_filter -> p_key) END) w)
+$$;
+COMMENT ON FUNCTION dlq.filter_words IS 'The values of a field of a filter, which has one or a list of them.';
+
+CREATE OR REPLACE FUNCTION dlq.filter_patterns(p_filter jsonb, p_key text, p_part boolean DEFAULT false) RETURNS text[]
+LANGUAGE sql IMMUTABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT ARRAY(SELECT CASE WHEN p_part THEN '%' || k || '%' ELSE replace(k, '*', '%') END
+                 FROM (SELECT replace(replace(replace(w, '\', '\\'), '%', '\%'), '_', '\_') FROM unnest(dlq.filter_words(p_filter, p_key)) w) l (k))
+$$;
+COMMENT ON FUNCTION dlq.filter_patterns IS 'The values of a field of a filter as patterns of LIKE: of texts in which * stands for any text or, with p_part, of what has them anywhere.';
+
+CREATE OR REPLACE FUNCTION dlq.filter_path(p_keys jsonb) RETURNS jsonpath
+LANGUAGE sql IMMUTABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT ('lax $' || string_agg('.' || to_jsonb(k.key)::text, '' ORDER BY k.place) || '[*]')::jsonpath FROM jsonb_array_elements_text(p_keys) WITH ORDINALITY k (key, place)
+$$;
+COMMENT ON FUNCTION dlq.filter_path IS 'The path of a place in payloads, given as its keys, the outermost first: arrays are looked through.';
+
 -- filter_where makes a condition of a filter. Its text is made of constants and names of states: whatever else the filter
 -- holds is read from the parameter $1, never put into the text.
 CREATE OR REPLACE FUNCTION dlq.filter_where(p_filter jsonb) RETURNS text
@@ -27,55 +47,103 @@ LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     v_key   text;
     v_where text := 'true';
-    v_words constant text := 'ARRAY(SELECT jsonb_array_elements_text(CASE jsonb_typeof($1 -> %1$L) WHEN ''array'' THEN $1 -> %1$L ELSE jsonb_build_array($1 -> %1$L) END))';
+    v_words text[];
+    v_among text; -- the condition that a column has one of the values
+    v_like  text; -- likewise, where they may be patterns
+    v_mask  constant jsonb := dlq.mask();
+    v_event constant text := 'CASE WHEN e.job_kind = ''dlqd_message'' THEN e.original_event -> ''payload'' ELSE e.original_event END';
 BEGIN
     IF jsonb_typeof(p_filter) IS DISTINCT FROM 'object' THEN
         RAISE EXCEPTION 'filter: must be a JSON object' USING ERRCODE = 'DLQ04';
     END IF;
     FOR v_key IN SELECT jsonb_object_keys(p_filter) LOOP
+        v_words := dlq.filter_words(p_filter, v_key);
+        -- (One value is compared as such: an index then has the entries in order.)
+        v_among := CASE WHEN cardinality(v_words) = 1 THEN format(' = (dlq.filter_words($1, %L))[1]', v_key) ELSE format(' = ANY (dlq.filter_words($1, %L))', v_key) END;
+        v_like := CASE WHEN position('*' IN array_to_string(v_words, '')) > 0 THEN format(' LIKE ANY (dlq.filter_patterns($1, %L))', v_key) ELSE v_among END;
         v_where := v_where || ' AND ' || CASE v_key
             -- Names of the types' own values, written out: partitions that hold none of them are left out of the plan, and not locked.
             WHEN 'status'        THEN (
                 SELECT format('e.status IN (%s) AND e.stage IN (%s)', coalesce(string_agg(quote_literal(s.word::dlq.dead_letter_status), ', '), 'NULL'),
                               coalesce(string_agg(DISTINCT quote_literal(dlq.stage_of(s.word::dlq.dead_letter_status)) || CASE s.word WHEN 'dlq_pending' THEN ', ''inbox''' ELSE '' END, ', '), 'NULL'))
-                FROM jsonb_array_elements_text(CASE jsonb_typeof(p_filter -> v_key) WHEN 'array' THEN p_filter -> v_key ELSE jsonb_build_array(p_filter -> v_key) END) s (word))
-            WHEN 'queue'         THEN 'e.queue = ANY (' || format(v_words, v_key) || ')'
-            WHEN 'kind'          THEN 'e.kind LIKE ANY (ARRAY(SELECT replace(replace(replace(replace(k, ''\'', ''\\''), ''%'', ''\%''), ''_'', ''\_''), ''*'', ''%'') FROM unnest(' || format(v_words, v_key) || ') k))'
-            WHEN 'errorType'     THEN 'e.error_type = ANY (' || format(v_words, v_key) || ')'
-            WHEN 'errorClass'    THEN 'e.error_class = ANY (' || format(v_words, v_key) || ')'
-            WHEN 'errorCode'     THEN 'e.error_code = ANY (' || format(v_words, v_key) || ')'
-            WHEN 'fingerprint'   THEN 'e.fingerprint = ANY (' || format(v_words, v_key) || ')'
-            WHEN 'source'        THEN 'e.source = ANY (' || format(v_words, v_key) || ')'
-            WHEN 'subscriberId'  THEN 'e.subscriber_id = ANY (' || format(v_words, v_key) || ')'
-            WHEN 'tags'          THEN 'e.tags @> ' || format(v_words, v_key)
-            WHEN 'ids'           THEN 'e.id = ANY (' || format(v_words, v_key) || '::uuid[])'
+                FROM unnest(v_words) s (word))
+            WHEN 'queue'         THEN 'e.queue' || v_like
+            WHEN 'kind'          THEN 'e.kind' || v_like
+            WHEN 'errorType'     THEN 'e.error_type' || v_among
+            WHEN 'errorClass'    THEN 'e.error_class' || v_among
+            WHEN 'errorCode'     THEN 'e.error_code' || v_among
+            -- Where something is masked, in what is seen, too.
+            WHEN 'errorMessage'  THEN 'e.error_message ILIKE ALL (dlq.filter_patterns($1, ''errorMessage'', true))' || CASE WHEN v_mask ?| '{where,patterns}' THEN
+                format(' AND dlq.masked_text(e.error_message, %1$L, dlq.sensitive_values(e.original_event, e.edited_event, e.metadata, e.job_kind, %1$L)) ILIKE ALL (dlq.filter_patterns($1, ''errorMessage'', true))', v_mask) ELSE '' END
+            -- A fingerprint has 16 hexadecimal digits, which sort as such; fewer are its first ones.
+            WHEN 'fingerprint'   THEN CASE WHEN (SELECT bool_and(length(w) >= 16) FROM unnest(v_words) w) THEN 'e.fingerprint' || v_among ELSE (
+                SELECT '(' || coalesce(string_agg(format(CASE WHEN w ~ '^[0-9a-f]{1,15}$'
+                    THEN '(e.fingerprint >= (dlq.filter_words($1, ''fingerprint''))[%1$s] AND e.fingerprint < (dlq.filter_words($1, ''fingerprint''))[%1$s] || ''g'')'
+                    ELSE 'starts_with(e.fingerprint, (dlq.filter_words($1, ''fingerprint''))[%1$s])' END, i), ' OR '), 'false') || ')'
+                FROM unnest(v_words) WITH ORDINALITY u (w, i)) END
+            WHEN 'rule'          THEN 'e.rule' || v_among
+            WHEN 'strategy'      THEN 'e.strategy = ANY (dlq.filter_words($1, ''strategy'')::dlq.strategy[])'
+            WHEN 'waitingFor'    THEN 'e.status = ''dlq_pending'' AND split_part(e.waiting_for, '':'', 1)' || v_among
+            WHEN 'failedIn'      THEN 'CASE WHEN jsonb_path_exists(e.replay_attempts, ''$[*] ? (@.outcome != "completed")'') THEN ''redelivery'' ELSE ''job'' END' || v_among
+            WHEN 'assignee'      THEN CASE WHEN '' = ANY (v_words) THEN 'coalesce(e.assigned_to, '''')' ELSE 'e.assigned_to' END || v_among
+            WHEN 'source'        THEN 'e.source' || v_among
+            WHEN 'subscriberId'  THEN 'e.subscriber_id' || v_among
+            WHEN 'tags'          THEN 'e.tags @> dlq.filter_words($1, ''tags'')'
+            WHEN 'ids'           THEN 'e.id = ANY (dlq.filter_words($1, ''ids'')::uuid[])'
+            WHEN 'messageId'     THEN 'e.event_id' || v_among
+            WHEN 'jobId'         THEN '(e.river_job_id = ANY (dlq.filter_words($1, ''jobId'')::bigint[]) OR e.id = ANY (ARRAY(SELECT j.entry_id FROM dlq.entry_jobs j WHERE j.job_id = ANY (dlq.filter_words($1, ''jobId'')::bigint[]))))'
             WHEN 'after'         THEN 'e.id >= dlq.first_id(($1 ->> ''after'')::timestamptz)'
             WHEN 'before'        THEN 'e.id < dlq.first_id(($1 ->> ''before'')::timestamptz)'
+            WHEN 'minAge'        THEN 'e.id < dlq.first_id(now() - ($1 ->> ''minAge'')::interval)'
             WHEN 'maxAge'        THEN 'e.id >= dlq.first_id(now() - ($1 ->> ''maxAge'')::interval)'
             WHEN 'minRetryCount' THEN 'e.dlq_retry_count >= ($1 ->> ''minRetryCount'')::integer'
             WHEN 'maxRetryCount' THEN 'e.dlq_retry_count <= ($1 ->> ''maxRetryCount'')::integer'
-            WHEN 'payload'       THEN 'CASE WHEN e.job_kind = ''dlqd_message'' THEN e.original_event -> ''payload'' ELSE e.original_event END @> ($1 -> ''payload'')'
+            WHEN 'payload'       THEN v_event || ' @> ($1 -> ''payload'')'
+            WHEN 'payloadAt'     THEN (
+                SELECT coalesce(string_agg(format('EXISTS (SELECT FROM jsonb_path_query(%1$s, dlq.filter_path($1 #> ''{payloadAt,%2$s,path}'')) v WHERE v #>> ''{}'' = ANY (dlq.filter_words($1 #> ''{payloadAt,%2$s}'', ''values'')))', v_event, i), ' AND '), 'false')
+                FROM generate_series(0, jsonb_array_length(p_filter -> 'payloadAt') - 1) i)
         END;
         IF v_where IS NULL THEN
             RAISE EXCEPTION 'filter: there is no field %', v_key USING ERRCODE = 'DLQ04',
-                HINT = 'There are status, queue, kind, errorType, errorClass, errorCode, fingerprint, source, subscriberId, tags, ids, after, before, maxAge, minRetryCount, maxRetryCount and payload.';
+                HINT = 'There are status, queue, kind, errorType, errorClass, errorCode, errorMessage, fingerprint, rule, strategy, waitingFor, failedIn, assignee, source, subscriberId, tags, ids, messageId, jobId, after, before, minAge, maxAge, minRetryCount, maxRetryCount, payload and payloadAt.';
+        END IF;
+        -- Workers find these out when they file an entry.
+        IF v_key IN ('errorType', 'errorClass', 'errorCode', 'fingerprint', 'rule', 'strategy', 'waitingFor') THEN
+            v_where := v_where || ' AND e.stage <> ''inbox''';
         END IF;
         -- Who may not see a thing must not find it by asking, either.
-        IF v_key IN ('payload', 'subscriberId', 'tags') AND dlq.is_reader()
-            AND (CASE v_key WHEN 'payload' THEN 'original_event' WHEN 'subscriberId' THEN 'subscriber_id' ELSE v_key END = ANY (dlq.hidden_columns()) OR dlq.mask(false) IS NOT NULL) THEN
+        IF v_key IN ('payload', 'payloadAt', 'subscriberId', 'tags') AND dlq.is_reader()
+            AND (CASE v_key WHEN 'payload' THEN 'original_event' WHEN 'payloadAt' THEN 'original_event' WHEN 'subscriberId' THEN 'subscriber_id' ELSE v_key END = ANY (dlq.hidden_columns()) OR dlq.mask(false) IS NOT NULL)
+            OR v_key = 'errorMessage' AND 'error_message' = ANY (dlq.hidden_columns()) THEN
             RAISE EXCEPTION 'filter: you may not look for a %: it is sensitive', v_key USING ERRCODE = 'DLQ06', HINT = 'An operator may.';
         END IF;
-        IF v_key = 'maxAge' AND (p_filter ->> 'maxAge')::interval < interval '0' THEN
-            RAISE EXCEPTION 'filter: maxAge % is negative', p_filter ->> 'maxAge' USING ERRCODE = 'DLQ04';
+        IF v_key IN ('minAge', 'maxAge') AND (p_filter ->> v_key)::interval < interval '0' THEN
+            RAISE EXCEPTION 'filter: % % is negative', v_key, p_filter ->> v_key USING ERRCODE = 'DLQ04';
+        ELSIF v_key IN ('errorMessage', 'fingerprint') AND '' = ANY (v_words) THEN
+            RAISE EXCEPTION 'filter: % is empty', v_key USING ERRCODE = 'DLQ04';
+        ELSIF v_key = 'waitingFor' AND NOT v_words <@ '{automatic,condition,pace,order}' OR v_key = 'failedIn' AND NOT v_words <@ '{job,redelivery}' THEN
+            RAISE EXCEPTION 'filter: there is no such % as %', v_key, p_filter -> v_key USING ERRCODE = 'DLQ04',
+                HINT = CASE v_key WHEN 'failedIn' THEN 'There are job and redelivery.' ELSE 'There are automatic, condition, pace and order.' END;
+        ELSIF v_key = 'payloadAt' AND NOT coalesce((SELECT bool_and(jsonb_typeof(p -> 'path') = 'array' AND p -> 'path' <> '[]' AND jsonb_typeof(p -> 'values') = 'array') FROM jsonb_array_elements(p_filter -> 'payloadAt') p), false) THEN
+            RAISE EXCEPTION 'filter: payloadAt is %', p_filter -> 'payloadAt' USING ERRCODE = 'DLQ04', HINT = 'It is such as [{"path": ["customer", "id"], "values": ["cus_81"]}].';
         END IF;
     END LOOP;
     IF dlq.approved() IS NOT NULL THEN
         v_where := v_where || format(' AND e.id IN (SELECT x.entry_id FROM dlq.approval_entries x WHERE x.approval_id = %L AND x.done_at IS NULL)', dlq.approved());
     END IF;
     RETURN v_where || dlq.scope_where(dlq.scope());
+EXCEPTION WHEN data_exception THEN
+    RAISE EXCEPTION 'filter: %', SQLERRM USING ERRCODE = 'DLQ04';
 END
 $$;
 COMMENT ON FUNCTION dlq.filter_where IS 'The condition of a filter, on a row e and the filter as parameter $1: of what is in the scope of the caller (dlq.scope) and, where dlqd carries out an approval, of what that froze.';
+
+CREATE OR REPLACE FUNCTION dlq.filter_bounds(p_filter jsonb, OUT first uuid, OUT below uuid)
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT greatest(dlq.first_id((p_filter ->> 'after')::timestamptz), dlq.first_id(now() - (p_filter ->> 'maxAge')::interval)),
+           least(dlq.first_id((p_filter ->> 'before')::timestamptz), dlq.first_id(now() - (p_filter ->> 'minAge')::interval))
+$$;
+COMMENT ON FUNCTION dlq.filter_bounds IS 'What the times of a filter say of ids: from first on, and less than below; null for no bound.';
 
 -- find_ids walks entries in id order, so that a caller goes on after the last one it got. (It and dlq.preview work as the schema's owner:
 -- filters ask what their caller may not read.)
@@ -112,7 +180,9 @@ BEGIN
         SELECT FROM jsonb_each(p_filter) f CROSS JOIN LATERAL (SELECT f.value #>> '{}') t (text) WHERE CASE f.key
             WHEN 'payload' THEN f.value NOT IN ('{}', '[]') -- every object contains {}
             WHEN 'tags' THEN f.value <> '[]'
-            WHEN 'kind' THEN NOT EXISTS (SELECT FROM jsonb_array_elements_text(CASE jsonb_typeof(f.value) WHEN 'array' THEN f.value ELSE jsonb_build_array(f.value) END) k WHERE k ~ '^[*]+$')
+            WHEN 'kind' THEN NOT EXISTS (SELECT FROM unnest(dlq.filter_words(p_filter, 'kind')) k WHERE k ~ '^[*]+$')
+            WHEN 'queue' THEN NOT EXISTS (SELECT FROM unnest(dlq.filter_words(p_filter, 'queue')) k WHERE k ~ '^[*]+$')
+            WHEN 'failedIn' THEN NOT f.value @> '["job", "redelivery"]'
             WHEN 'status' THEN NOT f.value @> to_jsonb(enum_range(NULL::dlq.dead_letter_status))
             WHEN 'minRetryCount' THEN t.text::numeric > 0
             WHEN 'maxRetryCount' THEN t.text::numeric < 1000000
@@ -120,6 +190,7 @@ BEGIN
             WHEN 'after' THEN t.text::timestamptz > '1970-01-01Z'
             WHEN 'before' THEN t.text::timestamptz <= now()
             WHEN 'maxAge' THEN now() - t.text::interval > '1970-01-01Z'
+            WHEN 'minAge' THEN t.text::interval > '0'
             ELSE true END);
 EXCEPTION WHEN data_exception THEN
     RETURN false; -- a value that is none: whoever uses the filter is told so

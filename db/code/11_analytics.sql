@@ -312,6 +312,7 @@ LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
     DELETE FROM dlq.rollup_sources WHERE bucket < p_now - CASE step WHEN 'week' THEN interval '1100 days' WHEN 'day' THEN interval '400 days' ELSE interval '35 days' END;
     DELETE FROM dlq.rollup_groups  WHERE bucket < p_now - CASE step WHEN 'week' THEN interval '1100 days' WHEN 'day' THEN interval '400 days' ELSE interval '35 days' END;
     DELETE FROM dlq.failure_groups WHERE open <= 0 AND last_seen < p_now - interval '400 days';
+    DELETE FROM dlq.group_marks m WHERE NOT EXISTS (SELECT FROM dlq.failure_groups g WHERE g.queue = m.queue AND g.fingerprint = m.fingerprint);
 $$;
 COMMENT ON FUNCTION dlq.trim_rollups IS 'Deletes rollups that are finer than their age deserves: minutes after three days, hours after 400. Days and weeks stay; but of error types, sources and failure groups hours go after 35 days, days after 400, weeks after 1,100, and a group without open entries after 400.';
 

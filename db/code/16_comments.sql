@@ -38,6 +38,10 @@ BEGIN
             ('^job_facts_job$', 'The facts of a job, in their order.'),
             ('^ordered_jobs_job_id', 'The place of a job.'),
             ('^tokens_hash', 'Finds a token.'),
+            ('^saved_views_shared$', 'A name is shared once.'),
+            ('^sessions_hash', 'Finds a session.'),
+            ('^sessions_previous_hash', 'Finds a session by what its cookie held before.'),
+            ('^sessions_name$', 'The sessions of somebody.'),
             ('^approvals_open$', 'Requests about which nobody has decided, or that are to be carried out.'),
             ('^replay_runs_active$', 'Runs that have something to do.'),
             ('^replay_run_entries_outcome$', 'Reports: how many ended how.'),
@@ -62,7 +66,7 @@ BEGIN
 
     -- A column of a view says what the table's of the same name says, or what is listed here.
     FOR v_object IN
-        SELECT c.oid::regclass AS name, a.attname AS of_column, coalesce(k.text, col_description('dlq.dead_letter_queue'::regclass, e.attnum), w.text, col_description('dlq.failure_groups'::regclass, g.attnum), col_description('dlq.rollup_flow'::regclass, f.attnum)) AS text
+        SELECT c.oid::regclass AS name, a.attname AS of_column, coalesce(k.text, col_description('dlq.dead_letter_queue'::regclass, e.attnum), w.text, col_description('dlq.failure_groups'::regclass, g.attnum), col_description('dlq.group_marks'::regclass, m.attnum), col_description('dlq.rollup_flow'::regclass, f.attnum)) AS text
         FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0
         LEFT JOIN (VALUES
             ('entries', 'next', 'What happens next, in words.'),
@@ -71,7 +75,9 @@ BEGIN
             ('failures_by_hour', 'weekday', 'Day of the week: 1 is Monday.'), ('failures_by_hour', 'hour', 'Hour of the day, in the session''s time zone.'),
             ('rates_by_hour', 'open', 'Open entries at the end of the hour.'),
             ('error_types', 'share', 'Its share of all, in percent.'), ('noisiest_sources', 'source', 'Who sent the messages.'), ('noisiest_sources', 'share', 'Its share of all, in percent.'),
-            ('oldest_entries', 'age', 'For how long it has been open.'), ('top_groups', 'in_window', 'Failures in the last seven days.'), ('top_groups', 'trend', 'Failures by day.'),
+            ('oldest_entries', 'age', 'For how long it has been open.'), ('groups', 'status', 'open, fixed (marked as that), regressed (it failed after that) or muted.'), ('groups', 'regressed', 'It was marked as fixed, and has failed after that; also while it is muted.'),
+            ('groups', 'in_window', 'Failures in the last 24 hours.'), ('groups', 'trend', 'Failures by hour.'), ('groups', 'mute_left', 'After so many more failures the mute ends; null for no number.'), ('groups', 'place', 'Its place in the order, for the next page.'),
+            ('top_groups', 'in_window', 'Failures in the last seven days.'), ('top_groups', 'trend', 'Failures by day.'),
             ('replay_success', 'failed', 'Redeliveries that failed.'), ('replay_success', 'success', 'Percent of the redeliveries that ended well.'),
             ('retry_cost', 'attempts_per_capture', 'Attempts for each job that became a dead letter.'), ('retry_cost', 'wasted', 'Percent of all attempts and redeliveries that failed.'),
             ('rollup_lag', 'at', 'The rollups are exact as of then.'), ('rollup_lag', 'behind', 'How long ago that is.'), ('rollup_lag', 'rebuilt_at', 'When they were last made anew.'), ('rollup_lag', 'moves', 'Moves counted since then.'),
@@ -85,7 +91,8 @@ BEGIN
         LEFT JOIN (VALUES
             ('hour', 'The hour''s beginning (UTC).'), ('bucket', 'When the bucket begins (UTC).'), ('queue', 'The queue.'), ('error_class', 'The class.'), ('error_type', 'The type; '''' where the error has none.'), ('failures', 'Captures, and redeliveries that failed.')) w (of_column, text)
             ON w.of_column = a.attname AND c.relname NOT IN ('entries', 'visible_entries')
-        LEFT JOIN pg_attribute g ON g.attrelid = 'dlq.failure_groups'::regclass AND g.attname = a.attname AND g.attnum > 0 AND c.relname = 'top_groups'
+        LEFT JOIN pg_attribute g ON g.attrelid = 'dlq.failure_groups'::regclass AND g.attname = a.attname AND g.attnum > 0 AND c.relname IN ('groups', 'top_groups')
+        LEFT JOIN pg_attribute m ON m.attrelid = 'dlq.group_marks'::regclass AND m.attname = a.attname AND m.attnum > 0 AND c.relname = 'groups'
         WHERE c.relnamespace = v_schema AND c.relkind = 'v'
     LOOP
         EXECUTE format('COMMENT ON COLUMN %s.%I IS %L', v_object.name, v_object.of_column, v_object.text);

@@ -80,13 +80,32 @@ SELECT r.id, r.status::text AS status, r.newest_first, r.batch_size, r.rate, r.c
        CASE WHEN dlq.hidden_columns() && ARRAY['original_event', 'edited_event'] THEN jsonb_build_object('filter', r.filter - '{payload,subscriberId,tags}'::text[])
            ELSE dlq.masked_detail(jsonb_build_object('filter', r.filter) || CASE WHEN r.patch IS NULL THEN '{}' ELSE jsonb_build_object('patch', r.patch) END
                || CASE WHEN r.merge_patch IS NULL THEN '{}' ELSE jsonb_build_object('mergePatch', r.merge_patch) END, dlq.mask(false)) END::jsonb AS said,
-       coalesce(r.reason, '')::text AS reason, r.total, r.replayed, r.skipped, r.sending, r.created_at, r.updated_at, r.finished_at,
+       coalesce(r.reason, '')::text AS reason, r.total, r.replayed, r.skipped, r.sending, r.created_at, r.updated_at, r.finished_at, coalesce(r.origin, '')::text AS origin,
        (SELECT count(*) FROM dlq.replay_run_entries e WHERE e.run_id = r.id AND e.outcome = 'succeeded') AS succeeded,
        (SELECT count(*) FROM dlq.replay_run_entries e WHERE e.run_id = r.id AND e.outcome = 'failed') AS failed
 FROM dlq.replay_runs r WHERE r.id = @id AND dlq.scope_within(r.scope, dlq.scope());
 
 -- name: ReplayRuns :many
 SELECT id FROM dlq.replay_runs r WHERE dlq.scope_within(r.scope, (SELECT dlq.scope())) ORDER BY id DESC LIMIT @most::integer;
+
+-- name: ReplayEntries :many
+-- A page of the entries of a run, those that were captured last first, and what became of each in it. (to_go: under way, or its turn has
+-- not come.)
+WITH page AS MATERIALIZED (
+    SELECT x.entry_id, coalesce(x.outcome, 'to_go') AS outcome, x.detail, x.job_id, x.ended_at FROM dlq.replay_run_entries x
+    WHERE x.run_id = (SELECT r.id FROM dlq.replay_runs r WHERE r.id = @id AND dlq.scope_within(r.scope, dlq.scope()))
+      AND (@outcome::text = '' OR x.outcome = @outcome::text OR @outcome::text = 'to_go' AND x.outcome IS NULL)
+      AND (sqlc.narg('before')::uuid IS NULL OR x.entry_id < sqlc.narg('before')::uuid)
+    ORDER BY x.entry_id DESC LIMIT @most::integer
+)
+SELECT p.entry_id, p.outcome::text AS outcome, p.job_id, p.ended_at,
+       CASE WHEN dlq.hidden_columns() && ARRAY['error_message'] OR m.mask IS NOT NULL AND e.id IS NULL THEN ''
+            WHEN m.mask IS NULL THEN coalesce(p.detail, '')
+            ELSE coalesce(dlq.masked_text(p.detail, m.mask, dlq.sensitive_values(e.original_event, e.edited_event, e.metadata, e.job_kind, m.mask)), '') END::text AS detail,
+       coalesce(e.queue, '')::text AS queue, coalesce(e.kind, '')::text AS kind, coalesce(e.status::text, '')::text AS status, coalesce(e.fingerprint, '')::text AS fingerprint
+FROM page p CROSS JOIN (SELECT dlq.mask(false) AS mask) m
+LEFT JOIN dlq.dead_letter_queue e ON e.id = p.entry_id AND (e.closed_at IS NULL OR e.closed_at >= dlq.closed_since(ARRAY(SELECT l.entry_id FROM page l)))
+ORDER BY p.entry_id DESC;
 
 -- name: Replayable :one
 SELECT dlq.replayable(@filter::jsonb)::jsonb AS filter;

@@ -83,6 +83,8 @@ type Principal struct {
 	Grants []Grant
 	// TokenBy made the token by which they are known; empty where they are known otherwise.
 	TokenBy string
+	// Session is the id of the session by which they are known; empty where there is none.
+	Session string
 }
 
 // Anybody is who calls a dlqd that asks nobody who they are.

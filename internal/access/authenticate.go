@@ -27,6 +27,8 @@ type Rules struct {
 	Proxy  Proxy
 	OIDC   OIDC
 	Grants []UserGrant
+	// Sessions say how long people stay signed in with a browser; zero values mean the defaults.
+	Sessions SessionLimits
 }
 
 // principal is somebody, with what the grants say of them that name them.
@@ -80,13 +82,14 @@ type Authenticator struct {
 	attempts attempts
 }
 
-// looked is what a look at the tokens found.
+// looked is what a look at the tokens, or sessions, found.
 type looked struct {
 	at        time.Time
-	principal *Principal // nil: nobody
+	principal *Principal // who holds a token; nil: nobody
+	session   *session   // whose cookie it is; nil: nobody's
 }
 
-// tokenTTL is how long a look at the tokens counts: a revoked one is refused within it, and the time that a look takes.
+// tokenTTL is how long a look at the tokens and sessions counts: a revoked one is refused within it, and the time that a look takes.
 const tokenTTL = 3 * time.Second
 
 // maxKnown bounds the looks that are kept.
@@ -139,6 +142,9 @@ func (a *Authenticator) Authenticate(r *http.Request) (*Principal, error) {
 		}
 		return a.byToken(r, secret)
 	}
+	if p, err := a.bySession(r, &rules); p != nil || err != nil {
+		return p, err
+	}
 	// (A proxy may pass on by what it knows its users: Basic, for one.)
 	if p := byProxy(r, &rules); p != nil {
 		return p, nil
@@ -166,28 +172,38 @@ func (a *Authenticator) refuse(from string) error {
 }
 
 func (a *Authenticator) byToken(r *http.Request, secret string) (*Principal, error) {
-	from, key := door.Peer(r), [32]byte(hashOf(secret))
-	a.mu.Lock()
-	found := a.known[key]
-	a.mu.Unlock()
-	if time.Since(found.at) >= tokenTTL && wellFormed(secret) {
-		// Who comes from where many were refused lately asks the database one at a time.
-		if found.at.IsZero() && a.attempts.wait(from, time.Now()) > 0 {
-			done, err := a.queue(r.Context())
-			if err != nil {
-				return nil, err
-			}
-			defer done()
-		}
-		var err error
-		if found, err = a.look(r.Context(), key); err != nil {
-			return nil, err
-		}
+	key := [32]byte(hashOf(secret))
+	found, _, err := a.knownOr(r, key, wellFormed(secretPrefix, secret), func(ctx context.Context) (l looked, err error) {
+		l.principal, err = a.Tokens.find(ctx, key[:])
+		return l, err
+	})
+	if err != nil {
+		return nil, err
 	}
 	if found.principal == nil {
-		return nil, a.refuse(from)
+		return nil, a.refuse(door.Peer(r))
 	}
 	return found.principal, nil
+}
+
+// knownOr is what was found a moment ago or, if it can be anything at all, what is found now, which is then fresh.
+func (a *Authenticator) knownOr(r *http.Request, key [32]byte, possible bool, find func(context.Context) (looked, error)) (found looked, fresh bool, err error) {
+	a.mu.Lock()
+	found = a.known[key]
+	a.mu.Unlock()
+	if !possible || time.Since(found.at) < tokenTTL {
+		return found, false, nil
+	}
+	// Who comes from where many were refused lately asks the database one at a time.
+	if found.at.IsZero() && a.attempts.wait(door.Peer(r), time.Now()) > 0 {
+		done, err := a.queue(r.Context())
+		if err != nil {
+			return looked{}, false, err
+		}
+		defer done()
+	}
+	found, err = a.look(r.Context(), key, find)
+	return found, true, err
 }
 
 // queue waits until nobody else is in the queue.
@@ -206,16 +222,17 @@ func (a *Authenticator) queue(ctx context.Context) (done func(), err error) {
 	}
 }
 
-// look asks the database who holds a token: once for all requests that come meanwhile. Its answer counts from before it was asked.
-func (a *Authenticator) look(ctx context.Context, key [32]byte) (looked, error) {
+// look asks the database: once for all requests that come meanwhile. Its answer counts from before it was asked.
+func (a *Authenticator) look(ctx context.Context, key [32]byte, find func(context.Context) (looked, error)) (looked, error) {
 	flight := a.flights.DoChan(string(key[:]), func() (any, error) {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), tokenTTL)
 		defer cancel()
-		look := looked{at: time.Now()}
-		var err error
-		if look.principal, err = a.Tokens.find(ctx, key[:]); err != nil {
+		at := time.Now()
+		look, err := find(ctx)
+		if err != nil {
 			return nil, err
 		}
+		look.at = at
 		a.mu.Lock()
 		defer a.mu.Unlock()
 		if a.known == nil || len(a.known) >= maxKnown {

@@ -17,6 +17,7 @@ import (
 
 	"github.com/coreos/go-oidc/v3/oidc"
 	"github.com/go-jose/go-jose/v4"
+	"golang.org/x/oauth2"
 
 	"github.com/dlqd/dlqd/internal/door"
 )
@@ -28,7 +29,8 @@ type OIDC struct {
 	Audiences     []string // whom tokens are for: one of these
 	UsernameClaim string   // empty: the email if it is verified, else the subject
 	GroupsClaim   string
-	Scopes        []string // for which "dlqd login" asks
+	Scopes        []string // for which people are asked
+	ClientSecret  string   // of the client, for sessions; empty: it is a public one
 }
 
 // ErrProvider is of a token that cannot be judged now: the provider's keys are not known, and it does not answer.
@@ -104,6 +106,7 @@ type provider struct {
 
 	mu     sync.Mutex
 	keys   []jose.JSONWebKey
+	where  endpoints
 	got    time.Time     // when they were
 	asked  time.Time     // when the provider was asked last
 	asking chan struct{} // closed when it has answered; nil while it is not asked
@@ -128,12 +131,12 @@ func (p *provider) ask() <-chan struct{} {
 		defer close(done)
 		ctx, cancel := context.WithTimeout(context.Background(), providerTimeout)
 		defer cancel()
-		keys, err := fetchKeys(ctx, p.issuer)
+		keys, where, err := discover(ctx, p.issuer)
 		p.mu.Lock()
 		defer p.mu.Unlock()
 		switch {
 		case err == nil:
-			p.keys, p.got = keys, p.now()
+			p.keys, p.where, p.got = keys, where, p.now()
 			if p.err != nil {
 				p.logger.Info("the OpenID Connect provider answers again", "issuer", p.issuer)
 			}
@@ -166,40 +169,72 @@ func (p *provider) known() (keys []jose.JSONWebKey, age time.Duration, err error
 	return p.keys, age, p.err
 }
 
-func fetchKeys(ctx context.Context, issuer string) ([]jose.JSONWebKey, error) {
+// endpoints are where a provider has browsers sign in.
+type endpoints struct {
+	oauth2.Endpoint
+
+	secretInHeader bool // the client shows its secret there, and not in the form
+}
+
+// endpointNow is where people sign in, and how a client shows its secret if it has one. It fails with ErrProvider.
+func (p *provider) endpointNow(ctx context.Context, hasSecret bool) (oauth2.Endpoint, error) {
+	if keys, _, _ := p.known(); keys == nil {
+		wait(ctx, p.ask())
+		if keys, _, err := p.known(); keys == nil {
+			return oauth2.Endpoint{}, errors.Join(ErrProvider, err)
+		}
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	endpoint := p.where.Endpoint
+	if endpoint.AuthURL == "" || endpoint.TokenURL == "" {
+		return endpoint, errors.Join(ErrProvider, errors.New("it does not say where people sign in"))
+	}
+	endpoint.AuthStyle = oauth2.AuthStyleInParams
+	if hasSecret && p.where.secretInHeader {
+		endpoint.AuthStyle = oauth2.AuthStyleInHeader
+	}
+	return endpoint, nil
+}
+
+// discover asks a provider for its keys, and where people sign in.
+func discover(ctx context.Context, issuer string) (keys []jose.JSONWebKey, where endpoints, err error) {
 	client := ProviderClient()
 	discovered, err := oidc.NewProvider(oidc.ClientContext(ctx, client), issuer)
 	if err != nil {
-		return nil, err
+		return nil, where, err
 	}
 	var says struct {
-		JWKS string `json:"jwks_uri"`
+		JWKS  string   `json:"jwks_uri"`
+		Shows []string `json:"token_endpoint_auth_methods_supported"`
 	}
 	if err := discovered.Claims(&says); err != nil {
-		return nil, err
+		return nil, where, err
 	}
-	if err := CheckProviderURL(says.JWKS); err != nil {
-		return nil, fmt.Errorf("jwks_uri: %w", err)
+	where.Endpoint, where.secretInHeader = discovered.Endpoint(), says.Shows == nil || slices.Contains(says.Shows, "client_secret_basic")
+	for what, address := range map[string]string{"jwks_uri": says.JWKS, "authorization_endpoint": where.AuthURL, "token_endpoint": where.TokenURL} {
+		if err := CheckProviderURL(address); err != nil && (address != "" || what == "jwks_uri") {
+			return nil, where, fmt.Errorf("%s: %w", what, err)
+		}
 	}
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, says.JWKS, nil)
 	if err != nil {
-		return nil, err
+		return nil, where, err
 	}
 	response, err := client.Do(request)
 	if err != nil {
-		return nil, err
+		return nil, where, err
 	}
 	defer func() { _ = response.Body.Close() }()
 	if response.StatusCode != http.StatusOK {
-		return nil, fmt.Errorf("its keys: %s", response.Status)
+		return nil, where, fmt.Errorf("its keys: %s", response.Status)
 	}
 	var set struct {
 		Keys []json.RawMessage `json:"keys"`
 	}
 	if err := json.NewDecoder(io.LimitReader(response.Body, maxKeysBytes)).Decode(&set); err != nil {
-		return nil, fmt.Errorf("its keys: %w", err)
+		return nil, where, fmt.Errorf("its keys: %w", err)
 	}
-	var keys []jose.JSONWebKey
 	for _, raw := range set.Keys {
 		var key jose.JSONWebKey
 		// (Of a kind that nobody here knows, or not for signing: not ours.)
@@ -208,9 +243,9 @@ func fetchKeys(ctx context.Context, issuer string) ([]jose.JSONWebKey, error) {
 		}
 	}
 	if len(keys) == 0 {
-		return nil, errors.New("its keys: there is none that signs")
+		return nil, where, errors.New("its keys: there is none that signs")
 	}
-	return keys, nil
+	return keys, where, nil
 }
 
 var errSignature = errors.New("no key of the provider's made the signature")
@@ -282,34 +317,43 @@ func (s *signatures) VerifySignature(ctx context.Context, raw string) (payload [
 
 // who says who holds a token. It fails with ErrProvider, or with the reason why the token does not count, which is for the log alone.
 func (p *provider) who(ctx context.Context, rules *Rules, raw string) (*Principal, error) {
-	if len(raw) > maxJWT {
-		return nil, errors.New("is too long")
-	}
-	keys := &signatures{provider: p}
-	token, err := oidc.NewVerifier(p.issuer, keys, &oidc.Config{
-		SkipClientIDCheck: true, SupportedSigningAlgs: Algorithms(), Now: func() time.Time { return p.now().Add(-clockSkew) },
-	}).Verify(ctx, raw)
-	if errors.Is(keys.err, ErrProvider) {
-		return nil, keys.err
-	}
+	token, claims, err := p.verified(ctx, raw)
 	if err != nil {
 		return nil, err
 	}
 	if !slices.ContainsFunc(token.Audience, func(a string) bool { return slices.Contains(rules.OIDC.Audiences, a) }) {
 		return nil, fmt.Errorf("is for the audience %q", token.Audience)
 	}
-	claims := map[string]any{}
-	if err := token.Claims(&claims); err != nil {
-		return nil, err
-	}
-	if _, event := claims["events"]; event {
-		return nil, errors.New("is no ID token and no access token, but says what happened")
-	}
 	name, err := rules.OIDC.name(claims)
 	if err != nil {
 		return nil, err
 	}
 	return rules.user(name, ViaOIDC, texts(claims[rules.OIDC.GroupsClaim])), nil
+}
+
+// verified is what a token says, whoever it is for. It fails as who does.
+func (p *provider) verified(ctx context.Context, raw string) (*oidc.IDToken, map[string]any, error) {
+	if len(raw) > maxJWT {
+		return nil, nil, errors.New("is too long")
+	}
+	keys := &signatures{provider: p}
+	token, err := oidc.NewVerifier(p.issuer, keys, &oidc.Config{
+		SkipClientIDCheck: true, SupportedSigningAlgs: Algorithms(), Now: func() time.Time { return p.now().Add(-clockSkew) },
+	}).Verify(ctx, raw)
+	if errors.Is(keys.err, ErrProvider) {
+		return nil, nil, keys.err
+	}
+	if err != nil {
+		return nil, nil, err
+	}
+	claims := map[string]any{}
+	if err := token.Claims(&claims); err != nil {
+		return nil, nil, err
+	}
+	if _, event := claims["events"]; event {
+		return nil, nil, errors.New("is no ID token and no access token, but says what happened")
+	}
+	return token, claims, nil
 }
 
 // name is by which claim users are known.

@@ -11,6 +11,9 @@ import (
 // secretPrefix begins every token, so that scanners of repositories and logs know one when they see it.
 const secretPrefix = "dlqd_"
 
+// sessionPrefix begins what the cookie of a session holds, which is made likewise.
+const sessionPrefix = "dlqds_"
+
 // A token is the prefix, randomLength digits of base 62 (178 bits), and a checksum of checksumLength, so that a mistyped or made up
 // one is refused without asking the database.
 const (
@@ -21,7 +24,7 @@ const (
 const digits = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 
 // newSecret makes what a token is, and the hash that is kept of it. It is random enough that no salt or slow hash is needed.
-func newSecret() (secret string, hash []byte, err error) {
+func newSecret(prefix string) (secret string, hash []byte, err error) {
 	random := make([]byte, randomLength)
 	for i := range random {
 		n, err := rand.Int(rand.Reader, big.NewInt(int64(len(digits))))
@@ -30,7 +33,7 @@ func newSecret() (secret string, hash []byte, err error) {
 		}
 		random[i] = digits[n.Int64()]
 	}
-	secret = secretPrefix + string(random)
+	secret = prefix + string(random)
 	secret += checksum(secret)
 	return secret, hashOf(secret), nil
 }
@@ -49,9 +52,9 @@ func hashOf(secret string) []byte {
 	return hash[:]
 }
 
-// wellFormed reports whether something can be a token at all.
-func wellFormed(secret string) bool {
-	if len(secret) != len(secretPrefix)+randomLength+checksumLength || !strings.HasPrefix(secret, secretPrefix) {
+// wellFormed reports whether something can be a token, or what the cookie of a session holds, at all.
+func wellFormed(prefix, secret string) bool {
+	if len(secret) != len(prefix)+randomLength+checksumLength || !strings.HasPrefix(secret, prefix) {
 		return false
 	}
 	body := secret[:len(secret)-checksumLength]

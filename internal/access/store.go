@@ -15,14 +15,14 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres"
 )
 
-// Store keeps tokens.
+// Store keeps tokens and sessions.
 type Store struct {
 	pool    *pgxpool.Pool
 	schemas postgres.Schemas
 	queries *dbsqlc.Queries
 }
 
-// NewStore returns the tokens of a database.
+// NewStore returns the tokens and sessions of a database.
 func NewStore(pool *pgxpool.Pool, schemas postgres.Schemas) *Store {
 	return &Store{pool: pool, schemas: schemas, queries: dbsqlc.New(schemas.Rendered(pool))}
 }
@@ -32,7 +32,7 @@ var ErrNoToken = errors.New("there is no token with this id that is still good")
 
 // Create makes a token, whose name, grant, note and expiry are given, and returns what it is: the only time that anybody sees it.
 func (s *Store) Create(ctx context.Context, t *Token, by string) (secret string, err error) {
-	err = s.recorded(ctx, "made", by, t.Note, t, func(q *dbsqlc.Queries) error {
+	err = s.recorded(ctx, &act{"tokens", "made", by, "", t.Note, t}, func(q *dbsqlc.Queries) error {
 		secret, err = insert(ctx, q, t, by)
 		return err
 	})
@@ -46,7 +46,7 @@ func insert(ctx context.Context, q *dbsqlc.Queries, t *Token, by string) (string
 	if err := CheckGrant(t.grant()); err != nil {
 		return "", err
 	}
-	secret, hash, err := newSecret()
+	secret, hash, err := newSecret(secretPrefix)
 	if err != nil {
 		return "", err
 	}
@@ -85,7 +85,7 @@ func (s *Store) List(ctx context.Context) ([]Token, error) {
 
 // Revoke has a token refused, within five seconds by every process.
 func (s *Store) Revoke(ctx context.Context, id, by, note string) error {
-	return s.recorded(ctx, "revoked", by, note, map[string]string{"id": id}, func(q *dbsqlc.Queries) error {
+	return s.recorded(ctx, &act{"tokens", "revoked", by, "", note, map[string]string{"id": id}}, func(q *dbsqlc.Queries) error {
 		return revoke(ctx, q, id, by, 0)
 	})
 }
@@ -104,7 +104,7 @@ func revoke(ctx context.Context, q *dbsqlc.Queries, id, by string, after time.Du
 
 // Rotate makes a token of the same name and grant in place of another one, which is good for a while longer.
 func (s *Store) Rotate(ctx context.Context, id, by string, keep time.Duration, expiresAt *time.Time) (t *Token, secret string, err error) {
-	err = s.recorded(ctx, "rotated", by, "", map[string]string{"id": id}, func(q *dbsqlc.Queries) error {
+	err = s.recorded(ctx, &act{"tokens", "rotated", by, "", "", map[string]string{"id": id}}, func(q *dbsqlc.Queries) error {
 		tokens, err := s.List(ctx)
 		if err != nil {
 			return err
@@ -127,18 +127,29 @@ func (s *Store) Rotate(ctx context.Context, id, by string, keep time.Duration, e
 	return t, secret, err
 }
 
+// act is what an audit row says.
+type act struct {
+	subject, act, by string
+	origin           string // from where; empty for the address of the database session
+	note             string
+	detail           any
+}
+
 // recorded does something, and leaves an audit row of it.
-func (s *Store) recorded(ctx context.Context, act, by, note string, detail any, do func(q *dbsqlc.Queries) error) error {
+func (s *Store) recorded(ctx context.Context, a *act, do func(q *dbsqlc.Queries) error) error {
 	return pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
 		q := dbsqlc.New(s.schemas.Rendered(tx))
 		if err := do(q); err != nil {
 			return err
 		}
-		raw, err := json.Marshal(detail)
+		raw, err := json.Marshal(a.detail)
 		if err != nil {
 			return err
 		}
-		return q.RecordAct(ctx, dbsqlc.RecordActParams{Act: act, Actor: by, Note: note, Detail: raw})
+		if err := q.SetOrigin(ctx, a.origin); err != nil {
+			return err
+		}
+		return q.RecordAct(ctx, dbsqlc.RecordActParams{Subject: a.subject, Act: a.act, Actor: a.by, Note: a.note, Detail: raw})
 	})
 }
 

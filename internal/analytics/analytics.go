@@ -154,8 +154,8 @@ func (s *Store) ErrorTypes(ctx context.Context, w Window, most int) ([]ErrorType
 	return query[ErrorType](ctx, s, "dlq.error_types($1, $2, $3)", w.Over, w.queue(), most)
 }
 
-// Group is a failure group: entries of a queue that failed for the same reason.
-type Group struct {
+// TopGroup is a failure group (see the package group), as it went in a window: entries of a queue that failed for the same reason.
+type TopGroup struct {
 	Queue       string     `json:"queue" doc:"Its queue." db:"queue"`
 	Fingerprint string     `json:"fingerprint" doc:"Identifies it, with the queue." db:"fingerprint"`
 	Title       *string    `json:"title,omitempty" doc:"What its first error said." db:"title"`
@@ -171,8 +171,8 @@ type Group struct {
 }
 
 // TopGroups are the failure groups with the most failures.
-func (s *Store) TopGroups(ctx context.Context, w Window, most int) ([]Group, error) {
-	return query[Group](ctx, s, "dlq.top_groups($1, $2, $3)", w.Over, w.queue(), most)
+func (s *Store) TopGroups(ctx context.Context, w Window, most int) ([]TopGroup, error) {
+	return query[TopGroup](ctx, s, "dlq.top_groups($1, $2, $3)", w.Over, w.queue(), most)
 }
 
 // Cell is an hour of a weekday.

@@ -22,8 +22,11 @@ type need struct {
 	scoped bool
 }
 
-// open is of what anybody may ask: whether the process lives, and how the API is used.
-var open = []string{"/livez", "/readyz", "/api/login", "/docs", "/openapi.json", "/openapi.yaml", "/openapi-3.0.json", "/openapi-3.0.yaml"}
+// open is of what anybody may ask: whether the process lives, how one signs in, and how the API is used.
+var open = []string{"/livez", "/readyz", "/api/login", access.SignInPath, access.ProviderPath, access.CallbackPath, access.SignOutPath, "/docs", "/openapi.json", "/openapi.yaml", "/openapi-3.0.json", "/openapi-3.0.yaml"}
+
+// StaticPath is where the console's style sheet and script are, which a sign-in page needs.
+const StaticPath = "/static/"
 
 // needs has every operation, so that a new one cannot be forgotten: the API is not built without it.
 var needs = map[string]need{
@@ -34,7 +37,13 @@ var needs = map[string]need{
 	"discard-entry": {access.Operator, true}, "resolve-entry": {access.Operator, true}, "park-entry": {access.Operator, true},
 	"unpark-entry": {access.Operator, true}, "reopen-entry": {access.Operator, true},
 
-	"list-replays": {access.Reader, true}, "get-replay": {access.Reader, true}, "follow-replay": {access.Reader, true},
+	// Counted by queue, as analytics: those who are limited to kinds are refused.
+	"list-groups": {access.Reader, true}, "get-group": {access.Reader, true}, "set-group": {access.Operator, true},
+
+	// To share one takes an operator, to delete what somebody else shares an admin.
+	"list-views": {access.Reader, true}, "get-view": {access.Reader, true}, "save-view": {access.Reader, true}, "delete-view": {access.Reader, true},
+
+	"list-replays": {access.Reader, true}, "get-replay": {access.Reader, true}, "follow-replay": {access.Reader, true}, "list-replay-entries": {access.Reader, true},
 	"start-replay": {access.Operator, true}, "pause-replay": {access.Operator, true}, "resume-replay": {access.Operator, true},
 	"cancel-replay": {access.Operator, true}, "set-replay-rate": {access.Operator, true},
 
@@ -55,7 +64,11 @@ var needs = map[string]need{
 	"get-analytics-replays": {access.Reader, true}, "get-analytics-oldest": {access.Reader, true}, "get-analytics-retry-cost": {access.Reader, true},
 	"get-analytics-sources": {access.Reader, false},
 
-	"whoami": {"", true}, "get-login": {"", true}, "get-health": {access.Metrics, false}, "livez": {"", true}, "readyz": {"", true},
+	// One's own; others' take an admin of everything.
+	"list-sessions": {"", true}, "end-session": {"", true}, "end-sessions": {"", true},
+
+	"whoami": {"", true}, "get-login": {"", true}, "get-health": {access.Metrics, false}, "examine": {access.Admin, false},
+	"get-log-level": {access.Metrics, false}, "set-log-level": {access.Admin, false}, "livez": {"", true}, "readyz": {"", true},
 }
 
 // needOf is what an operation needs.
@@ -71,7 +84,8 @@ func needOf(operation string) need {
 func describeNeeds(api huma.API) {
 	document := api.OpenAPI()
 	document.Components.SecuritySchemes = map[string]*huma.SecurityScheme{
-		"token": {Type: "http", Scheme: "bearer", Description: "A token of \"dlqd tokens create\", or an ID token or access token (JWT) of the OpenID Connect provider (GET /api/login). Whether one is needed, and what else will do, the policy says (access.yaml)."},
+		"token":   {Type: "http", Scheme: "bearer", Description: "A token of \"dlqd tokens create\", or an ID token or access token (JWT) of the OpenID Connect provider (GET /api/login). Whether one is needed, and what else will do, the policy says (access.yaml)."},
+		"session": {Type: "apiKey", In: "cookie", Name: "__Host-dlqd", Description: "The cookie of who has signed in with a browser: for dlqd's own pages (by http on loopback it is called dlqd)."},
 	}
 	for path, item := range document.Paths {
 		for _, operation := range []*huma.Operation{item.Get, item.Post, item.Put, item.Patch, item.Delete} {
@@ -87,7 +101,7 @@ func describeNeeds(api huma.API) {
 					says += ", in every queue and for every kind."
 				}
 			}
-			operation.Security = []map[string][]string{{"token": {}}}
+			operation.Security = []map[string][]string{{"token": {}}, {"session": {}}}
 			operation.Description = strings.TrimSpace(operation.Description + " " + says)
 			for status, description := range map[string]string{"401": "Who calls is not known", "403": "Who calls may not do this"} {
 				operation.Responses[status] = &huma.Response{Description: description, Content: map[string]*huma.MediaType{"application/problem+json": {Schema: &huma.Schema{Ref: "#/components/schemas/ErrorModel"}}}}
@@ -102,7 +116,7 @@ func (s *service) signIn(next http.Handler) http.Handler {
 		return next
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if slices.Contains(open, r.URL.Path) || strings.HasPrefix(r.URL.Path, runbooksPath) {
+		if slices.Contains(open, r.URL.Path) || strings.HasPrefix(r.URL.Path, StaticPath) || strings.HasPrefix(r.URL.Path, runbooksPath) {
 			next.ServeHTTP(w, r)
 			return
 		}
@@ -115,14 +129,20 @@ func (s *service) signIn(next http.Handler) http.Handler {
 			door.Problem(w, http.StatusForbidden, mayNot(p, need{role: access.Metrics}))
 			return
 		}
-		ctx := access.WithAgain(r.Context(), func() (*access.Principal, error) { return s.Access.Authenticate(r) })
+		s.Access.Renew(w, r, p)
+		ctx := access.WithAgain(r.Context(), func() (*access.Principal, error) { return s.Access.Again(r, p) })
 		next.ServeHTTP(w, r.WithContext(access.With(ctx, p)))
 	})
 }
 
 func (s *service) refuseSignIn(w http.ResponseWriter, r *http.Request, err error) {
 	var retry *access.RetryError
-	switch {
+	switch page := s.console != nil && isPage(r); {
+	case page && access.IsRefusal(err):
+		http.Redirect(w, r, access.SignInURL(r), http.StatusSeeOther)
+	case page && errors.Is(err, access.ErrProvider):
+		w.Header().Set("Retry-After", "5")
+		s.console.SignInFailed(w, r, http.StatusServiceUnavailable, access.ErrProvider.Error())
 	case errors.As(err, &retry):
 		w.Header().Set("Retry-After", door.Seconds(retry.After))
 		door.Problem(w, http.StatusTooManyRequests, err.Error())
@@ -138,6 +158,11 @@ func (s *service) refuseSignIn(w http.ResponseWriter, r *http.Request, err error
 			door.Problem(w, status.GetStatus(), status.Error())
 		}
 	}
+}
+
+// isPage reports whether a browser asks for a page.
+func isPage(r *http.Request) bool {
+	return r.Method == http.MethodGet && !strings.HasPrefix(r.URL.Path, "/api/") && r.URL.Path != "/metrics" && strings.Contains(r.Header.Get("Accept"), "text/html")
 }
 
 // authorize refuses operations that are not for who calls, and limits the others to their queues and kinds.

@@ -95,7 +95,7 @@ func (s *service) registerAnalytics(api huma.API) {
 		})
 	report(s, api, "error-types", "Failures by type of error", []analytics.ErrorType{{ErrorType: "TIMEOUT_ERROR", Failures: 8, Share: &one}}, limited(s.Analytics.ErrorTypes))
 	report(s, api, "groups", "The failure groups with the most failures, and their trend",
-		[]analytics.Group{{Queue: queue, Fingerprint: "1f6c0b3a9d2e4f57", InWindow: 8, Trend: []int64{0, 3, 5}, Failures: 12, Open: 3, FirstSeen: noon, LastSeen: noon}}, limited(s.Analytics.TopGroups))
+		[]analytics.TopGroup{{Queue: queue, Fingerprint: "1f6c0b3a9d2e4f57", InWindow: 8, Trend: []int64{0, 3, 5}, Failures: 12, Open: 3, FirstSeen: noon, LastSeen: noon}}, limited(s.Analytics.TopGroups))
 	report(s, api, "heat-map", "Failures by weekday and hour", []analytics.Cell{{Weekday: 1, Hour: 9, Failures: 42}},
 		func(ctx context.Context, in *heatMapInput) ([]analytics.Cell, error) {
 			w, err := (&WindowInput{Over: in.Over, Queue: in.Queue}).window()

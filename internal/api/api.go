@@ -31,10 +31,13 @@ import (
 	"github.com/dlqd/dlqd/internal/archive"
 	"github.com/dlqd/dlqd/internal/breaker"
 	"github.com/dlqd/dlqd/internal/deadletter"
+	"github.com/dlqd/dlqd/internal/doctor"
 	"github.com/dlqd/dlqd/internal/door"
+	"github.com/dlqd/dlqd/internal/group"
 	"github.com/dlqd/dlqd/internal/ingest"
 	"github.com/dlqd/dlqd/internal/metrics"
 	"github.com/dlqd/dlqd/internal/replay"
+	"github.com/dlqd/dlqd/internal/savedview"
 	"github.com/dlqd/dlqd/internal/strategy"
 	"github.com/dlqd/dlqd/internal/telemetry"
 	"github.com/dlqd/dlqd/internal/worker"
@@ -64,6 +67,20 @@ type Part struct {
 	Name   string `json:"name" doc:"The part." example:"database"`
 	OK     bool   `json:"ok" doc:"Whether it works."`
 	Detail string `json:"detail,omitempty" doc:"More about it."`
+	// LastSuccess is nil for parts that take no turns, and before the first.
+	LastSuccess *time.Time `json:"lastSuccess,omitempty" doc:"When a turn of it in this process succeeded last, of what runs in the background; absent before the first."`
+}
+
+// QueueHealth is whether a queue's dead letters are within its limits.
+type QueueHealth struct {
+	Queue         string   `json:"queue" doc:"The queue." example:"payment-processing"`
+	Status        string   `json:"status" enum:"up,down" doc:"down: a limit of monitoring.yaml is passed."`
+	Reasons       []string `json:"reasons" doc:"Which ones, and by how much." example:"[\"size 127 exceeds 100\"]"`
+	Warnings      []string `json:"warnings" doc:"Limits of which 80 % are used."`
+	Open          int64    `json:"open" doc:"Open dead letters." example:"127"`
+	OldestSeconds float64  `json:"oldestSeconds" doc:"Age of the oldest of them; 0 where there is none."`
+	MaxOpen       int64    `json:"maxOpen" doc:"The limit of their number." example:"100"`
+	MaxAgeSeconds float64  `json:"maxAgeSeconds" doc:"The limit of their age."`
 }
 
 // Config is what the API serves.
@@ -77,6 +94,8 @@ type Config struct {
 	Breakers     *breaker.Breakers
 	Replayer     *replay.Replayer
 	Approvals    *approval.Store
+	Groups       *group.Store
+	Views        *savedview.Store
 	River        *river.Client[pgx.Tx] // to see queues and pause them; it works none
 	Access       *access.Authenticator // nil: nobody is asked who they are
 	Metrics      *metrics.Metrics
@@ -91,17 +110,37 @@ type Config struct {
 	Door door.Config
 	// WriteTimeout is how long a client may leave a part of an answer unread; 0 means DefaultWriteTimeout.
 	WriteTimeout time.Duration
-	// Health says how each part is. Ready says whether requests should be sent here. Idle says why none is answered at the
+	// Health says how each part is, and Queues how each queue is, or nothing where the database does not say. Ready says whether requests
+	// should be sent here, but for the database, which Reach asks for a sign of life. Idle says why none is answered at the
 	// moment, but those about the program itself; nil for never.
 	Health func(ctx context.Context) []Part
+	Queues func(ctx context.Context) []QueueHealth
 	Ready  func() error
+	Reach  func(ctx context.Context) error
 	Idle   func() error
+	// LogLevel is what this process logs; nil where it cannot be changed.
+	LogLevel *slog.LevelVar
+	// Examine makes doctor's checks.
+	Examine func(ctx context.Context) []doctor.Finding
+	// Console makes the pages, of the API's operations, and of what answers what is neither; nil for no pages.
+	Console func(operations, notServed http.Handler) Console
+}
+
+// Console is dlqd's pages.
+type Console interface {
+	http.Handler
+
+	// SignInFailed answers who could not sign in with a browser.
+	SignInFailed(w http.ResponseWriter, r *http.Request, status int, why string)
 }
 
 type service struct {
 	Config
 
-	bodies door.Bodies
+	examining sync.Mutex
+
+	bodies  door.Bodies
+	console Console // nil where there are no pages
 }
 
 // New returns the API's handler.
@@ -150,11 +189,14 @@ func build(config Config) (*service, *http.ServeMux, huma.API) {
 	humaConfig.Tags = []*huma.Tag{
 		{Name: messagesTag, Description: "Submit messages, and follow them."},
 		{Name: "dead letters", Description: "See and steer jobs that ended as failures."},
+		{Name: "failure groups", Description: "Dead letters of a queue that failed for the same reason: who looks after them, and what is known of them."},
+		{Name: "saved views", Description: "Lists of dead letters that people come back to."},
 		{Name: "automatic redelivery", Description: "For what dlqd redelivers by itself, and what it only observes."},
 		{Name: "capture", Description: "How failures become dead letters, and what was missed."},
 		{Name: "replay runs", Description: "Send many dead letters back, at a pace, and see how it goes."},
 		{Name: "analytics", Description: "What happens to dead letters over time, from rollups of the audit trail."},
 		{Name: "approvals", Description: "What needs a second person."},
+		{Name: "sessions", Description: "Who is signed in with a browser."},
 		{Name: "audit", Description: "Who did what, and erasure of somebody's data."},
 		{Name: "queues", Description: "See queues, pause and resume them."},
 		{Name: "circuit breakers", Description: "See and steer what keeps deliveries from a destination that is in trouble."},
@@ -166,6 +208,8 @@ func build(config Config) (*service, *http.ServeMux, huma.API) {
 	s.registerEntries(api)
 	s.registerReplays(api)
 	s.registerBulk(api)
+	s.registerGroups(api)
+	s.registerViews(api)
 	s.registerAnalytics(api)
 	s.registerAudit(api)
 	s.registerApprovals(api)
@@ -175,13 +219,24 @@ func build(config Config) (*service, *http.ServeMux, huma.API) {
 	s.registerReclassify(api)
 	s.registerBreakers(api)
 	s.registerOperations(api)
+	s.registerLogLevel(api)
 	s.registerAccess(api)
+	s.registerSessions(api)
 	describeNeeds(api)
 
 	mux.Handle("GET /metrics", config.Metrics.Handler())
 	mux.Handle("GET /docs", docsPage(api))
 	mux.HandleFunc("GET "+runbooksPath+"{name}", runbook)
-	mux.HandleFunc("/", notServed(mux))
+	var pages http.Handler = notServed(mux)
+	var failed func(http.ResponseWriter, *http.Request, int, string)
+	if config.Console != nil {
+		s.console = config.Console(mux, pages)
+		pages, failed = s.console, s.console.SignInFailed
+	}
+	if config.Access != nil {
+		(&access.SignIn{Access: config.Access, Ours: config.Door.Ours, Failed: failed}).Register(mux)
+	}
+	mux.Handle("/", pages)
 	return s, mux, api
 }
 

@@ -2,7 +2,6 @@ package api
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
@@ -141,9 +140,9 @@ func (s *service) searchAudit(ctx context.Context, in *auditInput) (*auditOutput
 }
 
 func (s *service) erase(ctx context.Context, in *eraseInput) (*eraseOutput, error) {
-	filter, err := json.Marshal(in.Body.Filter)
+	filter, err := in.Body.Filter.resolve(ctx)
 	if err != nil {
-		return nil, huma.Error422UnprocessableEntity(err.Error())
+		return nil, err
 	}
 	if everybody, err := s.Store.ChoosesAll(ctx, filter); err != nil {
 		return nil, s.problem(ctx, err)

@@ -84,9 +84,9 @@ func (s *service) registerBulk(api huma.API) {
 
 func (s *service) bulk(ctx context.Context, in *bulkInput) (*bulkOutput, error) {
 	body := &in.Body
-	filter, err := json.Marshal(body.Filter)
+	filter, err := body.Filter.resolve(ctx)
 	if err != nil {
-		return nil, huma.Error422UnprocessableEntity(err.Error())
+		return nil, err
 	}
 	if body.Do == "purge" {
 		if ctx, err = s.limitTo(ctx, need{access.Admin, true}); err != nil {
@@ -138,9 +138,9 @@ func (s *service) bulk(ctx context.Context, in *bulkInput) (*bulkOutput, error) 
 }
 
 func (s *service) export(ctx context.Context, in *exportInput) (*huma.StreamResponse, error) {
-	filter, err := json.Marshal(in.Body.Filter)
+	filter, err := in.Body.Filter.resolve(ctx)
 	if err != nil {
-		return nil, huma.Error422UnprocessableEntity(err.Error())
+		return nil, err
 	}
 	if in.Body.Reveal {
 		if ctx, err = s.Store.RevealMany(ctx, filter, (&Action{Actor: in.Body.Actor, Note: in.Body.Note}).act(ctx)); err != nil {

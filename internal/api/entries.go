@@ -14,6 +14,7 @@ import (
 	"github.com/dlqd/dlqd/internal/approval"
 	"github.com/dlqd/dlqd/internal/automatic"
 	"github.com/dlqd/dlqd/internal/deadletter"
+	"github.com/dlqd/dlqd/internal/filter"
 	"github.com/dlqd/dlqd/internal/message"
 	"github.com/dlqd/dlqd/internal/replay"
 	"github.com/dlqd/dlqd/riverdlq"
@@ -23,9 +24,25 @@ import (
 type EntryPage struct {
 	Entries []deadletter.Summary `json:"entries" doc:"The entries of this page."`
 	Next    string               `json:"next,omitempty" doc:"Cursor of the next page; absent on the last."`
+	// SearchedTo is of filters that no index answers.
+	SearchedTo *time.Time `json:"searchedTo,omitempty" doc:"Where there was no time to look at all: until when it has looked, of when entries were captured. next goes on from there, and the page may have fewer entries than asked for, or none."`
+	Count      *Count     `json:"count,omitempty" doc:"How many the filter chooses, where that was asked for."`
 	// AutomaticStopped says so wherever people look.
 	AutomaticStopped *automatic.Stop `json:"automaticStopped,omitempty" doc:"Who stopped all automatic redelivery; absent where nobody did."`
 }
+
+// Count is how many entries a filter chooses.
+type Count struct {
+	Entries int  `json:"entries" doc:"So many, up to 10,000."`
+	AtLeast bool `json:"atLeast,omitempty" doc:"There are more, or there was no time to look at all."`
+}
+
+const (
+	// searchBudget is for how long one request looks for entries that no index has together.
+	searchBudget = 300 * time.Millisecond
+	// mostCounted is how many entries are counted.
+	mostCounted = 10_000
+)
 
 // EntryDetail is everything about an entry.
 type EntryDetail struct {
@@ -74,11 +91,14 @@ type Replayed struct {
 
 // Stats are counts of dead letters.
 type Stats struct {
-	Open       int64            `json:"open" doc:"Open entries; of those that no worker has looked at 10,000 are counted."`
-	Backlog    []BacklogRow     `json:"backlog" doc:"Open entries by status, queue and class."`
-	ByStatus   map[string]int64 `json:"byStatus" doc:"Open entries by status."`
-	LastDay    MovesOfDay       `json:"lastDay" doc:"Moves of the last 24 hours, from the audit trail."`
-	OldestOpen *time.Time       `json:"oldestOpen,omitempty" doc:"When the oldest open entry was captured."`
+	Open     int64            `json:"open" doc:"Open entries; of those that no worker has looked at 10,000 are counted."`
+	Backlog  []BacklogRow     `json:"backlog" doc:"Open entries by status, queue and class."`
+	ByStatus map[string]int64 `json:"byStatus" doc:"Open entries by status."`
+	// NeedsPerson is what an overview counts.
+	NeedsPerson int64      `json:"needsPerson" doc:"Entries in dlq_manual, less those of failure groups that are muted."`
+	Muted       int64      `json:"muted" doc:"Entries in dlq_manual of failure groups that are muted; 10,000 of each are counted."`
+	LastDay     MovesOfDay `json:"lastDay" doc:"Moves of the last 24 hours, from the audit trail."`
+	OldestOpen  *time.Time `json:"oldestOpen,omitempty" doc:"When the oldest open entry was captured."`
 	// Observed are among the pending ones.
 	Observed         int64           `json:"observed" doc:"Pending entries that are not redelivered by themselves, because that is off for them."`
 	AutomaticStopped *automatic.Stop `json:"automaticStopped,omitempty" doc:"Who stopped all automatic redelivery; absent where nobody did."`
@@ -103,6 +123,7 @@ type MovesOfDay struct {
 }
 
 type listInput struct {
+	Q          string    `query:"q" maxLength:"4096" doc:"A filter as text, such as status:manual queue:payments \"timed out\" (docs/filter.md). What it says is not said in another parameter, too." example:"queue:payments age:<2d"`
 	Status     []string  `query:"status" enum:"dlq_pending,dlq_processing,dlq_manual,dlq_resolved,dlq_failed,dlq_archived" doc:"Only these states."`
 	Queue      string    `query:"queue" doc:"Only this queue."`
 	Kind       string    `query:"kind" doc:"Only this kind."`
@@ -114,6 +135,27 @@ type listInput struct {
 	Order      string    `query:"order" enum:"newest,oldest" default:"newest" doc:"Newest or oldest first."`
 	Cursor     string    `query:"cursor" format:"uuid" doc:"next of the page before."`
 	Limit      int       `query:"limit" minimum:"1" maximum:"500" default:"50" doc:"Entries in a page."`
+	Count      bool      `query:"count" doc:"Say how many there are, up to 10,000."`
+}
+
+// filter is what the other parameters choose.
+func (in *listInput) filter() filter.Filter {
+	f := filter.Filter{Status: in.Status}
+	for _, of := range []struct {
+		into *[]string
+		word string
+	}{{&f.Queue, in.Queue}, {&f.Kind, in.Kind}, {&f.ErrorType, in.ErrorType}, {&f.ErrorClass, in.ErrorClass}, {&f.Source, in.Source}} {
+		if of.word != "" {
+			*of.into = []string{of.word}
+		}
+	}
+	if !in.After.IsZero() {
+		f.After = in.After.Format(time.RFC3339Nano)
+	}
+	if !in.Before.IsZero() {
+		f.Before = in.Before.Format(time.RFC3339Nano)
+	}
+	return f
 }
 
 type listOutput struct{ Body EntryPage }
@@ -167,9 +209,10 @@ func (s *service) registerEntries(api huma.API) {
 	}
 	list := huma.Operation{
 		OperationID: "list-entries", Method: http.MethodGet, Path: "/api/dlq/entries", Tags: tags,
-		Summary:     "List dead letters",
-		Description: "Pages are cut by a cursor, so that each costs the same however many entries there are.",
-		Errors:      []int{422, 503},
+		Summary: "List dead letters",
+		Description: "Pages are cut by a cursor, so that each costs the same however many entries there are. What no index answers, such as texts of errors and values in payloads, is looked for " +
+			"in the order of the page for 0.3 seconds: searchedTo says how far that came, and next goes on.",
+		Errors: []int{422, 503},
 	}
 	example(&list, http.StatusOK, map[string]any{"entries": []any{summary}, "next": entryExample})
 	huma.Register(api, list, s.listEntries)
@@ -247,17 +290,15 @@ func (s *service) registerEntries(api huma.API) {
 }
 
 func (s *service) listEntries(ctx context.Context, in *listInput) (*listOutput, error) {
-	f := deadletter.Filter{
-		Queue: in.Queue, Kind: in.Kind, ErrorType: in.ErrorType, ErrorClass: in.ErrorClass, Source: in.Source,
-		After: in.After, Before: in.Before, Oldest: in.Order == "oldest", Limit: in.Limit + 1,
-	}
-	for _, status := range in.Status {
-		f.Statuses = append(f.Statuses, deadletter.Status(status))
+	page := deadletter.Page{Oldest: in.Order == "oldest", Limit: in.Limit + 1}
+	var err error
+	if page.Filter, err = merged(ctx, in.filter(), "query.q", in.Q); err != nil {
+		return nil, err
 	}
 	if in.Cursor != "" {
-		f.Cursor = uuid.MustParse(in.Cursor) // its format was checked
+		page.Cursor = uuid.MustParse(in.Cursor) // its format was checked
 	}
-	entries, err := s.Store.List(ctx, f)
+	found, err := s.Store.Search(ctx, page, searchBudget)
 	if err != nil {
 		return nil, s.problem(ctx, err)
 	}
@@ -265,12 +306,25 @@ func (s *service) listEntries(ctx context.Context, in *listInput) (*listOutput, 
 	if err != nil {
 		return nil, s.problem(ctx, err)
 	}
-	page := EntryPage{Entries: entries, AutomaticStopped: stopped}
-	if len(entries) > in.Limit {
-		page.Entries = entries[:in.Limit]
-		page.Next = page.Entries[in.Limit-1].ID.String()
+	out := EntryPage{Entries: found.Entries, AutomaticStopped: stopped}
+	if len(out.Entries) > in.Limit {
+		out.Entries = out.Entries[:in.Limit]
+		found.Next = out.Entries[in.Limit-1].ID
 	}
-	return &listOutput{Body: page}, nil
+	if found.Next != uuid.Nil {
+		out.Next = found.Next.String()
+	}
+	if !found.SearchedTo.IsZero() {
+		out.SearchedTo = &found.SearchedTo
+	}
+	if in.Count {
+		n, more, err := s.Store.CountWithin(ctx, page.Filter, mostCounted, searchBudget)
+		if err != nil {
+			return nil, s.problem(ctx, err)
+		}
+		out.Count = &Count{Entries: n, AtLeast: more}
+	}
+	return &listOutput{Body: out}, nil
 }
 
 func (s *service) getEntry(ctx context.Context, in *EntryInput) (*entryOutput, error) {
@@ -353,8 +407,12 @@ func (s *service) stats(ctx context.Context, _ *struct{}) (*statsOutput, error) 
 	if err != nil {
 		return nil, s.problem(ctx, err)
 	}
+	muted, err := s.Groups.MutedEntries(ctx)
+	if err != nil {
+		return nil, s.problem(ctx, err)
+	}
 	stats := Stats{
-		Backlog: []BacklogRow{}, ByStatus: map[string]int64{}, OldestOpen: oldest, AutomaticStopped: stopped,
+		Muted: muted, Backlog: []BacklogRow{}, ByStatus: map[string]int64{}, OldestOpen: oldest, AutomaticStopped: stopped,
 		LastDay: MovesOfDay{Captured: moves.Captured, Replayed: moves.Redelivered, Resolved: moves.Resolved, Failed: moves.Failed, Archived: moves.Archived},
 	}
 	for _, r := range observed {
@@ -365,5 +423,6 @@ func (s *service) stats(ctx context.Context, _ *struct{}) (*statsOutput, error) 
 		stats.ByStatus[r.Status] += r.Entries
 		stats.Backlog = append(stats.Backlog, BacklogRow{Status: r.Status, Queue: r.Queue, ErrorClass: r.ErrorClass, Entries: r.Entries, More: r.More})
 	}
+	stats.NeedsPerson = max(0, stats.ByStatus[string(deadletter.Manual)]-muted)
 	return &statsOutput{Body: stats}, nil
 }

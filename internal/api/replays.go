@@ -19,28 +19,6 @@ import (
 // progressInterval is how often a stream of progress says where a run is.
 const progressInterval = time.Second
 
-// EntryFilter chooses dead letters. What is not given chooses all.
-type EntryFilter struct {
-	Status        []string `json:"status,omitempty" enum:"dlq_pending,dlq_processing,dlq_manual,dlq_resolved,dlq_failed,dlq_archived" doc:"In one of these states."`
-	Queue         []string `json:"queue,omitempty" doc:"In one of these queues."`
-	Kind          []string `json:"kind,omitempty" doc:"Of one of these kinds; * stands for any text." example:"[\"payment.*\"]"`
-	ErrorType     []string `json:"errorType,omitempty" doc:"With one of these types of error."`
-	ErrorClass    []string `json:"errorClass,omitempty" doc:"Of one of these classes."`
-	ErrorCode     []string `json:"errorCode,omitempty" doc:"With one of these codes."`
-	Fingerprint   []string `json:"fingerprint,omitempty" doc:"Of one of these failure groups."`
-	Source        []string `json:"source,omitempty" doc:"Of one of these sources."`
-	SubscriberID  []string `json:"subscriberId,omitempty" doc:"Of one of these subscribers."`
-	Tags          []string `json:"tags,omitempty" doc:"With all of these tags."`
-	IDs           []string `json:"ids,omitempty" format:"uuid" doc:"One of these entries."`
-	After         string   `json:"after,omitempty" format:"date-time" doc:"Captured at or after."`
-	Before        string   `json:"before,omitempty" format:"date-time" doc:"Captured before."`
-	MaxAge        string   `json:"maxAge,omitempty" doc:"Captured no longer ago, such as 2 days." example:"2 days"`
-	MinRetryCount *int     `json:"minRetryCount,omitempty" minimum:"0" maximum:"2147483647" doc:"With so many redeliveries or more."`
-	MaxRetryCount *int     `json:"maxRetryCount,omitempty" minimum:"0" maximum:"2147483647" doc:"With so many redeliveries or fewer."`
-	// Payload is compared by the database: a number that Go decodes is another one beyond 2^53.
-	Payload json.RawMessage `json:"payload,omitempty" doc:"Whose payload contains this JSON."`
-}
-
 // ReplayRequest asks for a replay run.
 type ReplayRequest struct {
 	Action
@@ -97,6 +75,22 @@ type runsOutput struct {
 	}
 }
 
+type runEntriesInput struct {
+	RunInput
+
+	Outcome string `query:"outcome" enum:"succeeded,failed,skipped,to_go" doc:"Only those with this outcome."`
+	Cursor  string `query:"cursor" format:"uuid" doc:"next of the page before."`
+	Limit   int    `query:"limit" minimum:"1" maximum:"500" default:"50" doc:"Entries in a page."`
+}
+
+// RunEntriesPage is a page of the entries of a run.
+type RunEntriesPage struct {
+	Entries []replay.RunEntry `json:"entries" doc:"The entries of this page, those that were captured last first."`
+	Next    string            `json:"next,omitempty" doc:"Cursor of the next page; absent on the last."`
+}
+
+type runEntriesOutput struct{ Body RunEntriesPage }
+
 type runActionInput struct {
 	RunInput
 
@@ -145,6 +139,13 @@ func (s *service) registerReplays(api huma.API) {
 	example(&get, http.StatusOK, run)
 	huma.Register(api, get, func(ctx context.Context, in *RunInput) (*runOutput, error) { return s.run(ctx, in.ID, nil) })
 
+	entries := huma.Operation{
+		OperationID: "list-replay-entries", Method: http.MethodGet, Path: "/api/dlq/replays/{id}/entries", Tags: tags,
+		Summary: "The entries of a replay run, and what became of each", Errors: []int{404, 422, 503},
+	}
+	example(&entries, http.StatusOK, RunEntriesPage{Entries: []replay.RunEntry{{ID: run.ID, Outcome: "failed", Detail: "HTTP 503", Status: "dlq_pending", Queue: "payments", Kind: "payment.captured"}}})
+	huma.Register(api, entries, s.runEntries)
+
 	for _, verb := range []struct{ name, summary string }{
 		{"pause", "Pause a replay run"},
 		{"resume", "Go on with a replay run that was paused, or that stopped because too much of it failed"},
@@ -186,8 +187,8 @@ func (s *service) startReplay(ctx context.Context, in *replayRunInput) (*replayA
 		Queue: body.Queue, Destination: body.Destination, Force: body.Force, StopAt: body.StopAt, Act: body.act(ctx),
 	}
 	var err error
-	if request.Filter, err = json.Marshal(body.Filter); err != nil {
-		return nil, huma.Error422UnprocessableEntity(err.Error())
+	if request.Filter, err = body.Filter.resolve(ctx); err != nil {
+		return nil, err
 	}
 	if request.Patch, err = patchOf(body.Patch, body.MergePatch); err != nil {
 		return nil, err
@@ -235,6 +236,23 @@ func patchOf(operations []json.RawMessage, merge json.RawMessage) (replay.Patch,
 		return patch, huma.Error422UnprocessableEntity(err.Error())
 	}
 	return patch, nil
+}
+
+func (s *service) runEntries(ctx context.Context, in *runEntriesInput) (*runEntriesOutput, error) {
+	var before *uuid.UUID
+	if in.Cursor != "" {
+		before = new(uuid.MustParse(in.Cursor)) // its format was checked
+	}
+	entries, err := s.Replayer.Entries(ctx, uuid.MustParse(in.ID), in.Outcome, before, in.Limit+1)
+	if err != nil {
+		return nil, s.problem(ctx, err)
+	}
+	page := RunEntriesPage{Entries: entries}
+	if len(entries) > in.Limit {
+		page.Entries = entries[:in.Limit]
+		page.Next = page.Entries[in.Limit-1].ID.String()
+	}
+	return &runEntriesOutput{Body: page}, nil
 }
 
 // run makes a change, if any, and answers with the run.

@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/dlqd/dlqd/internal/deadletter"
+	"github.com/dlqd/dlqd/internal/filter"
 )
 
 // unfiled has a job fail, and returns its entry as capture left it.
@@ -30,7 +31,7 @@ func TestUnfiled_isSeen(t *testing.T) {
 	t.Parallel()
 	b := setup(t, succeed)
 	id := b.unfiled()
-	list, err := b.store.List(t.Context(), deadletter.Filter{Statuses: []deadletter.Status{deadletter.Pending}, Queue: "default", Limit: 10})
+	list, err := b.store.List(t.Context(), deadletter.Page{Filter: filter.Filter{Status: []string{"dlq_pending"}, Queue: []string{"default"}}, Limit: 10})
 	require.NoError(t, err)
 	require.Len(t, list, 1)
 	require.Equal(t, id, list[0].ID)
@@ -52,9 +53,8 @@ func TestUnfiled_isSeen(t *testing.T) {
 	require.NotNil(t, oldest)
 	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.find('{\"payload\": {\"value\": \"x\"}}')"))
 	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.oldest_entries()"))
-	for _, f := range []deadletter.Filter{{Statuses: []deadletter.Status{deadletter.Manual}}, {ErrorClass: "business"}, {Queue: "other"}} {
-		f.Limit = 10
-		list, err = b.store.List(t.Context(), f)
+	for _, f := range []filter.Filter{{Status: []string{"dlq_manual"}}, {ErrorClass: []string{"business"}}, {Queue: []string{"other"}}} {
+		list, err = b.store.List(t.Context(), deadletter.Page{Filter: f, Limit: 10})
 		require.NoError(t, err)
 		require.Empty(t, list)
 	}
@@ -226,7 +226,7 @@ func TestFile_jobThatFailsAgain(t *testing.T) {
 	backlog, err := b.store.Backlog(t.Context())
 	require.NoError(t, err)
 	require.Equal(t, []deadletter.Backlog{{Status: "dlq_pending", Queue: "default", ErrorClass: "undecided", Entries: 1}}, backlog)
-	list, err := b.store.List(t.Context(), deadletter.Filter{Limit: 10})
+	list, err := b.store.List(t.Context(), deadletter.Page{Limit: 10})
 	require.NoError(t, err)
 	require.Len(t, list, 1)
 	b.exec("UPDATE dlq.dead_letter_queue SET notes = 'x'")

@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/dlqd/dlqd/internal/deadletter"
+	"github.com/dlqd/dlqd/internal/filter"
 	"github.com/dlqd/dlqd/internal/postgres"
 )
 
@@ -50,9 +51,9 @@ func TestFilter_times(t *testing.T) {
 	}
 	for year, want := range map[int][2]int{1: {0, 4}, 1960: {0, 4}, 9999: {4, 0}, 20000: {4, 0}} {
 		at := time.Date(year, 2, 1, 0, 0, 0, 0, time.UTC)
-		before, err := store.List(t.Context(), deadletter.Filter{Before: at, Limit: 10})
+		before, err := store.List(t.Context(), deadletter.Page{Filter: filter.Filter{Before: at.Format(time.RFC3339Nano)}, Limit: 10})
 		require.NoError(t, err)
-		after, err := store.List(t.Context(), deadletter.Filter{After: at, Limit: 10})
+		after, err := store.List(t.Context(), deadletter.Page{Filter: filter.Filter{After: at.Format(time.RFC3339Nano)}, Limit: 10})
 		require.NoError(t, err)
 		require.Equal(t, want, [2]int{len(before), len(after)}, fmt.Sprint(year))
 	}

@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/dlqd/dlqd/internal/deadletter"
+	"github.com/dlqd/dlqd/internal/filter"
 	"github.com/dlqd/dlqd/internal/postgres"
 	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
 )
@@ -92,8 +93,10 @@ func TestLocks(t *testing.T) {
 	require.Less(t, locks("SELECT count(*) FROM dlq.audit('{}', 100)"), 300, "the whole trail")
 	require.Less(t, locks("SELECT count(*) FROM dlq.audit(jsonb_build_object('after', now() - interval '7 days'), 100)"), 60, "a week of it")
 	for _, part := range parts {
-		for _, f := range []deadletter.Filter{{Limit: 50}, {Queue: "q", Kind: "k", Limit: 50}} {
-			sql, args := store.ListSQL(f, part)
+		for _, f := range []filter.Filter{{}, {Queue: []string{"q"}, Kind: []string{"k"}}} {
+			chosen, err := store.Where(t.Context(), &f)
+			require.NoError(t, err)
+			sql, args := store.ListSQL(t.Context(), deadletter.Page{Filter: f, Limit: 50}, chosen, part)
 			n, _ := count(sql, args...)
 			require.Less(t, n, fits, "a list: %v", part)
 		}
@@ -128,18 +131,18 @@ func TestList_inParts(t *testing.T) {
 		FROM e`)
 	year := time.Now().AddDate(-1, 0, 0)
 	for _, c := range []struct {
-		filter deadletter.Filter
+		filter deadletter.Page
 		where  string
 		args   []any
 	}{
-		{deadletter.Filter{}, "true", nil},
-		{deadletter.Filter{Oldest: true}, "true", nil},
-		{deadletter.Filter{Queue: "q1"}, "queue = 'q1'", nil},
-		{deadletter.Filter{Statuses: []deadletter.Status{deadletter.Archived}}, "status = 'dlq_archived'", nil},
-		{deadletter.Filter{Statuses: []deadletter.Status{deadletter.Manual, deadletter.Failed}, Oldest: true}, "status IN ('dlq_manual', 'dlq_failed')", nil},
-		{deadletter.Filter{After: year}, "id >= $1", []any{deadletter.FirstID(year)}},
-		{deadletter.Filter{Before: year, Oldest: true}, "id < $1", []any{deadletter.FirstID(year)}},
-		{deadletter.Filter{Statuses: []deadletter.Status{deadletter.Manual}}, "status = 'dlq_manual'", nil},
+		{deadletter.Page{}, "true", nil},
+		{deadletter.Page{Oldest: true}, "true", nil},
+		{deadletter.Page{Filter: filter.Filter{Queue: []string{"q1"}}}, "queue = 'q1'", nil},
+		{deadletter.Page{Filter: filter.Filter{Status: []string{"dlq_archived"}}}, "status = 'dlq_archived'", nil},
+		{deadletter.Page{Filter: filter.Filter{Status: []string{"dlq_manual", "dlq_failed"}}, Oldest: true}, "status IN ('dlq_manual', 'dlq_failed')", nil},
+		{deadletter.Page{Filter: filter.Filter{After: year.Format(time.RFC3339Nano)}}, "id >= $1", []any{deadletter.FirstID(year)}},
+		{deadletter.Page{Filter: filter.Filter{Before: year.Format(time.RFC3339Nano)}, Oldest: true}, "id < $1", []any{deadletter.FirstID(year)}},
+		{deadletter.Page{Filter: filter.Filter{Status: []string{"dlq_manual"}}}, "status = 'dlq_manual'", nil},
 	} {
 		order := "DESC"
 		if c.filter.Oldest {

@@ -199,7 +199,7 @@ func TestMask_walkOfSQL(t *testing.T) {
 	ctx := t.Context()
 	act := deadletter.Act{Actor: "kim", Note: "ticket 7"}
 	read := func(ctx context.Context) string {
-		list, err := store.List(ctx, deadletter.Filter{Limit: 10})
+		list, err := store.List(ctx, deadletter.Page{Limit: 10})
 		require.NoError(t, err)
 		require.Len(t, list, 2)
 		var out []any
@@ -293,7 +293,7 @@ func TestReveal_inSQL(t *testing.T) {
 
 func firstID(t *testing.T, store *deadletter.Store) uuid.UUID {
 	t.Helper()
-	entries, err := store.List(t.Context(), deadletter.Filter{Limit: 1})
+	entries, err := store.List(t.Context(), deadletter.Page{Limit: 1})
 	require.NoError(t, err)
 	require.Len(t, entries, 1)
 	return entries[0].ID

@@ -17,6 +17,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/dlqd/dlqd/internal/deadletter/internal/dbsqlc"
+	"github.com/dlqd/dlqd/internal/filter"
 	"github.com/dlqd/dlqd/internal/postgres"
 )
 
@@ -80,28 +81,20 @@ func (s *Store) InTx(ctx context.Context, fn func(tx postgres.DB) error) error {
 	})
 }
 
-// Filter chooses entries of a list. Empty fields choose all.
-type Filter struct {
-	Statuses   []Status
-	Queue      string
-	Kind       string
-	ErrorType  string
-	ErrorClass string
-	Source     string
-	After      time.Time // captured at or after
-	Before     time.Time // captured before
-	Oldest     bool      // oldest first; newest first otherwise
-	Cursor     uuid.UUID // the last entry of the page before
-	Limit      int
+// Page is a page of a list.
+type Page struct {
+	Filter filter.Filter
+	Oldest bool      // oldest first; newest first otherwise
+	Cursor uuid.UUID // the last entry of the page before; it begins after it
+	Limit  int
 
-	scope  string // of who asks: see postgres.WithScope
-	reader bool   // likewise: see postgres.AsReader
+	last uuid.UUID // the last that it may have
 }
 
 const summaryColumns = `id, status, queue, kind, event_id, river_job_id, source, subscriber_id, priority, error_class, error_type,
 	error_code, error_message, strategy, next_retry_at, waiting_for,
 	dlq.next_step(status, strategy, rule, next_retry_at, waiting_for, error_class, parked_by, queue, kind, job_kind) AS next, dlq_retry_count, first_failed_at,
-	last_failed_at, created_at, updated_at, closed_at`
+	last_failed_at, created_at, updated_at, closed_at, fingerprint, assigned_to`
 
 // listColumns are the columns of a list, of an entry e, as the mask m lets see them. What is cut off cannot be seen, nor make a
 // part of a secret of the rest.
@@ -113,87 +106,62 @@ var listColumns = strings.NewReplacer(
 
 const listValues = "dlq.sensitive_values(original_event, edited_event, metadata, job_kind, m.mask)"
 
-// ListSQL is the query behind [Store.List] of a part of the queue, and its parameters, for EXPLAIN. The page is cut by id, which
-// sorts by time: each filter's index is in id order, so a page costs the same wherever it is.
-func (s *Store) ListSQL(f Filter, part Part) (string, []any) {
-	where, args := part.where(nil, []any{pgx.QueryExecModeCacheDescribe})
-	add := func(condition string, value any) {
-		args = append(args, value)
-		where = append(where, fmt.Sprintf(condition, len(args)-1))
-	}
-	if len(f.Statuses) == 1 {
-		add("status = $%d::dlq.dead_letter_status", string(f.Statuses[0]))
-	} else if len(f.Statuses) > 1 {
-		names := make([]string, len(f.Statuses))
-		for i, status := range f.Statuses {
-			names[i] = string(status)
-		}
-		add("status = ANY ($%d::dlq.dead_letter_status[])", names)
-	}
-	for _, c := range []struct{ column, value string }{
-		{"queue", f.Queue}, {"kind", f.Kind}, {"error_type", f.ErrorType}, {"error_class", f.ErrorClass}, {"source", f.Source},
-	} {
-		if c.value != "" {
-			add(c.column+" = $%d", c.value)
-		}
-	}
-	if !f.After.IsZero() {
-		add("id >= $%d", FirstID(f.After))
-	}
-	if !f.Before.IsZero() {
-		add("id < $%d", FirstID(f.Before))
-	}
-	order, beyond := "DESC", "id < $%d"
-	if f.Oldest {
-		order, beyond = "ASC", "id > $%d"
-	}
-	if f.Cursor != uuid.Nil {
-		add(beyond, f.Cursor)
-	}
-	if f.scope != "" {
-		add("dlq.in_scope(queue, kind, $%d::jsonb)", f.scope)
-		if queues := queuesOf(f.scope); queues != nil { // an index finds them
-			add("queue = ANY ($%d)", queues)
-		}
-	}
-	// What no DLQ worker has filed yet is pending, without a description; a job's further failure is none of the list.
-	if f.ErrorType != "" || f.ErrorClass != "" || (len(f.Statuses) > 0 && !slices.Contains(f.Statuses, Pending)) {
-		where = append(where, "stage <> 'inbox'")
-	} else {
-		where = append(where, "(stage <> 'inbox' OR NOT dlq.is_repeat(river_job_id, job_created_at))")
-	}
-	args = append(args, f.reader, f.Limit)
-	return s.schemas.Render(fmt.Sprintf("SELECT %s FROM dlq.dead_letter_queue e CROSS JOIN (SELECT dlq.mask($%d) AS mask OFFSET 0) m WHERE %s ORDER BY id %s LIMIT $%d", listColumns, len(args)-2,
-		strings.Join(where, " AND "), order, len(args)-1)), args
+// ListSQL is the query behind [Store.List] of a part of the queue, and its parameters, for EXPLAIN; chosen is the condition of the
+// page's filter ([Store.Where]). The page is cut by id, which sorts by time: each filter's index is in id order, so a page costs the
+// same wherever it is.
+func (s *Store) ListSQL(ctx context.Context, p Page, chosen string, part Part) (string, []any) {
+	where, args := part.where(nil, []any{pgx.QueryExecModeCacheDescribe, p.Filter.JSON()})
+	where, args = p.where(where, args)
+	args = append(args, postgres.IsReader(ctx), p.Limit)
+	list := s.schemas.Render(fmt.Sprintf("SELECT %s FROM dlq.dead_letter_queue e CROSS JOIN (SELECT dlq.mask($%d) AS mask OFFSET 0) m WHERE $1::jsonb IS NOT NULL AND %s", listColumns, len(args)-2,
+		strings.Join(where, " AND ")))
+	return fmt.Sprintf("%s AND (%s) ORDER BY id %s LIMIT $%d", list, chosen, p.order(), len(args)-1), args
 }
 
-// queuesOf returns the queues of a scope, if it has no patterns. (dlq.scope_where does the same.)
-func queuesOf(scope string) (queues []string) {
-	var grants []struct {
-		Queues []string `json:"queues"`
+func (p *Page) order() string {
+	if p.Oldest {
+		return "ASC"
 	}
-	if json.Unmarshal([]byte(scope), &grants) != nil {
-		return nil
-	}
-	for _, g := range grants {
-		if len(g.Queues) == 0 || strings.Contains(strings.Join(g.Queues, ""), "*") {
-			return nil
-		}
-		queues = append(queues, g.Queues...)
-	}
-	return queues
+	return "DESC"
 }
 
-// stagesOf names the partitions that hold entries of these states.
-func stagesOf(statuses []Status) (stages []string) {
+// where adds the conditions of a page to those of a part.
+func (p *Page) where(where []string, args []any) ([]string, []any) {
+	beyond, until := "id < $%d", "id >= $%d"
+	if p.Oldest {
+		beyond, until = "id > $%d", "id <= $%d"
+	}
+	if p.Cursor != uuid.Nil {
+		args = append(args, p.Cursor)
+		where = append(where, fmt.Sprintf(beyond, len(args)-1))
+	}
+	if p.last != uuid.Nil {
+		args = append(args, p.last)
+		where = append(where, fmt.Sprintf(until, len(args)-1))
+	}
+	// What no DLQ worker has filed yet is pending; a job's further failure is none of the list.
+	return append(where, "(stage <> 'inbox' OR NOT dlq.is_repeat(river_job_id, job_created_at))"), args
+}
+
+// Where is the condition of a filter (dlq.filter_where), for who asks.
+func (s *Store) Where(ctx context.Context, f *filter.Filter) (string, error) {
+	where, err := s.queries.FilterWhere(ctx, f.JSON())
+	return where, Named(err)
+}
+
+// stagesOf names the partitions that hold entries of these states, where none is named of all.
+func stagesOf(statuses []string) (stages []string) {
+	if len(statuses) == 0 {
+		return []string{"inbox", "open", "resolved", "failed", "archived"}
+	}
 	for _, status := range statuses {
-		switch status {
+		switch Status(status) {
 		case Pending:
 			stages = append(stages, "inbox", "open")
 		case Processing, Manual:
 			stages = append(stages, "open")
 		case Resolved, Failed, Archived:
-			stages = append(stages, strings.TrimPrefix(string(status), "dlq_"))
+			stages = append(stages, strings.TrimPrefix(status, "dlq_"))
 		}
 	}
 	return stages
@@ -209,19 +177,23 @@ func FirstID(at time.Time) uuid.UUID {
 	return id
 }
 
-// List returns one page of entries, part by part: see [Part].
-func (s *Store) List(ctx context.Context, f Filter) ([]Summary, error) {
-	f.scope, f.reader = postgres.Scope(ctx), postgres.IsReader(ctx)
-	statuses := f.Statuses
-	if len(statuses) == 0 {
-		statuses = []Status{Pending, Processing, Manual, Resolved, Failed, Archived}
+// List returns one page of entries, part by part (see [Part]), however long that takes: see [Store.Search].
+func (s *Store) List(ctx context.Context, p Page) ([]Summary, error) {
+	chosen, err := s.Where(ctx, &p.Filter)
+	if err != nil {
+		return nil, err
 	}
-	stages := stagesOf(statuses)
+	return s.list(ctx, p, chosen, time.Time{})
+}
+
+// list is List, until a time; zero for none.
+func (s *Store) list(ctx context.Context, p Page, chosen string, until time.Time) ([]Summary, error) {
+	stages := stagesOf(p.Filter.Status)
 	page := []Summary{}
 	// (An entry that closes meanwhile is found twice, rather than not at all.)
 	if open := OpenPart(); slices.ContainsFunc(stages, open.holds) {
 		var err error
-		if page, err = s.listPart(ctx, f, open); err != nil {
+		if page, err = s.listPart(ctx, p, chosen, open, until); err != nil {
 			return nil, err
 		}
 	}
@@ -232,35 +204,55 @@ func (s *Store) List(ctx context.Context, f Filter) ([]Summary, error) {
 	if err != nil {
 		return nil, err
 	}
-	since := f.After
+	since, _ := time.Parse(time.RFC3339, p.Filter.After) // zero where it is none, for no bound
 	for _, part := range parts {
-		if !f.Oldest && len(page) == f.Limit {
+		if !p.Oldest && len(page) == p.Limit {
 			// What closed before the last of the page had failed cannot come before it.
 			since = ClosedSince(page[len(page)-1].ID)
 		}
 		if !slices.ContainsFunc(stages, part.holds) || (!since.IsZero() && part.endsBefore(since.Add(-24*time.Hour))) {
 			continue
 		}
-		more, err := s.listPart(ctx, f, part)
+		more, err := s.listPart(ctx, p, chosen, part, until)
 		if err != nil {
 			return nil, err
 		}
-		page = append(page, more...)
-		slices.SortStableFunc(page, func(a, b Summary) int {
-			if f.Oldest {
-				a, b = b, a
-			}
-			return bytes.Compare(b.ID[:], a.ID[:])
-		})
-		page = slices.CompactFunc(page, func(a, b Summary) bool { return a.ID == b.ID })
-		page = page[:min(len(page), f.Limit)]
+		page = p.merge(page, more)
 	}
 	return page, nil
 }
 
-func (s *Store) listPart(ctx context.Context, f Filter, part Part) ([]Summary, error) {
-	sql, args := s.ListSQL(f, part)
-	rows, err := s.pool.Query(ctx, sql, args...)
+// merge is a page of those of two.
+func (p *Page) merge(page, more []Summary) []Summary {
+	page = append(page, more...)
+	slices.SortStableFunc(page, func(a, b Summary) int {
+		if p.Oldest {
+			a, b = b, a
+		}
+		return bytes.Compare(b.ID[:], a.ID[:])
+	})
+	page = slices.CompactFunc(page, func(a, b Summary) bool { return a.ID == b.ID })
+	return page[:min(len(page), p.Limit)]
+}
+
+func (s *Store) listPart(ctx context.Context, p Page, chosen string, part Part, until time.Time) (found []Summary, err error) {
+	sql, args := s.ListSQL(ctx, p, chosen, part)
+	err = s.read(ctx, until, func(db postgres.DB) error {
+		rows, err := db.Query(ctx, sql, args...)
+		if err != nil {
+			return err
+		}
+		found, err = pgx.CollectRows(rows, pgx.RowToStructByName[Summary])
+		return err
+	})
+	return found, err
+}
+
+// Summaries returns entries by their ids, as lists show them, the latest first. None of them closed before since.
+func (s *Store) Summaries(ctx context.Context, ids []uuid.UUID, since time.Time) ([]Summary, error) {
+	sql := s.schemas.Render("SELECT " + listColumns + ` FROM dlq.dead_letter_queue e CROSS JOIN (SELECT dlq.mask($1) AS mask OFFSET 0) m
+		WHERE id = ANY ($2) AND (closed_at IS NULL OR closed_at >= $3) AND dlq.in_scope(queue, kind, nullif($4, '')::jsonb) ORDER BY id DESC`)
+	rows, err := s.pool.Query(ctx, sql, pgx.QueryExecModeCacheDescribe, postgres.IsReader(ctx), ids, since, postgres.Scope(ctx))
 	if err != nil {
 		return nil, err
 	}
@@ -338,9 +330,9 @@ func (s *Store) ClosedParts(ctx context.Context) ([]Part, error) {
 
 // entryColumns are those of [Entry]. Tags of what nobody has filed yet are as SQL took them: with NULL, or of several dimensions.
 const entryColumns = summaryColumns + `,
-	job_kind, ARRAY(SELECT t FROM unnest(tags) t WHERE t IS NOT NULL) AS tags, original_event, edited_event, error_stack_trace, error_context, fingerprint, retry_history, retry_count,
+	job_kind, ARRAY(SELECT t FROM unnest(tags) t WHERE t IS NOT NULL) AS tags, original_event, edited_event, error_stack_trace, error_context, retry_history, retry_count,
 		max_retries, dlq_max_retries, replay_attempts, rule, reported_class, ordering_key, parked_by, redelivery_job_id, locked_by, locked_at,
-		assigned_to, notes, resolution_strategy, resolved_by, resolution_notes, resolution_timestamp, config_version, metadata`
+		notes, resolution_strategy, resolved_by, resolution_notes, resolution_timestamp, config_version, metadata`
 
 // exportPage is how many entries an export reads at once.
 const exportPage = 200
@@ -501,11 +493,7 @@ func (s *Store) RevealMany(ctx context.Context, filter json.RawMessage, act Act)
 // ClosedSince is the time before which an entry cannot have closed: when its job failed, which its id says, less a day for
 // clocks that differ. (dlq.closed_since says the same.)
 func ClosedSince(id uuid.UUID) time.Time {
-	var ms int64
-	for _, b := range id[:6] {
-		ms = ms<<8 | int64(b)
-	}
-	failed := time.UnixMilli(ms)
+	failed := capturedAt(id)
 	if now := time.Now(); failed.After(now) {
 		failed = now
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/dlqd/dlqd/internal/deadletter"
+	"github.com/dlqd/dlqd/internal/filter"
 )
 
 var kim = deadletter.Act{Actor: "kim", Note: "a note"}
@@ -295,7 +296,7 @@ func TestList_pagesAndFilters(t *testing.T) {
 		b.endBySQL(id, "discarded")
 	}
 	b.exec(`UPDATE dlq.dead_letter_queue SET source = 'shop', error_type = 'TIMEOUT_ERROR', error_class = 'transient' WHERE kind = 'kind_1'`)
-	list := func(f deadletter.Filter) []deadletter.Summary {
+	list := func(f deadletter.Page) []deadletter.Summary {
 		t.Helper()
 		f.Limit = max(f.Limit, 1)
 		page, err := b.store.List(t.Context(), f)
@@ -304,7 +305,7 @@ func TestList_pagesAndFilters(t *testing.T) {
 	}
 	for _, oldest := range []bool{false, true} {
 		var all []deadletter.Summary
-		f := deadletter.Filter{Limit: 7, Oldest: oldest}
+		f := deadletter.Page{Limit: 7, Oldest: oldest}
 		for {
 			page := list(f)
 			if len(page) == 0 {
@@ -323,13 +324,13 @@ func TestList_pagesAndFilters(t *testing.T) {
 			}
 		}
 	}
-	require.Len(t, list(deadletter.Filter{Queue: "red", Limit: 100}), 13)
-	require.Len(t, list(deadletter.Filter{Kind: "kind_1", Limit: 100}), 5)
-	require.Len(t, list(deadletter.Filter{Source: "shop", ErrorType: "TIMEOUT_ERROR", ErrorClass: "transient", Limit: 100}), 5)
-	require.Len(t, list(deadletter.Filter{Statuses: []deadletter.Status{deadletter.Pending}, Limit: 100}), n)
-	require.Empty(t, list(deadletter.Filter{Statuses: []deadletter.Status{deadletter.Manual, deadletter.Failed}, Limit: 100}))
-	require.Empty(t, list(deadletter.Filter{Before: time.Now().Add(-time.Hour), Limit: 100}))
-	require.Len(t, list(deadletter.Filter{After: time.Now().Add(-time.Hour), Before: time.Now().Add(time.Hour), Limit: 100}), n)
+	require.Len(t, list(deadletter.Page{Filter: filter.Filter{Queue: []string{"red"}}, Limit: 100}), 13)
+	require.Len(t, list(deadletter.Page{Filter: filter.Filter{Kind: []string{"kind_1"}}, Limit: 100}), 5)
+	require.Len(t, list(deadletter.Page{Filter: filter.Filter{Source: []string{"shop"}, ErrorType: []string{"TIMEOUT_ERROR"}, ErrorClass: []string{"transient"}}, Limit: 100}), 5)
+	require.Len(t, list(deadletter.Page{Filter: filter.Filter{Status: []string{"dlq_pending"}}, Limit: 100}), n)
+	require.Empty(t, list(deadletter.Page{Filter: filter.Filter{Status: []string{"dlq_manual", "dlq_failed"}}, Limit: 100}))
+	require.Empty(t, list(deadletter.Page{Filter: filter.Filter{Before: (time.Now().Add(-time.Hour)).Format(time.RFC3339Nano)}, Limit: 100}))
+	require.Len(t, list(deadletter.Page{Filter: filter.Filter{After: (time.Now().Add(-time.Hour)).Format(time.RFC3339Nano), Before: (time.Now().Add(time.Hour)).Format(time.RFC3339Nano)}, Limit: 100}), n)
 }
 
 // TestPlans looks at the plans of the claim and of the lists, on enough rows that a sequential scan would lose.
@@ -350,16 +351,18 @@ func TestPlans(t *testing.T) {
 		require.NoError(t, err)
 		return strings.Join(lines, "\n")
 	}
-	for index, f := range map[string]deadletter.Filter{
+	for index, p := range map[string]deadletter.Page{
 		"dead_letter_open_pkey":      {},
-		"dead_letter_open_by_queue":  {Queue: "no_such_queue"},
-		"dead_letter_open_by_kind":   {Kind: "kind_7"},
-		"dead_letter_open_by_class":  {ErrorClass: "business"},
-		"dead_letter_open_by_type":   {ErrorType: "NO_SUCH_TYPE"},
-		"dead_letter_open_by_source": {Source: "nobody", Oldest: true},
+		"dead_letter_open_by_queue":  {Filter: filter.Filter{Queue: []string{"no_such_queue"}}},
+		"dead_letter_open_by_kind":   {Filter: filter.Filter{Kind: []string{"kind_7"}}},
+		"dead_letter_open_by_class":  {Filter: filter.Filter{ErrorClass: []string{"business"}}},
+		"dead_letter_open_by_type":   {Filter: filter.Filter{ErrorType: []string{"NO_SUCH_TYPE"}}},
+		"dead_letter_open_by_source": {Filter: filter.Filter{Source: []string{"nobody"}}, Oldest: true},
 	} {
-		f.Limit = 50
-		sql, args := b.store.ListSQL(f, deadletter.OpenPart())
+		p.Limit = 50
+		chosen, err := b.store.Where(t.Context(), &p.Filter)
+		require.NoError(t, err)
+		sql, args := b.store.ListSQL(t.Context(), p, chosen, deadletter.OpenPart())
 		plan := explain(sql, args...)
 		require.Contains(t, plan, index)
 		require.NotContains(t, plan, "Seq Scan on dead_letter_open")
@@ -379,7 +382,7 @@ func TestMoves_underContention(t *testing.T) {
 	for range 5 {
 		b.endBySQL(b.insert(nil), "discarded")
 	}
-	list, err := b.store.List(t.Context(), deadletter.Filter{Limit: 10})
+	list, err := b.store.List(t.Context(), deadletter.Page{Limit: 10})
 	require.NoError(t, err)
 	errs := make(chan error, 8)
 	for range cap(errs) {

@@ -32,10 +32,10 @@ const (
 
 // Finding is what one check found.
 type Finding struct {
-	Name   string `json:"name"`
-	OK     bool   `json:"ok"`
-	Detail string `json:"detail"`
-	Do     string `json:"do,omitempty"` // what to do, if not OK
+	Name   string `json:"name" doc:"The check."`
+	OK     bool   `json:"ok" doc:"Nothing is wrong."`
+	Detail string `json:"detail" doc:"What was found."`
+	Do     string `json:"do,omitempty" doc:"What to do, where something is wrong."`
 }
 
 // check is one question to the database.
@@ -72,10 +72,10 @@ var checks = []check{
 	{
 		"grants", `SELECT count(*)::float8, coalesce(string_agg(DISTINCT CASE a.grantee WHEN 0 THEN 'everybody' ELSE pg_get_userbyid(a.grantee) END, ', '), '')
 			FROM pg_class c CROSS JOIN LATERAL aclexplode(c.relacl) a
-			WHERE c.relnamespace = (SELECT q.relnamespace FROM pg_class q WHERE q.oid = 'dlq.settings'::regclass) AND c.relkind IN ('r', 'p') AND (c.relispartition OR c.relname = 'tokens')
+			WHERE c.relnamespace = (SELECT q.relnamespace FROM pg_class q WHERE q.oid = 'dlq.settings'::regclass) AND c.relkind IN ('r', 'p') AND (c.relispartition OR c.relname IN ('tokens', 'sessions'))
 			AND a.grantee <> c.relowner`,
 		func(n float64) bool { return n > 0 },
-		"nobody else may read partitions or tokens", "%[2]s may read partitions or tokens: what the policy marks as sensitive is not hidden there",
+		"nobody else may read partitions, tokens or sessions", "%[2]s may read partitions, tokens or sessions: what the policy marks as sensitive is not hidden there",
 		"REVOKE ALL ON ALL TABLES IN SCHEMA dlq FROM them, and GRANT dlq_reader instead",
 	},
 	{

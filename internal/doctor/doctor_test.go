@@ -48,7 +48,7 @@ func TestExamine(t *testing.T) {
 		{"triggers", "ALTER TABLE river_job DISABLE TRIGGER dlq_capture", "ALTER TABLE river_job ENABLE TRIGGER dlq_capture", "dlq_capture is disabled, dlq_follow is enabled"},
 		{"capture", "SELECT dlq.set_capture('off', p_actor => 'kim', p_note => 'stuck')", "SELECT dlq.set_capture('on')", "is off, by kim since"},
 		{"scopes", "INSERT INTO dlq.role_scopes (role, queues) VALUES ('was_renamed', '{a}')", "DELETE FROM dlq.role_scopes", "of was_renamed, which is no role"},
-		{"grants", "GRANT SELECT ON ALL TABLES IN SCHEMA dlq TO dlq_reader", "REVOKE SELECT ON ALL TABLES IN SCHEMA dlq FROM dlq_reader", "dlq_reader may read partitions or tokens"},
+		{"grants", "GRANT SELECT ON ALL TABLES IN SCHEMA dlq TO dlq_reader", "REVOKE SELECT ON ALL TABLES IN SCHEMA dlq FROM dlq_reader", "dlq_reader may read partitions, tokens or sessions"},
 		{"reconciler", "UPDATE dlq.reconcile_looks SET done_at = now() - interval '10 minutes'", "SELECT dlq.reconcile()", "has not looked for 60"},
 		{"filing", "INSERT INTO dlq.job_facts (job_id, job_created_at, fact, at) VALUES (1, now(), 'retried', now() - interval '1 hour')", "DELETE FROM dlq.job_facts", "1 ends of redeliveries"},
 		{"River's leader", "DELETE FROM river_leader", "INSERT INTO river_leader (leader_id, elected_at, expires_at) VALUES ('me', now(), now() + interval '1 hour')", "there is none"},

@@ -124,10 +124,7 @@ func protect(next http.Handler) http.Handler {
 // checkHost refuses requests for a name that is not ours. A page of a site whose name was made to lead to this machine is of the
 // same origin as the API, for its browser; its requests bear the site's name.
 func checkHost(config Config, next http.Handler) http.Handler {
-	ours := append([]string{"localhost"}, config.Hosts...)
-	for i := range ours {
-		ours[i] = hostOf(ours[i])
-	}
+	ours := config.names()
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		local, _ := r.Context().Value(http.LocalAddrContextKey).(net.Addr)
 		if !viaSocket(local) && !isOurs(ours, hostOf(r.Host), local) {
@@ -157,10 +154,32 @@ func isOurs(ours []string, host string, local net.Addr) bool {
 	return ok && at.AddrPort().Addr().Unmap().WithZone("") == address.Unmap().WithZone("")
 }
 
-// hostOf is the host of a Host header, as names are compared.
+// Host is the name under which dlqd is asked for, without the port.
+func Host(r *http.Request) string { return hostOf(r.Host) }
+
+// Ours reports whether a request asks for dlqd under one of its own names, by a Unix socket, too.
+func (c *Config) Ours(r *http.Request) bool {
+	local, _ := r.Context().Value(http.LocalAddrContextKey).(net.Addr)
+	return isOurs(c.names(), hostOf(r.Host), local)
+}
+
+// names are those of Hosts, and localhost, as they are compared.
+func (c *Config) names() []string {
+	names := []string{"localhost"}
+	for _, host := range c.Hosts {
+		names = append(names, hostOf(host))
+	}
+	return names
+}
+
+// hostOf is the host of a Host header, as names are compared; empty where what follows it is no port: localhost:1@evil.example is another
+// host in a URL.
 func hostOf(hostPort string) string {
 	host := strings.ToLower(hostPort)
-	if name, _, err := net.SplitHostPort(host); err == nil {
+	if name, port, err := net.SplitHostPort(host); err == nil {
+		if strings.Trim(port, "0123456789") != "" {
+			return ""
+		}
 		host = name
 	}
 	host = strings.TrimSuffix(strings.TrimPrefix(host, "["), "]")

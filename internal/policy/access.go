@@ -16,9 +16,16 @@ type Access struct {
 	Proxy          Proxy    `json:"proxy"          jsonschema:"description=A proxy that has users sign in."`
 	OIDC           OIDC     `json:"oidc"           jsonschema:"description=An OpenID Connect provider that has users sign in."`
 	Grants         []Grant  `json:"grants"         jsonschema:"description=What users may do\\, of all grants that name them. Tokens have their own."`
+	Sessions       Sessions `json:"sessions"       jsonschema:"description=How long people stay signed in with a browser."`
 	// Approvals are what is not done by one person alone.
 	Approvals   Approvals `json:"approvals"   jsonschema:"description=What needs a second person."`
 	ExpectAbove int64     `json:"expectAbove" jsonschema:"minimum=0,description=Replays\\, bulk operations and erasures of more dead letters than this say how many they expect (expect in the API; the command line asks)."`
+}
+
+// Sessions say how long people stay signed in with a browser.
+type Sessions struct {
+	Idle     time.Duration `json:"idle"     jsonschema:"description=Without asking for anything; 5m to 30d."`
+	Absolute time.Duration `json:"absolute" jsonschema:"description=At all; 5m to 30d."`
 }
 
 // Approvals say what needs a second person, who has the role for it too.
@@ -57,12 +64,14 @@ type Proxy struct {
 
 // OIDC is an OpenID Connect provider that has users sign in.
 type OIDC struct {
-	Issuer        string   `json:"issuer"        jsonschema:"description=The provider\\, as its tokens name it: an https URL\\, or http on this machine."`
-	ClientID      string   `json:"clientID"      jsonschema:"description=Client as which dlqd login asks: a public one (PKCE)\\, that may be sent back to http://127.0.0.1 on any port."`
-	Audience      Words    `json:"audience"      jsonschema:"description=Whom tokens must be for\\, one or several of which one will do; the clientID unless said otherwise."`
-	UsernameClaim string   `json:"usernameClaim" jsonschema:"description=Claim by which users are known. Empty: their email if it is verified\\, else sub."`
-	GroupsClaim   string   `json:"groupsClaim"   jsonschema:"minLength=1,description=Claim with their groups."`
-	Scopes        []string `json:"scopes"        jsonschema:"description=Scopes for which dlqd login asks; offline_access has it stay signed in."`
+	Issuer           string   `json:"issuer"        jsonschema:"description=The provider\\, as its tokens name it: an https URL\\, or http on this machine."`
+	ClientID         string   `json:"clientID"      jsonschema:"description=Client as which dlqd asks: for dlqd login a public one (PKCE)\\, that may be sent back to http://127.0.0.1 on any port; for browsers to /sign-in/callback."`
+	Audience         Words    `json:"audience"      jsonschema:"description=Whom tokens must be for\\, one or several of which one will do; the clientID unless said otherwise."`
+	UsernameClaim    string   `json:"usernameClaim" jsonschema:"description=Claim by which users are known. Empty: their email if it is verified\\, else sub."`
+	GroupsClaim      string   `json:"groupsClaim"   jsonschema:"minLength=1,description=Claim with their groups."`
+	Scopes           []string `json:"scopes"        jsonschema:"description=Scopes for which dlqd asks; offline_access has dlqd login stay signed in."`
+	ClientSecretFile string   `json:"clientSecretFile" jsonschema:"description=File with the client's secret\\, where the provider gives one\\, beside this file or by its whole path: for sign-in with a browser."`
+	ClientSecret     Secret   `json:"-"` // what is in it
 }
 
 // Grant is what users may do.
@@ -102,6 +111,9 @@ func (p Proxy) Networks() (networks []netip.Prefix, socket bool, err error) {
 	return networks, socket, nil
 }
 
+// minSession is the least that a session lasts: that somebody was there is written once a minute.
+const minSession = 5 * time.Minute
+
 func (l *loader) checkAccess() {
 	const file = "access"
 	a := &l.policy.Access
@@ -127,6 +139,11 @@ func (l *loader) checkAccess() {
 	if !slices.Contains(a.OIDC.Scopes, "openid") {
 		l.badf(file, "oidc.scopes", "must hold openid: without it there is no token that says who signed in")
 	}
+	if a.OIDC.ClientSecretFile != "" {
+		a.OIDC.ClientSecret = Secret(l.readSecret(file, "oidc.clientSecretFile", a.OIDC.ClientSecretFile))
+	}
+	l.checkRange(file, "sessions.idle", a.Sessions.Idle, minSession, maxDelay)
+	l.checkRange(file, "sessions.absolute", a.Sessions.Absolute, minSession, maxDelay)
 	l.checkRange(file, "approvals.expire", a.Approvals.Expire, time.Minute, maxDelay)
 	if len(a.Approvals.Rules) > 0 && len(a.Authentication) == 0 {
 		l.badf(file, "approvals.rules", "a second person cannot be told from the first where nobody is asked who they are: say how in authentication")
@@ -157,7 +174,9 @@ func (a *Access) Rules() access.Rules {
 		Proxy: access.Proxy{From: networks, Socket: socket, UserHeader: a.Proxy.UserHeader, GroupsHeader: a.Proxy.GroupsHeader},
 		OIDC: access.OIDC{
 			Issuer: a.OIDC.Issuer, ClientID: a.OIDC.ClientID, Audiences: a.OIDC.Audience, UsernameClaim: a.OIDC.UsernameClaim, GroupsClaim: a.OIDC.GroupsClaim, Scopes: a.OIDC.Scopes,
+			ClientSecret: string(a.OIDC.ClientSecret),
 		},
+		Sessions: access.SessionLimits{Idle: a.Sessions.Idle, Absolute: a.Sessions.Absolute},
 	}
 	if len(rules.OIDC.Audiences) == 0 {
 		rules.OIDC.Audiences = []string{a.OIDC.ClientID}

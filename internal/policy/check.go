@@ -98,7 +98,7 @@ func (l *loader) checkDestination(name string, d *Destination) {
 	case d.URL != "":
 		l.checkURL(at+".url", d.URL)
 	default:
-		if d.URL = l.readSecret(at+".urlFile", d.URLFile); d.URL != "" {
+		if d.URL = l.readSecret("retry-policies", at+".urlFile", d.URLFile); d.URL != "" {
 			l.checkURL(at+".urlFile", d.URL)
 		}
 	}
@@ -109,7 +109,7 @@ func (l *loader) checkDestination(name string, d *Destination) {
 	l.checkRange(file, at+".probe.every", d.Probe.Every, 100*time.Millisecond, time.Hour)
 	l.checkRange(file, at+".probe.timeout", d.Probe.Timeout, time.Millisecond, time.Minute)
 	if d.SecretFile != "" {
-		d.Secret = Secret(l.readSecret(at+".secretFile", d.SecretFile))
+		d.Secret = Secret(l.readSecret("retry-policies", at+".secretFile", d.SecretFile))
 	}
 	if d.Secret != "" {
 		if _, err := newSigner(d.Secret); err != nil {
@@ -119,7 +119,7 @@ func (l *loader) checkDestination(name string, d *Destination) {
 }
 
 // readSecret reads a file with a secret, which is watched from then on.
-func (l *loader) readSecret(at, path string) string {
+func (l *loader) readSecret(file, at, path string) string {
 	if !filepath.IsAbs(path) {
 		path = filepath.Join(l.source.Dir, path)
 	}
@@ -127,9 +127,9 @@ func (l *loader) readSecret(at, path string) string {
 	raw, err := os.ReadFile(path)
 	secret := strings.TrimSpace(string(raw))
 	if err != nil {
-		l.badf("retry-policies", at, "%w", err)
+		l.badf(file, at, "%w", err)
 	} else if secret == "" {
-		l.badf("retry-policies", at, "%s is empty", path)
+		l.badf(file, at, "%s is empty", path)
 	}
 	return secret
 }

@@ -362,6 +362,7 @@ type Run struct {
 	Patch       json.RawMessage `json:"patch,omitempty" doc:"JSON Patch of each payload."`
 	MergePatch  json.RawMessage `json:"mergePatch,omitempty" doc:"JSON Merge Patch of each payload."`
 	Actor       string          `json:"actor" doc:"Who started it."`
+	Origin      string          `json:"origin,omitempty" doc:"From where."`
 	Note        *string         `json:"note,omitempty" doc:"Why."`
 	CreatedAt   time.Time       `json:"createdAt" doc:"When it was started."`
 	FinishedAt  *time.Time      `json:"finishedAt,omitempty" doc:"When it ended."`
@@ -430,7 +431,7 @@ func (r *Replayer) Get(ctx context.Context, id uuid.UUID) (*Run, error) {
 	run := &Run{
 		ID: row.ID, Status: row.Status, Reason: row.Reason, Filter: said.Filter, Total: row.Total, Replayed: row.Replayed, Succeeded: row.Succeeded,
 		Failed: row.Failed, Skipped: row.Skipped, Rate: row.Rate, BatchSize: row.BatchSize, Concurrency: row.Concurrency, Queue: row.Queue, Destination: row.Destination,
-		Patch: said.Patch, MergePatch: said.MergePatch, Actor: row.Actor, CreatedAt: row.CreatedAt, FinishedAt: row.FinishedAt,
+		Patch: said.Patch, MergePatch: said.MergePatch, Actor: row.Actor, Origin: row.Origin, CreatedAt: row.CreatedAt, FinishedAt: row.FinishedAt,
 	}
 	if row.Note != "" {
 		run.Note = &row.Note
@@ -461,6 +462,41 @@ func (r *Replayer) List(ctx context.Context, most int) ([]*Run, error) {
 		}
 	}
 	return runs, nil
+}
+
+// RunEntry is an entry of a run, and what became of it there.
+type RunEntry struct {
+	ID          uuid.UUID  `json:"id" doc:"The entry."`
+	Outcome     string     `json:"outcome" enum:"succeeded,failed,skipped,to_go" doc:"to_go: its redelivery is under way, or its turn has not come."`
+	Detail      string     `json:"detail,omitempty" doc:"The error, or why it was skipped."`
+	JobID       *int64     `json:"jobId,omitempty" doc:"The redelivery."`
+	EndedAt     *time.Time `json:"endedAt,omitempty" doc:"When its redelivery ended, or it was skipped."`
+	Status      string     `json:"status,omitempty" doc:"Where the entry stands now; absent where it is gone."`
+	Queue       string     `json:"queue,omitempty" doc:"Its queue."`
+	Kind        string     `json:"kind,omitempty" doc:"Its kind."`
+	Fingerprint string     `json:"fingerprint,omitempty" doc:"Its failure group now."`
+}
+
+// Entries returns a page of the entries of a run, those that were captured last first: with an outcome, or all if that is empty; those
+// captured before another one, if that is not nil.
+func (r *Replayer) Entries(ctx context.Context, id uuid.UUID, outcome string, before *uuid.UUID, most int) ([]RunEntry, error) {
+	rows, err := dbsqlc.New(r.Store.DB()).ReplayEntries(ctx, dbsqlc.ReplayEntriesParams{ID: id, Outcome: outcome, Before: before, Most: int32(most)})
+	if err != nil {
+		return nil, err
+	}
+	if len(rows) == 0 {
+		if _, err := r.Get(ctx, id); err != nil { // there is no such run
+			return nil, err
+		}
+	}
+	entries := make([]RunEntry, len(rows))
+	for i := range rows {
+		row := &rows[i]
+		entries[i] = RunEntry{
+			ID: row.EntryID, Outcome: row.Outcome, Detail: row.Detail, JobID: row.JobID, EndedAt: row.EndedAt, Status: row.Status, Queue: row.Queue, Kind: row.Kind, Fingerprint: row.Fingerprint,
+		}
+	}
+	return entries, nil
 }
 
 // Steer pauses, resumes or cancels a run.

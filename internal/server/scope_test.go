@@ -70,6 +70,7 @@ func scopeSetup(t *testing.T, configs ...func(*server.Config)) *scopeBundle {
 	}
 	exec(`UPDATE river_job SET state = 'discarded', finalized_at = now(), errors = ARRAY[jsonb_build_object('error', 'secret of ' || queue || kind)]`)
 	exec(`SELECT dlq.act_on('park', ARRAY(SELECT id FROM dlq.dead_letter_queue), 'kim', 'note')`)
+	exec(`UPDATE dlq.dead_letter_queue SET fingerprint = 'same', move = '{"actor": "worker:1", "reason": "judged"}'`) // one of each queue
 	rows, err := b.pool.Query(t.Context(), "SELECT queue || '/' || kind, id::text FROM dlq.dead_letter_queue")
 	require.NoError(t, err)
 	var name, id string
@@ -179,8 +180,16 @@ var operations = []operation{
 	{"park-entry", "POST", "/api/dlq/entries/{id}/park", access.Operator, "", "entry", ""},
 	{"unpark-entry", "POST", "/api/dlq/entries/{id}/unpark", access.Operator, "", "entry", ""},
 	{"reopen-entry", "POST", "/api/dlq/entries/{id}/reopen", access.Operator, "", "entry", ""},
+	{"list-groups", "GET", "/api/dlq/groups?limit=200", access.Reader, "", "", "queues"},
+	{"get-group", "GET", "/api/dlq/groups/{id}/same", access.Reader, "", "queue", "queues"},
+	{"set-group", "PATCH", "/api/dlq/groups/{id}/same", access.Operator, `{"status": "open"}`, "queue", "queues"},
+	{"list-views", "GET", "/api/dlq/views", access.Reader, "", "", ""},
+	{"get-view", "GET", "/api/dlq/views/none", access.Reader, "", "none", ""},
+	{"save-view", "PUT", "/api/dlq/views/of%20the%20walk", access.Reader, `{"query": "status:manual"}`, "", ""},
+	{"delete-view", "DELETE", "/api/dlq/views/none", access.Reader, "", "none", ""},
 	{"list-replays", "GET", "/api/dlq/replays", access.Reader, "", "", ""},
 	{"get-replay", "GET", "/api/dlq/replays/{id}", access.Reader, "", "run", ""},
+	{"list-replay-entries", "GET", "/api/dlq/replays/{id}/entries", access.Reader, "", "run", ""},
 	{"follow-replay", "GET", "/api/dlq/replays/{id}/events", access.Reader, "", "stream", ""},
 	{"start-replay", "POST", "/api/dlq/replay", access.Operator, `{"filter": {}, "dryRun": true}`, "", ""},
 	{"pause-replay", "POST", "/api/dlq/replays/{id}/pause", access.Operator, "", "run", ""},
@@ -223,6 +232,12 @@ var operations = []operation{
 	{"submit-message", "POST", "/api/messages", access.Sender, `{}`, "invalid", ""},
 	{"submit-batch", "POST", "/api/messages/batch", access.Sender, `{}`, "invalid", ""},
 	{"get-health", "GET", "/api/health", access.Metrics, "", "", "everything"},
+	{"get-log-level", "GET", "/api/log-level", access.Metrics, "", "", "everything"},
+	{"set-log-level", "PUT", "/api/log-level", access.Admin, `{"level": "info"}`, "", "everything"},
+	{"list-sessions", "GET", "/api/sessions", "", "", "", ""}, // their own: TestSessions_ofOthers
+	{"end-session", "DELETE", "/api/sessions/0198a0b0-0000-7000-8000-000000000000", "", "", "none", ""},
+	{"end-sessions", "POST", "/api/sessions/end", "", "", "", ""},
+	{"examine", "POST", "/api/doctor", access.Admin, "", "", "everything"},
 	{"whoami", "GET", "/api/whoami", "", "", "", ""},
 	{"get-login", "GET", "/api/login", "", "", "none", ""},
 	{"livez", "GET", "/livez", "", "", "open", ""},
@@ -421,8 +436,9 @@ func TestScope_sameInSQL(t *testing.T) {
 			require.Equal(t, len(want), sum("SELECT coalesce(sum(captured), 0)::int FROM dlq.flow()"))
 			require.Equal(t, len(want), sum("SELECT coalesce(sum(failures), 0)::int FROM dlq.heat_map()"))
 			require.Equal(t, len(want), sum("SELECT coalesce(sum(failures), 0)::int FROM dlq.error_types()"))
+			require.ElementsMatch(t, queues, list("SELECT queue FROM dlq.groups"))
 		} else {
-			for _, f := range []string{"stats()", "flow()", "times()", "heat_map()", "error_types()", "top_groups()", "retry_cost()", "replay_success()"} {
+			for _, f := range []string{"stats()", "flow()", "times()", "heat_map()", "error_types()", "top_groups()", "groups()", "retry_cost()", "replay_success()"} {
 				_, err := conn.Exec(ctx, "SELECT * FROM dlq."+f)
 				require.ErrorContains(t, err, "limited to some kinds", f)
 			}

@@ -29,10 +29,13 @@ import (
 	"github.com/dlqd/dlqd/internal/background"
 	"github.com/dlqd/dlqd/internal/breaker"
 	"github.com/dlqd/dlqd/internal/conditions"
+	"github.com/dlqd/dlqd/internal/console"
 	"github.com/dlqd/dlqd/internal/deadletter"
 	"github.com/dlqd/dlqd/internal/delivery"
+	"github.com/dlqd/dlqd/internal/doctor"
 	"github.com/dlqd/dlqd/internal/door"
 	"github.com/dlqd/dlqd/internal/facts"
+	"github.com/dlqd/dlqd/internal/group"
 	"github.com/dlqd/dlqd/internal/ingest"
 	"github.com/dlqd/dlqd/internal/metrics"
 	"github.com/dlqd/dlqd/internal/policy"
@@ -41,6 +44,7 @@ import (
 	"github.com/dlqd/dlqd/internal/reconcile"
 	"github.com/dlqd/dlqd/internal/replay"
 	"github.com/dlqd/dlqd/internal/retention"
+	"github.com/dlqd/dlqd/internal/savedview"
 	"github.com/dlqd/dlqd/internal/strategy"
 	"github.com/dlqd/dlqd/internal/telemetry"
 	"github.com/dlqd/dlqd/internal/worker"
@@ -104,6 +108,8 @@ type Config struct {
 	// Archive is where closed entries go before they are dropped, a directory or a URL: see archive.Open. Empty: nowhere.
 	Archive string
 	Logger  *slog.Logger
+	// LogLevel is the level of Logger; nil where it cannot be changed.
+	LogLevel *slog.LevelVar
 	// OTLPEndpoint is the base URL of a collector of OpenTelemetry's that gets traces, metrics and logs; empty: nobody does.
 	OTLPEndpoint string
 	// Measure says how loaded machine and database are; nil to measure them.
@@ -121,6 +127,7 @@ type Server struct {
 	embedded  *postgres.Embedded
 	pool      *pgxpool.Pool
 	analytics *analytics.Store
+	groups    *group.Store
 	store     *deadletter.Store
 	archive   *archive.Archive
 	ingester  *ingest.Ingester
@@ -170,7 +177,7 @@ func Start(ctx context.Context, config Config) (*Server, error) {
 	s := &Server{config: config, metrics: metrics.New(), failed: make(chan error, 8)}
 	var err error
 	s.telemetry, err = telemetry.Start(ctx, telemetry.Config{
-		Endpoint: config.OTLPEndpoint, Version: api.Version, Instance: postgres.ProcessName(), Gatherer: s.metrics.Gatherer(), Logger: config.Logger,
+		Endpoint: config.OTLPEndpoint, Version: api.Version, Instance: postgres.ProcessName(), Gatherer: s.metrics.Gatherer(), Logger: slog.New(s.metrics.Logged(config.Logger.Handler())),
 	})
 	if err != nil {
 		return nil, err
@@ -197,6 +204,7 @@ func (s *Server) start(ctx context.Context) error {
 	s.attached = status.Attached
 	s.store = deadletter.NewStore(s.pool, s.config.Schemas)
 	s.analytics = analytics.NewStore(s.pool, s.config.Schemas)
+	s.groups = &group.Store{Store: s.store}
 	if s.config.Archive != "" {
 		if s.archive, err = archive.Open(ctx, s.config.Archive); err != nil {
 			return fmt.Errorf("%w; say with --archive where closed dead letters go before they are dropped, or \"none\"", err)
@@ -384,6 +392,12 @@ func (s *Server) keepHouse() {
 				return delivery.ForgetOrdered(ctx, s.store.DB())
 			}),
 		}),
+		background.New(background.Config{
+			Name: "sessions", Interval: time.Hour, Failing: "sessions of browsers that have ended are not taken away",
+			Once: background.Each(func(ctx context.Context) error {
+				return access.NewStore(s.pool, s.config.Schemas).TrimSessions(ctx, s.policy().Access.Rules().Sessions)
+			}),
+		}),
 		keeper.Loop(),
 	)
 	s.loops.Add(s.analytics.Loops()...)
@@ -400,18 +414,28 @@ func (s *Server) steering() (*river.Client[pgx.Tx], error) {
 	return client, nil
 }
 
-// tellPeople says that dead letters need a person. Whatever else tells people, tells them from here.
+// tellPeople says that dead letters need a person, but for those of groups that are muted. Whatever else tells people, tells them from here.
 func (s *Server) tellPeople(parked []worker.Parked) {
-	type group struct {
-		queue, fingerprint string
-		class              riverdlq.Class
+	type of struct {
+		group.Key
+
+		class riverdlq.Class
 	}
-	counts := map[group]int{}
+	counts, keys := map[of]int{}, []group.Key{}
 	for _, p := range parked {
-		counts[group{p.Queue, p.Fingerprint, p.Class}]++
+		key := group.Key{Queue: p.Queue, Fingerprint: p.Fingerprint}
+		counts[of{key, p.Class}]++
+		keys = append(keys, key)
+	}
+	// (The worker's own context may have ended with its turn; each statement has a time of its own.)
+	marks, err := s.groups.Marks(context.Background(), keys)
+	if err != nil {
+		s.logger.Error("which failure groups are muted is not known", "error", err) // rather told twice than not at all
 	}
 	for g, n := range counts {
-		s.logger.Warn("dead letters need a person", "queue", g.queue, "class", g.class, "fingerprint", g.fingerprint, "entries", n)
+		if mark := marks[g.Key]; !mark.Muted {
+			s.logger.Warn("dead letters need a person", "queue", g.Queue, "error_class", g.class, "fingerprint", g.Fingerprint, "entries", n, "owner", mark.Owner, "regressed", mark.Fixed)
+		}
 	}
 }
 
@@ -503,11 +527,18 @@ func (s *Server) startAPI(ctx context.Context) error {
 		Open: s.config.Insecure || reached(s.config.Listen) == "", Logger: s.logger,
 	}
 	handler := api.New(api.Config{
-		Access: s.access, Ingester: s.ingester, Store: s.store, Analytics: s.analytics, Archive: s.archive, Planner: s.planner.Load, Breakers: s.breakers, River: steering, Metrics: s.metrics, Logger: s.logger, MaxBodyBytes: s.config.MaxBodyBytes, MaxBodiesBytes: s.config.MaxBodiesBytes,
+		Access: s.access, Ingester: s.ingester, Store: s.store, Analytics: s.analytics, Groups: s.groups, Views: &savedview.Store{Store: s.store}, Archive: s.archive, Planner: s.planner.Load, Breakers: s.breakers, River: steering, Metrics: s.metrics, Logger: s.logger, MaxBodyBytes: s.config.MaxBodyBytes, MaxBodiesBytes: s.config.MaxBodiesBytes,
 		WriteTimeout: s.config.WriteTimeout, BodyGrace: s.config.BodyGrace, Door: s.config.Door,
 		Tracer: s.telemetry.Tracer, Replayer: s.replayer(),
 		Approvals: &approval.Store{Store: s.store, Wake: s.wakeApproved},
-		Parked:    s.tellPeople, Health: s.health, Ready: s.ready, Idle: s.idle,
+		Parked:    s.tellPeople, Health: s.health, Queues: s.queueHealth, Ready: s.ready, Reach: s.reach, Idle: s.idle, LogLevel: s.config.LogLevel,
+		Examine: func(ctx context.Context) []doctor.Finding { return doctor.Examine(ctx, s.migrator()) },
+		Console: func(operations, notServed http.Handler) api.Console {
+			return console.New(console.Config{
+				API: operations, NotServed: notServed, Policy: s.policy, Environment: s.config.Source.Env, Ready: s.ready, Logger: s.logger.With("part", "console"),
+				SignInWays: s.access.SignInWays,
+			})
+		},
 	})
 	s.http = &http.Server{
 		Handler: handler, ConnContext: access.ConnContext, ReadHeaderTimeout: readHeaderTimeout, MaxHeaderBytes: maxHeaderBytes, IdleTimeout: idleTimeout,

@@ -144,7 +144,7 @@ func TestFile_besidePersons(t *testing.T) {
 	const n = 200
 	b.exec(`INSERT INTO river_job (kind, args, max_attempts) SELECT 'k', '{}', 3 FROM generate_series(1, $1)`, n)
 	b.exec(`UPDATE river_job SET state = 'discarded', finalized_at = now(), errors = ARRAY['{"error": "timeout"}'::jsonb]`)
-	list, err := b.store.List(t.Context(), deadletter.Filter{Limit: n})
+	list, err := b.store.List(t.Context(), deadletter.Page{Limit: n})
 	require.NoError(t, err)
 	var all sync.WaitGroup
 	for part := range 2 {

@@ -166,7 +166,7 @@ func (b *bundle) settle() {
 func (b *bundle) entry() *deadletter.Entry {
 	b.Helper()
 	b.settle()
-	list, err := b.store.List(b.Context(), deadletter.Filter{Limit: 10})
+	list, err := b.store.List(b.Context(), deadletter.Page{Limit: 10})
 	require.NoError(b, err)
 	require.Len(b, list, 1)
 	entry, _, err := b.store.Get(b.Context(), list[0].ID)

@@ -13,6 +13,121 @@ import (
 	"github.com/google/uuid"
 )
 
+const EndOldSessions = `-- name: EndOldSessions :exec
+DELETE FROM dlq.sessions s
+WHERE s.id IN (SELECT k.id FROM dlq.sessions k WHERE k.name = $1 ORDER BY k.id DESC OFFSET $2::integer) OR s.hash = $3 OR s.previous_hash = $3
+`
+
+type EndOldSessionsParams struct {
+	Name    string
+	Keep    int32
+	Instead []byte
+}
+
+// What somebody who signs in has too many of, and what the same browser had before.
+func (q *Queries) EndOldSessions(ctx context.Context, arg EndOldSessionsParams) error {
+	_, err := q.db.Exec(ctx, EndOldSessions, arg.Name, arg.Keep, arg.Instead)
+	return err
+}
+
+const EndSessions = `-- name: EndSessions :many
+DELETE FROM dlq.sessions s
+WHERE ($1::uuid IS NULL OR s.id = $1) AND ($2::text = '' OR s.name = $2) AND ($1::uuid IS NOT NULL OR $2 <> '')
+RETURNING s.name
+`
+
+type EndSessionsParams struct {
+	ID   *uuid.UUID
+	Name string
+}
+
+// One, all of somebody, or one of somebody.
+func (q *Queries) EndSessions(ctx context.Context, arg EndSessionsParams) ([]string, error) {
+	rows, err := q.db.Query(ctx, EndSessions, arg.ID, arg.Name)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	items := []string{}
+	for rows.Next() {
+		var name string
+		if err := rows.Scan(&name); err != nil {
+			return nil, err
+		}
+		items = append(items, name)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
+const FindSession = `-- name: FindSession :one
+SELECT s.id, s.name, s.via, s.issuer, s.groups,
+    t.role, t.queues, t.kinds, t.sources, t.created_by,
+    coalesce(s.previous_hash = $1 AND s.previous_until < now(), false)::boolean AS replaced,
+    coalesce(s.hash = $1 AND s.rotated_at < now() - $2::interval
+        OR s.previous_hash = $1 AND s.previous_until IS NULL AND s.rotated_at < now() - $3::interval, false)::boolean AS rotate,
+    (s.seen_at < now() - interval '1 minute' OR s.hash = $1 AND s.previous_hash IS NOT NULL AND s.previous_until IS NULL)::boolean AS touch
+FROM dlq.sessions s LEFT JOIN dlq.tokens t ON t.id = s.token_id AND (t.expires_at IS NULL OR t.expires_at > now()) AND (t.revoked_at IS NULL OR t.revoked_at > now())
+WHERE (s.hash = $1 OR s.previous_hash = $1 OR s.id = $4) AND (s.token_id IS NULL OR t.id IS NOT NULL)
+  AND s.created_at > now() - $5::interval AND s.seen_at > now() - $6::interval
+`
+
+type FindSessionParams struct {
+	Hash         []byte
+	RotateAfter  time.Duration
+	ArriveWithin time.Duration
+	ID           uuid.UUID
+	Absolute     time.Duration
+	Idle         time.Duration
+}
+
+type FindSessionRow struct {
+	ID        uuid.UUID
+	Name      string
+	Via       string
+	Issuer    *string
+	Groups    []string
+	Role      *string
+	Queues    []string
+	Kinds     []string
+	Sources   []string
+	CreatedBy *string
+	Replaced  bool
+	Rotate    bool
+	Touch     bool
+}
+
+// By what the cookie holds, or held before; or by its id. A session by a token lasts no longer than the token.
+func (q *Queries) FindSession(ctx context.Context, arg FindSessionParams) (FindSessionRow, error) {
+	row := q.db.QueryRow(ctx, FindSession,
+		arg.Hash,
+		arg.RotateAfter,
+		arg.ArriveWithin,
+		arg.ID,
+		arg.Absolute,
+		arg.Idle,
+	)
+	var i FindSessionRow
+	err := row.Scan(
+		&i.ID,
+		&i.Name,
+		&i.Via,
+		&i.Issuer,
+		&i.Groups,
+		&i.Role,
+		&i.Queues,
+		&i.Kinds,
+		&i.Sources,
+		&i.CreatedBy,
+		&i.Replaced,
+		&i.Rotate,
+		&i.Touch,
+	)
+	return i, err
+}
+
 const FindToken = `-- name: FindToken :one
 SELECT t.id, t.name, t.role, t.queues, t.kinds, t.sources, t.used_at, t.created_by
 FROM dlq.tokens t
@@ -44,6 +159,40 @@ func (q *Queries) FindToken(ctx context.Context, hash []byte) (FindTokenRow, err
 		&i.CreatedBy,
 	)
 	return i, err
+}
+
+const InsertSession = `-- name: InsertSession :exec
+INSERT INTO dlq.sessions (id, hash, name, via, token_id, issuer, subject, groups, address, agent)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)
+`
+
+type InsertSessionParams struct {
+	ID      uuid.UUID
+	Hash    []byte
+	Name    string
+	Via     string
+	TokenID *uuid.UUID
+	Issuer  *string
+	Subject *string
+	Groups  []string
+	Address string
+	Agent   string
+}
+
+func (q *Queries) InsertSession(ctx context.Context, arg InsertSessionParams) error {
+	_, err := q.db.Exec(ctx, InsertSession,
+		arg.ID,
+		arg.Hash,
+		arg.Name,
+		arg.Via,
+		arg.TokenID,
+		arg.Issuer,
+		arg.Subject,
+		arg.Groups,
+		arg.Address,
+		arg.Agent,
+	)
+	return err
 }
 
 const InsertToken = `-- name: InsertToken :exec
@@ -81,18 +230,20 @@ func (q *Queries) InsertToken(ctx context.Context, arg InsertTokenParams) error 
 }
 
 const RecordAct = `-- name: RecordAct :exec
-SELECT dlq.record_act('tokens', $1::text, $2::text, nullif($3::text, ''), $4::jsonb)
+SELECT dlq.record_act($1::text, $2::text, $3::text, nullif($4::text, ''), $5::jsonb)
 `
 
 type RecordActParams struct {
-	Act    string
-	Actor  string
-	Note   string
-	Detail json.RawMessage
+	Subject string
+	Act     string
+	Actor   string
+	Note    string
+	Detail  json.RawMessage
 }
 
 func (q *Queries) RecordAct(ctx context.Context, arg RecordActParams) error {
 	_, err := q.db.Exec(ctx, RecordAct,
+		arg.Subject,
 		arg.Act,
 		arg.Actor,
 		arg.Note,
@@ -118,6 +269,99 @@ func (q *Queries) RevokeToken(ctx context.Context, arg RevokeTokenParams) (int64
 		return 0, err
 	}
 	return result.RowsAffected(), nil
+}
+
+const RotateSession = `-- name: RotateSession :execrows
+UPDATE dlq.sessions s SET hash = $1, previous_hash = $2, previous_until = NULL, rotated_at = now()
+WHERE s.id = $3 AND (s.hash = $2 AND s.rotated_at < now() - $4::interval
+    OR s.previous_hash = $2 AND s.previous_until IS NULL AND s.rotated_at < now() - $5::interval)
+`
+
+type RotateSessionParams struct {
+	NewHash      []byte
+	Hash         []byte
+	ID           uuid.UUID
+	RotateAfter  time.Duration
+	ArriveWithin time.Duration
+}
+
+// By one request of those that come at a time. Where the last change never arrived, the browser shows what it had before.
+func (q *Queries) RotateSession(ctx context.Context, arg RotateSessionParams) (int64, error) {
+	result, err := q.db.Exec(ctx, RotateSession,
+		arg.NewHash,
+		arg.Hash,
+		arg.ID,
+		arg.RotateAfter,
+		arg.ArriveWithin,
+	)
+	if err != nil {
+		return 0, err
+	}
+	return result.RowsAffected(), nil
+}
+
+const Sessions = `-- name: Sessions :many
+SELECT s.id, s.name, s.via, s.address, s.agent, s.created_at, s.seen_at,
+    least(s.created_at + $1::interval, s.seen_at + $2::interval, t.expires_at, t.revoked_at)::timestamptz AS expires_at
+FROM dlq.sessions s LEFT JOIN dlq.tokens t ON t.id = s.token_id
+WHERE ($3::text = '' OR s.name = $3) AND s.created_at > now() - $1::interval AND s.seen_at > now() - $2::interval
+  AND (t.expires_at IS NULL OR t.expires_at > now()) AND (t.revoked_at IS NULL OR t.revoked_at > now())
+ORDER BY s.id DESC
+`
+
+type SessionsParams struct {
+	Absolute time.Duration
+	Idle     time.Duration
+	Name     string
+}
+
+type SessionsRow struct {
+	ID        uuid.UUID
+	Name      string
+	Via       string
+	Address   string
+	Agent     string
+	CreatedAt time.Time
+	SeenAt    time.Time
+	ExpiresAt time.Time
+}
+
+func (q *Queries) Sessions(ctx context.Context, arg SessionsParams) ([]SessionsRow, error) {
+	rows, err := q.db.Query(ctx, Sessions, arg.Absolute, arg.Idle, arg.Name)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	items := []SessionsRow{}
+	for rows.Next() {
+		var i SessionsRow
+		if err := rows.Scan(
+			&i.ID,
+			&i.Name,
+			&i.Via,
+			&i.Address,
+			&i.Agent,
+			&i.CreatedAt,
+			&i.SeenAt,
+			&i.ExpiresAt,
+		); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
+const SetOrigin = `-- name: SetOrigin :exec
+SELECT set_config('dlq.origin', $1::text, true)
+`
+
+func (q *Queries) SetOrigin(ctx context.Context, origin string) error {
+	_, err := q.db.Exec(ctx, SetOrigin, origin)
+	return err
 }
 
 const Tokens = `-- name: Tokens :many
@@ -175,6 +419,24 @@ func (q *Queries) Tokens(ctx context.Context) ([]TokensRow, error) {
 	return items, nil
 }
 
+const TouchSession = `-- name: TouchSession :exec
+UPDATE dlq.sessions s SET seen_at = now(),
+    previous_until = CASE WHEN s.hash = $1 THEN coalesce(s.previous_until, now() + $2::interval) ELSE s.previous_until END
+WHERE s.id = (SELECT k.id FROM dlq.sessions k WHERE k.id = $3 FOR UPDATE SKIP LOCKED)
+`
+
+type TouchSessionParams struct {
+	Hash         []byte
+	KeepPrevious time.Duration
+	ID           uuid.UUID
+}
+
+// Nobody waits for it. Once the browser shows that it has what the cookie was changed to, what it held before is good for a little while.
+func (q *Queries) TouchSession(ctx context.Context, arg TouchSessionParams) error {
+	_, err := q.db.Exec(ctx, TouchSession, arg.Hash, arg.KeepPrevious, arg.ID)
+	return err
+}
+
 const TouchToken = `-- name: TouchToken :exec
 UPDATE dlq.tokens t SET used_at = now()
 WHERE t.id = (SELECT k.id FROM dlq.tokens k WHERE k.id = $1 AND (k.used_at IS NULL OR k.used_at < now() - interval '1 minute') FOR UPDATE SKIP LOCKED)
@@ -184,4 +446,23 @@ WHERE t.id = (SELECT k.id FROM dlq.tokens k WHERE k.id = $1 AND (k.used_at IS NU
 func (q *Queries) TouchToken(ctx context.Context, id uuid.UUID) error {
 	_, err := q.db.Exec(ctx, TouchToken, id)
 	return err
+}
+
+const TrimSessions = `-- name: TrimSessions :execrows
+DELETE FROM dlq.sessions s
+WHERE s.created_at < now() - $1::interval OR s.seen_at < now() - $2::interval
+   OR EXISTS (SELECT FROM dlq.tokens t WHERE t.id = s.token_id AND (t.expires_at < now() OR t.revoked_at < now()))
+`
+
+type TrimSessionsParams struct {
+	Absolute time.Duration
+	Idle     time.Duration
+}
+
+func (q *Queries) TrimSessions(ctx context.Context, arg TrimSessionsParams) (int64, error) {
+	result, err := q.db.Exec(ctx, TrimSessions, arg.Absolute, arg.Idle)
+	if err != nil {
+		return 0, err
+	}
+	return result.RowsAffected(), nil
 }

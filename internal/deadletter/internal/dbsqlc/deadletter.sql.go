@@ -281,6 +281,34 @@ func (q *Queries) FileAll(ctx context.Context, since time.Time) (bool, error) {
 	return done, err
 }
 
+const FilterBounds = `-- name: FilterBounds :one
+SELECT coalesce(b.first, '00000000-0000-0000-0000-000000000000')::uuid AS first, coalesce(b.below, '00000000-0000-0000-0000-000000000000')::uuid AS below FROM dlq.filter_bounds($1::jsonb) b
+`
+
+type FilterBoundsRow struct {
+	First uuid.UUID
+	Below uuid.UUID
+}
+
+// Between which ids what a filter chooses can be; the nil UUID for no bound.
+func (q *Queries) FilterBounds(ctx context.Context, filter json.RawMessage) (FilterBoundsRow, error) {
+	row := q.db.QueryRow(ctx, FilterBounds, filter)
+	var i FilterBoundsRow
+	err := row.Scan(&i.First, &i.Below)
+	return i, err
+}
+
+const FilterWhere = `-- name: FilterWhere :one
+SELECT dlq.filter_where($1::jsonb)::text AS condition
+`
+
+func (q *Queries) FilterWhere(ctx context.Context, filter json.RawMessage) (string, error) {
+	row := q.db.QueryRow(ctx, FilterWhere, filter)
+	var condition string
+	err := row.Scan(&condition)
+	return condition, err
+}
+
 const FinishErasure = `-- name: FinishErasure :one
 UPDATE dlq.erasures SET archived = $1, archives = $2, archive = $3, jobs = jobs + $4, finished_at = CASE WHEN under_way = 0 THEN clock_timestamp() END
 WHERE id = $5 RETURNING jobs, finished_at

@@ -297,6 +297,80 @@ func (q *Queries) PreviewReplay(ctx context.Context, filter json.RawMessage) ([]
 	return items, nil
 }
 
+const ReplayEntries = `-- name: ReplayEntries :many
+WITH page AS MATERIALIZED (
+    SELECT x.entry_id, coalesce(x.outcome, 'to_go') AS outcome, x.detail, x.job_id, x.ended_at FROM dlq.replay_run_entries x
+    WHERE x.run_id = (SELECT r.id FROM dlq.replay_runs r WHERE r.id = $1 AND dlq.scope_within(r.scope, dlq.scope()))
+      AND ($2::text = '' OR x.outcome = $2::text OR $2::text = 'to_go' AND x.outcome IS NULL)
+      AND ($3::uuid IS NULL OR x.entry_id < $3::uuid)
+    ORDER BY x.entry_id DESC LIMIT $4::integer
+)
+SELECT p.entry_id, p.outcome::text AS outcome, p.job_id, p.ended_at,
+       CASE WHEN dlq.hidden_columns() && ARRAY['error_message'] OR m.mask IS NOT NULL AND e.id IS NULL THEN ''
+            WHEN m.mask IS NULL THEN coalesce(p.detail, '')
+            ELSE coalesce(dlq.masked_text(p.detail, m.mask, dlq.sensitive_values(e.original_event, e.edited_event, e.metadata, e.job_kind, m.mask)), '') END::text AS detail,
+       coalesce(e.queue, '')::text AS queue, coalesce(e.kind, '')::text AS kind, coalesce(e.status::text, '')::text AS status, coalesce(e.fingerprint, '')::text AS fingerprint
+FROM page p CROSS JOIN (SELECT dlq.mask(false) AS mask) m
+LEFT JOIN dlq.dead_letter_queue e ON e.id = p.entry_id AND (e.closed_at IS NULL OR e.closed_at >= dlq.closed_since(ARRAY(SELECT l.entry_id FROM page l)))
+ORDER BY p.entry_id DESC
+`
+
+type ReplayEntriesParams struct {
+	ID      uuid.UUID
+	Outcome string
+	Before  *uuid.UUID
+	Most    int32
+}
+
+type ReplayEntriesRow struct {
+	EntryID     uuid.UUID
+	Outcome     string
+	JobID       *int64
+	EndedAt     *time.Time
+	Detail      string
+	Queue       string
+	Kind        string
+	Status      string
+	Fingerprint string
+}
+
+// A page of the entries of a run, those that were captured last first, and what became of each in it. (to_go: under way, or its turn has
+// not come.)
+func (q *Queries) ReplayEntries(ctx context.Context, arg ReplayEntriesParams) ([]ReplayEntriesRow, error) {
+	rows, err := q.db.Query(ctx, ReplayEntries,
+		arg.ID,
+		arg.Outcome,
+		arg.Before,
+		arg.Most,
+	)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	items := []ReplayEntriesRow{}
+	for rows.Next() {
+		var i ReplayEntriesRow
+		if err := rows.Scan(
+			&i.EntryID,
+			&i.Outcome,
+			&i.JobID,
+			&i.EndedAt,
+			&i.Detail,
+			&i.Queue,
+			&i.Kind,
+			&i.Status,
+			&i.Fingerprint,
+		); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
 const ReplayNext = `-- name: ReplayNext :many
 (SELECT e.entry_id FROM dlq.replay_run_entries e
  WHERE NOT $1::boolean AND e.run_id = $2 AND e.job_id IS NULL AND e.outcome IS NULL AND e.behind IS NULL AND e.entry_id > coalesce($3::uuid, '00000000-0000-0000-0000-000000000000')
@@ -345,7 +419,7 @@ SELECT r.id, r.status::text AS status, r.newest_first, r.batch_size, r.rate, r.c
        CASE WHEN dlq.hidden_columns() && ARRAY['original_event', 'edited_event'] THEN jsonb_build_object('filter', r.filter - '{payload,subscriberId,tags}'::text[])
            ELSE dlq.masked_detail(jsonb_build_object('filter', r.filter) || CASE WHEN r.patch IS NULL THEN '{}' ELSE jsonb_build_object('patch', r.patch) END
                || CASE WHEN r.merge_patch IS NULL THEN '{}' ELSE jsonb_build_object('mergePatch', r.merge_patch) END, dlq.mask(false)) END::jsonb AS said,
-       coalesce(r.reason, '')::text AS reason, r.total, r.replayed, r.skipped, r.sending, r.created_at, r.updated_at, r.finished_at,
+       coalesce(r.reason, '')::text AS reason, r.total, r.replayed, r.skipped, r.sending, r.created_at, r.updated_at, r.finished_at, coalesce(r.origin, '')::text AS origin,
        (SELECT count(*) FROM dlq.replay_run_entries e WHERE e.run_id = r.id AND e.outcome = 'succeeded') AS succeeded,
        (SELECT count(*) FROM dlq.replay_run_entries e WHERE e.run_id = r.id AND e.outcome = 'failed') AS failed
 FROM dlq.replay_runs r WHERE r.id = $1 AND dlq.scope_within(r.scope, dlq.scope())
@@ -372,6 +446,7 @@ type ReplayRunRow struct {
 	CreatedAt   time.Time
 	UpdatedAt   time.Time
 	FinishedAt  *time.Time
+	Origin      string
 	Succeeded   int64
 	Failed      int64
 }
@@ -400,6 +475,7 @@ func (q *Queries) ReplayRun(ctx context.Context, id uuid.UUID) (ReplayRunRow, er
 		&i.CreatedAt,
 		&i.UpdatedAt,
 		&i.FinishedAt,
+		&i.Origin,
 		&i.Succeeded,
 		&i.Failed,
 	)

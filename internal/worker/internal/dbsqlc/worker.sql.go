@@ -464,7 +464,7 @@ UPDATE dlq.dead_letter_queue e SET
     dlq_max_retries = coalesce(nullif(d.max_retries, 0), e.dlq_max_retries),
     priority = coalesce(nullif(d.priority, 0), e.priority),
     tags = CASE WHEN d.tags = '[]' THEN e.tags ELSE ARRAY(SELECT DISTINCT t FROM unnest(e.tags || ARRAY(SELECT jsonb_array_elements_text(d.tags))) t) END,
-    assigned_to = coalesce(e.assigned_to, nullif(d.assignee, '')),
+    assigned_to = coalesce(e.assigned_to, (SELECT m.owner FROM dlq.group_marks m WHERE m.queue = e.queue AND m.fingerprint = d.fingerprint), nullif(d.assignee, '')),
     config_version = $1::text,
     move = jsonb_build_object('actor', $2::text, 'reason', d.reason, 'note', nullif($3::text, ''))
 FROM (

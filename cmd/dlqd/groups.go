@@ -1,0 +1,249 @@
+package main
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/dlqd/dlqd/internal/api"
+	"github.com/dlqd/dlqd/internal/group"
+	"github.com/dlqd/dlqd/internal/policy"
+)
+
+func newGroups() *cobra.Command {
+	cmd := &cobra.Command{
+		Use: "groups", Short: "List failure groups: what failed for the same reason; assign one, note something, mute it, mark it as fixed", Args: cobra.NoArgs,
+	}
+	var c client
+	flags := map[string]*string{}
+	var status []string
+	var limit int
+	list := &cobra.Command{
+		Use: "list", Short: "List failure groups, those first that failed last", Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			query := url.Values{"limit": {strconv.Itoa(limit)}}
+			if len(status) > 0 {
+				query.Set("status", strings.Join(status, ","))
+			}
+			for name, value := range flags {
+				if *value != "" {
+					query.Set(name, *value)
+				}
+			}
+			var page api.GroupPage
+			if err := c.call(cmd, http.MethodGet, groupsPath+"?"+query.Encode(), nil, &page); err != nil || c.asJSON {
+				return err
+			}
+			w, row := table(cmd, "QUEUE\tGROUP\tSTATUS\tOPEN\tFAILURES\tTREND\tCLASS\tOWNER\tFIRST SEEN\tLAST SEEN\tERROR")
+			for i := range page.Groups {
+				g := &page.Groups[i]
+				row(g.Queue, g.Fingerprint, g.Status, g.Open, g.Failures, sparkline(g.Trend, add), text(g.ErrorClass), text(g.Owner), ago(g.FirstSeen)+" ago", ago(g.LastSeen)+" ago", shorten(text(g.Title), 60))
+			}
+			if err := w.Flush(); err != nil || page.Next == "" {
+				return err
+			}
+			_, err := fmt.Fprintln(cmd.ErrOrStderr(), "more: --cursor", page.Next)
+			return err
+		},
+	}
+	asList(cmd, list, &c)
+	for _, f := range []*cobra.Command{cmd, list} {
+		f.Flags().StringSliceVar(&status, "status", nil, "only these: open, fixed, regressed, muted")
+		f.Flags().IntVar(&limit, "limit", 50, "groups in a page, at most 200")
+		for _, flag := range []struct{ name, parameter, help string }{
+			{"queue", "queue", "only of this queue"},
+			{"error-class", "errorClass", "only of this class"},
+			{"owner", "owner", "only of this owner; nobody for those that have none"},
+			{"has-open", "hasOpen", "only those with open dead letters (true), or without (false)"},
+			{"order", "order", "those first that failed last (latest), have the most open dead letters (open), or failed most (failures)"},
+			{"over", "over", "how far back the trend reaches, such as 24h or 30d"},
+			{"cursor", "cursor", "where the page before ended"},
+		} {
+			if flags[flag.parameter] == nil {
+				flags[flag.parameter] = new(string)
+			}
+			f.Flags().StringVar(flags[flag.parameter], flag.name, "", flag.help)
+		}
+	}
+	cmd.AddCommand(newShowGroup(), newAssignGroup(), newNoteGroup(), newMuteGroup(),
+		newSetGroup("unmute", "Have people told of a failure group again", func(_ *cobra.Command, in *api.GroupChange, now *group.Group) {
+			in.Status = group.Open
+			if now.FixedAt != nil {
+				in.Status = group.Fixed
+			}
+		}),
+		newSetGroup("fixed", "Mark a failure group as fixed: it is regressed as soon as it fails again", func(_ *cobra.Command, in *api.GroupChange, _ *group.Group) { in.Status = group.Fixed }),
+		newSetGroup("reopen", "Say that a failure group is neither fixed nor muted any more", func(_ *cobra.Command, in *api.GroupChange, _ *group.Group) { in.Status = group.Open }))
+	return cmd
+}
+
+const groupsPath = "/api/dlq/groups"
+
+func groupPath(args []string) string {
+	return groupsPath + "/" + url.PathEscape(args[0]) + "/" + url.PathEscape(args[1])
+}
+
+func newShowGroup() *cobra.Command {
+	var c client
+	var over string
+	cmd := &cobra.Command{
+		Use: "show QUEUE GROUP", Short: "Show a failure group, where its dead letters come from, and the last of them",
+		Long: "GROUP is the fingerprint, or the beginning of it: four characters or more that no other group of the queue begins with.", Args: cobra.ExactArgs(2),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			var g api.GroupDetail
+			if err := c.call(cmd, http.MethodGet, groupPath(args)+"?"+url.Values{"over": {over}}.Encode(), nil, &g); err != nil || c.asJSON {
+				return err
+			}
+			if err := printGroup(cmd, &g.Group); err != nil {
+				return err
+			}
+			w, row := table(cmd, "\nBY\tNAME\tENTRIES\tSHARE")
+			for _, s := range g.Shares {
+				row(s.By, s.Name, s.Entries, percent(&s.Share))
+			}
+			if err := w.Flush(); err != nil {
+				return err
+			}
+			w, row = table(cmd, "\nID\tSTATUS\tKIND\tFAILED\tERROR\tNEXT")
+			for _, e := range g.Entries {
+				row(e.ID, strings.TrimPrefix(string(e.Status), "dlq_"), e.Kind, ago(e.LastFailedAt)+" ago", shorten(text(e.ErrorMessage), 60), text(e.Next))
+			}
+			return w.Flush()
+		},
+	}
+	c.register(cmd)
+	cmd.Flags().StringVar(&over, "over", "24h", "how far back the trend reaches, such as 24h or 30d")
+	return cmd
+}
+
+func printGroup(cmd *cobra.Command, g *group.Group) error {
+	w, row := table(cmd, "group\t"+printable(g.Fingerprint)+" of "+printable(g.Queue))
+	row("error", text(g.Title))
+	row("class, type", text(g.ErrorClass)+", "+text(g.ErrorType))
+	status := g.Status
+	if g.FixedAt != nil {
+		status += ", marked as fixed by " + text(g.FixedBy) + " at " + stamp(*g.FixedAt)
+	}
+	if g.MutedAt != nil {
+		status += ", muted by " + text(g.MutedBy)
+		if g.MuteUntil != nil {
+			status += " until " + stamp(*g.MuteUntil)
+		}
+		if g.MuteLeft != nil {
+			status += fmt.Sprintf(" until %d more failures", *g.MuteLeft)
+		}
+	}
+	row("status", status)
+	row("owner", text(g.Owner))
+	row("note", text(g.Note))
+	row("open, failures", fmt.Sprintf("%d, %d", g.Open, g.Failures))
+	row("seen", stamp(g.FirstSeen)+" to "+stamp(g.LastSeen))
+	row("trend", sparkline(g.Trend, add))
+	return w.Flush()
+}
+
+// newSetGroup is a command that says something of a failure group. fill says what, by the flags and what the group is now.
+func newSetGroup(verb, short string, fill func(cmd *cobra.Command, in *api.GroupChange, now *group.Group)) *cobra.Command {
+	var c client
+	var in api.GroupChange
+	cmd := &cobra.Command{
+		Use: verb + " QUEUE GROUP", Short: short, Args: cobra.ExactArgs(2),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			in.Actor = actor()
+			var now api.GroupDetail
+			if verb == "unmute" { // what it is then depends on what it is
+				asked := c
+				asked.asJSON = false
+				if err := asked.call(cmd, http.MethodGet, groupPath(args), nil, &now); err != nil {
+					return err
+				}
+			}
+			fill(cmd, &in, &now.Group)
+			return c.setGroup(cmd, args, &in)
+		},
+	}
+	c.register(cmd)
+	cmd.Flags().StringVar(&in.Why, "why", "", "why, for the audit trail")
+	return cmd
+}
+
+func (c *client) setGroup(cmd *cobra.Command, args []string, in *api.GroupChange) error {
+	c.timeout = bulkTimeout
+	var changed api.GroupChanged
+	if err := c.call(cmd, http.MethodPatch, groupPath(args), in, &changed); err != nil || c.asJSON {
+		return err
+	}
+	if in.Owner != nil {
+		sayf(cmd.OutOrStdout(), "%d dead letters were given to %s\n", changed.Assigned, cmp.Or(*in.Owner, "nobody"))
+	}
+	return printGroup(cmd, &changed.Group)
+}
+
+func newAssignGroup() *cobra.Command {
+	var to string
+	cmd := newSetGroup("assign", "Say who looks after a failure group: its open dead letters, and those that join it, are theirs", func(_ *cobra.Command, in *api.GroupChange, _ *group.Group) { in.Owner = &to })
+	cmd.Flags().StringVar(&to, "to", "", "who; nobody if absent")
+	return cmd
+}
+
+func newNoteGroup() *cobra.Command {
+	var c client
+	var in api.GroupChange
+	cmd := &cobra.Command{
+		Use: "note QUEUE GROUP TEXT", Short: "Say what the next person should know of a failure group", Args: cobra.ExactArgs(3),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			in.Actor, in.Note = actor(), &args[2]
+			return c.setGroup(cmd, args[:2], &in)
+		},
+	}
+	c.register(cmd)
+	cmd.Flags().StringVar(&in.Why, "why", "", "why, for the audit trail")
+	return cmd
+}
+
+func newMuteGroup() *cobra.Command {
+	var c client
+	var in api.GroupChange
+	var during, until string
+	var failures int64
+	cmd := &cobra.Command{
+		Use: "mute QUEUE GROUP", Short: "Have nobody told of a failure group, until a time or a number of failures", Args: cobra.ExactArgs(2),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			in.Actor, in.Status = actor(), group.Muted
+			switch {
+			case during != "" && until != "":
+				return &usageError{errors.New("--for and --until are the same thing")}
+			case during != "":
+				d, err := policy.ParseDuration(during)
+				if err != nil {
+					return &usageError{fmt.Errorf("--for: %w", err)}
+				}
+				at := time.Now().Add(d)
+				in.MuteUntil = &at
+			case until != "":
+				at, err := time.Parse(time.RFC3339, until)
+				if err != nil {
+					return &usageError{fmt.Errorf("--until: %w", err)}
+				}
+				in.MuteUntil = &at
+			}
+			if cmd.Flags().Changed("failures") {
+				in.MuteFailures = &failures
+			}
+			return c.setGroup(cmd, args, &in)
+		},
+	}
+	c.register(cmd)
+	cmd.Flags().StringVar(&in.Why, "why", "", "why, for the audit trail")
+	cmd.Flags().StringVar(&during, "for", "", "for so long, such as 4h or 7d")
+	cmd.Flags().StringVar(&until, "until", "", "until then (RFC 3339)")
+	cmd.Flags().Int64Var(&failures, "failures", 0, "until so many more failures")
+	return cmd
+}

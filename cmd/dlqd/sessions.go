@@ -1,0 +1,85 @@
+package main
+
+import (
+	"net/http"
+	"net/url"
+
+	"github.com/spf13/cobra"
+
+	"github.com/dlqd/dlqd/internal/api"
+)
+
+func newSessions() *cobra.Command {
+	cmd := &cobra.Command{Use: "sessions", Short: "List who is signed in with a browser, and sign them out", Args: cobra.NoArgs}
+	var c client
+	var name string
+	list := &cobra.Command{
+		Use: "list", Short: "List your sessions or, as an admin, everybody's, the latest first", Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			path := api.SessionsPath
+			if name != "" {
+				path += "?" + url.Values{"name": {name}}.Encode()
+			}
+			var out struct {
+				Sessions []api.Session `json:"sessions"`
+			}
+			if err := c.call(cmd, http.MethodGet, path, nil, &out); err != nil || c.asJSON {
+				return err
+			}
+			w, row := table(cmd, "ID\tNAME\tBY\tFROM\tSIGNED IN\tSEEN\tUNTIL\tBROWSER")
+			for _, s := range out.Sessions {
+				row(s.ID, s.Name, s.Via, s.Address, stamp(s.CreatedAt), ago(s.SeenAt), stamp(s.ExpiresAt), s.Agent)
+			}
+			return w.Flush()
+		},
+	}
+	asList(cmd, list, &c)
+	for _, f := range []*cobra.Command{cmd, list} {
+		f.Flags().StringVar(&name, "name", "", "only of this person")
+	}
+	cmd.AddCommand(newSessionsEnd(), newSessionsEndAll())
+	return cmd
+}
+
+func newSessionsEnd() *cobra.Command {
+	var c client
+	var note string
+	cmd := &cobra.Command{
+		Use: "end ID", Short: "End a session; every process refuses it within five seconds", Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			path := api.SessionsPath + "/" + url.PathEscape(args[0])
+			if note != "" {
+				path += "?" + url.Values{"note": {note}}.Encode()
+			}
+			var out api.EndedSessions
+			if err := c.call(cmd, http.MethodDelete, path, nil, &out); err != nil || c.asJSON {
+				return err
+			}
+			sayf(cmd.OutOrStdout(), "session %s has ended\n", args[0])
+			return nil
+		},
+	}
+	c.register(cmd)
+	cmd.Flags().StringVar(&note, "note", "", "why")
+	return cmd
+}
+
+func newSessionsEndAll() *cobra.Command {
+	var c client
+	var in api.EndSessions
+	cmd := &cobra.Command{
+		Use: "end-all", Short: "End all of your sessions or, as an admin, somebody's", Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			var out api.EndedSessions
+			if err := c.call(cmd, http.MethodPost, api.SessionsPath+"/end", in, &out); err != nil || c.asJSON {
+				return err
+			}
+			sayf(cmd.OutOrStdout(), "%d sessions have ended\n", out.Ended)
+			return nil
+		},
+	}
+	c.register(cmd)
+	cmd.Flags().StringVar(&in.Name, "name", "", "whose, as an admin; your own if empty")
+	cmd.Flags().StringVar(&in.Note, "note", "", "why")
+	return cmd
+}

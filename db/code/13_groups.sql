@@ -1,0 +1,217 @@
+-- Failure groups as people work with them: who looks after one, what they know of it, that it is fixed, or is not to be told of. What a
+-- group is (its title, its counts, when it was seen) is a rollup; what people say of it is a table beside that. Whether a mute has ended, or
+-- what was fixed is back, is found when it is read: nothing that an application does waits for it.
+
+CREATE OR REPLACE FUNCTION dlq.is_muted(p_mark dlq.group_marks, p_failures bigint) RETURNS boolean
+LANGUAGE sql STABLE PARALLEL SAFE
+RETURN coalesce((p_mark).muted_at IS NOT NULL AND now() < coalesce((p_mark).mute_until, 'infinity') AND p_failures < coalesce((p_mark).mute_upto, 9223372036854775807), false);
+COMMENT ON FUNCTION dlq.is_muted IS 'Whether a failure group with so many failures in all is muted now.';
+
+-- Groups that have failed since they were marked as fixed. (last_seen is the time of a failure, whenever that was filed.)
+CREATE OR REPLACE FUNCTION dlq.group_status(p_mark dlq.group_marks, p_failures bigint, p_last_seen timestamptz) RETURNS text
+LANGUAGE sql STABLE PARALLEL SAFE
+RETURN CASE WHEN dlq.is_muted(p_mark, p_failures) THEN 'muted' WHEN p_last_seen > (p_mark).fixed_at THEN 'regressed' WHEN (p_mark).fixed_at IS NOT NULL THEN 'fixed' ELSE 'open' END;
+COMMENT ON FUNCTION dlq.group_status IS 'The status of a failure group: muted; regressed (marked as fixed, and it failed after that); fixed; or open.';
+
+CREATE OR REPLACE FUNCTION dlq.groups(p_filter jsonb DEFAULT '{}', p_limit integer DEFAULT 100, p_order text DEFAULT 'latest', p_after jsonb DEFAULT NULL, p_over interval DEFAULT '24 hours')
+RETURNS TABLE (queue text, fingerprint text, title text, error_type text, error_class text, status text, regressed boolean, owner text, note text, open bigint, failures bigint,
+               in_window bigint, trend bigint[], first_seen timestamptz, last_seen timestamptz, fixed_at timestamptz, fixed_by text, muted_at timestamptz, muted_by text,
+               mute_until timestamptz, mute_left bigint, updated_at timestamptz, updated_by text, sample uuid, place bigint)
+LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET enable_seqscan = on SET jit = off SET max_parallel_workers_per_gather = 0 AS $$
+DECLARE
+    v_step  dlq.rollup_step := dlq.coarse_step(p_over);
+    v_from  timestamptz := date_trunc(v_step::text, now() - p_over);
+    v_mine  text[] := dlq.scope_patterns(dlq.queue_scope());
+    v_mask  jsonb := dlq.mask();
+    v_where text := 'true';
+    v_key   text;
+    v_words constant text := 'ARRAY(SELECT jsonb_array_elements_text(CASE jsonb_typeof($1 -> %1$L) WHEN ''array'' THEN $1 -> %1$L ELSE jsonb_build_array($1 -> %1$L) END))';
+BEGIN
+    -- As in dlq.filter_where, values are read from the parameter $1 and never put into the text.
+    FOR v_key IN SELECT jsonb_object_keys(p_filter) LOOP
+        v_where := v_where || ' AND ' || CASE v_key
+            WHEN 'queue'       THEN 'g.queue = ANY (' || format(v_words, v_key) || ')'
+            WHEN 'fingerprint' THEN 'g.fingerprint = ANY (' || format(v_words, v_key) || ')'
+            WHEN 'errorClass'  THEN 'g.error_class = ANY (' || format(v_words, v_key) || ')'
+            WHEN 'status'      THEN 'dlq.group_status(m, g.failures, g.last_seen) = ANY (' || format(v_words, v_key) || ')'
+            WHEN 'owner'       THEN 'coalesce(m.owner, '''') = ANY (' || format(v_words, v_key) || ')'
+            WHEN 'hasOpen'     THEN '(g.open > 0) = ($1 ->> ''hasOpen'')::boolean'
+        END;
+        IF v_where IS NULL THEN
+            RAISE EXCEPTION 'groups: there is no field %', v_key USING ERRCODE = 'DLQ04', HINT = 'There are queue, fingerprint, errorClass, status (open, fixed, regressed, muted), owner ("" for nobody) and hasOpen.';
+        END IF;
+    END LOOP;
+    IF p_order NOT IN ('latest', 'open', 'failures') THEN
+        RAISE EXCEPTION 'groups: there is no order %', p_order USING ERRCODE = 'DLQ04', HINT = 'There are latest, open and failures.';
+    END IF;
+    RETURN QUERY EXECUTE
+        'WITH page AS MATERIALIZED (
+             SELECT g, m, o.place
+             FROM dlq.failure_groups g LEFT JOIN dlq.group_marks m ON m.queue = g.queue AND m.fingerprint = g.fingerprint
+             CROSS JOIN LATERAL (SELECT ' || CASE p_order WHEN 'open' THEN 'g.open' WHEN 'failures' THEN 'g.failures' ELSE '(extract(epoch FROM g.last_seen) * 1000000)::bigint' END || ' AS place) o
+             WHERE ' || v_where || ' AND ($2 IS NULL OR dlq.in_patterns(g.queue, NULL, $2))
+               AND ($3 IS NULL OR o.place < ($3 ->> 0)::bigint OR o.place = ($3 ->> 0)::bigint AND (g.queue, g.fingerprint) > ($3 ->> 1, $3 ->> 2))
+             ORDER BY o.place DESC, g.queue, g.fingerprint LIMIT $4
+         )
+         SELECT (p.g).queue, (p.g).fingerprint, CASE WHEN $5 -> ''hidden'' ? ''error_message'' THEN NULL ELSE dlq.masked_text((p.g).title, $5) END, (p.g).error_type, (p.g).error_class,
+                dlq.group_status(p.m, (p.g).failures, (p.g).last_seen), coalesce((p.g).last_seen > (p.m).fixed_at, false), (p.m).owner, dlq.masked_text((p.m).note, $5), (p.g).open, (p.g).failures,
+                (SELECT coalesce(sum(t.failures), 0)::bigint FROM unnest(w.trend) t (failures)), w.trend, (p.g).first_seen, (p.g).last_seen, (p.m).fixed_at, (p.m).fixed_by,
+                CASE WHEN u.muted THEN (p.m).muted_at END, CASE WHEN u.muted THEN (p.m).muted_by END, CASE WHEN u.muted THEN (p.m).mute_until END, CASE WHEN u.muted THEN (p.m).mute_upto - (p.g).failures END,
+                (p.m).updated_at, (p.m).updated_by, (p.g).sample, p.place
+         FROM page p
+         CROSS JOIN LATERAL (SELECT dlq.is_muted(p.m, (p.g).failures) AS muted) u
+         CROSS JOIN LATERAL (SELECT ARRAY(
+             SELECT coalesce(r.failures, 0) FROM generate_series($6, now(), (''1 '' || $7)::interval) b (bucket)
+             LEFT JOIN dlq.rollup_groups r ON r.queue = (p.g).queue AND r.fingerprint = (p.g).fingerprint AND r.step = $7 AND r.bucket = b.bucket ORDER BY b.bucket) AS trend) w
+         ORDER BY p.place DESC, (p.g).queue, (p.g).fingerprint'
+        USING p_filter, v_mine, p_after, p_limit, v_mask, v_from, v_step;
+EXCEPTION WHEN data_exception THEN
+    RAISE EXCEPTION 'groups: %', SQLERRM USING ERRCODE = 'DLQ04';
+END
+$$;
+COMMENT ON FUNCTION dlq.groups IS 'Failure groups that a filter chooses ({"status": ["open", "regressed"], "queue", "fingerprint", "errorClass", "owner" ("" for nobody), "hasOpen": true}), those first that failed last (latest), have the most open entries (open) or failed most (failures); p_after ([place, queue, fingerprint] of the last one) is for the next page. trend: failures in a window (by the hour up to a day, by the day up to 35, else by the week).';
+
+CREATE OR REPLACE VIEW dlq.groups AS SELECT * FROM dlq.groups(p_limit => 1000);
+COMMENT ON VIEW dlq.groups IS 'Failure groups, and what people say of them: those first that failed last, 1,000 at most.';
+
+-- As of entries, who is limited to queues hears of a group elsewhere what they hear of one that is not there.
+CREATE OR REPLACE FUNCTION dlq.one_group(p_queue text, p_fingerprint text) RETURNS text
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
+DECLARE
+    v_found text[];
+BEGIN
+    IF dlq.in_scope(p_queue, NULL, dlq.queue_scope()) AND p_fingerprint <> 'other' THEN -- that is of no one reason
+        v_found := ARRAY(SELECT g.fingerprint FROM dlq.failure_groups g WHERE g.queue = p_queue AND g.fingerprint = p_fingerprint);
+        IF v_found = '{}' AND length(p_fingerprint) >= 4 THEN
+            v_found := ARRAY(SELECT g.fingerprint FROM dlq.failure_groups g WHERE g.queue = p_queue AND starts_with(g.fingerprint, p_fingerprint) AND g.fingerprint <> 'other' LIMIT 2);
+        END IF;
+    END IF;
+    IF coalesce(v_found, '{}') = '{}' THEN
+        RAISE EXCEPTION 'failure group % of queue %: there is no such group', p_fingerprint, p_queue USING ERRCODE = 'DLQ02';
+    ELSIF v_found[2] IS NOT NULL THEN
+        RAISE EXCEPTION 'failure group % of queue %: several begin so', p_fingerprint, p_queue USING ERRCODE = 'DLQ04';
+    END IF;
+    RETURN v_found[1];
+END
+$$;
+COMMENT ON FUNCTION dlq.one_group IS 'The fingerprint of a failure group, of which the beginning will do (four characters or more); raises DLQ02 where there is none.';
+
+-- Entries that a group is judged by when somebody looks at it: open ones, and those that closed within a month. (No older months are
+-- locked, nor looked into.)
+CREATE OR REPLACE FUNCTION dlq.group_entries(p_queue text, p_fingerprint text, p_limit integer DEFAULT 200) RETURNS SETOF uuid
+LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_custom_plan AS $$
+DECLARE
+    v_fingerprint constant text := dlq.one_group(p_queue, p_fingerprint);
+    v_since       constant timestamptz := now() - interval '30 days';
+BEGIN
+    RETURN QUERY
+    SELECT l.id FROM (
+        (SELECT e.id FROM dlq.dead_letter_queue e WHERE e.stage = 'open' AND e.queue = p_queue AND e.fingerprint = v_fingerprint ORDER BY e.id DESC LIMIT p_limit)
+        UNION
+        (SELECT e.id FROM dlq.dead_letter_queue e WHERE e.stage IN ('resolved', 'failed', 'archived') AND e.closed_at >= v_since AND e.queue = p_queue AND e.fingerprint = v_fingerprint ORDER BY e.id DESC LIMIT p_limit)) l
+    ORDER BY l.id DESC LIMIT p_limit;
+END
+$$;
+COMMENT ON FUNCTION dlq.group_entries IS 'The last entries of a failure group that are open, or closed within 30 days, the latest first.';
+
+CREATE OR REPLACE FUNCTION dlq.group_shares(p_queue text, p_fingerprint text, p_limit integer DEFAULT 200)
+RETURNS TABLE (by text, name text, entries bigint, share float8)
+LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_custom_plan SET row_security = off AS $$
+DECLARE
+    v_ids   constant uuid[] := ARRAY(SELECT dlq.group_entries(p_queue, p_fingerprint, p_limit));
+    v_since constant timestamptz := now() - interval '31 days';
+BEGIN
+    RETURN QUERY EXECUTE
+        'WITH said AS (
+             SELECT e.source,
+                    coalesce(e.error_context ->> ''version'', e.error_context ->> ''appVersion'', e.error_context ->> ''release'', e.metadata ->> ''version'', e.metadata ->> ''appVersion'', e.metadata ->> ''release'') AS version,
+                    -- (River calls a client by its host and the time when it began, if the application does not.)
+                    coalesce(e.error_context ->> ''host'', e.error_context ->> ''hostname'', e.metadata ->> ''host'', e.metadata ->> ''hostname'',
+                             (SELECT regexp_replace(j.attempted_by[array_upper(j.attempted_by, 1)], ''_[0-9]{4}_[0-9]{2}_[0-9]{2}T[0-9]{2}_[0-9]{2}_[0-9]{2}_[0-9]+$'', '''')
+                              FROM river.river_job j WHERE j.id = e.river_job_id AND j.created_at = e.job_created_at)) AS host
+             FROM dlq.entries e WHERE e.id = ANY ($1) AND (e.closed_at IS NULL OR e.closed_at >= $2)
+         ), named AS (
+             SELECT n.by, left(n.name, 255) AS name, count(*) AS entries
+             FROM said s CROSS JOIN LATERAL (VALUES (''source'', s.source), (''version'', s.version), (''host'', s.host)) n (by, name)
+             WHERE n.name <> '''' GROUP BY 1, 2
+         )
+         SELECT r.by, r.name, r.entries, dlq.ratio(r.entries, cardinality($1))
+         FROM (SELECT n.*, row_number() OVER (PARTITION BY n.by ORDER BY n.entries DESC, n.name) AS rank FROM named n) r
+         WHERE r.rank <= 10 ORDER BY r.by, r.entries DESC, r.name' USING v_ids, v_since;
+END
+$$;
+COMMENT ON FUNCTION dlq.group_shares IS 'Of the last entries of a failure group (dlq.group_entries), how many are of each source, version and host, the ten most of each, and their share of these entries, 0 to 1. version: version, appVersion or release of the error''s context, or of the job''s metadata; host: host or hostname likewise, or that of the River client that worked the job, while River keeps it.';
+
+-- set_group says something of a group: only what p_changes names.
+CREATE OR REPLACE FUNCTION dlq.set_group(p_queue text, p_fingerprint text, p_changes jsonb, p_actor text DEFAULT session_user, p_why text DEFAULT NULL) RETURNS text
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' AS $$
+DECLARE
+    v_fingerprint constant text := dlq.one_group(p_queue, p_fingerprint);
+    v_actor       constant text := dlq.actor(p_actor);
+    v_mute        constant boolean := coalesce(p_changes ->> 'muteUntil', p_changes ->> 'muteFailures') IS NOT NULL;
+    v_key         text;
+    v_acts        text[] := '{}';
+    v_failures    bigint;
+BEGIN
+    FOR v_key IN SELECT jsonb_object_keys(p_changes) LOOP
+        IF v_key NOT IN ('owner', 'note', 'status', 'muteUntil', 'muteFailures') THEN
+            RAISE EXCEPTION 'group: there is no field %', v_key USING ERRCODE = 'DLQ04', HINT = 'There are owner, note, status (open, fixed, muted), muteUntil and muteFailures.';
+        END IF;
+    END LOOP;
+    IF p_changes = '{}' OR p_changes ->> 'status' NOT IN ('open', 'fixed', 'muted') OR v_mute AND coalesce(p_changes ->> 'status', 'muted') <> 'muted' OR p_changes ->> 'status' = 'muted' AND NOT v_mute
+        OR (p_changes ->> 'muteUntil')::timestamptz <= now() OR (p_changes ->> 'muteFailures')::bigint NOT BETWEEN 1 AND 1000000000 THEN
+        RAISE EXCEPTION 'group: % says nothing that can be done', p_changes USING ERRCODE = 'DLQ04',
+            HINT = 'Such as {"owner": "kim"}, {"note": "waits for the bank"}, {"status": "fixed"}, {"status": "open"}, or a mute that ends: {"muteUntil": "2030-01-01T00:00:00Z"}, {"muteFailures": 100}.';
+    END IF;
+    IF length(p_changes ->> 'owner') > 255 OR length(p_changes ->> 'note') > 10000 OR length(p_why) > 10000 THEN
+        RAISE EXCEPTION 'group: too long' USING ERRCODE = 'DLQ04', HINT = 'A note has 10000 characters at most, an owner 255.';
+    END IF;
+    p_why := dlq.masked_text(p_why, dlq.mask(false)); -- everybody may read it, and for longer than the entries are there
+    p_changes := p_changes || CASE WHEN p_changes ->> 'note' IS NOT NULL THEN jsonb_build_object('note', dlq.masked_text(p_changes ->> 'note', dlq.mask(false))) ELSE '{}' END;
+    SELECT g.failures INTO v_failures FROM dlq.failure_groups g WHERE g.queue = p_queue AND g.fingerprint = v_fingerprint;
+    INSERT INTO dlq.group_marks AS m (queue, fingerprint, owner, note, fixed_at, fixed_by, muted_at, muted_by, mute_until, mute_upto, updated_by)
+    VALUES (p_queue, v_fingerprint, nullif(p_changes ->> 'owner', ''), nullif(p_changes ->> 'note', ''),
+            CASE WHEN p_changes ->> 'status' = 'fixed' THEN clock_timestamp() END, CASE WHEN p_changes ->> 'status' = 'fixed' THEN v_actor END,
+            CASE WHEN v_mute THEN clock_timestamp() END, CASE WHEN v_mute THEN v_actor END, (p_changes ->> 'muteUntil')::timestamptz, v_failures + (p_changes ->> 'muteFailures')::bigint, v_actor)
+    ON CONFLICT (queue, fingerprint) DO UPDATE SET
+        owner = CASE WHEN p_changes ? 'owner' THEN excluded.owner ELSE m.owner END,
+        note = CASE WHEN p_changes ? 'note' THEN excluded.note ELSE m.note END,
+        -- Open again is neither fixed nor muted; a mute leaves alone that it was fixed.
+        fixed_at = CASE WHEN p_changes ->> 'status' IN ('open', 'fixed') THEN excluded.fixed_at ELSE m.fixed_at END, fixed_by = CASE WHEN p_changes ->> 'status' IN ('open', 'fixed') THEN excluded.fixed_by ELSE m.fixed_by END,
+        muted_at = CASE WHEN v_mute OR p_changes ? 'status' THEN excluded.muted_at ELSE m.muted_at END, muted_by = CASE WHEN v_mute OR p_changes ? 'status' THEN excluded.muted_by ELSE m.muted_by END,
+        mute_until = CASE WHEN v_mute OR p_changes ? 'status' THEN excluded.mute_until ELSE m.mute_until END, mute_upto = CASE WHEN v_mute OR p_changes ? 'status' THEN excluded.mute_upto ELSE m.mute_upto END,
+        updated_at = now(), updated_by = excluded.updated_by;
+    v_acts := ARRAY(SELECT a.text FROM (VALUES
+        (CASE WHEN p_changes ? 'owner' THEN coalesce('assigned to ' || nullif(p_changes ->> 'owner', ''), 'assigned to nobody') END),
+        (CASE WHEN p_changes ? 'note' THEN 'noted' END),
+        (CASE WHEN v_mute THEN 'muted' WHEN p_changes ->> 'status' = 'fixed' THEN 'marked as fixed' WHEN p_changes ->> 'status' = 'open' THEN 'opened' END)) a (text) WHERE a.text IS NOT NULL);
+    PERFORM dlq.record_act('group ' || p_queue || ' ' || v_fingerprint, array_to_string(v_acts, ', '), p_actor, p_why, p_changes);
+    RETURN v_fingerprint;
+END
+$$;
+COMMENT ON FUNCTION dlq.set_group IS 'Says of a failure group who looks after it, what the next person should know, that it is fixed or open, or that nobody is to be told of it for a time: {"owner": "kim"}, {"note": "..."}, {"status": "fixed"}, {"status": "open"} (neither fixed nor muted any more), {"muteUntil": "2030-01-01T00:00:00Z", "muteFailures": 100} (until the first of these; so many more failures). Entries stay as they are: see dlq.assign_group. Leaves an audit row. Returns its fingerprint, of which the beginning will do.';
+
+CREATE OR REPLACE FUNCTION dlq.assign_group(p_queue text, p_fingerprint text, p_owner text, p_actor text DEFAULT session_user, p_why text DEFAULT NULL) RETURNS integer
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    v_fingerprint constant text := dlq.set_group(p_queue, p_fingerprint, jsonb_build_object('owner', p_owner), p_actor, p_why);
+BEGIN
+    RETURN (SELECT a.changed FROM dlq.act_where('assign', jsonb_build_object('queue', p_queue, 'fingerprint', v_fingerprint, 'status', '["dlq_pending", "dlq_processing", "dlq_manual"]'::jsonb),
+                                                p_actor, p_why, jsonb_build_object('assignee', p_owner), p_limit => NULL) a);
+END
+$$;
+COMMENT ON FUNCTION dlq.assign_group IS 'Says who looks after a failure group (null: nobody): its open entries are assigned to them, and those that join it will be when they are filed. Returns how many were assigned.';
+
+CREATE OR REPLACE FUNCTION dlq.muted_entries() RETURNS bigint
+LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
+DECLARE
+    v_mine text[] := dlq.scope_patterns(dlq.scope());
+BEGIN
+    RETURN (SELECT count(*) FROM dlq.group_marks m JOIN dlq.failure_groups g ON g.queue = m.queue AND g.fingerprint = m.fingerprint
+            CROSS JOIN LATERAL (SELECT FROM dlq.dead_letter_open e
+                                WHERE e.queue = m.queue AND e.fingerprint = m.fingerprint AND e.status = 'dlq_manual' AND (v_mine IS NULL OR dlq.in_patterns(e.queue, e.kind, v_mine))
+                                LIMIT 10000) e
+            WHERE m.muted_at IS NOT NULL AND dlq.is_muted(m, g.failures));
+END
+$$;
+COMMENT ON FUNCTION dlq.muted_entries IS 'How many entries wait for a person in failure groups that are muted, 10,000 of each at most.';

@@ -1,0 +1,585 @@
+package access_test
+
+import (
+	"fmt"
+	"io"
+	"maps"
+	"net/http"
+	"net/http/httptest"
+	"net/netip"
+	"net/url"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/dlqd/dlqd/internal/access"
+	"github.com/dlqd/dlqd/internal/access/accesstest"
+	"github.com/dlqd/dlqd/internal/door"
+	"github.com/dlqd/dlqd/internal/postgres"
+)
+
+// console is what the console is to a browser: whoever is known is told who they are.
+type console struct {
+	*bundle
+
+	url    string
+	access *access.Authenticator
+}
+
+func (b *bundle) console(rules func() access.Rules, tls bool) *console {
+	b.Helper()
+	a := &access.Authenticator{Tokens: access.NewStore(b.pool, postgres.DefaultSchemas()), Rules: rules}
+	config := door.Config{Hosts: []string{"dlqd.example"}}
+	mux := http.NewServeMux()
+	(&access.SignIn{Access: a, Ours: config.Ours}).Register(mux)
+	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
+		p, err := a.Authenticate(r)
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusUnauthorized)
+			return
+		}
+		a.Renew(w, r, p)
+		_, _ = fmt.Fprintf(w, "%s %s %s", p.Via, p.Name, p.RoleName())
+	})
+	server := httptest.NewUnstartedServer(door.Guard(config, mux))
+	if tls {
+		server.StartTLS()
+	} else {
+		server.Start()
+	}
+	b.Cleanup(server.Close)
+	return &console{b, server.URL, a}
+}
+
+// browser keeps the cookie of a session, and follows nobody.
+type browser struct {
+	*console
+
+	cookies map[string]string
+}
+
+func (c *console) browser() *browser { return &browser{c, map[string]string{}} }
+
+// asks makes a request as a browser does of a page's own, unless headers say otherwise.
+func (b *browser) asks(method, path string, form url.Values, headers ...string) (*http.Response, string) {
+	b.Helper()
+	request, err := http.NewRequestWithContext(b.Context(), method, b.url+path, strings.NewReader(form.Encode()))
+	require.NoError(b, err)
+	request.Header.Set("Content-Type", "application/x-www-form-urlencoded")
+	request.Header.Set("Sec-Fetch-Site", "same-origin")
+	request.Header.Set("User-Agent", "Browser (test)")
+	for i := 0; i < len(headers); i += 2 {
+		request.Header.Del(headers[i])
+		if headers[i] == "Host" {
+			request.Host = headers[i+1]
+		} else if headers[i+1] != "" {
+			request.Header.Set(headers[i], headers[i+1])
+		}
+	}
+	for name, value := range b.cookies {
+		request.AddCookie(&http.Cookie{Name: name, Value: value})
+	}
+	response, err := (&http.Client{Transport: insecure, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}).Do(request)
+	require.NoError(b, err)
+	defer func() { _ = response.Body.Close() }()
+	body, err := io.ReadAll(response.Body)
+	require.NoError(b, err)
+	for _, cookie := range response.Cookies() {
+		if cookie.MaxAge < 0 {
+			delete(b.cookies, cookie.Name)
+		} else {
+			b.cookies[cookie.Name] = cookie.Value
+		}
+	}
+	return response, string(body)
+}
+
+var insecure = func() *http.Transport {
+	server := httptest.NewTLSServer(nil)
+	defer server.Close()
+	return server.Client().Transport.(*http.Transport)
+}()
+
+// who is as whom a browser is known; empty for nobody.
+func (b *browser) who(headers ...string) string {
+	b.Helper()
+	response, who := b.asks(http.MethodGet, "/", nil, headers...)
+	if response.StatusCode == http.StatusUnauthorized {
+		return ""
+	}
+	require.Equal(b, http.StatusOK, response.StatusCode, who)
+	return who
+}
+
+func (b *browser) signIn(token string, headers ...string) *http.Response {
+	b.Helper()
+	response, body := b.asks(http.MethodPost, "/sign-in", url.Values{"token": {token}, "to": {"/dead-letters?q=status:manual"}}, headers...)
+	require.Equal(b, http.StatusSeeOther, response.StatusCode, body)
+	return response
+}
+
+// soon waits until a look at the sessions counts no more.
+func (b *browser) soon(want string) {
+	b.Helper()
+	require.Eventually(b, func() bool { return b.who() == want }, time.Minute, 50*time.Millisecond)
+}
+
+func (b *bundle) exec(sql string, args ...any) {
+	b.Helper()
+	_, err := b.pool.Exec(b.Context(), sql, args...)
+	require.NoError(b, err, sql)
+}
+
+func (b *bundle) text(sql string) (text string) {
+	b.Helper()
+	require.NoError(b, b.pool.QueryRow(b.Context(), sql).Scan(&text), sql)
+	return text
+}
+
+func TestSessions(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	c := b.console(rules(access.Rules{Ways: []string{"tokens"}}), false)
+	secret, id := b.token(access.Token{Name: "kim", Role: access.Operator})
+	kim := c.browser()
+	require.Empty(t, kim.who())
+	response := kim.signIn(secret)
+	require.Equal(t, "/dead-letters?q=status:manual", response.Header.Get("Location"))
+	require.Regexp(t, `^dlqd=dlqds_[0-9A-Za-z]{36}; Path=/; Max-Age=604800; HttpOnly; SameSite=Lax$`, response.Header.Get("Set-Cookie"), "by http, on this machine")
+	require.Equal(t, "token kim operator", kim.who())
+	require.Equal(t, "token kim operator", c.bundle.console(rules(access.Rules{Ways: []string{"tokens"}}), false).with(kim.cookies).who(), "by another process")
+
+	// The database has nothing that signs anybody in; the trail has who signed in, and from where.
+	for _, sql := range []string{"SELECT string_agg(s::text, ' ') FROM dlq.sessions s", "SELECT string_agg(a::text, ' ') FROM dlq.acts a"} {
+		rows := b.text(sql)
+		require.NotContains(t, rows, kim.cookies["dlqd"][6:20], sql)
+		require.NotContains(t, rows, secret[5:20], sql)
+	}
+	require.Equal(t, "console, from 127.0.0.1 (Browser [test])", b.text("SELECT origin FROM dlq.acts WHERE subject = 'sessions' AND act = 'signed in' AND actor = 'kim'"))
+	sessions, err := b.store.Sessions(t.Context(), "kim", access.SessionLimits{})
+	require.NoError(t, err)
+	require.Len(t, sessions, 1)
+	require.Equal(t, []string{"kim", "token", "127.0.0.1", "Browser (test)"}, []string{sessions[0].Name, sessions[0].Via, sessions[0].Address, sessions[0].Agent})
+	require.WithinDuration(t, time.Now().Add(12*time.Hour), sessions[0].ExpiresAt, time.Minute)
+
+	require.Equal(t, "false true", b.text("SELECT concat_ws(' ', bool_or(has_table_privilege(r, 'dlq.sessions', 'SELECT'))::text, (SELECT c.relrowsecurity::text FROM pg_class c WHERE c.oid = 'dlq.sessions'::regclass)) FROM unnest(ARRAY['dlq_reader', 'dlq_operator', 'dlq_admin']) r"))
+
+	// What a token says counts before the cookie; a revoked one takes its sessions along.
+	reader, _ := b.token(access.Token{Name: "anna", Role: access.Reader})
+	require.Equal(t, "token anna reader", kim.who("Authorization", "Bearer "+reader))
+	anna := c.browser()
+	anna.signIn(reader)
+	require.NoError(t, b.store.Revoke(t.Context(), id, "anna", ""))
+	kim.soon("")
+	require.Equal(t, "token anna reader", anna.who())
+
+	// Signing out ends this one, or all of one's own; a copy of the cookie is of no use.
+	second := c.browser()
+	second.signIn(reader)
+	copied := map[string]string{"dlqd": anna.cookies["dlqd"]}
+	response, _ = anna.asks(http.MethodPost, "/sign-out", nil)
+	require.Equal(t, "/sign-in", response.Header.Get("Location"))
+	require.Empty(t, anna.cookies)
+	require.Empty(t, c.with(copied).who())
+	require.Equal(t, "token anna reader", second.who())
+	third := c.browser()
+	third.signIn(reader)
+	third.asks(http.MethodPost, "/sign-out", url.Values{"everywhere": {"1"}})
+	require.Empty(t, second.who())
+	require.Equal(t, "2", b.text("SELECT count(*) FROM dlq.acts WHERE subject = 'sessions' AND act = 'signed out' AND actor = 'anna'"))
+	require.Equal(t, "2", b.text("SELECT detail ->> 'sessions' FROM dlq.acts WHERE subject = 'sessions' ORDER BY id DESC LIMIT 1"))
+}
+
+func (c *console) with(cookies map[string]string) *browser {
+	b := c.browser()
+	for name, value := range cookies {
+		b.cookies[name] = value
+	}
+	return b
+}
+
+// By https the cookie is one that browsers take from nowhere else, and send nowhere else.
+func TestSessions_https(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	c := b.console(rules(access.Rules{Ways: []string{"tokens"}}), true)
+	secret, _ := b.token(access.Token{Name: "kim", Role: access.Reader})
+	kim := c.browser()
+	response := kim.signIn(secret, "Host", "dlqd.example")
+	require.Regexp(t, `^__Host-dlqd=dlqds_[0-9A-Za-z]{36}; Path=/; Max-Age=604800; HttpOnly; Secure; SameSite=Lax$`, response.Header.Get("Set-Cookie"))
+	require.Equal(t, "token kim reader", kim.who())
+	require.Empty(t, c.with(map[string]string{"dlqd": kim.cookies["__Host-dlqd"]}).who(), "which another host of the site could set")
+
+	// Behind a proxy that speaks https; and without one nobody gives their token away.
+	plain := b.console(rules(access.Rules{Ways: []string{"tokens"}}), false)
+	for _, headers := range [][]string{{"Host", "dlqd.example", "Origin", "https://dlqd.example"}, {"X-Forwarded-Proto", "https"}} {
+		require.Contains(t, plain.browser().signIn(secret, headers...).Header.Get("Set-Cookie"), "__Host-dlqd=", headers)
+	}
+	response, body := plain.browser().asks(http.MethodPost, "/sign-in", url.Values{"token": {secret}}, "Host", "dlqd.example", "Origin", "http://dlqd.example")
+	require.Equal(t, http.StatusBadRequest, response.StatusCode)
+	require.Contains(t, body, "sign in by https")
+	require.Empty(t, response.Cookies())
+}
+
+// The cookie changes every hour, without any request that fails for it; the one before is of no use for longer than a minute, and whoever
+// shows it then ends the session for all who have a copy.
+func TestSessions_rotation(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	c := b.console(rules(access.Rules{Ways: []string{"tokens"}}), false)
+	secret, _ := b.token(access.Token{Name: "kim", Role: access.Reader})
+	fresh := func() *console { return b.console(rules(access.Rules{Ways: []string{"tokens"}}), false) } // which has not looked yet
+	kim := c.browser()
+	kim.signIn(secret)
+	before := kim.cookies["dlqd"]
+	require.Equal(t, "token kim reader", kim.who())
+	require.Equal(t, before, kim.cookies["dlqd"])
+
+	b.exec("UPDATE dlq.sessions SET rotated_at = now() - interval '61 minutes'")
+	var wg sync.WaitGroup
+	parallel := fresh()
+	browsers := make([]*browser, 8)
+	for i := range browsers {
+		browsers[i] = parallel.with(kim.cookies)
+		wg.Go(func() { browsers[i].who() })
+	}
+	wg.Wait()
+	var changed []string
+	for _, one := range browsers {
+		if one.cookies["dlqd"] != before {
+			changed = append(changed, one.cookies["dlqd"])
+		}
+	}
+	require.Len(t, changed, 1, "one of those who ask at a time gets another cookie")
+	require.Equal(t, "token kim reader", fresh().with(map[string]string{"dlqd": before}).who(), "until the new one is shown")
+
+	// An answer that never arrived is given again.
+	b.exec("UPDATE dlq.sessions SET rotated_at = now() - interval '2 minutes'")
+	again := fresh().with(map[string]string{"dlqd": before})
+	require.Equal(t, "token kim reader", again.who())
+	require.NotEqual(t, before, again.cookies["dlqd"])
+	require.Empty(t, fresh().with(map[string]string{"dlqd": changed[0]}).who(), "the one that never arrived")
+
+	require.Equal(t, "token kim reader", again.who())
+	require.Equal(t, "token kim reader", fresh().with(map[string]string{"dlqd": before}).who(), "requests that were on their way")
+	require.Equal(t, "1", b.text("SELECT count(*) FROM dlq.sessions WHERE previous_until BETWEEN now() AND now() + interval '1 minute'"))
+	b.exec("UPDATE dlq.sessions SET previous_until = now() - interval '1 second'")
+	require.Equal(t, "token kim reader", again.who())
+	require.Empty(t, fresh().with(map[string]string{"dlqd": before}).who())
+	again.soon("")
+	require.Contains(t, b.text("SELECT note FROM dlq.acts WHERE subject = 'sessions' AND act = 'ended' AND actor = 'sweep'"), "somebody has a copy")
+}
+
+// Nobody is signed in by a cookie that they were given, made up, changed, or kept for too long.
+func TestSessions_hostile(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	limits := access.SessionLimits{Idle: time.Hour, Absolute: 10 * time.Hour}
+	c := b.console(rules(access.Rules{Ways: []string{"tokens"}, Sessions: limits}), false)
+	secret, _ := b.token(access.Token{Name: "kim", Role: access.Reader})
+
+	// Fixation: what a browser had before, whoever gave it, is not what signs it in.
+	evil := c.browser()
+	evil.signIn(secret)
+	given := evil.cookies["dlqd"]
+	kim := c.with(evil.cookies)
+	kim.signIn(secret)
+	require.NotEqual(t, given, kim.cookies["dlqd"])
+	evil.soon("")
+	kim = c.with(map[string]string{"dlqd": "dlqds_" + strings.Repeat("a", 36)})
+	kim.signIn(secret)
+	good := kim.cookies["dlqd"]
+
+	for _, bad := range []string{"", "x", good[:len(good)-1], good + "a", strings.ToLower(good), "dlqd_" + good[6:], secret, strings.Repeat(good, 200), b.text("SELECT id FROM dlq.sessions"), b.text("SELECT encode(hash, 'hex') FROM dlq.sessions")} {
+		if bad != good {
+			require.Empty(t, c.with(map[string]string{"dlqd": bad}).who(), "%.60q", bad)
+		}
+	}
+	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, c.url+"/", nil)
+	require.NoError(t, err)
+	request.Header.Set("Cookie", "dlqd="+given+"; dlqd="+good)
+	response, err := http.DefaultClient.Do(request)
+	require.NoError(t, err)
+	require.NoError(t, response.Body.Close())
+	require.Equal(t, http.StatusUnauthorized, response.StatusCode, "one of two is another host's")
+	_, who := b.asks(c.url, good)
+	require.NotContains(t, who, "kim", "it is no token")
+
+	// Whose page asks.
+	for _, ask := range []struct {
+		headers []string
+		known   bool
+	}{
+		{[]string{"Sec-Fetch-Site", "same-origin"}, true},
+		{[]string{"Sec-Fetch-Site", "none"}, true},
+		{[]string{"Sec-Fetch-Site", ""}, true},
+		{[]string{"Sec-Fetch-Site", "", "Origin", c.url}, true},
+		{[]string{"Sec-Fetch-Site", "", "Origin", "http://evil.example"}, false},
+		{[]string{"Sec-Fetch-Site", "", "Origin", "null"}, false},
+		{[]string{"Sec-Fetch-Site", "same-site"}, false},
+		{[]string{"Sec-Fetch-Site", "same-site", "Sec-Fetch-Mode", "no-cors", "Sec-Fetch-Dest", "image"}, false},
+		{[]string{"Sec-Fetch-Site", "cross-site", "Sec-Fetch-Mode", "navigate", "Sec-Fetch-Dest", "iframe"}, false},
+		{[]string{"Sec-Fetch-Site", "cross-site", "Sec-Fetch-Mode", "cors", "Sec-Fetch-Dest", "empty"}, false},
+		{[]string{"Sec-Fetch-Site", "cross-site", "Sec-Fetch-Mode", "navigate", "Sec-Fetch-Dest", "document"}, true}, // a link that somebody follows
+	} {
+		require.Equal(t, ask.known, kim.who(ask.headers...) != "", "%v", ask.headers)
+	}
+	for _, path := range []string{"/sign-out", "/sign-in", "/anything"} {
+		for _, headers := range [][]string{{"Sec-Fetch-Site", "cross-site"}, {"Sec-Fetch-Site", "same-site"}, {"Sec-Fetch-Site", "", "Origin", "http://evil.example"}, {"Sec-Fetch-Site", "cross-site", "Sec-Fetch-Mode", "navigate", "Sec-Fetch-Dest", "document"}} {
+			response, _ := kim.asks(http.MethodPost, path, url.Values{"token": {secret}}, headers...)
+			require.Equal(t, http.StatusForbidden, response.StatusCode, "%s %v", path, headers)
+			require.Empty(t, response.Cookies())
+		}
+	}
+	require.Equal(t, "token kim reader", kim.who())
+
+	// Limits. That somebody is there is written once a minute.
+	fresh := func() *browser {
+		return b.console(rules(access.Rules{Ways: []string{"tokens"}, Sessions: limits}), false).with(kim.cookies)
+	}
+	b.exec("UPDATE dlq.sessions SET seen_at = now() - interval '59 minutes'")
+	require.Equal(t, "token kim reader", fresh().who())
+	require.Equal(t, "t", b.text("SELECT left(bool_or(seen_at > now() - interval '1 minute')::text, 1) FROM dlq.sessions"), "it is used")
+	b.exec("UPDATE dlq.sessions SET seen_at = now() - interval '61 minutes'")
+	require.Empty(t, fresh().who(), "idle")
+	b.exec("UPDATE dlq.sessions SET seen_at = now(), created_at = now() - interval '601 minutes'")
+	require.Empty(t, fresh().who(), "absolute")
+	require.NoError(t, b.store.TrimSessions(t.Context(), limits))
+	require.Equal(t, "0", b.text("SELECT count(*) FROM dlq.sessions"))
+
+	// Who guesses waits, and who has a good token does not.
+	for range 25 {
+		response, _ := c.browser().asks(http.MethodPost, "/sign-in", url.Values{"token": {"dlqd_" + strings.Repeat("b", 36)}})
+		require.Contains(t, []int{http.StatusUnauthorized, http.StatusTooManyRequests}, response.StatusCode)
+	}
+	refused, _ := c.browser().asks(http.MethodPost, "/sign-in", url.Values{"token": {"nonsense"}})
+	require.Equal(t, http.StatusTooManyRequests, refused.StatusCode)
+	require.NotEmpty(t, refused.Header.Get("Retry-After"))
+	c.browser().signIn(secret)
+	machine, _ := b.token(access.Token{Name: "shop", Role: access.Sender})
+	refused, _ = c.browser().asks(http.MethodPost, "/sign-in", url.Values{"token": {machine}})
+	require.Equal(t, http.StatusForbidden, refused.StatusCode)
+	large, _ := c.browser().asks(http.MethodPost, "/sign-in", url.Values{"token": {strings.Repeat("x", 1<<20)}})
+	require.Equal(t, http.StatusBadRequest, large.StatusCode)
+}
+
+// Whom a proxy names needs no session. Who signs in all the same is who they say, until they sign out; and where nobody is asked, a cookie
+// of before says nothing.
+func TestSessions_besideAProxy(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	proxied := access.Rules{
+		Ways:   []string{"tokens", "proxy"},
+		Proxy:  access.Proxy{From: []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")}, UserHeader: "X-User", GroupsHeader: "X-Groups"},
+		Grants: []access.UserGrant{{Grant: access.Grant{Role: access.Reader}, Users: []string{"kim"}}},
+	}
+	c := b.console(rules(proxied), false)
+	secret, _ := b.token(access.Token{Name: "kim-as-admin", Role: access.Admin})
+	kim := c.browser()
+	require.Equal(t, "proxy kim reader", kim.who("X-User", "kim"))
+	kim.signIn(secret, "X-User", "kim")
+	require.Equal(t, "token kim-as-admin admin", kim.who("X-User", "kim"))
+	cookies := maps.Clone(kim.cookies)
+	kim.asks(http.MethodPost, "/sign-out", nil, "X-User", "kim")
+	require.Equal(t, "proxy kim reader", kim.who("X-User", "kim"))
+	require.Equal(t, "proxy kim reader", c.with(cookies).who("X-User", "kim"))
+
+	open := b.console(rules(access.Rules{}), false)
+	open.access.Open = true
+	require.Equal(t, "  admin", open.with(cookies).who())
+	response, _ := open.browser().asks(http.MethodPost, "/sign-in", url.Values{"token": {secret}})
+	require.Equal(t, http.StatusNotFound, response.StatusCode)
+	response, _ = open.browser().asks(http.MethodGet, "/sign-in/oidc", nil)
+	require.Equal(t, http.StatusNotFound, response.StatusCode)
+}
+
+// Use and end race, and a session that was refused once stays so, in every process.
+func TestSessions_endedWhileUsed(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	inForce := rules(access.Rules{Ways: []string{"tokens"}})
+	c, other := b.console(inForce, false), b.console(inForce, false)
+	secret, _ := b.token(access.Token{Name: "kim", Role: access.Reader})
+	kim := c.browser()
+	kim.signIn(secret)
+	require.NotEmpty(t, kim.who())
+	b.exec("UPDATE dlq.sessions SET rotated_at = now() - interval '2 hours'") // each of them wants to change the cookie, too
+	var wg sync.WaitGroup
+	for _, process := range []*console{c, other, c, other} {
+		one := process.with(kim.cookies)
+		wg.Go(func() {
+			for one.who() != "" {
+			}
+			for range 20 {
+				if one.who() != "" {
+					t.Error("it is let in again")
+				}
+			}
+		})
+	}
+	n, err := c.access.EndSessions(t.Context(), access.Ending{Name: "kim", By: "root"})
+	require.NoError(t, err)
+	require.Equal(t, 1, n)
+	wg.Wait()
+	_, err = c.access.EndSessions(t.Context(), access.Ending{Name: "kim", By: "root"})
+	require.ErrorIs(t, err, access.ErrNoSession)
+}
+
+// A program that signs in again and again has no more sessions than a person has browsers.
+func TestSessions_many(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	c := b.console(rules(access.Rules{Ways: []string{"tokens"}}), false)
+	secret, id := b.token(access.Token{Name: "kim", Role: access.Reader})
+	b.exec("INSERT INTO dlq.sessions (id, hash, name, via, token_id, address, agent) SELECT lpad(n::text, 32, '0')::uuid, sha256(n::text::bytea), CASE WHEN n > 120 THEN 'lee' ELSE 'kim' END, 'token', $1, '', '' FROM generate_series(1, 130) n", id)
+	kim := c.browser()
+	kim.signIn(secret)
+	require.Equal(t, "token kim reader", kim.who())
+	require.Equal(t, "100 10", b.text("SELECT concat_ws(' ', count(*) FILTER (WHERE name = 'kim'), count(*) FILTER (WHERE name = 'lee')) FROM dlq.sessions"))
+}
+
+// Where somebody goes who has signed in is a page of dlqd's.
+func TestReturnTo(t *testing.T) {
+	t.Parallel()
+	for _, path := range []string{"/", "/dead-letters", "/dead-letters?q=a:b%20c&x=//y", "/groups/3f2a#top"} {
+		require.Equal(t, path, access.ReturnTo(path))
+	}
+	for _, path := range []string{
+		"", "x", "//evil.example", "/\\evil.example", "\\\\evil", "https://evil.example", "javascript:alert(1)", "/\t/evil.example", "/\n/evil", "/a\r\nSet-Cookie: x=y", " //evil", "/%5cevil", "/%2f/evil", "/a//evil",
+		"/\u2028/evil", "/é", "/sign-in", "/sign-in?to=/sign-in", "/sign-out", "/" + strings.Repeat("a", 3000), "/%zz",
+	} {
+		require.Equal(t, "/", access.ReturnTo(path), "%.40q", path)
+	}
+	r := httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/dead-letters?q=a", nil)
+	require.Equal(t, "/sign-in?to=%2Fdead-letters%3Fq%3Da", access.SignInURL(r))
+}
+
+func oidcRules(issuer string) access.Rules {
+	return access.Rules{
+		Ways: []string{access.ViaOIDC, "tokens"},
+		OIDC: access.OIDC{Issuer: issuer, ClientID: accesstest.ClientID, Audiences: []string{accesstest.ClientID}, GroupsClaim: "groups", Scopes: []string{"openid", "offline_access"}},
+		Grants: []access.UserGrant{
+			{Grant: access.Grant{Role: access.Operator}, Groups: []string{"ops"}},
+			{Grant: access.Grant{Role: access.Reader}, Users: []string{"kim@example.com"}},
+		},
+	}
+}
+
+// provider has a browser ask the provider, and returns the address to which that sends it back.
+func (b *browser) provider() string {
+	b.Helper()
+	response, body := b.asks(http.MethodGet, "/sign-in/oidc?to=/groups", nil)
+	require.Equal(b, http.StatusSeeOther, response.StatusCode, body)
+	address, err := url.Parse(response.Header.Get("Location"))
+	require.NoError(b, err)
+	require.Equal(b, b.url+"/sign-in/callback", address.Query().Get("redirect_uri"))
+	require.Equal(b, "openid", address.Query().Get("scope"))
+	back, err := (&http.Client{CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}).Get(address.String())
+	require.NoError(b, err)
+	require.NoError(b, back.Body.Close())
+	require.Equal(b, http.StatusFound, back.StatusCode)
+	path, ok := strings.CutPrefix(back.Header.Get("Location"), b.url)
+	require.True(b, ok, back.Header.Get("Location"))
+	return path
+}
+
+// back is how a browser comes back from the provider.
+func (b *browser) back(path string) (int, string) {
+	b.Helper()
+	response, body := b.asks(http.MethodGet, path, nil, "Sec-Fetch-Site", "cross-site", "Sec-Fetch-Mode", "navigate", "Sec-Fetch-Dest", "document")
+	if response.StatusCode == http.StatusSeeOther {
+		body = response.Header.Get("Location")
+	}
+	return response.StatusCode, body
+}
+
+func TestSessions_provider(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	issuer := accesstest.New(t)
+	var mu sync.Mutex
+	inForce := oidcRules(issuer.URL)
+	change := func(how func(*access.Rules)) {
+		mu.Lock()
+		defer mu.Unlock()
+		how(&inForce)
+	}
+	c := b.console(func() access.Rules {
+		mu.Lock()
+		defer mu.Unlock()
+		r := inForce
+		r.Grants = slices.Clone(r.Grants)
+		return r
+	}, false)
+	kim := c.browser()
+	path := kim.provider()
+	status, to := kim.back(path)
+	require.Equal(t, []any{http.StatusSeeOther, "/groups"}, []any{status, to})
+	require.Equal(t, "oidc kim@example.com operator", kim.who())
+	require.Len(t, kim.cookies, 1, "what was there for the sign-in is gone")
+	require.Zero(t, issuer.Sessions()-1, "nothing that could be renewed is asked for or kept")
+
+	// Login CSRF: an answer for another browser; and one that comes again, or was made up.
+	for name, change := range map[string]func(*browser, url.Values){
+		"another browser's": func(victim *browser, _ url.Values) { clear(victim.cookies) },
+		"another sign-in's": func(victim *browser, _ url.Values) { victim.provider() },
+		"made up":           func(victim *browser, _ url.Values) { victim.cookies["dlqd-sign-in"] = "x.y" },
+		"no state":          func(_ *browser, q url.Values) { q.Del("state") },
+		"another state":     func(_ *browser, q url.Values) { q.Set("state", "x") },
+		"another code":      func(_ *browser, q url.Values) { q.Set("code", "x") },
+		"no code":           func(_ *browser, q url.Values) { q.Del("code") },
+		"another provider":  func(_ *browser, q url.Values) { q.Set("iss", "https://evil.example") },
+		"refused":           func(_ *browser, q url.Values) { q.Set("error", "access_denied\x1b[31m") },
+	} {
+		victim := c.browser()
+		path, query, _ := strings.Cut(victim.provider(), "?")
+		values, err := url.ParseQuery(query)
+		require.NoError(t, err)
+		change(victim, values)
+		status, body := victim.back(path + "?" + values.Encode())
+		require.Contains(t, []int{400, 401, 403}, status, name+body)
+		require.NotContains(t, body, "\x1b", name)
+		require.Empty(t, victim.who(), name)
+	}
+	twice := c.browser()
+	path = twice.provider()
+	cookies := map[string]string{"dlqd-sign-in": twice.cookies["dlqd-sign-in"]}
+	status, _ = twice.back(path)
+	require.Equal(t, http.StatusSeeOther, status)
+	copied := c.with(cookies)
+	status, _ = copied.back(path)
+	require.Equal(t, http.StatusUnauthorized, status, "a code is good once")
+	require.Empty(t, copied.who())
+	issuer.Nonce("of another sign-in")
+	status, body := kim.back(kim.provider())
+	require.Equal(t, http.StatusUnauthorized, status)
+	require.Contains(t, body, "does not count here")
+	issuer.Nonce("")
+	var response *http.Response
+	for _, host := range []string{"evil.example", "127.0.0.1:1@evil.example", "localhost:80/@evil.example", "localhost@evil.example", "dlqd.example.evil.example", "dlqd.example:evil"} {
+		response, _ = c.browser().asks(http.MethodGet, "/sign-in/oidc", nil, "Host", host)
+		require.Equal(t, http.StatusMisdirectedRequest, response.StatusCode, host)
+	}
+
+	// What the policy says counts at once.
+	change(func(r *access.Rules) { r.Grants = r.Grants[1:] })
+	require.Equal(t, "oidc kim@example.com reader", kim.who())
+	change(func(r *access.Rules) { r.Grants = nil })
+	require.Equal(t, "oidc kim@example.com ", kim.who())
+	change(func(r *access.Rules) { r.Ways = []string{"tokens"} })
+	require.Empty(t, kim.who())
+	change(func(r *access.Rules) { r.Ways, r.OIDC.Issuer = []string{"oidc"}, "https://another.example" })
+	require.Empty(t, kim.who(), "another provider's people are others")
+	change(func(r *access.Rules) { r.OIDC.Issuer = issuer.URL })
+	require.Equal(t, "oidc kim@example.com ", kim.who())
+
+	issuer.Down(true)
+	require.Equal(t, "oidc kim@example.com ", kim.who(), "who signed in stays")
+	down := b.console(func() access.Rules { return oidcRules(issuer.URL) }, false).browser()
+	response, _ = down.asks(http.MethodGet, "/sign-in/oidc", nil)
+	require.Equal(t, http.StatusServiceUnavailable, response.StatusCode)
+}

@@ -1,0 +1,351 @@
+package access
+
+import (
+	"cmp"
+	"context"
+	"crypto/rand"
+	"crypto/sha256"
+	"crypto/subtle"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+	"time"
+	"unicode"
+
+	"github.com/coreos/go-oidc/v3/oidc"
+	"golang.org/x/oauth2"
+
+	"github.com/dlqd/dlqd/internal/door"
+)
+
+// Paths of sign-in and sign-out. What asks for SignInPath itself gets the console's page.
+const (
+	SignInPath   = "/sign-in"
+	ProviderPath = "/sign-in/oidc"
+	CallbackPath = "/sign-in/callback"
+	SignOutPath  = "/sign-out"
+)
+
+const (
+	// signInPatience is how long somebody may take at the provider.
+	signInPatience = 10 * time.Minute
+	// maxSignInBody bounds the form with a token, in bytes, and signInBodyTime how long it may take.
+	maxSignInBody  = 16 << 10
+	signInBodyTime = 10 * time.Second
+	// maxReturnTo bounds where somebody wants to go, in bytes.
+	maxReturnTo = 2000
+)
+
+// SignIn has people begin and end sessions, with a browser.
+type SignIn struct {
+	Access *Authenticator
+	// Ours reports whether dlqd is asked for under one of its own names: the provider sends people back to it.
+	Ours func(*http.Request) bool
+	// Failed answers where somebody is not signed in; nil for problem details.
+	Failed func(w http.ResponseWriter, r *http.Request, status int, why string)
+}
+
+// Register has mux serve POST /sign-in (form: token, to), GET /sign-in/oidc (query: to), GET /sign-in/callback and POST /sign-out (form:
+// everywhere). They need nobody to be known. Pages of other sites do not get here with a POST: see [door.Guard].
+func (s *SignIn) Register(mux *http.ServeMux) {
+	mux.HandleFunc("POST "+SignInPath, s.byToken)
+	mux.HandleFunc("GET "+ProviderPath, s.askProvider)
+	mux.HandleFunc("GET "+CallbackPath, s.byProvider)
+	mux.HandleFunc("POST "+SignOutPath, s.signOut)
+}
+
+// SignInWays says by what people can begin a session here: a token, the OpenID Connect provider.
+func (a *Authenticator) SignInWays() (token, provider bool) {
+	ways := a.Rules().Ways
+	return slices.Contains(ways, ViaToken+"s"), slices.Contains(ways, ViaOIDC)
+}
+
+// SignInURL is where somebody signs in to come back to what a request asks for.
+func SignInURL(r *http.Request) string {
+	to := "/"
+	if r.Method == http.MethodGet {
+		to = ReturnTo(r.URL.RequestURI())
+	}
+	if to == "/" {
+		return SignInPath
+	}
+	return SignInPath + "?to=" + url.QueryEscape(to)
+}
+
+// ReturnTo is where somebody goes who has signed in: a path of dlqd's pages, and "/" in place of anything that could lead elsewhere.
+func ReturnTo(text string) string {
+	u, err := url.Parse(text)
+	elsewhere := err != nil || len(text) > maxReturnTo || !strings.HasPrefix(text, "/") || strings.HasPrefix(text, "//") || u.Host != "" || u.Scheme != "" ||
+		strings.ContainsFunc(text, func(c rune) bool { return c == '\\' || c > unicode.MaxASCII || !unicode.IsPrint(c) }) ||
+		strings.Contains(u.Path, "//") || strings.Contains(u.Path, "\\")
+	if elsewhere || strings.HasPrefix(u.Path, SignInPath) || strings.HasPrefix(u.Path, SignOutPath) {
+		return "/"
+	}
+	return text
+}
+
+// fail answers that somebody is not signed in.
+func (s *SignIn) fail(w http.ResponseWriter, r *http.Request, status int, why string) {
+	if status == http.StatusUnauthorized {
+		w.Header().Set("WWW-Authenticate", `Bearer realm="dlqd"`)
+	}
+	if s.Failed == nil {
+		door.Problem(w, status, why)
+		return
+	}
+	s.Failed(w, r, status, why)
+}
+
+// failed answers by the error.
+func (s *SignIn) failed(w http.ResponseWriter, r *http.Request, err error) {
+	var retry *RetryError
+	switch {
+	case errors.As(err, &retry):
+		w.Header().Set("Retry-After", door.Seconds(retry.After))
+		s.fail(w, r, http.StatusTooManyRequests, err.Error())
+	case errors.Is(err, ErrProvider):
+		w.Header().Set("Retry-After", door.Seconds(askInterval))
+		s.fail(w, r, http.StatusServiceUnavailable, ErrProvider.Error()+"; a token of dlqd's lets you in")
+	case errors.Is(err, ErrRefused), errors.Is(err, errOfProvider):
+		s.fail(w, r, http.StatusUnauthorized, err.Error())
+	default:
+		s.Access.log().Error("somebody could not sign in", "error", err)
+		w.Header().Set("Retry-After", door.Seconds(time.Second))
+		s.fail(w, r, http.StatusServiceUnavailable, "the database does not answer")
+	}
+}
+
+// byToken signs in who has a token of dlqd's.
+func (s *SignIn) byToken(w http.ResponseWriter, r *http.Request) {
+	if tokens, _ := s.Access.SignInWays(); !tokens {
+		s.fail(w, r, http.StatusNotFound, "nobody signs in here by a token (access.yaml: authentication)")
+		return
+	}
+	control := http.NewResponseController(w)
+	_ = control.SetReadDeadline(time.Now().Add(signInBodyTime))
+	r.Body = http.MaxBytesReader(w, r.Body, maxSignInBody)
+	if err := r.ParseForm(); err != nil {
+		s.fail(w, r, http.StatusBadRequest, "the form did not come whole, or is too long")
+		return
+	}
+	_ = control.SetReadDeadline(time.Time{})
+	if strings.HasPrefix(r.Header.Get("Origin"), "http:") && secure(r) {
+		s.fail(w, r, http.StatusBadRequest, "anybody on the way could read the token: sign in by https, or on the machine itself (http://127.0.0.1)")
+		return
+	}
+	secret := strings.TrimSpace(r.PostForm.Get("token"))
+	p, err := s.Access.byToken(r, secret)
+	if err != nil {
+		s.failed(w, r, err)
+		return
+	}
+	if !p.May(Reader) {
+		s.fail(w, r, http.StatusForbidden, "a token with the role "+string(p.RoleName())+" is for machines: people sign in with that of a reader, operator or admin")
+		return
+	}
+	row, err := s.Access.Tokens.queries.FindToken(r.Context(), hashOf(secret))
+	if err != nil {
+		s.failed(w, r, err)
+		return
+	}
+	s.begin(w, r, &proof{name: row.Name, via: ViaToken, tokenID: &row.ID}, r.PostForm.Get("to"))
+}
+
+// begin begins a session of somebody who has shown who they are. Its cookie is a new one, whatever the browser had before.
+func (s *SignIn) begin(w http.ResponseWriter, r *http.Request, p *proof, to string) {
+	secret, err := s.Access.Tokens.begin(r.Context(), p, originOf(r), sessionCookie(r))
+	if err != nil {
+		s.failed(w, r, err)
+		return
+	}
+	s.Access.setSessionCookie(w, r, secret)
+	http.Redirect(w, r, ReturnTo(to), http.StatusSeeOther)
+}
+
+// signOut ends the session of who asks or, if the form says so, all of theirs.
+func (s *SignIn) signOut(w http.ResponseWriter, r *http.Request) {
+	r.Body = http.MaxBytesReader(w, r.Body, maxSignInBody)
+	rules := s.Access.Rules()
+	p, err := s.Access.bySession(r, &rules)
+	if err == nil && p != nil {
+		e := Ending{ID: p.Session, Name: p.Name, By: p.Name, Origin: originOf(r).String()}
+		if r.PostFormValue("everywhere") != "" {
+			e.ID = ""
+		}
+		_, err = s.Access.EndSessions(r.Context(), e)
+	}
+	if err != nil && !errors.Is(err, ErrNoSession) {
+		s.failed(w, r, err)
+		return
+	}
+	setCookie(w, r, cookieOf(r), "", 0)
+	http.Redirect(w, r, SignInPath, http.StatusSeeOther)
+}
+
+// pending is a sign-in for which somebody is at the provider. The cookie has all of it: a secret that no page knows, from which follow
+// what the provider is to repeat (state, nonce) and to be shown (verifier), and where to go then. So an answer counts in the browser alone
+// that asked.
+type pending struct{ secret, to string }
+
+func pendingCookie(r *http.Request) string { return cookieOf(r) + "-sign-in" }
+
+func (p *pending) String() string {
+	return p.secret + "." + base64.RawURLEncoding.EncodeToString([]byte(p.to))
+}
+
+// pendingOf is the sign-in of a request's cookie; nil where there is none, or several.
+func pendingOf(r *http.Request) *pending {
+	cookies := r.CookiesNamed(pendingCookie(r))
+	if len(cookies) != 1 {
+		return nil
+	}
+	secret, encoded, ok := strings.Cut(cookies[0].Value, ".")
+	to, err := base64.RawURLEncoding.DecodeString(encoded)
+	if !ok || err != nil || len(secret) != len(rand.Text()) {
+		return nil
+	}
+	return &pending{secret, ReturnTo(string(to))}
+}
+
+// derived is a text that only who knows the secret can say.
+func (p *pending) derived(what string) string {
+	sum := sha256.Sum256([]byte(what + " " + p.secret))
+	return base64.RawURLEncoding.EncodeToString(sum[:])
+}
+
+// client is as whom dlqd asks the provider to have the browser of a request come back.
+func (s *SignIn) client(r *http.Request, rules *Rules) (*oauth2.Config, error) {
+	if !s.Ours(r) {
+		return nil, errNotOurs
+	}
+	endpoint, err := s.Access.providerOf(rules.OIDC.Issuer).endpointNow(r.Context(), rules.OIDC.ClientSecret != "")
+	if err != nil {
+		return nil, err
+	}
+	scheme := "https"
+	if !secure(r) {
+		scheme = "http"
+	}
+	// (To stay signed in is for "dlqd login": a session ends by itself.)
+	scopes := slices.DeleteFunc(slices.Clone(rules.OIDC.Scopes), func(scope string) bool { return scope == oidc.ScopeOfflineAccess })
+	return &oauth2.Config{
+		ClientID: rules.OIDC.ClientID, ClientSecret: rules.OIDC.ClientSecret, Endpoint: endpoint, Scopes: scopes, RedirectURL: scheme + "://" + r.Host + CallbackPath,
+	}, nil
+}
+
+var errOfProvider = errors.New("what the OpenID Connect provider answers does not count here; dlqd's log says why")
+
+var errNotOurs = errors.New("dlqd is not asked for under this name; --allowed-host adds it")
+
+// askProvider sends the browser to the provider.
+func (s *SignIn) askProvider(w http.ResponseWriter, r *http.Request) {
+	_, config := s.provider(w, r)
+	if config == nil {
+		return
+	}
+	p := &pending{rand.Text(), ReturnTo(r.URL.Query().Get("to"))}
+	setCookie(w, r, pendingCookie(r), p.String(), signInPatience)
+	http.Redirect(w, r, config.AuthCodeURL(p.derived("state"), oidc.Nonce(p.derived("nonce")), oauth2.S256ChallengeOption(p.derived("verifier"))), http.StatusSeeOther)
+}
+
+// provider is the policy in force, and as whom the provider is asked; nil where that was answered already.
+func (s *SignIn) provider(w http.ResponseWriter, r *http.Request) (*Rules, *oauth2.Config) {
+	rules := s.Access.Rules()
+	if !slices.Contains(rules.Ways, ViaOIDC) {
+		s.fail(w, r, http.StatusNotFound, "nobody signs in here by an OpenID Connect provider (access.yaml: authentication)")
+		return nil, nil
+	}
+	config, err := s.client(r, &rules)
+	switch {
+	case errors.Is(err, errNotOurs):
+		s.fail(w, r, http.StatusMisdirectedRequest, err.Error())
+		return nil, nil
+	case err != nil:
+		s.failed(w, r, err)
+		return nil, nil
+	}
+	return &rules, config
+}
+
+// byProvider signs in whom the provider sends back.
+func (s *SignIn) byProvider(w http.ResponseWriter, r *http.Request) {
+	query := r.URL.Query()
+	p := pendingOf(r)
+	if p == nil || subtle.ConstantTimeCompare([]byte(query.Get("state")), []byte(p.derived("state"))) != 1 { // of another browser, or another time
+		s.fail(w, r, http.StatusBadRequest, "this is no answer to a sign-in that this browser has begun, or it took too long: sign in again")
+		return
+	}
+	setCookie(w, r, pendingCookie(r), "", 0)
+	rules, config := s.provider(w, r)
+	if config == nil {
+		return
+	}
+	if said := query.Get("error"); said != "" {
+		s.fail(w, r, http.StatusForbidden, fmt.Sprintf("the OpenID Connect provider refuses: %.100q", cmp.Or(query.Get("error_description"), said)))
+		return
+	}
+	if iss := query.Get("iss"); iss != "" && iss != rules.OIDC.Issuer { // RFC 9207
+		s.fail(w, r, http.StatusBadRequest, "another OpenID Connect provider answers than was asked")
+		return
+	}
+	known, err := s.Access.exchange(r, rules, config, query.Get("code"), p)
+	if err != nil {
+		s.failed(w, r, err)
+		return
+	}
+	s.begin(w, r, known, p.to)
+}
+
+// exchange has the provider say who came back with a code. It fails as [Authenticator.Authenticate].
+func (a *Authenticator) exchange(r *http.Request, rules *Rules, config *oauth2.Config, code string, p *pending) (*proof, error) {
+	from := door.Peer(r)
+	if a.attempts.wait(from, time.Now()) > 0 { // one at a time
+		done, err := a.queue(r.Context())
+		if err != nil {
+			return nil, err
+		}
+		defer done()
+	}
+	known, err := a.providerOf(rules.OIDC.Issuer).exchange(r.Context(), rules, config, code, p)
+	if err == nil || errors.Is(err, ErrProvider) {
+		return known, err
+	}
+	refused := a.refuse(from)
+	if errors.Is(refused, ErrRefused) {
+		a.log().Warn("a sign-in by the OpenID Connect provider is refused", "from", from, "why", bounded(err))
+		return nil, errOfProvider
+	}
+	return nil, refused
+}
+
+func (p *provider) exchange(ctx context.Context, rules *Rules, config *oauth2.Config, code string, by *pending) (*proof, error) {
+	ctx, cancel := context.WithTimeout(oidc.ClientContext(ctx, ProviderClient()), providerTimeout)
+	defer cancel()
+	token, err := config.Exchange(ctx, code, oauth2.VerifierOption(by.derived("verifier")))
+	if refused, ok := errors.AsType[*oauth2.RetrieveError](err); ok && refused.Response != nil && refused.Response.StatusCode < http.StatusInternalServerError {
+		return nil, fmt.Errorf("the code: %s %s", refused.Response.Status, refused.ErrorCode)
+	}
+	if err != nil {
+		return nil, errors.Join(ErrProvider, err)
+	}
+	raw, _ := token.Extra("id_token").(string)
+	id, claims, err := p.verified(ctx, raw)
+	if err != nil {
+		return nil, err
+	}
+	if azp, ok := claims["azp"]; !slices.Contains(id.Audience, rules.OIDC.ClientID) || ok && azp != rules.OIDC.ClientID {
+		return nil, fmt.Errorf("is for the audience %q", id.Audience)
+	}
+	if subtle.ConstantTimeCompare([]byte(id.Nonce), []byte(by.derived("nonce"))) != 1 {
+		return nil, errors.New("answers another sign-in (nonce)")
+	}
+	name, err := rules.OIDC.name(claims)
+	if err != nil {
+		return nil, err
+	}
+	return &proof{name: name, via: ViaOIDC, issuer: &rules.OIDC.Issuer, subject: &id.Subject, groups: texts(claims[rules.OIDC.GroupsClaim])}, nil
+}

@@ -1,0 +1,164 @@
+package console
+
+import (
+	"encoding/json"
+	"errors"
+	"net/http"
+	"net/url"
+	"slices"
+
+	"github.com/dlqd/dlqd/internal/access"
+	"github.com/dlqd/dlqd/internal/api"
+)
+
+// acted is the answer to a move, as far as people are told of it.
+type acted struct {
+	JobID int64  `json:"jobId"`
+	Undo  string `json:"undo"`
+}
+
+// act does one thing to one dead letter.
+func (c *Console) act(in *request) (*done, error) {
+	verb, id := in.PostFormValue("do"), in.PathValue("id")
+	if !slices.Contains([]string{"replay", "discard", "resolve", "park", "unpark", "reopen"}, verb) {
+		return nil, &Problem{Status: http.StatusUnprocessableEntity, Title: "No such action", Detail: "a dead letter can be replayed, resolved, parked, returned, discarded or reopened"}
+	}
+	to := "/dead-letters/" + url.PathEscape(id)
+	if from := in.PostFormValue("next"); localPath(from) {
+		to = from
+	}
+	var out acted
+	err := in.post("/api/dlq/entries/"+url.PathEscape(id)+"/"+verb, map[string]any{"note": in.PostFormValue("note")}, &out)
+	if d, ok := askedFor(err); ok {
+		return d, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	said := map[string]string{
+		"replay": "Sent back as job " + number(out.JobID) + ".", "discard": "Discarded.", "resolve": "Resolved.", "park": "Parked: nothing happens to it by itself.",
+		"unpark": "Back on the automatic path.", "reopen": "Reopened: it needs a person.",
+	}[verb]
+	return &done{To: to, Flash: flash{Text: short(id) + ": " + said, Undo: out.Undo, To: "/dead-letters/" + url.PathEscape(id)}}, nil
+}
+
+// askedFor is where somebody goes whose act needs a second person.
+func askedFor(err error) (*done, bool) {
+	needs, ok := errors.AsType[*errAsked](err)
+	if !ok {
+		return nil, false
+	}
+	return &done{To: "/approvals/" + needs.Approval.ID.String(), Flash: flash{Text: "This needs a second person: it was asked for, and nothing was done yet."}}, true
+}
+
+// assign gives a dead letter to somebody.
+func (c *Console) assign(in *request) (*done, error) {
+	id := in.PathValue("id")
+	var out acted
+	if err := in.post("/api/dlq/bulk", map[string]any{"do": "assign", "filter": map[string]any{"ids": []string{id}}, "assignee": in.PostFormValue("assignee"), "note": in.PostFormValue("note")}, &out); err != nil {
+		return nil, err
+	}
+	text := "Assigned to " + in.PostFormValue("assignee") + "."
+	if in.PostFormValue("assignee") == "" {
+		text = "Assigned to nobody."
+	}
+	return &done{To: "/dead-letters/" + url.PathEscape(id), Flash: flash{Text: text, Undo: out.Undo}}, nil
+}
+
+// edit shows what an edit changes, and then replays with it.
+type edit struct {
+	Letter  *letter
+	Payload string
+	Preview api.ReplayAnswer
+	Problem *Problem
+}
+
+func (c *Console) edit(in *request) (*done, error) {
+	id, payload := in.PathValue("id"), in.PostFormValue("payload")
+	path := "/api/dlq/entries/" + url.PathEscape(id)
+	var detail api.EntryDetail
+	if err := in.get(path, nil, &detail); err != nil {
+		return nil, err
+	}
+	e := &edit{Letter: newLetter(in, &detail, in.me().May(access.Operator)), Payload: payload}
+	v := &view{Template: "edit", Title: "Edit and replay", Data: e, Section: "/dead-letters"}
+	if !json.Valid([]byte(payload)) {
+		var syntax *json.SyntaxError
+		var any json.RawMessage
+		problem := &Problem{Status: http.StatusUnprocessableEntity, Detail: "this is not JSON"}
+		if err := json.Unmarshal([]byte(payload), &any); errors.As(err, &syntax) {
+			problem.Detail = "this is not JSON: " + syntax.Error() + ", at " + placeOf(payload, syntax.Offset)
+		}
+		e.Problem, v.Status = problem, problem.Status
+		return &done{View: v}, nil
+	}
+	patch := []any{map[string]any{"op": "replace", "path": "", "value": json.RawMessage(payload)}}
+	if in.PostFormValue("confirmed") == "" {
+		err := in.post("/api/dlq/replay", map[string]any{"dryRun": true, "filter": map[string]any{"ids": []string{id}}, "patch": patch}, &e.Preview)
+		if problem, ok := errors.AsType[*Problem](err); ok {
+			e.Problem, v.Status = problem, problem.Status
+		} else if err != nil {
+			return nil, err
+		}
+		return &done{View: v}, nil
+	}
+	var out acted
+	err := in.post(path+"/replay", map[string]any{"payload": json.RawMessage(payload), "note": in.PostFormValue("note")}, &out)
+	if d, ok := askedFor(err); ok {
+		return d, nil
+	}
+	if problem, ok := errors.AsType[*Problem](err); ok {
+		e.Problem, v.Status = problem, problem.Status
+		return &done{View: v}, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	return &done{To: "/dead-letters/" + url.PathEscape(id), Flash: flash{Text: "Sent back, edited, as job " + number(out.JobID) + ". What it was is below."}}, nil
+}
+
+// placeOf is where an offset is in a text.
+func placeOf(text string, offset int64) string {
+	line, column := 1, 1
+	for i, r := range text {
+		if int64(i) >= offset-1 {
+			break
+		}
+		column++
+		if r == '\n' {
+			line, column = line+1, 1
+		}
+	}
+	return "line " + number(line) + ", column " + number(column)
+}
+
+// undo takes back what was done.
+func (c *Console) undo(in *request) (*done, error) {
+	to := "/"
+	if from := in.PostFormValue("from"); localPath(from) {
+		to = from
+	}
+	var out struct {
+		Undone int64 `json:"undone"`
+		Left   int64 `json:"left"`
+	}
+	if err := in.post("/api/dlq/undo/"+url.PathEscape(in.PathValue("operation")), map[string]any{}, &out); err != nil {
+		return nil, err
+	}
+	text := "Undone for " + plural(out.Undone, "dead letter") + "."
+	if out.Left > 0 {
+		text += " " + plural(out.Left, "has", "have") + " moved on meanwhile."
+	}
+	return &done{To: to, Flash: flash{Text: text}}, nil
+}
+
+// reveal shows a dead letter once, with what is masked elsewhere, to who says why.
+func (c *Console) reveal(in *request) (*done, error) {
+	var detail api.EntryDetail
+	if err := in.post("/api/dlq/entries/"+url.PathEscape(in.PathValue("id"))+"/reveal", map[string]any{"note": in.PostFormValue("note")}, &detail); err != nil {
+		return nil, err
+	}
+	l := newLetter(in, &detail, true)
+	l.Revealed, l.Masked = true, false
+	return &done{View: &view{Template: "deadletter", Title: firstLine(detail.Kind) + " " + short(detail.ID), Data: l, Section: "/dead-letters"}}, nil
+}

@@ -1,0 +1,286 @@
+package console
+
+import (
+	"errors"
+	"net/http"
+	"net/url"
+	"slices"
+	"sort"
+	"strconv"
+	"strings"
+
+	"github.com/dlqd/dlqd/internal/api"
+	"github.com/dlqd/dlqd/internal/replay"
+)
+
+// bulk is what happens to many dead letters: choose, preview, say why, do.
+type bulk struct {
+	Verb    *bulkVerb // nil: not chosen yet
+	Verbs   []bulkVerb
+	Query   string
+	IDs     []string
+	All     bool // all that match, and not some that were selected
+	Total   int64
+	ByQueue []share
+	ByType  []share
+	ByAge   []share
+	Preview *replay.Preview // of a replay
+	Typed   bool            // so many that the number is to be typed
+	Problem *Problem
+	Form    url.Values
+	Copies  []copyText
+}
+
+// share is a part of many.
+type share struct {
+	Name    string
+	Entries int64
+}
+
+func shares(of map[string]int64) []share {
+	list := make([]share, 0, len(of))
+	for name, n := range of {
+		list = append(list, share{name, n})
+	}
+	sort.Slice(list, func(i, j int) bool {
+		if list[i].Entries != list[j].Entries {
+			return list[i].Entries > list[j].Entries
+		}
+		return list[i].Name < list[j].Name
+	})
+	return list
+}
+
+// maxIDs bounds a selection: what is more is chosen by a filter.
+const maxIDs = 500
+
+// newBulk reads what is to be done to which dead letters.
+func newBulk(form url.Values) (*bulk, error) {
+	b := &bulk{Query: form.Get("q"), IDs: form["id"], All: form.Get("all") != "", Form: form, Verbs: bulkVerbs()}
+	if len(b.IDs) > maxIDs {
+		return nil, &Problem{Status: http.StatusUnprocessableEntity, Title: "Too many", Detail: "select up to " + number(maxIDs) + ", or all that match"}
+	}
+	if b.All {
+		b.IDs = nil
+	}
+	if at := slices.IndexFunc(b.Verbs, func(v bulkVerb) bool { return v.Name == form.Get("do") }); at >= 0 {
+		b.Verb = &b.Verbs[at]
+	}
+	if !b.All && len(b.IDs) == 0 {
+		return nil, &Problem{Status: http.StatusUnprocessableEntity, Title: "Nothing is selected", Detail: "select dead letters in the list, or act on all that match"}
+	}
+	return b, nil
+}
+
+// filter chooses the entries, as the API takes it.
+func (b *bulk) filter() map[string]any {
+	if b.All {
+		return map[string]any{"q": b.Query}
+	}
+	return map[string]any{"ids": b.IDs}
+}
+
+// Words are the selection in words.
+func (b *bulk) Words() string {
+	switch {
+	case !b.All:
+		return "the selected"
+	case strings.TrimSpace(b.Query) == "":
+		return "all dead letters"
+	default:
+		return "all that match " + b.Query
+	}
+}
+
+// everything reports whether the filter chooses all there is, which the API wants to have said.
+func (b *bulk) everything() bool { return b.All && strings.TrimSpace(b.Query) == "" }
+
+// number reads a number of the form; nil where it is empty.
+func (b *bulk) number(name string) (any, error) {
+	text := strings.TrimSpace(b.Form.Get(name))
+	if text == "" {
+		return nil, nil //nolint:nilnil // an empty field is no number, and no error
+	}
+	n, err := strconv.ParseFloat(text, 64)
+	if err != nil {
+		return nil, &Problem{Status: http.StatusUnprocessableEntity, Detail: name + " is a number, and not " + text}
+	}
+	return n, nil
+}
+
+// body is the request to the API.
+func (b *bulk) body() (map[string]any, error) {
+	body := map[string]any{"filter": b.filter(), "all": b.everything()}
+	if note := b.Form.Get("note"); note != "" {
+		body["note"] = note
+	}
+	if b.Verb.Name == "replay" {
+		for _, name := range []string{"rate", "concurrency", "stopAt"} {
+			n, err := b.number(name)
+			if err != nil {
+				return nil, err
+			}
+			if n != nil {
+				body[name] = n
+			}
+		}
+		if order := b.Form.Get("order"); order != "" {
+			body["order"] = order
+		}
+		if to := b.Form.Get("destination"); to != "" {
+			body["toDestination"] = to
+		}
+		if b.Form.Get("force") != "" {
+			body["force"] = true
+		}
+		return body, nil
+	}
+	body["do"] = b.Verb.Name
+	switch b.Verb.Name {
+	case "assign":
+		body["assignee"] = b.Form.Get("assignee")
+	case "tag":
+		body["tags"] = strings.FieldsFunc(b.Form.Get("tags"), func(r rune) bool { return r == ',' || r == ' ' })
+	}
+	return body, nil
+}
+
+func (b *bulk) path() string {
+	if b.Verb.Name == "replay" {
+		return "/api/dlq/replay"
+	}
+	return "/api/dlq/bulk"
+}
+
+// look asks what would happen.
+func (b *bulk) look(in *request) error {
+	body, err := b.body()
+	if err != nil {
+		return err
+	}
+	body["dryRun"] = true
+	if b.Verb.Name == "tag" && len(b.Form.Get("tags")) == 0 {
+		body["tags"] = []string{"tag"} // not said yet; a dry run only counts
+	}
+	if b.Verb.Name == "replay" {
+		var answer api.ReplayAnswer
+		if err := in.post(b.path(), body, &answer); err != nil {
+			return err
+		}
+		b.Preview = answer.Preview
+		b.Total, b.ByQueue, b.ByType, b.ByAge = b.Preview.Total, shares(b.Preview.ByQueue), shares(b.Preview.ByErrorType), shares(b.Preview.ByAge)
+	} else {
+		var answer api.BulkAnswer
+		if err := in.post(b.path(), body, &answer); err != nil {
+			return err
+		}
+		b.Total, b.ByQueue, b.ByType = answer.Chosen, shares(answer.ByQueue), shares(answer.ByType)
+	}
+	b.Typed = b.Total > in.console.Policy().Access.ExpectAbove && !slices.Contains([]string{"assign", "tag", "note"}, b.Verb.Name)
+	b.Copies = b.copies()
+	return nil
+}
+
+// copies are how the same is done elsewhere.
+func (b *bulk) copies() []copyText {
+	words := shellQuoted(b.Query)
+	if !b.All {
+		words = strings.Join(b.IDs, " ")
+	}
+	verb := b.Verb.Name
+	if b.All {
+		verb += "-all"
+		if b.Verb.Name == "replay" {
+			verb = "replay"
+		}
+	}
+	return []copyText{{"a command", "dlqd " + verb + " " + words}}
+}
+
+// bulkPreview shows what would happen before it does.
+func (c *Console) bulkPreview(in *request) (*view, error) {
+	b, err := newBulk(in.URL.Query())
+	if err != nil {
+		return nil, err
+	}
+	return b.page(in)
+}
+
+func (b *bulk) page(in *request) (*view, error) {
+	v := &view{Template: "bulk", Title: "Act on many", Data: b, Section: "/dead-letters"}
+	if b.Verb == nil {
+		return v, nil
+	}
+	v.Title = b.Verb.Label
+	err := b.look(in)
+	if problem, ok := errors.AsType[*Problem](err); ok && problem.Status < http.StatusInternalServerError {
+		b.Problem, v.Status = problem, problem.Status
+		return v, nil
+	}
+	return v, err
+}
+
+// bulkDo does it.
+func (c *Console) bulkDo(in *request) (*done, error) {
+	b, err := newBulk(in.PostForm)
+	if err != nil {
+		return nil, err
+	}
+	if b.Verb == nil {
+		return nil, &Problem{Status: http.StatusUnprocessableEntity, Title: "No such action", Detail: "choose what is to be done"}
+	}
+	again := func(problem *Problem) (*done, error) {
+		v, err := b.page(in)
+		if err != nil {
+			return nil, err
+		}
+		if b.Problem == nil {
+			b.Problem = problem
+		}
+		v.Status = problem.Status
+		return &done{View: v}, nil
+	}
+	body, err := b.body()
+	if problem, ok := errors.AsType[*Problem](err); ok {
+		return again(problem)
+	}
+	if text := strings.NewReplacer(" ", "", thin, "", ",", "").Replace(in.PostFormValue("expect")); text != "" && b.Verb.Name != "assign" && b.Verb.Name != "tag" && b.Verb.Name != "note" {
+		expect, err := strconv.ParseInt(text, 10, 64)
+		if err != nil {
+			return again(&Problem{Status: http.StatusUnprocessableEntity, Detail: "type the number of dead letters: " + text + " is none"})
+		}
+		body["expect"] = expect
+	}
+	var out struct {
+		Run     *replay.Run `json:"run"`
+		Chosen  int64       `json:"chosen"`
+		Changed int64       `json:"changed"`
+		Undo    string      `json:"undo"`
+	}
+	err = in.post(b.path(), body, &out)
+	if d, ok := askedFor(err); ok {
+		return d, nil
+	}
+	if problem, ok := errors.AsType[*Problem](err); ok && problem.Status < http.StatusInternalServerError {
+		return again(problem)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if out.Run != nil {
+		return &done{To: "/replays/" + out.Run.ID.String(), Flash: flash{Text: "The replay run has begun."}}, nil
+	}
+	text := b.Verb.Label + ": " + plural(out.Changed, "dead letter") + "."
+	if left := out.Chosen - out.Changed; left > 0 {
+		text += " " + plural(left, "was", "were") + " left alone: their state does not allow it."
+	}
+	to := "/dead-letters"
+	if b.Query != "" {
+		to += "?q=" + url.QueryEscape(b.Query)
+	}
+	f := flash{Text: text, Undo: out.Undo}
+	if out.Undo != "" {
+		f.To = "/operations/" + out.Undo
+	}
+	return &done{To: to, Flash: f}, nil
+}

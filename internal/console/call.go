@@ -1,0 +1,143 @@
+package console
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"net/http"
+	"net/url"
+	"strings"
+
+	"github.com/dlqd/dlqd/internal/api"
+)
+
+// Problem is what the API answers where something is wrong (RFC 9457).
+type Problem struct {
+	Status int    `json:"status"`
+	Title  string `json:"title"`
+	Detail string `json:"detail"`
+	Errors []struct {
+		Location string `json:"location"`
+		Message  string `json:"message"`
+		Value    any    `json:"value"`
+	} `json:"errors"`
+}
+
+func (p *Problem) Error() string {
+	text := p.Detail
+	for _, e := range p.Errors {
+		if e.Message != "" && !strings.Contains(text, e.Message) {
+			text += "; " + strings.TrimPrefix(strings.TrimPrefix(e.Location, "body."), "query.") + ": " + e.Message
+		}
+	}
+	return text
+}
+
+func (p *Problem) heading() string {
+	switch p.Status {
+	case http.StatusNotFound:
+		return "Not here"
+	case http.StatusForbidden:
+		return "Not for your role"
+	case http.StatusConflict:
+		return "It has moved on"
+	case http.StatusServiceUnavailable:
+		return "Not now"
+	}
+	return p.Title
+}
+
+// asked is an answer that says that a second person is needed.
+type asked = api.Asked
+
+// errAsked is of something that was not done, but asked for.
+type errAsked struct{ asked }
+
+func (e *errAsked) Error() string { return "needs a second person: approval " + e.Approval.ID.String() }
+
+// get asks the API, and decodes its answer.
+func (in *request) get(path string, query url.Values, out any) error {
+	return in.call(http.MethodGet, path, query, nil, out)
+}
+
+// may is get of what this person may not be allowed to see: it reports whether they are.
+func (in *request) may(path string, query url.Values, out any) (bool, error) {
+	err := in.get(path, query, out)
+	if problem, ok := errors.AsType[*Problem](err); ok && (problem.Status == http.StatusForbidden || problem.Status == http.StatusNotFound) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
+// post has the API do something. What needs a second person is an *errAsked.
+func (in *request) post(path string, body, out any) error {
+	return in.call(http.MethodPost, path, nil, body, out)
+}
+
+func (in *request) call(method, path string, query url.Values, body, out any) error {
+	answer, err := in.console.call(in.Context(), in.Request, method, path, query, body)
+	if err != nil {
+		return err
+	}
+	if answer.status >= http.StatusBadRequest && (answer.status != http.StatusServiceUnavailable || strings.Contains(answer.header.Get("Content-Type"), "problem")) {
+		problem := &Problem{}
+		if err := json.Unmarshal(answer.Bytes(), problem); err != nil {
+			return err
+		}
+		problem.Status = answer.status
+		return problem
+	}
+	if answer.status == http.StatusAccepted && answer.header.Get("Location") != "" {
+		e := &errAsked{}
+		if err := json.Unmarshal(answer.Bytes(), &e.asked); err == nil && e.Approval != nil {
+			return e
+		}
+	}
+	if out == nil || answer.Len() == 0 {
+		return nil
+	}
+	return json.Unmarshal(answer.Bytes(), out)
+}
+
+// response keeps an answer of the API's.
+type response struct {
+	bytes.Buffer
+
+	header http.Header
+	status int
+}
+
+// Header implements http.ResponseWriter.
+func (r *response) Header() http.Header { return r.header }
+
+// WriteHeader implements http.ResponseWriter.
+func (r *response) WriteHeader(status int) {
+	if r.status == 0 {
+		r.status = status
+	}
+}
+
+// call has the API answer a request of the person in ctx. from is the browser's, for the audit trail.
+func (c *Console) call(ctx context.Context, from *http.Request, method, path string, query url.Values, body any) (*response, error) {
+	var raw []byte
+	if body != nil {
+		var err error
+		if raw, err = json.Marshal(body); err != nil {
+			return nil, err
+		}
+	}
+	r, err := http.NewRequestWithContext(ctx, method, path, bytes.NewReader(raw))
+	if err != nil {
+		return nil, err
+	}
+	r.URL.RawQuery = query.Encode()
+	r.RemoteAddr, r.Host = from.RemoteAddr, from.Host
+	r.Header.Set("User-Agent", "console, "+from.UserAgent())
+	if body != nil {
+		r.Header.Set("Content-Type", "application/json")
+	}
+	answer := &response{header: http.Header{}}
+	c.API.ServeHTTP(answer, r)
+	return answer, nil
+}

@@ -1,0 +1,181 @@
+package console
+
+import (
+	"fmt"
+	"html/template"
+	"math"
+	"slices"
+	"strings"
+	"time"
+)
+
+// band is one series of a stacked chart.
+type band struct {
+	Name   string
+	Values []int64
+}
+
+// marker is something that happened, on a chart.
+type marker struct {
+	At         time.Time
+	Kind, Text string // policy, replay or breaker
+}
+
+// chart is what happened over time, stacked. All its words are beside it as a table, too.
+type chart struct {
+	Title   string
+	Starts  []time.Time
+	Step    time.Duration
+	Bands   []band
+	Markers []marker
+}
+
+// The chart is as wide as its place, and so high, in pixels; the plot leaves room for hours below it.
+const (
+	chartHeight = 176.0
+	plotTop     = 14.0
+	plotBottom  = 152.0
+)
+
+// SVG draws the chart. Its colours are the style sheet's: a band has the class series-1, series-2, ...
+func (c *chart) SVG() template.HTML {
+	n := len(c.Starts)
+	if n < 2 || len(c.Bands) == 0 {
+		return ""
+	}
+	totals := make([]int64, n)
+	for _, b := range c.Bands {
+		for i := range n {
+			totals[i] += b.Values[i]
+		}
+	}
+	top := niceTop(maxOf(totals))
+	y := func(v float64) float64 { return plotTop + (plotBottom-plotTop)*(1-v/float64(top)) }
+	var svg strings.Builder
+	say := func(format string, values ...any) { fmt.Fprintf(&svg, format, values...) }
+	escape := template.HTMLEscapeString
+	say(`<svg class="chart" width="100%%" height="%g" role="img" aria-label="%s">`, chartHeight, escape(c.Summary()))
+	for _, line := range []float64{0, 0.5, 1} {
+		say(`<line class="grid" x1="0" x2="100%%" y1="%.1f" y2="%.1f"/>`, y(line*float64(top)), y(line*float64(top)))
+	}
+	say(`<svg x="0" y="0" width="100%%" height="%g" viewBox="0 0 %d %g" preserveAspectRatio="none">`, chartHeight, n-1, chartHeight)
+	base := make([]float64, n)
+	for k, b := range c.Bands {
+		var up, down strings.Builder
+		for i := range n {
+			fmt.Fprintf(&up, "%s%d %.1f", map[bool]string{true: "M", false: "L"}[i == 0], i, y(base[i]+float64(b.Values[i])))
+		}
+		for i := n - 1; i >= 0; i-- {
+			fmt.Fprintf(&down, "L%d %.1f", i, y(base[i]))
+		}
+		for i := range n {
+			base[i] += float64(b.Values[i])
+		}
+		say(`<path class="band series-%d" d="%s%sZ"><title>%s</title></path>`, k+1, up.String(), down.String(), escape(b.Name))
+	}
+	say(`</svg>`)
+	for _, line := range []float64{0.5, 1} {
+		say(`<text class="axis" x="2" y="%.1f">%s</text>`, y(line*float64(top))-3, escape(number(line*float64(top))))
+	}
+	layout := "15:04"
+	if c.Step >= 24*time.Hour {
+		layout = "2 Jan"
+	}
+	for k, anchor := range []string{"start", "middle", "middle", "middle", "end"} {
+		say(`<text class="axis" x="%d%%" y="%g" text-anchor="%s">%s</text>`, 25*k, chartHeight-6, anchor, c.Starts[k*(n-1)/4].UTC().Format(layout))
+	}
+	span := c.Starts[n-1].Sub(c.Starts[0])
+	for _, m := range c.Markers {
+		if m.At.Before(c.Starts[0]) {
+			continue
+		}
+		at := 100 * math.Min(float64(m.At.Sub(c.Starts[0]))/float64(span), 1)
+		say(`<g class="marker marker-%s"><title>%s</title><line x1="%.2f%%" x2="%.2f%%" y1="%g" y2="%g"/><circle cx="%.2f%%" cy="%g" r="4"/></g>`,
+			escape(m.Kind), escape(m.Text), at, at, plotTop-6, plotBottom, at, plotTop-6)
+	}
+	say(`</svg>`)
+	return template.HTML(svg.String()) //nolint:gosec // numbers, and texts that were escaped
+}
+
+// Summary says in words what the chart shows.
+func (c *chart) Summary() string {
+	first, last, most := int64(0), int64(0), int64(0)
+	n := len(c.Starts)
+	if n == 0 {
+		return c.Title + ": nothing yet"
+	}
+	for i := range n {
+		total := int64(0)
+		for _, b := range c.Bands {
+			total += b.Values[i]
+		}
+		if i == 0 {
+			first = total
+		}
+		last, most = total, max(most, total)
+	}
+	return fmt.Sprintf("%s, from %s to %s: %s at first, %s at most, %s now", c.Title, c.Starts[0].UTC().Format("2 Jan 15:04"), c.Starts[n-1].UTC().Format("2 Jan 15:04 UTC"), number(first), number(most), number(last))
+}
+
+// Happened are the kinds of the chart's markers.
+func (c *chart) Happened() (kinds []string) {
+	for _, kind := range []string{"policy", "replay", "breaker"} {
+		if slices.ContainsFunc(c.Markers, func(m marker) bool { return m.Kind == kind && !m.At.Before(c.Starts[0]) }) {
+			kinds = append(kinds, kind)
+		}
+	}
+	return kinds
+}
+
+// Rows is the chart as a table.
+func (c *chart) Rows() [][]string {
+	rows := make([][]string, 0, len(c.Starts))
+	for i, start := range c.Starts {
+		row := []string{start.UTC().Format("2 Jan 15:04")}
+		for _, b := range c.Bands {
+			row = append(row, number(b.Values[i]))
+		}
+		rows = append(rows, row)
+	}
+	return rows
+}
+
+// spark is a small line of bars.
+func spark(values []int64) template.HTML {
+	if len(values) == 0 {
+		return ""
+	}
+	const width, height = 96.0, 20.0
+	most := float64(max(maxOf(values), 1))
+	step := width / float64(len(values))
+	var svg strings.Builder
+	words := make([]string, len(values))
+	for i, v := range values {
+		words[i] = number(v)
+	}
+	fmt.Fprintf(&svg, `<svg class="spark" viewBox="0 0 %g %g" role="img" aria-label="failures over time: %s" preserveAspectRatio="none">`, width, height, strings.Join(words, ", "))
+	for i, v := range values {
+		h := math.Max(height*float64(v)/most, map[bool]float64{true: 1.5, false: 0.75}[v > 0])
+		fmt.Fprintf(&svg, `<rect x="%.1f" y="%.1f" width="%.1f" height="%.1f"%s/>`, float64(i)*step, height-h, math.Max(step-1, 0.5), h, map[bool]string{true: "", false: ` class="none"`}[v > 0])
+	}
+	svg.WriteString(`</svg>`)
+	return template.HTML(svg.String()) //nolint:gosec // numbers alone
+}
+
+func maxOf(values []int64) (most int64) {
+	for _, v := range values {
+		most = max(most, v)
+	}
+	return most
+}
+
+// niceTop is the least round number that is not below a value: 1, 2, 4, 5 or 8 and zeros, halves whole.
+func niceTop(v int64) int64 {
+	for power := int64(1); ; power *= 10 {
+		for _, d := range []int64{2, 4, 6, 10} {
+			if d*power >= v {
+				return d * power
+			}
+		}
+	}
+}

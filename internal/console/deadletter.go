@@ -1,0 +1,273 @@
+package console
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"net/url"
+	"strings"
+	"time"
+
+	"github.com/dlqd/dlqd/internal/access"
+	"github.com/dlqd/dlqd/internal/api"
+	"github.com/dlqd/dlqd/internal/deadletter"
+	"github.com/dlqd/dlqd/internal/message"
+	"github.com/dlqd/dlqd/internal/policy"
+)
+
+// letterEvery is how often an open dead letter is made anew.
+const letterEvery = 5 * time.Second
+
+type letter struct {
+	api.EntryDetail
+
+	Sentence string
+	Payload  json.RawMessage // what is shown and edited: the message's payload, or the job's args
+	Attempts []attempt
+	Actions  []verb
+	Frames   []stackFrame
+	Copies   []copyText
+	Tree     *node
+	Curl     string // what a redelivery sends; "" for an application's job
+	Operator bool
+	Masked   bool // something of it is ***
+	Revealed bool // and is shown this once
+	Hidden   bool // who looks does not see payloads
+}
+
+// IsMessage reports whether dlqd submitted the job.
+func (l *letter) IsMessage() bool { return l.JobKind == message.JobKind }
+
+// CanEdit reports whether who looks may replay it with another payload.
+func (l *letter) CanEdit() bool {
+	return l.Operator && !l.Revealed && !l.Hidden && (l.Status == deadletter.Pending || l.Status == deadletter.Manual || l.Status == deadletter.Failed)
+}
+
+// copyText is what one copies to do or see the same elsewhere.
+type copyText struct{ Name, Text string }
+
+// attempt is one try of the work: newest first, and the next one that is due before them.
+type attempt struct {
+	At    time.Time
+	Title string
+	By    string // who started it
+	Error string
+	OK    bool
+	Due   bool
+}
+
+// verb is something that can be done with an entry, or why it cannot.
+type verb struct {
+	Name, Label, Consequence string
+	Why                      string // it cannot be done now; "" where it can
+	Key                      string
+}
+
+func (c *Console) deadLetter(in *request) (*view, error) {
+	var detail api.EntryDetail
+	if err := in.get("/api/dlq/entries/"+url.PathEscape(in.PathValue("id")), nil, &detail); err != nil {
+		return nil, err
+	}
+	l := newLetter(in, &detail, in.me().May(access.Operator))
+	return &view{Template: "deadletter", Title: firstLine(detail.Kind) + " " + short(detail.ID), Data: l, Every: letterEvery, Section: "/dead-letters"}, nil
+}
+
+func newLetter(in *request, detail *api.EntryDetail, operator bool) *letter {
+	l := &letter{EntryDetail: *detail, Operator: operator}
+	l.Payload = payloadOf(detail)
+	l.Sentence = sentenceOf(&detail.Entry)
+	l.Attempts = attemptsOf(&detail.Entry)
+	l.Actions = verbsOf(detail.Status, operator)
+	if detail.ErrorStackTrace != nil {
+		l.Frames = framesOf(*detail.ErrorStackTrace)
+	}
+	l.Hidden = len(detail.OriginalEvent) == 0 || string(detail.OriginalEvent) == "null"
+	l.Tree = treeOf(l.Payload, l.IsMessage())
+	l.Masked = bytes.Contains(detail.OriginalEvent, []byte("***")) || bytes.Contains(detail.EditedEvent, []byte("***")) || strings.Contains(fmt.Sprint(deref(detail.ErrorMessage)), "***")
+	l.Curl = l.curl(in.console.Policy())
+	id := detail.ID.String()
+	l.Copies = []copyText{
+		{"a command", "dlqd show " + id},
+		{"SQL", "SELECT * FROM dlq.dead_letter_queue WHERE id = '" + id + "';"},
+		{"curl", "curl -s $DLQD_URL/api/dlq/entries/" + id},
+	}
+	return l
+}
+
+// payloadOf is what people call the payload: of a message what was submitted, of another job its args.
+func payloadOf(e *api.EntryDetail) json.RawMessage {
+	event := e.OriginalEvent
+	if len(e.EditedEvent) > 0 && string(e.EditedEvent) != "null" {
+		event = e.EditedEvent
+	}
+	if e.JobKind == message.JobKind {
+		var message struct {
+			Payload json.RawMessage `json:"payload"`
+		}
+		if json.Unmarshal(event, &message) == nil && message.Payload != nil {
+			return message.Payload
+		}
+	}
+	return event
+}
+
+func sentenceOf(e *deadletter.Entry) string {
+	var said []string
+	switch e.Status {
+	case deadletter.Manual:
+		who := "it needs a person"
+		if e.ParkedBy != nil {
+			who = *e.ParkedBy + " parked it"
+		}
+		said = append(said, "Nothing happens by itself: "+who+because(e)+".")
+	case deadletter.Pending:
+		if e.Next != nil {
+			said = append(said, upper(*e.Next)+because(e)+".")
+		}
+	case deadletter.Processing:
+		job := ""
+		if e.RedeliveryJobID != nil {
+			job = fmt.Sprintf(" as job %d", *e.RedeliveryJobID)
+		}
+		said = append(said, "It is being redelivered"+job+".")
+	case deadletter.Resolved:
+		how := map[string]string{"automatic_retry": "a redelivery of dlqd's succeeded", "manual_retry": "a replay succeeded", "manual_resolution": "a person did its work elsewhere"}[fmt.Sprint(deref(e.ResolutionStrategy))]
+		if how == "" {
+			how = "its work is done"
+		}
+		said = append(said, "Resolved: "+how+".")
+	case deadletter.Failed:
+		said = append(said, fmt.Sprintf("Failed: all %d redeliveries are spent.", e.DLQRetryCount))
+	case deadletter.Archived:
+		said = append(said, "Archived: "+map[bool]string{true: "a person discarded it", false: "it aged out"}[fmt.Sprint(deref(e.ResolutionStrategy)) == "discard"]+".")
+	}
+	if e.DLQRetryCount > 0 && e.Status.Open() {
+		said = append(said, fmt.Sprintf("%s of %d made.", plural(e.DLQRetryCount, "redelivery", "redeliveries"), e.DLQMaxRetries))
+	}
+	return strings.Join(said, " ")
+}
+
+func because(e *deadletter.Entry) string {
+	switch {
+	case e.Rule != nil && *e.Rule != "":
+		return ", because rule " + *e.Rule + " says that this is " + fmt.Sprint(deref(e.ErrorClass))
+	case e.ErrorClass != nil:
+		return ", because its error is of class " + *e.ErrorClass
+	}
+	return ""
+}
+
+func upper(text string) string {
+	if text == "" {
+		return text
+	}
+	return strings.ToUpper(text[:1]) + text[1:]
+}
+
+// attemptsOf lists the tries, the next one first, then the newest.
+func attemptsOf(e *deadletter.Entry) []attempt {
+	type kept struct {
+		At      time.Time `json:"at"`
+		EndedAt time.Time `json:"endedAt"`
+		Attempt int       `json:"attempt"`
+		Error   string    `json:"error"`
+		Outcome string    `json:"outcome"`
+		JobID   int64     `json:"jobId"`
+		Actor   string    `json:"actor"`
+	}
+	var before, after []kept
+	_ = json.Unmarshal(e.RetryHistory, &before)
+	_ = json.Unmarshal(e.ReplayAttempts, &after)
+	var list []attempt
+	for _, k := range before {
+		list = append(list, attempt{At: k.At, Title: fmt.Sprintf("attempt %d of job %d", k.Attempt, e.RiverJobID), Error: k.Error})
+	}
+	for i, k := range after {
+		at := k.EndedAt
+		if at.IsZero() {
+			at = k.At
+		}
+		title := fmt.Sprintf("redelivery %d, job %d: %s", i+1, k.JobID, k.Outcome)
+		list = append(list, attempt{At: at, Title: title, By: k.Actor, Error: k.Error, OK: k.Outcome == "completed"})
+	}
+	for i, j := 0, len(list)-1; i < j; i, j = i+1, j-1 {
+		list[i], list[j] = list[j], list[i]
+	}
+	if e.Status == deadletter.Pending && e.NextRetryAt != nil {
+		list = append([]attempt{{At: *e.NextRetryAt, Title: "next look", Due: true}}, list...)
+	}
+	return list
+}
+
+// verbsOf are the moves, those too that cannot be made now, with the reason.
+func verbsOf(status deadletter.Status, operator bool) []verb {
+	all := []struct {
+		verb
+
+		from []deadletter.Status
+	}{
+		{verb{Name: "replay", Label: "Replay", Consequence: "sends it back now, as a new job", Key: "r"}, []deadletter.Status{deadletter.Pending, deadletter.Manual, deadletter.Failed}},
+		{verb{Name: "resolve", Label: "Resolve", Consequence: "closes it: its work was done elsewhere"}, []deadletter.Status{deadletter.Manual}},
+		{verb{Name: "unpark", Label: "Back to automatic", Consequence: "dlqd decides what happens next"}, []deadletter.Status{deadletter.Manual}},
+		{verb{Name: "park", Label: "Park", Consequence: "nothing happens to it by itself any more"}, []deadletter.Status{deadletter.Pending}},
+		{verb{Name: "discard", Label: "Discard", Consequence: "closes it: its work is not wanted any more"}, []deadletter.Status{deadletter.Pending, deadletter.Manual, deadletter.Failed}},
+		{verb{Name: "reopen", Label: "Reopen", Consequence: "puts it in front of a person again"}, []deadletter.Status{deadletter.Resolved, deadletter.Archived}},
+	}
+	verbs := make([]verb, 0, len(all))
+	for _, v := range all {
+		allowed := false
+		from := make([]string, 0, len(v.from))
+		for _, s := range v.from {
+			allowed = allowed || s == status
+			from = append(from, statusOf(s).Word)
+		}
+		switch {
+		case !operator:
+			v.Why = "this takes the role operator"
+		case !allowed:
+			v.Why = "it is " + statusOf(status).Word + "; this is for what " + strings.Join(from, ", or ")
+		}
+		verbs = append(verbs, v.verb)
+	}
+	return verbs
+}
+
+// stackFrame is a call of a stack trace.
+type stackFrame struct {
+	Call, Where string
+	Own         bool // of the application, and not of a library's or of Go's
+}
+
+// framesOf reads the trace of a panic in Go: a line with the call, and one with the place.
+func framesOf(trace string) []stackFrame {
+	var frames []stackFrame
+	lines := strings.Split(trace, "\n")
+	for i := 0; i < len(lines); i++ {
+		line := lines[i]
+		if strings.TrimSpace(line) == "" || strings.HasPrefix(line, "goroutine ") {
+			continue
+		}
+		f := stackFrame{Call: strings.TrimSpace(line)}
+		if i+1 < len(lines) && strings.HasPrefix(lines[i+1], "\t") {
+			i++
+			f.Where, _, _ = strings.Cut(strings.TrimSpace(lines[i]), " +0x")
+		}
+		f.Own = f.Where != "" && !strings.Contains(f.Where, "/pkg/mod/") && !strings.Contains(f.Where, "/go/src/") && !strings.Contains(f.Where, "/usr/local/go") && !strings.Contains(f.Where, "/vendor/") &&
+			!strings.HasPrefix(f.Call, "runtime.") && !strings.HasPrefix(f.Call, "runtime/") && !strings.HasPrefix(f.Call, "panic(") && !strings.Contains(f.Call, "riverqueue/river")
+		frames = append(frames, f)
+	}
+	return frames
+}
+
+// curl is what a redelivery sends, as a command. (A signature is of the moment, and made with a secret: it is left out.)
+func (l *letter) curl(p *policy.Policy) string {
+	if !l.IsMessage() || l.Hidden {
+		return ""
+	}
+	destination := p.DestinationOf(l.Queue)
+	if destination == nil {
+		return ""
+	}
+	return fmt.Sprintf("curl -X POST %s \\\n  -H 'Content-Type: application/json' -H %s -H %s -H %s \\\n  --data-binary %s",
+		shellQuoted(destination.ShownURL()), shellQuoted(fmt.Sprint("Webhook-Id: ", deref(l.EventID))), shellQuoted("Dlqd-Kind: "+l.Kind), shellQuoted("Dlqd-Queue: "+l.Queue), shellQuoted(string(l.Payload)))
+}

@@ -1,0 +1,194 @@
+package console
+
+import (
+	"errors"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/dlqd/dlqd/internal/access"
+	"github.com/dlqd/dlqd/internal/api"
+	"github.com/dlqd/dlqd/internal/deadletter"
+	"github.com/dlqd/dlqd/internal/filter"
+	"github.com/dlqd/dlqd/internal/savedview"
+)
+
+const (
+	// listEvery is how often an open list is made anew.
+	listEvery = 10 * time.Second
+	// listPage is how many dead letters a page of the list shows.
+	listPage = "25"
+)
+
+// columns are those of the list that one may leave out.
+func columns() []string {
+	return []string{"queue", "class", "error", "tries", "next", "owner"}
+}
+
+type list struct {
+	Query    string
+	Order    string
+	Entries  []deadletter.Summary
+	Count    *api.Count
+	Next     string // address of the next page; "" on the last
+	First    string // address of the first page; "" on it
+	Problem  *Problem
+	Columns  map[string]bool
+	Choices  []string // of columns
+	Verbs    []bulkVerb
+	Operator bool
+	Copies   []copyText
+	Searched *time.Time // how far back a search in texts has looked
+	Views    []savedview.SavedView
+}
+
+// ViewPath is where the list is as a saved view has it.
+func (l *list) ViewPath(v savedview.SavedView) string {
+	query := url.Values{"q": {v.Query}}
+	if v.Order != "" {
+		query.Set("order", v.Order)
+	}
+	if len(v.Columns) > 0 {
+		query["column"] = v.Columns
+	}
+	return "/dead-letters?" + query.Encode()
+}
+
+// bulkVerb is something that can be done to many entries, and from which states.
+type bulkVerb struct {
+	Name, Label, Consequence string
+	From                     []deadletter.Status
+	Danger                   bool
+}
+
+// Statuses is From as the script reads it.
+func (v *bulkVerb) Statuses() string {
+	names := make([]string, len(v.From))
+	for i, status := range v.From {
+		names[i] = string(status)
+	}
+	return strings.Join(names, " ")
+}
+
+func bulkVerbs() []bulkVerb {
+	open := []deadletter.Status{deadletter.Pending, deadletter.Manual, deadletter.Failed}
+	closed := []deadletter.Status{deadletter.Resolved, deadletter.Archived}
+	any := slices.Concat(open, closed, []deadletter.Status{deadletter.Processing})
+	return []bulkVerb{
+		{"replay", "Replay", "sends them back, at a pace, and stops by itself when too many fail again", open, false},
+		{"assign", "Assign", "gives them to somebody", any, false},
+		{"tag", "Tag", "adds tags to theirs", any, false},
+		{"note", "Note", "leaves a note on each", any, false},
+		{"park", "Park", "takes them out of the automatic path: nothing happens to them by itself", []deadletter.Status{deadletter.Pending}, false},
+		{"unpark", "Back to automatic", "has dlqd decide again what happens next", []deadletter.Status{deadletter.Manual}, false},
+		{"resolve", "Resolve", "closes them: their work was done elsewhere", []deadletter.Status{deadletter.Manual}, false},
+		{"discard", "Discard", "closes them: their work is not wanted any more", open, true},
+		{"reopen", "Reopen", "puts them in front of a person again", closed, false},
+	}
+}
+
+func (c *Console) deadLetters(in *request) (*view, error) {
+	asked := in.URL.Query()
+	l := &list{
+		Query: asked.Get("q"), Order: asked.Get("order"), Verbs: bulkVerbs(), Operator: in.me().May(access.Operator), Choices: columns(), Columns: map[string]bool{},
+	}
+	chosen := asked["column"]
+	for _, name := range l.Choices {
+		l.Columns[name] = len(chosen) == 0 || slices.Contains(chosen, name)
+	}
+	v := &view{Template: "deadletters", Title: "Dead letters", Data: l, Every: listEvery}
+	if _, live := isLive(in.Context()); !live {
+		var views struct {
+			Views []savedview.SavedView `json:"views"`
+		}
+		if err := in.get(api.ViewsPath, nil, &views); err != nil {
+			return nil, err
+		}
+		l.Views = views.Views
+	}
+	query := url.Values{"limit": {listPage}, "count": {"true"}}
+	for name, value := range map[string]string{"q": l.Query, "order": l.Order, "cursor": asked.Get("cursor")} {
+		if value != "" {
+			query.Set(name, value)
+		}
+	}
+	var page api.EntryPage
+	err := in.get("/api/dlq/entries", query, &page)
+	if problem, ok := errors.AsType[*Problem](err); ok && problem.Status == http.StatusUnprocessableEntity {
+		l.Problem, v.Status, v.Every = problem, problem.Status, 0
+		return v, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	l.Entries, l.Count, l.Searched = page.Entries, page.Count, page.SearchedTo
+	if page.Next != "" {
+		l.Next = in.with("cursor", page.Next)
+	}
+	if asked.Get("cursor") != "" {
+		l.First = in.with("cursor", "")
+		v.Every = 0 // what is further back does not change by itself
+	}
+	l.Copies = []copyText{
+		{"a command", "dlqd list " + shellQuoted(l.Query)},
+		{"SQL", "SELECT * FROM dlq.find(" + sqlQuoted(l.json(in)) + ");"},
+		{"curl", "curl -sG $DLQD_URL/api/dlq/entries --data-urlencode q=" + shellQuoted(l.Query)},
+	}
+	return v, nil
+}
+
+// json is the list's filter as SQL takes it.
+func (l *list) json(in *request) string {
+	f, err := filter.Parse(l.Query, in.me().Name)
+	if err != nil {
+		return "{}" // the API has understood it
+	}
+	return string(f.JSON())
+}
+
+// saveView keeps a list as a view.
+func (c *Console) saveView(in *request) (*done, error) {
+	name := strings.TrimSpace(in.PostFormValue("name"))
+	if name == "" {
+		return nil, &Problem{Status: http.StatusUnprocessableEntity, Detail: "a view needs a name"}
+	}
+	body := map[string]any{"query": in.PostFormValue("q"), "shared": in.PostFormValue("shared") != ""}
+	if order := in.PostFormValue("order"); order != "" {
+		body["order"] = order
+	}
+	if columns := in.PostForm["column"]; len(columns) > 0 {
+		body["columns"] = columns
+	}
+	if err := in.call(http.MethodPut, api.ViewsPath+"/"+url.PathEscape(name), nil, body, nil); err != nil {
+		return nil, err
+	}
+	return &done{To: "/dead-letters?q=" + url.QueryEscape(in.PostFormValue("q")), Flash: flash{Text: "Saved as the view " + name + "."}}, nil
+}
+
+// deleteView forgets a view.
+func (c *Console) deleteView(in *request) (*done, error) {
+	if err := in.call(http.MethodDelete, api.ViewsPath+"/"+url.PathEscape(in.PathValue("name")), nil, nil, nil); err != nil {
+		return nil, err
+	}
+	return &done{To: "/dead-letters", Flash: flash{Text: "The view " + in.PathValue("name") + " is gone."}}, nil
+}
+
+// sqlQuoted is a text as a literal of SQL.
+func sqlQuoted(text string) string { return "'" + strings.ReplaceAll(text, "'", "''") + "'" }
+
+// with is the page's address with one thing otherwise.
+func (in *request) with(name, value string) string {
+	query := in.URL.Query()
+	if value == "" {
+		query.Del(name)
+	} else {
+		query.Set(name, value)
+	}
+	address := url.URL{Path: in.URL.Path, RawQuery: query.Encode()}
+	return address.String()
+}
+
+// shellQuoted is a text as a shell takes it for one word.
+func shellQuoted(text string) string { return "'" + strings.ReplaceAll(text, "'", `'\''`) + "'" }

@@ -1,0 +1,221 @@
+package console
+
+import (
+	"context"
+	"encoding/base64"
+	"encoding/json"
+	"net/http"
+	"net/url"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/singleflight"
+
+	"github.com/dlqd/dlqd/internal/access"
+	"github.com/dlqd/dlqd/internal/api"
+	"github.com/dlqd/dlqd/internal/automatic"
+)
+
+// section is a part of the console, as the rail lists it.
+type section struct {
+	Name, Path, Icon, Key string
+	Role                  access.Role // who sees it; "" for everybody
+	Current               bool
+	Count                 int64
+}
+
+// sections are the parts of the console. Key follows g.
+func sections() []section {
+	return []section{
+		{Name: "Overview", Path: "/", Icon: "overview", Key: "o"},
+		{Name: "Dead letters", Path: "/dead-letters", Icon: "letters", Key: "d"},
+		{Name: "Groups", Path: "/groups", Icon: "groups", Key: "g"},
+		{Name: "Review", Path: "/review", Icon: "review", Key: "r"},
+		{Name: "Replays", Path: "/replays", Icon: "replays", Key: "p"},
+		{Name: "Queues", Path: "/queues", Icon: "queues", Key: "q"},
+		{Name: "Policy", Path: "/policy", Icon: "policy", Key: "y"},
+		{Name: "Approvals", Path: "/approvals", Icon: "approvals", Key: "v", Role: access.Operator},
+		{Name: "Audit", Path: "/audit", Icon: "audit", Key: "a"},
+		{Name: "Access", Path: "/access", Icon: "access", Key: "c"},
+		{Name: "System", Path: "/system", Icon: "system", Key: "s"},
+		{Name: "API", Path: "/docs", Icon: "api", Key: "i"},
+	}
+}
+
+// frame is what is around each page.
+type frame struct {
+	view
+	surroundings
+
+	Path     string // with the query: the page's address
+	Sections []section
+	Who      *access.Principal
+	Role     access.Role
+	// Environment is the policy's; production is made unmistakable.
+	Environment string
+	Theme       string // light or dark; "" as the system has it
+	Flash       flash
+	Assets      map[string]string
+	Bare        bool // the page alone, for who has not signed in
+}
+
+// trouble is something that is wrong now.
+type trouble struct{ Text, To string }
+
+func newFrame(in *request) *frame {
+	f := &frame{Path: in.URL.RequestURI(), Who: in.me(), Assets: assets, Environment: in.console.Environment}
+	f.Role = f.Who.RoleName()
+	if cookie, err := in.Cookie("dlqd-theme"); err == nil && (cookie.Value == "light" || cookie.Value == "dark") {
+		f.Theme = cookie.Value
+	}
+	return f
+}
+
+// complete looks up what is around the page.
+func (f *frame) complete(in *request) {
+	if f.Bare {
+		return
+	}
+	for _, s := range sections() {
+		if s.Role != "" && !f.Who.May(s.Role) {
+			continue
+		}
+		path := in.URL.Path
+		s.Current = path == s.Path || s.Path != "/" && strings.HasPrefix(path, s.Path+"/") || f.Section == s.Path
+		f.Sections = append(f.Sections, s)
+	}
+	if f.Who.May(access.Reader) {
+		f.surroundings = in.console.around.get(in)
+	}
+}
+
+// surroundings are what every page says of the whole: how it is, for who may see that.
+type surroundings struct {
+	Observing bool            // nothing is redelivered by itself
+	Stopped   *automatic.Stop // somebody stopped all automatic redelivery
+	Troubles  []trouble       // what is wrong now, in a line on every page
+}
+
+// around keeps surroundings for a moment, for all who have the same rights.
+type around struct {
+	looking singleflight.Group
+	mu      sync.Mutex
+	known   map[string]surroundings
+	since   time.Time
+}
+
+const (
+	// aroundAge is how old surroundings may be.
+	aroundAge = 5 * time.Second
+	// aroundTimeout bounds how long a page waits for them.
+	aroundTimeout = 3 * time.Second
+)
+
+func (a *around) get(in *request) surroundings {
+	rights := rightsOf(in.me())
+	a.mu.Lock()
+	if time.Since(a.since) > aroundAge {
+		a.known, a.since = map[string]surroundings{}, time.Now()
+	}
+	s, ok := a.known[rights]
+	a.mu.Unlock()
+	if ok {
+		return s
+	}
+	found, _, _ := a.looking.Do(rights, func() (any, error) {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(in.Context()), aroundTimeout) // others wait for it, too
+		defer cancel()
+		s := look(&request{Request: in.WithContext(ctx), console: in.console})
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		a.known[rights] = s
+		return s, nil
+	})
+	s, _ = found.(surroundings)
+	return s
+}
+
+// look looks up what every page shows around itself. What cannot be had is left out: a page that explains trouble must not fail by it.
+func look(in *request) (s surroundings) {
+	var switches automatic.Overview
+	if ok, err := in.may("/api/dlq/automatic", nil, &switches); ok && err == nil {
+		s.Stopped = switches.Stopped
+		s.Observing = switches.Attached && !anyOn(switches.Switches)
+	}
+	var health api.Health
+	if ok, err := in.may("/api/health", nil, &health); ok && err == nil {
+		for _, part := range health.Parts {
+			if !part.OK {
+				s.Troubles = append(s.Troubles, trouble{part.Name + ": " + part.Detail, "/system"})
+			}
+		}
+	}
+	return s
+}
+
+func anyOn(switches []automatic.Switch) bool {
+	for _, s := range switches {
+		if s.Enabled {
+			return true
+		}
+	}
+	return false
+}
+
+// flash is what somebody is told on the next page, about what they did on this one.
+type flash struct {
+	Text string `json:"t,omitempty"`
+	Bad  bool   `json:"b,omitempty"`
+	Undo string `json:"u,omitempty"` // the operation that can be undone
+	To   string `json:"l,omitempty"` // where there is more about it
+}
+
+const flashCookie = "dlqd-flash"
+
+// maxFlash bounds what a flash says, in bytes: it travels in a cookie.
+const maxFlash = 1500
+
+func setFlash(w http.ResponseWriter, r *http.Request, f flash) {
+	if f.Text == "" {
+		return
+	}
+	f.Text = strings.ToValidUTF8(f.Text[:min(len(f.Text), maxFlash)], "")
+	raw, err := json.Marshal(f)
+	if err != nil {
+		return
+	}
+	http.SetCookie(w, &http.Cookie{
+		Name: flashCookie, Value: base64.RawURLEncoding.EncodeToString(raw), Path: "/", MaxAge: 60, HttpOnly: true, Secure: r.TLS != nil, SameSite: http.SameSiteStrictMode,
+	})
+}
+
+func takeFlash(w http.ResponseWriter, r *http.Request) (f flash) {
+	cookie, err := r.Cookie(flashCookie)
+	if err != nil {
+		return f
+	}
+	raw, err := base64.RawURLEncoding.DecodeString(cookie.Value)
+	if err != nil || json.Unmarshal(raw, &f) != nil || !localPath(f.To) {
+		f.To = ""
+	}
+	http.SetCookie(w, &http.Cookie{Name: flashCookie, Path: "/", MaxAge: -1, HttpOnly: true, Secure: r.TLS != nil, SameSite: http.SameSiteStrictMode})
+	return f
+}
+
+// Events is where the page's live parts come from.
+func (f *frame) Events() string {
+	if f.Every == 0 {
+		return ""
+	}
+	return "/events?page=" + url.QueryEscape(f.Path)
+}
+
+// rightsOf names what somebody may do: those who may do the same see the same.
+func rightsOf(p *access.Principal) string {
+	raw, err := json.Marshal(p.Grants)
+	if err != nil {
+		return p.Via + " " + p.Name
+	}
+	return string(raw)
+}

@@ -1,0 +1,183 @@
+package console
+
+import (
+	"context"
+	"fmt"
+	"hash/maphash"
+	"net/http"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/dlqd/dlqd/internal/access"
+)
+
+const (
+	// minEvery and maxEvery bound how often the live parts of a page are made anew.
+	minEvery = time.Second
+	maxEvery = time.Minute
+	// renderTimeout bounds one making of them.
+	renderTimeout = 15 * time.Second
+)
+
+// live makes the live parts of the pages that are open anew, once for all who look at the same page with the same rights: two hundred
+// open pages cost the database what one costs.
+type live struct {
+	render func(ctx context.Context, from *http.Request, address string) (html []byte, every time.Duration, err error)
+
+	mu     sync.Mutex
+	topics map[string]*topic
+}
+
+// topic is one page, for those who have the same rights.
+type topic struct {
+	watchers map[chan event]bool
+	cancel   context.CancelFunc
+	last     event
+}
+
+// event is what a page looked like at a time.
+type event struct {
+	at   time.Time
+	html []byte // nil where it is as it was
+	sum  uint64
+	err  error
+}
+
+// watch has events of a page sent, until done is called.
+func (l *live) watch(ctx context.Context, from *http.Request, key, address string) (events chan event, done func()) {
+	events = make(chan event, 1)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	t := l.topics[key]
+	if t == nil {
+		if l.topics == nil {
+			l.topics = map[string]*topic{}
+		}
+		shared, cancel := context.WithCancel(context.WithoutCancel(ctx))
+		t = &topic{watchers: map[chan event]bool{}, cancel: cancel}
+		l.topics[key] = t
+		go l.run(shared, t, from.Clone(shared), address)
+	}
+	t.watchers[events] = true
+	if !t.last.at.IsZero() {
+		events <- t.last
+	}
+	return events, func() {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		delete(t.watchers, events)
+		if len(t.watchers) == 0 {
+			t.cancel()
+			if l.topics[key] == t {
+				delete(l.topics, key)
+			}
+		}
+	}
+}
+
+var seed = maphash.MakeSeed()
+
+func (l *live) run(ctx context.Context, t *topic, from *http.Request, address string) {
+	for {
+		timed, cancel := context.WithTimeout(ctx, renderTimeout)
+		html, every, err := l.render(timed, from, address)
+		cancel()
+		now := event{at: time.Now(), html: html, sum: maphash.Bytes(seed, html), err: err}
+		l.mu.Lock()
+		t.last = now
+		for watcher := range t.watchers {
+			select {
+			case <-watcher: // one that it has not taken yet
+			default:
+			}
+			watcher <- now
+		}
+		l.mu.Unlock()
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(min(max(every, minEvery), maxEvery)):
+		}
+	}
+}
+
+// events streams a page's live parts as they change. What it makes is what the page itself would show to the same person.
+func (c *Console) events(w http.ResponseWriter, r *http.Request) {
+	address := r.URL.Query().Get("page")
+	if !localPath(address) || strings.HasPrefix(address, "/events") {
+		c.answer(w, c.request(r), nil, &Problem{Status: http.StatusUnprocessableEntity, Title: "No such page", Detail: "page is the path of a page"})
+		return
+	}
+	p := access.From(r.Context())
+	w.Header().Set("Content-Type", "text/event-stream")
+	w.WriteHeader(http.StatusOK)
+	control := http.NewResponseController(w)
+	_ = control.Flush()
+	watched, done := c.live.watch(r.Context(), r, rightsOf(p)+personal(address, p)+address, address)
+	defer done()
+	var shown uint64
+	for {
+		select {
+		case <-r.Context().Done():
+			return
+		case e := <-watched:
+			var err error
+			if (c.Ready != nil && c.Ready() != nil) || !access.Still(r.Context()) {
+				return
+			}
+			at := e.at.UTC().Format(time.RFC3339)
+			switch {
+			case e.err != nil:
+				_, err = fmt.Fprintf(w, "event: trouble\ndata: %s\n\n", strings.ReplaceAll(e.err.Error(), "\n", " "))
+			case e.sum == shown:
+				_, err = fmt.Fprintf(w, "event: same\ndata: %s\n\n", at)
+			default:
+				shown = e.sum
+				_, err = fmt.Fprintf(w, "event: page\nid: %s\ndata: %s\n\n", at, strings.ReplaceAll(string(e.html), "\n", "\ndata: "))
+			}
+			if err != nil || control.Flush() != nil {
+				return
+			}
+		}
+	}
+}
+
+// personal is whose page it is, where it shows each person something else.
+func personal(address string, p *access.Principal) string {
+	if strings.HasPrefix(address, "/review") || strings.HasPrefix(address, "/access") || strings.HasPrefix(address, "/approvals") || strings.Contains(address, "me") {
+		return p.Via + " " + p.Name
+	}
+	return ""
+}
+
+// renderLive makes the main part of the page at an address, for who is in ctx.
+func (c *Console) renderLive(ctx context.Context, from *http.Request, address string) ([]byte, time.Duration, error) {
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, address, nil)
+	if err != nil {
+		return nil, maxEvery, err
+	}
+	r.RemoteAddr, r.Host = from.RemoteAddr, from.Host
+	r.Header.Set("User-Agent", from.UserAgent())
+	w := &liveResponse{response: response{header: http.Header{}}}
+	c.mux.ServeHTTP(w, r.WithContext(context.WithValue(ctx, liveKey{}, w)))
+	if w.status >= http.StatusBadRequest {
+		return nil, maxEvery, fmt.Errorf("the page answers %d", w.status)
+	}
+	return w.Bytes(), w.every, nil
+}
+
+type liveKey struct{}
+
+// liveResponse is the live parts of a page, and how often they are to be made.
+type liveResponse struct {
+	response
+
+	every time.Duration
+}
+
+// isLive reports whether only the live parts of a page are asked for.
+func isLive(ctx context.Context) (*liveResponse, bool) {
+	w, ok := ctx.Value(liveKey{}).(*liveResponse)
+	return w, ok
+}

@@ -1,0 +1,269 @@
+package console
+
+import (
+	"fmt"
+	"net/url"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/dlqd/dlqd/internal/access"
+	"github.com/dlqd/dlqd/internal/analytics"
+	"github.com/dlqd/dlqd/internal/api"
+	"github.com/dlqd/dlqd/internal/approval"
+	"github.com/dlqd/dlqd/internal/breaker"
+	"github.com/dlqd/dlqd/internal/replay"
+)
+
+// overviewEvery is how often an open overview is made anew: it asks some ten statements, of rollups.
+const overviewEvery = 15 * time.Second
+
+type overview struct {
+	Sentence  string
+	Stats     api.Stats
+	Hour      analytics.Bucket // what happened in the last hour, all together
+	Change    int64            // of the backlog in the last hour
+	Resolved  *float64         // share of what was closed in a day that was resolved
+	Recovery  *analytics.Times
+	Chart     *chart
+	Groups    []analytics.TopGroup
+	Breakers  []breaker.Status
+	Waiting   []waiting
+	Runs      []*replay.Run
+	Approvals []*approval.Approval
+	Oldest    []analytics.Oldest
+	AsOf      time.Time
+}
+
+// waiting is how many entries wait for something.
+type waiting struct {
+	What    string
+	Entries int64
+	More    bool
+	Query   string
+}
+
+func (c *Console) overview(in *request) (*view, error) {
+	v := &view{Template: "overview", Title: "Overview", Every: overviewEvery}
+	if !in.me().May(access.Reader) {
+		v.Template, v.Data, v.Every = "nothing", in.me(), 0
+		return v, nil
+	}
+	o := &overview{}
+	if err := in.get("/api/dlq/stats", nil, &o.Stats); err != nil {
+		return nil, err
+	}
+	day := url.Values{"over": {"24h"}}
+	var flow api.Report[analytics.Series]
+	if ok, err := in.may("/api/dlq/analytics/flow", url.Values{"over": {"24h"}, "by": {"class"}, "step": {"hour"}}, &flow); err != nil {
+		return nil, err
+	} else if ok {
+		o.AsOf = flow.AsOf
+		o.Chart = backlogChart(flow.Rows)
+	}
+	var minutes api.Report[analytics.Series]
+	if ok, err := in.may("/api/dlq/analytics/flow", url.Values{"over": {"1h"}, "step": {"minute"}}, &minutes); err != nil {
+		return nil, err
+	} else if ok && len(minutes.Rows) > 0 {
+		o.sumHour(minutes.Rows[0].Buckets)
+	}
+	var queues api.Report[analytics.QueueStats]
+	if ok, err := in.may("/api/dlq/analytics/queues", day, &queues); err != nil {
+		return nil, err
+	} else if ok {
+		for _, q := range queues.Rows {
+			if q.Queue == nil {
+				o.Resolved = q.ResolutionRate
+			}
+		}
+	}
+	var times api.Report[analytics.Times]
+	if ok, err := in.may("/api/dlq/analytics/times", day, &times); err != nil {
+		return nil, err
+	} else if ok {
+		for i := range times.Rows {
+			if times.Rows[i].Measure == "to_recovery" && times.Rows[i].Entries > 0 {
+				o.Recovery = &times.Rows[i]
+			}
+		}
+	}
+	var groups api.Report[analytics.TopGroup]
+	if _, err := in.may("/api/dlq/analytics/groups", url.Values{"over": {"24h"}, "limit": {"8"}}, &groups); err != nil {
+		return nil, err
+	}
+	o.Groups = groups.Rows
+	var oldest api.Report[analytics.Oldest]
+	if _, err := in.may("/api/dlq/analytics/oldest", url.Values{"limit": {"1"}}, &oldest); err != nil {
+		return nil, err
+	}
+	o.Oldest = oldest.Rows
+	if err := o.askSteered(in); err != nil {
+		return nil, err
+	}
+	o.wait()
+	o.Sentence = o.say()
+	v.Data = o
+	return v, nil
+}
+
+// askSteered asks for what people steer: breakers, runs and approvals.
+func (o *overview) askSteered(in *request) error {
+	var breakers struct {
+		Breakers []breaker.Status `json:"breakers"`
+	}
+	if _, err := in.may("/api/circuit-breakers", nil, &breakers); err != nil {
+		return err
+	}
+	o.Breakers = slices.DeleteFunc(breakers.Breakers, func(b breaker.Status) bool { return b.State == breaker.Closed })
+	var runs struct {
+		Runs []*replay.Run `json:"runs"`
+	}
+	if _, err := in.may("/api/dlq/replays", nil, &runs); err != nil {
+		return err
+	}
+	for _, run := range runs.Runs {
+		if run.Status == "running" || run.Status == "paused" || run.Status == "stopped" && time.Since(run.CreatedAt) < 24*time.Hour {
+			o.Runs = append(o.Runs, run)
+		}
+		if o.Chart != nil {
+			o.Chart.Markers = append(o.Chart.Markers, marker{run.CreatedAt, "replay", "◇ replay by " + run.Actor})
+		}
+	}
+	if o.Chart != nil {
+		for _, b := range o.Breakers {
+			if b.Since != nil {
+				o.Chart.Markers = append(o.Chart.Markers, marker{*b.Since, "breaker", "■ " + b.Name + " " + string(b.State)})
+			}
+		}
+	}
+	var approvals struct {
+		Approvals []*approval.Approval `json:"approvals"`
+	}
+	_, err := in.may("/api/dlq/approvals", url.Values{"state": {"requested"}, "limit": {"5"}}, &approvals)
+	o.Approvals = approvals.Approvals
+	return err
+}
+
+func (o *overview) sumHour(buckets []analytics.Bucket) {
+	for _, b := range buckets {
+		o.Hour.Captured += b.Captured
+		o.Hour.Resolved += b.Resolved
+		o.Hour.Failed += b.Failed
+		o.Hour.Archived += b.Archived
+	}
+	if len(buckets) > 0 {
+		o.Change = buckets[len(buckets)-1].Open - buckets[0].Open
+	}
+}
+
+// backlogChart is the backlog by class; the classes with the most entries, and the others together.
+func backlogChart(series []analytics.Series) *chart {
+	const bands = 6
+	c := &chart{Title: "Open dead letters by class, 24 hours", Step: time.Hour}
+	slices.SortStableFunc(series, func(a, b analytics.Series) int {
+		return int(min(max(sumOpen(b)-sumOpen(a), -1), 1))
+	})
+	for _, s := range series {
+		values := make([]int64, len(s.Buckets))
+		for i, b := range s.Buckets {
+			values[i] = max(b.Open, 0)
+		}
+		if c.Starts == nil {
+			for _, b := range s.Buckets {
+				c.Starts = append(c.Starts, b.Start)
+			}
+		}
+		switch {
+		case sumOpen(s) == 0 || len(values) != len(c.Starts):
+		case len(c.Bands) < bands:
+			c.Bands = append(c.Bands, band{s.Name, values})
+		default:
+			last := &c.Bands[bands-1]
+			last.Name = "others"
+			for i, v := range values {
+				last.Values[i] += v
+			}
+		}
+	}
+	return c
+}
+
+func sumOpen(s analytics.Series) (sum int64) {
+	for _, b := range s.Buckets {
+		sum += b.Open
+	}
+	return sum
+}
+
+// wait says what open entries wait for.
+func (o *overview) wait() {
+	byStatus := map[string]*waiting{}
+	for _, row := range o.Stats.Backlog {
+		if row.Status != "dlq_pending" {
+			continue
+		}
+		w := byStatus[row.ErrorClass]
+		if w == nil {
+			w = &waiting{What: row.ErrorClass, Query: "status:pending class:" + row.ErrorClass}
+			if row.ErrorClass == "undecided" {
+				w.What, w.Query = "a first look", "status:pending"
+			}
+			byStatus[row.ErrorClass] = w
+		}
+		w.Entries += row.Entries
+		w.More = w.More || row.More
+	}
+	for _, w := range byStatus {
+		o.Waiting = append(o.Waiting, *w)
+	}
+	slices.SortFunc(o.Waiting, func(a, b waiting) int {
+		if a.Entries != b.Entries {
+			return int(min(max(b.Entries-a.Entries, -1), 1))
+		}
+		return strings.Compare(a.What, b.What)
+	})
+}
+
+// Manual is how many entries need a person.
+func (o *overview) Manual() int64 { return o.Stats.NeedsPerson }
+
+// say is the answer to the question with which somebody opens the page.
+func (o *overview) say() string {
+	var said []string
+	manual := o.Manual()
+	switch {
+	case o.Stats.Open == 0:
+		said = append(said, "No dead letters are open.")
+	case manual == 0 && len(o.Approvals) == 0:
+		said = append(said, "Nothing needs you.")
+	case manual > 0:
+		said = append(said, plural(manual, "dead letter needs", "dead letters need")+" a person.")
+	}
+	if n := len(o.Approvals); n > 0 {
+		said = append(said, plural(n, "request waits", "requests wait")+" for a second person.")
+	}
+	if o.Stats.Open > 0 {
+		trend := "steady"
+		if o.Change > 0 {
+			trend = fmt.Sprintf("rising (+%s in the last hour)", number(o.Change))
+		} else if o.Change < 0 {
+			trend = fmt.Sprintf("falling (%s in the last hour)", number(o.Change))
+		}
+		said = append(said, fmt.Sprintf("Backlog %s, %s.", number(o.Stats.Open), trend))
+	}
+	for _, b := range o.Breakers {
+		name := strings.TrimPrefix(b.Name, breaker.DestinationPrefix)
+		switch {
+		case b.Forced:
+			said = append(said, fmt.Sprintf("%s is closed off by %s.", name, b.ChangedBy))
+		case b.State == breaker.Open && b.Since != nil:
+			said = append(said, fmt.Sprintf("%s has been in trouble since %s: dlqd waits for it.", name, b.Since.UTC().Format("15:04 UTC")))
+		default:
+			said = append(said, fmt.Sprintf("%s is being tried again.", name))
+		}
+	}
+	if n := o.Stats.Observed; n > 0 {
+		said = append(said, plural(n, "of them is", "of them are")+" only observed: automatic redelivery is off for them.")
+	}
+	return strings.Join(said, " ")
+}

@@ -1,0 +1,388 @@
+package console
+
+import (
+	"bytes"
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"html/template"
+	"net/http"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/dlqd/dlqd/internal/access"
+	"github.com/dlqd/dlqd/internal/api"
+	"github.com/dlqd/dlqd/internal/filter"
+	"github.com/dlqd/dlqd/internal/replay"
+)
+
+const (
+	// runEvery is how often an open page of a run that goes on is made anew, and restEvery one of a run that rests.
+	runEvery, restEvery = time.Second, 30 * time.Second
+	// runsEvery is how often an open list of runs is.
+	runsEvery = 5 * time.Second
+	// runPage is how many entries of a run a page shows, and runFailures of how many failures it tells the reasons.
+	runPage, runFailures = 25, 200
+)
+
+// replayRun is a replay run as pages show it.
+type replayRun struct {
+	*replay.Run
+}
+
+// Active reports whether it goes on, or can.
+func (r replayRun) Active() bool { return r.Status == "running" || r.Status == "paused" }
+
+// UnderWay is how many redeliveries have not ended, and ToGo how many entries have no outcome, those among them.
+func (r replayRun) UnderWay() int64 { return max(r.Replayed-r.Succeeded-r.Failed, 0) }
+
+// ToGo is how many entries have no outcome yet.
+func (r replayRun) ToGo() int64 { return max(r.Total-r.Succeeded-r.Failed-r.Skipped, 0) }
+
+// Took is how long it took, or has taken.
+func (r replayRun) Took() time.Duration {
+	if r.FinishedAt != nil {
+		return r.FinishedAt.Sub(r.CreatedAt)
+	}
+	return time.Since(r.CreatedAt)
+}
+
+// Share is the share of the redeliveries that ended that recovered; nil where none has.
+func (r replayRun) Share() *float64 {
+	if r.Succeeded+r.Failed == 0 {
+		return nil
+	}
+	return new(float64(r.Succeeded) / float64(r.Succeeded+r.Failed))
+}
+
+// Forecast is how long it was to take, by the pace that was asked for; 0 where none was.
+func (r replayRun) Forecast() time.Duration {
+	if r.Rate == nil || *r.Rate <= 0 {
+		return 0
+	}
+	return time.Duration(float64(r.Total) / *r.Rate * float64(time.Second))
+}
+
+// Words is its filter as one types it.
+func (r replayRun) Words() string { return filterWords(r.Filter) }
+
+// Mark is its state.
+func (r replayRun) Mark() mark {
+	switch r.Status {
+	case "running":
+		return mark{"running", "running", "◐", "info"}
+	case "paused":
+		return mark{"paused", "paused", "‖", "warn"}
+	case "completed":
+		return mark{"completed", "done", "✓", "ok"}
+	case "stopped":
+		return mark{"stopped", "stopped itself", "■", "bad"}
+	}
+	return mark{r.Status, r.Status, "▢", "neutral"}
+}
+
+// parts are what became of its entries.
+func (r replayRun) parts() []runPart {
+	return []runPart{{"recovered", "ok", r.Succeeded}, {"failed again", "bad", r.Failed}, {"skipped", "skipped", r.Skipped}, {"to go", "to-go", r.ToGo()}}
+}
+
+type runPart struct {
+	Name, Hue string
+	Entries   int64
+}
+
+// Parts is parts, for a template.
+func (r replayRun) Parts() []runPart { return r.parts() }
+
+// Bar draws what became of its entries, in four parts.
+func (r replayRun) Bar() template.HTML {
+	var words []string
+	var svg strings.Builder
+	total, at := float64(max(r.Total, r.Succeeded+r.Failed+r.Skipped, 1)), 0.0
+	for _, p := range r.parts() {
+		words = append(words, number(p.Entries)+" "+p.Name)
+		width := 1000 * float64(p.Entries) / total
+		if p.Entries > 0 {
+			width = max(width, 4) // so that one of a million is seen
+			fmt.Fprintf(&svg, `<rect class="part-%s" x="%.1f" y="0" width="%.1f" height="10"><title>%s</title></rect>`, p.Hue, min(at, 1000-width), width, words[len(words)-1])
+		}
+		at += width
+	}
+	return template.HTML(`<svg class="outcomes" role="img" viewBox="0 0 1000 10" preserveAspectRatio="none" aria-label="` + strings.Join(words, ", ") + `">` + svg.String() + `</svg>`) //nolint:gosec // numbers, and words of ours
+}
+
+// Pace is how fast it is, or was asked to be.
+func pace(v *float64) string {
+	if v == nil || *v <= 0 {
+		return "as fast as it goes"
+	}
+	return perSecond(*v)
+}
+
+func perSecond(v float64) string {
+	if v < 10 {
+		return strconv.FormatFloat(v, 'g', 2, 64) + " a second"
+	}
+	return number(v) + " a second"
+}
+
+// Sentence says in words how it goes, or went.
+func (r replayRun) Sentence() string {
+	reason := upper(r.Reason)
+	outcome := number(r.Succeeded) + " recovered, " + number(r.Failed) + " failed again"
+	if r.Skipped > 0 {
+		outcome += ", " + plural(r.Skipped, "was skipped", "were skipped")
+	}
+	underWay := ""
+	if n := r.UnderWay(); n > 0 {
+		underWay = " " + plural(n, "redelivery is", "redeliveries are") + " still under way."
+	}
+	sent := number(r.Replayed) + " of " + plural(r.Total, "dead letter", "dead letters") + " sent back"
+	switch r.Status {
+	case "running":
+		said := sent
+		if r.PerSecond > 0 {
+			said += ", " + perSecond(r.PerSecond)
+		}
+		if r.SecondsLeft > 0 {
+			said += ", about " + lasted(max(r.SecondsLeft, 1)) + " left"
+		}
+		return said + ": " + outcome + "."
+	case "paused":
+		return cmp.Or(reason, "Paused") + ": " + sent + ", " + outcome + "." + underWay
+	case "stopped":
+		return "It stopped itself: " + cmp.Or(r.Reason, "too much of it failed") + ". " + sent + ", " + outcome + "." + underWay + " Resume goes on with the rest."
+	case "cancelled":
+		return cmp.Or(reason, "Cancelled") + ": " + sent + ", " + outcome + "." + underWay
+	}
+	if r.Total == 0 {
+		return "Nothing was chosen: no dead letter matched."
+	}
+	return "Done in " + lasted(r.Took()) + ": " + outcome + " of " + number(r.Total) + "." + underWay
+}
+
+// filterWords is a filter as one types it; its JSON where it cannot be typed.
+func filterWords(raw json.RawMessage) string {
+	f, err := filter.FromJSON(raw)
+	if err != nil {
+		return string(raw)
+	}
+	return f.Print()
+}
+
+type replays struct {
+	Sentence string
+	Runs     []replayRun
+	Why      string // no run can be started by who looks
+	Copies   []copyText
+}
+
+func (c *Console) replays(in *request) (*view, error) {
+	runs, err := in.runs()
+	if err != nil {
+		return nil, err
+	}
+	p := &replays{Runs: runs, Why: mayNot(in.me(), access.Operator), Copies: []copyText{
+		{"a command", "dlqd replays list"}, {"SQL", "SELECT * FROM dlq.replay_runs ORDER BY id DESC LIMIT 50;"}, {"curl", "curl -s $DLQD_URL/api/dlq/replays"},
+	}}
+	p.Sentence = p.say()
+	return &view{Template: "replays", Title: "Replays", Data: p, Every: runsEvery}, nil
+}
+
+// mayNot says why somebody may not do what takes a role, wherever it is; "" where they may.
+func mayNot(p *access.Principal, role access.Role) string {
+	if p.May(role) {
+		return ""
+	}
+	return "this takes the role " + string(role)
+}
+
+func (in *request) runs() ([]replayRun, error) {
+	var list struct {
+		Runs []*replay.Run `json:"runs"`
+	}
+	if err := in.get("/api/dlq/replays", nil, &list); err != nil {
+		return nil, err
+	}
+	runs := make([]replayRun, len(list.Runs))
+	for i, r := range list.Runs {
+		runs[i] = replayRun{r}
+	}
+	return runs, nil
+}
+
+func (p *replays) say() string {
+	if len(p.Runs) == 0 {
+		return "No replay runs yet. One begins when somebody sends many dead letters back at once."
+	}
+	var said []string
+	for _, r := range p.Runs {
+		if r.Active() {
+			said = append(said, upper(r.Mark().Word)+", by "+r.Actor+": "+number(r.Replayed)+" of "+number(r.Total)+" sent back, "+number(r.Failed)+" failed again.")
+		}
+	}
+	if len(said) == 0 {
+		last := p.Runs[0]
+		said = append(said, "Nothing is under way. The last run, by "+last.Actor+" "+ago(last.CreatedAt)+", recovered "+number(last.Succeeded)+" of "+number(last.Total)+".")
+	}
+	return strings.Join(said, " ")
+}
+
+type runDetail struct {
+	replayRun
+
+	Why      string // it cannot be steered by who looks
+	Failures []runFailure
+	More     bool // there are more failures than those whose reasons are told
+	Tabs     []tab
+	Entries  []replay.RunEntry
+	Next     string
+	Outcome  string
+	Before   *replayRun
+	Same     bool // as Before's filter is
+	Since    *int64
+	SinceURL string
+	Copies   []copyText
+}
+
+// tab is a choice of what a list shows.
+type tab struct {
+	Name, To string
+	Count    int64
+	Current  bool
+}
+
+// runFailure is why entries of a run failed again.
+type runFailure struct {
+	Text, Fingerprint, Queue string
+	Entries                  int64
+}
+
+func (c *Console) replayRun(in *request) (*view, error) {
+	id := url.PathEscape(in.PathValue("id"))
+	path := "/api/dlq/replays/" + id
+	r := &runDetail{replayRun: replayRun{&replay.Run{}}, Why: mayNot(in.me(), access.Operator), Outcome: in.URL.Query().Get("outcome")}
+	if err := in.get(path, nil, r.Run); err != nil {
+		return nil, err
+	}
+	if r.Failed > 0 {
+		var failed api.RunEntriesPage
+		if err := in.get(path+"/entries", url.Values{"outcome": {"failed"}, "limit": {strconv.Itoa(runFailures)}}, &failed); err != nil {
+			return nil, err
+		}
+		r.Failures, r.More = reasons(failed.Entries), failed.Next != ""
+	}
+	query := url.Values{"limit": {strconv.Itoa(runPage)}}
+	if r.Outcome != "" {
+		query.Set("outcome", r.Outcome)
+	}
+	if cursor := in.URL.Query().Get("cursor"); cursor != "" {
+		query.Set("cursor", cursor)
+	}
+	var page api.RunEntriesPage
+	if err := in.get(path+"/entries", query, &page); err != nil {
+		return nil, err
+	}
+	r.Entries = page.Entries
+	if page.Next != "" {
+		r.Next = "/replays/" + id + "?" + url.Values{"outcome": {r.Outcome}, "cursor": {page.Next}}.Encode() + "#entries"
+	}
+	for _, t := range []tab{{Name: "all", Count: r.Total}, {Name: "failed", Count: r.Failed}, {Name: "skipped", Count: r.Skipped}, {Name: "succeeded", Count: r.Succeeded}, {Name: "to_go", Count: r.ToGo()}} {
+		t.To = "/replays/" + id + "?outcome=" + t.Name + "#entries"
+		if t.Name == "all" {
+			t.To = "/replays/" + id + "#entries"
+		}
+		t.Current = t.Name == cmp.Or(r.Outcome, "all")
+		t.Name = map[string]string{"succeeded": "recovered", "failed": "failed again", "to_go": "to go"}[t.Name] + map[bool]string{true: t.Name}[t.Name == "all" || t.Name == "skipped"]
+		r.Tabs = append(r.Tabs, t)
+	}
+	if _, live := isLive(in.Context()); !live { // beside what changes
+		if err := r.compare(in); err != nil {
+			return nil, err
+		}
+	}
+	r.Copies = []copyText{
+		{"a command", "dlqd replays follow " + r.ID.String()},
+		{"SQL", "SELECT * FROM dlq.replay_runs WHERE id = '" + r.ID.String() + "'; SELECT * FROM dlq.replay_run_entries WHERE run_id = '" + r.ID.String() + "';"},
+		{"curl", "curl -s $DLQD_URL" + path},
+	}
+	every := restEvery
+	if r.Status == "running" {
+		every = runEvery
+	}
+	return &view{Template: "replay", Title: "Replay " + short(r.ID), Data: r, Every: every}, nil
+}
+
+// reasons gathers failures by why they failed, the most frequent first.
+func reasons(entries []replay.RunEntry) []runFailure {
+	var list []runFailure
+	for i := range entries {
+		e := &entries[i]
+		at := slices.IndexFunc(list, func(f runFailure) bool { return f.Fingerprint == e.Fingerprint && f.Queue == e.Queue })
+		if at < 0 {
+			at = len(list)
+			list = append(list, runFailure{Text: cmp.Or(firstLine(e.Detail), "its error is not shown to you"), Fingerprint: e.Fingerprint, Queue: e.Queue})
+		}
+		list[at].Entries++
+	}
+	slices.SortStableFunc(list, func(a, b runFailure) int { return cmp.Compare(b.Entries, a.Entries) })
+	return list
+}
+
+// compare looks for the run before, and for what failed since this one was started.
+func (r *runDetail) compare(in *request) error {
+	runs, err := in.runs()
+	if err != nil {
+		return err
+	}
+	for i := range runs {
+		if !runs[i].CreatedAt.Before(r.CreatedAt) {
+			continue
+		}
+		same := bytes.Equal(runs[i].Filter, r.Filter)
+		if r.Before == nil || same {
+			r.Before, r.Same = &runs[i], same
+		}
+		if same {
+			break
+		}
+	}
+	var chosen map[string]json.RawMessage
+	if json.Unmarshal(r.Filter, &chosen) != nil || chosen["ids"] != nil || bytes.Contains(r.Filter, []byte(`"***"`)) || r.Why != "" {
+		return nil // nothing can have joined it, or nobody can say
+	}
+	since, _ := json.Marshal(r.CreatedAt.Format(time.RFC3339Nano))
+	chosen["after"] = since
+	var answer api.ReplayAnswer
+	if err := in.post("/api/dlq/replay", map[string]any{"dryRun": true, "all": true, "filter": chosen}, &answer); err != nil || answer.Preview == nil {
+		return nil //nolint:nilerr // it is left out
+	}
+	raw, _ := json.Marshal(chosen)
+	r.Since, r.SinceURL = &answer.Preview.Total, "/dead-letters?"+url.Values{"q": {filterWords(raw)}}.Encode()
+	return nil
+}
+
+// steer pauses, resumes or cancels a run, or changes its pace.
+func (c *Console) steer(in *request) (*done, error) {
+	id := in.PathValue("id")
+	to, verb := "/replays/"+url.PathEscape(id), in.PostFormValue("do")
+	body := map[string]any{}
+	said := map[string]string{"pause": "Paused: what is under way ends.", "resume": "It goes on.", "cancel": "Cancelled: what it has sent back goes on, and nothing more is sent.", "rate": "It goes at another pace."}[verb]
+	if said == "" {
+		return nil, &Problem{Status: http.StatusUnprocessableEntity, Title: "No such action", Detail: "a run can be paused, resumed and cancelled, and its pace changed"}
+	}
+	if verb == "rate" {
+		perSecond, err := strconv.ParseFloat(cmp.Or(strings.TrimSpace(in.PostFormValue("rate")), "0"), 64)
+		if err != nil {
+			return nil, &Problem{Status: http.StatusUnprocessableEntity, Title: "No such pace", Detail: "the pace is a number of entries a second; empty for as fast as it goes"}
+		}
+		body["rate"] = perSecond
+	}
+	if err := in.post("/api/dlq/replays/"+url.PathEscape(id)+"/"+verb, body, nil); err != nil {
+		return nil, err
+	}
+	return &done{To: to, Flash: flash{Text: said}}, nil
+}

@@ -1,0 +1,86 @@
+package console
+
+import (
+	"fmt"
+	"net/url"
+	"strings"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/dlqd/dlqd/internal/access"
+	"github.com/dlqd/dlqd/internal/api"
+	"github.com/dlqd/dlqd/internal/deadletter"
+)
+
+// reviewEvery is how often an open review is made anew.
+const reviewEvery = 10 * time.Second
+
+// review is what waits for a person, the oldest first, and one of it to decide on.
+type review struct {
+	Sentence string
+	Whose    string // all, me or nobody
+	Query    string
+	Entries  []deadletter.Summary
+	More     bool
+	Letter   *letter // nil: nothing is left
+	Next     string  // where one goes after deciding
+}
+
+// At is the review with another one to decide on.
+func (r *review) At(id uuid.UUID) string {
+	query := url.Values{"at": {id.String()}}
+	if r.Whose != "" {
+		query.Set("whose", r.Whose)
+	}
+	return "/review?" + query.Encode()
+}
+
+func (c *Console) review(in *request) (*view, error) {
+	r := &review{Whose: in.URL.Query().Get("whose"), Query: "status:manual"}
+	switch r.Whose {
+	case "me":
+		r.Query += " assigned:me"
+		if in.me().Name == "" {
+			r.Whose, r.Query = "", "status:manual"
+		}
+	case "nobody":
+		r.Query += " assigned:nobody"
+	default:
+		r.Whose = ""
+	}
+	if q := strings.TrimSpace(in.URL.Query().Get("q")); q != "" {
+		r.Query += " " + q
+	}
+	var page api.EntryPage
+	if err := in.get("/api/dlq/entries", url.Values{"q": {r.Query}, "order": {"oldest"}, "limit": {"20"}}, &page); err != nil {
+		return nil, err
+	}
+	r.Entries, r.More = page.Entries, page.Next != ""
+	at := 0
+	for i := range r.Entries {
+		if r.Entries[i].ID.String() == in.URL.Query().Get("at") {
+			at = i
+		}
+	}
+	switch n := len(r.Entries); {
+	case n == 0:
+		r.Sentence = map[string]string{"": "Nothing waits for a person.", "me": "Nothing waits for you.", "nobody": "Everything that waits for a person is somebody's."}[r.Whose]
+	case r.More:
+		r.Sentence = fmt.Sprintf("More than %d wait for a person, the oldest since %s.", n, ago(r.Entries[0].CreatedAt))
+	default:
+		r.Sentence = fmt.Sprintf("%s left, the oldest from %s.", upper(number(n)), ago(r.Entries[0].CreatedAt))
+	}
+	if len(r.Entries) > 0 {
+		var detail api.EntryDetail
+		if err := in.get("/api/dlq/entries/"+r.Entries[at].ID.String(), nil, &detail); err != nil {
+			return nil, err
+		}
+		r.Letter = newLetter(in, &detail, in.me().May(access.Operator))
+		r.Next = in.with("at", "")
+		if at+1 < len(r.Entries) {
+			r.Next = in.with("at", r.Entries[at+1].ID.String())
+		}
+	}
+	return &view{Template: "review", Title: "Review", Data: r, Every: reviewEvery}, nil
+}

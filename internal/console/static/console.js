@@ -1,0 +1,315 @@
+// @ts-check
+// What the console does beyond what its pages do without a script: live parts, keys, copying, selection, and times that go on.
+
+/** @type {<T extends Element>(selector: string, within?: ParentNode) => T | null} */
+const one = (selector, within = document) => within.querySelector(selector);
+/** @type {<T extends HTMLElement>(selector: string, within?: ParentNode) => T[]} */
+const all = (selector, within = document) => /** @type {any} */ ([...within.querySelectorAll(selector)]);
+
+// Times.
+
+/** @param {number} seconds */
+function lasted(seconds) {
+	if (seconds < 60) return `${Math.floor(seconds)} s`;
+	const minutes = Math.floor(seconds / 60), hours = Math.floor(minutes / 60);
+	if (hours < 1) return `${minutes} min`;
+	if (hours < 10 && minutes % 60) return `${hours} h ${minutes % 60} min`;
+	if (hours < 48) return `${hours} h`;
+	return `${Math.floor(hours / 24)} d`;
+}
+
+function tell() {
+	for (const time of all("time[data-ago], time[data-due]")) {
+		const at = Date.parse(time.getAttribute("datetime") ?? "");
+		if (Number.isNaN(at) || at < 0) continue;
+		const since = (Date.now() - at) / 1000;
+		const text = since < 0 ? `in ${lasted(-since)}` : "due" in time.dataset ? "now" : since < 10 ? "just now" : `${lasted(since)} ago`;
+		if (time.textContent !== text) time.textContent = text;
+	}
+}
+setInterval(tell, 10_000);
+
+// Copying.
+
+document.addEventListener("click", async (event) => {
+	const from = event.target instanceof Element ? event.target.closest("[data-copy]") : null;
+	if (!(from instanceof HTMLElement) || getSelection()?.toString()) return;
+	await navigator.clipboard.writeText(from.dataset.copy ?? "");
+	from.dataset.copied = "";
+	setTimeout(() => delete from.dataset.copied, 1500);
+});
+
+// Light or dark.
+
+const themeSwitch = /** @type {HTMLElement | null} */ (one("[data-theme-switch]"));
+if (themeSwitch) {
+	themeSwitch.hidden = false;
+	themeSwitch.addEventListener("click", () => {
+		const dark = document.documentElement.dataset.theme ? document.documentElement.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+		const theme = dark ? "light" : "dark";
+		document.documentElement.dataset.theme = theme;
+		document.cookie = `dlqd-theme=${theme}; path=/; max-age=31536000; samesite=strict${location.protocol === "https:" ? "; secure" : ""}`;
+	});
+}
+
+// Live parts. A part is changed in its place; new rows of a list wait until they are asked for; what somebody is writing in stays.
+
+const connection = /** @type {HTMLElement | null} */ (one("[data-connection]"));
+/** @type {number | undefined} */
+let staleTimer;
+let shownAt = new Date();
+
+/** @param {"live" | "lost" | "trouble"} state */
+function connected(state, detail = "") {
+	if (!connection) return;
+	connection.hidden = false;
+	connection.classList.toggle("lost", state !== "live");
+	document.body.classList.toggle("stale", state !== "live");
+	connection.textContent = state === "live" ? "live" : `${state === "lost" ? "connection lost" : detail}, showing ${shownAt.toLocaleTimeString()}`;
+}
+
+/** @param {Element} old @param {Element} fresh */
+function busy(old, fresh) {
+	const active = document.activeElement;
+	return active instanceof HTMLElement && old.contains(active) && (active.matches("input, textarea, select") || !fresh.innerHTML);
+}
+
+/** @param {string} html */
+function show(html) {
+	const fresh = new DOMParser().parseFromString(html, "text/html");
+	for (const part of fresh.querySelectorAll("[data-live][id]")) {
+		const old = document.getElementById(part.id);
+		if (!old) continue;
+		if ("rows" in /** @type {HTMLElement} */ (part).dataset) {
+			showRows(old, part);
+			continue;
+		}
+		if (old.innerHTML === part.innerHTML || busy(old, part)) continue;
+		const open = all("details[open] > summary", old).map((summary) => summary.textContent);
+		const focused = old.contains(document.activeElement) ? document.activeElement?.getAttribute("href") : null;
+		old.replaceChildren(...document.importNode(part, true).childNodes);
+		for (const summary of all("details > summary", old)) {
+			if (open.includes(summary.textContent)) /** @type {HTMLDetailsElement} */ (summary.parentElement).open = true;
+		}
+		if (focused) /** @type {HTMLElement | null} */ (old.querySelector(`[href="${CSS.escape(focused)}"]`))?.focus();
+	}
+	shownAt = new Date();
+	tell();
+}
+
+/** @param {Element} old @param {Element} fresh */
+function showRows(old, fresh) {
+	const rows = new Map(all("[data-id]", old).map((row) => [row.dataset.id, row]));
+	let waiting = 0;
+	for (const row of all("[data-id]", fresh)) {
+		const there = rows.get(row.dataset.id);
+		if (!there) waiting++;
+		else {
+			const cells = all("[data-cell]", row);
+			all("[data-cell]", there).forEach((cell, i) => {
+				if (cells[i] && cell.innerHTML !== cells[i].innerHTML) cell.replaceChildren(...document.importNode(cells[i], true).childNodes);
+			});
+		}
+	}
+	const more = document.getElementById("new-rows");
+	if (more) {
+		more.hidden = waiting === 0;
+		more.textContent = `${waiting} new`;
+	}
+}
+
+const address = document.body.dataset.events;
+if (address) {
+	const events = new EventSource(address);
+	const alive = () => {
+		connected("live");
+		clearTimeout(staleTimer);
+		staleTimer = setTimeout(() => connected("lost"), 75_000);
+	};
+	events.addEventListener("open", alive);
+	events.addEventListener("page", (event) => { alive(); show(event.data); });
+	events.addEventListener("same", () => { alive(); shownAt = new Date(); });
+	events.addEventListener("trouble", (event) => connected("trouble", event.data));
+	events.addEventListener("error", () => {
+		connected("lost");
+		// Where a session has ended, the stream is refused for good: the page says so when it is loaded again.
+		if (events.readyState === EventSource.CLOSED) setTimeout(() => location.reload(), 5000);
+	});
+	addEventListener("pagehide", () => events.close());
+}
+document.getElementById("new-rows")?.addEventListener("click", () => location.reload());
+
+// Selection: a bar with what can be done to the selected, or to all that match.
+
+const picks = () => /** @type {HTMLInputElement[]} */ (all("input[name=id][type=checkbox]"));
+function selected() {
+	const chosen = picks().filter((pick) => pick.checked);
+	const bar = document.getElementById("selection");
+	if (!bar) return;
+	bar.hidden = chosen.length === 0;
+	const count = one("[data-selected]", bar);
+	if (count) count.textContent = String(chosen.length);
+	for (const pick of picks()) pick.closest("tr")?.setAttribute("aria-selected", String(pick.checked));
+	for (const button of /** @type {HTMLButtonElement[]} */ (all("button[data-from]", bar))) {
+		const allowed = (button.dataset.from ?? "").split(" ");
+		const fits = chosen.filter((pick) => allowed.includes(pick.dataset.status ?? "")).length;
+		button.disabled = fits === 0;
+		button.title = fits === 0 ? "none of the selected is in a state that allows it" : "";
+		const number = one("[data-count]", button);
+		if (number) number.textContent = fits ? String(fits) : "";
+	}
+}
+/** @type {HTMLInputElement | undefined} */
+let lastPick;
+document.addEventListener("click", (event) => {
+	const pick = event.target;
+	if (!(pick instanceof HTMLInputElement) || pick.type !== "checkbox") return;
+	if (pick.dataset.all !== undefined) for (const other of picks()) other.checked = pick.checked;
+	if (pick.name === "id") {
+		const list = picks();
+		if (event.shiftKey && lastPick) {
+			const [a, b] = [list.indexOf(lastPick), list.indexOf(pick)].sort((x, y) => x - y);
+			for (const between of list.slice(a, b + 1)) between.checked = pick.checked;
+		}
+		lastPick = pick;
+	}
+	selected();
+});
+selected();
+
+// The filter bar completes.
+
+const filter = /** @type {HTMLInputElement | null} */ (one("input[data-filter]"));
+if (filter) {
+	const list = document.createElement("ul");
+	list.className = "completions";
+	list.id = "completions";
+	list.setAttribute("role", "listbox");
+	list.hidden = true;
+	filter.closest("form")?.append(list);
+	filter.setAttribute("role", "combobox");
+	filter.setAttribute("aria-controls", list.id);
+	filter.setAttribute("aria-expanded", "false");
+	filter.setAttribute("aria-autocomplete", "list");
+	let at = -1;
+	/** @type {AbortController | undefined} */
+	let asked;
+	const close = () => { list.hidden = true; at = -1; filter.setAttribute("aria-expanded", "false"); filter.removeAttribute("aria-activedescendant"); };
+	// The API counts in characters, a text field in UTF-16.
+	let [from, to] = [0, 0];
+	/** @param {HTMLElement} item */
+	const take = (item) => {
+		const characters = [...filter.value], text = item.dataset.text ?? "";
+		const before = characters.slice(0, from).join("") + text;
+		filter.value = before + characters.slice(to).join("");
+		filter.setSelectionRange(before.length, before.length);
+		close();
+		if (text.endsWith(":")) complete();
+	};
+	const complete = async () => {
+		asked?.abort();
+		asked = new AbortController();
+		const cursor = [...filter.value.slice(0, filter.selectionStart ?? filter.value.length)].length;
+		try {
+			const answer = await fetch(`/api/dlq/filter?q=${encodeURIComponent(filter.value)}&at=${cursor}`, { signal: asked.signal });
+			if (!answer.ok) return close();
+			/** @type {{from: number, to: number, completions: {insert: string, name: string, doc?: string}[]}} */
+			const reading = await answer.json();
+			[from, to] = [reading.from, reading.to];
+			list.replaceChildren(...reading.completions.map((completion, i) => {
+				const item = document.createElement("li"), name = document.createElement("b"), hint = document.createElement("span");
+				item.id = `completion-${i}`;
+				item.setAttribute("role", "option");
+				item.dataset.text = completion.insert;
+				name.textContent = completion.name;
+				hint.textContent = completion.doc ?? "";
+				item.append(name, hint);
+				item.addEventListener("mousedown", (event) => { event.preventDefault(); take(item); });
+				return item;
+			}));
+			list.hidden = reading.completions.length === 0 || document.activeElement !== filter;
+			at = -1;
+			filter.setAttribute("aria-expanded", String(!list.hidden));
+		} catch (error) {
+			if (!(error instanceof DOMException)) throw error;
+		}
+	};
+	filter.addEventListener("input", complete);
+	filter.addEventListener("focus", complete);
+	filter.addEventListener("blur", close);
+	filter.addEventListener("keydown", (event) => {
+		const items = all("li", list);
+		if (event.key === "Escape") { if (list.hidden) filter.blur(); else close(); }
+		if (list.hidden) return;
+		if (event.key === "ArrowDown" || event.key === "ArrowUp") {
+			event.preventDefault();
+			at = (Math.max(at, event.key === "ArrowDown" ? -1 : 0) + (event.key === "ArrowDown" ? 1 : items.length - 1)) % items.length;
+			items.forEach((item, i) => item.setAttribute("aria-selected", String(i === at)));
+			filter.setAttribute("aria-activedescendant", items[at].id);
+			items[at].scrollIntoView({ block: "nearest" });
+		}
+		if ((event.key === "Enter" || event.key === "Tab") && at >= 0) { event.preventDefault(); take(items[at]); }
+	});
+}
+
+// Keys, as in the tools that people know.
+
+const keys = /** @type {HTMLDialogElement | null} */ (document.getElementById("keys"));
+const keysButton = /** @type {HTMLElement | null} */ (one("[data-keys]"));
+if (keysButton) {
+	keysButton.hidden = false;
+	keysButton.addEventListener("click", () => keys?.showModal());
+}
+
+/** @param {number} step */
+function move(step) {
+	const rows = all("[data-row]");
+	if (rows.length === 0) return;
+	const now = rows.findIndex((row) => row.classList.contains("cursor"));
+	const next = now < 0 ? 0 : Math.min(Math.max(now + step, 0), rows.length - 1);
+	rows[now]?.classList.remove("cursor");
+	rows[next].classList.add("cursor");
+	rows[next].scrollIntoView({ block: "nearest" });
+	/** @type {HTMLElement | null} */ (one("a", rows[next]))?.focus({ preventScroll: true });
+}
+
+/** @param {string} key */
+function press(key) {
+	const target = one(`main [data-key="${CSS.escape(key)}"]`);
+	if (target instanceof HTMLDetailsElement) {
+		target.open = true;
+		/** @type {HTMLElement | null} */ (one("textarea, input, button", target))?.focus();
+	} else if (target instanceof HTMLInputElement) target.focus();
+	else if (target instanceof HTMLElement) target.click();
+	return target !== null;
+}
+
+let afterG = 0;
+document.addEventListener("keydown", (event) => {
+	const target = event.target;
+	if (event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]")) return;
+	if (target instanceof HTMLElement && target.matches("input:not([type=checkbox]), textarea, select")) {
+		if (event.key === "Escape") target.blur();
+		return;
+	}
+	const row = one("[data-row].cursor");
+	if (Date.now() - afterG < 1200) {
+		afterG = 0;
+		const to = one(`.rail [data-key="${CSS.escape(event.key)}"]`);
+		if (to instanceof HTMLAnchorElement) { event.preventDefault(); to.click(); }
+		return;
+	}
+	switch (event.key) {
+		case "g": afterG = Date.now(); return;
+		case "?": keys?.showModal(); break;
+		case "/": if (!filter) return; filter.focus(); filter.select(); break;
+		case "j": move(1); break;
+		case "k": move(-1); break;
+		case "x": if (row) /** @type {HTMLElement | null} */ (one("input[type=checkbox]", row))?.click(); break;
+		case "Enter": if (!row || target !== document.body) return; /** @type {HTMLElement | null} */ (one("a", row))?.click(); break;
+		case ".": /** @type {HTMLElement | null} */ (one("#act button:not(:disabled), #selection button:not(:disabled)"))?.focus(); break;
+		case "u": /** @type {HTMLElement | null} */ (one(".flash button"))?.click(); break;
+		default: if (event.key.length !== 1 || !press(event.key)) return;
+	}
+	event.preventDefault();
+});

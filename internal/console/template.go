@@ -1,0 +1,424 @@
+package console
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"embed"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"html/template"
+	"io/fs"
+	"math"
+	"mime"
+	"net/http"
+	"net/url"
+	"path"
+	"strconv"
+	"strings"
+	"time"
+	"unicode"
+
+	"github.com/google/uuid"
+
+	"github.com/dlqd/dlqd/internal/deadletter"
+)
+
+// html/template escapes each value by where it stands, so that what a message says is text wherever it comes; and it needs no generator.
+
+//go:embed templates/*.html
+var templateFiles embed.FS
+
+//go:embed static/*
+var staticFiles embed.FS
+
+// assets are the addresses of the static files, by their names. They change with what the files hold, so that a browser may keep them.
+var assets, assetNames = func() (addresses, names map[string]string) {
+	addresses, names = map[string]string{}, map[string]string{}
+	_ = fs.WalkDir(staticFiles, "static", func(name string, entry fs.DirEntry, err error) error {
+		if err != nil || entry.IsDir() {
+			return err
+		}
+		raw, err := staticFiles.ReadFile(name)
+		if err != nil {
+			return err
+		}
+		sum := sha256.Sum256(raw)
+		base := path.Base(name)
+		address := "/static/" + hex.EncodeToString(sum[:6]) + "/" + base
+		addresses[base], names[address] = address, name
+		return nil
+	})
+	return addresses, names
+}()
+
+func static() http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		raw, err := staticFiles.ReadFile(assetNames[r.URL.Path])
+		if err != nil {
+			http.NotFound(w, r)
+			return
+		}
+		w.Header().Set("Content-Type", mime.TypeByExtension(path.Ext(r.URL.Path)))
+		w.Header().Set("Cache-Control", "public, max-age=31536000, immutable")
+		_, _ = w.Write(raw)
+	})
+}
+
+// templates are those of the pages, by name.
+type templates map[string]*template.Template
+
+// parse reads the templates, each page with the frame and what pages share.
+func parse() templates {
+	shared := template.Must(template.New("").Funcs(functions).ParseFS(templateFiles, "templates/frame.html", "templates/parts.html", "templates/letter.html"))
+	pages := templates{}
+	names, err := fs.Glob(templateFiles, "templates/*.html")
+	if err != nil {
+		panic(err)
+	}
+	for _, name := range names {
+		page := strings.TrimSuffix(path.Base(name), ".html")
+		if page == "frame" || page == "parts" || page == "letter" {
+			continue
+		}
+		pages[page] = template.Must(template.Must(shared.Clone()).ParseFS(templateFiles, name))
+	}
+	return pages
+}
+
+func (t templates) page(out *bytes.Buffer, f *frame) error { return t.execute(out, f, "frame") }
+func (t templates) main(out *bytes.Buffer, f *frame) error { return t.execute(out, f, "main") }
+
+func (t templates) execute(out *bytes.Buffer, f *frame, name string) error {
+	page := t[f.Template]
+	if page == nil {
+		return fmt.Errorf("there is no template %q", f.Template)
+	}
+	return page.ExecuteTemplate(out, name, f)
+}
+
+// functions are what templates call.
+var functions = template.FuncMap{
+	"ago": ago, "in": until, "exact": exact, "iso": iso, "lasted": lasted, "number": number, "percent": percent, "plural": plural,
+	"short": short, "status": statusOf, "class": classOf, "text": visible, "clip": clip, "first": firstLine, "icon": icon, "deref": deref, "or0": or0, "dict": dict, "query": query,
+	"json": pretty, "add": func(a, b int) int { return a + b }, "args": args, "spark": spark, "seg": url.PathEscape, "now": time.Now,
+}
+
+// mark is how a state is shown: a sign with its word, never colour alone.
+type mark struct{ Name, Word, Sign, Hue string }
+
+var marks = map[deadletter.Status]mark{
+	deadletter.Pending:    {"pending", "waits", "◷", "neutral"},
+	deadletter.Processing: {"processing", "under way", "◐", "info"},
+	deadletter.Manual:     {"manual", "needs a person", "◆", "warn"},
+	deadletter.Resolved:   {"resolved", "resolved", "✓", "ok"},
+	deadletter.Failed:     {"failed", "failed", "✕", "bad"},
+	deadletter.Archived:   {"archived", "archived", "▢", "faint"},
+}
+
+// statusOf is the mark of a status, whatever type it is of.
+func statusOf(status any) mark {
+	name := fmt.Sprint(deref(status))
+	if m, ok := marks[deadletter.Status(name)]; ok {
+		return m
+	}
+	return mark{name, name, "·", "neutral"}
+}
+
+// classes are the letters of the classes of errors, and what they mean in a few words.
+var classes = map[string][2]string{
+	"transient": {"T", "passes by itself"}, "rate_limited": {"L", "too fast for the receiver"}, "outage": {"O", "the receiver is down"},
+	"validation": {"V", "the receiver refuses what it says"}, "malformed": {"M", "cannot be read"}, "unauthorized": {"U", "not allowed there"},
+	"not_found": {"N", "its target is not there"}, "business": {"B", "refused for a reason of the business"}, "code_bug": {"C", "an error in the code"},
+	"unknown": {"?", "nothing is known of it"},
+}
+
+func classOf(class any) map[string]string {
+	name := fmt.Sprint(deref(class))
+	if name == "" || name == "undecided" {
+		return map[string]string{"Name": "undecided", "Letter": "·", "Means": "no DLQ worker has looked at it yet"}
+	}
+	c, ok := classes[name]
+	if !ok {
+		c = [2]string{strings.ToUpper(name[:1]), ""}
+	}
+	return map[string]string{"Name": name, "Letter": c[0], "Means": c[1]}
+}
+
+// deref is what a pointer points to; "" where it points to nothing.
+func deref(value any) any {
+	switch v := value.(type) {
+	case nil:
+		return ""
+	case *string:
+		if v == nil {
+			return ""
+		}
+		return *v
+	case *deadletter.Status:
+		if v == nil {
+			return ""
+		}
+		return *v
+	case *int64:
+		if v == nil {
+			return ""
+		}
+		return *v
+	case *float64:
+		if v == nil {
+			return ""
+		}
+		return *v
+	case *time.Time:
+		if v == nil {
+			return time.Time{}
+		}
+		return *v
+	}
+	return value
+}
+
+func or0(v *float64) float64 {
+	if v == nil {
+		return 0
+	}
+	return *v
+}
+
+func timeOf(value any) time.Time {
+	t, _ := deref(value).(time.Time)
+	return t
+}
+
+func iso(value any) string { return timeOf(value).UTC().Format(time.RFC3339) }
+
+func exact(value any) string { return timeOf(value).UTC().Format("Mon 2 Jan 2006 15:04:05 UTC") }
+
+// ago is how long ago something was, in the largest unit that says enough. The browser keeps it right.
+func ago(value any) string {
+	t := timeOf(value)
+	if t.IsZero() {
+		return "never"
+	}
+	since := time.Since(t)
+	if since < 0 {
+		return until(value)
+	}
+	if since < 10*time.Second {
+		return "just now"
+	}
+	return lasted(since) + " ago"
+}
+
+func until(value any) string {
+	t := timeOf(value)
+	if t.IsZero() {
+		return "never"
+	}
+	left := time.Until(t)
+	if left <= 0 {
+		return "now"
+	}
+	return "in " + lasted(left)
+}
+
+// lasted is a length of time: seconds as a number, or a duration.
+func lasted(value any) string {
+	var d time.Duration
+	switch v := value.(type) {
+	case time.Duration:
+		d = v
+	case float64:
+		d = time.Duration(v * float64(time.Second))
+	case fmt.Stringer:
+		return v.String()
+	default:
+		f, err := strconv.ParseFloat(fmt.Sprint(v), 64)
+		if err != nil {
+			return fmt.Sprint(v)
+		}
+		d = time.Duration(f * float64(time.Second))
+	}
+	switch {
+	case d < time.Second:
+		return strconv.FormatInt(d.Milliseconds(), 10) + " ms"
+	case d < time.Minute:
+		return strconv.Itoa(int(d.Seconds())) + " s"
+	case d < time.Hour:
+		return strconv.Itoa(int(d.Minutes())) + " min"
+	case d < 48*time.Hour:
+		if m := int(d.Minutes()) % 60; m > 0 && d < 10*time.Hour {
+			return fmt.Sprintf("%d h %d min", int(d.Hours()), m)
+		}
+		return strconv.Itoa(int(d.Hours())) + " h"
+	default:
+		return strconv.Itoa(int(d.Hours()/24)) + " d"
+	}
+}
+
+// thin is a thin space that does not break: what separates thousands.
+const thin = "\u202f"
+
+// number is a whole number with its thousands apart.
+func number(value any) string {
+	text := fmt.Sprint(deref(value))
+	n, err := strconv.ParseInt(text, 10, 64)
+	if err != nil {
+		f, err := strconv.ParseFloat(text, 64)
+		if err != nil {
+			return text
+		}
+		if f < 100 {
+			return strconv.FormatFloat(math.Round(f*10)/10, 'f', -1, 64)
+		}
+		n = int64(math.Round(f))
+	}
+	sign, digits := "", strconv.FormatInt(n, 10)
+	if n < 0 {
+		sign, digits = "−", digits[1:]
+	}
+	var parts []string
+	for len(digits) > 3 {
+		parts = append([]string{digits[len(digits)-3:]}, parts...)
+		digits = digits[:len(digits)-3]
+	}
+	return sign + strings.Join(append([]string{digits}, parts...), thin)
+}
+
+// percent is a share from 0 to 1.
+func percent(value any) string {
+	switch v := value.(type) {
+	case *float64:
+		if v == nil {
+			return "–"
+		}
+		return percent(*v)
+	case float64:
+		if v > 0 && v < 0.01 {
+			return "<" + thin + "1" + thin + "%"
+		}
+		return strconv.Itoa(int(math.Floor(v*100+0.5))) + thin + "%"
+	}
+	return fmt.Sprint(value)
+}
+
+// plural is a number with its noun: plural 2 "dead letter" is "2 dead letters".
+func plural(value any, noun string, more ...string) string {
+	n := number(value)
+	if n == "1" {
+		return "1 " + noun
+	}
+	if len(more) > 0 {
+		return n + " " + more[0]
+	}
+	return n + " " + noun + "s"
+}
+
+// short is an id with its middle left out.
+func short(value any) string {
+	text := fmt.Sprint(deref(value))
+	if id, err := uuid.Parse(text); err == nil {
+		text = id.String()
+		return text[:8] + "…" + text[len(text)-6:]
+	}
+	if len(text) > 18 {
+		return text[:8] + "…" + text[len(text)-6:]
+	}
+	return text
+}
+
+// clip is the beginning of a text.
+func clip(most int, value any) string {
+	runes := []rune(fmt.Sprint(deref(value)))
+	if len(runes) <= most {
+		return string(runes)
+	}
+	return string(runes[:most-1]) + "…"
+}
+
+func firstLine(value any) string {
+	line, _, _ := strings.Cut(strings.TrimSpace(fmt.Sprint(deref(value))), "\n")
+	return line
+}
+
+// run is a piece of a text: as it is, or characters that would not show, or would turn others round, by their names.
+type run struct {
+	Text   string
+	Hidden bool
+}
+
+// visible cuts a text where it holds what cannot be seen: control characters, and those by which text is written from right to left, or
+// is not there at all. A message must not look like another one.
+func visible(value any) []run {
+	var runs []run
+	var plain strings.Builder
+	flush := func() {
+		if plain.Len() > 0 {
+			runs = append(runs, run{Text: plain.String()})
+			plain.Reset()
+		}
+	}
+	for _, r := range fmt.Sprint(deref(value)) {
+		if r == '\n' || r == '\t' || !unicode.Is(unicode.Cc, r) && !unicode.Is(unicode.Cf, r) && !unicode.Is(unicode.Zl, r) && !unicode.Is(unicode.Zp, r) {
+			plain.WriteRune(r)
+			continue
+		}
+		flush()
+		runs = append(runs, run{Text: fmt.Sprintf("U+%04X", r), Hidden: true})
+	}
+	flush()
+	return runs
+}
+
+// pretty is JSON with its lines apart, as it was written otherwise: no number of it is another one.
+func pretty(raw json.RawMessage) string {
+	if len(raw) == 0 {
+		return ""
+	}
+	var out bytes.Buffer
+	if json.Indent(&out, raw, "", "  ") != nil {
+		return string(raw)
+	}
+	return out.String()
+}
+
+// dict makes a map for a part that takes several things.
+func dict(pairs ...any) (map[string]any, error) {
+	if len(pairs)%2 != 0 {
+		return nil, fmt.Errorf("dict of %d things", len(pairs))
+	}
+	m := map[string]any{}
+	for i := 0; i < len(pairs); i += 2 {
+		m[fmt.Sprint(pairs[i])] = pairs[i+1]
+	}
+	return m, nil
+}
+
+func args(values ...any) []any { return values }
+
+// query is a link to the list with a filter.
+func query(parts ...any) string {
+	var words []string
+	for i := 0; i+1 < len(parts); i += 2 {
+		value := fmt.Sprint(deref(parts[i+1]))
+		if value == "" {
+			continue
+		}
+		words = append(words, fmt.Sprint(parts[i])+":"+quoted(value))
+	}
+	return strings.Join(words, " ")
+}
+
+// quoted is a value as the filter language takes it.
+func quoted(value string) string {
+	if value != "" && !strings.ContainsFunc(value, func(r rune) bool { return unicode.IsSpace(r) || strings.ContainsRune(`"\,:()<>`, r) }) {
+		return value
+	}
+	return `"` + strings.NewReplacer(`\`, `\\`, `"`, `\"`).Replace(value) + `"`
+}
+
+// icon is one of the frame's icons.
+func icon(name string) template.HTML {
+	return template.HTML(`<svg class="icon" aria-hidden="true"><use href="#i-` + template.HTMLEscapeString(name) + `"/></svg>`) //nolint:gosec // escaped
+}

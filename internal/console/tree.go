@@ -1,0 +1,122 @@
+package console
+
+import (
+	"bytes"
+	"encoding/json"
+	"strconv"
+	"strings"
+)
+
+const (
+	// maxNodes is how much of a payload the tree shows; the rest is in the raw text.
+	maxNodes = 1500
+	// openDepth is how deep the tree is open at first.
+	openDepth = 2
+	// maxLeaf is how long a value may be in the tree, in bytes.
+	maxLeaf = 4000
+)
+
+// node is a place of a payload. Numbers are as they were written.
+type node struct {
+	Key      string
+	Type     string // object, array, string, number or literal
+	Value    string
+	Query    string // finds others with the value here; "" where no filter does
+	Children []*node
+	Left     int // children that are not shown
+	Open     bool
+}
+
+// Summary says what is inside.
+func (n *node) Summary() string {
+	if n.Type == "array" {
+		return "[" + number(len(n.Children)+n.Left) + "]"
+	}
+	return "{" + number(len(n.Children)+n.Left) + "}"
+}
+
+// treeOf reads a payload; nil where it is no object and no array, or not JSON. filtered: a filter finds what is in it.
+func treeOf(payload json.RawMessage, filtered bool) *node {
+	decoder := json.NewDecoder(bytes.NewReader(payload))
+	decoder.UseNumber()
+	t := &tree{decoder: decoder, left: maxNodes, filtered: filtered}
+	root := t.read("", nil, 0)
+	if t.err != nil || root == nil || len(root.Children) == 0 {
+		return nil
+	}
+	return root
+}
+
+type tree struct {
+	decoder  *json.Decoder
+	left     int
+	filtered bool
+	err      error
+}
+
+func (t *tree) read(key string, path []string, depth int) *node {
+	token, err := t.decoder.Token()
+	if err != nil {
+		t.err = err
+		return nil
+	}
+	n := &node{Key: key, Open: depth < openDepth}
+	switch v := token.(type) {
+	case json.Delim:
+		n.Type = map[json.Delim]string{'{': "object", '[': "array"}[v]
+		for i := 0; t.err == nil && t.decoder.More(); i++ {
+			name, place := strconv.Itoa(i), path
+			if v == '{' {
+				token, err := t.decoder.Token()
+				if err != nil {
+					t.err = err
+					return nil
+				}
+				name, _ = token.(string)
+				place = append(path[:len(path):len(path)], name)
+			}
+			child := t.read(name, place, depth+1)
+			if t.left--; t.left < 0 {
+				n.Left++
+				continue
+			}
+			if child != nil {
+				n.Children = append(n.Children, child)
+			}
+		}
+		if t.err == nil {
+			_, t.err = t.decoder.Token()
+		}
+		if len(n.Children) == 0 {
+			n.Type, n.Value = "literal", map[json.Delim]string{'{': "{}", '[': "[]"}[v]
+		}
+		return n
+	case string:
+		n.Type, n.Value = "string", v
+	case json.Number:
+		n.Type, n.Value = "number", v.String()
+	case bool:
+		n.Type, n.Value = "literal", strconv.FormatBool(v)
+	default:
+		n.Type, n.Value = "literal", "null"
+	}
+	if t.filtered && len(path) > 0 && n.Value != "" && len(n.Value) < 200 && n.Value != "***" {
+		words := make([]string, len(path))
+		for i, word := range path {
+			words[i] = quotedKey(word)
+		}
+		n.Query = "payload." + strings.Join(words, ".") + ":" + quoted(n.Value)
+	}
+	if len(n.Value) > maxLeaf {
+		n.Value = strings.ToValidUTF8(n.Value[:maxLeaf], "") + "…"
+	}
+	return n
+}
+
+// quotedKey is a key as the filter language takes it in a path.
+func quotedKey(key string) string {
+	if key != "" && !strings.ContainsAny(key, ".\":, \t\n\\") {
+		return key
+	}
+	return `"` + strings.NewReplacer(`\`, `\\`, `"`, `\"`).Replace(key) + `"`
+}

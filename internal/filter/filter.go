@@ -1,0 +1,188 @@
+// Package filter is the language in which people choose dead letters, such as
+//
+//	status:manual queue:payments kind:order.* payload.customer:42 age:>2d "timed out"
+//
+// and the filter that it stands for: the JSON that dlq.filter_where makes a condition of. Console, CLI, API and SQL choose by the
+// same one. docs/filter.md is the language's description.
+package filter
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// Filter chooses dead letters: those of which all fields that it has hold. An empty one chooses all.
+type Filter struct {
+	Status        []string `json:"status,omitempty" enum:"dlq_pending,dlq_processing,dlq_manual,dlq_resolved,dlq_failed,dlq_archived" doc:"In one of these states."`
+	Queue         []string `json:"queue,omitempty" doc:"In one of these queues; * stands for any text."`
+	Kind          []string `json:"kind,omitempty" doc:"Of one of these kinds; * stands for any text." example:"[\"payment.*\"]"`
+	ErrorClass    []string `json:"errorClass,omitempty" doc:"Of one of these classes."`
+	ErrorType     []string `json:"errorType,omitempty" doc:"With one of these types of error."`
+	ErrorCode     []string `json:"errorCode,omitempty" doc:"With one of these codes."`
+	ErrorMessage  []string `json:"errorMessage,omitempty" doc:"Whose error has all of these texts, in upper or lower case."`
+	Fingerprint   []string `json:"fingerprint,omitempty" doc:"Of one of these failure groups: fingerprints, or their first characters."`
+	Rule          []string `json:"rule,omitempty" doc:"Whose class and strategy one of these rules chose."`
+	Strategy      []string `json:"strategy,omitempty" enum:"immediate,scheduled,conditional,manual" doc:"With one of these strategies."`
+	WaitingFor    []string `json:"waitingFor,omitempty" enum:"automatic,condition,pace,order" doc:"Pending ones that wait for one of these besides a time: that automatic redelivery is switched on for them, a condition, their place in the pace, or in the order of their key."`
+	FailedIn      []string `json:"failedIn,omitempty" enum:"job,redelivery" doc:"What failed last: the job itself, or a redelivery of it."`
+	Assignee      []string `json:"assignee,omitempty" doc:"Whom one of these looks after; \"\" is nobody."`
+	Source        []string `json:"source,omitempty" doc:"Of one of these sources."`
+	SubscriberID  []string `json:"subscriberId,omitempty" doc:"Of one of these subscribers."`
+	Tags          []string `json:"tags,omitempty" doc:"With all of these tags."`
+	IDs           []string `json:"ids,omitempty" format:"uuid" doc:"One of these entries."`
+	MessageID     []string `json:"messageId,omitempty" doc:"Of one of these messages."`
+	JobID         []int64  `json:"jobId,omitempty" doc:"Whose job, or redelivery, is one of these."`
+	After         string   `json:"after,omitempty" format:"date-time" doc:"Captured at or after."`
+	Before        string   `json:"before,omitempty" format:"date-time" doc:"Captured before."`
+	MinAge        string   `json:"minAge,omitempty" doc:"Captured so long ago, or longer, such as 2 days." example:"30 minutes"`
+	MaxAge        string   `json:"maxAge,omitempty" doc:"Captured no longer ago, such as 2 days." example:"2 days"`
+	MinRetryCount *int     `json:"minRetryCount,omitempty" minimum:"0" maximum:"2147483647" doc:"With so many redeliveries or more."`
+	MaxRetryCount *int     `json:"maxRetryCount,omitempty" minimum:"0" maximum:"2147483647" doc:"With so many redeliveries or fewer."`
+	// Payload is compared by the database: a number that Go decodes is another one beyond 2^53.
+	Payload   json.RawMessage `json:"payload,omitempty" doc:"Whose payload contains this JSON."`
+	PayloadAt []Place         `json:"payloadAt,omitempty" doc:"Whose payload has these values at these places."`
+}
+
+// Place is a place in payloads, and what is there.
+type Place struct {
+	Path   []string `json:"path" minItems:"1" maxItems:"64" doc:"Keys, the outermost first. Arrays on the way are looked through." example:"[\"customer\",\"id\"]"`
+	Values []string `json:"values" minItems:"1" doc:"A text, number or truth value, as text: one of these." example:"[\"42\"]"`
+}
+
+// JSON is the filter as the database takes it.
+func (f *Filter) JSON() json.RawMessage {
+	raw, err := json.Marshal(f)
+	if err != nil {
+		panic(err) // a payload that is no JSON: it was decoded, or parsed
+	}
+	return raw
+}
+
+// FromJSON reads a filter as the database takes it, which has a value in place of a list of one, too.
+func FromJSON(raw json.RawMessage) (Filter, error) {
+	var f Filter
+	var fields map[string]json.RawMessage
+	if err := json.Unmarshal(raw, &fields); err != nil {
+		return f, fmt.Errorf("filter: must be a JSON object: %w", err)
+	}
+	for name, value := range fields {
+		if i := slices.IndexFunc(table, func(d field) bool { return d.json == name }); i >= 0 && (table[i].words != nil || table[i].numbers != nil) && !bytes.HasPrefix(value, []byte("[")) {
+			fields[name] = slices.Concat([]byte("["), value, []byte("]"))
+		}
+	}
+	listed, err := json.Marshal(fields)
+	if err != nil {
+		return f, err
+	}
+	decoder := json.NewDecoder(bytes.NewReader(listed))
+	decoder.DisallowUnknownFields()
+	if err := decoder.Decode(&f); err != nil {
+		return f, fmt.Errorf("filter: %w", err)
+	}
+	return f, nil
+}
+
+// Merge is the filter of what both choose. They have no field in common.
+func Merge(a, b Filter) (Filter, error) {
+	var out Filter
+	fields := map[string]json.RawMessage{}
+	var twice []string
+	for _, f := range []Filter{a, b} {
+		var of map[string]json.RawMessage
+		if err := json.Unmarshal(f.JSON(), &of); err != nil {
+			return out, err
+		}
+		for name, value := range of {
+			if fields[name] != nil {
+				twice = append(twice, name)
+			}
+			fields[name] = value
+		}
+	}
+	if len(twice) > 0 {
+		slices.Sort(twice)
+		return out, errors.New("filter: " + strings.Join(twice, ", ") + ": in the text, and beside it")
+	}
+	raw, err := json.Marshal(fields)
+	if err != nil {
+		return out, err
+	}
+	return out, json.Unmarshal(raw, &out)
+}
+
+// field is one of the language's, and what of a filter it stands for.
+type field struct {
+	name    string // in the language
+	json    string // in a filter's JSON, where it stands for one field of that
+	doc     string
+	example string
+	values  []string // there are no others; nil for any
+	words   func(*Filter) *[]string
+	numbers func(*Filter) *[]int64
+	// read is of fields that are more than words: it takes one value.
+	read func(*Filter, value) error
+}
+
+var (
+	states     = []string{"pending", "processing", "manual", "resolved", "failed", "archived"}
+	openStates = states[:3]
+	classes    = []string{"transient", "rate_limited", "outage", "validation", "malformed", "unauthorized", "not_found", "business", "code_bug", "unknown"}
+)
+
+// table has all fields, in the order in which they are printed.
+var table = []field{
+	{name: "status", json: "status", doc: "State; open and closed stand for those that are.", example: "status:manual,failed", values: slices.Concat(states, []string{"open", "closed"}), words: func(f *Filter) *[]string { return &f.Status }},
+	{name: "queue", json: "queue", doc: "Queue; * stands for any text.", example: "queue:payments", words: func(f *Filter) *[]string { return &f.Queue }},
+	{name: "kind", json: "kind", doc: "Kind of the message, or of the job; * stands for any text.", example: "kind:order.*", words: func(f *Filter) *[]string { return &f.Kind }},
+	{name: "class", json: "errorClass", doc: "Class of the error.", example: "class:outage", values: classes, words: func(f *Filter) *[]string { return &f.ErrorClass }},
+	{name: "type", json: "errorType", doc: "Type of the error.", example: "type:TIMEOUT_ERROR", words: func(f *Filter) *[]string { return &f.ErrorType }},
+	{name: "code", json: "errorCode", doc: "Code of the error.", example: "code:503", words: func(f *Filter) *[]string { return &f.ErrorCode }},
+	{name: "error", json: "errorMessage", doc: "Text of the error, all of these; a word without a field is the same.", example: `error:"timed out"`, words: func(f *Filter) *[]string { return &f.ErrorMessage }},
+	{name: "group", json: "fingerprint", doc: "Failure group: its fingerprint, or the first characters of that.", example: "group:3f2a", words: func(f *Filter) *[]string { return &f.Fingerprint }},
+	{name: "rule", json: "rule", doc: "Rule that chose class and strategy.", example: "rule:transport", words: func(f *Filter) *[]string { return &f.Rule }},
+	{name: "strategy", json: "strategy", doc: "What happens next.", example: "strategy:conditional", values: []string{"immediate", "scheduled", "conditional", "manual"}, words: func(f *Filter) *[]string { return &f.Strategy }},
+	{name: "waiting", json: "waitingFor", doc: "What pending ones wait for besides a time.", example: "waiting:condition", values: []string{"automatic", "condition", "pace", "order"}, words: func(f *Filter) *[]string { return &f.WaitingFor }},
+	{name: "stage", json: "failedIn", doc: "What failed last: the job itself, or a redelivery of it.", example: "stage:redelivery", values: []string{"job", "redelivery"}, words: func(f *Filter) *[]string { return &f.FailedIn }},
+	{name: "assigned", json: "assignee", doc: "Who looks after it: a name, nobody, or me.", example: "assigned:nobody", words: func(f *Filter) *[]string { return &f.Assignee }},
+	{name: "source", json: "source", doc: "Source of the message.", example: "source:shop", words: func(f *Filter) *[]string { return &f.Source }},
+	{name: "subscriber", json: "subscriberId", doc: "Subscriber whom the message concerns.", example: "subscriber:cus_81", words: func(f *Filter) *[]string { return &f.SubscriberID }},
+	{name: "tag", json: "tags", doc: "Tags, all of these.", example: "tag:incident-81", words: func(f *Filter) *[]string { return &f.Tags }},
+	{name: "id", json: "ids", doc: "The entry; an id without a field is the same.", example: "id:0199f2b1-1c7a-7d06-8a51-0a4f3f1f2b3c", words: func(f *Filter) *[]string { return &f.IDs }},
+	{name: "message", json: "messageId", doc: "The message.", example: "message:pay-1", words: func(f *Filter) *[]string { return &f.MessageID }},
+	{name: "job", json: "jobId", doc: "Its job, or a redelivery's.", example: "job:4711", numbers: func(f *Filter) *[]int64 { return &f.JobID }},
+	{name: "after", json: "after", doc: "Captured at or after: a date, or a time (UTC where it says no zone).", example: "after:2026-11-20T08:00", read: readAfter},
+	{name: "before", json: "before", doc: "Captured before.", example: "before:2026-11-21", read: readBefore},
+	{name: "failed", doc: "Captured on a day, or from the first day or time to the last; either may be left out.", example: "failed:2026-11-20..2026-11-21", read: readFailed},
+	{name: "age", doc: "Captured longer (>) or less long (<) ago: s, m, h, d and w.", example: "age:>2d", read: readAge},
+	{name: "attempts", doc: "Redeliveries so far: a number, >, >=, <, <=, or a range.", example: "attempts:>3", read: readAttempts},
+	{name: "payload", json: "payload", doc: "A value in the payload, by the keys that lead to it; or JSON that it contains.", example: "payload.customer:42"},
+}
+
+// Field describes a field of the language.
+type Field struct {
+	Name    string   `json:"name" doc:"The field."`
+	Doc     string   `json:"doc" doc:"What it is."`
+	Example string   `json:"example" doc:"How it is used."`
+	Values  []string `json:"values,omitempty" doc:"Its values, where there are no others."`
+	JSON    string   `json:"-"` // the field of the filter's JSON, where it is one
+}
+
+// Fields are the fields of the language.
+func Fields() []Field {
+	out := make([]Field, len(table))
+	for i, d := range table {
+		out[i] = Field{Name: d.name, Doc: d.doc, Example: d.example, Values: d.values, JSON: d.json}
+	}
+	return out
+}
+
+func lookup(name string) *field {
+	if i := slices.IndexFunc(table, func(d field) bool { return d.name == name }); i >= 0 {
+		return &table[i]
+	}
+	return nil
+}

@@ -1,0 +1,227 @@
+// Package group is failure groups as people work with them: entries of a queue that failed for the same reason, who looks after them,
+// what is known of them, that they are fixed, or not to be told of for a time.
+package group
+
+import (
+	"context"
+	"encoding/base64"
+	"encoding/json"
+	"fmt"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+
+	"github.com/dlqd/dlqd/internal/deadletter"
+	"github.com/dlqd/dlqd/internal/group/internal/dbsqlc"
+	"github.com/dlqd/dlqd/internal/postgres"
+)
+
+// Statuses of a [Group].
+const (
+	Open      = "open"      // nobody has said that it is fixed
+	Fixed     = "fixed"     // somebody has, and it has not failed since
+	Regressed = "regressed" // it has
+	Muted     = "muted"     // nobody is told of it for now
+)
+
+// Group is a failure group.
+type Group struct {
+	Queue       string     `json:"queue" doc:"Its queue." db:"queue"`
+	Fingerprint string     `json:"fingerprint" doc:"Identifies it, with the queue." db:"fingerprint"`
+	Title       *string    `json:"title,omitempty" doc:"What its first error said." db:"title"`
+	ErrorType   *string    `json:"errorType,omitempty" doc:"Type of that error." db:"error_type"`
+	ErrorClass  *string    `json:"errorClass,omitempty" doc:"Class of its last entry." db:"error_class"`
+	Status      string     `json:"status" enum:"open,fixed,regressed,muted" doc:"open; fixed: marked as that; regressed: it has failed after it was; muted: nobody is told of it, until a time or a number of failures." db:"status"`
+	Regressed   bool       `json:"regressed" doc:"It was marked as fixed, and has failed after that; also while it is muted." db:"regressed"`
+	Owner       *string    `json:"owner,omitempty" doc:"Who looks after it; its entries are assigned to them as they are filed." db:"owner"`
+	Note        *string    `json:"note,omitempty" doc:"What the next person should know." db:"note"`
+	Open        int64      `json:"open" doc:"Open entries now." db:"open"`
+	Failures    int64      `json:"failures" doc:"Failures in all: captures, and redeliveries that failed." db:"failures"`
+	InWindow    int64      `json:"inWindow" doc:"Failures in the window." db:"in_window"`
+	Trend       []int64    `json:"trend" doc:"Failures in each hour (windows of up to a day), day (up to 35) or week, oldest first." db:"trend"`
+	FirstSeen   time.Time  `json:"firstSeen" doc:"When an entry first joined it." db:"first_seen"`
+	LastSeen    time.Time  `json:"lastSeen" doc:"When one last did." db:"last_seen"`
+	FixedAt     *time.Time `json:"fixedAt,omitempty" doc:"When it was marked as fixed." db:"fixed_at"`
+	FixedBy     *string    `json:"fixedBy,omitempty" doc:"Who did." db:"fixed_by"`
+	MutedAt     *time.Time `json:"mutedAt,omitempty" doc:"Since when it is muted; absent where it is not, or not any more." db:"muted_at"`
+	MutedBy     *string    `json:"mutedBy,omitempty" doc:"Who muted it." db:"muted_by"`
+	MuteUntil   *time.Time `json:"muteUntil,omitempty" doc:"When that ends." db:"mute_until"`
+	MuteLeft    *int64     `json:"muteLeft,omitempty" doc:"After so many more failures it ends, too." db:"mute_left"`
+	UpdatedAt   *time.Time `json:"updatedAt,omitempty" doc:"When somebody last said something of it." db:"updated_at"`
+	UpdatedBy   *string    `json:"updatedBy,omitempty" doc:"Who did." db:"updated_by"`
+	Sample      *uuid.UUID `json:"sample,omitempty" doc:"Its last entry." db:"sample"`
+	Place       int64      `json:"-" db:"place"`
+}
+
+// Share is how many of a group's last entries are of one source, host or version.
+type Share struct {
+	By      string  `json:"by" enum:"source,host,version" doc:"Of what."`
+	Name    string  `json:"name" doc:"Which one."`
+	Entries int64   `json:"entries" doc:"How many of the last 200 entries that are open, or closed within 30 days."`
+	Share   float64 `json:"share" doc:"Of these entries, 0 to 1."`
+}
+
+// Store reads and changes groups.
+type Store struct {
+	Store *deadletter.Store
+}
+
+func (s *Store) queries() *dbsqlc.Queries { return dbsqlc.New(s.Store.DB()) }
+
+// Filter chooses groups. Empty fields choose all.
+type Filter struct {
+	Queue       string
+	Fingerprint string
+	ErrorClass  string
+	Statuses    []string
+	Owner       *string // "" for nobody
+	HasOpen     *bool
+	Order       string        // latest, open or failures
+	Over        time.Duration // the window of counts
+	Cursor      string
+	Limit       int
+}
+
+// List returns a page of groups, and where the next one begins; "" where there is none.
+func (s *Store) List(ctx context.Context, f Filter) (groups []Group, next string, err error) {
+	filter := map[string]any{}
+	for key, value := range map[string]string{"queue": f.Queue, "fingerprint": f.Fingerprint, "errorClass": f.ErrorClass} {
+		if value != "" {
+			filter[key] = value
+		}
+	}
+	if len(f.Statuses) > 0 {
+		filter["status"] = f.Statuses
+	}
+	if f.Owner != nil {
+		filter["owner"] = *f.Owner
+	}
+	if f.HasOpen != nil {
+		filter["hasOpen"] = *f.HasOpen
+	}
+	var after json.RawMessage
+	if f.Cursor != "" {
+		if after, err = readCursor(f.Cursor); err != nil {
+			return nil, "", err
+		}
+	}
+	rows, err := s.Store.DB().Query(ctx, "SELECT * FROM dlq.groups($1, $2, $3, $4, $5)", filter, f.Limit+1, f.Order, after, f.Over) //nolint:unqueryvet // one column more or less than fields is an error
+	if err != nil {
+		return nil, "", deadletter.Named(err)
+	}
+	if groups, err = pgx.CollectRows(rows, pgx.RowToStructByName[Group]); err != nil {
+		return nil, "", deadletter.Named(err)
+	}
+	if len(groups) > f.Limit {
+		groups = groups[:f.Limit]
+		last := &groups[f.Limit-1]
+		raw, err := json.Marshal([]any{last.Place, last.Queue, last.Fingerprint})
+		return groups, base64.RawURLEncoding.EncodeToString(raw), err
+	}
+	return groups, "", nil
+}
+
+func readCursor(cursor string) (json.RawMessage, error) {
+	var place int64
+	var queue, fingerprint string
+	raw, err := base64.RawURLEncoding.DecodeString(cursor)
+	if err == nil {
+		err = json.Unmarshal(raw, &[]any{&place, &queue, &fingerprint})
+	}
+	if err != nil {
+		return nil, &deadletter.MoveError{Kind: deadletter.ErrInvalid, Detail: "groups: the cursor is none of a page's"}
+	}
+	return json.Marshal([]any{place, queue, fingerprint})
+}
+
+// Get returns a group of a queue, by its fingerprint or the beginning of it, with failures in a window.
+func (s *Store) Get(ctx context.Context, queue, fingerprint string, over time.Duration) (*Group, error) {
+	whole, err := s.queries().OneGroup(ctx, dbsqlc.OneGroupParams{Queue: queue, Fingerprint: fingerprint})
+	if err != nil {
+		return nil, deadletter.Named(err)
+	}
+	found, _, err := s.List(ctx, Filter{Queue: queue, Fingerprint: whole, Order: "latest", Over: over, Limit: 1})
+	if err != nil || len(found) == 1 {
+		return &found[0], err
+	}
+	return nil, &deadletter.MoveError{Kind: deadletter.ErrNotFound, Detail: fmt.Sprintf("failure group %s of queue %s: there is no such group", fingerprint, queue)}
+}
+
+// Shares are where a group's last entries come from.
+func (s *Store) Shares(ctx context.Context, g *Group) ([]Share, error) {
+	rows, err := s.queries().Shares(ctx, dbsqlc.SharesParams{Queue: g.Queue, Fingerprint: g.Fingerprint})
+	shares := make([]Share, len(rows))
+	for i, r := range rows {
+		shares[i] = Share(r)
+	}
+	return shares, deadletter.Named(err)
+}
+
+// LastEntries are a group's last entries that are open, or closed within 30 days.
+func (s *Store) LastEntries(ctx context.Context, g *Group, most int) ([]deadletter.Summary, error) {
+	ids, err := s.queries().LastEntries(ctx, dbsqlc.LastEntriesParams{Queue: g.Queue, Fingerprint: g.Fingerprint, Most: int32(most)})
+	if err != nil {
+		return nil, deadletter.Named(err)
+	}
+	return s.Store.Summaries(ctx, ids, time.Now().AddDate(0, 0, -31))
+}
+
+// Change is what is said of a group; nil for what stays.
+type Change struct {
+	Owner        *string    `json:"owner,omitempty"` // "" for nobody
+	Note         *string    `json:"note,omitempty"`  // "" for none
+	Status       string     `json:"status,omitempty"`
+	MuteUntil    *time.Time `json:"muteUntil,omitempty"`
+	MuteFailures *int64     `json:"muteFailures,omitempty"`
+}
+
+// Set says something of a group. An owner is given its open entries, too, in batches; those that join it are assigned as they are
+// filed. It returns how many it assigned.
+func (s *Store) Set(ctx context.Context, queue, fingerprint string, change Change, act deadletter.Act) (assigned int, err error) {
+	raw, err := json.Marshal(change)
+	if err != nil {
+		return 0, err
+	}
+	if err := s.Store.InTx(ctx, func(tx postgres.DB) (err error) {
+		fingerprint, err = dbsqlc.New(tx).SetGroup(ctx, dbsqlc.SetGroupParams{Queue: queue, Fingerprint: fingerprint, Changes: raw, Actor: act.Actor, Why: act.Note})
+		return err
+	}); err != nil || change.Owner == nil {
+		return 0, deadletter.Named(err)
+	}
+	filter, err := json.Marshal(map[string]any{"queue": queue, "fingerprint": fingerprint, "status": []deadletter.Status{deadletter.Pending, deadletter.Processing, deadletter.Manual}})
+	if err != nil {
+		return 0, err
+	}
+	_, assigned, err = s.Store.Bulk(ctx, deadletter.Bulk{Action: "assign", Filter: filter, Assignee: *change.Owner, Act: act})
+	return assigned, err
+}
+
+// MutedEntries is how many entries wait for a person in groups that are muted.
+func (s *Store) MutedEntries(ctx context.Context) (int64, error) {
+	return s.queries().MutedEntries(ctx)
+}
+
+// Mark is what people have said of a group.
+type Mark struct {
+	Owner string
+	Muted bool
+	Fixed bool // it was marked as fixed: another failure makes it regressed
+}
+
+// Key names a group.
+type Key struct{ Queue, Fingerprint string }
+
+// Marks are what people have said of some groups.
+func (s *Store) Marks(ctx context.Context, keys []Key) (map[Key]Mark, error) {
+	of := dbsqlc.MarksParams{}
+	for _, k := range keys {
+		of.Queues, of.Fingerprints = append(of.Queues, k.Queue), append(of.Fingerprints, k.Fingerprint)
+	}
+	rows, err := s.queries().Marks(ctx, of)
+	marks := map[Key]Mark{}
+	for _, r := range rows {
+		marks[Key{r.Queue, r.Fingerprint}] = Mark{Owner: r.Owner, Muted: r.Muted, Fixed: r.Fixed}
+	}
+	return marks, err
+}

@@ -1,0 +1,129 @@
+package server_test
+
+import (
+	"encoding/json"
+	"net/http"
+	"net/url"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/dlqd/dlqd/internal/access"
+	"github.com/dlqd/dlqd/internal/filter"
+)
+
+// A text chooses the same wherever it comes in: lists, exports, bulk actions, replays and SQL.
+func TestFilter_sameEverywhere(t *testing.T) {
+	t.Parallel()
+	b := scopeSetup(t)
+	admin := b.token(access.Admin, nil)
+	body := func(text, rest string) string {
+		q, err := json.Marshal(text)
+		require.NoError(t, err)
+		return `{"filter": {"q": ` + string(q) + `}` + rest + `}`
+	}
+	for text, want := range map[string][]string{
+		"":                           {"pay_eu/order.paid", "pay_eu/user.mail", "mailqueue/order.paid", "mailqueue/user.mail"},
+		"queue:pay_eu":               {"pay_eu/order.paid", "pay_eu/user.mail"},
+		"status:manual kind:order.*": {"pay_eu/order.paid", "mailqueue/order.paid"},
+		`"SECRET of" mailqueue`:      {"mailqueue/order.paid", "mailqueue/user.mail"},
+		`payload.secret:"payload of pay_euuser.mail"`: {"pay_eu/user.mail"},
+		"age:>2d":                          nil,
+		"id:" + b.ids["pay_eu/order.paid"]: {"pay_eu/order.paid"},
+		b.ids["pay_eu/order.paid"]:         {"pay_eu/order.paid"},
+	} {
+		var ids []string
+		for _, name := range want {
+			ids = append(ids, b.ids[name])
+		}
+		idsOf := func(out string) (found []string) {
+			for _, id := range b.ids {
+				if strings.Contains(out, `"id":"`+id+`"`) {
+					found = append(found, id)
+				}
+			}
+			return found
+		}
+		status, out := b.as(admin, "GET", "/api/dlq/entries?q="+url.QueryEscape(text), "")
+		require.Equal(t, http.StatusOK, status, out)
+		require.ElementsMatch(t, ids, idsOf(out), text)
+		status, out = b.as(admin, "POST", "/api/dlq/export", body(text, ""))
+		require.Equal(t, http.StatusOK, status, out)
+		require.ElementsMatch(t, ids, idsOf(out), text)
+		var counted struct {
+			Chosen  int
+			Preview struct{ Total int }
+		}
+		status, out = b.as(admin, "POST", "/api/dlq/bulk", body(text, `, "do": "discard", "dryRun": true`))
+		require.Equal(t, http.StatusOK, status, out)
+		require.NoError(t, json.Unmarshal([]byte(out), &counted))
+		require.Len(t, ids, counted.Chosen, text)
+		status, out = b.as(admin, "POST", "/api/dlq/replay", body(text, `, "dryRun": true, "all": true`))
+		require.Equal(t, http.StatusOK, status, out)
+		require.NoError(t, json.Unmarshal([]byte(out), &counted))
+		require.Len(t, ids, counted.Preview.Total, text)
+		chosen, err := filter.Parse(text, "")
+		require.NoError(t, err)
+		rows, err := b.pool.Query(t.Context(), "SELECT id::text FROM dlq.find($1)", chosen.JSON())
+		require.NoError(t, err)
+		found := []string{}
+		for rows.Next() {
+			var id string
+			require.NoError(t, rows.Scan(&id))
+			found = append(found, id)
+		}
+		require.NoError(t, rows.Err())
+		require.ElementsMatch(t, ids, found, text)
+	}
+
+	// A page says how many there are, where it is asked to.
+	var counted struct {
+		Count struct {
+			Entries int
+			AtLeast bool
+		}
+	}
+	_, out := b.as(admin, "GET", "/api/dlq/entries?limit=1&count=true&q=queue:pay_eu", "")
+	require.NoError(t, json.Unmarshal([]byte(out), &counted))
+	require.Equal(t, 2, counted.Count.Entries)
+	require.False(t, counted.Count.AtLeast)
+
+	// What is assigned to me is the caller's.
+	var status int
+	status, out = b.as(admin, "POST", "/api/dlq/bulk", body("queue:pay_eu", `, "do": "assign", "assignee": "kim"`))
+	require.Equal(t, http.StatusOK, status, out)
+	_, err := b.tokens.Create(t.Context(), &access.Token{Name: "nobody-else", Role: access.Admin}, "test")
+	require.NoError(t, err)
+	secret, err := b.tokens.Create(t.Context(), &access.Token{Name: "kim", Role: access.Admin}, "test")
+	require.NoError(t, err)
+	_, out = b.as(secret, "GET", "/api/dlq/entries?q=assigned:me", "")
+	require.Equal(t, 2, strings.Count(out, `"queue":"pay_eu"`), out)
+	_, out = b.as(admin, "GET", "/api/dlq/entries?q=assigned:me", "")
+	require.NotContains(t, out, "pay_eu")
+
+	// What is not understood, or is said twice, is named with its place, and nothing is done.
+	status, out = b.as(admin, "GET", "/api/dlq/entries?q="+url.QueryEscape("queue:pay_eu qeueu:x"), "")
+	require.Equal(t, http.StatusUnprocessableEntity, status)
+	for _, says := range []string{"qeueu:x (at 14): there is no field qeueu; did you mean queue?", `"location":"query.q"`, `"from":13`, `"to":20`, `"suggest":["queue:x"`} {
+		require.Contains(t, out, says)
+	}
+	status, out = b.as(admin, "POST", "/api/dlq/bulk", body("class:lost", `, "do": "discard"`))
+	require.Equal(t, http.StatusUnprocessableEntity, status)
+	require.Contains(t, out, `"location":"body.filter.q"`)
+	status, out = b.as(admin, "GET", "/api/dlq/entries?queue=pay_eu&q=queue:pay_eu", "")
+	require.Equal(t, http.StatusUnprocessableEntity, status)
+	require.Contains(t, out, "queue: in the text, and beside it")
+	status, _ = b.as(admin, "GET", "/api/dlq/entries?q="+strings.Repeat("x", 5000), "")
+	require.Equal(t, http.StatusUnprocessableEntity, status)
+	status, out = b.as(admin, "POST", "/api/dlq/bulk", body(`kind:*`, `, "do": "discard"`))
+	require.Equal(t, http.StatusUnprocessableEntity, status)
+	require.Contains(t, out, "chooses every entry")
+
+	// Who does not see payloads does not find them by asking.
+	reader := b.token(access.Reader, nil)
+	for text, want := range map[string]int{"payload.secret:x": http.StatusForbidden, `payload:{"secret":"x"}`: http.StatusForbidden, "secret": http.StatusOK, "queue:pay_eu": http.StatusOK} {
+		status, out = b.as(reader, "GET", "/api/dlq/entries?q="+url.QueryEscape(text), "")
+		require.Equal(t, want, status, out)
+	}
+}

@@ -1,0 +1,83 @@
+package server_test
+
+import (
+	"log/slog"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/dlqd/dlqd/internal/server"
+)
+
+// A group from its first entry on: it is listed, assigned, marked as fixed, comes back, and is muted; nobody is told of what is muted.
+func TestGroups_api(t *testing.T) {
+	t.Parallel()
+	log := &lockedBuffer{}
+	b := setup(t, options{receiver: answering(http.StatusNotFound), config: func(c *server.Config) { c.Logger = slog.New(slog.NewTextHandler(log, nil)) }})
+	manual := func(n int) {
+		t.Helper()
+		require.Eventually(t, func() bool {
+			return b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_manual'") == n && b.count("SELECT coalesce(sum(open), 0)::int FROM dlq.failure_groups") == n
+		}, time.Minute, 10*time.Millisecond)
+	}
+	b.submit("m1")
+	manual(1)
+	require.Eventually(t, func() bool { return strings.Contains(log.String(), "dead letters need a person") }, time.Minute, 10*time.Millisecond)
+
+	_, page, _ := b.call("GET", "/api/dlq/groups?status=open&hasOpen=true&owner=nobody", "")
+	require.Len(t, page["groups"], 1, page)
+	g := page["groups"].([]any)[0].(map[string]any)
+	require.EqualValues(t, 1, g["open"])
+	path := "/api/dlq/groups/default/" + g["fingerprint"].(string)
+	change := func(body string) map[string]any {
+		t.Helper()
+		status, out, _ := b.call("PATCH", path, body)
+		require.Equal(t, http.StatusOK, status, out)
+		return out
+	}
+	out := change(`{"owner": "anna", "actor": "kim", "why": "on call"}`)
+	require.Equal(t, "anna", out["owner"])
+	require.EqualValues(t, 1, out["assigned"])
+	require.Equal(t, "fixed", change(`{"status": "fixed", "note": "the route is back"}`)["status"])
+	b.submit("m2")
+	manual(2)
+	require.Equal(t, 2, b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE assigned_to = 'anna'"), "those that join it are hers")
+	require.Eventually(t, func() bool { return strings.Contains(log.String(), "owner=anna regressed=true") }, time.Minute, 10*time.Millisecond)
+
+	status, out, _ := b.call("GET", path[:len(path)-8], "")
+	require.Equal(t, http.StatusOK, status, out)
+	require.Equal(t, "regressed", out["status"])
+	require.Equal(t, "the route is back", out["note"])
+	require.Len(t, out["entries"], 2)
+	require.Contains(t, out["shares"].([]any)[0], "share")
+
+	told := strings.Count(log.String(), "dead letters need a person")
+	require.Equal(t, "muted", change(`{"status": "muted", "muteFailures": 100}`)["status"])
+	_, stats, _ := b.call("GET", "/api/dlq/stats", "")
+	require.EqualValues(t, 0, stats["needsPerson"])
+	require.EqualValues(t, 2, stats["muted"])
+	b.submit("m3")
+	manual(3)
+	b.submit("m4")
+	manual(4)
+	require.Equal(t, told, strings.Count(log.String(), "dead letters need a person"), "nobody is told")
+	_, page, _ = b.call("GET", "/api/dlq/groups?status=muted", "")
+	require.Len(t, page["groups"], 1, "it is listed, with a mark")
+	change(`{"status": "open"}`)
+	_, stats, _ = b.call("GET", "/api/dlq/stats", "")
+	require.EqualValues(t, 4, stats["needsPerson"])
+
+	_, audit, _ := b.call("GET", "/api/dlq/audit?people=true&actor=kim", "")
+	require.Contains(t, audit["moves"].([]any)[0].(map[string]any)["reason"], "assigned to anna")
+	for _, bad := range []string{`{}`, `{"status": "muted"}`, `{"status": "regressed"}`, `{"muteUntil": "2020-01-01T00:00:00Z"}`, `{"who": 1}`} {
+		status, out, _ := b.call("PATCH", path, bad)
+		require.Equal(t, http.StatusUnprocessableEntity, status, out)
+	}
+	status, _, _ = b.call("PATCH", "/api/dlq/groups/default/none", `{"status": "fixed"}`)
+	require.Equal(t, http.StatusNotFound, status)
+	status, _, _ = b.call("GET", "/api/dlq/groups?cursor=x", "")
+	require.Equal(t, http.StatusUnprocessableEntity, status)
+}

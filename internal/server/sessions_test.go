@@ -1,0 +1,196 @@
+package server_test
+
+import (
+	"bufio"
+	"encoding/json"
+	"io"
+	"net/http"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/dlqd/dlqd/internal/access"
+	"github.com/dlqd/dlqd/internal/policy"
+	"github.com/dlqd/dlqd/internal/policy/policytest"
+	"github.com/dlqd/dlqd/internal/postgres"
+	"github.com/dlqd/dlqd/internal/server"
+)
+
+// browser is somebody's, who is signed in.
+type browser struct {
+	*bundle
+
+	cookie string // name=value
+}
+
+// signIn has somebody sign in by a token of theirs.
+func (b *bundle) signIn(name string, role access.Role) *browser {
+	b.Helper()
+	secret, err := access.NewStore(b.pool, postgres.DefaultSchemas()).Create(b.Context(), &access.Token{Name: name, Role: role}, "test")
+	require.NoError(b, err)
+	one := &browser{bundle: b}
+	response, body := one.asks("POST", "/sign-in", url.Values{"token": {secret}}.Encode(), "Content-Type", "application/x-www-form-urlencoded")
+	require.Equal(b, http.StatusSeeOther, response.StatusCode, body)
+	require.NotEmpty(b, one.cookie)
+	return one
+}
+
+func (b *browser) request(method, path, body string, headers ...string) *http.Request {
+	b.Helper()
+	request, err := http.NewRequestWithContext(b.Context(), method, b.base+path, strings.NewReader(body))
+	require.NoError(b, err)
+	request.Header.Set("Sec-Fetch-Site", "same-origin")
+	request.Header.Set("Content-Type", "application/json")
+	request.Header.Set("Cookie", b.cookie)
+	for i := 0; i < len(headers); i += 2 {
+		request.Header.Set(headers[i], headers[i+1])
+	}
+	return request
+}
+
+func (b *browser) asks(method, path, body string, headers ...string) (*http.Response, string) {
+	b.Helper()
+	response, err := (&http.Client{CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}).Do(b.request(method, path, body, headers...))
+	require.NoError(b, err)
+	defer response.Body.Close()
+	raw, err := io.ReadAll(response.Body)
+	require.NoError(b, err)
+	for _, cookie := range response.Cookies() {
+		if strings.HasPrefix(cookie.Value, "dlqds_") {
+			b.cookie = cookie.Name + "=" + cookie.Value
+		}
+	}
+	return response, string(raw)
+}
+
+// status is what somebody is answered.
+func (b *browser) status(method, path, body string, headers ...string) int {
+	b.Helper()
+	response, _ := b.asks(method, path, body, headers...)
+	return response.StatusCode
+}
+
+// sessions are those that somebody sees: whose, and which.
+func (b *browser) sessions() (names []string, ids map[string]string) {
+	b.Helper()
+	response, body := b.asks("GET", "/api/sessions", "")
+	require.Equal(b, http.StatusOK, response.StatusCode, body)
+	var out struct {
+		Sessions []struct {
+			ID, Name, Address string
+			Current           bool
+		}
+	}
+	require.NoError(b, json.Unmarshal([]byte(body), &out))
+	ids = map[string]string{}
+	for _, s := range out.Sessions {
+		require.Equal(b, "127.0.0.1", s.Address)
+		names = append(names, s.Name)
+		ids[s.Name] = s.ID
+		if s.Current {
+			ids["current"] = s.ID
+		}
+	}
+	return names, ids
+}
+
+// The console's own script uses the API as who is signed in, in every process, and nobody else's page does.
+func TestSessions_ofTheAPI(t *testing.T) {
+	t.Parallel()
+	dir := policytest.Dir(t, policytest.Files{"access": "authentication: [tokens]"})
+	b := setup(t, options{config: func(c *server.Config) {
+		c.Source = policy.Source{Dir: dir, Destination: policytest.Destination}
+		rules, err := policy.Load(c.Source)
+		require.NoError(t, err)
+		c.Policy, c.Process, c.DLQWorkers = rules, false, false
+	}})
+	kim := b.signIn("kim", access.Operator)
+	response, body := kim.asks("GET", "/api/whoami", "")
+	require.Equal(t, http.StatusOK, response.StatusCode)
+	require.Contains(t, body, `"name":"kim","via":"token"`)
+	require.Equal(t, http.StatusNotFound, kim.status("POST", "/api/dlq/entries/0198a0b0-0000-7000-8000-000000000000/discard", `{}`), "which is not there")
+	require.Equal(t, http.StatusForbidden, kim.status("POST", "/api/dlq/erasures", `{"filter": {"tags": ["x"]}, "note": "n"}`), "an operator")
+	require.Equal(t, http.StatusForbidden, kim.status("POST", "/api/dlq/entries/0198a0b0-0000-7000-8000-000000000000/discard", `{}`, "Sec-Fetch-Site", "cross-site"))
+	require.Equal(t, http.StatusUnauthorized, kim.status("GET", "/api/dlq/entries", "", "Sec-Fetch-Site", "same-site"))
+
+	// Rights are those of now, and who follows a run while the cookie changes goes on, until they sign out.
+	b.exec(`INSERT INTO dlq.replay_runs (id, filter, actor, total, status) VALUES ('0198a0b0-0000-7000-8000-000000000000', '{}', 'kim', 1, 'paused')`)
+	follow, err := http.DefaultClient.Do(kim.request("GET", "/api/dlq/replays/0198a0b0-0000-7000-8000-000000000000/events", ""))
+	require.NoError(t, err)
+	defer follow.Body.Close()
+	require.Equal(t, http.StatusOK, follow.StatusCode)
+	before := kim.cookie
+	b.exec("UPDATE dlq.sessions SET rotated_at = now() - interval '2 hours'")
+	require.Eventually(t, func() bool { kim.status("GET", "/api/whoami", ""); return kim.cookie != before }, time.Minute, 100*time.Millisecond)
+	require.Equal(t, http.StatusOK, kim.status("GET", "/api/whoami", ""))
+	b.exec("UPDATE dlq.sessions SET previous_until = now()") // the cookie with which they follow is good for nothing else
+	events := bufio.NewScanner(follow.Body)
+	for n := 0; n < 6; n++ { // which come every second: longer than any look at the sessions counts
+		for events.Scan() && !strings.HasPrefix(events.Text(), "data:") {
+		}
+		require.Contains(t, events.Text(), `"paused"`)
+	}
+	b.exec("UPDATE dlq.tokens SET role = 'reader'")
+	require.Eventually(t, func() bool {
+		return kim.status("POST", "/api/dlq/bulk", `{"do": "note", "filter": {"queue": ["q"]}, "note": "n", "dryRun": true}`) == http.StatusForbidden
+	}, time.Minute, 100*time.Millisecond)
+	for events.Scan() { // as somebody who may less, they follow again
+	}
+	require.NoError(t, events.Err())
+	follow, err = http.DefaultClient.Do(kim.request("GET", "/api/dlq/replays/0198a0b0-0000-7000-8000-000000000000/events", ""))
+	require.NoError(t, err)
+	defer follow.Body.Close()
+	require.Equal(t, http.StatusOK, follow.StatusCode)
+	require.Equal(t, http.StatusSeeOther, kim.status("POST", "/sign-out", ""))
+	_, err = io.Copy(io.Discard, follow.Body) // it ends
+	require.NoError(t, err)
+	require.Equal(t, http.StatusUnauthorized, kim.status("GET", "/api/whoami", ""))
+
+	// A reload that takes tokens away takes their sessions along.
+	anna := b.signIn("anna", access.Reader)
+	require.Equal(t, http.StatusOK, anna.status("GET", "/api/whoami", ""))
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "access.yaml"), []byte("authentication: [socket]"), 0o600))
+	require.NoError(t, b.server.Reload(t.Context()))
+	require.Equal(t, http.StatusUnauthorized, anna.status("GET", "/api/whoami", ""))
+}
+
+// People see and end their own sessions; an admin of everything those of all.
+func TestSessions_ofOthers(t *testing.T) {
+	t.Parallel()
+	b := setup(t, options{config: func(c *server.Config) {
+		c.Process, c.DLQWorkers = false, false
+		c.Policy.Access.Authentication = []string{"tokens"}
+	}})
+	kim, lee, root := b.signIn("kim", access.Operator), b.signIn("lee", access.Reader), b.signIn("root", access.Admin)
+	names, own := kim.sessions()
+	require.Equal(t, []string{"kim"}, names)
+	require.Equal(t, own["kim"], own["current"])
+	all, ids := root.sessions()
+	require.Equal(t, []string{"root", "lee", "kim"}, all)
+	_, body := kim.asks("GET", "/api/sessions?name=lee", "")
+	require.JSONEq(t, `{"sessions": []}`, body)
+
+	require.Equal(t, http.StatusNotFound, kim.status("DELETE", "/api/sessions/"+ids["lee"], ""), "as one that is not there")
+	require.Equal(t, http.StatusForbidden, kim.status("POST", "/api/sessions/end", `{"name": "lee"}`))
+	require.Equal(t, http.StatusForbidden, lee.status("DELETE", "/api/sessions/"+ids["lee"], "", "Sec-Fetch-Site", "cross-site"))
+	require.Equal(t, http.StatusOK, lee.status("GET", "/api/whoami", ""))
+	require.Equal(t, http.StatusOK, root.status("DELETE", "/api/sessions/"+ids["lee"]+"?note=left", ""))
+	require.Equal(t, http.StatusUnauthorized, lee.status("GET", "/api/whoami", ""))
+	require.Equal(t, http.StatusNotFound, root.status("DELETE", "/api/sessions/"+ids["lee"], ""))
+	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.acts WHERE subject = 'sessions' AND act = 'ended' AND actor = 'root' AND note = 'left' AND detail ->> 'of' = 'lee' AND origin LIKE 'API, from 127.0.0.1%'"))
+
+	second := &browser{bundle: b}
+	second.cookie = kim.cookie
+	response, body := kim.asks("POST", "/api/sessions/end", "")
+	require.Equal(t, http.StatusOK, response.StatusCode)
+	require.JSONEq(t, `{"ended": 1}`, body)
+	require.Equal(t, http.StatusUnauthorized, second.status("GET", "/api/whoami", ""))
+	response, body = root.asks("POST", "/api/sessions/end", `{"name": "nobody"}`)
+	require.Equal(t, http.StatusOK, response.StatusCode)
+	require.JSONEq(t, `{"ended": 0}`, body)
+}
