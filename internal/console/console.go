@@ -59,6 +59,7 @@ func New(config Config) *Console {
 	c.action("/dead-letters/{id}/edit", c.edit)
 	c.action("/dead-letters/{id}/reveal", c.reveal)
 	c.action("/undo/{operation}", c.undo)
+	c.page("/operations/{id}", c.operation)
 	c.page("/groups", c.groups)
 	c.page("/groups/{queue}/{fingerprint}", c.group)
 	c.action("/groups/{queue}/{fingerprint}", c.setGroup)
