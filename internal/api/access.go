@@ -32,7 +32,7 @@ const StaticPath = "/static/"
 var needs = map[string]need{
 	"submit-message": {access.Sender, true}, "submit-batch": {access.Sender, true}, "get-message": {access.Reader, true},
 
-	"list-entries": {access.Reader, true}, "get-entry": {access.Reader, true}, "get-stats": {access.Reader, true},
+	"list-entries": {access.Reader, true}, "complete-filter": {access.Reader, true}, "get-entry": {access.Reader, true}, "get-stats": {access.Reader, true},
 	"reveal-entry": {access.Operator, true}, "export": {access.Operator, true}, "bulk": {access.Operator, true}, "replay-entry": {access.Operator, true},
 	"discard-entry": {access.Operator, true}, "resolve-entry": {access.Operator, true}, "park-entry": {access.Operator, true},
 	"unpark-entry": {access.Operator, true}, "reopen-entry": {access.Operator, true},

@@ -175,6 +175,7 @@ type operation struct {
 
 var operations = []operation{
 	{"list-entries", "GET", "/api/dlq/entries?limit=3", access.Reader, "", "", ""},
+	{"complete-filter", "GET", "/api/dlq/filter?q=status:manual%20queue:", access.Reader, "", "", ""},
 	{"get-entry", "GET", "/api/dlq/entries/{id}", access.Reader, "", "entry", ""},
 	{"get-stats", "GET", "/api/dlq/stats", access.Reader, "", "", ""},
 	{"export", "POST", "/api/dlq/export", access.Operator, `{"filter": {}}`, "", ""},
