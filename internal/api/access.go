@@ -37,6 +37,8 @@ var needs = map[string]need{
 	"discard-entry": {access.Operator, true}, "resolve-entry": {access.Operator, true}, "park-entry": {access.Operator, true},
 	"unpark-entry": {access.Operator, true}, "reopen-entry": {access.Operator, true},
 
+	"get-operation": {access.Reader, true}, "undo": {access.Operator, true},
+
 	// Counted by queue, as analytics: those who are limited to kinds are refused.
 	"list-groups": {access.Reader, true}, "get-group": {access.Reader, true}, "set-group": {access.Operator, true},
 

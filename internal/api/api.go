@@ -208,6 +208,7 @@ func build(config Config) (*service, *http.ServeMux, huma.API) {
 	s.registerEntries(api)
 	s.registerReplays(api)
 	s.registerBulk(api)
+	s.registerUndo(api)
 	s.registerGroups(api)
 	s.registerViews(api)
 	s.registerAnalytics(api)
