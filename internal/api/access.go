@@ -53,6 +53,9 @@ var needs = map[string]need{
 	"list-approvals": {access.Operator, true}, "get-approval": {access.Operator, true}, "approve": {access.Operator, true}, "refuse": {access.Operator, true},
 	"withdraw": {access.Operator, true},
 
+	"list-tokens": {access.Admin, false}, "create-token": {access.Admin, false}, "revoke-token": {access.Admin, false},
+	"get-policy": {access.Reader, false}, "test-policy": {access.Reader, false},
+
 	"search-audit": {access.Reader, true}, "list-erasures": {access.Reader, false}, "erase": {access.Admin, false},
 	"list-queues": {access.Reader, true}, "pause-queue": {access.Operator, true}, "resume-queue": {access.Operator, true},
 	"list-circuit-breakers": {access.Reader, true}, "open-circuit-breaker": {access.Operator, true}, "reset-circuit-breaker": {access.Operator, true},
