@@ -230,7 +230,6 @@ func build(config Config) (*service, *http.ServeMux, huma.API) {
 	describeNeeds(api)
 
 	mux.Handle("GET /metrics", config.Metrics.Handler())
-	mux.Handle("GET /docs", docsPage(api))
 	mux.HandleFunc("GET "+runbooksPath+"{name}", runbook)
 	var pages http.Handler = notServed(mux)
 	var failed func(http.ResponseWriter, *http.Request, int, string)

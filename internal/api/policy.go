@@ -53,8 +53,8 @@ type SampleError struct {
 	Payload json.RawMessage `json:"payload,omitempty" doc:"Its payload, for rules that look at it."`
 }
 
-// Judgement is what the policy makes of an error.
-type Judgement struct {
+// SampleJudgement is what the policy makes of an error.
+type SampleJudgement struct {
 	Class      string      `json:"class" doc:"The class."`
 	Rule       string      `json:"rule,omitempty" doc:"The rule that chose it; absent where the built-in table did."`
 	Strategy   string      `json:"strategy" doc:"What happens next."`
@@ -72,7 +72,7 @@ type policyOutput struct{ Body PolicyInForce }
 
 type sampleInput struct{ Body SampleError }
 
-type judgementOutput struct{ Body Judgement }
+type judgementOutput struct{ Body SampleJudgement }
 
 func (s *service) registerPolicy(api huma.API) {
 	tags := []string{"policy"}
@@ -90,7 +90,7 @@ func (s *service) registerPolicy(api huma.API) {
 	test := huma.Operation{
 		OperationID: "test-policy", Method: http.MethodPost, Path: "/api/policy/test", Tags: tags, Summary: "Try an error on the policy in force: class, rule, strategy and times", Errors: []int{400, 422, 503},
 	}
-	example(&test, http.StatusOK, Judgement{Class: "outage", Rule: "bank-down", Strategy: "conditional", Times: []time.Time{time.Date(2026, 3, 2, 8, 1, 0, 0, time.UTC)}})
+	example(&test, http.StatusOK, SampleJudgement{Class: "outage", Rule: "bank-down", Strategy: "conditional", Times: []time.Time{time.Date(2026, 3, 2, 8, 1, 0, 0, time.UTC)}})
 	huma.Register(api, test, func(_ context.Context, in *sampleInput) (*judgementOutput, error) {
 		return &judgementOutput{judge(s.Planner(), &in.Body, time.Now())}, nil
 	})
@@ -114,7 +114,7 @@ func policyInForce(p *policy.Policy) PolicyInForce {
 }
 
 // judge is what a planner makes of an error that fails now, and again each time that it is redelivered.
-func judge(planner *strategy.Planner, in *SampleError, now time.Time) Judgement {
+func judge(planner *strategy.Planner, in *SampleError, now time.Time) SampleJudgement {
 	facts := strategy.Facts{
 		Type: in.Type, Code: in.Code, Message: in.Message, Panic: in.Panic, Class: riverdlq.Class(in.Class), Kind: in.Kind, Queue: in.Queue, Source: in.Source, Payload: in.Payload,
 	}
@@ -123,7 +123,7 @@ func judge(planner *strategy.Planner, in *SampleError, now time.Time) Judgement 
 	}
 	e := &strategy.Entry{Facts: facts, LastFailedAt: now}
 	d := planner.Decide(e, now)
-	out := Judgement{Class: string(d.Class), Rule: d.Rule, Strategy: d.Strategy, Reason: d.Reason, WaitingFor: d.WaitingFor, Times: []time.Time{}, Assignee: d.Assignee, Tags: d.Tags}
+	out := SampleJudgement{Class: string(d.Class), Rule: d.Rule, Strategy: d.Strategy, Reason: d.Reason, WaitingFor: d.WaitingFor, Times: []time.Time{}, Assignee: d.Assignee, Tags: d.Tags}
 	most := d.MaxRetries
 	if most == 0 {
 		most = 5 // as an entry has that nobody says otherwise of

@@ -18,7 +18,7 @@ type policyPage struct {
 	Problem  string // why the files are not in force
 	Files    []policyFile
 	Form     url.Values
-	Tried    *api.Judgement // what the policy makes of the error in the form
+	Tried    *api.SampleJudgement // what the policy makes of the error in the form
 	TryError *Problem
 	Classes  []string
 	Copies   []copyText
@@ -100,7 +100,7 @@ func (p *policyPage) try(in *request) error {
 		}
 		body["payload"] = json.RawMessage(text)
 	}
-	p.Tried = &api.Judgement{}
+	p.Tried = &api.SampleJudgement{}
 	err := in.post("/api/policy/test", body, p.Tried)
 	if problem, ok := errors.AsType[*Problem](err); ok && problem.Status < http.StatusInternalServerError {
 		p.Tried, p.TryError = nil, problem
