@@ -121,6 +121,11 @@ func (p *policyPage) say() string {
 	return said
 }
 
+// Own reports whether a rule is one of the policy's, and not of the built-in table.
+func (p *policyPage) Own(rule string) bool {
+	return slices.ContainsFunc(p.Policy.Rules, func(r api.PolicyRule) bool { return r.Name == rule })
+}
+
 // MatchWords says what errors a rule matches, in order.
 func (p *policyPage) MatchWords(r api.PolicyRule) []string {
 	var words []string
