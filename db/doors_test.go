@@ -29,8 +29,8 @@ var tables = map[string][]string{
 	"dead_letter_transitions": {"analytics"}, // of who is limited to queues and kinds
 	"counters":                {"metrics"},
 	"erasures":                {"deadletter"},
-	"failure_groups":          {"group"},
 	"gates":                   {"worker", "metrics"},
+	"failure_groups":          {"group"},
 	"group_marks":             {"group", "worker"}, // entries are assigned as they are decided
 	"job_facts":               {"facts"},
 	"metrics_sample":          {"metrics"},

@@ -31,6 +31,7 @@ import (
 	"github.com/dlqd/dlqd/internal/archive"
 	"github.com/dlqd/dlqd/internal/breaker"
 	"github.com/dlqd/dlqd/internal/deadletter"
+	"github.com/dlqd/dlqd/internal/doctor"
 	"github.com/dlqd/dlqd/internal/door"
 	"github.com/dlqd/dlqd/internal/group"
 	"github.com/dlqd/dlqd/internal/ingest"
@@ -119,6 +120,8 @@ type Config struct {
 	Idle   func() error
 	// LogLevel is what this process logs; nil where it cannot be changed.
 	LogLevel *slog.LevelVar
+	// Examine makes doctor's checks.
+	Examine func(ctx context.Context) []doctor.Finding
 	// Console makes the pages, of the API's operations, and of what answers what is neither; nil for no pages.
 	Console func(operations, notServed http.Handler) Console
 }
@@ -133,6 +136,8 @@ type Console interface {
 
 type service struct {
 	Config
+
+	examining sync.Mutex
 
 	bodies  door.Bodies
 	console Console // nil where there are no pages
@@ -203,6 +208,7 @@ func build(config Config) (*service, *http.ServeMux, huma.API) {
 	s.registerEntries(api)
 	s.registerReplays(api)
 	s.registerBulk(api)
+	s.registerUndo(api)
 	s.registerGroups(api)
 	s.registerViews(api)
 	s.registerAnalytics(api)

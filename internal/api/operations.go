@@ -5,6 +5,8 @@ import (
 	"net/http"
 
 	"github.com/danielgtaylor/huma/v2"
+
+	"github.com/dlqd/dlqd/internal/doctor"
 )
 
 // Health is how the program is.
@@ -19,6 +21,14 @@ type healthOutput struct {
 	Status int
 	Body   Health
 }
+
+// Examination is what doctor's checks found.
+type Examination struct {
+	OK       bool             `json:"ok" doc:"Nothing is wrong."`
+	Findings []doctor.Finding `json:"findings" doc:"What each check found."`
+}
+
+type examinationOutput struct{ Body Examination }
 
 type statusOutput struct {
 	Body struct {
@@ -43,6 +53,24 @@ func (s *service) registerOperations(api huma.API) {
 			if !part.OK {
 				out.Status, out.Body.OK = http.StatusServiceUnavailable, false
 			}
+		}
+		return out, nil
+	})
+
+	examine := huma.Operation{
+		OperationID: "examine", Method: http.MethodPost, Path: "/api/doctor", Tags: tags,
+		Summary: "Look for what goes wrong slowly, and say what to do", Description: "What \"dlqd doctor\" looks at, but for the policy's files. It changes nothing, and takes seconds: one at a time (409).",
+		Errors: []int{http.StatusConflict, http.StatusServiceUnavailable},
+	}
+	example(&examine, http.StatusOK, Examination{OK: true, Findings: []doctor.Finding{{Name: "triggers", OK: true, Detail: "are there, and enabled"}}})
+	huma.Register(api, examine, func(ctx context.Context, _ *struct{}) (*examinationOutput, error) {
+		if !s.examining.TryLock() {
+			return nil, huma.Error409Conflict("the checks are being made for somebody else just now")
+		}
+		defer s.examining.Unlock()
+		out := &examinationOutput{Body: Examination{OK: true, Findings: s.Examine(ctx)}}
+		for _, f := range out.Body.Findings {
+			out.Body.OK = out.Body.OK && f.OK
 		}
 		return out, nil
 	})
