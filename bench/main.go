@@ -7,6 +7,7 @@
 //	go run ./bench replay       runs that replay many entries, beside River inserting as many jobs
 //	go run ./bench retention    a month of a million entries, dropped beside deleted, and what captures do meanwhile
 //	go run ./bench analytics    every question of analytics at 10,000,000 entries and 30,000,000 moves, and what rollups cost captures
+//	go run ./bench console      every page of the console at 10,000,000 entries, and what open pages cost the database
 //	go run ./bench outage       ten minutes of outage of one of three destinations; -scale 0.1 for one minute
 //	go run ./bench filing       failures filed and decided per second, and how long after its job's commit a failure is decided
 //	go run ./bench indexes      what each list index of the open partition costs filing, and what its lists take without it
@@ -48,10 +49,10 @@ func main() {
 	scale := flag.Float64("scale", 1, "share of the full amount of work")
 	bin := flag.String("postgres-bin", "", "directory of the Postgres programs")
 	flag.Parse()
-	runs := map[string]func(*bench, float64) error{"ingest": ingestBench, "access": accessBench, "processing": processing, "capture": capture, "claim": claim, "filing": filing, "outage": outage, "replay": replayBench, "retention": retentionBench, "analytics": analyticsBench, "indexes": indexStudy}
+	runs := map[string]func(*bench, float64) error{"ingest": ingestBench, "access": accessBench, "processing": processing, "capture": capture, "claim": claim, "console": consoleBench, "filing": filing, "outage": outage, "replay": replayBench, "retention": retentionBench, "analytics": analyticsBench, "indexes": indexStudy}
 	run := runs[flag.Arg(0)]
 	if run == nil {
-		fmt.Fprintln(os.Stderr, "usage: bench [-rounds N] [-scale F] ingest|access|processing|capture|claim|filing|indexes|outage|replay|retention|analytics")
+		fmt.Fprintln(os.Stderr, "usage: bench [-rounds N] [-scale F] ingest|access|processing|capture|claim|console|filing|indexes|outage|replay|retention|analytics")
 		os.Exit(2)
 	}
 	if err := start(run, *rounds, *scale, *bin); err != nil {

@@ -19,28 +19,34 @@ import (
 // Others ask the room, or call a function of db/code.
 var tables = map[string][]string{
 	// deadletter: what people and programs do with entries. The others: what they do with those that are theirs.
-	"dead_letter_queue": {"deadletter", "automatic", "ingest", "replay", "worker"},
+	"dead_letter_queue": {"deadletter", "automatic", "ingest", "metrics", "replay", "worker"},
 
-	"approvals":               {"approval"},
+	// metrics counts what is there, and what waits: one row of a rollup, or a bounded look into an index.
+	"approvals":               {"approval", "metrics"},
 	"automatic_changes":       {"automatic"},
 	"automatic_switches":      {"automatic"},
 	"circuit_breakers":        {"breaker"},
 	"dead_letter_transitions": {"analytics"}, // of who is limited to queues and kinds
+	"counters":                {"metrics"},
 	"erasures":                {"deadletter"},
-	"gates":                   {"worker"},
+	"gates":                   {"worker", "metrics"},
 	"failure_groups":          {"group"},
 	"group_marks":             {"group", "worker"}, // entries are assigned as they are decided
 	"job_facts":               {"facts"},
+	"metrics_sample":          {"metrics"},
 	"ordered_jobs":            {"ingest"},
-	"processes":               {"process"},
+	"paces":                   {"metrics"},
+	"processes":               {"process", "metrics"},
 	"reconcile_findings":      {"reconcile"},
 	"replay_run_entries":      {"replay"},
-	"replay_runs":             {"replay"},
+	"replay_runs":             {"replay", "metrics"},
+	"rollup_backlog":          {"metrics"},
 	"rollup_flow":             {"analytics"},
-	"rollup_state":            {"analytics"},
+	"rollup_state":            {"analytics", "metrics"},
+	"saved_views":             {"savedview"},
 	"settings":                {"automatic", "deadletter", "retention"},
 	"tokens":                  {"access"},
-	"river.river_job":         {"breaker", "delivery", "ingest", "worker"},
+	"river.river_job":         {"breaker", "delivery", "ingest", "worker", "metrics"},
 }
 
 var (

@@ -1,5 +1,6 @@
 -- Columns of River's that dlqd's queries read, so that sqlc can check their types. River's own migrations make the table.
 CREATE SCHEMA river;
+CREATE TYPE river.river_job_state AS ENUM ('available', 'cancelled', 'completed', 'discarded', 'pending', 'retryable', 'running', 'scheduled');
 CREATE TABLE river.river_job (
     id           bigint PRIMARY KEY,
     args         jsonb NOT NULL,
@@ -13,7 +14,13 @@ CREATE TABLE river.river_job (
     unique_key   bytea,
     unique_states bit(8),
     queue        text NOT NULL,
+    priority     smallint NOT NULL,
     attempted_at timestamptz,
     errors       jsonb[]
+);
+CREATE TABLE river.river_queue (
+    name       text PRIMARY KEY,
+    paused_at  timestamptz,
+    updated_at timestamptz NOT NULL
 );
 CREATE SCHEMA dlq;

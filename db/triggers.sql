@@ -98,11 +98,12 @@ BEGIN
         ('dlq.failure_groups', 'dlq.in_patterns(queue, NULL, (SELECT dlq.scope_patterns(dlq.scope())))'),
         ('dlq.group_marks', 'dlq.in_patterns(queue, NULL, (SELECT dlq.scope_patterns(dlq.scope())))'),
         ('dlq.ordered_jobs', 'dlq.in_patterns(queue, NULL, (SELECT dlq.scope_patterns(dlq.scope())))'),
-        ('dlq.rollup_sources', NULL), ('dlq.job_facts', NULL), ('dlq.entry_jobs', NULL), ('dlq.retired_jobs', NULL), ('dlq.erasures', NULL),
+        ('dlq.rollup_sources', NULL), ('dlq.counters', NULL), ('dlq.metrics_sample', NULL), ('dlq.job_facts', NULL), ('dlq.entry_jobs', NULL), ('dlq.retired_jobs', NULL), ('dlq.erasures', NULL),
         ('dlq.reconcile_findings', NULL), ('dlq.reconcile_looks', NULL), ('dlq.automatic_changes', NULL), ('dlq.gates', NULL), ('dlq.paces', NULL), ('dlq.role_scopes', NULL)
     LOOP
         PERFORM dlq.fence_table(t.relid, v_sees) FROM pg_partition_tree(v_table) t UNION ALL SELECT dlq.fence_table(v_table, v_sees) WHERE NOT EXISTS (SELECT FROM pg_partition_tree(v_table));
     END LOOP;
+    ALTER TABLE dlq.saved_views ENABLE ROW LEVEL SECURITY; -- functions show them
     ALTER TABLE dlq.tokens ENABLE ROW LEVEL SECURITY; -- nobody but the owner reads it, also where somebody grants all tables of the schema
     ALTER TABLE dlq.sessions ENABLE ROW LEVEL SECURITY; -- likewise
 END

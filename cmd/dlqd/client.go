@@ -302,6 +302,7 @@ func newList() *cobra.Command {
 	var status []string
 	filters := map[string]*string{}
 	var limit int
+	var view string
 	cmd := &cobra.Command{
 		Use:     "list [FILTER]",
 		Short:   "List dead letters",
@@ -310,6 +311,12 @@ func newList() *cobra.Command {
 			q, err := textOf(args)
 			if err != nil {
 				return err
+			}
+			if view != "" {
+				if err := c.useView(cmd, view, query); err != nil {
+					return err
+				}
+				q = strings.TrimSpace(query.Get("q") + " " + q)
 			}
 			if q != "" {
 				query.Set("q", q)
@@ -355,6 +362,7 @@ func newList() *cobra.Command {
 		filters[f.name] = cmd.Flags().String(f.flag, "", f.help)
 	}
 	cmd.Flags().IntVar(&limit, "limit", 50, "entries in a page, at most 500")
+	cmd.Flags().StringVar(&view, "view", "", "what a saved view chooses (dlqd views)")
 	return cmd
 }
 

@@ -299,6 +299,70 @@ var scenarios = map[string]scenario{
 			require.Equal(p, []string{`{"paymentId": "pay_2"}`}, p.bodies("payment.captured"), "what the bank has is not sent again")
 		},
 	},
+	// Somebody stopped everything, while a receiver was down.
+	"automatic-stopped": {
+		policy: map[string]string{"dlq-routing": "strategies: {immediate: {delays: [100ms]}}\n"},
+		ill: func(p *patient) {
+			p.exec("SELECT dlq.stop_automatic('kim', 'the bank asked for it')")
+			p.answers(func(w http.ResponseWriter, _ delivery) { w.WriteHeader(http.StatusInternalServerError) })
+			p.send(3, "order.placed", `{}`)
+			p.await("3", decided)
+			p.await("3", "SELECT count(*) FROM dlq.dead_letter_queue WHERE next_retry_at <= now()")
+			p.answers(nil)
+		},
+		prints: []string{`kim +\| the bank asked for it`, `default \| transient +\| +3`},
+		waits:  `overdue.*\n-+\n +0`,
+		after:  map[string]string{"SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_resolved'": "3"},
+	},
+	// Somebody switched capture off; jobs fail.
+	"capture-missing": {
+		ill: func(p *patient) {
+			p.exec("SELECT dlq.set_capture('off', p_actor => 'kim', p_note => 'disk full')")
+			p.answers(func(w http.ResponseWriter, _ delivery) { w.WriteHeader(http.StatusUnprocessableEntity) })
+			p.send(2, "order.placed", `{}`)
+			p.await("2", "SELECT count(*) FROM river_job WHERE state = 'cancelled'")
+			holder, err := p.pool.Begin(context.WithoutCancel(p.Context()))
+			require.NoError(p, err)
+			_, err = holder.Exec(p.Context(), "LOCK TABLE dlq.job_facts IN SHARE MODE")
+			require.NoError(p, err)
+			p.wake = func() { require.NoError(p, holder.Rollback(context.Background())) }
+		},
+		steps:  []step{{"dlq.set_capture('on'", func(p *patient) { p.wake() }}},
+		prints: []string{`off +\| enabled +\| .*\| kim +\| disk full`, `job_facts \| ShareLock`, `on +\| Failures are captured`, `on +\| enabled`},
+		after:  map[string]string{"SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_manual'": "2"},
+		mended: func(p *patient) {
+			p.send(1, "order.placed", `{}`)
+			p.await("3", decided)
+		},
+	},
+	// An error that passes for a passing one, and a run that sends it back all the same.
+	"few-are-resolved": {
+		policy: map[string]string{"dlq-routing": "strategies: {immediate: {delays: [100ms, 1h]}}\n"},
+		ill: func(p *patient) {
+			p.answers(func(w http.ResponseWriter, _ delivery) {
+				w.Header().Set("X-Error-Type", "LEDGER_CLOSED")
+				w.WriteHeader(http.StatusInternalServerError)
+			})
+			p.send(4, "payment.booked", `{}`)
+			p.await("4", "SELECT count(*) FROM dlq.dead_letter_queue WHERE dlq_retry_count = 1 AND status = 'dlq_pending' AND next_retry_at > now() + interval '1 minute'")
+			p.exec("SELECT dlq.replay_start('{\"queue\": [\"elsewhere\"]}', p_note => 'in vain', p_rate => 0.001)")
+			p.exec("DO $$ BEGIN WHILE dlq.refresh_rollups() IS NULL LOOP PERFORM pg_sleep(0.01); END LOOP; END $$") // dlqd may be at it
+			p.answers(nil)
+		},
+		prints: []string{`default \| +4 \| +0 \| +4 \| +4 \| +0`, `default \| transient +\| LEDGER_CLOSED \| +4 \| +1`, `default \| payment.booked \| dlq_pending`, `dlq_manual \| +4`},
+		after:  map[string]string{"SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_resolved'": "4"},
+	},
+	// dlqd was killed; the application goes on and fails.
+	"dlqd-is-down": {
+		ill: func(p *patient) {
+			p.dies()
+			p.exec(`INSERT INTO river_job (kind, queue, args, max_attempts, attempt, state, errors, metadata, finalized_at, attempted_at)
+				SELECT 'dlqd_message', 'default', '{"messageId": "m1", "queue": "default", "kind": "order.placed", "payload": 1}', 1, 1, 'discarded', ARRAY['{"error": "no", "attempt": 1, "at": "2026-01-01T00:00:00Z"}'::jsonb], '{}', now(), now() FROM generate_series(1, 1)`)
+		},
+		steps:  []step{{"AS counted", (*patient).serve}},
+		prints: []string{`behind`},
+		waits:  `0 \| +0 \| t`,
+	},
 	// A commit that takes outages for mistakes.
 	"bad-policy": {
 		ill: func(p *patient) {

@@ -66,7 +66,7 @@ func TestSecrets_areNeverShown(t *testing.T) {
 		_, _ = fmt.Fprintf(&places, "  %s: {url: %q, secret: %s, probe: {url: %q, every: 100ms}}\n", name, at, signing, at+"&p="+secret(name+" probe", "pr0be-"+name))
 	}
 	content := "queues:\n" + queues.String() + "  filed: {destination: filed, maxAttempts: 1}\ndestinations:\n" + places.String() + "  filed: {urlFile: filed.url, secretFile: filed.key}\n"
-	dir := policytest.Dir(t, policytest.Files{"retry-policies": content, "access": "authentication: [tokens]"})
+	dir := policytest.Dir(t, policytest.Files{"retry-policies": content, "access": "authentication: [tokens, oidc]\noidc: {issuer: 'http://127.0.0.1:1', clientID: dlqd, clientSecretFile: client.key}\n"})
 	write := func(dir, name, text string) string {
 		path := filepath.Join(dir, name)
 		require.NoError(t, os.WriteFile(path, []byte(text+"\n"), 0o600))
@@ -74,6 +74,7 @@ func TestSecrets_areNeverShown(t *testing.T) {
 	}
 	write(dir, "filed.url", receiver.URL+"/"+secret("filed path", "wordsonlysecret")+"?q="+secret("filed query", "filedquery"))
 	write(dir, "filed.key", filed)
+	write(dir, "client.key", secret("client's secret", "cl1ent-secret-of-the-console"))
 	at := postgrestest.URL(t)
 	u, err := url.Parse(at)
 	require.NoError(t, err)
@@ -109,6 +110,14 @@ func TestSecrets_areNeverShown(t *testing.T) {
 		require.NoError(t, err)
 		return response
 	}
+	signIn, err := http.NewRequestWithContext(t.Context(), http.MethodPost, s.api+"/sign-in", strings.NewReader("token="+token))
+	require.NoError(t, err)
+	signIn.Header.Set("Content-Type", "application/x-www-form-urlencoded")
+	signedIn, err := (&http.Client{CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}).Do(signIn)
+	require.NoError(t, err)
+	require.NoError(t, signedIn.Body.Close())
+	require.Len(t, signedIn.Cookies(), 1)
+	secret("session", signedIn.Cookies()[0].Value)
 	get := func(path string) string {
 		response := ask(http.MethodGet, path, "", token)
 		defer response.Body.Close()
@@ -184,7 +193,7 @@ func TestSecrets_areNeverShown(t *testing.T) {
 	runs("serve", "--help")
 	runs("migrate", "status")
 	runs("doctor", "--config-dir", dir)
-	runs("psql", "-At", "-c", `SELECT row_to_json(e) FROM dead_letter_queue e`, "-c", `SELECT row_to_json(j) FROM river_job j`, "-c", `SELECT row_to_json(t) FROM dead_letter_transitions t`, "-c", `SELECT row_to_json(t) FROM tokens t`)
+	runs("psql", "-At", "-c", `SELECT row_to_json(e) FROM dead_letter_queue e`, "-c", `SELECT row_to_json(j) FROM river_job j`, "-c", `SELECT row_to_json(t) FROM dead_letter_transitions t`, "-c", `SELECT row_to_json(t) FROM tokens t`, "-c", `SELECT row_to_json(s) FROM sessions s`)
 	shows(`"name":"kim"`)
 	shows(`"kind":"dlqd_message"`)
 	require.NoError(t, s.cmd.Process.Signal(syscall.SIGQUIT)) // all that goroutines are at

@@ -6,10 +6,12 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     INSERT INTO dlq.circuit_breaker_changes (name, from_state, to_state, reason, actor)
     VALUES (NEW.name, CASE WHEN TG_OP = 'UPDATE' THEN OLD.state END, NEW.state, NEW.reason, NEW.changed_by);
+    INSERT INTO dlq.counters AS c (name, queue, label, value) VALUES ('breaker', NEW.name, NEW.state::text, 1)
+    ON CONFLICT (name, queue, label) DO UPDATE SET value = c.value + 1;
     RETURN NULL;
 END
 $$;
-COMMENT ON FUNCTION dlq.on_breaker_change IS 'Trigger: keeps a row for each change of a breaker.';
+COMMENT ON FUNCTION dlq.on_breaker_change IS 'Trigger: keeps a row for each change of a breaker, and counts it.';
 
 DROP TRIGGER IF EXISTS circuit_breaker_insert ON dlq.circuit_breakers;
 CREATE TRIGGER circuit_breaker_insert AFTER INSERT ON dlq.circuit_breakers

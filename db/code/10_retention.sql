@@ -88,6 +88,17 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' A
 $$;
 COMMENT ON FUNCTION dlq.missing_partitions IS 'Months of the audit trail and of closed entries that have no partition: this one, the p_months next, and those of rows that are in a default partition.';
 
+CREATE OR REPLACE FUNCTION dlq.partitions_until() RETURNS TABLE (of text, until timestamptz)
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' AS $$
+    SELECT substring(c.relname FROM 'dead_letter_([a-z]+)'),
+           coalesce(min(m.month) FILTER (WHERE to_regclass(format('%I.%I', n.nspname, c.relname || '_' || to_char(m.month, 'YYYYMM'))) IS NULL), max(m.month) + interval '1 month')
+    FROM (VALUES ('dlq.dead_letter_transitions'::regclass), ('dlq.dead_letter_resolved'), ('dlq.dead_letter_failed'), ('dlq.dead_letter_archived')) p (parent)
+    JOIN pg_class c ON c.oid = p.parent JOIN pg_namespace n ON n.oid = c.relnamespace
+    CROSS JOIN generate_series(date_trunc('month', now()), date_trunc('month', now()) + interval '1 year', interval '1 month') m (month)
+    GROUP BY c.relname
+$$;
+COMMENT ON FUNCTION dlq.partitions_until IS 'Until when the audit trail and each table of closed entries have partitions, without a gap from this month on; a year ahead at most.';
+
 -- A transaction for each partition: none is locked while the next is made. (A procedure that commits can have no settings of
 -- its own.)
 CREATE OR REPLACE PROCEDURE dlq.ensure_partitions(p_months integer DEFAULT 2)

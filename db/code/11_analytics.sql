@@ -216,6 +216,9 @@ BEGIN
         RETURN dlq.rebuild_rollups();
     END IF;
     v_count := dlq.fold_moves(v_state.snapshot, v_new, v_state.since, v_at);
+    IF v_count > 0 THEN
+        PERFORM dlq.count_moves(v_state.snapshot, v_new, v_state.since, v_at);
+    END IF;
     -- Where nothing moves, a write every second would be for nothing.
     IF v_count > 0 OR v_at > v_state.at + interval '10 seconds' THEN
         UPDATE dlq.rollup_state SET
@@ -237,6 +240,7 @@ DECLARE
     v_first timestamptz;
     v_from  timestamptz := '-infinity';
     v_count bigint := 0;
+    v_state dlq.rollup_state;
 BEGIN
     PERFORM dlq.require_everything('rollups');
     PERFORM pg_advisory_xact_lock(hashtextextended('dlq.refresh_rollups', 0));
@@ -261,6 +265,14 @@ BEGIN
         WHERE r.fingerprint <> 'other' AND NOT EXISTS (SELECT FROM dlq.dead_letter_open e WHERE e.queue = r.queue AND e.fingerprint = r.fingerprint)
     )
     SELECT txid_current_snapshot(), clock_timestamp() INTO v_new, v_at;
+
+    -- Counters go on from where they were: they are not made anew.
+    SELECT * INTO v_state FROM dlq.rollup_state;
+    IF v_state IS NULL OR txid_snapshot_xmax(v_state.snapshot) > txid_snapshot_xmax(v_new) THEN
+        PERFORM dlq.count_moves(NULL, v_new, coalesce(v_state.at, '-infinity'), v_at);
+    ELSE
+        PERFORM dlq.count_moves(v_state.snapshot, v_new, v_state.since, v_at);
+    END IF;
 
     SELECT date_trunc('day', min(t.at)) INTO v_day FROM dlq.dead_letter_transitions t;
     v_first := date_trunc('week', v_day);

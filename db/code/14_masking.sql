@@ -8,7 +8,7 @@
 CREATE OR REPLACE FUNCTION dlq.is_reader() RETURNS boolean
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    RETURN NOT (dlq.has_role('dlq_operator') OR dlq.has_role('dlq_admin')) OR current_setting('dlq.sight', true) = 'reader' AND dlq.is_owner();
+    RETURN NOT (dlq.has_role('dlq_operator') OR dlq.has_role('dlq_admin')) OR coalesce(current_setting('dlq.sight', true) = 'reader', false) AND dlq.is_owner();
 END
 $$;
 COMMENT ON FUNCTION dlq.is_reader IS 'Whether the caller sees what a dlq_reader sees. (dlqd says so of whom it asks for, as it does with dlq.scope.)';
@@ -45,7 +45,7 @@ LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN CASE p_name
     WHEN 'tokens' THEN 'eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}(?:\.[A-Za-z0-9_-]*)?'
         || '|(?:[Bb]earer|BEARER|[Bb]asic|BASIC)[ :]+[A-Za-z0-9._~+/=-]{8,}'
-        || '|(?:dlqd|npm|github_pat|gh[oprsu])_[A-Za-z0-9_]{16,}|(?:sk|pk|rk)_(?:live|test)_[A-Za-z0-9]{8,}|whsec_[A-Za-z0-9+/=]{16,}|sk-[A-Za-z0-9_-]{20,}'
+        || '|(?:dlqds?|npm|github_pat|gh[oprsu])_[A-Za-z0-9_]{16,}|(?:sk|pk|rk)_(?:live|test)_[A-Za-z0-9]{8,}|whsec_[A-Za-z0-9+/=]{16,}|sk-[A-Za-z0-9_-]{20,}'
         || '|(?:AKIA|ASIA)[A-Z0-9]{16}|AIza[A-Za-z0-9_-]{35}|xox[a-z]-[A-Za-z0-9-]{10,}|glpat-[A-Za-z0-9_-]{16,}'
         || '|-----BEGIN [A-Z ]{0,20}PRIVATE KEY-----[A-Za-z0-9+/=\s]*'
     WHEN 'cardNumbers' THEN '(?<![0-9.])(?:[2-6][0-9]{12,18}|[2-6][0-9]{3}(?:[ -][0-9]{4}){3}|3[47][0-9]{2}[ -][0-9]{6}[ -][0-9]{5})(?![0-9])'

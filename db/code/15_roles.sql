@@ -264,9 +264,9 @@ DECLARE
     v_function regprocedure;
     -- What each role may call; what dlqd alone calls is in none.
     v_functions constant jsonb := '{
-        "dlq_reader": ["act_in_scope", "actor", "allowed_moves", "approved", "audit", "automatic_for", "breaker_in_scope", "caller", "capture_limit", "capture_mode", "capture_status", "captured_at", "check_destination", "chooses_all", "closed_since", "coarse_step", "error_types", "event_path", "filter_path", "filter_patterns", "filter_where", "filter_words", "find", "find_ids", "first_id", "flow", "group_entries", "group_shares", "group_status", "groups", "has_card", "has_role",
+        "dlq_reader": ["act_in_scope", "actor", "allowed_moves", "approved", "audit", "automatic_for", "breaker_in_scope", "caller", "capture_limit", "capture_mode", "capture_status", "captured_at", "check_destination", "chooses_all", "closed_since", "coarse_step", "delete_view", "error_types", "event_path", "filter_path", "filter_patterns", "filter_where", "filter_words", "find", "find_ids", "first_id", "flow", "group_entries", "group_shares", "group_status", "groups", "has_card", "has_role",
             "heat_map", "hidden_columns", "in_patterns", "in_scope", "is_luhn", "is_muted", "is_open", "is_owner", "is_person", "is_reader", "is_repeat", "job_table", "like_patterns", "mask", "mask_node", "mask_text", "masked_json", "masked_text", "muted_entries", "needs_mask", "next_step", "noisiest_sources", "oldest_entries", "one_group", "origin", "pattern", "policy_version", "preview",
-            "queue_scope", "ratio", "replay_success", "replayable", "require_everything", "retry_cost", "scope", "scope_patterns", "scope_where", "scope_within", "sensitive_columns", "sensitive_values", "stage_of", "stats", "step_for", "times", "to_uuid", "top_groups", "trail_begins", "trigger_state", "writing_jobs"],
+            "queue_scope", "ratio", "replay_success", "replayable", "require_everything", "retry_cost", "save_view", "scope", "scope_patterns", "scope_where", "scope_within", "sensitive_columns", "sensitive_values", "stage_of", "stats", "step_for", "times", "to_uuid", "top_groups", "trail_begins", "trigger_state", "views", "writing_jobs"],
         "dlq_operator": ["act_on", "act_where", "approve", "assign", "assign_group", "count_jobs", "default_partition_rows", "discard", "expired_partitions", "jobs", "note", "open_breaker", "park", "paused_queues",
             "record_reveal", "refresh_rollups", "refuse_approval", "reopen", "replay", "replay_cancel", "replay_pause", "replay_resume", "replay_set_rate", "replay_start", "request_approval", "reset_automatic", "reset_breaker",
             "resolve", "resume_automatic", "reveal", "revealed", "river_leader", "run_again", "set_automatic", "set_group", "stop_automatic", "sweep_redeliveries", "trail", "unpark", "withdraw_approval"],
@@ -297,7 +297,7 @@ BEGIN
     EXECUTE format('GRANT USAGE ON SCHEMA %s TO dlq_reader, dlq_operator, dlq_admin', v_schema);
     FOR v_grant IN
         SELECT c.oid::regclass AS name FROM pg_class c
-        WHERE c.relnamespace = v_schema AND c.relkind IN ('r', 'p', 'v') AND NOT c.relispartition AND c.relname NOT IN ('tokens', 'sessions', 'visible_entries') -- which only dlqd reads
+        WHERE c.relnamespace = v_schema AND c.relkind IN ('r', 'p', 'v') AND NOT c.relispartition AND c.relname NOT IN ('tokens', 'sessions', 'saved_views', 'visible_entries') -- which only dlqd reads
     LOOP
         EXECUTE format('GRANT SELECT ON %s TO dlq_reader, dlq_operator, dlq_admin', v_grant.name);
     END LOOP;

@@ -38,6 +38,7 @@ BEGIN
             ('^job_facts_job$', 'The facts of a job, in their order.'),
             ('^ordered_jobs_job_id', 'The place of a job.'),
             ('^tokens_hash', 'Finds a token.'),
+            ('^saved_views_shared$', 'A name is shared once.'),
             ('^sessions_hash', 'Finds a session.'),
             ('^sessions_previous_hash', 'Finds a session by what its cookie held before.'),
             ('^sessions_name$', 'The sessions of somebody.'),

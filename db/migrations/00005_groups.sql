@@ -29,5 +29,31 @@ COMMENT ON COLUMN dlq.group_marks.mute_upto IS 'It ends by itself, too, when so 
 COMMENT ON COLUMN dlq.group_marks.updated_at IS 'When somebody last said something of it.';
 COMMENT ON COLUMN dlq.group_marks.updated_by IS 'Who did.';
 
+-- Lists that people come back to.
+CREATE TABLE dlq.saved_views (
+    owner      text NOT NULL CHECK (length(owner) BETWEEN 1 AND 255),
+    name       text NOT NULL CHECK (length(name) BETWEEN 1 AND 100),
+    query      text NOT NULL CHECK (octet_length(query) <= 4096),
+    columns    text[] NOT NULL DEFAULT '{}' CHECK (cardinality(columns) <= 40),
+    sort       text NOT NULL DEFAULT '' CHECK (length(sort) <= 64),
+    shared     boolean NOT NULL DEFAULT false,
+    scope      jsonb,
+    created_at timestamptz NOT NULL DEFAULT now(),
+    updated_at timestamptz NOT NULL DEFAULT now(),
+    PRIMARY KEY (owner, name)
+);
+CREATE UNIQUE INDEX saved_views_shared ON dlq.saved_views (name) WHERE shared;
+COMMENT ON TABLE dlq.saved_views IS 'Lists of dead letters that people come back to, their own or shared. Read it with dlq.views(); change it with dlq.save_view and dlq.delete_view.';
+COMMENT ON COLUMN dlq.saved_views.owner IS 'Who made it.';
+COMMENT ON COLUMN dlq.saved_views.name IS 'Its name, among theirs and among those that are shared.';
+COMMENT ON COLUMN dlq.saved_views.query IS 'What it chooses, as one types it.';
+COMMENT ON COLUMN dlq.saved_views.columns IS 'Which columns it shows, in this order; none for the usual ones.';
+COMMENT ON COLUMN dlq.saved_views.sort IS 'In which order; empty for the usual one.';
+COMMENT ON COLUMN dlq.saved_views.shared IS 'Others see it, too.';
+COMMENT ON COLUMN dlq.saved_views.scope IS 'The queues and kinds to which its owner was limited: only who may see all of these sees it. Null for somebody who was not.';
+COMMENT ON COLUMN dlq.saved_views.created_at IS 'When it was made.';
+COMMENT ON COLUMN dlq.saved_views.updated_at IS 'When it was last changed.';
+
 -- +goose Down
+DROP TABLE dlq.saved_views;
 DROP TABLE dlq.group_marks;

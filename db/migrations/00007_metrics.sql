@@ -1,5 +1,30 @@
 -- +goose Up
-SELECT 1;
+-- Running totals of what the audit trail says, and the sample that every process serves at /metrics.
+CREATE TABLE dlq.counters (
+    name  text   NOT NULL,
+    queue text   NOT NULL,
+    label text   NOT NULL,
+    value float8 NOT NULL,
+    PRIMARY KEY (name, queue, label)
+) WITH (fillfactor = 50);
+COMMENT ON TABLE dlq.counters IS 'What happened to dead letters since dlqd is here: totals that never go down, also past retention and trimming. dlq.count_moves() adds to them with each refresh of the rollups; /metrics shows them.';
+COMMENT ON COLUMN dlq.counters.name IS 'captured, failures, redelivered, succeeded, failed_again, resolved, failed, archived and parked (label: the class of the error), swept, error_type (label: the type), breaker (queue: the circuit breaker; label: the state that it went to), or a time: in_dlq, to_recovery, to_retry and to_filing (label: seconds, which is their sum, or n for those of up to 2 ^ (n / 8) seconds and more than 2 ^ ((n - 1) / 8)).';
+COMMENT ON COLUMN dlq.counters.queue IS 'The queue; other for those beyond dlq.most_counted_queues().';
+COMMENT ON COLUMN dlq.counters.label IS 'What else it is by, as the name says; other for error types beyond dlq.most_counted_types() of a queue.';
+COMMENT ON COLUMN dlq.counters.value IS 'How many; of a sum of times, seconds.';
+
+CREATE TABLE dlq.metrics_sample (
+    one    boolean PRIMARY KEY DEFAULT true CHECK (one),
+    at     timestamptz NOT NULL,
+    took   interval NOT NULL,
+    sample json NOT NULL
+) WITH (fillfactor = 50);
+COMMENT ON TABLE dlq.metrics_sample IS 'What the metrics say of the database: one row, which one process at a time writes every few seconds, and each process reads at each scrape.';
+COMMENT ON COLUMN dlq.metrics_sample.one IS 'There is one row.';
+COMMENT ON COLUMN dlq.metrics_sample.at IS 'When it was taken.';
+COMMENT ON COLUMN dlq.metrics_sample.took IS 'How long that took: the next one is not taken before twenty times as long.';
+COMMENT ON COLUMN dlq.metrics_sample.sample IS 'Numbers, by queue and class: see internal/metrics.';
 
 -- +goose Down
-SELECT 1;
+DROP TABLE dlq.metrics_sample;
+DROP TABLE dlq.counters;

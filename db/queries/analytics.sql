@@ -26,3 +26,6 @@ SELECT dlq.refresh_rollups();
 
 -- name: TrimRollups :exec
 SELECT dlq.trim_rollups();
+
+-- name: TrimCounters :exec
+SELECT dlq.trim_counters();

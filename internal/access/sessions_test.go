@@ -363,6 +363,38 @@ func TestSessions_hostile(t *testing.T) {
 	require.Equal(t, http.StatusBadRequest, large.StatusCode)
 }
 
+// Use and end race, and a session that was refused once stays so, in every process.
+func TestSessions_endedWhileUsed(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	inForce := rules(access.Rules{Ways: []string{"tokens"}})
+	c, other := b.console(inForce, false), b.console(inForce, false)
+	secret, _ := b.token(access.Token{Name: "kim", Role: access.Reader})
+	kim := c.browser()
+	kim.signIn(secret)
+	require.NotEmpty(t, kim.who())
+	b.exec("UPDATE dlq.sessions SET rotated_at = now() - interval '2 hours'") // each of them wants to change the cookie, too
+	var wg sync.WaitGroup
+	for _, process := range []*console{c, other, c, other} {
+		one := process.with(kim.cookies)
+		wg.Go(func() {
+			for one.who() != "" {
+			}
+			for range 20 {
+				if one.who() != "" {
+					t.Error("it is let in again")
+				}
+			}
+		})
+	}
+	n, err := c.access.EndSessions(t.Context(), access.Ending{Name: "kim", By: "root"})
+	require.NoError(t, err)
+	require.Equal(t, 1, n)
+	wg.Wait()
+	_, err = c.access.EndSessions(t.Context(), access.Ending{Name: "kim", By: "root"})
+	require.ErrorIs(t, err, access.ErrNoSession)
+}
+
 // Where somebody goes who has signed in is a page of dlqd's.
 func TestReturnTo(t *testing.T) {
 	t.Parallel()

@@ -2,6 +2,7 @@ package analytics
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"github.com/dlqd/dlqd/internal/background"
@@ -24,9 +25,9 @@ func (s *Store) Refresh(ctx context.Context) error {
 	return s.queries.RefreshRollups(ctx)
 }
 
-// Trim takes away rollups that are finer than their age deserves.
+// Trim takes away rollups that are finer than their age deserves, and gives the most frequent names counters of their own.
 func (s *Store) Trim(ctx context.Context) error {
-	return s.queries.TrimRollups(ctx)
+	return errors.Join(s.queries.TrimRollups(ctx), s.queries.TrimCounters(ctx))
 }
 
 // Loops keep the rollups up to date, and take away what is too fine for its age.

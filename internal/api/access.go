@@ -40,6 +40,9 @@ var needs = map[string]need{
 	// Counted by queue, as analytics: those who are limited to kinds are refused.
 	"list-groups": {access.Reader, true}, "get-group": {access.Reader, true}, "set-group": {access.Operator, true},
 
+	// To share one takes an operator, to delete what somebody else shares an admin.
+	"list-views": {access.Reader, true}, "get-view": {access.Reader, true}, "save-view": {access.Reader, true}, "delete-view": {access.Reader, true},
+
 	"list-replays": {access.Reader, true}, "get-replay": {access.Reader, true}, "follow-replay": {access.Reader, true}, "list-replay-entries": {access.Reader, true},
 	"start-replay": {access.Operator, true}, "pause-replay": {access.Operator, true}, "resume-replay": {access.Operator, true},
 	"cancel-replay": {access.Operator, true}, "set-replay-rate": {access.Operator, true},
@@ -111,7 +114,7 @@ func (s *service) signIn(next http.Handler) http.Handler {
 		return next
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if slices.Contains(open, r.URL.Path) || strings.HasPrefix(r.URL.Path, StaticPath) {
+		if slices.Contains(open, r.URL.Path) || strings.HasPrefix(r.URL.Path, StaticPath) || strings.HasPrefix(r.URL.Path, runbooksPath) {
 			next.ServeHTTP(w, r)
 			return
 		}

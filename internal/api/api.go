@@ -36,6 +36,7 @@ import (
 	"github.com/dlqd/dlqd/internal/ingest"
 	"github.com/dlqd/dlqd/internal/metrics"
 	"github.com/dlqd/dlqd/internal/replay"
+	"github.com/dlqd/dlqd/internal/savedview"
 	"github.com/dlqd/dlqd/internal/strategy"
 	"github.com/dlqd/dlqd/internal/telemetry"
 	"github.com/dlqd/dlqd/internal/worker"
@@ -79,6 +80,7 @@ type Config struct {
 	Replayer     *replay.Replayer
 	Approvals    *approval.Store
 	Groups       *group.Store
+	Views        *savedview.Store
 	River        *river.Client[pgx.Tx] // to see queues and pause them; it works none
 	Access       *access.Authenticator // nil: nobody is asked who they are
 	Metrics      *metrics.Metrics
@@ -164,6 +166,7 @@ func build(config Config) (*service, *http.ServeMux, huma.API) {
 		{Name: messagesTag, Description: "Submit messages, and follow them."},
 		{Name: "dead letters", Description: "See and steer jobs that ended as failures."},
 		{Name: "failure groups", Description: "Dead letters of a queue that failed for the same reason: who looks after them, and what is known of them."},
+		{Name: "saved views", Description: "Lists of dead letters that people come back to."},
 		{Name: "automatic redelivery", Description: "For what dlqd redelivers by itself, and what it only observes."},
 		{Name: "capture", Description: "How failures become dead letters, and what was missed."},
 		{Name: "replay runs", Description: "Send many dead letters back, at a pace, and see how it goes."},
@@ -182,6 +185,7 @@ func build(config Config) (*service, *http.ServeMux, huma.API) {
 	s.registerReplays(api)
 	s.registerBulk(api)
 	s.registerGroups(api)
+	s.registerViews(api)
 	s.registerAnalytics(api)
 	s.registerAudit(api)
 	s.registerApprovals(api)
@@ -197,6 +201,7 @@ func build(config Config) (*service, *http.ServeMux, huma.API) {
 
 	mux.Handle("GET /metrics", config.Metrics.Handler())
 	mux.Handle("GET /docs", docsPage(api))
+	mux.HandleFunc("GET "+runbooksPath+"{name}", runbook)
 	var pages http.Handler = notServed(mux)
 	var failed func(http.ResponseWriter, *http.Request, int, string)
 	if config.Console != nil {

@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"slices"
 	"sync"
+	"time"
 )
 
 // Group is the loops of a program.
@@ -14,6 +15,8 @@ type Group struct {
 	// Idle says why no loop may make a turn at the moment; nil where they may, as is a nil Idle. Every loop asks before every turn: it must
 	// be quick. Loops that are idle neither fail nor count as silent.
 	Idle func() error
+	// Observe is told of every turn: whose it was, how long it took, and its error; nil for nobody.
+	Observe func(loop string, took time.Duration, err error)
 
 	mu    sync.Mutex
 	loops []*Loop
@@ -36,7 +39,7 @@ func (g *Group) Loops() []*Loop {
 // Start starts all loops that do not run.
 func (g *Group) Start() {
 	for _, l := range g.Loops() {
-		l.start(g.Logger, g.Idle)
+		l.start(g)
 	}
 }
 

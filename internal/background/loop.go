@@ -146,8 +146,8 @@ func (l *Loop) Wake() {
 	}
 }
 
-// start starts the loop, unless it runs. idle, if any, says why it may make no turn.
-func (l *Loop) start(logger *slog.Logger, idle func() error) {
+// start starts the loop of a group, unless it runs.
+func (l *Loop) start(group *Group) {
 	l.life.Lock()
 	defer l.life.Unlock()
 	if l.run != nil {
@@ -164,7 +164,7 @@ func (l *Loop) start(logger *slog.Logger, idle func() error) {
 	l.mu.Lock()
 	l.running, l.since, l.wait, l.failures, l.idle, l.seen = true, time.Now(), 0, 0, "", nil
 	l.mu.Unlock()
-	go l.loop(r, logger, idle)
+	go l.loop(r, group)
 }
 
 // Started is closed when the loop, which was started, has begun.
@@ -210,7 +210,7 @@ func (l *Loop) Stop(ctx context.Context) error {
 	}
 }
 
-func (l *Loop) loop(r *run, logger *slog.Logger, idle func() error) {
+func (l *Loop) loop(r *run, group *Group) {
 	defer close(r.ended)
 	defer r.cut()
 	defer func() {
@@ -223,7 +223,7 @@ func (l *Loop) loop(r *run, logger *slog.Logger, idle func() error) {
 	}()
 	close(r.started)
 	for r.stop.Err() == nil {
-		wait, wake := l.turn(r, logger, idle)
+		wait, wake := l.turn(r, group)
 		if wait > 0 {
 			l.pause(r, wait, wake)
 		}
@@ -245,9 +245,9 @@ func (l *Loop) pause(r *run, wait time.Duration, wake <-chan struct{}) {
 }
 
 // turn makes one turn, and returns how long to wait until the next, and what may cut that short.
-func (l *Loop) turn(r *run, logger *slog.Logger, idle func() error) (time.Duration, <-chan struct{}) {
-	if idle != nil && !l.config.WhenIdle {
-		why := idle()
+func (l *Loop) turn(r *run, group *Group) (time.Duration, <-chan struct{}) {
+	if group.Idle != nil && !l.config.WhenIdle {
+		why := group.Idle()
 		l.rest(why)
 		if why != nil {
 			return min(l.config.Interval, idleInterval), nil
@@ -263,6 +263,9 @@ func (l *Loop) turn(r *run, logger *slog.Logger, idle func() error) (time.Durati
 		err = fmt.Errorf("a turn did not end within %s: %w", l.config.Timeout, err)
 	}
 	cancel()
+	if group.Observe != nil && (err == nil || r.turns.Err() == nil) { // not what was cut short
+		group.Observe(l.config.Name, time.Since(start), err)
+	}
 
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -271,13 +274,13 @@ func (l *Loop) turn(r *run, logger *slog.Logger, idle func() error) (time.Durati
 	case err != nil && r.turns.Err() != nil: // it was cut short
 		return 0, nil
 	case err != nil:
-		return l.failed(logger, err), nil
+		return l.failed(group.Logger, err), nil
 	}
 	if wait == 0 {
 		wait = l.config.Interval - time.Since(start)
 	}
 	wait = max(wait, 0)
-	l.succeeded(logger, wait)
+	l.succeeded(group.Logger, wait)
 	return wait, l.wake
 }
 

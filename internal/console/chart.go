@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"html/template"
 	"math"
+	"slices"
 	"strings"
 	"time"
 )
@@ -114,6 +115,16 @@ func (c *chart) Summary() string {
 		last, most = total, max(most, total)
 	}
 	return fmt.Sprintf("%s, from %s to %s: %s at first, %s at most, %s now", c.Title, c.Starts[0].UTC().Format("2 Jan 15:04"), c.Starts[n-1].UTC().Format("2 Jan 15:04 UTC"), number(first), number(most), number(last))
+}
+
+// Happened are the kinds of the chart's markers.
+func (c *chart) Happened() (kinds []string) {
+	for _, kind := range []string{"policy", "replay", "breaker"} {
+		if slices.ContainsFunc(c.Markers, func(m marker) bool { return m.Kind == kind && !m.At.Before(c.Starts[0]) }) {
+			kinds = append(kinds, kind)
+		}
+	}
+	return kinds
 }
 
 // Rows is the chart as a table.

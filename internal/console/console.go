@@ -5,7 +5,6 @@ package console
 import (
 	"bytes"
 	"cmp"
-	"context"
 	"errors"
 	"log/slog"
 	"net/http"
@@ -41,6 +40,7 @@ type Console struct {
 	mux       *http.ServeMux
 	templates templates
 	live      live
+	around    around
 }
 
 // New returns the console. Requests have come through the door, and bear who makes them.
@@ -50,6 +50,8 @@ func New(config Config) *Console {
 	c.page("/{$}", c.overview)
 	c.page("/dead-letters", c.deadLetters)
 	c.page("/dead-letters/{id}", c.deadLetter)
+	c.action("/views", c.saveView)
+	c.action("/views/{name}/delete", c.deleteView)
 	c.page("/bulk", c.bulkPreview)
 	c.action("/bulk", c.bulkDo)
 	c.action("/dead-letters/{id}/act", c.act)
@@ -66,6 +68,9 @@ func New(config Config) *Console {
 	c.page("/replays", c.replays)
 	c.page("/replays/{id}", c.replayRun)
 	c.action("/replays/{id}/steer", c.steer)
+	c.page("/approvals", c.approvals)
+	c.page("/approvals/{id}", c.approval)
+	c.action("/approvals/{id}/decide", c.decide)
 
 	c.mux.HandleFunc("GET /sign-in", func(w http.ResponseWriter, r *http.Request) { c.signIn(w, r, http.StatusOK, "") })
 	c.mux.HandleFunc("GET /events", c.events)
@@ -211,6 +216,3 @@ func localPath(path string) bool {
 
 // me is who looks.
 func (in *request) me() *access.Principal { return access.From(in.Context()) }
-
-// as is the request's context, without its end: for what others share.
-func (in *request) as() context.Context { return context.WithoutCancel(in.Context()) }

@@ -32,6 +32,7 @@ type letter struct {
 	Operator bool
 	Masked   bool // something of it is ***
 	Revealed bool // and is shown this once
+	Hidden   bool // who looks does not see payloads
 }
 
 // IsMessage reports whether dlqd submitted the job.
@@ -39,7 +40,7 @@ func (l *letter) IsMessage() bool { return l.JobKind == message.JobKind }
 
 // CanEdit reports whether who looks may replay it with another payload.
 func (l *letter) CanEdit() bool {
-	return l.Operator && !l.Revealed && (l.Status == deadletter.Pending || l.Status == deadletter.Manual || l.Status == deadletter.Failed)
+	return l.Operator && !l.Revealed && !l.Hidden && (l.Status == deadletter.Pending || l.Status == deadletter.Manual || l.Status == deadletter.Failed)
 }
 
 // copyText is what one copies to do or see the same elsewhere.
@@ -80,6 +81,7 @@ func newLetter(in *request, detail *api.EntryDetail, operator bool) *letter {
 	if detail.ErrorStackTrace != nil {
 		l.Frames = framesOf(*detail.ErrorStackTrace)
 	}
+	l.Hidden = len(detail.OriginalEvent) == 0 || string(detail.OriginalEvent) == "null"
 	l.Tree = treeOf(l.Payload, l.IsMessage())
 	l.Masked = bytes.Contains(detail.OriginalEvent, []byte("***")) || bytes.Contains(detail.EditedEvent, []byte("***")) || strings.Contains(fmt.Sprint(deref(detail.ErrorMessage)), "***")
 	l.Curl = l.curl(in.console.Policy())
@@ -259,7 +261,7 @@ func framesOf(trace string) []stackFrame {
 
 // curl is what a redelivery sends, as a command. (A signature is of the moment, and made with a secret: it is left out.)
 func (l *letter) curl(p *policy.Policy) string {
-	if !l.IsMessage() {
+	if !l.IsMessage() || l.Hidden {
 		return ""
 	}
 	destination := p.DestinationOf(l.Queue)

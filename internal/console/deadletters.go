@@ -11,6 +11,8 @@ import (
 	"github.com/dlqd/dlqd/internal/access"
 	"github.com/dlqd/dlqd/internal/api"
 	"github.com/dlqd/dlqd/internal/deadletter"
+	"github.com/dlqd/dlqd/internal/filter"
+	"github.com/dlqd/dlqd/internal/savedview"
 )
 
 const (
@@ -39,6 +41,19 @@ type list struct {
 	Operator bool
 	Copies   []copyText
 	Searched *time.Time // how far back a search in texts has looked
+	Views    []savedview.SavedView
+}
+
+// ViewPath is where the list is as a saved view has it.
+func (l *list) ViewPath(v savedview.SavedView) string {
+	query := url.Values{"q": {v.Query}}
+	if v.Order != "" {
+		query.Set("order", v.Order)
+	}
+	if len(v.Columns) > 0 {
+		query["column"] = v.Columns
+	}
+	return "/dead-letters?" + query.Encode()
 }
 
 // count is how many entries match.
@@ -90,6 +105,15 @@ func (c *Console) deadLetters(in *request) (*view, error) {
 		l.Columns[name] = len(chosen) == 0 || slices.Contains(chosen, name)
 	}
 	v := &view{Template: "deadletters", Title: "Dead letters", Data: l, Every: listEvery}
+	if _, live := isLive(in.Context()); !live {
+		var views struct {
+			Views []savedview.SavedView `json:"views"`
+		}
+		if err := in.get(api.ViewsPath, nil, &views); err != nil {
+			return nil, err
+		}
+		l.Views = views.Views
+	}
 	query := url.Values{"limit": {listPage}}
 	for name, value := range map[string]string{"q": l.Query, "order": l.Order, "cursor": asked.Get("cursor")} {
 		if value != "" {
@@ -115,11 +139,50 @@ func (c *Console) deadLetters(in *request) (*view, error) {
 	}
 	l.Copies = []copyText{
 		{"a command", "dlqd list " + shellQuoted(l.Query)},
-		{"SQL", "SELECT * FROM dlq.find('" + strings.ReplaceAll(l.Query, "'", "''") + "');"},
+		{"SQL", "SELECT * FROM dlq.find(" + sqlQuoted(l.json(in)) + ");"},
 		{"curl", "curl -sG $DLQD_URL/api/dlq/entries --data-urlencode q=" + shellQuoted(l.Query)},
 	}
 	return v, nil
 }
+
+// json is the list's filter as SQL takes it.
+func (l *list) json(in *request) string {
+	f, err := filter.Parse(l.Query, in.me().Name)
+	if err != nil {
+		return "{}" // the API has understood it
+	}
+	return string(f.JSON())
+}
+
+// saveView keeps a list as a view.
+func (c *Console) saveView(in *request) (*done, error) {
+	name := strings.TrimSpace(in.PostFormValue("name"))
+	if name == "" {
+		return nil, &Problem{Status: http.StatusUnprocessableEntity, Detail: "a view needs a name"}
+	}
+	body := map[string]any{"query": in.PostFormValue("q"), "shared": in.PostFormValue("shared") != ""}
+	if order := in.PostFormValue("order"); order != "" {
+		body["order"] = order
+	}
+	if columns := in.PostForm["column"]; len(columns) > 0 {
+		body["columns"] = columns
+	}
+	if err := in.call(http.MethodPut, api.ViewsPath+"/"+url.PathEscape(name), nil, body, nil); err != nil {
+		return nil, err
+	}
+	return &done{To: "/dead-letters?q=" + url.QueryEscape(in.PostFormValue("q")), Flash: flash{Text: "Saved as the view " + name + "."}}, nil
+}
+
+// deleteView forgets a view.
+func (c *Console) deleteView(in *request) (*done, error) {
+	if err := in.call(http.MethodDelete, api.ViewsPath+"/"+url.PathEscape(in.PathValue("name")), nil, nil, nil); err != nil {
+		return nil, err
+	}
+	return &done{To: "/dead-letters", Flash: flash{Text: "The view " + in.PathValue("name") + " is gone."}}, nil
+}
+
+// sqlQuoted is a text as a literal of SQL.
+func sqlQuoted(text string) string { return "'" + strings.ReplaceAll(text, "'", "''") + "'" }
 
 // with is the page's address with one thing otherwise.
 func (in *request) with(name, value string) string {

@@ -1,11 +1,16 @@
 package console
 
 import (
+	"context"
 	"encoding/base64"
 	"encoding/json"
 	"net/http"
 	"net/url"
 	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/singleflight"
 
 	"github.com/dlqd/dlqd/internal/access"
 	"github.com/dlqd/dlqd/internal/api"
@@ -41,6 +46,7 @@ func sections() []section {
 // frame is what is around each page.
 type frame struct {
 	view
+	surroundings
 
 	Path     string // with the query: the page's address
 	Sections []section
@@ -48,10 +54,7 @@ type frame struct {
 	Role     access.Role
 	// Environment is the policy's; production is made unmistakable.
 	Environment string
-	Observing   bool            // nothing is redelivered by itself
-	Stopped     *automatic.Stop // somebody stopped all automatic redelivery
-	Troubles    []trouble       // what fires now, in a line on every page
-	Theme       string          // light or dark; "" as the system has it
+	Theme       string // light or dark; "" as the system has it
 	Flash       flash
 	Assets      map[string]string
 	Bare        bool // the page alone, for who has not signed in
@@ -69,7 +72,7 @@ func newFrame(in *request) *frame {
 	return f
 }
 
-// complete looks up what every page shows around itself. What cannot be had is left out: a page that explains trouble must not fail by it.
+// complete looks up what is around the page.
 func (f *frame) complete(in *request) {
 	if f.Bare {
 		return
@@ -82,22 +85,73 @@ func (f *frame) complete(in *request) {
 		s.Current = path == s.Path || s.Path != "/" && strings.HasPrefix(path, s.Path+"/") || f.Section == s.Path
 		f.Sections = append(f.Sections, s)
 	}
-	if !f.Who.May(access.Reader) {
-		return
+	if f.Who.May(access.Reader) {
+		f.surroundings = in.console.around.get(in)
 	}
+}
+
+// surroundings are what every page says of the whole: how it is, for who may see that.
+type surroundings struct {
+	Observing bool            // nothing is redelivered by itself
+	Stopped   *automatic.Stop // somebody stopped all automatic redelivery
+	Troubles  []trouble       // what is wrong now, in a line on every page
+}
+
+// around keeps surroundings for a moment, for all who have the same rights.
+type around struct {
+	looking singleflight.Group
+	mu      sync.Mutex
+	known   map[string]surroundings
+	since   time.Time
+}
+
+const (
+	// aroundAge is how old surroundings may be.
+	aroundAge = 5 * time.Second
+	// aroundTimeout bounds how long a page waits for them.
+	aroundTimeout = 3 * time.Second
+)
+
+func (a *around) get(in *request) surroundings {
+	rights := rightsOf(in.me())
+	a.mu.Lock()
+	if time.Since(a.since) > aroundAge {
+		a.known, a.since = map[string]surroundings{}, time.Now()
+	}
+	s, ok := a.known[rights]
+	a.mu.Unlock()
+	if ok {
+		return s
+	}
+	found, _, _ := a.looking.Do(rights, func() (any, error) {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(in.Context()), aroundTimeout) // others wait for it, too
+		defer cancel()
+		s := look(&request{Request: in.WithContext(ctx), console: in.console})
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		a.known[rights] = s
+		return s, nil
+	})
+	s, _ = found.(surroundings)
+	return s
+}
+
+// look looks up what every page shows around itself. What cannot be had is left out: a page that explains trouble must not fail by it.
+func look(in *request) (s surroundings) {
 	var switches automatic.Overview
 	if ok, err := in.may("/api/dlq/automatic", nil, &switches); ok && err == nil {
-		f.Stopped = switches.Stopped
-		f.Observing = switches.Attached && !anyOn(switches.Switches)
+		s.Stopped = switches.Stopped
+		s.Observing = switches.Attached && !anyOn(switches.Switches)
 	}
 	var health api.Health
 	if ok, err := in.may("/api/health", nil, &health); ok && err == nil {
 		for _, part := range health.Parts {
 			if !part.OK {
-				f.Troubles = append(f.Troubles, trouble{part.Name + ": " + part.Detail, "/system"})
+				s.Troubles = append(s.Troubles, trouble{part.Name + ": " + part.Detail, "/system"})
 			}
 		}
 	}
+	return s
 }
 
 func anyOn(switches []automatic.Switch) bool {
@@ -155,4 +209,13 @@ func (f *frame) Events() string {
 		return ""
 	}
 	return "/events?page=" + url.QueryEscape(f.Path)
+}
+
+// rightsOf names what somebody may do: those who may do the same see the same.
+func rightsOf(p *access.Principal) string {
+	raw, err := json.Marshal(p.Grants)
+	if err != nil {
+		return p.Via + " " + p.Name
+	}
+	return string(raw)
 }

@@ -2,7 +2,6 @@ package console
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"hash/maphash"
 	"net/http"
@@ -111,16 +110,11 @@ func (c *Console) events(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	p := access.From(r.Context())
-	rights, err := json.Marshal([]any{p.Grants, personal(address, p)})
-	if err != nil {
-		c.answer(w, c.request(r), nil, err)
-		return
-	}
 	w.Header().Set("Content-Type", "text/event-stream")
 	w.WriteHeader(http.StatusOK)
 	control := http.NewResponseController(w)
 	_ = control.Flush()
-	watched, done := c.live.watch(r.Context(), r, string(rights)+address, address)
+	watched, done := c.live.watch(r.Context(), r, rightsOf(p)+personal(address, p)+address, address)
 	defer done()
 	var shown uint64
 	for {
@@ -128,6 +122,7 @@ func (c *Console) events(w http.ResponseWriter, r *http.Request) {
 		case <-r.Context().Done():
 			return
 		case e := <-watched:
+			var err error
 			if (c.Ready != nil && c.Ready() != nil) || !access.Still(r.Context()) {
 				return
 			}

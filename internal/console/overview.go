@@ -225,7 +225,7 @@ func (o *overview) wait() {
 }
 
 // Manual is how many entries need a person.
-func (o *overview) Manual() int64 { return o.Stats.ByStatus["dlq_manual"] }
+func (o *overview) Manual() int64 { return o.Stats.NeedsPerson }
 
 // say is the answer to the question with which somebody opens the page.
 func (o *overview) say() string {

@@ -15,6 +15,7 @@ import (
 
 	"github.com/dlqd/dlqd/internal/access"
 	"github.com/dlqd/dlqd/internal/api"
+	"github.com/dlqd/dlqd/internal/filter"
 	"github.com/dlqd/dlqd/internal/replay"
 )
 
@@ -163,35 +164,13 @@ func (r replayRun) Sentence() string {
 	return "Done in " + lasted(r.Took()) + ": " + outcome + " of " + number(r.Total) + "." + underWay
 }
 
-// filterWords is a filter as one types it, near enough to read.
+// filterWords is a filter as one types it; its JSON where it cannot be typed.
 func filterWords(raw json.RawMessage) string {
-	var fields map[string]json.RawMessage
-	if json.Unmarshal(raw, &fields) != nil || len(fields) == 0 {
-		return ""
+	f, err := filter.FromJSON(raw)
+	if err != nil {
+		return string(raw)
 	}
-	names := map[string]string{
-		"errorClass": "class", "errorType": "type", "errorCode": "code", "fingerprint": "group", "subscriberId": "subscriber", "tags": "tag", "ids": "id", "maxAge": "age",
-	}
-	var words []string
-	for name, value := range fields {
-		shown := cmp.Or(names[name], name)
-		var list []string
-		var one string
-		switch {
-		case json.Unmarshal(value, &list) == nil:
-			for i := range list {
-				list[i] = quoted(strings.TrimPrefix(list[i], map[bool]string{true: "dlq_"}[name == "status"]))
-			}
-			one = strings.Join(list, ",")
-		case json.Unmarshal(value, &one) == nil:
-			one = quoted(one)
-		default:
-			one = string(value)
-		}
-		words = append(words, shown+":"+one)
-	}
-	slices.Sort(words)
-	return strings.Join(words, " ")
+	return f.Print()
 }
 
 type replays struct {
@@ -371,17 +350,17 @@ func (r *runDetail) compare(in *request) error {
 			break
 		}
 	}
-	var filter map[string]json.RawMessage
-	if json.Unmarshal(r.Filter, &filter) != nil || filter["ids"] != nil || bytes.Contains(r.Filter, []byte(`"***"`)) || r.Why != "" {
+	var chosen map[string]json.RawMessage
+	if json.Unmarshal(r.Filter, &chosen) != nil || chosen["ids"] != nil || bytes.Contains(r.Filter, []byte(`"***"`)) || r.Why != "" {
 		return nil // nothing can have joined it, or nobody can say
 	}
 	since, _ := json.Marshal(r.CreatedAt.Format(time.RFC3339Nano))
-	filter["after"] = since
+	chosen["after"] = since
 	var answer api.ReplayAnswer
-	if err := in.post("/api/dlq/replay", map[string]any{"dryRun": true, "all": true, "filter": filter}, &answer); err != nil || answer.Preview == nil {
+	if err := in.post("/api/dlq/replay", map[string]any{"dryRun": true, "all": true, "filter": chosen}, &answer); err != nil || answer.Preview == nil {
 		return nil //nolint:nilerr // it is left out
 	}
-	raw, _ := json.Marshal(filter)
+	raw, _ := json.Marshal(chosen)
 	r.Since, r.SinceURL = &answer.Preview.Total, "/dead-letters?"+url.Values{"q": {filterWords(raw)}}.Encode()
 	return nil
 }

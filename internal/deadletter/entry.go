@@ -39,6 +39,8 @@ type Summary struct {
 	ErrorType     *string    `json:"errorType,omitempty" doc:"Type of the error." db:"error_type"`
 	ErrorCode     *string    `json:"errorCode,omitempty" doc:"Code of the error." db:"error_code"`
 	ErrorMessage  *string    `json:"errorMessage,omitempty" doc:"The error of the last attempt (in lists its first 500 characters)." db:"error_message"`
+	Fingerprint   *string    `json:"fingerprint,omitempty" doc:"Its failure group: equal for entries of a queue that failed for the same reason." db:"fingerprint"`
+	AssignedTo    *string    `json:"assignedTo,omitempty" doc:"Who looks after it." db:"assigned_to"`
 	Strategy      *string    `json:"strategy,omitempty" enum:"immediate,scheduled,conditional,manual" doc:"What happens next; absent while undecided." db:"strategy"`
 	NextRetryAt   *time.Time `json:"nextRetryAt,omitempty" doc:"When a worker looks at it next." db:"next_retry_at"`
 	WaitingFor    *string    `json:"waitingFor,omitempty" doc:"What it waits for besides that time: automatic (that automatic redelivery is switched on for it: it is observed), condition: and what does not hold, pace, or order." db:"waiting_for"`
@@ -61,7 +63,6 @@ type Entry struct {
 	EditedEvent         json.RawMessage `json:"editedEvent,omitempty" doc:"What redeliveries carry instead, once a person has edited it." db:"edited_event"`
 	ErrorStackTrace     *string         `json:"errorStackTrace,omitempty" doc:"Stack trace of a panic." db:"error_stack_trace"`
 	ErrorContext        json.RawMessage `json:"errorContext,omitempty" doc:"What the worker recorded beside the error." db:"error_context"`
-	Fingerprint         *string         `json:"fingerprint,omitempty" doc:"Equal for entries that failed for the same reason." db:"fingerprint"`
 	RetryHistory        json.RawMessage `json:"retryHistory" doc:"Attempts of the job, as River kept them." db:"retry_history"`
 	RetryCount          int32           `json:"retryCount" doc:"Attempts that the job had made when it failed." db:"retry_count"`
 	MaxRetries          int32           `json:"maxRetries" doc:"Attempts that the job was allowed." db:"max_retries"`
@@ -74,7 +75,6 @@ type Entry struct {
 	ReportedClass       *string         `json:"reportedClass,omitempty" doc:"The class that the worker which failed gave the error." db:"reported_class"`
 	OrderingKey         *string         `json:"orderingKey,omitempty" doc:"orderingKey of the message." db:"ordering_key"`
 	ParkedBy            *string         `json:"parkedBy,omitempty" doc:"Who parked it; absent where its class did." db:"parked_by"`
-	AssignedTo          *string         `json:"assignedTo,omitempty" doc:"Who looks after it." db:"assigned_to"`
 	Notes               *string         `json:"notes,omitempty" doc:"The last note that a person left." db:"notes"`
 	ResolutionStrategy  *string         `json:"resolutionStrategy,omitempty" enum:"automatic_retry,manual_retry,manual_resolution,discard" doc:"How it was closed." db:"resolution_strategy"`
 	ResolvedBy          *string         `json:"resolvedBy,omitempty" doc:"Who closed it." db:"resolved_by"`

@@ -92,7 +92,7 @@ type Page struct {
 const summaryColumns = `id, status, queue, kind, event_id, river_job_id, source, subscriber_id, priority, error_class, error_type,
 	error_code, error_message, strategy, next_retry_at, waiting_for,
 	dlq.next_step(status, strategy, rule, next_retry_at, waiting_for, error_class, parked_by, queue, kind, job_kind) AS next, dlq_retry_count, first_failed_at,
-	last_failed_at, created_at, updated_at, closed_at`
+	last_failed_at, created_at, updated_at, closed_at, fingerprint, assigned_to`
 
 // listColumns are the columns of a list, of an entry e, as the mask m lets see them. What is cut off cannot be seen, nor make a
 // part of a secret of the rest.
@@ -297,9 +297,9 @@ func (s *Store) ClosedParts(ctx context.Context) ([]Part, error) {
 
 // entryColumns are those of [Entry]. Tags of what nobody has filed yet are as SQL took them: with NULL, or of several dimensions.
 const entryColumns = summaryColumns + `,
-	job_kind, ARRAY(SELECT t FROM unnest(tags) t WHERE t IS NOT NULL) AS tags, original_event, edited_event, error_stack_trace, error_context, fingerprint, retry_history, retry_count,
+	job_kind, ARRAY(SELECT t FROM unnest(tags) t WHERE t IS NOT NULL) AS tags, original_event, edited_event, error_stack_trace, error_context, retry_history, retry_count,
 		max_retries, dlq_max_retries, replay_attempts, rule, reported_class, ordering_key, parked_by, redelivery_job_id, locked_by, locked_at,
-		assigned_to, notes, resolution_strategy, resolved_by, resolution_notes, resolution_timestamp, config_version, metadata`
+		notes, resolution_strategy, resolved_by, resolution_notes, resolution_timestamp, config_version, metadata`
 
 // exportPage is how many entries an export reads at once.
 const exportPage = 200

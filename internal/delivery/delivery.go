@@ -68,9 +68,6 @@ const (
 	TypeLogicalFailure    = "LOGICAL_FAILURE"
 )
 
-// outcomeHeld is the outcome of a delivery that has to wait, and was not tried.
-const outcomeHeld = "held"
-
 // Args are the args of a delivery's job: the message, and what Work tells NextRetry of the same attempt.
 type Args struct {
 	message.Message
@@ -78,8 +75,23 @@ type Args struct {
 	retryAfter *time.Duration
 }
 
-// Observer is told of every delivery: its queue, how it ended ("ok", "held", or an error class), and how long it took.
-type Observer func(queue, outcome string, took time.Duration)
+// Outcomes of deliveries, beside the classes of errors.
+const (
+	OutcomeOK   = "ok"
+	OutcomeHeld = "held" // not tried yet
+)
+
+// Delivered is how a delivery went.
+type Delivered struct {
+	Queue       string
+	Destination string        // empty where the policy does not say which
+	Outcome     string        // OutcomeOK, OutcomeHeld, or the class of the error
+	Waited      time.Duration // from when its job was due until the attempt began
+	Took        time.Duration
+}
+
+// Observer is told of every delivery.
+type Observer func(Delivered)
 
 // Config is what a [Worker] needs.
 type Config struct {
@@ -166,17 +178,23 @@ func Backoff(b policy.Backoff, attempt int, random float64) time.Duration {
 // Work implements river.Worker.
 func (w *Worker) Work(ctx context.Context, job *river.Job[Args]) error {
 	start := time.Now()
+	made := Delivered{Queue: job.Queue}
+	if job.AttemptedAt != nil {
+		made.Waited = max(job.AttemptedAt.Sub(job.ScheduledAt), 0)
+	}
 	about := metadataOf(job)
 	ctx, span := w.startSpan(ctx, job, &about)
-	outcome, err := w.work(ctx, job, &about)
-	endSpan(span, outcome, err)
-	w.config.Logger.DebugContext(ctx, "delivery", "queue", job.Queue, "job", job.ID, "attempt", job.Attempt, "outcome", outcome)
-	w.config.Observe(job.Queue, outcome, time.Since(start))
+	var err error
+	made.Outcome, err = w.work(ctx, job, &about, &made.Destination)
+	endSpan(span, made.Outcome, err)
+	w.config.Logger.DebugContext(ctx, "delivery", "queue", job.Queue, "job", job.ID, "attempt", job.Attempt, "outcome", made.Outcome)
+	made.Took = time.Since(start)
+	w.config.Observe(made)
 	return err
 }
 
-// work delivers a message, unless it has to wait, and says how that ended: "ok", "held", or the class of the error.
-func (w *Worker) work(ctx context.Context, job *river.Job[Args], about *metadata) (outcome string, err error) {
+// work delivers a message, unless it has to wait, and says to which destination, and how that ended: ok, held, or the class of the error.
+func (w *Worker) work(ctx context.Context, job *river.Job[Args], about *metadata, to *string) (outcome string, err error) {
 	planner := w.config.Planner()
 	queue := planner.Policy().Queues[job.Queue]
 	if queue == nil {
@@ -199,6 +217,7 @@ func (w *Worker) work(ctx context.Context, job *river.Job[Args], about *metadata
 	if target == nil {
 		return w.judge(planner, job, &riverdlq.Error{Type: "UNKNOWN_DESTINATION", Class: riverdlq.ClassUnknown, Message: fmt.Sprintf("the policy has no destination %q", destination)})
 	}
+	*to = destination
 	permit, err := w.config.Breakers.Allow(ctx, destination)
 	if err != nil || permit == nil {
 		return hold(ctx, job, waitsFor, err)
@@ -217,7 +236,7 @@ func (w *Worker) work(ctx context.Context, job *river.Job[Args], about *metadata
 			w.config.Logger.WarnContext(ctx, "delivered; the next message of its ordering key is not woken, and looks by itself", "queue", job.Queue, "job", job.ID, "error", err)
 		}
 	}
-	return "ok", nil
+	return OutcomeOK, nil
 }
 
 // judge says what class an error is of, by the rules, and ends the job at once where running it again cannot help.

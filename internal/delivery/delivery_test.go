@@ -69,7 +69,7 @@ func setupRuled(t *testing.T, url, queue, routing string) *bundle {
 	b.ingester, err = ingest.New(ingest.Config{Pool: pool, Schemas: postgres.DefaultSchemas(), Policy: planner.Policy, Logger: logger})
 	require.NoError(t, err)
 	worker := delivery.NewWorker(delivery.Config{
-		Planner: func() *strategy.Planner { return planner }, DB: pool, Observe: func(_, outcome string, _ time.Duration) { b.outcomes <- outcome },
+		Planner: func() *strategy.Planner { return planner }, DB: pool, Observe: func(d delivery.Delivered) { b.outcomes <- d.Outcome },
 		Breakers: breaker.New(breaker.Config{DB: pool, Policy: planner.Policy, Actor: "test", Logger: logger}),
 		Logger:   logger,
 	})

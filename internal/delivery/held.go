@@ -53,10 +53,10 @@ func spread(d time.Duration) time.Duration {
 // hold puts a message off without spending an attempt. err, if any, is why it is not known whether it may go.
 func hold(ctx context.Context, job *river.Job[Args], reason string, err error) (string, error) {
 	if err != nil {
-		return outcomeHeld, errors.Join(river.JobSnooze(time.Second), err)
+		return OutcomeHeld, errors.Join(river.JobSnooze(time.Second), err)
 	}
 	if err := river.MetadataSet(ctx, HeldKey, reason); err != nil {
-		return outcomeHeld, err
+		return OutcomeHeld, err
 	}
 	most := holdTime
 	if reason != HeldForBreaker {
@@ -64,7 +64,7 @@ func hold(ctx context.Context, job *river.Job[Args], reason string, err error) (
 		// queue's messages knows the queue's destination alone: look again soon, and ever later.
 		most = min(time.Second<<min(metadataOf(job).Snoozes, maxDoublings), holdTime)
 	}
-	return outcomeHeld, river.JobSnooze(spread(most))
+	return OutcomeHeld, river.JobSnooze(spread(most))
 }
 
 // Releaser lets held messages go when their destination's breaker lets them: a few as probes, and once it has closed all

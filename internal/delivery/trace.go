@@ -49,7 +49,7 @@ func (w *Worker) startSpan(ctx context.Context, job *river.Job[Args], about *met
 // endSpan ends it. One that was held has not tried yet, and tries every few seconds: it is not sent at all. (A span that never ends
 // is not.)
 func endSpan(span trace.Span, outcome string, err error) {
-	if outcome == outcomeHeld {
+	if outcome == OutcomeHeld {
 		return
 	}
 	if span.IsRecording() {

@@ -170,8 +170,8 @@ type jobMetadata struct {
 	Held string `json:"dlq:held,omitempty"` // what for
 }
 
-// Observer is told of every insert.
-type Observer func(messages int, took time.Duration, err error)
+// Observer is told of every insert: of how many messages, how long the one that waited the longest did, and how long the insert took.
+type Observer func(messages int, waited, took time.Duration, err error)
 
 // Config is what an [Ingester] needs.
 type Config struct {
@@ -210,6 +210,7 @@ type Ingester struct {
 type submission struct {
 	message *message.Message
 	params  river.InsertManyParams
+	at      time.Time // when it was handed in
 	done    chan outcome
 }
 
@@ -225,7 +226,7 @@ func New(config Config) (*Ingester, error) {
 	config.MaxGroup = cmp.Or(config.MaxGroup, DefaultMaxGroup)
 	config.Flushers = cmp.Or(config.Flushers, DefaultFlushers)
 	if config.Observe == nil {
-		config.Observe = func(int, time.Duration, error) {}
+		config.Observe = func(int, time.Duration, time.Duration, error) {}
 	}
 	client, err := river.NewClient(riverpgxv5.New(config.Pool), &river.Config{Schema: config.Schemas.River, Logger: config.Logger, FetchCooldown: notifyCooldown})
 	if err != nil {
@@ -262,7 +263,7 @@ func (i *Ingester) Submit(ctx context.Context, msg *message.Message, trace Trace
 	if err != nil {
 		return Receipt{}, err
 	}
-	s := &submission{message: msg, params: params, done: make(chan outcome, 1)}
+	s := &submission{message: msg, params: params, at: time.Now(), done: make(chan outcome, 1)}
 	release, err := i.accept(1, sizeOf(params), func() {
 		i.queue <- s // never blocks: accept admits no more than the channel holds
 	})
@@ -295,7 +296,7 @@ func (i *Ingester) SubmitBatch(ctx context.Context, messages []*message.Message,
 		if err != nil {
 			return nil, err
 		}
-		batch[n] = &submission{message: msg, params: params}
+		batch[n] = &submission{message: msg, params: params, at: time.Now()}
 		size += sizeOf(params)
 	}
 	release, err := i.accept(len(messages), size, func() { i.running.Add(1) })
@@ -474,7 +475,7 @@ func (i *Ingester) insertWithRetries(group []*submission, allOrNone bool) ([]out
 		ctx, cancel := context.WithTimeout(i.inserts, flushTimeout)
 		outcomes, err := i.insert(ctx, group, allOrNone)
 		cancel()
-		i.config.Observe(len(group), time.Since(start), err)
+		i.config.Observe(len(group), start.Sub(group[0].at), time.Since(start), err)
 		var conflict *ConflictError
 		if err == nil || postgres.IsRefusal(err) || errors.As(err, &conflict) || try == maxTries || i.inserts.Err() != nil {
 			return outcomes, err

@@ -41,7 +41,7 @@ func setup(t *testing.T) *bundle {
 	require.NoError(t, err)
 	b.config = ingest.Config{
 		Pool: b.pool, Schemas: postgres.DefaultSchemas(), Policy: func() *policy.Policy { return rules }, Logger: slog.New(slog.DiscardHandler),
-		Observe: func(int, time.Duration, error) { b.inserts.Add(1) },
+		Observe: func(int, time.Duration, time.Duration, error) { b.inserts.Add(1) },
 	}
 	return b
 }

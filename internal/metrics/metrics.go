@@ -1,55 +1,65 @@
-// Package metrics is what Prometheus reads: rate, errors and duration of each stage of a message's path, and the
-// backlog of dead letters.
+// Package metrics is what Prometheus reads: rate, errors and duration of each stage of a message's path, and what the database
+// knows of dead letters.
+//
+// There are two sorts. What one process does, it counts itself: sum it over the processes. What the database knows, every process
+// serves with the same value, from one row that one of them writes: take the maximum.
 package metrics
 
 import (
 	"context"
 	"log/slog"
 	"net/http"
-	"slices"
-	"sync"
+	"runtime/debug"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promauto"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
-	"github.com/dlqd/dlqd/internal/automatic"
 	"github.com/dlqd/dlqd/internal/background"
 	"github.com/dlqd/dlqd/internal/breaker"
-	"github.com/dlqd/dlqd/internal/deadletter"
+	"github.com/dlqd/dlqd/internal/delivery"
 	"github.com/dlqd/dlqd/internal/door"
+	"github.com/dlqd/dlqd/internal/metrics/internal/dbsqlc"
 	"github.com/dlqd/dlqd/internal/policy"
 	"github.com/dlqd/dlqd/internal/postgres"
-	"github.com/dlqd/dlqd/internal/reconcile"
 )
 
 const (
 	namespace = "dlqd"
-	// How long counts of the database are used again: scrapers come often, and counting a million open entries takes
-	// about 0.1 s.
-	backlogMaxAge = 5 * time.Second
-	// How long a scrape waits for the database before it goes without.
-	backlogTimeout = 3 * time.Second
+	// Native buckets beside the classic ones: each at most 1.1 times as wide as the one before, 160 of them at most.
+	nativeFactor     = 1.1
+	maxNativeBuckets = 160
+	nativeReset      = time.Hour
+	// maxBreakers bounds the circuit breakers that are shown.
+	maxBreakers = 200
 )
 
 // Metrics are the program's metrics.
 type Metrics struct {
 	registry *prometheus.Registry
 
-	Requests        *prometheus.CounterVec   // operation, code
-	RequestSeconds  *prometheus.HistogramVec // operation
-	refused         *prometheus.CounterVec   // reason
-	Submitted       *prometheus.CounterVec   // queue, outcome
-	flushes         *prometheus.CounterVec   // outcome
-	flushSeconds    prometheus.Histogram
-	flushMessages   prometheus.Histogram
-	deliveries      *prometheus.CounterVec   // queue, outcome
-	deliverySeconds *prometheus.HistogramVec // queue
+	Requests       *prometheus.CounterVec   // operation, code
+	RequestSeconds *prometheus.HistogramVec // operation
+	Submitted      *prometheus.CounterVec   // queue, outcome
+	Reloads        *prometheus.CounterVec   // outcome
+
+	refused         *prometheus.CounterVec // reason
+	inserts         *prometheus.CounterVec // outcome
+	insertSeconds   prometheus.Histogram
+	insertMessages  prometheus.Histogram
+	insertWait      prometheus.Histogram
+	deliveries      *prometheus.CounterVec   // queue, destination, outcome
+	deliverySeconds *prometheus.HistogramVec // destination, outcome
+	deliveryWait    *prometheus.HistogramVec // queue
 	moves           *prometheus.CounterVec   // action
-	Reloads         *prometheus.CounterVec   // outcome
-	batchSeconds    prometheus.Histogram
+	batchSeconds    *prometheus.HistogramVec // action
+	retention       *prometheus.CounterVec   // what
+	turns           *prometheus.CounterVec   // loop, outcome
+	turnSeconds     *prometheus.HistogramVec // loop
+	records         *prometheus.CounterVec   // level
 }
 
 // New returns metrics in a registry of their own.
@@ -60,60 +70,156 @@ func New() *Metrics {
 	counter := func(name, help string, labels ...string) *prometheus.CounterVec {
 		return factory.NewCounterVec(prometheus.CounterOpts{Namespace: namespace, Name: name, Help: help}, labels)
 	}
-	seconds := prometheus.ExponentialBuckets(0.0005, 2, 16) // 0.5 ms to 16 s
-	histogram := func(name, help string, buckets []float64) prometheus.Histogram {
-		return factory.NewHistogram(prometheus.HistogramOpts{Namespace: namespace, Name: name, Help: help, Buckets: buckets})
+	options := func(name, help string, buckets []float64) prometheus.HistogramOpts {
+		return prometheus.HistogramOpts{
+			Namespace: namespace, Name: name, Help: help, Buckets: buckets,
+			NativeHistogramBucketFactor: nativeFactor, NativeHistogramMaxBucketNumber: maxNativeBuckets, NativeHistogramMinResetDuration: nativeReset,
+		}
 	}
-	histogramBy := func(name, help, label string) *prometheus.HistogramVec {
-		return factory.NewHistogramVec(prometheus.HistogramOpts{Namespace: namespace, Name: name, Help: help, Buckets: seconds}, []string{label})
+	seconds := prometheus.ExponentialBuckets(0.0005, 2, 16) // 0.5 ms to 16 s
+	turns := prometheus.ExponentialBuckets(0.001, 4, 12)    // 1 ms to 70 min
+	histogram := func(name, help string, buckets []float64) prometheus.Histogram {
+		return factory.NewHistogram(options(name, help, buckets))
+	}
+	histogramBy := func(name, help string, buckets []float64, labels ...string) *prometheus.HistogramVec {
+		return factory.NewHistogramVec(options(name, help, buckets), labels)
 	}
 	m := &Metrics{
 		registry:        registry,
 		Requests:        counter("http_requests_total", "Requests to the API, by operation and status code.", "operation", "code"),
-		RequestSeconds:  histogramBy("http_request_seconds", "Time to answer a request.", "operation"),
+		RequestSeconds:  histogramBy("http_request_seconds", "Time to answer a request.", seconds, "operation"),
 		refused:         counter("http_refused_total", "What was refused before anything looked at it, by reason: host (a name that is not ours), origin (a page of another site), requests (too many at once), rate, bodies (no room), slow (a body), connections (closed at once).", "reason"),
 		Submitted:       counter("messages_submitted_total", "Messages submitted, by what became of them: accepted, duplicate, conflict, invalid, refused, overflow, open (its destination's breaker), unworked (no dlqd process delivers its queue), away (one did just now), error.", "queue", "outcome"),
-		flushes:         counter("ingest_inserts_total", "Inserts of joined submissions, by outcome: ok, error.", "outcome"),
-		flushSeconds:    histogram("ingest_insert_seconds", "Time of one insert with its commit.", seconds),
-		flushMessages:   histogram("ingest_insert_messages", "Messages in one insert.", prometheus.ExponentialBuckets(1, 2, 11)),
-		deliveries:      counter("deliveries_total", "Deliveries, by how they ended: ok, held (not tried yet), or the class of the error.", "queue", "outcome"),
-		deliverySeconds: histogramBy("delivery_seconds", "Time of one delivery.", "queue"),
-		moves:           counter("worker_entries_total", "Dead letters that this process's DLQ workers moved: filed, repeated (a further failure of an open one), decided, parked, put_off, redelivered, settled, requeued; and batches that failed: error.", "action"),
+		inserts:         counter("ingest_inserts_total", "Inserts of joined submissions, by outcome: ok, error.", "outcome"),
+		insertSeconds:   histogram("ingest_insert_seconds", "Time of one insert with its commit.", seconds),
+		insertMessages:  histogram("ingest_insert_messages", "Messages in one insert.", prometheus.ExponentialBuckets(1, 2, 11)),
+		insertWait:      histogram("ingest_wait_seconds", "Time from a submission until its insert began, of the one in each insert that waited the longest.", seconds),
+		deliveries:      counter("deliveries_total", "Deliveries, by how they ended: ok, held (not tried yet), or the class of the error.", "queue", "destination", "outcome"),
+		deliverySeconds: histogramBy("delivery_seconds", "Time of one delivery, but for those that were held.", seconds, "destination", "outcome"),
+		deliveryWait:    histogramBy("delivery_wait_seconds", "Time from when a job was due until its attempt began, but for those that were held.", seconds, "queue"),
+		moves:           counter("worker_entries_total", "Dead letters that this process's DLQ workers moved: filed, repeated (a further failure of an open one), decided, parked, put_off, redelivered, settled, requeued.", "action"),
+		batchSeconds:    histogramBy("worker_batch_seconds", "Time of one batch of a DLQ worker, by what it did.", seconds, "action"),
+		retention:       counter("retention_total", "What retention did: aged_out (failed entries that were archived), deleted (entries that went one by one), partitions (months that went whole), archived (rows written to the archive).", "what"),
 		Reloads:         counter("policy_reloads_total", "Reloads of the policy, by outcome: ok, error.", "outcome"),
-		batchSeconds:    histogram("worker_batch_seconds", "Time of one batch of a DLQ worker.", seconds),
+		turns:           counter("loop_turns_total", "Turns of a loop of this process, by outcome: ok, error.", "loop", "outcome"),
+		turnSeconds:     histogramBy("loop_turn_seconds", "Time of one turn of a loop of this process.", turns, "loop"),
+		records:         counter("log_records_total", "Lines that were logged.", "level"),
 	}
 	for _, reason := range door.Reasons() {
 		m.refused.WithLabelValues(reason)
 	}
+	for _, vec := range []*prometheus.CounterVec{m.inserts, m.Reloads} {
+		vec.WithLabelValues("ok")
+		vec.WithLabelValues("error")
+	}
+	for _, action := range []string{"filed", "repeated", "decided", "parked", "put_off", "redelivered", "settled", "requeued"} {
+		m.moves.WithLabelValues(action)
+	}
+	for _, what := range []string{"aged_out", "deleted", "partitions", "archived"} {
+		m.retention.WithLabelValues(what)
+	}
+	registry.MustRegister(buildInfo())
 	return m
+}
+
+// buildInfo says what program this is.
+func buildInfo() prometheus.Collector {
+	labels := prometheus.Labels{"version": "unknown", "revision": "unknown", "go_version": "unknown"}
+	if info, ok := debug.ReadBuildInfo(); ok {
+		labels["version"], labels["go_version"] = info.Main.Version, info.GoVersion
+		for _, s := range info.Settings {
+			if s.Key == "vcs.revision" {
+				labels["revision"] = s.Value
+			}
+		}
+	}
+	return prometheus.NewGaugeFunc(prometheus.GaugeOpts{Namespace: namespace, Name: "build_info", Help: "The program: 1.", ConstLabels: labels}, func() float64 { return 1 })
 }
 
 // Refused counts what was refused at the door.
 func (m *Metrics) Refused(reason string) { m.refused.WithLabelValues(reason).Inc() }
 
 // ObserveInsert is an ingest.Observer.
-func (m *Metrics) ObserveInsert(messages int, took time.Duration, err error) {
+func (m *Metrics) ObserveInsert(messages int, waited, took time.Duration, err error) {
 	outcome := "ok"
 	if err != nil {
 		outcome = "error"
 	}
-	m.flushes.WithLabelValues(outcome).Inc()
-	m.flushSeconds.Observe(took.Seconds())
-	m.flushMessages.Observe(float64(messages))
+	m.inserts.WithLabelValues(outcome).Inc()
+	m.insertWait.Observe(waited.Seconds())
+	m.insertSeconds.Observe(took.Seconds())
+	m.insertMessages.Observe(float64(messages))
 }
 
 // ObserveDelivery is a delivery.Observer.
-func (m *Metrics) ObserveDelivery(queue, outcome string, took time.Duration) {
-	m.deliveries.WithLabelValues(queue, outcome).Inc()
-	m.deliverySeconds.WithLabelValues(queue).Observe(took.Seconds())
+func (m *Metrics) ObserveDelivery(d delivery.Delivered) {
+	m.deliveries.WithLabelValues(d.Queue, d.Destination, d.Outcome).Inc()
+	if d.Outcome != delivery.OutcomeHeld {
+		m.deliveryWait.WithLabelValues(d.Queue).Observe(d.Waited.Seconds())
+		m.deliverySeconds.WithLabelValues(d.Destination, d.Outcome).Observe(d.Took.Seconds())
+	}
 }
 
 // ObserveWorker is a worker.Observer.
 func (m *Metrics) ObserveWorker(action string, entries int, took time.Duration) {
 	m.moves.WithLabelValues(action).Add(float64(entries))
 	if took > 0 {
-		m.batchSeconds.Observe(took.Seconds())
+		m.batchSeconds.WithLabelValues(action).Observe(took.Seconds())
 	}
+}
+
+// ObserveRetention counts what a round of retention did.
+func (m *Metrics) ObserveRetention(what string, n int) {
+	m.retention.WithLabelValues(what).Add(float64(n))
+}
+
+// ObserveTurn is background.Group's Observe.
+func (m *Metrics) ObserveTurn(loop string, took time.Duration, err error) {
+	outcome := "ok"
+	if err != nil {
+		outcome = "error"
+	}
+	m.turns.WithLabelValues(loop, outcome).Inc()
+	m.turnSeconds.WithLabelValues(loop).Observe(took.Seconds())
+}
+
+// Logged returns a handler that counts what it hands on.
+func (m *Metrics) Logged(next slog.Handler) slog.Handler {
+	for _, level := range logLevels {
+		m.records.WithLabelValues(level)
+	}
+	return countingHandler{next, m.records}
+}
+
+var logLevels = []string{"debug", "info", "warn", "error"}
+
+// countingHandler counts records by level.
+type countingHandler struct {
+	slog.Handler
+
+	records *prometheus.CounterVec
+}
+
+func (h countingHandler) Handle(ctx context.Context, r slog.Record) error {
+	level := "error"
+	switch {
+	case r.Level < slog.LevelInfo:
+		level = "debug"
+	case r.Level < slog.LevelWarn:
+		level = "info"
+	case r.Level < slog.LevelError:
+		level = "warn"
+	}
+	h.records.WithLabelValues(level).Inc()
+	return h.Handler.Handle(ctx, r)
+}
+
+func (h countingHandler) WithAttrs(attrs []slog.Attr) slog.Handler {
+	return countingHandler{h.Handler.WithAttrs(attrs), h.records}
+}
+
+func (h countingHandler) WithGroup(name string) slog.Handler {
+	return countingHandler{h.Handler.WithGroup(name), h.records}
 }
 
 // WatchPending publishes what waits for its commit.
@@ -125,10 +231,13 @@ func (m *Metrics) WatchPending(pending func() (messages, bytes int64)) {
 	gauge("ingest_pending_bytes", "Bytes of their payloads.", func() float64 { _, n := pending(); return float64(n) })
 }
 
-// WatchBacklog publishes what the database knows of dead letters.
-func (m *Metrics) WatchBacklog(store *deadletter.Store, schemas postgres.Schemas, logger *slog.Logger) {
-	m.registry.MustRegister(&backlog{store: store, schemas: schemas, logger: logger})
+// WatchDatabase publishes what the database knows, as its last sample says.
+func (m *Metrics) WatchDatabase(db postgres.DB, current func() *policy.Policy, logger *slog.Logger) {
+	m.registry.MustRegister(&database{queries: dbsqlc.New(db), policy: current, logger: logger})
 }
+
+// WatchPool publishes how a pool is used.
+func (m *Metrics) WatchPool(pool *pgxpool.Pool) { m.registry.MustRegister(poolState{pool}) }
 
 // WatchPolicy publishes which policy is in force, whether it is that of the files, and the limits that it sets.
 func (m *Metrics) WatchPolicy(current func() *policy.Policy, upToDate func() bool) {
@@ -142,151 +251,17 @@ func (m *Metrics) WatchBreakers(breakers *breaker.Breakers) {
 
 // WatchLoops publishes how the loops are.
 func (m *Metrics) WatchLoops(statuses func() []background.Status) {
+	for _, status := range statuses() { // a rate of errors needs a 0 before the first
+		m.turns.WithLabelValues(status.Name, "ok")
+		m.turns.WithLabelValues(status.Name, "error")
+	}
 	m.registry.MustRegister(loopStates{statuses})
 }
 
-// Gatherer has the metrics.
+// Gatherer is what the metrics are gathered from.
 func (m *Metrics) Gatherer() prometheus.Gatherer { return m.registry }
 
 // Handler serves the metrics.
 func (m *Metrics) Handler() http.Handler {
 	return promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{Registry: m.registry})
-}
-
-var (
-	entriesDesc  = prometheus.NewDesc("dlqd_dead_letters", "Open dead letters, by status, queue and class.", []string{"status", "queue", "error_class"}, nil)
-	oldestDesc   = prometheus.NewDesc("dlqd_dead_letter_oldest_seconds", "Age of the oldest open dead letter; 0 where there is none.", nil, nil)
-	observedDesc = prometheus.NewDesc("dlqd_dead_letters_observed", "Pending dead letters that are not redelivered by themselves, because that is off for them, by queue.", []string{"queue"}, nil)
-	stoppedDesc  = prometheus.NewDesc("dlqd_automatic_stopped", "Whether a person stopped all automatic redelivery: 1 until it is lifted.", nil, nil)
-	missedDesc   = prometheus.NewDesc("dlqd_reconciled_entries_total", "Failures that capture missed and the reconciler filed, by all processes, by cause: capture_off, trigger_missing, trigger_disabled, missed (capture gave way, or was bypassed).", []string{"why"}, nil)
-	captureDesc  = prometheus.NewDesc("dlqd_capture", "1 for the mode of capture that holds (on, off, strict) and the state of its triggers (enabled, disabled, missing).", []string{"mode", "triggers"}, nil)
-	unfiledDesc  = prometheus.NewDesc("dlqd_unfiled_entries", "Captured entries that no DLQ worker has filed yet, counted up to 10,000.", nil, nil)
-	waitingDesc  = prometheus.NewDesc("dlqd_unfiled_oldest_seconds", "Age of the oldest of them; 0 where there is none.", nil, nil)
-	factsDesc    = prometheus.NewDesc("dlqd_unapplied_facts", "Ends of redeliveries, and retries made outside dlqd, that no process has applied yet, counted up to 10,000.", nil, nil)
-	factsAgeDesc = prometheus.NewDesc("dlqd_unapplied_oldest_seconds", "Age of the oldest of them; 0 where there is none.", nil, nil)
-	rowsDesc     = prometheus.NewDesc("dlqd_dead_letters_entered_total", "Rows that entered a partition, by all processes, as Postgres counts them (its own restarts and crashes may reset it). inbox: captured. open: filed, or replayed from dlq_failed.", []string{"partition"}, nil)
-	defaultsDesc = prometheus.NewDesc("dlqd_default_partition_rows", "Rows that went to default partitions, because the month's own was missing, counted up to 10,000.", []string{"partition"}, nil)
-	upDesc       = prometheus.NewDesc("dlqd_database_up", "Whether the database answered this scrape.", nil, nil)
-)
-
-// backlog reads counts from the database, at most once in backlogMaxAge.
-type backlog struct {
-	store   *deadletter.Store
-	schemas postgres.Schemas
-	logger  *slog.Logger
-
-	mu   sync.Mutex
-	at   time.Time
-	last []prometheus.Metric
-}
-
-func (b *backlog) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{entriesDesc, observedDesc, stoppedDesc, oldestDesc, missedDesc, captureDesc, unfiledDesc, waitingDesc, factsDesc, factsAgeDesc, rowsDesc, defaultsDesc, upDesc} {
-		ch <- d
-	}
-}
-
-func (b *backlog) Collect(ch chan<- prometheus.Metric) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if time.Since(b.at) > backlogMaxAge {
-		ctx, cancel := context.WithTimeout(context.Background(), backlogTimeout)
-		defer cancel()
-		read, err := b.read(ctx)
-		up := 1.0
-		if err != nil {
-			b.logger.Warn("metrics: cannot count dead letters", "error", err)
-			up, read = 0, nil
-		}
-		b.last = slices.Concat(read, []prometheus.Metric{prometheus.MustNewConstMetric(upDesc, prometheus.GaugeValue, up)})
-		b.at = time.Now()
-	}
-	for _, m := range b.last {
-		ch <- m
-	}
-}
-
-func (b *backlog) read(ctx context.Context) ([]prometheus.Metric, error) {
-	rows, err := b.store.Backlog(ctx)
-	if err != nil {
-		return nil, err
-	}
-	var read []prometheus.Metric
-	for _, r := range rows {
-		read = append(read, prometheus.MustNewConstMetric(entriesDesc, prometheus.GaugeValue, float64(r.Entries), r.Status, r.Queue, r.ErrorClass))
-	}
-	observed, err := automatic.CountObserved(ctx, b.store.DB())
-	if err != nil {
-		return nil, err
-	}
-	for _, r := range observed {
-		read = append(read, prometheus.MustNewConstMetric(observedDesc, prometheus.GaugeValue, float64(r.Entries), r.Queue))
-	}
-	stop, err := automatic.ReadStop(ctx, b.store.DB())
-	if err != nil {
-		return nil, err
-	}
-	read = append(read, prometheus.MustNewConstMetric(stoppedDesc, prometheus.GaugeValue, truth(stop != nil)))
-	oldest, err := b.store.OldestOpen(ctx)
-	if err != nil {
-		return nil, err
-	}
-	age := 0.0
-	if oldest != nil {
-		age = time.Since(*oldest).Seconds()
-	}
-	read = append(read, prometheus.MustNewConstMetric(oldestDesc, prometheus.GaugeValue, age))
-
-	captured, err := b.readCapture(ctx)
-	if err != nil {
-		return nil, err
-	}
-	read = append(read, captured...)
-
-	entered, err := postgres.RowsEntered(ctx, b.store.DB(), b.schemas)
-	if err != nil {
-		return nil, err
-	}
-	for _, e := range entered {
-		read = append(read, prometheus.MustNewConstMetric(rowsDesc, prometheus.CounterValue, e.Rows, e.Partition))
-	}
-	strays, err := postgres.RowsInDefaults(ctx, b.store.DB())
-	if err != nil {
-		return nil, err
-	}
-	for _, d := range strays {
-		read = append(read, prometheus.MustNewConstMetric(defaultsDesc, prometheus.GaugeValue, d.Rows, d.Partition))
-	}
-	return read, nil
-}
-
-// readCapture reads how capture is.
-func (b *backlog) readCapture(ctx context.Context) ([]prometheus.Metric, error) {
-	status, err := reconcile.ReadCapture(ctx, b.store.DB())
-	if err != nil {
-		return nil, err
-	}
-	missed, err := reconcile.Missed(ctx, b.store.DB())
-	if err != nil {
-		return nil, err
-	}
-	read := []prometheus.Metric{prometheus.MustNewConstMetric(captureDesc, prometheus.GaugeValue, 1, status.Mode, status.Triggers)}
-	for _, why := range reconcile.Causes() {
-		read = append(read, prometheus.MustNewConstMetric(missedDesc, prometheus.CounterValue, float64(missed[why]), why))
-	}
-	for _, waiting := range []struct {
-		count, age *prometheus.Desc
-		n          *int64
-		since      *time.Time
-	}{{unfiledDesc, waitingDesc, status.Unfiled, status.UnfiledSince}, {factsDesc, factsAgeDesc, status.Facts, status.FactsSince}} {
-		if waiting.n == nil { // somebody holds the table
-			continue
-		}
-		age := 0.0
-		if waiting.since != nil {
-			age = time.Since(*waiting.since).Seconds()
-		}
-		read = append(read, prometheus.MustNewConstMetric(waiting.count, prometheus.GaugeValue, float64(*waiting.n)), prometheus.MustNewConstMetric(waiting.age, prometheus.GaugeValue, age))
-	}
-	return read, nil
 }

@@ -64,15 +64,14 @@ type Proxy struct {
 
 // OIDC is an OpenID Connect provider that has users sign in.
 type OIDC struct {
-	Issuer        string   `json:"issuer"        jsonschema:"description=The provider\\, as its tokens name it: an https URL\\, or http on this machine."`
-	ClientID      string   `json:"clientID"      jsonschema:"description=Client as which dlqd asks: for dlqd login a public one (PKCE)\\, that may be sent back to http://127.0.0.1 on any port; for browsers to /sign-in/callback."`
-	Audience      Words    `json:"audience"      jsonschema:"description=Whom tokens must be for\\, one or several of which one will do; the clientID unless said otherwise."`
-	UsernameClaim string   `json:"usernameClaim" jsonschema:"description=Claim by which users are known. Empty: their email if it is verified\\, else sub."`
-	GroupsClaim   string   `json:"groupsClaim"   jsonschema:"minLength=1,description=Claim with their groups."`
-	Scopes        []string `json:"scopes"        jsonschema:"description=Scopes for which dlqd asks; offline_access has dlqd login stay signed in."`
-	// ClientSecretFile holds the client's secret.
-	ClientSecretFile string `json:"clientSecretFile" jsonschema:"description=File with the client's secret\\, where the provider gives one\\, beside this file or by its whole path: for sign-in with a browser."`
-	clientSecret     Secret
+	Issuer           string   `json:"issuer"        jsonschema:"description=The provider\\, as its tokens name it: an https URL\\, or http on this machine."`
+	ClientID         string   `json:"clientID"      jsonschema:"description=Client as which dlqd asks: for dlqd login a public one (PKCE)\\, that may be sent back to http://127.0.0.1 on any port; for browsers to /sign-in/callback."`
+	Audience         Words    `json:"audience"      jsonschema:"description=Whom tokens must be for\\, one or several of which one will do; the clientID unless said otherwise."`
+	UsernameClaim    string   `json:"usernameClaim" jsonschema:"description=Claim by which users are known. Empty: their email if it is verified\\, else sub."`
+	GroupsClaim      string   `json:"groupsClaim"   jsonschema:"minLength=1,description=Claim with their groups."`
+	Scopes           []string `json:"scopes"        jsonschema:"description=Scopes for which dlqd asks; offline_access has dlqd login stay signed in."`
+	ClientSecretFile string   `json:"clientSecretFile" jsonschema:"description=File with the client's secret\\, where the provider gives one\\, beside this file or by its whole path: for sign-in with a browser."`
+	ClientSecret     Secret   `json:"-"` // what is in it
 }
 
 // Grant is what users may do.
@@ -141,7 +140,7 @@ func (l *loader) checkAccess() {
 		l.badf(file, "oidc.scopes", "must hold openid: without it there is no token that says who signed in")
 	}
 	if a.OIDC.ClientSecretFile != "" {
-		a.OIDC.clientSecret = Secret(l.readSecret(file, "oidc.clientSecretFile", a.OIDC.ClientSecretFile))
+		a.OIDC.ClientSecret = Secret(l.readSecret(file, "oidc.clientSecretFile", a.OIDC.ClientSecretFile))
 	}
 	l.checkRange(file, "sessions.idle", a.Sessions.Idle, minSession, maxDelay)
 	l.checkRange(file, "sessions.absolute", a.Sessions.Absolute, minSession, maxDelay)
@@ -175,7 +174,7 @@ func (a *Access) Rules() access.Rules {
 		Proxy: access.Proxy{From: networks, Socket: socket, UserHeader: a.Proxy.UserHeader, GroupsHeader: a.Proxy.GroupsHeader},
 		OIDC: access.OIDC{
 			Issuer: a.OIDC.Issuer, ClientID: a.OIDC.ClientID, Audiences: a.OIDC.Audience, UsernameClaim: a.OIDC.UsernameClaim, GroupsClaim: a.OIDC.GroupsClaim, Scopes: a.OIDC.Scopes,
-			ClientSecret: string(a.OIDC.clientSecret),
+			ClientSecret: string(a.OIDC.ClientSecret),
 		},
 		Sessions: access.SessionLimits{Idle: a.Sessions.Idle, Absolute: a.Sessions.Absolute},
 	}

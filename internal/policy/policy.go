@@ -5,6 +5,7 @@ package policy
 
 import (
 	"encoding/json"
+	"fmt"
 	"maps"
 	"slices"
 	"time"
@@ -311,6 +312,26 @@ type Monitoring struct {
 type Alert struct {
 	MaxOpen int           `json:"maxOpen" jsonschema:"minimum=0,description=Open dead letters."`
 	MaxAge  time.Duration `json:"maxAge"  jsonschema:"description=Age of the oldest open dead letter."`
+}
+
+// warnShare is the share of a limit from which on people are warned that it will be passed.
+const warnShare = 0.8
+
+// Judge says which limits a queue has passed, and of which it has used 80 %.
+func (a Alert) Judge(open int64, oldest time.Duration) (problems, warnings []string) {
+	switch most := int64(a.MaxOpen); {
+	case open > most:
+		problems = append(problems, fmt.Sprintf("size %d exceeds %d", open, most))
+	case most > 0 && float64(open) >= warnShare*float64(most):
+		warnings = append(warnings, fmt.Sprintf("size %d is %d %% of %d", open, 100*open/most, most))
+	}
+	switch most := a.MaxAge; {
+	case most > 0 && oldest > most:
+		problems = append(problems, fmt.Sprintf("the oldest is open for %s, which exceeds %s", oldest.Round(time.Second), most))
+	case most > 0 && oldest.Seconds() >= warnShare*most.Seconds():
+		warnings = append(warnings, fmt.Sprintf("the oldest is open for %s, %.0f %% of %s", oldest.Round(time.Second), 100*oldest.Seconds()/most.Seconds(), most))
+	}
+	return problems, warnings
 }
 
 // Secret is text that does not print.

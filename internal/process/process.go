@@ -17,8 +17,8 @@ import (
 const (
 	// Interval is how often a process says that it is there.
 	Interval = 5 * time.Second
-	// liveFor is how long a process that says nothing more counts as there: many rounds may fail meanwhile.
-	liveFor = time.Minute
+	// LiveFor is how long a process that says nothing more counts as there: many rounds may fail meanwhile.
+	LiveFor = time.Minute
 	// awayFor is how long a process that stopped, or died, is expected back: a restart, a deploy.
 	awayFor = 15 * time.Minute
 	// forgetAfter is how long people can see in dlq.processes what was there.

@@ -94,7 +94,7 @@ func (q *Queues) ask(ctx context.Context, after time.Time) (*answer, error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lookTimeout)
 	defer cancel()
 	a := &answer{asked: time.Now(), live: map[string]bool{}}
-	rows, err := q.queries.WorkedQueues(ctx, dbsqlc.WorkedQueuesParams{LiveFor: liveFor, AwayFor: awayFor})
+	rows, err := q.queries.WorkedQueues(ctx, dbsqlc.WorkedQueuesParams{LiveFor: LiveFor, AwayFor: awayFor})
 	for _, row := range rows {
 		a.live[row.Queue] = row.Live
 	}

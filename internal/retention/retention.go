@@ -40,6 +40,8 @@ type Keeper struct {
 	Archive *archive.Archive // nil: what goes is gone
 	Policy  func() *policy.Policy
 	Logger  *slog.Logger
+	// Observe is told of what was done, and how often: aged_out, deleted, partitions, archived. nil for nobody.
+	Observe func(what string, n int)
 	Now     func() time.Time // nil means time.Now
 }
 
@@ -67,6 +69,12 @@ func (k *Keeper) Loop() *background.Loop {
 // others go on.
 func (k *Keeper) Run(ctx context.Context) (done Done, err error) {
 	_, err = archive.Exclusively(ctx, k.Store, 0, func(ctx context.Context) error { return k.run(ctx, &done) })
+	if k.Observe != nil {
+		k.Observe("aged_out", done.AgedOut)
+		k.Observe("deleted", done.Deleted)
+		k.Observe("partitions", done.Dropped)
+		k.Observe("archived", done.Archived)
+	}
 	return done, err
 }
 

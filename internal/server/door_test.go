@@ -442,7 +442,7 @@ func TestDoor_tls(t *testing.T) {
 		defer response.Body.Close()
 		raw, err := io.ReadAll(response.Body)
 		require.NoError(t, err)
-		return strings.Contains(string(raw), `dlqd_loop_errors_total{loop="certificates"}`) && !strings.Contains(string(raw), `dlqd_loop_errors_total{loop="certificates"} 0`)
+		return strings.Contains(string(raw), `dlqd_loop_turns_total{loop="certificates",outcome="error"}`) && !strings.Contains(string(raw), `dlqd_loop_turns_total{loop="certificates",outcome="error"} 0`)
 	}, 30*time.Second, 50*time.Millisecond)
 	require.Equal(t, "first", shown())
 	write(files.Key, key)

@@ -149,13 +149,13 @@ func TestExport_clientsThatDoNotRead(t *testing.T) {
 	require.NoError(t, hangsUp.Close())
 	ended(2)
 	require.NotContains(t, log.String(), "level=ERROR")
-	_, out, _ := b.call("GET", "/metrics", "")
-	require.Contains(t, out["text"], `dlqd_default_partition_rows{partition="audit trail"} 0`)
-	b.exec("INSERT INTO dlq.dead_letter_transitions_default (at, entry_id, to_status, actor, queue, kind) VALUES (now() + interval '400 days', gen_random_uuid(), 'dlq_pending', 'a', 'q', 'k')")
-	require.Eventually(t, func() bool {
+	rows := func(n int) bool {
 		_, out, _ := b.call("GET", "/metrics", "")
-		return strings.Contains(out["text"].(string), `dlqd_default_partition_rows{partition="audit trail"} 1`)
-	}, 30*time.Second, 50*time.Millisecond)
+		return strings.Contains(out["text"].(string), fmt.Sprintf(`dlqd_default_partition_rows{partition="audit trail"} %d`, n))
+	}
+	require.Eventually(t, func() bool { return rows(0) }, time.Minute, 50*time.Millisecond)
+	b.exec("INSERT INTO dlq.dead_letter_transitions_default (at, entry_id, to_status, actor, queue, kind) VALUES (now() + interval '400 days', gen_random_uuid(), 'dlq_pending', 'a', 'q', 'k')")
+	require.Eventually(t, func() bool { return rows(1) }, time.Minute, 50*time.Millisecond)
 }
 
 func TestMessage_duplicatesOfABatchSayWhereTheFirstIs(t *testing.T) {

@@ -79,7 +79,7 @@ func TestLoops_startAndStop(t *testing.T) {
 	_, out, _ := b.call("GET", "/metrics", "")
 	for _, status := range loops.Statuses() {
 		require.Contains(t, out["text"], fmt.Sprintf("dlqd_loop_last_success_timestamp_seconds{loop=%q} ", status.Name))
-		require.Contains(t, out["text"], fmt.Sprintf("dlqd_loop_errors_total{loop=%q} ", status.Name))
+		require.Contains(t, out["text"], fmt.Sprintf("dlqd_loop_turns_total{loop=%q,outcome=\"error\"} ", status.Name))
 	}
 }
 
@@ -121,7 +121,7 @@ func TestReload_aQueueThatCouldNotBeAddedIsTriedAgain(t *testing.T) {
 	require.NoError(t, b.server.Reload(t.Context()))
 	require.Eventually(t, func() bool {
 		_, out, _ := b.call("GET", "/metrics", "")
-		return !strings.Contains(out["text"].(string), `dlqd_loop_errors_total{loop="policy-queues"} 0`)
+		return !strings.Contains(out["text"].(string), `dlqd_loop_turns_total{loop="policy-queues",outcome="error"} 0`)
 	}, 20*time.Second, 10*time.Millisecond)
 	_, err = b.pool.Exec(t.Context(), "ALTER TABLE river_queue DROP CONSTRAINT not_two")
 	require.NoError(t, err)

@@ -43,6 +43,7 @@ import (
 	"github.com/dlqd/dlqd/internal/reconcile"
 	"github.com/dlqd/dlqd/internal/replay"
 	"github.com/dlqd/dlqd/internal/retention"
+	"github.com/dlqd/dlqd/internal/savedview"
 	"github.com/dlqd/dlqd/internal/strategy"
 	"github.com/dlqd/dlqd/internal/telemetry"
 	"github.com/dlqd/dlqd/internal/worker"
@@ -179,7 +180,7 @@ func Start(ctx context.Context, config Config) (*Server, error) {
 		return nil, err
 	}
 	s.logger = s.telemetry.Logger
-	s.loops.Logger = s.logger
+	s.loops.Logger, s.loops.Observe = s.logger, s.metrics.ObserveTurn
 	if err := s.start(ctx); err != nil {
 		return nil, errors.Join(err, s.stop(context.WithoutCancel(ctx)))
 	}
@@ -206,7 +207,7 @@ func (s *Server) start(ctx context.Context) error {
 			return fmt.Errorf("%w; say with --archive where closed dead letters go before they are dropped, or \"none\"", err)
 		}
 	}
-	s.metrics.WatchBacklog(s.store, s.config.Schemas, s.logger)
+	s.metrics.WatchPool(s.pool)
 
 	if err := s.startJudgement(ctx); err != nil {
 		return err
@@ -262,6 +263,7 @@ func (s *Server) startJudgement(ctx context.Context) error {
 	if err := s.breakers.Sync(ctx); err != nil {
 		return err
 	}
+	s.metrics.WatchDatabase(s.store.DB(), s.policy, s.logger)
 	s.metrics.WatchPolicy(s.policy, func() bool { return s.reloadErr.Load() == nil })
 	s.metrics.WatchBreakers(s.breakers)
 	s.loops.Add(s.breakers.Loop())
@@ -375,7 +377,7 @@ func (s *Server) replayer() *replay.Replayer {
 
 // keepHouse has partitions made ahead, and taken away what nobody needs.
 func (s *Server) keepHouse() {
-	keeper := &retention.Keeper{Store: s.store, Archive: s.archive, Policy: s.policy, Logger: s.logger}
+	keeper := &retention.Keeper{Store: s.store, Archive: s.archive, Policy: s.policy, Logger: s.logger, Observe: s.metrics.ObserveRetention}
 	s.loops.Add(
 		background.New(background.Config{
 			Name: "partitions", Interval: postgres.PartitionInterval, Failing: "partitions are not made ahead; rows go to the default partition meanwhile",
@@ -396,6 +398,7 @@ func (s *Server) keepHouse() {
 		keeper.Loop(),
 	)
 	s.loops.Add(s.analytics.Loops()...)
+	s.loops.Add((&metrics.Sampler{Store: s.store, Schemas: s.config.Schemas}).Loop())
 	s.loops.Add(reconcile.New(reconcile.Config{DB: s.store.DB(), Logger: s.logger.With("part", "reconciler")}).Loop())
 }
 
@@ -521,7 +524,7 @@ func (s *Server) startAPI(ctx context.Context) error {
 		Open: s.config.Insecure || reached(s.config.Listen) == "", Logger: s.logger,
 	}
 	handler := api.New(api.Config{
-		Access: s.access, Ingester: s.ingester, Store: s.store, Analytics: s.analytics, Groups: s.groups, Archive: s.archive, Planner: s.planner.Load, Breakers: s.breakers, River: steering, Metrics: s.metrics, Logger: s.logger, MaxBodyBytes: s.config.MaxBodyBytes, MaxBodiesBytes: s.config.MaxBodiesBytes,
+		Access: s.access, Ingester: s.ingester, Store: s.store, Analytics: s.analytics, Groups: s.groups, Views: &savedview.Store{Store: s.store}, Archive: s.archive, Planner: s.planner.Load, Breakers: s.breakers, River: steering, Metrics: s.metrics, Logger: s.logger, MaxBodyBytes: s.config.MaxBodyBytes, MaxBodiesBytes: s.config.MaxBodiesBytes,
 		WriteTimeout: s.config.WriteTimeout, BodyGrace: s.config.BodyGrace, Door: s.config.Door,
 		Tracer: s.telemetry.Tracer, Replayer: s.replayer(),
 		Approvals: &approval.Store{Store: s.store, Wake: s.wakeApproved},

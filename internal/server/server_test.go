@@ -338,7 +338,7 @@ func TestOperations(t *testing.T) {
 	}
 	require.Equal(t, []string{
 		"database", "schema", "policy", "access", "automatic", "capture", "ingest", "processing",
-		"circuit-breakers", "conditions", "partitions", "ordered-places", "retention", "rollups", "rollup-trimming", "reconciler", "facts", "policy-queues", "held-messages",
+		"circuit-breakers", "conditions", "partitions", "ordered-places", "retention", "rollups", "rollup-trimming", "metrics", "reconciler", "facts", "policy-queues", "held-messages",
 		"filing", "dlq-workers", "redeliveries", "gates", "observed", "smart-retry", "wake-ups", "replay-runs", "approvals", "queue-breakers", "presence", "attachment",
 	}, names)
 	for _, path := range []string{"/livez", "/readyz"} {
@@ -384,18 +384,28 @@ func TestMetrics(t *testing.T) {
 	b := setup(t, options{receiver: answering(http.StatusNotFound)})
 	b.submit("m1")
 	b.awaitEntry(b.awaitMessage("m1", "dead-lettered")["deadLetter"].(map[string]any)["id"].(string), "dlq_manual")
-	_, out, _ := b.call("GET", "/metrics", "")
-	text := out["text"].(string)
+	var text string
+	require.Eventually(t, func() bool { // the database's part is sampled every other second
+		_, out, _ := b.call("GET", "/metrics", "")
+		text, _ = out["text"].(string)
+		return strings.Contains(text, `dlqd_dead_letters{error_class="not_found",queue="default",status="dlq_manual"} 1`)
+	}, time.Minute, 100*time.Millisecond)
 	for _, want := range []string{
 		`dlqd_http_requests_total{code="202",operation="submit-message"} 1`,
 		`dlqd_messages_submitted_total{outcome="accepted",queue="default"} 1`,
 		`dlqd_ingest_inserts_total{outcome="ok"} 1`,
 		`dlqd_ingest_pending_messages 0`,
-		`dlqd_deliveries_total{outcome="not_found",queue="default"} 1`,
-		`dlqd_delivery_seconds_count{queue="default"} 1`,
+		`dlqd_deliveries_total{destination="default",outcome="not_found",queue="default"} 1`,
+		`dlqd_delivery_seconds_count{destination="default",outcome="not_found"} 1`,
+		`dlqd_delivery_wait_seconds_count{queue="default"} 1`,
+		`dlqd_ingest_wait_seconds_count 1`,
+		`dlqd_loop_turn_seconds_count{loop="dlq-workers"}`,
+		`dlqd_pool_connections{state="used"}`,
+		`dlqd_build_info{`,
 		`dlqd_worker_entries_total{action="parked"} 1`,
-		`dlqd_dead_letters{error_class="not_found",queue="default",status="dlq_manual"} 1`,
-		`dlqd_dead_letter_oldest_seconds`,
+		`dlqd_dead_letter_oldest_seconds{queue="default"}`,
+		`dlq_jobs_total{queue="default"} 1`,
+		`dlqd_dead_letters_captured_total{error_class="not_found",queue="default"} 1`,
 		`dlqd_database_up 1`,
 	} {
 		require.Contains(t, text, want)

@@ -266,7 +266,6 @@ func (w *Worker) RunOnce(ctx context.Context) (bool, error) {
 		err = w.oneByOne(ctx, len(claimed))
 	}
 	if err != nil {
-		w.config.Observe("error", 1, 0)
 		return false, err
 	}
 	return len(claimed) == size, nil

@@ -26,11 +26,11 @@ class Memory {
   async revokeByGrantId(grant) { known.forEach((payload, key) => { if (payload.grantId === grant) known.delete(key); }); }
 }
 
-const client = (id) => ({
+const client = (id, secret) => ({
   client_id: id,
   application_type: 'native',
-  token_endpoint_auth_method: 'none',
-  redirect_uris: ['http://127.0.0.1/callback'],
+  ...(secret ? { client_secret: secret, token_endpoint_auth_method: 'client_secret_basic' } : { token_endpoint_auth_method: 'none' }),
+  redirect_uris: ['http://127.0.0.1/callback', 'http://127.0.0.1/sign-in/callback'],
   grant_types: ['authorization_code', 'refresh_token', 'urn:ietf:params:oauth:grant-type:device_code'],
 });
 
@@ -40,7 +40,7 @@ function newProvider(issuer) {
   n += 1;
   const provider = new Provider(issuer, {
     adapter: Memory,
-    clients: [client('dlqd'), client('another')],
+    clients: [client('dlqd'), client('another'), client('console', 'a secret of the console\'s')],
     jwks: { keys: [{ ...key, use: 'sig', alg: 'RS256', kid: `key-${n}` }] },
     cookies: { keys: ['a test'] },
     scopes: ['openid', 'offline_access', 'email', 'profile'],

@@ -37,6 +37,7 @@ type Issuer struct {
 	nonce   string            // in place of the one that was asked for
 	codes   map[string]asked  // by code
 	refresh map[string]string // of tokens that are good, to ""
+	secret  string            // of the client; empty: it is a public one
 	pending int               // looks at a device's code that find the user still thinking
 }
 
@@ -110,6 +111,9 @@ func (i *Issuer) Lives(life time.Duration) { i.with(func() { i.life = life }) }
 // Nonce has it put this into ID tokens in place of what was asked for; "" for that again.
 func (i *Issuer) Nonce(nonce string) { i.with(func() { i.nonce = nonce }) }
 
+// Secret has its client show a secret with codes; "" for none.
+func (i *Issuer) Secret(secret string) { i.with(func() { i.secret = secret }) }
+
 // Fetched is how often its keys were asked for.
 func (i *Issuer) Fetched() (n int) {
 	i.with(func() { n = i.fetched })
@@ -169,6 +173,13 @@ func (i *Issuer) authorize(w http.ResponseWriter, r *http.Request) {
 
 func (i *Issuer) token(w http.ResponseWriter, r *http.Request) {
 	claims := map[string]any{}
+	if i.secret != "" {
+		id, secret, _ := r.BasicAuth()
+		if secret, err := url.QueryUnescape(secret); err != nil || id != ClientID || secret != i.secret {
+			answer(w, http.StatusUnauthorized, map[string]any{"error": "invalid_client"})
+			return
+		}
+	}
 	switch r.PostFormValue("grant_type") {
 	case "authorization_code":
 		code := r.PostFormValue("code")

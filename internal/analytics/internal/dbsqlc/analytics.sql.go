@@ -72,6 +72,15 @@ func (q *Queries) RefreshRollups(ctx context.Context) error {
 	return err
 }
 
+const TrimCounters = `-- name: TrimCounters :exec
+SELECT dlq.trim_counters()
+`
+
+func (q *Queries) TrimCounters(ctx context.Context) error {
+	_, err := q.db.Exec(ctx, TrimCounters)
+	return err
+}
+
 const TrimRollups = `-- name: TrimRollups :exec
 SELECT dlq.trim_rollups()
 `

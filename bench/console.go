@@ -1,0 +1,191 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/dlqd/dlqd/internal/analytics"
+	"github.com/dlqd/dlqd/internal/policy"
+	"github.com/dlqd/dlqd/internal/postgres"
+	"github.com/dlqd/dlqd/internal/server"
+)
+
+const (
+	consoleAsks     = 200
+	consoleWatchers = 200
+	consoleWatched  = 30 * time.Second
+)
+
+// consoleBench asks for each page of the console often, of ten million entries and their moves, and has pages open.
+func consoleBench(b *bench, scale float64) error {
+	return b.withPool(8, func(pool *pgxpool.Pool) error {
+		if err := b.fresh(pool, true); err != nil {
+			return err
+		}
+		entries := int(10_000_000 * scale)
+		if err := fillHistory(b.ctx, pool, entries); err != nil {
+			return err
+		}
+		if err := analytics.NewStore(pool, postgres.DefaultSchemas()).Refresh(b.ctx); err != nil {
+			return err
+		}
+		if _, err := pool.Exec(b.ctx, "SELECT dlq.rebuild_rollups(); ANALYZE"); err != nil {
+			return err
+		}
+		rules, err := policy.Default("http://127.0.0.1:9")
+		if err != nil {
+			return err
+		}
+		s, err := server.Start(b.ctx, server.Config{
+			DatabaseURL: b.server.URL(), Schemas: postgres.DefaultSchemas(), API: true, Listen: []string{"127.0.0.1:0"}, Policy: rules, Logger: quiet, StopTimeout: 10 * time.Second,
+		})
+		if err != nil {
+			return err
+		}
+		ctx, stop := context.WithCancel(b.ctx)
+		stopped := make(chan error, 1)
+		go func() { stopped <- s.Wait(ctx, b.ctx) }()
+		err = errors.Join(askPages(b, pool, s.Addresses()[0], entries), watchPages(b, pool, s.Addresses()[0]))
+		stop()
+		return errors.Join(err, <-stopped)
+	})
+}
+
+// askPages times each page.
+func askPages(b *bench, pool *pgxpool.Pool, base string, entries int) error {
+	var id, queue, fingerprint string
+	if err := pool.QueryRow(b.ctx, "SELECT id, queue, fingerprint FROM dlq.dead_letter_open WHERE status = 'dlq_manual' ORDER BY id DESC LIMIT 1").Scan(&id, &queue, &fingerprint); err != nil {
+		return err
+	}
+	list := func(q string) string { return "/dead-letters?q=" + url.QueryEscape(q) }
+	b.head("page, of "+thousands(float64(entries))+" entries", "p50 ms", "p99 ms", "kB")
+	for _, page := range []string{
+		"/", "/dead-letters", list("status:manual"), list("status:resolved queue:queue_3"), list("class:outage queue:queue_1"), list("group:" + fingerprint), list(`"connection refused"`), "/dead-letters/" + id,
+		"/groups", "/groups/" + queue + "/" + fingerprint, "/review", "/replays", "/queues", "/policy", "/audit", "/audit?people=true", "/approvals", "/access", "/system", "/docs",
+	} {
+		took := make([]time.Duration, consoleAsks)
+		size := 0
+		for i := range took {
+			start := time.Now()
+			n, status, err := fetchPage(b.ctx, base+page)
+			if err != nil {
+				return err
+			}
+			if status != http.StatusOK {
+				return fmt.Errorf("%s: %d", page, status)
+			}
+			took[i], size = time.Since(start), n
+		}
+		slices.Sort(took)
+		b.row(page, milliseconds(took[len(took)/2]), milliseconds(took[len(took)*99/100]), size/1000)
+	}
+	return nil
+}
+
+func milliseconds(d time.Duration) string {
+	return fmt.Sprintf("%.1f", float64(d.Microseconds())/1000)
+}
+
+func fetchPage(ctx context.Context, address string) (size, status int, err error) {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, address, nil)
+	if err != nil {
+		return 0, 0, err
+	}
+	request.Header.Set("Accept", "text/html")
+	response, err := http.DefaultClient.Do(request)
+	if err != nil {
+		return 0, 0, err
+	}
+	defer response.Body.Close()
+	n, err := io.Copy(io.Discard, response.Body)
+	return int(n), response.StatusCode, err
+}
+
+// watchPages counts the transactions of the database while no page, one, and many are open.
+func watchPages(b *bench, pool *pgxpool.Pool, base string) error {
+	b.head("open pages", "transactions a second: the overview", "a list", "one dead letter")
+	var id string
+	if err := pool.QueryRow(b.ctx, "SELECT id FROM dlq.dead_letter_open WHERE status = 'dlq_manual' LIMIT 1").Scan(&id); err != nil {
+		return err
+	}
+	for _, watchers := range []int{0, 1, consoleWatchers} {
+		cells := []any{watchers}
+		for _, page := range []string{"/", "/dead-letters?q=status:manual", "/dead-letters/" + id} {
+			rate, err := transactionsWhile(b.ctx, pool, base, page, watchers)
+			if err != nil {
+				return err
+			}
+			cells = append(cells, fmt.Sprintf("%.2f", rate))
+		}
+		b.row(cells...)
+	}
+	return nil
+}
+
+func transactionsWhile(ctx context.Context, pool *pgxpool.Pool, base, page string, watchers int) (float64, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	var watching sync.WaitGroup
+	defer watching.Wait()
+	defer cancel()
+	var begun sync.WaitGroup
+	failed := make(chan error, watchers)
+	for range watchers {
+		begun.Add(1)
+		watching.Go(func() {
+			once := sync.OnceFunc(begun.Done)
+			defer once()
+			if err := watchPage(ctx, base+"/events?page="+url.QueryEscape(page), once); err != nil && ctx.Err() == nil {
+				failed <- err
+			}
+		})
+	}
+	begun.Wait()
+	count := func() (n int64, err error) {
+		// Sessions tell of their transactions within a second.
+		return n, pool.QueryRow(ctx, "SELECT xact_commit + xact_rollback FROM pg_stat_database WHERE datname = current_database()").Scan(&n)
+	}
+	before, err := count()
+	if err != nil {
+		return 0, err
+	}
+	select {
+	case err := <-failed:
+		return 0, err
+	case <-time.After(consoleWatched):
+	}
+	after, err := count()
+	return float64(after-before) / consoleWatched.Seconds(), err
+}
+
+func watchPage(ctx context.Context, address string, begun func()) error {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, address, nil)
+	if err != nil {
+		return err
+	}
+	response, err := http.DefaultClient.Do(request)
+	if err != nil {
+		return err
+	}
+	defer response.Body.Close()
+	if response.StatusCode != http.StatusOK || !strings.HasPrefix(response.Header.Get("Content-Type"), "text/event-stream") {
+		return fmt.Errorf("%s: %s", address, response.Status)
+	}
+	lines := bufio.NewReader(response.Body)
+	for {
+		if _, err := lines.ReadString('\n'); err != nil {
+			return err
+		}
+		begun()
+	}
+}

@@ -1,0 +1,62 @@
+-- Saved views: lists that people come back to. They are text of the language of filters, which the program reads: the database keeps it.
+
+-- (What others look for may name somebody: who may not look for it does not see it.)
+CREATE OR REPLACE FUNCTION dlq.views(p_actor text DEFAULT session_user)
+RETURNS TABLE (owner text, name text, query text, columns text[], sort text, shared boolean, created_at timestamptz, updated_at timestamptz)
+LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    v_actor constant text := dlq.actor(p_actor);
+    v_scope constant jsonb := dlq.scope();
+    v_mask  constant jsonb := dlq.mask(false);
+BEGIN
+    RETURN QUERY SELECT v.owner, v.name, CASE v.owner WHEN v_actor THEN v.query ELSE dlq.masked_text(v.query, v_mask) END, v.columns, v.sort, v.shared, v.created_at, v.updated_at
+    FROM dlq.saved_views v
+    WHERE v.owner = v_actor OR v.shared AND dlq.scope_within(v.scope, v_scope) AND NOT (dlq.is_reader() AND v.query ~* '\m(payload|subscriber|tag)')
+    ORDER BY v.owner <> v_actor, v.name;
+END
+$$;
+COMMENT ON FUNCTION dlq.views IS 'Saved views: one''s own first, then those that others share.';
+
+CREATE OR REPLACE FUNCTION dlq.save_view(p_name text, p_query text, p_columns text[] DEFAULT '{}', p_sort text DEFAULT '', p_shared boolean DEFAULT false, p_actor text DEFAULT session_user) RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    v_actor constant text := dlq.actor(p_actor);
+    v_other text;
+BEGIN
+    IF coalesce(btrim(p_name) <> p_name OR p_name !~ '^[^[:cntrl:]]{1,100}$', true) OR octet_length(p_query) > 4096 OR length(p_sort) > 64 OR cardinality(p_columns) > 40
+        OR EXISTS (SELECT FROM unnest(p_columns) c WHERE c IS NULL OR c !~ '^[A-Za-z][A-Za-z0-9.]{0,63}$') THEN
+        RAISE EXCEPTION 'saved view: too long, or no name' USING ERRCODE = 'DLQ04',
+            HINT = 'A name has 1 to 100 characters, a query 4096 bytes at most, and 40 columns are shown at most, such as errorType.';
+    END IF;
+    IF p_shared AND NOT dlq.has_role('dlq_operator') THEN
+        RAISE EXCEPTION 'saved view %: you may not share it', p_name USING ERRCODE = 'DLQ06', HINT = 'An operator may.';
+    END IF;
+    PERFORM pg_advisory_xact_lock(hashtextextended('dlq.save_view', 0)); -- the bound, and the name, hold for all at once
+    SELECT v.owner INTO v_other FROM dlq.saved_views v WHERE p_shared AND v.shared AND v.name = p_name AND v.owner <> v_actor;
+    IF FOUND THEN
+        RAISE EXCEPTION 'saved view %: somebody else shares one of this name', p_name USING ERRCODE = 'DLQ01';
+    END IF;
+    IF (SELECT count(*) FROM dlq.saved_views v WHERE v.owner = v_actor AND v.name <> p_name) >= 100 THEN
+        RAISE EXCEPTION 'saved view %: you have 100 already', p_name USING ERRCODE = 'DLQ04';
+    END IF;
+    INSERT INTO dlq.saved_views AS v (owner, name, query, columns, sort, shared, scope) VALUES (v_actor, p_name, p_query, p_columns, p_sort, p_shared, dlq.scope())
+    ON CONFLICT ON CONSTRAINT saved_views_pkey DO UPDATE SET query = excluded.query, columns = excluded.columns, sort = excluded.sort, shared = excluded.shared, scope = excluded.scope, updated_at = now();
+    PERFORM dlq.record_act('saved view ' || p_name, CASE WHEN p_shared THEN 'saved, and shared' ELSE 'saved' END, p_actor);
+END
+$$;
+COMMENT ON FUNCTION dlq.save_view IS 'Keeps a list under a name, or changes what is kept: what it chooses, as one types it; its columns; its order; and whether others see it.';
+
+CREATE OR REPLACE FUNCTION dlq.delete_view(p_name text, p_owner text DEFAULT NULL, p_actor text DEFAULT session_user) RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF p_owner <> dlq.actor(p_actor) THEN
+        PERFORM dlq.require_admin('delete somebody else''s view'), dlq.require_everything('delete somebody else''s view');
+    END IF;
+    DELETE FROM dlq.saved_views v WHERE v.name = p_name AND v.owner = coalesce(p_owner, dlq.actor(p_actor)) AND (p_owner IS NULL OR p_owner = dlq.actor(p_actor) OR v.shared);
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'saved view %: you have none of this name', p_name USING ERRCODE = 'DLQ02';
+    END IF;
+    PERFORM dlq.record_act('saved view ' || p_name, 'deleted', p_actor, NULL, jsonb_build_object('owner', p_owner));
+END
+$$;
+COMMENT ON FUNCTION dlq.delete_view IS 'Deletes a saved view of one''s own, or one that p_owner shares (an admin).';

@@ -1,0 +1,88 @@
+-- name: ReadSample :one
+-- All that a scrape asks the database: one row, whatever the backlog.
+SELECT at, sample, clock_timestamp()::timestamptz AS now FROM dlq.metrics_sample;
+
+-- name: SampleDue :one
+-- Whether a sample is to be taken, and no other process is at it. The lock is held until the transaction ends.
+SELECT (NOT EXISTS (SELECT FROM dlq.metrics_sample s WHERE s.at > clock_timestamp() - greatest(@every::interval, 20 * s.took))
+        AND pg_try_advisory_xact_lock(hashtextextended('dlq.metrics_sample', 0)))::boolean AS due;
+
+-- name: WriteSample :exec
+-- Where nothing has changed, a write each time would be for nothing.
+INSERT INTO dlq.metrics_sample AS s (at, took, sample) VALUES (clock_timestamp(), @took::interval, @sample::json)
+ON CONFLICT (one) DO UPDATE SET at = excluded.at, took = excluded.took, sample = excluded.sample
+WHERE s.sample::text <> excluded.sample::text OR s.at < clock_timestamp() - @unchanged::interval;
+
+-- name: Counters :many
+SELECT name, queue, label, value FROM dlq.counters ORDER BY name, queue, label;
+
+-- name: OpenEntries :many
+-- Open entries that are filed, from the rollup: exact as of its last refresh, however many there are.
+SELECT b.queue, b.error_class, b.pending, b.processing, b.manual FROM dlq.rollup_backlog b WHERE (b.pending, b.processing, b.manual) <> (0, 0, 0) ORDER BY b.queue, b.error_class;
+
+-- name: Unfiled :many
+-- Entries that nobody has filed yet, by queue: 10,000 are counted.
+SELECT u.queue, count(*) AS entries, min(u.created_at)::timestamptz AS since
+FROM (SELECT i.queue, i.created_at FROM dlq.dead_letter_inbox i WHERE NOT dlq.is_repeat(i.river_job_id, i.job_created_at) LIMIT 10000) u GROUP BY u.queue ORDER BY u.queue;
+
+-- name: OldestOpen :many
+-- Since when the oldest open entry of each queue is there: a look into an index for each.
+SELECT q.queue, o.created_at AS since
+FROM (SELECT DISTINCT b.queue FROM dlq.rollup_backlog b WHERE b.pending + b.processing + b.manual > 0) q
+CROSS JOIN LATERAL (SELECT e.created_at FROM dlq.dead_letter_open e WHERE e.queue = q.queue ORDER BY e.id LIMIT 1) o ORDER BY q.queue;
+
+-- name: Observed :many
+-- Pending entries that are not redelivered by themselves, 10,000 of a queue.
+SELECT q.queue, o.entries
+FROM (SELECT DISTINCT b.queue FROM dlq.rollup_backlog b WHERE b.pending > 0) q
+CROSS JOIN LATERAL (SELECT count(*) AS entries FROM (SELECT FROM dlq.dead_letter_open e WHERE e.status = 'dlq_pending' AND e.waiting_for = 'automatic' AND e.queue = q.queue LIMIT 10000) l) o
+WHERE o.entries > 0 ORDER BY q.queue;
+
+-- name: Rollups :one
+SELECT at, moves FROM dlq.rollup_state;
+
+-- name: Gates :many
+SELECT g.state, count(*) AS gates FROM dlq.gates g GROUP BY g.state ORDER BY g.state;
+
+-- name: Paces :many
+SELECT p.name, p.free_at FROM dlq.paces p WHERE p.name NOT LIKE 'replay:%' AND p.free_at > now() - interval '1 hour' ORDER BY p.free_at DESC, p.name LIMIT 100;
+
+-- name: ReplayRuns :many
+SELECT r.status::text AS status, count(*) AS runs, coalesce(sum(r.total) FILTER (WHERE r.finished_at IS NULL), 0)::bigint AS total,
+       coalesce(sum(r.replayed) FILTER (WHERE r.finished_at IS NULL), 0)::bigint AS replayed, coalesce(sum(r.skipped) FILTER (WHERE r.finished_at IS NULL), 0)::bigint AS skipped
+FROM dlq.replay_runs r GROUP BY r.status ORDER BY r.status;
+
+-- name: Approvals :many
+SELECT a.operation, a.state, count(*) AS requests FROM dlq.approvals a GROUP BY a.operation, a.state ORDER BY a.operation, a.state;
+
+-- name: Processes :one
+SELECT count(*) FROM dlq.processes p WHERE p.stopped_at IS NULL AND p.seen_at > now() - @live_for::interval;
+
+-- name: PartitionsUntil :many
+SELECT p.of::text AS of, p.until::timestamptz AS until FROM dlq.partitions_until() p ORDER BY 1;
+
+-- name: RiverQueues :many
+-- River's queues, the ones used last first.
+SELECT q.name, (q.paused_at IS NOT NULL)::boolean AS paused FROM river.river_queue q WHERE q.name <> '' ORDER BY q.updated_at DESC, q.name LIMIT @most::integer;
+
+-- name: RiverJobs :many
+-- River's jobs of some queues by state, each counted up to a limit, from the index that River fetches by.
+SELECT q.queue::text AS queue, s.state::text AS state, c.jobs
+FROM unnest(@queues::text[]) q (queue) CROSS JOIN unnest(ARRAY['available', 'running', 'retryable', 'scheduled']) s (state)
+CROSS JOIN LATERAL (SELECT count(*) AS jobs FROM (SELECT FROM river.river_job j WHERE j.state = s.state::river.river_job_state AND j.queue = q.queue LIMIT @most::integer) l) c
+ORDER BY 1, 2;
+
+-- name: RiverOldest :many
+-- Since when the oldest job of each queue waits to be worked: the first of each priority in the index.
+SELECT q.queue::text AS queue, min(o.scheduled_at)::timestamptz AS since
+FROM unnest(@queues::text[]) q (queue) CROSS JOIN generate_series(1, 4) p (priority)
+CROSS JOIN LATERAL (SELECT j.scheduled_at FROM river.river_job j WHERE j.state = 'available' AND j.queue = q.queue AND j.priority = p.priority ORDER BY j.scheduled_at LIMIT 1) o
+GROUP BY q.queue ORDER BY 1;
+
+-- name: RiverLatency :many
+-- How long the jobs of each queue that run now had waited, on average of a thousand.
+SELECT l.queue::text AS queue, avg(l.waited)::float8 AS seconds
+FROM (SELECT q.queue, greatest(extract(epoch FROM j.attempted_at - j.scheduled_at), 0) AS waited
+      FROM unnest(@queues::text[]) q (queue)
+      CROSS JOIN LATERAL (SELECT r.attempted_at, r.scheduled_at FROM river.river_job r WHERE r.state = 'running' AND r.queue = q.queue LIMIT 1000) j) l
+GROUP BY l.queue ORDER BY 1;

@@ -1,0 +1,139 @@
+package deploy_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/santhosh-tekuri/jsonschema/v6"
+	"github.com/stretchr/testify/require"
+	"go.yaml.in/yaml/v3"
+)
+
+// rule is one alert of rules.yaml.
+type rule struct {
+	Alert       string            `yaml:"alert"`
+	Expr        string            `yaml:"expr"`
+	For         string            `yaml:"for"`
+	Labels      map[string]string `yaml:"labels"`
+	Annotations map[string]string `yaml:"annotations"`
+}
+
+func rules(t *testing.T) []rule {
+	t.Helper()
+	var file struct {
+		Groups []struct {
+			Rules []rule `yaml:"rules"`
+		} `yaml:"groups"`
+	}
+	require.NoError(t, yaml.Unmarshal([]byte(read(t, "prometheus/rules.yaml")), &file))
+	var all []rule
+	for _, group := range file.Groups {
+		all = append(all, group.Rules...)
+	}
+	require.NotEmpty(t, all)
+	return all
+}
+
+func read(t *testing.T, path string) string {
+	t.Helper()
+	raw, err := os.ReadFile(path)
+	require.NoError(t, err)
+	return string(raw)
+}
+
+// run runs a program that has to be installed: scripts/install.sh prometheus alertmanager.
+func run(t *testing.T, name string, args ...string) string {
+	t.Helper()
+	out, err := exec.CommandContext(t.Context(), name, args...).CombinedOutput()
+	require.NoError(t, err, "%s %s\n%s", name, strings.Join(args, " "), out)
+	return string(out)
+}
+
+// Each alert says what, how bad and what to do, with links that exist, has a unit test, and is in the documentation.
+func TestRules(t *testing.T) {
+	t.Parallel()
+	run(t, "promtool", "check", "config", "prometheus/prometheus.yaml")
+	run(t, "promtool", "check", "rules", "prometheus/rules.yaml")
+	run(t, "promtool", "test", "rules", "prometheus/rules_test.yaml")
+	tests, docs := read(t, "prometheus/rules_test.yaml"), read(t, "../docs/alerts.md")
+	for _, r := range rules(t) {
+		require.Contains(t, []string{"warning", "critical"}, r.Labels["severity"], r.Alert)
+		for _, annotation := range []string{"summary", "description"} {
+			require.NotEmpty(t, r.Annotations[annotation], r.Alert)
+		}
+		require.Regexp(t, `^\{\{ \$externalLabels\.dlqd_url \}\}/`, r.Annotations["page_url"], r.Alert)
+		runbook, ok := strings.CutPrefix(r.Annotations["runbook_url"], "{{ $externalLabels.dlqd_url }}/runbooks/")
+		require.True(t, ok, r.Alert)
+		require.Contains(t, read(t, "../runbooks/"+runbook+".md"), "`"+r.Alert+"`", "its runbook says that it is for it")
+		require.Contains(t, tests, `ALERTS{alertname="`+r.Alert+`", alertstate="firing"`)
+		require.Contains(t, docs, "| `"+r.Alert+"` | "+r.Labels["severity"]+" |")
+	}
+	documented := regexp.MustCompile("(?m)^\\| `\\w+` \\| (warning|critical) \\|").FindAllString(docs, -1)
+	require.Len(t, documented, len(rules(t)))
+}
+
+// Who is told of what.
+func TestAlertmanager_routes(t *testing.T) {
+	t.Parallel()
+	run(t, "amtool", "check-config", "alertmanager.yaml")
+	for labels, want := range map[string]string{
+		"alertname=DLQQueueSize severity=warning queue=orders":             "team-chat",
+		"alertname=DlqdDown severity=critical":                             "on-call,on-call-opsgenie",
+		"alertname=DLQQueueSize severity=warning queue=payments":           "payments-mail,team-chat",
+		"alertname=DLQOldestEntry severity=critical queue=payments-refund": "payments-mail,on-call,on-call-opsgenie",
+		"alertname=CircuitBreakerOpen severity=warning":                    "team-chat",
+	} {
+		out := run(t, "amtool", append([]string{"config", "routes", "test", "--config.file=alertmanager.yaml"}, strings.Fields(labels)...)...)
+		lines := strings.Split(strings.TrimSpace(out), "\n")
+		require.Equal(t, want, strings.TrimSpace(lines[len(lines)-1]), labels)
+	}
+}
+
+// The dashboard is what Grafana's published types say a dashboard is (testdata/README.md), and its panels have the options of their plugins.
+func TestDashboard_schema(t *testing.T) {
+	t.Parallel()
+	var schemas map[string]any
+	require.NoError(t, json.Unmarshal([]byte(read(t, "testdata/grafana-schema.json")), &schemas))
+	check := func(schema string, value any, about string) {
+		t.Helper()
+		require.Contains(t, schemas, schema)
+		compiler := jsonschema.NewCompiler()
+		require.NoError(t, compiler.AddResource(schema, schemas[schema]))
+		compiled, err := compiler.Compile(schema)
+		require.NoError(t, err)
+		require.NoError(t, compiled.Validate(value), about)
+	}
+	var dashboard map[string]any
+	require.NoError(t, json.Unmarshal([]byte(read(t, "grafana/dlqd.json")), &dashboard))
+	for _, annotation := range dashboard["annotations"].(map[string]any)["list"].([]any) { // a query's own fields are its data source's, which publishes no schema
+		for _, own := range []string{"expr", "step", "titleFormat", "textFormat", "tagKeys", "useValueForTime"} {
+			require.Contains(t, annotation, own)
+			delete(annotation.(map[string]any), own)
+		}
+	}
+	check("dashboard", dashboard, "the dashboard")
+	custom := map[string]bool{"timeseries": true, "heatmap": true, "state-timeline": true}
+	ids := map[any]bool{}
+	for _, each := range dashboard["panels"].([]any) {
+		panel := each.(map[string]any)
+		about := fmt.Sprint(panel["title"])
+		require.False(t, ids[panel["id"]], about)
+		ids[panel["id"]] = true
+		kind := panel["type"].(string)
+		if kind == "row" {
+			check("row", panel, about)
+			continue
+		}
+		check("panel", panel, about)
+		plugin := strings.ReplaceAll(kind, "-", "")
+		check(plugin+"-options", panel["options"], about)
+		if custom[kind] {
+			check(plugin+"-custom", panel["fieldConfig"].(map[string]any)["defaults"].(map[string]any)["custom"], about)
+		}
+	}
+}

@@ -1,0 +1,23 @@
+package api
+
+import (
+	"net/http"
+	"strings"
+
+	"github.com/dlqd/dlqd/internal/door"
+	"github.com/dlqd/dlqd/runbooks"
+)
+
+// runbooksPath is where runbooks are, for whoever follows an alert's link: they have nothing that is secret.
+const runbooksPath = "/runbooks/"
+
+// runbook serves a runbook as the text that it is; README lists them.
+func runbook(w http.ResponseWriter, r *http.Request) {
+	text, err := runbooks.Files.ReadFile(strings.TrimSuffix(r.PathValue("name"), ".md") + ".md")
+	if err != nil {
+		door.Problem(w, http.StatusNotFound, "there is no such runbook; "+runbooksPath+"README lists them")
+		return
+	}
+	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+	_, _ = w.Write(text)
+}

@@ -1,0 +1,123 @@
+package api
+
+import (
+	"context"
+	"net/http"
+	"time"
+
+	"github.com/danielgtaylor/huma/v2"
+
+	"github.com/dlqd/dlqd/internal/access"
+	"github.com/dlqd/dlqd/internal/savedview"
+)
+
+// ViewsPath is where saved views are.
+const ViewsPath = "/api/dlq/views"
+
+// ViewInput names a saved view.
+type ViewInput struct {
+	Name string `path:"name" minLength:"1" maxLength:"100" doc:"Its name." example:"bank outages"`
+}
+
+// ViewBody is what a saved view is.
+type ViewBody struct {
+	Query   string   `json:"query" maxLength:"4096" doc:"What it chooses, as one types it: the q of GET /api/dlq/entries." example:"status:manual queue:payments"`
+	Columns []string `json:"columns,omitempty" maxItems:"40" doc:"Which columns it shows, in this order; the usual ones if absent." example:"[\"status\",\"errorType\"]"`
+	Order   string   `json:"order,omitempty" maxLength:"64" doc:"In which order; the usual one if absent." example:"oldest"`
+	Shared  bool     `json:"shared,omitempty" doc:"Others see it, too: those who may see all of the queues and kinds that its maker may. Needs the role operator."`
+	Actor   string   `json:"actor,omitempty" maxLength:"255" doc:"Whose it is, where nobody is asked who they are; \"api\" if absent."`
+}
+
+type viewsInput struct {
+	Actor string `query:"actor" maxLength:"255" doc:"Whose, where nobody is asked who they are; \"api\" if absent."`
+}
+
+type viewInput struct {
+	ViewInput
+
+	Actor string `query:"actor" maxLength:"255" doc:"Whose, where nobody is asked who they are; \"api\" if absent."`
+}
+
+type viewsOutput struct {
+	Body struct {
+		Views []savedview.SavedView `json:"views" doc:"One's own first, then those that others share."`
+	}
+}
+
+type viewOutput struct{ Body savedview.SavedView }
+
+type saveViewInput struct {
+	ViewInput
+
+	Body ViewBody
+}
+
+type deleteViewInput struct {
+	ViewInput
+
+	Owner string `query:"owner" maxLength:"255" doc:"One that they share; takes an admin. One's own if absent."`
+	Actor string `query:"actor" maxLength:"255" doc:"Who deletes it, where nobody is asked who they are; \"api\" if absent."`
+}
+
+func (s *service) registerViews(api huma.API) {
+	tags := []string{"saved views"}
+	made := time.Date(2026, 11, 22, 10, 0, 0, 0, time.UTC)
+	shown := savedview.SavedView{Name: "bank outages", Owner: "kim", Query: "class:outage queue:payments", Columns: []string{}, Shared: true, CreatedAt: made, UpdatedAt: made}
+	list := huma.Operation{OperationID: "list-views", Method: http.MethodGet, Path: ViewsPath, Tags: tags, Summary: "Saved views: one's own, and those that others share", Errors: []int{422, 503}}
+	example(&list, http.StatusOK, map[string]any{"views": []savedview.SavedView{shown}})
+	huma.Register(api, list, func(ctx context.Context, in *viewsInput) (out *viewsOutput, err error) {
+		out = &viewsOutput{}
+		if out.Body.Views, err = s.Views.List(ctx, (&Action{Actor: in.Actor}).person(ctx).Actor); err != nil {
+			return nil, s.problem(ctx, err)
+		}
+		return out, nil
+	})
+
+	get := huma.Operation{OperationID: "get-view", Method: http.MethodGet, Path: ViewsPath + "/{name}", Tags: tags, Summary: "A saved view", Errors: []int{404, 422, 503}}
+	example(&get, http.StatusOK, shown)
+	huma.Register(api, get, func(ctx context.Context, in *viewInput) (*viewOutput, error) { return s.view(ctx, in.Name, in.Actor) })
+
+	save := huma.Operation{
+		OperationID: "save-view", Method: http.MethodPut, Path: ViewsPath + "/{name}", Tags: tags, Summary: "Save a view, or change it",
+		Description: "A person has 100 at most. A name is shared once (409).", Errors: []int{400, 403, 409, 422, 503},
+	}
+	example(&save, http.StatusOK, shown)
+	huma.Register(api, save, func(ctx context.Context, in *saveViewInput) (*viewOutput, error) {
+		if in.Body.Shared {
+			var err error
+			if ctx, err = s.limitTo(ctx, need{access.Operator, true}); err != nil {
+				return nil, err
+			}
+		}
+		v := savedview.SavedView{Name: in.Name, Query: in.Body.Query, Columns: in.Body.Columns, Order: in.Body.Order, Shared: in.Body.Shared}
+		if err := s.Views.Save(ctx, &v, (&Action{Actor: in.Body.Actor}).person(ctx).Actor); err != nil {
+			return nil, s.problem(ctx, err)
+		}
+		return s.view(ctx, in.Name, in.Body.Actor)
+	})
+
+	remove := huma.Operation{
+		OperationID: "delete-view", Method: http.MethodDelete, Path: ViewsPath + "/{name}", Tags: tags, Summary: "Delete a saved view", DefaultStatus: http.StatusNoContent, Errors: []int{403, 404, 422, 503},
+	}
+	huma.Register(api, remove, func(ctx context.Context, in *deleteViewInput) (*struct{}, error) {
+		actor := (&Action{Actor: in.Actor}).person(ctx).Actor
+		if in.Owner != "" && in.Owner != actor {
+			var err error
+			if ctx, err = s.limitTo(ctx, need{access.Admin, false}); err != nil {
+				return nil, err
+			}
+		}
+		if err := s.Views.Delete(ctx, in.Name, in.Owner, actor); err != nil {
+			return nil, s.problem(ctx, err)
+		}
+		return nil, nil //nolint:nilnil // no content
+	})
+}
+
+func (s *service) view(ctx context.Context, name, actor string) (*viewOutput, error) {
+	v, err := s.Views.Get(ctx, name, (&Action{Actor: actor}).person(ctx).Actor)
+	if err != nil {
+		return nil, s.problem(ctx, err)
+	}
+	return &viewOutput{Body: *v}, nil
+}

@@ -1,0 +1,240 @@
+package console
+
+import (
+	"encoding/json"
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/dlqd/dlqd/internal/access"
+	"github.com/dlqd/dlqd/internal/api"
+	"github.com/dlqd/dlqd/internal/approval"
+)
+
+// approvalsEvery is how often open pages of approvals are made anew.
+const approvalsEvery = 5 * time.Second
+
+// asking is a request for approval as pages show it.
+type asking struct {
+	*approval.Approval
+}
+
+// Verb is what is asked for, as a verb.
+func (a asking) Verb() string { return upper(a.Do()) }
+
+// Filter is which entries, as JSON.
+func (a asking) filter() json.RawMessage {
+	var request struct {
+		Filter json.RawMessage `json:"filter"`
+	}
+	_ = json.Unmarshal(a.Request, &request)
+	return request.Filter
+}
+
+// Words is its filter as one types it.
+func (a asking) Words() string { return filterWords(a.filter()) }
+
+// Open reports whether somebody may decide yet.
+func (a asking) Open() bool { return a.State == approval.Requested }
+
+// Mark is its state.
+func (a asking) Mark() mark {
+	switch a.State {
+	case approval.Requested:
+		return mark{"requested", "waits for a second person", "◆", "warn"}
+	case "approved":
+		return mark{"approved", "approved, being carried out", "◐", "info"}
+	case "done":
+		return mark{"done", "done", "✓", "ok"}
+	case "failed":
+		return mark{"failed", "failed", "✕", "bad"}
+	}
+	return mark{a.State, a.State, "▢", "neutral"}
+}
+
+// Queues is how many of each queue.
+func (a asking) Queues() []share {
+	of := map[string]int64{}
+	_ = json.Unmarshal(a.ByQueue, &of)
+	return shares(of)
+}
+
+// Sentence says in words what is asked, and what became of it.
+func (a asking) Sentence() string {
+	asks := a.Actor + " asks to " + strings.ToLower(a.Do()) + " " + plural(a.Entries, "dead letter") + "."
+	by := ""
+	if a.DecidedBy != nil {
+		by = *a.DecidedBy
+	}
+	switch a.State {
+	case approval.Requested:
+		return asks + " Nothing was done yet: it waits for a second person, until " + a.ExpiresAt.UTC().Format("Mon 15:04 UTC") + "."
+	case "approved":
+		return asks + " " + by + " approved it, and dlqd carries it out."
+	case "done":
+		said := asks + " " + by + " approved it, and it was done"
+		if a.Changed != nil {
+			said += ": " + plural(*a.Changed, "dead letter was", "dead letters were") + " touched"
+		}
+		return said + "."
+	case "failed":
+		return asks + " " + by + " approved it, but it failed: " + a.Problem
+	case "refused":
+		return asks + " " + by + " refused it; nothing was done."
+	case "withdrawn":
+		return asks + " It was withdrawn; nothing was done."
+	case "expired":
+		return asks + " Nobody decided in time; nothing was done."
+	}
+	return asks
+}
+
+type approvals struct {
+	Sentence string
+	Open     []asking
+	Ended    []asking
+	Copies   []copyText
+}
+
+func (c *Console) approvals(in *request) (*view, error) {
+	var list struct {
+		Approvals []*approval.Approval `json:"approvals"`
+	}
+	if err := in.get(api.ApprovalsPath, nil, &list); err != nil {
+		return nil, err
+	}
+	p := &approvals{Copies: []copyText{{"a command", "dlqd approvals list"}, {"SQL", "SELECT * FROM dlq.approvals ORDER BY requested_at DESC;"}, {"curl", "curl -s $DLQD_URL" + api.ApprovalsPath}}}
+	mine := 0
+	for _, a := range list.Approvals {
+		if a.State != approval.Requested {
+			p.Ended = append(p.Ended, asking{a})
+			continue
+		}
+		p.Open = append(p.Open, asking{a})
+		if a.Actor == in.me().Name {
+			mine++
+		}
+	}
+	switch n := len(p.Open); {
+	case n == 0:
+		p.Sentence = "Nothing waits for a second person."
+	case mine == n:
+		p.Sentence = plural(n, "request of yours waits", "requests of yours wait") + " for a second person."
+	default:
+		p.Sentence = plural(n-mine, "request waits", "requests wait") + " for you."
+		if mine > 0 {
+			p.Sentence += " " + plural(mine, "of your own waits", "of your own wait") + " for somebody else."
+		}
+	}
+	return &view{Template: "approvals", Title: "Approvals", Data: p, Every: approvalsEvery}, nil
+}
+
+type approvalDetail struct {
+	asking
+
+	Now        *int64 // how many entries it would touch now; nil where that cannot be had
+	WhyApprove string // it cannot be approved by who looks
+	WhyRefuse  string
+	Mine       bool
+	Rest       json.RawMessage // what else the operation takes
+	Copies     []copyText
+}
+
+func (c *Console) approval(in *request) (*view, error) {
+	a := &approvalDetail{asking: asking{&approval.Approval{}}}
+	path := api.ApprovalsPath + "/" + url.PathEscape(in.PathValue("id"))
+	if err := in.get(path, nil, a.Approval); err != nil {
+		return nil, err
+	}
+	me := in.me()
+	a.Mine = me.Via != access.ViaNothing && a.Actor == me.Name
+	needs := access.Operator
+	if admin, _ := a.Needs(); admin {
+		needs = access.Admin
+	}
+	switch {
+	case !a.Open():
+		a.WhyRefuse = "it is " + a.State
+	case me.Via == access.ViaNothing:
+		a.WhyRefuse = "nobody is asked who they are here (access.yaml: authentication), and so nobody can be a second person"
+	default:
+		a.WhyRefuse = mayNot(me, needs)
+	}
+	if a.WhyApprove = a.WhyRefuse; a.WhyApprove == "" && a.Mine {
+		a.WhyApprove = "you asked for it: it takes another person"
+	}
+	if _, live := isLive(in.Context()); a.Open() && !live { // it counts: when the page is loaded is enough
+		a.look(in)
+	}
+	rest := map[string]json.RawMessage{}
+	_ = json.Unmarshal(a.Request, &rest)
+	delete(rest, "filter")
+	delete(rest, "do")
+	if len(rest) > 0 {
+		a.Rest, _ = json.Marshal(rest)
+	}
+	id := a.ID.String()
+	a.Copies = []copyText{{"a command", "dlqd approvals show " + id}, {"SQL", "SELECT * FROM dlq.approvals WHERE id = '" + id + "';"}, {"curl", "curl -s $DLQD_URL" + path}}
+	return &view{Template: "approval", Title: a.Verb() + " " + plural(a.Entries, "dead letter"), Data: a, Every: approvalsEvery}, nil
+}
+
+// look counts what it would touch now. Where that cannot be had, what it was when it was asked stands alone.
+func (a *approvalDetail) look(in *request) {
+	var body map[string]any
+	if json.Unmarshal(a.Request, &body) != nil {
+		return
+	}
+	ask := map[string]any{"dryRun": true, "filter": json.RawMessage(a.filter())}
+	var found struct {
+		Chosen  int64 `json:"chosen"`
+		Entries int64 `json:"entries"`
+		Preview *struct {
+			Total int64 `json:"total"`
+		} `json:"preview"`
+	}
+	switch a.Operation {
+	case approval.Replay:
+		ask["all"] = true
+		if in.post("/api/dlq/replay", ask, &found) == nil && found.Preview != nil {
+			a.Now = &found.Preview.Total
+		}
+	case approval.Bulk:
+		for _, name := range []string{"do", "all", "assignee", "tags", "force"} {
+			if value, has := body[name]; has {
+				ask[name] = value
+			}
+		}
+		if in.post("/api/dlq/bulk", ask, &found) == nil {
+			a.Now = &found.Chosen
+		}
+	default:
+		ask["note"] = "a look before it is approved"
+		if in.post("/api/dlq/erasures", ask, &found) == nil {
+			a.Now = &found.Entries
+		}
+	}
+}
+
+// decide approves, refuses or withdraws.
+func (c *Console) decide(in *request) (*done, error) {
+	verb, id := in.PostFormValue("do"), url.PathEscape(in.PathValue("id"))
+	body := map[string]any{"note": in.PostFormValue("note")}
+	said := map[string]string{"approve": "Approved: dlqd carries it out.", "refuse": "Refused: nothing is done.", "withdraw": "Withdrawn: nothing is done."}[verb]
+	switch verb {
+	case "approve":
+		expect, err := strconv.ParseInt(strings.NewReplacer(" ", "", ",", "", thin, "").Replace(in.PostFormValue("expect")), 10, 64)
+		if err != nil {
+			return nil, &Problem{Status: http.StatusUnprocessableEntity, Title: "How many?", Detail: "type how many dead letters you saw that it touches: it is refused where they have become more"}
+		}
+		body["expect"] = expect
+	case "refuse", "withdraw":
+	default:
+		return nil, &Problem{Status: http.StatusUnprocessableEntity, Title: "No such action", Detail: "a request can be approved, refused and withdrawn"}
+	}
+	if err := in.post(api.ApprovalsPath+"/"+id+"/"+verb, body, nil); err != nil {
+		return nil, err
+	}
+	return &done{To: "/approvals/" + id, Flash: flash{Text: said}}, nil
+}

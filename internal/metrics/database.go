@@ -1,0 +1,435 @@
+package metrics
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/dlqd/dlqd/internal/metrics/internal/dbsqlc"
+	"github.com/dlqd/dlqd/internal/policy"
+	"github.com/dlqd/dlqd/internal/postgres"
+	"github.com/dlqd/dlqd/internal/reconcile"
+)
+
+const (
+	// readTimeout is how long a scrape waits for the database before it goes without.
+	readTimeout = 3 * time.Second
+	// otherQueue is what queues count as that have no series of their own: see dlq.most_counted_queues.
+	otherQueue = "other"
+	maxQueues  = 100
+)
+
+// What the database knows. Every process serves the same.
+var (
+	described []*prometheus.Desc
+
+	// The names that dead-letter queues have on people's dashboards.
+	jobsDesc        = desc("dlq_jobs_total", "Jobs that became dead letters.", "queue")
+	sizeDesc        = desc("dlq_size", "Open dead letters: pending, processing and manual.", "queue")
+	retriedDesc     = desc("dlq_retry_success_total", "Redeliveries that succeeded.", "queue")
+	permanentDesc   = desc("dlq_permanent_failures_total", "Dead letters whose redeliveries are spent (dlq_failed).", "queue")
+	timeToRetryDesc = desc("dlq_time_to_retry_seconds", "Time from a dead letter's capture until a redelivery of it was started.", "queue")
+
+	capturedDesc = desc("dlqd_dead_letters_captured_total", "Jobs that became dead letters, by their class as they were filed.", "queue", "error_class")
+	failuresDesc = desc("dlqd_failures_total", "Captures, and redeliveries that failed.", "queue", "error_class")
+	typesDesc    = desc("dlqd_failures_by_type_total", "The same by type of error: the 20 most frequent of a queue, the rest as other; none for errors without a type.", "queue", "error_type")
+	startedDesc  = desc("dlqd_redeliveries_total", "Redeliveries started.", "queue", "error_class")
+	endedDesc    = desc("dlqd_redeliveries_ended_total", "Redeliveries that ended, by how: succeeded, failed.", "queue", "error_class", "outcome")
+	closedDesc   = desc("dlqd_dead_letters_closed_total", "Dead letters that were closed, by how: resolved, failed (its redeliveries are spent), archived (discarded, or aged out).", "queue", "error_class", "outcome")
+	parkedDesc   = desc("dlqd_dead_letters_parked_total", "Dead letters that came to wait for a person.", "queue", "error_class")
+	sweptDesc    = desc("dlqd_leases_expired_total", "Dead letters that the sweep moved, since the job of their redelivery was gone, or had ended unseen.", "queue")
+	inDLQDesc    = desc("dlqd_time_in_dlq_seconds", "Time from a dead letter's capture until it was closed.", "queue")
+	recoveryDesc = desc("dlqd_time_to_recovery_seconds", "Time from the first failure of a job until its work was done.", "queue")
+	filingDesc   = desc("dlqd_time_to_filing_seconds", "Time from a failure until a worker filed it; not of what was backfilled.", "queue")
+	changesDesc  = desc("dlqd_circuit_breaker_changes_total", "Changes of circuit breakers, by the state that they went to.", "name", "to")
+
+	entriesDesc  = desc("dlqd_dead_letters", "Open dead letters.", "status", "queue", "error_class")
+	observedDesc = desc("dlqd_dead_letters_observed", "Pending dead letters that are not redelivered by themselves, because that is off for them; up to 10,000 of a queue are counted.", "queue")
+	oldestDesc   = desc("dlqd_dead_letter_oldest_seconds", "Age of the oldest open dead letter; 0 where there is none.", "queue")
+	queueUpDesc  = desc("dlqd_queue_up", "Whether a queue is within its limits of monitoring.yaml, as /api/health says.", "queue")
+	stoppedDesc  = desc("dlqd_automatic_stopped", "Whether a person stopped all automatic redelivery: 1 until it is lifted.")
+	captureDesc  = desc("dlqd_capture", "1 for the mode of capture that holds (on, off, strict) and the state of its triggers (enabled, disabled, missing).", "mode", "triggers")
+	missedDesc   = desc("dlqd_reconciled_entries_total", "Failures that capture missed and the reconciler filed, by cause: capture_off, trigger_missing, trigger_disabled, missed (capture gave way, or was bypassed).", "why")
+	unfiledDesc  = desc("dlqd_unfiled_entries", "Captured entries that no DLQ worker has filed yet; up to 10,000 are counted.")
+	waitingDesc  = desc("dlqd_unfiled_oldest_seconds", "Age of the oldest of them; 0 where there is none.")
+	factsDesc    = desc("dlqd_unapplied_facts", "Ends of redeliveries, and retries made outside dlqd, that no process has applied yet; up to 10,000 are counted.")
+	factsAgeDesc = desc("dlqd_unapplied_oldest_seconds", "Age of the oldest of them; 0 where there is none.")
+	rowsDesc     = desc("dlqd_dead_letters_entered_total", "Rows that entered a partition, as Postgres counts them (its restarts and crashes may reset it). inbox: captured. open: filed, or replayed from dlq_failed.", "partition")
+	defaultsDesc = desc("dlqd_default_partition_rows", "Rows that went to default partitions, because the month's own was missing; up to 10,000 are counted.", "partition")
+	untilDesc    = desc("dlqd_partitions_until_timestamp_seconds", "Until when a table has partitions, in seconds since 1970; they are made two months ahead.", "table")
+	lagDesc      = desc("dlqd_rollup_lag_seconds", "How old the rollups are, and with them analytics and counters.")
+	movesDesc    = desc("dlqd_rollup_moves", "Moves that the rollups have counted since they were made anew.")
+	sampleDesc   = desc("dlqd_sample_age_seconds", "How old what the metrics say of the database is.")
+	gatesDesc    = desc("dlqd_gates", "Gates of entries that wait for a condition together, by state: probing, shut, open.", "state")
+	paceDesc     = desc("dlqd_pace_reserved_seconds", "How far ahead a pace of redeliveries is reserved; 0 where the next one may go at once.", "name")
+	runsDesc     = desc("dlqd_replay_runs", "Replay runs, by status.", "status")
+	runsOfDesc   = desc("dlqd_replay_run_entries", "Entries of the replay runs that have not ended: chosen (total), sent back (replayed), and passed over (skipped).", "state")
+	approvalDesc = desc("dlqd_approvals", "Requests that need a second person, by state.", "operation", "state")
+	processDesc  = desc("dlqd_processes", "dlqd processes that serve on the database.")
+	riverDesc    = desc("dlqd_river_jobs", "Jobs of River's queues, by state; up to 10,000 of each are counted.", "queue", "state")
+	riverAgeDesc = desc("dlqd_river_oldest_job_seconds", "Since when the oldest job waits that can be worked; 0 where there is none.", "queue")
+	latencyDesc  = desc("dlqd_river_latency_seconds", "How long the jobs that run now had waited to be worked, on average; absent where none runs.", "queue")
+	pausedDesc   = desc("dlqd_river_queue_paused", "Whether a queue is paused.", "queue")
+	upDesc       = desc("dlqd_database_up", "Whether the database answered this scrape.")
+)
+
+func desc(name, help string, labels ...string) *prometheus.Desc {
+	d := prometheus.NewDesc(name, help, labels, nil)
+	described = append(described, d)
+	return d
+}
+
+// database reads what the metrics say of the database: one row at each scrape.
+type database struct {
+	queries *dbsqlc.Queries
+	policy  func() *policy.Policy
+	logger  *slog.Logger
+}
+
+func (*database) Describe(ch chan<- *prometheus.Desc) {
+	for _, d := range described {
+		ch <- d
+	}
+}
+
+func (d *database) Collect(ch chan<- prometheus.Metric) {
+	ctx, cancel := context.WithTimeout(context.Background(), readTimeout)
+	defer cancel()
+	s, err := readSample(ctx, d.queries)
+	if err != nil {
+		d.logger.Warn("metrics: the database does not say what they are", "error", err)
+		gauge(ch, upDesc, 0)
+		return
+	}
+	gauge(ch, upDesc, 1)
+	(&publisher{Sample: s, ch: ch, policy: d.policy()}).publish()
+}
+
+// Sample is what the metrics say of the database, and as of when.
+type Sample struct {
+	sample
+
+	at, now time.Time // by the database's clock; at is zero where no sample was taken yet
+}
+
+// ReadSample reads what the metrics say of the database.
+func ReadSample(ctx context.Context, db postgres.DB) (*Sample, error) {
+	return readSample(ctx, dbsqlc.New(db))
+}
+
+func readSample(ctx context.Context, queries *dbsqlc.Queries) (*Sample, error) {
+	row, err := queries.ReadSample(ctx)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return &Sample{}, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	s := &Sample{at: row.At, now: row.Now}
+	return s, json.Unmarshal(row.Sample, &s.sample)
+}
+
+// Queue is how full a queue is.
+type Queue struct {
+	Open   int64
+	Oldest time.Duration // age of the oldest open entry; 0 where there is none
+}
+
+// QueueSizes are how full the queues are, by name; those that are empty may be missing.
+func (s *Sample) QueueSizes() map[string]Queue {
+	sizes := map[string]Queue{}
+	add := func(name string, entries int64, since time.Time) {
+		q := sizes[name]
+		q.Open += entries
+		if !since.IsZero() {
+			q.Oldest = max(q.Oldest, s.now.Sub(since))
+		}
+		sizes[name] = q
+	}
+	for _, o := range s.Open {
+		add(o.Queue, o.Pending+o.Processing+o.Manual, time.Time{})
+	}
+	for _, u := range s.Unfiled {
+		add(u.Queue, u.Entries, u.Since)
+	}
+	for _, o := range s.Oldest {
+		add(o.Queue, 0, o.Since)
+	}
+	return sizes
+}
+
+// publisher turns a sample into metrics.
+type publisher struct {
+	*Sample
+
+	ch     chan<- prometheus.Metric
+	policy *policy.Policy
+	shown  map[string]bool // queues with series of their own
+}
+
+// queue is the label of a queue: the queues of counters have labels of their own and, as far as there is room, others.
+func (p *publisher) queue(name string) string {
+	if p.shown[name] {
+		return name
+	}
+	if len(p.shown) < maxQueues {
+		p.shown[name] = true
+		return name
+	}
+	return otherQueue
+}
+
+func (p *publisher) publish() {
+	p.shown = map[string]bool{}
+	for _, c := range p.Counters {
+		if c.Name == "captured" {
+			p.shown[c.Queue] = true
+		}
+	}
+	for _, name := range p.policy.QueueNames() {
+		p.shown[name] = true
+	}
+	p.publishCounters()
+	p.publishBacklog()
+	p.publishHouse()
+	p.publishRiver()
+}
+
+// publishCounters publishes what never goes down. Queues of the policy have their series from the start.
+func (p *publisher) publishCounters() {
+	sums := map[*prometheus.Desc]map[string]float64{jobsDesc: {}, retriedDesc: {}, permanentDesc: {}, sweptDesc: {}}
+	times := map[string]map[string]binned{"in_dlq": {}, "to_recovery": {}, "to_retry": {}, "to_filing": {}}
+	for queue := range p.shown {
+		for _, of := range sums {
+			of[queue] = 0
+		}
+		for _, of := range times {
+			of[queue] = binned{bins: map[int]float64{}}
+		}
+	}
+	for _, c := range p.Counters {
+		send := func(d *prometheus.Desc, labels ...string) { counter(p.ch, d, c.Value, labels...) }
+		switch c.Name {
+		case "captured":
+			sums[jobsDesc][c.Queue] += c.Value
+			send(capturedDesc, c.Queue, c.Label)
+		case "failures":
+			send(failuresDesc, c.Queue, c.Label)
+		case "redelivered":
+			send(startedDesc, c.Queue, c.Label)
+		case "succeeded":
+			sums[retriedDesc][c.Queue] += c.Value
+			send(endedDesc, c.Queue, c.Label, "succeeded")
+		case "failed_again":
+			send(endedDesc, c.Queue, c.Label, "failed")
+		case "resolved", "archived", "failed":
+			if c.Name == "failed" {
+				sums[permanentDesc][c.Queue] += c.Value
+			}
+			send(closedDesc, c.Queue, c.Label, c.Name)
+		case "parked":
+			send(parkedDesc, c.Queue, c.Label)
+		case "swept":
+			sums[sweptDesc][c.Queue] += c.Value
+		case "error_type":
+			if c.Label == "" {
+				c.Label = "none"
+			}
+			send(typesDesc, c.Queue, c.Label)
+		case "breaker":
+			send(changesDesc, c.Queue, c.Label)
+		default:
+			of := times[c.Name][c.Queue]
+			if of.bins == nil {
+				continue // of a later version
+			}
+			if c.Label == "seconds" {
+				of.sum += c.Value
+			} else if n, err := strconv.Atoi(c.Label); err == nil {
+				of.bins[n] += c.Value
+			}
+			times[c.Name][c.Queue] = of
+		}
+	}
+	for d, of := range sums {
+		for queue, n := range of {
+			counter(p.ch, d, n, queue)
+		}
+	}
+	for name, d := range map[string]*prometheus.Desc{"in_dlq": inDLQDesc, "to_recovery": recoveryDesc, "to_retry": timeToRetryDesc, "to_filing": filingDesc} {
+		for queue, of := range times[name] {
+			p.ch <- newHistogram(d, of, queue)
+		}
+	}
+	for _, why := range reconcile.Causes() {
+		counter(p.ch, missedDesc, float64(p.Missed[why]), why)
+	}
+	for _, e := range p.Entered {
+		counter(p.ch, rowsDesc, e.Rows, e.Partition)
+	}
+}
+
+// publishBacklog publishes what is open.
+func (p *publisher) publishBacklog() {
+	type group struct{ status, queue, class string }
+	open := map[group]int64{}
+	add := func(status, queue, class string, n int64) {
+		if n > 0 {
+			open[group{status, p.queue(queue), class}] += n
+		}
+	}
+	for _, o := range p.Open {
+		add("dlq_pending", o.Queue, o.ErrorClass, o.Pending)
+		add("dlq_processing", o.Queue, o.ErrorClass, o.Processing)
+		add("dlq_manual", o.Queue, o.ErrorClass, o.Manual)
+	}
+	for _, u := range p.Unfiled {
+		add("dlq_pending", u.Queue, "undecided", u.Entries)
+	}
+	for g, n := range open {
+		gauge(p.ch, entriesDesc, float64(n), g.status, g.queue, g.class)
+	}
+
+	sizes := map[string]Queue{}
+	for name, q := range p.QueueSizes() {
+		label := p.queue(name)
+		of := sizes[label]
+		sizes[label] = Queue{of.Open + q.Open, max(of.Oldest, q.Oldest)}
+	}
+	for queue := range p.shown {
+		gauge(p.ch, sizeDesc, float64(sizes[queue].Open), queue)
+		gauge(p.ch, oldestDesc, sizes[queue].Oldest.Seconds(), queue)
+		problems, _ := p.policy.Alert(queue).Judge(sizes[queue].Open, sizes[queue].Oldest)
+		gauge(p.ch, queueUpDesc, truth(len(problems) == 0), queue)
+	}
+	if of, ok := sizes[otherQueue]; ok && !p.shown[otherQueue] {
+		gauge(p.ch, sizeDesc, float64(of.Open), otherQueue)
+		gauge(p.ch, oldestDesc, of.Oldest.Seconds(), otherQueue)
+	}
+	observed := map[string]int64{}
+	for _, o := range p.Observed {
+		observed[p.queue(o.Queue)] += o.Entries
+	}
+	for queue, n := range observed {
+		gauge(p.ch, observedDesc, float64(n), queue)
+	}
+}
+
+// publishHouse publishes how the database's own house is.
+func (p *publisher) publishHouse() {
+	if p.at.IsZero() {
+		return
+	}
+	gauge(p.ch, sampleDesc, p.now.Sub(p.at).Seconds())
+	gauge(p.ch, lagDesc, p.now.Sub(p.Rollups.At).Seconds())
+	gauge(p.ch, movesDesc, float64(p.Rollups.Moves))
+	gauge(p.ch, stoppedDesc, truth(p.Stopped))
+	gauge(p.ch, captureDesc, 1, p.Capture.Mode, p.Capture.Triggers)
+	for _, waits := range []struct {
+		count, age *prometheus.Desc
+		n          *int64
+		since      *time.Time
+	}{{unfiledDesc, waitingDesc, p.Capture.Unfiled, p.Capture.UnfiledSince}, {factsDesc, factsAgeDesc, p.Capture.Facts, p.Capture.FactsSince}} {
+		if waits.n == nil { // somebody held the table
+			continue
+		}
+		age := 0.0
+		if waits.since != nil {
+			age = p.age(*waits.since)
+		}
+		gauge(p.ch, waits.count, float64(*waits.n))
+		gauge(p.ch, waits.age, age)
+	}
+	for _, d := range p.Defaults {
+		gauge(p.ch, defaultsDesc, d.Rows, d.Partition)
+	}
+	for _, u := range p.Until {
+		gauge(p.ch, untilDesc, float64(u.Until.Unix()), u.Of)
+	}
+	gates := map[string]float64{"probing": 0, "shut": 0, "open": 0}
+	for _, g := range p.Gates {
+		gates[g.State] = float64(g.Gates)
+	}
+	for _, state := range slices.Sorted(maps.Keys(gates)) {
+		gauge(p.ch, gatesDesc, gates[state], state)
+	}
+	for _, pace := range p.Paces {
+		gauge(p.ch, paceDesc, max(0, pace.FreeAt.Sub(p.now).Seconds()), pace.Name)
+	}
+	runs, total, replayed, skipped := map[string]int64{"running": 0, "paused": 0, "completed": 0, "cancelled": 0, "stopped": 0}, int64(0), int64(0), int64(0)
+	for _, r := range p.Runs {
+		runs[r.Status] = r.Runs
+		total, replayed, skipped = total+r.Total, replayed+r.Replayed, skipped+r.Skipped
+	}
+	for _, status := range slices.Sorted(maps.Keys(runs)) {
+		gauge(p.ch, runsDesc, float64(runs[status]), status)
+	}
+	gauge(p.ch, runsOfDesc, float64(total), "total")
+	gauge(p.ch, runsOfDesc, float64(replayed), "replayed")
+	gauge(p.ch, runsOfDesc, float64(skipped), "skipped")
+	approvals := map[[2]string]int64{}
+	for _, operation := range []string{"replay", "bulk", "erase"} {
+		approvals[[2]string{operation, "requested"}] = 0
+		approvals[[2]string{operation, "approved"}] = 0
+	}
+	for _, a := range p.Approvals {
+		approvals[[2]string{a.Operation, a.State}] = a.Requests
+	}
+	for of, n := range approvals {
+		gauge(p.ch, approvalDesc, float64(n), of[0], of[1])
+	}
+	gauge(p.ch, processDesc, float64(p.Processes))
+}
+
+func (p *publisher) publishRiver() {
+	waiting := map[string]float64{}
+	for _, w := range p.Waiting {
+		waiting[w.Queue] = p.age(w.Since)
+	}
+	for _, q := range p.Queues {
+		gauge(p.ch, pausedDesc, truth(q.Paused), q.Name)
+		gauge(p.ch, riverAgeDesc, waiting[q.Name], q.Name)
+	}
+	for _, j := range p.Jobs {
+		gauge(p.ch, riverDesc, float64(j.Jobs), j.Queue, j.State)
+	}
+	for _, l := range p.Latency {
+		gauge(p.ch, latencyDesc, l.Seconds, l.Queue)
+	}
+}
+
+// age is how long ago a time of the database's clock was.
+func (p *publisher) age(since time.Time) float64 { return max(0, p.now.Sub(since).Seconds()) }
+
+func gauge(ch chan<- prometheus.Metric, d *prometheus.Desc, value float64, labels ...string) {
+	ch <- constant(d, prometheus.GaugeValue, value, labels)
+}
+
+func counter(ch chan<- prometheus.Metric, d *prometheus.Desc, value float64, labels ...string) {
+	ch <- constant(d, prometheus.CounterValue, value, labels)
+}
+
+// constant is a value of this scrape. (Strangers choose names of queues and error types: what is no UTF-8 is no label.)
+func constant(d *prometheus.Desc, kind prometheus.ValueType, value float64, labels []string) prometheus.Metric {
+	m, err := prometheus.NewConstMetric(d, kind, value, labels...)
+	if err != nil {
+		return prometheus.NewInvalidMetric(d, fmt.Errorf("%v: %w", labels, err))
+	}
+	return m
+}
+
+func truth(yes bool) float64 {
+	if yes {
+		return 1
+	}
+	return 0
+}

@@ -1,0 +1,81 @@
+package metrics
+
+import (
+	"slices"
+
+	"github.com/prometheus/client_golang/prometheus"
+	dto "github.com/prometheus/client_model/go"
+	"google.golang.org/protobuf/proto"
+)
+
+const (
+	// nativeSchema says how fine the bins of times in dlq.counters are: each is 2^(1/8) times as wide as the one before.
+	nativeSchema  = 3
+	binsPerDouble = 1 << nativeSchema
+	// The classic buckets of these times, in powers of two of a second: from a second to 48 days. Every bin lies in one of them.
+	firstBucket, lastBucket = 0, 22
+	// zeroThreshold is the smallest time that is no zero, as client_golang has it.
+	zeroThreshold = prometheus.DefNativeHistogramZeroThreshold
+)
+
+// binned are times as dlq.counters has them: how many of up to 2^(n/8) seconds, and more than 2^((n-1)/8), by n; and their sum.
+type binned struct {
+	bins map[int]float64
+	sum  float64
+}
+
+// histogram is binned times as Prometheus reads them, with classic buckets and native ones, both exact.
+type histogram struct {
+	desc   *prometheus.Desc
+	labels []*dto.LabelPair
+	of     binned
+}
+
+func newHistogram(desc *prometheus.Desc, of binned, labels ...string) histogram {
+	return histogram{desc, prometheus.MakeLabelPairs(desc, labels), of}
+}
+
+// Desc implements prometheus.Metric.
+func (h histogram) Desc() *prometheus.Desc { return h.desc }
+
+// Write implements prometheus.Metric.
+func (h histogram) Write(out *dto.Metric) error {
+	numbers := make([]int, 0, len(h.of.bins))
+	var count uint64
+	for n, entries := range h.of.bins {
+		numbers = append(numbers, n)
+		count += uint64(entries)
+	}
+	slices.Sort(numbers)
+	made := &dto.Histogram{
+		SampleCount: proto.Uint64(count), SampleSum: proto.Float64(h.of.sum),
+		Schema: proto.Int32(nativeSchema), ZeroThreshold: proto.Float64(zeroThreshold), ZeroCount: proto.Uint64(0),
+	}
+	var below uint64
+	next := 0
+	for power := firstBucket; power <= lastBucket; power++ {
+		for ; next < len(numbers) && numbers[next] <= power*binsPerDouble; next++ {
+			below += uint64(h.of.bins[numbers[next]])
+		}
+		made.Bucket = append(made.Bucket, &dto.Bucket{UpperBound: proto.Float64(float64(uint64(1) << power)), CumulativeCount: proto.Uint64(below)})
+	}
+	var before int64
+	for i, n := range numbers {
+		entries := int64(h.of.bins[n])
+		switch {
+		case i == 0:
+			made.PositiveSpan = append(made.PositiveSpan, &dto.BucketSpan{Offset: proto.Int32(int32(n)), Length: proto.Uint32(1)})
+		case n == numbers[i-1]+1:
+			*made.PositiveSpan[len(made.PositiveSpan)-1].Length++
+		default:
+			made.PositiveSpan = append(made.PositiveSpan, &dto.BucketSpan{Offset: proto.Int32(int32(n - numbers[i-1] - 1)), Length: proto.Uint32(1)})
+		}
+		made.PositiveDelta = append(made.PositiveDelta, entries-before)
+		before = entries
+	}
+	if len(numbers) == 0 { // without a span it would count as a classic one
+		made.PositiveSpan = []*dto.BucketSpan{{Offset: proto.Int32(0), Length: proto.Uint32(0)}}
+	}
+	out.Label, out.Histogram = h.labels, made
+	return nil
+}

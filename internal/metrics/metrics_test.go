@@ -1,0 +1,388 @@
+package metrics_test
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"maps"
+	"math"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	dto "github.com/prometheus/client_model/go"
+	"github.com/stretchr/testify/require"
+
+	"github.com/dlqd/dlqd/internal/deadletter"
+	"github.com/dlqd/dlqd/internal/metrics"
+	"github.com/dlqd/dlqd/internal/policy"
+	"github.com/dlqd/dlqd/internal/postgres"
+	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
+)
+
+func TestMain(m *testing.M) { postgrestest.Main(m) }
+
+// bundle is a database and a process that serves its metrics.
+type bundle struct {
+	*testing.T
+
+	pool    *pgxpool.Pool
+	store   *deadletter.Store
+	metrics *metrics.Metrics
+}
+
+func setup(t *testing.T) *bundle {
+	t.Helper()
+	pool := postgrestest.Pool(t)
+	b := &bundle{T: t, pool: pool, store: deadletter.NewStore(pool, postgres.DefaultSchemas())}
+	b.metrics = b.process(pool)
+	return b
+}
+
+// process is another process's metrics.
+func (b *bundle) process(pool *pgxpool.Pool) *metrics.Metrics {
+	b.Helper()
+	p, err := policy.Load(policy.Source{Destination: "http://127.0.0.1:9"})
+	require.NoError(b, err)
+	m := metrics.New()
+	m.WatchDatabase(postgres.DefaultSchemas().Rendered(pool), func() *policy.Policy { return p }, slog.New(slog.DiscardHandler))
+	return m
+}
+
+func (b *bundle) exec(sql string, args ...any) {
+	b.Helper()
+	_, err := b.pool.Exec(b.Context(), sql, args...)
+	require.NoError(b, err, sql)
+}
+
+// fail makes n dead letters of a queue, filed, which failed a while ago.
+func (b *bundle) fail(n int, queue, errorType string, ago time.Duration) {
+	b.Helper()
+	b.exec(`INSERT INTO river_job (kind, args, queue, max_attempts, attempt, state) SELECT 'app', '{}', $1, 5, 5, 'running' FROM generate_series(1, $2)`, queue, n)
+	b.exec(`UPDATE river_job SET state = 'discarded', finalized_at = now() - $2::interval, errors = ARRAY[jsonb_build_object('error', 'no', 'attempt', attempt)],
+		metadata = jsonb_build_object('dlq:error', jsonb_build_object('attempt', attempt, 'type', $1::text)) WHERE state = 'running'`, errorType, ago)
+	b.exec("SELECT dlq.file(ARRAY(SELECT id FROM dlq.dead_letter_queue WHERE stage = 'inbox'))")
+}
+
+// sampled refreshes the rollups, has a sample taken and returns the series that the process serves, by name and labels.
+func (b *bundle) sampled() map[string]*dto.Metric {
+	b.Helper()
+	b.exec("SELECT dlq.refresh_rollups()")
+	b.exec("DELETE FROM dlq.metrics_sample")
+	require.NoError(b, (&metrics.Sampler{Store: b.store, Schemas: postgres.DefaultSchemas()}).Once(b.Context()))
+	return b.gather(b.metrics)
+}
+
+func (b *bundle) gather(m *metrics.Metrics) map[string]*dto.Metric {
+	b.Helper()
+	families, err := m.Gatherer().Gather()
+	require.NoError(b, err)
+	series := map[string]*dto.Metric{}
+	for _, family := range families {
+		for _, metric := range family.GetMetric() {
+			labels := make([]string, len(metric.GetLabel()))
+			for i, l := range metric.GetLabel() {
+				labels[i] = l.GetName() + "=" + l.GetValue()
+			}
+			series[family.GetName()+"{"+strings.Join(labels, ",")+"}"] = metric
+		}
+	}
+	return series
+}
+
+func value(m *dto.Metric) float64 {
+	switch {
+	case m.GetCounter() != nil:
+		return m.GetCounter().GetValue()
+	case m.GetHistogram() != nil:
+		return float64(m.GetHistogram().GetSampleCount())
+	}
+	return m.GetGauge().GetValue()
+}
+
+// has checks series: a float64 is the value, nil says that the series is not there.
+func (b *bundle) has(series map[string]*dto.Metric, want map[string]float64) {
+	b.Helper()
+	got := map[string]float64{}
+	for name := range want {
+		if m := series[name]; m != nil {
+			got[name] = value(m)
+		}
+	}
+	require.Equal(b, want, got)
+}
+
+func TestDatabase_countsWhatHappened(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.has(b.sampled(), map[string]float64{ // queues of the policy have their series from the start
+		"dlq_jobs_total{queue=default}": 0, "dlq_size{queue=default}": 0, "dlq_retry_success_total{queue=default}": 0, "dlq_permanent_failures_total{queue=default}": 0,
+		"dlq_time_to_retry_seconds{queue=default}": 0, "dlqd_queue_up{queue=default}": 1, "dlqd_dead_letter_oldest_seconds{queue=default}": 0,
+	})
+	b.fail(5, "payments", "TIMEOUT", time.Hour)
+	b.fail(2, "payments", "", 0)
+	b.exec(`UPDATE dlq.dead_letter_queue SET status = 'dlq_manual', error_class = 'outage', strategy = 'manual', move = '{"actor": "worker:1", "reason": "decided"}' WHERE error_type = 'TIMEOUT'`)
+	b.exec("SELECT dlq.replay(id) FROM dlq.dead_letter_queue WHERE status = 'dlq_manual'")
+	first := b.sampled()
+	b.has(first, map[string]float64{
+		"dlq_jobs_total{queue=payments}": 7, "dlq_size{queue=payments}": 7, "dlq_time_to_retry_seconds{queue=payments}": 5, "dlqd_time_to_filing_seconds{queue=payments}": 7,
+		"dlqd_dead_letters{error_class=undecided,queue=payments,status=dlq_pending}": 2, "dlqd_dead_letters{error_class=outage,queue=payments,status=dlq_processing}": 5,
+		"dlqd_failures_by_type_total{error_type=TIMEOUT,queue=payments}": 5, "dlqd_failures_by_type_total{error_type=none,queue=payments}": 2,
+		"dlqd_redeliveries_total{error_class=outage,queue=payments}": 5, "dlqd_dead_letters_parked_total{error_class=outage,queue=payments}": 5,
+	})
+	require.Positive(t, value(first["dlqd_dead_letter_oldest_seconds{queue=payments}"]))
+	require.InDelta(t, 5*time.Hour.Seconds(), first["dlq_time_to_retry_seconds{queue=payments}"].GetHistogram().GetSampleSum(), 60)
+
+	// Four succeed, and one has spent its redeliveries.
+	b.exec(`WITH one AS (SELECT id FROM dlq.dead_letter_queue WHERE status = 'dlq_processing' LIMIT 1)
+		UPDATE dlq.dead_letter_queue e SET status = 'dlq_failed', last_failed_at = now(), move = '{"actor": "capture", "reason": "job failed"}' FROM one WHERE e.id = one.id`)
+	b.exec(`UPDATE dlq.dead_letter_queue SET status = 'dlq_resolved', move = '{"actor": "capture", "reason": "job completed"}' WHERE status = 'dlq_processing'`)
+	b.exec("SELECT dlq.discard(id) FROM dlq.dead_letter_queue WHERE status = 'dlq_pending'")
+	want := map[string]float64{
+		"dlq_jobs_total{queue=payments}": 7, "dlq_size{queue=payments}": 0, "dlq_retry_success_total{queue=payments}": 4, "dlq_permanent_failures_total{queue=payments}": 1,
+		"dlqd_redeliveries_ended_total{error_class=outage,outcome=succeeded,queue=payments}": 4, "dlqd_redeliveries_ended_total{error_class=outage,outcome=failed,queue=payments}": 1,
+		"dlqd_dead_letters_closed_total{error_class=outage,outcome=resolved,queue=payments}": 4, "dlqd_dead_letters_closed_total{error_class=outage,outcome=failed,queue=payments}": 1,
+		"dlqd_dead_letters_closed_total{error_class=undecided,outcome=archived,queue=payments}": 2,
+		"dlqd_time_in_dlq_seconds{queue=payments}":                                              7, "dlqd_time_to_recovery_seconds{queue=payments}": 4,
+	}
+	b.has(b.sampled(), want)
+
+	// What they have counted stays, whatever becomes of the trail and its rollups.
+	b.exec("SELECT dlq.rebuild_rollups()")
+	b.exec("SELECT dlq.trim_rollups(now() + interval '3000 days')")
+	b.exec("SELECT dlq.trim_counters(now() + interval '3000 days')")
+	b.has(b.sampled(), want)
+	b.exec("UPDATE dlq.rollup_state SET snapshot = '900000000:900000000:'") // restored from a dump into another server
+	b.fail(1, "payments", "TIMEOUT", 0)
+	want["dlq_jobs_total{queue=payments}"], want["dlq_size{queue=payments}"] = 8, 1
+	b.has(b.sampled(), want)
+}
+
+// A rebuild counts what has come since the last refresh, and nothing twice.
+func TestDatabase_rebuildCountsOnce(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.fail(1, "q", "A", 0)
+	b.sampled()
+	b.fail(2, "q", "A", 0)
+	b.exec("SELECT dlq.rebuild_rollups()")
+	b.has(b.sampled(), map[string]float64{"dlq_jobs_total{queue=q}": 3, "dlqd_failures_by_type_total{error_type=A,queue=q}": 3})
+}
+
+// Every process serves what one of them has sampled, and asks the database for one row.
+func TestDatabase_everyProcessServesTheSame(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.fail(3, "q", "A", time.Minute)
+	first := b.sampled()
+
+	config := b.pool.Config().Copy()
+	asked := &statements{}
+	config.ConnConfig.Tracer = asked
+	pool, err := pgxpool.NewWithConfig(t.Context(), config)
+	require.NoError(t, err)
+	t.Cleanup(pool.Close)
+	require.NoError(t, pool.Ping(t.Context()))
+	other := b.process(pool)
+	asked.take()
+	second := b.gather(other)
+	texts := asked.take()
+	require.Len(t, texts, 1, texts)
+	require.Contains(t, texts[0], "metrics_sample")
+	require.NotContains(t, texts[0], "river_job")
+
+	same := 0
+	for name, m := range first {
+		if strings.HasPrefix(name, "dlq") && !strings.Contains(name, "_seconds{") && !strings.HasPrefix(name, "dlqd_build_info") {
+			require.Equal(t, value(m), value(second[name]), name) //nolint:testifylint // the same number
+			same++
+		}
+	}
+	require.Greater(t, same, 50)
+
+	// Of samplers that come at once, one works.
+	b.exec("UPDATE dlq.metrics_sample SET at = now() - interval '1 hour'")
+	tx, err := b.pool.Begin(t.Context())
+	require.NoError(t, err)
+	defer func() { _ = tx.Rollback(context.Background()) }()
+	_, err = tx.Exec(t.Context(), "SELECT pg_advisory_xact_lock(hashtextextended('dlq.metrics_sample', 0))")
+	require.NoError(t, err)
+	sampler := &metrics.Sampler{Store: b.store, Schemas: postgres.DefaultSchemas()}
+	require.NoError(t, sampler.Once(t.Context()))
+	require.InDelta(t, 3600, value(b.gather(b.metrics)["dlqd_sample_age_seconds{}"]), 60)
+	require.NoError(t, tx.Rollback(t.Context()))
+	require.NoError(t, sampler.Once(t.Context()))
+	require.Less(t, value(b.gather(b.metrics)["dlqd_sample_age_seconds{}"]), 60.0)
+
+	pool.Close() // the database does not answer
+	b.has(b.gather(other), map[string]float64{"dlqd_database_up{}": 0})
+	require.NotContains(t, b.gather(other), "dlq_size{queue=q}")
+}
+
+// statements are the texts that a pool has sent.
+type statements struct {
+	mu    sync.Mutex
+	texts []string
+}
+
+func (s *statements) TraceQueryStart(ctx context.Context, _ *pgx.Conn, data pgx.TraceQueryStartData) context.Context {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.texts = append(s.texts, data.SQL)
+	return ctx
+}
+
+func (*statements) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
+
+func (s *statements) take() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	taken := s.texts
+	s.texts = nil
+	return taken
+}
+
+// Strangers choose names of queues and types: each has so many series, and no counter goes down when others take their places.
+func TestDatabase_boundsNames(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.exec(`INSERT INTO river_job (kind, args, queue, max_attempts, attempt, state) SELECT 'app', '{}', 'q' || n, 5, 5, 'running' FROM generate_series(1, 150) n`)
+	b.exec(`INSERT INTO river_job (kind, args, queue, max_attempts, attempt, state, tags) SELECT 'app', '{}', 'q1', 5, 5, 'running', ARRAY['t' || n] FROM generate_series(1, 50) n`)
+	b.exec(`UPDATE river_job SET state = 'discarded', finalized_at = now(), errors = ARRAY[jsonb_build_object('error', 'no', 'attempt', 5)],
+		metadata = jsonb_build_object('dlq:error', jsonb_build_object('attempt', 5, 'type', coalesce(tags[1], 'x')))`)
+	b.exec("SELECT dlq.file(ARRAY(SELECT id FROM dlq.dead_letter_queue WHERE stage = 'inbox'))")
+	of := func(series map[string]*dto.Metric, prefix string) (names []string, total float64) {
+		for name, m := range series {
+			if strings.HasPrefix(name, prefix) {
+				names, total = append(names, name), total+value(m)
+			}
+		}
+		return names, total
+	}
+	first := b.sampled()
+	queues, all := of(first, "dlq_jobs_total{")
+	require.Len(t, queues, 102, "100, other, and that of the policy")
+	require.InDelta(t, 200, all, 0)
+	b.has(first, map[string]float64{"dlq_jobs_total{queue=other}": 50})
+	sizes, all := of(first, "dlq_size{")
+	require.LessOrEqual(t, len(sizes), 102)
+	require.InDelta(t, 200, all, 0)
+	types, all := of(first, "dlqd_failures_by_type_total{")
+	types = slices.DeleteFunc(types, func(name string) bool { return !strings.HasSuffix(name, "queue=q1}") })
+	require.Len(t, types, 21)
+	require.InDelta(t, 200, all, 0)
+
+	// One of the others becomes the most frequent one: it gets a counter of its own, and the others lose nothing.
+	shown := func(series map[string]*dto.Metric, name string) bool {
+		return series["dlqd_failures_by_type_total{error_type="+name+",queue=q1}"] != nil
+	}
+	var hidden string
+	for n := 1; hidden == "" || shown(first, hidden); n++ {
+		hidden = fmt.Sprint("t", n)
+	}
+	b.fail(30, "q1", hidden, 0)
+	second := b.sampled()
+	require.False(t, shown(second, hidden))
+	b.exec("SELECT dlq.trim_counters()")
+	b.fail(4, "q1", hidden, 0)
+	third := b.sampled()
+	other := "dlqd_failures_by_type_total{error_type=other,queue=q1}"
+	b.has(third, map[string]float64{"dlqd_failures_by_type_total{error_type=" + hidden + ",queue=q1}": 4, other: value(second[other])})
+	types, _ = of(third, "dlqd_failures_by_type_total{")
+	types = slices.DeleteFunc(types, func(name string) bool { return !strings.HasSuffix(name, "queue=q1}") })
+	require.LessOrEqual(t, len(types), 21)
+
+	// Queues that nobody uses give their places to others.
+	b.exec("UPDATE dlq.rollup_flow SET bucket = bucket - interval '60 days' WHERE queue <> 'q1'")
+	b.exec("UPDATE dlq.rollup_backlog SET pending = 0 WHERE queue <> 'q1'")
+	b.exec("SELECT dlq.trim_counters()")
+	b.fail(1, "late", "x", 0)
+	b.has(b.sampled(), map[string]float64{"dlq_jobs_total{queue=late}": 1, "dlq_jobs_total{queue=other}": 50})
+}
+
+// Classic buckets and native ones say the same.
+func TestHistogram_classicAndNativeAgree(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	agos := []time.Duration{time.Second, 3 * time.Second, 5 * time.Second, 100 * time.Second, time.Hour, 90 * time.Minute, 60 * 24 * time.Hour}
+	for _, ago := range agos {
+		b.fail(1, "q", "A", ago)
+	}
+	h := b.sampled()["dlqd_time_to_filing_seconds{queue=q}"].GetHistogram()
+	require.EqualValues(t, len(agos), h.GetSampleCount())
+	require.Len(t, h.GetBucket(), 23)
+	for _, bucket := range h.GetBucket() {
+		want := 0
+		for _, ago := range agos {
+			if ago.Seconds()+0.5 < bucket.GetUpperBound() { // the statements took a moment
+				want++
+			}
+		}
+		require.InDelta(t, want, bucket.GetCumulativeCount(), 1, bucket.GetUpperBound())
+	}
+	counts := map[float64]int64{} // by upper bound
+	index, count, delta := int32(0), int64(0), 0
+	for i, span := range h.GetPositiveSpan() {
+		index += span.GetOffset()
+		if i > 0 {
+			index += 0
+		}
+		for range span.GetLength() {
+			count += h.GetPositiveDelta()[delta]
+			delta++
+			counts[math.Pow(2, float64(index)/8)] = count
+			index++
+		}
+	}
+	var all int64
+	for _, n := range counts {
+		all += n
+	}
+	require.EqualValues(t, len(agos), all)
+	for _, ago := range agos[3:] {
+		require.True(t, slices.ContainsFunc(slices.Collect(maps.Keys(counts)), func(bound float64) bool {
+			return bound >= ago.Seconds() && bound < 1.1*(ago.Seconds()+5)
+		}), "%s: %v", ago, counts)
+	}
+}
+
+func TestDatabase_house(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.exec("CALL dlq.ensure_partitions()")
+	b.exec(`INSERT INTO river_queue (name, created_at, updated_at, paused_at) VALUES ('mails', now(), now(), now()), ('reports', now(), now(), NULL)`)
+	b.exec(`INSERT INTO river_job (kind, args, queue, max_attempts, state, scheduled_at) SELECT 'app', '{}', 'mails', 5, 'available', now() - interval '5 minutes' FROM generate_series(1, 10500)`)
+	b.exec(`INSERT INTO river_job (kind, args, queue, max_attempts, attempt, state, scheduled_at, attempted_at) VALUES ('app', '{}', 'reports', 5, 1, 'running', now() - interval '40 seconds', now() - interval '10 seconds')`)
+	b.exec("SELECT dlq.open_breaker('destination:shop')")
+	b.exec("SELECT dlq.reset_breaker('destination:shop')")
+	b.exec("SELECT dlq.open_breaker('destination:shop')")
+	b.exec("INSERT INTO dlq.paces (name, free_at) VALUES ('destination:shop', now() + interval '1 minute'), ('replay:0', now() + interval '1 minute')")
+	b.exec("INSERT INTO dlq.gates (name, state, started_at) VALUES ('conditions:q', 'shut', now())")
+	b.exec("INSERT INTO dlq.replay_runs (id, filter, actor, total, replayed) VALUES (gen_random_uuid(), '{}', 'kim', 10, 4)")
+	b.exec("SELECT dlq.stop_automatic('kim', 'enough')")
+	b.exec("INSERT INTO dlq.processes (id, name, version, parts) VALUES (gen_random_uuid(), 'one', '1', '{api}')")
+	series := b.sampled()
+	b.has(series, map[string]float64{
+		"dlqd_river_jobs{queue=mails,state=available}": 10000, "dlqd_river_jobs{queue=reports,state=running}": 1, "dlqd_river_jobs{queue=reports,state=available}": 0,
+		"dlqd_river_queue_paused{queue=mails}": 1, "dlqd_river_queue_paused{queue=reports}": 0, "dlqd_river_oldest_job_seconds{queue=reports}": 0, "dlqd_river_latency_seconds{queue=reports}": 30,
+		"dlqd_circuit_breaker_changes_total{name=destination:shop,to=open}": 2, "dlqd_circuit_breaker_changes_total{name=destination:shop,to=closed}": 1,
+		"dlqd_gates{state=shut}": 1, "dlqd_gates{state=open}": 0, "dlqd_replay_runs{status=running}": 1, "dlqd_replay_run_entries{state=total}": 10, "dlqd_replay_run_entries{state=replayed}": 4,
+		"dlqd_automatic_stopped{}": 1, "dlqd_processes{}": 1, "dlqd_capture{mode=on,triggers=enabled}": 1, "dlqd_unfiled_entries{}": 0, "dlqd_approvals{operation=erase,state=requested}": 0,
+		"dlqd_reconciled_entries_total{why=missed}": 0, "dlqd_database_up{}": 1,
+	})
+	require.InDelta(t, 300, value(series["dlqd_river_oldest_job_seconds{queue=mails}"]), 30)
+	require.InDelta(t, 60, value(series["dlqd_pace_reserved_seconds{name=destination:shop}"]), 30)
+	require.NotContains(t, series, "dlqd_pace_reserved_seconds{name=replay:0}")
+	ahead := time.Until(time.Unix(int64(value(series["dlqd_partitions_until_timestamp_seconds{table=transitions}"])), 0))
+	require.Greater(t, ahead, 59*24*time.Hour)
+	require.Less(t, ahead, 100*24*time.Hour)
+
+	problems, err := testutil.GatherAndLint(b.metrics.Gatherer())
+	require.NoError(t, err)
+	require.Empty(t, problems)
+}

@@ -1,0 +1,70 @@
+// Package savedview is lists of dead letters that people come back to: their own, and those that others share.
+package savedview
+
+import (
+	"context"
+	"time"
+
+	"github.com/dlqd/dlqd/internal/deadletter"
+	"github.com/dlqd/dlqd/internal/postgres"
+	"github.com/dlqd/dlqd/internal/savedview/internal/dbsqlc"
+)
+
+// SavedView is a list that somebody comes back to.
+type SavedView struct {
+	Name      string    `json:"name" doc:"Its name." example:"bank outages"`
+	Owner     string    `json:"owner" doc:"Who made it." example:"kim"`
+	Query     string    `json:"query" doc:"What it chooses, as one types it: the q of GET /api/dlq/entries." example:"status:manual queue:payments"`
+	Columns   []string  `json:"columns" doc:"Which columns it shows, in this order; none for the usual ones."`
+	Order     string    `json:"order,omitempty" doc:"In which order; absent for the usual one."`
+	Shared    bool      `json:"shared" doc:"Others see it, too."`
+	CreatedAt time.Time `json:"createdAt" doc:"When it was made."`
+	UpdatedAt time.Time `json:"updatedAt" doc:"When it was last changed."`
+}
+
+// Store keeps saved views.
+type Store struct {
+	Store *deadletter.Store
+}
+
+// List returns the views of somebody, and then those that others share.
+func (s *Store) List(ctx context.Context, actor string) ([]SavedView, error) {
+	rows, err := dbsqlc.New(s.Store.DB()).Views(ctx, actor)
+	views := make([]SavedView, len(rows))
+	for i, r := range rows {
+		views[i] = SavedView{Name: r.Name, Owner: r.Owner, Query: r.Query, Columns: r.Columns, Order: r.Sort, Shared: r.Shared, CreatedAt: r.CreatedAt, UpdatedAt: r.UpdatedAt}
+	}
+	return views, deadletter.Named(err)
+}
+
+// Get returns a view by its name: of somebody's own, or of those that others share.
+func (s *Store) Get(ctx context.Context, name, actor string) (*SavedView, error) {
+	views, err := s.List(ctx, actor)
+	if err != nil {
+		return nil, err
+	}
+	for i := range views {
+		if views[i].Name == name {
+			return &views[i], nil
+		}
+	}
+	return nil, &deadletter.MoveError{Kind: deadletter.ErrNotFound, Detail: "saved view " + name + ": there is none of this name"}
+}
+
+// Save keeps a view, of which Name, Query, Columns, Order and Shared count, or changes it.
+func (s *Store) Save(ctx context.Context, v *SavedView, actor string) error {
+	columns := v.Columns
+	if columns == nil {
+		columns = []string{}
+	}
+	return deadletter.Named(s.Store.InTx(ctx, func(tx postgres.DB) error {
+		return dbsqlc.New(tx).Save(ctx, dbsqlc.SaveParams{Name: v.Name, Query: v.Query, Columns: columns, Sort: v.Order, Shared: v.Shared, Actor: actor})
+	}))
+}
+
+// Delete deletes a view of somebody's own or, where owner is not "", one that owner shares.
+func (s *Store) Delete(ctx context.Context, name, owner, actor string) error {
+	return deadletter.Named(s.Store.InTx(ctx, func(tx postgres.DB) error {
+		return dbsqlc.New(tx).Delete(ctx, dbsqlc.DeleteParams{Name: name, Owner: owner, Actor: actor})
+	}))
+}

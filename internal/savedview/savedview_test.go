@@ -1,0 +1,84 @@
+package savedview_test
+
+import (
+	"context"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/dlqd/dlqd/internal/deadletter"
+	"github.com/dlqd/dlqd/internal/postgres"
+	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
+	"github.com/dlqd/dlqd/internal/savedview"
+)
+
+func TestMain(m *testing.M) { postgrestest.Main(m) }
+
+// One's own views, and those that others share: by name, changed, deleted, and bounded.
+func TestSavedViews(t *testing.T) {
+	t.Parallel()
+	pool := postgrestest.Pool(t)
+	s := &savedview.Store{Store: deadletter.NewStore(pool, postgres.DefaultSchemas())}
+	save := func(ctx context.Context, actor, name, query string, shared bool) error {
+		return s.Save(ctx, &savedview.SavedView{Name: name, Query: query, Columns: []string{"status", "errorType"}, Order: "oldest", Shared: shared}, actor)
+	}
+	names := func(ctx context.Context, actor string) (names []string) {
+		t.Helper()
+		views, err := s.List(ctx, actor)
+		require.NoError(t, err)
+		for _, v := range views {
+			names = append(names, v.Owner+"/"+v.Name)
+		}
+		return names
+	}
+	ctx := t.Context()
+	require.NoError(t, save(ctx, "kim", "mine", "status:manual", false))
+	require.NoError(t, save(ctx, "kim", "ours", "class:outage", true))
+	require.NoError(t, save(ctx, "kim", "customer", "payload.customer:42", true))
+	require.NoError(t, save(ctx, "anna", "mine", "queue:mails", false))
+	require.Equal(t, []string{"kim/customer", "kim/mine", "kim/ours"}, names(ctx, "kim"))
+	require.Equal(t, []string{"anna/mine", "kim/customer", "kim/ours"}, names(ctx, "anna"))
+	require.Equal(t, []string{"kim/ours"}, names(postgres.AsReader(ctx), "ben"), "what one may not look for one does not see")
+	v, err := s.Get(ctx, "mine", "anna")
+	require.NoError(t, err)
+	require.Equal(t, "queue:mails", v.Query)
+	require.Equal(t, []string{"status", "errorType"}, v.Columns)
+	require.Equal(t, "oldest", v.Order)
+
+	require.ErrorIs(t, save(ctx, "anna", "ours", "x", true), deadletter.ErrNotAllowed, "a name is shared once")
+	require.NoError(t, save(ctx, "anna", "ours", "queue:a", false))
+	v, err = s.Get(ctx, "ours", "anna")
+	require.NoError(t, err)
+	require.Equal(t, "queue:a", v.Query, "one's own first")
+	require.NoError(t, save(ctx, "kim", "mine", "status:pending", false))
+	v, err = s.Get(ctx, "mine", "kim")
+	require.NoError(t, err)
+	require.Equal(t, "status:pending", v.Query)
+
+	// Who is limited shares with those who see no less, and sees what those share.
+	limited := postgres.WithScope(ctx, `[{"queues": ["mail*"]}]`)
+	require.NoError(t, save(limited, "cleo", "mails", "queue:mails", true))
+	require.Equal(t, []string{"cleo/mails"}, names(postgres.WithScope(ctx, `[{"queues": ["mail*", "pay"]}]`), "dan"))
+	require.Empty(t, names(postgres.WithScope(ctx, `[{"queues": ["pay"]}]`), "dan"))
+
+	require.ErrorIs(t, s.Delete(ctx, "mine", "", "ben"), deadletter.ErrNotFound)
+	require.ErrorIs(t, s.Delete(ctx, "mine", "kim", "ben"), deadletter.ErrNotFound, "it is not shared")
+	require.NoError(t, s.Delete(ctx, "ours", "kim", "ben"), "an admin takes away what is shared")
+	require.NoError(t, s.Delete(ctx, "mine", "", "kim"))
+	_, err = s.Get(ctx, "mine", "kim")
+	require.ErrorIs(t, err, deadletter.ErrNotFound)
+
+	for _, bad := range []savedview.SavedView{{Name: ""}, {Name: " x"}, {Name: "a\nb"}, {Name: strings.Repeat("x", 101)}, {Name: "x", Query: strings.Repeat("x", 4097)}, {Name: "x", Columns: []string{"<b>"}}} {
+		require.ErrorIs(t, s.Save(ctx, &bad, "kim"), deadletter.ErrInvalid, "%q", bad.Name)
+	}
+	for i := range 99 {
+		require.NoError(t, save(ctx, "kim", "view "+strconv.Itoa(i), "", false))
+	}
+	require.ErrorIs(t, save(ctx, "kim", "one more", "", false), deadletter.ErrInvalid)
+	require.NoError(t, save(ctx, "kim", "view 7", "queue:x", false), "a change is no more")
+	var acts string
+	require.NoError(t, pool.QueryRow(ctx, "SELECT string_agg(actor || ' ' || act, '|' ORDER BY at, id) FROM dlq.acts WHERE subject = 'saved view ours'").Scan(&acts))
+	require.Equal(t, "kim saved, and shared|anna saved|ben deleted", acts)
+}
