@@ -18,6 +18,11 @@ build: ## build bin/dlqd
 demo: install-postgres build ## run the main job on a few hundred messages, in less than a minute
 	./bin/dlqd demo
 
+.PHONY: demo-alerts
+demo-alerts: install-postgres build ## watch a destination break: Prometheus and Alertmanager beside the demo, and what they send to whom
+	@scripts/install.sh prometheus alertmanager
+	./bin/dlqd demo --alerts
+
 .PHONY: run
 run: install-postgres build ## serve until stopped, on an embedded Postgres
 	./bin/dlqd serve
@@ -27,7 +32,7 @@ PACKAGES ?= ./...
 
 .PHONY: test
 test: install-postgres ## run all tests, with the race detector (PACKAGES=…, RACE= for some, without)
-	@scripts/install.sh cc curl chromium
+	@scripts/install.sh cc curl chromium prometheus alertmanager
 	go run ./internal/postgres/postgrestest/withpostgres go test $(RACE) -timeout 8m $(PACKAGES)
 
 .PHONY: trial-capture

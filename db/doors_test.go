@@ -44,6 +44,7 @@ var tables = map[string][]string{
 	"rollup_flow":             {"analytics"},
 	"rollup_state":            {"analytics", "metrics"},
 	"saved_views":             {"savedview"},
+	"sessions":                {"access"},
 	"settings":                {"automatic", "deadletter", "retention"},
 	"tokens":                  {"access"},
 	"river.river_job":         {"breaker", "delivery", "ingest", "worker", "metrics"},

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Installs what is missing, through the system's package manager: install.sh postgres|cc|curl|chromium ...
+# Installs what is missing, through the system's package manager: install.sh postgres|prometheus|alertmanager|cc|curl|chromium ...
 set -eu
 
 as_root() { if [ "$(id -u)" = 0 ]; then "$@"; else sudo "$@"; fi; }
@@ -9,6 +9,7 @@ have() {
 		[ -x "${DLQD_TEST_CHROMIUM:-}" ] || command -v chromium || command -v chromium-browser || command -v google-chrome
 		return
 	fi >/dev/null
+	[ "$1" = alertmanager ] && command -v prometheus-alertmanager >/dev/null && return # as Debian calls it
 	[ "$1" != postgres ] && { command -v "$1" >/dev/null; return; }
 	for dir in $(echo "$PATH" | tr ':' ' ') /usr/lib/postgresql/*/bin /usr/pgsql-*/bin /opt/homebrew/opt/postgresql@*/bin; do
 		[ -x "$dir/postgres" ] && return
@@ -22,6 +23,7 @@ package() { # of a thing ($1) for a package manager ($2)
 	postgres/apk) echo postgresql postgresql-client ;;
 	postgres/brew) echo postgresql@17 ;;
 	postgres/*) echo postgresql ;;
+	alertmanager/apt-get) echo prometheus-alertmanager ;;
 	cc/apt-get) echo gcc libc6-dev ;;
 	cc/apk) echo gcc musl-dev ;;
 	cc/*) echo gcc ;;
@@ -41,6 +43,11 @@ for thing; do
 		as_root apt-get update -qq
 		# shellcheck disable=SC2046 # a thing may be several packages
 		as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq $(package "$thing" apt-get) >/dev/null
+		case "$thing" in
+		prometheus | alertmanager) # Debian has them run as services, too; dlqd needs only the programs.
+			as_root systemctl disable --quiet --now prometheus prometheus-alertmanager prometheus-node-exporter 2>/dev/null || true
+			;;
+		esac
 	elif command -v dnf >/dev/null; then as_root dnf install -y -q $(package "$thing" dnf)
 	elif command -v apk >/dev/null; then as_root apk add -q $(package "$thing" apk)
 	elif command -v pacman >/dev/null; then as_root pacman -S --noconfirm --quiet $(package "$thing" pacman)

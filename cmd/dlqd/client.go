@@ -303,6 +303,7 @@ func newList() *cobra.Command {
 	filters := map[string]*string{}
 	var limit int
 	var view string
+	var count bool
 	cmd := &cobra.Command{
 		Use:     "list [FILTER]",
 		Short:   "List dead letters",
@@ -330,6 +331,9 @@ func newList() *cobra.Command {
 				}
 			}
 			query.Set("limit", strconv.Itoa(limit))
+			if count {
+				query.Set("count", "true")
+			}
 			var page api.EntryPage
 			if err := c.call(cmd, http.MethodGet, "/api/dlq/entries?"+query.Encode(), nil, &page); err != nil || c.asJSON {
 				return err
@@ -339,8 +343,17 @@ func newList() *cobra.Command {
 				row(e.ID, strings.TrimPrefix(string(e.Status), "dlq_"), e.Queue, e.Kind, text(e.ErrorClass), text(e.ErrorType), ago(e.LastFailedAt)+" ago", shorten(text(e.ErrorMessage), 60), text(e.Next))
 			}
 			sayStopped(cmd.ErrOrStderr(), page.AutomaticStopped)
-			if err := w.Flush(); err != nil || page.Next == "" {
+			if err := w.Flush(); err != nil {
 				return err
+			}
+			if page.Count != nil {
+				sayf(cmd.ErrOrStderr(), "%s%d dead letters\n", map[bool]string{true: "at least "}[page.Count.AtLeast], page.Count.Entries)
+			}
+			if page.Next == "" {
+				return nil
+			}
+			if page.SearchedTo != nil {
+				sayf(cmd.ErrOrStderr(), "looked at what failed until %s\n", stamp(*page.SearchedTo))
 			}
 			_, err = fmt.Fprintln(cmd.ErrOrStderr(), "more: --cursor", page.Next)
 			return err
@@ -363,6 +376,7 @@ func newList() *cobra.Command {
 	}
 	cmd.Flags().IntVar(&limit, "limit", 50, "entries in a page, at most 500")
 	cmd.Flags().StringVar(&view, "view", "", "what a saved view chooses (dlqd views)")
+	cmd.Flags().BoolVar(&count, "count", false, "say how many there are, up to 10,000")
 	return cmd
 }
 

@@ -12,20 +12,23 @@ import (
 )
 
 func newDemo(hard context.Context) *cobra.Command {
-	var postgresBin string
+	var options demo.Options
 	cmd := &cobra.Command{
 		Use:   "demo",
 		Short: "Show it all in less than a minute, on a Postgres and a receiver of its own",
-		Args:  cobra.NoArgs,
+		Long: "Demo sends a few hundred messages to a receiver with real troubles, and shows an account that adds up. With --alerts it\n" +
+			"starts Prometheus and Alertmanager beside itself, breaks a destination, and prints which alert fired when and what was sent to whom.",
+		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			program, err := os.Executable()
-			if err != nil {
+			var err error
+			if options.Program, err = os.Executable(); err != nil {
 				return err
 			}
-			return demo.Run(cmd.Context(), hard, program, postgresBin, cmd.OutOrStdout())
+			return demo.Run(cmd.Context(), hard, options, cmd.OutOrStdout())
 		},
 	}
-	cmd.Flags().StringVar(&postgresBin, "postgres-bin", "", "directory of the Postgres programs; looked for if empty")
+	cmd.Flags().StringVar(&options.PostgresBin, "postgres-bin", "", "directory of the Postgres programs; looked for if empty")
+	cmd.Flags().BoolVar(&options.Alerts, "alerts", false, "show alerts: Prometheus and Alertmanager have to be installed")
 	return cmd
 }
 

@@ -151,8 +151,8 @@ func TestFlags_ofOtherCommandsAreKnown(t *testing.T) {
 		policy   = "config-dir destination env"                                               // TestFlags_ofAPolicy, config_test.go
 	)
 	known := map[string]string{
-		"serve":           database + " " + policy + " allowed-host allowed-origin api archive dlq-workers insecure listen log-level max-body-bytes max-connections max-conns max-requests otlp-endpoint poll-interval poll-only process rate-limit stop-timeout tls-cert tls-client-ca tls-key", // TestFlags_ofServe, main_test.go
-		"demo":            "postgres-bin",
+		"serve":           database + " " + policy + " allowed-host allowed-origin api archive dlq-workers insecure listen log-format log-level max-body-bytes max-connections max-conns max-requests otlp-endpoint poll-interval poll-only process rate-limit stop-timeout tls-cert tls-client-ca tls-key", // TestFlags_ofServe, main_test.go
+		"demo":            "alerts postgres-bin",
 		"receiver":        "listen troubles",
 		"config check":    "env",
 		"config diff":     "env",

@@ -100,7 +100,7 @@ func (b *syncBuffer) String() string {
 	return b.b.String()
 }
 
-var servesAt = regexp.MustCompile(`api=\[(http://[^\]\s]+)`)
+var servesAt = regexp.MustCompile(`api(?:=|":)\["?(http://[^\]\s"]+)`)
 
 func serve(t *testing.T, args ...string) *served {
 	t.Helper()

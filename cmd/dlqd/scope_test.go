@@ -72,6 +72,7 @@ var walked = []struct {
 	{"approve", "approvals approve {asked} --expect 9 --json", "/api/dlq/approvals/{asked}/approve", `{"expect": 9}`, true},
 	{"refuse", "approvals refuse {asked} --json", "/api/dlq/approvals/{asked}/refuse", `{}`, true},
 	{"withdraw", "approvals withdraw {asked} --json", "/api/dlq/approvals/{asked}/withdraw", `{}`, true},
+	{"get-log-level", "log-level --json", "/api/log-level", "", false},
 	{"list-sessions", "sessions --json", "/api/sessions", "", false},
 	{"end-sessions", "sessions end-all --json", "/api/sessions/end", `{}`, false},
 	{"whoami", "whoami --json", "/api/whoami", "", false},
@@ -80,7 +81,7 @@ var walked = []struct {
 // withoutCommand are operations that no command of the API's asks for by itself: stats asks for the analytics, and capture looks into the database.
 var withoutCommand = []string{
 	"end-session", // TestSessions
-	"get-message", "submit-batch", "get-health", "livez", "readyz", "get-capture", "set-capture", "get-login", "get-analytics-flow", "get-analytics-queues", "get-analytics-times", "get-analytics-error-types",
+	"get-message", "submit-batch", "get-health", "livez", "readyz", "get-capture", "set-capture", "set-log-level", "get-login", "get-analytics-flow", "get-analytics-queues", "get-analytics-times", "get-analytics-error-types",
 	"get-analytics-groups", "get-analytics-replays", "get-analytics-retry-cost",
 }
 

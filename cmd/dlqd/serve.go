@@ -26,7 +26,7 @@ func newServe(hard context.Context) *cobra.Command {
 	var config server.Config
 	var source policyFlags
 	var archive archiveFlag
-	var logLevel, rateLimit string
+	var logLevel, logFormat, rateLimit string
 	cmd := &cobra.Command{
 		Use:   "serve",
 		Short: "Serve the API, deliver messages and work on dead letters",
@@ -43,11 +43,18 @@ func newServe(hard context.Context) *cobra.Command {
 			if err := database.check(cmd); err != nil {
 				return err
 			}
-			var level slog.Level
-			if err := level.UnmarshalText([]byte(logLevel)); err != nil {
+			config.LogLevel = new(slog.LevelVar)
+			if err := config.LogLevel.UnmarshalText([]byte(logLevel)); err != nil {
 				return &usageError{err}
 			}
-			config.Logger = newLogger(level)
+			switch logFormat {
+			case "text":
+				config.Logger = newLogger(config.LogLevel)
+			case "json":
+				config.Logger = slog.New(slog.NewJSONHandler(os.Stderr, &slog.HandlerOptions{Level: config.LogLevel}))
+			default:
+				return &usageError{fmt.Errorf("--log-format %s: must be text or json", logFormat)}
+			}
 			if !cmd.Flags().Changed("max-conns") {
 				config.MaxConns = 0 // the URL may say
 			}
@@ -124,7 +131,8 @@ func newServe(hard context.Context) *cobra.Command {
 	flags.BoolVar(&config.PollOnly, "poll-only", false, "do without LISTEN/NOTIFY, for transaction poolers")
 	flags.DurationVar(&config.StopTimeout, "stop-timeout", server.DefaultStopTimeout, "how long a stop may take: requests and running jobs finish, and the last quarter (5 s at most) is for cutting off what does not")
 	flags.Int32Var(&config.MaxConns, "max-conns", postgres.DefaultMaxConns, "most connections of the pool to the database; pool_max_conns of the URL counts where this is not given")
-	flags.StringVar(&logLevel, "log-level", "info", "debug, info, warn or error")
+	flags.StringVar(&logLevel, "log-level", "info", "debug, info, warn or error; dlqd log-level changes it while dlqd serves")
+	flags.StringVar(&logFormat, "log-format", "text", "text, or json: an object on each line")
 	flags.StringVar(&config.OTLPEndpoint, "otlp-endpoint", telemetry.EndpointOfEnvironment(), "URL of a collector of OpenTelemetry's (OTLP over HTTP, such as http://localhost:4318) that gets traces, metrics and logs; nothing is sent if empty")
 	flags.Lookup("otlp-endpoint").DefValue = "$OTEL_EXPORTER_OTLP_ENDPOINT"
 	return cmd

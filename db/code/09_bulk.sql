@@ -138,6 +138,13 @@ END
 $$;
 COMMENT ON FUNCTION dlq.filter_where IS 'The condition of a filter, on a row e and the filter as parameter $1: of what is in the scope of the caller (dlq.scope) and, where dlqd carries out an approval, of what that froze.';
 
+CREATE OR REPLACE FUNCTION dlq.filter_bounds(p_filter jsonb, OUT first uuid, OUT below uuid)
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT greatest(dlq.first_id((p_filter ->> 'after')::timestamptz), dlq.first_id(now() - (p_filter ->> 'maxAge')::interval)),
+           least(dlq.first_id((p_filter ->> 'before')::timestamptz), dlq.first_id(now() - (p_filter ->> 'minAge')::interval))
+$$;
+COMMENT ON FUNCTION dlq.filter_bounds IS 'What the times of a filter say of ids: from first on, and less than below; null for no bound.';
+
 -- find_ids walks entries in id order, so that a caller goes on after the last one it got. (It and dlq.preview work as the schema's owner:
 -- filters ask what their caller may not read.)
 CREATE OR REPLACE FUNCTION dlq.find_ids(p_filter jsonb, p_limit integer, p_after uuid DEFAULT NULL, p_newest_first boolean DEFAULT false, p_below uuid DEFAULT NULL)

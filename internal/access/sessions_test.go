@@ -3,8 +3,10 @@ package access_test
 import (
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"net/http/httptest"
+	"net/netip"
 	"net/url"
 	"slices"
 	"strings"
@@ -163,6 +165,8 @@ func TestSessions(t *testing.T) {
 	require.Len(t, sessions, 1)
 	require.Equal(t, []string{"kim", "token", "127.0.0.1", "Browser (test)"}, []string{sessions[0].Name, sessions[0].Via, sessions[0].Address, sessions[0].Agent})
 	require.WithinDuration(t, time.Now().Add(12*time.Hour), sessions[0].ExpiresAt, time.Minute)
+
+	require.Equal(t, "false true", b.text("SELECT concat_ws(' ', bool_or(has_table_privilege(r, 'dlq.sessions', 'SELECT'))::text, (SELECT c.relrowsecurity::text FROM pg_class c WHERE c.oid = 'dlq.sessions'::regclass)) FROM unnest(ARRAY['dlq_reader', 'dlq_operator', 'dlq_admin']) r"))
 
 	// What a token says counts before the cookie; a revoked one takes its sessions along.
 	reader, _ := b.token(access.Token{Name: "anna", Role: access.Reader})
@@ -363,6 +367,36 @@ func TestSessions_hostile(t *testing.T) {
 	require.Equal(t, http.StatusBadRequest, large.StatusCode)
 }
 
+// Whom a proxy names needs no session. Who signs in all the same is who they say, until they sign out; and where nobody is asked, a cookie
+// of before says nothing.
+func TestSessions_besideAProxy(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	proxied := access.Rules{
+		Ways:   []string{"tokens", "proxy"},
+		Proxy:  access.Proxy{From: []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")}, UserHeader: "X-User", GroupsHeader: "X-Groups"},
+		Grants: []access.UserGrant{{Grant: access.Grant{Role: access.Reader}, Users: []string{"kim"}}},
+	}
+	c := b.console(rules(proxied), false)
+	secret, _ := b.token(access.Token{Name: "kim-as-admin", Role: access.Admin})
+	kim := c.browser()
+	require.Equal(t, "proxy kim reader", kim.who("X-User", "kim"))
+	kim.signIn(secret, "X-User", "kim")
+	require.Equal(t, "token kim-as-admin admin", kim.who("X-User", "kim"))
+	cookies := maps.Clone(kim.cookies)
+	kim.asks(http.MethodPost, "/sign-out", nil, "X-User", "kim")
+	require.Equal(t, "proxy kim reader", kim.who("X-User", "kim"))
+	require.Equal(t, "proxy kim reader", c.with(cookies).who("X-User", "kim"))
+
+	open := b.console(rules(access.Rules{}), false)
+	open.access.Open = true
+	require.Equal(t, "  admin", open.with(cookies).who())
+	response, _ := open.browser().asks(http.MethodPost, "/sign-in", url.Values{"token": {secret}})
+	require.Equal(t, http.StatusNotFound, response.StatusCode)
+	response, _ = open.browser().asks(http.MethodGet, "/sign-in/oidc", nil)
+	require.Equal(t, http.StatusNotFound, response.StatusCode)
+}
+
 // Use and end race, and a session that was refused once stays so, in every process.
 func TestSessions_endedWhileUsed(t *testing.T) {
 	t.Parallel()
@@ -393,6 +427,19 @@ func TestSessions_endedWhileUsed(t *testing.T) {
 	wg.Wait()
 	_, err = c.access.EndSessions(t.Context(), access.Ending{Name: "kim", By: "root"})
 	require.ErrorIs(t, err, access.ErrNoSession)
+}
+
+// A program that signs in again and again has no more sessions than a person has browsers.
+func TestSessions_many(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	c := b.console(rules(access.Rules{Ways: []string{"tokens"}}), false)
+	secret, id := b.token(access.Token{Name: "kim", Role: access.Reader})
+	b.exec("INSERT INTO dlq.sessions (id, hash, name, via, token_id, address, agent) SELECT lpad(n::text, 32, '0')::uuid, sha256(n::text::bytea), CASE WHEN n > 120 THEN 'lee' ELSE 'kim' END, 'token', $1, '', '' FROM generate_series(1, 130) n", id)
+	kim := c.browser()
+	kim.signIn(secret)
+	require.Equal(t, "token kim reader", kim.who())
+	require.Equal(t, "100 10", b.text("SELECT concat_ws(' ', count(*) FILTER (WHERE name = 'kim'), count(*) FILTER (WHERE name = 'lee')) FROM dlq.sessions"))
 }
 
 // Where somebody goes who has signed in is a page of dlqd's.
@@ -512,8 +559,11 @@ func TestSessions_provider(t *testing.T) {
 	require.Equal(t, http.StatusUnauthorized, status)
 	require.Contains(t, body, "does not count here")
 	issuer.Nonce("")
-	response, _ := c.browser().asks(http.MethodGet, "/sign-in/oidc?to=//evil.example", nil, "Host", "evil.example")
-	require.Equal(t, http.StatusMisdirectedRequest, response.StatusCode)
+	var response *http.Response
+	for _, host := range []string{"evil.example", "127.0.0.1:1@evil.example", "localhost:80/@evil.example", "localhost@evil.example", "dlqd.example.evil.example", "dlqd.example:evil"} {
+		response, _ = c.browser().asks(http.MethodGet, "/sign-in/oidc", nil, "Host", host)
+		require.Equal(t, http.StatusMisdirectedRequest, response.StatusCode, host)
+	}
 
 	// What the policy says counts at once.
 	change(func(r *access.Rules) { r.Grants = r.Grants[1:] })

@@ -67,7 +67,8 @@ var needs = map[string]need{
 	// One's own; others' take an admin of everything.
 	"list-sessions": {"", true}, "end-session": {"", true}, "end-sessions": {"", true},
 
-	"whoami": {"", true}, "get-login": {"", true}, "get-health": {access.Metrics, false}, "livez": {"", true}, "readyz": {"", true},
+	"whoami": {"", true}, "get-login": {"", true}, "get-health": {access.Metrics, false}, "examine": {access.Admin, false},
+	"get-log-level": {access.Metrics, false}, "set-log-level": {access.Admin, false}, "livez": {"", true}, "readyz": {"", true},
 }
 
 // needOf is what an operation needs.
@@ -83,7 +84,8 @@ func needOf(operation string) need {
 func describeNeeds(api huma.API) {
 	document := api.OpenAPI()
 	document.Components.SecuritySchemes = map[string]*huma.SecurityScheme{
-		"token": {Type: "http", Scheme: "bearer", Description: "A token of \"dlqd tokens create\", or an ID token or access token (JWT) of the OpenID Connect provider (GET /api/login). Whether one is needed, and what else will do, the policy says (access.yaml)."},
+		"token":   {Type: "http", Scheme: "bearer", Description: "A token of \"dlqd tokens create\", or an ID token or access token (JWT) of the OpenID Connect provider (GET /api/login). Whether one is needed, and what else will do, the policy says (access.yaml)."},
+		"session": {Type: "apiKey", In: "cookie", Name: "__Host-dlqd", Description: "The cookie of who has signed in with a browser: for dlqd's own pages (by http on loopback it is called dlqd)."},
 	}
 	for path, item := range document.Paths {
 		for _, operation := range []*huma.Operation{item.Get, item.Post, item.Put, item.Patch, item.Delete} {
@@ -99,7 +101,7 @@ func describeNeeds(api huma.API) {
 					says += ", in every queue and for every kind."
 				}
 			}
-			operation.Security = []map[string][]string{{"token": {}}}
+			operation.Security = []map[string][]string{{"token": {}}, {"session": {}}}
 			operation.Description = strings.TrimSpace(operation.Description + " " + says)
 			for status, description := range map[string]string{"401": "Who calls is not known", "403": "Who calls may not do this"} {
 				operation.Responses[status] = &huma.Response{Description: description, Content: map[string]*huma.MediaType{"application/problem+json": {Schema: &huma.Schema{Ref: "#/components/schemas/ErrorModel"}}}}

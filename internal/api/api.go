@@ -31,6 +31,7 @@ import (
 	"github.com/dlqd/dlqd/internal/archive"
 	"github.com/dlqd/dlqd/internal/breaker"
 	"github.com/dlqd/dlqd/internal/deadletter"
+	"github.com/dlqd/dlqd/internal/doctor"
 	"github.com/dlqd/dlqd/internal/door"
 	"github.com/dlqd/dlqd/internal/group"
 	"github.com/dlqd/dlqd/internal/ingest"
@@ -66,6 +67,20 @@ type Part struct {
 	Name   string `json:"name" doc:"The part." example:"database"`
 	OK     bool   `json:"ok" doc:"Whether it works."`
 	Detail string `json:"detail,omitempty" doc:"More about it."`
+	// LastSuccess is nil for parts that take no turns, and before the first.
+	LastSuccess *time.Time `json:"lastSuccess,omitempty" doc:"When a turn of it in this process succeeded last, of what runs in the background; absent before the first."`
+}
+
+// QueueHealth is whether a queue's dead letters are within its limits.
+type QueueHealth struct {
+	Queue         string   `json:"queue" doc:"The queue." example:"payment-processing"`
+	Status        string   `json:"status" enum:"up,down" doc:"down: a limit of monitoring.yaml is passed."`
+	Reasons       []string `json:"reasons" doc:"Which ones, and by how much." example:"[\"size 127 exceeds 100\"]"`
+	Warnings      []string `json:"warnings" doc:"Limits of which 80 % are used."`
+	Open          int64    `json:"open" doc:"Open dead letters." example:"127"`
+	OldestSeconds float64  `json:"oldestSeconds" doc:"Age of the oldest of them; 0 where there is none."`
+	MaxOpen       int64    `json:"maxOpen" doc:"The limit of their number." example:"100"`
+	MaxAgeSeconds float64  `json:"maxAgeSeconds" doc:"The limit of their age."`
 }
 
 // Config is what the API serves.
@@ -95,11 +110,18 @@ type Config struct {
 	Door door.Config
 	// WriteTimeout is how long a client may leave a part of an answer unread; 0 means DefaultWriteTimeout.
 	WriteTimeout time.Duration
-	// Health says how each part is. Ready says whether requests should be sent here. Idle says why none is answered at the
+	// Health says how each part is, and Queues how each queue is, or nothing where the database does not say. Ready says whether requests
+	// should be sent here, but for the database, which Reach asks for a sign of life. Idle says why none is answered at the
 	// moment, but those about the program itself; nil for never.
 	Health func(ctx context.Context) []Part
+	Queues func(ctx context.Context) []QueueHealth
 	Ready  func() error
+	Reach  func(ctx context.Context) error
 	Idle   func() error
+	// LogLevel is what this process logs; nil where it cannot be changed.
+	LogLevel *slog.LevelVar
+	// Examine makes doctor's checks.
+	Examine func(ctx context.Context) []doctor.Finding
 	// Console makes the pages, of the API's operations, and of what answers what is neither; nil for no pages.
 	Console func(operations, notServed http.Handler) Console
 }
@@ -114,6 +136,8 @@ type Console interface {
 
 type service struct {
 	Config
+
+	examining sync.Mutex
 
 	bodies  door.Bodies
 	console Console // nil where there are no pages
@@ -195,6 +219,7 @@ func build(config Config) (*service, *http.ServeMux, huma.API) {
 	s.registerReclassify(api)
 	s.registerBreakers(api)
 	s.registerOperations(api)
+	s.registerLogLevel(api)
 	s.registerAccess(api)
 	s.registerSessions(api)
 	describeNeeds(api)

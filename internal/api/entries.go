@@ -24,9 +24,25 @@ import (
 type EntryPage struct {
 	Entries []deadletter.Summary `json:"entries" doc:"The entries of this page."`
 	Next    string               `json:"next,omitempty" doc:"Cursor of the next page; absent on the last."`
+	// SearchedTo is of filters that no index answers.
+	SearchedTo *time.Time `json:"searchedTo,omitempty" doc:"Where there was no time to look at all: until when it has looked, of when entries were captured. next goes on from there, and the page may have fewer entries than asked for, or none."`
+	Count      *Count     `json:"count,omitempty" doc:"How many the filter chooses, where that was asked for."`
 	// AutomaticStopped says so wherever people look.
 	AutomaticStopped *automatic.Stop `json:"automaticStopped,omitempty" doc:"Who stopped all automatic redelivery; absent where nobody did."`
 }
+
+// Count is how many entries a filter chooses.
+type Count struct {
+	Entries int  `json:"entries" doc:"So many, up to 10,000."`
+	AtLeast bool `json:"atLeast,omitempty" doc:"There are more, or there was no time to look at all."`
+}
+
+const (
+	// searchBudget is for how long one request looks for entries that no index has together.
+	searchBudget = 300 * time.Millisecond
+	// mostCounted is how many entries are counted.
+	mostCounted = 10_000
+)
 
 // EntryDetail is everything about an entry.
 type EntryDetail struct {
@@ -119,6 +135,7 @@ type listInput struct {
 	Order      string    `query:"order" enum:"newest,oldest" default:"newest" doc:"Newest or oldest first."`
 	Cursor     string    `query:"cursor" format:"uuid" doc:"next of the page before."`
 	Limit      int       `query:"limit" minimum:"1" maximum:"500" default:"50" doc:"Entries in a page."`
+	Count      bool      `query:"count" doc:"Say how many there are, up to 10,000."`
 }
 
 // filter is what the other parameters choose.
@@ -192,9 +209,10 @@ func (s *service) registerEntries(api huma.API) {
 	}
 	list := huma.Operation{
 		OperationID: "list-entries", Method: http.MethodGet, Path: "/api/dlq/entries", Tags: tags,
-		Summary:     "List dead letters",
-		Description: "Pages are cut by a cursor, so that each costs the same however many entries there are.",
-		Errors:      []int{422, 503},
+		Summary: "List dead letters",
+		Description: "Pages are cut by a cursor, so that each costs the same however many entries there are. What no index answers, such as texts of errors and values in payloads, is looked for " +
+			"in the order of the page for 0.3 seconds: searchedTo says how far that came, and next goes on.",
+		Errors: []int{422, 503},
 	}
 	example(&list, http.StatusOK, map[string]any{"entries": []any{summary}, "next": entryExample})
 	huma.Register(api, list, s.listEntries)
@@ -280,7 +298,7 @@ func (s *service) listEntries(ctx context.Context, in *listInput) (*listOutput, 
 	if in.Cursor != "" {
 		page.Cursor = uuid.MustParse(in.Cursor) // its format was checked
 	}
-	entries, err := s.Store.List(ctx, page)
+	found, err := s.Store.Search(ctx, page, searchBudget)
 	if err != nil {
 		return nil, s.problem(ctx, err)
 	}
@@ -288,10 +306,23 @@ func (s *service) listEntries(ctx context.Context, in *listInput) (*listOutput, 
 	if err != nil {
 		return nil, s.problem(ctx, err)
 	}
-	out := EntryPage{Entries: entries, AutomaticStopped: stopped}
-	if len(entries) > in.Limit {
-		out.Entries = entries[:in.Limit]
-		out.Next = out.Entries[in.Limit-1].ID.String()
+	out := EntryPage{Entries: found.Entries, AutomaticStopped: stopped}
+	if len(out.Entries) > in.Limit {
+		out.Entries = out.Entries[:in.Limit]
+		found.Next = out.Entries[in.Limit-1].ID
+	}
+	if found.Next != uuid.Nil {
+		out.Next = found.Next.String()
+	}
+	if !found.SearchedTo.IsZero() {
+		out.SearchedTo = &found.SearchedTo
+	}
+	if in.Count {
+		n, more, err := s.Store.CountWithin(ctx, page.Filter, mostCounted, searchBudget)
+		if err != nil {
+			return nil, s.problem(ctx, err)
+		}
+		out.Count = &Count{Entries: n, AtLeast: more}
 	}
 	return &listOutput{Body: out}, nil
 }

@@ -5,18 +5,30 @@ import (
 	"net/http"
 
 	"github.com/danielgtaylor/huma/v2"
+
+	"github.com/dlqd/dlqd/internal/doctor"
 )
 
 // Health is how the program is.
 type Health struct {
 	OK    bool   `json:"ok" doc:"Whether every part works."`
 	Parts []Part `json:"parts" doc:"How each part is."`
+	// Queues says nothing of dlqd itself: a queue that is down leaves OK as it is.
+	Queues []QueueHealth `json:"queues" doc:"How each queue is: those of the policy, and others with open dead letters. A queue that is down does not make ok false: dlqd itself works. Empty while the database does not answer."`
 }
 
 type healthOutput struct {
 	Status int
 	Body   Health
 }
+
+// Examination is what doctor's checks found.
+type Examination struct {
+	OK       bool             `json:"ok" doc:"Nothing is wrong."`
+	Findings []doctor.Finding `json:"findings" doc:"What each check found."`
+}
+
+type examinationOutput struct{ Body Examination }
 
 type statusOutput struct {
 	Body struct {
@@ -28,17 +40,37 @@ func (s *service) registerOperations(api huma.API) {
 	tags := []string{operationsTag}
 	health := huma.Operation{
 		OperationID: "get-health", Method: http.MethodGet, Path: "/api/health", Tags: tags,
-		Summary:     "How each part is",
-		Description: "Answers 503, with the same body, while a part does not work.",
+		Summary:     "How each part is, and each queue",
+		Description: "Answers 503, with the same body, while a part does not work. How queues are is a few seconds old.",
 		Errors:      []int{503},
 	}
-	example(&health, http.StatusOK, Health{OK: true, Parts: []Part{{Name: "database", OK: true, Detail: "answered in 0.4 ms"}}})
+	example(&health, http.StatusOK, Health{OK: true, Parts: []Part{{Name: "database", OK: true, Detail: "answered in 0.4 ms"}}, Queues: []QueueHealth{{
+		Queue: "payment-processing", Status: "down", Reasons: []string{"size 127 exceeds 100"}, Warnings: []string{}, Open: 127, OldestSeconds: 840, MaxOpen: 100, MaxAgeSeconds: 1800,
+	}}})
 	huma.Register(api, health, func(ctx context.Context, _ *struct{}) (*healthOutput, error) {
-		out := &healthOutput{Status: http.StatusOK, Body: Health{OK: true, Parts: s.Health(ctx)}}
+		out := &healthOutput{Status: http.StatusOK, Body: Health{OK: true, Parts: s.Health(ctx), Queues: s.Queues(ctx)}}
 		for _, part := range out.Body.Parts {
 			if !part.OK {
 				out.Status, out.Body.OK = http.StatusServiceUnavailable, false
 			}
+		}
+		return out, nil
+	})
+
+	examine := huma.Operation{
+		OperationID: "examine", Method: http.MethodPost, Path: "/api/doctor", Tags: tags,
+		Summary: "Look for what goes wrong slowly, and say what to do", Description: "What \"dlqd doctor\" looks at, but for the policy's files. It changes nothing, and takes seconds: one at a time (409).",
+		Errors: []int{http.StatusConflict, http.StatusServiceUnavailable},
+	}
+	example(&examine, http.StatusOK, Examination{OK: true, Findings: []doctor.Finding{{Name: "triggers", OK: true, Detail: "are there, and enabled"}}})
+	huma.Register(api, examine, func(ctx context.Context, _ *struct{}) (*examinationOutput, error) {
+		if !s.examining.TryLock() {
+			return nil, huma.Error409Conflict("the checks are being made for somebody else just now")
+		}
+		defer s.examining.Unlock()
+		out := &examinationOutput{Body: Examination{OK: true, Findings: s.Examine(ctx)}}
+		for _, f := range out.Body.Findings {
+			out.Body.OK = out.Body.OK && f.OK
 		}
 		return out, nil
 	})
@@ -60,13 +92,12 @@ func (s *service) registerOperations(api huma.API) {
 	}
 	example(&ready, http.StatusOK, map[string]string{"status": "ok"})
 	huma.Register(api, ready, func(ctx context.Context, _ *struct{}) (*statusOutput, error) {
-		if err := s.Ready(); err != nil {
-			return nil, huma.Error503ServiceUnavailable(err.Error())
+		err := s.Ready()
+		if err == nil {
+			err = s.Reach(ctx)
 		}
-		for _, part := range s.Health(ctx) {
-			if part.Name == "database" && !part.OK {
-				return nil, huma.Error503ServiceUnavailable("database: " + part.Detail)
-			}
+		if err != nil {
+			return nil, huma.Error503ServiceUnavailable(err.Error())
 		}
 		out := &statusOutput{}
 		out.Body.Status = "ok"

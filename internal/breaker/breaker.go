@@ -116,7 +116,7 @@ func (b *Breakers) Sync(ctx context.Context) error {
 	for _, row := range rows {
 		was := cmp.Or(b.shared[row.Name].State, string(Closed))
 		if was != row.State {
-			b.config.Logger.Warn("circuit breaker", "name", row.Name, "from", was, "to", row.State, "reason", row.Reason, "by", row.ChangedBy)
+			b.config.Logger.Warn("circuit breaker", "breaker", row.Name, "from", was, "to", row.State, "reason", row.Reason, "actor", row.ChangedBy)
 			delete(b.local, row.Name) // what was counted before is of another time
 		}
 		b.shared[row.Name] = row
@@ -228,7 +228,7 @@ func (p *Permit) Done(ctx context.Context, ok bool) {
 		}
 	}
 	if err != nil {
-		b.config.Logger.Error("circuit breaker: the other processes do not know how a delivery ended", "name", p.name, "error", err)
+		b.config.Logger.Error("circuit breaker: the other processes do not know how a delivery ended", "breaker", p.name, "error", err)
 	}
 }
 
@@ -266,7 +266,7 @@ func (b *Breakers) count(p *Permit, ok bool) *dbsqlc.OpenBreakerParams {
 	now := b.config.Now()
 	until := now.Add(l.settings.OpenFor)
 	b.shared[p.name] = dbsqlc.BreakersRow{Name: p.name, State: string(Open), Since: now, OpenUntil: &until, Reason: reason, ChangedBy: b.config.Actor}
-	b.config.Logger.Warn("circuit breaker", "name", p.name, "from", string(Closed), "to", string(Open), "reason", reason)
+	b.config.Logger.Warn("circuit breaker", "breaker", p.name, "from", string(Closed), "to", string(Open), "reason", reason)
 	opening := dbsqlc.OpenBreakerParams{Name: p.name, Actor: b.config.Actor, Reason: reason, For: &l.settings.OpenFor, Now: now}
 	b.unwritten[p.name] = opening
 	return &opening

@@ -71,6 +71,10 @@ func New(config Config) *Console {
 	c.page("/approvals", c.approvals)
 	c.page("/approvals/{id}", c.approval)
 	c.action("/approvals/{id}/decide", c.decide)
+	c.page("/audit", c.audit)
+	c.page("/system", c.system)
+	c.action("/system/checks", c.checks)
+	c.action("/system/automatic", c.steerAutomatic)
 
 	c.mux.HandleFunc("GET /sign-in", func(w http.ResponseWriter, r *http.Request) { c.signIn(w, r, http.StatusOK, "") })
 	c.mux.HandleFunc("GET /events", c.events)

@@ -31,7 +31,7 @@ type list struct {
 	Query    string
 	Order    string
 	Entries  []deadletter.Summary
-	Count    *count
+	Count    *api.Count
 	Next     string // address of the next page; "" on the last
 	First    string // address of the first page; "" on it
 	Problem  *Problem
@@ -54,12 +54,6 @@ func (l *list) ViewPath(v savedview.SavedView) string {
 		query["column"] = v.Columns
 	}
 	return "/dead-letters?" + query.Encode()
-}
-
-// count is how many entries match.
-type count struct {
-	N    int64
-	More bool
 }
 
 // bulkVerb is something that can be done to many entries, and from which states.
@@ -114,7 +108,7 @@ func (c *Console) deadLetters(in *request) (*view, error) {
 		}
 		l.Views = views.Views
 	}
-	query := url.Values{"limit": {listPage}}
+	query := url.Values{"limit": {listPage}, "count": {"true"}}
 	for name, value := range map[string]string{"q": l.Query, "order": l.Order, "cursor": asked.Get("cursor")} {
 		if value != "" {
 			query.Set(name, value)
@@ -129,7 +123,7 @@ func (c *Console) deadLetters(in *request) (*view, error) {
 	if err != nil {
 		return nil, err
 	}
-	l.Entries = page.Entries
+	l.Entries, l.Count, l.Searched = page.Entries, page.Count, page.SearchedTo
 	if page.Next != "" {
 		l.Next = in.with("cursor", page.Next)
 	}

@@ -85,8 +85,10 @@ func (s *Store) InTx(ctx context.Context, fn func(tx postgres.DB) error) error {
 type Page struct {
 	Filter filter.Filter
 	Oldest bool      // oldest first; newest first otherwise
-	Cursor uuid.UUID // the last entry of the page before
+	Cursor uuid.UUID // the last entry of the page before; it begins after it
 	Limit  int
+
+	last uuid.UUID // the last that it may have
 }
 
 const summaryColumns = `id, status, queue, kind, event_id, river_job_id, source, subscriber_id, priority, error_class, error_type,
@@ -109,20 +111,36 @@ const listValues = "dlq.sensitive_values(original_event, edited_event, metadata,
 // same wherever it is.
 func (s *Store) ListSQL(ctx context.Context, p Page, chosen string, part Part) (string, []any) {
 	where, args := part.where(nil, []any{pgx.QueryExecModeCacheDescribe, p.Filter.JSON()})
-	order, beyond := "DESC", "id < $%d"
+	where, args = p.where(where, args)
+	args = append(args, postgres.IsReader(ctx), p.Limit)
+	list := s.schemas.Render(fmt.Sprintf("SELECT %s FROM dlq.dead_letter_queue e CROSS JOIN (SELECT dlq.mask($%d) AS mask OFFSET 0) m WHERE $1::jsonb IS NOT NULL AND %s", listColumns, len(args)-2,
+		strings.Join(where, " AND ")))
+	return fmt.Sprintf("%s AND (%s) ORDER BY id %s LIMIT $%d", list, chosen, p.order(), len(args)-1), args
+}
+
+func (p *Page) order() string {
 	if p.Oldest {
-		order, beyond = "ASC", "id > $%d"
+		return "ASC"
+	}
+	return "DESC"
+}
+
+// where adds the conditions of a page to those of a part.
+func (p *Page) where(where []string, args []any) ([]string, []any) {
+	beyond, until := "id < $%d", "id >= $%d"
+	if p.Oldest {
+		beyond, until = "id > $%d", "id <= $%d"
 	}
 	if p.Cursor != uuid.Nil {
 		args = append(args, p.Cursor)
 		where = append(where, fmt.Sprintf(beyond, len(args)-1))
 	}
+	if p.last != uuid.Nil {
+		args = append(args, p.last)
+		where = append(where, fmt.Sprintf(until, len(args)-1))
+	}
 	// What no DLQ worker has filed yet is pending; a job's further failure is none of the list.
-	where = append(where, "(stage <> 'inbox' OR NOT dlq.is_repeat(river_job_id, job_created_at))")
-	args = append(args, postgres.IsReader(ctx), p.Limit)
-	list := s.schemas.Render(fmt.Sprintf("SELECT %s FROM dlq.dead_letter_queue e CROSS JOIN (SELECT dlq.mask($%d) AS mask OFFSET 0) m WHERE $1::jsonb IS NOT NULL AND %s", listColumns, len(args)-2,
-		strings.Join(where, " AND ")))
-	return fmt.Sprintf("%s AND (%s) ORDER BY id %s LIMIT $%d", list, chosen, order, len(args)-1), args
+	return append(where, "(stage <> 'inbox' OR NOT dlq.is_repeat(river_job_id, job_created_at))"), args
 }
 
 // Where is the condition of a filter (dlq.filter_where), for who asks.
@@ -159,17 +177,23 @@ func FirstID(at time.Time) uuid.UUID {
 	return id
 }
 
-// List returns one page of entries, part by part: see [Part].
+// List returns one page of entries, part by part (see [Part]), however long that takes: see [Store.Search].
 func (s *Store) List(ctx context.Context, p Page) ([]Summary, error) {
 	chosen, err := s.Where(ctx, &p.Filter)
 	if err != nil {
 		return nil, err
 	}
+	return s.list(ctx, p, chosen, time.Time{})
+}
+
+// list is List, until a time; zero for none.
+func (s *Store) list(ctx context.Context, p Page, chosen string, until time.Time) ([]Summary, error) {
 	stages := stagesOf(p.Filter.Status)
 	page := []Summary{}
 	// (An entry that closes meanwhile is found twice, rather than not at all.)
 	if open := OpenPart(); slices.ContainsFunc(stages, open.holds) {
-		if page, err = s.listPart(ctx, p, chosen, open); err != nil {
+		var err error
+		if page, err = s.listPart(ctx, p, chosen, open, until); err != nil {
 			return nil, err
 		}
 	}
@@ -189,30 +213,39 @@ func (s *Store) List(ctx context.Context, p Page) ([]Summary, error) {
 		if !slices.ContainsFunc(stages, part.holds) || (!since.IsZero() && part.endsBefore(since.Add(-24*time.Hour))) {
 			continue
 		}
-		more, err := s.listPart(ctx, p, chosen, part)
+		more, err := s.listPart(ctx, p, chosen, part, until)
 		if err != nil {
 			return nil, err
 		}
-		page = append(page, more...)
-		slices.SortStableFunc(page, func(a, b Summary) int {
-			if p.Oldest {
-				a, b = b, a
-			}
-			return bytes.Compare(b.ID[:], a.ID[:])
-		})
-		page = slices.CompactFunc(page, func(a, b Summary) bool { return a.ID == b.ID })
-		page = page[:min(len(page), p.Limit)]
+		page = p.merge(page, more)
 	}
 	return page, nil
 }
 
-func (s *Store) listPart(ctx context.Context, p Page, chosen string, part Part) ([]Summary, error) {
+// merge is a page of those of two.
+func (p *Page) merge(page, more []Summary) []Summary {
+	page = append(page, more...)
+	slices.SortStableFunc(page, func(a, b Summary) int {
+		if p.Oldest {
+			a, b = b, a
+		}
+		return bytes.Compare(b.ID[:], a.ID[:])
+	})
+	page = slices.CompactFunc(page, func(a, b Summary) bool { return a.ID == b.ID })
+	return page[:min(len(page), p.Limit)]
+}
+
+func (s *Store) listPart(ctx context.Context, p Page, chosen string, part Part, until time.Time) (found []Summary, err error) {
 	sql, args := s.ListSQL(ctx, p, chosen, part)
-	rows, err := s.pool.Query(ctx, sql, args...)
-	if err != nil {
-		return nil, err
-	}
-	return pgx.CollectRows(rows, pgx.RowToStructByName[Summary])
+	err = s.read(ctx, until, func(db postgres.DB) error {
+		rows, err := db.Query(ctx, sql, args...)
+		if err != nil {
+			return err
+		}
+		found, err = pgx.CollectRows(rows, pgx.RowToStructByName[Summary])
+		return err
+	})
+	return found, err
 }
 
 // Summaries returns entries by their ids, as lists show them, the latest first. None of them closed before since.
@@ -460,11 +493,7 @@ func (s *Store) RevealMany(ctx context.Context, filter json.RawMessage, act Act)
 // ClosedSince is the time before which an entry cannot have closed: when its job failed, which its id says, less a day for
 // clocks that differ. (dlq.closed_since says the same.)
 func ClosedSince(id uuid.UUID) time.Time {
-	var ms int64
-	for _, b := range id[:6] {
-		ms = ms<<8 | int64(b)
-	}
-	failed := time.UnixMilli(ms)
+	failed := capturedAt(id)
 	if now := time.Now(); failed.After(now) {
 		failed = now
 	}

@@ -187,8 +187,8 @@ func (w *Worker) Work(ctx context.Context, job *river.Job[Args]) error {
 	var err error
 	made.Outcome, err = w.work(ctx, job, &about, &made.Destination)
 	endSpan(span, made.Outcome, err)
-	w.config.Logger.DebugContext(ctx, "delivery", "queue", job.Queue, "job", job.ID, "attempt", job.Attempt, "outcome", made.Outcome)
 	made.Took = time.Since(start)
+	w.config.Logger.DebugContext(ctx, "delivery", "queue", job.Queue, "job", job.ID, "attempt", job.Attempt, "outcome", made.Outcome)
 	w.config.Observe(made)
 	return err
 }

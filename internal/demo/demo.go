@@ -40,8 +40,16 @@ const (
 // ErrDoesNotAddUp says that a message is unaccounted for.
 var ErrDoesNotAddUp = errors.New("the demo does not add up")
 
+// Options are of a demo.
+type Options struct {
+	Program     string // this program
+	PostgresBin string // directory of the Postgres programs; looked for if empty
+	// Alerts shows alerts, in place of what becomes of messages.
+	Alerts bool
+}
+
 // Run runs the demo and prints what happens to out.
-func Run(ctx, hard context.Context, program, postgresBin string, out io.Writer) error {
+func Run(ctx, hard context.Context, options Options, out io.Writer) error {
 	dir, err := os.MkdirTemp("", "dlqd-demo-")
 	if err != nil {
 		return err
@@ -50,13 +58,17 @@ func Run(ctx, hard context.Context, program, postgresBin string, out io.Writer) 
 	if err := os.Chmod(dir, 0o711); err != nil { //nolint:gosec // it can be entered, not read
 		return err
 	}
-	d := &demo{out: out, dir: dir, program: program}
-	receiver, stopReceiver, err := d.startReceiver(ctx)
+	d := &demo{out: out, dir: dir, program: options.Program}
+	troubles, breakers := Troubles, demoBreakers
+	if options.Alerts {
+		troubles, breakers = alertTroubles, alertBreakers
+	}
+	receiver, stopReceiver, err := d.startReceiver(ctx, troubles)
 	if err != nil {
 		return err
 	}
 	defer stopReceiver()
-	rules, err := d.writePolicy(receiver)
+	rules, err := d.writePolicy(receiver, breakers)
 	if err != nil {
 		return err
 	}
@@ -68,7 +80,7 @@ func Run(ctx, hard context.Context, program, postgresBin string, out io.Writer) 
 
 	d.sayf("dlqd starts, with a Postgres of its own in %s", dir)
 	s, err := server.Start(ctx, server.Config{
-		DataDir: filepath.Join(dir, "data"), PostgresBin: postgresBin, Schemas: postgres.DefaultSchemas(),
+		DataDir: filepath.Join(dir, "data"), PostgresBin: options.PostgresBin, Schemas: postgres.DefaultSchemas(),
 		API: true, Process: true, DLQWorkers: true, Listen: []string{"127.0.0.1:0"},
 		Policy: rules, PollInterval: time.Second, StopTimeout: stopTimeout,
 		Logger: slog.New(slog.NewTextHandler(logFile, nil)),
@@ -81,7 +93,11 @@ func Run(ctx, hard context.Context, program, postgresBin string, out io.Writer) 
 	go func() { stopped <- s.Wait(runCtx, hard) }()
 
 	d.api, d.pool = s.Addresses()[0], s.Pool()
-	err = d.run(ctx, receiver.url)
+	if options.Alerts {
+		err = d.runAlerts(ctx)
+	} else {
+		err = d.run(ctx, receiver.url)
+	}
 	stop()
 	err = errors.Join(err, <-stopped)
 	if err == nil {
@@ -105,9 +121,9 @@ func (d *demo) sayf(format string, args ...any) { _, _ = fmt.Fprintf(d.out, form
 type receiverAddresses struct{ url, refusing string }
 
 // startReceiver starts the receiver as a process of its own, as a real one is.
-func (d *demo) startReceiver(ctx context.Context) (receiverAddresses, func(), error) {
+func (d *demo) startReceiver(ctx context.Context, troubles time.Duration) (receiverAddresses, func(), error) {
 	ctx, cancel := context.WithCancel(ctx)
-	cmd := exec.CommandContext(ctx, d.program, "receiver", "--listen", "127.0.0.1:0") //nolint:gosec // this program itself
+	cmd := exec.CommandContext(ctx, d.program, "receiver", "--listen", "127.0.0.1:0", "--troubles", troubles.String()) //nolint:gosec // this program itself
 	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
 	cmd.WaitDelay = stopTimeout
 	stdout, err := cmd.StdoutPipe()
@@ -148,7 +164,7 @@ const (
 `
 )
 
-func (d *demo) writePolicy(r receiverAddresses) (*policy.Policy, error) {
+func (d *demo) writePolicy(r receiverAddresses, breakers string) (*policy.Policy, error) {
 	var queues strings.Builder
 	queues.WriteString("# Written by the demo: one queue for each service, with short times to watch them pass.\n" +
 		"defaults: {backoff: {delay: 200ms}, timeout: 1s, whenOpen: accept}\nqueues:\n")
@@ -169,7 +185,7 @@ func (d *demo) writePolicy(r receiverAddresses) (*policy.Policy, error) {
 		return nil, err
 	}
 	for name, text := range map[string]string{
-		"retry-policies": queues.String(), "circuit-breaker": demoBreakers, "dlq-routing": demoRouting, "worker-pool": "defaults: {concurrency: 20}\n",
+		"retry-policies": queues.String(), "circuit-breaker": breakers, "dlq-routing": demoRouting, "worker-pool": "defaults: {concurrency: 20}\n",
 	} {
 		if err := os.WriteFile(filepath.Join(dir, name+".yaml"), []byte(text), 0o600); err != nil {
 			return nil, err

@@ -32,10 +32,10 @@ const (
 
 // Finding is what one check found.
 type Finding struct {
-	Name   string `json:"name"`
-	OK     bool   `json:"ok"`
-	Detail string `json:"detail"`
-	Do     string `json:"do,omitempty"` // what to do, if not OK
+	Name   string `json:"name" doc:"The check."`
+	OK     bool   `json:"ok" doc:"Nothing is wrong."`
+	Detail string `json:"detail" doc:"What was found."`
+	Do     string `json:"do,omitempty" doc:"What to do, where something is wrong."`
 }
 
 // check is one question to the database.

@@ -172,10 +172,14 @@ func (c *Config) names() []string {
 	return names
 }
 
-// hostOf is the host of a Host header, as names are compared.
+// hostOf is the host of a Host header, as names are compared; empty where what follows it is no port: localhost:1@evil.example is another
+// host in a URL.
 func hostOf(hostPort string) string {
 	host := strings.ToLower(hostPort)
-	if name, _, err := net.SplitHostPort(host); err == nil {
+	if name, port, err := net.SplitHostPort(host); err == nil {
+		if strings.Trim(port, "0123456789") != "" {
+			return ""
+		}
 		host = name
 	}
 	host = strings.TrimSuffix(strings.TrimPrefix(host, "["), "]")

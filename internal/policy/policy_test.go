@@ -366,3 +366,24 @@ func TestKindRouting(t *testing.T) {
 		All: &policy.Switch{Enabled: true}, Kinds: map[string]*policy.Switch{"report.*": {Enabled: true, Include: []string{"single-attempt"}}},
 	}, p.Routing.Automatic)
 }
+
+func TestAlert_judge(t *testing.T) {
+	t.Parallel()
+	alert := policy.Alert{MaxOpen: 100, MaxAge: time.Hour}
+	for _, test := range []struct {
+		open               int64
+		oldest             time.Duration
+		problems, warnings []string
+	}{
+		{79, 47 * time.Minute, nil, nil},
+		{80, 0, nil, []string{"size 80 is 80 % of 100"}},
+		{100, 48 * time.Minute, nil, []string{"size 100 is 100 % of 100", "the oldest is open for 48m0s, 80 % of 1h0m0s"}},
+		{127, 61 * time.Minute, []string{"size 127 exceeds 100", "the oldest is open for 1h1m0s, which exceeds 1h0m0s"}, nil},
+	} {
+		problems, warnings := alert.Judge(test.open, test.oldest)
+		require.Equal(t, test.problems, problems)
+		require.Equal(t, test.warnings, warnings)
+	}
+	problems, _ := (policy.Alert{}).Judge(1, time.Hour)
+	require.Equal(t, []string{"size 1 exceeds 0"}, problems)
+}

@@ -77,8 +77,21 @@ func TestFilter_sameEverywhere(t *testing.T) {
 		require.ElementsMatch(t, ids, found, text)
 	}
 
+	// A page says how many there are, where it is asked to.
+	var counted struct {
+		Count struct {
+			Entries int
+			AtLeast bool
+		}
+	}
+	_, out := b.as(admin, "GET", "/api/dlq/entries?limit=1&count=true&q=queue:pay_eu", "")
+	require.NoError(t, json.Unmarshal([]byte(out), &counted))
+	require.Equal(t, 2, counted.Count.Entries)
+	require.False(t, counted.Count.AtLeast)
+
 	// What is assigned to me is the caller's.
-	status, out := b.as(admin, "POST", "/api/dlq/bulk", body("queue:pay_eu", `, "do": "assign", "assignee": "kim"`))
+	var status int
+	status, out = b.as(admin, "POST", "/api/dlq/bulk", body("queue:pay_eu", `, "do": "assign", "assignee": "kim"`))
 	require.Equal(t, http.StatusOK, status, out)
 	_, err := b.tokens.Create(t.Context(), &access.Token{Name: "nobody-else", Role: access.Admin}, "test")
 	require.NoError(t, err)

@@ -5,24 +5,68 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/dlqd/dlqd/internal/api"
 	"github.com/dlqd/dlqd/internal/background"
 	"github.com/dlqd/dlqd/internal/ingest"
+	"github.com/dlqd/dlqd/internal/metrics"
 	"github.com/dlqd/dlqd/internal/reconcile"
 )
 
 // healthTimeout bounds what a question about health asks the database.
 const healthTimeout = 2 * time.Second
 
-// ready says why no requests should be sent here, if so.
+// ready says why requests should go elsewhere, if so: this process stops, or dlqd was detached. Beside that, only where it does not
+// reach the database may others be better off: whatever else is wrong is as wrong there.
 func (s *Server) ready() error {
 	if s.stopping.Load() {
 		return errors.New("stopping")
 	}
 	return s.idle()
+}
+
+// reach asks the database for a sign of life.
+func (s *Server) reach(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, healthTimeout)
+	defer cancel()
+	if err := s.pool.Ping(ctx); err != nil {
+		s.logger.Error("not ready: the database does not answer", "error", err)
+		return errors.New("database: does not answer")
+	}
+	return nil
+}
+
+// queueHealth says how each queue is, those of the policy and others with open entries, by name.
+func (s *Server) queueHealth(ctx context.Context) []api.QueueHealth {
+	ctx, cancel := context.WithTimeout(ctx, healthTimeout)
+	defer cancel()
+	queues := []api.QueueHealth{}
+	sample, err := metrics.ReadSample(ctx, s.store.DB())
+	if err != nil {
+		return queues // what is wrong is the database's part to say
+	}
+	sizes := sample.QueueSizes()
+	p := s.policy()
+	for _, name := range p.QueueNames() {
+		sizes[name] = sizes[name] // an empty one, too
+	}
+	for _, name := range slices.Sorted(maps.Keys(sizes)) {
+		size, limits := sizes[name], p.Alert(name)
+		reasons, warnings := limits.Judge(size.Open, size.Oldest)
+		q := api.QueueHealth{
+			Queue: name, Status: "up", Reasons: append([]string{}, reasons...), Warnings: append([]string{}, warnings...),
+			Open: size.Open, OldestSeconds: size.Oldest.Seconds(), MaxOpen: int64(limits.MaxOpen), MaxAgeSeconds: limits.MaxAge.Seconds(),
+		}
+		if len(reasons) > 0 {
+			q.Status = "down"
+		}
+		queues = append(queues, q)
+	}
+	return queues
 }
 
 // health says how each part is, and each loop. What runs elsewhere is not listed.
@@ -83,6 +127,10 @@ func (s *Server) health(ctx context.Context) []api.Part {
 
 func loopPart(status *background.Status) api.Part {
 	part := api.Part{Name: status.Name, OK: status.Problem == ""}
+	if !status.LastSuccess.IsZero() {
+		at := status.LastSuccess.UTC()
+		part.LastSuccess = &at
+	}
 	switch {
 	case !part.OK:
 		part.Detail = status.Problem

@@ -276,3 +276,50 @@ func TestReload_aQueueThatComesBackBeforeItIsGone(t *testing.T) {
 	submit("m2")
 	b.awaitMessage("m2", "completed")
 }
+
+// TestHealth_queues has a queue come near its limit, and pass it.
+func TestHealth_queues(t *testing.T) {
+	t.Parallel()
+	b := setup(t, options{receiver: answering(http.StatusNotFound), config: func(c *server.Config) {
+		files := policytest.Files{"retry-policies": fmt.Sprintf("queues: {one: {destination: d}, two: {destination: d}}\ndestinations: {d: {url: %q}}\n", c.Policy.Destinations["default"].URL), "monitoring": "queues: {one: {maxOpen: 5, maxAge: 2h}}"}
+		c.Policy = policytest.Load(t, files)
+	}})
+	queue := func(name string) api.QueueHealth {
+		for _, q := range b.health().Queues {
+			if q.Queue == name {
+				return q
+			}
+		}
+		return api.QueueHealth{}
+	}
+	require.Equal(t, "up", queue("two").Status)
+	fail := func(n int) {
+		for range n {
+			status, out, _ := b.call("POST", "/api/messages", `{"queue": "one", "kind": "k", "payload": 1}`)
+			require.Equal(t, http.StatusAccepted, status, out)
+		}
+	}
+	fail(4)
+	require.Eventually(t, func() bool { return queue("one").Open == 4 }, time.Minute, 50*time.Millisecond)
+	near := queue("one")
+	require.Equal(t, "up", near.Status)
+	require.Equal(t, []string{"size 4 is 80 % of 5"}, near.Warnings)
+	require.EqualValues(t, 5, near.MaxOpen)
+	fail(2)
+	require.Eventually(t, func() bool { return queue("one").Open == 6 }, time.Minute, 50*time.Millisecond)
+	full := queue("one")
+	require.Equal(t, "down", full.Status)
+	require.Equal(t, []string{"size 6 exceeds 5"}, full.Reasons)
+	require.Equal(t, "up", queue("two").Status)
+	require.Eventually(t, func() bool { return b.health().OK }, time.Minute, 50*time.Millisecond, "dlqd itself works")
+	_, metrics, _ := b.call("GET", "/metrics", "")
+	require.Contains(t, metrics["text"], `dlqd_queue_up{queue="one"} 0`)
+	require.Contains(t, metrics["text"], `dlq_size{queue="one"} 6`)
+	status, _, _ := b.call("GET", "/readyz", "")
+	require.Equal(t, http.StatusOK, status, "requests go here")
+	for _, part := range b.health().Parts {
+		if part.Name == "dlq-workers" {
+			require.WithinDuration(t, time.Now(), *part.LastSuccess, time.Minute)
+		}
+	}
+}

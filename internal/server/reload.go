@@ -35,13 +35,13 @@ func (s *Server) Reload(ctx context.Context) error {
 	if err != nil {
 		s.reloadErr.Store(&err)
 		s.metrics.Reloads.WithLabelValues("error").Inc()
-		s.logger.Error("policy: not reloaded; the old one stays in force", "in_force", old.Version(), "error", err)
+		s.logger.Error("policy: not reloaded; the old one stays in force", "policy", old.Version(), "error", err)
 		return err
 	}
 	s.reloadErr.Store(nil)
 	s.planner.Store(planner)
 	if rules := s.rules(); len(next.Access.Authentication) == 0 && len(rules.Ways) > 0 {
-		s.logger.Error("policy: access.yaml says no more how callers are known; they are as before, until a restart", "by", rules.Ways)
+		s.logger.Error("policy: access.yaml says no more how callers are known; they are as before, until a restart", "authentication", rules.Ways)
 	}
 	s.protect(ctx)
 	s.metrics.Reloads.WithLabelValues("ok").Inc()

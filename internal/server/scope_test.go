@@ -232,9 +232,12 @@ var operations = []operation{
 	{"submit-message", "POST", "/api/messages", access.Sender, `{}`, "invalid", ""},
 	{"submit-batch", "POST", "/api/messages/batch", access.Sender, `{}`, "invalid", ""},
 	{"get-health", "GET", "/api/health", access.Metrics, "", "", "everything"},
+	{"get-log-level", "GET", "/api/log-level", access.Metrics, "", "", "everything"},
+	{"set-log-level", "PUT", "/api/log-level", access.Admin, `{"level": "info"}`, "", "everything"},
 	{"list-sessions", "GET", "/api/sessions", "", "", "", ""}, // their own: TestSessions_ofOthers
 	{"end-session", "DELETE", "/api/sessions/0198a0b0-0000-7000-8000-000000000000", "", "", "none", ""},
 	{"end-sessions", "POST", "/api/sessions/end", "", "", "", ""},
+	{"examine", "POST", "/api/doctor", access.Admin, "", "", "everything"},
 	{"whoami", "GET", "/api/whoami", "", "", "", ""},
 	{"get-login", "GET", "/api/login", "", "", "none", ""},
 	{"livez", "GET", "/livez", "", "", "open", ""},

@@ -32,6 +32,7 @@ import (
 	"github.com/dlqd/dlqd/internal/console"
 	"github.com/dlqd/dlqd/internal/deadletter"
 	"github.com/dlqd/dlqd/internal/delivery"
+	"github.com/dlqd/dlqd/internal/doctor"
 	"github.com/dlqd/dlqd/internal/door"
 	"github.com/dlqd/dlqd/internal/facts"
 	"github.com/dlqd/dlqd/internal/group"
@@ -107,6 +108,8 @@ type Config struct {
 	// Archive is where closed entries go before they are dropped, a directory or a URL: see archive.Open. Empty: nowhere.
 	Archive string
 	Logger  *slog.Logger
+	// LogLevel is the level of Logger; nil where it cannot be changed.
+	LogLevel *slog.LevelVar
 	// OTLPEndpoint is the base URL of a collector of OpenTelemetry's that gets traces, metrics and logs; empty: nobody does.
 	OTLPEndpoint string
 	// Measure says how loaded machine and database are; nil to measure them.
@@ -174,7 +177,7 @@ func Start(ctx context.Context, config Config) (*Server, error) {
 	s := &Server{config: config, metrics: metrics.New(), failed: make(chan error, 8)}
 	var err error
 	s.telemetry, err = telemetry.Start(ctx, telemetry.Config{
-		Endpoint: config.OTLPEndpoint, Version: api.Version, Instance: postgres.ProcessName(), Gatherer: s.metrics.Gatherer(), Logger: config.Logger,
+		Endpoint: config.OTLPEndpoint, Version: api.Version, Instance: postgres.ProcessName(), Gatherer: s.metrics.Gatherer(), Logger: slog.New(s.metrics.Logged(config.Logger.Handler())),
 	})
 	if err != nil {
 		return nil, err
@@ -431,7 +434,7 @@ func (s *Server) tellPeople(parked []worker.Parked) {
 	}
 	for g, n := range counts {
 		if mark := marks[g.Key]; !mark.Muted {
-			s.logger.Warn("dead letters need a person", "queue", g.Queue, "class", g.class, "fingerprint", g.Fingerprint, "entries", n, "owner", mark.Owner, "regressed", mark.Fixed)
+			s.logger.Warn("dead letters need a person", "queue", g.Queue, "error_class", g.class, "fingerprint", g.Fingerprint, "entries", n, "owner", mark.Owner, "regressed", mark.Fixed)
 		}
 	}
 }
@@ -528,7 +531,8 @@ func (s *Server) startAPI(ctx context.Context) error {
 		WriteTimeout: s.config.WriteTimeout, BodyGrace: s.config.BodyGrace, Door: s.config.Door,
 		Tracer: s.telemetry.Tracer, Replayer: s.replayer(),
 		Approvals: &approval.Store{Store: s.store, Wake: s.wakeApproved},
-		Parked:    s.tellPeople, Health: s.health, Ready: s.ready, Idle: s.idle,
+		Parked:    s.tellPeople, Health: s.health, Queues: s.queueHealth, Ready: s.ready, Reach: s.reach, Idle: s.idle, LogLevel: s.config.LogLevel,
+		Examine: func(ctx context.Context) []doctor.Finding { return doctor.Examine(ctx, s.migrator()) },
 		Console: func(operations, notServed http.Handler) api.Console {
 			return console.New(console.Config{
 				API: operations, NotServed: notServed, Policy: s.policy, Environment: s.config.Source.Env, Ready: s.ready, Logger: s.logger.With("part", "console"),

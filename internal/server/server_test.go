@@ -338,7 +338,7 @@ func TestOperations(t *testing.T) {
 	}
 	require.Equal(t, []string{
 		"database", "schema", "policy", "access", "automatic", "capture", "ingest", "processing",
-		"circuit-breakers", "conditions", "partitions", "ordered-places", "retention", "rollups", "rollup-trimming", "metrics", "reconciler", "facts", "policy-queues", "held-messages",
+		"circuit-breakers", "conditions", "partitions", "ordered-places", "sessions", "retention", "rollups", "rollup-trimming", "metrics", "reconciler", "facts", "policy-queues", "held-messages",
 		"filing", "dlq-workers", "redeliveries", "gates", "observed", "smart-retry", "wake-ups", "replay-runs", "approvals", "queue-breakers", "presence", "attachment",
 	}, names)
 	for _, path := range []string{"/livez", "/readyz"} {

@@ -158,7 +158,7 @@ func TestTelemetry_traceOfAMessage(t *testing.T) {
 	submitted := collector.Metric("dlqd_messages_submitted_total")
 	require.NotNil(t, submitted)
 	require.InDelta(t, 1, submitted.GetSum().GetDataPoints()[0].GetAsDouble(), 0)
-	require.NotNil(t, collector.Metric("dlqd_http_request_seconds").GetHistogram())
+	require.NotNil(t, collector.Metric("dlqd_http_request_seconds").GetExponentialHistogram(), "of the native buckets")
 	require.NotNil(t, collector.Metric("dlqd_database_up"))
 }
 

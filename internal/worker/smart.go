@@ -100,7 +100,7 @@ func (w *Worker) smartGate(ctx context.Context, queue, fingerprint string) error
 		return nil
 	}
 	if postgres.IsRefusal(err) { // it stays a person's
-		w.config.Logger.Error("DLQ worker: a smart retry was refused by the database", "queue", queue, "group", fingerprint, "error", err)
+		w.config.Logger.Error("DLQ worker: a smart retry was refused by the database", "queue", queue, "fingerprint", fingerprint, "error", err)
 		until := w.now().Add(smart.Over)
 		err = w.queries.SetGate(ctx, dbsqlc.SetGateParams{Name: name, State: gateShut, Probes: []uuid.UUID{}, Now: w.now(), Until: &until})
 	}

@@ -195,37 +195,39 @@ if (filter) {
 	/** @type {AbortController | undefined} */
 	let asked;
 	const close = () => { list.hidden = true; at = -1; filter.setAttribute("aria-expanded", "false"); filter.removeAttribute("aria-activedescendant"); };
+	// The API counts in characters, a text field in UTF-16.
+	let [from, to] = [0, 0];
 	/** @param {HTMLElement} item */
 	const take = (item) => {
-		const [from, to] = [Number(item.dataset.start), Number(item.dataset.end)];
-		const text = item.dataset.text ?? "";
-		filter.value = filter.value.slice(0, from) + text + filter.value.slice(to);
-		filter.setSelectionRange(from + text.length, from + text.length);
+		const characters = [...filter.value], text = item.dataset.text ?? "";
+		const before = characters.slice(0, from).join("") + text;
+		filter.value = before + characters.slice(to).join("");
+		filter.setSelectionRange(before.length, before.length);
 		close();
 		if (text.endsWith(":")) complete();
 	};
 	const complete = async () => {
 		asked?.abort();
 		asked = new AbortController();
-		const cursor = filter.selectionStart ?? filter.value.length;
+		const cursor = [...filter.value.slice(0, filter.selectionStart ?? filter.value.length)].length;
 		try {
-			const answer = await fetch(`/api/dlq/complete?q=${encodeURIComponent(filter.value)}&at=${cursor}`, { signal: asked.signal });
+			const answer = await fetch(`/api/dlq/filter?q=${encodeURIComponent(filter.value)}&at=${cursor}`, { signal: asked.signal });
 			if (!answer.ok) return close();
-			/** @type {{items: {text: string, label: string, hint?: string, from: number, to: number}[]}} */
-			const { items } = await answer.json();
-			list.replaceChildren(...items.map((item, i) => {
-				const li = document.createElement("li");
-				li.id = `completion-${i}`;
-				li.setAttribute("role", "option");
-				Object.assign(li.dataset, { text: item.text, start: item.from, end: item.to });
-				const label = document.createElement("b"), hint = document.createElement("span");
-				label.textContent = item.label;
-				hint.textContent = item.hint ?? "";
-				li.append(label, hint);
-				li.addEventListener("mousedown", (event) => { event.preventDefault(); take(li); });
-				return li;
+			/** @type {{from: number, to: number, completions: {insert: string, name: string, doc?: string}[]}} */
+			const reading = await answer.json();
+			[from, to] = [reading.from, reading.to];
+			list.replaceChildren(...reading.completions.map((completion, i) => {
+				const item = document.createElement("li"), name = document.createElement("b"), hint = document.createElement("span");
+				item.id = `completion-${i}`;
+				item.setAttribute("role", "option");
+				item.dataset.text = completion.insert;
+				name.textContent = completion.name;
+				hint.textContent = completion.doc ?? "";
+				item.append(name, hint);
+				item.addEventListener("mousedown", (event) => { event.preventDefault(); take(item); });
+				return item;
 			}));
-			list.hidden = items.length === 0;
+			list.hidden = reading.completions.length === 0 || document.activeElement !== filter;
 			at = -1;
 			filter.setAttribute("aria-expanded", String(!list.hidden));
 		} catch (error) {
@@ -241,7 +243,7 @@ if (filter) {
 		if (list.hidden) return;
 		if (event.key === "ArrowDown" || event.key === "ArrowUp") {
 			event.preventDefault();
-			at = (at + (event.key === "ArrowDown" ? 1 : items.length) + (at < 0 && event.key === "ArrowUp" ? 0 : 0)) % items.length;
+			at = (Math.max(at, event.key === "ArrowDown" ? -1 : 0) + (event.key === "ArrowDown" ? 1 : items.length - 1)) % items.length;
 			items.forEach((item, i) => item.setAttribute("aria-selected", String(i === at)));
 			filter.setAttribute("aria-activedescendant", items[at].id);
 			items[at].scrollIntoView({ block: "nearest" });

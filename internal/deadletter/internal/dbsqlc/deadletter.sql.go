@@ -281,6 +281,23 @@ func (q *Queries) FileAll(ctx context.Context, since time.Time) (bool, error) {
 	return done, err
 }
 
+const FilterBounds = `-- name: FilterBounds :one
+SELECT coalesce(b.first, '00000000-0000-0000-0000-000000000000')::uuid AS first, coalesce(b.below, '00000000-0000-0000-0000-000000000000')::uuid AS below FROM dlq.filter_bounds($1::jsonb) b
+`
+
+type FilterBoundsRow struct {
+	First uuid.UUID
+	Below uuid.UUID
+}
+
+// Between which ids what a filter chooses can be; the nil UUID for no bound.
+func (q *Queries) FilterBounds(ctx context.Context, filter json.RawMessage) (FilterBoundsRow, error) {
+	row := q.db.QueryRow(ctx, FilterBounds, filter)
+	var i FilterBoundsRow
+	err := row.Scan(&i.First, &i.Below)
+	return i, err
+}
+
 const FilterWhere = `-- name: FilterWhere :one
 SELECT dlq.filter_where($1::jsonb)::text AS condition
 `

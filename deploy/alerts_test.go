@@ -1,0 +1,422 @@
+package deploy_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"maps"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/dlqd/dlqd/internal/alerting"
+	"github.com/dlqd/dlqd/internal/conditions"
+	"github.com/dlqd/dlqd/internal/policy"
+	"github.com/dlqd/dlqd/internal/policy/policytest"
+	"github.com/dlqd/dlqd/internal/postgres"
+	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
+	"github.com/dlqd/dlqd/internal/server"
+)
+
+func TestMain(m *testing.M) { postgrestest.Main(m) }
+
+// patience is how long anything may take on a busy machine.
+const patience = 3 * time.Minute
+
+// watched is a dlqd that a Prometheus and an Alertmanager watch.
+type watched struct {
+	*testing.T
+
+	url     string
+	pool    *pgxpool.Pool
+	super   *pgx.Conn // connected to another database
+	config  server.Config
+	address string
+	dlqd    *server.Server
+	stop    func()
+	stack   *alerting.Stack
+	telling *alerting.Receivers
+	began   time.Time
+
+	receiver   atomic.Int32 // the status that its receiver answers
+	unmeasured atomic.Bool  // the machine's load cannot be measured
+	fired      map[string]bool
+}
+
+func newWatched(t *testing.T, files policytest.Files) *watched {
+	t.Helper()
+	w := &watched{T: t, url: postgrestest.URL(t), fired: map[string]bool{}, began: time.Now()}
+	w.receiver.Store(http.StatusUnprocessableEntity)
+	receiver := httptest.NewServer(http.HandlerFunc(func(rw http.ResponseWriter, _ *http.Request) { rw.WriteHeader(int(w.receiver.Load())) }))
+	t.Cleanup(receiver.Close)
+	for name, text := range files {
+		files[name] = strings.ReplaceAll(text, "RECEIVER", receiver.URL)
+	}
+	source := policy.Source{Dir: policytest.Dir(t, files)}
+	rules, err := policy.Load(source)
+	require.NoError(t, err)
+	w.pool = postgrestest.Open(t, w.url)
+	w.super, err = pgx.Connect(t.Context(), postgrestest.WithDatabase(postgrestest.Superuser(t, w.url), "postgres"))
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = w.super.Close(context.Background()) })
+	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	w.address = listener.Addr().String()
+	require.NoError(t, listener.Close())
+	w.config = server.Config{
+		DatabaseURL: w.url, Schemas: postgres.DefaultSchemas(), API: true, Process: true, DLQWorkers: true,
+		Listen: []string{w.address}, Policy: rules, Source: source, Logger: slog.New(slog.DiscardHandler), StopTimeout: 10 * time.Second,
+		Measure: func(context.Context) (conditions.Load, error) {
+			if w.unmeasured.Load() {
+				return conditions.Load{}, errors.New("no load today")
+			}
+			return conditions.Load{}, nil
+		},
+	}
+	w.serve()
+	t.Cleanup(func() { w.stop() })
+
+	w.telling, err = alerting.NewReceivers(t.Context(), nil)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, w.telling.Close()) })
+	w.stack, err = alerting.Start(t.Context(), alerting.Config{
+		Dir: t.TempDir(), Targets: []string{w.address}, Console: "http://" + w.address, Interval: 500 * time.Millisecond, For: 500 * time.Millisecond, Receivers: w.telling,
+	})
+	require.NoError(t, err)
+	t.Cleanup(w.stack.Stop)
+	return w
+}
+
+func (w *watched) serve() {
+	w.Helper()
+	s, err := server.Start(w.Context(), w.config)
+	require.NoError(w, err)
+	ctx, cancel := context.WithCancel(context.Background())
+	stopped := make(chan error, 1)
+	go func() { stopped <- s.Wait(ctx, context.Background()) }()
+	w.dlqd = s
+	w.stop = func() {
+		cancel()
+		<-stopped
+		w.stop = func() {}
+	}
+}
+
+func (w *watched) post(path string, body any) map[string]any {
+	w.Helper()
+	raw, err := json.Marshal(body)
+	require.NoError(w, err)
+	response, err := http.Post("http://"+w.address+path, "application/json", bytes.NewReader(raw))
+	require.NoError(w, err)
+	defer response.Body.Close()
+	answer, err := io.ReadAll(response.Body)
+	require.NoError(w, err)
+	require.Less(w, response.StatusCode, 300, "%s: %s", path, answer)
+	var out map[string]any
+	require.NoError(w, json.Unmarshal(answer, &out))
+	return out
+}
+
+func (w *watched) send(n int, queue string) {
+	w.Helper()
+	var messages []any
+	for range n {
+		messages = append(messages, map[string]any{"queue": queue, "kind": "order.placed", "payload": map[string]any{"n": 1}})
+	}
+	w.post("/api/messages/batch", map[string]any{"messages": messages})
+}
+
+func (w *watched) exec(sql string, args ...any) {
+	w.Helper()
+	_, err := w.pool.Exec(w.Context(), sql, args...)
+	require.NoError(w, err, sql)
+}
+
+// asSuperuser runs statements without triggers, on one connection.
+func (w *watched) asSuperuser(statements ...string) {
+	w.Helper()
+	conn, err := pgx.Connect(w.Context(), postgrestest.Superuser(w, w.url))
+	require.NoError(w, err)
+	defer conn.Close(context.Background())
+	for _, sql := range append([]string{"SET session_replication_role = replica"}, statements...) {
+		_, err := conn.Exec(w.Context(), sql)
+		require.NoError(w, err, sql)
+	}
+}
+
+// until waits until nothing is missing.
+func (w *watched) until(missing func() string) {
+	w.Helper()
+	for started := time.Now(); ; time.Sleep(50 * time.Millisecond) {
+		what := missing()
+		if what == "" {
+			return
+		}
+		if time.Since(started) > patience {
+			require.Fail(w, "it does not come", what)
+		}
+	}
+}
+
+func (w *watched) await(want, sql string) {
+	w.Helper()
+	w.until(func() string {
+		var got string
+		require.NoError(w, w.pool.QueryRow(w.Context(), "SELECT coalesce(("+sql+")::text, '')").Scan(&got))
+		if got == want {
+			return ""
+		}
+		return sql + " is " + got + ", not " + want
+	})
+}
+
+// reconcile has the reconciler find two failures.
+func (w *watched) reconcile(why string) {
+	w.Helper()
+	w.until(func() string {
+		var found int
+		require.NoError(w, w.pool.QueryRow(w.Context(), "SELECT coalesce((SELECT sum(entries) FROM dlq.reconcile_findings WHERE why = $1), 0) FROM dlq.reconcile(20000)", why).Scan(&found))
+		if found == 2 {
+			return ""
+		}
+		return fmt.Sprintf("%d found, for %s", found, why)
+	})
+}
+
+// awaitSeries waits until Prometheus has something for a query.
+func (w *watched) awaitSeries(query string) {
+	w.Helper()
+	w.until(func() string {
+		n, err := w.stack.Series(w.Context(), query, 10*time.Second, 500*time.Millisecond)
+		require.NoError(w, err, query)
+		if n > 0 {
+			return ""
+		}
+		return query
+	})
+}
+
+// awaitAlerts waits until alerts fire, or have fired.
+func (w *watched) awaitAlerts(names ...string) {
+	w.Helper()
+	w.until(func() string {
+		alerts, err := w.stack.Alerts(w.Context())
+		require.NoError(w, err)
+		for _, a := range alerts {
+			if a.State == "firing" {
+				w.fired[a.Labels["alertname"]] = true
+			}
+		}
+		return strings.Join(slices.DeleteFunc(slices.Clone(names), func(name string) bool { return w.fired[name] }), ", ")
+	})
+	w.Logf("%5.1f s: %s", time.Since(w.began).Seconds(), strings.Join(names, ", "))
+}
+
+// fails inserts jobs of an application's that run, and has them fail.
+func (w *watched) fails(n int, queue string) string {
+	return fmt.Sprintf(`INSERT INTO river_job (kind, queue, args, max_attempts, attempt, state, metadata, attempted_at) SELECT 'app', '%s', '{}', 1, 1, 'running', '{}', now() FROM generate_series(1, %d)`, queue, n)
+}
+
+const failed = `UPDATE river_job SET state = 'discarded', finalized_at = now(), errors = ARRAY['{"error": "no", "attempt": 1, "at": "2026-01-01T00:00:00Z"}'::jsonb] WHERE state = 'running' AND kind = 'app'`
+
+// Every alert fires for real once: a Prometheus and an Alertmanager as Debian has them watch a dlqd to which each ill is done, and those who
+// are to be told are told, in words that say what, since when and what to do. Every query of the rules and of the dashboard has found
+// something by then.
+func TestAlerts(t *testing.T) { //nolint:paralleltest // it wants the machine for itself
+	w := newWatched(t, policytest.Files{
+		"retry-policies": `queues:
+  payments: {destination: shop}
+  near: {destination: shop}
+  over: {destination: shop}
+  orders: {destination: shop}
+  idle: {destination: bank}
+destinations: {shop: {url: RECEIVER}, bank: {url: RECEIVER}}
+`,
+		"monitoring": "defaults: {maxOpen: 100000, maxAge: 1000h}\nqueues: {near: {maxOpen: 11, maxAge: 1h}, over: {maxOpen: 10, maxAge: 1h}}\n",
+	})
+	open := func(queue string) string {
+		return "SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_manual' AND queue = '" + queue + "'"
+	}
+
+	// What counters are compared with later. (A series that was not there before has not grown.)
+	w.exec(w.fails(1, "app"))
+	w.exec(failed)
+	w.send(30, "payments")
+	w.await("30", open("payments"))
+	w.await("1", open("app"))
+	w.exec("SELECT dlq.discard(id, 'kim', 'test') FROM dlq.find('{\"queue\": \"payments\"}', 1)")
+	w.exec("SELECT dlq.replay(id) FROM dlq.find('{\"queue\": \"payments\", \"status\": \"dlq_manual\"}', 1)")
+	w.await("1", open("payments")+" AND dlq_retry_count = 1")
+	w.receiver.Store(http.StatusOK)
+	w.send(1, "orders")
+	w.await("1", "SELECT count(*) FROM river_job WHERE queue = 'orders' AND state = 'completed'")
+	w.receiver.Store(http.StatusUnprocessableEntity)
+	w.send(3, "orders")
+	w.await("3", open("orders"))
+	w.receiver.Store(http.StatusOK)
+	w.exec("SELECT dlq.replay(id) FROM dlq.find('{\"queue\": \"orders\", \"status\": \"dlq_manual\"}', 1)")
+	w.await("2", open("orders"))
+	w.exec("SELECT dlq.open_breaker('destination:shop', p_reason => 'a try'), dlq.reset_breaker('destination:shop', p_reason => 'a try')")
+	w.awaitSeries(`dlqd_dead_letters_closed_total{outcome="archived"} and on () dlqd_dead_letters_closed_total{outcome="resolved"} and on () dlqd_redeliveries_ended_total{outcome="failed"} and on () dlqd_redeliveries_ended_total{outcome="succeeded"} and on () dlqd_circuit_breaker_changes_total`)
+	w.Logf("%5.1f s: before", time.Since(w.began).Seconds())
+
+	// Many fail.
+	w.exec("SELECT dlq.replay(id) FROM dlq.find('{\"queue\": \"orders\", \"status\": \"dlq_manual\"}', 10)") // succeed
+	w.await("0", open("orders"))
+	w.receiver.Store(http.StatusUnprocessableEntity)
+	w.send(120, "payments")
+	w.send(10, "near")
+	w.send(12, "over")
+	w.await("149", open("payments"))
+	w.await("10", open("near"))
+	w.await("12", open("over"))
+	w.exec("SELECT dlq.discard(id, 'kim', 'test') FROM dlq.find('{\"queue\": \"payments\", \"status\": \"dlq_manual\"}', 15)")
+	w.post("/api/dlq/replay", map[string]any{"filter": map[string]any{"queue": []string{"payments"}}, "force": true, "rate": 20, "stopAt": 100, "note": "test"})
+	w.exec(w.fails(10_050, "app"))
+	w.exec(failed)
+	w.asSuperuser("UPDATE dlq.dead_letter_open SET created_at = now() - interval '50 minutes' WHERE queue = 'near'", "UPDATE dlq.dead_letter_open SET created_at = now() - interval '2 hours' WHERE queue = 'over'")
+	w.exec("SELECT dlq.open_breaker('destination:bank', p_reason => 'their maintenance', p_for => interval '1 hour')")
+	w.unmeasured.Store(true)
+
+	// Redeliveries whose jobs somebody deletes.
+	w.await("true", "SELECT count(*) >= 100 FROM dlq.dead_letter_open WHERE queue = 'app'") // the others wait in the inbox, and count
+	w.exec("SELECT dlq.replay(id) FROM dlq.find('{\"queue\": \"app\"}', 8)")
+	w.exec("DELETE FROM river_job WHERE queue = 'app' AND state = 'available'")
+	w.exec("SELECT dlq.sweep_redeliveries()")
+
+	// Failures that capture does not see.
+	w.exec(w.fails(2, "app"))
+	w.asSuperuser(failed)
+	w.reconcile("missed")
+	w.exec("SELECT dlq.set_capture('off', p_note => 'test')")
+	w.exec(w.fails(2, "app"))
+	w.exec(failed)
+	w.reconcile("capture_off")
+
+	// What people and time do.
+	w.exec("SELECT dlq.stop_automatic('kim', 'test')")
+	w.exec("DO $$ BEGIN EXECUTE format('DROP TABLE dlq.dead_letter_archived_%s', to_char(now() AT TIME ZONE 'UTC', 'YYYYMM')); END $$")
+	require.NoError(t, os.WriteFile(filepath.Join(w.config.Source.Dir, "worker-pool.yaml"), []byte("defaults: {concurrency: many}\n"), 0o600))
+	require.Error(t, w.dlqd.Reload(t.Context()))
+
+	w.awaitAlerts("HighDLQIngestionRate", "DLQBacklogGrowing", "LowResolutionRate", "LowReplaySuccess", "DLQQueueSize", "DLQQueueGrowing", "DLQQueueNearSizeLimit", "DLQQueueOverSizeLimit",
+		"DLQOldestNearAgeLimit", "DLQOldestEntry", "CircuitBreakerOpen", "AutomaticRedeliveryStopped", "CaptureMissing", "CaptureFallingBack", "ReconcilerFindsFailures", "LeasesExpiring",
+		"DlqdLoopFailing", "PartitionsRunningOut", "PolicyReloadFailed")
+
+	// The rollups stand still.
+	holder, err := w.pool.Begin(t.Context())
+	require.NoError(t, err)
+	_, err = holder.Exec(t.Context(), "SELECT pg_advisory_xact_lock(hashtextextended('dlq.refresh_rollups', 0))")
+	require.NoError(t, err)
+	w.asSuperuser("UPDATE dlq.rollup_state SET at = at - interval '10 minutes'")
+	w.awaitAlerts("RollupsLagging")
+	require.NoError(t, holder.Rollback(t.Context()))
+	w.queries()
+
+	// dlqd is down, and comes back without DLQ workers.
+	w.stop()
+	w.awaitAlerts("DlqdDown")
+	require.NoError(t, os.Remove(filepath.Join(w.config.Source.Dir, "worker-pool.yaml")))
+	w.config.Process, w.config.DLQWorkers = false, false
+	w.serve()
+	w.exec("SELECT dlq.set_capture('on', p_note => 'test')")
+	w.exec(w.fails(1, "app"))
+	w.exec(failed)
+	w.asSuperuser("UPDATE dlq.dead_letter_inbox SET created_at = now() - interval '10 minutes'")
+	w.awaitAlerts("DLQNotFiled")
+
+	// Its database lets nobody in.
+	database := w.pool.Config().ConnConfig.Database
+	_, err = w.super.Exec(t.Context(), "ALTER DATABASE "+pgx.Identifier{database}.Sanitize()+" ALLOW_CONNECTIONS false")
+	require.NoError(t, err)
+	_, err = w.super.Exec(t.Context(), "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = $1", database)
+	require.NoError(t, err)
+	w.awaitAlerts("DlqdDatabaseDown")
+	_, err = w.super.Exec(t.Context(), "ALTER DATABASE "+pgx.Identifier{database}.Sanitize()+" ALLOW_CONNECTIONS true")
+	require.NoError(t, err)
+
+	w.told()
+}
+
+// told checks that every alert of the rules has reached who is to be told of it.
+func (w *watched) told() {
+	w.Helper()
+	w.until(func() string {
+		var missing []string
+		for _, r := range rules(w.T) {
+			if !slices.ContainsFunc(w.telling.Notifications(), func(n alerting.Notification) bool { return strings.Contains(n.Text, "("+r.Alert+")") }) {
+				missing = append(missing, r.Alert)
+			}
+		}
+		return strings.Join(missing, ", ")
+	})
+	by := map[string]alerting.Notification{}
+	for _, n := range w.telling.Notifications() {
+		if !strings.HasPrefix(n.Title, "Over: ") {
+			by[n.Receiver] = n
+		}
+	}
+	require.ElementsMatch(w, []string{"pagerduty", "opsgenie", "slack", "email"}, slices.Collect(maps.Keys(by)))
+	for name, n := range by {
+		require.NotEmpty(w, n.Title, name)
+		require.Regexp(w, `(warning|critical), since 20\d\d-\d\d-\d\d \d\d:\d\d:\d\d UTC`, n.Text, name)
+		require.Contains(w, n.Text, "Page: http://"+w.address+"/", name)
+		require.Contains(w, n.Text, "Runbook: http://"+w.address+"/runbooks/", name)
+		if name != "email" {
+			require.True(w, strings.HasPrefix(n.Link, "http://"+w.address+"/"), "%s: %s", name, n.Link)
+		}
+	}
+	w.Logf("%5.1f s: %d notifications", time.Since(w.began).Seconds(), len(w.telling.Notifications()))
+}
+
+// queries checks that none of the dashboard's is empty.
+func (w *watched) queries() {
+	w.Helper()
+	var dashboard struct {
+		Annotations struct {
+			List []struct{ Name, Expr string }
+		}
+		Panels []struct {
+			Title   string
+			Targets []struct{ Expr string }
+		}
+	}
+	require.NoError(w, json.Unmarshal([]byte(read(w.T, "grafana/dlqd.json")), &dashboard))
+	of := map[string]string{}
+	for _, a := range dashboard.Annotations.List {
+		of[a.Expr] = a.Name
+	}
+	for _, p := range dashboard.Panels {
+		for _, target := range p.Targets {
+			of[target.Expr] = p.Title
+		}
+	}
+	require.Greater(w, len(of), 60)
+	variables := strings.NewReplacer("$job", "dlqd", "$queue", ".*", "$class", ".*", "$__rate_interval", "30s", "$__range", "2m")
+	var empty []string
+	for query, title := range of {
+		n, err := w.stack.Series(w.Context(), variables.Replace(query), time.Since(w.began)+time.Second, time.Second)
+		require.NoError(w, err, "%s: %s", title, query)
+		if n == 0 {
+			empty = append(empty, title+": "+query)
+		}
+	}
+	slices.Sort(empty)
+	require.Empty(w, strings.Join(empty, "\n"))
+	w.Logf("%5.1f s: %d queries of the dashboard", time.Since(w.began).Seconds(), len(of))
+}

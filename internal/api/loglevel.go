@@ -1,0 +1,59 @@
+package api
+
+import (
+	"context"
+	"log/slog"
+	"net/http"
+	"strings"
+
+	"github.com/danielgtaylor/huma/v2"
+
+	"github.com/dlqd/dlqd/internal/access"
+)
+
+// LogLevel is what a process logs.
+type LogLevel struct {
+	Level string `json:"level" enum:"debug,info,warn,error" doc:"The least level that is logged."`
+}
+
+type logLevelOutput struct{ Body LogLevel }
+
+func (s *service) registerLogLevel(api huma.API) {
+	tags := []string{operationsTag}
+	now := func() *logLevelOutput {
+		level := slog.LevelInfo
+		if s.LogLevel != nil {
+			level = s.LogLevel.Level()
+		}
+		return &logLevelOutput{LogLevel{strings.ToLower(level.String())}}
+	}
+	get := huma.Operation{
+		OperationID: "get-log-level", Method: http.MethodGet, Path: "/api/log-level", Tags: tags,
+		Summary: "What this process logs",
+	}
+	example(&get, http.StatusOK, LogLevel{"info"})
+	huma.Register(api, get, func(context.Context, *struct{}) (*logLevelOutput, error) { return now(), nil })
+
+	put := huma.Operation{
+		OperationID: "set-log-level", Method: http.MethodPut, Path: "/api/log-level", Tags: tags,
+		Summary:     "Change what this process logs, until it stops",
+		Description: "Of the process that answers alone; --log-level says what a process begins with.",
+		Errors:      []int{409, 422},
+	}
+	example(&put, http.StatusOK, LogLevel{"debug"})
+	type input struct{ Body LogLevel }
+	huma.Register(api, put, func(ctx context.Context, in *input) (*logLevelOutput, error) {
+		if s.LogLevel == nil {
+			return nil, huma.Error409Conflict("the log level of this process cannot be changed")
+		}
+		was := now().Body.Level
+		var level slog.Level
+		if err := level.UnmarshalText([]byte(in.Body.Level)); err != nil {
+			return nil, huma.Error422UnprocessableEntity(err.Error())
+		}
+		s.LogLevel.Set(min(level, slog.LevelWarn)) // whoever reads the log sees who changed it, both ways
+		s.Logger.WarnContext(ctx, "log level changed", "from", was, "to", in.Body.Level, "actor", access.From(ctx).Name)
+		s.LogLevel.Set(level)
+		return now(), nil
+	})
+}

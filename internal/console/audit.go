@@ -1,0 +1,156 @@
+package console
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/dlqd/dlqd/internal/api"
+	"github.com/dlqd/dlqd/internal/deadletter"
+)
+
+// auditEvery is how often an open first page of the audit trail is looked at for new rows.
+const auditEvery = 15 * time.Second
+
+// auditField is one thing to search the audit trail by.
+type auditField struct {
+	Name, Flag, Label, Hint string
+	Choices                 []string
+	Value                   string
+}
+
+func auditFields() []auditField {
+	states := make([]string, 0, len(marks))
+	for status := range marks {
+		states = append(states, string(status))
+	}
+	slices.Sort(states)
+	return []auditField{
+		{Name: "actor", Flag: "actor", Label: "Who", Hint: "kim"},
+		{Name: "text", Flag: "text", Label: "What, or why", Hint: "in reason or note"},
+		{Name: "origin", Flag: "origin", Label: "From where", Hint: "10.0.0.7"},
+		{Name: "queue", Flag: "queue", Label: "Queue"}, {Name: "kind", Flag: "kind", Label: "Kind"}, {Name: "entryId", Flag: "id", Label: "Dead letter", Hint: "its id"},
+		{Name: "from", Flag: "from", Label: "From state", Choices: states}, {Name: "to", Flag: "to", Label: "To state", Choices: states},
+		{Name: "dbUser", Flag: "db-user", Label: "Database user"}, {Name: "configVersion", Flag: "policy", Label: "Policy version"},
+		{Name: "after", Flag: "after", Label: "At or after (UTC)", Hint: "2026-11-22T09:00"}, {Name: "before", Flag: "before", Label: "Before (UTC)", Hint: "2026-11-22T10:00"},
+	}
+}
+
+type auditRow struct{ deadletter.AuditRow }
+
+// Run is the replay run that a row is of; "" where it is of none.
+func (r auditRow) Run() string {
+	rest, ok := strings.CutPrefix(fmt.Sprint(deref(r.Reason)), "replay run ")
+	if id, err := uuid.Parse(rest[:min(len(rest), 36)]); ok && err == nil {
+		return id.String()
+	}
+	return ""
+}
+
+type audit struct {
+	Sentence string
+	Fields   []auditField
+	Used     bool // more than people only is asked for
+	People   bool
+	Rows     []auditRow
+	Next     string
+	First    string
+	Problem  *Problem
+	Copies   []copyText
+}
+
+func (c *Console) audit(in *request) (*view, error) {
+	asked := in.URL.Query()
+	a := &audit{Fields: auditFields(), People: len(asked) == 0 || asked.Get("people") == "true"}
+	query, filter, flags := url.Values{"limit": {listPage}}, map[string]any{}, []string{"dlqd audit"}
+	if a.People {
+		query.Set("people", "true")
+		filter["people"], flags = true, append(flags, "--people")
+	}
+	for i := range a.Fields {
+		f := &a.Fields[i]
+		f.Value = strings.TrimSpace(asked.Get(f.Name))
+		if f.Value == "" {
+			continue
+		}
+		a.Used = true
+		value := f.Value
+		if f.Name == "after" || f.Name == "before" {
+			value = timeAsTyped(value)
+		}
+		query.Set(f.Name, value)
+		filter[f.Name], flags = value, append(flags, "--"+f.Flag+" "+shellQuoted(value))
+	}
+	raw, err := json.Marshal(filter)
+	if err != nil {
+		return nil, err
+	}
+	a.Copies = []copyText{
+		{"a command", strings.Join(flags, " ")},
+		{"SQL", "SELECT * FROM dlq.audit('" + strings.ReplaceAll(string(raw), "'", "''") + "', " + listPage + ");"},
+		{"curl", "curl -s " + shellQuoted("$DLQD_URL/api/dlq/audit?"+query.Encode())},
+	}
+	a.Copies[2].Text = strings.Replace(a.Copies[2].Text, "'$DLQD_URL", "$DLQD_URL'", 1)
+	v := &view{Template: "audit", Title: "Audit", Data: a, Every: auditEvery}
+	if cursor := asked.Get("cursor"); cursor != "" {
+		query.Set("cursor", cursor)
+		a.First, v.Every = in.with("cursor", ""), 0
+	}
+	var page api.AuditPage
+	err = in.get("/api/dlq/audit", query, &page)
+	if problem, ok := errors.AsType[*Problem](err); ok && problem.Status == http.StatusUnprocessableEntity {
+		a.Problem, v.Status, v.Every = problem, problem.Status, 0
+		a.Sentence = "This is no search of the audit trail."
+		return v, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	for i := range page.Moves {
+		a.Rows = append(a.Rows, auditRow{page.Moves[i]})
+	}
+	if page.Next != "" {
+		a.Next = in.with("cursor", page.Next)
+		if len(asked) == 0 {
+			a.Next = "/audit?people=true&cursor=" + url.QueryEscape(page.Next)
+		}
+	}
+	a.Sentence = a.say()
+	return v, nil
+}
+
+// timeAsTyped is a time that was typed without its zone or its seconds, as the API takes it.
+func timeAsTyped(text string) string {
+	for _, layout := range []string{"2006-01-02T15:04", "2006-01-02T15:04:05", "2006-01-02 15:04", time.DateTime, time.DateOnly} {
+		if at, err := time.Parse(layout, text); err == nil {
+			return at.Format(time.RFC3339)
+		}
+	}
+	return text
+}
+
+func (a *audit) say() string {
+	by := "dlqd and people"
+	if a.People {
+		by = "people"
+	}
+	if len(a.Rows) == 0 {
+		if a.Used {
+			return "Nothing that " + by + " did matches."
+		}
+		return "Nobody has done anything yet: each move of a dead letter, and each act of a person, is kept here."
+	}
+	who := map[string]bool{}
+	for i := range a.Rows {
+		who[a.Rows[i].Actor] = true
+	}
+	last := &a.Rows[0]
+	return "What " + by + " did" + map[bool]string{true: ", as far as it matches"}[a.Used] + ": " + plural(len(who), "actor") + " on this page; the last act was " + last.Actor + "'s, " + ago(last.At) + "."
+}

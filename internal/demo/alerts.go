@@ -1,0 +1,104 @@
+package demo
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/dlqd/dlqd/internal/alerting"
+)
+
+const (
+	// alertTroubles is how long a destination refuses connections in the demo of alerts: long enough to be told of.
+	alertTroubles = 20 * time.Second
+	alertBreakers = "defaults: {consecutiveFailures: 10, openFor: 8s}\n"
+	// alertInterval is between two scrapes and two evaluations. Rules fire after so long, too.
+	alertInterval = time.Second
+	// alertTimeout is how long everything may take.
+	alertTimeout = 2 * time.Minute
+)
+
+// errNotTold says that the demo of alerts did not show what it is for.
+var errNotTold = errors.New("nobody was told that the destination is down, and that it is back")
+
+// runAlerts breaks a destination under the eyes of a Prometheus and an Alertmanager, and prints which alert fired when, and what was sent
+// to whom.
+func (d *demo) runAlerts(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, alertTimeout)
+	defer cancel()
+	told := make(chan alerting.Notification, 1000)
+	receivers, err := alerting.NewReceivers(ctx, func(n alerting.Notification) {
+		select {
+		case told <- n:
+		default:
+		}
+	})
+	if err != nil {
+		return err
+	}
+	defer func() { _ = receivers.Close() }()
+	dir := filepath.Join(d.dir, "monitoring")
+	if err := os.MkdirAll(dir, 0o750); err != nil {
+		return err
+	}
+	_, address, _ := strings.Cut(d.api, "://")
+	stack, err := alerting.Start(ctx, alerting.Config{Dir: dir, Targets: []string{address}, Console: d.api, Interval: alertInterval, For: alertInterval, Receivers: receivers})
+	if err != nil {
+		return err
+	}
+	defer stack.Stop()
+	d.sayf("Prometheus is at %s, Alertmanager at %s, with the files of deploy/ (quicker: rules fire after %s); logs are in %s", stack.Prometheus, stack.Alertmanager, alertInterval, dir)
+	d.sayf("sending %d messages, of which those for exports meet a destination that refuses connections for %s", messages, alertTroubles)
+	started := time.Now()
+	if err := d.send(ctx); err != nil {
+		return err
+	}
+	return d.followAlerts(ctx, started, stack, told)
+}
+
+// followAlerts prints what happens until a breaker's alert has fired and is over.
+func (d *demo) followAlerts(ctx context.Context, started time.Time, stack *alerting.Stack, told <-chan alerting.Notification) error {
+	const breaker = "CircuitBreakerOpen"
+	at := func() string { return fmt.Sprintf("%5.1f s  ", time.Since(started).Seconds()) }
+	firing := map[string]bool{}
+	ticker := time.NewTicker(alertInterval / 2)
+	defer ticker.Stop()
+	down := false
+	for {
+		select {
+		case <-ctx.Done():
+			return errors.Join(errNotTold, ctx.Err())
+		case n := <-told:
+			d.sayf("%s%s was sent: %s\n             %s", at(), n.Receiver, n.Title, strings.ReplaceAll(strings.TrimSpace(n.Text), "\n", "\n             "))
+			over := strings.HasPrefix(n.Title, "Over: ")
+			if of := strings.Contains(n.Text, "("+breaker+")"); of && over && down {
+				return nil
+			} else if of && !over {
+				down = true
+			}
+		case <-ticker.C:
+			alerts, err := stack.Alerts(ctx)
+			if err != nil {
+				return err
+			}
+			now := map[string]bool{}
+			for _, a := range alerts {
+				if a.State == "firing" {
+					now[fmt.Sprintf("%s (%s): %s", a.Labels["alertname"], a.Labels["severity"], a.Annotations["summary"])] = true
+				}
+			}
+			for _, what := range slices.Sorted(maps.Keys(now)) {
+				if !firing[what] {
+					d.sayf("%sfires: %s", at(), what)
+				}
+			}
+			firing = now
+		}
+	}
+}
