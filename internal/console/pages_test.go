@@ -60,4 +60,3 @@ func TestPages_load(t *testing.T) {
 		}
 	}
 }
-
