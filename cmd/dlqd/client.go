@@ -302,8 +302,8 @@ func newList() *cobra.Command {
 	var status []string
 	filters := map[string]*string{}
 	var limit int
-	var view string
 	var count bool
+	var view string
 	cmd := &cobra.Command{
 		Use:     "list [FILTER]",
 		Short:   "List dead letters",
@@ -375,8 +375,8 @@ func newList() *cobra.Command {
 		filters[f.name] = cmd.Flags().String(f.flag, "", f.help)
 	}
 	cmd.Flags().IntVar(&limit, "limit", 50, "entries in a page, at most 500")
-	cmd.Flags().StringVar(&view, "view", "", "what a saved view chooses (dlqd views)")
 	cmd.Flags().BoolVar(&count, "count", false, "say how many there are, up to 10,000")
+	cmd.Flags().StringVar(&view, "view", "", "what a saved view chooses (dlqd views)")
 	return cmd
 }
 
@@ -437,6 +437,7 @@ func (c *client) move(cmd *cobra.Command, id, name string, action any) error {
 		return err
 	}
 	sayf(cmd.OutOrStdout(), "%s is %s\n", moved.ID, moved.Status)
+	sayUndo(cmd, moved.Undo)
 	return nil
 }
 
