@@ -302,8 +302,8 @@ func newList() *cobra.Command {
 	var status []string
 	filters := map[string]*string{}
 	var limit int
-	var view string
 	var count bool
+	var view string
 	cmd := &cobra.Command{
 		Use:     "list [FILTER]",
 		Short:   "List dead letters",
@@ -375,8 +375,8 @@ func newList() *cobra.Command {
 		filters[f.name] = cmd.Flags().String(f.flag, "", f.help)
 	}
 	cmd.Flags().IntVar(&limit, "limit", 50, "entries in a page, at most 500")
-	cmd.Flags().StringVar(&view, "view", "", "what a saved view chooses (dlqd views)")
 	cmd.Flags().BoolVar(&count, "count", false, "say how many there are, up to 10,000")
+	cmd.Flags().StringVar(&view, "view", "", "what a saved view chooses (dlqd views)")
 	return cmd
 }
 

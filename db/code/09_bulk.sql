@@ -145,6 +145,47 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
 $$;
 COMMENT ON FUNCTION dlq.filter_bounds IS 'What the times of a filter say of ids: from first on, and less than below; null for no bound.';
 
+-- What a filter may be completed with is looked up by probes of an index or, where there is none, and for who is limited to queues or
+-- kinds, among the 2,000 entries that failed last.
+CREATE OR REPLACE FUNCTION dlq.filter_values(p_field text, p_text text DEFAULT '', p_limit integer DEFAULT 20)
+RETURNS TABLE (value text, note text)
+LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
+DECLARE
+    v_scope  constant jsonb := dlq.scope();
+    v_mask   constant jsonb := dlq.mask();
+    v_column constant text := CASE p_field WHEN 'queue' THEN 'queue' WHEN 'kind' THEN 'kind' WHEN 'errorClass' THEN 'error_class' WHEN 'errorType' THEN 'error_type' WHEN 'source' THEN 'source'
+        WHEN 'errorCode' THEN 'error_code' WHEN 'rule' THEN 'rule' WHEN 'assignee' THEN 'assigned_to' WHEN 'fingerprint' THEN 'fingerprint' WHEN 'tags' THEN 'tags' END;
+BEGIN
+    IF v_column IS NULL OR v_column = 'tags' AND ('tags' = ANY (dlq.hidden_columns()) OR v_mask ?| '{where,patterns}') THEN
+        RETURN;
+    ELSIF v_column = 'fingerprint' AND (v_scope IS NULL OR NOT EXISTS (SELECT FROM jsonb_array_elements(v_scope) g WHERE coalesce(g -> 'kinds', '[]') <> '[]')) THEN
+        RETURN QUERY
+        SELECT g.fingerprint, g.queue || coalesce(': ' || CASE WHEN v_mask -> 'hidden' ? 'error_message' THEN NULL ELSE left(dlq.masked_text(g.title, v_mask), 200) END, '')
+        FROM dlq.failure_groups g
+        WHERE g.fingerprint <> 'other' AND starts_with(g.fingerprint, lower(p_text)) AND (v_scope IS NULL OR dlq.in_patterns(g.queue, NULL, dlq.scope_patterns(v_scope)))
+        ORDER BY g.open DESC, g.last_seen DESC, g.fingerprint LIMIT p_limit;
+    ELSIF v_scope IS NULL AND v_column IN ('queue', 'kind', 'error_class', 'error_type', 'source') THEN
+        RETURN QUERY EXECUTE format(
+            'WITH RECURSIVE v (value, n) AS (
+                 (SELECT e.%1$I, 1 FROM dlq.dead_letter_open e WHERE e.%1$I IS NOT NULL ORDER BY e.%1$I LIMIT 1)
+                 UNION ALL
+                 SELECT (SELECT e.%1$I FROM dlq.dead_letter_open e WHERE e.%1$I > v.value ORDER BY e.%1$I LIMIT 1), v.n + 1 FROM v WHERE v.value IS NOT NULL AND v.n < 500
+             )
+             SELECT v.value, NULL::text FROM v WHERE position(lower($1) IN lower(v.value)) > 0 ORDER BY starts_with(lower(v.value), lower($1)) DESC, v.value LIMIT $2', v_column)
+        USING p_text, p_limit;
+    ELSE
+        RETURN QUERY EXECUTE format(
+            'SELECT x.value, NULL::text
+             FROM (SELECT e.* FROM dlq.dead_letter_queue e WHERE e.stage IN (''inbox'', ''open'') ORDER BY e.id DESC LIMIT 2000) e CROSS JOIN LATERAL %s x (value)
+             WHERE position(lower($1) IN lower(x.value)) > 0 AND ($3 IS NULL OR dlq.in_patterns(e.queue, e.kind, $3))
+             GROUP BY x.value ORDER BY starts_with(lower(x.value), lower($1)) DESC, count(*) DESC, x.value LIMIT $2',
+            CASE v_column WHEN 'tags' THEN 'unnest(e.tags)' ELSE format('(VALUES (e.%I))', v_column) END)
+        USING p_text, p_limit, dlq.scope_patterns(v_scope);
+    END IF;
+END
+$$;
+COMMENT ON FUNCTION dlq.filter_values IS 'Values with which a field of a filter may be completed, that have a text in them: of open entries, in the scope of the caller; of fingerprint, with what their group is.';
+
 -- find_ids walks entries in id order, so that a caller goes on after the last one it got. (It and dlq.preview work as the schema's owner:
 -- filters ask what their caller may not read.)
 CREATE OR REPLACE FUNCTION dlq.find_ids(p_filter jsonb, p_limit integer, p_after uuid DEFAULT NULL, p_newest_first boolean DEFAULT false, p_below uuid DEFAULT NULL)

@@ -5,6 +5,10 @@ SELECT dlq.filter_where(@filter::jsonb)::text AS condition;
 -- Between which ids what a filter chooses can be; the nil UUID for no bound.
 SELECT coalesce(b.first, '00000000-0000-0000-0000-000000000000')::uuid AS first, coalesce(b.below, '00000000-0000-0000-0000-000000000000')::uuid AS below FROM dlq.filter_bounds(@filter::jsonb) b;
 
+-- name: FilterValues :many
+-- Values with which a field of a filter may be completed.
+SELECT v.value::text AS value, coalesce(v.note, '')::text AS note FROM dlq.filter_values(@field::text, @prefix::text, @most::integer) v;
+
 -- name: Backlog :many
 -- Open entries of the scope, by status, queue and class: those that are filed from the index dead_letter_open_backlog alone; of the others
 -- 10,000 are counted, less those that are further failures of an open entry. more: there are others.

@@ -218,6 +218,8 @@ func (s *service) registerEntries(api huma.API) {
 	example(&list, http.StatusOK, map[string]any{"entries": []any{summary}, "next": entryExample})
 	huma.Register(api, list, s.listEntries)
 
+	s.registerFilter(api)
+
 	get := huma.Operation{
 		OperationID: "get-entry", Method: http.MethodGet, Path: "/api/dlq/entries/{id}", Tags: tags,
 		Summary: "Everything about a dead letter, with its attempts and audit trail",

@@ -4,6 +4,9 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"net/http"
+	"slices"
+	"unicode/utf8"
 
 	"github.com/danielgtaylor/huma/v2"
 
@@ -44,6 +47,90 @@ func merged(ctx context.Context, f filter.Filter, location, text string) (filter
 	out, err := filter.Merge(f, parsed)
 	if err != nil {
 		return f, huma.Error422UnprocessableEntity(err.Error(), &huma.ErrorDetail{Location: location, Message: err.Error()})
+	}
+	return out, nil
+}
+
+// FilterReading is how a text is understood as a filter, and what completes it.
+type FilterReading struct {
+	Filter filter.Filter `json:"filter" doc:"The filter of what is understood."`
+	Terms  []filter.Term `json:"terms" doc:"The terms of the text, in order, also those that are not understood."`
+	// From and To are of the text: what a completion replaces.
+	From        int          `json:"from" doc:"A completion replaces the text from here, in characters (Unicode code points),"`
+	To          int          `json:"to" doc:"to here."`
+	Completions []Completion `json:"completions" doc:"What completes it at the place, the likeliest first: fields, or values of open entries."`
+}
+
+// Completion completes a filter.
+type Completion struct {
+	Insert string `json:"insert" doc:"Comes in place of what was typed."`
+	Name   string `json:"name" doc:"The field, or the value."`
+	Doc    string `json:"doc,omitempty" doc:"What it is."`
+}
+
+type completeInput struct {
+	Q  string `query:"q" maxLength:"4096" doc:"A filter as text (docs/filter.md)." example:"queue:payments st"`
+	At int    `query:"at" minimum:"-1" maximum:"4096" default:"-1" doc:"Where one types, in characters (Unicode code points); -1 is its end." example:"17"`
+}
+
+type completeOutput struct{ Body FilterReading }
+
+// maxCompletions is how many completions an answer has.
+const maxCompletions = 20
+
+func (s *service) registerFilter(api huma.API) {
+	complete := huma.Operation{
+		OperationID: "complete-filter", Method: http.MethodGet, Path: "/api/dlq/filter", Tags: []string{"dead letters"},
+		Summary: "How a text is understood as a filter, and what completes it",
+		Description: "Values are those of open dead letters, as far as an index or the last 2,000 have them. It never answers that a text is wrong: " +
+			"terms that are not understood say so.",
+		Errors: []int{422, 503},
+	}
+	example(&complete, http.StatusOK, FilterReading{
+		Filter: filter.Filter{Queue: []string{"payments"}}, From: 15, To: 17,
+		Terms:       []filter.Term{{Field: "queue", Values: []string{"payments"}, To: 14}, {Field: "error", Values: []string{"st"}, From: 15, To: 17}},
+		Completions: []Completion{{Insert: "status:", Name: "status", Doc: "State; open and closed stand for those that are."}},
+	})
+	huma.Register(api, complete, s.completeFilter)
+}
+
+func (s *service) completeFilter(ctx context.Context, in *completeInput) (*completeOutput, error) {
+	out := &completeOutput{Body: FilterReading{Completions: []Completion{}}}
+	out.Body.Filter, out.Body.Terms = filter.Read(in.Q, access.From(ctx).Name)
+	if out.Body.Terms == nil {
+		out.Body.Terms = []filter.Term{}
+	}
+	at := in.At
+	if at < 0 {
+		at = utf8.RuneCountInString(in.Q)
+	}
+	typing, ok := filter.At(in.Q, at)
+	if !ok {
+		return out, nil
+	}
+	out.Body.From, out.Body.To = typing.From, typing.To
+	add := func(name, doc string, ofLanguage bool) {
+		if len(out.Body.Completions) < maxCompletions {
+			out.Body.Completions = append(out.Body.Completions, Completion{Insert: typing.Insert(name, ofLanguage), Name: name, Doc: doc})
+		}
+	}
+	for _, f := range typing.Complete() {
+		doc := f.Doc
+		if doc != "" {
+			doc += " " + f.Example
+		}
+		add(f.Name, doc, true)
+	}
+	i := slices.IndexFunc(filter.Fields(), func(f filter.Field) bool { return f.Name == typing.Field })
+	if i < 0 || filter.Fields()[i].Values != nil {
+		return out, nil
+	}
+	values, err := s.Store.FilterValues(ctx, filter.Fields()[i].JSON, typing.Prefix, maxCompletions)
+	if err != nil {
+		return nil, s.problem(ctx, err)
+	}
+	for _, v := range values {
+		add(v.Value, v.Note, false)
 	}
 	return out, nil
 }

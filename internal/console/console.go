@@ -28,6 +28,8 @@ type Config struct {
 	// SignInWays says how one signs in with a browser: by a token of dlqd's, at the OpenID Connect provider; nil where nobody
 	// signs in.
 	SignInWays func() (tokens, provider bool)
+	// RiverUI is the address of River UI, for links to jobs; "" for none.
+	RiverUI string
 	// Ready says why nobody should be sent here, if so: streams of events end then.
 	Ready  func() error
 	Logger *slog.Logger
@@ -41,6 +43,7 @@ type Console struct {
 	templates templates
 	live      live
 	around    around
+	described described
 }
 
 // New returns the console. Requests have come through the door, and bear who makes them.
@@ -73,6 +76,12 @@ func New(config Config) *Console {
 	c.page("/approvals/{id}", c.approval)
 	c.action("/approvals/{id}/decide", c.decide)
 	c.page("/audit", c.audit)
+	c.page("/access", c.access)
+	c.action("/access/sessions", c.endSessions)
+	c.action("/access/tokens", c.changeTokens)
+	c.page("/policy", c.policy)
+	c.page("/docs", c.docs)
+	c.mux.HandleFunc("GET /docs/try", c.tryIt)
 	c.page("/system", c.system)
 	c.action("/system/checks", c.checks)
 	c.action("/system/automatic", c.steerAutomatic)

@@ -234,7 +234,7 @@ func (s *Store) read(ctx context.Context, until time.Time, run func(db postgres.
 		return run(s.pool)
 	}
 	left := max(time.Until(until).Milliseconds(), 1)
-	return pgx.BeginTxFunc(ctx, s.pool, pgx.TxOptions{BeginQuery: fmt.Sprintf("BEGIN READ ONLY; SET LOCAL statement_timeout = %d; SET LOCAL jit = off", left)}, func(tx pgx.Tx) error { return run(tx) })
+	return pgx.BeginTxFunc(ctx, s.pool, pgx.TxOptions{BeginQuery: fmt.Sprintf("BEGIN READ ONLY; SET LOCAL statement_timeout = %d; SET LOCAL enable_seqscan = off; SET LOCAL jit = off", left)}, func(tx pgx.Tx) error { return run(tx) })
 }
 
 // isStatementTimeout recognises a statement that the server ended because its time was over.

@@ -149,6 +149,15 @@ func (s *Store) Where(ctx context.Context, f *filter.Filter) (string, error) {
 	return where, Named(err)
 }
 
+// FilterValue is a value with which a field of a filter may be completed.
+type FilterValue = dbsqlc.FilterValuesRow
+
+// FilterValues are up to most values of a field (of a filter's JSON) of open entries that have a text in them, likely ones first.
+func (s *Store) FilterValues(ctx context.Context, field, text string, most int) ([]FilterValue, error) {
+	rows, err := s.queries.FilterValues(ctx, dbsqlc.FilterValuesParams{Field: field, Prefix: text, Most: int32(min(most, math.MaxInt32))})
+	return rows, Named(err)
+}
+
 // stagesOf names the partitions that hold entries of these states, where none is named of all.
 func stagesOf(statuses []string) (stages []string) {
 	if len(statuses) == 0 {

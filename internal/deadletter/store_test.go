@@ -337,10 +337,10 @@ func TestList_pagesAndFilters(t *testing.T) {
 func TestPlans(t *testing.T) {
 	t.Parallel()
 	b := setup(t, succeed)
-	b.exec(`INSERT INTO dlq.dead_letter_queue (id, river_job_id, job_created_at, stage, queue, kind, job_kind, priority, original_event, error_class, error_type, source,
+	b.exec(`INSERT INTO dlq.dead_letter_queue (id, river_job_id, job_created_at, stage, queue, kind, job_kind, priority, original_event, error_class, error_type, source, fingerprint,
 			next_retry_at, first_failed_at, last_failed_at)
 		SELECT dlq.uuid_v7(), i, now(), 'open', 'queue_' || i % 10, 'kind_' || i % 50, 'k', 1 + i % 4, '{}', (ARRAY['transient','outage','validation'])[1 + i % 3],
-			'TYPE_' || i % 20, 'source_' || i % 30, now() + (i % 2000 - 1000) * interval '1 second', now(), now()
+			'TYPE_' || i % 20, 'source_' || i % 30, substr(md5((i % 1000)::text), 1, 16), now() + (i % 2000 - 1000) * interval '1 second', now(), now()
 		FROM generate_series(1, 20000) i`)
 	b.exec("VACUUM ANALYZE dlq.dead_letter_queue")
 
@@ -357,6 +357,7 @@ func TestPlans(t *testing.T) {
 		"dead_letter_open_by_kind":   {Filter: filter.Filter{Kind: []string{"kind_7"}}},
 		"dead_letter_open_by_class":  {Filter: filter.Filter{ErrorClass: []string{"business"}}},
 		"dead_letter_open_by_type":   {Filter: filter.Filter{ErrorType: []string{"NO_SUCH_TYPE"}}},
+		"dead_letter_open_by_group":  {Filter: filter.Filter{Fingerprint: []string{"c4ca"}}},
 		"dead_letter_open_by_source": {Filter: filter.Filter{Source: []string{"nobody"}}, Oldest: true},
 	} {
 		p.Limit = 50

@@ -314,3 +314,42 @@ func TestDocs(t *testing.T) {
 	}
 	require.Contains(t, string(page), want.String(), "docs/filter.md: the table is to be\n"+want.String())
 }
+
+// What is being typed, where the cursor is at the bar.
+func TestAt(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string]string{
+		"|":                       ":<>",
+		"qu|":                     ":qu<qu>",
+		"queue:a |":               ":<>",
+		"queue:a st| kind:b":      ":st<st>",
+		"qu|eue:a":                ":qu<queue:>",
+		"queue:|":                 "queue:<>",
+		"queue:pay|":              "queue:pay<pay>",
+		"queue:a,b|c,d":           "queue:b<bc>",
+		`queue:"a b|`:             `queue:a b<"a b>`,
+		`ä queue:"x,y",p| kind:b`: "queue:p<p>",
+		"QUEUE:p|":                "queue:p<p>",
+		"nothing:x|":              "none",
+		`"timed o|`:               "none",
+		"payload.a:|":             "none",
+	} {
+		before, after, _ := strings.Cut(text, "|")
+		typing, ok := filter.At(before+after, len([]rune(before)))
+		got := "none"
+		if ok {
+			got = typing.Field + ":" + typing.Prefix + "<" + string([]rune(before + after)[typing.From:typing.To]) + ">"
+		}
+		require.Equal(t, want, got, text)
+	}
+	rapid.Check(t, func(t *rapid.T) {
+		text := rapid.OneOf(rapid.String(), rapid.StringMatching(`([a-z]{0,5}[:,"\\ ]){0,6}`)).Draw(t, "text")
+		typing, ok := filter.At(text, rapid.IntRange(-3, 40).Draw(t, "at"))
+		require.True(t, !ok || 0 <= typing.From && typing.From <= typing.To && typing.To <= len([]rune(text)))
+		if ok {
+			for _, f := range typing.Complete() {
+				require.NotEmpty(t, typing.Insert(f.Name, true))
+			}
+		}
+	})
+}

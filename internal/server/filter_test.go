@@ -127,3 +127,69 @@ func TestFilter_sameEverywhere(t *testing.T) {
 		require.Equal(t, want, status, out)
 	}
 }
+
+// Fields are completed, and values from what there is, in the scope of who asks.
+func TestFilter_completion(t *testing.T) {
+	t.Parallel()
+	b := scopeSetup(t)
+	_, err := b.pool.Exec(t.Context(), `SELECT dlq.act_on('assign', ARRAY(SELECT id FROM dlq.dead_letter_queue WHERE queue = 'mailqueue'), 'kim', NULL, '{"assignee": "ann"}'),
+		dlq.act_on('tag', ARRAY(SELECT id FROM dlq.dead_letter_queue WHERE queue = 'pay_eu'), 'kim', NULL, '{"tags": ["vip"]}')`)
+	require.NoError(t, err)
+	_, err = b.pool.Exec(t.Context(), `UPDATE dlq.failure_groups SET fingerprint = CASE queue WHEN 'pay_eu' THEN '3f2a' ELSE '3f2b' END || substr(fingerprint, 5) WHERE (queue, fingerprint) IN (SELECT queue, min(fingerprint) FROM dlq.failure_groups GROUP BY queue);
+		INSERT INTO dlq.failure_groups (queue, fingerprint, title, first_seen, last_seen) VALUES ('pay_eu', '3f2a000000000001', 'secret of pay_euorder.paid', now(), now()), ('mailqueue', '3f2b000000000001', 'x', now(), now())`)
+	require.NoError(t, err)
+	complete := func(token, q string) (reading struct {
+		From, To    int
+		Terms       []filter.Term
+		Completions []struct{ Insert, Name, Doc string }
+	}, inserts string) {
+		status, out := b.as(token, "GET", "/api/dlq/filter?q="+url.QueryEscape(q), "")
+		require.Equal(t, http.StatusOK, status, out)
+		require.NoError(t, json.Unmarshal([]byte(out), &reading))
+		for _, c := range reading.Completions {
+			inserts += c.Insert + " "
+		}
+		return reading, inserts
+	}
+	operator := b.token(access.Operator, nil)
+	payments := b.token(access.Operator, access.Scope{{Queues: []string{"pay*"}}})
+	orders := b.token(access.Operator, access.Scope{{Kinds: []string{"order.*"}}})
+	reader := b.token(access.Reader, nil)
+	for _, c := range []struct{ token, q, want string }{
+		{operator, "st", "status: strategy: stage: "},
+		{operator, "status:m", "manual "},
+		{operator, "status:manual queue:", "mailqueue pay_eu "},
+		{operator, "queue:pay_eu,qu", "mailqueue "}, // has it
+		{payments, "queue:", "pay_eu "},
+		{orders, "queue:", "mailqueue pay_eu "},
+		{operator, "kind:", "order.paid user.mail "},
+		{orders, "kind:", "order.paid "},
+		{operator, "assigned:", "me nobody ann "},
+		{payments, "assigned:", "me nobody "},
+		{operator, "tag:v", "vip "},
+		{reader, "tag:v", "vip "},
+		{operator, "message:", ""},
+		{operator, `"timed`, ""},
+		{operator, "pay", "payload. "},
+	} {
+		_, got := complete(c.token, c.q)
+		require.Equal(t, c.want, got, c.q)
+	}
+	reading, _ := complete(operator, "group:3f2a0")
+	require.Len(t, reading.Completions, 1)
+	require.Equal(t, "pay_eu: secret of pay_euorder.paid", reading.Completions[0].Doc)
+	require.Equal(t, []int{6, 11}, []int{reading.From, reading.To})
+	_, got := complete(payments, "group:3f2b")
+	require.Empty(t, got)
+	_, got = complete(orders, "group:3f2")
+	require.Empty(t, got)
+	reading, _ = complete(operator, "qeueu:x queue:pay_eu")
+	require.Contains(t, reading.Terms[0].Problem, "did you mean queue?")
+	require.Equal(t, []string{"pay_eu"}, reading.Terms[1].Values)
+
+	// Where something is masked, tags may have it.
+	_, err = b.pool.Exec(t.Context(), `SELECT dlq.protect(dlq.sensitive_columns(), '{"patterns": ["tokens"]}')`)
+	require.NoError(t, err)
+	_, got = complete(operator, "tag:v")
+	require.Empty(t, got)
+}

@@ -175,6 +175,7 @@ type operation struct {
 
 var operations = []operation{
 	{"list-entries", "GET", "/api/dlq/entries?limit=3", access.Reader, "", "", ""},
+	{"complete-filter", "GET", "/api/dlq/filter?q=status:manual%20queue:", access.Reader, "", "", ""},
 	{"get-entry", "GET", "/api/dlq/entries/{id}", access.Reader, "", "entry", ""},
 	{"get-stats", "GET", "/api/dlq/stats", access.Reader, "", "", ""},
 	{"export", "POST", "/api/dlq/export", access.Operator, `{"filter": {}}`, "", ""},
@@ -245,6 +246,11 @@ var operations = []operation{
 	{"list-sessions", "GET", "/api/sessions", "", "", "", ""}, // their own: TestSessions_ofOthers
 	{"end-session", "DELETE", "/api/sessions/0198a0b0-0000-7000-8000-000000000000", "", "", "none", ""},
 	{"end-sessions", "POST", "/api/sessions/end", "", "", "", ""},
+	{"list-tokens", "GET", "/api/tokens", access.Admin, "", "", "everything"},
+	{"create-token", "POST", "/api/tokens", access.Admin, `{"name": "walker", "role": "sender"}`, "", "everything"},
+	{"revoke-token", "DELETE", "/api/tokens/0198a0b0-0000-7000-8000-000000000000", access.Admin, "", "none", "everything"},
+	{"get-policy", "GET", "/api/policy", access.Reader, "", "", "everything"},
+	{"test-policy", "POST", "/api/policy/test", access.Reader, `{"status": 503}`, "", "everything"},
 	{"examine", "POST", "/api/doctor", access.Admin, "", "", "everything"},
 	{"whoami", "GET", "/api/whoami", "", "", "", ""},
 	{"get-login", "GET", "/api/login", "", "", "none", ""},

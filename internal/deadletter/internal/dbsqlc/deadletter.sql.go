@@ -304,6 +304,42 @@ func (q *Queries) FilterBounds(ctx context.Context, filter json.RawMessage) (Fil
 	return i, err
 }
 
+const FilterValues = `-- name: FilterValues :many
+SELECT v.value::text AS value, coalesce(v.note, '')::text AS note FROM dlq.filter_values($1::text, $2::text, $3::integer) v
+`
+
+type FilterValuesParams struct {
+	Field  string
+	Prefix string
+	Most   int32
+}
+
+type FilterValuesRow struct {
+	Value string
+	Note  string
+}
+
+// Values with which a field of a filter may be completed.
+func (q *Queries) FilterValues(ctx context.Context, arg FilterValuesParams) ([]FilterValuesRow, error) {
+	rows, err := q.db.Query(ctx, FilterValues, arg.Field, arg.Prefix, arg.Most)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	items := []FilterValuesRow{}
+	for rows.Next() {
+		var i FilterValuesRow
+		if err := rows.Scan(&i.Value, &i.Note); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
 const FilterWhere = `-- name: FilterWhere :one
 SELECT dlq.filter_where($1::jsonb)::text AS condition
 `

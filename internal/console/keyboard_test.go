@@ -1,0 +1,138 @@
+package console_test
+
+import (
+	"testing"
+
+	"github.com/chromedp/chromedp/kb"
+	"github.com/stretchr/testify/require"
+)
+
+// All of it goes by keyboard alone.
+func TestKeyboard(t *testing.T) {
+	t.Parallel()
+	o := open(t, nil)
+	o.submit("payments", "m1", "payment.captured", map[string]any{"answer": 422, "amount": 1})
+	first := o.entry("m1", "dlq_manual")
+	o.fail("reports", "report.daily", "no such report", 3)
+	b := o.tab()
+	b.open("/")
+	b.does(func() { b.press("gd") })
+	require.Equal(t, "/dead-letters", b.value("location.pathname"))
+
+	b.press("?")
+	b.until(`document.getElementById("keys").open`)
+	b.press(kb.Escape)
+	b.until(`!document.getElementById("keys").open`)
+
+	b.press("jjx")
+	b.until(`document.querySelectorAll("input[name=id]:checked").length === 1 && document.querySelectorAll("[data-row]")[1].querySelector("input").checked`)
+	b.press("kx")
+	b.until(`document.querySelector("[data-selected]").innerText === "2"`)
+	b.press(".")
+	b.until(`document.activeElement.closest("#selection") !== null`)
+	require.Equal(t, true, b.value(`(() => { const s = getComputedStyle(document.activeElement); return s.outlineStyle !== "none" && parseFloat(s.outlineWidth) >= 2; })()`), "focus is seen")
+	b.press("jj")
+	row, _ := b.value(`document.querySelector("[data-row].cursor").dataset.id`).(string)
+	b.does(func() { b.press(kb.Enter) })
+	require.Equal(t, "/dead-letters/"+row, b.value("location.pathname"))
+
+	b.does(func() { b.press("gd") })
+	b.press("/")
+	b.until(`document.activeElement.matches("[data-filter]")`)
+	b.run(insert("status:man"))
+	b.until(`!document.getElementById("completions").hidden && document.querySelectorAll("#completions li").length > 0`)
+	b.press(kb.ArrowDown + kb.Enter)
+	b.until(`document.querySelector("[data-filter]").value.startsWith("status:manual")`)
+	b.run(insert(" queue:payments"))
+	b.until(`document.querySelector("[data-filter]").value.includes("payments")`)
+	b.press(kb.Escape)
+	b.does(func() { b.press(kb.Enter) })
+	require.Equal(t, 1.0, b.value(`document.querySelectorAll("[data-row]").length`))
+	b.press("j")
+	b.does(func() { b.press(kb.Enter) })
+	require.Equal(t, "/dead-letters/"+first, b.value("location.pathname"))
+
+	// Focus is where it was after the page has changed.
+	b.until(live)
+	b.press("a")
+	b.until(`document.activeElement.name === "assignee"`)
+	b.run(insert("ki"))
+	o.exec("SELECT dlq.act_on('note', ARRAY[$1::uuid], 'ann', 'seen by ann')", first)
+	b.until(`document.getElementById("trail").innerText.includes("seen by ann")`)
+	b.run(insert("m"))
+	b.does(func() { b.press(kb.Enter) })
+	b.sees("Assigned to kim.")
+
+	b.press("e")
+	b.until(`document.activeElement.name === "payload"`)
+	b.value(`document.activeElement.select()`)
+	b.run(insert(`{"amount": 2}`))
+	b.press(kb.Tab)
+	b.does(func() { b.press(kb.Enter) })
+	b.sees("What changes")
+	b.press(kb.Tab) // from the payload, which has the focus, to the note
+	b.run(insert("mended"))
+	b.press(kb.Tab + kb.Tab)
+	b.until(`document.activeElement.value === "yes"`)
+	b.does(func() { b.press(kb.Enter) })
+	b.sees("Sent back, edited, as job")
+	o.entry("m1", "dlq_resolved")
+	require.Equal(t, 1, o.count("SELECT count(*) FROM dlq.dead_letter_transitions WHERE note = 'mended'"))
+
+	// One key decides in the review, and the next is there.
+	b.does(func() { b.press("gr") })
+	before := b.texts(".review .crumbs")
+	b.press(".")
+	b.until(`document.activeElement.closest("#act") !== null`)
+	b.does(func() { b.click("#act [value=discard]") })
+	require.NotEqual(t, before, b.texts(".review .crumbs"))
+	o.eventually(2, "SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_manual' AND kind = 'report.daily'")
+}
+
+// Without the script one reads, filters, edits, and acts on one and on many.
+func TestScriptOff(t *testing.T) {
+	t.Parallel()
+	o := open(t, nil)
+	o.submit("payments", "m1", "payment.captured", map[string]any{"answer": 422, "amount": 1})
+	id := o.entry("m1", "dlq_manual")
+	o.fail("reports", "report.daily", "no such report", 30)
+	b := o.tab()
+	b.script(false)
+	b.open("/dead-letters")
+	require.Equal(t, 25.0, b.value(`document.querySelectorAll("[data-row]").length`))
+	require.Equal(t, true, b.value(`document.querySelector("[data-connection]").hidden`))
+	b.follow(b.button("Next page"))
+	require.Equal(t, 6.0, b.value(`document.querySelectorAll("[data-row]").length`))
+	b.fill("[data-filter]", "queue:payments")
+	b.does(func() { b.press(kb.Enter) })
+	b.follow("[data-row] a")
+	require.Equal(t, "/dead-letters/"+id, b.value("location.pathname"))
+
+	b.click(b.button("Edit and replay"))
+	b.fill("textarea[name=payload]", `{"amount": 2`)
+	b.expect("status of 422")
+	b.follow(b.button("See what changes"))
+	b.sees("this is not JSON")
+	b.fill("textarea[name=payload]", `{"amount": 2, "big": 12345678901234567890}`)
+	b.follow(b.button("See what changes"))
+	b.sees("12345678901234567890")
+	b.follow(b.button("Replay with these changes"))
+	b.sees("Sent back, edited")
+	o.entry("m1", "dlq_resolved")
+
+	b.open(listOf("queue:reports"))
+	b.click("[data-row]:nth-child(1) input")
+	b.click("[data-row]:nth-child(2) input")
+	b.follow("#selection [value=discard]")
+	b.sees("the selected")
+	b.fill("textarea[name=note]", "not wanted")
+	b.follow(b.button("Discard 2"))
+	b.sees("Discard: 2 dead letters.")
+	b.open(listOf("queue:reports status:manual"))
+	b.follow("[data-row] a")
+	b.follow("#act [value=discard]")
+	b.sees("Discarded.")
+	b.follow("#act [value=reopen]")
+	b.sees("Reopened")
+	require.Equal(t, 2, o.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_archived'"))
+}

@@ -1,0 +1,91 @@
+package filter
+
+import (
+	"slices"
+	"strings"
+)
+
+// Typing is what is being typed at a place of a text, and what a completion replaces. Places are in characters.
+type Typing struct {
+	Field  string // whose value it is; empty for a field, or a word
+	Prefix string
+	From   int
+	To     int
+}
+
+// At is what is being typed at a place, and whether anything can complete it.
+func At(text string, at int) (Typing, bool) {
+	runes := []rune(text)
+	at = max(min(at, len(runes)), 0)
+	_, terms := Read(text, "me")
+	i := slices.IndexFunc(terms, func(t Term) bool { return t.From <= at && at <= t.To })
+	if len(text) > MaxBytes || i < 0 {
+		return Typing{From: at, To: at}, len(text) <= MaxBytes
+	}
+	from, to := terms[i].From, terms[i].To
+	typed := string(runes[from:at])
+	name, values, isField := strings.Cut(typed, ":")
+	if !isField {
+		if strings.Contains(string(runes[at:to]), ":") { // the field of values that are there already
+			to = from + len([]rune(strings.SplitN(string(runes[from:to]), ":", 2)[0])) + 1
+		}
+		return Typing{Prefix: typed, From: from, To: to}, !strings.ContainsAny(typed, `"-`)
+	}
+	d := lookup(strings.ToLower(name))
+	if d == nil || d.name == "payload" {
+		return Typing{}, false
+	}
+	begins, quoted := 0, false // of the last value
+	for i := 0; i < len(values); i++ {
+		switch {
+		case quoted && values[i] == '\\':
+			i++
+		case values[i] == '"' && (quoted || i == begins):
+			quoted = !quoted
+		case values[i] == ',' && !quoted:
+			begins = i + 1
+		}
+	}
+	t := Typing{Field: d.name, Prefix: unquote.Replace(strings.TrimPrefix(values[begins:], `"`)), From: at - len([]rune(values[begins:])), To: at}
+	for t.To < to && runes[t.To] != ',' {
+		t.To++
+	}
+	return t, true
+}
+
+// Complete returns what completes a field or a value from the language alone, the likeliest first.
+func (t *Typing) Complete() []Field {
+	var out []Field
+	prefix := strings.ToLower(t.Prefix)
+	if t.Field == "" {
+		for _, f := range Fields() {
+			if strings.HasPrefix(f.Name, prefix) {
+				out = append(out, f)
+			}
+		}
+		return out
+	}
+	words := lookup(t.Field).values
+	if t.Field == "assigned" {
+		words = []string{"me", "nobody"}
+	}
+	for _, w := range words {
+		if strings.HasPrefix(w, prefix) {
+			out = append(out, Field{Name: w})
+		}
+	}
+	return out
+}
+
+// Insert is what a completion puts in place of what was typed.
+func (t *Typing) Insert(name string, ofLanguage bool) string {
+	switch {
+	case t.Field == "" && name == "payload":
+		return "payload."
+	case t.Field == "":
+		return name + ":"
+	case t.Field == "assigned" && !ofLanguage && (name == "me" || name == "nobody"):
+		return quote(name)
+	}
+	return bare(name)
+}
