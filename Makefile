@@ -32,7 +32,7 @@ PACKAGES ?= ./...
 
 .PHONY: test
 test: install-postgres ## run all tests, with the race detector (PACKAGES=…, RACE= for some, without)
-	@scripts/install.sh cc curl prometheus alertmanager
+	@scripts/install.sh cc curl chromium prometheus alertmanager
 	go run ./internal/postgres/postgrestest/withpostgres go test $(RACE) -timeout 8m $(PACKAGES)
 
 .PHONY: trial-capture

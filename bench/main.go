@@ -49,10 +49,10 @@ func main() {
 	scale := flag.Float64("scale", 1, "share of the full amount of work")
 	bin := flag.String("postgres-bin", "", "directory of the Postgres programs")
 	flag.Parse()
-	runs := map[string]func(*bench, float64) error{"ingest": ingestBench, "access": accessBench, "processing": processing, "capture": capture, "claim": claim, "console": consoleBench, "filing": filing, "outage": outage, "replay": replayBench, "retention": retentionBench, "analytics": analyticsBench, "indexes": indexStudy}
+	runs := map[string]func(*bench, float64) error{"ingest": ingestBench, "metrics": metricsBench, "access": accessBench, "processing": processing, "capture": capture, "claim": claim, "console": consoleBench, "filing": filing, "outage": outage, "replay": replayBench, "retention": retentionBench, "analytics": analyticsBench, "indexes": indexStudy}
 	run := runs[flag.Arg(0)]
 	if run == nil {
-		fmt.Fprintln(os.Stderr, "usage: bench [-rounds N] [-scale F] ingest|access|processing|capture|claim|console|filing|indexes|outage|replay|retention|analytics")
+		fmt.Fprintln(os.Stderr, "usage: bench [-rounds N] [-scale F] ingest|access|processing|capture|claim|console|filing|indexes|metrics|outage|replay|retention|analytics")
 		os.Exit(2)
 	}
 	if err := start(run, *rounds, *scale, *bin); err != nil {

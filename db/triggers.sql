@@ -87,6 +87,8 @@ BEGIN
         ('dlq.circuit_breakers', 'dlq.breaker_in_scope(name, (SELECT dlq.scope()))'),
         ('dlq.circuit_breaker_changes', 'dlq.breaker_in_scope(name, (SELECT dlq.scope()))'),
         ('dlq.replay_runs', 'dlq.scope_within(scope, (SELECT dlq.scope()))'),
+        ('dlq.operations', 'dlq.scope_within(scope, (SELECT dlq.scope()))'),
+        ('dlq.operation_unchanged', 'EXISTS (SELECT FROM dlq.operations o WHERE o.id = operation_id)'),
         ('dlq.approvals', 'dlq.scope_within(scope, (SELECT dlq.scope()))'),
         ('dlq.approval_entries', 'EXISTS (SELECT FROM dlq.approvals a WHERE a.id = approval_id)'),
         ('dlq.replay_run_entries', 'EXISTS (SELECT FROM dlq.replay_runs r WHERE r.id = run_id)'),

@@ -105,6 +105,7 @@ func (c *client) bulk(cmd *cobra.Command, args []string, in *api.BulkRequest, fl
 	}
 	if !out.DryRun {
 		_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s: %d of %d dead letters\n", in.Do, out.Changed, out.Chosen)
+		sayUndo(cmd, out.Undo)
 		return err
 	}
 	_, _ = fmt.Fprintf(cmd.OutOrStdout(), "%d dead letters are chosen; nothing was changed\n", out.Chosen)

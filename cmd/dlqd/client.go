@@ -437,6 +437,7 @@ func (c *client) move(cmd *cobra.Command, id, name string, action any) error {
 		return err
 	}
 	sayf(cmd.OutOrStdout(), "%s is %s\n", moved.ID, moved.Status)
+	sayUndo(cmd, moved.Undo)
 	return nil
 }
 

@@ -18,7 +18,7 @@ func newDemo(hard context.Context) *cobra.Command {
 		Short: "Show it all in less than a minute, on a Postgres and a receiver of its own",
 		Long: "Demo sends a few hundred messages to a receiver with real troubles, and shows an account that adds up. With --alerts it\n" +
 			"starts Prometheus and Alertmanager beside itself, breaks a destination, and prints which alert fired when and what was sent to whom.",
-		Args:  cobra.NoArgs,
+		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			var err error
 			if options.Program, err = os.Executable(); err != nil {

@@ -182,6 +182,7 @@ func (c *client) setGroup(cmd *cobra.Command, args []string, in *api.GroupChange
 	}
 	if in.Owner != nil {
 		sayf(cmd.OutOrStdout(), "%d dead letters were given to %s\n", changed.Assigned, cmp.Or(*in.Owner, "nobody"))
+		sayUndo(cmd, changed.Undo)
 	}
 	return printGroup(cmd, &changed.Group)
 }

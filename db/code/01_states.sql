@@ -289,7 +289,7 @@ BEGIN
     END IF;
     INSERT INTO dlq.dead_letter_transitions
         (entry_id, from_status, to_status, actor, reason, note, strategy, rule, next_retry_at, river_job_id, queue, kind, error_class, detail, config_version,
-         from_class, error_type, failed_at, first_failed_at, left_group, joined_group, origin)
+         from_class, error_type, failed_at, first_failed_at, left_group, joined_group, origin, operation)
     VALUES
         (NEW.id, OLD.status, NEW.status, v_actor, NEW.move ->> 'reason', NEW.move ->> 'note',
          NEW.strategy, NEW.rule, NEW.next_retry_at, coalesce(NEW.redelivery_job_id, OLD.redelivery_job_id, NEW.river_job_id),
@@ -300,7 +300,7 @@ BEGIN
          CASE WHEN NEW.last_failed_at IS DISTINCT FROM OLD.last_failed_at THEN coalesce(NEW.error_type, '') END,
          CASE WHEN NEW.last_failed_at IS DISTINCT FROM OLD.last_failed_at THEN NEW.last_failed_at END,
          CASE WHEN NEW.closed_at IS NOT NULL THEN NEW.first_failed_at END,
-         v_left, v_joined, v_origin);
+         v_left, v_joined, v_origin, (NEW.move ->> 'operation')::uuid);
 
     -- A row that changes its partition comes by on_enter next, which must tell it from a new one.
     NEW.move := CASE WHEN NEW.stage <> v_stage AND NEW.status <> 'dlq_pending' THEN '{"moved": true}' END;

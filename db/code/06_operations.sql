@@ -267,9 +267,7 @@ COMMENT ON FUNCTION dlq.replay IS 'Redelivers an entry now, with p_payload in pl
 CREATE OR REPLACE FUNCTION dlq.discard(p_id uuid, p_actor text DEFAULT session_user, p_note text DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    IF NOT EXISTS (SELECT FROM dlq.act_on('discard', ARRAY[p_id], p_actor, p_note)) THEN
-        PERFORM dlq.refuse_move(p_id, 'discard', 'dlq_pending, dlq_manual, dlq_failed');
-    END IF;
+    PERFORM dlq.act_on_one('discard', p_id, p_actor, p_note);
 END
 $$;
 COMMENT ON FUNCTION dlq.discard IS 'Archives an entry whose work is not wanted any more.';
@@ -277,9 +275,7 @@ COMMENT ON FUNCTION dlq.discard IS 'Archives an entry whose work is not wanted a
 CREATE OR REPLACE FUNCTION dlq.resolve(p_id uuid, p_actor text DEFAULT session_user, p_note text DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    IF NOT EXISTS (SELECT FROM dlq.act_on('resolve', ARRAY[p_id], p_actor, p_note)) THEN
-        PERFORM dlq.refuse_move(p_id, 'resolve', 'dlq_manual');
-    END IF;
+    PERFORM dlq.act_on_one('resolve', p_id, p_actor, p_note);
 END
 $$;
 COMMENT ON FUNCTION dlq.resolve IS 'Closes a parked entry whose work a person has done outside dlqd.';
@@ -287,9 +283,7 @@ COMMENT ON FUNCTION dlq.resolve IS 'Closes a parked entry whose work a person ha
 CREATE OR REPLACE FUNCTION dlq.park(p_id uuid, p_actor text DEFAULT session_user, p_note text DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    IF NOT EXISTS (SELECT FROM dlq.act_on('park', ARRAY[p_id], p_actor, p_note)) THEN
-        PERFORM dlq.refuse_move(p_id, 'park', 'dlq_pending');
-    END IF;
+    PERFORM dlq.act_on_one('park', p_id, p_actor, p_note);
 END
 $$;
 COMMENT ON FUNCTION dlq.park IS 'Takes a pending entry out of the automatic path.';
@@ -297,9 +291,7 @@ COMMENT ON FUNCTION dlq.park IS 'Takes a pending entry out of the automatic path
 CREATE OR REPLACE FUNCTION dlq.unpark(p_id uuid, p_actor text DEFAULT session_user, p_note text DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    IF NOT EXISTS (SELECT FROM dlq.act_on('unpark', ARRAY[p_id], p_actor, p_note)) THEN
-        PERFORM dlq.refuse_move(p_id, 'unpark', 'dlq_manual');
-    END IF;
+    PERFORM dlq.act_on_one('unpark', p_id, p_actor, p_note);
 END
 $$;
 COMMENT ON FUNCTION dlq.unpark IS 'Returns a parked entry to the automatic path.';
@@ -307,12 +299,7 @@ COMMENT ON FUNCTION dlq.unpark IS 'Returns a parked entry to the automatic path.
 CREATE OR REPLACE FUNCTION dlq.reopen(p_id uuid, p_actor text DEFAULT session_user, p_note text DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    IF NOT EXISTS (SELECT FROM dlq.act_on('reopen', ARRAY[p_id], p_actor, p_note)) THEN
-        IF EXISTS (SELECT FROM dlq.dead_letter_queue e WHERE e.id = ANY (dlq.ids_in_scope(ARRAY[p_id])) AND e.status IN ('dlq_resolved', 'dlq_archived')) THEN
-            RAISE EXCEPTION 'dead letter %: cannot be reopened: its payload was erased, or its job has an open entry again', p_id USING ERRCODE = 'DLQ01';
-        END IF;
-        PERFORM dlq.refuse_move(p_id, 'reopen', 'dlq_resolved, dlq_archived');
-    END IF;
+    PERFORM dlq.act_on_one('reopen', p_id, p_actor, p_note);
 END
 $$;
 COMMENT ON FUNCTION dlq.reopen IS 'Puts a closed entry in front of a person again: it is parked.';

@@ -468,17 +468,22 @@ LANGUAGE sql STABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$
 $$;
 COMMENT ON FUNCTION dlq.closed_since IS 'The time before which none of these entries can have closed.';
 
--- note_on writes the audit row of something that is done to entries without moving them.
-CREATE OR REPLACE FUNCTION dlq.note_on(p_ids uuid[], p_actor text, p_reason text, p_note text, p_stages dlq.dead_letter_stage[] DEFAULT '{open,resolved,failed,archived}') RETURNS void
+-- note_on writes the audit row of something that is done to entries without moving them. What is to be undone is noted before it is done:
+-- the columns p_was as they were, and which of p_tags are new.
+CREATE OR REPLACE FUNCTION dlq.note_on(p_ids uuid[], p_actor text, p_reason text, p_note text, p_stages dlq.dead_letter_stage[] DEFAULT '{open,resolved,failed,archived}',
+    p_operation uuid DEFAULT NULL, p_was text[] DEFAULT NULL, p_tags text[] DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_custom_plan AS $$
 DECLARE
     v_since  timestamptz := dlq.closed_since(p_ids);
     v_actor  constant text := dlq.actor(p_actor);
     v_origin constant text := dlq.origin(v_actor, p_actor);
 BEGIN
-    INSERT INTO dlq.dead_letter_transitions (entry_id, from_status, to_status, actor, reason, note, strategy, rule, next_retry_at, river_job_id, queue, kind, error_class, from_class, config_version, origin)
+    INSERT INTO dlq.dead_letter_transitions (entry_id, from_status, to_status, actor, reason, note, strategy, rule, next_retry_at, river_job_id, queue, kind, error_class, from_class, config_version, origin, operation, detail)
     SELECT e.id, e.status, e.status, v_actor, p_reason, p_note, e.strategy, e.rule, e.next_retry_at, e.river_job_id, e.queue, e.kind, e.error_class, e.error_class,
-           CASE WHEN v_origin IS NULL THEN e.config_version ELSE coalesce(dlq.policy_version(), e.config_version) END, v_origin
+           CASE WHEN v_origin IS NULL THEN e.config_version ELSE coalesce(dlq.policy_version(), e.config_version) END, v_origin, p_operation,
+           CASE WHEN p_was IS NOT NULL THEN jsonb_build_object('was', CASE WHEN 'assignee' = ANY (p_was) THEN jsonb_build_object('assignee', e.assigned_to) ELSE '{}' END
+               || CASE WHEN 'notes' = ANY (p_was) THEN jsonb_build_object('notes', e.notes) ELSE '{}' END
+               || CASE WHEN p_tags IS NOT NULL THEN jsonb_build_object('added', ARRAY(SELECT DISTINCT t FROM unnest(p_tags) t WHERE t <> ALL (e.tags))) ELSE '{}' END) END
     FROM dlq.dead_letter_queue e WHERE e.id = ANY (p_ids) AND e.stage = ANY (p_stages) AND (e.closed_at IS NULL OR e.closed_at >= v_since);
 END
 $$;
@@ -527,7 +532,12 @@ LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off 
 DECLARE
     v_actor  constant text := dlq.actor(p_actor);
     v_ids    uuid[];
+    v_mine   uuid[];
     v_stages dlq.dead_letter_stage[];
+    v_tags   text[];
+    v_filter constant jsonb := p_args -> 'filter';
+    v_operation constant uuid := coalesce((p_args ->> 'operation')::uuid, dlq.uuid_v7());
+    v_was    constant text[] := CASE WHEN p_note IS NOT NULL THEN '{notes}' ELSE '{}' END;
     v_since  timestamptz := dlq.closed_since(p_ids);
     v_from   dlq.dead_letter_status[] := CASE p_action
         WHEN 'discard' THEN '{dlq_pending,dlq_manual,dlq_failed}'
@@ -545,7 +555,7 @@ BEGIN
     IF v_from IS NULL THEN
         RAISE EXCEPTION 'there is no action %', p_action USING ERRCODE = 'DLQ04', HINT = 'There are discard, resolve, park, unpark, reopen, assign, tag, note and purge.';
     END IF;
-    p_args := jsonb_strip_nulls(p_args);
+    p_args := jsonb_strip_nulls(p_args - '{operation,filter}'::text[]);
     IF length(p_note) > 10000 OR length(p_args ->> 'assignee') > 255 OR jsonb_typeof(p_args -> 'tags') = 'array' AND jsonb_array_length(p_args -> 'tags') > 32 THEN
         RAISE EXCEPTION '%: too long', p_action USING ERRCODE = 'DLQ04', HINT = 'A note has 10000 characters at most, an assignee 255, and 32 tags are added at a time.';
     END IF;
@@ -553,72 +563,77 @@ BEGIN
     IF p_action IN ('tag', 'park') AND EXISTS (SELECT FROM jsonb_array_elements_text(p_args -> 'tags') t WHERE t !~ '^[A-Za-z0-9_][A-Za-z0-9_-]{1,253}[A-Za-z0-9_]$') THEN
         RAISE EXCEPTION 'a tag must be 3 to 255 letters, digits, _ and -, and neither start nor end with -' USING ERRCODE = 'DLQ04', HINT = 'River refuses others, and so redeliveries with them.';
     END IF;
-    SELECT l.ids, l.stages INTO v_ids, v_stages FROM dlq.lock_entries(dlq.ids_in_scope(p_ids), v_from) l;
+    v_mine := dlq.ids_in_scope(p_ids);
+    SELECT l.ids, l.stages INTO v_ids, v_stages FROM dlq.lock_entries(v_mine, v_from) l;
+    v_tags := ARRAY(SELECT jsonb_array_elements_text(p_args -> 'tags'));
     -- Stages and bounds are written out: partitions that cannot hold these entries are left out of the plans.
     CASE p_action
     WHEN 'discard' THEN
         UPDATE dlq.dead_letter_queue e SET status = 'dlq_archived', resolution_strategy = 'discard', resolved_by = v_actor, resolution_notes = p_note,
-            notes = coalesce(p_note, e.notes), move = jsonb_build_object('actor', v_actor, 'claimed', p_actor, 'reason', 'discarded', 'note', p_note)
+            notes = coalesce(p_note, e.notes), move = jsonb_build_object('actor', v_actor, 'claimed', p_actor, 'reason', 'discarded', 'note', p_note, 'operation', v_operation)
         WHERE e.id = ANY (v_ids) AND e.status IN ('dlq_pending', 'dlq_manual', 'dlq_failed') AND e.stage = ANY (v_stages) AND (e.closed_at IS NULL OR e.closed_at >= v_since);
     WHEN 'resolve' THEN
         UPDATE dlq.dead_letter_queue e SET status = 'dlq_resolved', resolution_strategy = 'manual_resolution', resolved_by = v_actor, resolution_notes = p_note,
-            notes = coalesce(p_note, e.notes), move = jsonb_build_object('actor', v_actor, 'claimed', p_actor, 'reason', 'resolved outside dlqd', 'note', p_note)
+            notes = coalesce(p_note, e.notes), move = jsonb_build_object('actor', v_actor, 'claimed', p_actor, 'reason', 'resolved outside dlqd', 'note', p_note, 'operation', v_operation)
         WHERE e.id = ANY (v_ids) AND e.status = 'dlq_manual' AND e.stage = 'open';
         PERFORM dlq.supersede(v_ids, '{}', v_actor);
     WHEN 'park' THEN
         UPDATE dlq.dead_letter_queue e SET status = 'dlq_manual', strategy = 'manual', parked_by = v_actor, notes = coalesce(p_note, e.notes),
-            tags = CASE WHEN p_args ? 'tags' THEN ARRAY(SELECT DISTINCT t FROM unnest(e.tags || ARRAY(SELECT jsonb_array_elements_text(p_args -> 'tags'))) t ORDER BY t) ELSE e.tags END,
-            move = jsonb_build_object('actor', v_actor, 'claimed', p_actor, 'reason', 'parked', 'note', p_note)
+            tags = CASE WHEN p_args ? 'tags' THEN ARRAY(SELECT DISTINCT t FROM unnest(e.tags || v_tags) t ORDER BY t) ELSE e.tags END,
+            move = jsonb_build_object('actor', v_actor, 'claimed', p_actor, 'reason', 'parked', 'note', p_note, 'operation', v_operation, 'detail', jsonb_build_object('was', jsonb_build_object(
+                'strategy', e.strategy, 'rule', e.rule, 'nextRetryAt', e.next_retry_at, 'waitingFor', e.waiting_for, 'added', ARRAY(SELECT DISTINCT t FROM unnest(v_tags) t WHERE t <> ALL (e.tags)))
+                || CASE WHEN p_note IS NOT NULL THEN jsonb_build_object('notes', e.notes) ELSE '{}' END))
         WHERE e.id = ANY (v_ids) AND e.status = 'dlq_pending' AND e.stage = 'open';
     WHEN 'unpark' THEN
         -- Due at once with the immediate strategy: a person has judged it, so its class is not asked again this time.
         -- (Its rule says so: what is a person's unless it is named, an unparked entry is no more.)
         UPDATE dlq.dead_letter_queue e SET status = 'dlq_pending', strategy = 'immediate', rule = 'unparked', next_retry_at = now(), notes = coalesce(p_note, e.notes),
-            move = jsonb_build_object('actor', v_actor, 'claimed', p_actor, 'reason', 'returned to the automatic path', 'note', p_note)
+            move = jsonb_build_object('actor', v_actor, 'claimed', p_actor, 'reason', 'returned to the automatic path', 'note', p_note, 'operation', v_operation,
+                'detail', jsonb_build_object('was', jsonb_build_object('strategy', e.strategy, 'rule', e.rule, 'parkedBy', e.parked_by) || CASE WHEN p_note IS NOT NULL THEN jsonb_build_object('notes', e.notes) ELSE '{}' END))
         WHERE e.id = ANY (v_ids) AND e.status = 'dlq_manual' AND e.stage = 'open';
         PERFORM dlq.wake();
     WHEN 'reopen' THEN
         -- Of an erased one nothing is left to do; of a job that has an open entry again, that one is it.
         WITH reopened AS (
             UPDATE dlq.dead_letter_queue e SET status = 'dlq_manual', strategy = 'manual', parked_by = v_actor, notes = coalesce(p_note, e.notes),
-                move = jsonb_build_object('actor', v_actor, 'claimed', p_actor, 'reason', 'reopened', 'note', p_note)
+                move = jsonb_build_object('actor', v_actor, 'claimed', p_actor, 'reason', 'reopened', 'note', p_note, 'operation', v_operation)
             WHERE e.id = ANY (v_ids) AND e.status IN ('dlq_resolved', 'dlq_archived') AND e.stage = ANY (v_stages) AND e.closed_at >= v_since
               AND e.original_event <> '{"erased": true}'
               AND NOT EXISTS (SELECT FROM dlq.dead_letter_queue o WHERE o.stage = 'open' AND o.river_job_id = e.river_job_id AND o.job_created_at = e.job_created_at)
             RETURNING e.id)
         SELECT coalesce(array_agg(r.id ORDER BY r.id), '{}') INTO v_ids FROM reopened r;
     WHEN 'assign' THEN
+        PERFORM dlq.note_on(v_ids, p_actor, coalesce('assigned to ' || nullif(p_args ->> 'assignee', ''), 'assigned to nobody'), p_note, v_stages, v_operation, v_was || '{assignee}'::text[]);
         UPDATE dlq.dead_letter_queue e SET assigned_to = nullif(p_args ->> 'assignee', ''), notes = coalesce(p_note, e.notes)
         WHERE e.id = ANY (v_ids) AND e.stage = ANY (v_stages) AND (e.closed_at IS NULL OR e.closed_at >= v_since);
-        PERFORM dlq.note_on(v_ids, p_actor, coalesce('assigned to ' || nullif(p_args ->> 'assignee', ''), 'assigned to nobody'), p_note, v_stages);
     WHEN 'tag' THEN
-        UPDATE dlq.dead_letter_queue e SET
-            tags = ARRAY(SELECT DISTINCT t FROM unnest(e.tags || ARRAY(SELECT jsonb_array_elements_text(p_args -> 'tags'))) t ORDER BY t),
-            notes = coalesce(p_note, e.notes)
+        PERFORM dlq.note_on(v_ids, p_actor, 'tagged ' || (p_args ->> 'tags'), p_note, v_stages, v_operation, v_was, v_tags);
+        UPDATE dlq.dead_letter_queue e SET tags = ARRAY(SELECT DISTINCT t FROM unnest(e.tags || v_tags) t ORDER BY t), notes = coalesce(p_note, e.notes)
         WHERE e.id = ANY (v_ids) AND e.stage = ANY (v_stages) AND (e.closed_at IS NULL OR e.closed_at >= v_since);
-        PERFORM dlq.note_on(v_ids, p_actor, 'tagged ' || (p_args ->> 'tags'), p_note, v_stages);
     WHEN 'note' THEN
+        PERFORM dlq.note_on(v_ids, p_actor, 'noted', p_note, v_stages, v_operation, '{notes}');
         UPDATE dlq.dead_letter_queue e SET notes = p_note
         WHERE e.id = ANY (v_ids) AND e.stage = ANY (v_stages) AND (e.closed_at IS NULL OR e.closed_at >= v_since);
-        PERFORM dlq.note_on(v_ids, p_actor, 'noted', p_note, v_stages);
     WHEN 'purge' THEN
         PERFORM dlq.require_admin('purge');
         UPDATE dlq.dead_letter_queue e SET status = 'dlq_archived', resolution_strategy = 'discard', resolved_by = v_actor,
-            move = jsonb_build_object('actor', v_actor, 'claimed', p_actor, 'reason', 'discarded, to be purged', 'note', p_note)
+            move = jsonb_build_object('actor', v_actor, 'claimed', p_actor, 'reason', 'discarded, to be purged', 'note', p_note, 'operation', v_operation)
         WHERE e.id = ANY (v_ids) AND e.status IN ('dlq_pending', 'dlq_manual', 'dlq_failed') AND e.stage = ANY (v_stages) AND (e.closed_at IS NULL OR e.closed_at >= v_since);
-        PERFORM dlq.delete_entries(v_ids, NULL, p_actor, 'purged', p_note);
+        PERFORM dlq.delete_entries(v_ids, NULL, p_actor, 'purged', p_note, v_operation);
     END CASE;
+    PERFORM dlq.record_operation(v_operation, p_action, v_filter, p_args, p_actor, p_note, v_mine, v_ids);
     RETURN QUERY SELECT unnest(v_ids);
 END
 $$;
-COMMENT ON FUNCTION dlq.act_on IS 'Does one thing to many entries: discard, resolve, park (with {"tags": ["incident-81"]}, to find these again), unpark, reopen, assign ({"assignee": "kim"}), tag ({"tags": ["bank"]}), note or purge ({"force": true} for open and failed ones). Returns those that it changed.';
+COMMENT ON FUNCTION dlq.act_on IS 'Does one thing to many entries: discard, resolve, park (with {"tags": ["incident-81"]}, to find these again), unpark, reopen, assign ({"assignee": "kim"}), tag ({"tags": ["bank"]}), note or purge ({"force": true} for open and failed ones). Returns those that it changed. What one call, or several with the same "operation" in p_args (a UUID), did is one operation: see dlq.operations.';
 
 CREATE OR REPLACE FUNCTION dlq.act_where(p_action text, p_filter jsonb, p_actor text DEFAULT session_user, p_note text DEFAULT NULL, p_args jsonb DEFAULT '{}',
-    p_all boolean DEFAULT false, p_limit integer DEFAULT 1000, p_after uuid DEFAULT NULL, p_below uuid DEFAULT NULL, OUT looked integer, OUT changed integer, OUT last uuid)
+    p_all boolean DEFAULT false, p_limit integer DEFAULT 1000, p_after uuid DEFAULT NULL, p_below uuid DEFAULT NULL, OUT looked integer, OUT changed integer, OUT last uuid, OUT operation uuid)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     v_ids uuid[];
 BEGIN
+    operation := coalesce((p_args ->> 'operation')::uuid, dlq.uuid_v7());
     IF dlq.chooses_all(p_filter) AND NOT p_all THEN
         RAISE EXCEPTION '%: an empty filter chooses every entry', p_action USING ERRCODE = 'DLQ04', HINT = 'Say so with p_all => true.';
     END IF;
@@ -626,21 +641,34 @@ BEGIN
     v_ids := ARRAY(SELECT dlq.find_ids(p_filter, p_limit, p_after, false, p_below));
     looked := cardinality(v_ids);
     last := v_ids[looked];
-    SELECT count(*) INTO changed FROM dlq.act_on(p_action, v_ids, p_actor, p_note, p_args);
+    SELECT count(*) INTO changed FROM dlq.act_on(p_action, v_ids, p_actor, p_note, p_args || jsonb_build_object('operation', operation, 'filter', p_filter));
     IF dlq.approved() IS NOT NULL THEN -- each is touched once, whoever goes on where somebody stopped
         UPDATE dlq.approval_entries x SET done_at = now() WHERE x.approval_id = dlq.approved() AND x.entry_id = ANY (v_ids);
         UPDATE dlq.approvals a SET changed = coalesce(a.changed, 0) + act_where.changed WHERE a.id = dlq.approved();
     END IF;
 END
 $$;
-COMMENT ON FUNCTION dlq.act_where IS 'Does one thing (see dlq.act_on) to up to p_limit (null: all) entries that a filter chooses (see dlq.find), in order of capture after p_after. Returns how many it looked at, how many it changed, and the last one, to go on after.';
+COMMENT ON FUNCTION dlq.act_where IS 'Does one thing (see dlq.act_on) to up to p_limit (null: all) entries that a filter chooses (see dlq.find), in order of capture after p_after. Returns how many it looked at, how many it changed, the last one, to go on after, and the operation, for dlq.undo (which the next batch is of, too, where p_args has it).';
+
+CREATE OR REPLACE FUNCTION dlq.act_on_one(p_action text, p_id uuid, p_actor text, p_note text, p_args jsonb DEFAULT '{}') RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF EXISTS (SELECT FROM dlq.act_on(p_action, ARRAY[p_id], p_actor, p_note, p_args)) THEN
+        RETURN;
+    END IF;
+    IF p_action = 'reopen' AND EXISTS (SELECT FROM dlq.dead_letter_queue e WHERE e.id = ANY (dlq.ids_in_scope(ARRAY[p_id])) AND e.status IN ('dlq_resolved', 'dlq_archived')) THEN
+        RAISE EXCEPTION 'dead letter %: cannot be reopened: its payload was erased, or its job has an open entry again', p_id USING ERRCODE = 'DLQ01';
+    END IF;
+    PERFORM dlq.refuse_move(p_id, p_action, CASE p_action WHEN 'discard' THEN 'dlq_pending, dlq_manual, dlq_failed' WHEN 'resolve' THEN 'dlq_manual' WHEN 'park' THEN 'dlq_pending' WHEN 'unpark' THEN 'dlq_manual'
+                                                     WHEN 'reopen' THEN 'dlq_resolved, dlq_archived' ELSE 'any' END);
+END
+$$;
+COMMENT ON FUNCTION dlq.act_on_one IS 'Does one thing to one entry, or says why that cannot be.';
 
 CREATE OR REPLACE FUNCTION dlq.assign(p_id uuid, p_assignee text, p_actor text DEFAULT session_user, p_note text DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    IF NOT EXISTS (SELECT FROM dlq.act_on('assign', ARRAY[p_id], p_actor, p_note, jsonb_build_object('assignee', p_assignee))) THEN
-        PERFORM dlq.refuse_move(p_id, 'assign', 'any');
-    END IF;
+    PERFORM dlq.act_on_one('assign', p_id, p_actor, p_note, jsonb_build_object('assignee', p_assignee));
 END
 $$;
 COMMENT ON FUNCTION dlq.assign IS 'Says who looks after an entry; null for nobody.';
@@ -648,9 +676,7 @@ COMMENT ON FUNCTION dlq.assign IS 'Says who looks after an entry; null for nobod
 CREATE OR REPLACE FUNCTION dlq.note(p_id uuid, p_note text, p_actor text DEFAULT session_user) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    IF NOT EXISTS (SELECT FROM dlq.act_on('note', ARRAY[p_id], p_actor, p_note)) THEN
-        PERFORM dlq.refuse_move(p_id, 'note', 'any');
-    END IF;
+    PERFORM dlq.act_on_one('note', p_id, p_actor, p_note);
 END
 $$;
 COMMENT ON FUNCTION dlq.note IS 'Leaves a note on an entry.';

@@ -304,7 +304,7 @@ COMMENT ON FUNCTION dlq.expired_entries IS 'Locks and returns closed entries who
 
 -- What River still has of them is remembered: their failures are never filed again. What an edit put into the trail goes with the
 -- entry, unless that is in the archive: nothing would find it there when somebody's data is to be erased.
-CREATE OR REPLACE FUNCTION dlq.delete_entries(p_ids uuid[], p_hashes bigint[] DEFAULT NULL, p_actor text DEFAULT session_user, p_reason text DEFAULT 'deleted', p_note text DEFAULT NULL) RETURNS integer
+CREATE OR REPLACE FUNCTION dlq.delete_entries(p_ids uuid[], p_hashes bigint[] DEFAULT NULL, p_actor text DEFAULT session_user, p_reason text DEFAULT 'deleted', p_note text DEFAULT NULL, p_operation uuid DEFAULT NULL) RETURNS integer
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_custom_plan SET row_security = off SET timezone = 'UTC' AS $$
 DECLARE
     v_since timestamptz := dlq.closed_since(p_ids);
@@ -317,7 +317,7 @@ BEGIN
           AND (p_hashes IS NULL OR hashtextextended(e::text, 0) = p_hashes[array_position(p_ids, e.id)])
         ORDER BY e.id FOR UPDATE);
     PERFORM dlq.retire(v_ids);
-    PERFORM dlq.note_on(v_ids, p_actor, p_reason, p_note, '{resolved,archived}');
+    PERFORM dlq.note_on(v_ids, p_actor, p_reason, p_note, '{resolved,archived}', p_operation);
     IF p_hashes IS NULL OR NOT dlq.is_owner() THEN -- only dlqd knows that it is in the archive
         PERFORM dlq.erase_trail(v_ids, v_since);
     END IF;
@@ -376,6 +376,7 @@ BEGIN
     DELETE FROM dlq.approval_entries e
     WHERE (e.approval_id, e.entry_id) IN (SELECT d.approval_id, d.entry_id FROM dlq.approvals a JOIN dlq.approval_entries d ON d.approval_id = a.id WHERE a.ended_at < p_now - interval '400 days' LIMIT p_limit);
     DELETE FROM dlq.approvals a WHERE a.ended_at < p_now - interval '400 days' AND NOT EXISTS (SELECT FROM dlq.approval_entries e WHERE e.approval_id = a.id);
+    DELETE FROM dlq.operations o WHERE o.id IN (SELECT d.id FROM dlq.operations d WHERE d.last_at < p_now - interval '400 days' ORDER BY d.id LIMIT p_limit);
     -- A gate or a pace that is not there begins anew.
     DELETE FROM dlq.gates g WHERE greatest(g.started_at, g.until) < p_now - interval '30 days';
     DELETE FROM dlq.paces p WHERE p.free_at < p_now - interval '1 day';
@@ -383,7 +384,7 @@ BEGIN
     RETURN v_count;
 END
 $$;
-COMMENT ON FUNCTION dlq.forget_old IS 'Deletes reports of replay runs and requests for approval 400 days after they ended, up to p_limit entries of each, changes of circuit breakers and findings of the reconciler after 1,100 days, and gates and paces that nobody uses. Returns how many entries of runs.';
+COMMENT ON FUNCTION dlq.forget_old IS 'Deletes reports of replay runs, requests for approval and what people did in one go (dlq.operations) 400 days after they ended, up to p_limit entries of each, changes of circuit breakers and findings of the reconciler after 1,100 days, and gates and paces that nobody uses. Returns how many entries of runs.';
 
 CREATE OR REPLACE FUNCTION dlq.refuse_recent() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$

@@ -35,12 +35,12 @@ COMMENT ON FUNCTION dlq.trail IS 'The audit rows of an entry, in order.';
 -- session takes some ahead: time is the order, and the id where two have the same.
 CREATE OR REPLACE FUNCTION dlq.audit(p_filter jsonb DEFAULT '{}', p_limit integer DEFAULT 100, p_before timestamptz DEFAULT NULL, p_before_id bigint DEFAULT NULL)
 RETURNS TABLE (id bigint, at timestamptz, actor text, db_user text, origin text, entry_id uuid, from_status dlq.dead_letter_status, to_status dlq.dead_letter_status,
-               reason text, note text, queue text, kind text, error_class text, river_job_id bigint, config_version text, detail jsonb)
+               reason text, note text, queue text, kind text, error_class text, river_job_id bigint, config_version text, detail jsonb, operation uuid)
 LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     v_key   text;
     v_where text := 'true';
-    v_acts  boolean := NOT p_filter ?| '{entryId,queue,kind,from,to}'; -- which acts have not
+    v_acts  boolean := NOT p_filter ?| '{entryId,queue,kind,from,to,operation}'; -- which acts have not
     v_from  timestamptz := '-infinity';
     v_until timestamptz := 'infinity';
     v_scope jsonb := dlq.scope();
@@ -61,12 +61,13 @@ BEGIN
             WHEN 'to'            THEN 't.to_status = ($1 ->> ''to'')::dlq.dead_letter_status'
             WHEN 'text'          THEN '(position(lower($1 ->> ''text'') IN lower(' || v_note || ')) > 0 OR position(lower($1 ->> ''text'') IN lower(t.reason)) > 0)'
             WHEN 'configVersion' THEN 't.config_version = $1 ->> ''configVersion'''
+            WHEN 'operation'     THEN 't.operation = ($1 ->> ''operation'')::uuid'
             WHEN 'after'         THEN 'true'
             WHEN 'before'        THEN 'true'
         END;
         IF v_where IS NULL THEN
             RAISE EXCEPTION 'audit: there is no field %', v_key USING ERRCODE = 'DLQ04',
-                HINT = 'There are actor, people, dbUser, origin, entryId, queue, kind, from, to, text, configVersion, after and before.';
+                HINT = 'There are actor, people, dbUser, origin, entryId, queue, kind, from, to, text, configVersion, operation, after and before.';
         END IF;
     END LOOP;
     v_where := v_where || CASE WHEN p_before IS NULL THEN '' WHEN p_before_id IS NULL THEN ' AND t.at < $3' ELSE ' AND (t.at, t.id) < ($3, $6)' END || ' ORDER BY t.at DESC, t.id DESC LIMIT $2';
@@ -78,12 +79,12 @@ BEGIN
              (SELECT t.id, t.at, t.actor, t.db_user, t.origin, t.entry_id, t.from_status, t.to_status, t.reason, ' || v_note || ' AS note, t.queue, t.kind, t.error_class, t.river_job_id, t.config_version, '
              -- What an edit put into a payload, for those who may see that.
              || CASE WHEN 'edited_event' = ANY (dlq.hidden_columns()) THEN 'NULL::jsonb AS detail' ELSE 'dlq.masked_detail(t.detail, $8) AS detail' END
-             || ' FROM dlq.dead_letter_transitions t WHERE t.at >= $4 AND t.at < $5 AND '
+             || ', t.operation FROM dlq.dead_letter_transitions t WHERE t.at >= $4 AND t.at < $5 AND '
              || CASE WHEN v_scope IS NULL THEN '' ELSE 'dlq.in_scope(t.queue, t.kind, $7) AND ' END || v_where || ')'
         || CASE WHEN v_acts THEN '
              UNION ALL
              (SELECT t.id, t.at, t.actor, t.db_user, t.origin, NULL::uuid, NULL::dlq.dead_letter_status, NULL::dlq.dead_letter_status, t.reason, ' || v_note || ', NULL, NULL, NULL, NULL::bigint, t.config_version,
-                     dlq.masked_detail(t.detail' || CASE WHEN 'original_event' = ANY (dlq.hidden_columns()) THEN ' - ''filter''' ELSE '' END || ', $8)
+                     dlq.masked_detail(t.detail' || CASE WHEN 'original_event' = ANY (dlq.hidden_columns()) THEN ' - ''filter''' ELSE '' END || ', $8), NULL::uuid
               FROM (SELECT a.*, a.subject || '': '' || a.act AS reason FROM dlq.acts a) t WHERE t.at >= $4 AND t.at < $5 AND '
              || CASE WHEN v_scope IS NULL THEN '' ELSE 'dlq.act_in_scope(t.subject, $7) AND ' END || v_where || ')' ELSE '' END
         || ') a ORDER BY a.at DESC, a.id DESC LIMIT $2'
@@ -92,7 +93,7 @@ EXCEPTION WHEN data_exception THEN
     RAISE EXCEPTION 'audit: %', SQLERRM USING ERRCODE = 'DLQ04';
 END
 $$;
-COMMENT ON FUNCTION dlq.audit IS 'Who did what, to which entry or to what else, when, from where and why, the latest first; before the time p_before, or the row of that time and p_before_id, for the next page. detail has what an edit put into a payload. Filter: {"actor": "kim", "people": true (not what dlqd does by itself), "dbUser", "origin" (a part of it), "entryId", "queue", "kind", "from", "to" (states), "text" (in reason or note), "configVersion", "after", "before"}.';
+COMMENT ON FUNCTION dlq.audit IS 'Who did what, to which entry or to what else, when, from where and why, the latest first; before the time p_before, or the row of that time and p_before_id, for the next page. detail has what an edit put into a payload. Filter: {"actor": "kim", "people": true (not what dlqd does by itself), "dbUser", "origin" (a part of it), "entryId", "queue", "kind", "from", "to" (states), "text" (in reason or note), "configVersion", "operation", "after", "before"}.';
 
 -- What is left of an entry whose data was erased: that it failed, when, how, and what became of it.
 CREATE OR REPLACE FUNCTION dlq.erased(p_entry dlq.dead_letter_queue) RETURNS dlq.dead_letter_queue
@@ -231,11 +232,17 @@ BEGIN
         ORDER BY a.id FOR UPDATE
     ), blanked AS (
         UPDATE dlq.approvals a SET request = '{"erased": true}', note = NULL, decision = NULL, problem = NULL WHERE a.id IN (SELECT n.id FROM named n) AND a.ended_at IS NOT NULL RETURNING a.id
+    ), done AS (
+        -- And so does what they did in one go.
+        UPDATE dlq.operations o SET filter = CASE WHEN o.filter IS NOT NULL THEN '{"erased": true}' END::jsonb, args = '{}', note = NULL
+        WHERE EXISTS (SELECT FROM jsonb_path_query(jsonb_build_array(o.filter, o.args), 'strict $.**') v (value) WHERE jsonb_typeof(v.value) IN ('string', 'number') AND v.value #>> '{}' = ANY (v_values))
+           OR EXISTS (SELECT FROM unnest(v_values) v WHERE position(v IN o.note) > 0)
+           OR o.filter ?| '{payload,subscriberId,tags}' AND o.id IN (SELECT t.operation FROM dlq.dead_letter_transitions t WHERE t.entry_id = ANY (p_ids) AND t.at >= dlq.closed_since(p_ids))
     ) SELECT count(*) INTO v_asked FROM named n WHERE n.id NOT IN (SELECT b.id FROM blanked b);
     RETURN v_live + v_asked;
 END
 $$;
-COMMENT ON FUNCTION dlq.erase_runs IS 'Takes filter values, patches and notes out of replay runs, and requests for approval, that name whom a filter names, or were about these entries. Returns how many of them have not ended, and were left.';
+COMMENT ON FUNCTION dlq.erase_runs IS 'Takes filter values, patches and notes out of replay runs, requests for approval and operations that name whom a filter names, or were about these entries. Returns how many of them have not ended, and were left.';
 
 -- erase_entries takes jobs, then entries, as redeliveries do, and waits for neither: what somebody holds is left, and counted as
 -- under way. Open and failed entries are archived: there is nothing left to redeliver.

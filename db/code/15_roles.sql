@@ -239,6 +239,7 @@ BEGIN
             ('dlq.job_facts', CASE WHEN p_sensitive && ARRAY['error_message', 'error_stack_trace', 'error_context', 'retry_history', 'replay_attempts', 'metadata'] THEN ARRAY['job'] END, ARRAY['job']),
             ('dlq.replay_runs', CASE WHEN p_sensitive && ARRAY['original_event', 'edited_event'] THEN ARRAY['filter', 'patch', 'merge_patch'] END, ARRAY['filter', 'patch', 'merge_patch', 'note']),
             ('dlq.ordered_jobs', NULL, ARRAY['ordering_key']),
+            ('dlq.operations', CASE WHEN p_sensitive && ARRAY['original_event', 'edited_event'] THEN ARRAY['filter', 'args'] END, ARRAY['filter', 'args', 'note']),
             ('dlq.approvals', CASE WHEN p_sensitive && ARRAY['original_event', 'edited_event'] THEN ARRAY['request'] END, ARRAY['request', 'note', 'decision', 'problem']),
             ('dlq.replay_run_entries', CASE WHEN 'error_message' = ANY (p_sensitive) THEN ARRAY['detail'] END, ARRAY['detail']),
             ('dlq.failure_groups', CASE WHEN 'error_message' = ANY (p_sensitive) THEN ARRAY['title'] END, ARRAY['title']),
@@ -265,11 +266,11 @@ DECLARE
     -- What each role may call; what dlqd alone calls is in none.
     v_functions constant jsonb := '{
         "dlq_reader": ["act_in_scope", "actor", "allowed_moves", "approved", "audit", "automatic_for", "breaker_in_scope", "caller", "capture_limit", "capture_mode", "capture_status", "captured_at", "check_destination", "chooses_all", "closed_since", "coarse_step", "delete_view", "error_types", "event_path", "filter_bounds", "filter_path", "filter_patterns", "filter_values", "filter_where", "filter_words", "find", "find_ids", "first_id", "flow", "group_entries", "group_shares", "group_status", "groups", "has_card", "has_role",
-            "heat_map", "hidden_columns", "in_patterns", "in_scope", "is_luhn", "is_muted", "is_open", "is_owner", "is_person", "is_reader", "is_repeat", "job_table", "like_patterns", "mask", "mask_node", "mask_text", "masked_json", "masked_text", "muted_entries", "needs_mask", "next_step", "noisiest_sources", "oldest_entries", "one_group", "origin", "pattern", "policy_version", "preview",
+            "heat_map", "hidden_columns", "in_patterns", "in_scope", "is_luhn", "is_muted", "is_open", "is_owner", "is_person", "is_reader", "is_repeat", "job_table", "like_patterns", "mask", "mask_node", "mask_text", "masked_json", "masked_text", "muted_entries", "needs_mask", "next_step", "noisiest_sources", "oldest_entries", "one_group", "operation", "operation_entries", "origin", "pattern", "policy_version", "preview",
             "queue_scope", "ratio", "replay_success", "replayable", "require_everything", "retry_cost", "save_view", "scope", "scope_patterns", "scope_where", "scope_within", "sensitive_columns", "sensitive_values", "stage_of", "stats", "step_for", "times", "to_uuid", "top_groups", "trail_begins", "trigger_state", "views", "writing_jobs"],
         "dlq_operator": ["act_on", "act_where", "approve", "assign", "assign_group", "count_jobs", "default_partition_rows", "discard", "expired_partitions", "jobs", "note", "open_breaker", "park", "paused_queues",
             "record_reveal", "refresh_rollups", "refuse_approval", "reopen", "replay", "replay_cancel", "replay_pause", "replay_resume", "replay_set_rate", "replay_start", "request_approval", "reset_automatic", "reset_breaker",
-            "resolve", "resume_automatic", "reveal", "revealed", "river_leader", "run_again", "set_automatic", "set_group", "stop_automatic", "sweep_redeliveries", "trail", "unpark", "withdraw_approval"],
+            "resolve", "resume_automatic", "reveal", "revealed", "river_leader", "run_again", "set_automatic", "set_group", "stop_automatic", "sweep_redeliveries", "trail", "undo", "unpark", "withdraw_approval"],
         "dlq_admin": ["backfill", "delete_entries", "delete_jobs", "drop_partition", "ensure_partition", "ensure_partitions", "erase", "erase_begin", "erase_step", "missing_partitions", "rebuild_rollups",
             "reconcile", "set_capture", "set_role_scope", "restore_entries"]}';
 BEGIN

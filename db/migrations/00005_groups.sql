@@ -54,6 +54,58 @@ COMMENT ON COLUMN dlq.saved_views.scope IS 'The queues and kinds to which its ow
 COMMENT ON COLUMN dlq.saved_views.created_at IS 'When it was made.';
 COMMENT ON COLUMN dlq.saved_views.updated_at IS 'When it was last changed.';
 
+-- What one person did in one go: the audit rows of all that it touched say which operation they are of.
+CREATE TABLE dlq.operations (
+    id         uuid PRIMARY KEY,
+    action     text NOT NULL,
+    filter     jsonb,
+    args       jsonb NOT NULL DEFAULT '{}',
+    actor      text NOT NULL,
+    db_user    text NOT NULL DEFAULT session_user,
+    origin     text,
+    note       text,
+    scope      jsonb,
+    undoes     uuid,
+    started_at timestamptz NOT NULL DEFAULT now(),
+    last_at    timestamptz NOT NULL DEFAULT clock_timestamp(),
+    looked     bigint NOT NULL DEFAULT 0,
+    changed    bigint NOT NULL DEFAULT 0,
+    unchanged  jsonb NOT NULL DEFAULT '{}'
+);
+COMMENT ON TABLE dlq.operations IS 'What people did to dead letters, in one go each: discard, resolve, park, unpark, reopen, assign, tag, note, purge, undo. dead_letter_transitions.operation says of what each changed, operation_unchanged what each left. Undo with dlq.undo.';
+COMMENT ON COLUMN dlq.operations.id IS 'UUIDv7 of the moment when it began.';
+COMMENT ON COLUMN dlq.operations.action IS 'What was done.';
+COMMENT ON COLUMN dlq.operations.filter IS 'The filter that chose entries; null where somebody named them.';
+COMMENT ON COLUMN dlq.operations.args IS 'More about it: assignee, tags.';
+COMMENT ON COLUMN dlq.operations.actor IS 'Who did it.';
+COMMENT ON COLUMN dlq.operations.db_user IS 'The database user of the session.';
+COMMENT ON COLUMN dlq.operations.origin IS 'From where.';
+COMMENT ON COLUMN dlq.operations.note IS 'What they said.';
+COMMENT ON COLUMN dlq.operations.scope IS 'The queues and kinds to which they are limited; null for somebody who is not.';
+COMMENT ON COLUMN dlq.operations.undoes IS 'The operation that it undoes; null for the others.';
+COMMENT ON COLUMN dlq.operations.started_at IS 'When it began.';
+COMMENT ON COLUMN dlq.operations.last_at IS 'When its last batch was done.';
+COMMENT ON COLUMN dlq.operations.looked IS 'How many entries it was for.';
+COMMENT ON COLUMN dlq.operations.changed IS 'How many of them it changed.';
+COMMENT ON COLUMN dlq.operations.unchanged IS 'Why it left the others, with how many for each reason.';
+
+CREATE TABLE dlq.operation_unchanged (
+    operation_id uuid NOT NULL REFERENCES dlq.operations ON DELETE CASCADE,
+    entry_id     uuid NOT NULL,
+    reason       text NOT NULL,
+    PRIMARY KEY (operation_id, entry_id)
+);
+COMMENT ON TABLE dlq.operation_unchanged IS 'Entries that an operation was for and did not change, 10,000 of each at most.';
+COMMENT ON COLUMN dlq.operation_unchanged.operation_id IS 'The operation.';
+COMMENT ON COLUMN dlq.operation_unchanged.entry_id IS 'The entry.';
+COMMENT ON COLUMN dlq.operation_unchanged.reason IS 'Why it was left.';
+
+ALTER TABLE dlq.dead_letter_transitions ADD COLUMN operation uuid;
+COMMENT ON COLUMN dlq.dead_letter_transitions.operation IS 'The operation of a person that it is of; null for what dlqd does by itself, and for replays, whose run or note says the same.';
+
 -- +goose Down
+ALTER TABLE dlq.dead_letter_transitions DROP COLUMN operation;
+DROP TABLE dlq.operation_unchanged;
+DROP TABLE dlq.operations;
 DROP TABLE dlq.saved_views;
 DROP TABLE dlq.group_marks;

@@ -37,7 +37,7 @@ SELECT dlq.restore_entries(@entries::jsonb, @until::timestamptz, @actor::text, n
 
 -- name: ActWhere :one
 -- One thing done to a batch of the entries that a filter chooses.
-SELECT coalesce(a.looked, 0)::integer AS looked, coalesce(a.changed, 0)::integer AS changed, coalesce(a.last, '00000000-0000-0000-0000-000000000000')::uuid AS last
+SELECT coalesce(a.looked, 0)::integer AS looked, coalesce(a.changed, 0)::integer AS changed, coalesce(a.last, '00000000-0000-0000-0000-000000000000')::uuid AS last, a.operation::uuid AS operation
 FROM dlq.act_where(@action::text, @filter::jsonb, @actor::text, nullif(@note::text, ''), @args::jsonb, @all_entries::boolean, @max_entries::integer, sqlc.narg('after')::uuid, @below::uuid) a;
 
 -- name: NewID :one
@@ -58,13 +58,21 @@ SELECT coalesce(sum(p.entries), 0)::bigint AS entries FROM dlq.preview(CASE WHEN
 SELECT dlq.replay(@id::uuid, @actor::text, nullif(@note::text, ''), NULL, @force::boolean, nullif(@destination::text, ''), nullif(@payload::text, ''))::bigint AS job;
 
 -- name: Move :exec
--- A person's move: discard, resolve, park, unpark or reopen.
-SELECT CASE @verb::text
-    WHEN 'discard' THEN dlq.discard(@id::uuid, @actor::text, nullif(@note::text, ''))
-    WHEN 'resolve' THEN dlq.resolve(@id::uuid, @actor::text, nullif(@note::text, ''))
-    WHEN 'park' THEN dlq.park(@id::uuid, @actor::text, nullif(@note::text, ''))
-    WHEN 'unpark' THEN dlq.unpark(@id::uuid, @actor::text, nullif(@note::text, ''))
-    WHEN 'reopen' THEN dlq.reopen(@id::uuid, @actor::text, nullif(@note::text, '')) END;
+-- A person's move, as an operation: discard, resolve, park, unpark or reopen.
+SELECT dlq.act_on_one(@verb::text, @id::uuid, @actor::text, nullif(@note::text, ''), jsonb_build_object('operation', @operation::uuid));
+
+-- name: Undo :one
+-- A batch of an operation, put back.
+SELECT u.looked::integer AS looked, u.changed::integer AS changed, u.became::jsonb AS became, coalesce(u.last, 'epoch')::timestamptz AS last, coalesce(u.last_id, 0)::bigint AS last_id
+FROM dlq.undo(@operation::uuid, nullif(@note::text, ''), @actor::text, @most::integer, sqlc.narg('after')::timestamptz, @after_id::bigint, @undo::uuid) u;
+
+-- name: Operation :one
+SELECT o.id::uuid AS id, o.action::text AS action, o.filter::jsonb AS filter, o.args::jsonb AS args, o.actor::text AS actor, o.db_user::text AS db_user, coalesce(o.origin, '')::text AS origin, coalesce(o.note, '')::text AS note, coalesce(o.undoes, '00000000-0000-0000-0000-000000000000')::uuid AS undoes,
+       o.started_at::timestamptz AS started_at, o.last_at::timestamptz AS last_at, o.looked::bigint AS looked, o.changed::bigint AS changed, o.unchanged::jsonb AS unchanged
+FROM dlq.operation(@id::uuid) o;
+
+-- name: OperationEntries :many
+SELECT e.entry_id::uuid AS entry_id, e.changed::boolean AS changed, coalesce(e.reason, '')::text AS reason FROM dlq.operation_entries(@id::uuid, @most::integer, sqlc.narg('after')::uuid) e;
 
 -- name: Redeliver :many
 -- Jobs of entries that the transaction has claimed; or why one got none.

@@ -196,19 +196,19 @@ var (
 
 // Token is a key to the API. What it is made of is shown once, when it is made; the database has a hash.
 type Token struct {
-	ID        string     `json:"id"`
-	Name      string     `json:"name"`
-	Role      Role       `json:"role"`
-	Queues    []string   `json:"queues,omitempty"`
-	Kinds     []string   `json:"kinds,omitempty"`
-	Sources   []string   `json:"sources,omitempty"`
-	Note      string     `json:"note,omitempty"`
-	CreatedBy string     `json:"createdBy"`
-	CreatedAt time.Time  `json:"createdAt"`
-	ExpiresAt *time.Time `json:"expiresAt,omitempty"`
-	UsedAt    *time.Time `json:"usedAt,omitempty"`
-	RevokedAt *time.Time `json:"revokedAt,omitempty"`
-	RevokedBy string     `json:"revokedBy,omitempty"`
+	ID        string     `json:"id" doc:"By what it is revoked. It signs nobody in."`
+	Name      string     `json:"name" doc:"Who holds it: the actor in the audit trail."`
+	Role      Role       `json:"role" enum:"reader,operator,admin,sender,metrics" doc:"What they may do."`
+	Queues    []string   `json:"queues,omitempty" doc:"Patterns of queues; absent: every queue."`
+	Kinds     []string   `json:"kinds,omitempty" doc:"Patterns of kinds; absent: every kind."`
+	Sources   []string   `json:"sources,omitempty" doc:"Patterns of sources as which a sender may submit; absent: every source."`
+	Note      string     `json:"note,omitempty" doc:"What it is for."`
+	CreatedBy string     `json:"createdBy" doc:"Who made it."`
+	CreatedAt time.Time  `json:"createdAt" doc:"When."`
+	ExpiresAt *time.Time `json:"expiresAt,omitempty" doc:"Until when it is good; absent: for ever."`
+	UsedAt    *time.Time `json:"usedAt,omitempty" doc:"When it was last used, within a minute or so."`
+	RevokedAt *time.Time `json:"revokedAt,omitempty" doc:"From when it is refused."`
+	RevokedBy string     `json:"revokedBy,omitempty" doc:"Who revoked it."`
 }
 
 // grant is what a token may do.

@@ -255,6 +255,7 @@ func secure(r *http.Request) bool {
 
 // setCookie has the browser keep something, or (empty) forget it.
 func setCookie(w http.ResponseWriter, r *http.Request, name, value string, life time.Duration) {
+	//nolint:gosec // Secure wherever the browser takes it so
 	cookie := &http.Cookie{Name: name, Value: value, Path: "/", MaxAge: int(life.Seconds()), Secure: secure(r), HttpOnly: true, SameSite: http.SameSiteLaxMode}
 	if value == "" {
 		cookie.MaxAge = -1

@@ -195,11 +195,7 @@ func TestSessions(t *testing.T) {
 }
 
 func (c *console) with(cookies map[string]string) *browser {
-	b := c.browser()
-	for name, value := range cookies {
-		b.cookies[name] = value
-	}
-	return b
+	return &browser{c, maps.Clone(cookies)}
 }
 
 // By https the cookie is one that browsers take from nowhere else, and send nowhere else.

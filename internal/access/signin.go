@@ -163,7 +163,7 @@ func (s *SignIn) begin(w http.ResponseWriter, r *http.Request, p *proof, to stri
 		return
 	}
 	s.Access.setSessionCookie(w, r, secret)
-	http.Redirect(w, r, ReturnTo(to), http.StatusSeeOther)
+	http.Redirect(w, r, ReturnTo(to), http.StatusSeeOther) //nolint:gosec // a path of dlqd's
 }
 
 // signOut ends the session of who asks or, if the form says so, all of theirs.
@@ -249,7 +249,8 @@ func (s *SignIn) askProvider(w http.ResponseWriter, r *http.Request) {
 	}
 	p := &pending{rand.Text(), ReturnTo(r.URL.Query().Get("to"))}
 	setCookie(w, r, pendingCookie(r), p.String(), signInPatience)
-	http.Redirect(w, r, config.AuthCodeURL(p.derived("state"), oidc.Nonce(p.derived("nonce")), oauth2.S256ChallengeOption(p.derived("verifier"))), http.StatusSeeOther)
+	address := config.AuthCodeURL(p.derived("state"), oidc.Nonce(p.derived("nonce")), oauth2.S256ChallengeOption(p.derived("verifier")))
+	http.Redirect(w, r, address, http.StatusSeeOther) //nolint:gosec // the provider's
 }
 
 // provider is the policy in force, and as whom the provider is asked; nil where that was answered already.

@@ -1,6 +1,7 @@
 package access
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -20,6 +21,14 @@ type Store struct {
 	pool    *pgxpool.Pool
 	schemas postgres.Schemas
 	queries *dbsqlc.Queries
+	origin  string // from where what is done is done; empty for the address of the database session
+}
+
+// From is the same store, for what is done from somewhere: the audit trail says so.
+func (s *Store) From(origin string) *Store {
+	from := *s
+	from.origin = origin
+	return &from
 }
 
 // NewStore returns the tokens and sessions of a database.
@@ -39,11 +48,16 @@ func (s *Store) Create(ctx context.Context, t *Token, by string) (secret string,
 	return secret, err
 }
 
-func insert(ctx context.Context, q *dbsqlc.Queries, t *Token, by string) (string, error) {
+// Check says what is wrong with the name or the grant of a token that is to be made.
+func (t *Token) Check() error {
 	if err := checkName(t.Name); err != nil {
-		return "", err
+		return err
 	}
-	if err := CheckGrant(t.grant()); err != nil {
+	return CheckGrant(t.grant())
+}
+
+func insert(ctx context.Context, q *dbsqlc.Queries, t *Token, by string) (string, error) {
+	if err := t.Check(); err != nil {
 		return "", err
 	}
 	secret, hash, err := newSecret(secretPrefix)
@@ -146,7 +160,7 @@ func (s *Store) recorded(ctx context.Context, a *act, do func(q *dbsqlc.Queries)
 		if err != nil {
 			return err
 		}
-		if err := q.SetOrigin(ctx, a.origin); err != nil {
+		if err := q.SetOrigin(ctx, cmp.Or(a.origin, s.origin)); err != nil {
 			return err
 		}
 		return q.RecordAct(ctx, dbsqlc.RecordActParams{Subject: a.subject, Act: a.act, Actor: a.by, Note: a.note, Detail: raw})

@@ -23,7 +23,7 @@ type need struct {
 }
 
 // open is of what anybody may ask: whether the process lives, how one signs in, and how the API is used.
-var open = []string{"/livez", "/readyz", "/api/login", access.SignInPath, access.ProviderPath, access.CallbackPath, access.SignOutPath, "/docs", "/openapi.json", "/openapi.yaml", "/openapi-3.0.json", "/openapi-3.0.yaml"}
+var open = []string{"/livez", "/readyz", "/api/login", access.SignInPath, access.ProviderPath, access.CallbackPath, access.SignOutPath, docsPath, "/openapi.json", "/openapi.yaml", "/openapi-3.0.json", "/openapi-3.0.yaml"}
 
 // StaticPath is where the console's style sheet and script are, which a sign-in page needs.
 const StaticPath = "/static/"
@@ -36,6 +36,8 @@ var needs = map[string]need{
 	"reveal-entry": {access.Operator, true}, "export": {access.Operator, true}, "bulk": {access.Operator, true}, "replay-entry": {access.Operator, true},
 	"discard-entry": {access.Operator, true}, "resolve-entry": {access.Operator, true}, "park-entry": {access.Operator, true},
 	"unpark-entry": {access.Operator, true}, "reopen-entry": {access.Operator, true},
+
+	"get-operation": {access.Reader, true}, "undo": {access.Operator, true},
 
 	// Counted by queue, as analytics: those who are limited to kinds are refused.
 	"list-groups": {access.Reader, true}, "get-group": {access.Reader, true}, "set-group": {access.Operator, true},
@@ -50,6 +52,9 @@ var needs = map[string]need{
 	// To approve what takes an admin takes one, too: see decide.
 	"list-approvals": {access.Operator, true}, "get-approval": {access.Operator, true}, "approve": {access.Operator, true}, "refuse": {access.Operator, true},
 	"withdraw": {access.Operator, true},
+
+	"list-tokens": {access.Admin, false}, "create-token": {access.Admin, false}, "revoke-token": {access.Admin, false},
+	"get-policy": {access.Reader, false}, "test-policy": {access.Reader, false},
 
 	"search-audit": {access.Reader, true}, "list-erasures": {access.Reader, false}, "erase": {access.Admin, false},
 	"list-queues": {access.Reader, true}, "pause-queue": {access.Operator, true}, "resume-queue": {access.Operator, true},
@@ -110,12 +115,23 @@ func describeNeeds(api huma.API) {
 	}
 }
 
+// docsPath is of the page that describes the API, to those too who have not signed in.
+const docsPath = "/docs"
+
 // signIn finds out who makes a request.
 func (s *service) signIn(next http.Handler) http.Handler {
 	if s.Access == nil {
 		return next
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == docsPath {
+			p, err := s.Access.Authenticate(r)
+			if err != nil {
+				p = &access.Principal{} // nobody, who may do nothing
+			}
+			next.ServeHTTP(w, r.WithContext(access.With(r.Context(), p)))
+			return
+		}
 		if slices.Contains(open, r.URL.Path) || strings.HasPrefix(r.URL.Path, StaticPath) || strings.HasPrefix(r.URL.Path, runbooksPath) {
 			next.ServeHTTP(w, r)
 			return

@@ -197,6 +197,8 @@ func build(config Config) (*service, *http.ServeMux, huma.API) {
 		{Name: "analytics", Description: "What happens to dead letters over time, from rollups of the audit trail."},
 		{Name: "approvals", Description: "What needs a second person."},
 		{Name: "sessions", Description: "Who is signed in with a browser."},
+		{Name: "policy", Description: "The policy in force, and what it makes of an error."},
+		{Name: "tokens", Description: "Keys to the API: make, list and revoke them."},
 		{Name: "audit", Description: "Who did what, and erasure of somebody's data."},
 		{Name: "queues", Description: "See queues, pause and resume them."},
 		{Name: "circuit breakers", Description: "See and steer what keeps deliveries from a destination that is in trouble."},
@@ -208,6 +210,7 @@ func build(config Config) (*service, *http.ServeMux, huma.API) {
 	s.registerEntries(api)
 	s.registerReplays(api)
 	s.registerBulk(api)
+	s.registerUndo(api)
 	s.registerGroups(api)
 	s.registerViews(api)
 	s.registerAnalytics(api)
@@ -221,11 +224,12 @@ func build(config Config) (*service, *http.ServeMux, huma.API) {
 	s.registerOperations(api)
 	s.registerLogLevel(api)
 	s.registerAccess(api)
+	s.registerTokens(api)
+	s.registerPolicy(api)
 	s.registerSessions(api)
 	describeNeeds(api)
 
 	mux.Handle("GET /metrics", config.Metrics.Handler())
-	mux.Handle("GET /docs", docsPage(api))
 	mux.HandleFunc("GET "+runbooksPath+"{name}", runbook)
 	var pages http.Handler = notServed(mux)
 	var failed func(http.ResponseWriter, *http.Request, int, string)

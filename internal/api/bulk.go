@@ -14,6 +14,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/danielgtaylor/huma/v2"
+	"github.com/google/uuid"
 
 	"github.com/dlqd/dlqd/internal/access"
 	"github.com/dlqd/dlqd/internal/approval"
@@ -40,6 +41,7 @@ type BulkAnswer struct {
 	DryRun  bool             `json:"dryRun" doc:"Nothing was changed."`
 	Chosen  int64            `json:"chosen" doc:"Entries that the filter chooses."`
 	Changed int64            `json:"changed" doc:"Entries that were changed; the others' states do not allow it."`
+	Undo    *uuid.UUID       `json:"undo,omitempty" doc:"What undoes it: POST /api/dlq/undo/{id}; absent where nothing does. GET /api/dlq/operations/{id} says what it was for, and what it left."`
 	ByQueue map[string]int64 `json:"byQueue,omitempty" doc:"Of a dry run, the chosen ones by queue."`
 	ByType  map[string]int64 `json:"byErrorType,omitempty" doc:"Of a dry run, the chosen ones by type of error."`
 }
@@ -130,11 +132,16 @@ func (s *service) bulk(ctx context.Context, in *bulkInput) (*bulkOutput, error) 
 		}
 	}
 	request := deadletter.Bulk{Action: body.Do, Filter: filter, All: body.All, Assignee: body.Assignee, Tags: body.Tags, Force: body.Force, Act: body.act(ctx)}
+	request.Act.Operation = deadletter.NewOperation()
 	looked, changed, err := s.Store.Bulk(ctx, request)
 	if err != nil {
 		return nil, s.ask(ctx, err, approval.Bulk, request, &body.Action)
 	}
-	return &bulkOutput{Body: BulkAnswer{Chosen: int64(looked), Changed: int64(changed)}}, nil
+	out := &bulkOutput{Body: BulkAnswer{Chosen: int64(looked), Changed: int64(changed)}}
+	if changed > 0 && body.Do != "purge" && body.Do != "reopen" {
+		out.Body.Undo = &request.Act.Operation
+	}
+	return out, nil
 }
 
 func (s *service) export(ctx context.Context, in *exportInput) (*huma.StreamResponse, error) {

@@ -79,6 +79,7 @@ type ReplayAction struct {
 type Moved struct {
 	ID     uuid.UUID         `json:"id" doc:"The entry."`
 	Status deadletter.Status `json:"status" enum:"dlq_pending,dlq_processing,dlq_manual,dlq_resolved,dlq_failed,dlq_archived" doc:"Where it stands now."`
+	Undo   *uuid.UUID        `json:"undo,omitempty" doc:"What undoes it: POST /api/dlq/undo/{id}; absent where nothing does."`
 }
 
 // Replayed is the answer to a replay.
@@ -272,10 +273,16 @@ func (s *service) registerEntries(api huma.API) {
 		example(&op, http.StatusOK, Moved{ID: uuid.MustParse(entryExample), Status: a.to})
 		huma.Register(api, op, func(ctx context.Context, in *actionInput) (*movedOutput, error) {
 			id := uuid.MustParse(in.ID) // its format was checked
-			if err := a.run(ctx, id, in.Body.act(ctx)); err != nil {
+			act := in.Body.act(ctx)
+			act.Operation = deadletter.NewOperation()
+			if err := a.run(ctx, id, act); err != nil {
 				return nil, s.ask(ctx, err, approval.Bulk, deadletter.Bulk{Action: a.name, Filter: onlyOf(id)}, in.Body)
 			}
-			return &movedOutput{Status: http.StatusOK, Body: Moved{ID: id, Status: a.to}}, nil
+			moved := Moved{ID: id, Status: a.to}
+			if a.name != "reopen" {
+				moved.Undo = &act.Operation
+			}
+			return &movedOutput{Status: http.StatusOK, Body: moved}, nil
 		})
 	}
 

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/danielgtaylor/huma/v2"
+	"github.com/google/uuid"
 
 	"github.com/dlqd/dlqd/internal/deadletter"
 	"github.com/dlqd/dlqd/internal/group"
@@ -44,7 +45,8 @@ type GroupChange struct {
 type GroupChanged struct {
 	group.Group
 
-	Assigned int `json:"assigned" doc:"Entries that were given to its owner."`
+	Assigned int        `json:"assigned" doc:"Entries that were given to its owner."`
+	Undo     *uuid.UUID `json:"undo,omitempty" doc:"What undoes that, of the entries: POST /api/dlq/undo/{id}."`
 }
 
 type groupsInput struct {
@@ -166,7 +168,9 @@ func (s *service) getGroup(ctx context.Context, in *groupInput) (*groupOutput, e
 func (s *service) setGroup(ctx context.Context, in *setGroupInput) (*setGroupOutput, error) {
 	body := &in.Body
 	change := group.Change{Owner: body.Owner, Note: body.Note, Status: body.Status, MuteUntil: body.MuteUntil, MuteFailures: body.MuteFailures}
-	assigned, err := s.Groups.Set(ctx, in.Queue, in.Fingerprint, change, (&Action{Actor: body.Actor, Note: body.Why}).act(ctx))
+	act := (&Action{Actor: body.Actor, Note: body.Why}).act(ctx)
+	act.Operation = deadletter.NewOperation()
+	assigned, err := s.Groups.Set(ctx, in.Queue, in.Fingerprint, change, act)
 	if err != nil {
 		return nil, s.problem(ctx, err)
 	}
@@ -174,5 +178,9 @@ func (s *service) setGroup(ctx context.Context, in *setGroupInput) (*setGroupOut
 	if err != nil {
 		return nil, s.problem(ctx, err)
 	}
-	return &setGroupOutput{Body: GroupChanged{Group: *g, Assigned: assigned}}, nil
+	out := &setGroupOutput{Body: GroupChanged{Group: *g, Assigned: assigned}}
+	if assigned > 0 {
+		out.Body.Undo = &act.Operation
+	}
+	return out, nil
 }

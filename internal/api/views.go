@@ -8,6 +8,7 @@ import (
 	"github.com/danielgtaylor/huma/v2"
 
 	"github.com/dlqd/dlqd/internal/access"
+	"github.com/dlqd/dlqd/internal/filter"
 	"github.com/dlqd/dlqd/internal/savedview"
 )
 
@@ -88,6 +89,9 @@ func (s *service) registerViews(api huma.API) {
 			if ctx, err = s.limitTo(ctx, need{access.Operator, true}); err != nil {
 				return nil, err
 			}
+		}
+		if _, err := merged(ctx, filter.Filter{}, "body.query", in.Body.Query); err != nil { // what no list would take
+			return nil, err
 		}
 		v := savedview.SavedView{Name: in.Name, Query: in.Body.Query, Columns: in.Body.Columns, Order: in.Body.Order, Shared: in.Body.Shared}
 		if err := s.Views.Save(ctx, &v, (&Action{Actor: in.Body.Actor}).person(ctx).Actor); err != nil {

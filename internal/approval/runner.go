@@ -122,6 +122,7 @@ func (r *Runner) do(ctx context.Context, a *dbsqlc.TakeRow) (*dbsqlc.EndParams, 
 		_, err := r.Replayer.Start(ctx, &request) // which ends the approval with the same commit: it is not started twice
 		return nil, err
 	case Bulk:
+		act.Operation = a.ID // whoever goes on with it goes on with that
 		bulk := deadletter.Bulk{Act: act}
 		if err := json.Unmarshal(a.Request, &bulk); err != nil {
 			return nil, fmt.Errorf("%w: %w", errRequest, err)

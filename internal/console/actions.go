@@ -9,6 +9,7 @@ import (
 
 	"github.com/dlqd/dlqd/internal/access"
 	"github.com/dlqd/dlqd/internal/api"
+	"github.com/dlqd/dlqd/internal/deadletter"
 )
 
 // acted is the answer to a move, as far as people are told of it.
@@ -138,18 +139,18 @@ func (c *Console) undo(in *request) (*done, error) {
 	if from := in.PostFormValue("from"); localPath(from) {
 		to = from
 	}
-	var out struct {
-		Undone int64 `json:"undone"`
-		Left   int64 `json:"left"`
-	}
+	var out deadletter.Undone
 	if err := in.post("/api/dlq/undo/"+url.PathEscape(in.PathValue("operation")), map[string]any{}, &out); err != nil {
 		return nil, err
 	}
-	text := "Undone for " + plural(out.Undone, "dead letter") + "."
-	if out.Left > 0 {
-		text += " " + plural(out.Left, "has", "have") + " moved on meanwhile."
+	text := "Undone for " + plural(out.Changed, "dead letter") + "."
+	if n := out.Became[string(deadletter.Manual)]; n > 0 {
+		text += " " + plural(n, "needs", "need") + " a person now."
 	}
-	return &done{To: to, Flash: flash{Text: text}}, nil
+	if left := out.Looked - out.Changed; left > 0 {
+		text += " " + plural(left, "has", "have") + " moved on meanwhile."
+	}
+	return &done{To: to, Flash: flash{Text: text, To: "/operations/" + out.Operation.String()}}, nil
 }
 
 // reveal shows a dead letter once, with what is masked elsewhere, to who says why.

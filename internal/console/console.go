@@ -41,6 +41,7 @@ type Console struct {
 	templates templates
 	live      live
 	around    around
+	described described
 }
 
 // New returns the console. Requests have come through the door, and bear who makes them.
@@ -59,6 +60,7 @@ func New(config Config) *Console {
 	c.action("/dead-letters/{id}/edit", c.edit)
 	c.action("/dead-letters/{id}/reveal", c.reveal)
 	c.action("/undo/{operation}", c.undo)
+	c.page("/operations/{id}", c.operation)
 	c.page("/groups", c.groups)
 	c.page("/groups/{queue}/{fingerprint}", c.group)
 	c.action("/groups/{queue}/{fingerprint}", c.setGroup)
@@ -72,6 +74,12 @@ func New(config Config) *Console {
 	c.page("/approvals/{id}", c.approval)
 	c.action("/approvals/{id}/decide", c.decide)
 	c.page("/audit", c.audit)
+	c.page("/access", c.access)
+	c.action("/access/sessions", c.endSessions)
+	c.action("/access/tokens", c.changeTokens)
+	c.page("/policy", c.policy)
+	c.page("/docs", c.docs)
+	c.mux.HandleFunc("GET /docs/try", c.tryIt)
 	c.page("/system", c.system)
 	c.action("/system/checks", c.checks)
 	c.action("/system/automatic", c.steerAutomatic)

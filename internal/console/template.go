@@ -101,7 +101,7 @@ func (t templates) execute(out *bytes.Buffer, f *frame, name string) error {
 var functions = template.FuncMap{
 	"ago": ago, "in": until, "exact": exact, "iso": iso, "lasted": lasted, "number": number, "percent": percent, "plural": plural,
 	"short": short, "status": statusOf, "class": classOf, "text": visible, "clip": clip, "first": firstLine, "icon": icon, "deref": deref, "or0": or0, "dict": dict, "query": query,
-	"json": pretty, "add": func(a, b int) int { return a + b }, "args": args, "spark": spark, "seg": url.PathEscape, "now": time.Now,
+	"json": pretty, "join": strings.Join, "add": func(a, b int) int { return a + b }, "args": args, "spark": spark, "seg": url.PathEscape, "now": time.Now, "where": whereInWords,
 }
 
 // mark is how a state is shown: a sign with its word, never colour alone.

@@ -23,6 +23,7 @@ type AuditFilter struct {
 	To            string     `json:"to,omitempty"`
 	Text          string     `json:"text,omitempty"`
 	ConfigVersion string     `json:"configVersion,omitempty"`
+	Operation     string     `json:"operation,omitempty"`
 	After         *time.Time `json:"after,omitempty"`
 	Before        *time.Time `json:"before,omitempty"`
 }
@@ -45,6 +46,7 @@ type AuditRow struct {
 	RiverJobID    *int64          `json:"jobId,omitempty" doc:"The job that the move is about." db:"river_job_id"`
 	ConfigVersion *string         `json:"configVersion,omitempty" doc:"Version of the policy that decided last; of what a person did, of the one that was in force." db:"config_version"`
 	Detail        json.RawMessage `json:"detail,omitempty" doc:"More, such as the payload that an edit gave the entry." db:"detail"`
+	Operation     *uuid.UUID      `json:"operation,omitempty" doc:"What the person did in one go, of which it is a part." db:"operation"`
 }
 
 // AuditCursor is where a page of the audit trail ended: at the row of this time and id. The zero cursor is before the first page.
@@ -59,7 +61,7 @@ func (s *Store) Audit(ctx context.Context, f AuditFilter, most int, cursor Audit
 	if err != nil {
 		return nil, err
 	}
-	rows, err := s.db.Query(ctx, `SELECT id, at, actor, db_user, origin, entry_id, from_status, to_status, reason, note, queue, kind, error_class, river_job_id, config_version, detail
+	rows, err := s.db.Query(ctx, `SELECT id, at, actor, db_user, origin, entry_id, from_status, to_status, reason, note, queue, kind, error_class, river_job_id, config_version, detail, operation
 		FROM dlq.audit($1, $2, $3, $4)`, json.RawMessage(filter), most, pgtype.Timestamptz{Time: cursor.At, Valid: !cursor.At.IsZero()}, cursor.ID)
 	if err != nil {
 		return nil, Named(err)

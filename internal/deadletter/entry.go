@@ -100,4 +100,5 @@ type Transition struct {
 	ConfigVersion *string         `json:"configVersion,omitempty" doc:"Version of the policy that decided last." db:"config_version"`
 	Origin        *string         `json:"origin,omitempty" doc:"From where a person made the move." db:"origin"`
 	Detail        json.RawMessage `json:"detail,omitempty" doc:"More about the move." db:"detail"`
+	Operation     *uuid.UUID      `json:"operation,omitempty" doc:"What the person did in one go, of which it is a part: GET /api/dlq/operations/{id}." db:"operation"`
 }

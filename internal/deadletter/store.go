@@ -407,7 +407,7 @@ func (s *Store) trail(ctx context.Context, entry *Entry) ([]Transition, error) {
 
 // TrailSQL is the query behind the trail of [Store.Get] for some months, and its parameters, for EXPLAIN.
 func (s *Store) TrailSQL(ctx context.Context, id uuid.UUID, from time.Time, limit int) (string, []any) {
-	return s.schemas.Render(`SELECT at, from_status, to_status, actor, db_user, reason, dlq.masked_text(note, m.mask) AS note, strategy, rule, next_retry_at, river_job_id, config_version, origin,
+	return s.schemas.Render(`SELECT at, from_status, to_status, actor, db_user, reason, dlq.masked_text(note, m.mask) AS note, strategy, rule, next_retry_at, river_job_id, config_version, origin, operation,
 			CASE WHEN m.mask -> 'hidden' ? 'edited_event' THEN NULL ELSE dlq.masked_detail(detail, m.mask) END AS detail
 		FROM dlq.dead_letter_transitions CROSS JOIN (SELECT CASE WHEN NOT $6 THEN dlq.mask($5) END AS mask OFFSET 0) m
 		WHERE entry_id = $1 AND at >= $2 AND at < $3 ORDER BY at, id LIMIT $4`),
@@ -513,7 +513,20 @@ func ClosedSince(id uuid.UUID) time.Time {
 type Act struct {
 	Actor string
 	Note  string
+	// Operation is the id of what they do in one go, for [Store.Undo]; made where it is none.
+	Operation uuid.UUID
 }
+
+// operation returns the id of what a person does in one go.
+func (a Act) operation() uuid.UUID {
+	if a.Operation != uuid.Nil {
+		return a.Operation
+	}
+	return NewOperation()
+}
+
+// NewOperation returns an id for what a person does in one go.
+func NewOperation() uuid.UUID { return uuid.Must(uuid.NewV7()) }
 
 // Replay redelivers an entry now, with payload in place of its own if that is not nil, and returns the new job's id.
 func (s *Store) Replay(ctx context.Context, id uuid.UUID, act Act, payload json.RawMessage, force bool) (int64, error) {
@@ -557,8 +570,9 @@ func (s *Store) Reopen(ctx context.Context, id uuid.UUID, act Act) error {
 }
 
 func (s *Store) call(ctx context.Context, verb string, id uuid.UUID, act Act) error {
+	operation := act.operation()
 	return s.move(ctx, func(tx postgres.DB) error {
-		return dbsqlc.New(tx).Move(ctx, dbsqlc.MoveParams{Verb: verb, ID: id, Actor: act.Actor, Note: act.Note})
+		return dbsqlc.New(tx).Move(ctx, dbsqlc.MoveParams{Verb: verb, ID: id, Actor: act.Actor, Note: act.Note, Operation: operation})
 	})
 }
 
@@ -583,7 +597,7 @@ func (s *Store) Bulk(ctx context.Context, b Bulk) (looked, changed int, err erro
 	if err != nil {
 		return 0, 0, err
 	}
-	args, err := json.Marshal(map[string]any{"assignee": b.Assignee, "tags": b.Tags, "force": b.Force})
+	args, err := json.Marshal(map[string]any{"assignee": b.Assignee, "tags": b.Tags, "force": b.Force, "operation": b.Act.operation()})
 	if err != nil {
 		return 0, 0, err
 	}

@@ -15,11 +15,12 @@ import (
 )
 
 const (
-	// alertTroubles is how long a destination refuses connections in the demo of alerts: long enough to be told of.
-	alertTroubles = 20 * time.Second
+	// alertTroubles is how long a destination refuses connections in the demo of alerts, from its start on: long enough to be told of.
+	alertTroubles = 30 * time.Second
 	alertBreakers = "defaults: {consecutiveFailures: 10, openFor: 8s}\n"
-	// alertInterval is between two scrapes and two evaluations. Rules fire after so long, too.
+	// alertInterval is between two scrapes and two evaluations. Rules fire after alertFor.
 	alertInterval = time.Second
+	alertFor      = 3 * time.Second
 	// alertTimeout is how long everything may take.
 	alertTimeout = 2 * time.Minute
 )
@@ -48,13 +49,13 @@ func (d *demo) runAlerts(ctx context.Context) error {
 		return err
 	}
 	_, address, _ := strings.Cut(d.api, "://")
-	stack, err := alerting.Start(ctx, alerting.Config{Dir: dir, Targets: []string{address}, Console: d.api, Interval: alertInterval, For: alertInterval, Receivers: receivers})
+	stack, err := alerting.Start(ctx, alerting.Config{Dir: dir, Targets: []string{address}, Console: d.api, Interval: alertInterval, For: alertFor, Receivers: receivers})
 	if err != nil {
 		return err
 	}
 	defer stack.Stop()
-	d.sayf("Prometheus is at %s, Alertmanager at %s, with the files of deploy/ (quicker: rules fire after %s); logs are in %s", stack.Prometheus, stack.Alertmanager, alertInterval, dir)
-	d.sayf("sending %d messages, of which those for exports meet a destination that refuses connections for %s", messages, alertTroubles)
+	d.sayf("Prometheus is at %s, Alertmanager at %s, with the files of deploy/ (quicker: rules fire after %s); logs are in %s", stack.Prometheus, stack.Alertmanager, alertFor, dir)
+	d.sayf("sending %d messages, of which those for exports meet a destination that refuses connections for a while", messages)
 	started := time.Now()
 	if err := d.send(ctx); err != nil {
 		return err
@@ -64,9 +65,12 @@ func (d *demo) runAlerts(ctx context.Context) error {
 
 // followAlerts prints what happens until a breaker's alert has fired and is over.
 func (d *demo) followAlerts(ctx context.Context, started time.Time, stack *alerting.Stack, told <-chan alerting.Notification) error {
-	const breaker = "CircuitBreakerOpen"
+	const (
+		breaker = "CircuitBreakerOpen"
+		indent  = "             "
+	)
 	at := func() string { return fmt.Sprintf("%5.1f s  ", time.Since(started).Seconds()) }
-	firing := map[string]bool{}
+	firing, read := map[string]bool{}, map[string]bool{}
 	ticker := time.NewTicker(alertInterval / 2)
 	defer ticker.Stop()
 	down := false
@@ -75,11 +79,17 @@ func (d *demo) followAlerts(ctx context.Context, started time.Time, stack *alert
 		case <-ctx.Done():
 			return errors.Join(errNotTold, ctx.Err())
 		case n := <-told:
-			d.sayf("%s%s was sent: %s\n             %s", at(), n.Receiver, n.Title, strings.ReplaceAll(strings.TrimSpace(n.Text), "\n", "\n             "))
-			over := strings.HasPrefix(n.Title, "Over: ")
-			if of := strings.Contains(n.Text, "("+breaker+")"); of && over && down {
+			d.sayf("%s%s was sent: %s", at(), n.Receiver, n.Title)
+			name, _, _ := strings.Cut(n.Text[strings.LastIndexByte(n.Text, '(')+1:], ")")
+			if !read[name] {
+				read[name] = true
+				d.sayf("%s", indent+strings.ReplaceAll(strings.TrimSpace(n.Text), "\n", "\n"+indent))
+			}
+			switch over := strings.HasPrefix(n.Title, "Over: "); {
+			case !strings.Contains(n.Text, "("+breaker+")") || !strings.Contains(n.Title, "destination:exports"):
+			case over && down:
 				return nil
-			} else if of && !over {
+			case !over:
 				down = true
 			}
 		case <-ticker.C:

@@ -165,7 +165,8 @@ func (c *Config) Ours(r *http.Request) bool {
 
 // names are those of Hosts, and localhost, as they are compared.
 func (c *Config) names() []string {
-	names := []string{"localhost"}
+	names := make([]string, 0, len(c.Hosts)+1)
+	names = append(names, "localhost")
 	for _, host := range c.Hosts {
 		names = append(names, hostOf(host))
 	}

@@ -9,6 +9,7 @@ import (
 	"maps"
 	"slices"
 	"strconv"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -93,6 +94,7 @@ type database struct {
 	queries *dbsqlc.Queries
 	policy  func() *policy.Policy
 	logger  *slog.Logger
+	down    atomic.Bool // it did not answer the last scrape
 }
 
 func (*database) Describe(ch chan<- *prometheus.Desc) {
@@ -106,9 +108,14 @@ func (d *database) Collect(ch chan<- prometheus.Metric) {
 	defer cancel()
 	s, err := readSample(ctx, d.queries)
 	if err != nil {
-		d.logger.Warn("metrics: the database does not say what they are", "error", err)
+		if !d.down.Swap(true) {
+			d.logger.Warn("metrics: the database does not say what they are", "error", err)
+		}
 		gauge(ch, upDesc, 0)
 		return
+	}
+	if d.down.Swap(false) {
+		d.logger.Info("metrics: the database answers again")
 	}
 	gauge(ch, upDesc, 1)
 	(&publisher{Sample: s, ch: ch, policy: d.policy()}).publish()

@@ -86,6 +86,17 @@ type Setting struct {
 // String returns file, path and value on one line.
 func (s Setting) String() string { return fmt.Sprintf("%s %s = %s", s.File, s.Path, shown(s.Value)) }
 
+// Text is the value as its file would have it, with secrets hidden.
+func (s Setting) Text() string { return shown(s.Value) }
+
+// Place is an origin as it is within the policy's directory: no path of the machine.
+func (p *Policy) Place(origin string) string {
+	if p.dir == "" {
+		return origin
+	}
+	return strings.TrimPrefix(origin, filepath.Clean(p.dir)+string(filepath.Separator))
+}
+
 // shown is a value as its file would have it, with the secrets in its URLs hidden.
 func shown(value any) string {
 	raw, err := yaml.Marshal(flow(value))

@@ -44,6 +44,7 @@ type scopeBundle struct {
 	ids    map[string]string // of entries, by queue/kind
 	runs   map[string]string // of replay runs, by queue
 	asked  map[string]string // of requests for approval, likewise
+	done   map[string]string // of operations, likewise
 }
 
 func scopeSetup(t *testing.T, configs ...func(*server.Config)) *scopeBundle {
@@ -54,7 +55,7 @@ func scopeSetup(t *testing.T, configs ...func(*server.Config)) *scopeBundle {
 		for _, config := range configs {
 			config(c)
 		}
-	}}), ids: map[string]string{}, runs: map[string]string{}, asked: map[string]string{}}
+	}}), ids: map[string]string{}, runs: map[string]string{}, asked: map[string]string{}, done: map[string]string{}}
 	b.tokens = access.NewStore(b.pool, postgres.DefaultSchemas())
 	exec := func(sql string, args ...any) {
 		_, err := b.pool.Exec(t.Context(), sql, args...)
@@ -84,6 +85,11 @@ func scopeSetup(t *testing.T, configs ...func(*server.Config)) *scopeBundle {
 		require.NoError(t, json.Unmarshal([]byte(out), &answer))
 		b.runs[queue] = answer.Run.ID
 		b.asked[queue] = b.requestAs("kim", access.Scope{{Queues: []string{queue}}})
+		status, out = b.as(b.token(access.Operator, access.Scope{{Queues: []string{queue}}}), "POST", "/api/dlq/bulk", `{"do": "assign", "assignee": "kim", "filter": {}, "all": true}`)
+		require.Equal(t, http.StatusOK, status, out)
+		var done struct{ Undo string }
+		require.NoError(t, json.Unmarshal([]byte(out), &done))
+		b.done[queue] = done.Undo
 	}
 	require.Equal(t, 4, b.count("SELECT count(*) FROM dlq.replay_run_entries"), "a run takes what its starter has")
 	admin := b.token(access.Admin, nil)
@@ -149,7 +155,7 @@ func (b *scopeBundle) hidden(scope int) (hidden []string) {
 	}
 	for _, queue := range []string{"pay_eu", "mailqueue"} {
 		if !slices.ContainsFunc(s.entries, func(name string) bool { return strings.HasPrefix(name, queue) }) {
-			hidden = append(hidden, queue)
+			hidden = append(hidden, queue, b.done[queue]) // (an operation's id is in the trail of what it touched)
 		}
 		if !slices.Contains(s.queues, queue) {
 			hidden = append(hidden, b.runs[queue], b.asked[queue])
@@ -181,6 +187,8 @@ var operations = []operation{
 	{"park-entry", "POST", "/api/dlq/entries/{id}/park", access.Operator, "", "entry", ""},
 	{"unpark-entry", "POST", "/api/dlq/entries/{id}/unpark", access.Operator, "", "entry", ""},
 	{"reopen-entry", "POST", "/api/dlq/entries/{id}/reopen", access.Operator, "", "entry", ""},
+	{"get-operation", "GET", "/api/dlq/operations/{id}", access.Reader, "", "operation", ""},
+	{"undo", "POST", "/api/dlq/undo/{id}", access.Operator, "", "operation", ""},
 	{"list-groups", "GET", "/api/dlq/groups?limit=200", access.Reader, "", "", "queues"},
 	{"get-group", "GET", "/api/dlq/groups/{id}/same", access.Reader, "", "queue", "queues"},
 	{"set-group", "PATCH", "/api/dlq/groups/{id}/same", access.Operator, `{"status": "open"}`, "queue", "queues"},
@@ -238,6 +246,11 @@ var operations = []operation{
 	{"list-sessions", "GET", "/api/sessions", "", "", "", ""}, // their own: TestSessions_ofOthers
 	{"end-session", "DELETE", "/api/sessions/0198a0b0-0000-7000-8000-000000000000", "", "", "none", ""},
 	{"end-sessions", "POST", "/api/sessions/end", "", "", "", ""},
+	{"list-tokens", "GET", "/api/tokens", access.Admin, "", "", "everything"},
+	{"create-token", "POST", "/api/tokens", access.Admin, `{"name": "walker", "role": "sender"}`, "", "everything"},
+	{"revoke-token", "DELETE", "/api/tokens/0198a0b0-0000-7000-8000-000000000000", access.Admin, "", "none", "everything"},
+	{"get-policy", "GET", "/api/policy", access.Reader, "", "", "everything"},
+	{"test-policy", "POST", "/api/policy/test", access.Reader, `{"status": 503}`, "", "everything"},
 	{"examine", "POST", "/api/doctor", access.Admin, "", "", "everything"},
 	{"whoami", "GET", "/api/whoami", "", "", "", ""},
 	{"get-login", "GET", "/api/login", "", "", "none", ""},
@@ -288,6 +301,8 @@ func TestScope_walk(t *testing.T) {
 					targets = map[string]bool{"pay_eu": slices.Contains(s.queues, "pay_eu"), "mailqueue": slices.Contains(s.queues, "mailqueue")}
 				case "approval":
 					targets = map[string]bool{b.asked["pay_eu"]: slices.Contains(s.queues, "pay_eu"), b.asked["mailqueue"]: slices.Contains(s.queues, "mailqueue")}
+				case "operation":
+					targets = map[string]bool{b.done["pay_eu"]: slices.Contains(s.queues, "pay_eu"), b.done["mailqueue"]: slices.Contains(s.queues, "mailqueue")}
 				case "run", "stream":
 					targets = map[string]bool{b.runs["pay_eu"]: slices.Contains(s.queues, "pay_eu"), b.runs["mailqueue"]: slices.Contains(s.queues, "mailqueue")}
 				}
@@ -296,7 +311,7 @@ func TestScope_walk(t *testing.T) {
 						continue // as for an admin
 					}
 					says := fmt.Sprintf("%s: %s, %s, %s", s.name, role, o.id, target)
-					if mine && (o.of == "entry" || o.of == "run" || o.of == "approval" && o.method == "POST") && may && o.role == access.Operator {
+					if mine && (o.of == "entry" || o.of == "run" || o.of == "operation" || o.of == "approval" && o.method == "POST") && may && o.role == access.Operator {
 						continue // they would change what the others look at: see TestScope_moves
 					}
 					if o.need == "everything" && o.method != "GET" && s.scope == nil && may {

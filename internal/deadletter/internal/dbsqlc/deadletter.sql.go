@@ -14,7 +14,7 @@ import (
 )
 
 const ActWhere = `-- name: ActWhere :one
-SELECT coalesce(a.looked, 0)::integer AS looked, coalesce(a.changed, 0)::integer AS changed, coalesce(a.last, '00000000-0000-0000-0000-000000000000')::uuid AS last
+SELECT coalesce(a.looked, 0)::integer AS looked, coalesce(a.changed, 0)::integer AS changed, coalesce(a.last, '00000000-0000-0000-0000-000000000000')::uuid AS last, a.operation::uuid AS operation
 FROM dlq.act_where($1::text, $2::jsonb, $3::text, nullif($4::text, ''), $5::jsonb, $6::boolean, $7::integer, $8::uuid, $9::uuid) a
 `
 
@@ -31,9 +31,10 @@ type ActWhereParams struct {
 }
 
 type ActWhereRow struct {
-	Looked  int32
-	Changed int32
-	Last    uuid.UUID
+	Looked    int32
+	Changed   int32
+	Last      uuid.UUID
+	Operation uuid.UUID
 }
 
 // One thing done to a batch of the entries that a filter chooses.
@@ -50,7 +51,12 @@ func (q *Queries) ActWhere(ctx context.Context, arg ActWhereParams) (ActWhereRow
 		arg.Below,
 	)
 	var i ActWhereRow
-	err := row.Scan(&i.Looked, &i.Changed, &i.Last)
+	err := row.Scan(
+		&i.Looked,
+		&i.Changed,
+		&i.Last,
+		&i.Operation,
+	)
 	return i, err
 }
 
@@ -378,28 +384,25 @@ func (q *Queries) FinishErasure(ctx context.Context, arg FinishErasureParams) (F
 }
 
 const Move = `-- name: Move :exec
-SELECT CASE $1::text
-    WHEN 'discard' THEN dlq.discard($2::uuid, $3::text, nullif($4::text, ''))
-    WHEN 'resolve' THEN dlq.resolve($2::uuid, $3::text, nullif($4::text, ''))
-    WHEN 'park' THEN dlq.park($2::uuid, $3::text, nullif($4::text, ''))
-    WHEN 'unpark' THEN dlq.unpark($2::uuid, $3::text, nullif($4::text, ''))
-    WHEN 'reopen' THEN dlq.reopen($2::uuid, $3::text, nullif($4::text, '')) END
+SELECT dlq.act_on_one($1::text, $2::uuid, $3::text, nullif($4::text, ''), jsonb_build_object('operation', $5::uuid))
 `
 
 type MoveParams struct {
-	Verb  string
-	ID    uuid.UUID
-	Actor string
-	Note  string
+	Verb      string
+	ID        uuid.UUID
+	Actor     string
+	Note      string
+	Operation uuid.UUID
 }
 
-// A person's move: discard, resolve, park, unpark or reopen.
+// A person's move, as an operation: discard, resolve, park, unpark or reopen.
 func (q *Queries) Move(ctx context.Context, arg MoveParams) error {
 	_, err := q.db.Exec(ctx, Move,
 		arg.Verb,
 		arg.ID,
 		arg.Actor,
 		arg.Note,
+		arg.Operation,
 	)
 	return err
 }
@@ -425,6 +428,87 @@ func (q *Queries) OldestOpen(ctx context.Context) (time.Time, error) {
 	var created_at time.Time
 	err := row.Scan(&created_at)
 	return created_at, err
+}
+
+const Operation = `-- name: Operation :one
+SELECT o.id::uuid AS id, o.action::text AS action, o.filter::jsonb AS filter, o.args::jsonb AS args, o.actor::text AS actor, o.db_user::text AS db_user, coalesce(o.origin, '')::text AS origin, coalesce(o.note, '')::text AS note, coalesce(o.undoes, '00000000-0000-0000-0000-000000000000')::uuid AS undoes,
+       o.started_at::timestamptz AS started_at, o.last_at::timestamptz AS last_at, o.looked::bigint AS looked, o.changed::bigint AS changed, o.unchanged::jsonb AS unchanged
+FROM dlq.operation($1::uuid) o
+`
+
+type OperationRow struct {
+	ID        uuid.UUID
+	Action    string
+	Filter    json.RawMessage
+	Args      json.RawMessage
+	Actor     string
+	DbUser    string
+	Origin    string
+	Note      string
+	Undoes    uuid.UUID
+	StartedAt time.Time
+	LastAt    time.Time
+	Looked    int64
+	Changed   int64
+	Unchanged json.RawMessage
+}
+
+func (q *Queries) Operation(ctx context.Context, id uuid.UUID) (OperationRow, error) {
+	row := q.db.QueryRow(ctx, Operation, id)
+	var i OperationRow
+	err := row.Scan(
+		&i.ID,
+		&i.Action,
+		&i.Filter,
+		&i.Args,
+		&i.Actor,
+		&i.DbUser,
+		&i.Origin,
+		&i.Note,
+		&i.Undoes,
+		&i.StartedAt,
+		&i.LastAt,
+		&i.Looked,
+		&i.Changed,
+		&i.Unchanged,
+	)
+	return i, err
+}
+
+const OperationEntries = `-- name: OperationEntries :many
+SELECT e.entry_id::uuid AS entry_id, e.changed::boolean AS changed, coalesce(e.reason, '')::text AS reason FROM dlq.operation_entries($1::uuid, $2::integer, $3::uuid) e
+`
+
+type OperationEntriesParams struct {
+	ID    uuid.UUID
+	Most  int32
+	After *uuid.UUID
+}
+
+type OperationEntriesRow struct {
+	EntryID uuid.UUID
+	Changed bool
+	Reason  string
+}
+
+func (q *Queries) OperationEntries(ctx context.Context, arg OperationEntriesParams) ([]OperationEntriesRow, error) {
+	rows, err := q.db.Query(ctx, OperationEntries, arg.ID, arg.Most, arg.After)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	items := []OperationEntriesRow{}
+	for rows.Next() {
+		var i OperationEntriesRow
+		if err := rows.Scan(&i.EntryID, &i.Changed, &i.Reason); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
 }
 
 const Preview = `-- name: Preview :many
@@ -663,6 +747,51 @@ func (q *Queries) SweepRedeliveries(ctx context.Context, after uuid.UUID) (Sweep
 		&i.Last,
 		&i.Settled,
 		&i.Requeued,
+	)
+	return i, err
+}
+
+const Undo = `-- name: Undo :one
+SELECT u.looked::integer AS looked, u.changed::integer AS changed, u.became::jsonb AS became, coalesce(u.last, 'epoch')::timestamptz AS last, coalesce(u.last_id, 0)::bigint AS last_id
+FROM dlq.undo($1::uuid, nullif($2::text, ''), $3::text, $4::integer, $5::timestamptz, $6::bigint, $7::uuid) u
+`
+
+type UndoParams struct {
+	Operation uuid.UUID
+	Note      string
+	Actor     string
+	Most      int32
+	After     *time.Time
+	AfterID   int64
+	Undo      uuid.UUID
+}
+
+type UndoRow struct {
+	Looked  int32
+	Changed int32
+	Became  json.RawMessage
+	Last    time.Time
+	LastID  int64
+}
+
+// A batch of an operation, put back.
+func (q *Queries) Undo(ctx context.Context, arg UndoParams) (UndoRow, error) {
+	row := q.db.QueryRow(ctx, Undo,
+		arg.Operation,
+		arg.Note,
+		arg.Actor,
+		arg.Most,
+		arg.After,
+		arg.AfterID,
+		arg.Undo,
+	)
+	var i UndoRow
+	err := row.Scan(
+		&i.Looked,
+		&i.Changed,
+		&i.Became,
+		&i.Last,
+		&i.LastID,
 	)
 	return i, err
 }

@@ -1,0 +1,160 @@
+-- What people did in one go, and how it is undone. The audit rows of what an operation changed carry its id, and what it takes to put an
+-- entry back (detail: was), so there is no second record of that; what it was for and left has a table.
+
+CREATE OR REPLACE FUNCTION dlq.record_operation(p_id uuid, p_action text, p_filter jsonb, p_args jsonb, p_actor text, p_note text, p_ids uuid[], p_changed uuid[], p_undoes uuid DEFAULT NULL, p_why text DEFAULT NULL) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_custom_plan AS $$
+DECLARE
+    v_actor  constant text := dlq.actor(p_actor);
+    v_left   constant uuid[] := ARRAY(SELECT unnest(p_ids) EXCEPT SELECT unnest(p_changed));
+    v_since  constant timestamptz := dlq.closed_since(p_ids);
+    v_counts jsonb := '{}';
+    v_room   integer;
+BEGIN
+    IF p_ids = '{}' AND p_undoes IS NULL THEN
+        RETURN;
+    END IF;
+    INSERT INTO dlq.operations AS o (id, action, filter, args, actor, origin, note, scope, undoes) VALUES (p_id, p_action, p_filter, p_args, v_actor, dlq.origin(v_actor, p_actor), p_note, dlq.scope(), p_undoes)
+    ON CONFLICT (id) DO NOTHING;
+    IF v_left <> '{}' THEN
+        v_room := 10000 - (SELECT count(*) FROM (SELECT FROM dlq.operation_unchanged u WHERE u.operation_id = p_id LIMIT 10000) l);
+        WITH why AS MATERIALIZED (
+            SELECT i.id, CASE WHEN p_why IS NOT NULL THEN p_why
+                              WHEN e.status IS NULL THEN 'it is gone'
+                              WHEN p_action = 'reopen' AND e.status IN ('dlq_resolved', 'dlq_archived') THEN 'its payload was erased, or its job has an open entry again'
+                              ELSE 'cannot ' || p_action || ' from ' || e.status END AS reason
+            FROM unnest(v_left) i (id)
+            LEFT JOIN LATERAL (SELECT q.status FROM dlq.dead_letter_queue q WHERE q.id = i.id AND (q.closed_at IS NULL OR q.closed_at >= v_since) LIMIT 1) e ON true
+        ), kept AS (
+            INSERT INTO dlq.operation_unchanged (operation_id, entry_id, reason) SELECT p_id, w.id, w.reason FROM why w ORDER BY w.id LIMIT v_room ON CONFLICT DO NOTHING
+        ) SELECT jsonb_object_agg(c.reason, c.n) INTO v_counts FROM (SELECT w.reason, count(*) AS n FROM why w GROUP BY w.reason) c;
+    END IF;
+    UPDATE dlq.operations o SET looked = o.looked + cardinality(p_ids), changed = o.changed + cardinality(p_changed), last_at = clock_timestamp(),
+        unchanged = (SELECT coalesce(jsonb_object_agg(c.key, c.n), '{}') FROM (
+            SELECT r.key, sum(r.value::bigint) AS n FROM (SELECT * FROM jsonb_each_text(o.unchanged) UNION ALL SELECT * FROM jsonb_each_text(v_counts)) r GROUP BY r.key) c)
+    WHERE o.id = p_id AND o.actor = v_actor AND o.db_user = session_user AND (o.action = p_action OR o.undoes IS NOT NULL);
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'operation %: is another one', p_id USING ERRCODE = 'DLQ04';
+    END IF;
+END
+$$;
+COMMENT ON FUNCTION dlq.record_operation IS 'Notes what a batch of an operation was for, and what it changed and left, and why.';
+
+CREATE OR REPLACE FUNCTION dlq.one_operation(p_id uuid) RETURNS dlq.operations
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    v_operation dlq.operations;
+BEGIN
+    SELECT * INTO v_operation FROM dlq.operations o WHERE o.id = p_id AND dlq.scope_within(o.scope, dlq.scope());
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'operation %: there is no such operation', p_id USING ERRCODE = 'DLQ02';
+    END IF;
+    RETURN v_operation;
+END
+$$;
+COMMENT ON FUNCTION dlq.one_operation IS 'An operation that the caller may know of; raises DLQ02 where there is none.';
+
+CREATE OR REPLACE FUNCTION dlq.operation(p_id uuid) RETURNS SETOF dlq.operations
+LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    v_operation dlq.operations := dlq.one_operation(p_id);
+    v_mask      constant jsonb := dlq.mask(false);
+BEGIN
+    v_operation.note := dlq.masked_text(v_operation.note, v_mask);
+    v_operation.filter := CASE WHEN NOT 'original_event' = ANY (dlq.hidden_columns()) THEN dlq.masked_detail(v_operation.filter, v_mask) END;
+    v_operation.args := CASE WHEN NOT 'original_event' = ANY (dlq.hidden_columns()) THEN dlq.masked_detail(v_operation.args, v_mask) ELSE '{}' END;
+    RETURN NEXT v_operation;
+END
+$$;
+COMMENT ON FUNCTION dlq.operation IS 'What somebody did in one go: who, when, by which filter, how many entries it changed, and why it left others.';
+
+CREATE OR REPLACE FUNCTION dlq.operation_entries(p_id uuid, p_limit integer DEFAULT 1000, p_after uuid DEFAULT NULL) RETURNS TABLE (entry_id uuid, changed boolean, reason text)
+LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_custom_plan AS $$
+DECLARE
+    v_operation constant dlq.operations := dlq.one_operation(p_id);
+    v_scope     constant jsonb := dlq.scope();
+BEGIN
+    RETURN QUERY SELECT l.entry_id, l.changed, l.reason FROM (
+        (SELECT DISTINCT ON (t.entry_id) t.entry_id, true AS changed, t.reason FROM dlq.dead_letter_transitions t
+         WHERE t.at >= v_operation.started_at AND t.at <= v_operation.last_at AND t.operation = p_id AND (p_after IS NULL OR t.entry_id > p_after) AND dlq.in_scope(t.queue, t.kind, v_scope)
+         ORDER BY t.entry_id, t.at DESC LIMIT p_limit)
+        UNION ALL
+        (SELECT u.entry_id, false, u.reason FROM dlq.operation_unchanged u WHERE u.operation_id = p_id AND (p_after IS NULL OR u.entry_id > p_after) ORDER BY u.entry_id LIMIT p_limit)) l
+    ORDER BY l.entry_id LIMIT p_limit;
+END
+$$;
+COMMENT ON FUNCTION dlq.operation_entries IS 'The entries that an operation was for, in order of capture after p_after: what was done to each, or why it was left (10,000 of those are kept).';
+
+-- undo puts back what is still where an operation put it. It takes the audit rows of the operation in their order, so that a caller goes on
+-- after the last one it got, as the same operation (p_as).
+CREATE OR REPLACE FUNCTION dlq.undo(p_operation uuid, p_note text DEFAULT NULL, p_actor text DEFAULT session_user, p_limit integer DEFAULT NULL, p_after timestamptz DEFAULT NULL, p_after_id bigint DEFAULT NULL, p_as uuid DEFAULT NULL,
+    OUT operation uuid, OUT looked integer, OUT changed integer, OUT became jsonb, OUT last timestamptz, OUT last_id bigint)
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_custom_plan AS $$
+#variable_conflict use_column
+DECLARE
+    v_of    constant dlq.operations := dlq.one_operation(p_operation);
+    v_scope constant jsonb := dlq.scope();
+    v_actor constant text := dlq.actor(p_actor);
+    v_to    constant dlq.dead_letter_status := CASE v_of.action WHEN 'discard' THEN 'dlq_archived' WHEN 'resolve' THEN 'dlq_resolved' WHEN 'park' THEN 'dlq_manual' WHEN 'unpark' THEN 'dlq_pending' END;
+    v_as    constant uuid := coalesce(p_as, dlq.uuid_v7());
+    v_ids   uuid[];
+    v_was   jsonb;
+    v_since timestamptz;
+    v_still uuid[];
+    v_done  uuid[];
+    v_held  record;
+BEGIN
+    IF v_of.action NOT IN ('discard', 'resolve', 'park', 'unpark', 'assign', 'tag', 'note') THEN
+        RAISE EXCEPTION 'operation %: % cannot be undone', p_operation, v_of.action USING ERRCODE = 'DLQ01', HINT = 'There is a way back from discard, resolve, park, unpark, assign, tag and note.';
+    END IF;
+    SELECT coalesce(array_agg(t.entry_id ORDER BY t.entry_id), '{}'), coalesce(jsonb_object_agg(t.entry_id, coalesce(t.detail -> 'was', '{}')), '{}'), max(t.at), (array_agg(t.id ORDER BY t.at DESC, t.id DESC))[1]
+    INTO v_ids, v_was, last, last_id
+    FROM (SELECT m.* FROM dlq.dead_letter_transitions m
+          WHERE m.at >= v_of.started_at AND m.at <= v_of.last_at AND m.operation = p_operation AND (p_after IS NULL OR (m.at, m.id) > (p_after, p_after_id)) AND dlq.in_scope(m.queue, m.kind, v_scope)
+          ORDER BY m.at, m.id LIMIT p_limit) t;
+    v_since := dlq.closed_since(v_ids);
+    SELECT l.ids, l.stages INTO v_held FROM dlq.lock_entries(v_ids, enum_range(NULL::dlq.dead_letter_status)) l;
+    -- Where it put them: its move is the last one that they made; what it gave them they have.
+    v_still := ARRAY(
+        SELECT e.id FROM dlq.dead_letter_queue e
+        WHERE e.id = ANY (v_held.ids) AND e.stage = ANY (v_held.stages) AND (e.closed_at IS NULL OR e.closed_at >= v_since)
+          AND CASE v_of.action
+              WHEN 'assign' THEN v_was -> e.id::text ? 'assignee' AND e.assigned_to IS NOT DISTINCT FROM nullif(v_of.args ->> 'assignee', '')
+              WHEN 'tag' THEN v_was -> e.id::text -> 'added' <> '[]' AND e.tags @> ARRAY(SELECT jsonb_array_elements_text(v_was -> e.id::text -> 'added'))
+              WHEN 'note' THEN v_was -> e.id::text ? 'notes' AND e.notes IS NOT DISTINCT FROM v_of.note
+              ELSE e.status = v_to AND p_operation = (SELECT m.operation FROM dlq.dead_letter_transitions m WHERE m.entry_id = e.id AND m.at >= v_of.started_at AND m.from_status IS DISTINCT FROM m.to_status ORDER BY m.at DESC, m.id DESC LIMIT 1) END
+        ORDER BY e.id);
+    PERFORM dlq.record_operation(v_as, 'undo', NULL, '{}', p_actor, p_note, '{}', '{}', p_operation);
+    CASE v_of.action
+    WHEN 'discard', 'resolve' THEN
+        v_done := ARRAY(SELECT dlq.act_on('reopen', v_still, p_actor, coalesce(p_note, 'operation ' || p_operation || ' was undone'), jsonb_build_object('operation', v_as)));
+    WHEN 'park' THEN
+        UPDATE dlq.dead_letter_queue e SET status = 'dlq_pending', strategy = (w.was ->> 'strategy')::dlq.strategy, rule = w.was ->> 'rule', next_retry_at = coalesce((w.was ->> 'nextRetryAt')::timestamptz, now()), waiting_for = w.was ->> 'waitingFor',
+            tags = ARRAY(SELECT t FROM unnest(e.tags) t WHERE NOT coalesce(w.was -> 'added' ? t, false)), notes = CASE WHEN w.was ? 'notes' AND e.notes = v_of.note THEN w.was ->> 'notes' ELSE e.notes END,
+            move = jsonb_build_object('actor', v_actor, 'claimed', p_actor, 'reason', 'operation ' || p_operation || ' undone', 'note', p_note, 'operation', v_as)
+        FROM (SELECT i.id, v_was -> i.id::text AS was FROM unnest(v_still) i (id)) w WHERE e.id = w.id AND e.status = 'dlq_manual' AND e.stage = 'open';
+        PERFORM dlq.wake();
+    WHEN 'unpark' THEN
+        UPDATE dlq.dead_letter_queue e SET status = 'dlq_manual', strategy = coalesce((w.was ->> 'strategy')::dlq.strategy, 'manual'), rule = w.was ->> 'rule', parked_by = w.was ->> 'parkedBy',
+            notes = CASE WHEN w.was ? 'notes' AND e.notes = v_of.note THEN w.was ->> 'notes' ELSE e.notes END,
+            move = jsonb_build_object('actor', v_actor, 'claimed', p_actor, 'reason', 'operation ' || p_operation || ' undone', 'note', p_note, 'operation', v_as)
+        FROM (SELECT i.id, v_was -> i.id::text AS was FROM unnest(v_still) i (id)) w WHERE e.id = w.id AND e.status = 'dlq_pending' AND e.stage = 'open';
+    ELSE
+        PERFORM dlq.note_on(v_still, p_actor, 'operation ' || p_operation || ' undone', p_note, v_held.stages, v_as);
+        UPDATE dlq.dead_letter_queue e SET
+            assigned_to = CASE WHEN w.was ? 'assignee' THEN w.was ->> 'assignee' ELSE e.assigned_to END,
+            notes = CASE WHEN w.was ? 'notes' AND e.notes IS NOT DISTINCT FROM v_of.note THEN w.was ->> 'notes' ELSE e.notes END,
+            tags = ARRAY(SELECT t FROM unnest(e.tags) t WHERE NOT coalesce(w.was -> 'added' ? t, false))
+        FROM (SELECT i.id, v_was -> i.id::text AS was FROM unnest(v_still) i (id)) w WHERE e.id = w.id AND e.stage = ANY (v_held.stages) AND (e.closed_at IS NULL OR e.closed_at >= v_since);
+    END CASE;
+    v_done := coalesce(v_done, v_still);
+    -- (What was reopened is noted already.)
+    PERFORM dlq.record_operation(v_as, 'undo', NULL, '{}', p_actor, p_note, CASE WHEN v_of.action IN ('discard', 'resolve') THEN ARRAY(SELECT unnest(v_ids) EXCEPT SELECT unnest(v_still)) ELSE v_ids END,
+                                 CASE WHEN v_of.action IN ('discard', 'resolve') THEN '{}' ELSE v_still END, p_operation, 'it has moved on since');
+    operation := v_as;
+    looked := cardinality(v_ids);
+    changed := cardinality(v_done);
+    SELECT coalesce(jsonb_object_agg(s.status, s.n), '{}') INTO became
+    FROM (SELECT e.status, count(*) AS n FROM dlq.dead_letter_queue e WHERE e.id = ANY (v_done) AND (e.closed_at IS NULL OR e.closed_at >= v_since) GROUP BY e.status) s;
+END
+$$;
+COMMENT ON FUNCTION dlq.undo IS 'Undoes what somebody did in one go (dlq.operations): discard, resolve, park, unpark, assign, tag or note. Entries that are still where it put them go back (from discard and resolve to dlq_manual, with a person); the others are left. Returns the operation that this is, how many entries it looked at, how many it put back and where these stand now. p_limit: up to so many, after the audit row of p_after and p_after_id, as part of the operation p_as.';

@@ -1,0 +1,88 @@
+package api
+
+import (
+	"context"
+	"net/http"
+	"time"
+
+	"github.com/danielgtaylor/huma/v2"
+	"github.com/google/uuid"
+
+	"github.com/dlqd/dlqd/internal/deadletter"
+)
+
+// OperationInput names what a person did in one go.
+type OperationInput struct {
+	ID string `path:"id" format:"uuid" doc:"The operation: undo of the answer to what was done." example:"0199f2b1-1c7a-7d06-8a51-0a4f3f1f2b3c"`
+}
+
+// OperationDetail is what a person did in one go, and to what.
+type OperationDetail struct {
+	deadletter.Operation
+
+	Entries []deadletter.Touched `json:"entries" doc:"A page of the entries that it was for, in order of capture; of those that it left, 10,000 are kept."`
+	Next    string               `json:"next,omitempty" doc:"Cursor of the next page; absent on the last."`
+}
+
+type operationInput struct {
+	OperationInput
+
+	Cursor string `query:"cursor" format:"uuid" doc:"next of the page before."`
+	Limit  int    `query:"limit" minimum:"1" maximum:"1000" default:"100" doc:"Entries in a page."`
+}
+
+type operationOutput struct{ Body OperationDetail }
+
+type undoInput struct {
+	OperationInput
+
+	Body *Action
+}
+
+type undoOutput struct{ Body deadletter.Undone }
+
+func (s *service) registerUndo(api huma.API) {
+	tags := []string{"dead letters"}
+	at := time.Date(2026, 11, 22, 10, 0, 0, 0, time.UTC)
+	id := uuid.MustParse(entryExample)
+	get := huma.Operation{
+		OperationID: "get-operation", Method: http.MethodGet, Path: "/api/dlq/operations/{id}", Tags: tags,
+		Summary: "What a person did in one go: by which filter, what it changed, and why it left others", Errors: []int{404, 422, 503},
+	}
+	example(&get, http.StatusOK, OperationDetail{Operation: deadletter.Operation{
+		ID: id, Action: "discard", Filter: []byte(`{"queue":["payments"]}`), Actor: "kim", DBUser: "dlqd", StartedAt: at, LastAt: at, Looked: 812, Changed: 810, Unchanged: map[string]int64{"cannot discard from dlq_processing": 2},
+	}, Entries: []deadletter.Touched{{ID: id, Changed: true, Reason: "discarded"}}})
+	huma.Register(api, get, func(ctx context.Context, in *operationInput) (*operationOutput, error) {
+		var after *uuid.UUID
+		if in.Cursor != "" {
+			cursor := uuid.MustParse(in.Cursor) // its format was checked
+			after = &cursor
+		}
+		operation, entries, err := s.Store.Operation(ctx, uuid.MustParse(in.ID), after, in.Limit+1)
+		if err != nil {
+			return nil, s.problem(ctx, err)
+		}
+		out := &operationOutput{Body: OperationDetail{Operation: *operation, Entries: entries}}
+		if len(entries) > in.Limit {
+			out.Body.Entries = entries[:in.Limit]
+			out.Body.Next = entries[in.Limit-1].ID.String()
+		}
+		return out, nil
+	})
+
+	undo := huma.Operation{
+		OperationID: "undo", Method: http.MethodPost, Path: "/api/dlq/undo/{id}", Tags: tags,
+		Summary: "Undo what a person did in one go",
+		Description: "After discard, resolve, park, unpark, assign, tag and note, of one dead letter or of many: those that are still where it put them go back. What was discarded or resolved comes to " +
+			"dlq_manual, with a person, whatever it was before. The others have moved on, and are left.",
+		Errors: []int{400, 404, 409, 422, 503},
+	}
+	example(&undo, http.StatusOK, deadletter.Undone{Operation: id, Looked: 810, Changed: 808, Became: map[string]int64{"dlq_manual": 808}})
+	huma.Register(api, undo, func(ctx context.Context, in *undoInput) (*undoOutput, error) {
+		undone, err := s.Store.Undo(ctx, uuid.MustParse(in.ID), in.Body.act(ctx))
+		if err != nil {
+			return nil, s.problem(ctx, err)
+		}
+		return &undoOutput{Body: *undone}, nil
+	})
+}

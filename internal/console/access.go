@@ -1,0 +1,152 @@
+package console
+
+import (
+	"net/http"
+	"net/url"
+	"strings"
+	"time"
+
+	"github.com/dlqd/dlqd/internal/access"
+	"github.com/dlqd/dlqd/internal/api"
+	"github.com/dlqd/dlqd/internal/policy"
+)
+
+// accessEvery is how often an open page of access is made anew.
+const accessEvery = 30 * time.Second
+
+type accessPage struct {
+	Sentence string
+	Me       api.Caller
+	Sessions []api.Session
+	Admin    bool           // who looks keeps tokens, and sees everybody's sessions
+	Why      string         // who looks does not
+	Grants   []policy.Grant // of the policy
+	Ways     []string       // how callers are known
+	Tokens   []api.Token
+	Made     *api.MadeToken // just now: the only time that its secret is shown
+	Roles    []roleWords
+	Copies   []copyText
+}
+
+// roleWords says what a role may do.
+type roleWords struct{ Role, May string }
+
+func rolesInWords() []roleWords {
+	return []roleWords{
+		{"reader", "sees dead letters but for what is sensitive, the audit trail and analytics"},
+		{"operator", "sees payloads, moves dead letters, replays, steers runs, breakers and queues"},
+		{"admin", "also erases, switches capture, keeps tokens and makes the checks"},
+		{"sender", "submits messages, and nothing else"},
+		{"metrics", "reads metrics and health, and nothing else"},
+	}
+}
+
+// whereInWords says where a grant holds.
+func whereInWords(queues, kinds, sources []string) string {
+	var said []string
+	for _, w := range []struct {
+		what     string
+		patterns []string
+	}{{"queues", queues}, {"kinds", kinds}, {"sources", sources}} {
+		if len(w.patterns) > 0 {
+			said = append(said, w.what+" "+strings.Join(w.patterns, ", "))
+		}
+	}
+	if len(said) == 0 {
+		return "everywhere"
+	}
+	return "in " + strings.Join(said, "; ")
+}
+
+func (c *Console) access(in *request) (*view, error) {
+	me := in.me()
+	a := &accessPage{Admin: me.MayEverywhere(access.Admin), Why: whyNot(me, access.Admin, ""), Roles: rolesInWords(), Copies: []copyText{
+		{"a command", "dlqd whoami; dlqd sessions; dlqd tokens list"}, {"curl", "curl -s $DLQD_URL/api/whoami; curl -s $DLQD_URL" + api.SessionsPath + "; curl -s $DLQD_URL" + api.TokensPath},
+	}}
+	if err := in.get("/api/whoami", nil, &a.Me); err != nil {
+		return nil, err
+	}
+	var sessions struct {
+		Sessions []api.Session `json:"sessions"`
+	}
+	if _, err := in.may(api.SessionsPath, nil, &sessions); err != nil {
+		return nil, err
+	}
+	a.Sessions = sessions.Sessions
+	if a.Admin {
+		var tokens struct {
+			Tokens []api.Token `json:"tokens"`
+		}
+		if _, err := in.may(api.TokensPath, nil, &tokens); err != nil {
+			return nil, err
+		}
+		a.Tokens = tokens.Tokens
+		rules := c.Policy().Access
+		a.Grants, a.Ways = rules.Grants, rules.Authentication
+	}
+	a.Sentence = a.say()
+	return &view{Template: "access", Title: "Access", Data: a, Every: accessEvery}, nil
+}
+
+func (a *accessPage) say() string {
+	if a.Me.Via == access.ViaNothing {
+		return "Nobody is asked who they are here: only the machine's own users reach it, and may do everything. access.yaml says how callers are known."
+	}
+	via := map[string]string{"token": "by a token", "socket": "as a user of this machine", "proxy": "by the proxy", "oidc": "by the OpenID Connect provider", "certificate": "by a certificate"}[a.Me.Via]
+	if len(a.Me.Grants) == 0 {
+		return "You are " + a.Me.Name + ", known " + via + ", and have no role here."
+	}
+	var roles []string
+	for _, g := range a.Me.Grants {
+		roles = append(roles, g.Role+" "+whereInWords(g.Queues, g.Kinds, g.Sources))
+	}
+	return "You are " + a.Me.Name + ", known " + via + ": " + strings.Join(roles, "; ") + "."
+}
+
+// endSessions ends a session, or all of one's own.
+func (c *Console) endSessions(in *request) (*done, error) {
+	note := in.PostFormValue("note")
+	if id := in.PostFormValue("id"); id != "" {
+		if err := in.call(http.MethodDelete, api.SessionsPath+"/"+url.PathEscape(id), url.Values{"note": {note}}, nil, nil); err != nil {
+			return nil, err
+		}
+		return &done{To: "/access#sessions", Flash: flash{Text: "The session is ended: every process refuses it within five seconds."}}, nil
+	}
+	var ended api.EndedSessions
+	if err := in.post(api.SessionsPath+"/end", map[string]any{"note": note}, &ended); err != nil {
+		return nil, err
+	}
+	return &done{To: "/access#sessions", Flash: flash{Text: plural(ended.Ended, "session is", "sessions are") + " ended."}}, nil
+}
+
+// changeTokens makes a token, whose secret it shows this once, or revokes one.
+func (c *Console) changeTokens(in *request) (*done, error) {
+	if id := in.PostFormValue("revoke"); id != "" {
+		if err := in.call(http.MethodDelete, api.TokensPath+"/"+url.PathEscape(id), url.Values{"note": {in.PostFormValue("note")}}, nil, nil); err != nil {
+			return nil, err
+		}
+		return &done{To: "/access#tokens", Flash: flash{Text: "The token is revoked: every process refuses it within five seconds."}}, nil
+	}
+	body := map[string]any{"name": in.PostFormValue("name"), "role": in.PostFormValue("role"), "note": in.PostFormValue("note")}
+	for _, name := range []string{"queues", "kinds", "sources"} {
+		if words := strings.FieldsFunc(in.PostFormValue(name), func(r rune) bool { return r == ',' || r == ' ' || r == '\n' }); len(words) > 0 {
+			body[name] = words
+		}
+	}
+	if expires := strings.TrimSpace(in.PostFormValue("expires")); expires != "" {
+		body["expires"] = expires
+	}
+	var made api.MadeToken
+	if err := in.post(api.TokensPath, body, &made); err != nil {
+		return nil, err
+	}
+	v, err := c.access(in)
+	if err != nil {
+		return nil, err
+	}
+	if page, ok := v.Data.(*accessPage); ok {
+		page.Made = &made
+	}
+	v.Every = 0 // the secret stays until one leaves the page
+	return &done{View: v}, nil
+}

@@ -1,0 +1,477 @@
+package console_test
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"os"
+	"os/exec"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/chromedp/cdproto/cdp"
+	"github.com/chromedp/cdproto/emulation"
+	"github.com/chromedp/cdproto/input"
+	"github.com/chromedp/cdproto/log"
+	"github.com/chromedp/cdproto/network"
+	"github.com/chromedp/cdproto/page"
+	"github.com/chromedp/cdproto/runtime"
+	"github.com/chromedp/cdproto/target"
+	"github.com/chromedp/chromedp"
+	"github.com/chromedp/chromedp/kb"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/dlqd/dlqd/internal/access"
+	"github.com/dlqd/dlqd/internal/conditions"
+	"github.com/dlqd/dlqd/internal/policy"
+	"github.com/dlqd/dlqd/internal/postgres"
+	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
+	"github.com/dlqd/dlqd/internal/server"
+)
+
+func TestMain(m *testing.M) {
+	code := m.Run()
+	browser.stop()
+	postgrestest.Stop()
+	os.Exit(code)
+}
+
+// patience bounds every wait: machines that run these tests may be busy.
+const patience = time.Minute
+
+// browser is the one browser of all tests. Each test has tabs of its own in it, with cookies of their own.
+var browser chromium
+
+type chromium struct {
+	once   sync.Once
+	ctx    context.Context
+	cancel []context.CancelFunc
+	err    error
+}
+
+func (c *chromium) start() (context.Context, error) {
+	c.once.Do(func() {
+		path := os.Getenv("DLQD_TEST_CHROMIUM")
+		for _, name := range []string{"chromium", "chromium-browser", "google-chrome"} {
+			if path == "" {
+				path, _ = exec.LookPath(name)
+			}
+		}
+		if path == "" {
+			c.err = fmt.Errorf("there is no chromium on PATH, nor by DLQD_TEST_CHROMIUM: scripts/install.sh chromium")
+			return
+		}
+		ctx, cancel := chromedp.NewExecAllocator(context.Background(), append(chromedp.DefaultExecAllocatorOptions[:],
+			chromedp.ExecPath(path), chromedp.NoSandbox, chromedp.DisableGPU, chromedp.Flag("disable-dev-shm-usage", true), chromedp.WSURLReadTimeout(patience))...)
+		c.cancel = append(c.cancel, cancel)
+		c.ctx, cancel = chromedp.NewContext(ctx)
+		c.cancel = append(c.cancel, cancel)
+		c.err = chromedp.Run(c.ctx)
+	})
+	return c.ctx, c.err
+}
+
+func (c *chromium) stop() {
+	for _, cancel := range c.cancel {
+		defer cancel()
+	}
+}
+
+// office is a whole dlqd on a database of its own, and a receiver that answers with the status that a message's payload asks for
+// ({"answer": 503}), until it is mended.
+type office struct {
+	*testing.T
+
+	base   string
+	url    string
+	pool   *pgxpool.Pool
+	mended atomic.Bool
+	config server.Config
+	stop   func()
+}
+
+func open(t *testing.T, change func(*server.Config)) *office {
+	t.Helper()
+	o := &office{T: t, url: postgrestest.URL(t)}
+	o.pool = postgrestest.Open(t, o.url)
+	receiver := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		var asks struct {
+			Answer  int
+			Says    string
+			Payload struct {
+				Answer int
+				Says   string
+			}
+		}
+		raw, _ := io.ReadAll(r.Body)
+		_ = json.Unmarshal(raw, &asks)
+		status, says := max(asks.Answer, asks.Payload.Answer), asks.Says+asks.Payload.Says
+		if status == 0 || o.mended.Load() {
+			return
+		}
+		w.WriteHeader(status)
+		_, _ = io.WriteString(w, says)
+	}))
+	t.Cleanup(receiver.Close)
+	rules, err := policy.Default(receiver.URL)
+	require.NoError(t, err)
+	for _, name := range []string{"payments", "orders"} {
+		queue := *rules.Queues["default"]
+		rules.Queues[name] = &queue
+	}
+	for _, queue := range rules.Queues {
+		queue.MaxAttempts = 1
+	}
+	o.config = server.Config{
+		DatabaseURL: o.url, Schemas: postgres.DefaultSchemas(), API: true, Process: true, DLQWorkers: true,
+		Listen: []string{"127.0.0.1:0"}, Policy: rules, Logger: logger(),
+		StopTimeout: 20 * time.Second, Measure: func(context.Context) (conditions.Load, error) { return conditions.Load{}, nil },
+	}
+	if change != nil {
+		change(&o.config)
+	}
+	o.start()
+	t.Cleanup(func() { o.stop() })
+	return o
+}
+
+// start starts the server, again where it was before.
+func (o *office) start() {
+	o.Helper()
+	s, err := server.Start(context.WithoutCancel(o.Context()), o.config)
+	require.NoError(o, err)
+	o.base = s.Addresses()[0]
+	o.config.Listen = []string{strings.TrimPrefix(o.base, "http://")}
+	ctx, cancel := context.WithCancel(context.Background())
+	stopped := make(chan error, 1)
+	go func() { stopped <- s.Wait(ctx, context.Background()) }()
+	o.stop = sync.OnceFunc(func() {
+		cancel()
+		require.NoError(o, <-stopped)
+	})
+}
+
+func (o *office) exec(sql string, args ...any) {
+	o.Helper()
+	_, err := o.pool.Exec(o.Context(), sql, args...)
+	require.NoError(o, err, sql)
+}
+
+func (o *office) count(sql string, args ...any) (n int) {
+	o.Helper()
+	require.NoError(o, o.pool.QueryRow(o.Context(), sql, args...).Scan(&n), sql)
+	return n
+}
+
+func (o *office) text(sql string, args ...any) (text string) {
+	o.Helper()
+	require.NoError(o, o.pool.QueryRow(o.Context(), sql, args...).Scan(&text), sql)
+	return text
+}
+
+// eventually waits until something counted is so many.
+func (o *office) eventually(want int, sql string, args ...any) {
+	o.Helper()
+	require.Eventually(o, func() bool { return o.count(sql, args...) == want }, patience, 50*time.Millisecond, "%s: want %d", sql, want)
+}
+
+// submit submits a message to a queue, as a client does.
+func (o *office) submit(queue, id, kind string, payload any) {
+	o.Helper()
+	body, err := json.Marshal(map[string]any{"messageId": id, "queue": queue, "kind": kind, "payload": payload})
+	require.NoError(o, err)
+	request, err := http.NewRequestWithContext(o.Context(), http.MethodPost, o.base+"/api/messages", strings.NewReader(string(body)))
+	require.NoError(o, err)
+	request.Header.Set("Content-Type", "application/json")
+	response, err := http.DefaultClient.Do(request)
+	require.NoError(o, err)
+	defer response.Body.Close()
+	raw, _ := io.ReadAll(response.Body)
+	require.Equal(o, http.StatusAccepted, response.StatusCode, string(raw))
+}
+
+// entry is the dead letter of a message, once there is one in the state.
+func (o *office) entry(message, status string) string {
+	o.Helper()
+	o.eventually(1, "SELECT count(*) FROM dlq.dead_letter_queue WHERE event_id = $1 AND status = $2 AND stage <> 'inbox'", message, status)
+	return o.text("SELECT id::text FROM dlq.dead_letter_queue WHERE event_id = $1", message)
+}
+
+// fail has so many jobs of an application's fail for good in one statement, which the trigger captures, and waits until they are filed.
+func (o *office) fail(queue, kind, problem string, n int) {
+	o.Helper()
+	const filed = "SELECT count(*) FROM dlq.dead_letter_open WHERE queue = $1 AND kind = $2"
+	before := o.count(filed, queue, kind)
+	failure, err := json.Marshal(map[string]any{"at": time.Now().UTC(), "attempt": 1, "error": problem, "trace": ""})
+	require.NoError(o, err)
+	o.exec(`INSERT INTO river_job (kind, args, queue, max_attempts, attempt, attempted_at, state)
+		SELECT $2, jsonb_build_object('customer', i % 100, 'n', i), $1, 1, 1, now(), 'running' FROM generate_series(1, $3::int) i`, queue, kind, n)
+	o.exec(`UPDATE river_job SET state = 'discarded', finalized_at = clock_timestamp(), errors = ARRAY[$3::jsonb] WHERE queue = $1 AND kind = $2 AND state = 'running'`, queue, kind, string(failure))
+	o.eventually(before+n, filed, queue, kind)
+}
+
+// token makes a token for somebody.
+func (o *office) token(name string, role access.Role) string {
+	o.Helper()
+	secret, err := access.NewStore(o.pool, postgres.DefaultSchemas()).Create(o.Context(), &access.Token{Name: name, Role: role}, "test")
+	require.NoError(o, err)
+	return secret
+}
+
+func withTokens(c *server.Config) { c.Policy.Access.Authentication = []string{"tokens"} }
+
+// tab is a tab of the browser, as its user has it.
+type tab struct {
+	*testing.T
+
+	o   *office
+	ctx context.Context //nolint:containedctx // it is the tab
+
+	mu       sync.Mutex
+	problems []string // what the browser complained of
+	expected []string // parts of complaints that the test provokes
+}
+
+func (o *office) tab() *tab { return o.tabIn(o.T) }
+
+func (o *office) tabIn(t *testing.T) *tab {
+	t.Helper()
+	parent, err := browser.start()
+	require.NoError(t, err)
+	var id target.ID
+	var profile cdp.BrowserContextID
+	require.NoError(t, chromedp.Run(parent, chromedp.ActionFunc(func(ctx context.Context) (err error) {
+		ctx = cdp.WithExecutor(ctx, chromedp.FromContext(ctx).Browser)
+		if profile, err = target.CreateBrowserContext().Do(ctx); err != nil {
+			return err
+		}
+		id, err = target.CreateTarget("about:blank").WithBrowserContextID(profile).WithNewWindow(true).Do(ctx)
+		return err
+	})))
+	ctx, cancel := chromedp.NewContext(parent, chromedp.WithTargetID(id))
+	b := &tab{T: t, o: o, ctx: ctx}
+	t.Cleanup(func() {
+		b.mu.Lock()
+		problems := b.problems
+		b.mu.Unlock()
+		cancel()
+		_ = chromedp.Run(parent, chromedp.ActionFunc(func(ctx context.Context) error {
+			return target.DisposeBrowserContext(profile).Do(cdp.WithExecutor(ctx, chromedp.FromContext(ctx).Browser))
+		}))
+		for _, problem := range problems {
+			if !t.Failed() && !b.provoked(problem) {
+				t.Errorf("the browser complains: %s", problem)
+			}
+		}
+	})
+	chromedp.ListenTarget(ctx, func(event any) {
+		switch e := event.(type) {
+		case *runtime.EventExceptionThrown:
+			b.complain(e.ExceptionDetails.Error())
+		case *runtime.EventConsoleAPICalled:
+			if e.Type == runtime.APITypeError || e.Type == runtime.APITypeWarning || e.Type == runtime.APITypeAssert {
+				for _, arg := range e.Args {
+					b.complain("console: " + string(arg.Value))
+				}
+			}
+		case *log.EventEntryAdded: // violations of the Content-Security-Policy come here too
+			if e.Entry.Level == log.LevelError || e.Entry.Level == log.LevelWarning || e.Entry.Source == log.SourceSecurity {
+				b.complain(e.Entry.Text + " " + e.Entry.URL)
+			}
+		case *page.EventJavascriptDialogOpening:
+			b.complain("dialog: " + e.Message)
+			go func() { _ = chromedp.Run(ctx, page.HandleJavaScriptDialog(false)) }()
+		}
+	})
+	require.NoError(t, chromedp.Run(ctx, log.Enable(), runtime.Enable(), page.Enable())) // the tab ends with the context of its first run
+	b.size(1440, 900)
+	return b
+}
+
+func (b *tab) complain(problem string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.problems = append(b.problems, problem)
+}
+
+// expect names a part of what the browser may complain of, since the test provokes it.
+func (b *tab) expect(part string) { b.expected = append(b.expected, part) }
+
+func (b *tab) provoked(problem string) bool {
+	for _, part := range b.expected {
+		if strings.Contains(problem, part) {
+			return true
+		}
+	}
+	return false
+}
+
+func (b *tab) run(actions ...chromedp.Action) {
+	b.Helper()
+	ctx, cancel := context.WithTimeout(b.ctx, patience)
+	defer cancel()
+	require.NoError(b, chromedp.Run(ctx, actions...))
+}
+
+// size makes the window so large.
+func (b *tab) size(width, height int64) {
+	b.Helper()
+	b.run(emulation.SetDeviceMetricsOverride(width, height, 1, width < 600))
+}
+
+// theme is what the system prefers: light or dark.
+func (b *tab) theme(name string) {
+	b.Helper()
+	b.run(emulation.SetEmulatedMedia().WithFeatures([]*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: name}}))
+}
+
+// script switches the page's own scripts on or off, from the next page on.
+func (b *tab) script(on bool) {
+	b.Helper()
+	b.run(emulation.SetScriptExecutionDisabled(!on))
+}
+
+// open goes to a page, and waits until it is there.
+func (b *tab) open(path string) {
+	b.Helper()
+	b.run(chromedp.Navigate(b.o.base + path))
+}
+
+// signIn signs in by a token, in the page.
+func (b *tab) signIn(secret string) {
+	b.Helper()
+	b.open("/sign-in")
+	b.fill("input[name=token]", secret)
+	b.does(func() { b.press(kb.Enter) })
+	b.until(`location.pathname === "/"`)
+}
+
+// value is what an expression is in the page.
+func (b *tab) value(expression string) any {
+	b.Helper()
+	var value any
+	b.run(chromedp.Evaluate(expression, &value))
+	return value
+}
+
+func (b *tab) texts(selector string) string {
+	b.Helper()
+	text, _ := b.value(fmt.Sprintf("[...document.querySelectorAll(%q)].map(e => e.innerText).join('\\n')", selector)).(string)
+	return text
+}
+
+// until waits until an expression is true in the page; pages may come and go meanwhile.
+func (b *tab) until(expression string) {
+	b.Helper()
+	var last any
+	require.Eventually(b, func() bool {
+		ctx, cancel := context.WithTimeout(b.ctx, patience)
+		defer cancel()
+		last = nil
+		if chromedp.Run(ctx, chromedp.Evaluate("!!("+expression+")", &last)) != nil {
+			return false
+		}
+		return last == true
+	}, patience, 30*time.Millisecond, "%s; the page: %s", expression, &pageNow{b})
+}
+
+// pageNow is what the page shows, where a wait is in vain.
+type pageNow struct{ b *tab }
+
+func (p *pageNow) String() string {
+	var text string
+	ctx, cancel := context.WithTimeout(p.b.ctx, patience)
+	defer cancel()
+	_ = chromedp.Run(ctx, chromedp.Evaluate(`location.href + "\n" + document.body.innerText.slice(0, 2500)`, &text))
+	return text
+}
+
+// sees waits until the page shows a text.
+func (b *tab) sees(text string) {
+	b.Helper()
+	b.until(fmt.Sprintf("document.body.innerText.includes(%s)", quoted(text)))
+}
+
+func quoted(text string) string {
+	raw, _ := json.Marshal(text)
+	return string(raw)
+}
+
+// does does something that leads to another page, and waits for that.
+func (b *tab) does(act func()) {
+	b.Helper()
+	b.value("void (window.before = true)")
+	act()
+	b.until(`!window.before && document.readyState === "complete"`)
+}
+
+// clicks counts what a user does: see follow.
+func (b *tab) click(selector string) {
+	b.Helper()
+	b.until(fmt.Sprintf("document.querySelector(%s)?.checkVisibility()", quoted(selector)))
+	b.value(fmt.Sprintf("document.querySelector(%s).scrollIntoView({block: 'center'})", quoted(selector)))
+	b.run(chromedp.Click(selector, chromedp.ByQuery, chromedp.NodeVisible))
+}
+
+// follow clicks what leads to another page.
+func (b *tab) follow(selector string) {
+	b.Helper()
+	b.does(func() { b.click(selector) })
+}
+
+// button is the selector of a button or link of main by its text: it is marked in the page.
+func (b *tab) button(text string) string {
+	b.Helper()
+	find := fmt.Sprintf(`(() => {
+		for (const old of document.querySelectorAll("[data-found]")) delete old.dataset.found;
+		const found = [...document.querySelectorAll("main button, main a, main summary, .flash button, .flash a, .top button")].find(e => e.checkVisibility() && e.innerText.trim().startsWith(%s));
+		if (found) found.dataset.found = "";
+		return found;
+	})()`, quoted(text))
+	b.until(find)
+	return "[data-found]"
+}
+
+// fill types into a field, in place of what is there.
+func (b *tab) fill(selector, text string) {
+	b.Helper()
+	b.click(selector)
+	b.value(fmt.Sprintf("document.querySelector(%s).select()", quoted(selector)))
+	b.run(input.InsertText(text))
+}
+
+// press presses keys, one after the other.
+func (b *tab) press(keys string) {
+	b.Helper()
+	b.run(chromedp.KeyEvent(keys))
+}
+
+// cookies forgets all cookies: as if the session had ended elsewhere, for the browser.
+func (b *tab) cookies() []*network.Cookie {
+	b.Helper()
+	var cookies []*network.Cookie
+	b.run(chromedp.ActionFunc(func(ctx context.Context) (err error) {
+		cookies, err = network.GetCookies().Do(ctx)
+		return err
+	}))
+	return cookies
+}
+
+func listOf(q string) string { return "/dead-letters?q=" + url.QueryEscape(q) }
+
+// logger is where the servers' logs go: nowhere, or to standard error with DLQD_TEST_LOG=1.
+func logger() *slog.Logger {
+	if os.Getenv("DLQD_TEST_LOG") != "" {
+		return slog.New(slog.NewTextHandler(os.Stderr, nil))
+	}
+	return slog.New(slog.DiscardHandler)
+}

@@ -1,0 +1,132 @@
+package console_test
+
+import (
+	"bufio"
+	"fmt"
+	"net/http"
+	"net/url"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/dlqd/dlqd/internal/access"
+	"github.com/dlqd/dlqd/internal/server"
+)
+
+const live = `document.querySelector("[data-connection]").innerText === "live"`
+
+// An open page changes in its place: rows stay where they are, new ones wait until they are asked for, and focus stays where it is.
+func TestLive_inPlace(t *testing.T) {
+	t.Parallel()
+	o := open(t, nil)
+	o.fail("reports", "report.daily", "no such report", 3)
+	b := o.tab()
+	b.open("/dead-letters")
+	b.until(live)
+	b.value(`window.rows = [...document.querySelectorAll("[data-row]")]; window.second = rows[1]; rows[1].querySelector("a").focus()`)
+	id, _ := b.value("rows[1].dataset.id").(string)
+	o.exec("SELECT dlq.discard($1, 'ann', 'elsewhere')", id)
+	o.fail("reports", "report.weekly", "no such report", 2)
+	b.until(`second.querySelector(".mark .hide").textContent === "archived"`)
+	b.until(`!document.getElementById("new-rows").hidden && document.getElementById("new-rows").innerText === "2 new"`)
+	require.Equal(t, 3.0, b.value(`document.querySelectorAll("[data-row]").length`))
+	require.Equal(t, true, b.value(`rows.every((row, i) => row === document.querySelectorAll("[data-row]")[i]) && second.contains(document.activeElement)`))
+	b.follow("#new-rows")
+	require.Equal(t, 5.0, b.value(`document.querySelectorAll("[data-row]").length`))
+}
+
+// Two people decide about one entry: who is second is told what became of it, and nothing is done twice.
+func TestLive_twoPeople(t *testing.T) {
+	t.Parallel()
+	o := open(t, withTokens)
+	o.fail("reports", "report.daily", "no such report", 1)
+	id := o.text("SELECT id::text FROM dlq.dead_letter_open")
+	kim, ann := o.tab(), o.tab()
+	kim.signIn(o.token("kim", access.Operator))
+	ann.signIn(o.token("ann", access.Operator))
+	kim.open("/dead-letters/" + id)
+	ann.script(false) // so that her page is not told meanwhile
+	ann.open("/dead-letters/" + id)
+	kim.follow("#act [value=resolve]")
+	kim.sees("Resolved.")
+	ann.follow("#act [value=discard]")
+	ann.sees("cannot discard from dlq_resolved")
+	ann.sees("kim")
+	require.Equal(t, 1, o.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_resolved' AND resolved_by = 'kim'"))
+}
+
+// A server that restarts under an open page: the page stays, says that it is old, and goes on by itself.
+func TestLive_serverRestarts(t *testing.T) {
+	t.Parallel()
+	o := open(t, nil)
+	o.fail("reports", "report.daily", "no such report", 1)
+	b := o.tab()
+	b.expect("ERR_")
+	b.expect("/events")
+	b.expect("/api/whoami")
+	id := o.text("SELECT id::text FROM dlq.dead_letter_open")
+	b.open("/dead-letters/" + id)
+	b.until(live)
+	b.value("window.same = true")
+	b.fill("#act input[name=note]", "called the customer")
+	o.stop()
+	b.until(`document.querySelector("[data-connection]").innerText.startsWith("connection lost, showing ") && document.body.classList.contains("stale")`)
+	require.Contains(t, b.texts("main"), "no such report")
+	o.exec("SELECT dlq.discard($1, 'ann', 'elsewhere')", id)
+	o.start()
+	b.until(live)
+	b.until(`document.getElementById("head").innerText.includes("archived")`)
+	require.Equal(t, true, b.value("window.same"), "it is the page that it was")
+	require.Equal(t, "called the customer", b.value(`document.querySelector("#act input[name=note]").value`))
+}
+
+// Two hundred open pages cost the database what one does, and one less than a statement a second.
+func TestLive_twoHundredPages(t *testing.T) {
+	t.Parallel()
+	o := open(t, func(c *server.Config) { c.Process, c.DLQWorkers = false, false })
+	o.exec(`INSERT INTO river_job (kind, args, queue, max_attempts, state) VALUES ('k', '{}', 'reports', 1, 'running')`)
+	statements := func() int { // of console and API: what the server does by itself is little, and the same in both
+		return o.count("SELECT coalesce(sum(xact_commit + xact_rollback), 0) FROM pg_stat_database WHERE datname = current_database()")
+	}
+	var events atomic.Int64
+	var open sync.WaitGroup
+	watch := func(n int) {
+		for range n {
+			request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, o.base+"/events?page="+url.QueryEscape("/dead-letters"), nil)
+			require.NoError(t, err)
+			response, err := (&http.Client{Transport: &http.Transport{}}).Do(request)
+			require.NoError(t, err)
+			require.Equal(t, http.StatusOK, response.StatusCode)
+			open.Add(1)
+			go func() {
+				defer open.Done()
+				defer response.Body.Close()
+				for lines := bufio.NewScanner(response.Body); lines.Scan(); {
+					if strings.HasPrefix(lines.Text(), "event:") {
+						events.Add(1)
+					}
+				}
+			}()
+		}
+	}
+	// spent is what three makings of the page take, with so many who look.
+	spent := func(pages int64) (int, time.Duration) {
+		from, begun, seen := statements(), time.Now(), events.Load()
+		require.Eventually(t, func() bool { return events.Load() >= seen+2*pages }, patience, 50*time.Millisecond)
+		return statements() - from, time.Since(begun)
+	}
+	watch(1)
+	require.Eventually(t, func() bool { return events.Load() >= 1 }, patience, 50*time.Millisecond)
+	one, lasted := spent(1)
+	watch(199)
+	require.Eventually(t, func() bool { return events.Load() >= 200 }, patience, 50*time.Millisecond)
+	all, lastedAll := spent(200)
+	t.Logf("one page: %d transactions in %s; 200 pages: %d in %s", one, lasted, all, lastedAll)
+	require.Less(t, float64(all)/lastedAll.Seconds(), 2*float64(one)/lasted.Seconds()+5, fmt.Sprint(one, lasted, all, lastedAll))
+	o.stop()
+	open.Wait()
+}

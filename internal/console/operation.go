@@ -1,0 +1,43 @@
+package console
+
+import (
+	"fmt"
+	"net/url"
+
+	"github.com/dlqd/dlqd/internal/access"
+	"github.com/dlqd/dlqd/internal/api"
+	"github.com/dlqd/dlqd/internal/filter"
+)
+
+// operation is what a person did in one go: its filter, and all that it touched and left.
+type operation struct {
+	api.OperationDetail
+
+	Sentence string
+	Words    string // the filter, as one types it
+	CanUndo  bool
+	NextPage string
+	Copies   []copyText
+}
+
+func (c *Console) operation(in *request) (*view, error) {
+	o := &operation{}
+	path := "/api/dlq/operations/" + url.PathEscape(in.PathValue("id"))
+	query := url.Values{}
+	if cursor := in.URL.Query().Get("cursor"); cursor != "" {
+		query.Set("cursor", cursor)
+	}
+	if err := in.get(path, query, &o.OperationDetail); err != nil {
+		return nil, err
+	}
+	if f, err := filter.FromJSON(o.Filter); err == nil {
+		o.Words = f.Print()
+	}
+	if o.Next != "" {
+		o.NextPage = in.with("cursor", o.Next)
+	}
+	o.Sentence = fmt.Sprintf("%s: %s changed %s of %s.", upper(o.Action), o.Actor, number(o.Changed), plural(o.Looked, "dead letter"))
+	o.CanUndo = o.Action != "undo" && o.Action != "purge" && o.Action != "reopen" && in.me().May(access.Operator)
+	o.Copies = []copyText{{"a command", "dlqd undo " + o.ID.String()}, {"curl", "curl -s $DLQD_URL" + path}}
+	return &view{Template: "operation", Title: "What was done", Data: o, Section: "/audit"}, nil
+}

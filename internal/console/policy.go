@@ -1,0 +1,151 @@
+package console
+
+import (
+	"encoding/json"
+	"errors"
+	"net/http"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/dlqd/dlqd/internal/api"
+)
+
+type policyPage struct {
+	Sentence string
+	Policy   api.PolicyInForce
+	Problem  string // why the files are not in force
+	Files    []policyFile
+	Form     url.Values
+	Tried    *api.SampleJudgement // what the policy makes of the error in the form
+	TryError *Problem
+	Classes  []string
+	Copies   []copyText
+}
+
+// policyFile is what one file says.
+type policyFile struct {
+	Name     string
+	Settings []api.PolicySetting
+	Own      int // that are not built in
+}
+
+func (c *Console) policy(in *request) (*view, error) {
+	p := &policyPage{Form: in.URL.Query(), Copies: []copyText{
+		{"a command", "dlqd config show"}, {"curl", "curl -s $DLQD_URL/api/policy"},
+	}}
+	if err := in.get("/api/policy", nil, &p.Policy); err != nil {
+		return nil, err
+	}
+	for name := range classes {
+		p.Classes = append(p.Classes, name)
+	}
+	slices.Sort(p.Classes)
+	for _, s := range p.Policy.Settings {
+		if n := len(p.Files); n == 0 || p.Files[n-1].Name != s.File {
+			p.Files = append(p.Files, policyFile{Name: s.File})
+		}
+		f := &p.Files[len(p.Files)-1]
+		f.Settings = append(f.Settings, s)
+		if s.From != "built in" {
+			f.Own++
+		}
+	}
+	var health api.Health
+	if _, err := in.may("/api/health", nil, &health); err != nil {
+		return nil, err
+	}
+	for _, part := range health.Parts {
+		if part.Name == "policy" && !part.OK {
+			p.Problem = part.Detail
+		}
+	}
+	v := &view{Template: "policy", Title: "Policy", Data: p}
+	if len(p.Form) > 0 {
+		if err := p.try(in); err != nil {
+			return nil, err
+		}
+	}
+	if p.TryError != nil {
+		v.Status = p.TryError.Status
+	}
+	p.Sentence = p.say()
+	return v, nil
+}
+
+// try has the policy judge the error in the form.
+func (p *policyPage) try(in *request) error {
+	body := map[string]any{}
+	for _, name := range []string{"type", "code", "message", "class", "kind", "queue", "source"} {
+		if text := p.Form.Get(name); text != "" {
+			body[name] = text
+		}
+	}
+	if p.Form.Get("panic") != "" {
+		body["panic"] = true
+	}
+	if text := strings.TrimSpace(p.Form.Get("status")); text != "" {
+		status, err := strconv.Atoi(text)
+		if err != nil {
+			p.TryError = &Problem{Status: http.StatusUnprocessableEntity, Detail: "the HTTP status is a number, such as 503"}
+			return nil
+		}
+		body["status"] = status
+	}
+	if text := strings.TrimSpace(p.Form.Get("payload")); text != "" {
+		if !json.Valid([]byte(text)) {
+			p.TryError = &Problem{Status: http.StatusUnprocessableEntity, Detail: "the payload is not JSON"}
+			return nil
+		}
+		body["payload"] = json.RawMessage(text)
+	}
+	p.Tried = &api.SampleJudgement{}
+	err := in.post("/api/policy/test", body, p.Tried)
+	if problem, ok := errors.AsType[*Problem](err); ok && problem.Status < http.StatusInternalServerError {
+		p.Tried, p.TryError = nil, problem
+		return nil
+	}
+	return err
+}
+
+func (p *policyPage) say() string {
+	own := 0
+	for _, f := range p.Files {
+		own += f.Own
+	}
+	said := "Version " + p.Policy.Version + " is in force: " + plural(len(p.Policy.Rules), "rule") + ", and " + plural(own, "value", "values") + " of files; the rest is built in."
+	if p.Problem != "" {
+		said = "The files are wrong, and are not in force. " + said
+	}
+	return said
+}
+
+// Own reports whether a rule is one of the policy's, and not of the built-in table.
+func (p *policyPage) Own(rule string) bool {
+	return slices.ContainsFunc(p.Policy.Rules, func(r api.PolicyRule) bool { return r.Name == rule })
+}
+
+// MatchWords says what errors a rule matches, in order.
+func (p *policyPage) MatchWords(r api.PolicyRule) []string {
+	var words []string
+	for _, w := range []struct {
+		name  string
+		texts []string
+	}{
+		{"type", r.Match.Type}, {"code", r.Match.Code}, {"status", r.Match.Status}, {"kind", r.Match.Kind}, {"queue", r.Match.Queue}, {"source", r.Match.Source},
+		{"message has", one(r.Match.Message)}, {"when", one(r.Match.When)},
+	} {
+		if len(w.texts) > 0 {
+			words = append(words, w.name+" "+strings.Join(w.texts, " or "))
+		}
+	}
+	return words
+}
+
+func one(text string) []string {
+	if text == "" {
+		return nil
+	}
+	return []string{text}
+}

@@ -1,0 +1,85 @@
+package console_test
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/dlqd/dlqd/internal/access"
+	"github.com/dlqd/dlqd/internal/access/accesstest"
+	"github.com/dlqd/dlqd/internal/policy"
+	"github.com/dlqd/dlqd/internal/policy/policytest"
+	"github.com/dlqd/dlqd/internal/server"
+)
+
+// Who is not signed in is asked to, and comes to where they wanted to go; what a role may not do is disabled or told.
+func TestSignIn_token(t *testing.T) {
+	t.Parallel()
+	o := open(t, withTokens)
+	o.fail("reports", "report.daily", "no such report", 1)
+	id := o.text("SELECT id::text FROM dlq.dead_letter_open")
+
+	kim := o.tab()
+	kim.open("/dead-letters/" + id + "?x=1")
+	require.Equal(t, "/sign-in", kim.value("location.pathname"))
+	require.NotContains(t, kim.texts("body"), "report", "who is not signed in sees nothing")
+	kim.expect("status of 401")
+	kim.fill("input[name=token]", "dlqd_"+strings.Repeat("x", 40))
+	kim.does(func() { kim.press("\r") })
+	kim.sees("✕")
+	kim.fill("input[name=token]", o.token("kim", access.Operator))
+	kim.does(func() { kim.press("\r") })
+	require.Equal(t, "/dead-letters/"+id+"?x=1", kim.value("location.pathname + location.search"))
+	require.Contains(t, kim.texts(".top"), "kim operator")
+	require.Equal(t, false, kim.value(`document.querySelector("#act [value=discard]").disabled`))
+
+	reader := o.tab()
+	reader.signIn(o.token("anna", access.Reader))
+	reader.open("/dead-letters/" + id)
+	reader.sees("no such report")
+	require.Equal(t, true, reader.value(`[...document.querySelectorAll("#act button")].every(b => b.disabled && b.title !== "")`), "with a reason")
+	reader.open("/dead-letters")
+	require.Equal(t, 0.0, reader.value(`document.querySelectorAll("input[name=id]").length`))
+
+	// A session that ends under an open page leads to the sign-in, and back.
+	kim.expect("/events")
+	kim.until(`document.querySelector("[data-connection]").innerText === "live"`)
+	o.exec("DELETE FROM dlq.sessions WHERE name = 'kim'")
+	kim.until(`location.pathname === "/sign-in"`)
+	require.Contains(t, kim.value("decodeURIComponent(location.search)"), id)
+	kim.fill("input[name=token]", o.token("kim2", access.Operator))
+	kim.does(func() { kim.press("\r") })
+	kim.sees("no such report")
+
+	// And under one in which somebody writes, it says so, and nothing that was written is lost.
+	kim.until(`document.querySelector("[data-connection]").innerText === "live"`)
+	kim.fill("#act input[name=note]", "called the customer")
+	o.exec("DELETE FROM dlq.sessions WHERE name = 'kim2'")
+	kim.until(`document.querySelector("[data-connection]").innerText.startsWith("signed out")`)
+	require.Equal(t, "called the customer", kim.value(`document.querySelector("#act input[name=note]").value`))
+
+	reader.follow(reader.button("Sign out"))
+	require.Equal(t, "/sign-in", reader.value("location.pathname"))
+}
+
+func TestSignIn_openIDConnect(t *testing.T) {
+	t.Parallel()
+	issuer := accesstest.New(t)
+	dir := policytest.Dir(t, policytest.Files{"access": `authentication: [tokens, oidc]
+oidc: {issuer: "` + issuer.URL + `", clientID: dlqd}
+grants:
+  - {groups: [ops], role: operator}
+`})
+	o := open(t, func(c *server.Config) {
+		c.Source = policy.Source{Dir: dir, Destination: policytest.Destination}
+		rules, err := policy.Load(c.Source)
+		require.NoError(t, err)
+		c.Policy = rules
+	})
+	b := o.tab()
+	b.open(listOf("status:manual"))
+	b.follow(b.button("Sign in at the provider"))
+	require.Equal(t, listOf("status:manual"), b.value("location.pathname + location.search"))
+	require.Contains(t, b.texts(".top"), "kim@example.com operator")
+}

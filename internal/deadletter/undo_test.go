@@ -1,0 +1,216 @@
+package deadletter_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/dlqd/dlqd/internal/deadletter"
+	"github.com/dlqd/dlqd/internal/postgres"
+	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
+)
+
+// undoBundle is a database with dead letters that are filed, judged and pending.
+type undoBundle struct {
+	*testing.T
+
+	pool  *pgxpool.Pool
+	store *deadletter.Store
+}
+
+func undoSetup(t *testing.T) *undoBundle {
+	t.Helper()
+	pool := postgrestest.Pool(t)
+	return &undoBundle{T: t, pool: pool, store: deadletter.NewStore(pool, postgres.DefaultSchemas())}
+}
+
+func (b *undoBundle) exec(sql string, args ...any) {
+	b.Helper()
+	_, err := b.pool.Exec(b.Context(), sql, args...)
+	require.NoError(b, err, sql)
+}
+
+// entries makes n pending dead letters of a queue, which wait for a condition.
+func (b *undoBundle) entries(queue string, n int) (ids []uuid.UUID) {
+	b.Helper()
+	b.exec(`INSERT INTO river_job (kind, args, queue, max_attempts, attempt, state, tags) SELECT 'k', '{}', $1, 1, 1, 'running', '{first}' FROM generate_series(1, $2)`, queue, n)
+	b.exec(`UPDATE river_job SET state = 'discarded', finalized_at = now() WHERE state = 'running'`)
+	b.exec(`SELECT dlq.file(ARRAY(SELECT id FROM dlq.dead_letter_inbox))`)
+	b.exec(`UPDATE dlq.dead_letter_queue SET strategy = 'conditional', rule = 'outages', error_class = 'outage', next_retry_at = '2030-01-01Z', waiting_for = 'condition: breaker', move = '{"actor": "worker:1", "reason": "judged"}' WHERE queue = $1`, queue)
+	require.NoError(b, b.pool.QueryRow(b.Context(), "SELECT array_agg(id ORDER BY id) FROM dlq.dead_letter_queue WHERE queue = $1", queue).Scan(&ids))
+	return ids
+}
+
+// is how an entry stands: all that an operation changes of it.
+func (b *undoBundle) is(id uuid.UUID) (text string) {
+	b.Helper()
+	require.NoError(b, b.pool.QueryRow(b.Context(), `SELECT concat_ws(' ', status, strategy, rule, next_retry_at AT TIME ZONE 'UTC', waiting_for, parked_by, assigned_to, tags, notes) FROM dlq.dead_letter_queue WHERE id = $1`, id).Scan(&text))
+	return text
+}
+
+func (b *undoBundle) bulk(action, filter string, also deadletter.Bulk) (operation uuid.UUID, changed int) {
+	b.Helper()
+	also.Action, also.Filter = action, json.RawMessage(filter)
+	also.Act.Actor, also.Act.Operation = "kim", deadletter.NewOperation()
+	_, changed, err := b.store.Bulk(deadletter.WithOrigin(b.Context(), "API, from a test"), also)
+	require.NoError(b, err)
+	return also.Act.Operation, changed
+}
+
+func (b *undoBundle) undo(operation uuid.UUID) *deadletter.Undone {
+	b.Helper()
+	undone, err := b.store.Undo(deadletter.WithOrigin(b.Context(), "API, from a test"), operation, deadletter.Act{Actor: "anna", Note: "a mistake"})
+	require.NoError(b, err)
+	return undone
+}
+
+// Each thing that can be undone puts back what it found, if that is still where it was put.
+func TestUndo(t *testing.T) {
+	t.Parallel()
+	b := undoSetup(t)
+	other := b.entries("mails", 1)[0]
+	for i, c := range []struct {
+		action string
+		before string // SQL, for the entry $1
+		also   deadletter.Bulk
+		after  string // of an entry that was put back; as it was if empty
+		moved  string // SQL by which an entry moves on
+	}{
+		{"discard", "", deadletter.Bulk{Act: deadletter.Act{Note: "gone"}}, "dlq_manual manual outages anna {first} a mistake", "SELECT dlq.reopen($1)"},
+		{"resolve", "SELECT dlq.park($1, 'ben')", deadletter.Bulk{}, "dlq_manual manual outages anna {first} a mistake", "SELECT dlq.reopen($1)"},
+		{"park", "SELECT dlq.note($1, 'before')", deadletter.Bulk{Act: deadletter.Act{Note: "wait"}}, "", "SELECT dlq.unpark($1)"},
+		{"unpark", "SELECT dlq.park($1, 'ben', 'why')", deadletter.Bulk{Act: deadletter.Act{Note: "go"}}, "", "SELECT dlq.park($1)"},
+		{"assign", "SELECT dlq.assign($1, 'ben')", deadletter.Bulk{Assignee: "cleo"}, "", "SELECT dlq.assign($1, 'dan')"},
+		{"assign", "", deadletter.Bulk{Assignee: "cleo", Act: deadletter.Act{Note: "yours"}}, "", "SELECT dlq.assign($1, NULL)"},
+		{"tag", "", deadletter.Bulk{Tags: []string{"first", "bank"}}, "", "UPDATE dlq.dead_letter_queue SET tags = '{first}' WHERE id = $1"},
+		{"note", "SELECT dlq.note($1, 'before')", deadletter.Bulk{Act: deadletter.Act{Note: "after"}}, "", "SELECT dlq.note($1, 'later')"},
+	} {
+		t.Run(fmt.Sprint(i, " ", c.action), func(t *testing.T) {
+			queue := fmt.Sprint("payments", i)
+			filter := fmt.Sprintf(`{"queue": %q}`, queue)
+			ids := b.entries(queue, 3)
+			if c.before != "" {
+				for _, id := range ids {
+					b.exec(c.before, id)
+				}
+			}
+			was, elsewhere := b.is(ids[0]), b.is(other)
+			operation, changed := b.bulk(c.action, filter, c.also)
+			require.Equal(t, 3, changed)
+			put := b.is(ids[0])
+			require.NotEqual(t, was, put)
+			b.exec(c.moved, ids[2]) // meanwhile
+			on := b.is(ids[2])
+
+			undone := b.undo(operation)
+			require.Equal(t, 3, undone.Looked)
+			require.Equal(t, 2, undone.Changed)
+			after := c.after
+			if after == "" {
+				after = was
+			}
+			require.Equal(t, after, b.is(ids[0]))
+			require.Equal(t, after, b.is(ids[1]))
+			require.Equal(t, on, b.is(ids[2]), "it has moved on")
+			require.Equal(t, elsewhere, b.is(other))
+			status, _, _ := strings.Cut(after, " ")
+			require.Equal(t, map[string]int64{status: 2}, undone.Became)
+
+			again := b.undo(operation)
+			require.Zero(t, again.Changed, "once")
+			_, err := b.store.Undo(t.Context(), undone.Operation, deadletter.Act{Actor: "kim"})
+			require.ErrorIs(t, err, deadletter.ErrNotAllowed, "what was undone is done again by doing it")
+
+			// Both can be traced.
+			o, touched, err := b.store.Operation(t.Context(), operation, nil, 10)
+			require.NoError(t, err)
+			require.Equal(t, c.action, o.Action)
+			require.JSONEq(t, filter, string(o.Filter))
+			require.Equal(t, []any{"kim", "API, from a test", int64(3), int64(3)}, []any{o.Actor, o.Origin, o.Looked, o.Changed})
+			require.Len(t, touched, 3)
+			o, touched, err = b.store.Operation(t.Context(), undone.Operation, nil, 10)
+			require.NoError(t, err)
+			require.Equal(t, operation, *o.Undoes)
+			require.Equal(t, map[string]int64{"it has moved on since": 1}, o.Unchanged)
+			require.Equal(t, []any{"undo", "anna", int64(3), int64(2)}, []any{o.Action, o.Actor, o.Looked, o.Changed})
+			require.Len(t, touched, 3)
+			require.False(t, touched[2].Changed)
+			rows, err := b.store.Audit(t.Context(), deadletter.AuditFilter{Operation: undone.Operation.String()}, 10, deadletter.AuditCursor{})
+			require.NoError(t, err)
+			require.Len(t, rows, 2)
+		})
+	}
+}
+
+// An operation of many batches, with some that it cannot change, page by page; and by psql.
+func TestUndo_many(t *testing.T) {
+	t.Parallel()
+	b := undoSetup(t)
+	ids := b.entries("payments", 1203)
+	b.exec("SELECT dlq.act_on('park', $1, 'ben')", ids[1200:])
+	operation, changed := b.bulk("park", `{"queue": "payments"}`, deadletter.Bulk{Tags: nil})
+	require.Equal(t, 1200, changed)
+	o, touched, err := b.store.Operation(t.Context(), operation, nil, 1000)
+	require.NoError(t, err)
+	require.EqualValues(t, 1203, o.Looked)
+	require.Equal(t, map[string]int64{"cannot park from dlq_manual": 3}, o.Unchanged)
+	require.Len(t, touched, 1000)
+	_, rest, err := b.store.Operation(t.Context(), operation, &touched[999].ID, 1000)
+	require.NoError(t, err)
+	require.Len(t, rest, 203)
+	require.Equal(t, deadletter.Touched{ID: ids[1202], Changed: false, Reason: "cannot park from dlq_manual"}, rest[202])
+	undone := b.undo(operation)
+	require.Equal(t, []any{1200, 1200, map[string]int64{"dlq_pending": 1200}}, []any{undone.Looked, undone.Changed, undone.Became})
+
+	// By psql, each call is one.
+	var done uuid.UUID
+	require.NoError(t, b.pool.QueryRow(t.Context(), `SELECT operation FROM dlq.act_where('discard', '{"queue": "payments", "status": "dlq_pending"}', 'kim', p_limit => NULL)`).Scan(&done))
+	var back int
+	require.NoError(t, b.pool.QueryRow(t.Context(), "SELECT changed FROM dlq.undo($1)", done).Scan(&back))
+	require.Equal(t, 1200, back)
+	b.exec("SELECT dlq.discard($1)", ids[0])
+	b.exec("SELECT dlq.undo((SELECT id FROM dlq.operations ORDER BY id DESC LIMIT 1))")
+	require.True(t, strings.HasPrefix(b.is(ids[0]), "dlq_manual"))
+
+	// Who is limited sees and undoes what those did who are limited as they are; nobody goes on with what somebody else began.
+	_, _, err = b.store.Operation(postgres.WithScope(t.Context(), `[{"queues": ["payments"]}]`), operation, nil, 10)
+	require.ErrorIs(t, err, deadletter.ErrNotFound)
+	_, err = b.store.Undo(postgres.WithScope(t.Context(), `[{"queues": ["payments"]}]`), operation, deadletter.Act{Actor: "dan"})
+	require.ErrorIs(t, err, deadletter.ErrNotFound)
+	_, err = b.store.Undo(t.Context(), uuid.New(), deadletter.Act{Actor: "dan"})
+	require.ErrorIs(t, err, deadletter.ErrNotFound)
+	_, _, err = b.store.Bulk(t.Context(), deadletter.Bulk{Action: "park", Filter: json.RawMessage(`{"queue": "payments"}`), Act: deadletter.Act{Actor: "dan", Operation: operation}})
+	require.ErrorIs(t, err, deadletter.ErrInvalid)
+	purged, n := b.bulk("purge", fmt.Sprintf(`{"ids": [%q]}`, ids[0]), deadletter.Bulk{Force: true})
+	require.Equal(t, 1, n)
+	_, err = b.store.Undo(t.Context(), purged, deadletter.Act{Actor: "dan"})
+	require.ErrorIs(t, err, deadletter.ErrNotAllowed)
+}
+
+// What names somebody is taken out of operations with their entries; what was erased is not put back.
+func TestUndo_erased(t *testing.T) {
+	t.Parallel()
+	b := undoSetup(t)
+	id := b.entries("payments", 1)[0]
+	b.exec(`UPDATE dlq.dead_letter_queue SET original_event = '{"customer": "cus-4711"}', notes = 'of cus-4711' WHERE id = $1`, id)
+	found, _ := b.bulk("note", `{"payload": {"customer": "cus-4711"}}`, deadletter.Bulk{Act: deadletter.Act{Note: "called cus-4711"}})
+	assigned, _ := b.bulk("assign", `{"queue": "payments"}`, deadletter.Bulk{Assignee: "cleo"})
+	b.exec(`CALL dlq.erase('{"payload": {"customer": "cus-4711"}}', 'request 1', 'kim')`)
+	o, _, err := b.store.Operation(t.Context(), found, nil, 10)
+	require.NoError(t, err)
+	require.JSONEq(t, `{"erased": true}`, string(o.Filter))
+	require.Empty(t, o.Note)
+	require.Zero(t, b.undo(found).Changed)
+	require.Zero(t, b.undo(assigned).Changed)
+	o, _, err = b.store.Operation(t.Context(), assigned, nil, 10)
+	require.NoError(t, err)
+	require.JSONEq(t, `{"queue": "payments"}`, string(o.Filter), "it names nobody")
+	var left int
+	require.NoError(t, b.pool.QueryRow(t.Context(), "SELECT count(*) FROM dlq.dead_letter_transitions WHERE entry_id = $1 AND detail::text LIKE '%4711%'", id).Scan(&left))
+	require.Zero(t, left)
+}
