@@ -21,7 +21,6 @@ import (
 	"github.com/chromedp/cdproto/emulation"
 	"github.com/chromedp/cdproto/input"
 	"github.com/chromedp/cdproto/log"
-	"github.com/chromedp/cdproto/network"
 	"github.com/chromedp/cdproto/page"
 	"github.com/chromedp/cdproto/runtime"
 	"github.com/chromedp/cdproto/target"
@@ -94,14 +93,14 @@ type office struct {
 	base   string
 	url    string
 	pool   *pgxpool.Pool
-	mended atomic.Bool
+	mended *atomic.Bool
 	config server.Config
 	stop   func()
 }
 
 func open(t *testing.T, change func(*server.Config)) *office {
 	t.Helper()
-	o := &office{T: t, url: postgrestest.URL(t)}
+	o := &office{T: t, url: postgrestest.URL(t), mended: &atomic.Bool{}}
 	o.pool = postgrestest.Open(t, o.url)
 	receiver := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		var asks struct {
@@ -142,6 +141,14 @@ func open(t *testing.T, change func(*server.Config)) *office {
 	o.start()
 	t.Cleanup(func() { o.stop() })
 	return o
+}
+
+// in is the same office for a subtest.
+func (o *office) in(t *testing.T) *office {
+	t.Helper()
+	in := *o
+	in.T = t
+	return &in
 }
 
 // start starts the server, again where it was before.
@@ -241,9 +248,8 @@ type tab struct {
 	expected []string // parts of complaints that the test provokes
 }
 
-func (o *office) tab() *tab { return o.tabIn(o.T) }
-
-func (o *office) tabIn(t *testing.T) *tab {
+func (o *office) tab() *tab {
+	t := o.T
 	t.Helper()
 	parent, err := browser.start()
 	require.NoError(t, err)
@@ -391,7 +397,7 @@ func (p *pageNow) String() string {
 	var text string
 	ctx, cancel := context.WithTimeout(p.b.ctx, patience)
 	defer cancel()
-	_ = chromedp.Run(ctx, chromedp.Evaluate(`location.href + "\n" + document.body.innerText.slice(0, 2500)`, &text))
+	_ = chromedp.Run(ctx, chromedp.Evaluate(`location.href + "\n" + (document.querySelector(".flash, .trouble-page, .sign-in, main") ?? document.body).innerText.replace(/\s+/g, " ").slice(0, 900)`, &text))
 	return text
 }
 
@@ -414,7 +420,7 @@ func (b *tab) does(act func()) {
 	b.until(`!window.before && document.readyState === "complete"`)
 }
 
-// clicks counts what a user does: see follow.
+// click clicks what a selector finds first.
 func (b *tab) click(selector string) {
 	b.Helper()
 	b.until(fmt.Sprintf("document.querySelector(%s)?.checkVisibility()", quoted(selector)))
@@ -446,24 +452,16 @@ func (b *tab) fill(selector, text string) {
 	b.Helper()
 	b.click(selector)
 	b.value(fmt.Sprintf("document.querySelector(%s).select()", quoted(selector)))
-	b.run(input.InsertText(text))
+	b.run(insert(text))
 }
+
+// insert types a text where the focus is.
+func insert(text string) chromedp.Action { return input.InsertText(text) }
 
 // press presses keys, one after the other.
 func (b *tab) press(keys string) {
 	b.Helper()
 	b.run(chromedp.KeyEvent(keys))
-}
-
-// cookies forgets all cookies: as if the session had ended elsewhere, for the browser.
-func (b *tab) cookies() []*network.Cookie {
-	b.Helper()
-	var cookies []*network.Cookie
-	b.run(chromedp.ActionFunc(func(ctx context.Context) (err error) {
-		cookies, err = network.GetCookies().Do(ctx)
-		return err
-	}))
-	return cookies
 }
 
 func listOf(q string) string { return "/dead-letters?q=" + url.QueryEscape(q) }

@@ -22,6 +22,8 @@ func TestHostileMessage(t *testing.T) {
 	o.exec("SELECT dlq.act_on('assign', ARRAY[$1::uuid], 'kim', NULL, jsonb_build_object('assignee', left($2, 200)))", id, evil)
 	o.eventually(0, "SELECT count(*) FROM dlq.dead_letter_inbox")
 
+	o.exec("SELECT dlq.refresh_rollups()")
+
 	b := o.tab()
 	group := o.text("SELECT '/groups/' || queue || '/' || fingerprint FROM dlq.dead_letter_queue")
 	shown := map[string]bool{"/": true, "/dead-letters": true, "/dead-letters/" + id: true, group: true, "/review": true}

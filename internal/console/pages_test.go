@@ -1,19 +1,25 @@
 package console_test
 
 import (
+	"io"
+	"net/http"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 )
 
 // pages are the console's pages, on what seed has left behind.
-func pages(o *office) []string {
-	id := o.entry("seed-manual", "dlq_manual")
-	group := o.text("SELECT '/groups/' || queue || '/' || fingerprint FROM dlq.dead_letter_queue WHERE id = $1", id)
-	return []string{
-		"/", "/dead-letters", listOf("status:manual"), listOf("queue:"), "/dead-letters/" + id, "/dead-letters/nobody", "/bulk?all=1&q=status:manual", "/bulk?all=1&do=replay&q=status:manual",
-		"/bulk?all=1&do=discard&q=queue:payments", "/groups", group, "/review", "/replays", "/queues", "/policy", "/approvals", "/audit", "/access", "/system", "/docs", "/sign-in", "/nowhere",
+func pages(o *office, id, group string) []string {
+	o.Helper()
+	run := o.count(`SELECT count(*) FROM dlq.replay_runs`)
+	list := []string{}
+	if run > 0 {
+		list = append(list, "/replays/"+o.text("SELECT id::text FROM dlq.replay_runs LIMIT 1"))
 	}
+	return append(list,
+		"/", "/dead-letters", listOf("status:manual"), listOf("queue:"), "/dead-letters/"+id, "/dead-letters/nobody", "/bulk?all=1&q=status:manual", "/bulk?all=1&do=replay&q=status:manual",
+		"/bulk?all=1&do=discard&q=queue:payments", "/groups", group, "/review", "/replays", "/queues", "/policy", "/approvals", "/audit", "/access", "/system", "/docs", "/sign-in", "/nowhere",
+	)
 }
 
 // seed leaves a bit of everything behind: what waits, what needs a person, what was resolved, discarded and replayed.
@@ -40,24 +46,107 @@ const sideways = `(() => {
 	return out.slice(0, 6).join(", ");
 })()`
 
-// Every page loads without a complaint of the browser's, and nothing of it runs sideways at any width.
-func TestPages_load(t *testing.T) {
+// Every page loads without a complaint of the browser's, and nothing of it runs sideways at any width; its text can be read in light and dark.
+func TestPages(t *testing.T) {
 	t.Parallel()
 	o := open(t, nil)
 	seed(o)
-	b := o.tab()
-	b.expect("the server responded with a status of 404")
-	b.expect("the server responded with a status of 422")
-	for _, path := range pages(o) {
-		b.open(path)
-		require.NotEmpty(t, b.value("document.title"), path)
-		require.NotContains(t, b.texts("main"), "cannot be made", path)
-		for _, width := range []int64{360, 820, 1440, 2560} {
-			b.size(width, 900)
-			if wide := b.value(sideways); wide != "" {
-				t.Errorf("%s at %d: %s", path, width, wide)
+	id := o.entry("seed-manual", "dlq_manual")
+	group := o.text("SELECT '/groups/' || queue || '/' || fingerprint FROM dlq.dead_letter_queue WHERE id = $1", id)
+	all := pages(o, id, group)
+	tab := func(t *testing.T) *tab {
+		t.Parallel()
+		b := o.in(t).tab()
+		b.expect("the server responded with a status of 404")
+		b.expect("the server responded with a status of 422")
+		return b
+	}
+
+	t.Run("widths", func(t *testing.T) {
+		b := tab(t)
+		for _, path := range all {
+			b.open(path)
+			require.NotEmpty(t, b.value("document.title"), path)
+			require.NotContains(t, b.texts("main"), "cannot be made", path)
+			for _, width := range []int64{360, 820, 1440, 2560} {
+				b.size(width, 900)
+				if wide := b.value(sideways); wide != "" {
+					t.Errorf("%s at %d: %s", path, width, wide)
+				}
 			}
 		}
-	}
+	})
+	t.Run("contrast", func(t *testing.T) {
+		b := tab(t)
+		for _, path := range all {
+			b.open(path)
+			for _, theme := range []string{"light", "dark"} {
+				b.theme(theme)
+				if faint := b.value(faintTexts); faint != "" {
+					t.Errorf("%s in %s: %s", path, theme, faint)
+				}
+			}
+		}
+	})
+	t.Run("policy", func(t *testing.T) {
+		t.Parallel()
+		for _, path := range all {
+			request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, o.base+path, nil)
+			require.NoError(t, err)
+			request.Header.Set("Accept", "text/html")
+			response, err := http.DefaultClient.Do(request)
+			require.NoError(t, err)
+			raw, err := io.ReadAll(response.Body)
+			require.NoError(t, err)
+			require.NoError(t, response.Body.Close())
+			header := response.Header.Get("Content-Security-Policy")
+			require.Contains(t, header, "default-src 'none'", path)
+			require.NotContains(t, header, "unsafe", path)
+			require.NotRegexp(t, `(?i)<style|<script(?:[^>]*>[^<])|\sstyle=|\son[a-z]+=|https?://[a-z0-9.-]+/[^"]*\.(?:js|css)`, string(raw), path)
+			require.Less(t, len(raw), 300<<10, path)
+		}
+	})
 }
 
+// faintTexts are the texts whose contrast to what is behind them is under 4.5 (WCAG 2.2, 1.4.3), as the browser paints them. What is
+// disabled is not asked for it.
+const faintTexts = `(() => {
+	const canvas = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
+	canvas.canvas.width = canvas.canvas.height = 1;
+	const known = new Map();
+	const rgba = color => {
+		if (!known.has(color)) {
+			canvas.clearRect(0, 0, 1, 1);
+			canvas.fillStyle = color;
+			canvas.fillRect(0, 0, 1, 1);
+			known.set(color, [...canvas.getImageData(0, 0, 1, 1).data].map((c, i) => i === 3 ? c / 255 : c));
+		}
+		return known.get(color);
+	};
+	const over = (top, under) => [0, 1, 2].map(i => top[i] * top[3] + under[i] * (1 - top[3])).concat(1);
+	const behind = e => {
+		const layers = [];
+		for (; e; e = e.parentElement) {
+			const color = rgba(getComputedStyle(e).backgroundColor);
+			if (color[3] > 0) layers.push(color);
+			if (color[3] === 1) break;
+		}
+		return layers.reduceRight((under, top) => over(top, under), [255, 255, 255, 1]);
+	};
+	const luminance = color => {
+		const [r, g, b] = color.map(c => (c /= 255) <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4);
+		return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+	};
+	const out = new Set();
+	const walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+	for (let node; node = walk.nextNode();) {
+		const e = node.parentElement;
+		if (!node.data.trim() || !e.checkVisibility({ opacityProperty: true, visibilityProperty: true }) || e.closest(".hide, :disabled, [aria-disabled=true], title, .skip, textarea")) continue;
+		const style = getComputedStyle(e), ground = behind(e);
+		const ink = over(rgba(e instanceof SVGElement ? style.fill : style.color), ground);
+		const [a, b] = [luminance(ink), luminance(ground)].sort((x, y) => y - x);
+		const contrast = (a + 0.05) / (b + 0.05);
+		if (contrast < 4.5) out.add(e.tagName.toLowerCase() + "." + (e.getAttribute("class") ?? "") + " " + JSON.stringify(node.data.trim().slice(0, 30)) + " " + contrast.toFixed(2));
+	}
+	return [...out].slice(0, 8).join("; ");
+})()`

@@ -118,8 +118,11 @@ function showRows(old, fresh) {
 	}
 }
 
-const address = document.body.dataset.events;
-if (address) {
+/** Whether somebody writes something that a new page would lose. */
+const writing = () => /** @type {(HTMLInputElement | HTMLTextAreaElement)[]} */ (all("main input:not([type=checkbox]):not([data-filter]), main textarea")).some((field) => field.value !== field.defaultValue);
+
+/** @param {string} address */
+function follow(address) {
 	const events = new EventSource(address);
 	const alive = () => {
 		connected("live");
@@ -132,10 +135,34 @@ if (address) {
 	events.addEventListener("trouble", (event) => connected("trouble", event.data));
 	events.addEventListener("error", () => {
 		connected("lost");
-		// Where a session has ended, the stream is refused for good: the page says so when it is loaded again.
-		if (events.readyState === EventSource.CLOSED) setTimeout(() => location.reload(), 5000);
+		if (events.readyState === EventSource.CLOSED) setTimeout(() => again(address), 2000);
 	});
-	addEventListener("pagehide", () => events.close());
+	addEventListener("pagehide", () => events.close(), { once: true });
+}
+
+/**
+ * Goes on where a stream was refused: the server is not up yet, or the session has ended.
+ * @param {string} address
+ */
+async function again(address) {
+	const status = await fetch("/api/whoami").then((answer) => answer.status, () => 0);
+	if (status === 200) return follow(address);
+	if (status === 401 && !writing()) return location.reload();
+	if (status === 401 && connection && !one("a", connection)) {
+		connected("trouble", "signed out");
+		const link = document.createElement("a");
+		link.href = `/sign-in?to=${encodeURIComponent(location.pathname + location.search)}`;
+		link.target = "_blank";
+		link.textContent = "sign in";
+		connection.append(" ", link);
+	}
+	setTimeout(() => again(address), 5000);
+}
+
+const address = document.body.dataset.events;
+if (address) {
+	follow(address);
+	addEventListener("pageshow", (event) => { if (event.persisted) follow(address); });
 }
 document.getElementById("new-rows")?.addEventListener("click", () => location.reload());
 
