@@ -164,7 +164,7 @@ func TestFilter_completion(t *testing.T) {
 		{orders, "queue:", "mailqueue pay_eu "},
 		{operator, "kind:", "order.paid user.mail "},
 		{orders, "kind:", "order.paid "},
-		{operator, "assigned:", "me nobody ann "},
+		{operator, "assigned:", "me nobody ann kim "},
 		{payments, "assigned:", "me nobody "},
 		{operator, "tag:v", "vip "},
 		{reader, "tag:v", "vip "},
