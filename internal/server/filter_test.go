@@ -165,7 +165,7 @@ func TestFilter_completion(t *testing.T) {
 		{operator, "kind:", "order.paid user.mail "},
 		{orders, "kind:", "order.paid "},
 		{operator, "assigned:", "me nobody ann kim "},
-		{payments, "assigned:", "me nobody "},
+		{payments, "assigned:", "me nobody kim "},
 		{operator, "tag:v", "vip "},
 		{reader, "tag:v", "vip "},
 		{operator, "message:", ""},

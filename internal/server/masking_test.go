@@ -123,6 +123,7 @@ func TestMask_walkOfAPI(t *testing.T) {
 
 	status, out = b.as(operator, "POST", "/api/dlq/bulk", `{"do": "note", "filter": {"ids": ["`+id+`"]}, "note": "card 4111111111111111"}`)
 	require.Equal(t, http.StatusOK, status, out)
+	failures := b.text("SELECT fingerprint FROM dlq.failure_groups WHERE queue = 'default' ORDER BY fingerprint LIMIT 1")
 	var noted struct{ Undo string }
 	require.NoError(t, json.Unmarshal([]byte(out), &noted))
 
@@ -132,7 +133,7 @@ func TestMask_walkOfAPI(t *testing.T) {
 				continue
 			}
 			target := map[string]string{"entry": id, "run": answer.Run.ID, "stream": answer.Run.ID, "queue": "default", "approval": asked, "operation": noted.Undo}[o.of]
-			path := strings.ReplaceAll(o.path, "{id}", target)
+			path := strings.NewReplacer("{id}/same", target+"/"+failures, "{id}", target).Replace(o.path)
 			if o.id == "get-message" {
 				path = "/api/messages/m1"
 			}
