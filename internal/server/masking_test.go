@@ -129,7 +129,7 @@ func TestMask_walkOfAPI(t *testing.T) {
 
 	for role, token := range map[string]string{"reader": reader, "operator": operator, "admin": admin} {
 		for _, o := range operations {
-			if o.of == "open" || o.id == "get-login" || o.method != "GET" && o.id != "export" {
+			if o.of == "open" || o.id == "get-login" || o.id == "get-view" || o.method != "GET" && o.id != "export" {
 				continue
 			}
 			target := map[string]string{"entry": id, "run": answer.Run.ID, "stream": answer.Run.ID, "queue": "default", "approval": asked, "operation": noted.Undo}[o.of]
