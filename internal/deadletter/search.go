@@ -185,7 +185,7 @@ func (s *Store) inSlices(ctx context.Context, p Page, deadline time.Time, look f
 		slice.Cursor, looked = slice.last, true
 		// (What a slice that is ended has found is lost.)
 		faster := min(float64(min(sliceTime, max(time.Until(deadline)/2, 0)))/float64(max(time.Since(began), time.Millisecond)), 4)
-		entries = min(max(int(float64(entries)*faster), 100), mostSlice)
+		entries = min(max(int(float64(entries)*faster), firstSlice), mostSlice) // (fewer take no less time: each is several statements)
 	}
 }
 
