@@ -5,6 +5,7 @@ SHELL := /bin/bash
 
 GO_TOOL := CGO_ENABLED=0 go tool -modfile=tools/go.mod
 REDOCLY := npx --yes @redocly/cli@2.77.0
+TSC := npx --yes -p typescript@5.9.3 tsc
 
 .PHONY: help
 help: ## list the targets
@@ -40,7 +41,7 @@ trial-capture: install-postgres ## switch, lock, restore and purge around an app
 	DLQD_TRIAL=$(or $(TRIAL),10m) go run ./internal/postgres/postgrestest/withpostgres go test -count=1 -timeout 0 -v -run TestHost_trial ./internal/host
 
 .PHONY: check
-check: fmt-check lint generate-check openapi-lint vulnerabilities ## format, lint, drift of generated files, OpenAPI, known vulnerabilities
+check: fmt-check lint generate-check openapi-lint script-check vulnerabilities ## format, lint, drift of generated files, OpenAPI, the console's script, known vulnerabilities
 
 .PHONY: fmt
 fmt: ## format the code
@@ -80,6 +81,15 @@ freeze: ## at a release: from now on its migrations (LAST=00007: up to this one)
 .PHONY: openapi-lint
 openapi-lint: ## run a public linter over the OpenAPI document (needs npm)
 	REDOCLY_TELEMETRY=off $(REDOCLY) lint --config openapi/redocly.yaml openapi/openapi.yaml
+
+.PHONY: script-check
+script-check: ## check the types of the console's script (needs npm)
+	$(TSC) --allowJs --checkJs --noEmit --strict --target es2022 --module esnext --lib dom,dom.iterable,es2022 internal/console/static/console.js
+
+.PHONY: screenshots
+screenshots: install-postgres ## make docs/images/ afresh: the console in light and dark, on a desktop and on a phone
+	@scripts/install.sh chromium
+	DLQD_SCREENSHOTS=$(CURDIR)/docs/images go run ./internal/postgres/postgrestest/withpostgres go test -count=1 -run TestScreenshots ./internal/console
 
 .PHONY: vulnerabilities
 vulnerabilities: build ## look for known vulnerabilities in what bin/dlqd is made of, where their database can be reached

@@ -86,7 +86,7 @@ func (c *chromium) stop() {
 }
 
 // office is a whole dlqd on a database of its own, and a receiver that answers with the status that a message's payload asks for
-// ({"answer": 503}), until it is mended.
+// ({"answer": 503}), until it is mended: what is gone (410) stays so.
 type office struct {
 	*testing.T
 
@@ -114,7 +114,7 @@ func open(t *testing.T, change func(*server.Config)) *office {
 		raw, _ := io.ReadAll(r.Body)
 		_ = json.Unmarshal(raw, &asks)
 		status, says := max(asks.Answer, asks.Payload.Answer), asks.Says+asks.Payload.Says
-		if status == 0 || o.mended.Load() {
+		if status == 0 || o.mended.Load() && status != http.StatusGone {
 			return
 		}
 		w.WriteHeader(status)
@@ -244,6 +244,7 @@ type tab struct {
 	ctx context.Context //nolint:containedctx // it is the tab
 
 	mu       sync.Mutex
+	clicks   int      // and fields filled
 	problems []string // what the browser complained of
 	expected []string // parts of complaints that the test provokes
 }
@@ -380,7 +381,7 @@ func (b *tab) until(expression string) {
 	b.Helper()
 	var last any
 	require.Eventually(b, func() bool {
-		ctx, cancel := context.WithTimeout(b.ctx, patience)
+		ctx, cancel := context.WithTimeout(b.ctx, 5*time.Second) // what is asked of a page that goes away may have no answer
 		defer cancel()
 		last = nil
 		if chromedp.Run(ctx, chromedp.Evaluate("!!("+expression+")", &last)) != nil {
@@ -423,6 +424,7 @@ func (b *tab) does(act func()) {
 // click clicks what a selector finds first.
 func (b *tab) click(selector string) {
 	b.Helper()
+	b.clicks++
 	b.until(fmt.Sprintf("document.querySelector(%s)?.checkVisibility()", quoted(selector)))
 	b.value(fmt.Sprintf("document.querySelector(%s).scrollIntoView({block: 'center'})", quoted(selector)))
 	b.run(chromedp.Click(selector, chromedp.ByQuery, chromedp.NodeVisible))

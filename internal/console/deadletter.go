@@ -83,7 +83,7 @@ func newLetter(in *request, detail *api.EntryDetail, operator bool) *letter {
 		l.Frames = framesOf(*detail.ErrorStackTrace)
 	}
 	l.Hidden = len(detail.OriginalEvent) == 0 || string(detail.OriginalEvent) == "null"
-	l.Tree = treeOf(l.Payload, l.IsMessage())
+	l.Tree = treeOf(l.Payload)
 	l.Masked = bytes.Contains(detail.OriginalEvent, []byte("***")) || bytes.Contains(detail.EditedEvent, []byte("***")) || strings.Contains(fmt.Sprint(deref(detail.ErrorMessage)), "***")
 	l.Curl = l.curl(in.console.Policy())
 	l.RiverUI = in.console.RiverUI

@@ -79,7 +79,7 @@ func TestKeyboard(t *testing.T) {
 	o.entry("m1", "dlq_resolved")
 	require.Equal(t, 1, o.count("SELECT count(*) FROM dlq.dead_letter_transitions WHERE note = 'mended'"))
 
-	// One key decides in the review, and the next is there.
+	// One key decides in the review, and the next is there; u takes it back.
 	b.does(func() { b.press("gr") })
 	before := b.texts(".review .crumbs")
 	b.press(".")
@@ -87,6 +87,9 @@ func TestKeyboard(t *testing.T) {
 	b.does(func() { b.click("#act [value=discard]") })
 	require.NotEqual(t, before, b.texts(".review .crumbs"))
 	o.eventually(2, "SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_manual' AND kind = 'report.daily'")
+	b.does(func() { b.press("u") })
+	b.sees("Undone for 1 dead letter.")
+	o.eventually(3, "SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_manual' AND kind = 'report.daily'")
 }
 
 // Without the script one reads, filters, edits, and acts on one and on many.
@@ -128,11 +131,13 @@ func TestScriptOff(t *testing.T) {
 	b.fill("textarea[name=note]", "not wanted")
 	b.follow(b.button("Discard 2"))
 	b.sees("Discard: 2 dead letters.")
+	b.follow(b.button("Undo"))
+	b.sees("Undone for 2 dead letters.")
 	b.open(listOf("queue:reports status:manual"))
 	b.follow("[data-row] a")
 	b.follow("#act [value=discard]")
 	b.sees("Discarded.")
 	b.follow("#act [value=reopen]")
 	b.sees("Reopened")
-	require.Equal(t, 2, o.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_archived'"))
+	require.Equal(t, 0, o.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_archived'"))
 }

@@ -35,11 +35,11 @@ func (n *node) Summary() string {
 	return "{" + number(len(n.Children)+n.Left) + "}"
 }
 
-// treeOf reads a payload; nil where it is no object and no array, or not JSON. filtered: a filter finds what is in it.
-func treeOf(payload json.RawMessage, filtered bool) *node {
+// treeOf reads a payload; nil where it is no object and no array, or not JSON.
+func treeOf(payload json.RawMessage) *node {
 	decoder := json.NewDecoder(bytes.NewReader(payload))
 	decoder.UseNumber()
-	t := &tree{decoder: decoder, left: maxNodes, filtered: filtered}
+	t := &tree{decoder: decoder, left: maxNodes}
 	root := t.read("", nil, 0)
 	if t.err != nil || root == nil || len(root.Children) == 0 {
 		return nil
@@ -48,10 +48,9 @@ func treeOf(payload json.RawMessage, filtered bool) *node {
 }
 
 type tree struct {
-	decoder  *json.Decoder
-	left     int
-	filtered bool
-	err      error
+	decoder *json.Decoder
+	left    int
+	err     error
 }
 
 func (t *tree) read(key string, path []string, depth int) *node {
@@ -100,7 +99,7 @@ func (t *tree) read(key string, path []string, depth int) *node {
 	default:
 		n.Type, n.Value = "literal", "null"
 	}
-	if t.filtered && len(path) > 0 && n.Value != "" && len(n.Value) < 200 && n.Value != "***" {
+	if len(path) > 0 && n.Value != "" && len(n.Value) < 200 && n.Value != "***" {
 		words := make([]string, len(path))
 		for i, word := range path {
 			words[i] = quotedKey(word)

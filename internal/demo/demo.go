@@ -403,7 +403,7 @@ func (d *demo) next() {
 	data := filepath.Join(d.dir, "data")
 	d.sayf("\nWhat to try next, on what the demo left behind:")
 	d.sayf("  %s serve --data-dir %s --config-dir %s", d.program, data, filepath.Join(d.dir, "config"))
-	d.sayf("      then open http://%s/docs", server.DefaultListen)
+	d.sayf("      then open http://%s/dead-letters?q=status:manual: what needs a person", server.DefaultListen)
 	d.sayf("      and, in another terminal: %s list --status dlq_manual; %s show ID; %s replay ID", d.program, d.program, d.program)
 	d.sayf("  %s psql --data-dir %s -c 'SELECT * FROM dlq.backlog'", d.program, data)
 	d.sayf("  rm -rf %s when you are done", d.dir)

@@ -1,0 +1,53 @@
+package console_test
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/chromedp/cdproto/runtime"
+	"github.com/chromedp/chromedp"
+	"github.com/stretchr/testify/require"
+)
+
+// npm's axe-core finds nothing on any page, in light and in dark, on a desktop and on a phone. DLQD_TEST_AXE is where npm has installed
+// it (npm install --prefix DIR axe-core): .ci/run says so. Without it, what it looks for is tried in part by TestPages and TestKeyboard.
+func TestAxe(t *testing.T) {
+	t.Parallel()
+	installed := os.Getenv("DLQD_TEST_AXE")
+	if installed == "" {
+		t.Skip("DLQD_TEST_AXE is not set")
+	}
+	axe, err := os.ReadFile(filepath.Join(installed, "node_modules", "axe-core", "axe.min.js"))
+	require.NoError(t, err)
+	o := open(t, nil)
+	seed(o)
+	id := o.entry("seed-manual", "dlq_manual")
+	group := o.text("SELECT '/groups/' || queue || '/' || fingerprint FROM dlq.dead_letter_queue WHERE id = $1", id)
+	b := o.tab()
+	b.expect("status of 4")
+	for _, path := range pages(o, id, group) {
+		b.open(path)
+		b.value(string(axe) + "; 0")
+		for _, look := range []struct {
+			theme string
+			width int64
+		}{{"light", 1440}, {"dark", 1440}, {"light", 390}} {
+			b.theme(look.theme)
+			b.size(look.width, 900)
+			var found string
+			b.run(chromedp.Evaluate(`axe.run(document, {resultTypes: ["violations"]}).then(r => JSON.stringify(r.violations.map(v => ({id: v.id, help: v.help, nodes: v.nodes.slice(0, 4).map(n => n.html.slice(0, 160) + " " + (n.any[0]?.message ?? n.all[0]?.message ?? n.none[0]?.message ?? ""))}))))`, &found,
+				func(p *runtime.EvaluateParams) *runtime.EvaluateParams { return p.WithAwaitPromise(true) }))
+			var violations []struct {
+				ID, Help string
+				Nodes    []string
+			}
+			require.NoError(t, json.Unmarshal([]byte(found), &violations))
+			for _, v := range violations {
+				t.Errorf("%s in %s at %d: %s: %s\n  %s", path, look.theme, look.width, v.ID, v.Help, strings.Join(v.Nodes, "\n  "))
+			}
+		}
+	}
+}

@@ -1,0 +1,84 @@
+package console_test
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// maxClicks bounds what an incident takes, from the alert's link to the report: clicks, and fields filled.
+const maxClicks = 10
+
+func (b *tab) within(clicks int) {
+	b.Helper()
+	b.Logf("%d clicks", b.clicks)
+	require.Less(b, b.clicks, clicks)
+}
+
+// An outage: what failed while the receiver was down is sent back at a pace, once it is up.
+func TestIncident_outage(t *testing.T) {
+	t.Parallel()
+	o := open(t, nil)
+	for i := range 12 {
+		o.submit("payments", fmt.Sprint("m", i), "payment.captured", map[string]any{"answer": 422, "says": "bank.example is being maintained"})
+	}
+	o.eventually(12, "SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_manual'")
+	o.mended.Store(true)
+	b := o.tab()
+	b.open(listOf("queue:payments")) // DLQQueueSize's link
+	b.follow("main .list-foot a[href*='do=replay']")
+	b.sees("Replay 12 dead letters")
+	b.fill("input[name=rate]", "20")
+	b.fill("textarea[name=note]", "the bank is back")
+	b.follow("form.split button.primary")
+	b.sees("Done in")
+	b.sees("12 recovered, 0 failed again of 12")
+	b.within(maxClicks)
+	require.Equal(t, 12, o.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_resolved'"))
+}
+
+// A bad deploy: one group, marked as fixed once the next one is out, and replayed.
+func TestIncident_badDeploy(t *testing.T) {
+	t.Parallel()
+	o := open(t, nil)
+	for i := range 8 {
+		o.submit("orders", fmt.Sprint("m", i), "order.placed", map[string]any{"answer": 400, "says": "price is missing"})
+	}
+	o.eventually(8, "SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_manual'")
+	o.exec("SELECT dlq.refresh_rollups()")
+	o.mended.Store(true)
+	b := o.tab()
+	b.open("/groups") // DLQBacklogGrowing's link
+	b.follow("main [data-row] a, main .row-link")
+	b.sees("Mark as fixed")
+	b.follow(b.button("Mark as fixed"))
+	b.sees("Marked as fixed")
+	b.follow(b.button("Replay all open"))
+	b.sees("Replay 8 dead letters")
+	b.follow("form.split button.primary")
+	b.sees("8 recovered, 0 failed again of 8")
+	b.within(maxClicks)
+}
+
+// One customer's poison message: found by the customer, mended and replayed by hand.
+func TestIncident_poisonMessage(t *testing.T) {
+	t.Parallel()
+	o := open(t, nil)
+	for i := range 5 {
+		o.submit("payments", fmt.Sprint("m", i), "payment.captured", map[string]any{"answer": 422, "customer": fmt.Sprint("cus_", i), "amount": -1})
+	}
+	o.eventually(5, "SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_manual'")
+	b := o.tab()
+	b.open(listOf("queue:payments"))
+	b.fill("[data-filter]", "queue:payments payload.customer:cus_3")
+	b.does(func() { b.press("\r") })
+	b.follow("[data-row] a")
+	b.click(b.button("Edit and replay"))
+	b.fill("textarea[name=payload]", `{"customer": "cus_3", "amount": 1}`)
+	b.follow(b.button("See what changes"))
+	b.follow(b.button("Replay with these changes"))
+	b.until(`document.getElementById("head").innerText.includes("resolved")`)
+	b.within(maxClicks)
+	require.Equal(t, 4, o.count("SELECT count(*) FROM dlq.dead_letter_open"))
+}

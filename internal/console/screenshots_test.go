@@ -1,0 +1,129 @@
+package console_test
+
+import (
+	"bytes"
+	"fmt"
+	"image"
+	"image/color"
+	"image/png"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"github.com/chromedp/chromedp"
+	"github.com/stretchr/testify/require"
+)
+
+// TestScreenshots makes the pictures of README and docs: "make screenshots". It tests nothing.
+func TestScreenshots(t *testing.T) {
+	dir := os.Getenv("DLQD_SCREENSHOTS")
+	if dir == "" {
+		t.Skip("DLQD_SCREENSHOTS is not set: make screenshots")
+	}
+	require.NoError(t, os.MkdirAll(dir, 0o755)) //nolint:gosec // pictures
+	o := open(t, nil)
+	stage(o)
+	letter := o.entry("pay-8", "dlq_manual")
+	group := o.text("SELECT '/groups/' || queue || '/' || fingerprint FROM dlq.dead_letter_queue WHERE id = $1", letter)
+	b := o.tab()
+	b.open("/bulk?all=1&do=replay&q=queue:orders")
+	b.fill("textarea[name=note]", "release 83 mends the price")
+	b.follow("form.split button.primary")
+	run, _ := b.value("location.pathname").(string)
+	b.sees("24 recovered, 2 failed again of 26")
+	o.exec("SELECT dlq.refresh_rollups()")
+	for _, shot := range []struct{ name, path string }{
+		{"overview", "/"}, {"dead-letters", listOf("queue:payments")}, {"dead-letter", "/dead-letters/" + letter}, {"group", group}, {"review", "/review"}, {"replay", run},
+	} {
+		for _, look := range []struct {
+			name, theme   string
+			width, height int64
+		}{{"", "light", 1440, 900}, {"-dark", "dark", 1440, 900}, {"-phone", "light", 390, 844}} {
+			b.size(look.width, look.height)
+			b.theme(look.theme)
+			b.open(shot.path)
+			b.until(live)
+			var raw []byte
+			b.run(chromedp.CaptureScreenshot(&raw))
+			small := palette(t, raw)
+			require.Less(t, len(small), 200<<10, shot.name)
+			require.NoError(t, os.WriteFile(filepath.Join(dir, shot.name+look.name+".png"), small, 0o644)) //nolint:gosec // a picture
+		}
+	}
+}
+
+// stage leaves behind what a shop's day may look like.
+func stage(o *office) {
+	o.Helper()
+	for i := range 34 {
+		o.submit("payments", fmt.Sprintf("pay-%d", i), "payment.captured", map[string]any{
+			"answer": []int{422, 422, 402, 404}[i%4], "says": `{"error": "amount must be positive"}`, "customer": map[string]any{"id": fmt.Sprintf("cus_%d", 80+i%5), "country": "DE"},
+			"amount": -100 * i, "currency": "EUR", "lines": []any{map[string]any{"sku": "A-17", "count": 2}, map[string]any{"sku": "B-4", "count": 1}},
+		})
+	}
+	for i := range 26 {
+		answer := 400
+		if i < 2 {
+			answer = 410
+		}
+		o.submit("orders", fmt.Sprintf("order-%d", i), "order.placed", map[string]any{"answer": answer, "says": "price is missing", "order": 4711 + i, "shop": "north"})
+	}
+	o.fail("reports", "report.daily", "runtime error: index out of range [3] with length 3", 9)
+	o.eventually(69, "SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_manual'")
+	o.mended.Store(true)
+	o.exec("SELECT dlq.refresh_rollups()")
+	// A day before, as the rollups keep it: an outage in the morning, which passed.
+	o.exec(`INSERT INTO dlq.rollup_flow (step, scope, bucket, queue, error_class, captured, failures, resolved)
+		SELECT 'hour', 'class', date_trunc('hour', now()) - make_interval(hours => h), '', class, captured, captured, resolved
+		FROM (VALUES (15, 'outage', 40, 0), (14, 'outage', 130, 4), (13, 'outage', 90, 30), (12, 'outage', 20, 90), (11, 'outage', 0, 110), (10, 'outage', 0, 46),
+			(18, 'transient', 12, 4), (16, 'transient', 9, 14), (9, 'transient', 22, 6), (8, 'transient', 15, 20), (6, 'transient', 8, 17), (3, 'transient', 14, 10), (2, 'transient', 6, 9),
+			(20, 'validation', 6, 2), (17, 'validation', 3, 5), (7, 'validation', 8, 3), (4, 'validation', 5, 9)) v (h, class, captured, resolved)
+		ON CONFLICT DO NOTHING`)
+	o.exec(`INSERT INTO dlq.rollup_groups (step, bucket, queue, fingerprint, failures)
+		SELECT 'hour', date_trunc('hour', now()) - make_interval(hours => h), g.queue, g.fingerprint, 1 + (h * 7 + length(g.title)) % 6 FROM dlq.failure_groups g, generate_series(1, 20, 2) h ON CONFLICT DO NOTHING`)
+}
+
+// palette is a picture with the 256 colours that it has most of: a page has few, and the rest are the edges of letters.
+func palette(t *testing.T, raw []byte) []byte {
+	t.Helper()
+	full, err := png.Decode(bytes.NewReader(raw))
+	require.NoError(t, err)
+	count := map[color.RGBA]int{}
+	at := func(x, y int) color.RGBA {
+		c, _ := color.RGBAModel.Convert(full.At(x, y)).(color.RGBA)
+		six := func(v uint8) uint8 { return uint8(int(v>>2) * 255 / 63) } //nolint:gosec // of 255
+		return color.RGBA{six(c.R), six(c.G), six(c.B), 255}
+	}
+	size := full.Bounds()
+	for y := size.Min.Y; y < size.Max.Y; y++ {
+		for x := size.Min.X; x < size.Max.X; x++ {
+			count[at(x, y)]++
+		}
+	}
+	colours := make([]color.RGBA, 0, len(count))
+	for c := range count {
+		colours = append(colours, c)
+	}
+	slices.SortFunc(colours, func(a, b color.RGBA) int { return count[b] - count[a] })
+	var few color.Palette
+	for _, c := range colours[:min(len(colours), 256)] {
+		few = append(few, c)
+	}
+	nearest := map[color.RGBA]uint8{}
+	out := image.NewPaletted(size, few)
+	for y := size.Min.Y; y < size.Max.Y; y++ {
+		for x := size.Min.X; x < size.Max.X; x++ {
+			c := at(x, y)
+			i, known := nearest[c]
+			if !known {
+				i = uint8(few.Index(c)) //nolint:gosec // of 256
+				nearest[c] = i
+			}
+			out.SetColorIndex(x, y, i)
+		}
+	}
+	var small bytes.Buffer
+	require.NoError(t, (&png.Encoder{CompressionLevel: png.BestCompression}).Encode(&small, out))
+	return small.Bytes()
+}

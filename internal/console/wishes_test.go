@@ -1,0 +1,244 @@
+package console_test
+
+import (
+	"fmt"
+	"net/url"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/dlqd/dlqd/internal/access"
+)
+
+// What users of other consoles ask for in the open, each by the issue that asks for it.
+func TestWishes(t *testing.T) {
+	t.Parallel()
+	o := open(t, withTokens)
+	kim, ann := o.token("kim", access.Operator), o.token("ann", access.Operator)
+	// signed is somebody's tab, on an office whose failures are the subtest's.
+	signed := func(t *testing.T, token string) (*office, *tab) {
+		t.Helper()
+		o := o.in(t)
+		b := o.tab()
+		b.signIn(token)
+		return o, b
+	}
+	replayAll := func(b *tab, q, rate string) (run string) {
+		b.Helper()
+		b.open("/bulk?all=1&do=replay&q=" + url.QueryEscape(q))
+		if rate != "" {
+			b.fill("input[name=rate]", rate)
+		}
+		b.click("input[name=force]") // nothing works these jobs: the sentence says so
+		b.follow("form.split button.primary")
+		b.until(`location.pathname.startsWith("/replays/")`)
+		run, _ = b.value(`location.pathname.split("/")[2]`).(string)
+		return run
+	}
+
+	t.Run("riverui#383 filter by args", func(t *testing.T) {
+		t.Parallel()
+		o, b := signed(t, kim)
+		o.fail("args", "report.daily", "no such report", 200)
+		b.open("/dead-letters")
+		b.fill("[data-filter]", "queue:args payload.customer:42")
+		b.does(func() { b.press("\r") })
+		require.Equal(t, 2.0, b.value(`document.querySelectorAll("[data-row]").length`))
+		b.follow("[data-row] a")
+		require.Contains(t, b.texts(".tree"), "42")
+		b.follow(`.tree a.find[href*="customer"]`) // from a value to all that have it
+		require.Contains(t, b.value(`document.querySelector("[data-filter]").value`), "payload.customer:42")
+		require.Equal(t, 2.0, b.value(`document.querySelectorAll("[data-row]").length`))
+	})
+	t.Run("riverui#590 act on all that matches", func(t *testing.T) {
+		t.Parallel()
+		o, b := signed(t, kim)
+		o.fail("all", "report.daily", "no such report", 60)
+		b.open(listOf("queue:all"))
+		b.click("#pick-all")
+		b.until(`document.querySelector("[data-selected]").innerText === "25"`)
+		b.follow("#selection button[name=all]")
+		b.follow(b.button("Discard"))
+		b.sees("60 dead letters")
+		require.Equal(t, 60, o.count("SELECT count(*) FROM dlq.dead_letter_open WHERE queue = 'all'"), "nothing is done before it is confirmed")
+		b.follow("form.split button.danger")
+		b.sees("Discard: 60 dead letters.")
+		require.Zero(t, o.count("SELECT count(*) FROM dlq.dead_letter_open WHERE queue = 'all'"))
+	})
+	t.Run("ServicePulse#1212 #391 #265 what every retry is doing, whoever started it, from where", func(t *testing.T) {
+		t.Parallel()
+		o, b := signed(t, kim)
+		o.fail("everyretry", "report.daily", "no such report", 3)
+		run := replayAll(b, "queue:everyretry", "")
+		_, other := signed(t, ann)
+		other.open("/replays")
+		other.until(fmt.Sprintf(`document.querySelector('a[href="/replays/%s"]')?.closest("tr").innerText.includes("kim")`, run))
+		other.follow(`a[href="/replays/` + run + `"]`)
+		other.sees("Started by")
+		require.Contains(t, other.texts("#facts"), "127.0.0.1")
+		require.Contains(t, other.texts("#facts"), "console")
+	})
+	t.Run("ServicePulse#389 new failures joined while the retry ran", func(t *testing.T) {
+		t.Parallel()
+		o, b := signed(t, kim)
+		o.fail("joined", "report.daily", "no such report", 3)
+		run := replayAll(b, "queue:joined", "")
+		o.fail("joined", "report.daily", "no such report", 2)
+		b.open("/replays/" + run)
+		b.sees("2 new failures")
+		b.follow(b.button("2 new failures"))
+		require.Equal(t, 2.0, b.value(`document.querySelectorAll("[data-row]").length`))
+	})
+	t.Run("ServicePulse#341 a pace and a cancel at hand", func(t *testing.T) {
+		t.Parallel()
+		o, b := signed(t, kim)
+		o.fail("pace", "report.daily", "no such report", 50)
+		run := replayAll(b, "queue:pace", "0.5")
+		b.follow("#steer [value=pause]")
+		b.sees("paused")
+		b.fill("#steer input[name=rate]", "0.25")
+		b.follow("#steer [value=rate]")
+		b.until(`document.querySelector("#steer input[name=rate]").value === "0.25"`)
+		b.follow("#steer [value=cancel]")
+		b.until(`document.getElementById("steer").innerText.includes("ended")`)
+		require.Equal(t, "cancelled", o.text("SELECT status FROM dlq.replay_runs WHERE id = $1", run))
+		require.GreaterOrEqual(t, o.count("SELECT count(*) FROM dlq.dead_letter_open WHERE queue = 'pace' AND status = 'dlq_manual'"), 40)
+	})
+	t.Run("temporal#4947 #5133 from a bulk action to its filter and all it touched, and failed for", func(t *testing.T) {
+		t.Parallel()
+		o, b := signed(t, kim)
+		o.fail("traced", "report.daily", "no such report", 5)
+		o.exec("SELECT dlq.discard(id, 'ann', 'elsewhere') FROM (SELECT id FROM dlq.dead_letter_open WHERE queue = 'traced' ORDER BY id LIMIT 2) e")
+		b.open("/bulk?all=1&do=resolve&q=queue:traced")
+		b.fill("textarea[name=note]", "done by hand")
+		b.follow("form.split button.primary, form.split .buttons button:first-child")
+		b.sees("3 dead letters")
+		b.follow(b.button("See it"))
+		require.Regexp(t, `^/operations/`, b.value("location.pathname"))
+		b.sees("queue:traced")
+		b.sees("kim")
+		b.sees("done by hand")
+		require.Equal(t, 5.0, b.value(`new Set([...document.querySelectorAll('main a[href^="/dead-letters/"]')].map(a => a.href)).size`), "three that it changed, and two that it did not")
+		b.sees("cannot resolve from dlq_archived")
+	})
+	t.Run("oban#793 search that cannot hurt the database", func(t *testing.T) {
+		t.Parallel()
+		o, b := signed(t, kim)
+		o.fail("searched", "report.daily", "an unusual needle", 3)
+		b.open(listOf("needle"))
+		require.Equal(t, 3.0, b.value(`document.querySelectorAll("[data-row]").length`))
+		began := time.Now()
+		b.open(listOf(strings.Repeat(`"%_%_%" `, 200)))
+		b.open(listOf(`payload.` + strings.Repeat("a.", 60) + `b:1`))
+		require.Less(t, time.Since(began), patience)
+		require.Zero(t, o.count("SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND state = 'active' AND pid <> pg_backend_pid() AND now() - query_start > interval '15 seconds'"))
+	})
+	t.Run("bull-board#478 edit, and keep what it was", func(t *testing.T) {
+		t.Parallel()
+		o, b := signed(t, kim)
+		o.fail("edited", "report.daily", "no such report", 1)
+		id := o.text("SELECT id::text FROM dlq.dead_letter_open WHERE queue = 'edited'")
+		b.open("/dead-letters/" + id)
+		b.click(b.button("Edit and replay"))
+		b.fill("textarea[name=payload]", `{"n": "mended"}`)
+		b.follow(b.button("See what changes"))
+		b.sees("as it would be sent")
+		b.follow(b.button("Replay with these changes"))
+		b.sees("Sent back, edited")
+		b.click(b.button("As it was at first"))
+		b.sees(`"customer": 1`)
+		require.Contains(t, b.texts(".tree"), "mended")
+	})
+	t.Run("bull-board#862 newest error first", func(t *testing.T) {
+		t.Parallel()
+		o, b := signed(t, kim)
+		o.exec(`INSERT INTO river_job (kind, args, queue, max_attempts, attempt, attempted_at, state, errors) VALUES ('k', '{}', 'newest', 3, 3, now(), 'running', ARRAY[
+			'{"at": "2026-01-01T00:00:00Z", "attempt": 1, "error": "the first", "trace": ""}'::jsonb, '{"at": "2026-01-01T00:01:00Z", "attempt": 2, "error": "the second", "trace": ""}', '{"at": "2026-01-01T00:02:00Z", "attempt": 3, "error": "the third", "trace": ""}'])`)
+		o.exec("UPDATE river_job SET state = 'discarded', finalized_at = now() WHERE queue = 'newest'")
+		o.eventually(1, "SELECT count(*) FROM dlq.dead_letter_open WHERE queue = 'newest'")
+		b.open("/dead-letters/" + o.text("SELECT id::text FROM dlq.dead_letter_open WHERE queue = 'newest'"))
+		require.Regexp(t, `(?s)the third.*the second.*the first`, b.texts("#attempts"))
+		require.Contains(t, b.texts("#error"), "the third")
+	})
+	t.Run("good_job#1624 only valid actions offered", func(t *testing.T) {
+		t.Parallel()
+		o, b := signed(t, kim)
+		o.fail("valid", "report.daily", "no such report", 2)
+		id := o.text("SELECT id::text FROM dlq.dead_letter_open WHERE queue = 'valid' LIMIT 1")
+		o.exec("SELECT dlq.discard($1, 'ann', 'elsewhere')", id)
+		offered := `[...document.querySelectorAll("%s button")].filter(b => !b.disabled && b.value).map(b => b.value).join(" ")`
+		b.open("/dead-letters/" + id)
+		require.Equal(t, "reopen", b.value(fmt.Sprintf(offered, "#act .buttons")))
+		b.open(listOf("queue:valid"))
+		b.click(`[value="` + id + `"]`)
+		require.Equal(t, "assign tag note reopen", b.value(fmt.Sprintf(offered, "#selection .buttons")))
+		b.click(`[name=id]:not([value="` + id + `"])`) // of both, each action says for how many
+		b.until(`document.querySelector("#selection [value=reopen]").innerText.split(/\s+/).join(" ") === "Reopen 1" && document.querySelector("#selection [value=assign]").innerText.split(/\s+/).join(" ") === "Assign 2"`)
+	})
+}
+
+// ServicePulse#390: nothing is left behind silently when the server restarts meanwhile.
+func TestWishes_serverRestartsDuringReplay(t *testing.T) {
+	t.Parallel()
+	o := open(t, nil)
+	for i := range 40 {
+		o.submit("orders", fmt.Sprint("m", i), "order.placed", map[string]any{"answer": 422})
+	}
+	o.eventually(40, "SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_manual'")
+	o.mended.Store(true)
+	b := o.tab()
+	for _, part := range []string{"ERR_", "/events", "/api/whoami"} {
+		b.expect(part)
+	}
+	b.open("/bulk?all=1&do=replay&q=queue:orders")
+	b.fill("input[name=rate]", "10")
+	b.follow("form.split button.primary")
+	b.until(live)
+	require.Eventually(t, func() bool {
+		return o.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_resolved'") > 2
+	}, patience, 50*time.Millisecond)
+	o.stop()
+	require.Less(t, o.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_resolved'"), 40, "it was under way")
+	o.start()
+	b.sees("40 recovered, 0 failed again of 40")
+	require.Equal(t, 40, o.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_resolved'"))
+}
+
+// A selection of 10,000, and of everything, is done by its filter: the number is typed, and it is one act with one undo.
+func TestBulk_tenThousandAndEverything(t *testing.T) {
+	t.Parallel()
+	o := open(t, nil)
+	for range 20 {
+		o.fail("reports", "report.daily", "no such report", 500)
+	}
+	o.fail("orders", "order.placed", "no such order", 100)
+	b := o.tab()
+	b.expect("status of 409")
+	b.expect("status of 422")
+	b.open(listOf("queue:reports"))
+	b.click("#pick-all")
+	b.follow("#selection button[name=all]")
+	b.follow(b.button("Discard"))
+	b.sees("Discard 10\u202f000 dead letters")
+	b.fill("input[name=expect]", "9999")
+	b.follow("form.split button.danger")
+	b.until(`document.querySelector(".flash.bad") !== null`)
+	require.Equal(t, 10100, o.count("SELECT count(*) FROM dlq.dead_letter_open"), "the number is another one: nothing was done")
+	b.fill("input[name=expect]", "10000")
+	b.follow("form.split button.danger")
+	b.sees("Discard: 10\u202f000 dead letters.")
+	require.Equal(t, 100, o.count("SELECT count(*) FROM dlq.dead_letter_open"))
+	b.follow(b.button("Undo"))
+	b.sees("Undone for 10\u202f000 dead letters.")
+	require.Equal(t, 10100, o.count("SELECT count(*) FROM dlq.dead_letter_open"))
+
+	b.open("/dead-letters")
+	b.follow(b.button("Discard …"))
+	b.sees("all dead letters")
+	b.fill("input[name=expect]", "10,100")
+	b.follow("form.split button.danger")
+	b.sees("Discard: 10\u202f100 dead letters.")
+	require.Zero(t, o.count("SELECT count(*) FROM dlq.dead_letter_open"))
+}
