@@ -107,7 +107,7 @@ func fetchPage(ctx context.Context, address string) (size, status int, err error
 	if err != nil {
 		return 0, 0, err
 	}
-	defer response.Body.Close()
+	defer func() { _ = response.Body.Close() }()
 	n, err := io.Copy(io.Discard, response.Body)
 	return int(n), response.StatusCode, err
 }
@@ -177,7 +177,7 @@ func watchPage(ctx context.Context, address string, begun func()) error {
 	if err != nil {
 		return err
 	}
-	defer response.Body.Close()
+	defer func() { _ = response.Body.Close() }()
 	if response.StatusCode != http.StatusOK || !strings.HasPrefix(response.Header.Get("Content-Type"), "text/event-stream") {
 		return fmt.Errorf("%s: %s", address, response.Status)
 	}

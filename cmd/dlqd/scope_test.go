@@ -83,6 +83,8 @@ var withoutCommand = []string{
 	"end-session", // TestSessions
 	"get-message", "submit-batch", "get-health", "livez", "readyz", "get-capture", "set-capture", "set-log-level", "get-login", "get-analytics-flow", "get-analytics-queues", "get-analytics-times", "get-analytics-error-types",
 	"get-analytics-groups", "get-analytics-replays", "get-analytics-retry-cost",
+	"complete-filter", "get-policy", "test-policy", "examine", "list-replay-entries", "list-tokens", "create-token", "revoke-token", // for pages; commands look into files, or the database
+	"list-groups", "get-group", "set-group", "list-views", "get-view", "save-view", "delete-view", "get-operation", "undo", // TestScope_walk, in package server
 }
 
 // The same person gets the same from a command as from the API: the same entries, runs and queues, or the same refusal.

@@ -91,8 +91,8 @@ func newServe(hard context.Context) *cobra.Command {
 			if err := telemetry.CheckEndpoint(config.OTLPEndpoint); err != nil {
 				return &usageError{fmt.Errorf("--otlp-endpoint: %w", err)}
 			}
-			if u, err := url.Parse(config.RiverUI); config.RiverUI != "" && (err != nil || u.Host == "" || (u.Scheme != "http" && u.Scheme != "https") || u.User != nil) {
-				return &usageError{errors.New("--river-ui: must be the http or https URL at which people open River UI, without a password")}
+			if err := checkRiverUI(config.RiverUI); err != nil {
+				return err
 			}
 			config.Source = source.source()
 			if config.Policy, err = policy.Load(config.Source); err != nil {
@@ -166,3 +166,12 @@ func reloadOnHangup(ctx context.Context, s *server.Server) (stop func()) {
 
 // apiTimeout bounds one request of the client commands.
 const apiTimeout = 30 * time.Second
+
+// checkRiverUI refuses what is no address that people can open.
+func checkRiverUI(address string) error {
+	u, err := url.Parse(address)
+	if address != "" && (err != nil || u.Host == "" || (u.Scheme != "http" && u.Scheme != "https") || u.User != nil) {
+		return &usageError{errors.New("--river-ui: must be the http or https URL at which people open River UI, without a password")}
+	}
+	return nil
+}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"io"
 	"mime"
 	"mime/multipart"
@@ -220,7 +219,7 @@ func (r *Receivers) takeThePlace(config node, dir string) error {
 		}
 	}
 	if replaced == 0 {
-		return fmt.Errorf("alertmanager.yaml has no receivers")
+		return errors.New("alertmanager.yaml has no receivers")
 	}
 	return nil
 }

@@ -36,8 +36,7 @@ func merged(ctx context.Context, f filter.Filter, location, text string) (filter
 		return f, nil
 	}
 	parsed, err := filter.Parse(text, access.From(ctx).Name)
-	var wrong *filter.Error
-	if errors.As(err, &wrong) {
+	if wrong, ok := errors.AsType[*filter.Error](err); ok {
 		details := make([]error, len(wrong.Terms))
 		for i, t := range wrong.Terms {
 			details[i] = &huma.ErrorDetail{Location: location, Message: t.Problem, Value: t}

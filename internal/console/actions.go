@@ -45,7 +45,7 @@ func (c *Console) act(in *request) (*done, error) {
 
 // askedFor is where somebody goes whose act needs a second person.
 func askedFor(err error) (*done, bool) {
-	needs, ok := errors.AsType[*errAsked](err)
+	needs, ok := errors.AsType[*askedError](err)
 	if !ok {
 		return nil, false
 	}
@@ -85,9 +85,9 @@ func (c *Console) edit(in *request) (*done, error) {
 	v := &view{Template: "edit", Title: "Edit and replay", Data: e, Section: "/dead-letters"}
 	if !json.Valid([]byte(payload)) {
 		var syntax *json.SyntaxError
-		var any json.RawMessage
+		var read json.RawMessage
 		problem := &Problem{Status: http.StatusUnprocessableEntity, Detail: "this is not JSON"}
-		if err := json.Unmarshal([]byte(payload), &any); errors.As(err, &syntax) {
+		if err := json.Unmarshal([]byte(payload), &read); errors.As(err, &syntax) {
 			problem.Detail = "this is not JSON: " + syntax.Error() + ", at " + placeOf(payload, syntax.Offset)
 		}
 		e.Problem, v.Status = problem, problem.Status

@@ -173,10 +173,12 @@ func (c *Console) approval(in *request) (*view, error) {
 	delete(rest, "filter")
 	delete(rest, "do")
 	if len(rest) > 0 {
-		a.Rest, _ = json.Marshal(rest)
+		if raw, err := json.Marshal(rest); err == nil {
+			a.Rest = raw
+		}
 	}
 	id := a.ID.String()
-	a.Copies = []copyText{{"a command", "dlqd approvals show " + id}, {"SQL", "SELECT * FROM dlq.approvals WHERE id = '" + id + "';"}, {"curl", "curl -s $DLQD_URL" + path}}
+	a.Copies = []copyText{{"a command", "dlqd approvals show " + id}, {"SQL", "SELECT * FROM dlq.approvals WHERE id = '" + id + "';"}, {"curl", "curl -s $DLQD_URL" + path}} //nolint:unqueryvet // for people
 	return &view{Template: "approval", Title: a.Verb() + " " + plural(a.Entries, "dead letter"), Data: a, Every: approvalsEvery}, nil
 }
 
@@ -186,7 +188,7 @@ func (a *approvalDetail) look(in *request) {
 	if json.Unmarshal(a.Request, &body) != nil {
 		return
 	}
-	ask := map[string]any{"dryRun": true, "filter": json.RawMessage(a.filter())}
+	ask := map[string]any{"dryRun": true, "filter": a.filter()}
 	var found struct {
 		Chosen  int64 `json:"chosen"`
 		Entries int64 `json:"entries"`

@@ -36,10 +36,15 @@ func auditFields() []auditField {
 		{Name: "actor", Flag: "actor", Label: "Who", Hint: "kim"},
 		{Name: "text", Flag: "text", Label: "What, or why", Hint: "in reason or note"},
 		{Name: "origin", Flag: "origin", Label: "From where", Hint: "10.0.0.7"},
-		{Name: "queue", Flag: "queue", Label: "Queue"}, {Name: "kind", Flag: "kind", Label: "Kind"}, {Name: "entryId", Flag: "id", Label: "Dead letter", Hint: "its id"},
-		{Name: "from", Flag: "from", Label: "From state", Choices: states}, {Name: "to", Flag: "to", Label: "To state", Choices: states},
-		{Name: "dbUser", Flag: "db-user", Label: "Database user"}, {Name: "configVersion", Flag: "policy", Label: "Policy version"},
-		{Name: "after", Flag: "after", Label: "At or after (UTC)", Hint: "2026-11-22T09:00"}, {Name: "before", Flag: "before", Label: "Before (UTC)", Hint: "2026-11-22T10:00"},
+		{Name: "queue", Flag: "queue", Label: "Queue"},
+		{Name: "kind", Flag: "kind", Label: "Kind"},
+		{Name: "entryId", Flag: "id", Label: "Dead letter", Hint: "its id"},
+		{Name: "from", Flag: "from", Label: "From state", Choices: states},
+		{Name: "to", Flag: "to", Label: "To state", Choices: states},
+		{Name: "dbUser", Flag: "db-user", Label: "Database user"},
+		{Name: "configVersion", Flag: "policy", Label: "Policy version"},
+		{Name: "after", Flag: "after", Label: "At or after (UTC)", Hint: "2026-11-22T09:00"},
+		{Name: "before", Flag: "before", Label: "Before (UTC)", Hint: "2026-11-22T10:00"},
 	}
 }
 
@@ -94,7 +99,7 @@ func (c *Console) audit(in *request) (*view, error) {
 	}
 	a.Copies = []copyText{
 		{"a command", strings.Join(flags, " ")},
-		{"SQL", "SELECT * FROM dlq.audit('" + strings.ReplaceAll(string(raw), "'", "''") + "', " + listPage + ");"},
+		{"SQL", "SELECT * FROM dlq.audit('" + strings.ReplaceAll(string(raw), "'", "''") + "', " + listPage + ");"}, //nolint:unqueryvet // for people
 		{"curl", "curl -s " + shellQuoted("$DLQD_URL/api/dlq/audit?"+query.Encode())},
 	}
 	a.Copies[2].Text = strings.Replace(a.Copies[2].Text, "'$DLQD_URL", "$DLQD_URL'", 1)

@@ -13,7 +13,7 @@ import (
 )
 
 // Problem is what the API answers where something is wrong (RFC 9457).
-type Problem struct {
+type Problem struct { //nolint:errname // the RFC's word
 	Status int    `json:"status"`
 	Title  string `json:"title"`
 	Detail string `json:"detail"`
@@ -51,10 +51,12 @@ func (p *Problem) heading() string {
 // asked is an answer that says that a second person is needed.
 type asked = api.Asked
 
-// errAsked is of something that was not done, but asked for.
-type errAsked struct{ asked }
+// askedError is of something that was not done, but asked for.
+type askedError struct{ asked }
 
-func (e *errAsked) Error() string { return "needs a second person: approval " + e.Approval.ID.String() }
+func (e *askedError) Error() string {
+	return "needs a second person: approval " + e.Approval.ID.String()
+}
 
 // get asks the API, and decodes its answer.
 func (in *request) get(path string, query url.Values, out any) error {
@@ -70,7 +72,7 @@ func (in *request) may(path string, query url.Values, out any) (bool, error) {
 	return err == nil, err
 }
 
-// post has the API do something. What needs a second person is an *errAsked.
+// post has the API do something. What needs a second person is an *askedError.
 func (in *request) post(path string, body, out any) error {
 	return in.call(http.MethodPost, path, nil, body, out)
 }
@@ -89,7 +91,7 @@ func (in *request) call(method, path string, query url.Values, body, out any) er
 		return problem
 	}
 	if answer.status == http.StatusAccepted && answer.header.Get("Location") != "" {
-		e := &errAsked{}
+		e := &askedError{}
 		if err := json.Unmarshal(answer.Bytes(), &e.asked); err == nil && e.Approval != nil {
 			return e
 		}
@@ -127,7 +129,7 @@ func (c *Console) call(ctx context.Context, from *http.Request, method, path str
 			return nil, err
 		}
 	}
-	r, err := http.NewRequestWithContext(ctx, method, path, bytes.NewReader(raw))
+	r, err := http.NewRequestWithContext(ctx, method, path, bytes.NewReader(raw)) //nolint:gosec // it goes nowhere: a handler of this process is called
 	if err != nil {
 		return nil, err
 	}

@@ -131,7 +131,8 @@ func (c *chart) Happened() (kinds []string) {
 func (c *chart) Rows() [][]string {
 	rows := make([][]string, 0, len(c.Starts))
 	for i, start := range c.Starts {
-		row := []string{start.UTC().Format("2 Jan 15:04")}
+		row := make([]string, 0, 1+len(c.Bands))
+		row = append(row, start.UTC().Format("2 Jan 15:04"))
 		for _, b := range c.Bands {
 			row = append(row, number(b.Values[i]))
 		}

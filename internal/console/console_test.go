@@ -409,7 +409,10 @@ func (b *tab) sees(text string) {
 }
 
 func quoted(text string) string {
-	raw, _ := json.Marshal(text)
+	raw, err := json.Marshal(text)
+	if err != nil {
+		panic(err) // a text
+	}
 	return string(raw)
 }
 

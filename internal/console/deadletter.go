@@ -90,7 +90,7 @@ func newLetter(in *request, detail *api.EntryDetail, operator bool) *letter {
 	id := detail.ID.String()
 	l.Copies = []copyText{
 		{"a command", "dlqd show " + id},
-		{"SQL", "SELECT * FROM dlq.dead_letter_queue WHERE id = '" + id + "';"},
+		{"SQL", "SELECT * FROM dlq.dead_letter_queue WHERE id = '" + id + "';"}, //nolint:unqueryvet // for people
 		{"curl", "curl -s $DLQD_URL/api/dlq/entries/" + id},
 	}
 	return l

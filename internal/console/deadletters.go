@@ -75,12 +75,12 @@ func (v *bulkVerb) Statuses() string {
 func bulkVerbs() []bulkVerb {
 	open := []deadletter.Status{deadletter.Pending, deadletter.Manual, deadletter.Failed}
 	closed := []deadletter.Status{deadletter.Resolved, deadletter.Archived}
-	any := slices.Concat(open, closed, []deadletter.Status{deadletter.Processing})
+	whatever := slices.Concat(open, closed, []deadletter.Status{deadletter.Processing})
 	return []bulkVerb{
 		{"replay", "Replay", "sends them back, at a pace, and stops by itself when too many fail again", open, false},
-		{"assign", "Assign", "gives them to somebody", any, false},
-		{"tag", "Tag", "adds tags to theirs", any, false},
-		{"note", "Note", "leaves a note on each", any, false},
+		{"assign", "Assign", "gives them to somebody", whatever, false},
+		{"tag", "Tag", "adds tags to theirs", whatever, false},
+		{"note", "Note", "leaves a note on each", whatever, false},
 		{"park", "Park", "takes them out of the automatic path: nothing happens to them by itself", []deadletter.Status{deadletter.Pending}, false},
 		{"unpark", "Back to automatic", "has dlqd decide again what happens next", []deadletter.Status{deadletter.Manual}, false},
 		{"resolve", "Resolve", "closes them: their work was done elsewhere", []deadletter.Status{deadletter.Manual}, false},

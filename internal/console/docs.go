@@ -143,9 +143,9 @@ func (d *described) read(in *request) ([]apiTag, string, error) {
 	if err := in.get("/openapi.json", nil, &document); err != nil {
 		return nil, "", err
 	}
-	tags := make([]apiTag, len(document.Tags))
-	for i, t := range document.Tags {
-		tags[i] = apiTag{Name: t.Name, Description: t.Description}
+	tags := make([]apiTag, 0, len(document.Tags))
+	for _, t := range document.Tags {
+		tags = append(tags, apiTag{Name: t.Name, Description: t.Description})
 	}
 	for path, methods := range document.Paths {
 		for method, o := range methods {
@@ -154,7 +154,7 @@ func (d *described) read(in *request) ([]apiTag, string, error) {
 			at := slices.IndexFunc(tags, func(t apiTag) bool { return slices.Contains(o.Tags, t.Name) })
 			if at < 0 {
 				at = len(tags)
-				tags = append(tags, apiTag{Name: cmp.Or(append(o.Tags, "others")...)})
+				tags = append(tags, apiTag{Name: cmp.Or(slices.Concat(o.Tags, []string{"others"})...)})
 			}
 			tags[at].Operations = append(tags[at].Operations, o)
 		}

@@ -190,7 +190,7 @@ func setFlash(w http.ResponseWriter, r *http.Request, f flash) {
 	if err != nil {
 		return
 	}
-	http.SetCookie(w, &http.Cookie{
+	http.SetCookie(w, &http.Cookie{ //nolint:gosec // secure where the connection is
 		Name: flashCookie, Value: base64.RawURLEncoding.EncodeToString(raw), Path: "/", MaxAge: 60, HttpOnly: true, Secure: r.TLS != nil, SameSite: http.SameSiteStrictMode,
 	})
 }
@@ -204,7 +204,7 @@ func takeFlash(w http.ResponseWriter, r *http.Request) (f flash) {
 	if err != nil || json.Unmarshal(raw, &f) != nil || !localPath(f.To) {
 		f.To = ""
 	}
-	http.SetCookie(w, &http.Cookie{Name: flashCookie, Path: "/", MaxAge: -1, HttpOnly: true, Secure: r.TLS != nil, SameSite: http.SameSiteStrictMode})
+	http.SetCookie(w, &http.Cookie{Name: flashCookie, Path: "/", MaxAge: -1, HttpOnly: true, Secure: r.TLS != nil, SameSite: http.SameSiteStrictMode}) //nolint:gosec // likewise
 	return f
 }
 
@@ -218,7 +218,7 @@ func (f *frame) Events() string {
 
 // rightsOf names what somebody may do: those who may do the same see the same.
 func rightsOf(p *access.Principal) string {
-	raw, err := json.Marshal(p.Grants)
+	raw, err := json.Marshal(p.Grants) //nolint:musttag // nobody reads it
 	if err != nil {
 		return p.Via + " " + p.Name
 	}

@@ -122,7 +122,8 @@ func (c *Console) group(in *request) (*view, error) {
 	}
 	g.Sentence = groupSentence(&detail.Group)
 	g.Copies = []copyText{
-		{"a command", "dlqd groups show " + shellQuoted(detail.Queue) + " " + detail.Fingerprint}, {"its entries", "dlqd list " + shellQuoted(g.Query)},
+		{"a command", "dlqd groups show " + shellQuoted(detail.Queue) + " " + detail.Fingerprint},
+		{"its entries", "dlqd list " + shellQuoted(g.Query)},
 		{"curl", "curl -s $DLQD_URL" + path},
 	}
 	return &view{Template: "group", Title: "Group " + short(detail.Fingerprint), Data: g, Every: groupsEvery, Section: "/groups"}, nil
@@ -152,7 +153,7 @@ func groupSentence(g *group.Group) string {
 func (c *Console) setGroup(in *request) (*done, error) {
 	queue, fingerprint := in.PathValue("queue"), in.PathValue("fingerprint")
 	change := map[string]any{"why": in.PostFormValue("why")}
-	said := ""
+	var said string
 	switch do := in.PostFormValue("do"); do {
 	case "assign":
 		change["owner"] = in.PostFormValue("owner")

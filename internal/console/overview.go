@@ -206,8 +206,10 @@ func (o *overview) wait(in *request) error {
 	}
 	left := o.Stats.ByStatus[string(deadletter.Pending)]
 	for _, w := range []waiting{
-		{What: "a condition: a breaker, or the machine's load", Query: "status:pending waiting:condition"}, {What: "the pace of their queue", Query: "status:pending waiting:pace"},
-		{What: "those before them, by ordering key", Query: "status:pending waiting:order"}, {What: "automatic redelivery to be switched on", Query: "status:pending waiting:automatic"},
+		{What: "a condition: a breaker, or the machine's load", Query: "status:pending waiting:condition"},
+		{What: "the pace of their queue", Query: "status:pending waiting:pace"},
+		{What: "those before them, by ordering key", Query: "status:pending waiting:order"},
+		{What: "automatic redelivery to be switched on", Query: "status:pending waiting:automatic"},
 	} {
 		var page api.EntryPage
 		if err := in.get("/api/dlq/entries", url.Values{"q": {w.Query}, "limit": {"1"}, "count": {"true"}}, &page); err != nil {
@@ -261,7 +263,7 @@ func (o *overview) say() string {
 		case b.State == breaker.Open && b.Since != nil:
 			said = append(said, fmt.Sprintf("%s has been in trouble since %s: dlqd waits for it.", name, b.Since.UTC().Format("15:04 UTC")))
 		default:
-			said = append(said, fmt.Sprintf("%s is being tried again.", name))
+			said = append(said, name+" is being tried again.")
 		}
 	}
 	if n := o.Stats.Observed; n > 0 {

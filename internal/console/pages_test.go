@@ -55,6 +55,7 @@ func TestPages(t *testing.T) {
 	group := o.text("SELECT '/groups/' || queue || '/' || fingerprint FROM dlq.dead_letter_queue WHERE id = $1", id)
 	all := pages(o, id, group)
 	tab := func(t *testing.T) *tab {
+		t.Helper()
 		t.Parallel()
 		b := o.in(t).tab()
 		b.expect("the server responded with a status of 404")

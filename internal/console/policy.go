@@ -89,7 +89,7 @@ func (p *policyPage) try(in *request) error {
 		status, err := strconv.Atoi(text)
 		if err != nil {
 			p.TryError = &Problem{Status: http.StatusUnprocessableEntity, Detail: "the HTTP status is a number, such as 503"}
-			return nil
+			return nil //nolint:nilerr // the page says it
 		}
 		body["status"] = status
 	}
@@ -133,8 +133,14 @@ func (p *policyPage) MatchWords(r api.PolicyRule) []string {
 		name  string
 		texts []string
 	}{
-		{"type", r.Match.Type}, {"code", r.Match.Code}, {"status", r.Match.Status}, {"kind", r.Match.Kind}, {"queue", r.Match.Queue}, {"source", r.Match.Source},
-		{"message has", one(r.Match.Message)}, {"when", one(r.Match.When)},
+		{"type", r.Match.Type},
+		{"code", r.Match.Code},
+		{"status", r.Match.Status},
+		{"kind", r.Match.Kind},
+		{"queue", r.Match.Queue},
+		{"source", r.Match.Source},
+		{"message has", one(r.Match.Message)},
+		{"when", one(r.Match.When)},
 	} {
 		if len(w.texts) > 0 {
 			words = append(words, w.name+" "+strings.Join(w.texts, " or "))

@@ -163,7 +163,7 @@ func (q *queues) say() string {
 func (c *Console) actOnQueue(in *request) (*done, error) {
 	name, verb := in.PostFormValue("name"), in.PostFormValue("do")
 	body := map[string]any{"note": in.PostFormValue("note")}
-	path, said := "", ""
+	var path, said string
 	switch verb {
 	case "pause", "resume":
 		path = "/api/queues/" + url.PathEscape(name) + "/" + verb

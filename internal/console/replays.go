@@ -99,7 +99,7 @@ func (r replayRun) Parts() []runPart { return r.parts() }
 
 // Bar draws what became of its entries, in four parts.
 func (r replayRun) Bar() template.HTML {
-	var words []string
+	words := make([]string, 0, len(r.parts()))
 	var svg strings.Builder
 	total, at := float64(max(r.Total, r.Succeeded+r.Failed+r.Skipped, 1)), 0.0
 	for _, p := range r.parts() {
@@ -112,14 +112,6 @@ func (r replayRun) Bar() template.HTML {
 		at += width
 	}
 	return template.HTML(`<svg class="outcomes" role="img" viewBox="0 0 1000 10" preserveAspectRatio="none" aria-label="` + strings.Join(words, ", ") + `">` + svg.String() + `</svg>`) //nolint:gosec // numbers, and words of ours
-}
-
-// Pace is how fast it is, or was asked to be.
-func pace(v *float64) string {
-	if v == nil || *v <= 0 {
-		return "as fast as it goes"
-	}
-	return perSecond(*v)
 }
 
 func perSecond(v float64) string {
@@ -352,15 +344,17 @@ func (r *runDetail) compare(in *request) error {
 	}
 	var chosen map[string]json.RawMessage
 	if json.Unmarshal(r.Filter, &chosen) != nil || chosen["ids"] != nil || bytes.Contains(r.Filter, []byte(`"***"`)) || r.Why != "" {
-		return nil // nothing can have joined it, or nobody can say
+		return nil //nolint:nilerr // nothing can have joined it, or nobody can say
 	}
-	since, _ := json.Marshal(r.CreatedAt.Format(time.RFC3339Nano))
-	chosen["after"] = since
+	chosen["after"] = json.RawMessage(strconv.Quote(r.CreatedAt.Format(time.RFC3339Nano)))
 	var answer api.ReplayAnswer
 	if err := in.post("/api/dlq/replay", map[string]any{"dryRun": true, "all": true, "filter": chosen}, &answer); err != nil || answer.Preview == nil {
-		return nil //nolint:nilerr // it is left out
+		return nil //nolint:nilerr // what cannot be had is left out
 	}
-	raw, _ := json.Marshal(chosen)
+	raw, err := json.Marshal(chosen)
+	if err != nil {
+		return err
+	}
 	r.Since, r.SinceURL = &answer.Preview.Total, "/dead-letters?"+url.Values{"q": {filterWords(raw)}}.Encode()
 	return nil
 }

@@ -21,7 +21,7 @@ func TestScreenshots(t *testing.T) {
 	if dir == "" {
 		t.Skip("DLQD_SCREENSHOTS is not set: make screenshots")
 	}
-	require.NoError(t, os.MkdirAll(dir, 0o755)) //nolint:gosec // pictures
+	require.NoError(t, os.MkdirAll(dir, 0o755))
 	o := open(t, nil)
 	stage(o)
 	letter := o.entry("pay-8", "dlq_manual")
@@ -48,7 +48,7 @@ func TestScreenshots(t *testing.T) {
 			b.run(chromedp.CaptureScreenshot(&raw))
 			small := palette(t, raw)
 			require.Less(t, len(small), 200<<10, shot.name)
-			require.NoError(t, os.WriteFile(filepath.Join(dir, shot.name+look.name+".png"), small, 0o644)) //nolint:gosec // a picture
+			require.NoError(t, os.WriteFile(filepath.Join(dir, shot.name+look.name+".png"), small, 0o644))
 		}
 	}
 }
@@ -92,7 +92,7 @@ func palette(t *testing.T, raw []byte) []byte {
 	count := map[color.RGBA]int{}
 	at := func(x, y int) color.RGBA {
 		c, _ := color.RGBAModel.Convert(full.At(x, y)).(color.RGBA)
-		six := func(v uint8) uint8 { return uint8(int(v>>2) * 255 / 63) } //nolint:gosec // of 255
+		six := func(v uint8) uint8 { return uint8(int(v>>2) * 255 / 63) }
 		return color.RGBA{six(c.R), six(c.G), six(c.B), 255}
 	}
 	size := full.Bounds()
@@ -117,7 +117,7 @@ func palette(t *testing.T, raw []byte) []byte {
 			c := at(x, y)
 			i, known := nearest[c]
 			if !known {
-				i = uint8(few.Index(c)) //nolint:gosec // of 256
+				i = uint8(few.Index(c))
 				nearest[c] = i
 			}
 			out.SetColorIndex(x, y, i)

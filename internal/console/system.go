@@ -125,7 +125,7 @@ func (s *system) say() string {
 		}
 	}
 	if len(said) == 0 {
-		return "How the program is is shown to those who may read every queue."
+		return "How the program is shown to those who may read every queue."
 	}
 	return strings.Join(said, " ")
 }

@@ -3,6 +3,7 @@ package console
 import (
 	"bytes"
 	"encoding/json"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -72,7 +73,7 @@ func (t *tree) read(key string, path []string, depth int) *node {
 					return nil
 				}
 				name, _ = token.(string)
-				place = append(path[:len(path):len(path)], name)
+				place = append(slices.Clip(path), name)
 			}
 			child := t.read(name, place, depth+1)
 			if t.left--; t.left < 0 {

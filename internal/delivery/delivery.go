@@ -278,12 +278,12 @@ func isWell(err error) bool {
 func (w *Worker) deliver(ctx context.Context, destination *policy.Destination, queue *policy.Queue, job *river.Job[Args], about *metadata) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, queue.Timeout)
 	defer cancel()
-	ctx, span := w.config.Tracer.Start(ctx, http.MethodPost, trace.WithSpanKind(trace.SpanKindClient))
+	ctx, span := w.config.Tracer.Start(ctx, http.MethodPost, trace.WithSpanKind(trace.SpanKindClient)) //nolint:spancheck // endRequestSpan ends it
 	status := 0
 	defer func() { endRequestSpan(span, destination, status, err) }()
 	request, err := newRequest(ctx, destination, job, about)
 	if err != nil {
-		return &riverdlq.Error{Type: "REQUEST_ERROR", Class: riverdlq.ClassMalformed, Message: destination.Hide(redact.Text(err.Error()))}
+		return &riverdlq.Error{Type: "REQUEST_ERROR", Class: riverdlq.ClassMalformed, Message: destination.Hide(redact.Text(err.Error()))} //nolint:spancheck // likewise
 	}
 	response, err := w.client.Do(request)
 	if err != nil {

@@ -272,8 +272,10 @@ func (r *reader) set(d *field, values []value) error {
 }
 
 // What leads to a place of a payload: keys, quoted where they have a dot, a colon, a quote or a blank.
-var place = regexp.MustCompile(`^(?i:payload)((?:\.(?:"(?:[^"\\]|\\.)*"|[^\s".:]+))+):`)
-var placeKey = regexp.MustCompile(`\.("(?:[^"\\]|\\.)*"|[^\s".:]+)`)
+var (
+	place    = regexp.MustCompile(`^(?i:payload)((?:\.(?:"(?:[^"\\]|\\.)*"|[^\s".:]+))+):`)
+	placeKey = regexp.MustCompile(`\.("(?:[^"\\]|\\.)*"|[^\s".:]+)`)
+)
 
 func isPayload(rest string) bool {
 	const name = "payload"

@@ -62,11 +62,7 @@ func (f *Filter) Print() string {
 			}
 		case d.name == "payload":
 			for _, p := range f.PayloadAt {
-				name := d.name
-				for _, key := range p.Path {
-					name += "." + printKey(key)
-				}
-				add(name, each(p.Values, bare)...)
+				add(strings.Join(append([]string{d.name}, each(p.Path, printKey)...), "."), each(p.Values, bare)...)
 			}
 			if f.Payload != nil {
 				add(d.name, printJSON(f.Payload))
@@ -76,10 +72,10 @@ func (f *Filter) Print() string {
 	return strings.Join(terms, " ")
 }
 
-func each[T any](values []T, print func(T) string) []string {
+func each[T any](values []T, text func(T) string) []string {
 	out := make([]string, len(values))
 	for i, v := range values {
-		out[i] = print(v)
+		out[i] = text(v)
 	}
 	return out
 }

@@ -75,7 +75,8 @@ func (b *bundle) set(queue, fingerprint string, change group.Change) int {
 	return n
 }
 
-func ptr[T any](v T) *T { return &v }
+//go:fix inline
+func ptr[T any](v T) *T { return new(v) }
 
 // A group is open until somebody says that it is fixed; what fails after that makes it regressed; and a mute ends by itself.
 func TestGroup_status(t *testing.T) {
@@ -96,7 +97,7 @@ func TestGroup_status(t *testing.T) {
 	require.Len(t, g.Trend, 25)
 	require.EqualValues(t, 1, g.InWindow)
 
-	b.set("payments", "aaaa1111", group.Change{Note: ptr("the bank mends it"), Status: group.Fixed})
+	b.set("payments", "aaaa1111", group.Change{Note: new("the bank mends it"), Status: group.Fixed})
 	g = status(group.Fixed, false)
 	require.Equal(t, "kim", *g.FixedBy)
 	require.Equal(t, "the bank mends it", *g.Note)
@@ -106,14 +107,14 @@ func TestGroup_status(t *testing.T) {
 	status(group.Regressed, true)
 
 	// Until a time.
-	b.set("payments", "aaaa1111", group.Change{Status: group.Muted, MuteUntil: ptr(time.Now().Add(time.Hour))})
+	b.set("payments", "aaaa1111", group.Change{Status: group.Muted, MuteUntil: new(time.Now().Add(time.Hour))})
 	g = status(group.Muted, true)
 	require.Equal(t, "kim", *g.MutedBy)
 	b.exec("UPDATE dlq.group_marks SET mute_until = now() - interval '1 second'")
 	require.Nil(t, status(group.Regressed, true).MutedAt, "it ended by itself")
 
 	// Until so many more failures, or a time.
-	b.set("payments", "aaaa1111", group.Change{MuteFailures: ptr(int64(2)), MuteUntil: ptr(time.Now().Add(time.Hour))})
+	b.set("payments", "aaaa1111", group.Change{MuteFailures: new(int64(2)), MuteUntil: new(time.Now().Add(time.Hour))})
 	require.EqualValues(t, 2, *status(group.Muted, true).MuteLeft)
 	muted, err := b.store.MutedEntries(t.Context())
 	require.NoError(t, err)
@@ -144,11 +145,15 @@ func TestGroup_status(t *testing.T) {
 		change      group.Change
 		kind        error
 	}{
-		{"bbbb", group.Change{Status: group.Open}, deadletter.ErrNotFound}, {"aaa", group.Change{Status: group.Open}, deadletter.ErrNotFound},
-		{"aaaa", group.Change{Status: group.Open}, deadletter.ErrInvalid}, {"aaaa1111", group.Change{}, deadletter.ErrInvalid},
-		{"aaaa1111", group.Change{Status: group.Muted}, deadletter.ErrInvalid}, {"aaaa1111", group.Change{MuteUntil: ptr(time.Now().Add(-time.Hour))}, deadletter.ErrInvalid},
-		{"aaaa1111", group.Change{Status: group.Fixed, MuteFailures: ptr(int64(3))}, deadletter.ErrInvalid}, {"aaaa1111", group.Change{Status: "gone"}, deadletter.ErrInvalid},
-		{"aaaa1111", group.Change{MuteFailures: ptr(int64(0))}, deadletter.ErrInvalid},
+		{"bbbb", group.Change{Status: group.Open}, deadletter.ErrNotFound},
+		{"aaa", group.Change{Status: group.Open}, deadletter.ErrNotFound},
+		{"aaaa", group.Change{Status: group.Open}, deadletter.ErrInvalid},
+		{"aaaa1111", group.Change{}, deadletter.ErrInvalid},
+		{"aaaa1111", group.Change{Status: group.Muted}, deadletter.ErrInvalid},
+		{"aaaa1111", group.Change{MuteUntil: new(time.Now().Add(-time.Hour))}, deadletter.ErrInvalid},
+		{"aaaa1111", group.Change{Status: group.Fixed, MuteFailures: new(int64(3))}, deadletter.ErrInvalid},
+		{"aaaa1111", group.Change{Status: "gone"}, deadletter.ErrInvalid},
+		{"aaaa1111", group.Change{MuteFailures: new(int64(0))}, deadletter.ErrInvalid},
 	} {
 		_, err := b.store.Set(t.Context(), "payments", c.fingerprint, c.change, deadletter.Act{Actor: "kim"})
 		require.ErrorIs(t, err, c.kind, "%+v", c)
@@ -163,7 +168,7 @@ func TestGroup_assign(t *testing.T) {
 	first, closed, elsewhere := b.fail("payments", "aaaa1111", now, "{}", "a"), b.fail("payments", "aaaa1111", now, "{}", "a"), b.fail("mails", "aaaa1111", now, "{}", "a")
 	b.exec("SELECT dlq.discard($1)", closed)
 	b.refresh()
-	require.Equal(t, 1, b.set("payments", "aaaa1111", group.Change{Owner: ptr("anna")}))
+	require.Equal(t, 1, b.set("payments", "aaaa1111", group.Change{Owner: new("anna")}))
 	of := func(id string) string {
 		return b.text("SELECT assigned_to FROM dlq.dead_letter_queue WHERE id = $1", id)
 	}
@@ -175,7 +180,7 @@ func TestGroup_assign(t *testing.T) {
 	b.exec("SELECT dlq.assign($1, 'ben')", joined)
 	require.Equal(t, "2", b.text("SELECT dlq.assign_group('payments', 'aaaa1111', 'cleo', 'kim')"), "by psql")
 	require.Equal(t, []string{"cleo", "cleo"}, []string{of(first), of(joined)})
-	require.Equal(t, 2, b.set("payments", "aaaa1111", group.Change{Owner: ptr("")}))
+	require.Equal(t, 2, b.set("payments", "aaaa1111", group.Change{Owner: new("")}))
 	require.Empty(t, of(first))
 	require.Empty(t, of(b.fail("payments", "aaaa1111", now, "{}", "a")))
 	require.Equal(t, "assigned to anna|assigned to cleo|assigned to nobody", b.text("SELECT string_agg(act, '|' ORDER BY at, id) FROM dlq.acts WHERE subject LIKE 'group %'"))
@@ -194,7 +199,7 @@ func TestGroup_list(t *testing.T) {
 	}
 	b.fail("mails", "group-0", now, "{}", "a")
 	b.refresh()
-	b.set("payments", "group-1", group.Change{Owner: ptr("anna")})
+	b.set("payments", "group-1", group.Change{Owner: new("anna")})
 	b.set("payments", "group-2", group.Change{Status: group.Fixed})
 	list := func(f group.Filter) (names []string) {
 		t.Helper()
@@ -217,10 +222,10 @@ func TestGroup_list(t *testing.T) {
 	require.Equal(t, []string{"m0", "p0", "p1", "p2", "p3", "p4", "p5", "p6"}, list(group.Filter{}))
 	require.Equal(t, []string{"p0", "p1", "p2", "p3", "p4", "p5", "m0", "p6"}, list(group.Filter{Order: "open"}))
 	require.Equal(t, []string{"p0", "p1", "p2", "p3", "p4", "p5", "p6"}, list(group.Filter{Queue: "payments", Order: "failures"}))
-	require.Equal(t, []string{"p1"}, list(group.Filter{Owner: ptr("anna")}))
-	require.Len(t, list(group.Filter{Owner: ptr("")}), 7)
+	require.Equal(t, []string{"p1"}, list(group.Filter{Owner: new("anna")}))
+	require.Len(t, list(group.Filter{Owner: new("")}), 7)
 	require.Equal(t, []string{"p2"}, list(group.Filter{Statuses: []string{group.Fixed, group.Regressed}}))
-	require.Empty(t, list(group.Filter{HasOpen: ptr(false)}))
+	require.Empty(t, list(group.Filter{HasOpen: new(false)}))
 	require.Empty(t, list(group.Filter{ErrorClass: "business"}))
 	for _, cursor := range []string{"x", "WzEsMl0", "e30"} {
 		_, _, err := b.store.List(t.Context(), group.Filter{Order: "latest", Over: time.Hour, Limit: 3, Cursor: cursor})

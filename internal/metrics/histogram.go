@@ -48,8 +48,8 @@ func (h histogram) Write(out *dto.Metric) error {
 	}
 	slices.Sort(numbers)
 	made := &dto.Histogram{
-		SampleCount: proto.Uint64(count), SampleSum: proto.Float64(h.of.sum),
-		Schema: proto.Int32(nativeSchema), ZeroThreshold: proto.Float64(zeroThreshold), ZeroCount: proto.Uint64(0),
+		SampleCount: new(count), SampleSum: new(h.of.sum),
+		Schema: proto.Int32(nativeSchema), ZeroThreshold: new(zeroThreshold), ZeroCount: proto.Uint64(0),
 	}
 	var below uint64
 	next := 0
@@ -57,18 +57,19 @@ func (h histogram) Write(out *dto.Metric) error {
 		for ; next < len(numbers) && numbers[next] <= power*binsPerDouble; next++ {
 			below += uint64(h.of.bins[numbers[next]])
 		}
-		made.Bucket = append(made.Bucket, &dto.Bucket{UpperBound: proto.Float64(float64(uint64(1) << power)), CumulativeCount: proto.Uint64(below)})
+		made.Bucket = append(made.Bucket, &dto.Bucket{UpperBound: new(float64(uint64(1) << power)), CumulativeCount: new(below)})
 	}
 	var before int64
 	for i, n := range numbers {
 		entries := int64(h.of.bins[n])
 		switch {
 		case i == 0:
-			made.PositiveSpan = append(made.PositiveSpan, &dto.BucketSpan{Offset: proto.Int32(int32(n)), Length: proto.Uint32(1)})
+			made.PositiveSpan = append(made.PositiveSpan, &dto.BucketSpan{Offset: new(int32(n)), Length: proto.Uint32(1)})
 		case n == numbers[i-1]+1:
-			*made.PositiveSpan[len(made.PositiveSpan)-1].Length++
+			last := made.GetPositiveSpan()[len(made.GetPositiveSpan())-1]
+			last.Length = new(last.GetLength() + 1)
 		default:
-			made.PositiveSpan = append(made.PositiveSpan, &dto.BucketSpan{Offset: proto.Int32(int32(n - numbers[i-1] - 1)), Length: proto.Uint32(1)})
+			made.PositiveSpan = append(made.PositiveSpan, &dto.BucketSpan{Offset: new(int32(n - numbers[i-1] - 1)), Length: proto.Uint32(1)})
 		}
 		made.PositiveDelta = append(made.PositiveDelta, entries-before)
 		before = entries

@@ -76,7 +76,7 @@ func (s *Sampler) Once(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		raw, err := json.Marshal(taken)
+		raw, err := json.Marshal(taken) //nolint:musttag // likewise
 		if err != nil {
 			return err
 		}

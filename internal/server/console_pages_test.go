@@ -71,7 +71,7 @@ func notMarkup(t *testing.T, page string) {
 // has: a page has a text. (A failure does not print the page.)
 func has(t *testing.T, page, text string) {
 	t.Helper()
-	require.True(t, strings.Contains(page, text), "not on the page: %s", text)
+	require.Contains(t, page, text, "not on the page: %s", text)
 }
 
 // Pages for people who steer: what each shows to whom, what its forms do, and that these leave an audit row.
@@ -124,7 +124,7 @@ func TestConsole_pages(t *testing.T) {
 					require.Regexp(t, `<h1|class="lead"`, page, path)
 				}
 				if i == 3 && path != "/docs" {
-					require.NotRegexp(t, regexp.MustCompile(`\bmail\b`), page, "%s is of another queue", path)
+					require.NotRegexp(t, `\bmail\b`, page, "%s is of another queue", path)
 				}
 			}
 		}
@@ -277,7 +277,7 @@ func TestConsole_pages(t *testing.T) {
 	})
 	t.Run("policy", func(t *testing.T) {
 		_, page := b.browse(reader, "/policy?status=503&message="+url.QueryEscape(hostile))
-		require.False(t, strings.Contains(page, "<script>alert"))
+		require.NotContains(t, page, "<script>alert")
 		has(t, page, "outage")
 		has(t, page, "If it failed now")
 		_, page = b.browse(reader, "/policy?status=422")

@@ -142,7 +142,8 @@ func TestFilter_completion(t *testing.T) {
 		From, To    int
 		Terms       []filter.Term
 		Completions []struct{ Insert, Name, Doc string }
-	}, inserts string) {
+	}, inserts string,
+	) {
 		status, out := b.as(token, "GET", "/api/dlq/filter?q="+url.QueryEscape(q), "")
 		require.Equal(t, http.StatusOK, status, out)
 		require.NoError(t, json.Unmarshal([]byte(out), &reading))

@@ -52,7 +52,9 @@ func (s *Server) queueHealth(ctx context.Context) []api.QueueHealth {
 	sizes := sample.QueueSizes()
 	p := s.policy()
 	for _, name := range p.QueueNames() {
-		sizes[name] = sizes[name] // an empty one, too
+		if _, has := sizes[name]; !has {
+			sizes[name] = metrics.Queue{}
+		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(sizes)) {
 		size, limits := sizes[name], p.Alert(name)

@@ -423,7 +423,7 @@ func (s *Server) tellPeople(parked []worker.Parked) {
 
 		class riverdlq.Class
 	}
-	counts, keys := map[of]int{}, []group.Key{}
+	counts, keys := map[of]int{}, make([]group.Key, 0, len(parked))
 	for _, p := range parked {
 		key := group.Key{Queue: p.Queue, Fingerprint: p.Fingerprint}
 		counts[of{key, p.Class}]++

@@ -130,7 +130,7 @@ func TestSessions_ofTheAPI(t *testing.T) {
 	require.Equal(t, http.StatusOK, kim.status("GET", "/api/whoami", ""))
 	b.exec("UPDATE dlq.sessions SET previous_until = now()") // the cookie with which they follow is good for nothing else
 	events := bufio.NewScanner(follow.Body)
-	for n := 0; n < 6; n++ { // which come every second: longer than any look at the sessions counts
+	for range 6 { // which come every second: longer than any look at the sessions counts
 		for events.Scan() && !strings.HasPrefix(events.Text(), "data:") {
 		}
 		require.Contains(t, events.Text(), `"paused"`)

@@ -73,7 +73,7 @@ func (b *bundle) replayAll() string {
 	}, time.Minute, 10*time.Millisecond)
 	of, ok := run["run"].(map[string]any)
 	require.True(b, ok, run)
-	return of["id"].(string) //nolint:forcetypeassert // the API's document says so
+	return of["id"].(string)
 }
 
 func attributes(span *trace.Span) map[string]string {

@@ -108,7 +108,7 @@ func BenchmarkOff(b *testing.B) {
 				ctx := telemetry.With(context.Background(), parent, "")
 				for range 3 {
 					var span trace.Span
-					ctx, span = tracer.Start(ctx, "span", trace.WithSpanKind(trace.SpanKindClient))
+					ctx, span = tracer.Start(ctx, "span", trace.WithSpanKind(trace.SpanKindClient)) //nolint:fatcontext // three deep
 					if span.IsRecording() {
 						b.Fatal("nobody records")
 					}

@@ -63,8 +63,8 @@ func StartRun(ctx context.Context, tracer trace.Tracer, run uuid.UUID) trace.Spa
 	if span := trace.SpanContextFromContext(ctx); span.IsValid() {
 		options = append(options, trace.WithLinks(trace.Link{SpanContext: span}))
 	}
-	_, span := Tracer(tracer).Start(context.WithValue(ctx, runKey{}, run), "replay run", options...)
-	return span
+	_, span := Tracer(tracer).Start(context.WithValue(ctx, runKey{}, run), "replay run", options...) //nolint:spancheck // who started it ends it
+	return span                                                                                      //nolint:spancheck // likewise
 }
 
 // ids makes the ids of traces and spans: random ones, but for those of replay runs.

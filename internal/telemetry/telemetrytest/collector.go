@@ -105,7 +105,7 @@ func take[T any, M message[T]](fn func(M), mu *sync.Mutex) http.HandlerFunc {
 func (c *Collector) Services() []string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	var names []string
+	names := make([]string, 0, len(c.services))
 	for name := range c.services {
 		names = append(names, name)
 	}
