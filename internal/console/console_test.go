@@ -73,7 +73,7 @@ func (c *chromium) start() (context.Context, error) {
 		ctx, cancel := chromedp.NewExecAllocator(context.Background(), append(chromedp.DefaultExecAllocatorOptions[:],
 			chromedp.ExecPath(path), chromedp.NoSandbox, chromedp.DisableGPU, chromedp.Flag("disable-dev-shm-usage", true), chromedp.WSURLReadTimeout(patience))...)
 		c.cancel = append(c.cancel, cancel)
-		c.ctx, cancel = chromedp.NewContext(ctx)
+		c.ctx, cancel = chromedp.NewContext(ctx, chromedp.WithErrorf(func(string, ...any) {})) // of events that it does not know
 		c.cancel = append(c.cancel, cancel)
 		c.err = chromedp.Run(c.ctx)
 	})
@@ -399,7 +399,7 @@ func (p *pageNow) String() string {
 	var text string
 	ctx, cancel := context.WithTimeout(p.b.ctx, patience)
 	defer cancel()
-	_ = chromedp.Run(ctx, chromedp.Evaluate(`location.href + " " + document.readyState + " " + window.before + "\n" + (document.querySelector(".flash, .trouble-page, .sign-in, main") ?? document.body).innerText.replace(/\s+/g, " ").slice(0, 900)`, &text))
+	_ = chromedp.Run(ctx, chromedp.Evaluate(`location.href + " " + document.readyState + "\n" + (document.querySelector(".flash, .trouble-page, .sign-in, main") ?? document.body).innerText.replace(/\s+/g, " ").slice(0, 900)`, &text))
 	return text
 }
 
@@ -417,9 +417,9 @@ func quoted(text string) string {
 // does does something that leads to another page, and waits for that.
 func (b *tab) does(act func()) {
 	b.Helper()
-	b.value("void (window.before = true)")
+	b.value("void (window.pageBefore = true)")
 	act()
-	b.until(`!window.before && document.readyState === "complete"`)
+	b.until(`!window.pageBefore && document.readyState === "complete"`)
 }
 
 // click clicks what a selector finds first.
