@@ -151,7 +151,7 @@ func TestFlags_ofOtherCommandsAreKnown(t *testing.T) {
 		policy   = "config-dir destination env"                                               // TestFlags_ofAPolicy, config_test.go
 	)
 	known := map[string]string{
-		"serve":           database + " " + policy + " allowed-host allowed-origin api archive dlq-workers insecure listen log-format log-level max-body-bytes max-connections max-conns max-requests otlp-endpoint poll-interval poll-only process rate-limit stop-timeout tls-cert tls-client-ca tls-key", // TestFlags_ofServe, main_test.go
+		"serve":           database + " " + policy + " allowed-host allowed-origin api archive dlq-workers insecure listen log-format log-level max-body-bytes max-connections max-conns max-requests otlp-endpoint poll-interval poll-only process rate-limit river-ui stop-timeout tls-cert tls-client-ca tls-key", // TestFlags_ofServe, main_test.go
 		"demo":            "alerts postgres-bin",
 		"receiver":        "listen troubles",
 		"config check":    "env",
@@ -256,6 +256,7 @@ func TestFlags_ofServe(t *testing.T) {
 	refused(t, `--allowed-host "a:80": must be a host name`, "serve", url, "--allowed-host", "a:80")
 	refused(t, `--allowed-origin "*": must be scheme://host`, "serve", url, "--allowed-origin", "*")
 	refused(t, "--otlp-endpoint: must be the http or https URL of a collector", "serve", url, "--otlp-endpoint", "localhost:4318")
+	refused(t, "--river-ui: must be the http or https URL", "serve", url, "--river-ui", "javascript:alert(1)")
 	refused(t, "--otlp-endpoint: must have no password", "serve", url, "--otlp-endpoint", "http://a:b@localhost:4318")
 	refused(t, "--database-url-file does nothing beside --database-url", "serve", url, "--database-url-file", os.Args[0])
 	refused(t, "--poll-interval does nothing without --dlq-workers", "serve", url, "--api", "--process", "--poll-interval", "7s")

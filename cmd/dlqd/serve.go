@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/url"
 	"os"
 	"os/signal"
 	"syscall"
@@ -90,6 +91,9 @@ func newServe(hard context.Context) *cobra.Command {
 			if err := telemetry.CheckEndpoint(config.OTLPEndpoint); err != nil {
 				return &usageError{fmt.Errorf("--otlp-endpoint: %w", err)}
 			}
+			if u, err := url.Parse(config.RiverUI); config.RiverUI != "" && (err != nil || u.Host == "" || (u.Scheme != "http" && u.Scheme != "https") || u.User != nil) {
+				return &usageError{errors.New("--river-ui: must be the http or https URL at which people open River UI, without a password")}
+			}
 			config.Source = source.source()
 			if config.Policy, err = policy.Load(config.Source); err != nil {
 				return err
@@ -133,6 +137,7 @@ func newServe(hard context.Context) *cobra.Command {
 	flags.Int32Var(&config.MaxConns, "max-conns", postgres.DefaultMaxConns, "most connections of the pool to the database; pool_max_conns of the URL counts where this is not given")
 	flags.StringVar(&logLevel, "log-level", "info", "debug, info, warn or error; dlqd log-level changes it while dlqd serves")
 	flags.StringVar(&logFormat, "log-format", "text", "text, or json: an object on each line")
+	flags.StringVar(&config.RiverUI, "river-ui", "", "URL of River UI, to which the console links jobs; no links if empty")
 	flags.StringVar(&config.OTLPEndpoint, "otlp-endpoint", telemetry.EndpointOfEnvironment(), "URL of a collector of OpenTelemetry's (OTLP over HTTP, such as http://localhost:4318) that gets traces, metrics and logs; nothing is sent if empty")
 	flags.Lookup("otlp-endpoint").DefValue = "$OTEL_EXPORTER_OTLP_ENDPOINT"
 	return cmd

@@ -6,7 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"mime/quotedprintable"
+	"mime"
+	"mime/multipart"
 	"net"
 	"net/http"
 	"net/mail"
@@ -172,19 +173,16 @@ func (r *Receivers) converse(c *textproto.Conn) error {
 
 // plainText is the text of a message; Alertmanager's have one part.
 func plainText(message *mail.Message) (string, error) {
-	raw, err := io.ReadAll(message.Body)
+	_, params, err := mime.ParseMediaType(message.Header.Get("Content-Type"))
 	if err != nil {
 		return "", err
 	}
-	_, text, found := strings.Cut(strings.ReplaceAll(string(raw), "\r\n", "\n"), "\n\n")
-	if !found {
-		return string(raw), nil
-	}
-	decoded, err := io.ReadAll(quotedprintable.NewReader(strings.NewReader(text)))
+	part, err := multipart.NewReader(message.Body, params["boundary"]).NextPart()
 	if err != nil {
-		return text, nil //nolint:nilerr // it was not encoded so
+		return "", err
 	}
-	return string(decoded), nil
+	text, err := io.ReadAll(part)
+	return string(text), err
 }
 
 // takeThePlace has a configuration of Alertmanager's send to these receivers, and at once.

@@ -89,7 +89,7 @@ func (s *service) registerTokens(api huma.API) {
 
 	create := huma.Operation{
 		OperationID: "create-token", Method: http.MethodPost, Path: TokensPath, Tags: tags, Summary: "Make a token", DefaultStatus: http.StatusCreated,
-		Description: "The secret is in this answer, and nowhere else: the database has a hash of it. Who makes a token cannot approve what its holder asks for.", Errors: []int{400, 422, 503},
+		Description: "The secret is in this answer, and nowhere else: the database has a hash of it. Who makes a token cannot approve what its holder asks for; where some things need a second person, those of operators and admins are made by \"dlqd tokens create\" alone (403).", Errors: []int{400, 403, 422, 503},
 	}
 	example(&create, http.StatusCreated, MadeToken{shown, "dlqd_…"})
 	huma.Register(api, create, s.createToken)
@@ -115,6 +115,9 @@ func (s *service) registerTokens(api huma.API) {
 
 func (s *service) createToken(ctx context.Context, in *newTokenInput) (*madeTokenOutput, error) {
 	b, life := in.Body, defaultTokenLife
+	if access.Role(b.Role).Includes(access.Operator) && len(s.Planner().Policy().Access.Approvals.Rules) > 0 {
+		return nil, huma.Error403Forbidden(`some things need a second person here (access.yaml: approvals), and who made two tokens could be both: "dlqd tokens create" makes those of operators and admins, in the database`)
+	}
 	if b.Expires != "" {
 		var err error
 		if life, err = policy.ParseDuration(b.Expires); err != nil || life <= 0 || life > maxTokenLife {

@@ -28,6 +28,8 @@ type Config struct {
 	// SignInWays says how one signs in with a browser: by a token of dlqd's, at the OpenID Connect provider; nil where nobody
 	// signs in.
 	SignInWays func() (tokens, provider bool)
+	// RiverUI is the address of River UI, for links to jobs; "" for none.
+	RiverUI string
 	// Ready says why nobody should be sent here, if so: streams of events end then.
 	Ready  func() error
 	Logger *slog.Logger

@@ -30,9 +30,10 @@ type letter struct {
 	Tree     *node
 	Curl     string // what a redelivery sends; "" for an application's job
 	Operator bool
-	Masked   bool // something of it is ***
-	Revealed bool // and is shown this once
-	Hidden   bool // who looks does not see payloads
+	Masked   bool   // something of it is ***
+	Revealed bool   // and is shown this once
+	Hidden   bool   // who looks does not see payloads
+	RiverUI  string // the address of River UI; "" where nobody said it
 }
 
 // IsMessage reports whether dlqd submitted the job.
@@ -85,6 +86,7 @@ func newLetter(in *request, detail *api.EntryDetail, operator bool) *letter {
 	l.Tree = treeOf(l.Payload)
 	l.Masked = bytes.Contains(detail.OriginalEvent, []byte("***")) || bytes.Contains(detail.EditedEvent, []byte("***")) || strings.Contains(fmt.Sprint(deref(detail.ErrorMessage)), "***")
 	l.Curl = l.curl(in.console.Policy())
+	l.RiverUI = in.console.RiverUI
 	id := detail.ID.String()
 	l.Copies = []copyText{
 		{"a command", "dlqd show " + id},
@@ -207,11 +209,11 @@ func verbsOf(status deadletter.Status, operator bool) []verb {
 		from []deadletter.Status
 	}{
 		{verb{Name: "replay", Label: "Replay", Consequence: "sends it back now, as a new job", Key: "r"}, []deadletter.Status{deadletter.Pending, deadletter.Manual, deadletter.Failed}},
-		{verb{Name: "resolve", Label: "Resolve", Consequence: "closes it: its work was done elsewhere"}, []deadletter.Status{deadletter.Manual}},
-		{verb{Name: "unpark", Label: "Back to automatic", Consequence: "dlqd decides what happens next"}, []deadletter.Status{deadletter.Manual}},
-		{verb{Name: "park", Label: "Park", Consequence: "nothing happens to it by itself any more"}, []deadletter.Status{deadletter.Pending}},
-		{verb{Name: "discard", Label: "Discard", Consequence: "closes it: its work is not wanted any more"}, []deadletter.Status{deadletter.Pending, deadletter.Manual, deadletter.Failed}},
-		{verb{Name: "reopen", Label: "Reopen", Consequence: "puts it in front of a person again"}, []deadletter.Status{deadletter.Resolved, deadletter.Archived}},
+		{verb{Name: "resolve", Label: "Resolve", Consequence: "closes it: its work was done elsewhere", Key: "s"}, []deadletter.Status{deadletter.Manual}},
+		{verb{Name: "unpark", Label: "Back to automatic", Consequence: "dlqd decides what happens next", Key: "b"}, []deadletter.Status{deadletter.Manual}},
+		{verb{Name: "park", Label: "Park", Consequence: "nothing happens to it by itself any more", Key: "p"}, []deadletter.Status{deadletter.Pending}},
+		{verb{Name: "discard", Label: "Discard", Consequence: "closes it: its work is not wanted any more", Key: "d"}, []deadletter.Status{deadletter.Pending, deadletter.Manual, deadletter.Failed}},
+		{verb{Name: "reopen", Label: "Reopen", Consequence: "puts it in front of a person again", Key: "o"}, []deadletter.Status{deadletter.Resolved, deadletter.Archived}},
 	}
 	verbs := make([]verb, 0, len(all))
 	for _, v := range all {

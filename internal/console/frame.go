@@ -150,6 +150,11 @@ func look(in *request) (s surroundings) {
 				s.Troubles = append(s.Troubles, trouble{part.Name + ": " + part.Detail, "/system"})
 			}
 		}
+		for i := range health.Queues {
+			if q := &health.Queues[i]; len(q.Reasons) > 0 {
+				s.Troubles = append(s.Troubles, trouble{"queue " + q.Queue + ": " + strings.Join(q.Reasons, ", "), "/dead-letters?q=" + url.QueryEscape(query("status", "open", "queue", q.Queue))})
+			}
+		}
 	}
 	return s
 }

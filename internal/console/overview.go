@@ -12,11 +12,12 @@ import (
 	"github.com/dlqd/dlqd/internal/api"
 	"github.com/dlqd/dlqd/internal/approval"
 	"github.com/dlqd/dlqd/internal/breaker"
+	"github.com/dlqd/dlqd/internal/deadletter"
 	"github.com/dlqd/dlqd/internal/replay"
 )
 
-// overviewEvery is how often an open overview is made anew: it asks some ten statements, of rollups.
-const overviewEvery = 15 * time.Second
+// overviewEvery is how often an open overview is made anew: it asks some fifteen statements.
+const overviewEvery = 20 * time.Second
 
 type overview struct {
 	Sentence  string
@@ -100,7 +101,9 @@ func (c *Console) overview(in *request) (*view, error) {
 	if err := o.askSteered(in); err != nil {
 		return nil, err
 	}
-	o.wait()
+	if err := o.wait(in); err != nil {
+		return nil, err
+	}
 	o.Sentence = o.say()
 	v.Data = o
 	return v, nil
@@ -195,33 +198,32 @@ func sumOpen(s analytics.Series) (sum int64) {
 	return sum
 }
 
-// wait says what open entries wait for.
-func (o *overview) wait() {
-	byStatus := map[string]*waiting{}
-	for _, row := range o.Stats.Backlog {
-		if row.Status != "dlq_pending" {
+// wait says what pending entries wait for: beside a time, for a condition, the pace, those before them, or that automatic redelivery is
+// switched on.
+func (o *overview) wait(in *request) error {
+	if o.Stats.ByStatus[string(deadletter.Pending)] == 0 {
+		return nil
+	}
+	left := o.Stats.ByStatus[string(deadletter.Pending)]
+	for _, w := range []waiting{
+		{What: "a condition: a breaker, or the machine's load", Query: "status:pending waiting:condition"}, {What: "the pace of their queue", Query: "status:pending waiting:pace"},
+		{What: "those before them, by ordering key", Query: "status:pending waiting:order"}, {What: "automatic redelivery to be switched on", Query: "status:pending waiting:automatic"},
+	} {
+		var page api.EntryPage
+		if err := in.get("/api/dlq/entries", url.Values{"q": {w.Query}, "limit": {"1"}, "count": {"true"}}, &page); err != nil {
+			return err
+		}
+		if page.Count == nil || page.Count.Entries == 0 {
 			continue
 		}
-		w := byStatus[row.ErrorClass]
-		if w == nil {
-			w = &waiting{What: row.ErrorClass, Query: "status:pending class:" + row.ErrorClass}
-			if row.ErrorClass == "undecided" {
-				w.What, w.Query = "a first look", "status:pending"
-			}
-			byStatus[row.ErrorClass] = w
-		}
-		w.Entries += row.Entries
-		w.More = w.More || row.More
+		w.Entries, w.More = int64(page.Count.Entries), page.Count.AtLeast
+		o.Waiting = append(o.Waiting, w)
+		left -= w.Entries
 	}
-	for _, w := range byStatus {
-		o.Waiting = append(o.Waiting, *w)
+	if left > 0 {
+		o.Waiting = append(o.Waiting, waiting{What: "their time, or a first look", Entries: left, Query: "status:pending"})
 	}
-	slices.SortFunc(o.Waiting, func(a, b waiting) int {
-		if a.Entries != b.Entries {
-			return int(min(max(b.Entries-a.Entries, -1), 1))
-		}
-		return strings.Compare(a.What, b.What)
-	})
+	return nil
 }
 
 // Manual is how many entries need a person.

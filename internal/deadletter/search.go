@@ -36,8 +36,8 @@ type Found struct {
 	SearchedTo time.Time
 }
 
-// Search is List within a budget of time. What that does not find within half of it is looked for in slices, in the order of the
-// page; a search that has used its budget up says how far it has come, and goes on from there.
+// Search is List within a budget of time. Texts, and what that does not find within half of it, are looked for in slices, in the order of
+// the page; a search that has used its budget up says how far it has come, and goes on from there.
 func (s *Store) Search(ctx context.Context, p Page, budget time.Duration) (*Found, error) {
 	deadline := time.Now().Add(budget)
 	chosen, err := s.Where(ctx, &p.Filter)
@@ -45,7 +45,7 @@ func (s *Store) Search(ctx context.Context, p Page, budget time.Duration) (*Foun
 		return nil, err
 	}
 	found := &Found{Entries: []Summary{}}
-	if half := budget / 2; half >= time.Millisecond {
+	if half := budget / 2; half >= time.Millisecond && !isSearch(&p.Filter) {
 		if found.Entries, err = s.list(ctx, p, chosen, time.Now().Add(half)); !isStatementTimeout(err) {
 			if err == nil && len(found.Entries) == p.Limit {
 				found.Next = found.Entries[p.Limit-1].ID
@@ -79,6 +79,12 @@ func (s *Store) Search(ctx context.Context, p Page, budget time.Duration) (*Foun
 	return found, nil
 }
 
+// isSearch reports whether no index answers a filter: what an index does answer may be combined with others so that little is left, too,
+// which shows when it is tried.
+func isSearch(f *filter.Filter) bool {
+	return len(f.ErrorMessage) > 0 || f.Payload != nil || len(f.PayloadAt) > 0
+}
+
 // CountWithin counts up to most of the entries that a filter chooses, within a budget of time. more: there are others, or there may be.
 func (s *Store) CountWithin(ctx context.Context, f filter.Filter, most int, budget time.Duration) (n int, more bool, err error) {
 	deadline := time.Now().Add(budget)
@@ -105,7 +111,7 @@ func (s *Store) CountWithin(ctx context.Context, f filter.Filter, most int, budg
 		n = of
 		return n > most, nil
 	}
-	if half := budget / 2; half >= time.Millisecond {
+	if half := budget / 2; half >= time.Millisecond && !isSearch(&f) {
 		parts, err := s.partsOf(ctx, &f)
 		if err != nil {
 			return 0, false, err
@@ -177,8 +183,9 @@ func (s *Store) inSlices(ctx context.Context, p Page, deadline time.Time, look f
 			return uuid.Nil, nil
 		}
 		slice.Cursor, looked = slice.last, true
-		faster := min(float64(sliceTime)/float64(max(time.Since(began), time.Millisecond)), 4)
-		entries = min(max(int(float64(entries)*faster), 100), mostSlice)
+		// (What a slice that is ended has found is lost.)
+		faster := min(float64(min(sliceTime, max(time.Until(deadline)/2, 0)))/float64(max(time.Since(began), time.Millisecond)), 4)
+		entries = min(max(int(float64(entries)*faster), firstSlice), mostSlice) // (fewer take no less time: each is several statements)
 	}
 }
 

@@ -39,6 +39,9 @@ func TestSearch_inSlices(t *testing.T) {
 	exec("VACUUM ANALYZE dlq.dead_letter_queue")
 	for _, text := range []string{`"failure 7."`, `payload.n:7 status:pending,archived age:<300d`, `"failure 7." age:>30d`, `"no such failure"`} {
 		for _, oldest := range []bool{false, true} {
+			if oldest && text == `"no such failure"` {
+				continue
+			}
 			f, err := filter.Parse(text, "")
 			require.NoError(t, err)
 			where, err := store.Where(t.Context(), &f)

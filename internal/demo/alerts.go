@@ -4,10 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"time"
 
@@ -16,11 +14,11 @@ import (
 
 const (
 	// alertTroubles is how long a destination refuses connections in the demo of alerts, from its start on: long enough to be told of.
-	alertTroubles = 30 * time.Second
+	alertTroubles = 40 * time.Second
 	alertBreakers = "defaults: {consecutiveFailures: 10, openFor: 8s}\n"
 	// alertInterval is between two scrapes and two evaluations. Rules fire after alertFor.
 	alertInterval = time.Second
-	alertFor      = 3 * time.Second
+	alertFor      = 6 * time.Second // Prometheus needs 5 s to know whom to scrape
 	// alertTimeout is how long everything may take.
 	alertTimeout = 2 * time.Minute
 )
@@ -99,13 +97,12 @@ func (d *demo) followAlerts(ctx context.Context, started time.Time, stack *alert
 			}
 			now := map[string]bool{}
 			for _, a := range alerts {
-				if a.State == "firing" {
-					now[fmt.Sprintf("%s (%s): %s", a.Labels["alertname"], a.Labels["severity"], a.Annotations["summary"])] = true
+				if a.State != "firing" {
+					continue
 				}
-			}
-			for _, what := range slices.Sorted(maps.Keys(now)) {
-				if !firing[what] {
-					d.sayf("%sfires: %s", at(), what)
+				which := fmt.Sprint(a.Labels) // without the value, which changes
+				if now[which] = true; !firing[which] {
+					d.sayf("%sfires: %s (%s): %s", at(), a.Labels["alertname"], a.Labels["severity"], a.Annotations["summary"])
 				}
 			}
 			firing = now

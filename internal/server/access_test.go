@@ -62,7 +62,7 @@ func TestAccess_actor(t *testing.T) {
 
 	for path, want := range map[string]map[string]int{
 		"/metrics": {reader: 200, sender: 403, metrics: 200, "": 401}, "/api/health": {metrics: 200, sender: 403, "": 401},
-		"/livez": {"": 200}, "/readyz": {"": 200}, "/docs": {"": 200}, "/openapi.json": {"": 200}, "/runbooks/destination-down": {"": 200}, "/runbooks/README.md": {"": 200}, "/runbooks/runbooks.go": {"": 404}, "/": {"": 401, reader: 404}, "/api/nothing": {"": 401, reader: 404},
+		"/livez": {"": 200}, "/readyz": {"": 200}, "/docs": {"": 200}, "/openapi.json": {"": 200}, "/runbooks/destination-down": {"": 200}, "/runbooks/README.md": {"": 200}, "/runbooks/runbooks.go": {"": 404}, "/": {"": 401, reader: 200}, "/api/nothing": {"": 401, reader: 404},
 	} {
 		for secret, status := range want {
 			require.Equal(t, status, b.as(secret, "GET", path, ""), "%s %s", path, secret)

@@ -269,6 +269,8 @@ func TestConsole_pages(t *testing.T) {
 			require.Equal(t, http.StatusSeeOther, status, "%s: %s", name, told)
 			require.Equal(t, "/access", to)
 		}
+		_, told, _ = b.send(admin, "/access/tokens", url.Values{"name": {"another"}, "role": {"operator"}, "from": {"/access"}})
+		require.Contains(t, told, "could be both", "nobody makes two people of themselves")
 		_, page = b.browse(kim, "/access")
 		has(t, page, "You are kim, known by a token: operator everywhere.")
 		require.NotContains(t, page, "Make the token")

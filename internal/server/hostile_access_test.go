@@ -143,6 +143,8 @@ func TestHostile_access(t *testing.T) {
 					targets = []string{b.asked["mailqueue"], b.ids[elsewhere]}
 				case "run", "stream":
 					targets = []string{b.runs["mailqueue"], b.ids[elsewhere]}
+				case "operation":
+					targets = []string{b.done["mailqueue"], b.ids[elsewhere]}
 				}
 				for _, target := range targets {
 					h := hostileRequest{says: fmt.Sprintf("%s of %s: %s %s", role, scopes[scope].name, o.id, target), method: o.method, path: strings.ReplaceAll(o.path, "{id}", target), header: bearer(secret), body: o.body, hidden: hidden}
@@ -153,9 +155,14 @@ func TestHostile_access(t *testing.T) {
 						h.statuses = []int{200}
 					case !may, !everywhere:
 						h.statuses = []int{403}
+						if strings.Contains(target, "%00") {
+							h.statuses = []int{400, 403, 422}
+						}
+					case o.of == "queue" && o.method == http.MethodGet && scopes[scope].scope == nil:
+						h.statuses = []int{200, 400, 404, 422}
 					case o.method != http.MethodGet && (theirs || o.of == "" && scopes[scope].scope == nil):
 						continue // as it should be
-					case o.of == "entry" && !theirs, o.of == "queue", (o.of == "run" || o.of == "approval") && scopes[scope].scope != nil, o.of == "none":
+					case o.of == "entry" && !theirs, o.of == "queue", (o.of == "run" || o.of == "operation" || o.of == "approval") && scopes[scope].scope != nil, o.of == "none":
 						h.statuses = []int{404}
 						if strings.Contains(target, "%00") {
 							h.statuses = []int{400, 404, 422}

@@ -121,18 +121,24 @@ func TestMask_walkOfAPI(t *testing.T) {
 	require.NoError(t, err)
 	asked := b.text(`SELECT dlq.request_approval('replay', '{"filter": {"payload": {"card": {"number": "4111111111111111"}}}, "mergePatch": {"card": {"number": "4111111111111111"}}, "patch": [{"op": "replace", "path": "/card", "value": {"number": "4111111111111111"}}]}', 'card 4111111111111111', 'kim')::text`)
 
+	status, out = b.as(operator, "POST", "/api/dlq/bulk", `{"do": "note", "filter": {"ids": ["`+id+`"]}, "note": "card 4111111111111111"}`)
+	require.Equal(t, http.StatusOK, status, out)
+	failures := b.text("SELECT fingerprint FROM dlq.failure_groups WHERE queue = 'default' ORDER BY fingerprint LIMIT 1")
+	var noted struct{ Undo string }
+	require.NoError(t, json.Unmarshal([]byte(out), &noted))
+
 	for role, token := range map[string]string{"reader": reader, "operator": operator, "admin": admin} {
 		for _, o := range operations {
-			if o.of == "open" || o.id == "get-login" || o.method != "GET" && o.id != "export" {
+			if o.of == "open" || o.id == "get-login" || o.id == "get-view" || o.method != "GET" && o.id != "export" {
 				continue
 			}
-			target := map[string]string{"entry": id, "run": answer.Run.ID, "stream": answer.Run.ID, "queue": "default", "approval": asked}[o.of]
-			path := strings.ReplaceAll(o.path, "{id}", target)
+			target := map[string]string{"entry": id, "run": answer.Run.ID, "stream": answer.Run.ID, "queue": "default", "approval": asked, "operation": noted.Undo}[o.of]
+			path := strings.NewReplacer("{id}/same", target+"/"+failures, "{id}", target).Replace(o.path)
 			if o.id == "get-message" {
 				path = "/api/messages/m1"
 			}
 			status, out := b.as(token, o.method, path, o.body)
-			if role != "reader" || o.role == access.Reader {
+			if o.role == "" || access.Role(role).Includes(o.role) {
 				require.Less(t, status, 300, o.id+out)
 			}
 			check(role+" "+o.id, out)

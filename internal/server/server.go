@@ -103,6 +103,8 @@ type Config struct {
 	PollOnly bool
 	// StopTimeout is how long a stop may take, all of it, whatever hangs. Running jobs may take most of it to finish.
 	StopTimeout time.Duration
+	// RiverUI is the address of River UI, to which the console links jobs; empty for no links.
+	RiverUI string
 	// MaxConns bounds the pool's connections to the database; 0 means the URL's pool_max_conns, or postgres.DefaultMaxConns.
 	MaxConns int32
 	// Archive is where closed entries go before they are dropped, a directory or a URL: see archive.Open. Empty: nowhere.
@@ -536,7 +538,7 @@ func (s *Server) startAPI(ctx context.Context) error {
 		Console: func(operations, notServed http.Handler) api.Console {
 			return console.New(console.Config{
 				API: operations, NotServed: notServed, Policy: s.policy, Environment: s.config.Source.Env, Ready: s.ready, Logger: s.logger.With("part", "console"),
-				SignInWays: s.access.SignInWays,
+				SignInWays: s.access.SignInWays, RiverUI: strings.TrimSuffix(s.config.RiverUI, "/"),
 			})
 		},
 	})

@@ -113,7 +113,7 @@ func (b *behaviour) add(at place, path string, v reflect.Value) {
 		}
 	case reflect.Struct:
 		for _, f := range reflect.VisibleFields(v.Type()) {
-			if name := tagged(f); name != "-" {
+			if name := tagged(f); name != "-" && f.IsExported() {
 				b.add(at, under(name), v.FieldByIndex(f.Index))
 			}
 		}
