@@ -11,6 +11,7 @@ import (
 	"net/url"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -72,7 +73,7 @@ func (c *chromium) start() (context.Context, error) {
 		ctx, cancel := chromedp.NewExecAllocator(context.Background(), append(chromedp.DefaultExecAllocatorOptions[:],
 			chromedp.ExecPath(path), chromedp.NoSandbox, chromedp.DisableGPU, chromedp.Flag("disable-dev-shm-usage", true), chromedp.WSURLReadTimeout(patience))...)
 		c.cancel = append(c.cancel, cancel)
-		c.ctx, cancel = chromedp.NewContext(ctx)
+		c.ctx, cancel = chromedp.NewContext(ctx, chromedp.WithErrorf(func(string, ...any) {})) // of events that it does not know
 		c.cancel = append(c.cancel, cancel)
 		c.err = chromedp.Run(c.ctx)
 	})
@@ -398,7 +399,7 @@ func (p *pageNow) String() string {
 	var text string
 	ctx, cancel := context.WithTimeout(p.b.ctx, patience)
 	defer cancel()
-	_ = chromedp.Run(ctx, chromedp.Evaluate(`location.href + "\n" + (document.querySelector(".flash, .trouble-page, .sign-in, main") ?? document.body).innerText.replace(/\s+/g, " ").slice(0, 900)`, &text))
+	_ = chromedp.Run(ctx, chromedp.Evaluate(`location.href + " " + document.readyState + "\n" + (document.querySelector(".flash, .trouble-page, .sign-in, main") ?? document.body).innerText.replace(/\s+/g, " ").slice(0, 900)`, &text))
 	return text
 }
 
@@ -419,9 +420,9 @@ func quoted(text string) string {
 // does does something that leads to another page, and waits for that.
 func (b *tab) does(act func()) {
 	b.Helper()
-	b.value("void (window.before = true)")
+	b.value("void (window.pageBefore = true)")
 	act()
-	b.until(`!window.before && document.readyState === "complete"`)
+	b.until(`!window.pageBefore && document.readyState === "complete"`)
 }
 
 // click clicks what a selector finds first.
@@ -466,7 +467,16 @@ func insert(text string) chromedp.Action { return input.InsertText(text) }
 // press presses keys, one after the other.
 func (b *tab) press(keys string) {
 	b.Helper()
-	b.run(chromedp.KeyEvent(keys))
+	for _, key := range keys {
+		events := kb.Encode(key)
+		if len(events) == 3 { // what a key writes comes with it, and not where the page takes the key for itself
+			events[0].Text, events[0].UnmodifiedText = events[1].Text, events[1].UnmodifiedText
+			events = slices.Delete(events, 1, 2)
+		}
+		for _, event := range events {
+			b.run(event)
+		}
+	}
 }
 
 func listOf(q string) string { return "/dead-letters?q=" + url.QueryEscape(q) }

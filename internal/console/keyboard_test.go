@@ -45,7 +45,6 @@ func TestKeyboard(t *testing.T) {
 	b.until(`document.querySelector("[data-filter]").value.startsWith("status:manual")`)
 	b.run(insert(" queue:payments"))
 	b.until(`document.querySelector("[data-filter]").value.includes("payments")`)
-	b.press(kb.Escape)
 	b.does(func() { b.press(kb.Enter) })
 	require.InDelta(t, 1, b.value(`document.querySelectorAll("[data-row]").length`), 0)
 	b.press("j")

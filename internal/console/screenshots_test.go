@@ -74,8 +74,8 @@ func stage(o *office) {
 	o.mended.Store(true)
 	o.exec("SELECT dlq.refresh_rollups()")
 	// A day before, as the rollups keep it: an outage in the morning, which passed.
-	o.exec(`INSERT INTO dlq.rollup_flow (step, scope, bucket, queue, error_class, captured, failures, resolved)
-		SELECT 'hour', 'class', date_trunc('hour', now()) - make_interval(hours => h), '', class, captured, captured, resolved
+	o.exec(`INSERT INTO dlq.rollup_flow (step, scope, bucket, queue, error_class, captured, failures, resolved, open_change)
+		SELECT 'hour', 'class', date_trunc('hour', now()) - make_interval(hours => h), '', class, captured, captured, resolved, captured - resolved
 		FROM (VALUES (15, 'outage', 40, 0), (14, 'outage', 130, 4), (13, 'outage', 90, 30), (12, 'outage', 20, 90), (11, 'outage', 0, 110), (10, 'outage', 0, 46),
 			(18, 'transient', 12, 4), (16, 'transient', 9, 14), (9, 'transient', 22, 6), (8, 'transient', 15, 20), (6, 'transient', 8, 17), (3, 'transient', 14, 10), (2, 'transient', 6, 9),
 			(20, 'validation', 6, 2), (17, 'validation', 3, 5), (7, 'validation', 8, 3), (4, 'validation', 5, 9)) v (h, class, captured, resolved)
