@@ -36,6 +36,7 @@ func TestExamine(t *testing.T) {
 	}
 	exec("INSERT INTO river_leader (leader_id, elected_at, expires_at) VALUES ('me', now(), now() + interval '1 hour')")
 	exec("SELECT dlq.reconcile()")
+	exec("SELECT dlq.refresh_rollups()")
 	for name, f := range examine(t, pool) {
 		if name != "transactions" && name != "replication slots" { // those are the whole server's
 			require.True(t, f.OK, "%s: %s", name, f.Detail)
