@@ -2,6 +2,7 @@ package console
 
 import (
 	"errors"
+	"math"
 	"net/http"
 	"net/url"
 	"slices"
@@ -102,7 +103,7 @@ func (b *bulk) number(name string) (any, error) {
 		return nil, nil //nolint:nilnil // an empty field is no number, and no error
 	}
 	n, err := strconv.ParseFloat(text, 64)
-	if err != nil {
+	if err != nil || math.IsNaN(n) || math.IsInf(n, 0) {
 		return nil, &Problem{Status: http.StatusUnprocessableEntity, Detail: name + " is a number, and not " + text}
 	}
 	return n, nil

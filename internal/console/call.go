@@ -2,6 +2,7 @@ package console
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -45,7 +46,7 @@ func (p *Problem) heading() string {
 	case http.StatusServiceUnavailable:
 		return "Not now"
 	}
-	return p.Title
+	return cmp.Or(p.Title, http.StatusText(p.Status))
 }
 
 // asked is an answer that says that a second person is needed.
@@ -81,6 +82,9 @@ func (in *request) call(method, path string, query url.Values, body, out any) er
 	answer, err := in.console.call(in.Context(), in.Request, method, path, query, body)
 	if err != nil {
 		return err
+	}
+	if answer.status >= http.StatusMultipleChoices && answer.status < http.StatusBadRequest {
+		return &Problem{Status: http.StatusNotFound, Detail: "there is no " + path}
 	}
 	if answer.status >= http.StatusBadRequest && (answer.status != http.StatusServiceUnavailable || strings.Contains(answer.header.Get("Content-Type"), "problem")) {
 		problem := &Problem{}
@@ -128,6 +132,9 @@ func (c *Console) call(ctx context.Context, from *http.Request, method, path str
 		if raw, err = json.Marshal(body); err != nil {
 			return nil, err
 		}
+	}
+	if strings.Contains(path, "//") || strings.Contains(path+"/", "/./") || strings.Contains(path+"/", "/../") || strings.HasSuffix(path, "/") {
+		return nil, &Problem{Status: http.StatusUnprocessableEntity, Title: "No such name", Detail: "a name is neither empty, nor . or .."}
 	}
 	r, err := http.NewRequestWithContext(ctx, method, path, bytes.NewReader(raw)) //nolint:gosec // it goes nowhere: a handler of this process is called
 	if err != nil {

@@ -41,7 +41,7 @@ func (l *letter) IsMessage() bool { return l.JobKind == message.JobKind }
 
 // CanEdit reports whether who looks may replay it with another payload.
 func (l *letter) CanEdit() bool {
-	return l.Operator && !l.Revealed && !l.Hidden && (l.Status == deadletter.Pending || l.Status == deadletter.Manual || l.Status == deadletter.Failed)
+	return l.Operator && !l.Revealed && !l.Hidden && len(l.Payload) <= maxShown && (l.Status == deadletter.Pending || l.Status == deadletter.Manual || l.Status == deadletter.Failed)
 }
 
 // copyText is what one copies to do or see the same elsewhere.
@@ -263,7 +263,7 @@ func framesOf(trace string) []stackFrame {
 
 // curl is what a redelivery sends, as a command. (A signature is of the moment, and made with a secret: it is left out.)
 func (l *letter) curl(p *policy.Policy) string {
-	if !l.IsMessage() || l.Hidden {
+	if !l.IsMessage() || l.Hidden || len(l.Payload) > maxShown {
 		return ""
 	}
 	destination := p.DestinationOf(l.Queue)

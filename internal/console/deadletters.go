@@ -133,7 +133,7 @@ func (c *Console) deadLetters(in *request) (*view, error) {
 	}
 	l.Copies = []copyText{
 		{"a command", "dlqd list " + shellQuoted(l.Query)},
-		{"SQL", "SELECT * FROM dlq.find(" + sqlQuoted(l.json(in)) + ");"},
+		{"SQL", "SELECT * FROM dlq.find(" + sqlQuoted(l.json(in)) + ");"}, //nolint:unqueryvet // for people
 		{"curl", "curl -sG $DLQD_URL/api/dlq/entries --data-urlencode q=" + shellQuoted(l.Query)},
 	}
 	return v, nil

@@ -178,7 +178,7 @@ func (c *Console) setGroup(in *request) (*done, error) {
 		}
 		if hours := strings.TrimSpace(in.PostFormValue("hours")); hours != "" {
 			n, err := strconv.ParseFloat(hours, 64)
-			if err != nil || n <= 0 || n > 24*365 {
+			if err != nil || !(n > 0 && n <= 24*365) { // NaN is none, too
 				return nil, &Problem{Status: http.StatusUnprocessableEntity, Detail: "for how many hours? " + hours + " is no number of them"}
 			}
 			change["muteUntil"] = in.now.Add(time.Duration(n * float64(time.Hour)))

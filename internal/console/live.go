@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"hash/maphash"
 	"net/http"
+	"net/url"
+	"regexp"
 	"strings"
 	"sync"
 	"time"
@@ -143,12 +145,18 @@ func (c *Console) events(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// personal is whose page it is, where it shows each person something else.
+// shared are the pages that show the same to all who have the same rights, unless their address speaks of me.
+var shared = regexp.MustCompile(`^/(|dead-letters(/[0-9a-f-]{36})?|groups(/[^/]+/[^/]+)?|queues|replays(/[0-9a-f-]{36})?)$`)
+
+// personal is whose page it is; "" where it is anybody's with the same rights.
 func personal(address string, p *access.Principal) string {
-	if strings.HasPrefix(address, "/review") || strings.HasPrefix(address, "/access") || strings.HasPrefix(address, "/approvals") || strings.Contains(address, "me") {
-		return p.Via + " " + p.Name
+	u, err := url.Parse(address)
+	if err == nil && u.EscapedPath() == u.Path && shared.MatchString(u.Path) {
+		if query, err := url.QueryUnescape(u.RawQuery); err == nil && !strings.Contains(strings.ToLower(query), "me") {
+			return ""
+		}
 	}
-	return ""
+	return p.Via + " " + p.Name
 }
 
 // renderLive makes the main part of the page at an address, for who is in ctx.

@@ -298,7 +298,7 @@ func (c *Console) replayRun(in *request) (*view, error) {
 	}
 	r.Copies = []copyText{
 		{"a command", "dlqd replays follow " + r.ID.String()},
-		{"SQL", "SELECT * FROM dlq.replay_runs WHERE id = '" + r.ID.String() + "'; SELECT * FROM dlq.replay_run_entries WHERE run_id = '" + r.ID.String() + "';"},
+		{"SQL", "SELECT * FROM dlq.replay_runs WHERE id = '" + r.ID.String() + "'; SELECT * FROM dlq.replay_run_entries WHERE run_id = '" + r.ID.String() + "';"}, //nolint:unqueryvet // for people
 		{"curl", "curl -s $DLQD_URL" + path},
 	}
 	every := restEvery

@@ -371,14 +371,40 @@ func visible(value any) []run {
 	return runs
 }
 
+const (
+	// maxShown is how much of a document a page shows, in characters; the API has all of it.
+	maxShown = 64 << 10
+	// maxDepth is how deep a document may be nested whose lines are shown apart: each level is an indent more on every line below it.
+	maxDepth = 64
+)
+
+// depthOf is how deep JSON is nested.
+func depthOf(raw []byte) (deepest int) {
+	depth, text := 0, false
+	for i := 0; i < len(raw); i++ {
+		switch c := raw[i]; {
+		case text && c == '\\':
+			i++
+		case c == '"':
+			text = !text
+		case !text && (c == '{' || c == '['):
+			depth++
+			deepest = max(deepest, depth)
+		case !text && (c == '}' || c == ']'):
+			depth--
+		}
+	}
+	return deepest
+}
+
 // pretty is JSON with its lines apart, as it was written otherwise: no number of it is another one.
 func pretty(raw json.RawMessage) string {
 	if len(raw) == 0 {
 		return ""
 	}
 	var out bytes.Buffer
-	if json.Indent(&out, raw, "", "  ") != nil {
-		return string(raw)
+	if len(raw) > maxShown || depthOf(raw) > maxDepth || json.Indent(&out, raw, "", "  ") != nil {
+		return clip(maxShown, string(raw[:min(len(raw), 2*maxShown)]))
 	}
 	return out.String()
 }

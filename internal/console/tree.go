@@ -38,6 +38,9 @@ func (n *node) Summary() string {
 
 // treeOf reads a payload; nil where it is no object and no array, or not JSON.
 func treeOf(payload json.RawMessage) *node {
+	if len(payload) > maxShown || depthOf(payload) > maxDepth {
+		return nil
+	}
 	decoder := json.NewDecoder(bytes.NewReader(payload))
 	decoder.UseNumber()
 	t := &tree{decoder: decoder, left: maxNodes}
@@ -75,13 +78,12 @@ func (t *tree) read(key string, path []string, depth int) *node {
 				name, _ = token.(string)
 				place = append(slices.Clip(path), name)
 			}
-			child := t.read(name, place, depth+1)
-			if t.left--; t.left < 0 {
-				n.Left++
-				continue
-			}
-			if child != nil {
+			t.left--
+			shown := t.left >= 0
+			if child := t.read(name, place, depth+1); child != nil && shown {
 				n.Children = append(n.Children, child)
+			} else {
+				n.Left++
 			}
 		}
 		if t.err == nil {

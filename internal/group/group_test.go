@@ -76,7 +76,6 @@ func (b *bundle) set(queue, fingerprint string, change group.Change) int {
 }
 
 //go:fix inline
-func ptr[T any](v T) *T { return new(v) }
 
 // A group is open until somebody says that it is fixed; what fails after that makes it regressed; and a mute ends by itself.
 func TestGroup_status(t *testing.T) {

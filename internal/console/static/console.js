@@ -71,7 +71,11 @@ function connected(state, detail = "") {
 /** @param {Element} old @param {Element} fresh */
 function busy(old, fresh) {
 	const active = document.activeElement;
-	return active instanceof HTMLElement && old.contains(active) && (active.matches("input, textarea, select") || !fresh.innerHTML);
+	for (const field of old.querySelectorAll("input, textarea, select")) {
+		if (field instanceof HTMLSelectElement ? [...field.options].some((option) => option.selected !== option.defaultSelected && option.index > 0) :
+			/** @type {HTMLInputElement} */ (field).value !== /** @type {HTMLInputElement} */ (field).defaultValue) return true;
+	}
+	return active instanceof HTMLElement && old.contains(active) && (active.matches("input, textarea, select, button") || !fresh.innerHTML);
 }
 
 /** @param {string} html */
@@ -311,7 +315,7 @@ function press(key) {
 	return target !== null;
 }
 
-let afterG = 0;
+let afterG = false;
 document.addEventListener("keydown", (event) => {
 	const target = event.target;
 	if (event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]")) return;
@@ -320,14 +324,15 @@ document.addEventListener("keydown", (event) => {
 		return;
 	}
 	const row = one("[data-row].cursor");
-	if (Date.now() - afterG < 1200) {
-		afterG = 0;
+	if (event.repeat && event.key !== "j" && event.key !== "k") return;
+	if (afterG) {
+		afterG = false;
 		const to = one(`.rail [data-key="${CSS.escape(event.key)}"]`);
 		if (to instanceof HTMLAnchorElement) { event.preventDefault(); to.click(); }
 		return;
 	}
 	switch (event.key) {
-		case "g": afterG = Date.now(); return;
+		case "g": afterG = true; return;
 		case "?": keys?.showModal(); break;
 		case "/": if (!filter) return; filter.focus(); filter.select(); break;
 		case "j": move(1); break;
@@ -340,3 +345,12 @@ document.addEventListener("keydown", (event) => {
 	}
 	event.preventDefault();
 });
+
+// What was sent is not sent twice.
+document.addEventListener("submit", (event) => {
+	const form = event.target;
+	if (!(form instanceof HTMLFormElement) || form.method !== "post") return;
+	if ("sent" in form.dataset) event.preventDefault();
+	form.dataset.sent = "";
+});
+addEventListener("pageshow", () => { for (const form of all("form[data-sent]")) delete form.dataset.sent; });
