@@ -230,6 +230,10 @@ func (c *Console) bulkDo(in *request) (*done, error) {
 	if b.Verb == nil {
 		return nil, &Problem{Status: http.StatusUnprocessableEntity, Title: "No such action", Detail: "choose what is to be done"}
 	}
+	if in.PostFormValue("preview") != "" {
+		v, err := b.page(in)
+		return &done{View: v}, err
+	}
 	again := func(problem *Problem) (*done, error) {
 		v, err := b.page(in)
 		if err != nil {
