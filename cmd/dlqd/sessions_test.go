@@ -122,7 +122,9 @@ func TestSessions_clientSecret(t *testing.T) {
 	v = newVisitor(t, s.api)
 	status, body = v.answer(v.Get(s.api + "/sign-in/oidc"))
 	require.Equal(t, http.StatusUnauthorized, status, body)
-	require.Eventually(t, func() bool { return strings.Contains(s.log.String(), "a sign-in by the OpenID Connect provider is refused") }, time.Minute, 10*time.Millisecond)
+	require.Eventually(t, func() bool {
+		return strings.Contains(s.log.String(), "a sign-in by the OpenID Connect provider is refused")
+	}, time.Minute, 10*time.Millisecond)
 	require.NotContains(t, body+s.log.String(), "of% the client")
 }
 
