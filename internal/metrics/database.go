@@ -1,6 +1,7 @@
 package metrics
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -213,6 +214,7 @@ func (p *publisher) publish() {
 
 // publishCounters publishes what never goes down. Queues of the policy have their series from the start.
 func (p *publisher) publishCounters() {
+	types := map[[2]string]float64{} // by queue and label: strangers choose types, also one that is called as we call those without
 	sums := map[*prometheus.Desc]map[string]float64{jobsDesc: {}, retriedDesc: {}, permanentDesc: {}, sweptDesc: {}}
 	times := map[string]map[string]binned{"in_dlq": {}, "to_recovery": {}, "to_retry": {}, "to_filing": {}}
 	for queue := range p.shown {
@@ -248,10 +250,7 @@ func (p *publisher) publishCounters() {
 		case "swept":
 			sums[sweptDesc][c.Queue] += c.Value
 		case "error_type":
-			if c.Label == "" {
-				c.Label = "none"
-			}
-			send(typesDesc, c.Queue, c.Label)
+			types[[2]string{c.Queue, cmp.Or(c.Label, "none")}] += c.Value
 		case "breaker":
 			send(changesDesc, c.Queue, c.Label)
 		default:
@@ -266,6 +265,9 @@ func (p *publisher) publishCounters() {
 			}
 			times[c.Name][c.Queue] = of
 		}
+	}
+	for of, n := range types {
+		counter(p.ch, typesDesc, n, of[0], of[1])
 	}
 	for d, of := range sums {
 		for queue, n := range of {

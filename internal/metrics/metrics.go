@@ -261,7 +261,7 @@ func (m *Metrics) WatchLoops(statuses func() []background.Status) {
 // Gatherer is what the metrics are gathered from.
 func (m *Metrics) Gatherer() prometheus.Gatherer { return m.registry }
 
-// Handler serves the metrics.
+// Handler serves the metrics. One that cannot be served costs the scrape that one, and promhttp_metric_handler_errors_total counts it.
 func (m *Metrics) Handler() http.Handler {
-	return promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{Registry: m.registry})
+	return promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{Registry: m.registry, ErrorHandling: promhttp.ContinueOnError})
 }

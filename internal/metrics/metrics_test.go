@@ -6,6 +6,8 @@ import (
 	"log/slog"
 	"maps"
 	"math"
+	"net/http"
+	"net/http/httptest"
 	"slices"
 	"strings"
 	"sync"
@@ -18,6 +20,7 @@ import (
 	dto "github.com/prometheus/client_model/go"
 	"github.com/stretchr/testify/require"
 
+	"github.com/dlqd/dlqd/internal/background"
 	"github.com/dlqd/dlqd/internal/deadletter"
 	"github.com/dlqd/dlqd/internal/metrics"
 	"github.com/dlqd/dlqd/internal/policy"
@@ -161,6 +164,20 @@ func TestDatabase_countsWhatHappened(t *testing.T) {
 	b.fail(1, "payments", "TIMEOUT", 0)
 	want["dlq_jobs_total{queue=payments}"], want["dlq_size{queue=payments}"] = 8, 1
 	b.has(b.sampled(), want)
+}
+
+// A type of error may be called as those without one are; and a metric that cannot be served costs the scrape that one alone.
+func TestDatabase_strangersNames(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.fail(2, "q", "", 0)
+	b.fail(3, "q", "none", 0)
+	b.has(b.sampled(), map[string]float64{"dlqd_failures_by_type_total{error_type=none,queue=q}": 5})
+	b.metrics.WatchLoops(func() []background.Status { return []background.Status{{Name: "twice"}, {Name: "twice"}} })
+	recorder := httptest.NewRecorder()
+	b.metrics.Handler().ServeHTTP(recorder, httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/metrics", nil))
+	require.Equal(t, http.StatusOK, recorder.Code)
+	require.Contains(t, recorder.Body.String(), `dlq_size{queue="q"} 5`)
 }
 
 // A rebuild counts what has come since the last refresh, and nothing twice.
