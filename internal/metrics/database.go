@@ -58,6 +58,8 @@ var (
 	observedDesc = desc("dlqd_dead_letters_observed", "Pending dead letters that are not redelivered by themselves, because that is off for them; up to 10,000 of a queue are counted.", "queue")
 	oldestDesc   = desc("dlqd_dead_letter_oldest_seconds", "Age of the oldest open dead letter; 0 where there is none.", "queue")
 	queueUpDesc  = desc("dlqd_queue_up", "Whether a queue is within its limits of monitoring.yaml, as /api/health says.", "queue")
+	maxOpenDesc  = desc("dlqd_alert_max_open", "Open dead letters of a queue beyond which people want to be told (monitoring.yaml).", "queue")
+	maxAgeDesc   = desc("dlqd_alert_max_age_seconds", "Age of a queue's oldest open dead letter beyond which people want to be told (monitoring.yaml).", "queue")
 	stoppedDesc  = desc("dlqd_automatic_stopped", "Whether a person stopped all automatic redelivery: 1 until it is lifted.")
 	captureDesc  = desc("dlqd_capture", "1 for the mode of capture that holds (on, off, strict) and the state of its triggers (enabled, disabled, missing).", "mode", "triggers")
 	missedDesc   = desc("dlqd_reconciled_entries_total", "Failures that capture missed and the reconciler filed, by cause: capture_off, trigger_missing, trigger_disabled, missed (capture gave way, or was bypassed).", "why")
@@ -317,7 +319,10 @@ func (p *publisher) publishBacklog() {
 	for queue := range p.shown {
 		gauge(p.ch, sizeDesc, float64(sizes[queue].Open), queue)
 		gauge(p.ch, oldestDesc, sizes[queue].Oldest.Seconds(), queue)
-		problems, _ := p.policy.Alert(queue).Judge(sizes[queue].Open, sizes[queue].Oldest)
+		alert := p.policy.Alert(queue)
+		gauge(p.ch, maxOpenDesc, float64(alert.MaxOpen), queue)
+		gauge(p.ch, maxAgeDesc, alert.MaxAge.Seconds(), queue)
+		problems, _ := alert.Judge(sizes[queue].Open, sizes[queue].Oldest)
 		gauge(p.ch, queueUpDesc, truth(len(problems) == 0), queue)
 	}
 	if of, ok := sizes[otherQueue]; ok && !p.shown[otherQueue] {

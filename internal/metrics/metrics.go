@@ -239,7 +239,7 @@ func (m *Metrics) WatchDatabase(db postgres.DB, current func() *policy.Policy, l
 // WatchPool publishes how a pool is used.
 func (m *Metrics) WatchPool(pool *pgxpool.Pool) { m.registry.MustRegister(poolState{pool}) }
 
-// WatchPolicy publishes which policy is in force, whether it is that of the files, and the limits that it sets.
+// WatchPolicy publishes which policy is in force, and whether it is that of the files.
 func (m *Metrics) WatchPolicy(current func() *policy.Policy, upToDate func() bool) {
 	m.registry.MustRegister(&policyState{current: current, upToDate: upToDate})
 }

@@ -24,6 +24,7 @@ import (
 	"github.com/dlqd/dlqd/internal/deadletter"
 	"github.com/dlqd/dlqd/internal/metrics"
 	"github.com/dlqd/dlqd/internal/policy"
+	"github.com/dlqd/dlqd/internal/policy/policytest"
 	"github.com/dlqd/dlqd/internal/postgres"
 	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
 )
@@ -50,7 +51,7 @@ func setup(t *testing.T) *bundle {
 // process is another process's metrics.
 func (b *bundle) process(pool *pgxpool.Pool) *metrics.Metrics {
 	b.Helper()
-	p, err := policy.Load(policy.Source{Destination: "http://127.0.0.1:9"})
+	p, err := policy.Load(policy.Source{Destination: "http://127.0.0.1:9", Dir: policytest.Dir(b, policytest.Files{"monitoring": "queues: {q: {maxOpen: 2, maxAge: 1m}}"})})
 	require.NoError(b, err)
 	m := metrics.New()
 	m.WatchDatabase(postgres.DefaultSchemas().Rendered(pool), func() *policy.Policy { return p }, slog.New(slog.DiscardHandler))
@@ -172,7 +173,11 @@ func TestDatabase_strangersNames(t *testing.T) {
 	b := setup(t)
 	b.fail(2, "q", "", 0)
 	b.fail(3, "q", "none", 0)
-	b.has(b.sampled(), map[string]float64{"dlqd_failures_by_type_total{error_type=none,queue=q}": 5})
+	b.has(b.sampled(), map[string]float64{
+		"dlqd_failures_by_type_total{error_type=none,queue=q}": 5,
+		"dlq_size{queue=q}": 5, "dlqd_alert_max_open{queue=q}": 2, "dlqd_queue_up{queue=q}": 0, // a queue that the policy says nothing of has limits as well
+		"dlqd_alert_max_open{queue=default}": 1000, "dlqd_alert_max_age_seconds{queue=q}": 60,
+	})
 	b.metrics.WatchLoops(func() []background.Status { return []background.Status{{Name: "twice"}, {Name: "twice"}} })
 	recorder := httptest.NewRecorder()
 	b.metrics.Handler().ServeHTTP(recorder, httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/metrics", nil))
