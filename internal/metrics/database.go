@@ -92,12 +92,13 @@ func desc(name, help string, labels ...string) *prometheus.Desc {
 	return d
 }
 
-// database reads what the metrics say of the database: one row at each scrape.
+// database reads what the metrics say of the database: one row at each scrape, and the sample in it only where it has changed.
 type database struct {
 	queries *dbsqlc.Queries
 	policy  func() *policy.Policy
 	logger  *slog.Logger
 	down    atomic.Bool // it did not answer the last scrape
+	last    atomic.Pointer[Sample]
 }
 
 func (*database) Describe(ch chan<- *prometheus.Desc) {
@@ -109,7 +110,7 @@ func (*database) Describe(ch chan<- *prometheus.Desc) {
 func (d *database) Collect(ch chan<- prometheus.Metric) {
 	ctx, cancel := context.WithTimeout(context.Background(), readTimeout)
 	defer cancel()
-	s, err := readSample(ctx, d.queries)
+	s, err := readSample(ctx, d.queries, d.last.Load())
 	if err != nil {
 		if !d.down.Swap(true) {
 			d.logger.Warn("metrics: the database does not say what they are", "error", err)
@@ -120,6 +121,7 @@ func (d *database) Collect(ch chan<- prometheus.Metric) {
 	if d.down.Swap(false) {
 		d.logger.Info("metrics: the database answers again")
 	}
+	d.last.Store(s)
 	gauge(ch, upDesc, 1)
 	(&publisher{Sample: s, ch: ch, policy: d.policy()}).publish()
 }
@@ -133,16 +135,23 @@ type Sample struct {
 
 // ReadSample reads what the metrics say of the database.
 func ReadSample(ctx context.Context, db postgres.DB) (*Sample, error) {
-	return readSample(ctx, dbsqlc.New(db))
+	return readSample(ctx, dbsqlc.New(db), nil)
 }
 
-func readSample(ctx context.Context, queries *dbsqlc.Queries) (*Sample, error) {
-	row, err := queries.ReadSample(ctx)
+// readSample reads the sample, or takes the known one (nil for none) where it is still the last that was taken.
+func readSample(ctx context.Context, queries *dbsqlc.Queries, known *Sample) (*Sample, error) {
+	if known == nil {
+		known = &Sample{}
+	}
+	row, err := queries.ReadSample(ctx, known.at)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return &Sample{}, nil
 	}
 	if err != nil {
 		return nil, err
+	}
+	if row.At.Equal(known.at) {
+		return &Sample{sample: known.sample, at: known.at, now: row.Now}, nil
 	}
 	s := &Sample{at: row.At, now: row.Now}
 	return s, json.Unmarshal(row.Sample, &s.sample) //nolint:musttag // dlqd's own row: its names are the fields'

@@ -218,6 +218,17 @@ func TestDatabase_everyProcessServesTheSame(t *testing.T) {
 	require.Contains(t, texts[0], "metrics_sample")
 	require.NotContains(t, texts[0], "river_job")
 
+	// A sample that it has read it does not read again, while its ages go on.
+	age := value(second["dlqd_sample_age_seconds{}"])
+	b.exec("UPDATE dlq.metrics_sample SET sample = '{}'")
+	again := b.gather(other)
+	b.has(again, map[string]float64{"dlq_size{queue=q}": 3})
+	require.Greater(t, value(again["dlqd_sample_age_seconds{}"]), age)
+	b.exec("UPDATE dlq.metrics_sample SET at = clock_timestamp()")
+	require.NotContains(t, b.gather(other), "dlq_size{queue=q}")
+	b.sampled()
+	b.has(b.gather(other), map[string]float64{"dlq_size{queue=q}": 3})
+
 	same := 0
 	for name, m := range first {
 		if strings.HasPrefix(name, "dlq") && !strings.Contains(name, "_seconds{") && !strings.HasPrefix(name, "dlqd_build_info") {
