@@ -1,6 +1,7 @@
 -- name: ReadSample :one
--- All that a scrape asks the database: one row, whatever the backlog.
-SELECT at, sample, clock_timestamp()::timestamptz AS now FROM dlq.metrics_sample;
+-- All that a scrape asks the database: one row, whatever the backlog; and of that one the sample only where it is not the one of known_at,
+-- which the process has already.
+SELECT s.at, coalesce(CASE WHEN s.at <> @known_at::timestamptz THEN s.sample END, 'null')::json AS sample, clock_timestamp()::timestamptz AS now FROM dlq.metrics_sample s;
 
 -- name: SampleDue :one
 -- Whether a sample is to be taken, and no other process is at it. The lock is held until the transaction ends.

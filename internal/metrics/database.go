@@ -1,6 +1,7 @@
 package metrics
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -57,6 +58,8 @@ var (
 	observedDesc = desc("dlqd_dead_letters_observed", "Pending dead letters that are not redelivered by themselves, because that is off for them; up to 10,000 of a queue are counted.", "queue")
 	oldestDesc   = desc("dlqd_dead_letter_oldest_seconds", "Age of the oldest open dead letter; 0 where there is none.", "queue")
 	queueUpDesc  = desc("dlqd_queue_up", "Whether a queue is within its limits of monitoring.yaml, as /api/health says.", "queue")
+	maxOpenDesc  = desc("dlqd_alert_max_open", "Open dead letters of a queue beyond which people want to be told (monitoring.yaml).", "queue")
+	maxAgeDesc   = desc("dlqd_alert_max_age_seconds", "Age of a queue's oldest open dead letter beyond which people want to be told (monitoring.yaml).", "queue")
 	stoppedDesc  = desc("dlqd_automatic_stopped", "Whether a person stopped all automatic redelivery: 1 until it is lifted.")
 	captureDesc  = desc("dlqd_capture", "1 for the mode of capture that holds (on, off, strict) and the state of its triggers (enabled, disabled, missing).", "mode", "triggers")
 	missedDesc   = desc("dlqd_reconciled_entries_total", "Failures that capture missed and the reconciler filed, by cause: capture_off, trigger_missing, trigger_disabled, missed (capture gave way, or was bypassed).", "why")
@@ -89,12 +92,13 @@ func desc(name, help string, labels ...string) *prometheus.Desc {
 	return d
 }
 
-// database reads what the metrics say of the database: one row at each scrape.
+// database reads what the metrics say of the database: one row at each scrape, and the sample in it only where it has changed.
 type database struct {
 	queries *dbsqlc.Queries
 	policy  func() *policy.Policy
 	logger  *slog.Logger
 	down    atomic.Bool // it did not answer the last scrape
+	last    atomic.Pointer[Sample]
 }
 
 func (*database) Describe(ch chan<- *prometheus.Desc) {
@@ -106,7 +110,7 @@ func (*database) Describe(ch chan<- *prometheus.Desc) {
 func (d *database) Collect(ch chan<- prometheus.Metric) {
 	ctx, cancel := context.WithTimeout(context.Background(), readTimeout)
 	defer cancel()
-	s, err := readSample(ctx, d.queries)
+	s, err := readSample(ctx, d.queries, d.last.Load())
 	if err != nil {
 		if !d.down.Swap(true) {
 			d.logger.Warn("metrics: the database does not say what they are", "error", err)
@@ -117,6 +121,7 @@ func (d *database) Collect(ch chan<- prometheus.Metric) {
 	if d.down.Swap(false) {
 		d.logger.Info("metrics: the database answers again")
 	}
+	d.last.Store(s)
 	gauge(ch, upDesc, 1)
 	(&publisher{Sample: s, ch: ch, policy: d.policy()}).publish()
 }
@@ -130,16 +135,23 @@ type Sample struct {
 
 // ReadSample reads what the metrics say of the database.
 func ReadSample(ctx context.Context, db postgres.DB) (*Sample, error) {
-	return readSample(ctx, dbsqlc.New(db))
+	return readSample(ctx, dbsqlc.New(db), nil)
 }
 
-func readSample(ctx context.Context, queries *dbsqlc.Queries) (*Sample, error) {
-	row, err := queries.ReadSample(ctx)
+// readSample reads the sample, or takes the known one (nil for none) where it is still the last that was taken.
+func readSample(ctx context.Context, queries *dbsqlc.Queries, known *Sample) (*Sample, error) {
+	if known == nil {
+		known = &Sample{}
+	}
+	row, err := queries.ReadSample(ctx, known.at)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return &Sample{}, nil
 	}
 	if err != nil {
 		return nil, err
+	}
+	if row.At.Equal(known.at) {
+		return &Sample{sample: known.sample, at: known.at, now: row.Now}, nil
 	}
 	s := &Sample{at: row.At, now: row.Now}
 	return s, json.Unmarshal(row.Sample, &s.sample) //nolint:musttag // dlqd's own row: its names are the fields'
@@ -213,6 +225,7 @@ func (p *publisher) publish() {
 
 // publishCounters publishes what never goes down. Queues of the policy have their series from the start.
 func (p *publisher) publishCounters() {
+	types := map[[2]string]float64{} // by queue and label: strangers choose types, also one that is called as we call those without
 	sums := map[*prometheus.Desc]map[string]float64{jobsDesc: {}, retriedDesc: {}, permanentDesc: {}, sweptDesc: {}}
 	times := map[string]map[string]binned{"in_dlq": {}, "to_recovery": {}, "to_retry": {}, "to_filing": {}}
 	for queue := range p.shown {
@@ -248,10 +261,7 @@ func (p *publisher) publishCounters() {
 		case "swept":
 			sums[sweptDesc][c.Queue] += c.Value
 		case "error_type":
-			if c.Label == "" {
-				c.Label = "none"
-			}
-			send(typesDesc, c.Queue, c.Label)
+			types[[2]string{c.Queue, cmp.Or(c.Label, "none")}] += c.Value
 		case "breaker":
 			send(changesDesc, c.Queue, c.Label)
 		default:
@@ -266,6 +276,9 @@ func (p *publisher) publishCounters() {
 			}
 			times[c.Name][c.Queue] = of
 		}
+	}
+	for of, n := range types {
+		counter(p.ch, typesDesc, n, of[0], of[1])
 	}
 	for d, of := range sums {
 		for queue, n := range of {
@@ -315,7 +328,10 @@ func (p *publisher) publishBacklog() {
 	for queue := range p.shown {
 		gauge(p.ch, sizeDesc, float64(sizes[queue].Open), queue)
 		gauge(p.ch, oldestDesc, sizes[queue].Oldest.Seconds(), queue)
-		problems, _ := p.policy.Alert(queue).Judge(sizes[queue].Open, sizes[queue].Oldest)
+		alert := p.policy.Alert(queue)
+		gauge(p.ch, maxOpenDesc, float64(alert.MaxOpen), queue)
+		gauge(p.ch, maxAgeDesc, alert.MaxAge.Seconds(), queue)
+		problems, _ := alert.Judge(sizes[queue].Open, sizes[queue].Oldest)
 		gauge(p.ch, queueUpDesc, truth(len(problems) == 0), queue)
 	}
 	if of, ok := sizes[otherQueue]; ok && !p.shown[otherQueue] {

@@ -239,7 +239,7 @@ func (m *Metrics) WatchDatabase(db postgres.DB, current func() *policy.Policy, l
 // WatchPool publishes how a pool is used.
 func (m *Metrics) WatchPool(pool *pgxpool.Pool) { m.registry.MustRegister(poolState{pool}) }
 
-// WatchPolicy publishes which policy is in force, whether it is that of the files, and the limits that it sets.
+// WatchPolicy publishes which policy is in force, and whether it is that of the files.
 func (m *Metrics) WatchPolicy(current func() *policy.Policy, upToDate func() bool) {
 	m.registry.MustRegister(&policyState{current: current, upToDate: upToDate})
 }
@@ -261,7 +261,7 @@ func (m *Metrics) WatchLoops(statuses func() []background.Status) {
 // Gatherer is what the metrics are gathered from.
 func (m *Metrics) Gatherer() prometheus.Gatherer { return m.registry }
 
-// Handler serves the metrics.
+// Handler serves the metrics. One that cannot be served costs the scrape that one, and promhttp_metric_handler_errors_total counts it.
 func (m *Metrics) Handler() http.Handler {
-	return promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{Registry: m.registry})
+	return promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{Registry: m.registry, ErrorHandling: promhttp.ContinueOnError})
 }

@@ -6,6 +6,8 @@ import (
 	"log/slog"
 	"maps"
 	"math"
+	"net/http"
+	"net/http/httptest"
 	"slices"
 	"strings"
 	"sync"
@@ -18,9 +20,11 @@ import (
 	dto "github.com/prometheus/client_model/go"
 	"github.com/stretchr/testify/require"
 
+	"github.com/dlqd/dlqd/internal/background"
 	"github.com/dlqd/dlqd/internal/deadletter"
 	"github.com/dlqd/dlqd/internal/metrics"
 	"github.com/dlqd/dlqd/internal/policy"
+	"github.com/dlqd/dlqd/internal/policy/policytest"
 	"github.com/dlqd/dlqd/internal/postgres"
 	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
 )
@@ -47,7 +51,7 @@ func setup(t *testing.T) *bundle {
 // process is another process's metrics.
 func (b *bundle) process(pool *pgxpool.Pool) *metrics.Metrics {
 	b.Helper()
-	p, err := policy.Load(policy.Source{Destination: "http://127.0.0.1:9"})
+	p, err := policy.Load(policy.Source{Destination: "http://127.0.0.1:9", Dir: policytest.Dir(b, policytest.Files{"monitoring": "queues: {q: {maxOpen: 2, maxAge: 1m}}"})})
 	require.NoError(b, err)
 	m := metrics.New()
 	m.WatchDatabase(postgres.DefaultSchemas().Rendered(pool), func() *policy.Policy { return p }, slog.New(slog.DiscardHandler))
@@ -163,6 +167,24 @@ func TestDatabase_countsWhatHappened(t *testing.T) {
 	b.has(b.sampled(), want)
 }
 
+// A type of error may be called as those without one are; and a metric that cannot be served costs the scrape that one alone.
+func TestDatabase_strangersNames(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.fail(2, "q", "", 0)
+	b.fail(3, "q", "none", 0)
+	b.has(b.sampled(), map[string]float64{
+		"dlqd_failures_by_type_total{error_type=none,queue=q}": 5,
+		"dlq_size{queue=q}": 5, "dlqd_alert_max_open{queue=q}": 2, "dlqd_queue_up{queue=q}": 0, // a queue that the policy says nothing of has limits as well
+		"dlqd_alert_max_open{queue=default}": 1000, "dlqd_alert_max_age_seconds{queue=q}": 60,
+	})
+	b.metrics.WatchLoops(func() []background.Status { return []background.Status{{Name: "twice"}, {Name: "twice"}} })
+	recorder := httptest.NewRecorder()
+	b.metrics.Handler().ServeHTTP(recorder, httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/metrics", nil))
+	require.Equal(t, http.StatusOK, recorder.Code)
+	require.Contains(t, recorder.Body.String(), `dlq_size{queue="q"} 5`)
+}
+
 // A rebuild counts what has come since the last refresh, and nothing twice.
 func TestDatabase_rebuildCountsOnce(t *testing.T) {
 	t.Parallel()
@@ -195,6 +217,17 @@ func TestDatabase_everyProcessServesTheSame(t *testing.T) {
 	require.Len(t, texts, 1, texts)
 	require.Contains(t, texts[0], "metrics_sample")
 	require.NotContains(t, texts[0], "river_job")
+
+	// A sample that it has read it does not read again, while its ages go on.
+	age := value(second["dlqd_sample_age_seconds{}"])
+	b.exec("UPDATE dlq.metrics_sample SET sample = '{}'")
+	again := b.gather(other)
+	b.has(again, map[string]float64{"dlq_size{queue=q}": 3})
+	require.Greater(t, value(again["dlqd_sample_age_seconds{}"]), age)
+	b.exec("UPDATE dlq.metrics_sample SET at = clock_timestamp()")
+	require.NotContains(t, b.gather(other), "dlq_size{queue=q}")
+	b.sampled()
+	b.has(b.gather(other), map[string]float64{"dlq_size{queue=q}": 3})
 
 	same := 0
 	for name, m := range first {

@@ -18,8 +18,6 @@ var (
 
 	policyDesc   = prometheus.NewDesc("dlqd_policy_info", "The policy that is in force: 1.", []string{"version"}, nil)
 	upToDateDesc = prometheus.NewDesc("dlqd_policy_up_to_date", "Whether the policy in force is that of the files: 0 after a reload that failed.", nil, nil)
-	maxOpenDesc  = prometheus.NewDesc("dlqd_alert_max_open", "Open dead letters of a queue beyond which people want to be told (monitoring.yaml).", []string{"queue"}, nil)
-	maxAgeDesc   = prometheus.NewDesc("dlqd_alert_max_age_seconds", "Age of a queue's oldest open dead letter beyond which people want to be told (monitoring.yaml).", []string{"queue"}, nil)
 
 	connectionsDesc = prometheus.NewDesc("dlqd_pool_connections", "Connections of the pool to the database: idle, used, opening.", []string{"state"}, nil)
 	maxConnsDesc    = prometheus.NewDesc("dlqd_pool_max_connections", "The most connections that the pool may have.", nil, nil)
@@ -73,7 +71,7 @@ type policyState struct {
 }
 
 func (s *policyState) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{policyDesc, upToDateDesc, maxOpenDesc, maxAgeDesc} {
+	for _, d := range []*prometheus.Desc{policyDesc, upToDateDesc} {
 		ch <- d
 	}
 }
@@ -82,11 +80,6 @@ func (s *policyState) Collect(ch chan<- prometheus.Metric) {
 	p := s.current()
 	gauge(ch, policyDesc, 1, p.Version())
 	gauge(ch, upToDateDesc, truth(s.upToDate()))
-	for _, queue := range p.QueueNames() {
-		alert := p.Alert(queue)
-		gauge(ch, maxOpenDesc, float64(alert.MaxOpen), queue)
-		gauge(ch, maxAgeDesc, alert.MaxAge.Seconds(), queue)
-	}
 }
 
 // poolState asks the pool at every scrape.

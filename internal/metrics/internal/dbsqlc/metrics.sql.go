@@ -259,7 +259,7 @@ func (q *Queries) Processes(ctx context.Context, liveFor time.Duration) (int64, 
 }
 
 const ReadSample = `-- name: ReadSample :one
-SELECT at, sample, clock_timestamp()::timestamptz AS now FROM dlq.metrics_sample
+SELECT s.at, coalesce(CASE WHEN s.at <> $1::timestamptz THEN s.sample END, 'null')::json AS sample, clock_timestamp()::timestamptz AS now FROM dlq.metrics_sample s
 `
 
 type ReadSampleRow struct {
@@ -268,9 +268,10 @@ type ReadSampleRow struct {
 	Now    time.Time
 }
 
-// All that a scrape asks the database: one row, whatever the backlog.
-func (q *Queries) ReadSample(ctx context.Context) (ReadSampleRow, error) {
-	row := q.db.QueryRow(ctx, ReadSample)
+// All that a scrape asks the database: one row, whatever the backlog; and of that one the sample only where it is not the one of known_at,
+// which the process has already.
+func (q *Queries) ReadSample(ctx context.Context, knownAt time.Time) (ReadSampleRow, error) {
+	row := q.db.QueryRow(ctx, ReadSample, knownAt)
 	var i ReadSampleRow
 	err := row.Scan(&i.At, &i.Sample, &i.Now)
 	return i, err
