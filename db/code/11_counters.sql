@@ -35,7 +35,7 @@ LANGUAGE sql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET 
                count(*) FILTER (WHERE s.from_status = 'dlq_processing' AND s.to_status = 'dlq_resolved') AS succeeded,
                count(*) FILTER (WHERE s.to_status = 'dlq_resolved' AND s.from_status IS DISTINCT FROM 'dlq_resolved') AS resolved,
                count(*) FILTER (WHERE s.to_status = 'dlq_failed' AND s.from_status IS DISTINCT FROM 'dlq_failed') AS failed,
-               count(*) FILTER (WHERE s.to_status = 'dlq_archived' AND s.from_status IS DISTINCT FROM 'dlq_archived') AS archived,
+               count(*) FILTER (WHERE s.to_status = 'dlq_archived' AND dlq.is_open(s.from_status)) AS archived, -- one that has failed is closed already
                count(*) FILTER (WHERE s.to_status = 'dlq_manual' AND s.from_status IS DISTINCT FROM 'dlq_manual') AS parked,
                count(*) FILTER (WHERE s.actor = 'sweep') AS swept
         FROM shown s GROUP BY s.shown, s.class

@@ -155,6 +155,9 @@ func TestDatabase_countsWhatHappened(t *testing.T) {
 		"dlqd_time_in_dlq_seconds{queue=payments}":                                              7, "dlqd_time_to_recovery_seconds{queue=payments}": 4,
 	}
 	b.has(b.sampled(), want)
+	b.exec("SELECT dlq.discard(id) FROM dlq.dead_letter_queue WHERE status = 'dlq_failed'") // which is closed already
+	b.has(b.sampled(), want)
+	require.Nil(t, b.sampled()["dlqd_dead_letters_closed_total{error_class=outage,outcome=archived,queue=payments}"])
 
 	// What they have counted stays, whatever becomes of the trail and its rollups.
 	b.exec("SELECT dlq.rebuild_rollups()")
