@@ -366,25 +366,37 @@ CREATE OR REPLACE FUNCTION dlq.forget_old(p_limit integer DEFAULT 10000, p_now t
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     v_count integer;
+    v_most  integer; -- of any of them: where it is p_limit, there is more to do
     v_runs  uuid[] := ARRAY(SELECT r.id FROM dlq.replay_runs r WHERE r.status IN ('completed', 'cancelled', 'stopped') AND r.finished_at < p_now - interval '400 days' ORDER BY r.id LIMIT 1000);
 BEGIN
     DELETE FROM dlq.replay_run_entries e
     WHERE (e.run_id, e.entry_id) IN (SELECT d.run_id, d.entry_id FROM dlq.replay_run_entries d WHERE d.run_id = ANY (v_runs) LIMIT p_limit);
-    GET DIAGNOSTICS v_count = ROW_COUNT;
+    GET DIAGNOSTICS v_most = ROW_COUNT;
     DELETE FROM dlq.replay_runs r WHERE r.id = ANY (v_runs) AND NOT EXISTS (SELECT FROM dlq.replay_run_entries e WHERE e.run_id = r.id);
     DELETE FROM dlq.circuit_breaker_changes c WHERE c.id IN (SELECT d.id FROM dlq.circuit_breaker_changes d WHERE d.at < p_now - interval '1100 days' ORDER BY d.id LIMIT p_limit);
+    GET DIAGNOSTICS v_count = ROW_COUNT;
+    v_most := greatest(v_most, v_count);
     DELETE FROM dlq.approval_entries e
     WHERE (e.approval_id, e.entry_id) IN (SELECT d.approval_id, d.entry_id FROM dlq.approvals a JOIN dlq.approval_entries d ON d.approval_id = a.id WHERE a.ended_at < p_now - interval '400 days' LIMIT p_limit);
+    GET DIAGNOSTICS v_count = ROW_COUNT;
+    v_most := greatest(v_most, v_count);
     DELETE FROM dlq.approvals a WHERE a.ended_at < p_now - interval '400 days' AND NOT EXISTS (SELECT FROM dlq.approval_entries e WHERE e.approval_id = a.id);
-    DELETE FROM dlq.operations o WHERE o.id IN (SELECT d.id FROM dlq.operations d WHERE d.last_at < p_now - interval '400 days' ORDER BY d.id LIMIT p_limit);
+    DELETE FROM dlq.operation_unchanged u
+    WHERE (u.operation_id, u.entry_id) IN (SELECT d.operation_id, d.entry_id FROM dlq.operations o JOIN dlq.operation_unchanged d ON d.operation_id = o.id WHERE o.last_at < p_now - interval '400 days' LIMIT p_limit);
+    GET DIAGNOSTICS v_count = ROW_COUNT;
+    v_most := greatest(v_most, v_count);
+    DELETE FROM dlq.operations o
+    WHERE o.id IN (SELECT d.id FROM dlq.operations d WHERE d.last_at < p_now - interval '400 days' AND NOT EXISTS (SELECT FROM dlq.operation_unchanged u WHERE u.operation_id = d.id) ORDER BY d.id LIMIT p_limit);
+    GET DIAGNOSTICS v_count = ROW_COUNT;
+    v_most := greatest(v_most, v_count);
     -- A gate or a pace that is not there begins anew.
     DELETE FROM dlq.gates g WHERE greatest(g.started_at, g.until) < p_now - interval '30 days';
     DELETE FROM dlq.paces p WHERE p.free_at < p_now - interval '1 day';
     DELETE FROM dlq.reconcile_findings f WHERE f.hour < p_now - interval '1100 days';
-    RETURN v_count;
+    RETURN v_most;
 END
 $$;
-COMMENT ON FUNCTION dlq.forget_old IS 'Deletes reports of replay runs, requests for approval and what people did in one go (dlq.operations) 400 days after they ended, up to p_limit entries of each, changes of circuit breakers and findings of the reconciler after 1,100 days, and gates and paces that nobody uses. Returns how many entries of runs.';
+COMMENT ON FUNCTION dlq.forget_old IS 'Deletes reports of replay runs, requests for approval and what people did in one go (dlq.operations) 400 days after they ended, up to p_limit entries of each, changes of circuit breakers and findings of the reconciler after 1,100 days, and gates and paces that nobody uses. Returns how many it deleted of what it deleted the most of: p_limit where there may be more.';
 
 CREATE OR REPLACE FUNCTION dlq.refuse_recent() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$

@@ -379,6 +379,8 @@ func TestKeeper_forgetsOldReports(t *testing.T) {
 	for _, sql := range []string{
 		"SELECT dlq.replay_cancel(dlq.replay_start('{\"queue\": \"payments\"}', p_force => true))", "SELECT dlq.replay_start('{\"queue\": \"payments\"}', p_force => true)",
 		"INSERT INTO dlq.replay_run_entries (run_id, entry_id, outcome) SELECT r.id, gen_random_uuid(), 'skipped' FROM dlq.replay_runs r CROSS JOIN generate_series(1, 2500)",
+		"INSERT INTO dlq.operations (id, action, actor) SELECT gen_random_uuid(), 'discard', 'kim' FROM generate_series(1, 2500)",
+		"INSERT INTO dlq.operation_unchanged (operation_id, entry_id, reason) SELECT o.id, gen_random_uuid(), 'gone' FROM (SELECT id FROM dlq.operations LIMIT 1) o CROSS JOIN generate_series(1, 2500)",
 		"SELECT dlq.open_breaker('destination:d')", "SELECT dlq.reset_breaker('destination:d')",
 		"INSERT INTO dlq.gates (name, state, started_at) VALUES ('smart:payments:f', 'open', now())", "INSERT INTO dlq.paces (name, free_at) VALUES ('replay:x', now())",
 		"SELECT dlq.rebuild_rollups()", "INSERT INTO dlq.failure_groups (queue, fingerprint, first_seen, last_seen) VALUES ('payments', 'f', now(), now())",
@@ -388,7 +390,8 @@ func TestKeeper_forgetsOldReports(t *testing.T) {
 	}
 	left := func() string {
 		return b.text(`SELECT concat_ws(' ', (SELECT count(*) FROM dlq.replay_runs), (SELECT count(*) FROM dlq.replay_run_entries), (SELECT count(*) FROM dlq.circuit_breaker_changes),
-			(SELECT count(*) FROM dlq.gates), (SELECT count(*) FROM dlq.paces), (SELECT count(*) FROM dlq.failure_groups), (SELECT count(*) FROM dlq.rollup_errors WHERE error_type LIKE 'T%'))`)
+			(SELECT count(*) FROM dlq.gates), (SELECT count(*) FROM dlq.paces), (SELECT count(*) FROM dlq.failure_groups), (SELECT count(*) FROM dlq.rollup_errors WHERE error_type LIKE 'T%'),
+			(SELECT count(*) FROM dlq.operations), (SELECT count(*) FROM dlq.operation_unchanged))`)
 	}
 	after := func(days int) string {
 		b.now = time.Now().AddDate(0, 0, days)
@@ -396,10 +399,10 @@ func TestKeeper_forgetsOldReports(t *testing.T) {
 		b.exec("SELECT dlq.trim_rollups($1)", b.now)
 		return left()
 	}
-	require.Equal(t, "2 5000 2 1 1 1 300", left())
-	require.Equal(t, "2 5000 2 1 0 1 300", after(2))
-	require.Equal(t, "2 5000 2 0 0 1 200", after(45))
-	require.Equal(t, "1 2500 2 0 0 0 100", after(410), "a run that has not ended stays")
+	require.Equal(t, "2 5000 2 1 1 1 300 2500 2500", left())
+	require.Equal(t, "2 5000 2 1 0 1 300 2500 2500", after(2))
+	require.Equal(t, "2 5000 2 0 0 1 200 2500 2500", after(45))
+	require.Equal(t, "1 2500 2 0 0 0 100 0 0", after(410), "a run that has not ended stays")
 	_, err := b.pool.Exec(t.Context(), "DELETE FROM dlq.circuit_breaker_changes")
 	require.ErrorContains(t, err, "append-only")
 	b.exec("INSERT INTO dlq.circuit_breaker_changes (at, name, to_state) VALUES (now() - interval '1101 days', 'destination:d', 'open')")
