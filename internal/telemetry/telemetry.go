@@ -11,6 +11,7 @@ import (
 	"os"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"go.opentelemetry.io/contrib/bridges/otelslog"
@@ -92,9 +93,7 @@ func Start(ctx context.Context, config Config) (*Telemetry, error) {
 		return nil, fmt.Errorf("OTLP endpoint: %w", err)
 	}
 	// Not through t.Logger: what cannot be sent would be sent.
-	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) {
-		config.Logger.Warn("OpenTelemetry: the collector does not take everything", "error", err)
-	}))
+	otel.SetErrorHandler(&failing{logger: config.Logger})
 	about, err := resource.New(ctx,
 		resource.WithAttributes(attribute.String("service.name", "dlqd"), attribute.String("service.version", config.Version), attribute.String("service.instance.id", config.Instance)),
 		resource.WithTelemetrySDK(), resource.WithFromEnv()) // the later one counts
@@ -129,6 +128,43 @@ func Start(ctx context.Context, config Config) (*Telemetry, error) {
 		local.export = otelslog.NewHandler(scope, otelslog.WithLoggerProvider(provider), otelslog.WithVersion(config.Version))
 	}
 	return t, nil
+}
+
+const (
+	// A collector that stays away is logged at first and after logAgain, and then ever more rarely, up to maxLogAgain. Where nothing has
+	// failed for logAgain, it has worked: each signal is sent more often than that.
+	logAgain    = 2 * time.Minute
+	maxLogAgain = time.Hour
+)
+
+// failing logs what the collector does not take.
+type failing struct {
+	logger *slog.Logger
+
+	mu         sync.Mutex
+	last, next time.Time // when something failed, and when that is logged again
+	after      time.Duration
+	unlogged   int
+}
+
+// Handle implements otel.ErrorHandler.
+func (f *failing) Handle(err error) { f.handle(err, time.Now()) }
+
+func (f *failing) handle(err error, now time.Time) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if now.Sub(f.last) > logAgain {
+		f.after, f.next = 0, now
+	}
+	f.last = now
+	if now.Before(f.next) {
+		f.unlogged++
+		return
+	}
+	f.after = max(logAgain, min(2*f.after, maxLogAgain))
+	f.next = now.Add(f.after)
+	f.logger.Warn("OpenTelemetry: the collector does not take everything", "error", err, "unlogged", f.unlogged)
+	f.unlogged = 0
 }
 
 // Stop sends what is left, until ctx is done.
