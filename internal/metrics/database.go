@@ -217,13 +217,17 @@ func (p *publisher) publish() {
 	for _, name := range p.policy.QueueNames() {
 		p.shown[name] = true
 	}
+	for _, q := range p.Queues { // so that the first burst of one is seen to grow from 0
+		p.queue(q.Name)
+	}
 	p.publishCounters()
 	p.publishBacklog()
 	p.publishHouse()
 	p.publishRiver()
 }
 
-// publishCounters publishes what never goes down. Queues of the policy have their series from the start.
+// publishCounters publishes what never goes down. Queues of the policy have their series from the start, and so have
+// those of River while there is room.
 func (p *publisher) publishCounters() {
 	types := map[[2]string]float64{} // by queue and label: strangers choose types, also one that is called as we call those without
 	sums := map[*prometheus.Desc]map[string]float64{jobsDesc: {}, retriedDesc: {}, permanentDesc: {}, sweptDesc: {}}

@@ -188,6 +188,24 @@ func TestDatabase_strangersNames(t *testing.T) {
 	require.Contains(t, recorder.Body.String(), `dlq_size{queue="q"} 5`)
 }
 
+// The first burst of a queue of River's is seen to grow from 0.
+func TestDatabase_queuesOfRiver(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.exec("INSERT INTO river_queue (name, updated_at) SELECT 'r' || n, now() FROM generate_series(1, 2) n")
+	b.has(b.sampled(), map[string]float64{"dlq_jobs_total{queue=r1}": 0, "dlq_size{queue=r1}": 0, "dlqd_alert_max_open{queue=r2}": 1000})
+	b.fail(3, "r1", "A", 0)
+	b.has(b.sampled(), map[string]float64{"dlq_jobs_total{queue=r1}": 3, "dlq_size{queue=r1}": 3})
+	b.exec("INSERT INTO river_queue (name, updated_at) SELECT 's' || n, now() FROM generate_series(1, 200) n")
+	queues := 0
+	for name := range b.sampled() {
+		if strings.HasPrefix(name, "dlq_size{") {
+			queues++
+		}
+	}
+	require.Equal(t, 100, queues)
+}
+
 // A rebuild counts what has come since the last refresh, and nothing twice.
 func TestDatabase_rebuildCountsOnce(t *testing.T) {
 	t.Parallel()
