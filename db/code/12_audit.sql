@@ -239,10 +239,13 @@ BEGIN
            OR EXISTS (SELECT FROM unnest(v_values) v WHERE position(v IN o.note) > 0)
            OR o.filter ?| '{payload,subscriberId,tags}' AND o.id IN (SELECT t.operation FROM dlq.dead_letter_transitions t WHERE t.entry_id = ANY (p_ids) AND t.at >= dlq.closed_since(p_ids))
     ) SELECT count(*) INTO v_asked FROM named n WHERE n.id NOT IN (SELECT b.id FROM blanked b);
+    UPDATE dlq.group_marks m SET note = NULL WHERE EXISTS (SELECT FROM unnest(v_values) v WHERE position(v IN m.note) > 0);
+    -- A view without its query would be of all entries.
+    DELETE FROM dlq.saved_views w WHERE EXISTS (SELECT FROM unnest(v_values) v WHERE position(v IN w.name) > 0 OR position(v IN w.query) > 0);
     RETURN v_live + v_asked;
 END
 $$;
-COMMENT ON FUNCTION dlq.erase_runs IS 'Takes filter values, patches and notes out of replay runs, requests for approval and operations that name whom a filter names, or were about these entries. Returns how many of them have not ended, and were left.';
+COMMENT ON FUNCTION dlq.erase_runs IS 'Takes filter values, patches and notes out of replay runs, requests for approval and operations that name whom a filter names, or were about these entries; notes of failure groups and saved views that name them go. Returns how many of the former have not ended, and were left.';
 
 -- erase_entries takes jobs, then entries, as redeliveries do, and waits for neither: what somebody holds is left, and counted as
 -- under way. Open and failed entries are archived: there is nothing left to redeliver.
