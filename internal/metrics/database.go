@@ -290,8 +290,12 @@ func (p *publisher) publishCounters() {
 		}
 	}
 	for name, d := range map[string]*prometheus.Desc{"in_dlq": inDLQDesc, "to_recovery": recoveryDesc, "to_retry": timeToRetryDesc, "to_filing": filingDesc} {
+		first := firstBucket
+		if name == "to_filing" {
+			first = firstShortBucket
+		}
 		for queue, of := range times[name] {
-			p.ch <- newHistogram(d, of, queue)
+			p.ch <- newHistogram(d, first, of, queue)
 		}
 	}
 	for _, why := range reconcile.Causes() {

@@ -1,6 +1,7 @@
 package metrics
 
 import (
+	"math"
 	"slices"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -12,8 +13,9 @@ const (
 	// nativeSchema says how fine the bins of times in dlq.counters are: each is 2^(1/8) times as wide as the one before.
 	nativeSchema  = 3
 	binsPerDouble = 1 << nativeSchema
-	// The classic buckets of these times, in powers of two of a second: from a second to 48 days. Every bin lies in one of them.
-	firstBucket, lastBucket = 0, 22
+	// The classic buckets of these times, in powers of two of a second: from a second to 48 days; of those that are short where all is
+	// well, from 16 ms. Every bin lies in one of them.
+	firstBucket, firstShortBucket, lastBucket = 0, -6, 22
 	// zeroThreshold is the smallest time that is no zero, as client_golang has it.
 	zeroThreshold = prometheus.DefNativeHistogramZeroThreshold
 )
@@ -29,10 +31,11 @@ type histogram struct {
 	desc   *prometheus.Desc
 	labels []*dto.LabelPair
 	of     binned
+	first  int // classic bucket
 }
 
-func newHistogram(desc *prometheus.Desc, of binned, labels ...string) histogram {
-	return histogram{desc, prometheus.MakeLabelPairs(desc, labels), of}
+func newHistogram(desc *prometheus.Desc, first int, of binned, labels ...string) histogram {
+	return histogram{desc, prometheus.MakeLabelPairs(desc, labels), of, first}
 }
 
 // Desc implements prometheus.Metric.
@@ -53,11 +56,11 @@ func (h histogram) Write(out *dto.Metric) error {
 	}
 	var below uint64
 	next := 0
-	for power := firstBucket; power <= lastBucket; power++ {
+	for power := h.first; power <= lastBucket; power++ {
 		for ; next < len(numbers) && numbers[next] <= power*binsPerDouble; next++ {
 			below += uint64(h.of.bins[numbers[next]])
 		}
-		made.Bucket = append(made.Bucket, &dto.Bucket{UpperBound: new(float64(uint64(1) << power)), CumulativeCount: new(below)})
+		made.Bucket = append(made.Bucket, &dto.Bucket{UpperBound: new(math.Ldexp(1, power)), CumulativeCount: new(below)})
 	}
 	var before int64
 	for i, n := range numbers {
