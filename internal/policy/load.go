@@ -128,7 +128,7 @@ func Default(destinationURL string) (*Policy, error) {
 
 // Load reads and checks a policy. Its error names every mistake with file and line.
 func Load(source Source) (*Policy, error) {
-	p := &Policy{dir: source.Dir, origins: map[string]map[string]string{}}
+	p := &Policy{dir: source.Dir, origins: map[string]map[string]string{}, looked: source.look()}
 	l := &loader{source: source, policy: p}
 	if err := l.checkDir(); err != nil {
 		return nil, fmt.Errorf("policy %s: %w", source.Dir, err)
@@ -143,6 +143,8 @@ func Load(source Source) (*Policy, error) {
 		return nil, fmt.Errorf("policy %s: %w", cmp.Or(source.Dir, "(built in)"), errors.Join(l.problems...))
 	}
 	p.version = version(source.Dir, p.settings)
+	slices.Sort(p.secretFiles)
+	p.looked += look(p.secretFiles)
 	return p, nil
 }
 

@@ -29,15 +29,14 @@ type watch struct {
 	source  Source
 	inForce func() *Policy
 	changed func(context.Context)
-	last    string // what the look before found
-	loaded  string // what was there when the policy was read last
+	secrets []string // that are looked at
+	last    string   // what the look before found
+	loaded  string   // what was there before the policy was read last
 }
 
-// Watch calls changed when files of a source, or of secrets of the policy in force, have changed.
+// Watch calls changed when files of a source, or of secrets of the policy in force, have changed since they were read.
 func Watch(source Source, inForce func() *Policy, changed func(context.Context)) *background.Loop {
-	w := &watch{source: source, inForce: inForce, changed: changed}
-	w.loaded = w.look()
-	w.last = w.loaded
+	w := &watch{source: source, inForce: inForce, changed: changed, secrets: inForce().secretFiles, loaded: inForce().looked}
 	return background.New(background.Config{
 		Name: "policy-files", Interval: lookInterval, Timeout: watchPatience, Patience: watchPatience, Once: background.Each(w.once), WhenIdle: true,
 		Failing: "policy: files are not watched; SIGHUP has them read again",
@@ -45,21 +44,40 @@ func Watch(source Source, inForce func() *Policy, changed func(context.Context))
 }
 
 func (w *watch) once(ctx context.Context) error {
-	found := w.look()
+	found := w.source.look() + look(w.secrets)
 	settled := found == w.last
 	w.last = found
-	if settled && found != w.loaded {
-		w.changed(ctx)
-		w.loaded = w.look() // other secrets, perhaps
-		w.last = w.loaded
+	if !settled || found == w.loaded {
+		return nil
+	}
+	w.loaded = found // what changes from here on has perhaps not been read
+	w.changed(ctx)
+	if secrets := w.inForce().secretFiles; !slices.Equal(secrets, w.secrets) {
+		w.secrets, w.loaded = secrets, "" // nobody has looked at these before they were read: once more
 	}
 	return nil
 }
 
-// look is a hash of all files as they are now, and of those that cannot be read.
-func (w *watch) look() string {
+// look is a hash of all files of a source as they are now, and of those that cannot be read.
+func (s Source) look() string {
+	var paths, listings []string
+	for _, dir := range s.dirs() {
+		items, err := os.ReadDir(dir)
+		listings = append(listings, fmt.Sprintln(dir, err))
+		for _, item := range items {
+			if slices.Contains(endings, filepath.Ext(item.Name())) && !item.IsDir() {
+				paths = append(paths, filepath.Join(dir, item.Name()))
+			}
+		}
+	}
+	return look(paths, listings...)
+}
+
+// look is a hash of files, and of what else is known of them.
+func look(paths []string, more ...string) string {
 	hash := sha256.New()
-	note := func(path string) {
+	_, _ = fmt.Fprintf(hash, "%q", more)
+	for _, path := range paths {
 		_, _ = fmt.Fprintf(hash, "\n%s\n", path)
 		file, err := os.Open(path)
 		if err == nil {
@@ -69,18 +87,6 @@ func (w *watch) look() string {
 		if err != nil {
 			_, _ = fmt.Fprint(hash, err)
 		}
-	}
-	for _, dir := range w.source.dirs() {
-		items, err := os.ReadDir(dir)
-		_, _ = fmt.Fprintln(hash, dir, err)
-		for _, item := range items {
-			if slices.Contains(endings, filepath.Ext(item.Name())) && !item.IsDir() {
-				note(filepath.Join(dir, item.Name()))
-			}
-		}
-	}
-	for _, path := range w.inForce().secretFiles {
-		note(path)
 	}
 	return hex.EncodeToString(hash.Sum(nil))
 }

@@ -105,22 +105,20 @@ func (m *Migrator) makeBeside(ctx context.Context, tx pgx.Tx, beside Schemas) er
 	if err != nil {
 		return err
 	}
-	made := &Migrator{Schemas: Schemas{DLQ: beside.DLQ, River: m.Schemas.River}}
-	var files []codeFile
+	within := Schemas{DLQ: beside.DLQ, River: m.Schemas.River}
+	var migrations codePart
 	for _, name := range names {
 		raw, err := db.Migrations.ReadFile(name)
 		if err != nil {
 			return err
 		}
 		up, _, _ := strings.Cut(string(raw), "-- +goose Down")
-		files = append(files, codeFile{name, made.Schemas.Render(up)})
+		migrations.files = append(migrations.files, codeFile{name, within.Render(up)})
 	}
-	code, _ := made.code()
-	files = append(files, code...)
-	files = append(files, codeFile{"triggers.sql", made.Schemas.Render(db.Triggers)}, codeFile{"river_triggers.sql", beside.Render(db.RiverTriggers)})
-	for _, file := range files {
-		if _, err := tx.Exec(ctx, file.sql); err != nil {
-			return fmt.Errorf("%s: %w%s", file.name, err, position(err, file.sql))
+	code := makeCode(within)
+	for _, part := range []codePart{migrations, code.routines, code.triggers, makePart(beside, codeFile{"river_triggers.sql", db.RiverTriggers})} {
+		if err := part.run(ctx, tx); err != nil {
+			return err
 		}
 	}
 	return nil

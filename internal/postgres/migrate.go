@@ -14,6 +14,7 @@ import (
 	"regexp"
 	"sort"
 	"strings"
+	"sync"
 	"testing/fstest"
 	"time"
 
@@ -209,25 +210,24 @@ func (m *Migrator) install(ctx context.Context, river string) error {
 	if err != nil {
 		return err
 	}
+	code := m.code()
 	// Functions first: there is no moment in which a trigger calls one that is not there.
 	if !status.codeCurrent {
-		code, version := m.code()
 		if err := m.inShortLocks(ctx, func(tx pgx.Tx) error {
-			if err := m.installCode(ctx, tx, code); err != nil {
+			if err := m.installCode(ctx, tx, code.routines.files); err != nil {
 				return err
 			}
-			return m.set(ctx, tx, settingCodeVersion, version)
+			return m.set(ctx, tx, settingCodeVersion, code.routines.version)
 		}); err != nil {
 			return fmt.Errorf("install functions: %w", err)
 		}
 	}
 	if !status.triggersCurrent {
-		triggers, version := m.rendered(db.Triggers)
 		if err := m.inShortLocks(ctx, func(tx pgx.Tx) error {
-			if _, err := tx.Exec(ctx, triggers); err != nil {
+			if err := code.triggers.run(ctx, tx); err != nil {
 				return err
 			}
-			return m.set(ctx, tx, settingTriggers, version)
+			return m.set(ctx, tx, settingTriggers, code.triggers.version)
 		}); err != nil {
 			return fmt.Errorf("install triggers: %w", err)
 		}
@@ -251,7 +251,7 @@ func (m *Migrator) install(ctx context.Context, river string) error {
 // installRiverTriggers puts the triggers on River's table, by which capture begins. What failed before that, on a River of an
 // application's, is not the reconciler's to file: a backfill takes it in, if somebody says so.
 func (m *Migrator) installRiverTriggers(ctx context.Context, river string) error {
-	triggers, version := m.rendered(db.RiverTriggers)
+	triggers := m.code().riverTriggers
 	before, err := m.setting(ctx, settingRiverTriggers)
 	if err != nil {
 		return err
@@ -262,10 +262,10 @@ func (m *Migrator) installRiverTriggers(ctx context.Context, river string) error
 				return err
 			}
 		}
-		if _, err := tx.Exec(ctx, triggers); err != nil {
+		if err := triggers.run(ctx, tx); err != nil {
 			return err
 		}
-		return m.set(ctx, tx, settingRiverTriggers, version)
+		return m.set(ctx, tx, settingRiverTriggers, triggers.version)
 	})
 }
 
@@ -311,50 +311,79 @@ func (m *Migrator) set(ctx context.Context, db DB, key, value string) error {
 
 type codeFile struct{ name, sql string }
 
-// code returns the rendered files in order, and a hash of them.
-func (m *Migrator) code() ([]codeFile, string) {
+// codePart is SQL that is installed as one.
+type codePart struct {
+	files   []codeFile // in order
+	version string     // a hash of them
+	makes   []string   // names of functions and views, and triggers with their tables
+}
+
+// code is what dlqd has in a database beside its tables, rendered.
+type code struct{ routines, triggers, riverTriggers codePart }
+
+var codeCache sync.Map // of Schemas to *code: of the few that a process works in
+
+// code returns the code of the migrator's schemas: to render it, and to find what it makes, takes some 50 ms.
+func (m *Migrator) code() *code {
+	if cached, ok := codeCache.Load(m.Schemas); ok {
+		return cached.(*code) //nolint:forcetypeassert // only these are stored
+	}
+	made := makeCode(m.Schemas)
+	codeCache.Store(m.Schemas, made)
+	return made
+}
+
+func makeCode(schemas Schemas) *code {
 	names, err := fs.Glob(db.Code, "code/*.sql")
 	if err != nil {
 		panic(err) // the pattern is constant
 	}
 	sort.Strings(names)
-	hash := sha256.New()
 	files := make([]codeFile, len(names))
 	for i, name := range names {
 		raw, err := db.Code.ReadFile(name)
 		if err != nil {
 			panic(err) // embedded
 		}
-		files[i] = codeFile{name: name, sql: m.Schemas.Render(string(raw))}
-		hash.Write([]byte(files[i].sql))
+		files[i] = codeFile{name, string(raw)}
 	}
-	return files, hex.EncodeToString(hash.Sum(nil))[:16]
+	return &code{
+		makePart(schemas, files...),
+		makePart(schemas, codeFile{"triggers.sql", db.Triggers}),
+		makePart(schemas, codeFile{"river_triggers.sql", db.RiverTriggers}),
+	}
+}
+
+func makePart(schemas Schemas, files ...codeFile) codePart {
+	hash := sha256.New()
+	part := codePart{files: files}
+	for i := range files {
+		files[i].sql = schemas.Render(files[i].sql)
+		hash.Write([]byte(files[i].sql))
+		for _, match := range madeRoutine.FindAllStringSubmatch(files[i].sql, -1) {
+			part.makes = append(part.makes, match[1])
+		}
+		for _, match := range madeTrigger.FindAllStringSubmatch(files[i].sql, -1) {
+			part.makes = append(part.makes, match[1]+" on "+match[2])
+		}
+	}
+	part.version = hex.EncodeToString(hash.Sum(nil))[:16]
+	return part
+}
+
+func (p codePart) run(ctx context.Context, tx pgx.Tx) error {
+	for _, file := range p.files {
+		if _, err := tx.Exec(ctx, file.sql); err != nil {
+			return fmt.Errorf("%s: %w%s", file.name, err, position(err, file.sql))
+		}
+	}
+	return nil
 }
 
 var (
 	madeRoutine = regexp.MustCompile(`(?m)^CREATE OR REPLACE (?:FUNCTION|PROCEDURE|VIEW) \w+\.(\w+)`)
 	madeTrigger = regexp.MustCompile(`(?m)^CREATE (?:OR REPLACE )?TRIGGER (\w+) [^;]*? ON \w+\.(\w+)`)
 )
-
-// objects are the names of the functions and views that code makes, and its triggers with their tables.
-func objects(code string) []string {
-	routines, triggers := madeRoutine.FindAllStringSubmatch(code, -1), madeTrigger.FindAllStringSubmatch(code, -1)
-	names := make([]string, 0, len(routines)+len(triggers))
-	for _, match := range routines {
-		names = append(names, match[1])
-	}
-	for _, match := range triggers {
-		names = append(names, match[1]+" on "+match[2])
-	}
-	return names
-}
-
-// rendered is a file of SQL as it runs, and a hash of that.
-func (m *Migrator) rendered(file string) (sql, version string) {
-	sql = m.Schemas.Render(file)
-	sum := sha256.Sum256([]byte(sql))
-	return sql, hex.EncodeToString(sum[:])[:16]
-}
 
 // dropCode removes dlqd's functions, and with them the triggers that call them, and its views. Triggers go by CASCADE: to
 // drop one by its name takes the owner of the table, to drop its function takes the function's. Those on River's table go
@@ -427,13 +456,7 @@ func (m *Migrator) status(ctx context.Context) (MigrationStatus, error) {
 	if s.Version == 0 {
 		return s, nil
 	}
-	files, code := m.code()
-	var installed strings.Builder
-	for _, file := range files {
-		installed.WriteString(file.sql)
-	}
-	ownTriggers, triggers := m.rendered(db.Triggers)
-	_, riverTriggers := m.rendered(db.RiverTriggers)
+	code := m.code()
 	var river string
 	// What is recorded is looked for, too: somebody may have dropped it, or made River's table anew.
 	err = m.Pool.QueryRow(ctx, m.Schemas.Render(`
@@ -451,7 +474,8 @@ func (m *Migrator) status(ctx context.Context) (MigrationStatus, error) {
 		                JOIN pg_proc p ON p.oid = t.tgfoid JOIN pg_namespace f ON f.oid = p.pronamespace
 		                WHERE n.nspname = $3 AND c.relname = 'river_job' AND f.nspname = $4 AND t.tgname IN ('dlq_capture', 'dlq_follow')),
 		       coalesce(max(s.value) FILTER (WHERE s.key = '`+settingRiver+`'), '')
-		FROM dlq.settings s`), code, riverTriggers, m.Schemas.River, m.Schemas.DLQ, triggers, objects(installed.String()), objects(ownTriggers)).Scan(&s.codeCurrent, &s.triggersCurrent, &s.riverTriggersCurrent, &river)
+		FROM dlq.settings s`), code.routines.version, code.riverTriggers.version, m.Schemas.River, m.Schemas.DLQ, code.triggers.version, code.routines.makes, code.triggers.makes).
+		Scan(&s.codeCurrent, &s.triggersCurrent, &s.riverTriggersCurrent, &river)
 	s.CodeInstalled = s.codeCurrent && s.triggersCurrent && s.riverTriggersCurrent
 	s.Attached = river == riverAttached
 	return s, err
