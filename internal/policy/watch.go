@@ -58,25 +58,25 @@ func (w *watch) once(ctx context.Context) error {
 	return nil
 }
 
-// look is a hash of all files of a source as they are now, and of those that cannot be read.
+// look says what a source's files are now, and which cannot be read.
 func (s Source) look() string {
-	var paths, listings []string
+	var paths []string
+	var listings strings.Builder
 	for _, dir := range s.dirs() {
 		items, err := os.ReadDir(dir)
-		listings = append(listings, fmt.Sprintln(dir, err))
+		_, _ = fmt.Fprintln(&listings, dir, err)
 		for _, item := range items {
 			if slices.Contains(endings, filepath.Ext(item.Name())) && !item.IsDir() {
 				paths = append(paths, filepath.Join(dir, item.Name()))
 			}
 		}
 	}
-	return look(paths, listings...)
+	return listings.String() + look(paths)
 }
 
-// look is a hash of files, and of what else is known of them.
-func look(paths []string, more ...string) string {
+// look is a hash of files.
+func look(paths []string) string {
 	hash := sha256.New()
-	_, _ = fmt.Fprintf(hash, "%q", more)
 	for _, path := range paths {
 		_, _ = fmt.Fprintf(hash, "\n%s\n", path)
 		file, err := os.Open(path)

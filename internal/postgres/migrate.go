@@ -358,12 +358,13 @@ func makePart(schemas Schemas, files ...codeFile) codePart {
 	hash := sha256.New()
 	part := codePart{files: files}
 	for i := range files {
-		files[i].sql = schemas.Render(files[i].sql)
-		hash.Write([]byte(files[i].sql))
-		for _, match := range madeRoutine.FindAllStringSubmatch(files[i].sql, -1) {
+		sql := schemas.Render(files[i].sql)
+		files[i].sql = sql
+		hash.Write([]byte(sql))
+		for _, match := range madeRoutine.FindAllStringSubmatch(sql, -1) {
 			part.makes = append(part.makes, match[1])
 		}
-		for _, match := range madeTrigger.FindAllStringSubmatch(files[i].sql, -1) {
+		for _, match := range madeTrigger.FindAllStringSubmatch(sql, -1) {
 			part.makes = append(part.makes, match[1]+" on "+match[2])
 		}
 	}
