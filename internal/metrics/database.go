@@ -82,7 +82,7 @@ var (
 	riverAgeDesc = desc("dlqd_river_oldest_job_seconds", "Since when the oldest job waits that can be worked; 0 where there is none.", "queue")
 	latencyDesc  = desc("dlqd_river_latency_seconds", "How long the jobs that run now had waited to be worked, on average; absent where none runs.", "queue")
 	pausedDesc   = desc("dlqd_river_queue_paused", "Whether a queue is paused.", "queue")
-	upDesc       = desc("dlqd_database_up", "Whether the database answered this scrape.")
+	upDesc       = desc("dlqd_database_up", "Whether the database answered this scrape; where not, the others say what it said last.")
 )
 
 // totalDescs are totals of queues, by their name in dlq.counters.
