@@ -157,6 +157,8 @@ func TestApprovals_secondPerson(t *testing.T) {
 	require.Equal(t, 3, b.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE original_event = '{\"erased\": true}'"))
 	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.erasures WHERE id = '"+a.Outcome.String()+"' AND actor = 'boss' AND origin LIKE '%, approved by other' AND finished_at IS NOT NULL"))
 	require.JSONEq(t, `{"erased": true}`, string(a.Request))
+	_, out = b.as(boss, "GET", "/metrics", "")
+	require.Contains(t, out, `dlqd_stage_seconds_count{outcome="ok",stage="approval"} 2`)
 }
 
 // What was frozen is touched; what came later is not, and what has moved on is not either.

@@ -352,7 +352,7 @@ func (s *Server) startProcessing(ctx context.Context) error {
 func (s *Server) startDLQWorker() error {
 	config := worker.Config{
 		Store: s.store, Planner: s.planner.Load, Logger: s.logger.With("part", "dlq-workers"),
-		PollInterval: s.config.PollInterval, WakeTopic: s.config.Schemas.WakeTopic(), Observe: s.metrics.ObserveWorker, Parked: s.tellPeople,
+		PollInterval: s.config.PollInterval, WakeTopic: s.config.Schemas.WakeTopic(), Observe: s.metrics.ObserveWorker, ObserveStage: s.metrics.ObserveStage, Parked: s.tellPeople,
 	}
 	if !s.config.PollOnly {
 		config.Listen = s.pool
@@ -363,7 +363,7 @@ func (s *Server) startDLQWorker() error {
 	s.loops.Add(runs)
 	s.wakeRuns = runs.Wake
 	approved := (&approval.Runner{
-		Store: s.store, Replayer: s.replayer(), Archive: s.archive, Logger: s.logger.With("part", "approvals"),
+		Store: s.store, Replayer: s.replayer(), Archive: s.archive, Logger: s.logger.With("part", "approvals"), Observe: s.metrics.ObserveApproval,
 	}).Loop()
 	s.loops.Add(approved)
 	s.wakeApproved = approved.Wake
