@@ -4,7 +4,9 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"net/url"
+	"slices"
 	"strings"
 	"time"
 
@@ -23,6 +25,9 @@ type letter struct {
 
 	Sentence string
 	Payload  json.RawMessage // what is shown and edited: the message's payload, or the job's args
+	Headers  []header        // of the message
+	RuleAt   string          // where the policy in force has its rule, as file and line; "" where it has none of that name
+	Earlier  bool            // another version of the policy decided
 	Attempts []attempt
 	Actions  []verb
 	Frames   []stackFrame
@@ -44,8 +49,8 @@ func (l *letter) CanEdit() bool {
 	return l.Operator && !l.Revealed && !l.Hidden && len(l.Payload) <= maxShown && (l.Status == deadletter.Pending || l.Status == deadletter.Manual || l.Status == deadletter.Failed)
 }
 
-// copyText is what one copies to do or see the same elsewhere.
-type copyText struct{ Name, Text string }
+// header is one of the message's headers, which a delivery sends as they are.
+type header struct{ Name, Value string }
 
 // attempt is one try of the work: newest first, and the next one that is due before them.
 type attempt struct {
@@ -75,7 +80,8 @@ func (c *Console) deadLetter(in *request) (*view, error) {
 
 func newLetter(in *request, detail *api.EntryDetail, operator bool) *letter {
 	l := &letter{EntryDetail: *detail, Operator: operator}
-	l.Payload = payloadOf(detail)
+	l.Payload, l.Headers = payloadOf(detail)
+	l.askPolicy(in.console.Policy())
 	l.Sentence = sentenceOf(&detail.Entry)
 	l.Attempts = attemptsOf(&detail.Entry)
 	l.Actions = verbsOf(detail.Status, operator)
@@ -88,16 +94,25 @@ func newLetter(in *request, detail *api.EntryDetail, operator bool) *letter {
 	l.Curl = l.curl(in.console.Policy())
 	l.RiverUI = in.console.RiverUI
 	id := detail.ID.String()
-	l.Copies = []copyText{
-		{"a command", "dlqd show " + id},
-		{"SQL", "SELECT * FROM dlq.dead_letter_queue WHERE id = '" + id + "';"}, //nolint:unqueryvet // for people
-		{"curl", "curl -s $DLQD_URL/api/dlq/entries/" + id},
-	}
+	l.Copies = copies("dlqd show "+id, fmt.Sprintf(`SELECT * FROM dlq.find('{"ids": [%[1]q]}'); SELECT * FROM dlq.audit('{"entryId": %[1]q}');`, id), in.curl("/api/dlq/entries/"+id)) //nolint:unqueryvet // for people
 	return l
 }
 
-// payloadOf is what people call the payload: of a message what was submitted, of another job its args.
-func payloadOf(e *api.EntryDetail) json.RawMessage {
+// askPolicy looks up what the policy in force says of the rule that chose the strategy.
+func (l *letter) askPolicy(p *policy.Policy) {
+	if l.Rule == nil {
+		return
+	}
+	l.Earlier = l.ConfigVersion != nil && *l.ConfigVersion != p.Version()
+	for i := range p.Routing.Rules {
+		if p.Routing.Rules[i].Name == *l.Rule {
+			l.RuleAt = p.Place(p.Where("dlq-routing", fmt.Sprintf("rules[%d]", i)))
+		}
+	}
+}
+
+// payloadOf is what people call the payload, and the headers beside it: of a message what was submitted, of another job its args.
+func payloadOf(e *api.EntryDetail) (json.RawMessage, []header) {
 	event := e.OriginalEvent
 	if len(e.EditedEvent) > 0 && string(e.EditedEvent) != "null" {
 		event = e.EditedEvent
@@ -105,12 +120,30 @@ func payloadOf(e *api.EntryDetail) json.RawMessage {
 	if e.JobKind == message.JobKind {
 		var message struct {
 			Payload json.RawMessage `json:"payload"`
+			Headers json.RawMessage `json:"headers"`
 		}
 		if json.Unmarshal(event, &message) == nil && message.Payload != nil {
-			return message.Payload
+			return message.Payload, headersOf(message.Headers)
 		}
 	}
-	return event
+	return event, nil
+}
+
+// headersOf reads headers, which are texts; whatever else stands there is shown as it is.
+func headersOf(raw json.RawMessage) []header {
+	var of map[string]json.RawMessage
+	if json.Unmarshal(raw, &of) != nil {
+		return nil
+	}
+	list := make([]header, 0, len(of))
+	for _, name := range slices.Sorted(maps.Keys(of)) {
+		var value string
+		if json.Unmarshal(of[name], &value) != nil {
+			value = string(of[name])
+		}
+		list = append(list, header{name, value})
+	}
+	return list
 }
 
 func sentenceOf(e *deadletter.Entry) string {
@@ -196,9 +229,26 @@ func attemptsOf(e *deadletter.Entry) []attempt {
 		list[i], list[j] = list[j], list[i]
 	}
 	if e.Status == deadletter.Pending && e.NextRetryAt != nil {
-		list = append([]attempt{{At: *e.NextRetryAt, Title: "next look", Due: true}}, list...)
+		list = append([]attempt{{At: *e.NextRetryAt, Title: dueOf(e), Due: true}}, list...)
 	}
 	return list
+}
+
+// dueOf is what comes next of an entry that waits for a time: it is sent back where its strategy says so, and looked at where something else
+// has to be so as well.
+func dueOf(e *deadletter.Entry) string {
+	what := fmt.Sprintf("redelivery %d of %d", e.DLQRetryCount+1, e.DLQMaxRetries)
+	switch {
+	case e.Strategy == nil:
+		return "first look: its class and strategy are decided"
+	case e.WaitingFor != nil && *e.WaitingFor == "automatic":
+		return what + ", if automatic redelivery is on by then"
+	case e.WaitingFor != nil && *e.WaitingFor == "order":
+		return "next look for " + what + ", which waits for those before it"
+	case e.WaitingFor != nil && *e.WaitingFor != "pace" || *e.Strategy == "conditional":
+		return "next look for " + what + ", once its conditions hold"
+	}
+	return what
 }
 
 // verbsOf are the moves, those too that cannot be made now, with the reason.
@@ -270,6 +320,10 @@ func (l *letter) curl(p *policy.Policy) string {
 	if destination == nil {
 		return ""
 	}
-	return fmt.Sprintf("curl -X POST %s \\\n  -H 'Content-Type: application/json' -H %s -H %s -H %s \\\n  --data-binary %s",
-		shellQuoted(destination.ShownURL()), shellQuoted(fmt.Sprint("Webhook-Id: ", deref(l.EventID))), shellQuoted("Dlqd-Kind: "+l.Kind), shellQuoted("Dlqd-Queue: "+l.Queue), shellQuoted(string(l.Payload)))
+	headers := []header{{"Content-Type", "application/json"}, {"Webhook-Id", fmt.Sprint(deref(l.EventID))}, {"Dlqd-Kind", l.Kind}, {"Dlqd-Queue", l.Queue}, {"Dlqd-Entry-Id", l.ID.String()}}
+	lines := []string{"curl -X POST " + shellQuoted(destination.ShownURL())}
+	for _, h := range slices.Concat(l.Headers, headers) {
+		lines = append(lines, "-H "+shellQuoted(h.Name+": "+h.Value))
+	}
+	return strings.Join(append(lines, "--data-binary "+shellQuoted(string(l.Payload))), " \\\n  ")
 }
