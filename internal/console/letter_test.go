@@ -13,15 +13,15 @@ import (
 func TestLetter(t *testing.T) {
 	t.Parallel()
 	o := open(t, func(c *server.Config) {
-		c.Policy.Data.SensitivePaths = []string{"headers.Authorization"}
+		c.Policy.Data.SensitivePaths = []string{"headers.Authorization", "payload.pin"}
 	})
 	send := func(id, more string) {
 		o.post(`{"messageId": "` + id + `", "queue": "payments", "kind": "payment.captured", "orderingKey": "order 81", "subscriberId": "cus_81"` + more + `}`)
 	}
 	send("m1", `, "headers": {"X-Tenant": "seven & 7", "Authorization": "Bearer hush-hush"}, "payload": {"answer": 422, "deep": {"er": {"lines": [{"sku": "A-1"}, {"sku": "B-2", "note": "sku"}]}}, "tenant": "SKU", "from": "x\u202ey"}`)
-	send("m2", `, "payload": {"answer": 422}`)
+	send("m2", `, "payload": {"answer": 422, "pin": "4711", "amount": 1}`)
 	id := o.entry("m1", "dlq_manual")
-	o.entry("m2", "dlq_manual")
+	other := o.entry("m2", "dlq_manual")
 	b := o.tab()
 	b.open("/dead-letters/" + id)
 
@@ -65,6 +65,11 @@ func TestLetter(t *testing.T) {
 	require.InDelta(t, 2, b.value(`document.querySelectorAll("[data-row]").length`), 0)
 	require.Equal(t, `queue:payments key:"order 81"`, b.value(`document.querySelector("[data-filter]").value`))
 	require.Contains(t, b.value(`document.querySelector("[data-row] a").href`), id, "the oldest first")
+
+	// What is masked leaves the rest of the payload as it is.
+	b.open("/dead-letters/" + other)
+	require.Contains(t, b.texts(".tree"), "pin ***")
+	require.NotContains(t, b.texts(".tree"), "messageId")
 
 	// Without the script the tree is there, and no field that does nothing.
 	b.script(false)
