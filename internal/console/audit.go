@@ -97,7 +97,7 @@ func (c *Console) audit(in *request) (*view, error) {
 	if err != nil {
 		return nil, err
 	}
-	a.Copies = copies(strings.Join(flags, " "), "SELECT * FROM dlq.audit("+sqlQuoted(string(raw))+", "+listPage+");", in.curl("/api/dlq/audit?"+query.Encode())) //nolint:unqueryvet // for people
+	a.Copies = copies(strings.Join(append(flags, "--limit "+listPage), " "), "SELECT * FROM dlq.audit("+sqlQuoted(string(raw))+", "+listPage+");", in.curl("/api/dlq/audit?"+query.Encode())) //nolint:unqueryvet // for people
 	v := &view{Template: "audit", Title: "Audit", Data: a, Every: auditEvery}
 	if cursor := asked.Get("cursor"); cursor != "" {
 		query.Set("cursor", cursor)

@@ -194,11 +194,14 @@ func (b *bulk) copies(in *request, body map[string]any) []copyText {
 		command += " " + shellQuoted(b.Query)
 	}
 	for _, flag := range []struct{ name, field string }{
-		{"rate", "rate"}, {"concurrency", "concurrency"}, {"stop-at", "stopAt"}, {"to-destination", "destination"}, {"to", "assignee"}, {"add", "tags"}, {"note", "note"},
+		{"rate", "rate"}, {"concurrency", "concurrency"}, {"stop-at", "stopAt"}, {"to-destination", "destination"}, {"to", "assignee"}, {"note", "note"},
 	} {
 		if value := strings.TrimSpace(b.Form.Get(flag.field)); value != "" {
 			command += " --" + flag.name + " " + shellQuoted(value)
 		}
+	}
+	if tags, ok := body["tags"].([]string); ok {
+		command += " --add " + shellQuoted(strings.Join(tags, ","))
 	}
 	if b.Form.Get("order") == "newest" {
 		command += " --newest-first"
