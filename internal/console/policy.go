@@ -32,9 +32,7 @@ type policyFile struct {
 }
 
 func (c *Console) policy(in *request) (*view, error) {
-	p := &policyPage{Form: in.URL.Query(), Copies: []copyText{
-		{"a command", "dlqd config show"}, {"curl", "curl -s $DLQD_URL/api/policy"},
-	}}
+	p := &policyPage{Form: in.URL.Query(), Copies: copies("", "", in.curl("/api/policy"))}
 	if err := in.get("/api/policy", nil, &p.Policy); err != nil {
 		return nil, err
 	}
