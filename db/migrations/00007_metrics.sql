@@ -25,6 +25,9 @@ COMMENT ON COLUMN dlq.metrics_sample.at IS 'When it was taken.';
 COMMENT ON COLUMN dlq.metrics_sample.took IS 'How long that took: the next one is not taken before twenty times as long.';
 COMMENT ON COLUMN dlq.metrics_sample.sample IS 'Numbers, by queue and class: see internal/metrics.';
 
+CREATE INDEX acts_policy ON dlq.acts (at) WHERE subject = 'policy';
+
 -- +goose Down
+DROP INDEX dlq.acts_policy;
 DROP TABLE dlq.metrics_sample;
 DROP TABLE dlq.counters;
