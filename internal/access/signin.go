@@ -78,14 +78,18 @@ func SignInURL(r *http.Request) string {
 
 // ReturnTo is where somebody goes who has signed in: a path of dlqd's pages, and "/" in place of anything that could lead elsewhere.
 func ReturnTo(text string) string {
-	u, err := url.Parse(text)
-	elsewhere := err != nil || len(text) > maxReturnTo || !strings.HasPrefix(text, "/") || strings.HasPrefix(text, "//") || u.Host != "" || u.Scheme != "" ||
-		strings.ContainsFunc(text, func(c rune) bool { return c == '\\' || c > unicode.MaxASCII || !unicode.IsPrint(c) }) ||
-		strings.Contains(u.Path, "//") || strings.Contains(u.Path, "\\")
-	if elsewhere || strings.HasPrefix(u.Path, SignInPath) || strings.HasPrefix(u.Path, SignOutPath) {
+	if !LocalPath(text) || len(text) > maxReturnTo || strings.HasPrefix(text, SignInPath) || strings.HasPrefix(text, SignOutPath) {
 		return "/"
 	}
 	return text
+}
+
+// LocalPath reports whether an address is a path of the site that it stands on: a browser takes //name and /\name for another's.
+func LocalPath(address string) bool {
+	u, err := url.Parse(address)
+	return err == nil && strings.HasPrefix(address, "/") && u.Host == "" && u.Scheme == "" &&
+		!strings.ContainsFunc(address, func(c rune) bool { return c == '\\' || c > unicode.MaxASCII || !unicode.IsPrint(c) }) &&
+		!strings.Contains(u.Path, "//") && !strings.Contains(u.Path, "\\")
 }
 
 // fail answers that somebody is not signed in.

@@ -25,7 +25,7 @@ func (c *Console) act(in *request) (*done, error) {
 		return nil, &Problem{Status: http.StatusUnprocessableEntity, Title: "No such action", Detail: "a dead letter can be replayed, resolved, parked, returned, discarded or reopened"}
 	}
 	to := "/dead-letters/" + url.PathEscape(id)
-	if from := in.PostFormValue("next"); localPath(from) {
+	if from := in.PostFormValue("next"); access.LocalPath(from) {
 		to = from
 	}
 	var out acted
@@ -81,7 +81,7 @@ func (c *Console) edit(in *request) (*done, error) {
 	if err := in.get(path, nil, &detail); err != nil {
 		return nil, err
 	}
-	e := &edit{Letter: newLetter(in, &detail, in.me().May(access.Operator)), Payload: payload}
+	e := &edit{Letter: newLetter(in, &detail), Payload: payload}
 	v := &view{Template: "edit", Title: "Edit and replay", Data: e, Section: "/dead-letters"}
 	if !json.Valid([]byte(payload)) {
 		var syntax *json.SyntaxError
@@ -136,7 +136,7 @@ func placeOf(text string, offset int64) string {
 // undo takes back what was done.
 func (c *Console) undo(in *request) (*done, error) {
 	to := "/"
-	if from := in.PostFormValue("from"); localPath(from) {
+	if from := in.PostFormValue("from"); access.LocalPath(from) {
 		to = from
 	}
 	var out deadletter.Undone
@@ -159,7 +159,7 @@ func (c *Console) reveal(in *request) (*done, error) {
 	if err := in.post("/api/dlq/entries/"+url.PathEscape(in.PathValue("id"))+"/reveal", map[string]any{"note": in.PostFormValue("note")}, &detail); err != nil {
 		return nil, err
 	}
-	l := newLetter(in, &detail, true)
+	l := newLetter(in, &detail)
 	l.Revealed, l.Masked = true, false
 	return &done{View: &view{Template: "deadletter", Title: firstLine(detail.Kind) + " " + short(detail.ID), Data: l, Section: "/dead-letters"}}, nil
 }

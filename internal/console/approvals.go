@@ -226,7 +226,7 @@ func (c *Console) decide(in *request) (*done, error) {
 	said := map[string]string{"approve": "Approved: dlqd carries it out.", "refuse": "Refused: nothing is done.", "withdraw": "Withdrawn: nothing is done."}[verb]
 	switch verb {
 	case "approve":
-		expect, err := strconv.ParseInt(strings.NewReplacer(" ", "", ",", "", thin, "").Replace(in.PostFormValue("expect")), 10, 64)
+		expect, err := strconv.ParseInt(digitsOf(in.PostFormValue("expect")), 10, 64)
 		if err != nil {
 			return nil, &Problem{Status: http.StatusUnprocessableEntity, Title: "How many?", Detail: "type how many dead letters you saw that it touches: it is refused where they have become more"}
 		}

@@ -249,7 +249,7 @@ func (c *Console) bulkDo(in *request) (*done, error) {
 	if problem, ok := errors.AsType[*Problem](err); ok {
 		return again(problem)
 	}
-	if text := strings.NewReplacer(" ", "", thin, "", ",", "").Replace(in.PostFormValue("expect")); text != "" && b.Verb.Name != "assign" && b.Verb.Name != "tag" && b.Verb.Name != "note" {
+	if text := digitsOf(in.PostFormValue("expect")); text != "" && b.Verb.Name != "assign" && b.Verb.Name != "tag" && b.Verb.Name != "note" {
 		expect, err := strconv.ParseInt(text, 10, 64)
 		if err != nil {
 			return again(&Problem{Status: http.StatusUnprocessableEntity, Detail: "type the number of dead letters: " + text + " is none"})

@@ -8,7 +8,6 @@ import (
 	"errors"
 	"log/slog"
 	"net/http"
-	"net/url"
 	"strings"
 	"time"
 
@@ -156,9 +155,9 @@ func (c *Console) action(pattern string, do func(*request) (*done, error)) {
 		case err == nil:
 			setFlash(w, r, d.Flash)
 			http.Redirect(w, r, d.To, http.StatusSeeOther)
-		case is && problem.Status < http.StatusInternalServerError && localPath(r.PostFormValue("from")):
+		case is && problem.Status < http.StatusInternalServerError && access.LocalPath(r.PostFormValue("from")):
 			setFlash(w, r, flash{Bad: true, Text: problem.Error()})
-			http.Redirect(w, r, r.PostFormValue("from"), http.StatusSeeOther) //nolint:gosec // localPath has looked at it
+			http.Redirect(w, r, r.PostFormValue("from"), http.StatusSeeOther) //nolint:gosec // access.LocalPath has looked at it
 		default:
 			c.answer(w, in, nil, err)
 		}
@@ -220,13 +219,6 @@ func (c *Console) notFound(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	c.answer(w, c.request(r), nil, &Problem{Status: http.StatusNotFound, Title: "No such page", Detail: "there is no page " + r.URL.Path})
-}
-
-// localPath reports whether a path is one of the console's own: a browser takes //name and /\name for another site's.
-func localPath(path string) bool {
-	u, err := url.Parse(path)
-	return err == nil && u.Scheme == "" && u.Host == "" && u.User == nil && strings.HasPrefix(path, "/") && !strings.HasPrefix(path, "//") &&
-		!strings.ContainsAny(path, "\\\r\n\t")
 }
 
 // me is who looks.

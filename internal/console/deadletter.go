@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/url"
+	"slices"
 	"strings"
 	"time"
 
@@ -13,6 +14,7 @@ import (
 	"github.com/dlqd/dlqd/internal/deadletter"
 	"github.com/dlqd/dlqd/internal/message"
 	"github.com/dlqd/dlqd/internal/policy"
+	"github.com/dlqd/dlqd/internal/replay"
 )
 
 // letterEvery is how often an open dead letter is made anew.
@@ -69,16 +71,16 @@ func (c *Console) deadLetter(in *request) (*view, error) {
 	if err := in.get("/api/dlq/entries/"+url.PathEscape(in.PathValue("id")), nil, &detail); err != nil {
 		return nil, err
 	}
-	l := newLetter(in, &detail, in.me().May(access.Operator))
+	l := newLetter(in, &detail)
 	return &view{Template: "deadletter", Title: firstLine(detail.Kind) + " " + short(detail.ID), Data: l, Every: letterEvery, Section: "/dead-letters"}, nil
 }
 
-func newLetter(in *request, detail *api.EntryDetail, operator bool) *letter {
-	l := &letter{EntryDetail: *detail, Operator: operator}
+func newLetter(in *request, detail *api.EntryDetail) *letter {
+	l := &letter{EntryDetail: *detail, Operator: in.me().May(access.Operator)}
 	l.Payload = payloadOf(detail)
 	l.Sentence = sentenceOf(&detail.Entry)
 	l.Attempts = attemptsOf(&detail.Entry)
-	l.Actions = verbsOf(detail.Status, operator)
+	l.Actions = verbsOf(detail.Status, mayNot(in.me(), access.Operator))
 	if detail.ErrorStackTrace != nil {
 		l.Frames = framesOf(*detail.ErrorStackTrace)
 	}
@@ -102,13 +104,8 @@ func payloadOf(e *api.EntryDetail) json.RawMessage {
 	if len(e.EditedEvent) > 0 && string(e.EditedEvent) != "null" {
 		event = e.EditedEvent
 	}
-	if e.JobKind == message.JobKind {
-		var message struct {
-			Payload json.RawMessage `json:"payload"`
-		}
-		if json.Unmarshal(event, &message) == nil && message.Payload != nil {
-			return message.Payload
-		}
+	if payload, err := replay.Payload(e.JobKind, event); err == nil && json.Valid(payload) { // what is masked is perhaps none
+		return payload
 	}
 	return event
 }
@@ -192,44 +189,46 @@ func attemptsOf(e *deadletter.Entry) []attempt {
 		title := fmt.Sprintf("redelivery %d, job %d: %s", i+1, k.JobID, k.Outcome)
 		list = append(list, attempt{At: at, Title: title, By: k.Actor, Error: k.Error, OK: k.Outcome == "completed"})
 	}
-	for i, j := 0, len(list)-1; i < j; i, j = i+1, j-1 {
-		list[i], list[j] = list[j], list[i]
-	}
+	slices.Reverse(list)
 	if e.Status == deadletter.Pending && e.NextRetryAt != nil {
 		list = append([]attempt{{At: *e.NextRetryAt, Title: "next look", Due: true}}, list...)
 	}
 	return list
 }
 
-// verbsOf are the moves, those too that cannot be made now, with the reason.
-func verbsOf(status deadletter.Status, operator bool) []verb {
-	all := []struct {
-		verb
+// movesFrom says from which statuses a person may make a move. The API decides: this is what a page says beforehand.
+func movesFrom(name string) []deadletter.Status {
+	open := []deadletter.Status{deadletter.Pending, deadletter.Manual, deadletter.Failed}
+	return map[string][]deadletter.Status{
+		"replay": open, "discard": open,
+		"resolve": {deadletter.Manual}, "unpark": {deadletter.Manual}, "park": {deadletter.Pending},
+		"reopen": {deadletter.Resolved, deadletter.Archived},
+	}[name]
+}
 
-		from []deadletter.Status
-	}{
-		{verb{Name: "replay", Label: "Replay", Consequence: "sends it back now, as a new job", Key: "r"}, []deadletter.Status{deadletter.Pending, deadletter.Manual, deadletter.Failed}},
-		{verb{Name: "resolve", Label: "Resolve", Consequence: "closes it: its work was done elsewhere", Key: "s"}, []deadletter.Status{deadletter.Manual}},
-		{verb{Name: "unpark", Label: "Back to automatic", Consequence: "dlqd decides what happens next", Key: "b"}, []deadletter.Status{deadletter.Manual}},
-		{verb{Name: "park", Label: "Park", Consequence: "nothing happens to it by itself any more", Key: "p"}, []deadletter.Status{deadletter.Pending}},
-		{verb{Name: "discard", Label: "Discard", Consequence: "closes it: its work is not wanted any more", Key: "d"}, []deadletter.Status{deadletter.Pending, deadletter.Manual, deadletter.Failed}},
-		{verb{Name: "reopen", Label: "Reopen", Consequence: "puts it in front of a person again", Key: "o"}, []deadletter.Status{deadletter.Resolved, deadletter.Archived}},
+// verbsOf are the moves, those too that cannot be made now, with the reason.
+func verbsOf(status deadletter.Status, mayNot string) []verb {
+	verbs := []verb{
+		{Name: "replay", Label: "Replay", Consequence: "sends it back now, as a new job", Key: "r"},
+		{Name: "resolve", Label: "Resolve", Consequence: "closes it: its work was done elsewhere", Key: "s"},
+		{Name: "unpark", Label: "Back to automatic", Consequence: "dlqd decides what happens next", Key: "b"},
+		{Name: "park", Label: "Park", Consequence: "nothing happens to it by itself any more", Key: "p"},
+		{Name: "discard", Label: "Discard", Consequence: "closes it: its work is not wanted any more", Key: "d"},
+		{Name: "reopen", Label: "Reopen", Consequence: "puts it in front of a person again", Key: "o"},
 	}
-	verbs := make([]verb, 0, len(all))
-	for _, v := range all {
-		allowed := false
-		from := make([]string, 0, len(v.from))
-		for _, s := range v.from {
-			allowed = allowed || s == status
-			from = append(from, statusOf(s).Word)
-		}
+	for i := range verbs {
+		v := &verbs[i]
 		switch {
-		case !operator:
-			v.Why = "this takes the role operator"
-		case !allowed:
-			v.Why = "it is " + statusOf(status).Word + "; this is for what " + strings.Join(from, ", or ")
+		case mayNot != "":
+			v.Why = mayNot
+		case !slices.Contains(movesFrom(v.Name), status):
+			from := movesFrom(v.Name)
+			words := make([]string, len(from))
+			for i, s := range from {
+				words[i] = statusOf(s).Word
+			}
+			v.Why = "it is " + statusOf(status).Word + "; this is for what " + strings.Join(words, ", or ")
 		}
-		verbs = append(verbs, v.verb)
 	}
 	return verbs
 }

@@ -73,19 +73,17 @@ func (v *bulkVerb) Statuses() string {
 }
 
 func bulkVerbs() []bulkVerb {
-	open := []deadletter.Status{deadletter.Pending, deadletter.Manual, deadletter.Failed}
-	closed := []deadletter.Status{deadletter.Resolved, deadletter.Archived}
-	whatever := slices.Concat(open, closed, []deadletter.Status{deadletter.Processing})
+	whatever := []deadletter.Status{deadletter.Pending, deadletter.Manual, deadletter.Failed, deadletter.Resolved, deadletter.Archived, deadletter.Processing}
 	return []bulkVerb{
-		{"replay", "Replay", "sends them back, at a pace, and stops by itself when too many fail again", open, false},
+		{"replay", "Replay", "sends them back, at a pace, and stops by itself when too many fail again", movesFrom("replay"), false},
 		{"assign", "Assign", "gives them to somebody", whatever, false},
 		{"tag", "Tag", "adds tags to theirs", whatever, false},
 		{"note", "Note", "leaves a note on each", whatever, false},
-		{"park", "Park", "takes them out of the automatic path: nothing happens to them by itself", []deadletter.Status{deadletter.Pending}, false},
-		{"unpark", "Back to automatic", "has dlqd decide again what happens next", []deadletter.Status{deadletter.Manual}, false},
-		{"resolve", "Resolve", "closes them: their work was done elsewhere", []deadletter.Status{deadletter.Manual}, false},
-		{"discard", "Discard", "closes them: their work is not wanted any more", open, true},
-		{"reopen", "Reopen", "puts them in front of a person again", closed, false},
+		{"park", "Park", "takes them out of the automatic path: nothing happens to them by itself", movesFrom("park"), false},
+		{"unpark", "Back to automatic", "has dlqd decide again what happens next", movesFrom("unpark"), false},
+		{"resolve", "Resolve", "closes them: their work was done elsewhere", movesFrom("resolve"), false},
+		{"discard", "Discard", "closes them: their work is not wanted any more", movesFrom("discard"), true},
+		{"reopen", "Reopen", "puts them in front of a person again", movesFrom("reopen"), false},
 	}
 }
 

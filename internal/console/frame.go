@@ -201,7 +201,7 @@ func takeFlash(w http.ResponseWriter, r *http.Request) (f flash) {
 		return f
 	}
 	raw, err := base64.RawURLEncoding.DecodeString(cookie.Value)
-	if err != nil || json.Unmarshal(raw, &f) != nil || !localPath(f.To) {
+	if err != nil || json.Unmarshal(raw, &f) != nil || !access.LocalPath(f.To) {
 		f.To = ""
 	}
 	http.SetCookie(w, &http.Cookie{Name: flashCookie, Path: "/", MaxAge: -1, HttpOnly: true, Secure: r.TLS != nil, SameSite: http.SameSiteStrictMode}) //nolint:gosec // likewise

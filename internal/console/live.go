@@ -41,7 +41,7 @@ type topic struct {
 // event is what a page looked like at a time.
 type event struct {
 	at   time.Time
-	html []byte // nil where it is as it was
+	html []byte
 	sum  uint64
 	err  error
 }
@@ -107,7 +107,7 @@ func (l *live) run(ctx context.Context, t *topic, from *http.Request, address st
 // events streams a page's live parts as they change. What it makes is what the page itself would show to the same person.
 func (c *Console) events(w http.ResponseWriter, r *http.Request) {
 	address := r.URL.Query().Get("page")
-	if !localPath(address) || strings.HasPrefix(address, "/events") {
+	if !access.LocalPath(address) || strings.HasPrefix(address, "/events") {
 		c.answer(w, c.request(r), nil, &Problem{Status: http.StatusUnprocessableEntity, Title: "No such page", Detail: "page is the path of a page"})
 		return
 	}

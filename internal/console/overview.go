@@ -265,15 +265,7 @@ func (o *overview) say() string {
 		said = append(said, fmt.Sprintf("Backlog %s, %s.", number(o.Stats.Open), trend))
 	}
 	for _, b := range o.Breakers {
-		name := strings.TrimPrefix(b.Name, breaker.DestinationPrefix)
-		switch {
-		case b.Forced:
-			said = append(said, fmt.Sprintf("%s is closed off by %s.", name, b.ChangedBy))
-		case b.State == breaker.Open && b.Since != nil:
-			said = append(said, fmt.Sprintf("%s has been in trouble since %s: dlqd waits for it.", name, b.Since.UTC().Format("15:04 UTC")))
-		default:
-			said = append(said, name+" is being tried again.")
-		}
+		said = append(said, breakerInWords(breakerRow{Status: b}.Label(), &b))
 	}
 	if n := o.Stats.Observed; n > 0 {
 		said = append(said, plural(n, "of them is", "of them are")+" only observed: automatic redelivery is off for them.")

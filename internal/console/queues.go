@@ -106,13 +106,26 @@ func whyNot(p *access.Principal, role access.Role, queue string) string {
 	scope := p.Scope(role)
 	switch {
 	case !p.May(role):
-		return "this takes the role " + string(role)
+		return mayNot(p, role)
 	case queue == "" && scope != nil:
 		return "this takes the role " + string(role) + " in every queue and for every kind"
 	case queue != "" && !scope.HasQueue(queue):
 		return "this takes the role " + string(role) + " in all of queue " + queue
 	}
 	return ""
+}
+
+// breakerInWords says where a breaker stands that is not closed, and what is done about it.
+func breakerInWords(name string, b *breaker.Status) string {
+	switch {
+	case b.Forced:
+		return name + " is closed off by " + b.ChangedBy + "."
+	case b.State == breaker.HalfOpen:
+		return name + " is being tried again."
+	case b.Since == nil:
+		return name + " is in trouble: dlqd waits for it."
+	}
+	return name + " has been in trouble since " + b.Since.UTC().Format("15:04 UTC") + ": dlqd waits for it."
 }
 
 // say is where queues and breakers stand, in words.
@@ -129,13 +142,8 @@ func (q *queues) say() string {
 	}
 	for i := range q.Breakers {
 		b := &q.Breakers[i]
-		switch {
-		case b.State == breaker.Open && b.Forced:
-			said = append(said, b.Label()+" is closed off by "+b.ChangedBy+".")
-		case b.State == breaker.Open && b.Since != nil:
-			said = append(said, b.Label()+" has been in trouble since "+b.Since.UTC().Format("15:04 UTC")+": dlqd waits for it.")
-		case b.State == breaker.HalfOpen:
-			said = append(said, b.Label()+" is being tried again.")
+		if b.State != breaker.Closed {
+			said = append(said, breakerInWords(b.Label(), &b.Status))
 		}
 	}
 	if len(said) == 0 && len(q.Breakers) > 0 {

@@ -2,6 +2,8 @@ package console
 
 import (
 	"net/http"
+
+	"github.com/dlqd/dlqd/internal/access"
 )
 
 // signingIn is the page on which one signs in.
@@ -15,7 +17,7 @@ func (c *Console) signIn(w http.ResponseWriter, r *http.Request, status int, why
 	in := c.request(r)
 	page := signingIn{To: "/", Why: why}
 	for _, to := range []string{r.URL.Query().Get("to"), r.PostFormValue("to")} {
-		if localPath(to) {
+		if access.LocalPath(to) {
 			page.To = to
 		}
 	}

@@ -257,6 +257,11 @@ func lasted(value any) string {
 	}
 }
 
+// digitsOf is a number as people type or copy it, without what separates its thousands.
+func digitsOf(text string) string {
+	return strings.NewReplacer(" ", "", ",", "", thin, "").Replace(text)
+}
+
 // thin is a thin space that does not break: what separates thousands.
 const thin = "\u202f"
 

@@ -19,9 +19,9 @@ type Change struct {
 	Value json.RawMessage `json:"value,omitempty" doc:"What is there instead."`
 }
 
-// payloadOf is the part of an event that patches are of: a message's payload as it is delivered, or the job's args where dlqd did
+// Payload is the part of an event that patches are of: a message's payload as it is delivered, or the job's args where dlqd did
 // not submit it.
-func payloadOf(jobKind string, event json.RawMessage) (json.RawMessage, error) {
+func Payload(jobKind string, event json.RawMessage) (json.RawMessage, error) {
 	if jobKind != message.JobKind {
 		return event, nil
 	}

@@ -84,7 +84,7 @@ func (p *Patch) Event(jobKind string, event json.RawMessage) (json.RawMessage, e
 	if err := json.Unmarshal(event, &fields); err != nil {
 		return nil, err
 	}
-	payload, err := payloadOf(jobKind, event)
+	payload, err := Payload(jobKind, event)
 	if err != nil {
 		return nil, err
 	}
@@ -334,8 +334,8 @@ func (p *Patch) sample(e *dbsqlc.EventsRow) Sample {
 		s.Problem = err.Error()
 	case !bytes.Equal(patched, e.Event):
 		s.Patched = patched
-		before, _ := payloadOf(e.JobKind, e.Event) // the patch applies to it
-		after, _ := payloadOf(e.JobKind, patched)
+		before, _ := Payload(e.JobKind, e.Event) // the patch applies to it
+		after, _ := Payload(e.JobKind, patched)
 		s.Changes = Changes(before, after)
 	}
 	return s

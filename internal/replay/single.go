@@ -45,7 +45,7 @@ func (r *Replayer) edit(ctx context.Context, id uuid.UUID, in *Single) (json.Raw
 	if err != nil || len(events) == 0 {
 		return in.Payload, nil, err
 	}
-	before, err := payloadOf(events[0].JobKind, events[0].Event)
+	before, err := Payload(events[0].JobKind, events[0].Event)
 	if err != nil {
 		return nil, nil, err
 	}
