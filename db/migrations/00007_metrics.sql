@@ -29,6 +29,9 @@ COMMENT ON COLUMN dlq.metrics_sample.took IS 'How long that took: the next one i
 COMMENT ON COLUMN dlq.metrics_sample.counters IS 'dlq.counters, by name and queue: times as [seconds, n of the first, how many of n, n + 1, …], the others by label. Apart from what changes each time, so that it is not written each time.';
 COMMENT ON COLUMN dlq.metrics_sample.sample IS 'The other numbers, by queue and class: see internal/metrics.';
 
+CREATE INDEX acts_policy ON dlq.acts (at) WHERE subject = 'policy';
+
 -- +goose Down
+DROP INDEX dlq.acts_policy;
 DROP TABLE dlq.metrics_sample;
 DROP TABLE dlq.counters;

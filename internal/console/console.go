@@ -79,6 +79,7 @@ func New(config Config) *Console {
 	c.action("/access/sessions", c.endSessions)
 	c.action("/access/tokens", c.changeTokens)
 	c.page("/policy", c.policy)
+	c.action("/policy", c.previewPolicy)
 	c.page("/docs", c.docs)
 	c.mux.HandleFunc("GET /docs/try", c.tryIt)
 	c.page("/system", c.system)
