@@ -25,9 +25,13 @@ COMMENT ON COLUMN dlq.metrics_sample.at IS 'When it was taken.';
 COMMENT ON COLUMN dlq.metrics_sample.took IS 'How long that took: the next one is not taken before twenty times as long.';
 COMMENT ON COLUMN dlq.metrics_sample.sample IS 'Numbers, by queue and class: see internal/metrics.';
 
+ALTER TABLE dlq.replay_runs ADD COLUMN forecast jsonb;
+COMMENT ON COLUMN dlq.replay_runs.forecast IS 'What a dry run foretold as it was started: entries, seconds, entries by queue, and what spoke against it. Null where SQL started it.';
+
 CREATE INDEX acts_policy ON dlq.acts (at) WHERE subject = 'policy';
 
 -- +goose Down
 DROP INDEX dlq.acts_policy;
+ALTER TABLE dlq.replay_runs DROP COLUMN forecast;
 DROP TABLE dlq.metrics_sample;
 DROP TABLE dlq.counters;
