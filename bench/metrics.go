@@ -14,34 +14,43 @@ import (
 
 	"github.com/dlqd/dlqd/internal/deadletter"
 	"github.com/dlqd/dlqd/internal/metrics"
+	"github.com/dlqd/dlqd/internal/metrics/metricstest"
 	"github.com/dlqd/dlqd/internal/policy"
 	"github.com/dlqd/dlqd/internal/postgres"
 )
 
-// metricsBench measures what a scrape and a sample cost with ten thousand open dead letters and with a million, and 300,000 jobs that
-// wait.
+// metricsBench measures what a scrape and a sample cost with the counters of years, of 20 queues and of as many as have counters of their
+// own; with ten thousand open dead letters and with a million, and 300,000 jobs that wait.
 func metricsBench(b *bench, scale float64) error {
 	p, err := policy.Load(policy.Source{Destination: "http://127.0.0.1:9"})
 	if err != nil {
 		return err
 	}
-	b.row("open", "jobs", "series", "bytes", "scrape: database ms, least", "median", "all of it ms, least", "median", "sample ms, least", "median", "count(*) ms")
+	b.row("queues", "open", "jobs", "series", "row: bytes", "stored", "WAL a sample", "where counters moved", "scrape: database ms, least", "median", "all of it ms, least", "median", "sample ms, least", "median", "count(*) ms")
 	return b.withPool(4, func(pool *pgxpool.Pool) error {
-		for _, open := range []int{int(10_000 * scale), int(1_000_000 * scale)} {
+		for _, of := range []measured{{20, int(10_000 * scale), int(300_000 * scale)}, {100, int(10_000 * scale), int(300_000 * scale)}, {100, int(1_000_000 * scale), int(300_000 * scale)}} {
 			if err := b.fresh(pool, true); err != nil {
 				return err
 			}
-			jobs := int(300_000 * scale)
-			if err := fillOpen(b.ctx, pool, open, jobs); err != nil {
+			if err := fillOpen(b.ctx, pool, of.open, of.jobs); err != nil {
 				return err
 			}
-			if err := measureMetrics(b, pool, p, open, jobs); err != nil {
+			if err := metricstest.FillCounters(b.ctx, pool, of.queues); err != nil {
+				return err
+			}
+			if _, err := pool.Exec(b.ctx, "VACUUM ANALYZE"); err != nil {
+				return err
+			}
+			if err := measureMetrics(b, pool, p, of); err != nil {
 				return err
 			}
 		}
 		return nil
 	})
 }
+
+// measured is what metrics are measured with: queues with counters, open dead letters, and jobs.
+type measured struct{ queues, open, jobs int }
 
 func fillOpen(ctx context.Context, pool *pgxpool.Pool, open, jobs int) error {
 	if _, err := pool.Exec(ctx, `INSERT INTO river_job (kind, args, queue, max_attempts, state) SELECT 'app', '{}', 'queue_' || i % 3, 5, 'available' FROM generate_series(1, $1) i`, jobs); err != nil {
@@ -57,7 +66,7 @@ func fillOpen(ctx context.Context, pool *pgxpool.Pool, open, jobs int) error {
 		_, err := tx.Exec(ctx, `INSERT INTO dlq.dead_letter_queue (id, status, stage, river_job_id, job_created_at, queue, kind, job_kind, priority, original_event, error_message, error_type, error_class, fingerprint, strategy, waiting_for, next_retry_at, first_failed_at, last_failed_at, created_at)
 			SELECT dlq.uuid_v7(), CASE WHEN i % 2 = 0 THEN 'dlq_manual' ELSE 'dlq_pending' END::dlq.dead_letter_status, 'open', 10000000 + i, now(), 'queue_' || i % 20, 'kind', 'noop', 2, '{}', 'connection refused', 'TYPE_' || i % 50,
 				(ARRAY['transient', 'rate_limited', 'outage', 'validation', 'malformed', 'unauthorized', 'not_found', 'business', 'code_bug'])[1 + (i / 20) % 9], 'group_' || i % 1000,
-				CASE WHEN i % 2 = 0 THEN 'manual' ELSE 'immediate' END::dlq.strategy, CASE WHEN i % 2 = 1 THEN 'automatic' END, CASE WHEN i % 2 = 1 THEN now() END, now(), now() FROM generate_series(1, $1)`, open)
+				CASE WHEN i % 2 = 0 THEN 'manual' ELSE 'immediate' END::dlq.strategy, CASE WHEN i % 2 = 1 THEN 'automatic' END, CASE WHEN i % 2 = 1 THEN now() END, now(), now(), now() FROM generate_series(1, $1) i`, open)
 		if err != nil {
 			return err
 		}
@@ -68,38 +77,62 @@ func fillOpen(ctx context.Context, pool *pgxpool.Pool, open, jobs int) error {
 	if err != nil {
 		return err
 	}
-	if _, err := pool.Exec(ctx, "SELECT dlq.rebuild_rollups()"); err != nil {
-		return err
-	}
-	_, err = pool.Exec(ctx, "VACUUM ANALYZE")
+	_, err = pool.Exec(ctx, "SELECT dlq.rebuild_rollups()")
 	return err
 }
 
-func measureMetrics(b *bench, pool *pgxpool.Pool, p *policy.Policy, open, jobs int) error {
+func measureMetrics(b *bench, pool *pgxpool.Pool, p *policy.Policy, of measured) error {
 	store := deadletter.NewStore(pool, postgres.DefaultSchemas())
+	sampler := &metrics.Sampler{Store: store, Schemas: postgres.DefaultSchemas()}
 	m := metrics.New()
 	m.WatchDatabase(store.DB(), func() *policy.Policy { return p }, quiet)
+	if err := sampler.Once(b.ctx); err != nil {
+		return err
+	}
+	// Something moves before each sample: a pace, as latencies do; and every other time a counter.
 	var samples, reads, scrapes []float64
-	series, size := 0, 0
-	for range 30 {
-		if _, err := pool.Exec(b.ctx, "DELETE FROM dlq.metrics_sample"); err != nil {
+	var logged [2][]float64
+	for i := range 30 {
+		change := "INSERT INTO dlq.paces (name, free_at) VALUES ('destination:shop', now()) ON CONFLICT (name) DO UPDATE SET free_at = now()"
+		if i%2 == 1 {
+			change = "UPDATE dlq.counters SET value = value + 1 WHERE queue = 'queue_1' AND label = '10'"
+		}
+		for _, sql := range []string{change, "UPDATE dlq.metrics_sample SET at = at - interval '1 hour'"} {
+			if _, err := pool.Exec(b.ctx, sql); err != nil {
+				return err
+			}
+		}
+		before, err := walPosition(b.ctx, pool)
+		if err != nil {
 			return err
 		}
 		start := time.Now()
-		if err := (&metrics.Sampler{Store: store, Schemas: postgres.DefaultSchemas()}).Once(b.ctx); err != nil {
+		if err := sampler.Once(b.ctx); err != nil {
 			return err
 		}
 		samples = append(samples, millisecondsSince(start))
+		after, err := walPosition(b.ctx, pool)
+		if err != nil {
+			return err
+		}
+		logged[i%2] = append(logged[i%2], after-before)
 	}
-	for range 200 {
+	series, size, stored := 0, 0, 0
+	if err := pool.QueryRow(b.ctx, "SELECT pg_column_size(counters) + pg_column_size(sample) FROM dlq.metrics_sample").Scan(&stored); err != nil {
+		return err
+	}
+	for range 100 {
 		start := time.Now()
 		var at, now time.Time
-		var sample []byte
-		if err := pool.QueryRow(b.ctx, "SELECT at, sample, clock_timestamp() FROM dlq.metrics_sample").Scan(&at, &sample, &now); err != nil { // as metrics.ReadSample does, which also decodes it
+		var counters, sample []byte
+		if err := pool.QueryRow(b.ctx, "SELECT at, counters, sample, clock_timestamp() FROM dlq.metrics_sample").Scan(&at, &counters, &sample, &now); err != nil { // as metrics.ReadSample does, which also decodes it
 			return err
 		}
 		reads = append(reads, millisecondsSince(start))
-		size = len(sample)
+		size = len(counters) + len(sample)
+		if _, err := pool.Exec(b.ctx, "UPDATE dlq.metrics_sample SET at = clock_timestamp()"); err != nil { // one that no scrape has read
+			return err
+		}
 		start = time.Now()
 		answer := httptest.NewRecorder()
 		m.Handler().ServeHTTP(answer, httptest.NewRequestWithContext(b.ctx, http.MethodGet, "/metrics", nil))
@@ -112,13 +145,23 @@ func measureMetrics(b *bench, pool *pgxpool.Pool, p *policy.Policy, open, jobs i
 		return err
 	}
 	counting := millisecondsSince(start)
-	cells := []any{thousands(float64(open)), thousands(float64(jobs)), series, size}
-	for _, of := range [][]float64{reads, scrapes, samples} {
-		slices.Sort(of)
-		cells = append(cells, fmt.Sprintf("%.2f", of[0]), fmt.Sprintf("%.2f", of[len(of)/2]))
+	cells := []any{of.queues, thousands(float64(of.open)), thousands(float64(of.jobs)), series, size, stored}
+	for _, bytes := range logged {
+		slices.Sort(bytes)
+		cells = append(cells, bytes[len(bytes)/2])
+	}
+	for _, times := range [][]float64{reads, scrapes, samples} {
+		slices.Sort(times)
+		cells = append(cells, fmt.Sprintf("%.2f", times[0]), fmt.Sprintf("%.2f", times[len(times)/2]))
 	}
 	b.row(append(cells, fmt.Sprintf("%.0f", counting))...)
 	return nil
+}
+
+// walPosition is how many bytes the server has written to its log.
+func walPosition(ctx context.Context, pool *pgxpool.Pool) (bytes float64, err error) {
+	err = pool.QueryRow(ctx, "SELECT (pg_current_wal_insert_lsn() - '0/0')::float8").Scan(&bytes)
+	return bytes, err
 }
 
 func millisecondsSince(since time.Time) float64 {

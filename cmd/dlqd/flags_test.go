@@ -243,9 +243,8 @@ func TestFlags_ofADatabase(t *testing.T) {
 func TestFlags_ofServe(t *testing.T) {
 	t.Parallel()
 	url := "--database-url=postgres://127.0.0.1:1/x"
-	refused(t, "--listen does nothing without --api", "serve", url, "--process", "--listen", "127.0.0.1:0")
-	refused(t, "--insecure does nothing without --api", "serve", url, "--dlq-workers", "--insecure")
-	refused(t, "--max-body-bytes does nothing without --api", "serve", url, "--dlq-workers", "--max-body-bytes", "7")
+	refused(t, "--insecure does nothing without --api or --listen", "serve", url, "--dlq-workers", "--insecure")
+	refused(t, "--max-body-bytes does nothing without --api", "serve", url, "--dlq-workers", "--listen", "127.0.0.1:0", "--max-body-bytes", "7")
 	for _, flag := range []string{"--allowed-host=a", "--allowed-origin=https://a", "--rate-limit=1/s", "--max-requests=7", "--max-connections=7", "--tls-cert=a", "--tls-key=a", "--tls-client-ca=a"} {
 		name, _, _ := strings.Cut(flag, "=")
 		refused(t, name+" does nothing without --api", "serve", url, "--process", flag) // TestDoor_… of internal/server

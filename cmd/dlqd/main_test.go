@@ -189,7 +189,7 @@ func TestCommands_overTheAPI(t *testing.T) {
 			ids = append(ids, e.ID)
 		}
 		return len(ids) == 4
-	}, 30*time.Second, 20*time.Millisecond)
+	}, 30*time.Second, 50*time.Millisecond)
 
 	list := ok(t, with("list", "--error-class", "validation", "--limit", "2")...)
 	require.Contains(t, list, "HTTP_422")

@@ -30,7 +30,7 @@ func TestMask_commands(t *testing.T) {
 	var id string
 	require.Eventually(t, func() bool {
 		return pool.QueryRow(t.Context(), "SELECT id::text FROM dlq.dead_letter_open").Scan(&id) == nil
-	}, time.Minute, 10*time.Millisecond)
+	}, time.Minute, 50*time.Millisecond)
 	hidden := []string{"kim@example.com", "4111 1111 1111 1111", "4111111111111111", "abcdefgh12345678"}
 	for _, command := range [][]string{
 		{"show", id}, {"show", id, "--json"}, {"list"}, {"list", "--json"}, {"export"}, {"export", "--format", "csv"}, {"audit"}, {"stats"}, {"stats", "groups"}, {"replay", "--queue", "q", "--dry-run", "--json"},

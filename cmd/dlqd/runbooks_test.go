@@ -709,7 +709,7 @@ func (p *patient) await(want, sql string) {
 		got.Reset()
 		got.WriteString(value)
 		return value == want || want == "t" && value == "true"
-	}, 60*time.Second, 20*time.Millisecond, "%s: %s, not %s\n%s", sql, &got, want, p.dlqd.log)
+	}, 60*time.Second, 50*time.Millisecond, "%s: %s, not %s\n%s", sql, &got, want, p.dlqd.log)
 }
 
 // block runs a block of a runbook, as the role that its first line names, and returns what it prints.

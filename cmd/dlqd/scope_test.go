@@ -164,7 +164,7 @@ func TestScope_commands(t *testing.T) {
 	require.Eventually(t, func() bool {
 		_, out := ask(admin, "/api/circuit-breakers", "")
 		return strings.Contains(out, "queue:pay_eu") && strings.Contains(out, "queue:mailqueue")
-	}, time.Minute, 20*time.Millisecond)
+	}, time.Minute, 50*time.Millisecond)
 
 	_, document := ask(admin, "/openapi.json", "")
 	var says struct {

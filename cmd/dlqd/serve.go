@@ -64,13 +64,18 @@ func newServe(hard context.Context) *cobra.Command {
 			if !config.API && !config.Process && !config.DLQWorkers {
 				config.API, config.Process, config.DLQWorkers = true, true, true
 			}
+			listens := config.API || cmd.Flags().Changed("listen")
+			if !listens {
+				config.Listen = nil
+			}
 			for _, part := range []struct {
 				runs  bool
 				what  string
 				flags []string
 			}{
-				{config.API, "without --api", []string{
-					"listen", "insecure", "max-body-bytes", "allowed-host", "allowed-origin", "rate-limit", "max-requests", "max-connections", "tls-cert", "tls-key", "tls-client-ca",
+				{config.API, "without --api", []string{"max-body-bytes"}},
+				{listens, "without --api or --listen", []string{
+					"insecure", "allowed-host", "allowed-origin", "rate-limit", "max-requests", "max-connections", "tls-cert", "tls-key", "tls-client-ca",
 				}},
 				{config.DLQWorkers, "without --dlq-workers", []string{"poll-interval"}},
 				{config.Process || config.DLQWorkers, "without --process and --dlq-workers", []string{"poll-only"}},
@@ -118,7 +123,7 @@ func newServe(hard context.Context) *cobra.Command {
 	flags.BoolVar(&config.API, "api", false, "serve the API")
 	flags.BoolVar(&config.Process, "process", false, "deliver messages")
 	flags.BoolVar(&config.DLQWorkers, "dlq-workers", false, "work on dead letters")
-	flags.StringArrayVar(&config.Listen, "listen", []string{server.DefaultListen}, "address of the API: host:port, or unix:PATH; may be given again")
+	flags.StringArrayVar(&config.Listen, "listen", []string{server.DefaultListen}, "address of the API: host:port, or unix:PATH; may be given again. Without --api, only if it is given: /metrics and health alone")
 	flags.BoolVar(&config.Insecure, "insecure", false, "listen where others than the machine's own users are, and ask nobody who they are")
 	flags.StringArrayVar(&config.Door.Hosts, "allowed-host", nil, "name under which the API may be asked for, beside localhost, loopback addresses, those of --listen and the address of the connection; may be given again")
 	flags.StringArrayVar(&config.Door.Origins, "allowed-origin", nil, "origin (https://console.example) of pages elsewhere that may use the API; may be given again")

@@ -124,7 +124,7 @@ func TestSessions_clientSecret(t *testing.T) {
 	require.Equal(t, http.StatusUnauthorized, status, body)
 	require.Eventually(t, func() bool {
 		return strings.Contains(s.log.String(), "a sign-in by the OpenID Connect provider is refused")
-	}, time.Minute, 10*time.Millisecond)
+	}, time.Minute, 50*time.Millisecond)
 	require.NotContains(t, body+s.log.String(), "of% the client")
 }
 

@@ -88,6 +88,7 @@ BEGIN
             WHEN 'assignee'      THEN CASE WHEN '' = ANY (v_words) THEN 'coalesce(e.assigned_to, '''')' ELSE 'e.assigned_to' END || v_among
             WHEN 'source'        THEN 'e.source' || v_among
             WHEN 'subscriberId'  THEN 'e.subscriber_id' || v_among
+            WHEN 'orderingKey'   THEN 'e.ordering_key' || v_among
             WHEN 'tags'          THEN 'e.tags @> dlq.filter_words($1, ''tags'')'
             WHEN 'ids'           THEN 'e.id = ANY (dlq.filter_words($1, ''ids'')::uuid[])'
             WHEN 'messageId'     THEN 'e.event_id' || v_among
@@ -105,15 +106,15 @@ BEGIN
         END;
         IF v_where IS NULL THEN
             RAISE EXCEPTION 'filter: there is no field %', v_key USING ERRCODE = 'DLQ04',
-                HINT = 'There are status, queue, kind, errorType, errorClass, errorCode, errorMessage, fingerprint, rule, strategy, waitingFor, failedIn, assignee, source, subscriberId, tags, ids, messageId, jobId, after, before, minAge, maxAge, minRetryCount, maxRetryCount, payload and payloadAt.';
+                HINT = 'There are status, queue, kind, errorType, errorClass, errorCode, errorMessage, fingerprint, rule, strategy, waitingFor, failedIn, assignee, source, subscriberId, orderingKey, tags, ids, messageId, jobId, after, before, minAge, maxAge, minRetryCount, maxRetryCount, payload and payloadAt.';
         END IF;
         -- Workers find these out when they file an entry.
         IF v_key IN ('errorType', 'errorClass', 'errorCode', 'fingerprint', 'rule', 'strategy', 'waitingFor') THEN
             v_where := v_where || ' AND e.stage <> ''inbox''';
         END IF;
         -- Who may not see a thing must not find it by asking, either.
-        IF v_key IN ('payload', 'payloadAt', 'subscriberId', 'tags') AND dlq.is_reader()
-            AND (CASE v_key WHEN 'payload' THEN 'original_event' WHEN 'payloadAt' THEN 'original_event' WHEN 'subscriberId' THEN 'subscriber_id' ELSE v_key END = ANY (dlq.hidden_columns()) OR dlq.mask(false) IS NOT NULL)
+        IF v_key IN ('payload', 'payloadAt', 'subscriberId', 'orderingKey', 'tags') AND dlq.is_reader()
+            AND (CASE v_key WHEN 'payload' THEN 'original_event' WHEN 'payloadAt' THEN 'original_event' WHEN 'subscriberId' THEN 'subscriber_id' WHEN 'orderingKey' THEN 'ordering_key' ELSE v_key END = ANY (dlq.hidden_columns()) OR dlq.mask(false) IS NOT NULL)
             OR v_key = 'errorMessage' AND 'error_message' = ANY (dlq.hidden_columns()) THEN
             RAISE EXCEPTION 'filter: you may not look for a %: it is sensitive', v_key USING ERRCODE = 'DLQ06', HINT = 'An operator may.';
         END IF;
@@ -154,9 +155,10 @@ DECLARE
     v_scope  constant jsonb := dlq.scope();
     v_mask   constant jsonb := dlq.mask();
     v_column constant text := CASE p_field WHEN 'queue' THEN 'queue' WHEN 'kind' THEN 'kind' WHEN 'errorClass' THEN 'error_class' WHEN 'errorType' THEN 'error_type' WHEN 'source' THEN 'source'
-        WHEN 'errorCode' THEN 'error_code' WHEN 'rule' THEN 'rule' WHEN 'assignee' THEN 'assigned_to' WHEN 'fingerprint' THEN 'fingerprint' WHEN 'tags' THEN 'tags' END;
+        WHEN 'errorCode' THEN 'error_code' WHEN 'rule' THEN 'rule' WHEN 'assignee' THEN 'assigned_to' WHEN 'fingerprint' THEN 'fingerprint' WHEN 'subscriberId' THEN 'subscriber_id'
+        WHEN 'orderingKey' THEN 'ordering_key' WHEN 'tags' THEN 'tags' END;
 BEGIN
-    IF v_column IS NULL OR v_column = 'tags' AND ('tags' = ANY (dlq.hidden_columns()) OR v_mask ?| '{where,patterns}') THEN
+    IF v_column IS NULL OR v_column IN ('subscriber_id', 'ordering_key', 'tags') AND (v_column = ANY (dlq.hidden_columns()) OR v_mask ?| '{where,patterns}') THEN
         RETURN;
     ELSIF v_column = 'fingerprint' AND (v_scope IS NULL OR NOT EXISTS (SELECT FROM jsonb_array_elements(v_scope) g WHERE coalesce(g -> 'kinds', '[]') <> '[]')) THEN
         RETURN QUERY

@@ -198,11 +198,11 @@ $$;
 COMMENT ON FUNCTION dlq.were_erased IS 'Which of these entries'' data was erased in the database.';
 
 -- A replay run names a person by its filter, its patch, its note: one that holds a value of the erasure''s filter, or that looked at
--- payloads, subscribers or tags and sent back an entry of theirs.
+-- payloads, subscribers, ordering keys or tags and sent back an entry of theirs.
 CREATE OR REPLACE FUNCTION dlq.erase_runs(p_filter jsonb, p_ids uuid[]) RETURNS integer
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    v_values text[] := ARRAY(SELECT DISTINCT v.value #>> '{}' FROM jsonb_path_query((SELECT coalesce(jsonb_object_agg(f.key, f.value), '{}') FROM jsonb_each(p_filter) f WHERE f.key IN ('payload', 'subscriberId', 'tags')), 'strict $.**') v (value)
+    v_values text[] := ARRAY(SELECT DISTINCT v.value #>> '{}' FROM jsonb_path_query((SELECT coalesce(jsonb_object_agg(f.key, f.value), '{}') FROM jsonb_each(p_filter) f WHERE f.key IN ('payload', 'subscriberId', 'orderingKey', 'tags')), 'strict $.**') v (value)
                              WHERE jsonb_typeof(v.value) IN ('string', 'number') AND length(v.value #>> '{}') > 2);
     v_runs   uuid[];
     v_live   integer;
@@ -210,15 +210,15 @@ DECLARE
 BEGIN
     v_runs := ARRAY(
         SELECT r.id FROM dlq.replay_runs r
-        WHERE (r.filter ?| '{payload,subscriberId,tags}' OR r.patch IS NOT NULL OR r.merge_patch IS NOT NULL OR r.note IS NOT NULL) AND r.filter ->> 'erased' IS NULL
+        WHERE (r.filter ?| '{payload,subscriberId,orderingKey,tags}' OR r.patch IS NOT NULL OR r.merge_patch IS NOT NULL OR r.note IS NOT NULL) AND r.filter ->> 'erased' IS NULL
           AND (EXISTS (SELECT FROM jsonb_path_query(jsonb_build_array(r.filter, r.patch, r.merge_patch), 'strict $.**') v (value)
                        WHERE jsonb_typeof(v.value) IN ('string', 'number') AND v.value #>> '{}' = ANY (v_values))
                OR EXISTS (SELECT FROM unnest(v_values) v WHERE position(v IN r.note) > 0)
-               OR ((r.filter ?| '{payload,subscriberId,tags}' OR r.patch IS NOT NULL OR r.merge_patch IS NOT NULL)
+               OR ((r.filter ?| '{payload,subscriberId,orderingKey,tags}' OR r.patch IS NOT NULL OR r.merge_patch IS NOT NULL)
                    AND EXISTS (SELECT FROM dlq.replay_run_entries e WHERE e.run_id = r.id AND e.entry_id = ANY (p_ids))))
         ORDER BY r.id FOR UPDATE);
     UPDATE dlq.replay_runs r SET
-        filter = r.filter - '{payload,subscriberId,tags}'::text[] || '{"erased": true}',
+        filter = r.filter - '{payload,subscriberId,orderingKey,tags}'::text[] || '{"erased": true}',
         patch = CASE WHEN r.patch IS NOT NULL THEN '{"erased": true}' END::jsonb, merge_patch = CASE WHEN r.merge_patch IS NOT NULL THEN '{"erased": true}' END::jsonb, note = NULL
     WHERE r.id = ANY (v_runs) AND r.status IN ('completed', 'cancelled'); -- a stopped one can go on
     SELECT count(*) INTO v_live FROM dlq.replay_runs r WHERE r.id = ANY (v_runs) AND r.status NOT IN ('completed', 'cancelled');
@@ -228,7 +228,7 @@ BEGIN
         WHERE a.id IS DISTINCT FROM dlq.approved() AND a.request ->> 'erased' IS NULL
           AND (EXISTS (SELECT FROM jsonb_path_query(a.request, 'strict $.**') v (value) WHERE jsonb_typeof(v.value) IN ('string', 'number') AND v.value #>> '{}' = ANY (v_values))
                OR EXISTS (SELECT FROM unnest(v_values) v WHERE position(v IN concat_ws(' ', a.note, a.decision, a.problem)) > 0)
-               OR (a.request ?| '{patch,mergePatch}' OR a.request -> 'filter' ?| '{payload,subscriberId,tags}') AND EXISTS (SELECT FROM dlq.approval_entries e WHERE e.approval_id = a.id AND e.entry_id = ANY (p_ids)))
+               OR (a.request ?| '{patch,mergePatch}' OR a.request -> 'filter' ?| '{payload,subscriberId,orderingKey,tags}') AND EXISTS (SELECT FROM dlq.approval_entries e WHERE e.approval_id = a.id AND e.entry_id = ANY (p_ids)))
         ORDER BY a.id FOR UPDATE
     ), blanked AS (
         UPDATE dlq.approvals a SET request = '{"erased": true}', note = NULL, decision = NULL, problem = NULL WHERE a.id IN (SELECT n.id FROM named n) AND a.ended_at IS NOT NULL RETURNING a.id
@@ -237,7 +237,7 @@ BEGIN
         UPDATE dlq.operations o SET filter = CASE WHEN o.filter IS NOT NULL THEN '{"erased": true}' END::jsonb, args = '{}', note = NULL
         WHERE EXISTS (SELECT FROM jsonb_path_query(jsonb_build_array(o.filter, o.args), 'strict $.**') v (value) WHERE jsonb_typeof(v.value) IN ('string', 'number') AND v.value #>> '{}' = ANY (v_values))
            OR EXISTS (SELECT FROM unnest(v_values) v WHERE position(v IN o.note) > 0)
-           OR o.filter ?| '{payload,subscriberId,tags}' AND o.id IN (SELECT t.operation FROM dlq.dead_letter_transitions t WHERE t.entry_id = ANY (p_ids) AND t.at >= dlq.closed_since(p_ids))
+           OR o.filter ?| '{payload,subscriberId,orderingKey,tags}' AND o.id IN (SELECT t.operation FROM dlq.dead_letter_transitions t WHERE t.entry_id = ANY (p_ids) AND t.at >= dlq.closed_since(p_ids))
     ) SELECT count(*) INTO v_asked FROM named n WHERE n.id NOT IN (SELECT b.id FROM blanked b);
     UPDATE dlq.group_marks m SET note = NULL WHERE EXISTS (SELECT FROM unnest(v_values) v WHERE position(v IN m.note) > 0);
     -- A view without its query would be of all entries.

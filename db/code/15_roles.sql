@@ -192,7 +192,7 @@ BEGIN
         USING v_ids, dlq.closed_since(v_ids), dlq.mask();
 END
 $$;
-COMMENT ON FUNCTION dlq.find IS 'Entries that a filter chooses: {"status": "dlq_manual", "kind": "payment.*", "errorType": ["TIMEOUT_ERROR"], "maxAge": "2 days", "payload": {"customer": "cus_81"}}. Other fields: queue, errorClass, errorCode, errorMessage (texts, all of them), fingerprint (or its first characters), rule, strategy, waitingFor, failedIn, assignee, source, subscriberId, tags, ids, messageId, jobId, after, before, minAge, minRetryCount, maxRetryCount, payloadAt ([{"path": ["customer", "id"], "values": ["cus_81"]}]). What the policy hides from the caller is null.';
+COMMENT ON FUNCTION dlq.find IS 'Entries that a filter chooses: {"status": "dlq_manual", "kind": "payment.*", "errorType": ["TIMEOUT_ERROR"], "maxAge": "2 days", "payload": {"customer": "cus_81"}}. Other fields: queue, errorClass, errorCode, errorMessage (texts, all of them), fingerprint (or its first characters), rule, strategy, waitingFor, failedIn, assignee, source, subscriberId, orderingKey, tags, ids, messageId, jobId, after, before, minAge, minRetryCount, maxRetryCount, payloadAt ([{"path": ["customer", "id"], "values": ["cus_81"]}]). What the policy hides from the caller is null.';
 
 CREATE OR REPLACE FUNCTION dlq.set_role_scope(p_role name, p_scope jsonb, p_note text DEFAULT NULL, p_actor text DEFAULT session_user) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$

@@ -1,7 +1,8 @@
 -- name: ReadSample :one
 -- All that a scrape asks the database: one row, whatever the backlog; and of that one the sample only where it is not the one of known_at,
--- which the process has already.
-SELECT s.at, coalesce(CASE WHEN s.at <> @known_at::timestamptz THEN s.sample END, 'null')::json AS sample, clock_timestamp()::timestamptz AS now FROM dlq.metrics_sample s;
+-- which the process has already. Where there is none (yet, or after a crash), the known one is still the last.
+SELECT coalesce(s.at, @known_at)::timestamptz AS at, coalesce(s.counters, 'null')::json AS counters, coalesce(s.sample, 'null')::json AS sample, clock_timestamp()::timestamptz AS now
+FROM (SELECT) one LEFT JOIN (SELECT m.at, CASE WHEN m.at <> @known_at THEN m.counters END AS counters, CASE WHEN m.at <> @known_at THEN m.sample END AS sample FROM dlq.metrics_sample m) s ON true;
 
 -- name: SampleDue :one
 -- Whether a sample is to be taken, and no other process is at it. The lock is held until the transaction ends.
@@ -9,13 +10,14 @@ SELECT (NOT EXISTS (SELECT FROM dlq.metrics_sample s WHERE s.at > clock_timestam
         AND pg_try_advisory_xact_lock(hashtextextended('dlq.metrics_sample', 0)))::boolean AS due;
 
 -- name: WriteSample :exec
--- Where nothing has changed, a write each time would be for nothing.
-INSERT INTO dlq.metrics_sample AS s (at, took, sample) VALUES (clock_timestamp(), @took::interval, @sample::json)
-ON CONFLICT (one) DO UPDATE SET at = excluded.at, took = excluded.took, sample = excluded.sample
-WHERE s.sample::text <> excluded.sample::text OR s.at < clock_timestamp() - @unchanged::interval;
+-- Where nothing has changed, a write each time would be for nothing; and a value that is set to itself stays where it is, out of line.
+INSERT INTO dlq.metrics_sample AS s (at, took, counters, sample) VALUES (clock_timestamp(), @took::interval, @counters::json, @sample::json)
+ON CONFLICT (one) DO UPDATE SET at = excluded.at, took = excluded.took, sample = excluded.sample,
+    counters = CASE WHEN s.counters::text = excluded.counters::text THEN s.counters ELSE excluded.counters END
+WHERE s.sample::text <> excluded.sample::text OR s.counters::text <> excluded.counters::text OR s.at < clock_timestamp() - @unchanged::interval;
 
 -- name: Counters :many
-SELECT name, queue, label, value FROM dlq.counters ORDER BY name, queue, label;
+SELECT name, queue, array_agg(label)::text[] AS labels, array_agg(value)::float8[] AS values FROM dlq.counters GROUP BY name, queue ORDER BY name, queue;
 
 -- name: OpenEntries :many
 -- Open entries that are filed, from the rollup: exact as of its last refresh, however many there are.

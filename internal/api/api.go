@@ -121,6 +121,8 @@ type Config struct {
 	Ready  func() error
 	Reach  func(ctx context.Context) error
 	Idle   func() error
+	// StatusOnly serves how the process is, and nothing else: see statusPaths.
+	StatusOnly bool
 	// LogLevel is what this process logs; nil where it cannot be changed.
 	LogLevel *slog.LevelVar
 	// Examine makes doctor's checks.
@@ -153,7 +155,24 @@ func New(config Config) http.Handler {
 	}
 	config.Door.Refused = config.Metrics.Refused
 	s, mux, _ := build(config)
-	return cutOffUnread(door.Guard(config.Door, s.signIn(door.Limit(config.Door, mux))), cmp.Or(config.WriteTimeout, DefaultWriteTimeout))
+	var served http.Handler = mux
+	if config.StatusOnly {
+		served = statusOnly(mux)
+	}
+	return cutOffUnread(door.Guard(config.Door, s.signIn(door.Limit(config.Door, served))), cmp.Or(config.WriteTimeout, DefaultWriteTimeout))
+}
+
+// statusPaths are what a process without the API serves.
+var statusPaths = []string{"/metrics", "/livez", "/readyz", "/api/health", "/api/log-level"}
+
+func statusOnly(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if !slices.Contains(statusPaths, r.URL.Path) {
+			door.Problem(w, http.StatusNotFound, "this dlqd runs without --api: it serves "+strings.Join(statusPaths, ", ")+" alone")
+			return
+		}
+		next.ServeHTTP(w, r)
+	})
 }
 
 // client names who makes a request, for limits: who signed in or, where nobody is asked, the peer.

@@ -33,6 +33,8 @@ type Runner struct {
 	Replayer *replay.Replayer
 	Archive  *archive.Archive // nil: there is none
 	Logger   *slog.Logger
+	// Observe is told of everything that was carried out, or could not be: how long it took, and its error. Nil for nobody.
+	Observe func(took time.Duration, err error)
 }
 
 // Loop keeps carrying out what was approved.
@@ -90,7 +92,11 @@ func (r *Runner) RunOnce(ctx context.Context) (worked bool, err error) {
 func (r *Runner) carryOut(ctx context.Context, a *dbsqlc.TakeRow) error {
 	ctx = deadletter.WithOrigin(ctx, a.Origin+", approved by "+a.DecidedBy)
 	ctx = deadletter.WithApproval(postgres.WithScope(ctx, a.Scope), a.ID)
+	start := time.Now()
 	end, err := r.do(ctx, a)
+	if r.Observe != nil && (err == nil || ctx.Err() == nil) {
+		r.Observe(time.Since(start), err)
+	}
 	var refused *deadletter.MoveError
 	if errors.As(err, &refused) || errors.Is(err, errRequest) || postgres.IsRefusal(err) {
 		r.Logger.Warn("what was approved could not be done", "approval", a.ID, "error", err)

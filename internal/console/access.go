@@ -60,9 +60,10 @@ func whereInWords(queues, kinds, sources []string) string {
 
 func (c *Console) access(in *request) (*view, error) {
 	me := in.me()
-	a := &accessPage{Admin: me.MayEverywhere(access.Admin), Why: whyNot(me, access.Admin, ""), Roles: rolesInWords(), Copies: []copyText{
-		{"a command", "dlqd whoami; dlqd sessions; dlqd tokens list"}, {"curl", "curl -s $DLQD_URL/api/whoami; curl -s $DLQD_URL" + api.SessionsPath + "; curl -s $DLQD_URL" + api.TokensPath},
-	}}
+	a := &accessPage{Admin: me.MayEverywhere(access.Admin), Why: whyNot(me, access.Admin, ""), Roles: rolesInWords(), Copies: copies("dlqd whoami; dlqd sessions", "", in.curl("/api/whoami", api.SessionsPath))}
+	if a.Admin {
+		a.Copies = copies("dlqd whoami; dlqd sessions; dlqd tokens list", "", in.curl("/api/whoami", api.SessionsPath, api.TokensPath))
+	}
 	if err := in.get("/api/whoami", nil, &a.Me); err != nil {
 		return nil, err
 	}

@@ -98,6 +98,9 @@ type approvals struct {
 	Copies   []copyText
 }
 
+// approvalColumns are those of dlq.approvals that nothing hides from anybody who may read the table.
+const approvalColumns = "id, operation, state, entries, by_queue, actor, requested_at, expires_at, decided_by, decided_at, changed, outcome"
+
 func (c *Console) approvals(in *request) (*view, error) {
 	var list struct {
 		Approvals []*approval.Approval `json:"approvals"`
@@ -105,7 +108,7 @@ func (c *Console) approvals(in *request) (*view, error) {
 	if err := in.get(api.ApprovalsPath, nil, &list); err != nil {
 		return nil, err
 	}
-	p := &approvals{Copies: []copyText{{"a command", "dlqd approvals list"}, {"SQL", "SELECT * FROM dlq.approvals ORDER BY requested_at DESC;"}, {"curl", "curl -s $DLQD_URL" + api.ApprovalsPath}}}
+	p := &approvals{Copies: copies("dlqd approvals", "SELECT "+approvalColumns+" FROM dlq.approvals ORDER BY id DESC;", in.curl(api.ApprovalsPath))}
 	mine := 0
 	for _, a := range list.Approvals {
 		if a.State != approval.Requested {
@@ -178,7 +181,7 @@ func (c *Console) approval(in *request) (*view, error) {
 		}
 	}
 	id := a.ID.String()
-	a.Copies = []copyText{{"a command", "dlqd approvals show " + id}, {"SQL", "SELECT * FROM dlq.approvals WHERE id = '" + id + "';"}, {"curl", "curl -s $DLQD_URL" + path}} //nolint:unqueryvet // for people
+	a.Copies = copies("dlqd approvals show "+id, "SELECT "+approvalColumns+" FROM dlq.approvals WHERE id = '"+id+"';", in.curl(path))
 	return &view{Template: "approval", Title: a.Verb() + " " + plural(a.Entries, "dead letter"), Data: a, Every: approvalsEvery}, nil
 }
 

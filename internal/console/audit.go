@@ -97,12 +97,7 @@ func (c *Console) audit(in *request) (*view, error) {
 	if err != nil {
 		return nil, err
 	}
-	a.Copies = []copyText{
-		{"a command", strings.Join(flags, " ")},
-		{"SQL", "SELECT * FROM dlq.audit('" + strings.ReplaceAll(string(raw), "'", "''") + "', " + listPage + ");"}, //nolint:unqueryvet // for people
-		{"curl", "curl -s " + shellQuoted("$DLQD_URL/api/dlq/audit?"+query.Encode())},
-	}
-	a.Copies[2].Text = strings.Replace(a.Copies[2].Text, "'$DLQD_URL", "$DLQD_URL'", 1)
+	a.Copies = copies(strings.Join(append(flags, "--limit "+listPage), " "), "SELECT * FROM dlq.audit("+sqlQuoted(string(raw))+", "+listPage+");", in.curl("/api/dlq/audit?"+query.Encode())) //nolint:unqueryvet // for people
 	v := &view{Template: "audit", Title: "Audit", Data: a, Every: auditEvery}
 	if cursor := asked.Get("cursor"); cursor != "" {
 		query.Set("cursor", cursor)

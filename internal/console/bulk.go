@@ -181,24 +181,47 @@ func (b *bulk) look(in *request) error {
 		b.Total, b.ByQueue, b.ByType = answer.Chosen, shares(answer.ByQueue), shares(answer.ByType)
 	}
 	b.Typed = b.Total > in.console.Policy().Access.ExpectAbove && !slices.Contains([]string{"assign", "tag", "note"}, b.Verb.Name)
-	b.Copies = b.copies()
+	b.Copies = b.copies(in, body)
 	return nil
 }
 
-// copies are how the same is done elsewhere.
-func (b *bulk) copies() []copyText {
-	words := shellQuoted(b.Query)
-	if !b.All {
-		words = strings.Join(b.IDs, " ")
+// copies are how the same is looked at elsewhere; without --dry-run, the command does it.
+func (b *bulk) copies(in *request, body map[string]any) []copyText {
+	command, filter := "dlqd "+b.Verb.Name, in.filterJSON(b.Query)
+	switch {
+	case !b.All:
+		command, filter = command+" --id "+shellQuoted(strings.Join(b.IDs, ",")), jsonOf(map[string]any{"ids": b.IDs})
+	case b.everything():
+		command += " --all"
+	default:
+		command += " " + shellQuoted(b.Query)
 	}
-	verb := b.Verb.Name
-	if b.All {
-		verb += "-all"
-		if b.Verb.Name == "replay" {
-			verb = "replay"
+	for _, flag := range []struct{ name, field string }{
+		{"rate", "rate"}, {"concurrency", "concurrency"}, {"stop-at", "stopAt"}, {"to-destination", "destination"}, {"to", "assignee"}, {"note", "note"},
+	} {
+		if value := strings.TrimSpace(b.Form.Get(flag.field)); value != "" {
+			command += " --" + flag.name + " " + shellQuoted(value)
 		}
 	}
-	return []copyText{{"a command", "dlqd " + verb + " " + words}}
+	if tags, ok := body["tags"].([]string); ok {
+		command += " --add " + shellQuoted(strings.Join(tags, ","))
+	}
+	if b.Form.Get("order") == "newest" {
+		command += " --newest-first"
+	}
+	if b.Form.Get("force") != "" {
+		command += " --force"
+	}
+	if b.Verb.Name == "note" {
+		command = "" // there is none for many
+	} else {
+		command += " --dry-run"
+	}
+	chosen := sqlQuoted(filter)
+	if b.Verb.Name == "replay" {
+		chosen = "dlq.replayable(" + chosen + ")"
+	}
+	return copies(command, "SELECT * FROM dlq.preview("+chosen+");", in.curlPost(b.path(), body)) //nolint:unqueryvet // for people
 }
 
 // bulkPreview shows what would happen before it does.

@@ -197,7 +197,13 @@ func (o *office) submit(queue, id, kind string, payload any) {
 	o.Helper()
 	body, err := json.Marshal(map[string]any{"messageId": id, "queue": queue, "kind": kind, "payload": payload})
 	require.NoError(o, err)
-	request, err := http.NewRequestWithContext(o.Context(), http.MethodPost, o.base+"/api/messages", strings.NewReader(string(body)))
+	o.post(string(body))
+}
+
+// post submits a message, as it is written.
+func (o *office) post(body string) {
+	o.Helper()
+	request, err := http.NewRequestWithContext(o.Context(), http.MethodPost, o.base+"/api/messages", strings.NewReader(body))
 	require.NoError(o, err)
 	request.Header.Set("Content-Type", "application/json")
 	response, err := http.DefaultClient.Do(request)

@@ -2,8 +2,10 @@ package console
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"net/url"
 	"slices"
 	"strings"
@@ -25,6 +27,9 @@ type letter struct {
 
 	Sentence string
 	Payload  json.RawMessage // what is shown and edited: the message's payload, or the job's args
+	Headers  []header        // of the message
+	RuleAt   string          // where the policy in force has its rule, as file and line; "" where it has none of that name
+	Earlier  bool            // another version of the policy decided
 	Attempts []attempt
 	Actions  []verb
 	Frames   []stackFrame
@@ -46,8 +51,8 @@ func (l *letter) CanEdit() bool {
 	return l.Operator && !l.Revealed && !l.Hidden && len(l.Payload) <= maxShown && (l.Status == deadletter.Pending || l.Status == deadletter.Manual || l.Status == deadletter.Failed)
 }
 
-// copyText is what one copies to do or see the same elsewhere.
-type copyText struct{ Name, Text string }
+// header is one of the message's headers, which a delivery sends as they are.
+type header struct{ Name, Value string }
 
 // attempt is one try of the work: newest first, and the next one that is due before them.
 type attempt struct {
@@ -77,7 +82,8 @@ func (c *Console) deadLetter(in *request) (*view, error) {
 
 func newLetter(in *request, detail *api.EntryDetail) *letter {
 	l := &letter{EntryDetail: *detail, Operator: in.me().May(access.Operator)}
-	l.Payload = payloadOf(detail)
+	l.Payload, l.Headers = payloadOf(detail)
+	l.askPolicy(in.console.Policy())
 	l.Sentence = sentenceOf(&detail.Entry)
 	l.Attempts = attemptsOf(&detail.Entry)
 	l.Actions = verbsOf(detail.Status, mayNot(in.me(), access.Operator))
@@ -90,24 +96,59 @@ func newLetter(in *request, detail *api.EntryDetail) *letter {
 	l.Curl = l.curl(in.console.Policy())
 	l.RiverUI = in.console.RiverUI
 	id := detail.ID.String()
-	l.Copies = []copyText{
-		{"a command", "dlqd show " + id},
-		{"SQL", "SELECT * FROM dlq.dead_letter_queue WHERE id = '" + id + "';"}, //nolint:unqueryvet // for people
-		{"curl", "curl -s $DLQD_URL/api/dlq/entries/" + id},
-	}
+	l.Copies = copies("dlqd show "+id, fmt.Sprintf(`SELECT * FROM dlq.find('{"ids": [%[1]q]}'); SELECT * FROM dlq.audit('{"entryId": %[1]q}');`, id), in.curl("/api/dlq/entries/"+id)) //nolint:unqueryvet // for people
 	return l
 }
 
-// payloadOf is what people call the payload: of a message what was submitted, of another job its args.
-func payloadOf(e *api.EntryDetail) json.RawMessage {
+// askPolicy looks up what the policy in force says of the rule that chose the strategy.
+func (l *letter) askPolicy(p *policy.Policy) {
+	if l.Rule == nil {
+		return
+	}
+	l.Earlier = l.ConfigVersion != nil && *l.ConfigVersion != p.Version()
+	for i := range p.Routing.Rules {
+		if p.Routing.Rules[i].Name == *l.Rule {
+			l.RuleAt = p.Place(p.Where("dlq-routing", fmt.Sprintf("rules[%d]", i)))
+		}
+	}
+}
+
+// payloadOf is what people call the payload, and the headers beside it: of a message what was submitted, of another job its args.
+func payloadOf(e *api.EntryDetail) (json.RawMessage, []header) {
 	event := e.OriginalEvent
 	if len(e.EditedEvent) > 0 && string(e.EditedEvent) != "null" {
 		event = e.EditedEvent
 	}
-	if payload, err := replay.Payload(e.JobKind, event); err == nil && json.Valid(payload) { // what is masked is perhaps none
-		return payload
+	payload, err := replay.Payload(e.JobKind, event)
+	if err != nil || e.JobKind != message.JobKind {
+		return event, nil
 	}
-	return event
+	var message struct {
+		Payload json.RawMessage `json:"payload"`
+		Headers json.RawMessage `json:"headers"`
+	}
+	_ = json.Unmarshal(event, &message) // replay.Payload has read it
+	if !json.Valid(payload) {           // the text of it is masked whole, where something of it is
+		payload = json.RawMessage(cmp.Or(string(message.Payload), string(event)))
+	}
+	return payload, headersOf(message.Headers)
+}
+
+// headersOf reads headers, which are texts; whatever else stands there is shown as it is.
+func headersOf(raw json.RawMessage) []header {
+	var of map[string]json.RawMessage
+	if json.Unmarshal(raw, &of) != nil {
+		return nil
+	}
+	list := make([]header, 0, len(of))
+	for _, name := range slices.Sorted(maps.Keys(of)) {
+		var value string
+		if json.Unmarshal(of[name], &value) != nil {
+			value = string(of[name])
+		}
+		list = append(list, header{name, value})
+	}
+	return list
 }
 
 func sentenceOf(e *deadletter.Entry) string {
@@ -191,9 +232,26 @@ func attemptsOf(e *deadletter.Entry) []attempt {
 	}
 	slices.Reverse(list)
 	if e.Status == deadletter.Pending && e.NextRetryAt != nil {
-		list = append([]attempt{{At: *e.NextRetryAt, Title: "next look", Due: true}}, list...)
+		list = append([]attempt{{At: *e.NextRetryAt, Title: dueOf(e), Due: true}}, list...)
 	}
 	return list
+}
+
+// dueOf is what comes next of an entry that waits for a time: it is sent back where its strategy says so, and looked at where something else
+// has to be so as well.
+func dueOf(e *deadletter.Entry) string {
+	what := fmt.Sprintf("redelivery %d of %d", e.DLQRetryCount+1, e.DLQMaxRetries)
+	switch {
+	case e.Strategy == nil:
+		return "first look: its class and strategy are decided"
+	case e.WaitingFor != nil && *e.WaitingFor == "automatic":
+		return what + ", if automatic redelivery is on by then"
+	case e.WaitingFor != nil && *e.WaitingFor == "order":
+		return "next look for " + what + ", which waits for those before it"
+	case e.WaitingFor != nil && *e.WaitingFor != "pace" || *e.Strategy == "conditional":
+		return "next look for " + what + ", once its conditions hold"
+	}
+	return what
 }
 
 // movesFrom says from which statuses a person may make a move. The API decides: this is what a page says beforehand.
@@ -269,6 +327,10 @@ func (l *letter) curl(p *policy.Policy) string {
 	if destination == nil {
 		return ""
 	}
-	return fmt.Sprintf("curl -X POST %s \\\n  -H 'Content-Type: application/json' -H %s -H %s -H %s \\\n  --data-binary %s",
-		shellQuoted(destination.ShownURL()), shellQuoted(fmt.Sprint("Webhook-Id: ", deref(l.EventID))), shellQuoted("Dlqd-Kind: "+l.Kind), shellQuoted("Dlqd-Queue: "+l.Queue), shellQuoted(string(l.Payload)))
+	headers := []header{{"Content-Type", "application/json"}, {"Webhook-Id", fmt.Sprint(deref(l.EventID))}, {"Dlqd-Kind", l.Kind}, {"Dlqd-Queue", l.Queue}, {"Dlqd-Entry-Id", l.ID.String()}}
+	lines := []string{"curl -X POST " + shellQuoted(destination.ShownURL())}
+	for _, h := range slices.Concat(l.Headers, headers) {
+		lines = append(lines, "-H "+shellQuoted(h.Name+": "+h.Value))
+	}
+	return strings.Join(append(lines, "--data-binary "+shellQuoted(string(l.Payload))), " \\\n  ")
 }

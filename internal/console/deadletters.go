@@ -11,7 +11,6 @@ import (
 	"github.com/dlqd/dlqd/internal/access"
 	"github.com/dlqd/dlqd/internal/api"
 	"github.com/dlqd/dlqd/internal/deadletter"
-	"github.com/dlqd/dlqd/internal/filter"
 	"github.com/dlqd/dlqd/internal/savedview"
 )
 
@@ -129,21 +128,8 @@ func (c *Console) deadLetters(in *request) (*view, error) {
 		l.First = in.with("cursor", "")
 		v.Every = 0 // what is further back does not change by itself
 	}
-	l.Copies = []copyText{
-		{"a command", "dlqd list " + shellQuoted(l.Query)},
-		{"SQL", "SELECT * FROM dlq.find(" + sqlQuoted(l.json(in)) + ");"}, //nolint:unqueryvet // for people
-		{"curl", "curl -sG $DLQD_URL/api/dlq/entries --data-urlencode q=" + shellQuoted(l.Query)},
-	}
+	l.Copies = in.listCopies(l.Query, l.Order == "oldest", listPage)
 	return v, nil
-}
-
-// json is the list's filter as SQL takes it.
-func (l *list) json(in *request) string {
-	f, err := filter.Parse(l.Query, in.me().Name)
-	if err != nil {
-		return "{}" // the API has understood it
-	}
-	return string(f.JSON())
 }
 
 // saveView keeps a list as a view.
@@ -173,9 +159,6 @@ func (c *Console) deleteView(in *request) (*done, error) {
 	return &done{To: "/dead-letters", Flash: flash{Text: "The view " + in.PathValue("name") + " is gone."}}, nil
 }
 
-// sqlQuoted is a text as a literal of SQL.
-func sqlQuoted(text string) string { return "'" + strings.ReplaceAll(text, "'", "''") + "'" }
-
 // with is the page's address with one thing otherwise.
 func (in *request) with(name, value string) string {
 	query := in.URL.Query()
@@ -187,6 +170,3 @@ func (in *request) with(name, value string) string {
 	address := url.URL{Path: in.URL.Path, RawQuery: query.Encode()}
 	return address.String()
 }
-
-// shellQuoted is a text as a shell takes it for one word.
-func shellQuoted(text string) string { return "'" + strings.ReplaceAll(text, "'", `'\''`) + "'" }

@@ -175,7 +175,7 @@ func (o *apiOperation) complete(schemas map[string]*apiSchema) {
 	if o.Method != http.MethodGet {
 		o.Curl += " -X " + o.Method
 	}
-	o.Curl += ` -H "Authorization: Bearer $DLQD_TOKEN" "$DLQD_URL` + strings.NewReplacer("{", "$", "}", "").Replace(o.Path) + `"`
+	o.Curl += ` -H "Authorization: Bearer $DLQD_TOKEN" "$DLQD_API` + strings.NewReplacer("{", "$", "}", "").Replace(o.Path) + `"`
 	if o.RequestBody != nil {
 		content := o.RequestBody.Content["application/json"]
 		o.Fields = fieldsOf(content.Schema, schemas)
@@ -238,12 +238,13 @@ type docs struct {
 	Tags     []apiTag
 	Count    int
 	SignedIn bool
+	Copies   []copyText
 }
 
 // docs is the API's description. It is for everybody: of who has not signed in it shows nothing, and nothing of what there is.
 func (c *Console) docs(in *request) (*view, error) {
 	me := in.me()
-	d := &docs{Query: strings.TrimSpace(in.URL.Query().Get("q")), SignedIn: me.Name != "" || len(me.Grants) > 0}
+	d := &docs{Query: strings.TrimSpace(in.URL.Query().Get("q")), SignedIn: me.Name != "" || len(me.Grants) > 0, Copies: copies("dlqd openapi", "", in.curl("/openapi.yaml"))}
 	in.frame.Bare = !d.SignedIn
 	tags, info, err := c.described.read(in)
 	if err != nil {

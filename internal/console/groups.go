@@ -67,19 +67,9 @@ func (c *Console) groups(in *request) (*view, error) {
 			g.Sentence += " " + plural(regressed, "is", "are") + " back after being marked as fixed."
 		}
 	}
-	g.Copies = []copyText{{"a command", strings.TrimSpace("dlqd groups " + flagsOf(query))}, {"SQL", "SELECT * FROM dlq.groups();"}, {"curl", "curl -s \"$DLQD_URL/api/dlq/groups?" + query.Encode() + `"`}}
+	query.Del("cursor")
+	g.Copies = in.groupCopies(query)
 	return v, nil
-}
-
-// flagsOf are a query's values as the flags of a command.
-func flagsOf(query url.Values) string {
-	var flags []string
-	for _, name := range []string{"queue", "status", "owner", "order", "over"} {
-		if value := query.Get(name); value != "" {
-			flags = append(flags, "--"+name+" "+shellQuoted(value))
-		}
-	}
-	return strings.Join(flags, " ")
 }
 
 type groupPage struct {
@@ -121,11 +111,10 @@ func (c *Console) group(in *request) (*view, error) {
 		}
 	}
 	g.Sentence = groupSentence(&detail.Group)
-	g.Copies = []copyText{
-		{"a command", "dlqd groups show " + shellQuoted(detail.Queue) + " " + detail.Fingerprint},
-		{"its entries", "dlqd list " + shellQuoted(g.Query)},
-		{"curl", "curl -s $DLQD_URL" + path},
-	}
+	chosen := sqlQuoted(jsonOf(map[string]string{"queue": detail.Queue, "fingerprint": detail.Fingerprint}))
+	of := sqlQuoted(detail.Queue) + ", " + sqlQuoted(detail.Fingerprint)
+	g.Copies = copies("dlqd groups show "+shellQuoted(detail.Queue)+" "+shellQuoted(detail.Fingerprint)+" --over 7d",
+		"SELECT * FROM dlq.groups("+chosen+", p_over => '7 days'); SELECT * FROM dlq.group_shares("+of+"); SELECT dlq.group_entries("+of+");", in.curl(path+"?over=7d")) //nolint:unqueryvet // for people
 	return &view{Template: "group", Title: "Group " + short(detail.Fingerprint), Data: g, Every: groupsEvery, Section: "/groups"}, nil
 }
 

@@ -38,6 +38,7 @@ func (c *Console) operation(in *request) (*view, error) {
 	}
 	o.Sentence = fmt.Sprintf("%s: %s changed %s of %s.", upper(o.Action), o.Actor, number(o.Changed), plural(o.Looked, "dead letter"))
 	o.CanUndo = o.Action != "undo" && o.Action != "purge" && o.Action != "reopen" && in.me().May(access.Operator)
-	o.Copies = []copyText{{"a command", "dlqd undo " + o.ID.String()}, {"curl", "curl -s $DLQD_URL" + path}}
+	id := o.ID.String()
+	o.Copies = copies("dlqd operation "+id, "SELECT * FROM dlq.operation('"+id+"'); SELECT * FROM dlq.operation_entries('"+id+"');", in.curl(path)) //nolint:unqueryvet // for people
 	return &view{Template: "operation", Title: "What was done", Data: o, Section: "/audit"}, nil
 }

@@ -34,6 +34,7 @@ type overview struct {
 	Approvals []*approval.Approval
 	Oldest    []analytics.Oldest
 	AsOf      time.Time
+	Copies    []copyText
 }
 
 // waiting is how many entries wait for something.
@@ -50,7 +51,8 @@ func (c *Console) overview(in *request) (*view, error) {
 		v.Template, v.Data, v.Every = "nothing", in.me(), 0
 		return v, nil
 	}
-	o := &overview{}
+	o := &overview{Copies: copies("dlqd stats --over 24h", "SELECT * FROM dlq.stats('24 hours'); SELECT * FROM dlq.flow('24 hours', 'class'); SELECT * FROM dlq.top_groups('24 hours', p_limit => 8); SELECT * FROM dlq.oldest_entries(1);", //nolint:unqueryvet // for people
+		in.curl("/api/dlq/stats", "/api/dlq/analytics/flow?over=24h&by=class", "/api/dlq/analytics/groups?over=24h&limit=8", "/api/dlq/analytics/oldest?limit=1"))}
 	if err := in.get("/api/dlq/stats", nil, &o.Stats); err != nil {
 		return nil, err
 	}

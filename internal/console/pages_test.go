@@ -11,10 +11,10 @@ import (
 // pages are the console's pages, on what seed has left behind.
 func pages(o *office, id, group string) []string {
 	o.Helper()
-	run := o.count(`SELECT count(*) FROM dlq.replay_runs`)
 	list := []string{}
-	if run > 0 {
-		list = append(list, "/replays/"+o.text("SELECT id::text FROM dlq.replay_runs LIMIT 1"))
+	for _, of := range []string{"/replays/", "/approvals/", "/operations/"} {
+		table := map[string]string{"/replays/": "replay_runs", "/approvals/": "approvals", "/operations/": "operations"}[of]
+		list = append(list, of+o.text("SELECT id::text FROM dlq."+table+" ORDER BY id LIMIT 1"))
 	}
 	return append(list,
 		"/", "/dead-letters", listOf("status:manual"), listOf("queue:"), "/dead-letters/"+id, "/dead-letters/nobody", "/bulk?all=1&q=status:manual", "/bulk?all=1&do=replay&q=status:manual",
@@ -31,6 +31,15 @@ func seed(o *office) {
 	o.entry("seed-manual", "dlq_manual")
 	o.entry("seed-gone", "dlq_manual")
 	o.exec("SELECT dlq.discard(id, 'kim', 'not wanted') FROM dlq.dead_letter_queue WHERE event_id = 'seed-gone'")
+	o.doAll("kim", "seen", `{"kind": "report.daily"}`)
+}
+
+// doAll has somebody note something on many, ask for a second person to discard them, and begin to replay them.
+func (o *office) doAll(actor, note, filter string) {
+	o.Helper()
+	o.exec("SELECT dlq.act_where('note', $1, $2, $3)", filter, actor, note)
+	o.exec("SELECT dlq.request_approval('bulk', jsonb_build_object('do', 'discard', 'filter', $1::jsonb), $2, $3)", filter, note, actor)
+	o.exec("SELECT dlq.replay_pause(dlq.replay_start($1::jsonb, p_note => $2, p_actor => $3, p_force => true), $3)", filter, note, actor)
 }
 
 // What runs sideways: the page itself, or what sticks out of it.

@@ -61,9 +61,7 @@ func (c *Console) previewPolicy(in *request) (*done, error) {
 }
 
 func (c *Console) policyPage(in *request) (*policyPage, *view, error) {
-	p := &policyPage{Form: in.URL.Query(), DraftFiles: policy.Source{Env: c.Environment}.DraftFiles(), Copies: []copyText{
-		{"a command", "dlqd config show"}, {"curl", "curl -s $DLQD_URL/api/policy"},
-	}}
+	p := &policyPage{Form: in.URL.Query(), DraftFiles: policy.Source{Env: c.Environment}.DraftFiles(), Copies: copies("", "", in.curl("/api/policy"))}
 	if err := in.get("/api/policy", nil, &p.Policy); err != nil {
 		return nil, nil, err
 	}

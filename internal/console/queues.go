@@ -62,11 +62,8 @@ func (b breakerRow) Word() mark {
 }
 
 func (c *Console) queues(in *request) (*view, error) {
-	q := &queues{Copies: []copyText{
-		{"a command", "dlqd queues list; dlqd breakers list"},
-		{"SQL", "SELECT name, paused_at FROM river_queue ORDER BY name; SELECT * FROM dlq.circuit_breakers;"},
-		{"curl", "curl -s $DLQD_URL/api/queues; curl -s $DLQD_URL/api/circuit-breakers"},
-	}}
+	q := &queues{Copies: copies("dlqd queues; dlqd breakers", "SELECT * FROM dlq.count_jobs() ORDER BY queue, state; SELECT * FROM dlq.paused_queues(); SELECT * FROM dlq.circuit_breakers;", //nolint:unqueryvet // for people
+		in.curl("/api/queues", "/api/circuit-breakers"))}
 	var list struct {
 		Queues []api.Queue `json:"queues"`
 	}

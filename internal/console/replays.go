@@ -164,14 +164,15 @@ type replays struct {
 	Copies   []copyText
 }
 
+// runColumns are those of dlq.replay_runs that nothing hides from anybody who may read the table.
+const runColumns = "id, status, actor, total, replayed, skipped, rate, reason, created_at, finished_at"
+
 func (c *Console) replays(in *request) (*view, error) {
 	runs, err := in.runs()
 	if err != nil {
 		return nil, err
 	}
-	p := &replays{Runs: runs, Why: mayNot(in.me(), access.Operator), Copies: []copyText{
-		{"a command", "dlqd replays list"}, {"SQL", "SELECT * FROM dlq.replay_runs ORDER BY id DESC LIMIT 50;"}, {"curl", "curl -s $DLQD_URL/api/dlq/replays"},
-	}}
+	p := &replays{Runs: runs, Why: mayNot(in.me(), access.Operator), Copies: copies("dlqd replays", "SELECT "+runColumns+" FROM dlq.replay_runs ORDER BY id DESC LIMIT 50;", in.curl("/api/dlq/replays"))}
 	p.Sentence = p.say()
 	return &view{Template: "replays", Title: "Replays", Data: p, Every: runsEvery}, nil
 }
@@ -288,11 +289,8 @@ func (c *Console) replayRun(in *request) (*view, error) {
 			return nil, err
 		}
 	}
-	r.Copies = []copyText{
-		{"a command", "dlqd replays follow " + r.ID.String()},
-		{"SQL", "SELECT * FROM dlq.replay_runs WHERE id = '" + r.ID.String() + "'; SELECT * FROM dlq.replay_run_entries WHERE run_id = '" + r.ID.String() + "';"}, //nolint:unqueryvet // for people
-		{"curl", "curl -s $DLQD_URL" + path},
-	}
+	run := r.ID.String()
+	r.Copies = copies("dlqd replays show "+run, "SELECT "+runColumns+" FROM dlq.replay_runs WHERE id = '"+run+"'; SELECT entry_id, job_id, outcome, ended_at FROM dlq.replay_run_entries WHERE run_id = '"+run+"';", in.curl(path, path+"/entries"))
 	every := restEvery
 	if r.Status == "running" {
 		every = runEvery

@@ -16,6 +16,9 @@ import (
 const reviewEvery = 10 * time.Second
 
 // review is what waits for a person, the oldest first, and one of it to decide on.
+// reviewPage is how many dead letters the review lists.
+const reviewPage = "20"
+
 type review struct {
 	Sentence string
 	Whose    string // all, me or nobody
@@ -24,6 +27,7 @@ type review struct {
 	More     bool
 	Letter   *letter // nil: nothing is left
 	Next     string  // where one goes after deciding
+	Copies   []copyText
 }
 
 // At is the review with another one to decide on.
@@ -52,9 +56,10 @@ func (c *Console) review(in *request) (*view, error) {
 		r.Query += " " + q
 	}
 	var page api.EntryPage
-	if err := in.get("/api/dlq/entries", url.Values{"q": {r.Query}, "order": {"oldest"}, "limit": {"20"}}, &page); err != nil {
+	if err := in.get("/api/dlq/entries", url.Values{"q": {r.Query}, "order": {"oldest"}, "limit": {reviewPage}}, &page); err != nil {
 		return nil, err
 	}
+	r.Copies = in.listCopies(r.Query, true, reviewPage)
 	r.Entries, r.More = page.Entries, page.Next != ""
 	at := 0
 	for i := range r.Entries {

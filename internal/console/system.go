@@ -49,11 +49,8 @@ func newPart(p api.Part) part {
 func (c *Console) system(in *request) (*view, error) {
 	s := &system{
 		WhyAutomatic: whyNot(in.me(), access.Operator, ""), WhyChecks: whyNot(in.me(), access.Admin, ""),
-		Copies: []copyText{
-			{"a command", "dlqd doctor; dlqd automatic; dlqd capture"},
-			{"SQL", "SELECT * FROM dlq.automatic; SELECT dlq.capture_status();"},
-			{"curl", "curl -s $DLQD_URL/api/health; curl -s $DLQD_URL/api/dlq/automatic; curl -s $DLQD_URL/api/dlq/capture"},
-		},
+		Copies: append(copies("dlqd automatic; dlqd capture", "SELECT * FROM dlq.automatic; SELECT * FROM dlq.capture_status();", //nolint:unqueryvet // for people
+			in.curl("/api/health", "/api/dlq/automatic", "/api/dlq/capture")), copyText{"the checks", "dlqd doctor"}),
 	}
 	if !in.me().May(access.Metrics) {
 		return nil, &Problem{Status: http.StatusForbidden, Title: "Not for your role", Detail: "this page takes the role reader"}

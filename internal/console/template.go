@@ -18,6 +18,7 @@ import (
 	"strings"
 	"time"
 	"unicode"
+	"unicode/utf16"
 
 	"github.com/google/uuid"
 
@@ -101,7 +102,7 @@ func (t templates) execute(out *bytes.Buffer, f *frame, name string) error {
 var functions = template.FuncMap{
 	"ago": ago, "in": until, "exact": exact, "iso": iso, "lasted": lasted, "number": number, "percent": percent, "plural": plural,
 	"short": short, "status": statusOf, "class": classOf, "text": visible, "clip": clip, "first": firstLine, "icon": icon, "deref": deref, "or0": or0, "dict": dict, "query": query,
-	"json": pretty, "join": strings.Join, "add": func(a, b int) int { return a + b }, "args": args, "spark": spark, "seg": url.PathEscape, "now": time.Now, "where": whereInWords,
+	"json": pretty, "editable": editable, "join": strings.Join, "add": func(a, b int) int { return a + b }, "args": args, "spark": spark, "seg": url.PathEscape, "now": time.Now, "where": whereInWords,
 }
 
 // mark is how a state is shown: a sign with its word, never colour alone.
@@ -353,6 +354,11 @@ type run struct {
 	Hidden bool
 }
 
+// isHidden reports whether a character would not show, or would turn others round.
+func isHidden(r rune) bool {
+	return r != '\n' && r != '\t' && unicode.In(r, unicode.Cc, unicode.Cf, unicode.Zl, unicode.Zp)
+}
+
 // visible cuts a text where it holds what cannot be seen: control characters, and those by which text is written from right to left, or
 // is not there at all. A message must not look like another one.
 func visible(value any) []run {
@@ -365,7 +371,7 @@ func visible(value any) []run {
 		}
 	}
 	for _, r := range fmt.Sprint(deref(value)) {
-		if r == '\n' || r == '\t' || !unicode.Is(unicode.Cc, r) && !unicode.Is(unicode.Cf, r) && !unicode.Is(unicode.Zl, r) && !unicode.Is(unicode.Zp, r) {
+		if !isHidden(r) {
 			plain.WriteRune(r)
 			continue
 		}
@@ -410,6 +416,23 @@ func pretty(raw json.RawMessage) string {
 	var out bytes.Buffer
 	if len(raw) > maxShown || depthOf(raw) > maxDepth || json.Indent(&out, raw, "", "  ") != nil {
 		return clip(maxShown, string(raw[:min(len(raw), 2*maxShown)]))
+	}
+	return out.String()
+}
+
+// editable is JSON to be edited: what would not show is written as JSON's escapes, which stand for the same.
+func editable(text string) string {
+	var out strings.Builder
+	for _, r := range text {
+		switch {
+		case !isHidden(r) || r == '\r': // between values, which it may be, it is a blank
+			out.WriteRune(r)
+		case r > 0xffff:
+			high, low := utf16.EncodeRune(r)
+			fmt.Fprintf(&out, `\u%04x\u%04x`, high, low)
+		default:
+			fmt.Fprintf(&out, `\u%04x`, r)
+		}
 	}
 	return out.String()
 }

@@ -25,18 +25,18 @@ func TestFilter_fields(t *testing.T) {
 		require.NoError(t, err)
 	}
 	// Job 1 waits, 2 is parked, 3 closed, 4 is a message; 5 has just failed.
-	exec(`WITH e (n, status, stage, queue, kind, job_kind, event, class, type, code, message, fingerprint, rule, strategy, waiting, attempts, assigned, source, subscriber, tags, event_id, failed, replays) AS (VALUES
-			(1, 'dlq_pending', 'open', 'payments', 'order.paid', 'order.paid', '{"customer": {"id": 42}, "items": [{"sku": "a"}, {"sku": "b"}]}', 'outage', 'HTTP_503', '503', 'Bank said: 100% "busy"', '3f2a000000000001', 'http', 'conditional', 'condition: breaker', 0, NULL, NULL, NULL, '{}', NULL, '2025-11-20 10:00Z', '[]'),
-			(2, 'dlq_manual', 'open', 'mail_out', 'user.mail', 'user.mail', '{"customer": {"id": "42"}, "a.b": true}', 'validation', 'HTTP_422', NULL, 'timed out_x', '3f2b000000000002', 'schema', 'manual', NULL, 3, 'kim', NULL, NULL, '{vip,eu}', NULL, '2025-11-21 23:59Z', '[{"jobId": 77, "outcome": "discarded"}]'),
-			(3, 'dlq_resolved', 'resolved', 'payments', 'order.sent', 'order.sent', '{"customer": {"id": 43}}', 'outage', 'HTTP_503', '503', 'TIMED OUT at bank', '9999000000000003', 'http', 'immediate', NULL, 1, 'nobody', NULL, NULL, '{vip}', NULL, '2025-11-22 10:00Z', '[{"jobId": 78, "outcome": "completed"}]'),
-			(4, 'dlq_pending', 'open', 'default', 'order.paid', 'dlqd_message', '{"kind": "order.paid", "payload": {"customer": {"id": 42}, "n": null}}', 'transient', NULL, NULL, NULL, NULL, 'x', 'immediate', 'pace', 5, NULL, 'shop', 'cus_81', '{}', 'pay-1', '2025-11-23 10:00Z', '[]')
+	exec(`WITH e (n, status, stage, queue, kind, job_kind, event, class, type, code, message, fingerprint, rule, strategy, waiting, attempts, assigned, source, subscriber, key, tags, event_id, failed, replays) AS (VALUES
+			(1, 'dlq_pending', 'open', 'payments', 'order.paid', 'order.paid', '{"customer": {"id": 42}, "items": [{"sku": "a"}, {"sku": "b"}]}', 'outage', 'HTTP_503', '503', 'Bank said: 100% "busy"', '3f2a000000000001', 'http', 'conditional', 'condition: breaker', 0, NULL, NULL, NULL, NULL, '{}', NULL, '2025-11-20 10:00Z', '[]'),
+			(2, 'dlq_manual', 'open', 'mail_out', 'user.mail', 'user.mail', '{"customer": {"id": "42"}, "a.b": true}', 'validation', 'HTTP_422', NULL, 'timed out_x', '3f2b000000000002', 'schema', 'manual', NULL, 3, 'kim', NULL, NULL, NULL, '{vip,eu}', NULL, '2025-11-21 23:59Z', '[{"jobId": 77, "outcome": "discarded"}]'),
+			(3, 'dlq_resolved', 'resolved', 'payments', 'order.sent', 'order.sent', '{"customer": {"id": 43}}', 'outage', 'HTTP_503', '503', 'TIMED OUT at bank', '9999000000000003', 'http', 'immediate', NULL, 1, 'nobody', NULL, NULL, 'order-81', '{vip}', NULL, '2025-11-22 10:00Z', '[{"jobId": 78, "outcome": "completed"}]'),
+			(4, 'dlq_pending', 'open', 'default', 'order.paid', 'dlqd_message', '{"kind": "order.paid", "payload": {"customer": {"id": 42}, "n": null}}', 'transient', NULL, NULL, NULL, NULL, 'x', 'immediate', 'pace', 5, NULL, 'shop', 'cus_81', 'order-81', '{}', 'pay-1', '2025-11-23 10:00Z', '[]')
 		), noted AS (
 			INSERT INTO dlq.dead_letter_transitions (entry_id, to_status, actor, queue, kind) SELECT dlq.entry_id(n, failed::timestamptz), status::dlq.dead_letter_status, 'restored', queue, kind FROM e
 		)
 		INSERT INTO dlq.dead_letter_queue (id, river_job_id, job_created_at, priority, status, stage, queue, kind, job_kind, original_event, error_class, error_type, error_code, error_message, fingerprint, rule, strategy,
-			waiting_for, dlq_retry_count, assigned_to, source, subscriber_id, tags, event_id, replay_attempts, first_failed_at, last_failed_at, created_at, closed_at, next_retry_at, move)
+			waiting_for, dlq_retry_count, assigned_to, source, subscriber_id, ordering_key, tags, event_id, replay_attempts, first_failed_at, last_failed_at, created_at, closed_at, next_retry_at, move)
 		SELECT dlq.entry_id(n, failed::timestamptz), n, failed::timestamptz, 1, status::dlq.dead_letter_status, stage::dlq.dead_letter_stage, queue, kind, job_kind, event::jsonb, class, type, code, message, fingerprint, rule, strategy::dlq.strategy,
-			waiting, attempts, assigned, source, subscriber, tags::text[], event_id, replays::jsonb, failed::timestamptz, failed::timestamptz, failed::timestamptz, CASE WHEN stage = 'resolved' THEN failed::timestamptz END, now(), '{"moved": true}' FROM e`)
+			waiting, attempts, assigned, source, subscriber, key, tags::text[], event_id, replays::jsonb, failed::timestamptz, failed::timestamptz, failed::timestamptz, CASE WHEN stage = 'resolved' THEN failed::timestamptz END, now(), '{"moved": true}' FROM e`)
 	exec(`INSERT INTO dlq.entry_jobs (job_id, job_created_at, entry_id) SELECT 77, now(), id FROM dlq.dead_letter_queue WHERE river_job_id = 2`)
 	exec(`INSERT INTO river_job (id, kind, args, queue, max_attempts, state) VALUES (5, 'order.new', '{"customer": {"id": 42}}', 'payments', 1, 'running')`)
 	exec(`UPDATE river_job SET state = 'discarded', finalized_at = now(), errors = ARRAY['{"error": "timed out"}'::jsonb]`)
@@ -80,6 +80,9 @@ func TestFilter_fields(t *testing.T) {
 		"assigned:nobody,kim":                 {1, 2, 4, 5},
 		"source:shop":                         {4},
 		"subscriber:cus_81 message:pay-1":     {4},
+		"key:order-81":                        {3, 4},
+		"key:order-8,x":                       nil,
+		"key:order-81,x status:closed":        {3},
 		"tag:vip":                             {2, 3},
 		"tag:vip,eu":                          {2},
 		"job:1,77":                            {1, 2},

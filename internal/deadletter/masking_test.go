@@ -180,11 +180,13 @@ func TestMask_walkOfSQL(t *testing.T) {
 			ask := `SELECT id::text FROM dlq.entries WHERE original_event::text LIKE '%' || $1 || '%' OR error_message LIKE '%' || $1 || '%'`
 			require.Empty(t, look(ask, cardNumber))
 			for _, sql := range []string{"SELECT * FROM dlq.find($1)", "SELECT * FROM dlq.preview($1)", "SELECT dlq.find_ids($1, 1)"} {
-				_, err := conn.Exec(ctx, sql, `{"payload": {"card": {"number": "`+cardNumber+`"}}}`)
-				if role == "dlq_reader" {
-					require.ErrorContains(t, err, "DLQ06", sql)
-				} else {
-					require.NoError(t, err, sql)
+				for _, filter := range []string{`{"payload": {"card": {"number": "` + cardNumber + `"}}}`, `{"orderingKey": "` + email + `"}`} {
+					_, err := conn.Exec(ctx, sql, filter)
+					if role == "dlq_reader" {
+						require.ErrorContains(t, err, "DLQ06", sql)
+					} else {
+						require.NoError(t, err, sql)
+					}
 				}
 			}
 			for _, sql := range []string{"SELECT original_event FROM dlq.dead_letter_queue", "SELECT detail FROM dlq.dead_letter_transitions", "SELECT error_message FROM dlq.dead_letter_open", "SELECT patch FROM dlq.replay_runs", "SELECT dlq.protect('{}')"} {

@@ -609,7 +609,7 @@ func TestRedeliver_waitsForEntriesWithoutJobs(t *testing.T) {
 	}()
 	require.Eventually(t, func() bool {
 		return b.count("SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'") > 0
-	}, time.Minute, 10*time.Millisecond)
+	}, time.Minute, 50*time.Millisecond)
 	b.exec("SELECT FROM river_job WHERE id = $1 FOR UPDATE NOWAIT", job)
 	require.NoError(t, tx.Rollback(t.Context()))
 	require.NoError(t, <-ended)
@@ -809,7 +809,7 @@ func TestLoop(t *testing.T) {
 	group.Start()
 	defer func() { require.NoError(t, group.Stop(context.WithoutCancel(t.Context()))) }()
 	b.end(job, "completed")
-	require.Eventually(t, func() bool { return b.entry(id).Status == deadletter.Resolved }, 30*time.Second, 10*time.Millisecond)
+	require.Eventually(t, func() bool { return b.entry(id).Status == deadletter.Resolved }, 30*time.Second, 50*time.Millisecond)
 }
 
 // In a SERIALIZABLE transaction capture cannot look whether a job is a redelivery: whoever files its failure does.

@@ -32,6 +32,7 @@ type Filter struct {
 	Assignee      []string `json:"assignee,omitempty" doc:"Whom one of these looks after; \"\" is nobody."`
 	Source        []string `json:"source,omitempty" doc:"Of one of these sources."`
 	SubscriberID  []string `json:"subscriberId,omitempty" doc:"Of one of these subscribers."`
+	OrderingKey   []string `json:"orderingKey,omitempty" doc:"With one of these ordering keys."`
 	Tags          []string `json:"tags,omitempty" doc:"With all of these tags."`
 	IDs           []string `json:"ids,omitempty" format:"uuid" doc:"One of these entries."`
 	MessageID     []string `json:"messageId,omitempty" doc:"Of one of these messages."`
@@ -150,6 +151,7 @@ var table = []field{
 	{name: "assigned", json: "assignee", doc: "Who looks after it: a name, nobody, or me.", example: "assigned:nobody", words: func(f *Filter) *[]string { return &f.Assignee }},
 	{name: "source", json: "source", doc: "Source of the message.", example: "source:shop", words: func(f *Filter) *[]string { return &f.Source }},
 	{name: "subscriber", json: "subscriberId", doc: "Subscriber whom the message concerns.", example: "subscriber:cus_81", words: func(f *Filter) *[]string { return &f.SubscriberID }},
+	{name: "key", json: "orderingKey", doc: "Ordering key of the message.", example: "key:order-81", words: func(f *Filter) *[]string { return &f.OrderingKey }},
 	{name: "tag", json: "tags", doc: "Tags, all of these.", example: "tag:incident-81", words: func(f *Filter) *[]string { return &f.Tags }},
 	{name: "id", json: "ids", doc: "The entry; an id without a field is the same.", example: "id:0199f2b1-1c7a-7d06-8a51-0a4f3f1f2b3c", words: func(f *Filter) *[]string { return &f.IDs }},
 	{name: "message", json: "messageId", doc: "The message.", example: "message:pay-1", words: func(f *Filter) *[]string { return &f.MessageID }},

@@ -42,6 +42,7 @@ var texts = map[string]string{
 	"assigned:kim,nobody,me":          `{"assignee":["kim","","ann"]}`,
 	`assigned:"nobody","me"`:          `{"assignee":["nobody","me"]}`,
 	"source:shop subscriber:cus_81":   `{"source":["shop"],"subscriberId":["cus_81"]}`,
+	"key:order-81":                    `{"orderingKey":["order-81"]}`,
 	"message:pay-1 job:4711,4712":     `{"messageId":["pay-1"],"jobId":[4711,4712]}`,
 	anID + " id:" + otherID:           `{"ids":["` + anID + `","` + otherID + `"]}`,
 	"after:2026-11-20":                `{"after":"2026-11-20T00:00:00Z"}`,
@@ -67,6 +68,7 @@ var texts = map[string]string{
 	`""`:                                                           `problem at 1-3: an empty text chooses nothing`,
 	"qeueu:payments":                                               `problem at 1-15: there is no field qeueu; did you mean queue? suggest queue:payments or "qeueu:payments"`,
 	"queue:a errorType:x":                                          `problem at 9-20: there is no field errorType: it is called type suggest type:x`,
+	"orderingKey:x":                                                `problem at 1-14: there is no field orderingKey: it is called key suggest key:x`,
 	"tags:x":                                                       `problem at 1-7: there is no field tags: it is called tag suggest tag:x`,
 	"see http://example.com/":                                      `problem at 5-24: there is no field http (there are status, queue, suggest "http://example.com/"`,
 	"class:outtage":                                                `problem at 1-14: there is no class "outtage"; did you mean outage? (there are transient, suggest class:outage`,
@@ -155,7 +157,8 @@ func aFilter(t *rapid.T) filter.Filter {
 	f.Queue, f.Kind, f.ErrorType, f.ErrorCode = list(word, "queue"), list(word, "kind"), list(word, "type"), list(word, "code")
 	f.ErrorClass = list(enum("transient", "outage", "code_bug"), "class")
 	f.ErrorMessage, f.Fingerprint = list(text, "error"), list(text, "group")
-	f.Rule, f.Assignee, f.Source, f.SubscriberID, f.Tags, f.MessageID = list(word, "rule"), list(word, "assignee"), list(word, "source"), list(word, "subscriber"), list(word, "tags"), list(word, "message")
+	f.Rule, f.Assignee, f.Source, f.SubscriberID, f.OrderingKey = list(word, "rule"), list(word, "assignee"), list(word, "source"), list(word, "subscriber"), list(word, "key")
+	f.Tags, f.MessageID = list(word, "tags"), list(word, "message")
 	f.Strategy, f.WaitingFor, f.FailedIn = list(enum("immediate", "manual"), "strategy"), list(enum("automatic", "pace"), "waiting"), list(enum("job", "redelivery"), "stage")
 	f.IDs = list(enum(anID, otherID, uuid.Nil.String()), "ids")
 	f.JobID = rapid.SliceOfN(rapid.Int64Min(1), 0, 3).Draw(t, "job")

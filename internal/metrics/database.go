@@ -1,19 +1,15 @@
 package metrics
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
 	"slices"
-	"strconv"
 	"sync/atomic"
 	"time"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/dlqd/dlqd/internal/metrics/internal/dbsqlc"
@@ -25,6 +21,9 @@ import (
 const (
 	// readTimeout is how long a scrape waits for the database before it goes without.
 	readTimeout = 3 * time.Second
+	// maxAway is how old a sample may get that is served while the database does not answer: so long alerts go on. A process that is cut
+	// off from a database that others reach would otherwise keep alerts for good that are over.
+	maxAway = time.Hour
 	// otherQueue is what queues count as that have no series of their own: see dlq.most_counted_queues.
 	otherQueue = "other"
 	maxQueues  = 100
@@ -83,8 +82,14 @@ var (
 	riverAgeDesc = desc("dlqd_river_oldest_job_seconds", "Since when the oldest job waits that can be worked; 0 where there is none.", "queue")
 	latencyDesc  = desc("dlqd_river_latency_seconds", "How long the jobs that run now had waited to be worked, on average; absent where none runs.", "queue")
 	pausedDesc   = desc("dlqd_river_queue_paused", "Whether a queue is paused.", "queue")
-	upDesc       = desc("dlqd_database_up", "Whether the database answered this scrape.")
+	upDesc       = desc("dlqd_database_up", "Whether the database answered this scrape; where not, the others say what it said last.")
 )
+
+// totalDescs are totals of queues, by their name in dlq.counters.
+var totalDescs = map[string]*prometheus.Desc{"captured": jobsDesc, "succeeded": retriedDesc, "failed": permanentDesc, "swept": sweptDesc}
+
+// timeDescs are the histograms, by their name in dlq.counters.
+var timeDescs = map[string]*prometheus.Desc{"in_dlq": inDLQDesc, "to_recovery": recoveryDesc, "to_retry": timeToRetryDesc, "to_filing": filingDesc}
 
 func desc(name, help string, labels ...string) *prometheus.Desc {
 	d := prometheus.NewDesc(name, help, labels, nil)
@@ -111,26 +116,41 @@ func (d *database) Collect(ch chan<- prometheus.Metric) {
 	ctx, cancel := context.WithTimeout(context.Background(), readTimeout)
 	defer cancel()
 	s, err := readSample(ctx, d.queries, d.last.Load())
-	if err != nil {
-		if !d.down.Swap(true) {
-			d.logger.Warn("metrics: the database does not say what they are", "error", err)
+	gauge(ch, upDesc, truth(err == nil))
+	switch {
+	case err == nil:
+		if d.down.Swap(false) {
+			d.logger.Info("metrics: the database answers again")
 		}
-		gauge(ch, upDesc, 0)
-		return
+		d.last.Store(s)
+	case !d.down.Swap(true):
+		d.logger.Warn("metrics: the database does not say what they are", "error", err)
+		fallthrough
+	default:
+		if s = d.last.Load().later(); s.now.Sub(s.at) > maxAway {
+			return
+		}
 	}
-	if d.down.Swap(false) {
-		d.logger.Info("metrics: the database answers again")
-	}
-	d.last.Store(s)
-	gauge(ch, upDesc, 1)
 	(&publisher{Sample: s, ch: ch, policy: d.policy()}).publish()
 }
 
 // Sample is what the metrics say of the database, and as of when.
 type Sample struct {
+	counted
 	sample
 
 	at, now time.Time // by the database's clock; at is zero where no sample was taken yet
+	read    time.Time // when it was now, by this process's clock
+}
+
+// later is the sample (nil for none) as it is now, without the database's word.
+func (s *Sample) later() *Sample {
+	if s == nil {
+		return &Sample{}
+	}
+	aged := *s
+	aged.now = s.now.Add(time.Since(s.read))
+	return &aged
 }
 
 // ReadSample reads what the metrics say of the database.
@@ -144,17 +164,18 @@ func readSample(ctx context.Context, queries *dbsqlc.Queries, known *Sample) (*S
 		known = &Sample{}
 	}
 	row, err := queries.ReadSample(ctx, known.at)
-	if errors.Is(err, pgx.ErrNoRows) {
-		return &Sample{}, nil
-	}
 	if err != nil {
 		return nil, err
 	}
+	s := &Sample{counted: known.counted, sample: known.sample, at: row.At, now: row.Now, read: time.Now()}
 	if row.At.Equal(known.at) {
-		return &Sample{sample: known.sample, at: known.at, now: row.Now}, nil
+		return s, nil
 	}
-	s := &Sample{at: row.At, now: row.Now}
-	return s, json.Unmarshal(row.Sample, &s.sample) //nolint:musttag // dlqd's own row: its names are the fields'
+	s.counted, s.sample = counted{}, sample{}
+	if err := json.Unmarshal(row.Counters, &s.counted); err != nil { //nolint:musttag // dlqd's own row: its names are the fields'
+		return nil, err
+	}
+	return s, json.Unmarshal(row.Sample, &s.sample) //nolint:musttag // likewise
 }
 
 // Queue is how full a queue is.
@@ -208,11 +229,12 @@ func (p *publisher) queue(name string) string {
 }
 
 func (p *publisher) publish() {
+	if p.at.IsZero() { // rather no counter than one that begins at 0 again
+		return
+	}
 	p.shown = map[string]bool{}
-	for _, c := range p.Counters {
-		if c.Name == "captured" {
-			p.shown[c.Queue] = true
-		}
+	for queue := range p.Kinds["captured"] {
+		p.shown[queue] = true
 	}
 	for _, name := range p.policy.QueueNames() {
 		p.shown[name] = true
@@ -229,73 +251,25 @@ func (p *publisher) publish() {
 // publishCounters publishes what never goes down. Queues of the policy have their series from the start, and so have
 // those of River while there is room.
 func (p *publisher) publishCounters() {
-	types := map[[2]string]float64{} // by queue and label: strangers choose types, also one that is called as we call those without
-	sums := map[*prometheus.Desc]map[string]float64{jobsDesc: {}, retriedDesc: {}, permanentDesc: {}, sweptDesc: {}}
-	times := map[string]map[string]binned{"in_dlq": {}, "to_recovery": {}, "to_retry": {}, "to_filing": {}}
+	for name, queues := range p.Kinds {
+		for queue, labels := range queues {
+			p.publishKind(name, queue, labels)
+		}
+	}
 	for queue := range p.shown {
-		for _, of := range sums {
-			of[queue] = 0
-		}
-		for _, of := range times {
-			of[queue] = binned{bins: map[int]float64{}}
-		}
-	}
-	for _, c := range p.Counters {
-		send := func(d *prometheus.Desc, labels ...string) { counter(p.ch, d, c.Value, labels...) }
-		switch c.Name {
-		case "captured":
-			sums[jobsDesc][c.Queue] += c.Value
-			send(capturedDesc, c.Queue, c.Label)
-		case "failures":
-			send(failuresDesc, c.Queue, c.Label)
-		case "redelivered":
-			send(startedDesc, c.Queue, c.Label)
-		case "succeeded":
-			sums[retriedDesc][c.Queue] += c.Value
-			send(endedDesc, c.Queue, c.Label, "succeeded")
-		case "failed_again":
-			send(endedDesc, c.Queue, c.Label, "failed")
-		case "resolved", "archived", "failed":
-			if c.Name == "failed" {
-				sums[permanentDesc][c.Queue] += c.Value
+		for name, d := range totalDescs {
+			total := 0.0
+			for _, n := range p.Kinds[name][queue] {
+				total += n
 			}
-			send(closedDesc, c.Queue, c.Label, c.Name)
-		case "parked":
-			send(parkedDesc, c.Queue, c.Label)
-		case "swept":
-			sums[sweptDesc][c.Queue] += c.Value
-		case "error_type":
-			types[[2]string{c.Queue, cmp.Or(c.Label, "none")}] += c.Value
-		case "breaker":
-			send(changesDesc, c.Queue, c.Label)
-		default:
-			of := times[c.Name][c.Queue]
-			if of.bins == nil {
-				continue // of a later version
+			counter(p.ch, d, total, queue)
+		}
+		for name, d := range timeDescs {
+			first := firstBucket
+			if d == filingDesc {
+				first = firstShortBucket
 			}
-			if c.Label == "seconds" {
-				of.sum += c.Value
-			} else if n, err := strconv.Atoi(c.Label); err == nil {
-				of.bins[n] += c.Value
-			}
-			times[c.Name][c.Queue] = of
-		}
-	}
-	for of, n := range types {
-		counter(p.ch, typesDesc, n, of[0], of[1])
-	}
-	for d, of := range sums {
-		for queue, n := range of {
-			counter(p.ch, d, n, queue)
-		}
-	}
-	for name, d := range map[string]*prometheus.Desc{"in_dlq": inDLQDesc, "to_recovery": recoveryDesc, "to_retry": timeToRetryDesc, "to_filing": filingDesc} {
-		first := firstBucket
-		if name == "to_filing" {
-			first = firstShortBucket
-		}
-		for queue, of := range times[name] {
-			p.ch <- newHistogram(d, first, of, queue)
+			p.ch <- newHistogram(d, first, p.Times[name][queue], queue)
 		}
 	}
 	for _, why := range reconcile.Causes() {
@@ -303,6 +277,42 @@ func (p *publisher) publishCounters() {
 	}
 	for _, e := range p.Entered {
 		counter(p.ch, rowsDesc, e.Rows, e.Partition)
+	}
+}
+
+// publishKind publishes the counters of a name and queue, by label.
+func (p *publisher) publishKind(name, queue string, labels map[string]float64) {
+	var d *prometheus.Desc
+	var more []string
+	switch name {
+	case "captured":
+		d = capturedDesc
+	case "failures":
+		d = failuresDesc
+	case "redelivered":
+		d = startedDesc
+	case "succeeded":
+		d, more = endedDesc, []string{"succeeded"}
+	case "failed_again":
+		d, more = endedDesc, []string{"failed"}
+	case "resolved", "archived", "failed":
+		d, more = closedDesc, []string{name}
+	case "parked":
+		d = parkedDesc
+	case "error_type":
+		d = typesDesc
+		if n, has := labels[""]; has { // strangers choose types, also one that is called as we call those without
+			labels = maps.Clone(labels)
+			delete(labels, "")
+			labels["none"] += n
+		}
+	case "breaker":
+		d = changesDesc
+	default:
+		return // by queue alone, or of a later version
+	}
+	for label, n := range labels {
+		counter(p.ch, d, n, slices.Concat([]string{queue, label}, more)...)
 	}
 }
 
@@ -357,9 +367,6 @@ func (p *publisher) publishBacklog() {
 
 // publishHouse publishes how the database's own house is.
 func (p *publisher) publishHouse() {
-	if p.at.IsZero() {
-		return
-	}
 	gauge(p.ch, sampleDesc, p.now.Sub(p.at).Seconds())
 	gauge(p.ch, lagDesc, p.now.Sub(p.Rollups.At).Seconds())
 	gauge(p.ch, movesDesc, float64(p.Rollups.Moves))

@@ -1,8 +1,11 @@
 package metrics
 
 import (
+	"encoding/json"
+	"fmt"
 	"math"
 	"slices"
+	"strconv"
 
 	"github.com/prometheus/client_golang/prometheus"
 	dto "github.com/prometheus/client_model/go"
@@ -16,6 +19,8 @@ const (
 	// The classic buckets of these times, in powers of two of a second: from a second to 48 days; of those that are short where all is
 	// well, from 16 ms. Every bin lies in one of them.
 	firstBucket, firstShortBucket, lastBucket = 0, -6, 22
+	// maxBin is beyond every time: 2^50 seconds.
+	maxBin = 50 * binsPerDouble
 	// zeroThreshold is the smallest time that is no zero, as client_golang has it.
 	zeroThreshold = prometheus.DefNativeHistogramZeroThreshold
 )
@@ -24,6 +29,59 @@ const (
 type binned struct {
 	bins map[int]float64
 	sum  float64
+}
+
+// newBinned reads labels and values of dlq.counters.
+func newBinned(labels []string, values []float64) (binned, error) {
+	of := binned{bins: make(map[int]float64, len(labels))}
+	for i, label := range labels {
+		if label == "seconds" {
+			of.sum = values[i]
+			continue
+		}
+		n, err := strconv.Atoi(label)
+		if err != nil || n < -maxBin || n > maxBin {
+			return binned{}, fmt.Errorf("%q is no bin", label)
+		}
+		of.bins[n] = values[i]
+	}
+	return of, nil
+}
+
+// MarshalJSON implements json.Marshaler: the sum, the least n, and how many of that n and of each one after it.
+func (b binned) MarshalJSON() ([]byte, error) {
+	list := []float64{b.sum}
+	if len(b.bins) > 0 {
+		first, last := math.MaxInt, math.MinInt
+		for n := range b.bins {
+			first, last = min(first, n), max(last, n)
+		}
+		list = append(list, float64(first))
+		for n := first; n <= last; n++ {
+			list = append(list, b.bins[n])
+		}
+	}
+	return json.Marshal(list)
+}
+
+// UnmarshalJSON implements json.Unmarshaler.
+func (b *binned) UnmarshalJSON(raw []byte) error {
+	var list []float64
+	if err := json.Unmarshal(raw, &list); err != nil {
+		return err
+	}
+	*b = binned{bins: map[int]float64{}}
+	if len(list) > 0 {
+		b.sum = list[0]
+	}
+	if len(list) > 1 {
+		for i, entries := range list[2:] {
+			if entries > 0 {
+				b.bins[int(list[1])+i] = entries
+			}
+		}
+	}
+	return nil
 }
 
 // histogram is binned times as Prometheus reads them, with classic buckets and native ones, both exact.

@@ -25,6 +25,7 @@ import (
 	"github.com/dlqd/dlqd/internal/metrics/internal/dbsqlc"
 	"github.com/dlqd/dlqd/internal/policy"
 	"github.com/dlqd/dlqd/internal/postgres"
+	"github.com/dlqd/dlqd/internal/worker"
 )
 
 const (
@@ -35,6 +36,8 @@ const (
 	nativeReset      = time.Hour
 	// maxBreakers bounds the circuit breakers that are shown.
 	maxBreakers = 200
+	// stageApproval is the stage in which what was approved is carried out.
+	stageApproval = "approval"
 )
 
 // Metrics are the program's metrics.
@@ -56,6 +59,7 @@ type Metrics struct {
 	deliveryWait    *prometheus.HistogramVec // queue
 	moves           *prometheus.CounterVec   // action
 	batchSeconds    *prometheus.HistogramVec // action
+	stageSeconds    *prometheus.HistogramVec // stage, outcome
 	retention       *prometheus.CounterVec   // what
 	turns           *prometheus.CounterVec   // loop, outcome
 	turnSeconds     *prometheus.HistogramVec // loop
@@ -97,8 +101,9 @@ func New() *Metrics {
 		deliveries:      counter("deliveries_total", "Deliveries, by how they ended: ok, held (not tried yet), or the class of the error.", "queue", "destination", "outcome"),
 		deliverySeconds: histogramBy("delivery_seconds", "Time of one delivery, but for those that were held.", seconds, "destination", "outcome"),
 		deliveryWait:    histogramBy("delivery_wait_seconds", "Time from when a job was due until its attempt began, but for those that were held.", seconds, "queue"),
-		moves:           counter("worker_entries_total", "Dead letters that this process's DLQ workers moved: filed, repeated (a further failure of an open one), decided, parked, put_off, redelivered, settled, requeued.", "action"),
+		moves:           counter("worker_entries_total", "Dead letters that this process's DLQ workers moved: filed, repeated (a further failure of an open one), claimed, decided, parked, placed (in a pace), put_off, released (by a gate), redelivered, settled, requeued.", "action"),
 		batchSeconds:    histogramBy("worker_batch_seconds", "Time of one batch of a DLQ worker, by what it did.", seconds, "action"),
+		stageSeconds:    histogramBy("stage_seconds", "Time of one step of a stage, by outcome (ok, error): claim (of a batch that is due), decision (of a batch that failed), pace (places in one), gate (a look at one), approval (carrying it out).", seconds, "stage", "outcome"),
 		retention:       counter("retention_total", "What retention did: aged_out (failed entries that were archived), deleted (entries that went one by one), partitions (months that went whole), archived (rows written to the archive).", "what"),
 		Reloads:         counter("policy_reloads_total", "Reloads of the policy, by outcome: ok, error.", "outcome"),
 		turns:           counter("loop_turns_total", "Turns of a loop of this process, by outcome: ok, error.", "loop", "outcome"),
@@ -112,8 +117,12 @@ func New() *Metrics {
 		vec.WithLabelValues("ok")
 		vec.WithLabelValues("error")
 	}
-	for _, action := range []string{"filed", "repeated", "decided", "parked", "put_off", "redelivered", "settled", "requeued"} {
+	for _, action := range []string{"filed", "repeated", "claimed", "decided", "parked", "placed", "put_off", "released", "redelivered", "settled", "requeued"} {
 		m.moves.WithLabelValues(action)
+	}
+	for _, stage := range []string{worker.StageClaim, worker.StageDecision, worker.StagePace, worker.StageGate, stageApproval} {
+		m.stageSeconds.WithLabelValues(stage, "ok")
+		m.stageSeconds.WithLabelValues(stage, "error")
 	}
 	for _, what := range []string{"aged_out", "deleted", "partitions", "archived"} {
 		m.retention.WithLabelValues(what)
@@ -166,6 +175,20 @@ func (m *Metrics) ObserveWorker(action string, entries int, took time.Duration) 
 	if took > 0 {
 		m.batchSeconds.WithLabelValues(action).Observe(took.Seconds())
 	}
+}
+
+// ObserveStage is a worker.Config's ObserveStage.
+func (m *Metrics) ObserveStage(stage string, took time.Duration, err error) {
+	outcome := "ok"
+	if err != nil {
+		outcome = "error"
+	}
+	m.stageSeconds.WithLabelValues(stage, outcome).Observe(took.Seconds())
+}
+
+// ObserveApproval is an approval.Runner's Observe.
+func (m *Metrics) ObserveApproval(took time.Duration, err error) {
+	m.ObserveStage(stageApproval, took, err)
 }
 
 // ObserveRetention counts what a round of retention did.

@@ -23,6 +23,7 @@ import (
 	"github.com/dlqd/dlqd/internal/background"
 	"github.com/dlqd/dlqd/internal/deadletter"
 	"github.com/dlqd/dlqd/internal/metrics"
+	"github.com/dlqd/dlqd/internal/metrics/metricstest"
 	"github.com/dlqd/dlqd/internal/policy"
 	"github.com/dlqd/dlqd/internal/policy/policytest"
 	"github.com/dlqd/dlqd/internal/postgres"
@@ -245,7 +246,7 @@ func TestDatabase_everyProcessServesTheSame(t *testing.T) {
 	again := b.gather(other)
 	b.has(again, map[string]float64{"dlq_size{queue=q}": 3})
 	require.Greater(t, value(again["dlqd_sample_age_seconds{}"]), age)
-	b.exec("UPDATE dlq.metrics_sample SET at = clock_timestamp()")
+	b.exec("UPDATE dlq.metrics_sample SET at = clock_timestamp(), counters = '{}'")
 	require.NotContains(t, b.gather(other), "dlq_size{queue=q}")
 	b.sampled()
 	b.has(b.gather(other), map[string]float64{"dlq_size{queue=q}": 3})
@@ -273,9 +274,97 @@ func TestDatabase_everyProcessServesTheSame(t *testing.T) {
 	require.NoError(t, sampler.Once(t.Context()))
 	require.Less(t, value(b.gather(b.metrics)["dlqd_sample_age_seconds{}"]), 60.0)
 
-	pool.Close() // the database does not answer
-	b.has(b.gather(other), map[string]float64{"dlqd_database_up{}": 0})
-	require.NotContains(t, b.gather(other), "dlq_size{queue=q}")
+	// A crash of the server's empties the table: who has read a sample goes on with it, and others rather serve no counter than a 0.
+	b.exec("TRUNCATE dlq.metrics_sample")
+	age = value(b.gather(other)["dlqd_sample_age_seconds{}"])
+	again = b.gather(other)
+	b.has(again, map[string]float64{"dlq_jobs_total{queue=q}": 3, "dlqd_database_up{}": 1})
+	require.Greater(t, value(again["dlqd_sample_age_seconds{}"]), age)
+	series := b.gather(b.process(b.pool))
+	b.has(series, map[string]float64{"dlqd_database_up{}": 1})
+	require.NotContains(t, series, "dlq_jobs_total{queue=default}")
+	require.NoError(t, sampler.Once(t.Context()))
+	b.has(b.gather(other), map[string]float64{"dlq_jobs_total{queue=q}": 3, "dlq_jobs_total{queue=default}": 0})
+}
+
+// Where the database does not answer, alerts go on by what it said last: for an hour.
+func TestDatabase_away(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.fail(3, "q", "A", time.Minute)
+	config := b.pool.Config().Copy()
+	for _, served := range []struct {
+		age  time.Duration
+		want bool
+	}{{0, true}, {50 * time.Minute, true}, {70 * time.Minute, false}} {
+		b.sampled()
+		b.exec("UPDATE dlq.metrics_sample SET at = at - $1::interval", served.age)
+		pool, err := pgxpool.NewWithConfig(t.Context(), config)
+		require.NoError(t, err)
+		t.Cleanup(pool.Close)
+		m := b.process(pool)
+		before := b.gather(m)
+		b.has(before, map[string]float64{"dlqd_database_up{}": 1, "dlq_size{queue=q}": 3})
+		pool.Close()
+		series := b.gather(m)
+		b.has(series, map[string]float64{"dlqd_database_up{}": 0})
+		if !served.want {
+			require.NotContains(t, series, "dlq_size{queue=q}")
+			require.NotContains(t, series, "dlq_jobs_total{queue=q}")
+			continue
+		}
+		b.has(series, map[string]float64{"dlq_size{queue=q}": 3, "dlq_jobs_total{queue=q}": 3, "dlqd_capture{mode=on,triggers=enabled}": 1})
+		for _, age := range []string{"dlqd_sample_age_seconds{}", "dlqd_dead_letter_oldest_seconds{queue=q}", "dlqd_rollup_lag_seconds{}"} {
+			require.Greater(t, value(series[age]), value(before[age]), age)
+		}
+	}
+	m := b.process(b.pool) // one that never reached it has nothing to say
+	b.pool.Close()
+	series := b.gather(m)
+	b.has(series, map[string]float64{"dlqd_database_up{}": 0})
+	require.NotContains(t, series, "dlq_jobs_total{queue=default}")
+}
+
+// Counters of years, of as many queues as have their own, are a small row, which is not written again where they have not changed.
+func TestSampler_smallRow(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	require.NoError(t, metricstest.FillCounters(t.Context(), b.pool, 100))
+	first := b.sampled()
+	var size int
+	var persistence string
+	require.NoError(t, b.pool.QueryRow(t.Context(), "SELECT octet_length(counters::text) + octet_length(sample::text), (SELECT relpersistence FROM pg_class WHERE oid = 'dlq.metrics_sample'::regclass) FROM dlq.metrics_sample").Scan(&size, &persistence))
+	require.Less(t, size, 800_000)
+	require.Equal(t, "u", persistence, "no sample goes to replicas and backups")
+
+	for _, of := range []struct{ where, family string }{
+		{"name = 'captured'", "dlq_jobs_total{"}, {"name = 'captured'", "dlqd_dead_letters_captured_total{"}, {"name = 'failures'", "dlqd_failures_total{"}, {"name = 'error_type'", "dlqd_failures_by_type_total{"},
+		{"name = 'in_dlq' AND label <> 'seconds'", "dlqd_time_in_dlq_seconds{"}, {"name = 'to_recovery' AND label <> 'seconds'", "dlqd_time_to_recovery_seconds{"},
+		{"name = 'to_retry' AND label <> 'seconds'", "dlq_time_to_retry_seconds{"}, {"name = 'to_filing' AND label <> 'seconds'", "dlqd_time_to_filing_seconds{"},
+	} {
+		var want, got float64
+		require.NoError(t, b.pool.QueryRow(t.Context(), "SELECT sum(value) FROM dlq.counters WHERE "+of.where).Scan(&want))
+		for name, m := range first {
+			if strings.HasPrefix(name, of.family) {
+				got += value(m)
+			}
+		}
+		require.Positive(t, want, of.family)
+		require.InDelta(t, want, got, 0, of.family)
+	}
+
+	outOfLine := func() (bytes int) {
+		require.NoError(t, b.pool.QueryRow(t.Context(), "SELECT pg_relation_size(reltoastrelid) FROM pg_class WHERE oid = 'dlq.metrics_sample'::regclass").Scan(&bytes))
+		return bytes
+	}
+	before := outOfLine()
+	for n := range 3 {
+		b.exec("INSERT INTO dlq.paces (name, free_at) VALUES ($1, now() + interval '1 minute')", fmt.Sprint("destination:", n))
+		b.exec("UPDATE dlq.metrics_sample SET at = at - interval '1 hour'")
+		require.NoError(t, (&metrics.Sampler{Store: b.store, Schemas: postgres.DefaultSchemas()}).Once(t.Context()))
+		require.Contains(t, b.gather(b.metrics), fmt.Sprintf("dlqd_pace_reserved_seconds{name=destination:%d}", n))
+	}
+	require.Equal(t, before, outOfLine())
 }
 
 // statements are the texts that a pool has sent.

@@ -3,6 +3,7 @@ package metrics
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"time"
 
 	"github.com/dlqd/dlqd/internal/automatic"
@@ -24,9 +25,43 @@ const (
 	maxRiverJobs   = 10_000
 )
 
-// sample is what the metrics say of the database, with times in place of ages: it changes where something happens.
+// counted is what dlq.counters has. A hundred queues have 70,000 rows: as JSON these are lists, not objects.
+type counted struct {
+	Kinds map[string]map[string]map[string]float64 // by name, queue and label
+	Times map[string]map[string]binned             // by name and queue
+}
+
+// count sorts rows of dlq.counters. Names of a later version are nobody's.
+func count(rows []dbsqlc.CountersRow) (*counted, error) {
+	c := &counted{Kinds: map[string]map[string]map[string]float64{}, Times: map[string]map[string]binned{}}
+	for i := range rows {
+		row := &rows[i]
+		if timeDescs[row.Name] != nil {
+			of, err := newBinned(row.Labels, row.Values)
+			if err != nil {
+				return nil, fmt.Errorf("counter %s of queue %s: %w", row.Name, row.Queue, err)
+			}
+			put(c.Times, row.Name, row.Queue, of)
+			continue
+		}
+		labels := make(map[string]float64, len(row.Labels))
+		for j, label := range row.Labels {
+			labels[label] = row.Values[j]
+		}
+		put(c.Kinds, row.Name, row.Queue, labels)
+	}
+	return c, nil
+}
+
+func put[V any](into map[string]map[string]V, name, queue string, value V) {
+	if into[name] == nil {
+		into[name] = map[string]V{}
+	}
+	into[name][queue] = value
+}
+
+// sample is what else the metrics say of the database, with times in place of ages: it changes where something happens.
 type sample struct {
-	Counters  []dbsqlc.DlqCounter
 	Open      []dbsqlc.DlqRollupBacklog
 	Unfiled   []dbsqlc.UnfiledRow
 	Oldest    []dbsqlc.OldestOpenRow
@@ -72,15 +107,27 @@ func (s *Sampler) Once(ctx context.Context) error {
 		if due, err := queries.SampleDue(ctx, sampleInterval/2); err != nil || !due {
 			return err
 		}
+		rows, err := queries.Counters(ctx)
+		if err != nil {
+			return err
+		}
+		counted, err := count(rows)
+		if err != nil {
+			return err
+		}
 		taken, err := s.take(ctx, tx)
 		if err != nil {
 			return err
 		}
-		raw, err := json.Marshal(taken) //nolint:musttag // likewise
+		counters, err := json.Marshal(counted) //nolint:musttag // dlqd's own row: its names are the fields'
 		if err != nil {
 			return err
 		}
-		return queries.WriteSample(ctx, dbsqlc.WriteSampleParams{Took: time.Since(start), Sample: raw, Unchanged: unchangedInterval})
+		sample, err := json.Marshal(taken) //nolint:musttag // likewise
+		if err != nil {
+			return err
+		}
+		return queries.WriteSample(ctx, dbsqlc.WriteSampleParams{Took: time.Since(start), Counters: counters, Sample: sample, Unchanged: unchangedInterval})
 	})
 }
 
@@ -88,7 +135,6 @@ func (s *Sampler) take(ctx context.Context, tx postgres.DB) (*sample, error) {
 	queries := dbsqlc.New(tx)
 	var t sample
 	r := reader{}
-	read(&r, &t.Counters, func() ([]dbsqlc.DlqCounter, error) { return queries.Counters(ctx) })
 	read(&r, &t.Open, func() ([]dbsqlc.DlqRollupBacklog, error) { return queries.OpenEntries(ctx) })
 	read(&r, &t.Unfiled, func() ([]dbsqlc.UnfiledRow, error) { return queries.Unfiled(ctx) })
 	read(&r, &t.Oldest, func() ([]dbsqlc.OldestOpenRow, error) { return queries.OldestOpen(ctx) })

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"unicode/utf8"
 
 	"github.com/dlqd/dlqd/internal/message"
 )
@@ -39,7 +40,7 @@ func Payload(jobKind string, event json.RawMessage) (json.RawMessage, error) {
 func Changes(before, after json.RawMessage) []Change { return changes(nil, "", before, after) }
 
 func changes(so []Change, path string, before, after json.RawMessage) []Change {
-	if bytes.Equal(compact(before), compact(after)) {
+	if bytes.Equal(compact(before), compact(after)) || sameText(before, after) {
 		return so
 	}
 	var was, is map[string]json.RawMessage
@@ -83,6 +84,15 @@ func compact(raw json.RawMessage) []byte {
 	var out bytes.Buffer
 	_ = json.Compact(&out, raw) // it is JSON
 	return out.Bytes()
+}
+
+// sameText reports whether both are the same text, of which one may be written with escapes.
+func sameText(a, b json.RawMessage) bool {
+	var textA, textB *string
+	if json.Unmarshal(a, &textA) != nil || json.Unmarshal(b, &textB) != nil || textA == nil || textB == nil {
+		return false
+	}
+	return *textA == *textB && !strings.ContainsRune(*textA, utf8.RuneError) // half a character is read as that, whichever it is
 }
 
 func object(raw json.RawMessage, into *map[string]json.RawMessage) bool {

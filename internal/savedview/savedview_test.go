@@ -41,6 +41,8 @@ func TestSavedViews(t *testing.T) {
 	require.Equal(t, []string{"kim/customer", "kim/mine", "kim/ours"}, names(ctx, "kim"))
 	require.Equal(t, []string{"anna/mine", "kim/customer", "kim/ours"}, names(ctx, "anna"))
 	require.Equal(t, []string{"kim/ours"}, names(postgres.AsReader(ctx), "ben"), "what one may not look for one does not see")
+	require.NoError(t, save(ctx, "kim", "customer", "queue:a key:cus_42", true))
+	require.Equal(t, []string{"kim/ours"}, names(postgres.AsReader(ctx), "ben"))
 	v, err := s.Get(ctx, "mine", "anna")
 	require.NoError(t, err)
 	require.Equal(t, "queue:mails", v.Query)

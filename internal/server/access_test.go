@@ -51,7 +51,7 @@ func TestAccess_actor(t *testing.T) {
 	require.Equal(t, 202, b.as(sender, "POST", "/api/messages", `{"messageId": "m1", "queue": "default", "kind": "order.placed", "payload": 1}`))
 	require.Eventually(t, func() bool {
 		return b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_manual'") == 1
-	}, 30*time.Second, 10*time.Millisecond)
+	}, 30*time.Second, 50*time.Millisecond)
 	var id string
 	require.NoError(t, b.pool.QueryRow(t.Context(), "SELECT id::text FROM dlq.dead_letter_open").Scan(&id))
 	for secret, want := range map[string]int{reader: 403, sender: 403, metrics: 403, "dlqd_nonsense": 401, operator: 200} {
@@ -84,12 +84,66 @@ func TestAccess_beyondTheMachine(t *testing.T) {
 		require.ErrorContains(t, err, "--listen "+address, address)
 		require.ErrorContains(t, err, "access.yaml", address)
 	}
+	config.API, config.DLQWorkers = false, true // which says how it is, to everybody as well
+	_, err = server.Start(t.Context(), config)
+	require.ErrorContains(t, err, "--listen [::]:0")
+	config.API, config.DLQWorkers = true, false
 	config.Listen, config.Insecure = []string{"0.0.0.0:0"}, true
 	s, err := server.Start(t.Context(), config)
 	require.NoError(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	require.NoError(t, s.Wait(ctx, context.Background()))
+}
+
+// A process without the API serves how it is where it listens, and nothing else, to who may see it.
+func TestAccess_withoutAPI(t *testing.T) {
+	t.Parallel()
+	source := policy.Source{Dir: policytest.Dir(t, policytest.Files{"access": "authentication: [tokens]"}), Destination: policytest.Destination}
+	rules, err := policy.Load(source)
+	require.NoError(t, err)
+	b := setup(t, options{config: func(c *server.Config) {
+		c.API, c.Process, c.Policy, c.LogLevel = false, false, rules, new(slog.LevelVar)
+	}})
+	tokens := access.NewStore(b.pool, postgres.DefaultSchemas())
+	secrets := map[access.Role]string{"": ""}
+	for _, role := range []access.Role{access.Metrics, access.Admin} {
+		secrets[role], err = tokens.Create(t.Context(), &access.Token{Name: string(role), Role: role}, "anna")
+		require.NoError(t, err)
+	}
+	for _, asked := range []struct {
+		role         access.Role
+		method, path string
+		want         int
+	}{
+		{"", "GET", "/livez", 200},
+		{"", "GET", "/readyz", 200},
+		{"", "GET", "/metrics", 401},
+		{"", "GET", "/api/health", 401},
+		{access.Metrics, "GET", "/metrics", 200},
+		{access.Metrics, "GET", "/api/health", 200},
+		{access.Metrics, "PUT", "/api/log-level", 403},
+		{access.Admin, "PUT", "/api/log-level", 200},
+		{access.Admin, "POST", "/api/messages", 404},
+		{access.Admin, "GET", "/api/dlq/entries", 404},
+		{access.Admin, "GET", "/api/whoami", 404},
+		{access.Admin, "GET", "/", 404},
+		{"", "POST", "/api/login", 404},
+		{"", "GET", "/docs", 404},
+	} {
+		require.Equal(t, asked.want, b.as(secrets[asked.role], asked.method, asked.path, `{"level": "debug"}`), "%+v", asked)
+	}
+	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, b.base+"/metrics", nil)
+	require.NoError(t, err)
+	request.Header.Set("Authorization", "Bearer "+secrets[access.Metrics])
+	response, err := http.DefaultClient.Do(request)
+	require.NoError(t, err)
+	defer response.Body.Close()
+	text, err := io.ReadAll(response.Body)
+	require.NoError(t, err)
+	for _, want := range []string{"dlqd_database_up 1", `dlqd_stage_seconds_count{outcome="ok",stage="claim"}`, `dlqd_loop_healthy{loop="dlq-workers"} 1`} {
+		require.Contains(t, string(text), want)
+	}
 }
 
 // A reload whose access.yaml lost a line lets nobody in who was not let in before, and who follows a run is looked at again.

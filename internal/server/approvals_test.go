@@ -46,7 +46,7 @@ func (b *scopeBundle) fail(queue string, n int) {
 	}
 	require.Eventually(b, func() bool {
 		return b.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_pending'") == 0
-	}, time.Minute, 10*time.Millisecond)
+	}, time.Minute, 50*time.Millisecond)
 }
 
 func (b *scopeBundle) named(name string, role access.Role, by string, queues ...string) string {
@@ -77,7 +77,7 @@ func (b *scopeBundle) approval(token, id string) (a approval.Approval) {
 
 func (b *scopeBundle) awaitApproval(token, id, state string) (a approval.Approval) {
 	b.Helper()
-	require.Eventually(b, func() bool { a = b.approval(token, id); return a.State == state }, time.Minute, 10*time.Millisecond, "%+v", a)
+	require.Eventually(b, func() bool { a = b.approval(token, id); return a.State == state }, time.Minute, 50*time.Millisecond, "%+v", a)
 	return a
 }
 
@@ -157,6 +157,8 @@ func TestApprovals_secondPerson(t *testing.T) {
 	require.Equal(t, 3, b.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE original_event = '{\"erased\": true}'"))
 	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.erasures WHERE id = '"+a.Outcome.String()+"' AND actor = 'boss' AND origin LIKE '%, approved by other' AND finished_at IS NOT NULL"))
 	require.JSONEq(t, `{"erased": true}`, string(a.Request))
+	_, out = b.as(boss, "GET", "/metrics", "")
+	require.Contains(t, out, `dlqd_stage_seconds_count{outcome="ok",stage="approval"} 2`)
 }
 
 // What was frozen is touched; what came later is not, and what has moved on is not either.
@@ -190,7 +192,7 @@ func TestApprovals_frozen(t *testing.T) {
 	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.replay_runs WHERE id = '"+a.Outcome.String()+"' AND total = 3 AND actor = 'kim' AND note = 'fixed' AND origin LIKE '%, approved by lee' AND scope IS NOT NULL AND merge_patch IS NOT NULL"))
 	require.Eventually(t, func() bool {
 		return b.count("SELECT count(*) FROM dlq.dead_letter_transitions WHERE to_status = 'dlq_processing' AND actor = 'kim' AND origin LIKE '%, approved by lee'") == 3
-	}, time.Minute, 10*time.Millisecond)
+	}, time.Minute, 50*time.Millisecond)
 	require.Equal(t, 2, b.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_manual'"), "what came later, and what is elsewhere")
 
 	// One entry, edited, and by unparking it: the same.
@@ -200,7 +202,7 @@ func TestApprovals_frozen(t *testing.T) {
 	id = b.ask(kim, "/api/dlq/entries/"+left+"/replay", `{"payload": {"whole": 1.50}}`)
 	require.Equal(t, http.StatusOK, b.decide(lee, id, "approve", `{"expect": 1}`))
 	b.awaitApproval(lee, id, "done")
-	require.Eventually(t, func() bool { return b.count(`SELECT count(*) FROM river_job WHERE args = '{"whole": 1.50}'`) == 1 }, time.Minute, 10*time.Millisecond)
+	require.Eventually(t, func() bool { return b.count(`SELECT count(*) FROM river_job WHERE args = '{"whole": 1.50}'`) == 1 }, time.Minute, 50*time.Millisecond)
 }
 
 func TestApprovals_expiryAndRaces(t *testing.T) {
@@ -216,7 +218,7 @@ func TestApprovals_expiryAndRaces(t *testing.T) {
 	require.Equal(t, http.StatusConflict, b.decide(lee, id, "approve", `{"expect": 2}`))
 	require.Eventually(t, func() bool {
 		return b.count("SELECT count(*) FROM dlq.acts WHERE act = 'expired' AND subject = 'approval "+id+"'") == 1
-	}, time.Minute, 10*time.Millisecond)
+	}, time.Minute, 50*time.Millisecond)
 	require.Equal(t, "expired", b.approval(lee, id).State)
 
 	// Of several approvers at once, one is first; and who was revoked is none.

@@ -22,7 +22,7 @@ func TestAutomatic(t *testing.T) {
 	}
 	await := func(n int, where string) {
 		t.Helper()
-		require.Eventually(t, func() bool { return b.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE "+where) == n }, 30*time.Second, 20*time.Millisecond, where)
+		require.Eventually(t, func() bool { return b.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE "+where) == n }, 30*time.Second, 50*time.Millisecond, where)
 	}
 	const observed = "status = 'dlq_pending' AND waiting_for = 'automatic'"
 	fail("report.daily", "3")

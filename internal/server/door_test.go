@@ -71,7 +71,7 @@ func (b *bundle) metric(want string) {
 	require.Eventually(b, func() bool {
 		_, out, _ := b.call("GET", "/metrics", "")
 		return strings.Contains(out["text"].(string), want)
-	}, 30*time.Second, 10*time.Millisecond, want)
+	}, 30*time.Second, 50*time.Millisecond, want)
 }
 
 // A page whose name was made to lead to this machine is of the API's origin, for its browser: neither Origin nor Sec-Fetch-Site
@@ -250,7 +250,7 @@ func TestDoor_connections(t *testing.T) {
 		defer response.Body.Close()
 		raw, err := io.ReadAll(response.Body)
 		return err == nil && strings.Contains(string(raw), `dlqd_http_refused_total{reason="connections"}`)
-	}, 30*time.Second, 10*time.Millisecond)
+	}, 30*time.Second, 50*time.Millisecond)
 }
 
 func TestDoor_rateLimit(t *testing.T) {

@@ -135,6 +135,8 @@ func TestFilter_completion(t *testing.T) {
 	_, err := b.pool.Exec(t.Context(), `SELECT dlq.act_on('assign', ARRAY(SELECT id FROM dlq.dead_letter_queue WHERE queue = 'mailqueue'), 'kim', NULL, '{"assignee": "ann"}'),
 		dlq.act_on('tag', ARRAY(SELECT id FROM dlq.dead_letter_queue WHERE queue = 'pay_eu'), 'kim', NULL, '{"tags": ["vip"]}')`)
 	require.NoError(t, err)
+	_, err = b.pool.Exec(t.Context(), "UPDATE dlq.dead_letter_open SET ordering_key = 'order-81', subscriber_id = 'cus_81' WHERE queue = 'mailqueue'")
+	require.NoError(t, err)
 	_, err = b.pool.Exec(t.Context(), `UPDATE dlq.failure_groups SET fingerprint = CASE queue WHEN 'pay_eu' THEN '3f2a' ELSE '3f2b' END || substr(fingerprint, 5) WHERE (queue, fingerprint) IN (SELECT queue, min(fingerprint) FROM dlq.failure_groups GROUP BY queue);
 		INSERT INTO dlq.failure_groups (queue, fingerprint, title, first_seen, last_seen) VALUES ('pay_eu', '3f2a000000000001', 'secret of pay_euorder.paid', now(), now()), ('mailqueue', '3f2b000000000001', 'x', now(), now())`)
 	require.NoError(t, err)
@@ -169,6 +171,9 @@ func TestFilter_completion(t *testing.T) {
 		{payments, "assigned:", "me nobody kim "},
 		{operator, "tag:v", "vip "},
 		{reader, "tag:v", "vip "},
+		{operator, "key:", "order-81 "},
+		{payments, "key:", ""},
+		{orders, "subscriber:81", "cus_81 "},
 		{operator, "message:", ""},
 		{operator, `"timed`, ""},
 		{operator, "pay", "payload. "},
@@ -188,9 +193,11 @@ func TestFilter_completion(t *testing.T) {
 	require.Contains(t, reading.Terms[0].Problem, "did you mean queue?")
 	require.Equal(t, []string{"pay_eu"}, reading.Terms[1].Values)
 
-	// Where something is masked, tags may have it.
+	// Where something is masked, tags, keys and subscribers may have it.
 	_, err = b.pool.Exec(t.Context(), `SELECT dlq.protect(dlq.sensitive_columns(), '{"patterns": ["tokens"]}')`)
 	require.NoError(t, err)
-	_, got = complete(operator, "tag:v")
-	require.Empty(t, got)
+	for _, q := range []string{"tag:v", "key:", "subscriber:"} {
+		_, got = complete(operator, q)
+		require.Empty(t, got, q)
+	}
 }

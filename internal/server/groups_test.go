@@ -21,11 +21,11 @@ func TestGroups_api(t *testing.T) {
 		t.Helper()
 		require.Eventually(t, func() bool {
 			return b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_manual'") == n && b.count("SELECT coalesce(sum(open), 0)::int FROM dlq.failure_groups") == n
-		}, time.Minute, 10*time.Millisecond)
+		}, time.Minute, 50*time.Millisecond)
 	}
 	b.submit("m1")
 	manual(1)
-	require.Eventually(t, func() bool { return strings.Contains(log.String(), "dead letters need a person") }, time.Minute, 10*time.Millisecond)
+	require.Eventually(t, func() bool { return strings.Contains(log.String(), "dead letters need a person") }, time.Minute, 50*time.Millisecond)
 
 	_, page, _ := b.call("GET", "/api/dlq/groups?status=open&hasOpen=true&owner=nobody", "")
 	require.Len(t, page["groups"], 1, page)
@@ -45,7 +45,7 @@ func TestGroups_api(t *testing.T) {
 	b.submit("m2")
 	manual(2)
 	require.Equal(t, 2, b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE assigned_to = 'anna'"), "those that join it are hers")
-	require.Eventually(t, func() bool { return strings.Contains(log.String(), "owner=anna regressed=true") }, time.Minute, 10*time.Millisecond)
+	require.Eventually(t, func() bool { return strings.Contains(log.String(), "owner=anna regressed=true") }, time.Minute, 50*time.Millisecond)
 
 	status, out, _ := b.call("GET", path[:len(path)-8], "")
 	require.Equal(t, http.StatusOK, status, out)

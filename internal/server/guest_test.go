@@ -76,7 +76,7 @@ func TestGuest(t *testing.T) {
 	}
 	await := func(n int, sql string) {
 		t.Helper()
-		require.Eventually(t, func() bool { return count(sql) == n }, 60*time.Second, 20*time.Millisecond, sql)
+		require.Eventually(t, func() bool { return count(sql) == n }, 60*time.Second, 50*time.Millisecond, sql)
 	}
 	const discarded = "SELECT count(*) FROM river_job WHERE state = 'discarded'"
 
@@ -143,7 +143,7 @@ func TestGuest(t *testing.T) {
 	require.Eventually(t, func() bool {
 		status, out, _ = guest.call(http.MethodGet, "/readyz", "")
 		return status == http.StatusServiceUnavailable
-	}, 60*time.Second, 20*time.Millisecond)
+	}, 60*time.Second, 50*time.Millisecond)
 	require.Contains(t, out["detail"], "dlqd was detached from this database")
 	status, out, _ = guest.call(http.MethodGet, "/api/dlq/entries", "")
 	require.Equal(t, http.StatusServiceUnavailable, status, out)
@@ -173,7 +173,7 @@ func TestGuest(t *testing.T) {
 	require.Eventually(t, func() bool {
 		status, out, _ = guest.call(http.MethodGet, "/readyz", "")
 		return status == http.StatusOK
-	}, 60*time.Second, 20*time.Millisecond, out)
+	}, 60*time.Second, 50*time.Millisecond, out)
 	charge(1)
 	await(26, "SELECT count(*) FROM dlq.dead_letter_queue")
 	guest.stop()
@@ -209,7 +209,7 @@ func TestGuest_delivers(t *testing.T) {
 		_, list, _ := guest.call(http.MethodGet, "/api/dlq/entries?status=dlq_manual", "")
 		entries, ok := list["entries"].([]any)
 		return ok && len(entries) == 1
-	}, 60*time.Second, 20*time.Millisecond)
+	}, 60*time.Second, 50*time.Millisecond)
 	status, out, _ = guest.call(http.MethodPost, "/api/queues/mine/pause", "")
 	require.Equal(t, http.StatusOK, status, out)
 }
@@ -232,13 +232,13 @@ func TestAttachedAgain_theTablesAreNew(t *testing.T) {
 		return a.count(t, `SELECT count(*) FROM dlq.settings s WHERE s.key = 'automatic' AND NOT has_column_privilege('dlq_reader', 'dlq.dead_letter_queue', 'notes', 'SELECT')
 			AND has_column_privilege('dlq_reader', 'dlq.dead_letter_queue', 'original_event', 'SELECT')`) == 1
 	}
-	require.Eventually(t, written, 20*time.Second, 20*time.Millisecond)
+	require.Eventually(t, written, 20*time.Second, 50*time.Millisecond)
 	migrator := &postgres.Migrator{Pool: a.pool, Schemas: postgres.DefaultSchemas(), Logger: slog.New(slog.DiscardHandler)}
 	found, err := migrator.Find(t.Context(), false, false)
 	require.NoError(t, err)
 	_, err = migrator.Detach(t.Context(), *found, true)
 	require.NoError(t, err)
-	require.Eventually(t, func() bool { _, detail := b.part("observed"); return strings.HasPrefix(detail, "idle: ") }, 20*time.Second, 20*time.Millisecond)
+	require.Eventually(t, func() bool { _, detail := b.part("observed"); return strings.HasPrefix(detail, "idle: ") }, 20*time.Second, 50*time.Millisecond)
 	require.NoError(t, migrator.Attach(t.Context()))
-	require.Eventually(t, written, 20*time.Second, 20*time.Millisecond)
+	require.Eventually(t, written, 20*time.Second, 50*time.Millisecond)
 }

@@ -69,7 +69,7 @@ func TestMask_walkOfAPI(t *testing.T) {
 	require.Eventually(t, func() bool {
 		err := b.pool.QueryRow(t.Context(), "SELECT id::text FROM dlq.dead_letter_queue WHERE status = 'dlq_manual'").Scan(&id)
 		return err == nil
-	}, time.Minute, 10*time.Millisecond)
+	}, time.Minute, 50*time.Millisecond)
 	require.Contains(t, b.text("SELECT to_jsonb(e)::text FROM dlq.dead_letter_queue e"), "IBAN DE0212", "the receiver's words are kept")
 
 	check := func(what, out string) {
@@ -108,7 +108,7 @@ func TestMask_walkOfAPI(t *testing.T) {
 	require.Equal(t, http.StatusOK, status, out)
 	require.Eventually(t, func() bool {
 		return b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_manual'") == 1
-	}, time.Minute, 10*time.Millisecond)
+	}, time.Minute, 50*time.Millisecond)
 	status, out = b.as(operator, "POST", "/api/dlq/entries/"+id+"/replay", `{"mergePatch": {"card": {"number": "5500005555555559"}, "accounts": []}, "note": "for kim, 4111111111111111"}`)
 	require.Equal(t, http.StatusAccepted, status, out)
 	require.Contains(t, out, `"/card/number"`)
@@ -116,7 +116,7 @@ func TestMask_walkOfAPI(t *testing.T) {
 	check("replay", out)
 	require.Eventually(t, func() bool {
 		return b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_manual' AND dlq_retry_count > 0") == 1
-	}, time.Minute, 10*time.Millisecond)
+	}, time.Minute, 50*time.Millisecond)
 	_, err := b.pool.Exec(t.Context(), "SELECT dlq.refresh_rollups()")
 	require.NoError(t, err)
 	asked := b.text(`SELECT dlq.request_approval('replay', '{"filter": {"payload": {"card": {"number": "4111111111111111"}}}, "mergePatch": {"card": {"number": "4111111111111111"}}, "patch": [{"op": "replace", "path": "/card", "value": {"number": "4111111111111111"}}]}', 'card 4111111111111111', 'kim')::text`)

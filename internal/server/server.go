@@ -75,7 +75,7 @@ type Config struct {
 	Schemas     postgres.Schemas
 	// Which parts run in this process.
 	API, Process, DLQWorkers bool
-	// Listen are addresses of the API: host:port, or unix: and a path.
+	// Listen are addresses of the API: host:port, or unix: and a path. Without API, metrics and health alone are served there.
 	Listen []string
 	// Insecure serves addresses that others than the machine's own users reach, and asks nobody who they are.
 	Insecure bool
@@ -235,7 +235,7 @@ func (s *Server) start(ctx context.Context) error {
 	if err := s.register(ctx); err != nil {
 		return err
 	}
-	if s.config.API && s.config.TLS != (door.CertificateFiles{}) {
+	if s.listens() && s.config.TLS != (door.CertificateFiles{}) {
 		if s.certificates, err = door.LoadCertificates(s.config.TLS); err != nil {
 			return err
 		}
@@ -246,11 +246,14 @@ func (s *Server) start(ctx context.Context) error {
 	s.metrics.WatchLoops(s.loops.Statuses)
 	s.loops.Start()
 	s.logMode(ctx)
-	if s.config.API {
+	if s.listens() {
 		return s.startAPI(ctx)
 	}
 	return nil
 }
+
+// listens reports whether requests are answered: to the API or, without it, about how this process is.
+func (s *Server) listens() bool { return s.config.API || len(s.config.Listen) > 0 }
 
 // startJudgement starts what all parts ask: the policy, the circuit breakers, and the conditions.
 func (s *Server) startJudgement(ctx context.Context) error {
@@ -352,7 +355,7 @@ func (s *Server) startProcessing(ctx context.Context) error {
 func (s *Server) startDLQWorker() error {
 	config := worker.Config{
 		Store: s.store, Planner: s.planner.Load, Logger: s.logger.With("part", "dlq-workers"),
-		PollInterval: s.config.PollInterval, WakeTopic: s.config.Schemas.WakeTopic(), Observe: s.metrics.ObserveWorker, Parked: s.tellPeople,
+		PollInterval: s.config.PollInterval, WakeTopic: s.config.Schemas.WakeTopic(), Observe: s.metrics.ObserveWorker, ObserveStage: s.metrics.ObserveStage, Parked: s.tellPeople,
 	}
 	if !s.config.PollOnly {
 		config.Listen = s.pool
@@ -363,7 +366,7 @@ func (s *Server) startDLQWorker() error {
 	s.loops.Add(runs)
 	s.wakeRuns = runs.Wake
 	approved := (&approval.Runner{
-		Store: s.store, Replayer: s.replayer(), Archive: s.archive, Logger: s.logger.With("part", "approvals"),
+		Store: s.store, Replayer: s.replayer(), Archive: s.archive, Logger: s.logger.With("part", "approvals"), Observe: s.metrics.ObserveApproval,
 	}).Loop()
 	s.loops.Add(approved)
 	s.wakeApproved = approved.Wake
@@ -501,11 +504,8 @@ func (s *Server) rules() access.Rules {
 	return rules
 }
 
-func (s *Server) startAPI(ctx context.Context) error {
-	err := s.checkAccess()
-	if err != nil {
-		return err
-	}
+// startIntake starts what takes messages.
+func (s *Server) startIntake() (err error) {
 	var worked *process.Queues
 	if s.attached {
 		worked = process.NewQueues(s.store.DB())
@@ -518,6 +518,19 @@ func (s *Server) startAPI(ctx context.Context) error {
 		return err
 	}
 	s.metrics.WatchPending(s.ingester.Pending)
+	return nil
+}
+
+func (s *Server) startAPI(ctx context.Context) error {
+	err := s.checkAccess()
+	if err != nil {
+		return err
+	}
+	if s.config.API {
+		if err := s.startIntake(); err != nil {
+			return err
+		}
+	}
 	steering, err := s.steering()
 	if err != nil {
 		return err
@@ -533,8 +546,8 @@ func (s *Server) startAPI(ctx context.Context) error {
 		WriteTimeout: s.config.WriteTimeout, BodyGrace: s.config.BodyGrace, Door: s.config.Door,
 		Tracer: s.telemetry.Tracer, Replayer: s.replayer(),
 		Approvals: &approval.Store{Store: s.store, Wake: s.wakeApproved},
-		Parked:    s.tellPeople, Health: s.health, Queues: s.queueHealth, Ready: s.ready, Reach: s.reach, Idle: s.idle, LogLevel: s.config.LogLevel,
-		Draft: s.draft, DraftFiles: s.config.Source.DraftFiles(),
+		Parked:    s.tellPeople, Health: s.health, Queues: s.queueHealth, Ready: s.ready, Reach: s.reach, Idle: s.idle, LogLevel: s.config.LogLevel, StatusOnly: !s.config.API,
+		Draft:     s.draft, DraftFiles: s.config.Source.DraftFiles(),
 		Examine: func(ctx context.Context) []doctor.Finding { return doctor.Examine(ctx, s.migrator()) },
 		Console: func(operations, notServed http.Handler) api.Console {
 			return console.New(console.Config{
@@ -557,7 +570,11 @@ func (s *Server) startAPI(ctx context.Context) error {
 			return err
 		}
 		s.listeners = append(s.listeners, listener)
-		s.logger.Info("API is up", "address", listener.Addr().String())
+		if s.config.API {
+			s.logger.Info("API is up", "address", listener.Addr().String())
+		} else {
+			s.logger.Info("metrics and health are up", "address", listener.Addr().String())
+		}
 		serve := s.http.Serve
 		if listener.Addr().Network() != "unix" {
 			listener = door.Listener(listener, connections, s.metrics.Refused)

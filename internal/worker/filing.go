@@ -126,7 +126,6 @@ func (w *Worker) File(ctx context.Context) (bool, error) {
 		err = w.fileOneByOne(ctx, at, len(rows))
 	}
 	if err != nil {
-		w.config.Observe("error", 1, 0)
 		return false, err
 	}
 	return len(rows) == size, nil
@@ -191,6 +190,8 @@ func (w *Worker) file(ctx context.Context, at look, size int) (rows []dbsqlc.Cla
 
 // fileJudged files those entries of the inbox that no other worker files, as the planner decides. It returns which.
 func (w *Worker) fileJudged(ctx context.Context, rows []dbsqlc.ClaimDueRow) (claimed []dbsqlc.ClaimDueRow, err error) {
+	start := time.Now()
+	defer func() { w.step(ctx, StageDecision, start, err) }()
 	made := w.judgements(rows)
 	var soonest time.Time
 	err = w.observed(ctx, func(tx transaction, counts map[string]int) error {

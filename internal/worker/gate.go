@@ -12,7 +12,6 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/dlqd/dlqd/internal/automatic"
-	"github.com/dlqd/dlqd/internal/pace"
 	"github.com/dlqd/dlqd/internal/policy"
 	"github.com/dlqd/dlqd/internal/postgres"
 	"github.com/dlqd/dlqd/internal/strategy"
@@ -88,6 +87,7 @@ func (w *Worker) Gates(ctx context.Context) error {
 }
 
 func (w *Worker) conditionGate(ctx context.Context, queue string) error {
+	start := time.Now()
 	err := w.observed(ctx, func(tx transaction, counts map[string]int) error {
 		by, err := w.judge(ctx, tx, w.config.Planner())
 		if err != nil || by.switches.Stopped != nil {
@@ -116,6 +116,7 @@ func (w *Worker) conditionGate(ctx context.Context, queue string) error {
 		}
 		return w.release(ctx, tx, g, counts)
 	})
+	w.step(ctx, StageGate, start, err)
 	if errors.Is(err, errSwitching) {
 		return nil
 	}
@@ -225,6 +226,7 @@ func (w *Worker) probe(ctx context.Context, tx transaction, g *gate, now time.Ti
 	if err := tx.SetGate(ctx, dbsqlc.SetGateParams{Name: g.name, State: gateProbing, Probes: ids, Now: now}); err != nil {
 		return err
 	}
+	counts["released"] += len(ids)
 	return w.redeliver(ctx, tx, ids, fmt.Sprintf("%s: one of %d probes", g.why, len(ids)), counts)
 }
 
@@ -236,7 +238,7 @@ func (w *Worker) follow(ctx context.Context, tx transaction, g *gate, now time.T
 	}
 	claimed := len(ids)
 	if g.pace.PerSecond > 0 && claimed > 0 {
-		places, err := pace.Reserve(ctx, tx, g.pace.Name, g.pace.PerSecond, len(ids), now, &w.config.GateInterval)
+		places, err := w.reserve(ctx, tx, g.pace, len(ids), now, &w.config.GateInterval, counts)
 		if err != nil {
 			return err
 		}
@@ -253,5 +255,6 @@ func (w *Worker) follow(ctx context.Context, tx transaction, g *gate, now time.T
 	if len(ids) == 0 {
 		return nil
 	}
+	counts["released"] += len(ids)
 	return w.redeliver(ctx, tx, ids, g.why+", and the probes succeeded", counts)
 }

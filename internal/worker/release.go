@@ -59,7 +59,7 @@ func (w *Worker) Release(ctx context.Context) error {
 			if left := maxRelease - len(aside.waiting); left <= 0 {
 				break
 			} else if by.switches.Of(&of).On {
-				if err := w.releaseGroup(ctx, tx, by, g, left, &aside); err != nil {
+				if err := w.releaseGroup(ctx, tx, by, g, left, &aside, counts); err != nil {
 					return err
 				}
 			}
@@ -81,7 +81,7 @@ func (w *Worker) Release(ctx context.Context) error {
 
 // releaseGroup lets the first entries of a group go: those that are due get their places in the pace, and the others are
 // due when they would have been anyway.
-func (w *Worker) releaseGroup(ctx context.Context, tx transaction, by *judged, g *dbsqlc.ObservedGroupsRow, most int, aside *aside) error {
+func (w *Worker) releaseGroup(ctx context.Context, tx transaction, by *judged, g *dbsqlc.ObservedGroupsRow, most int, aside *aside, counts map[string]int) error {
 	of, now := by.planner.Policy().PaceOf(g.Queue), w.now()
 	if of.PerSecond > 0 {
 		most = min(most, max(1, int(math.Ceil(of.PerSecond*w.config.GateInterval.Seconds()))))
@@ -106,7 +106,7 @@ func (w *Worker) releaseGroup(ctx context.Context, tx transaction, by *judged, g
 	places, gap := pace.Places{First: now, Granted: len(due)}, time.Duration(0)
 	if of.PerSecond > 0 && len(due) > 0 {
 		gap = time.Duration(float64(time.Second) / of.PerSecond)
-		if places, err = pace.Reserve(ctx, tx, of.Name, of.PerSecond, len(due), now, &w.config.GateInterval); err != nil {
+		if places, err = w.reserve(ctx, tx, of, len(due), now, &w.config.GateInterval, counts); err != nil {
 			return err
 		}
 	}

@@ -163,7 +163,7 @@ func TestAutomatic_pacesInOneOrder(t *testing.T) {
 	go func() { released <- j.worker.Release(t.Context()) }()
 	require.Eventually(t, func() bool {
 		return j.count("SELECT count(*) FROM pg_stat_activity WHERE $1 = ANY (pg_blocking_pids(pid))", pid) > 0
-	}, time.Minute, 10*time.Millisecond, "the release waits for the first pace")
+	}, time.Minute, 50*time.Millisecond, "the release waits for the first pace")
 	_, err = batch.Exec(t.Context(), "SELECT FROM dlq.paces WHERE name = 'queue:a' FOR UPDATE NOWAIT")
 	require.NoError(t, err, "and does not hold the second")
 	require.NoError(t, batch.Rollback(t.Context()))
@@ -279,7 +279,7 @@ func TestAutomatic_stopOverAllWorkers(t *testing.T) {
 	<-begun
 	j.exec("SELECT dlq.stop_automatic('kim', 'a release')")
 	sent := j.count("SELECT count(*) FROM river_job WHERE metadata ? 'dlq:entry_id'")
-	require.Eventually(t, func() bool { return j.observed() == n-sent }, time.Minute, 10*time.Millisecond, "what was due is put aside")
+	require.Eventually(t, func() bool { return j.observed() == n-sent }, time.Minute, 50*time.Millisecond, "what was due is put aside")
 	require.Equal(t, sent, j.count("SELECT count(*) FROM river_job WHERE metadata ? 'dlq:entry_id'"), "none after the stop")
 	cancel()
 	workers.Wait()

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"strings"
+	"time"
 
 	"github.com/google/uuid"
 
@@ -60,6 +61,7 @@ func (w *Worker) smartGate(ctx context.Context, queue, fingerprint string) error
 		return w.queries.DeleteGate(ctx, smartPrefix+queue+":"+fingerprint)
 	}
 	name := smartPrefix + queue + ":" + fingerprint
+	start := time.Now()
 	err := w.observed(ctx, func(tx transaction, counts map[string]int) error {
 		by, err := w.judge(ctx, tx, w.config.Planner())
 		if err != nil || by.switches.Stopped != nil {
@@ -96,6 +98,7 @@ func (w *Worker) smartGate(ctx context.Context, queue, fingerprint string) error
 			},
 		}, counts)
 	})
+	w.step(ctx, StageGate, start, err)
 	if errors.Is(err, errSwitching) {
 		return nil
 	}

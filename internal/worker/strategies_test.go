@@ -720,6 +720,79 @@ func TestConditional_oneQueueFails(t *testing.T) {
 	require.Equal(t, 2, j.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_processing' AND queue = 'b'"))
 }
 
+// Each stage of the way of a dead letter is told of: its steps, those that fail among them, and what came of them.
+func TestWorker_tellsOfEachStage(t *testing.T) {
+	t.Parallel()
+	j := setupJudged(t, policytest.Files{"dlq-routing": "redeliveriesPerSecond: 5\n", "retry-policies": "destinationDefaults: {redeliveriesPerSecond: 5}\n"})
+	entries, steps := map[string]int{}, map[string]int{}
+	take := func() (map[string]int, map[string]int) {
+		e, s := entries, steps
+		entries, steps = map[string]int{}, map[string]int{}
+		return e, s
+	}
+	j.worker = worker.New(worker.Config{
+		Store: j.store, Planner: j.planner.Load, Logger: slog.New(slog.DiscardHandler), Name: "test", Now: func() time.Time { return j.now },
+		Observe: func(action string, n int, _ time.Duration) { entries[action] += n },
+		ObserveStage: func(stage string, took time.Duration, err error) {
+			require.Positive(t, took)
+			outcome := " ok"
+			if err != nil {
+				outcome = " error"
+			}
+			steps[stage+outcome]++
+		},
+	})
+	j.conditions.set("x")
+	j.failMany(2, "a", outage)
+	j.file()
+	done, made := take()
+	require.Equal(t, map[string]int{"filed": 2, "decided": 2}, done)
+	require.Equal(t, map[string]int{"decision ok": 1}, made)
+	j.now = j.now.Add(2 * time.Minute)
+	j.once()
+	done, made = take()
+	require.Equal(t, map[string]int{"claimed": 2, "put_off": 2}, done)
+	require.Equal(t, 1, made["claim ok"])
+	j.conditions.set("")
+	j.gates()
+	done, made = take()
+	require.Equal(t, map[string]int{"released": 2, "redelivered": 2}, done)
+	require.Equal(t, map[string]int{"gate ok": 1}, made)
+	j.endRedeliveries("discarded")
+	j.once()
+	done, made = take()
+	require.Equal(t, 2, done["decided"])
+	require.Equal(t, 1, made["decision ok"])
+
+	// Places in a pace, and steps that fail.
+	j.failMany(1, "b", "connection refused")
+	j.file()
+	j.now = j.now.Add(10 * time.Minute)
+	j.once()
+	done, made = take()
+	require.Equal(t, 3, done["placed"])
+	require.Equal(t, 2, made["pace ok"], "of each queue")
+	j.conditions.set("x")
+	j.failMany(1, "c", outage)
+	j.file()
+	j.now = j.now.Add(2 * time.Minute)
+	j.once()
+	j.conditions.set("")
+	j.exec("CREATE FUNCTION away() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION USING ERRCODE = '40001'; END $$")
+	j.exec("CREATE TRIGGER away BEFORE INSERT ON dlq.gates FOR EACH ROW EXECUTE FUNCTION away()")
+	require.Error(t, j.worker.Gates(t.Context()))
+	_, made = take()
+	require.Equal(t, 1, made["gate error"])
+	j.exec("ALTER TABLE dlq.paces RENAME TO gone")
+	j.failMany(1, "b", "connection refused")
+	j.file()
+	j.now = j.now.Add(10 * time.Minute)
+	_, err := j.worker.RunOnce(t.Context())
+	require.Error(t, err)
+	_, made = take()
+	require.Positive(t, made["pace error"])
+}
+
 // Rules see a message's payload and headers, and the args of an application's job; what is too large is nothing to them.
 func TestRules_seeTheMessage(t *testing.T) {
 	t.Parallel()

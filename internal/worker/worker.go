@@ -66,9 +66,18 @@ const (
 	maxRetryAfter = 7 * 24 * time.Hour
 )
 
-// Observer is told of every entry that a worker moved: what it did ("filed", "repeated", "decided", "parked", "redelivered",
-// "put_off"), how many, and of every batch's duration.
+// Observer is told of every entry that a worker moved: what it did ("filed", "repeated", "claimed", "decided", "parked", "placed",
+// "released", "redelivered", "put_off"), how many, and of every batch's duration.
 type Observer func(action string, entries int, took time.Duration)
+
+// Stages of the way of a dead letter that are told of by themselves: a batch is claimed; what failed is judged, and what comes of it written;
+// places in a pace are reserved; one gate is looked at.
+const (
+	StageClaim    = "claim"
+	StageDecision = "decision"
+	StagePace     = "pace"
+	StageGate     = "gate"
+)
 
 // Config is what a [Worker] needs.
 type Config struct {
@@ -87,6 +96,8 @@ type Config struct {
 	// Now is the time that decides what is due; nil for the database's.
 	Now     func() time.Time
 	Observe Observer
+	// ObserveStage is told of every step of a stage: how long it took, and its error. Nil for nobody.
+	ObserveStage func(stage string, took time.Duration, err error)
 	// Parked is told, after the commit, of entries that now need a person, whatever the reason: the one place where people are told.
 	Parked func([]Parked)
 }
@@ -133,6 +144,9 @@ func New(config Config) *Worker {
 	}
 	if config.Observe == nil {
 		config.Observe = func(string, int, time.Duration) {}
+	}
+	if config.ObserveStage == nil {
+		config.ObserveStage = func(string, time.Duration, error) {}
 	}
 	w := &Worker{config: config, actor: "worker:" + config.Name, queries: dbsqlc.New(config.Store.DB())}
 	w.batches = background.New(background.Config{
@@ -242,6 +256,13 @@ func (w *Worker) observed(ctx context.Context, fn func(tx transaction, counts ma
 	return nil
 }
 
+// step tells that a step of a stage has ended, but for one that was cut short or is made again.
+func (w *Worker) step(ctx context.Context, stage string, start time.Time, err error) {
+	if !errors.Is(err, errSwitching) && (err == nil || ctx.Err() == nil) {
+		w.config.ObserveStage(stage, time.Since(start), err)
+	}
+}
+
 // untilNextDue is the poll interval, or less where an entry is due sooner.
 func (w *Worker) untilNextDue(ctx context.Context) time.Duration {
 	next, err := w.queries.NextDue(ctx)
@@ -304,9 +325,14 @@ func (w *Worker) batch(ctx context.Context, size int) (claimed []uuid.UUID, err 
 		params.Now = &now
 	}
 	err = w.observed(ctx, func(tx transaction, counts map[string]int) error {
+		start := time.Now()
 		rows, err := tx.ClaimDue(ctx, params)
+		w.step(ctx, StageClaim, start, err)
 		if err != nil {
 			return fmt.Errorf("claim: %w", err)
+		}
+		if len(rows) > 0 {
+			counts["claimed"] = len(rows)
 		}
 		claimed = column(rows, func(r *dbsqlc.ClaimDueRow) uuid.UUID { return r.ID })
 		undecided = undecided[:0]
@@ -328,10 +354,12 @@ func (w *Worker) batch(ctx context.Context, size int) (claimed []uuid.UUID, err 
 }
 
 // decide judges entries that failed again, and writes what comes of those that are undecided still.
-func (w *Worker) decide(ctx context.Context, rows []dbsqlc.ClaimDueRow) error {
+func (w *Worker) decide(ctx context.Context, rows []dbsqlc.ClaimDueRow) (err error) {
 	if len(rows) == 0 {
 		return nil
 	}
+	start := time.Now()
+	defer func() { w.step(ctx, StageDecision, start, err) }()
 	made := w.judgements(rows)
 	return w.observed(ctx, func(tx transaction, counts map[string]int) error {
 		ids, err := tx.ClaimUndecided(ctx, dbsqlc.ClaimUndecidedParams{
@@ -449,7 +477,7 @@ func (w *Worker) handle(ctx context.Context, tx transaction, rows []dbsqlc.Claim
 	if due, err = w.inOrder(ctx, tx, planner, due, now, wait); err != nil {
 		return fmt.Errorf("order: %w", err)
 	}
-	if due, err = w.inPace(ctx, tx, planner, due, now, wait); err != nil {
+	if due, err = w.inPace(ctx, tx, planner, due, now, wait, counts); err != nil {
 		return fmt.Errorf("pace: %w", err)
 	}
 	if err := aside.write(ctx, tx, w.actor, counts); err != nil {
@@ -494,7 +522,7 @@ func (w *Worker) inOrder(ctx context.Context, tx transaction, planner *strategy.
 // inPace gives entries their places in the paces that they share, and puts off those whose place is later. An entry that
 // comes back for its place has it, unless so much later that everybody would come at once: dlqd was down meanwhile.
 func (w *Worker) inPace(ctx context.Context, tx transaction, planner *strategy.Planner, due []*dbsqlc.ClaimDueRow, now time.Time,
-	wait func(*dbsqlc.ClaimDueRow, time.Time, string, string),
+	wait func(*dbsqlc.ClaimDueRow, time.Time, string, string), counts map[string]int,
 ) ([]*dbsqlc.ClaimDueRow, error) {
 	ready := make([]*dbsqlc.ClaimDueRow, 0, len(due))
 	without := map[policy.Pace][]*dbsqlc.ClaimDueRow{}
@@ -510,7 +538,7 @@ func (w *Worker) inPace(ctx context.Context, tx transaction, planner *strategy.P
 	// In one order, so that two workers that reserve in several paces cannot deadlock.
 	for _, of := range slices.SortedFunc(maps.Keys(without), func(a, b policy.Pace) int { return strings.Compare(a.Name, b.Name) }) {
 		rows := without[of]
-		places, err := pace.Reserve(ctx, tx, of.Name, of.PerSecond, len(rows), now, nil)
+		places, err := w.reserve(ctx, tx, of, len(rows), now, nil, counts)
 		if err != nil {
 			return nil, err
 		}
@@ -524,6 +552,15 @@ func (w *Worker) inPace(ctx context.Context, tx transaction, planner *strategy.P
 		}
 	}
 	return ready, nil
+}
+
+// reserve takes up to so many places in a pace: see pace.Reserve.
+func (w *Worker) reserve(ctx context.Context, tx transaction, of policy.Pace, entries int, now time.Time, within *time.Duration, counts map[string]int) (pace.Places, error) {
+	start := time.Now()
+	places, err := pace.Reserve(ctx, tx, of.Name, of.PerSecond, entries, now, within)
+	w.step(ctx, StagePace, start, err)
+	counts["placed"] += places.Granted
+	return places, err
 }
 
 func (w *Worker) redeliver(ctx context.Context, tx transaction, ids []uuid.UUID, reason string, counts map[string]int) error {

@@ -123,7 +123,7 @@ function showRows(old, fresh) {
 }
 
 /** Whether somebody writes something that a new page would lose. */
-const writing = () => /** @type {(HTMLInputElement | HTMLTextAreaElement)[]} */ (all("main input:not([type=checkbox]):not([data-filter]), main textarea")).some((field) => field.value !== field.defaultValue);
+const writing = () => /** @type {(HTMLInputElement | HTMLTextAreaElement)[]} */ (all("main input:not([type=checkbox]):not([data-filter]):not([data-tree-search]), main textarea")).some((field) => field.value !== field.defaultValue);
 
 /** @param {string} address */
 function follow(address) {
@@ -289,7 +289,58 @@ if (filter) {
 	});
 }
 
+// The payload's tree is searched: what matches is marked, what is closed around it opens, and closes again with another search.
+
+const treeSearch = /** @type {HTMLInputElement | null} */ (one("input[data-tree-search]"));
+if (treeSearch) {
+	const bar = /** @type {HTMLElement} */ (treeSearch.parentElement), tree = /** @type {HTMLElement} */ (bar.nextElementSibling);
+	const count = /** @type {HTMLElement} */ (one("[data-found-count]", bar));
+	/** @type {HTMLElement[]} */
+	let hits = [];
+	/** @type {HTMLDetailsElement[]} */
+	let opened = [];
+	let at = -1;
+	bar.hidden = false;
+	/** @param {number} to */
+	const go = (to) => {
+		hits[at]?.classList.remove("now");
+		at = hits.length ? (to + hits.length) % hits.length : -1;
+		hits[at]?.classList.add("now");
+		hits[at]?.scrollIntoView({ block: "nearest" });
+		const more = one(".left", tree) ? ", of what is shown here" : "";
+		count.textContent = !treeSearch.value.trim() ? "" : hits.length ? `${at + 1} of ${hits.length}${more}` : `nothing${more}`;
+	};
+	const search = () => {
+		for (const hit of hits) hit.classList.remove("hit", "now");
+		for (const node of opened) node.open = false;
+		const text = treeSearch.value.trim().toLowerCase();
+		hits = text ? all(".key, .value", tree).filter((part) => part.textContent?.toLowerCase().includes(text)) : [];
+		opened = [];
+		for (const hit of hits) {
+			hit.classList.add("hit");
+			// (The key of what is closed is seen.)
+			const inside = hit.parentElement?.matches("summary") ? hit.closest("details")?.parentElement : hit;
+			for (let node = inside?.closest("details"); node && tree.contains(node); node = node.parentElement?.closest("details")) {
+				if (!node.open) {
+					node.open = true;
+					opened.push(node);
+				}
+			}
+		}
+		go(0);
+	};
+	treeSearch.addEventListener("input", search);
+	treeSearch.addEventListener("keydown", (event) => {
+		if (event.key !== "Enter") return;
+		event.preventDefault();
+		go(at + (event.shiftKey ? -1 : 1));
+	});
+	for (const button of all("button", bar)) button.addEventListener("click", () => go(at + Number(button.dataset.step)));
+}
+
 // Keys, as in the tools that people know.
+
+const searched = filter ?? treeSearch;
 
 const keys = /** @type {HTMLDialogElement | null} */ (document.getElementById("keys"));
 const keysButton = /** @type {HTMLElement | null} */ (one("[data-keys]"));
@@ -340,7 +391,7 @@ document.addEventListener("keydown", (event) => {
 	switch (event.key) {
 		case "g": afterG = true; return;
 		case "?": keys?.showModal(); break;
-		case "/": if (!filter) return; filter.focus(); filter.select(); break;
+		case "/": if (!searched) return; searched.focus(); searched.select(); break;
 		case "j": move(1); break;
 		case "k": move(-1); break;
 		case "x": if (row) /** @type {HTMLElement | null} */ (one("input[type=checkbox]", row))?.click(); break;

@@ -41,23 +41,30 @@ func (q *Queries) Approvals(ctx context.Context) ([]ApprovalsRow, error) {
 }
 
 const Counters = `-- name: Counters :many
-SELECT name, queue, label, value FROM dlq.counters ORDER BY name, queue, label
+SELECT name, queue, array_agg(label)::text[] AS labels, array_agg(value)::float8[] AS values FROM dlq.counters GROUP BY name, queue ORDER BY name, queue
 `
 
-func (q *Queries) Counters(ctx context.Context) ([]DlqCounter, error) {
+type CountersRow struct {
+	Name   string
+	Queue  string
+	Labels []string
+	Values []float64
+}
+
+func (q *Queries) Counters(ctx context.Context) ([]CountersRow, error) {
 	rows, err := q.db.Query(ctx, Counters)
 	if err != nil {
 		return nil, err
 	}
 	defer rows.Close()
-	items := []DlqCounter{}
+	items := []CountersRow{}
 	for rows.Next() {
-		var i DlqCounter
+		var i CountersRow
 		if err := rows.Scan(
 			&i.Name,
 			&i.Queue,
-			&i.Label,
-			&i.Value,
+			&i.Labels,
+			&i.Values,
 		); err != nil {
 			return nil, err
 		}
@@ -259,21 +266,28 @@ func (q *Queries) Processes(ctx context.Context, liveFor time.Duration) (int64, 
 }
 
 const ReadSample = `-- name: ReadSample :one
-SELECT s.at, coalesce(CASE WHEN s.at <> $1::timestamptz THEN s.sample END, 'null')::json AS sample, clock_timestamp()::timestamptz AS now FROM dlq.metrics_sample s
+SELECT coalesce(s.at, $1)::timestamptz AS at, coalesce(s.counters, 'null')::json AS counters, coalesce(s.sample, 'null')::json AS sample, clock_timestamp()::timestamptz AS now
+FROM (SELECT) one LEFT JOIN (SELECT m.at, CASE WHEN m.at <> $1 THEN m.counters END AS counters, CASE WHEN m.at <> $1 THEN m.sample END AS sample FROM dlq.metrics_sample m) s ON true
 `
 
 type ReadSampleRow struct {
-	At     time.Time
-	Sample []byte
-	Now    time.Time
+	At       time.Time
+	Counters []byte
+	Sample   []byte
+	Now      time.Time
 }
 
 // All that a scrape asks the database: one row, whatever the backlog; and of that one the sample only where it is not the one of known_at,
-// which the process has already.
+// which the process has already. Where there is none (yet, or after a crash), the known one is still the last.
 func (q *Queries) ReadSample(ctx context.Context, knownAt time.Time) (ReadSampleRow, error) {
 	row := q.db.QueryRow(ctx, ReadSample, knownAt)
 	var i ReadSampleRow
-	err := row.Scan(&i.At, &i.Sample, &i.Now)
+	err := row.Scan(
+		&i.At,
+		&i.Counters,
+		&i.Sample,
+		&i.Now,
+	)
 	return i, err
 }
 
@@ -515,19 +529,26 @@ func (q *Queries) Unfiled(ctx context.Context) ([]UnfiledRow, error) {
 }
 
 const WriteSample = `-- name: WriteSample :exec
-INSERT INTO dlq.metrics_sample AS s (at, took, sample) VALUES (clock_timestamp(), $1::interval, $2::json)
-ON CONFLICT (one) DO UPDATE SET at = excluded.at, took = excluded.took, sample = excluded.sample
-WHERE s.sample::text <> excluded.sample::text OR s.at < clock_timestamp() - $3::interval
+INSERT INTO dlq.metrics_sample AS s (at, took, counters, sample) VALUES (clock_timestamp(), $1::interval, $2::json, $3::json)
+ON CONFLICT (one) DO UPDATE SET at = excluded.at, took = excluded.took, sample = excluded.sample,
+    counters = CASE WHEN s.counters::text = excluded.counters::text THEN s.counters ELSE excluded.counters END
+WHERE s.sample::text <> excluded.sample::text OR s.counters::text <> excluded.counters::text OR s.at < clock_timestamp() - $4::interval
 `
 
 type WriteSampleParams struct {
 	Took      time.Duration
+	Counters  []byte
 	Sample    []byte
 	Unchanged time.Duration
 }
 
-// Where nothing has changed, a write each time would be for nothing.
+// Where nothing has changed, a write each time would be for nothing; and a value that is set to itself stays where it is, out of line.
 func (q *Queries) WriteSample(ctx context.Context, arg WriteSampleParams) error {
-	_, err := q.db.Exec(ctx, WriteSample, arg.Took, arg.Sample, arg.Unchanged)
+	_, err := q.db.Exec(ctx, WriteSample,
+		arg.Took,
+		arg.Counters,
+		arg.Sample,
+		arg.Unchanged,
+	)
 	return err
 }

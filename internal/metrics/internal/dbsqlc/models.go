@@ -8,18 +8,6 @@ import (
 	"time"
 )
 
-// What happened to dead letters since dlqd is here: totals that never go down, also past retention and trimming. dlq.count_moves() adds to them with each refresh of the rollups; /metrics shows them.
-type DlqCounter struct {
-	// captured, failures, redelivered, succeeded, failed_again, resolved, failed, archived and parked (label: the class of the error), swept, error_type (label: the type), breaker (queue: the circuit breaker; label: the state that it went to), or a time: in_dlq, to_recovery, to_retry and to_filing (label: seconds, which is their sum, or n for those of up to 2 ^ (n / 8) seconds and more than 2 ^ ((n - 1) / 8)).
-	Name string
-	// The queue; other for those beyond dlq.most_counted_queues().
-	Queue string
-	// What else it is by, as the name says; other for error types beyond dlq.most_counted_types() of a queue.
-	Label string
-	// How many; of a sum of times, seconds.
-	Value float64
-}
-
 // How far the pace of redeliveries is reserved: see dlq.reserve_pace.
 type DlqPace struct {
 	// destination:NAME, or queue:NAME for a queue of an application.

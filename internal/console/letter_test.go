@@ -1,0 +1,79 @@
+package console_test
+
+import (
+	"testing"
+
+	"github.com/chromedp/chromedp/kb"
+	"github.com/stretchr/testify/require"
+
+	"github.com/dlqd/dlqd/internal/server"
+)
+
+// A letter's page has the message's headers, the rule's line, those of the same ordering key, and a payload that one can search.
+func TestLetter(t *testing.T) {
+	t.Parallel()
+	o := open(t, func(c *server.Config) {
+		c.Policy.Data.SensitivePaths = []string{"headers.Authorization", "payload.pin"}
+	})
+	send := func(id, more string) {
+		o.post(`{"messageId": "` + id + `", "queue": "payments", "kind": "payment.captured", "orderingKey": "order 81", "subscriberId": "cus_81"` + more + `}`)
+	}
+	send("m1", `, "headers": {"X-Tenant": "seven & 7", "Authorization": "Bearer hush-hush"}, "payload": {"answer": 422, "deep": {"er": {"lines": [{"sku": "A-1"}, {"sku": "B-2", "note": "sku"}]}}, "tenant": "SKU", "from": "x\u202ey"}`)
+	send("m2", `, "payload": {"answer": 422, "pin": "4711", "amount": 1}`)
+	id := o.entry("m1", "dlq_manual")
+	other := o.entry("m2", "dlq_manual")
+	b := o.tab()
+	b.open("/dead-letters/" + id)
+
+	headers := b.texts("#headers")
+	require.Contains(t, headers, "X-Tenant")
+	require.Contains(t, headers, "seven & 7")
+	require.Contains(t, headers, "Authorization\n***")
+	curl := b.value(`[...document.querySelectorAll("#payload [data-copy]")].map(e => e.dataset.copy).join()`)
+	require.Contains(t, curl, "-H 'X-Tenant: seven & 7'")
+	require.NotContains(t, b.value("document.documentElement.outerHTML"), "hush")
+
+	// The search opens what is closed, counts, and steps; another one closes it again.
+	found := func() string { return b.texts("[data-found-count]") }
+	require.Equal(t, false, b.value(`document.querySelector(".tree").innerText.includes("B-2")`))
+	b.press("/")
+	b.until(`document.activeElement.matches("[data-tree-search]")`)
+	b.run(insert("sku"))
+	b.until(`document.querySelectorAll(".tree .hit").length === 4`) // two keys, two values
+	require.Equal(t, "1 of 4", found())
+	require.Equal(t, true, b.value(`[...document.querySelectorAll(".tree .hit")].every(e => e.checkVisibility())`))
+	b.press(kb.Enter)
+	b.until(`document.querySelector("[data-found-count]").innerText === "2 of 4" && document.querySelectorAll(".tree .now").length === 1`)
+	b.click(`[data-step="-1"]`)
+	b.click(`[data-step="-1"]`)
+	require.Equal(t, "4 of 4", found())
+	b.fill("[data-tree-search]", "U+202E")
+	b.until(`document.querySelector("[data-found-count]").innerText === "1 of 1"`)
+	require.Equal(t, false, b.value(`document.querySelector(".tree").innerText.includes("B-2")`), "what it opened is closed again")
+	b.fill("[data-tree-search]", "nowhere")
+	b.until(`document.querySelector("[data-found-count]").innerText === "nothing"`)
+
+	// What is edited shows what would not show, and is the same.
+	require.Contains(t, b.value(`document.querySelector("textarea[name=payload]").value`), `"x\u202ey"`)
+	b.click(".edit summary")
+	b.follow(b.button("See what changes"))
+	b.sees("Nothing changes")
+	require.Contains(t, b.value(`document.querySelector("textarea[name=payload]").value`), `"x\u202ey"`)
+
+	b.open("/dead-letters/" + id)
+	b.follow(b.button("the same ordering key"))
+	require.InDelta(t, 2, b.value(`document.querySelectorAll("[data-row]").length`), 0)
+	require.Equal(t, `queue:payments key:"order 81"`, b.value(`document.querySelector("[data-filter]").value`))
+	require.Contains(t, b.value(`document.querySelector("[data-row] a").href`), id, "the oldest first")
+
+	// What is masked leaves the rest of the payload as it is.
+	b.open("/dead-letters/" + other)
+	require.Contains(t, b.texts(".tree"), "pin ***")
+	require.NotContains(t, b.texts(".tree"), "messageId")
+
+	// Without the script the tree is there, and no field that does nothing.
+	b.script(false)
+	b.open("/dead-letters/" + id)
+	require.Equal(t, false, b.value(`document.querySelector(".tree-search").checkVisibility()`))
+	require.Equal(t, true, b.value(`document.querySelector(".tree").checkVisibility()`))
+}
