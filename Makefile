@@ -86,6 +86,11 @@ openapi-lint: ## run a public linter over the OpenAPI document (needs npm)
 script-check: ## check the types of the console's script (needs npm)
 	$(TSC) --allowJs --checkJs --noEmit --strict --target es2022 --module esnext --lib dom,dom.iterable,es2022 internal/console/static/console.js
 
+.PHONY: trial-incidents
+trial-incidents: install-postgres ## click through three incidents, from the alert's link to the report: prints clicks and seconds, and fails above 60 s
+	@scripts/install.sh chromium
+	DLQD_TRIAL=1 go run ./internal/postgres/postgrestest/withpostgres go test -v -count=1 -parallel 1 -run TestIncident_ ./internal/console
+
 .PHONY: screenshots
 screenshots: install-postgres ## make docs/images/ afresh: the console in light and dark, on a desktop and on a phone
 	@scripts/install.sh chromium
