@@ -80,6 +80,18 @@ func newOldest() *cobra.Command {
 	})
 }
 
+func newPolicies() *cobra.Command {
+	return reportCommand("policies", "List when which policy came into force", func(cmd *cobra.Command) {
+		cmd.Flags().String("over", "7d", "how far back, such as 24h or 30d")
+	}, func(cmd *cobra.Command, rows []analytics.PolicyChange) error {
+		w, row := table(cmd, "IN FORCE SINCE\tVERSION")
+		for _, p := range rows {
+			row(stamp(p.At), p.Version)
+		}
+		return w.Flush()
+	})
+}
+
 func newSources() *cobra.Command {
 	return reportCommand("sources", "List who sends the most of what fails", func(cmd *cobra.Command) {
 		cmd.Flags().String("over", "7d", "how far back, such as 24h or 30d")

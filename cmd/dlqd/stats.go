@@ -77,7 +77,7 @@ func newStats() *cobra.Command {
 	c.register(cmd)
 	cmd.Flags().StringVar(&over, "over", "24h", "how far back, such as 90m, 24h or 30d")
 	cmd.Flags().StringVar(&queue, "queue", "", "of this queue alone")
-	cmd.AddCommand(newHeatMap(), newOldest(), newSources())
+	cmd.AddCommand(newHeatMap(), newOldest(), newPolicies(), newSources())
 	return cmd
 }
 

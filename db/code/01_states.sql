@@ -206,6 +206,23 @@ LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
 $$;
 COMMENT ON FUNCTION dlq.record_act IS 'Leaves an audit row of what was done to something that is no entry.';
 
+-- Each process says what it has loaded, as it starts and whenever files change: only what is otherwise than what any of them said before
+-- is a policy that comes into force.
+CREATE OR REPLACE FUNCTION dlq.publish_policy(p_version text, p_approvals text, p_actor text) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    v_was text;
+BEGIN
+    SELECT s.value INTO v_was FROM dlq.settings s WHERE s.key = 'policy_version' FOR UPDATE;
+    INSERT INTO dlq.settings AS s (key, value) VALUES ('policy_version', p_version), ('approvals', p_approvals)
+    ON CONFLICT (key) DO UPDATE SET value = excluded.value, updated_at = now() WHERE s.value <> excluded.value;
+    IF v_was <> p_version THEN
+        PERFORM dlq.record_act('policy', 'came into force', p_actor, NULL, jsonb_build_object('before', v_was));
+    END IF;
+END
+$$;
+COMMENT ON FUNCTION dlq.publish_policy IS 'Says which version of the policy is in force, and which operations need a second person. Where the version is another one than before, it leaves an audit row (dlq.policy_changes).';
+
 -- on_move checks a move and writes its audit row. It is a BEFORE trigger because AFTER UPDATE triggers do not fire on
 -- a row that changes its partition, as every entry that closes does. An entry that nobody has filed yet is filed first.
 CREATE OR REPLACE FUNCTION dlq.on_move() RETURNS trigger

@@ -560,6 +560,27 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = o
 $$;
 COMMENT ON FUNCTION dlq.oldest_entries IS 'The entries that have been open for the longest.';
 
+CREATE OR REPLACE FUNCTION dlq.policy_changes(p_over interval DEFAULT '7 days')
+RETURNS TABLE (at timestamptz, version text)
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT a.at, a.config_version FROM dlq.acts a WHERE a.subject = 'policy' AND a.at >= now() - p_over ORDER BY a.at DESC LIMIT 1000
+$$;
+COMMENT ON FUNCTION dlq.policy_changes IS 'When another version of the policy came into force, the latest first, 1,000 at most.';
+
+-- (Rules have no rollup: the newest entries are looked at, whosever they are, so that it costs the same for everybody.)
+CREATE OR REPLACE FUNCTION dlq.by_rule(p_over interval DEFAULT '24 hours', p_most integer DEFAULT 5000)
+RETURNS TABLE (rule text, entries bigint, more boolean)
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_sort = off SET jit = off AS $$
+    WITH newest AS MATERIALIZED (
+        SELECT e.queue, e.kind, e.rule FROM dlq.dead_letter_queue e
+        WHERE e.id >= dlq.first_id(now() - p_over) AND (e.closed_at IS NULL OR e.closed_at >= now() - p_over) ORDER BY e.id DESC LIMIT p_most
+    )
+    SELECT n.rule, count(*), (SELECT count(*) >= p_most FROM newest) FROM newest n
+    WHERE n.rule IS NOT NULL AND ((SELECT dlq.scope()) IS NULL OR dlq.in_patterns(n.queue, n.kind, (SELECT dlq.scope_patterns(dlq.scope()))))
+    GROUP BY n.rule ORDER BY 2 DESC, 1
+$$;
+COMMENT ON FUNCTION dlq.by_rule IS 'The dead letters that were captured in a window, by the rule that judged them last; of the newest p_most. more: there were as many, or more.';
+
 CREATE OR REPLACE VIEW dlq.rates_by_hour AS
     SELECT f.bucket AS hour, f.name AS queue, f.captured, f.failures, f.redelivered, f.succeeded, f.resolved, f.failed, f.archived, f.parked, f.open
     FROM dlq.flow('7 days', 'queue', NULL, 'hour') f;

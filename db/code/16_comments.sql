@@ -34,6 +34,7 @@ BEGIN
             ('^dead_letter_transitions_people$', 'What people did, the latest first.'),
             ('^dead_letter_transitions_xid$', 'Rollups: what committed since the last look.'),
             ('^acts_capture$', 'Switches of capture, the latest first.'),
+            ('^acts_policy$', 'Changes of policy, the latest first.'),
             ('^circuit_breaker_changes_name$', 'The changes of one breaker.'),
             ('^entry_jobs_entry$', 'The jobs of an entry.'),
             ('^job_facts_job$', 'The facts of a job, in their order.'),

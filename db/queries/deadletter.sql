@@ -102,8 +102,7 @@ SELECT dlq.chooses_all(@filter::jsonb)::boolean AS everything;
 
 -- name: PublishPolicy :exec
 -- Tells the database which policy is in force, for what people do by SQL, and what of that needs a second person.
-INSERT INTO dlq.settings AS s (key, value) VALUES ('policy_version', @version::text), ('approvals', @approvals::text)
-ON CONFLICT (key) DO UPDATE SET value = excluded.value, updated_at = now() WHERE s.value <> excluded.value;
+SELECT dlq.publish_policy(@version::text, @approvals::text, @actor::text);
 
 -- name: RecordAct :exec
 SELECT dlq.record_act(@subject::text, @act::text, @actor::text, nullif(@note::text, ''));

@@ -248,6 +248,29 @@ func (s *Store) RetryCost(ctx context.Context, w Window) ([]RetryCost, error) {
 	return query[RetryCost](ctx, s, "dlq.retry_cost($1) WHERE $2::text IS NULL OR queue = $2", w.Over, w.queue())
 }
 
+// PolicyChange is when another version of the policy came into force.
+type PolicyChange struct {
+	At      time.Time `json:"at" doc:"When the first process had it in force." db:"at"`
+	Version string    `json:"version" doc:"The Git commit of its files (-dirty: they were changed since), or a hash of what it says." db:"version"`
+}
+
+// PolicyChanges are the policies that came into force in a window, the latest first.
+func (s *Store) PolicyChanges(ctx context.Context, w Window) ([]PolicyChange, error) {
+	return query[PolicyChange](ctx, s, "dlq.policy_changes($1)", w.Over)
+}
+
+// RuleCount is how many dead letters a rule has judged.
+type RuleCount struct {
+	Rule    string `json:"rule" doc:"The rule." db:"rule"`
+	Entries int64  `json:"entries" doc:"How many it judged last." db:"entries"`
+	More    bool   `json:"more,omitempty" doc:"More came in the window than are looked at: these are of the newest 5,000, of all queues together." db:"more"`
+}
+
+// ByRule are the dead letters captured in a window, by the rule that judged them last; of the newest.
+func (s *Store) ByRule(ctx context.Context, w Window) ([]RuleCount, error) {
+	return query[RuleCount](ctx, s, "dlq.by_rule($1)", w.Over)
+}
+
 // query reads the rows of one of dlqd's functions, whose columns are the fields of T: one more or less is an error.
 func query[T any](ctx context.Context, s *Store, from string, args ...any) ([]T, error) {
 	rows, err := s.db.Query(ctx, "SELECT * FROM "+from, args...) //nolint:unqueryvet // see above

@@ -54,7 +54,7 @@ var needs = map[string]need{
 	"withdraw": {access.Operator, true},
 
 	"list-tokens": {access.Admin, false}, "create-token": {access.Admin, false}, "revoke-token": {access.Admin, false},
-	"get-policy": {access.Reader, false}, "test-policy": {access.Reader, false},
+	"get-policy": {access.Reader, false}, "test-policy": {access.Reader, false}, "preview-policy": {access.Reader, false},
 
 	"search-audit": {access.Reader, true}, "list-erasures": {access.Reader, false}, "erase": {access.Admin, false},
 	"list-queues": {access.Reader, true}, "pause-queue": {access.Operator, true}, "resume-queue": {access.Operator, true},
@@ -67,7 +67,7 @@ var needs = map[string]need{
 	"get-analytics-flow": {access.Reader, true}, "get-analytics-queues": {access.Reader, true}, "get-analytics-times": {access.Reader, true},
 	"get-analytics-error-types": {access.Reader, true}, "get-analytics-groups": {access.Reader, true}, "get-analytics-heat-map": {access.Reader, true},
 	"get-analytics-replays": {access.Reader, true}, "get-analytics-oldest": {access.Reader, true}, "get-analytics-retry-cost": {access.Reader, true},
-	"get-analytics-sources": {access.Reader, false},
+	"get-analytics-sources": {access.Reader, false}, "get-analytics-policies": {access.Reader, true}, "get-analytics-rules": {access.Reader, true},
 
 	// One's own; others' take an admin of everything.
 	"list-sessions": {"", true}, "end-session": {"", true}, "end-sessions": {"", true},

@@ -122,6 +122,22 @@ func (s *service) registerAnalytics(api huma.API) {
 			return s.Analytics.NoisiestSources(ctx, w, in.Limit)
 		})
 	report(s, api, "retry-cost", "What retrying costs, by queue", []analytics.RetryCost{{Queue: queue, Captured: 8, Attempts: 40, Redelivered: 6, Succeeded: 5, Resolved: 5, Wasted: &one}}, windowed(s.Analytics.RetryCost))
+	report(s, api, "policies", "When another policy came into force", []analytics.PolicyChange{{At: noon, Version: "3d5ebe1c5944"}}, over(s.Analytics.PolicyChanges))
+	report(s, api, "rules", "The dead letters that came, by the rule that judged them", []analytics.RuleCount{{Rule: "bank-down", Entries: 42}}, over(s.Analytics.ByRule))
+}
+
+type overInput struct {
+	Over string `query:"over" default:"24h" doc:"How far back, such as 24h or 30d." example:"24h"`
+}
+
+func over[T any](ask func(context.Context, analytics.Window) ([]T, error)) func(context.Context, *overInput) ([]T, error) {
+	return func(ctx context.Context, in *overInput) ([]T, error) {
+		w, err := (&WindowInput{Over: in.Over}).window()
+		if err != nil {
+			return nil, err
+		}
+		return ask(ctx, w)
+	}
 }
 
 type sourcesInput struct {

@@ -85,12 +85,15 @@ type QueueHealth struct {
 
 // Config is what the API serves.
 type Config struct {
-	Ingester     *ingest.Ingester
-	Store        *deadletter.Store
-	Analytics    *analytics.Store
-	Archive      *archive.Archive         // nil: there is none
-	Planner      func() *strategy.Planner // by the policy that is in force
-	Parked       func([]worker.Parked)    // is told of entries that a reclassification parked; nil for nobody
+	Ingester  *ingest.Ingester
+	Store     *deadletter.Store
+	Analytics *analytics.Store
+	Archive   *archive.Archive         // nil: there is none
+	Planner   func() *strategy.Planner // by the policy that is in force
+	// Draft is the policy that would be in force if a text were in place of one of its files, DraftFiles.
+	Draft        func(file, text string) (*strategy.Planner, error)
+	DraftFiles   []string
+	Parked       func([]worker.Parked) // is told of entries that a reclassification parked; nil for nobody
 	Breakers     *breaker.Breakers
 	Replayer     *replay.Replayer
 	Approvals    *approval.Store
@@ -139,7 +142,7 @@ type Console interface {
 type service struct {
 	Config
 
-	examining sync.Mutex
+	examining, previewing sync.Mutex
 
 	bodies  door.Bodies
 	console Console // nil where there are no pages

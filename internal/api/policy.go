@@ -1,16 +1,23 @@
 package api
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/danielgtaylor/huma/v2"
 
+	"github.com/dlqd/dlqd/internal/deadletter"
+	"github.com/dlqd/dlqd/internal/filter"
+	"github.com/dlqd/dlqd/internal/message"
 	"github.com/dlqd/dlqd/internal/policy"
 	"github.com/dlqd/dlqd/internal/strategy"
+	"github.com/dlqd/dlqd/internal/worker"
 	"github.com/dlqd/dlqd/riverdlq"
 )
 
@@ -65,12 +72,37 @@ type SampleJudgement struct {
 	Tags       []string    `json:"tags,omitempty" doc:"Tags that it would get."`
 }
 
-// maxTimes bounds the times that a judgement names.
-const maxTimes = 10
+// PolicyDraft is a change of the policy that somebody thinks of.
+type PolicyDraft struct {
+	File string `json:"file" maxLength:"255" doc:"The file that it would be in place of, without an ending; one of the environment's with its folder." example:"dlq-routing"`
+	Text string `json:"text" maxLength:"1048576" doc:"All of the file, as it would be: YAML or JSON."`
+}
+
+// PolicyPreview says what a change of the policy would do.
+type PolicyPreview struct {
+	Values    []string          `json:"values" doc:"The values that differ from those in force."`
+	Behaviour []string          `json:"behaviour" doc:"What would be done otherwise, with which errors, in which queues."`
+	Looked    int               `json:"looked" doc:"Open dead letters that both policies were asked about: the newest, but for those that a person has parked."`
+	More      bool              `json:"more,omitempty" doc:"There are more, which were not looked at."`
+	Changed   []worker.Rejudged `json:"changed" doc:"Those of which they think otherwise, the most first. (Neither sees what is masked, or automatic redelivery that is switched off.)"`
+}
+
+const (
+	// maxTimes bounds the times that a judgement names.
+	maxTimes = 10
+	// maxSampled is how many open dead letters a draft of a policy is tried on, and sampleBudget for how long at most.
+	maxSampled   = 1000
+	samplePage   = 100
+	sampleBudget = 2 * time.Second
+)
 
 type policyOutput struct{ Body PolicyInForce }
 
 type sampleInput struct{ Body SampleError }
+
+type draftInput struct{ Body PolicyDraft }
+
+type policyPreviewOutput struct{ Body PolicyPreview }
 
 type judgementOutput struct{ Body SampleJudgement }
 
@@ -94,6 +126,133 @@ func (s *service) registerPolicy(api huma.API) {
 	huma.Register(api, test, func(_ context.Context, in *sampleInput) (*judgementOutput, error) {
 		return &judgementOutput{judge(s.Planner(), &in.Body, time.Now())}, nil
 	})
+
+	preview := huma.Operation{
+		OperationID: "preview-policy", Method: http.MethodPost, Path: "/api/policy/preview", Tags: tags, Summary: "What a change of the policy would do",
+		Description: "Checks a file as it would be, and says what differs from what is in force: values, behaviour, and what becomes of the newest open dead letters. Nothing is kept. " +
+			"Each mistake of the file is an error of its own, with file and line (422). One is made at a time (409).",
+		Errors: []int{400, 409, 413, 422, 503}, MaxBodyBytes: 2 << 20,
+	}
+	example(&preview, http.StatusOK, PolicyPreview{
+		Values: []string{"dlq-routing classes.unknown.strategy: manual -> immediate"}, Behaviour: []string{"every queue, class unknown: strategy manual -> immediate"}, Looked: 412,
+		Changed: []worker.Rejudged{{From: worker.Judgement{Class: "unknown", Rule: "none", Strategy: "manual"}, To: worker.Judgement{Class: "unknown", Rule: "none", Strategy: "immediate"}, Also: []string{}, Entries: 31}},
+	})
+	huma.Register(api, preview, s.previewPolicy)
+}
+
+func (s *service) previewPolicy(ctx context.Context, in *draftInput) (*policyPreviewOutput, error) {
+	if !slices.Contains(s.DraftFiles, in.Body.File) {
+		return nil, huma.Error422UnprocessableEntity("there is no such file of a policy", &huma.ErrorDetail{Location: "body.file", Message: "there are: " + strings.Join(s.DraftFiles, ", "), Value: in.Body.File})
+	}
+	if !s.previewing.TryLock() {
+		return nil, huma.Error409Conflict("a change of the policy is being tried for somebody else just now")
+	}
+	defer s.previewing.Unlock()
+	next, err := s.Draft(in.Body.File, in.Body.Text)
+	if err != nil {
+		var mistakes []error
+		for line := range strings.SplitSeq(err.Error(), "\n") {
+			mistakes = append(mistakes, &huma.ErrorDetail{Location: "body.text", Message: line})
+		}
+		return nil, huma.Error422UnprocessableEntity("the file would be refused", mistakes...)
+	}
+	inForce := s.Planner()
+	out := &policyPreviewOutput{PolicyPreview{Values: []string{}, Behaviour: strategy.BehaviourDiff(inForce, next), Changed: []worker.Rejudged{}}}
+	for _, c := range policy.Diff(inForce.Policy(), next.Policy()) {
+		out.Body.Values = append(out.Body.Values, c.String())
+	}
+	if err := s.tryOnOpen(ctx, inForce, next, &out.Body); err != nil {
+		return nil, s.problem(ctx, err)
+	}
+	return out, nil
+}
+
+// tryOnOpen asks two policies about the newest open dead letters, as the caller sees them: what a rule finds in what is masked would say
+// what that is.
+func (s *service) tryOnOpen(ctx context.Context, inForce, next *strategy.Planner, out *PolicyPreview) error {
+	changes := map[[2]worker.Judgement]*worker.Rejudged{}
+	until := time.Now().Add(sampleBudget)
+	page := deadletter.Page{Filter: filter.Filter{Status: []string{string(deadletter.Pending), string(deadletter.Manual)}}, Limit: samplePage}
+	for {
+		list, err := s.Store.List(ctx, page)
+		if err != nil {
+			return err
+		}
+		if len(list) == 0 {
+			break
+		}
+		chosen := filter.Filter{IDs: make([]string, len(list))}
+		for i := range list {
+			chosen.IDs[i] = list[i].ID.String()
+		}
+		page.Cursor = list[len(list)-1].ID
+		entries, err := s.Store.FindEntries(ctx, chosen.JSON(), nil)
+		if err != nil {
+			return err
+		}
+		now := time.Now()
+		for i := range entries {
+			e := &entries[i]
+			if e.ParkedBy != nil || !e.Status.Open() { // a person has decided, or somebody was quicker
+				continue
+			}
+			out.Looked++
+			facts := factsOf(e)
+			var made [2]worker.Judgement
+			for k, planner := range []*strategy.Planner{inForce, next} {
+				d := planner.Decide(&strategy.Entry{Facts: facts, ID: e.ID, Rule: text(e.Rule), RetryCount: int(e.DLQRetryCount), LastFailedAt: e.LastFailedAt}, now)
+				made[k] = worker.Judgement{Class: string(d.Class), Rule: d.Rule, Strategy: d.Strategy}
+			}
+			if made[0] == made[1] {
+				continue
+			}
+			if changes[made] == nil {
+				changes[made] = &worker.Rejudged{From: made[0], To: made[1], Also: []string{}, Example: e.ID}
+			}
+			changes[made].Entries++
+		}
+		if len(list) < samplePage {
+			break
+		}
+		if out.Looked >= maxSampled || time.Now().After(until) {
+			out.More = true
+			break
+		}
+	}
+	for _, c := range changes {
+		out.Changed = append(out.Changed, *c)
+	}
+	slices.SortFunc(out.Changed, func(a, b worker.Rejudged) int {
+		return cmp.Or(cmp.Compare(b.Entries, a.Entries), cmp.Compare(a.Example.String(), b.Example.String()))
+	})
+	return nil
+}
+
+// factsOf is what rules go by, of an entry as somebody sees it.
+func factsOf(e *deadletter.Entry) strategy.Facts {
+	event := e.OriginalEvent
+	if e.EditedEvent != nil {
+		event = e.EditedEvent
+	}
+	of := struct {
+		Payload json.RawMessage   `json:"payload"`
+		Headers map[string]string `json:"headers"`
+	}{Payload: event}
+	if e.JobKind == message.JobKind {
+		of.Payload = nil
+		_ = json.Unmarshal(event, &of) // what was edited by hand into something else says nothing
+	}
+	return strategy.Facts{
+		Type: text(e.ErrorType), Code: text(e.ErrorCode), Message: text(e.ErrorMessage), Class: riverdlq.Class(text(e.ReportedClass)), Panic: text(e.ErrorStackTrace) != "",
+		Context: e.ErrorContext, Kind: e.Kind, Queue: e.Queue, Source: text(e.Source), Payload: of.Payload, Headers: of.Headers,
+	}
+}
+
+func text(s *string) string {
+	if s == nil {
+		return ""
+	}
+	return *s
 }
 
 func policyInForce(p *policy.Policy) PolicyInForce {

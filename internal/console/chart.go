@@ -21,6 +21,19 @@ type marker struct {
 	Kind, Text string // policy, replay or breaker
 }
 
+// Words say when what happened.
+func (m marker) Words() string {
+	return m.Sign() + " " + m.Text + ", " + m.At.UTC().Format("2 Jan 15:04 UTC")
+}
+
+// Sign is the sign of its kind.
+func (m marker) Sign() string {
+	return map[string]string{"policy": "▲", "replay": "◇", "breaker": "■"}[m.Kind]
+}
+
+// markerShapes are the signs as they are drawn, about their middle.
+var markerShapes = map[string]string{"policy": "M0-5 5 4H-5Z", "replay": "M0-5.5 5.5 0 0 5.5-5.5 0Z", "breaker": "M-4-4H4V4H-4Z"}
+
 // chart is what happened over time, stacked. All its words are beside it as a table, too.
 type chart struct {
 	Title   string
@@ -29,6 +42,9 @@ type chart struct {
 	Bands   []band
 	Markers []marker
 }
+
+// saidMarks is how many of the last markers a chart's summary tells; the table beside it has all.
+const saidMarks = 6
 
 // The chart is as wide as its place, and so high, in pixels; the plot leaves room for hours below it.
 const (
@@ -85,13 +101,10 @@ func (c *chart) SVG() template.HTML {
 		say(`<text class="axis" x="%d%%" y="%g" text-anchor="%s">%s</text>`, 25*k, chartHeight-6, anchor, c.Starts[k*(n-1)/4].UTC().Format(layout))
 	}
 	span := c.Starts[n-1].Sub(c.Starts[0])
-	for _, m := range c.Markers {
-		if m.At.Before(c.Starts[0]) {
-			continue
-		}
+	for _, m := range c.Marks() {
 		at := 100 * math.Min(float64(m.At.Sub(c.Starts[0]))/float64(span), 1)
-		say(`<g class="marker marker-%s"><title>%s</title><line x1="%.2f%%" x2="%.2f%%" y1="%g" y2="%g"/><circle cx="%.2f%%" cy="%g" r="4"/></g>`,
-			escape(m.Kind), escape(m.Text), at, at, plotTop-6, plotBottom, at, plotTop-6)
+		say(`<svg class="marker marker-%s" x="%.2f%%" overflow="visible"><title>%s</title><line y1="%g" y2="%g"/><path d="%s" transform="translate(0 %g)"/></svg>`,
+			m.Kind, at, escape(m.Words()), plotTop-6, plotBottom, markerShapes[m.Kind], plotTop-6)
 	}
 	say(`</svg>`)
 	return template.HTML(svg.String()) //nolint:gosec // numbers, and texts that were escaped
@@ -114,14 +127,30 @@ func (c *chart) Summary() string {
 		}
 		last, most = total, max(most, total)
 	}
-	return fmt.Sprintf("%s, from %s to %s: %s at first, %s at most, %s now", c.Title, c.Starts[0].UTC().Format("2 Jan 15:04"), c.Starts[n-1].UTC().Format("2 Jan 15:04 UTC"), number(first), number(most), number(last))
+	said := fmt.Sprintf("%s, from %s to %s: %s at first, %s at most, %s now", c.Title, c.Starts[0].UTC().Format("2 Jan 15:04"), c.Starts[n-1].UTC().Format("2 Jan 15:04 UTC"), number(first), number(most), number(last))
+	marks := c.Marks()
+	for _, m := range marks[max(len(marks)-saidMarks, 0):] {
+		said += "; " + m.Text + " at " + m.At.UTC().Format("2 Jan 15:04")
+	}
+	return said
 }
 
-// Happened are the kinds of the chart's markers.
-func (c *chart) Happened() (kinds []string) {
-	for _, kind := range []string{"policy", "replay", "breaker"} {
-		if slices.ContainsFunc(c.Markers, func(m marker) bool { return m.Kind == kind && !m.At.Before(c.Starts[0]) }) {
-			kinds = append(kinds, kind)
+// Marks are the markers that are in the chart's time, in order.
+func (c *chart) Marks() (marks []marker) {
+	for _, m := range c.Markers {
+		if len(c.Starts) > 0 && !m.At.Before(c.Starts[0]) {
+			marks = append(marks, m)
+		}
+	}
+	slices.SortStableFunc(marks, func(a, b marker) int { return a.At.Compare(b.At) })
+	return marks
+}
+
+// Happened are one marker of each kind that there is.
+func (c *chart) Happened() (kinds []marker) {
+	for _, m := range c.Marks() {
+		if !slices.ContainsFunc(kinds, func(k marker) bool { return k.Kind == m.Kind }) {
+			kinds = append(kinds, m)
 		}
 	}
 	return kinds

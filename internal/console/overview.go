@@ -100,6 +100,15 @@ func (c *Console) overview(in *request) (*view, error) {
 		return nil, err
 	}
 	o.Oldest = oldest.Rows
+	var policies api.Report[analytics.PolicyChange]
+	if _, err := in.may("/api/dlq/analytics/policies", day, &policies); err != nil {
+		return nil, err
+	}
+	if o.Chart != nil {
+		for _, p := range policies.Rows {
+			o.Chart.Markers = append(o.Chart.Markers, marker{p.At, "policy", "policy " + p.Version + " in force"})
+		}
+	}
 	if err := o.askSteered(in); err != nil {
 		return nil, err
 	}
@@ -131,13 +140,13 @@ func (o *overview) askSteered(in *request) error {
 			o.Runs = append(o.Runs, run)
 		}
 		if o.Chart != nil {
-			o.Chart.Markers = append(o.Chart.Markers, marker{run.CreatedAt, "replay", "◇ replay by " + run.Actor})
+			o.Chart.Markers = append(o.Chart.Markers, marker{run.CreatedAt, "replay", "replay by " + run.Actor})
 		}
 	}
 	if o.Chart != nil {
 		for _, b := range o.Breakers {
 			if b.Since != nil {
-				o.Chart.Markers = append(o.Chart.Markers, marker{*b.Since, "breaker", "■ " + b.Name + " " + string(b.State)})
+				o.Chart.Markers = append(o.Chart.Markers, marker{*b.Since, "breaker", b.Name + " " + string(b.State)})
 			}
 		}
 	}

@@ -8,8 +8,11 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
+	"github.com/dlqd/dlqd/internal/analytics"
 	"github.com/dlqd/dlqd/internal/api"
+	"github.com/dlqd/dlqd/internal/policy"
 )
 
 type policyPage struct {
@@ -22,6 +25,13 @@ type policyPage struct {
 	TryError *Problem
 	Classes  []string
 	Copies   []copyText
+
+	Today      map[string]int64 // dead letters of today, by the rule that judged them
+	TodayMore  bool             // these are of the newest alone
+	DraftFiles []string
+	Draft      url.Values         // a change, as its form has it
+	Preview    *api.PolicyPreview // what it would do
+	DraftError *Problem
 }
 
 // policyFile is what one file says.
@@ -32,9 +42,28 @@ type policyFile struct {
 }
 
 func (c *Console) policy(in *request) (*view, error) {
-	p := &policyPage{Form: in.URL.Query(), Copies: copies("", "", in.curl("/api/policy"))}
-	if err := in.get("/api/policy", nil, &p.Policy); err != nil {
+	_, v, err := c.policyPage(in)
+	return v, err
+}
+
+// previewPolicy shows what a change of the policy would do.
+func (c *Console) previewPolicy(in *request) (*done, error) {
+	p, v, err := c.policyPage(in)
+	if err != nil {
 		return nil, err
+	}
+	p.Draft, p.Preview = in.PostForm, &api.PolicyPreview{}
+	err = in.post("/api/policy/preview", map[string]any{"file": p.Draft.Get("file"), "text": p.Draft.Get("text")}, p.Preview)
+	if problem, ok := errors.AsType[*Problem](err); ok && problem.Status < http.StatusInternalServerError {
+		p.Preview, p.DraftError, v.Status, err = nil, problem, problem.Status, nil
+	}
+	return &done{View: v}, err
+}
+
+func (c *Console) policyPage(in *request) (*policyPage, *view, error) {
+	p := &policyPage{Form: in.URL.Query(), DraftFiles: policy.Source{Env: c.Environment}.DraftFiles(), Copies: copies("", "", in.curl("/api/policy"))}
+	if err := in.get("/api/policy", nil, &p.Policy); err != nil {
+		return nil, nil, err
 	}
 	for name := range classes {
 		p.Classes = append(p.Classes, name)
@@ -50,9 +79,18 @@ func (c *Console) policy(in *request) (*view, error) {
 			f.Own++
 		}
 	}
+	var rules api.Report[analytics.RuleCount]
+	midnight := in.now.UTC().Truncate(24 * time.Hour)
+	if _, err := in.may("/api/dlq/analytics/rules", url.Values{"over": {strconv.Itoa(int(in.now.Sub(midnight).Minutes())+1) + "m"}}, &rules); err != nil {
+		return nil, nil, err
+	}
+	p.Today = map[string]int64{}
+	for _, r := range rules.Rows {
+		p.Today[r.Rule], p.TodayMore = r.Entries, r.More
+	}
 	var health api.Health
 	if _, err := in.may("/api/health", nil, &health); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	for _, part := range health.Parts {
 		if part.Name == "policy" && !part.OK {
@@ -62,14 +100,14 @@ func (c *Console) policy(in *request) (*view, error) {
 	v := &view{Template: "policy", Title: "Policy", Data: p}
 	if len(p.Form) > 0 {
 		if err := p.try(in); err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 	}
 	if p.TryError != nil {
 		v.Status = p.TryError.Status
 	}
 	p.Sentence = p.say()
-	return v, nil
+	return p, v, nil
 }
 
 // try has the policy judge the error in the form.

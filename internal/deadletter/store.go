@@ -790,7 +790,7 @@ func (s *Store) ChoosesAll(ctx context.Context, filter json.RawMessage) (bool, e
 
 // PublishPolicy tells the database which version of the policy is in force, and what needs a second person.
 func (s *Store) PublishPolicy(ctx context.Context, version string, approvals json.RawMessage) error {
-	return s.queries.PublishPolicy(ctx, dbsqlc.PublishPolicyParams{Version: version, Approvals: string(approvals)})
+	return s.queries.PublishPolicy(ctx, dbsqlc.PublishPolicyParams{Version: version, Approvals: string(approvals), Actor: "worker:" + postgres.ProcessName()})
 }
 
 // Record leaves an audit row of what a person does to something that is no entry, in the transaction that do runs in.

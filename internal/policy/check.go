@@ -97,6 +97,8 @@ func (l *loader) checkDestination(name string, d *Destination) {
 		l.badf(file, at, "has url and urlFile; keep one")
 	case d.URL != "":
 		l.checkURL(at+".url", d.URL)
+	case l.draft != nil:
+		d.URL = l.draft.inForce.secrets[at+".urlFile "+d.URLFile]
 	default:
 		if d.URL = l.readSecret("retry-policies", at+".urlFile", d.URLFile); d.URL != "" {
 			l.checkURL(at+".urlFile", d.URL)
@@ -119,13 +121,18 @@ func (l *loader) checkDestination(name string, d *Destination) {
 }
 
 // readSecret reads a file with a secret, which is watched from then on.
-func (l *loader) readSecret(file, at, path string) string {
+func (l *loader) readSecret(file, at, path string) (secret string) {
+	key := at + " " + path
+	if l.draft != nil { // somebody's who need not be allowed to read it
+		return l.draft.inForce.secrets[key]
+	}
+	defer func() { l.policy.secrets[key] = secret }()
 	if !filepath.IsAbs(path) {
 		path = filepath.Join(l.source.Dir, path)
 	}
 	l.policy.secretFiles = append(l.policy.secretFiles, path)
 	raw, err := os.ReadFile(path)
-	secret := strings.TrimSpace(string(raw))
+	secret = strings.TrimSpace(string(raw))
 	if err != nil {
 		l.badf(file, at, "%w", err)
 	} else if secret == "" {

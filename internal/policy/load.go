@@ -9,6 +9,7 @@ import (
 	"io"
 	"maps"
 	"os"
+	"path"
 	"path/filepath"
 	"reflect"
 	"slices"
@@ -128,8 +129,33 @@ func Default(destinationURL string) (*Policy, error) {
 
 // Load reads and checks a policy. Its error names every mistake with file and line.
 func Load(source Source) (*Policy, error) {
-	p := &Policy{dir: source.Dir, origins: map[string]map[string]string{}, looked: source.look()}
-	l := &loader{source: source, policy: p}
+	return (&loader{source: source}).policyOf(source)
+}
+
+// Draft is the policy that would be in force, in place of p, if a text were in place of one of the source's files: named without an
+// ending, and where it is one of the environment's with its folder (environments/prod/dlq-routing). Nothing is written, and no secret is
+// read: a draft has those that p has.
+func (p *Policy) Draft(source Source, file, text string) (*Policy, error) {
+	if one := p.Destinations[DefaultQueue]; source.Dir == "" && one != nil {
+		source.Destination = one.URL
+	}
+	return (&loader{source: source, draft: &draft{file: file, text: text, inForce: p}}).policyOf(source)
+}
+
+// DraftFiles are the names of the files that a draft may replace.
+func (s Source) DraftFiles() []string {
+	names := Files()
+	if s.Env != "" {
+		for _, name := range Files() {
+			names = append(names, path.Join(EnvironmentsDir, s.Env, name))
+		}
+	}
+	return names
+}
+
+func (l *loader) policyOf(source Source) (*Policy, error) {
+	p := &Policy{dir: source.Dir, origins: map[string]map[string]string{}, looked: source.look(), secrets: map[string]string{}}
+	l.policy = p
 	if err := l.checkDir(); err != nil {
 		return nil, fmt.Errorf("policy %s: %w", source.Dir, err)
 	}
@@ -164,7 +190,14 @@ func (p *Policy) Settings() []Setting { return p.settings }
 type loader struct {
 	source   Source
 	policy   *Policy
+	draft    *draft // nil: the files count as they are
 	problems []error
+}
+
+// draft is a text in place of a file.
+type draft struct {
+	file, text string
+	inForce    *Policy
 }
 
 // badf notes a mistake at a path of a file.
@@ -237,7 +270,11 @@ func (l *loader) load(name string) {
 		panic(err) // a test loads the defaults
 	}
 	add(built)
-	for _, dir := range l.source.dirs() {
+	dirs := l.source.dirs()
+	if l.draft != nil && len(dirs) == 0 {
+		dirs = []string{""}
+	}
+	for _, dir := range dirs {
 		if one := l.read(dir, name); one != nil {
 			if !one.empty {
 				l.policy.files = append(l.policy.files, filepath.Join(dir, name))
@@ -283,6 +320,12 @@ func (l *loader) load(name string) {
 
 // read reads and checks one file, in whichever form it is there; nil where it is not.
 func (l *loader) read(dir, name string) *layer {
+	if l.draft != nil && filepath.Join(dir, name) == filepath.Join(l.source.Dir, filepath.FromSlash(l.draft.file)) {
+		return l.parsed(name, l.draft.file+endings[0], []byte(l.draft.text))
+	}
+	if dir == "" {
+		return nil
+	}
 	var found string
 	for _, ending := range endings {
 		path := filepath.Join(dir, name+ending)
@@ -299,11 +342,17 @@ func (l *loader) read(dir, name string) *layer {
 		return nil
 	}
 	raw, err := os.ReadFile(found)
-	if err == nil && len(raw) > maxFileBytes {
-		err = fmt.Errorf("is larger than %d bytes", maxFileBytes)
-	}
 	if err != nil {
 		l.problems = append(l.problems, fmt.Errorf("%s: %w", found, err))
+		return nil
+	}
+	return l.parsed(name, found, raw)
+}
+
+// parsed checks what a file holds.
+func (l *loader) parsed(name, found string, raw []byte) *layer {
+	if len(raw) > maxFileBytes {
+		l.problems = append(l.problems, fmt.Errorf("%s: is larger than %d bytes", found, maxFileBytes))
 		return nil
 	}
 	one, err := parse(raw, func(line int) string { return found + ":" + strconv.Itoa(line) })

@@ -33,7 +33,8 @@ type Policy struct {
 	dir         string
 	files       []string // that it was read from, without their endings
 	secretFiles []string
-	looked      string // what Watch would have found when it was read
+	secrets     map[string]string // by the place that names a file, and the file
+	looked      string            // what Watch would have found when it was read
 }
 
 // RetryPolicies is retry-policies.yaml: queues, and the destinations of their messages.

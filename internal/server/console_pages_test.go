@@ -6,6 +6,7 @@ import (
 	"io"
 	"net/http"
 	"net/url"
+	"os"
 	"regexp"
 	"strings"
 	"testing"
@@ -129,6 +130,25 @@ func TestConsole_pages(t *testing.T) {
 			}
 		}
 	})
+	t.Run("overview", func(t *testing.T) {
+		was := b.text("SELECT dlq.policy_version()")
+		for range 2 { // by two processes, the second of which changes nothing
+			exec("SELECT dlq.publish_policy('3d5ebe1c5944', (SELECT value FROM dlq.settings WHERE key = 'approvals'), 'worker:test')")
+		}
+		exec("SELECT dlq.refresh_rollups()")
+		require.Equal(t, 1, count("SELECT count(*) FROM dlq.acts WHERE subject = 'policy' AND act = 'came into force' AND detail ->> 'before' = $1", was))
+		status, out := b.as(reader, "GET", "/api/dlq/analytics/policies?over=1h", "")
+		require.Equal(t, http.StatusOK, status, out)
+		require.Contains(t, out, `"version":"3d5ebe1c5944"`)
+		for _, token := range []string{reader, limited} {
+			_, page := b.browse(token, "/")
+			has(t, page, `class="marker marker-policy"`)
+			has(t, page, "policy 3d5ebe1c5944 in force at ")     // in the chart's summary
+			has(t, page, "<li>▲ policy 3d5ebe1c5944 in force, ") // beside its table
+		}
+		_, page := b.browse(admin, "/audit?people=false&text=came+into+force")
+		has(t, page, "policy: came into force")
+	})
 	t.Run("queues and breakers", func(t *testing.T) {
 		status, told, to := b.send(kim, "/queues/act", url.Values{"do": {"pause"}, "name": {"payments"}, "note": {"drill <b>"}, "from": {"/queues"}})
 		require.Equal(t, http.StatusSeeOther, status, told)
@@ -186,6 +206,9 @@ func TestConsole_pages(t *testing.T) {
 		for _, act := range []string{"paused", "rate changed", "resumed", "cancelled"} {
 			has(t, page, act)
 		}
+		_, page = b.browse(kim, "/replays/"+run)
+		has(t, page, `<th scope="row">dead letters</th><td>3</td><td>3 sent</td>`)
+
 		_, page = b.browse(reader, "/replays")
 		has(t, page, `disabled title="this takes the role operator"`)
 	})
@@ -285,5 +308,48 @@ func TestConsole_pages(t *testing.T) {
 		status, page := b.browse(reader, "/policy?status=abc")
 		require.Equal(t, http.StatusUnprocessableEntity, status)
 		has(t, page, "such as 503")
+
+		// A change that somebody thinks of.
+		exec(`INSERT INTO river_job (kind, args, queue, max_attempts, state) SELECT 'order.paid', '{}', 'mail', 1, 'running' FROM generate_series(1, 4)`)
+		exec(`UPDATE river_job SET state = 'discarded', finalized_at = now(), errors = ARRAY['{"error": "x"}'::jsonb] WHERE state = 'running'`)
+		status, told, _ := b.send(reader, "/policy", url.Values{"file": {"dlq-routing"}, "text": {"rules:\n- {name: a, match: {message: '('}, class: outage}\n- {name: b, match: {status: 9xx}, class: outage}\n"}})
+		require.Equal(t, http.StatusUnprocessableEntity, status)
+		has(t, told, "dlq-routing.yaml:2: rules[0].match.message: error parsing regexp")
+		has(t, told, "dlq-routing.yaml:3: rules[1].match.status: &#34;9xx&#34; is no HTTP status")
+		status, told, _ = b.send(reader, "/policy", url.Values{"file": {"dlq-routing"}, "text": {"rules:\n- name: new-rule\n  match: {queue: [payments, mail]}\n  class: business\n  plan: {strategy: scheduled, delays: [1h]}\n"}})
+		require.Equal(t, http.StatusOK, status, told)
+		has(t, told, "rule new-rule: new: ")
+		has(t, told, "<b>scheduled</b>")
+		require.Regexp(t, `(?s)<td class="n">4</td>.*new-rule`, told)
+		status, told, _ = b.send(reader, "/policy", url.Values{"file": {"../retry-policies"}, "text": {""}})
+		require.Equal(t, http.StatusUnprocessableEntity, status)
+		has(t, told, "there is no such file of a policy")
+		_, told, _ = b.send(reader, "/policy", url.Values{"file": {"retry-policies"}, "text": {"queues: {payments: {destination: d}}\ndestinations: {d: {urlFile: /etc/hostname, secretFile: /etc/hostname}}\n"}})
+		hostname, err := os.ReadFile("/etc/hostname")
+		require.NoError(t, err)
+		require.NotContains(t, told, strings.TrimSpace(string(hostname)), "a draft reads no files")
+		require.Zero(t, count("SELECT count(*) FROM dlq.dead_letter_transitions WHERE rule = 'new-rule'"), "nothing is kept")
+		status, out := b.as(limited, "GET", "/api/dlq/analytics/rules?over=1h", "")
+		require.Equal(t, http.StatusOK, status, out)
+		require.Contains(t, out, `"rows":[{"rule":`)
+		_, all := b.as(reader, "GET", "/api/dlq/analytics/rules?over=1h", "")
+		require.NotEqual(t, out, all, "those of its queues alone")
+	})
+	t.Run("a new replay run", func(t *testing.T) { // it begins with a filter: choose, preview, start
+		_, page := b.browse(kim, "/replays/new")
+		has(t, page, "Which dead letters are to be sent back?")
+		_, page = b.browse(kim, "/replays/new?q=queue:mail")
+		has(t, page, "<h1>Replay 4 dead letters</h1>")
+		has(t, page, `<input type="hidden" name="q" value="queue:mail">`)
+		status, page := b.browse(kim, "/replays/new?q=nonsense:x")
+		require.Equal(t, http.StatusUnprocessableEntity, status)
+		has(t, page, "Nothing was done.")
+		status, told, to := b.send(kim, "/bulk", url.Values{"do": {"replay"}, "all": {"1"}, "q": {"queue:mail"}, "force": {"yes"}, "rate": {"0.002"}, "expect": {"4"}})
+		require.Equal(t, http.StatusSeeOther, status, told)
+		_, page = b.browse(kim, to)
+		has(t, page, `<th scope="row">time to send them</th><td>33 min</td>`) // four at two a thousand seconds
+		_, out := b.as(kim, "GET", "/api/dlq"+to, "")
+		require.Contains(t, out, `"forecast":{"entries":4,"seconds":2000,"byQueue":{"mail":4},"unhealthy":[]}`)
+		_, _, _ = b.send(kim, to+"/steer", url.Values{"do": {"cancel"}})
 	})
 }

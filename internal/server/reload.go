@@ -1,9 +1,12 @@
 package server
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/dlqd/dlqd/internal/policy"
@@ -63,4 +66,21 @@ func (s *Server) protect(ctx context.Context) {
 	if failed := s.unpublished.Swap(err != nil); err != nil && !failed {
 		s.logger.Error("policy: what it says is sensitive, or needs a second person, is not in force in the database, whose user must own dlqd's schema; it is tried again", "error", err)
 	}
+}
+
+// draft is the planner of the policy that would be in force if a text were in place of one of its files. Its error names no path of the
+// machine.
+func (s *Server) draft(file, text string) (*strategy.Planner, error) {
+	next, err := s.policy().Draft(s.config.Source, file, text)
+	if err == nil {
+		var planner *strategy.Planner
+		if planner, err = strategy.NewPlanner(next, s.conditions); err == nil {
+			return planner, nil
+		}
+	}
+	said := strings.TrimPrefix(err.Error(), "policy "+cmp.Or(s.config.Source.Dir, "(built in)")+": ")
+	if dir := s.config.Source.Dir; dir != "" {
+		said = strings.ReplaceAll(said, filepath.Clean(dir)+string(filepath.Separator), "")
+	}
+	return nil, errors.New(said)
 }

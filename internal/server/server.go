@@ -547,6 +547,7 @@ func (s *Server) startAPI(ctx context.Context) error {
 		Tracer: s.telemetry.Tracer, Replayer: s.replayer(),
 		Approvals: &approval.Store{Store: s.store, Wake: s.wakeApproved},
 		Parked:    s.tellPeople, Health: s.health, Queues: s.queueHealth, Ready: s.ready, Reach: s.reach, Idle: s.idle, LogLevel: s.config.LogLevel, StatusOnly: !s.config.API,
+		Draft: s.draft, DraftFiles: s.config.Source.DraftFiles(),
 		Examine: func(ctx context.Context) []doctor.Finding { return doctor.Examine(ctx, s.migrator()) },
 		Console: func(operations, notServed http.Handler) api.Console {
 			return console.New(console.Config{

@@ -565,18 +565,18 @@ func (q *Queries) Protect(ctx context.Context, arg ProtectParams) error {
 }
 
 const PublishPolicy = `-- name: PublishPolicy :exec
-INSERT INTO dlq.settings AS s (key, value) VALUES ('policy_version', $1::text), ('approvals', $2::text)
-ON CONFLICT (key) DO UPDATE SET value = excluded.value, updated_at = now() WHERE s.value <> excluded.value
+SELECT dlq.publish_policy($1::text, $2::text, $3::text)
 `
 
 type PublishPolicyParams struct {
 	Version   string
 	Approvals string
+	Actor     string
 }
 
 // Tells the database which policy is in force, for what people do by SQL, and what of that needs a second person.
 func (q *Queries) PublishPolicy(ctx context.Context, arg PublishPolicyParams) error {
-	_, err := q.db.Exec(ctx, PublishPolicy, arg.Version, arg.Approvals)
+	_, err := q.db.Exec(ctx, PublishPolicy, arg.Version, arg.Approvals, arg.Actor)
 	return err
 }
 
