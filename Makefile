@@ -34,7 +34,7 @@ PACKAGES ?= ./...
 .PHONY: test
 test: install-postgres ## run all tests, with the race detector (PACKAGES=…, RACE= for some, without); "make lint" vets them
 	@scripts/install.sh cc curl chromium prometheus alertmanager
-	go run ./internal/postgres/postgrestest/withpostgres go test $(RACE) -vet=off -timeout 20m $(PACKAGES)
+	go run ./internal/postgres/postgrestest/withpostgres go test $(RACE) -vet=off -ldflags=-w -timeout 20m $(PACKAGES)
 
 .PHONY: trial-capture
 trial-capture: install-postgres ## switch, lock, restore and purge around an application at random (TRIAL=10m), and count its failures
@@ -85,6 +85,11 @@ openapi-lint: ## run a public linter over the OpenAPI document (needs npm)
 .PHONY: script-check
 script-check: ## check the types of the console's script (needs npm)
 	$(TSC) --allowJs --checkJs --noEmit --strict --target es2022 --module esnext --lib dom,dom.iterable,es2022 internal/console/static/console.js
+
+.PHONY: trial-incidents
+trial-incidents: install-postgres ## click through three incidents, from the alert's link to the report: prints clicks and seconds, and fails above 60 s
+	@scripts/install.sh chromium
+	DLQD_TRIAL=1 go run ./internal/postgres/postgrestest/withpostgres go test -v -count=1 -parallel 1 -run TestIncident_ ./internal/console
 
 .PHONY: screenshots
 screenshots: install-postgres ## make docs/images/ afresh: the console in light and dark, on a desktop and on a phone

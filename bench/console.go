@@ -69,11 +69,16 @@ func askPages(b *bench, pool *pgxpool.Pool, base string, entries int) error {
 		return err
 	}
 	list := func(q string) string { return "/dead-letters?q=" + url.QueryEscape(q) }
-	b.head("page, of "+thousands(float64(entries))+" entries", "p50 ms", "p99 ms", "kB")
-	for _, page := range []string{
+	pages := []string{
 		"/", "/dead-letters", list("status:manual"), list("status:resolved queue:queue_3"), list("class:outage queue:queue_1"), list("group:" + fingerprint), list(`"connection refused"`), "/dead-letters/" + id,
-		"/groups", "/groups/" + queue + "/" + fingerprint, "/review", "/replays", "/queues", "/policy", "/audit", "/audit?people=true", "/approvals", "/access", "/system", "/docs",
-	} {
+		"/groups", "/groups/" + queue + "/" + fingerprint, "/review", "/replays", "/replays/new", "/queues", "/policy", "/audit", "/audit?people=true", "/approvals", "/access", "/system", "/docs",
+	}
+	paints, err := firstPaints(b.ctx, base, pages)
+	if err != nil {
+		return err
+	}
+	b.head("page, of "+thousands(float64(entries))+" entries", "p50 ms", "p99 ms", "kB", "first contentful paint, ms, CPU at a quarter")
+	for _, page := range pages {
 		took := make([]time.Duration, consoleAsks)
 		size := 0
 		for i := range took {
@@ -88,7 +93,7 @@ func askPages(b *bench, pool *pgxpool.Pool, base string, entries int) error {
 			took[i], size = time.Since(start), n
 		}
 		slices.Sort(took)
-		b.row(page, milliseconds(took[len(took)/2]), milliseconds(took[len(took)*99/100]), size/1000)
+		b.row(page, milliseconds(took[len(took)/2]), milliseconds(took[len(took)*99/100]), size/1000, int(paints[page]))
 	}
 	return nil
 }
@@ -114,14 +119,18 @@ func fetchPage(ctx context.Context, address string) (size, status int, err error
 
 // watchPages counts the transactions of the database while no page, one, and many are open.
 func watchPages(b *bench, pool *pgxpool.Pool, base string) error {
-	b.head("open pages", "transactions a second: the overview", "a list", "one dead letter")
+	b.head("open pages", "transactions a second: the overview", "a list", "one dead letter", "replays", "a replay run that goes on")
 	var id string
 	if err := pool.QueryRow(b.ctx, "SELECT id FROM dlq.dead_letter_open WHERE status = 'dlq_manual' LIMIT 1").Scan(&id); err != nil {
 		return err
 	}
+	var run string // that nobody carries out
+	if err := pool.QueryRow(b.ctx, "SELECT dlq.replay_start(jsonb_build_object('ids', jsonb_build_array($1::text)), 'bench', p_rate => 0.001, p_force => true)", id).Scan(&run); err != nil {
+		return err
+	}
 	for _, watchers := range []int{0, 1, consoleWatchers} {
 		cells := []any{watchers}
-		for _, page := range []string{"/", "/dead-letters?q=status:manual", "/dead-letters/" + id} {
+		for _, page := range []string{"/", "/dead-letters?q=status:manual", "/dead-letters/" + id, "/replays", "/replays/" + run} {
 			rate, err := transactionsWhile(b.ctx, pool, base, page, watchers)
 			if err != nil {
 				return err

@@ -29,9 +29,13 @@ COMMENT ON COLUMN dlq.metrics_sample.took IS 'How long that took: the next one i
 COMMENT ON COLUMN dlq.metrics_sample.counters IS 'dlq.counters, by name and queue: times as [seconds, n of the first, how many of n, n + 1, …], the others by label. Apart from what changes each time, so that it is not written each time.';
 COMMENT ON COLUMN dlq.metrics_sample.sample IS 'The other numbers, by queue and class: see internal/metrics.';
 
+ALTER TABLE dlq.replay_runs ADD COLUMN forecast jsonb;
+COMMENT ON COLUMN dlq.replay_runs.forecast IS 'What a dry run foretold as it was started: entries, seconds, entries by queue, and what spoke against it. Null where SQL started it.';
+
 CREATE INDEX acts_policy ON dlq.acts (at) WHERE subject = 'policy';
 
 -- +goose Down
 DROP INDEX dlq.acts_policy;
+ALTER TABLE dlq.replay_runs DROP COLUMN forecast;
 DROP TABLE dlq.metrics_sample;
 DROP TABLE dlq.counters;

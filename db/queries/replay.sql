@@ -75,15 +75,19 @@ SELECT dlq.check_destination(@filter::jsonb, nullif(@destination::text, ''));
 -- name: UnworkedQueues :one
 SELECT dlq.unworked_queues(@queues::text[])::text[] AS queues;
 
--- name: ReplayRun :one
+-- name: SetForecast :exec
+UPDATE dlq.replay_runs SET forecast = @forecast::jsonb WHERE id = @id;
+
+-- name: RunsByID :many
+-- Runs, the newest first. Those whose outcomes are known, for good, are not counted anew.
 SELECT r.id, r.status::text AS status, r.newest_first, r.batch_size, r.rate, r.concurrency, r.queue, r.destination, r.force, coalesce(dlq.masked_text(r.note, dlq.mask(false)), '')::text AS note, r.actor,
        CASE WHEN dlq.hidden_columns() && ARRAY['original_event', 'edited_event'] THEN jsonb_build_object('filter', r.filter - '{payload,subscriberId,orderingKey,tags}'::text[])
            ELSE dlq.masked_detail(jsonb_build_object('filter', r.filter) || CASE WHEN r.patch IS NULL THEN '{}' ELSE jsonb_build_object('patch', r.patch) END
                || CASE WHEN r.merge_patch IS NULL THEN '{}' ELSE jsonb_build_object('mergePatch', r.merge_patch) END, dlq.mask(false)) END::jsonb AS said,
-       coalesce(r.reason, '')::text AS reason, r.total, r.replayed, r.skipped, r.sending, r.created_at, r.updated_at, r.finished_at, coalesce(r.origin, '')::text AS origin,
-       (SELECT count(*) FROM dlq.replay_run_entries e WHERE e.run_id = r.id AND e.outcome = 'succeeded') AS succeeded,
-       (SELECT count(*) FROM dlq.replay_run_entries e WHERE e.run_id = r.id AND e.outcome = 'failed') AS failed
-FROM dlq.replay_runs r WHERE r.id = @id AND dlq.scope_within(r.scope, dlq.scope());
+       coalesce(r.reason, '')::text AS reason, r.total, r.replayed, r.skipped, r.sending, r.created_at, r.updated_at, r.finished_at, coalesce(r.origin, '')::text AS origin, coalesce(r.forecast, 'null')::jsonb AS forecast,
+       CASE WHEN r.id = ANY (@known::uuid[]) THEN -1 ELSE (SELECT count(*) FROM dlq.replay_run_entries e WHERE e.run_id = r.id AND e.outcome = 'succeeded') END::bigint AS succeeded,
+       CASE WHEN r.id = ANY (@known::uuid[]) THEN -1 ELSE (SELECT count(*) FROM dlq.replay_run_entries e WHERE e.run_id = r.id AND e.outcome = 'failed') END::bigint AS failed
+FROM dlq.replay_runs r WHERE r.id = ANY (@ids::uuid[]) AND dlq.scope_within(r.scope, dlq.scope()) ORDER BY r.id DESC;
 
 -- name: ReplayRuns :many
 SELECT id FROM dlq.replay_runs r WHERE dlq.scope_within(r.scope, (SELECT dlq.scope())) ORDER BY id DESC LIMIT @most::integer;

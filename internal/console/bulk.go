@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/dlqd/dlqd/internal/analytics"
 	"github.com/dlqd/dlqd/internal/api"
 	"github.com/dlqd/dlqd/internal/replay"
 )
@@ -29,6 +30,8 @@ type bulk struct {
 	Typed   bool            // so many that the number is to be typed
 	Problem *Problem
 	Form    url.Values
+	New     bool                 // a replay run that begins with a filter: /replays/new
+	Groups  []analytics.TopGroup // that it may be of
 	Copies  []copyText
 }
 
@@ -230,6 +233,29 @@ func (c *Console) bulkPreview(in *request) (*view, error) {
 	return b.page(in)
 }
 
+// newReplay begins a replay run with a filter.
+func (c *Console) newReplay(in *request) (*view, error) {
+	form := in.URL.Query()
+	form["id"], form["all"], form["do"] = nil, []string{"1"}, []string{"replay"}
+	b, err := newBulk(form)
+	if err != nil {
+		return nil, err
+	}
+	b.New = true
+	if form.Has("q") {
+		v, err := b.page(in)
+		v.Section = "/replays"
+		return v, err
+	}
+	b.Verb = nil
+	var groups api.Report[analytics.TopGroup]
+	if _, err := in.may("/api/dlq/analytics/groups", url.Values{"over": {"24h"}, "limit": {"6"}}, &groups); err != nil {
+		return nil, err
+	}
+	b.Groups = slices.DeleteFunc(groups.Rows, func(g analytics.TopGroup) bool { return g.Open == 0 })
+	return &view{Template: "bulk", Title: "New replay", Data: b, Section: "/replays"}, nil
+}
+
 func (b *bulk) page(in *request) (*view, error) {
 	v := &view{Template: "bulk", Title: "Act on many", Data: b, Section: "/dead-letters"}
 	if b.Verb == nil {
@@ -250,12 +276,12 @@ func (c *Console) bulkDo(in *request) (*done, error) {
 	if err != nil {
 		return nil, err
 	}
-	if b.Verb == nil {
-		return nil, &Problem{Status: http.StatusUnprocessableEntity, Title: "No such action", Detail: "choose what is to be done"}
-	}
 	if in.PostFormValue("preview") != "" {
 		v, err := b.page(in)
 		return &done{View: v}, err
+	}
+	if b.Verb == nil {
+		return nil, &Problem{Status: http.StatusUnprocessableEntity, Title: "No such action", Detail: "choose what is to be done"}
 	}
 	again := func(problem *Problem) (*done, error) {
 		v, err := b.page(in)

@@ -69,6 +69,7 @@ func New(config Config) *Console {
 	c.page("/queues", c.queues)
 	c.action("/queues/act", c.actOnQueue)
 	c.page("/replays", c.replays)
+	c.page("/replays/new", c.newReplay)
 	c.page("/replays/{id}", c.replayRun)
 	c.action("/replays/{id}/steer", c.steer)
 	c.page("/approvals", c.approvals)

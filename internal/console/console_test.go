@@ -251,9 +251,10 @@ type tab struct {
 	ctx context.Context //nolint:containedctx // it is the tab
 
 	mu       sync.Mutex
-	clicks   int      // and fields filled
-	problems []string // what the browser complained of
-	expected []string // parts of complaints that the test provokes
+	clicks   int       // and fields filled
+	began    time.Time // of an incident
+	problems []string  // what the browser complained of
+	expected []string  // parts of complaints that the test provokes
 }
 
 func (o *office) tab() *tab {

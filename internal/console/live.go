@@ -7,17 +7,24 @@ import (
 	"net/http"
 	"net/url"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"time"
 
 	"github.com/dlqd/dlqd/internal/access"
+	"github.com/dlqd/dlqd/internal/postgres"
 )
 
 const (
 	// minEvery and maxEvery bound how often the live parts of a page are made anew.
 	minEvery = time.Second
 	maxEvery = time.Minute
+	// perStatement is how long a page waits for each statement that it takes before it is made anew: an open page costs the database less
+	// than one a second, whatever it shows.
+	perStatement = 1100 * time.Millisecond
+	// maxLive bounds the different pages that one person has live at once, in this process: each is made anew on its own.
+	maxLive = 30
 	// renderTimeout bounds one making of them.
 	renderTimeout = 15 * time.Second
 )
@@ -29,6 +36,7 @@ type live struct {
 
 	mu     sync.Mutex
 	topics map[string]*topic
+	open   map[string]map[string]int // how many streams each person has, of each topic
 }
 
 // topic is one page, for those who have the same rights.
@@ -46,11 +54,21 @@ type event struct {
 	err  error
 }
 
-// watch has events of a page sent, until done is called.
-func (l *live) watch(ctx context.Context, from *http.Request, key, address string) (events chan event, done func()) {
+// watch has events of a page sent to a person, until done is called. It is false where they have too many others open.
+func (l *live) watch(ctx context.Context, from *http.Request, person, key, address string) (events chan event, done func(), ok bool) {
 	events = make(chan event, 1)
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if l.open[person][key] == 0 && len(l.open[person]) >= maxLive {
+		return nil, nil, false
+	}
+	if l.open == nil {
+		l.open = map[string]map[string]int{}
+	}
+	if l.open[person] == nil {
+		l.open[person] = map[string]int{}
+	}
+	l.open[person][key]++
 	t := l.topics[key]
 	if t == nil {
 		if l.topics == nil {
@@ -69,13 +87,19 @@ func (l *live) watch(ctx context.Context, from *http.Request, key, address strin
 		l.mu.Lock()
 		defer l.mu.Unlock()
 		delete(t.watchers, events)
+		if l.open[person][key]--; l.open[person][key] == 0 {
+			delete(l.open[person], key)
+		}
+		if len(l.open[person]) == 0 {
+			delete(l.open, person)
+		}
 		if len(t.watchers) == 0 {
 			t.cancel()
 			if l.topics[key] == t {
 				delete(l.topics, key)
 			}
 		}
-	}
+	}, true
 }
 
 var seed = maphash.MakeSeed()
@@ -112,11 +136,16 @@ func (c *Console) events(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	p := access.From(r.Context())
+	address = canonical(address)
 	w.Header().Set("Content-Type", "text/event-stream")
 	w.WriteHeader(http.StatusOK)
 	control := http.NewResponseController(w)
 	_ = control.Flush()
-	watched, done := c.live.watch(r.Context(), r, rightsOf(p)+personal(address, p)+address, address)
+	watched, done, ok := c.live.watch(r.Context(), r, p.Via+" "+p.Name, rightsOf(p)+personal(address, p)+address, address)
+	if !ok { // (a status other than 200 would say nothing to the page's script.)
+		_, _ = fmt.Fprintf(w, "event: refused\ndata: %d of your pages are live; this one is loaded anew each minute\n\n", maxLive)
+		return
+	}
 	defer done()
 	var shown uint64
 	for {
@@ -145,6 +174,31 @@ func (c *Console) events(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
+// parameters are those that live pages look at. Others change nothing, and make no page of their own.
+var parameters = func() []string {
+	names := []string{"q", "order", "cursor", "column", "outcome", "status", "queue", "owner", "over", "whose", "at", "people"}
+	for _, f := range auditFields() {
+		names = append(names, f.Name)
+	}
+	return names
+}()
+
+// canonical is an address in one way of writing, with the parameters alone that a page looks at.
+func canonical(address string) string {
+	u, err := url.Parse(address)
+	if err != nil {
+		return address // localPath has parsed it
+	}
+	query := u.Query()
+	for name := range query {
+		if !slices.Contains(parameters, name) {
+			delete(query, name)
+		}
+	}
+	u.RawQuery, u.Fragment, u.RawFragment = query.Encode(), "", ""
+	return u.String()
+}
+
 // shared are the pages that show the same to all who have the same rights, unless their address speaks of me.
 var shared = regexp.MustCompile(`^/(|dead-letters(/[0-9a-f-]{36})?|groups(/[^/]+/[^/]+)?|queues|replays(/[0-9a-f-]{36})?)$`)
 
@@ -168,11 +222,12 @@ func (c *Console) renderLive(ctx context.Context, from *http.Request, address st
 	r.RemoteAddr, r.Host = from.RemoteAddr, from.Host
 	r.Header.Set("User-Agent", from.UserAgent())
 	w := &liveResponse{response: response{header: http.Header{}}}
+	ctx, statements := postgres.Counting(ctx)
 	c.mux.ServeHTTP(w, r.WithContext(context.WithValue(ctx, liveKey{}, w)))
 	if w.status >= http.StatusBadRequest {
 		return nil, maxEvery, fmt.Errorf("the page answers %d", w.status)
 	}
-	return w.Bytes(), w.every, nil
+	return w.Bytes(), max(w.every, time.Duration(statements.Load())*perStatement), nil
 }
 
 type liveKey struct{}

@@ -20,8 +20,8 @@ import (
 )
 
 const (
-	// runEvery is how often an open page of a run that goes on is made anew, and restEvery one of a run that rests.
-	runEvery, restEvery = time.Second, 30 * time.Second
+	// runEvery is how often at most an open page of a run that goes on is made anew, and restEvery one of a run that rests.
+	runEvery, restEvery = 2 * time.Second, 30 * time.Second
 	// runsEvery is how often an open list of runs is.
 	runsEvery = 5 * time.Second
 	// runPage is how many entries of a run a page shows, and runFailures of how many failures it tells the reasons.
@@ -56,14 +56,6 @@ func (r replayRun) Share() *float64 {
 		return nil
 	}
 	return new(float64(r.Succeeded) / float64(r.Succeeded+r.Failed))
-}
-
-// Forecast is how long it was to take, by the pace that was asked for; 0 where none was.
-func (r replayRun) Forecast() time.Duration {
-	if r.Rate == nil || *r.Rate <= 0 {
-		return 0
-	}
-	return time.Duration(float64(r.Total) / *r.Rate * float64(time.Second))
 }
 
 // Words is its filter as one types it.

@@ -3,6 +3,7 @@ package postgres
 import (
 	"context"
 	"sync"
+	"sync/atomic"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -30,7 +31,18 @@ type renderKey struct {
 
 var renderCache sync.Map // of renderKey to string: queries are constants, and few
 
-func (r rendered) sql(sql string) string {
+type countKey struct{}
+
+// Counting has the statements counted that are made in ctx, but for the begin, end and settings of a transaction.
+func Counting(ctx context.Context) (counted context.Context, statements *atomic.Int64) {
+	statements = &atomic.Int64{}
+	return context.WithValue(ctx, countKey{}, statements), statements
+}
+
+func (r rendered) sql(ctx context.Context, sql string) string {
+	if statements, ok := ctx.Value(countKey{}).(*atomic.Int64); ok {
+		statements.Add(1)
+	}
 	key := renderKey{r.schemas, sql}
 	if cached, ok := renderCache.Load(key); ok {
 		return cached.(string) //nolint:forcetypeassert // only strings are stored
@@ -44,25 +56,25 @@ func (r rendered) Exec(ctx context.Context, sql string, args ...any) (pgconn.Com
 	if tx, err := r.schemas.scoped(ctx, r.db); err != nil {
 		return pgconn.CommandTag{}, err
 	} else if tx != nil {
-		return execScoped(ctx, tx, r.sql(sql), args)
+		return execScoped(ctx, tx, r.sql(ctx, sql), args)
 	}
-	return r.db.Exec(ctx, r.sql(sql), args...)
+	return r.db.Exec(ctx, r.sql(ctx, sql), args...)
 }
 
 func (r rendered) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
 	if tx, err := r.schemas.scoped(ctx, r.db); err != nil {
 		return nil, err
 	} else if tx != nil {
-		return queryScoped(ctx, tx, r.sql(sql), args)
+		return queryScoped(ctx, tx, r.sql(ctx, sql), args)
 	}
-	return r.db.Query(ctx, r.sql(sql), args...)
+	return r.db.Query(ctx, r.sql(ctx, sql), args...)
 }
 
 func (r rendered) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
 	if tx, err := r.schemas.scoped(ctx, r.db); err != nil {
 		return failedRow{err}
 	} else if tx != nil {
-		return scopedRow{tx.QueryRow(ctx, r.sql(sql), args...), func(err error) error { return end(ctx, tx, err) }}
+		return scopedRow{tx.QueryRow(ctx, r.sql(ctx, sql), args...), func(err error) error { return end(ctx, tx, err) }}
 	}
-	return r.db.QueryRow(ctx, r.sql(sql), args...)
+	return r.db.QueryRow(ctx, r.sql(ctx, sql), args...)
 }

@@ -12,11 +12,11 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	jsonpatch "github.com/evanphx/json-patch/v5"
 	"github.com/google/uuid"
-	"github.com/jackc/pgx/v5"
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/dlqd/dlqd/internal/deadletter"
@@ -224,6 +224,8 @@ type Replayer struct {
 	Tracer trace.Tracer
 	// Wake is called when a run may go on; nil where no [Runner] is in this process, and runs begin within a second.
 	Wake func()
+
+	outcomes outcomes
 }
 
 // conditionsOfStart are what must hold before a run starts.
@@ -366,25 +368,30 @@ type Run struct {
 	Note        *string         `json:"note,omitempty" doc:"Why."`
 	CreatedAt   time.Time       `json:"createdAt" doc:"When it was started."`
 	FinishedAt  *time.Time      `json:"finishedAt,omitempty" doc:"When it ended."`
+	Forecast    *Forecast       `json:"forecast,omitempty" doc:"What a dry run foretold as it was started; absent where SQL started it."`
+}
+
+// Forecast is what a dry run foretold of a run as it was started.
+type Forecast struct {
+	Entries   int64            `json:"entries" doc:"How many it would take."`
+	Seconds   float64          `json:"seconds" doc:"How long it would take to send them."`
+	ByQueue   map[string]int64 `json:"byQueue" doc:"Of which queues."`
+	Unhealthy []string         `json:"unhealthy" doc:"What spoke against starting it."`
 }
 
 // Start starts a run. It is refused where its destinations are in trouble, unless forced.
 func (r *Replayer) Start(ctx context.Context, in *Request) (*Run, error) {
-	if !in.Force {
-		preview, err := r.Preview(ctx, in)
-		if err != nil {
-			return nil, err
-		}
-		if len(preview.Unhealthy) > 0 {
-			return nil, &deadletter.MoveError{
-				Kind: deadletter.ErrUnhealthy, Detail: "the replay was not started: " + strings.Join(preview.Unhealthy, "; "), Hint: "Wait, or start it with force.",
-			}
+	preview, err := r.Preview(ctx, in)
+	if err != nil {
+		return nil, err
+	}
+	if len(preview.Unhealthy) > 0 && !in.Force {
+		return nil, &deadletter.MoveError{
+			Kind: deadletter.ErrUnhealthy, Detail: "the replay was not started: " + strings.Join(preview.Unhealthy, "; "), Hint: "Wait, or start it with force.",
 		}
 	}
-	if err := in.Validate(); err != nil {
-		return nil, &deadletter.MoveError{Kind: deadletter.ErrInvalid, Detail: err.Error()}
-	}
-	if err := r.checkDestination(in.Destination); err != nil {
+	forecast, err := json.Marshal(Forecast{Entries: preview.Total, Seconds: preview.Seconds, ByQueue: preview.ByQueue, Unhealthy: preview.Unhealthy})
+	if err != nil {
 		return nil, err
 	}
 	params := dbsqlc.StartReplayParams{
@@ -393,9 +400,13 @@ func (r *Replayer) Start(ctx context.Context, in *Request) (*Run, error) {
 		Queue: in.Queue, Destination: in.Destination, Force: in.Force, StopAt: cmp.Or(in.StopAt, DefaultStopAt), StopOf: stopOf,
 	}
 	var id uuid.UUID
-	err := inTx(ctx, r.Store, func(tx transaction) (err error) {
-		id, err = tx.StartReplay(ctx, params)
-		return err
+	err = inTx(ctx, r.Store, func(tx transaction) error {
+		started, err := tx.StartReplay(ctx, params)
+		if err != nil {
+			return err
+		}
+		id = started
+		return tx.SetForecast(ctx, dbsqlc.SetForecastParams{ID: id, Forecast: forecast})
 	})
 	if err != nil {
 		return nil, deadletter.Named(err)
@@ -413,13 +424,73 @@ func (r *Replayer) wake() {
 
 // Get returns a run and how far it has come.
 func (r *Replayer) Get(ctx context.Context, id uuid.UUID) (*Run, error) {
-	row, err := dbsqlc.New(r.Store.DB()).ReplayRun(ctx, id)
-	if errors.Is(err, pgx.ErrNoRows) {
-		return nil, &deadletter.MoveError{Kind: deadletter.ErrNotFound, Detail: fmt.Sprintf("replay run %s: there is no such run", id)}
-	}
+	runs, err := r.runs(ctx, []uuid.UUID{id})
 	if err != nil {
 		return nil, err
 	}
+	if len(runs) == 0 {
+		return nil, &deadletter.MoveError{Kind: deadletter.ErrNotFound, Detail: fmt.Sprintf("replay run %s: there is no such run", id)}
+	}
+	return runs[0], nil
+}
+
+// outcomes are how redeliveries of runs ended that have ended whole: they are counted once, and not each time that somebody looks.
+type outcomes struct {
+	mu sync.Mutex
+	of map[uuid.UUID][2]int64 // succeeded, failed
+}
+
+// mostOutcomes bounds them.
+const mostOutcomes = 1000
+
+// known are those of some runs.
+func (o *outcomes) known(ids []uuid.UUID) map[uuid.UUID][2]int64 {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	known := map[uuid.UUID][2]int64{}
+	for _, id := range ids {
+		if counts, ok := o.of[id]; ok {
+			known[id] = counts
+		}
+	}
+	return known
+}
+
+// settle remembers those of a run that has ended, if all that it sent has ended, too.
+func (o *outcomes) settle(run *Run) {
+	if run.Status != "completed" && run.Status != "cancelled" || run.Succeeded+run.Failed < run.Replayed {
+		return
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.of == nil || len(o.of) >= mostOutcomes {
+		o.of = map[uuid.UUID][2]int64{}
+	}
+	o.of[run.ID] = [2]int64{run.Succeeded, run.Failed}
+}
+
+// runs are runs by their ids, the newest first; those that are not there, or not the caller's to see, are left out.
+func (r *Replayer) runs(ctx context.Context, ids []uuid.UUID) ([]*Run, error) {
+	known := r.outcomes.known(ids)
+	rows, err := dbsqlc.New(r.Store.DB()).RunsByID(ctx, dbsqlc.RunsByIDParams{Ids: ids, Known: slices.AppendSeq([]uuid.UUID{}, maps.Keys(known))})
+	if err != nil {
+		return nil, err
+	}
+	runs := make([]*Run, len(rows))
+	for i := range rows {
+		row := &rows[i]
+		if counts, ok := known[row.ID]; ok {
+			row.Succeeded, row.Failed = counts[0], counts[1]
+		}
+		if runs[i], err = runOf(row); err != nil {
+			return nil, err
+		}
+		r.outcomes.settle(runs[i])
+	}
+	return runs, nil
+}
+
+func runOf(row *dbsqlc.RunsByIDRow) (*Run, error) {
 	var said struct {
 		Filter     json.RawMessage `json:"filter"`
 		Patch      json.RawMessage `json:"patch"`
@@ -435,6 +506,9 @@ func (r *Replayer) Get(ctx context.Context, id uuid.UUID) (*Run, error) {
 	}
 	if row.Note != "" {
 		run.Note = &row.Note
+	}
+	if err := json.Unmarshal(row.Forecast, &run.Forecast); err != nil {
+		return nil, err
 	}
 	if row.Sending > 0 {
 		run.PerSecond = float64(run.Replayed) / row.Sending
@@ -455,13 +529,7 @@ func (r *Replayer) List(ctx context.Context, most int) ([]*Run, error) {
 	if err != nil {
 		return nil, err
 	}
-	runs := make([]*Run, len(ids))
-	for i, id := range ids {
-		if runs[i], err = r.Get(ctx, id); err != nil {
-			return nil, err
-		}
-	}
-	return runs, nil
+	return r.runs(ctx, ids)
 }
 
 // RunEntry is an entry of a run, and what became of it there.

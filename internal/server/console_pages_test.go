@@ -206,6 +206,9 @@ func TestConsole_pages(t *testing.T) {
 		for _, act := range []string{"paused", "rate changed", "resumed", "cancelled"} {
 			has(t, page, act)
 		}
+		_, page = b.browse(kim, "/replays/"+run)
+		has(t, page, `<th scope="row">dead letters</th><td>3</td><td>3 sent</td>`)
+
 		_, page = b.browse(reader, "/replays")
 		has(t, page, `disabled title="this takes the role operator"`)
 	})
@@ -331,5 +334,22 @@ func TestConsole_pages(t *testing.T) {
 		require.Contains(t, out, `"rows":[{"rule":`)
 		_, all := b.as(reader, "GET", "/api/dlq/analytics/rules?over=1h", "")
 		require.NotEqual(t, out, all, "those of its queues alone")
+	})
+	t.Run("a new replay run", func(t *testing.T) { // it begins with a filter: choose, preview, start
+		_, page := b.browse(kim, "/replays/new")
+		has(t, page, "Which dead letters are to be sent back?")
+		_, page = b.browse(kim, "/replays/new?q=queue:mail")
+		has(t, page, "<h1>Replay 4 dead letters</h1>")
+		has(t, page, `<input type="hidden" name="q" value="queue:mail">`)
+		status, page := b.browse(kim, "/replays/new?q=nonsense:x")
+		require.Equal(t, http.StatusUnprocessableEntity, status)
+		has(t, page, "Nothing was done.")
+		status, told, to := b.send(kim, "/bulk", url.Values{"do": {"replay"}, "all": {"1"}, "q": {"queue:mail"}, "force": {"yes"}, "rate": {"0.002"}, "expect": {"4"}})
+		require.Equal(t, http.StatusSeeOther, status, told)
+		_, page = b.browse(kim, to)
+		has(t, page, `<th scope="row">time to send them</th><td>33 min</td>`) // four at two a thousand seconds
+		_, out := b.as(kim, "GET", "/api/dlq"+to, "")
+		require.Contains(t, out, `"forecast":{"entries":4,"seconds":2000,"byQueue":{"mail":4},"unhealthy":[]}`)
+		_, _, _ = b.send(kim, to+"/steer", url.Values{"do": {"cancel"}})
 	})
 }

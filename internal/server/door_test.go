@@ -16,6 +16,7 @@ import (
 	"math/big"
 	"net"
 	"net/http"
+	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
@@ -23,6 +24,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/stretchr/testify/require"
 
 	"github.com/dlqd/dlqd/internal/door"
@@ -268,6 +270,34 @@ func TestDoor_headerBytes(t *testing.T) {
 	b := setup(t, options{})
 	conn := b.dial("GET /livez HTTP/1.1\r\nHost: localhost\r\nX: %s\r\n\r\n", strings.Repeat("x", 80<<10))
 	response, err := http.ReadResponse(bufio.NewReader(conn), nil)
+	require.NoError(t, err)
+	require.NoError(t, response.Body.Close())
+	require.Equal(t, http.StatusRequestHeaderFieldsTooLarge, response.StatusCode)
+}
+
+// The longest addresses that a page of ours can have are answered: a filter of 4 kB, percent-encoded, in the address of the page and once
+// more in that of its events; and a selection of 500 in one, which somebody wrote by hand.
+func TestDoor_longAddresses(t *testing.T) {
+	t.Parallel()
+	b := setup(t, options{})
+	filter := url.QueryEscape(strings.Repeat("ü", 2048)) // 4 kB, and 12 as an address has it
+	for _, path := range []string{
+		"/dead-letters?q=" + filter, "/bulk?all=1&do=replay&q=" + filter + "&note=" + strings.Repeat("x", 10_000), "/api/dlq/entries?q=" + filter,
+		"/bulk?do=discard&q=" + filter + strings.Repeat("&id="+uuid.NewString(), 500),
+	} {
+		conn := b.dial("GET %s HTTP/1.1\r\nHost: localhost\r\nAccept: text/html\r\n\r\n", path)
+		response, err := http.ReadResponse(bufio.NewReader(conn), nil)
+		require.NoError(t, err, path[:40])
+		require.NoError(t, response.Body.Close())
+		require.Equal(t, http.StatusOK, response.StatusCode, path[:40])
+	}
+	events := b.dial("GET /events?page=%s HTTP/1.1\r\nHost: localhost\r\n\r\n", url.QueryEscape("/dead-letters?q="+filter))
+	response, err := http.ReadResponse(bufio.NewReader(events), nil)
+	require.NoError(t, err)
+	require.Equal(t, http.StatusOK, response.StatusCode)
+	require.NoError(t, events.Close())
+	conn := b.dial("GET /dead-letters?q=%s HTTP/1.1\r\nHost: localhost\r\n\r\n", strings.Repeat("x", 80<<10))
+	response, err = http.ReadResponse(bufio.NewReader(conn), nil)
 	require.NoError(t, err)
 	require.NoError(t, response.Body.Close())
 	require.Equal(t, http.StatusRequestHeaderFieldsTooLarge, response.StatusCode)

@@ -136,6 +136,12 @@ function follow(address) {
 	events.addEventListener("open", alive);
 	events.addEventListener("page", (event) => { alive(); show(event.data); });
 	events.addEventListener("same", () => { alive(); shownAt = new Date(); });
+	// Too many pages are live: this one is loaded anew now and then, unless somebody writes in it.
+	events.addEventListener("refused", (event) => {
+		events.close();
+		connected("trouble", event.data);
+		setInterval(() => { if (!writing() && !document.hidden) location.reload(); }, 60_000);
+	});
 	events.addEventListener("trouble", (event) => connected("trouble", event.data));
 	events.addEventListener("error", () => {
 		connected("lost");

@@ -414,74 +414,6 @@ func (q *Queries) ReplayNext(ctx context.Context, arg ReplayNextParams) ([]uuid.
 	return items, nil
 }
 
-const ReplayRun = `-- name: ReplayRun :one
-SELECT r.id, r.status::text AS status, r.newest_first, r.batch_size, r.rate, r.concurrency, r.queue, r.destination, r.force, coalesce(dlq.masked_text(r.note, dlq.mask(false)), '')::text AS note, r.actor,
-       CASE WHEN dlq.hidden_columns() && ARRAY['original_event', 'edited_event'] THEN jsonb_build_object('filter', r.filter - '{payload,subscriberId,orderingKey,tags}'::text[])
-           ELSE dlq.masked_detail(jsonb_build_object('filter', r.filter) || CASE WHEN r.patch IS NULL THEN '{}' ELSE jsonb_build_object('patch', r.patch) END
-               || CASE WHEN r.merge_patch IS NULL THEN '{}' ELSE jsonb_build_object('mergePatch', r.merge_patch) END, dlq.mask(false)) END::jsonb AS said,
-       coalesce(r.reason, '')::text AS reason, r.total, r.replayed, r.skipped, r.sending, r.created_at, r.updated_at, r.finished_at, coalesce(r.origin, '')::text AS origin,
-       (SELECT count(*) FROM dlq.replay_run_entries e WHERE e.run_id = r.id AND e.outcome = 'succeeded') AS succeeded,
-       (SELECT count(*) FROM dlq.replay_run_entries e WHERE e.run_id = r.id AND e.outcome = 'failed') AS failed
-FROM dlq.replay_runs r WHERE r.id = $1 AND dlq.scope_within(r.scope, dlq.scope())
-`
-
-type ReplayRunRow struct {
-	ID          uuid.UUID
-	Status      string
-	NewestFirst bool
-	BatchSize   int32
-	Rate        *float64
-	Concurrency *int32
-	Queue       *string
-	Destination *string
-	Force       bool
-	Note        string
-	Actor       string
-	Said        json.RawMessage
-	Reason      string
-	Total       int64
-	Replayed    int64
-	Skipped     int64
-	Sending     float64
-	CreatedAt   time.Time
-	UpdatedAt   time.Time
-	FinishedAt  *time.Time
-	Origin      string
-	Succeeded   int64
-	Failed      int64
-}
-
-func (q *Queries) ReplayRun(ctx context.Context, id uuid.UUID) (ReplayRunRow, error) {
-	row := q.db.QueryRow(ctx, ReplayRun, id)
-	var i ReplayRunRow
-	err := row.Scan(
-		&i.ID,
-		&i.Status,
-		&i.NewestFirst,
-		&i.BatchSize,
-		&i.Rate,
-		&i.Concurrency,
-		&i.Queue,
-		&i.Destination,
-		&i.Force,
-		&i.Note,
-		&i.Actor,
-		&i.Said,
-		&i.Reason,
-		&i.Total,
-		&i.Replayed,
-		&i.Skipped,
-		&i.Sending,
-		&i.CreatedAt,
-		&i.UpdatedAt,
-		&i.FinishedAt,
-		&i.Origin,
-		&i.Succeeded,
-		&i.Failed,
-	)
-	return i, err
-}
-
 const ReplayRuns = `-- name: ReplayRuns :many
 SELECT id FROM dlq.replay_runs r WHERE dlq.scope_within(r.scope, (SELECT dlq.scope())) ORDER BY id DESC LIMIT $1::integer
 `
@@ -562,6 +494,109 @@ func (q *Queries) Replayable(ctx context.Context, filter json.RawMessage) (json.
 	var filter_2 json.RawMessage
 	err := row.Scan(&filter_2)
 	return filter_2, err
+}
+
+const RunsByID = `-- name: RunsByID :many
+SELECT r.id, r.status::text AS status, r.newest_first, r.batch_size, r.rate, r.concurrency, r.queue, r.destination, r.force, coalesce(dlq.masked_text(r.note, dlq.mask(false)), '')::text AS note, r.actor,
+       CASE WHEN dlq.hidden_columns() && ARRAY['original_event', 'edited_event'] THEN jsonb_build_object('filter', r.filter - '{payload,subscriberId,orderingKey,tags}'::text[])
+           ELSE dlq.masked_detail(jsonb_build_object('filter', r.filter) || CASE WHEN r.patch IS NULL THEN '{}' ELSE jsonb_build_object('patch', r.patch) END
+               || CASE WHEN r.merge_patch IS NULL THEN '{}' ELSE jsonb_build_object('mergePatch', r.merge_patch) END, dlq.mask(false)) END::jsonb AS said,
+       coalesce(r.reason, '')::text AS reason, r.total, r.replayed, r.skipped, r.sending, r.created_at, r.updated_at, r.finished_at, coalesce(r.origin, '')::text AS origin, coalesce(r.forecast, 'null')::jsonb AS forecast,
+       CASE WHEN r.id = ANY ($1::uuid[]) THEN -1 ELSE (SELECT count(*) FROM dlq.replay_run_entries e WHERE e.run_id = r.id AND e.outcome = 'succeeded') END::bigint AS succeeded,
+       CASE WHEN r.id = ANY ($1::uuid[]) THEN -1 ELSE (SELECT count(*) FROM dlq.replay_run_entries e WHERE e.run_id = r.id AND e.outcome = 'failed') END::bigint AS failed
+FROM dlq.replay_runs r WHERE r.id = ANY ($2::uuid[]) AND dlq.scope_within(r.scope, dlq.scope()) ORDER BY r.id DESC
+`
+
+type RunsByIDParams struct {
+	Known []uuid.UUID
+	Ids   []uuid.UUID
+}
+
+type RunsByIDRow struct {
+	ID          uuid.UUID
+	Status      string
+	NewestFirst bool
+	BatchSize   int32
+	Rate        *float64
+	Concurrency *int32
+	Queue       *string
+	Destination *string
+	Force       bool
+	Note        string
+	Actor       string
+	Said        json.RawMessage
+	Reason      string
+	Total       int64
+	Replayed    int64
+	Skipped     int64
+	Sending     float64
+	CreatedAt   time.Time
+	UpdatedAt   time.Time
+	FinishedAt  *time.Time
+	Origin      string
+	Forecast    json.RawMessage
+	Succeeded   int64
+	Failed      int64
+}
+
+// Runs, the newest first. Those whose outcomes are known, for good, are not counted anew.
+func (q *Queries) RunsByID(ctx context.Context, arg RunsByIDParams) ([]RunsByIDRow, error) {
+	rows, err := q.db.Query(ctx, RunsByID, arg.Known, arg.Ids)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	items := []RunsByIDRow{}
+	for rows.Next() {
+		var i RunsByIDRow
+		if err := rows.Scan(
+			&i.ID,
+			&i.Status,
+			&i.NewestFirst,
+			&i.BatchSize,
+			&i.Rate,
+			&i.Concurrency,
+			&i.Queue,
+			&i.Destination,
+			&i.Force,
+			&i.Note,
+			&i.Actor,
+			&i.Said,
+			&i.Reason,
+			&i.Total,
+			&i.Replayed,
+			&i.Skipped,
+			&i.Sending,
+			&i.CreatedAt,
+			&i.UpdatedAt,
+			&i.FinishedAt,
+			&i.Origin,
+			&i.Forecast,
+			&i.Succeeded,
+			&i.Failed,
+		); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
+const SetForecast = `-- name: SetForecast :exec
+UPDATE dlq.replay_runs SET forecast = $1::jsonb WHERE id = $2
+`
+
+type SetForecastParams struct {
+	Forecast json.RawMessage
+	ID       uuid.UUID
+}
+
+func (q *Queries) SetForecast(ctx context.Context, arg SetForecastParams) error {
+	_, err := q.db.Exec(ctx, SetForecast, arg.Forecast, arg.ID)
+	return err
 }
 
 const SetReplayRate = `-- name: SetReplayRate :exec
