@@ -35,7 +35,7 @@ func metricsBench(b *bench, scale float64) error {
 			if err := fillOpen(b.ctx, pool, of.open, of.jobs); err != nil {
 				return err
 			}
-			if err := metricstest.FillCounters(b.ctx, pool, of.queues); err != nil {
+			if _, err := pool.Exec(b.ctx, metricstest.FillCounters, of.queues); err != nil {
 				return err
 			}
 			if _, err := pool.Exec(b.ctx, "VACUUM ANALYZE"); err != nil {

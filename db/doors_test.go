@@ -51,7 +51,7 @@ var tables = map[string][]string{
 }
 
 var (
-	createTable = regexp.MustCompile(`CREATE TABLE (?:IF NOT EXISTS )?dlq\.(\w+)`)
+	createTable = regexp.MustCompile(`CREATE (?:UNLOGGED )?TABLE (?:IF NOT EXISTS )?dlq\.(\w+)`)
 	named       = regexp.MustCompile(`\b(?:dlq\.|(river\.))(\w+)`)
 )
 

@@ -28,7 +28,7 @@ var copied = regexp.MustCompile(`<li><span>([^<]+)</span><code data-copy="([^"]*
 func TestConsole_copies(t *testing.T) {
 	t.Parallel()
 	const queue = "it's $HOME; `id`"
-	p := newPatient(t, nil)
+	p := newPatient(t, map[string]string{"dlq-routing": "rules:\n  - {name: theirs, match: {status: 422}, class: validation}\n"})
 	p.serve()
 	p.answers(func(w http.ResponseWriter, d delivery) {
 		w.Header().Set("X-Error-Type", "it's \"$HOME\"")
@@ -73,8 +73,9 @@ func TestConsole_copies(t *testing.T) {
 		"/dead-letters": {all, []string{first, second, odd}, ""},
 		list("/dead-letters", "q", `key:"it's \"$HOME\"" payload.customer:"it's $HOME"`): {all, []string{first, second}, odd},
 		list("/dead-letters", "q", `"it's $HOME" kind:order.*`, "order", "oldest"):       {all, []string{odd}, first},
-		"/dead-letters/" + odd: {all, []string{odd}, first},
-		"/groups":              {all, []string{group}, ""},
+		"/dead-letters/" + odd:   {all, []string{odd}, first},
+		"/dead-letters/" + first: {all, []string{first}, odd},
+		"/groups":                {all, []string{group}, ""},
 		list("/groups", "queue", queue, "status", "open", "order", "open", "over", "7d", "owner", "nobody"): {all, []string{group}, ""},
 		"/groups/" + url.PathEscape(queue) + "/" + group:                                                    {all, []string{group, odd}, first},
 		"/review": {all, []string{first, odd}, ""},
@@ -108,6 +109,9 @@ func TestConsole_copies(t *testing.T) {
 			require.NoError(t, err)
 			require.NoError(t, response.Body.Close())
 			require.Equal(t, http.StatusOK, response.StatusCode)
+			if path == "/dead-letters/"+first {
+				require.Contains(t, string(raw), `<a href="/policy#rule-theirs">theirs</a> <code class="faint">dlq-routing.yaml:2</code>`)
+			}
 			ways := []string{}
 			for _, found := range copied.FindAllStringSubmatch(string(raw), -1) {
 				name, text := found[1], html.UnescapeString(found[2])

@@ -162,7 +162,11 @@ func sentenceOf(e *deadletter.Entry) string {
 		said = append(said, "Nothing happens by itself: "+who+because(e)+".")
 	case deadletter.Pending:
 		if e.Next != nil {
-			said = append(said, upper(*e.Next)+because(e)+".")
+			next := *e.Next
+			if e.Rule != nil { // which is told below
+				next = strings.TrimSuffix(strings.Replace(next, " by rule "+*e.Rule, "", 1), ",")
+			}
+			said = append(said, upper(next)+because(e)+".")
 		}
 	case deadletter.Processing:
 		job := ""
@@ -187,12 +191,23 @@ func sentenceOf(e *deadletter.Entry) string {
 	return strings.Join(said, " ")
 }
 
+// because says which rule chose, and what its class means.
 func because(e *deadletter.Entry) string {
-	switch {
-	case e.Rule != nil && *e.Rule != "":
-		return ", because rule " + *e.Rule + " says that this is " + fmt.Sprint(deref(e.ErrorClass))
-	case e.ErrorClass != nil:
-		return ", because its error is of class " + *e.ErrorClass
+	class := fmt.Sprint(deref(e.ErrorClass))
+	if means := classOf(class)["Means"]; class != "" && means != "" {
+		class += " (" + means + ")"
+	}
+	switch rule := fmt.Sprint(deref(e.Rule)); {
+	case rule == "unparked": // what comes next says so
+		return ""
+	case rule == "single-attempt":
+		return ", because its job had one attempt"
+	case rule == "backfilled":
+		return ", because its job failed before dlqd was there"
+	case rule != "" && class != "":
+		return ", because rule " + rule + " puts it in class " + class
+	case class != "":
+		return ", because its error is of class " + class
 	}
 	return ""
 }
@@ -231,6 +246,9 @@ func attemptsOf(e *deadletter.Entry) []attempt {
 		list = append(list, attempt{At: at, Title: title, By: k.Actor, Error: k.Error, OK: k.Outcome == "completed"})
 	}
 	slices.Reverse(list)
+	if len(list) == 0 { // River writes a job's attempts a moment after its state
+		list = append(list, attempt{At: e.LastFailedAt, Title: fmt.Sprintf("attempt %d of job %d", e.RetryCount, e.RiverJobID), Error: fmt.Sprint(deref(e.ErrorMessage))})
+	}
 	if e.Status == deadletter.Pending && e.NextRetryAt != nil {
 		list = append([]attempt{{At: *e.NextRetryAt, Title: dueOf(e), Due: true}}, list...)
 	}

@@ -71,9 +71,9 @@ func (c *Console) review(in *request) (*view, error) {
 	case n == 0:
 		r.Sentence = map[string]string{"": "Nothing waits for a person.", "me": "Nothing waits for you.", "nobody": "Everything that waits for a person is somebody's."}[r.Whose]
 	case r.More:
-		r.Sentence = fmt.Sprintf("More than %d wait for a person, the oldest since %s.", n, ago(r.Entries[0].CreatedAt))
+		r.Sentence = fmt.Sprintf("More than %d wait for a person, the oldest captured %s.", n, ago(r.Entries[0].CreatedAt))
 	default:
-		r.Sentence = fmt.Sprintf("%s left, the oldest from %s.", upper(number(n)), ago(r.Entries[0].CreatedAt))
+		r.Sentence = fmt.Sprintf("%s left, the oldest captured %s.", upper(number(n)), ago(r.Entries[0].CreatedAt))
 	}
 	if len(r.Entries) > 0 {
 		var detail api.EntryDetail

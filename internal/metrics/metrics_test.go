@@ -329,7 +329,7 @@ func TestDatabase_away(t *testing.T) {
 func TestSampler_smallRow(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	require.NoError(t, metricstest.FillCounters(t.Context(), b.pool, 100))
+	b.exec(metricstest.FillCounters, 100)
 	first := b.sampled()
 	var size int
 	var persistence string
