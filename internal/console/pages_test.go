@@ -18,7 +18,7 @@ func pages(o *office, id, group string) []string {
 	}
 	return append(list,
 		"/", "/dead-letters", listOf("status:manual"), listOf("queue:"), "/dead-letters/"+id, "/dead-letters/nobody", "/bulk?all=1&q=status:manual", "/bulk?all=1&do=replay&q=status:manual",
-		"/bulk?all=1&do=discard&q=queue:payments", "/groups", group, "/review", "/replays", "/queues", "/policy", "/approvals", "/audit", "/access", "/system", "/docs", "/sign-in", "/nowhere",
+		"/bulk?all=1&do=discard&q=queue:payments", "/groups", group, "/review", "/replays", "/replays/new", "/replays/new?q=status:manual", "/queues", "/policy", "/approvals", "/audit", "/access", "/system", "/docs", "/sign-in", "/nowhere",
 	)
 }
 
