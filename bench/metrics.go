@@ -63,6 +63,7 @@ func fillOpen(ctx context.Context, pool *pgxpool.Pool, open, jobs int) error {
 		if _, err := tx.Exec(ctx, "SET LOCAL session_replication_role = replica"); err != nil {
 			return err
 		}
+		//nolint:dupword // columns
 		_, err := tx.Exec(ctx, `INSERT INTO dlq.dead_letter_queue (id, status, stage, river_job_id, job_created_at, queue, kind, job_kind, priority, original_event, error_message, error_type, error_class, fingerprint, strategy, waiting_for, next_retry_at, first_failed_at, last_failed_at, created_at)
 			SELECT dlq.uuid_v7(), CASE WHEN i % 2 = 0 THEN 'dlq_manual' ELSE 'dlq_pending' END::dlq.dead_letter_status, 'open', 10000000 + i, now(), 'queue_' || i % 20, 'kind', 'noop', 2, '{}', 'connection refused', 'TYPE_' || i % 50,
 				(ARRAY['transient', 'rate_limited', 'outage', 'validation', 'malformed', 'unauthorized', 'not_found', 'business', 'code_bug'])[1 + (i / 20) % 9], 'group_' || i % 1000,

@@ -200,7 +200,7 @@ func (b *bulk) copies(in *request, body map[string]any) []copyText {
 		{"rate", "rate"}, {"concurrency", "concurrency"}, {"stop-at", "stopAt"}, {"to-destination", "destination"}, {"to", "assignee"}, {"note", "note"},
 	} {
 		if value := strings.TrimSpace(b.Form.Get(flag.field)); value != "" {
-			command += " --" + flag.name + " " + shellQuoted(value)
+			command = flagged(command, flag.name, value)
 		}
 	}
 	if tags, ok := body["tags"].([]string); ok {

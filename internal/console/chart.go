@@ -127,12 +127,12 @@ func (c *chart) Summary() string {
 		}
 		last, most = total, max(most, total)
 	}
-	said := fmt.Sprintf("%s, from %s to %s: %s at first, %s at most, %s now", c.Title, c.Starts[0].UTC().Format("2 Jan 15:04"), c.Starts[n-1].UTC().Format("2 Jan 15:04 UTC"), number(first), number(most), number(last))
+	said := []string{fmt.Sprintf("%s, from %s to %s: %s at first, %s at most, %s now", c.Title, c.Starts[0].UTC().Format("2 Jan 15:04"), c.Starts[n-1].UTC().Format("2 Jan 15:04 UTC"), number(first), number(most), number(last))}
 	marks := c.Marks()
 	for _, m := range marks[max(len(marks)-saidMarks, 0):] {
-		said += "; " + m.Text + " at " + m.At.UTC().Format("2 Jan 15:04")
+		said = append(said, m.Text+" at "+m.At.UTC().Format("2 Jan 15:04"))
 	}
-	return said
+	return strings.Join(said, "; ")
 }
 
 // Marks are the markers that are in the chart's time, in order.

@@ -57,7 +57,7 @@ func (in *request) filterJSON(text string) string {
 
 // listCopies are those of a list of dead letters.
 func (in *request) listCopies(text string, oldest bool, limit string) []copyText {
-	command, sql, query := "dlqd list", "SELECT * FROM dlq.find("+sqlQuoted(in.filterJSON(text))+", "+limit, url.Values{"limit": {limit}}
+	command, sql, query := "dlqd list", "SELECT * FROM dlq.find("+sqlQuoted(in.filterJSON(text))+", "+limit, url.Values{"limit": {limit}} //nolint:unqueryvet // for people
 	if text != "" {
 		command += " " + shellQuoted(text)
 		query.Set("q", text)
@@ -84,6 +84,11 @@ func sqlQuoted(text string) string { return "'" + strings.ReplaceAll(text, "'", 
 // shellQuoted is a text as a shell takes it for one word.
 func shellQuoted(text string) string { return "'" + strings.ReplaceAll(text, "'", `'\''`) + "'" }
 
+// flagged is a command with one flag more.
+func flagged(command, flag, value string) string {
+	return command + " --" + flag + " " + shellQuoted(value)
+}
+
 // groupCopies are those of a list of failure groups, as the API is asked for it.
 func (in *request) groupCopies(query url.Values) []copyText {
 	chosen, flags := map[string]any{}, ""
@@ -92,24 +97,25 @@ func (in *request) groupCopies(query url.Values) []copyText {
 		if value == "" {
 			continue
 		}
-		flags += " --" + map[string]string{"hasOpen": "has-open"}[name] + map[bool]string{true: name}[name != "hasOpen"] + " " + shellQuoted(value)
+		flag := name
 		switch {
 		case name == "owner" && value == "nobody":
 			chosen[name] = ""
 		case name == "status":
 			chosen[name] = strings.Split(value, ",")
 		case name == "hasOpen":
-			chosen[name] = value == "true"
+			flag, chosen[name] = "has-open", value == "true"
 		default:
 			chosen[name] = value
 		}
+		flags = flagged(flags, flag, value)
 	}
-	sql := "SELECT * FROM dlq.groups(" + sqlQuoted(jsonOf(chosen)) + ", " + query.Get("limit")
+	sql := "SELECT * FROM dlq.groups(" + sqlQuoted(jsonOf(chosen)) + ", " + query.Get("limit") //nolint:unqueryvet // for people
 	if order := query.Get("order"); order != "" {
-		flags, sql = flags+" --order "+shellQuoted(order), sql+", p_order => "+sqlQuoted(order)
+		flags, sql = flagged(flags, "order", order), sql+", p_order => "+sqlQuoted(order)
 	}
 	if over := query.Get("over"); over != "" {
-		flags += " --over " + shellQuoted(over)
+		flags = flagged(flags, "over", over)
 		if n, err := strconv.Atoi(over[:len(over)-1]); err == nil {
 			sql += ", p_over => " + sqlQuoted(strconv.Itoa(n)+map[byte]string{'m': " minutes", 'h': " hours", 'd': " days", 'w': " weeks"}[over[len(over)-1]])
 		}

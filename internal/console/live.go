@@ -176,11 +176,12 @@ func (c *Console) events(w http.ResponseWriter, r *http.Request) {
 
 // parameters are those that live pages look at. Others change nothing, and make no page of their own.
 var parameters = func() []string {
-	names := []string{"q", "order", "cursor", "column", "outcome", "status", "queue", "owner", "over", "whose", "at", "people"}
-	for _, f := range auditFields() {
-		names = append(names, f.Name)
+	ofAudit := auditFields()
+	names := make([]string, len(ofAudit))
+	for i, f := range ofAudit {
+		names[i] = f.Name
 	}
-	return names
+	return slices.Concat(names, []string{"q", "order", "cursor", "column", "outcome", "status", "queue", "owner", "over", "whose", "at", "people"})
 }()
 
 // canonical is an address in one way of writing, with the parameters alone that a page looks at.

@@ -338,9 +338,14 @@ func TestSampler_smallRow(t *testing.T) {
 	require.Equal(t, "u", persistence, "no sample goes to replicas and backups")
 
 	for _, of := range []struct{ where, family string }{
-		{"name = 'captured'", "dlq_jobs_total{"}, {"name = 'captured'", "dlqd_dead_letters_captured_total{"}, {"name = 'failures'", "dlqd_failures_total{"}, {"name = 'error_type'", "dlqd_failures_by_type_total{"},
-		{"name = 'in_dlq' AND label <> 'seconds'", "dlqd_time_in_dlq_seconds{"}, {"name = 'to_recovery' AND label <> 'seconds'", "dlqd_time_to_recovery_seconds{"},
-		{"name = 'to_retry' AND label <> 'seconds'", "dlq_time_to_retry_seconds{"}, {"name = 'to_filing' AND label <> 'seconds'", "dlqd_time_to_filing_seconds{"},
+		{"name = 'captured'", "dlq_jobs_total{"},
+		{"name = 'captured'", "dlqd_dead_letters_captured_total{"},
+		{"name = 'failures'", "dlqd_failures_total{"},
+		{"name = 'error_type'", "dlqd_failures_by_type_total{"},
+		{"name = 'in_dlq' AND label <> 'seconds'", "dlqd_time_in_dlq_seconds{"},
+		{"name = 'to_recovery' AND label <> 'seconds'", "dlqd_time_to_recovery_seconds{"},
+		{"name = 'to_retry' AND label <> 'seconds'", "dlq_time_to_retry_seconds{"},
+		{"name = 'to_filing' AND label <> 'seconds'", "dlqd_time_to_filing_seconds{"},
 	} {
 		var want, got float64
 		require.NoError(t, b.pool.QueryRow(t.Context(), "SELECT sum(value) FROM dlq.counters WHERE "+of.where).Scan(&want))
