@@ -65,6 +65,7 @@ var walked = []struct {
 	{"get-analytics-heat-map", "stats heat-map --json", "/api/dlq/analytics/heat-map", "", false},
 	{"get-analytics-oldest", "stats oldest --json", "/api/dlq/analytics/oldest", "", false},
 	{"get-analytics-sources", "stats sources --json", "/api/dlq/analytics/sources", "", false},
+	{"get-analytics-policies", "stats policies --json", "/api/dlq/analytics/policies?over=7d", "", false},
 	{"submit-message", `send {} --queue {queue} --kind order.paid --message-id {queue} --json`, "/api/messages", `{"queue": "{queue}", "kind": "order.paid", "payload": {}, "messageId": "{queue}"}`, true},
 	{"reveal-entry", "show {entry} --reveal because --json", "/api/dlq/entries/{entry}/reveal", `{"note": "because"}`, true},
 	{"list-approvals", "approvals --json", "/api/dlq/approvals", "", false},
@@ -82,7 +83,7 @@ var walked = []struct {
 var withoutCommand = []string{
 	"end-session", // TestSessions
 	"get-message", "submit-batch", "get-health", "livez", "readyz", "get-capture", "set-capture", "set-log-level", "get-login", "get-analytics-flow", "get-analytics-queues", "get-analytics-times", "get-analytics-error-types",
-	"get-analytics-groups", "get-analytics-replays", "get-analytics-retry-cost",
+	"get-analytics-groups", "get-analytics-replays", "get-analytics-retry-cost", "get-analytics-rules", "preview-policy",
 	"complete-filter", "get-policy", "test-policy", "examine", "list-replay-entries", "list-tokens", "create-token", "revoke-token", // for pages; commands look into files, or the database
 	"list-groups", "get-group", "set-group", "list-views", "get-view", "save-view", "delete-view", "get-operation", "undo", // TestScope_walk, in package server
 }

@@ -94,7 +94,7 @@ func (c *Console) edit(in *request) (*done, error) {
 		return &done{View: v}, nil
 	}
 	patch := []any{map[string]any{"op": "replace", "path": "", "value": json.RawMessage(payload)}}
-	if in.PostFormValue("confirmed") == "" {
+	if in.PostFormValue("confirmed") == "" || in.PostFormValue("seen") != payload { // nobody replays what they have not seen the changes of
 		err := in.post("/api/dlq/replay", map[string]any{"dryRun": true, "filter": map[string]any{"ids": []string{id}}, "patch": patch}, &e.Preview)
 		if problem, ok := errors.AsType[*Problem](err); ok {
 			e.Problem, v.Status = problem, problem.Status

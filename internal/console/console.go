@@ -119,6 +119,8 @@ type view struct {
 	Every time.Duration
 	// Status is that of the answer; 0 means 200.
 	Status int
+	// Live is the address of the page's live parts, where it says more than the page's.
+	Live string
 	// Section is the part of the rail that is marked, where the path does not say it.
 	Section string
 }
@@ -184,7 +186,8 @@ func (c *Console) answer(w http.ResponseWriter, in *request, v *view, err error)
 	shared, isShared := isLive(in.Context())
 	if isShared {
 		shared.every = v.Every
-		err = c.templates.main(&page, in.frame)
+		in.frame.lookAround(in)
+		err = c.templates.live(&page, in.frame)
 	} else {
 		in.frame.Flash = takeFlash(w, in.Request)
 		in.frame.complete(in)

@@ -46,9 +46,12 @@ type letter struct {
 // IsMessage reports whether dlqd submitted the job.
 func (l *letter) IsMessage() bool { return l.JobKind == message.JobKind }
 
-// CanEdit reports whether who looks may replay it with another payload.
-func (l *letter) CanEdit() bool {
-	return l.Operator && !l.Revealed && !l.Hidden && len(l.Payload) <= maxShown && (l.Status == deadletter.Pending || l.Status == deadletter.Manual || l.Status == deadletter.Failed)
+// CanEdit reports whether who looks may replay it with another payload, here: *** is nobody's payload.
+func (l *letter) CanEdit() bool { return l.Editable() && !bytes.Contains(l.Payload, []byte("***")) }
+
+// Editable reports whether it can be replayed with another payload, once one sees it.
+func (l *letter) Editable() bool {
+	return l.Operator && !l.Hidden && len(l.Payload) <= maxShown && slices.Contains(movesFrom("replay"), l.Status)
 }
 
 // header is one of the message's headers, which a delivery sends as they are.

@@ -27,20 +27,23 @@ func columns() []string {
 }
 
 type list struct {
-	Query    string
-	Order    string
-	Entries  []deadletter.Summary
-	Count    *api.Count
-	Next     string // address of the next page; "" on the last
-	First    string // address of the first page; "" on it
-	Problem  *Problem
-	Columns  map[string]bool
-	Choices  []string // of columns
-	Verbs    []bulkVerb
-	Operator bool
-	Copies   []copyText
-	Searched *time.Time // how far back a search in texts has looked
-	Views    []savedview.SavedView
+	Query   string
+	Order   string
+	Entries []deadletter.Summary
+	Count   *api.Count
+	Next    string // address of the next page; "" on the last
+	First   string // address of the first page; "" on it
+	Problem *Problem
+	Columns map[string]bool
+	Choices []string // of columns
+	Chosen  []string // those of them that somebody has chosen; nil for all
+
+	Otherwise string // address of the list in the other order
+	Verbs     []bulkVerb
+	Operator  bool
+	Copies    []copyText
+	Searched  *time.Time // how far back a search in texts has looked
+	Views     []savedview.SavedView
 }
 
 // ViewPath is where the list is as a saved view has it.
@@ -91,10 +94,15 @@ func (c *Console) deadLetters(in *request) (*view, error) {
 	l := &list{
 		Query: asked.Get("q"), Order: asked.Get("order"), Verbs: bulkVerbs(), Operator: in.me().May(access.Operator), Choices: columns(), Columns: map[string]bool{},
 	}
-	chosen := asked["column"]
+	l.Chosen = asked["column"]
 	for _, name := range l.Choices {
-		l.Columns[name] = len(chosen) == 0 || slices.Contains(chosen, name)
+		l.Columns[name] = len(l.Chosen) == 0 || slices.Contains(l.Chosen, name)
 	}
+	first := url.Values{"q": {l.Query}, "column": l.Chosen}
+	if l.Order != "oldest" {
+		first.Set("order", "oldest")
+	}
+	l.Otherwise = "?" + first.Encode()
 	v := &view{Template: "deadletters", Title: "Dead letters", Data: l, Every: listEvery}
 	if _, live := isLive(in.Context()); !live {
 		var views struct {
@@ -138,17 +146,18 @@ func (c *Console) saveView(in *request) (*done, error) {
 	if name == "" {
 		return nil, &Problem{Status: http.StatusUnprocessableEntity, Detail: "a view needs a name"}
 	}
-	body := map[string]any{"query": in.PostFormValue("q"), "shared": in.PostFormValue("shared") != ""}
-	if order := in.PostFormValue("order"); order != "" {
-		body["order"] = order
+	saved := savedview.SavedView{Query: in.PostFormValue("q"), Order: in.PostFormValue("order"), Columns: in.PostForm["column"]}
+	body := map[string]any{"query": saved.Query, "shared": in.PostFormValue("shared") != ""}
+	if saved.Order != "" {
+		body["order"] = saved.Order
 	}
-	if columns := in.PostForm["column"]; len(columns) > 0 {
-		body["columns"] = columns
+	if len(saved.Columns) > 0 {
+		body["columns"] = saved.Columns
 	}
 	if err := in.call(http.MethodPut, api.ViewsPath+"/"+url.PathEscape(name), nil, body, nil); err != nil {
 		return nil, err
 	}
-	return &done{To: "/dead-letters?q=" + url.QueryEscape(in.PostFormValue("q")), Flash: flash{Text: "Saved as the view " + name + "."}}, nil
+	return &done{To: (&list{}).ViewPath(saved), Flash: flash{Text: "Saved as the view " + name + "."}}, nil
 }
 
 // deleteView forgets a view.

@@ -1,9 +1,11 @@
 package console
 
 import (
+	"cmp"
 	"context"
 	"encoding/base64"
 	"encoding/json"
+	"maps"
 	"net/http"
 	"net/url"
 	"strings"
@@ -15,6 +17,7 @@ import (
 	"github.com/dlqd/dlqd/internal/access"
 	"github.com/dlqd/dlqd/internal/api"
 	"github.com/dlqd/dlqd/internal/automatic"
+	"github.com/dlqd/dlqd/internal/postgres"
 )
 
 // section is a part of the console, as the rail lists it.
@@ -22,7 +25,6 @@ type section struct {
 	Name, Path, Icon, Key string
 	Role                  access.Role // who sees it; "" for everybody
 	Current               bool
-	Count                 int64
 }
 
 // sections are the parts of the console. Key follows g.
@@ -85,13 +87,18 @@ func (f *frame) complete(in *request) {
 		s.Current = path == s.Path || s.Path != "/" && strings.HasPrefix(path, s.Path+"/") || f.Section == s.Path
 		f.Sections = append(f.Sections, s)
 	}
-	if f.Who.May(access.Reader) {
+	f.lookAround(in)
+}
+
+func (f *frame) lookAround(in *request) {
+	if !f.Bare && f.Who.May(access.Reader) {
 		f.surroundings = in.console.around.get(in)
 	}
 }
 
 // surroundings are what every page says of the whole: how it is, for who may see that.
 type surroundings struct {
+	at        time.Time
 	Observing bool            // nothing is redelivered by itself
 	Stopped   *automatic.Stop // somebody stopped all automatic redelivery
 	Troubles  []trouble       // what is wrong now, in a line on every page
@@ -102,12 +109,12 @@ type around struct {
 	looking singleflight.Group
 	mu      sync.Mutex
 	known   map[string]surroundings
-	since   time.Time
 }
 
 const (
-	// aroundAge is how old surroundings may be.
-	aroundAge = 5 * time.Second
+	// aroundAge is how old surroundings may be; those of live parts are nobody's first look.
+	aroundAge     = 5 * time.Second
+	aroundLiveAge = 30 * time.Second
 	// aroundTimeout bounds how long a page waits for them.
 	aroundTimeout = 3 * time.Second
 )
@@ -115,20 +122,23 @@ const (
 func (a *around) get(in *request) surroundings {
 	rights := rightsOf(in.me())
 	a.mu.Lock()
-	if time.Since(a.since) > aroundAge {
-		a.known, a.since = map[string]surroundings{}, time.Now()
-	}
+	maps.DeleteFunc(a.known, func(_ string, s surroundings) bool { return time.Since(s.at) > aroundLiveAge })
 	s, ok := a.known[rights]
 	a.mu.Unlock()
-	if ok {
+	if _, live := isLive(in.Context()); ok && (live || time.Since(s.at) <= aroundAge) {
 		return s
 	}
 	found, _, _ := a.looking.Do(rights, func() (any, error) {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(in.Context()), aroundTimeout) // others wait for it, too
 		defer cancel()
+		ctx, _ = postgres.Counting(ctx) // they are not the page's
 		s := look(&request{Request: in.WithContext(ctx), console: in.console})
+		s.at = time.Now()
 		a.mu.Lock()
 		defer a.mu.Unlock()
+		if a.known == nil {
+			a.known = map[string]surroundings{}
+		}
 		a.known[rights] = s
 		return s, nil
 	})
@@ -213,7 +223,7 @@ func (f *frame) Events() string {
 	if f.Every == 0 {
 		return ""
 	}
-	return "/events?page=" + url.QueryEscape(f.Path)
+	return "/events?page=" + url.QueryEscape(cmp.Or(f.Live, f.Path))
 }
 
 // rightsOf names what somebody may do: those who may do the same see the same.

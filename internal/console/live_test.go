@@ -2,6 +2,7 @@ package console_test
 
 import (
 	"bufio"
+	"fmt"
 	"net/http"
 	"net/url"
 	"strings"
@@ -34,6 +35,50 @@ func TestLive_inPlace(t *testing.T) {
 	require.Equal(t, true, b.value(`rows.every((row, i) => row === document.querySelectorAll("[data-row]")[i]) && second.contains(document.activeElement)`))
 	b.follow("#new-rows")
 	require.InDelta(t, 5, b.value(`document.querySelectorAll("[data-row]").length`), 0)
+}
+
+// What is decided in the review is what is shown, whatever becomes of the others: an open page never has parts of two dead letters.
+func TestLive_reviewShowsOne(t *testing.T) {
+	t.Parallel()
+	o := open(t, nil)
+	o.fail("reports", "report.daily", "no such report", 1)
+	first := o.text("SELECT id::text FROM dlq.dead_letter_open")
+	o.fail("reports", "report.weekly", "not the same problem", 1)
+	b := o.tab()
+	b.open("/review")
+	b.until(live)
+	require.Contains(t, b.texts("#error"), "no such report")
+	o.exec("SELECT dlq.discard($1, 'ann', 'elsewhere')", first)
+	b.until(`document.getElementById("sentence").innerText.includes("has been decided meanwhile")`)
+	require.Contains(t, b.texts("#error"), "no such report")
+	require.Contains(t, b.value(`document.getElementById("act").action`), first)
+	b.follow("#act [value=resolve]")
+	b.sees("cannot resolve from dlq_archived")
+	require.Equal(t, 1, o.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_manual'"))
+}
+
+// A list says which of its rows match no more, and one that was empty that there are some; a page that nobody looks at gives its connection
+// away, and takes one when it is looked at.
+func TestLive_rows(t *testing.T) {
+	t.Parallel()
+	o := open(t, nil)
+	b := o.tab()
+	b.open("/dead-letters?q=status:manual")
+	b.until(live)
+	o.fail("reports", "report.daily", "no such report", 3)
+	b.until(`document.getElementById("new-rows").innerText === "3 new"`)
+	b.follow("#new-rows")
+	b.until(live)
+	look := func(away bool) {
+		b.value(fmt.Sprintf(`Object.defineProperty(document, "hidden", {configurable: true, value: %t}); document.dispatchEvent(new Event("visibilitychange"))`, away))
+	}
+	look(true)
+	b.value(`window.rows = [...document.querySelectorAll("[data-row]")]; rows[1].querySelector("input").click()`)
+	id, _ := b.value("rows[1].dataset.id").(string)
+	o.exec("SELECT dlq.discard($1, 'ann', 'elsewhere')", id)
+	look(false)
+	b.until(`rows[1].classList.contains("gone") && rows[1].querySelector("input").disabled && document.getElementById("selection").hidden`)
+	require.Equal(t, false, b.value(`rows[0].classList.contains("gone") || rows[2].classList.contains("gone")`))
 }
 
 // Two people decide about one entry: who is second is told what became of it, and nothing is done twice.

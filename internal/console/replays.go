@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"html/template"
+	"math"
 	"net/http"
 	"net/url"
 	"slices"
@@ -360,7 +361,7 @@ func (c *Console) steer(in *request) (*done, error) {
 	}
 	if verb == "rate" {
 		perSecond, err := strconv.ParseFloat(cmp.Or(strings.TrimSpace(in.PostFormValue("rate")), "0"), 64)
-		if err != nil {
+		if err != nil || math.IsNaN(perSecond) || math.IsInf(perSecond, 0) {
 			return nil, &Problem{Status: http.StatusUnprocessableEntity, Title: "No such pace", Detail: "the pace is a number of entries a second; empty for as fast as it goes"}
 		}
 		body["rate"] = perSecond

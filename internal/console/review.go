@@ -3,6 +3,7 @@ package console
 import (
 	"fmt"
 	"net/url"
+	"slices"
 	"strings"
 	"time"
 
@@ -12,20 +13,21 @@ import (
 	"github.com/dlqd/dlqd/internal/deadletter"
 )
 
-// reviewEvery is how often an open review is made anew.
-const reviewEvery = 10 * time.Second
+const (
+	// reviewEvery is how often an open review is made anew.
+	reviewEvery = 10 * time.Second
+	// reviewPage is how many dead letters the review lists.
+	reviewPage = "20"
+)
 
 // review is what waits for a person, the oldest first, and one of it to decide on.
-// reviewPage is how many dead letters the review lists.
-const reviewPage = "20"
-
 type review struct {
 	Sentence string
 	Whose    string // all, me or nobody
 	Query    string
 	Entries  []deadletter.Summary
 	More     bool
-	Letter   *letter // nil: nothing is left
+	Letter   *letter // nil: nothing is left, or somebody has decided the one that an open page shows
 	Next     string  // where one goes after deciding
 	Copies   []copyText
 }
@@ -61,12 +63,7 @@ func (c *Console) review(in *request) (*view, error) {
 	}
 	r.Copies = in.listCopies(r.Query, true, reviewPage)
 	r.Entries, r.More = page.Entries, page.Next != ""
-	at := 0
-	for i := range r.Entries {
-		if r.Entries[i].ID.String() == in.URL.Query().Get("at") {
-			at = i
-		}
-	}
+	at := max(slices.IndexFunc(r.Entries, func(e deadletter.Summary) bool { return e.ID.String() == in.URL.Query().Get("at") }), 0)
 	switch n := len(r.Entries); {
 	case n == 0:
 		r.Sentence = map[string]string{"": "Nothing waits for a person.", "me": "Nothing waits for you.", "nobody": "Everything that waits for a person is somebody's."}[r.Whose]
@@ -75,7 +72,13 @@ func (c *Console) review(in *request) (*view, error) {
 	default:
 		r.Sentence = fmt.Sprintf("%s left, the oldest captured %s.", upper(number(n)), ago(r.Entries[0].CreatedAt))
 	}
+	v := &view{Template: "review", Title: "Review", Data: r, Every: reviewEvery}
+	if _, live := isLive(in.Context()); live && (len(r.Entries) == 0 || r.Entries[at].ID.String() != in.URL.Query().Get("at")) {
+		r.Sentence += " The one that is shown here has been decided meanwhile."
+		return v, nil
+	}
 	if len(r.Entries) > 0 {
+		v.Live = in.with("at", r.Entries[at].ID.String()) // whatever becomes of the others
 		var detail api.EntryDetail
 		if err := in.get("/api/dlq/entries/"+r.Entries[at].ID.String(), nil, &detail); err != nil {
 			return nil, err
@@ -86,5 +89,5 @@ func (c *Console) review(in *request) (*view, error) {
 			r.Next = in.with("at", r.Entries[at+1].ID.String())
 		}
 	}
-	return &view{Template: "review", Title: "Review", Data: r, Every: reviewEvery}, nil
+	return v, nil
 }

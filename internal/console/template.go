@@ -88,7 +88,7 @@ func parse() templates {
 }
 
 func (t templates) page(out *bytes.Buffer, f *frame) error { return t.execute(out, f, "frame") }
-func (t templates) main(out *bytes.Buffer, f *frame) error { return t.execute(out, f, "main") }
+func (t templates) live(out *bytes.Buffer, f *frame) error { return t.execute(out, f, "live") }
 
 func (t templates) execute(out *bytes.Buffer, f *frame, name string) error {
 	page := t[f.Template]

@@ -29,14 +29,44 @@ function tell() {
 }
 setInterval(tell, 10_000);
 
-// Copying.
+// Copying: by a click, or with the keyboard. Where the browser does not let it (plain http), the text is selected.
 
-document.addEventListener("click", async (event) => {
-	const from = event.target instanceof Element ? event.target.closest("[data-copy]") : null;
-	if (!(from instanceof HTMLElement) || getSelection()?.toString()) return;
-	await navigator.clipboard.writeText(from.dataset.copy ?? "");
+const told = document.createElement("p");
+told.className = "hide";
+told.setAttribute("role", "status");
+document.body.append(told);
+
+/** @param {ParentNode} within */
+function copyable(within) {
+	for (const from of all("[data-copy]", within)) {
+		from.tabIndex = 0;
+		if (!from.title) from.title = "copy";
+	}
+}
+copyable(document);
+
+/** @param {HTMLElement} from */
+async function copy(from) {
+	try {
+		await navigator.clipboard.writeText(from.dataset.copy ?? "");
+	} catch {
+		getSelection()?.selectAllChildren(from);
+		told.textContent = "It is selected: copy it as you are used to.";
+		return;
+	}
+	told.textContent = "Copied.";
 	from.dataset.copied = "";
-	setTimeout(() => delete from.dataset.copied, 1500);
+	setTimeout(() => { delete from.dataset.copied; told.textContent = ""; }, 1500);
+}
+document.addEventListener("click", (event) => {
+	const from = event.target instanceof Element ? event.target.closest("[data-copy]") : null;
+	const selection = getSelection();
+	if (from instanceof HTMLElement && (!selection?.toString() || !selection.containsNode(from, true))) copy(from);
+});
+document.addEventListener("keydown", (event) => {
+	if (event.key !== "Enter" || !(event.target instanceof HTMLElement) || !event.target.matches("[data-copy]")) return;
+	event.preventDefault();
+	copy(event.target);
 });
 
 // Light or dark.
@@ -83,7 +113,10 @@ function show(html) {
 	const fresh = new DOMParser().parseFromString(html, "text/html");
 	for (const part of fresh.querySelectorAll("[data-live][id]")) {
 		const old = document.getElementById(part.id);
-		if (!old) continue;
+		if (!old) {
+			if ("rows" in /** @type {HTMLElement} */ (part).dataset) wait(all("[data-id]", part).length); // the list was empty
+			continue;
+		}
 		if ("rows" in /** @type {HTMLElement} */ (part).dataset) {
 			showRows(old, part);
 			continue;
@@ -95,6 +128,7 @@ function show(html) {
 		for (const summary of all("details > summary", old)) {
 			if (open.includes(summary.textContent)) /** @type {HTMLDetailsElement} */ (summary.parentElement).open = true;
 		}
+		copyable(old);
 		if (focused) /** @type {HTMLElement | null} */ (old.querySelector(`[href="${CSS.escape(focused)}"]`))?.focus();
 	}
 	shownAt = new Date();
@@ -104,50 +138,90 @@ function show(html) {
 /** @param {Element} old @param {Element} fresh */
 function showRows(old, fresh) {
 	const rows = new Map(all("[data-id]", old).map((row) => [row.dataset.id, row]));
-	let waiting = 0;
+	let waiting = 0, last = -1;
+	const order = [...rows.keys()], matches = new Set();
 	for (const row of all("[data-id]", fresh)) {
 		const there = rows.get(row.dataset.id);
 		if (!there) waiting++;
 		else {
+			matches.add(row.dataset.id);
+			last = Math.max(last, order.indexOf(row.dataset.id));
+			const pick = /** @type {HTMLInputElement | null} */ (one("input[name=id]", there)), now = /** @type {HTMLInputElement | null} */ (one("input[name=id]", row));
+			if (pick && now) pick.dataset.status = now.dataset.status;
 			const cells = all("[data-cell]", row);
 			all("[data-cell]", there).forEach((cell, i) => {
 				if (cells[i] && cell.innerHTML !== cells[i].innerHTML) cell.replaceChildren(...document.importNode(cells[i], true).childNodes);
 			});
 		}
 	}
+	// What is missing above one that is there has gone; what is missing at the end may have been pushed off the page.
+	const full = waiting > 0 && matches.size + waiting >= rows.size;
+	order.forEach((id, i) => gone(/** @type {HTMLElement} */ (rows.get(id)), !matches.has(id) && (i < last || !full)));
+	wait(waiting);
+	selected();
+}
+
+/**
+ * Shows that a row matches no more: nothing can be done to it from here.
+ * @param {HTMLElement} row @param {boolean} gone
+ */
+function gone(row, gone) {
+	row.classList.toggle("gone", gone);
+	row.title = gone ? "matches no more" : "";
+	const pick = /** @type {HTMLInputElement | null} */ (one("input[name=id]", row));
+	if (pick) pick.disabled = gone;
+}
+
+/** @param {number} rows */
+function wait(rows) {
 	const more = document.getElementById("new-rows");
-	if (more) {
-		more.hidden = waiting === 0;
-		more.textContent = `${waiting} new`;
-	}
+	if (!more) return;
+	more.hidden = rows === 0;
+	more.textContent = `${rows} new`;
 }
 
 /** Whether somebody writes something that a new page would lose. */
 const writing = () => /** @type {(HTMLInputElement | HTMLTextAreaElement)[]} */ (all("main input:not([type=checkbox]):not([data-filter]):not([data-tree-search]), main textarea")).some((field) => field.value !== field.defaultValue);
 
+/** @type {EventSource | undefined} */
+let events;
+/** @type {number | undefined} */
+let retry;
+/** @type {number | undefined} */
+let reloading;
+
+// A browser has six connections to a server at most: pages that nobody looks at leave theirs to the others.
+function leave() {
+	events?.close();
+	for (const timer of [staleTimer, retry]) clearTimeout(timer);
+	clearInterval(reloading);
+}
+
 /** @param {string} address */
 function follow(address) {
-	const events = new EventSource(address);
+	leave();
+	if (document.hidden) return;
+	const stream = new EventSource(address);
+	events = stream;
 	const alive = () => {
 		connected("live");
 		clearTimeout(staleTimer);
 		staleTimer = setTimeout(() => connected("lost"), 75_000);
 	};
-	events.addEventListener("open", alive);
-	events.addEventListener("page", (event) => { alive(); show(event.data); });
-	events.addEventListener("same", () => { alive(); shownAt = new Date(); });
+	stream.addEventListener("open", alive);
+	stream.addEventListener("page", (event) => { alive(); show(event.data); });
+	stream.addEventListener("same", () => { alive(); shownAt = new Date(); });
 	// Too many pages are live: this one is loaded anew now and then, unless somebody writes in it.
-	events.addEventListener("refused", (event) => {
-		events.close();
+	stream.addEventListener("refused", (event) => {
+		leave();
 		connected("trouble", event.data);
-		setInterval(() => { if (!writing() && !document.hidden) location.reload(); }, 60_000);
+		reloading = setInterval(() => { if (!writing()) location.reload(); }, 60_000);
 	});
-	events.addEventListener("trouble", (event) => connected("trouble", event.data));
-	events.addEventListener("error", () => {
+	stream.addEventListener("trouble", (event) => connected("trouble", event.data));
+	stream.addEventListener("error", () => {
 		connected("lost");
-		if (events.readyState === EventSource.CLOSED) setTimeout(() => again(address), 2000);
+		if (stream.readyState === EventSource.CLOSED) retry = setTimeout(() => again(address), 2000);
 	});
-	addEventListener("pagehide", () => events.close(), { once: true });
 }
 
 /**
@@ -156,6 +230,7 @@ function follow(address) {
  */
 async function again(address) {
 	const status = await fetch("/api/whoami").then((answer) => answer.status, () => 0);
+	if (document.hidden) return; // who comes back follows again
 	if (status === 200) return follow(address);
 	if (status === 401 && !writing()) return location.reload();
 	if (status === 401 && connection && !one("a", connection)) {
@@ -166,13 +241,15 @@ async function again(address) {
 		link.textContent = "sign in";
 		connection.append(" ", link);
 	}
-	setTimeout(() => again(address), 5000);
+	retry = setTimeout(() => again(address), 5000);
 }
 
 const address = document.body.dataset.events;
 if (address) {
 	follow(address);
 	addEventListener("pageshow", (event) => { if (event.persisted) follow(address); });
+	addEventListener("pagehide", leave);
+	document.addEventListener("visibilitychange", () => document.hidden ? leave() : follow(address));
 }
 document.getElementById("new-rows")?.addEventListener("click", () => location.reload());
 
@@ -180,7 +257,7 @@ document.getElementById("new-rows")?.addEventListener("click", () => location.re
 
 const picks = () => /** @type {HTMLInputElement[]} */ (all("input[name=id][type=checkbox]"));
 function selected() {
-	const chosen = picks().filter((pick) => pick.checked);
+	const chosen = picks().filter((pick) => pick.checked && !pick.disabled);
 	const bar = document.getElementById("selection");
 	if (!bar) return;
 	bar.hidden = chosen.length === 0;
