@@ -60,8 +60,8 @@ DECLARE
     v_mask      constant jsonb := dlq.mask(false);
 BEGIN
     v_operation.note := dlq.masked_text(v_operation.note, v_mask);
-    v_operation.filter := CASE WHEN NOT 'original_event' = ANY (dlq.hidden_columns()) THEN dlq.masked_detail(v_operation.filter, v_mask) END;
-    v_operation.args := CASE WHEN NOT 'original_event' = ANY (dlq.hidden_columns()) THEN dlq.masked_detail(v_operation.args, v_mask) ELSE '{}' END;
+    v_operation.filter := CASE WHEN NOT dlq.hidden_columns() && dlq.filtered_columns() THEN dlq.masked_detail(v_operation.filter, v_mask) END;
+    v_operation.args := CASE WHEN NOT dlq.hidden_columns() && dlq.filtered_columns() THEN dlq.masked_detail(v_operation.args, v_mask) ELSE '{}' END;
     RETURN NEXT v_operation;
 END
 $$;

@@ -39,6 +39,11 @@ LANGUAGE sql IMMUTABLE
 RETURN '{original_event,edited_event,error_message,error_stack_trace,error_context,retry_history,replay_attempts,metadata,subscriber_id,tags,ordering_key,notes,resolution_notes,move}'::text[];
 COMMENT ON FUNCTION dlq.masked_columns IS 'Columns of entries in which something can be masked.';
 
+CREATE OR REPLACE FUNCTION dlq.filtered_columns() RETURNS text[]
+LANGUAGE sql IMMUTABLE
+RETURN '{original_event,edited_event,subscriber_id,ordering_key,tags}'::text[];
+COMMENT ON FUNCTION dlq.filtered_columns IS 'Columns of entries whose values are in filters: who does not see one of them sees no filter of others''.';
+
 -- What most issuers of tokens begin them with, and cards by their issuers'' numbers, as one word or in the groups that are printed.
 CREATE OR REPLACE FUNCTION dlq.pattern(p_name text) RETURNS text
 LANGUAGE sql IMMUTABLE PARALLEL SAFE

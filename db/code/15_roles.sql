@@ -237,10 +237,10 @@ BEGIN
             -- Edited payloads, patches, filters that look at payloads, and what errors said are elsewhere too.
             ('dlq.dead_letter_transitions', CASE WHEN 'edited_event' = ANY (p_sensitive) THEN ARRAY['detail'] END, ARRAY['detail', 'note']),
             ('dlq.job_facts', CASE WHEN p_sensitive && ARRAY['error_message', 'error_stack_trace', 'error_context', 'retry_history', 'replay_attempts', 'metadata'] THEN ARRAY['job'] END, ARRAY['job']),
-            ('dlq.replay_runs', CASE WHEN p_sensitive && ARRAY['original_event', 'edited_event'] THEN ARRAY['filter', 'patch', 'merge_patch'] END, ARRAY['filter', 'patch', 'merge_patch', 'note']),
+            ('dlq.replay_runs', CASE WHEN p_sensitive && dlq.filtered_columns() THEN ARRAY['filter', 'patch', 'merge_patch'] END, ARRAY['filter', 'patch', 'merge_patch', 'note']),
             ('dlq.ordered_jobs', NULL, ARRAY['ordering_key']),
-            ('dlq.operations', CASE WHEN p_sensitive && ARRAY['original_event', 'edited_event'] THEN ARRAY['filter', 'args'] END, ARRAY['filter', 'args', 'note']),
-            ('dlq.approvals', CASE WHEN p_sensitive && ARRAY['original_event', 'edited_event'] THEN ARRAY['request'] END, ARRAY['request', 'note', 'decision', 'problem']),
+            ('dlq.operations', CASE WHEN p_sensitive && dlq.filtered_columns() THEN ARRAY['filter', 'args'] END, ARRAY['filter', 'args', 'note']),
+            ('dlq.approvals', CASE WHEN p_sensitive && dlq.filtered_columns() THEN ARRAY['request'] END, ARRAY['request', 'note', 'decision', 'problem']),
             ('dlq.replay_run_entries', CASE WHEN 'error_message' = ANY (p_sensitive) THEN ARRAY['detail'] END, ARRAY['detail']),
             ('dlq.failure_groups', CASE WHEN 'error_message' = ANY (p_sensitive) THEN ARRAY['title'] END, ARRAY['title']),
             ('dlq.acts', NULL, ARRAY['detail', 'note'])

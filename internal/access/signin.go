@@ -78,7 +78,8 @@ func SignInURL(r *http.Request) string {
 
 // ReturnTo is where somebody goes who has signed in: a path of dlqd's pages, and "/" in place of anything that could lead elsewhere.
 func ReturnTo(text string) string {
-	if !LocalPath(text) || len(text) > maxReturnTo || strings.HasPrefix(text, SignInPath) || strings.HasPrefix(text, SignOutPath) {
+	u, err := url.Parse(text)
+	if err != nil || !LocalPath(text) || len(text) > maxReturnTo || strings.HasPrefix(u.Path, SignInPath) || strings.HasPrefix(u.Path, SignOutPath) {
 		return "/"
 	}
 	return text
@@ -87,7 +88,7 @@ func ReturnTo(text string) string {
 // LocalPath reports whether an address is a path of the site that it stands on: a browser takes //name and /\name for another's.
 func LocalPath(address string) bool {
 	u, err := url.Parse(address)
-	return err == nil && strings.HasPrefix(address, "/") && u.Host == "" && u.Scheme == "" &&
+	return err == nil && strings.HasPrefix(address, "/") && !strings.HasPrefix(address, "//") && u.Host == "" && u.Scheme == "" &&
 		!strings.ContainsFunc(address, func(c rune) bool { return c == '\\' || c > unicode.MaxASCII || !unicode.IsPrint(c) }) &&
 		!strings.Contains(u.Path, "//") && !strings.Contains(u.Path, "\\")
 }

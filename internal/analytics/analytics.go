@@ -251,7 +251,7 @@ func (s *Store) RetryCost(ctx context.Context, w Window) ([]RetryCost, error) {
 // PolicyChange is when another version of the policy came into force.
 type PolicyChange struct {
 	At      time.Time `json:"at" doc:"When the first process had it in force." db:"at"`
-	Version string    `json:"version" doc:"The Git commit of its files (-dirty: they were changed since), or a hash of what it says." db:"version"`
+	Version string    `json:"version" doc:"The Git commit of its files (-dirty-…: they were changed since), or a hash of what it says." db:"version"`
 }
 
 // PolicyChanges are the policies that came into force in a window, the latest first.

@@ -23,7 +23,7 @@ import (
 
 // PolicyInForce is the policy that is in force.
 type PolicyInForce struct {
-	Version  string          `json:"version" doc:"The Git commit of its files (-dirty: they were changed since), or a hash of what is in force."`
+	Version  string          `json:"version" doc:"The Git commit of its files (-dirty-…: they were changed since), or a hash of what is in force."`
 	Rules    []PolicyRule    `json:"rules" doc:"The rules that classify errors, in order: the first that matches decides."`
 	Settings []PolicySetting `json:"settings" doc:"Every value in force. Secrets are hidden."`
 }
@@ -75,7 +75,7 @@ type SampleJudgement struct {
 // PolicyDraft is a change of the policy that somebody thinks of.
 type PolicyDraft struct {
 	File string `json:"file" maxLength:"255" doc:"The file that it would be in place of, without an ending; one of the environment's with its folder." example:"dlq-routing"`
-	Text string `json:"text" maxLength:"1048576" doc:"All of the file, as it would be: YAML or JSON."`
+	Text string `json:"text" maxLength:"131072" doc:"All of the file, as it would be: YAML or JSON."`
 }
 
 // PolicyPreview says what a change of the policy would do.
@@ -131,7 +131,7 @@ func (s *service) registerPolicy(api huma.API) {
 		OperationID: "preview-policy", Method: http.MethodPost, Path: "/api/policy/preview", Tags: tags, Summary: "What a change of the policy would do",
 		Description: "Checks a file as it would be, and says what differs from what is in force: values, behaviour, and what becomes of the newest open dead letters. Nothing is kept. " +
 			"Each mistake of the file is an error of its own, with file and line (422). One is made at a time (409).",
-		Errors: []int{400, 409, 413, 422, 503}, MaxBodyBytes: 2 << 20,
+		Errors: []int{400, 409, 413, 422, 503}, MaxBodyBytes: 1 << 20,
 	}
 	example(&preview, http.StatusOK, PolicyPreview{
 		Values: []string{"dlq-routing classes.unknown.strategy: manual -> immediate"}, Behaviour: []string{"every queue, class unknown: strategy manual -> immediate"}, Looked: 412,
@@ -192,6 +192,12 @@ func (s *service) tryOnOpen(ctx context.Context, inForce, next *strategy.Planner
 		}
 		now := time.Now()
 		for i := range entries {
+			if err := ctx.Err(); err != nil {
+				return err
+			}
+			if out.More = time.Now().After(until); out.More {
+				break
+			}
 			e := &entries[i]
 			if e.ParkedBy != nil || !e.Status.Open() { // a person has decided, or somebody was quicker
 				continue
@@ -211,11 +217,7 @@ func (s *service) tryOnOpen(ctx context.Context, inForce, next *strategy.Planner
 			}
 			changes[made].Entries++
 		}
-		if len(list) < samplePage {
-			break
-		}
-		if out.Looked >= maxSampled || time.Now().After(until) {
-			out.More = true
+		if out.More = out.More || len(list) == samplePage && (out.Looked >= maxSampled || time.Now().After(until)); out.More || len(list) < samplePage {
 			break
 		}
 	}

@@ -94,7 +94,7 @@ func (r *Runner) carryOut(ctx context.Context, a *dbsqlc.TakeRow) error {
 	ctx = deadletter.WithApproval(postgres.WithScope(ctx, a.Scope), a.ID)
 	start := time.Now()
 	end, err := r.do(ctx, a)
-	if r.Observe != nil && (err == nil || ctx.Err() == nil) {
+	if r.Observe != nil && (err == nil || !errors.Is(ctx.Err(), context.Canceled)) {
 		r.Observe(time.Since(start), err)
 	}
 	var refused *deadletter.MoveError

@@ -41,7 +41,9 @@ func TestKeyboard(t *testing.T) {
 	b.until(`document.activeElement.matches("[data-filter]")`)
 	b.run(insert("status:man"))
 	b.until(`!document.getElementById("completions").hidden && document.querySelector("#completions li").innerText.includes("manual")`) // and not what completed nothing yet
-	b.press(kb.ArrowDown + kb.Enter)
+	b.press(kb.ArrowDown)
+	b.until(`document.querySelector("[data-filter]").hasAttribute("aria-activedescendant")`)
+	b.press(kb.Enter)
 	b.until(`document.querySelector("[data-filter]").value.startsWith("status:manual")`)
 	b.run(insert(" queue:payments"))
 	b.until(`document.querySelector("[data-filter]").value.includes("payments")`)

@@ -64,7 +64,7 @@ func TestLetter(t *testing.T) {
 	b.follow(b.button("the same ordering key"))
 	require.InDelta(t, 2, b.value(`document.querySelectorAll("[data-row]").length`), 0)
 	require.Equal(t, `queue:payments key:"order 81"`, b.value(`document.querySelector("[data-filter]").value`))
-	require.Contains(t, b.value(`document.querySelector("[data-row] a").href`), id, "the oldest first")
+	require.Contains(t, b.value(`document.querySelector("[data-row] a").href`), min(id, other), "the oldest first")
 
 	// What is masked leaves the rest of the payload as it is.
 	b.open("/dead-letters/" + other)

@@ -11,6 +11,7 @@ import (
 	"github.com/dlqd/dlqd/internal/analytics"
 	"github.com/dlqd/dlqd/internal/api"
 	"github.com/dlqd/dlqd/internal/approval"
+	"github.com/dlqd/dlqd/internal/automatic"
 	"github.com/dlqd/dlqd/internal/breaker"
 	"github.com/dlqd/dlqd/internal/deadletter"
 	"github.com/dlqd/dlqd/internal/replay"
@@ -20,6 +21,7 @@ import (
 const overviewEvery = 20 * time.Second
 
 type overview struct {
+	Stopped   *automatic.Stop // somebody stopped all automatic redelivery
 	Sentence  string
 	Stats     api.Stats
 	Hour      analytics.Bucket // what happened in the last hour, all together
@@ -115,6 +117,7 @@ func (c *Console) overview(in *request) (*view, error) {
 	if err := o.wait(in); err != nil {
 		return nil, err
 	}
+	o.Stopped = in.console.around.get(in).Stopped
 	o.Sentence = o.say()
 	v.Data = o
 	return v, nil
@@ -245,6 +248,9 @@ func (o *overview) Manual() int64 { return o.Stats.NeedsPerson }
 // say is the answer to the question with which somebody opens the page.
 func (o *overview) say() string {
 	var said []string
+	if o.Stopped != nil {
+		said = append(said, upper(o.Stopped.String())+".")
+	}
 	manual := o.Manual()
 	switch {
 	case o.Stats.Open == 0:
@@ -269,7 +275,7 @@ func (o *overview) say() string {
 	for _, b := range o.Breakers {
 		said = append(said, breakerInWords(breakerRow{Status: b}.Label(), &b))
 	}
-	if n := o.Stats.Observed; n > 0 {
+	if n := o.Stats.Observed; n > 0 && o.Stopped == nil {
 		said = append(said, plural(n, "of them is", "of them are")+" only observed: automatic redelivery is off for them.")
 	}
 	return strings.Join(said, " ")

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/dlqd/dlqd/internal/access"
 	"github.com/dlqd/dlqd/internal/analytics"
 	"github.com/dlqd/dlqd/internal/api"
 	"github.com/dlqd/dlqd/internal/policy"
@@ -29,6 +30,7 @@ type policyPage struct {
 	Today      map[string]int64 // dead letters of today, by the rule that judged them
 	TodayMore  bool             // these are of the newest alone
 	DraftFiles []string
+	WhyNot     string             // who looks may not try a change
 	Draft      url.Values         // a change, as its form has it
 	Preview    *api.PolicyPreview // what it would do
 	DraftError *Problem
@@ -61,7 +63,7 @@ func (c *Console) previewPolicy(in *request) (*done, error) {
 }
 
 func (c *Console) policyPage(in *request) (*policyPage, *view, error) {
-	p := &policyPage{Form: in.URL.Query(), DraftFiles: policy.Source{Env: c.Environment}.DraftFiles(), Copies: copies("", "", in.curl("/api/policy"))}
+	p := &policyPage{WhyNot: mayNot(in.me(), access.Operator), Form: in.URL.Query(), DraftFiles: policy.Source{Env: c.Environment}.DraftFiles(), Copies: copies("", "", in.curl("/api/policy"))}
 	if err := in.get("/api/policy", nil, &p.Policy); err != nil {
 		return nil, nil, err
 	}

@@ -168,9 +168,9 @@ func (l *loader) policyOf(source Source) (*Policy, error) {
 	if len(l.problems) > 0 {
 		return nil, fmt.Errorf("policy %s: %w", cmp.Or(source.Dir, "(built in)"), errors.Join(l.problems...))
 	}
-	p.version = version(source.Dir, p.settings)
 	slices.Sort(p.secretFiles)
 	p.looked += look(p.secretFiles)
+	p.version = version(source.Dir, p.settings)
 	return p, nil
 }
 
@@ -495,20 +495,21 @@ func items(k *koanf.Koanf, key string) map[string]any {
 
 // inherit gives the items of a map what they do not say themselves.
 func inherit(k *koanf.Koanf, origins map[string]string, into, from string) {
-	base := k.Cut(from).All()
+	base, added := k.Cut(from).All(), map[string]any{}
 	for name := range items(k, into) {
 		for key, value := range base {
 			to := strings.Join([]string{into, name, key}, separator)
 			if k.Exists(to) {
 				continue
 			}
-			_ = k.Set(to, value) // a map, which cannot fail
+			added[to] = value
 			path := strings.ReplaceAll(key, separator, ".")
 			if origin, ok := origins[from+"."+path]; ok {
 				origins[into+"."+name+"."+path] = origin
 			}
 		}
 	}
+	_ = k.Load(confmap.Provider(added, separator), nil) // at once: each time, all of k is gone through
 }
 
 // durationHook decodes durations, which may be in days too.

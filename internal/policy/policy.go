@@ -459,6 +459,6 @@ func (p *Policy) MaxTimeout() time.Duration {
 	return longest
 }
 
-// Version identifies the policy: the Git commit of its directory, with -dirty where files were changed since, or a hash
+// Version identifies the policy: the Git commit of its directory, with -dirty- and a hash where files were changed since, or a hash
 // of its content where there is no Git.
 func (p *Policy) Version() string { return p.version }

@@ -13,12 +13,12 @@ import (
 // gitTimeout bounds what Git is asked.
 const gitTimeout = 5 * time.Second
 
-// dirty marks the version of files that were changed since a commit.
-const dirty = "-dirty"
+// dirty marks the version of files that were changed since a commit; a hash of what is in force follows.
+const dirty = "-dirty-"
 
 // Committed reports whether the files of a policy that were changed when it was loaded have been committed since.
 func (p *Policy) Committed() bool {
-	return strings.HasSuffix(p.version, dirty) && version(p.dir, p.settings) != p.version
+	return strings.Contains(p.version, dirty) && version(p.dir, p.settings) != p.version
 }
 
 // version is the Git commit that a directory is at, or a hash of what is in force.
@@ -31,12 +31,16 @@ func version(dir string, settings []Setting) string {
 				changed, err := git(dir, "status", "--porcelain", "--", ".")
 				after, afterErr := git(dir, "rev-parse", "--short=12", "HEAD")
 				if err != nil || afterErr != nil || changed != "" || after != commit {
-					commit += dirty
+					commit += dirty + hashOf(settings)[:6]
 				}
 				return commit
 			}
 		}
 	}
+	return hashOf(settings)
+}
+
+func hashOf(settings []Setting) string {
 	hash := sha256.New()
 	for _, s := range settings {
 		_, _ = fmt.Fprintln(hash, s)

@@ -44,6 +44,9 @@ func Watch(source Source, inForce func() *Policy, changed func(context.Context))
 }
 
 func (w *watch) once(ctx context.Context) error {
+	if secrets := w.inForce().secretFiles; !slices.Equal(secrets, w.secrets) { // somebody else had them read
+		w.secrets, w.loaded = secrets, "" // and nobody has looked at these before they were read: once more
+	}
 	found := w.source.look() + look(w.secrets)
 	settled := found == w.last
 	w.last = found
@@ -52,9 +55,6 @@ func (w *watch) once(ctx context.Context) error {
 	}
 	w.loaded = found // what changes from here on has perhaps not been read
 	w.changed(ctx)
-	if secrets := w.inForce().secretFiles; !slices.Equal(secrets, w.secrets) {
-		w.secrets, w.loaded = secrets, "" // nobody has looked at these before they were read: once more
-	}
 	return nil
 }
 

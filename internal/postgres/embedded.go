@@ -320,6 +320,7 @@ func (e *Embedded) launch() error {
 		settings["full_page_writes"] = "off"
 		settings["max_wal_size"] = "512MB"
 		settings["max_prepared_transactions"] = "20"
+		settings["max_connections"] = "400"
 	}
 	e.server = exec.Command(e.bin.Path("postgres"), "-D", e.pgdata()) //nolint:gosec,noctx // lives as long as this process
 	for name, value := range settings {

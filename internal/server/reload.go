@@ -27,9 +27,7 @@ func (s *Server) Reload(ctx context.Context) error {
 	old := s.policy()
 	next, err := policy.Load(s.config.Source)
 	if err == nil {
-		if gone := old.Gone(next); gone != "" {
-			err = fmt.Errorf("%s: gone, or empty, and without it the built-in defaults would be in force; put it back, or a file with {} in its place, or start dlqd anew", gone)
-		}
+		err = goneError(old, next)
 	}
 	var planner *strategy.Planner
 	if err == nil {
@@ -55,6 +53,14 @@ func (s *Server) Reload(ctx context.Context) error {
 	return nil
 }
 
+// goneError says which files that a policy was read from the next one was not.
+func goneError(old, next *policy.Policy) error {
+	if gone := old.Gone(next); gone != "" {
+		return fmt.Errorf("%s: gone, or empty, and without it the built-in defaults would be in force; put it back, or a file with {} in its place, or start dlqd anew", gone)
+	}
+	return nil
+}
+
 // protect has people see what the policy says, and the database know of it. Where that fails it is tried again ([Server.attachment]).
 func (s *Server) protect(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, protectTimeout)
@@ -72,6 +78,9 @@ func (s *Server) protect(ctx context.Context) {
 // machine.
 func (s *Server) draft(file, text string) (*strategy.Planner, error) {
 	next, err := s.policy().Draft(s.config.Source, file, text)
+	if err == nil {
+		err = goneError(s.policy(), next)
+	}
 	if err == nil {
 		var planner *strategy.Planner
 		if planner, err = strategy.NewPlanner(next, s.conditions); err == nil {

@@ -253,7 +253,7 @@ var operations = []operation{
 	{"revoke-token", "DELETE", "/api/tokens/0198a0b0-0000-7000-8000-000000000000", access.Admin, "", "none", "everything"},
 	{"get-policy", "GET", "/api/policy", access.Reader, "", "", "everything"},
 	{"test-policy", "POST", "/api/policy/test", access.Reader, `{"status": 503}`, "", "everything"},
-	{"preview-policy", "POST", "/api/policy/preview", access.Reader, `{"file": "dlq-routing", "text": ""}`, "", "everything"},
+	{"preview-policy", "POST", "/api/policy/preview", access.Operator, `{"file": "dlq-routing", "text": ""}`, "", "everything"},
 	{"examine", "POST", "/api/doctor", access.Admin, "", "", "everything"},
 	{"whoami", "GET", "/api/whoami", "", "", "", ""},
 	{"get-login", "GET", "/api/login", "", "", "none", ""},

@@ -28,6 +28,7 @@ const (
 	maxContextBytes = 64 << 10 // a larger context or payload is empty to expressions
 	maxNodes        = 200      // of an expression
 	maxMemory       = 100_000  // of an expression's run, in values
+	maxPattern      = 2000     // bytes of a pattern: it is compiled before its instructions are known
 	maxInstructions = 1000     // of a pattern, compiled
 	maxCost         = 25_000   // instructions of all patterns of a policy
 )
@@ -77,6 +78,7 @@ func compileRules(p *policy.Policy) ([]rule, error) {
 	}
 	if n := len(p.Routing.Rules); n > maxRules {
 		bad("rules", "has %d rules; at most %d", n, maxRules)
+		return nil, errors.Join(problems...)
 	}
 	rules := make([]rule, len(p.Routing.Rules))
 	cost := 0
@@ -131,6 +133,9 @@ func compileRules(p *policy.Policy) ([]rule, error) {
 
 // compilePattern compiles a pattern that strangers' texts are matched against, unless it is too costly.
 func compilePattern(text string) (*regexp.Regexp, int, error) {
+	if n := len(text); n > maxPattern {
+		return nil, 0, fmt.Errorf("takes too long: the pattern has %d bytes; at most %d", n, maxPattern)
+	}
 	pattern, err := regexp.Compile(text)
 	if err != nil {
 		return nil, 0, err

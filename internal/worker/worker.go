@@ -258,7 +258,7 @@ func (w *Worker) observed(ctx context.Context, fn func(tx transaction, counts ma
 
 // step tells that a step of a stage has ended, but for one that was cut short or is made again.
 func (w *Worker) step(ctx context.Context, stage string, start time.Time, err error) {
-	if !errors.Is(err, errSwitching) && (err == nil || ctx.Err() == nil) {
+	if !errors.Is(err, errSwitching) && (err == nil || !errors.Is(ctx.Err(), context.Canceled)) {
 		w.config.ObserveStage(stage, time.Since(start), err)
 	}
 }
