@@ -56,3 +56,39 @@ func TestWatch_changesWhileItIsRead(t *testing.T) {
 	require.Eventually(t, func() bool { return has("third") }, time.Second, time.Millisecond, "it is passed over for ever")
 	time.Sleep(time.Second) // three looks
 }
+
+// A secret that was not there when its policy was read, and that somebody else then had read, is looked at from then on.
+func TestWatch_secretThatCameLater(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	write := func(name, text string) {
+		require.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600))
+	}
+	write("retry-policies.yaml", "queues: {one: {destination: d}}\ndestinations: {d: {url: 'http://localhost:1'}}\n")
+	source := policy.Source{Dir: dir}
+	var inForce atomic.Pointer[policy.Policy]
+	var refused, secrets atomic.Int64
+	load := func() {
+		next, err := policy.Load(source)
+		if err != nil {
+			refused.Add(1)
+			return
+		}
+		if old := inForce.Swap(next); old != nil && string(old.Destinations["d"].Secret) != string(next.Destinations["d"].Secret) {
+			secrets.Add(1)
+		}
+	}
+	load()
+	group := &background.Group{Logger: slog.New(slog.DiscardHandler)}
+	group.Add(policy.Watch(source, inForce.Load, func(context.Context) { load() }))
+	group.Start()
+	t.Cleanup(func() { require.NoError(t, group.Stop(context.WithoutCancel(t.Context()))) })
+	write("retry-policies.yaml", "queues: {one: {destination: d}}\ndestinations: {d: {url: 'http://localhost:1', secretFile: key}}\n")
+	require.Eventually(t, func() bool { return refused.Load() == 1 }, 20*time.Second, 50*time.Millisecond)
+	write("key", "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw")
+	load() // SIGHUP
+	require.EqualValues(t, 1, secrets.Load())
+	time.Sleep(time.Second)
+	write("key", "whsec_AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA")
+	require.Eventually(t, func() bool { return secrets.Load() == 2 }, 20*time.Second, 50*time.Millisecond, "it is rotated, and nobody looks")
+}
