@@ -34,7 +34,7 @@ PACKAGES ?= ./...
 .PHONY: test
 test: install-postgres ## run all tests, with the race detector (PACKAGES=…, RACE= for some, without); "make lint" vets them
 	@scripts/install.sh cc curl chromium prometheus alertmanager
-	go run ./internal/postgres/postgrestest/withpostgres go test $(RACE) -vet=off -ldflags=-w -timeout 20m $(PACKAGES)
+	go run ./internal/postgres/postgrestest/withpostgres go test $(RACE) -vet=off -ldflags=-w -timeout 30m $(PACKAGES)
 
 .PHONY: trial-capture
 trial-capture: install-postgres ## switch, lock, restore and purge around an application at random (TRIAL=10m), and count its failures
