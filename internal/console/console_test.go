@@ -438,7 +438,13 @@ func (b *tab) click(selector string) {
 	b.clicks++
 	b.until(fmt.Sprintf("document.querySelector(%s)?.checkVisibility()", quoted(selector)))
 	b.value(fmt.Sprintf("document.querySelector(%s).scrollIntoView({block: 'center'})", quoted(selector)))
-	b.run(chromedp.Click(selector, chromedp.ByQuery, chromedp.NodeVisible))
+	ctx, cancel := context.WithTimeout(b.ctx, patience)
+	defer cancel()
+	err := chromedp.Run(ctx, chromedp.Click(selector, chromedp.ByQuery, chromedp.NodeVisible))
+	for err != nil && ctx.Err() == nil && strings.Contains(err.Error(), "Could not find node") { // a live part has just changed
+		err = chromedp.Run(ctx, chromedp.Click(selector, chromedp.ByQuery, chromedp.NodeVisible))
+	}
+	require.NoError(b, err)
 }
 
 // follow clicks what leads to another page.
