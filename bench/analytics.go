@@ -9,6 +9,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/dlqd/dlqd/internal/analytics"
 	"github.com/dlqd/dlqd/internal/background"
@@ -93,34 +94,63 @@ func refreshBehind(b *bench, pool *pgxpool.Pool, scale float64) error {
 	return nil
 }
 
-// fillHistory fills entries, of which three percent are open, and three moves of each.
+// fillHistory fills entries, of which three percent are open, and three moves of each. Indexes other than keys are made once all is there.
 func fillHistory(ctx context.Context, pool *pgxpool.Pool, entries int) error {
 	const row = `SELECT i, to_timestamp(floor(extract(epoch FROM now() - interval '90 days') + i * (90 * 86400.0 / %[1]d))) AS at,
 		dlq.first_id(to_timestamp(extract(epoch FROM now() - interval '90 days') + i * (90 * 86400.0 / %[1]d))) AS first_id FROM generate_series(1, %[1]d) i`
 	rows := fmt.Sprintf("(SELECT i, at, (left(first_id::text, 24) || lpad(to_hex(i), 12, '0'))::uuid AS id, i > %[2]d AS open FROM ("+row+") r) r", entries, entries*97/100)
 	queue, class := "'queue_' || i % 10", "(ARRAY['transient', 'rate_limited', 'outage', 'validation', 'malformed', 'unauthorized', 'not_found', 'business', 'code_bug'])[1 + (i / 10) % 9]"
-	for _, sql := range []string{
-		`SELECT dlq.ensure_partition(p.parent, d) FROM (VALUES ('dlq.dead_letter_transitions'::regclass), ('dlq.dead_letter_resolved')) p (parent),
-			generate_series(date_trunc('month', now() - interval '91 days', 'UTC'), now(), interval '1 month') d`,
-		fmt.Sprintf(`INSERT INTO dlq.dead_letter_queue (id, status, stage, river_job_id, job_created_at, queue, kind, job_kind, priority, original_event, error_message, error_type, error_class, source, fingerprint, strategy, closed_at, first_failed_at, last_failed_at, created_at)
-			SELECT id, CASE WHEN open THEN 'dlq_manual' ELSE 'dlq_resolved' END::dlq.dead_letter_status, CASE WHEN open THEN 'open' ELSE 'resolved' END::dlq.dead_letter_stage, i, at, %s, 'kind_' || i %% 50, 'noop', 2, '{}', 'connection refused', 'TYPE_' || i %% 50, %s, 'source_' || i %% 200,
-				'group_' || i %% 1000, 'manual', CASE WHEN NOT open THEN at + interval '1 hour' END, at AS first, at AS last, at FROM %s`, queue, class, rows),
-		fmt.Sprintf(`INSERT INTO dlq.dead_letter_transitions (at, entry_id, from_status, to_status, actor, queue, kind, error_class, from_class, error_type, source, attempts, first_failed_at, left_group, joined_group, origin)
-			SELECT at + m.n * interval '20 minutes', id, m.from_status::dlq.dead_letter_status, CASE WHEN m.n = 2 AND open THEN 'dlq_manual' ELSE m.to_status END::dlq.dead_letter_status, CASE WHEN i %% 1000 = 0 AND m.n = 2 THEN 'kim' ELSE 'worker:1' END, %s, 'kind', CASE WHEN m.n > 0 THEN %s END, CASE WHEN m.n > 1 THEN %[2]s END,
-				CASE WHEN m.n = 0 THEN 'TYPE_' || i %% 50 END, CASE WHEN m.n = 0 THEN 'source_' || i %% 200 END, CASE WHEN m.n = 0 THEN 5 END,
-				CASE WHEN m.n = 2 AND NOT open THEN at - i %% 3600 * interval '1 second' END, CASE WHEN m.n = 2 AND NOT open THEN 'group_' || i %% 1000 END, CASE WHEN m.n = 1 THEN 'group_' || i %% 1000 END, CASE WHEN i %% 1000 = 0 AND m.n = 2 THEN 'psql' END
-			FROM %s CROSS JOIN (VALUES (0, NULL, 'dlq_pending'), (1, 'dlq_pending', 'dlq_processing'), (2, 'dlq_processing', 'dlq_resolved')) m (n, from_status, to_status)`, queue, class, rows),
-		"ANALYZE", "CHECKPOINT",
-	} {
-		err := pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
-			if _, err := tx.Exec(ctx, "SET LOCAL timezone = 'UTC'; SET LOCAL session_replication_role = replica", pgx.QueryExecModeSimpleProtocol); err != nil {
-				return err
+	partitions := `SELECT dlq.ensure_partition(p.parent, d) FROM (VALUES ('dlq.dead_letter_transitions'::regclass), ('dlq.dead_letter_resolved')) p (parent),
+		generate_series(date_trunc('month', now() - interval '91 days', 'UTC'), now(), interval '1 month') d`
+	queued := fmt.Sprintf(`INSERT INTO dlq.dead_letter_queue (id, status, stage, river_job_id, job_created_at, queue, kind, job_kind, priority, original_event, error_message, error_type, error_class, source, fingerprint, strategy, closed_at, first_failed_at, last_failed_at, created_at)
+		SELECT id, CASE WHEN open THEN 'dlq_manual' ELSE 'dlq_resolved' END::dlq.dead_letter_status, CASE WHEN open THEN 'open' ELSE 'resolved' END::dlq.dead_letter_stage, i, at, %s, 'kind_' || i %% 50, 'noop', 2, '{}', 'connection refused', 'TYPE_' || i %% 50, %s, 'source_' || i %% 200,
+			'group_' || i %% 1000, 'manual', CASE WHEN NOT open THEN at + interval '1 hour' END, at AS first, at AS last, at FROM %s`, queue, class, rows)
+	moved := fmt.Sprintf(`INSERT INTO dlq.dead_letter_transitions (at, entry_id, from_status, to_status, actor, queue, kind, error_class, from_class, error_type, source, attempts, first_failed_at, left_group, joined_group, origin)
+		SELECT at + m.n * interval '20 minutes', id, m.from_status::dlq.dead_letter_status, CASE WHEN m.n = 2 AND open THEN 'dlq_manual' ELSE m.to_status END::dlq.dead_letter_status, CASE WHEN i %% 1000 = 0 AND m.n = 2 THEN 'kim' ELSE 'worker:1' END, %s, 'kind', CASE WHEN m.n > 0 THEN %s END, CASE WHEN m.n > 1 THEN %[2]s END,
+			CASE WHEN m.n = 0 THEN 'TYPE_' || i %% 50 END, CASE WHEN m.n = 0 THEN 'source_' || i %% 200 END, CASE WHEN m.n = 0 THEN 5 END,
+			CASE WHEN m.n = 2 AND NOT open THEN at - i %% 3600 * interval '1 second' END, CASE WHEN m.n = 2 AND NOT open THEN 'group_' || i %% 1000 END, CASE WHEN m.n = 1 THEN 'group_' || i %% 1000 END, CASE WHEN i %% 1000 = 0 AND m.n = 2 THEN 'psql' END
+		FROM %s CROSS JOIN (VALUES (0, NULL, 'dlq_pending'), (1, 'dlq_pending', 'dlq_processing'), (2, 'dlq_processing', 'dlq_resolved')) m (n, from_status, to_status)`, queue, class, rows)
+	in := func(statements ...string) error {
+		return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+			for _, sql := range append([]string{"SET LOCAL timezone = 'UTC'", "SET LOCAL session_replication_role = replica", "SET LOCAL maintenance_work_mem = '1GB'"}, statements...) {
+				if _, err := tx.Exec(ctx, sql, pgx.QueryExecModeSimpleProtocol); err != nil {
+					return fmt.Errorf("%.60s: %w", sql, err)
+				}
 			}
-			_, err := tx.Exec(ctx, sql)
-			return err
+			return nil
 		})
-		if err != nil {
-			return fmt.Errorf("%.60s: %w", sql, err)
+	}
+	if err := in(partitions); err != nil {
+		return err
+	}
+	if err := setWAL(ctx, pool, "SET max_wal_size = '16GB'"); err != nil {
+		return err
+	}
+	const indexes = `FROM pg_index WHERE indrelid IN ('dlq.dead_letter_open'::regclass, 'dlq.dead_letter_resolved'::regclass, 'dlq.dead_letter_transitions'::regclass) AND NOT indisunique`
+	var drop, create []string
+	if err := pool.QueryRow(ctx, `SELECT array_agg('DROP INDEX ' || indexrelid::regclass), array_agg(replace(pg_get_indexdef(indexrelid), ' ON ONLY ', ' ON ')) `+indexes).Scan(&drop, &create); err != nil {
+		return err
+	}
+	if err := in(drop...); err != nil {
+		return err
+	}
+	var both errgroup.Group
+	both.Go(func() error { return in(queued) })
+	both.Go(func() error { return in(moved) })
+	if err := both.Wait(); err != nil {
+		return err
+	}
+	if err := in(create...); err != nil {
+		return err
+	}
+	return setWAL(ctx, pool, "RESET max_wal_size")
+}
+
+// setWAL changes how much log the server keeps, and ends with a checkpoint.
+func setWAL(ctx context.Context, pool *pgxpool.Pool, change string) error {
+	for _, sql := range []string{"ALTER SYSTEM " + change, "SELECT pg_reload_conf()", "ANALYZE", "CHECKPOINT"} {
+		if _, err := pool.Exec(ctx, sql); err != nil {
+			return err
 		}
 	}
 	return nil

@@ -15,7 +15,6 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/dlqd/dlqd/internal/analytics"
 	"github.com/dlqd/dlqd/internal/policy"
 	"github.com/dlqd/dlqd/internal/postgres"
 	"github.com/dlqd/dlqd/internal/server"
@@ -30,17 +29,8 @@ const (
 // consoleBench asks for each page of the console often, of ten million entries and their moves, and has pages open.
 func consoleBench(b *bench, scale float64) error {
 	return b.withPool(8, func(pool *pgxpool.Pool) error {
-		if err := b.fresh(pool, true); err != nil {
-			return err
-		}
 		entries := int(10_000_000 * scale)
-		if err := fillHistory(b.ctx, pool, entries); err != nil {
-			return err
-		}
-		if err := analytics.NewStore(pool, postgres.DefaultSchemas()).Refresh(b.ctx); err != nil {
-			return err
-		}
-		if _, err := pool.Exec(b.ctx, "SELECT dlq.rebuild_rollups(); ANALYZE"); err != nil {
+		if err := b.filled(pool, entries); err != nil {
 			return err
 		}
 		rules, err := policy.Default("http://127.0.0.1:9")
@@ -60,6 +50,30 @@ func consoleBench(b *bench, scale float64) error {
 		stop()
 		return errors.Join(err, <-stopped)
 	})
+}
+
+// filled fills a history of entries with their rollups, unless that was done before in a directory that is kept.
+func (b *bench) filled(pool *pgxpool.Pool, entries int) error {
+	mark := fmt.Sprintf("%d entries", entries)
+	var before string
+	if err := pool.QueryRow(b.ctx, "SELECT coalesce(obj_description('public'::regnamespace), '')").Scan(&before); err != nil {
+		return err
+	}
+	if before == mark {
+		return (&postgres.Migrator{Pool: pool, Schemas: postgres.DefaultSchemas(), Logger: quiet}).Up(b.ctx)
+	}
+	if err := b.fresh(pool, true); err != nil {
+		return err
+	}
+	if err := fillHistory(b.ctx, pool, entries); err != nil {
+		return err
+	}
+	for _, sql := range []string{"SELECT dlq.rebuild_rollups()", "VACUUM ANALYZE", "COMMENT ON SCHEMA public IS '" + mark + "'"} {
+		if _, err := pool.Exec(b.ctx, sql); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // askPages times each page.
@@ -128,6 +142,7 @@ func watchPages(b *bench, pool *pgxpool.Pool, base string) error {
 	if err := pool.QueryRow(b.ctx, "SELECT dlq.replay_start(jsonb_build_object('ids', jsonb_build_array($1::text)), 'bench', p_rate => 0.001, p_force => true)", id).Scan(&run); err != nil {
 		return err
 	}
+	defer func() { _, _ = pool.Exec(b.ctx, "SELECT dlq.replay_cancel($1)", run) }()
 	for _, watchers := range []int{0, 1, consoleWatchers} {
 		cells := []any{watchers}
 		for _, page := range []string{"/", "/dead-letters?q=status:manual", "/dead-letters/" + id, "/replays", "/replays/" + run} {

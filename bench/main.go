@@ -8,6 +8,7 @@
 //	go run ./bench retention    a month of a million entries, dropped beside deleted, and what captures do meanwhile
 //	go run ./bench analytics    every question of analytics at 10,000,000 entries and 30,000,000 moves, and what rollups cost captures
 //	go run ./bench console      every page of the console at 10,000,000 entries, and what open pages cost the database
+//	go run ./bench metrics      what a scrape and a sample cost, with the counters of years and up to 1,000,000 open entries
 //	go run ./bench outage       ten minutes of outage of one of three destinations; -scale 0.1 for one minute
 //	go run ./bench filing       failures filed and decided per second, and how long after its job's commit a failure is decided
 //	go run ./bench indexes      what each list index of the open partition costs filing, and what its lists take without it
@@ -48,6 +49,7 @@ func main() {
 	rounds := flag.Int("rounds", 3, "rounds; the median is printed")
 	scale := flag.Float64("scale", 1, "share of the full amount of work")
 	bin := flag.String("postgres-bin", "", "directory of the Postgres programs")
+	keep := flag.String("keep", "", "directory to keep the database in; console fills it once, and finds it filled the next time")
 	flag.Parse()
 	runs := map[string]func(*bench, float64) error{"ingest": ingestBench, "metrics": metricsBench, "access": accessBench, "processing": processing, "capture": capture, "claim": claim, "console": consoleBench, "filing": filing, "outage": outage, "replay": replayBench, "retention": retentionBench, "analytics": analyticsBench, "indexes": indexStudy}
 	run := runs[flag.Arg(0)]
@@ -55,20 +57,25 @@ func main() {
 		fmt.Fprintln(os.Stderr, "usage: bench [-rounds N] [-scale F] ingest|access|processing|capture|claim|console|filing|indexes|metrics|outage|replay|retention|analytics")
 		os.Exit(2)
 	}
-	if err := start(run, *rounds, *scale, *bin); err != nil {
+	if err := start(run, *rounds, *scale, *bin, *keep); err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", err)
 		os.Exit(1)
 	}
 }
 
-func start(run func(*bench, float64) error, rounds int, scale float64, bin string) error {
+func start(run func(*bench, float64) error, rounds int, scale float64, bin, keep string) error {
 	ctx, cancel := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer cancel()
-	dir, err := os.MkdirTemp("", "dlqd-bench-")
-	if err != nil {
+	dir := keep
+	if dir == "" {
+		var err error
+		if dir, err = os.MkdirTemp("", "dlqd-bench-"); err != nil {
+			return err
+		}
+		defer func() { _ = os.RemoveAll(dir) }()
+	} else if err := os.MkdirAll(dir, 0o711); err != nil { //nolint:gosec // the server's user goes through
 		return err
 	}
-	defer func() { _ = os.RemoveAll(dir) }()
 	if err := os.Chmod(dir, 0o711); err != nil { //nolint:gosec // the server's user goes through
 		return err
 	}

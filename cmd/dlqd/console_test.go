@@ -94,7 +94,7 @@ func TestConsole_copies(t *testing.T) {
 		"/audit":                       {all, []string{first}, odd},
 		list("/audit", "queue", queue): {all, []string{odd}, first},
 		"/queues":                      {all, []string{"default"}, ""},
-		"/policy":                      {[]string{"curl"}, []string{"dlq-routing"}, ""},
+		"/policy":                      {[]string{"SQL", "curl"}, []string{"theirs"}, ""},
 		"/access":                      {[]string{"a command", "curl"}, nil, ""},
 		"/system":                      {append(slices.Clone(all), "the checks"), nil, ""},
 		"/docs":                        {[]string{"a command", "curl"}, []string{"/api/dlq/entries"}, ""},

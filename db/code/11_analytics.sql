@@ -71,7 +71,7 @@ BEGIN
                count(*) FILTER (WHERE c.sign = 1 AND f.from_status = 'dlq_processing' AND f.to_status = 'dlq_resolved') AS succeeded,
                count(*) FILTER (WHERE c.sign = 1 AND f.to_status = 'dlq_resolved' AND f.from_status IS DISTINCT FROM 'dlq_resolved') AS resolved,
                count(*) FILTER (WHERE c.sign = 1 AND f.to_status = 'dlq_failed' AND f.from_status IS DISTINCT FROM 'dlq_failed') AS failed,
-               count(*) FILTER (WHERE c.sign = 1 AND f.to_status = 'dlq_archived' AND f.from_status IS DISTINCT FROM 'dlq_archived') AS archived,
+               count(*) FILTER (WHERE c.sign = 1 AND f.to_status = 'dlq_archived' AND dlq.is_open(f.from_status)) AS archived, -- one that has failed is closed already
                count(*) FILTER (WHERE c.sign = 1 AND f.to_status = 'dlq_manual' AND f.from_status IS DISTINCT FROM 'dlq_manual') AS parked,
                coalesce(sum(c.sign) FILTER (WHERE c.status IN ('dlq_pending', 'dlq_processing', 'dlq_manual')), 0)::bigint AS open_change,
                coalesce(sum(c.sign) FILTER (WHERE c.status = 'dlq_pending'), 0)::bigint AS pending,
@@ -494,7 +494,7 @@ CREATE OR REPLACE FUNCTION dlq.top_groups(p_over interval DEFAULT '7 days', p_qu
 RETURNS TABLE (queue text, fingerprint text, title text, error_type text, error_class text, in_window bigint, trend bigint[], failures bigint, open bigint,
                first_seen timestamptz, last_seen timestamptz, sample uuid)
 LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET enable_seqscan = off SET jit = off SET max_parallel_workers_per_gather = 0
-SET plan_cache_mode = force_generic_plan AS $$
+SET plan_cache_mode = force_generic_plan SET enable_sort = off AS $$
 DECLARE
     v_step  dlq.rollup_step := dlq.coarse_step(p_over);
     v_from  timestamptz := date_trunc(v_step::text, now() - p_over);
@@ -510,7 +510,7 @@ BEGIN
     )
     SELECT t.queue, t.fingerprint, CASE WHEN v_mask -> 'hidden' ? 'error_message' THEN NULL ELSE dlq.masked_text(g.title, v_mask) END, g.error_type, g.error_class, t.failures::bigint,
            ARRAY(SELECT coalesce(r.failures, 0) FROM generate_series(v_from, now(), ('1 ' || v_step)::interval) b (bucket)
-                 LEFT JOIN dlq.rollup_groups r ON r.queue = t.queue AND r.fingerprint = t.fingerprint AND r.step = v_step AND r.bucket = b.bucket ORDER BY b.bucket),
+                 LEFT JOIN dlq.rollup_groups r ON r.queue = t.queue AND r.fingerprint = t.fingerprint AND r.step = v_step AND r.bucket = b.bucket AND r.bucket >= v_from ORDER BY b.bucket),
            g.failures, g.open, g.first_seen, g.last_seen, g.sample
     FROM top t JOIN dlq.failure_groups g ON g.queue = t.queue AND g.fingerprint = t.fingerprint
     ORDER BY t.failures DESC, t.queue, t.fingerprint;
@@ -556,7 +556,7 @@ CREATE OR REPLACE FUNCTION dlq.oldest_entries(p_limit integer DEFAULT 20)
 RETURNS TABLE (id uuid, age interval, status dlq.dead_letter_status, queue text, kind text, error_class text, error_type text, assigned_to text)
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
     SELECT e.id, now() - e.created_at, e.status, e.queue, e.kind, e.error_class, e.error_type, e.assigned_to
-    FROM dlq.dead_letter_queue e WHERE e.status IN ('dlq_pending', 'dlq_processing', 'dlq_manual') AND ((SELECT dlq.scope()) IS NULL OR dlq.in_patterns(e.queue, e.kind, (SELECT dlq.scope_patterns(dlq.scope())))) ORDER BY e.id LIMIT p_limit
+    FROM dlq.dead_letter_queue e WHERE e.stage IN ('inbox', 'open') AND ((SELECT dlq.scope()) IS NULL OR dlq.in_patterns(e.queue, e.kind, (SELECT dlq.scope_patterns(dlq.scope())))) ORDER BY e.id LIMIT p_limit
 $$;
 COMMENT ON FUNCTION dlq.oldest_entries IS 'The entries that have been open for the longest.';
 
@@ -567,17 +567,26 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
 $$;
 COMMENT ON FUNCTION dlq.policy_changes IS 'When another version of the policy came into force, the latest first, 1,000 at most.';
 
--- (Rules have no rollup: the newest entries are looked at, whosever they are, so that it costs the same for everybody.)
+-- (Rules have no rollup: the newest entries are looked at, whosever they are, so that it costs the same for everybody. The plan is made for the
+-- time, so that partitions of before are neither looked at nor locked.)
 CREATE OR REPLACE FUNCTION dlq.by_rule(p_over interval DEFAULT '24 hours', p_most integer DEFAULT 5000)
 RETURNS TABLE (rule text, entries bigint, more boolean)
-LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_sort = off SET jit = off AS $$
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_sort = off SET jit = off SET plan_cache_mode = force_custom_plan AS $$
+#variable_conflict use_column
+DECLARE
+    v_since constant timestamptz := now() - p_over;
+    v_until constant timestamptz := now() + interval '1 hour'; -- nor those that were made ahead
+    v_first constant uuid := dlq.first_id(v_since);
+BEGIN
+    RETURN QUERY
     WITH newest AS MATERIALIZED (
         SELECT e.queue, e.kind, e.rule FROM dlq.dead_letter_queue e
-        WHERE e.id >= dlq.first_id(now() - p_over) AND (e.closed_at IS NULL OR e.closed_at >= now() - p_over) ORDER BY e.id DESC LIMIT p_most
+        WHERE e.stage <> 'inbox' AND e.id >= v_first AND (e.closed_at IS NULL OR e.closed_at >= v_since AND e.closed_at < v_until) ORDER BY e.id DESC LIMIT p_most
     )
     SELECT n.rule, count(*), (SELECT count(*) >= p_most FROM newest) FROM newest n
     WHERE n.rule IS NOT NULL AND ((SELECT dlq.scope()) IS NULL OR dlq.in_patterns(n.queue, n.kind, (SELECT dlq.scope_patterns(dlq.scope()))))
-    GROUP BY n.rule ORDER BY 2 DESC, 1
+    GROUP BY n.rule ORDER BY 2 DESC, 1;
+END
 $$;
 COMMENT ON FUNCTION dlq.by_rule IS 'The dead letters that were captured in a window, by the rule that judged them last; of the newest p_most. more: there were as many, or more.';
 

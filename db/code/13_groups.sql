@@ -62,7 +62,7 @@ BEGIN
          CROSS JOIN LATERAL (SELECT dlq.is_muted(p.m, (p.g).failures) AS muted) u
          CROSS JOIN LATERAL (SELECT ARRAY(
              SELECT coalesce(r.failures, 0) FROM generate_series($6, now(), (''1 '' || $7)::interval) b (bucket)
-             LEFT JOIN dlq.rollup_groups r ON r.queue = (p.g).queue AND r.fingerprint = (p.g).fingerprint AND r.step = $7 AND r.bucket = b.bucket ORDER BY b.bucket) AS trend) w
+             LEFT JOIN dlq.rollup_groups r ON r.queue = (p.g).queue AND r.fingerprint = (p.g).fingerprint AND r.step = $7 AND r.bucket = b.bucket AND r.bucket >= $6 ORDER BY b.bucket) AS trend) w
          ORDER BY p.place DESC, (p.g).queue, (p.g).fingerprint'
         USING p_filter, v_mine, p_after, p_limit, v_mask, v_from, v_step;
 EXCEPTION WHEN data_exception THEN
@@ -99,16 +99,17 @@ COMMENT ON FUNCTION dlq.one_group IS 'The fingerprint of a failure group, of whi
 -- Entries that a group is judged by when somebody looks at it: open ones, and those that closed within a month. (No older months are
 -- locked, nor looked into.)
 CREATE OR REPLACE FUNCTION dlq.group_entries(p_queue text, p_fingerprint text, p_limit integer DEFAULT 200) RETURNS SETOF uuid
-LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_custom_plan AS $$
+LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off SET plan_cache_mode = force_custom_plan AS $$
 DECLARE
     v_fingerprint constant text := dlq.one_group(p_queue, p_fingerprint);
     v_since       constant timestamptz := now() - interval '30 days';
+    v_until       constant timestamptz := now() + interval '1 hour'; -- nor those that were made ahead
 BEGIN
     RETURN QUERY
     SELECT l.id FROM (
         (SELECT e.id FROM dlq.dead_letter_queue e WHERE e.stage = 'open' AND e.queue = p_queue AND e.fingerprint = v_fingerprint ORDER BY e.id DESC LIMIT p_limit)
         UNION
-        (SELECT e.id FROM dlq.dead_letter_queue e WHERE e.stage IN ('resolved', 'failed', 'archived') AND e.closed_at >= v_since AND e.queue = p_queue AND e.fingerprint = v_fingerprint ORDER BY e.id DESC LIMIT p_limit)) l
+        (SELECT e.id FROM dlq.dead_letter_queue e WHERE e.stage IN ('resolved', 'failed', 'archived') AND e.closed_at >= v_since AND e.closed_at < v_until AND e.queue = p_queue AND e.fingerprint = v_fingerprint ORDER BY e.id DESC LIMIT p_limit)) l
     ORDER BY l.id DESC LIMIT p_limit;
 END
 $$;

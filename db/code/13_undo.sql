@@ -117,10 +117,11 @@ BEGIN
     v_still := ARRAY(
         SELECT e.id FROM dlq.dead_letter_queue e
         WHERE e.id = ANY (v_held.ids) AND e.stage = ANY (v_held.stages) AND (e.closed_at IS NULL OR e.closed_at >= v_since)
-          -- What was said of it since, by whomever, stands: nobody's later word is taken back by an undoing of an earlier one.
+          -- What was said of it since, by whomever, stands, unless it was taken back: nobody's later word is undone by an undoing of an earlier one.
           AND (v_of.action NOT IN ('assign', 'tag', 'note') OR NOT EXISTS (
               SELECT FROM dlq.dead_letter_transitions m JOIN dlq.operations o ON o.id = m.operation
-              WHERE m.entry_id = e.id AND m.at >= v_of.started_at AND m.operation <> p_operation AND (o.undoes = p_operation OR o.action = v_of.action AND o.started_at > v_of.started_at)))
+              WHERE m.entry_id = e.id AND m.at >= v_of.started_at AND m.operation <> p_operation AND (o.undoes = p_operation OR o.action = v_of.action AND o.started_at > v_of.started_at
+                  AND NOT EXISTS (SELECT FROM dlq.dead_letter_transitions b JOIN dlq.operations w ON w.id = b.operation WHERE b.entry_id = e.id AND b.at >= o.started_at AND w.undoes = o.id))))
           AND CASE v_of.action
               WHEN 'assign' THEN v_was -> e.id::text ? 'assignee' AND e.assigned_to IS NOT DISTINCT FROM nullif(v_of.args ->> 'assignee', '')
               WHEN 'tag' THEN v_was -> e.id::text -> 'added' <> '[]' AND e.tags @> ARRAY(SELECT jsonb_array_elements_text(v_was -> e.id::text -> 'added'))

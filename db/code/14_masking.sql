@@ -41,8 +41,13 @@ COMMENT ON FUNCTION dlq.masked_columns IS 'Columns of entries in which something
 
 CREATE OR REPLACE FUNCTION dlq.filtered_columns() RETURNS text[]
 LANGUAGE sql IMMUTABLE
-RETURN '{original_event,edited_event,subscriber_id,ordering_key,tags}'::text[];
+RETURN '{original_event,edited_event,error_message,subscriber_id,ordering_key,tags}'::text[];
 COMMENT ON FUNCTION dlq.filtered_columns IS 'Columns of entries whose values are in filters: who does not see one of them sees no filter of others''.';
+
+CREATE OR REPLACE FUNCTION dlq.personal_filters() RETURNS text[]
+LANGUAGE sql IMMUTABLE
+RETURN '{payload,payloadAt,subscriberId,orderingKey,tags}'::text[];
+COMMENT ON FUNCTION dlq.personal_filters IS 'Fields of a filter that look into dlq.filtered_columns(): their values may name a person.';
 
 -- What most issuers of tokens begin them with, and cards by their issuers'' numbers, as one word or in the groups that are printed.
 CREATE OR REPLACE FUNCTION dlq.pattern(p_name text) RETURNS text
@@ -330,12 +335,17 @@ BEGIN
                     ELSE '"***"' END ORDER BY c.place), '[]')
                 FROM jsonb_array_elements(d.value) WITH ORDINALITY c (value, place))
             WHEN d.key IN ('payload', 'mergePatch') THEN dlq.mask_node(d.value, 'payload', p_mask, '{}')
+            WHEN d.key = 'payloadAt' AND jsonb_typeof(d.value) = 'array' THEN (
+                SELECT coalesce(jsonb_agg(CASE WHEN jsonb_typeof(c.value -> 'path') = 'array' AND jsonb_typeof(c.value -> 'values') = 'array' THEN c.value || jsonb_build_object('values', (
+                    SELECT coalesce(jsonb_agg(dlq.masked_at((SELECT string_agg('/' || replace(replace(k.key, '~', '~0'), '/', '~1'), '' ORDER BY k.place) FROM jsonb_array_elements_text(c.value -> 'path') WITH ORDINALITY k (key, place)), v.value, p_mask) ORDER BY v.place), '[]')
+                    FROM jsonb_array_elements(c.value -> 'values') WITH ORDINALITY v (value, place))) ELSE '"***"' END ORDER BY c.place), '[]')
+                FROM jsonb_array_elements(d.value) WITH ORDINALITY c (value, place))
             WHEN d.key = 'filter' THEN dlq.masked_detail(d.value, p_mask)
             ELSE dlq.mask_node(d.value, NULL, p_mask, '{}') END)
         FROM jsonb_each(p_detail) d), '{}');
 END
 $$;
-COMMENT ON FUNCTION dlq.masked_detail IS 'What an audit row, a replay run or an answer says of payloads, in payload, mergePatch, patch, changes (whose paths are of the payload) and filter, masked.';
+COMMENT ON FUNCTION dlq.masked_detail IS 'What an audit row, a replay run or an answer says of payloads, in payload, mergePatch, patch, changes and payloadAt (whose paths are of the payload) and filter, masked.';
 
 -- What is shown as *** must not be sent as that.
 CREATE OR REPLACE FUNCTION dlq.refuse_mask(p_action text, p_document jsonb) RETURNS void

@@ -48,9 +48,11 @@ WHERE e.status = 'dlq_pending' AND e.waiting_for = 'automatic' AND ((SELECT dlq.
 GROUP BY e.queue, e.job_kind, e.kind, e.error_class
 ORDER BY e.queue, e.job_kind, e.kind, e.error_class;
 
--- name: CountObservedByQueue :many
-SELECT e.queue, count(*) AS entries FROM dlq.dead_letter_open e
-WHERE e.status = 'dlq_pending' AND e.waiting_for = 'automatic' GROUP BY e.queue ORDER BY e.queue;
+-- name: CountObservedUpTo :one
+SELECT count(*) FROM (
+    SELECT FROM dlq.dead_letter_open e
+    WHERE e.status = 'dlq_pending' AND e.waiting_for = 'automatic' AND ((SELECT dlq.scope()) IS NULL OR dlq.in_patterns(e.queue, e.kind, (SELECT dlq.scope_patterns(dlq.scope()))))
+    LIMIT @most) o;
 
 -- name: CountReserved :many
 -- Entries that are a person's although their class is not, by group and by what keeps them.

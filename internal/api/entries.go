@@ -10,7 +10,9 @@ import (
 
 	"github.com/danielgtaylor/huma/v2"
 	"github.com/google/uuid"
+	"golang.org/x/sync/errgroup"
 
+	"github.com/dlqd/dlqd/internal/analytics"
 	"github.com/dlqd/dlqd/internal/approval"
 	"github.com/dlqd/dlqd/internal/automatic"
 	"github.com/dlqd/dlqd/internal/deadletter"
@@ -40,8 +42,10 @@ type Count struct {
 const (
 	// searchBudget is for how long one request looks for entries that no index has together.
 	searchBudget = 300 * time.Millisecond
-	// mostCounted is how many entries are counted.
-	mostCounted = 10_000
+	// countBudget is for how long one counts them beside that: a page does not wait for a number that is no more than a help.
+	countBudget = 150 * time.Millisecond
+	// MostCounted is how many entries are counted, where a count is no more than a help.
+	MostCounted = 10_000
 )
 
 // EntryDetail is everything about an entry.
@@ -92,7 +96,7 @@ type Replayed struct {
 
 // Stats are counts of dead letters.
 type Stats struct {
-	Open     int64            `json:"open" doc:"Open entries; of those that no worker has looked at 10,000 are counted."`
+	Open     int64            `json:"open" doc:"Open entries. Where there are more than 20,000 the count is a second or so old; of those that no worker has looked at 10,000 are counted."`
 	Backlog  []BacklogRow     `json:"backlog" doc:"Open entries by status, queue and class."`
 	ByStatus map[string]int64 `json:"byStatus" doc:"Open entries by status."`
 	// NeedsPerson is what an overview counts.
@@ -101,7 +105,7 @@ type Stats struct {
 	LastDay     MovesOfDay `json:"lastDay" doc:"Moves of the last 24 hours, from the audit trail."`
 	OldestOpen  *time.Time `json:"oldestOpen,omitempty" doc:"When the oldest open entry was captured."`
 	// Observed are among the pending ones.
-	Observed         int64           `json:"observed" doc:"Pending entries that are not redelivered by themselves, because that is off for them."`
+	Observed         int64           `json:"observed" doc:"Pending entries that are not redelivered by themselves, because that is off for them; 10,000 are counted."`
 	AutomaticStopped *automatic.Stop `json:"automaticStopped,omitempty" doc:"Who stopped all automatic redelivery; absent where nobody did."`
 }
 
@@ -307,8 +311,20 @@ func (s *service) listEntries(ctx context.Context, in *listInput) (*listOutput, 
 	if in.Cursor != "" {
 		page.Cursor = uuid.MustParse(in.Cursor) // its format was checked
 	}
-	found, err := s.Store.Search(ctx, page, searchBudget)
-	if err != nil {
+	var found *deadletter.Found
+	var count Count
+	var both errgroup.Group
+	both.Go(func() (err error) {
+		found, err = s.Store.Search(ctx, page, searchBudget)
+		return err
+	})
+	if in.Count {
+		both.Go(func() (err error) {
+			count.Entries, count.AtLeast, err = s.Store.CountWithin(ctx, page.Filter, MostCounted, countBudget)
+			return err
+		})
+	}
+	if err := both.Wait(); err != nil {
 		return nil, s.problem(ctx, err)
 	}
 	stopped, err := automatic.ReadStop(ctx, s.Store.DB())
@@ -327,11 +343,7 @@ func (s *service) listEntries(ctx context.Context, in *listInput) (*listOutput, 
 		out.SearchedTo = &found.SearchedTo
 	}
 	if in.Count {
-		n, more, err := s.Store.CountWithin(ctx, page.Filter, mostCounted, searchBudget)
-		if err != nil {
-			return nil, s.problem(ctx, err)
-		}
-		out.Count = &Count{Entries: n, AtLeast: more}
+		out.Count = &count
 	}
 	return &listOutput{Body: out}, nil
 }
@@ -396,36 +408,28 @@ func (s *service) replayEntry(ctx context.Context, in *replayInput) (*replayedOu
 func onlyOf(id uuid.UUID) json.RawMessage { return json.RawMessage(`{"ids":["` + id.String() + `"]}`) }
 
 func (s *service) stats(ctx context.Context, _ *struct{}) (*statsOutput, error) {
-	rows, err := s.Store.Backlog(ctx)
-	if err != nil {
-		return nil, s.problem(ctx, err)
-	}
-	moves, err := s.Analytics.MovesLastDay(ctx)
-	if err != nil {
-		return nil, s.problem(ctx, err)
-	}
-	oldest, err := s.Store.OldestOpen(ctx)
-	if err != nil {
-		return nil, s.problem(ctx, err)
-	}
-	stopped, err := automatic.ReadStop(ctx, s.Store.DB())
-	if err != nil {
-		return nil, s.problem(ctx, err)
-	}
-	observed, err := automatic.CountObserved(ctx, s.Store.DB())
-	if err != nil {
-		return nil, s.problem(ctx, err)
-	}
-	muted, err := s.Groups.MutedEntries(ctx)
-	if err != nil {
+	var rows []deadletter.Backlog
+	var moves analytics.Moves
+	var oldest *time.Time
+	var stopped *automatic.Stop
+	var observed, muted int64
+	var all errgroup.Group
+	all.SetLimit(3)
+	all.Go(func() (err error) { rows, err = s.Store.Backlog(ctx); return err })
+	all.Go(func() (err error) { moves, err = s.Analytics.MovesLastDay(ctx); return err })
+	all.Go(func() (err error) { oldest, err = s.Store.OldestOpen(ctx); return err })
+	all.Go(func() (err error) { stopped, err = automatic.ReadStop(ctx, s.Store.DB()); return err })
+	all.Go(func() (err error) {
+		observed, err = automatic.CountObserved(ctx, s.Store.DB(), MostCounted)
+		return err
+	})
+	all.Go(func() (err error) { muted, err = s.Groups.MutedEntries(ctx); return err })
+	if err := all.Wait(); err != nil {
 		return nil, s.problem(ctx, err)
 	}
 	stats := Stats{
-		Muted: muted, Backlog: []BacklogRow{}, ByStatus: map[string]int64{}, OldestOpen: oldest, AutomaticStopped: stopped,
+		Muted: muted, Observed: observed, Backlog: []BacklogRow{}, ByStatus: map[string]int64{}, OldestOpen: oldest, AutomaticStopped: stopped,
 		LastDay: MovesOfDay{Captured: moves.Captured, Replayed: moves.Redelivered, Resolved: moves.Resolved, Failed: moves.Failed, Archived: moves.Archived},
-	}
-	for _, r := range observed {
-		stats.Observed += r.Entries
 	}
 	for _, r := range rows {
 		stats.Open += r.Entries

@@ -94,6 +94,8 @@ const (
 	maxSampled   = 1000
 	samplePage   = 100
 	sampleBudget = 2 * time.Second
+	// maxDraftSettings bounds what comparing a draft with what is in force takes: time and memory grow with its values.
+	maxDraftSettings = 10_000
 )
 
 type policyOutput struct{ Body PolicyInForce }
@@ -155,6 +157,9 @@ func (s *service) previewPolicy(ctx context.Context, in *draftInput) (*policyPre
 			mistakes = append(mistakes, &huma.ErrorDetail{Location: "body.text", Message: line})
 		}
 		return nil, huma.Error422UnprocessableEntity("the file would be refused", mistakes...)
+	}
+	if n := len(next.Policy().Settings()); n > maxDraftSettings {
+		return nil, huma.Error422UnprocessableEntity(fmt.Sprintf("a draft of %d values is too large to be tried here, which takes up to %d; dlqd config diff compares them where the files are", n, maxDraftSettings))
 	}
 	inForce := s.Planner()
 	out := &policyPreviewOutput{PolicyPreview{Values: []string{}, Behaviour: strategy.BehaviourDiff(inForce, next), Changed: []worker.Rejudged{}}}

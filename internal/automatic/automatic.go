@@ -104,12 +104,9 @@ func TryLock(ctx context.Context, tx postgres.DB) (bool, error) {
 	return dbsqlc.New(tx).TryLockAutomatic(ctx)
 }
 
-// Observed are the observed entries of a queue.
-type Observed = dbsqlc.CountObservedByQueueRow
-
-// CountObserved counts observed entries by queue.
-func CountObserved(ctx context.Context, db postgres.DB) ([]Observed, error) {
-	return dbsqlc.New(db).CountObservedByQueue(ctx)
+// CountObserved counts up to so many observed entries.
+func CountObserved(ctx context.Context, db postgres.DB, most int32) (int64, error) {
+	return dbsqlc.New(db).CountObservedUpTo(ctx, most)
 }
 
 // Read reads the switches in force.

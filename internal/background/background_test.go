@@ -114,6 +114,31 @@ func TestLoop_takesATurnAtOnceAndAtItsInterval(t *testing.T) {
 	})
 }
 
+func TestLoop_panics(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		var broken atomic.Bool
+		broken.Store(true)
+		b := setup(t, func(c *background.Config) {
+			c.Once = func(context.Context) (time.Duration, error) {
+				if broken.Load() {
+					panic("no such row")
+				}
+				return 0, nil
+			}
+		})
+		b.start()
+		b.pass(10 * time.Second)
+		require.Contains(t, b.loop.Status().Problem, "turns in a row have failed")
+		require.Contains(t, b.log.String(), "a turn panicked: no such row")
+		require.Contains(t, b.log.String(), "background_test.go", "the stack")
+		broken.Store(false)
+		b.pass(time.Minute)
+		require.Empty(t, b.loop.Status().Problem)
+		b.stop()
+	})
+}
+
 func TestLoop_goesOnWhileThereIsMore(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"log/slog"
 	mathrand "math/rand/v2"
+	"runtime/debug"
 	"strings"
 	"sync"
 	"time"
@@ -258,7 +259,7 @@ func (l *Loop) turn(r *run, group *Group) (time.Duration, <-chan struct{}) {
 	l.turnSince = start
 	l.mu.Unlock()
 	ctx, cancel := context.WithTimeout(r.turns, l.config.Timeout)
-	wait, err := l.config.Once(ctx)
+	wait, err := l.once(ctx, group.Logger)
 	if err != nil && errors.Is(ctx.Err(), context.DeadlineExceeded) {
 		err = fmt.Errorf("a turn did not end within %s: %w", l.config.Timeout, err)
 	}
@@ -282,6 +283,17 @@ func (l *Loop) turn(r *run, group *Group) (time.Duration, <-chan struct{}) {
 	wait = max(wait, 0)
 	l.succeeded(group.Logger, wait)
 	return wait, l.wake
+}
+
+// once makes a turn. One that panics has failed: what else the process does goes on.
+func (l *Loop) once(ctx context.Context, logger *slog.Logger) (wait time.Duration, err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("a turn panicked: %v", p)
+			logger.Error("a turn panicked", "loop", l.config.Name, "error", err, "stack", string(debug.Stack()))
+		}
+	}()
+	return l.config.Once(ctx)
 }
 
 // rest takes in whether the loop is idle. When it goes on, it has not been silent meanwhile.

@@ -70,6 +70,8 @@ func (c *Console) assign(in *request) (*done, error) {
 type edit struct {
 	Letter  *letter
 	Payload string
+	Note    string
+	Changed bool // after its preview: nothing was sent
 	Preview api.ReplayAnswer
 	Problem *Problem
 }
@@ -81,7 +83,7 @@ func (c *Console) edit(in *request) (*done, error) {
 	if err := in.get(path, nil, &detail); err != nil {
 		return nil, err
 	}
-	e := &edit{Letter: newLetter(in, &detail), Payload: payload}
+	e := &edit{Letter: newLetter(in, &detail), Payload: payload, Note: in.PostFormValue("note")}
 	v := &view{Template: "edit", Title: "Edit and replay", Data: e, Section: "/dead-letters"}
 	if !json.Valid([]byte(payload)) {
 		var syntax *json.SyntaxError
@@ -95,6 +97,7 @@ func (c *Console) edit(in *request) (*done, error) {
 	}
 	patch := []any{map[string]any{"op": "replace", "path": "", "value": json.RawMessage(payload)}}
 	if in.PostFormValue("confirmed") == "" || in.PostFormValue("seen") != payload { // nobody replays what they have not seen the changes of
+		e.Changed = in.PostFormValue("confirmed") != ""
 		err := in.post("/api/dlq/replay", map[string]any{"dryRun": true, "filter": map[string]any{"ids": []string{id}}, "patch": patch}, &e.Preview)
 		if problem, ok := errors.AsType[*Problem](err); ok {
 			e.Problem, v.Status = problem, problem.Status
@@ -104,7 +107,7 @@ func (c *Console) edit(in *request) (*done, error) {
 		return &done{View: v}, nil
 	}
 	var out acted
-	err := in.post(path+"/replay", map[string]any{"payload": json.RawMessage(payload), "note": in.PostFormValue("note")}, &out)
+	err := in.post(path+"/replay", map[string]any{"payload": json.RawMessage(payload), "note": e.Note}, &out)
 	if d, ok := askedFor(err); ok {
 		return d, nil
 	}

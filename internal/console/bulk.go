@@ -2,7 +2,6 @@ package console
 
 import (
 	"errors"
-	"math"
 	"net/http"
 	"net/url"
 	"slices"
@@ -60,7 +59,7 @@ const maxIDs = 500
 
 // newBulk reads what is to be done to which dead letters.
 func newBulk(form url.Values) (*bulk, error) {
-	b := &bulk{Query: form.Get("q"), IDs: form["id"], All: form.Get("all") != "", Form: form, Verbs: bulkVerbs()}
+	b := &bulk{Query: form.Get("q"), IDs: form["id"], All: form.Get("all") != "", Form: form, Verbs: bulkVerbs(), New: form.Get("new") != ""}
 	if len(b.IDs) > maxIDs {
 		return nil, &Problem{Status: http.StatusUnprocessableEntity, Title: "Too many", Detail: "select up to " + number(maxIDs) + ", or all that match"}
 	}
@@ -105,8 +104,8 @@ func (b *bulk) number(name string) (any, error) {
 	if text == "" {
 		return nil, nil //nolint:nilnil // an empty field is no number, and no error
 	}
-	n, err := strconv.ParseFloat(text, 64)
-	if err != nil || math.IsNaN(n) || math.IsInf(n, 0) {
+	n, ok := parsedNumber(text)
+	if !ok {
 		return nil, &Problem{Status: http.StatusUnprocessableEntity, Detail: name + " is a number, and not " + text}
 	}
 	return n, nil
@@ -204,7 +203,11 @@ func (b *bulk) copies(in *request, body map[string]any) []copyText {
 		}
 	}
 	if tags, ok := body["tags"].([]string); ok {
-		command += " --add " + shellQuoted(strings.Join(tags, ","))
+		said := "TAG" // nobody has said which
+		if b.Form.Get("tags") != "" {
+			said = shellQuoted(strings.Join(tags, ","))
+		}
+		command += " --add " + said
 	}
 	if b.Form.Get("order") == "newest" {
 		command += " --newest-first"
@@ -258,6 +261,9 @@ func (c *Console) newReplay(in *request) (*view, error) {
 
 func (b *bulk) page(in *request) (*view, error) {
 	v := &view{Template: "bulk", Title: "Act on many", Data: b, Section: "/dead-letters"}
+	if b.New {
+		v.Section = "/replays"
+	}
 	if b.Verb == nil {
 		return v, nil
 	}

@@ -6,9 +6,13 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"net/http"
 	"net/url"
+	"runtime/debug"
 	"strings"
+
+	"golang.org/x/sync/errgroup"
 
 	"github.com/dlqd/dlqd/internal/api"
 )
@@ -73,6 +77,25 @@ func (in *request) may(path string, query url.Values, out any) (bool, error) {
 	return err == nil, err
 }
 
+func panicked(p any) error { return fmt.Errorf("panicked: %v\n%s", p, debug.Stack()) }
+
+// together asks several things at once.
+func together(asks ...func() error) error {
+	var asking errgroup.Group
+	asking.SetLimit(4)
+	for _, ask := range asks {
+		asking.Go(func() (err error) {
+			defer func() {
+				if p := recover(); p != nil {
+					err = panicked(p)
+				}
+			}()
+			return ask()
+		})
+	}
+	return asking.Wait()
+}
+
 // post has the API do something. What needs a second person is an *askedError.
 func (in *request) post(path string, body, out any) error {
 	return in.call(http.MethodPost, path, nil, body, out)
@@ -124,11 +147,16 @@ func (r *response) WriteHeader(status int) {
 	}
 }
 
-// call has the API answer a request of the person in ctx. from is the browser's, for the audit trail.
-func (c *Console) call(ctx context.Context, from *http.Request, method, path string, query url.Values, body any) (*response, error) {
+// call has the API answer a request of the person in ctx. from is the browser's, for the audit trail. An operation that panics has failed: what
+// asks may be nothing that net/http serves.
+func (c *Console) call(ctx context.Context, from *http.Request, method, path string, query url.Values, body any) (answer *response, err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("%s %s: %w", method, path, panicked(p))
+		}
+	}()
 	var raw []byte
 	if body != nil {
-		var err error
 		if raw, err = json.Marshal(body); err != nil {
 			return nil, err
 		}
@@ -146,7 +174,7 @@ func (c *Console) call(ctx context.Context, from *http.Request, method, path str
 	if body != nil {
 		r.Header.Set("Content-Type", "application/json")
 	}
-	answer := &response{header: http.Header{}}
+	answer = &response{header: http.Header{}}
 	c.API.ServeHTTP(answer, r)
 	return answer, nil
 }

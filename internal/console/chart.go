@@ -100,11 +100,9 @@ func (c *chart) SVG() template.HTML {
 	for k, anchor := range []string{"start", "middle", "middle", "middle", "end"} {
 		say(`<text class="axis" x="%d%%" y="%g" text-anchor="%s">%s</text>`, 25*k, chartHeight-6, anchor, c.Starts[k*(n-1)/4].UTC().Format(layout))
 	}
-	span := c.Starts[n-1].Sub(c.Starts[0])
-	for _, m := range c.Marks() {
-		at := 100 * math.Min(float64(m.At.Sub(c.Starts[0]))/float64(span), 1)
+	for _, m := range c.signs() {
 		say(`<svg class="marker marker-%s" x="%.2f%%" overflow="visible"><title>%s</title><line y1="%g" y2="%g"/><path d="%s" transform="translate(0 %g)"/></svg>`,
-			m.Kind, at, escape(m.Words()), plotTop-6, plotBottom, markerShapes[m.Kind], plotTop-6)
+			m.kind, m.at, escape(m.words), plotTop-6, plotBottom, markerShapes[m.kind], plotTop-6)
 	}
 	say(`</svg>`)
 	return template.HTML(svg.String()) //nolint:gosec // numbers, and texts that were escaped
@@ -144,6 +142,45 @@ func (c *chart) Marks() (marks []marker) {
 	}
 	slices.SortStableFunc(marks, func(a, b marker) int { return a.At.Compare(b.At) })
 	return marks
+}
+
+// sign is what is drawn for one marker or for some of a kind that are close together.
+type sign struct {
+	kind, words string
+	at          float64 // percent of the width
+	many        int
+}
+
+// signs are what is drawn for the markers, so far apart that each is seen.
+func (c *chart) signs() (signs []*sign) {
+	const apart = 1.5 // percent of the width
+	span := c.Starts[len(c.Starts)-1].Sub(c.Starts[0])
+	last := map[string]*sign{}
+	for _, m := range c.Marks() {
+		at := 100 * math.Min(float64(m.At.Sub(c.Starts[0]))/float64(span), 1)
+		if of := last[m.Kind]; of != nil && at < of.at+apart {
+			if of.many++; of.many <= saidMarks {
+				of.words += "\n" + m.Words()
+			}
+			continue
+		}
+		if len(signs) > 0 {
+			at = max(at, signs[len(signs)-1].at+apart)
+		}
+		last[m.Kind] = &sign{m.Kind, m.Words(), at, 1}
+		signs = append(signs, last[m.Kind])
+	}
+	most := 100.0 // and none beyond the end
+	for _, s := range slices.Backward(signs) {
+		s.at = max(min(s.at, most), 0)
+		most = s.at - apart
+	}
+	for _, s := range signs {
+		if s.many > saidMarks {
+			s.words += fmt.Sprintf("\nand %d more; see the table", s.many-saidMarks)
+		}
+	}
+	return signs
 }
 
 // Happened are one marker of each kind that there is.

@@ -152,6 +152,7 @@ func (c *Console) action(pattern string, do func(*request) (*done, error)) {
 			return
 		}
 		d, err := do(in)
+		c.around.forget()
 		switch problem, is := errors.AsType[*Problem](err); {
 		case err == nil && d.View != nil:
 			c.answer(w, in, d.View, nil)

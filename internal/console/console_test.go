@@ -432,19 +432,23 @@ func (b *tab) does(act func()) {
 	b.until(`!window.pageBefore && document.readyState === "complete"`)
 }
 
-// click clicks what a selector finds first.
+// click clicks what a selector finds first. A live part may change meanwhile: then it is looked for again.
 func (b *tab) click(selector string) {
 	b.Helper()
 	b.clicks++
-	b.until(fmt.Sprintf("document.querySelector(%s)?.checkVisibility()", quoted(selector)))
-	b.value(fmt.Sprintf("document.querySelector(%s).scrollIntoView({block: 'center'})", quoted(selector)))
-	ctx, cancel := context.WithTimeout(b.ctx, patience)
-	defer cancel()
-	err := chromedp.Run(ctx, chromedp.Click(selector, chromedp.ByQuery, chromedp.NodeVisible))
-	for err != nil && ctx.Err() == nil && strings.Contains(err.Error(), "Could not find node") { // a live part has just changed
-		err = chromedp.Run(ctx, chromedp.Click(selector, chromedp.ByQuery, chromedp.NodeVisible))
+	css := quoted(selector)
+	find := "document.querySelector(" + css + ")"
+	if text, is := strings.CutPrefix(selector, byText); is {
+		find, css = ofText(text), quoted(marked)
 	}
-	require.NoError(b, err)
+	require.Eventually(b, func() bool {
+		b.until(find + "?.checkVisibility()")
+		ctx, cancel := context.WithTimeout(b.ctx, 5*time.Second)
+		defer cancel()
+		return chromedp.Run(ctx,
+			chromedp.Evaluate("document.querySelector("+css+").scrollIntoView({block: 'center'})", nil),
+			chromedp.Click("document.querySelector("+css+")", chromedp.ByJSPath, chromedp.NodeVisible)) == nil
+	}, patience, 30*time.Millisecond, selector)
 }
 
 // follow clicks what leads to another page.
@@ -453,17 +457,27 @@ func (b *tab) follow(selector string) {
 	b.does(func() { b.click(selector) })
 }
 
-// button is the selector of a button or link of main by its text: it is marked in the page.
+// What is clicked by its text is marked first.
+const (
+	byText = "the text "
+	marked = "[data-found]"
+)
+
+// button is a button or link of main, by its text, for click and follow.
 func (b *tab) button(text string) string {
 	b.Helper()
-	find := fmt.Sprintf(`(() => {
+	b.until(ofText(text))
+	return byText + text
+}
+
+// ofText finds a button or link by its text, and marks it.
+func ofText(text string) string {
+	return fmt.Sprintf(`(() => {
 		for (const old of document.querySelectorAll("[data-found]")) delete old.dataset.found;
 		const found = [...document.querySelectorAll("main button, main a, main summary, .flash button, .flash a, .top button")].find(e => e.checkVisibility() && e.innerText.trim().startsWith(%s));
 		if (found) found.dataset.found = "";
 		return found;
 	})()`, quoted(text))
-	b.until(find)
-	return "[data-found]"
 }
 
 // fill types into a field, in place of what is there.

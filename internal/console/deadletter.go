@@ -47,11 +47,16 @@ type letter struct {
 func (l *letter) IsMessage() bool { return l.JobKind == message.JobKind }
 
 // CanEdit reports whether who looks may replay it with another payload, here: *** is nobody's payload.
-func (l *letter) CanEdit() bool { return l.Editable() && !bytes.Contains(l.Payload, []byte("***")) }
+func (l *letter) CanEdit() bool {
+	return l.Editable() && (l.Revealed || !bytes.Contains(l.Payload, []byte("***")))
+}
+
+// TooLong reports whether it is longer than what is shown whole.
+func (l *letter) TooLong() bool { return len(l.Payload) > maxShown }
 
 // Editable reports whether it can be replayed with another payload, once one sees it.
 func (l *letter) Editable() bool {
-	return l.Operator && !l.Hidden && len(l.Payload) <= maxShown && slices.Contains(movesFrom("replay"), l.Status)
+	return l.Operator && !l.Hidden && !l.TooLong() && slices.Contains(movesFrom("replay"), l.Status)
 }
 
 // header is one of the message's headers, which a delivery sends as they are.
@@ -341,7 +346,7 @@ func framesOf(trace string) []stackFrame {
 
 // curl is what a redelivery sends, as a command. (A signature is of the moment, and made with a secret: it is left out.)
 func (l *letter) curl(p *policy.Policy) string {
-	if !l.IsMessage() || l.Hidden || len(l.Payload) > maxShown {
+	if !l.IsMessage() || l.Hidden || l.TooLong() {
 		return ""
 	}
 	destination := p.DestinationOf(l.Queue)

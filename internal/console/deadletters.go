@@ -44,6 +44,7 @@ type list struct {
 	Copies    []copyText
 	Searched  *time.Time // how far back a search in texts has looked
 	Views     []savedview.SavedView
+	Me        string // whose views can be forgotten here
 }
 
 // ViewPath is where the list is as a saved view has it.
@@ -111,7 +112,10 @@ func (c *Console) deadLetters(in *request) (*view, error) {
 		if err := in.get(api.ViewsPath, nil, &views); err != nil {
 			return nil, err
 		}
-		l.Views = views.Views
+		l.Views, l.Me = views.Views, in.me().Name
+		if in.me().Via == access.ViaNothing {
+			l.Me = "api"
+		}
 	}
 	query := url.Values{"limit": {listPage}, "count": {"true"}}
 	for name, value := range map[string]string{"q": l.Query, "order": l.Order, "cursor": asked.Get("cursor")} {

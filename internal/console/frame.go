@@ -6,8 +6,10 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"maps"
+	"math"
 	"net/http"
 	"net/url"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -16,8 +18,10 @@ import (
 
 	"github.com/dlqd/dlqd/internal/access"
 	"github.com/dlqd/dlqd/internal/api"
+	"github.com/dlqd/dlqd/internal/approval"
 	"github.com/dlqd/dlqd/internal/automatic"
 	"github.com/dlqd/dlqd/internal/postgres"
+	"github.com/dlqd/dlqd/internal/replay"
 )
 
 // section is a part of the console, as the rail lists it.
@@ -102,19 +106,25 @@ type surroundings struct {
 	Observing bool            // nothing is redelivered by itself
 	Stopped   *automatic.Stop // somebody stopped all automatic redelivery
 	Troubles  []trouble       // what is wrong now, in a line on every page
+	// Counts are what waits in parts of the console, by their icons: "" where nothing does.
+	Counts map[string]string
 }
 
 // around keeps surroundings for a moment, for all who have the same rights.
 type around struct {
 	looking singleflight.Group
-	mu      sync.Mutex
-	known   map[string]surroundings
+
+	mu        sync.Mutex
+	known     map[string]surroundings
+	forgotten time.Time // when somebody did something: what was known before is not asked for
 }
 
 const (
-	// aroundAge is how old surroundings may be; those of live parts are nobody's first look.
-	aroundAge     = 5 * time.Second
-	aroundLiveAge = 30 * time.Second
+	// aroundAge is how old surroundings are when they are looked up anew. Where that takes longer than aroundWait, pages have what is known, up to
+	// aroundKept. Live parts are nobody's first look, and look nothing up before that.
+	aroundAge  = 5 * time.Second
+	aroundKept = 30 * time.Second
+	aroundWait = 25 * time.Millisecond
 	// aroundTimeout bounds how long a page waits for them.
 	aroundTimeout = 3 * time.Second
 )
@@ -122,18 +132,26 @@ const (
 func (a *around) get(in *request) surroundings {
 	rights := rightsOf(in.me())
 	a.mu.Lock()
-	maps.DeleteFunc(a.known, func(_ string, s surroundings) bool { return time.Since(s.at) > aroundLiveAge })
-	s, ok := a.known[rights]
+	maps.DeleteFunc(a.known, func(_ string, s surroundings) bool { return time.Since(s.at) > aroundKept })
+	known, ok := a.known[rights]
+	forgotten := a.forgotten
 	a.mu.Unlock()
-	if _, live := isLive(in.Context()); ok && (live || time.Since(s.at) <= aroundAge) {
-		return s
+	ok = ok && known.at.After(forgotten)
+	if _, live := isLive(in.Context()); ok && (live || time.Since(known.at) <= aroundAge) {
+		return known
 	}
-	found, _, _ := a.looking.Do(rights, func() (any, error) {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(in.Context()), aroundTimeout) // others wait for it, too
+	looked := a.looking.DoChan(rights+forgotten.String(), func() (any, error) { // nobody waits for a look from before
+		defer func() {
+			if p := recover(); p != nil {
+				in.console.Logger.Error("console: what is around a page cannot be looked up", "path", in.URL.Path, "error", panicked(p))
+			}
+		}()
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(in.Context()), aroundTimeout) // others have it, too
 		defer cancel()
 		ctx, _ = postgres.Counting(ctx) // they are not the page's
+		at := time.Now()
 		s := look(&request{Request: in.WithContext(ctx), console: in.console})
-		s.at = time.Now()
+		s.at = at
 		a.mu.Lock()
 		defer a.mu.Unlock()
 		if a.known == nil {
@@ -142,16 +160,55 @@ func (a *around) get(in *request) surroundings {
 		a.known[rights] = s
 		return s, nil
 	})
-	s, _ = found.(surroundings)
-	return s
+	wait := time.Duration(math.MaxInt64)
+	if ok {
+		wait = aroundWait
+	}
+	select {
+	case found := <-looked:
+		s, _ := found.Val.(surroundings)
+		return s
+	case <-time.After(wait):
+		return known
+	}
+}
+
+// forget has the next page look: somebody has done something.
+func (a *around) forget() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.forgotten = time.Now()
 }
 
 // look looks up what every page shows around itself. What cannot be had is left out: a page that explains trouble must not fail by it.
 func look(in *request) (s surroundings) {
 	var switches automatic.Overview
 	if ok, err := in.may("/api/dlq/automatic", nil, &switches); ok && err == nil {
-		s.Stopped = switches.Stopped
 		s.Observing = switches.Attached && !anyOn(switches.Switches)
+	}
+	s.Counts = map[string]string{"review": "", "replays": "", "approvals": ""}
+	count := func(icon string, n int64) {
+		if n > 0 {
+			s.Counts[icon] = number(n)
+		}
+	}
+	var stats api.Stats
+	if ok, err := in.may("/api/dlq/stats", nil, &stats); ok && err == nil {
+		s.Stopped = stats.AutomaticStopped
+		count("review", stats.NeedsPerson)
+	}
+	var runs struct {
+		Runs []*replay.Run `json:"runs"`
+	}
+	if ok, err := in.may("/api/dlq/replays", nil, &runs); ok && err == nil {
+		runs.Runs = slices.DeleteFunc(runs.Runs, func(r *replay.Run) bool { return r.Status != "running" })
+		count("replays", int64(len(runs.Runs)))
+	}
+	var approvals struct {
+		Approvals []*approval.Approval `json:"approvals"`
+	}
+	if ok, err := in.may("/api/dlq/approvals", url.Values{"state": {"requested"}, "limit": {"500"}}, &approvals); ok && err == nil {
+		count("approvals", int64(len(approvals.Approvals)))
 	}
 	var health api.Health
 	if ok, err := in.may("/api/health", nil, &health); ok && err == nil {

@@ -1,6 +1,7 @@
 package console
 
 import (
+	"errors"
 	"fmt"
 	"net/http"
 	"net/url"
@@ -41,7 +42,13 @@ func (c *Console) groups(in *request) (*view, error) {
 		}
 	}
 	var page api.GroupPage
-	if err := in.get("/api/dlq/groups", query, &page); err != nil {
+	err := in.get("/api/dlq/groups", query, &page)
+	if problem, ok := errors.AsType[*Problem](err); ok && problem.Status == http.StatusUnprocessableEntity {
+		g.Problem, v.Status, v.Every = problem, problem.Status, 0
+		g.Sentence = "This is no choice of failure groups."
+		return v, nil
+	}
+	if err != nil {
 		return nil, err
 	}
 	g.Groups, g.AsOf = page.Groups, page.AsOf
@@ -166,8 +173,8 @@ func (c *Console) setGroup(in *request) (*done, error) {
 			change["muteFailures"] = n
 		}
 		if hours := strings.TrimSpace(in.PostFormValue("hours")); hours != "" {
-			n, err := strconv.ParseFloat(hours, 64)
-			if err != nil || !(n > 0 && n <= 24*365) { // NaN is none, too
+			n, ok := parsedNumber(hours)
+			if !ok || n <= 0 || n > 24*365 {
 				return nil, &Problem{Status: http.StatusUnprocessableEntity, Detail: "for how many hours? " + hours + " is no number of them"}
 			}
 			change["muteUntil"] = in.now.Add(time.Duration(n * float64(time.Hour)))

@@ -59,26 +59,33 @@ func (b *tab) within(clicks int) {
 	}
 }
 
-// An outage: what failed while the receiver was down is sent back at a pace, once it is up.
+// An outage, in a team that has switched off that outages are redelivered by themselves: once the receiver is up, its breaker is reset,
+// and what failed meanwhile is sent back at a pace.
 func TestIncident_outage(t *testing.T) {
 	t.Parallel()
 	o := open(t, nil)
-	for i := range 12 {
-		o.submit("payments", fmt.Sprint("m", i), "payment.captured", map[string]any{"answer": 422, "says": "bank.example is being maintained"})
+	o.exec("SELECT dlq.set_automatic('class', 'outage', false)")
+	const failed = 10 // with the tenth, the breaker opens
+	for i := range failed {
+		o.submit("payments", fmt.Sprint("m", i), "payment.captured", map[string]any{"answer": 503, "says": "bank.example is being maintained"})
 	}
-	o.eventually(12, "SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_manual'")
+	o.eventually(1, "SELECT count(*) FROM dlq.circuit_breakers WHERE name = 'destination:default' AND state = 'open'")
+	o.eventually(failed, "SELECT count(*) FROM dlq.dead_letter_open WHERE error_class = 'outage' AND waiting_for = 'automatic'")
 	o.mended.Store(true)
 	b := o.tab()
-	b.incident("DLQQueueSize", map[string]string{"job": "dlqd", "queue": "payments", "severity": "warning"})
+	b.incident("CircuitBreakerOpen", map[string]string{"job": "dlqd", "name": "destination:default", "severity": "warning"})
+	b.click(b.button("Reset …"))
+	b.follow(b.button("Reset default"))
+	b.follow("#queues a[href*='payments']")
 	b.follow("main .list-foot a[href*='do=replay']")
-	b.sees("Replay 12 dead letters")
+	b.sees("Replay 10 dead letters")
 	b.fill("input[name=rate]", "20")
 	b.fill("textarea[name=note]", "the bank is back")
 	b.follow("form.split button.primary")
 	b.sees("Done in")
-	b.sees("12 recovered, 0 failed again of 12")
+	b.sees("10 recovered, 0 failed again of 10")
 	b.within(maxClicks)
-	require.Equal(t, 12, o.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_resolved'"))
+	require.Equal(t, failed, o.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_resolved'"))
 }
 
 // A bad deploy: one group, marked as fixed once the next one is out, and replayed.

@@ -2,11 +2,13 @@ package console
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"hash/maphash"
 	"net/http"
 	"net/url"
 	"regexp"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"sync"
@@ -36,12 +38,11 @@ type live struct {
 
 	mu     sync.Mutex
 	topics map[string]*topic
-	open   map[string]map[string]int // how many streams each person has, of each topic
 }
 
 // topic is one page, for those who have the same rights.
 type topic struct {
-	watchers map[chan event]bool
+	watchers map[chan event]string // who each is
 	cancel   context.CancelFunc
 	last     event
 }
@@ -59,27 +60,32 @@ func (l *live) watch(ctx context.Context, from *http.Request, person, key, addre
 	events = make(chan event, 1)
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.open[person][key] == 0 && len(l.open[person]) >= maxLive {
+	others := 0
+	for other, t := range l.topics {
+		if other == key {
+			continue
+		}
+		for _, who := range t.watchers {
+			if who == person {
+				others++
+				break
+			}
+		}
+	}
+	if others >= maxLive {
 		return nil, nil, false
 	}
-	if l.open == nil {
-		l.open = map[string]map[string]int{}
-	}
-	if l.open[person] == nil {
-		l.open[person] = map[string]int{}
-	}
-	l.open[person][key]++
 	t := l.topics[key]
 	if t == nil {
 		if l.topics == nil {
 			l.topics = map[string]*topic{}
 		}
 		shared, cancel := context.WithCancel(context.WithoutCancel(ctx))
-		t = &topic{watchers: map[chan event]bool{}, cancel: cancel}
+		t = &topic{watchers: map[chan event]string{}, cancel: cancel}
 		l.topics[key] = t
 		go l.run(shared, t, from.Clone(shared), address)
 	}
-	t.watchers[events] = true
+	t.watchers[events] = person
 	if !t.last.at.IsZero() {
 		events <- t.last
 	}
@@ -87,12 +93,6 @@ func (l *live) watch(ctx context.Context, from *http.Request, person, key, addre
 		l.mu.Lock()
 		defer l.mu.Unlock()
 		delete(t.watchers, events)
-		if l.open[person][key]--; l.open[person][key] == 0 {
-			delete(l.open[person], key)
-		}
-		if len(l.open[person]) == 0 {
-			delete(l.open, person)
-		}
 		if len(t.watchers) == 0 {
 			t.cancel()
 			if l.topics[key] == t {
@@ -181,14 +181,14 @@ var parameters = func() []string {
 	for i, f := range ofAudit {
 		names[i] = f.Name
 	}
-	return slices.Concat(names, []string{"q", "order", "cursor", "column", "outcome", "status", "queue", "owner", "over", "whose", "at", "people"})
+	return slices.Concat(names, []string{"q", "order", "cursor", "column", "outcome", "status", "queue", "owner", "over", "hasOpen", "whose", "at", "people"})
 }()
 
 // canonical is an address in one way of writing, with the parameters alone that a page looks at.
 func canonical(address string) string {
 	u, err := url.Parse(address)
 	if err != nil {
-		return address // localPath has parsed it
+		return address // access.LocalPath has parsed it
 	}
 	query := u.Query()
 	for name := range query {
@@ -214,8 +214,15 @@ func personal(address string, p *access.Principal) string {
 	return p.Via + " " + p.Name
 }
 
-// renderLive makes the main part of the page at an address, for who is in ctx.
-func (c *Console) renderLive(ctx context.Context, from *http.Request, address string) ([]byte, time.Duration, error) {
+// renderLive makes the main part of the page at an address, for who is in ctx. A page that panics is an error: nobody else would catch it, as
+// net/http does for a page that is loaded.
+func (c *Console) renderLive(ctx context.Context, from *http.Request, address string) (html []byte, every time.Duration, err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			c.Logger.Error("a page panicked", "path", address, "error", fmt.Errorf("%v", p), "stack", string(debug.Stack()))
+			html, every, err = nil, maxEvery, errors.New("the page failed")
+		}
+	}()
 	r, err := http.NewRequestWithContext(ctx, http.MethodGet, address, nil) //nolint:gosec // it goes nowhere: a handler of this process is called
 	if err != nil {
 		return nil, maxEvery, err

@@ -49,7 +49,7 @@ func TestLive_reviewShowsOne(t *testing.T) {
 	b.until(live)
 	require.Contains(t, b.texts("#error"), "no such report")
 	o.exec("SELECT dlq.discard($1, 'ann', 'elsewhere')", first)
-	b.until(`document.getElementById("sentence").innerText.includes("has been decided meanwhile")`)
+	b.until(`document.getElementById("sentence").innerText.includes("is not among them any more")`)
 	require.Contains(t, b.texts("#error"), "no such report")
 	require.Contains(t, b.value(`document.getElementById("act").action`), first)
 	b.follow("#act [value=resolve]")
@@ -87,14 +87,17 @@ func TestLive_twoPeople(t *testing.T) {
 	o := open(t, withTokens)
 	o.fail("reports", "report.daily", "no such report", 1)
 	id := o.text("SELECT id::text FROM dlq.dead_letter_open")
-	kim, ann := o.tab(), o.tab()
-	kim.signIn(o.token("kim", access.Operator))
-	ann.signIn(o.token("ann", access.Operator))
-	kim.open("/dead-letters/" + id)
-	ann.script(false) // so that her page is not told meanwhile
-	ann.open("/dead-letters/" + id)
+	kim, ann, lee := o.tab(), o.tab(), o.tab()
+	for name, b := range map[string]*tab{"kim": kim, "ann": ann, "lee": lee} {
+		b.signIn(o.token(name, access.Operator))
+		b.open("/dead-letters/" + id)
+		b.until(live)
+	}
+	ann.value(`document.querySelector("#act [value=discard]").dispatchEvent(new PointerEvent("pointerdown", {bubbles: true}))`) // her finger is on the button
 	kim.follow("#act [value=resolve]")
 	kim.sees("Resolved.")
+	lee.until(`document.getElementById("head").innerText.includes("resolved")`) // who looks on is told, and offered what is possible now
+	lee.until(`document.querySelector("#act [value=discard]").disabled`)
 	ann.follow("#act [value=discard]")
 	ann.sees("cannot discard from dlq_resolved")
 	ann.sees("kim")

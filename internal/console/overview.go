@@ -24,9 +24,9 @@ type overview struct {
 	Stopped   *automatic.Stop // somebody stopped all automatic redelivery
 	Sentence  string
 	Stats     api.Stats
-	Hour      analytics.Bucket // what happened in the last hour, all together
-	Change    int64            // of the backlog in the last hour
-	Resolved  *float64         // share of what was closed in a day that was resolved
+	In, Out   rate     // what became dead letters, and what was resolved, given up or archived
+	Change    int64    // of the backlog in the last hour
+	Resolved  *float64 // share of what was closed in a day that was resolved
 	Recovery  *analytics.Times
 	Chart     *chart
 	Groups    []analytics.TopGroup
@@ -55,60 +55,49 @@ func (c *Console) overview(in *request) (*view, error) {
 	}
 	o := &overview{Copies: copies("dlqd stats --over 24h", "SELECT * FROM dlq.stats('24 hours'); SELECT * FROM dlq.flow('24 hours', 'class'); SELECT * FROM dlq.top_groups('24 hours', p_limit => 8); SELECT * FROM dlq.oldest_entries(1);", //nolint:unqueryvet // for people
 		in.curl("/api/dlq/stats", "/api/dlq/analytics/flow?over=24h&by=class", "/api/dlq/analytics/groups?over=24h&limit=8", "/api/dlq/analytics/oldest?limit=1"))}
-	if err := in.get("/api/dlq/stats", nil, &o.Stats); err != nil {
-		return nil, err
-	}
 	day := url.Values{"over": {"24h"}}
-	var flow api.Report[analytics.Series]
-	if ok, err := in.may("/api/dlq/analytics/flow", url.Values{"over": {"24h"}, "by": {"class"}, "step": {"hour"}}, &flow); err != nil {
-		return nil, err
-	} else if ok {
-		o.AsOf = flow.AsOf
-		o.Chart = backlogChart(flow.Rows)
-	}
-	var minutes api.Report[analytics.Series]
-	if ok, err := in.may("/api/dlq/analytics/flow", url.Values{"over": {"1h"}, "step": {"minute"}}, &minutes); err != nil {
-		return nil, err
-	} else if ok && len(minutes.Rows) > 0 {
-		o.sumHour(minutes.Rows[0].Buckets)
-	}
+	var flow, minutes api.Report[analytics.Series]
 	var queues api.Report[analytics.QueueStats]
-	if ok, err := in.may("/api/dlq/analytics/queues", day, &queues); err != nil {
-		return nil, err
-	} else if ok {
-		for _, q := range queues.Rows {
-			if q.Queue == nil {
-				o.Resolved = q.ResolutionRate
-			}
-		}
-	}
 	var times api.Report[analytics.Times]
-	if ok, err := in.may("/api/dlq/analytics/times", day, &times); err != nil {
-		return nil, err
-	} else if ok {
-		for i := range times.Rows {
-			if times.Rows[i].Measure == "to_recovery" && times.Rows[i].Entries > 0 {
-				o.Recovery = &times.Rows[i]
-			}
+	var groups api.Report[analytics.TopGroup]
+	var oldest api.Report[analytics.Oldest]
+	var policies api.Report[analytics.PolicyChange]
+	may := func(path string, query url.Values, out any) func() error {
+		return func() error {
+			_, err := in.may(path, query, out)
+			return err
 		}
 	}
-	var groups api.Report[analytics.TopGroup]
-	if _, err := in.may("/api/dlq/analytics/groups", url.Values{"over": {"24h"}, "limit": {"8"}}, &groups); err != nil {
+	if err := together(
+		func() error { return in.get("/api/dlq/stats", nil, &o.Stats) },
+		may("/api/dlq/analytics/flow", url.Values{"over": {"24h"}, "by": {"class"}, "step": {"hour"}}, &flow),
+		may("/api/dlq/analytics/flow", url.Values{"over": {"1h"}, "step": {"minute"}}, &minutes),
+		may("/api/dlq/analytics/queues", day, &queues),
+		may("/api/dlq/analytics/times", day, &times),
+		may("/api/dlq/analytics/groups", url.Values{"over": {"24h"}, "limit": {"8"}}, &groups),
+		may("/api/dlq/analytics/oldest", url.Values{"limit": {"1"}}, &oldest),
+		may("/api/dlq/analytics/policies", day, &policies),
+	); err != nil {
 		return nil, err
 	}
-	o.Groups = groups.Rows
-	var oldest api.Report[analytics.Oldest]
-	if _, err := in.may("/api/dlq/analytics/oldest", url.Values{"limit": {"1"}}, &oldest); err != nil {
-		return nil, err
-	}
-	o.Oldest = oldest.Rows
-	var policies api.Report[analytics.PolicyChange]
-	if _, err := in.may("/api/dlq/analytics/policies", day, &policies); err != nil {
-		return nil, err
-	}
-	if o.Chart != nil {
+	o.AsOf, o.Groups, o.Oldest = flow.AsOf, groups.Rows, oldest.Rows
+	if len(flow.Rows) > 0 {
+		o.Chart = backlogChart(flow.Rows)
 		for _, p := range policies.Rows {
 			o.Chart.Markers = append(o.Chart.Markers, marker{p.At, "policy", "policy " + p.Version + " in force"})
+		}
+	}
+	if len(minutes.Rows) > 0 {
+		o.hour(minutes.Rows[0].Buckets)
+	}
+	for _, q := range queues.Rows {
+		if q.Queue == nil {
+			o.Resolved = q.ResolutionRate
+		}
+	}
+	for i := range times.Rows {
+		if times.Rows[i].Measure == "to_recovery" && times.Rows[i].Entries > 0 {
+			o.Recovery = &times.Rows[i]
 		}
 	}
 	if err := o.askSteered(in); err != nil {
@@ -117,7 +106,7 @@ func (c *Console) overview(in *request) (*view, error) {
 	if err := o.wait(in); err != nil {
 		return nil, err
 	}
-	o.Stopped = in.console.around.get(in).Stopped
+	o.Stopped = o.Stats.AutomaticStopped
 	o.Sentence = o.say()
 	v.Data = o
 	return v, nil
@@ -161,15 +150,28 @@ func (o *overview) askSteered(in *request) error {
 	return err
 }
 
-func (o *overview) sumHour(buckets []analytics.Bucket) {
-	for _, b := range buckets {
-		o.Hour.Captured += b.Captured
-		o.Hour.Resolved += b.Resolved
-		o.Hour.Failed += b.Failed
-		o.Hour.Archived += b.Archived
+// rate is how much happened of late.
+type rate struct {
+	PerMinute float64 // over the last ten minutes
+	Hour      int64
+}
+
+func (r *rate) add(n int64, ofLast bool) {
+	r.Hour += n
+	if ofLast {
+		r.PerMinute += float64(n) / 10
 	}
-	if len(buckets) > 0 {
-		o.Change = buckets[len(buckets)-1].Open - buckets[0].Open
+}
+
+// hour takes in what happened in each minute of the last hour.
+func (o *overview) hour(minutes []analytics.Bucket) {
+	for i, b := range minutes {
+		ofLast := i >= len(minutes)-10
+		o.In.add(b.Captured, ofLast)
+		o.Out.add(b.Resolved+b.Failed+b.Archived, ofLast)
+	}
+	if len(minutes) > 0 {
+		o.Change = minutes[len(minutes)-1].Open - minutes[0].Open
 	}
 }
 
@@ -218,23 +220,32 @@ func (o *overview) wait(in *request) error {
 	if o.Stats.ByStatus[string(deadletter.Pending)] == 0 {
 		return nil
 	}
-	left := o.Stats.ByStatus[string(deadletter.Pending)]
-	for _, w := range []waiting{
+	known := []waiting{
 		{What: "a condition: a breaker, or the machine's load", Query: "status:pending waiting:condition"},
 		{What: "the pace of their queue", Query: "status:pending waiting:pace"},
 		{What: "those before them, by ordering key", Query: "status:pending waiting:order"},
 		{What: "automatic redelivery to be switched on", Query: "status:pending waiting:automatic"},
-	} {
-		var page api.EntryPage
-		if err := in.get("/api/dlq/entries", url.Values{"q": {w.Query}, "limit": {"1"}, "count": {"true"}}, &page); err != nil {
+	}
+	asks := make([]func() error, len(known))
+	for i := range known {
+		asks[i] = func() error {
+			var page api.EntryPage
+			err := in.get("/api/dlq/entries", url.Values{"q": {known[i].Query}, "limit": {"1"}, "count": {"true"}}, &page)
+			if page.Count != nil {
+				known[i].Entries, known[i].More = int64(page.Count.Entries), page.Count.AtLeast
+			}
 			return err
 		}
-		if page.Count == nil || page.Count.Entries == 0 {
-			continue
+	}
+	if err := together(asks...); err != nil {
+		return err
+	}
+	left := o.Stats.ByStatus[string(deadletter.Pending)]
+	for _, w := range known {
+		if w.Entries > 0 {
+			o.Waiting = append(o.Waiting, w)
+			left -= w.Entries
 		}
-		w.Entries, w.More = int64(page.Count.Entries), page.Count.AtLeast
-		o.Waiting = append(o.Waiting, w)
-		left -= w.Entries
 	}
 	if left > 0 {
 		o.Waiting = append(o.Waiting, waiting{What: "their time, or a first look", Entries: left, Query: "status:pending"})
@@ -276,7 +287,11 @@ func (o *overview) say() string {
 		said = append(said, breakerInWords(breakerRow{Status: b}.Label(), &b))
 	}
 	if n := o.Stats.Observed; n > 0 && o.Stopped == nil {
-		said = append(said, plural(n, "of them is", "of them are")+" only observed: automatic redelivery is off for them.")
+		only := plural(n, "of them is", "of them are") + " only observed: automatic redelivery is off for them."
+		if n >= api.MostCounted {
+			only = "At least " + only
+		}
+		said = append(said, only)
 	}
 	return strings.Join(said, " ")
 }

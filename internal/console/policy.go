@@ -63,7 +63,11 @@ func (c *Console) previewPolicy(in *request) (*done, error) {
 }
 
 func (c *Console) policyPage(in *request) (*policyPage, *view, error) {
-	p := &policyPage{WhyNot: mayNot(in.me(), access.Operator), Form: in.URL.Query(), DraftFiles: policy.Source{Env: c.Environment}.DraftFiles(), Copies: copies("", "", in.curl("/api/policy"))}
+	p := &policyPage{
+		WhyNot: whyNot(in.me(), access.Operator, ""), Form: in.URL.Query(), DraftFiles: policy.Source{Env: c.Environment}.DraftFiles(),
+		Copies: copies("", "SELECT dlq.policy_version(); SELECT * FROM dlq.policy_changes('7 days'); SELECT * FROM dlq.by_rule('24 hours');", //nolint:unqueryvet // for people
+			in.curl("/api/policy", "/api/dlq/analytics/policies?over=7d", "/api/dlq/analytics/rules?over=24h")),
+	}
 	if err := in.get("/api/policy", nil, &p.Policy); err != nil {
 		return nil, nil, err
 	}

@@ -118,7 +118,7 @@ func breakerInWords(name string, b *breaker.Status) string {
 	case b.Forced:
 		return name + " is closed off by " + b.ChangedBy + "."
 	case b.State == breaker.HalfOpen:
-		return name + " is being tried again."
+		return name + " is tried again with the next that is sent there."
 	case b.Since == nil:
 		return name + " is in trouble: dlqd waits for it."
 	}

@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"html/template"
-	"math"
 	"net/http"
 	"net/url"
 	"slices"
@@ -360,8 +359,8 @@ func (c *Console) steer(in *request) (*done, error) {
 		return nil, &Problem{Status: http.StatusUnprocessableEntity, Title: "No such action", Detail: "a run can be paused, resumed and cancelled, and its pace changed"}
 	}
 	if verb == "rate" {
-		perSecond, err := strconv.ParseFloat(cmp.Or(strings.TrimSpace(in.PostFormValue("rate")), "0"), 64)
-		if err != nil || math.IsNaN(perSecond) || math.IsInf(perSecond, 0) {
+		perSecond, ok := parsedNumber(cmp.Or(strings.TrimSpace(in.PostFormValue("rate")), "0"))
+		if !ok {
 			return nil, &Problem{Status: http.StatusUnprocessableEntity, Title: "No such pace", Detail: "the pace is a number of entries a second; empty for as fast as it goes"}
 		}
 		body["rate"] = perSecond

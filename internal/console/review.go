@@ -74,7 +74,7 @@ func (c *Console) review(in *request) (*view, error) {
 	}
 	v := &view{Template: "review", Title: "Review", Data: r, Every: reviewEvery}
 	if _, live := isLive(in.Context()); live && (len(r.Entries) == 0 || r.Entries[at].ID.String() != in.URL.Query().Get("at")) {
-		r.Sentence += " The one that is shown here has been decided meanwhile."
+		r.Sentence += " The one that is shown here is not among them any more."
 		return v, nil
 	}
 	if len(r.Entries) > 0 {

@@ -101,7 +101,7 @@ func (t templates) execute(out *bytes.Buffer, f *frame, name string) error {
 // functions are what templates call.
 var functions = template.FuncMap{
 	"ago": ago, "in": until, "exact": exact, "iso": iso, "lasted": lasted, "number": number, "percent": percent, "plural": plural,
-	"short": short, "status": statusOf, "class": classOf, "text": visible, "clip": clip, "first": firstLine, "icon": icon, "deref": deref, "or0": or0, "dict": dict, "query": query,
+	"short": short, "status": statusOf, "class": classOf, "text": visible, "clip": clip, "first": firstLine, "icon": icon, "deref": deref, "dict": dict, "query": query,
 	"json": pretty, "editable": editable, "join": strings.Join, "add": func(a, b int) int { return a + b }, "args": args, "spark": spark, "seg": url.PathEscape, "now": time.Now, "where": whereInWords,
 }
 
@@ -180,13 +180,6 @@ func deref(value any) any {
 	return value
 }
 
-func or0(v *float64) float64 {
-	if v == nil {
-		return 0
-	}
-	return *v
-}
-
 func timeOf(value any) time.Time {
 	t, _ := deref(value).(time.Time)
 	return t
@@ -261,6 +254,12 @@ func lasted(value any) string {
 // digitsOf is a number as people type or copy it, without what separates its thousands.
 func digitsOf(text string) string {
 	return strings.NewReplacer(" ", "", ",", "", thin, "").Replace(text)
+}
+
+// parsedNumber is a number that somebody typed, which JSON can hold.
+func parsedNumber(text string) (n float64, ok bool) {
+	n, err := strconv.ParseFloat(text, 64)
+	return n, err == nil && !math.IsNaN(n) && !math.IsInf(n, 0)
 }
 
 // thin is a thin space that does not break: what separates thousands.
@@ -383,7 +382,7 @@ func visible(value any) []run {
 }
 
 const (
-	// maxShown is how much of a document a page shows, in characters; the API has all of it.
+	// maxShown is how much of a document a page shows, in bytes; the API has all of it.
 	maxShown = 64 << 10
 	// maxDepth is how deep a document may be nested whose lines are shown apart: each level is an indent more on every line below it.
 	maxDepth = 64
@@ -414,8 +413,11 @@ func pretty(raw json.RawMessage) string {
 		return ""
 	}
 	var out bytes.Buffer
-	if len(raw) > maxShown || depthOf(raw) > maxDepth || json.Indent(&out, raw, "", "  ") != nil {
-		return clip(maxShown, string(raw[:min(len(raw), 2*maxShown)]))
+	if len(raw) > maxShown {
+		return strings.ToValidUTF8(string(raw[:maxShown]), "") + "…"
+	}
+	if depthOf(raw) > maxDepth || json.Indent(&out, raw, "", "  ") != nil {
+		return string(raw)
 	}
 	return out.String()
 }

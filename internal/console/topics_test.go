@@ -2,6 +2,7 @@ package console
 
 import (
 	"context"
+	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"strconv"
@@ -46,6 +47,18 @@ func TestLive_statementsASecond(t *testing.T) {
 	require.Greater(t, perStatement, time.Second)
 }
 
+// A page that panics while it is live ends nothing but itself: no server stands around it that would catch that.
+func TestLive_panics(t *testing.T) {
+	t.Parallel()
+	c := &Console{Config: Config{Logger: slog.New(slog.DiscardHandler)}, mux: http.NewServeMux()}
+	c.mux.HandleFunc("GET /page", func(http.ResponseWriter, *http.Request) { panic("no such row") })
+	c.live.render = c.renderLive
+	events, done, ok := c.live.watch(t.Context(), httptest.NewRequest(http.MethodGet, "/events", nil), "kim", "/page", "/page")
+	require.True(t, ok)
+	defer done()
+	require.EqualError(t, (<-events).err, "the page failed")
+}
+
 // One person has so many pages live at once, and streams of one page as they like; what a page does not look at makes no page of its own.
 func TestLive_boundPerPerson(t *testing.T) {
 	t.Parallel()
@@ -77,7 +90,6 @@ func TestLive_boundPerPerson(t *testing.T) {
 		end()
 	}
 	require.Empty(t, l.topics)
-	require.Empty(t, l.open)
 
 	for address, want := range map[string]string{
 		"/replays?n=1": "/replays", "/dead-letters?x=1&q=a%3Ab&order=oldest#rows": "/dead-letters?order=oldest&q=a%3Ab", "/dead-letters?column=queue&column=class": "/dead-letters?column=queue&column=class",

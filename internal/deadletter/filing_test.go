@@ -252,3 +252,28 @@ func TestFile_jobThatFailsAgain(t *testing.T) {
 	require.Zero(t, b.count("SELECT (SELECT count(*) FROM dlq.dead_letter_inbox) + (SELECT count(*) FROM dlq.job_facts)"))
 	require.Equal(t, 4, b.count(failures))
 }
+
+// A backlog of many is counted by the rollups, and not anew each time that somebody looks.
+func TestBacklog_ofMany(t *testing.T) {
+	t.Parallel()
+	b := setup(t, succeed)
+	b.exec("SELECT dlq.set_capture('strict')")
+	b.exec("INSERT INTO river_job (kind, args, queue, max_attempts, state) SELECT 'k', '{}', 'orders', 1, 'running' FROM generate_series(1, 20001)")
+	b.exec("UPDATE river_job SET state = 'discarded', finalized_at = now()")
+	b.exec("SELECT dlq.file(ARRAY(SELECT id FROM dlq.dead_letter_queue))")
+	b.exec("SELECT dlq.rebuild_rollups()")
+	counts := func(entries int64) {
+		t.Helper()
+		backlog, err := b.store.Backlog(t.Context())
+		require.NoError(t, err)
+		require.Equal(t, []deadletter.Backlog{{Status: "dlq_pending", Queue: "orders", ErrorClass: "undecided", Entries: entries}}, backlog)
+	}
+	counts(20_001)
+	discard := "SELECT dlq.discard((SELECT id FROM dlq.dead_letter_open LIMIT 1), 'kim')"
+	b.exec(discard)
+	counts(20_001)
+	b.exec("SELECT dlq.refresh_rollups()")
+	counts(20_000)
+	b.exec(discard)
+	counts(19_999)
+}

@@ -101,6 +101,13 @@ func TestLocks(t *testing.T) {
 			require.Less(t, n, fits, "a list: %v", part)
 		}
 	}
+	for _, asked := range []string{
+		"dlq.oldest_entries(20)", "dlq.policy_changes('7 days')", "dlq.stats('24 hours')", "dlq.flow('24 hours', 'class')", "dlq.times('24 hours')",
+		"dlq.top_groups('24 hours')", "dlq.groups('{}')",
+	} {
+		require.Less(t, locks("SELECT count(*) FROM "+asked), fits, asked)
+	}
+	require.Less(t, locks("SELECT count(*) FROM dlq.by_rule('24 hours')"), 2*fits, "closed ones, too")
 	require.Less(t, locks(`SELECT count(*) FROM dlq.find('{"status": "dlq_pending"}')`), 60, "open ones, in psql")
 
 	// What is done to an old entry finds it.

@@ -67,6 +67,10 @@ func TestMask(t *testing.T) {
 		require.NoError(t, pool.QueryRow(t.Context(), `SELECT dlq.masked_at($1, CASE $1 WHEN '/7/7' THEN '{"id": "y", "a": "x"}' ELSE '"x"' END::jsonb, $2)::text`, pointer, values).Scan(&out), pointer)
 		require.Equal(t, want, out, pointer)
 	}
+	// What a filter looks for at a sensitive path is as sensitive.
+	var filtered string
+	require.NoError(t, pool.QueryRow(t.Context(), `SELECT dlq.masked_detail('{"filter": {"payloadAt": [{"path": ["card", "number"], "values": ["x", 1]}, {"path": ["n"], "values": ["y"]}, {"path": "card", "values": ["x"]}]}}', $1)::text`, mask).Scan(&filtered))
+	require.JSONEq(t, `{"filter": {"payloadAt": [{"path": ["card", "number"], "values": ["***", "***"]}, {"path": ["n"], "values": ["y"]}, "***"]}}`, filtered)
 	// Deeper than the stack, larger than is looked at, and more than is looked for.
 	for name, in := range map[string]string{
 		"deep": strings.Repeat(`{"a":[`, 3000) + `"` + token + `"` + strings.Repeat("]}", 3000), "large": `["` + strings.Repeat("x", 1_100_000) + `", "` + token + `"]`,

@@ -214,3 +214,16 @@ func TestUndo_erased(t *testing.T) {
 	require.NoError(t, b.pool.QueryRow(t.Context(), "SELECT count(*) FROM dlq.dead_letter_transitions WHERE entry_id = $1 AND detail::text LIKE '%4711%'", id).Scan(&left))
 	require.Zero(t, left)
 }
+
+// What was said later stands; what was taken back since does not.
+func TestUndo_later(t *testing.T) {
+	t.Parallel()
+	b := undoSetup(t)
+	b.entries("payments", 2)
+	first, _ := b.bulk("assign", `{"queue": "payments"}`, deadletter.Bulk{Assignee: "dan"})
+	second, _ := b.bulk("assign", `{"queue": "payments"}`, deadletter.Bulk{Assignee: "eve"})
+	require.Zero(t, b.undo(first).Changed)
+	require.Equal(t, 2, b.undo(second).Changed)
+	require.Equal(t, 2, b.undo(first).Changed)
+	require.Zero(t, b.undo(first).Changed)
+}

@@ -142,10 +142,13 @@ func (s *Store) Get(ctx context.Context, queue, fingerprint string, over time.Du
 		return nil, deadletter.Named(err)
 	}
 	found, _, err := s.List(ctx, Filter{Queue: queue, Fingerprint: whole, Order: "latest", Over: over, Limit: 1})
-	if err != nil || len(found) == 1 {
-		return &found[0], err
+	if err != nil {
+		return nil, err
 	}
-	return nil, &deadletter.MoveError{Kind: deadletter.ErrNotFound, Detail: fmt.Sprintf("failure group %s of queue %s: there is no such group", fingerprint, queue)}
+	if len(found) == 0 {
+		return nil, &deadletter.MoveError{Kind: deadletter.ErrNotFound, Detail: fmt.Sprintf("failure group %s of queue %s: there is no such group", fingerprint, queue)}
+	}
+	return &found[0], nil
 }
 
 // Shares are where a group's last entries come from.

@@ -75,8 +75,6 @@ func (b *bundle) set(queue, fingerprint string, change group.Change) int {
 	return n
 }
 
-//go:fix inline
-
 // A group is open until somebody says that it is fixed; what fails after that makes it regressed; and a mute ends by itself.
 func TestGroup_status(t *testing.T) {
 	t.Parallel()
@@ -271,4 +269,15 @@ func TestGroup_shares(t *testing.T) {
 	require.Len(t, last, 2)
 	require.Equal(t, uuid.MustParse(closed), last[0].ID)
 	require.Equal(t, "5", b.text("SELECT count(*) FROM dlq.group_shares('payments', 'aaaa1111')"), "by psql")
+}
+
+// What goes wrong while a group is looked up is an error: a page that was closed meanwhile is no reason to panic.
+func TestGet_fails(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.fail("orders", "group_1", time.Now(), "{}", "host")
+	b.refresh()
+	b.exec("ALTER FUNCTION dlq.groups RENAME TO groups_elsewhere")
+	_, err := b.store.Get(t.Context(), "orders", "group_1", time.Hour)
+	require.ErrorContains(t, err, "dlq.groups")
 }

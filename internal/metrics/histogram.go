@@ -2,7 +2,6 @@ package metrics
 
 import (
 	"encoding/json"
-	"fmt"
 	"math"
 	"slices"
 	"strconv"
@@ -32,7 +31,7 @@ type binned struct {
 }
 
 // newBinned reads labels and values of dlq.counters.
-func newBinned(labels []string, values []float64) (binned, error) {
+func newBinned(labels []string, values []float64) binned {
 	of := binned{bins: make(map[int]float64, len(labels))}
 	for i, label := range labels {
 		if label == "seconds" {
@@ -41,11 +40,11 @@ func newBinned(labels []string, values []float64) (binned, error) {
 		}
 		n, err := strconv.Atoi(label)
 		if err != nil || n < -maxBin || n > maxBin {
-			return binned{}, fmt.Errorf("%q is no bin", label)
+			continue // somebody's: all else is shown
 		}
 		of.bins[n] = values[i]
 	}
-	return of, nil
+	return of
 }
 
 // MarshalJSON implements json.Marshaler: the sum, the least n, and how many of that n and of each one after it.

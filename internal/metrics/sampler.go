@@ -3,7 +3,6 @@ package metrics
 import (
 	"context"
 	"encoding/json"
-	"fmt"
 	"time"
 
 	"github.com/dlqd/dlqd/internal/automatic"
@@ -32,16 +31,12 @@ type counted struct {
 }
 
 // count sorts rows of dlq.counters. Names of a later version are nobody's.
-func count(rows []dbsqlc.CountersRow) (*counted, error) {
+func count(rows []dbsqlc.CountersRow) *counted {
 	c := &counted{Kinds: map[string]map[string]map[string]float64{}, Times: map[string]map[string]binned{}}
 	for i := range rows {
 		row := &rows[i]
 		if timeDescs[row.Name] != nil {
-			of, err := newBinned(row.Labels, row.Values)
-			if err != nil {
-				return nil, fmt.Errorf("counter %s of queue %s: %w", row.Name, row.Queue, err)
-			}
-			put(c.Times, row.Name, row.Queue, of)
+			put(c.Times, row.Name, row.Queue, newBinned(row.Labels, row.Values))
 			continue
 		}
 		labels := make(map[string]float64, len(row.Labels))
@@ -50,7 +45,7 @@ func count(rows []dbsqlc.CountersRow) (*counted, error) {
 		}
 		put(c.Kinds, row.Name, row.Queue, labels)
 	}
-	return c, nil
+	return c
 }
 
 func put[V any](into map[string]map[string]V, name, queue string, value V) {
@@ -111,15 +106,11 @@ func (s *Sampler) Once(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		counted, err := count(rows)
-		if err != nil {
-			return err
-		}
 		taken, err := s.take(ctx, tx)
 		if err != nil {
 			return err
 		}
-		counters, err := json.Marshal(counted) //nolint:musttag // dlqd's own row: its names are the fields'
+		counters, err := json.Marshal(count(rows)) //nolint:musttag // dlqd's own row: its names are the fields'
 		if err != nil {
 			return err
 		}

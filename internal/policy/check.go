@@ -97,8 +97,6 @@ func (l *loader) checkDestination(name string, d *Destination) {
 		l.badf(file, at, "has url and urlFile; keep one")
 	case d.URL != "":
 		l.checkURL(at+".url", d.URL)
-	case l.draft != nil:
-		d.URL = l.draft.inForce.secrets[at+".urlFile "+d.URLFile]
 	default:
 		if d.URL = l.readSecret("retry-policies", at+".urlFile", d.URLFile); d.URL != "" {
 			l.checkURL(at+".urlFile", d.URL)

@@ -129,7 +129,15 @@ func Default(destinationURL string) (*Policy, error) {
 
 // Load reads and checks a policy. Its error names every mistake with file and line.
 func Load(source Source) (*Policy, error) {
-	return (&loader{source: source}).policyOf(source)
+	looked := source.look() // before it is read: what changes meanwhile is seen
+	p, err := (&loader{source: source}).readAll()
+	if err != nil {
+		return nil, err
+	}
+	slices.Sort(p.secretFiles)
+	p.looked = looked + look(p.secretFiles)
+	p.version = version(source.Dir, p.settings)
+	return p, nil
 }
 
 // Draft is the policy that would be in force, in place of p, if a text were in place of one of the source's files: named without an
@@ -139,7 +147,7 @@ func (p *Policy) Draft(source Source, file, text string) (*Policy, error) {
 	if one := p.Destinations[DefaultQueue]; source.Dir == "" && one != nil {
 		source.Destination = one.URL
 	}
-	return (&loader{source: source, draft: &draft{file: file, text: text, inForce: p}}).policyOf(source)
+	return (&loader{source: source, draft: &draft{file: file, text: text, inForce: p}}).readAll()
 }
 
 // DraftFiles are the names of the files that a draft may replace.
@@ -153,11 +161,10 @@ func (s Source) DraftFiles() []string {
 	return names
 }
 
-func (l *loader) policyOf(source Source) (*Policy, error) {
-	p := &Policy{dir: source.Dir, origins: map[string]map[string]string{}, looked: source.look(), secrets: map[string]string{}}
-	l.policy = p
+func (l *loader) readAll() (*Policy, error) {
+	l.policy = &Policy{dir: l.source.Dir, origins: map[string]map[string]string{}, secrets: map[string]string{}}
 	if err := l.checkDir(); err != nil {
-		return nil, fmt.Errorf("policy %s: %w", source.Dir, err)
+		return nil, fmt.Errorf("policy %s: %w", l.source.Dir, err)
 	}
 	for _, name := range Files() {
 		l.load(name)
@@ -166,12 +173,9 @@ func (l *loader) policyOf(source Source) (*Policy, error) {
 		l.check()
 	}
 	if len(l.problems) > 0 {
-		return nil, fmt.Errorf("policy %s: %w", cmp.Or(source.Dir, "(built in)"), errors.Join(l.problems...))
+		return nil, fmt.Errorf("policy %s: %w", cmp.Or(l.source.Dir, "(built in)"), errors.Join(l.problems...))
 	}
-	slices.Sort(p.secretFiles)
-	p.looked += look(p.secretFiles)
-	p.version = version(source.Dir, p.settings)
-	return p, nil
+	return l.policy, nil
 }
 
 // Where says which file and line a value comes from, for messages about it. The path may be of something inside it.

@@ -31,7 +31,7 @@ import (
 )
 
 // riverThen is the version of River's tables when each migration was frozen.
-var riverThen = map[string]int{"00002": 8, "00004": 8}
+var riverThen = map[string]int{"00002": 8, "00004": 8, "00008": 8}
 
 // A database as it was when migrations were frozen is brought up to date while an application completes and fails jobs: no statement
 // of the application's fails, every failure has its one dead letter, and what was there is there as it was.

@@ -382,17 +382,19 @@ type Forecast struct {
 // Start starts a run. It is refused where its destinations are in trouble, unless forced.
 func (r *Replayer) Start(ctx context.Context, in *Request) (*Run, error) {
 	preview, err := r.Preview(ctx, in)
-	if err != nil {
+	if _, refused := errors.AsType[*deadletter.MoveError](err); err != nil && (!in.Force || refused) {
 		return nil, err
 	}
-	if len(preview.Unhealthy) > 0 && !in.Force {
-		return nil, &deadletter.MoveError{
-			Kind: deadletter.ErrUnhealthy, Detail: "the replay was not started: " + strings.Join(preview.Unhealthy, "; "), Hint: "Wait, or start it with force.",
+	var forecast []byte // where there was no time to look, a run that is forced has none
+	if err == nil {
+		if len(preview.Unhealthy) > 0 && !in.Force {
+			return nil, &deadletter.MoveError{
+				Kind: deadletter.ErrUnhealthy, Detail: "the replay was not started: " + strings.Join(preview.Unhealthy, "; "), Hint: "Wait, or start it with force.",
+			}
 		}
-	}
-	forecast, err := json.Marshal(Forecast{Entries: preview.Total, Seconds: preview.Seconds, ByQueue: preview.ByQueue, Unhealthy: preview.Unhealthy})
-	if err != nil {
-		return nil, err
+		if forecast, err = json.Marshal(Forecast{Entries: preview.Total, Seconds: preview.Seconds, ByQueue: preview.ByQueue, Unhealthy: preview.Unhealthy}); err != nil {
+			return nil, err
+		}
 	}
 	params := dbsqlc.StartReplayParams{
 		Filter: in.Filter, Actor: in.Act.Actor, Note: in.Act.Note, AllEntries: in.All, NewestFirst: in.NewestFirst, BatchSize: int32(cmp.Or(in.BatchSize, DefaultBatchSize)),
@@ -405,7 +407,9 @@ func (r *Replayer) Start(ctx context.Context, in *Request) (*Run, error) {
 		if err != nil {
 			return err
 		}
-		id = started
+		if id = started; forecast == nil {
+			return nil
+		}
 		return tx.SetForecast(ctx, dbsqlc.SetForecastParams{ID: id, Forecast: forecast})
 	})
 	if err != nil {

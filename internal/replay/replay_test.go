@@ -257,7 +257,9 @@ func TestRun_lowRates(t *testing.T) {
 	b.fail(5, "a", "T")
 	slow := b.start(replay.Request{All: true, Rate: 0.001})
 	b.once()
-	b.once()
+	wait, err := b.runner.RunOnce(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, time.Second, wait, "its next place is far off, and nobody asks for it thirty times a second")
 	got := b.get(slow)
 	require.EqualValues(t, 1, got.Replayed)
 	require.InDelta(t, 4000, got.SecondsLeft, 1)
@@ -276,7 +278,7 @@ func TestRun_lowRates(t *testing.T) {
 		_, err := b.pool.Exec(t.Context(), "SELECT dlq.replay_start('{}', p_all => true, p_rate => "+rate+")")
 		require.ErrorContains(t, err, "replay: a rate of", rate)
 	}
-	_, err := b.pool.Exec(t.Context(), "SELECT dlq.replay_start('{}', p_all => true, p_patch => '[]', p_merge_patch => '{}')")
+	_, err = b.pool.Exec(t.Context(), "SELECT dlq.replay_start('{}', p_all => true, p_patch => '[]', p_merge_patch => '{}')")
 	require.ErrorContains(t, err, "replay: a patch and a merge patch")
 }
 

@@ -45,36 +45,29 @@ func NewRunner(store *deadletter.Store, logger *slog.Logger) *Runner {
 	return &Runner{store: store, logger: logger, careful: map[uuid.UUID]int{}}
 }
 
-// progress is what one look at a run came to.
-type progress int
-
+// What one look at a run came to, as the time until the next one.
 const (
-	idle progress = iota // nothing to do until something ends
-	held                 // its pace holds it back for a moment
-	sent                 // a batch went
+	idle = interval        // nothing to do until something ends
+	held = paceStep / 2    // others of it are under way, or its pace holds it back for a moment
+	sent = background.More // a batch went
 )
 
 // Loop keeps carrying runs out. The batch that is under way at a stop ends by itself: it is one short transaction.
 func (r *Runner) Loop() *background.Loop {
-	waits := map[progress]time.Duration{idle: interval, held: paceStep / 2, sent: background.More}
 	return background.New(background.Config{
 		Name: "replay-runs", Interval: interval, Timeout: turnTimeout, Patience: turnTimeout, Finish: true, Failing: "replay runs do not go on",
-		Once: func(ctx context.Context) (time.Duration, error) {
-			most, err := r.RunOnce(ctx)
-			return waits[most], err
-		},
+		Once: r.RunOnce,
 	})
 }
 
-// RunOnce takes every active run one batch further, and returns the most that happened to any. One that fails does not hold
-// up the others.
-func (r *Runner) RunOnce(ctx context.Context) (progress, error) {
+// RunOnce takes every active run one batch further, and returns when to look again. One that fails does not hold up the others.
+func (r *Runner) RunOnce(ctx context.Context) (wait time.Duration, err error) {
 	runs, err := dbsqlc.New(r.store.DB()).ActiveReplays(ctx)
 	if err != nil {
 		return idle, err
 	}
 	maps.DeleteFunc(r.careful, func(id uuid.UUID, _ int) bool { return !slices.Contains(runs, id) })
-	most := idle
+	wait = idle
 	var errs []error
 	for _, id := range runs {
 		p, err := r.batch(ctx, id)
@@ -93,9 +86,9 @@ func (r *Runner) RunOnce(ctx context.Context) (progress, error) {
 			}
 			continue
 		}
-		most = max(most, p)
+		wait = min(wait, p)
 	}
-	return most, errors.Join(errs...)
+	return wait, errors.Join(errs...)
 }
 
 // maxTries is how often a batch is tried that another transaction was in the way of.
@@ -105,7 +98,8 @@ const maxTries = 10
 const maxCareful = 10_000
 
 // batch takes a run one batch further, or a few if it has no pace, in one transaction.
-func (r *Runner) batch(ctx context.Context, id uuid.UUID) (p progress, err error) {
+func (r *Runner) batch(ctx context.Context, id uuid.UUID) (p time.Duration, err error) {
+	p = idle
 	// How many are under way, and how the last ones ended, is known when their ends have reached their entries.
 	if err := facts.OfRun(ctx, r.store, id); err != nil {
 		return idle, err
@@ -167,7 +161,7 @@ func (r *Runner) batch(ctx context.Context, id uuid.UUID) (p progress, err error
 func withoutPace(run *dbsqlc.LockReplayRow) bool { return run.Rate == nil && run.Concurrency == nil }
 
 // room says how many entries may go now, and if none, why.
-func (r *Runner) room(ctx context.Context, tx transaction, run *dbsqlc.LockReplayRow, careful bool) (size int, otherwise progress, err error) {
+func (r *Runner) room(ctx context.Context, tx transaction, run *dbsqlc.LockReplayRow, careful bool) (size int, otherwise time.Duration, err error) {
 	if run.Ended >= int64(run.StopOf) && 100*float64(run.Failed) >= run.StopAt*float64(run.Ended) {
 		reason := fmt.Sprintf("%d of the last %d redeliveries failed; look at them, and resume the run or cancel it", run.Failed, run.Ended)
 		r.logger.Warn("replay run stopped", "run", run.ID, "reason", reason)
@@ -187,10 +181,10 @@ func (r *Runner) room(ctx context.Context, tx transaction, run *dbsqlc.LockRepla
 		}
 	}
 	if run.Rate != nil {
-		step := paceStep
-		places, err := pace.Reserve(ctx, tx, "replay:"+run.ID.String(), *run.Rate, size, time.Now(), &step)
+		step, now := paceStep, time.Now()
+		places, err := pace.Reserve(ctx, tx, "replay:"+run.ID.String(), *run.Rate, size, now, &step)
 		if err != nil || places.Granted == 0 {
-			return 0, held, err
+			return 0, min(max(places.First.Sub(now)-step, held), idle), err
 		}
 		size = places.Granted
 	}

@@ -3,6 +3,7 @@ package retention_test
 import (
 	"encoding/json"
 	"fmt"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -95,6 +96,9 @@ func TestErase_leavesNothing(t *testing.T) {
 	b.exec("SELECT dlq.replay_step($1, ARRAY[$2::uuid])", run, id(4))
 	fails()
 	b.exec("SELECT dlq.replay_start('{\"tags\": [\"trillian\"]}', 'kim', 'hers', p_force => true)")
+	for _, customer := range []string{"zaphod", "trillian"} {
+		b.exec(`SELECT dlq.replay_cancel(dlq.replay_start(jsonb_build_object('payloadAt', jsonb_build_array(jsonb_build_object('path', ARRAY['customer'], 'values', ARRAY[$1::text]))), 'kim', p_force => true))`, customer)
+	}
 	b.exec("INSERT INTO dlq.job_facts (job_id, job_created_at, fact, entry_id, job) SELECT river_job_id, job_created_at, 'refused', id, '{\"state\": \"discarded\", \"errors\": [{\"error\": \"zaphod\"}]}' FROM dlq.dead_letter_queue WHERE id = $1", id(5))
 	b.exec(`UPDATE dlq.dead_letter_queue SET fingerprint = md5(original_event::text), move = '{"actor": "worker:1", "reason": "judged"}' WHERE status = 'dlq_manual'`)
 	b.exec("INSERT INTO dlq.group_marks (queue, fingerprint, note, updated_by) VALUES ('payments', 'f', 'zaphod complained', 'kim'), ('payments', 'g', 'trillian did not', 'kim')")
@@ -116,7 +120,7 @@ func TestErase_leavesNothing(t *testing.T) {
 	}
 	jobs := b.count("SELECT count(*) FROM river_job WHERE args::text LIKE '%zaphod%'")
 
-	const filter = `{"payload": {"customer": "zaphod"}}`
+	const filter = `{"payloadAt": [{"path": ["customer"], "values": ["zaphod"]}]}`
 	e := b.erase(filter)
 	require.Positive(t, e.UnderWay, "the run has not ended")
 	require.Nil(t, e.FinishedAt, "something was left")
@@ -127,7 +131,8 @@ func TestErase_leavesNothing(t *testing.T) {
 	require.Empty(t, b.holds("zaphod"))
 	require.Subset(t, b.holds("trillian"), []string{"dlq.group_marks: 1", "dlq.saved_views: 1"})
 	require.Equal(t, jobs, b.count("SELECT count(*) FROM river_job WHERE args = '{\"erased\": true}'"))
-	require.Equal(t, 1, b.count(`SELECT count(*) FROM dlq.replay_runs WHERE filter @> '{"erased": true}'`))
+	require.Equal(t, 2, b.count(`SELECT count(*) FROM dlq.replay_runs WHERE filter @> '{"erased": true}'`))
+	require.Equal(t, 2, b.count("SELECT count(*) FROM dlq.replay_runs WHERE filter::text LIKE '%trillian%'"), "the path of a value names nobody")
 	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_transitions WHERE detail = jsonb_build_object('run', $1::text, 'erased', true)", run), "that a run sent it back stays")
 }
 
@@ -168,4 +173,15 @@ func TestErase_ofWhatCaptureMissed(t *testing.T) {
 		require.Empty(t, b.holds("zaphod"))
 	}
 	require.Equal(t, 2, b.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE original_event @> '{\"erased\": true}'"))
+}
+
+// Somebody is named where all of a value stands as a word: others may begin like it.
+func TestErase_names(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	for text, named := range map[string]bool{
+		"cus_8": true, "called cus_8.": true, "payload.id:cus_8 queue:q": true, `"cus_8"`: true, "cus_81": false, "xcus_8": false, "cus 8": false, "kim+1@example.com wrote": true, "kim11@example.com": false, "Zoë": true, "Zoëlle": false, "": false,
+	} {
+		require.Equal(t, strconv.FormatBool(named), b.text(`SELECT dlq.names($1, '{cus_8,kim+1@example.com,Zoë}')::text`, text), text)
+	}
 }

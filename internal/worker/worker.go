@@ -67,7 +67,7 @@ const (
 )
 
 // Observer is told of every entry that a worker moved: what it did ("filed", "repeated", "claimed", "decided", "parked", "placed",
-// "released", "redelivered", "put_off"), how many, and of every batch's duration.
+// "released", "redelivered", "put_off", "settled", "requeued"), how many, and of every batch's duration.
 type Observer func(action string, entries int, took time.Duration)
 
 // Stages of the way of a dead letter that are told of by themselves: a batch is claimed; what failed is judged, and what comes of it written;

@@ -105,11 +105,25 @@ function busy(old, fresh) {
 		if (field instanceof HTMLSelectElement ? [...field.options].some((option) => option.selected !== option.defaultSelected && option.index > 0) :
 			/** @type {HTMLInputElement} */ (field).value !== /** @type {HTMLInputElement} */ (field).defaultValue) return true;
 	}
-	return active instanceof HTMLElement && old.contains(active) && (active.matches("input, textarea, select, button") || !fresh.innerHTML);
+	return active instanceof HTMLElement && old.contains(active) && (active.matches("input, textarea, select, button, summary, [data-copy]") || !fresh.innerHTML);
 }
+
+// What is under a finger is not changed until it is lifted: a click is of one element.
+let pressed = false;
+/** @type {string | undefined} */
+let held;
+addEventListener("pointerdown", (event) => {
+	pressed = event.button === 0 && event.target instanceof Element && event.target.closest("a, button, input, select, textarea, summary, label, [data-copy]") !== null;
+});
+for (const end of ["pointerup", "pointercancel", "blur"]) addEventListener(end, () => setTimeout(() => { // after the click
+	pressed = false;
+	if (held !== undefined) show(held);
+}));
 
 /** @param {string} html */
 function show(html) {
+	held = pressed ? html : undefined;
+	if (pressed) return;
 	const fresh = new DOMParser().parseFromString(html, "text/html");
 	for (const part of fresh.querySelectorAll("[data-live][id]")) {
 		const old = document.getElementById(part.id);
@@ -121,6 +135,7 @@ function show(html) {
 			showRows(old, part);
 			continue;
 		}
+		/** @type {HTMLElement} */ (old).hidden = /** @type {HTMLElement} */ (part).hidden;
 		if (old.innerHTML === part.innerHTML || busy(old, part)) continue;
 		const open = all("details[open] > summary", old).map((summary) => summary.textContent);
 		const focused = old.contains(document.activeElement) ? document.activeElement?.getAttribute("href") : null;
@@ -138,12 +153,15 @@ function show(html) {
 /** @param {Element} old @param {Element} fresh */
 function showRows(old, fresh) {
 	const rows = new Map(all("[data-id]", old).map((row) => [row.dataset.id, row]));
-	let waiting = 0, last = -1;
+	let waiting = 0, trailing = 0, last = -1; // trailing: of those that wait, how many come after all that are there
 	const order = [...rows.keys()], matches = new Set();
 	for (const row of all("[data-id]", fresh)) {
 		const there = rows.get(row.dataset.id);
-		if (!there) waiting++;
-		else {
+		if (!there) {
+			waiting++;
+			trailing++;
+		} else {
+			trailing = 0;
 			matches.add(row.dataset.id);
 			last = Math.max(last, order.indexOf(row.dataset.id));
 			const pick = /** @type {HTMLInputElement | null} */ (one("input[name=id]", there)), now = /** @type {HTMLInputElement | null} */ (one("input[name=id]", row));
@@ -155,9 +173,9 @@ function showRows(old, fresh) {
 		}
 	}
 	// What is missing above one that is there has gone; what is missing at the end may have been pushed off the page.
-	const full = waiting > 0 && matches.size + waiting >= rows.size;
+	const full = waiting > trailing && matches.size + waiting >= rows.size;
 	order.forEach((id, i) => gone(/** @type {HTMLElement} */ (rows.get(id)), !matches.has(id) && (i < last || !full)));
-	wait(waiting);
+	wait(waiting - (matches.size < rows.size ? trailing : 0)); // some take the places of those that are gone
 	selected();
 }
 
@@ -483,7 +501,7 @@ document.addEventListener("keydown", (event) => {
 // What was sent is not sent twice.
 document.addEventListener("submit", (event) => {
 	const form = event.target;
-	if (!(form instanceof HTMLFormElement) || form.method !== "post") return;
+	if (!(form instanceof HTMLFormElement) || form.method !== "post" || one("input[name=preview]", form)) return;
 	if ("sent" in form.dataset) event.preventDefault();
 	form.dataset.sent = "";
 });

@@ -191,34 +191,18 @@ func (q *Queries) CountObserved(ctx context.Context) ([]CountObservedRow, error)
 	return items, nil
 }
 
-const CountObservedByQueue = `-- name: CountObservedByQueue :many
-SELECT e.queue, count(*) AS entries FROM dlq.dead_letter_open e
-WHERE e.status = 'dlq_pending' AND e.waiting_for = 'automatic' GROUP BY e.queue ORDER BY e.queue
+const CountObservedUpTo = `-- name: CountObservedUpTo :one
+SELECT count(*) FROM (
+    SELECT FROM dlq.dead_letter_open e
+    WHERE e.status = 'dlq_pending' AND e.waiting_for = 'automatic' AND ((SELECT dlq.scope()) IS NULL OR dlq.in_patterns(e.queue, e.kind, (SELECT dlq.scope_patterns(dlq.scope()))))
+    LIMIT $1) o
 `
 
-type CountObservedByQueueRow struct {
-	Queue   string
-	Entries int64
-}
-
-func (q *Queries) CountObservedByQueue(ctx context.Context) ([]CountObservedByQueueRow, error) {
-	rows, err := q.db.Query(ctx, CountObservedByQueue)
-	if err != nil {
-		return nil, err
-	}
-	defer rows.Close()
-	items := []CountObservedByQueueRow{}
-	for rows.Next() {
-		var i CountObservedByQueueRow
-		if err := rows.Scan(&i.Queue, &i.Entries); err != nil {
-			return nil, err
-		}
-		items = append(items, i)
-	}
-	if err := rows.Err(); err != nil {
-		return nil, err
-	}
-	return items, nil
+func (q *Queries) CountObservedUpTo(ctx context.Context, most int32) (int64, error) {
+	row := q.db.QueryRow(ctx, CountObservedUpTo, most)
+	var count int64
+	err := row.Scan(&count)
+	return count, err
 }
 
 const CountReserved = `-- name: CountReserved :many

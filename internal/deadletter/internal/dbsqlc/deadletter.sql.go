@@ -61,10 +61,15 @@ func (q *Queries) ActWhere(ctx context.Context, arg ActWhereParams) (ActWhereRow
 }
 
 const Backlog = `-- name: Backlog :many
+WITH size AS MATERIALIZED (SELECT coalesce(sum(r.pending + r.processing + r.manual), 0) > 20000 AND (SELECT s.at > now() - interval '1 minute' FROM dlq.rollup_state s) AS large FROM dlq.rollup_backlog r)
 SELECT b.status::text AS status, b.queue::text AS queue, b.error_class::text AS error_class, sum(b.entries)::bigint AS entries, bool_or(b.more)::boolean AS more
 FROM (
     SELECT o.status, o.queue, coalesce(o.error_class, 'undecided') AS error_class, count(*) AS entries, false AS more
-    FROM dlq.dead_letter_open o WHERE (SELECT dlq.scope()) IS NULL GROUP BY o.status, o.queue, o.error_class
+    FROM dlq.dead_letter_open o WHERE (SELECT dlq.scope()) IS NULL AND NOT (SELECT large FROM size) GROUP BY o.status, o.queue, o.error_class
+    UNION ALL
+    SELECT s.status, r.queue, r.error_class, s.entries, false
+    FROM dlq.rollup_backlog r CROSS JOIN LATERAL (VALUES ('dlq_pending'::dlq.dead_letter_status, r.pending), ('dlq_processing', r.processing), ('dlq_manual', r.manual)) s (status, entries)
+    WHERE (SELECT dlq.scope()) IS NULL AND (SELECT large FROM size) AND s.entries > 0
     UNION ALL
     SELECT o.status, o.queue, coalesce(o.error_class, 'undecided'), count(*), false
     FROM dlq.dead_letter_open o WHERE (SELECT dlq.scope()) IS NOT NULL AND dlq.in_patterns(o.queue, o.kind, (SELECT dlq.scope_patterns(dlq.scope()))) GROUP BY o.status, o.queue, o.error_class
@@ -87,8 +92,9 @@ type BacklogRow struct {
 	More       bool
 }
 
-// Open entries of the scope, by status, queue and class: those that are filed from the index dead_letter_open_backlog alone; of the others
-// 10,000 are counted, less those that are further failures of an open entry. more: there are others.
+// Open entries of the scope, by status, queue and class: those that are filed from the index dead_letter_open_backlog alone, or, where there
+// are more than 20,000, from the rollups, which are a second or so old (a minute at most); of the others 10,000 are counted, less those that are further
+// failures of an open entry. more: there are others.
 func (q *Queries) Backlog(ctx context.Context) ([]BacklogRow, error) {
 	rows, err := q.db.Query(ctx, Backlog)
 	if err != nil {
