@@ -40,9 +40,9 @@ var tables = map[string][]string{
 	"reconcile_findings":      {"reconcile"},
 	"replay_run_entries":      {"replay"},
 	"replay_runs":             {"replay", "metrics"},
-	"rollup_backlog":          {"metrics"},
+	"rollup_backlog":          {"metrics", "deadletter"}, // what is open, where counting it takes long
 	"rollup_flow":             {"analytics"},
-	"rollup_state":            {"analytics", "metrics"},
+	"rollup_state":            {"analytics", "metrics", "deadletter"},
 	"saved_views":             {"savedview"},
 	"sessions":                {"access"},
 	"settings":                {"automatic", "deadletter", "retention"},
