@@ -45,13 +45,28 @@ type bench struct {
 	table  *tabwriter.Writer
 }
 
+var runs = map[string]func(*bench, float64) error{
+	"ingest":     ingestBench,
+	"metrics":    metricsBench,
+	"access":     accessBench,
+	"processing": processing,
+	"capture":    capture,
+	"claim":      claim,
+	"console":    consoleBench,
+	"filing":     filing,
+	"outage":     outage,
+	"replay":     replayBench,
+	"retention":  retentionBench,
+	"analytics":  analyticsBench,
+	"indexes":    indexStudy,
+}
+
 func main() {
 	rounds := flag.Int("rounds", 3, "rounds; the median is printed")
 	scale := flag.Float64("scale", 1, "share of the full amount of work")
 	bin := flag.String("postgres-bin", "", "directory of the Postgres programs")
 	keep := flag.String("keep", "", "directory to keep the database in; console fills it once, and finds it filled the next time")
 	flag.Parse()
-	runs := map[string]func(*bench, float64) error{"ingest": ingestBench, "metrics": metricsBench, "access": accessBench, "processing": processing, "capture": capture, "claim": claim, "console": consoleBench, "filing": filing, "outage": outage, "replay": replayBench, "retention": retentionBench, "analytics": analyticsBench, "indexes": indexStudy}
 	run := runs[flag.Arg(0)]
 	if run == nil {
 		fmt.Fprintln(os.Stderr, "usage: bench [-rounds N] [-scale F] ingest|access|processing|capture|claim|console|filing|indexes|metrics|outage|replay|retention|analytics")

@@ -6,7 +6,7 @@ import "github.com/dlqd/dlqd/internal/worker/internal/dbsqlc"
 const (
 	ClaimSQL         = dbsqlc.ClaimDue      // whether rules read messages, now or null, entries
 	WaitingQueuesSQL = dbsqlc.WaitingQueues // nothing
-	ClaimWaitingSQL  = dbsqlc.ClaimWaiting  // queue, entries
+	ClaimWaitingSQL  = dbsqlc.ClaimWaiting  // kinds, classes, rules, queue, entries
 	StuckGroupsSQL   = dbsqlc.StuckGroups   // groups
 	GroupFailuresSQL = dbsqlc.GroupFailures // queue, fingerprint, first id
 	ClaimStuckSQL    = dbsqlc.ClaimStuck    // queue, fingerprint, before, classes, after, entries
