@@ -152,7 +152,11 @@ func (r *report) print(cmd *cobra.Command, over string) error {
 		_, err = fmt.Fprintf(out, ", the oldest for %s", ago(*r.Now.OldestOpen))
 	}
 	if r.Now.Observed > 0 {
-		_, err = fmt.Fprintf(out, "\nobserved, and not redelivered by themselves: %d (dlqd automatic)", r.Now.Observed)
+		atLeast := ""
+		if r.Now.Observed >= api.MostCounted {
+			atLeast = " or more"
+		}
+		_, err = fmt.Fprintf(out, "\nobserved, and not redelivered by themselves: %d%s (dlqd automatic)", r.Now.Observed, atLeast)
 	}
 	if r.Now.AutomaticStopped != nil {
 		_, _ = fmt.Fprintln(out)

@@ -100,6 +100,11 @@ END
 $$;
 COMMENT ON FUNCTION dlq.redirected IS 'Where a redelivery went instead of its queue''s destination, as a part of its entry in replay_attempts; {} for where it belongs.';
 
+CREATE OR REPLACE FUNCTION dlq.has_open_entry(p_job bigint, p_created_at timestamptz) RETURNS boolean
+LANGUAGE sql STABLE
+RETURN EXISTS (SELECT FROM dlq.dead_letter_queue o WHERE o.stage = 'open' AND o.river_job_id = p_job AND o.job_created_at = p_created_at);
+COMMENT ON FUNCTION dlq.has_open_entry IS 'Whether a job has an entry that is open and filed: there is one at most, and a closed one of that job cannot be opened beside it.';
+
 -- resolve_by closes entries whose work a job has done: a redelivery, or the original that somebody retried.
 CREATE OR REPLACE FUNCTION dlq.resolve_by(p_ids uuid[], p_jobs bigint[], p_ended timestamptz[], p_actor text) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET row_security = off AS $$
@@ -289,6 +294,7 @@ CREATE OR REPLACE FUNCTION dlq.apply_fact(p_fact dlq.job_facts) RETURNS text
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET row_security = off AS $$
 DECLARE
     v_id     uuid;
+    v_open   uuid;
     v_own    boolean;
     v_entry  record;
     v_who    constant text := 'river:' || p_fact.db_user;
@@ -298,8 +304,11 @@ BEGIN
     v_id := CASE WHEN p_fact.fact = 'closed' THEN p_fact.entry_id
                  ELSE (SELECT m.entry_id FROM dlq.entry_jobs m WHERE m.job_id = p_fact.job_id AND m.job_created_at = p_fact.job_created_at) END;
     v_own := v_id IS NOT NULL;
-    IF v_id IS NULL THEN
-        v_id := coalesce((SELECT e.id FROM dlq.dead_letter_open e WHERE e.river_job_id = p_fact.job_id AND e.job_created_at = p_fact.job_created_at), p_fact.entry_id);
+    IF p_fact.fact <> 'closed' AND NOT EXISTS (SELECT FROM dlq.dead_letter_open e WHERE e.id = v_id) THEN
+        -- Where the entry that followed it is closed, a job's own open one stands for it.
+        v_open := (SELECT e.id FROM dlq.dead_letter_open e WHERE e.river_job_id = p_fact.job_id AND e.job_created_at = p_fact.job_created_at);
+        v_own := v_own AND v_open IS NULL;
+        v_id := coalesce(v_open, v_id, p_fact.entry_id);
     END IF;
     SELECT e.stage, e.status, e.redelivery_job_id, e.closed_at, e.replay_attempts, e.river_job_id, e.job_created_at, e.queue, e.ordering_key INTO v_entry FROM dlq.dead_letter_open e WHERE e.id = v_id FOR UPDATE SKIP LOCKED;
     IF NOT FOUND THEN
@@ -327,7 +336,9 @@ BEGIN
         v_done := dlq.watch_job(v_id, p_fact.job_id, p_fact.job_created_at);
     WHEN 'retried' THEN
         PERFORM set_config('dlq.origin', 'River, as ' || p_fact.db_user, true);
-        IF v_entry.status NOT IN ('dlq_resolved', 'dlq_archived') THEN
+        IF v_entry.stage IN ('resolved', 'failed', 'archived') AND dlq.has_open_entry(v_entry.river_job_id, v_entry.job_created_at) THEN
+            PERFORM dlq.note_on(ARRAY[v_id], v_who, 'job ' || p_fact.job_id || ' was retried outside dlqd; job ' || v_entry.river_job_id || ' has an open entry by now', NULL);
+        ELSIF v_entry.status NOT IN ('dlq_resolved', 'dlq_archived') THEN
             IF v_entry.redelivery_job_id <> p_fact.job_id THEN
                 PERFORM dlq.note_on(ARRAY[v_id], v_who, 'job ' || p_fact.job_id || ' was retried outside dlqd while job ' || v_entry.redelivery_job_id || ' is under way', NULL);
             END IF;

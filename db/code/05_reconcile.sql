@@ -50,6 +50,7 @@ DECLARE
     v_job      bigint;
     v_one      integer;
     v_error    text;
+    v_wait     text;
 BEGIN
     filed := 0;
     done := false;
@@ -107,6 +108,10 @@ BEGIN
         INTO v_page USING v_look.cursor_at, v_look.cursor_id, p_limit - v_jobs;
 
         IF cardinality(v_page.unknown) > 0 THEN
+            -- Whoever wants a job that is locked here waits: nothing is waited for from then on.
+            v_wait := current_setting('lock_timeout');
+            PERFORM set_config('lock_timeout', '250ms', true);
+            LOCK TABLE ONLY dlq.dead_letter_queue, ONLY dlq.dead_letter_inbox, dlq.reconcile_findings, dlq.reconcile_looks IN ROW EXCLUSIVE MODE;
             v_locked := ARRAY(SELECT j.id FROM river.river_job j WHERE j.id = ANY (v_page.unknown) AND j.state::text IN ('discarded', 'cancelled') ORDER BY j.id FOR NO KEY UPDATE SKIP LOCKED);
             v_look.skipped := v_look.skipped OR cardinality(v_locked) < cardinality(v_page.unknown);
             v_file := format($sql$
@@ -144,20 +149,25 @@ BEGIN
             BEGIN
                 EXECUTE v_file INTO v_one USING v_locked, p_captured_by, v_look.triggers, v_look.triggers_before, v_overlap;
                 filed := filed + v_one;
-            EXCEPTION WHEN OTHERS THEN
+            EXCEPTION WHEN lock_not_available THEN
+                RAISE;
+            WHEN OTHERS THEN
                 -- One job that cannot be filed does not keep the others from it.
                 v_error := SQLERRM;
                 FOREACH v_job IN ARRAY v_locked LOOP
                     BEGIN
                         EXECUTE v_file INTO v_one USING ARRAY[v_job], p_captured_by, v_look.triggers, v_look.triggers_before, v_overlap;
                         filed := filed + v_one;
-                    EXCEPTION WHEN OTHERS THEN
+                    EXCEPTION WHEN lock_not_available THEN
+                        RAISE;
+                    WHEN OTHERS THEN
                         v_look.skipped := true;
                         v_error := format('job %s: %s', v_job, SQLERRM);
                     END;
                 END LOOP;
                 RAISE WARNING 'dlqd: failures that could not be filed: %', v_error;
             END;
+            PERFORM set_config('lock_timeout', v_wait, true);
         END IF;
 
         v_jobs := v_jobs + v_page.jobs;

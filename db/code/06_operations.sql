@@ -26,7 +26,10 @@ BEGIN
                    dlq.carried_metadata(e.metadata) AS metadata,
                    CASE WHEN h.id IS NULL THEN e.unique_key END AS unique_key, e.unique_states,
                    e.river_job_id, e.job_created_at,
-                   CASE WHEN p_force THEN 'sent'
+                   -- (One that has failed is open no more: its job may have failed again since, or be that of two such entries.)
+                   CASE WHEN e.status = 'dlq_failed' AND (dlq.has_open_entry(e.river_job_id, e.job_created_at) OR EXISTS (
+                                 SELECT FROM dlq.dead_letter_queue f WHERE f.id = ANY (p_ids) AND f.stage = 'failed' AND f.id < e.id AND f.river_job_id = e.river_job_id AND f.job_created_at = e.job_created_at)) THEN 'open'
+                        WHEN p_force THEN 'sent'
                         WHEN o.state IS NULL AND (SELECT j.state IN ('completed', 'discarded', 'cancelled') FROM river.river_job j WHERE j.id = e.river_job_id AND j.created_at = e.job_created_at) THEN 'busy'
                         WHEN o.state IS NULL AND (SELECT j.state NOT IN ('completed', 'discarded', 'cancelled') FROM river.river_job j WHERE j.id = e.river_job_id AND j.created_at = e.job_created_at) THEN 'follows'
                         WHEN o.state = 'completed' AND NOT o.done THEN 'resolved'
@@ -146,7 +149,8 @@ DECLARE
 BEGIN
     PERFORM dlq.file(p_ids);
     -- Entries are waited for as long as the caller likes, and before any job is locked: the application's statement that
-    -- ends such a job must not wait for whoever holds an entry. What follows waits for keys alone.
+    -- ends such a job must not wait for whoever holds an entry. What follows waits for keys alone, or for who has locked a table of
+    -- dlqd's, and not for long.
     PERFORM FROM dlq.dead_letter_queue e
     WHERE e.id = ANY (p_ids) AND e.stage IN ('open', 'failed') AND e.status IN ('dlq_pending', 'dlq_manual', 'dlq_failed')
     ORDER BY e.stage, e.id
@@ -158,7 +162,9 @@ BEGIN
                           WHERE j.unique_key = e.unique_key AND j.unique_key IS NOT NULL AND j.unique_states IS NOT NULL
                             AND river.river_job_state_in_bitmask(j.unique_states, j.state)) IS NULL
                    LIMIT 1) IS NULL THEN
+        PERFORM set_config('lock_timeout', '250ms', true);
         RETURN QUERY SELECT * FROM dlq.redeliver_now(p_ids, p_actor, p_reason, p_note, p_force, p_detail, p_queue, p_destination, p_run, p_config_version);
+        PERFORM set_config('lock_timeout', v_wait, true);
         RETURN;
     END IF;
     BEGIN
@@ -189,7 +195,7 @@ BEGIN
     END LOOP;
 END
 $$;
-COMMENT ON FUNCTION dlq.redeliver IS 'Makes River jobs from entries and moves them to dlq_processing. Returns what became of each that could be redelivered: sent (as job_id); follows or resolved (its job, job_id, runs again or has completed: no new one is needed); or it stays, since it is busy (somebody works on its job_id, or takes its unique key, this moment), or an equal job is live, or done (job_id has its unique key, and has ended).';
+COMMENT ON FUNCTION dlq.redeliver IS 'Makes River jobs from entries and moves them to dlq_processing. Returns what became of each that could be redelivered: sent (as job_id); follows or resolved (its job, job_id, runs again or has completed: no new one is needed); or it stays, since it is busy (somebody works on its job_id, or takes its unique key, this moment), or an equal job is live, or done (job_id has its unique key, and has ended), or it has failed and another entry of its job_id is open.';
 
 CREATE OR REPLACE FUNCTION dlq.refuse_move(p_id uuid, p_verb text, p_from text) RETURNS void
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
@@ -246,7 +252,9 @@ BEGIN
     IF NOT FOUND THEN
         PERFORM dlq.refuse_move(p_id, 'replay', 'dlq_pending, dlq_manual, dlq_failed');
     END IF;
-    IF v_row.verdict = 'live' THEN
+    IF v_row.verdict = 'open' THEN
+        RAISE EXCEPTION 'dead letter %: its job % has an open entry', p_id, v_row.job_id USING ERRCODE = 'DLQ01', HINT = 'That one stands for the job now.';
+    ELSIF v_row.verdict = 'live' THEN
         RAISE EXCEPTION 'dead letter %: job % with the same unique key is live', p_id, v_row.job_id
             USING ERRCODE = 'DLQ03', HINT = 'Wait for that job to end, or replay with force.';
     ELSIF v_row.verdict = 'done' THEN

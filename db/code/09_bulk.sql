@@ -420,6 +420,7 @@ BEGIN
                    coalesce(k.why, CASE s.verdict
                        WHEN 'live' THEN 'job ' || s.job_id || ' with the same unique key is live'
                        WHEN 'done' THEN 'done by job ' || s.job_id || '? It has the same unique key, and has ended'
+                       WHEN 'open' THEN 'its job ' || s.job_id || ' has an open entry'
                        WHEN 'busy' THEN 'another transaction held its job ' || s.job_id || ', or that one''s unique key'
                        WHEN 'resolved' THEN 'job ' || s.job_id || ' had completed' END, 'it had moved meanwhile') AS why
             FROM unnest(p_ids) i (id)
@@ -601,7 +602,7 @@ BEGIN
                 move = jsonb_build_object('actor', v_actor, 'claimed', p_actor, 'reason', 'reopened', 'note', p_note, 'operation', v_operation)
             WHERE e.id = ANY (v_ids) AND e.status IN ('dlq_resolved', 'dlq_archived') AND e.stage = ANY (v_stages) AND e.closed_at >= v_since
               AND e.original_event <> '{"erased": true}'
-              AND NOT EXISTS (SELECT FROM dlq.dead_letter_queue o WHERE o.stage = 'open' AND o.river_job_id = e.river_job_id AND o.job_created_at = e.job_created_at)
+              AND NOT dlq.has_open_entry(e.river_job_id, e.job_created_at)
             RETURNING e.id)
         SELECT coalesce(array_agg(r.id ORDER BY r.id), '{}') INTO v_ids FROM reopened r;
     WHEN 'assign' THEN

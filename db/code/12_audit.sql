@@ -197,10 +197,14 @@ END
 $$;
 COMMENT ON FUNCTION dlq.were_erased IS 'Which of these entries'' data was erased in the database.';
 
+-- (An erasure errs on the side of taking. Only numbers are not looked for inside of longer ones: 8 of cus_8 is not in cus_81.)
 CREATE OR REPLACE FUNCTION dlq.names(p_text text, p_values text[]) RETURNS boolean
 LANGUAGE sql IMMUTABLE
-RETURN EXISTS (SELECT FROM unnest(p_values) v (value) WHERE p_text ~ ('(^|[^[:alnum:]])' || regexp_replace(v.value, '([^[:alnum:]])', '\\\1', 'g') || '($|[^[:alnum:]])'));
-COMMENT ON FUNCTION dlq.names IS 'Whether a text has one of some values in it, as a word or words: cus_8 is not in cus_81.';
+RETURN EXISTS (SELECT FROM unnest(p_values) v (value) WHERE CASE
+    WHEN coalesce(position(v.value IN p_text), 0) = 0 THEN false
+    WHEN v.value !~ '^[0-9]|[0-9]$' OR length(v.value) > 1000 THEN true
+    ELSE p_text ~ (CASE WHEN v.value ~ '^[0-9]' THEN '(^|[^0-9])' ELSE '' END || regexp_replace(v.value, '([^[:alnum:]])', '\\\1', 'g') || CASE WHEN v.value ~ '[0-9]$' THEN '($|[^0-9])' ELSE '' END) END);
+COMMENT ON FUNCTION dlq.names IS 'Whether a text has one of some values in it: cus_8 is not in cus_81.';
 
 -- A replay run names a person by its filter, its patch, its note: one that holds a value of the erasure''s filter, or that looked at
 -- payloads, subscribers, ordering keys or tags and sent back an entry of theirs.
@@ -216,15 +220,15 @@ DECLARE
 BEGIN
     v_runs := ARRAY(
         SELECT r.id FROM dlq.replay_runs r
-        WHERE (r.filter ?| dlq.personal_filters() OR r.patch IS NOT NULL OR r.merge_patch IS NOT NULL OR r.note IS NOT NULL) AND r.filter ->> 'erased' IS NULL
+        WHERE (r.filter ?| dlq.personal_filters() OR r.patch IS NOT NULL OR r.merge_patch IS NOT NULL OR r.filter ? 'errorMessage' OR r.note IS NOT NULL) AND r.filter ->> 'erased' IS NULL
           AND (EXISTS (SELECT FROM jsonb_path_query(jsonb_build_array(r.filter, r.patch, r.merge_patch), 'strict $.**') v (value)
                        WHERE jsonb_typeof(v.value) IN ('string', 'number') AND v.value #>> '{}' = ANY (v_values))
-               OR dlq.names(r.note, v_values)
+               OR dlq.names(concat_ws(' ', r.note, r.filter ->> 'errorMessage'), v_values)
                OR ((r.filter ?| dlq.personal_filters() OR r.patch IS NOT NULL OR r.merge_patch IS NOT NULL)
                    AND EXISTS (SELECT FROM dlq.replay_run_entries e WHERE e.run_id = r.id AND e.entry_id = ANY (p_ids))))
         ORDER BY r.id FOR UPDATE);
     UPDATE dlq.replay_runs r SET
-        filter = r.filter - dlq.personal_filters() || '{"erased": true}',
+        filter = r.filter - dlq.personal_filters() - 'errorMessage' || '{"erased": true}',
         patch = CASE WHEN r.patch IS NOT NULL THEN '{"erased": true}' END::jsonb, merge_patch = CASE WHEN r.merge_patch IS NOT NULL THEN '{"erased": true}' END::jsonb, note = NULL
     WHERE r.id = ANY (v_runs) AND r.status IN ('completed', 'cancelled'); -- a stopped one can go on
     SELECT count(*) INTO v_live FROM dlq.replay_runs r WHERE r.id = ANY (v_runs) AND r.status NOT IN ('completed', 'cancelled');
@@ -233,7 +237,7 @@ BEGIN
         SELECT a.id FROM dlq.approvals a
         WHERE a.id IS DISTINCT FROM dlq.approved() AND a.request ->> 'erased' IS NULL
           AND (EXISTS (SELECT FROM jsonb_path_query(a.request, 'strict $.**') v (value) WHERE jsonb_typeof(v.value) IN ('string', 'number') AND v.value #>> '{}' = ANY (v_values))
-               OR dlq.names(concat_ws(' ', a.note, a.decision, a.problem), v_values)
+               OR dlq.names(concat_ws(' ', a.note, a.decision, a.problem, a.request -> 'filter' ->> 'errorMessage'), v_values)
                OR (a.request ?| '{patch,mergePatch}' OR a.request -> 'filter' ?| dlq.personal_filters()) AND EXISTS (SELECT FROM dlq.approval_entries e WHERE e.approval_id = a.id AND e.entry_id = ANY (p_ids)))
         ORDER BY a.id FOR UPDATE
     ), blanked AS (
@@ -242,13 +246,13 @@ BEGIN
         -- And so does what they did in one go.
         UPDATE dlq.operations o SET filter = CASE WHEN o.filter IS NOT NULL THEN '{"erased": true}' END::jsonb, args = '{}', note = NULL
         WHERE EXISTS (SELECT FROM jsonb_path_query(jsonb_build_array(o.filter, o.args), 'strict $.**') v (value) WHERE jsonb_typeof(v.value) IN ('string', 'number') AND v.value #>> '{}' = ANY (v_values))
-           OR dlq.names(o.note, v_values)
+           OR dlq.names(concat_ws(' ', o.note, o.filter ->> 'errorMessage'), v_values)
            OR o.filter ?| dlq.personal_filters() AND o.id IN (SELECT t.operation FROM dlq.dead_letter_transitions t WHERE t.entry_id = ANY (p_ids) AND t.at >= dlq.closed_since(p_ids))
     ) SELECT count(*) INTO v_asked FROM named n WHERE n.id NOT IN (SELECT b.id FROM blanked b);
     UPDATE dlq.group_marks m SET note = NULL WHERE dlq.names(m.note, v_values);
-    -- A view without its query would be of all entries. What it says of queues, kinds and the like names nobody.
+    -- A view without its query would be of all entries. What it says of queues, kinds and the like names nobody (but in quotes it is a text).
     DELETE FROM dlq.saved_views w
-    WHERE dlq.names(w.name || ' ' || regexp_replace(w.query, '(^|\s)-?(status|queue|kind|class|type|code|group|rule|strategy|waiting|stage):("[^"]*"|\S*)', ' ', 'g'), v_values);
+    WHERE dlq.names(w.name || ' ' || regexp_replace(w.query, '("(?:[^"\\]|\\.)*")|(^|\s)(status|queue|kind|class|type|code|group|rule|strategy|waiting|stage):("(?:[^"\\]|\\.)*"|\S*)', '\1 ', 'g'), v_values);
     RETURN v_live + v_asked;
 END
 $$;

@@ -116,7 +116,7 @@ type around struct {
 
 	mu        sync.Mutex
 	known     map[string]surroundings
-	forgotten time.Time // when somebody did something: what was known before is not asked for
+	forgotten time.Time // until when what somebody did may not be seen yet: what was known before is not asked for
 }
 
 const (
@@ -125,7 +125,9 @@ const (
 	aroundAge  = 5 * time.Second
 	aroundKept = 30 * time.Second
 	aroundWait = 25 * time.Millisecond
-	// aroundTimeout bounds how long a page waits for them.
+	// aroundReach is how soon all numbers are of after what somebody did: where there are many entries, they are those of rollups.
+	aroundReach = 2 * time.Second
+	// aroundTimeout bounds how long a page waits for each part of them.
 	aroundTimeout = 3 * time.Second
 )
 
@@ -146,11 +148,9 @@ func (a *around) get(in *request) surroundings {
 				in.console.Logger.Error("console: what is around a page cannot be looked up", "path", in.URL.Path, "error", panicked(p))
 			}
 		}()
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(in.Context()), aroundTimeout) // others have it, too
-		defer cancel()
-		ctx, _ = postgres.Counting(ctx) // they are not the page's
+		ctx, _ := postgres.Counting(context.WithoutCancel(in.Context())) // others have it, too, and what it takes is not the page's
 		at := time.Now()
-		s := look(&request{Request: in.WithContext(ctx), console: in.console})
+		s := *look(&request{Request: in.WithContext(ctx), console: in.console}, &known)
 		s.at = at
 		a.mu.Lock()
 		defer a.mu.Unlock()
@@ -173,57 +173,87 @@ func (a *around) get(in *request) surroundings {
 	}
 }
 
-// forget has the next page look: somebody has done something.
+// forget has the next pages look: somebody has done something.
 func (a *around) forget() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.forgotten = time.Now()
+	a.forgotten = time.Now().Add(aroundReach)
 }
 
-// look looks up what every page shows around itself. What cannot be had is left out: a page that explains trouble must not fail by it.
-func look(in *request) (s surroundings) {
-	var switches automatic.Overview
-	if ok, err := in.may("/api/dlq/automatic", nil, &switches); ok && err == nil {
-		s.Observing = switches.Attached && !anyOn(switches.Switches)
-	}
-	s.Counts = map[string]string{"review": "", "replays": "", "approvals": ""}
-	count := func(icon string, n int64) {
-		if n > 0 {
-			s.Counts[icon] = number(n)
+// look looks up what every page shows around itself, in time for each part of it. What cannot be had stays as it was: a page that
+// explains trouble must not fail by it.
+func look(in *request, before *surroundings) *surroundings {
+	var s surroundings
+	var review, replays, approvals string
+	count := func(n int64) string {
+		if n == 0 {
+			return ""
 		}
+		return number(n)
 	}
-	var stats api.Stats
-	if ok, err := in.may("/api/dlq/stats", nil, &stats); ok && err == nil {
-		s.Stopped = stats.AutomaticStopped
-		count("review", stats.NeedsPerson)
-	}
-	var runs struct {
-		Runs []*replay.Run `json:"runs"`
-	}
-	if ok, err := in.may("/api/dlq/replays", nil, &runs); ok && err == nil {
-		runs.Runs = slices.DeleteFunc(runs.Runs, func(r *replay.Run) bool { return r.Status != "running" })
-		count("replays", int64(len(runs.Runs)))
-	}
-	var approvals struct {
-		Approvals []*approval.Approval `json:"approvals"`
-	}
-	if ok, err := in.may("/api/dlq/approvals", url.Values{"state": {"requested"}, "limit": {"500"}}, &approvals); ok && err == nil {
-		count("approvals", int64(len(approvals.Approvals)))
-	}
-	var health api.Health
-	if ok, err := in.may("/api/health", nil, &health); ok && err == nil {
-		for _, part := range health.Parts {
-			if !part.OK {
-				s.Troubles = append(s.Troubles, trouble{part.Name + ": " + part.Detail, "/system"})
+	part := func(find func(in *request) error, otherwise func()) func() error {
+		return func() error {
+			ctx, cancel := context.WithTimeout(in.Context(), aroundTimeout)
+			defer cancel()
+			if find(&request{Request: in.WithContext(ctx), console: in.console}) != nil {
+				otherwise()
 			}
-		}
-		for i := range health.Queues {
-			if q := &health.Queues[i]; len(q.Reasons) > 0 {
-				s.Troubles = append(s.Troubles, trouble{"queue " + q.Queue + ": " + strings.Join(q.Reasons, ", "), "/dead-letters?q=" + url.QueryEscape(query("status", "open", "queue", q.Queue))})
-			}
+			return nil
 		}
 	}
-	return s
+	_ = together(
+		part(func(in *request) error {
+			var switches automatic.Overview
+			ok, err := in.may("/api/dlq/automatic", nil, &switches)
+			s.Observing = ok && switches.Attached && !anyOn(switches.Switches)
+			return err
+		}, func() { s.Observing = before.Observing }),
+		part(func(in *request) error {
+			var stats api.Stats
+			_, err := in.may("/api/dlq/stats", nil, &stats)
+			s.Stopped, review = stats.AutomaticStopped, count(stats.NeedsPerson)
+			return err
+		}, func() { s.Stopped, review = before.Stopped, before.Counts["review"] }),
+		part(func(in *request) error {
+			var runs struct {
+				Runs []*replay.Run `json:"runs"`
+			}
+			_, err := in.may("/api/dlq/replays", nil, &runs)
+			runs.Runs = slices.DeleteFunc(runs.Runs, func(r *replay.Run) bool { return r.Status != "running" })
+			replays = count(int64(len(runs.Runs)))
+			return err
+		}, func() { replays = before.Counts["replays"] }),
+		part(func(in *request) error {
+			var asked struct {
+				Approvals []*approval.Approval `json:"approvals"`
+			}
+			_, err := in.may("/api/dlq/approvals", url.Values{"state": {"requested"}, "limit": {"500"}}, &asked)
+			approvals = count(int64(len(asked.Approvals)))
+			return err
+		}, func() { approvals = before.Counts["approvals"] }),
+		part(func(in *request) error {
+			var health api.Health
+			_, err := in.may("/api/health", nil, &health)
+			s.Troubles = troubles(&health)
+			return err
+		}, func() { s.Troubles = before.Troubles }),
+	)
+	s.Counts = map[string]string{"review": review, "replays": replays, "approvals": approvals}
+	return &s
+}
+
+func troubles(health *api.Health) (list []trouble) {
+	for _, part := range health.Parts {
+		if !part.OK {
+			list = append(list, trouble{part.Name + ": " + part.Detail, "/system"})
+		}
+	}
+	for i := range health.Queues {
+		if q := &health.Queues[i]; len(q.Reasons) > 0 {
+			list = append(list, trouble{"queue " + q.Queue + ": " + strings.Join(q.Reasons, ", "), "/dead-letters?q=" + url.QueryEscape(query("status", "open", "queue", q.Queue))})
+		}
+	}
+	return list
 }
 
 func anyOn(switches []automatic.Switch) bool {

@@ -240,14 +240,15 @@ func (o *overview) wait(in *request) error {
 	if err := together(asks...); err != nil {
 		return err
 	}
-	left := o.Stats.ByStatus[string(deadletter.Pending)]
+	left, exact := o.Stats.ByStatus[string(deadletter.Pending)], true
 	for _, w := range known {
+		exact = exact && !w.More
 		if w.Entries > 0 {
 			o.Waiting = append(o.Waiting, w)
 			left -= w.Entries
 		}
 	}
-	if left > 0 {
+	if left > 0 && exact {
 		o.Waiting = append(o.Waiting, waiting{What: "their time, or a first look", Entries: left, Query: "status:pending"})
 	}
 	return nil

@@ -73,7 +73,8 @@ func (s *Store) DB() postgres.DB { return s.db }
 // small, and keeps while it grows, would read all of it every time.
 func (s *Store) InTx(ctx context.Context, fn func(tx postgres.DB) error) error {
 	// One round trip for all. Whatever the role's default: what a worker reads after it has its locks must be what is committed by then.
-	return pgx.BeginTxFunc(ctx, s.pool, pgx.TxOptions{BeginQuery: "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL enable_seqscan = off; SET LOCAL jit = off"}, func(tx pgx.Tx) error {
+	// A transaction may hold jobs, for which an application waits: it waits for nobody for long.
+	return pgx.BeginTxFunc(ctx, s.pool, pgx.TxOptions{BeginQuery: "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL enable_seqscan = off; SET LOCAL jit = off; SET LOCAL lock_timeout = '2s'"}, func(tx pgx.Tx) error {
 		if err := s.setOrigin(ctx, tx); err != nil {
 			return err
 		}
@@ -695,12 +696,7 @@ func (s *Store) setOrigin(ctx context.Context, tx pgx.Tx) error {
 func (s *Store) move(ctx context.Context, run func(tx postgres.DB) error) error {
 	var err error
 	for range maxMoveTries {
-		err = pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
-			if err := s.setOrigin(ctx, tx); err != nil {
-				return err
-			}
-			return run(s.schemas.Rendered(tx))
-		})
+		err = s.InTx(ctx, run)
 		if !postgres.IsCollision(err) || ctx.Err() != nil {
 			break
 		}
@@ -728,6 +724,7 @@ const (
 	VerdictBusy     = "busy"     // another transaction holds JobID this moment: try again
 	VerdictLive     = "live"     // JobID, which is live, has the unique key
 	VerdictDone     = "done"     // JobID, which has ended, has the unique key
+	VerdictOpen     = "open"     // the entry has failed, and another of its job JobID is open
 )
 
 // Redeliver makes jobs of entries that tx has claimed, by a version of the policy.

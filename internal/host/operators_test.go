@@ -4,10 +4,14 @@ import (
 	"context"
 	"fmt"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/dlqd/dlqd/internal/deadletter"
+	"github.com/dlqd/dlqd/internal/postgres"
 )
 
 // dead are jobs with dead letters, as an operator finds them.
@@ -142,5 +146,44 @@ func TestHost_jobsThatLive(t *testing.T) {
 			}), sql)
 			app.warned()
 		}
+	}
+}
+
+// While somebody holds a table of dlqd's, dlqd holds none of the application's jobs for long: they can be retried.
+func TestHost_jobsThatDLQDHolds(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	app := h.application()
+	store := deadletter.NewStore(h.dlqd, postgres.DefaultSchemas())
+	for _, table := range []string{"dead_letter_inbox", "dead_letter_open", "dead_letter_transitions", "entry_jobs", "job_facts", "reconcile_findings"} {
+		d := h.fail(app)
+		missed := d.unfiled
+		h.exec(h.admin, "ALTER TABLE river_job DISABLE TRIGGER dlq_capture")
+		require.NoError(t, app.QueryRow(t.Context(), `INSERT INTO river_job (kind, args, max_attempts, state) VALUES ('mail', '{}', 1, 'running') RETURNING id`).Scan(&missed))
+		h.exec(app, `UPDATE river_job SET state = 'discarded', finalized_at = clock_timestamp(), errors = ARRAY['{"error": "timeout", "attempt": 1}'::jsonb] WHERE id = $1`, missed)
+		h.exec(h.admin, "ALTER TABLE river_job ENABLE TRIGGER dlq_capture")
+		var all sync.WaitGroup
+		require.True(t, h.while("LOCK TABLE dlq."+table+" IN SHARE MODE", func() {
+			for _, sql := range []string{
+				"SELECT dlq.reconcile()",
+				fmt.Sprintf("SELECT dlq.redeliver(ARRAY(SELECT id FROM dlq.dead_letter_queue WHERE river_job_id IN (%d, %d) AND status IN ('dlq_pending', 'dlq_manual')), 'worker:1', 'x')", d.parked, d.unfiled),
+				"SELECT dlq.apply_facts()",
+			} {
+				all.Go(func() {
+					_ = store.InTx(t.Context(), func(tx postgres.DB) error { // it may have to give way
+						_, err := tx.Exec(t.Context(), sql)
+						return err
+					})
+				})
+			}
+			time.Sleep(200 * time.Millisecond) // they are at it
+			for _, job := range []int64{missed, d.parked, d.unfiled, d.processing} {
+				began := time.Now()
+				h.exec(app, "UPDATE river_job SET state = 'available', finalized_at = NULL, scheduled_at = now(), max_attempts = max_attempts + 1 WHERE id = $1 AND state = 'discarded'", job)
+				require.Less(t, time.Since(began), limit, "%s, job %d", table, job)
+			}
+		}))
+		all.Wait()
+		h.exec(app, "UPDATE river_job SET state = 'completed', finalized_at = clock_timestamp() WHERE state = 'available'")
 	}
 }

@@ -582,7 +582,7 @@ func (w *Worker) redeliver(ctx context.Context, tx transaction, ids []uuid.UUID,
 			aside.wait(r.EntryID, w.now().Add(busyPause), "", fmt.Sprintf("another transaction holds its job %d, or that one's unique key", r.JobID))
 		case deadletter.VerdictSent:
 			counts["redelivered"]++
-		case deadletter.VerdictFollows, deadletter.VerdictResolved: // no job was needed
+		case deadletter.VerdictFollows, deadletter.VerdictResolved, deadletter.VerdictOpen: // no job was needed
 		}
 	}
 	if err := aside.write(ctx, tx, w.actor, counts); err != nil {
