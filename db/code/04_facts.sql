@@ -392,7 +392,10 @@ DECLARE
     v_wake    boolean := false;
     -- Entries stay locked until all of this is done, and whoever moves one waits: a person, or a worker.
     v_until   constant timestamptz := clock_timestamp() + interval '1 s';
+    -- And so do jobs: whoever has locked a table of dlqd's is not waited for.
+    v_wait    constant text := current_setting('lock_timeout');
 BEGIN
+    PERFORM set_config('lock_timeout', '250ms', true);
     IF NOT p_careful THEN
         SELECT array_agg(d.fact), array_agg(d.entry_id), array_agg(d.job_id), array_agg(d.at) INTO v_facts, v_entries, v_jobs, v_ended
         FROM (
@@ -426,7 +429,7 @@ BEGIN
           AND (p_run IS NULL OR p_run = (SELECT m.run_id FROM dlq.entry_jobs m WHERE m.job_id = f.job_id AND m.job_created_at = f.job_created_at))
         FOR UPDATE SKIP LOCKED
     LOOP
-        EXIT WHEN v_count >= p_limit OR v_count > 0 AND clock_timestamp() > v_until;
+        EXIT WHEN v_count >= p_limit OR clock_timestamp() > v_until AND (v_count > 0 OR v_result = 'held');
         SELECT * INTO v_fact FROM dlq.job_facts f WHERE f.ctid = v_tid;
         v_refused := v_fact.fact = 'refused';
         IF v_refused THEN
@@ -436,7 +439,9 @@ BEGIN
         IF p_careful THEN
             BEGIN
                 v_result := dlq.apply_fact(v_fact);
-            EXCEPTION WHEN OTHERS THEN
+            EXCEPTION WHEN lock_not_available THEN
+                v_result := 'held';
+            WHEN OTHERS THEN
                 IF dlq.may_pass(SQLSTATE) THEN
                     RAISE;
                 END IF;
@@ -459,6 +464,7 @@ BEGIN
     IF v_wake THEN
         PERFORM dlq.wake();
     END IF;
+    PERFORM set_config('lock_timeout', v_wait, true);
     RETURN v_count;
 END
 $$;

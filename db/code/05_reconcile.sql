@@ -209,6 +209,27 @@ END
 $$;
 COMMENT ON FUNCTION dlq.look_for_failures IS 'Takes a look of the reconciler a batch further: of dlq.reconcile and dlq.backfill.';
 
+-- A retry made while capture was off, or gave way, is not followed, and nobody is told of its success: that is found while River keeps the
+-- job. (What a person has reopened after it stays open.)
+CREATE OR REPLACE FUNCTION dlq.find_successes(p_limit integer DEFAULT 10000) RETURNS integer
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET max_parallel_workers_per_gather = 0 SET row_security = off AS $$
+DECLARE
+    v_found integer;
+BEGIN
+    INSERT INTO dlq.job_facts (job_id, job_created_at, fact, entry_id, at)
+    SELECT j.id, j.created_at, 'completed', e.id, j.finalized_at
+    FROM dlq.dead_letter_open e JOIN river.river_job j ON j.id = e.river_job_id AND j.created_at = e.job_created_at
+    WHERE e.status IN ('dlq_pending', 'dlq_manual') AND e.rule IS DISTINCT FROM 'done-twice'
+      AND j.state = 'completed' AND j.finalized_at > e.last_failed_at AND NOT dlq.is_superseded(j.state::text, j.attempt, j.metadata)
+      AND NOT e.replay_attempts @> jsonb_build_array(jsonb_build_object('jobId', j.id, 'outcome', 'completed'))
+      AND NOT EXISTS (SELECT FROM dlq.job_facts f WHERE f.job_id = j.id AND f.job_created_at = j.created_at)
+    LIMIT p_limit;
+    GET DIAGNOSTICS v_found = ROW_COUNT;
+    RETURN v_found;
+END
+$$;
+COMMENT ON FUNCTION dlq.find_successes IS 'Tells the entries whose own job was retried outside dlqd and has completed, which no trigger saw, so that they are resolved. Returns how many.';
+
 CREATE OR REPLACE FUNCTION dlq.reconcile(p_limit integer DEFAULT 2000, p_whole boolean DEFAULT false, p_every interval DEFAULT '0', OUT filed integer, OUT done boolean, OUT began_at timestamptz)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -217,6 +238,7 @@ BEGIN
     FROM dlq.look_for_failures(CASE WHEN p_whole THEN 'whole' ELSE 'recent' END, 'reconciler', p_limit, p_every, p_every = '0') l;
     IF p_whole AND done THEN
         PERFORM dlq.forget_jobs();
+        PERFORM dlq.find_successes();
     END IF;
 END
 $$;

@@ -314,15 +314,17 @@ BEGIN
     IF p_queue IS NOT NULL AND NOT dlq.in_scope(p_queue, NULL, dlq.scope()) THEN
         RAISE EXCEPTION 'replay: you may not send redeliveries to queue %', p_queue USING ERRCODE = 'DLQ06';
     END IF;
-    v_queues := CASE WHEN p_queue IS NULL THEN ARRAY(SELECT DISTINCT p.queue FROM dlq.preview(v_filter) p) ELSE ARRAY[p_queue] END;
-    SELECT string_agg(b.name, ', ' ORDER BY b.name) INTO v_open FROM dlq.circuit_breakers b
-    WHERE b.state = 'open' AND (b.name = 'destination:' || p_destination OR p_destination IS NULL AND b.name IN (SELECT 'queue:' || q.queue FROM unnest(v_queues) q (queue)));
-    IF v_open IS NOT NULL AND NOT p_force THEN
-        RAISE EXCEPTION 'replay: open circuit breakers: %', v_open USING ERRCODE = 'DLQ05', HINT = 'Wait for them to close, or replay with force.';
-    END IF;
-    v_unworked := dlq.unworked_queues(v_queues);
-    IF v_unworked <> '{}' AND NOT p_force THEN
-        RAISE EXCEPTION 'replay: nobody works these queues: %', array_to_string(v_unworked, ', ') USING ERRCODE = 'DLQ05', HINT = 'Start what works them, send the redeliveries to another queue, or replay with force.';
+    IF NOT p_force THEN -- who forces it has no time for a look
+        v_queues := CASE WHEN p_queue IS NULL THEN ARRAY(SELECT DISTINCT p.queue FROM dlq.preview(v_filter) p) ELSE ARRAY[p_queue] END;
+        SELECT string_agg(b.name, ', ' ORDER BY b.name) INTO v_open FROM dlq.circuit_breakers b
+        WHERE b.state = 'open' AND (b.name = 'destination:' || p_destination OR p_destination IS NULL AND b.name IN (SELECT 'queue:' || q.queue FROM unnest(v_queues) q (queue)));
+        IF v_open IS NOT NULL THEN
+            RAISE EXCEPTION 'replay: open circuit breakers: %', v_open USING ERRCODE = 'DLQ05', HINT = 'Wait for them to close, or replay with force.';
+        END IF;
+        v_unworked := dlq.unworked_queues(v_queues);
+        IF v_unworked <> '{}' THEN
+            RAISE EXCEPTION 'replay: nobody works these queues: %', array_to_string(v_unworked, ', ') USING ERRCODE = 'DLQ05', HINT = 'Start what works them, send the redeliveries to another queue, or replay with force.';
+        END IF;
     END IF;
     PERFORM dlq.require_approval(ARRAY['replay'] || CASE WHEN p_patch IS NOT NULL OR p_merge_patch IS NOT NULL THEN '{patch}' ELSE '{}' END::text[]
             || CASE WHEN p_queue IS NOT NULL OR p_destination IS NOT NULL THEN '{redirect}' ELSE '{}' END::text[], 'replay',

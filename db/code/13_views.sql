@@ -12,6 +12,8 @@ BEGIN
     RETURN QUERY SELECT v.owner, v.name, CASE v.owner WHEN v_actor THEN v.query ELSE dlq.masked_text(v.query, v_mask) END, v.columns, v.sort, v.shared, v.created_at, v.updated_at
     FROM dlq.saved_views v
     WHERE v.owner = v_actor OR v.shared AND dlq.scope_within(v.scope, v_scope) AND NOT (dlq.is_reader() AND v.query ~* '\m(payload|subscriber|tag|key:)')
+      -- (What is no field is looked for in errors.)
+      AND NOT ('error_message' = ANY (dlq.hidden_columns()) AND regexp_replace(v.query, '(^|\s)[[:alpha:].]+:("(?:[^"\\]|\\.)*"|\S*)', ' ', 'g') ~ '\S')
     ORDER BY v.owner <> v_actor, v.name;
 END
 $$;

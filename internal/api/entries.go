@@ -10,11 +10,11 @@ import (
 
 	"github.com/danielgtaylor/huma/v2"
 	"github.com/google/uuid"
-	"golang.org/x/sync/errgroup"
 
 	"github.com/dlqd/dlqd/internal/analytics"
 	"github.com/dlqd/dlqd/internal/approval"
 	"github.com/dlqd/dlqd/internal/automatic"
+	"github.com/dlqd/dlqd/internal/background"
 	"github.com/dlqd/dlqd/internal/deadletter"
 	"github.com/dlqd/dlqd/internal/filter"
 	"github.com/dlqd/dlqd/internal/message"
@@ -313,18 +313,17 @@ func (s *service) listEntries(ctx context.Context, in *listInput) (*listOutput, 
 	}
 	var found *deadletter.Found
 	var count Count
-	var both errgroup.Group
-	both.Go(func() (err error) {
+	asks := []func() error{func() (err error) {
 		found, err = s.Store.Search(ctx, page, searchBudget)
 		return err
-	})
+	}}
 	if in.Count {
-		both.Go(func() (err error) {
+		asks = append(asks, func() (err error) {
 			count.Entries, count.AtLeast, err = s.Store.CountWithin(ctx, page.Filter, MostCounted, countBudget)
 			return err
 		})
 	}
-	if err := both.Wait(); err != nil {
+	if err := background.Together(len(asks), asks...); err != nil {
 		return nil, s.problem(ctx, err)
 	}
 	stopped, err := automatic.ReadStop(ctx, s.Store.DB())
@@ -413,18 +412,17 @@ func (s *service) stats(ctx context.Context, _ *struct{}) (*statsOutput, error) 
 	var oldest *time.Time
 	var stopped *automatic.Stop
 	var observed, muted int64
-	var all errgroup.Group
-	all.SetLimit(3)
-	all.Go(func() (err error) { rows, err = s.Store.Backlog(ctx); return err })
-	all.Go(func() (err error) { moves, err = s.Analytics.MovesLastDay(ctx); return err })
-	all.Go(func() (err error) { oldest, err = s.Store.OldestOpen(ctx); return err })
-	all.Go(func() (err error) { stopped, err = automatic.ReadStop(ctx, s.Store.DB()); return err })
-	all.Go(func() (err error) {
-		observed, err = automatic.CountObserved(ctx, s.Store.DB(), MostCounted)
-		return err
-	})
-	all.Go(func() (err error) { muted, err = s.Groups.MutedEntries(ctx); return err })
-	if err := all.Wait(); err != nil {
+	if err := background.Together(3,
+		func() (err error) { rows, err = s.Store.Backlog(ctx); return err },
+		func() (err error) { moves, err = s.Analytics.MovesLastDay(ctx); return err },
+		func() (err error) { oldest, err = s.Store.OldestOpen(ctx); return err },
+		func() (err error) { stopped, err = automatic.ReadStop(ctx, s.Store.DB()); return err },
+		func() (err error) {
+			observed, err = automatic.CountObserved(ctx, s.Store.DB(), MostCounted)
+			return err
+		},
+		func() (err error) { muted, err = s.Groups.MutedEntries(ctx); return err },
+	); err != nil {
 		return nil, s.problem(ctx, err)
 	}
 	stats := Stats{

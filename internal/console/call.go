@@ -9,12 +9,10 @@ import (
 	"fmt"
 	"net/http"
 	"net/url"
-	"runtime/debug"
 	"strings"
 
-	"golang.org/x/sync/errgroup"
-
 	"github.com/dlqd/dlqd/internal/api"
+	"github.com/dlqd/dlqd/internal/background"
 )
 
 // Problem is what the API answers where something is wrong (RFC 9457).
@@ -77,24 +75,8 @@ func (in *request) may(path string, query url.Values, out any) (bool, error) {
 	return err == nil, err
 }
 
-func panicked(p any) error { return fmt.Errorf("panicked: %v\n%s", p, debug.Stack()) }
-
 // together asks several things at once.
-func together(asks ...func() error) error {
-	var asking errgroup.Group
-	asking.SetLimit(4)
-	for _, ask := range asks {
-		asking.Go(func() (err error) {
-			defer func() {
-				if p := recover(); p != nil {
-					err = panicked(p)
-				}
-			}()
-			return ask()
-		})
-	}
-	return asking.Wait()
-}
+func together(asks ...func() error) error { return background.Together(4, asks...) }
 
 // post has the API do something. What needs a second person is an *askedError.
 func (in *request) post(path string, body, out any) error {
@@ -152,7 +134,7 @@ func (r *response) WriteHeader(status int) {
 func (c *Console) call(ctx context.Context, from *http.Request, method, path string, query url.Values, body any) (answer *response, err error) {
 	defer func() {
 		if p := recover(); p != nil {
-			err = fmt.Errorf("%s %s: %w", method, path, panicked(p))
+			err = fmt.Errorf("%s %s: %w", method, path, background.Panicked(p))
 		}
 	}()
 	var raw []byte

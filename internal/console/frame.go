@@ -20,6 +20,7 @@ import (
 	"github.com/dlqd/dlqd/internal/api"
 	"github.com/dlqd/dlqd/internal/approval"
 	"github.com/dlqd/dlqd/internal/automatic"
+	"github.com/dlqd/dlqd/internal/background"
 	"github.com/dlqd/dlqd/internal/postgres"
 	"github.com/dlqd/dlqd/internal/replay"
 )
@@ -145,7 +146,7 @@ func (a *around) get(in *request) surroundings {
 	looked := a.looking.DoChan(rights+forgotten.String(), func() (any, error) { // nobody waits for a look from before
 		defer func() {
 			if p := recover(); p != nil {
-				in.console.Logger.Error("console: what is around a page cannot be looked up", "path", in.URL.Path, "error", panicked(p))
+				in.console.Logger.Error("console: what is around a page cannot be looked up", "path", in.URL.Path, "error", background.Panicked(p))
 			}
 		}()
 		ctx, _ := postgres.Counting(context.WithoutCancel(in.Context())) // others have it, too, and what it takes is not the page's

@@ -163,8 +163,11 @@ func (r *rate) add(n int64, ofLast bool) {
 	}
 }
 
-// hour takes in what happened in each minute of the last hour.
+// hour takes in what happened in each minute of the last hour, but for the one that has just begun.
 func (o *overview) hour(minutes []analytics.Bucket) {
+	if len(minutes) > 1 {
+		minutes = minutes[:len(minutes)-1]
+	}
 	for i, b := range minutes {
 		ofLast := i >= len(minutes)-10
 		o.In.add(b.Captured, ofLast)

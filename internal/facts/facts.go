@@ -117,7 +117,7 @@ func apply(ctx context.Context, store Store, params dbsqlc.ApplyParams) (row dbs
 			row, err = dbsqlc.New(tx).Apply(ctx, params)
 			return err
 		})
-		if postgres.IsRefusal(err) && !params.Careful {
+		if (postgres.IsRefusal(err) || postgres.IsLocked(err)) && !params.Careful {
 			params.Careful = true // one by one, so that it holds up no other
 			continue
 		}

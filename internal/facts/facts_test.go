@@ -843,7 +843,7 @@ func TestApply_redeliveryThatFailsInASerializableTransaction(t *testing.T) {
 	}
 }
 
-// A lock that is not to be had is no refusal.
+// A lock that is not to be had is no refusal: the fact stays as it is.
 func TestApply_collisionIsNoRefusal(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -851,8 +851,8 @@ func TestApply_collisionIsNoRefusal(t *testing.T) {
 	b.end(b.replay(id), "completed")
 	b.exec("CREATE FUNCTION away() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION USING ERRCODE = '55P03'; END $$")
 	b.exec("CREATE TRIGGER away BEFORE UPDATE ON dlq.dead_letter_open FOR EACH ROW EXECUTE FUNCTION away()")
-	_, err := b.pool.Exec(t.Context(), "SELECT dlq.apply_facts(p_careful => true)")
-	require.ErrorContains(t, err, "55P03")
+	b.exec("SELECT dlq.apply_facts(p_careful => true)")
+	require.Equal(t, "completed", b.text("SELECT string_agg(fact, ', ') FROM dlq.job_facts"))
 	b.exec("DROP TRIGGER away ON dlq.dead_letter_open")
 	b.apply()
 	b.is(id, deadletter.Resolved)
@@ -970,4 +970,49 @@ func TestApply_jobWithAnotherOpenEntry(t *testing.T) {
 		b.is(id, deadletter.Archived)
 		b.is(open, deadletter.Resolved)
 	})
+}
+
+// Somebody holds a month of closed entries: what is told of others is applied meanwhile, and none of their jobs is held for long.
+func TestApply_besideALockedMonth(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	open, id := b.fails()
+	closed, other := b.fails()
+	b.exec("SELECT dlq.file(ARRAY[$1::uuid, $2::uuid]), dlq.discard($2, 'kim')", id, other)
+	b.retry(closed)
+	b.retry(open)
+	tx, err := b.pool.Begin(t.Context())
+	require.NoError(t, err)
+	defer func() { _ = tx.Rollback(context.WithoutCancel(t.Context())) }()
+	_, err = tx.Exec(t.Context(), "LOCK TABLE dlq.dead_letter_archived IN ACCESS EXCLUSIVE MODE")
+	require.NoError(t, err)
+	b.apply()
+	require.EqualValues(t, 1, b.count("SELECT count(*) FROM dlq.job_facts WHERE fact <> 'following'"), "it waits")
+	require.Equal(t, "dlq_processing", b.text("SELECT status::text FROM dlq.dead_letter_open WHERE id = $1", id))
+	require.NoError(t, tx.Rollback(t.Context()))
+	b.apply()
+	b.is(other, deadletter.Manual)
+}
+
+// A retry that nobody followed, and its success, are found while River keeps the job, and once.
+func TestApply_successThatNobodySaw(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	job, id := b.fails()
+	b.exec("SELECT dlq.file(ARRAY[$1::uuid]), dlq.park($1, 'kim')", id)
+	b.exec("SELECT dlq.set_capture('off')")
+	b.retry(job)
+	b.runs(job)
+	b.end(job, "completed")
+	b.exec("SELECT dlq.set_capture('on')")
+	reconcile := func() {
+		b.exec("SELECT dlq.reconcile(p_whole => true)")
+		b.apply()
+		require.Zero(t, b.facts())
+	}
+	reconcile()
+	b.is(id, deadletter.Resolved)
+	b.exec("SELECT dlq.reopen($1, 'kim')", id)
+	reconcile()
+	b.is(id, deadletter.Manual)
 }

@@ -12,7 +12,6 @@ import (
 	"math/rand/v2"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/dlqd/dlqd/internal/archive"
 	"github.com/dlqd/dlqd/internal/background"
@@ -118,7 +117,7 @@ func (k *Keeper) run(ctx context.Context, done *Done) error {
 		archived, err := k.letGo(ctx, p.Name, p.OfAudit, rules.Version())
 		if err != nil {
 			errs = append(errs, fmt.Errorf("partition %s stays for now: %w", p.Name, err))
-			if isBusy(err) { // whoever reads it for long, a dump say, reads the others too: each try has all others wait
+			if postgres.IsLocked(err) { // whoever reads it for long, a dump say, reads the others too: each try has all others wait
 				break
 			}
 			continue
@@ -160,7 +159,7 @@ const (
 func (k *Keeper) drop(ctx context.Context, drop func() error) error {
 	for try := 1; ; try++ {
 		err := drop()
-		if !isBusy(err) || try == dropTries {
+		if !postgres.IsLocked(err) || try == dropTries {
 			return err
 		}
 		select {
@@ -171,12 +170,6 @@ func (k *Keeper) drop(ctx context.Context, drop func() error) error {
 	}
 }
 
-// isBusy recognises a lock that was not to be had in time.
-func isBusy(err error) bool {
-	var pgErr *pgconn.PgError
-	return errors.As(err, &pgErr) && pgErr.Code == "55P03"
-}
-
 // dropEmptyMonths drops months of failed entries of which nothing is left. Those that somebody uses stay until the next round.
 func (k *Keeper) dropEmptyMonths(ctx context.Context, periods json.RawMessage, now time.Time) error {
 	for {
@@ -185,7 +178,7 @@ func (k *Keeper) dropEmptyMonths(ctx context.Context, periods json.RawMessage, n
 			name, err = dbsqlc.New(k.Store.DB()).DropEmptyMonth(ctx, dbsqlc.DropEmptyMonthParams{Periods: periods, Now: now})
 			return err
 		})
-		if isBusy(err) || err == nil && name == "" {
+		if postgres.IsLocked(err) || err == nil && name == "" {
 			return nil
 		}
 		if err != nil {
