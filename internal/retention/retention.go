@@ -12,7 +12,6 @@ import (
 	"math/rand/v2"
 	"time"
 
-
 	"github.com/dlqd/dlqd/internal/archive"
 	"github.com/dlqd/dlqd/internal/background"
 	"github.com/dlqd/dlqd/internal/deadletter"

@@ -61,7 +61,7 @@ func (q *Queries) ActWhere(ctx context.Context, arg ActWhereParams) (ActWhereRow
 }
 
 const Backlog = `-- name: Backlog :many
-WITH size AS MATERIALIZED (SELECT coalesce(sum(r.pending + r.processing + r.manual), 0) > 20000 AND (SELECT s.at > now() - interval '1 minute' FROM dlq.rollup_state s) AS large FROM dlq.rollup_backlog r)
+WITH size AS MATERIALIZED (SELECT coalesce(sum(r.pending + r.processing + r.manual), 0) > 20000 AND (SELECT s.at > now() - interval '10 seconds' FROM dlq.rollup_state s) AS large FROM dlq.rollup_backlog r)
 SELECT b.status::text AS status, b.queue::text AS queue, b.error_class::text AS error_class, sum(b.entries)::bigint AS entries, bool_or(b.more)::boolean AS more
 FROM (
     SELECT o.status, o.queue, coalesce(o.error_class, 'undecided') AS error_class, count(*) AS entries, false AS more
@@ -93,7 +93,7 @@ type BacklogRow struct {
 }
 
 // Open entries of the scope, by status, queue and class: those that are filed from the index dead_letter_open_backlog alone, or, where there
-// are more than 20,000, from the rollups, which are a second or so old (a minute at most); of the others 10,000 are counted, less those that are further
+// are more than 20,000, from the rollups, which are a second or so old (ten at most); of the others 10,000 are counted, less those that are further
 // failures of an open entry. more: there are others.
 func (q *Queries) Backlog(ctx context.Context) ([]BacklogRow, error) {
 	rows, err := q.db.Query(ctx, Backlog)
