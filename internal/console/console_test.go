@@ -451,10 +451,24 @@ func (b *tab) click(selector string) {
 	}, patience, 30*time.Millisecond, selector)
 }
 
-// follow clicks what leads to another page.
+// follow clicks what leads to another page. Where the page moved under the pointer, the click was of something else: it is made again.
 func (b *tab) follow(selector string) {
 	b.Helper()
-	b.does(func() { b.click(selector) })
+	const gone, often = `!window.pageBefore && document.readyState === "complete"`, 300
+	b.does(func() {
+		b.click(selector)
+		for range often {
+			var left bool
+			ctx, cancel := context.WithTimeout(b.ctx, 5*time.Second)
+			err := chromedp.Run(ctx, chromedp.Evaluate(gone, &left))
+			cancel()
+			if left || err != nil {
+				return
+			}
+			time.Sleep(50 * time.Millisecond)
+		}
+		b.click(selector)
+	})
 }
 
 // What is clicked by its text is marked first.
