@@ -98,6 +98,8 @@ type Loop struct {
 	life sync.Mutex // held to start it, and to tell it to stop
 	run  *run       // the last one; nil before the first
 
+	stack string // of the last turn, if it panicked; for who makes turns alone
+
 	mu          sync.Mutex // guards the rest
 	running     bool
 	since       time.Time     // without success: the last one, or when it began
@@ -259,7 +261,7 @@ func (l *Loop) turn(r *run, group *Group) (time.Duration, <-chan struct{}) {
 	l.turnSince = start
 	l.mu.Unlock()
 	ctx, cancel := context.WithTimeout(r.turns, l.config.Timeout)
-	wait, err := l.once(ctx, group.Logger)
+	wait, err := l.once(ctx)
 	if err != nil && errors.Is(ctx.Err(), context.DeadlineExceeded) {
 		err = fmt.Errorf("a turn did not end within %s: %w", l.config.Timeout, err)
 	}
@@ -286,11 +288,10 @@ func (l *Loop) turn(r *run, group *Group) (time.Duration, <-chan struct{}) {
 }
 
 // once makes a turn. One that panics has failed: what else the process does goes on.
-func (l *Loop) once(ctx context.Context, logger *slog.Logger) (wait time.Duration, err error) {
+func (l *Loop) once(ctx context.Context) (wait time.Duration, err error) {
 	defer func() {
 		if p := recover(); p != nil {
-			err = fmt.Errorf("a turn panicked: %v", p)
-			logger.Error("a turn panicked", "loop", l.config.Name, "error", err, "stack", string(debug.Stack()))
+			err, l.stack = fmt.Errorf("a turn panicked: %v", p), string(debug.Stack())
 		}
 	}()
 	return l.config.Once(ctx)
@@ -323,8 +324,12 @@ func (l *Loop) failed(logger *slog.Logger, err error) time.Duration {
 	l.errors++
 	l.failures++
 	if l.worthLogging(err, time.Now()) {
+		if l.stack != "" {
+			logger = logger.With("stack", l.stack)
+		}
 		logger.Error(cmp.Or(l.config.Failing, "a turn failed"), "loop", l.config.Name, "failed_turns", l.failures, "error", err)
 	}
+	l.stack = ""
 	wait := l.config.Retry
 	for i := 1; i < l.failures && wait < l.config.Interval; i++ {
 		wait = min(2*wait, l.config.Interval)
