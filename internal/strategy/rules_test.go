@@ -162,18 +162,49 @@ func TestNextHour_onTheDaysWhenClocksChange(t *testing.T) {
 	require.True(t, NextHour(nil, "UTC", time.Now()).IsZero())
 }
 
+// An entry that failed before the off-peak hour is judged within it: it is retried in what is left of this hour.
+func TestScheduled_RetriesWithinTheHourThatHasBegun(t *testing.T) {
+	t.Parallel()
+	night := func(clock string) time.Time {
+		at, err := time.Parse(time.RFC3339, "2026-11-22T"+clock+":00Z")
+		require.NoError(t, err)
+		return at
+	}
+	for _, test := range []struct {
+		failed, judged string
+		random         float64
+		want           time.Time
+	}{
+		{"01:50", "02:10", 0.5, night("02:30")},
+		{"01:50", "02:30", 0.5, night("02:30")},
+		{"01:50", "02:31", 0.5, night("02:30").AddDate(0, 0, 1)}, // its place in the hour has passed
+		{"02:05", "02:10", 0.5, night("02:30").AddDate(0, 0, 1)}, // it failed within the hour
+		{"01:50", "03:10", 0.99, night("02:59").AddDate(0, 0, 1)},
+	} {
+		s := &scheduled{immediate{random: func(*Entry) float64 { return test.random }}}
+		at, waitingFor := s.First(&Entry{LastFailedAt: night(test.failed)}, &policy.Plan{Hours: []int{2}}, night(test.judged))
+		require.Empty(t, waitingFor)
+		require.Equal(t, test.want, at.UTC().Truncate(time.Minute), "%+v", test)
+	}
+}
+
 func TestScheduled_properties(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(rt *rapid.T) {
-		p := &scheduled{immediate{random: func(*Entry) float64 { return rapid.Float64Range(0, 0.9999).Draw(rt, "random") }}}
+		random := rapid.Float64Range(0, 0.9999).Draw(rt, "random")
+		p := &scheduled{immediate{random: func(*Entry) float64 { return random }}}
 		zone := rapid.SampledFrom([]string{"UTC", "Europe/Berlin", "America/New_York", "Australia/Lord_Howe", "Asia/Kathmandu", "Pacific/Apia"}).Draw(rt, "zone")
 		hours := rapid.SliceOfNDistinct(rapid.IntRange(0, 23), 1, 5, rapid.ID).Draw(rt, "hours")
 		now := time.Unix(rapid.Int64Range(1_700_000_000, 1_900_000_000).Draw(rt, "now"), 0)
 		policyPlan := policy.Plan{Hours: hours, TimeZone: zone}
-		at, _ := p.First(&Entry{LastFailedAt: now}, &policyPlan, now)
+		failed := now.Add(-time.Duration(rapid.Int64Range(0, int64(30*time.Hour)).Draw(rt, "age")))
+		at, _ := p.First(&Entry{LastFailedAt: failed}, &policyPlan, now)
+		if soon, _ := p.First(&Entry{LastFailedAt: failed}, &policyPlan, failed); !soon.Before(now) {
+			require.Equal(rt, soon, at, "judged in time, it keeps the place that it would have had at once")
+		}
 		location, err := time.LoadLocation(zone)
 		require.NoError(rt, err)
-		require.True(rt, at.After(now))
+		require.False(rt, at.Before(now))
 		require.Less(rt, at.Sub(now), 50*time.Hour, "an hour that is left out comes the next day")
 		begins := at.In(location).Truncate(time.Minute)
 		for begins.Minute() != 0 || !slices.Contains(hours, begins.Hour()) {
