@@ -78,6 +78,8 @@ func TestFingerprint(t *testing.T) {
 	require.NotEqual(t, Fingerprint("T", "a failed", ""), Fingerprint("T", "b failed", ""))
 	trace := "runtime.gopanic\n\t/go/src/panic.go:1\ngithub.com/riverqueue/river.x\n\tx.go:1\nexample.com/app/orders.Place\n\torders.go:7\n"
 	require.Equal(t, "orders.Place", ownFrame(trace))
+	// As runtime/debug has a panic: its frame is in every such trace, and would put all panics into one group.
+	require.Equal(t, "orders.Place", ownFrame("panic({0xa1b2c3, 0xc000012345})\n\t/go/src/runtime/panic.go:783 +0x132\n"+trace))
 	require.NotEqual(t, Fingerprint("T", "a", trace), Fingerprint("T", "a", ""))
 }
 
