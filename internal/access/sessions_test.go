@@ -363,6 +363,31 @@ func TestSessions_hostile(t *testing.T) {
 	require.Equal(t, http.StatusBadRequest, large.StatusCode)
 }
 
+// A session by a token ends with the token, also where the token expires unrevoked, and is not listed from then on.
+func TestSessions_EndWhenTheirTokenExpires(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	c := b.console(rules(access.Rules{Ways: []string{"tokens"}}), false)
+	later := time.Now().Add(time.Hour)
+	secret, id := b.token(access.Token{Name: "kim", Role: access.Operator, ExpiresAt: &later})
+	kim := c.browser()
+	kim.signIn(secret)
+	require.Equal(t, "token kim operator", kim.who())
+	list := func() []access.Session {
+		sessions, err := b.store.Sessions(t.Context(), "kim", access.SessionLimits{})
+		require.NoError(t, err)
+		return sessions
+	}
+	require.Len(t, list(), 1)
+	require.WithinDuration(t, later, list()[0].ExpiresAt, time.Second)
+
+	b.exec("UPDATE dlq.tokens SET expires_at = now() - interval '1 second' WHERE id = $1", id)
+	require.Empty(t, c.bundle.console(rules(access.Rules{Ways: []string{"tokens"}}), false).with(kim.cookies).who(), "in another process")
+	kim.soon("")
+	require.Empty(t, list())
+	require.Equal(t, "1", b.text("SELECT count(*) FROM dlq.sessions"), "its row is there until it is trimmed")
+}
+
 // Whom a proxy names needs no session. Who signs in all the same is who they say, until they sign out; and where nobody is asked, a cookie
 // of before says nothing.
 func TestSessions_besideAProxy(t *testing.T) {
