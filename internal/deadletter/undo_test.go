@@ -227,3 +227,23 @@ func TestUndo_later(t *testing.T) {
 	require.Equal(t, 2, b.undo(first).Changed)
 	require.Zero(t, b.undo(first).Changed)
 }
+
+// An operation is undone once: what has come since by another action, and looks the same, stays.
+func TestUndo_OfWhatWasUndoneChangesNothing(t *testing.T) {
+	t.Parallel()
+	b := undoSetup(t)
+	ids := b.entries("payments", 2)
+	const payments = `{"queue": "payments"}`
+	tagged, _ := b.bulk("tag", payments, deadletter.Bulk{Tags: []string{"bank"}})
+	noted, _ := b.bulk("note", payments, deadletter.Bulk{Act: deadletter.Act{Note: "the bank is down"}})
+	require.Equal(t, 2, b.undo(noted).Changed)
+	require.Equal(t, 2, b.undo(tagged).Changed)
+	_, changed := b.bulk("park", payments, deadletter.Bulk{Tags: []string{"bank"}, Act: deadletter.Act{Note: "the bank is down"}})
+	require.Equal(t, 2, changed)
+	parked := b.is(ids[0])
+	require.Contains(t, parked, "bank")
+	require.Zero(t, b.undo(tagged).Changed)
+	require.Zero(t, b.undo(noted).Changed)
+	require.Equal(t, parked, b.is(ids[0]))
+	require.Equal(t, parked, b.is(ids[1]))
+}
