@@ -253,6 +253,24 @@ func TestFile_jobThatFailsAgain(t *testing.T) {
 	require.Equal(t, 4, b.count(failures))
 }
 
+// A redelivery whose failure comes in by the inbox, because its mark is gone, is the end of its entry's redelivery, and no entry of its own.
+func TestFile_RedeliveryWithoutItsMarkEndsItsEntry(t *testing.T) {
+	t.Parallel()
+	b := setup(t, succeed)
+	id := b.unfiled()
+	job, err := b.store.Replay(t.Context(), id, kim, nil, false)
+	require.NoError(t, err)
+	b.exec("UPDATE river_job SET state = 'running', attempt = 1, metadata = '{}' WHERE id = $1", job) // as an application that writes metadata anew
+	b.exec(`UPDATE river_job SET state = 'discarded', finalized_at = clock_timestamp(), errors = ARRAY['{"attempt": 1, "error": "no money again"}'::jsonb] WHERE id = $1`, job)
+	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_inbox WHERE river_job_id = $1", job))
+	entry, _ := b.entry() // the only one
+	require.Equal(t, id, entry.ID)
+	require.Equal(t, deadletter.Pending, entry.Status)
+	require.Equal(t, "no money again", *entry.ErrorMessage)
+	require.EqualValues(t, 1, entry.DLQRetryCount)
+	require.Zero(t, b.count("SELECT (SELECT count(*) FROM dlq.dead_letter_inbox) + (SELECT count(*) FROM dlq.job_facts)"))
+}
+
 // A backlog of many is counted by the rollups, and not anew each time that somebody looks.
 func TestBacklog_ofMany(t *testing.T) {
 	t.Parallel()
