@@ -92,6 +92,32 @@ func TestAutomatic_observesFirst(t *testing.T) {
 	require.Equal(t, 1, j.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_processing' AND job_kind = 'dlqd_message'"))
 }
 
+// Entries that wait for automatic redelivery are not claimed: older than what is due, they would fill every batch.
+func TestClaim_PassesByWhatWaitsForAutomatic(t *testing.T) {
+	t.Parallel()
+	j := attached(t, nil)
+	j.failJobs(3, 3, "mails", "report", refused)
+	j.failJobs(1, 3, "default", "dlqd_message", refused)
+	j.all()
+	require.Equal(t, 3, j.observed())
+	j.now = j.now.Add(time.Hour)
+	j.exec("UPDATE dlq.dead_letter_queue SET next_retry_at = $1 WHERE waiting_for = 'automatic'", j.now.Add(-2*time.Hour))
+	small := worker.New(worker.Config{
+		Store: j.store, Planner: j.planner.Load, Logger: slog.New(slog.DiscardHandler), Name: "small", BatchSize: 2, Now: func() time.Time { return j.now },
+	})
+	full, err := small.RunOnce(t.Context())
+	require.NoError(t, err)
+	require.False(t, full, "one is due")
+	require.Equal(t, 1, j.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_processing' AND job_kind = 'dlqd_message'"))
+
+	// Nor once the switch is on: they go when they are released, which has their pace.
+	j.exec("SELECT dlq.set_automatic('all', NULL, true, p_actor => 'kim')")
+	_, err = small.RunOnce(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, 3, j.observed())
+	require.Equal(t, 1, j.inStatus(deadletter.Processing))
+}
+
 // Switched on, what waited goes at the pace of its queue, the oldest first; what is not due yet goes in its own time.
 func TestAutomatic_switchedOnReleasesAtAPace(t *testing.T) {
 	t.Parallel()
