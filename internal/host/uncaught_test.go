@@ -79,6 +79,32 @@ func TestHost_timeouts(t *testing.T) {
 	h.exact()
 }
 
+// What one statement of a transaction met says nothing of the next one: that looks, and captures, anew.
+func TestHost_EachStatementOfATransactionCapturesAnew(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	batches := h.prepare(3)
+	app := h.application()
+	tx, err := app.Begin(t.Context())
+	require.NoError(t, err)
+	river := riverpgxv5.New(nil).UnwrapExecutor(tx)
+	ends := func(j jobs) {
+		require.NoError(t, complete(t.Context(), river, j))
+		require.NoError(t, retry(t.Context(), river, j))
+	}
+	require.True(t, h.while("LOCK TABLE dlq.dead_letter_inbox, dlq.job_facts IN ACCESS EXCLUSIVE MODE", func() { ends(batches[0]) }))
+	require.Len(t, app.warned(), 2)
+	ends(batches[1])
+	ends(batches[2])
+	require.Empty(t, app.warned())
+	require.NoError(t, tx.Commit(t.Context()))
+	require.False(t, h.captured(batches[0]))
+	require.True(t, h.captured(batches[1]))
+	require.True(t, h.captured(batches[2]))
+	h.reconcile()
+	h.exact()
+}
+
 // A prepared transaction with failures is nobody's to wait for, and what it holds comes once, whatever has looked meanwhile.
 func TestHost_preparedWhileReconciling(t *testing.T) {
 	t.Parallel()
