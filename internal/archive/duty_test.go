@@ -1,0 +1,47 @@
+package archive_test
+
+import (
+	"context"
+	"testing"
+
+	"github.com/google/uuid"
+	"github.com/stretchr/testify/require"
+
+	"github.com/dlqd/dlqd/internal/archive"
+	"github.com/dlqd/dlqd/internal/deadletter"
+	"github.com/dlqd/dlqd/internal/postgres"
+	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
+)
+
+func TestMain(m *testing.M) { postgrestest.Main(m) }
+
+// One process at a time writes the archive. One that died has the duty until its time is over, and no longer.
+func TestExclusively_TakesOverFromAProcessThatDied(t *testing.T) {
+	t.Parallel()
+	pool := postgrestest.Pool(t)
+	store := deadletter.NewStore(pool, postgres.DefaultSchemas())
+	take := func(holder uuid.UUID, during string) (taken bool) {
+		require.NoError(t, pool.QueryRow(t.Context(), "SELECT dlq.take_duty('archive', $1, $2::interval)", holder, during).Scan(&taken))
+		return taken
+	}
+	runs := func() (ran bool) {
+		ran, err := archive.Exclusively(t.Context(), store, 0, func(context.Context) error {
+			require.False(t, take(uuid.New(), "1 hour"), "it is this process's meanwhile")
+			return nil
+		})
+		require.NoError(t, err)
+		return ran
+	}
+	other := uuid.New()
+	require.True(t, take(other, "1 hour"))
+	require.False(t, runs(), "another process writes")
+	require.True(t, take(other, "-1 second"), "it goes on; then it dies, and its time is over")
+	require.True(t, runs())
+	require.True(t, runs(), "the duty was given back")
+
+	// A process that comes back too late gives back no duty but its own.
+	require.True(t, take(other, "1 hour"))
+	_, err := pool.Exec(t.Context(), "SELECT dlq.end_duty('archive', $1)", uuid.New())
+	require.NoError(t, err)
+	require.False(t, runs())
+}
