@@ -197,7 +197,7 @@ func TestScheduled_properties(t *testing.T) {
 		hours := rapid.SliceOfNDistinct(rapid.IntRange(0, 23), 1, 5, rapid.ID).Draw(rt, "hours")
 		now := time.Unix(rapid.Int64Range(1_700_000_000, 1_900_000_000).Draw(rt, "now"), 0)
 		policyPlan := policy.Plan{Hours: hours, TimeZone: zone}
-		failed := now.Add(-time.Duration(rapid.Int64Range(0, int64(30*time.Hour)).Draw(rt, "age")))
+		failed := now.Add(-time.Duration(rapid.Int64Range(0, int64(3*time.Hour)).Draw(rt, "age")))
 		at, _ := p.First(&Entry{LastFailedAt: failed}, &policyPlan, now)
 		if soon, _ := p.First(&Entry{LastFailedAt: failed}, &policyPlan, failed); !soon.Before(now) {
 			require.Equal(rt, soon, at, "judged in time, it keeps the place that it would have had at once")
