@@ -317,6 +317,47 @@ func TestBreaker_firstOpeningThatIsNotWritten(t *testing.T) {
 	}
 }
 
+// What opened while the database was away is not told to it where the breaker has been reset since, by whichever process.
+func TestBreaker_LateOpeningDoesNotUndoAReset(t *testing.T) {
+	t.Parallel()
+	b := setup(t, "defaults: {consecutiveFailures: 2}")
+	db := &away{DB: b.pool}
+	p := breaker.New(breaker.Config{DB: db, Policy: func() *policy.Policy { return b.policy }, Actor: "one", Logger: slog.New(slog.DiscardHandler), Now: b.clock})
+	db.off.Store(true)
+	require.True(t, b.deliver(p, false))
+	require.True(t, b.deliver(p, false))
+	state, _ := p.State(bank)
+	require.Equal(t, breaker.Open, state)
+
+	b.pass(time.Second)
+	two := b.process("two")
+	require.NoError(t, two.ForceOpen(t.Context(), bank, "kim", "", 0))
+	was, err := two.Reset(t.Context(), bank, "kim", "the bank is back")
+	require.NoError(t, err)
+	require.True(t, was)
+	db.off.Store(false)
+	b.requireState(p, breaker.Closed)
+	b.requireState(two, breaker.Closed)
+	require.True(t, b.deliver(p, true))
+}
+
+// A delivery that began before its breaker opened, and fails after it, changes nothing of how the breaker stands.
+func TestBreaker_DeliveryThatEndsLateOpensNothing(t *testing.T) {
+	t.Parallel()
+	b := setup(t, "defaults: {consecutiveFailures: 2}")
+	p := b.process("one")
+	permits := []*breaker.Permit{b.permit(p), b.permit(p), b.permit(p)}
+	require.NoError(t, p.ForceOpen(t.Context(), bank, "kim", "the bank is down", 0))
+	for _, permit := range permits {
+		permit.Done(t.Context(), false)
+	}
+	status, _ := p.Find(bank)
+	require.Equal(t, breaker.Open, status.State)
+	require.True(t, status.Forced)
+	require.Nil(t, status.OpenUntil, "a person opened it for good")
+	require.Equal(t, "kim", status.ChangedBy)
+}
+
 // It opens on a failure alone, by what the window holds then: not by what it held once.
 func TestBreaker_successDoesNotOpenIt(t *testing.T) {
 	t.Parallel()
