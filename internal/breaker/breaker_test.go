@@ -358,6 +358,45 @@ func TestBreaker_DeliveryThatEndsLateOpensNothing(t *testing.T) {
 	require.Equal(t, "kim", status.ChangedBy)
 }
 
+// A person's opening goes before that of a process which does not know it yet.
+func TestBreaker_PersonsOpeningStands(t *testing.T) {
+	t.Parallel()
+	b := setup(t, "defaults: {consecutiveFailures: 2}")
+	one, two := b.process("one"), b.process("two")
+	require.NoError(t, one.ForceOpen(t.Context(), bank, "kim", "the bank is down", 0))
+	require.True(t, b.deliver(two, false))
+	require.True(t, b.deliver(two, false))
+	b.pass(time.Hour)
+	for _, p := range []*breaker.Breakers{one, two, b.process("three")} {
+		b.requireState(p, breaker.Open)
+		require.Nil(t, b.permit(p), "until it is reset")
+		status, _ := p.Find(bank)
+		require.True(t, status.Forced)
+		require.Equal(t, "kim", status.ChangedBy)
+	}
+}
+
+// A half-open period lasts ten seconds at least, however short an open one is: a probe takes its time, and is not made again meanwhile.
+func TestBreaker_ProbesHaveTenSeconds(t *testing.T) {
+	t.Parallel()
+	b := setup(t, "defaults: {consecutiveFailures: 2, probes: 1, openFor: 1s}")
+	p := b.process("one")
+	require.True(t, b.deliver(p, false))
+	require.True(t, b.deliver(p, false))
+	b.pass(time.Second)
+	lost := b.permit(p)
+	require.NotNil(t, lost)
+	b.pass(9 * time.Second)
+	require.Nil(t, b.permit(p))
+	b.pass(time.Second)
+	again := b.permit(p)
+	require.NotNil(t, again, "the process that had the probe may have died")
+	lost.Done(t.Context(), true)
+	b.requireState(p, breaker.HalfOpen)
+	again.Done(t.Context(), true)
+	b.requireState(p, breaker.Closed)
+}
+
 // It opens on a failure alone, by what the window holds then: not by what it held once.
 func TestBreaker_successDoesNotOpenIt(t *testing.T) {
 	t.Parallel()
@@ -485,6 +524,39 @@ func TestQueues_pauseAndResumeARiverQueue(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, watch.RunOnce(t.Context()))
 	require.True(t, paused())
+}
+
+// What failed before a breaker was reset has been judged, and what an operator cancelled has not failed.
+func TestQueues_CountFailuresOnce(t *testing.T) {
+	t.Parallel()
+	b := setup(t, "riverQueues: {emails: {minimumCount: 4}}")
+	client, err := river.NewClient(riverpgxv5.New(b.pool), &river.Config{Logger: slog.New(slog.DiscardHandler), TestOnly: true})
+	require.NoError(t, err)
+	b.exec(t, "INSERT INTO river_queue (name, created_at, updated_at) VALUES ('emails', now(), now())")
+	p := b.process("one")
+	watch := &breaker.Queues{Pool: b.pool, Schemas: postgres.DefaultSchemas(), River: client, Breakers: p}
+	end := func(state, metadata string) {
+		b.exec(t, `INSERT INTO river_job (kind, args, queue, max_attempts, state, finalized_at, metadata) SELECT 'app', '{}', 'emails', 1, $1::river_job_state, $2, $3::jsonb FROM generate_series(1, 4)`,
+			state, b.clock(), metadata)
+	}
+	is := func(want breaker.State) {
+		require.NoError(t, watch.RunOnce(t.Context()))
+		require.NoError(t, p.Sync(t.Context()))
+		state, _ := p.State("queue:emails")
+		require.Equal(t, want, state)
+	}
+	end("cancelled", `{"cancel_attempted_at": "2026-01-01T00:00:00Z"}`)
+	is(breaker.Closed)
+	end("discarded", "{}")
+	is(breaker.Open)
+	b.pass(time.Second)
+	_, err = p.Reset(t.Context(), "queue:emails", "kim", "")
+	require.NoError(t, err)
+	is(breaker.Closed)
+	is(breaker.Closed)
+	b.pass(time.Second)
+	end("discarded", "{}")
+	is(breaker.Open)
 }
 
 // A queue that a breaker paused is resumed once the policy does not name it any more; what a person opened stays until they say so.
