@@ -40,3 +40,39 @@ func TestReserve_lowAndHighRates(t *testing.T) {
 		}
 	}
 }
+
+// A stream that rested saved up nothing: its next place is now, and those that follow have its rate.
+func TestReserve_AfterARestBeginsNow(t *testing.T) {
+	t.Parallel()
+	pool := postgrestest.Pool(t)
+	start, second := time.Date(2026, 11, 22, 8, 0, 0, 0, time.UTC), time.Second
+	_, err := pace.Reserve(t.Context(), pool, "queue", 1, 1, start, &second)
+	require.NoError(t, err)
+	for _, within := range []*time.Duration{&second, nil} {
+		start = start.Add(time.Hour)
+		places, err := pace.Reserve(t.Context(), pool, "queue", 1, 2, start, within)
+		require.NoError(t, err)
+		require.Equal(t, 2, places.Granted)
+		require.WithinDuration(t, start, places.First, 0)
+		places, err = pace.Reserve(t.Context(), pool, "queue", 1, 100, start, &second)
+		require.NoError(t, err)
+		require.Zero(t, places.Granted, "the next one is in two seconds")
+	}
+}
+
+// A look at a stream that is taken far ahead gets no place, and gives none back.
+func TestReserve_NothingWithinReachTakesNothing(t *testing.T) {
+	t.Parallel()
+	pool := postgrestest.Pool(t)
+	start, second := time.Date(2026, 11, 22, 8, 0, 0, 0, time.UTC), time.Second
+	reserve := func(count int, within *time.Duration) pace.Places {
+		places, err := pace.Reserve(t.Context(), pool, "queue", 1, count, start, within)
+		require.NoError(t, err)
+		return places
+	}
+	require.Equal(t, 100, reserve(100, nil).Granted)
+	for range 3 {
+		require.Zero(t, reserve(10, &second).Granted)
+	}
+	require.WithinDuration(t, start.Add(100*time.Second), reserve(1, nil).First, 0)
+}
