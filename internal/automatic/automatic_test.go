@@ -1,6 +1,7 @@
 package automatic_test
 
 import (
+	"context"
 	"testing"
 	"time"
 
@@ -84,6 +85,7 @@ func TestSwitches(t *testing.T) {
 	} {
 		tx, err := pool.Begin(t.Context())
 		require.NoError(t, err)
+		t.Cleanup(func() { _ = tx.Rollback(context.WithoutCancel(t.Context())) }) // or the pool waits for it, where this fails
 		db := postgres.DefaultSchemas().Rendered(tx)
 		q := dbsqlc.New(db)
 		files := policytest.Files{}
