@@ -1,6 +1,7 @@
 package host_test
 
 import (
+	"context"
 	"fmt"
 	"strings"
 	"testing"
@@ -87,6 +88,7 @@ func TestHost_EachStatementOfATransactionCapturesAnew(t *testing.T) {
 	app := h.application()
 	tx, err := app.Begin(t.Context())
 	require.NoError(t, err)
+	t.Cleanup(func() { _ = tx.Rollback(context.WithoutCancel(t.Context())) })
 	river := riverpgxv5.New(nil).UnwrapExecutor(tx)
 	ends := func(j jobs) {
 		require.NoError(t, complete(t.Context(), river, j))
