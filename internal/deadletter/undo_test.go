@@ -247,3 +247,66 @@ func TestUndo_OfWhatWasUndoneChangesNothing(t *testing.T) {
 	require.Equal(t, parked, b.is(ids[0]))
 	require.Equal(t, parked, b.is(ids[1]))
 }
+
+// A note that came later stays, and does not keep a park or an unpark from being undone: the entry is where that put it.
+func TestUndo_LaterNotesStay(t *testing.T) {
+	t.Parallel()
+	for _, action := range []string{"park", "unpark"} {
+		b := undoSetup(t)
+		id := b.entries("payments", 1)[0]
+		if action == "unpark" {
+			b.exec("SELECT dlq.park($1, 'ben')", id)
+		}
+		b.exec("SELECT dlq.note($1, 'before')", id)
+		was := b.is(id)
+		operation, changed := b.bulk(action, `{"queue": "payments"}`, deadletter.Bulk{Act: deadletter.Act{Note: "by mistake"}})
+		require.Equal(t, 1, changed)
+		b.exec("SELECT dlq.note($1, 'the bank called')", id)
+		require.Equal(t, 1, b.undo(operation).Changed, action)
+		require.Equal(t, strings.Replace(was, "before", "the bank called", 1), b.is(id), action)
+	}
+}
+
+// Of two operations whose batches take turns, the one that began later is undone to what the other one left.
+func TestUndo_BesideAnOperationThatBeganBefore(t *testing.T) {
+	t.Parallel()
+	b := undoSetup(t)
+	b.entries("mails", 1)
+	id := b.entries("payments", 1)[0]
+	dan, eve := deadletter.NewOperation(), deadletter.NewOperation()
+	for _, batch := range []struct {
+		operation       uuid.UUID
+		assignee, queue string
+	}{{dan, "dan", "mails"}, {eve, "eve", "mails"}, {dan, "dan", "payments"}, {eve, "eve", "payments"}} {
+		filter := json.RawMessage(fmt.Sprintf(`{"queue": %q}`, batch.queue))
+		_, changed, err := b.store.Bulk(t.Context(), deadletter.Bulk{Action: "assign", Assignee: batch.assignee, Filter: filter, Act: deadletter.Act{Actor: "kim", Operation: batch.operation}})
+		require.NoError(t, err)
+		require.Equal(t, 1, changed)
+	}
+	require.Contains(t, b.is(id), " eve ")
+	require.Zero(t, b.undo(dan).Changed, "what began later stands")
+	require.Equal(t, 2, b.undo(eve).Changed)
+	require.Contains(t, b.is(id), " dan ")
+}
+
+// What an operation changed in one moment is undone page by page, whatever the pages' length.
+func TestUndo_PagesOfOneMoment(t *testing.T) {
+	t.Parallel()
+	b := undoSetup(t)
+	ids := b.entries("payments", 5)
+	operation, changed := b.bulk("park", `{"queue": "payments"}`, deadletter.Bulk{})
+	require.Equal(t, 5, changed)
+	b.exec(`DO $$
+		DECLARE v_of uuid := (SELECT id FROM dlq.operations); v_as uuid; v_looked integer; v_last timestamptz; v_last_id bigint;
+		BEGIN
+			LOOP
+				SELECT u.operation, u.looked, u.last, u.last_id INTO v_as, v_looked, v_last, v_last_id
+				FROM dlq.undo(v_of, p_limit => 2, p_after => v_last, p_after_id => v_last_id, p_as => v_as) u;
+				EXIT WHEN v_looked = 0;
+			END LOOP;
+		END $$`)
+	for _, id := range ids {
+		require.True(t, strings.HasPrefix(b.is(id), "dlq_pending"), b.is(id))
+	}
+	require.Zero(t, b.undo(operation).Changed)
+}
