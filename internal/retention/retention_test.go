@@ -154,6 +154,55 @@ func TestKeeper(t *testing.T) {
 	require.Equal(t, 2, b.in("dlq_resolved"), "that one, and the one that was open")
 }
 
+// Each failed entry is archived when the period of its own queue is over, not the shortest one of any queue.
+func TestAgeOut_AfterTheQueuesOwnPeriod(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.closed(2, "mails", "dlq_failed")
+	b.closed(3, "payments", "dlq_failed")
+	b.closed(4, "elsewhere", "dlq_failed")
+	agedOut := func(after time.Duration) int {
+		return b.count(`SELECT dlq.age_out('{"defaults": {"failed": "90 days"}, "queues": {"mails": {"failed": "10 days"}, "payments": {"failed": "120 days"}}}', p_now => $1)`, b.now.Add(after))
+	}
+	require.Zero(t, agedOut(9*24*time.Hour))
+	require.Equal(t, 2, agedOut(11*24*time.Hour))
+	require.Zero(t, agedOut(11*24*time.Hour))
+	require.Equal(t, 4, agedOut(91*24*time.Hour))
+	require.Equal(t, 3, agedOut(121*24*time.Hour))
+	require.Zero(t, b.in("dlq_failed"))
+}
+
+// An entry that has changed since it was archived is not deleted: the archive does not have it as it is.
+func TestDeleteEntries_LeavesWhatHasChanged(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.closed(2, "mails", "dlq_resolved")
+	b.exec("CREATE TABLE archived AS SELECT e.id, hashtextextended(e::text, 0) AS hash FROM dlq.dead_letter_queue e")
+	changed := b.text("SELECT max(id::text) FROM archived")
+	b.exec(`SELECT dlq.act_on('tag', ARRAY[$1::uuid], 'kim', NULL, '{"tags": ["seen"]}')`, changed)
+	require.Equal(t, 1, b.count("SELECT dlq.delete_entries(array_agg(a.id), array_agg(a.hash), 'retention') FROM archived a"))
+	require.Equal(t, changed, b.text("SELECT string_agg(id::text, ' ') FROM dlq.dead_letter_queue"))
+}
+
+// What was restored is kept until the last of the times for which it was asked for, and no longer.
+func TestRestoreEntries_KeepUntilTheLastTimeAskedFor(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.closed(2, "mails", "dlq_resolved")
+	restore := func(days int) {
+		b.exec("SELECT dlq.restore_entries((SELECT jsonb_agg(to_jsonb(e)) FROM dlq.dead_letter_queue e), $1, 'kim')", b.now.AddDate(0, 0, days))
+	}
+	expired := func(days int) int {
+		return b.count(`SELECT count(*) FROM dlq.expired_entries('{"defaults": {"resolved": "30 days", "archived": "365 days"}, "queues": {"mails": {"resolved": "7 days"}}}', p_now => $1)`, b.now.AddDate(0, 0, days))
+	}
+	require.Equal(t, 2, expired(8))
+	restore(20)
+	restore(10)
+	require.Zero(t, expired(8))
+	require.Zero(t, expired(19), "it was asked for until the 20th day")
+	require.Equal(t, 2, expired(21))
+}
+
 // An entry whose partition is missing goes to the default one, which is drained when the partition is made.
 func TestPartitions_theDefaultOneIsDrained(t *testing.T) {
 	t.Parallel()
@@ -381,6 +430,8 @@ func TestKeeper_forgetsOldReports(t *testing.T) {
 		"INSERT INTO dlq.replay_run_entries (run_id, entry_id, outcome) SELECT r.id, gen_random_uuid(), 'skipped' FROM dlq.replay_runs r CROSS JOIN generate_series(1, 2500)",
 		"INSERT INTO dlq.operations (id, action, actor) SELECT gen_random_uuid(), 'discard', 'kim' FROM generate_series(1, 2500)",
 		"INSERT INTO dlq.operation_unchanged (operation_id, entry_id, reason) SELECT o.id, gen_random_uuid(), 'gone' FROM (SELECT id FROM dlq.operations LIMIT 1) o CROSS JOIN generate_series(1, 2500)",
+		"SELECT dlq.refuse_approval(dlq.request_approval('bulk', '{\"do\": \"discard\", \"filter\": {\"queue\": \"payments\"}}'))", "SELECT dlq.request_approval('bulk', '{\"do\": \"discard\", \"filter\": {\"queue\": \"payments\"}}')",
+		"INSERT INTO dlq.approval_entries (approval_id, entry_id) SELECT a.id, gen_random_uuid() FROM dlq.approvals a CROSS JOIN generate_series(1, 2500)",
 		"SELECT dlq.open_breaker('destination:d')", "SELECT dlq.reset_breaker('destination:d')",
 		"INSERT INTO dlq.gates (name, state, started_at) VALUES ('smart:payments:f', 'open', now())", "INSERT INTO dlq.paces (name, free_at) VALUES ('replay:x', now())",
 		"SELECT dlq.rebuild_rollups()", "INSERT INTO dlq.failure_groups (queue, fingerprint, first_seen, last_seen) VALUES ('payments', 'f', now(), now())",
@@ -391,7 +442,7 @@ func TestKeeper_forgetsOldReports(t *testing.T) {
 	left := func() string {
 		return b.text(`SELECT concat_ws(' ', (SELECT count(*) FROM dlq.replay_runs), (SELECT count(*) FROM dlq.replay_run_entries), (SELECT count(*) FROM dlq.circuit_breaker_changes),
 			(SELECT count(*) FROM dlq.gates), (SELECT count(*) FROM dlq.paces), (SELECT count(*) FROM dlq.failure_groups), (SELECT count(*) FROM dlq.rollup_errors WHERE error_type LIKE 'T%'),
-			(SELECT count(*) FROM dlq.operations), (SELECT count(*) FROM dlq.operation_unchanged))`)
+			(SELECT count(*) FROM dlq.operations), (SELECT count(*) FROM dlq.operation_unchanged), (SELECT count(*) FROM dlq.approvals), (SELECT count(*) FROM dlq.approval_entries))`)
 	}
 	after := func(days int) string {
 		b.now = time.Now().AddDate(0, 0, days)
@@ -399,10 +450,10 @@ func TestKeeper_forgetsOldReports(t *testing.T) {
 		b.exec("SELECT dlq.trim_rollups($1)", b.now)
 		return left()
 	}
-	require.Equal(t, "2 5000 2 1 1 1 300 2500 2500", left())
-	require.Equal(t, "2 5000 2 1 0 1 300 2500 2500", after(2))
-	require.Equal(t, "2 5000 2 0 0 1 200 2500 2500", after(45))
-	require.Equal(t, "1 2500 2 0 0 0 100 0 0", after(410), "a run that has not ended stays")
+	require.Equal(t, "2 5000 2 1 1 1 300 2500 2500 2 5000", left())
+	require.Equal(t, "2 5000 2 1 0 1 300 2500 2500 2 5000", after(2))
+	require.Equal(t, "2 5000 2 0 0 1 200 2500 2500 2 5000", after(45))
+	require.Equal(t, "1 2500 2 0 0 0 100 0 0 1 2500", after(410), "a run that has not ended stays, and so does a request")
 	_, err := b.pool.Exec(t.Context(), "DELETE FROM dlq.circuit_breaker_changes")
 	require.ErrorContains(t, err, "append-only")
 	b.exec("INSERT INTO dlq.circuit_breaker_changes (at, name, to_state) VALUES (now() - interval '1101 days', 'destination:d', 'open')")
