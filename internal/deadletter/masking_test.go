@@ -87,6 +87,15 @@ func TestMask(t *testing.T) {
 	var whole bool
 	require.NoError(t, pool.QueryRow(t.Context(), "SELECT dlq.sensitive_values($1, NULL, NULL, 'k', $2) = ARRAY[NULL]::text[]", large, mask).Scan(&whole))
 	require.True(t, whole, "it is not looked through")
+	// Of values of which one begins with another, the longer one is taken out whole; of more than a hundred, texts are masked whole.
+	var text string
+	require.NoError(t, pool.QueryRow(t.Context(), `SELECT dlq.masked_text('of abcd and abcdefgh', $1, dlq.sensitive_values('{"email": ["abcd", "abcdefgh"]}', NULL, NULL, 'k', $1))`, mask).Scan(&text))
+	require.Equal(t, "of *** and ***", text)
+	for n, want := range map[int]string{100: "nothing of them", 101: "***"} {
+		require.NoError(t, pool.QueryRow(t.Context(), `SELECT dlq.masked_text('nothing of them', $1, dlq.sensitive_values(
+			(SELECT jsonb_build_object('email', jsonb_agg('user' || i)) FROM generate_series(1, $2) i), NULL, NULL, 'k', $1))`, mask, n).Scan(&text))
+		require.Equal(t, want, text, n)
+	}
 	// Tokens of many issuers.
 	for _, text := range []string{
 		token, "sk_live_51H8abcdEFGH", "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiJraW0ifQ.c2lnbmF0dXJl", "AKIAIOSFODNN7EXAMPLE", "ghp_abcdefghijklmnopqrstuvwxyz0123456789", "xoxb-1234567890-abcdef",
@@ -290,6 +299,10 @@ func TestReveal_inSQL(t *testing.T) {
 		require.NoError(t, conn.QueryRow(ctx, "CALL dlq.reveal('"+id+"', 'ticket 7')").Scan(&entry))
 		require.Contains(t, entry, cardNumber)
 		require.Contains(t, entry, email)
+	})
+	as(t, url, "dlq_operator", func(conn *pgx.Conn) {
+		_, err := conn.Exec(t.Context(), "SELECT dlq.revealed('"+id+"')")
+		require.ErrorContains(t, err, "DLQ06", "why another person looked is not why this one does")
 	})
 	moves, err := store.Audit(t.Context(), deadletter.AuditFilter{Text: "revealed"}, 10, deadletter.AuditCursor{})
 	require.NoError(t, err)
