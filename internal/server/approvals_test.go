@@ -205,6 +205,27 @@ func TestApprovals_frozen(t *testing.T) {
 	require.Eventually(t, func() bool { return b.count(`SELECT count(*) FROM river_job WHERE args = '{"whole": 1.50}'`) == 1 }, time.Minute, 50*time.Millisecond)
 }
 
+// What was approved in time is carried out, also where that comes after the time in which it could be approved.
+func TestApprovals_ApprovedInTimeDoesNotExpire(t *testing.T) {
+	t.Parallel()
+	b := approvalsSetup(t, policy.ApprovalRule{Operations: []string{"discard"}})
+	b.fail("payments", 2)
+	kim, lee := b.named("kim", access.Operator, "root"), b.named("lee", access.Operator, "root")
+	id := b.ask(kim, "/api/dlq/bulk", `{"do": "discard", "filter": {}, "all": true}`)
+	require.NoError(t, pgx.BeginFunc(t.Context(), b.pool, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(t.Context(), "SELECT dlq.approve($1, 2, p_actor => 'lee')", id); err != nil {
+			return err
+		}
+		_, err := tx.Exec(t.Context(), "UPDATE dlq.approvals SET taken_until = now() + interval '1 hour', expires_at = now() WHERE id = $1", id)
+		return err
+	}))
+	require.Zero(t, b.count("SELECT dlq.expire_approvals()"))
+	require.Equal(t, "approved", b.approval(lee, id).State)
+	_, err := b.pool.Exec(t.Context(), "UPDATE dlq.approvals SET taken_until = NULL WHERE id = $1", id)
+	require.NoError(t, err)
+	require.EqualValues(t, 2, *b.awaitApproval(lee, id, "done").Changed)
+}
+
 func TestApprovals_expiryAndRaces(t *testing.T) {
 	t.Parallel()
 	b := approvalsSetup(t, policy.ApprovalRule{Operations: []string{"discard"}})
