@@ -313,3 +313,18 @@ func TestUndo_PagesOfOneMoment(t *testing.T) {
 	}
 	require.Zero(t, b.undo(operation).Changed)
 }
+
+// Of an entry whose payload was erased nothing is left to do: neither a reopening nor an undo brings it back.
+func TestReopen_NotOfWhatWasErased(t *testing.T) {
+	t.Parallel()
+	b := undoSetup(t)
+	id := b.entries("payments", 1)[0]
+	b.exec(`UPDATE dlq.dead_letter_queue SET original_event = '{"customer": "cus-4711"}' WHERE id = $1`, id)
+	operation, changed := b.bulk("discard", `{"queue": "payments"}`, deadletter.Bulk{})
+	require.Equal(t, 1, changed)
+	b.exec(`CALL dlq.erase('{"payload": {"customer": "cus-4711"}}', 'request 1', 'kim')`)
+	_, err := b.pool.Exec(t.Context(), "SELECT dlq.reopen($1)", id)
+	require.ErrorContains(t, err, "its payload was erased")
+	require.Zero(t, b.undo(operation).Changed)
+	require.True(t, strings.HasPrefix(b.is(id), "dlq_archived"), b.is(id))
+}
