@@ -87,12 +87,12 @@ func TestWatch_secretThatCameLater(t *testing.T) {
 	group.Start()
 	t.Cleanup(func() { require.NoError(t, group.Stop(context.WithoutCancel(t.Context()))) })
 	write("retry-policies.yaml", "queues: {one: {destination: d}}\ndestinations: {d: {url: 'http://localhost:1', secretFile: key}}\n")
-	require.Eventually(t, func() bool { return refused.Load() == 1 }, 20*time.Second, 50*time.Millisecond)
+	require.Eventually(t, func() bool { return refused.Load() == 1 }, time.Minute, 50*time.Millisecond)
 	write("key", "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw")
 	load() // SIGHUP
 	require.EqualValues(t, 1, secrets.Load())
 	again := looks.Load() + 3
 	require.Eventually(t, func() bool { return looks.Load() >= again }, time.Minute, time.Millisecond)
 	write("key", "whsec_AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA")
-	require.Eventually(t, func() bool { return secrets.Load() == 2 }, 20*time.Second, 50*time.Millisecond, "it is rotated, and nobody looks")
+	require.Eventually(t, func() bool { return secrets.Load() == 2 }, time.Minute, 50*time.Millisecond, "it is rotated, and nobody looks")
 }

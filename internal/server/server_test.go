@@ -127,7 +127,7 @@ func (b *bundle) awaitMessage(id, state string) map[string]any {
 	require.Eventually(b, func() bool {
 		_, out, _ = b.call("GET", "/api/messages/"+id, "")
 		return out["state"] == state
-	}, 30*time.Second, 50*time.Millisecond)
+	}, time.Minute, 50*time.Millisecond)
 	return out
 }
 
@@ -137,7 +137,7 @@ func (b *bundle) awaitEntry(id, status string) map[string]any {
 	require.Eventually(b, func() bool {
 		_, out, _ = b.call("GET", "/api/dlq/entries/"+id, "")
 		return out["status"] == status
-	}, 30*time.Second, 50*time.Millisecond)
+	}, time.Minute, 50*time.Millisecond)
 	return out
 }
 
@@ -331,7 +331,7 @@ func TestOperations(t *testing.T) {
 	b := setup(t, options{receiver: answering(http.StatusNotFound)})
 	b.submit("m1")
 	b.awaitMessage("m1", "dead-lettered")
-	require.Eventually(t, func() bool { return b.health().OK }, 20*time.Second, 50*time.Millisecond) // a busy machine may be late with a turn
+	require.Eventually(t, func() bool { return b.health().OK }, time.Minute, 50*time.Millisecond) // a busy machine may be late with a turn
 	var names []string
 	for _, p := range b.health().Parts {
 		names = append(names, p.Name)
@@ -436,7 +436,7 @@ func TestSubmit_overflowAnswers429(t *testing.T) {
 	require.Eventually(t, func() bool {
 		_, out, _ := b.call("GET", "/metrics", "")
 		return strings.Contains(out["text"].(string), "dlqd_ingest_pending_messages 1")
-	}, 10*time.Second, 5*time.Millisecond)
+	}, time.Minute, 5*time.Millisecond)
 	status, out, header := b.call("POST", "/api/messages", body)
 	require.Equal(t, http.StatusTooManyRequests, status, out)
 	require.Equal(t, "1", header.Get("Retry-After"))
@@ -604,7 +604,7 @@ func TestStart_onAnOlderRiver(t *testing.T) {
 	require.Eventually(t, func() bool {
 		_, page, _ := b.call("GET", "/api/dlq/entries?status=dlq_manual", "")
 		return len(page["entries"].([]any)) == 1
-	}, 30*time.Second, 50*time.Millisecond)
+	}, time.Minute, 50*time.Millisecond)
 }
 
 func TestStop_letsRunningJobsFinish(t *testing.T) {
