@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -35,6 +36,7 @@ type outageParams struct {
 	perSecond      int           // messages, over all destinations
 	before, outage time.Duration // of the phases; the last one ends when everything has been delivered
 	whileDown      int           // messages that the broken destination is down for at least
+	periods        int           // half-open periods that it is down for at least
 	slot           time.Duration // of the curve
 	breaker        string        // circuit-breaker.yaml
 	pace           int           // redeliveries and releases a second, to each destination
@@ -141,8 +143,28 @@ func outage(b *bench, scale float64) error {
 			return err
 		}
 		report.print(b)
-		return nil
+		return report.figures(p)
 	})
+}
+
+// figures are what the drill promises of a machine that is not busy with something else. TestOutage asserts none of them.
+func (o *outageReport) figures(p outageParams) error {
+	var errs []error
+	check := func(ok bool, format string, args ...any) {
+		if !ok {
+			errs = append(errs, fmt.Errorf(format, args...))
+		}
+	}
+	check(maps.Equal(o.sent, o.delivered), "sent %v, delivered %v", o.sent, o.delivered)
+	check(o.dead == 0, "%d dead letters need a person or failed", o.dead)
+	check(o.share() < 0.01, "%.2f %% attempts for each message that was sent to a destination that was down; less than 1 %% are expected", 100*o.share())
+	check(o.released <= 2*(p.pace+1), "%d messages let go in one second; two looks at a pace of %d are the most", o.released, p.pace)
+	for _, name := range destinations {
+		if p99 := o.p99[name]; name != broken {
+			check(p99[1] < 3*p99[0]+2*time.Second, "p99 of %s was %s before, and %s in the outage", name, p99[0], p99[1])
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // runOutage runs the drill on a database with dlqd's schema.
@@ -201,6 +223,9 @@ func outagePolicy(url string, p outageParams) (rules *policy.Policy, remove func
 	return rules, remove, err
 }
 
+// halfOpen counts half-open periods.
+const halfOpen = "SELECT count(*) FROM dlq.circuit_breaker_changes WHERE to_state = 'half_open'"
+
 func drill(ctx context.Context, api string, pool *pgxpool.Pool, r *receivers, p outageParams) (*outageReport, error) {
 	report := &outageReport{sent: map[string]int{}, slot: p.slot, p50: map[string][3]time.Duration{}, p99: map[string][3]time.Duration{}}
 	sending, stopSending := context.WithCancel(ctx)
@@ -224,8 +249,11 @@ func drill(ctx context.Context, api string, pool *pgxpool.Pool, r *receivers, p 
 	if err := wait(p.outage); err != nil {
 		return nil, err
 	}
-	for report.sentWhileDown.Load() < int64(p.whileDown) {
+	for periods := -1; periods < p.periods || report.sentWhileDown.Load() < int64(p.whileDown); {
 		if err := wait(100 * time.Millisecond); err != nil {
+			return nil, err
+		}
+		if err := pool.QueryRow(ctx, halfOpen).Scan(&periods); err != nil {
 			return nil, err
 		}
 	}
@@ -319,7 +347,7 @@ func (o *outageReport) collect(ctx context.Context, pool *pgxpool.Pool, r *recei
 		GROUP BY date_trunc('second', scheduled_at)) s`, broken).Scan(&o.released); err != nil {
 		return err
 	}
-	return pool.QueryRow(ctx, `SELECT (SELECT count(*) FROM dlq.circuit_breaker_changes WHERE to_state = 'half_open'),
+	return pool.QueryRow(ctx, `SELECT (`+halfOpen+`),
 		(SELECT count(*) FROM dlq.dead_letter_queue), (SELECT count(*) FROM dlq.dead_letter_queue WHERE status IN ('dlq_manual', 'dlq_failed'))`).Scan(&o.probes, &o.captured, &o.dead)
 }
 

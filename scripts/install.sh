@@ -40,7 +40,8 @@ for thing; do
 			as_root mkdir -p /etc/postgresql-common
 			echo 'create_main_cluster = false' | as_root tee /etc/postgresql-common/createcluster.conf >/dev/null
 		fi
-		as_root apt-get update -qq
+		[ -n "${updated:-}" ] || as_root apt-get update -qq
+		updated=yes
 		# shellcheck disable=SC2046 # a thing may be several packages
 		as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq $(package "$thing" apt-get) >/dev/null
 		case "$thing" in

@@ -27,7 +27,7 @@ func TestAutomatic_byTheCommandLine(t *testing.T) {
 	require.Eventually(t, func() bool {
 		var n int
 		return pool.QueryRow(t.Context(), "SELECT count(*) FROM dlq.dead_letter_open WHERE waiting_for = 'automatic'").Scan(&n) == nil && n == 3
-	}, 30*time.Second, 50*time.Millisecond)
+	}, time.Minute, 50*time.Millisecond)
 	out := ok(t, "automatic", api)
 	require.Regexp(t, `all +off +default`, out)
 	require.Regexp(t, `3 +3 +mailers +report.daily +transient +off`, out)
@@ -51,7 +51,7 @@ func TestAutomatic_byTheCommandLine(t *testing.T) {
 	require.Eventually(t, func() bool {
 		var n int
 		return pool.QueryRow(t.Context(), "SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_processing'").Scan(&n) == nil && n == 3
-	}, 30*time.Second, 50*time.Millisecond)
+	}, time.Minute, 50*time.Millisecond)
 	require.Contains(t, ok(t, "automatic", "off", api, "--class", "transient", "--note", "too early"), "class transient: off")
 	require.Contains(t, ok(t, "automatic", "reset", api, "--class", "transient"), "class transient: as the policy says")
 	require.Regexp(t, `class transient: off +\S+ +too early`, ok(t, "automatic", api))

@@ -19,7 +19,7 @@ func TestDoctor(t *testing.T) {
 	require.Eventually(t, func() bool { // River elects its leader in its own time
 		out, _, _ := run(t, "doctor", "--database-url", url)
 		return !strings.Contains(out, "there is none: nothing is scheduled") && strings.Contains(out, "dlq_capture and dlq_follow are there")
-	}, 30*time.Second, 100*time.Millisecond)
+	}, time.Minute, 100*time.Millisecond)
 	require.Contains(t, ok(t, "breakers", "open", "default", "--api-url="+s.api), "open")
 	out, stderr, code := run(t, "doctor", "--database-url", url, "--config-dir", policytest.Dir(t, policytest.Files{"monitoring": "defaults: {maxOpen: many}"}))
 	require.Equal(t, 1, code)

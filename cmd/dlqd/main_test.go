@@ -190,7 +190,7 @@ func TestCommands_overTheAPI(t *testing.T) {
 			ids = append(ids, e.ID)
 		}
 		return len(ids) == 4
-	}, 30*time.Second, 50*time.Millisecond)
+	}, time.Minute, 50*time.Millisecond)
 
 	list := ok(t, with("list", "--error-class", "validation", "--limit", "2")...)
 	require.Contains(t, list, "HTTP_422")
@@ -258,7 +258,7 @@ func TestServe_secondSignalStopsAtOnce(t *testing.T) {
 			_ = response.Body.Close()
 		}
 		return err != nil
-	}, 10*time.Second, 5*time.Millisecond)
+	}, time.Minute, 5*time.Millisecond)
 	require.Equal(t, 5, s.stop(syscall.SIGTERM), s.log.String())
 	s = serve(t, "--database-url", url, "--destination", receiver)
 	<-arrived

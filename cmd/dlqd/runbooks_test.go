@@ -516,7 +516,7 @@ func runRunbook(t *testing.T, s *scenario) {
 		require.Eventually(t, func() bool {
 			last = p.block(language, text)
 			return regexp.MustCompile(s.waits).MatchString(last)
-		}, 30*time.Second, 100*time.Millisecond, "last: %s", &last)
+		}, time.Minute, 100*time.Millisecond, "last: %s", &last)
 	}
 	require.Empty(t, steps, "nothing came of them")
 	for _, pattern := range s.prints {

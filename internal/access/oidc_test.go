@@ -214,7 +214,7 @@ func TestOIDC_keyRotation(t *testing.T) {
 	require.Eventually(t, func() bool {
 		_, err := s.from(t, "10.0.0.1", after)
 		return err != nil
-	}, 30*time.Second, 50*time.Millisecond)
+	}, time.Minute, 50*time.Millisecond)
 }
 
 // However many tokens name keys that nobody knows, the provider is asked now and then.

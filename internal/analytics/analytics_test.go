@@ -439,7 +439,7 @@ func TestLoops(t *testing.T) {
 	require.Eventually(t, func() bool {
 		stats, err := b.store.Stats(t.Context(), analytics.Window{Over: time.Hour})
 		return err == nil && len(stats) > 0 && stats[0].Captured == 2
-	}, 20*time.Second, 50*time.Millisecond)
+	}, time.Minute, 50*time.Millisecond)
 }
 
 // Strangers choose the names of types and sources, and their texts make failure groups: so many are counted one by one, and the rest as

@@ -469,15 +469,15 @@ func TestQueues_pauseAndResumeARiverQueue(t *testing.T) {
 			require.NoError(t, p.Sync(t.Context()))
 			state, _ := p.State("queue:emails")
 			return state == want
-		}, 20*time.Second, 50*time.Millisecond)
+		}, time.Minute, 50*time.Millisecond)
 	}
 
 	insert(3, true)
-	require.Eventually(t, func() bool { return count("discarded") == 3 }, 20*time.Second, 50*time.Millisecond)
+	require.Eventually(t, func() bool { return count("discarded") == 3 }, time.Minute, 50*time.Millisecond)
 	require.NoError(t, watch.RunOnce(t.Context()))
 	require.False(t, paused(), "three are too few")
 	insert(1, true)
-	require.Eventually(t, func() bool { return count("discarded") == 4 }, 20*time.Second, 50*time.Millisecond)
+	require.Eventually(t, func() bool { return count("discarded") == 4 }, time.Minute, 50*time.Millisecond)
 	look(breaker.Open)
 	require.True(t, paused())
 
@@ -493,7 +493,7 @@ func TestQueues_pauseAndResumeARiverQueue(t *testing.T) {
 	look(breaker.HalfOpen)
 	b.exec(t, "DELETE FROM river_job WHERE state = 'completed'")
 	insert(3, true)
-	require.Eventually(t, func() bool { return count("discarded") == 7 }, 20*time.Second, 50*time.Millisecond)
+	require.Eventually(t, func() bool { return count("discarded") == 7 }, time.Minute, 50*time.Millisecond)
 	look(breaker.Open)
 	require.True(t, paused())
 
@@ -503,7 +503,7 @@ func TestQueues_pauseAndResumeARiverQueue(t *testing.T) {
 	b.exec(t, "UPDATE dlq.circuit_breakers SET open_until = $1", b.clock())
 	look(breaker.HalfOpen)
 	insert(3, false)
-	require.Eventually(t, func() bool { return count("completed") == 3 }, 20*time.Second, 50*time.Millisecond)
+	require.Eventually(t, func() bool { return count("completed") == 3 }, time.Minute, 50*time.Millisecond)
 	look(breaker.Closed)
 	require.False(t, paused())
 

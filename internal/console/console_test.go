@@ -45,8 +45,14 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// patience bounds every wait: machines that run these tests may be busy.
-const patience = time.Minute
+const (
+	// patience bounds every wait for a state. A machine that runs these tests may be busy.
+	patience = 2 * time.Minute
+	// answered bounds what the browser is asked at once: a page that is being left may never answer.
+	answered = 10 * time.Second
+	// lookEvery is how often a state is looked at.
+	lookEvery = 20 * time.Millisecond
+)
 
 // browser is the one browser of all tests. Each test has tabs of its own in it, with cookies of their own.
 var browser chromium
@@ -361,6 +367,24 @@ func (b *tab) open(path string) {
 	b.run(chromedp.Navigate(b.o.base + path))
 }
 
+// rows waits until the list has so many rows.
+func (b *tab) rows(n int) {
+	b.Helper()
+	b.until(fmt.Sprintf(`document.querySelectorAll("[data-row]").length === %d`, n))
+}
+
+// reads waits until the text of what a selector finds is this.
+func (b *tab) reads(selector, text string) {
+	b.Helper()
+	b.until(fmt.Sprintf(`document.querySelector(%s)?.innerText === %s`, quoted(selector), quoted(text)))
+}
+
+// completed waits until the filter is a text, and its completions are those of that text.
+func (b *tab) completed(text string) {
+	b.Helper()
+	b.until(fmt.Sprintf(`[document.querySelector("[data-filter]").value, document.querySelector("#completions:not([hidden])")?.dataset.for].every(text => text === %s)`, quoted(text)))
+}
+
 // signIn signs in by a token, in the page.
 func (b *tab) signIn(secret string) {
 	b.Helper()
@@ -384,29 +408,35 @@ func (b *tab) texts(selector string) string {
 	return text
 }
 
+// asks evaluates an expression in the page. It is false where the page is being left.
+func (b *tab) asks(expression string, result any) bool {
+	ctx, cancel := context.WithTimeout(b.ctx, answered)
+	defer cancel()
+	return chromedp.Run(ctx, chromedp.Evaluate(expression, result)) == nil
+}
+
+// await waits until done is true.
+func (b *tab) await(what string, done func() bool) {
+	b.Helper()
+	for until := time.Now().Add(patience); !done(); time.Sleep(lookEvery) {
+		if time.Now().After(until) {
+			require.FailNow(b, "it does not come", "%s; the page: %s", what, b.now())
+		}
+	}
+}
+
 // until waits until an expression is true in the page; pages may come and go meanwhile.
 func (b *tab) until(expression string) {
 	b.Helper()
-	var last any
-	require.Eventually(b, func() bool {
-		ctx, cancel := context.WithTimeout(b.ctx, 5*time.Second) // what is asked of a page that goes away may have no answer
-		defer cancel()
-		last = nil
-		if chromedp.Run(ctx, chromedp.Evaluate("!!("+expression+")", &last)) != nil {
-			return false
-		}
-		return last == true
-	}, patience, 30*time.Millisecond, "%s; the page: %s", expression, &pageNow{b})
+	b.await(expression, func() bool {
+		var is bool
+		return b.asks("!!("+expression+")", &is) && is
+	})
 }
 
-// pageNow is what the page shows, where a wait is in vain.
-type pageNow struct{ b *tab }
-
-func (p *pageNow) String() string {
-	var text string
-	ctx, cancel := context.WithTimeout(p.b.ctx, patience)
-	defer cancel()
-	_ = chromedp.Run(ctx, chromedp.Evaluate(`location.href + " " + document.readyState + "\n" + (document.querySelector(".flash, .trouble-page, .sign-in, main") ?? document.body).innerText.replace(/\s+/g, " ").slice(0, 900)`, &text))
+// now is what the page shows.
+func (b *tab) now() (text string) {
+	b.asks(`location.href + " " + document.readyState + "\n" + (document.querySelector(".flash, .trouble-page, .sign-in, main") ?? document.body).innerText.replace(/\s+/g, " ").slice(0, 900)`, &text)
 	return text
 }
 
@@ -424,7 +454,7 @@ func quoted(text string) string {
 	return string(raw)
 }
 
-// does does something that leads to another page, and waits for that.
+// does does something that leads to another page, and waits until that is there.
 func (b *tab) does(act func()) {
 	b.Helper()
 	b.value("void (window.pageBefore = true)")
@@ -432,50 +462,56 @@ func (b *tab) does(act func()) {
 	b.until(`!window.pageBefore && document.readyState === "complete"`)
 }
 
-// click clicks what a selector finds first. A live part may change meanwhile: then it is looked for again.
+// click clicks what a selector finds first, as a mouse does. A live part may move meanwhile: what was pressed is looked at before the
+// button is let go, and where that is something else, nothing is clicked and it is looked for again.
 func (b *tab) click(selector string) {
 	b.Helper()
 	b.clicks++
-	css := quoted(selector)
-	find := "document.querySelector(" + css + ")"
+	find := "document.querySelector(" + quoted(selector) + ")"
 	if text, is := strings.CutPrefix(selector, byText); is {
-		find, css = ofText(text), quoted(marked)
+		find = ofText(text)
 	}
-	require.Eventually(b, func() bool {
-		b.until(find + "?.checkVisibility()")
-		ctx, cancel := context.WithTimeout(b.ctx, 5*time.Second)
-		defer cancel()
-		return chromedp.Run(ctx,
-			chromedp.Evaluate("document.querySelector("+css+").scrollIntoView({block: 'center'})", nil),
-			chromedp.Click("document.querySelector("+css+")", chromedp.ByJSPath, chromedp.NodeVisible)) == nil
-	}, patience, 30*time.Millisecond, selector)
-}
-
-// follow clicks what leads to another page. Where the page moved under the pointer, the click was of something else: it is made again.
-func (b *tab) follow(selector string) {
-	b.Helper()
-	const gone, often = `!window.pageBefore && document.readyState === "complete"`, 300
-	b.does(func() {
-		b.click(selector)
-		for range often {
-			var left bool
-			ctx, cancel := context.WithTimeout(b.ctx, 5*time.Second)
-			err := chromedp.Run(ctx, chromedp.Evaluate(gone, &left))
-			cancel()
-			if left || err != nil {
-				return
-			}
-			time.Sleep(50 * time.Millisecond)
+	b.await("a click of "+selector, func() bool {
+		var at []float64
+		if !b.asks(fmt.Sprintf(placeOf, find), &at) || len(at) != 2 {
+			return false
 		}
-		b.click(selector)
+		b.run(mouse(input.MousePressed, at[0], at[1]))
+		var pressed bool
+		if !b.asks(`window.aim?.matches(":active") ?? false`, &pressed) || !pressed {
+			b.run(mouse(input.MouseReleased, 0, 0))
+			return false
+		}
+		ctx, cancel := context.WithTimeout(b.ctx, answered)
+		defer cancel()
+		_ = chromedp.Run(ctx, mouse(input.MouseReleased, at[0], at[1])) // a page that is left by it may not answer
+		return true
 	})
 }
 
-// What is clicked by its text is marked first.
-const (
-	byText = "the text "
-	marked = "[data-found]"
-)
+// placeOf is the middle of an element, in the window; nothing where it is not seen, or something is before it.
+const placeOf = `(() => {
+	const found = %s;
+	if (!found?.checkVisibility()) return [];
+	found.scrollIntoView({block: "center"});
+	const {x, y, width, height} = found.getClientRects()[0] ?? {};
+	const at = [x + width / 2, y + height / 2];
+	window.aim = found;
+	return found.contains(document.elementFromPoint(...at)) ? at : [];
+})()`
+
+func mouse(what input.MouseType, x, y float64) chromedp.Action {
+	return input.DispatchMouseEvent(what, x, y).WithButton(input.Left).WithClickCount(1)
+}
+
+// follow clicks what leads to another page, and waits until that is there.
+func (b *tab) follow(selector string) {
+	b.Helper()
+	b.does(func() { b.click(selector) })
+}
+
+// byText begins the selector of what is clicked by its text.
+const byText = "the text "
 
 // button is a button or link of main, by its text, for click and follow.
 func (b *tab) button(text string) string {
@@ -484,22 +520,20 @@ func (b *tab) button(text string) string {
 	return byText + text
 }
 
-// ofText finds a button or link by its text, and marks it.
+// ofText finds a button or link by its text.
 func ofText(text string) string {
-	return fmt.Sprintf(`(() => {
-		for (const old of document.querySelectorAll("[data-found]")) delete old.dataset.found;
-		const found = [...document.querySelectorAll("main button, main a, main summary, .flash button, .flash a, .top button")].find(e => e.checkVisibility() && e.innerText.trim().startsWith(%s));
-		if (found) found.dataset.found = "";
-		return found;
-	})()`, quoted(text))
+	return fmt.Sprintf(`[...document.querySelectorAll("main button, main a, main summary, .flash button, .flash a, .top button")].find(e => e.checkVisibility() && e.innerText.trim().startsWith(%s))`, quoted(text))
 }
 
 // fill types into a field, in place of what is there.
 func (b *tab) fill(selector, text string) {
 	b.Helper()
 	b.click(selector)
-	b.value(fmt.Sprintf("document.querySelector(%s).select()", quoted(selector)))
+	field := "document.querySelector(" + quoted(selector) + ")"
+	b.until("document.activeElement === " + field)
+	b.value(field + ".select()")
 	b.run(insert(text))
+	b.until(field + ".value === " + quoted(text))
 }
 
 // insert types a text where the focus is.

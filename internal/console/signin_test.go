@@ -44,7 +44,7 @@ func TestSignIn_token(t *testing.T) {
 
 	// A session that ends under an open page leads to the sign-in, and back.
 	kim.expect("/events")
-	kim.until(`document.querySelector("[data-connection]").innerText === "live"`)
+	kim.until(live)
 	o.exec("DELETE FROM dlq.sessions WHERE name = 'kim'")
 	kim.until(`location.pathname === "/sign-in"`)
 	require.Contains(t, kim.value("decodeURIComponent(location.search)"), id)
@@ -53,7 +53,7 @@ func TestSignIn_token(t *testing.T) {
 	kim.sees("no such report")
 
 	// And under one in which somebody writes, it says so, and nothing that was written is lost.
-	kim.until(`document.querySelector("[data-connection]").innerText === "live"`)
+	kim.until(live)
 	kim.fill("#act input[name=note]", "called the customer")
 	o.exec("DELETE FROM dlq.sessions WHERE name = 'kim2'")
 	kim.until(`document.querySelector("[data-connection]").innerText.startsWith("signed out")`)
@@ -80,6 +80,6 @@ grants:
 	b := o.tab()
 	b.open(listOf("status:manual"))
 	b.follow(b.button("Sign in at the provider"))
-	require.Equal(t, listOf("status:manual"), b.value("location.pathname + location.search"))
-	require.Contains(t, b.texts(".top"), "kim@example.com operator")
+	b.until(`location.pathname + location.search === ` + quoted(listOf("status:manual")))
+	b.sees("kim@example.com operator")
 }

@@ -117,7 +117,7 @@ func (b *bundle) await(id int64, states ...rivertype.JobState) {
 		job, err := b.client.JobGet(b.Context(), id)
 		require.NoError(b, err)
 		return slices.Contains(states, job.State)
-	}, 30*time.Second, 5*time.Millisecond)
+	}, time.Minute, 5*time.Millisecond)
 }
 
 func (b *bundle) exec(sql string, args ...any) {

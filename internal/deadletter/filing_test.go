@@ -136,7 +136,7 @@ func TestFile_waitsForWhoeverIsFiling(t *testing.T) {
 			go func() { discarded <- b.store.Discard(t.Context(), id, kim) }()
 			require.Eventually(t, func() bool {
 				return b.count("SELECT count(*) FROM pg_locks l JOIN pg_stat_activity a USING (pid) WHERE a.datname = current_database() AND NOT l.granted") > 0
-			}, 20*time.Second, 5*time.Millisecond)
+			}, time.Minute, 5*time.Millisecond)
 			_, err = tx.Exec(t.Context(), file, id)
 			if name == "by rolling" {
 				require.Error(t, err)

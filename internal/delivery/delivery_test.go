@@ -106,7 +106,7 @@ func (b *bundle) deliver(extra string, states ...rivertype.JobState) *rivertype.
 		job, err = b.client.JobGet(b.Context(), receipt.JobID)
 		require.NoError(b, err)
 		return slices.Contains(states, job.State)
-	}, 30*time.Second, 5*time.Millisecond)
+	}, time.Minute, 5*time.Millisecond)
 	return job
 }
 

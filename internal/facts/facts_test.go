@@ -809,7 +809,7 @@ func TestLoop(t *testing.T) {
 	group.Start()
 	defer func() { require.NoError(t, group.Stop(context.WithoutCancel(t.Context()))) }()
 	b.end(job, "completed")
-	require.Eventually(t, func() bool { return b.entry(id).Status == deadletter.Resolved }, 30*time.Second, 50*time.Millisecond)
+	require.Eventually(t, func() bool { return b.entry(id).Status == deadletter.Resolved }, time.Minute, 50*time.Millisecond)
 }
 
 // In a SERIALIZABLE transaction capture cannot look whether a job is a redelivery: whoever files its failure does.

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -163,6 +164,7 @@ func TestHost_jobsThatDLQDHolds(t *testing.T) {
 		h.exec(app, `UPDATE river_job SET state = 'discarded', finalized_at = clock_timestamp(), errors = ARRAY['{"error": "timeout", "attempt": 1}'::jsonb] WHERE id = $1`, missed)
 		h.exec(h.admin, "ALTER TABLE river_job ENABLE TRIGGER dlq_capture")
 		var all sync.WaitGroup
+		var over atomic.Int64
 		require.True(t, h.while("LOCK TABLE dlq."+table+" IN SHARE MODE", func() {
 			for _, sql := range []string{
 				"SELECT dlq.reconcile()",
@@ -170,13 +172,16 @@ func TestHost_jobsThatDLQDHolds(t *testing.T) {
 				"SELECT dlq.apply_facts()",
 			} {
 				all.Go(func() {
+					defer over.Add(1)
 					_ = store.InTx(t.Context(), func(tx postgres.DB) error { // it may have to give way
 						_, err := tx.Exec(t.Context(), sql)
 						return err
 					})
 				})
 			}
-			time.Sleep(200 * time.Millisecond) // they are at it
+			require.Eventually(t, func() bool { // each waits for the table, or has given way
+				return over.Load()+int64(h.count("SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'")) == 3
+			}, time.Minute, time.Millisecond)
 			for _, job := range []int64{missed, d.parked, d.unfiled, d.processing} {
 				began := time.Now()
 				h.exec(app, "UPDATE river_job SET state = 'available', finalized_at = NULL, scheduled_at = now(), max_attempts = max_attempts + 1 WHERE id = $1 AND state = 'discarded'", job)

@@ -245,7 +245,7 @@ func TestSubmit_overflow(t *testing.T) {
 			results <- err
 		}()
 	}
-	require.Eventually(t, func() bool { n, _ := i.Pending(); return n == 3 }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { n, _ := i.Pending(); return n == 3 }, time.Minute, time.Millisecond)
 	_, err := i.Submit(t.Context(), b.message("", `1`), ingest.Trace{})
 	require.ErrorIs(t, err, ingest.ErrFull)
 	_, err = i.SubmitBatch(t.Context(), []*message.Message{b.message("", `1`)}, ingest.Trace{})
@@ -272,7 +272,7 @@ func TestSubmit_boundsBytes(t *testing.T) {
 		_, err := i.Submit(t.Context(), b.message("", large), ingest.Trace{})
 		done <- err
 	}()
-	require.Eventually(t, func() bool { n, _ := i.Pending(); return n == 1 }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { n, _ := i.Pending(); return n == 1 }, time.Minute, time.Millisecond)
 	_, err := i.Submit(t.Context(), b.message("", `1`), ingest.Trace{})
 	require.ErrorIs(t, err, ingest.ErrFull)
 	release()
@@ -285,7 +285,7 @@ func TestSubmit_boundsBytes(t *testing.T) {
 		_, err := i.Submit(t.Context(), b.message("", `"12345678"`), ingest.Trace{})
 		done <- err
 	}()
-	require.Eventually(t, func() bool { _, bytes := i.Pending(); return bytes == 20 }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { _, bytes := i.Pending(); return bytes == 20 }, time.Minute, time.Millisecond)
 	release()
 	require.NoError(t, <-done)
 }
@@ -301,7 +301,7 @@ func TestSubmit_clientThatHangsUpLeavesNothingInDoubt(t *testing.T) {
 		_, err := i.Submit(ctx, b.message("hung-up", `1`), ingest.Trace{})
 		done <- err
 	}()
-	require.Eventually(t, func() bool { n, _ := i.Pending(); return n == 1 }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { n, _ := i.Pending(); return n == 1 }, time.Minute, time.Millisecond)
 	hangUp()
 	require.ErrorIs(t, <-done, context.Canceled)
 	release()
@@ -321,7 +321,7 @@ type cutConn struct {
 func (c cutConn) Write(p []byte) (int, error) {
 	n, err := c.Conn.Write(p)
 	if bytes.Contains(p, []byte("commit")) && c.cut.Add(-1) >= 0 {
-		time.Sleep(20 * time.Millisecond) // the server gets it, and does it
+		_, _ = c.Read(make([]byte, 1)) // the server has done it, and answers
 		_ = c.Close()
 		return n, errors.New("connection cut")
 	}
@@ -410,7 +410,7 @@ func TestStop_answersWhatWasAccepted(t *testing.T) {
 			results <- err
 		}()
 	}
-	require.Eventually(t, func() bool { p, _ := i.Pending(); return p == n }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { p, _ := i.Pending(); return p == n }, time.Minute, time.Millisecond)
 	released := make(chan struct{})
 	go func() { defer close(released); release() }()
 	i.Stop(t.Context())

@@ -33,7 +33,8 @@ func TestWatch_changesWhileItIsRead(t *testing.T) {
 
 	write("second") // after it was read, before anybody looks
 	seen := make(chan struct{})
-	loop := policy.Watch(source, inForce.Load, func(context.Context) {
+	var looks atomic.Int64
+	loop := policy.Watch(source, func() *policy.Policy { looks.Add(1); return inForce.Load() }, func(context.Context) {
 		next, err := policy.Load(source)
 		require.NoError(t, err)
 		if _, ok := next.Queues["second"]; ok {
@@ -51,10 +52,12 @@ func TestWatch_changesWhileItIsRead(t *testing.T) {
 	t.Cleanup(func() { require.NoError(t, group.Stop(context.WithoutCancel(t.Context()))) })
 	select {
 	case <-seen:
-	case <-time.After(20 * time.Second):
+	case <-time.After(time.Minute):
+		require.FailNow(t, "it is passed over for ever")
 	}
-	require.Eventually(t, func() bool { return has("third") }, time.Second, time.Millisecond, "it is passed over for ever")
-	time.Sleep(time.Second) // three looks
+	require.Eventually(t, func() bool { return has("third") }, time.Minute, time.Millisecond)
+	three := looks.Load() + 3
+	require.Eventually(t, func() bool { return looks.Load() >= three }, time.Minute, time.Millisecond)
 }
 
 // A secret that was not there when its policy was read, and that somebody else then had read, is looked at from then on.
@@ -67,7 +70,7 @@ func TestWatch_secretThatCameLater(t *testing.T) {
 	write("retry-policies.yaml", "queues: {one: {destination: d}}\ndestinations: {d: {url: 'http://localhost:1'}}\n")
 	source := policy.Source{Dir: dir}
 	var inForce atomic.Pointer[policy.Policy]
-	var refused, secrets atomic.Int64
+	var refused, secrets, looks atomic.Int64
 	load := func() {
 		next, err := policy.Load(source)
 		if err != nil {
@@ -80,15 +83,16 @@ func TestWatch_secretThatCameLater(t *testing.T) {
 	}
 	load()
 	group := &background.Group{Logger: slog.New(slog.DiscardHandler)}
-	group.Add(policy.Watch(source, inForce.Load, func(context.Context) { load() }))
+	group.Add(policy.Watch(source, func() *policy.Policy { looks.Add(1); return inForce.Load() }, func(context.Context) { load() }))
 	group.Start()
 	t.Cleanup(func() { require.NoError(t, group.Stop(context.WithoutCancel(t.Context()))) })
 	write("retry-policies.yaml", "queues: {one: {destination: d}}\ndestinations: {d: {url: 'http://localhost:1', secretFile: key}}\n")
-	require.Eventually(t, func() bool { return refused.Load() == 1 }, 20*time.Second, 50*time.Millisecond)
+	require.Eventually(t, func() bool { return refused.Load() == 1 }, time.Minute, 50*time.Millisecond)
 	write("key", "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw")
 	load() // SIGHUP
 	require.EqualValues(t, 1, secrets.Load())
-	time.Sleep(time.Second)
+	again := looks.Load() + 3
+	require.Eventually(t, func() bool { return looks.Load() >= again }, time.Minute, time.Millisecond)
 	write("key", "whsec_AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA")
-	require.Eventually(t, func() bool { return secrets.Load() == 2 }, 20*time.Second, 50*time.Millisecond, "it is rotated, and nobody looks")
+	require.Eventually(t, func() bool { return secrets.Load() == 2 }, time.Minute, 50*time.Millisecond, "it is rotated, and nobody looks")
 }

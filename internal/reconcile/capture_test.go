@@ -141,6 +141,6 @@ func TestLoop(t *testing.T) {
 	group := background.Group{Logger: discard}
 	group.Add(loop)
 	group.Start()
-	require.Eventually(t, func() bool { return b.count("SELECT count(*) FROM dlq.dead_letter_queue") == 1 }, 30*time.Second, 50*time.Millisecond)
+	require.Eventually(t, func() bool { return b.count("SELECT count(*) FROM dlq.dead_letter_queue") == 1 }, time.Minute, 50*time.Millisecond)
 	require.NoError(t, group.Stop(t.Context()))
 }

@@ -380,7 +380,7 @@ func TestReconcile_afterARestoreIntoAnotherServer(t *testing.T) {
 	require.Eventually(t, func() bool {
 		b.look(b.pool, false)
 		return b.count("SELECT count(*) FROM dlq.reconcile_looks WHERE look = 'recent' AND since > now() - interval '1 hour'") == 1
-	}, 30*time.Second, 100*time.Millisecond, "it goes on")
+	}, time.Minute, 100*time.Millisecond, "it goes on")
 }
 
 func TestReconcile_oneFailureIsNeverFiledTwice(t *testing.T) {

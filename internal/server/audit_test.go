@@ -29,7 +29,7 @@ func TestAnalytics(t *testing.T) {
 		_, out, _ := b.call("GET", "/api/dlq/analytics/queues?over=24h", "")
 		rows := out["rows"].([]any)
 		return len(rows) == 2 && rows[0].(map[string]any)["manual"] == float64(n)
-	}, 30*time.Second, 50*time.Millisecond, "within seconds")
+	}, time.Minute, 50*time.Millisecond, "within seconds")
 	for path, rows := range map[string]int{
 		"flow?over=1h": 1, "flow?over=7d&by=queue&step=day": 1, "flow?by=class&queue=default": 1, "queues?queue=default": 1, "times?by=queue": 0, "error-types?limit=5": 1,
 		"groups?over=24h": 1, "heat-map?timezone=Asia/Kolkata": 168, "replays": 0, "oldest?limit=4": 4, "sources?over=30d": 0, "retry-cost": 1,
@@ -39,7 +39,7 @@ func TestAnalytics(t *testing.T) {
 		require.Len(t, out["rows"], rows, path)
 		at, err := time.Parse(time.RFC3339Nano, out["asOf"].(string))
 		require.NoError(t, err)
-		require.WithinDuration(t, time.Now(), at, 30*time.Second)
+		require.WithinDuration(t, time.Now(), at, time.Hour)
 	}
 	for path, says := range map[string]string{
 		"flow?over=x": "over is a length of time", "flow?over=0s": "over is a length of time", "flow?over=99d&step=minute": "cannot be looked at by the minute", "heat-map?timezone=Mars": "timezone is a name", "oldest?limit=0": "",
@@ -59,7 +59,7 @@ func TestAudit(t *testing.T) {
 	}
 	require.Eventually(t, func() bool {
 		return b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_manual'") == 3
-	}, 30*time.Second, 50*time.Millisecond)
+	}, time.Minute, 50*time.Millisecond)
 	status, _, _ := b.call("POST", "/api/dlq/bulk", `{"do": "resolve", "filter": {}, "all": true, "actor": "kim", "note": "by hand, ticket 7"}`)
 	require.Equal(t, http.StatusOK, status)
 	search := func(query string) (moves []map[string]any, next string) {
@@ -106,7 +106,7 @@ func TestAudit(t *testing.T) {
 		require.Equal(t, want, status, "%s: %v", cursor, out)
 	}
 	// What is done to a queue, a breaker and a run is in the same trail, with its caller.
-	require.Eventually(t, func() bool { return b.count("SELECT count(*) FROM river_queue WHERE name = 'default'") == 1 }, 30*time.Second, 50*time.Millisecond)
+	require.Eventually(t, func() bool { return b.count("SELECT count(*) FROM river_queue WHERE name = 'default'") == 1 }, time.Minute, 50*time.Millisecond)
 	for _, path := range []string{"/api/queues/default/pause", "/api/queues/default/resume", "/api/circuit-breakers/destination:default/open", "/api/circuit-breakers/destination:default/reset"} {
 		status, out, _ := b.call("POST", path, `{"actor": "trillian", "note": "ticket 8"}`)
 		require.Equal(t, http.StatusOK, status, out)
@@ -164,7 +164,7 @@ func TestErase(t *testing.T) {
 	}
 	require.Eventually(t, func() bool {
 		return b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_manual'") == 6
-	}, 30*time.Second, 50*time.Millisecond)
+	}, time.Minute, 50*time.Millisecond)
 	entry := func(message string) string {
 		_, position, _ := b.call("GET", "/api/messages/"+message, "")
 		return position["deadLetter"].(map[string]any)["id"].(string)
@@ -178,7 +178,7 @@ func TestErase(t *testing.T) {
 	b.exec(fmt.Sprintf("SELECT dlq.replay('%s', 'kim', NULL, '{\"customer\": {\"name\": \"zaphod\"}, \"n\": 2}')", z1))
 	require.Eventually(t, func() bool {
 		return b.count(fmt.Sprintf("SELECT count(*) FROM dlq.dead_letter_queue WHERE id = '%s' AND status = 'dlq_manual' AND dlq_retry_count = 1", z1)) == 1
-	}, 30*time.Second, 50*time.Millisecond)
+	}, time.Minute, 50*time.Millisecond)
 	status, _, _ := b.call("POST", "/api/dlq/entries/"+z1+"/resolve", "")
 	require.Equal(t, http.StatusOK, status)
 	store := deadletter.NewStore(b.pool, postgres.DefaultSchemas())

@@ -22,7 +22,7 @@ func TestAutomatic(t *testing.T) {
 	}
 	await := func(n int, where string) {
 		t.Helper()
-		require.Eventually(t, func() bool { return b.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE "+where) == n }, 30*time.Second, 50*time.Millisecond, where)
+		require.Eventually(t, func() bool { return b.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE "+where) == n }, time.Minute, 50*time.Millisecond, where)
 	}
 	const observed = "status = 'dlq_pending' AND waiting_for = 'automatic'"
 	fail("report.daily", "3")
@@ -82,7 +82,7 @@ func TestAutomatic(t *testing.T) {
 		_, metrics, _ := b.call("GET", "/metrics", "")
 		text := metrics["text"].(string)
 		return strings.Contains(text, "dlqd_automatic_stopped 1\n") && strings.Contains(text, `dlqd_dead_letters_observed{queue="mailers"} 3`)
-	}, 30*time.Second, 100*time.Millisecond)
+	}, time.Minute, 100*time.Millisecond)
 
 	code, out, _ = b.call("POST", "/api/dlq/automatic/resume", `{"actor": "ada"}`)
 	require.Equal(t, http.StatusOK, code, out)

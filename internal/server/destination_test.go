@@ -65,7 +65,7 @@ func TestReplay_toAnotherDestinationWhichRefuses(t *testing.T) {
 	other.mu.Unlock()
 	status, out := b.replay(entry, `{"toDestination": "second"}`)
 	require.Equal(t, http.StatusAccepted, status, out)
-	require.Eventually(t, func() bool { return strings.Contains(b.attempts(entry), "destination:second") }, 30*time.Second, 50*time.Millisecond)
+	require.Eventually(t, func() bool { return strings.Contains(b.attempts(entry), "destination:second") }, time.Minute, 50*time.Millisecond)
 	b.awaitEntry(entry, "dlq_manual")
 	_, detail, _ := b.call("GET", "/api/dlq/entries/"+entry, "")
 	require.Equal(t, "second", detail["errorContext"].(map[string]any)["destination"])
@@ -110,7 +110,7 @@ func TestReplay_manyToAnotherDestination(t *testing.T) {
 	status, out = run(`, "toDestination": "second"`)
 	require.Equal(t, http.StatusAccepted, status, out)
 	require.Equal(t, "second", out["run"].(map[string]any)["toDestination"])
-	require.Eventually(t, func() bool { return len(other.all()) == 3 }, 30*time.Second, 50*time.Millisecond)
+	require.Eventually(t, func() bool { return len(other.all()) == 3 }, time.Minute, 50*time.Millisecond)
 	require.Len(t, own.all(), 3)
 	require.Equal(t, 3, b.count(`SELECT count(*) FROM dlq.dead_letter_transitions t JOIN dlq.replay_runs r ON t.detail = jsonb_build_object('run', r.id, 'destination', r.destination) WHERE r.destination = 'second'`))
 }
@@ -127,7 +127,7 @@ func TestReplay_toAnotherDestinationWhoseBreakerOpens(t *testing.T) {
 	require.Equal(t, http.StatusAccepted, status, out)
 	require.Eventually(t, func() bool {
 		return b.count(`SELECT count(*) FROM river_job WHERE state = 'scheduled' AND metadata @> '{"dlq:held": "redirected", "dlq:destination": "second"}'`) == 1
-	}, 30*time.Second, 50*time.Millisecond)
+	}, time.Minute, 50*time.Millisecond)
 	require.Empty(t, other.all())
 	status, out, _ = b.call("POST", "/api/circuit-breakers/destination:second/reset", `{}`)
 	require.Equal(t, http.StatusOK, status, out)
@@ -165,7 +165,7 @@ func TestReplay_toADestinationThatIsGone(t *testing.T) {
 	entry := b.parked("m1")
 	_, err := b.pool.Exec(t.Context(), "SELECT dlq.replay($1, 'kim', p_destination => 'third')", entry)
 	require.NoError(t, err, "the database does not know the policy")
-	require.Eventually(t, func() bool { return strings.Contains(b.attempts(entry), "destination:third") }, 30*time.Second, 50*time.Millisecond)
+	require.Eventually(t, func() bool { return strings.Contains(b.attempts(entry), "destination:third") }, time.Minute, 50*time.Millisecond)
 	out := b.awaitEntry(entry, "dlq_manual")
 	require.Equal(t, "UNKNOWN_DESTINATION", out["errorType"])
 	require.Empty(t, other.all())
@@ -186,7 +186,7 @@ func TestReplay_saysWhatTheEditChanged(t *testing.T) {
 		status, out := b.replay(entry, c.edit)
 		require.Equal(t, http.StatusAccepted, status, out)
 		require.Equal(t, c.want, fmt.Sprint(out["changes"]))
-		require.Eventually(t, func() bool { return strings.Count(b.attempts(entry), "jobId") == i+1 }, 30*time.Second, 50*time.Millisecond)
+		require.Eventually(t, func() bool { return strings.Count(b.attempts(entry), "jobId") == i+1 }, time.Minute, 50*time.Millisecond)
 		b.awaitEntry(entry, "dlq_manual")
 	}
 	for _, bad := range []string{`{"patch": [{"op": "remove", "path": "/x"}]}`, `{"mergePatch": null}`, `{"payload": 1, "mergePatch": {}}`} {

@@ -232,13 +232,13 @@ func TestAttachedAgain_theTablesAreNew(t *testing.T) {
 		return a.count(t, `SELECT count(*) FROM dlq.settings s WHERE s.key = 'automatic' AND NOT has_column_privilege('dlq_reader', 'dlq.dead_letter_queue', 'notes', 'SELECT')
 			AND has_column_privilege('dlq_reader', 'dlq.dead_letter_queue', 'original_event', 'SELECT')`) == 1
 	}
-	require.Eventually(t, written, 20*time.Second, 50*time.Millisecond)
+	require.Eventually(t, written, time.Minute, 50*time.Millisecond)
 	migrator := &postgres.Migrator{Pool: a.pool, Schemas: postgres.DefaultSchemas(), Logger: slog.New(slog.DiscardHandler)}
 	found, err := migrator.Find(t.Context(), false, false)
 	require.NoError(t, err)
 	_, err = migrator.Detach(t.Context(), *found, true)
 	require.NoError(t, err)
-	require.Eventually(t, func() bool { _, detail := b.part("observed"); return strings.HasPrefix(detail, "idle: ") }, 20*time.Second, 50*time.Millisecond)
+	require.Eventually(t, func() bool { _, detail := b.part("observed"); return strings.HasPrefix(detail, "idle: ") }, time.Minute, 50*time.Millisecond)
 	require.NoError(t, migrator.Attach(t.Context()))
-	require.Eventually(t, written, 20*time.Second, 50*time.Millisecond)
+	require.Eventually(t, written, time.Minute, 50*time.Millisecond)
 }

@@ -138,7 +138,7 @@ func TestExport_clientsThatDoNotRead(t *testing.T) {
 		require.Eventually(t, func() bool {
 			_, out, _ := b.call("GET", "/metrics", "")
 			return strings.Contains(out["text"].(string), fmt.Sprintf(`dlqd_http_request_seconds_count{operation="export"} %d`, exports))
-		}, 30*time.Second, 50*time.Millisecond)
+		}, time.Minute, 50*time.Millisecond)
 	}
 	unread := begin()
 	defer unread.Close()

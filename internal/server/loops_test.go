@@ -88,19 +88,19 @@ func TestHealth_aWorkerThatHangs(t *testing.T) {
 	t.Parallel()
 	b := setup(t, options{config: func(c *server.Config) { c.PollInterval = 100 * time.Millisecond }})
 	healthy := func() bool { ok, _ := b.part("dlq-workers"); return ok }
-	require.Eventually(t, healthy, 10*time.Second, 50*time.Millisecond)
+	require.Eventually(t, healthy, time.Minute, 50*time.Millisecond)
 	tx, err := b.pool.Begin(t.Context())
 	require.NoError(t, err)
 	defer func() { _ = tx.Rollback(context.Background()) }()
 	_, err = tx.Exec(t.Context(), "LOCK TABLE dlq.dead_letter_queue")
 	require.NoError(t, err)
-	require.Eventually(t, func() bool { return !healthy() }, 10*time.Second, 50*time.Millisecond)
+	require.Eventually(t, func() bool { return !healthy() }, time.Minute, 50*time.Millisecond)
 	_, detail := b.part("dlq-workers")
 	require.Contains(t, detail, "without success since")
 	ok, _ := b.part("database")
 	require.True(t, ok)
 	require.NoError(t, tx.Rollback(t.Context()))
-	require.Eventually(t, healthy, 20*time.Second, 50*time.Millisecond)
+	require.Eventually(t, healthy, time.Minute, 50*time.Millisecond)
 }
 
 // TestReload_aQueueThatCouldNotBeAddedIsTriedAgain has the database refuse a queue that a reload adds, for a while.
@@ -122,7 +122,7 @@ func TestReload_aQueueThatCouldNotBeAddedIsTriedAgain(t *testing.T) {
 	require.Eventually(t, func() bool {
 		_, out, _ := b.call("GET", "/metrics", "")
 		return !strings.Contains(out["text"].(string), `dlqd_loop_turns_total{loop="policy-queues",outcome="error"} 0`)
-	}, 20*time.Second, 50*time.Millisecond)
+	}, time.Minute, 50*time.Millisecond)
 	_, err = b.pool.Exec(t.Context(), "ALTER TABLE river_queue DROP CONSTRAINT not_two")
 	require.NoError(t, err)
 	status, out, _ := b.call("POST", "/api/messages", `{"messageId": "m1", "queue": "two", "kind": "k", "payload": 1}`)
@@ -152,7 +152,7 @@ func TestStop_theDatabaseHangs(t *testing.T) {
 			s, err := server.Start(t.Context(), config)
 			require.NoError(t, err)
 			b := &bundle{T: t, server: s, base: s.Addresses()[0]}
-			require.Eventually(t, func() bool { return b.health().OK }, 20*time.Second, 50*time.Millisecond)
+			require.Eventually(t, func() bool { return b.health().OK }, time.Minute, 50*time.Millisecond)
 
 			freeze(t, dir)
 			frozen := time.Now()
@@ -260,7 +260,7 @@ func TestReload_aQueueThatComesBackBeforeItIsGone(t *testing.T) {
 				}
 			}
 			return false
-		}, 20*time.Second, 50*time.Millisecond)
+		}, time.Minute, 50*time.Millisecond)
 	}
 	submit := func(id string) {
 		t.Helper()

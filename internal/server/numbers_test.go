@@ -34,7 +34,7 @@ func TestNumbers_areExactFromEndToEnd(t *testing.T) {
 	}
 	require.Eventually(t, func() bool {
 		return b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_manual'") == n
-	}, 30*time.Second, 50*time.Millisecond)
+	}, time.Minute, 50*time.Millisecond)
 	ask := func(path, body string) map[string]any {
 		status, out, _ := b.call("POST", path, body)
 		require.Less(t, status, 300, "%s %s: %v", path, body, out)

@@ -30,7 +30,7 @@ func TestReplay_afterAFix(t *testing.T) {
 	}
 	require.Eventually(t, func() bool {
 		return b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_manual'") == n
-	}, 30*time.Second, 50*time.Millisecond)
+	}, time.Minute, 50*time.Millisecond)
 
 	status, out, _ := b.call("POST", "/api/dlq/replay", `{"filter": {"errorType": ["HTTP_422"]}, "dryRun": true, "mergePatch": {"n": 2}}`)
 	require.Equal(t, http.StatusOK, status, out)
@@ -122,7 +122,7 @@ func TestReplay_thePatchIsInTheTrail(t *testing.T) {
 		require.Equal(t, http.StatusAccepted, status, out)
 		require.Eventually(t, func() bool {
 			return b.count(fmt.Sprintf("SELECT count(*) FROM dlq.dead_letter_transitions WHERE detail @> '{%s}'", edit)) == 1
-		}, 30*time.Second, 50*time.Millisecond)
+		}, time.Minute, 50*time.Millisecond)
 		b.awaitEntry(id, "dlq_manual")
 	}
 }

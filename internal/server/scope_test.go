@@ -96,7 +96,7 @@ func scopeSetup(t *testing.T, configs ...func(*server.Config)) *scopeBundle {
 	require.Eventually(t, func() bool {
 		_, out := b.as(admin, "GET", "/api/circuit-breakers", "")
 		return strings.Contains(out, "queue:pay_eu") && strings.Contains(out, "queue:mailqueue")
-	}, 30*time.Second, 50*time.Millisecond, "what the database says of breakers is known")
+	}, time.Minute, 50*time.Millisecond, "what the database says of breakers is known")
 	return b
 }
 

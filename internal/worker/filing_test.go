@@ -127,7 +127,7 @@ func TestFile_loopFindsAll(t *testing.T) {
 		t.Helper()
 		require.Eventually(t, func() bool {
 			return b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE strategy IS NOT NULL") == n
-		}, 30*time.Second, 5*time.Millisecond)
+		}, time.Minute, 5*time.Millisecond)
 	}
 	run(t, b.worker)
 	b.fail(2, "timeout")

@@ -479,7 +479,7 @@ func TestWorker_isWokenByNotify(t *testing.T) {
 	run(t, w)
 	require.Eventually(t, func() bool {
 		return b.count("SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND query LIKE 'LISTEN%'") == 1
-	}, 10*time.Second, 5*time.Millisecond)
+	}, time.Minute, 5*time.Millisecond)
 	for range 3 {
 		b.fail(2, "timeout")
 		require.Equal(t, "filed", <-moved)

@@ -326,11 +326,23 @@ if (filter) {
 	let at = -1;
 	/** @type {AbortController | undefined} */
 	let asked;
-	const close = () => { list.hidden = true; at = -1; filter.setAttribute("aria-expanded", "false"); filter.removeAttribute("aria-activedescendant"); };
+	/** @param {number} to */
+	const choose = (to) => {
+		at = to;
+		const items = all("li", list);
+		items.forEach((item, i) => item.setAttribute("aria-selected", String(i === at)));
+		if (at < 0) return filter.removeAttribute("aria-activedescendant");
+		filter.setAttribute("aria-activedescendant", items[at].id);
+		items[at].scrollIntoView({ block: "nearest" });
+	};
+	const close = () => { asked?.abort(); list.hidden = true; filter.setAttribute("aria-expanded", "false"); choose(-1); };
+	// The list is there for a text. While the answer for a newer text is on its way, nothing can be taken from it.
+	const current = () => !list.hidden && list.dataset.for === filter.value;
 	// The API counts in characters, a text field in UTF-16.
 	let [from, to] = [0, 0];
 	/** @param {HTMLElement} item */
 	const take = (item) => {
+		if (!current()) return;
 		const characters = [...filter.value], text = item.dataset.text ?? "";
 		const before = characters.slice(0, from).join("") + text;
 		filter.value = before + characters.slice(to).join("");
@@ -341,13 +353,17 @@ if (filter) {
 	const complete = async () => {
 		asked?.abort();
 		asked = new AbortController();
-		const cursor = [...filter.value.slice(0, filter.selectionStart ?? filter.value.length)].length;
+		choose(-1);
+		const { signal } = asked, text = filter.value;
+		const cursor = [...text.slice(0, filter.selectionStart ?? text.length)].length;
 		try {
-			const answer = await fetch(`/api/dlq/filter?q=${encodeURIComponent(filter.value)}&at=${cursor}`, { signal: asked.signal });
+			const answer = await fetch(`/api/dlq/filter?q=${encodeURIComponent(text)}&at=${cursor}`, { signal });
 			if (!answer.ok) return close();
 			/** @type {{from: number, to: number, completions: {insert: string, name: string, doc?: string}[]}} */
 			const reading = await answer.json();
+			if (signal.aborted) return;
 			[from, to] = [reading.from, reading.to];
+			list.dataset.for = text;
 			list.replaceChildren(...reading.completions.map((completion, i) => {
 				const item = document.createElement("li"), name = document.createElement("b"), hint = document.createElement("span");
 				item.id = `completion-${i}`;
@@ -359,8 +375,7 @@ if (filter) {
 				item.addEventListener("mousedown", (event) => { event.preventDefault(); take(item); });
 				return item;
 			}));
-			list.hidden = reading.completions.length === 0 || document.activeElement !== filter;
-			at = -1;
+			list.hidden = reading.completions.length === 0;
 			filter.setAttribute("aria-expanded", String(!list.hidden));
 		} catch (error) {
 			if (!(error instanceof DOMException)) throw error;
@@ -372,13 +387,10 @@ if (filter) {
 	filter.addEventListener("keydown", (event) => {
 		const items = all("li", list);
 		if (event.key === "Escape") { if (list.hidden) filter.blur(); else close(); }
-		if (list.hidden) return;
+		if (!current()) return;
 		if (event.key === "ArrowDown" || event.key === "ArrowUp") {
 			event.preventDefault();
-			at = (Math.max(at, event.key === "ArrowDown" ? -1 : 0) + (event.key === "ArrowDown" ? 1 : items.length - 1)) % items.length;
-			items.forEach((item, i) => item.setAttribute("aria-selected", String(i === at)));
-			filter.setAttribute("aria-activedescendant", items[at].id);
-			items[at].scrollIntoView({ block: "nearest" });
+			choose((Math.max(at, event.key === "ArrowDown" ? -1 : 0) + (event.key === "ArrowDown" ? 1 : items.length - 1)) % items.length);
 		}
 		if ((event.key === "Enter" || event.key === "Tab") && at >= 0) { event.preventDefault(); take(items[at]); }
 	});

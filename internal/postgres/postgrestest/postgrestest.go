@@ -8,9 +8,11 @@ package postgrestest
 import (
 	"context"
 	"crypto/rand"
+	"crypto/sha256"
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"net/url"
 	"os"
@@ -20,21 +22,20 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/riverqueue/river/riverdriver/riverpgxv5"
+	"github.com/riverqueue/river/rivermigrate"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/dlqd/dlqd/db"
 	"github.com/dlqd/dlqd/internal/postgres"
 )
 
 // URLVariable names the environment variable with the server's URL.
 const URLVariable = "DLQD_TEST_DATABASE_URL"
 
-const (
-	template = "dlqd_test_template"
-
-	// Role owns the tests' databases.
-	Role = "dlqd_test"
-)
+// Role owns the tests' databases.
+const Role = "dlqd_test"
 
 var server struct {
 	sync.Mutex
@@ -46,6 +47,8 @@ var server struct {
 	once     sync.Once
 	roles    sync.Once
 	template sync.Once
+
+	templateName string // "" until there is one
 }
 
 // Main runs a package's tests, and stops the server if the tests started one.
@@ -158,11 +161,52 @@ func withRoles(tb testing.TB) string {
 	return base
 }
 
+// templateName names the template database by a hash of what it is made from. A server outlives a test binary: one with
+// changed SQL makes a template of its own instead of copying the one that it finds.
+func templateName(migrations, code fs.FS, more ...string) (string, error) {
+	hash := sha256.New()
+	add := func(text string) { _, _ = fmt.Fprintf(hash, "%d %s", len(text), text) } // a hash never fails to write
+	for _, files := range []fs.FS{migrations, code} {
+		if err := fs.WalkDir(files, ".", func(path string, file fs.DirEntry, err error) error {
+			if err != nil || file.IsDir() {
+				return err
+			}
+			raw, err := fs.ReadFile(files, path)
+			add(path)
+			add(string(raw))
+			return err
+		}); err != nil {
+			return "", err
+		}
+	}
+	for _, text := range more {
+		add(text)
+	}
+	return "template_" + hex.EncodeToString(hash.Sum(nil)[:8]), nil
+}
+
+// riverMigrations are the statements that make River's newest schema.
+func riverMigrations() ([]string, error) {
+	migrator, err := rivermigrate.New(riverpgxv5.New(nil), &rivermigrate.Config{Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		return nil, err
+	}
+	var all []string
+	for _, migration := range migrator.AllVersions() {
+		all = append(all, migration.SQLUp)
+	}
+	return all, nil
+}
+
 // migrated makes the template database, once a server: test binaries that share the server agree on who does.
 func migrated(tb testing.TB) string {
 	tb.Helper()
 	base := withRoles(tb)
 	server.template.Do(func() {
+		rivers, err := riverMigrations()
+		require.NoError(tb, err)
+		template, err := templateName(db.Migrations, db.Code, append(rivers, db.Triggers, db.RiverTriggers)...)
+		require.NoError(tb, err)
 		ctx := tb.Context()
 		conn, err := pgx.Connect(ctx, base)
 		require.NoError(tb, err)
@@ -172,6 +216,7 @@ func migrated(tb testing.TB) string {
 		var has bool
 		require.NoError(tb, conn.QueryRow(ctx, "SELECT EXISTS (SELECT FROM pg_database WHERE datname = $1)", template).Scan(&has))
 		if has {
+			server.templateName = template
 			return
 		}
 		building := "building_" + randomName()
@@ -188,8 +233,9 @@ func migrated(tb testing.TB) string {
 		require.NoError(tb, err)
 		_, err = conn.Exec(ctx, "ALTER DATABASE "+building+" RENAME TO "+template)
 		require.NoError(tb, err)
+		server.templateName = template
 	})
-	return template
+	return server.templateName
 }
 
 func admin(ctx context.Context, tb testing.TB, base, statement string) {
