@@ -142,6 +142,7 @@ DECLARE
     v_entry record;
     v_fail  record;
     v_spent boolean;
+    v_own   boolean; -- the entry's own job
     v_kept  text;
     v_job   constant bigint := (p_job ->> 'id')::bigint;
     v_at    constant timestamptz := dlq.failed_at(p_job);
@@ -159,6 +160,7 @@ BEGIN
         RETURN true;
     END IF;
 
+    v_own := (v_job, dlq.to_timestamptz(p_job ->> 'created_at')) IS NOT DISTINCT FROM (v_entry.river_job_id, v_entry.job_created_at);
     v_spent := v_entry.dlq_retry_count >= v_entry.dlq_max_retries;
     v_fail := dlq.describe_failure(p_job -> 'errors', p_job -> 'metadata', (p_job ->> 'attempt')::integer, v_at);
     IF p_job -> 'metadata' ? 'cancel_attempted_at' THEN
@@ -168,6 +170,9 @@ BEGIN
     ELSIF v_fail.error_class IS NULL AND v_fail.error_message LIKE 'Stuck job rescued by %' THEN
         -- Its worker was cut off before it could say anything: what the entry was taken for counts (see strategy.Planner).
         v_kept := v_entry.error_class;
+    END IF;
+    IF v_own THEN
+        PERFORM dlq.take_failure(v_job, v_entry.job_created_at, dlq.failure_of(v_job, p_job), (p_job ->> 'attempt')::integer, p_entry);
     END IF;
     UPDATE dlq.replay_run_entries r SET outcome = 'failed', detail = left(p_job -> 'errors' -> -1 ->> 'error', 1000), ended_at = clock_timestamp()
     FROM dlq.entry_jobs m
@@ -187,7 +192,7 @@ BEGIN
         move = jsonb_build_object('actor', p_actor, 'reason', 'job ' || v_job || ' was ' || v_state)
     WHERE id = p_entry AND stage = 'open' AND status = 'dlq_processing';
     -- One discarded job an entry is enough: the original, or what stands in for it where River has deleted that.
-    IF (v_job, dlq.to_timestamptz(p_job ->> 'created_at')) IS DISTINCT FROM (v_entry.river_job_id, v_entry.job_created_at) THEN
+    IF NOT v_own THEN
         PERFORM dlq.drop_redelivery(v_job, dlq.to_timestamptz(p_job ->> 'created_at'));
     END IF;
     RETURN true;
@@ -258,6 +263,7 @@ DECLARE
     v_entry record;
     v_job   constant bigint := (p_job ->> 'id')::bigint;
     v_made  constant timestamptz := dlq.to_timestamptz(p_job ->> 'created_at');
+    v_first boolean; -- of the entry's own job
 BEGIN
     IF dlq.record_end(p_entry, p_job, 'capture') THEN
         RETURN;
@@ -274,19 +280,32 @@ BEGIN
             PERFORM dlq.resolve_by(ARRAY[p_entry], ARRAY[v_job], ARRAY[dlq.failed_at(p_job)], 'capture');
         END IF;
     ELSE
+        v_first := (v_job, v_made) IS NOT DISTINCT FROM (v_entry.river_job_id, v_entry.job_created_at);
+        IF v_first AND dlq.is_taken(v_job, v_made, dlq.failure_of(v_job, p_job), (p_job ->> 'attempt')::integer, dlq.to_timestamptz(p_job ->> 'finalized_at')) THEN
+            RETURN;
+        END IF;
         IF p_own THEN
             PERFORM dlq.note_on(ARRAY[p_entry], 'capture', 'job ' || v_job || ', which the entry does not wait for, was ' || (p_job ->> 'state'), NULL);
+        END IF;
+        -- (A closed entry takes in no failure: the reconciler files it as one of its own.)
+        IF v_first AND dlq.is_open(v_entry.status) THEN
+            PERFORM dlq.take_failure(v_job, v_made, dlq.failure_of(v_job, p_job), (p_job ->> 'attempt')::integer, p_entry);
         END IF;
         IF dlq.is_open(v_entry.status) AND (NOT p_own OR v_entry.status <> 'dlq_processing') THEN
             PERFORM dlq.failed_again(p_entry, p_job -> 'errors', p_job -> 'metadata', (p_job ->> 'attempt')::integer, NULL, dlq.failed_at(p_job), 'capture');
         END IF;
-        IF p_own AND (v_job, v_made) IS DISTINCT FROM (v_entry.river_job_id, v_entry.job_created_at) THEN
+        IF p_own AND NOT v_first THEN
             PERFORM dlq.drop_redelivery(v_job, v_made);
         END IF;
     END IF;
 END
 $$;
 COMMENT ON FUNCTION dlq.apply_end IS 'Takes the end of a job (to_jsonb of its row) to an entry: one that dlqd made or follows (p_own), or the entry''s own job that failed again.';
+
+CREATE OR REPLACE FUNCTION dlq.taken_by(p_job bigint, p_created_at timestamptz, p_failure uuid) RETURNS uuid
+LANGUAGE sql STABLE
+RETURN (SELECT r.entry_id FROM dlq.retired_jobs r WHERE r.job_id = p_job AND r.job_created_at = p_created_at AND r.failure = p_failure ORDER BY r.attempt DESC LIMIT 1);
+COMMENT ON FUNCTION dlq.taken_by IS 'The entry that took in a failure of a job which the entry''s id does not prove; null for other failures.';
 
 -- apply_fact applies one fact. What it returns: done; held (by somebody who works on the entry: look again), or following (all is
 -- done but for the mark of a job that runs: look again).
@@ -308,7 +327,7 @@ BEGIN
         -- Where the entry that followed it is closed, a job's own open one stands for it.
         v_open := (SELECT e.id FROM dlq.dead_letter_open e WHERE e.river_job_id = p_fact.job_id AND e.job_created_at = p_fact.job_created_at);
         v_own := v_own AND v_open IS NULL;
-        v_id := coalesce(v_open, v_id, p_fact.entry_id);
+        v_id := coalesce(v_open, v_id, CASE p_fact.fact WHEN 'retried' THEN dlq.taken_by(p_fact.job_id, p_fact.job_created_at, p_fact.entry_id) END, p_fact.entry_id);
     END IF;
     SELECT e.stage, e.status, e.redelivery_job_id, e.closed_at, e.replay_attempts, e.river_job_id, e.job_created_at, e.queue, e.ordering_key INTO v_entry FROM dlq.dead_letter_open e WHERE e.id = v_id FOR UPDATE SKIP LOCKED;
     IF NOT FOUND THEN
