@@ -39,7 +39,7 @@ type database struct {
 	failures []failure
 	acts     map[int8]uuid.UUID // the last operation on an entry
 	look     *look              // what the reconciler has read, where it is held before it locks anything
-	taken    []protocol.Step
+	taken    []string
 }
 
 // role is who acts.
@@ -99,7 +99,7 @@ func (d *database) begin(model *protocol.Model) {
 	d.Helper()
 	d.model, d.state = model, protocol.Start()
 	d.jobs, d.failures, d.acts, d.look, d.taken = nil, nil, map[int8]uuid.UUID{}, nil, nil
-	d.exec(administrator, `BEGIN; SET LOCAL session_replication_role = replica; DELETE FROM river_job; DELETE FROM dlq.dead_letter_queue; DELETE FROM dlq.job_facts; DELETE FROM dlq.entry_jobs;
+	d.exec(administrator, `BEGIN; SET LOCAL session_replication_role = replica; DELETE FROM river_job; DELETE FROM dlq.dead_letter_queue; TRUNCATE dlq.job_facts; DELETE FROM dlq.entry_jobs;
 		DELETE FROM dlq.retired_jobs; DELETE FROM dlq.dead_letter_transitions; DELETE FROM dlq.operations; COMMIT`)
 }
 
@@ -393,7 +393,7 @@ func (d *database) decides(w *protocol.Worker, park bool) does {
 }
 
 // take takes a step, in the model and on the database, and compares. kill: the session is ended in the middle of its transaction.
-func (d *database) take(step protocol.Step, kill bool) {
+func (d *database) take(step protocol.Step, kill bool) protocol.Step {
 	d.Helper()
 	after, _, ok := d.model.Apply(d.state, step)
 	require.True(d, ok)
@@ -418,9 +418,14 @@ func (d *database) take(step protocol.Step, kill bool) {
 			d.exec(worker, "SELECT dlq.put_capture('on', '1 min')")
 		}
 	}
-	d.taken = append(d.taken, step)
+	text := step.String()
+	if kill {
+		text += " (its session ends: nothing happens)"
+	}
+	d.taken = append(d.taken, text)
 	d.state = after
 	d.compare()
+	return step
 }
 
 func (d *database) commit(t transaction) {
@@ -494,6 +499,7 @@ func (d *database) reconciles(rule protocol.Rule) bool {
 	err = <-d.look.ended
 	d.look = nil
 	if rule == protocol.CrashReconciler {
+		_ = d.conns[reconciler].Close(d.ctx) // it may have given up before it was ended, and does not know
 		return true
 	}
 	var pgErr *pgconn.PgError

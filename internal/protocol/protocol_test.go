@@ -41,7 +41,7 @@ func TestProtocol_FilesFoldedFailuresOnce(t *testing.T) {
 		if step.Rule != protocol.Scan {
 			d.commit(d.transactionOf(step, &after))
 		}
-		d.state, d.taken = after, append(d.taken, step)
+		d.state, d.taken = after, append(d.taken, step.String())
 	}
 	d.filedOnce()
 }

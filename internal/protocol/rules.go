@@ -400,7 +400,7 @@ func (w *world) act(rule Rule, e int8) {
 // operated notes that a person has closed an entry.
 func (w *world) operated(e int8, to Status) {
 	entry := &w.Entries[e]
-	entry.Op, entry.Still, entry.Acted = int8(to), true, w.tick
+	entry.Op, entry.Still, entry.ByPerson, entry.Acted = int8(to), true, true, w.tick
 	for f := range w.NFailures {
 		if w.in(e, f) {
 			w.Failures[f].Closed = true

@@ -91,6 +91,7 @@ type Entry struct {
 	Closed    Time          // closed_at
 	Waits     int8          // redelivery_job_id, an id
 	ByRiver   bool          // locked_by: a retry outside dlqd
+	ByPerson  bool          // resolution_strategy: a person closed it
 	Decided   bool          // strategy is set
 	DoneTwice bool          // rule is done-twice
 	Tries     int8          // dlq_retry_count

@@ -188,7 +188,7 @@ func (w *world) move(e int8, to Status) {
 	}
 	entry.Status = to
 	if to.open() {
-		entry.Closed = 0
+		entry.Closed, entry.ByPerson = 0, false
 	} else if from != to {
 		entry.Closed = w.tick
 	}
@@ -376,7 +376,7 @@ func (w *world) resolveBy(e, job, by int8, ended Time, person bool) {
 		if entry.Job != by && w.Jobs[by].Entry != e {
 			w.violate(ClosesItsOwn, "job %d, which is not of entry %d, resolves it", by, e)
 		}
-		entry.Completed[job] = max(entry.Completed[job], ended)
+		entry.Completed[job], entry.ByPerson = max(entry.Completed[job], ended), false
 		entry.LastTry = job
 		w.move(e, Resolved)
 	}
@@ -562,7 +562,7 @@ func (w *world) applyFact(f Fact) applied {
 			if f.At <= closed && status == Resolved {
 				w.supersede(id, entry.LastTry, false)
 			}
-			if j := &w.Jobs[f.Job]; !(j.State == Completed && j.Done) {
+			if j := &w.Jobs[f.Job]; !(f.At <= closed && entry.ByPerson) && !(j.State == Completed && j.Done) {
 				w.move(id, Manual)
 				entry.DoneTwice, entry.Acted = true, 0
 			}
@@ -803,7 +803,7 @@ func (w *world) redeliver(e int8, person, force bool) Verdict {
 		w.fact(Fact{Kind: Following, Job: entry.Job, Entry: e, Failure: none, At: w.tick})
 	case ResolvedAlready:
 		by := entry.Job
-		if h != none {
+		if o.State != Completed || o.Done {
 			by = h
 		}
 		w.resolveBy(e, w.Jobs[by].ID, by, w.tick, person)
