@@ -372,9 +372,9 @@ BEGIN
         v_own := v_own AND v_open IS NULL;
         v_id := coalesce(v_open, v_id, CASE p_fact.fact WHEN 'retried' THEN dlq.taken_by(p_fact.job_id, p_fact.job_created_at, p_fact.entry_id) END, p_fact.entry_id);
     END IF;
-    SELECT e.stage, e.status, e.redelivery_job_id, e.closed_at, e.replay_attempts, e.river_job_id, e.job_created_at, e.queue, e.ordering_key INTO v_entry FROM dlq.dead_letter_open e WHERE e.id = v_id FOR UPDATE SKIP LOCKED;
+    SELECT e.stage, e.status, e.redelivery_job_id, e.closed_at, e.resolution_strategy, e.replay_attempts, e.river_job_id, e.job_created_at, e.queue, e.ordering_key INTO v_entry FROM dlq.dead_letter_open e WHERE e.id = v_id FOR UPDATE SKIP LOCKED;
     IF NOT FOUND THEN
-        SELECT e.stage, e.status, e.redelivery_job_id, e.closed_at, e.replay_attempts, e.river_job_id, e.job_created_at, e.queue, e.ordering_key INTO v_entry FROM dlq.dead_letter_queue e WHERE e.id = v_id FOR UPDATE SKIP LOCKED;
+        SELECT e.stage, e.status, e.redelivery_job_id, e.closed_at, e.resolution_strategy, e.replay_attempts, e.river_job_id, e.job_created_at, e.queue, e.ordering_key INTO v_entry FROM dlq.dead_letter_queue e WHERE e.id = v_id FOR UPDATE SKIP LOCKED;
         IF NOT FOUND THEN -- of no entry, of one that is gone, or of one that is held
             IF EXISTS (SELECT FROM dlq.dead_letter_queue e WHERE e.id = v_id) THEN
                 RETURN 'held';
@@ -417,12 +417,18 @@ BEGIN
             IF p_fact.at <= v_entry.closed_at AND v_entry.status = 'dlq_resolved' THEN
                 PERFORM dlq.supersede(ARRAY[v_id], ARRAY[(v_entry.replay_attempts -> -1 ->> 'jobId')::bigint], 'capture');
             END IF;
-            UPDATE dlq.dead_letter_queue SET
-                status = 'dlq_manual', strategy = 'manual', rule = 'done-twice', parked_by = v_who,
-                move = jsonb_build_object('actor', v_who, 'reason', 'done twice? job ' || p_fact.job_id || ' was retried outside dlqd after the entry was '
-                                          || CASE v_entry.status WHEN 'dlq_resolved' THEN 'resolved' ELSE 'discarded' END)
-            WHERE id = v_id AND stage = v_entry.stage AND status = v_entry.status
-              AND NOT EXISTS (SELECT FROM river.river_job j WHERE j.id = p_fact.job_id AND j.created_at = p_fact.job_created_at AND dlq.is_superseded(j.state::text, j.attempt, j.metadata));
+            IF p_fact.at <= v_entry.closed_at AND v_entry.resolution_strategy IN ('discard', 'manual_resolution') THEN
+                -- A person closed it after the retry: an older fact does not undo that.
+                PERFORM dlq.note_on(ARRAY[v_id], v_who, 'job ' || p_fact.job_id || ' was retried outside dlqd before the entry was '
+                                    || CASE v_entry.status WHEN 'dlq_resolved' THEN 'resolved' ELSE 'discarded' END, NULL);
+            ELSE
+                UPDATE dlq.dead_letter_queue SET
+                    status = 'dlq_manual', strategy = 'manual', rule = 'done-twice', parked_by = v_who,
+                    move = jsonb_build_object('actor', v_who, 'reason', 'done twice? job ' || p_fact.job_id || ' was retried outside dlqd after the entry was '
+                                              || CASE v_entry.status WHEN 'dlq_resolved' THEN 'resolved' ELSE 'discarded' END)
+                WHERE id = v_id AND stage = v_entry.stage AND status = v_entry.status
+                  AND NOT EXISTS (SELECT FROM river.river_job j WHERE j.id = p_fact.job_id AND j.created_at = p_fact.job_created_at AND dlq.is_superseded(j.state::text, j.attempt, j.metadata));
+            END IF;
         END IF;
         PERFORM set_config('dlq.origin', coalesce(v_origin, ''), true);
     ELSE

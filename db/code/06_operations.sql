@@ -38,7 +38,7 @@ BEGIN
                         WHEN NOT h.own THEN 'done'
                         WHEN h.completed THEN 'resolved'
                         ELSE 'sent' END AS verdict,
-                   CASE WHEN h.id <> e.river_job_id THEN h.id ELSE e.river_job_id END AS other
+                   h.id AS holder, coalesce(o.state = 'completed' AND NOT o.done, false) AS completed
             FROM (
                 SELECT * FROM dlq.dead_letter_queue e
                 WHERE e.id = ANY (p_ids) AND e.stage IN ('open', 'failed') AND e.status IN ('dlq_pending', 'dlq_manual', 'dlq_failed')
@@ -105,7 +105,9 @@ BEGIN
         SELECT jobs.entry_id, 'sent' AS verdict, jobs.id AS job_id, NULL::timestamptz AS job_created_at, NULL::bytea AS unique_key FROM jobs
         UNION ALL
         -- Without a row back, somebody took the key this moment (another entry of this batch, too).
-        SELECT l.id, CASE WHEN l.verdict = 'sent' THEN 'conflict' ELSE l.verdict END, l.other, l.job_created_at, l.unique_key
+        SELECT l.id, CASE WHEN l.verdict = 'sent' THEN 'conflict' ELSE l.verdict END,
+               -- The holder of the key is meant only where that decided: an entry follows its own job, whatever else has the key by now.
+               CASE WHEN l.verdict IN ('live', 'done') OR l.verdict = 'resolved' AND NOT l.completed THEN l.holder ELSE l.river_job_id END, l.job_created_at, l.unique_key
         FROM looked l
         WHERE l.verdict <> 'sent'
            OR ((SELECT count(*) FROM looked a WHERE a.verdict = 'sent') > (SELECT count(*) FROM jobs) AND NOT EXISTS (SELECT FROM jobs WHERE jobs.entry_id = l.id))

@@ -537,6 +537,27 @@ func TestApply_closedEntryIsReopened(t *testing.T) {
 	require.Nil(t, b.entry(heldID).ClosedAt)
 }
 
+// What a person says of an entry stands, also where a retry of before then is applied after it.
+func TestApply_olderRetryDoesNotReopen(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	job, id := b.fails()
+	b.retry(job)
+	require.NoError(t, b.store.Discard(t.Context(), id, kim))
+	b.apply()
+	b.is(id, deadletter.Archived)
+	require.Equal(t, fmt.Sprintf("job %d was retried outside dlqd before the entry was discarded", job), b.reason(id))
+
+	resolved, resolvedID := b.fails()
+	require.NoError(t, b.store.Park(t.Context(), resolvedID, kim))
+	b.retry(resolved)
+	b.runs(resolved)
+	require.NoError(t, b.store.Resolve(t.Context(), resolvedID, kim))
+	b.apply()
+	b.is(resolvedID, deadletter.Resolved)
+	require.Zero(t, b.facts())
+}
+
 // A page of River UI's is older than what it retries: River retries completed jobs, too.
 func TestApply_supersededJobThatRunsAgain(t *testing.T) {
 	t.Parallel()

@@ -116,6 +116,35 @@ func TestRedeliver_looksAtTheOriginal(t *testing.T) {
 	b.is(id, deadletter.Resolved)
 }
 
+// Its job, which lost its key when the entry was resolved, is retried while an equal job lives: the entry follows its own.
+func TestRedeliver_followsItsOwnJobBesideAnEqualOne(t *testing.T) {
+	t.Parallel()
+	for _, completes := range []bool{false, true} {
+		b := setup(t)
+		job, id := b.fails(unique("k", maskDefault)...)
+		require.NoError(t, b.store.Park(t.Context(), id, kim))
+		require.NoError(t, b.store.Resolve(t.Context(), id, kim))
+		require.Empty(t, b.key(job))
+		require.NoError(t, b.store.Reopen(t.Context(), id, kim))
+		equal := b.insert(unique("k", maskDefault)...)
+		b.exec("SELECT dlq.set_capture('off')")
+		b.retry(job)
+		if completes {
+			b.runs(job)
+			b.end(job, "completed")
+		}
+		b.exec("SELECT dlq.set_capture('on')")
+		verdict, other := b.verdict(id)
+		require.Equal(t, job, other, "not job %d", equal)
+		require.EqualValues(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_queue e WHERE e.id = $1 AND (e.redelivery_job_id = $2 OR e.replay_attempts -> -1 -> 'jobId' = to_jsonb($2::bigint))", id, job))
+		if completes {
+			require.Equal(t, deadletter.VerdictResolved, verdict)
+		} else {
+			require.Equal(t, deadletter.VerdictFollows, verdict)
+		}
+	}
+}
+
 func TestRedeliver_takesTheUniqueKey(t *testing.T) {
 	t.Parallel()
 	b := setup(t)

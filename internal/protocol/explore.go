@@ -1,0 +1,184 @@
+package protocol
+
+import (
+	"context"
+	"fmt"
+	"hash/maphash"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// Found is what an exploration found.
+type Found struct {
+	States    uint64
+	Depth     int    // of the last level that was gone through whole
+	Frontier  uint64 // states that were reached and not gone on from
+	Exhausted bool
+	Wrong     string // the invariant that is broken
+	Trace     []Step // the shortest way there
+}
+
+func (f *Found) String() string {
+	text := fmt.Sprintf("%d states, depth %d", f.States, f.Depth)
+	if f.Exhausted {
+		text += ", all within the bounds"
+	} else {
+		text += fmt.Sprintf(", %d states left at the frontier", f.Frontier)
+	}
+	if f.Wrong == "" {
+		return text
+	}
+	var out strings.Builder
+	fmt.Fprintf(&out, "%s\nbroken: %s\n", text, f.Wrong)
+	for n, step := range f.Trace {
+		fmt.Fprintf(&out, "  %2d. %s\n", n+1, step)
+	}
+	return out.String()
+}
+
+// Explorer goes through the states of a model, the nearest first, so that what it finds is shortest.
+type Explorer struct {
+	Model *Model
+	// QuietEvery: of each so many states it is checked that nothing is left once all stop acting. 0 for none.
+	QuietEvery uint64
+	// MaxStates bounds the memory: some 30 bytes for each state, and 300 for each at the frontier.
+	MaxStates uint64
+	// Only, if not empty, is the one invariant that is looked at.
+	Only string
+	// Report, if not nil, is called once a minute.
+	Report func(Found)
+	// Procs is how many go through a level together.
+	Procs int
+}
+
+const shards = 256
+
+// visited is a set of fingerprints, with how each was reached.
+type visited struct {
+	sync.Mutex
+
+	from map[uint64]origin
+}
+
+type origin struct {
+	parent uint64
+	step   Step
+}
+
+type node struct {
+	state State
+	print uint64
+}
+
+// Explore goes on until all is seen, an invariant is broken, or ctx ends.
+func (x *Explorer) Explore(ctx context.Context) Found {
+	seed := maphash.MakeSeed()
+	print := func(s *State) uint64 { return maphash.Comparable(seed, *s) }
+	var seen [shards]visited
+	for i := range seen {
+		seen[i].from = map[uint64]origin{}
+	}
+	start := Start()
+	start.normalize()
+	level := []node{{start, print(&start)}}
+	seen[level[0].print%shards].from[level[0].print] = origin{}
+	var states atomic.Uint64
+	states.Store(1)
+	found := Found{}
+	trace := func(last uint64, steps ...Step) []Step {
+		for last != level[0].print || len(steps) == 0 {
+			o, ok := seen[last%shards].from[last]
+			if !ok || o == (origin{}) {
+				break
+			}
+			steps = append(steps, o.step)
+			last = o.parent
+		}
+		slices.Reverse(steps)
+		return steps
+	}
+	reported := time.Now()
+	for depth := 0; len(level) > 0; depth++ {
+		var mu sync.Mutex
+		var next []node
+		var cursor atomic.Int64
+		var group sync.WaitGroup
+		var wrong atomic.Bool
+		for range max(1, x.Procs) {
+			group.Go(func() {
+				var mine []node
+				const chunk = 256
+				for ctx.Err() == nil && !wrong.Load() {
+					from := int(cursor.Add(chunk)) - chunk
+					if from >= len(level) || states.Load() > x.MaxStates {
+						cursor.Add(-chunk)
+						break
+					}
+					for i := from; i < min(from+chunk, len(level)); i++ {
+						n := &level[i]
+						broken := func(text string) bool { return text != "" && strings.HasPrefix(text, x.Only) }
+						fail := func(text string, steps ...Step) {
+							mu.Lock()
+							defer mu.Unlock()
+							if found.Wrong == "" {
+								found.Wrong, found.Trace = text, trace(n.print, steps...)
+							}
+							wrong.Store(true)
+						}
+						if x.QuietEvery > 0 && n.print%x.QuietEvery == 0 {
+							if text := x.Model.CheckQuiet(n.state); broken(text) {
+								fail(text)
+							}
+						}
+						x.Model.Steps(&n.state, func(step Step) {
+							after, text, ok := x.Model.Apply(n.state, step)
+							if !ok {
+								return
+							}
+							if !broken(text) {
+								text = x.Model.Check(&after)
+							}
+							if broken(text) {
+								fail(text, step)
+								return
+							}
+							p := print(&after)
+							shard := &seen[p%shards]
+							shard.Lock()
+							_, known := shard.from[p]
+							if !known {
+								shard.from[p] = origin{n.print, step}
+							}
+							shard.Unlock()
+							if !known {
+								states.Add(1)
+								mine = append(mine, node{after, p})
+							}
+						})
+					}
+				}
+				mu.Lock()
+				next = append(next, mine...)
+				mu.Unlock()
+			})
+		}
+		group.Wait()
+		found.States = states.Load()
+		left := max(0, len(level)-int(cursor.Load()))
+		if found.Wrong != "" || ctx.Err() != nil || states.Load() > x.MaxStates {
+			found.Frontier = uint64(left + len(next)) //nolint:gosec // lengths
+			return found
+		}
+		found.Depth, found.Frontier = depth+1, uint64(len(next))
+		level = next
+		if x.Report != nil && time.Since(reported) > time.Minute {
+			reported = time.Now()
+			x.Report(found)
+		}
+	}
+	found.Exhausted = true
+	return found
+}

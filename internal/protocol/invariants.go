@@ -1,0 +1,112 @@
+package protocol
+
+import "fmt"
+
+// The invariants, in words.
+const (
+	Kept         = "each failure that River can still show is in exactly one entry, or waits to be filed"
+	FiledOnce    = "none is filed twice"
+	NotSentBack  = "nothing is redelivered after a person closed its entry, unless a person, an undo or a newer failure says so"
+	OneUnderWay  = "at most one redelivery of an entry is under way"
+	ClosesItsOwn = "a success closes exactly its entry"
+	NotUndone    = "an operator's act that was answered with success is not undone by an older fact"
+	Quiet        = "once all stop acting, inbox and facts come to nothing"
+)
+
+// Check returns the invariant that a state breaks, with its words; empty for none. [NotSentBack], [OneUnderWay], [NotUndone] and part
+// of the others are about a step: see [Model.Apply].
+func (m *Model) Check(s *State) string {
+	for _, check := range []func(*State) string{m.filedOnce, m.kept} {
+		if wrong := check(s); wrong != "" {
+			return wrong
+		}
+	}
+	return ""
+}
+
+// filedOnce: [FiledOnce].
+func (m *Model) filedOnce(s *State) string {
+	for f := range s.NFailures {
+		if s.Failures[f].Entries > 1 {
+			return fmt.Sprintf("%s: failure %d (of job %d) came into two entries", FiledOnce, f, s.Failures[f].Job)
+		}
+	}
+	return ""
+}
+
+// kept: [Kept].
+func (m *Model) kept(s *State) string {
+	w := &world{State: s, rules: m.Rules}
+	for i := range s.NJobs {
+		j := &s.Jobs[i]
+		if j.State != Discarded && j.State != Cancelled || s.Failures[j.Failure].Cancel {
+			continue
+		}
+		f := j.Failure
+		if j.Retired >= j.Finalized {
+			continue // its entry was deleted since
+		}
+		waits := w.unfiled()&bit(f) != 0 || w.isUnknown(i)
+		for n := range s.NFacts {
+			waits = waits || s.Facts[n].Failure == f || s.Facts[n].Job == i && s.Facts[n].Kind == Following
+		}
+		// An entry that waits for the job is told by the sweep.
+		for e := range s.NFailures {
+			waits = waits || s.Entries[e].Status == Processing && s.Entries[e].Waits == j.ID && j.Entry == e
+		}
+		if !waits && s.Failures[f].Entries == 0 && !s.Failures[f].Noted {
+			return fmt.Sprintf("%s: failure %d of job %d is in none, and nothing will find it", Kept, f, i)
+		}
+	}
+	return ""
+}
+
+// CheckQuiet lets filing, facts, sweep and reconciler run on from a state, with nobody else acting, and returns the invariant that
+// breaks on the way or in the end.
+func (m *Model) CheckQuiet(s State) string {
+	for range 12 {
+		before := s
+		for _, step := range []func(*world){
+			func(w *world) { w.applyFacts() },
+			func(w *world) { w.file(w.unfiled()) },
+			func(w *world) { w.sweep() },
+			func(w *world) { w.appendUnknown(w.unknown()) },
+			func(w *world) { w.findSuccesses() },
+		} {
+			w := begin(&s, m.Rules)
+			step(w)
+			if w.full {
+				return ""
+			}
+			if w.wrong != "" {
+				return w.wrong + " (once all stop acting)"
+			}
+		}
+		s.normalize()
+		if s == before {
+			break
+		}
+	}
+	if wrong := m.Check(&s); wrong != "" {
+		return wrong + " (once all stop acting)"
+	}
+	left := 0
+	for n := range s.NFacts {
+		if f := &s.Facts[n]; f.Kind != Following || s.Jobs[f.Job].State != Running {
+			left++
+		}
+	}
+	if s.NInbox > 0 || left > 0 {
+		return fmt.Sprintf("%s: %d rows stay in the inbox, and %d facts", Quiet, s.NInbox, left)
+	}
+	for e := range s.NFailures {
+		entry := &s.Entries[e]
+		if entry.Status != Pending && entry.Status != Manual || entry.DoneTwice || entry.Acted > 0 {
+			continue
+		}
+		if j := &s.Jobs[entry.Job]; j.State == Completed && !j.Done && j.Finalized > s.Failures[entry.Last].At {
+			return fmt.Sprintf("%s: job %d has completed, and its entry %d stays open", ClosesItsOwn, entry.Job, e)
+		}
+	}
+	return ""
+}

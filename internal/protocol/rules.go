@@ -1,0 +1,442 @@
+package protocol
+
+import (
+	"fmt"
+	"iter"
+)
+
+// Bounds are how much of what can go on for ever the model lets happen.
+type Bounds struct {
+	Jobs     int8 // of the application's
+	Failures int8 // ends that are no success, of all jobs
+	Workers  int8
+	Moves    int8 // of the person
+	Retries  int8 // outside dlqd
+	Misses   int8 // of capture
+	Deletes  int8 // of jobs, and ids that come again
+	Attempts int8 // that fail and are retried by River
+	Sent     int8 // redeliveries
+	Isolated int8 // ends in SERIALIZABLE transactions
+	Keys     bool // the application's jobs have a unique key
+	Calm     bool // nobody acts while the inbox or a fact waits, or dlqd is in the middle of something: nothing races
+}
+
+// Model is the protocol within bounds.
+type Model struct {
+	Rules  Rules
+	Bounds Bounds
+}
+
+// Rule is a kind of step.
+type Rule int8
+
+// The rules: see docs/protocol.md.
+const (
+	Insert Rule = iota
+	InsertMarked
+	StartJob
+	Complete
+	Fail
+	FailCancel
+	Attempt
+	Schedule
+	CancelJob
+	RetryJob
+	DeleteJob
+	ComeAgain
+	Look
+	File
+	FileParked
+	Claim
+	LookUndecided
+	Decide
+	Park
+	ApplyFacts
+	Scan
+	Append
+	FindSuccesses
+	Sweep
+	Discard
+	ResolveEntry
+	Replay
+	Force
+	Reopen
+	Undo
+	Delete
+	CrashWorker
+	CrashReconciler
+	nRules
+)
+
+var ruleNames = [nRules]string{
+	"insert", "insert with a copied mark", "start", "complete", "fail", "cancel itself", "fail, to be retried", "schedule", "cancel by an operator", "retry outside dlqd",
+	"delete job", "id comes again", "worker reads the inbox", "worker files", "worker files, parked", "worker redelivers", "worker reads undecided", "worker decides",
+	"worker parks", "apply facts", "reconciler reads", "reconciler appends", "find successes", "sweep", "discard", "resolve", "replay", "replay with force", "reopen", "undo",
+	"delete entry", "worker dies", "reconciler dies",
+}
+
+// AllRules are all rules.
+func AllRules() iter.Seq[Rule] {
+	return func(yield func(Rule) bool) {
+		for r := range nRules {
+			if !yield(r) {
+				return
+			}
+		}
+	}
+}
+
+func (r Rule) String() string { return ruleNames[r] }
+
+// Step is a rule taken on a job, an entry or a worker.
+type Step struct {
+	Rule    Rule
+	On      int8
+	Capture Capture
+}
+
+func (s Step) String() string {
+	text := s.Rule.String()
+	switch {
+	case s.Rule == Insert || s.Rule == Look || s.Rule == LookUndecided || s.Rule == ApplyFacts || s.Rule >= Scan && s.Rule <= Sweep || s.Rule == CrashReconciler:
+	case s.Rule <= ComeAgain:
+		text += fmt.Sprintf(", job %d", s.On)
+	case s.Rule >= Discard && s.Rule <= Delete || s.Rule == Claim:
+		text += fmt.Sprintf(", entry %d", s.On)
+	default:
+		text += fmt.Sprintf(", worker %d", s.On)
+	}
+	switch s.Capture {
+	case Captures:
+	case Misses:
+		text += " (capture misses it)"
+	case Serializable:
+		text += " (in a SERIALIZABLE transaction)"
+	}
+	return text
+}
+
+// Steps calls fn with each step that can be taken.
+func (m *Model) Steps(s *State, fn func(Step)) {
+	b := &m.Bounds
+	if b.Calm && (s.NInbox > 0 || s.NFacts > 0 || s.Workers[0].Doing != Idle || s.Scanning) {
+		any := fn
+		fn = func(step Step) {
+			if step.Rule >= Look && step.Rule <= Append {
+				any(step)
+			}
+		}
+	}
+	w := &world{State: s, rules: m.Rules}
+	holder := w.holder()
+	captured := func(rule Rule, on int8, reads bool) {
+		fn(Step{rule, on, Captures})
+		if s.Misses < b.Misses {
+			fn(Step{rule, on, Misses})
+		}
+		if reads && s.Isolated < b.Isolated {
+			fn(Step{rule, on, Serializable})
+		}
+	}
+	room := s.NFailures < b.Failures
+	if s.Inserted < b.Jobs && s.NJobs < maxJobs && (!b.Keys || holder == none) {
+		fn(Step{Rule: Insert})
+		for e := range s.NFailures {
+			if s.Entries[e].Status.exists() {
+				fn(Step{Rule: InsertMarked, On: e})
+			}
+		}
+	}
+	for i := range s.NJobs {
+		j := &s.Jobs[i]
+		switch j.State {
+		case Available:
+			fn(Step{Rule: StartJob, On: i})
+		case Running:
+			captured(Complete, i, j.Mark != none)
+			if room {
+				reads := j.Mark != none || j.Errors > 0
+				captured(Fail, i, reads)
+				captured(FailCancel, i, false)
+			}
+			if s.Attempts < b.Attempts {
+				fn(Step{Rule: Attempt, On: i})
+			}
+		case Retryable:
+			fn(Step{Rule: Schedule, On: i})
+		}
+		if j.State.waits() && room && s.Moves < b.Moves {
+			captured(CancelJob, i, false)
+		}
+		if j.State.ended() && s.Retries < b.Retries && (!j.Keyed || holder == none || holder == i) {
+			captured(RetryJob, i, false)
+		}
+		if j.State != Gone && j.State != Running && s.Deletes < b.Deletes {
+			fn(Step{Rule: DeleteJob, On: i})
+		}
+		if j.State == Gone && j.Of == none && s.Deletes < b.Deletes && s.NJobs < maxJobs && w.live(j.ID) == none {
+			fn(Step{Rule: ComeAgain, On: i})
+		}
+	}
+	for n := range b.Workers {
+		switch s.Workers[n].Doing {
+		case Idle:
+			if n > 0 && s.Workers[n-1].Doing == Idle {
+				break // one is as good as the other
+			}
+			if s.NInbox > 0 {
+				fn(Step{Rule: Look, On: n})
+			}
+			for e := range s.NFailures {
+				if s.Entries[e].Status == Pending && s.Entries[e].Decided && s.Sent < b.Sent {
+					fn(Step{Rule: Claim, On: e})
+				}
+			}
+			if w.undecided() != 0 {
+				fn(Step{Rule: LookUndecided, On: n})
+			}
+		case Files:
+			fn(Step{Rule: File, On: n})
+			fn(Step{Rule: FileParked, On: n})
+			fn(Step{Rule: CrashWorker, On: n})
+		case Decides:
+			fn(Step{Rule: Decide, On: n})
+			fn(Step{Rule: Park, On: n})
+			fn(Step{Rule: CrashWorker, On: n})
+		}
+	}
+	if s.NFacts > 0 {
+		fn(Step{Rule: ApplyFacts})
+	}
+	if s.Scanning {
+		fn(Step{Rule: Append})
+		fn(Step{Rule: CrashReconciler})
+	} else if w.unknown() != 0 {
+		fn(Step{Rule: Scan})
+	}
+	fn(Step{Rule: FindSuccesses})
+	fn(Step{Rule: Sweep})
+	if s.Moves >= b.Moves {
+		return
+	}
+	for e := range s.NFailures {
+		switch entry := &s.Entries[e]; {
+		case entry.Status == Unfiled && w.unfiled()&bit(e) != 0, entry.Status == Pending, entry.Status == Manual, entry.Status == Failed:
+			fn(Step{Rule: Discard, On: e})
+			if entry.Status == Manual {
+				fn(Step{Rule: ResolveEntry, On: e})
+			}
+			if s.Sent < b.Sent {
+				fn(Step{Rule: Replay, On: e})
+				fn(Step{Rule: Force, On: e})
+			}
+		case entry.Status == Resolved, entry.Status == Archived:
+			fn(Step{Rule: Reopen, On: e})
+			fn(Step{Rule: Delete, On: e})
+		}
+		if s.Entries[e].Op != none {
+			fn(Step{Rule: Undo, On: e})
+		}
+	}
+}
+
+// undecided are the pending entries of which no worker has decided.
+func (w *world) undecided() (set uint8) {
+	for e := range w.NFailures {
+		if w.Entries[e].Status == Pending && !w.Entries[e].Decided {
+			set |= bit(e)
+		}
+	}
+	return set
+}
+
+// Apply takes a step. It returns the state after it, and the invariant that it has broken; false where the model has no room for it.
+func (m *Model) Apply(s State, step Step) (State, string, bool) {
+	w := begin(&s, m.Rules)
+	m.take(w, step)
+	if w.full {
+		return s, "", false
+	}
+	s.normalize()
+	return s, w.wrong, true
+}
+
+func (m *Model) take(w *world, step Step) {
+	on := step.On
+	switch step.Capture {
+	case Captures:
+	case Misses:
+		w.State.Misses++
+	case Serializable:
+		w.Isolated++
+	}
+	switch step.Rule {
+	case Insert:
+		w.Inserted++
+		j := noJob
+		j.Keyed = m.Bounds.Keys
+		w.insert(j)
+	case InsertMarked:
+		w.Inserted++
+		j := noJob
+		j.Keyed, j.Mark = m.Bounds.Keys, on
+		w.insert(j)
+	case StartJob:
+		w.Jobs[on].State, w.Jobs[on].Done = Running, false
+	case Complete:
+		w.ends(on, Completed, false, step.Capture)
+	case Fail:
+		w.ends(on, Discarded, false, step.Capture)
+	case FailCancel:
+		w.ends(on, Cancelled, false, step.Capture)
+	case Attempt:
+		w.Attempts++
+		w.Jobs[on].State, w.Jobs[on].Errors = Retryable, min(2, w.Jobs[on].Errors+1)
+	case Schedule:
+		w.Jobs[on].State = Available
+	case CancelJob:
+		w.Moves++
+		w.ends(on, Cancelled, true, step.Capture)
+	case RetryJob:
+		w.Retries++
+		w.retries(on, step.Capture)
+	case DeleteJob:
+		w.Deletes++
+		w.Jobs[on].State = Gone
+	case ComeAgain:
+		w.Deletes++
+		j := noJob
+		j.ID = w.Jobs[on].ID
+		w.insert(j)
+	case Look:
+		w.Workers[on] = idle
+		w.Workers[on].Doing, w.Workers[on].Of = Files, w.unfiled()
+	case File, FileParked:
+		to := Pending
+		if step.Rule == FileParked {
+			to = Manual
+		}
+		if left := w.fileAs(w.Workers[on].Of, to, true); left != 0 {
+			w.fileRepeats(w.Workers[on].Of)
+		}
+		w.Workers[on] = idle
+	case Claim:
+		if v := w.redeliver(on, false, false); v == Live || v == DoneBy {
+			w.move(on, Manual)
+		}
+	case LookUndecided:
+		w.Workers[on] = idle
+		w.Workers[on].Doing, w.Workers[on].Of = Decides, w.undecided()
+		for e := range w.NFailures {
+			if w.Workers[on].Of&bit(e) != 0 {
+				w.Workers[on].As[e] = w.Entries[e].Last
+			}
+		}
+	case Decide, Park:
+		for e := range w.NFailures {
+			entry := &w.Entries[e]
+			if w.Workers[on].Of&w.undecided()&bit(e) == 0 || entry.Last != w.Workers[on].As[e] {
+				continue
+			}
+			entry.Decided, entry.DoneTwice = true, false
+			if step.Rule == Park {
+				w.move(e, Manual)
+			}
+		}
+		w.Workers[on] = idle
+	case ApplyFacts:
+		w.applyFacts()
+	case Scan:
+		w.Scanning, w.Scanned = true, w.unknown()
+	case Append:
+		w.appendUnknown(w.Scanned)
+		w.Scanning, w.Scanned = false, 0
+	case FindSuccesses:
+		w.findSuccesses()
+	case Sweep:
+		w.sweep()
+	case CrashWorker:
+		w.Workers[on] = idle
+	case CrashReconciler:
+		w.Scanning, w.Scanned = false, 0
+	default:
+		w.Moves++
+		w.act(step.Rule, on)
+	}
+}
+
+// act is a move of a person: dlq.act_on, dlq.redeliver, dlq.undo, dlq.delete_entries.
+func (w *world) act(rule Rule, e int8) {
+	entry := &w.Entries[e]
+	switch rule {
+	case Discard:
+		w.file(bit(e))
+		if s := entry.Status; s != Pending && s != Manual && s != Failed {
+			return
+		}
+		w.move(e, Archived)
+		w.operated(e, Archived)
+	case ResolveEntry:
+		if entry.Status != Manual {
+			return
+		}
+		w.move(e, Resolved)
+		w.operated(e, Resolved)
+		w.supersede(e, none, true)
+	case Replay, Force:
+		w.redeliver(e, true, rule == Force)
+	case Reopen:
+		w.reopen(e)
+	case Undo:
+		w.file(bit(e))
+		if entry.Op != none && entry.Still {
+			w.reopen(e)
+		}
+	case Delete:
+		w.delete(e)
+	}
+}
+
+// operated notes that a person has closed an entry.
+func (w *world) operated(e int8, to Status) {
+	entry := &w.Entries[e]
+	entry.Op, entry.Still, entry.ByPerson, entry.Acted = int8(to), true, true, w.tick
+	for f := range w.NFailures {
+		if w.in(e, f) {
+			w.Failures[f].Closed = true
+		}
+	}
+}
+
+// reopen is dlq.act_on('reopen').
+func (w *world) reopen(e int8) {
+	entry := &w.Entries[e]
+	if entry.Status != Resolved && entry.Status != Archived || w.openOf(entry.Job) != none {
+		return
+	}
+	w.move(e, Manual)
+	entry.Acted = w.tick
+	w.said(e)
+}
+
+// delete is dlq.delete_entries, with dlq.retire.
+func (w *world) delete(e int8) {
+	entry := &w.Entries[e]
+	if entry.Status != Resolved && entry.Status != Archived {
+		return
+	}
+	for i := range w.NJobs {
+		j := &w.Jobs[i]
+		if i == entry.Job || j.Entry == e {
+			if j.State != Gone {
+				j.Retired = w.tick
+			}
+			if j.Entry == e {
+				j.Entry = none
+			}
+		}
+	}
+	gone := noEntry
+	gone.Status, gone.Job, gone.Last, gone.Known = Deleted, entry.Job, entry.Last, entry.Known
+	w.Entries[e] = gone
+}

@@ -1,0 +1,153 @@
+package protocol_test
+
+import (
+	"math/rand/v2"
+	"os"
+	"strconv"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
+	"github.com/dlqd/dlqd/internal/protocol"
+)
+
+func TestMain(m *testing.M) { postgrestest.Main(m) }
+
+const (
+	traces   = 500
+	maxSteps = 35
+	// leastTaken is how often each rule is taken at least, if not before then up to maxTraces.
+	leastTaken = 20
+	maxTraces  = 2 * traces
+	minSteps   = 15
+	databases  = 2
+)
+
+// Traces of the model, by chance, on a real Postgres: after each step both have the same. DLQD_WALK_SEED repeats one.
+func TestProtocol_WalksAsTheModelSays(t *testing.T) {
+	t.Parallel()
+	seed := rand.Uint64()
+	if set, err := strconv.ParseUint(os.Getenv("DLQD_WALK_SEED"), 10, 64); err == nil {
+		seed = set
+	}
+	t.Logf("DLQD_WALK_SEED=%d", seed)
+	var mu sync.Mutex
+	taken := map[protocol.Rule]int{}
+	kills := 0
+	missing := func() bool {
+		mu.Lock()
+		defer mu.Unlock()
+		for rule := range protocol.AllRules() {
+			if taken[rule] < leastTaken {
+				return true
+			}
+		}
+		return false
+	}
+	t.Run("traces", func(t *testing.T) {
+		for n := range databases {
+			t.Run(strconv.Itoa(n), func(t *testing.T) {
+				t.Parallel()
+				d := newDatabase(t)
+				for trace := n; trace < traces || trace < maxTraces && missing(); trace += databases {
+					n, of := d.walk(rand.New(rand.NewPCG(seed, uint64(trace)))) //nolint:gosec // no secret
+					mu.Lock()
+					kills += n
+					for rule, times := range of {
+						taken[rule] += times
+					}
+					mu.Unlock()
+				}
+			})
+		}
+	})
+	for rule := range protocol.AllRules() {
+		require.GreaterOrEqual(t, taken[rule], leastTaken, "%s was taken %d times", rule, taken[rule])
+	}
+	t.Logf("%v; %d killed", taken, kills)
+}
+
+// walk goes a trace. It returns how many sessions it has ended, and how often it took each rule.
+func (d *database) walk(random *rand.Rand) (kills int, taken map[protocol.Rule]int) {
+	d.Helper()
+	taken = map[protocol.Rule]int{}
+	c := newChooser(random)
+	d.begin(c.model)
+	held := 0
+	for range minSteps + random.IntN(maxSteps-minSteps) {
+		c.state = d.state
+		step, ok := c.choose(held >= 2)
+		if !ok {
+			break
+		}
+		kill := random.IntN(25) == 0 && step.Rule != protocol.CrashWorker && d.look == nil && step.Rule != protocol.Scan
+		step = d.take(step, kill)
+		if kill {
+			kills++
+		} else {
+			taken[step.Rule]++
+		}
+		held++
+		if d.look == nil {
+			held = 0
+		}
+	}
+	if d.look != nil {
+		d.take(protocol.Step{Rule: protocol.Append}, false)
+	}
+	return kills, taken
+}
+
+// likely has the rules by which an entry comes far: what ends a trace early, or is possible nearly always, has less than 1.
+var likely = map[protocol.Rule]float64{
+	protocol.StartJob: 4, protocol.Fail: 6, protocol.Complete: 3, protocol.RetryJob: 2, protocol.Look: 4, protocol.File: 8, protocol.FileParked: 4, protocol.Claim: 6,
+	protocol.LookUndecided: 3, protocol.Decide: 6, protocol.Park: 4, protocol.ApplyFacts: 3, protocol.Scan: 3, protocol.Discard: 1.5, protocol.Reopen: 1.5, protocol.Delete: 0.7, protocol.Undo: 1.5,
+	protocol.Insert: 0.7, protocol.FindSuccesses: 10, protocol.Sweep: 2, protocol.DeleteJob: 0.1, protocol.CancelJob: 0.1, protocol.Attempt: 0.8, protocol.ComeAgain: 1, protocol.InsertMarked: 0.5, protocol.CrashWorker: 1, protocol.Force: 0.5,
+}
+
+// chooser chooses the steps of a trace by chance: rules that were taken seldom come first, and what changes nothing now and then.
+type chooser struct {
+	random *rand.Rand
+	model  *protocol.Model
+	state  protocol.State
+}
+
+func newChooser(random *rand.Rand) *chooser {
+	return &chooser{random: random, state: protocol.Start(), model: &protocol.Model{Rules: protocol.Today(), Bounds: protocol.Bounds{
+		Jobs: 2, Failures: 6, Workers: 2, Moves: 8, Retries: 4, Misses: 2, Deletes: 2, Attempts: 1, Sent: 3, Isolated: 2, Keys: random.IntN(3) == 0,
+	}}}
+}
+
+// choose returns a step; false where none can be taken. held: the reconciler waits, and not for long.
+func (c *chooser) choose(held bool) (protocol.Step, bool) {
+	var can []protocol.Step
+	var weights []float64
+	sum := 0.0
+	c.model.Steps(&c.state, func(step protocol.Step) {
+		after, _, ok := c.model.Apply(c.state, step)
+		if !ok || held && step.Rule != protocol.Append && step.Rule != protocol.CrashReconciler {
+			return
+		}
+		weight := 1.0
+		if factor, ok := likely[step.Rule]; ok {
+			weight = factor
+		}
+		if step.Capture != protocol.Captures {
+			weight /= 4
+		}
+		if after == c.state {
+			weight /= 100
+		}
+		can, weights, sum = append(can, step), append(weights, weight), sum+weight
+	})
+	if len(can) == 0 {
+		return protocol.Step{}, false
+	}
+	at, n := c.random.Float64()*sum, 0
+	for ; n < len(can)-1 && at > weights[n]; n++ {
+		at -= weights[n]
+	}
+	return can[n], true
+}

@@ -1,0 +1,834 @@
+package protocol
+
+import "fmt"
+
+// Rules are what the SQL's rules are, where they have changed: a model of an earlier one shows why.
+type Rules struct {
+	// KnowFolded: a failure that was folded into an entry is known once that is closed. Without, the reconciler goes by the entries
+	// that are there, by entry_jobs and retired_jobs.
+	KnowFolded bool
+}
+
+// Today are the rules of db/code.
+func Today() Rules { return Rules{} }
+
+// world is a state while one transaction changes it.
+type world struct {
+	*State
+
+	rules Rules
+	tick  Time   // the transaction's time
+	wrong string // an invariant that the transaction itself has broken, with its words
+	full  bool   // the model has no room for what comes next: the step is left out
+}
+
+func begin(s *State, rules Rules) *world { return &world{State: s, rules: rules, tick: s.now()} }
+
+func (w *world) violate(invariant, format string, args ...any) {
+	if w.wrong == "" {
+		w.wrong = invariant + ": " + fmt.Sprintf(format, args...)
+	}
+}
+
+// Capture is what the trigger does about an end or a retry.
+type Capture int8
+
+// Capture works, gives way (or is off), or is in a SERIALIZABLE transaction, where it reads nothing.
+const (
+	Captures Capture = iota
+	Misses
+	Serializable
+)
+
+func (w *world) fact(f Fact) {
+	if w.NFacts == maxFacts {
+		w.full = true
+		return
+	}
+	f.At = max(f.At, 1)
+	w.Facts[w.NFacts] = f
+	w.NFacts++
+}
+
+func (w *world) append(r Row) {
+	if w.NInbox == maxInbox {
+		w.full = true
+		return
+	}
+	w.Inbox[w.NInbox] = r
+	w.NInbox++
+}
+
+// insert makes a job.
+func (w *world) insert(j Job) int8 {
+	if w.NJobs == maxJobs {
+		w.full = true
+		return 0
+	}
+	if j.ID == none {
+		j.ID = w.IDs
+		w.IDs++
+	}
+	j.State = Available
+	w.Jobs[w.NJobs] = j
+	w.NJobs++
+	return w.NJobs - 1
+}
+
+var noJob = Job{ID: none, Of: none, Mark: none, DoneOf: none, Failure: none, Entry: none}
+
+// holder is the job that holds the unique key: none where no job does. (The key's states are River's default ones.)
+func (w *world) holder() int8 {
+	for i := range w.NJobs {
+		if j := &w.Jobs[i]; j.Keyed && (j.State.waits() || j.State == Running || j.State == Completed) {
+			return i
+		}
+	}
+	return none
+}
+
+// live is the job that has an id now.
+func (w *world) live(id int8) int8 {
+	for i := range w.NJobs {
+		if w.Jobs[i].ID == id && w.Jobs[i].State != Gone {
+			return i
+		}
+	}
+	return none
+}
+
+// ends is a statement that ends a job: River's completer, rescuer, or a person; and what dlq.capture appends in it.
+func (w *world) ends(i int8, to JobState, byOperator bool, capture Capture) {
+	j := &w.Jobs[i]
+	if to != Completed && !byOperator {
+		j.Errors = min(2, j.Errors+1)
+	}
+	if byOperator {
+		j.Cancel = true
+	}
+	j.State, j.Finalized = to, w.tick
+	failure := none
+	if to != Completed {
+		if w.NFailures == maxFailures {
+			w.full = true
+			return
+		}
+		failure = w.NFailures
+		w.Failures[failure] = Failure{Job: i, At: w.tick, Keyed: j.Keyed, Cancel: byOperator || j.Cancel && to == Cancelled}
+		w.NFailures++
+		j.Failure = failure
+	}
+	if capture == Misses || to == Completed && j.Mark == none {
+		return
+	}
+	known, entry := false, none
+	if j.Mark != none || j.Errors > 1 {
+		if capture == Serializable {
+			known = j.Mark != none
+		} else if j.Entry != none {
+			known, entry = true, j.Entry
+		} else {
+			for f := range w.NFacts {
+				known = known || w.Facts[f].Job == i && w.Facts[f].Kind == Retried
+			}
+		}
+	}
+	if known {
+		w.fact(Fact{Kind: FactKind(to-Completed) + FactCompleted, Job: i, Entry: entry, Failure: failure, At: w.tick})
+	} else if failure != none && !w.Failures[failure].Cancel {
+		w.append(Row{Failure: failure})
+	}
+}
+
+// retries is River UI's retry of a job, or a rescue by hand: a job that had ended is to run again. dlq.follow appends.
+func (w *world) retries(i int8, capture Capture) {
+	j := &w.Jobs[i]
+	was := *j
+	j.State, j.Cancel, j.Finalized = Available, false, 0
+	j.Overtaken = true
+	for f := range w.NFailures {
+		if w.Failures[f].Job == i || j.Entry != none && w.in(j.Entry, f) {
+			w.Failures[f].Closed = false // a person wants it to run
+		}
+	}
+	if !was.State.ended() || capture == Misses || was.State == Completed && was.DoneOf == none && was.Mark == none {
+		return
+	}
+	entry := was.Failure
+	if was.State == Completed {
+		entry = was.DoneOf
+		if entry == none {
+			entry = was.Mark
+		}
+	}
+	w.fact(Fact{Kind: Retried, Job: i, Entry: entry, Failure: none, At: w.tick})
+}
+
+// in reports whether an entry has taken a failure in.
+func (w *world) in(entry, failure int8) bool {
+	return w.Entries[entry].Known&bit(failure) != 0
+}
+
+// openOf is the open entry of a job: none where it has none.
+func (w *world) openOf(job int8) int8 {
+	for e := range w.NFailures {
+		if w.Entries[e].Status.open() && w.Entries[e].Job == job {
+			return e
+		}
+	}
+	return none
+}
+
+// move changes an entry's status: the trigger dlq.on_move.
+func (w *world) move(e int8, to Status) {
+	entry := &w.Entries[e]
+	from := entry.Status
+	if from != to {
+		entry.Still = false
+	}
+	entry.Status = to
+	if to.open() {
+		entry.Closed, entry.ByPerson = 0, false
+	} else if from != to {
+		entry.Closed = w.tick
+	}
+	if to != Processing {
+		entry.Waits, entry.ByRiver = none, false
+	}
+	if to != Pending {
+		entry.Decided = true
+	}
+	if from == Processing && to != Processing {
+		for i := range w.NJobs {
+			if w.Jobs[i].Of == e && !w.Jobs[i].State.ended() {
+				w.Jobs[i].Overtaken = true
+			}
+		}
+	}
+}
+
+// Filing: dlq.file_as, dlq.file_repeats, dlq.failed_again, dlq.file.
+
+// unfiled are the failures that the inbox has.
+func (w *world) unfiled() (set uint8) {
+	for i := range w.NInbox {
+		set |= bit(w.Inbox[i].Failure)
+	}
+	return set
+}
+
+// takeOut deletes all rows of a failure from the inbox.
+func (w *world) takeOut(failure int8) {
+	n := int8(0)
+	for i := range w.NInbox {
+		if w.Inbox[i].Failure != failure {
+			w.Inbox[n] = w.Inbox[i]
+			n++
+		}
+	}
+	for i := n; i < w.NInbox; i++ {
+		w.Inbox[i] = Row{}
+	}
+	w.NInbox = n
+}
+
+// isRepeat is dlq.is_repeat.
+func (w *world) isRepeat(job int8) bool {
+	if w.openOf(job) != none {
+		return true
+	}
+	e := w.Jobs[job].Entry
+	return e != none && w.Entries[e].Status.exists() && w.Entries[e].Job != job
+}
+
+// fileAs is dlq.file_as: those that it leaves have an open entry, or are a redelivery's.
+func (w *world) fileAs(failures uint8, to Status, decided bool) (left uint8) {
+	before := w.State.Entries // one statement sees what was there before it, but for the unique index
+	for f := range w.NFailures {
+		if failures&w.unfiled()&bit(f) == 0 {
+			continue
+		}
+		job := w.Failures[f].Job
+		repeat := false
+		if e := w.Jobs[job].Entry; e != none {
+			repeat = before[e].Status.exists() && before[e].Job != job
+			for o := range before {
+				repeat = repeat || before[o].Status.open() && before[o].Job == job
+			}
+		}
+		if repeat || w.openOf(job) != none || w.Entries[f].Status.open() {
+			left |= bit(f)
+			continue
+		}
+		w.filed(f)
+		if was := w.Entries[f].Status; was.exists() {
+			w.violate(FiledOnce, "failure %d has two entries with the same id", f)
+		}
+		e := noEntry
+		e.Status, e.Job, e.Last, e.Known, e.Decided = to, job, f, bit(f), decided
+		w.Entries[f] = e
+		w.takeOut(f)
+	}
+	return left
+}
+
+// filed counts that a failure came into an entry.
+func (w *world) filed(f int8) {
+	w.Failures[f].Entries = min(2, w.Failures[f].Entries+1)
+}
+
+// failedAgain is dlq.failed_again.
+func (w *world) failedAgain(e, f int8) {
+	entry := &w.Entries[e]
+	if entry.Known&bit(f) != 0 || !entry.Status.open() {
+		return
+	}
+	w.filed(f)
+	entry.Known |= bit(f)
+	if w.Failures[entry.Last].At <= w.Failures[f].At {
+		entry.Last = f
+		if entry.Status == Pending {
+			entry.Decided = false
+		}
+	}
+}
+
+// fileRepeats is dlq.file_repeats.
+func (w *world) fileRepeats(failures uint8) {
+	for f := range w.NFailures {
+		for range w.NInbox {
+			if failures&w.unfiled()&bit(f) == 0 {
+				break
+			}
+			w.fileRepeat(f)
+		}
+	}
+}
+
+func (w *world) fileRepeat(f int8) {
+	job := w.Failures[f].Job
+	j := &w.Jobs[job]
+	e := w.openOf(job)
+	if e == none {
+		if m := j.Entry; m != none && w.Entries[m].Status.exists() && w.Entries[m].Job != job {
+			w.fact(Fact{Kind: FactDiscarded, Job: job, Entry: m, Failure: f, At: w.tick})
+			w.takeOut(f)
+		} else if w.Entries[f].Status.open() {
+			w.takeOut(f)
+		}
+		return
+	}
+	switch {
+	case e == f:
+	case w.Entries[e].Status == Processing && w.Entries[e].Waits == j.ID:
+		w.fact(Fact{Kind: FactDiscarded, Job: job, Entry: e, Failure: f, At: w.tick})
+	default:
+		w.failedAgain(e, f)
+	}
+	w.takeOut(f)
+}
+
+// file is dlq.file: undecided.
+func (w *world) file(failures uint8) {
+	if left := w.fileAs(failures, Pending, false); left != 0 {
+		w.fileRepeats(left)
+	}
+}
+
+// Facts: dlq.apply_facts, dlq.apply_fact and what they call.
+
+// drop is dlq.drop_redelivery.
+func (w *world) drop(i int8) {
+	if j := &w.Jobs[i]; j.State != Gone && j.State != Running && j.State != Completed {
+		j.State = Gone
+	}
+}
+
+// supersede is dlq.supersede of one entry: by is the id of the job that did the work.
+func (w *world) supersede(e, by int8, person bool) {
+	entry := &w.Entries[e]
+	if entry.Status != Resolved {
+		return
+	}
+	overtaken := func(s JobState) bool { return s == Discarded || s == Cancelled || !person && s.waits() }
+	waits := false
+	if o := &w.Jobs[entry.Job]; overtaken(o.State) && o.ID != by {
+		o.Keyed = o.Keyed && o.State.waits() // while it was discarded, another job may have taken the key
+		o.State, o.Finalized, o.Mark, o.DoneOf, o.Done = Completed, w.tick, none, e, true
+	}
+	for i := range w.NJobs {
+		if j := &w.Jobs[i]; j.Entry == e && j.ID != by && i != entry.Job && overtaken(j.State) {
+			w.drop(i)
+		}
+	}
+	for i := range w.NJobs {
+		waits = waits || (i == entry.Job || w.Jobs[i].Entry == e) && w.Jobs[i].State.waits()
+	}
+	if person && waits {
+		w.fact(Fact{Kind: FactClosed, Job: entry.Job, Entry: e, Failure: none, At: w.tick})
+	}
+}
+
+// resolveBy is dlq.resolve_by of one entry: a job, by id, did its work.
+func (w *world) resolveBy(e, job, by int8, ended Time, person bool) {
+	entry := &w.Entries[e]
+	if entry.Status.open() || entry.Status == Failed {
+		if entry.Job != by && w.Jobs[by].Entry != e {
+			w.violate(ClosesItsOwn, "job %d, which is not of entry %d, resolves it", by, e)
+		}
+		entry.Completed[job], entry.ByPerson = max(entry.Completed[job], ended), false
+		entry.LastTry = job
+		w.move(e, Resolved)
+	}
+	w.supersede(e, job, person)
+}
+
+// recordEnd is dlq.record_end. failure is none for a success.
+func (w *world) recordEnd(e, i, failure int8, ended Time) bool {
+	entry := &w.Entries[e]
+	j := &w.Jobs[i]
+	if entry.Status != Processing || entry.Waits != j.ID {
+		return false
+	}
+	if failure == none {
+		w.resolveBy(e, j.ID, i, ended, false)
+		return true
+	}
+	if entry.Known&bit(failure) == 0 {
+		w.filed(failure)
+	}
+	entry.Known |= bit(failure)
+	entry.Last, entry.LastTry = failure, j.ID
+	to := Pending
+	if entry.Tries >= MaxTries {
+		to = Failed
+	}
+	w.move(e, to)
+	entry.Decided = false
+	if i != entry.Job {
+		w.drop(i)
+	}
+	return true
+}
+
+// MaxTries is dlq_max_retries.
+const MaxTries = 2
+
+// followJob is dlq.follow_job.
+func (w *world) followJob(e, i int8, river bool) {
+	entry := &w.Entries[e]
+	if s := entry.Status; s == Pending || s == Manual || s == Failed {
+		w.move(e, Processing)
+		entry.Waits, entry.ByRiver, entry.Tries = w.Jobs[i].ID, river, entry.Tries+1
+	}
+	w.Jobs[i].Entry = e
+}
+
+// watchJob is dlq.watch_job.
+func (w *world) watchJob(e, i int8) bool {
+	j := &w.Jobs[i]
+	switch {
+	case j.State.waits():
+		j.Mark = e
+		return true
+	case j.State == Gone:
+		if entry := &w.Entries[e]; entry.Status == Processing && entry.Waits == j.ID {
+			w.move(e, Manual)
+		}
+		return true
+	case !j.State.ended():
+		return j.Mark == e
+	}
+	for f := range w.NFacts {
+		if w.Facts[f].Job == i && w.Facts[f].Kind.end() {
+			return true
+		}
+	}
+	w.endOf(e, i, true)
+	return true
+}
+
+// endOf is dlq.apply_end of a job as it is.
+func (w *world) endOf(e, i int8, own bool) {
+	failure := w.Jobs[i].Failure
+	if w.Jobs[i].State == Completed {
+		failure = none
+	}
+	w.applyEnd(e, i, failure, w.Jobs[i].Finalized, own)
+}
+
+// applyEnd is dlq.apply_end.
+func (w *world) applyEnd(e, i, failure int8, ended Time, own bool) {
+	if w.recordEnd(e, i, failure, ended) {
+		return
+	}
+	entry := &w.Entries[e]
+	if failure == none {
+		switch {
+		case entry.Status == Resolved || entry.Status == Archived || entry.DoneTwice: // noted
+		case entry.Status == Failed || entry.Status.open():
+			w.resolveBy(e, w.Jobs[i].ID, i, ended, false)
+		}
+		return
+	}
+	if own {
+		w.Failures[failure].Noted = true
+	}
+	if entry.Status.open() && (!own || entry.Status != Processing) {
+		w.failedAgain(e, failure)
+	}
+	if own && i != entry.Job {
+		w.drop(i)
+	}
+}
+
+// applied is what dlq.apply_fact returns.
+type applied int8
+
+const (
+	done applied = iota
+	following
+)
+
+// applyFact is dlq.apply_fact.
+func (w *world) applyFact(f Fact) applied {
+	id, own := f.Entry, true
+	if f.Kind != FactClosed {
+		id = w.Jobs[f.Job].Entry
+		own = id != none
+	}
+	if f.Kind != FactClosed && (id == none || !w.Entries[id].Status.open()) {
+		open := w.openOf(f.Job)
+		own = own && open == none
+		switch {
+		case open != none:
+			id = open
+		case id == none:
+			id = f.Entry
+		}
+	}
+	if id == none {
+		return done
+	}
+	entry := &w.Entries[id]
+	inbox := !entry.Status.exists() && w.unfiled()&bit(id) != 0
+	if !entry.Status.exists() && !inbox {
+		return done
+	}
+	job, status, closed := entry.Job, entry.Status, entry.Closed
+	if inbox {
+		job, status = w.Failures[id].Job, Pending
+	}
+	if f.Kind == Retried && !own && job != f.Job {
+		return done
+	}
+	if inbox {
+		w.file(bit(id))
+		if w.Entries[id].Status != Pending {
+			inbox = false // a repeat: there is no such entry
+		}
+	}
+	before, acted := w.Entries[id].Status, w.Entries[id].Acted
+	defer func() {
+		after := w.Entries[id].Status
+		if acted > f.At && ((before == Archived || before == Resolved) && after.open() || before == Manual && after.closed()) {
+			w.violate(NotUndone, "a person made entry %d %s, and an older fact (%s of job %d) makes it %s", id, before, f.Kind, f.Job, after)
+		}
+	}()
+	switch f.Kind {
+	case FactClosed:
+		if status == Resolved {
+			by := none
+			for _, t := range entry.Completed {
+				if t > 0 {
+					by = entry.LastTry
+				}
+			}
+			w.supersede(id, by, false)
+		}
+	case Following:
+		if !w.watchJob(id, f.Job) {
+			return following
+		}
+	case Retried:
+		switch {
+		case status.closed() && w.openOf(job) != none: // noted
+		case status != Resolved && status != Archived:
+			w.followJob(id, f.Job, true)
+			if !w.watchJob(id, f.Job) {
+				return following
+			}
+		case entry.Completed[w.Jobs[f.Job].ID] < f.At || entry.Completed[w.Jobs[f.Job].ID] == 0:
+			if f.At <= closed && status == Resolved {
+				w.supersede(id, entry.LastTry, false)
+			}
+			if j := &w.Jobs[f.Job]; !(f.At <= closed && entry.ByPerson) && !(j.State == Completed && j.Done) {
+				w.move(id, Manual)
+				entry.DoneTwice, entry.Acted = true, 0
+			}
+		}
+	default:
+		ended := f.At
+		w.applyEnd(id, f.Job, f.Failure, ended, own)
+	}
+	return done
+}
+
+// applyFacts is dlq.apply_facts.
+func (w *world) applyFacts() {
+	first := func(n int8) bool {
+		for m := range w.NFacts {
+			if o := &w.Facts[m]; o.Job == w.Facts[n].Job && o.Kind != Following && (o.At < w.Facts[n].At) {
+				return false
+			}
+		}
+		return true
+	}
+	// What nearly all of them say, in one statement.
+	var quick, others []Fact
+	for n := range w.NFacts {
+		f := w.Facts[n]
+		if f.Kind == FactCompleted && f.Entry != none && first(n) {
+			if e := &w.Entries[f.Entry]; e.Status == Processing && e.Waits == w.Jobs[f.Job].ID {
+				quick = append(quick, f)
+			}
+		}
+	}
+	for _, f := range quick {
+		w.forget(f)
+		w.resolveBy(f.Entry, w.Jobs[f.Job].ID, f.Job, f.At, false)
+	}
+	for n := range w.NFacts {
+		f := w.Facts[n]
+		if f.Kind == Following && w.Jobs[f.Job].State != Running || f.Kind != Following && first(n) {
+			others = append(others, f)
+		}
+	}
+	for _, f := range others {
+		switch w.applyFact(f) {
+		case done:
+			w.forget(f)
+		case following:
+			if f.Kind != Following {
+				w.forget(f)
+				f.Kind = Following
+				w.fact(f)
+			}
+		}
+	}
+}
+
+// forget deletes a fact.
+func (w *world) forget(f Fact) {
+	n, gone := int8(0), false
+	for i := range w.NFacts {
+		if !gone && w.Facts[i] == f {
+			gone = true
+			continue
+		}
+		w.Facts[n] = w.Facts[i]
+		n++
+	}
+	for i := n; i < w.NFacts; i++ {
+		w.Facts[i] = Fact{}
+	}
+	w.NFacts = n
+}
+
+// The reconciler.
+
+// isUnknown reports whether a job is a failure that dlq.look_for_failures would file.
+func (w *world) isUnknown(i int8) bool {
+	j := &w.Jobs[i]
+	if j.State != Discarded && j.State != Cancelled || w.Failures[j.Failure].Cancel {
+		return false
+	}
+	f := j.Failure
+	if w.unfiled()&bit(f) != 0 || w.Entries[f].Status.exists() || w.openOf(i) != none || j.Retired >= j.Finalized {
+		return false
+	}
+	if j.Entry != none {
+		e := &w.Entries[j.Entry]
+		if !(e.Status.closed() && e.Job == i && max(e.Closed, w.Failures[e.Last].At) < j.Finalized) {
+			return false
+		}
+	}
+	if w.rules.KnowFolded && w.Failures[f].Entries > 0 {
+		return false
+	}
+	return true
+}
+
+func (w *world) unknown() (set uint8) {
+	for i := range w.NJobs {
+		if w.isUnknown(i) {
+			set |= bit(i)
+		}
+	}
+	return set
+}
+
+// appendUnknown is the second half of a look: those of the jobs that it found are locked, and looked at anew.
+func (w *world) appendUnknown(jobs uint8) {
+	for i := range w.NJobs {
+		if jobs&bit(i) != 0 && w.isUnknown(i) {
+			w.append(Row{Failure: w.Jobs[i].Failure, Reconciler: true})
+		}
+	}
+}
+
+// findSuccesses is dlq.find_successes.
+func (w *world) findSuccesses() {
+	for e := range w.NFailures {
+		entry := &w.Entries[e]
+		if entry.Status != Pending && entry.Status != Manual || entry.DoneTwice {
+			continue
+		}
+		j := &w.Jobs[entry.Job]
+		told := false
+		for f := range w.NFacts {
+			told = told || w.Facts[f].Job == entry.Job
+		}
+		if j.State == Completed && !j.Done && j.Finalized > w.Failures[entry.Last].At && entry.Completed[j.ID] == 0 && !told {
+			w.fact(Fact{Kind: FactCompleted, Job: entry.Job, Entry: e, Failure: none, At: j.Finalized})
+		}
+	}
+}
+
+// sweep is dlq.sweep_redeliveries.
+func (w *world) sweep() {
+	for e := range w.NFailures {
+		entry := &w.Entries[e]
+		if entry.Status != Processing {
+			continue
+		}
+		i := none
+		for n := range w.NJobs {
+			if w.Jobs[n].ID == entry.Waits && w.Jobs[n].State != Gone && w.Jobs[n].Entry == e {
+				i = n
+			}
+		}
+		if i != none && !w.Jobs[i].State.ended() {
+			continue
+		}
+		told := false
+		for f := range w.NFacts {
+			told = told || w.Jobs[w.Facts[f].Job].ID == entry.Waits && w.Facts[f].Kind != Following
+		}
+		switch {
+		case told:
+		case i != none:
+			failure := w.Jobs[i].Failure
+			if w.Jobs[i].State == Completed {
+				failure = none
+			}
+			w.recordEnd(e, i, failure, w.Jobs[i].Finalized)
+		case entry.ByRiver:
+			w.move(e, Manual)
+		default:
+			w.move(e, Pending)
+			entry.Decided = false
+		}
+	}
+}
+
+// Redelivery: dlq.redeliver.
+
+// Verdict is what dlq.redeliver says of an entry.
+type Verdict int8
+
+// What becomes of an entry that is to be redelivered. Refused: from its status it cannot be.
+const (
+	Refused Verdict = iota
+	Sent
+	Follows
+	ResolvedAlready
+	Live
+	DoneBy
+	OpenElsewhere
+)
+
+// redeliver is dlq.redeliver of one entry.
+func (w *world) redeliver(e int8, person, force bool) Verdict {
+	w.file(bit(e))
+	entry := &w.Entries[e]
+	if s := entry.Status; s != Pending && s != Manual && s != Failed {
+		return Refused
+	}
+	o := &w.Jobs[entry.Job]
+	keyed := w.Failures[e].Keyed
+	h := w.holder()
+	if h != none && !keyed {
+		h = none
+	}
+	var v Verdict
+	switch {
+	case entry.Status == Failed && w.openOf(entry.Job) != none:
+		v = OpenElsewhere
+	case force:
+		v = Sent
+	case o.State != Gone && !o.State.ended():
+		v = Follows
+	case o.State == Completed && !o.Done:
+		v = ResolvedAlready
+	case h == none || h == entry.Job:
+		v = Sent
+	case !w.Jobs[h].State.ended():
+		v = Live
+	case w.Jobs[h].Entry != e:
+		v = DoneBy
+	case !w.Jobs[h].Done:
+		v = ResolvedAlready
+	default:
+		v = Sent
+	}
+	switch v {
+	case Sent:
+		if !person && !w.wanted(e) {
+			w.violate(NotSentBack, "entry %d is sent back by itself, and a person has closed all that it is of", e)
+		}
+		for i := range w.NJobs {
+			if j := &w.Jobs[i]; j.Of == e && !j.Overtaken && (j.State.waits() || j.State == Running) {
+				w.violate(OneUnderWay, "entry %d has job %d under way, and gets another", e, i)
+			}
+		}
+		j := noJob
+		j.Of, j.Mark, j.Entry, j.Keyed = e, e, e, keyed && h == none && !force
+		w.Sent++
+		i := w.insert(j)
+		w.move(e, Processing)
+		entry.Waits, entry.Tries = w.Jobs[i].ID, entry.Tries+1
+	case Follows:
+		w.followJob(e, entry.Job, false)
+		w.fact(Fact{Kind: Following, Job: entry.Job, Entry: e, Failure: none, At: w.tick})
+	case ResolvedAlready:
+		by := entry.Job
+		if o.State != Completed || o.Done {
+			by = h
+		}
+		w.resolveBy(e, w.Jobs[by].ID, by, w.tick, person)
+	}
+	if person {
+		w.said(e)
+	}
+	return v
+}
+
+// wanted reports whether no person has closed all that an entry is of.
+func (w *world) wanted(e int8) bool {
+	for f := range w.NFailures {
+		if w.in(e, f) && !w.Failures[f].Closed {
+			return true
+		}
+	}
+	return false
+}
+
+// said notes that a person wants an entry's work.
+func (w *world) said(e int8) {
+	for f := range w.NFailures {
+		if w.in(e, f) {
+			w.Failures[f].Closed = false
+		}
+	}
+}
