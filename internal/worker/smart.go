@@ -11,6 +11,7 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/dlqd/dlqd/internal/deadletter"
+	"github.com/dlqd/dlqd/internal/policy"
 	"github.com/dlqd/dlqd/internal/postgres"
 	"github.com/dlqd/dlqd/internal/worker/internal/dbsqlc"
 )
@@ -121,6 +122,10 @@ func claimStuck(ctx context.Context, tx transaction, by *judged, params dbsqlc.C
 		}
 		for i := range rows {
 			row := &rows[i]
+			params.After = row.ID
+			if row.Rule == policy.RuleWorkerLost {
+				continue // tried again, it may kill its worker again
+			}
 			of := switched(&dbsqlc.ClaimDueRow{Queue: row.Queue, Kind: row.Kind, ErrorClass: row.ErrorClass, JobKind: row.JobKind, CapturedBy: row.CapturedBy, MaxRetries: row.MaxRetries, Rule: row.Rule})
 			if by.switches.Of(of).On {
 				ids = append(ids, row.ID)
@@ -128,7 +133,6 @@ func claimStuck(ctx context.Context, tx transaction, by *judged, params dbsqlc.C
 			if len(ids) == most {
 				return ids, nil
 			}
-			params.After = row.ID
 		}
 		if len(rows) < int(params.Most) {
 			break
