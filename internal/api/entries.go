@@ -252,10 +252,10 @@ func (s *service) registerEntries(api huma.API) {
 
 	again := huma.Operation{
 		OperationID: "replay-entry", Method: http.MethodPost, Path: "/api/dlq/entries/{id}/replay", Tags: tags,
-		Summary:     "Redeliver a dead letter now, as it was or edited",
+		Summary: "Redeliver a dead letter now, as it was or edited",
 		Description: "From dlq_pending, dlq_manual and dlq_failed. Answers 409 where its state does not allow it, and where an equal job is live (force overrides). " +
 			"Answers 422 where an edit needs checkpoint.",
-		Errors:      []int{400, 404, 409, 413, 422, 503}, DefaultStatus: http.StatusAccepted, MaxBodyBytes: s.MaxBodyBytes,
+		Errors: []int{400, 404, 409, 413, 422, 503}, DefaultStatus: http.StatusAccepted, MaxBodyBytes: s.MaxBodyBytes,
 	}
 	example(&again, http.StatusAccepted, Replayed{Moved: Moved{ID: uuid.MustParse(entryExample), Status: deadletter.Processing}, JobID: 57})
 	huma.Register(api, again, s.replayEntry)

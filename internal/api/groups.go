@@ -28,9 +28,9 @@ type GroupPage struct {
 type GroupDetail struct {
 	group.Group
 
-	WorkerLost int64 `json:"workerLost,omitempty" doc:"Open entries of it that were rescued twice or more (rule worker-lost): their workers died, or they never ended. One of them may be what kills the worker of the others; 10,000 are counted."`
-	Shares  []group.Share        `json:"shares" doc:"Of which sources, hosts and versions its last entries are: the ten most of each."`
-	Entries []deadletter.Summary `json:"entries" doc:"Its last entries that are open, or closed within 30 days: 20 at most."`
+	WorkerLost int64                `json:"workerLost,omitempty" doc:"Open entries of it that were rescued twice or more (rule worker-lost): their workers died, or they never ended. One of them may be what kills the worker of the others; 10,000 are counted."`
+	Shares     []group.Share        `json:"shares" doc:"Of which sources, hosts and versions its last entries are: the ten most of each."`
+	Entries    []deadletter.Summary `json:"entries" doc:"Its last entries that are open, or closed within 30 days: 20 at most."`
 }
 
 // GroupChange says something of a failure group. What is absent stays.

@@ -16,7 +16,7 @@ type Single struct {
 	Payload     json.RawMessage // in place of the entry's
 	Patch       Patch           // of the entry's payload, where Payload is nil
 	Destination string          // where it is delivered instead
-	Checkpoint  string // [deadletter.Resume] or [deadletter.Discard]; an edit needs it where the entry has a checkpoint
+	Checkpoint  string          // [deadletter.Resume] or [deadletter.Discard]; an edit needs it where the entry has a checkpoint
 	Force       bool
 	Act         deadletter.Act
 }
