@@ -293,7 +293,8 @@ SELECT count(*) FROM (
 -- name: ClaimStuck :many
 -- The oldest parked or failed entries of a failure group, after one of them, that no person parked and that have not failed
 -- since a time.
-SELECT e.id, e.queue, e.kind, coalesce(e.error_class, '')::text AS error_class, coalesce(e.rule, '')::text AS rule, e.job_kind, e.captured_by, e.max_retries
+SELECT e.id, e.queue, e.kind, coalesce(e.error_class, '')::text AS error_class, coalesce(e.rule, '')::text AS rule, e.job_kind, e.captured_by, e.max_retries,
+       dlq.rescues(e.metadata)::integer AS rescues
 FROM dlq.dead_letter_queue e
 WHERE e.status IN ('dlq_manual', 'dlq_failed') AND e.queue = @queue::text AND e.fingerprint = @fingerprint::text
   AND e.parked_by IS NULL AND e.last_failed_at < @before::timestamptz AND e.error_class = ANY (@classes::text[]) AND e.id > @after::uuid

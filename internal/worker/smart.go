@@ -11,8 +11,8 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/dlqd/dlqd/internal/deadletter"
-	"github.com/dlqd/dlqd/internal/policy"
 	"github.com/dlqd/dlqd/internal/postgres"
+	"github.com/dlqd/dlqd/internal/strategy"
 	"github.com/dlqd/dlqd/internal/worker/internal/dbsqlc"
 )
 
@@ -123,11 +123,10 @@ func claimStuck(ctx context.Context, tx transaction, by *judged, params dbsqlc.C
 		for i := range rows {
 			row := &rows[i]
 			params.After = row.ID
-			if row.Rule == policy.RuleWorkerLost {
-				continue // tried again, it may kill its worker again
+			as := &dbsqlc.ClaimDueRow{
+				Queue: row.Queue, Kind: row.Kind, ErrorClass: row.ErrorClass, JobKind: row.JobKind, CapturedBy: row.CapturedBy, MaxRetries: row.MaxRetries, Rule: row.Rule, Rescues: row.Rescues,
 			}
-			of := switched(&dbsqlc.ClaimDueRow{Queue: row.Queue, Kind: row.Kind, ErrorClass: row.ErrorClass, JobKind: row.JobKind, CapturedBy: row.CapturedBy, MaxRetries: row.MaxRetries, Rule: row.Rule})
-			if by.switches.Of(of).On {
+			if rescuesOf(as) < strategy.ManyRescues && by.switches.Of(switched(as)).On { // more rescues, and it may kill its worker again
 				ids = append(ids, row.ID)
 			}
 			if len(ids) == most {

@@ -254,7 +254,8 @@ func (q *Queries) ClaimObserved(ctx context.Context, arg ClaimObservedParams) ([
 }
 
 const ClaimStuck = `-- name: ClaimStuck :many
-SELECT e.id, e.queue, e.kind, coalesce(e.error_class, '')::text AS error_class, coalesce(e.rule, '')::text AS rule, e.job_kind, e.captured_by, e.max_retries
+SELECT e.id, e.queue, e.kind, coalesce(e.error_class, '')::text AS error_class, coalesce(e.rule, '')::text AS rule, e.job_kind, e.captured_by, e.max_retries,
+       dlq.rescues(e.metadata)::integer AS rescues
 FROM dlq.dead_letter_queue e
 WHERE e.status IN ('dlq_manual', 'dlq_failed') AND e.queue = $1::text AND e.fingerprint = $2::text
   AND e.parked_by IS NULL AND e.last_failed_at < $3::timestamptz AND e.error_class = ANY ($4::text[]) AND e.id > $5::uuid
@@ -281,6 +282,7 @@ type ClaimStuckRow struct {
 	JobKind    string
 	CapturedBy string
 	MaxRetries int32
+	Rescues    int32
 }
 
 // The oldest parked or failed entries of a failure group, after one of them, that no person parked and that have not failed
@@ -310,6 +312,7 @@ func (q *Queries) ClaimStuck(ctx context.Context, arg ClaimStuckParams) ([]Claim
 			&i.JobKind,
 			&i.CapturedBy,
 			&i.MaxRetries,
+			&i.Rescues,
 		); err != nil {
 			return nil, err
 		}
