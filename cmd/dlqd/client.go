@@ -411,6 +411,9 @@ func newShow() *cobra.Command {
 			row("next", text(e.Next))
 			row("next look", stampOrNone(e.NextRetryAt))
 			row("waiting for", text(e.WaitingFor))
+			if e.Checkpoint != nil {
+				row("checkpoint", e.Checkpoint.String())
+			}
 			row("notes", text(e.Notes))
 			row("event", string(e.OriginalEvent))
 			if len(e.EditedEvent) > 0 {

@@ -104,6 +104,9 @@ func newShowGroup() *cobra.Command {
 			if err := printGroup(cmd, &g.Group); err != nil {
 				return err
 			}
+			if g.WorkerLost > 0 {
+				sayf(cmd.OutOrStdout(), "%s\n", workerLost(g.WorkerLost))
+			}
 			w, row := table(cmd, "\nBY\tNAME\tENTRIES\tSHARE")
 			for _, s := range g.Shares {
 				row(s.By, s.Name, s.Entries, percent(&s.Share))
@@ -121,6 +124,11 @@ func newShowGroup() *cobra.Command {
 	c.register(cmd)
 	cmd.Flags().StringVar(&over, "over", "24h", "how far back the trend reaches, such as 24h or 30d")
 	return cmd
+}
+
+// workerLost says what is to be known of entries of a group whose worker died again and again.
+func workerLost(n int64) string {
+	return fmt.Sprintf("rescued twice or more (rule worker-lost): %d. One of them may be what kills the worker; a replay run sends one at a time", n)
 }
 
 func printGroup(cmd *cobra.Command, g *group.Group) error {

@@ -20,6 +20,7 @@ import (
 	"github.com/vbauerster/mpb/v8/decor"
 
 	"github.com/dlqd/dlqd/internal/api"
+	"github.com/dlqd/dlqd/internal/deadletter"
 	"github.com/dlqd/dlqd/internal/filter"
 	"github.com/dlqd/dlqd/internal/replay"
 )
@@ -129,7 +130,7 @@ func newReplay() *cobra.Command { //nolint:gocognit // flags, one after the othe
 	var many api.ReplayRequest
 	var chosen filterFlags
 	var payload, patch, mergePatch string
-	var detach, newest bool
+	var detach, newest, resume, fromStart bool
 	cmd := &cobra.Command{
 		Use:   "replay [ID | FILTER]",
 		Short: "Redeliver a dead letter now, or every one that a filter chooses",
@@ -152,9 +153,10 @@ func newReplay() *cobra.Command { //nolint:gocognit // flags, one after the othe
 					return err
 				}
 			}
+			many.Checkpoint = checkpointOf(resume, fromStart)
 			many.Actor = actor()
 			if one {
-				if err := actsOn(cmd, "with an ID", "note", "force", "payload", "patch", "merge-patch", "to-destination", "dry-run", "json", "api-url"); err != nil {
+				if err := actsOn(cmd, "with an ID", "note", "force", "payload", "patch", "merge-patch", "to-destination", "resume", "from-start", "dry-run", "json", "api-url"); err != nil {
 					return err
 				}
 				var whole json.RawMessage
@@ -210,15 +212,29 @@ func newReplay() *cobra.Command { //nolint:gocognit // flags, one after the othe
 	flags.StringVar(&mergePatch, "merge-patch", "", "JSON Merge Patch (RFC 7396) of each payload")
 	flags.StringVar(&many.Queue, "to-queue", "", "send them to this queue instead of their own")
 	flags.StringVar(&many.Destination, "to-destination", "", "deliver messages to this destination instead of their queues'")
+	flags.BoolVar(&resume, "resume", false, "with an edit: resumable jobs go on after the last step that they have done")
+	flags.BoolVar(&fromStart, "from-start", false, "resumable jobs do all their steps again")
+	cmd.MarkFlagsMutuallyExclusive("resume", "from-start")
 	flags.BoolVar(&newest, "newest-first", false, "newest first; oldest first otherwise")
 	flags.Float64Var(&many.StopAt, "stop-at", replay.DefaultStopAt, "percent of the last 50 redeliveries that fail and so stop the run")
 	flags.BoolVar(&detach, "detach", false, "start the run, and do not follow it")
 	return cmd
 }
 
+// checkpointOf is what flags say of checkpoints.
+func checkpointOf(resume, fromStart bool) string {
+	switch {
+	case resume:
+		return deadletter.Resume
+	case fromStart:
+		return deadletter.Discard
+	}
+	return ""
+}
+
 // replayOne replays one dead letter, with whole in place of its payload if that is not nil.
 func (c *client) replayOne(cmd *cobra.Command, id string, whole json.RawMessage, in *api.ReplayRequest) error {
-	body, err := withPayload(api.ReplayAction{Action: in.Action, Patch: in.Patch, MergePatch: in.MergePatch, Destination: in.Destination, Force: in.Force}, whole)
+	body, err := withPayload(api.ReplayAction{Action: in.Action, Patch: in.Patch, MergePatch: in.MergePatch, Destination: in.Destination, Checkpoint: in.Checkpoint, Force: in.Force}, whole)
 	if err != nil {
 		return err
 	}
@@ -257,6 +273,9 @@ func printPreview(cmd *cobra.Command, p *replay.Preview) error {
 	for _, what := range p.Unhealthy {
 		sayf(out, "not now: %s (--force overrides)\n", what)
 	}
+	if p.Checkpoints > 0 {
+		sayf(out, "%d have a checkpoint: their jobs have done some steps; say whether they go on after these (--resume) or do all again (--from-start)\n", p.Checkpoints)
+	}
 	printSplit(cmd, "error type", p.ByErrorType)
 	printSplit(cmd, "queue", p.ByQueue)
 	printSplit(cmd, "age", p.ByAge)
@@ -267,6 +286,9 @@ func printPreview(cmd *cobra.Command, p *replay.Preview) error {
 			sayf(out, "  the patch does not apply: %s\n", s.Problem)
 		case s.Patched != nil:
 			printChanges(out, s.Changes)
+		}
+		if s.Checkpoint != nil {
+			sayf(out, "  %s\n", s.Checkpoint)
 		}
 	}
 	return nil

@@ -276,6 +276,7 @@ BEGIN
         retry_history = coalesce((SELECT jsonb_agg(o.failed ORDER BY o.number) FROM jsonb_array_elements(e.retry_history) WITH ORDINALITY o (failed, number)
                                   WHERE NOT v_fail.retry_history @> jsonb_build_array(jsonb_build_object('at', o.failed -> 'at', 'attempt', o.failed -> 'attempt'))), '[]') || v_fail.retry_history,
         retry_count = greatest(e.retry_count, p_attempt), max_retries = coalesce(p_max_attempts, e.max_retries), last_failed_at = p_at,
+        metadata = dlq.metadata_after(e.metadata, true, e.river_job_id, p_metadata),
         -- Undecided again, unless a person holds it or another redelivery is under way.
         error_class = CASE WHEN e.status = 'dlq_pending' THEN v_fail.error_class ELSE e.error_class END,
         fingerprint = CASE WHEN e.status = 'dlq_pending' THEN NULL ELSE e.fingerprint END,

@@ -186,6 +186,7 @@ BEGIN
         error_class = coalesce(v_fail.error_class, v_kept, CASE WHEN v_spent THEN error_class END), reported_class = v_fail.error_class,
         error_stack_trace = v_fail.error_stack_trace, error_context = v_fail.error_context,
         last_failed_at = v_at,
+        metadata = dlq.metadata_after(metadata, (v_job, dlq.to_timestamptz(p_job ->> 'created_at')) IS NOT DISTINCT FROM (v_entry.river_job_id, v_entry.job_created_at), v_job, p_job -> 'metadata'),
         fingerprint = CASE WHEN v_spent THEN fingerprint END,
         strategy = NULL,
         next_retry_at = now(),

@@ -1,18 +1,71 @@
 -- What operators, the API and DLQ workers call. Each function says who moves what and why, and returns what it did;
 -- errors carry a SQLSTATE: DLQ01 the move is not allowed, DLQ02 there is no such entry, DLQ03 an equal job is live, DLQ07 it needs a second person.
 
+-- River's resumable jobs keep in their metadata how far they came: the last step that was done, and cursors of steps that were begun.
+CREATE OR REPLACE FUNCTION dlq.has_checkpoint(p_metadata jsonb) RETURNS boolean
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN coalesce(p_metadata ? 'river:resumable_step' AND jsonb_typeof(p_metadata -> 'river:resumable_step') = 'string' AND p_metadata ->> 'river:resumable_step' <> '', false)
+    OR coalesce(p_metadata ? 'river:resumable_cursor' AND jsonb_typeof(p_metadata -> 'river:resumable_cursor') = 'object' AND p_metadata -> 'river:resumable_cursor' <> '{}', false);
+COMMENT ON FUNCTION dlq.has_checkpoint IS 'Whether a job with this metadata resumes: River skips the steps that an earlier attempt has done.';
+
 -- What the application left in a job's metadata, less what speaks of the old job; a job's metadata must be an object.
-CREATE OR REPLACE FUNCTION dlq.carried_metadata(p_metadata jsonb) RETURNS jsonb
+CREATE OR REPLACE FUNCTION dlq.carried_metadata(p_metadata jsonb, p_checkpoint text DEFAULT NULL) RETURNS jsonb
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN CASE WHEN jsonb_typeof(p_metadata) = 'object'
-    THEN p_metadata - '{dlq:error,dlq:entry_id,dlq:held,dlq:run_id,dlq:destination,dlq:done_by,dlq:done,dlq:copied,dlq:logical_failure,cancel_attempted_at,unique_key_conflict,snoozes,output,river:log,river:rescue_count,river:unique_nonce}'::text[]
+    THEN p_metadata - '{dlq:error,dlq:entry_id,dlq:held,dlq:run_id,dlq:destination,dlq:done_by,dlq:done,dlq:copied,dlq:rescues,dlq:logical_failure,cancel_attempted_at,unique_key_conflict,snoozes,output,river:log,river:rescue_count,river:unique_nonce}'::text[]
+                    - CASE WHEN p_checkpoint = 'discard' THEN '{river:resumable_step,river:resumable_cursor}' ELSE '{}' END::text[]
     ELSE '{}' END;
-COMMENT ON FUNCTION dlq.carried_metadata IS 'The metadata that a job which does another''s work again begins with.';
+COMMENT ON FUNCTION dlq.carried_metadata IS 'The metadata that a job which does another''s work again begins with. p_checkpoint: discard for one that does all steps of a resumable job again.';
+
+-- A redelivery is a job of its own, and River counts rescues and keeps checkpoints by the job: an entry has what the last job says of the
+-- work, and how often each of its redeliveries was rescued beside the count of its own job.
+CREATE OR REPLACE FUNCTION dlq.metadata_after(p_metadata jsonb, p_own boolean, p_job bigint, p_of_job jsonb) RETURNS jsonb
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN CASE
+    WHEN jsonb_typeof(p_metadata) <> 'object' OR jsonb_typeof(p_of_job) IS DISTINCT FROM 'object'
+        OR NOT (p_metadata || p_of_job) ?| '{river:resumable_step,river:resumable_cursor,river:rescue_count}' THEN p_metadata
+    ELSE p_metadata - '{river:resumable_step,river:resumable_cursor}'::text[]
+        || jsonb_strip_nulls(jsonb_build_object('river:resumable_step', p_of_job -> 'river:resumable_step'))
+        || CASE WHEN p_of_job ? 'river:resumable_cursor' THEN jsonb_build_object('river:resumable_cursor', p_of_job -> 'river:resumable_cursor') ELSE '{}' END
+        || CASE WHEN NOT p_of_job ? 'river:rescue_count' THEN '{}'
+                WHEN p_own THEN jsonb_build_object('river:rescue_count', p_of_job -> 'river:rescue_count')
+                ELSE jsonb_build_object('dlq:rescues', CASE jsonb_typeof(p_metadata -> 'dlq:rescues') WHEN 'object' THEN p_metadata -> 'dlq:rescues' ELSE '{}' END
+                                                       || jsonb_build_object(p_job, p_of_job -> 'river:rescue_count')) END
+    END;
+COMMENT ON FUNCTION dlq.metadata_after IS 'The metadata of an entry after a job of it has failed, its own (p_own) or a redelivery: with that job''s checkpoint, and how often River''s rescuer ended its attempts.';
+
+CREATE OR REPLACE FUNCTION dlq.count_rescues(p_metadata jsonb) RETURNS integer
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN (SELECT coalesce(sum(least(greatest(n::numeric, 0), 1000000)), 0)::integer
+        FROM (SELECT p_metadata -> 'river:rescue_count' AS n
+              UNION ALL SELECT r.value FROM jsonb_each(CASE jsonb_typeof(p_metadata -> 'dlq:rescues') WHEN 'object' THEN p_metadata -> 'dlq:rescues' ELSE '{}' END) r) c
+        WHERE CASE WHEN jsonb_typeof(n) = 'number' THEN true ELSE false END);
+COMMENT ON FUNCTION dlq.count_rescues IS 'What dlq.rescues returns where there are any.';
+
+CREATE OR REPLACE FUNCTION dlq.rescues(p_metadata jsonb) RETURNS integer
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN CASE WHEN p_metadata ?| '{river:rescue_count,dlq:rescues}' THEN dlq.count_rescues(p_metadata) ELSE 0 END;
+COMMENT ON FUNCTION dlq.rescues IS 'How often River''s rescuer ended an attempt of an entry, by the entry''s metadata: of its own job and of its redeliveries.';
+
+-- What was rescued twice or more may kill its worker, and all that runs beside it: one is tried at a time.
+CREATE OR REPLACE FUNCTION dlq.may_go_alone(p_id uuid, p_entry_queue text, p_queue text, p_ids uuid[]) RETURNS boolean
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET row_security = off AS $$
+BEGIN
+    RETURN pg_try_advisory_xact_lock(hashtextextended('dlq.may_go_alone ' || coalesce(p_queue, p_entry_queue), 0))
+        AND NOT EXISTS (SELECT FROM dlq.dead_letter_queue e
+                        WHERE e.id = ANY (p_ids) AND e.id < p_id AND e.stage IN ('open', 'failed') AND e.status IN ('dlq_pending', 'dlq_manual', 'dlq_failed')
+                          AND (p_queue IS NOT NULL OR e.queue = p_entry_queue) AND e.job_kind <> 'dlqd_message' AND dlq.rescues(e.metadata) >= 2)
+        AND NOT EXISTS (SELECT FROM dlq.dead_letter_open e JOIN river.river_job j ON j.id = e.redelivery_job_id
+                        WHERE e.status = 'dlq_processing' AND e.metadata ?| '{river:rescue_count,dlq:rescues}'
+                          AND e.job_kind <> 'dlqd_message' AND dlq.rescues(e.metadata) >= 2 AND j.queue = coalesce(p_queue, p_entry_queue));
+END
+$$;
+COMMENT ON FUNCTION dlq.may_go_alone IS 'Whether an entry whose job was rescued twice or more may be redelivered now, to p_queue or its own: no other such redelivery is under way in that queue, and none of p_ids comes before it. Until the transaction ends, no other may.';
 
 -- redeliver is the one way back to River: it inserts the jobs and moves their entries in one statement, so that an entry in
 -- dlq_processing always has a job. It does nothing twice: an entry whose own job lives again, or has been done, or whose unique
 -- key another job holds, gets no job, unless p_force.
-CREATE OR REPLACE FUNCTION dlq.redeliver_now(p_ids uuid[], p_actor text, p_reason text, p_note text, p_force boolean, p_detail jsonb, p_queue text, p_destination text, p_run uuid, p_config_version text)
+CREATE OR REPLACE FUNCTION dlq.redeliver_now(p_ids uuid[], p_actor text, p_reason text, p_note text, p_force boolean, p_detail jsonb, p_queue text, p_destination text, p_run uuid, p_config_version text, p_checkpoint text, p_alone boolean)
 RETURNS TABLE (entry_id uuid, verdict text, job_id bigint)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET row_security = off AS $$
 #variable_conflict use_column
@@ -23,12 +76,13 @@ BEGIN
     FOR v_row IN
         WITH looked AS MATERIALIZED (
             SELECT e.id, e.status = 'dlq_failed' AS failed, e.job_kind, e.queue, e.priority, e.tags, coalesce(e.edited_event, e.original_event) AS args,
-                   dlq.carried_metadata(e.metadata) AS metadata,
+                   dlq.carried_metadata(e.metadata, p_checkpoint) AS metadata,
                    CASE WHEN h.id IS NULL THEN e.unique_key END AS unique_key, e.unique_states,
                    e.river_job_id, e.job_created_at,
                    -- (One that has failed is open no more: its job may have failed again since, or be that of two such entries.)
                    CASE WHEN e.status = 'dlq_failed' AND (dlq.has_open_entry(e.river_job_id, e.job_created_at) OR EXISTS (
                                  SELECT FROM dlq.dead_letter_queue f WHERE f.id = ANY (p_ids) AND f.stage = 'failed' AND f.id < e.id AND f.river_job_id = e.river_job_id AND f.job_created_at = e.job_created_at)) THEN 'open'
+                        WHEN p_alone AND dlq.rescues(e.metadata) >= 2 AND e.job_kind <> 'dlqd_message' AND NOT dlq.may_go_alone(e.id, e.queue, p_queue, p_ids) THEN 'alone'
                         WHEN p_force THEN 'sent'
                         WHEN o.state IS NULL AND (SELECT j.state IN ('completed', 'discarded', 'cancelled') FROM river.river_job j WHERE j.id = e.river_job_id AND j.created_at = e.job_created_at) THEN 'busy'
                         WHEN o.state IS NULL AND (SELECT j.state NOT IN ('completed', 'discarded', 'cancelled') FROM river.river_job j WHERE j.id = e.river_job_id AND j.created_at = e.job_created_at) THEN 'follows'
@@ -140,7 +194,8 @@ COMMENT ON FUNCTION dlq.redeliver_now IS 'What dlq.redeliver does, of entries th
 -- before a deadlock would be looked for (deadlock_timeout): two that took the same keys in another order would be one, and the
 -- application might be ended.
 CREATE OR REPLACE FUNCTION dlq.redeliver(p_ids uuid[], p_actor text, p_reason text,
-    p_note text DEFAULT NULL, p_force boolean DEFAULT false, p_detail jsonb DEFAULT NULL, p_queue text DEFAULT NULL, p_destination text DEFAULT NULL, p_run uuid DEFAULT NULL, p_config_version text DEFAULT NULL)
+    p_note text DEFAULT NULL, p_force boolean DEFAULT false, p_detail jsonb DEFAULT NULL, p_queue text DEFAULT NULL, p_destination text DEFAULT NULL, p_run uuid DEFAULT NULL, p_config_version text DEFAULT NULL,
+    p_checkpoint text DEFAULT NULL, p_alone boolean DEFAULT true)
 RETURNS TABLE (entry_id uuid, verdict text, job_id bigint)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET row_security = off AS $$
 #variable_conflict use_column
@@ -165,13 +220,13 @@ BEGIN
                             AND river.river_job_state_in_bitmask(j.unique_states, j.state)) IS NULL
                    LIMIT 1) IS NULL THEN
         PERFORM set_config('lock_timeout', '250ms', true);
-        RETURN QUERY SELECT * FROM dlq.redeliver_now(p_ids, p_actor, p_reason, p_note, p_force, p_detail, p_queue, p_destination, p_run, p_config_version);
+        RETURN QUERY SELECT * FROM dlq.redeliver_now(p_ids, p_actor, p_reason, p_note, p_force, p_detail, p_queue, p_destination, p_run, p_config_version, p_checkpoint, p_alone);
         PERFORM set_config('lock_timeout', v_wait, true);
         RETURN;
     END IF;
     BEGIN
         PERFORM set_config('lock_timeout', '50ms', true);
-        RETURN QUERY SELECT * FROM dlq.redeliver_now(p_ids, p_actor, p_reason, p_note, p_force, p_detail, p_queue, p_destination, p_run, p_config_version);
+        RETURN QUERY SELECT * FROM dlq.redeliver_now(p_ids, p_actor, p_reason, p_note, p_force, p_detail, p_queue, p_destination, p_run, p_config_version, p_checkpoint, p_alone);
         PERFORM set_config('lock_timeout', v_wait, true);
         RETURN;
     EXCEPTION WHEN lock_not_available THEN
@@ -189,7 +244,7 @@ BEGIN
                 RAISE lock_not_available;
             END IF;
             PERFORM set_config('lock_timeout', '50ms', true);
-            RETURN QUERY SELECT * FROM dlq.redeliver_now(ARRAY[v_entry.id], p_actor, p_reason, p_note, p_force, p_detail, p_queue, p_destination, p_run, p_config_version);
+            RETURN QUERY SELECT * FROM dlq.redeliver_now(ARRAY[v_entry.id], p_actor, p_reason, p_note, p_force, p_detail, p_queue, p_destination, p_run, p_config_version, p_checkpoint, p_alone);
             PERFORM set_config('lock_timeout', v_wait, true);
         EXCEPTION WHEN lock_not_available THEN
             RETURN QUERY SELECT v_entry.id, 'busy', v_entry.river_job_id;
@@ -197,7 +252,7 @@ BEGIN
     END LOOP;
 END
 $$;
-COMMENT ON FUNCTION dlq.redeliver IS 'Makes River jobs from entries and moves them to dlq_processing. Returns what became of each that could be redelivered: sent (as job_id); follows or resolved (its job, job_id, runs again or has completed: no new one is needed); or it stays, since it is busy (somebody works on its job_id, or takes its unique key, this moment), or an equal job is live, or done (job_id has its unique key, and has ended), or it has failed and another entry of its job_id is open.';
+COMMENT ON FUNCTION dlq.redeliver IS 'Makes River jobs from entries and moves them to dlq_processing. Returns what became of each that could be redelivered: sent (as job_id); follows or resolved (its job, job_id, runs again or has completed: no new one is needed); or it stays, since it is busy (somebody works on its job_id, or takes its unique key, this moment), or an equal job is live, or done (job_id has its unique key, and has ended), or it has failed and another entry of its job_id is open. p_checkpoint: discard, for jobs that begin anew where they would resume. p_alone: of entries whose jobs were rescued twice or more one is sent at a time to a queue; the others are alone, and wait.';
 
 CREATE OR REPLACE FUNCTION dlq.refuse_move(p_id uuid, p_verb text, p_from text) RETURNS void
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
@@ -220,7 +275,8 @@ $$;
 COMMENT ON FUNCTION dlq.refuse_move IS 'Raises what an operator is told when an entry cannot be moved: where it stands, and from where the move is allowed.';
 
 CREATE OR REPLACE FUNCTION dlq.replay(p_id uuid, p_actor text DEFAULT session_user, p_note text DEFAULT NULL,
-    p_payload jsonb DEFAULT NULL, p_force boolean DEFAULT false, p_destination text DEFAULT NULL, p_payload_text text DEFAULT NULL) RETURNS bigint
+    p_payload jsonb DEFAULT NULL, p_force boolean DEFAULT false, p_destination text DEFAULT NULL, p_payload_text text DEFAULT NULL,
+    p_checkpoint text DEFAULT NULL) RETURNS bigint
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     v_row record;
@@ -236,9 +292,11 @@ BEGIN
     p_payload := coalesce(p_payload, p_payload_text::jsonb);
     PERFORM dlq.check_destination(jsonb_build_object('ids', jsonb_build_array(p_id)), p_destination);
     PERFORM dlq.refuse_mask('replay', p_payload);
+    PERFORM dlq.check_checkpoint(jsonb_build_object('ids', jsonb_build_array(p_id)), p_payload IS NOT NULL, p_checkpoint);
     PERFORM dlq.require_approval(ARRAY['replay'] || CASE WHEN p_payload IS NOT NULL THEN '{patch}' ELSE '{}' END::text[] || CASE WHEN p_destination IS NOT NULL THEN '{redirect}' ELSE '{}' END::text[], 'replay',
         jsonb_build_object('filter', jsonb_build_object('ids', jsonb_build_array(p_id))) || CASE WHEN p_destination IS NOT NULL THEN jsonb_build_object('toDestination', p_destination) ELSE '{}' END
-            || CASE WHEN p_force THEN '{"force": true}' ELSE '{}' END::jsonb || CASE WHEN p_payload IS NOT NULL THEN jsonb_build_object('patch', jsonb_build_array(jsonb_build_object('op', 'replace', 'path', '', 'value', p_payload))) ELSE '{}' END);
+            || CASE WHEN p_force THEN '{"force": true}' ELSE '{}' END::jsonb || jsonb_strip_nulls(jsonb_build_object('checkpoint', p_checkpoint))
+            || CASE WHEN p_payload IS NOT NULL THEN jsonb_build_object('patch', jsonb_build_array(jsonb_build_object('op', 'replace', 'path', '', 'value', p_payload))) ELSE '{}' END);
     IF p_payload IS NOT NULL THEN
         UPDATE dlq.dead_letter_queue SET
             edited_event = CASE WHEN job_kind <> 'dlqd_message' THEN p_payload
@@ -250,7 +308,8 @@ BEGIN
     SELECT * INTO v_row FROM dlq.redeliver(ARRAY[p_id], p_actor,
         CASE WHEN p_payload IS NULL THEN 'replayed' ELSE 'edited and replayed' END, p_note, p_force,
         nullif(CASE WHEN p_payload IS NULL THEN '{}' ELSE jsonb_build_object('payload', p_payload) END
-               || CASE WHEN p_destination IS NULL THEN '{}' ELSE jsonb_build_object('destination', p_destination) END, '{}'), p_destination => p_destination);
+               || CASE WHEN p_destination IS NULL THEN '{}' ELSE jsonb_build_object('destination', p_destination) END
+               || jsonb_strip_nulls(jsonb_build_object('checkpoint', p_checkpoint)), '{}'), p_destination => p_destination, p_checkpoint => p_checkpoint, p_alone => false);
     IF NOT FOUND THEN
         PERFORM dlq.refuse_move(p_id, 'replay', 'dlq_pending, dlq_manual, dlq_failed');
     END IF;
@@ -265,14 +324,14 @@ BEGIN
     ELSIF v_row.verdict = 'busy' THEN
         RAISE EXCEPTION 'dead letter %: another transaction holds its job %, or that one''s unique key, this moment', p_id, v_row.job_id
             USING ERRCODE = 'DLQ03', HINT = 'Try again.';
-    ELSIF v_row.verdict IN ('follows', 'resolved') AND (p_payload IS NOT NULL OR p_destination IS NOT NULL) THEN
-        RAISE EXCEPTION 'dead letter %: its job % %, with the payload that it had, and to its queue''s destination', p_id, v_row.job_id, CASE v_row.verdict WHEN 'follows' THEN 'runs again' ELSE 'has completed' END
+    ELSIF v_row.verdict IN ('follows', 'resolved') AND (p_payload IS NOT NULL OR p_destination IS NOT NULL OR p_checkpoint = 'discard') THEN
+        RAISE EXCEPTION 'dead letter %: its job % %, with the payload and the checkpoint that it had, and to its queue''s destination', p_id, v_row.job_id, CASE v_row.verdict WHEN 'follows' THEN 'runs again' ELSE 'has completed' END
             USING ERRCODE = 'DLQ03', HINT = 'Replay with force to run the edited one, too.';
     END IF;
     RETURN v_row.job_id;
 END
 $$;
-COMMENT ON FUNCTION dlq.replay IS 'Redelivers an entry now, with p_payload in place of its payload if given (the original is kept; as p_payload_text, queues that deliver byte for byte get it as it is written), and to p_destination instead of its queue''s if given (a name of the policy''s; messages of dlqd''s alone have one). Returns the id of the new job; or of the entry''s own job, where somebody has retried that already. DLQ03: an equal job is live or has ended, or somebody works on the entry''s job this moment; p_force overrides.';
+COMMENT ON FUNCTION dlq.replay IS 'Redelivers an entry now, with p_payload in place of its payload if given (the original is kept; as p_payload_text, queues that deliver byte for byte get it as it is written), and to p_destination instead of its queue''s if given (a name of the policy''s; messages of dlqd''s alone have one). A resumable job goes on after its last step: whether it does with another payload, p_checkpoint must say (resume, or discard to begin anew). Returns the id of the new job; or of the entry''s own job, where somebody has retried that already. DLQ03: an equal job is live or has ended, or somebody works on the entry''s job this moment; p_force overrides.';
 
 CREATE OR REPLACE FUNCTION dlq.discard(p_id uuid, p_actor text DEFAULT session_user, p_note text DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$

@@ -277,6 +277,37 @@ END
 $$;
 COMMENT ON FUNCTION dlq.check_destination IS 'Raises where entries that a filter chooses cannot be sent to another destination: a job of an application''s has none.';
 
+-- A resumable job with another payload would skip the steps that it has done with the old one, and count as done.
+CREATE OR REPLACE FUNCTION dlq.count_checkpoints(p_filter jsonb) RETURNS bigint
+LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
+DECLARE
+    v_entries bigint;
+BEGIN
+    EXECUTE 'SELECT count(*) FROM dlq.dead_letter_queue e WHERE dlq.has_checkpoint(e.metadata) AND ' || dlq.filter_where(p_filter) INTO v_entries USING p_filter;
+    RETURN v_entries;
+END
+$$;
+COMMENT ON FUNCTION dlq.count_checkpoints IS 'How many entries that a filter chooses are of resumable jobs that have done a step, or begun one.';
+
+CREATE OR REPLACE FUNCTION dlq.check_checkpoint(p_filter jsonb, p_edited boolean, p_checkpoint text) RETURNS void
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    v_entries bigint;
+BEGIN
+    IF p_checkpoint NOT IN ('resume', 'discard') THEN
+        RAISE EXCEPTION 'replay: there is no checkpoint %', p_checkpoint USING ERRCODE = 'DLQ04', HINT = 'It is resume or discard.';
+    END IF;
+    IF p_edited AND p_checkpoint IS NULL THEN
+        v_entries := dlq.count_checkpoints(p_filter);
+        IF v_entries > 0 THEN
+            RAISE EXCEPTION 'replay: of the dead letters to be edited, % have a checkpoint: their jobs would skip the steps that they have done', v_entries
+                USING ERRCODE = 'DLQ04', HINT = 'Give the checkpoint: resume (go on after the last step that was done) or discard (do all steps again, with the new payload).';
+        END IF;
+    END IF;
+END
+$$;
+COMMENT ON FUNCTION dlq.check_checkpoint IS 'Raises where p_checkpoint is neither resume nor discard, and where it is null although entries of resumable jobs are to be edited.';
+
 CREATE OR REPLACE FUNCTION dlq.check_rate(p_rate float8) RETURNS void
 LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -290,7 +321,7 @@ COMMENT ON FUNCTION dlq.check_rate IS 'Raises where a replay run cannot have thi
 CREATE OR REPLACE FUNCTION dlq.replay_start(p_filter jsonb, p_actor text DEFAULT session_user, p_note text DEFAULT NULL, p_all boolean DEFAULT false,
     p_newest_first boolean DEFAULT false, p_batch_size integer DEFAULT 100, p_rate float8 DEFAULT NULL, p_concurrency integer DEFAULT NULL,
     p_patch jsonb DEFAULT NULL, p_merge_patch jsonb DEFAULT NULL, p_queue text DEFAULT NULL, p_force boolean DEFAULT false,
-    p_stop_at float8 DEFAULT 50, p_stop_of integer DEFAULT 50, p_destination text DEFAULT NULL) RETURNS uuid
+    p_stop_at float8 DEFAULT 50, p_stop_of integer DEFAULT 50, p_destination text DEFAULT NULL, p_checkpoint text DEFAULT NULL) RETURNS uuid
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     v_id     uuid := dlq.uuid_v7();
@@ -311,6 +342,7 @@ BEGIN
     PERFORM dlq.refuse_mask('replay', p_patch), dlq.refuse_mask('replay', p_merge_patch);
     PERFORM dlq.check_rate(p_rate);
     PERFORM dlq.check_destination(v_filter, p_destination);
+    PERFORM dlq.check_checkpoint(v_filter, p_patch IS NOT NULL OR p_merge_patch IS NOT NULL, p_checkpoint);
     IF p_queue IS NOT NULL AND NOT dlq.in_scope(p_queue, NULL, dlq.scope()) THEN
         RAISE EXCEPTION 'replay: you may not send redeliveries to queue %', p_queue USING ERRCODE = 'DLQ06';
     END IF;
@@ -329,7 +361,7 @@ BEGIN
     PERFORM dlq.require_approval(ARRAY['replay'] || CASE WHEN p_patch IS NOT NULL OR p_merge_patch IS NOT NULL THEN '{patch}' ELSE '{}' END::text[]
             || CASE WHEN p_queue IS NOT NULL OR p_destination IS NOT NULL THEN '{redirect}' ELSE '{}' END::text[], 'replay',
         jsonb_build_object('filter', v_filter) || jsonb_strip_nulls(jsonb_build_object('queue', p_queue, 'toDestination', p_destination, 'rate', p_rate, 'concurrency', p_concurrency, 'force', nullif(p_force, false),
-            'newestFirst', nullif(p_newest_first, false), 'batchSize', nullif(p_batch_size, 100), 'stopAt', nullif(p_stop_at, 50))) || CASE WHEN p_patch IS NOT NULL THEN jsonb_build_object('patch', p_patch) ELSE '{}' END
+            'newestFirst', nullif(p_newest_first, false), 'batchSize', nullif(p_batch_size, 100), 'stopAt', nullif(p_stop_at, 50), 'checkpoint', p_checkpoint)) || CASE WHEN p_patch IS NOT NULL THEN jsonb_build_object('patch', p_patch) ELSE '{}' END
             || CASE WHEN p_merge_patch IS NOT NULL THEN jsonb_build_object('mergePatch', p_merge_patch) ELSE '{}' END || CASE WHEN p_all THEN '{"all": true}' ELSE '{}' END::jsonb);
     -- Chosen now, once: what comes to match the filter later is not drawn in, and what does not match any more is in the report.
     -- Entries of one ordering key go one after the other, in the order of their messages, whatever order they failed in.
@@ -343,8 +375,8 @@ BEGIN
              ON CONFLICT DO NOTHING' USING v_filter, v_id;
     GET DIAGNOSTICS v_keyed = ROW_COUNT;
     v_total := v_total + v_keyed;
-    INSERT INTO dlq.replay_runs (id, filter, newest_first, batch_size, rate, concurrency, patch, merge_patch, queue, destination, force, stop_at, stop_of, note, actor, total, origin, scope)
-    VALUES (v_id, v_filter, p_newest_first, p_batch_size, p_rate, p_concurrency, p_patch, p_merge_patch, p_queue, p_destination, p_force, p_stop_at, p_stop_of, p_note, dlq.actor(p_actor), v_total, dlq.origin(dlq.actor(p_actor), p_actor), dlq.scope());
+    INSERT INTO dlq.replay_runs (id, filter, newest_first, batch_size, rate, concurrency, patch, merge_patch, queue, destination, force, stop_at, stop_of, note, actor, total, origin, scope, checkpoint)
+    VALUES (v_id, v_filter, p_newest_first, p_batch_size, p_rate, p_concurrency, p_patch, p_merge_patch, p_queue, p_destination, p_force, p_stop_at, p_stop_of, p_note, dlq.actor(p_actor), v_total, dlq.origin(dlq.actor(p_actor), p_actor), dlq.scope(), p_checkpoint);
     PERFORM dlq.record_act('replay run ' || v_id, 'started', p_actor, p_note, jsonb_build_object('entries', v_total));
     IF dlq.approved() IS NOT NULL THEN
         PERFORM dlq.end_approval(dlq.approved(), v_total, v_id);
@@ -353,7 +385,7 @@ BEGIN
     RETURN v_id;
 END
 $$;
-COMMENT ON FUNCTION dlq.replay_start IS 'Starts a replay run of the entries that a filter chooses now (see dlq.find; without a status: pending, manual and failed ones). A dlqd that runs DLQ workers carries it out. Returns its id, for dlq.replay_runs.';
+COMMENT ON FUNCTION dlq.replay_start IS 'Starts a replay run of the entries that a filter chooses now (see dlq.find; without a status: pending, manual and failed ones). A dlqd that runs DLQ workers carries it out. p_checkpoint: whether jobs of River''s that resume go on after their last step (resume) or do all again (discard); a patch needs it where there are such. Returns its id, for dlq.replay_runs.';
 
 CREATE OR REPLACE FUNCTION dlq.on_replay_ended() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
@@ -401,6 +433,7 @@ LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off 
 DECLARE
     v_run      dlq.replay_runs;
     v_replayed bigint;
+    v_alone    bigint; -- which wait for their turn
 BEGIN
     SELECT * INTO STRICT v_run FROM dlq.replay_runs r WHERE r.id = p_run;
     -- What a run does is done from where it was started.
@@ -410,10 +443,14 @@ BEGIN
         FROM dlq.redeliver(ARRAY(SELECT unnest(p_ids) EXCEPT ALL SELECT unnest(p_skipped)), v_run.actor, 'replay run ' || p_run, v_run.note, v_run.force,
                            jsonb_build_object('run', p_run) || CASE WHEN v_run.patch IS NOT NULL THEN jsonb_build_object('patch', v_run.patch) ELSE '{}' END
                            || CASE WHEN v_run.merge_patch IS NOT NULL THEN jsonb_build_object('mergePatch', v_run.merge_patch) ELSE '{}' END
-                           || CASE WHEN v_run.destination IS NOT NULL THEN jsonb_build_object('destination', v_run.destination) ELSE '{}' END, v_run.queue, v_run.destination, p_run) s
+                           || CASE WHEN v_run.destination IS NOT NULL THEN jsonb_build_object('destination', v_run.destination) ELSE '{}' END
+                           || jsonb_strip_nulls(jsonb_build_object('checkpoint', v_run.checkpoint)), v_run.queue, v_run.destination, p_run, p_checkpoint => v_run.checkpoint) s
+    ), alone AS (
+        UPDATE dlq.replay_run_entries r SET behind = r.entry_id FROM sent s WHERE s.verdict = 'alone' AND r.run_id = p_run AND r.entry_id = s.entry_id RETURNING r.entry_id
     ), noted AS (
         UPDATE dlq.replay_run_entries r SET
             job_id = w.job_id,
+            behind = NULL,
             outcome = CASE WHEN w.job_id IS NULL THEN 'skipped' END,
             detail = CASE WHEN w.job_id IS NULL THEN w.why END,
             ended_at = CASE WHEN w.job_id IS NULL THEN now() END
@@ -428,12 +465,13 @@ BEGIN
             FROM unnest(p_ids) i (id)
             LEFT JOIN sent s ON s.entry_id = i.id
             LEFT JOIN unnest(p_skipped, p_why) k (id, why) ON k.id = i.id
+            WHERE s.verdict IS DISTINCT FROM 'alone'
         ) w
         WHERE r.run_id = p_run AND r.entry_id = w.id AND r.job_id IS NULL AND r.outcome IS NULL
         RETURNING r.job_id
     )
-    SELECT count(n.job_id) INTO v_replayed FROM noted n;
-    UPDATE dlq.replay_runs SET cursor = p_ids[cardinality(p_ids)], replayed = replayed + v_replayed, skipped = skipped + cardinality(p_ids) - v_replayed, updated_at = now(),
+    SELECT count(n.job_id), (SELECT count(*) FROM alone) INTO v_replayed, v_alone FROM noted n;
+    UPDATE dlq.replay_runs SET cursor = p_ids[cardinality(p_ids)], replayed = replayed + v_replayed, skipped = skipped + cardinality(p_ids) - v_replayed - v_alone, updated_at = now(),
         sending = sending + extract(epoch FROM clock_timestamp() - coalesce(stepped_at, now())), stepped_at = clock_timestamp()
     WHERE id = p_run;
 END

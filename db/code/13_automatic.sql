@@ -58,6 +58,7 @@ BEGIN
         RETURN 'needs a person: ' || CASE
             WHEN p_parked_by IS NOT NULL THEN 'parked by ' || p_parked_by
             WHEN p_rule = 'single-attempt' THEN 'its job had one attempt'
+            WHEN p_rule = 'worker-lost' THEN 'its worker died, or it never ended, twice or more'
             WHEN p_rule = 'backfilled' THEN 'its job failed before dlqd was there'
             ELSE 'class ' || coalesce(p_class, 'unknown') || coalesce(' by rule ' || p_rule, '') END;
     WHEN 'dlq_pending' THEN

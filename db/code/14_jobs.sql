@@ -69,7 +69,8 @@ $$;
 COMMENT ON FUNCTION dlq.paused_queues IS 'Queues that are paused.';
 
 -- Not what redelivered an entry, what dlqd completed itself, or what was run again already for the same reason. Of a job that was run
--- again for another, its copy is the one to run: it is the last to have done the work, or does it still.
+-- again for another, its copy is the one to run: it is the last to have done the work, or does it still. (Of a
+-- resumable job River keeps the checkpoint of a failed attempt: all steps are done again.)
 CREATE OR REPLACE FUNCTION dlq.run_again(p_since timestamptz, p_note text, p_queue text DEFAULT NULL, p_limit integer DEFAULT 1000, p_actor text DEFAULT session_user) RETURNS integer
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET row_security = off AS $$
 DECLARE
@@ -86,7 +87,7 @@ BEGIN
             UPDATE river.river_job j SET metadata = j.metadata || jsonb_build_object(''dlq:run_again'', $4, ''dlq:copied'', true) FROM again WHERE j.id = again.id
         ), queued AS (
             INSERT INTO river.river_job (args, kind, max_attempts, metadata, priority, queue, tags, state)
-            SELECT a.args, a.kind, a.max_attempts, dlq.carried_metadata(a.metadata) || jsonb_build_object(''dlq:run_again'', $4), a.priority, a.queue, a.tags, ''available'' FROM again a ORDER BY a.finalized_at, a.id
+            SELECT a.args, a.kind, a.max_attempts, dlq.carried_metadata(a.metadata, ''discard'') || jsonb_build_object(''dlq:run_again'', $4), a.priority, a.queue, a.tags, ''available'' FROM again a ORDER BY a.finalized_at, a.id
             RETURNING id, created_at, kind, queue, args
         ), placed AS ( -- those of one ordering key go in the order in which they were done
             -- (Of queues that do not keep the order, nobody looks at them: they are taken away when the work is done.)

@@ -61,7 +61,7 @@ SELECT count(*) FROM dlq.find_ids(CASE WHEN @replayable::boolean THEN dlq.replay
 SELECT coalesce(sum(p.entries), 0)::bigint AS entries FROM dlq.preview(CASE WHEN @replayable::boolean THEN dlq.replayable(@filter::jsonb) ELSE @filter::jsonb END) p;
 
 -- name: Replay :one
-SELECT dlq.replay(@id::uuid, @actor::text, nullif(@note::text, ''), NULL, @force::boolean, nullif(@destination::text, ''), nullif(@payload::text, ''))::bigint AS job;
+SELECT dlq.replay(@id::uuid, @actor::text, nullif(@note::text, ''), NULL, @force::boolean, nullif(@destination::text, ''), nullif(@payload::text, ''), nullif(@checkpoint::text, ''))::bigint AS job;
 
 -- name: Move :exec
 -- A person's move, as an operation: discard, resolve, park, unpark or reopen.

@@ -5,7 +5,7 @@ SELECT id FROM dlq.replay_runs WHERE status = 'running' ORDER BY id;
 -- name: LockReplay :one
 -- One process at a time takes a run's next batch; the others pass by.
 -- ended, failed: how the last redeliveries of the run ended.
-SELECT r.id, r.filter, r.newest_first, r.batch_size, r.rate, r.concurrency, r.patch, r.merge_patch, r.stop_at, r.stop_of, r.cursor,
+SELECT r.id, r.filter, r.newest_first, r.batch_size, r.rate, r.concurrency, r.patch, r.merge_patch, coalesce(r.checkpoint, '')::text AS checkpoint, r.stop_at, r.stop_of, r.cursor,
        (SELECT count(*) FROM (SELECT FROM dlq.replay_run_entries e WHERE e.run_id = r.id AND e.outcome IN ('succeeded', 'failed') AND e.ended_at > r.judged_from
                               ORDER BY e.ended_at DESC LIMIT r.stop_of) l) AS ended,
        (SELECT count(*) FILTER (WHERE l.outcome = 'failed') FROM (SELECT e.outcome FROM dlq.replay_run_entries e WHERE e.run_id = r.id AND e.outcome IN ('succeeded', 'failed') AND e.ended_at > r.judged_from
@@ -22,14 +22,35 @@ UNION ALL
  WHERE @newest_first::boolean AND e.run_id = @id AND e.job_id IS NULL AND e.outcome IS NULL AND e.behind IS NULL AND e.entry_id < coalesce(sqlc.narg('after')::uuid, 'ffffffff-ffff-ffff-ffff-ffffffffffff')
  ORDER BY e.entry_id DESC LIMIT @most::integer);
 
+-- name: ReplayAlone :many
+-- Of the entries of a run whose jobs were rescued twice or more, and that wait until they may go alone, the first one of each queue.
+SELECT DISTINCT ON (e.queue) w.entry_id
+FROM (SELECT r.entry_id FROM dlq.replay_run_entries r
+      WHERE r.run_id = @id AND r.outcome IS NULL AND r.job_id IS NULL AND r.behind = r.entry_id
+      ORDER BY r.entry_id LIMIT 1000) w
+LEFT JOIN dlq.dead_letter_queue e ON e.id = w.entry_id AND (e.closed_at IS NULL OR e.closed_at >= dlq.captured_at(w.entry_id) - interval '1 day')
+ORDER BY e.queue, w.entry_id
+LIMIT @most::integer;
+
 -- name: FindIDs :many
 SELECT f.id::uuid AS id FROM dlq.find_ids(@filter::jsonb, @max_entries::integer, NULL, @newest_first::boolean) f (id);
 
 -- name: Events :many
 -- What redeliveries of entries would carry, in the order of the ids.
-SELECT e.id, e.job_kind, coalesce(e.edited_event, e.original_event)::jsonb AS event, coalesce(e.edited_event::text, '')::text AS edited FROM dlq.dead_letter_queue e
+SELECT e.id, e.job_kind, coalesce(e.edited_event, e.original_event)::jsonb AS event, coalesce(e.edited_event::text, '')::text AS edited, dlq.has_checkpoint(e.metadata)::boolean AS resumes FROM dlq.dead_letter_queue e
 WHERE e.id = ANY (@ids::uuid[]) AND ((SELECT dlq.scope()) IS NULL OR dlq.in_patterns(e.queue, e.kind, (SELECT dlq.scope_patterns(dlq.scope()))))
 ORDER BY array_position(@ids::uuid[], e.id);
+
+-- name: Checkpoints :many
+-- How far resumable jobs of entries came, as people may see it.
+SELECT e.id, coalesce(dlq.masked_json(e.metadata, 'metadata', dlq.mask(false)), '{}')::jsonb AS metadata
+FROM dlq.dead_letter_queue e
+WHERE e.id = ANY (@ids::uuid[]) AND dlq.has_checkpoint(e.metadata) AND NOT 'metadata' = ANY (dlq.hidden_columns())
+  AND ((SELECT dlq.scope()) IS NULL OR dlq.in_patterns(e.queue, e.kind, (SELECT dlq.scope_patterns(dlq.scope()))));
+
+-- name: CountCheckpoints :one
+-- How many entries that a filter chooses have a checkpoint.
+SELECT dlq.count_checkpoints(@filter::jsonb)::bigint AS entries;
 
 -- name: IsMasked :one
 SELECT (dlq.mask(false) IS NOT NULL)::boolean AS masked;
@@ -81,6 +102,7 @@ UPDATE dlq.replay_runs SET forecast = @forecast::jsonb WHERE id = @id;
 -- name: RunsByID :many
 -- Runs, the newest first. Those whose outcomes are known, for good, are not counted anew.
 SELECT r.id, r.status::text AS status, r.newest_first, r.batch_size, r.rate, r.concurrency, r.queue, r.destination, r.force, coalesce(dlq.masked_text(r.note, dlq.mask(false)), '')::text AS note, r.actor,
+       coalesce(r.checkpoint, '')::text AS checkpoint,
        CASE WHEN dlq.hidden_columns() && dlq.filtered_columns() THEN jsonb_build_object('filter', r.filter - (dlq.personal_filters() || '{errorMessage}'))
            ELSE dlq.masked_detail(jsonb_build_object('filter', r.filter) || CASE WHEN r.patch IS NULL THEN '{}' ELSE jsonb_build_object('patch', r.patch) END
                || CASE WHEN r.merge_patch IS NULL THEN '{}' ELSE jsonb_build_object('mergePatch', r.merge_patch) END, dlq.mask(false)) END::jsonb AS said,
@@ -120,7 +142,7 @@ SELECT p.queue::text AS queue, p.error_type::text AS error_type, p.age::text AS 
 -- name: StartReplay :one
 SELECT dlq.replay_start(@filter::jsonb, @actor::text, nullif(@note::text, ''), @all_entries::boolean, @newest_first::boolean, @batch_size::integer,
     nullif(@rate::float8, 0), nullif(@concurrency::integer, 0), sqlc.narg('patch')::jsonb, sqlc.narg('merge_patch')::jsonb, nullif(@queue::text, ''), @force::boolean,
-    @stop_at::float8, @stop_of::integer, nullif(@destination::text, ''))::uuid AS id;
+    @stop_at::float8, @stop_of::integer, nullif(@destination::text, ''), nullif(@checkpoint::text, ''))::uuid AS id;
 
 -- name: MoveReplay :exec
 SELECT CASE @verb::text

@@ -53,6 +53,7 @@ type EntryDetail struct {
 	deadletter.Entry
 
 	Transitions      []deadletter.Transition `json:"transitions" doc:"Its audit trail, oldest move first."`
+	Checkpoint       *deadletter.Checkpoint  `json:"checkpoint,omitempty" doc:"How far its resumable job came: a redelivery skips the steps that are done."`
 	AutomaticStopped *automatic.Stop         `json:"automaticStopped,omitempty" doc:"Who stopped all automatic redelivery; absent where nobody did."`
 }
 
@@ -76,6 +77,7 @@ type ReplayAction struct {
 	Patch       []json.RawMessage `json:"patch,omitempty" doc:"JSON Patch (RFC 6902) of the payload."`
 	MergePatch  json.RawMessage   `json:"mergePatch,omitempty" doc:"JSON Merge Patch (RFC 7396) of the payload."`
 	Destination string            `json:"toDestination,omitempty" maxLength:"127" doc:"Deliver the message to this destination instead of its queue's."`
+	Checkpoint  string            `json:"checkpoint,omitempty" enum:"resume,discard" doc:"Whether the job, if it is a resumable one that has done a step, goes on after that (resume) or does all steps again (discard). An edit of such a job needs it; what is not edited resumes if absent."`
 	Force       bool              `json:"force,omitempty" doc:"Replay although an equal job is live."`
 }
 
@@ -250,9 +252,10 @@ func (s *service) registerEntries(api huma.API) {
 
 	again := huma.Operation{
 		OperationID: "replay-entry", Method: http.MethodPost, Path: "/api/dlq/entries/{id}/replay", Tags: tags,
-		Summary:     "Redeliver a dead letter now, as it was or edited",
-		Description: "From dlq_pending, dlq_manual and dlq_failed. Answers 409 where its state does not allow it, and where an equal job is live (force overrides).",
-		Errors:      []int{400, 404, 409, 413, 422, 503}, DefaultStatus: http.StatusAccepted, MaxBodyBytes: s.MaxBodyBytes,
+		Summary: "Redeliver a dead letter now, as it was or edited",
+		Description: "From dlq_pending, dlq_manual and dlq_failed. Answers 409 where its state does not allow it, and where an equal job is live (force overrides). " +
+			"Answers 422 where an edit needs checkpoint.",
+		Errors: []int{400, 404, 409, 413, 422, 503}, DefaultStatus: http.StatusAccepted, MaxBodyBytes: s.MaxBodyBytes,
 	}
 	example(&again, http.StatusAccepted, Replayed{Moved: Moved{ID: uuid.MustParse(entryExample), Status: deadletter.Processing}, JobID: 57})
 	huma.Register(api, again, s.replayEntry)
@@ -365,7 +368,7 @@ func (s *service) detail(ctx context.Context, entry *deadletter.Entry, transitio
 	if err != nil {
 		return nil, s.problem(ctx, err)
 	}
-	return &entryOutput{Body: EntryDetail{Entry: *entry, Transitions: transitions, AutomaticStopped: stopped}}, nil
+	return &entryOutput{Body: EntryDetail{Entry: *entry, Transitions: transitions, Checkpoint: deadletter.CheckpointOf(entry.Metadata), AutomaticStopped: stopped}}, nil
 }
 
 func (s *service) replayEntry(ctx context.Context, in *replayInput) (*replayedOutput, error) {
@@ -392,13 +395,13 @@ func (s *service) replayEntry(ctx context.Context, in *replayInput) (*replayedOu
 		return nil, huma.Error422UnprocessableEntity("give a payload or a patch, not both")
 	}
 	job, changes, err := s.Replayer.Replay(ctx, id, &replay.Single{
-		Payload: in.Body.Payload, Patch: patch, Destination: in.Body.Destination, Force: in.Body.Force, Act: in.Body.act(ctx),
+		Payload: in.Body.Payload, Patch: patch, Destination: in.Body.Destination, Checkpoint: in.Body.Checkpoint, Force: in.Body.Force, Act: in.Body.act(ctx),
 	})
 	if err != nil {
 		if in.Body.Payload != nil { // as a run has it
 			patch.JSONPatch = slices.Concat([]byte(`[{"op":"replace","path":"","value":`), in.Body.Payload, []byte(`}]`))
 		}
-		return nil, s.ask(ctx, err, approval.Replay, replay.Request{Patch: patch, Filter: onlyOf(id), Destination: in.Body.Destination, Force: in.Body.Force}, &in.Body.Action)
+		return nil, s.ask(ctx, err, approval.Replay, replay.Request{Patch: patch, Filter: onlyOf(id), Destination: in.Body.Destination, Checkpoint: in.Body.Checkpoint, Force: in.Body.Force}, &in.Body.Action)
 	}
 	return &replayedOutput{Status: http.StatusAccepted, Body: Replayed{Moved: Moved{ID: id, Status: deadletter.Processing}, JobID: job, Changes: changes}}, nil
 }

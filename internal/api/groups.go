@@ -9,7 +9,9 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/dlqd/dlqd/internal/deadletter"
+	"github.com/dlqd/dlqd/internal/filter"
 	"github.com/dlqd/dlqd/internal/group"
+	"github.com/dlqd/dlqd/internal/policy"
 )
 
 // groupEntries is how many of a group's last entries are shown with it.
@@ -26,8 +28,9 @@ type GroupPage struct {
 type GroupDetail struct {
 	group.Group
 
-	Shares  []group.Share        `json:"shares" doc:"Of which sources, hosts and versions its last entries are: the ten most of each."`
-	Entries []deadletter.Summary `json:"entries" doc:"Its last entries that are open, or closed within 30 days: 20 at most."`
+	WorkerLost int64                `json:"workerLost,omitempty" doc:"Open entries of it that were rescued twice or more (rule worker-lost): their workers died, or they never ended. One of them may be what kills the worker of the others; 10,000 are counted."`
+	Shares     []group.Share        `json:"shares" doc:"Of which sources, hosts and versions its last entries are: the ten most of each."`
+	Entries    []deadletter.Summary `json:"entries" doc:"Its last entries that are open, or closed within 30 days: 20 at most."`
 }
 
 // GroupChange says something of a failure group. What is absent stays.
@@ -159,10 +162,23 @@ func (s *service) getGroup(ctx context.Context, in *groupInput) (*groupOutput, e
 	if out.Body.Shares, err = s.Groups.Shares(ctx, g); err == nil {
 		out.Body.Entries, err = s.Groups.LastEntries(ctx, g, groupEntries)
 	}
+	if err == nil {
+		out.Body.WorkerLost, err = s.workerLost(ctx, g)
+	}
 	if err != nil {
 		return nil, s.problem(ctx, err)
 	}
 	return out, nil
+}
+
+// workerLost counts open entries of a group whose worker died again and again.
+func (s *service) workerLost(ctx context.Context, g *group.Group) (int64, error) {
+	lost := filter.Filter{
+		Status: []string{string(deadletter.Pending), string(deadletter.Manual), string(deadletter.Processing)}, Queue: []string{g.Queue}, Fingerprint: []string{g.Fingerprint},
+		Rule: []string{policy.RuleWorkerLost},
+	}
+	n, _, err := s.Store.CountWithin(ctx, lost, MostCounted, countBudget)
+	return int64(n), err
 }
 
 func (s *service) setGroup(ctx context.Context, in *setGroupInput) (*setGroupOutput, error) {

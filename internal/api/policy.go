@@ -209,9 +209,13 @@ func (s *service) tryOnOpen(ctx context.Context, inForce, next *strategy.Planner
 			}
 			out.Looked++
 			facts := factsOf(e)
+			rescues := 0
+			if text(e.Rule) == policy.RuleWorkerLost { // whatever the policy says
+				rescues = strategy.ManyRescues
+			}
 			var made [2]worker.Judgement
 			for k, planner := range []*strategy.Planner{inForce, next} {
-				d := planner.Decide(&strategy.Entry{Facts: facts, ID: e.ID, Rule: text(e.Rule), RetryCount: int(e.DLQRetryCount), LastFailedAt: e.LastFailedAt}, now)
+				d := planner.Decide(&strategy.Entry{Facts: facts, ID: e.ID, Rule: text(e.Rule), RetryCount: int(e.DLQRetryCount), LastFailedAt: e.LastFailedAt, Rescues: rescues}, now)
 				made[k] = worker.Judgement{Class: string(d.Class), Rule: d.Rule, Strategy: d.Strategy}
 			}
 			if made[0] == made[1] {

@@ -35,6 +35,7 @@ type ReplayRequest struct {
 	MergePatch  json.RawMessage   `json:"mergePatch,omitempty" doc:"JSON Merge Patch (RFC 7396) of each payload."`
 	Queue       string            `json:"queue,omitempty" maxLength:"127" doc:"Send them to this queue instead of their own."`
 	Destination string            `json:"toDestination,omitempty" maxLength:"127" doc:"Deliver messages to this destination instead of their queues'. Refused where a job of an application's is among them: it has none."`
+	Checkpoint  string            `json:"checkpoint,omitempty" enum:"resume,discard" doc:"Whether resumable jobs that have done a step go on after that (resume) or do all steps again (discard). A patch needs it where there are such; without one they resume if absent."`
 	Force       bool              `json:"force,omitempty" doc:"Start although something is unhealthy, and replay although an equal job is live."`
 	StopAt      float64           `json:"stopAt,omitempty" minimum:"1" maximum:"100" default:"50" doc:"Percent of the last 50 redeliveries that fail and so stop the run."`
 }
@@ -184,7 +185,7 @@ func (s *service) startReplay(ctx context.Context, in *replayRunInput) (*replayA
 	body := cmp.Or(in.Body, &ReplayRequest{})
 	request := &replay.Request{
 		All: body.All, NewestFirst: body.Order == "newest", BatchSize: body.BatchSize, Rate: body.Rate, Concurrency: body.Concurrency,
-		Queue: body.Queue, Destination: body.Destination, Force: body.Force, StopAt: body.StopAt, Act: body.act(ctx),
+		Queue: body.Queue, Destination: body.Destination, Checkpoint: body.Checkpoint, Force: body.Force, StopAt: body.StopAt, Act: body.act(ctx),
 	}
 	var err error
 	if request.Filter, err = body.Filter.resolve(ctx); err != nil {

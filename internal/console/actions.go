@@ -74,6 +74,8 @@ type edit struct {
 	Changed bool // after its preview: nothing was sent
 	Preview api.ReplayAnswer
 	Problem *Problem
+	// Checkpoint is what was chosen: resume or discard; "" for nothing yet.
+	Checkpoint string
 }
 
 func (c *Console) edit(in *request) (*done, error) {
@@ -83,7 +85,7 @@ func (c *Console) edit(in *request) (*done, error) {
 	if err := in.get(path, nil, &detail); err != nil {
 		return nil, err
 	}
-	e := &edit{Letter: newLetter(in, &detail), Payload: payload, Note: in.PostFormValue("note")}
+	e := &edit{Letter: newLetter(in, &detail), Payload: payload, Note: in.PostFormValue("note"), Checkpoint: in.PostFormValue("checkpoint")}
 	v := &view{Template: "edit", Title: "Edit and replay", Data: e, Section: "/dead-letters"}
 	if !json.Valid([]byte(payload)) {
 		var syntax *json.SyntaxError
@@ -107,7 +109,11 @@ func (c *Console) edit(in *request) (*done, error) {
 		return &done{View: v}, nil
 	}
 	var out acted
-	err := in.post(path+"/replay", map[string]any{"payload": json.RawMessage(payload), "note": e.Note}, &out)
+	body := map[string]any{"payload": json.RawMessage(payload), "note": e.Note}
+	if e.Checkpoint != "" {
+		body["checkpoint"] = e.Checkpoint
+	}
+	err := in.post(path+"/replay", body, &out)
 	if d, ok := askedFor(err); ok {
 		return d, nil
 	}

@@ -93,6 +93,9 @@ func newLetter(in *request, detail *api.EntryDetail) *letter {
 	l.Payload, l.Headers = payloadOf(detail)
 	l.askPolicy(in.console.Policy())
 	l.Sentence = sentenceOf(&detail.Entry)
+	if l.Checkpoint != nil && (slices.Contains(movesFrom("replay"), l.Status)) {
+		l.Sentence += " Sent again, it " + l.Checkpoint.String() + "."
+	}
 	l.Attempts = attemptsOf(&detail.Entry)
 	l.Actions = verbsOf(detail.Status, mayNot(in.me(), access.Operator))
 	if detail.ErrorStackTrace != nil {
@@ -210,6 +213,8 @@ func because(e *deadletter.Entry) string {
 		return ""
 	case rule == "single-attempt":
 		return ", because its job had one attempt"
+	case rule == policy.RuleWorkerLost:
+		return ", because its worker died, or it never ended, twice or more; it may be what kills the worker"
 	case rule == "backfilled":
 		return ", because its job failed before dlqd was there"
 	case rule != "" && class != "":

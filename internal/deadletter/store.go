@@ -531,14 +531,15 @@ func NewOperation() uuid.UUID { return uuid.Must(uuid.NewV7()) }
 
 // Replay redelivers an entry now, with payload in place of its own if that is not nil, and returns the new job's id.
 func (s *Store) Replay(ctx context.Context, id uuid.UUID, act Act, payload json.RawMessage, force bool) (int64, error) {
-	return s.ReplayTo(ctx, id, act, payload, "", force)
+	return s.ReplayTo(ctx, id, act, payload, "", "", force)
 }
 
-// ReplayTo is Replay to a destination instead of the one of the entry's queue, if that is not "".
-func (s *Store) ReplayTo(ctx context.Context, id uuid.UUID, act Act, payload json.RawMessage, destination string, force bool) (int64, error) {
+// ReplayTo is Replay to a destination instead of the one of the entry's queue, and as its [Checkpoint] says ([Resume] or [Discard]), where
+// these are not "".
+func (s *Store) ReplayTo(ctx context.Context, id uuid.UUID, act Act, payload json.RawMessage, destination, checkpoint string, force bool) (int64, error) {
 	var job int64
 	err := s.move(ctx, func(tx postgres.DB) (err error) {
-		params := dbsqlc.ReplayParams{ID: id, Actor: act.Actor, Note: act.Note, Payload: string(payload), Force: force, Destination: destination}
+		params := dbsqlc.ReplayParams{ID: id, Actor: act.Actor, Note: act.Note, Payload: string(payload), Force: force, Destination: destination, Checkpoint: checkpoint}
 		job, err = dbsqlc.New(tx).Replay(ctx, params)
 		return err
 	})
@@ -725,6 +726,7 @@ const (
 	VerdictLive     = "live"     // JobID, which is live, has the unique key
 	VerdictDone     = "done"     // JobID, which has ended, has the unique key
 	VerdictOpen     = "open"     // the entry has failed, and another of its job JobID is open
+	VerdictAlone    = "alone"    // its job was rescued twice or more, and another such redelivery is under way in its queue
 )
 
 // Redeliver makes jobs of entries that tx has claimed, by a version of the policy.

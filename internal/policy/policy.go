@@ -183,13 +183,16 @@ const (
 	RuleSingleAttempt = "single-attempt"
 	// RuleUnparked is of entries that a person returned to the automatic path. (dlq.act_on writes it.)
 	RuleUnparked = "unparked"
+	// RuleWorkerLost is of entries of an application's whose attempts River's rescuer ended twice or more: each time their worker
+	// had died, or they did not end. They are a person's, whatever their class.
+	RuleWorkerLost = "worker-lost"
 	// RuleTooSlow is of entries over which the rules took longer than they may.
 	RuleTooSlow = "rules-too-slow"
 )
 
 // ReservedRules are names that no rule of a policy may have.
 func ReservedRules() []string {
-	return []string{RuleBackfilled, RuleSingleAttempt, RuleUnparked, RuleTooSlow}
+	return []string{RuleBackfilled, RuleSingleAttempt, RuleUnparked, RuleWorkerLost, RuleTooSlow}
 }
 
 // Match chooses errors. An empty field matches all.

@@ -134,6 +134,7 @@ type Request struct {
 	Concurrency int             `json:"concurrency,omitempty"`   // redeliveries under way at once; 0 for no limit
 	Queue       string          `json:"queue,omitempty"`         // where redeliveries go instead
 	Destination string          `json:"toDestination,omitempty"` // where messages are delivered instead
+	Checkpoint  string          `json:"checkpoint,omitempty"`    // deadletter.Resume or deadletter.Discard; a patch needs it where entries have a checkpoint
 	Force       bool            `json:"force,omitempty"`
 	StopAt      float64         `json:"stopAt,omitempty"` // percent of the last outcomes that fail and so stop the run; 0 means DefaultStopAt
 	Act         deadletter.Act  `json:"-"`
@@ -147,17 +148,19 @@ type Preview struct {
 	ByAge       map[string]int64 `json:"byAge" doc:"By age."`
 	Seconds     float64          `json:"seconds" doc:"How long it would take, about."`
 	Destination string           `json:"toDestination,omitempty" doc:"Where messages would be delivered instead of their queues' destinations."`
+	Checkpoints int64            `json:"checkpoints,omitempty" doc:"With a patch: entries of resumable jobs that have done a step. It takes checkpoint to say whether they resume."`
 	Unhealthy   []string         `json:"unhealthy" doc:"What speaks against starting it now; force overrides."`
 	Samples     []Sample         `json:"samples" doc:"Five of the entries."`
 }
 
 // Sample is an entry as it would be replayed.
 type Sample struct {
-	ID      uuid.UUID       `json:"id" doc:"The entry."`
-	Event   json.RawMessage `json:"event" doc:"What a redelivery carries now."`
-	Patched json.RawMessage `json:"patched,omitempty" doc:"What it would carry."`
-	Changes []Change        `json:"changes,omitempty" doc:"What the patch changes of the payload."`
-	Problem string          `json:"problem,omitempty" doc:"Why the patch does not apply."`
+	ID         uuid.UUID              `json:"id" doc:"The entry."`
+	Event      json.RawMessage        `json:"event" doc:"What a redelivery carries now."`
+	Patched    json.RawMessage        `json:"patched,omitempty" doc:"What it would carry."`
+	Changes    []Change               `json:"changes,omitempty" doc:"What the patch changes of the payload."`
+	Problem    string                 `json:"problem,omitempty" doc:"Why the patch does not apply."`
+	Checkpoint *deadletter.Checkpoint `json:"checkpoint,omitempty" doc:"How far its resumable job came: a redelivery goes on there, unless checkpoint is discard."`
 }
 
 // shown is what people see of what a patch makes of an event. Where something is masked the patch is applied to what they see, so that
@@ -287,7 +290,11 @@ func (r *Replayer) Preview(ctx context.Context, in *Request) (*Preview, error) {
 			}
 			p.Samples = append(p.Samples, sample)
 		}
-		return nil
+		if err := p.readCheckpoints(ctx, tx, ids); err != nil || in.JSONPatch == nil && in.MergePatch == nil {
+			return err
+		}
+		p.Checkpoints, err = tx.CountCheckpoints(ctx, filter)
+		return err
 	})
 	if err != nil {
 		return nil, deadletter.Named(err)
@@ -315,6 +322,19 @@ func (r *Replayer) Preview(ctx context.Context, in *Request) (*Preview, error) {
 	}
 	p.Seconds = float64(p.Total) / rate
 	return p, nil
+}
+
+// readCheckpoints reads how far the jobs of the samples came.
+func (p *Preview) readCheckpoints(ctx context.Context, tx transaction, ids []uuid.UUID) error {
+	rows, err := tx.Checkpoints(ctx, ids)
+	for _, row := range rows {
+		for i := range p.Samples {
+			if p.Samples[i].ID == row.ID {
+				p.Samples[i].Checkpoint = deadletter.CheckpointOf(row.Metadata)
+			}
+		}
+	}
+	return err
 }
 
 // checkDestination refuses a destination that the policy does not have.
@@ -361,6 +381,7 @@ type Run struct {
 	Concurrency *int32          `json:"concurrency,omitempty" doc:"Redeliveries under way at once."`
 	Queue       *string         `json:"queue,omitempty" doc:"Where redeliveries go instead."`
 	Destination *string         `json:"toDestination,omitempty" doc:"Where messages are delivered instead of their queues' destinations."`
+	Checkpoint  string          `json:"checkpoint,omitempty" enum:"resume,discard" doc:"What was said of resumable jobs: whether they go on after their last step."`
 	Patch       json.RawMessage `json:"patch,omitempty" doc:"JSON Patch of each payload."`
 	MergePatch  json.RawMessage `json:"mergePatch,omitempty" doc:"JSON Merge Patch of each payload."`
 	Actor       string          `json:"actor" doc:"Who started it."`
@@ -399,7 +420,7 @@ func (r *Replayer) Start(ctx context.Context, in *Request) (*Run, error) {
 	params := dbsqlc.StartReplayParams{
 		Filter: in.Filter, Actor: in.Act.Actor, Note: in.Act.Note, AllEntries: in.All, NewestFirst: in.NewestFirst, BatchSize: int32(cmp.Or(in.BatchSize, DefaultBatchSize)),
 		Rate: in.Rate, Concurrency: int32(in.Concurrency), Patch: in.JSONPatch, MergePatch: in.MergePatch,
-		Queue: in.Queue, Destination: in.Destination, Force: in.Force, StopAt: cmp.Or(in.StopAt, DefaultStopAt), StopOf: stopOf,
+		Queue: in.Queue, Destination: in.Destination, Checkpoint: in.Checkpoint, Force: in.Force, StopAt: cmp.Or(in.StopAt, DefaultStopAt), StopOf: stopOf,
 	}
 	var id uuid.UUID
 	err = inTx(ctx, r.Store, func(tx transaction) error {
@@ -506,7 +527,7 @@ func runOf(row *dbsqlc.RunsByIDRow) (*Run, error) {
 	run := &Run{
 		ID: row.ID, Status: row.Status, Reason: row.Reason, Filter: said.Filter, Total: row.Total, Replayed: row.Replayed, Succeeded: row.Succeeded,
 		Failed: row.Failed, Skipped: row.Skipped, Rate: row.Rate, BatchSize: row.BatchSize, Concurrency: row.Concurrency, Queue: row.Queue, Destination: row.Destination,
-		Patch: said.Patch, MergePatch: said.MergePatch, Actor: row.Actor, Origin: row.Origin, CreatedAt: row.CreatedAt, FinishedAt: row.FinishedAt,
+		Checkpoint: row.Checkpoint, Patch: said.Patch, MergePatch: said.MergePatch, Actor: row.Actor, Origin: row.Origin, CreatedAt: row.CreatedAt, FinishedAt: row.FinishedAt,
 	}
 	if row.Note != "" {
 		run.Note = &row.Note

@@ -134,6 +134,14 @@ func (r *Runner) batch(ctx context.Context, id uuid.UUID) (p time.Duration, err 
 				return err
 			}
 			if len(ids) == 0 && step == 0 {
+				// What must go alone is left: one in each queue, once the one before it has ended.
+				if ids, err = tx.ReplayAlone(ctx, dbsqlc.ReplayAloneParams{ID: id, Most: int32(size)}); err != nil {
+					return err
+				}
+				if len(ids) > 0 {
+					refused = ids[len(ids)-1]
+					return r.send(ctx, tx, &run, ids)
+				}
 				return r.finish(ctx, tx, id)
 			}
 			if len(ids) == 0 {
@@ -236,6 +244,10 @@ func (r *Runner) edit(ctx context.Context, tx transaction, run *dbsqlc.LockRepla
 	}
 	edits := dbsqlc.EditEventsParams{}
 	for _, e := range events {
+		if e.Resumes && run.Checkpoint == "" { // it has failed since the run was started
+			skip(e.ID, "its job has a checkpoint by now, and the run was not told whether to resume it")
+			continue
+		}
 		edited, err := (&Patch{JSONPatch: run.Patch, MergePatch: run.MergePatch}).Event(e.JobKind, e.Event)
 		if err != nil {
 			skip(e.ID, "the patch does not apply: "+err.Error())

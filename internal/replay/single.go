@@ -16,6 +16,7 @@ type Single struct {
 	Payload     json.RawMessage // in place of the entry's
 	Patch       Patch           // of the entry's payload, where Payload is nil
 	Destination string          // where it is delivered instead
+	Checkpoint  string          // [deadletter.Resume] or [deadletter.Discard]; an edit needs it where the entry has a checkpoint
 	Force       bool
 	Act         deadletter.Act
 }
@@ -31,7 +32,7 @@ func (r *Replayer) Replay(ctx context.Context, id uuid.UUID, in *Single) (job in
 			return 0, nil, err
 		}
 	}
-	job, err = r.Store.ReplayTo(ctx, id, in.Act, payload, in.Destination, in.Force)
+	job, err = r.Store.ReplayTo(ctx, id, in.Act, payload, in.Destination, in.Checkpoint, in.Force)
 	return job, changes, err
 }
 

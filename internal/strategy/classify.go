@@ -45,6 +45,9 @@ func (f *Facts) status() int {
 // maxMatchBytes bounds the text that patterns are matched against: messages come from strangers.
 const maxMatchBytes = 8 << 10
 
+// RescuedBy begins the error of an attempt that River's rescuer ended.
+const RescuedBy = "Stuck job rescued by"
+
 // stuckJob is the rule of jobs that River's rescuer ended: their worker died, or hung.
 const stuckJob = "stuck-job"
 
@@ -86,7 +89,7 @@ type pattern struct {
 // The first match wins, so what is particular comes before what is general.
 var patterns = []pattern{
 	{"transport", riverdlq.ClassTransient, regexp.MustCompile(`^(TIMEOUT_ERROR|CONNECTION_(REFUSED|RESET|ERROR)|DNS_ERROR|TLS_ERROR)\b`)},
-	{stuckJob, riverdlq.ClassTransient, regexp.MustCompile(`^Stuck job rescued by`)},
+	{stuckJob, riverdlq.ClassTransient, regexp.MustCompile(`^` + RescuedBy)},
 	{"unknown-job-kind", riverdlq.ClassCodeBug, regexp.MustCompile(`job kind is not registered`)},
 	{"rate-limit", riverdlq.ClassRateLimited, regexp.MustCompile(`(?i)rate.?limit|too many requests|quota exceeded|throttl|resource.?exhausted`)},
 	{"circuit-open", riverdlq.ClassOutage, regexp.MustCompile(`(?i)circuit.?(breaker)?.{0,80}\bopen\b|CallNotPermitted|service unavailable|gateway time-?out`)},

@@ -3,6 +3,7 @@ package strategy
 import (
 	"cmp"
 	"encoding/binary"
+	"fmt"
 	"math/rand/v2"
 	"strconv"
 	"strings"
@@ -56,6 +57,8 @@ type Entry struct {
 	RetryCount   int            // redeliveries made so far
 	LastFailedAt time.Time      // what delays count from
 	RetryAfter   time.Duration  // what the destination asked for when it failed; 0 if nothing
+	Rescues      int            // attempts of its jobs that River's rescuer ended; 0 for messages, whose worker is dlqd itself
+	Together     int            // other jobs that the rescuer discarded with its last one
 }
 
 // Verdict is what to do with an entry that is due.
@@ -188,12 +191,31 @@ func (p *Planner) Decide(e *Entry, now time.Time) Decision {
 	if rule != nil {
 		d.Priority, d.Tags, d.Assignee = rule.Priority, rule.Tags, rule.Assignee
 	}
-	if s, ok := p.strategies[plan.Strategy]; ok {
+	if e.Rescues >= ManyRescues {
+		d.Strategy, d.Rule = Manual, policy.RuleWorkerLost
+		d.Reason += ": " + workerLost(e)
+	} else if s, ok := p.strategies[plan.Strategy]; ok {
 		d.Next, d.WaitingFor = s.First(e, &plan, now)
 	} else {
 		d.Reason += " needs a person"
 	}
 	return d
+}
+
+// ManyRescues is how many rescues of an application's entry need a person. One is a worker that was killed, by a deployment or for want of memory; a job that is
+// rescued again may be what kills its workers, and every job that runs beside it.
+const ManyRescues = 2
+
+// workerLost says what is known of an entry that River's rescuer ended again and again.
+func workerLost(e *Entry) string {
+	text := fmt.Sprintf("its worker died, or it never ended, %d times", e.Rescues)
+	switch {
+	case e.Together == 1:
+		text += "; rescued together with 1 other"
+	case e.Together > 1:
+		text += fmt.Sprintf("; rescued together with %d others", e.Together)
+	}
+	return text
 }
 
 // Due says what to do with a decided entry whose time has come. Its conditions are asked then, and one whose conditions do not

@@ -192,7 +192,10 @@ func (w *Worker) file(ctx context.Context, at look, size int) (rows []dbsqlc.Cla
 func (w *Worker) fileJudged(ctx context.Context, rows []dbsqlc.ClaimDueRow) (claimed []dbsqlc.ClaimDueRow, err error) {
 	start := time.Now()
 	defer func() { w.step(ctx, StageDecision, start, err) }()
-	made := w.judgements(rows)
+	made, err := w.judgements(ctx, rows)
+	if err != nil {
+		return nil, err
+	}
 	var soonest time.Time
 	err = w.observed(ctx, func(tx transaction, counts map[string]int) error {
 		ids, err := tx.ClaimUnfiled(ctx, column(rows, func(r *dbsqlc.ClaimDueRow) uuid.UUID { return r.ID }))

@@ -62,7 +62,10 @@ func Reclassify(ctx context.Context, store *deadletter.Store, planner *strategy.
 			return nil, err
 		}
 		now := time.Now()
-		made := judgementsBy(planner, rows, now)
+		made, err := judgementsBy(ctx, dbsqlc.New(store.DB()), planner, rows, now)
+		if err != nil {
+			return nil, err
+		}
 		parked, err := inTx(ctx, store, func(tx transaction) error {
 			claimed, err := tx.ClaimDecided(ctx, dbsqlc.ClaimDecidedParams{
 				Ids:           column(rows, func(r *dbsqlc.ClaimDueRow) uuid.UUID { return r.ID }),

@@ -12,6 +12,7 @@ import (
 
 	"github.com/dlqd/dlqd/internal/deadletter"
 	"github.com/dlqd/dlqd/internal/postgres"
+	"github.com/dlqd/dlqd/internal/strategy"
 	"github.com/dlqd/dlqd/internal/worker/internal/dbsqlc"
 )
 
@@ -121,14 +122,16 @@ func claimStuck(ctx context.Context, tx transaction, by *judged, params dbsqlc.C
 		}
 		for i := range rows {
 			row := &rows[i]
-			of := switched(&dbsqlc.ClaimDueRow{Queue: row.Queue, Kind: row.Kind, ErrorClass: row.ErrorClass, JobKind: row.JobKind, CapturedBy: row.CapturedBy, MaxRetries: row.MaxRetries, Rule: row.Rule})
-			if by.switches.Of(of).On {
+			params.After = row.ID
+			as := &dbsqlc.ClaimDueRow{
+				Queue: row.Queue, Kind: row.Kind, ErrorClass: row.ErrorClass, JobKind: row.JobKind, CapturedBy: row.CapturedBy, MaxRetries: row.MaxRetries, Rule: row.Rule, Rescues: row.Rescues,
+			}
+			if rescuesOf(as) < strategy.ManyRescues && by.switches.Of(switched(as)).On { // more rescues, and it may kill its worker again
 				ids = append(ids, row.ID)
 			}
 			if len(ids) == most {
 				return ids, nil
 			}
-			params.After = row.ID
 		}
 		if len(rows) < int(params.Most) {
 			break

@@ -54,6 +54,8 @@ const (
 	maxSwitching = 15 * time.Second
 	// maxSwitchingGap is between two looks that met changes which count as one: some loop looks every second.
 	maxSwitchingGap = time.Minute
+	// aloneStep is between two entries of a queue whose jobs were rescued twice or more: one of them is sent at a time.
+	aloneStep = time.Minute
 	// busyPause is how long an entry is put off whose job another transaction holds.
 	busyPause = 10 * time.Second
 	// sweepPages is how many pages of entries in dlq_processing one sweep looks through.
@@ -360,7 +362,10 @@ func (w *Worker) decide(ctx context.Context, rows []dbsqlc.ClaimDueRow) (err err
 	}
 	start := time.Now()
 	defer func() { w.step(ctx, StageDecision, start, err) }()
-	made := w.judgements(rows)
+	made, err := w.judgements(ctx, rows)
+	if err != nil {
+		return err
+	}
 	return w.observed(ctx, func(tx transaction, counts map[string]int) error {
 		ids, err := tx.ClaimUndecided(ctx, dbsqlc.ClaimUndecidedParams{
 			Ids:           column(rows, func(r *dbsqlc.ClaimDueRow) uuid.UUID { return r.ID }),
@@ -405,16 +410,53 @@ type judgements struct {
 	of      map[uuid.UUID]strategy.Decision
 }
 
-func (w *Worker) judgements(rows []dbsqlc.ClaimDueRow) *judgements {
-	return judgementsBy(w.config.Planner(), rows, w.now())
+func (w *Worker) judgements(ctx context.Context, rows []dbsqlc.ClaimDueRow) (*judgements, error) {
+	return judgementsBy(ctx, w.queries, w.config.Planner(), rows, w.now())
 }
 
-func judgementsBy(planner *strategy.Planner, rows []dbsqlc.ClaimDueRow, now time.Time) *judgements {
+func judgementsBy(ctx context.Context, queries *dbsqlc.Queries, planner *strategy.Planner, rows []dbsqlc.ClaimDueRow, now time.Time) (*judgements, error) {
+	together, err := rescuedTogether(ctx, queries, rows)
+	if err != nil {
+		return nil, err
+	}
 	j := &judgements{planner, make(map[uuid.UUID]strategy.Decision, len(rows))}
 	for i := range rows {
-		j.of[rows[i].ID] = planner.Decide(entryWith(&rows[i], rows[i].ReportedClass), now)
+		e := entryWith(&rows[i], rows[i].ReportedClass)
+		e.Together = together[e.ID]
+		j.of[e.ID] = planner.Decide(e, now)
 	}
-	return j
+	return j, nil
+}
+
+// rescuedTogether is with how many others each of those entries was rescued last whose worker may not be what was wrong.
+func rescuedTogether(ctx context.Context, queries *dbsqlc.Queries, rows []dbsqlc.ClaimDueRow) (map[uuid.UUID]int, error) {
+	var ids []uuid.UUID
+	for i := range rows {
+		if rescuesOf(&rows[i]) >= strategy.ManyRescues && strings.HasPrefix(rows[i].ErrorMessage, strategy.RescuedBy) {
+			ids = append(ids, rows[i].ID)
+		}
+	}
+	if len(ids) == 0 {
+		return nil, nil //nolint:nilnil // nothing was rescued twice
+	}
+	counts, err := queries.RescuedTogether(ctx, ids)
+	if err != nil {
+		return nil, fmt.Errorf("look at what was rescued together: %w", err)
+	}
+	together := make(map[uuid.UUID]int, len(counts))
+	for _, c := range counts {
+		together[c.ID] = int(c.Others)
+	}
+	return together, nil
+}
+
+// rescuesOf is how often an attempt of an application's job was ended by River's rescuer. The worker of a message is dlqd itself: that
+// it died says nothing of the message.
+func rescuesOf(row *dbsqlc.ClaimDueRow) int {
+	if row.JobKind == message.JobKind {
+		return 0
+	}
+	return int(row.Rescues)
 }
 
 // errSwitching says that a switch of automatic redelivery is being changed this moment: the next look goes by it.
@@ -570,6 +612,7 @@ func (w *Worker) redeliver(ctx context.Context, tx transaction, ids []uuid.UUID,
 	}
 	var left []reserved
 	aside := aside{}
+	alone := 0
 	for _, r := range redeliveries {
 		switch r.Verdict {
 		case deadletter.VerdictLive: // whether to run both is a person's decision
@@ -580,6 +623,10 @@ func (w *Worker) redeliver(ctx context.Context, tx transaction, ids []uuid.UUID,
 			counts["parked"]++
 		case deadletter.VerdictBusy:
 			aside.wait(r.EntryID, w.now().Add(busyPause), "", fmt.Sprintf("another transaction holds its job %d, or that one's unique key", r.JobID))
+		case deadletter.VerdictAlone:
+			alone++
+			aside.wait(r.EntryID, w.now().Add(time.Duration(alone)*aloneStep), strategy.WaitsForOrder,
+				"its job was rescued twice or more, and another such redelivery is under way in its queue")
 		case deadletter.VerdictSent:
 			counts["redelivered"]++
 		case deadletter.VerdictFollows, deadletter.VerdictResolved, deadletter.VerdictOpen: // no job was needed
@@ -615,7 +662,7 @@ func entryWith(row *dbsqlc.ClaimDueRow, class string) *strategy.Entry {
 			Payload: of.Payload, Headers: of.Headers,
 		},
 		ID: row.ID, Trace: row.ErrorStackTrace, Before: riverdlq.Class(row.ErrorClass), Rule: row.Rule, WaitingFor: row.WaitingFor,
-		RetryCount: int(row.DlqRetryCount), LastFailedAt: row.LastFailedAt,
+		RetryCount: int(row.DlqRetryCount), LastFailedAt: row.LastFailedAt, Rescues: rescuesOf(row),
 		RetryAfter: time.Duration(min(max(said.RetryAfterSeconds, 0), maxRetryAfter.Seconds()) * float64(time.Second)),
 	}
 }

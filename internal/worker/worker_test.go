@@ -48,6 +48,10 @@ func TestMain(m *testing.M) {
 		runChild(url)
 		return
 	}
+	if url := os.Getenv(applicationVariable); url != "" {
+		runApplication(url)
+		return
+	}
 	postgrestest.Main(m)
 }
 

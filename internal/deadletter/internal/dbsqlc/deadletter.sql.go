@@ -684,7 +684,7 @@ func (q *Queries) Redeliver(ctx context.Context, arg RedeliverParams) ([]Redeliv
 }
 
 const Replay = `-- name: Replay :one
-SELECT dlq.replay($1::uuid, $2::text, nullif($3::text, ''), NULL, $4::boolean, nullif($5::text, ''), nullif($6::text, ''))::bigint AS job
+SELECT dlq.replay($1::uuid, $2::text, nullif($3::text, ''), NULL, $4::boolean, nullif($5::text, ''), nullif($6::text, ''), nullif($7::text, ''))::bigint AS job
 `
 
 type ReplayParams struct {
@@ -694,6 +694,7 @@ type ReplayParams struct {
 	Force       bool
 	Destination string
 	Payload     string
+	Checkpoint  string
 }
 
 func (q *Queries) Replay(ctx context.Context, arg ReplayParams) (int64, error) {
@@ -704,6 +705,7 @@ func (q *Queries) Replay(ctx context.Context, arg ReplayParams) (int64, error) {
 		arg.Force,
 		arg.Destination,
 		arg.Payload,
+		arg.Checkpoint,
 	)
 	var job int64
 	err := row.Scan(&job)

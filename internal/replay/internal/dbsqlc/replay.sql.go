@@ -52,6 +52,51 @@ func (q *Queries) CheckDestination(ctx context.Context, arg CheckDestinationPara
 	return err
 }
 
+const Checkpoints = `-- name: Checkpoints :many
+SELECT e.id, coalesce(dlq.masked_json(e.metadata, 'metadata', dlq.mask(false)), '{}')::jsonb AS metadata
+FROM dlq.dead_letter_queue e
+WHERE e.id = ANY ($1::uuid[]) AND dlq.has_checkpoint(e.metadata) AND NOT 'metadata' = ANY (dlq.hidden_columns())
+  AND ((SELECT dlq.scope()) IS NULL OR dlq.in_patterns(e.queue, e.kind, (SELECT dlq.scope_patterns(dlq.scope()))))
+`
+
+type CheckpointsRow struct {
+	ID       uuid.UUID
+	Metadata json.RawMessage
+}
+
+// How far resumable jobs of entries came, as people may see it.
+func (q *Queries) Checkpoints(ctx context.Context, ids []uuid.UUID) ([]CheckpointsRow, error) {
+	rows, err := q.db.Query(ctx, Checkpoints, ids)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	items := []CheckpointsRow{}
+	for rows.Next() {
+		var i CheckpointsRow
+		if err := rows.Scan(&i.ID, &i.Metadata); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
+const CountCheckpoints = `-- name: CountCheckpoints :one
+SELECT dlq.count_checkpoints($1::jsonb)::bigint AS entries
+`
+
+// How many entries that a filter chooses have a checkpoint.
+func (q *Queries) CountCheckpoints(ctx context.Context, filter json.RawMessage) (int64, error) {
+	row := q.db.QueryRow(ctx, CountCheckpoints, filter)
+	var entries int64
+	err := row.Scan(&entries)
+	return entries, err
+}
+
 const EditEvents = `-- name: EditEvents :exec
 UPDATE dlq.dead_letter_queue e SET edited_event = d.event
 FROM (SELECT unnest($1::uuid[]) AS id, unnest($2::jsonb[]) AS event) d
@@ -84,7 +129,7 @@ func (q *Queries) EndReplay(ctx context.Context, arg EndReplayParams) error {
 }
 
 const Events = `-- name: Events :many
-SELECT e.id, e.job_kind, coalesce(e.edited_event, e.original_event)::jsonb AS event, coalesce(e.edited_event::text, '')::text AS edited FROM dlq.dead_letter_queue e
+SELECT e.id, e.job_kind, coalesce(e.edited_event, e.original_event)::jsonb AS event, coalesce(e.edited_event::text, '')::text AS edited, dlq.has_checkpoint(e.metadata)::boolean AS resumes FROM dlq.dead_letter_queue e
 WHERE e.id = ANY ($1::uuid[]) AND ((SELECT dlq.scope()) IS NULL OR dlq.in_patterns(e.queue, e.kind, (SELECT dlq.scope_patterns(dlq.scope()))))
 ORDER BY array_position($1::uuid[], e.id)
 `
@@ -94,6 +139,7 @@ type EventsRow struct {
 	JobKind string
 	Event   json.RawMessage
 	Edited  string
+	Resumes bool
 }
 
 // What redeliveries of entries would carry, in the order of the ids.
@@ -111,6 +157,7 @@ func (q *Queries) Events(ctx context.Context, ids []uuid.UUID) ([]EventsRow, err
 			&i.JobKind,
 			&i.Event,
 			&i.Edited,
+			&i.Resumes,
 		); err != nil {
 			return nil, err
 		}
@@ -164,7 +211,7 @@ func (q *Queries) IsMasked(ctx context.Context) (bool, error) {
 }
 
 const LockReplay = `-- name: LockReplay :one
-SELECT r.id, r.filter, r.newest_first, r.batch_size, r.rate, r.concurrency, r.patch, r.merge_patch, r.stop_at, r.stop_of, r.cursor,
+SELECT r.id, r.filter, r.newest_first, r.batch_size, r.rate, r.concurrency, r.patch, r.merge_patch, coalesce(r.checkpoint, '')::text AS checkpoint, r.stop_at, r.stop_of, r.cursor,
        (SELECT count(*) FROM (SELECT FROM dlq.replay_run_entries e WHERE e.run_id = r.id AND e.outcome IN ('succeeded', 'failed') AND e.ended_at > r.judged_from
                               ORDER BY e.ended_at DESC LIMIT r.stop_of) l) AS ended,
        (SELECT count(*) FILTER (WHERE l.outcome = 'failed') FROM (SELECT e.outcome FROM dlq.replay_run_entries e WHERE e.run_id = r.id AND e.outcome IN ('succeeded', 'failed') AND e.ended_at > r.judged_from
@@ -181,6 +228,7 @@ type LockReplayRow struct {
 	Concurrency *int32
 	Patch       json.RawMessage
 	MergePatch  json.RawMessage
+	Checkpoint  string
 	StopAt      float64
 	StopOf      int32
 	Cursor      *uuid.UUID
@@ -202,6 +250,7 @@ func (q *Queries) LockReplay(ctx context.Context, id uuid.UUID) (LockReplayRow, 
 		&i.Concurrency,
 		&i.Patch,
 		&i.MergePatch,
+		&i.Checkpoint,
 		&i.StopAt,
 		&i.StopOf,
 		&i.Cursor,
@@ -290,6 +339,42 @@ func (q *Queries) PreviewReplay(ctx context.Context, filter json.RawMessage) ([]
 			return nil, err
 		}
 		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
+const ReplayAlone = `-- name: ReplayAlone :many
+SELECT DISTINCT ON (e.queue) w.entry_id
+FROM (SELECT r.entry_id FROM dlq.replay_run_entries r
+      WHERE r.run_id = $1 AND r.outcome IS NULL AND r.job_id IS NULL AND r.behind = r.entry_id
+      ORDER BY r.entry_id LIMIT 1000) w
+LEFT JOIN dlq.dead_letter_queue e ON e.id = w.entry_id AND (e.closed_at IS NULL OR e.closed_at >= dlq.captured_at(w.entry_id) - interval '1 day')
+ORDER BY e.queue, w.entry_id
+LIMIT $2::integer
+`
+
+type ReplayAloneParams struct {
+	ID   uuid.UUID
+	Most int32
+}
+
+// Of the entries of a run whose jobs were rescued twice or more, and that wait until they may go alone, the first one of each queue.
+func (q *Queries) ReplayAlone(ctx context.Context, arg ReplayAloneParams) ([]uuid.UUID, error) {
+	rows, err := q.db.Query(ctx, ReplayAlone, arg.ID, arg.Most)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	items := []uuid.UUID{}
+	for rows.Next() {
+		var entry_id uuid.UUID
+		if err := rows.Scan(&entry_id); err != nil {
+			return nil, err
+		}
+		items = append(items, entry_id)
 	}
 	if err := rows.Err(); err != nil {
 		return nil, err
@@ -498,6 +583,7 @@ func (q *Queries) Replayable(ctx context.Context, filter json.RawMessage) (json.
 
 const RunsByID = `-- name: RunsByID :many
 SELECT r.id, r.status::text AS status, r.newest_first, r.batch_size, r.rate, r.concurrency, r.queue, r.destination, r.force, coalesce(dlq.masked_text(r.note, dlq.mask(false)), '')::text AS note, r.actor,
+       coalesce(r.checkpoint, '')::text AS checkpoint,
        CASE WHEN dlq.hidden_columns() && dlq.filtered_columns() THEN jsonb_build_object('filter', r.filter - (dlq.personal_filters() || '{errorMessage}'))
            ELSE dlq.masked_detail(jsonb_build_object('filter', r.filter) || CASE WHEN r.patch IS NULL THEN '{}' ELSE jsonb_build_object('patch', r.patch) END
                || CASE WHEN r.merge_patch IS NULL THEN '{}' ELSE jsonb_build_object('mergePatch', r.merge_patch) END, dlq.mask(false)) END::jsonb AS said,
@@ -524,6 +610,7 @@ type RunsByIDRow struct {
 	Force       bool
 	Note        string
 	Actor       string
+	Checkpoint  string
 	Said        json.RawMessage
 	Reason      string
 	Total       int64
@@ -561,6 +648,7 @@ func (q *Queries) RunsByID(ctx context.Context, arg RunsByIDParams) ([]RunsByIDR
 			&i.Force,
 			&i.Note,
 			&i.Actor,
+			&i.Checkpoint,
 			&i.Said,
 			&i.Reason,
 			&i.Total,
@@ -617,7 +705,7 @@ func (q *Queries) SetReplayRate(ctx context.Context, arg SetReplayRateParams) er
 const StartReplay = `-- name: StartReplay :one
 SELECT dlq.replay_start($1::jsonb, $2::text, nullif($3::text, ''), $4::boolean, $5::boolean, $6::integer,
     nullif($7::float8, 0), nullif($8::integer, 0), $9::jsonb, $10::jsonb, nullif($11::text, ''), $12::boolean,
-    $13::float8, $14::integer, nullif($15::text, ''))::uuid AS id
+    $13::float8, $14::integer, nullif($15::text, ''), nullif($16::text, ''))::uuid AS id
 `
 
 type StartReplayParams struct {
@@ -636,6 +724,7 @@ type StartReplayParams struct {
 	StopAt      float64
 	StopOf      int32
 	Destination string
+	Checkpoint  string
 }
 
 func (q *Queries) StartReplay(ctx context.Context, arg StartReplayParams) (uuid.UUID, error) {
@@ -655,6 +744,7 @@ func (q *Queries) StartReplay(ctx context.Context, arg StartReplayParams) (uuid.
 		arg.StopAt,
 		arg.StopOf,
 		arg.Destination,
+		arg.Checkpoint,
 	)
 	var id uuid.UUID
 	err := row.Scan(&id)

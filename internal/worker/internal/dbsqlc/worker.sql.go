@@ -92,7 +92,7 @@ SELECT d.id, d.queue, d.kind, coalesce(d.source, '')::text AS source, d.error_me
        coalesce(d.error_code, '')::text AS error_code, coalesce(d.error_class, '')::text AS error_class, coalesce(d.reported_class, '')::text AS reported_class,
        d.error_stack_trace, d.error_context, d.dlq_retry_count, coalesce(d.strategy::text, '')::text AS strategy, coalesce(d.rule, '')::text AS rule,
        coalesce(d.waiting_for, '')::text AS waiting_for, d.next_retry_at, coalesce(d.ordering_key, '')::text AS ordering_key, d.last_failed_at,
-       d.job_kind, d.captured_by, d.max_retries, coalesce(d.fingerprint, '')::text AS fingerprint, d.message
+       d.job_kind, d.captured_by, d.max_retries, coalesce(d.fingerprint, '')::text AS fingerprint, d.rescues, d.message
 FROM (VALUES (1), (2), (3), (4)) AS p (priority)
 CROSS JOIN LATERAL (
     SELECT e.id, e.queue, e.kind, e.source, e.error_type, e.error_code, e.error_class, e.reported_class,
@@ -100,7 +100,7 @@ CROSS JOIN LATERAL (
            CASE WHEN e.strategy IS NULL THEN coalesce(left(e.error_stack_trace, 8192), '') ELSE '' END::text AS error_stack_trace,
            CASE WHEN e.strategy IS NULL AND pg_column_size(e.error_context) <= 65536 AND octet_length(e.error_context::text) <= 65536 THEN e.error_context END::jsonb AS error_context,
            e.dlq_retry_count, e.strategy, e.rule, e.waiting_for, e.next_retry_at, e.ordering_key, e.last_failed_at,
-           e.job_kind, e.captured_by, e.max_retries, e.fingerprint,
+           e.job_kind, e.captured_by, e.max_retries, e.fingerprint, CASE WHEN e.strategy IS NULL THEN dlq.rescues(e.metadata) ELSE 0 END::integer AS rescues,
            CASE WHEN e.strategy IS NULL AND $1::boolean AND pg_column_size(coalesce(e.edited_event, e.original_event)) <= 262144
                 AND octet_length(coalesce(e.edited_event, e.original_event)::text) <= CASE WHEN coalesce(e.edited_event, e.original_event) ? 'payloadText' THEN 262144 ELSE 131072 END
                 THEN coalesce(e.edited_event, e.original_event) END::jsonb AS message
@@ -142,6 +142,7 @@ type ClaimDueRow struct {
 	CapturedBy      string
 	MaxRetries      int32
 	Fingerprint     string
+	Rescues         int32
 	Message         json.RawMessage
 }
 
@@ -180,6 +181,7 @@ func (q *Queries) ClaimDue(ctx context.Context, arg ClaimDueParams) ([]ClaimDueR
 			&i.CapturedBy,
 			&i.MaxRetries,
 			&i.Fingerprint,
+			&i.Rescues,
 			&i.Message,
 		); err != nil {
 			return nil, err
@@ -252,7 +254,8 @@ func (q *Queries) ClaimObserved(ctx context.Context, arg ClaimObservedParams) ([
 }
 
 const ClaimStuck = `-- name: ClaimStuck :many
-SELECT e.id, e.queue, e.kind, coalesce(e.error_class, '')::text AS error_class, coalesce(e.rule, '')::text AS rule, e.job_kind, e.captured_by, e.max_retries
+SELECT e.id, e.queue, e.kind, coalesce(e.error_class, '')::text AS error_class, coalesce(e.rule, '')::text AS rule, e.job_kind, e.captured_by, e.max_retries,
+       dlq.rescues(e.metadata)::integer AS rescues
 FROM dlq.dead_letter_queue e
 WHERE e.status IN ('dlq_manual', 'dlq_failed') AND e.queue = $1::text AND e.fingerprint = $2::text
   AND e.parked_by IS NULL AND e.last_failed_at < $3::timestamptz AND e.error_class = ANY ($4::text[]) AND e.id > $5::uuid
@@ -279,6 +282,7 @@ type ClaimStuckRow struct {
 	JobKind    string
 	CapturedBy string
 	MaxRetries int32
+	Rescues    int32
 }
 
 // The oldest parked or failed entries of a failure group, after one of them, that no person parked and that have not failed
@@ -308,6 +312,7 @@ func (q *Queries) ClaimStuck(ctx context.Context, arg ClaimStuckParams) ([]Claim
 			&i.JobKind,
 			&i.CapturedBy,
 			&i.MaxRetries,
+			&i.Rescues,
 		); err != nil {
 			return nil, err
 		}
@@ -527,7 +532,7 @@ SELECT e.id, e.queue, e.kind, coalesce(e.source, '')::text AS source, coalesce(l
        CASE WHEN pg_column_size(e.error_context) <= 65536 AND octet_length(e.error_context::text) <= 65536 THEN e.error_context END::jsonb AS error_context,
        e.dlq_retry_count, coalesce(e.strategy::text, '')::text AS strategy, coalesce(e.rule, '')::text AS rule, coalesce(e.waiting_for, '')::text AS waiting_for,
        e.next_retry_at, coalesce(e.ordering_key, '')::text AS ordering_key, e.last_failed_at,
-       e.job_kind, e.captured_by, e.max_retries, coalesce(e.fingerprint, '')::text AS fingerprint,
+       e.job_kind, e.captured_by, e.max_retries, coalesce(e.fingerprint, '')::text AS fingerprint, dlq.rescues(e.metadata)::integer AS rescues,
        CASE WHEN $1::boolean AND pg_column_size(coalesce(e.edited_event, e.original_event)) <= 262144
                 AND octet_length(coalesce(e.edited_event, e.original_event)::text) <= CASE WHEN coalesce(e.edited_event, e.original_event) ? 'payloadText' THEN 262144 ELSE 131072 END
             THEN coalesce(e.edited_event, e.original_event) END::jsonb AS message
@@ -566,6 +571,7 @@ type DecidedAfterRow struct {
 	CapturedBy      string
 	MaxRetries      int32
 	Fingerprint     string
+	Rescues         int32
 	Message         json.RawMessage
 }
 
@@ -603,6 +609,7 @@ func (q *Queries) DecidedAfter(ctx context.Context, arg DecidedAfterParams) ([]D
 			&i.CapturedBy,
 			&i.MaxRetries,
 			&i.Fingerprint,
+			&i.Rescues,
 			&i.Message,
 		); err != nil {
 			return nil, err
@@ -959,6 +966,50 @@ func (q *Queries) PutOff(ctx context.Context, arg PutOffParams) error {
 	return err
 }
 
+const RescuedTogether = `-- name: RescuedTogether :many
+WITH entries AS MATERIALIZED (
+    SELECT e.id, e.river_job_id, e.job_created_at, e.last_failed_at FROM dlq.dead_letter_queue e WHERE e.id = ANY ($1::uuid[]) AND e.stage IN ('inbox', 'open')
+), looks AS (
+    SELECT t.at, l.jobs
+    FROM (SELECT DISTINCT e.last_failed_at AS at FROM entries e) t
+    CROSS JOIN LATERAL (
+        SELECT count(*) AS jobs FROM (
+            SELECT FROM river.river_job j
+            WHERE j.state = 'discarded' AND j.finalized_at = t.at AND j.kind <> 'dlqd_message' AND j.errors[cardinality(j.errors)] ->> 'error' LIKE 'Stuck job rescued by %'
+            LIMIT 1000) o
+    ) l
+)
+SELECT e.id, greatest(l.jobs - (SELECT count(*) FROM river.river_job j WHERE j.id = e.river_job_id AND j.created_at = e.job_created_at AND j.finalized_at = e.last_failed_at), 0)::integer AS others
+FROM entries e JOIN looks l ON l.at = e.last_failed_at
+`
+
+type RescuedTogetherRow struct {
+	ID     uuid.UUID
+	Others int32
+}
+
+// How many other jobs of the application's one look of River's rescuer discarded with the job that failed last of each of these entries:
+// it gives all of them one time. Up to 1,000 are counted, once for each time.
+func (q *Queries) RescuedTogether(ctx context.Context, ids []uuid.UUID) ([]RescuedTogetherRow, error) {
+	rows, err := q.db.Query(ctx, RescuedTogether, ids)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	items := []RescuedTogetherRow{}
+	for rows.Next() {
+		var i RescuedTogetherRow
+		if err := rows.Scan(&i.ID, &i.Others); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
 const Reserve = `-- name: Reserve :many
 UPDATE dlq.dead_letter_queue e SET
     status = 'dlq_manual',
@@ -1120,7 +1171,7 @@ SELECT i.id, i.queue, i.kind, coalesce(i.source, '')::text AS source, coalesce(l
        coalesce(left(f.error_stack_trace::text, 8192), '')::text AS error_stack_trace, CASE WHEN pg_column_size(f.error_context) <= 65536 THEN f.error_context END::jsonb AS error_context,
        i.dlq_retry_count, ''::text AS strategy, ''::text AS rule,
        ''::text AS waiting_for, i.next_retry_at, coalesce(i.ordering_key, '')::text AS ordering_key, i.last_failed_at,
-       i.job_kind, i.captured_by, i.max_retries, ''::text AS fingerprint,
+       i.job_kind, i.captured_by, i.max_retries, ''::text AS fingerprint, dlq.rescues(i.metadata)::integer AS rescues,
        CASE WHEN $1::boolean AND pg_column_size(i.original_event) <= 262144 AND octet_length(i.original_event::text) <= CASE WHEN i.original_event ? 'payloadText' THEN 262144 ELSE 131072 END THEN i.original_event END::jsonb AS message
 FROM dlq.dead_letter_inbox i
 CROSS JOIN LATERAL dlq.describe_failure(i.retry_history, i.metadata, i.retry_count, i.last_failed_at) f
@@ -1160,6 +1211,7 @@ type UnfiledRow struct {
 	CapturedBy      string
 	MaxRetries      int32
 	Fingerprint     string
+	Rescues         int32
 	Message         json.RawMessage
 }
 
@@ -1202,6 +1254,7 @@ func (q *Queries) Unfiled(ctx context.Context, arg UnfiledParams) ([]UnfiledRow,
 			&i.CapturedBy,
 			&i.MaxRetries,
 			&i.Fingerprint,
+			&i.Rescues,
 			&i.Message,
 		); err != nil {
 			return nil, err

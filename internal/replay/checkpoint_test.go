@@ -1,0 +1,254 @@
+package replay_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/riverqueue/river"
+	"github.com/riverqueue/river/riverdriver/riverpgxv5"
+	"github.com/stretchr/testify/require"
+
+	"github.com/dlqd/dlqd/internal/deadletter"
+	"github.com/dlqd/dlqd/internal/facts"
+	"github.com/dlqd/dlqd/internal/replay"
+)
+
+type orderArgs struct {
+	Amount int    `json:"amount"`
+	FailIn string `json:"failIn,omitempty"` // a step
+}
+
+func (orderArgs) Kind() string { return "order" }
+
+// orderWorker works orders in three steps, each of which a later attempt skips once it is done.
+type orderWorker struct {
+	river.WorkerDefaults[orderArgs]
+
+	mu    sync.Mutex
+	steps []string // what was done, of which amount
+	fixed bool     // no step fails
+}
+
+func (w *orderWorker) Work(ctx context.Context, job *river.Job[orderArgs]) error {
+	for _, step := range []string{"reserve", "charge", "ship"} {
+		river.ResumableStep(ctx, step, nil, func(context.Context) error {
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			if job.Args.FailIn == step && !w.fixed {
+				return errors.New("payload is wrong in " + step)
+			}
+			w.steps = append(w.steps, fmt.Sprintf("%s %d", step, job.Args.Amount))
+			return nil
+		})
+	}
+	return nil
+}
+
+// done returns the steps since the last time.
+func (w *orderWorker) done() string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	steps := strings.Join(w.steps, ", ")
+	w.steps = nil
+	return steps
+}
+
+// orders is a database where River works orders.
+type orders struct {
+	*bundle
+
+	worker *orderWorker
+	client *river.Client[pgx.Tx]
+	ended  <-chan *river.Event
+}
+
+func setupOrders(t *testing.T) *orders {
+	t.Helper()
+	o := &orders{bundle: setup(t), worker: &orderWorker{}}
+	workers := river.NewWorkers()
+	river.AddWorker(workers, o.worker)
+	var err error
+	o.client, err = river.NewClient(riverpgxv5.New(o.pool), &river.Config{
+		Logger: slog.New(slog.DiscardHandler), Workers: workers, Queues: map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: 1}}, TestOnly: true,
+	})
+	require.NoError(t, err)
+	var unsubscribe func()
+	o.ended, unsubscribe = o.client.Subscribe(river.EventKindJobCompleted, river.EventKindJobFailed)
+	t.Cleanup(unsubscribe)
+	require.NoError(t, o.client.Start(t.Context()))
+	t.Cleanup(func() { _ = o.client.Stop(context.WithoutCancel(t.Context())) })
+	o.works(river.QueueDefault)
+	return o
+}
+
+// wait waits until a job has ended, and its end is known.
+func (o *orders) wait(job int64) {
+	o.Helper()
+	for event := range o.ended {
+		if event.Job.ID == job {
+			break
+		}
+	}
+	require.NoError(o, (&facts.Applier{Store: o.store}).All(o.Context()))
+	o.file()
+}
+
+// fails has an order fail in its last step.
+func (o *orders) fails() uuid.UUID {
+	o.Helper()
+	o.worker.mu.Lock()
+	o.worker.fixed = false
+	o.worker.mu.Unlock()
+	inserted, err := o.client.Insert(o.Context(), orderArgs{Amount: 10, FailIn: "ship"}, &river.InsertOpts{MaxAttempts: 1})
+	require.NoError(o, err)
+	o.wait(inserted.Job.ID)
+	require.Equal(o, "reserve 10, charge 10", o.worker.done())
+	var id uuid.UUID
+	require.NoError(o, o.pool.QueryRow(o.Context(), "SELECT id FROM dlq.dead_letter_queue WHERE river_job_id = $1", inserted.Job.ID).Scan(&id))
+	require.Equal(o, "goes on after step charge", o.checkpoint(id))
+	return id
+}
+
+func (o *orders) entry(id uuid.UUID) *deadletter.Entry {
+	o.Helper()
+	entry, _, err := o.store.Get(o.Context(), id)
+	require.NoError(o, err)
+	return entry
+}
+
+func (o *orders) checkpoint(id uuid.UUID) string {
+	o.Helper()
+	c := deadletter.CheckpointOf(o.entry(id).Metadata)
+	if c == nil {
+		return ""
+	}
+	return c.String()
+}
+
+// sends replays an entry, and returns what its job did.
+func (o *orders) sends(id uuid.UUID, in replay.Single) string {
+	o.Helper()
+	in.Act = deadletter.Act{Actor: "kim"}
+	job, _, err := o.replayer.Replay(o.Context(), id, &in)
+	require.NoError(o, err)
+	o.wait(job)
+	return o.worker.done()
+}
+
+// TestCheckpoint_EditSaysWhetherToResume replays orders with a real River worker, whose steps are done once unless the replay says
+// otherwise.
+func TestCheckpoint_EditSaysWhetherToResume(t *testing.T) {
+	t.Parallel()
+	o := setupOrders(t)
+	edited := json.RawMessage(`{"amount": 12}`)
+
+	id := o.fails()
+	_, _, err := o.replayer.Replay(t.Context(), id, &replay.Single{Payload: edited, Act: deadletter.Act{Actor: "kim"}})
+	require.ErrorIs(t, err, deadletter.ErrInvalid)
+	require.ErrorContains(t, err, "have a checkpoint")
+	require.Equal(t, deadletter.Pending, o.entry(id).Status)
+	require.Empty(t, o.entry(id).EditedEvent, "nothing was edited")
+	_, err = o.pool.Exec(t.Context(), "SELECT dlq.replay($1, 'kim', p_payload => $2)", id, edited)
+	require.ErrorContains(t, err, "have a checkpoint", "by SQL, too")
+	_, err = o.pool.Exec(t.Context(), "SELECT dlq.replay($1, 'kim', p_payload => $2, p_checkpoint => 'restart')", id, edited)
+	require.ErrorContains(t, err, "there is no checkpoint restart")
+
+	require.Equal(t, "ship 12", o.sends(id, replay.Single{Payload: edited, Checkpoint: deadletter.Resume}))
+	require.Equal(t, deadletter.Resolved, o.entry(id).Status)
+
+	id = o.fails()
+	require.Equal(t, "reserve 12, charge 12, ship 12", o.sends(id, replay.Single{Payload: edited, Checkpoint: deadletter.Discard}))
+	require.Equal(t, deadletter.Resolved, o.entry(id).Status)
+	require.Equal(t, "goes on after step charge", o.checkpoint(id), "the entry keeps its own")
+	require.Equal(t, 1, o.count(`SELECT count(*) FROM dlq.dead_letter_transitions WHERE entry_id = $1 AND detail @> '{"checkpoint": "discard", "payload": {"amount": 12}}'`, id))
+
+	id = o.fails()
+	o.worker.mu.Lock()
+	o.worker.fixed = true
+	o.worker.mu.Unlock()
+	require.Equal(t, "ship 10", o.sends(id, replay.Single{}), "as it was, it resumes")
+	require.Equal(t, deadletter.Resolved, o.entry(id).Status)
+}
+
+// TestCheckpoint_IsThatOfTheLastJob has a redelivery that began anew fail: the next one must not skip what that has not done.
+func TestCheckpoint_IsThatOfTheLastJob(t *testing.T) {
+	t.Parallel()
+	o := setupOrders(t)
+	id := o.fails()
+	require.Equal(t, "reserve 12", o.sends(id, replay.Single{Payload: json.RawMessage(`{"amount": 12, "failIn": "charge"}`), Checkpoint: deadletter.Discard}))
+	require.Equal(t, deadletter.Pending, o.entry(id).Status)
+	require.Equal(t, "goes on after step reserve", o.checkpoint(id))
+
+	o.worker.mu.Lock()
+	o.worker.fixed = true
+	o.worker.mu.Unlock()
+	var job int64
+	require.NoError(t, o.pool.QueryRow(t.Context(), "SELECT job_id FROM dlq.redeliver(ARRAY[$1::uuid], 'worker:x', 'due')", id).Scan(&job))
+	o.wait(job)
+	require.Equal(t, "charge 12, ship 12", o.worker.done(), "automatic redelivery resumes")
+	require.Equal(t, deadletter.Resolved, o.entry(id).Status)
+
+	// It is done again after a person has reopened it: the same is asked.
+	o.exec("SELECT dlq.reopen($1)", id)
+	_, _, err := o.replayer.Replay(t.Context(), id, &replay.Single{Payload: json.RawMessage(`{"amount": 13}`)})
+	require.ErrorContains(t, err, "have a checkpoint")
+
+	// What has completed is run again whole.
+	o.exec("SELECT dlq.run_again('2000-01-01', 'receiver lost it')")
+	require.Zero(t, o.count("SELECT count(*) FROM river_job WHERE metadata ? 'dlq:run_again' AND NOT metadata ? 'dlq:copied' AND metadata ? 'river:resumable_step'"))
+}
+
+func TestRun_patchSaysWhetherToResume(t *testing.T) {
+	t.Parallel()
+	o := setupOrders(t)
+	first, second := o.fails(), o.fails()
+	o.fail(1, "default", "x")
+	request := replay.Request{Filter: json.RawMessage(`{"queue": "default"}`), Patch: replay.Patch{MergePatch: json.RawMessage(`{"failIn": null, "amount": 12}`)}}
+
+	preview, err := o.replayer.Preview(t.Context(), complete(request))
+	require.NoError(t, err)
+	require.EqualValues(t, 2, preview.Checkpoints)
+	said := []string{}
+	for _, s := range preview.Samples {
+		if s.Checkpoint != nil {
+			said = append(said, s.Checkpoint.String())
+		}
+	}
+	require.Equal(t, []string{"goes on after step charge", "goes on after step charge"}, said)
+
+	_, err = o.replayer.Start(t.Context(), complete(request))
+	require.ErrorIs(t, err, deadletter.ErrInvalid)
+	require.ErrorContains(t, err, "2 have a checkpoint")
+	require.Zero(t, o.count("SELECT count(*) FROM dlq.replay_runs"))
+
+	request.Checkpoint = deadletter.Discard
+	run := o.start(request)
+	o.once()
+	for _, id := range []uuid.UUID{first, second} {
+		o.wait(int64(o.count("SELECT redelivery_job_id FROM dlq.dead_letter_queue WHERE id = $1", id)))
+		require.Equal(t, deadletter.Resolved, o.entry(id).Status)
+	}
+	require.Equal(t, "reserve 12, charge 12, ship 12, reserve 12, charge 12, ship 12", o.worker.done())
+	require.Equal(t, deadletter.Discard, o.get(run).Checkpoint)
+	require.Equal(t, 2, o.count(`SELECT count(*) FROM dlq.dead_letter_transitions WHERE to_status = 'dlq_processing' AND detail @> '{"checkpoint": "discard"}' AND entry_id = ANY ($1)`, []uuid.UUID{first, second}))
+}
+
+// TestRun_patchOfWhatHasACheckpointByNow has an entry of a run without the choice fail again, with a checkpoint, before its turn comes.
+func TestRun_patchOfWhatHasACheckpointByNow(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.fail(1, "default", "x")
+	run := b.start(replay.Request{All: true, Patch: replay.Patch{MergePatch: json.RawMessage(`{"amount": 12}`)}})
+	b.exec(`UPDATE dlq.dead_letter_queue SET metadata = metadata || '{"river:resumable_step": "charge"}'`)
+	b.once()
+	require.EqualValues(t, 1, b.get(run).Skipped)
+	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.replay_run_entries WHERE detail LIKE '%was not told whether to resume it'"))
+}
