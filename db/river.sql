@@ -16,6 +16,7 @@ CREATE TABLE river.river_job (
     queue        text NOT NULL,
     priority     smallint NOT NULL,
     attempted_at timestamptz,
+    attempted_by text[],
     errors       jsonb[]
 );
 CREATE TABLE river.river_queue (

@@ -42,6 +42,8 @@ const (
 
 // ClientConfig is what a [Client] needs.
 type ClientConfig struct {
+	// ID is the process's in dlq.processes: by that others know whose jobs to put back when it dies. Empty for one of River's making.
+	ID      string
 	Pool    *pgxpool.Pool
 	Schemas postgres.Schemas
 	Policy  func() *policy.Policy
@@ -131,7 +133,9 @@ func NewClient(ctx context.Context, config ClientConfig) (*Client, error) {
 		worked[name] = p.Concurrency(name)
 		queues[name] = river.QueueConfig{MaxWorkers: worked[name]}
 	}
-	c.Client, err = river.NewClient(riverpgxv5.New(config.Pool), &river.Config{
+	d := &driver{Driver: riverpgxv5.New(config.Pool), config: &c.config, inDoubt: config.Worker.inDoubt}
+	c.Client, err = river.NewClient(d, &river.Config{
+		ID:                     config.ID,
 		Schema:            config.Schemas.River,
 		Logger:            slog.New(riverLog{config.Logger.Handler()}),
 		Queues:            queues,

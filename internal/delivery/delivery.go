@@ -101,6 +101,8 @@ type Config struct {
 	Observe  Observer
 	Tracer   trace.Tracer // nil: deliveries hand on the trace that their message came with
 	Logger   *slog.Logger
+	// InDoubt reports whether other processes may have put back a job of this process that began in the last within; nil for never.
+	InDoubt func(within time.Duration) bool
 }
 
 // Worker delivers messages. It is a River worker for jobs of kind [message.JobKind].
@@ -218,6 +220,11 @@ func (w *Worker) work(ctx context.Context, job *river.Job[Args], about *metadata
 		return w.judge(planner, job, &riverdlq.Error{Type: "UNKNOWN_DESTINATION", Class: riverdlq.ClassUnknown, Message: fmt.Sprintf("the policy has no destination %q", destination)})
 	}
 	*to = destination
+	if w.inDoubt() {
+		if runs, err := w.runs(ctx, job); err != nil || !runs {
+			return hold(ctx, job, waitsFor, errors.Join(errNotOurs, err))
+		}
+	}
 	permit, err := w.config.Breakers.Allow(ctx, destination)
 	if err != nil || permit == nil {
 		return hold(ctx, job, waitsFor, err)
@@ -230,13 +237,25 @@ func (w *Worker) work(ctx context.Context, job *river.Job[Args], about *metadata
 		return w.judge(planner, job, err)
 	}
 	if ordered {
-		// A moment early: the job is not completed yet. Should it run again, its receiver drops the repeat. What fails here does
-		// not make a delivery fail that was made: the next message's own look finds that this one is done.
-		if err := dbsqlc.New(w.config.DB).OrderDone(ctx, dbsqlc.OrderDoneParams{Queue: job.Queue, Key: job.Args.OrderingKey, Job: job.ID, CreatedAt: job.CreatedAt}); err != nil {
-			w.config.Logger.WarnContext(ctx, "delivered; the next message of its ordering key is not woken, and looks by itself", "queue", job.Queue, "job", job.ID, "error", err)
-		}
+		return OutcomeOK, w.completeOrdered(ctx, job)
 	}
 	return OutcomeOK, nil
+}
+
+// completeOrdered completes the job of an ordered message that was delivered, and lets the next of its key go. What fails here does not make a
+// delivery fail that was made: River completes the job, and the next message's own look finds that.
+func (w *Worker) completeOrdered(ctx context.Context, job *river.Job[Args]) error {
+	completed, err := dbsqlc.New(w.config.DB).CompleteOrdered(ctx, dbsqlc.CompleteOrderedParams{
+		Queue: job.Queue, Key: job.Args.OrderingKey, Job: job.ID, CreatedAt: job.CreatedAt, Attempt: int32(job.Attempt),
+	})
+	switch {
+	case err != nil:
+		w.config.Logger.WarnContext(ctx, "delivered; the next message of its ordering key is not woken, and looks by itself", "queue", job.Queue, "job", job.ID, "error", err)
+	case !completed: // the attempt that counts is another process's
+		w.config.Logger.WarnContext(ctx, "delivered, but the message had been put back meanwhile: its receiver gets it again", "queue", job.Queue, "job", job.ID)
+		return river.JobSnooze(time.Second) // which says what attempt this was: see executor
+	}
+	return nil
 }
 
 // judge says what class an error is of, by the rules, and ends the job at once where running it again cannot help.

@@ -4,7 +4,8 @@ package process
 import (
 	"context"
 	"fmt"
-	"sync/atomic"
+	"log/slog"
+	"sync"
 	"time"
 
 	"github.com/google/uuid"
@@ -33,17 +34,23 @@ type Config struct {
 	Parts   []string    // that it runs
 	// Queues are those whose messages it delivers at the moment; nil for none.
 	Queues func() []string
+	Logger *slog.Logger
 }
 
 // Process is this process, in the eyes of the others.
 type Process struct {
 	config Config
 	id     uuid.UUID
-	gone   atomic.Bool
+
+	mu    sync.Mutex // guards the rest
+	beats beats
 }
 
 // New returns a process that the others do not know yet.
 func New(config Config) *Process { return &Process{config: config, id: uuid.New()} }
+
+// ID is the process's id in dlq.processes, and that of its River client.
+func (p *Process) ID() uuid.UUID { return p.id }
 
 // Loop says so for as long as the process runs. Wake it when its queues change.
 func (p *Process) Loop() *background.Loop {
@@ -54,24 +61,25 @@ func (p *Process) Loop() *background.Loop {
 
 // Once says that the process is there, and which queues it works.
 func (p *Process) Once(ctx context.Context) error {
-	if p.gone.Load() {
-		return nil
-	}
 	queues := []string{} // a null is no array
 	if p.config.Queues != nil {
 		queues = append(queues, p.config.Queues()...)
 	}
-	if err := dbsqlc.New(p.config.DB).SeeProcess(ctx, dbsqlc.SeeProcessParams{
+	began := time.Now()
+	seenAt, err := dbsqlc.New(p.config.DB).SeeProcess(ctx, dbsqlc.SeeProcessParams{
 		ID: p.id, Name: p.config.Name, Version: p.config.Version, Parts: p.config.Parts, Queues: queues, ForgetAfter: forgetAfter,
-	}); err != nil {
+	})
+	if err != nil {
 		return fmt.Errorf("processes: %w", err)
 	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.beats.add(began, seenAt)
 	return nil
 }
 
-// Stop says that the process works no queue any more, until it comes back as another.
+// Stop says that the process works no queue any more, until it comes back as another. It is still seen while it runs: its jobs may.
 func (p *Process) Stop(ctx context.Context) error {
-	p.gone.Store(true)
 	ctx, cancel := context.WithTimeout(ctx, Interval)
 	defer cancel()
 	if err := dbsqlc.New(p.config.DB).StopProcess(ctx, p.id); err != nil {

@@ -8,20 +8,23 @@ import (
 	"github.com/dlqd/dlqd/internal/process"
 )
 
-// register tells the other processes on the database that this one is there, now and for as long as it runs.
+// register tells the other processes on the database that this one is there, now and for as long as it runs. No job of its may run before: see
+// process.Rescue.
 func (s *Server) register(ctx context.Context) error {
-	var worked func() []string
-	if s.river != nil {
-		worked = s.river.Worked
-	}
 	s.process = process.New(process.Config{
-		DB: s.store.DB(), Name: postgres.ProcessName(), Version: api.Version, Parts: s.parts(), Queues: worked,
+		DB: s.store.DB(), Name: postgres.ProcessName(), Version: api.Version, Parts: s.parts(), Logger: s.logger,
+		Queues: func() []string {
+			if s.river == nil {
+				return nil
+			}
+			return s.river.Worked()
+		},
 	})
 	if err := s.process.Once(ctx); err != nil {
 		return err
 	}
 	s.presence = s.process.Loop()
-	s.loops.Add(s.presence)
+	s.loops.Add(s.presence, s.process.Rescue())
 	return nil
 }
 

@@ -222,6 +222,9 @@ func (s *Server) start(ctx context.Context) error {
 	if s.config.Process || s.config.DLQWorkers {
 		s.loops.Add((&facts.Applier{Store: s.store}).Loop())
 	}
+	if err := s.register(ctx); err != nil {
+		return err
+	}
 	if s.config.Process {
 		if err := s.startProcessing(ctx); err != nil {
 			return err
@@ -231,9 +234,6 @@ func (s *Server) start(ctx context.Context) error {
 		if err := s.startDLQWorker(); err != nil {
 			return err
 		}
-	}
-	if err := s.register(ctx); err != nil {
-		return err
 	}
 	if s.listens() && s.config.TLS != (door.CertificateFiles{}) {
 		if s.certificates, err = door.LoadCertificates(s.config.TLS); err != nil {
@@ -328,6 +328,7 @@ func (s *Server) startProcessing(ctx context.Context) error {
 	s.delivery = delivery.NewWorker(delivery.Config{
 		Logger:  s.logger.With("part", "delivery"),
 		Planner: s.planner.Load, Breakers: s.breakers, DB: s.store.DB(), Observe: s.metrics.ObserveDelivery, Tracer: s.telemetry.Tracer,
+		InDoubt: s.process.InDoubt,
 	})
 	var err error
 	var shared func(context.Context, []string) ([]string, error)
@@ -337,7 +338,7 @@ func (s *Server) startProcessing(ctx context.Context) error {
 		}
 	}
 	if s.river, err = delivery.NewClient(ctx, delivery.ClientConfig{
-		Pool: s.pool, Schemas: s.config.Schemas, Policy: s.policy, Worker: s.delivery, Logger: s.logger.With("part", "processing"),
+		ID: s.process.ID().String(), Pool: s.pool, Schemas: s.config.Schemas, Policy: s.policy, Worker: s.delivery, Logger: s.logger.With("part", "processing"),
 		PollOnly: s.config.PollOnly, Attached: s.attached, SoftStopTimeout: s.config.StopTimeout - s.reserve(),
 		Shared: shared, Idle: s.idle, Changed: func() { s.presence.Wake() },
 	}); err != nil {
@@ -349,7 +350,7 @@ func (s *Server) startProcessing(ctx context.Context) error {
 	s.queues = s.river.Loop()
 	releaser := &delivery.Releaser{DB: s.store.DB(), Policy: s.policy, Breakers: s.breakers, Logger: s.logger}
 	s.loops.Add(s.queues, releaser.Loop())
-	return nil
+	return s.process.Once(ctx) // with its queues
 }
 
 func (s *Server) startDLQWorker() error {

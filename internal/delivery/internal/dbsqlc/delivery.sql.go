@@ -10,6 +10,49 @@ import (
 	"time"
 )
 
+const AttemptRuns = `-- name: AttemptRuns :one
+SELECT EXISTS (SELECT FROM river.river_job j WHERE j.id = $1 AND j.created_at = $2 AND j.state = 'running' AND j.attempt = $3::integer)::boolean AS runs
+`
+
+type AttemptRunsParams struct {
+	Job       int64
+	CreatedAt time.Time
+	Attempt   int32
+}
+
+// Whether an attempt at a job still runs, as far as River knows: another process may have put the job back.
+func (q *Queries) AttemptRuns(ctx context.Context, arg AttemptRunsParams) (bool, error) {
+	row := q.db.QueryRow(ctx, AttemptRuns, arg.Job, arg.CreatedAt, arg.Attempt)
+	var runs bool
+	err := row.Scan(&runs)
+	return runs, err
+}
+
+const CompleteOrdered = `-- name: CompleteOrdered :one
+SELECT dlq.complete_ordered($1::text, $2::text, $3::bigint, $4::timestamptz, $5::integer)::boolean AS completed
+`
+
+type CompleteOrderedParams struct {
+	Queue     string
+	Key       string
+	Job       int64
+	CreatedAt time.Time
+	Attempt   int32
+}
+
+func (q *Queries) CompleteOrdered(ctx context.Context, arg CompleteOrderedParams) (bool, error) {
+	row := q.db.QueryRow(ctx, CompleteOrdered,
+		arg.Queue,
+		arg.Key,
+		arg.Job,
+		arg.CreatedAt,
+		arg.Attempt,
+	)
+	var completed bool
+	err := row.Scan(&completed)
+	return completed, err
+}
+
 const ForgetOrdered = `-- name: ForgetOrdered :one
 SELECT dlq.forget_ordered()::integer AS forgotten
 `
@@ -61,25 +104,42 @@ func (q *Queries) LiveJobs(ctx context.Context) ([]LiveJobsRow, error) {
 	return items, nil
 }
 
-const OrderDone = `-- name: OrderDone :exec
-SELECT dlq.order_done($1::text, $2::text, $3::bigint, $4::timestamptz)
+const LockAttempts = `-- name: LockAttempts :many
+SELECT l.id
+FROM (
+    SELECT j.id, j.attempt FROM river.river_job j
+    WHERE j.id = ANY ($1::bigint[]) AND j.state = 'running' AND j.attempted_by[cardinality(j.attempted_by)] = $2::text
+    ORDER BY j.id FOR NO KEY UPDATE
+) l
+JOIN (SELECT unnest($1::bigint[]) AS id, unnest($3::int[]) AS attempt) r ON r.id = l.id
+WHERE r.attempt IN (0, l.attempt)
 `
 
-type OrderDoneParams struct {
-	Queue     string
-	Key       string
-	Job       int64
-	CreatedAt time.Time
+type LockAttemptsParams struct {
+	Jobs     []int64
+	Client   string
+	Attempts []int32
 }
 
-func (q *Queries) OrderDone(ctx context.Context, arg OrderDoneParams) error {
-	_, err := q.db.Exec(ctx, OrderDone,
-		arg.Queue,
-		arg.Key,
-		arg.Job,
-		arg.CreatedAt,
-	)
-	return err
+// Locks jobs that a client runs, and returns those of which the given attempt does; an attempt of 0 is any.
+func (q *Queries) LockAttempts(ctx context.Context, arg LockAttemptsParams) ([]int64, error) {
+	rows, err := q.db.Query(ctx, LockAttempts, arg.Jobs, arg.Client, arg.Attempts)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	items := []int64{}
+	for rows.Next() {
+		var id int64
+		if err := rows.Scan(&id); err != nil {
+			return nil, err
+		}
+		items = append(items, id)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
 }
 
 const OrderPredecessor = `-- name: OrderPredecessor :one

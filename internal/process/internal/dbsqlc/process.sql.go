@@ -7,18 +7,40 @@ package dbsqlc
 
 import (
 	"context"
+	"time"
 
 	"github.com/google/uuid"
-	"time"
 )
 
-const SeeProcess = `-- name: SeeProcess :exec
+const RescueMessages = `-- name: RescueMessages :one
+SELECT r.retried::integer AS retried, r.ended::integer AS ended FROM dlq.rescue_messages($1::timestamptz, $2::integer) r
+`
+
+type RescueMessagesParams struct {
+	SeenBefore time.Time
+	MaxJobs    int32
+}
+
+type RescueMessagesRow struct {
+	Retried int32
+	Ended   int32
+}
+
+func (q *Queries) RescueMessages(ctx context.Context, arg RescueMessagesParams) (RescueMessagesRow, error) {
+	row := q.db.QueryRow(ctx, RescueMessages, arg.SeenBefore, arg.MaxJobs)
+	var i RescueMessagesRow
+	err := row.Scan(&i.Retried, &i.Ended)
+	return i, err
+}
+
+const SeeProcess = `-- name: SeeProcess :one
 WITH gone AS (
     DELETE FROM dlq.processes WHERE seen_at < now() - $6::interval AND id <> $1
 )
 INSERT INTO dlq.processes (id, name, version, parts, queues)
 VALUES ($1, $2, $3, $4::text[], $5::text[])
-ON CONFLICT (id) DO UPDATE SET queues = excluded.queues, seen_at = now()
+ON CONFLICT (id) DO UPDATE SET queues = CASE WHEN processes.stopped_at IS NULL THEN excluded.queues ELSE processes.queues END, seen_at = now()
+RETURNING seen_at
 `
 
 type SeeProcessParams struct {
@@ -30,9 +52,10 @@ type SeeProcessParams struct {
 	ForgetAfter time.Duration
 }
 
-// Runs every few seconds in each process that serves. Rows of processes that are long gone are taken away on the way.
-func (q *Queries) SeeProcess(ctx context.Context, arg SeeProcessParams) error {
-	_, err := q.db.Exec(ctx, SeeProcess,
+// Runs every few seconds in each process that serves, also while it stops: its jobs may still run. Returns the database's time. Rows of
+// processes that are long gone are taken away on the way.
+func (q *Queries) SeeProcess(ctx context.Context, arg SeeProcessParams) (time.Time, error) {
+	row := q.db.QueryRow(ctx, SeeProcess,
 		arg.ID,
 		arg.Name,
 		arg.Version,
@@ -40,7 +63,9 @@ func (q *Queries) SeeProcess(ctx context.Context, arg SeeProcessParams) error {
 		arg.Queues,
 		arg.ForgetAfter,
 	)
-	return err
+	var seen_at time.Time
+	err := row.Scan(&seen_at)
+	return seen_at, err
 }
 
 const SharedQueues = `-- name: SharedQueues :one
@@ -61,6 +86,22 @@ UPDATE dlq.processes SET stopped_at = now() WHERE id = $1 AND stopped_at IS NULL
 func (q *Queries) StopProcess(ctx context.Context, id uuid.UUID) error {
 	_, err := q.db.Exec(ctx, StopProcess, id)
 	return err
+}
+
+const TakeRescue = `-- name: TakeRescue :one
+SELECT dlq.take_duty('rescue', $1::uuid, $2::interval)::boolean AS taken
+`
+
+type TakeRescueParams struct {
+	Holder uuid.UUID
+	During time.Duration
+}
+
+func (q *Queries) TakeRescue(ctx context.Context, arg TakeRescueParams) (bool, error) {
+	row := q.db.QueryRow(ctx, TakeRescue, arg.Holder, arg.During)
+	var taken bool
+	err := row.Scan(&taken)
+	return taken, err
 }
 
 const WorkedQueues = `-- name: WorkedQueues :many

@@ -1,0 +1,415 @@
+package main_test
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
+)
+
+// inTrial is whether these tests run long, and assert figures: make trial-kills.
+var inTrial = os.Getenv("DLQD_TRIAL") != ""
+
+// ordered is a database, and processes that deliver messages with ordering keys to a receiver that writes down what it gets.
+type ordered struct {
+	*testing.T
+
+	url    string
+	pool   *pgxpool.Pool
+	config string // directory
+	ledger ledger
+}
+
+// arrival is one delivery that was answered with success.
+type arrival struct {
+	id string
+	n  int // place in its key
+	at time.Time
+}
+
+// ledger is what a receiver got.
+type ledger struct {
+	mu      sync.Mutex
+	keys    map[string][]arrival
+	refused map[string]bool
+	// wait, if not nil, is called with each message's id before it is answered.
+	wait func(id string)
+}
+
+// ServeHTTP implements http.Handler. Messages have the id key-number; each 50th is refused at first.
+func (l *ledger) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	id := r.Header.Get("Webhook-Id")
+	key, number, _ := strings.Cut(id, "-")
+	n, err := strconv.Atoi(number)
+	if err != nil {
+		panic(err)
+	}
+	l.mu.Lock()
+	refuse := n%50 == 49 && !l.refused[id]
+	if refuse {
+		l.refused[id] = true
+	} else {
+		l.keys[key] = append(l.keys[key], arrival{id, n, time.Now()})
+	}
+	wait := l.wait
+	l.mu.Unlock()
+	if refuse {
+		w.WriteHeader(http.StatusBadGateway)
+		return
+	}
+	if wait != nil {
+		wait(id)
+	}
+}
+
+// counts go through the ledger: how many messages came, how many came again, the most often that one came, and how many came again
+// after a later one of their key. First arrivals are in order.
+func (o *ordered) counts() (messages, repeats, most, behind int) {
+	o.Helper()
+	o.ledger.mu.Lock()
+	defer o.ledger.mu.Unlock()
+	for key, arrivals := range o.ledger.keys {
+		times := map[int]int{}
+		latest := -1
+		for _, a := range arrivals {
+			times[a.n]++
+			most = max(most, times[a.n])
+			switch {
+			case times[a.n] == 1:
+				require.Equal(o, latest+1, a.n, "key %s: the first delivery of each message is in order", key)
+				latest = a.n
+				messages++
+				continue
+			case a.n < latest:
+				behind++
+				o.Logf("%s came again behind %s-%d", a.id, key, latest)
+			}
+			repeats++
+		}
+	}
+	return messages, repeats, most, behind
+}
+
+func newOrdered(t *testing.T) *ordered {
+	t.Helper()
+	o := &ordered{T: t, url: postgrestest.URL(t), config: dataDir(t)}
+	o.pool = postgrestest.Open(t, o.url)
+	o.ledger.keys, o.ledger.refused = map[string][]arrival{}, map[string]bool{}
+	receiver := answering(t, o.ledger.ServeHTTP)
+	for name, content := range map[string]string{
+		"retry-policies.yaml":  fmt.Sprintf("queues: {default: {ordering: true, maxAttempts: 6, backoff: {delay: 10ms}, timeout: 10s}}\ndestinations: {default: {url: %q}}\n", receiver),
+		"circuit-breaker.yaml": "defaults: {enabled: false}\n",
+	} {
+		require.NoError(t, os.WriteFile(filepath.Join(o.config, name), []byte(content), 0o600))
+	}
+	return o
+}
+
+func (o *ordered) serve(url string) *served {
+	o.Helper()
+	return serve(o.T, "--database-url", url, "--config-dir", o.config)
+}
+
+// process is the id of a process that runs, in dlq.processes.
+func (o *ordered) process(s *served) (id string) {
+	o.Helper()
+	require.NoError(o, o.pool.QueryRow(o.Context(), "SELECT id FROM dlq.processes WHERE name LIKE '%/' || $1 ORDER BY started_at DESC LIMIT 1", strconv.Itoa(s.cmd.Process.Pid)).Scan(&id))
+	return id
+}
+
+func (o *ordered) count(sql string, args ...any) (n int) {
+	o.Helper()
+	require.NoError(o, o.pool.QueryRow(o.Context(), sql, args...).Scan(&n))
+	return n
+}
+
+// submit submits messages in one request to any of some processes; it tries again until one has answered.
+func (o *ordered) submit(ids []string, apis func() []string) {
+	o.Helper()
+	type message struct {
+		ID      string `json:"messageId"`
+		Queue   string `json:"queue"`
+		Kind    string `json:"kind"`
+		Key     string `json:"orderingKey"`
+		Payload int    `json:"payload"`
+	}
+	var body struct {
+		Messages []message `json:"messages"`
+	}
+	for _, id := range ids {
+		key, _, _ := strings.Cut(id, "-")
+		body.Messages = append(body.Messages, message{id, "default", "k", key, 1})
+	}
+	raw, err := json.Marshal(body)
+	require.NoError(o, err)
+	client := &http.Client{Timeout: 5 * time.Second}
+	require.Eventually(o, func() bool {
+		for _, api := range apis() {
+			response, err := client.Post(api+"/api/messages/batch", "application/json", bytes.NewReader(raw))
+			if err != nil {
+				continue
+			}
+			_ = response.Body.Close()
+			if response.StatusCode == http.StatusAccepted || response.StatusCode == http.StatusOK {
+				return true
+			}
+		}
+		return false
+	}, 5*time.Minute, 10*time.Millisecond)
+}
+
+// settle waits until all messages are completed.
+func (o *ordered) settle(messages int) {
+	o.Helper()
+	require.Eventually(o, func() bool { return o.count("SELECT count(*) FROM river_job WHERE state <> 'completed'") == 0 }, 6*time.Minute, 50*time.Millisecond)
+	require.Equal(o, messages, o.count("SELECT count(*) FROM river_job"))
+	require.Zero(o, o.count("SELECT count(*) FROM dlq.dead_letter_queue"))
+	require.Eventually(o, func() bool {
+		return o.count("SELECT count(*) FROM dlq.ordered_jobs o WHERE dlq.is_undone(o.job_id, o.job_created_at)") == 0
+	}, time.Minute, 50*time.Millisecond)
+}
+
+// A process is killed after the receiver has answered and before River has recorded that: it waits for the job's row. The messages behind
+// must not be delivered before the one that is delivered again.
+func TestServe_KilledBetweenAnswerAndCompletion(t *testing.T) {
+	t.Parallel()
+	o := newOrdered(t)
+	arrived, answer := make(chan string, 10), make(chan struct{})
+	o.ledger.wait = func(id string) {
+		arrived <- id
+		if id == "a-0" {
+			<-answer
+		}
+	}
+	first := o.serve(o.url)
+	o.submit([]string{"a-0", "a-1", "a-2"}, func() []string { return []string{first.api} })
+	require.Equal(t, "a-0", <-arrived)
+
+	tx, err := o.pool.Begin(t.Context())
+	require.NoError(t, err)
+	defer func() { _ = tx.Rollback(context.Background()) }()
+	_, err = tx.Exec(t.Context(), "SELECT FROM river_job WHERE args ->> 'messageId' = 'a-0' FOR UPDATE")
+	require.NoError(t, err)
+	close(answer)
+	require.Eventually(t, func() bool {
+		return o.count("SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND cardinality(pg_blocking_pids(pid)) > 0 AND query ~* 'river_job|complete_ordered'") > 0
+	}, time.Minute, 10*time.Millisecond)
+	require.NoError(t, first.cmd.Process.Kill())
+	_ = first.cmd.Wait()
+	// What waits for the row ends with its process, and does nothing any more.
+	_, err = o.pool.Exec(t.Context(), "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND cardinality(pg_blocking_pids(pid)) > 0")
+	require.NoError(t, err)
+
+	second := o.serve(o.url)
+	require.NoError(t, tx.Rollback(t.Context()))
+	o.settle(3)
+	messages, repeats, _, behind := o.counts()
+	require.Equal(t, 3, messages)
+	require.LessOrEqual(t, repeats, 1)
+	require.Zero(t, behind, "repeats behind later messages of their key")
+	require.Zero(t, second.stop(syscall.SIGTERM), second.log.String())
+}
+
+// proxy is between a process and the database, and can be cut.
+type proxy struct {
+	listener net.Listener
+	mu       sync.RWMutex // locked while it is cut
+}
+
+func newProxy(t *testing.T, config *pgx.ConnConfig) *proxy {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	p := &proxy{listener: listener}
+	t.Cleanup(func() { _ = listener.Close() })
+	go func() {
+		for {
+			near, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				network, address := pgNetwork(config)
+				far, err := net.Dial(network, address)
+				if err != nil {
+					_ = near.Close()
+					return
+				}
+				go p.pass(near, far)
+				p.pass(far, near)
+			}()
+		}
+	}()
+	return p
+}
+
+func pgNetwork(config *pgx.ConnConfig) (network, address string) {
+	if strings.HasPrefix(config.Host, "/") {
+		return "unix", filepath.Join(config.Host, fmt.Sprintf(".s.PGSQL.%d", config.Port))
+	}
+	return "tcp", net.JoinHostPort(config.Host, strconv.Itoa(int(config.Port)))
+}
+
+func (p *proxy) pass(from, to net.Conn) {
+	defer from.Close()
+	defer to.Close()
+	buffer := make([]byte, 64<<10)
+	for {
+		n, err := from.Read(buffer)
+		p.mu.RLock()
+		if n > 0 {
+			_, failed := to.Write(buffer[:n])
+			err = cmp.Or(err, failed)
+		}
+		p.mu.RUnlock()
+		if err != nil {
+			return
+		}
+	}
+}
+
+// cut lets nothing through any of some proxies for a while: to their processes, the database or the network hangs.
+func cut(d time.Duration, proxies ...*proxy) {
+	for _, p := range proxies {
+		p.mu.Lock()
+	}
+	time.Sleep(d)
+	for _, p := range proxies {
+		p.mu.Unlock()
+	}
+}
+
+// TestServe_OrderThroughKills delivers messages by two processes, one of which is killed. In a trial there are 10,000 of 200 keys, two kills, one
+// process that is stopped for 40 s, one that is cut off from the database for as long, and a database that hangs for as long.
+func TestServe_OrderThroughKills(t *testing.T) {
+	t.Parallel()
+	o := newOrdered(t)
+	keys, perKey, pause := 20, 20, 20*time.Millisecond
+	if inTrial {
+		keys, perKey, pause = 200, 50, 500*time.Millisecond
+	}
+	o.ledger.wait = func(string) { time.Sleep(time.Duration(rand.IntN(40)) * time.Millisecond) }
+
+	config, err := pgx.ParseConfig(o.url)
+	require.NoError(t, err)
+	proxies := []*proxy{newProxy(t, config), newProxy(t, config)}
+	var mu sync.Mutex
+	servers := make([]*served, len(proxies))
+	start := func(i int) {
+		s := o.serve(fmt.Sprintf("postgres://%s@%s/%s?sslmode=disable&password=%s", config.User, proxies[i].listener.Addr(), config.Database, config.Password))
+		mu.Lock()
+		defer mu.Unlock()
+		servers[i] = s
+	}
+	for i := range servers {
+		start(i)
+	}
+	apis := func() (apis []string) {
+		mu.Lock()
+		defer mu.Unlock()
+		for _, s := range servers {
+			apis = append(apis, s.api)
+		}
+		return apis
+	}
+	submitted := make(chan struct{})
+	go func() {
+		defer close(submitted)
+		for n := range perKey {
+			for from := 0; from < keys; from += 20 {
+				var ids []string
+				for key := from; key < from+20; key++ {
+					ids = append(ids, fmt.Sprintf("k%d-%d", key, n))
+				}
+				o.submit(ids, apis)
+				time.Sleep(pause / 10)
+			}
+			time.Sleep(pause)
+		}
+	}()
+	running := func(process string) []string {
+		rows, err := o.pool.Query(t.Context(), "SELECT args ->> 'messageId' FROM river_job WHERE state = 'running' AND attempted_by[cardinality(attempted_by)] = $1", process)
+		require.NoError(t, err)
+		ids, err := pgx.CollectRows(rows, pgx.RowTo[string])
+		require.NoError(t, err)
+		return ids
+	}
+	rescued := func() int {
+		return o.count("SELECT count(*) FROM river_job WHERE EXISTS (SELECT FROM unnest(errors) e WHERE e ->> 'error' LIKE 'Stuck job rescued by dlqd%')")
+	}
+	busy := func(i int) (process string) {
+		process = o.process(servers[i])
+		require.Eventually(t, func() bool { return len(running(process)) > 0 }, time.Minute, time.Millisecond)
+		return process
+	}
+	kill := func(i int) {
+		process := busy(i)
+		at := time.Now()
+		require.NoError(t, servers[i].cmd.Process.Kill())
+		_ = servers[i].cmd.Wait()
+		left := running(process)
+		start(i)
+		require.Eventually(t, func() bool { return len(running(process)) == 0 }, 2*time.Minute, 50*time.Millisecond, "messages of the killed process")
+		require.NotContains(t, o.text("SELECT coalesce(string_agg(metadata::text, ' '), '') FROM river_job"), "river:rescue_count")
+		t.Logf("kill -9: %d messages were running, and were put back after %s", len(left), time.Since(at).Round(100*time.Millisecond))
+		if inTrial {
+			require.Less(t, time.Since(at), 45*time.Second)
+		}
+	}
+	kill(0)
+	if inTrial {
+		before := rescued()
+		busy(1)
+		cut(40*time.Second, proxies...)
+		time.Sleep(10 * time.Second)
+		require.Equal(t, before, rescued(), "a database that hangs rescues no message")
+
+		process := busy(1)
+		require.NoError(t, servers[1].cmd.Process.Signal(syscall.SIGSTOP))
+		n := len(running(process))
+		time.Sleep(40 * time.Second)
+		require.NoError(t, servers[1].cmd.Process.Signal(syscall.SIGCONT))
+		t.Logf("SIGSTOP for 40 s: %d messages were running, %d rescued", n, rescued()-before)
+
+		before = rescued()
+		process = busy(0)
+		n = len(running(process))
+		cut(40*time.Second, proxies[0])
+		t.Logf("cut off for 40 s: %d messages were running, %d rescued", n, rescued()-before)
+		kill(1)
+	}
+	<-submitted
+	o.settle(keys * perKey)
+	messages, repeats, most, behind := o.counts()
+	t.Logf("%d messages, %d repeats (a message came %d times at most), %d behind later ones of their key; %d were rescued", messages, repeats, most, behind, rescued())
+	require.Equal(t, keys*perKey, messages)
+	require.LessOrEqual(t, most, 2, "at most one repeat")
+	require.Zero(t, behind, "repeats behind later messages of their key")
+	for _, s := range servers {
+		require.Zero(t, s.stop(syscall.SIGTERM), s.log.String())
+	}
+}
+
+func (o *ordered) text(sql string) (text string) {
+	o.Helper()
+	require.NoError(o, o.pool.QueryRow(o.Context(), sql).Scan(&text))
+	return text
+}

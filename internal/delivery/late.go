@@ -1,0 +1,108 @@
+package delivery
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"slices"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/riverqueue/river"
+	"github.com/riverqueue/river/riverdriver"
+	"github.com/riverqueue/river/riverdriver/riverpgxv5"
+	"github.com/riverqueue/river/rivertype"
+
+	"github.com/dlqd/dlqd/internal/delivery/internal/dbsqlc"
+)
+
+// A process that was stopped, or cut off from the database, for 30 s and goes on may have attempts at jobs that another process has put
+// back and runs by now. River's completer writes the end of a job by its id, whatever its attempt: a late failure would end the other
+// process's attempt, whose success then counts for nothing. So a process in doubt checks before it sends a message, and before
+// it writes how attempts ended. One that was seen all the time checks nothing.
+
+// errNotOurs is why a message is not sent.
+var errNotOurs = errors.New("another process may deliver the message by now")
+
+// inDoubt reports whether another process may have put back a job that runs in this one.
+func (w *Worker) inDoubt() bool {
+	return w.config.InDoubt != nil && w.config.InDoubt(w.config.Planner().Policy().MaxTimeout()+2*rescueSlack)
+}
+
+// runs reports whether an attempt is still the one that counts.
+func (w *Worker) runs(ctx context.Context, job *river.Job[Args]) (bool, error) {
+	return dbsqlc.New(w.config.DB).AttemptRuns(ctx, dbsqlc.AttemptRunsParams{Job: job.ID, CreatedAt: job.CreatedAt, Attempt: int32(job.Attempt)})
+}
+
+// driver is River's, but for how a client in doubt writes the ends of attempts.
+type driver struct {
+	*riverpgxv5.Driver
+
+	config  *ClientConfig
+	inDoubt func() bool
+}
+
+var _ riverdriver.Driver[pgx.Tx] = (*driver)(nil)
+
+// GetExecutor implements riverdriver.Driver.
+func (d *driver) GetExecutor() riverdriver.Executor {
+	return &executor{Executor: d.Driver.GetExecutor(), driver: d}
+}
+
+type executor struct {
+	riverdriver.Executor
+
+	driver *driver
+}
+
+// JobSetStateIfRunningMany implements riverdriver.Executor. In doubt, it leaves out the ends of attempts that do not run any more.
+func (e *executor) JobSetStateIfRunningMany(ctx context.Context, params *riverdriver.JobSetStateIfRunningManyParams) (rows []*rivertype.JobRow, err error) {
+	if !e.driver.inDoubt() {
+		return e.Executor.JobSetStateIfRunningMany(ctx, params)
+	}
+	attempts := make([]int32, len(params.ID))
+	for i := range params.ID {
+		attempts[i] = attemptOf(params, i)
+	}
+	config := e.driver.config
+	err = pgx.BeginFunc(ctx, config.Pool, func(tx pgx.Tx) error {
+		current, err := dbsqlc.New(config.Schemas.Rendered(tx)).LockAttempts(ctx, dbsqlc.LockAttemptsParams{Jobs: params.ID, Attempts: attempts, Client: config.ID})
+		if err != nil || len(current) == 0 {
+			return err
+		}
+		rows, err = e.driver.UnwrapExecutor(tx).JobSetStateIfRunningMany(ctx, only(params, current))
+		return err
+	})
+	return rows, err
+}
+
+// only returns those of some updates that are of some jobs.
+func only(params *riverdriver.JobSetStateIfRunningManyParams, jobs []int64) *riverdriver.JobSetStateIfRunningManyParams {
+	kept := &riverdriver.JobSetStateIfRunningManyParams{Now: params.Now, Schema: params.Schema}
+	for i, id := range params.ID {
+		if !slices.Contains(jobs, id) {
+			continue
+		}
+		kept.ID = append(kept.ID, id)
+		kept.Attempt = append(kept.Attempt, params.Attempt[i])
+		kept.ErrData = append(kept.ErrData, params.ErrData[i])
+		kept.FinalizedAt = append(kept.FinalizedAt, params.FinalizedAt[i])
+		kept.MetadataDoMerge = append(kept.MetadataDoMerge, params.MetadataDoMerge[i])
+		kept.MetadataUpdates = append(kept.MetadataUpdates, params.MetadataUpdates[i])
+		kept.ScheduledAt = append(kept.ScheduledAt, params.ScheduledAt[i])
+		kept.State = append(kept.State, params.State[i])
+	}
+	return kept
+}
+
+// attemptOf returns the attempt whose end an update records: a failure has it in its error, and a job that is put off gets its attempt back.
+// 0: it does not say, as for an attempt that succeeded.
+func attemptOf(params *riverdriver.JobSetStateIfRunningManyParams, i int) int32 {
+	var failure rivertype.AttemptError
+	switch {
+	case params.ErrData[i] != nil && json.Unmarshal(params.ErrData[i], &failure) == nil:
+		return int32(failure.Attempt)
+	case params.Attempt[i] != nil:
+		return int32(*params.Attempt[i]) + 1
+	}
+	return 0
+}
