@@ -5,7 +5,7 @@ WITH gone AS (
 )
 INSERT INTO dlq.processes (id, name, version, parts, queues)
 VALUES (@id, @name, @version, @parts::text[], @queues::text[])
-ON CONFLICT (id) DO UPDATE SET queues = excluded.queues, seen_at = now();
+ON CONFLICT (id) DO UPDATE SET name = excluded.name, version = excluded.version, parts = excluded.parts, queues = excluded.queues, seen_at = now();
 
 -- name: StopProcess :exec
 UPDATE dlq.processes SET stopped_at = now() WHERE id = @id AND stopped_at IS NULL;

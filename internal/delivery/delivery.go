@@ -99,6 +99,8 @@ type Config struct {
 	Breakers *breaker.Breakers
 	DB       postgres.DB // with the schemas' names put into queries
 	Observe  Observer
+	// Holds, if not nil, reports whether a job that was made at a time is held, since the database was restored.
+	Holds    func(createdAt time.Time) bool
 	Tracer   trace.Tracer // nil: deliveries hand on the trace that their message came with
 	Logger   *slog.Logger
 }
@@ -195,6 +197,9 @@ func (w *Worker) Work(ctx context.Context, job *river.Job[Args]) error {
 
 // work delivers a message, unless it has to wait, and says to which destination, and how that ended: ok, held, or the class of the error.
 func (w *Worker) work(ctx context.Context, job *river.Job[Args], about *metadata, to *string) (outcome string, err error) {
+	if w.config.Holds != nil && w.config.Holds(job.CreatedAt) {
+		return hold(ctx, job, HeldForRestored, nil)
+	}
 	planner := w.config.Planner()
 	queue := planner.Policy().Queues[job.Queue]
 	if queue == nil {

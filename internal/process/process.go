@@ -45,6 +45,9 @@ type Process struct {
 // New returns a process that the others do not know yet.
 func New(config Config) *Process { return &Process{config: config, id: uuid.New()} }
 
+// ID is its row in dlq.processes.
+func (p *Process) ID() uuid.UUID { return p.id }
+
 // Loop says so for as long as the process runs. Wake it when its queues change.
 func (p *Process) Loop() *background.Loop {
 	return background.New(background.Config{

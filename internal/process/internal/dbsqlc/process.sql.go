@@ -18,7 +18,7 @@ WITH gone AS (
 )
 INSERT INTO dlq.processes (id, name, version, parts, queues)
 VALUES ($1, $2, $3, $4::text[], $5::text[])
-ON CONFLICT (id) DO UPDATE SET queues = excluded.queues, seen_at = now()
+ON CONFLICT (id) DO UPDATE SET name = excluded.name, version = excluded.version, parts = excluded.parts, queues = excluded.queues, seen_at = now()
 `
 
 type SeeProcessParams struct {
