@@ -100,9 +100,9 @@ type Config struct {
 	DB       postgres.DB // with the schemas' names put into queries
 	Observe  Observer
 	// Holds, if not nil, reports whether a job that was made at a time is held, since the database was restored.
-	Holds    func(createdAt time.Time) bool
-	Tracer   trace.Tracer // nil: deliveries hand on the trace that their message came with
-	Logger   *slog.Logger
+	Holds  func(createdAt time.Time) bool
+	Tracer trace.Tracer // nil: deliveries hand on the trace that their message came with
+	Logger *slog.Logger
 }
 
 // Worker delivers messages. It is a River worker for jobs of kind [message.JobKind].
