@@ -159,6 +159,16 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
 $$;
 COMMENT ON FUNCTION dlq.restored_note IS 'Why dlqd takes the database for restored, in words.';
 
+CREATE OR REPLACE FUNCTION dlq.hold_restored(p_actor text DEFAULT session_user, p_note text DEFAULT NULL) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    PERFORM dlq.change_automatic('stop', 'restored', true, '{}', p_actor, coalesce(p_note, 'said by ' || dlq.actor(p_actor)));
+    INSERT INTO dlq.settings AS s (key, value) VALUES ('restored', '{"why": "said"}')
+    ON CONFLICT (key) DO UPDATE SET value = excluded.value, updated_at = now();
+END
+$$;
+COMMENT ON FUNCTION dlq.hold_restored IS 'Has dlqd hold what it would send, as where it finds the database restored: for a restore that it cannot notice, such as of a disk''s snapshot while no dlqd ran.';
+
 CREATE OR REPLACE FUNCTION dlq.resume_restored(p_actor text DEFAULT session_user, p_note text DEFAULT NULL) RETURNS boolean
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE

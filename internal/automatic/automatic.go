@@ -65,6 +65,8 @@ type Stop struct {
 	Note  string    `json:"note,omitempty" doc:"Why."`
 	// Restored is of the stop that dlqd itself makes.
 	Restored bool `json:"restored,omitempty" doc:"dlqd found the database restored to an earlier moment: replay runs, and messages from before, are held, too, until a person lets them go on (resume-restored)."`
+	// ByPerson reports whether a person stopped it, too.
+	ByPerson bool `json:"-"`
 }
 
 // String says it on one line.
@@ -197,7 +199,7 @@ func ReadStop(ctx context.Context, db postgres.DB) (*Stop, error) {
 	if err != nil {
 		return nil, err
 	}
-	stop := &Stop{At: row.At, Actor: row.Actor, Restored: row.Restored}
+	stop := &Stop{At: row.At, Actor: row.Actor, Restored: row.Restored, ByPerson: row.ByPerson}
 	if row.Note != nil {
 		stop.Note = *row.Note
 	}

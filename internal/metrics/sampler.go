@@ -134,7 +134,7 @@ func (s *Sampler) take(ctx context.Context, tx postgres.DB) (*sample, error) {
 	var stop *automatic.Stop
 	read(&r, &stop, func() (*automatic.Stop, error) { return automatic.ReadStop(ctx, tx) })
 	t.Restored = stop != nil && stop.Restored
-	t.Stopped = stop != nil && !stop.Restored
+	t.Stopped = stop != nil && stop.ByPerson
 	read(&r, &t.Capture, func() (reconcile.Capture, error) { return readCapture(ctx, tx) })
 	read(&r, &t.Missed, func() (map[string]int64, error) { return reconcile.Missed(ctx, tx) })
 	read(&r, &t.Entered, func() ([]postgres.Entered, error) { return postgres.RowsEntered(ctx, tx, s.Schemas) })

@@ -58,7 +58,9 @@ func (q *Queries) AutomaticChanges(ctx context.Context, most int32) ([]Automatic
 }
 
 const AutomaticStop = `-- name: AutomaticStop :one
-SELECT s.at, s.actor, s.note, (s.name = 'restored')::boolean AS restored FROM dlq.automatic_switches s WHERE s.scope = 'stop' ORDER BY s.name DESC LIMIT 1
+SELECT s.at, s.actor, s.note, (s.name = 'restored')::boolean AS restored,
+       (s.name = '' OR (SELECT count(*) FROM dlq.automatic_switches o WHERE o.scope = 'stop') > 1)::boolean AS by_person
+FROM dlq.automatic_switches s WHERE s.scope = 'stop' ORDER BY s.name DESC LIMIT 1
 `
 
 type AutomaticStopRow struct {
@@ -66,6 +68,7 @@ type AutomaticStopRow struct {
 	Actor    string
 	Note     *string
 	Restored bool
+	ByPerson bool
 }
 
 // What stops all automatic redelivery, since when; no row where nothing does. That the database was restored comes first.
@@ -77,6 +80,7 @@ func (q *Queries) AutomaticStop(ctx context.Context) (AutomaticStopRow, error) {
 		&i.Actor,
 		&i.Note,
 		&i.Restored,
+		&i.ByPerson,
 	)
 	return i, err
 }
