@@ -335,12 +335,13 @@ destinations: {shop: {url: RECEIVER}, bank: {url: RECEIVER}}
 
 	// What people and time do.
 	w.exec("SELECT dlq.stop_automatic('kim', 'test')")
+	w.exec("UPDATE dlq.settings SET value = jsonb_set(value::jsonb, '{system}', '\"1\"') WHERE key = 'server'") // as in a backup of another server
 	w.exec("DO $$ BEGIN EXECUTE format('DROP TABLE dlq.dead_letter_archived_%s', to_char(now() AT TIME ZONE 'UTC', 'YYYYMM')); END $$")
 	require.NoError(t, os.WriteFile(filepath.Join(w.config.Source.Dir, "worker-pool.yaml"), []byte("defaults: {concurrency: many}\n"), 0o600))
 	require.Error(t, w.dlqd.Reload(t.Context()))
 
 	w.awaitAlerts("HighDLQIngestionRate", "DLQBacklogGrowing", "LowResolutionRate", "LowReplaySuccess", "DLQQueueSize", "DLQQueueGrowing", "DLQQueueNearSizeLimit", "DLQQueueOverSizeLimit",
-		"DLQOldestNearAgeLimit", "DLQOldestEntry", "CircuitBreakerOpen", "AutomaticRedeliveryStopped", "CaptureMissing", "CaptureFallingBack", "ReconcilerFindsFailures", "LeasesExpiring",
+		"DLQOldestNearAgeLimit", "DLQOldestEntry", "CircuitBreakerOpen", "AutomaticRedeliveryStopped", "DatabaseRestored", "CaptureMissing", "CaptureFallingBack", "ReconcilerFindsFailures", "LeasesExpiring",
 		"DlqdLoopFailing", "PartitionsRunningOut", "PolicyReloadFailed",
 		"DLQQueueGrowing fresh", "DLQQueueNearSizeLimit app-near", "DLQQueueOverSizeLimit app-over", "DLQOldestNearAgeLimit app-near", "DLQOldestEntry app-over")
 

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -78,8 +79,11 @@ func printAutomatic(cmd *cobra.Command, status *automatic.Overview) error {
 			what = onOff(*change.Enabled)
 		}
 		name := strings.TrimSpace(change.Scope + " " + change.Name)
+		if change.Name == "restored" && change.Scope == automatic.ScopeStop {
+			what = map[bool]string{true: "held", false: "goes on"}[change.Enabled != nil]
+		}
 		if change.Scope == automatic.ScopeStop {
-			name = automatic.ScopeAll
+			name = cmp.Or(change.Name, automatic.ScopeAll)
 		}
 		row(stamp(change.At), name+": "+what, change.Actor, text(change.Note))
 	}

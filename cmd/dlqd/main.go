@@ -123,7 +123,7 @@ func newRoot(hard context.Context) *cobra.Command {
 	add("use", newSend(), newList(), newShow(), newReplay(), newReplays(), newMove("discard", "Archive a dead letter whose work is not wanted any more"),
 		newMove("resolve", "Close a parked dead letter whose work was done outside dlqd"), newMove("park", "Take a pending dead letter out of the automatic path"),
 		newMove("unpark", "Return a parked dead letter to the automatic path"),
-		newMove("reopen", "Put a closed dead letter in front of a person again"), newGroups(), newViews(), newReclassify(), newAutomatic(), newBreakers(), newQueues(), newStats(), newLogLevel(), newUndo(), newOperation(), newAudit(), newErase(), newErasures(), newApprovals(), newSessions(), newLogin(), newLogout(), newWhoami())
+		newMove("reopen", "Put a closed dead letter in front of a person again"), newGroups(), newViews(), newReclassify(), newAutomatic(), newRestored(), newBreakers(), newQueues(), newStats(), newLogLevel(), newUndo(), newOperation(), newAudit(), newErase(), newErasures(), newApprovals(), newSessions(), newLogin(), newLogout(), newWhoami())
 	add("use", newBulks()...)
 	add("policy", newConfig())
 	add("database", newMigrate(), newGrants(), newAttach(), newDetach(), newArchive(), newCapture(), newTokens(), newDoctor(), newPsql(), newOpenAPI())

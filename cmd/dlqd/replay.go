@@ -244,6 +244,9 @@ func (c *client) replayOne(cmd *cobra.Command, id string, whole json.RawMessage,
 	}
 	sayf(cmd.OutOrStdout(), "%s is %s, with job %d\n", replayed.ID, replayed.Status, replayed.JobID)
 	printChanges(cmd.OutOrStdout(), replayed.Changes)
+	if replayed.Warning != "" {
+		sayf(cmd.ErrOrStderr(), "%s\n", replayed.Warning)
+	}
 	return nil
 }
 
@@ -401,6 +404,9 @@ func printRun(cmd *cobra.Command, run *replay.Run) error {
 	if run.Reason != "" {
 		reason = " (" + run.Reason + ")"
 	}
+	if run.Held {
+		reason = " (held: the database was restored, see dlqd restored)"
+	}
 	sayf(cmd.OutOrStdout(), "%s: %d replayed, %d succeeded, %d failed, %d skipped of %d, %s%s%s\n",
 		run.Status, run.Replayed, run.Succeeded, run.Failed, run.Skipped, run.Total, perSecond(run), timeLeft(run), reason)
 	return nil
@@ -420,6 +426,9 @@ func newReplays() *cobra.Command {
 			}
 			w, row := table(cmd, "ID\tSTATUS\tREPLAYED\tOK\tFAILED\tSKIPPED\tBY\tNOTE")
 			for _, r := range out.Runs {
+				if r.Held {
+					r.Status = "held"
+				}
 				row(r.ID, r.Status, fmt.Sprintf("%d of %d", r.Replayed, r.Total), r.Succeeded, r.Failed, r.Skipped, r.Actor, text(r.Note))
 			}
 			return w.Flush()

@@ -287,9 +287,15 @@ var scenarios = map[string]scenario{
 			p.command("pg_restore", "--no-comments", "--exit-on-error", "--dbname", p.url, backup)
 			p.await("2", "SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_pending'")
 			p.forget()
+			p.serve()
+			p.await("2", "SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_pending' AND waiting_for = 'automatic'") // held
+			require.Empty(p, p.bodies("payment.captured"))
 		},
-		steps:  []step{{"still_parked", (*patient).serve}},
-		prints: []string{`running \| default \| +1`, `knows_until`, `payment.captured \| 20.* \| running`, `2 \| +2 \|`, `1 \| +1 \|`, `still_parked.*\n-+\n +0`},
+		steps: []step{{"dlq.resume_restored", func(p *patient) { require.Empty(p, p.bodies("payment.captured"), "nothing goes before that") }}},
+		prints: []string{
+			`20.* \| this is another database of the same server; it knows of nothing after 20`, `redelivery of a message \| t +\| +1`, `dead letter that goes by itself \| t +\| +2 \| 2 of them are due`,
+			`(running|scheduled|available) \| default \| +1`, `payment.captured \| 20.* \| (running|scheduled|available)`, `2 \| +2 \|`, `1 \| +1 \|`, `f +\| +0`,
+		},
 		after: map[string]string{
 			"SELECT resolution_notes FROM dlq.dead_letter_queue WHERE original_event @> '{\"payload\": {\"paymentId\": \"pay_1\"}}'":                  "the bank has it",
 			"SELECT status FROM dlq.dead_letter_queue WHERE original_event @> '{\"payload\": {\"paymentId\": \"pay_2\"}}'":                            "dlq_resolved",

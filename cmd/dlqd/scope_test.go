@@ -61,6 +61,8 @@ var walked = []struct {
 	{"reset-automatic", "automatic reset --queue {queue} --json", "/api/dlq/automatic/reset", `{"queue": "{queue}"}`, false},
 	{"stop-automatic", "automatic stop --json", "/api/dlq/automatic/stop", `{}`, false},
 	{"resume-automatic", "automatic resume --json", "/api/dlq/automatic/resume", `{}`, false},
+	{"get-restored", "restored --json", "/api/dlq/restored", "", false},
+	{"resume-restored", "restored resume --json", "/api/dlq/restored/resume", `{}`, false},
 	{"reclassify", "reclassify --dry-run --json", "/api/dlq/reclassify", `{"dryRun": true}`, false},
 	{"get-analytics-heat-map", "stats heat-map --json", "/api/dlq/analytics/heat-map", "", false},
 	{"get-analytics-oldest", "stats oldest --json", "/api/dlq/analytics/oldest", "", false},

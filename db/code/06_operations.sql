@@ -284,6 +284,9 @@ BEGIN
     IF dlq.ids_in_scope(ARRAY[p_id]) = '{}' THEN
         PERFORM dlq.refuse_move(p_id, 'replay', '');
     END IF;
+    IF dlq.is_restored() THEN
+        RAISE WARNING 'dead letter %: the database was restored, and its work may have been done since', p_id USING HINT = 'SELECT * FROM dlq.restored() shows what is held.';
+    END IF;
     -- (Filed and locked: it cannot move to another partition while dlq.redeliver waits for it, which would be a 40001.)
     PERFORM dlq.lock_entries(ARRAY[p_id], '{dlq_pending,dlq_manual,dlq_failed}');
     IF p_payload IS NOT NULL AND p_payload_text IS NOT NULL THEN

@@ -20,7 +20,7 @@ COMMENT ON FUNCTION dlq.reserve_pace IS 'Gives p_count redeliveries their places
 
 -- Messages that are held are River jobs scheduled for later with the mark dlq:held. Their time is never far off, which
 -- bounds what is looked at here: a queue may have any number of jobs that their senders scheduled.
-CREATE OR REPLACE FUNCTION dlq.release_held(p_queues text[], p_limit integer, p_horizon interval) RETURNS integer
+CREATE OR REPLACE FUNCTION dlq.release_held(p_queues text[], p_limit integer, p_horizon interval, p_held text DEFAULT 'breaker') RETURNS integer
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET row_security = off AS $$
 DECLARE
     v_released integer;
@@ -32,7 +32,7 @@ BEGIN
         CROSS JOIN LATERAL (
             SELECT j.id FROM river.river_job j
             WHERE j.state = 'scheduled' AND j.queue = q.queue AND j.priority = p.priority AND j.scheduled_at <= now() + p_horizon
-              AND j.kind = 'dlqd_message' AND j.metadata @> '{"dlq:held": "breaker"}'
+              AND j.kind = 'dlqd_message' AND j.metadata @> jsonb_build_object('dlq:held', p_held)
             ORDER BY j.scheduled_at, j.id
             LIMIT p_limit
             FOR UPDATE SKIP LOCKED
@@ -50,7 +50,7 @@ BEGIN
     RETURN v_released;
 END
 $$;
-COMMENT ON FUNCTION dlq.release_held IS 'Lets up to p_limit messages go that were held because a breaker was open. Returns how many.';
+COMMENT ON FUNCTION dlq.release_held IS 'Lets up to p_limit messages go that were held because a breaker was open, or for what p_held says: restored. Returns how many.';
 
 -- A process that was not seen for some time has died, or is cut off from the database. What it was delivering is put back as River's rescuer
 -- does, which comes minutes later (it must wait for the longest timeout of all queues), with three differences: the next attempt is due at

@@ -19,16 +19,23 @@ CREATE OR REPLACE VIEW dlq.automatic AS
     UNION ALL
     SELECT 'all', '', NOT EXISTS (SELECT FROM dlq.settings s WHERE s.key = 'river' AND s.value = 'attached'), '{}', 'default', NULL, NULL, NULL
     WHERE NOT EXISTS (SELECT FROM chosen c WHERE c.scope = 'all');
-COMMENT ON VIEW dlq.automatic IS 'The switches of automatic redelivery that are in force, and where each comes from: operator, policy or default. A row of scope stop: nothing is redelivered by itself. Change them with dlq.set_automatic, dlq.reset_automatic, dlq.stop_automatic and dlq.resume_automatic.';
+COMMENT ON VIEW dlq.automatic IS 'The switches of automatic redelivery that are in force, and where each comes from: operator, policy or default. A row of scope stop: nothing is redelivered by itself; of the name restored, because dlqd found the database restored (dlq.resume_restored). Change them with dlq.set_automatic, dlq.reset_automatic, dlq.stop_automatic and dlq.resume_automatic.';
 
 -- (A scan of the few switches that is forbidden costs so much that Postgres compiles it, which takes longer than all else.)
 CREATE OR REPLACE FUNCTION dlq.automatic_for(p_queue text, p_kind text, p_class text, p_job_kind text) RETURNS boolean
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = on SET jit = off AS $$
+BEGIN
+    RETURN NOT EXISTS (SELECT FROM dlq.automatic_switches s WHERE s.scope = 'stop') AND dlq.switched_on(p_queue, p_kind, p_class, p_job_kind);
+END
+$$;
+COMMENT ON FUNCTION dlq.automatic_for IS 'Whether entries of a queue, kind and class are redelivered by themselves, by the switches of dlq.automatic. p_job_kind: River''s kind of the job.';
+
+CREATE OR REPLACE FUNCTION dlq.switched_on(p_queue text, p_kind text, p_class text, p_job_kind text) RETURNS boolean
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = on SET jit = off AS $$
 DECLARE
     v_on boolean;
 BEGIN
     SELECT CASE
-        WHEN bool_or(a.scope = 'stop') THEN false
         WHEN bool_or(a.narrow) THEN bool_and(a.enabled) FILTER (WHERE a.narrow)
         -- What dlqd delivers is its own, also where an application owns River: the default for all is not for it.
         ELSE bool_or(a.enabled OR p_job_kind = 'dlqd_message' AND a.source = 'default') FILTER (WHERE a.scope = 'all')
@@ -40,7 +47,7 @@ BEGIN
     RETURN v_on;
 END
 $$;
-COMMENT ON FUNCTION dlq.automatic_for IS 'Whether entries of a queue, kind and class are redelivered by themselves, by the switches of dlq.automatic. p_job_kind: River''s kind of the job.';
+COMMENT ON FUNCTION dlq.switched_on IS 'dlq.automatic_for, as if nothing were stopped.';
 
 CREATE OR REPLACE FUNCTION dlq.next_step(p_status dlq.dead_letter_status, p_strategy dlq.strategy, p_rule text, p_next_retry_at timestamptz, p_waiting_for text,
     p_class text, p_parked_by text, p_queue text, p_kind text, p_job_kind text) RETURNS text
@@ -62,7 +69,8 @@ BEGIN
             WHEN p_rule = 'backfilled' THEN 'its job failed before dlqd was there'
             ELSE 'class ' || coalesce(p_class, 'unknown') || coalesce(' by rule ' || p_rule, '') END;
     WHEN 'dlq_pending' THEN
-        SELECT 'all automatic redelivery is stopped by ' || s.actor INTO v_why FROM dlq.automatic_switches s WHERE s.scope = 'stop';
+        SELECT CASE s.name WHEN 'restored' THEN 'held, since the database was restored' ELSE 'all automatic redelivery is stopped by ' || s.actor END INTO v_why
+        FROM dlq.automatic_switches s WHERE s.scope = 'stop' ORDER BY s.name DESC LIMIT 1;
         IF p_strategy IS NULL THEN
             RETURN 'is judged next, by a DLQ worker' || coalesce(': ' || v_why, '');
         ELSIF v_why IS NOT NULL THEN

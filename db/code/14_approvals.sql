@@ -196,10 +196,10 @@ COMMENT ON FUNCTION dlq.withdraw_approval IS 'Withdraws what one asked for onese
 CREATE OR REPLACE FUNCTION dlq.take_approval(p_for interval) RETURNS SETOF dlq.approvals
 LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
     UPDATE dlq.approvals a SET taken_until = now() + p_for
-    WHERE a.id = (SELECT o.id FROM dlq.approvals o WHERE o.state = 'approved' AND (o.taken_until IS NULL OR o.taken_until < now()) ORDER BY o.id LIMIT 1 FOR UPDATE SKIP LOCKED)
+    WHERE a.id = (SELECT o.id FROM dlq.approvals o WHERE o.state = 'approved' AND (o.taken_until IS NULL OR o.taken_until < now()) AND NOT dlq.is_restored() ORDER BY o.id LIMIT 1 FOR UPDATE SKIP LOCKED)
     RETURNING a.*
 $$;
-COMMENT ON FUNCTION dlq.take_approval IS 'Takes an approved request, to carry it out, for a time.';
+COMMENT ON FUNCTION dlq.take_approval IS 'Takes an approved request, to carry it out, for a time; none in a database that was restored, which may have been carried out since.';
 
 CREATE OR REPLACE FUNCTION dlq.end_approval(p_id uuid, p_changed bigint, p_outcome uuid DEFAULT NULL, p_problem text DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$

@@ -12,8 +12,10 @@ LEFT JOIN dlq.automatic_switches s ON s.scope IN ('stop', 'all', 'queue', 'kind'
 ORDER BY s.scope, s.name;
 
 -- name: AutomaticStop :one
--- Who stopped all automatic redelivery, and when; no row where nobody did.
-SELECT s.at, s.actor, s.note FROM dlq.automatic_switches s WHERE s.scope = 'stop';
+-- What stops all automatic redelivery, since when; no row where nothing does. That the database was restored comes first.
+SELECT s.at, s.actor, s.note, (s.name = 'restored')::boolean AS restored,
+       (s.name = '' OR (SELECT count(*) FROM dlq.automatic_switches o WHERE o.scope = 'stop') > 1)::boolean AS by_person
+FROM dlq.automatic_switches s WHERE s.scope = 'stop' ORDER BY s.name DESC LIMIT 1;
 
 -- name: AutomaticChanges :many
 SELECT c.at, c.scope, c.name, c.enabled, coalesce(c.include, '{}')::text[] AS include, c.actor, c.db_user, c.origin, c.note

@@ -1,5 +1,5 @@
 -- name: ReleaseHeld :one
-SELECT dlq.release_held(@queues::text[], @max_jobs::integer, @horizon::interval)::integer AS released;
+SELECT dlq.release_held(@queues::text[], @max_jobs::integer, @horizon::interval, @held::text)::integer AS released;
 
 -- name: OrderPredecessor :one
 SELECT coalesce(dlq.order_predecessor(@queue::text, @key::text, @job::bigint, @created_at::timestamptz), 0)::bigint AS job;

@@ -6,7 +6,8 @@ WITH gone AS (
 )
 INSERT INTO dlq.processes (id, name, version, parts, queues)
 VALUES (@id, @name, @version, @parts::text[], @queues::text[])
-ON CONFLICT (id) DO UPDATE SET queues = CASE WHEN processes.stopped_at IS NULL THEN excluded.queues ELSE processes.queues END, seen_at = now()
+ON CONFLICT (id) DO UPDATE SET name = excluded.name, version = excluded.version, parts = excluded.parts,
+    queues = CASE WHEN processes.stopped_at IS NULL THEN excluded.queues ELSE processes.queues END, seen_at = now()
 RETURNING seen_at;
 
 -- name: StopProcess :exec

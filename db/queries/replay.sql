@@ -1,6 +1,6 @@
 -- name: ActiveReplays :many
--- Runs that have something to do.
-SELECT id FROM dlq.replay_runs WHERE status = 'running' ORDER BY id;
+-- Runs that have something to do; none where the database was restored.
+SELECT id FROM dlq.replay_runs WHERE status = 'running' AND NOT (SELECT dlq.is_restored()) ORDER BY id;
 
 -- name: LockReplay :one
 -- One process at a time takes a run's next batch; the others pass by.
@@ -101,7 +101,7 @@ UPDATE dlq.replay_runs SET forecast = @forecast::jsonb WHERE id = @id;
 
 -- name: RunsByID :many
 -- Runs, the newest first. Those whose outcomes are known, for good, are not counted anew.
-SELECT r.id, r.status::text AS status, r.newest_first, r.batch_size, r.rate, r.concurrency, r.queue, r.destination, r.force, coalesce(dlq.masked_text(r.note, dlq.mask(false)), '')::text AS note, r.actor,
+SELECT r.id, r.status::text AS status, (r.status = 'running' AND (SELECT dlq.is_restored()))::boolean AS held, r.newest_first, r.batch_size, r.rate, r.concurrency, r.queue, r.destination, r.force, coalesce(dlq.masked_text(r.note, dlq.mask(false)), '')::text AS note, r.actor,
        coalesce(r.checkpoint, '')::text AS checkpoint,
        CASE WHEN dlq.hidden_columns() && dlq.filtered_columns() THEN jsonb_build_object('filter', r.filter - (dlq.personal_filters() || '{errorMessage}'))
            ELSE dlq.masked_detail(jsonb_build_object('filter', r.filter) || CASE WHEN r.patch IS NULL THEN '{}' ELSE jsonb_build_object('patch', r.patch) END

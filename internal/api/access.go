@@ -60,6 +60,7 @@ var needs = map[string]need{
 	"list-queues": {access.Reader, true}, "pause-queue": {access.Operator, true}, "resume-queue": {access.Operator, true},
 	"list-circuit-breakers": {access.Reader, true}, "open-circuit-breaker": {access.Operator, true}, "reset-circuit-breaker": {access.Operator, true},
 	"get-automatic": {access.Reader, false}, "stop-automatic": {access.Operator, false}, "resume-automatic": {access.Operator, false},
+	"get-restored": {access.Operator, false}, "resume-restored": {access.Operator, false},
 	"set-automatic": {access.Operator, false}, "reset-automatic": {access.Operator, false},
 	"get-capture": {access.Reader, false}, "set-capture": {access.Admin, false}, "reclassify": {access.Operator, false},
 

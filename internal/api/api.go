@@ -240,6 +240,7 @@ func build(config Config) (*service, *http.ServeMux, huma.API) {
 	s.registerApprovals(api)
 	s.registerQueues(api)
 	s.registerAutomatic(api)
+	s.registerRestored(api)
 	s.registerCapture(api)
 	s.registerReclassify(api)
 	s.registerBreakers(api)

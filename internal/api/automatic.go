@@ -113,7 +113,7 @@ func (s *service) changeAutomatic(ctx context.Context, action *AutomaticAction, 
 			return err
 		}
 		after := before.With(p, scope, name, enabled, include)
-		if after.Stopped != nil && scope == automatic.ScopeStop {
+		if after.Stopped != nil && !after.Stopped.Restored && scope == automatic.ScopeStop {
 			*after.Stopped = automatic.Stop{At: time.Now(), Actor: act.Actor, Note: act.Note}
 		}
 		preview, err := after.Preview(ctx, tx, p, time.Now())

@@ -30,7 +30,7 @@ type EntryPage struct {
 	SearchedTo *time.Time `json:"searchedTo,omitempty" doc:"Where there was no time to look at all: until when it has looked, of when entries were captured. next goes on from there, and the page may have fewer entries than asked for, or none."`
 	Count      *Count     `json:"count,omitempty" doc:"How many the filter chooses, where that was asked for."`
 	// AutomaticStopped says so wherever people look.
-	AutomaticStopped *automatic.Stop `json:"automaticStopped,omitempty" doc:"Who stopped all automatic redelivery; absent where nobody did."`
+	AutomaticStopped *automatic.Stop `json:"automaticStopped,omitempty" doc:"Who stopped all automatic redelivery, or that the database was restored; absent where nothing stops it."`
 }
 
 // Count is how many entries a filter chooses.
@@ -54,7 +54,7 @@ type EntryDetail struct {
 
 	Transitions      []deadletter.Transition `json:"transitions" doc:"Its audit trail, oldest move first."`
 	Checkpoint       *deadletter.Checkpoint  `json:"checkpoint,omitempty" doc:"How far its resumable job came: a redelivery skips the steps that are done."`
-	AutomaticStopped *automatic.Stop         `json:"automaticStopped,omitempty" doc:"Who stopped all automatic redelivery; absent where nobody did."`
+	AutomaticStopped *automatic.Stop         `json:"automaticStopped,omitempty" doc:"Who stopped all automatic redelivery, or that the database was restored; absent where nothing stops it."`
 }
 
 // Action is a person's move.
@@ -93,6 +93,7 @@ type Replayed struct {
 	Moved
 
 	JobID   int64           `json:"jobId" doc:"The job of the redelivery."`
+	Warning string          `json:"warning,omitempty" doc:"What to know of it: the database was restored, and its work may have been done since."`
 	Changes []replay.Change `json:"changes,omitempty" doc:"What the edit changed of the payload."`
 }
 
@@ -108,7 +109,7 @@ type Stats struct {
 	OldestOpen  *time.Time `json:"oldestOpen,omitempty" doc:"When the oldest open entry was captured."`
 	// Observed are among the pending ones.
 	Observed         int64           `json:"observed" doc:"Pending entries that are not redelivered by themselves, because that is off for them; 10,000 are counted."`
-	AutomaticStopped *automatic.Stop `json:"automaticStopped,omitempty" doc:"Who stopped all automatic redelivery; absent where nobody did."`
+	AutomaticStopped *automatic.Stop `json:"automaticStopped,omitempty" doc:"Who stopped all automatic redelivery, or that the database was restored; absent where nothing stops it."`
 }
 
 // BacklogRow is a count of open entries.
@@ -403,7 +404,11 @@ func (s *service) replayEntry(ctx context.Context, in *replayInput) (*replayedOu
 		}
 		return nil, s.ask(ctx, err, approval.Replay, replay.Request{Patch: patch, Filter: onlyOf(id), Destination: in.Body.Destination, Checkpoint: in.Body.Checkpoint, Force: in.Body.Force}, &in.Body.Action)
 	}
-	return &replayedOutput{Status: http.StatusAccepted, Body: Replayed{Moved: Moved{ID: id, Status: deadletter.Processing}, JobID: job, Changes: changes}}, nil
+	out := &replayedOutput{Status: http.StatusAccepted, Body: Replayed{Moved: Moved{ID: id, Status: deadletter.Processing}, JobID: job, Changes: changes}}
+	if stop, err := automatic.ReadStop(ctx, s.Store.DB()); err == nil && stop != nil && stop.Restored { // it is made, whatever is known of that
+		out.Body.Warning = "the database was restored: the receiver may have had this since (" + stop.Note + ")"
+	}
+	return out, nil
 }
 
 // onlyOf is the filter that chooses one entry.

@@ -30,6 +30,9 @@ const (
 	ScopeStop = "stop"
 )
 
+// nameRestored is the name of the stop that dlqd itself makes in a database that was restored.
+const nameRestored = "restored"
+
 // Where a switch comes from.
 const (
 	FromDefault  = "default"
@@ -55,15 +58,23 @@ type Switch struct {
 // String is the switch as a person says it: queue mailers.
 func (s *Switch) String() string { return strings.TrimSpace(s.Scope + " " + s.Name) }
 
-// Stop says who stopped all automatic redelivery.
+// Stop is a stop of all automatic redelivery: a person's, or dlqd's own in a database that was restored.
 type Stop struct {
 	At    time.Time `json:"at" doc:"When."`
 	Actor string    `json:"actor" doc:"Who."`
 	Note  string    `json:"note,omitempty" doc:"Why."`
+	// Restored is of the stop that dlqd itself makes.
+	Restored bool `json:"restored,omitempty" doc:"dlqd found the database restored to an earlier moment: replay runs, and messages from before, are held, too, until a person lets them go on (resume-restored)."`
+	// ByPerson reports whether a person stopped it, too.
+	ByPerson bool `json:"-"`
 }
 
 // String says it on one line.
 func (s *Stop) String() string {
+	if s.Restored {
+		return "the database was restored (" + s.Note + "): since " + s.At.UTC().Format("2006-01-02 15:04 UTC") +
+			" replay runs, redeliveries and messages from before are held; dlqd restored shows what may be sent a second time, dlqd restored resume lets it go on"
+	}
 	text := "all automatic redelivery was stopped by " + s.Actor + " at " + s.At.UTC().Format("2006-01-02 15:04 UTC")
 	if s.Note != "" {
 		text += " (" + s.Note + ")"
@@ -131,7 +142,9 @@ func InForce(p *policy.Policy, rows []dbsqlc.AutomaticSwitchesRow) *Switches {
 		switch row.Scope {
 		case "": // nobody switched anything
 		case ScopeStop:
-			s.Stopped = &Stop{At: *row.At, Actor: row.Actor, Note: note}
+			if s.Stopped == nil || row.Name == nameRestored {
+				s.Stopped = &Stop{At: *row.At, Actor: row.Actor, Note: note, Restored: row.Name == nameRestored}
+			}
 		default:
 			s.list = append(s.list, Switch{Scope: row.Scope, Name: row.Name, Enabled: row.Enabled, Include: row.Include, Source: FromOperator, At: row.At, Actor: row.Actor, Note: note})
 		}
@@ -177,7 +190,7 @@ func Publish(ctx context.Context, db postgres.DB, p *policy.Policy) error {
 	return dbsqlc.New(db).PublishAutomatic(ctx, string(raw))
 }
 
-// ReadStop says who stopped all automatic redelivery, nil where nobody did.
+// ReadStop returns the stop of all automatic redelivery, nil where there is none.
 func ReadStop(ctx context.Context, db postgres.DB) (*Stop, error) {
 	row, err := dbsqlc.New(db).AutomaticStop(ctx)
 	if errors.Is(err, pgx.ErrNoRows) {
@@ -186,7 +199,7 @@ func ReadStop(ctx context.Context, db postgres.DB) (*Stop, error) {
 	if err != nil {
 		return nil, err
 	}
-	stop := &Stop{At: row.At, Actor: row.Actor}
+	stop := &Stop{At: row.At, Actor: row.Actor, Restored: row.Restored, ByPerson: row.ByPerson}
 	if row.Note != nil {
 		stop.Note = *row.Note
 	}
@@ -226,7 +239,9 @@ func (s *Switches) Of(e *Entry) Verdict {
 	}
 	if s.Stopped != nil {
 		reason := "all automatic redelivery is stopped"
-		if s.Stopped.Actor != "" { // it is only looked at what a stop would do
+		if s.Stopped.Restored {
+			reason = "held, since the database was restored"
+		} else if s.Stopped.Actor != "" { // it is only looked at what a stop would do
 			reason += " by " + s.Stopped.Actor
 		}
 		return Verdict{Reason: reason}

@@ -27,7 +27,7 @@ type ObservedGroup struct {
 // SwitchChange is a row of the audit trail of the switches.
 type SwitchChange struct {
 	At      time.Time `json:"at" doc:"When."`
-	Scope   string    `json:"scope" enum:"stop,all,queue,kind,class" doc:"What the switch is for; stop: all automatic redelivery was stopped, or went on."`
+	Scope   string    `json:"scope" enum:"stop,all,queue,kind,class" doc:"What the switch is for; stop: all automatic redelivery was stopped, or went on; with the name restored, by dlqd itself, because the database was restored."`
 	Name    string    `json:"name,omitempty" doc:"Name of the queue or class, or pattern of the kind."`
 	Enabled *bool     `json:"enabled,omitempty" doc:"What it was switched to; absent where the switch was taken away."`
 	Include []string  `json:"include,omitempty" doc:"What it named besides."`
@@ -111,9 +111,11 @@ func (p *Preview) stay(s Staying) {
 func (s *Switches) With(p *policy.Policy, scope, name string, enabled *bool, include []string) *Switches {
 	next := &Switches{Stopped: s.Stopped, Attached: s.Attached}
 	if scope == ScopeStop {
-		next.Stopped = nil
-		if enabled != nil {
-			next.Stopped = &Stop{}
+		if s.Stopped == nil || !s.Stopped.Restored { // that one is another's to lift
+			next.Stopped = nil
+			if enabled != nil {
+				next.Stopped = &Stop{}
+			}
 		}
 		next.list = s.List()
 		return next

@@ -86,6 +86,7 @@ func New(config Config) *Console {
 	c.page("/system", c.system)
 	c.action("/system/checks", c.checks)
 	c.action("/system/automatic", c.steerAutomatic)
+	c.action("/system/restored", c.resumeRestored)
 
 	c.mux.HandleFunc("GET /sign-in", func(w http.ResponseWriter, r *http.Request) { c.signIn(w, r, http.StatusOK, "") })
 	c.mux.HandleFunc("GET /events", c.events)

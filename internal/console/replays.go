@@ -65,6 +65,9 @@ func (r replayRun) Words() string { return filterWords(r.Filter) }
 func (r replayRun) Mark() mark {
 	switch r.Status {
 	case "running":
+		if r.Held {
+			return mark{"held", "held", "■", "bad"}
+		}
 		return mark{"running", "running", "◐", "info"}
 	case "paused":
 		return mark{"paused", "paused", "‖", "warn"}
@@ -127,6 +130,9 @@ func (r replayRun) Sentence() string {
 	sent := number(r.Replayed) + " of " + plural(r.Total, "dead letter", "dead letters") + " sent back"
 	switch r.Status {
 	case "running":
+		if r.Held {
+			return "Held, since the database was restored: " + sent + ", " + outcome + "." + underWay + " What it would send may have been sent since."
+		}
 		said := sent
 		if r.PerSecond > 0 {
 			said += ", " + perSecond(r.PerSecond)

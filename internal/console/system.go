@@ -19,7 +19,8 @@ type system struct {
 	Health       *api.Health
 	Parts        []part
 	Automatic    *automatic.Overview
-	WhyAutomatic string // it cannot be stopped by who looks
+	WhyAutomatic string        // it cannot be stopped by who looks
+	Restored     *api.Restored // nil: it was not, or who looks may not see what may be sent again
 	Capture      *reconcile.Capture
 	Checks       *api.Examination // nil: they were not made
 	WhyChecks    string           // they cannot be made by who looks
@@ -72,6 +73,14 @@ func (c *Console) system(in *request) (*view, error) {
 	} else if ok {
 		s.Automatic = &overview
 	}
+	if s.Automatic != nil && s.Automatic.Stopped != nil && s.Automatic.Stopped.Restored {
+		var said api.Restored
+		if ok, err = in.may("/api/dlq/restored", nil, &said); err != nil {
+			return nil, err
+		} else if ok {
+			s.Restored = &said
+		}
+	}
 	var capture reconcile.Capture
 	if ok, err = in.may("/api/dlq/capture", nil, &capture); err != nil {
 		return nil, err
@@ -103,6 +112,8 @@ func (s *system) say() string {
 	}
 	if s.Automatic != nil {
 		switch {
+		case s.Automatic.Stopped != nil && s.Automatic.Stopped.Restored:
+			said = append(said, "The database was restored, and dlqd holds what it would send a second time.")
 		case s.Automatic.Stopped != nil:
 			said = append(said, s.Automatic.Stopped.Actor+" has stopped all automatic redelivery.")
 		case s.Observing():
@@ -148,6 +159,14 @@ func (c *Console) checks(in *request) (*done, error) {
 	}
 	v.Every = 0 // it is the answer to a form
 	return &done{View: v}, nil
+}
+
+// resumeRestored lets a restored database go on.
+func (c *Console) resumeRestored(in *request) (*done, error) {
+	if err := in.post("/api/dlq/restored/resume", map[string]any{"note": in.PostFormValue("note")}, nil); err != nil {
+		return nil, err
+	}
+	return &done{To: "/system#automatic", Flash: flash{Text: "The restored database goes on: what was held is sent."}}, nil
 }
 
 // steerAutomatic stops all automatic redelivery, or lifts the stop.

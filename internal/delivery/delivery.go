@@ -103,6 +103,8 @@ type Config struct {
 	Logger   *slog.Logger
 	// InDoubt reports whether other processes may have put back a job of this process that began in the last within; nil for never.
 	InDoubt func(within time.Duration) bool
+	// Holds, if not nil, reports whether a job that was made at a time is held, since the database was restored.
+	Holds func(createdAt time.Time) bool
 }
 
 // Worker delivers messages. It is a River worker for jobs of kind [message.JobKind].
@@ -197,6 +199,9 @@ func (w *Worker) Work(ctx context.Context, job *river.Job[Args]) error {
 
 // work delivers a message, unless it has to wait, and says to which destination, and how that ended: ok, held, or the class of the error.
 func (w *Worker) work(ctx context.Context, job *river.Job[Args], about *metadata, to *string) (outcome string, err error) {
+	if w.config.Holds != nil && w.config.Holds(job.CreatedAt) {
+		return hold(ctx, job, HeldForRestored, nil)
+	}
 	planner := w.config.Planner()
 	queue := planner.Policy().Queues[job.Queue]
 	if queue == nil {

@@ -27,6 +27,8 @@ const (
 	HeldForOrder   = "order"   // another of its ordering key comes first
 	// HeldForRedirected is for a redelivery to another destination than its queue's, whose breaker is open.
 	HeldForRedirected = "redirected"
+	// HeldForRestored is for what a database that was restored may have delivered since.
+	HeldForRestored = "restored"
 )
 
 const (
@@ -39,6 +41,8 @@ const (
 	maxRelease = 1000
 	// lingerDoublings is for how many seconds after a breaker has closed messages may still come to be held.
 	lingerDoublings = 10
+	// restoredLinger is for how long after a restored database goes on messages may still come to be held.
+	restoredLinger = time.Minute
 	// maxDoublings is after how many seconds the ramp has long passed every pace.
 	maxDoublings = 20
 )
@@ -59,7 +63,7 @@ func hold(ctx context.Context, job *river.Job[Args], reason string, err error) (
 		return OutcomeHeld, err
 	}
 	most := holdTime
-	if reason != HeldForBreaker {
+	if reason != HeldForBreaker && reason != HeldForRestored {
 		// What it waits for may have ended since it was asked, and before this message can be found held; and who releases a
 		// queue's messages knows the queue's destination alone: look again soon, and ever later.
 		most = min(time.Second<<min(metadataOf(job).Snoozes, maxDoublings), holdTime)
@@ -74,14 +78,17 @@ type Releaser struct {
 	Policy   func() *policy.Policy
 	Breakers *breaker.Breakers
 	Logger   *slog.Logger
+	// Restored, if not nil, reports whether messages are held since the database was restored.
+	Restored func() bool
 
+	goesOn  time.Time            // since when they are not; zero once all were released
 	closed  map[string]time.Time // since when each breaker is closed, while messages may be held for it
 	drained map[string]bool      // no message is held
 }
 
 // Loop keeps releasing.
 func (r *Releaser) Loop() *background.Loop {
-	r.closed, r.drained = map[string]time.Time{}, map[string]bool{}
+	r.closed, r.drained, r.goesOn = map[string]time.Time{}, map[string]bool{}, time.Now()
 	return background.New(background.Config{
 		Name: "held-messages", Interval: releaseInterval, Once: background.Each(r.once), Failing: "held messages are not released",
 	})
@@ -89,7 +96,7 @@ func (r *Releaser) Loop() *background.Loop {
 
 // once looks once at every destination.
 func (r *Releaser) once(ctx context.Context) error {
-	var errs []error
+	errs := []error{r.goOn(ctx)}
 	for name := range r.Policy().Destinations {
 		if err := r.look(ctx, name); err != nil {
 			errs = append(errs, fmt.Errorf("destination %s: %w", name, err))
@@ -137,9 +144,31 @@ func (r *Releaser) look(ctx context.Context, destination string) error {
 	return err
 }
 
+// goOn releases what was held since the database was restored, once a person let it go on; at a start, what another process left.
+func (r *Releaser) goOn(ctx context.Context) error {
+	if r.Restored == nil {
+		return nil
+	}
+	if r.Restored() {
+		r.goesOn = time.Now()
+		return nil
+	}
+	if r.goesOn.IsZero() {
+		return nil
+	}
+	released, err := dbsqlc.New(r.DB).ReleaseHeld(ctx, dbsqlc.ReleaseHeldParams{
+		Queues: r.Policy().QueueNames(), MaxJobs: maxRelease, Horizon: holdTime * 2, Held: HeldForRestored,
+	})
+	// Another process may not know yet that they go on.
+	if err == nil && released < maxRelease && time.Since(r.goesOn) > restoredLinger {
+		r.goesOn = time.Time{}
+	}
+	return err
+}
+
 func (r *Releaser) release(ctx context.Context, destination string, most int) (int, error) {
 	released, err := dbsqlc.New(r.DB).ReleaseHeld(ctx, dbsqlc.ReleaseHeldParams{
-		Queues: r.Policy().QueuesOf(destination), MaxJobs: int32(most), Horizon: holdTime * 2,
+		Queues: r.Policy().QueuesOf(destination), MaxJobs: int32(most), Horizon: holdTime * 2, Held: HeldForBreaker,
 	})
 	if released > 0 {
 		r.Logger.Debug("held messages released", "destination", destination, "messages", released)

@@ -181,10 +181,16 @@ var checks = []check{
 	},
 	{
 		"automatic redelivery", `SELECT count(s.scope)::float8, coalesce('by ' || max(s.actor) || ' at ' || to_char(max(s.at) AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI') || ' UTC' || coalesce(': ' || max(s.note), ''), '')
-			FROM dlq.automatic_switches s WHERE s.scope = 'stop'`,
+			FROM dlq.automatic_switches s WHERE s.scope = 'stop' AND s.name = ''`,
 		func(n float64) bool { return n > 0 },
 		"not stopped", "all of it was stopped, %[2]s",
 		"dlqd automatic resume, if that is forgotten",
+	},
+	{
+		"restored", `SELECT count(s.scope)::float8, coalesce(max(s.note), '') FROM dlq.automatic_switches s WHERE s.scope = 'stop' AND s.name = 'restored'`,
+		func(n float64) bool { return n > 0 },
+		"the server is the one that dlqd knows", "the database was restored, and dlqd holds what it would send: %[2]s",
+		"dlqd restored shows what may be sent a second time; compare with the receivers, then dlqd restored resume",
 	},
 }
 

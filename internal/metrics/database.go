@@ -59,6 +59,7 @@ var (
 	queueUpDesc  = desc("dlqd_queue_up", "Whether a queue is within its limits of monitoring.yaml, as /api/health says.", "queue")
 	maxOpenDesc  = desc("dlqd_alert_max_open", "Open dead letters of a queue beyond which people want to be told (monitoring.yaml).", "queue")
 	maxAgeDesc   = desc("dlqd_alert_max_age_seconds", "Age of a queue's oldest open dead letter beyond which people want to be told (monitoring.yaml).", "queue")
+	restoredDesc = desc("dlqd_restored", "Whether the database was restored to an earlier moment, and dlqd holds what it would send: 1 until a person lets it go on.")
 	stoppedDesc  = desc("dlqd_automatic_stopped", "Whether a person stopped all automatic redelivery: 1 until it is lifted.")
 	captureDesc  = desc("dlqd_capture", "1 for the mode of capture that holds (on, off, strict) and the state of its triggers (enabled, disabled, missing).", "mode", "triggers")
 	missedDesc   = desc("dlqd_reconciled_entries_total", "Failures that capture missed and the reconciler filed, by cause: capture_off, trigger_missing, trigger_disabled, missed (capture gave way, or was bypassed).", "why")
@@ -371,6 +372,7 @@ func (p *publisher) publishHouse() {
 	gauge(p.ch, lagDesc, p.now.Sub(p.Rollups.At).Seconds())
 	gauge(p.ch, movesDesc, float64(p.Rollups.Moves))
 	gauge(p.ch, stoppedDesc, truth(p.Stopped))
+	gauge(p.ch, restoredDesc, truth(p.Restored))
 	gauge(p.ch, captureDesc, 1, p.Capture.Mode, p.Capture.Triggers)
 	for _, waits := range []struct {
 		count, age *prometheus.Desc

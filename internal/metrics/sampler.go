@@ -62,6 +62,7 @@ type sample struct {
 	Oldest    []dbsqlc.OldestOpenRow
 	Observed  []dbsqlc.ObservedRow
 	Stopped   bool
+	Restored  bool
 	Capture   reconcile.Capture
 	Missed    map[string]int64
 	Entered   []postgres.Entered
@@ -130,7 +131,10 @@ func (s *Sampler) take(ctx context.Context, tx postgres.DB) (*sample, error) {
 	read(&r, &t.Unfiled, func() ([]dbsqlc.UnfiledRow, error) { return queries.Unfiled(ctx) })
 	read(&r, &t.Oldest, func() ([]dbsqlc.OldestOpenRow, error) { return queries.OldestOpen(ctx) })
 	read(&r, &t.Observed, func() ([]dbsqlc.ObservedRow, error) { return queries.Observed(ctx) })
-	read(&r, &t.Stopped, func() (bool, error) { stop, err := automatic.ReadStop(ctx, tx); return stop != nil, err })
+	var stop *automatic.Stop
+	read(&r, &stop, func() (*automatic.Stop, error) { return automatic.ReadStop(ctx, tx) })
+	t.Restored = stop != nil && stop.Restored
+	t.Stopped = stop != nil && stop.ByPerson
 	read(&r, &t.Capture, func() (reconcile.Capture, error) { return readCapture(ctx, tx) })
 	read(&r, &t.Missed, func() (map[string]int64, error) { return reconcile.Missed(ctx, tx) })
 	read(&r, &t.Entered, func() ([]postgres.Entered, error) { return postgres.RowsEntered(ctx, tx, s.Schemas) })

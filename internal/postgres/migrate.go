@@ -447,7 +447,11 @@ func (m *Migrator) status(ctx context.Context) (MigrationStatus, error) {
 	if err != nil {
 		return s, err
 	}
-	s.Latest = int64(len(names))
+	if len(names) > 0 { // in order: their numbers have leading zeros, and may leave gaps
+		if s.Latest, err = goose.NumericComponent(names[len(names)-1]); err != nil {
+			return s, err
+		}
+	}
 	if has, err := m.hasTable(ctx, m.Schemas.DLQ, MigrationTable); err != nil || !has {
 		return s, err
 	}

@@ -35,7 +35,12 @@ func ProcessName() string {
 // appear in errors. The pool has up to maxConns connections; for 0, the URL's pool_max_conns or
 // [DefaultMaxConns]. Statements of the pool have a deadline: see [DefaultTimeout].
 func Open(ctx context.Context, url string, maxConns int32) (*pgxpool.Pool, error) {
-	return openLimited(ctx, url, maxConns, DefaultTimeout)
+	return openLimited(ctx, url, maxConns, DefaultTimeout, nil)
+}
+
+// OpenWith is Open for a pool that calls connected with each new connection before anything else uses it.
+func OpenWith(ctx context.Context, url string, maxConns int32, connected func(context.Context, *pgx.Conn) error) (*pgxpool.Pool, error) {
+	return openLimited(ctx, url, maxConns, DefaultTimeout, connected)
 }
 
 // namesMaxConns reports whether a URL says how many connections a pool may have: pgxpool takes that out of what it parses.
@@ -63,7 +68,7 @@ func parse(url string) (*pgxpool.Config, error) {
 	return config, nil
 }
 
-func openLimited(ctx context.Context, url string, maxConns int32, limit time.Duration) (*pgxpool.Pool, error) {
+func openLimited(ctx context.Context, url string, maxConns int32, limit time.Duration, connected func(context.Context, *pgx.Conn) error) (*pgxpool.Pool, error) {
 	config, err := parse(url)
 	if err != nil {
 		return nil, err
@@ -82,6 +87,7 @@ func openLimited(ctx context.Context, url string, maxConns int32, limit time.Dur
 	config.ConnConfig.RuntimeParams["default_transaction_isolation"] = "read committed"
 	// Plans without sequential scans have costs that make Postgres compile them, for seconds, and run them for milliseconds.
 	config.ConnConfig.RuntimeParams["jit"] = "off"
+	config.AfterConnect = connected
 	pool, version, err := open(ctx, config)
 	if refusesParameter(err) { // a pooler that knows but a few: as good, where it gives each client a session
 		delete(config.ConnConfig.RuntimeParams, "row_security")
@@ -89,6 +95,9 @@ func openLimited(ctx context.Context, url string, maxConns int32, limit time.Dur
 		delete(config.ConnConfig.RuntimeParams, "jit")
 		config.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
 			_, err := conn.Exec(ctx, "SET row_security = off; SET default_transaction_isolation = 'read committed'; SET jit = off")
+			if err == nil && connected != nil {
+				err = connected(ctx, conn)
+			}
 			return err
 		}
 		pool, version, err = open(ctx, config)

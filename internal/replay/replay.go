@@ -368,6 +368,7 @@ type Run struct {
 	ID          uuid.UUID       `json:"id" doc:"Identifies the run."`
 	Status      string          `json:"status" enum:"running,paused,completed,cancelled,stopped" doc:"stopped: too much of it failed."`
 	Reason      string          `json:"reason,omitempty" doc:"Why it is in its state."`
+	Held        bool            `json:"held,omitempty" doc:"It does not go on: the database was restored, and it may have sent since what it would send (resume-restored)."`
 	Filter      json.RawMessage `json:"filter" doc:"Which entries."`
 	Total       int64           `json:"total" doc:"Entries that the filter chose when it was started."`
 	Replayed    int64           `json:"replayed" doc:"Sent back so far."`
@@ -525,7 +526,7 @@ func runOf(row *dbsqlc.RunsByIDRow) (*Run, error) {
 		return nil, err
 	}
 	run := &Run{
-		ID: row.ID, Status: row.Status, Reason: row.Reason, Filter: said.Filter, Total: row.Total, Replayed: row.Replayed, Succeeded: row.Succeeded,
+		ID: row.ID, Status: row.Status, Reason: row.Reason, Held: row.Held, Filter: said.Filter, Total: row.Total, Replayed: row.Replayed, Succeeded: row.Succeeded,
 		Failed: row.Failed, Skipped: row.Skipped, Rate: row.Rate, BatchSize: row.BatchSize, Concurrency: row.Concurrency, Queue: row.Queue, Destination: row.Destination,
 		Checkpoint: row.Checkpoint, Patch: said.Patch, MergePatch: said.MergePatch, Actor: row.Actor, Origin: row.Origin, CreatedAt: row.CreatedAt, FinishedAt: row.FinishedAt,
 	}

@@ -37,12 +37,14 @@ const (
 type Runner struct {
 	store   *deadletter.Store
 	logger  *slog.Logger
+	may     func(ctx context.Context, tx postgres.DB) (bool, error)
 	careful map[uuid.UUID]int // entries that are gone through one by one, after the database refused a batch
 }
 
-// NewRunner returns a runner that does not run yet.
-func NewRunner(store *deadletter.Store, logger *slog.Logger) *Runner {
-	return &Runner{store: store, logger: logger, careful: map[uuid.UUID]int{}}
+// NewRunner returns a runner that does not run yet. may, if not nil, is asked in each transaction before it sends
+// (restored.Guard.MaySend).
+func NewRunner(store *deadletter.Store, logger *slog.Logger, may func(ctx context.Context, tx postgres.DB) (bool, error)) *Runner {
+	return &Runner{store: store, logger: logger, may: may, careful: map[uuid.UUID]int{}}
 }
 
 // What one look at a run came to, as the time until the next one.
@@ -107,6 +109,11 @@ func (r *Runner) batch(ctx context.Context, id uuid.UUID) (p time.Duration, err 
 	careful := r.careful[id] > 0
 	var refused uuid.UUID
 	err = inTx(ctx, r.store, func(tx transaction) error {
+		if r.may != nil {
+			if may, err := r.may(ctx, tx); err != nil || !may {
+				return err
+			}
+		}
 		run, err := tx.LockReplay(ctx, id)
 		if errors.Is(err, pgx.ErrNoRows) {
 			return nil // another process has it, or it is not running any more

@@ -16,6 +16,14 @@ func (s *Server) logMode(ctx context.Context) {
 	s.logger.Info(river, "automatic", s.automaticHealth(ctx).Detail, "parts", s.parts())
 }
 
+// restoredHealth says whether the database was restored: a person must look.
+func (s *Server) restoredHealth() api.Part {
+	if hold := s.guard.Load().Held(); hold != nil {
+		return api.Part{Name: "restored", Detail: (&automatic.Stop{At: hold.At, Note: hold.Note, Restored: true}).String()}
+	}
+	return api.Part{Name: "restored", OK: true, Detail: "the server is the one that dlqd knows"}
+}
+
 // automaticHealth says whether dead letters are redelivered by themselves, or observed. Neither is a fault.
 func (s *Server) automaticHealth(ctx context.Context) api.Part {
 	part := api.Part{Name: "automatic", OK: true, Detail: "unknown"}

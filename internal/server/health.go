@@ -101,7 +101,7 @@ func (s *Server) health(ctx context.Context) []api.Part {
 	} else {
 		schema.OK, schema.Detail = false, "unknown"
 	}
-	parts = append(parts, schema, s.policyHealth(), s.accessHealth(), s.automaticHealth(ctx), s.captureHealth(ctx))
+	parts = append(parts, schema, s.policyHealth(), s.accessHealth(), s.automaticHealth(ctx), s.restoredHealth(), s.captureHealth(ctx))
 	if s.ingester != nil {
 		messages, bytes := s.ingester.Pending()
 		parts = append(parts, api.Part{

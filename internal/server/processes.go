@@ -2,14 +2,18 @@ package server
 
 import (
 	"context"
+	"fmt"
+
+	"github.com/jackc/pgx/v5"
 
 	"github.com/dlqd/dlqd/internal/api"
 	"github.com/dlqd/dlqd/internal/postgres"
 	"github.com/dlqd/dlqd/internal/process"
+	"github.com/dlqd/dlqd/internal/restored"
 )
 
-// register tells the other processes on the database that this one is there, now and for as long as it runs. No job of its may run before: see
-// process.Rescue.
+// register tells the other processes on the database that this one is there, now and for as long as it runs, and compares the
+// server with the one that dlqd ran on before. Nothing is sent before that, and no job of its may run: see process.Rescue.
 func (s *Server) register(ctx context.Context) error {
 	s.process = process.New(process.Config{
 		DB: s.store.DB(), Name: postgres.ProcessName(), Version: api.Version, Parts: s.parts(), Logger: s.logger,
@@ -24,7 +28,27 @@ func (s *Server) register(ctx context.Context) error {
 		return err
 	}
 	s.presence = s.process.Loop()
-	s.loops.Add(s.presence, s.process.Rescue())
+	guard := restored.New(restored.Config{
+		Schemas: s.config.Schemas, Process: s.process.ID(), Name: postgres.ProcessName(), Logger: s.logger,
+	}, s.pool)
+	if err := guard.Look(ctx, s.pool); err != nil {
+		return fmt.Errorf("whether the database was restored: %w", err)
+	}
+	s.guard.Store(guard)
+	s.loops.Add(s.presence, guard.Loop(), s.process.Rescue())
+	return nil
+}
+
+// connected compares the server before a new connection is used: it may have been restored since the last one.
+func (s *Server) connected(ctx context.Context, conn *pgx.Conn) error {
+	guard := s.guard.Load()
+	if guard == nil || s.idle() != nil {
+		return nil
+	}
+	if err := guard.Look(ctx, conn); err != nil {
+		// Its own transactions ask again (dlq.may_send); a connection that shows what is wrong is better than none.
+		s.logger.WarnContext(ctx, "whether the database was restored is not known", "error", err)
+	}
 	return nil
 }
 

@@ -224,6 +224,8 @@ var operations = []operation{
 	{"reset-automatic", "POST", "/api/dlq/automatic/reset", access.Operator, `{"queue": "pay_eu"}`, "", "everything"},
 	{"stop-automatic", "POST", "/api/dlq/automatic/stop", access.Operator, "", "", "everything"},
 	{"resume-automatic", "POST", "/api/dlq/automatic/resume", access.Operator, "", "", "everything"},
+	{"get-restored", "GET", "/api/dlq/restored", access.Operator, "", "", "everything"},
+	{"resume-restored", "POST", "/api/dlq/restored/resume", access.Operator, "", "", "everything"},
 	{"get-capture", "GET", "/api/dlq/capture", access.Reader, "", "", "everything"},
 	{"set-capture", "PUT", "/api/dlq/capture", access.Admin, `{"mode": "on"}`, "", "everything"},
 	{"reclassify", "POST", "/api/dlq/reclassify", access.Operator, `{"dryRun": true}`, "", "everything"},

@@ -43,6 +43,7 @@ import (
 	"github.com/dlqd/dlqd/internal/process"
 	"github.com/dlqd/dlqd/internal/reconcile"
 	"github.com/dlqd/dlqd/internal/replay"
+	"github.com/dlqd/dlqd/internal/restored"
 	"github.com/dlqd/dlqd/internal/retention"
 	"github.com/dlqd/dlqd/internal/savedview"
 	"github.com/dlqd/dlqd/internal/strategy"
@@ -137,6 +138,7 @@ type Server struct {
 	delivery  *delivery.Worker
 	river     *delivery.Client
 	process   *process.Process
+	guard     atomic.Pointer[restored.Guard] // nil until the pool is there
 	worker    *worker.Worker
 	attached  bool                  // River belongs to an application
 	detached  atomic.Pointer[error] // dlqd was taken out of the database meanwhile; nil where it is there
@@ -213,6 +215,9 @@ func (s *Server) start(ctx context.Context) error {
 		}
 	}
 	s.metrics.WatchPool(s.pool)
+	if err := s.register(ctx); err != nil {
+		return err
+	}
 
 	if err := s.startJudgement(ctx); err != nil {
 		return err
@@ -315,7 +320,7 @@ func (s *Server) openDatabase(ctx context.Context) error {
 		s.logger.Info("embedded Postgres is up", "data_dir", s.config.DataDir)
 	}
 	var err error
-	if s.pool, err = postgres.Open(ctx, url, s.config.MaxConns); err != nil {
+	if s.pool, err = postgres.OpenWith(ctx, url, s.config.MaxConns, s.connected); err != nil {
 		return err
 	}
 	if s.embedded != nil {
@@ -328,7 +333,7 @@ func (s *Server) startProcessing(ctx context.Context) error {
 	s.delivery = delivery.NewWorker(delivery.Config{
 		Logger:  s.logger.With("part", "delivery"),
 		Planner: s.planner.Load, Breakers: s.breakers, DB: s.store.DB(), Observe: s.metrics.ObserveDelivery, Tracer: s.telemetry.Tracer,
-		InDoubt: s.process.InDoubt,
+		InDoubt: s.process.InDoubt, Holds: s.guard.Load().Holds,
 	})
 	var err error
 	var shared func(context.Context, []string) ([]string, error)
@@ -348,7 +353,7 @@ func (s *Server) startProcessing(ctx context.Context) error {
 		return fmt.Errorf("processing: %w", err)
 	}
 	s.queues = s.river.Loop()
-	releaser := &delivery.Releaser{DB: s.store.DB(), Policy: s.policy, Breakers: s.breakers, Logger: s.logger}
+	releaser := &delivery.Releaser{DB: s.store.DB(), Policy: s.policy, Breakers: s.breakers, Logger: s.logger, Restored: func() bool { return s.guard.Load().Held() != nil }}
 	s.loops.Add(s.queues, releaser.Loop())
 	return s.process.Once(ctx) // with its queues
 }
@@ -357,13 +362,14 @@ func (s *Server) startDLQWorker() error {
 	config := worker.Config{
 		Store: s.store, Planner: s.planner.Load, Logger: s.logger.With("part", "dlq-workers"),
 		PollInterval: s.config.PollInterval, WakeTopic: s.config.Schemas.WakeTopic(), Observe: s.metrics.ObserveWorker, ObserveStage: s.metrics.ObserveStage, Parked: s.tellPeople,
+		TryLock: s.guard.Load().TryLock,
 	}
 	if !s.config.PollOnly {
 		config.Listen = s.pool
 	}
 	s.worker = worker.New(config)
 	s.loops.Add(s.worker.Loops()...)
-	runs := replay.NewRunner(s.store, s.logger.With("part", "replay")).Loop()
+	runs := replay.NewRunner(s.store, s.logger.With("part", "replay"), s.guard.Load().MaySend).Loop()
 	s.loops.Add(runs)
 	s.wakeRuns = runs.Wake
 	approved := (&approval.Runner{

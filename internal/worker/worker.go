@@ -100,6 +100,8 @@ type Config struct {
 	Observe Observer
 	// ObserveStage is told of every step of a stage: how long it took, and its error. Nil for nobody.
 	ObserveStage func(stage string, took time.Duration, err error)
+	// TryLock is automatic.TryLock, or restored.Guard.TryLock, which also looks whether the database was restored.
+	TryLock func(ctx context.Context, tx postgres.DB) (bool, error)
 	// Parked is told, after the commit, of entries that now need a person, whatever the reason: the one place where people are told.
 	Parked func([]Parked)
 }
@@ -149,6 +151,9 @@ func New(config Config) *Worker {
 	}
 	if config.ObserveStage == nil {
 		config.ObserveStage = func(string, time.Duration, error) {}
+	}
+	if config.TryLock == nil {
+		config.TryLock = automatic.TryLock
 	}
 	w := &Worker{config: config, actor: "worker:" + config.Name, queries: dbsqlc.New(config.Store.DB())}
 	w.batches = background.New(background.Config{
@@ -464,7 +469,7 @@ var errSwitching = errors.New("automatic redelivery is being switched")
 
 // judge reads what a transaction that redelivers goes by. From then on, no switch changes before it ends.
 func (w *Worker) judge(ctx context.Context, tx transaction, planner *strategy.Planner) (*judged, error) {
-	switch locked, err := automatic.TryLock(ctx, tx); {
+	switch locked, err := w.config.TryLock(ctx, tx); {
 	case err != nil:
 		return nil, err
 	case !locked:

@@ -58,20 +58,30 @@ func (q *Queries) AutomaticChanges(ctx context.Context, most int32) ([]Automatic
 }
 
 const AutomaticStop = `-- name: AutomaticStop :one
-SELECT s.at, s.actor, s.note FROM dlq.automatic_switches s WHERE s.scope = 'stop'
+SELECT s.at, s.actor, s.note, (s.name = 'restored')::boolean AS restored,
+       (s.name = '' OR (SELECT count(*) FROM dlq.automatic_switches o WHERE o.scope = 'stop') > 1)::boolean AS by_person
+FROM dlq.automatic_switches s WHERE s.scope = 'stop' ORDER BY s.name DESC LIMIT 1
 `
 
 type AutomaticStopRow struct {
-	At    time.Time
-	Actor string
-	Note  *string
+	At       time.Time
+	Actor    string
+	Note     *string
+	Restored bool
+	ByPerson bool
 }
 
-// Who stopped all automatic redelivery, and when; no row where nobody did.
+// What stops all automatic redelivery, since when; no row where nothing does. That the database was restored comes first.
 func (q *Queries) AutomaticStop(ctx context.Context) (AutomaticStopRow, error) {
 	row := q.db.QueryRow(ctx, AutomaticStop)
 	var i AutomaticStopRow
-	err := row.Scan(&i.At, &i.Actor, &i.Note)
+	err := row.Scan(
+		&i.At,
+		&i.Actor,
+		&i.Note,
+		&i.Restored,
+		&i.ByPerson,
+	)
 	return i, err
 }
 

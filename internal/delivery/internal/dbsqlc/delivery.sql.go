@@ -166,17 +166,23 @@ func (q *Queries) OrderPredecessor(ctx context.Context, arg OrderPredecessorPara
 }
 
 const ReleaseHeld = `-- name: ReleaseHeld :one
-SELECT dlq.release_held($1::text[], $2::integer, $3::interval)::integer AS released
+SELECT dlq.release_held($1::text[], $2::integer, $3::interval, $4::text)::integer AS released
 `
 
 type ReleaseHeldParams struct {
 	Queues  []string
 	MaxJobs int32
 	Horizon time.Duration
+	Held    string
 }
 
 func (q *Queries) ReleaseHeld(ctx context.Context, arg ReleaseHeldParams) (int32, error) {
-	row := q.db.QueryRow(ctx, ReleaseHeld, arg.Queues, arg.MaxJobs, arg.Horizon)
+	row := q.db.QueryRow(ctx, ReleaseHeld,
+		arg.Queues,
+		arg.MaxJobs,
+		arg.Horizon,
+		arg.Held,
+	)
 	var released int32
 	err := row.Scan(&released)
 	return released, err

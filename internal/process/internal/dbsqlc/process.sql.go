@@ -39,7 +39,8 @@ WITH gone AS (
 )
 INSERT INTO dlq.processes (id, name, version, parts, queues)
 VALUES ($1, $2, $3, $4::text[], $5::text[])
-ON CONFLICT (id) DO UPDATE SET queues = CASE WHEN processes.stopped_at IS NULL THEN excluded.queues ELSE processes.queues END, seen_at = now()
+ON CONFLICT (id) DO UPDATE SET name = excluded.name, version = excluded.version, parts = excluded.parts,
+    queues = CASE WHEN processes.stopped_at IS NULL THEN excluded.queues ELSE processes.queues END, seen_at = now()
 RETURNING seen_at
 `
 

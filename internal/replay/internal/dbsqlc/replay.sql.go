@@ -14,10 +14,10 @@ import (
 )
 
 const ActiveReplays = `-- name: ActiveReplays :many
-SELECT id FROM dlq.replay_runs WHERE status = 'running' ORDER BY id
+SELECT id FROM dlq.replay_runs WHERE status = 'running' AND NOT (SELECT dlq.is_restored()) ORDER BY id
 `
 
-// Runs that have something to do.
+// Runs that have something to do; none where the database was restored.
 func (q *Queries) ActiveReplays(ctx context.Context) ([]uuid.UUID, error) {
 	rows, err := q.db.Query(ctx, ActiveReplays)
 	if err != nil {
@@ -582,7 +582,7 @@ func (q *Queries) Replayable(ctx context.Context, filter json.RawMessage) (json.
 }
 
 const RunsByID = `-- name: RunsByID :many
-SELECT r.id, r.status::text AS status, r.newest_first, r.batch_size, r.rate, r.concurrency, r.queue, r.destination, r.force, coalesce(dlq.masked_text(r.note, dlq.mask(false)), '')::text AS note, r.actor,
+SELECT r.id, r.status::text AS status, (r.status = 'running' AND (SELECT dlq.is_restored()))::boolean AS held, r.newest_first, r.batch_size, r.rate, r.concurrency, r.queue, r.destination, r.force, coalesce(dlq.masked_text(r.note, dlq.mask(false)), '')::text AS note, r.actor,
        coalesce(r.checkpoint, '')::text AS checkpoint,
        CASE WHEN dlq.hidden_columns() && dlq.filtered_columns() THEN jsonb_build_object('filter', r.filter - (dlq.personal_filters() || '{errorMessage}'))
            ELSE dlq.masked_detail(jsonb_build_object('filter', r.filter) || CASE WHEN r.patch IS NULL THEN '{}' ELSE jsonb_build_object('patch', r.patch) END
@@ -601,6 +601,7 @@ type RunsByIDParams struct {
 type RunsByIDRow struct {
 	ID          uuid.UUID
 	Status      string
+	Held        bool
 	NewestFirst bool
 	BatchSize   int32
 	Rate        *float64
@@ -639,6 +640,7 @@ func (q *Queries) RunsByID(ctx context.Context, arg RunsByIDParams) ([]RunsByIDR
 		if err := rows.Scan(
 			&i.ID,
 			&i.Status,
+			&i.Held,
 			&i.NewestFirst,
 			&i.BatchSize,
 			&i.Rate,

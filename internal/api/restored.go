@@ -1,0 +1,98 @@
+package api
+
+import (
+	"context"
+	"net/http"
+	"time"
+
+	"github.com/danielgtaylor/huma/v2"
+
+	"github.com/dlqd/dlqd/internal/automatic"
+	"github.com/dlqd/dlqd/internal/deadletter"
+	"github.com/dlqd/dlqd/internal/postgres"
+	"github.com/dlqd/dlqd/internal/restored"
+)
+
+// Restored is whether the database counts as restored, and what may be done a second time.
+type Restored struct {
+	Hold      *automatic.Stop   `json:"hold,omitempty" doc:"Since when, and why, dlqd holds what it would send; absent where it holds nothing for this reason."`
+	MayRepeat []restored.Repeat `json:"mayRepeat" doc:"What may be done a second time, once it goes on. Empty where nothing is held."`
+}
+
+// RestoredResumed is what going on does.
+type RestoredResumed struct {
+	Restored
+
+	DryRun bool `json:"dryRun" doc:"Nothing was changed."`
+}
+
+type restoredOutput struct{ Body Restored }
+
+type restoredResumedOutput struct{ Body RestoredResumed }
+
+func (s *service) registerRestored(api huma.API) {
+	tags := []string{"automatic redelivery"}
+	held := Restored{
+		Hold: &automatic.Stop{
+			At: time.Date(2026, 11, 21, 10, 0, 0, 0, time.UTC), Actor: "worker:dlqd-1/7", Restored: true,
+			Note: "the server is on timeline 2, and dlqd knew it on 1: it was restored, or promoted while no dlqd ran; it knows of nothing after 2026-11-21 09:12:40 UTC",
+		},
+		MayRepeat: []restored.Repeat{{What: "replay run", Held: true, Items: 332, Detail: "run 0198f1c2-8a10-7c3e-9d55-1f6f1c6b7a01 of kim: sent 168 of 500"}},
+	}
+	get := huma.Operation{
+		OperationID: "get-restored", Method: http.MethodGet, Path: "/api/dlq/restored", Tags: tags,
+		Summary: "Whether the database was restored to an earlier moment, and what may be sent a second time", Errors: []int{503},
+	}
+	example(&get, http.StatusOK, held)
+	huma.Register(api, get, func(ctx context.Context, _ *struct{}) (*restoredOutput, error) {
+		said, err := readRestored(ctx, s.Store.DB())
+		if err != nil {
+			return nil, s.problem(ctx, err)
+		}
+		return &restoredOutput{Body: *said}, nil
+	})
+
+	resume := huma.Operation{
+		OperationID: "resume-restored", Method: http.MethodPost, Path: "/api/dlq/restored/resume", Tags: tags,
+		Summary: "Let a restored database go on",
+		Description: "Replay runs, redeliveries and messages from before go on, and dlqd takes this server for its own from now on. " +
+			"It leaves an audit row. Where nothing is held, nothing changes. The answer says what may be done a second time.",
+		Errors: []int{400, 409, 422, 503},
+	}
+	example(&resume, http.StatusOK, RestoredResumed{DryRun: true, Restored: held})
+	type resumeInput struct{ Body *AutomaticAction }
+	huma.Register(api, resume, func(ctx context.Context, in *resumeInput) (*restoredResumedOutput, error) {
+		action := in.Body
+		if action == nil {
+			action = &AutomaticAction{}
+		}
+		act, out := action.act(ctx), &restoredResumedOutput{}
+		err := deadletter.Named(s.Store.InTx(ctx, func(tx postgres.DB) error {
+			said, err := readRestored(ctx, tx)
+			if err != nil {
+				return err
+			}
+			out.Body = RestoredResumed{Restored: *said, DryRun: action.DryRun}
+			if action.DryRun {
+				return nil
+			}
+			_, err = restored.Resume(ctx, tx, act.Actor, act.Note)
+			return err
+		}))
+		if err != nil {
+			return nil, s.problem(ctx, err)
+		}
+		return out, nil
+	})
+}
+
+func readRestored(ctx context.Context, db postgres.DB) (*Restored, error) {
+	said := &Restored{MayRepeat: []restored.Repeat{}}
+	stop, err := automatic.ReadStop(ctx, db)
+	if err != nil || stop == nil || !stop.Restored {
+		return said, err
+	}
+	said.Hold = stop
+	said.MayRepeat, err = restored.Preview(ctx, db)
+	return said, err
+}

@@ -1,0 +1,408 @@
+package server_test
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"io/fs"
+	"log/slog"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/dlqd/dlqd/internal/policy"
+	"github.com/dlqd/dlqd/internal/postgres"
+	"github.com/dlqd/dlqd/internal/server"
+)
+
+// ledger is a receiver that keeps the id of each message that it took, and refuses those of a kind until it is told otherwise.
+type ledger struct {
+	mu      sync.Mutex
+	taken   map[string]int
+	refuses map[string]int // by kind: the status that it answers
+}
+
+func (l *ledger) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	_, _ = io.Copy(io.Discard, r.Body)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if status := l.refuses[r.Header.Get("Dlqd-Kind")]; status != 0 {
+		w.WriteHeader(status)
+		return
+	}
+	l.taken[r.Header.Get("Webhook-Id")]++
+}
+
+func (l *ledger) answer(kind string, status int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.refuses[kind] = status
+}
+
+// forget begins a new page.
+func (l *ledger) forget() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.taken = map[string]int{}
+}
+
+func (l *ledger) ids() (ids []string, most int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for id, n := range l.taken {
+		ids, most = append(ids, id), max(most, n)
+	}
+	return ids, most
+}
+
+// cluster is a private Postgres server that archives its WAL, with a database of a plain role.
+type cluster struct {
+	*testing.T
+
+	embedded *postgres.Embedded
+	dir      string
+	archive  string // directory of WAL files
+	bin      string // directory of the server's programs
+	app      string // URL of the plain role
+}
+
+const plainRole = "team"
+
+// newCluster starts a server, and migrates a database that a plain role owns.
+func newCluster(t *testing.T) *cluster {
+	t.Helper()
+	found, err := postgres.FindBinaries(t.Context(), os.Getenv("DLQD_TEST_POSTGRES_BIN"), 0)
+	require.NoError(t, err)
+	dir, err := os.MkdirTemp("", "dlqd-restored-") // t.TempDir is too long for a socket, and closed to the server's user
+	require.NoError(t, err)
+	require.NoError(t, os.Chmod(dir, 0o755)) //nolint:gosec // the server's user enters it
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	c := &cluster{T: t, dir: filepath.Join(dir, "one"), archive: filepath.Join(dir, "archive"), bin: found.Dir}
+	c.start()
+	require.NoError(t, os.Mkdir(c.archive, 0o777))
+	require.NoError(t, os.Chmod(c.archive, 0o777)) //nolint:gosec // the server's user writes it
+	c.admin("ALTER SYSTEM SET archive_mode = on", "ALTER SYSTEM SET archive_command = 'cp %p "+c.archive+"/%f'")
+	require.NoError(t, c.embedded.Stop())
+	c.start()
+	c.admin("CREATE ROLE "+plainRole+" LOGIN", "CREATE DATABASE app OWNER "+plainRole)
+	c.app = c.url("app", plainRole)
+	pool, err := postgres.Open(t.Context(), c.app, 4)
+	require.NoError(t, err)
+	defer pool.Close()
+	require.NoError(t, (&postgres.Migrator{Pool: pool, Schemas: postgres.DefaultSchemas(), Logger: slog.New(slog.DiscardHandler)}).Up(t.Context()))
+	return c
+}
+
+func (c *cluster) start() {
+	c.Helper()
+	embedded, err := postgres.StartEmbedded(c.Context(), postgres.EmbeddedConfig{DataDir: c.dir, BinDir: c.bin, Throwaway: true, Logger: slog.New(slog.DiscardHandler)})
+	require.NoError(c, err)
+	c.embedded = embedded
+	c.Cleanup(func() { _ = embedded.StopWithin(10 * time.Second) })
+}
+
+func (c *cluster) url(database, role string) string {
+	return strings.NewReplacer("//dlqd@", "//"+role+"@", "/dlqd?", "/"+database+"?").Replace(c.embedded.URL())
+}
+
+// admin runs statements as the server's administrator.
+func (c *cluster) admin(statements ...string) {
+	c.Helper()
+	conn, err := pgx.Connect(c.Context(), c.embedded.URL())
+	require.NoError(c, err)
+	defer func() { _ = conn.Close(context.WithoutCancel(c.Context())) }()
+	for _, statement := range statements {
+		_, err = conn.Exec(c.Context(), statement)
+		require.NoError(c, err, statement)
+	}
+}
+
+// copy takes a base backup into the data directory of another cluster.
+func (c *cluster) copy(name string, more ...string) *cluster {
+	c.Helper()
+	other := &cluster{T: c.T, dir: filepath.Join(filepath.Dir(c.dir), name), archive: c.archive, bin: c.bin}
+	require.NoError(c, os.Mkdir(other.dir, 0o700))
+	data := filepath.Join(other.dir, "pgdata")
+	arguments := append([]string{"--pgdata", data, "--checkpoint", "fast", "--wal-method", "stream", "--dbname", c.embedded.URL()}, more...)
+	out, err := exec.CommandContext(c.Context(), filepath.Join(c.bin, "pg_basebackup"), arguments...).CombinedOutput()
+	require.NoError(c, err, string(out))
+	return other
+}
+
+// owned gives a copy's files to the user that runs the server of c.
+func (c *cluster) owned(other *cluster) {
+	c.Helper()
+	info, err := os.Stat(filepath.Join(c.dir, "pgdata"))
+	require.NoError(c, err)
+	owner, ok := info.Sys().(*syscall.Stat_t)
+	require.True(c, ok)
+	require.NoError(c, filepath.WalkDir(filepath.Join(other.dir, "pgdata"), func(path string, _ fs.DirEntry, err error) error {
+		if err != nil || os.Geteuid() != 0 {
+			return err
+		}
+		return os.Lchown(path, int(owner.Uid), int(owner.Gid))
+	}))
+}
+
+// configure adds lines to the configuration of a server that does not run.
+func (c *cluster) configure(lines ...string) {
+	c.Helper()
+	file, err := os.OpenFile(filepath.Join(c.dir, "pgdata", "postgresql.auto.conf"), os.O_APPEND|os.O_WRONLY, 0o600)
+	require.NoError(c, err)
+	_, err = io.WriteString(file, strings.Join(lines, "\n")+"\n")
+	require.NoError(c, err)
+	require.NoError(c, file.Close())
+}
+
+// writable waits until a server has left recovery.
+func (c *cluster) writable() {
+	c.Helper()
+	require.Eventually(c, func() bool {
+		conn, err := pgx.Connect(c.Context(), c.embedded.URL())
+		if err != nil {
+			return false
+		}
+		defer func() { _ = conn.Close(c.Context()) }()
+		var recovers bool
+		return conn.QueryRow(c.Context(), "SELECT pg_is_in_recovery()").Scan(&recovers) == nil && !recovers
+	}, time.Minute, 50*time.Millisecond)
+}
+
+// restoredBundle is a dlqd on a cluster.
+func restoredBundle(t *testing.T, url string, l *ledger) *bundle {
+	t.Helper()
+	b := setup(t, options{receiver: l.ServeHTTP, config: func(c *server.Config) {
+		c.DatabaseURL, c.PollInterval = url, 100*time.Millisecond
+		c.Policy.Queues["default"].Backoff = policy.Backoff{Kind: policy.BackoffFixed, Delay: time.Second}
+	}})
+	b.url = url
+	pool, err := pgxpool.New(t.Context(), url)
+	require.NoError(t, err)
+	t.Cleanup(pool.Close)
+	b.pool = pool
+	return b
+}
+
+// wholeHealth is what /api/health says, also where that is that something is wrong.
+func (b *bundle) wholeHealth() (status int, said map[string]any) {
+	b.Helper()
+	request, err := http.NewRequestWithContext(b.Context(), http.MethodGet, b.base+"/api/health", nil)
+	require.NoError(b, err)
+	response, err := http.DefaultClient.Do(request)
+	require.NoError(b, err)
+	defer func() { _ = response.Body.Close() }()
+	require.NoError(b, json.NewDecoder(response.Body).Decode(&said))
+	return response.StatusCode, said
+}
+
+func (b *bundle) send(id, kind string) {
+	b.Helper()
+	status, out, _ := b.call("POST", "/api/messages", fmt.Sprintf(`{"messageId": %q, "queue": "default", "kind": %q, "payload": 1}`, id, kind))
+	require.Less(b, status, 300, out)
+}
+
+func (b *bundle) awaitCount(n int, sql string) {
+	b.Helper()
+	require.Eventually(b, func() bool {
+		var found int
+		return b.pool.QueryRow(b.Context(), sql).Scan(&found) == nil && found == n
+	}, time.Minute, 50*time.Millisecond, "%d: %s", n, sql)
+}
+
+func (b *bundle) awaitTaken(l *ledger, n int) {
+	b.Helper()
+	require.Eventually(b, func() bool { ids, _ := l.ids(); return len(ids) >= n }, time.Minute, 20*time.Millisecond)
+}
+
+// turns waits until loops have made turns that began after now.
+func (b *bundle) turns(names ...string) {
+	b.Helper()
+	for range 2 {
+		began := time.Now()
+		for _, name := range names {
+			require.Eventually(b, func() bool {
+				_, health := b.wholeHealth()
+				for _, p := range health["parts"].([]any) {
+					part := p.(map[string]any)
+					if part["name"] == name && part["lastSuccess"] != nil {
+						at, err := time.Parse(time.RFC3339Nano, part["lastSuccess"].(string))
+						return err == nil && at.After(began)
+					}
+				}
+				return false
+			}, time.Minute, 50*time.Millisecond, name)
+		}
+	}
+}
+
+// A base backup and WAL into the middle of a replay run: nothing that the receiver has goes out again before a person says so.
+func TestRestored_holdsWhatWasSentSince(t *testing.T) {
+	t.Parallel()
+	const entries = 40
+	c, l := newCluster(t), &ledger{taken: map[string]int{}, refuses: map[string]int{"order.placed": http.StatusUnprocessableEntity, "order.late": http.StatusInternalServerError}}
+	before := restoredBundle(t, c.app, l)
+	for i := range entries {
+		before.send(fmt.Sprintf("m%d", i), "order.placed")
+	}
+	before.awaitCount(entries, "SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_manual'")
+	backup := c.copy("two")
+	c.owned(backup)
+
+	l.answer("order.placed", 0)
+	status, answer, _ := before.call("POST", "/api/dlq/replay", `{"filter": {"status": ["dlq_manual"]}, "rate": 10, "actor": "kim"}`)
+	require.Less(t, status, 300, answer)
+	before.send("late", "order.late") // is retried, and waits for that
+	before.awaitCount(1, "SELECT count(*) FROM river_job WHERE state IN ('retryable', 'available', 'scheduled') AND args ->> 'kind' = 'order.late'")
+	before.awaitTaken(l, 5)
+	c.admin("SELECT pg_create_restore_point('middle')")
+	ids, _ := l.ids()
+	require.Less(t, len(ids), entries)
+	l.answer("order.late", 0)
+	before.awaitTaken(l, entries+1)
+	before.awaitCount(1, "SELECT count(*) FROM dlq.replay_runs WHERE status = 'completed'")
+	before.stop()
+	c.admin("SELECT pg_switch_wal()")
+	require.NoError(t, c.embedded.Stop()) // which archives what is left
+
+	backup.configure("restore_command = 'cp "+c.archive+"/%f %p'", "recovery_target_name = 'middle'", "recovery_target_action = 'promote'", "archive_mode = off")
+	require.NoError(t, os.WriteFile(filepath.Join(backup.dir, "pgdata", "recovery.signal"), nil, 0o644)) //nolint:gosec // the server's user reads it
+	backup.start()
+	backup.writable()
+	l.forget()
+
+	after := restoredBundle(t, backup.url("app", plainRole), l)
+	require.Equal(t, 1, after.count("SELECT count(*) FROM dlq.automatic_switches WHERE scope = 'stop' AND name = 'restored' AND note LIKE 'the server is on timeline 2, and dlqd knew it on 1: %; it knows of nothing after %'"))
+	after.exec("UPDATE river_job SET state = 'available' WHERE state = 'running' AND args ->> 'kind' <> 'order.new'") // as River's rescuer would, in minutes
+	after.send("new", "order.new")
+	after.awaitTaken(l, 1) // what is new goes
+	after.awaitCount(1, `SELECT count(*) FROM river_job WHERE state = 'scheduled' AND metadata @> '{"dlq:held": "restored"}' AND args ->> 'kind' = 'order.late'`)
+	after.turns("replay-runs", "dlq-workers", "gates", "observed")
+	ids, _ = l.ids()
+	require.Equal(t, []string{"new"}, ids, "nothing goes by itself")
+
+	_, said, _ := after.call("GET", "/api/dlq/restored", "")
+	require.Contains(t, said["hold"].(map[string]any)["note"], "timeline 2")
+	text := fmt.Sprint(said["mayRepeat"])
+	require.Contains(t, text, "what:replay run")
+	require.Contains(t, text, "what:message in River's queues")
+	runID := answer["run"].(map[string]any)["id"].(string)
+	_, run, _ := after.call("GET", "/api/dlq/replays/"+runID, "")
+	require.Equal(t, "running", run["status"])
+	require.Equal(t, true, run["held"])
+
+	// A person's own replay of one goes.
+	var left string
+	require.NoError(t, after.pool.QueryRow(t.Context(), "SELECT entry_id FROM dlq.replay_run_entries WHERE job_id IS NULL AND outcome IS NULL ORDER BY entry_id DESC LIMIT 1").Scan(&left))
+	status, out, _ := after.call("POST", "/api/dlq/entries/"+left+"/replay", `{"actor": "kim"}`)
+	require.Less(t, status, 300, out)
+	require.Contains(t, out["warning"], "restored")
+	after.awaitTaken(l, 2)
+
+	status, out, _ = after.call("POST", "/api/dlq/restored/resume", `{"actor": "kim", "note": "the receiver drops repeats"}`)
+	require.Equal(t, http.StatusOK, status, out)
+	after.awaitCount(1, "SELECT count(*) FROM dlq.replay_runs WHERE status = 'completed'")
+	after.awaitCount(0, "SELECT count(*) FROM river_job WHERE args ->> 'kind' = 'order.late' AND state <> 'completed'")
+	require.Equal(t, 1, after.count("SELECT count(*) FROM dlq.acts WHERE subject = 'server' AND act = 'acknowledged' AND actor = 'kim' AND note = 'the receiver drops repeats'"))
+
+	// Once acknowledged, a restart knows the server.
+	after.stop()
+	again := restoredBundle(t, backup.url("app", plainRole), l)
+	require.Zero(t, again.count("SELECT count(*) FROM dlq.automatic_switches"))
+}
+
+// A standby takes over under a dlqd that runs, which goes on by itself: what it wrote last is there.
+func TestRestored_goesOnWhereAStandbyIsPromoted(t *testing.T) {
+	t.Parallel()
+	c, l := newCluster(t), &ledger{taken: map[string]int{}, refuses: map[string]int{}}
+	standby := c.copy("two", "--write-recovery-conf")
+	c.owned(standby)
+	standby.start()
+	both := strings.Replace(c.app, "host=", "host="+hostOf(t, standby)+",", 1) + "&target_session_attrs=read-write"
+	b := restoredBundle(t, both, l)
+	b.send("m1", "order.placed")
+	b.awaitTaken(l, 1)
+	// The standby has what the primary had when nothing is written any more.
+	require.Eventually(t, func() bool {
+		conn, err := pgx.Connect(t.Context(), standby.embedded.URL())
+		require.NoError(t, err)
+		defer func() { _ = conn.Close(t.Context()) }()
+		var streams bool
+		return conn.QueryRow(t.Context(), "SELECT EXISTS (SELECT FROM pg_stat_wal_receiver WHERE status = 'streaming')").Scan(&streams) == nil && streams
+	}, time.Minute, 50*time.Millisecond)
+	require.NoError(t, c.embedded.Stop()) // a clean stop sends the standby all that was written
+	standby.admin("SELECT pg_promote()")
+	standby.writable()
+	b.awaitCount(1, "SELECT count(*) FROM dlq.acts WHERE subject = 'server' AND act = 'promoted'")
+	b.awaitCount(0, "SELECT count(*) FROM dlq.automatic_switches")
+	b.send("m2", "order.placed")
+	b.awaitTaken(l, 2)
+	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.settings WHERE key = 'server' AND value::jsonb ->> 'timeline' = '2'"))
+}
+
+func hostOf(t *testing.T, c *cluster) string {
+	t.Helper()
+	config, err := pgx.ParseConfig(c.embedded.URL())
+	require.NoError(t, err)
+	return config.Host
+}
+
+// What tells a restore, besides the timeline: another server, database or dump, and what a process wrote last. A stop of a person's stays.
+func TestRestored_noticesAndSaysSo(t *testing.T) {
+	t.Parallel()
+	for name, becomes := range map[string]struct{ sql, note string }{
+		"another server":   {`UPDATE dlq.settings SET value = jsonb_set(value::jsonb, '{system}', '"1"') WHERE key = 'server'`, "this is another server (system identifier "},
+		"another database": {`UPDATE dlq.settings SET value = jsonb_set(value::jsonb, '{database}', '1') WHERE key = 'server'`, "this is another database of the same server"},
+		"a dump":           {`UPDATE dlq.settings SET value = jsonb_set(value::jsonb, '{table}', '1') WHERE key = 'server'`, "its tables were made anew, from a dump"},
+		"earlier":          {`UPDATE dlq.processes SET mark = 0`, "wrote last is not here: the database went back while it ran"},
+		"before it began":  {`DELETE FROM dlq.processes`, "wrote last is not here: the database went back while it ran"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := setup(t, options{})
+			b.awaitCount(1, "SELECT count(*) FROM dlq.processes WHERE mark > 1")
+			b.exec("SELECT dlq.stop_automatic('kim', 'a release')")
+			b.exec(becomes.sql)
+			b.awaitCount(1, "SELECT count(*) FROM dlq.automatic_switches WHERE name = 'restored'")
+			for _, path := range []string{"/api/dlq/entries", "/api/dlq/stats"} {
+				_, said, _ := b.call("GET", path, "")
+				stopped := said["automaticStopped"].(map[string]any)
+				require.Contains(t, stopped["note"], becomes.note)
+				require.Equal(t, true, stopped["restored"])
+			}
+			code, health := b.wholeHealth()
+			require.Equal(t, http.StatusServiceUnavailable, code)
+			require.Contains(t, fmt.Sprint(health["parts"]), "the database was restored (")
+			code, _, _ = b.call("GET", "/readyz", "")
+			require.Equal(t, http.StatusOK, code, "messages are taken and delivered")
+			require.Eventually(t, func() bool {
+				_, metrics, _ := b.call("GET", "/metrics", "")
+				return strings.Contains(metrics["text"].(string), "dlqd_restored 1\n")
+			}, time.Minute, 100*time.Millisecond)
+
+			code, out, _ := b.call("POST", "/api/dlq/automatic/resume", `{}`)
+			require.Equal(t, http.StatusOK, code, out)
+			require.Equal(t, true, out["stopped"].(map[string]any)["restored"], "that lifts a person's stop alone")
+			code, out, _ = b.call("POST", "/api/dlq/restored/resume", `{"dryRun": true}`)
+			require.Equal(t, http.StatusOK, code, out)
+			require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.automatic_switches"))
+			code, out, _ = b.call("POST", "/api/dlq/restored/resume", `{"actor": "kim"}`)
+			require.Equal(t, http.StatusOK, code, out)
+			require.Zero(t, b.count("SELECT count(*) FROM dlq.automatic_switches"))
+			b.turns("server")
+			require.Zero(t, b.count("SELECT count(*) FROM dlq.automatic_switches"), "the server is known now")
+			code, health = b.wholeHealth()
+			require.Equal(t, http.StatusOK, code, health)
+		})
+	}
+}
