@@ -30,13 +30,16 @@ run: install-postgres build ## serve until stopped, on an embedded Postgres
 
 RACE ?= -race
 # The packages that take longest begin first: one that runs alone at the end leaves processors idle.
-PACKAGES ?= ./internal/server ./internal/console ./cmd/dlqd ./internal/postgres ./deploy ./internal/worker ./internal/host ./internal/deadletter ./...
+LONGEST := ./internal/server ./internal/console ./cmd/dlqd ./internal/postgres ./deploy ./internal/worker \
+	./internal/host ./internal/deadletter
+PACKAGES ?= $(LONGEST) ./...
 
 .PHONY: test
 test: install-postgres ## run all tests, with the race detector (PACKAGES=…, RACE= for some, without); "make lint" vets them
 	@scripts/install.sh cc curl chromium prometheus alertmanager
 	@# Without the setting, each program built with the race detector sleeps for a second before it exits.
-	GORACE=atexit_sleep_ms=50 go run ./internal/postgres/postgrestest/withpostgres go test $(RACE) -vet=off -ldflags=-w -timeout 30m $(PACKAGES)
+	GORACE=atexit_sleep_ms=50 go run ./internal/postgres/postgrestest/withpostgres \
+		go test $(RACE) -vet=off -ldflags=-w -timeout 30m $(PACKAGES)
 
 .PHONY: trial-capture
 trial-capture: install-postgres ## switch, lock, restore and purge around an application at random (TRIAL=10m), and count its failures

@@ -147,7 +147,8 @@ func outage(b *bench, scale float64) error {
 	})
 }
 
-// figures are what the drill promises of a machine that is not busy with something else. TestOutage asserts none of them.
+// figures returns which of the drill's figures are not as promised. They are promised for a machine that does nothing
+// else: TestOutage asserts none of them.
 func (o *outageReport) figures(p outageParams) error {
 	var errs []error
 	check := func(ok bool, format string, args ...any) {
@@ -157,11 +158,11 @@ func (o *outageReport) figures(p outageParams) error {
 	}
 	check(maps.Equal(o.sent, o.delivered), "sent %v, delivered %v", o.sent, o.delivered)
 	check(o.dead == 0, "%d dead letters need a person or failed", o.dead)
-	check(o.share() < 0.01, "%.2f %% attempts for each message that was sent to a destination that was down; less than 1 %% are expected", 100*o.share())
-	check(o.released <= 2*(p.pace+1), "%d messages let go in one second; two looks at a pace of %d are the most", o.released, p.pace)
+	check(o.share() < 0.01, "attempts on the broken one: %.2f %% of its messages, not less than 1 %%", 100*o.share())
+	check(o.released <= 2*(p.pace+1), "%d messages let go in one second, at a pace of %d", o.released, p.pace)
 	for _, name := range destinations {
 		if p99 := o.p99[name]; name != broken {
-			check(p99[1] < 3*p99[0]+2*time.Second, "p99 of %s was %s before, and %s in the outage", name, p99[0], p99[1])
+			check(p99[1] < 3*p99[0]+2*time.Second, "p99 of %s: %s before, %s in the outage", name, p99[0], p99[1])
 		}
 	}
 	return errors.Join(errs...)

@@ -12,8 +12,9 @@ import (
 
 func TestMain(m *testing.M) { postgrestest.Main(m) }
 
-// TestOutage is the drill of "go run ./bench outage", cut short: the same code, until a few hundred messages have come for a destination
-// that is down, and its breaker has let probes through more than once. What it asserts depends on no speed; the drill itself asserts figures.
+// TestOutage is the drill of "go run ./bench outage", cut short: the same code, until a few hundred messages have come
+// for a destination that is down, and its breaker has let probes through more than once. What it asserts depends on no
+// speed; the drill itself asserts figures.
 func TestOutage(t *testing.T) {
 	t.Parallel()
 	url := postgrestest.URL(t)
@@ -24,10 +25,12 @@ func TestOutage(t *testing.T) {
 	}
 	report, err := runOutage(t.Context(), url, postgrestest.Open(t, url), p)
 	require.NoError(t, err)
-	t.Logf("%d attempts for %d messages, %d half-open periods; %d let go in one second", report.attempts, report.sentWhileDown.Load(), report.probes, report.released)
+	t.Logf("%d attempts for %d messages, %d half-open periods; %d let go in one second",
+		report.attempts, report.sentWhileDown.Load(), report.probes, report.released)
 	require.Equal(t, report.sent, report.delivered, "everything that was accepted is delivered")
 	require.Zero(t, report.dead, "nothing is dead that should not be")
-	// What was under way when it opened, and a probe of each half-open period; no message spends its attempts on a destination that is down.
+	// What was under way when it opened, and a probe of each half-open period: no message spends its attempts on a
+	// destination that is down.
 	require.GreaterOrEqual(t, report.probes, p.periods)
 	require.LessOrEqual(t, report.attempts, failures+p.concurrency+report.probes)
 	// What was held comes back at its pace, not all at once.

@@ -366,7 +366,8 @@ destinations: {shop: {url: RECEIVER}, bank: {url: RECEIVER}}
 	w.exec(failed)
 	w.asSuperuser("UPDATE dlq.dead_letter_inbox SET created_at = now() - interval '10 minutes'")
 	w.awaitAlerts("DLQNotFiled")
-	// The new process has counted the backlog: what was filed since the last refresh of the rollups is missing until the next.
+	// The new process has counted the backlog: what was filed since the last refresh of the rollups is missing until
+	// the next.
 	w.awaitFiring("DLQBacklogGrowing")
 
 	// Its database lets nobody in.

@@ -382,7 +382,8 @@ func (b *tab) reads(selector, text string) {
 // completed waits until the filter is a text, and its completions are those of that text.
 func (b *tab) completed(text string) {
 	b.Helper()
-	b.until(fmt.Sprintf(`[document.querySelector("[data-filter]").value, document.querySelector("#completions:not([hidden])")?.dataset.for].every(text => text === %s)`, quoted(text)))
+	const both = `[document.querySelector("[data-filter]").value, document.querySelector("#completions:not([hidden])")?.dataset.for]`
+	b.until(both + ".every(text => text === " + quoted(text) + ")")
 }
 
 // signIn signs in by a token, in the page.
@@ -462,8 +463,8 @@ func (b *tab) does(act func()) {
 	b.until(`!window.pageBefore && document.readyState === "complete"`)
 }
 
-// click clicks what a selector finds first, as a mouse does. A live part may move meanwhile: what was pressed is looked at before the
-// button is let go, and where that is something else, nothing is clicked and it is looked for again.
+// click clicks what a selector finds first, as a mouse does. A live part may move meanwhile: click looks at what was
+// pressed before it lets the button go. Where that is something else, it clicks nothing and looks for the element again.
 func (b *tab) click(selector string) {
 	b.Helper()
 	b.clicks++

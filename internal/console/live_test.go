@@ -158,7 +158,7 @@ func TestLive_twoHundredPages(t *testing.T) {
 			}
 		})
 	}
-	// The same renderings reach them all. (Some come too late for the first; and a stream that is slow may pass over one.)
+	// The same renderings reach them all. (Some come too late for the first, and a slow stream may pass over one.)
 	require.Eventually(t, func() bool {
 		mu.Lock()
 		defer mu.Unlock()

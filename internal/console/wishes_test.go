@@ -106,7 +106,8 @@ func TestWishes(t *testing.T) {
 		b.follow("#steer [value=cancel]")
 		b.until(`document.getElementById("steer").innerText.includes("ended")`)
 		require.Equal(t, "cancelled", o.text("SELECT status FROM dlq.replay_runs WHERE id = $1", run))
-		require.Positive(t, o.count("SELECT count(*) FROM dlq.dead_letter_open WHERE queue = 'pace' AND status = 'dlq_manual'"), "the rest stays")
+		const left = "SELECT count(*) FROM dlq.dead_letter_open WHERE queue = 'pace' AND status = 'dlq_manual'"
+		require.Positive(t, o.count(left), "the rest stays")
 	})
 	t.Run("temporal#4947 #5133 from a bulk action to its filter and all it touched, and failed for", func(t *testing.T) {
 		t.Parallel()
@@ -133,7 +134,8 @@ func TestWishes(t *testing.T) {
 		b.rows(3)
 		b.open(listOf(strings.Repeat(`"%_%_%" `, 200)))
 		b.open(listOf(`payload.` + strings.Repeat("a.", 60) + `b:1`))
-		o.eventually(0, "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND state = 'active' AND pid <> pg_backend_pid() AND now() - query_start > interval '15 seconds'")
+		o.eventually(0, `SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND state = 'active'
+			AND pid <> pg_backend_pid() AND now() - query_start > interval '15 seconds'`)
 	})
 	t.Run("bull-board#478 edit, and keep what it was", func(t *testing.T) {
 		t.Parallel()

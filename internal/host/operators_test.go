@@ -180,7 +180,8 @@ func TestHost_jobsThatDLQDHolds(t *testing.T) {
 				})
 			}
 			require.Eventually(t, func() bool { // each waits for the table, or has given way
-				return over.Load()+int64(h.count("SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'")) == 3
+				const waiting = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+				return over.Load()+int64(h.count(waiting)) == 3
 			}, time.Minute, time.Millisecond)
 			for _, job := range []int64{missed, d.parked, d.unfiled, d.processing} {
 				began := time.Now()

@@ -83,7 +83,8 @@ func TestWatch_secretThatCameLater(t *testing.T) {
 	}
 	load()
 	group := &background.Group{Logger: slog.New(slog.DiscardHandler)}
-	group.Add(policy.Watch(source, func() *policy.Policy { looks.Add(1); return inForce.Load() }, func(context.Context) { load() }))
+	looked := func() *policy.Policy { looks.Add(1); return inForce.Load() }
+	group.Add(policy.Watch(source, looked, func(context.Context) { load() }))
 	group.Start()
 	t.Cleanup(func() { require.NoError(t, group.Stop(context.WithoutCancel(t.Context()))) })
 	write("retry-policies.yaml", "queues: {one: {destination: d}}\ndestinations: {d: {url: 'http://localhost:1', secretFile: key}}\n")

@@ -452,13 +452,14 @@ func TestSubmit_boundsTheBodiesOfAll(t *testing.T) {
 		status, _, header := b.call("POST", "/api/messages", body)
 		return status == http.StatusTooManyRequests && header.Get("Retry-After") == "1"
 	}
-	// A client announces its message and does not send the end of it: until it does, there is no room. On a busy machine the other one may
-	// have been first, and the message be refused, or the end come too late.
+	// A client announces its message and does not send the end of it: until it does, there is no room. On a busy machine
+	// the other one may have been first, and the message be refused, or the end come too late.
 	held := func() bool {
 		conn, err := net.Dial("tcp", strings.TrimPrefix(b.base, "http://"))
 		require.NoError(t, err)
 		defer conn.Close()
-		_, err = fmt.Fprintf(conn, "POST /api/messages HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\nExpect: 100-continue\r\n\r\n", len(body))
+		_, err = fmt.Fprintf(conn, "POST /api/messages HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"+
+			"Content-Length: %d\r\nExpect: 100-continue\r\n\r\n", len(body))
 		require.NoError(t, err)
 		answers := bufio.NewReader(conn)
 		response, err := http.ReadResponse(answers, nil)

@@ -390,7 +390,7 @@ if (filter) {
 		if (!current()) return;
 		if (event.key === "ArrowDown" || event.key === "ArrowUp") {
 			event.preventDefault();
-			choose((Math.max(at, event.key === "ArrowDown" ? -1 : 0) + (event.key === "ArrowDown" ? 1 : items.length - 1)) % items.length);
+			choose(event.key === "ArrowDown" ? (at + 1) % items.length : (Math.max(at, 0) + items.length - 1) % items.length);
 		}
 		if ((event.key === "Enter" || event.key === "Tab") && at >= 0) { event.preventDefault(); take(items[at]); }
 	});

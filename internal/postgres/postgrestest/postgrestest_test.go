@@ -22,7 +22,8 @@ func TestTemplateName_changesWithItsSources(t *testing.T) {
 	require.Equal(t, same, name("m", "c", "river 1", "trigger"))
 	seen := map[string]bool{same: true}
 	for _, other := range []string{
-		name("n", "c", "river 1", "trigger"), name("m", "d", "river 1", "trigger"), name("m", "c", "river 2", "trigger"), name("m", "c", "river 1", "triggers"),
+		name("n", "c", "river 1", "trigger"), name("m", "d", "river 1", "trigger"),
+		name("m", "c", "river 2", "trigger"), name("m", "c", "river 1", "triggers"),
 		name("m", "c", "river 1trigger", ""), name("c", "m", "river 1", "trigger"),
 	} {
 		require.False(t, seen[other], other)
