@@ -173,7 +173,7 @@ func TestWorkerLost_NeedsAPerson(t *testing.T) {
 		Filter: json.RawMessage(`{"rule": "worker-lost"}`), Force: true, BatchSize: 100, StopAt: 50, Act: deadletter.Act{Actor: "kim"},
 	})
 	require.NoError(t, err)
-	runner := replay.NewRunner(a.store, slog.New(slog.DiscardHandler))
+	runner := replay.NewRunner(a.store, slog.New(slog.DiscardHandler), nil)
 	step := func() {
 		_, err := runner.RunOnce(t.Context())
 		require.NoError(t, err)
