@@ -246,9 +246,13 @@ BEGIN
 
     NEW.updated_at := now();
     IF OLD.stage = 'inbox' THEN
-        -- A job that fails again while its entry is open has no second one: filing takes this row to the first.
-        IF dlq.is_repeat(OLD.river_job_id, OLD.job_created_at) THEN
+        -- A job that fails again while its entry is open has no second one: filing takes this row to the first. Nor has a failure that is known.
+        IF dlq.is_repeat(OLD.river_job_id, OLD.job_created_at)
+           OR NOT dlq.may_be_filed(OLD.id, OLD.river_job_id, OLD.job_created_at, OLD.retry_count, OLD.last_failed_at) THEN
             RETURN NULL;
+        END IF;
+        IF OLD.id <> dlq.entry_id(OLD.river_job_id, OLD.last_failed_at) THEN
+            PERFORM dlq.take_failure(OLD.river_job_id, OLD.job_created_at, OLD.id, OLD.retry_count, OLD.id);
         END IF;
         v_raw := OLD;
         OLD := dlq.filed(OLD);

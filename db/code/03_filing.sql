@@ -114,11 +114,94 @@ END
 $$;
 COMMENT ON FUNCTION dlq.audit_capture IS 'Writes the audit row of an entry that is filed undecided.';
 
+CREATE OR REPLACE FUNCTION dlq.failure_of(p_job bigint, p_end jsonb) RETURNS uuid
+LANGUAGE sql STABLE
+RETURN coalesce(dlq.to_uuid(p_end ->> 'failure'), dlq.entry_id(p_job, dlq.to_timestamptz(p_end ->> 'finalized_at')));
+COMMENT ON FUNCTION dlq.failure_of IS 'The id of a failure: of the end of a job as dlq.job_facts has it, or as to_jsonb of its row.';
+
+-- known_failure is the one place that says whether a failure of a job is known. A failure has an id (dlq.entry_id of the job and its
+-- finalized_at, which is the id of the entry that is made of it) and an attempt. The id is proof where finalized_at is a time that has
+-- been: River's clients write the microsecond. "infinity", or a year to come, comes again with the job's next failure; there the attempt
+-- counts, too.
+--
+-- Entries prove their own failure. dlq.retired_jobs has all others that were taken into one: see dlq.take_failure.
+--
+-- (No SET clause, and one statement: Postgres puts it into the statement that calls it. Ask for one value with LIMIT 1.)
+CREATE OR REPLACE FUNCTION dlq.known_failure(p_job bigint, p_created_at timestamptz, p_failure uuid, p_attempt integer, p_finalized_at timestamptz)
+RETURNS TABLE (known text)
+LANGUAGE sql STABLE ROWS 1
+BEGIN ATOMIC
+    SELECT 'entry'::text FROM dlq.dead_letter_queue e
+    WHERE e.stage = 'open' AND e.id = p_failure AND p_finalized_at BETWEEN '1970-01-01Z' AND now() + interval '1 day'
+    UNION ALL
+    -- A closed entry closed after it had failed (a day, for clocks that differ): partitions of before then are left out.
+    SELECT 'entry'::text FROM dlq.dead_letter_queue e
+    WHERE e.stage IN ('resolved', 'failed', 'archived') AND e.id = p_failure AND e.closed_at >= p_finalized_at - interval '1 day'
+      AND p_finalized_at BETWEEN '1970-01-01Z' AND now() + interval '1 day'
+    UNION ALL
+    SELECT 'entry'::text FROM dlq.retired_jobs r
+    WHERE r.job_id = p_job AND r.job_created_at = p_created_at
+      AND (r.failure = p_failure AND (r.attempt = p_attempt OR p_finalized_at BETWEEN '1970-01-01Z' AND now() + interval '1 day')
+           -- (A row of before schema version 9.)
+           OR r.failure = '00000000-0000-0000-0000-000000000000' AND r.at >= p_finalized_at)
+    UNION ALL
+    -- What a redelivery failed with belongs to the entry that it redelivers.
+    SELECT 'redelivery'::text FROM dlq.entry_jobs k
+    WHERE k.job_id = p_job AND k.job_created_at = p_created_at
+      AND (SELECT 1 FROM dlq.dead_letter_queue e WHERE e.id = k.entry_id AND e.river_job_id = p_job AND e.job_created_at = p_created_at LIMIT 1) IS NULL
+    UNION ALL
+    SELECT 'waits'::text FROM dlq.dead_letter_queue e
+    WHERE e.stage = 'inbox' AND e.id = p_failure
+      AND (p_finalized_at BETWEEN '1970-01-01Z' AND now() + interval '1 day' OR e.job_created_at = p_created_at AND e.retry_count = p_attempt)
+    UNION ALL
+    SELECT 'waits'::text FROM dlq.job_facts f
+    WHERE f.job_id = p_job AND f.job_created_at = p_created_at
+      AND CASE f.fact WHEN 'refused' THEN f.job ->> 'fact' ELSE f.fact END IN ('discarded', 'cancelled')
+      AND dlq.failure_of(p_job, f.job) = p_failure
+      AND (p_finalized_at BETWEEN '1970-01-01Z' AND now() + interval '1 day' OR f.job -> 'attempt' = to_jsonb(p_attempt))
+    UNION ALL
+    -- The entry waits for this very job: the sweep takes its end.
+    SELECT 'waits'::text FROM dlq.dead_letter_queue e
+    WHERE e.stage = 'open' AND e.river_job_id = p_job AND e.job_created_at = p_created_at AND e.status = 'dlq_processing' AND e.redelivery_job_id = p_job;
+END;
+COMMENT ON FUNCTION dlq.known_failure IS 'Whether the failure of a job is known, and how: entry (it was taken into one, which may be gone), redelivery (it is of an entry that the job redelivers), waits (in the inbox, as a fact, or for the sweep). No row: nothing knows of it. p_failure: dlq.entry_id() of the job and p_finalized_at.';
+
+CREATE OR REPLACE FUNCTION dlq.is_taken(p_job bigint, p_created_at timestamptz, p_failure uuid, p_attempt integer, p_failed_at timestamptz) RETURNS boolean
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
+BEGIN
+    -- (Of a finalized_at that is no time, entries have when the failure was seen instead.)
+    RETURN EXISTS (SELECT FROM dlq.known_failure(p_job, p_created_at, p_failure, p_attempt, CASE WHEN p_failure = dlq.entry_id(p_job, p_failed_at) THEN p_failed_at ELSE 'infinity' END) k
+                   WHERE k.known = 'entry');
+END
+$$;
+COMMENT ON FUNCTION dlq.is_taken IS 'Whether a failure was taken into an entry, which may be gone by now.';
+
+CREATE OR REPLACE FUNCTION dlq.take_failure(p_job bigint, p_created_at timestamptz, p_failure uuid, p_attempt integer, p_entry uuid) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
+BEGIN
+    INSERT INTO dlq.retired_jobs (job_id, job_created_at, failure, attempt, entry_id, at) VALUES (p_job, p_created_at, p_failure, coalesce(p_attempt, 0), p_entry, clock_timestamp())
+    ON CONFLICT DO NOTHING;
+END
+$$;
+COMMENT ON FUNCTION dlq.take_failure IS 'Remembers that an entry took in a failure which its own id does not prove.';
+
+CREATE OR REPLACE FUNCTION dlq.may_be_filed(p_id uuid, p_job bigint, p_created_at timestamptz, p_attempt integer, p_failed_at timestamptz) RETURNS boolean
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
+BEGIN
+    RETURN NOT dlq.is_taken(p_job, p_created_at, p_id, p_attempt, p_failed_at)
+       AND NOT EXISTS (SELECT FROM dlq.dead_letter_queue e WHERE e.stage IN ('open', 'resolved', 'failed', 'archived') AND e.id = p_id);
+END
+$$;
+COMMENT ON FUNCTION dlq.may_be_filed IS 'Whether a row of the inbox can become an entry: its failure is in none, and no entry of another failure has its id.';
+
 -- file_as is the one way out of the inbox: what it inserts into the open partition it deletes from the inbox and writes to the trail,
 -- in one statement. Columns of decisions are arrays, in the order of p_ids; without them entries are filed undecided. The caller
 -- has locked the rows, and names each once. ON CONFLICT: a failure that came in twice is one (a job that a transaction retries and fails
--- again with now(), for one), and a job that has an open entry has one; its further failures, and those of redeliveries, are the
--- business of file_repeats.
+-- again with now(), for one), and a job that has an open entry has one; its further failures, those of redeliveries, and what is known,
+-- are the business of file_repeats.
+--
+-- Nearly all rows are of jobs of which dlqd remembers nothing. Only for others, for rows of the reconciler, and where the id does not say
+-- when the job failed, the entries are asked.
 CREATE OR REPLACE FUNCTION dlq.file_as(p_ids uuid[], p_actor text DEFAULT NULL, p_config_version text DEFAULT NULL, p_statuses text[] DEFAULT NULL, p_strategies text[] DEFAULT NULL,
     p_error_classes text[] DEFAULT NULL, p_rules text[] DEFAULT NULL, p_fingerprints text[] DEFAULT NULL, p_next_retry_ats timestamptz[] DEFAULT NULL,
     p_waiting_fors text[] DEFAULT NULL, p_max_retries integer[] DEFAULT NULL, p_priorities smallint[] DEFAULT NULL, p_tags jsonb[] DEFAULT NULL,
@@ -150,12 +233,19 @@ BEGIN
         JOIN dlq.dead_letter_inbox i ON i.id = d.id
         CROSS JOIN LATERAL dlq.describe_failure(i.retry_history, i.metadata, i.retry_count, i.last_failed_at) f
         LEFT JOIN dlq.group_marks k ON k.queue = i.queue AND k.fingerprint = d.fingerprint
-        WHERE (SELECT m.entry_id FROM dlq.entry_jobs m WHERE m.job_id = i.river_job_id AND m.job_created_at = i.job_created_at) IS NULL
-           OR NOT dlq.is_repeat(i.river_job_id, i.job_created_at)
+        WHERE ((SELECT m.entry_id FROM dlq.entry_jobs m WHERE m.job_id = i.river_job_id AND m.job_created_at = i.job_created_at) IS NULL
+           OR NOT dlq.is_repeat(i.river_job_id, i.job_created_at))
+          AND ((SELECT r.job_id FROM dlq.retired_jobs r WHERE r.job_id = i.river_job_id AND r.job_created_at = i.job_created_at LIMIT 1) IS NULL
+               AND i.captured_by = 'capture' AND i.id = dlq.entry_id(i.river_job_id, i.last_failed_at)
+           OR dlq.may_be_filed(i.id, i.river_job_id, i.job_created_at, i.retry_count, i.last_failed_at))
         ON CONFLICT DO NOTHING
-        RETURNING id, status, strategy, rule, next_retry_at, river_job_id, queue, kind, error_class, error_type, last_failed_at, source, retry_count, fingerprint, captured_by
+        RETURNING id, job_created_at, status, strategy, rule, next_retry_at, river_job_id, queue, kind, error_class, error_type, last_failed_at, source, retry_count, fingerprint, captured_by
     ), gone AS (
-        DELETE FROM dlq.dead_letter_inbox i USING filed WHERE i.id = filed.id
+        DELETE FROM dlq.dead_letter_inbox i USING filed WHERE i.id = filed.id AND (i.retry_count = filed.retry_count OR i.id = dlq.entry_id(i.river_job_id, i.last_failed_at))
+    ), remembered AS (
+        INSERT INTO dlq.retired_jobs (job_id, job_created_at, failure, attempt, entry_id, at)
+        SELECT f.river_job_id, f.job_created_at, f.id, f.retry_count, f.id, clock_timestamp() FROM filed f WHERE f.id <> dlq.entry_id(f.river_job_id, f.last_failed_at)
+        ON CONFLICT DO NOTHING
     ), written AS (
         INSERT INTO dlq.dead_letter_transitions
             (entry_id, to_status, actor, reason, strategy, rule, next_retry_at, river_job_id, queue, kind, error_class, config_version,
@@ -168,7 +258,7 @@ BEGIN
     RETURN v_filed;
 END
 $$;
-COMMENT ON FUNCTION dlq.file_as IS 'Files entries of the inbox that the caller has locked, decided or not. Returns which: those whose job has an open entry already stay for dlq.file_repeats.';
+COMMENT ON FUNCTION dlq.file_as IS 'Files entries of the inbox that the caller has locked, decided or not. Returns which: those whose job has an open entry already, or whose failure is known, stay for dlq.file_repeats.';
 
 CREATE OR REPLACE FUNCTION dlq.failed_again(p_entry uuid, p_errors jsonb, p_metadata jsonb, p_attempt integer, p_max_attempts integer, p_at timestamptz, p_actor text) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
@@ -212,11 +302,14 @@ LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off 
 DECLARE
     v_row   dlq.dead_letter_queue;
     v_entry record;
+    v_id    uuid;
     v_end   jsonb; -- the failure as job_facts has it
     v_done  uuid[] := '{}';
 BEGIN
     FOR v_row IN SELECT i.* FROM dlq.dead_letter_inbox i WHERE i.id = ANY (p_ids) ORDER BY i.id LOOP
-        v_end := jsonb_build_object('state', 'discarded', 'attempt', v_row.retry_count, 'finalized_at', v_row.last_failed_at, 'errors', v_row.retry_history, 'metadata', v_row.metadata);
+        v_end := jsonb_build_object('state', 'discarded', 'attempt', v_row.retry_count, 'finalized_at', v_row.last_failed_at, 'errors', v_row.retry_history, 'metadata', v_row.metadata,
+                                    'failure', v_row.id);
+        v_id := v_row.id;
         IF p_wait THEN
             SELECT e.id, e.status, e.redelivery_job_id INTO v_entry FROM dlq.dead_letter_open e
             WHERE e.river_job_id = v_row.river_job_id AND e.job_created_at = v_row.job_created_at FOR UPDATE;
@@ -224,36 +317,42 @@ BEGIN
             SELECT e.id, e.status, e.redelivery_job_id INTO v_entry FROM dlq.dead_letter_open e
             WHERE e.river_job_id = v_row.river_job_id AND e.job_created_at = v_row.job_created_at FOR UPDATE SKIP LOCKED;
         END IF;
-        IF NOT FOUND THEN
+
+        IF dlq.is_taken(v_row.river_job_id, v_row.job_created_at, v_row.id, v_row.retry_count, v_row.last_failed_at) THEN
+            NULL;
+        ELSIF v_entry.id IS NULL THEN
             INSERT INTO dlq.job_facts (job_id, job_created_at, fact, entry_id, job)
             SELECT m.job_id, m.job_created_at, 'discarded', m.entry_id, v_end
             FROM dlq.entry_jobs m JOIN dlq.dead_letter_queue e ON e.id = m.entry_id AND (e.river_job_id, e.job_created_at) <> (m.job_id, m.job_created_at)
             WHERE m.job_id = v_row.river_job_id AND m.job_created_at = v_row.job_created_at;
-            -- Or it is known: one failure has one id, whatever somebody has made of its job's created_at.
-            IF FOUND OR EXISTS (SELECT FROM dlq.dead_letter_open e WHERE e.id = v_row.id) THEN
-                DELETE FROM dlq.dead_letter_inbox i WHERE i.id = v_row.id;
-                v_done := v_done || v_row.id;
+            IF NOT FOUND AND (dlq.has_open_entry(v_row.river_job_id, v_row.job_created_at)
+                              OR dlq.may_be_filed(v_row.id, v_row.river_job_id, v_row.job_created_at, v_row.retry_count, v_row.last_failed_at)) THEN
+                CONTINUE; -- held, or closed this moment: the next look files it, as an entry of its own if it is one by then
+            ELSIF NOT FOUND THEN
+                -- An entry of another failure has the id: the next look files this one under an id of its own.
+                v_id := dlq.uuid_v7();
+                PERFORM dlq.take_failure(v_row.river_job_id, v_row.job_created_at, v_row.id, v_row.retry_count, v_id);
             END IF;
-            -- Else held, or closed this moment: the next look files it, as an entry of its own if it is one by then.
-            CONTINUE;
-        END IF;
-
-        IF v_entry.id = v_row.id THEN
-            NULL; -- it is filed
         ELSIF v_entry.status = 'dlq_processing' AND v_entry.redelivery_job_id = v_row.river_job_id THEN
             -- The entry waits for this very job: this is its end.
             INSERT INTO dlq.job_facts (job_id, job_created_at, fact, entry_id, job)
             VALUES (v_row.river_job_id, v_row.job_created_at, 'discarded', v_entry.id, v_end);
         ELSE
+            PERFORM dlq.take_failure(v_row.river_job_id, v_row.job_created_at, v_row.id, v_row.retry_count, v_entry.id);
             PERFORM dlq.failed_again(v_entry.id, v_row.retry_history, v_row.metadata, v_row.retry_count, v_row.max_retries, v_row.last_failed_at, v_row.captured_by);
         END IF;
-        DELETE FROM dlq.dead_letter_inbox i WHERE i.id = v_row.id;
-        v_done := v_done || v_row.id;
+        DELETE FROM dlq.dead_letter_inbox i WHERE i.id = v_row.id AND i.retry_count = v_row.retry_count;
+        IF v_id = v_row.id THEN
+            v_done := v_done || v_row.id;
+        ELSE
+            v_row.id := v_id;
+            INSERT INTO dlq.dead_letter_inbox SELECT v_row.*;
+        END IF;
     END LOOP;
     RETURN v_done;
 END
 $$;
-COMMENT ON FUNCTION dlq.file_repeats IS 'Takes rows out of the inbox whose job has an open entry, as further failures of that entry. p_wait: waits for entries that somebody holds, rather than leave their rows for the next time. Returns the ids of those rows.';
+COMMENT ON FUNCTION dlq.file_repeats IS 'Takes rows out of the inbox whose job has an open entry, as further failures of that entry, and rows of failures that were taken before. p_wait: waits for entries that somebody holds, rather than leave their rows for the next time. Returns the ids of those rows.';
 
 CREATE OR REPLACE FUNCTION dlq.file(p_ids uuid[]) RETURNS integer
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$

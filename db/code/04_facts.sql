@@ -142,6 +142,7 @@ DECLARE
     v_entry record;
     v_fail  record;
     v_spent boolean;
+    v_own   boolean; -- the entry's own job
     v_kept  text;
     v_job   constant bigint := (p_job ->> 'id')::bigint;
     v_at    constant timestamptz := dlq.failed_at(p_job);
@@ -159,6 +160,7 @@ BEGIN
         RETURN true;
     END IF;
 
+    v_own := (v_job, dlq.to_timestamptz(p_job ->> 'created_at')) IS NOT DISTINCT FROM (v_entry.river_job_id, v_entry.job_created_at);
     v_spent := v_entry.dlq_retry_count >= v_entry.dlq_max_retries;
     v_fail := dlq.describe_failure(p_job -> 'errors', p_job -> 'metadata', (p_job ->> 'attempt')::integer, v_at);
     IF p_job -> 'metadata' ? 'cancel_attempted_at' THEN
@@ -168,6 +170,9 @@ BEGIN
     ELSIF v_fail.error_class IS NULL AND v_fail.error_message LIKE 'Stuck job rescued by %' THEN
         -- Its worker was cut off before it could say anything: what the entry was taken for counts (see strategy.Planner).
         v_kept := v_entry.error_class;
+    END IF;
+    IF v_own THEN
+        PERFORM dlq.take_failure(v_job, v_entry.job_created_at, dlq.failure_of(v_job, p_job), (p_job ->> 'attempt')::integer, p_entry);
     END IF;
     UPDATE dlq.replay_run_entries r SET outcome = 'failed', detail = left(p_job -> 'errors' -> -1 ->> 'error', 1000), ended_at = clock_timestamp()
     FROM dlq.entry_jobs m
@@ -187,7 +192,7 @@ BEGIN
         move = jsonb_build_object('actor', p_actor, 'reason', 'job ' || v_job || ' was ' || v_state)
     WHERE id = p_entry AND stage = 'open' AND status = 'dlq_processing';
     -- One discarded job an entry is enough: the original, or what stands in for it where River has deleted that.
-    IF (v_job, dlq.to_timestamptz(p_job ->> 'created_at')) IS DISTINCT FROM (v_entry.river_job_id, v_entry.job_created_at) THEN
+    IF NOT v_own THEN
         PERFORM dlq.drop_redelivery(v_job, dlq.to_timestamptz(p_job ->> 'created_at'));
     END IF;
     RETURN true;
@@ -252,12 +257,55 @@ END
 $$;
 COMMENT ON FUNCTION dlq.watch_job IS 'Marks a job of an entry that waits to run; takes in its end if it has ended; parks the entry that waits for it if it is gone. False: it runs and has no mark, so look again.';
 
+-- file_end files a failure of which a fact tells and that no entry takes in: the entry is closed, or gone. The job may run again, or be
+-- gone, by now: what the failure needs of it is as it was, and the closed entry has it, too.
+CREATE OR REPLACE FUNCTION dlq.file_end(p_entry uuid, p_job jsonb) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET row_security = off AS $$
+DECLARE
+    v_job     constant bigint := (p_job ->> 'id')::bigint;
+    v_made    constant timestamptz := dlq.to_timestamptz(p_job ->> 'created_at');
+    v_failure constant uuid := dlq.failure_of(v_job, p_job);
+    v_attempt constant integer := (p_job ->> 'attempt')::integer;
+    v_at      constant timestamptz := dlq.failed_at(p_job);
+    v_message constant text := p_job -> 'errors' -> -1 ->> 'error';
+BEGIN
+    IF NOT dlq.is_failure(p_job) OR dlq.is_taken(v_job, v_made, v_failure, v_attempt, dlq.to_timestamptz(p_job ->> 'finalized_at')) THEN
+        RETURN;
+    END IF;
+    INSERT INTO dlq.dead_letter_inbox
+        (id, event_id, river_job_id, job_created_at, queue, kind, job_kind, subscriber_id, source, ordering_key,
+         priority, tags, original_event, error_message, retry_history, retry_count, max_retries, unique_key, unique_states,
+         metadata, next_retry_at, first_failed_at, last_failed_at)
+    SELECT v_failure, m.message_id, j.id, j.created_at, j.queue, coalesce(m.kind, j.kind), j.kind, m.subscriber_id, m.source, m.ordering_key,
+           j.priority, j.tags, j.args, v_message,
+           (SELECT coalesce(jsonb_agg(r.error ORDER BY r.number), '[]') FROM unnest(j.errors) WITH ORDINALITY r (error, number)
+            WHERE jsonb_typeof(r.error -> 'attempt') = 'number' AND r.error -> 'attempt' < to_jsonb(v_attempt)) || coalesce(p_job -> 'errors' -> -1, '[]'),
+           v_attempt, greatest(j.max_attempts, v_attempt), j.unique_key, j.unique_states, coalesce(p_job -> 'metadata', '{}'), now(), v_at, v_at
+    FROM river.river_job j
+    LEFT JOIN LATERAL (SELECT left(j.args ->> 'messageId', 255) AS message_id, left(j.args ->> 'kind', 255) AS kind, left(j.args ->> 'subscriberId', 255) AS subscriber_id,
+                              left(j.args ->> 'source', 255) AS source, left(j.args ->> 'orderingKey', 255) AS ordering_key) m ON j.kind = 'dlqd_message'
+    WHERE j.id = v_job AND j.created_at = v_made;
+    IF NOT FOUND THEN
+        INSERT INTO dlq.dead_letter_inbox
+            (id, event_id, river_job_id, job_created_at, queue, kind, job_kind, subscriber_id, source, ordering_key,
+             priority, tags, original_event, error_message, retry_history, retry_count, max_retries, unique_key, unique_states,
+             metadata, next_retry_at, first_failed_at, last_failed_at)
+        SELECT v_failure, e.event_id, e.river_job_id, e.job_created_at, e.queue, e.kind, e.job_kind, e.subscriber_id, e.source, e.ordering_key,
+               e.priority, e.tags, e.original_event, v_message, coalesce(p_job -> 'errors', '[]'), v_attempt, greatest(e.max_retries, v_attempt), e.unique_key, e.unique_states,
+               coalesce(p_job -> 'metadata', '{}'), now(), v_at, v_at
+        FROM dlq.dead_letter_queue e WHERE e.id = p_entry AND e.river_job_id = v_job AND e.job_created_at = v_made AND e.stage <> 'inbox' LIMIT 1;
+    END IF;
+END
+$$;
+COMMENT ON FUNCTION dlq.file_end IS 'Appends the failure of a job (to_jsonb of its row, or a fact) to the inbox that no entry took in, where River still has the job or its closed entry p_entry is there.';
+
 CREATE OR REPLACE FUNCTION dlq.apply_end(p_entry uuid, p_job jsonb, p_own boolean) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET row_security = off AS $$
 DECLARE
     v_entry record;
     v_job   constant bigint := (p_job ->> 'id')::bigint;
     v_made  constant timestamptz := dlq.to_timestamptz(p_job ->> 'created_at');
+    v_first boolean; -- of the entry's own job
 BEGIN
     IF dlq.record_end(p_entry, p_job, 'capture') THEN
         RETURN;
@@ -274,19 +322,33 @@ BEGIN
             PERFORM dlq.resolve_by(ARRAY[p_entry], ARRAY[v_job], ARRAY[dlq.failed_at(p_job)], 'capture');
         END IF;
     ELSE
+        v_first := (v_job, v_made) IS NOT DISTINCT FROM (v_entry.river_job_id, v_entry.job_created_at);
+        IF v_first AND dlq.is_taken(v_job, v_made, dlq.failure_of(v_job, p_job), (p_job ->> 'attempt')::integer, dlq.to_timestamptz(p_job ->> 'finalized_at')) THEN
+            RETURN;
+        END IF;
         IF p_own THEN
             PERFORM dlq.note_on(ARRAY[p_entry], 'capture', 'job ' || v_job || ', which the entry does not wait for, was ' || (p_job ->> 'state'), NULL);
+        END IF;
+        IF v_first AND dlq.is_open(v_entry.status) THEN
+            PERFORM dlq.take_failure(v_job, v_made, dlq.failure_of(v_job, p_job), (p_job ->> 'attempt')::integer, p_entry);
+        ELSIF v_first THEN
+            PERFORM dlq.file_end(p_entry, p_job); -- who closed the entry did not see it
         END IF;
         IF dlq.is_open(v_entry.status) AND (NOT p_own OR v_entry.status <> 'dlq_processing') THEN
             PERFORM dlq.failed_again(p_entry, p_job -> 'errors', p_job -> 'metadata', (p_job ->> 'attempt')::integer, NULL, dlq.failed_at(p_job), 'capture');
         END IF;
-        IF p_own AND (v_job, v_made) IS DISTINCT FROM (v_entry.river_job_id, v_entry.job_created_at) THEN
+        IF p_own AND NOT v_first THEN
             PERFORM dlq.drop_redelivery(v_job, v_made);
         END IF;
     END IF;
 END
 $$;
 COMMENT ON FUNCTION dlq.apply_end IS 'Takes the end of a job (to_jsonb of its row) to an entry: one that dlqd made or follows (p_own), or the entry''s own job that failed again.';
+
+CREATE OR REPLACE FUNCTION dlq.taken_by(p_job bigint, p_created_at timestamptz, p_failure uuid) RETURNS uuid
+LANGUAGE sql STABLE
+RETURN (SELECT r.entry_id FROM dlq.retired_jobs r WHERE r.job_id = p_job AND r.job_created_at = p_created_at AND r.failure = p_failure ORDER BY r.attempt DESC LIMIT 1);
+COMMENT ON FUNCTION dlq.taken_by IS 'The entry that took in a failure of a job which the entry''s id does not prove; null for other failures.';
 
 -- apply_fact applies one fact. What it returns: done; held (by somebody who works on the entry: look again), or following (all is
 -- done but for the mark of a job that runs: look again).
@@ -308,13 +370,18 @@ BEGIN
         -- Where the entry that followed it is closed, a job's own open one stands for it.
         v_open := (SELECT e.id FROM dlq.dead_letter_open e WHERE e.river_job_id = p_fact.job_id AND e.job_created_at = p_fact.job_created_at);
         v_own := v_own AND v_open IS NULL;
-        v_id := coalesce(v_open, v_id, p_fact.entry_id);
+        v_id := coalesce(v_open, v_id, CASE p_fact.fact WHEN 'retried' THEN dlq.taken_by(p_fact.job_id, p_fact.job_created_at, p_fact.entry_id) END, p_fact.entry_id);
     END IF;
     SELECT e.stage, e.status, e.redelivery_job_id, e.closed_at, e.resolution_strategy, e.replay_attempts, e.river_job_id, e.job_created_at, e.queue, e.ordering_key INTO v_entry FROM dlq.dead_letter_open e WHERE e.id = v_id FOR UPDATE SKIP LOCKED;
     IF NOT FOUND THEN
         SELECT e.stage, e.status, e.redelivery_job_id, e.closed_at, e.resolution_strategy, e.replay_attempts, e.river_job_id, e.job_created_at, e.queue, e.ordering_key INTO v_entry FROM dlq.dead_letter_queue e WHERE e.id = v_id FOR UPDATE SKIP LOCKED;
         IF NOT FOUND THEN -- of no entry, of one that is gone, or of one that is held
-            RETURN CASE WHEN EXISTS (SELECT FROM dlq.dead_letter_queue e WHERE e.id = v_id) THEN 'held' ELSE 'done' END;
+            IF EXISTS (SELECT FROM dlq.dead_letter_queue e WHERE e.id = v_id) THEN
+                RETURN 'held';
+            ELSIF p_fact.fact IN ('discarded', 'cancelled') THEN
+                PERFORM dlq.file_end(NULL, jsonb_build_object('id', p_fact.job_id, 'created_at', p_fact.job_created_at, 'state', p_fact.fact, 'finalized_at', p_fact.at) || coalesce(p_fact.job, '{}'));
+            END IF;
+            RETURN 'done';
         END IF;
     END IF;
     IF p_fact.fact = 'retried' AND NOT v_own AND (v_entry.river_job_id, v_entry.job_created_at) IS DISTINCT FROM (p_fact.job_id, p_fact.job_created_at) THEN

@@ -12,6 +12,40 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
 $$;
 COMMENT ON FUNCTION dlq.trigger_state IS 'Whether dlqd''s triggers on river_job are enabled, disabled (also ENABLE REPLICA) or missing.';
 
+-- Entries took in failures before there was a ledger of them (schema version 9). A statement of the functions of before may still be running
+-- after the upgrade, so this is done again for ten minutes. Deleted entries are in dlq.retired_jobs already, and those that closed before
+-- the oldest failure that River keeps have taken in none of these.
+CREATE OR REPLACE FUNCTION dlq.remember_taken() RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET row_security = off SET enable_seqscan = on SET enable_bitmapscan = on SET jit = off AS $$
+DECLARE
+    v_since  constant timestamptz := (SELECT s.updated_at FROM dlq.settings s WHERE s.key = 'remember_taken');
+    v_oldest timestamptz;
+BEGIN
+    IF v_since IS NULL THEN
+        RETURN;
+    END IF;
+    SELECT min(f.at) - interval '1 day' INTO v_oldest
+    FROM (SELECT (SELECT min(j.finalized_at) FROM river.river_job j WHERE j.state = s.state::river.river_job_state) AS at FROM unnest('{discarded,cancelled}'::text[]) s (state)) f;
+    INSERT INTO dlq.retired_jobs (job_id, job_created_at, failure, attempt, entry_id, at)
+    SELECT j.id, j.created_at, dlq.entry_id(j.id, j.finalized_at), j.attempt, e.id, now()
+    FROM dlq.dead_letter_queue e JOIN river.river_job j ON j.id = e.river_job_id AND j.created_at = e.job_created_at
+    WHERE e.stage <> 'inbox' AND (e.closed_at IS NULL OR e.closed_at >= v_oldest) AND j.state IN ('discarded', 'cancelled')
+      AND CASE WHEN e.id = dlq.entry_id(j.id, j.finalized_at) THEN j.finalized_at NOT BETWEEN '1970-01-01Z' AND e.created_at + interval '1 day' AND e.retry_count = j.attempt
+               -- (The error, with its time, is what tells where finalized_at is no time.)
+               ELSE e.last_failed_at = j.finalized_at
+                    OR e.retry_history @> jsonb_build_array(jsonb_build_object('at', j.errors[cardinality(j.errors)] -> 'at', 'attempt', j.errors[cardinality(j.errors)] -> 'attempt'))
+                    OR EXISTS (SELECT FROM dlq.dead_letter_transitions t WHERE t.entry_id = e.id AND t.failed_at = j.finalized_at)
+                    -- (Of a followed job, the failure may be in a note alone.)
+                    OR e.closed_at IS NOT NULL AND greatest(e.closed_at, e.last_failed_at) >= j.finalized_at
+                       AND EXISTS (SELECT FROM dlq.entry_jobs k WHERE k.job_id = j.id AND k.job_created_at = j.created_at AND k.entry_id = e.id) END
+    ON CONFLICT DO NOTHING;
+    IF v_since < now() - interval '10 minutes' THEN
+        DELETE FROM dlq.settings s WHERE s.key = 'remember_taken';
+    END IF;
+END
+$$;
+COMMENT ON FUNCTION dlq.remember_taken IS 'After the upgrade to schema version 9: adds the failures to dlq.retired_jobs that entries took in before, as far as River still shows them.';
+
 -- look_for_failures takes one look a batch further. A batch is looked through without locks; then the jobs without an entry are
 -- locked, for the moment that this transaction lasts (a job that somebody holds waits for the next look); then, with a new snapshot,
 -- those that still have none are appended to the inbox, as dlq.capture would have.
@@ -28,17 +62,7 @@ DECLARE
         CASE j.state WHEN 'discarded' THEN NOT j.metadata @> '{"unique_key_conflict": "scheduler_discarded"}'
                      WHEN 'cancelled' THEN NOT j.metadata ? 'cancel_attempted_at' AND cardinality(j.errors) > 0 END$sql$;
     -- (Subqueries of one value, not EXISTS: Postgres might join whole tables for that, by a plan of when they were small.)
-    v_unknown constant text := $sql$
-        (SELECT 1 FROM dlq.dead_letter_queue e WHERE e.stage IN ('inbox', 'open') AND e.id = dlq.entry_id(j.id, j.finalized_at) LIMIT 1) IS NULL
-        -- A closed entry closed after it had failed (a day, for clocks that differ): partitions of before then are left out.
-        AND (SELECT 1 FROM dlq.dead_letter_queue e WHERE e.stage IN ('resolved', 'failed', 'archived') AND e.id = dlq.entry_id(j.id, j.finalized_at)
-             AND e.closed_at >= least(j.finalized_at, now()) - interval '1 day' LIMIT 1) IS NULL
-        AND (SELECT 1 FROM dlq.dead_letter_queue e WHERE e.stage = 'open' AND e.river_job_id = j.id AND e.job_created_at = j.created_at) IS NULL
-        -- What is told of a job that dlqd follows is applied to its entry. But where that had closed before the job, its own, failed again, nobody was told.
-        AND (SELECT 1 FROM dlq.entry_jobs k WHERE k.job_id = j.id AND k.job_created_at = j.created_at
-             AND (SELECT 1 FROM dlq.dead_letter_queue e WHERE e.id = k.entry_id AND e.stage IN ('resolved', 'failed', 'archived') AND e.river_job_id = j.id AND e.job_created_at = j.created_at
-                  AND greatest(e.closed_at, e.last_failed_at) < j.finalized_at LIMIT 1) IS NULL) IS NULL
-        AND (SELECT 1 FROM dlq.retired_jobs r WHERE r.job_id = j.id AND r.job_created_at = j.created_at AND r.at >= j.finalized_at) IS NULL$sql$;
+    v_unknown constant text := '(SELECT k.known FROM dlq.known_failure(j.id, j.created_at, dlq.entry_id(j.id, j.finalized_at), j.attempt, j.finalized_at) k LIMIT 1) IS NULL';
     v_look     dlq.reconcile_looks;
     v_from     timestamptz;
     v_page     record;
@@ -70,6 +94,7 @@ BEGIN
             done := true;
             RETURN;
         END IF;
+        PERFORM dlq.remember_taken();
         v_from := CASE p_look WHEN 'backfill' THEN '-infinity'
             ELSE greatest((SELECT l.since FROM dlq.reconcile_looks l WHERE l.look = 'whole'), CASE p_look WHEN 'recent' THEN v_look.since - v_overlap END) END;
         v_look.began_at := now();
@@ -95,9 +120,9 @@ BEGIN
         EXECUTE format($sql$
             WITH page AS MATERIALIZED (
                 SELECT p.*, row_number() OVER () AS number
-                FROM ((SELECT j.id, j.finalized_at, j.created_at, %1$s AS failed FROM river.river_job j WHERE j.id > $2 AND %2$s ORDER BY j.id LIMIT $3)
+                FROM ((SELECT j.id, j.finalized_at, j.created_at, j.attempt, %1$s AS failed FROM river.river_job j WHERE j.id > $2 AND %2$s ORDER BY j.id LIMIT $3)
                       UNION ALL
-                      (SELECT j.id, j.finalized_at, j.created_at, %1$s FROM river.river_job j WHERE j.state = %3$L AND j.finalized_at > $1 ORDER BY j.finalized_at, j.id LIMIT $3)
+                      (SELECT j.id, j.finalized_at, j.created_at, j.attempt, %1$s FROM river.river_job j WHERE j.state = %3$L AND j.finalized_at > $1 ORDER BY j.finalized_at, j.id LIMIT $3)
                       LIMIT $3) p)
             SELECT (SELECT count(*) FROM page) AS jobs, l.id, l.finalized_at,
                    ARRAY(SELECT j.id FROM page j WHERE j.failed AND %4$s ORDER BY j.id) AS unknown
@@ -220,7 +245,8 @@ BEGIN
     SELECT j.id, j.created_at, 'completed', e.id, j.finalized_at
     FROM dlq.dead_letter_open e JOIN river.river_job j ON j.id = e.river_job_id AND j.created_at = e.job_created_at
     WHERE e.status IN ('dlq_pending', 'dlq_manual') AND e.rule IS DISTINCT FROM 'done-twice'
-      AND j.state = 'completed' AND j.finalized_at > e.last_failed_at AND NOT dlq.is_superseded(j.state::text, j.attempt, j.metadata)
+      -- It has run since the entry's failure. (The clocks of River's clients differ, and a redelivery may have failed since; SQL need not count the attempt.)
+      AND j.state = 'completed' AND (j.attempt > e.retry_count OR j.finalized_at > e.last_failed_at) AND NOT dlq.is_superseded(j.state::text, j.attempt, j.metadata)
       AND NOT e.replay_attempts @> jsonb_build_array(jsonb_build_object('jobId', j.id, 'outcome', 'completed'))
       AND NOT EXISTS (SELECT FROM dlq.job_facts f WHERE f.job_id = j.id AND f.job_created_at = j.created_at)
     LIMIT p_limit;
@@ -266,21 +292,22 @@ DECLARE
     v_entries constant text := CASE WHEN p_partition IS NULL THEN 'SELECT * FROM dlq.dead_letter_queue WHERE id = ANY ($1) AND (closed_at IS NULL OR closed_at >= $2)' ELSE 'SELECT * FROM ' || p_partition END;
 BEGIN
     EXECUTE format($sql$
-        WITH jobs AS (
-            SELECT e.river_job_id AS id, e.job_created_at AS created_at, e.last_failed_at AS failed_at FROM (%1$s) e
+        INSERT INTO dlq.retired_jobs (job_id, job_created_at, failure, attempt, entry_id, at)
+        SELECT DISTINCT ON (j.id, j.created_at, t.failure, t.attempt) j.id, j.created_at, t.failure, t.attempt, t.entry_id, clock_timestamp()
+        FROM (
+            SELECT e.river_job_id AS job_id, e.job_created_at, e.id AS failure, e.retry_count AS attempt, e.id AS entry_id FROM (%1$s) e
             UNION ALL
-            SELECT k.job_id, k.job_created_at, NULL FROM (%1$s) e JOIN dlq.entry_jobs k ON k.entry_id = e.id
-        )
-        INSERT INTO dlq.retired_jobs AS r (job_id, job_created_at, at)
-        SELECT s.id, s.created_at, greatest(clock_timestamp(), max(s.failed_at), max(j.finalized_at))
-        FROM jobs s JOIN river.river_job j ON j.id = s.id AND j.created_at = s.created_at
-        GROUP BY s.id, s.created_at ORDER BY s.id, s.created_at
-        ON CONFLICT (job_id, job_created_at) DO UPDATE SET at = greatest(r.at, excluded.at)$sql$, v_entries) USING p_ids, dlq.closed_since(p_ids);
+            SELECT k.job_id, k.job_created_at, dlq.entry_id(o.id, o.finalized_at), o.attempt, e.id
+            FROM (%1$s) e JOIN dlq.entry_jobs k ON k.entry_id = e.id AND (k.job_id, k.job_created_at) <> (e.river_job_id, e.job_created_at)
+            JOIN river.river_job o ON o.id = k.job_id AND o.created_at = k.job_created_at AND o.finalized_at IS NOT NULL
+        ) t JOIN river.river_job j ON j.id = t.job_id AND j.created_at = t.job_created_at
+        ORDER BY j.id, j.created_at, t.failure, t.attempt
+        ON CONFLICT DO NOTHING$sql$, v_entries) USING p_ids, dlq.closed_since(p_ids);
     -- (A job of theirs that is run again and fails is a failure of its own, then.)
     EXECUTE format('DELETE FROM dlq.entry_jobs k USING (%1$s) e WHERE k.entry_id = e.id', v_entries) USING p_ids, dlq.closed_since(p_ids);
 END
 $$;
-COMMENT ON FUNCTION dlq.retire IS 'Remembers the jobs of entries that are about to be deleted, as far as River still has them (dlq.retired_jobs): of the entries p_ids, or of a whole partition.';
+COMMENT ON FUNCTION dlq.retire IS 'Remembers the failures of entries that are about to be deleted, as far as River still has their jobs (dlq.retired_jobs): of the entries p_ids, or of a whole partition.';
 
 CREATE OR REPLACE FUNCTION dlq.forget_jobs() RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET row_security = off AS $$

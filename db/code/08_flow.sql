@@ -58,18 +58,19 @@ CREATE OR REPLACE FUNCTION dlq.is_undone(p_job bigint, p_created_at timestamptz)
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET row_security = off AS $$
 DECLARE
     v_ended   timestamptz;
+    v_runs    boolean;
+    v_attempt integer;
     v_failure boolean;
 BEGIN
-    SELECT coalesce(j.finalized_at, 'infinity'), CASE WHEN j.state IN ('discarded', 'cancelled') THEN dlq.is_failure(to_jsonb(j) - 'args') END INTO v_ended, v_failure
+    SELECT j.finalized_at, j.finalized_at IS NULL, j.attempt, CASE WHEN j.state IN ('discarded', 'cancelled') THEN dlq.is_failure(to_jsonb(j) - 'args') END
+    INTO v_ended, v_runs, v_attempt, v_failure
     FROM river.river_job j WHERE j.id = p_job AND j.created_at = p_created_at;
-    RETURN coalesce(v_ended = 'infinity', false)
+    RETURN coalesce(v_runs, false)
         OR EXISTS (SELECT FROM dlq.dead_letter_open e WHERE e.river_job_id = p_job AND e.job_created_at = p_created_at)
         OR (v_ended IS NOT NULL AND EXISTS (SELECT FROM dlq.dead_letter_inbox e WHERE e.id = dlq.entry_id(p_job, v_ended)))
-        -- A failure that capture gave way with: the reconciler files it.
+        -- A failure that no entry has taken in yet: it waits, or capture gave way with it and the reconciler files it.
         OR coalesce(v_failure, false)
-           AND NOT EXISTS (SELECT FROM dlq.dead_letter_queue e WHERE e.id = dlq.entry_id(p_job, v_ended))
-           AND NOT EXISTS (SELECT FROM dlq.entry_jobs m WHERE m.job_id = p_job AND m.job_created_at = p_created_at)
-           AND NOT EXISTS (SELECT FROM dlq.retired_jobs r WHERE r.job_id = p_job AND r.job_created_at = p_created_at);
+           AND (SELECT k.known FROM dlq.known_failure(p_job, p_created_at, dlq.entry_id(p_job, v_ended), v_attempt, v_ended) k WHERE k.known <> 'waits' LIMIT 1) IS NULL;
 END
 $$;
 COMMENT ON FUNCTION dlq.is_undone IS 'Whether a job has not ended yet, or its dead letter is open or still to be filed.';

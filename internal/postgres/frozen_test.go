@@ -73,6 +73,7 @@ func upgrade(t *testing.T, version, code string) {
 	execute(t, g.dlqd, "CALL dlq.ensure_partitions()")
 	require.ErrorIs(t, g.migrator.Check(t.Context()), postgres.ErrSchemaOld)
 	g.entriesOfEveryState()
+	g.failuresTakenIn()
 	before := g.rows(nil)
 
 	app := newLoad(t, g)
@@ -98,6 +99,13 @@ func upgrade(t *testing.T, version, code string) {
 	require.NotZero(t, count(t, g.dlqd, "SELECT count(*) FROM ("+jobs+") j"))
 	require.Zero(t, count(t, g.dlqd, "SELECT count(*) FROM ("+jobs+" EXCEPT ALL "+entries+") j"), "failures without a dead letter")
 	require.Zero(t, count(t, g.dlqd, "SELECT count(*) FROM ("+entries+" EXCEPT ALL "+jobs+") j"), "dead letters of no failure, or twice")
+
+	// Failures that entries had taken in are known, also once the entry is closed or gone.
+	execute(t, g.dlqd, "SELECT dlq.discard(id, 'kim') FROM dlq.dead_letter_open WHERE kind IN ('folded_open', 'followed')")
+	g.reconcile()
+	require.Zero(t, count(t, g.dlqd, "SELECT dlq.backfill()"))
+	require.Equal(t, "folded 1, folded_open 1, followed 1", g.text("SELECT string_agg(kind || ' ' || n, ', ' ORDER BY kind) FROM (SELECT kind, count(*) AS n FROM dlq.dead_letter_queue WHERE kind LIKE 'fol%' OR kind = 'purged' GROUP BY 1) s"))
+	require.Zero(t, count(t, g.dlqd, "SELECT count(*) FROM dlq.dead_letter_open WHERE kind LIKE 'fol%'"))
 
 	// And what was under way goes on: the redelivery ends, and the run that was paused has its entries.
 	execute(t, g.app, "UPDATE river_job SET state = 'completed', finalized_at = now() WHERE kind = 'processing' AND state = 'available'")
@@ -135,6 +143,36 @@ func (g *guest) entriesOfEveryState() {
 	fail("{inbox}")
 	require.Equal(g, "dlq_pending 4, dlq_processing 2, dlq_manual 2, dlq_resolved 4, dlq_failed 2, dlq_archived 2",
 		g.text("SELECT string_agg(status || ' ' || n, ', ' ORDER BY status) FROM (SELECT status, count(*) AS n FROM dlq.dead_letter_queue GROUP BY 1) s"))
+}
+
+// failuresTakenIn has entries take in what their jobs failed with after a retry outside dlqd, and one entry be purged.
+func (g *guest) failuresTakenIn() {
+	g.Helper()
+	fail := func() {
+		execute(g.T, g.app, "UPDATE river_job SET state = 'running', attempt = attempt + 1, finalized_at = NULL WHERE state = 'available' AND queue = 'known'")
+		execute(g.T, g.app, "UPDATE river_job SET state = 'discarded', finalized_at = clock_timestamp(), errors = errors || jsonb_build_object('at', clock_timestamp(), 'attempt', attempt, 'error', 'timeout') WHERE state = 'running' AND queue = 'known'")
+	}
+	settle := func() {
+		for range 3 {
+			execute(g.T, g.dlqd, "SELECT dlq.apply_facts()")
+			execute(g.T, g.dlqd, "SELECT dlq.file(ARRAY(SELECT id FROM dlq.dead_letter_inbox WHERE queue = 'known'))")
+		}
+	}
+	discard := func(kinds string) {
+		execute(g.T, g.dlqd, "SELECT dlq.discard(id, 'kim') FROM dlq.dead_letter_open WHERE kind = ANY ('"+kinds+"')")
+	}
+	execute(g.T, g.app, "INSERT INTO river_job (kind, args, queue, max_attempts, state) SELECT kind, '{}', 'known', 9, 'available' FROM unnest('{folded,folded_open,followed,purged}'::text[]) kind")
+	fail()
+	settle()
+	discard("{folded,folded_open,purged}")
+	execute(g.T, g.app, "UPDATE river_job SET state = 'available', finalized_at = NULL WHERE kind IN ('folded', 'folded_open', 'followed')")
+	settle()
+	require.Equal(g, "dlq_processing 1, dlq_manual 2", g.text("SELECT string_agg(status || ' ' || n, ', ' ORDER BY status) FROM (SELECT status, count(*) AS n FROM dlq.dead_letter_open WHERE queue = 'known' GROUP BY 1) s"))
+	fail()
+	settle()
+	require.Equal(g, "4", g.text("SELECT count(*) FROM dlq.dead_letter_queue WHERE queue = 'known'"))
+	discard("{folded}")
+	execute(g.T, g.dlqd, "SELECT dlq.delete_entries(ARRAY(SELECT id FROM dlq.dead_letter_queue WHERE kind = 'purged'))")
 }
 
 func (g *guest) text(sql string) (text string) {

@@ -196,9 +196,13 @@ func TestReconcile_leavesTheJobsOfEntries(t *testing.T) {
 	require.Equal(t, 1, id)
 	b.discarded(1, "now()") // a redelivery, whose end was not seen
 	b.exec("INSERT INTO dlq.entry_jobs (job_id, job_created_at, entry_id) SELECT j.id, j.created_at, e.id FROM river_job j, dlq.dead_letter_queue e WHERE j.max_attempts = 1")
-	// A job whose entry is open failed again, unseen.
+	// A job whose entry is open failed again, unseen: a further failure of that entry.
 	b.exec("SELECT dlq.file(ARRAY(SELECT id FROM dlq.dead_letter_queue))")
 	b.bypassed("UPDATE river_job SET finalized_at = finalized_at + interval '1 second' WHERE max_attempts = 3")
+	require.Equal(t, 1, b.look(b.pool, true))
+	b.exec("SELECT dlq.file(ARRAY(SELECT id FROM dlq.dead_letter_inbox))")
+	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_queue"))
+	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_transitions WHERE reason LIKE '%failed again'"))
 	require.Zero(t, b.look(b.pool, true))
 
 	// The same id, of a job that was made when River's sequence had begun anew.

@@ -128,7 +128,7 @@ const failures = `
 		WHERE state = 'discarded' AND NOT metadata @> '{"unique_key_conflict": "scheduler_discarded"}'
 		   OR state = 'cancelled' AND NOT metadata ? 'cancel_attempted_at' AND cardinality(errors) > 0
 	), described AS (
-		SELECT id, created_at, queue, kind, args, state, max_attempts, finalized_at, last,
+		SELECT id, created_at, queue, kind, args, state, attempt, max_attempts, finalized_at, last,
 		       CASE WHEN coalesce(last ->> 'trace', '') = '' AND metadata #> '{dlq:error,attempt}' = coalesce(last -> 'attempt', to_jsonb(attempt))
 		            THEN metadata -> 'dlq:error' END AS reported
 		FROM failed
@@ -139,13 +139,10 @@ const failures = `
 	       CASE WHEN pg_column_size(d.reported -> 'context') <= 60000 THEN d.reported -> 'context' END
 	FROM described d`
 
-// known leaves out what dlqd knows, where it is installed; kept is the same where its functions are gone, and its tables are not.
+// known leaves out what dlqd knows, where it is installed; kept is the same where its functions are gone or older, and its tables are not.
 const (
 	known = `
-	WHERE NOT EXISTS (SELECT FROM dlq.dead_letter_queue e WHERE e.id = dlq.entry_id(d.id, d.finalized_at))
-	  AND NOT EXISTS (SELECT FROM dlq.dead_letter_queue e WHERE e.stage = 'open' AND e.river_job_id = d.id AND e.job_created_at = d.created_at)
-	  AND NOT EXISTS (SELECT FROM dlq.entry_jobs k WHERE k.job_id = d.id AND k.job_created_at = d.created_at)
-	  AND NOT EXISTS (SELECT FROM dlq.retired_jobs r WHERE r.job_id = d.id AND r.job_created_at = d.created_at AND r.at >= d.finalized_at)`
+	WHERE (SELECT k.known FROM dlq.known_failure(d.id, d.created_at, dlq.entry_id(d.id, d.finalized_at), d.attempt, d.finalized_at) k LIMIT 1) IS NULL`
 	kept = ` WHERE NOT EXISTS (SELECT FROM dlq.dead_letter_queue e WHERE e.river_job_id = d.id AND e.job_created_at = d.created_at)`
 )
 
@@ -174,7 +171,7 @@ func (s *Survey) lookAtFailures(ctx context.Context, db postgres.DB) error {
 	}
 	sql := failures
 	var tables, functions bool
-	if err := db.QueryRow(ctx, "SELECT to_regclass('dlq.dead_letter_queue') IS NOT NULL, to_regprocedure('dlq.entry_id(bigint, timestamptz)') IS NOT NULL").Scan(&tables, &functions); err != nil {
+	if err := db.QueryRow(ctx, "SELECT to_regclass('dlq.dead_letter_queue') IS NOT NULL, to_regprocedure('dlq.known_failure(bigint, timestamptz, uuid, integer, timestamptz)') IS NOT NULL").Scan(&tables, &functions); err != nil {
 		return err
 	}
 	switch {

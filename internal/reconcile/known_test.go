@@ -1,0 +1,393 @@
+package reconcile_test
+
+import (
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+)
+
+// retry has a person retry a job in River UI: River's JobRetry. attempt is what the client that fetches it adds.
+func (b *testBundle) retry(id int64) {
+	b.Helper()
+	b.exec(`UPDATE river_job SET state = 'available', finalized_at = NULL, scheduled_at = now(), metadata = metadata - 'cancel_attempted_at',
+		max_attempts = CASE WHEN attempt = max_attempts THEN max_attempts + 1 ELSE max_attempts END WHERE id = $1 AND state <> 'running'`, id)
+}
+
+// failAt has a job run and fail as River's completer does, with a finalized_at.
+func (b *testBundle) failAt(id int64, at string) {
+	b.Helper()
+	b.exec("UPDATE river_job SET state = 'running', attempt = attempt + 1, attempted_at = now() WHERE id = $1", id)
+	b.exec(`UPDATE river_job SET state = 'discarded', finalized_at = `+at+`,
+		errors = errors || jsonb_build_object('at', clock_timestamp(), 'attempt', attempt, 'error', 'timeout', 'trace', '') WHERE id = $1`, id)
+}
+
+// settle has dlqd do all that is to be done, automatic redelivery included.
+func (b *testBundle) settle() {
+	b.Helper()
+	for range 3 {
+		b.exec("SELECT dlq.apply_facts()")
+		b.exec("SELECT dlq.file(ARRAY(SELECT id FROM dlq.dead_letter_inbox))")
+	}
+	require.Zero(b, b.count("SELECT count(*) FROM dlq.dead_letter_inbox"))
+	require.Zero(b, b.count("SELECT count(*) FROM dlq.job_facts WHERE fact <> 'following'"))
+}
+
+func (b *testBundle) discard() {
+	b.Helper()
+	b.exec("SELECT dlq.discard(id, 'kim') FROM dlq.dead_letter_open")
+}
+
+func (b *testBundle) entries() int { return b.count("SELECT count(*) FROM dlq.dead_letter_queue") }
+
+// taken is how many failures are in entries: an entry's own, and those that were folded into it.
+func (b *testBundle) taken() int {
+	return b.count("SELECT count(*) FROM dlq.dead_letter_transitions WHERE failed_at IS NOT NULL")
+}
+
+// lost looks at all that River keeps, as recent and as a whole and as a backfill, and files what that finds. It returns how many.
+func (b *testBundle) lost() int {
+	b.Helper()
+	n := b.look(b.pool, false) + b.look(b.pool, true) + b.count("SELECT dlq.backfill()")
+	b.settle()
+	return n
+}
+
+// A job fails, its entry is discarded, a person retries the job, it fails again into the same entry, which is discarded again.
+func (b *testBundle) twiceDiscarded(first, second string) (id int64) {
+	b.Helper()
+	id = b.job()
+	b.failAt(id, first)
+	b.settle()
+	b.discard()
+	b.retry(id)
+	b.settle()
+	require.Equal(b, 1, b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE rule = 'done-twice'"))
+	b.failAt(id, second)
+	b.settle()
+	require.Equal(b, 1, b.entries())
+	require.Equal(b, 2, b.taken())
+	b.discard()
+	return id
+}
+
+func TestKnown_FoldedFailureOfClosedEntryIsNotFiledAgain(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	id := b.twiceDiscarded("clock_timestamp()", "clock_timestamp()")
+	require.Zero(t, b.lost())
+	require.Equal(t, 1, b.entries())
+
+	// It is retried once more: that is of the entry, too. What it fails with then is taken in, once.
+	b.retry(id)
+	b.settle()
+	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE rule = 'done-twice'"))
+	b.failAt(id, "clock_timestamp()")
+	b.settle()
+	require.Equal(t, 3, b.taken())
+	b.discard()
+	require.Zero(t, b.lost())
+
+	// A newer failure, which no trigger saw, is filed, and once.
+	b.exec("SELECT dlq.set_capture('off')")
+	b.retry(id)
+	b.failAt(id, "clock_timestamp()")
+	b.exec("SELECT dlq.set_capture('on')")
+	require.Equal(t, 1, b.lost())
+	require.Equal(t, 2, b.entries())
+	require.Zero(t, b.lost())
+	b.discard()
+	require.Zero(t, b.lost())
+}
+
+// River's clients have clocks of their own: what failed later may say that it failed earlier.
+func TestKnown_NewerFailureWithEarlierClockIsFiled(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	id := b.twiceDiscarded("clock_timestamp()", "clock_timestamp() - interval '10 minutes'")
+	require.Zero(t, b.lost())
+	b.exec("SELECT dlq.set_capture('off')")
+	b.retry(id)
+	b.failAt(id, "clock_timestamp() - interval '20 minutes'")
+	b.exec("SELECT dlq.set_capture('on')")
+	require.Equal(t, 1, b.lost())
+	require.Zero(t, b.lost())
+}
+
+// All failures of a job whose finalized_at is no time have one id.
+func TestKnown_FailuresWithoutATime(t *testing.T) {
+	t.Parallel()
+	for _, at := range []string{"infinity", "294276-01-01", "2100-01-01"} {
+		t.Run(at, func(t *testing.T) {
+			t.Parallel()
+			b := setup(t)
+			at := "'" + at + "'::timestamptz"
+			id := b.twiceDiscarded(at, at)
+			require.Zero(t, b.lost())
+			// A newer one, past a closed entry that has its id.
+			b.exec("SELECT dlq.set_capture('off')")
+			b.retry(id)
+			b.failAt(id, at)
+			b.exec("SELECT dlq.set_capture('on')")
+			require.Equal(t, 1, b.lost())
+			require.Equal(t, 2, b.entries())
+			require.Equal(t, 2, b.count("SELECT count(DISTINCT id) FROM dlq.dead_letter_queue"))
+			require.Zero(t, b.lost())
+			b.discard()
+			require.Zero(t, b.lost())
+			b.retry(id)
+			b.settle()
+			require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_open"))
+			b.failAt(id, at)
+			b.settle()
+			b.discard()
+			require.Zero(t, b.lost())
+			b.exec("SELECT dlq.delete_entries(ARRAY(SELECT id FROM dlq.dead_letter_queue))")
+			require.Zero(t, b.lost())
+			// Two that wait in the inbox at once, and the same id of another job.
+			for range 2 {
+				b.retry(id)
+				b.exec("DELETE FROM dlq.job_facts")
+				b.failAt(id, at)
+			}
+			require.Equal(t, 2, b.count("SELECT count(*) FROM dlq.dead_letter_inbox"))
+			before := b.taken()
+			b.settle()
+			require.Equal(t, before+2, b.taken())
+			b.discard()
+			b.exec("DELETE FROM river_job WHERE id = $1", id)
+			b.exec("INSERT INTO river_job (id, kind, args, max_attempts, attempt, state, errors) VALUES ($1, 'mail', '{}', 25, (SELECT max(retry_count) FROM dlq.dead_letter_queue) - 1, 'running', '{}')", id)
+			n := b.entries()
+			b.failAt(id, at)
+			b.settle()
+			require.Equal(t, n+1, b.entries())
+			b.discard()
+			require.Zero(t, b.lost())
+		})
+	}
+}
+
+// What closed or took away the entry does not matter, nor what filed it.
+func TestKnown_WhateverBecomesOfTheEntry(t *testing.T) {
+	t.Parallel()
+	const all = "ARRAY(SELECT id FROM dlq.dead_letter_queue)"
+	for name, do := range map[string]func(b *testBundle, id int64){
+		"undone and discarded again": func(b *testBundle, _ int64) {
+			b.exec("SELECT dlq.act_on('reopen', " + all + ", 'kim')")
+			b.exec("SELECT dlq.act_on('discard', " + all + ", 'kim')")
+			b.exec("SELECT dlq.undo((SELECT id FROM dlq.operations ORDER BY id DESC LIMIT 1))")
+			require.Equal(b, 1, b.count("SELECT count(*) FROM dlq.dead_letter_open"))
+			require.Zero(b, b.lost())
+			b.discard()
+		},
+		"reopened and resolved": func(b *testBundle, _ int64) {
+			b.exec("SELECT dlq.reopen(id, 'kim') FROM dlq.dead_letter_queue")
+			b.exec("SELECT dlq.resolve(id, 'kim') FROM dlq.dead_letter_queue")
+		},
+		"erased":    func(b *testBundle, _ int64) { b.exec(`CALL dlq.erase('{"kind": "mail"}', 'asked for')`) },
+		"purged":    func(b *testBundle, _ int64) { b.exec("SELECT dlq.delete_entries(" + all + ")") },
+		"retention": func(b *testBundle, _ int64) { b.dropMonths() },
+		"came back": func(b *testBundle, _ int64) {
+			var rows string
+			require.NoError(b, b.pool.QueryRow(b.Context(), "SELECT jsonb_agg(to_jsonb(e))::text FROM dlq.dead_letter_queue e").Scan(&rows))
+			b.dropMonths()
+			require.Zero(b, b.lost())
+			b.exec("SELECT dlq.restore_entries($1::jsonb, now() + interval '1 day')", rows)
+			require.Equal(b, 1, b.entries())
+		},
+		"job and entry forgotten, and the job restored": func(b *testBundle, id int64) {
+			b.exec("CREATE TABLE backup AS SELECT * FROM river_job")
+			b.exec("SELECT dlq.delete_entries(" + all + ")")
+			b.exec("DELETE FROM river_job WHERE id = $1", id)
+			require.Zero(b, b.lost())
+			b.bypassed("INSERT INTO river_job SELECT * FROM backup")
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := setup(t)
+			id := b.twiceDiscarded("clock_timestamp()", "clock_timestamp()")
+			do(b, id)
+			require.Zero(t, b.lost())
+			require.Zero(t, b.count("SELECT count(*) FROM dlq.dead_letter_open"))
+			if name == "came back" {
+				return
+			}
+			b.exec("SELECT dlq.set_capture('off')")
+			b.retry(id)
+			b.failAt(id, "clock_timestamp()")
+			b.exec("SELECT dlq.set_capture('on')")
+			require.Equal(t, 1, b.lost())
+			require.Zero(t, b.lost())
+		})
+	}
+}
+
+// dropMonths has retention drop the months of closed entries.
+func (b *testBundle) dropMonths() {
+	b.Helper()
+	rows, err := b.pool.Query(b.Context(), "SELECT DISTINCT c.relname::text FROM dlq.dead_letter_queue e JOIN pg_class c ON c.oid = e.tableoid")
+	require.NoError(b, err)
+	months, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	require.NoError(b, err)
+	for _, month := range months {
+		b.exec("SELECT dlq.drop_partition($1)", month)
+	}
+	require.Zero(b, b.entries())
+}
+
+// What filed the entry's first failure, or found the second one, does not matter.
+func TestKnown_FiledByReconcilerOrBackfill(t *testing.T) {
+	t.Parallel()
+	for _, filer := range []string{"dlq.reconcile(p_whole => true)", "dlq.backfill()"} {
+		t.Run(filer, func(t *testing.T) {
+			t.Parallel()
+			b := setup(t)
+			b.exec("SELECT dlq.set_capture('off')")
+			id := b.job()
+			fails := func() {
+				b.failAt(id, "clock_timestamp()")
+				b.exec("SELECT " + filer)
+			}
+			fails()
+			b.settle()
+			require.Equal(t, 1, b.entries())
+			// The job's entry is open: what it fails with is taken in, and known once the entry is closed.
+			b.retry(id)
+			fails()
+			b.settle()
+			require.Equal(t, 1, b.entries())
+			require.Equal(t, 2, b.taken())
+			b.discard()
+			require.Zero(t, b.lost())
+			// A newer one is an entry of its own, as the entry is closed.
+			b.retry(id)
+			fails()
+			b.settle()
+			require.Equal(t, 2, b.entries())
+			b.discard()
+			require.Zero(t, b.lost())
+		})
+	}
+}
+
+// The person's retry, and what the job failed with then, wait as facts: the failure is the fact's.
+func TestKnown_WhileTheReopeningWaits(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	id := b.job()
+	b.failAt(id, "clock_timestamp()")
+	b.settle()
+	b.discard()
+	b.retry(id)
+	b.failAt(id, "clock_timestamp()")
+	require.Equal(t, 2, b.count("SELECT count(*) FROM dlq.job_facts"))
+	require.Zero(t, b.look(b.pool, false))
+	require.Zero(t, b.look(b.pool, true))
+	require.Zero(t, b.count("SELECT dlq.backfill()"))
+	b.settle()
+	require.Equal(t, 1, b.entries())
+	require.Equal(t, 2, b.taken())
+	b.discard()
+	require.Zero(t, b.lost())
+
+	// The database refuses the fact for a while: it waits still.
+	b.retry(id)
+	b.failAt(id, "clock_timestamp()")
+	b.exec("UPDATE dlq.job_facts SET fact = 'refused', job = coalesce(job, '{}') || jsonb_build_object('fact', fact, 'refusal', 'x', 'refusedAt', now() - interval '1 hour')")
+	require.Zero(t, b.look(b.pool, true))
+	for range 2 {
+		b.exec("SELECT dlq.apply_facts(p_careful => true)")
+	}
+	require.Equal(t, 3, b.taken())
+	b.discard()
+	require.Zero(t, b.lost())
+
+	// The entry is closed between the two: no entry takes the failure in, so it is filed, and once.
+	b.retry(id)
+	b.failAt(id, "clock_timestamp()")
+	b.exec("SELECT dlq.apply_facts(1)")
+	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE rule = 'done-twice'"))
+	b.discard()
+	b.settle()
+	require.Zero(t, b.lost())
+	require.Equal(t, 2, b.entries())
+	require.Equal(t, 4, b.taken())
+	b.discard()
+	require.Zero(t, b.lost())
+}
+
+// A followed job's failure is the entry's, whoever sees it first: the fact, the sweep or the reconciler.
+func TestKnown_FollowedJob(t *testing.T) {
+	t.Parallel()
+	for name, see := range map[string]func(b *testBundle){
+		"fact":  func(*testBundle) {},
+		"sweep": func(b *testBundle) { b.exec("DELETE FROM dlq.job_facts"); b.exec("SELECT dlq.sweep_redeliveries()") },
+		"reconciler": func(b *testBundle) {
+			b.exec("DELETE FROM dlq.job_facts")
+			require.Zero(b, b.look(b.pool, true))
+			b.exec("SELECT dlq.sweep_redeliveries()")
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := setup(t)
+			id := b.job()
+			b.failAt(id, "clock_timestamp()")
+			b.settle()
+			b.retry(id)
+			b.settle()
+			require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_processing'"))
+			b.failAt(id, "clock_timestamp()")
+			see(b)
+			b.settle()
+			require.Equal(t, 1, b.entries())
+			require.Equal(t, 2, b.taken())
+			b.discard()
+			require.Zero(t, b.lost())
+		})
+	}
+}
+
+// One failure comes twice into the inbox: it is one, also where its entry has been closed meanwhile.
+func TestKnown_SameFailureTwiceInTheInbox(t *testing.T) {
+	t.Parallel()
+	for name, again := range map[string]bool{"own": false, "folded": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := setup(t)
+			id := b.job()
+			b.exec("CREATE TABLE waited AS SELECT * FROM dlq.dead_letter_inbox")
+			b.failAt(id, "clock_timestamp()")
+			if again {
+				b.settle()
+				b.exec("SELECT dlq.set_capture('off')")
+				b.retry(id)
+				b.exec("SELECT dlq.set_capture('on')")
+				b.failAt(id, "clock_timestamp()")
+			}
+			b.exec("INSERT INTO waited SELECT * FROM dlq.dead_letter_inbox")
+			b.exec("UPDATE waited SET captured_by = 'reconciler'")
+			b.exec("INSERT INTO dlq.dead_letter_inbox SELECT * FROM waited")
+			b.settle()
+			require.Equal(t, 1, b.entries())
+			taken := b.taken()
+			b.discard()
+			b.exec("INSERT INTO dlq.dead_letter_inbox SELECT * FROM waited")
+			b.settle()
+			require.Equal(t, 1, b.entries())
+			require.Equal(t, taken, b.taken())
+			require.Zero(t, b.lost())
+		})
+	}
+}
+
+// With automatic redelivery on, nothing that a person has closed is sent.
+func TestKnown_NothingIsSentAfterAPersonsClose(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.twiceDiscarded("clock_timestamp()", "clock_timestamp()")
+	require.Zero(t, b.lost())
+	b.exec("SELECT dlq.redeliver(ARRAY(SELECT id FROM dlq.dead_letter_queue), 'worker:1', 'automatic')")
+	require.Equal(t, 1, b.count("SELECT count(*) FROM river_job"))
+}
