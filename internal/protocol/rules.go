@@ -17,7 +17,7 @@ type Bounds struct {
 	Attempts int8 // that fail and are retried by River
 	Sent     int8 // redeliveries
 	Isolated int8 // ends in SERIALIZABLE transactions
-	Keys     bool // the application's jobs have a unique key
+	Keys     bool // some of the application's jobs have a unique key, all the same
 	Calm     bool // nobody acts while the inbox or a fact waits, or dlqd is in the middle of something: nothing races
 }
 
@@ -33,6 +33,7 @@ type Rule int8
 // The rules: see docs/protocol.md.
 const (
 	Insert Rule = iota
+	InsertKeyed
 	InsertMarked
 	StartJob
 	Complete
@@ -69,7 +70,7 @@ const (
 )
 
 var ruleNames = [nRules]string{
-	"insert", "insert with a copied mark", "start", "complete", "fail", "cancel itself", "fail, to be retried", "schedule", "cancel by an operator", "retry outside dlqd",
+	"insert", "insert with a unique key", "insert with a copied mark", "start", "complete", "fail", "cancel itself", "fail, to be retried", "schedule", "cancel by an operator", "retry outside dlqd",
 	"delete job", "id comes again", "worker reads the inbox", "worker files", "worker files, parked", "worker redelivers", "worker reads undecided", "worker decides",
 	"worker parks", "apply facts", "reconciler reads", "reconciler appends", "find successes", "sweep", "discard", "resolve", "replay", "replay with force", "reopen", "undo",
 	"delete entry", "worker dies", "reconciler dies",
@@ -98,7 +99,9 @@ type Step struct {
 func (s Step) String() string {
 	text := s.Rule.String()
 	switch {
-	case s.Rule == Insert || s.Rule == Look || s.Rule == LookUndecided || s.Rule == ApplyFacts || s.Rule >= Scan && s.Rule <= Sweep || s.Rule == CrashReconciler:
+	case s.Rule <= InsertKeyed || s.Rule == Look || s.Rule == LookUndecided || s.Rule == ApplyFacts || s.Rule >= Scan && s.Rule <= Sweep || s.Rule == CrashReconciler:
+	case s.Rule == InsertMarked:
+		text += fmt.Sprintf(" of entry %d", s.On)
 	case s.Rule <= ComeAgain:
 		text += fmt.Sprintf(", job %d", s.On)
 	case s.Rule >= Discard && s.Rule <= Delete || s.Rule == Claim:
@@ -139,8 +142,11 @@ func (m *Model) Steps(s *State, fn func(Step)) {
 		}
 	}
 	room := s.NFailures < b.Failures
-	if s.Inserted < b.Jobs && s.NJobs < maxJobs && (!b.Keys || holder == none) {
+	if s.Inserted < b.Jobs && s.NJobs < maxJobs {
 		fn(Step{Rule: Insert})
+		if b.Keys && holder == none {
+			fn(Step{Rule: InsertKeyed})
+		}
 		for e := range s.NFailures {
 			if s.Entries[e].Status.exists() {
 				fn(Step{Rule: InsertMarked, On: e})
@@ -273,13 +279,16 @@ func (m *Model) take(w *world, step Step) {
 	switch step.Rule {
 	case Insert:
 		w.Inserted++
+		w.insert(noJob)
+	case InsertKeyed:
+		w.Inserted++
 		j := noJob
-		j.Keyed = m.Bounds.Keys
+		j.Keyed = true
 		w.insert(j)
 	case InsertMarked:
 		w.Inserted++
 		j := noJob
-		j.Keyed, j.Mark = m.Bounds.Keys, on
+		j.Mark = on
 		w.insert(j)
 	case StartJob:
 		w.Jobs[on].State, w.Jobs[on].Done = Running, false
@@ -419,6 +428,14 @@ func (w *world) reopen(e int8) {
 	w.said(e)
 }
 
+// retire is dlq.retire of one failure.
+func (w *world) retire(f, e int8) {
+	w.Jobs[w.Failures[f].Job].Remembered = true
+	if w.Failures[f].TakenBy == none {
+		w.Failures[f].TakenBy = e
+	}
+}
+
 // delete is dlq.delete_entries, with dlq.retire.
 func (w *world) delete(e int8) {
 	entry := &w.Entries[e]
@@ -428,8 +445,13 @@ func (w *world) delete(e int8) {
 	for i := range w.NJobs {
 		j := &w.Jobs[i]
 		if i == entry.Job || j.Entry == e {
-			if j.State != Gone {
-				j.Retired = w.tick
+			if i == entry.Job && j.State != Gone {
+				w.retire(e, e)
+			} else if i != entry.Job && j.State.ended() {
+				j.Remembered = true
+				if j.State != Completed {
+					w.retire(j.Failure, e)
+				}
 			}
 			if j.Entry == e {
 				j.Entry = none
