@@ -126,45 +126,41 @@ COMMENT ON FUNCTION dlq.failure_of IS 'The id of a failure: of the end of a job 
 --
 -- Entries prove their own failure. dlq.retired_jobs has all others that were taken into one: see dlq.take_failure.
 --
--- (No SET clause, and one statement: Postgres puts it into the statement that calls it. Ask for one value with LIMIT 1.)
+-- (No SET clause, and one SELECT: Postgres puts it into the statement that calls it, in FROM. Subqueries of one value, not UNION: the months
+-- before the failure are left out as it runs, and what is asked last is not asked where an entry has it.)
 CREATE OR REPLACE FUNCTION dlq.known_failure(p_job bigint, p_created_at timestamptz, p_failure uuid, p_attempt integer, p_finalized_at timestamptz)
 RETURNS TABLE (known text)
 LANGUAGE sql STABLE ROWS 1
 BEGIN ATOMIC
-    SELECT 'entry'::text FROM dlq.dead_letter_queue e
-    WHERE e.stage = 'open' AND e.id = p_failure AND p_finalized_at BETWEEN '1970-01-01Z' AND now() + interval '1 day'
-    UNION ALL
-    -- A closed entry closed after it had failed (a day, for clocks that differ): partitions of before then are left out.
-    SELECT 'entry'::text FROM dlq.dead_letter_queue e
-    WHERE e.stage IN ('resolved', 'failed', 'archived') AND e.id = p_failure AND e.closed_at >= p_finalized_at - interval '1 day'
-      AND p_finalized_at BETWEEN '1970-01-01Z' AND now() + interval '1 day'
-    UNION ALL
-    SELECT 'entry'::text FROM dlq.retired_jobs r
-    WHERE r.job_id = p_job AND r.job_created_at = p_created_at
-      AND (r.failure = p_failure AND (r.attempt = p_attempt OR p_finalized_at BETWEEN '1970-01-01Z' AND now() + interval '1 day')
-           -- (A row of before schema version 9.)
-           OR r.failure = '00000000-0000-0000-0000-000000000000' AND r.at >= p_finalized_at)
-    UNION ALL
-    -- What a redelivery failed with belongs to the entry that it redelivers.
-    SELECT 'redelivery'::text FROM dlq.entry_jobs k
-    WHERE k.job_id = p_job AND k.job_created_at = p_created_at
-      AND (SELECT 1 FROM dlq.dead_letter_queue e WHERE e.id = k.entry_id AND e.river_job_id = p_job AND e.job_created_at = p_created_at LIMIT 1) IS NULL
-    UNION ALL
-    SELECT 'waits'::text FROM dlq.dead_letter_queue e
-    WHERE e.stage = 'inbox' AND e.id = p_failure
-      AND (p_finalized_at BETWEEN '1970-01-01Z' AND now() + interval '1 day' OR e.job_created_at = p_created_at AND e.retry_count = p_attempt)
-    UNION ALL
-    SELECT 'waits'::text FROM dlq.job_facts f
-    WHERE f.job_id = p_job AND f.job_created_at = p_created_at
-      AND CASE f.fact WHEN 'refused' THEN f.job ->> 'fact' ELSE f.fact END IN ('discarded', 'cancelled')
-      AND dlq.failure_of(p_job, f.job) = p_failure
-      AND (p_finalized_at BETWEEN '1970-01-01Z' AND now() + interval '1 day' OR f.job -> 'attempt' = to_jsonb(p_attempt))
-    UNION ALL
-    -- The entry waits for this very job: the sweep takes its end.
-    SELECT 'waits'::text FROM dlq.dead_letter_queue e
-    WHERE e.stage = 'open' AND e.river_job_id = p_job AND e.job_created_at = p_created_at AND e.status = 'dlq_processing' AND e.redelivery_job_id = p_job;
+    SELECT coalesce(
+        CASE WHEN p_finalized_at BETWEEN '1970-01-01Z' AND now() + interval '1 day' THEN coalesce(
+            (SELECT 'entry' FROM dlq.dead_letter_queue e WHERE e.stage = 'open' AND e.id = p_failure LIMIT 1),
+            -- A closed entry closed after it had failed (a day, for clocks that differ): partitions of before then are left out.
+            (SELECT 'entry' FROM dlq.dead_letter_queue e
+             WHERE e.stage IN ('resolved', 'failed', 'archived') AND e.id = p_failure AND e.closed_at >= p_finalized_at - interval '1 day' LIMIT 1)) END,
+        (SELECT 'entry' FROM dlq.retired_jobs r
+         WHERE r.job_id = p_job AND r.job_created_at = p_created_at
+           AND (r.failure = p_failure AND (r.attempt = p_attempt OR p_finalized_at BETWEEN '1970-01-01Z' AND now() + interval '1 day')
+                -- (A row of before schema version 9.)
+                OR r.failure = '00000000-0000-0000-0000-000000000000' AND r.at >= p_finalized_at) LIMIT 1),
+        -- What a redelivery failed with belongs to the entry that it redelivers.
+        (SELECT 'redelivery' FROM dlq.entry_jobs k
+         WHERE k.job_id = p_job AND k.job_created_at = p_created_at
+           AND (SELECT 1 FROM dlq.dead_letter_queue e WHERE e.id = k.entry_id AND e.river_job_id = p_job AND e.job_created_at = p_created_at LIMIT 1) IS NULL),
+        (SELECT 'waits' FROM dlq.dead_letter_queue e
+         WHERE e.stage = 'inbox' AND e.id = p_failure
+           AND (p_finalized_at BETWEEN '1970-01-01Z' AND now() + interval '1 day' OR e.job_created_at = p_created_at AND e.retry_count = p_attempt) LIMIT 1),
+        (SELECT 'waits' FROM dlq.job_facts f
+         WHERE f.job_id = p_job AND f.job_created_at = p_created_at
+           AND CASE f.fact WHEN 'refused' THEN f.job ->> 'fact' ELSE f.fact END IN ('discarded', 'cancelled')
+           AND dlq.failure_of(p_job, f.job) = p_failure
+           AND (p_finalized_at BETWEEN '1970-01-01Z' AND now() + interval '1 day' OR f.job -> 'attempt' = to_jsonb(p_attempt)) LIMIT 1),
+        -- The entry waits for this very job: the sweep takes its end. (A cast, so that the index of the job is the one that is read.)
+        (SELECT 'waits' FROM dlq.dead_letter_queue e
+         WHERE e.stage = 'open' AND e.river_job_id = p_job AND e.job_created_at = p_created_at AND e.redelivery_job_id = p_job AND e.status::text = 'dlq_processing')
+    )::text;
 END;
-COMMENT ON FUNCTION dlq.known_failure IS 'Whether the failure of a job is known, and how: entry (it was taken into one, which may be gone), redelivery (it is of an entry that the job redelivers), waits (in the inbox, as a fact, or for the sweep). No row: nothing knows of it. p_failure: dlq.entry_id() of the job and p_finalized_at.';
+COMMENT ON FUNCTION dlq.known_failure IS 'Whether the failure of a job is known, and how: entry (it was taken into one, which may be gone), redelivery (it is of an entry that the job redelivers), waits (in the inbox, as a fact, or for the sweep). Null: nothing knows of it. p_failure: dlq.entry_id() of the job and p_finalized_at.';
 
 CREATE OR REPLACE FUNCTION dlq.is_taken(p_job bigint, p_created_at timestamptz, p_failure uuid, p_attempt integer, p_failed_at timestamptz) RETURNS boolean
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$

@@ -62,7 +62,7 @@ DECLARE
         CASE j.state WHEN 'discarded' THEN NOT j.metadata @> '{"unique_key_conflict": "scheduler_discarded"}'
                      WHEN 'cancelled' THEN NOT j.metadata ? 'cancel_attempted_at' AND cardinality(j.errors) > 0 END$sql$;
     -- (Subqueries of one value, not EXISTS: Postgres might join whole tables for that, by a plan of when they were small.)
-    v_unknown constant text := '(SELECT k.known FROM dlq.known_failure(j.id, j.created_at, dlq.entry_id(j.id, j.finalized_at), j.attempt, j.finalized_at) k LIMIT 1) IS NULL';
+    v_unknown constant text := '(SELECT k.known FROM dlq.known_failure(j.id, j.created_at, dlq.entry_id(j.id, j.finalized_at), j.attempt, j.finalized_at) k) IS NULL';
     v_look     dlq.reconcile_looks;
     v_from     timestamptz;
     v_page     record;
@@ -290,7 +290,17 @@ CREATE OR REPLACE FUNCTION dlq.retire(p_ids uuid[], p_partition regclass DEFAULT
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET row_security = off AS $$
 DECLARE
     v_entries constant text := CASE WHEN p_partition IS NULL THEN 'SELECT * FROM dlq.dead_letter_queue WHERE id = ANY ($1) AND (closed_at IS NULL OR closed_at >= $2)' ELSE 'SELECT * FROM ' || p_partition END;
+    v_fact record;
 BEGIN
+    -- A failure that waits as a fact needs the entry, should River have deleted the job: it goes to the inbox now.
+    FOR v_fact IN EXECUTE format($sql$
+        SELECT f.ctid AS tid, e.id AS entry, jsonb_build_object('id', f.job_id, 'created_at', f.job_created_at, 'state', f.fact, 'finalized_at', f.at) || coalesce(f.job, '{}') AS job
+        FROM (%1$s) e JOIN dlq.job_facts f ON f.job_id = e.river_job_id AND f.job_created_at = e.job_created_at
+        WHERE f.fact IN ('discarded', 'cancelled') ORDER BY f.job_id, f.at FOR UPDATE OF f$sql$, v_entries) USING p_ids, dlq.closed_since(p_ids)
+    LOOP
+        PERFORM dlq.file_end(v_fact.entry, v_fact.job);
+        DELETE FROM dlq.job_facts f WHERE f.ctid = v_fact.tid;
+    END LOOP;
     EXECUTE format($sql$
         INSERT INTO dlq.retired_jobs (job_id, job_created_at, failure, attempt, entry_id, at)
         SELECT DISTINCT ON (j.id, j.created_at, t.failure, t.attempt) j.id, j.created_at, t.failure, t.attempt, t.entry_id, clock_timestamp()

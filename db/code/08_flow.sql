@@ -70,7 +70,7 @@ BEGIN
         OR (v_ended IS NOT NULL AND EXISTS (SELECT FROM dlq.dead_letter_inbox e WHERE e.id = dlq.entry_id(p_job, v_ended)))
         -- A failure that no entry has taken in yet: it waits, or capture gave way with it and the reconciler files it.
         OR coalesce(v_failure, false)
-           AND (SELECT k.known FROM dlq.known_failure(p_job, p_created_at, dlq.entry_id(p_job, v_ended), v_attempt, v_ended) k WHERE k.known <> 'waits' LIMIT 1) IS NULL;
+           AND (SELECT k.known FROM dlq.known_failure(p_job, p_created_at, dlq.entry_id(p_job, v_ended), v_attempt, v_ended) k WHERE k.known <> 'waits') IS NULL;
 END
 $$;
 COMMENT ON FUNCTION dlq.is_undone IS 'Whether a job has not ended yet, or its dead letter is open or still to be filed.';

@@ -31,11 +31,15 @@ func TestHost_trial(t *testing.T) {
 	t.Logf("DLQD_TRIAL_SEED=%d", seed)
 	h := newHost(t)
 	// What has failed, ever: jobs are retried, restored and purged.
-	h.exec(h.admin, `CREATE TABLE failures (job_id bigint, job_created_at timestamptz, at timestamptz);
+	// taken says whether capture has taken the failure in: then an entry has it in the end, whatever becomes of the job.
+	h.exec(h.admin, `CREATE TABLE failures (job_id bigint, job_created_at timestamptz, at timestamptz, attempt integer, taken boolean);
 		CREATE FUNCTION record_failure() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$
 		BEGIN
-			IF dlq.is_failure(to_jsonb(NEW), to_jsonb(OLD)) THEN
-				INSERT INTO public.failures VALUES (NEW.id, NEW.created_at, NEW.finalized_at);
+			IF dlq.is_failure(to_jsonb(NEW), to_jsonb(OLD)) THEN -- (what a redelivery fails with is in its entry's replay_attempts, or a note)
+				INSERT INTO public.failures VALUES (NEW.id, NEW.created_at, NEW.finalized_at, NEW.attempt,
+					NOT EXISTS (SELECT FROM dlq.entry_jobs k JOIN dlq.dead_letter_queue e ON e.id = k.entry_id WHERE k.job_id = NEW.id AND k.job_created_at = NEW.created_at AND e.river_job_id <> NEW.id)
+					AND (EXISTS (SELECT FROM dlq.dead_letter_inbox i WHERE i.id = dlq.entry_id(NEW.id, NEW.finalized_at))
+					     OR EXISTS (SELECT FROM dlq.job_facts f WHERE f.job_id = NEW.id AND dlq.failure_of(f.job_id, f.job) = dlq.entry_id(NEW.id, NEW.finalized_at))));
 			END IF;
 			RETURN NULL;
 		END $$;
@@ -70,7 +74,7 @@ func TestHost_trial(t *testing.T) {
 			defer restoring.RUnlock()
 			mine := fmt.Sprintf("app%d", n)
 			must("INSERT INTO river_job (kind, args, max_attempts, state, metadata) SELECT $1, '{}', 3, 'running', CASE WHEN i % 5 = 0 THEN '{\"dlq:entry_id\": \"0198aaaa-0000-7000-8000-000000000000\"}' ELSE '{}' END::jsonb FROM generate_series(1, $2::integer) i", mine, 1+random.IntN(20))
-			end := "UPDATE river_job SET state = CASE id % 4 WHEN 0 THEN 'completed' WHEN 1 THEN 'cancelled' ELSE 'discarded' END::river_job_state, finalized_at = clock_timestamp(), errors = errors || '{\"error\": \"x\", \"attempt\": 1}'::jsonb WHERE kind = $1 AND state IN ('running', 'available')"
+			end := "UPDATE river_job SET state = CASE (id + attempt) % 4 WHEN 0 THEN 'completed' WHEN 1 THEN 'cancelled' ELSE 'discarded' END::river_job_state, finalized_at = clock_timestamp(), attempt = attempt + 1, errors = errors || jsonb_build_object('error', 'x', 'at', clock_timestamp(), 'attempt', attempt + 1) WHERE kind = $1 AND state IN ('running', 'available')"
 			must("BEGIN")
 			switch random.IntN(8) {
 			case 0:
@@ -89,9 +93,14 @@ func TestHost_trial(t *testing.T) {
 			case 2:
 				must(end, mine)
 				must("ROLLBACK")
-			case 3:
-				must("UPDATE river_job SET state = 'available', finalized_at = NULL WHERE id IN (SELECT id FROM river_job WHERE kind = $1 AND state IN ('discarded', 'cancelled') ORDER BY random() LIMIT 3 FOR UPDATE SKIP LOCKED)", mine)
+			case 3: // in River UI: JobRetry, and JobDelete
 				must("COMMIT")
+				must(`UPDATE river_job SET state = 'available', finalized_at = NULL, scheduled_at = now(), metadata = metadata - 'cancel_attempted_at',
+						max_attempts = CASE WHEN attempt = max_attempts THEN max_attempts + 1 ELSE max_attempts END
+					WHERE id IN (SELECT id FROM river_job WHERE kind = $1 AND state IN ('discarded', 'cancelled') ORDER BY random() LIMIT 8 FOR UPDATE SKIP LOCKED)`, mine)
+				if random.IntN(4) == 0 {
+					must("DELETE FROM river_job WHERE id IN (SELECT id FROM river_job WHERE kind = $1 AND state <> 'running' ORDER BY random() LIMIT 1 FOR UPDATE SKIP LOCKED)", mine)
+				}
 			default:
 				must(end, mine)
 				must("COMMIT")
@@ -113,18 +122,64 @@ func TestHost_trial(t *testing.T) {
 		try(h.dlqd, fmt.Sprintf("SELECT dlq.reconcile(p_whole => %t)", random.IntN(5) == 0))
 		time.Sleep(50 * time.Millisecond)
 	})
-	actor(103, func(random *rand.Rand) {
-		switch random.IntN(4) {
-		case 0:
-			try(h.dlqd, "SELECT dlq.act_on('discard', ARRAY(SELECT id FROM dlq.dead_letter_queue WHERE status IN ('dlq_pending', 'dlq_manual') ORDER BY random() LIMIT 5), 'x')")
-		case 1:
-			try(h.dlqd, "SELECT dlq.delete_entries(ARRAY(SELECT id FROM dlq.dead_letter_queue WHERE status IN ('dlq_resolved', 'dlq_archived') ORDER BY random() LIMIT 3))")
-		case 2:
-			try(h.dlqd, "SELECT dlq.note(id, 'x') FROM dlq.dead_letter_queue ORDER BY random() LIMIT 3")
-		default:
-			try(h.dlqd, "SELECT dlq.redeliver(ARRAY(SELECT id FROM dlq.dead_letter_queue WHERE status = 'dlq_pending' ORDER BY random() LIMIT 5), 'x', 'x')")
-		}
+	// Eight operators, and the worker that redelivers by itself. Each has a say of all entries: they meet.
+	choose := func(statuses string, n int) string {
+		return fmt.Sprintf("ARRAY(SELECT id FROM dlq.dead_letter_queue WHERE stage <> 'inbox' AND status IN (%s) ORDER BY random() LIMIT %d)", statuses, n)
+	}
+	const open, closed = "'dlq_pending', 'dlq_manual'", "'dlq_resolved', 'dlq_archived'"
+	one := func(function, statuses, args string) string {
+		return "SELECT dlq." + function + "((" + choose(statuses, 1) + ")[1]" + args + ")"
+	}
+	for n, act := range []func(*rand.Rand) string{
+		func(*rand.Rand) string { return "SELECT dlq.act_on('discard', " + choose(open, 5) + ", 'ann')" },
+		func(*rand.Rand) string {
+			return "SELECT dlq.act_on('resolve', " + choose("'dlq_manual'", 5) + ", 'bea')"
+		},
+		func(*rand.Rand) string { return "SELECT dlq.act_on('reopen', " + choose(closed, 3) + ", 'cem')" },
+		func(random *rand.Rand) string {
+			if random.IntN(2) == 0 {
+				return one("replay", open, ", 'dan'")
+			}
+			return one("replay", open, `, 'dan', NULL, '{"edited": true}'`)
+		},
+		func(*rand.Rand) string {
+			return "SELECT dlq.undo((SELECT id FROM dlq.operations WHERE action IN ('discard', 'resolve', 'park', 'unpark') ORDER BY id DESC LIMIT 1 OFFSET floor(random() * 5)), 'eve')"
+		},
+		func(random *rand.Rand) string {
+			if random.IntN(2) == 0 {
+				return "SELECT dlq.act_on('park', " + choose("'dlq_pending'", 5) + ", 'fay')"
+			}
+			return "SELECT dlq.act_on('unpark', " + choose("'dlq_manual'", 5) + ", 'fay')"
+		},
+		func(*rand.Rand) string {
+			return "SELECT dlq.delete_entries(" + choose(closed, 3) + ", p_actor => 'gil')"
+		},
+		func(random *rand.Rand) string {
+			return [...]string{"SELECT dlq.note(id, 'x', 'hal') FROM dlq.dead_letter_queue ORDER BY random() LIMIT 3", "SELECT dlq.sweep_redeliveries()",
+				"SELECT dlq.act_on('discard', " + choose("'dlq_manual'", 3) + ", 'hal')"}[random.IntN(3)]
+		},
+		func(*rand.Rand) string {
+			return "SELECT dlq.redeliver(" + choose("'dlq_pending'", 5) + ", 'worker:1', 'automatic')"
+		},
+	} {
+		actor(110+uint64(n), func(random *rand.Rand) {
+			try(h.dlqd, act(random))
+			time.Sleep(20 * time.Millisecond)
+		})
+	}
+	// What redeliveries run into.
+	actor(120, func(random *rand.Rand) {
+		restoring.RLock()
+		defer restoring.RUnlock()
+		try(h.owner, fmt.Sprintf(`UPDATE river_job SET state = CASE WHEN id %% 3 = %d THEN 'completed' ELSE 'discarded' END::river_job_state, finalized_at = clock_timestamp(), attempt = attempt + 1,
+			errors = errors || jsonb_build_object('error', 'y', 'at', clock_timestamp(), 'attempt', attempt + 1)
+			WHERE id IN (SELECT id FROM river_job WHERE state = 'available' AND metadata ? 'dlq:entry_id' AND kind LIKE 'app%%' AND max_attempts = 1 LIMIT 10 FOR UPDATE SKIP LOCKED)`, random.IntN(3)))
 		time.Sleep(20 * time.Millisecond)
+	})
+	// Sessions of dlqd's and of operators' end in the middle.
+	actor(121, func(random *rand.Rand) {
+		try(h.admin, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND usename = '"+h.DLQDRole+"' AND state <> 'idle' ORDER BY random() LIMIT 1")
+		time.Sleep(time.Duration(50+random.IntN(200)) * time.Millisecond)
 	})
 
 	// And everything that goes wrong.
@@ -142,9 +197,14 @@ func TestHost_trial(t *testing.T) {
 		pick := func(of ...string) string { return of[random.IntN(len(of))] }
 		switch random.IntN(6) {
 		case 0:
-			try(h.admin, "SELECT dlq.set_capture('"+pick("on", "on", "off", "strict")+"', '"+pick("1 min", "250 ms", "1 ms")+"')")
+			try(h.admin, "SELECT dlq.set_capture('"+pick("on", "off", "strict")+"', '"+pick("1 min", "250 ms", "1 ms")+"')")
+			time.Sleep(time.Duration(random.IntN(60)) * time.Millisecond)
+			try(h.admin, "SELECT dlq.set_capture('on', '1 min')")
 		case 1:
-			try(h.admin, "SET lock_timeout = '500ms'; ALTER TABLE river_job "+pick("DISABLE", "ENABLE", "ENABLE")+" TRIGGER "+pick("dlq_capture", "dlq_follow"))
+			trigger := pick("dlq_capture", "dlq_follow")
+			try(h.admin, "SET lock_timeout = '500ms'; ALTER TABLE river_job DISABLE TRIGGER "+trigger)
+			time.Sleep(time.Duration(random.IntN(60)) * time.Millisecond)
+			try(h.admin, "ALTER TABLE river_job ENABLE TRIGGER "+trigger)
 		case 2:
 			lock(random, "ONLY dlq."+pick("dead_letter_queue", "dead_letter_inbox", "job_facts", "entry_jobs"), pick("SHARE", "EXCLUSIVE", "ACCESS EXCLUSIVE"))
 		case 3: // a replication role
@@ -173,15 +233,50 @@ func TestHost_trial(t *testing.T) {
 	all.Wait()
 	require.False(t, t.Failed())
 	h.exec(h.admin, "ALTER TABLE river_job ENABLE TRIGGER dlq_capture; ALTER TABLE river_job ENABLE TRIGGER dlq_follow; SELECT dlq.set_capture('on', '1 min')")
-	for h.count("SELECT count(*) FROM dlq.job_facts WHERE fact <> 'following'") > 0 {
-		require.NoError(t, t.Context().Err())
-		h.exec(h.dlqd, "SELECT dlq.apply_facts()")
+	settle := func() {
+		for h.count("SELECT (SELECT count(*) FROM dlq.job_facts WHERE fact <> 'following') + (SELECT count(*) FROM dlq.dead_letter_inbox)") > 0 {
+			require.NoError(t, t.Context().Err())
+			h.exec(h.dlqd, "SELECT dlq.apply_facts()")
+			h.exec(h.dlqd, "SELECT dlq.file(ARRAY(SELECT id FROM dlq.dead_letter_inbox))")
+		}
 	}
-	t.Logf("at the end: %d unfiled, %d open, %d jobs, %d retired, %d entry_jobs", h.count("SELECT count(*) FROM dlq.dead_letter_inbox"), h.count("SELECT count(*) FROM dlq.dead_letter_open"), h.count("SELECT count(*) FROM river_job"), h.count("SELECT count(*) FROM dlq.retired_jobs"), h.count("SELECT count(*) FROM dlq.entry_jobs"))
+	settle()
+	t.Logf("at the end: %d open, %d jobs, %d remembered, %d entry_jobs", h.count("SELECT count(*) FROM dlq.dead_letter_open"), h.count("SELECT count(*) FROM river_job"), h.count("SELECT count(*) FROM dlq.retired_jobs"), h.count("SELECT count(*) FROM dlq.entry_jobs"))
 	h.reconcile()
-	t.Logf("%d jobs, %d failed; %d entries, %d of them by the reconciler, %d retired", h.count("SELECT count(*) FROM river_job"), h.count("SELECT count(*) FROM river_job j WHERE dlq.is_failure(to_jsonb(j))"),
-		h.count("SELECT count(*) FROM dlq.dead_letter_queue"), h.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE captured_by = 'reconciler'"), h.count("SELECT count(*) FROM dlq.retired_jobs"))
+	settle()
+	t.Logf("%d failures, %d of them captured; %d jobs failed; %d entries, %d of them by the reconciler; %d moves by people, %d redeliveries", h.count("SELECT count(*) FROM failures"), h.count("SELECT count(*) FROM failures WHERE taken"),
+		h.count("SELECT count(*) FROM river_job j WHERE dlq.is_failure(to_jsonb(j))"), h.count("SELECT count(*) FROM dlq.dead_letter_queue"), h.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE captured_by = 'reconciler'"),
+		h.count("SELECT count(*) FROM dlq.dead_letter_transitions WHERE origin IS NOT NULL"), h.count("SELECT count(*) FROM dlq.dead_letter_transitions WHERE to_status = 'dlq_processing' AND from_status <> to_status"))
 	h.exact()
+	h.takenOnce()
 	require.Empty(t, h.strings(`SELECT e.captured_by || ' ' || e.id || ' ' || e.river_job_id || ' ' || e.status FROM dlq.dead_letter_queue e
 		WHERE NOT EXISTS (SELECT FROM failures f WHERE f.job_id = e.river_job_id AND f.job_created_at = e.job_created_at AND dlq.entry_id(f.job_id, f.at) = e.id)`), "dead letters without a failure")
+
+	// All is closed by a person: nothing is found again.
+	h.exec(h.dlqd, "SELECT dlq.act_on('discard', ARRAY(SELECT id FROM dlq.dead_letter_queue WHERE status IN ('dlq_pending', 'dlq_manual', 'dlq_failed')), 'kim')")
+	before := h.count("SELECT count(*) FROM dlq.dead_letter_queue")
+	h.reconcile()
+	require.Equal(t, before, h.count("SELECT count(*) FROM dlq.dead_letter_queue"))
+}
+
+// takenOnce holds the audit trail, which outlasts entries and jobs, against what has failed (table failures): what capture had is in an
+// entry, nothing is in two, and what a person closed is not redelivered before a person, or a newer failure, says so.
+func (h *host) takenOnce() {
+	h.Helper()
+	h.exec(h.admin, `CREATE TABLE taken AS
+		SELECT t.entry_id, t.river_job_id AS job_id, t.failed_at AS at FROM dlq.dead_letter_transitions t WHERE t.failed_at IS NOT NULL
+		UNION SELECT r.entry_id, r.job_id, f.at FROM dlq.retired_jobs r JOIN failures f ON f.job_id = r.job_id AND f.job_created_at = r.job_created_at AND dlq.entry_id(f.job_id, f.at) = r.failure;
+		CREATE INDEX ON taken (job_id, at)`)
+	require.Empty(h, h.strings(`SELECT f.job_id || ' ' || f.at || ' ' || f.attempt || ': ' || coalesce((SELECT string_agg(concat_ws(' ', t.at, t.entry_id, t.to_status, t.actor, t.reason), '; ' ORDER BY t.at)
+			FROM dlq.dead_letter_transitions t WHERE t.river_job_id = f.job_id), '') || coalesce((SELECT ' now ' || to_jsonb(j)::text FROM river_job j WHERE j.id = f.job_id), ' gone')
+		FROM failures f WHERE f.taken AND NOT EXISTS (SELECT FROM taken t WHERE t.job_id = f.job_id AND t.at = f.at)`), "captured, and in no entry")
+	require.Empty(h, h.strings(`SELECT t.job_id || ' ' || t.at || ': ' || string_agg(t.entry_id::text, ' ') FROM taken t JOIN failures f ON f.job_id = t.job_id AND f.at = t.at
+		GROUP BY t.job_id, t.at HAVING count(DISTINCT t.entry_id) > 1`), "in two entries")
+	require.Empty(h, h.strings(`SELECT t.entry_id || ' ' || t.failed_at || ': ' || count(*) FROM dlq.dead_letter_transitions t WHERE t.failed_at IS NOT NULL
+		GROUP BY t.entry_id, t.failed_at HAVING count(*) > 1`), "counted twice by its entry")
+	require.Empty(h, h.strings(`SELECT s.entry_id || ' ' || s.at FROM dlq.dead_letter_transitions s
+		JOIN LATERAL (SELECT c.at FROM dlq.dead_letter_transitions c WHERE c.entry_id = s.entry_id AND c.at < s.at AND c.to_status IN ('dlq_resolved', 'dlq_archived') AND c.from_status <> c.to_status AND c.origin IS NOT NULL
+		              ORDER BY c.at DESC LIMIT 1) closed ON true
+		WHERE s.to_status = 'dlq_processing' AND s.from_status <> s.to_status AND s.actor = 'worker:1'
+		  AND NOT EXISTS (SELECT FROM dlq.dead_letter_transitions a WHERE a.entry_id = s.entry_id AND a.at >= closed.at AND a.at <= s.at AND a.origin IS NOT NULL AND a.from_status IN ('dlq_resolved', 'dlq_archived'))`), "redelivered after a person had closed it")
 }

@@ -317,6 +317,23 @@ func TestKnown_WhileTheReopeningWaits(t *testing.T) {
 	require.Zero(t, b.lost())
 }
 
+// The failure waits as a fact, River has deleted the job, and the entry is purged: it is an entry of its own, with what the old one had.
+func TestKnown_FailureOfPurgedEntryAndDeletedJob(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	id := b.job()
+	b.failAt(id, "clock_timestamp()")
+	b.settle()
+	b.discard()
+	b.retry(id)
+	b.failAt(id, "clock_timestamp()")
+	b.exec("DELETE FROM river_job WHERE id = $1", id)
+	b.exec("SELECT dlq.delete_entries(ARRAY(SELECT id FROM dlq.dead_letter_queue))")
+	b.settle()
+	require.Equal(t, 2, b.taken())
+	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE retry_count = 5 AND original_event = '{\"n\": 1}'"))
+}
+
 // A followed job's failure is the entry's, whoever sees it first: the fact, the sweep or the reconciler.
 func TestKnown_FollowedJob(t *testing.T) {
 	t.Parallel()
