@@ -356,10 +356,13 @@ func (m *Model) take(w *world, step Step) {
 	case ApplyFacts:
 		w.applyFacts()
 	case Scan:
-		w.Scanning, w.Scanned = true, w.unknown()
+		w.scan()
 	case Append:
 		w.appendUnknown(w.Scanned)
-		w.Scanning, w.Scanned = false, 0
+		if w.Rest {
+			w.appendUnknown(w.unknown() &^ w.cancelled())
+		}
+		w.Scanning, w.Scanned, w.Rest = false, 0, false
 	case FindSuccesses:
 		w.findSuccesses()
 	case Sweep:
@@ -367,7 +370,7 @@ func (m *Model) take(w *world, step Step) {
 	case CrashWorker:
 		w.Workers[on] = idle
 	case CrashReconciler:
-		w.Scanning, w.Scanned = false, 0
+		w.Scanning, w.Scanned, w.Rest = false, 0, false
 	default:
 		w.Moves++
 		w.act(step.Rule, on)
@@ -441,6 +444,13 @@ func (w *world) delete(e int8) {
 	entry := &w.Entries[e]
 	if entry.Status != Resolved && entry.Status != Archived {
 		return
+	}
+	waiting := w.Facts // a failure that waits as a fact needs the entry: it goes to the inbox
+	for _, f := range waiting[:w.NFacts] {
+		if f.Job == entry.Job && (f.Kind == FactDiscarded || f.Kind == FactCancelled) {
+			w.fileEnd(f.Job, f.Failure, true)
+			w.forget(f)
+		}
 	}
 	for i := range w.NJobs {
 		j := &w.Jobs[i]

@@ -182,6 +182,7 @@ type State struct {
 	Workers   [maxWorkers]Worker
 	Scanning  bool  // the reconciler has read, and locked nothing yet
 	Scanned   uint8 // which jobs it found to be failures without an entry
+	Rest      bool  // they were cancelled: a page of discarded ones is still to be read, in the same transaction
 
 	// What is used up of the bounds.
 	Inserted, Moves, Retries, Misses, Deletes, Attempts, Sent, Isolated int8

@@ -714,6 +714,23 @@ func (w *world) unknown() (set uint8) {
 	return set
 }
 
+// scan is the first half of a look: a page of cancelled jobs is read, or one of discarded ones where there is nothing in that.
+func (w *world) scan() {
+	w.Scanning, w.Scanned = true, w.unknown()
+	if page := w.Scanned & w.cancelled(); page != 0 {
+		w.Scanned, w.Rest = page, true
+	}
+}
+
+func (w *world) cancelled() (set uint8) {
+	for i := range w.NJobs {
+		if w.Jobs[i].State == Cancelled {
+			set |= bit(i)
+		}
+	}
+	return set
+}
+
 // appendUnknown is the second half of a look: those of the jobs that it found are locked, and looked at anew.
 func (w *world) appendUnknown(jobs uint8) {
 	for i := range w.NJobs {
