@@ -236,6 +236,8 @@ func (d *database) transactionOf(step protocol.Step, after *protocol.State) tran
 		t.after = nil
 	case protocol.Schedule:
 		changes("UPDATE river_job SET state = 'available' WHERE id = $1 AND state = 'retryable'")
+	case protocol.LoseMark:
+		changes("UPDATE river_job SET metadata = metadata - 'dlq:entry_id' WHERE id = $1")
 	case protocol.CancelJob:
 		t.do = func(tx pgx.Tx) error {
 			_, err := riverpgxv5.New(nil).UnwrapExecutor(tx).JobCancel(d.ctx, &riverdriver.JobCancelParams{ID: of.id, CancelAttemptedAt: time.Now(), ControlTopic: "c"})

@@ -17,6 +17,7 @@ type Bounds struct {
 	Attempts int8 // that fail and are retried by River
 	Sent     int8 // redeliveries
 	Isolated int8 // ends in SERIALIZABLE transactions
+	Lost     int8 // marks that an application takes out of a job's metadata
 	Keys     bool // some of the application's jobs have a unique key, all the same
 	Calm     bool // nobody acts while the inbox or a fact waits, or dlqd is in the middle of something: nothing races
 }
@@ -45,6 +46,7 @@ const (
 	RetryJob
 	DeleteJob
 	ComeAgain
+	LoseMark
 	Look
 	File
 	FileParked
@@ -71,7 +73,7 @@ const (
 
 var ruleNames = [nRules]string{
 	"insert", "insert with a unique key", "insert with a copied mark", "start", "complete", "fail", "cancel itself", "fail, to be retried", "schedule", "cancel by an operator", "retry outside dlqd",
-	"delete job", "id comes again", "worker reads the inbox", "worker files", "worker files, parked", "worker redelivers", "worker reads undecided", "worker decides",
+	"delete job", "id comes again", "metadata loses its mark", "worker reads the inbox", "worker files", "worker files, parked", "worker redelivers", "worker reads undecided", "worker decides",
 	"worker parks", "apply facts", "reconciler reads", "reconciler appends", "find successes", "sweep", "discard", "resolve", "replay", "replay with force", "reopen", "undo",
 	"delete entry", "worker dies", "reconciler dies",
 }
@@ -102,7 +104,7 @@ func (s Step) String() string {
 	case s.Rule <= InsertKeyed || s.Rule == Look || s.Rule == LookUndecided || s.Rule == ApplyFacts || s.Rule >= Scan && s.Rule <= Sweep || s.Rule == CrashReconciler:
 	case s.Rule == InsertMarked:
 		text += fmt.Sprintf(" of entry %d", s.On)
-	case s.Rule <= ComeAgain:
+	case s.Rule <= LoseMark:
 		text += fmt.Sprintf(", job %d", s.On)
 	case s.Rule >= Discard && s.Rule <= Delete || s.Rule == Claim:
 		text += fmt.Sprintf(", entry %d", s.On)
@@ -170,6 +172,9 @@ func (m *Model) Steps(s *State, fn func(Step)) {
 			}
 		case Retryable:
 			fn(Step{Rule: Schedule, On: i})
+		}
+		if j.Mark != none && s.Lost < b.Lost && !j.State.ended() {
+			fn(Step{Rule: LoseMark, On: i})
 		}
 		if j.State.waits() && room && s.Moves < b.Moves {
 			captured(CancelJob, i, false)
@@ -317,6 +322,9 @@ func (m *Model) take(w *world, step Step) {
 		j := noJob
 		j.ID = w.Jobs[on].ID
 		w.insert(j)
+	case LoseMark:
+		w.Lost++
+		w.Jobs[on].Mark = none
 	case Look:
 		w.Workers[on] = idle
 		w.Workers[on].Doing, w.Workers[on].Of = Files, w.unfiled()

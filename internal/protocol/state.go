@@ -185,7 +185,7 @@ type State struct {
 	Rest      bool  // they were cancelled: a page of discarded ones is still to be read, in the same transaction
 
 	// What is used up of the bounds.
-	Inserted, Moves, Retries, Misses, Deletes, Attempts, Sent, Isolated int8
+	Inserted, Moves, Retries, Misses, Deletes, Attempts, Sent, Isolated, Lost int8
 }
 
 // Start is the state before anything has happened.

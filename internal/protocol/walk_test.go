@@ -117,7 +117,7 @@ type chooser struct {
 
 func newChooser(random *rand.Rand) *chooser {
 	return &chooser{random: random, state: protocol.Start(), model: &protocol.Model{Bounds: protocol.Bounds{
-		Jobs: 2, Failures: 6, Workers: 2, Moves: 8, Retries: 4, Misses: 2, Deletes: 2, Attempts: 1, Sent: 3, Isolated: 2, Keys: random.IntN(2) == 0,
+		Jobs: 2, Failures: 6, Workers: 2, Moves: 8, Retries: 4, Misses: 2, Deletes: 2, Attempts: 1, Sent: 3, Isolated: 2, Lost: 1, Keys: random.IntN(2) == 0,
 	}}}
 }
 
