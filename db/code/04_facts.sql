@@ -143,6 +143,7 @@ DECLARE
     v_fail  record;
     v_spent boolean;
     v_own   boolean; -- the entry's own job
+    v_other uuid;    -- the entry that has this failure already
     v_kept  text;
     v_job   constant bigint := (p_job ->> 'id')::bigint;
     v_at    constant timestamptz := dlq.failed_at(p_job);
@@ -170,6 +171,15 @@ BEGIN
     ELSIF v_fail.error_class IS NULL AND v_fail.error_message LIKE 'Stuck job rescued by %' THEN
         -- Its worker was cut off before it could say anything: what the entry was taken for counts (see strategy.Planner).
         v_kept := v_entry.error_class;
+    END IF;
+    -- The job's later failure came into an entry of its own, which is closed, before this one was filed: whether that says enough is a person's to say.
+    v_other := CASE WHEN v_own THEN coalesce(nullif(dlq.taken_by(v_job, v_entry.job_created_at, dlq.failure_of(v_job, p_job)), p_entry),
+                                             (SELECT e.id FROM dlq.dead_letter_queue e WHERE e.stage <> 'inbox' AND e.id = dlq.failure_of(v_job, p_job) AND e.id <> p_entry LIMIT 1)) END;
+    IF v_other IS NOT NULL THEN
+        UPDATE dlq.dead_letter_queue SET status = 'dlq_manual', strategy = 'manual', parked_by = p_actor,
+            move = jsonb_build_object('actor', p_actor, 'reason', 'job ' || v_job || ' was ' || v_state || ', which is entry ' || v_other)
+        WHERE id = p_entry AND stage = 'open' AND status = 'dlq_processing';
+        RETURN true;
     END IF;
     IF v_own THEN
         PERFORM dlq.take_failure(v_job, v_entry.job_created_at, dlq.failure_of(v_job, p_job), (p_job ->> 'attempt')::integer, p_entry);

@@ -558,6 +558,28 @@ func TestApply_olderRetryDoesNotReopen(t *testing.T) {
 	require.Zero(t, b.facts())
 }
 
+// Two failures of one job are in the inbox, and a person closes the later one: the earlier one's entry does not take it in, too.
+func TestApply_failureThatIsAnotherEntry(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	job, first := b.fails()
+	b.retry(job)
+	b.runs(job)
+	b.exec("SELECT dlq.set_capture('off')")
+	b.end(job, "discarded")
+	b.exec("SELECT dlq.set_capture('on')")
+	b.exec("SELECT dlq.reconcile(p_whole => true)")
+	second := b.entryOf(job)
+	require.NotEqual(t, first, second)
+	require.NoError(t, b.store.Discard(t.Context(), second, kim))
+	b.apply()
+	b.is(first, deadletter.Manual)
+	require.Equal(t, fmt.Sprintf("job %d was discarded, which is entry %s", job, second), b.reason(first))
+	b.is(second, deadletter.Archived)
+	require.Zero(t, b.count("SELECT count(*) FROM dlq.dead_letter_transitions t WHERE t.entry_id = $1 AND t.failed_at = (SELECT finalized_at FROM river_job WHERE id = $2)", first, job))
+	require.Zero(t, b.facts())
+}
+
 // A page of River UI's is older than what it retries: River retries completed jobs, too.
 func TestApply_supersededJobThatRunsAgain(t *testing.T) {
 	t.Parallel()

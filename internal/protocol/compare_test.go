@@ -32,11 +32,10 @@ func (d *database) expected() string {
 	for i := range s.NJobs {
 		j := &s.Jobs[i]
 		if j.State == protocol.Gone {
-			add("job %d gone entry=%s retired=%t", i, name("e", j.Entry), j.Retired > 0)
+			add("job %d gone entry=%s", i, name("e", j.Entry))
 			continue
 		}
-		add("job %d %s mark=%s done=%t key=%t entry=%s retired=%t known=%t", i, j.State, name("e", j.Mark), j.Done && j.State == protocol.Completed, j.Keyed, name("e", j.Entry), j.Retired > 0,
-			j.Retired > 0 && j.Retired >= j.Finalized && j.Finalized > 0)
+		add("job %d %s mark=%s done=%t key=%t entry=%s", i, j.State, name("e", j.Mark), j.Done && j.State == protocol.Completed, j.Keyed, name("e", j.Entry))
 	}
 	for e := range s.NFailures {
 		entry := &s.Entries[e]
@@ -55,6 +54,11 @@ func (d *database) expected() string {
 		}
 		add("entry %d %s job=%d waits=%s last=f%d failures=%s decided=%t twice=%t tries=%d", e, entry.Status, entry.Job, waits, entry.Last, strings.Join(failed, ","),
 			entry.Status != protocol.Pending || entry.Decided, entry.DoneTwice, entry.Tries)
+	}
+	for f := range s.NFailures {
+		if by := s.Failures[f].TakenBy; by >= 0 {
+			add("taken f%d by=%s", f, name("e", by))
+		}
 	}
 	for i := range s.NInbox {
 		add("inbox f%d reconciler=%t", s.Inbox[i].Failure, s.Inbox[i].Reconciler)
@@ -82,12 +86,13 @@ func (d *database) actual() string {
 	}
 	rows, err := d.conn(worker).Query(d.ctx, `WITH j AS (SELECT id, created_at, number, n - 1 AS i FROM unnest($1::bigint[], $2::timestamptz[], $3::integer[]) WITH ORDINALITY u (id, created_at, number, n)),
 		f AS (SELECT at, id, n - 1 AS i FROM unnest($4::timestamptz[], $5::uuid[]) WITH ORDINALITY u (at, id, n))
-		SELECT CASE WHEN r.id IS NULL THEN format('job %s gone entry=%s retired=%s', j.i, 'e' || e.i, (t.at IS NOT NULL)::text)
-			ELSE format('job %s %s mark=%s done=%s key=%s entry=%s retired=%s known=%s', j.i, r.state, 'e' || m.i, dlq.is_superseded(r.state::text, r.attempt, r.metadata)::text, (r.unique_key IS NOT NULL)::text,
-				'e' || e.i, (t.at IS NOT NULL)::text, coalesce(t.at >= r.finalized_at, false)::text) END AS line
+		SELECT CASE WHEN r.id IS NULL THEN format('job %s gone entry=%s', j.i, 'e' || e.i)
+			ELSE format('job %s %s mark=%s done=%s key=%s entry=%s', j.i, r.state, 'e' || m.i, dlq.is_superseded(r.state::text, r.attempt, r.metadata)::text, (r.unique_key IS NOT NULL)::text,
+				'e' || e.i) END AS line
 		FROM j LEFT JOIN river_job r USING (id, created_at) LEFT JOIN f m ON m.id::text = r.metadata ->> 'dlq:entry_id'
 		LEFT JOIN dlq.entry_jobs k ON k.job_id = j.id AND k.job_created_at = j.created_at LEFT JOIN f e ON e.id = k.entry_id
-		LEFT JOIN dlq.retired_jobs t ON t.job_id = j.id AND t.job_created_at = j.created_at
+		UNION ALL
+		SELECT format('taken f%s by=%s', f.i, 'e' || e.i) FROM dlq.retired_jobs t JOIN f ON f.id = t.failure LEFT JOIN f e ON e.id = t.entry_id
 		UNION ALL
 		SELECT format('entry %s %s job=%s waits=%s last=%s failures=%s decided=%s twice=%s tries=%s', f.i, substr(e.status::text, 5), j.i, 'id' || w.number, 'f' || l.i,
 			(SELECT string_agg(DISTINCT 'f' || k.i, ',' ORDER BY 'f' || k.i) FROM dlq.dead_letter_transitions t JOIN f k ON k.at = t.failed_at WHERE t.entry_id = e.id),

@@ -165,9 +165,9 @@ func (d *database) transactionOf(step protocol.Step, after *protocol.State) tran
 	switch {
 	case step.Rule >= protocol.Look && step.Rule <= protocol.Park, step.Rule == protocol.Sweep, step.Rule == protocol.CrashWorker:
 		t.of = worker
-	case step.Rule == protocol.ApplyFacts:
+	case step.Rule == protocol.ApplyFacts, step.Rule == protocol.FindSuccesses:
 		t.of = applier
-	case step.Rule >= protocol.Scan && step.Rule <= protocol.FindSuccesses, step.Rule == protocol.CrashReconciler:
+	case step.Rule == protocol.Scan, step.Rule == protocol.Append, step.Rule == protocol.CrashReconciler:
 		t.of = reconciler
 	case step.Rule >= protocol.Discard && step.Rule <= protocol.Delete:
 		t.of = person
@@ -180,7 +180,7 @@ func (d *database) transactionOf(step protocol.Step, after *protocol.State) tran
 		t.do = func(tx pgx.Tx) error {
 			return tx.QueryRow(d.ctx, `INSERT INTO river_job (id, kind, args, queue, state, max_attempts, metadata, unique_key, unique_states)
 				VALUES (coalesce($2, nextval('river_job_id_seq')), 'k', '{}', 'default', 'available', 25, $1::text::jsonb, CASE WHEN $3 THEN 'key'::bytea END, CASE WHEN $3 THEN `+uniqueStates+` END)
-				RETURNING id, created_at`, metadata, id, d.model.Bounds.Keys && id == nil).Scan(&made.id, &made.created)
+				RETURNING id, created_at`, metadata, id, step.Rule == protocol.InsertKeyed).Scan(&made.id, &made.created)
 		}
 		t.after = func() { d.jobs = append(d.jobs, made) }
 	}
@@ -209,7 +209,7 @@ func (d *database) transactionOf(step protocol.Step, after *protocol.State) tran
 	changes := func(sql string) { t.do = func(tx pgx.Tx) error { return changesOne(tx, sql, of.id) } }
 	acts := func(sql string, args ...any) { t.do = func(tx pgx.Tx) error { return run(tx, sql, args...) } }
 	switch step.Rule {
-	case protocol.Insert:
+	case protocol.Insert, protocol.InsertKeyed:
 		insert("{}", nil)
 	case protocol.InsertMarked:
 		insert(fmt.Sprintf(`{"dlq:entry_id": %q}`, d.entry(step.On)), nil)
@@ -236,6 +236,8 @@ func (d *database) transactionOf(step protocol.Step, after *protocol.State) tran
 		t.after = nil
 	case protocol.Schedule:
 		changes("UPDATE river_job SET state = 'available' WHERE id = $1 AND state = 'retryable'")
+	case protocol.LoseMark:
+		changes("UPDATE river_job SET metadata = metadata - 'dlq:entry_id' WHERE id = $1")
 	case protocol.CancelJob:
 		t.do = func(tx pgx.Tx) error {
 			_, err := riverpgxv5.New(nil).UnwrapExecutor(tx).JobCancel(d.ctx, &riverdriver.JobCancelParams{ID: of.id, CancelAttemptedAt: time.Now(), ControlTopic: "c"})

@@ -44,7 +44,7 @@ type Explorer struct {
 	Model *Model
 	// QuietEvery: of each so many states it is checked that nothing is left once all stop acting. 0 for none.
 	QuietEvery uint64
-	// MaxStates bounds the memory: some 30 bytes for each state, and 300 for each at the frontier.
+	// MaxStates bounds the memory: some 50 bytes for each state, and 500 for each at the frontier.
 	MaxStates uint64
 	// Only, if not empty, is the one invariant that is looked at.
 	Only string
@@ -100,11 +100,13 @@ func (x *Explorer) Explore(ctx context.Context) Found {
 		slices.Reverse(steps)
 		return steps
 	}
-	reported := time.Now()
 	for depth := 0; len(level) > 0; depth++ {
 		var mu sync.Mutex
 		var next []node
 		var cursor atomic.Int64
+		stop := x.report(func() Found {
+			return Found{States: states.Load(), Depth: depth, Frontier: uint64(max(0, int64(len(level))-cursor.Load()))} //nolint:gosec // a length
+		})
 		var group sync.WaitGroup
 		var wrong atomic.Bool
 		for range max(1, x.Procs) {
@@ -166,6 +168,7 @@ func (x *Explorer) Explore(ctx context.Context) Found {
 			})
 		}
 		group.Wait()
+		stop()
 		found.States = states.Load()
 		left := max(0, len(level)-int(cursor.Load()))
 		if found.Wrong != "" || ctx.Err() != nil || states.Load() > x.MaxStates {
@@ -174,11 +177,28 @@ func (x *Explorer) Explore(ctx context.Context) Found {
 		}
 		found.Depth, found.Frontier = depth+1, uint64(len(next))
 		level = next
-		if x.Report != nil && time.Since(reported) > time.Minute {
-			reported = time.Now()
-			x.Report(found)
-		}
 	}
 	found.Exhausted = true
 	return found
+}
+
+// report calls Report once a minute, until stop is called. The states of the level that is gone through now are all that is left.
+func (x *Explorer) report(found func() Found) (stop func()) {
+	if x.Report == nil {
+		return func() {}
+	}
+	done := make(chan struct{})
+	go func() {
+		tick := time.NewTicker(time.Minute)
+		defer tick.Stop()
+		for {
+			select {
+			case <-tick.C:
+				x.Report(found())
+			case <-done:
+				return
+			}
+		}
+	}()
+	return func() { close(done) }
 }

@@ -27,8 +27,8 @@ func (m *Model) Check(s *State) string {
 // filedOnce: [FiledOnce].
 func (m *Model) filedOnce(s *State) string {
 	for f := range s.NFailures {
-		if s.Failures[f].Entries > 1 {
-			return fmt.Sprintf("%s: failure %d (of job %d) came into two entries", FiledOnce, f, s.Failures[f].Job)
+		if in := s.Failures[f].In; in&(in-1) != 0 {
+			return fmt.Sprintf("%s: failure %d (of job %d) came into two entries (%03b)", FiledOnce, f, s.Failures[f].Job, in)
 		}
 	}
 	return ""
@@ -43,18 +43,17 @@ func (m *Model) kept(s *State) string {
 			continue
 		}
 		f := j.Failure
-		if j.Retired >= j.Finalized {
-			continue // its entry was deleted since
-		}
 		waits := w.unfiled()&bit(f) != 0 || w.isUnknown(i)
 		for n := range s.NFacts {
-			waits = waits || s.Facts[n].Failure == f || s.Facts[n].Job == i && s.Facts[n].Kind == Following
+			waits = waits || s.Facts[n].Failure == f || s.Facts[n].Job == i && (s.Facts[n].Kind == Following || s.Facts[n].Kind == Retried)
 		}
 		// An entry that waits for the job is told by the sweep.
 		for e := range s.NFailures {
 			waits = waits || s.Entries[e].Status == Processing && s.Entries[e].Waits == j.ID && j.Entry == e
 		}
-		if !waits && s.Failures[f].Entries == 0 && !s.Failures[f].Noted {
+		// What a redelivery failed with is of the entry that it redelivers.
+		waits = waits || j.Entry != none && s.Entries[j.Entry].Status.exists() && s.Entries[j.Entry].Job != i
+		if !waits && s.Failures[f].In == 0 && s.Failures[f].TakenBy == none && !s.Failures[f].Noted {
 			return fmt.Sprintf("%s: failure %d of job %d is in none, and nothing will find it", Kept, f, i)
 		}
 	}
@@ -104,7 +103,7 @@ func (m *Model) CheckQuiet(s State) string {
 		if entry.Status != Pending && entry.Status != Manual || entry.DoneTwice || entry.Acted > 0 {
 			continue
 		}
-		if j := &s.Jobs[entry.Job]; j.State == Completed && !j.Done && j.Finalized > s.Failures[entry.Last].At {
+		if j := &s.Jobs[entry.Job]; j.State == Completed && !j.Done {
 			return fmt.Sprintf("%s: job %d has completed, and its entry %d stays open", ClosesItsOwn, entry.Job, e)
 		}
 	}

@@ -1,19 +1,69 @@
 package protocol_test
 
 import (
+	"context"
+	"fmt"
+	"os"
 	"runtime"
+	"strconv"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/dlqd/dlqd/internal/protocol"
 )
 
-// explore goes through a model of one job, until the invariant is broken (any, where it is empty).
+// explore goes through a model, until an invariant is broken: any, where only is empty.
 func explore(t *testing.T, rules protocol.Rules, bounds protocol.Bounds, only string) protocol.Found {
 	t.Helper()
-	x := &protocol.Explorer{Model: &protocol.Model{Rules: rules, Bounds: bounds}, Only: only, MaxStates: 20_000_000, Procs: runtime.NumCPU()}
+	x := &protocol.Explorer{Model: &protocol.Model{Rules: rules, Bounds: bounds}, Only: only, QuietEvery: 16, MaxStates: 20_000_000, Procs: runtime.NumCPU()}
+	if only != "" {
+		x.QuietEvery = 0 // the trace goes on until it happens
+	}
 	return x.Explore(t.Context())
+}
+
+// One job, three failures, two workers, a person, and processes that die between any two transactions: all that can happen.
+func TestProtocol_KeepsItsInvariants(t *testing.T) {
+	t.Parallel()
+	for name, bounds := range map[string]protocol.Bounds{
+		"retries outside dlqd":        {Jobs: 1, Failures: 3, Workers: 2, Moves: 2, Retries: 2, Sent: 1},
+		"capture gives way":           {Jobs: 1, Failures: 3, Workers: 2, Moves: 2, Retries: 1, Misses: 1, Sent: 1},
+		"SERIALIZABLE":                {Jobs: 1, Failures: 3, Workers: 2, Moves: 2, Retries: 1, Isolated: 1, Sent: 1},
+		"redeliveries":                {Jobs: 1, Failures: 3, Workers: 2, Moves: 2, Sent: 2, Attempts: 1},
+		"deleted jobs, and ids again": {Jobs: 1, Failures: 3, Workers: 1, Moves: 1, Retries: 1, Deletes: 2, Sent: 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			found := explore(t, protocol.Rules{}, bounds, "")
+			t.Log(found.String())
+			require.Empty(t, found.Wrong)
+			require.True(t, found.Exhausted)
+		})
+	}
+}
+
+// Two jobs, and more of everything: "make model". DLQD_MODEL is how long ("1h"), DLQD_MODEL_STATES how many states at most.
+func TestProtocol_KeepsItsInvariantsForLong(t *testing.T) {
+	length, err := time.ParseDuration(os.Getenv("DLQD_MODEL"))
+	if err != nil {
+		t.Skip("make model")
+	}
+	states := uint64(40_000_000) // 10 GiB
+	if set, err := strconv.ParseUint(os.Getenv("DLQD_MODEL_STATES"), 10, 64); err == nil {
+		states = set
+	}
+	began := time.Now()
+	ctx, cancel := context.WithTimeout(t.Context(), length)
+	defer cancel()
+	x := &protocol.Explorer{QuietEvery: 64, MaxStates: states, Procs: runtime.NumCPU(), Model: &protocol.Model{Bounds: protocol.Bounds{
+		Jobs: 2, Failures: 4, Workers: 2, Moves: 4, Retries: 3, Misses: 1, Deletes: 2, Attempts: 1, Sent: 2, Isolated: 1, Keys: true,
+	}}}
+	x.Report = func(f protocol.Found) { fmt.Printf("%s: %s\n", time.Since(began).Round(time.Second), &f) } //nolint:forbidigo // go test would keep it until the end
+	found := x.Explore(ctx)
+	fmt.Printf("%s: %s\n", time.Since(began).Round(time.Second), &found) //nolint:forbidigo // likewise
+	require.Empty(t, found.Wrong)
 }
 
 // calm is a job whose failures and facts are taken in before anybody goes on: what goes wrong there goes wrong every time.
@@ -23,19 +73,24 @@ var calm = protocol.Bounds{Jobs: 1, Failures: 2, Workers: 1, Moves: 2, Retries: 
 func TestExplorer_FindsFoldedFailuresFiledTwice(t *testing.T) {
 	t.Parallel()
 	for _, invariant := range []string{protocol.FiledOnce, protocol.NotSentBack} {
-		found := explore(t, protocol.Rules{}, calm, invariant)
+		found := explore(t, protocol.Rules{Forgetful: true}, calm, invariant)
 		t.Log(found.String())
 		require.Contains(t, found.Wrong, invariant)
 	}
 }
 
-// What the explorer found is what Postgres does: see TestExplorer_FindsFoldedFailuresFiledTwice.
+// What the explorer found first, without a race, of the rules by which db/code went before failures were remembered.
 func TestProtocol_FilesFoldedFailuresOnce(t *testing.T) {
 	t.Parallel()
-	found := explore(t, protocol.Rules{}, calm, protocol.NotSentBack)
 	d := newDatabase(t)
-	d.begin(&protocol.Model{Bounds: calm})
-	for _, step := range found.Trace {
+	d.begin(&protocol.Model{Rules: protocol.Rules{Forgetful: true}, Bounds: calm})
+	for _, step := range []protocol.Step{
+		{Rule: protocol.Insert}, {Rule: protocol.StartJob}, {Rule: protocol.Fail}, {Rule: protocol.Look}, {Rule: protocol.File},
+		{Rule: protocol.Discard}, {Rule: protocol.RetryJob}, {Rule: protocol.ApplyFacts}, // "done twice?"
+		{Rule: protocol.StartJob}, {Rule: protocol.Fail}, {Rule: protocol.Look}, {Rule: protocol.File}, // folded
+		{Rule: protocol.Discard}, {Rule: protocol.Scan}, {Rule: protocol.Append}, {Rule: protocol.Look}, {Rule: protocol.File}, // filed again
+		{Rule: protocol.Claim, On: 1}, // and redelivered
+	} {
 		after, _, ok := d.model.Apply(d.state, step)
 		require.True(t, ok)
 		if step.Rule != protocol.Scan {
@@ -44,6 +99,7 @@ func TestProtocol_FilesFoldedFailuresOnce(t *testing.T) {
 		d.state, d.taken = after, append(d.taken, step.String())
 	}
 	d.filedOnce()
+	require.Len(t, d.jobs, 1, "it was redelivered")
 }
 
 // filedOnce requires that no failure is in two entries, or in one and in the inbox.

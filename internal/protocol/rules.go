@@ -17,7 +17,8 @@ type Bounds struct {
 	Attempts int8 // that fail and are retried by River
 	Sent     int8 // redeliveries
 	Isolated int8 // ends in SERIALIZABLE transactions
-	Keys     bool // the application's jobs have a unique key
+	Lost     int8 // marks that an application takes out of a job's metadata
+	Keys     bool // some of the application's jobs have a unique key, all the same
 	Calm     bool // nobody acts while the inbox or a fact waits, or dlqd is in the middle of something: nothing races
 }
 
@@ -33,6 +34,7 @@ type Rule int8
 // The rules: see docs/protocol.md.
 const (
 	Insert Rule = iota
+	InsertKeyed
 	InsertMarked
 	StartJob
 	Complete
@@ -44,6 +46,7 @@ const (
 	RetryJob
 	DeleteJob
 	ComeAgain
+	LoseMark
 	Look
 	File
 	FileParked
@@ -69,8 +72,8 @@ const (
 )
 
 var ruleNames = [nRules]string{
-	"insert", "insert with a copied mark", "start", "complete", "fail", "cancel itself", "fail, to be retried", "schedule", "cancel by an operator", "retry outside dlqd",
-	"delete job", "id comes again", "worker reads the inbox", "worker files", "worker files, parked", "worker redelivers", "worker reads undecided", "worker decides",
+	"insert", "insert with a unique key", "insert with a copied mark", "start", "complete", "fail", "cancel itself", "fail, to be retried", "schedule", "cancel by an operator", "retry outside dlqd",
+	"delete job", "id comes again", "metadata loses its mark", "worker reads the inbox", "worker files", "worker files, parked", "worker redelivers", "worker reads undecided", "worker decides",
 	"worker parks", "apply facts", "reconciler reads", "reconciler appends", "find successes", "sweep", "discard", "resolve", "replay", "replay with force", "reopen", "undo",
 	"delete entry", "worker dies", "reconciler dies",
 }
@@ -98,8 +101,10 @@ type Step struct {
 func (s Step) String() string {
 	text := s.Rule.String()
 	switch {
-	case s.Rule == Insert || s.Rule == Look || s.Rule == LookUndecided || s.Rule == ApplyFacts || s.Rule >= Scan && s.Rule <= Sweep || s.Rule == CrashReconciler:
-	case s.Rule <= ComeAgain:
+	case s.Rule <= InsertKeyed || s.Rule == Look || s.Rule == LookUndecided || s.Rule == ApplyFacts || s.Rule >= Scan && s.Rule <= Sweep || s.Rule == CrashReconciler:
+	case s.Rule == InsertMarked:
+		text += fmt.Sprintf(" of entry %d", s.On)
+	case s.Rule <= LoseMark:
 		text += fmt.Sprintf(", job %d", s.On)
 	case s.Rule >= Discard && s.Rule <= Delete || s.Rule == Claim:
 		text += fmt.Sprintf(", entry %d", s.On)
@@ -139,8 +144,11 @@ func (m *Model) Steps(s *State, fn func(Step)) {
 		}
 	}
 	room := s.NFailures < b.Failures
-	if s.Inserted < b.Jobs && s.NJobs < maxJobs && (!b.Keys || holder == none) {
+	if s.Inserted < b.Jobs && s.NJobs < maxJobs {
 		fn(Step{Rule: Insert})
+		if b.Keys && holder == none {
+			fn(Step{Rule: InsertKeyed})
+		}
 		for e := range s.NFailures {
 			if s.Entries[e].Status.exists() {
 				fn(Step{Rule: InsertMarked, On: e})
@@ -164,6 +172,9 @@ func (m *Model) Steps(s *State, fn func(Step)) {
 			}
 		case Retryable:
 			fn(Step{Rule: Schedule, On: i})
+		}
+		if j.Mark != none && s.Lost < b.Lost && !j.State.ended() {
+			fn(Step{Rule: LoseMark, On: i})
 		}
 		if j.State.waits() && room && s.Moves < b.Moves {
 			captured(CancelJob, i, false)
@@ -273,13 +284,16 @@ func (m *Model) take(w *world, step Step) {
 	switch step.Rule {
 	case Insert:
 		w.Inserted++
+		w.insert(noJob)
+	case InsertKeyed:
+		w.Inserted++
 		j := noJob
-		j.Keyed = m.Bounds.Keys
+		j.Keyed = true
 		w.insert(j)
 	case InsertMarked:
 		w.Inserted++
 		j := noJob
-		j.Keyed, j.Mark = m.Bounds.Keys, on
+		j.Mark = on
 		w.insert(j)
 	case StartJob:
 		w.Jobs[on].State, w.Jobs[on].Done = Running, false
@@ -308,6 +322,9 @@ func (m *Model) take(w *world, step Step) {
 		j := noJob
 		j.ID = w.Jobs[on].ID
 		w.insert(j)
+	case LoseMark:
+		w.Lost++
+		w.Jobs[on].Mark = none
 	case Look:
 		w.Workers[on] = idle
 		w.Workers[on].Doing, w.Workers[on].Of = Files, w.unfiled()
@@ -347,10 +364,13 @@ func (m *Model) take(w *world, step Step) {
 	case ApplyFacts:
 		w.applyFacts()
 	case Scan:
-		w.Scanning, w.Scanned = true, w.unknown()
+		w.scan()
 	case Append:
 		w.appendUnknown(w.Scanned)
-		w.Scanning, w.Scanned = false, 0
+		if w.Rest {
+			w.appendUnknown(w.unknown() &^ w.cancelled())
+		}
+		w.Scanning, w.Scanned, w.Rest = false, 0, false
 	case FindSuccesses:
 		w.findSuccesses()
 	case Sweep:
@@ -358,7 +378,7 @@ func (m *Model) take(w *world, step Step) {
 	case CrashWorker:
 		w.Workers[on] = idle
 	case CrashReconciler:
-		w.Scanning, w.Scanned = false, 0
+		w.Scanning, w.Scanned, w.Rest = false, 0, false
 	default:
 		w.Moves++
 		w.act(step.Rule, on)
@@ -419,17 +439,37 @@ func (w *world) reopen(e int8) {
 	w.said(e)
 }
 
+// retire is dlq.retire of one failure.
+func (w *world) retire(f, e int8) {
+	w.Jobs[w.Failures[f].Job].Remembered = true
+	if w.Failures[f].TakenBy == none {
+		w.Failures[f].TakenBy = e
+	}
+}
+
 // delete is dlq.delete_entries, with dlq.retire.
 func (w *world) delete(e int8) {
 	entry := &w.Entries[e]
 	if entry.Status != Resolved && entry.Status != Archived {
 		return
 	}
+	waiting := w.Facts // a failure that waits as a fact needs the entry: it goes to the inbox
+	for _, f := range waiting[:w.NFacts] {
+		if f.Job == entry.Job && (f.Kind == FactDiscarded || f.Kind == FactCancelled) {
+			w.fileEnd(f.Job, f.Failure, true)
+			w.forget(f)
+		}
+	}
 	for i := range w.NJobs {
 		j := &w.Jobs[i]
 		if i == entry.Job || j.Entry == e {
-			if j.State != Gone {
-				j.Retired = w.tick
+			if i == entry.Job && j.State != Gone {
+				w.retire(e, e)
+			} else if i != entry.Job && j.State.ended() {
+				j.Remembered = true
+				if j.State != Completed {
+					w.retire(j.Failure, e)
+				}
 			}
 			if j.Entry == e {
 				j.Entry = none

@@ -54,8 +54,8 @@ type Job struct {
 	Failure   int8 // which failure its last one was; of a job that an operator cancelled, that end
 	Finalized Time // finalized_at
 
-	Entry   int8 // entry_jobs
-	Retired Time // retired_jobs.at
+	Entry      int8 // entry_jobs
+	Remembered bool // retired_jobs has a failure of it
 
 	Overtaken bool // for the invariants: its entry was closed while it ran, or a person has retried it
 }
@@ -107,12 +107,13 @@ type Entry struct {
 // Failure is an end of a job that is a failure, or an operator's cancellation.
 type Failure struct {
 	Job     int8
-	At      Time // finalized_at
-	Cancel  bool // it is no failure to file
-	Keyed   bool // its job had the unique key
-	Entries int8 // for the invariants: how many entries it was ever filed as
-	Noted   bool // for the invariants: an entry's trail says that it happened
-	Closed  bool // for the invariants: a person has closed its entry, and nothing has been said since
+	At      Time  // finalized_at
+	Cancel  bool  // it is no failure to file
+	Keyed   bool  // its job had the unique key
+	TakenBy int8  // retired_jobs.entry_id: which entry took it in, where the entry's own id does not say so
+	In      uint8 // for the invariants: which entries ever took it in
+	Noted   bool  // for the invariants: an entry's trail says that it happened
+	Closed  bool  // for the invariants: a person has closed its entry, and nothing has been said since
 }
 
 // FactKind is what a fact says.
@@ -181,9 +182,10 @@ type State struct {
 	Workers   [maxWorkers]Worker
 	Scanning  bool  // the reconciler has read, and locked nothing yet
 	Scanned   uint8 // which jobs it found to be failures without an entry
+	Rest      bool  // they were cancelled: a page of discarded ones is still to be read, in the same transaction
 
 	// What is used up of the bounds.
-	Inserted, Moves, Retries, Misses, Deletes, Attempts, Sent, Isolated int8
+	Inserted, Moves, Retries, Misses, Deletes, Attempts, Sent, Isolated, Lost int8
 }
 
 // Start is the state before anything has happened.
@@ -194,7 +196,7 @@ func Start() State {
 	}
 	for i := range s.Entries {
 		s.Entries[i] = noEntry
-		s.Failures[i].Job = none
+		s.Failures[i].Job, s.Failures[i].TakenBy = none, none
 	}
 	for i := range s.Workers {
 		s.Workers[i] = idle
@@ -216,7 +218,6 @@ var (
 func (s *State) times(fn func(*Time)) {
 	for i := range s.NJobs {
 		fn(&s.Jobs[i].Finalized)
-		fn(&s.Jobs[i].Retired)
 	}
 	for i := range s.NFailures {
 		fn(&s.Failures[i].At)
@@ -244,7 +245,7 @@ func (s *State) normalize() {
 	for i := range s.NJobs {
 		j := &s.Jobs[i]
 		if j.State == Gone {
-			*j = Job{ID: j.ID, Of: j.Of, Failure: none, Mark: none, DoneOf: none, Entry: j.Entry, Retired: j.Retired}
+			*j = Job{ID: j.ID, Of: j.Of, Failure: none, Mark: none, DoneOf: none, Entry: j.Entry, Remembered: j.Remembered}
 		}
 	}
 	var used [4]uint64

@@ -2,15 +2,11 @@ package protocol
 
 import "fmt"
 
-// Rules are what the SQL's rules are, where they have changed: a model of an earlier one shows why.
+// Rules are those of db/code, but for what is set: a model of an earlier rule shows why it was changed.
 type Rules struct {
-	// KnowFolded: a failure that was folded into an entry is known once that is closed. Without, the reconciler goes by the entries
-	// that are there, by entry_jobs and retired_jobs.
-	KnowFolded bool
+	// Forgetful: what an entry took in beside its own failure is not remembered (dlq.take_failure does nothing).
+	Forgetful bool
 }
-
-// Today are the rules of db/code.
-func Today() Rules { return Rules{} }
 
 // world is a state while one transaction changes it.
 type world struct {
@@ -114,7 +110,7 @@ func (w *world) ends(i int8, to JobState, byOperator bool, capture Capture) {
 			return
 		}
 		failure = w.NFailures
-		w.Failures[failure] = Failure{Job: i, At: w.tick, Keyed: j.Keyed, Cancel: byOperator || j.Cancel && to == Cancelled}
+		w.Failures[failure] = Failure{Job: i, TakenBy: none, At: w.tick, Keyed: j.Keyed, Cancel: byOperator || j.Cancel && to == Cancelled}
 		w.NFailures++
 		j.Failure = failure
 	}
@@ -166,7 +162,7 @@ func (w *world) retries(i int8, capture Capture) {
 
 // in reports whether an entry has taken a failure in.
 func (w *world) in(entry, failure int8) bool {
-	return w.Entries[entry].Known&bit(failure) != 0
+	return w.Failures[failure].In&bit(entry) != 0
 }
 
 // openOf is the open entry of a job: none where it has none.
@@ -256,14 +252,14 @@ func (w *world) fileAs(failures uint8, to Status, decided bool) (left uint8) {
 				repeat = repeat || before[o].Status.open() && before[o].Job == job
 			}
 		}
-		if repeat || w.openOf(job) != none || w.Entries[f].Status.open() {
+		if repeat || w.isTaken(f) && (w.Jobs[job].Remembered || w.foundByReconciler(f)) || w.openOf(job) != none || w.Entries[f].Status.open() {
 			left |= bit(f)
 			continue
 		}
-		w.filed(f)
 		if was := w.Entries[f].Status; was.exists() {
 			w.violate(FiledOnce, "failure %d has two entries with the same id", f)
 		}
+		w.takenInto(f, f)
 		e := noEntry
 		e.Status, e.Job, e.Last, e.Known, e.Decided = to, job, f, bit(f), decided
 		w.Entries[f] = e
@@ -272,9 +268,31 @@ func (w *world) fileAs(failures uint8, to Status, decided bool) (left uint8) {
 	return left
 }
 
-// filed counts that a failure came into an entry.
-func (w *world) filed(f int8) {
-	w.Failures[f].Entries = min(2, w.Failures[f].Entries+1)
+// foundByReconciler reports whether all rows of a failure are the reconciler's: capture's are not looked into where dlqd remembers
+// nothing of the job.
+func (w *world) foundByReconciler(f int8) bool {
+	for i := range w.NInbox {
+		if w.Inbox[i].Failure == f && !w.Inbox[i].Reconciler {
+			return false
+		}
+	}
+	return true
+}
+
+// takenInto notes, for the invariants, that an entry has taken a failure in.
+func (w *world) takenInto(f, e int8) { w.Failures[f].In |= bit(e) }
+
+// take is dlq.take_failure.
+func (w *world) take(f, e int8) {
+	w.takenInto(f, e)
+	if failure := &w.Failures[f]; !w.rules.Forgetful && failure.TakenBy == none {
+		failure.TakenBy, w.Jobs[failure.Job].Remembered = e, true
+	}
+}
+
+// isTaken is dlq.is_taken.
+func (w *world) isTaken(f int8) bool {
+	return w.Entries[f].Status.exists() || w.Failures[f].TakenBy != none
 }
 
 // failedAgain is dlq.failed_again.
@@ -283,7 +301,7 @@ func (w *world) failedAgain(e, f int8) {
 	if entry.Known&bit(f) != 0 || !entry.Status.open() {
 		return
 	}
-	w.filed(f)
+	w.takenInto(f, e)
 	entry.Known |= bit(f)
 	if w.Failures[entry.Last].At <= w.Failures[f].At {
 		entry.Last = f
@@ -309,20 +327,18 @@ func (w *world) fileRepeat(f int8) {
 	job := w.Failures[f].Job
 	j := &w.Jobs[job]
 	e := w.openOf(job)
-	if e == none {
-		if m := j.Entry; m != none && w.Entries[m].Status.exists() && w.Entries[m].Job != job {
-			w.fact(Fact{Kind: FactDiscarded, Job: job, Entry: m, Failure: f, At: w.tick})
-			w.takeOut(f)
-		} else if w.Entries[f].Status.open() {
-			w.takeOut(f)
-		}
-		return
-	}
 	switch {
-	case e == f:
+	case w.isTaken(f):
+	case e == none:
+		m := j.Entry
+		if m == none || !w.Entries[m].Status.exists() || w.Entries[m].Job == job {
+			return // closed this moment: the next look files it
+		}
+		w.fact(Fact{Kind: FactDiscarded, Job: job, Entry: m, Failure: f, At: w.tick})
 	case w.Entries[e].Status == Processing && w.Entries[e].Waits == j.ID:
 		w.fact(Fact{Kind: FactDiscarded, Job: job, Entry: e, Failure: f, At: w.tick})
 	default:
+		w.take(f, e)
 		w.failedAgain(e, f)
 	}
 	w.takeOut(f)
@@ -394,8 +410,13 @@ func (w *world) recordEnd(e, i, failure int8, ended Time) bool {
 		w.resolveBy(e, j.ID, i, ended, false)
 		return true
 	}
-	if entry.Known&bit(failure) == 0 {
-		w.filed(failure)
+	if f := &w.Failures[failure]; i == entry.Job && (w.Entries[failure].Status.exists() && failure != e || f.TakenBy != none && f.TakenBy != e) {
+		w.move(e, Manual)
+		return true
+	}
+	w.takenInto(failure, e)
+	if i == entry.Job {
+		w.take(failure, e)
 	}
 	entry.Known |= bit(failure)
 	entry.Last, entry.LastTry = failure, j.ID
@@ -471,14 +492,30 @@ func (w *world) applyEnd(e, i, failure int8, ended Time, own bool) {
 		}
 		return
 	}
-	if own {
+	first := i == entry.Job
+	if first && w.isTaken(failure) {
+		return
+	}
+	if own && !first {
 		w.Failures[failure].Noted = true
+	}
+	if first && entry.Status.open() {
+		w.take(failure, e)
+	} else if first {
+		w.fileEnd(i, failure, true)
 	}
 	if entry.Status.open() && (!own || entry.Status != Processing) {
 		w.failedAgain(e, failure)
 	}
-	if own && i != entry.Job {
+	if own && !first {
 		w.drop(i)
+	}
+}
+
+// fileEnd is dlq.file_end: entry says whether the job's closed entry is there.
+func (w *world) fileEnd(i, f int8, entry bool) {
+	if !w.Failures[f].Cancel && !w.isTaken(f) && (entry || w.Jobs[i].State != Gone) {
+		w.append(Row{Failure: f})
 	}
 }
 
@@ -505,16 +542,19 @@ func (w *world) applyFact(f Fact) applied {
 			id = open
 		case id == none:
 			id = f.Entry
+			if f.Kind == Retried && id != none && w.Failures[id].TakenBy != none && w.Failures[id].Job == f.Job {
+				id = w.Failures[id].TakenBy
+			}
 		}
 	}
-	if id == none {
+	if id == none || !w.Entries[id].Status.exists() && w.unfiled()&bit(id) == 0 {
+		if f.Kind == FactDiscarded || f.Kind == FactCancelled {
+			w.fileEnd(f.Job, f.Failure, false)
+		}
 		return done
 	}
 	entry := &w.Entries[id]
-	inbox := !entry.Status.exists() && w.unfiled()&bit(id) != 0
-	if !entry.Status.exists() && !inbox {
-		return done
-	}
+	inbox := !entry.Status.exists()
 	job, status, closed := entry.Job, entry.Status, entry.Closed
 	if inbox {
 		job, status = w.Failures[id].Job, Pending
@@ -528,10 +568,11 @@ func (w *world) applyFact(f Fact) applied {
 			inbox = false // a repeat: there is no such entry
 		}
 	}
-	before, acted := w.Entries[id].Status, w.Entries[id].Acted
+	before, acted, byPerson := w.Entries[id].Status, w.Entries[id].Acted, w.Entries[id].ByPerson
 	defer func() {
+		// (A success resolves what a person reopened after it, if nothing had told of it by then: the work is done.)
 		after := w.Entries[id].Status
-		if acted > f.At && ((before == Archived || before == Resolved) && after.open() || before == Manual && after.closed()) {
+		if byPerson && acted > f.At && before.closed() && after.open() {
 			w.violate(NotUndone, "a person made entry %d %s, and an older fact (%s of job %d) makes it %s", id, before, f.Kind, f.Job, after)
 		}
 	}()
@@ -643,25 +684,47 @@ func (w *world) isUnknown(i int8) bool {
 	if j.State != Discarded && j.State != Cancelled || w.Failures[j.Failure].Cancel {
 		return false
 	}
-	f := j.Failure
-	if w.unfiled()&bit(f) != 0 || w.Entries[f].Status.exists() || w.openOf(i) != none || j.Retired >= j.Finalized {
-		return false
+	return !w.isKnown(i, j.Failure)
+}
+
+// isKnown is dlq.known_failure.
+func (w *world) isKnown(i, f int8) bool {
+	j := &w.Jobs[i]
+	if w.isTaken(f) || w.unfiled()&bit(f) != 0 {
+		return true
 	}
-	if j.Entry != none {
-		e := &w.Entries[j.Entry]
-		if !(e.Status.closed() && e.Job == i && max(e.Closed, w.Failures[e.Last].At) < j.Finalized) {
-			return false
+	if j.Entry != none && !(w.Entries[j.Entry].Status.exists() && w.Entries[j.Entry].Job == i) {
+		return true // a redelivery's
+	}
+	for n := range w.NFacts {
+		if w.Facts[n].Job == i && w.Facts[n].Failure == f {
+			return true
 		}
 	}
-	if w.rules.KnowFolded && w.Failures[f].Entries > 0 {
-		return false
-	}
-	return true
+	e := w.openOf(i)
+	return e != none && w.Entries[e].Status == Processing && w.Entries[e].Waits == j.ID
 }
 
 func (w *world) unknown() (set uint8) {
 	for i := range w.NJobs {
 		if w.isUnknown(i) {
+			set |= bit(i)
+		}
+	}
+	return set
+}
+
+// scan is the first half of a look: a page of cancelled jobs is read, or one of discarded ones where there is nothing in that.
+func (w *world) scan() {
+	w.Scanning, w.Scanned = true, w.unknown()
+	if page := w.Scanned & w.cancelled(); page != 0 {
+		w.Scanned, w.Rest = page, true
+	}
+}
+
+func (w *world) cancelled() (set uint8) {
+	for i := range w.NJobs {
+		if w.Jobs[i].State == Cancelled {
 			set |= bit(i)
 		}
 	}
@@ -689,7 +752,7 @@ func (w *world) findSuccesses() {
 		for f := range w.NFacts {
 			told = told || w.Facts[f].Job == entry.Job
 		}
-		if j.State == Completed && !j.Done && j.Finalized > w.Failures[entry.Last].At && entry.Completed[j.ID] == 0 && !told {
+		if j.State == Completed && !j.Done && entry.Completed[j.ID] == 0 && !told {
 			w.fact(Fact{Kind: FactCompleted, Job: entry.Job, Entry: e, Failure: none, At: j.Finalized})
 		}
 	}
