@@ -328,7 +328,7 @@ BEGIN
         RAISE EXCEPTION 'dead letter %: another transaction holds its job %, or that one''s unique key, this moment', p_id, v_row.job_id
             USING ERRCODE = 'DLQ03', HINT = 'Try again.';
     ELSIF v_row.verdict IN ('follows', 'resolved') AND (p_payload IS NOT NULL OR p_destination IS NOT NULL OR p_checkpoint = 'discard') THEN
-        RAISE EXCEPTION 'dead letter %: its job % %, with the payload and the checkpoint that it had, and to its queue''s destination', p_id, v_row.job_id, CASE v_row.verdict WHEN 'follows' THEN 'runs again' ELSE 'has completed' END
+        RAISE EXCEPTION 'dead letter %: its job % %, with the payload that it had, from its checkpoint if it has one, and to its queue''s destination', p_id, v_row.job_id, CASE v_row.verdict WHEN 'follows' THEN 'runs again' ELSE 'has completed' END
             USING ERRCODE = 'DLQ03', HINT = 'Replay with force to run the edited one, too.';
     END IF;
     RETURN v_row.job_id;

@@ -29,6 +29,7 @@ BEGIN
             ('^dead_letter_inbox_id$', 'Finds an unfiled entry; not unique, since a failure may come in twice.'),
             ('^dead_letter_open_observed$', 'Observed entries, by what a switch is for.'),
             ('^dead_letter_open_backlog$', 'Counts by status, queue and class, read from the index alone.'),
+            ('^dead_letter_open_rescued$', 'Redeliveries under way of jobs that River''s rescuer ended before.'),
             ('^dead_letter_open_waiting$', 'Entries that wait for a condition, for the gate of their queue.'),
             ('^dead_letter_transitions_entry$', 'The trail of an entry.'),
             ('^dead_letter_transitions_people$', 'What people did, the latest first.'),

@@ -1,0 +1,56 @@
+package console_test
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// TestEdit_AsksWhetherToResume edits a resumable job, whose page says where it goes on.
+func TestEdit_AsksWhetherToResume(t *testing.T) {
+	t.Parallel()
+	o := open(t, nil)
+	o.fail("orders", "order", "card is wrong", 2)
+	o.exec(`UPDATE dlq.dead_letter_queue SET metadata = '{"river:resumable_step": "charge"}' WHERE river_job_id = (SELECT min(river_job_id) FROM dlq.dead_letter_queue)`)
+	id := o.text("SELECT id::text FROM dlq.dead_letter_open WHERE metadata ? 'river:resumable_step'")
+	b := o.tab()
+	b.open("/dead-letters/" + id)
+	b.sees("Sent again, it goes on after step charge.")
+	b.click(".edit summary")
+	b.fill(".edit textarea", `{"n": 12}`)
+	b.follow(".edit button")
+	b.sees("Its job has done some of its steps")
+	require.Equal(t, true, b.value(`!document.querySelector("form.panel").checkValidity()`), "one of the two is to be chosen")
+	b.click("input[name=checkpoint][value=discard]")
+	b.follow("button[name=confirmed]")
+	b.sees("Sent back, edited, as job")
+	require.Equal(t, 1, o.count(`SELECT count(*) FROM dlq.dead_letter_transitions WHERE entry_id = $1 AND detail @> '{"checkpoint": "discard"}'`, id))
+
+	// Where there is none, nothing is asked.
+	id = o.text("SELECT id::text FROM dlq.dead_letter_open WHERE NOT metadata ? 'river:resumable_step'")
+	b.open("/dead-letters/" + id)
+	b.click(".edit summary")
+	b.fill(".edit textarea", `{"n": 12}`)
+	b.follow(".edit button")
+	b.sees("Replay with these changes")
+	require.Equal(t, false, b.value(`!!document.querySelector("input[name=checkpoint]")`))
+}
+
+// TestGroup_SaysWhoseWorkersAreLost shows a group of jobs of which one may kill its worker.
+func TestGroup_SaysWhoseWorkersAreLost(t *testing.T) {
+	t.Parallel()
+	o := open(t, nil)
+	o.exec(`INSERT INTO river_job (kind, args, queue, max_attempts, attempt, attempted_at, state, metadata)
+		SELECT 'render', '{}', 'video', 3, 3, now(), 'running', '{"river:rescue_count": 3}' FROM generate_series(1, 100)`)
+	o.exec(`UPDATE river_job SET state = 'discarded', finalized_at = now(), errors = ARRAY['{"error": "Stuck job rescued by JobRescuer", "attempt": 3}'::jsonb] WHERE state = 'running'`)
+	o.eventually(100, "SELECT count(*) FROM dlq.dead_letter_open WHERE rule = 'worker-lost'")
+	o.exec("SELECT dlq.refresh_rollups()")
+	b := o.tab()
+	b.open(o.text("SELECT '/groups/' || queue || '/' || fingerprint FROM dlq.dead_letter_open LIMIT 1"))
+	b.sees("100 dead letters were rescued twice or more")
+	b.follow("#worker-lost a")
+	b.sees("100 match")
+	b.open("/dead-letters/" + o.text("SELECT id::text FROM dlq.dead_letter_open LIMIT 1"))
+	b.sees("because its worker died, or it never ended, twice or more")
+	b.sees("3 times; rescued together with 99 others")
+}
