@@ -135,7 +135,7 @@ func NewClient(ctx context.Context, config ClientConfig) (*Client, error) {
 	}
 	d := &driver{Driver: riverpgxv5.New(config.Pool), config: &c.config, inDoubt: config.Worker.inDoubt}
 	c.Client, err = river.NewClient(d, &river.Config{
-		ID:                     config.ID,
+		ID:                config.ID,
 		Schema:            config.Schemas.River,
 		Logger:            slog.New(riverLog{config.Logger.Handler()}),
 		Queues:            queues,
