@@ -1,12 +1,12 @@
--- name: SeeProcess :one
--- Runs every few seconds in each process that serves, also while it stops: its jobs may still run. Returns the database's time. Rows of
--- processes that are long gone are taken away on the way.
+-- name: SeeProcess :one Runs every few seconds in each process that serves, also while it stops: its jobs may still
+-- run. Returns the database's time. Rows of processes that are long gone are taken away on the way.
 WITH gone AS (
     DELETE FROM dlq.processes WHERE seen_at < now() - @forget_after::interval AND id <> @id
 )
 INSERT INTO dlq.processes (id, name, version, parts, queues)
 VALUES (@id, @name, @version, @parts::text[], @queues::text[])
-ON CONFLICT (id) DO UPDATE SET queues = CASE WHEN processes.stopped_at IS NULL THEN excluded.queues ELSE processes.queues END, seen_at = now()
+ON CONFLICT (id) DO UPDATE
+SET queues = CASE WHEN processes.stopped_at IS NULL THEN excluded.queues ELSE processes.queues END, seen_at = now()
 RETURNING seen_at;
 
 -- name: StopProcess :exec
@@ -26,4 +26,5 @@ SELECT dlq.shared_queues(@queues::text[])::text[] AS queues;
 SELECT dlq.take_duty('rescue', @holder::uuid, @during::interval)::boolean AS taken;
 
 -- name: RescueMessages :one
-SELECT r.retried::integer AS retried, r.ended::integer AS ended FROM dlq.rescue_messages(@seen_before::timestamptz, @max_jobs::integer) r;
+SELECT r.retried::integer AS retried, r.ended::integer AS ended
+FROM dlq.rescue_messages(@seen_before::timestamptz, @max_jobs::integer) r;

@@ -131,8 +131,9 @@ func (l *late) count(sql string) (n int) {
 	return n
 }
 
-// An attempt that ends after its job was put back leaves the attempt alone that another process runs by now. (River's completer takes the
-// end of any attempt for that of the job: without the check, a late failure ends a message as a dead letter that is delivered.)
+// An attempt that ends after its job was put back leaves the attempt alone that another process runs by now. (River's
+// completer takes the end of any attempt for that of the job: without the check, a late failure ends a message as a
+// dead letter that is delivered.)
 func TestLate_LeavesTheAttemptThatRuns(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {

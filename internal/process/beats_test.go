@@ -7,7 +7,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// A process judges others only once it has itself seen the database answer for as long as they are silent: after a stall, all were.
+// A process judges others only once it has itself seen the database answer for as long as they are silent: after a
+// stall, all were.
 func TestBeats_judgeOnlyWhatTheySaw(t *testing.T) {
 	t.Parallel()
 	start := time.Now()

@@ -8,8 +8,8 @@ import (
 	"github.com/dlqd/dlqd/internal/process"
 )
 
-// register tells the other processes on the database that this one is there, now and for as long as it runs. No job of its may run before: see
-// process.Rescue.
+// register tells the other processes on the database that this one is there, now and for as long as it runs. No job of
+// its may run before: see process.Rescue.
 func (s *Server) register(ctx context.Context) error {
 	s.process = process.New(process.Config{
 		DB: s.store.DB(), Name: postgres.ProcessName(), Version: api.Version, Parts: s.parts(), Logger: s.logger,
