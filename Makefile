@@ -49,6 +49,10 @@ trial-capture: install-postgres ## switch, lock, restore and purge around an app
 model: ## check the model of the protocol with two jobs (TRIAL=1h, at most STATES=40000000): docs/protocol.md
 	DLQD_MODEL=$(or $(TRIAL),1h) DLQD_MODEL_STATES=$(STATES) go test -count=1 -timeout 0 -v -run 'TestProtocol_KeepsItsInvariantsForLong$$' ./internal/protocol
 
+.PHONY: trial-kills
+trial-kills: install-postgres ## kill, stop and cut off processes that deliver 10,000 messages in order, and look for what is lost or repeated
+	DLQD_TRIAL=1 go run ./internal/postgres/postgrestest/withpostgres go test -count=1 -timeout 0 -v -run TestServe_OrderThroughKills ./cmd/dlqd
+
 .PHONY: check
 check: fmt-check lint generate-check openapi-lint script-check vulnerabilities ## format, lint, drift of generated files, OpenAPI, the console's script, known vulnerabilities
 

@@ -427,7 +427,7 @@ func TestServe_isKilledAgainAndAgain(t *testing.T) {
 	conn, err := pgx.Connect(t.Context(), "postgres://dlqd@/dlqd?host="+url)
 	require.NoError(t, err)
 	defer func() { _ = conn.Close(context.Background()) }()
-	// A job that a killed process was running waits for River's rescue, minutes away; the test does that by hand.
+	// A job that a killed process was running is put back after half a minute (kills_test.go); this test does not wait.
 	var left string
 	assert.Eventually(t, func() bool {
 		_, err := conn.Exec(t.Context(), "UPDATE river_job SET state = 'available', attempt = 0 WHERE state = 'running' AND attempted_at < now() - interval '5 seconds'")

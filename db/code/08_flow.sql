@@ -52,12 +52,15 @@ END
 $$;
 COMMENT ON FUNCTION dlq.release_held IS 'Lets up to p_limit messages go that were held because a breaker was open, or for what p_held says: restored. Returns how many.';
 
--- A process that was not seen for some time has died, or is cut off from the database. What it was delivering is put back as River's rescuer
--- does, which comes minutes later (it must wait for the longest timeout of all queues), with three differences: the next attempt is due at
--- once, since the process failed and not the destination; a job's own timeout is not asked, since its process is gone; and
--- river:rescue_count stays as it is: it counts jobs that may have killed their worker, and a message does not run code of its own.
-CREATE OR REPLACE FUNCTION dlq.rescue_messages(p_seen_before timestamptz, p_limit integer, OUT retried integer, OUT ended integer)
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET row_security = off AS $$
+-- A process that was not seen for some time has died, or is cut off from the database. What it was delivering is put
+-- back as River's rescuer does, which comes minutes later (it must wait for the longest timeout of all queues), with
+-- three differences: the next attempt is due at once, since the process failed and not the destination; a job's own
+-- timeout is not asked, since its process is gone; and river:rescue_count stays as it is: it counts jobs that may have
+-- killed their worker, and a message does not run code of its own.
+CREATE OR REPLACE FUNCTION dlq.rescue_messages(p_seen_before timestamptz, p_limit integer,
+    OUT retried integer, OUT ended integer)
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET row_security = off AS $$
 DECLARE
     v_silent text[] := ARRAY(SELECT p.id::text FROM dlq.processes p WHERE p.seen_at < p_seen_before);
 BEGIN
@@ -68,16 +71,20 @@ BEGIN
     END IF;
     WITH stuck AS MATERIALIZED (
         SELECT j.id,
-               CASE WHEN j.metadata ? 'cancel_attempted_at' THEN 'cancelled' WHEN j.attempt < j.max_attempts THEN 'available' ELSE 'discarded' END AS state
+               CASE WHEN j.metadata ? 'cancel_attempted_at' THEN 'cancelled'
+                    WHEN j.attempt < j.max_attempts THEN 'available'
+                    ELSE 'discarded' END AS state
         FROM river.river_job j
-        WHERE j.state = 'running' AND j.kind = 'dlqd_message' AND j.attempted_by[cardinality(j.attempted_by)] = ANY (v_silent)
+        WHERE j.state = 'running' AND j.kind = 'dlqd_message'
+          AND j.attempted_by[cardinality(j.attempted_by)] = ANY (v_silent)
         ORDER BY j.id
         LIMIT p_limit
         FOR NO KEY UPDATE SKIP LOCKED
     ), rescued AS (
         UPDATE river.river_job j
         SET state = s.state::river.river_job_state,
-            errors = array_append(j.errors, jsonb_build_object('at', now(), 'attempt', j.attempt, 'error', 'Stuck job rescued by dlqd: its process was not seen any more', 'trace', '')),
+            errors = array_append(j.errors, jsonb_build_object('at', now(), 'attempt', j.attempt,
+                'error', 'Stuck job rescued by dlqd: its process was not seen any more', 'trace', '')),
             finalized_at = CASE WHEN s.state <> 'available' THEN now() END,
             scheduled_at = CASE WHEN s.state = 'available' THEN now() ELSE j.scheduled_at END
         FROM stuck s WHERE j.id = s.id
@@ -86,7 +93,8 @@ BEGIN
         SELECT count(pg_notify('river.river_insert', json_build_object('queue', r.queue)::text)) AS n
         FROM (SELECT DISTINCT rescued.queue FROM rescued WHERE rescued.state = 'available') r
     )
-    SELECT count(*) FILTER (WHERE rescued.state = 'available'), count(*) FILTER (WHERE rescued.state <> 'available') INTO retried, ended
+    SELECT count(*) FILTER (WHERE rescued.state = 'available'), count(*) FILTER (WHERE rescued.state <> 'available')
+    INTO retried, ended
     FROM told LEFT JOIN rescued ON true;
 END
 $$;
@@ -197,10 +205,13 @@ END
 $$;
 COMMENT ON FUNCTION dlq.order_done IS 'The work of a job (or of the message that it redelivers) is done: the next of its ordering key, or that one''s redelivery, may go.';
 
--- A place goes with the end of its job, in one transaction. Given away before, it would be lost to a process that dies between the two:
--- those behind would go, and the job, rescued, would be delivered again behind them. River's completer finds the job completed, and leaves it.
-CREATE OR REPLACE FUNCTION dlq.complete_ordered(p_queue text, p_key text, p_job bigint, p_created_at timestamptz, p_attempt integer) RETURNS boolean
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET row_security = off AS $$
+-- A place goes with the end of its job, in one transaction. Given away before, it would be lost to a process that dies
+-- between the two: those behind would go, and the job, rescued, would be delivered again behind them. River's
+-- completer finds the job completed, and leaves it.
+CREATE OR REPLACE FUNCTION dlq.complete_ordered(p_queue text, p_key text, p_job bigint, p_created_at timestamptz,
+    p_attempt integer) RETURNS boolean
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET row_security = off AS $$
 BEGIN
     UPDATE river.river_job j SET state = 'completed', finalized_at = now()
     WHERE j.id = p_job AND j.created_at = p_created_at AND j.state = 'running' AND j.attempt = p_attempt;

@@ -5,18 +5,23 @@ SELECT dlq.release_held(@queues::text[], @max_jobs::integer, @horizon::interval,
 SELECT coalesce(dlq.order_predecessor(@queue::text, @key::text, @job::bigint, @created_at::timestamptz), 0)::bigint AS job;
 
 -- name: CompleteOrdered :one
-SELECT dlq.complete_ordered(@queue::text, @key::text, @job::bigint, @created_at::timestamptz, @attempt::integer)::boolean AS completed;
+SELECT dlq.complete_ordered(@queue::text, @key::text, @job::bigint, @created_at::timestamptz, @attempt::integer)::boolean
+    AS completed;
 
 -- name: AttemptRuns :one
 -- Whether an attempt at a job still runs, as far as River knows: another process may have put the job back.
-SELECT EXISTS (SELECT FROM river.river_job j WHERE j.id = @job AND j.created_at = @created_at AND j.state = 'running' AND j.attempt = @attempt::integer)::boolean AS runs;
+SELECT EXISTS (
+    SELECT FROM river.river_job j
+    WHERE j.id = @job AND j.created_at = @created_at AND j.state = 'running' AND j.attempt = @attempt::integer
+)::boolean AS runs;
 
 -- name: LockAttempts :many
 -- Locks jobs that a client runs, and returns those of which the given attempt does; an attempt of 0 is any.
 SELECT l.id
 FROM (
     SELECT j.id, j.attempt FROM river.river_job j
-    WHERE j.id = ANY (@jobs::bigint[]) AND j.state = 'running' AND j.attempted_by[cardinality(j.attempted_by)] = @client::text
+    WHERE j.id = ANY (@jobs::bigint[]) AND j.state = 'running'
+      AND j.attempted_by[cardinality(j.attempted_by)] = @client::text
     ORDER BY j.id FOR NO KEY UPDATE
 ) l
 JOIN (SELECT unnest(@jobs::bigint[]) AS id, unnest(@attempts::int[]) AS attempt) r ON r.id = l.id

@@ -1,6 +1,5 @@
--- name: SeeProcess :one
--- Runs every few seconds in each process that serves, also while it stops: its jobs may still run. Returns the database's time. Rows of
--- processes that are long gone are taken away on the way.
+-- name: SeeProcess :one Runs every few seconds in each process that serves, also while it stops: its jobs may still
+-- run. Returns the database's time. Rows of processes that are long gone are taken away on the way.
 WITH gone AS (
     DELETE FROM dlq.processes WHERE seen_at < now() - @forget_after::interval AND id <> @id
 )
@@ -27,4 +26,5 @@ SELECT dlq.shared_queues(@queues::text[])::text[] AS queues;
 SELECT dlq.take_duty('rescue', @holder::uuid, @during::interval)::boolean AS taken;
 
 -- name: RescueMessages :one
-SELECT r.retried::integer AS retried, r.ended::integer AS ended FROM dlq.rescue_messages(@seen_before::timestamptz, @max_jobs::integer) r;
+SELECT r.retried::integer AS retried, r.ended::integer AS ended
+FROM dlq.rescue_messages(@seen_before::timestamptz, @max_jobs::integer) r;

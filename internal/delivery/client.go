@@ -42,7 +42,8 @@ const (
 
 // ClientConfig is what a [Client] needs.
 type ClientConfig struct {
-	// ID is the process's in dlq.processes: by that others know whose jobs to put back when it dies. Empty for one of River's making.
+	// ID is the process's in dlq.processes: by that others know whose jobs to put back when it dies. Empty for one of
+	// River's making.
 	ID      string
 	Pool    *pgxpool.Pool
 	Schemas postgres.Schemas

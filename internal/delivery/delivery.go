@@ -101,7 +101,8 @@ type Config struct {
 	Observe  Observer
 	Tracer   trace.Tracer // nil: deliveries hand on the trace that their message came with
 	Logger   *slog.Logger
-	// InDoubt reports whether other processes may have put back a job of this process that began in the last within; nil for never.
+	// InDoubt reports whether other processes may have put back a job of this process that began in the last within;
+	// nil for never.
 	InDoubt func(within time.Duration) bool
 	// Holds, if not nil, reports whether a job that was made at a time is held, since the database was restored.
 	Holds func(createdAt time.Time) bool
@@ -247,8 +248,9 @@ func (w *Worker) work(ctx context.Context, job *river.Job[Args], about *metadata
 	return OutcomeOK, nil
 }
 
-// completeOrdered completes the job of an ordered message that was delivered, and lets the next of its key go. What fails here does not make a
-// delivery fail that was made: River completes the job, and the next message's own look finds that.
+// completeOrdered completes the job of an ordered message that was delivered, and lets the next of its key go. What
+// fails here does not make a delivery fail that was made: River completes the job, and the next message's own look
+// finds that.
 func (w *Worker) completeOrdered(ctx context.Context, job *river.Job[Args]) error {
 	completed, err := dbsqlc.New(w.config.DB).CompleteOrdered(ctx, dbsqlc.CompleteOrderedParams{
 		Queue: job.Queue, Key: job.Args.OrderingKey, Job: job.ID, CreatedAt: job.CreatedAt, Attempt: int32(job.Attempt),
@@ -257,7 +259,8 @@ func (w *Worker) completeOrdered(ctx context.Context, job *river.Job[Args]) erro
 	case err != nil:
 		w.config.Logger.WarnContext(ctx, "delivered; the next message of its ordering key is not woken, and looks by itself", "queue", job.Queue, "job", job.ID, "error", err)
 	case !completed: // the attempt that counts is another process's
-		w.config.Logger.WarnContext(ctx, "delivered, but the message had been put back meanwhile: its receiver gets it again", "queue", job.Queue, "job", job.ID)
+		w.config.Logger.WarnContext(ctx, "delivered, but the message had been put back meanwhile: its receiver gets it again",
+			"queue", job.Queue, "job", job.ID)
 		return river.JobSnooze(time.Second) // which says what attempt this was: see executor
 	}
 	return nil

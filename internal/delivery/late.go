@@ -15,10 +15,11 @@ import (
 	"github.com/dlqd/dlqd/internal/delivery/internal/dbsqlc"
 )
 
-// A process that was stopped, or cut off from the database, for 30 s and goes on may have attempts at jobs that another process has put
-// back and runs by now. River's completer writes the end of a job by its id, whatever its attempt: a late failure would end the other
-// process's attempt, whose success then counts for nothing. So a process in doubt checks before it sends a message, and before
-// it writes how attempts ended. One that was seen all the time checks nothing.
+// A process that was stopped, or cut off from the database, for 30 s and goes on may have attempts at jobs that
+// another process has put back and runs by now. River's completer writes the end of a job by its id, whatever its
+// attempt: a late failure would end the other process's attempt, whose success then counts for nothing. So a process
+// in doubt checks before it sends a message, and before it writes how attempts ended. One that was seen all the time
+// checks nothing.
 
 // errNotOurs is why a message is not sent.
 var errNotOurs = errors.New("another process may deliver the message by now")
@@ -30,7 +31,9 @@ func (w *Worker) inDoubt() bool {
 
 // runs reports whether an attempt is still the one that counts.
 func (w *Worker) runs(ctx context.Context, job *river.Job[Args]) (bool, error) {
-	return dbsqlc.New(w.config.DB).AttemptRuns(ctx, dbsqlc.AttemptRunsParams{Job: job.ID, CreatedAt: job.CreatedAt, Attempt: int32(job.Attempt)})
+	return dbsqlc.New(w.config.DB).AttemptRuns(ctx, dbsqlc.AttemptRunsParams{
+		Job: job.ID, CreatedAt: job.CreatedAt, Attempt: int32(job.Attempt),
+	})
 }
 
 // driver is River's, but for how a client in doubt writes the ends of attempts.
@@ -48,14 +51,18 @@ func (d *driver) GetExecutor() riverdriver.Executor {
 	return &executor{Executor: d.Driver.GetExecutor(), driver: d}
 }
 
+// updates are the ends of attempts, an array for each column.
+type updates = riverdriver.JobSetStateIfRunningManyParams
+
 type executor struct {
 	riverdriver.Executor
 
 	driver *driver
 }
 
-// JobSetStateIfRunningMany implements riverdriver.Executor. In doubt, it leaves out the ends of attempts that do not run any more.
-func (e *executor) JobSetStateIfRunningMany(ctx context.Context, params *riverdriver.JobSetStateIfRunningManyParams) (rows []*rivertype.JobRow, err error) {
+// JobSetStateIfRunningMany implements riverdriver.Executor. In doubt, it leaves out the ends of attempts that do not
+// run any more.
+func (e *executor) JobSetStateIfRunningMany(ctx context.Context, params *updates) (rows []*rivertype.JobRow, err error) {
 	if !e.driver.inDoubt() {
 		return e.Executor.JobSetStateIfRunningMany(ctx, params)
 	}
@@ -65,7 +72,9 @@ func (e *executor) JobSetStateIfRunningMany(ctx context.Context, params *riverdr
 	}
 	config := e.driver.config
 	err = pgx.BeginFunc(ctx, config.Pool, func(tx pgx.Tx) error {
-		current, err := dbsqlc.New(config.Schemas.Rendered(tx)).LockAttempts(ctx, dbsqlc.LockAttemptsParams{Jobs: params.ID, Attempts: attempts, Client: config.ID})
+		current, err := dbsqlc.New(config.Schemas.Rendered(tx)).LockAttempts(ctx, dbsqlc.LockAttemptsParams{
+			Jobs: params.ID, Attempts: attempts, Client: config.ID,
+		})
 		if err != nil || len(current) == 0 {
 			return err
 		}
@@ -76,8 +85,8 @@ func (e *executor) JobSetStateIfRunningMany(ctx context.Context, params *riverdr
 }
 
 // only returns those of some updates that are of some jobs.
-func only(params *riverdriver.JobSetStateIfRunningManyParams, jobs []int64) *riverdriver.JobSetStateIfRunningManyParams {
-	kept := &riverdriver.JobSetStateIfRunningManyParams{Now: params.Now, Schema: params.Schema}
+func only(params *updates, jobs []int64) *updates {
+	kept := &updates{Now: params.Now, Schema: params.Schema}
 	for i, id := range params.ID {
 		if !slices.Contains(jobs, id) {
 			continue
@@ -94,9 +103,9 @@ func only(params *riverdriver.JobSetStateIfRunningManyParams, jobs []int64) *riv
 	return kept
 }
 
-// attemptOf returns the attempt whose end an update records: a failure has it in its error, and a job that is put off gets its attempt back.
-// 0: it does not say, as for an attempt that succeeded.
-func attemptOf(params *riverdriver.JobSetStateIfRunningManyParams, i int) int32 {
+// attemptOf returns the attempt whose end an update records: a failure has it in its error, and a job that is put off
+// gets its attempt back. 0: it does not say, as for an attempt that succeeded.
+func attemptOf(params *updates, i int) int32 {
 	var failure rivertype.AttemptError
 	switch {
 	case params.ErrData[i] != nil && json.Unmarshal(params.ErrData[i], &failure) == nil:

@@ -34,7 +34,7 @@ type Config struct {
 	Parts   []string    // that it runs
 	// Queues are those whose messages it delivers at the moment; nil for none.
 	Queues func() []string
-	Logger *slog.Logger
+	Logger *slog.Logger // gets a line for each batch that Rescue puts back
 }
 
 // Process is this process, in the eyes of the others.
@@ -78,7 +78,8 @@ func (p *Process) Once(ctx context.Context) error {
 	return nil
 }
 
-// Stop says that the process works no queue any more, until it comes back as another. It is still seen while it runs: its jobs may.
+// Stop says that the process works no queue any more, until it comes back as another. It is still seen while it runs:
+// its jobs may.
 func (p *Process) Stop(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, Interval)
 	defer cancel()

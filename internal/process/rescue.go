@@ -10,15 +10,15 @@ import (
 )
 
 const (
-	// silence is for how long a process must not have been seen, by the database's clock, until its running messages are put back. It is
-	// six beats.
+	// silence is for how long a process must not have been seen, by the database's clock, until its running messages
+	// are put back. It is six beats.
 	silence = 30 * time.Second
-	// maxGap is the longest time between two beats of this process, by the database's clock, in which the database counts as having
-	// answered throughout. A process whose beat falls into a shorter stall is seen again within silence: the stall, a beat that times
-	// out and the pause after it take 25 s.
+	// maxGap is the longest time between two beats of this process, by the database's clock, in which the database
+	// counts as having answered throughout. A process whose beat falls into a shorter stall is seen again within
+	// silence: the stall, a beat that times out and the pause after it take 25 s.
 	maxGap = 15 * time.Second
-	// trust is how long after the beginning of its last beat a process may rely on its jobs being its own. The rest of silence is for a
-	// statement to reach the database.
+	// trust is how long after the beginning of its last beat a process may rely on its jobs being its own. The rest of
+	// silence is for a statement to reach the database.
 	trust = 20 * time.Second
 	// dutyTime is for how long the process that rescues has the duty. It takes it again every interval.
 	dutyTime = 15 * time.Second
@@ -46,8 +46,8 @@ func (b *beats) add(began, seenAt time.Time) {
 	b.last, b.began = seenAt, began
 }
 
-// lostBefore returns the time, by the database's clock, since which a process must have been seen to count as there. False: this process has
-// not seen the database answer for long enough to judge.
+// lostBefore returns the time, by the database's clock, since which a process must have been seen to count as there.
+// False: this process has not seen the database answer for long enough to judge.
 func (b *beats) lostBefore() (time.Time, bool) {
 	before := b.last.Add(-silence)
 	return before, !b.last.IsZero() && !b.since.After(before)
@@ -90,7 +90,8 @@ func (p *Process) rescue(ctx context.Context) (time.Duration, error) {
 		return 0, fmt.Errorf("messages of processes that died: %w", err)
 	}
 	if messages.Retried+messages.Ended > 0 {
-		p.config.Logger.Warn("messages of a process that was not seen any more were put back", "retried", messages.Retried, "ended", messages.Ended)
+		p.config.Logger.Warn("messages of a process that was not seen any more were put back",
+			"retried", messages.Retried, "ended", messages.Ended)
 	}
 	if messages.Retried+messages.Ended == maxRescue {
 		return background.More, nil

@@ -343,7 +343,8 @@ func (s *Server) startProcessing(ctx context.Context) error {
 		}
 	}
 	if s.river, err = delivery.NewClient(ctx, delivery.ClientConfig{
-		ID: s.process.ID().String(), Pool: s.pool, Schemas: s.config.Schemas, Policy: s.policy, Worker: s.delivery, Logger: s.logger.With("part", "processing"),
+		ID: s.process.ID().String(), Pool: s.pool, Schemas: s.config.Schemas, Policy: s.policy, Worker: s.delivery,
+		Logger:   s.logger.With("part", "processing"),
 		PollOnly: s.config.PollOnly, Attached: s.attached, SoftStopTimeout: s.config.StopTimeout - s.reserve(),
 		Shared: shared, Idle: s.idle, Changed: func() { s.presence.Wake() },
 	}); err != nil {

@@ -338,8 +338,8 @@ func TestOperations(t *testing.T) {
 	}
 	require.Equal(t, []string{
 		"database", "schema", "policy", "access", "automatic", "capture", "ingest", "processing",
-		"circuit-breakers", "conditions", "partitions", "ordered-places", "sessions", "retention", "rollups", "rollup-trimming", "metrics", "reconciler", "facts", "policy-queues", "held-messages",
-		"filing", "dlq-workers", "redeliveries", "gates", "observed", "smart-retry", "wake-ups", "replay-runs", "approvals", "queue-breakers", "presence", "attachment",
+		"circuit-breakers", "conditions", "partitions", "ordered-places", "sessions", "retention", "rollups", "rollup-trimming", "metrics", "reconciler", "facts", "presence", "rescue", "policy-queues", "held-messages",
+		"filing", "dlq-workers", "redeliveries", "gates", "observed", "smart-retry", "wake-ups", "replay-runs", "approvals", "queue-breakers", "attachment",
 	}, names)
 	for _, path := range []string{"/livez", "/readyz"} {
 		status, _, _ := b.call("GET", path, "")

@@ -1,0 +1,219 @@
+package delivery_test
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/riverqueue/river/rivertype"
+	"github.com/stretchr/testify/require"
+
+	"github.com/dlqd/dlqd/internal/breaker"
+	"github.com/dlqd/dlqd/internal/delivery"
+	"github.com/dlqd/dlqd/internal/ingest"
+	"github.com/dlqd/dlqd/internal/message"
+	"github.com/dlqd/dlqd/internal/policy/policytest"
+	"github.com/dlqd/dlqd/internal/postgres"
+	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
+	"github.com/dlqd/dlqd/internal/strategy"
+)
+
+// late is a message that two processes deliver: the first was taken for dead, its job was put back, and it goes on.
+type late struct {
+	*testing.T
+
+	pool    *pgxpool.Pool
+	planner *strategy.Planner
+	doubt   atomic.Bool         // of the first
+	arrived chan string         // attempts
+	answers map[string]chan int // to attempts
+	clients [2]*delivery.Client // processes
+	ended   [2]chan string      // outcomes
+}
+
+func setupLate(t *testing.T, queue string) *late {
+	t.Helper()
+	l := &late{T: t, pool: postgrestest.Pool(t), arrived: make(chan string, 10), answers: map[string]chan int{}}
+	for _, attempt := range []string{"1", "2", "3"} {
+		l.answers[attempt] = make(chan int, 1)
+	}
+	receiver := answering(t, func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.Copy(io.Discard, r.Body) // only then is it seen that a client has gone
+		attempt := r.Header.Get("Dlqd-Attempt")
+		l.arrived <- attempt
+		select {
+		case status := <-l.answers[attempt]:
+			w.WriteHeader(status)
+		case <-r.Context().Done():
+		}
+	})
+	rules := policytest.Load(t, policytest.Files{
+		"retry-policies":  fmt.Sprintf("queues: {default: {maxAttempts: 5, backoff: {delay: 1ms}, timeout: 1m%s}}\ndestinations: {default: {url: %q}}\n", queue, receiver),
+		"circuit-breaker": "defaults: {enabled: false}\n",
+	})
+	var err error
+	l.planner, err = strategy.NewPlanner(rules, nil)
+	require.NoError(t, err)
+	return l
+}
+
+// run starts a process.
+func (l *late) run(i int) {
+	l.Helper()
+	logger := slog.New(slog.DiscardHandler)
+	l.ended[i] = make(chan string, 10)
+	config := delivery.Config{
+		Planner: func() *strategy.Planner { return l.planner }, DB: l.pool, Logger: logger,
+		Observe:  func(d delivery.Delivered) { l.ended[i] <- d.Outcome },
+		Breakers: breaker.New(breaker.Config{DB: l.pool, Policy: l.planner.Policy, Actor: "test", Logger: logger}),
+	}
+	if i == 0 {
+		config.InDoubt = func(time.Duration) bool { return l.doubt.Load() }
+	}
+	worker := delivery.NewWorker(config)
+	var err error
+	l.clients[i], err = delivery.NewClient(l.Context(), delivery.ClientConfig{
+		ID: uuid.NewString(), Pool: l.pool, Schemas: postgres.DefaultSchemas(), Policy: l.planner.Policy, Worker: worker, Logger: logger,
+	})
+	require.NoError(l, err)
+	require.NoError(l, l.clients[i].Start(l.Context()))
+	l.Cleanup(func() { l.halt(i); worker.Close() })
+}
+
+func (l *late) halt(i int) {
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	_ = l.clients[i].StopAndCancel(ctx)
+}
+
+func (l *late) submit(extra string) (job int64) {
+	l.Helper()
+	ingester, err := ingest.New(ingest.Config{Pool: l.pool, Schemas: postgres.DefaultSchemas(), Policy: l.planner.Policy, Logger: slog.New(slog.DiscardHandler)})
+	require.NoError(l, err)
+	l.Cleanup(func() { ingester.Stop(context.Background()) })
+	msg, err := message.Parse([]byte(`{"queue": "default", "kind": "k", "messageId": "msg-1", "payload": 1` + extra + `}`))
+	require.NoError(l, err)
+	receipt, err := ingester.Submit(l.Context(), msg, ingest.Trace{})
+	require.NoError(l, err)
+	return receipt.JobID
+}
+
+// putBack has the first process fetch nothing more and be taken for dead: its job is put back.
+func (l *late) putBack() {
+	l.Helper()
+	ctx, cancel := context.WithTimeout(l.Context(), time.Second)
+	defer cancel()
+	require.ErrorIs(l, l.clients[0].Queues().Remove(ctx, "default"), context.DeadlineExceeded, "its job runs")
+	_, err := l.pool.Exec(l.Context(), "INSERT INTO dlq.processes (id, name, version, parts, queues, seen_at) VALUES ($1, 'first', '1', '{}', '{}', now() - interval '31 seconds')", l.clients[0].ID())
+	require.NoError(l, err)
+	var retried int
+	require.NoError(l, l.pool.QueryRow(l.Context(), "SELECT retried FROM dlq.rescue_messages(now() - interval '30 seconds', 10)").Scan(&retried))
+	require.Equal(l, 1, retried)
+}
+
+func (l *late) job(id int64) *rivertype.JobRow {
+	l.Helper()
+	job, err := l.clients[1].JobGet(l.Context(), id)
+	require.NoError(l, err)
+	return job
+}
+
+func (l *late) count(sql string) (n int) {
+	l.Helper()
+	require.NoError(l, l.pool.QueryRow(l.Context(), sql).Scan(&n))
+	return n
+}
+
+// An attempt that ends after its job was put back leaves the attempt alone that another process runs by now. (River's
+// completer takes the end of any attempt for that of the job: without the check, a late failure ends a message as a
+// dead letter that is delivered.)
+func TestLate_LeavesTheAttemptThatRuns(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		ordered bool
+		status  int
+		trusts  bool // the first process does not know that it was taken for dead
+		state   rivertype.JobState
+	}{
+		"success":                 {status: http.StatusOK, state: rivertype.JobStateRunning},
+		"failure":                 {status: http.StatusInternalServerError, state: rivertype.JobStateRunning},
+		"failure for good":        {status: http.StatusUnprocessableEntity, state: rivertype.JobStateRunning},
+		"ordered success":         {ordered: true, status: http.StatusOK, state: rivertype.JobStateRunning},
+		"ordered failure":         {ordered: true, status: http.StatusInternalServerError, state: rivertype.JobStateRunning},
+		"River alone, a failure":  {status: http.StatusUnprocessableEntity, trusts: true, state: rivertype.JobStateCancelled},
+		"River alone, in order":   {ordered: true, status: http.StatusUnprocessableEntity, trusts: true, state: rivertype.JobStateCancelled},
+		"River alone, a success":  {status: http.StatusOK, trusts: true, state: rivertype.JobStateCompleted},
+		"River alone, no success": {status: http.StatusInternalServerError, trusts: true, state: rivertype.JobStateAvailable},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			queue, extra, places := "", "", 0
+			if test.ordered {
+				queue, extra, places = ", ordering: true", `, "orderingKey": "a"`, 1
+			}
+			l := setupLate(t, queue)
+			l.run(0)
+			id := l.submit(extra)
+			require.Equal(t, "1", <-l.arrived)
+			l.putBack()
+			l.run(1)
+			require.Equal(t, "2", <-l.arrived)
+			l.doubt.Store(!test.trusts)
+			if test.state == rivertype.JobStateAvailable { // the second process would run it again
+				ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+				defer cancel()
+				require.ErrorIs(t, l.clients[1].Queues().Remove(ctx, "default"), context.DeadlineExceeded)
+			}
+			l.answers["1"] <- test.status
+			<-l.ended[0]
+			l.halt(0) // and what it has to say about its jobs is said
+			require.Equal(t, test.state, l.job(id).State)
+			require.Equal(t, places, l.count("SELECT count(*) FROM dlq.ordered_jobs"))
+			if test.trusts {
+				return
+			}
+			require.Equal(t, 2, l.job(id).Attempt)
+			l.answers["2"] <- http.StatusOK
+			require.Equal(t, delivery.OutcomeOK, <-l.ended[1])
+			require.Eventually(t, func() bool { return l.job(id).State == rivertype.JobStateCompleted }, time.Minute, 5*time.Millisecond)
+			require.Zero(t, l.count("SELECT count(*) FROM dlq.dead_letter_queue"))
+			require.Zero(t, l.count("SELECT count(*) FROM dlq.ordered_jobs"))
+			require.Empty(t, l.arrived, "one repeat")
+		})
+	}
+}
+
+// A message that was put back before its process had sent it is not sent by that process.
+func TestLate_DoesNotSendWhatWasPutBack(t *testing.T) {
+	t.Parallel()
+	l := setupLate(t, ", ordering: true")
+	id := l.submit(`, "orderingKey": "a"`)
+	tx, err := l.pool.Begin(t.Context())
+	require.NoError(t, err)
+	defer func() { _ = tx.Rollback(context.Background()) }()
+	_, err = tx.Exec(t.Context(), "LOCK TABLE dlq.ordered_jobs")
+	require.NoError(t, err)
+	l.run(0)
+	require.Eventually(t, func() bool {
+		return l.count("SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'dlq.ordered_jobs'::regclass") == 1
+	}, time.Minute, 5*time.Millisecond)
+	l.doubt.Store(true)
+	l.putBack()
+	require.NoError(t, tx.Rollback(t.Context()))
+	require.Equal(t, delivery.OutcomeHeld, <-l.ended[0])
+	l.halt(0)
+	require.Empty(t, l.arrived)
+
+	l.run(1)
+	require.Equal(t, "2", <-l.arrived)
+	l.answers["2"] <- http.StatusOK
+	require.Equal(t, delivery.OutcomeOK, <-l.ended[1])
+	require.Eventually(t, func() bool { return l.job(id).State == rivertype.JobStateCompleted }, time.Minute, 5*time.Millisecond)
+}
