@@ -24,7 +24,7 @@ func TestOpen_statementsHaveATimeout(t *testing.T) {
 	_, err = tx.Exec(t.Context(), "LOCK TABLE held")
 	require.NoError(t, err)
 
-	pool, err := postgres.OpenLimited(t.Context(), url, 1, 200*time.Millisecond)
+	pool, err := postgres.OpenLimited(t.Context(), url, 1, 200*time.Millisecond, nil)
 	require.NoError(t, err)
 	t.Cleanup(pool.Close)
 	require.NoError(t, pool.Ping(t.Context()))

@@ -4,6 +4,7 @@ package restored
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"sync"
 	"sync/atomic"
@@ -102,15 +103,15 @@ func (g *Guard) Look(ctx context.Context, db postgres.DB) error {
 	switch {
 	case hold != nil && was == nil:
 		g.config.Logger.ErrorContext(ctx, "the database was restored: replay runs, redeliveries and messages from before are held until a person lets them go on (dlqd restored)",
-			"reason", hold.Note, "held_since", hold.At)
+			"reason", hold.Note)
 	case hold == nil && was != nil:
 		g.config.Logger.InfoContext(ctx, "the restored database goes on: nothing is held any more")
 	}
 	switch found.Verdict {
 	case verdictPromoted:
-		g.config.Logger.WarnContext(ctx, "a standby was promoted, and what this process wrote last is there: dlqd goes on", "timeline", found.Timeline)
+		g.config.Logger.WarnContext(ctx, "a standby was promoted, and what this process wrote last is there: dlqd goes on", "to", fmt.Sprint("timeline ", found.Timeline))
 	case verdictUnknown:
-		g.config.Logger.InfoContext(ctx, "dlqd knows this server from now on", "timeline", found.Timeline)
+		g.config.Logger.InfoContext(ctx, "dlqd knows this server from now on")
 	}
 	return nil
 }

@@ -382,7 +382,7 @@ func TestRestored_noticesAndSaysSo(t *testing.T) {
 			}
 			code, health := b.wholeHealth()
 			require.Equal(t, http.StatusServiceUnavailable, code)
-			require.Contains(t, fmt.Sprint(health["parts"]), "the database was restored (")
+			require.Contains(t, fmt.Sprint(health["parts"]), "the database was restored: replay runs")
 			code, _, _ = b.call("GET", "/readyz", "")
 			require.Equal(t, http.StatusOK, code, "messages are taken and delivered")
 			require.Eventually(t, func() bool {
