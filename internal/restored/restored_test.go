@@ -29,8 +29,8 @@ func watch(t *testing.T, pool *pgxpool.Pool, process uuid.UUID, mark, timeline i
 	return written, verdict, held
 }
 
-// Only a process that wrote its last mark on the timeline before, and finds it, says that a standby was promoted; one whose mark is
-// lost says that it was not.
+// Only a process that wrote its last mark on the timeline before, and finds it, says that a standby was promoted;
+// one whose mark is lost says that it was not.
 func TestWatchServer_whoSawThePromotion(t *testing.T) {
 	t.Parallel()
 	pool, living := postgrestest.Pool(t), uuid.New()
