@@ -1,6 +1,7 @@
--- A database that was restored to an earlier moment does not know what was sent since. dlqd keeps which server, timeline and
--- database it runs on (settings, key server), and each process keeps a mark (processes.mark). If one of them is otherwise than
--- it should be, dlqd holds what it would send by itself, and its replay runs, until a person lets them go on.
+-- A database that was restored to an earlier moment does not know what was sent since. dlqd keeps which server,
+-- timeline and database it runs on (settings, key server), and each process keeps a mark (processes.mark). If one
+-- of them is otherwise than it should be, dlqd holds what it would send by itself, and its replay runs, until a
+-- person lets them go on.
 --
 -- The hold is the row (stop, restored) of automatic_switches. What led to it is in settings, key restored.
 
@@ -10,13 +11,15 @@ DECLARE
     v_system   text;
     v_timeline bigint;
 BEGIN
-    -- Postgres 15 to 18 let every role call these. A provider may have revoked that, or lack them: what is not known is not compared.
+    -- Postgres 15 to 18 let every role call these. A provider may have revoked that, or lack them: what is not
+    -- known is not compared.
     BEGIN
         SELECT s.system_identifier::text INTO v_system FROM pg_control_system() s;
     EXCEPTION WHEN OTHERS THEN
         NULL;
     END;
-    -- The timeline that the server writes to. (pg_control_checkpoint() has the one before for minutes after a promotion.)
+    -- The timeline that the server writes to. (pg_control_checkpoint() has the one before for minutes after a
+    -- promotion.)
     IF NOT pg_is_in_recovery() THEN
         BEGIN
             v_timeline := ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::bigint;
@@ -46,8 +49,8 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
 $$;
 COMMENT ON FUNCTION dlq.is_restored IS 'Whether dlqd holds what it would send, because the database was restored.';
 
--- Every transaction that sends something by itself calls it first. Its lock, until the transaction ends, is the one that a change
--- of the switches waits for.
+-- Every transaction that sends something by itself calls it first. Its lock, until the transaction ends, is the
+-- one that a change of the switches waits for.
 CREATE OR REPLACE FUNCTION dlq.may_send(p_process uuid, p_mark bigint) RETURNS text
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = on SET jit = off AS $$
 BEGIN
@@ -73,10 +76,12 @@ BEGIN
     IF v_known IS NULL THEN
         RETURN 'unknown';
     END IF;
-    -- It wrote its last mark on the timeline that is known, and the mark is here: nothing that was committed before is lost.
+    -- It wrote its last mark on the timeline that is known, and the mark is here: nothing that was committed
+    -- before is lost.
     v_witness := p_mark > 0 AND NOT v_lost AND p_timeline = (v_known ->> 'timeline')::bigint;
     IF dlq.is_restored() THEN
-        -- A hold for the timeline alone was made by a process that has just started, and knows nothing of the promotion.
+        -- A hold for the timeline alone was made by a process that has just started, and knows nothing of the
+        -- promotion.
         IF NOT EXISTS (SELECT FROM dlq.settings s WHERE s.key = 'restored' AND s.value::jsonb ->> 'why' = 'timeline') THEN
             RETURN 'same';
         END IF;
@@ -94,8 +99,8 @@ COMMENT ON FUNCTION dlq.server_verdict IS 'What a process makes of the server: s
 
 -- watch_server settles on which server dlqd runs, and writes the process's mark:
 --   1. Where the server is as it is known, the mark alone is written.
---   2. Else no transaction that sends is under way (the lock), and one process decides: a server that is not known yet, or a
---      standby that was promoted, is known from now on; a restored one is held.
+--   2. Else no transaction that sends is under way (the lock), and one process decides: a server that is not known
+--      yet, or a standby that was promoted, is known from now on; a restored one is held.
 --   3. The mark is written in the same transaction: what it said before is not needed any more.
 CREATE OR REPLACE FUNCTION dlq.watch_server(p_process uuid, p_name text, p_mark bigint, p_timeline bigint,
     OUT mark bigint, OUT timeline bigint, OUT verdict text, OUT held_at timestamptz, OUT note text)

@@ -72,8 +72,8 @@ type Stop struct {
 // String says it on one line.
 func (s *Stop) String() string {
 	if s.Restored {
-		return "the database was restored (" + s.Note + "): since " + s.At.UTC().Format("2006-01-02 15:04 UTC") +
-			" replay runs, redeliveries and messages from before are held; dlqd restored shows what may be sent a second time, dlqd restored resume lets it go on"
+		return "the database was restored: replay runs, redeliveries and messages from before are held since " + s.At.UTC().Format("2006-01-02 15:04 UTC") +
+			" (" + s.Note + "); dlqd restored shows what may be sent a second time, and lets it go on"
 	}
 	text := "all automatic redelivery was stopped by " + s.Actor + " at " + s.At.UTC().Format("2006-01-02 15:04 UTC")
 	if s.Note != "" {

@@ -263,7 +263,10 @@ func (o *overview) Manual() int64 { return o.Stats.NeedsPerson }
 // say is the answer to the question with which somebody opens the page.
 func (o *overview) say() string {
 	var said []string
-	if o.Stopped != nil {
+	switch {
+	case o.Stopped != nil && o.Stopped.Restored:
+		said = append(said, "The database was restored to an earlier moment: what dlqd would send is held until a person lets it go on.")
+	case o.Stopped != nil:
 		said = append(said, upper(o.Stopped.String())+".")
 	}
 	manual := o.Manual()

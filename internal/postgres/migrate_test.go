@@ -149,8 +149,10 @@ func TestMigrate_codeThatIsGone(t *testing.T) {
 	execute(t, pool, "CREATE VIEW mine AS SELECT id FROM dlq.dead_letter_queue")
 	status, err := m.Status(t.Context())
 	require.NoError(t, err)
-	for range status.Version - 1 {
+	for status.Version > 1 {
 		require.NoError(t, m.Down(t.Context()))
+		status, err = m.Status(t.Context())
+		require.NoError(t, err)
 	}
 	require.Error(t, m.Down(t.Context()), "the first one")
 	require.ErrorIs(t, m.Check(t.Context()), postgres.ErrSchemaOld)

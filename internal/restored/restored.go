@@ -1,9 +1,10 @@
-// Package restored notices that the database was restored to an earlier moment, and holds what dlqd would then send a second
-// time, until a person lets it go on.
+// Package restored notices that the database was restored to an earlier moment, and holds what dlqd would then
+// send a second time, until a person lets it go on.
 package restored
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"sync"
 	"sync/atomic"
@@ -46,8 +47,8 @@ type Config struct {
 	Logger  *slog.Logger
 }
 
-// Guard knows which server this process has run on, and asks before anything is sent. The mark and the timeline are of the last
-// comparison that was committed: what proves that nothing is lost.
+// Guard knows which server this process has run on, and asks before anything is sent. The mark and the timeline
+// are of the last comparison that was committed: what proves that nothing is lost.
 type Guard struct {
 	config Config
 	loop   *background.Loop
@@ -78,8 +79,8 @@ func (g *Guard) last() (mark, timeline int64) {
 	return g.mark, g.timeline
 }
 
-// Look compares the server with what is known of it, on db, and holds what dlqd sends where it was restored. It comes before a
-// process begins to work, and before a new connection is used.
+// Look compares the server with what is known of it, on db, and holds what dlqd sends where it was restored. It
+// comes before a process begins to work, and before a new connection is used.
 func (g *Guard) Look(ctx context.Context, db postgres.DB) error {
 	mark, timeline := g.last()
 	found, err := dbsqlc.New(g.config.Schemas.Rendered(db)).WatchServer(ctx, dbsqlc.WatchServerParams{
@@ -102,15 +103,15 @@ func (g *Guard) Look(ctx context.Context, db postgres.DB) error {
 	switch {
 	case hold != nil && was == nil:
 		g.config.Logger.ErrorContext(ctx, "the database was restored: replay runs, redeliveries and messages from before are held until a person lets them go on (dlqd restored)",
-			"reason", hold.Note, "held_since", hold.At)
+			"reason", hold.Note)
 	case hold == nil && was != nil:
 		g.config.Logger.InfoContext(ctx, "the restored database goes on: nothing is held any more")
 	}
 	switch found.Verdict {
 	case verdictPromoted:
-		g.config.Logger.WarnContext(ctx, "a standby was promoted, and what this process wrote last is there: dlqd goes on", "timeline", found.Timeline)
+		g.config.Logger.WarnContext(ctx, "a standby was promoted, and what this process wrote last is there: dlqd goes on", "to", fmt.Sprint("timeline ", found.Timeline))
 	case verdictUnknown:
-		g.config.Logger.InfoContext(ctx, "dlqd knows this server from now on", "timeline", found.Timeline)
+		g.config.Logger.InfoContext(ctx, "dlqd knows this server from now on")
 	}
 	return nil
 }
@@ -118,15 +119,16 @@ func (g *Guard) Look(ctx context.Context, db postgres.DB) error {
 // Held says why nothing is sent by itself; nil where it is.
 func (g *Guard) Held() *Hold { return g.held.Load() }
 
-// Holds reports whether a job that was made at a time is held: one that the restored database had already. What came later
-// cannot have been sent before.
+// Holds reports whether a job that was made at a time is held: one that the restored database had already. What
+// came later cannot have been sent before.
 func (g *Guard) Holds(createdAt time.Time) bool {
 	hold := g.held.Load()
 	return hold != nil && createdAt.Before(hold.At)
 }
 
-// TryLock reports whether a transaction may judge what is sent by itself, and keeps the switches of automatic redelivery as they
-// are until it ends. It reports false where a switch is being changed, or the server was switched this moment.
+// TryLock reports whether a transaction may judge what is sent by itself, and keeps the switches of automatic
+// redelivery as they are until it ends. It reports false where a switch is being changed, or the server was
+// switched this moment.
 func (g *Guard) TryLock(ctx context.Context, tx postgres.DB) (bool, error) {
 	verdict, err := g.ask(ctx, tx)
 	return verdict != verdictSwitching && verdict != verdictUnsettled, err
@@ -168,7 +170,8 @@ func Preview(ctx context.Context, db postgres.DB) ([]Repeat, error) {
 	return repeats, nil
 }
 
-// Resume lets go on what is held, and takes this server for dlqd's own from now on. It reports whether something was held.
+// Resume lets go on what is held, and takes this server for dlqd's own from now on. It reports whether something
+// was held.
 func Resume(ctx context.Context, db postgres.DB, actor, note string) (bool, error) {
 	return dbsqlc.New(db).ResumeRestored(ctx, dbsqlc.ResumeRestoredParams{Actor: actor, Note: note})
 }

@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"time"
 
 	"github.com/dlqd/dlqd/internal/api"
 	"github.com/dlqd/dlqd/internal/automatic"
@@ -19,7 +20,7 @@ func (s *Server) logMode(ctx context.Context) {
 // restoredHealth says whether the database was restored: a person must look.
 func (s *Server) restoredHealth() api.Part {
 	if hold := s.guard.Load().Held(); hold != nil {
-		return api.Part{Name: "restored", Detail: (&automatic.Stop{At: hold.At, Note: hold.Note, Restored: true}).String()}
+		return api.Part{Name: "restored", Detail: "the database was restored, and what dlqd would send is held since " + hold.At.UTC().Format(time.RFC3339) + ": " + hold.Note}
 	}
 	return api.Part{Name: "restored", OK: true, Detail: "the server is the one that dlqd knows"}
 }

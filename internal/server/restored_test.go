@@ -26,7 +26,8 @@ import (
 	"github.com/dlqd/dlqd/internal/server"
 )
 
-// ledger is a receiver that keeps the id of each message that it took, and refuses those of a kind until it is told otherwise.
+// ledger is a receiver that keeps the id of each message that it took, and refuses those of a kind until it is
+// told otherwise.
 type ledger struct {
 	mu      sync.Mutex
 	taken   map[string]int
@@ -246,7 +247,8 @@ func (b *bundle) turns(names ...string) {
 	}
 }
 
-// A base backup and WAL into the middle of a replay run: nothing that the receiver has goes out again before a person says so.
+// A base backup and WAL into the middle of a replay run: nothing that the receiver has goes out again before a
+// person says so.
 func TestRestored_holdsWhatWasSentSince(t *testing.T) {
 	t.Parallel()
 	const entries = 40
@@ -357,7 +359,8 @@ func hostOf(t *testing.T, c *cluster) string {
 	return config.Host
 }
 
-// What tells a restore, besides the timeline: another server, database or dump, and what a process wrote last. A stop of a person's stays.
+// What tells a restore, besides the timeline: another server, database or dump, and what a process wrote last. A
+// stop of a person's stays.
 func TestRestored_noticesAndSaysSo(t *testing.T) {
 	t.Parallel()
 	for name, becomes := range map[string]struct{ sql, note string }{
@@ -382,7 +385,7 @@ func TestRestored_noticesAndSaysSo(t *testing.T) {
 			}
 			code, health := b.wholeHealth()
 			require.Equal(t, http.StatusServiceUnavailable, code)
-			require.Contains(t, fmt.Sprint(health["parts"]), "the database was restored (")
+			require.Contains(t, fmt.Sprint(health["parts"]), "the database was restored: replay runs")
 			code, _, _ = b.call("GET", "/readyz", "")
 			require.Equal(t, http.StatusOK, code, "messages are taken and delivered")
 			require.Eventually(t, func() bool {

@@ -1,0 +1,126 @@
+package restored_test
+
+import (
+	"log/slog"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/dlqd/dlqd/internal/postgres"
+	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
+	"github.com/dlqd/dlqd/internal/restored"
+)
+
+func TestMain(m *testing.M) { postgrestest.Main(m) }
+
+func newGuard(pool *pgxpool.Pool) (*restored.Guard, postgres.DB) {
+	schemas := postgres.DefaultSchemas()
+	return restored.New(restored.Config{Schemas: schemas, Process: uuid.New(), Name: "test", Logger: slog.New(slog.DiscardHandler)}, pool), schemas.Rendered(pool)
+}
+
+// watch looks as a process that wrote a mark last, on a timeline.
+func watch(t *testing.T, pool *pgxpool.Pool, process uuid.UUID, mark, timeline int64) (written int64, verdict string, held bool) {
+	t.Helper()
+	require.NoError(t, pool.QueryRow(t.Context(), "SELECT w.mark, w.verdict, w.held_at IS NOT NULL FROM dlq.watch_server($1, 'test', $2, $3) w", process, mark, timeline).Scan(&written, &verdict, &held))
+	return written, verdict, held
+}
+
+// Only a process that wrote its last mark on the timeline before, and finds it, says that a standby was promoted;
+// one whose mark is lost says that it was not.
+func TestWatchServer_whoSawThePromotion(t *testing.T) {
+	t.Parallel()
+	pool, living := postgrestest.Pool(t), uuid.New()
+	promote := func() {
+		_, err := pool.Exec(t.Context(), `UPDATE dlq.settings SET value = jsonb_set(value::jsonb, '{timeline}', '7') WHERE key = 'server'`)
+		require.NoError(t, err)
+	}
+	mark, verdict, held := watch(t, pool, living, 0, 0)
+	require.Equal(t, "unknown", verdict)
+	require.False(t, held)
+
+	promote()
+	_, verdict, held = watch(t, pool, uuid.New(), 0, 0)
+	require.Equal(t, "timeline", verdict, "a process that has just started cannot know")
+	require.True(t, held)
+	mark, verdict, held = watch(t, pool, living, mark, 7)
+	require.Equal(t, "promoted", verdict)
+	require.False(t, held)
+
+	promote()
+	mark, verdict, held = watch(t, pool, living, mark, 6)
+	require.Equal(t, "timeline", verdict, "it was cut off before the timeline that is known")
+	require.True(t, held)
+	_, verdict, _ = watch(t, pool, uuid.New(), 5, 7)
+	require.Equal(t, "lost", verdict)
+	_, verdict, held = watch(t, pool, living, mark, 7)
+	require.Equal(t, "same", verdict, "another's mark is lost")
+	require.True(t, held)
+}
+
+// Processes that start at once on a restored database hold once, and none of them may send before or meanwhile.
+func TestGuard_processesAtOnce(t *testing.T) {
+	t.Parallel()
+	pool := postgrestest.Pool(t)
+	first, db := newGuard(pool)
+	require.NoError(t, first.Look(t.Context(), pool))
+	may, err := first.MaySend(t.Context(), db)
+	require.NoError(t, err)
+	require.True(t, may)
+
+	_, err = pool.Exec(t.Context(), `UPDATE dlq.settings SET value = jsonb_set(value::jsonb, '{database}', '7') WHERE key = 'server'`)
+	require.NoError(t, err)
+	may, err = first.MaySend(t.Context(), db)
+	require.NoError(t, err)
+	require.False(t, may, "its own transaction asks, whenever it looked last")
+	var all sync.WaitGroup
+	for range 8 {
+		all.Go(func() {
+			g, db := newGuard(pool)
+			if err := g.Look(t.Context(), pool); err != nil {
+				t.Error(err)
+				return
+			}
+			if may, err := g.MaySend(t.Context(), db); may || err != nil {
+				t.Errorf("may send: %v, %v", may, err)
+			}
+			if !g.Holds(time.Now().Add(-time.Hour)) || g.Holds(time.Now().Add(time.Hour)) {
+				t.Error("it holds what was made before, and nothing else")
+			}
+		})
+	}
+	all.Wait()
+	var changes int
+	require.NoError(t, pool.QueryRow(t.Context(), "SELECT count(*) FROM dlq.automatic_changes WHERE scope = 'stop' AND name = 'restored'").Scan(&changes))
+	require.Equal(t, 1, changes)
+
+	was, err := restored.Resume(t.Context(), db, "kim", "compared")
+	require.NoError(t, err)
+	require.True(t, was)
+	require.NoError(t, first.Look(t.Context(), pool))
+	require.Nil(t, first.Held())
+	may, err = first.MaySend(t.Context(), db)
+	require.NoError(t, err)
+	require.True(t, may)
+	was, err = restored.Resume(t.Context(), db, "kim", "")
+	require.NoError(t, err)
+	require.False(t, was)
+}
+
+// What dlqd cannot notice, a person says.
+func TestHoldRestored_byAPerson(t *testing.T) {
+	t.Parallel()
+	pool := postgrestest.Pool(t)
+	g, db := newGuard(pool)
+	require.NoError(t, g.Look(t.Context(), pool))
+	_, err := pool.Exec(t.Context(), "SELECT dlq.hold_restored('kim', 'the snapshot of 04:00')")
+	require.NoError(t, err)
+	require.NoError(t, g.Look(t.Context(), pool))
+	require.Equal(t, "the snapshot of 04:00", g.Held().Note)
+	may, err := g.MaySend(t.Context(), db)
+	require.NoError(t, err)
+	require.False(t, may)
+}
