@@ -95,7 +95,7 @@ func newWatched(t *testing.T, files policytest.Files) *watched {
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, w.telling.Close()) })
 	w.stack, err = alerting.Start(t.Context(), alerting.Config{
-		Dir: t.TempDir(), Targets: []string{w.address}, Console: "http://" + w.address, Interval: 500 * time.Millisecond, For: 500 * time.Millisecond, Receivers: w.telling,
+		Dir: t.TempDir(), Targets: []string{w.address}, Console: "http://" + w.address, Interval: time.Second, For: 500 * time.Millisecond, Receivers: w.telling,
 	})
 	require.NoError(t, err)
 	t.Cleanup(w.stack.Stop)

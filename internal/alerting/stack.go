@@ -25,7 +25,7 @@ import (
 )
 
 // startTimeout bounds how long Prometheus and Alertmanager may take to be ready.
-const startTimeout = 30 * time.Second
+const startTimeout = time.Minute
 
 // Config is what [Start] needs.
 type Config struct {
