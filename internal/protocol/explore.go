@@ -78,16 +78,16 @@ type node struct {
 }
 
 // Explore goes on until all is seen, an invariant is broken, or ctx ends.
-func (x *Explorer) Explore(ctx context.Context) Found {
+func (x *Explorer) Explore(ctx context.Context) Found { //nolint:gocognit // one search, and what its goroutines share
 	seed := maphash.MakeSeed()
-	print := func(s *State) uint64 { return maphash.Comparable(seed, *s) }
+	fingerprint := func(s *State) uint64 { return maphash.Comparable(seed, *s) }
 	var seen [shards]visited
 	for i := range seen {
 		seen[i].from = map[uint64]origin{}
 	}
 	start := Start()
 	start.normalize()
-	root := print(&start)
+	root := fingerprint(&start)
 	level := [][]node{{{start, root}}}
 	seen[root%shards].from[root] = origin{}
 	var states atomic.Uint64
@@ -113,7 +113,7 @@ func (x *Explorer) Explore(ctx context.Context) Found {
 			left.Add(int64(len(chunk)))
 		}
 		stop := x.report(func() Found {
-			return Found{States: states.Load(), Depth: depth, Frontier: uint64(max(0, left.Load()) + reached.Load())} //nolint:gosec // a length
+			return Found{States: states.Load(), Depth: depth, Frontier: uint64(max(0, left.Load()) + reached.Load())}
 		})
 		var group sync.WaitGroup
 		var wrong atomic.Bool
@@ -165,7 +165,7 @@ func (x *Explorer) Explore(ctx context.Context) Found {
 								fail(text, step)
 								return
 							}
-							p := print(&after)
+							p := fingerprint(&after)
 							shard := &seen[p%shards]
 							shard.Lock()
 							_, known := shard.from[p]
@@ -190,7 +190,7 @@ func (x *Explorer) Explore(ctx context.Context) Found {
 		}
 		group.Wait()
 		stop()
-		found.States, found.Frontier = states.Load(), uint64(left.Load()+reached.Load()) //nolint:gosec // lengths
+		found.States, found.Frontier = states.Load(), uint64(left.Load()+reached.Load())
 		if found.Wrong != "" || ctx.Err() != nil || states.Load() > x.MaxStates {
 			return found
 		}

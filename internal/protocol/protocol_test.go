@@ -87,10 +87,23 @@ func TestProtocol_FilesFoldedFailuresOnce(t *testing.T) {
 	d := newDatabase(t)
 	d.begin(&protocol.Model{Rules: protocol.Rules{Forgetful: true}, Bounds: calm})
 	for _, step := range []protocol.Step{
-		{Rule: protocol.Insert}, {Rule: protocol.StartJob}, {Rule: protocol.Fail}, {Rule: protocol.Look}, {Rule: protocol.File},
-		{Rule: protocol.Discard}, {Rule: protocol.RetryJob}, {Rule: protocol.ApplyFacts}, // "done twice?"
-		{Rule: protocol.StartJob}, {Rule: protocol.Fail}, {Rule: protocol.Look}, {Rule: protocol.File}, // folded
-		{Rule: protocol.Discard}, {Rule: protocol.Scan}, {Rule: protocol.Append}, {Rule: protocol.Look}, {Rule: protocol.File}, // filed again
+		{Rule: protocol.Insert},
+		{Rule: protocol.StartJob},
+		{Rule: protocol.Fail},
+		{Rule: protocol.Look},
+		{Rule: protocol.File},
+		{Rule: protocol.Discard},
+		{Rule: protocol.RetryJob},
+		{Rule: protocol.ApplyFacts}, // "done twice?"
+		{Rule: protocol.StartJob},
+		{Rule: protocol.Fail},
+		{Rule: protocol.Look},
+		{Rule: protocol.File}, // folded
+		{Rule: protocol.Discard},
+		{Rule: protocol.Scan},
+		{Rule: protocol.Append},
+		{Rule: protocol.Look},
+		{Rule: protocol.File},         // filed again
 		{Rule: protocol.Claim, On: 1}, // and redelivered
 	} {
 		after, _, ok := d.model.Apply(d.state, step)
