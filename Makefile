@@ -46,7 +46,7 @@ trial-capture: install-postgres ## switch, lock, restore and purge around an app
 	DLQD_TRIAL=$(or $(TRIAL),10m) go run ./internal/postgres/postgrestest/withpostgres go test -count=1 -timeout 0 -v -run TestHost_trial ./internal/host
 
 .PHONY: model
-model: ## check the model of the protocol with two jobs (TRIAL=1h, at most STATES=40000000): docs/protocol.md
+model: ## check the model of the protocol with two jobs (TRIAL=1h, at most STATES=20000000): docs/protocol.md
 	DLQD_MODEL=$(or $(TRIAL),1h) DLQD_MODEL_STATES=$(STATES) go test -count=1 -timeout 0 -v -run 'TestProtocol_KeepsItsInvariantsForLong$$' ./internal/protocol
 
 .PHONY: trial-kills

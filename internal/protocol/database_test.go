@@ -191,8 +191,10 @@ func (d *database) transactionOf(step protocol.Step, after *protocol.State) tran
 	ends := func(end func(now time.Time) *riverdriver.JobSetStateIfRunningParams) {
 		t.do = func(tx pgx.Tx) error {
 			p := end(time.Now())
-			params := &riverdriver.JobSetStateIfRunningManyParams{ID: []int64{p.ID}, Attempt: []*int{p.Attempt}, ErrData: [][]byte{p.ErrData}, FinalizedAt: []*time.Time{p.FinalizedAt},
-				MetadataDoMerge: []bool{p.MetadataDoMerge}, MetadataUpdates: [][]byte{p.MetadataUpdates}, ScheduledAt: []*time.Time{p.ScheduledAt}, State: []rivertype.JobState{p.State}}
+			params := &riverdriver.JobSetStateIfRunningManyParams{
+				ID: []int64{p.ID}, Attempt: []*int{p.Attempt}, ErrData: [][]byte{p.ErrData}, FinalizedAt: []*time.Time{p.FinalizedAt},
+				MetadataDoMerge: []bool{p.MetadataDoMerge}, MetadataUpdates: [][]byte{p.MetadataUpdates}, ScheduledAt: []*time.Time{p.ScheduledAt}, State: []rivertype.JobState{p.State},
+			}
 			rows, err := riverpgxv5.New(nil).UnwrapExecutor(tx).JobSetStateIfRunningMany(d.ctx, params)
 			if err == nil && len(rows) != 1 {
 				err = errors.New("no job was ended")

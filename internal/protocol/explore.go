@@ -54,7 +54,11 @@ type Explorer struct {
 	Procs int
 }
 
-const shards = 256
+// shards are sets with a lock each; chunkSize is how many states of a level are taken at once.
+const (
+	shards    = 256
+	chunkSize = 256
+)
 
 // visited is a set of fingerprints, with how each was reached.
 type visited struct {
@@ -74,26 +78,27 @@ type node struct {
 }
 
 // Explore goes on until all is seen, an invariant is broken, or ctx ends.
-func (x *Explorer) Explore(ctx context.Context) Found {
+func (x *Explorer) Explore(ctx context.Context) Found { //nolint:gocognit // one search, and what its goroutines share
 	seed := maphash.MakeSeed()
-	print := func(s *State) uint64 { return maphash.Comparable(seed, *s) }
+	fingerprint := func(s *State) uint64 { return maphash.Comparable(seed, *s) }
 	var seen [shards]visited
 	for i := range seen {
 		seen[i].from = map[uint64]origin{}
 	}
 	start := Start()
 	start.normalize()
-	level := []node{{start, print(&start)}}
-	seen[level[0].print%shards].from[level[0].print] = origin{}
+	root := fingerprint(&start)
+	level := [][]node{{{start, root}}}
+	seen[root%shards].from[root] = origin{}
 	var states atomic.Uint64
 	states.Store(1)
 	found := Found{}
 	trace := func(last uint64, steps ...Step) []Step {
-		for last != level[0].print || len(steps) == 0 {
-			o, ok := seen[last%shards].from[last]
-			if !ok || o == (origin{}) {
-				break
-			}
+		for last != root {
+			shard := &seen[last%shards]
+			shard.Lock()
+			o := shard.from[last]
+			shard.Unlock()
 			steps = append(steps, o.step)
 			last = o.parent
 		}
@@ -102,25 +107,38 @@ func (x *Explorer) Explore(ctx context.Context) Found {
 	}
 	for depth := 0; len(level) > 0; depth++ {
 		var mu sync.Mutex
-		var next []node
-		var cursor atomic.Int64
+		var next [][]node
+		var cursor, left, reached atomic.Int64
+		for _, chunk := range level {
+			left.Add(int64(len(chunk)))
+		}
 		stop := x.report(func() Found {
-			return Found{States: states.Load(), Depth: depth, Frontier: uint64(max(0, int64(len(level))-cursor.Load()))} //nolint:gosec // a length
+			return Found{States: states.Load(), Depth: depth, Frontier: uint64(max(0, left.Load()) + reached.Load())}
 		})
 		var group sync.WaitGroup
 		var wrong atomic.Bool
 		for range max(1, x.Procs) {
 			group.Go(func() {
 				var mine []node
-				const chunk = 256
-				for ctx.Err() == nil && !wrong.Load() {
-					from := int(cursor.Add(chunk)) - chunk
-					if from >= len(level) || states.Load() > x.MaxStates {
-						cursor.Add(-chunk)
+				flush := func() {
+					if len(mine) > 0 {
+						mu.Lock()
+						next = append(next, mine)
+						mu.Unlock()
+						mine = nil
+					}
+				}
+				defer flush()
+				for ctx.Err() == nil && !wrong.Load() && states.Load() <= x.MaxStates {
+					at := int(cursor.Add(1)) - 1
+					if at >= len(level) {
 						break
 					}
-					for i := from; i < min(from+chunk, len(level)); i++ {
-						n := &level[i]
+					chunk := level[at]
+					level[at] = nil // what was gone on from is not needed any more
+					left.Add(-int64(len(chunk)))
+					for i := range chunk {
+						n := &chunk[i]
 						broken := func(text string) bool { return text != "" && strings.HasPrefix(text, x.Only) }
 						fail := func(text string, steps ...Step) {
 							mu.Lock()
@@ -147,7 +165,7 @@ func (x *Explorer) Explore(ctx context.Context) Found {
 								fail(text, step)
 								return
 							}
-							p := print(&after)
+							p := fingerprint(&after)
 							shard := &seen[p%shards]
 							shard.Lock()
 							_, known := shard.from[p]
@@ -157,25 +175,26 @@ func (x *Explorer) Explore(ctx context.Context) Found {
 							shard.Unlock()
 							if !known {
 								states.Add(1)
-								mine = append(mine, node{after, p})
+								reached.Add(1)
+								if mine == nil {
+									mine = make([]node, 0, chunkSize)
+								}
+								if mine = append(mine, node{after, p}); len(mine) == chunkSize {
+									flush()
+								}
 							}
 						})
 					}
 				}
-				mu.Lock()
-				next = append(next, mine...)
-				mu.Unlock()
 			})
 		}
 		group.Wait()
 		stop()
-		found.States = states.Load()
-		left := max(0, len(level)-int(cursor.Load()))
+		found.States, found.Frontier = states.Load(), uint64(left.Load()+reached.Load())
 		if found.Wrong != "" || ctx.Err() != nil || states.Load() > x.MaxStates {
-			found.Frontier = uint64(left + len(next)) //nolint:gosec // lengths
 			return found
 		}
-		found.Depth, found.Frontier = depth+1, uint64(len(next))
+		found.Depth = depth + 1
 		level = next
 	}
 	found.Exhausted = true

@@ -122,13 +122,13 @@ func (s Step) String() string {
 }
 
 // Steps calls fn with each step that can be taken.
-func (m *Model) Steps(s *State, fn func(Step)) {
+func (m *Model) Steps(s *State, fn func(Step)) { //nolint:gocognit,maintidx // one table: what can be done when
 	b := &m.Bounds
 	if b.Calm && (s.NInbox > 0 || s.NFacts > 0 || s.Workers[0].Doing != Idle || s.Scanning) {
-		any := fn
+		take := fn
 		fn = func(step Step) {
 			if step.Rule >= Look && step.Rule <= Append {
-				any(step)
+				take(step)
 			}
 		}
 	}
@@ -157,7 +157,7 @@ func (m *Model) Steps(s *State, fn func(Step)) {
 	}
 	for i := range s.NJobs {
 		j := &s.Jobs[i]
-		switch j.State {
+		switch j.State { //nolint:exhaustive // the others are left
 		case Available:
 			fn(Step{Rule: StartJob, On: i})
 		case Running:
@@ -277,11 +277,11 @@ func (m *Model) take(w *world, step Step) {
 	switch step.Capture {
 	case Captures:
 	case Misses:
-		w.State.Misses++
+		w.Misses++
 	case Serializable:
 		w.Isolated++
 	}
-	switch step.Rule {
+	switch step.Rule { //nolint:exhaustive // the others are moves of a person
 	case Insert:
 		w.Inserted++
 		w.insert(noJob)
@@ -388,7 +388,7 @@ func (m *Model) take(w *world, step Step) {
 // act is a move of a person: dlq.act_on, dlq.redeliver, dlq.undo, dlq.delete_entries.
 func (w *world) act(rule Rule, e int8) {
 	entry := &w.Entries[e]
-	switch rule {
+	switch rule { //nolint:exhaustive // the others are no person's
 	case Discard:
 		w.file(bit(e))
 		if s := entry.Status; s != Pending && s != Manual && s != Failed {

@@ -262,7 +262,7 @@ func (s *State) normalize() {
 		for w := range *t >> 6 {
 			rank += bits.OnesCount64(used[w])
 		}
-		*t = Time(rank + 1) //nolint:gosec // there are fewer than 256
+		*t = Time(rank + 1)
 	})
 	if less(s.Workers[1], s.Workers[0]) {
 		s.Workers[0], s.Workers[1] = s.Workers[1], s.Workers[0]

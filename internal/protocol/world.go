@@ -20,7 +20,7 @@ type world struct {
 
 func begin(s *State, rules Rules) *world { return &world{State: s, rules: rules, tick: s.now()} }
 
-func (w *world) violate(invariant, format string, args ...any) {
+func (w *world) violatef(invariant, format string, args ...any) {
 	if w.wrong == "" {
 		w.wrong = invariant + ": " + fmt.Sprintf(format, args...)
 	}
@@ -119,11 +119,12 @@ func (w *world) ends(i int8, to JobState, byOperator bool, capture Capture) {
 	}
 	known, entry := false, none
 	if j.Mark != none || j.Errors > 1 {
-		if capture == Serializable {
+		switch {
+		case capture == Serializable:
 			known = j.Mark != none
-		} else if j.Entry != none {
+		case j.Entry != none:
 			known, entry = true, j.Entry
-		} else {
+		default:
 			for f := range w.NFacts {
 				known = known || w.Facts[f].Job == i && w.Facts[f].Kind == Retried
 			}
@@ -228,18 +229,9 @@ func (w *world) takeOut(failure int8) {
 	w.NInbox = n
 }
 
-// isRepeat is dlq.is_repeat.
-func (w *world) isRepeat(job int8) bool {
-	if w.openOf(job) != none {
-		return true
-	}
-	e := w.Jobs[job].Entry
-	return e != none && w.Entries[e].Status.exists() && w.Entries[e].Job != job
-}
-
 // fileAs is dlq.file_as: those that it leaves have an open entry, or are a redelivery's.
 func (w *world) fileAs(failures uint8, to Status, decided bool) (left uint8) {
-	before := w.State.Entries // one statement sees what was there before it, but for the unique index
+	before := w.Entries // one statement sees what was there before it, but for the unique index
 	for f := range w.NFailures {
 		if failures&w.unfiled()&bit(f) == 0 {
 			continue
@@ -257,7 +249,7 @@ func (w *world) fileAs(failures uint8, to Status, decided bool) (left uint8) {
 			continue
 		}
 		if was := w.Entries[f].Status; was.exists() {
-			w.violate(FiledOnce, "failure %d has two entries with the same id", f)
+			w.violatef(FiledOnce, "failure %d has two entries with the same id", f)
 		}
 		w.takenInto(f, f)
 		e := noEntry
@@ -390,7 +382,7 @@ func (w *world) resolveBy(e, job, by int8, ended Time, person bool) {
 	entry := &w.Entries[e]
 	if entry.Status.open() || entry.Status == Failed {
 		if entry.Job != by && w.Jobs[by].Entry != e {
-			w.violate(ClosesItsOwn, "job %d, which is not of entry %d, resolves it", by, e)
+			w.violatef(ClosesItsOwn, "job %d, which is not of entry %d, resolves it", by, e)
 		}
 		entry.Completed[job], entry.ByPerson = max(entry.Completed[job], ended), false
 		entry.LastTry = job
@@ -528,7 +520,7 @@ const (
 )
 
 // applyFact is dlq.apply_fact.
-func (w *world) applyFact(f Fact) applied {
+func (w *world) applyFact(f Fact) applied { //nolint:gocognit // as dlq.apply_fact
 	id, own := f.Entry, true
 	if f.Kind != FactClosed {
 		id = w.Jobs[f.Job].Entry
@@ -564,19 +556,16 @@ func (w *world) applyFact(f Fact) applied {
 	}
 	if inbox {
 		w.file(bit(id))
-		if w.Entries[id].Status != Pending {
-			inbox = false // a repeat: there is no such entry
-		}
 	}
 	before, acted, byPerson := w.Entries[id].Status, w.Entries[id].Acted, w.Entries[id].ByPerson
 	defer func() {
 		// (A success resolves what a person reopened after it, if nothing had told of it by then: the work is done.)
 		after := w.Entries[id].Status
 		if byPerson && acted > f.At && before.closed() && after.open() {
-			w.violate(NotUndone, "a person made entry %d %s, and an older fact (%s of job %d) makes it %s", id, before, f.Kind, f.Job, after)
+			w.violatef(NotUndone, "a person made entry %d %s, and an older fact (%s of job %d) makes it %s", id, before, f.Kind, f.Job, after)
 		}
 	}()
-	switch f.Kind {
+	switch f.Kind { //nolint:exhaustive // the others are ends
 	case FactClosed:
 		if status == Resolved {
 			by := none
@@ -603,7 +592,7 @@ func (w *world) applyFact(f Fact) applied {
 			if f.At <= closed && status == Resolved {
 				w.supersede(id, entry.LastTry, false)
 			}
-			if j := &w.Jobs[f.Job]; !(f.At <= closed && entry.ByPerson) && !(j.State == Completed && j.Done) {
+			if j := &w.Jobs[f.Job]; (f.At > closed || !entry.ByPerson) && (j.State != Completed || !j.Done) {
 				w.move(id, Manual)
 				entry.DoneTwice, entry.Acted = true, 0
 			}
@@ -693,7 +682,7 @@ func (w *world) isKnown(i, f int8) bool {
 	if w.isTaken(f) || w.unfiled()&bit(f) != 0 {
 		return true
 	}
-	if j.Entry != none && !(w.Entries[j.Entry].Status.exists() && w.Entries[j.Entry].Job == i) {
+	if j.Entry != none && (!w.Entries[j.Entry].Status.exists() || w.Entries[j.Entry].Job != i) {
 		return true // a redelivery's
 	}
 	for n := range w.NFacts {
@@ -845,14 +834,14 @@ func (w *world) redeliver(e int8, person, force bool) Verdict {
 	default:
 		v = Sent
 	}
-	switch v {
+	switch v { //nolint:exhaustive // it stays where it is otherwise
 	case Sent:
 		if !person && !w.wanted(e) {
-			w.violate(NotSentBack, "entry %d is sent back by itself, and a person has closed all that it is of", e)
+			w.violatef(NotSentBack, "entry %d is sent back by itself, and a person has closed all that it is of", e)
 		}
 		for i := range w.NJobs {
 			if j := &w.Jobs[i]; j.Of == e && !j.Overtaken && (j.State.waits() || j.State == Running) {
-				w.violate(OneUnderWay, "entry %d has job %d under way, and gets another", e, i)
+				w.violatef(OneUnderWay, "entry %d has job %d under way, and gets another", e, i)
 			}
 		}
 		j := noJob
