@@ -87,12 +87,12 @@ func newCluster(t *testing.T) *cluster {
 	require.NoError(t, err)
 	dir, err := os.MkdirTemp("", "dlqd-restored-") // t.TempDir is too long for a socket, and closed to the server's user
 	require.NoError(t, err)
-	require.NoError(t, os.Chmod(dir, 0o755)) //nolint:gosec // the server's user enters it
+	require.NoError(t, os.Chmod(dir, 0o755))
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	c := &cluster{T: t, dir: filepath.Join(dir, "one"), archive: filepath.Join(dir, "archive"), bin: found.Dir}
 	c.start()
 	require.NoError(t, os.Mkdir(c.archive, 0o777))
-	require.NoError(t, os.Chmod(c.archive, 0o777)) //nolint:gosec // the server's user writes it
+	require.NoError(t, os.Chmod(c.archive, 0o777))
 	c.admin("ALTER SYSTEM SET archive_mode = on", "ALTER SYSTEM SET archive_command = 'cp %p "+c.archive+"/%f'")
 	require.NoError(t, c.embedded.Stop())
 	c.start()
@@ -278,7 +278,7 @@ func TestRestored_holdsWhatWasSentSince(t *testing.T) {
 	require.NoError(t, c.embedded.Stop()) // which archives what is left
 
 	backup.configure("restore_command = 'cp "+c.archive+"/%f %p'", "recovery_target_name = 'middle'", "recovery_target_action = 'promote'", "archive_mode = off")
-	require.NoError(t, os.WriteFile(filepath.Join(backup.dir, "pgdata", "recovery.signal"), nil, 0o644)) //nolint:gosec // the server's user reads it
+	require.NoError(t, os.WriteFile(filepath.Join(backup.dir, "pgdata", "recovery.signal"), nil, 0o644))
 	backup.start()
 	backup.writable()
 	l.forget()
