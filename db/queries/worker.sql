@@ -65,7 +65,8 @@ WITH entries AS MATERIALIZED (
             LIMIT 1000) o
     ) l
 )
-SELECT e.id, greatest(l.jobs - (SELECT count(*) FROM river.river_job j WHERE j.id = e.river_job_id AND j.created_at = e.job_created_at AND j.finalized_at = e.last_failed_at), 0)::integer AS others
+SELECT e.id, greatest(l.jobs - (SELECT count(*) FROM (SELECT e.river_job_id AS id, e.job_created_at AS made UNION SELECT m.job_id, m.job_created_at FROM dlq.entry_jobs m WHERE m.entry_id = e.id) own
+                              JOIN river.river_job j ON j.id = own.id AND j.created_at = own.made AND j.state = 'discarded' AND j.finalized_at = e.last_failed_at), 0)::integer AS others
 FROM entries e JOIN looks l ON l.at = e.last_failed_at;
 
 -- name: ClaimUnfiled :many

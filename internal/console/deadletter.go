@@ -93,7 +93,7 @@ func newLetter(in *request, detail *api.EntryDetail) *letter {
 	l.Payload, l.Headers = payloadOf(detail)
 	l.askPolicy(in.console.Policy())
 	l.Sentence = sentenceOf(&detail.Entry)
-	if l.Checkpoint != nil && (slices.Contains(movesFrom("replay"), l.Status)) {
+	if l.Checkpoint != nil && slices.Contains(movesFrom("replay"), l.Status) {
 		l.Sentence += " Sent again, it " + l.Checkpoint.String() + "."
 	}
 	l.Attempts = attemptsOf(&detail.Entry)

@@ -141,15 +141,8 @@ func (r *Runner) batch(ctx context.Context, id uuid.UUID) (p time.Duration, err 
 				return err
 			}
 			if len(ids) == 0 && step == 0 {
-				// What must go alone is left: one in each queue, once the one before it has ended.
-				if ids, err = tx.ReplayAlone(ctx, dbsqlc.ReplayAloneParams{ID: id, Most: int32(size)}); err != nil {
-					return err
-				}
-				if len(ids) > 0 {
-					refused = ids[len(ids)-1]
-					return r.send(ctx, tx, &run, ids)
-				}
-				return r.finish(ctx, tx, id)
+				refused, err = r.rest(ctx, tx, &run, size)
+				return err
 			}
 			if len(ids) == 0 {
 				return nil
@@ -171,6 +164,19 @@ func (r *Runner) batch(ctx context.Context, id uuid.UUID) (p time.Duration, err 
 		r.careful[id]--
 	}
 	return p, err
+}
+
+// rest sends what must go alone, once all others have gone: one entry in each queue whose last such redelivery has ended. Where nothing is
+// left, it finishes the run. It returns the last entry that it sent, or tried to.
+func (r *Runner) rest(ctx context.Context, tx transaction, run *dbsqlc.LockReplayRow, size int) (last uuid.UUID, err error) {
+	ids, err := tx.ReplayAlone(ctx, dbsqlc.ReplayAloneParams{ID: run.ID, Most: int32(size)})
+	if err != nil {
+		return last, err
+	}
+	if len(ids) == 0 {
+		return last, r.finish(ctx, tx, run.ID)
+	}
+	return ids[len(ids)-1], r.send(ctx, tx, run, ids)
 }
 
 func withoutPace(run *dbsqlc.LockReplayRow) bool { return run.Rate == nil && run.Concurrency == nil }
