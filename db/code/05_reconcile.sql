@@ -292,6 +292,8 @@ DECLARE
     v_entries constant text := CASE WHEN p_partition IS NULL THEN 'SELECT * FROM dlq.dead_letter_queue WHERE id = ANY ($1) AND (closed_at IS NULL OR closed_at >= $2)' ELSE 'SELECT * FROM ' || p_partition END;
     v_fact record;
 BEGIN
+    -- TRUNCATE, as a restore does it, leaves the table empty for statements whose snapshot is older, also those that waited for its lock.
+    LOCK TABLE river.river_job IN ACCESS SHARE MODE;
     -- A failure that waits as a fact needs the entry, should River have deleted the job: it goes to the inbox now.
     FOR v_fact IN EXECUTE format($sql$
         SELECT f.ctid AS tid, e.id AS entry, jsonb_build_object('id', f.job_id, 'created_at', f.job_created_at, 'state', f.fact, 'finalized_at', f.at) || coalesce(f.job, '{}') AS job
