@@ -155,8 +155,10 @@ func TestHost_trial(t *testing.T) {
 			return "SELECT dlq.delete_entries(" + choose(closed, 3) + ", p_actor => 'gil')"
 		},
 		func(random *rand.Rand) string {
-			return [...]string{"SELECT dlq.note(id, 'x', 'hal') FROM dlq.dead_letter_queue ORDER BY random() LIMIT 3", "SELECT dlq.sweep_redeliveries()",
-				"SELECT dlq.act_on('discard', " + choose("'dlq_manual'", 3) + ", 'hal')"}[random.IntN(3)]
+			return [...]string{
+				"SELECT dlq.note(id, 'x', 'hal') FROM dlq.dead_letter_queue ORDER BY random() LIMIT 3", "SELECT dlq.sweep_redeliveries()",
+				"SELECT dlq.act_on('discard', " + choose("'dlq_manual'", 3) + ", 'hal')",
+			}[random.IntN(3)]
 		},
 		func(*rand.Rand) string {
 			return "SELECT dlq.redeliver(" + choose("'dlq_pending'", 5) + ", 'worker:1', 'automatic')"

@@ -109,9 +109,18 @@ func (d *database) walk(random *rand.Rand) (kills int, taken map[protocol.Rule]i
 // rare is what chance hardly ever comes to: a row of the reconciler's waits in the inbox while its failure comes into an entry that is
 // closed then.
 var rare = []protocol.Step{
-	{Rule: protocol.Insert}, {Rule: protocol.StartJob}, {Rule: protocol.Fail}, {Rule: protocol.RetryJob}, {Rule: protocol.StartJob},
-	{Rule: protocol.Fail, Capture: protocol.Misses}, {Rule: protocol.Scan}, {Rule: protocol.Append}, {Rule: protocol.ApplyFacts},
-	{Rule: protocol.Discard}, {Rule: protocol.Look}, {Rule: protocol.File},
+	{Rule: protocol.Insert},
+	{Rule: protocol.StartJob},
+	{Rule: protocol.Fail},
+	{Rule: protocol.RetryJob},
+	{Rule: protocol.StartJob},
+	{Rule: protocol.Fail, Capture: protocol.Misses},
+	{Rule: protocol.Scan},
+	{Rule: protocol.Append},
+	{Rule: protocol.ApplyFacts},
+	{Rule: protocol.Discard},
+	{Rule: protocol.Look},
+	{Rule: protocol.File},
 }
 
 // likely has the rules by which an entry comes far: what ends a trace early, or is possible nearly always, has less than 1.
