@@ -181,8 +181,9 @@ BEGIN
         WHERE id = p_entry AND stage = 'open' AND status = 'dlq_processing';
         RETURN true;
     END IF;
-    IF v_own THEN
-        PERFORM dlq.take_failure(v_job, v_entry.job_created_at, dlq.failure_of(v_job, p_job), (p_job ->> 'attempt')::integer, p_entry);
+    -- (Of a redelivery whose mark is lost, a row is in the inbox, too.)
+    IF v_own OR EXISTS (SELECT FROM dlq.dead_letter_inbox i WHERE i.id = dlq.failure_of(v_job, p_job)) THEN
+        PERFORM dlq.take_failure(v_job, dlq.to_timestamptz(p_job ->> 'created_at'), dlq.failure_of(v_job, p_job), (p_job ->> 'attempt')::integer, p_entry);
     END IF;
     UPDATE dlq.replay_run_entries r SET outcome = 'failed', detail = left(p_job -> 'errors' -> -1 ->> 'error', 1000), ended_at = clock_timestamp()
     FROM dlq.entry_jobs m

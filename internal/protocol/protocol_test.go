@@ -32,7 +32,7 @@ func TestProtocol_KeepsItsInvariants(t *testing.T) {
 		"retries outside dlqd":        {Jobs: 1, Failures: 3, Workers: 2, Moves: 2, Retries: 2, Sent: 1},
 		"capture gives way":           {Jobs: 1, Failures: 3, Workers: 2, Moves: 2, Retries: 1, Misses: 1, Sent: 1},
 		"SERIALIZABLE":                {Jobs: 1, Failures: 3, Workers: 2, Moves: 2, Retries: 1, Isolated: 1, Sent: 1},
-		"redeliveries":                {Jobs: 1, Failures: 3, Workers: 2, Moves: 2, Sent: 2, Attempts: 1},
+		"redeliveries":                {Jobs: 1, Failures: 3, Workers: 2, Moves: 2, Sent: 2, Attempts: 1, Lost: 1},
 		"deleted jobs, and ids again": {Jobs: 1, Failures: 3, Workers: 1, Moves: 1, Retries: 1, Deletes: 2, Sent: 1},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -407,7 +407,7 @@ func (w *world) recordEnd(e, i, failure int8, ended Time) bool {
 		return true
 	}
 	w.takenInto(failure, e)
-	if i == entry.Job {
+	if i == entry.Job || w.unfiled()&bit(failure) != 0 {
 		w.take(failure, e)
 	}
 	entry.Known |= bit(failure)
