@@ -39,7 +39,7 @@ func Open(ctx context.Context, url string, maxConns int32) (*pgxpool.Pool, error
 }
 
 // OpenWith is Open for a pool that calls connected with each new connection before anything else uses it.
-func OpenWith(ctx context.Context, url string, maxConns int32, connected func(context.Context, *pgx.Conn) error) (*pgxpool.Pool, error) {
+func OpenWith(ctx context.Context, url string, maxConns int32, connected func(context.Context, *pgx.Conn)) (*pgxpool.Pool, error) {
 	return openLimited(ctx, url, maxConns, DefaultTimeout, connected)
 }
 
@@ -68,7 +68,7 @@ func parse(url string) (*pgxpool.Config, error) {
 	return config, nil
 }
 
-func openLimited(ctx context.Context, url string, maxConns int32, limit time.Duration, connected func(context.Context, *pgx.Conn) error) (*pgxpool.Pool, error) {
+func openLimited(ctx context.Context, url string, maxConns int32, limit time.Duration, connected func(context.Context, *pgx.Conn)) (*pgxpool.Pool, error) {
 	config, err := parse(url)
 	if err != nil {
 		return nil, err
@@ -87,7 +87,12 @@ func openLimited(ctx context.Context, url string, maxConns int32, limit time.Dur
 	config.ConnConfig.RuntimeParams["default_transaction_isolation"] = "read committed"
 	// Plans without sequential scans have costs that make Postgres compile them, for seconds, and run them for milliseconds.
 	config.ConnConfig.RuntimeParams["jit"] = "off"
-	config.AfterConnect = connected
+	if connected != nil {
+		config.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
+			connected(ctx, conn)
+			return nil
+		}
+	}
 	pool, version, err := open(ctx, config)
 	if refusesParameter(err) { // a pooler that knows but a few: as good, where it gives each client a session
 		delete(config.ConnConfig.RuntimeParams, "row_security")
@@ -96,7 +101,7 @@ func openLimited(ctx context.Context, url string, maxConns int32, limit time.Dur
 		config.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
 			_, err := conn.Exec(ctx, "SET row_security = off; SET default_transaction_isolation = 'read committed'; SET jit = off")
 			if err == nil && connected != nil {
-				err = connected(ctx, conn)
+				connected(ctx, conn)
 			}
 			return err
 		}

@@ -39,17 +39,16 @@ func (s *Server) register(ctx context.Context) error {
 	return nil
 }
 
-// connected compares the server before a new connection is used: it may have been restored since the last one.
-func (s *Server) connected(ctx context.Context, conn *pgx.Conn) error {
+// connected compares the server before a new connection is used: it may have been restored since the last one. A connection on which
+// that fails is used all the same: each transaction that sends asks again (dlq.may_send), and health needs a connection.
+func (s *Server) connected(ctx context.Context, conn *pgx.Conn) {
 	guard := s.guard.Load()
 	if guard == nil || s.idle() != nil {
-		return nil
+		return
 	}
 	if err := guard.Look(ctx, conn); err != nil {
 		s.logger.WarnContext(ctx, "whether the database was restored is not known", "error", err)
-		return nil //nolint:nilerr // what sends asks again (dlq.may_send), and others see by it what is wrong
 	}
-	return nil
 }
 
 // parts are what this process runs, by the names of their flags.
