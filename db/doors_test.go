@@ -28,6 +28,7 @@ var tables = map[string][]string{
 	"circuit_breakers":        {"breaker"},
 	"dead_letter_transitions": {"analytics"}, // of who is limited to queues and kinds
 	"counters":                {"metrics"},
+	"entry_jobs":              {"worker"}, // which jobs are of one entry, where others are counted
 	"erasures":                {"deadletter"},
 	"gates":                   {"worker", "metrics"},
 	"failure_groups":          {"group"},

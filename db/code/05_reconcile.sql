@@ -62,7 +62,7 @@ DECLARE
         CASE j.state WHEN 'discarded' THEN NOT j.metadata @> '{"unique_key_conflict": "scheduler_discarded"}'
                      WHEN 'cancelled' THEN NOT j.metadata ? 'cancel_attempted_at' AND cardinality(j.errors) > 0 END$sql$;
     -- (Subqueries of one value, not EXISTS: Postgres might join whole tables for that, by a plan of when they were small.)
-    v_unknown constant text := '(SELECT k.known FROM dlq.known_failure(j.id, j.created_at, dlq.entry_id(j.id, j.finalized_at), j.attempt, j.finalized_at) k) IS NULL';
+    v_unknown constant text := '(SELECT k.known FROM dlq.known_failure(j.id, j.created_at, dlq.entry_id(j.id, j.finalized_at), j.attempt::integer, j.finalized_at) k) IS NULL';
     v_look     dlq.reconcile_looks;
     v_from     timestamptz;
     v_page     record;

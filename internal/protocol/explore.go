@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"hash/maphash"
+	"math/rand/v2"
 	"slices"
 	"strings"
 	"sync"
@@ -199,6 +200,91 @@ func (x *Explorer) Explore(ctx context.Context) Found { //nolint:gocognit // one
 	}
 	found.Exhausted = true
 	return found
+}
+
+// Wander takes random traces of up to length steps until ctx ends or an invariant is broken. It reaches depths that [Explorer.Explore]
+// has no memory for. A trace that it finds is shortened: no step of it can be left out. It returns how many traces it took.
+func (x *Explorer) Wander(ctx context.Context, length int) (traces uint64, found Found) {
+	var taken atomic.Uint64
+	var mu sync.Mutex
+	var wrong atomic.Bool
+	var group sync.WaitGroup
+	for range max(1, x.Procs) {
+		group.Go(func() {
+			var steps []Step
+			for ctx.Err() == nil && !wrong.Load() {
+				state, trace, text := Start(), []Step(nil), ""
+				for len(trace) < length && text == "" {
+					steps = steps[:0]
+					x.Model.Steps(&state, func(step Step) { steps = append(steps, step) })
+					if len(steps) == 0 {
+						break
+					}
+					step := steps[rand.IntN(len(steps))]
+					if after, broken, ok := x.Model.Apply(state, step); ok {
+						state, trace, text = after, append(trace, step), broken
+					}
+					if text == "" {
+						text = x.Model.Check(&state)
+					}
+				}
+				if text == "" {
+					text = x.Model.CheckQuiet(state)
+				}
+				taken.Add(1)
+				if text != "" && !wrong.Swap(true) {
+					trace, text = x.shorten(trace, text)
+					mu.Lock()
+					found = Found{Wrong: text, Trace: trace, Depth: len(trace)}
+					mu.Unlock()
+				}
+			}
+		})
+	}
+	group.Wait()
+	return taken.Load(), found
+}
+
+// broken returns the invariant that a trace breaks, on its way or once all stop acting after it; empty for none, or for a trace that
+// cannot be taken.
+func (x *Explorer) broken(trace []Step) string {
+	state := Start()
+	for _, step := range trace {
+		possible := false
+		x.Model.Steps(&state, func(s Step) { possible = possible || s == step })
+		after, text, ok := x.Model.Apply(state, step)
+		if !possible || !ok {
+			return ""
+		}
+		if text == "" {
+			text = x.Model.Check(&after)
+		}
+		if text != "" {
+			return text
+		}
+		state = after
+	}
+	return x.Model.CheckQuiet(state)
+}
+
+// shorten leaves out the steps of a trace without which it breaks the same invariant.
+func (x *Explorer) shorten(trace []Step, text string) (short []Step, wrong string) {
+	invariant, _, _ := strings.Cut(text, ":")
+	for size := max(1, len(trace)/2); size > 0; {
+		shorter := false
+		for at := 0; at+size <= len(trace); {
+			without := slices.Concat(trace[:at], trace[at+size:])
+			if broken := x.broken(without); strings.HasPrefix(broken, invariant) {
+				trace, text, shorter = without, broken, true
+			} else {
+				at++
+			}
+		}
+		if !shorter {
+			size /= 2
+		}
+	}
+	return trace, text
 }
 
 // report calls Report once a minute, until stop is called. The states of the level that is gone through now are all that is left.

@@ -45,7 +45,8 @@ func TestProtocol_KeepsItsInvariants(t *testing.T) {
 	}
 }
 
-// Two jobs, and more of everything: "make model". DLQD_MODEL is how long ("1h"), DLQD_MODEL_STATES how many states at most.
+// Two jobs, and more of everything: "make model". DLQD_MODEL is how long ("1h"), DLQD_MODEL_STATES how many states are gone through
+// from the nearest; random traces take the rest of the time.
 func TestProtocol_KeepsItsInvariantsForLong(t *testing.T) {
 	length, err := time.ParseDuration(os.Getenv("DLQD_MODEL"))
 	if err != nil {
@@ -66,6 +67,14 @@ func TestProtocol_KeepsItsInvariantsForLong(t *testing.T) {
 	found := x.Explore(ctx)
 	fmt.Printf("%s: %s\n", time.Since(began).Round(time.Second), &found) //nolint:forbidigo // likewise
 	require.Empty(t, found.Wrong)
+	for total := uint64(0); ctx.Err() == nil && !found.Exhausted; {
+		minute, stop := context.WithTimeout(ctx, time.Minute)
+		traces, strayed := x.Wander(minute, 60)
+		stop()
+		total += traces
+		fmt.Printf("%s: %d random traces of up to 60 steps\n", time.Since(began).Round(time.Second), total) //nolint:forbidigo // likewise
+		require.Empty(t, strayed.Wrong, strayed.String())
+	}
 }
 
 // calm is a job whose failures and facts are taken in before anybody goes on: what goes wrong there goes wrong every time.

@@ -337,8 +337,8 @@ func TestOperations(t *testing.T) {
 		names = append(names, p.Name)
 	}
 	require.Equal(t, []string{
-		"database", "schema", "policy", "access", "automatic", "capture", "ingest", "processing",
-		"circuit-breakers", "conditions", "partitions", "ordered-places", "sessions", "retention", "rollups", "rollup-trimming", "metrics", "reconciler", "facts", "presence", "rescue", "policy-queues", "held-messages",
+		"database", "schema", "policy", "access", "automatic", "restored", "capture", "ingest", "processing",
+		"presence", "server", "rescue", "circuit-breakers", "conditions", "partitions", "ordered-places", "sessions", "retention", "rollups", "rollup-trimming", "metrics", "reconciler", "facts", "policy-queues", "held-messages",
 		"filing", "dlq-workers", "redeliveries", "gates", "observed", "smart-retry", "wake-ups", "replay-runs", "approvals", "queue-breakers", "attachment",
 	}, names)
 	for _, path := range []string{"/livez", "/readyz"} {

@@ -142,7 +142,7 @@ const failures = `
 // known leaves out what dlqd knows, where it is installed; kept is the same where its functions are gone or older, and its tables are not.
 const (
 	known = `
-	WHERE (SELECT k.known FROM dlq.known_failure(d.id, d.created_at, dlq.entry_id(d.id, d.finalized_at), d.attempt, d.finalized_at) k) IS NULL`
+	WHERE (SELECT k.known FROM dlq.known_failure(d.id, d.created_at, dlq.entry_id(d.id, d.finalized_at), d.attempt::integer, d.finalized_at) k) IS NULL`
 	kept = ` WHERE NOT EXISTS (SELECT FROM dlq.dead_letter_queue e WHERE e.river_job_id = d.id AND e.job_created_at = d.created_at)`
 )
 
