@@ -14,7 +14,8 @@ func newRestored() *cobra.Command {
 		Use:   "restored",
 		Short: "Say whether the database was restored to an earlier moment, and what may be sent a second time; let it go on",
 		Long: "A database that was restored does not know what was sent since. Where dlqd finds itself on one, it holds replay runs, redeliveries\n" +
-			"and messages from before, until \"dlqd restored resume\". What is new goes on, and so does what a person replays one by one.",
+			"and messages from before, until \"dlqd restored resume\". New messages are delivered, and so is what a person replays one by one;\n" +
+			"new dead letters wait with the others.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			var said api.Restored

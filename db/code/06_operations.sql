@@ -51,8 +51,11 @@ COMMENT ON FUNCTION dlq.rescues IS 'How often River''s rescuer ended an attempt 
 CREATE OR REPLACE FUNCTION dlq.may_go_alone(p_id uuid, p_entry_queue text, p_queue text, p_ids uuid[]) RETURNS boolean
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET row_security = off AS $$
 BEGIN
-    RETURN pg_try_advisory_xact_lock(hashtextextended('dlq.may_go_alone ' || coalesce(p_queue, p_entry_queue), 0))
-        AND NOT EXISTS (SELECT FROM dlq.dead_letter_queue e
+    IF NOT pg_try_advisory_xact_lock(hashtextextended('dlq.may_go_alone ' || coalesce(p_queue, p_entry_queue), 0)) THEN
+        RETURN false;
+    END IF;
+    -- (A statement of its own: its snapshot has what the holder of the lock before has committed.)
+    RETURN NOT EXISTS (SELECT FROM dlq.dead_letter_queue e
                         WHERE e.id = ANY (p_ids) AND e.id < p_id AND e.stage IN ('open', 'failed') AND e.status IN ('dlq_pending', 'dlq_manual', 'dlq_failed')
                           AND (p_queue IS NOT NULL OR e.queue = p_entry_queue) AND e.job_kind <> 'dlqd_message' AND dlq.rescues(e.metadata) >= 2)
         AND NOT EXISTS (SELECT FROM dlq.dead_letter_open e JOIN river.river_job j ON j.id = e.redelivery_job_id

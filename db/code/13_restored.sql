@@ -73,7 +73,7 @@ DECLARE
     v_lost    boolean := p_mark > 0 AND NOT EXISTS (SELECT FROM dlq.processes p WHERE p.id = p_process AND p.mark >= p_mark);
     v_witness boolean;
 BEGIN
-    IF v_known IS NULL THEN
+    IF v_known IS NULL AND (NOT v_lost OR dlq.is_restored()) THEN
         RETURN 'unknown';
     END IF;
     -- It wrote its last mark on the timeline that is known, and the mark is here: nothing that was committed
@@ -89,7 +89,7 @@ BEGIN
     END IF;
     RETURN CASE
         WHEN NOT dlq.same_server(v_known - 'timeline', p_now) THEN 'other'
-        WHEN v_lost THEN 'lost'
+        WHEN v_lost THEN 'lost' -- (also where nothing is known of the server)
         WHEN dlq.same_server(v_known, p_now) THEN 'same'
         WHEN v_witness THEN 'promoted'
         ELSE 'timeline' END;
@@ -218,7 +218,7 @@ BEGIN
     FROM (
         SELECT e.queue, e.kind, e.error_class, e.job_kind, count(*) AS n, count(*) FILTER (WHERE e.next_retry_at <= now()) AS due
         FROM (SELECT * FROM dlq.dead_letter_open o WHERE o.status = 'dlq_pending' AND o.strategy IS NOT NULL LIMIT v_most) e
-        WHERE e.last_failed_at < v_at
+        WHERE e.job_created_at < v_at -- whenever it failed: a redelivery that ran then is rescued later
         GROUP BY e.queue, e.kind, e.error_class, e.job_kind
     ) g WHERE dlq.switched_on(g.queue, g.kind, g.error_class, g.job_kind) HAVING sum(g.n) > 0;
     RETURN QUERY

@@ -114,7 +114,7 @@ func (s *service) changeAutomatic(ctx context.Context, action *AutomaticAction, 
 		}
 		after := before.With(p, scope, name, enabled, include)
 		if after.Stopped != nil && !after.Stopped.Restored && scope == automatic.ScopeStop {
-			*after.Stopped = automatic.Stop{At: time.Now(), Actor: act.Actor, Note: act.Note}
+			*after.Stopped = automatic.Stop{At: time.Now(), Actor: act.Actor, Note: act.Note, ByPerson: true}
 		}
 		preview, err := after.Preview(ctx, tx, p, time.Now())
 		if err != nil {

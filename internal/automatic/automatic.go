@@ -65,15 +65,19 @@ type Stop struct {
 	Note  string    `json:"note,omitempty" doc:"Why."`
 	// Restored is of the stop that dlqd itself makes.
 	Restored bool `json:"restored,omitempty" doc:"dlqd found the database restored to an earlier moment: replay runs, and messages from before, are held, too, until a person lets them go on (resume-restored)."`
-	// ByPerson reports whether a person stopped it, too.
-	ByPerson bool `json:"-"`
+	// ByPerson is of a person's stop, also beside dlqd's own.
+	ByPerson bool `json:"byPerson,omitempty" doc:"A person stopped it, perhaps besides: their stop stays when a restored database goes on (resume-automatic)."`
 }
 
 // String says it on one line.
 func (s *Stop) String() string {
 	if s.Restored {
-		return "the database was restored: replay runs, redeliveries and messages from before are held since " + s.At.UTC().Format("2006-01-02 15:04 UTC") +
+		text := "the database was restored: replay runs, redeliveries and messages from before are held since " + s.At.UTC().Format("2006-01-02 15:04 UTC") +
 			" (" + s.Note + "); dlqd restored shows what may be sent a second time, and lets it go on"
+		if s.ByPerson {
+			text += "; a person stopped all automatic redelivery, too, and that stays"
+		}
+		return text
 	}
 	text := "all automatic redelivery was stopped by " + s.Actor + " at " + s.At.UTC().Format("2006-01-02 15:04 UTC")
 	if s.Note != "" {
@@ -142,9 +146,11 @@ func InForce(p *policy.Policy, rows []dbsqlc.AutomaticSwitchesRow) *Switches {
 		switch row.Scope {
 		case "": // nobody switched anything
 		case ScopeStop:
+			byPerson := row.Name != nameRestored || s.Stopped != nil
 			if s.Stopped == nil || row.Name == nameRestored {
 				s.Stopped = &Stop{At: *row.At, Actor: row.Actor, Note: note, Restored: row.Name == nameRestored}
 			}
+			s.Stopped.ByPerson = byPerson
 		default:
 			s.list = append(s.list, Switch{Scope: row.Scope, Name: row.Name, Enabled: row.Enabled, Include: row.Include, Source: FromOperator, At: row.At, Actor: row.Actor, Note: note})
 		}

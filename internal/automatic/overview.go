@@ -111,11 +111,14 @@ func (p *Preview) stay(s Staying) {
 func (s *Switches) With(p *policy.Policy, scope, name string, enabled *bool, include []string) *Switches {
 	next := &Switches{Stopped: s.Stopped, Attached: s.Attached}
 	if scope == ScopeStop {
-		if s.Stopped == nil || !s.Stopped.Restored { // that one is another's to lift
-			next.Stopped = nil
-			if enabled != nil {
-				next.Stopped = &Stop{}
-			}
+		next.Stopped = nil
+		switch {
+		case s.Stopped != nil && s.Stopped.Restored: // dlqd's own stop is another's to lift
+			held := *s.Stopped
+			held.ByPerson = enabled != nil
+			next.Stopped = &held
+		case enabled != nil:
+			next.Stopped = &Stop{}
 		}
 		next.list = s.List()
 		return next

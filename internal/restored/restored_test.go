@@ -61,6 +61,28 @@ func TestWatchServer_whoSawThePromotion(t *testing.T) {
 	require.True(t, held)
 }
 
+// A backup from before dlqd kept the server says nothing of it; a process that lived through its return does.
+func TestWatchServer_backupThatKnowsNoServer(t *testing.T) {
+	t.Parallel()
+	pool, living := postgrestest.Pool(t), uuid.New()
+	mark, verdict, _ := watch(t, pool, living, 0, 0)
+	require.Equal(t, "unknown", verdict)
+	exec := func(sql string) {
+		t.Helper()
+		_, err := pool.Exec(t.Context(), sql)
+		require.NoError(t, err)
+	}
+	exec("DELETE FROM dlq.settings WHERE key = 'server'")
+	_, verdict, held := watch(t, pool, living, mark, 1)
+	require.Equal(t, "unknown", verdict, "nothing is lost")
+	require.False(t, held)
+	exec("DELETE FROM dlq.settings WHERE key = 'server'")
+	exec("DELETE FROM dlq.processes")
+	_, verdict, held = watch(t, pool, living, mark, 1)
+	require.Equal(t, "lost", verdict)
+	require.True(t, held)
+}
+
 // Processes that start at once on a restored database hold once, and none of them may send before or meanwhile.
 func TestGuard_processesAtOnce(t *testing.T) {
 	t.Parallel()
@@ -123,4 +145,32 @@ func TestHoldRestored_byAPerson(t *testing.T) {
 	may, err := g.MaySend(t.Context(), db)
 	require.NoError(t, err)
 	require.False(t, may)
+}
+
+// What had begun before the restored moment and fails only now may have been done since, too; what is new cannot.
+func TestPreview_hasWhatFailsLater(t *testing.T) {
+	t.Parallel()
+	pool := postgrestest.Pool(t)
+	_, db := newGuard(pool)
+	exec := func(sql string, args ...any) {
+		t.Helper()
+		_, err := pool.Exec(t.Context(), sql, args...)
+		require.NoError(t, err, sql)
+	}
+	begins := func(kind string) {
+		exec(`INSERT INTO river_job (kind, args, queue, max_attempts, attempt, state)
+			VALUES ('dlqd_message', jsonb_build_object('kind', $1::text, 'payload', 1), 'default', 1, 1, 'running')`, kind)
+	}
+	begins("old")
+	exec("SELECT dlq.hold_restored('kim', 'the snapshot of 04:00')")
+	begins("new")
+	exec(`UPDATE river_job SET state = 'discarded', finalized_at = now(),
+		errors = ARRAY['{"error": "Stuck job rescued by dlqd", "attempt": 1}'::jsonb] WHERE state = 'running'`)
+	exec("SELECT dlq.file(ARRAY(SELECT id FROM dlq.dead_letter_inbox))")
+	exec("UPDATE dlq.dead_letter_queue SET strategy = 'immediate'")
+	repeats, err := restored.Preview(t.Context(), db)
+	require.NoError(t, err)
+	require.Len(t, repeats, 1)
+	require.Equal(t, "dead letter that goes by itself", repeats[0].What)
+	require.EqualValues(t, 1, repeats[0].Items, "the old one")
 }

@@ -382,6 +382,7 @@ func TestRestored_noticesAndSaysSo(t *testing.T) {
 				stopped := said["automaticStopped"].(map[string]any)
 				require.Contains(t, stopped["note"], becomes.note)
 				require.Equal(t, true, stopped["restored"])
+				require.Equal(t, true, stopped["byPerson"], "kim's stays beside it")
 			}
 			code, health := b.wholeHealth()
 			require.Equal(t, http.StatusServiceUnavailable, code)
@@ -395,7 +396,9 @@ func TestRestored_noticesAndSaysSo(t *testing.T) {
 
 			code, out, _ := b.call("POST", "/api/dlq/automatic/resume", `{}`)
 			require.Equal(t, http.StatusOK, code, out)
-			require.Equal(t, true, out["stopped"].(map[string]any)["restored"], "that lifts a person's stop alone")
+			stopped := out["stopped"].(map[string]any)
+			require.Equal(t, true, stopped["restored"], "that lifts a person's stop alone")
+			require.NotContains(t, stopped, "byPerson")
 			code, out, _ = b.call("POST", "/api/dlq/restored/resume", `{"dryRun": true}`)
 			require.Equal(t, http.StatusOK, code, out)
 			require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.automatic_switches"))
