@@ -227,9 +227,6 @@ func (s *Server) start(ctx context.Context) error {
 	if s.config.Process || s.config.DLQWorkers {
 		s.loops.Add((&facts.Applier{Store: s.store}).Loop())
 	}
-	if err := s.register(ctx); err != nil {
-		return err
-	}
 	if s.config.Process {
 		if err := s.startProcessing(ctx); err != nil {
 			return err
