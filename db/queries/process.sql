@@ -1,5 +1,6 @@
--- name: SeeProcess :one Runs every few seconds in each process that serves, also while it stops: its jobs may still
--- run. Returns the database's time. Rows of processes that are long gone are taken away on the way.
+-- name: SeeProcess :one
+-- Runs every few seconds in each process that serves, also while it stops: its jobs may still run. Returns the database's
+-- time. Rows of processes that are long gone are taken away on the way.
 WITH gone AS (
     DELETE FROM dlq.processes WHERE seen_at < now() - @forget_after::interval AND id <> @id
 )

@@ -1,10 +1,14 @@
 package reconcile_test
 
 import (
+	"log/slog"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
+
+	"github.com/dlqd/dlqd/internal/postgres"
+	"github.com/dlqd/dlqd/internal/survey"
 )
 
 // retry has a person retry a job in River UI: River's JobRetry. attempt is what the client that fetches it adds.
@@ -443,4 +447,66 @@ func TestKnown_TakenBeforeTheUpgrade(t *testing.T) {
 	b.exec("UPDATE dlq.settings SET updated_at = now() - interval '11 minutes' WHERE key = 'remember_taken'")
 	require.Zero(t, b.lost())
 	require.Zero(t, b.count("SELECT count(*) FROM dlq.settings WHERE key = 'remember_taken'"))
+}
+
+// Who else asks says the same: the survey of what has no dead letter, and whether an ordering key's next message waits for the job.
+func TestKnown_BySurveyAndOrder(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	says := func(unknown, undone int) {
+		t.Helper()
+		s, err := survey.Look(t.Context(), b.pool, postgres.DefaultSchemas())
+		require.NoError(t, err)
+		require.Equal(t, unknown, s.Failures.Count)
+		require.Equal(t, undone, b.count("SELECT count(*) FROM river_job j WHERE dlq.is_undone(j.id, j.created_at)"))
+	}
+	id := b.twiceDiscarded("clock_timestamp()", "clock_timestamp()")
+	says(0, 0)
+	// It waits as a fact, is taken in, and its entry is closed.
+	b.retry(id)
+	b.failAt(id, "clock_timestamp()")
+	says(0, 1)
+	b.settle()
+	says(0, 1)
+	b.discard()
+	says(0, 0)
+	// No trigger saw it; it is filed, and closed.
+	b.exec("SELECT dlq.set_capture('off')")
+	b.retry(id)
+	b.failAt(id, "clock_timestamp()")
+	b.exec("SELECT dlq.set_capture('on')")
+	says(1, 1)
+	require.Equal(t, 1, b.lost())
+	says(0, 1)
+	b.discard()
+	says(0, 0)
+	b.exec("SELECT dlq.delete_entries(ARRAY(SELECT id FROM dlq.dead_letter_queue))")
+	says(0, 0)
+}
+
+// What was taken in before dlqd was detached is known when it is back, and what failed meanwhile is filed, once.
+func TestKnown_AfterDetachAndAttach(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	m := &postgres.Migrator{Pool: b.pool, Schemas: postgres.DefaultSchemas(), Logger: slog.New(slog.DiscardHandler)}
+	again := func(meanwhile func()) {
+		t.Helper()
+		found, err := m.Find(t.Context(), true, true)
+		require.NoError(t, err)
+		_, err = m.Detach(t.Context(), *found, false)
+		require.NoError(t, err)
+		meanwhile()
+		require.NoError(t, m.Attach(t.Context()))
+	}
+	id := b.twiceDiscarded("clock_timestamp()", "clock_timestamp()")
+	again(func() {})
+	require.Zero(t, b.lost())
+	again(func() {
+		b.retry(id)
+		b.failAt(id, "clock_timestamp()")
+	})
+	require.Equal(t, 1, b.lost())
+	require.Equal(t, 2, b.entries())
+	b.discard()
+	require.Zero(t, b.lost())
 }

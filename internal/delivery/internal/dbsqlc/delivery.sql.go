@@ -11,7 +11,10 @@ import (
 )
 
 const AttemptRuns = `-- name: AttemptRuns :one
-SELECT EXISTS (SELECT FROM river.river_job j WHERE j.id = $1 AND j.created_at = $2 AND j.state = 'running' AND j.attempt = $3::integer)::boolean AS runs
+SELECT EXISTS (
+    SELECT FROM river.river_job j
+    WHERE j.id = $1 AND j.created_at = $2 AND j.state = 'running' AND j.attempt = $3::integer
+)::boolean AS runs
 `
 
 type AttemptRunsParams struct {
@@ -29,7 +32,8 @@ func (q *Queries) AttemptRuns(ctx context.Context, arg AttemptRunsParams) (bool,
 }
 
 const CompleteOrdered = `-- name: CompleteOrdered :one
-SELECT dlq.complete_ordered($1::text, $2::text, $3::bigint, $4::timestamptz, $5::integer)::boolean AS completed
+SELECT dlq.complete_ordered($1::text, $2::text, $3::bigint, $4::timestamptz, $5::integer)::boolean
+    AS completed
 `
 
 type CompleteOrderedParams struct {
@@ -108,7 +112,8 @@ const LockAttempts = `-- name: LockAttempts :many
 SELECT l.id
 FROM (
     SELECT j.id, j.attempt FROM river.river_job j
-    WHERE j.id = ANY ($1::bigint[]) AND j.state = 'running' AND j.attempted_by[cardinality(j.attempted_by)] = $2::text
+    WHERE j.id = ANY ($1::bigint[]) AND j.state = 'running'
+      AND j.attempted_by[cardinality(j.attempted_by)] = $2::text
     ORDER BY j.id FOR NO KEY UPDATE
 ) l
 JOIN (SELECT unnest($1::bigint[]) AS id, unnest($3::int[]) AS attempt) r ON r.id = l.id

@@ -13,7 +13,8 @@ import (
 )
 
 const RescueMessages = `-- name: RescueMessages :one
-SELECT r.retried::integer AS retried, r.ended::integer AS ended FROM dlq.rescue_messages($1::timestamptz, $2::integer) r
+SELECT r.retried::integer AS retried, r.ended::integer AS ended
+FROM dlq.rescue_messages($1::timestamptz, $2::integer) r
 `
 
 type RescueMessagesParams struct {
@@ -53,8 +54,8 @@ type SeeProcessParams struct {
 	ForgetAfter time.Duration
 }
 
-// Runs every few seconds in each process that serves, also while it stops: its jobs may still run. Returns the database's time. Rows of
-// processes that are long gone are taken away on the way.
+// Runs every few seconds in each process that serves, also while it stops: its jobs may still run. Returns the database's
+// time. Rows of processes that are long gone are taken away on the way.
 func (q *Queries) SeeProcess(ctx context.Context, arg SeeProcessParams) (time.Time, error) {
 	row := q.db.QueryRow(ctx, SeeProcess,
 		arg.ID,
