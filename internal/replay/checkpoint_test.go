@@ -233,7 +233,7 @@ func TestRun_patchSaysWhetherToResume(t *testing.T) {
 	run := o.start(request)
 	o.once()
 	for _, id := range []uuid.UUID{first, second} {
-		o.wait(int64(o.count("SELECT redelivery_job_id FROM dlq.dead_letter_queue WHERE id = $1", id)))
+		o.wait(int64(o.count("SELECT max(job_id) FROM dlq.entry_jobs WHERE entry_id = $1", id))) // it may have ended by now
 		require.Equal(t, deadletter.Resolved, o.entry(id).Status)
 	}
 	require.Equal(t, "reserve 12, charge 12, ship 12, reserve 12, charge 12, ship 12", o.worker.done())
