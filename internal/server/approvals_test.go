@@ -492,3 +492,32 @@ func TestApprovals_cutShort(t *testing.T) {
 	require.Equal(t, 3, b.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_manual'"))
 	require.Equal(t, 4, b.count("SELECT count(*) FROM dlq.dead_letter_transitions WHERE to_status = 'dlq_archived'"))
 }
+
+// What a second person approves begins anew, where who asked said so: a run, and one entry.
+func TestApprovals_checkpoint(t *testing.T) {
+	t.Parallel()
+	b := approvalsSetup(t, policy.ApprovalRule{Operations: []string{"replay"}})
+	b.fail("payments", 3)
+	for _, sql := range []string{
+		"INSERT INTO river_queue (name, created_at, updated_at) VALUES ('payments', now(), now())",
+		`UPDATE dlq.dead_letter_queue SET metadata = metadata || '{"river:resumable_step": "charge"}'`,
+	} {
+		_, err := b.pool.Exec(t.Context(), sql)
+		require.NoError(t, err)
+	}
+	kim, lee := b.named("kim", access.Operator, "root"), b.named("lee", access.Operator, "root")
+
+	one := b.text("SELECT min(id::text) FROM dlq.dead_letter_open")
+	status, out := b.as(kim, "POST", "/api/dlq/entries/"+one+"/replay", `{"mergePatch": {"fixed": true}}`)
+	require.Equal(t, http.StatusUnprocessableEntity, status, out)
+	id := b.ask(kim, "/api/dlq/entries/"+one+"/replay", `{"mergePatch": {"fixed": true}, "checkpoint": "resume"}`)
+	require.Contains(t, string(b.approval(lee, id).Request), `"checkpoint":"resume"`)
+	require.Equal(t, http.StatusOK, b.decide(lee, id, "approve", `{"expect": 1}`))
+	b.awaitApproval(lee, id, "done")
+	b.awaitCount(1, `SELECT count(*) FROM river_job WHERE state = 'available' AND args @> '{"fixed": true}' AND metadata ->> 'river:resumable_step' = 'charge'`)
+
+	id = b.ask(kim, "/api/dlq/replay", `{"filter": {"status": ["dlq_manual"]}, "mergePatch": {"fixed": true}, "checkpoint": "discard"}`)
+	require.Equal(t, http.StatusOK, b.decide(lee, id, "approve", `{"expect": 2}`))
+	b.awaitApproval(lee, id, "done")
+	b.awaitCount(2, `SELECT count(*) FROM river_job WHERE state = 'available' AND args @> '{"fixed": true}' AND NOT metadata ? 'river:resumable_step'`)
+}
