@@ -12,16 +12,19 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
 $$;
 COMMENT ON FUNCTION dlq.trigger_state IS 'Whether dlqd''s triggers on river_job are enabled, disabled (also ENABLE REPLICA) or missing.';
 
--- Entries took in failures before there was a ledger of them (schema version 9). A statement of the functions of before may still be running
--- after the upgrade, so this is done again for ten minutes. Deleted entries are in dlq.retired_jobs already, and those that closed before
--- the oldest failure that River keeps have taken in none of these.
+-- Entries took in failures before there was a ledger of them (schema version 9). The upgrade adds them all, which takes as long as it takes:
+-- some ten seconds for a million jobs. A statement of the functions of before may still be running then, so for ten minutes each look of
+-- the reconciler adds what has changed since. Deleted entries are in dlq.retired_jobs already, and those that closed before the oldest
+-- failure that River keeps have taken in none of these.
 CREATE OR REPLACE FUNCTION dlq.remember_taken() RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET row_security = off SET enable_seqscan = on SET enable_bitmapscan = on SET jit = off AS $$
 DECLARE
-    v_since  constant timestamptz := (SELECT s.updated_at FROM dlq.settings s WHERE s.key = 'remember_taken');
+    v_done   text; -- upgrade: nothing yet; again: all, as of before v_since
+    v_since  timestamptz;
     v_oldest timestamptz;
 BEGIN
-    IF v_since IS NULL THEN
+    SELECT s.value, s.updated_at INTO v_done, v_since FROM dlq.settings s WHERE s.key = 'remember_taken';
+    IF NOT FOUND THEN
         RETURN;
     END IF;
     SELECT min(f.at) - interval '1 day' INTO v_oldest
@@ -30,6 +33,7 @@ BEGIN
     SELECT j.id, j.created_at, dlq.entry_id(j.id, j.finalized_at), j.attempt, e.id, now()
     FROM dlq.dead_letter_queue e JOIN river.river_job j ON j.id = e.river_job_id AND j.created_at = e.job_created_at
     WHERE e.stage <> 'inbox' AND (e.closed_at IS NULL OR e.closed_at >= v_oldest) AND j.state IN ('discarded', 'cancelled')
+      AND (v_done = 'upgrade' OR e.updated_at >= v_since - interval '1 hour')
       AND CASE WHEN e.id = dlq.entry_id(j.id, j.finalized_at) THEN j.finalized_at NOT BETWEEN '1970-01-01Z' AND e.created_at + interval '1 day' AND e.retry_count = j.attempt
                -- (The error, with its time, is what tells where finalized_at is no time.)
                ELSE e.last_failed_at = j.finalized_at
@@ -41,6 +45,8 @@ BEGIN
     ON CONFLICT DO NOTHING;
     IF v_since < now() - interval '10 minutes' THEN
         DELETE FROM dlq.settings s WHERE s.key = 'remember_taken';
+    ELSIF v_done = 'upgrade' THEN
+        UPDATE dlq.settings SET value = 'again' WHERE key = 'remember_taken';
     END IF;
 END
 $$;

@@ -237,6 +237,9 @@ func (m *Migrator) install(ctx context.Context, river string) error {
 			return fmt.Errorf("install triggers on %s.river_job: %w", m.Schemas.River, err)
 		}
 	}
+	if err := m.rememberTaken(ctx); err != nil {
+		return fmt.Errorf("record what dead letters had taken in: %w", err)
+	}
 	// Roles each time: somebody may have made them meanwhile.
 	if _, err := m.Pool.Exec(ctx, m.Schemas.Render("SELECT dlq.install_roles()")); err != nil {
 		return fmt.Errorf("install roles: %w", err)
@@ -246,6 +249,15 @@ func (m *Migrator) install(ctx context.Context, river string) error {
 	}
 	_, err = m.Pool.Exec(ctx, m.Schemas.Render("SELECT dlq.refresh_rollups()"))
 	return err
+}
+
+// rememberTaken records what entries took in before schema version 9. The reconciler, whose turns are bounded, then adds
+// what has changed since.
+func (m *Migrator) rememberTaken(ctx context.Context) error {
+	return m.inTx(ctx, func(tx pgx.Tx) error {
+		_, err := tx.Exec(ctx, m.Schemas.Render("SET LOCAL statement_timeout = 0; SELECT dlq.remember_taken()"))
+		return err
+	})
 }
 
 // installRiverTriggers puts the triggers on River's table, by which capture begins. What failed before that, on a River of an

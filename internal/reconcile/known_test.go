@@ -408,3 +408,39 @@ func TestKnown_NothingIsSentAfterAPersonsClose(t *testing.T) {
 	b.exec("SELECT dlq.redeliver(ARRAY(SELECT id FROM dlq.dead_letter_queue), 'worker:1', 'automatic')")
 	require.Equal(t, 1, b.count("SELECT count(*) FROM river_job"))
 }
+
+// What entries took in before schema version 9 is recorded by the upgrade, which may take as long as it needs, and looks of
+// the reconciler add only what has changed since.
+func TestKnown_TakenBeforeTheUpgrade(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.twiceDiscarded("clock_timestamp()", "clock_timestamp()")
+	asBefore := func() {
+		b.exec("DELETE FROM dlq.retired_jobs")
+		b.exec("INSERT INTO dlq.settings (key, value) VALUES ('remember_taken', 'upgrade') ON CONFLICT (key) DO UPDATE SET value = 'upgrade', updated_at = now()")
+	}
+	asBefore()
+	require.Zero(t, b.lost(), "a look that comes before that records it itself")
+	require.Equal(t, 1, b.entries())
+
+	asBefore()
+	require.NoError(t, b.migrator().Up(t.Context()))
+	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.retired_jobs"))
+	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.settings WHERE key = 'remember_taken' AND value <> 'upgrade'"))
+
+	// A function of before, which was running meanwhile, has committed since.
+	b.exec("DELETE FROM dlq.retired_jobs")
+	require.Zero(t, b.lost())
+	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.retired_jobs"))
+
+	// Entries that were left alone are not read against River's jobs again.
+	b.exec("DELETE FROM dlq.retired_jobs")
+	b.exec("UPDATE dlq.dead_letter_queue SET updated_at = now() - interval '2 hours'")
+	b.exec("SELECT dlq.remember_taken()")
+	require.Zero(t, b.count("SELECT count(*) FROM dlq.retired_jobs"))
+
+	asBefore()
+	b.exec("UPDATE dlq.settings SET updated_at = now() - interval '11 minutes' WHERE key = 'remember_taken'")
+	require.Zero(t, b.lost())
+	require.Zero(t, b.count("SELECT count(*) FROM dlq.settings WHERE key = 'remember_taken'"))
+}
