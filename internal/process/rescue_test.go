@@ -1,6 +1,7 @@
 package process_test
 
 import (
+	"context"
 	"encoding/json"
 	"testing"
 
@@ -101,6 +102,31 @@ func TestRescue_InBatchesAndPastLocks(t *testing.T) {
 	retried, _ = b.rescue(3)
 	require.Equal(t, 1, retried)
 	require.Equal(t, "available", b.job(ids[0]).State)
+}
+
+// River keeps a million jobs that ended. Whatever the statistics say, they are not walked through by their ids.
+func TestRescue_ReadsOnlyWhatRuns(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.exec(`INSERT INTO river_job (kind, args, queue, state, attempt, max_attempts, attempted_by, finalized_at)
+		SELECT 'dlqd_message', '{}', 'mail', CASE WHEN n % 5 = 0 THEN 'running' ELSE 'completed' END::river_job_state, 1, 3, '{other}', CASE WHEN n % 5 > 0 THEN now() END
+		FROM generate_series(1, 10000) n`)
+	b.exec("ANALYZE river_job")
+	b.exec("UPDATE river_job SET state = 'completed', finalized_at = now() WHERE state = 'running'")
+	b.exec("INSERT INTO dlq.processes (id, name, version, parts, queues) SELECT gen_random_uuid(), 'before', '1', '{}', '{}' FROM generate_series(1, 50)")
+	dead := b.start("mail").ID().String()
+	for range 5 {
+		b.running("dlqd_message", 1, 3, "{}", dead)
+	}
+	b.exec("UPDATE dlq.processes SET seen_at = now() - interval '31 seconds'")
+	tx, err := b.db.Begin(t.Context())
+	require.NoError(t, err)
+	defer func() { _ = tx.Rollback(context.Background()) }()
+	var retried, read int
+	require.NoError(t, tx.QueryRow(t.Context(), "SELECT retried FROM dlq.rescue_messages(now() - interval '30 seconds', 10)").Scan(&retried))
+	require.Equal(t, 5, retried)
+	require.NoError(t, tx.QueryRow(t.Context(), "SELECT idx_tup_fetch FROM pg_stat_xact_user_tables WHERE relid = 'river_job'::regclass").Scan(&read))
+	require.Less(t, read, 100)
 }
 
 // A process that stops may still run jobs: until it has ended, it is seen.
