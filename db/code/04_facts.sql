@@ -134,6 +134,20 @@ LANGUAGE sql STABLE
 RETURN CASE WHEN dlq.to_timestamptz(p_job ->> 'finalized_at') BETWEEN '1970-01-01Z' AND now() + interval '1 day' THEN dlq.to_timestamptz(p_job ->> 'finalized_at') ELSE now() END;
 COMMENT ON FUNCTION dlq.failed_at IS 'When a job (to_jsonb of its row) ended: now where it says something that clients could not read.';
 
+CREATE OR REPLACE FUNCTION dlq.has_failure(p_entry uuid, p_job jsonb) RETURNS boolean
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
+DECLARE
+    v_job     constant bigint := (p_job ->> 'id')::bigint;
+    v_made    constant timestamptz := dlq.to_timestamptz(p_job ->> 'created_at');
+    v_failure constant uuid := dlq.failure_of(v_job, p_job);
+BEGIN
+    RETURN coalesce(dlq.taken_by(v_job, v_made, v_failure), v_failure) = p_entry
+       AND dlq.is_taken(v_job, v_made, v_failure, (p_job ->> 'attempt')::integer,
+                        dlq.to_timestamptz(p_job ->> 'finalized_at'));
+END
+$$;
+COMMENT ON FUNCTION dlq.has_failure IS 'Whether an entry has taken in a failure of a job (to_jsonb of its row, or a fact) already.';
+
 -- record_end takes the end of the job that an entry waits for to the entry. False: the entry does not wait for this job (an
 -- end that comes twice counts once).
 CREATE OR REPLACE FUNCTION dlq.record_end(p_entry uuid, p_job jsonb, p_actor text) RETURNS boolean
@@ -149,7 +163,10 @@ DECLARE
     v_at    constant timestamptz := dlq.failed_at(p_job);
     v_state constant text := p_job ->> 'state';
 BEGIN
-    SELECT e.dlq_retry_count, e.dlq_max_retries, e.locked_by, e.locked_at, e.river_job_id, e.job_created_at, e.error_class INTO v_entry
+    SELECT e.dlq_retry_count, e.dlq_max_retries, e.locked_by, e.locked_at, e.river_job_id, e.job_created_at, e.error_class,
+           EXISTS (SELECT FROM jsonb_array_elements(e.replay_attempts) a
+                   WHERE a -> 'jobId' = to_jsonb(v_job) AND dlq.to_timestamptz(a ->> 'endedAt') = v_at) AS ended
+    INTO v_entry
     FROM dlq.dead_letter_open e
     WHERE e.id = p_entry AND e.status = 'dlq_processing' AND e.redelivery_job_id = v_job
     FOR UPDATE;
@@ -181,13 +198,26 @@ BEGIN
         WHERE id = p_entry AND stage = 'open' AND status = 'dlq_processing';
         RETURN true;
     END IF;
+    UPDATE dlq.replay_run_entries r SET outcome = 'failed', detail = left(p_job -> 'errors' -> -1 ->> 'error', 1000), ended_at = clock_timestamp()
+    FROM dlq.entry_jobs m
+    WHERE m.job_id = v_job AND m.entry_id = p_entry AND m.run_id IS NOT NULL AND r.run_id = m.run_id AND r.entry_id = p_entry AND r.job_id = v_job;
+    -- The entry has this failure already: the reconciler filed it before the retry was seen, or a restore has undone
+    -- a retry. The entry waits no more, and keeps the failure that it had last.
+    IF v_entry.ended OR v_own AND dlq.has_failure(p_entry, p_job) THEN
+        UPDATE dlq.dead_letter_queue SET
+            status = CASE WHEN v_spent THEN 'dlq_failed' ELSE 'dlq_pending' END::dlq.dead_letter_status,
+            error_class = CASE WHEN v_spent THEN error_class ELSE reported_class END,
+            fingerprint = CASE WHEN v_spent THEN fingerprint END,
+            strategy = NULL,
+            next_retry_at = now(),
+            move = jsonb_build_object('actor', p_actor, 'reason', 'job ' || v_job || ' was ' || v_state || ', which is known')
+        WHERE id = p_entry AND stage = 'open' AND status = 'dlq_processing';
+        RETURN true;
+    END IF;
     -- (Of a redelivery whose mark is lost, a row is in the inbox, too.)
     IF v_own OR EXISTS (SELECT FROM dlq.dead_letter_inbox i WHERE i.id = dlq.failure_of(v_job, p_job)) THEN
         PERFORM dlq.take_failure(v_job, dlq.to_timestamptz(p_job ->> 'created_at'), dlq.failure_of(v_job, p_job), (p_job ->> 'attempt')::integer, p_entry);
     END IF;
-    UPDATE dlq.replay_run_entries r SET outcome = 'failed', detail = left(p_job -> 'errors' -> -1 ->> 'error', 1000), ended_at = clock_timestamp()
-    FROM dlq.entry_jobs m
-    WHERE m.job_id = v_job AND m.entry_id = p_entry AND m.run_id IS NOT NULL AND r.run_id = m.run_id AND r.entry_id = p_entry AND r.job_id = v_job;
     UPDATE dlq.dead_letter_queue SET
         status = CASE WHEN v_spent THEN 'dlq_failed' ELSE 'dlq_pending' END::dlq.dead_letter_status,
         replay_attempts = replay_attempts || (jsonb_build_object('jobId', v_job, 'at', v_entry.locked_at, 'endedAt', v_at, 'actor', v_entry.locked_by,
@@ -417,6 +447,11 @@ BEGIN
         PERFORM set_config('dlq.origin', 'River, as ' || p_fact.db_user, true);
         IF v_entry.stage IN ('resolved', 'failed', 'archived') AND dlq.has_open_entry(v_entry.river_job_id, v_entry.job_created_at) THEN
             PERFORM dlq.note_on(ARRAY[v_id], v_who, 'job ' || p_fact.job_id || ' was retried outside dlqd; job ' || v_entry.river_job_id || ' has an open entry by now', NULL);
+        ELSIF v_entry.status NOT IN ('dlq_resolved', 'dlq_archived')
+              AND (SELECT dlq.has_failure(v_id, to_jsonb(j) - 'args') FROM river.river_job j
+                   WHERE j.id = p_fact.job_id AND j.created_at = p_fact.job_created_at AND j.state IN ('discarded', 'cancelled')) THEN
+            PERFORM dlq.note_on(ARRAY[v_id], v_who,
+                                'job ' || p_fact.job_id || ' was retried outside dlqd, and its failure is known', NULL);
         ELSIF v_entry.status NOT IN ('dlq_resolved', 'dlq_archived') THEN
             IF v_entry.redelivery_job_id <> p_fact.job_id THEN
                 PERFORM dlq.note_on(ARRAY[v_id], v_who, 'job ' || p_fact.job_id || ' was retried outside dlqd while job ' || v_entry.redelivery_job_id || ' is under way', NULL);

@@ -136,8 +136,9 @@ func TestHost_preparedWhileReconciling(t *testing.T) {
 
 const (
 	alterRoot, alterInbox = "ALTER TABLE dlq.dead_letter_queue ", "ALTER TABLE dlq.dead_letter_inbox "
-	empty                 = "SELECT dlq.apply_facts(), dlq.file(ARRAY(SELECT id FROM dlq.dead_letter_inbox)); DELETE FROM dlq.job_facts; "
-	refuse                = "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'refused'; END $$; "
+	// (A statement each: a fact without an entry comes into the inbox as it is applied.)
+	empty  = "SELECT dlq.apply_facts(); SELECT dlq.file(ARRAY(SELECT id FROM dlq.dead_letter_inbox)); DELETE FROM dlq.job_facts; "
+	refuse = "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'refused'; END $$; "
 )
 
 // What somebody adds to the tables that capture appends to, and refuses its rows.

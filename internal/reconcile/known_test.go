@@ -509,4 +509,85 @@ func TestKnown_AfterDetachAndAttach(t *testing.T) {
 	require.Equal(t, 2, b.entries())
 	b.discard()
 	require.Zero(t, b.lost())
+
+// The fact of a retry may be applied long after the retry has failed. By then the reconciler has filed that failure, which
+// capture skipped, a redelivery has failed, too, and a person has parked the entry.
+func TestKnown_FailureOfARetryThatIsSeenLate(t *testing.T) {
+	t.Parallel()
+	for name, own := range map[string]bool{"in the entry": false, "the entry's own": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := setup(t)
+			id := b.job()
+			b.failAt(id, "clock_timestamp()")
+			b.settle()
+			if own {
+				b.discard()
+			}
+			b.retry(id) // (its fact waits)
+			b.exec("SELECT dlq.set_capture('off')")
+			b.failAt(id, "clock_timestamp()")
+			require.Equal(t, 1, b.look(b.pool, true))
+			b.exec("SELECT dlq.file(ARRAY(SELECT id FROM dlq.dead_letter_inbox))")
+			b.exec("SELECT dlq.redeliver(ARRAY(SELECT id FROM dlq.dead_letter_open), 'worker:1', 'automatic')")
+			b.failAt(int64(b.count("SELECT redelivery_job_id FROM dlq.dead_letter_open")), "clock_timestamp()")
+			b.exec("SELECT dlq.sweep_redeliveries()")
+			b.exec("SELECT dlq.set_capture('on')")
+			require.Equal(t, 3, b.taken())
+			b.exec("SELECT dlq.park(id, 'kim') FROM dlq.dead_letter_open")
+
+			require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.job_facts WHERE fact = 'retried'"))
+			b.settle()
+			require.Equal(t, 3, b.taken())
+			require.Equal(t, 1, b.count(`SELECT count(*) FROM dlq.dead_letter_open
+				WHERE status = 'dlq_manual' AND dlq_retry_count = 1`))
+			require.Zero(t, b.lost())
+		})
+	}
+}
+
+// A restore brings back a job that an entry follows as it was before its retry: as failed, which the entry has.
+func TestKnown_FailureOfAFollowedJobThatIsRestored(t *testing.T) {
+	t.Parallel()
+	for name, own := range map[string]bool{"the entry's own job": true, "a redelivery": false} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := setup(t)
+			restore := func() {
+				b.bypassed("DELETE FROM river_job")
+				b.bypassed("INSERT INTO river_job SELECT * FROM backup")
+			}
+			redeliver := func() (id int64) {
+				b.exec("SELECT dlq.redeliver(ARRAY(SELECT id FROM dlq.dead_letter_open), 'worker:1', 'automatic')")
+				id = int64(b.count("SELECT redelivery_job_id FROM dlq.dead_letter_open"))
+				b.failAt(id, "clock_timestamp()")
+				return id
+			}
+			id := b.job()
+			b.failAt(id, "clock_timestamp()")
+			b.settle()
+			redelivery := redeliver()
+			b.exec("CREATE TABLE backup AS SELECT * FROM river_job")
+			b.settle()
+			redeliver()
+			b.settle()
+			require.Equal(t, 3, b.taken())
+			restore()
+			if !own {
+				id = redelivery
+			}
+			b.retry(id)
+			b.settle()
+			require.Equal(t, int(id), b.count("SELECT redelivery_job_id FROM dlq.dead_letter_open"))
+			const last = "SELECT extract(epoch FROM last_failed_at) * 1000000 FROM dlq.dead_letter_open"
+			failed := b.count(last)
+			restore()
+			b.exec("SELECT dlq.sweep_redeliveries()")
+			require.Equal(t, 3, b.taken())
+			require.Equal(t, failed, b.count(last))
+			require.Equal(t, 1, b.count(`SELECT count(*) FROM dlq.dead_letter_open
+				WHERE status = 'dlq_pending' AND strategy IS NULL`))
+			require.Zero(t, b.lost())
+		})
+	}
 }
