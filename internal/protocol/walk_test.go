@@ -25,10 +25,10 @@ const (
 	databases  = 2
 )
 
-// Traces of the model, by chance, on a real Postgres: after each step both have the same. DLQD_WALK_SEED repeats one.
+// Traces of the model, by chance, on a real Postgres: after each step both have the same. DLQD_WALK_SEED takes others.
 func TestProtocol_WalksAsTheModelSays(t *testing.T) {
 	t.Parallel()
-	seed := rand.Uint64()
+	seed := uint64(1) // the same traces each time, so that it fails where something has changed
 	if set, err := strconv.ParseUint(os.Getenv("DLQD_WALK_SEED"), 10, 64); err == nil {
 		seed = set
 	}

@@ -406,22 +406,35 @@ func (w *world) recordEnd(e, i, failure int8, ended Time) bool {
 		w.move(e, Manual)
 		return true
 	}
+	to := Pending
+	if entry.Tries >= MaxTries {
+		to = Failed
+	}
+	if i == entry.Job && w.hasFailure(e, failure) {
+		w.move(e, to)
+		entry.Decided = false
+		return true
+	}
 	w.takenInto(failure, e)
 	if i == entry.Job || w.unfiled()&bit(failure) != 0 {
 		w.take(failure, e)
 	}
 	entry.Known |= bit(failure)
 	entry.Last, entry.LastTry = failure, j.ID
-	to := Pending
-	if entry.Tries >= MaxTries {
-		to = Failed
-	}
 	w.move(e, to)
 	entry.Decided = false
 	if i != entry.Job {
 		w.drop(i)
 	}
 	return true
+}
+
+func (j *Job) failed() bool { return j.State == Discarded || j.State == Cancelled }
+
+// hasFailure is dlq.has_failure.
+func (w *world) hasFailure(e, failure int8) bool {
+	by := w.Failures[failure].TakenBy
+	return w.isTaken(failure) && (by == e || by == none && failure == e)
 }
 
 // MaxTries is dlq_max_retries.
@@ -583,6 +596,7 @@ func (w *world) applyFact(f Fact) applied { //nolint:gocognit // as dlq.apply_fa
 	case Retried:
 		switch {
 		case status.closed() && w.openOf(job) != none: // noted
+		case status != Resolved && status != Archived && w.Jobs[f.Job].failed() && w.hasFailure(id, w.Jobs[f.Job].Failure): // likewise
 		case status != Resolved && status != Archived:
 			w.followJob(id, f.Job, true)
 			if !w.watchJob(id, f.Job) {

@@ -509,6 +509,7 @@ func TestKnown_AfterDetachAndAttach(t *testing.T) {
 	require.Equal(t, 2, b.entries())
 	b.discard()
 	require.Zero(t, b.lost())
+}
 
 // The fact of a retry may be applied long after the retry has failed. By then the reconciler has filed that failure, which
 // capture skipped, a redelivery has failed, too, and a person has parked the entry.
