@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/dlqd/dlqd/internal/api"
 	"github.com/dlqd/dlqd/internal/postgres"
@@ -15,8 +16,16 @@ import (
 // register tells the other processes on the database that this one is there, now and for as long as it runs, and compares the
 // server with the one that dlqd ran on before. Nothing is sent before that, and no job of its may run: see process.Rescue.
 func (s *Server) register(ctx context.Context) error {
+	// Connections of their own, one for each of its two loops: where requests hold all of the pool's, the process would
+	// be taken for dead.
+	config := s.pool.Config()
+	config.MaxConns, config.MinConns, config.MinIdleConns = 2, 0, 0
+	var err error
+	if s.presencePool, err = pgxpool.NewWithConfig(ctx, config); err != nil {
+		return err
+	}
 	s.process = process.New(process.Config{
-		DB: s.store.DB(), Name: postgres.ProcessName(), Version: api.Version, Parts: s.parts(), Logger: s.logger,
+		DB: s.config.Schemas.Rendered(s.presencePool), Name: postgres.ProcessName(), Version: api.Version, Parts: s.parts(), Logger: s.logger,
 		Queues: func() []string {
 			if s.river == nil {
 				return nil

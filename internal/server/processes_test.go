@@ -4,9 +4,11 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net/http"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -177,6 +179,37 @@ func TestProcesses(t *testing.T) {
 	b.stop()
 	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.processes WHERE stopped_at IS NOT NULL"))
 	require.Contains(t, log.String(), `msg="River here is dlqd's own" automatic="on: dead letters are redelivered by themselves"`)
+}
+
+// A process whose requests hold all connections of its pool is there all the same: its messages are not put back.
+func TestProcesses_seenWhileThePoolIsUsedUp(t *testing.T) {
+	t.Parallel()
+	b := setup(t, options{config: func(c *server.Config) { c.MaxConns = 5 }})
+	tx, err := b.pool.Begin(t.Context())
+	require.NoError(t, err)
+	defer func() { _ = tx.Rollback(context.Background()) }()
+	_, err = tx.Exec(t.Context(), "LOCK TABLE dlq.saved_views")
+	require.NoError(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	var asked sync.WaitGroup
+	for range 20 {
+		asked.Go(func() {
+			request, err := http.NewRequestWithContext(ctx, http.MethodGet, b.base+"/api/dlq/views", http.NoBody)
+			if err != nil {
+				return
+			}
+			if response, err := http.DefaultClient.Do(request); err == nil {
+				_ = response.Body.Close()
+			}
+		})
+	}
+	defer asked.Wait()
+	defer cancel()
+	require.Eventually(t, func() bool { return b.server.Pool().Stat().AcquiredConns() == 5 }, time.Minute, 10*time.Millisecond)
+	at := b.count("SELECT floor(extract(epoch FROM clock_timestamp()))::integer + 6") // a beat that was under way is over
+	require.Eventually(t, func() bool {
+		return b.count(fmt.Sprintf("SELECT count(*) FROM dlq.processes WHERE extract(epoch FROM seen_at) > %d", at)) == 1
+	}, 30*time.Second, 100*time.Millisecond)
 }
 
 // The mode is the one in force: what a policy or a person switched, and a stop, counts.

@@ -138,12 +138,14 @@ type Server struct {
 	delivery  *delivery.Worker
 	river     *delivery.Client
 	process   *process.Process
-	guard     atomic.Pointer[restored.Guard] // nil until the pool is there
-	worker    *worker.Worker
-	attached  bool                  // River belongs to an application
-	detached  atomic.Pointer[error] // dlqd was taken out of the database meanwhile; nil where it is there
-	http      *http.Server
-	access    *access.Authenticator
+	// presencePool is what process uses.
+	presencePool *pgxpool.Pool
+	guard        atomic.Pointer[restored.Guard] // nil until the pool is there
+	worker       *worker.Worker
+	attached     bool                  // River belongs to an application
+	detached     atomic.Pointer[error] // dlqd was taken out of the database meanwhile; nil where it is there
+	http         *http.Server
+	access       *access.Authenticator
 	// certificates are those of the API; nil without TLS.
 	certificates *door.Certificates
 	listeners    []net.Listener

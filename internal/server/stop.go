@@ -85,6 +85,9 @@ func (s *Server) stop(hard context.Context) error {
 		closed := make(chan struct{})
 		go func() {
 			defer close(closed)
+			if s.presencePool != nil {
+				s.presencePool.Close()
+			}
 			s.pool.Close() // waits for whoever has a connection, and for the server's farewell
 		}()
 		select {
