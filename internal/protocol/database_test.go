@@ -22,7 +22,10 @@ import (
 	"github.com/dlqd/dlqd/internal/protocol"
 )
 
-const lockNotAvailable = "55P03"
+const (
+	lockNotAvailable = "55P03"
+	wholeLook        = "SELECT dlq.look_for_failures('whole', 'reconciler', 2000, '0', true)"
+)
 
 // database carries the model's steps out on a real Postgres: River's as the application's role, dlqd's as its own, and compares what is
 // there with the model's state.
@@ -479,7 +482,6 @@ func (d *database) count(sql string, args ...any) (n int) {
 // findings, which it takes in between, holds it there. False: it gave up, since that took longer than it waits.
 func (d *database) reconciles(rule protocol.Rule) bool {
 	d.Helper()
-	const sql = "SELECT dlq.look_for_failures('whole', 'reconciler', 2000, '0', true)"
 	if rule == protocol.Scan {
 		d.look = &look{lock: d.conn(holder), ended: make(chan error, 1)}
 		_, err := d.look.lock.Exec(d.ctx, "BEGIN; LOCK TABLE dlq.reconcile_findings IN SHARE MODE")
@@ -487,7 +489,7 @@ func (d *database) reconciles(rule protocol.Rule) bool {
 		conn, ended := d.conn(reconciler), d.look.ended
 		pid := conn.PgConn().PID()
 		go func() {
-			_, err := conn.Exec(d.ctx, sql)
+			_, err := conn.Exec(d.ctx, wholeLook)
 			ended <- err
 		}()
 		for len(ended) == 0 && !d.sees("SELECT EXISTS (SELECT FROM pg_locks WHERE pid = $1 AND NOT granted)", pid) {
@@ -512,6 +514,14 @@ func (d *database) reconciles(rule protocol.Rule) bool {
 	}
 	require.NoError(d, err)
 	return true
+}
+
+// looksInVain has the reconciler look where the model has it find nothing.
+func (d *database) looksInVain() {
+	d.Helper()
+	d.exec(reconciler, wholeLook)
+	d.taken = append(d.taken, "reconciler looks, and finds nothing")
+	d.compare()
 }
 
 func (d *database) trace() string {

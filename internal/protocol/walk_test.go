@@ -88,6 +88,9 @@ func (d *database) walk(random *rand.Rand, trace int) (kills int, taken map[prot
 	held := 0
 	for range minSteps + random.IntN(maxSteps-minSteps) {
 		c.state = d.state
+		if d.look == nil && random.IntN(3) == 0 && !c.can(protocol.Scan) {
+			d.looksInVain()
+		}
 		step, ok := c.choose(held >= 2)
 		if !ok {
 			break
@@ -166,6 +169,12 @@ func newChooser(random *rand.Rand) *chooser {
 	return &chooser{random: random, state: protocol.Start(), model: &protocol.Model{Bounds: protocol.Bounds{
 		Jobs: 2, Failures: 6, Workers: 2, Moves: 8, Retries: 4, Misses: 2, Deletes: 2, Attempts: 1, Sent: 3, Isolated: 2, Lost: 1, Keys: random.IntN(2) == 0,
 	}}}
+}
+
+// can reports whether a rule can be taken.
+func (c *chooser) can(rule protocol.Rule) (yes bool) {
+	c.model.Steps(&c.state, func(step protocol.Step) { yes = yes || step.Rule == rule })
+	return yes
 }
 
 // choose returns a step; false where none can be taken. held: the reconciler waits, and not for long.
