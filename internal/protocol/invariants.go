@@ -103,7 +103,8 @@ func (m *Model) CheckQuiet(s State) string {
 		if entry.Status != Pending && entry.Status != Manual || entry.DoneTwice || entry.Acted > 0 {
 			continue
 		}
-		if j := &s.Jobs[entry.Job]; j.State == Completed && !j.Done {
+		// (What it resolved once may be open again: a person replayed it by force.)
+		if j := &s.Jobs[entry.Job]; j.State == Completed && !j.Done && entry.Completed[j.ID] == 0 {
 			return fmt.Sprintf("%s: job %d has completed, and its entry %d stays open", ClosesItsOwn, entry.Job, e)
 		}
 	}
