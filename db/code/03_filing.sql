@@ -126,9 +126,9 @@ COMMENT ON FUNCTION dlq.failure_of IS 'The id of a failure: of the end of a job 
 --
 -- Entries prove their own failure. dlq.retired_jobs has all others that were taken into one: see dlq.take_failure.
 --
--- (No SET clause, and one SELECT: Postgres puts both functions into the statement that calls them, in FROM. Subqueries of one value, not
--- UNION: the months before the failure are left out as it runs, and what is asked last is not asked where an entry has it.)
-CREATE OR REPLACE FUNCTION dlq.taken_failure(p_job bigint, p_created_at timestamptz, p_failure uuid, p_attempt integer, p_finalized_at timestamptz)
+-- (No SET clause, and one SELECT: Postgres puts it into the statement that calls it, in FROM. Subqueries of one value, not UNION: the months
+-- before the failure are left out as it runs, and what is asked last is not asked where an entry has it.)
+CREATE OR REPLACE FUNCTION dlq.known_failure(p_job bigint, p_created_at timestamptz, p_failure uuid, p_attempt integer, p_finalized_at timestamptz)
 RETURNS TABLE (known text)
 LANGUAGE sql STABLE ROWS 1
 BEGIN ATOMIC
@@ -142,16 +142,7 @@ BEGIN ATOMIC
          WHERE r.job_id = p_job AND r.job_created_at = p_created_at
            AND (r.failure = p_failure AND (r.attempt = p_attempt OR p_finalized_at BETWEEN '1970-01-01Z' AND now() + interval '1 day')
                 -- (A row of before schema version 9.)
-                OR r.failure = '00000000-0000-0000-0000-000000000000' AND r.at >= p_finalized_at) LIMIT 1))::text;
-END;
-COMMENT ON FUNCTION dlq.taken_failure IS 'The part of dlq.known_failure that says entry; null where no entry took the failure in.';
-
-CREATE OR REPLACE FUNCTION dlq.known_failure(p_job bigint, p_created_at timestamptz, p_failure uuid, p_attempt integer, p_finalized_at timestamptz)
-RETURNS TABLE (known text)
-LANGUAGE sql STABLE ROWS 1
-BEGIN ATOMIC
-    SELECT coalesce(
-        (SELECT t.known FROM dlq.taken_failure(p_job, p_created_at, p_failure, p_attempt, p_finalized_at) t),
+                OR r.failure = '00000000-0000-0000-0000-000000000000' AND r.at >= p_finalized_at) LIMIT 1),
         -- What a redelivery failed with belongs to the entry that it redelivers.
         (SELECT 'redelivery' FROM dlq.entry_jobs k
          WHERE k.job_id = p_job AND k.job_created_at = p_created_at
@@ -171,14 +162,12 @@ BEGIN ATOMIC
 END;
 COMMENT ON FUNCTION dlq.known_failure IS 'Whether the failure of a job is known, and how: entry (it was taken into one, which may be gone), redelivery (it is of an entry that the job redelivers), waits (in the inbox, as a fact, or for the sweep). Null: nothing knows of it. p_failure: dlq.entry_id() of the job and p_finalized_at.';
 
--- (A plan of its own for each row costs far more than asking.)
 CREATE OR REPLACE FUNCTION dlq.is_taken(p_job bigint, p_created_at timestamptz, p_failure uuid, p_attempt integer, p_failed_at timestamptz) RETURNS boolean
-LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_generic_plan AS $$
-DECLARE
-    -- (Of a finalized_at that is no time, entries have when the failure was seen instead.)
-    v_finalized_at constant timestamptz := CASE WHEN p_failure = dlq.entry_id(p_job, p_failed_at) THEN p_failed_at ELSE 'infinity' END;
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
 BEGIN
-    RETURN EXISTS (SELECT FROM dlq.taken_failure(p_job, p_created_at, p_failure, p_attempt, v_finalized_at) t WHERE t.known IS NOT NULL);
+    -- (Of a finalized_at that is no time, entries have when the failure was seen instead.)
+    RETURN EXISTS (SELECT FROM dlq.known_failure(p_job, p_created_at, p_failure, p_attempt, CASE WHEN p_failure = dlq.entry_id(p_job, p_failed_at) THEN p_failed_at ELSE 'infinity' END) k
+                   WHERE k.known = 'entry');
 END
 $$;
 COMMENT ON FUNCTION dlq.is_taken IS 'Whether a failure was taken into an entry, which may be gone by now.';
@@ -193,28 +182,13 @@ $$;
 COMMENT ON FUNCTION dlq.take_failure IS 'Remembers that an entry took in a failure which its own id does not prove.';
 
 CREATE OR REPLACE FUNCTION dlq.may_be_filed(p_id uuid, p_job bigint, p_created_at timestamptz, p_attempt integer, p_failed_at timestamptz) RETURNS boolean
-LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_generic_plan AS $$
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
 BEGIN
     RETURN NOT dlq.is_taken(p_job, p_created_at, p_id, p_attempt, p_failed_at)
-       AND NOT EXISTS (SELECT FROM dlq.dead_letter_queue e WHERE e.stage = 'open' AND e.id = p_id)
-       -- (What has the id closed after the time in it, unless that is to come. Of one without a time, that is 1970.)
-       AND NOT EXISTS (SELECT FROM dlq.dead_letter_queue e WHERE e.stage IN ('resolved', 'failed', 'archived') AND e.id = p_id AND e.closed_at >= least(dlq.captured_at(p_id), now()) - interval '1 day');
+       AND NOT EXISTS (SELECT FROM dlq.dead_letter_queue e WHERE e.stage IN ('open', 'resolved', 'failed', 'archived') AND e.id = p_id);
 END
 $$;
-COMMENT ON FUNCTION dlq.may_be_filed(uuid, bigint, timestamptz, integer, timestamptz) IS 'Whether a row of the inbox can become an entry: its failure is in none, and no entry of another failure has its id.';
-
-CREATE OR REPLACE FUNCTION dlq.may_be_filed(p_rows tid[]) RETURNS tid[]
-LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_generic_plan AS $$
-BEGIN
-    RETURN ARRAY(
-        SELECT i.ctid FROM dlq.dead_letter_inbox i
-        WHERE i.ctid = ANY (p_rows)
-          AND (SELECT t.known FROM dlq.taken_failure(i.river_job_id, i.job_created_at, i.id, i.retry_count, CASE WHEN i.id = dlq.entry_id(i.river_job_id, i.last_failed_at) THEN i.last_failed_at ELSE 'infinity' END) t) IS NULL
-          AND (SELECT 1 FROM dlq.dead_letter_queue e WHERE e.stage = 'open' AND e.id = i.id LIMIT 1) IS NULL
-          AND (SELECT 1 FROM dlq.dead_letter_queue e WHERE e.stage IN ('resolved', 'failed', 'archived') AND e.id = i.id AND e.closed_at >= least(dlq.captured_at(i.id), now()) - interval '1 day' LIMIT 1) IS NULL);
-END
-$$;
-COMMENT ON FUNCTION dlq.may_be_filed(tid[]) IS 'Those of some rows of the inbox that can become entries: dlq.may_be_filed of many.';
+COMMENT ON FUNCTION dlq.may_be_filed IS 'Whether a row of the inbox can become an entry: its failure is in none, and no entry of another failure has its id.';
 
 -- file_as is the one way out of the inbox: what it inserts into the open partition it deletes from the inbox and writes to the trail,
 -- in one statement. Columns of decisions are arrays, in the order of p_ids; without them entries are filed undecided. The caller
@@ -223,7 +197,7 @@ COMMENT ON FUNCTION dlq.may_be_filed(tid[]) IS 'Those of some rows of the inbox 
 -- are the business of file_repeats.
 --
 -- Nearly all rows are of jobs of which dlqd remembers nothing. Only for others, for rows of the reconciler, and where the id does not say
--- when the job failed, the entries are asked: for all at once, since a question has a plan of all partitions.
+-- when the job failed, the entries are asked.
 CREATE OR REPLACE FUNCTION dlq.file_as(p_ids uuid[], p_actor text DEFAULT NULL, p_config_version text DEFAULT NULL, p_statuses text[] DEFAULT NULL, p_strategies text[] DEFAULT NULL,
     p_error_classes text[] DEFAULT NULL, p_rules text[] DEFAULT NULL, p_fingerprints text[] DEFAULT NULL, p_next_retry_ats timestamptz[] DEFAULT NULL,
     p_waiting_fors text[] DEFAULT NULL, p_max_retries integer[] DEFAULT NULL, p_priorities smallint[] DEFAULT NULL, p_tags jsonb[] DEFAULT NULL,
@@ -231,17 +205,8 @@ CREATE OR REPLACE FUNCTION dlq.file_as(p_ids uuid[], p_actor text DEFAULT NULL, 
 RETURNS uuid[]
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
 DECLARE
-    v_filed  uuid[];
-    v_asked  tid[];
-    v_unseen tid[] := '{}';
+    v_filed uuid[];
 BEGIN
-    v_asked := ARRAY(SELECT i.ctid FROM dlq.dead_letter_inbox i
-                     WHERE i.id = ANY (p_ids)
-                       AND ((SELECT r.job_id FROM dlq.retired_jobs r WHERE r.job_id = i.river_job_id AND r.job_created_at = i.job_created_at LIMIT 1) IS NOT NULL
-                            OR i.captured_by <> 'capture' OR i.id <> dlq.entry_id(i.river_job_id, i.last_failed_at)));
-    IF v_asked <> '{}' THEN
-        v_unseen := dlq.may_be_filed(v_asked);
-    END IF;
     WITH filed AS (
         INSERT INTO dlq.dead_letter_open
             (id, event_id, river_job_id, job_created_at, queue, kind, job_kind, subscriber_id, source, priority,
@@ -268,7 +233,7 @@ BEGIN
            OR NOT dlq.is_repeat(i.river_job_id, i.job_created_at))
           AND ((SELECT r.job_id FROM dlq.retired_jobs r WHERE r.job_id = i.river_job_id AND r.job_created_at = i.job_created_at LIMIT 1) IS NULL
                AND i.captured_by = 'capture' AND i.id = dlq.entry_id(i.river_job_id, i.last_failed_at)
-           OR i.ctid = ANY (v_unseen))
+           OR dlq.may_be_filed(i.id, i.river_job_id, i.job_created_at, i.retry_count, i.last_failed_at))
         ON CONFLICT DO NOTHING
         RETURNING id, job_created_at, status, strategy, rule, next_retry_at, river_job_id, queue, kind, error_class, error_type, last_failed_at, source, retry_count, fingerprint, captured_by
     ), gone AS (
