@@ -405,7 +405,7 @@ func (s *service) replayEntry(ctx context.Context, in *replayInput) (*replayedOu
 		return nil, s.ask(ctx, err, approval.Replay, replay.Request{Patch: patch, Filter: onlyOf(id), Destination: in.Body.Destination, Checkpoint: in.Body.Checkpoint, Force: in.Body.Force}, &in.Body.Action)
 	}
 	out := &replayedOutput{Status: http.StatusAccepted, Body: Replayed{Moved: Moved{ID: id, Status: deadletter.Processing}, JobID: job, Changes: changes}}
-	if stop, err := automatic.ReadStop(ctx, s.Store.DB()); err == nil && stop != nil && stop.Restored { // it is made, whatever is known of that
+	if stop, err := automatic.ReadStop(ctx, s.Store.DB()); err == nil && stop != nil && stop.Restored { // the replay is made even if this cannot be read
 		out.Body.Warning = "the database was restored: the receiver may have had this since (" + stop.Note + ")"
 	}
 	return out, nil

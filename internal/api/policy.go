@@ -210,7 +210,7 @@ func (s *service) tryOnOpen(ctx context.Context, inForce, next *strategy.Planner
 			out.Looked++
 			facts := factsOf(e)
 			rescues := 0
-			if text(e.Rule) == policy.RuleWorkerLost { // whatever the policy says
+			if text(e.Rule) == policy.RuleWorkerLost { // no rule of the policy overrides it
 				rescues = strategy.ManyRescues
 			}
 			var made [2]worker.Judgement

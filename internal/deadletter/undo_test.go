@@ -289,7 +289,7 @@ func TestUndo_BesideAnOperationThatBeganBefore(t *testing.T) {
 	require.Contains(t, b.is(id), " dan ")
 }
 
-// What an operation changed in one moment is undone page by page, whatever the pages' length.
+// What an operation changed in one moment is undone page by page, for any page length.
 func TestUndo_PagesOfOneMoment(t *testing.T) {
 	t.Parallel()
 	b := undoSetup(t)

@@ -16,7 +16,7 @@ import (
 )
 
 // A process that was stopped, or cut off from the database, for 30 s and goes on may have attempts at jobs that
-// another process has put back and runs by now. River's completer writes the end of a job by its id, whatever its
+// another process has put back and runs by now. River's completer writes the end of a job by its id and ignores its
 // attempt: a late failure would end the other process's attempt, whose success then counts for nothing. So a process
 // in doubt checks before it sends a message, and before it writes how attempts ended. One that was seen all the time
 // checks nothing.

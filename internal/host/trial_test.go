@@ -31,7 +31,7 @@ func TestHost_trial(t *testing.T) {
 	t.Logf("DLQD_TRIAL_SEED=%d", seed)
 	h := newHost(t)
 	// What has failed, ever: jobs are retried, restored and purged.
-	// taken says whether capture has taken the failure in: then an entry has it in the end, whatever becomes of the job.
+	// taken says whether capture has taken the failure in: then an entry has it in the end, even if the job is deleted.
 	h.exec(h.admin, `CREATE TABLE failures (job_id bigint, job_created_at timestamptz, at timestamptz, attempt integer, taken boolean);
 		CREATE FUNCTION record_failure() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$
 		BEGIN

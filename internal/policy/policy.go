@@ -184,7 +184,7 @@ const (
 	// RuleUnparked is of entries that a person returned to the automatic path. (dlq.act_on writes it.)
 	RuleUnparked = "unparked"
 	// RuleWorkerLost is of entries of an application's whose attempts River's rescuer ended twice or more: each time their worker
-	// had died, or they did not end. They are a person's, whatever their class.
+	// had died, or they did not end. They need a person in every class.
 	RuleWorkerLost = "worker-lost"
 	// RuleTooSlow is of entries over which the rules took longer than they may.
 	RuleTooSlow = "rules-too-slow"

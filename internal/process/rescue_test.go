@@ -104,7 +104,7 @@ func TestRescue_InBatchesAndPastLocks(t *testing.T) {
 	require.Equal(t, "available", b.job(ids[0]).State)
 }
 
-// River keeps a million jobs that ended. Whatever the statistics say, they are not walked through by their ids.
+// River keeps a million jobs that ended. They are not read by id, even with stale statistics.
 func TestRescue_ReadsOnlyWhatRuns(t *testing.T) {
 	t.Parallel()
 	b := setup(t)

@@ -77,7 +77,7 @@ func TestProtocol_KeepsItsInvariantsForLong(t *testing.T) {
 	}
 }
 
-// calm is a job whose failures and facts are taken in before anybody goes on: what goes wrong there goes wrong every time.
+// calm is a job whose failures and facts are taken in before the next step: a fault there needs no race.
 var calm = protocol.Bounds{Jobs: 1, Failures: 2, Workers: 1, Moves: 2, Retries: 1, Sent: 1, Calm: true}
 
 // A failure that was folded into an entry was forgotten once that was closed, and the reconciler filed it again.

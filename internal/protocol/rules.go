@@ -19,7 +19,7 @@ type Bounds struct {
 	Isolated int8 // ends in SERIALIZABLE transactions
 	Lost     int8 // marks that an application takes out of a job's metadata
 	Keys     bool // some of the application's jobs have a unique key, all the same
-	Calm     bool // nobody acts while the inbox or a fact waits, or dlqd is in the middle of something: nothing races
+	Calm     bool // no actor moves while the inbox or a fact waits, or a step of dlqd is under way: nothing races
 }
 
 // Model is the protocol within bounds.

@@ -338,7 +338,7 @@ func TestKnown_FailureOfPurgedEntryAndDeletedJob(t *testing.T) {
 	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE retry_count = 5 AND original_event = '{\"n\": 1}'"))
 }
 
-// A followed job's failure is the entry's, whoever sees it first: the fact, the sweep or the reconciler.
+// A followed job's failure belongs to the entry. The fact, the sweep or the reconciler may see it first.
 func TestKnown_FollowedJob(t *testing.T) {
 	t.Parallel()
 	for name, see := range map[string]func(b *testBundle){
