@@ -300,7 +300,8 @@ $$;
 COMMENT ON FUNCTION dlq.watch_job IS 'Marks a job of an entry that waits to run; takes in its end if it has ended; parks the entry that waits for it if it is gone. False: it runs and has no mark, so look again.';
 
 -- file_end files a failure of which a fact tells and that no entry takes in: the entry is closed, or gone. The job may run again, or be
--- gone, by now: what the failure needs of it is as it was, and the closed entry has it, too.
+-- gone, by now: what the failure needs of it is as it was, and the closed entry has it, too. (A job that dlq.supersede has
+-- completed since has lost its unique key: the entry's guards the redelivery then.)
 CREATE OR REPLACE FUNCTION dlq.file_end(p_entry uuid, p_job jsonb) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET row_security = off AS $$
 DECLARE
@@ -322,8 +323,11 @@ BEGIN
            j.priority, j.tags, j.args, v_message,
            (SELECT coalesce(jsonb_agg(r.error ORDER BY r.number), '[]') FROM unnest(j.errors) WITH ORDINALITY r (error, number)
             WHERE jsonb_typeof(r.error -> 'attempt') = 'number' AND r.error -> 'attempt' < to_jsonb(v_attempt)) || coalesce(p_job -> 'errors' -> -1, '[]'),
-           v_attempt, greatest(j.max_attempts, v_attempt), j.unique_key, j.unique_states, coalesce(p_job -> 'metadata', '{}'), now(), v_at, v_at
+           v_attempt, greatest(j.max_attempts, v_attempt), coalesce(j.unique_key, e.unique_key), coalesce(j.unique_states, e.unique_states),
+           coalesce(p_job -> 'metadata', '{}'), now(), v_at, v_at
     FROM river.river_job j
+    LEFT JOIN LATERAL (SELECT e.unique_key, e.unique_states FROM dlq.dead_letter_queue e
+                       WHERE e.id = p_entry AND e.river_job_id = v_job AND e.job_created_at = v_made AND e.stage <> 'inbox' LIMIT 1) e ON j.unique_key IS NULL
     LEFT JOIN LATERAL (SELECT left(j.args ->> 'messageId', 255) AS message_id, left(j.args ->> 'kind', 255) AS kind, left(j.args ->> 'subscriberId', 255) AS subscriber_id,
                               left(j.args ->> 'source', 255) AS source, left(j.args ->> 'orderingKey', 255) AS ordering_key) m ON j.kind = 'dlqd_message'
     WHERE j.id = v_job AND j.created_at = v_made;

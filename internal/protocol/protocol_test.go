@@ -6,6 +6,7 @@ import (
 	"os"
 	"runtime"
 	"runtime/debug"
+	"slices"
 	"strconv"
 	"testing"
 	"time"
@@ -124,6 +125,34 @@ func TestProtocol_FilesFoldedFailuresOnce(t *testing.T) {
 	}
 	d.filedOnce()
 	require.Len(t, d.jobs, 1, "it was redelivered")
+}
+
+// A failure was a fact when a person resolved its job's entry, and so completed the job, which takes its unique key away. Filed after
+// that, it had no key: it was redelivered beside an equal job.
+func TestProtocol_KeepsTheKeyOfAFailureThatWaitsAsAFact(t *testing.T) {
+	t.Parallel()
+	d := newDatabase(t)
+	resolved := []protocol.Step{
+		{Rule: protocol.InsertKeyed},
+		{Rule: protocol.StartJob},
+		{Rule: protocol.Fail},
+		{Rule: protocol.Look},
+		{Rule: protocol.FileParked},
+		{Rule: protocol.RetryJob},
+		{Rule: protocol.StartJob},
+		{Rule: protocol.Fail}, // a fact
+		{Rule: protocol.ResolveEntry},
+	}
+	for _, then := range [][]protocol.Step{
+		{{Rule: protocol.ApplyFacts}, {Rule: protocol.Replay, On: 1}},
+		{{Rule: protocol.ApplyFacts}, {Rule: protocol.InsertKeyed}, {Rule: protocol.Replay, On: 1}},
+		{{Rule: protocol.Delete}, {Rule: protocol.Replay, On: 1}},
+	} {
+		d.begin(&protocol.Model{})
+		for _, step := range slices.Concat(resolved, then) {
+			d.take(step, false)
+		}
+	}
 }
 
 // filedOnce requires that no failure is in two entries, or in one and in the inbox.

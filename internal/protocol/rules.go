@@ -456,7 +456,7 @@ func (w *world) delete(e int8) {
 	waiting := w.Facts // a failure that waits as a fact needs the entry: it goes to the inbox
 	for _, f := range waiting[:w.NFacts] {
 		if f.Job == entry.Job && (f.Kind == FactDiscarded || f.Kind == FactCancelled) {
-			w.fileEnd(f.Job, f.Failure, true)
+			w.fileEnd(f.Job, f.Failure, e)
 			w.forget(f)
 		}
 	}

@@ -109,7 +109,7 @@ type Failure struct {
 	Job     int8
 	At      Time  // finalized_at
 	Cancel  bool  // it is no failure to file
-	Keyed   bool  // its job had the unique key
+	Keyed   bool  // its job had the unique key: its entry has it
 	TakenBy int8  // retired_jobs.entry_id: which entry took it in, where the entry's own id does not say so
 	In      uint8 // for the invariants: which entries ever took it in
 	Noted   bool  // for the invariants: an entry's trail says that it happened

@@ -507,7 +507,7 @@ func (w *world) applyEnd(e, i, failure int8, ended Time, own bool) {
 	if first && entry.Status.open() {
 		w.take(failure, e)
 	} else if first {
-		w.fileEnd(i, failure, true)
+		w.fileEnd(i, failure, e)
 	}
 	if entry.Status.open() && (!own || entry.Status != Processing) {
 		w.failedAgain(e, failure)
@@ -517,11 +517,14 @@ func (w *world) applyEnd(e, i, failure int8, ended Time, own bool) {
 	}
 }
 
-// fileEnd is dlq.file_end: entry says whether the job's closed entry is there.
-func (w *world) fileEnd(i, f int8, entry bool) {
-	if !w.Failures[f].Cancel && !w.isTaken(f) && (entry || w.Jobs[i].State != Gone) {
-		w.append(Row{Failure: f})
+// fileEnd is dlq.file_end: e is the job's closed entry, if that is there.
+func (w *world) fileEnd(i, f, e int8) {
+	failure := &w.Failures[f]
+	if failure.Cancel || w.isTaken(f) || e == none && w.Jobs[i].State == Gone {
+		return
 	}
+	failure.Keyed = failure.Keyed || e != none && w.Failures[e].Keyed
+	w.append(Row{Failure: f})
 }
 
 // applied is what dlq.apply_fact returns.
@@ -554,7 +557,7 @@ func (w *world) applyFact(f Fact) applied { //nolint:gocognit // as dlq.apply_fa
 	}
 	if id == none || !w.Entries[id].Status.exists() && w.unfiled()&bit(id) == 0 {
 		if f.Kind == FactDiscarded || f.Kind == FactCancelled {
-			w.fileEnd(f.Job, f.Failure, false)
+			w.fileEnd(f.Job, f.Failure, none)
 		}
 		return done
 	}
