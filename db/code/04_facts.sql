@@ -464,7 +464,8 @@ BEGIN
             v_done := dlq.watch_job(v_id, p_fact.job_id, p_fact.job_created_at);
         ELSIF NOT EXISTS (SELECT FROM jsonb_array_elements(v_entry.replay_attempts) a -- the success of this retry resolved it
                           WHERE a -> 'jobId' = to_jsonb(p_fact.job_id) AND a ->> 'outcome' = 'completed' AND dlq.to_timestamptz(a ->> 'endedAt') >= p_fact.at) THEN
-            -- The retry held the job while another one resolved the entry: it is too late only if it runs.
+            -- The retry held the job while another one resolved the entry: it is too late only if it runs. (dlqd drops redeliveries that
+            -- wait, here and in dlq.record_end; no end of this one is a fact.)
             IF p_fact.at <= v_entry.closed_at AND v_entry.status = 'dlq_resolved' THEN
                 PERFORM dlq.supersede(ARRAY[v_id], ARRAY[(v_entry.replay_attempts -> -1 ->> 'jobId')::bigint], 'capture');
             END IF;
@@ -472,6 +473,12 @@ BEGIN
                 -- A person closed it after the retry: an older fact does not undo that.
                 PERFORM dlq.note_on(ARRAY[v_id], v_who, 'job ' || p_fact.job_id || ' was retried outside dlqd before the entry was '
                                     || CASE v_entry.status WHEN 'dlq_resolved' THEN 'resolved' ELSE 'discarded' END, NULL);
+            ELSIF p_fact.at <= v_entry.closed_at AND v_entry.status = 'dlq_resolved'
+                  AND (p_fact.job_id, p_fact.job_created_at) IS DISTINCT FROM (v_entry.river_job_id, v_entry.job_created_at)
+                  AND NOT EXISTS (SELECT FROM river.river_job j WHERE j.id = p_fact.job_id AND j.created_at = p_fact.job_created_at)
+                  AND NOT EXISTS (SELECT FROM dlq.job_facts f WHERE f.job_id = p_fact.job_id AND f.job_created_at = p_fact.job_created_at
+                                  AND f.fact NOT IN ('retried', 'following', 'closed')) THEN
+                PERFORM dlq.note_on(ARRAY[v_id], v_who, 'job ' || p_fact.job_id || ' was retried outside dlqd before the entry was resolved, and deleted before it ran', NULL);
             ELSE
                 UPDATE dlq.dead_letter_queue SET
                     status = 'dlq_manual', strategy = 'manual', rule = 'done-twice', parked_by = v_who,

@@ -155,6 +155,31 @@ func TestProtocol_KeepsTheKeyOfAFailureThatWaitsAsAFact(t *testing.T) {
 	}
 }
 
+// A redelivery that was retried outside dlqd before another job resolved the entry, and that dlqd dropped before it ran, has done nothing
+// twice.
+func TestProtocol_AsksNotDoneTwiceOfARedeliveryThatWasDropped(t *testing.T) {
+	t.Parallel()
+	d := newDatabase(t)
+	d.begin(&protocol.Model{})
+	for _, step := range []protocol.Step{
+		{Rule: protocol.Insert},
+		{Rule: protocol.StartJob},
+		{Rule: protocol.Fail},
+		{Rule: protocol.Replay},
+		{Rule: protocol.StartJob, On: 1},
+		{Rule: protocol.Fail, On: 1},
+		{Rule: protocol.RetryJob},
+		{Rule: protocol.StartJob},
+		{Rule: protocol.Complete},
+		{Rule: protocol.RetryJob, On: 1},
+		{Rule: protocol.ApplyFacts}, // job 0 resolves the entry, and job 1 is dropped
+		{Rule: protocol.ApplyFacts},
+	} {
+		d.take(step, false)
+	}
+	require.Equal(t, protocol.Resolved, d.state.Entries[0].Status)
+}
+
 // filedOnce requires that no failure is in two entries, or in one and in the inbox.
 func (d *database) filedOnce() {
 	d.Helper()

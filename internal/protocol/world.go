@@ -465,13 +465,20 @@ func (w *world) watchJob(e, i int8) bool {
 	case !j.State.ended():
 		return j.Mark == e
 	}
+	if !w.endWaits(i) {
+		w.endOf(e, i, true)
+	}
+	return true
+}
+
+// endWaits reports whether an end of a job is a fact.
+func (w *world) endWaits(i int8) bool {
 	for f := range w.NFacts {
 		if w.Facts[f].Job == i && w.Facts[f].Kind.end() {
 			return true
 		}
 	}
-	w.endOf(e, i, true)
-	return true
+	return false
 }
 
 // endOf is dlq.apply_end of a job as it is.
@@ -606,10 +613,12 @@ func (w *world) applyFact(f Fact) applied { //nolint:gocognit // as dlq.apply_fa
 				return following
 			}
 		case entry.Completed[w.Jobs[f.Job].ID] < f.At || entry.Completed[w.Jobs[f.Job].ID] == 0:
+			dropped := false
 			if f.At <= closed && status == Resolved {
 				w.supersede(id, entry.LastTry, false)
+				dropped = f.Job != job && w.Jobs[f.Job].State == Gone && !w.endWaits(f.Job)
 			}
-			if j := &w.Jobs[f.Job]; (f.At > closed || !entry.ByPerson) && (j.State != Completed || !j.Done) {
+			if j := &w.Jobs[f.Job]; (f.At > closed || !entry.ByPerson) && (j.State != Completed || !j.Done) && !dropped {
 				w.move(id, Manual)
 				entry.DoneTwice, entry.Acted = true, 0
 			}
