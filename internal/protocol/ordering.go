@@ -1,0 +1,261 @@
+package protocol
+
+import (
+	"fmt"
+	"slices"
+)
+
+// Ordering keys are a model of their own: two messages of one key, two workers that deliver, processes that die, and messages that are
+// put back. Of db/code/08_flow.sql: order_predecessor, complete_ordered, order_done, rescue_messages.
+
+// The invariants of ordering keys, in words.
+const (
+	InOrder   = "first successes are in order"
+	NotBehind = "after a message's first success nothing older is sent"
+	NoneLost  = "no message is lost"
+)
+
+// Ordering is the state of the messages of one key.
+type Ordering struct {
+	Messages   [2]Message // the older first
+	Deliveries [2]Delivery
+}
+
+// Message is a message and its job.
+type Message struct {
+	Job       JobState // retryable stands for held: another comes first
+	Place     bool     // dlq.ordered_jobs
+	Delivered bool     // for the invariants: the receiver has answered with success
+}
+
+// Delivery is an attempt at a message, by a worker.
+type Delivery struct {
+	Phase Phase
+	Of    int
+	Late  bool // the job was put back meanwhile, since the process was silent
+}
+
+// Phase is how far a delivery is.
+type Phase uint8
+
+// Each phase ends with a transaction, or with the receiver's answer.
+const (
+	NoDelivery Phase = iota
+	Fetched          // River has given the job to the worker
+	MayGo            // no other message comes first
+	Answered         // with success
+	GaveAway         // with [Rules.PlaceFirst]: the place is gone, the job runs still
+)
+
+// StartOrdering is the state after both messages were submitted.
+func StartOrdering() Ordering {
+	m := Message{Job: Available, Place: true}
+	return Ordering{Messages: [2]Message{m, m}}
+}
+
+// OrderingStep is a step, and the state after it. Wrong is the invariant that it breaks.
+type OrderingStep struct {
+	Text  string
+	After Ordering
+	Wrong string
+	Bad   bool // a process dies or the receiver refuses: none of that is needed for messages to arrive
+}
+
+// Steps returns what can happen next.
+func (s Ordering) Steps(rules Rules) (steps []OrderingStep) {
+	can := func(bad bool, change func(*Ordering) (wrong string), format string, args ...any) {
+		after := s
+		wrong := change(&after)
+		for m := range after.Messages {
+			if after.Messages[m].Job == Completed && !after.Messages[m].Delivered {
+				wrong = NoneLost
+			}
+		}
+		steps = append(steps, OrderingStep{fmt.Sprintf(format, args...), after, wrong, bad})
+	}
+	idle := slices.IndexFunc(s.Deliveries[:], func(d Delivery) bool { return d.Phase == NoDelivery })
+	for m := range s.Messages {
+		switch s.Messages[m].Job { //nolint:exhaustive // the others are left
+		case Available:
+			if idle >= 0 {
+				can(false, func(o *Ordering) string {
+					o.Messages[m].Job, o.Deliveries[idle] = Running, Delivery{Phase: Fetched, Of: m}
+					return ""
+				}, "worker %d fetches message %d", idle, m)
+			}
+		case Retryable:
+			can(false, func(o *Ordering) string { o.Messages[m].Job = Available; return "" }, "message %d was held long enough", m)
+		case Running:
+			// (Not what a frozen process is about to send: see docs/protocol.md.)
+			if !slices.Contains(s.Deliveries[:], Delivery{Phase: MayGo, Of: m}) {
+				can(false, func(o *Ordering) string { o.putBack(m); return "" }, "message %d is put back", m)
+			}
+		}
+	}
+	for w, d := range s.Deliveries {
+		ends := func(bad bool, change func(*Ordering) string, format string, args ...any) {
+			can(bad, func(o *Ordering) string {
+				o.Deliveries[w] = Delivery{}
+				return change(o)
+			}, format, args...)
+		}
+		goes := func(to Phase, change func(*Ordering) string, text string) {
+			can(false, func(o *Ordering) string { o.Deliveries[w].Phase = to; return change(o) }, text+", worker %d", w)
+		}
+		switch d.Phase {
+		case NoDelivery:
+			continue
+		case Fetched:
+			after := s
+			switch {
+			case d.Late:
+				ends(false, func(*Ordering) string { return "" }, "worker %d finds that its attempt is over", w)
+			case after.first(d.Of):
+				goes(MayGo, func(o *Ordering) string { o.first(d.Of); return "" }, "nothing comes first")
+			default:
+				ends(false, func(o *Ordering) string { o.Messages[d.Of].Job = Retryable; return "" }, "message %d is held", d.Of)
+			}
+		case MayGo:
+			goes(Answered, func(o *Ordering) string { return o.sent(d.Of, true) }, fmt.Sprintf("message %d is delivered", d.Of))
+			ends(true, func(o *Ordering) string {
+				o.Messages[d.Of].Job = Available
+				return o.sent(d.Of, false)
+			}, "the receiver refuses message %d", d.Of)
+		case Answered:
+			if rules.PlaceFirst {
+				goes(GaveAway, func(o *Ordering) string { o.done(d.Of); return "" }, "the place is given away")
+				break
+			}
+			ends(false, func(o *Ordering) string { // dlq.complete_ordered
+				if o.complete(d) {
+					o.done(d.Of)
+				}
+				return ""
+			}, "message %d is completed, and its place given away", d.Of)
+			ends(false, func(o *Ordering) string { o.complete(d); return "" }, "that fails, and River completes message %d", d.Of)
+		case GaveAway:
+			ends(false, func(o *Ordering) string { o.complete(d); return "" }, "River completes message %d", d.Of)
+		}
+		ends(true, func(*Ordering) string { return "" }, "worker %d dies", w)
+	}
+	return steps
+}
+
+// first is dlq.order_predecessor: whether no other message comes first. It takes the places of those away that are done.
+func (s *Ordering) first(m int) bool {
+	if !s.Messages[m].Place {
+		return true
+	}
+	for before := range m {
+		if s.Messages[before].Place && s.Messages[before].Job != Completed {
+			return false
+		}
+		s.Messages[before].Place = false
+	}
+	return true
+}
+
+// done is dlq.order_done: the place goes, and the next message need not wait.
+func (s *Ordering) done(m int) {
+	s.Messages[m].Place = false
+	for n := range s.Messages {
+		if s.Messages[n].Place {
+			if s.Messages[n].Job == Retryable {
+				s.Messages[n].Job = Available
+			}
+			return
+		}
+	}
+}
+
+// complete ends the job, unless its attempt is over.
+func (s *Ordering) complete(d Delivery) bool {
+	if d.Late {
+		return false
+	}
+	s.Messages[d.Of].Job = Completed
+	return true
+}
+
+// putBack is dlq.rescue_messages: the process died, or was silent for long.
+func (s *Ordering) putBack(m int) {
+	s.Messages[m].Job = Available
+	for w := range s.Deliveries {
+		if d := &s.Deliveries[w]; d.Phase != NoDelivery && d.Of == m {
+			d.Late = true
+		}
+	}
+}
+
+// sent is a request, and whether the receiver's answer is a success. It returns the invariant that is broken.
+func (s *Ordering) sent(m int, success bool) string {
+	wrong := ""
+	for n := range s.Messages {
+		switch {
+		case n > m && s.Messages[n].Delivered:
+			wrong = NotBehind
+		case n < m && success && !s.Messages[n].Delivered:
+			wrong = InOrder
+		}
+	}
+	s.Messages[m].Delivered = s.Messages[m].Delivered || success
+	return wrong
+}
+
+// ExploreOrdering goes through all states, the nearest first. It returns how many there are, and the invariant that is broken, with the
+// shortest way there.
+func ExploreOrdering(rules Rules) (states int, wrong string, trace []string) {
+	type origin struct {
+		from Ordering
+		text string
+	}
+	start := StartOrdering()
+	seen := map[Ordering]origin{start: {}}
+	level := []Ordering{start}
+	cameFrom := map[Ordering][]Ordering{} // by steps that are not bad
+	way := func(to Ordering, last ...string) []string {
+		for to != start {
+			last = append(last, seen[to].text)
+			to = seen[to].from
+		}
+		slices.Reverse(last)
+		return last
+	}
+	for at := 0; at < len(level); at++ {
+		for _, step := range level[at].Steps(rules) {
+			if step.Wrong != "" {
+				return len(seen), step.Wrong, way(level[at], step.Text)
+			}
+			if _, known := seen[step.After]; !known {
+				seen[step.After] = origin{level[at], step.Text}
+				level = append(level, step.After)
+			}
+			if !step.Bad {
+				cameFrom[step.After] = append(cameFrom[step.After], level[at])
+			}
+		}
+	}
+	// From each state both messages can still arrive.
+	arrives := map[Ordering]bool{}
+	var back []Ordering
+	for s := range seen {
+		if s.Messages[0].Job == Completed && s.Messages[1].Job == Completed {
+			arrives[s], back = true, append(back, s)
+		}
+	}
+	for len(back) > 0 {
+		last := back[len(back)-1]
+		back = back[:len(back)-1]
+		for _, s := range cameFrom[last] {
+			if !arrives[s] {
+				arrives[s], back = true, append(back, s)
+			}
+		}
+	}
+	for _, s := range level {
+		if !arrives[s] {
+			return len(seen), NoneLost, way(s)
+		}
+	}
+	return len(seen), "", nil
+}

@@ -1,0 +1,52 @@
+package protocol_test
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/dlqd/dlqd/internal/protocol"
+)
+
+// Two messages of one ordering key, two workers, processes that die between any two transactions: all that can happen.
+func TestOrdering_KeepsItsInvariants(t *testing.T) {
+	t.Parallel()
+	states, wrong, trace := protocol.ExploreOrdering(protocol.Rules{})
+	t.Logf("%d states", states)
+	require.Empty(t, wrong, strings.Join(trace, "\n"))
+}
+
+// A place that was given away before the job's end was lost to a process that died between the two: the next message went, and then the
+// old one again.
+func TestOrdering_FindsWhatIsSentAgainBehindItsFollower(t *testing.T) {
+	t.Parallel()
+	earlier := protocol.Rules{PlaceFirst: true}
+	_, wrong, trace := protocol.ExploreOrdering(earlier)
+	t.Log(strings.Join(trace, "\n"))
+	require.Equal(t, protocol.NotBehind, wrong)
+
+	state, wrong := protocol.StartOrdering(), ""
+	for _, text := range []string{
+		"worker 0 fetches message 0",
+		"nothing comes first, worker 0",
+		"message 0 is delivered, worker 0",
+		"the place is given away, worker 0",
+		"worker 0 dies",
+		"worker 0 fetches message 1",
+		"nothing comes first, worker 0",
+		"message 1 is delivered, worker 0",
+		"message 0 is put back",
+		"worker 1 fetches message 0",
+		"nothing comes first, worker 1",
+		"message 0 is delivered, worker 1",
+	} {
+		require.Empty(t, wrong)
+		steps := state.Steps(earlier)
+		n := slices.IndexFunc(steps, func(s protocol.OrderingStep) bool { return s.Text == text })
+		require.GreaterOrEqual(t, n, 0, text)
+		state, wrong = steps[n].After, steps[n].Wrong
+	}
+	require.Equal(t, protocol.NotBehind, wrong)
+}
