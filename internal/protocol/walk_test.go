@@ -149,6 +149,20 @@ var rare = [][]protocol.Step{
 		{Rule: protocol.RetryJob, On: 1},
 		{Rule: protocol.ApplyFacts},
 	},
+	// A job's later failure has an entry of its own when its earlier entry follows the job that ended so.
+	{
+		{Rule: protocol.Insert},
+		{Rule: protocol.StartJob},
+		{Rule: protocol.Fail},
+		{Rule: protocol.RetryJob},
+		{Rule: protocol.StartJob},
+		{Rule: protocol.Fail, Capture: protocol.Misses},
+		{Rule: protocol.Scan},
+		{Rule: protocol.Append},
+		{Rule: protocol.Discard, On: 1},
+		{Rule: protocol.Replay},
+		{Rule: protocol.ApplyFacts},
+	},
 }
 
 // likely has the rules by which an entry comes far: what ends a trace early, or is possible nearly always, has less than 1.
