@@ -323,11 +323,12 @@ BEGIN
            j.priority, j.tags, j.args, v_message,
            (SELECT coalesce(jsonb_agg(r.error ORDER BY r.number), '[]') FROM unnest(j.errors) WITH ORDINALITY r (error, number)
             WHERE jsonb_typeof(r.error -> 'attempt') = 'number' AND r.error -> 'attempt' < to_jsonb(v_attempt)) || coalesce(p_job -> 'errors' -> -1, '[]'),
-           v_attempt, greatest(j.max_attempts, v_attempt), coalesce(j.unique_key, e.unique_key), coalesce(j.unique_states, e.unique_states),
-           coalesce(p_job -> 'metadata', '{}'), now(), v_at, v_at
+           v_attempt, greatest(j.max_attempts, v_attempt), 
+           coalesce(j.unique_key, e.unique_key), coalesce(j.unique_states, e.unique_states), coalesce(p_job -> 'metadata', '{}'), now(), v_at, v_at
     FROM river.river_job j
     LEFT JOIN LATERAL (SELECT e.unique_key, e.unique_states FROM dlq.dead_letter_queue e
-                       WHERE e.id = p_entry AND e.river_job_id = v_job AND e.job_created_at = v_made AND e.stage <> 'inbox' LIMIT 1) e ON j.unique_key IS NULL
+                       WHERE e.id = p_entry AND e.river_job_id = v_job AND e.job_created_at = v_made AND e.stage <> 'inbox'
+                       LIMIT 1) e ON j.unique_key IS NULL
     LEFT JOIN LATERAL (SELECT left(j.args ->> 'messageId', 255) AS message_id, left(j.args ->> 'kind', 255) AS kind, left(j.args ->> 'subscriberId', 255) AS subscriber_id,
                               left(j.args ->> 'source', 255) AS source, left(j.args ->> 'orderingKey', 255) AS ordering_key) m ON j.kind = 'dlqd_message'
     WHERE j.id = v_job AND j.created_at = v_made;
@@ -464,8 +465,7 @@ BEGIN
             v_done := dlq.watch_job(v_id, p_fact.job_id, p_fact.job_created_at);
         ELSIF NOT EXISTS (SELECT FROM jsonb_array_elements(v_entry.replay_attempts) a -- the success of this retry resolved it
                           WHERE a -> 'jobId' = to_jsonb(p_fact.job_id) AND a ->> 'outcome' = 'completed' AND dlq.to_timestamptz(a ->> 'endedAt') >= p_fact.at) THEN
-            -- The retry held the job while another one resolved the entry: it is too late only if it runs. (dlqd drops redeliveries that
-            -- wait, here and in dlq.record_end; no end of this one is a fact.)
+            -- The retry held the job while another one resolved the entry: it is too late only if it runs.
             IF p_fact.at <= v_entry.closed_at AND v_entry.status = 'dlq_resolved' THEN
                 PERFORM dlq.supersede(ARRAY[v_id], ARRAY[(v_entry.replay_attempts -> -1 ->> 'jobId')::bigint], 'capture');
             END IF;
@@ -474,11 +474,16 @@ BEGIN
                 PERFORM dlq.note_on(ARRAY[v_id], v_who, 'job ' || p_fact.job_id || ' was retried outside dlqd before the entry was '
                                     || CASE v_entry.status WHEN 'dlq_resolved' THEN 'resolved' ELSE 'discarded' END, NULL);
             ELSIF p_fact.at <= v_entry.closed_at AND v_entry.status = 'dlq_resolved'
-                  AND (p_fact.job_id, p_fact.job_created_at) IS DISTINCT FROM (v_entry.river_job_id, v_entry.job_created_at)
-                  AND NOT EXISTS (SELECT FROM river.river_job j WHERE j.id = p_fact.job_id AND j.created_at = p_fact.job_created_at)
-                  AND NOT EXISTS (SELECT FROM dlq.job_facts f WHERE f.job_id = p_fact.job_id AND f.job_created_at = p_fact.job_created_at
-                                  AND f.fact NOT IN ('retried', 'following', 'closed')) THEN
-                PERFORM dlq.note_on(ARRAY[v_id], v_who, 'job ' || p_fact.job_id || ' was retried outside dlqd before the entry was resolved, and deleted before it ran', NULL);
+                  AND p_fact.job_id <> v_entry.river_job_id
+                  AND NOT EXISTS (SELECT FROM river.river_job j
+                                  WHERE j.id = p_fact.job_id AND j.created_at = p_fact.job_created_at)
+                  AND NOT EXISTS (SELECT FROM dlq.job_facts f
+                                  WHERE f.job_id = p_fact.job_id AND f.job_created_at = p_fact.job_created_at
+                                    AND f.fact NOT IN ('retried', 'following', 'closed')) THEN
+                -- dlqd deletes redeliveries that wait to run, when their entry is resolved or their failure is applied.
+                -- One that has run since has an end, which is a later fact.
+                PERFORM dlq.note_on(ARRAY[v_id], v_who, 'job ' || p_fact.job_id || ' was retried outside dlqd before the entry '
+                                    || 'was resolved, and deleted before it ran', NULL);
             ELSE
                 UPDATE dlq.dead_letter_queue SET
                     status = 'dlq_manual', strategy = 'manual', rule = 'done-twice', parked_by = v_who,

@@ -5,8 +5,8 @@ import (
 	"slices"
 )
 
-// Ordering keys are a model of their own: two messages of one key, two workers that deliver, processes that die, and messages that are
-// put back. Of db/code/08_flow.sql: order_predecessor, complete_ordered, order_done, rescue_messages.
+// Ordering keys are a model of their own: two messages of one key, two workers that deliver, processes that die, and
+// messages that are put back. Of db/code/08_flow.sql: order_predecessor, complete_ordered, order_done, rescue_messages.
 
 // The invariants of ordering keys, in words.
 const (
@@ -62,9 +62,9 @@ type OrderingStep struct {
 }
 
 // Steps returns what can happen next.
-func (s Ordering) Steps(rules Rules) (steps []OrderingStep) {
+func (s *Ordering) Steps(rules Rules) (steps []OrderingStep) {
 	can := func(bad bool, change func(*Ordering) (wrong string), format string, args ...any) {
-		after := s
+		after := *s
 		wrong := change(&after)
 		for m := range after.Messages {
 			if after.Messages[m].Job == Completed && !after.Messages[m].Delivered {
@@ -84,7 +84,10 @@ func (s Ordering) Steps(rules Rules) (steps []OrderingStep) {
 				}, "worker %d fetches message %d", idle, m)
 			}
 		case Retryable:
-			can(false, func(o *Ordering) string { o.Messages[m].Job = Available; return "" }, "message %d was held long enough", m)
+			can(false, func(o *Ordering) string {
+				o.Messages[m].Job = Available
+				return ""
+			}, "message %d was held long enough", m)
 		case Running:
 			// (Not what a frozen process is about to send: see docs/protocol.md.)
 			if !slices.Contains(s.Deliveries[:], Delivery{Phase: MayGo, Of: m}) {
@@ -106,14 +109,17 @@ func (s Ordering) Steps(rules Rules) (steps []OrderingStep) {
 		case NoDelivery:
 			continue
 		case Fetched:
-			after := s
+			after := *s
 			switch {
 			case d.Late:
 				ends(false, func(*Ordering) string { return "" }, "worker %d finds that its attempt is over", w)
 			case after.first(d.Of):
 				goes(MayGo, func(o *Ordering) string { o.first(d.Of); return "" }, "nothing comes first")
 			default:
-				ends(false, func(o *Ordering) string { o.Messages[d.Of].Job = Retryable; return "" }, "message %d is held", d.Of)
+				ends(false, func(o *Ordering) string {
+					o.Messages[d.Of].Job = Retryable
+					return ""
+				}, "message %d is held", d.Of)
 			}
 		case MayGo:
 			goes(Answered, func(o *Ordering) string { return o.sent(d.Of, true) }, fmt.Sprintf("message %d is delivered", d.Of))
@@ -132,7 +138,10 @@ func (s Ordering) Steps(rules Rules) (steps []OrderingStep) {
 				}
 				return ""
 			}, "message %d is completed, and its place given away", d.Of)
-			ends(false, func(o *Ordering) string { o.complete(d); return "" }, "that fails, and River completes message %d", d.Of)
+			ends(false, func(o *Ordering) string {
+				o.complete(d)
+				return ""
+			}, "that fails, and River completes message %d", d.Of)
 		case GaveAway:
 			ends(false, func(o *Ordering) string { o.complete(d); return "" }, "River completes message %d", d.Of)
 		}
@@ -141,7 +150,7 @@ func (s Ordering) Steps(rules Rules) (steps []OrderingStep) {
 	return steps
 }
 
-// first is dlq.order_predecessor: whether no other message comes first. It takes the places of those away that are done.
+// first is dlq.order_predecessor: whether no other message comes first. It takes away the places of those that are done.
 func (s *Ordering) first(m int) bool {
 	if !s.Messages[m].Place {
 		return true
@@ -202,8 +211,8 @@ func (s *Ordering) sent(m int, success bool) string {
 	return wrong
 }
 
-// ExploreOrdering goes through all states, the nearest first. It returns how many there are, and the invariant that is broken, with the
-// shortest way there.
+// ExploreOrdering goes through all states, the nearest first. It returns how many there are, and the invariant that is
+// broken, with the shortest way there.
 func ExploreOrdering(rules Rules) (states int, wrong string, trace []string) {
 	type origin struct {
 		from Ordering

@@ -18,8 +18,8 @@ func TestOrdering_KeepsItsInvariants(t *testing.T) {
 	require.Empty(t, wrong, strings.Join(trace, "\n"))
 }
 
-// A place that was given away before the job's end was lost to a process that died between the two: the next message went, and then the
-// old one again.
+// A place that was given away before the job's end was lost to a process that died between the two: the next message
+// went, and then the old one again.
 func TestOrdering_FindsWhatIsSentAgainBehindItsFollower(t *testing.T) {
 	t.Parallel()
 	earlier := protocol.Rules{PlaceFirst: true}

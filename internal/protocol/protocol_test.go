@@ -127,8 +127,8 @@ func TestProtocol_FilesFoldedFailuresOnce(t *testing.T) {
 	require.Len(t, d.jobs, 1, "it was redelivered")
 }
 
-// A failure was a fact when a person resolved its job's entry, and so completed the job, which takes its unique key away. Filed after
-// that, it had no key: it was redelivered beside an equal job.
+// A failure was a fact when a person resolved its job's entry, and so completed the job, which takes its unique key
+// away. Filed after that, it had no key: it was redelivered beside an equal job.
 func TestProtocol_KeepsTheKeyOfAFailureThatWaitsAsAFact(t *testing.T) {
 	t.Parallel()
 	d := newDatabase(t)
@@ -155,8 +155,8 @@ func TestProtocol_KeepsTheKeyOfAFailureThatWaitsAsAFact(t *testing.T) {
 	}
 }
 
-// A redelivery that was retried outside dlqd before another job resolved the entry, and that dlqd dropped before it ran, has done nothing
-// twice.
+// A redelivery that was retried outside dlqd before another job resolved the entry, and that dlqd dropped before it ran,
+// has done nothing twice.
 func TestProtocol_AsksNotDoneTwiceOfARedeliveryThatWasDropped(t *testing.T) {
 	t.Parallel()
 	d := newDatabase(t)

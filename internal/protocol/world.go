@@ -6,8 +6,8 @@ import "fmt"
 type Rules struct {
 	// Forgetful: what an entry took in beside its own failure is not remembered (dlq.take_failure does nothing).
 	Forgetful bool
-	// PlaceFirst: an ordered message's place is given away in a transaction of its own, before its job's end (dlq.order_done, where
-	// dlq.complete_ordered is now).
+	// PlaceFirst: an ordered message's place is given away in a transaction of its own, before its job's end
+	// (dlq.order_done, where dlq.complete_ordered is now).
 	PlaceFirst bool
 }
 
