@@ -31,8 +31,8 @@ type Receiver struct {
 
 // NewReceiver returns a receiver whose passing troubles last for a while, or until POST /recover.
 func NewReceiver(troubles time.Duration) *Receiver {
-	well, recover := context.WithTimeout(context.Background(), troubles)
-	return &Receiver{well: well, recover: recover, limiter: rate.NewLimiter(30, 10), taken: map[string]int{}}
+	well, wellNow := context.WithTimeout(context.Background(), troubles)
+	return &Receiver{well: well, recover: wellNow, limiter: rate.NewLimiter(30, 10), taken: map[string]int{}}
 }
 
 // Count is what a receiver has taken.
