@@ -16,7 +16,7 @@ build: ## build bin/dlqd
 	go build -o bin/dlqd ./cmd/dlqd
 
 .PHONY: demo
-demo: install-postgres build ## run the main job on a few hundred messages, in less than a minute
+demo: install-postgres build ## run the main job on a few hundred messages, in twenty seconds
 	./bin/dlqd demo
 
 .PHONY: demo-alerts

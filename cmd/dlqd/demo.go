@@ -15,9 +15,10 @@ func newDemo(hard context.Context) *cobra.Command {
 	var options demo.Options
 	cmd := &cobra.Command{
 		Use:   "demo",
-		Short: "Show it all in less than a minute, on a Postgres and a receiver of its own",
-		Long: "Demo sends a few hundred messages to a receiver with real troubles, and shows an account that adds up. With --alerts it\n" +
-			"starts Prometheus and Alertmanager beside itself, breaks a destination, and prints which alert fired when and what was sent to whom.",
+		Short: "Show what dlqd does in twenty seconds, on a Postgres and a receiver of its own",
+		Long: "Demo sends a few hundred messages to a receiver with real troubles: dead letters are decided, a circuit breaker opens,\n" +
+			"the receiver recovers, the breaker closes, and what waited is sent again. It ends with an account that adds up.\n" +
+			"With --alerts it starts Prometheus and Alertmanager beside itself, breaks a destination, and prints which alert fired when and what was sent to whom.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			var err error
@@ -40,7 +41,7 @@ func newReceiver() *cobra.Command {
 		Short: "Run a practice receiver",
 		Long: "Receiver takes deliveries. / takes everything; /payments, /orders, /invoices, /notifications and /documents\n" +
 			"behave like real services: they reject, decline, are slow, hang, hang up, limit the rate and are down for a while.\n" +
-			"/count says how many messages it has taken.",
+			"/count says how many messages it has taken; POST /recover ends what passes of the troubles.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return demo.NewReceiver(troubles).Serve(cmd.Context(), listen, func(url, refusing string) {

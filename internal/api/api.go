@@ -137,6 +137,8 @@ type Console interface {
 
 	// SignInFailed answers who could not sign in with a browser.
 	SignInFailed(w http.ResponseWriter, r *http.Request, status int, why string)
+	// Acted is told that an operation has changed something that pages show.
+	Acted()
 }
 
 type service struct {
@@ -274,6 +276,9 @@ func (s *service) observe(ctx huma.Context, next func(huma.Context)) {
 	traced, span := s.Tracer.Start(telemetry.With(ctx.Context(), ctx.Header("Traceparent"), ctx.Header("Tracestate")), operation, trace.WithSpanKind(trace.SpanKindServer))
 	defer span.End()
 	next(huma.WithContext(ctx, deadletter.WithOrigin(traced, origin(ctx))))
+	if s.console != nil && ctx.Method() != http.MethodGet && ctx.Status() < http.StatusBadRequest && !slices.Contains(ctx.Operation().Tags, messagesTag) {
+		s.console.Acted()
+	}
 	if span.IsRecording() {
 		span.SetAttributes(attribute.String("http.request.method", ctx.Method()), attribute.String("http.route", ctx.Operation().Path), attribute.Int("http.response.status_code", ctx.Status()))
 		if ctx.Status() >= http.StatusInternalServerError {

@@ -5,6 +5,7 @@ package console
 import (
 	"bytes"
 	"cmp"
+	"context"
 	"errors"
 	"log/slog"
 	"net/http"
@@ -30,7 +31,9 @@ type Config struct {
 	// RiverUI is the address of River UI, for links to jobs; "" for none.
 	RiverUI string
 	// Ready says why nobody should be sent here, if so: streams of events end then.
-	Ready  func() error
+	Ready func() error
+	// Reach asks the database for a sign of life.
+	Reach  func(ctx context.Context) error
 	Logger *slog.Logger
 }
 
@@ -48,7 +51,7 @@ type Console struct {
 // New returns the console. Requests have come through the door, and bear who makes them.
 func New(config Config) *Console {
 	c := &Console{Config: config, mux: http.NewServeMux(), templates: parse()}
-	c.live.render = c.renderLive
+	c.live.render, c.live.reach = c.renderLive, config.Reach
 	c.page("/{$}", c.overview)
 	c.page("/dead-letters", c.deadLetters)
 	c.page("/dead-letters/{id}", c.deadLetter)
@@ -97,6 +100,12 @@ func New(config Config) *Console {
 
 // ServeHTTP answers with a page.
 func (c *Console) ServeHTTP(w http.ResponseWriter, r *http.Request) { c.mux.ServeHTTP(w, r) }
+
+// Acted has pages look again: somebody has done something through the API, of which pages are clients, too.
+func (c *Console) Acted() {
+	c.around.forget()
+	c.live.wakeAll()
+}
 
 // contentSecurityPolicy keeps a browser from loading or running anything that is not the console's own.
 const contentSecurityPolicy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
@@ -153,7 +162,6 @@ func (c *Console) action(pattern string, do func(*request) (*done, error)) {
 			return
 		}
 		d, err := do(in)
-		c.around.forget()
 		switch problem, is := errors.AsType[*Problem](err); {
 		case err == nil && d.View != nil:
 			c.answer(w, in, d.View, nil)

@@ -29,25 +29,43 @@ const (
 	maxLive = 30
 	// renderTimeout bounds one making of them.
 	renderTimeout = 15 * time.Second
+	// beatEvery is how often a stream says that it goes on, and finds out whether it may: its page says within five seconds that it is cut
+	// off, that the database is, or that its reader may not see it any more.
+	beatEvery = time.Second
+	// reachEvery and reachTimeout are of the question whether the database answers, asked once for all streams while there are some.
+	reachEvery   = 1500 * time.Millisecond
+	reachTimeout = 2 * time.Second
 )
+
+// errUnreachable is what pages say of a database that does not answer.
+var errUnreachable = errors.New("the database does not answer")
 
 // live makes the live parts of the pages that are open anew, once for all who look at the same page with the same rights: two hundred
 // open pages cost the database what one costs.
 type live struct {
 	render func(ctx context.Context, from *http.Request, address string) (html []byte, every time.Duration, err error)
+	reach  func(ctx context.Context) error // whether the database answers; nil where nothing asks
 
-	mu     sync.Mutex
-	topics map[string]*topic
+	mu          sync.Mutex
+	topics      map[string]*topic
+	reaching    bool // reach is asked now and then
+	unreachable error
 }
 
 // topic is one page, for those who have the same rights.
 type topic struct {
-	watchers map[chan event]string // who each is
+	watchers map[chan event]watcher
 	cancel   context.CancelFunc
-	last     event
+	wake     chan struct{} // has room for one: the page is made anew at once
 }
 
-// event is what a page looked like at a time.
+// watcher is a person, who sees no picture that was begun before a time: it may be older than the page they have.
+type watcher struct {
+	person string
+	since  time.Time
+}
+
+// event is what a page looked like at a time, when its making began.
 type event struct {
 	at   time.Time
 	html []byte
@@ -66,7 +84,7 @@ func (l *live) watch(ctx context.Context, from *http.Request, person, key, addre
 			continue
 		}
 		for _, who := range t.watchers {
-			if who == person {
+			if who.person == person {
 				others++
 				break
 			}
@@ -81,14 +99,16 @@ func (l *live) watch(ctx context.Context, from *http.Request, person, key, addre
 			l.topics = map[string]*topic{}
 		}
 		shared, cancel := context.WithCancel(context.WithoutCancel(ctx))
-		t = &topic{watchers: map[chan event]string{}, cancel: cancel}
+		t = &topic{watchers: map[chan event]watcher{}, cancel: cancel, wake: make(chan struct{}, 1)}
 		l.topics[key] = t
-		go l.run(shared, t, from.Clone(shared), address)
+		defer func() { go l.run(shared, t, from.Clone(shared), address) }() // what it makes first is for this watcher, too
 	}
-	t.watchers[events] = person
-	if !t.last.at.IsZero() {
-		events <- t.last
+	if l.reach != nil && !l.reaching {
+		l.reaching = true
+		go l.keepReaching(context.WithoutCancel(ctx))
 	}
+	t.watchers[events] = watcher{person: person, since: time.Now()}
+	t.wakeUp()
 	return events, func() {
 		l.mu.Lock()
 		defer l.mu.Unlock()
@@ -106,26 +126,92 @@ var seed = maphash.MakeSeed()
 
 func (l *live) run(ctx context.Context, t *topic, from *http.Request, address string) {
 	for {
+		select { // what is made now is new enough for all who woke it
+		case <-t.wake:
+		default:
+		}
+		began := time.Now()
 		timed, cancel := context.WithTimeout(ctx, renderTimeout)
 		html, every, err := l.render(timed, from, address)
 		cancel()
-		now := event{at: time.Now(), html: html, sum: maphash.Bytes(seed, html), err: err}
-		l.mu.Lock()
-		t.last = now
-		for watcher := range t.watchers {
-			select {
-			case <-watcher: // one that it has not taken yet
-			default:
-			}
-			watcher <- now
-		}
-		l.mu.Unlock()
+		took := time.Since(began)
+		t.send(&l.mu, event{at: began, html: html, sum: maphash.Bytes(seed, html), err: err})
 		select {
 		case <-ctx.Done():
 			return
 		case <-time.After(min(max(every, minEvery), maxEvery)):
+		case <-t.wake:
+			select {
+			case <-ctx.Done():
+				return
+			case <-time.After(max(minEvery-took, took)): // (whatever happens, at most half of the time)
+			}
 		}
 	}
+}
+
+// send gives a picture to all to whom it is not older than their page.
+func (t *topic) send(mu *sync.Mutex, now event) {
+	mu.Lock()
+	defer mu.Unlock()
+	for events, who := range t.watchers {
+		if now.at.Before(who.since) {
+			continue // they have woken the topic
+		}
+		select {
+		case <-events: // one that it has not taken yet
+		default:
+		}
+		events <- now
+	}
+}
+
+func (t *topic) wakeUp() {
+	select {
+	case t.wake <- struct{}{}:
+	default:
+	}
+}
+
+// wakeAll has all pages made anew: something was done that they may show.
+func (l *live) wakeAll() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, t := range l.topics {
+		t.wakeUp()
+	}
+}
+
+// keepReaching asks whether the database answers for as long as pages are live. When it does again, they are made anew.
+func (l *live) keepReaching(ctx context.Context) {
+	for {
+		timed, cancel := context.WithTimeout(ctx, reachTimeout)
+		err := l.reach(timed)
+		cancel()
+		if err != nil {
+			err = errUnreachable
+		}
+		l.mu.Lock()
+		again := l.unreachable != nil && err == nil
+		l.unreachable = err
+		if len(l.topics) == 0 {
+			l.reaching, l.unreachable = false, nil
+			l.mu.Unlock()
+			return
+		}
+		l.mu.Unlock()
+		if again {
+			l.wakeAll()
+		}
+		time.Sleep(reachEvery)
+	}
+}
+
+// trouble is why nothing new is to be had, if so.
+func (l *live) trouble() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.unreachable
 }
 
 // events streams a page's live parts as they change. What it makes is what the page itself would show to the same person.
@@ -148,28 +234,54 @@ func (c *Console) events(w http.ResponseWriter, r *http.Request) {
 	}
 	defer done()
 	var shown uint64
+	var failed error // of the latest picture
+	beat := time.NewTicker(beatEvery)
+	defer beat.Stop()
+	say := func(name, data string) bool {
+		_, err := fmt.Fprintf(w, "event: %s\ndata: %s\n\n", name, strings.ReplaceAll(data, "\n", "\ndata: "))
+		return err == nil && control.Flush() == nil
+	}
 	for {
+		var fresh *event
 		select {
 		case <-r.Context().Done():
 			return
 		case e := <-watched:
-			var err error
-			if (c.Ready != nil && c.Ready() != nil) || !access.Still(r.Context()) {
+			fresh = &e
+		case <-beat.C:
+		}
+		if c.Ready != nil && c.Ready() != nil {
+			return
+		}
+		// (Who somebody is cannot be looked up without the database.)
+		if trouble := c.live.trouble(); trouble != nil && fresh == nil {
+			if !say("trouble", trouble.Error()) {
 				return
 			}
-			at := e.at.UTC().Format(time.RFC3339)
-			switch {
-			case e.err != nil:
-				_, err = fmt.Fprintf(w, "event: trouble\ndata: %s\n\n", strings.ReplaceAll(e.err.Error(), "\n", " "))
-			case e.sum == shown:
-				_, err = fmt.Fprintf(w, "event: same\ndata: %s\n\n", at)
-			default:
-				shown = e.sum
-				_, err = fmt.Fprintf(w, "event: page\nid: %s\ndata: %s\n\n", at, strings.ReplaceAll(string(e.html), "\n", "\ndata: "))
-			}
-			if err != nil || control.Flush() != nil {
-				return
-			}
+			continue
+		}
+		if !access.Still(r.Context()) {
+			say("ended", "")
+			return
+		}
+		if fresh != nil {
+			failed = fresh.err
+		}
+		var told bool
+		switch {
+		case failed != nil:
+			told = say("trouble", failed.Error())
+		case fresh == nil:
+			told = say("beat", "")
+		case fresh.sum == shown:
+			told = say("same", fresh.at.UTC().Format(time.RFC3339))
+		default:
+			shown = fresh.sum
+			_, err := fmt.Fprintf(w, "id: %s\n", fresh.at.UTC().Format(time.RFC3339))
+			told = err == nil && say("page", string(fresh.html))
+		}
+		if !told {
+			return
 		}
 	}
 }

@@ -1,11 +1,15 @@
 package console
 
 import (
+	"bufio"
 	"context"
+	"io"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"strconv"
+	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -13,6 +17,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/stretchr/testify/require"
 
+	"github.com/dlqd/dlqd/internal/access"
 	"github.com/dlqd/dlqd/internal/postgres"
 )
 
@@ -97,4 +102,103 @@ func TestLive_boundPerPerson(t *testing.T) {
 	} {
 		require.Equal(t, want, canonical(address))
 	}
+}
+
+// Whoever opens a page that others have open sees no picture of it that is older than what was just loaded.
+func TestLive_newViewersSeeNothingOlder(t *testing.T) {
+	t.Parallel()
+	var made atomic.Int64
+	going := make(chan struct{})
+	l := &live{render: func(ctx context.Context, _ *http.Request, _ string) ([]byte, time.Duration, error) {
+		n := made.Add(1)
+		if n == 2 { // this one is under way while somebody comes
+			select {
+			case <-going:
+			case <-ctx.Done():
+			}
+		}
+		return []byte(strconv.FormatInt(n, 10)), time.Hour, nil
+	}}
+	from := httptest.NewRequest(http.MethodGet, "/events", nil)
+	watch := func(person string) chan event {
+		events, done, ok := l.watch(t.Context(), from, person, "/page", "/page")
+		require.True(t, ok)
+		t.Cleanup(done)
+		return events
+	}
+	first := watch("kim")
+	require.Equal(t, "1", string((<-first).html))
+	second := watch("ann") // the second picture is begun for her
+	require.Eventually(t, func() bool { return made.Load() == 2 }, time.Minute, time.Millisecond)
+	third := watch("lee")
+	close(going)
+	require.Equal(t, "2", string((<-second).html))
+	require.Equal(t, "3", string((<-third).html), "the second was begun before he came")
+}
+
+// What somebody does through the API is on the pages that are open without their turn being waited for.
+func TestLive_actsWakePages(t *testing.T) {
+	t.Parallel()
+	var made atomic.Int64
+	c := &Console{Config: Config{Logger: slog.New(slog.DiscardHandler)}}
+	c.live.render = func(context.Context, *http.Request, string) ([]byte, time.Duration, error) {
+		return []byte(strconv.FormatInt(made.Add(1), 10)), time.Hour, nil
+	}
+	events, done, ok := c.live.watch(t.Context(), httptest.NewRequest(http.MethodGet, "/events", nil), "kim", "/page", "/page")
+	require.True(t, ok)
+	defer done()
+	require.Equal(t, "1", string((<-events).html))
+	c.Acted()
+	require.Equal(t, "2", string((<-events).html))
+}
+
+// A stream says that the database does not answer, that it does again, and that its reader may look no longer, though its page is not due.
+func TestLive_saysWhatIsWrong(t *testing.T) {
+	t.Parallel()
+	var lost, out atomic.Bool
+	c := &Console{Config: Config{Logger: slog.New(slog.DiscardHandler)}, mux: http.NewServeMux()}
+	c.live.render = func(context.Context, *http.Request, string) ([]byte, time.Duration, error) {
+		return []byte("the page"), time.Hour, nil
+	}
+	c.live.reach = func(context.Context) error {
+		if lost.Load() {
+			return context.DeadlineExceeded
+		}
+		return nil
+	}
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		ctx := access.WithAgain(r.Context(), func() (*access.Principal, error) {
+			if out.Load() {
+				return nil, access.ErrRefused
+			}
+			return access.From(r.Context()), nil
+		})
+		c.events(w, r.WithContext(ctx))
+	}))
+	defer server.Close()
+	answer, err := http.Get(server.URL + "/events?page=/page")
+	require.NoError(t, err)
+	defer answer.Body.Close()
+	lines := bufio.NewScanner(answer.Body)
+	next := func(event, data string) {
+		for lines.Scan() {
+			if lines.Text() == "event: "+event {
+				require.True(t, lines.Scan())
+				require.Contains(t, lines.Text(), "data: "+data)
+				return
+			}
+		}
+		require.Fail(t, "the stream ended", event)
+	}
+	next("page", "the page")
+	next("beat", "")
+	lost.Store(true)
+	next("trouble", "the database does not answer")
+	lost.Store(false)
+	next("same", "")
+	out.Store(true)
+	next("ended", "")
+	rest, err := io.ReadAll(answer.Body)
+	require.NoError(t, err)
+	require.Empty(t, strings.TrimSpace(string(rest)), "nothing follows")
 }

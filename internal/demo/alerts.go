@@ -69,6 +69,24 @@ func (d *demo) followAlerts(ctx context.Context, started time.Time, stack *alert
 	)
 	at := func() string { return fmt.Sprintf("%5.1f s  ", time.Since(started).Seconds()) }
 	firing, read := map[string]bool{}, map[string]bool{}
+	look := func() error {
+		alerts, err := stack.Alerts(ctx)
+		if err != nil {
+			return err
+		}
+		now := map[string]bool{}
+		for _, a := range alerts {
+			if a.State != "firing" {
+				continue
+			}
+			which := fmt.Sprint(a.Labels) // without the value, which changes
+			if now[which] = true; !firing[which] {
+				d.sayf("%sfires: %s (%s): %s", at(), a.Labels["alertname"], a.Labels["severity"], a.Annotations["summary"])
+			}
+		}
+		firing = now
+		return nil
+	}
 	ticker := time.NewTicker(alertInterval / 2)
 	defer ticker.Stop()
 	down := false
@@ -77,6 +95,10 @@ func (d *demo) followAlerts(ctx context.Context, started time.Time, stack *alert
 		case <-ctx.Done():
 			return errors.Join(errNotTold, ctx.Err())
 		case n := <-told:
+			// What is sent was firing before: its line comes first, though Prometheus is asked less often.
+			if err := look(); err != nil {
+				return err
+			}
 			d.sayf("%s%s was sent: %s", at(), n.Receiver, n.Title)
 			name, _, _ := strings.Cut(n.Text[strings.LastIndexByte(n.Text, '(')+1:], ")")
 			if !read[name] {
@@ -91,21 +113,9 @@ func (d *demo) followAlerts(ctx context.Context, started time.Time, stack *alert
 				down = true
 			}
 		case <-ticker.C:
-			alerts, err := stack.Alerts(ctx)
-			if err != nil {
+			if err := look(); err != nil {
 				return err
 			}
-			now := map[string]bool{}
-			for _, a := range alerts {
-				if a.State != "firing" {
-					continue
-				}
-				which := fmt.Sprint(a.Labels) // without the value, which changes
-				if now[which] = true; !firing[which] {
-					d.sayf("%sfires: %s (%s): %s", at(), a.Labels["alertname"], a.Labels["severity"], a.Annotations["summary"])
-				}
-			}
-			firing = now
 		}
 	}
 }

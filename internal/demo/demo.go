@@ -31,9 +31,11 @@ import (
 const (
 	messages = 400
 	senders  = 8
-	// How long everything may take to come to rest. The demo is promised within a minute.
-	settleTimeout = 45 * time.Second
-	progressEvery = 500 * time.Millisecond
+	// troublesAtMost is how long the receiver's troubles last if nothing ends them.
+	troublesAtMost = 5 * time.Minute
+	// settleTimeout is how long everything may take to come to rest.
+	settleTimeout = time.Minute
+	lookEvery     = 200 * time.Millisecond
 	stopTimeout   = 10 * time.Second
 )
 
@@ -59,7 +61,7 @@ func Run(ctx, hard context.Context, options Options, out io.Writer) error {
 		return err
 	}
 	d := &demo{out: out, dir: dir, program: options.Program}
-	troubles, breakers := Troubles, demoBreakers
+	troubles, breakers := troublesAtMost, demoBreakers
 	if options.Alerts {
 		troubles, breakers = alertTroubles, alertBreakers
 	}
@@ -82,7 +84,7 @@ func Run(ctx, hard context.Context, options Options, out io.Writer) error {
 	s, err := server.Start(ctx, server.Config{
 		DataDir: filepath.Join(dir, "data"), PostgresBin: options.PostgresBin, Schemas: postgres.DefaultSchemas(),
 		API: true, Process: true, DLQWorkers: true, Listen: []string{"127.0.0.1:0"},
-		Policy: rules, PollInterval: time.Second, StopTimeout: stopTimeout,
+		Policy: rules, PollInterval: lookEvery, StopTimeout: stopTimeout,
 		Logger: slog.New(slog.NewTextHandler(logFile, nil)),
 	})
 	if err != nil {
@@ -155,12 +157,12 @@ func (d *demo) startReceiver(ctx context.Context, troubles time.Duration) (recei
 
 // What takes minutes in earnest is shortened to what one can watch.
 const (
-	demoBreakers = "defaults: {consecutiveFailures: 10, openFor: 2s}\n"
+	demoBreakers = "defaults: {consecutiveFailures: 10, openFor: 1s}\n"
 	demoRouting  = `strategies:
-  immediate: {delays: [1s, 2s, 3s, 4s, 5s]}
-  scheduled: {delays: [1s, 2s, 3s, 4s, 5s]}
+  immediate: {delays: [1s, 1s, 1s, 2s, 2s]}
+  scheduled: {delays: [1s, 1s, 1s, 2s, 2s]}
   # The demo's own load is on this machine.
-  conditional: {delays: [1s, 2s, 3s, 4s, 5s], conditions: {cpuBelow: 0, memoryBelow: 0}}
+  conditional: {delays: [1s, 1s, 1s, 2s, 2s], conditions: {cpuBelow: 0, memoryBelow: 0}}
 `
 )
 
@@ -195,10 +197,10 @@ func (d *demo) writePolicy(r receiverAddresses, breakers string) (*policy.Policy
 }
 
 func (d *demo) run(ctx context.Context, receiver string) error {
-	d.sayf("sending %d messages (payments, orders, invoices, notifications, documents, exports)", messages)
+	d.sayf("%d messages are sent to six services; exports refuses connections, and the others answer as real ones do", messages)
 	sent := make(chan error, 1)
 	go func() { sent <- d.send(ctx) }()
-	if err := d.watch(ctx, sent); err != nil {
+	if err := d.watch(ctx, receiver, sent); err != nil {
 		return err
 	}
 	return d.summary(ctx, receiver)
@@ -292,13 +294,15 @@ func (d *demo) standing(ctx context.Context) (standing, error) {
 	return pgx.CollectExactlyOneRow(rows, pgx.RowToStructByPos[standing])
 }
 
-// watch prints where the messages are until all were sent and have come to rest.
-func (d *demo) watch(ctx context.Context, sent <-chan error) error {
+// watch prints what happens, lets the receiver recover once its troubles have shown, and returns when all messages
+// were sent and have come to rest.
+func (d *demo) watch(ctx context.Context, receiver string, sent <-chan error) error {
 	ctx, cancel := context.WithTimeout(ctx, settleTimeout)
 	defer cancel()
-	ticker := time.NewTicker(progressEvery)
+	ticker := time.NewTicker(lookEvery)
 	defer ticker.Stop()
-	started, allSent, last := time.Now(), false, ""
+	story := story{demo: d, started: time.Now(), told: map[string]bool{}}
+	allSent, recovered := false, false
 	for {
 		select {
 		case err := <-sent:
@@ -307,29 +311,93 @@ func (d *demo) watch(ctx context.Context, sent <-chan error) error {
 			}
 			allSent = true
 		case <-ctx.Done():
-			if errors.Is(ctx.Err(), context.DeadlineExceeded) {
-				return nil // the summary says what is still under way
-			}
-			return ctx.Err()
 		case <-ticker.C:
 		}
 		s, err := d.standing(ctx)
-		if errors.Is(err, context.DeadlineExceeded) || errors.Is(ctx.Err(), context.DeadlineExceeded) {
+		if err == nil {
+			err = story.goOn(ctx)
+		}
+		if errors.Is(ctx.Err(), context.DeadlineExceeded) {
 			return nil // the summary says what is still under way
 		}
 		if err != nil {
 			return err
 		}
-		line := fmt.Sprintf("accepted %d, completed %d, under way %d | dead letters: pending %d, processing %d, manual %d, resolved %d, failed %d",
-			d.accepted.Load(), s.Completed, s.Live, s.Pending, s.Processing, s.Manual, s.Resolved, s.Failed)
-		if line != last {
-			d.sayf("%5.1f s  %s", time.Since(started).Seconds(), line)
-			last = line
+		if !recovered && allSent && story.opened && s.Pending > 0 {
+			story.sayf("the receiver recovers")
+			if err := d.recover(ctx, receiver); err != nil {
+				return err
+			}
+			recovered = true
 		}
-		if allSent && s.atRest() {
+		if recovered && s.atRest() && story.closed {
 			return nil
 		}
 	}
+}
+
+// story tells what happens to the messages: the first of each kind of event.
+type story struct {
+	*demo
+
+	started time.Time
+	told    map[string]bool
+	// opened and closed say what became of the breaker of the destination that refuses connections.
+	opened, closed bool
+}
+
+func (s *story) sayf(format string, args ...any) {
+	s.demo.sayf("%5.1f s  "+format, append([]any{time.Since(s.started).Seconds()}, args...)...)
+}
+
+// event is something worth a line. What has the same key is said once.
+type event struct{ Key, Line string }
+
+func (s *story) goOn(ctx context.Context) error {
+	rows, err := s.pool.Query(ctx, `
+		SELECT key, line FROM (
+			SELECT DISTINCT ON (error_class) 'class ' || error_class AS key, created_at AS at,
+			       format('%s: "%s" is %s: %s', queue, error_message, error_class, CASE WHEN status = 'dlq_manual'
+			           THEN 'dead letters like this wait for a person' ELSE 'dead letters like this are sent again by themselves' END) AS line
+			FROM dlq.dead_letter_queue WHERE error_class IS NOT NULL ORDER BY error_class, created_at) classes
+		UNION ALL
+		SELECT key, line FROM (
+			SELECT DISTINCT ON (name, to_state) name || ' ' || to_state AS key, at,
+			       CASE to_state WHEN 'open' THEN format('the circuit breaker of %s opens after %s: messages to it wait', name, reason)
+			           ELSE format('the circuit breaker of %s closes: what waited is sent', name) END AS line
+			FROM dlq.circuit_breaker_changes WHERE to_state <> 'half_open' ORDER BY name, to_state, at) breakers
+		UNION ALL
+		(SELECT 'resolved', format('%s: the first dead letter that was sent again is taken, and resolved', queue)
+		FROM dlq.dead_letter_queue WHERE status = 'dlq_resolved' LIMIT 1)`)
+	if err != nil {
+		return err
+	}
+	events, err := pgx.CollectRows(rows, pgx.RowToStructByPos[event])
+	if err != nil {
+		return err
+	}
+	for _, e := range events {
+		if s.told[e.Key] {
+			continue
+		}
+		s.told[e.Key] = true
+		s.sayf("%s", e.Line)
+	}
+	s.opened, s.closed = s.told["destination:exports open"], s.told["destination:exports closed"]
+	return nil
+}
+
+// recover ends the receiver's troubles.
+func (d *demo) recover(ctx context.Context, receiver string) error {
+	request, err := http.NewRequestWithContext(ctx, http.MethodPost, receiver+"/recover", nil)
+	if err != nil {
+		return err
+	}
+	response, err := http.DefaultClient.Do(request)
+	if err != nil {
+		return err
+	}
+	return response.Body.Close()
 }
 
 func (d *demo) summary(ctx context.Context, receiver string) error {

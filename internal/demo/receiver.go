@@ -21,16 +21,18 @@ const Troubles = 8 * time.Second
 
 // Receiver is a practice receiver. Its paths are services, each with its own kind of trouble; "/" takes everything.
 type Receiver struct {
-	well    time.Time // when passing troubles are over
+	well    context.Context // done when the passing troubles are over
+	recover context.CancelFunc
 	limiter *rate.Limiter
 
 	mu    sync.Mutex
 	taken map[string]int // messages answered 200, by id, and how often
 }
 
-// NewReceiver returns a receiver whose passing troubles last for a while.
+// NewReceiver returns a receiver whose passing troubles last for a while, or until POST /recover.
 func NewReceiver(troubles time.Duration) *Receiver {
-	return &Receiver{well: time.Now().Add(troubles), limiter: rate.NewLimiter(30, 10), taken: map[string]int{}}
+	well, wellNow := context.WithTimeout(context.Background(), troubles)
+	return &Receiver{well: well, recover: wellNow, limiter: rate.NewLimiter(30, 10), taken: map[string]int{}}
 }
 
 // Count is what a receiver has taken.
@@ -61,7 +63,7 @@ func (r *Receiver) Serve(ctx context.Context, address string, announce func(url,
 		select {
 		case <-ctx.Done():
 			return
-		case <-time.After(time.Until(r.well)):
+		case <-r.well.Done():
 		}
 		if listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", late); err == nil {
 			_ = server.Serve(listener)
@@ -85,12 +87,19 @@ func (r *Receiver) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	hash := fnv.New32a()
 	_, _ = hash.Write([]byte(id))
 	lot := hash.Sum32() % 100
-	trouble := time.Now().Before(r.well)
+	trouble := r.well.Err() == nil
 
 	switch req.URL.Path {
 	case "/count":
 		w.Header().Set("Content-Type", "application/json")
 		_, _ = fmt.Fprintf(w, `{"messages": %d, "repeats": %d}`+"\n", r.Count().Messages, r.Count().Repeats)
+		return
+	case "/recover":
+		if req.Method != http.MethodPost {
+			http.Error(w, "POST ends the troubles", http.StatusMethodNotAllowed)
+			return
+		}
+		r.recover()
 		return
 	case "/payments": // a bank: declines, rejects, and has a bad quarter of an hour
 		switch {
@@ -127,7 +136,7 @@ func (r *Receiver) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 		}
 	case "/documents": // a converter that hangs on some, hangs up on others, and says no politely
 		switch {
-		case lot < 6:
+		case lot < 6 && trouble:
 			select { // past every timeout
 			case <-req.Context().Done():
 			case <-time.After(time.Minute):

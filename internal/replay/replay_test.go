@@ -192,6 +192,20 @@ func TestRun_severalServersNeverReplayAnEntryTwice(t *testing.T) {
 	require.EqualValues(t, 300, one.Succeeded+two.Succeeded)
 }
 
+// A batch that waited too long for a lock is tried again: what another run holds, it gives back.
+func TestRun_goesOnAfterALock(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.fail(3, "a", "T")
+	b.exec("CREATE SEQUENCE public.tries")
+	b.exec(`CREATE FUNCTION locked_at_first() RETURNS trigger LANGUAGE plpgsql AS $$
+		BEGIN IF nextval('public.tries') = 1 THEN RAISE lock_not_available; END IF; RETURN NEW; END $$`)
+	b.exec("CREATE TRIGGER locked_at_first BEFORE INSERT ON river_job FOR EACH ROW EXECUTE FUNCTION locked_at_first()")
+	run := b.start(replay.Request{All: true})
+	b.once()
+	require.EqualValues(t, 3, b.get(run).Replayed)
+}
+
 func TestRun_pauseResumeCancelAndRestart(t *testing.T) {
 	t.Parallel()
 	b := setup(t)

@@ -558,7 +558,7 @@ func (s *Server) startAPI(ctx context.Context) error {
 		Examine: func(ctx context.Context) []doctor.Finding { return doctor.Examine(ctx, s.migrator()) },
 		Console: func(operations, notServed http.Handler) api.Console {
 			return console.New(console.Config{
-				API: operations, NotServed: notServed, Policy: s.policy, Environment: s.config.Source.Env, Ready: s.ready, Logger: s.logger.With("part", "console"),
+				API: operations, NotServed: notServed, Policy: s.policy, Environment: s.config.Source.Env, Ready: s.ready, Reach: s.pool.Ping, Logger: s.logger.With("part", "console"),
 				SignInWays: s.access.SignInWays, RiverUI: strings.TrimSuffix(s.config.RiverUI, "/"),
 			})
 		},

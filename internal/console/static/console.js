@@ -87,7 +87,8 @@ if (themeSwitch) {
 const connection = /** @type {HTMLElement | null} */ (one("[data-connection]"));
 /** @type {number | undefined} */
 let staleTimer;
-let shownAt = new Date();
+// When what is shown was made (RFC 3339, UTC).
+let shownAt = new Date().toISOString();
 
 /** @param {"live" | "lost" | "trouble"} state */
 function connected(state, detail = "") {
@@ -95,7 +96,7 @@ function connected(state, detail = "") {
 	connection.hidden = false;
 	connection.classList.toggle("lost", state !== "live");
 	document.body.classList.toggle("stale", state !== "live");
-	connection.textContent = state === "live" ? "live" : `${state === "lost" ? "connection lost" : detail}, showing ${shownAt.toLocaleTimeString()}`;
+	connection.textContent = state === "live" ? "live" : `${state === "lost" ? "connection lost" : detail}, showing ${shownAt.slice(11, 19)} UTC`;
 }
 
 /** @param {Element} old @param {Element} fresh */
@@ -146,7 +147,6 @@ function show(html) {
 		copyable(old);
 		if (focused) /** @type {HTMLElement | null} */ (old.querySelector(`[href="${CSS.escape(focused)}"]`))?.focus();
 	}
-	shownAt = new Date();
 	tell();
 }
 
@@ -224,18 +224,20 @@ function follow(address) {
 	const alive = () => {
 		connected("live");
 		clearTimeout(staleTimer);
-		staleTimer = setTimeout(() => connected("lost"), 75_000);
+		staleTimer = setTimeout(() => connected("lost"), 4000); // the server sends something each second
 	};
 	stream.addEventListener("open", alive);
-	stream.addEventListener("page", (event) => { alive(); show(event.data); });
-	stream.addEventListener("same", () => { alive(); shownAt = new Date(); });
+	stream.addEventListener("page", (event) => { alive(); shownAt = event.lastEventId; show(event.data); });
+	stream.addEventListener("same", (event) => { alive(); shownAt = event.data; });
+	stream.addEventListener("beat", alive);
+	stream.addEventListener("ended", () => { leave(); again(address); }); // who looks may do so no longer, or otherwise
 	// Too many pages are live: this one is loaded anew now and then, unless somebody writes in it.
 	stream.addEventListener("refused", (event) => {
 		leave();
 		connected("trouble", event.data);
 		reloading = setInterval(() => { if (!writing()) location.reload(); }, 60_000);
 	});
-	stream.addEventListener("trouble", (event) => connected("trouble", event.data));
+	stream.addEventListener("trouble", (event) => { alive(); connected("trouble", event.data); });
 	stream.addEventListener("error", () => {
 		connected("lost");
 		if (stream.readyState === EventSource.CLOSED) retry = setTimeout(() => again(address), 2000);
