@@ -431,7 +431,7 @@ func (w *world) operated(e int8, to Status) {
 // reopen is dlq.act_on('reopen').
 func (w *world) reopen(e int8) {
 	entry := &w.Entries[e]
-	if entry.Status != Resolved && entry.Status != Archived || w.openOf(entry.Job) != none {
+	if entry.Status != Resolved && entry.Status != Archived || w.openOf(entry.Job) != none || entry.Bare {
 		return
 	}
 	w.move(e, Manual)
@@ -456,7 +456,7 @@ func (w *world) delete(e int8) {
 	waiting := w.Facts // a failure that waits as a fact needs the entry: it goes to the inbox
 	for _, f := range waiting[:w.NFacts] {
 		if f.Job == entry.Job && (f.Kind == FactDiscarded || f.Kind == FactCancelled) {
-			w.fileEnd(f.Job, f.Failure, true)
+			w.fileEnd(f.Job, f.Failure, e)
 			w.forget(f)
 		}
 	}

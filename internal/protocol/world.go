@@ -507,7 +507,7 @@ func (w *world) applyEnd(e, i, failure int8, ended Time, own bool) {
 	if first && entry.Status.open() {
 		w.take(failure, e)
 	} else if first {
-		w.fileEnd(i, failure, true)
+		w.fileEnd(i, failure, e)
 	}
 	if entry.Status.open() && (!own || entry.Status != Processing) {
 		w.failedAgain(e, failure)
@@ -517,11 +517,28 @@ func (w *world) applyEnd(e, i, failure int8, ended Time, own bool) {
 	}
 }
 
-// fileEnd is dlq.file_end: entry says whether the job's closed entry is there.
-func (w *world) fileEnd(i, f int8, entry bool) {
-	if !w.Failures[f].Cancel && !w.isTaken(f) && (entry || w.Jobs[i].State != Gone) {
+// fileEnd is dlq.file_end.
+func (w *world) fileEnd(i, f, e int8) {
+	switch {
+	case w.Failures[f].Cancel || w.isTaken(f):
+	case w.Jobs[i].State != Gone || e != none && w.Entries[e].Status.exists() && w.Entries[e].Job == i:
 		w.append(Row{Failure: f})
+	case e == none || w.hadEntry(i):
+		w.append(Row{Failure: f})
+		w.file(bit(f))
+		w.move(f, Archived)
+		w.Entries[f].ByPerson, w.Entries[f].Bare = true, true
 	}
+}
+
+// hadEntry reports whether a deleted entry was made of a failure of the job.
+func (w *world) hadEntry(i int8) bool {
+	for f := range w.NFailures {
+		if w.Failures[f].Job == i && w.Failures[f].TakenBy == f {
+			return true
+		}
+	}
+	return false
 }
 
 // applied is what dlq.apply_fact returns.
@@ -554,7 +571,7 @@ func (w *world) applyFact(f Fact) applied { //nolint:gocognit // as dlq.apply_fa
 	}
 	if id == none || !w.Entries[id].Status.exists() && w.unfiled()&bit(id) == 0 {
 		if f.Kind == FactDiscarded || f.Kind == FactCancelled {
-			w.fileEnd(f.Job, f.Failure, false)
+			w.fileEnd(f.Job, f.Failure, id)
 		}
 		return done
 	}
@@ -578,6 +595,9 @@ func (w *world) applyFact(f Fact) applied { //nolint:gocognit // as dlq.apply_fa
 			w.violatef(NotUndone, "a person made entry %d %s, and an older fact (%s of job %d) makes it %s", id, before, f.Kind, f.Job, after)
 		}
 	}()
+	if f.Kind == Retried {
+		defer w.endsOf(id, f.Job)
+	}
 	switch f.Kind { //nolint:exhaustive // the others are ends
 	case FactClosed:
 		if status == Resolved {
@@ -616,6 +636,18 @@ func (w *world) applyFact(f Fact) applied { //nolint:gocognit // as dlq.apply_fa
 		w.applyEnd(id, f.Job, f.Failure, ended, own)
 	}
 	return done
+}
+
+// endsOf gives the failures of a job that wait as facts the entry that the job was retried after.
+func (w *world) endsOf(e, job int8) {
+	facts := w.Facts
+	for _, f := range facts[:w.NFacts] {
+		if f.Job == job && f.Entry == none && (f.Kind == FactDiscarded || f.Kind == FactCancelled) {
+			w.forget(f)
+			f.Entry = e
+			w.fact(f)
+		}
+	}
 }
 
 // applyFacts is dlq.apply_facts.
