@@ -19,8 +19,8 @@ import (
 	"github.com/dlqd/dlqd/internal/worker"
 )
 
-// filing measures how fast one DLQ worker files and decides what capture left in the inbox, how long after its job's commit a
-// failure is decided at steady traffic, and how that goes on in a storm.
+// filing measures how fast one DLQ worker files and decides what capture, and what the reconciler, left in the inbox, how long after its
+// job's commit a failure is decided at steady traffic, and how that goes on in a storm.
 func filing(b *bench, scale float64) error {
 	if err := b.filingRates(int(50_000 * scale)); err != nil {
 		return err
@@ -35,39 +35,58 @@ func filing(b *bench, scale float64) error {
 var listIndexes = []string{"event", "status", "queue", "kind", "class", "type", "source"}
 
 func (b *bench) filingRates(entries int) error {
-	b.row("batch", "filed and decided/s", "without list indexes")
+	b.row("batch", "filed and decided/s", "without list indexes", "found by the reconciler")
 	for _, batch := range []int{100, 500} {
-		var rates [2][]float64
+		var rates [3][]float64
 		for range b.rounds {
-			for i, indexes := range []bool{true, false} {
-				rate, err := b.filingRate(entries, batch, indexes)
+			for i, measure := range []func() (float64, float64, error){
+				func() (float64, float64, error) { return b.filingRate(entries, batch, captured) },
+				func() (float64, float64, error) { return b.filingRate(entries, batch, captured, listIndexes...) },
+				func() (float64, float64, error) { return b.filingRate(entries/5, batch, b.missed) },
+			} {
+				rate, _, err := measure()
 				if err != nil {
 					return err
 				}
 				rates[i] = append(rates[i], rate)
 			}
 		}
-		b.row(batch, thousands(median(rates[0])), thousands(median(rates[1])))
+		b.row(batch, thousands(median(rates[0])), thousands(median(rates[1])), thousands(median(rates[2])))
 	}
 	return b.table.Flush()
 }
 
-func (b *bench) filingRate(entries, batch int, indexes bool) (rate float64, err error) {
-	without := listIndexes
-	if indexes {
-		without = nil
+// captured has capture see the end of jobs.
+func captured(_ *pgxpool.Pool, end func() error) error { return end() }
+
+// missed has the reconciler find the end of jobs, beside two years of closed entries.
+func (b *bench) missed(pool *pgxpool.Pool, end func() error) error {
+	if _, err := pool.Exec(b.ctx, `SELECT dlq.ensure_partition(p, now() - m * interval '1 month')
+		FROM unnest('{dlq.dead_letter_resolved,dlq.dead_letter_failed,dlq.dead_letter_archived}'::regclass[]) p, generate_series(1, 23) m`); err != nil {
+		return err
 	}
-	rate, _, err = b.filingRateWithout(entries, batch, without)
-	return rate, err
+	if _, err := pool.Exec(b.ctx, "SELECT dlq.set_capture('off')"); err != nil {
+		return err
+	}
+	if err := end(); err != nil {
+		return err
+	}
+	for done := false; !done; {
+		if err := pool.QueryRow(b.ctx, "SELECT done FROM dlq.reconcile(p_whole => true)").Scan(&done); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
-// filingRateWithout is the rate without some of the list indexes, and the WAL of an entry in bytes.
-func (b *bench) filingRateWithout(entries, batch int, indexes []string) (rate, wal float64, err error) {
+// filingRate is the rate at which entries are filed without some of the list indexes, and the WAL of an entry in bytes. found has
+// their jobs end, and come into the inbox.
+func (b *bench) filingRate(entries, batch int, found func(*pgxpool.Pool, func() error) error, without ...string) (rate, wal float64, err error) {
 	err = b.withPool(4, func(pool *pgxpool.Pool) error {
 		if err := b.fresh(pool, true); err != nil {
 			return err
 		}
-		for _, name := range indexes {
+		for _, name := range without {
 			if _, err := pool.Exec(b.ctx, "DROP INDEX IF EXISTS dlq.dead_letter_open_by_"+name); err != nil {
 				return err
 			}
@@ -75,7 +94,10 @@ func (b *bench) filingRateWithout(entries, batch int, indexes []string) (rate, w
 		if err := failing(b.ctx, pool, entries); err != nil {
 			return err
 		}
-		if _, err := pool.Exec(b.ctx, `UPDATE river_job SET state = 'discarded', finalized_at = now() + id * interval '1 microsecond'`); err != nil {
+		if err := found(pool, func() error {
+			_, err := pool.Exec(b.ctx, `UPDATE river_job SET state = 'discarded', finalized_at = now() + id * interval '1 microsecond'`)
+			return err
+		}); err != nil {
 			return err
 		}
 		if _, err := pool.Exec(b.ctx, "CHECKPOINT"); err != nil {

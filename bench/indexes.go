@@ -30,7 +30,7 @@ func indexStudy(b *bench, scale float64) error {
 	rates, wals := make([][]float64, len(sets)), make([]float64, len(sets))
 	for range b.rounds { // in turn, so that the machine's mood is everybody's
 		for i, without := range sets {
-			rate, wal, err := b.filingRateWithout(entries, 500, without)
+			rate, wal, err := b.filingRate(entries, 500, captured, without...)
 			if err != nil {
 				return err
 			}

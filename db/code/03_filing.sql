@@ -190,6 +190,27 @@ END
 $$;
 COMMENT ON FUNCTION dlq.may_be_filed IS 'Whether a row of the inbox can become an entry: its failure is in none, and no entry of another failure has its id.';
 
+-- to_be_filed is may_be_filed for a whole batch: file_as calls it once, and only where the batch has rows that need it. To plan this question
+-- takes milliseconds, since the plan has all partitions; so it is planned once for each batch or session, and not for each row. Months before
+-- the failure are left out as it runs, by the time in the id (1970 where the id has none), or now if that time is to come.
+CREATE OR REPLACE FUNCTION dlq.to_be_filed(p_ids uuid[]) RETURNS SETOF tid
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_generic_plan AS $$
+BEGIN
+    RETURN QUERY
+        SELECT i.ctid FROM dlq.dead_letter_inbox i
+        -- (Of a finalized_at that is no time, entries have when the failure was seen instead.)
+        CROSS JOIN LATERAL (SELECT CASE WHEN i.id = dlq.entry_id(i.river_job_id, i.last_failed_at) THEN i.last_failed_at ELSE 'infinity' END AS finalized_at) f
+        WHERE i.id = ANY (p_ids)
+          AND (i.captured_by <> 'capture' OR f.finalized_at = 'infinity'
+               OR (SELECT r.job_id FROM dlq.retired_jobs r WHERE r.job_id = i.river_job_id AND r.job_created_at = i.job_created_at LIMIT 1) IS NOT NULL)
+          AND (SELECT k.known FROM dlq.known_failure(i.river_job_id, i.job_created_at, i.id, i.retry_count, f.finalized_at) k) IS DISTINCT FROM 'entry'
+          AND (SELECT 1 FROM dlq.dead_letter_queue e WHERE e.stage = 'open' AND e.id = i.id LIMIT 1) IS NULL
+          AND (SELECT 1 FROM dlq.dead_letter_queue e
+               WHERE e.stage IN ('resolved', 'failed', 'archived') AND e.id = i.id AND e.closed_at >= least(dlq.captured_at(i.id), now()) - interval '1 day' LIMIT 1) IS NULL;
+END
+$$;
+COMMENT ON FUNCTION dlq.to_be_filed IS 'Of the rows of the inbox with these ids, those that are not simply capture''s and that can become entries: dlq.may_be_filed of many.';
+
 -- file_as is the one way out of the inbox: what it inserts into the open partition it deletes from the inbox and writes to the trail,
 -- in one statement. Columns of decisions are arrays, in the order of p_ids; without them entries are filed undecided. The caller
 -- has locked the rows, and names each once. ON CONFLICT: a failure that came in twice is one (a job that a transaction retries and fails
@@ -197,7 +218,7 @@ COMMENT ON FUNCTION dlq.may_be_filed IS 'Whether a row of the inbox can become a
 -- are the business of file_repeats.
 --
 -- Nearly all rows are of jobs of which dlqd remembers nothing. Only for others, for rows of the reconciler, and where the id does not say
--- when the job failed, the entries are asked.
+-- when the job failed, the entries are asked: for the whole batch, at the first such row. (A hashed subplan, which runs when it is needed.)
 CREATE OR REPLACE FUNCTION dlq.file_as(p_ids uuid[], p_actor text DEFAULT NULL, p_config_version text DEFAULT NULL, p_statuses text[] DEFAULT NULL, p_strategies text[] DEFAULT NULL,
     p_error_classes text[] DEFAULT NULL, p_rules text[] DEFAULT NULL, p_fingerprints text[] DEFAULT NULL, p_next_retry_ats timestamptz[] DEFAULT NULL,
     p_waiting_fors text[] DEFAULT NULL, p_max_retries integer[] DEFAULT NULL, p_priorities smallint[] DEFAULT NULL, p_tags jsonb[] DEFAULT NULL,
@@ -233,7 +254,7 @@ BEGIN
            OR NOT dlq.is_repeat(i.river_job_id, i.job_created_at))
           AND ((SELECT r.job_id FROM dlq.retired_jobs r WHERE r.job_id = i.river_job_id AND r.job_created_at = i.job_created_at LIMIT 1) IS NULL
                AND i.captured_by = 'capture' AND i.id = dlq.entry_id(i.river_job_id, i.last_failed_at)
-           OR dlq.may_be_filed(i.id, i.river_job_id, i.job_created_at, i.retry_count, i.last_failed_at))
+           OR i.ctid IN (SELECT t FROM dlq.to_be_filed(p_ids) t))
         ON CONFLICT DO NOTHING
         RETURNING id, job_created_at, status, strategy, rule, next_retry_at, river_job_id, queue, kind, error_class, error_type, last_failed_at, source, retry_count, fingerprint, captured_by
     ), gone AS (

@@ -299,9 +299,14 @@ END
 $$;
 COMMENT ON FUNCTION dlq.watch_job IS 'Marks a job of an entry that waits to run; takes in its end if it has ended; parks the entry that waits for it if it is gone. False: it runs and has no mark, so look again.';
 
--- file_end files a failure of which a fact tells and that no entry takes in: the entry is closed, or gone. The job may run again, or be
--- gone, by now: what the failure needs of it is as it was, and the closed entry has it, too. (A job that dlq.supersede has
--- completed since has lost its unique key: the entry's guards the redelivery then.)
+-- file_end files a failure that a fact records and that no entry takes in: the entry is closed, or deleted. A fact has the error, and not
+-- the payload. That comes from, in this order:
+--   1. River's job, which may run again by now. (One that dlq.supersede has completed since has lost its unique key: the closed
+--      entry's guards the redelivery then.)
+--   2. The job's closed entry p_entry.
+--   3. Nothing: the job and its entries were deleted before the fact was applied. The failure becomes an archived entry without a
+--      payload, as an erased one, with the queue and the kind that the audit trail has of the deleted entry. (Not what a redelivery failed
+--      with: that was of the deleted entry.)
 CREATE OR REPLACE FUNCTION dlq.file_end(p_entry uuid, p_job jsonb) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET row_security = off AS $$
 DECLARE
@@ -311,6 +316,8 @@ DECLARE
     v_attempt constant integer := (p_job ->> 'attempt')::integer;
     v_at      constant timestamptz := dlq.failed_at(p_job);
     v_message constant text := p_job -> 'errors' -> -1 ->> 'error';
+    v_gone    uuid[]; -- deleted entries of the job
+    v_since   timestamptz;
 BEGIN
     IF NOT dlq.is_failure(p_job) OR dlq.is_taken(v_job, v_made, v_failure, v_attempt, dlq.to_timestamptz(p_job ->> 'finalized_at')) THEN
         RETURN;
@@ -323,7 +330,7 @@ BEGIN
            j.priority, j.tags, j.args, v_message,
            (SELECT coalesce(jsonb_agg(r.error ORDER BY r.number), '[]') FROM unnest(j.errors) WITH ORDINALITY r (error, number)
             WHERE jsonb_typeof(r.error -> 'attempt') = 'number' AND r.error -> 'attempt' < to_jsonb(v_attempt)) || coalesce(p_job -> 'errors' -> -1, '[]'),
-           v_attempt, greatest(j.max_attempts, v_attempt), 
+           v_attempt, greatest(j.max_attempts, v_attempt),
            coalesce(j.unique_key, e.unique_key), coalesce(j.unique_states, e.unique_states), coalesce(p_job -> 'metadata', '{}'), now(), v_at, v_at
     FROM river.river_job j
     LEFT JOIN LATERAL (SELECT e.unique_key, e.unique_states FROM dlq.dead_letter_queue e
@@ -342,9 +349,28 @@ BEGIN
                coalesce(p_job -> 'metadata', '{}'), now(), v_at, v_at
         FROM dlq.dead_letter_queue e WHERE e.id = p_entry AND e.river_job_id = v_job AND e.job_created_at = v_made AND e.stage <> 'inbox' LIMIT 1;
     END IF;
+    IF NOT FOUND THEN
+        v_gone := ARRAY(SELECT r.entry_id FROM dlq.retired_jobs r
+                        WHERE r.job_id = v_job AND r.job_created_at = v_made AND (p_entry IS NULL OR r.failure = r.entry_id));
+        IF p_entry IS NOT NULL AND v_gone = '{}' THEN
+            RETURN;
+        END IF;
+        v_since := dlq.closed_since(v_gone);
+        INSERT INTO dlq.dead_letter_inbox
+            (id, river_job_id, job_created_at, queue, kind, job_kind, priority, original_event, error_message, retry_history, retry_count, max_retries, metadata, next_retry_at,
+             first_failed_at, last_failed_at)
+        SELECT v_failure, v_job, v_made, coalesce(t.queue, 'unknown'), coalesce(t.kind, 'unknown'), coalesce(t.kind, 'unknown'), 1, '{"erased": true}', v_message,
+               coalesce(p_job -> 'errors', '[]'), v_attempt, v_attempt, coalesce(p_job -> 'metadata', '{}'), now(), v_at, v_at
+        FROM (VALUES (1)) one
+        LEFT JOIN (SELECT m.queue, m.kind FROM dlq.dead_letter_transitions m WHERE m.entry_id = ANY (v_gone) AND m.at >= v_since ORDER BY m.at DESC LIMIT 1) t ON true;
+        PERFORM dlq.file(ARRAY[v_failure]);
+        UPDATE dlq.dead_letter_queue e SET status = 'dlq_archived', resolution_strategy = 'discard', resolved_by = 'capture',
+            move = jsonb_build_object('actor', 'capture', 'reason', 'job ' || v_job || ' and its entry were deleted: there is no payload')
+        WHERE e.id = v_failure AND e.stage = 'open' AND e.status = 'dlq_pending' AND e.original_event = '{"erased": true}';
+    END IF;
 END
 $$;
-COMMENT ON FUNCTION dlq.file_end IS 'Appends the failure of a job (to_jsonb of its row, or a fact) to the inbox that no entry took in, where River still has the job or its closed entry p_entry is there.';
+COMMENT ON FUNCTION dlq.file_end IS 'Appends the failure of a job (to_jsonb of its row, or a fact) to the inbox that no entry took in, with the payload of River''s job or of its closed entry p_entry. Where both are deleted, it files the failure without a payload, as an archived entry.';
 
 CREATE OR REPLACE FUNCTION dlq.apply_end(p_entry uuid, p_job jsonb, p_own boolean) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET row_security = off AS $$
@@ -426,7 +452,7 @@ BEGIN
             IF EXISTS (SELECT FROM dlq.dead_letter_queue e WHERE e.id = v_id) THEN
                 RETURN 'held';
             ELSIF p_fact.fact IN ('discarded', 'cancelled') THEN
-                PERFORM dlq.file_end(NULL, jsonb_build_object('id', p_fact.job_id, 'created_at', p_fact.job_created_at, 'state', p_fact.fact, 'finalized_at', p_fact.at) || coalesce(p_fact.job, '{}'));
+                PERFORM dlq.file_end(v_id, jsonb_build_object('id', p_fact.job_id, 'created_at', p_fact.job_created_at, 'state', p_fact.fact, 'finalized_at', p_fact.at) || coalesce(p_fact.job, '{}'));
             END IF;
             RETURN 'done';
         END IF;
@@ -494,6 +520,9 @@ BEGIN
             END IF;
         END IF;
         PERFORM set_config('dlq.origin', coalesce(v_origin, ''), true);
+        -- What the retry failed with may be applied after River has deleted the job: the payload is in this entry.
+        UPDATE dlq.job_facts f SET entry_id = v_id
+        WHERE f.job_id = p_fact.job_id AND f.job_created_at = p_fact.job_created_at AND f.entry_id IS NULL AND f.fact IN ('discarded', 'cancelled', 'refused');
     ELSE
         PERFORM dlq.apply_end(v_id, jsonb_build_object('id', p_fact.job_id, 'created_at', p_fact.job_created_at, 'state', p_fact.fact, 'finalized_at', p_fact.at) || coalesce(p_fact.job, '{}'), v_own);
     END CASE;

@@ -301,7 +301,8 @@ BEGIN
     GET DIAGNOSTICS entries = ROW_COUNT;
 
     -- What a job told and nobody has applied yet, or the database refuses: that it ended stays.
-    UPDATE dlq.job_facts f SET job = f.job - 'refusal' || '{"errors": [], "metadata": {}}'
+    -- (A job that cancelled itself is told from one that was cancelled by its having an error.)
+    UPDATE dlq.job_facts f SET job = f.job - 'refusal' || '{"metadata": {}}' || CASE WHEN dlq.is_failure(f.job) THEN '{"errors": [{}]}' ELSE '{"errors": []}' END::jsonb
     WHERE f.job IS NOT NULL AND (f.entry_id = ANY (v_ids) OR (f.job_id, f.job_created_at) IN (
         SELECT e.river_job_id, e.job_created_at FROM dlq.dead_letter_queue e WHERE e.id = ANY (v_ids) AND e.closed_at >= v_since
         UNION SELECT m.job_id, m.job_created_at FROM dlq.entry_jobs m WHERE m.entry_id = ANY (v_ids)));

@@ -246,8 +246,8 @@ func TestHost_trial(t *testing.T) {
 	t.Logf("at the end: %d open, %d jobs, %d remembered, %d entry_jobs", h.count("SELECT count(*) FROM dlq.dead_letter_open"), h.count("SELECT count(*) FROM river_job"), h.count("SELECT count(*) FROM dlq.retired_jobs"), h.count("SELECT count(*) FROM dlq.entry_jobs"))
 	h.reconcile()
 	settle()
-	t.Logf("%d failures, %d of them captured; %d jobs failed; %d entries, %d of them by the reconciler; %d moves by people, %d redeliveries", h.count("SELECT count(*) FROM failures"), h.count("SELECT count(*) FROM failures WHERE taken"),
-		h.count("SELECT count(*) FROM river_job j WHERE dlq.is_failure(to_jsonb(j))"), h.count("SELECT count(*) FROM dlq.dead_letter_queue"), h.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE captured_by = 'reconciler'"),
+	t.Logf("%d failures, %d of them captured; %d jobs failed; %d entries, %d of them by the reconciler, %d without a payload; %d moves by people, %d redeliveries", h.count("SELECT count(*) FROM failures"), h.count("SELECT count(*) FROM failures WHERE taken"),
+		h.count("SELECT count(*) FROM river_job j WHERE dlq.is_failure(to_jsonb(j))"), h.count("SELECT count(*) FROM dlq.dead_letter_queue"), h.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE captured_by = 'reconciler'"), h.count(`SELECT count(*) FROM dlq.dead_letter_queue WHERE original_event = '{"erased": true}'`),
 		h.count("SELECT count(*) FROM dlq.dead_letter_transitions WHERE origin IS NOT NULL"), h.count("SELECT count(*) FROM dlq.dead_letter_transitions WHERE to_status = 'dlq_processing' AND from_status <> to_status"))
 	h.exact()
 	h.takenOnce()

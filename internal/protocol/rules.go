@@ -431,7 +431,7 @@ func (w *world) operated(e int8, to Status) {
 // reopen is dlq.act_on('reopen').
 func (w *world) reopen(e int8) {
 	entry := &w.Entries[e]
-	if entry.Status != Resolved && entry.Status != Archived || w.openOf(entry.Job) != none {
+	if entry.Status != Resolved && entry.Status != Archived || w.openOf(entry.Job) != none || entry.Bare {
 		return
 	}
 	w.move(e, Manual)

@@ -100,6 +100,7 @@ type Entry struct {
 	Known     uint8         // transitions.failed_at: which failures it has taken in
 	Op        int8          // the operation of a person that moved it last
 	Still     bool          // and it is where that put it
+	Bare      bool          // original_event: there is no payload
 
 	Acted Time // for the invariants: when a person last closed or reopened it
 }

@@ -527,14 +527,31 @@ func (w *world) applyEnd(e, i, failure int8, ended Time, own bool) {
 	}
 }
 
-// fileEnd is dlq.file_end: e is the job's closed entry, if that is there.
+// fileEnd is dlq.file_end: e is the job's entry, which may be deleted.
 func (w *world) fileEnd(i, f, e int8) {
 	failure := &w.Failures[f]
-	if failure.Cancel || w.isTaken(f) || e == none && w.Jobs[i].State == Gone {
-		return
+	there := e != none && w.Entries[e].Status.exists() && w.Entries[e].Job == i
+	switch {
+	case failure.Cancel || w.isTaken(f):
+	case there || w.Jobs[i].State != Gone:
+		failure.Keyed = failure.Keyed || there && w.Failures[e].Keyed
+		w.append(Row{Failure: f})
+	case e == none || w.hadEntry(i):
+		w.append(Row{Failure: f})
+		w.file(bit(f))
+		w.move(f, Archived)
+		w.Entries[f].ByPerson, w.Entries[f].Bare = true, true
 	}
-	failure.Keyed = failure.Keyed || e != none && w.Failures[e].Keyed
-	w.append(Row{Failure: f})
+}
+
+// hadEntry reports whether a deleted entry was made of a failure of the job.
+func (w *world) hadEntry(i int8) bool {
+	for f := range w.NFailures {
+		if w.Failures[f].Job == i && w.Failures[f].TakenBy == f {
+			return true
+		}
+	}
+	return false
 }
 
 // applied is what dlq.apply_fact returns.
@@ -567,7 +584,7 @@ func (w *world) applyFact(f Fact) applied { //nolint:gocognit // as dlq.apply_fa
 	}
 	if id == none || !w.Entries[id].Status.exists() && w.unfiled()&bit(id) == 0 {
 		if f.Kind == FactDiscarded || f.Kind == FactCancelled {
-			w.fileEnd(f.Job, f.Failure, none)
+			w.fileEnd(f.Job, f.Failure, id)
 		}
 		return done
 	}
@@ -591,6 +608,9 @@ func (w *world) applyFact(f Fact) applied { //nolint:gocognit // as dlq.apply_fa
 			w.violatef(NotUndone, "a person made entry %d %s, and an older fact (%s of job %d) makes it %s", id, before, f.Kind, f.Job, after)
 		}
 	}()
+	if f.Kind == Retried {
+		defer w.endsOf(id, f.Job)
+	}
 	switch f.Kind { //nolint:exhaustive // the others are ends
 	case FactClosed:
 		if status == Resolved {
@@ -631,6 +651,18 @@ func (w *world) applyFact(f Fact) applied { //nolint:gocognit // as dlq.apply_fa
 		w.applyEnd(id, f.Job, f.Failure, ended, own)
 	}
 	return done
+}
+
+// endsOf gives the failures of a job that wait as facts the entry that the job was retried after.
+func (w *world) endsOf(e, job int8) {
+	facts := w.Facts
+	for _, f := range facts[:w.NFacts] {
+		if f.Job == job && f.Entry == none && (f.Kind == FactDiscarded || f.Kind == FactCancelled) {
+			w.forget(f)
+			f.Entry = e
+			w.fact(f)
+		}
+	}
 }
 
 // applyFacts is dlq.apply_facts.

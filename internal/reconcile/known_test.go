@@ -338,6 +338,176 @@ func TestKnown_FailureOfPurgedEntryAndDeletedJob(t *testing.T) {
 	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE retry_count = 5 AND original_event = '{\"n\": 1}'"))
 }
 
+// A job whose entry is deleted is retried, fails, and is deleted before dlqd applies the facts: the payload is gone with it, and the
+// failure is an entry that says so, archived.
+func TestKnown_FailureOfADeletedJobWhoseEntryWasDeleted(t *testing.T) {
+	t.Parallel()
+	const all = "ARRAY(SELECT id FROM dlq.dead_letter_queue)"
+	fails := func(b *testBundle, id int64) {
+		b.retry(id)
+		b.failAt(id, "clock_timestamp()")
+	}
+	for name, do := range map[string]func(b *testBundle, id int64){
+		"purged": func(b *testBundle, id int64) {
+			b.exec("SELECT dlq.delete_entries(" + all + ")")
+			fails(b, id)
+		},
+		"purged by force": func(b *testBundle, id int64) {
+			b.exec("SELECT dlq.reopen(id, 'kim') FROM dlq.dead_letter_queue")
+			b.exec("SELECT dlq.act_on('purge', " + all + `, 'kim', NULL, '{"force": true}')`)
+			fails(b, id)
+		},
+		"retention": func(b *testBundle, id int64) {
+			b.dropMonths()
+			fails(b, id)
+		},
+		"cancelled": func(b *testBundle, id int64) {
+			b.exec("SELECT dlq.delete_entries(" + all + ")")
+			fails(b, id)
+			b.exec("UPDATE dlq.job_facts SET fact = 'cancelled', job = job || '{\"state\": \"cancelled\"}' WHERE fact = 'discarded'")
+		},
+		"refused for a while": func(b *testBundle, id int64) {
+			b.exec("SELECT dlq.delete_entries(" + all + ")")
+			fails(b, id)
+			b.exec(`UPDATE dlq.job_facts SET fact = 'refused', job = coalesce(job, '{}') || jsonb_build_object('fact', fact, 'refusal', 'x', 'refusedAt', now() - interval '1 hour')`)
+		},
+		"forgotten by the reconciler": func(b *testBundle, id int64) {
+			b.exec("SELECT dlq.delete_entries(" + all + ")")
+			fails(b, id)
+			b.exec("DELETE FROM river_job")
+			b.exec("UPDATE dlq.retired_jobs SET at = now() - interval '2 days'")
+			b.exec("SELECT dlq.forget_jobs()")
+		},
+		"while a session deletes it": func(b *testBundle, id int64) {
+			tx, err := b.pool.Begin(b.Context())
+			require.NoError(b, err)
+			_, err = tx.Exec(b.Context(), "SELECT dlq.delete_entries("+all+")")
+			require.NoError(b, err)
+			fails(b, id)
+			require.NoError(b, tx.Commit(b.Context()))
+		},
+	} {
+		for how, follow := range map[string]bool{"": false, ", of a job that dlqd followed": true} {
+			t.Run(name+how, func(t *testing.T) {
+				t.Parallel()
+				b := setup(t)
+				id := b.job()
+				b.failAt(id, "clock_timestamp()")
+				b.settle()
+				if follow {
+					b.retry(id)
+					b.settle()
+					b.failAt(id, "clock_timestamp()")
+					b.settle()
+				}
+				b.discard()
+				before := b.taken()
+				do(b, id)
+				b.exec("DELETE FROM river_job WHERE id = $1", id)
+				for range 2 {
+					b.exec("SELECT dlq.apply_facts(p_careful => true)")
+				}
+				b.settle()
+				require.Equal(t, before+1, b.taken())
+				require.Equal(t, 1, b.entries())
+				require.Equal(t, 1, b.count(`SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_archived' AND queue = 'default'
+					AND kind = 'mail' AND error_message = 'timeout' AND original_event = '{"erased": true}' AND river_job_id = $1`, id))
+				require.Zero(t, b.lost())
+				require.Equal(t, 1, b.entries())
+			})
+		}
+	}
+}
+
+// A person closes the entry before dlqd applies the facts of a retry, and River deletes the job: the entry has the payload.
+func TestKnown_FailureOfADeletedJobWhoseEntryWasClosed(t *testing.T) {
+	t.Parallel()
+	for name, closes := range map[string]func(b *testBundle){
+		"before the facts": (*testBundle).discard,
+		"between the facts": func(b *testBundle) {
+			b.discard()
+			b.exec("UPDATE dlq.job_facts SET at = at + interval '1 minute'") // the retry was later
+			require.Equal(b, 1, b.count("SELECT dlq.apply_facts(1)"))
+			b.discard()
+		},
+		"and purges it": func(b *testBundle) {
+			b.discard()
+			b.exec("SELECT dlq.delete_entries(ARRAY(SELECT id FROM dlq.dead_letter_queue))")
+		},
+		"and purges it while the database refuses the fact": func(b *testBundle) {
+			b.discard()
+			b.exec(`UPDATE dlq.job_facts SET fact = 'refused', job = coalesce(job, '{}') || jsonb_build_object('fact', fact, 'refusal', 'x', 'refusedAt', now() - interval '1 hour')`)
+			b.exec("SELECT dlq.delete_entries(ARRAY(SELECT id FROM dlq.dead_letter_queue))")
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := setup(t)
+			id := b.job()
+			b.failAt(id, "clock_timestamp()")
+			b.settle()
+			b.retry(id)
+			b.failAt(id, "clock_timestamp()")
+			b.exec("DELETE FROM river_job")
+			require.Equal(t, 2, b.count("SELECT count(*) FROM dlq.job_facts"))
+			closes(b)
+			for range 2 {
+				b.exec("SELECT dlq.apply_facts(p_careful => true)")
+			}
+			b.settle()
+			require.Equal(t, 2, b.taken())
+			require.Equal(t, 1, b.count(`SELECT count(*) FROM dlq.dead_letter_open WHERE retry_count = 5 AND original_event = '{"n": 1}'`))
+		})
+	}
+}
+
+// What a redelivery fails with is of the entry that it redelivers, and goes with it.
+func TestKnown_FailureOfARedeliveryWhoseEntryWasDeleted(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	id := b.job()
+	b.failAt(id, "clock_timestamp()")
+	b.settle()
+	b.exec("UPDATE river_job SET unique_key = NULL, unique_states = NULL")
+	b.exec("SELECT dlq.redeliver(ARRAY(SELECT id FROM dlq.dead_letter_open), 'kim', 'replayed')")
+	redelivery := int64(b.count("SELECT redelivery_job_id FROM dlq.dead_letter_open"))
+	b.exec("UPDATE river_job SET unique_key = NULL, unique_states = NULL")
+	b.retry(id)
+	b.settle()
+	b.exec("UPDATE river_job SET state = 'completed', finalized_at = clock_timestamp() WHERE id = $1", id)
+	b.exec("UPDATE river_job SET state = 'running' WHERE id = $1", redelivery)
+	b.settle()
+	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_resolved'"))
+	b.failAt(redelivery, "clock_timestamp()")
+	b.exec("SELECT dlq.delete_entries(ARRAY(SELECT id FROM dlq.dead_letter_queue))")
+	b.exec("DELETE FROM river_job")
+	b.settle()
+	require.Zero(t, b.entries())
+}
+
+// A failure that waits as a fact stays one when its entry is erased.
+func TestKnown_FailureOfAnErasedEntry(t *testing.T) {
+	t.Parallel()
+	for _, state := range []string{"discarded", "cancelled"} {
+		t.Run(state, func(t *testing.T) {
+			t.Parallel()
+			b := setup(t)
+			id := b.job()
+			b.failAt(id, "clock_timestamp()")
+			b.settle()
+			b.retry(id)
+			b.exec("UPDATE river_job SET state = 'running', attempt = attempt + 1 WHERE id = $1", id)
+			b.exec(`UPDATE river_job SET state = $2::text::river_job_state, finalized_at = clock_timestamp(),
+				errors = errors || jsonb_build_object('error', 'kim@example.com', 'attempt', attempt) WHERE id = $1`, id, state)
+			require.Equal(t, 2, b.count("SELECT count(*) FROM dlq.job_facts"))
+			b.exec(`CALL dlq.erase('{"kind": "mail"}', 'asked for')`)
+			b.settle()
+			require.Equal(t, 2, b.taken())
+			require.Zero(t, b.count("SELECT count(*) FROM dlq.dead_letter_queue e WHERE e::text LIKE '%kim@%'"))
+		})
+	}
+}
+
 // A followed job's failure belongs to the entry. The fact, the sweep or the reconciler may see it first.
 func TestKnown_FollowedJob(t *testing.T) {
 	t.Parallel()

@@ -518,3 +518,41 @@ func TestReconcile_notWhatFailedBeforeItWasAttached(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, 2, n)
 }
+
+// Filing asks the entries once for a batch, and only where the batch has rows that capture did not append.
+func TestReconcile_RowsAreAskedForOnceABatch(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	conn, err := pgx.Connect(t.Context(), postgrestest.Superuser(t, b.pool.Config().ConnString()))
+	require.NoError(t, err)
+	defer func() { _ = conn.Close(context.WithoutCancel(t.Context())) }()
+	files := func(rows int) (asked map[string]int64) {
+		tx, err := conn.Begin(t.Context())
+		require.NoError(t, err)
+		defer func() { _ = tx.Rollback(context.WithoutCancel(t.Context())) }()
+		_, err = tx.Exec(t.Context(), "SET LOCAL track_functions = 'pl'")
+		require.NoError(t, err)
+		var filed int
+		require.NoError(t, tx.QueryRow(t.Context(), "SELECT cardinality(dlq.file_as(ARRAY(SELECT id FROM dlq.dead_letter_inbox)))").Scan(&filed))
+		require.Equal(t, rows, filed)
+		asked = map[string]int64{}
+		found, err := tx.Query(t.Context(), `SELECT funcname::text, calls FROM pg_stat_xact_user_functions
+			WHERE schemaname = 'dlq' AND funcname IN ('to_be_filed', 'may_be_filed', 'is_taken')`)
+		require.NoError(t, err)
+		for found.Next() {
+			var name string
+			var calls int64
+			require.NoError(t, found.Scan(&name, &calls))
+			asked[name] = calls
+		}
+		require.NoError(t, found.Err())
+		return asked
+	}
+	for range 3 {
+		b.exec(fail, b.job())
+	}
+	require.Empty(t, files(3))
+	b.discarded(4, "clock_timestamp()")
+	require.Equal(t, 4, b.look(b.pool, true))
+	require.Equal(t, map[string]int64{"to_be_filed": 1}, files(7))
+}
