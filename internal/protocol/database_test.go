@@ -280,7 +280,14 @@ func (d *database) transactionOf(step protocol.Step, after *protocol.State) tran
 	case protocol.Decide, protocol.Park:
 		t.do = d.decides(&d.state.Workers[step.On], step.Rule == protocol.Park)
 	case protocol.ApplyFacts:
-		acts("SELECT dlq.apply_facts()")
+		t.do = func(tx pgx.Tx) error {
+			for { // on a busy machine it may stop, since a second has passed
+				began := time.Now()
+				if n, err := one[int](tx, "SELECT dlq.apply_facts()"); err != nil || n == 0 || time.Since(began) < time.Second {
+					return err
+				}
+			}
+		}
 	case protocol.Scan, protocol.Append, protocol.CrashReconciler:
 		acts("SELECT dlq.look_for_failures('whole', 'reconciler', 2000, '0', true)")
 	case protocol.FindSuccesses:
