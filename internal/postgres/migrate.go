@@ -73,6 +73,8 @@ type Migrator struct {
 	OwnRiver bool
 	// Tries of a change that meets locks of others; 0 means 25, which is half a minute.
 	Tries int
+	// Concurrently builds indexes without blocking writes on tables of any size; otherwise on those above 32 MB.
+	Concurrently bool
 }
 
 // MigrationStatus is where a database stands.
@@ -199,6 +201,9 @@ func (m *Migrator) install(ctx context.Context, river string) error {
 			return err
 		})
 	}); err != nil {
+		return err
+	}
+	if err := m.buildIndexes(ctx); err != nil {
 		return err
 	}
 	for key, value := range map[string]string{settingRiver: river, settingRiverSchema: m.Schemas.River} {
@@ -549,7 +554,7 @@ func (m *Migrator) withGoose(run func(*goose.Provider) error) error {
 		if err != nil {
 			return err
 		}
-		rendered[strings.TrimPrefix(name, "migrations/")] = &fstest.MapFile{Data: []byte(inShortLocks(m.Schemas.Render(string(raw))))}
+		rendered[strings.TrimPrefix(name, "migrations/")] = &fstest.MapFile{Data: []byte(inShortLocks(withoutIndexes(m.Schemas.Render(string(raw)))))}
 	}
 	sqlDB := stdlib.OpenDBFromPool(m.Pool)
 	defer func(sqlDB *sql.DB) { _ = sqlDB.Close() }(sqlDB)

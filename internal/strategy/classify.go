@@ -15,6 +15,7 @@ import (
 type Facts struct {
 	Type    string
 	Code    string
+	Title   string // what went wrong, the same text each time
 	Message string
 	Class   riverdlq.Class  // what the worker that failed called it; empty if it did not say
 	Panic   bool            // there is a stack trace
@@ -40,6 +41,11 @@ func (f *Facts) status() int {
 		}
 	}
 	return 0
+}
+
+// Failure returns what a fingerprint is made of.
+func (f *Facts) Failure(trace string) *Failure {
+	return &Failure{Type: f.Type, Code: f.Code, Title: f.Title, Message: f.Message, Trace: trace, Context: f.Context}
 }
 
 // maxMatchBytes bounds the text that patterns are matched against: messages come from strangers.
@@ -184,12 +190,4 @@ func Classify(f Facts) (riverdlq.Class, string) {
 		}
 	}
 	return riverdlq.ClassUnknown, "none"
-}
-
-// trimPackage keeps the function of a stack frame readable.
-func trimPackage(frame string) string {
-	if i := strings.LastIndexByte(frame, '/'); i >= 0 {
-		return frame[i+1:]
-	}
-	return frame
 }
