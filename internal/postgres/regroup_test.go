@@ -58,9 +58,6 @@ func TestUpgrade_FailureGroupsGoOn(t *testing.T) {
 	}
 	g.fileFormer(all, "pending,processing,manual,resolved,failed,archived", time.Now().Add(-48*time.Hour))
 	g.settleFormer(all)
-	t.Log(g.text("SELECT string_agg(d::text, E'\\n') FROM (SELECT t.joined_group, t.at, t.xid, t.ctid, t.tableoid::regclass, t.to_status, t.left_group FROM dlq.dead_letter_transitions t WHERE t.joined_group IS NOT NULL AND NOT EXISTS (SELECT FROM dlq.failure_groups f WHERE f.fingerprint = t.joined_group)) d"))
-	t.Log(g.text("SELECT s::text || (SELECT count(*) FROM dlq.failure_groups) || ' ' || (SELECT count(DISTINCT fingerprint) FROM dlq.dead_letter_queue) FROM dlq.rollup_state s"))
-	t.Log(g.text("SELECT string_agg(d::text, E'\\n') FROM (SELECT xid, count(*), min(at), max(at) FROM dlq.dead_letter_transitions t GROUP BY 1) d"))
 	groups := &group.Store{Store: deadletter.NewStore(g.dlqd, postgres.DefaultSchemas())}
 	for _, f := range all {
 		change := map[string]any{"owner": "owner of " + f.fingerprint, "note": "note of " + f.fingerprint}
@@ -243,6 +240,8 @@ func (g *guest) fileFormer(groups []*formerGroup, kinds string, at time.Time) {
 	_, err = g.app.Exec(g.Context(), `UPDATE river_job SET state = 'discarded', finalized_at = $1, attempt = 3,
 		errors = ARRAY[jsonb_build_object('error', metadata->>'message', 'attempt', 3, 'at', $1::timestamptz)] WHERE state = 'running'`, at)
 	require.NoError(g, err)
+	g.reconcile() // where capture gave up
+	require.Equal(g, len(failures), count(g.T, g.dlqd, "SELECT count(*) FROM dlq.dead_letter_inbox"))
 	_, err = g.dlqd.Exec(g.Context(), `SELECT dlq.file_as(array_agg(i.id), 'worker:old', NULL, array_agg(CASE i.kind WHEN 'pending' THEN 'dlq_pending' ELSE 'dlq_manual' END), array_agg(CASE i.kind WHEN 'pending' THEN 'scheduled' ELSE 'manual' END),
 			array_agg('outage'::text), array_agg('r'::text), array_agg(i.metadata->>'former'), array_agg(now() + interval '1 day'))
 		FROM dlq.dead_letter_inbox i`)
