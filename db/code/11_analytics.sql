@@ -216,14 +216,15 @@ BEGIN
     IF NOT EXISTS (SELECT FROM dlq.group_aliases a WHERE a.counted_at IS NULL) THEN
         RETURN;
     END IF;
-    WITH fresh AS (
-        UPDATE dlq.group_aliases a SET counted_at = clock_timestamp() WHERE a.counted_at IS NULL
-        RETURNING a.queue, a.former, a.fingerprint, a.main, a.entry_id
+    WITH fresh AS MATERIALIZED (
+        SELECT a.queue, a.former, a.fingerprint, a.main, a.entry_id, a.title FROM dlq.group_aliases a WHERE a.counted_at IS NULL FOR UPDATE
+    ), taken AS (
+        UPDATE dlq.group_aliases a SET counted_at = clock_timestamp(), title = NULL FROM fresh f WHERE a.queue = f.queue AND a.former = f.former AND a.fingerprint = f.fingerprint
     ), had AS MATERIALIZED (
-        SELECT f.main, f.fingerprint AS present, f.entry_id, g.* FROM fresh f JOIN dlq.failure_groups g ON g.queue = f.queue AND g.fingerprint = f.former
+        SELECT f.main, f.fingerprint AS present, f.entry_id, f.title AS says, g.* FROM fresh f JOIN dlq.failure_groups g ON g.queue = f.queue AND g.fingerprint = f.former
     ), groups AS (
         INSERT INTO dlq.failure_groups AS r (queue, fingerprint, title, error_type, error_class, first_seen, last_seen, failures, open, sample)
-        SELECT h.queue, h.present, (array_agg(coalesce(e.title, h.title) ORDER BY h.main DESC, h.last_seen DESC))[1],
+        SELECT h.queue, h.present, (array_agg(coalesce(nullif(h.says, ''), h.title) ORDER BY h.main DESC, h.last_seen DESC))[1],
                (array_agg(coalesce(e.error_type, h.error_type) ORDER BY h.main DESC, h.last_seen DESC))[1],
                (array_agg(h.error_class ORDER BY h.main DESC, h.last_seen DESC))[1],
                min(h.first_seen), max(CASE WHEN h.main THEN h.last_seen ELSE coalesce(e.last_failed_at, h.first_seen) END),
@@ -231,7 +232,7 @@ BEGIN
                (array_agg(coalesce(h.entry_id, h.sample) ORDER BY h.main DESC, h.last_seen DESC))[1]
         FROM had h
         LEFT JOIN LATERAL (
-            SELECT dlq.group_title(e.error_message, e.original_event, e.edited_event, e.metadata, e.job_kind) AS title, e.error_type, e.last_failed_at
+            SELECT e.error_type, e.last_failed_at
             FROM dlq.dead_letter_queue e
             WHERE e.id = h.entry_id AND NOT EXISTS (SELECT FROM dlq.failure_groups k WHERE k.queue = h.queue AND k.fingerprint = h.present)
             LIMIT 1) e ON true

@@ -307,7 +307,7 @@ $$;
 COMMENT ON FUNCTION dlq.inherit_marks IS 'Has a failure group inherit what people said of a former one: owner and note and, where the two are one to one, that it is muted or fixed. Otherwise its note says what was.';
 
 -- A transaction of its own, which is short: filing and moving entries do not wait for it.
-CREATE OR REPLACE FUNCTION dlq.alias_groups(p_queues text[], p_formers text[], p_fingerprints text[], p_entries uuid[], p_actor text) RETURNS integer
+CREATE OR REPLACE FUNCTION dlq.alias_groups(p_queues text[], p_formers text[], p_fingerprints text[], p_entries uuid[], p_titles text[], p_actor text) RETURNS integer
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
 DECLARE
     v_row     record;
@@ -315,15 +315,16 @@ DECLARE
 BEGIN
     PERFORM pg_advisory_xact_lock(hashtextextended('dlq.alias_groups', 0));
     FOR v_row IN
-        SELECT p.queue, p.former, p.fingerprint, (array_agg(p.entry_id ORDER BY p.place))[1] AS entry_id
-        FROM (SELECT u.* FROM unnest(p_queues, p_formers, p_fingerprints, p_entries) WITH ORDINALITY u (queue, former, fingerprint, entry_id, place)) p
+        SELECT p.queue, p.former, p.fingerprint, (array_agg(p.entry_id ORDER BY p.place))[1] AS entry_id, (array_agg(p.title ORDER BY p.place))[1] AS title
+        FROM unnest(p_queues, p_formers, p_fingerprints, p_entries, p_titles) WITH ORDINALITY p (queue, former, fingerprint, entry_id, title, place)
         -- Of groups that are counted: those in other are not told apart.
         WHERE EXISTS (SELECT FROM dlq.failure_groups g WHERE g.queue = p.queue AND g.fingerprint = p.former AND g.fingerprint <> 'other')
           AND NOT EXISTS (SELECT FROM dlq.group_aliases a WHERE a.queue = p.queue AND a.former = p.former AND a.fingerprint = p.fingerprint)
         GROUP BY p.queue, p.former, p.fingerprint ORDER BY min(p.place)
     LOOP
-        INSERT INTO dlq.group_aliases (queue, former, fingerprint, main, entry_id)
-        VALUES (v_row.queue, v_row.former, v_row.fingerprint, NOT EXISTS (SELECT FROM dlq.group_aliases a WHERE a.queue = v_row.queue AND a.former = v_row.former AND a.main), v_row.entry_id);
+        INSERT INTO dlq.group_aliases (queue, former, fingerprint, main, entry_id, title)
+        VALUES (v_row.queue, v_row.former, v_row.fingerprint, NOT EXISTS (SELECT FROM dlq.group_aliases a WHERE a.queue = v_row.queue AND a.former = v_row.former AND a.main), v_row.entry_id,
+                (SELECT dlq.group_title(v_row.title, e.original_event, e.edited_event, e.metadata, e.job_kind) FROM dlq.dead_letter_queue e WHERE e.id = v_row.entry_id LIMIT 1));
         PERFORM dlq.inherit_marks(v_row.queue, v_row.former, v_row.fingerprint, p_actor);
         v_learned := v_learned + 1;
     END LOOP;

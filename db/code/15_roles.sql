@@ -251,6 +251,7 @@ BEGIN
             ('dlq.approvals', CASE WHEN p_sensitive && dlq.filtered_columns() THEN ARRAY['request'] END, ARRAY['request', 'note', 'decision', 'problem']),
             ('dlq.replay_run_entries', CASE WHEN 'error_message' = ANY (p_sensitive) THEN ARRAY['detail'] END, ARRAY['detail']),
             ('dlq.failure_groups', CASE WHEN 'error_message' = ANY (p_sensitive) THEN ARRAY['title'] END, ARRAY['title']),
+            ('dlq.group_aliases', CASE WHEN 'error_message' = ANY (p_sensitive) THEN ARRAY['title'] END, ARRAY['title']),
             ('dlq.acts', NULL, ARRAY['detail', 'note'])
         LOOP
             v_hidden := CASE v_role WHEN 'dlq_reader' THEN coalesce(v_hidden, '{}') ELSE '{}' END || CASE WHEN p_masked ?| '{where,patterns}' THEN v_masked ELSE '{}' END;

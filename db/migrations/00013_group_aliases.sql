@@ -6,6 +6,7 @@ CREATE TABLE dlq.group_aliases (
     fingerprint text NOT NULL CHECK (fingerprint <> former),
     main        boolean NOT NULL,
     entry_id    uuid,
+    title       text,
     learned_at  timestamptz NOT NULL DEFAULT clock_timestamp(),
     counted_at  timestamptz,
     PRIMARY KEY (queue, former, fingerprint)
@@ -19,6 +20,7 @@ COMMENT ON COLUMN dlq.group_aliases.former IS 'Fingerprint by the earlier method
 COMMENT ON COLUMN dlq.group_aliases.fingerprint IS 'Fingerprint by the present method.';
 COMMENT ON COLUMN dlq.group_aliases.main IS 'The group that goes on with the counts of the former one: the first that was learned. Closed entries of the former group are its.';
 COMMENT ON COLUMN dlq.group_aliases.entry_id IS 'The entry from which it was learned.';
+COMMENT ON COLUMN dlq.group_aliases.title IS 'What that entry''s error says, masked, for the title of the group; null once the rollups took it in.';
 COMMENT ON COLUMN dlq.group_aliases.learned_at IS 'When.';
 COMMENT ON COLUMN dlq.group_aliases.counted_at IS 'When the rollups took it in; null until then, about a second.';
 

@@ -61,7 +61,7 @@ CROSS JOIN LATERAL (
 ) e;
 
 -- name: AliasGroups :one
-SELECT dlq.alias_groups(@queues::text[], @formers::text[], @fingerprints::text[], @entries::uuid[], @actor::text)::integer AS learned;
+SELECT dlq.alias_groups(@queues::text[], @formers::text[], @fingerprints::text[], @entries::uuid[], @titles::text[], @actor::text)::integer AS learned;
 
 -- name: Regroup :one
 SELECT dlq.regroup(@ids::uuid[], @formers::text[], @fingerprints::text[], @last_failed_ats::timestamptz[], @actor::text)::integer AS moved;

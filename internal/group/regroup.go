@@ -2,7 +2,6 @@ package group
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"log/slog"
 	"time"
@@ -127,13 +126,15 @@ func (r *Regrouper) learn(ctx context.Context, onlyMarked bool) error {
 func fingerprints(rows []dbsqlc.FormerEntriesRow) []string {
 	now := make([]string, len(rows))
 	for i := range rows {
-		row := &rows[i]
-		now[i] = strategy.Fingerprint(&strategy.Failure{
-			Type: row.ErrorType, Code: row.ErrorCode, Title: row.ErrorTitle, Message: row.ErrorMessage, Trace: row.ErrorStackTrace,
-			Context: json.RawMessage(row.ErrorContext),
-		})
+		now[i] = strategy.Fingerprint(failure(&rows[i]))
 	}
 	return now
+}
+
+func failure(row *dbsqlc.FormerEntriesRow) *strategy.Failure {
+	return &strategy.Failure{
+		Type: row.ErrorType, Code: row.ErrorCode, Title: row.ErrorTitle, Message: row.ErrorMessage, Trace: row.ErrorStackTrace, Context: row.ErrorContext,
+	}
 }
 
 // alias records what the groups of some entries are now. It is a transaction of its own: what people said of a group is said
@@ -149,7 +150,7 @@ func (r *Regrouper) alias(ctx context.Context, rows []dbsqlc.FormerEntriesRow, n
 		}
 		seen[p] = true
 		params.Queues, params.Formers, params.Fingerprints = append(params.Queues, p.queue), append(params.Formers, p.former), append(params.Fingerprints, p.now)
-		params.Entries = append(params.Entries, rows[i].ID)
+		params.Entries, params.Titles = append(params.Entries, rows[i].ID), append(params.Titles, failure(&rows[i]).Headline())
 	}
 	if len(seen) == 0 {
 		return nil

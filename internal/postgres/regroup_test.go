@@ -54,6 +54,10 @@ func TestUpgrade_FailureGroupsGoOn(t *testing.T) {
 		case 3:
 			f.closed = true
 		}
+		if i == 22 || i == 23 { // as dlqd recorded answers of receivers: one group, whatever the cause
+			f.fingerprint = strategy.FingerprintByMessage("HTTP_402", "POST http://bank.example/pay: 402 Payment Required", "")
+			f.causes = []string{answer402("card declined", "CARD_DECLINED"), answer402("no funds", "INSUFFICIENT_FUNDS")}
+		}
 		all[i] = f
 	}
 	g.fileFormer(all, "pending,processing,manual,resolved,failed,archived", time.Now().Add(-48*time.Hour))
@@ -85,7 +89,7 @@ func TestUpgrade_FailureGroupsGoOn(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, f.state, was.Status, f)
 		f.was = was
-		f.entries = count(t, g.dlqd, "SELECT count(*) FROM dlq.dead_letter_queue WHERE fingerprint = '"+f.fingerprint+"'")
+		f.entries = count(t, g.dlqd, "SELECT count(*) FROM dlq.dead_letter_queue WHERE fingerprint = '"+f.fingerprint+"' AND queue = '"+f.queue+"'")
 	}
 	moves := g.text("SELECT max(id) FROM dlq.dead_letter_transitions")
 	upgraded := time.Now()
@@ -150,6 +154,12 @@ func TestUpgrade_FailureGroupsGoOn(t *testing.T) {
 	require.Len(t, list, len(present))
 	require.Zero(t, count(t, g.dlqd, "SELECT count(*) FROM dlq.dead_letter_open WHERE length(fingerprint) = 16"))
 	require.Equal(t, "dlq_manual dlq_pending dlq_processing", g.text("SELECT string_agg(DISTINCT status::text, ' ' ORDER BY status::text) FROM dlq.dead_letter_open"))
+	for cause, title := range map[string]string{answer402("no funds", "INSUFFICIENT_FUNDS"): "no funds", answer402("card declined", "CARD_DECLINED"): "card declined"} {
+		now, err := groups.Get(t.Context(), "payments", presentOf(cause), time.Hour)
+		require.NoError(t, err)
+		require.Contains(t, *now.Title, title)
+		require.NotContains(t, *now.Title, "http")
+	}
 	require.Zero(t, count(t, g.dlqd, "SELECT count(*) FROM dlq.dead_letter_transitions WHERE id > "+moves+" AND from_status IS DISTINCT FROM to_status"))
 
 	// Links, and filters of saved views, by either name.
@@ -157,7 +167,7 @@ func TestUpgrade_FailureGroupsGoOn(t *testing.T) {
 		now, err := groups.Get(t.Context(), f.queue, f.fingerprint, time.Hour)
 		require.NoError(t, err)
 		require.Contains(t, present, now.Queue+" "+now.Fingerprint)
-		for _, name := range []string{f.fingerprint, f.fingerprint[:14] + f.fingerprint[14:], now.Fingerprint} {
+		for _, name := range []string{f.fingerprint, now.Fingerprint} {
 			found := count(t, g.dlqd, "SELECT count(*) FROM dlq.find_ids('{\"fingerprint\": \""+name+"\", \"queue\": \""+f.queue+"\"}', 1000)")
 			if len(f.causes) == 1 || name != now.Fingerprint {
 				require.GreaterOrEqual(t, found, f.entries, name)
@@ -202,9 +212,30 @@ func TestUpgrade_FailureGroupsGoOn(t *testing.T) {
 	t.Log(kinds)
 }
 
-// presentOf is the fingerprint of an application's error by the present method.
-func presentOf(message string) string {
-	return strategy.Fingerprint(&strategy.Failure{Message: message})
+// recorded is an error as dlqd's delivery records it.
+type recorded struct {
+	Attempt int             `json:"attempt"`
+	Type    string          `json:"type"`
+	Code    string          `json:"code"`
+	Message string          `json:"message"`
+	Context json.RawMessage `json:"context"`
+}
+
+// answer402 is what dlqd of grouping method 1 recorded of an answer.
+func answer402(message, code string) string {
+	return fmt.Sprintf(`{"attempt": 3, "type": "HTTP_402", "code": "402", "message": "POST http://bank.example/pay: 402 Payment Required", `+
+		`"context": {"status": 402, "body": "{\"error\": \"%s\", \"code\": \"%s\"}"}}`, message, code)
+}
+
+// presentOf is the fingerprint of an error by the present method: of an application's text, or of what dlqd recorded.
+func presentOf(cause string) string {
+	r := recorded{Message: cause}
+	if strings.HasPrefix(cause, "{") {
+		if err := json.Unmarshal([]byte(cause), &r); err != nil {
+			panic(err)
+		}
+	}
+	return strategy.Fingerprint(&strategy.Failure{Type: r.Type, Code: r.Code, Message: r.Message, Context: r.Context})
 }
 
 // literal is an SQL array of the fingerprints of some groups.
@@ -228,6 +259,9 @@ func (g *guest) fileFormer(groups []*formerGroup, kinds string, at time.Time) {
 	for _, f := range groups {
 		for _, cause := range f.causes {
 			for kind := range strings.SplitSeq(kinds, ",") {
+				if kind == "failed" && strings.HasPrefix(cause, "{") {
+					continue // a redelivery records its own error
+				}
 				failures = append(failures, failure{f.queue, f.fingerprint, cause, kind})
 			}
 		}
@@ -235,7 +269,9 @@ func (g *guest) fileFormer(groups []*formerGroup, kinds string, at time.Time) {
 	raw, err := json.Marshal(failures)
 	require.NoError(g, err)
 	_, err = g.app.Exec(g.Context(), `INSERT INTO river_job (kind, args, queue, max_attempts, state, metadata)
-		SELECT f->>'Kind', '{}', f->>'Queue', 3, 'running', jsonb_build_object('former', f->>'Former', 'message', f->>'Message') FROM jsonb_array_elements($1::jsonb) f`, string(raw))
+		SELECT f->>'Kind', '{}', f->>'Queue', 3, 'running', jsonb_build_object('former', f->>'Former', 'message', f->>'Message')
+			|| CASE WHEN f->>'Message' LIKE '{%' THEN jsonb_build_object('dlq:error', (f->>'Message')::jsonb) ELSE '{}' END
+		FROM jsonb_array_elements($1::jsonb) f`, string(raw))
 	require.NoError(g, err)
 	_, err = g.app.Exec(g.Context(), `UPDATE river_job SET state = 'discarded', finalized_at = $1, attempt = 3,
 		errors = ARRAY[jsonb_build_object('error', metadata->>'message', 'attempt', 3, 'at', $1::timestamptz)] WHERE state = 'running'`, at)

@@ -14,7 +14,7 @@ import (
 )
 
 const AliasGroups = `-- name: AliasGroups :one
-SELECT dlq.alias_groups($1::text[], $2::text[], $3::text[], $4::uuid[], $5::text)::integer AS learned
+SELECT dlq.alias_groups($1::text[], $2::text[], $3::text[], $4::uuid[], $5::text[], $6::text)::integer AS learned
 `
 
 type AliasGroupsParams struct {
@@ -22,6 +22,7 @@ type AliasGroupsParams struct {
 	Formers      []string
 	Fingerprints []string
 	Entries      []uuid.UUID
+	Titles       []string
 	Actor        string
 }
 
@@ -31,6 +32,7 @@ func (q *Queries) AliasGroups(ctx context.Context, arg AliasGroupsParams) (int32
 		arg.Formers,
 		arg.Fingerprints,
 		arg.Entries,
+		arg.Titles,
 		arg.Actor,
 	)
 	var learned int32
