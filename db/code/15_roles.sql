@@ -287,7 +287,7 @@ DECLARE
             "policy_version", "preview", "queue_scope", "ratio", "replay_success", "replayable",
             "require_everything", "rescues", "retry_cost", "save_view", "scope", "scope_patterns", "scope_where",
             "scope_within", "sensitive_columns", "sensitive_values", "stage_of", "stats", "step_for", "switched_on",
-            "times", "to_uuid", "top_groups", "trail_begins", "trigger_state", "views", "writing_jobs"],
+            "times", "to_uuid", "top_groups", "trail_begins", "trigger_state", "views", "with_title", "writing_jobs"],
         "dlq_operator": ["act_on", "act_where", "approve", "assign", "assign_group", "count_jobs",
             "default_partition_rows", "discard", "expired_partitions", "hold_restored", "jobs", "note",
             "open_breaker", "park", "paused_queues",
