@@ -19,7 +19,7 @@ import (
 // Others ask the room, or call a function of db/code.
 var tables = map[string][]string{
 	// deadletter: what people and programs do with entries. The others: what they do with those that are theirs.
-	"dead_letter_queue": {"deadletter", "automatic", "ingest", "metrics", "replay", "worker"},
+	"dead_letter_queue": {"deadletter", "automatic", "group", "ingest", "metrics", "replay", "worker"},
 
 	// metrics counts what is there, and what waits: one row of a rollup, or a bounded look into an index.
 	"approvals":               {"approval", "metrics"},
@@ -32,6 +32,7 @@ var tables = map[string][]string{
 	"erasures":                {"deadletter"},
 	"gates":                   {"worker", "metrics"},
 	"failure_groups":          {"group"},
+	"group_aliases":           {"group"},
 	"group_marks":             {"group", "worker"}, // entries are assigned as they are decided
 	"job_facts":               {"facts"},
 	"metrics_sample":          {"metrics"},

@@ -104,6 +104,9 @@ func newShowGroup() *cobra.Command {
 			if err := printGroup(cmd, &g.Group); err != nil {
 				return err
 			}
+			if len(g.Former) > 0 {
+				sayf(cmd.OutOrStdout(), "formerly %s\n", strings.Join(g.Former, ", "))
+			}
 			if g.WorkerLost > 0 {
 				sayf(cmd.OutOrStdout(), "%s\n", workerLost(g.WorkerLost))
 			}

@@ -40,6 +40,19 @@ LANGUAGE sql IMMUTABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$
 $$;
 COMMENT ON FUNCTION dlq.filter_path IS 'The path of a place in payloads, given as its keys, the outermost first: arrays are looked through.';
 
+-- What else to look for where somebody looks for failure groups: dlq.group_names, of all groups that begin so.
+CREATE OR REPLACE FUNCTION dlq.filter_groups(p_fingerprints text[], p_queues text[]) RETURNS text[]
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp SET jit = off AS $$
+    SELECT ARRAY(
+        SELECT a.fingerprint FROM dlq.group_aliases a
+        WHERE EXISTS (SELECT FROM unnest(p_fingerprints) w WHERE w <> '' AND starts_with(a.former, w)) AND (p_queues IS NULL OR a.queue LIKE ANY (p_queues))
+        UNION
+        (SELECT a.former FROM dlq.group_aliases a
+         WHERE EXISTS (SELECT FROM unnest(p_fingerprints) w WHERE w <> '' AND starts_with(a.fingerprint, w)) AND (p_queues IS NULL OR a.queue LIKE ANY (p_queues)) AND a.main
+         ORDER BY a.learned_at DESC LIMIT 100))
+$$;
+COMMENT ON FUNCTION dlq.filter_groups IS 'Further fingerprints under which a filter for failure groups (fingerprints, or their first characters) finds entries, since the grouping method changed (dlq.group_aliases): all that former groups are now, and at most 100 former ones.';
+
 -- filter_where makes a condition of a filter. Its text is made of constants and names of states: whatever else the filter
 -- holds is read from the parameter $1, never put into the text.
 CREATE OR REPLACE FUNCTION dlq.filter_where(p_filter jsonb) RETURNS text
@@ -50,6 +63,8 @@ DECLARE
     v_words text[];
     v_among text; -- the condition that a column has one of the values
     v_like  text; -- likewise, where they may be patterns
+    v_names text[]; -- more fingerprints
+    v_before text;
     v_mask  constant jsonb := dlq.mask();
     v_event constant text := 'CASE WHEN e.job_kind = ''dlqd_message'' THEN e.original_event -> ''payload'' ELSE e.original_event END';
 BEGIN
@@ -61,6 +76,7 @@ BEGIN
         -- (One value is compared as such: an index then has the entries in order.)
         v_among := CASE WHEN cardinality(v_words) = 1 THEN format(' = (dlq.filter_words($1, %L))[1]', v_key) ELSE format(' = ANY (dlq.filter_words($1, %L))', v_key) END;
         v_like := CASE WHEN position('*' IN array_to_string(v_words, '')) > 0 THEN format(' LIKE ANY (dlq.filter_patterns($1, %L))', v_key) ELSE v_among END;
+        v_before := v_where;
         v_where := v_where || ' AND ' || CASE v_key
             -- Names of the types' own values, written out: partitions that hold none of them are left out of the plan, and not locked.
             WHEN 'status'        THEN (
@@ -105,6 +121,13 @@ BEGIN
                 SELECT coalesce(string_agg(format('EXISTS (SELECT FROM jsonb_path_query(%1$s, dlq.filter_path($1 #> ''{payloadAt,%2$s,path}'')) v WHERE v #>> ''{}'' = ANY (dlq.filter_words($1 #> ''{payloadAt,%2$s}'', ''values'')))', v_event, i), ' AND '), 'false')
                 FROM generate_series(0, jsonb_array_length(p_filter -> 'payloadAt') - 1) i)
         END;
+        -- Groups of an earlier grouping method, and what they are now. (These names are dlqd's own, not the filter's.)
+        IF v_key = 'fingerprint' THEN
+            v_names := dlq.filter_groups(v_words, CASE WHEN p_filter ? 'queue' THEN dlq.filter_patterns(p_filter, 'queue') END);
+            IF v_names <> '{}' THEN
+                v_where := v_before || ' AND (' || substr(v_where, length(v_before || ' AND ') + 1) || format(' OR e.fingerprint = ANY (%L::text[]))', v_names);
+            END IF;
+        END IF;
         IF v_where IS NULL THEN
             RAISE EXCEPTION 'filter: there is no field %', v_key USING ERRCODE = 'DLQ04',
                 HINT = 'There are status, queue, kind, errorType, errorClass, errorCode, errorMessage, destination, fingerprint, rule, strategy, waitingFor, failedIn, assignee, source, subscriberId, orderingKey, tags, ids, messageId, jobId, after, before, minAge, maxAge, minRetryCount, maxRetryCount, payload and payloadAt.';
@@ -165,7 +188,8 @@ BEGIN
         RETURN QUERY
         SELECT g.fingerprint, g.queue || coalesce(': ' || CASE WHEN v_mask -> 'hidden' ? 'error_message' THEN NULL ELSE left(dlq.masked_text(g.title, v_mask), 200) END, '')
         FROM dlq.failure_groups g
-        WHERE g.fingerprint <> 'other' AND starts_with(g.fingerprint, lower(p_text)) AND (v_scope IS NULL OR dlq.in_patterns(g.queue, NULL, dlq.scope_patterns(v_scope)))
+        WHERE g.fingerprint <> 'other' AND NOT EXISTS (SELECT FROM dlq.group_aliases a WHERE a.queue = g.queue AND a.former = g.fingerprint AND a.main AND a.counted_at IS NOT NULL)
+          AND starts_with(g.fingerprint, lower(p_text)) AND (v_scope IS NULL OR dlq.in_patterns(g.queue, NULL, dlq.scope_patterns(v_scope)))
         ORDER BY g.open DESC, g.last_seen DESC, g.fingerprint LIMIT p_limit;
     ELSIF v_scope IS NULL AND v_column IN ('queue', 'kind', 'error_class', 'error_type', 'error_code', 'destination', 'source') THEN
         RETURN QUERY EXECUTE format(

@@ -251,6 +251,7 @@ BEGIN
             ('dlq.approvals', CASE WHEN p_sensitive && dlq.filtered_columns() THEN ARRAY['request'] END, ARRAY['request', 'note', 'decision', 'problem']),
             ('dlq.replay_run_entries', CASE WHEN 'error_message' = ANY (p_sensitive) THEN ARRAY['detail'] END, ARRAY['detail']),
             ('dlq.failure_groups', CASE WHEN 'error_message' = ANY (p_sensitive) THEN ARRAY['title'] END, ARRAY['title']),
+            ('dlq.group_aliases', CASE WHEN 'error_message' = ANY (p_sensitive) THEN ARRAY['title'] END, ARRAY['title']),
             ('dlq.acts', NULL, ARRAY['detail', 'note'])
         LOOP
             v_hidden := CASE v_role WHEN 'dlq_reader' THEN coalesce(v_hidden, '{}') ELSE '{}' END || CASE WHEN p_masked ?| '{where,patterns}' THEN v_masked ELSE '{}' END;
@@ -276,8 +277,8 @@ DECLARE
         "dlq_reader": ["act_in_scope", "actor", "allowed_moves", "approved", "audit", "automatic_for",
             "breaker_in_scope", "by_rule", "caller", "capture_limit", "capture_mode", "capture_status",
             "captured_at", "check_destination", "chooses_all", "closed_since", "coarse_step", "count_rescues",
-            "delete_view", "error_types", "event_path", "filter_bounds", "filter_path", "filter_patterns",
-            "filter_values", "filter_where", "filter_words", "find", "find_ids", "first_id", "flow", "group_entries",
+            "delete_view", "error_types", "event_path", "filter_bounds", "filter_groups", "filter_path", "filter_patterns",
+            "filter_values", "filter_where", "filter_words", "find", "find_ids", "first_id", "flow", "group_entries", "group_names",
             "group_shares", "group_status", "groups", "has_card", "has_checkpoint", "has_role", "heat_map",
             "hidden_columns", "in_patterns", "in_scope", "is_luhn", "is_muted", "is_open", "is_owner", "is_person",
             "is_reader", "is_repeat", "is_restored", "job_table", "like_patterns", "mask", "mask_node", "mask_text",

@@ -278,10 +278,11 @@ WITH RECURSIVE g AS (
 SELECT g.queue::text AS queue, g.fingerprint::text AS fingerprint FROM g LIMIT @most::integer;
 
 -- name: GroupFailures :one
--- How many jobs have joined a failure group since a time (that of an id), counted to ten thousand at most.
+-- How many jobs have joined a failure group since a time (that of an id), counted to ten thousand at most; also those of the groups
+-- that a former group's errors are in now.
 SELECT count(*) FROM (
     SELECT FROM dlq.dead_letter_queue e
-    WHERE e.queue = @queue::text AND e.fingerprint = @fingerprint::text AND e.id >= @since::uuid LIMIT 10000) f;
+    WHERE e.queue = @queue::text AND e.fingerprint = ANY (dlq.group_names(@queue::text, @fingerprint::text)) AND e.id >= @since::uuid LIMIT 10000) f;
 
 -- name: JobsCompleted :one
 -- How many jobs of a queue have completed since a time, counted to @most at most; not those that dlqd completed itself, since

@@ -28,6 +28,7 @@ type GroupPage struct {
 type GroupDetail struct {
 	group.Group
 
+	Former     []string             `json:"former,omitempty" doc:"Fingerprints of the groups of an earlier grouping method with which it goes on, and by which it is found, too: the last 100."`
 	WorkerLost int64                `json:"workerLost,omitempty" doc:"Open entries of it that were rescued twice or more (rule worker-lost): their workers died, or they never ended. One of them may be what kills the worker of the others; 10,000 are counted."`
 	Shares     []group.Share        `json:"shares" doc:"Of which sources, hosts and versions its last entries are: the ten most of each."`
 	Entries    []deadletter.Summary `json:"entries" doc:"Its last entries that are open, or closed within 30 days: 20 at most."`
@@ -159,7 +160,10 @@ func (s *service) getGroup(ctx context.Context, in *groupInput) (*groupOutput, e
 		return nil, s.problem(ctx, err)
 	}
 	out := &groupOutput{Body: GroupDetail{Group: *g}}
-	if out.Body.Shares, err = s.Groups.Shares(ctx, g); err == nil {
+	if out.Body.Former, err = s.Groups.Former(ctx, g); err == nil {
+		out.Body.Shares, err = s.Groups.Shares(ctx, g)
+	}
+	if err == nil {
 		out.Body.Entries, err = s.Groups.LastEntries(ctx, g, groupEntries)
 	}
 	if err == nil {

@@ -145,7 +145,7 @@ var table = []field{
 	{name: "code", json: "errorCode", doc: "Code of the error.", example: "code:INSUFFICIENT_FUNDS", words: func(f *Filter) *[]string { return &f.ErrorCode }},
 	{name: "destination", json: "destination", doc: "Destination to which the failed delivery went.", example: "destination:bank", words: func(f *Filter) *[]string { return &f.Destination }},
 	{name: "error", json: "errorMessage", doc: "Text of the error, all of these; a word without a field is the same.", example: `error:"timed out"`, words: func(f *Filter) *[]string { return &f.ErrorMessage }},
-	{name: "group", json: "fingerprint", doc: "Failure group: its fingerprint, or the first characters of that.", example: "group:3f2a", words: func(f *Filter) *[]string { return &f.Fingerprint }},
+	{name: "group", json: "fingerprint", doc: "Failure group: its fingerprint, or the first characters of that. One of before the grouping method changed finds what the group is now, too.", example: "group:3f2a", words: func(f *Filter) *[]string { return &f.Fingerprint }},
 	{name: "rule", json: "rule", doc: "Rule that chose class and strategy.", example: "rule:transport", words: func(f *Filter) *[]string { return &f.Rule }},
 	{name: "strategy", json: "strategy", doc: "What happens next.", example: "strategy:conditional", values: []string{"immediate", "scheduled", "conditional", "manual"}, words: func(f *Filter) *[]string { return &f.Strategy }},
 	{name: "waiting", json: "waitingFor", doc: "What pending ones wait for besides a time.", example: "waiting:condition", values: []string{"automatic", "condition", "pace", "order"}, words: func(f *Filter) *[]string { return &f.WaitingFor }},

@@ -7,6 +7,7 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/google/uuid"
@@ -149,6 +150,12 @@ func (s *Store) Get(ctx context.Context, queue, fingerprint string, over time.Du
 		return nil, &deadletter.MoveError{Kind: deadletter.ErrNotFound, Detail: fmt.Sprintf("failure group %s of queue %s: there is no such group", fingerprint, queue)}
 	}
 	return &found[0], nil
+}
+
+// Former returns the fingerprints of the groups of an earlier grouping method with which a group goes on: the last 100.
+func (s *Store) Former(ctx context.Context, g *Group) ([]string, error) {
+	names, err := s.queries().GroupNames(ctx, dbsqlc.GroupNamesParams{Queue: g.Queue, Fingerprint: g.Fingerprint})
+	return slices.DeleteFunc(names, func(name string) bool { return name == g.Fingerprint }), deadletter.Named(err)
 }
 
 // Shares are where a group's last entries come from.

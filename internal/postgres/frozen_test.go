@@ -44,19 +44,21 @@ func TestUpgrade_fromFrozen(t *testing.T) {
 		version := strings.TrimSuffix(filepath.Base(file), ".sql.gz")
 		t.Run(version, func(t *testing.T) {
 			t.Parallel()
-			compressed, err := os.ReadFile(file)
-			require.NoError(t, err)
-			reader, err := gzip.NewReader(bytes.NewReader(compressed))
-			require.NoError(t, err)
-			code, err := io.ReadAll(reader)
-			require.NoError(t, err)
-			upgrade(t, version, string(code))
+			upgrade(t, version)
 		})
 	}
 }
 
-func upgrade(t *testing.T, version, code string) {
+// frozen is a database as it was when the migrations up to one were frozen, of a dlqd that is attached.
+func frozen(t *testing.T, version string) *guest {
 	t.Helper()
+	compressed, err := os.ReadFile("testdata/frozen/" + version + ".sql.gz")
+	require.NoError(t, err)
+	reader, err := gzip.NewReader(bytes.NewReader(compressed))
+	require.NoError(t, err)
+	raw, err := io.ReadAll(reader)
+	require.NoError(t, err)
+	code := string(raw)
 	g := newGuest(t)
 	postgrestest.MigrateRiver(t, g.owner, "", riverThen[version])
 	g.Grant(t, postgres.DefaultSchemas())
@@ -72,6 +74,12 @@ func upgrade(t *testing.T, version, code string) {
 		INSERT INTO dlq.reconcile_looks (look, since) VALUES ('whole', now()); SELECT dlq.install_roles(); SELECT dlq.refresh_rollups()`)
 	execute(t, g.dlqd, "CALL dlq.ensure_partitions()")
 	require.ErrorIs(t, g.migrator.Check(t.Context()), postgres.ErrSchemaOld)
+	return g
+}
+
+func upgrade(t *testing.T, version string) {
+	t.Helper()
+	g := frozen(t, version)
 	g.entriesOfEveryState()
 	g.failuresTakenIn()
 	before := g.rows(nil)

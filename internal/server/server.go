@@ -359,16 +359,18 @@ func (s *Server) startProcessing(ctx context.Context) error {
 }
 
 func (s *Server) startDLQWorker() error {
+	regrouper := &group.Regrouper{Store: s.groups, Logger: s.logger.With("part", "groups"), Actor: "worker:" + postgres.ProcessName()}
 	config := worker.Config{
 		Store: s.store, Planner: s.planner.Load, Logger: s.logger.With("part", "dlq-workers"),
 		PollInterval: s.config.PollInterval, WakeTopic: s.config.Schemas.WakeTopic(), Observe: s.metrics.ObserveWorker, ObserveStage: s.metrics.ObserveStage, Parked: s.tellPeople,
-		TryLock: s.guard.Load().TryLock,
+		TryLock: s.guard.Load().TryLock, BeforeFiling: regrouper.LearnMarked,
 	}
 	if !s.config.PollOnly {
 		config.Listen = s.pool
 	}
 	s.worker = worker.New(config)
 	s.loops.Add(s.worker.Loops()...)
+	s.loops.Add(regrouper.Loop())
 	runs := replay.NewRunner(s.store, s.logger.With("part", "replay"), s.guard.Load().MaySend).Loop()
 	s.loops.Add(runs)
 	s.wakeRuns = runs.Wake

@@ -137,6 +137,9 @@ func (f *Failure) read() *Failure {
 	return &now
 }
 
+// Headline returns the failure's message as this version records it: the cause, without the URL of a destination.
+func (f *Failure) Headline() string { return f.read().Message }
+
 const (
 	particles = `(?: (?:van|von|der|den|ten|de|la|le|di|da|del|bin|al))*`
 	month     = `(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]{0,6}`

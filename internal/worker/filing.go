@@ -113,9 +113,19 @@ func (i *inbox) refuse(id uuid.UUID) bool {
 	return len(i.refused) > maxRefused
 }
 
+func (w *Worker) beforeFiling(ctx context.Context) {
+	if w.config.BeforeFiling == nil {
+		return
+	}
+	if err := w.config.BeforeFiling(ctx); err != nil {
+		w.config.Logger.WarnContext(ctx, "DLQ worker: filing begins without what was to be done before", "error", err)
+	}
+}
+
 // File files one batch of what applications' transactions left in the inbox: judged, in one transaction. It reports whether
 // there may be more.
 func (w *Worker) File(ctx context.Context) (bool, error) {
+	w.prepare.Do(func() { w.beforeFiling(ctx) })
 	size := cmp.Or(w.config.BatchSize, fileBatch)
 	at := w.inbox.next(time.Now())
 	rows, err := w.file(ctx, at, size)

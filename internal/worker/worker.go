@@ -12,6 +12,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -102,6 +103,8 @@ type Config struct {
 	ObserveStage func(stage string, took time.Duration, err error)
 	// TryLock is automatic.TryLock, or restored.Guard.TryLock, which also looks whether the database was restored.
 	TryLock func(ctx context.Context, tx postgres.DB) (bool, error)
+	// BeforeFiling, if not nil, is called once before the first entry is filed or judged. Its error is logged.
+	BeforeFiling func(ctx context.Context) error
 	// Parked is told, after the commit, of entries that now need a person, whatever the reason: the one place where people are told.
 	Parked func([]Parked)
 }
@@ -127,6 +130,7 @@ type Worker struct {
 	swept     uuid.UUID // the last entry that the sweep has looked at
 	queries   *dbsqlc.Queries
 	inbox     inbox
+	prepare   sync.Once // calls BeforeFiling
 }
 
 // New returns a worker that does not run yet.
@@ -365,6 +369,7 @@ func (w *Worker) decide(ctx context.Context, rows []dbsqlc.ClaimDueRow) (err err
 	if len(rows) == 0 {
 		return nil
 	}
+	w.prepare.Do(func() { w.beforeFiling(ctx) })
 	start := time.Now()
 	defer func() { w.step(ctx, StageDecision, start, err) }()
 	made, err := w.judgements(ctx, rows)

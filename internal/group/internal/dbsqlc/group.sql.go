@@ -8,9 +8,167 @@ package dbsqlc
 import (
 	"context"
 	"encoding/json"
+	"time"
 
 	"github.com/google/uuid"
 )
+
+const AliasGroups = `-- name: AliasGroups :one
+SELECT dlq.alias_groups($1::text[], $2::text[], $3::text[], $4::uuid[], $5::text[], $6::text)::integer AS learned
+`
+
+type AliasGroupsParams struct {
+	Queues       []string
+	Formers      []string
+	Fingerprints []string
+	Entries      []uuid.UUID
+	Titles       []string
+	Actor        string
+}
+
+func (q *Queries) AliasGroups(ctx context.Context, arg AliasGroupsParams) (int32, error) {
+	row := q.db.QueryRow(ctx, AliasGroups,
+		arg.Queues,
+		arg.Formers,
+		arg.Fingerprints,
+		arg.Entries,
+		arg.Titles,
+		arg.Actor,
+	)
+	var learned int32
+	err := row.Scan(&learned)
+	return learned, err
+}
+
+const FormerEntries = `-- name: FormerEntries :many
+SELECT e.id, e.queue, e.fingerprint::text AS former, coalesce(e.error_type, '')::text AS error_type, coalesce(e.error_code, '')::text AS error_code,
+       coalesce(e.error_title, '')::text AS error_title, coalesce(left(e.error_message, 8192), '')::text AS error_message,
+       coalesce(left(e.error_stack_trace, 8192), '')::text AS error_stack_trace,
+       CASE WHEN pg_column_size(e.error_context) <= 65536 AND octet_length(e.error_context::text) <= 65536 THEN e.error_context END::jsonb AS error_context,
+       e.last_failed_at
+FROM dlq.dead_letter_open e
+WHERE length(e.fingerprint) < 20 AND (e.fingerprint, e.id) > ($1::text, $2::uuid)
+ORDER BY e.fingerprint, e.id
+LIMIT $3::integer
+`
+
+type FormerEntriesParams struct {
+	AfterGroup string
+	AfterID    uuid.UUID
+	Most       int32
+}
+
+type FormerEntriesRow struct {
+	ID              uuid.UUID
+	Queue           string
+	Former          string
+	ErrorType       string
+	ErrorCode       string
+	ErrorTitle      string
+	ErrorMessage    string
+	ErrorStackTrace string
+	ErrorContext    json.RawMessage
+	LastFailedAt    time.Time
+}
+
+// Open entries of groups of an earlier grouping method, in the order of the index dead_letter_open_by_former_method, and what a
+// fingerprint is made of.
+func (q *Queries) FormerEntries(ctx context.Context, arg FormerEntriesParams) ([]FormerEntriesRow, error) {
+	rows, err := q.db.Query(ctx, FormerEntries, arg.AfterGroup, arg.AfterID, arg.Most)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	items := []FormerEntriesRow{}
+	for rows.Next() {
+		var i FormerEntriesRow
+		if err := rows.Scan(
+			&i.ID,
+			&i.Queue,
+			&i.Former,
+			&i.ErrorType,
+			&i.ErrorCode,
+			&i.ErrorTitle,
+			&i.ErrorMessage,
+			&i.ErrorStackTrace,
+			&i.ErrorContext,
+			&i.LastFailedAt,
+		); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
+const FormerGroups = `-- name: FormerGroups :many
+SELECT g.queue, g.fingerprint, (m.muted_at IS NOT NULL OR m.fixed_at IS NOT NULL)::boolean AS marked
+FROM dlq.failure_groups g LEFT JOIN dlq.group_marks m ON m.queue = g.queue AND m.fingerprint = g.fingerprint
+WHERE length(g.fingerprint) < 20 AND g.fingerprint <> 'other' AND (g.queue, g.fingerprint) > ($1::text, $2::text)
+  AND (m.queue IS NOT NULL OR NOT $3::boolean)
+  AND NOT EXISTS (SELECT FROM dlq.group_aliases a WHERE a.queue = g.queue AND a.former = g.fingerprint)
+ORDER BY g.queue, g.fingerprint
+LIMIT $4::integer
+`
+
+type FormerGroupsParams struct {
+	AfterQueue string
+	AfterGroup string
+	OnlyMarked bool
+	Most       int32
+}
+
+type FormerGroupsRow struct {
+	Queue       string
+	Fingerprint string
+	Marked      bool
+}
+
+// Groups of an earlier grouping method of which no alias is known.
+func (q *Queries) FormerGroups(ctx context.Context, arg FormerGroupsParams) ([]FormerGroupsRow, error) {
+	rows, err := q.db.Query(ctx, FormerGroups,
+		arg.AfterQueue,
+		arg.AfterGroup,
+		arg.OnlyMarked,
+		arg.Most,
+	)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	items := []FormerGroupsRow{}
+	for rows.Next() {
+		var i FormerGroupsRow
+		if err := rows.Scan(&i.Queue, &i.Fingerprint, &i.Marked); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
+const GroupNames = `-- name: GroupNames :one
+SELECT dlq.group_names($1::text, $2::text)::text[] AS names
+`
+
+type GroupNamesParams struct {
+	Queue       string
+	Fingerprint string
+}
+
+// All fingerprints under which a group's entries are found.
+func (q *Queries) GroupNames(ctx context.Context, arg GroupNamesParams) ([]string, error) {
+	row := q.db.QueryRow(ctx, GroupNames, arg.Queue, arg.Fingerprint)
+	var names []string
+	err := row.Scan(&names)
+	return names, err
+}
 
 const LastEntries = `-- name: LastEntries :many
 SELECT e::uuid AS id FROM dlq.group_entries($1::text, $2::text, $3::integer) e
@@ -42,11 +200,74 @@ func (q *Queries) LastEntries(ctx context.Context, arg LastEntriesParams) ([]uui
 	return items, nil
 }
 
+const LastOfGroups = `-- name: LastOfGroups :many
+SELECT e.id, e.queue, e.fingerprint::text AS former, coalesce(e.error_type, '')::text AS error_type, coalesce(e.error_code, '')::text AS error_code,
+       coalesce(e.error_title, '')::text AS error_title, coalesce(left(e.error_message, 8192), '')::text AS error_message,
+       coalesce(left(e.error_stack_trace, 8192), '')::text AS error_stack_trace,
+       CASE WHEN pg_column_size(e.error_context) <= 65536 AND octet_length(e.error_context::text) <= 65536 THEN e.error_context END::jsonb AS error_context,
+       e.last_failed_at
+FROM (SELECT unnest($1::text[]) AS queue, unnest($2::text[]) AS fingerprint, unnest($3::integer[]) AS most) g
+CROSS JOIN LATERAL (
+    SELECT id, event_id, river_job_id, job_created_at, queue, kind, job_kind, subscriber_id, source, priority, tags, original_event, edited_event, error_message, error_type, error_code, error_class, reported_class, error_stack_trace, error_context, fingerprint, retry_history, retry_count, max_retries, dlq_retry_count, dlq_max_retries, replay_attempts, status, strategy, rule, next_retry_at, waiting_for, ordering_key, order_place, redelivery_job_id, locked_by, locked_at, parked_by, assigned_to, notes, resolution_strategy, resolved_by, resolution_notes, resolution_timestamp, config_version, unique_key, unique_states, metadata, move, captured_by, first_failed_at, last_failed_at, created_at, filed_at, updated_at, closed_at, stage, error_title, destination, destination_url FROM dlq.dead_letter_queue l WHERE l.queue = g.queue AND l.fingerprint = g.fingerprint ORDER BY l.id DESC LIMIT g.most
+) e
+`
+
+type LastOfGroupsParams struct {
+	Queues       []string
+	Fingerprints []string
+	Mosts        []int32
+}
+
+type LastOfGroupsRow struct {
+	ID              uuid.UUID
+	Queue           string
+	Former          string
+	ErrorType       string
+	ErrorCode       string
+	ErrorTitle      string
+	ErrorMessage    string
+	ErrorStackTrace string
+	ErrorContext    json.RawMessage
+	LastFailedAt    time.Time
+}
+
+// The last entries of some groups, whatever their state: so many of each. The columns are those of FormerEntries.
+func (q *Queries) LastOfGroups(ctx context.Context, arg LastOfGroupsParams) ([]LastOfGroupsRow, error) {
+	rows, err := q.db.Query(ctx, LastOfGroups, arg.Queues, arg.Fingerprints, arg.Mosts)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	items := []LastOfGroupsRow{}
+	for rows.Next() {
+		var i LastOfGroupsRow
+		if err := rows.Scan(
+			&i.ID,
+			&i.Queue,
+			&i.Former,
+			&i.ErrorType,
+			&i.ErrorCode,
+			&i.ErrorTitle,
+			&i.ErrorMessage,
+			&i.ErrorStackTrace,
+			&i.ErrorContext,
+			&i.LastFailedAt,
+		); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
 const Marks = `-- name: Marks :many
-SELECT m.queue, m.fingerprint, coalesce(m.owner, '')::text AS owner, dlq.is_muted(m, g.failures)::boolean AS muted, (m.fixed_at IS NOT NULL)::boolean AS fixed
+SELECT m.queue, m.fingerprint, coalesce(m.owner, '')::text AS owner, dlq.is_muted(m, coalesce(g.failures, 0))::boolean AS muted, (m.fixed_at IS NOT NULL)::boolean AS fixed
 FROM (SELECT DISTINCT unnest($1::text[]) AS queue, unnest($2::text[]) AS fingerprint) a
 JOIN dlq.group_marks m ON m.queue = a.queue AND m.fingerprint = a.fingerprint
-JOIN dlq.failure_groups g ON g.queue = m.queue AND g.fingerprint = m.fingerprint
+LEFT JOIN dlq.failure_groups g ON g.queue = m.queue AND g.fingerprint = m.fingerprint
 `
 
 type MarksParams struct {
@@ -62,7 +283,7 @@ type MarksRow struct {
 	Fixed       bool
 }
 
-// What people have said of some groups, each a queue and a fingerprint.
+// What people have said of some groups, each a queue and a fingerprint. (One that was just inherited may not be counted yet.)
 func (q *Queries) Marks(ctx context.Context, arg MarksParams) ([]MarksRow, error) {
 	rows, err := q.db.Query(ctx, Marks, arg.Queues, arg.Fingerprints)
 	if err != nil {
@@ -115,6 +336,31 @@ func (q *Queries) OneGroup(ctx context.Context, arg OneGroupParams) (string, err
 	var fingerprint string
 	err := row.Scan(&fingerprint)
 	return fingerprint, err
+}
+
+const Regroup = `-- name: Regroup :one
+SELECT dlq.regroup($1::uuid[], $2::text[], $3::text[], $4::timestamptz[], $5::text)::integer AS moved
+`
+
+type RegroupParams struct {
+	Ids           []uuid.UUID
+	Formers       []string
+	Fingerprints  []string
+	LastFailedAts []time.Time
+	Actor         string
+}
+
+func (q *Queries) Regroup(ctx context.Context, arg RegroupParams) (int32, error) {
+	row := q.db.QueryRow(ctx, Regroup,
+		arg.Ids,
+		arg.Formers,
+		arg.Fingerprints,
+		arg.LastFailedAts,
+		arg.Actor,
+	)
+	var moved int32
+	err := row.Scan(&moved)
+	return moved, err
 }
 
 const SetGroup = `-- name: SetGroup :one

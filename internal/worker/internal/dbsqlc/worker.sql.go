@@ -731,7 +731,7 @@ func (q *Queries) Gate(ctx context.Context, name string) (GateRow, error) {
 const GroupFailures = `-- name: GroupFailures :one
 SELECT count(*) FROM (
     SELECT FROM dlq.dead_letter_queue e
-    WHERE e.queue = $1::text AND e.fingerprint = $2::text AND e.id >= $3::uuid LIMIT 10000) f
+    WHERE e.queue = $1::text AND e.fingerprint = ANY (dlq.group_names($1::text, $2::text)) AND e.id >= $3::uuid LIMIT 10000) f
 `
 
 type GroupFailuresParams struct {
@@ -740,7 +740,8 @@ type GroupFailuresParams struct {
 	Since       uuid.UUID
 }
 
-// How many jobs have joined a failure group since a time (that of an id), counted to ten thousand at most.
+// How many jobs have joined a failure group since a time (that of an id), counted to ten thousand at most; also those of the groups
+// that a former group's errors are in now.
 func (q *Queries) GroupFailures(ctx context.Context, arg GroupFailuresParams) (int64, error) {
 	row := q.db.QueryRow(ctx, GroupFailures, arg.Queue, arg.Fingerprint, arg.Since)
 	var count int64

@@ -1,0 +1,184 @@
+package group
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/dlqd/dlqd/internal/background"
+	"github.com/dlqd/dlqd/internal/group/internal/dbsqlc"
+	"github.com/dlqd/dlqd/internal/strategy"
+)
+
+const (
+	// regroupInterval is between two looks for entries of former groups: processes of an earlier version may still file some.
+	regroupInterval = 5 * time.Second
+	// regroupTimeout bounds one turn: a batch, or all groups that are to be learned.
+	regroupTimeout = time.Minute
+	// regroupBatch is how many entries one statement moves. The pause after it is as long as the batch took.
+	regroupBatch = 500
+	// learnInterval is between two looks for groups of which no alias is known. Those without an entry stay so.
+	learnInterval = time.Minute
+	// learnPage is how many groups one statement looks at.
+	learnPage = 100
+	// learnEntries is how many of the last entries of a muted or fixed group say what it is now. Of others it is one.
+	learnEntries = 20
+	// markedTimeout bounds how long filing waits for what people said of groups.
+	markedTimeout = 5 * time.Second
+)
+
+// Regrouper moves open entries out of groups of an earlier grouping method, and has their groups go on as those of
+// [strategy.GroupingMethod]. The database holds all its progress: fingerprints say which method made them.
+type Regrouper struct {
+	Store  *Store
+	Logger *slog.Logger
+	Actor  string // in the audit trail
+
+	learned    time.Time // when all groups were last looked at
+	afterGroup string    // the last entry that a batch has looked at
+	afterID    uuid.UUID
+}
+
+// Loop returns the loop in which one process at a time moves entries.
+func (r *Regrouper) Loop() *background.Loop {
+	return background.New(background.Config{
+		Name: "regrouping", Interval: regroupInterval, Timeout: regroupTimeout, Patience: 3 * regroupTimeout, Finish: true, OneProcess: true, Once: r.Once,
+		Failing: "open entries are not moved from failure groups of an earlier grouping method",
+	})
+}
+
+// Once learns what former groups are now and then moves one batch of entries. It returns how long to wait until the next
+// turn; 0 for the interval.
+func (r *Regrouper) Once(ctx context.Context) (time.Duration, error) {
+	if time.Since(r.learned) >= learnInterval {
+		if err := r.learn(ctx, false); err != nil {
+			return 0, fmt.Errorf("learn what former failure groups are now: %w", err)
+		}
+		r.learned = time.Now()
+	}
+	start := time.Now()
+	rows, err := r.Store.queries().FormerEntries(ctx, dbsqlc.FormerEntriesParams{AfterGroup: r.afterGroup, AfterID: r.afterID, Most: regroupBatch})
+	if err != nil {
+		return 0, fmt.Errorf("look for entries of former failure groups: %w", err)
+	}
+	if len(rows) > 0 {
+		if err := r.move(ctx, rows); err != nil {
+			return 0, err
+		}
+	}
+	if len(rows) < regroupBatch {
+		r.afterGroup, r.afterID = "", uuid.Nil // entries that another session held
+		return 0, nil
+	}
+	last := &rows[len(rows)-1]
+	r.afterGroup, r.afterID = last.Former, last.ID
+	return time.Since(start), nil
+}
+
+// LearnMarked has the groups of which people have said something go on as what they are now. DLQ workers wait for it before
+// they file their first entry: an entry that joins a muted group then joins one that is muted.
+func (r *Regrouper) LearnMarked(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, markedTimeout)
+	defer cancel()
+	return r.learn(ctx, true)
+}
+
+// learn finds out, by their last entries, what former groups are now of which that is not known.
+func (r *Regrouper) learn(ctx context.Context, onlyMarked bool) error {
+	page := dbsqlc.FormerGroupsParams{OnlyMarked: onlyMarked, Most: learnPage}
+	for {
+		groups, err := r.Store.queries().FormerGroups(ctx, page)
+		if err != nil {
+			return err
+		}
+		of := dbsqlc.LastOfGroupsParams{}
+		for _, g := range groups {
+			most := int32(1)
+			if g.Marked {
+				most = learnEntries
+			}
+			of.Queues, of.Fingerprints, of.Mosts = append(of.Queues, g.Queue), append(of.Fingerprints, g.Fingerprint), append(of.Mosts, most)
+		}
+		if len(groups) > 0 {
+			rows, err := r.Store.queries().LastOfGroups(ctx, of)
+			if err != nil {
+				return err
+			}
+			entries := make([]dbsqlc.FormerEntriesRow, len(rows))
+			for i := range rows {
+				entries[i] = dbsqlc.FormerEntriesRow(rows[i])
+			}
+			if err := r.alias(ctx, entries, fingerprints(entries)); err != nil {
+				return err
+			}
+		}
+		if len(groups) < learnPage {
+			return nil
+		}
+		page.AfterQueue, page.AfterGroup = groups[len(groups)-1].Queue, groups[len(groups)-1].Fingerprint
+	}
+}
+
+// fingerprints are those of entries by the present method.
+func fingerprints(rows []dbsqlc.FormerEntriesRow) []string {
+	now := make([]string, len(rows))
+	for i := range rows {
+		now[i] = strategy.Fingerprint(failure(&rows[i]))
+	}
+	return now
+}
+
+func failure(row *dbsqlc.FormerEntriesRow) *strategy.Failure {
+	return &strategy.Failure{
+		Type: row.ErrorType, Code: row.ErrorCode, Title: row.ErrorTitle, Message: row.ErrorMessage, Trace: row.ErrorStackTrace, Context: row.ErrorContext,
+	}
+}
+
+// alias records what the groups of some entries are now. It is a transaction of its own: what people said of a group is said
+// of the new one before an entry is there.
+func (r *Regrouper) alias(ctx context.Context, rows []dbsqlc.FormerEntriesRow, now []string) error {
+	type pair struct{ queue, former, now string }
+	seen := map[pair]bool{}
+	params := dbsqlc.AliasGroupsParams{Actor: r.Actor}
+	for i := range rows {
+		p := pair{rows[i].Queue, rows[i].Former, now[i]}
+		if seen[p] {
+			continue
+		}
+		seen[p] = true
+		params.Queues, params.Formers, params.Fingerprints = append(params.Queues, p.queue), append(params.Formers, p.former), append(params.Fingerprints, p.now)
+		params.Entries, params.Titles = append(params.Entries, rows[i].ID), append(params.Titles, failure(&rows[i]).Headline())
+	}
+	if len(seen) == 0 {
+		return nil
+	}
+	learned, err := r.Store.queries().AliasGroups(ctx, params)
+	if learned > 0 {
+		r.Logger.InfoContext(ctx, "failure groups of an earlier grouping method go on", "groups", learned)
+	}
+	return err
+}
+
+// move moves a batch of entries.
+func (r *Regrouper) move(ctx context.Context, rows []dbsqlc.FormerEntriesRow) error {
+	now := fingerprints(rows)
+	if err := r.alias(ctx, rows, now); err != nil {
+		return fmt.Errorf("record what former failure groups are now: %w", err)
+	}
+	params := dbsqlc.RegroupParams{Actor: r.Actor, Fingerprints: now}
+	for i := range rows {
+		params.Ids, params.Formers = append(params.Ids, rows[i].ID), append(params.Formers, rows[i].Former)
+		params.LastFailedAts = append(params.LastFailedAts, rows[i].LastFailedAt)
+	}
+	moved, err := r.Store.queries().Regroup(ctx, params)
+	if err != nil {
+		return fmt.Errorf("move entries from former failure groups: %w", err)
+	}
+	if moved > 0 {
+		r.Logger.InfoContext(ctx, "open entries moved from failure groups of an earlier grouping method", "entries", moved)
+	}
+	return nil
+}

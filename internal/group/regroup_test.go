@@ -1,0 +1,398 @@
+package group_test
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+
+	"github.com/dlqd/dlqd/internal/group"
+	"github.com/dlqd/dlqd/internal/strategy"
+)
+
+// former is the fingerprint of a group of method 1.
+func former(n int) string { return fmt.Sprintf("%016x", 0xf000+n) }
+
+// present is what the present method makes of a message of an application's.
+func present(message string) string { return strategy.Fingerprint(&strategy.Failure{Message: message}) }
+
+// failAs has a job of a queue fail with a message, and files it into a group.
+func (b *bundle) failAs(queue, fingerprint, message string, at time.Time) (id string) {
+	b.Helper()
+	b.jobs++
+	kind := fmt.Sprint("m", b.jobs)
+	b.exec(`INSERT INTO river_job (kind, args, queue, max_attempts, attempt, state) VALUES ($2, '{}', $1, 5, 5, 'running')`, queue, kind)
+	b.exec(`UPDATE river_job SET state = 'discarded', finalized_at = $2, errors = ARRAY[jsonb_build_object('error', $3::text, 'attempt', attempt)] WHERE kind = $1`, kind, at, message)
+	b.exec(`SELECT dlq.file_as(ARRAY(SELECT id FROM dlq.dead_letter_queue WHERE kind = $1), 'worker:1', NULL, '{dlq_manual}', '{manual}', '{outage}', '{r}', ARRAY[$2])`, kind, fingerprint)
+	return b.text(`SELECT id FROM dlq.dead_letter_queue WHERE kind = $1`, kind)
+}
+
+func (b *bundle) regrouper() *group.Regrouper {
+	return &group.Regrouper{Store: b.store, Logger: slog.New(slog.DiscardHandler), Actor: "worker:1"}
+}
+
+// regroup moves all entries that can be moved.
+func (b *bundle) regroup() {
+	b.Helper()
+	b.refresh()
+	r := b.regrouper()
+	for {
+		wait, err := r.Once(b.Context())
+		require.NoError(b, err)
+		if wait == 0 {
+			break
+		}
+	}
+	b.refresh()
+}
+
+// agree compares the rollups of groups with the entries, and with what a rebuild makes of the audit trail.
+func (b *bundle) agree() {
+	b.Helper()
+	require.Empty(b, b.text(`SELECT string_agg(d::text, ', ') FROM (
+		SELECT e.queue, coalesce(a.fingerprint, e.fingerprint), count(*) FROM dlq.dead_letter_open e
+		LEFT JOIN dlq.group_aliases a ON a.main AND a.queue = e.queue AND a.former = e.fingerprint GROUP BY 1, 2
+		EXCEPT SELECT queue, fingerprint, open FROM dlq.failure_groups) d`), "open entries that are not counted")
+	require.Equal(b, b.text("SELECT count(*) FROM dlq.dead_letter_open"), b.text("SELECT coalesce(sum(open), 0) FROM dlq.failure_groups"))
+	rollups := func() string {
+		return b.text(`SELECT string_agg(line, E'\n' ORDER BY line) FROM (
+			SELECT to_jsonb(r)::text FROM dlq.rollup_groups r
+			UNION ALL SELECT concat_ws(' ', 'group', queue, fingerprint, failures, open, first_seen, last_seen) FROM dlq.failure_groups g
+			WHERE NOT EXISTS (SELECT FROM dlq.group_aliases a WHERE a.queue = g.queue AND a.former = g.fingerprint)) l (line)`)
+	}
+	before := rollups()
+	b.exec("SELECT dlq.rebuild_rollups()")
+	require.Equal(b, before, rollups(), "after a rebuild")
+}
+
+func (b *bundle) groups() []group.Group {
+	b.Helper()
+	all, _, err := b.store.List(b.Context(), group.Filter{Order: "latest", Over: 24 * time.Hour, Limit: 200})
+	require.NoError(b, err)
+	return all
+}
+
+// A former group and what it is now, one to one: everything that was known of it is known of the new group.
+func TestRegroup_GoesOnWithWhatIsKnown(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	seen := time.Now().Add(-50 * time.Hour).Truncate(time.Millisecond)
+	states := []string{"open", "fixed", "regressed", "muted"}
+	for i, state := range states {
+		b.failAs("payments", former(i), "lost "+state, seen)
+		closed := b.failAs("payments", former(i), "lost "+state, seen.Add(time.Hour))
+		b.exec("SELECT dlq.resolve($1, 'kim', 'done')", closed)
+		b.refresh()
+		b.set("payments", former(i), group.Change{Owner: new("anna" + state), Note: new("note of " + state)})
+		switch state {
+		case "fixed", "regressed":
+			b.set("payments", former(i), group.Change{Status: group.Fixed})
+		case "muted":
+			b.set("payments", former(i), group.Change{Status: group.Muted, MuteFailures: new(int64(5)), MuteUntil: new(time.Now().Add(time.Hour))})
+		}
+	}
+	b.failAs("payments", former(2), "lost regressed", time.Now())
+	before := map[string]*group.Group{}
+	for i, state := range states {
+		before[state] = b.get("payments", former(i))
+		require.Equal(t, state, before[state].Status)
+	}
+	changed := b.text("SELECT max(updated_at) FROM dlq.dead_letter_open")
+	trail := b.text("SELECT count(*) FROM dlq.dead_letter_transitions")
+
+	b.regroup()
+	require.Equal(t, changed, b.text("SELECT max(updated_at) FROM dlq.dead_letter_open"))
+	require.Equal(t, trail, b.text("SELECT count(*) FROM dlq.dead_letter_transitions"), "no move of the state machine")
+	require.Equal(t, "5", b.text("SELECT count(*) FROM dlq.dead_letter_open WHERE length(fingerprint) = 20"))
+	require.Equal(t, "4", b.text("SELECT count(*) FROM dlq.dead_letter_queue WHERE length(fingerprint) = 16"), "closed entries")
+	require.Len(t, b.groups(), len(states))
+	for i, state := range states {
+		g := b.get("payments", former(i)) // a link of before
+		was := *before[state]
+		require.Equal(t, present("lost "+state), g.Fingerprint)
+		was.Fingerprint, was.Sample, g.Sample = g.Fingerprint, nil, nil
+		require.Equal(t, &was, g)
+		for _, name := range []string{former(i), present("lost " + state)} {
+			require.Equal(t, map[string]string{"regressed": "3"}[state]+map[bool]string{true: "2"}[state != "regressed"],
+				b.text(`SELECT count(*) FROM dlq.find_ids(jsonb_build_object('fingerprint', $1::text), 100)`, name), "open and closed, by either")
+			ids, err := b.store.LastEntries(t.Context(), g, 20)
+			require.NoError(t, err)
+			require.Len(t, ids, map[bool]int{true: 3, false: 2}[state == "regressed"])
+		}
+		require.NotEmpty(t, b.text(`SELECT count(*) FROM dlq.find_ids(jsonb_build_object('fingerprint', $1::text, 'queue', 'payments'), 100)`, former(i)[:10]))
+	}
+	marks, err := b.store.Marks(t.Context(), []group.Key{{Queue: "payments", Fingerprint: present("lost muted")}, {Queue: "payments", Fingerprint: former(3)}})
+	require.NoError(t, err)
+	for _, mark := range marks {
+		require.Equal(t, group.Mark{Owner: "annamuted", Muted: true}, mark)
+	}
+	require.Len(t, marks, 2)
+	muted, err := b.store.MutedEntries(t.Context())
+	require.NoError(t, err)
+	require.EqualValues(t, 1, muted)
+	b.failAs("payments", present("lost open"), "lost open", time.Now())
+	require.Equal(t, "annaopen", b.text("SELECT assigned_to FROM dlq.dead_letter_open ORDER BY id DESC LIMIT 1"))
+	require.NotEmpty(t, b.text("SELECT act FROM dlq.acts WHERE subject = $1 AND origin IS NULL", "group payments "+present("lost muted")))
+
+	// What is said of the old name is said of the new group, also to a dlqd that knows the old one alone.
+	b.set("payments", former(3), group.Change{Status: group.Open, Owner: new("bert")})
+	require.Equal(t, group.Open, b.get("payments", present("lost muted")).Status)
+	marks, err = b.store.Marks(t.Context(), []group.Key{{Queue: "payments", Fingerprint: former(3)}})
+	require.NoError(t, err)
+	require.Equal(t, group.Mark{Owner: "bert"}, marks[group.Key{Queue: "payments", Fingerprint: former(3)}])
+	b.agree()
+	b.exec("SELECT dlq.trim_rollups()")
+	require.Equal(t, group.Fixed, b.get("payments", former(1)).Status)
+}
+
+// Owner and note are inherited always; a mute and a mark as fixed are not where a group is split, or joined with another.
+func TestRegroup_SplitsAndJoins(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	at := time.Now().Add(-30 * time.Hour)
+	for i := range 3 { // one group was two causes: muted
+		b.failAs("payments", former(1), "card declined", at)
+		if i < 2 {
+			b.failAs("payments", former(1), "no funds", at.Add(time.Hour))
+		}
+	}
+	b.failAs("payments", former(2), "lost", at) // two groups were one cause: one is fixed
+	b.failAs("payments", former(3), "lost", at.Add(-time.Hour))
+	b.refresh()
+	until := time.Now().Add(time.Hour)
+	b.set("payments", former(1), group.Change{Owner: new("anna"), Note: new("the bank"), Status: group.Muted, MuteUntil: &until})
+	b.set("payments", former(2), group.Change{Owner: new("bert"), Status: group.Fixed})
+	b.set("payments", former(3), group.Change{Note: new("seldom")})
+	first := map[int]time.Time{}
+	for i := 1; i <= 3; i++ {
+		first[i] = b.get("payments", former(i)).FirstSeen
+	}
+
+	b.regroup()
+	require.Len(t, b.groups(), 3)
+	for message, open := range map[string]int64{"card declined": 3, "no funds": 2} {
+		g := b.get("payments", present(message))
+		require.Equal(t, group.Open, g.Status)
+		require.Equal(t, "anna", *g.Owner)
+		require.Equal(t, "the bank\nwas part of "+former(1)+", muted by kim", *g.Note)
+		require.Equal(t, open, g.Open)
+		require.GreaterOrEqual(t, g.Failures, g.Open)
+		require.Equal(t, first[1], g.FirstSeen, "it does not look new")
+		require.Equal(t, message, *g.Title)
+		require.WithinDuration(t, at, g.LastSeen, 2*time.Hour, "nor as if it had failed again")
+	}
+	g := b.get("payments", present("lost"))
+	require.Equal(t, group.Open, g.Status)
+	require.Equal(t, "bert", *g.Owner)
+	require.Contains(t, *g.Note, "was part of "+former(2)+", marked as fixed by kim")
+	require.Contains(t, *g.Note, "seldom")
+	require.EqualValues(t, 2, g.Failures)
+	require.Equal(t, first[3], g.FirstSeen)
+	require.Equal(t, "5", b.text(`SELECT count(*) FROM dlq.find_ids(jsonb_build_object('fingerprint', $1::text), 100)`, former(1)), "the old name finds both parts")
+	require.Equal(t, "0", b.text("SELECT dlq.muted_entries()"))
+	b.agree()
+
+	// A group that turns up later joins one that had inherited a mute: that ends, unless a person has said so since.
+	for i, message := range []string{"slow", "gone"} {
+		b.failAs("mails", former(10+i), message, at)
+		b.refresh()
+		b.set("mails", former(10+i), group.Change{Status: group.Muted, MuteUntil: &until})
+		b.regroup()
+		require.Equal(t, group.Muted, b.get("mails", present(message)).Status)
+		if message == "gone" {
+			b.set("mails", present(message), group.Change{Status: group.Muted, MuteUntil: &until})
+		}
+		b.failAs("mails", former(20+i), message, at)
+		b.regroup()
+	}
+	g = b.get("mails", present("slow"))
+	require.Equal(t, group.Open, g.Status)
+	require.Equal(t, "was part of "+former(10)+", muted by kim", *g.Note)
+	require.Equal(t, group.Muted, b.get("mails", present("gone")).Status)
+	b.agree()
+}
+
+// A group without open entries is what its last entries are, and one whose entries are gone stays as it was.
+func TestRegroup_ClosedGroupsGoOn(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	at := time.Now().Add(-time.Hour)
+	for i, message := range []string{"lost", "slow", "gone"} {
+		id := b.failAs("payments", former(i), message, at)
+		b.refresh()
+		b.set("payments", former(i), group.Change{Status: group.Fixed, Owner: new("anna")})
+		b.exec("SELECT dlq.resolve($1, 'kim', 'done')", id)
+		if message == "gone" {
+			b.exec("SELECT dlq.delete_entries(ARRAY[$1::uuid])", id)
+		}
+	}
+	b.refresh()
+	require.NoError(t, b.regrouper().LearnMarked(t.Context()))
+	b.failAs("payments", present("lost"), "lost", time.Now()) // the first failure that a new dlqd files
+	g := b.get("payments", present("lost"))
+	require.Equal(t, group.Regressed, g.Status, "the failure is a new one")
+	require.EqualValues(t, 2, g.Failures)
+	require.Equal(t, "anna", b.text("SELECT assigned_to FROM dlq.dead_letter_open"))
+	require.Equal(t, group.Fixed, b.get("payments", present("slow")).Status)
+	b.regroup()
+	require.Equal(t, former(2), b.get("payments", former(2)).Fingerprint)
+	b.agree()
+}
+
+// A dlqd of before goes on filing and judging beside the new one: lists show one group, which never flaps.
+func TestRegroup_BesideAFormerDlqd(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	at := time.Now().Add(-time.Hour)
+	b.failAs("payments", former(1), "lost", at)
+	b.refresh()
+	b.set("payments", former(1), group.Change{Status: group.Muted, MuteUntil: new(time.Now().Add(time.Hour)), Owner: new("anna")})
+	b.regroup()
+	for i := range 6 {
+		as := former(1)
+		if i%2 == 0 {
+			as = present("lost")
+		}
+		b.failAs("payments", as, "lost", at.Add(time.Minute))
+		b.refresh()
+		all := b.groups()
+		require.Len(t, all, 1)
+		require.Equal(t, present("lost"), all[0].Fingerprint)
+		require.Equal(t, group.Muted, all[0].Status)
+		require.EqualValues(t, i+2, all[0].Open)
+		require.EqualValues(t, i+2, all[0].Failures)
+		muted, err := b.store.MutedEntries(t.Context())
+		require.NoError(t, err)
+		require.EqualValues(t, i+2, muted)
+		if i == 3 {
+			b.regroup()
+		}
+	}
+	// The former dlqd's reclassification puts entries back: they are moved again, and the group stays what it is.
+	b.exec("UPDATE dlq.dead_letter_queue SET fingerprint = $1, move = '{\"actor\": \"worker:1\", \"reason\": \"reclassified\"}' WHERE status = 'dlq_manual' AND length(fingerprint) = 20", former(1))
+	b.refresh()
+	require.EqualValues(t, 7, b.groups()[0].Open)
+	b.regroup()
+	require.EqualValues(t, 7, b.groups()[0].Open)
+	require.Equal(t, "0", b.text("SELECT count(*) FROM dlq.dead_letter_open WHERE length(fingerprint) = 16"))
+	require.Equal(t, "7", b.text("SELECT count(*) FROM dlq.dead_letter_open WHERE assigned_to = 'anna'"))
+	b.agree()
+}
+
+// Entries of groups that are not told apart leave the others.
+func TestRegroup_FromOther(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.exec("INSERT INTO dlq.failure_groups (queue, fingerprint, first_seen, last_seen) SELECT 'payments', 'full' || lpad(i::text, 16, '0'), now(), now() FROM generate_series(1, 10000) i")
+	for i := range 4 {
+		b.failAs("payments", former(i), "lost", time.Now())
+	}
+	b.refresh()
+	require.Equal(t, "4", b.text("SELECT open FROM dlq.failure_groups WHERE fingerprint = 'other'"))
+	b.regroup()
+	require.Equal(t, "4", b.text("SELECT count(*) FROM dlq.dead_letter_open WHERE length(fingerprint) = 16"), "the rollups may not have counted them")
+	b.exec("UPDATE dlq.dead_letter_open SET updated_at = now() - interval '1 hour'")
+	b.exec("DELETE FROM dlq.failure_groups WHERE fingerprint LIKE 'full%'")
+	b.regroup()
+	require.Equal(t, "0", b.text("SELECT open FROM dlq.failure_groups WHERE fingerprint = 'other'"))
+	require.EqualValues(t, 4, b.get("payments", present("lost")).Open)
+	require.Equal(t, "0", b.text("SELECT count(*) FROM dlq.group_aliases"))
+}
+
+// An entry that another session holds is left for the next time, and nobody waits for it.
+func TestRegroup_LeavesWhatIsHeld(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	ids := []string{b.failAs("payments", former(1), "lost", time.Now()), b.failAs("payments", former(1), "lost", time.Now())}
+	tx, err := b.pool.Begin(t.Context())
+	require.NoError(t, err)
+	defer func() { _ = tx.Rollback(context.WithoutCancel(t.Context())) }()
+	_, err = tx.Exec(t.Context(), "SELECT FROM dlq.dead_letter_open WHERE id = $1 FOR UPDATE", ids[0])
+	require.NoError(t, err)
+	b.regroup()
+	require.Equal(t, former(1), b.text("SELECT fingerprint FROM dlq.dead_letter_open WHERE id = $1", ids[0]))
+	require.Equal(t, present("lost"), b.text("SELECT fingerprint FROM dlq.dead_letter_open WHERE id = $1", ids[1]))
+	require.EqualValues(t, 2, b.get("payments", former(1)).Open)
+	require.NoError(t, tx.Rollback(t.Context()))
+	b.regroup()
+	b.agree()
+}
+
+// Entries are filed, judged anew, closed and reopened at random, by dlqds of both methods, some in transactions that stay open, while
+// groups are learned and entries moved, with refreshes in between: the rollups are what the entries are.
+func TestRegroup_CountsWhatIsThere(t *testing.T) {
+	t.Parallel()
+	for seed := range uint64(8) {
+		t.Run(strconv.FormatUint(seed, 10), func(t *testing.T) {
+			t.Parallel()
+			b := setup(t)
+			random := rand.New(rand.NewPCG(seed, 1))
+			r := b.regrouper()
+			var late pgx.Tx
+			commit := func() {
+				if late != nil {
+					require.NoError(t, late.Commit(t.Context()))
+				}
+				late = nil
+			}
+			entry := func(status string) string {
+				return b.text("SELECT id FROM dlq.dead_letter_queue WHERE stage <> 'inbox' AND status = $1::text::dlq.dead_letter_status ORDER BY md5(id::text || $2) LIMIT 1", status, strconv.Itoa(random.IntN(100)))
+			}
+			for range 40 {
+				message := []string{"card declined", "no funds", "lost"}[random.IntN(3)]
+				as := present(message)
+				if random.IntN(2) == 0 {
+					as = former(random.IntN(3))
+				}
+				step := []string{"fail", "fail", "fail", "close", "reopen", "judge", "commit", "regroup", "regroup", "refresh", "refresh"}[random.IntN(11)]
+				t.Log(step, message, as)
+				switch step {
+				case "fail":
+					b.failAs("payments", as, message, time.Now().Add(-time.Duration(random.IntN(100))*time.Hour))
+				case "close":
+					if id := entry("dlq_manual"); id != "" {
+						commit()
+						b.exec("SELECT dlq.resolve($1, 'kim', 'done')", id)
+					}
+				case "reopen":
+					if id := entry("dlq_resolved"); id != "" {
+						b.exec("SELECT dlq.reopen($1, 'kim', 'again')", id)
+					}
+				case "judge":
+					if id := entry("dlq_manual"); id != "" {
+						commit()
+						var err error
+						late, err = b.pool.Begin(t.Context())
+						require.NoError(t, err)
+						_, err = late.Exec(t.Context(), `UPDATE dlq.dead_letter_queue SET fingerprint = $2, move = '{"actor": "worker:1", "reason": "reclassified"}' WHERE id = $1`, id, as)
+						require.NoError(t, err)
+					}
+				case "commit":
+					commit()
+				case "regroup":
+					_, err := r.Once(t.Context())
+					require.NoError(t, err)
+				case "refresh":
+					b.refresh()
+				}
+			}
+			commit()
+			for range 2 { // what the first learns, a refresh counts
+				b.regroup()
+			}
+			require.Equal(t, "0", b.text("SELECT count(*) FROM dlq.dead_letter_open WHERE length(fingerprint) = 16"))
+			b.agree()
+			for _, g := range b.groups() {
+				if strategy.MethodOf(g.Fingerprint) != strategy.GroupingMethod { // nothing is left that would say what it is
+					require.Equal(t, "0", b.text("SELECT count(*) FROM dlq.dead_letter_queue WHERE fingerprint = $1", g.Fingerprint), g)
+				}
+			}
+		})
+	}
+}
