@@ -3,6 +3,7 @@ package strategy
 
 import (
 	"encoding/json"
+	"net/http"
 	"regexp"
 	"slices"
 	"strconv"
@@ -48,9 +49,6 @@ const maxMatchBytes = 8 << 10
 // RescuedBy begins the error of an attempt that River's rescuer ended.
 const RescuedBy = "Stuck job rescued by"
 
-// stuckJob is the rule of jobs that River's rescuer ended: their worker died, or hung.
-const stuckJob = "stuck-job"
-
 // statusRule is the name of the rule that goes by HTTP status.
 const statusRule = "http-status"
 
@@ -58,52 +56,25 @@ const statusRule = "http-status"
 // origin is down or overloaded (Cloudflare 520 to 527 and 530, others 529); a 5xx that nobody knows is a 500 (RFC 9110, 15).
 func ClassifyStatus(status int) riverdlq.Class {
 	switch status {
-	case 408:
+	case 408, 423, 425:
 		return riverdlq.ClassTransient
 	case 429:
 		return riverdlq.ClassRateLimited
 	case 503, 504, 507, 520, 521, 522, 523, 524, 525, 526, 527, 529, 530:
 		return riverdlq.ClassOutage
-	case 400, 422:
+	case 400, 405, 406, 411, 413, 414, 415, 422, 431:
 		return riverdlq.ClassValidation
 	case 401, 403:
 		return riverdlq.ClassUnauthorized
 	case 404, 410:
 		return riverdlq.ClassNotFound
-	case 409:
+	case 402, 409, 412:
 		return riverdlq.ClassBusiness
 	}
 	if status >= 500 && status <= 599 {
 		return riverdlq.ClassTransient
 	}
 	return riverdlq.ClassUnknown
-}
-
-// pattern is a rule of the built-in table that goes by text. RE2 matches in time linear in the text.
-type pattern struct {
-	name  string
-	class riverdlq.Class
-	text  *regexp.Regexp
-}
-
-// The first match wins, so what is particular comes before what is general.
-var patterns = []pattern{
-	{"transport", riverdlq.ClassTransient, regexp.MustCompile(`^(TIMEOUT_ERROR|CONNECTION_(REFUSED|RESET|ERROR)|DNS_ERROR|TLS_ERROR)\b`)},
-	{stuckJob, riverdlq.ClassTransient, regexp.MustCompile(`^` + RescuedBy)},
-	{"unknown-job-kind", riverdlq.ClassCodeBug, regexp.MustCompile(`job kind is not registered`)},
-	{"rate-limit", riverdlq.ClassRateLimited, regexp.MustCompile(`(?i)rate.?limit|too many requests|quota exceeded|throttl|resource.?exhausted`)},
-	{"circuit-open", riverdlq.ClassOutage, regexp.MustCompile(`(?i)circuit.?(breaker)?.{0,80}\bopen\b|CallNotPermitted|service unavailable|gateway time-?out`)},
-	{"database-down", riverdlq.ClassOutage, regexp.MustCompile(`(?i)the database system is (starting up|shutting down|in recovery)|too many (clients|connections)|SQLSTATE (08|53|57P)`)},
-	{"nil-dereference", riverdlq.ClassCodeBug, regexp.MustCompile(`(?i)nil pointer dereference|invalid memory address|NullPointerException|TypeError|AttributeError|undefined is not|cannot read propert|index out of range`)},
-	{"sql-bug", riverdlq.ClassCodeBug, regexp.MustCompile(`SQLSTATE 42[^5]`)}, // undefined column and its like; 42501 is a missing right
-	{"timeout", riverdlq.ClassTransient, regexp.MustCompile(`(?i)time-?d?.?out|deadline exceeded|ETIMEDOUT|ESOCKETTIMEDOUT`)},
-	{"connection", riverdlq.ClassTransient, regexp.MustCompile(`(?i)connection (was )?(reset|refused|closed|aborted)|broken pipe|ECONN(RESET|REFUSED|ABORTED)|unexpected EOF|no such host|ENOTFOUND|EAI_AGAIN|network is unreachable|socket hang up`)},
-	{"serialization", riverdlq.ClassTransient, regexp.MustCompile(`SQLSTATE (40001|40P01|55P03)|could not serialize access|deadlock detected`)},
-	{"decode", riverdlq.ClassMalformed, regexp.MustCompile(`(?i)cannot (unmarshal|decode|parse)|invalid character|unexpected token|JSONDecodeError|JsonParseException|malformed`)},
-	{"unauthorized", riverdlq.ClassUnauthorized, regexp.MustCompile(`(?i)unauthori[sz]ed|forbidden|permission denied|access.?denied|invalid (token|credentials|api key)`)},
-	{"validation", riverdlq.ClassValidation, regexp.MustCompile(`(?i)validation|invalid (argument|value|input)|is required|SQLSTATE 2[23]`)},
-	{"business", riverdlq.ClassBusiness, regexp.MustCompile(`(?i)declined|insufficient funds|out of stock|already exists`)},
-	{"not-found", riverdlq.ClassNotFound, regexp.MustCompile(`(?i)not found|does not exist|no rows in result set`)},
 }
 
 // grpcStatus is the rule that goes by gRPC's status codes.
@@ -126,64 +97,353 @@ var grpcClasses = map[string]riverdlq.Class{
 	"unimplemented":      riverdlq.ClassCodeBug,
 }
 
+// sqlClasses are the lines of SQLSTATEs, by their first five, three or two characters.
+var sqlClasses = map[string]line{
+	"08":    {rule: "database-down", class: riverdlq.ClassOutage},
+	"08P01": {rule: "sql-bug", class: riverdlq.ClassCodeBug},
+	"0A":    {rule: "sql-bug", class: riverdlq.ClassCodeBug},
+	"21":    {rule: "sql-bug", class: riverdlq.ClassCodeBug},
+	"22":    {rule: "validation", class: riverdlq.ClassValidation},
+	"23":    {rule: "validation", class: riverdlq.ClassValidation},
+	"25":    {rule: "sql-bug", class: riverdlq.ClassCodeBug},
+	"25006": {rule: "database-down", class: riverdlq.ClassOutage}, // read-only: a standby, after a failover
+	"25P03": {rule: "timeout", class: riverdlq.ClassTransient},
+	"26":    {rule: "sql-bug", class: riverdlq.ClassCodeBug},
+	"28":    {rule: "unauthorized", class: riverdlq.ClassUnauthorized},
+	"34":    {rule: "sql-bug", class: riverdlq.ClassCodeBug},
+	"3D":    {rule: "not-found", class: riverdlq.ClassNotFound},
+	"3F":    {rule: "not-found", class: riverdlq.ClassNotFound},
+	"40":    {rule: "serialization", class: riverdlq.ClassTransient},
+	"42":    {rule: "sql-bug", class: riverdlq.ClassCodeBug},
+	"42501": {rule: "unauthorized", class: riverdlq.ClassUnauthorized},
+	"53":    {rule: "database-down", class: riverdlq.ClassOutage},
+	"54":    {rule: "validation", class: riverdlq.ClassValidation},
+	"55006": {rule: "serialization", class: riverdlq.ClassTransient},
+	"55P03": {rule: "serialization", class: riverdlq.ClassTransient},
+	"57014": {rule: "timeout", class: riverdlq.ClassTransient},
+	"57P":   {rule: "database-down", class: riverdlq.ClassOutage},
+	"58":    {rule: "database-down", class: riverdlq.ClassOutage},
+	"P0001": {rule: "business", class: riverdlq.ClassBusiness},
+	"P0002": {rule: "not-found", class: riverdlq.ClassNotFound},
+}
+
 var (
 	grpcText = regexp.MustCompile(`rpc error: code = (\w+)`)
-	grpcCode = regexp.MustCompile(`^[A-Z][a-zA-Z_]+$`)
 	sqlState = regexp.MustCompile(`^[0-9A-Z]{5}$`)
 )
 
-// ofGRPC is the class of a gRPC status, in the code or in the text of Go's library.
-func (f *Facts) ofGRPC() (riverdlq.Class, bool) {
-	name := ""
-	if grpcCode.MatchString(f.Code) {
-		name = f.Code
-	} else if match := grpcText.FindStringSubmatch(bounded(f.Message)); match != nil {
-		name = match[1]
-	}
-	class, ok := grpcClasses[strings.ToLower(strings.ReplaceAll(name, "_", ""))]
-	return class, ok
+// smtpClasses are the classes of an SMTP server's replies (RFC 5321, 4.2.3), by all their digits or the first.
+var smtpClasses = map[string]riverdlq.Class{
+	"4":   riverdlq.ClassTransient,
+	"421": riverdlq.ClassOutage,
+	"5":   riverdlq.ClassBusiness,
+	"500": riverdlq.ClassValidation,
+	"501": riverdlq.ClassValidation,
+	"502": riverdlq.ClassValidation,
+	"503": riverdlq.ClassValidation,
+	"504": riverdlq.ClassValidation,
+	"530": riverdlq.ClassUnauthorized,
+	"534": riverdlq.ClassUnauthorized,
+	"535": riverdlq.ClassUnauthorized,
+	"538": riverdlq.ClassUnauthorized,
+	"550": riverdlq.ClassNotFound,
+	"551": riverdlq.ClassNotFound,
+	"552": riverdlq.ClassValidation,
+	"553": riverdlq.ClassValidation,
+	"555": riverdlq.ClassValidation,
 }
 
-var httpStatus = regexp.MustCompile(`(?i)\b(?:http|status|code)[ :=/.0-9]*?\b([45]\d\d)\b`)
+// smtpText is a reply with its enhanced status (RFC 3463), which begins with the same digit.
+var smtpText = regexp.MustCompile(`\b(?:(4\d\d)[ -]{1,2}4|(5\d\d)[ -]{1,2}5)\.\d{1,3}\.\d{1,3}\b`)
+
+var smtpReply = regexp.MustCompile(`^[45]\d\d$`)
+
+// ofSMTP is the class of a mail server's reply, in the code of an SMTP error or in the text.
+func (f *Facts) ofSMTP(text string) (riverdlq.Class, bool) {
+	reply := ""
+	if f.mails() && smtpReply.MatchString(f.Code) {
+		reply = f.Code
+	} else if match := smtpText.FindStringSubmatch(text); match != nil {
+		reply = match[1] + match[2]
+	}
+	if reply == "" {
+		return "", false
+	}
+	class, ok := smtpClasses[reply]
+	if !ok {
+		class = smtpClasses[reply[:1]]
+	}
+	return class, true
+}
+
+// mails reports whether the error is one of a mail client's, whose codes are no HTTP statuses.
+func (f *Facts) mails() bool {
+	name := strings.ToLower(bounded(f.Type))
+	return strings.Contains(name, "smtp") || strings.Contains(name, "mail")
+}
+
+// index is the table, as it is asked.
+type index struct {
+	lines   []line
+	names   names
+	phrases phrases
+}
+
+func newIndex(lines []line) *index {
+	t := &index{lines: lines, names: names{}, phrases: phrases{line: none}}
+	for i, l := range lines {
+		for pattern := range strings.SplitSeq(l.names, ",") {
+			if pattern = strings.Join(strings.Fields(pattern), " "); pattern != "" {
+				t.names.add(pattern, i)
+			}
+		}
+		for phrase := range strings.SplitSeq(l.texts, ",") {
+			if phrase = strings.TrimSpace(phrase); phrase != "" {
+				t.phrases.add(phrase, i)
+			}
+		}
+	}
+	return t
+}
+
+var known, last = newIndex(table), newIndex(weak)
+
+// rates are the texts of rate limits alone.
+var rates = newIndex(slices.DeleteFunc(slices.Clone(table), func(l line) bool { return l.rule != "rate-limit" })).phrases
+
+// inText returns the first line of what a text says, in its own words or with the name of an error.
+func (t *index) inText(w *wording) int {
+	best := t.namesIn(w)
+	for i := range w.list {
+		best = min(best, t.phrases.find(w, i))
+	}
+	return best
+}
+
+// namesIn returns the first line of the names of errors in a text, such as FileNotFoundError.
+func (t *index) namesIn(w *wording) int {
+	best := none
+	for i := range w.list {
+		if from := w.list[i].name; w.list[i].last && i > from && i-from <= maxNameWords && isGeneric(w.at(i)) {
+			best = min(best, t.names.ofWords(w, from, i+1))
+		}
+	}
+	return best
+}
 
 // Classify returns an error's class by the built-in table, and the name of its line. It always answers: what nothing
 // matches is unknown.
 func Classify(f Facts) (riverdlq.Class, string) {
-	if f.Panic {
-		return riverdlq.ClassCodeBug, "panic"
-	}
 	if f.Class != "" && slices.Contains(riverdlq.Classes(), f.Class) {
 		return f.Class, "worker"
 	}
-	if status := f.status(); status >= 400 {
-		if class := ClassifyStatus(status); class != riverdlq.ClassUnknown {
-			return class, statusRule
-		}
+	if f.Panic {
+		return riverdlq.ClassCodeBug, "panic"
 	}
-	if class, ok := f.ofGRPC(); ok {
+	status, retryAfter := f.answer()
+	of := ClassifyStatus(status)
+	switch {
+	case status == http.StatusTooManyRequests || status == http.StatusServiceUnavailable || status == http.StatusGatewayTimeout:
+		return of, statusRule
+	case retryAfter && status >= 400:
+		if of.Permanent() || of == riverdlq.ClassUnknown {
+			of = riverdlq.ClassRateLimited // it asks to be sent again, but not at once
+		}
+		return of, statusRule
+	}
+	if class, ok := transportClasses[f.Type]; ok {
+		return class, "transport"
+	}
+	message := f.said()
+	w := wordsOf(message)
+	if l := f.reported(message, w, status); l != nil {
+		return l.class, l.rule
+	}
+	if class, ok := f.ofGRPC(message); ok {
 		return class, grpcStatus
 	}
-	text := bounded(f.Message)
-	if f.Type != "" {
-		text = bounded(f.Type) + ": " + text
+	if l, ok := f.ofSQL(message, status); ok {
+		return l.class, l.rule
 	}
-	if sqlState.MatchString(f.Code) {
-		text += " (SQLSTATE " + f.Code + ")"
-	} else if f.Code != "" {
-		text += " (" + bounded(f.Code) + ")"
+	if class, ok := f.ofSMTP(message); ok {
+		return class, "smtp-reply"
 	}
-	for _, p := range patterns {
-		if p.text.MatchString(text) {
-			return p.class, p.name
-		}
+	if status == http.StatusForbidden && rates.in(w) {
+		return riverdlq.ClassRateLimited, "rate-limit" // GitHub, Google and Kubernetes answer so
 	}
-	if match := httpStatus.FindStringSubmatch(text); match != nil {
-		status, _ := strconv.Atoi(match[1]) // three digits
-		if class := ClassifyStatus(status); class != riverdlq.ClassUnknown {
-			return class, statusRule
+	if status >= 400 && of != riverdlq.ClassUnknown {
+		return of, statusRule
+	}
+	if i := known.inText(w); i != none {
+		return table[i].class, table[i].rule
+	}
+	if of := ClassifyStatus(statusIn(message)); of != riverdlq.ClassUnknown {
+		return of, statusRule
+	}
+	for _, i := range []int{last.names.ofName(f.Type), last.inText(w)} {
+		if i != none {
+			return weak[i].class, weak[i].rule
 		}
 	}
 	return riverdlq.ClassUnknown, "none"
+}
+
+// transportClasses are the classes of deliveries without an answer, by the types that deliveries give them.
+var transportClasses = map[string]riverdlq.Class{
+	"TIMEOUT_ERROR":      riverdlq.ClassTransient,
+	"CONNECTION_REFUSED": riverdlq.ClassTransient,
+	"CONNECTION_RESET":   riverdlq.ClassTransient,
+	"CONNECTION_ERROR":   riverdlq.ClassTransient,
+	"DNS_ERROR":          riverdlq.ClassTransient,
+	"TLS_ERROR":          riverdlq.ClassTransient,
+}
+
+// answer is the HTTP status that was answered, 0 for none, and whether the answer said when to come back.
+func (f *Facts) answer() (status int, retryAfter bool) {
+	var context struct {
+		Status     json.Number     `json:"status"`
+		RetryAfter json.RawMessage `json:"retryAfterSeconds"`
+	}
+	_ = json.Unmarshal(f.Context, &context)
+	status = f.status()
+	if context.Status == "" && (f.mails() || http.StatusText(status) == "" && ClassifyStatus(status) != riverdlq.ClassOutage) {
+		status = 0 // a code of another sort
+	}
+	return status, len(context.RetryAfter) > 0
+}
+
+// said is what the message says of the error, without where a delivery was sent.
+func (f *Facts) said() string {
+	text := bounded(f.Message)
+	if rest, ok := strings.CutPrefix(text, "POST "); ok {
+		if _, after, ok := strings.Cut(rest, ": "); ok {
+			return after
+		}
+	}
+	return text
+}
+
+// reported is the line of a type or code that was reported: by the worker or destination, or at the head of the message,
+// where most languages put it.
+func (f *Facts) reported(message string, w *wording, status int) *line {
+	if class, ok := grpcClasses[strings.ToLower(strings.ReplaceAll(f.Code, "_", ""))]; ok {
+		return &line{rule: grpcStatus, class: class}
+	}
+	i := known.names.ofName(f.Code)
+	if i == none {
+		i = known.names.ofName(f.Type)
+	}
+	if i == none {
+		i = headOf(message)
+	}
+	if i == none && status == http.StatusInternalServerError {
+		i = known.namesIn(w) // the status says as little as can be said
+	}
+	if i == none {
+		return nil
+	}
+	for _, d := range disguises {
+		if table[i].rule == d.rule && d.phrases.in(w) {
+			return &d.as
+		}
+	}
+	return &table[i]
+}
+
+// disguises are errors that their types do not say: a failed fetch is a TypeError, and a topic that does not exist takes time
+// to be found missing.
+var disguises = []struct {
+	rule    string
+	phrases *phrases
+	as      line
+}{
+	{"code-bug", phrasesOf("fetch failed", "failed to fetch", "load failed", "networkerror when attempting"), line{rule: "connection", class: riverdlq.ClassTransient}},
+	{"timeout", phrasesOf("not present in metadata"), line{rule: "not-found", class: riverdlq.ClassNotFound}},
+}
+
+func phrasesOf(texts ...string) *phrases {
+	p := &phrases{line: none}
+	for i, text := range texts {
+		p.add(text, i)
+	}
+	return p
+}
+
+func (p *phrases) in(w *wording) bool {
+	for i := range w.list {
+		if p.find(w, i) != none {
+			return true
+		}
+	}
+	return false
+}
+
+// maxHeads is how many names of errors may stand at the head of a message, the outer before the inner.
+const maxHeads = 4
+
+// headOf is the line of the name that a message begins with: "Uncaught TypeError: …", "java.io.IOException: …", "TooManyRequests".
+func headOf(message string) int {
+	for range maxHeads {
+		head, rest, more := strings.Cut(message[:min(len(message), maxNameBytes)], ": ")
+		if i := strings.IndexByte(head, '\n'); i >= 0 {
+			head, more = head[:i], false
+		}
+		fields := strings.Fields(head)
+		if len(fields) == 0 || len(fields) > 3 {
+			return none
+		}
+		name := fields[len(fields)-1]
+		w := wordsOf(name)
+		if n := len(w.list); n == 0 || n == 1 && strings.ToUpper(name) != name {
+			return none
+		}
+		if i := known.names.ofName(name); i != none || !more {
+			return i
+		}
+		message = rest
+	}
+	return none
+}
+
+// ofSQL is the line of a SQLSTATE, in the code or in the text.
+func (f *Facts) ofSQL(text string, status int) (line, bool) {
+	state := ""
+	if sqlState.MatchString(f.Code) && status == 0 {
+		state = f.Code
+	} else if i := strings.Index(text, "SQLSTATE"); i >= 0 {
+		state = strings.TrimLeft(text[i+len("SQLSTATE"):min(len(text), i+20)], " :=[")
+	} else if len(text) > 6 && text[5] == ':' {
+		state = text
+	}
+	for _, n := range []int{5, 3, 2} {
+		if len(state) >= 5 && sqlState.MatchString(state[:5]) {
+			if l, ok := sqlClasses[state[:n]]; ok {
+				return l, true
+			}
+		}
+	}
+	return line{}, false
+}
+
+// statusIn is the HTTP status that a text names, 0 for none.
+func statusIn(text string) int {
+	if match := httpStatus.FindStringSubmatch(text); match != nil {
+		n, _ := strconv.Atoi(match[1] + match[2]) // three digits
+		return n
+	}
+	return 0
+}
+
+var httpStatus = regexp.MustCompile(`(?i)\b(?:http|status|code)[ :=/.0-9]*?\b([45]\d\d)\b|^\W{0,2}([45]\d\d)\b`)
+
+// ofGRPC is the class of a gRPC status, in the code or in the text of Go's library.
+func (f *Facts) ofGRPC(text string) (riverdlq.Class, bool) {
+	name := f.Code
+	if match := grpcText.FindStringSubmatch(text); match != nil {
+		name = match[1]
+	}
+	class, ok := grpcClasses[strings.ToLower(strings.ReplaceAll(name, "_", ""))]
+	return class, ok
 }
 
 // trimPackage keeps the function of a stack frame readable.

@@ -383,8 +383,8 @@ func TestSamples_everyLineOfTheTable(t *testing.T) {
 			}
 		}
 	}
-	for _, p := range patterns {
-		require.True(t, lines[p.name+" "+string(p.class)], "no sample of %s", p.name)
+	for _, l := range append(slices.Clone(table), weak...) {
+		require.True(t, lines[l.rule+" "+string(l.class)], "no sample of %s", l.rule)
 	}
 	for _, line := range []string{"panic code_bug", "worker transient", "none unknown"} {
 		require.True(t, lines[line], "no sample of %s", line)
