@@ -102,7 +102,7 @@ var sqlClasses = map[string]line{
 	"08":    {rule: "database-down", class: riverdlq.ClassOutage},
 	"08P01": {rule: "sql-bug", class: riverdlq.ClassCodeBug},
 	"0A":    {rule: "sql-bug", class: riverdlq.ClassCodeBug},
-	"21":    {rule: "sql-bug", class: riverdlq.ClassCodeBug},
+	"21000": {rule: "sql-bug", class: riverdlq.ClassCodeBug},
 	"22":    {rule: "validation", class: riverdlq.ClassValidation},
 	"23":    {rule: "validation", class: riverdlq.ClassValidation},
 	"25":    {rule: "sql-bug", class: riverdlq.ClassCodeBug},
@@ -128,7 +128,7 @@ var sqlClasses = map[string]line{
 }
 
 var (
-	grpcText = regexp.MustCompile(`rpc error: code = (\w+)`)
+	grpcText = regexp.MustCompile(`(?:rpc error: code = |\bstatus: |\bStatusCode\.)(\w+)`)
 	sqlState = regexp.MustCompile(`^[0-9A-Z]{5}$`)
 )
 
@@ -274,6 +274,9 @@ func Classify(f Facts) (riverdlq.Class, string) {
 	if status >= 400 && of != riverdlq.ClassUnknown {
 		return of, statusRule
 	}
+	if strings.Contains(f.Type, " ") { // it is a text
+		w = wordsOf(bounded(f.Type) + ": " + message)
+	}
 	if i := known.inText(w); i != none {
 		return table[i].class, table[i].rule
 	}
@@ -337,7 +340,9 @@ func (f *Facts) reported(message string, w *wording, status int) *line {
 		i = headOf(message)
 	}
 	if i == none && status == http.StatusInternalServerError {
-		i = known.namesIn(w) // the status says as little as can be said
+		if i = known.inText(w); i != none && table[i].class != riverdlq.ClassCodeBug {
+			i = known.namesIn(w)
+		}
 	}
 	if i == none {
 		return nil
@@ -350,14 +355,15 @@ func (f *Facts) reported(message string, w *wording, status int) *line {
 	return &table[i]
 }
 
-// disguises are errors that their types do not say: a failed fetch is a TypeError, and a topic that does not exist takes time
-// to be found missing.
+// disguises are errors that their types do not say: a failed fetch is a TypeError, a topic that does not exist takes time to
+// be found missing, and so is a record that a job's arguments name.
 var disguises = []struct {
 	rule    string
 	phrases *phrases
 	as      line
 }{
-	{"code-bug", phrasesOf("fetch failed", "failed to fetch", "load failed", "networkerror when attempting"), line{rule: "connection", class: riverdlq.ClassTransient}},
+	{"nil-dereference", phrasesOf("fetch failed", "failed to fetch", "load failed", "networkerror when attempting"), line{rule: "connection", class: riverdlq.ClassTransient}},
+	{"decode", phrasesOf("trying to deserialize arguments"), line{rule: "not-found", class: riverdlq.ClassNotFound}},
 	{"timeout", phrasesOf("not present in metadata"), line{rule: "not-found", class: riverdlq.ClassNotFound}},
 }
 
@@ -387,6 +393,10 @@ func headOf(message string) int {
 		head, rest, more := strings.Cut(message[:min(len(message), maxNameBytes)], ": ")
 		if i := strings.IndexByte(head, '\n'); i >= 0 {
 			head, more = head[:i], false
+		}
+		if more && smtpReply.MatchString(head[:min(len(head), 3)]) { // a status line
+			message = rest
+			continue
 		}
 		fields := strings.Fields(head)
 		if len(fields) == 0 || len(fields) > 3 {
@@ -434,7 +444,7 @@ func statusIn(text string) int {
 	return 0
 }
 
-var httpStatus = regexp.MustCompile(`(?i)\b(?:http|status|code)[ :=/.0-9]*?\b([45]\d\d)\b|^\W{0,2}([45]\d\d)\b`)
+var httpStatus = regexp.MustCompile(`(?i)\b(?:http|status|code|returned|response|responded)\b[ :=/.0-9]*?(?:[^0-9\n]{0,32}\b)?([45]\d\d)\b|^\W{0,2}([45]\d\d)\b`)
 
 // ofGRPC is the class of a gRPC status, in the code or in the text of Go's library.
 func (f *Facts) ofGRPC(text string) (riverdlq.Class, bool) {

@@ -193,7 +193,7 @@ type phrases struct {
 // add takes a phrase in, in which … stands for a few words.
 func (p *phrases) add(phrase string, line int) {
 	for _, part := range strings.SplitAfter(phrase, "…") {
-		w := wordsOf(part)
+		w := wordsOf(strings.TrimSuffix(part, "…"))
 		for i := range w.list {
 			if p.next == nil {
 				p.next = map[string]*phrases{}
