@@ -4,10 +4,10 @@ package strategy
 import (
 	"encoding/json"
 	"net/http"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
+	"unicode"
 
 	"github.com/dlqd/dlqd/riverdlq"
 )
@@ -31,16 +31,26 @@ type Facts struct {
 
 // status is the HTTP status of the answer that was the error: in the context, where deliveries put it, or the code.
 func (f *Facts) status() int {
+	status, _, _ := f.answer()
+	return status
+}
+
+// answer is the status, 0 for none, and whether the context has it, and says when to come back.
+func (f *Facts) answer() (status int, inContext, retryAfter bool) {
 	var context struct {
-		Status json.Number `json:"status"`
+		Status     json.Number     `json:"status"`
+		RetryAfter json.RawMessage `json:"retryAfterSeconds"`
 	}
-	_ = json.Unmarshal(f.Context, &context) // a stranger's: what cannot be read says nothing
-	for _, text := range []string{context.Status.String(), f.Code} {
+	if len(f.Context) > 0 {
+		_ = json.Unmarshal(f.Context, &context) // a stranger's: what cannot be read says nothing
+	}
+	retryAfter = len(context.RetryAfter) > 0
+	for i, text := range []string{context.Status.String(), f.Code} {
 		if n, err := strconv.Atoi(text); err == nil && n >= 100 && n <= 599 {
-			return n
+			return n, i == 0, retryAfter
 		}
 	}
-	return 0
+	return 0, false, retryAfter
 }
 
 // maxMatchBytes bounds the text that patterns are matched against: messages come from strangers.
@@ -127,11 +137,6 @@ var sqlClasses = map[string]line{
 	"P0002": {rule: "not-found", class: riverdlq.ClassNotFound},
 }
 
-var (
-	grpcText = regexp.MustCompile(`(?:rpc error: code = |\bstatus: |\bStatusCode\.)(\w+)`)
-	sqlState = regexp.MustCompile(`^[0-9A-Z]{5}$`)
-)
-
 // smtpClasses are the classes of an SMTP server's replies (RFC 5321, 4.2.3), by all their digits or the first.
 var smtpClasses = map[string]riverdlq.Class{
 	"4":   riverdlq.ClassTransient,
@@ -153,18 +158,17 @@ var smtpClasses = map[string]riverdlq.Class{
 	"555": riverdlq.ClassValidation,
 }
 
-// smtpText is a reply with its enhanced status (RFC 3463), which begins with the same digit.
-var smtpText = regexp.MustCompile(`\b(?:(4\d\d)[ -]{1,2}4|(5\d\d)[ -]{1,2}5)\.\d{1,3}\.\d{1,3}\b`)
-
-var smtpReply = regexp.MustCompile(`^[45]\d\d$`)
-
-// ofSMTP is the class of a mail server's reply, in the code of an SMTP error or in the text.
-func (f *Facts) ofSMTP(text string) (riverdlq.Class, bool) {
+// ofSMTP is the class of a mail server's reply: in the code of an SMTP error, or in the text with its enhanced status (RFC
+// 3463), which begins with the same digit: 550 5.1.1.
+func (f *Facts) ofSMTP(w *wording) (riverdlq.Class, bool) {
 	reply := ""
-	if f.mails() && smtpReply.MatchString(f.Code) {
+	if f.mails() && isFailure([]byte(f.Code)) {
 		reply = f.Code
-	} else if match := smtpText.FindStringSubmatch(text); match != nil {
-		reply = match[1] + match[2]
+	}
+	for i := 0; reply == "" && i+3 < len(w.list); i++ {
+		if isFailure(w.at(i)) && len(w.at(i+1)) == 1 && w.at(i)[0] == w.at(i + 1)[0] && isNumber(w.at(i+2)) && isNumber(w.at(i+3)) {
+			reply = string(w.at(i))
+		}
 	}
 	if reply == "" {
 		return "", false
@@ -174,6 +178,15 @@ func (f *Facts) ofSMTP(text string) (riverdlq.Class, bool) {
 		class = smtpClasses[reply[:1]]
 	}
 	return class, true
+}
+
+// isFailure reports whether a word is the number of a failure, in HTTP or SMTP: 400 to 599.
+func isFailure(word []byte) bool {
+	return len(word) == 3 && (word[0] == '4' || word[0] == '5') && isNumber(word)
+}
+
+func isNumber(word []byte) bool {
+	return !slices.ContainsFunc(word, func(c byte) bool { return kindOf(c) != digitByte })
 }
 
 // mails reports whether the error is one of a mail client's, whose codes are no HTTP statuses.
@@ -240,7 +253,10 @@ func Classify(f Facts) (riverdlq.Class, string) {
 	if f.Panic {
 		return riverdlq.ClassCodeBug, "panic"
 	}
-	status, retryAfter := f.answer()
+	status, inContext, retryAfter := f.answer()
+	if !inContext && (f.mails() || http.StatusText(status) == "" && ClassifyStatus(status) != riverdlq.ClassOutage) {
+		status = 0 // a code of another sort
+	}
 	of := ClassifyStatus(status)
 	switch {
 	case status == http.StatusTooManyRequests || status == http.StatusServiceUnavailable || status == http.StatusGatewayTimeout:
@@ -259,13 +275,13 @@ func Classify(f Facts) (riverdlq.Class, string) {
 	if l := f.reported(message, w, status); l != nil {
 		return l.class, l.rule
 	}
-	if class, ok := f.ofGRPC(message); ok {
+	if class, ok := ofGRPC(message); ok {
 		return class, grpcStatus
 	}
 	if l, ok := f.ofSQL(message, status); ok {
 		return l.class, l.rule
 	}
-	if class, ok := f.ofSMTP(message); ok {
+	if class, ok := f.ofSMTP(w); ok {
 		return class, "smtp-reply"
 	}
 	if status == http.StatusForbidden && rates.in(w) {
@@ -280,7 +296,7 @@ func Classify(f Facts) (riverdlq.Class, string) {
 	if i := known.inText(w); i != none {
 		return table[i].class, table[i].rule
 	}
-	if of := ClassifyStatus(statusIn(message)); of != riverdlq.ClassUnknown {
+	if of := ClassifyStatus(statusIn(w)); of != riverdlq.ClassUnknown {
 		return of, statusRule
 	}
 	for _, i := range []int{last.names.ofName(f.Type), last.inText(w)} {
@@ -301,20 +317,6 @@ var transportClasses = map[string]riverdlq.Class{
 	"TLS_ERROR":          riverdlq.ClassTransient,
 }
 
-// answer is the HTTP status that was answered, 0 for none, and whether the answer said when to come back.
-func (f *Facts) answer() (status int, retryAfter bool) {
-	var context struct {
-		Status     json.Number     `json:"status"`
-		RetryAfter json.RawMessage `json:"retryAfterSeconds"`
-	}
-	_ = json.Unmarshal(f.Context, &context)
-	status = f.status()
-	if context.Status == "" && (f.mails() || http.StatusText(status) == "" && ClassifyStatus(status) != riverdlq.ClassOutage) {
-		status = 0 // a code of another sort
-	}
-	return status, len(context.RetryAfter) > 0
-}
-
 // said is what the message says of the error, without where a delivery was sent.
 func (f *Facts) said() string {
 	text := bounded(f.Message)
@@ -329,7 +331,7 @@ func (f *Facts) said() string {
 // reported is the line of a type or code that was reported: by the worker or destination, or at the head of the message,
 // where most languages put it.
 func (f *Facts) reported(message string, w *wording, status int) *line {
-	if class, ok := grpcClasses[strings.ToLower(strings.ReplaceAll(f.Code, "_", ""))]; ok {
+	if class, ok := grpcClass(bounded(f.Code)); ok {
 		return &line{rule: grpcStatus, class: class}
 	}
 	i := known.names.ofName(f.Code)
@@ -394,7 +396,7 @@ func headOf(message string) int {
 		if i := strings.IndexByte(head, '\n'); i >= 0 {
 			head, more = head[:i], false
 		}
-		if more && smtpReply.MatchString(head[:min(len(head), 3)]) { // a status line
+		if more && isFailure([]byte(head[:min(len(head), 3)])) { // a status line
 			message = rest
 			continue
 		}
@@ -415,43 +417,67 @@ func headOf(message string) int {
 	return none
 }
 
-// ofSQL is the line of a SQLSTATE, in the code or in the text.
+// ofSQL is the line of a SQLSTATE: the code, or what stands in the text behind that word, or at its beginning.
 func (f *Facts) ofSQL(text string, status int) (line, bool) {
 	state := ""
-	if sqlState.MatchString(f.Code) && status == 0 {
+	if len(f.Code) == 5 && status == 0 {
 		state = f.Code
-	} else if i := strings.Index(text, "SQLSTATE"); i >= 0 {
-		state = strings.TrimLeft(text[i+len("SQLSTATE"):min(len(text), i+20)], " :=[")
-	} else if len(text) > 6 && text[5] == ':' {
+	} else if _, after, ok := strings.Cut(text, "SQLSTATE"); ok {
+		state = strings.TrimLeft(after[:min(len(after), 20)], " :=[")
+	} else if len(text) > 5 && text[5] == ':' {
 		state = text
 	}
+	if len(state) < 5 || strings.ContainsFunc(state[:5], func(c rune) bool { return (c < '0' || c > '9') && (c < 'A' || c > 'Z') }) {
+		return line{}, false
+	}
 	for _, n := range []int{5, 3, 2} {
-		if len(state) >= 5 && sqlState.MatchString(state[:5]) {
-			if l, ok := sqlClasses[state[:n]]; ok {
-				return l, true
-			}
+		if l, ok := sqlClasses[state[:n]]; ok {
+			return l, true
 		}
 	}
 	return line{}, false
 }
 
-// statusIn is the HTTP status that a text names, 0 for none.
-func statusIn(text string) int {
-	if match := httpStatus.FindStringSubmatch(text); match != nil {
-		n, _ := strconv.Atoi(match[1] + match[2]) // three digits
-		return n
+// statusIn is the HTTP status that a text names, 0 for none: at its beginning, or a few words after what tells of one.
+func statusIn(w *wording) int {
+	told := -1 // the last word that tells of a status
+	for i := range w.list {
+		switch word := w.at(i); {
+		case isFailure(word) && (i == 0 || told >= 0 && i-told <= maxGapWords):
+			n, _ := strconv.Atoi(string(word)) // three digits
+			return n
+		case len(word) > 2 && isNumber(word):
+			told = -1 // another number
+		default:
+			switch string(word) {
+			case "http", "status", "code", "returned", "response", "responded":
+				told = i
+			}
+		}
 	}
 	return 0
 }
 
-var httpStatus = regexp.MustCompile(`(?i)\b(?:http|status|code|returned|response|responded)\b[ :=/.0-9]*?(?:[^0-9\n]{0,32}\b)?([45]\d\d)\b|^\W{0,2}([45]\d\d)\b`)
+// grpcLeads stand before the name of a gRPC status in the texts of Go's, Rust's and Python's libraries.
+var grpcLeads = []string{"rpc error: code = ", "status: ", "StatusCode."}
 
-// ofGRPC is the class of a gRPC status, in the code or in the text of Go's library.
-func (f *Facts) ofGRPC(text string) (riverdlq.Class, bool) {
-	name := f.Code
-	if match := grpcText.FindStringSubmatch(text); match != nil {
-		name = match[1]
+// ofGRPC is the class of a gRPC status in a text.
+func ofGRPC(text string) (riverdlq.Class, bool) {
+	for _, lead := range grpcLeads {
+		if _, after, ok := strings.Cut(text, lead); ok {
+			name := after[:min(len(after), maxNameBytes)]
+			if i := strings.IndexFunc(name, func(c rune) bool { return c != '_' && !unicode.IsLetter(c) }); i >= 0 {
+				name = name[:i]
+			}
+			if class, ok := grpcClass(name); ok {
+				return class, true
+			}
+		}
 	}
+	return riverdlq.ClassUnknown, false
+}
+
+func grpcClass(name string) (riverdlq.Class, bool) {
 	class, ok := grpcClasses[strings.ToLower(strings.ReplaceAll(name, "_", ""))]
 	return class, ok
 }
