@@ -201,6 +201,9 @@ func (m *Migrator) install(ctx context.Context, river string) error {
 	}); err != nil {
 		return err
 	}
+	if err := m.buildIndexes(ctx); err != nil {
+		return err
+	}
 	for key, value := range map[string]string{settingRiver: river, settingRiverSchema: m.Schemas.River} {
 		if _, err := m.Pool.Exec(ctx, m.Schemas.Render("INSERT INTO dlq.settings (key, value) VALUES ($1, $2) ON CONFLICT (key) DO NOTHING"), key, value); err != nil {
 			return err
@@ -549,7 +552,7 @@ func (m *Migrator) withGoose(run func(*goose.Provider) error) error {
 		if err != nil {
 			return err
 		}
-		rendered[strings.TrimPrefix(name, "migrations/")] = &fstest.MapFile{Data: []byte(inShortLocks(m.Schemas.Render(string(raw))))}
+		rendered[strings.TrimPrefix(name, "migrations/")] = &fstest.MapFile{Data: []byte(inShortLocks(withoutIndexes(m.Schemas.Render(string(raw)))))}
 	}
 	sqlDB := stdlib.OpenDBFromPool(m.Pool)
 	defer func(sqlDB *sql.DB) { _ = sqlDB.Close() }(sqlDB)

@@ -16,6 +16,7 @@ import (
 type Facts struct {
 	Type    string
 	Code    string
+	Title   string // what went wrong, the same text each time
 	Message string
 	Class   riverdlq.Class  // what the worker that failed called it; empty if it did not say
 	Panic   bool            // there is a stack trace
@@ -53,371 +54,210 @@ func (f *Facts) answer() (status int, inContext, retryAfter bool) {
 	return 0, false, retryAfter
 }
 
-// maxMatchBytes bounds the text that patterns are matched against: messages come from strangers.
+// Failure returns what a fingerprint is made of.
+func (f *Facts) Failure(trace string) *Failure {
+	return &Failure{Type: f.Type, Code: f.Code, Title: f.Title, Message: f.Message, Trace: trace, Context: f.Context}
+}
+
+// maxMatchBytes bounds the text that is matched: messages come from strangers.
 const maxMatchBytes = 8 << 10
 
 // RescuedBy begins the error of an attempt that River's rescuer ended.
 const RescuedBy = "Stuck job rescued by"
 
-// statusRule is the name of the rule that goes by HTTP status.
-const statusRule = "http-status"
+// Names of rules that are no line of the table.
+const (
+	panicRule     = "panic"
+	workerRule    = "worker" // or the destination
+	transportRule = "transport"
+	statusRule    = "http-status"
+	grpcRule      = "grpc-status"
+	smtpRule      = "smtp-reply"
+	noRule        = "none"
+)
 
-// ClassifyStatus returns the class of an HTTP status that is not a success. The codes above 511 are those of CDNs whose
-// origin is down or overloaded (Cloudflare 520 to 527 and 530, others 529); a 5xx that nobody knows is a 500 (RFC 9110, 15).
-func ClassifyStatus(status int) riverdlq.Class {
-	switch status {
-	case 408, 423, 425:
-		return riverdlq.ClassTransient
-	case 429:
-		return riverdlq.ClassRateLimited
-	case 503, 504, 507, 520, 521, 522, 523, 524, 525, 526, 527, 529, 530:
-		return riverdlq.ClassOutage
-	case 400, 405, 406, 411, 413, 414, 415, 422, 431:
-		return riverdlq.ClassValidation
-	case 401, 403:
-		return riverdlq.ClassUnauthorized
-	case 404, 410:
-		return riverdlq.ClassNotFound
-	case 402, 409, 412:
-		return riverdlq.ClassBusiness
-	}
-	if status >= 500 && status <= 599 {
-		return riverdlq.ClassTransient
-	}
-	return riverdlq.ClassUnknown
-}
-
-// grpcStatus is the rule that goes by gRPC's status codes.
-const grpcStatus = "grpc-status"
-
-// grpcClasses are the classes of gRPC's status codes, by their names without _ and in lower case.
-var grpcClasses = map[string]riverdlq.Class{
-	"deadlineexceeded":   riverdlq.ClassTransient,
-	"aborted":            riverdlq.ClassTransient,
-	"internal":           riverdlq.ClassTransient,
-	"resourceexhausted":  riverdlq.ClassRateLimited,
-	"unavailable":        riverdlq.ClassOutage,
-	"invalidargument":    riverdlq.ClassValidation,
-	"outofrange":         riverdlq.ClassValidation,
-	"unauthenticated":    riverdlq.ClassUnauthorized,
-	"permissiondenied":   riverdlq.ClassUnauthorized,
-	"notfound":           riverdlq.ClassNotFound,
-	"alreadyexists":      riverdlq.ClassBusiness,
-	"failedprecondition": riverdlq.ClassBusiness,
-	"unimplemented":      riverdlq.ClassCodeBug,
-}
-
-// sqlClasses are the lines of SQLSTATEs, by their first five, three or two characters.
-var sqlClasses = map[string]line{
-	"08":    {rule: "database-down", class: riverdlq.ClassOutage},
-	"08P01": {rule: "sql-bug", class: riverdlq.ClassCodeBug},
-	"0A":    {rule: "sql-bug", class: riverdlq.ClassCodeBug},
-	"21000": {rule: "sql-bug", class: riverdlq.ClassCodeBug},
-	"22":    {rule: "validation", class: riverdlq.ClassValidation},
-	"23":    {rule: "validation", class: riverdlq.ClassValidation},
-	"25":    {rule: "sql-bug", class: riverdlq.ClassCodeBug},
-	"25006": {rule: "database-down", class: riverdlq.ClassOutage}, // read-only: a standby, after a failover
-	"25P03": {rule: "timeout", class: riverdlq.ClassTransient},
-	"26":    {rule: "sql-bug", class: riverdlq.ClassCodeBug},
-	"28":    {rule: "unauthorized", class: riverdlq.ClassUnauthorized},
-	"34":    {rule: "sql-bug", class: riverdlq.ClassCodeBug},
-	"3D":    {rule: "not-found", class: riverdlq.ClassNotFound},
-	"3F":    {rule: "not-found", class: riverdlq.ClassNotFound},
-	"40":    {rule: "serialization", class: riverdlq.ClassTransient},
-	"42":    {rule: "sql-bug", class: riverdlq.ClassCodeBug},
-	"42501": {rule: "unauthorized", class: riverdlq.ClassUnauthorized},
-	"53":    {rule: "database-down", class: riverdlq.ClassOutage},
-	"54":    {rule: "validation", class: riverdlq.ClassValidation},
-	"55006": {rule: "serialization", class: riverdlq.ClassTransient},
-	"55P03": {rule: "serialization", class: riverdlq.ClassTransient},
-	"57014": {rule: "timeout", class: riverdlq.ClassTransient},
-	"57P":   {rule: "database-down", class: riverdlq.ClassOutage},
-	"58":    {rule: "database-down", class: riverdlq.ClassOutage},
-	"P0001": {rule: "business", class: riverdlq.ClassBusiness},
-	"P0002": {rule: "not-found", class: riverdlq.ClassNotFound},
-}
-
-// smtpClasses are the classes of an SMTP server's replies (RFC 5321, 4.2.3), by all their digits or the first.
-var smtpClasses = map[string]riverdlq.Class{
-	"4":   riverdlq.ClassTransient,
-	"421": riverdlq.ClassOutage,
-	"5":   riverdlq.ClassBusiness,
-	"500": riverdlq.ClassValidation,
-	"501": riverdlq.ClassValidation,
-	"502": riverdlq.ClassValidation,
-	"503": riverdlq.ClassValidation,
-	"504": riverdlq.ClassValidation,
-	"530": riverdlq.ClassUnauthorized,
-	"534": riverdlq.ClassUnauthorized,
-	"535": riverdlq.ClassUnauthorized,
-	"538": riverdlq.ClassUnauthorized,
-	"550": riverdlq.ClassNotFound,
-	"551": riverdlq.ClassNotFound,
-	"552": riverdlq.ClassValidation,
-	"553": riverdlq.ClassValidation,
-	"555": riverdlq.ClassValidation,
-}
-
-// ofSMTP is the class of a mail server's reply: in the code of an SMTP error, or in the text with its enhanced status (RFC
-// 3463), which begins with the same digit: 550 5.1.1.
-func (f *Facts) ofSMTP(w *wording) (riverdlq.Class, bool) {
-	reply := ""
-	if f.mails() && isFailure([]byte(f.Code)) {
-		reply = f.Code
-	}
-	for i := 0; reply == "" && i+3 < len(w.list); i++ {
-		if isFailure(w.at(i)) && len(w.at(i+1)) == 1 && w.at(i)[0] == w.at(i + 1)[0] && isNumber(w.at(i+2)) && isNumber(w.at(i+3)) {
-			reply = string(w.at(i))
-		}
-	}
-	if reply == "" {
-		return "", false
-	}
-	class, ok := smtpClasses[reply]
-	if !ok {
-		class = smtpClasses[reply[:1]]
-	}
-	return class, true
-}
-
-// isFailure reports whether a word is the number of a failure, in HTTP or SMTP: 400 to 599.
-func isFailure(word []byte) bool {
-	return len(word) == 3 && (word[0] == '4' || word[0] == '5') && isNumber(word)
-}
-
-func isNumber(word []byte) bool {
-	return !slices.ContainsFunc(word, func(c byte) bool { return kindOf(c) != digitByte })
-}
-
-// mails reports whether the error is one of a mail client's, whose codes are no HTTP statuses.
-func (f *Facts) mails() bool {
-	name := strings.ToLower(bounded(f.Type))
-	return strings.Contains(name, "smtp") || strings.Contains(name, "mail")
-}
-
-// index is the table, as it is asked.
-type index struct {
-	lines   []line
-	names   names
-	phrases phrases
-}
-
-func newIndex(lines []line) *index {
-	t := &index{lines: lines, names: names{}, phrases: phrases{line: none}}
-	for i, l := range lines {
-		for pattern := range strings.SplitSeq(l.names, ",") {
-			if pattern = strings.Join(strings.Fields(pattern), " "); pattern != "" {
-				t.names.add(pattern, i)
-			}
-		}
-		for phrase := range strings.SplitSeq(l.texts, ",") {
-			if phrase = strings.TrimSpace(phrase); phrase != "" {
-				t.phrases.add(phrase, i)
-			}
-		}
-	}
-	return t
-}
-
-var known, last = newIndex(table), newIndex(weak)
-
-// rates are the texts of rate limits alone.
-var rates = newIndex(slices.DeleteFunc(slices.Clone(table), func(l line) bool { return l.rule != "rate-limit" })).phrases
-
-// inText returns the first line of what a text says, in its own words or with the name of an error.
-func (t *index) inText(w *wording) int {
-	best := t.namesIn(w)
-	for i := range w.list {
-		best = min(best, t.phrases.find(w, i))
-	}
-	return best
-}
-
-// namesIn returns the first line of the names of errors in a text, such as FileNotFoundError.
-func (t *index) namesIn(w *wording) int {
-	best := none
-	for i := range w.list {
-		if from := w.list[i].name; w.list[i].last && i > from && i-from <= maxNameWords && isGeneric(w.at(i)) {
-			best = min(best, t.names.ofWords(w, from, i+1))
-		}
-	}
-	return best
-}
-
-// Classify returns an error's class by the built-in table, and the name of its line. It always answers: what nothing
-// matches is unknown.
+// Classify returns an error's class by the built-in table, and the name of the line that decided. An error that matches no
+// line is unknown. The steps go from what says most of an error to what says least:
+//  1. the class that the worker or the destination named; a stack trace
+//  2. HTTP 429, 503 and 504, and answers with Retry-After
+//  3. a reported type or code that the table knows
+//  4. the status of gRPC, SQL or SMTP
+//  5. other HTTP statuses
+//  6. the words of the message
 func Classify(f Facts) (riverdlq.Class, string) {
 	if f.Class != "" && slices.Contains(riverdlq.Classes(), f.Class) {
-		return f.Class, "worker"
+		return f.Class, workerRule
 	}
 	if f.Panic {
-		return riverdlq.ClassCodeBug, "panic"
+		return riverdlq.ClassCodeBug, panicRule
 	}
 	status, inContext, retryAfter := f.answer()
-	if !inContext && (f.mails() || http.StatusText(status) == "" && ClassifyStatus(status) != riverdlq.ClassOutage) {
-		status = 0 // a code of another sort
+	if status != 0 && !inContext && (f.repliesLikeMail() || f.isAMQP() || !isAssigned(status)) {
+		status = 0 // a code of another protocol
 	}
-	of := ClassifyStatus(status)
+	ofStatus := ClassifyStatus(status)
 	switch {
 	case status == http.StatusTooManyRequests || status == http.StatusServiceUnavailable || status == http.StatusGatewayTimeout:
-		return of, statusRule
+		return ofStatus, statusRule
+	case retryAfter && status >= 400 && (ofStatus.Permanent() || ofStatus == riverdlq.ClassUnknown):
+		return riverdlq.ClassRateLimited, statusRule // it may be sent again, but not at once
 	case retryAfter && status >= 400:
-		if of.Permanent() || of == riverdlq.ClassUnknown {
-			of = riverdlq.ClassRateLimited // it asks to be sent again, but not at once
-		}
-		return of, statusRule
+		return ofStatus, statusRule
 	}
-	if class, ok := transportClasses[f.Type]; ok {
-		return class, "transport"
-	}
-	message := f.said()
-	w := wordsOf(message)
-	if l := f.reported(message, w, status); l != nil {
+	text := f.text()
+	words := wordsOf(text)
+	if l := f.reported(text, words, status); l != nil {
 		return l.class, l.rule
 	}
-	if class, ok := ofGRPC(message); ok {
-		return class, grpcStatus
-	}
-	if l, ok := f.ofSQL(message, status); ok {
+	if class, ok := ofGRPC(text); ok {
+		l := unlessBarred(&line{rule: grpcRule, class: class}, words)
 		return l.class, l.rule
 	}
-	if class, ok := f.ofSMTP(w); ok {
-		return class, "smtp-reply"
+	if l, ok := f.ofSQL(text, status); ok {
+		return l.class, l.rule
 	}
-	if status == http.StatusForbidden && rates.in(w) {
-		return riverdlq.ClassRateLimited, "rate-limit" // GitHub, Google and Kubernetes answer so
+	if class, ok := f.ofSMTP(words); ok {
+		return class, smtpRule
 	}
-	if status >= 400 && of != riverdlq.ClassUnknown {
-		return of, statusRule
+	if status == http.StatusForbidden && rateLimits.in(words) {
+		return riverdlq.ClassRateLimited, rateLimit // as GitHub, Google and Kubernetes answer
 	}
-	if strings.Contains(f.Type, " ") { // it is a text
-		w = wordsOf(bounded(f.Type) + ": " + message)
+	if ofStatus != riverdlq.ClassUnknown {
+		return ofStatus, statusRule
 	}
-	if i := known.inText(w); i != none {
-		return table[i].class, table[i].rule
+	if l := known.ofText(words); l != nil {
+		return l.class, l.rule
 	}
-	if of := ClassifyStatus(statusIn(w)); of != riverdlq.ClassUnknown {
-		return of, statusRule
+	if class := ClassifyStatus(statusIn(words)); class != riverdlq.ClassUnknown {
+		return class, statusRule
 	}
-	for _, i := range []int{last.names.ofName(f.Type), last.inText(w)} {
-		if i != none {
-			return weak[i].class, weak[i].rule
-		}
+	if l := lastResort.ofName(f.Type); l != nil {
+		return l.class, l.rule
 	}
-	return riverdlq.ClassUnknown, "none"
+	if l := lastResort.ofText(words); l != nil {
+		return l.class, l.rule
+	}
+	return riverdlq.ClassUnknown, noRule
 }
 
-// transportClasses are the classes of deliveries without an answer, by the types that deliveries give them.
-var transportClasses = map[string]riverdlq.Class{
-	"TIMEOUT_ERROR":      riverdlq.ClassTransient,
-	"CONNECTION_REFUSED": riverdlq.ClassTransient,
-	"CONNECTION_RESET":   riverdlq.ClassTransient,
-	"CONNECTION_ERROR":   riverdlq.ClassTransient,
-	"DNS_ERROR":          riverdlq.ClassTransient,
-	"TLS_ERROR":          riverdlq.ClassTransient,
-}
-
-// said is what the message says of the error, without where a delivery was sent.
-func (f *Facts) said() string {
+// text is what the error says: its title and message, without the URL that earlier versions put before them. A type of several
+// words is a text as well.
+func (f *Facts) text() string {
 	text := bounded(f.Message)
 	if rest, ok := strings.CutPrefix(text, "POST "); ok {
 		if _, after, ok := strings.Cut(rest, ": "); ok {
-			return after
+			text = after
 		}
+	}
+	if f.Title != "" && !strings.Contains(text, f.Title) {
+		text = bounded(f.Title) + ": " + text
+	}
+	if strings.Contains(f.Type, " ") {
+		text = bounded(f.Type) + ": " + text
 	}
 	return text
 }
 
-// reported is the line of a type or code that was reported: by the worker or destination, or at the head of the message,
-// where most languages put it.
-func (f *Facts) reported(message string, w *wording, status int) *line {
-	if class, ok := grpcClass(bounded(f.Code)); ok {
-		return &line{rule: grpcStatus, class: class}
+// reported is the line of the reported code or type, or of the name that the text begins with. A status of 500 says so little
+// that a bug which the text names comes before it.
+func (f *Facts) reported(text string, words *wording, status int) *line {
+	var l *line
+	if slices.Contains(transportTypes, f.Type) {
+		return &line{rule: transportRule, class: riverdlq.ClassTransient}
+	} else if class, ok := grpcClass(f.Code); ok {
+		l = &line{rule: grpcRule, class: class}
+	} else if l = known.ofName(f.Code); l == nil {
+		l = known.ofName(f.Type)
 	}
-	i := known.names.ofName(f.Code)
-	if i == none {
-		i = known.names.ofName(f.Type)
+	if l == nil {
+		l = nameBefore(text)
 	}
-	if i == none {
-		i = headOf(message)
-	}
-	if i == none && status == http.StatusInternalServerError {
-		if i = known.inText(w); i != none && table[i].class != riverdlq.ClassCodeBug {
-			i = known.namesIn(w)
+	if l == nil && status == http.StatusInternalServerError {
+		if l = known.ofText(words); l != nil && l.class != riverdlq.ClassCodeBug {
+			l = nil
 		}
 	}
-	if i == none {
-		return nil
-	}
-	for _, d := range disguises {
-		if table[i].rule == d.rule && d.phrases.in(w) {
-			return &d.as
+	for i := range disguises {
+		if l != nil && l.rule == disguises[i].rule && disguises[i].texts.in(words) {
+			return &disguises[i].is
 		}
 	}
-	return &table[i]
+	return unlessBarred(l, words)
 }
 
-// disguises are errors that their types do not say: a failed fetch is a TypeError, a topic that does not exist takes time to
-// be found missing, and so is a record that a job's arguments name.
-var disguises = []struct {
-	rule    string
-	phrases *phrases
-	as      line
-}{
-	{"nil-dereference", phrasesOf("fetch failed", "failed to fetch", "load failed", "networkerror when attempting"), line{rule: "connection", class: riverdlq.ClassTransient}},
-	{"decode", phrasesOf("trying to deserialize arguments"), line{rule: "not-found", class: riverdlq.ClassNotFound}},
-	{"timeout", phrasesOf("not present in metadata"), line{rule: "not-found", class: riverdlq.ClassNotFound}},
-}
-
-func phrasesOf(texts ...string) *phrases {
-	p := &phrases{line: none}
-	for i, text := range texts {
-		p.add(text, i)
+// unlessBarred returns a line, or where it is one of errors that pass, such as a ConnectionError, and the text says what will not
+// pass, such as a wrong password, the line of that.
+func unlessBarred(l *line, words *wording) *line {
+	if l == nil || l.class.Permanent() {
+		return l
 	}
-	return p
-}
-
-func (p *phrases) in(w *wording) bool {
-	for i := range w.list {
-		if p.find(w, i) != none {
-			return true
-		}
+	if i := known.inText(words); i < firstPassing && known.lines[i].class.Permanent() {
+		return known.line(i)
 	}
-	return false
+	return l
 }
 
-// maxHeads is how many names of errors may stand at the head of a message, the outer before the inner.
-const maxHeads = 4
+// maxNamesBefore is how many names may stand before a message: that of an error, and those of the errors behind it.
+const maxNamesBefore = 4
 
-// headOf is the line of the name that a message begins with: "Uncaught TypeError: …", "java.io.IOException: …", "TooManyRequests".
-func headOf(message string) int {
-	for range maxHeads {
-		head, rest, more := strings.Cut(message[:min(len(message), maxNameBytes)], ": ")
+// nameBefore is the line of the name that a text begins with: "Uncaught TypeError: …", "java.io.IOException: …",
+// "TooManyRequests", "502 Bad Gateway: UpstreamFailed: …".
+func nameBefore(text string) *line {
+	for range maxNamesBefore {
+		head, rest, more := strings.Cut(text[:min(len(text), maxNameBytes)], ": ")
 		if i := strings.IndexByte(head, '\n'); i >= 0 {
 			head, more = head[:i], false
 		}
-		if more && isFailure([]byte(head[:min(len(head), 3)])) { // a status line
-			message = rest
-			continue
+		isStatusLine := len(head) > 3 && isFailure([]byte(head[:3])) && head[3] == ' ' && more
+		if fields := strings.Fields(head); !isStatusLine {
+			if len(fields) == 0 || len(fields) > 3 {
+				return nil
+			}
+			name := fields[len(fields)-1]
+			// A word in small letters is no name.
+			if n := len(wordsOf(name).list); n == 0 || n == 1 && strings.ToUpper(name) != name {
+				return nil
+			}
+			if l := known.ofName(name); l != nil {
+				return l
+			}
 		}
-		fields := strings.Fields(head)
-		if len(fields) == 0 || len(fields) > 3 {
-			return none
+		if !more {
+			return nil
 		}
-		name := fields[len(fields)-1]
-		w := wordsOf(name)
-		if n := len(w.list); n == 0 || n == 1 && strings.ToUpper(name) != name {
-			return none
-		}
-		if i := known.names.ofName(name); i != none || !more {
-			return i
-		}
-		message = rest
+		text = rest
 	}
-	return none
+	return nil
 }
 
-// ofSQL is the line of a SQLSTATE: the code, or what stands in the text behind that word, or at its beginning.
+// beforeGRPC stands before the name of a gRPC status in the texts of the libraries of Go, Rust and Python.
+var beforeGRPC = []string{"rpc error: code = ", "status: ", "StatusCode."}
+
+// ofGRPC is the class of a gRPC status in a text.
+func ofGRPC(text string) (riverdlq.Class, bool) {
+	for _, before := range beforeGRPC {
+		if _, name, ok := strings.Cut(text, before); ok {
+			name = name[:min(len(name), maxNameBytes)]
+			if i := strings.IndexFunc(name, func(c rune) bool { return c != '_' && !unicode.IsLetter(c) }); i >= 0 {
+				name = name[:i]
+			}
+			if class, ok := grpcClass(name); ok {
+				return class, true
+			}
+		}
+	}
+	return riverdlq.ClassUnknown, false
+}
+
+func grpcClass(name string) (riverdlq.Class, bool) {
+	if len(name) > maxNameBytes {
+		return "", false
+	}
+	class, ok := grpcClasses[strings.ToLower(strings.ReplaceAll(name, "_", ""))]
+	return class, ok
+}
+
+// ofSQL is the line of a SQLSTATE: of the code, or of what stands in the text behind that word, or at its beginning.
 func (f *Facts) ofSQL(text string, status int) (line, bool) {
 	state := ""
 	if len(f.Code) == 5 && status == 0 {
@@ -431,61 +271,83 @@ func (f *Facts) ofSQL(text string, status int) (line, bool) {
 		return line{}, false
 	}
 	for _, n := range []int{5, 3, 2} {
-		if l, ok := sqlClasses[state[:n]]; ok {
+		if l, ok := sqlStates[state[:n]]; ok {
 			return l, true
 		}
 	}
 	return line{}, false
 }
 
-// statusIn is the HTTP status that a text names, 0 for none: at its beginning, or a few words after what tells of one.
-func statusIn(w *wording) int {
-	told := -1 // the last word that tells of a status
-	for i := range w.list {
-		switch word := w.at(i); {
-		case isFailure(word) && (i == 0 || told >= 0 && i-told <= maxGapWords):
+// repliesLikeMail reports whether the error's code is a reply of SMTP or FTP, whose numbers mean the same, and no HTTP status.
+func (f *Facts) repliesLikeMail() bool {
+	name := strings.ToLower(bounded(f.Type))
+	return strings.Contains(name, "smtp") || strings.Contains(name, "mail") || strings.Contains(name, "ftp")
+}
+
+// isAMQP reports whether the error's code is one of AMQP, and no HTTP status; its text says more.
+func (f *Facts) isAMQP() bool {
+	text := strings.ToLower(bounded(f.Type) + " " + bounded(f.Message))
+	for _, word := range []string{"amqp", "rabbit", "bunny", "lapin", "reply-code", "channel closed by server"} {
+		if strings.Contains(text, word) {
+			return true
+		}
+	}
+	return false
+}
+
+// ofSMTP is the class of a mail server's reply: of the code of a mail client's error, or of a reply in the text with its
+// enhanced status (RFC 3463), which begins with the same digit: 550 5.1.1.
+func (f *Facts) ofSMTP(words *wording) (riverdlq.Class, bool) {
+	reply := ""
+	if f.repliesLikeMail() && isFailure([]byte(f.Code)) {
+		reply = f.Code
+	}
+	for i := 0; reply == "" && i+3 < len(words.list); i++ {
+		if w, next := words.at(i), words.at(i+1); isFailure(w) && len(next) == 1 && next[0] == w[0] &&
+			isNumber(words.at(i+2)) && isNumber(words.at(i+3)) {
+			reply = string(w)
+		}
+	}
+	if reply == "" {
+		return "", false
+	}
+	class, ok := smtpClasses[reply]
+	if !ok {
+		class = smtpClasses[reply[:1]]
+	}
+	return class, true
+}
+
+// maxWordsToStatus is how many words may stand between what announces an HTTP status in a text, and the status.
+const maxWordsToStatus = 6
+
+// statusIn is the HTTP status that a text names, 0 for none: at its beginning, or behind a word that announces it.
+func statusIn(words *wording) int {
+	announced := -1 // the last such word
+	for i := range words.list {
+		switch word := words.at(i); {
+		case isFailure(word) && (i == 0 || announced >= 0 && i-announced <= maxWordsToStatus):
 			n, _ := strconv.Atoi(string(word)) // three digits
-			return n
+			if http.StatusText(n) != "" || i > 0 && isAssigned(n) {
+				return n
+			}
 		case len(word) > 2 && isNumber(word):
-			told = -1 // another number
+			announced = -1 // another number
 		default:
 			switch string(word) {
 			case "http", "status", "code", "returned", "response", "responded":
-				told = i
+				announced = i
 			}
 		}
 	}
 	return 0
 }
 
-// grpcLeads stand before the name of a gRPC status in the texts of Go's, Rust's and Python's libraries.
-var grpcLeads = []string{"rpc error: code = ", "status: ", "StatusCode."}
-
-// ofGRPC is the class of a gRPC status in a text.
-func ofGRPC(text string) (riverdlq.Class, bool) {
-	for _, lead := range grpcLeads {
-		if _, after, ok := strings.Cut(text, lead); ok {
-			name := after[:min(len(after), maxNameBytes)]
-			if i := strings.IndexFunc(name, func(c rune) bool { return c != '_' && !unicode.IsLetter(c) }); i >= 0 {
-				name = name[:i]
-			}
-			if class, ok := grpcClass(name); ok {
-				return class, true
-			}
-		}
-	}
-	return riverdlq.ClassUnknown, false
+// isFailure reports whether a word is the number of a failure, in HTTP or SMTP: 400 to 599.
+func isFailure(word []byte) bool {
+	return len(word) == 3 && (word[0] == '4' || word[0] == '5') && isNumber(word)
 }
 
-func grpcClass(name string) (riverdlq.Class, bool) {
-	class, ok := grpcClasses[strings.ToLower(strings.ReplaceAll(name, "_", ""))]
-	return class, ok
-}
-
-// trimPackage keeps the function of a stack frame readable.
-func trimPackage(frame string) string {
-	if i := strings.LastIndexByte(frame, '/'); i >= 0 {
-		return frame[i+1:]
-	}
-	return frame
+func isNumber(word []byte) bool {
+	return !slices.ContainsFunc(word, func(c byte) bool { return c < '0' || c > '9' })
 }

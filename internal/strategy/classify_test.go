@@ -144,3 +144,38 @@ func TestClassify_BugBehindA500(t *testing.T) {
 		require.True(t, planner.Ends(class, rule), "its job is not run again")
 	}
 }
+
+// What passes by its type does not pass where the text says why.
+func TestClassify_ConnectionsThatAreRefusedForGood(t *testing.T) {
+	t.Parallel()
+	for _, facts := range []strategy.Facts{
+		{Type: "requests.exceptions.ConnectionError", Message: "SSLError(1, '[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed')"},
+		{Type: "PG::ConnectionBad", Message: `FATAL:  password authentication failed for user "app"`},
+		{Type: "tonic::Status", Code: "Unavailable", Message: "invalid peer certificate: certificate has expired"},
+		{Message: "rpc error: code = Unavailable desc = authentication handshake failed: x509: certificate signed by unknown authority"},
+	} {
+		class, rule := strategy.Classify(facts)
+		require.Equal(t, riverdlq.ClassUnauthorized, class, "%+v: by rule %s", facts, rule)
+	}
+}
+
+// Codes of other protocols are no HTTP statuses.
+func TestClassify_CodesOfOtherProtocols(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct {
+		want  riverdlq.Class
+		facts strategy.Facts
+	}{
+		{riverdlq.ClassNotFound, strategy.Facts{Type: "Net::SMTPFatalError", Code: "550", Message: "mailbox gone"}},
+		{riverdlq.ClassUnauthorized, strategy.Facts{Type: "smtplib.SMTPSenderRefused", Code: "530", Message: "STARTTLS first"}},
+		{riverdlq.ClassUnauthorized, strategy.Facts{Type: "Net::FTPPermError", Code: "530", Message: "Login incorrect."}},
+		{riverdlq.ClassTransient, strategy.Facts{Message: "450 4.2.0 greylisted"}},
+		{riverdlq.ClassUnknown, strategy.Facts{Type: "pika.exceptions.ChannelClosedByBroker", Code: "504", Message: "AMQP: 81"}},
+		{riverdlq.ClassUnknown, strategy.Facts{Code: "550", Message: "81"}},
+		{riverdlq.ClassValidation, strategy.Facts{Code: "22001"}},
+		{riverdlq.ClassUnknown, strategy.Facts{Code: "21610"}}, // Twilio's
+	} {
+		class, rule := strategy.Classify(test.facts)
+		require.Equal(t, test.want, class, "%+v: by rule %s", test.facts, rule)
+	}
+}

@@ -3,40 +3,44 @@ package strategy
 import (
 	"crypto/sha256"
 	"encoding/hex"
-	"regexp"
-	"strings"
+	"encoding/json"
 )
 
-// What differs between two errors that are the same error, the longest forms first.
-var variable = regexp.MustCompile(
-	`"[^"]*"|'[^']*'|` + "`[^`]*`" + // quoted values
-		`|[0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}` + // UUIDs
-		`|\bhttps?://\S+` + // addresses
-		`|\b(?:\d{1,3}\.){3}\d{1,3}(?::\d+)?\b` +
-		`|\b0x[0-9a-fA-F]+\b` +
-		`|\b[A-Za-z]+[_-]?\d[\w-]*\b` + // ids such as ord_81, cus-4f
-		`|\b[0-9a-f]{12,}\b` +
-		`|\d+(?:\.\d+)?`)
+// GroupingMethod is the version of [Fingerprint]. A change of what it returns for a stored entry is a new version.
+const GroupingMethod = 2
 
-// Fingerprint groups entries that failed for the same reason: it is a hash of the error's type, its message with
-// numbers, ids, addresses and quoted values taken out, and the first frame of the application's own code where there is
-// a trace. 16 hexadecimal digits.
-func Fingerprint(errorType, message, trace string) string {
-	message = message[:min(len(message), maxMatchBytes)]
-	sum := sha256.Sum256([]byte(errorType + "\x00" + variable.ReplaceAllString(message, "?") + "\x00" + ownFrame(trace)))
-	return hex.EncodeToString(sum[:8])
-}
+// digits are those of a fingerprint of each method, so that a fingerprint says which method made it.
+const (
+	digits1 = 16
+	digits2 = 20
+)
 
-// ownFrame is the first function of a Go stack trace that belongs neither to the runtime nor to River.
-func ownFrame(trace string) string {
-	for line := range strings.Lines(trace) {
-		if line == "" || line[0] == '\t' {
-			continue
-		}
-		if strings.HasPrefix(line, "runtime.") || strings.HasPrefix(line, "panic") || strings.Contains(line, "riverqueue/river") {
-			continue
-		}
-		return trimPackage(strings.TrimSpace(line))
+// MethodOf returns the grouping method that made a fingerprint; 0 for a text that is none.
+func MethodOf(fingerprint string) int {
+	switch len(fingerprint) {
+	case digits1:
+		return 1
+	case digits2:
+		return GroupingMethod
 	}
-	return ""
+	return 0
 }
+
+// Failure is what a fingerprint is made of: what an entry stores of its last failure.
+type Failure struct {
+	Type    string          // error_type
+	Code    string          // error_code
+	Title   string          // error_title
+	Message string          // error_message; the first 8 KiB count
+	Trace   string          // error_stack_trace; the first 8 KiB count
+	Context json.RawMessage // error_context
+}
+
+// Fingerprint groups entries that failed for the same reason. 20 hexadecimal digits.
+func Fingerprint(f *Failure) string {
+	sum := sha256.Sum256([]byte(f.Type + "\x00" + f.Code + "\x00" + f.Title + "\x00" + f.Message + "\x00" + ownFrame(f.Trace)))
+	return hex.EncodeToString(sum[:digits2/2])
+}
+
+// ownFrame is the first frame of a stack trace that belongs to the application.
+func ownFrame(trace string) string { return ownFrame1(trace) }

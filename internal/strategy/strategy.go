@@ -185,7 +185,7 @@ func (p *Planner) Decide(e *Entry, now time.Time) Decision {
 	plan := p.Plan(class, e.Queue, e.Kind, rule)
 	d := Decision{
 		Class: class, Rule: name, Strategy: plan.Strategy, MaxRetries: plan.MaxRetries,
-		Fingerprint: Fingerprint(e.Type, e.Message, e.Trace),
+		Fingerprint: Fingerprint(e.Failure(e.Trace)),
 		Reason:      reason,
 	}
 	if rule != nil {

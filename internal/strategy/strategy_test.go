@@ -67,20 +67,22 @@ func TestClassify(t *testing.T) {
 	}
 }
 
-func TestFingerprint(t *testing.T) {
+func TestFingerprintByMessage_StaysAsItWas(t *testing.T) {
 	t.Parallel()
+	require.Equal(t, "14b12c1272869cb6", FingerprintByMessage("HTTP_402", "POST http://10.0.0.1/x: 402 Payment Required", ""))
+	require.Equal(t, "0ee7138b2d3037b8", FingerprintByMessage("panic", "boom 7", "goroutine 12 [running]:\nmain.f()\n\t/x.go:1\n"))
 	same := []string{
 		`POST http://10.0.0.1:80/x: order ord_81 of "Ann" (7f8d1e2a-0000-4000-8000-123456789abc) failed after 3.5 s`,
 		`POST https://10.0.0.2/y: order ord_9999 of "Bob" (00000000-0000-4000-8000-000000000000) failed after 12 s`,
 	}
-	require.Equal(t, Fingerprint("T", same[0], ""), Fingerprint("T", same[1], ""))
-	require.NotEqual(t, Fingerprint("T", same[0], ""), Fingerprint("U", same[0], ""))
-	require.NotEqual(t, Fingerprint("T", "a failed", ""), Fingerprint("T", "b failed", ""))
+	require.Equal(t, FingerprintByMessage("T", same[0], ""), FingerprintByMessage("T", same[1], ""))
+	require.NotEqual(t, FingerprintByMessage("T", same[0], ""), FingerprintByMessage("U", same[0], ""))
+	require.NotEqual(t, FingerprintByMessage("T", "a failed", ""), FingerprintByMessage("T", "b failed", ""))
 	trace := "runtime.gopanic\n\t/go/src/panic.go:1\ngithub.com/riverqueue/river.x\n\tx.go:1\nexample.com/app/orders.Place\n\torders.go:7\n"
-	require.Equal(t, "orders.Place", ownFrame(trace))
+	require.Equal(t, "orders.Place", ownFrame1(trace))
 	// As runtime/debug has a panic: its frame is in every such trace, and would put all panics into one group.
-	require.Equal(t, "orders.Place", ownFrame("panic({0xa1b2c3, 0xc000012345})\n\t/go/src/runtime/panic.go:783 +0x132\n"+trace))
-	require.NotEqual(t, Fingerprint("T", "a", trace), Fingerprint("T", "a", ""))
+	require.Equal(t, "orders.Place", ownFrame1("panic({0xa1b2c3, 0xc000012345})\n\t/go/src/runtime/panic.go:783 +0x132\n"+trace))
+	require.NotEqual(t, FingerprintByMessage("T", "a", trace), FingerprintByMessage("T", "a", ""))
 }
 
 // Delays grow, are never in the past, and never leave their nominal length by more than the jitter.

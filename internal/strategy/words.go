@@ -2,179 +2,231 @@ package strategy
 
 import "strings"
 
-// Limits on names and phrases, so that matching takes time in proportion to the text.
+// Limits on names and texts, so that matching takes time in proportion to what is matched.
 const (
-	maxNameBytes = 255 // a type or code that is longer has no name in it; columns hold as many
-	maxNameWords = 10  // of a name; more are no name of an error
-	maxGapWords  = 6   // that … in a phrase stands for
+	maxNameBytes = 255 // of a type or code: as many as their columns hold; a longer one is no name
+	maxNameWords = 10  // of a name; one of more words is no name
+	maxGapWords  = 6   // that … is for
 )
 
-// wording is the words of a text in lower case: runs of letters and digits, where the humps of a name such as FileNotFoundError
-// are words too. A match of words never begins or ends within a word.
+// wording is the words of a text in small letters: runs of letters and digits. The parts of a name such as FileNotFoundError are
+// words as well, so that no match begins or ends within one.
 type wording struct {
-	text []byte // the words, each with a blank behind it
+	text []byte // the words, each followed by a blank
 	list []word
 }
 
 type word struct {
 	start, end int // in wording.text
-	name       int // index of the first word of the run of letters, digits and _ that this word belongs to
-	last       bool
+	name       int // index of the first word of the name that it is a part of: of letters, digits and _
+	ends       bool
 }
 
 func (w *wording) at(i int) []byte { return w.text[w.list[i].start:w.list[i].end] }
 
-// span is the words from i to before j.
+// span is words i to before j.
 func (w *wording) span(i, j int) []byte { return w.text[w.list[i].start:w.list[j-1].end] }
 
+// Sorts of bytes. Those outside of ASCII are parts of letters.
 const (
-	otherByte = iota
-	lowerByte
-	upperByte
-	digitByte
-	underscoreByte
+	separator = iota
+	underscore
+	smallLetter
+	capital
+	digit
 )
 
-func kindOf(c byte) int {
+func sortOf(c byte) int {
 	switch {
 	case c >= 'a' && c <= 'z' || c >= 0x80:
-		return lowerByte
+		return smallLetter
 	case c >= 'A' && c <= 'Z':
-		return upperByte
+		return capital
 	case c >= '0' && c <= '9':
-		return digitByte
+		return digit
 	case c == '_':
-		return underscoreByte
+		return underscore
 	}
-	return otherByte
+	return separator
 }
 
 func wordsOf(text string) *wording {
 	w := &wording{text: make([]byte, 0, len(text)+len(text)/4+8), list: make([]word, 0, len(text)/5+4)}
-	name := 0 // index of the first word of the name that i is in
-	start := -1
-	end := func() {
+	name, start := 0, -1
+	endWord := func() {
 		if start >= 0 {
 			w.list = append(w.list, word{start: start, end: len(w.text), name: name})
 			w.text = append(w.text, ' ')
 			start = -1
 		}
 	}
-	before := otherByte
+	endName := func() {
+		endWord()
+		if name < len(w.list) {
+			w.list[len(w.list)-1].ends = true
+			name = len(w.list)
+		}
+	}
+	before := separator
 	for i := range len(text) {
 		c := text[i]
-		kind := kindOf(c)
-		switch {
-		case kind == otherByte:
-			end()
-			if name < len(w.list) {
-				w.list[len(w.list)-1].last = true
-				name = len(w.list)
+		sort := sortOf(c)
+		switch sort {
+		case separator:
+			endName()
+		case underscore:
+			endWord()
+		case capital:
+			// fooBar, and the B of HTTPBar
+			if before == smallLetter || before == capital && i+1 < len(text) && sortOf(text[i+1]) == smallLetter {
+				endWord()
 			}
-		case kind == underscoreByte:
-			end()
-		case kind == upperByte && (before == lowerByte || before == upperByte && i+1 < len(text) && kindOf(text[i+1]) == lowerByte):
-			end()
+			c += 'a' - 'A'
 		}
-		if kind != otherByte && kind != underscoreByte {
+		if sort != separator && sort != underscore {
 			if start < 0 {
 				start = len(w.text)
 			}
-			if kind == upperByte {
-				c += 'a' - 'A'
-			}
 			w.text = append(w.text, c)
 		}
-		before = kind
+		before = sort
 	}
-	end()
-	if n := len(w.list); n > 0 {
-		w.list[n-1].last = true
-	}
+	endName()
 	return w
 }
 
-// names finds lines of the table by the names of errors.
+// index finds the lines of a table.
+type index struct {
+	lines []line
+	names names
+	texts *phrases
+}
+
+func newIndex(lines []line) *index {
+	x := &index{lines: lines, names: names{}, texts: &phrases{line: noLine}}
+	for i, l := range lines {
+		for _, name := range listOf(l.names) {
+			x.names.add(name, i)
+		}
+		for _, text := range listOf(l.texts) {
+			x.texts.add(text, i)
+		}
+	}
+	return x
+}
+
+// listOf splits a list of names or texts.
+func listOf(list string) []string {
+	var all []string
+	for item := range strings.SplitSeq(list, ",") {
+		if item = strings.Join(strings.Fields(item), " "); item != "" {
+			all = append(all, item)
+		}
+	}
+	return all
+}
+
+func (x *index) line(i int) *line {
+	if i == noLine {
+		return nil
+	}
+	return &x.lines[i]
+}
+
+// ofName returns the line of a type or code, nil for none: of its last part (Net::ReadTimeout, java.net.ConnectException,
+// https://bank.example/errors/declined), or of the whole where that is a mere Error (serde_json::Error).
+func (x *index) ofName(name string) *line {
+	if name == "" || len(name) > maxNameBytes {
+		return nil
+	}
+	if i := strings.IndexAny(name, "<[("); i > 0 {
+		name = name[:i]
+	}
+	const separators = `.:/\$#`
+	name = strings.TrimRight(name, separators+" ]>")
+	w := wordsOf(name[strings.LastIndexAny(name, separators)+1:])
+	if len(w.list) == 1 && isGeneric(w.at(0)) {
+		w = wordsOf(name)
+	}
+	return x.line(x.names.find(w, 0, len(w.list)))
+}
+
+// ofText returns the first line that a text has a name or words of, nil for none.
+func (x *index) ofText(w *wording) *line { return x.line(x.inText(w)) }
+
+func (x *index) inText(w *wording) int {
+	first := noLine
+	for i := range w.list {
+		if w.list[i].ends && isGeneric(w.at(i)) {
+			first = min(first, x.names.find(w, w.list[i].name, i+1))
+		}
+		first = min(first, x.texts.find(w, i))
+	}
+	return first
+}
+
+// noLine is behind all lines.
+const noLine = int(^uint(0) >> 1)
+
+// names finds lines by the names of errors.
 type names map[string][]nameLine
 
 type nameLine struct {
-	openLeft, openRight bool // words may stand before and behind
+	openLeft, openRight bool // * stands there
 	line                int
 }
 
-// add takes a name in, in which * at the beginning or the end stands for any number of words.
-func (n names) add(pattern string, line int) {
+func (n names) add(name string, line int) {
 	l := nameLine{line: line}
-	pattern, l.openLeft = strings.CutPrefix(pattern, "* ")
-	pattern, l.openRight = strings.CutSuffix(pattern, " *")
-	n[pattern] = append(n[pattern], l)
+	name, l.openLeft = strings.CutPrefix(name, "* ")
+	name, l.openRight = strings.CutSuffix(name, " *")
+	n[name] = append(n[name], l)
 }
 
-// none is the line of what the table does not know.
-const none = int(^uint(0) >> 1)
-
-// find returns the first line for a name which is words i to before j. A line for exactly this name goes before those for
-// many.
+// find returns the first line for the name which words i to before j are. It is looked up as it is, then without what says no
+// more than that it is an error. A name without * counts before those with one.
 func (n names) find(w *wording, i, j int) int {
-	best, exact := none, none
+	if j-i > maxNameWords || i == j {
+		return noLine
+	}
+	if line := n.exactly(w, i, j); line != noLine {
+		return line
+	}
+	for j > i && isGeneric(w.at(j-1)) {
+		j--
+	}
+	if j-i > 1 && (string(w.at(i)) == "err" || isFailure(w.at(i))) { // ERR_INVALID_URL, 429 TooManyRequests
+		i++
+	}
+	if i == j {
+		return noLine
+	}
+	if line := n.exactly(w, i, j); line != noLine {
+		return line
+	}
+	first := noLine
 	for from := i; from < j; from++ {
 		for to := from + 1; to <= j; to++ {
 			for _, l := range n[string(w.span(from, to))] {
-				switch {
-				case from == i && to == j && !l.openLeft && !l.openRight:
-					exact = min(exact, l.line)
-				case (from == i || l.openLeft) && (to == j || l.openRight):
-					best = min(best, l.line)
+				if (from == i || l.openLeft) && (to == j || l.openRight) {
+					first = min(first, l.line)
 				}
 			}
 		}
 	}
-	if exact != none {
-		return exact
-	}
-	return best
+	return first
 }
 
-// ofName returns the first line for a type or code: of its last part (Net::ReadTimeout, java.net.ConnectException,
-// https://bank.example/errors/declined), or of the whole where that part is a mere Error (serde_json::Error).
-func (n names) ofName(text string) int {
-	if text == "" || len(text) > maxNameBytes {
-		return none
-	}
-	if i := strings.IndexAny(text, "<[("); i > 0 {
-		text = text[:i]
-	}
-	text = strings.TrimRight(text, " .:/\\$#]>")
-	w := wordsOf(text[strings.LastIndexAny(text, ".:/\\$#")+1:])
-	if len(w.list) == 1 && isGeneric(w.at(0)) {
-		w = wordsOf(text)
-	}
-	if len(w.list) > maxNameWords {
-		return none
-	}
-	return n.ofWords(w, 0, len(w.list))
-}
-
-// ofWords returns the first line for the name that words i to before j are, with or without what names errors as such.
-func (n names) ofWords(w *wording, i, j int) int {
-	if i < j {
-		for _, l := range n[string(w.span(i, j))] {
-			if !l.openLeft && !l.openRight {
-				return l.line
-			}
+func (n names) exactly(w *wording, i, j int) int {
+	for _, l := range n[string(w.span(i, j))] {
+		if !l.openLeft && !l.openRight {
+			return l.line
 		}
 	}
-	for i < j && isGeneric(w.at(j-1)) {
-		j--
-	}
-	// ERR_INVALID_URL, 429 TooManyRequests
-	if i < j && (string(w.at(i)) == "err" || len(w.at(i)) == 3 && kindOf(w.at(i)[0]) == digitByte) {
-		i++
-	}
-	return n.find(w, i, j)
+	return noLine
 }
 
-// isGeneric reports whether a word names errors as such.
+// isGeneric reports whether a word says no more than that a name is an error's.
 func isGeneric(word []byte) bool {
 	switch string(word) {
 	case "error", "errors", "exception", "err", "fault":
@@ -183,49 +235,66 @@ func isGeneric(word []byte) bool {
 	return false
 }
 
-// phrases finds lines of the table by words of a text: a tree of words.
+// phrases finds lines by the words of messages: a tree of words.
 type phrases struct {
 	next map[string]*phrases
-	gap  *phrases // after at most maxGapWords words
-	line int
+	gap  *phrases // follows after at most maxGapWords words
+	line int      // of the text that ends here
 }
 
-// add takes a phrase in, in which … stands for a few words.
-func (p *phrases) add(phrase string, line int) {
-	for _, part := range strings.SplitAfter(phrase, "…") {
-		w := wordsOf(strings.TrimSuffix(part, "…"))
+func phrasesOf(list ...string) *phrases {
+	p := &phrases{line: noLine}
+	for _, text := range list {
+		p.add(text, 0)
+	}
+	return p
+}
+
+func (p *phrases) add(text string, line int) {
+	for i, part := range strings.Split(text, "…") {
+		if i > 0 {
+			if p.gap == nil {
+				p.gap = &phrases{line: noLine}
+			}
+			p = p.gap
+		}
+		w := wordsOf(part)
 		for i := range w.list {
 			if p.next == nil {
 				p.next = map[string]*phrases{}
 			}
-			key := string(w.at(i))
-			if p.next[key] == nil {
-				p.next[key] = &phrases{line: none}
+			word := string(w.at(i))
+			if p.next[word] == nil {
+				p.next[word] = &phrases{line: noLine}
 			}
-			p = p.next[key]
-		}
-		if strings.HasSuffix(part, "…") {
-			if p.gap == nil {
-				p.gap = &phrases{line: none}
-			}
-			p = p.gap
+			p = p.next[word]
 		}
 	}
 	p.line = min(p.line, line)
 }
 
-// find returns the first line that has a phrase at words i and following.
+// find returns the first line of the texts that begin at word i.
 func (p *phrases) find(w *wording, i int) int {
-	best := p.line
-	if i < len(w.list) {
+	first := p.line
+	if i < len(w.list) && p.next != nil {
 		if next := p.next[string(w.at(i))]; next != nil {
-			best = min(best, next.find(w, i+1))
+			first = min(first, next.find(w, i+1))
 		}
 	}
 	if p.gap != nil {
 		for j := i; j <= min(i+maxGapWords, len(w.list)); j++ {
-			best = min(best, p.gap.find(w, j))
+			first = min(first, p.gap.find(w, j))
 		}
 	}
-	return best
+	return first
+}
+
+// in reports whether a text has one of the texts in it.
+func (p *phrases) in(w *wording) bool {
+	for i := range w.list {
+		if p.find(w, i) != noLine {
+			return true
+		}
+	}
+	return false
 }

@@ -222,7 +222,7 @@ func (all *Failures) add(f *failure, groups map[[3]string]*Group, planner *strat
 	if f.at.After(all.Until) {
 		all.Until = f.at
 	}
-	key := [3]string{f.Queue, f.Kind, strategy.Fingerprint(f.Type, f.Message, f.trace)}
+	key := [3]string{f.Queue, f.Kind, strategy.Fingerprint(f.Failure(f.trace))}
 	g := groups[key]
 	if g == nil {
 		g = &Group{Queue: f.Queue, Kind: f.Kind, Fingerprint: key[2]}

@@ -1,0 +1,146 @@
+package postgres
+
+import (
+	"context"
+	"fmt"
+	"io/fs"
+	"regexp"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/dlqd/dlqd/db"
+)
+
+// concurrently begins the part of a migration that holds indexes which are built outside of its transaction, without
+// blocking writes: one CREATE INDEX a line, up to the migration's Down.
+const concurrently = "-- +dlqd concurrently\n"
+
+var createIndex = regexp.MustCompile(`(?m)^CREATE INDEX (\w+) ON (\S+) (.+);$`)
+
+// withoutIndexes returns a migration as goose runs it.
+func withoutIndexes(migration string) string {
+	begin := strings.Index(migration, concurrently)
+	if begin < 0 {
+		return migration
+	}
+	_, down, _ := strings.Cut(migration[begin:], "-- +goose Down")
+	return migration[:begin] + "-- +goose Down" + down
+}
+
+// buildIndexes builds the indexes of migrations that are missing, or that an earlier build left invalid. An index of a
+// partitioned table is built for each partition, and attached. Writes go on meanwhile.
+func (m *Migrator) buildIndexes(ctx context.Context) error {
+	names, err := fs.Glob(db.Migrations, "migrations/*.sql")
+	if err != nil {
+		return err
+	}
+	for _, name := range names {
+		raw, err := db.Migrations.ReadFile(name)
+		if err != nil {
+			return err
+		}
+		up, _, _ := strings.Cut(string(raw), "-- +goose Down")
+		_, indexes, _ := strings.Cut(up, concurrently)
+		for _, index := range createIndex.FindAllStringSubmatch(m.Schemas.Render(indexes), -1) {
+			if err := m.buildIndex(ctx, index[1], index[2], index[3]); err != nil {
+				return fmt.Errorf("index %s: %w", index[1], err)
+			}
+		}
+	}
+	return nil
+}
+
+const (
+	// smallTable is the size, in bytes, up to which an index is built in a transaction that blocks writes: it takes less than
+	// 200 ms, and does not wait for transactions that are older, as CREATE INDEX CONCURRENTLY does.
+	smallTable = 32 << 20
+	// indexTimeout bounds one build: it waits for all transactions of the database that are older.
+	indexTimeout = 30 * time.Minute
+)
+
+// indexState is what there is of an index.
+type indexState struct {
+	Found, Valid bool
+	Bytes        int64 // of its table, with its partitions
+	Partitioned  bool
+}
+
+func (m *Migrator) buildIndex(ctx context.Context, name, table, definition string) error {
+	state, err := m.indexState(ctx, name, table)
+	if err != nil || state.Valid {
+		return err
+	}
+	switch {
+	case !state.Found && state.Bytes <= smallTable:
+		return m.indexInTx(ctx, fmt.Sprintf("CREATE INDEX %s ON %s %s", name, table, definition))
+	case !state.Partitioned:
+		return m.indexConcurrently(ctx, state.Found, name, table, definition)
+	case !state.Found:
+		// Partitions that are made from now on have it.
+		if err := m.indexInTx(ctx, fmt.Sprintf("CREATE INDEX %s ON ONLY %s %s", name, table, definition)); err != nil {
+			return err
+		}
+	}
+	rows, err := m.Pool.Query(ctx, `
+		SELECT t.inhrelid::regclass::text, c.relname::text FROM pg_inherits t JOIN pg_class c ON c.oid = t.inhrelid
+		WHERE t.inhparent = $1::regclass
+		  AND NOT EXISTS (SELECT FROM pg_inherits i JOIN pg_index x ON x.indexrelid = i.inhrelid
+		                  WHERE i.inhparent = $2::regclass AND x.indrelid = t.inhrelid)
+		ORDER BY c.relname`, table, m.Schemas.DLQ+"."+name)
+	if err != nil {
+		return err
+	}
+	type partition struct{ Table, Name string }
+	partitions, err := pgx.CollectRows(rows, pgx.RowToStructByPos[partition])
+	if err != nil {
+		return err
+	}
+	_, parent, _ := strings.Cut(table, ".")
+	for _, p := range partitions {
+		child := p.Name + strings.TrimPrefix(name, parent)
+		state, err := m.indexState(ctx, child, p.Table)
+		if err == nil && !state.Valid {
+			err = m.indexConcurrently(ctx, state.Found, child, p.Table, definition)
+		}
+		if err == nil {
+			err = m.indexInTx(ctx, fmt.Sprintf("ALTER INDEX %[1]s.%[2]s ATTACH PARTITION %[1]s.%[3]s", m.Schemas.DLQ, name, child))
+		}
+		if err != nil {
+			return fmt.Errorf("%s: %w", child, err)
+		}
+	}
+	return nil
+}
+
+func (m *Migrator) indexState(ctx context.Context, name, table string) (s indexState, err error) {
+	err = m.Pool.QueryRow(ctx, `
+		SELECT x.indexrelid IS NOT NULL, coalesce(x.indisvalid, false), c.relkind = 'p',
+		       (SELECT coalesce(sum(pg_relation_size(t.relid)), 0) FROM pg_partition_tree(c.oid) t)::bigint
+		FROM pg_class c LEFT JOIN pg_index x ON x.indexrelid = to_regclass($1)
+		WHERE c.oid = $2::regclass`, m.Schemas.DLQ+"."+name, table).Scan(&s.Found, &s.Valid, &s.Partitioned, &s.Bytes)
+	return s, err
+}
+
+func (m *Migrator) indexInTx(ctx context.Context, statement string) error {
+	return m.inShortLocks(ctx, func(tx pgx.Tx) error {
+		_, err := tx.Exec(ctx, statement)
+		return err
+	})
+}
+
+// indexConcurrently builds the index of a table that is no partitioned one, without blocking writes. What an earlier build
+// left is dropped first.
+func (m *Migrator) indexConcurrently(ctx context.Context, found bool, name, table, definition string) error {
+	ctx, cancel := context.WithTimeout(ctx, indexTimeout)
+	defer cancel()
+	if found {
+		if _, err := m.Pool.Exec(ctx, "DROP INDEX CONCURRENTLY "+m.Schemas.DLQ+"."+name); err != nil {
+			return err
+		}
+	}
+	m.Logger.InfoContext(ctx, "building an index; writes go on", "index", name, "table", table)
+	_, err := m.Pool.Exec(ctx, fmt.Sprintf("CREATE INDEX CONCURRENTLY %s ON %s %s", name, table, definition))
+	return err
+}
