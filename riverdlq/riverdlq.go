@@ -71,6 +71,7 @@ type Error struct {
 	Type    string         // name of the error, such as "CardDeclined"
 	Code    string         // code within the type, such as an HTTP status or a SQLSTATE
 	Class   Class          // empty: dlqd classifies it by the other fields
+	Title   string         // what went wrong, the same text each time: dlqd groups by it where there is no Code
 	Message string         // for people
 	Context map[string]any // anything that can be marshalled to JSON
 	Err     error          // the error behind it, for errors.Is and errors.As
@@ -98,6 +99,7 @@ type record struct {
 	Type    string          `json:"type,omitempty"`
 	Code    string          `json:"code,omitempty"`
 	Class   Class           `json:"class,omitempty"`
+	Title   string          `json:"title,omitempty"`
 	Message string          `json:"message"`
 	Context json.RawMessage `json:"context,omitempty"`
 }
@@ -118,6 +120,7 @@ func Record(ctx context.Context, job *rivertype.JobRow, err error) error {
 		Type:    clean(structured.Type),
 		Code:    clean(structured.Code),
 		Class:   structured.Class,
+		Title:   clean(structured.Title),
 		Message: clean(message),
 	}
 	if structured.Context != nil {

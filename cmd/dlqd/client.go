@@ -405,6 +405,9 @@ func newShow() *cobra.Command {
 			row("class, rule", text(e.ErrorClass)+", "+text(e.Rule))
 			row("error", text(e.ErrorType)+" "+text(e.ErrorCode))
 			row("", text(e.ErrorMessage))
+			if e.Destination != nil {
+				row("destination", text(e.Destination)+" "+text(e.DestinationURL))
+			}
 			row("failed", stamp(e.FirstFailedAt)+" to "+stamp(e.LastFailedAt))
 			row("attempts", fmt.Sprintf("%d of %d, then %d redeliveries of %d", e.RetryCount, e.MaxRetries, e.DLQRetryCount, e.DLQMaxRetries))
 			row("strategy", text(e.Strategy))

@@ -336,7 +336,7 @@ func (s *sample) facts(ctx context.Context, p *policy.Policy) (strategy.Facts, e
 	if destination == nil {
 		destination = &policy.Destination{URL: standardDestination}
 	}
-	return delivery.FailureOf(ctx, queue, destination, &message.Message{MessageID: "sample", Queue: s.Queue, EventKind: s.Kind, Source: s.Source, Payload: payload, Headers: s.Headers}, s.Answer)
+	return delivery.FailureOf(ctx, &p.Data, queue, destination, &message.Message{MessageID: "sample", Queue: s.Queue, EventKind: s.Kind, Source: s.Source, Payload: payload, Headers: s.Headers}, s.Answer)
 }
 
 // remark says what was expected, where it is something else.

@@ -44,6 +44,7 @@ func (f *filterFlags) register(cmd *cobra.Command) {
 	flags.StringSliceVar(&f.ErrorType, "error-type", nil, "only these types of error")
 	flags.StringSliceVar(&f.ErrorClass, "error-class", nil, "only these classes")
 	flags.StringSliceVar(&f.ErrorCode, "error-code", nil, "only these codes")
+	flags.StringSliceVar(&f.Destination, "destination", nil, "only what failed at these destinations")
 	flags.StringSliceVar(&f.Fingerprint, "fingerprint", nil, "only these failure groups")
 	flags.StringSliceVar(&f.Source, "source", nil, "only these sources")
 	flags.StringSliceVar(&f.SubscriberID, "subscriber", nil, "only these subscribers")

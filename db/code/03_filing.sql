@@ -6,8 +6,8 @@
 -- filed. (The block writes nothing, so it costs no subtransaction id.) It runs once for every failure: plain
 -- assignments, which PL/pgSQL evaluates without a query, where it can.
 CREATE OR REPLACE FUNCTION dlq.describe_failure(p_errors jsonb, p_metadata jsonb, p_attempt integer, p_failed_at timestamptz,
-    OUT error_message text, OUT error_type text, OUT error_code text, OUT error_class text,
-    OUT error_stack_trace text, OUT error_context jsonb, OUT retry_history jsonb,
+    OUT error_message text, OUT error_type text, OUT error_code text, OUT error_title text, OUT error_class text,
+    OUT destination text, OUT destination_url text, OUT error_stack_trace text, OUT error_context jsonb, OUT retry_history jsonb,
     OUT first_failed_at timestamptz)
 LANGUAGE plpgsql STABLE AS $$
 DECLARE
@@ -31,7 +31,15 @@ BEGIN
             error_message := coalesce(v_said ->> 'message', error_message);
             error_type := left(v_said ->> 'type', 255);
             error_code := left(v_said ->> 'code', 255);
+            error_title := left(v_said ->> 'title', 1000);
             error_context := nullif(v_said -> 'context', 'null');
+            -- (Deliveries record them; so may an application.)
+            IF jsonb_typeof(error_context -> 'destination') = 'string' THEN
+                destination := left(error_context ->> 'destination', 255);
+                IF jsonb_typeof(error_context -> 'url') = 'string' THEN
+                    destination_url := left(error_context ->> 'url', 2000);
+                END IF;
+            END IF;
             IF v_said ->> 'class' IN ('transient', 'rate_limited', 'outage', 'validation', 'malformed', 'unauthorized',
                                       'not_found', 'business', 'code_bug', 'unknown') THEN
                 error_class := v_said ->> 'class';
@@ -59,6 +67,11 @@ END
 $$;
 COMMENT ON FUNCTION dlq.describe_failure IS 'What went wrong with a job, from the errors and metadata that River keeps: the structured error of its last attempt (metadata key dlq:error) or, where there is none, the last error that River keeps. Never raises.';
 
+CREATE OR REPLACE FUNCTION dlq.trace_ends(p_trace text) RETURNS text
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN CASE WHEN octet_length(p_trace) <= 16384 THEN p_trace ELSE left(p_trace, 8192) || E'\n…\n' || right(p_trace, 8192) END;
+COMMENT ON FUNCTION dlq.trace_ends IS 'What a fingerprint is made of, of a stack trace: its first and last 8,192 characters. The innermost frame may be at either end.';
+
 CREATE OR REPLACE FUNCTION dlq.filed(p_entry dlq.dead_letter_queue) RETURNS dlq.dead_letter_queue
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -67,6 +80,9 @@ BEGIN
     p_entry.error_message := v_fail.error_message;
     p_entry.error_type := v_fail.error_type;
     p_entry.error_code := v_fail.error_code;
+    p_entry.error_title := v_fail.error_title;
+    p_entry.destination := v_fail.destination;
+    p_entry.destination_url := v_fail.destination_url;
     p_entry.error_class := v_fail.error_class;
     p_entry.reported_class := v_fail.error_class;
     p_entry.error_stack_trace := v_fail.error_stack_trace;
@@ -89,6 +105,9 @@ BEGIN
     p_new.error_message := CASE WHEN p_new.error_message IS DISTINCT FROM p_raw.error_message THEN p_new.error_message ELSE p_filed.error_message END;
     p_new.error_type := coalesce(p_new.error_type, p_filed.error_type);
     p_new.error_code := coalesce(p_new.error_code, p_filed.error_code);
+    p_new.error_title := coalesce(p_new.error_title, p_filed.error_title);
+    p_new.destination := coalesce(p_new.destination, p_filed.destination);
+    p_new.destination_url := coalesce(p_new.destination_url, p_filed.destination_url);
     p_new.error_class := coalesce(p_new.error_class, p_filed.error_class);
     p_new.reported_class := coalesce(p_new.reported_class, p_filed.reported_class);
     p_new.error_stack_trace := coalesce(p_new.error_stack_trace, p_filed.error_stack_trace);
@@ -211,7 +230,7 @@ BEGIN
         INSERT INTO dlq.dead_letter_open
             (id, event_id, river_job_id, job_created_at, queue, kind, job_kind, subscriber_id, source, priority,
              tags,
-             original_event, error_message, error_type, error_code, error_class, reported_class, error_stack_trace, error_context, fingerprint,
+             original_event, error_message, error_type, error_code, error_title, destination, destination_url, error_class, reported_class, error_stack_trace, error_context, fingerprint,
              retry_history, retry_count, max_retries, dlq_max_retries, status, strategy, rule,
              next_retry_at, waiting_for,
              ordering_key, assigned_to, config_version, unique_key, unique_states, metadata,
@@ -219,7 +238,7 @@ BEGIN
         SELECT i.id, i.event_id, i.river_job_id, i.job_created_at, i.queue, i.kind, i.job_kind, i.subscriber_id, i.source, coalesce(nullif(d.priority, 0), i.priority),
                CASE WHEN coalesce(d.tags, '[]') <> '[]' THEN ARRAY(SELECT DISTINCT a.t FROM (SELECT unnest(i.tags) AS t UNION ALL SELECT jsonb_array_elements_text(d.tags)) a WHERE a.t IS NOT NULL)
                     WHEN i.tags = '{}' THEN i.tags ELSE ARRAY(SELECT t FROM unnest(i.tags) t WHERE t IS NOT NULL) END,
-               i.original_event, f.error_message, f.error_type, f.error_code, coalesce(d.error_class, f.error_class), f.error_class, f.error_stack_trace, f.error_context, d.fingerprint,
+               i.original_event, f.error_message, f.error_type, f.error_code, f.error_title, f.destination, f.destination_url, coalesce(d.error_class, f.error_class), f.error_class, f.error_stack_trace, f.error_context, d.fingerprint,
                f.retry_history, i.retry_count, i.max_retries, coalesce(nullif(d.max_retries, 0), i.dlq_max_retries), coalesce(d.status::dlq.dead_letter_status, 'dlq_pending'), d.strategy::dlq.strategy, d.rule,
                CASE WHEN d.status = 'dlq_manual' THEN NULL ELSE coalesce(d.next_retry_at, i.next_retry_at, now()) END, CASE WHEN d.status = 'dlq_pending' THEN nullif(d.waiting_for, '') END,
                i.ordering_key, coalesce(k.owner, nullif(d.assignee, '')), p_config_version, i.unique_key, i.unique_states, i.metadata,
@@ -266,7 +285,8 @@ BEGIN
         RETURN; -- a failure that is known came in twice
     END IF;
     UPDATE dlq.dead_letter_open e SET
-        error_message = v_fail.error_message, error_type = v_fail.error_type, error_code = v_fail.error_code, reported_class = v_fail.error_class,
+        error_message = v_fail.error_message, error_type = v_fail.error_type, error_code = v_fail.error_code, error_title = v_fail.error_title,
+        destination = v_fail.destination, destination_url = v_fail.destination_url, reported_class = v_fail.error_class,
         error_stack_trace = v_fail.error_stack_trace, error_context = v_fail.error_context,
         -- (River keeps all of a job's errors; a fact has the last.)
         retry_history = coalesce((SELECT jsonb_agg(o.failed ORDER BY o.number) FROM jsonb_array_elements(e.retry_history) WITH ORDINALITY o (failed, number)

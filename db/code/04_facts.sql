@@ -222,7 +222,8 @@ BEGIN
         status = CASE WHEN v_spent THEN 'dlq_failed' ELSE 'dlq_pending' END::dlq.dead_letter_status,
         replay_attempts = replay_attempts || (jsonb_build_object('jobId', v_job, 'at', v_entry.locked_at, 'endedAt', v_at, 'actor', v_entry.locked_by,
                                                                 'outcome', v_state, 'error', left(v_fail.error_message, 4000)) || dlq.redirected(p_entry, v_job)),
-        error_message = v_fail.error_message, error_type = v_fail.error_type, error_code = v_fail.error_code,
+        error_message = v_fail.error_message, error_type = v_fail.error_type, error_code = v_fail.error_code, error_title = v_fail.error_title,
+        destination = v_fail.destination, destination_url = v_fail.destination_url,
         -- A closed entry is not decided again: it keeps what it was taken for.
         error_class = coalesce(v_fail.error_class, v_kept, CASE WHEN v_spent THEN error_class END), reported_class = v_fail.error_class,
         error_stack_trace = v_fail.error_stack_trace, error_context = v_fail.error_context,

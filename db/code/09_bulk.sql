@@ -72,12 +72,13 @@ BEGIN
             WHEN 'errorType'     THEN 'e.error_type' || v_among
             WHEN 'errorClass'    THEN 'e.error_class' || v_among
             WHEN 'errorCode'     THEN 'e.error_code' || v_among
+            WHEN 'destination'   THEN 'e.destination' || v_among
             -- Where something is masked, in what is seen, too.
             WHEN 'errorMessage'  THEN 'e.error_message ILIKE ALL (dlq.filter_patterns($1, ''errorMessage'', true))' || CASE WHEN v_mask ?| '{where,patterns}' THEN
                 format(' AND dlq.masked_text(e.error_message, %1$L, dlq.sensitive_values(e.original_event, e.edited_event, e.metadata, e.job_kind, %1$L)) ILIKE ALL (dlq.filter_patterns($1, ''errorMessage'', true))', v_mask) ELSE '' END
-            -- A fingerprint has 16 hexadecimal digits, which sort as such; fewer are its first ones.
-            WHEN 'fingerprint'   THEN CASE WHEN (SELECT bool_and(length(w) >= 16) FROM unnest(v_words) w) THEN 'e.fingerprint' || v_among ELSE (
-                SELECT '(' || coalesce(string_agg(format(CASE WHEN w ~ '^[0-9a-f]{1,15}$'
+            -- A fingerprint has 20 hexadecimal digits (16 by grouping method 1), which sort as such; fewer are its first ones.
+            WHEN 'fingerprint'   THEN CASE WHEN (SELECT bool_and(length(w) IN (16, 20)) FROM unnest(v_words) w) THEN 'e.fingerprint' || v_among ELSE (
+                SELECT '(' || coalesce(string_agg(format(CASE WHEN w ~ '^[0-9a-f]{1,19}$'
                     THEN '(e.fingerprint >= (dlq.filter_words($1, ''fingerprint''))[%1$s] AND e.fingerprint < (dlq.filter_words($1, ''fingerprint''))[%1$s] || ''g'')'
                     ELSE 'starts_with(e.fingerprint, (dlq.filter_words($1, ''fingerprint''))[%1$s])' END, i), ' OR '), 'false') || ')'
                 FROM unnest(v_words) WITH ORDINALITY u (w, i)) END
@@ -106,10 +107,10 @@ BEGIN
         END;
         IF v_where IS NULL THEN
             RAISE EXCEPTION 'filter: there is no field %', v_key USING ERRCODE = 'DLQ04',
-                HINT = 'There are status, queue, kind, errorType, errorClass, errorCode, errorMessage, fingerprint, rule, strategy, waitingFor, failedIn, assignee, source, subscriberId, orderingKey, tags, ids, messageId, jobId, after, before, minAge, maxAge, minRetryCount, maxRetryCount, payload and payloadAt.';
+                HINT = 'There are status, queue, kind, errorType, errorClass, errorCode, errorMessage, destination, fingerprint, rule, strategy, waitingFor, failedIn, assignee, source, subscriberId, orderingKey, tags, ids, messageId, jobId, after, before, minAge, maxAge, minRetryCount, maxRetryCount, payload and payloadAt.';
         END IF;
         -- Workers find these out when they file an entry.
-        IF v_key IN ('errorType', 'errorClass', 'errorCode', 'fingerprint', 'rule', 'strategy', 'waitingFor') THEN
+        IF v_key IN ('errorType', 'errorClass', 'errorCode', 'destination', 'fingerprint', 'rule', 'strategy', 'waitingFor') THEN
             v_where := v_where || ' AND e.stage <> ''inbox''';
         END IF;
         -- Who may not see a thing must not find it by asking, either.
@@ -155,7 +156,7 @@ DECLARE
     v_scope  constant jsonb := dlq.scope();
     v_mask   constant jsonb := dlq.mask();
     v_column constant text := CASE p_field WHEN 'queue' THEN 'queue' WHEN 'kind' THEN 'kind' WHEN 'errorClass' THEN 'error_class' WHEN 'errorType' THEN 'error_type' WHEN 'source' THEN 'source'
-        WHEN 'errorCode' THEN 'error_code' WHEN 'rule' THEN 'rule' WHEN 'assignee' THEN 'assigned_to' WHEN 'fingerprint' THEN 'fingerprint' WHEN 'subscriberId' THEN 'subscriber_id'
+        WHEN 'errorCode' THEN 'error_code' WHEN 'destination' THEN 'destination' WHEN 'rule' THEN 'rule' WHEN 'assignee' THEN 'assigned_to' WHEN 'fingerprint' THEN 'fingerprint' WHEN 'subscriberId' THEN 'subscriber_id'
         WHEN 'orderingKey' THEN 'ordering_key' WHEN 'tags' THEN 'tags' END;
 BEGIN
     IF v_column IS NULL OR v_column IN ('subscriber_id', 'ordering_key', 'tags') AND (v_column = ANY (dlq.hidden_columns()) OR v_mask ?| '{where,patterns}') THEN
@@ -166,7 +167,7 @@ BEGIN
         FROM dlq.failure_groups g
         WHERE g.fingerprint <> 'other' AND starts_with(g.fingerprint, lower(p_text)) AND (v_scope IS NULL OR dlq.in_patterns(g.queue, NULL, dlq.scope_patterns(v_scope)))
         ORDER BY g.open DESC, g.last_seen DESC, g.fingerprint LIMIT p_limit;
-    ELSIF v_scope IS NULL AND v_column IN ('queue', 'kind', 'error_class', 'error_type', 'source') THEN
+    ELSIF v_scope IS NULL AND v_column IN ('queue', 'kind', 'error_class', 'error_type', 'error_code', 'destination', 'source') THEN
         RETURN QUERY EXECUTE format(
             'WITH RECURSIVE v (value, n) AS (
                  (SELECT e.%1$I, 1 FROM dlq.dead_letter_open e WHERE e.%1$I IS NOT NULL ORDER BY e.%1$I LIMIT 1)

@@ -102,6 +102,7 @@ BEGIN
     p_entry.original_event := '{"erased": true}';
     p_entry.edited_event := NULL;
     p_entry.error_message := 'erased';
+    p_entry.error_title := NULL;
     p_entry.error_stack_trace := NULL;
     p_entry.error_context := NULL;
     p_entry.retry_history := '[]';
@@ -293,7 +294,7 @@ BEGIN
         move = jsonb_build_object('actor', p_actor, 'reason', 'discarded, to be erased', 'note', p_note)
     WHERE e.id = ANY (v_ids) AND e.status IN ('dlq_pending', 'dlq_manual', 'dlq_failed') AND e.stage IN ('open', 'failed') AND (e.closed_at IS NULL OR e.closed_at >= v_since);
     UPDATE dlq.dead_letter_queue e SET
-        original_event = x.original_event, edited_event = x.edited_event, error_message = x.error_message, error_stack_trace = x.error_stack_trace,
+        original_event = x.original_event, edited_event = x.edited_event, error_message = x.error_message, error_title = x.error_title, error_stack_trace = x.error_stack_trace,
         error_context = x.error_context, retry_history = x.retry_history, replay_attempts = x.replay_attempts, metadata = x.metadata,
         subscriber_id = x.subscriber_id, ordering_key = x.ordering_key, unique_key = x.unique_key, tags = x.tags, notes = x.notes, resolution_notes = x.resolution_notes
     FROM (SELECT d.id AS entry, (dlq.erased(d)).* FROM dlq.dead_letter_queue d WHERE d.id = ANY (v_ids) AND d.closed_at >= v_since) x

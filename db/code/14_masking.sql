@@ -19,10 +19,16 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
 $$;
 COMMENT ON FUNCTION dlq.sensitive_columns IS 'Columns of entries that the policy marks as sensitive; before dlqd has said so, those of its own defaults.';
 
+-- A title is the beginning of a message.
+CREATE OR REPLACE FUNCTION dlq.with_title(p_columns text[]) RETURNS text[]
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN CASE WHEN 'error_message' = ANY (p_columns) THEN p_columns || 'error_title'::text ELSE p_columns END;
+COMMENT ON FUNCTION dlq.with_title IS 'Columns that are hidden, with error_title where error_message is.';
+
 CREATE OR REPLACE FUNCTION dlq.hidden_columns() RETURNS text[]
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    RETURN CASE WHEN dlq.is_reader() THEN dlq.sensitive_columns() ELSE '{}' END;
+    RETURN CASE WHEN dlq.is_reader() THEN dlq.with_title(dlq.sensitive_columns()) ELSE '{}' END;
 END
 $$;
 COMMENT ON FUNCTION dlq.hidden_columns IS 'Columns of entries that the caller does not see.';
@@ -36,7 +42,7 @@ COMMENT ON FUNCTION dlq.mask IS 'What the caller, or a reader, does not see of e
 
 CREATE OR REPLACE FUNCTION dlq.masked_columns() RETURNS text[]
 LANGUAGE sql IMMUTABLE
-RETURN '{original_event,edited_event,error_message,error_stack_trace,error_context,retry_history,replay_attempts,metadata,subscriber_id,tags,ordering_key,notes,resolution_notes,move}'::text[];
+RETURN '{original_event,edited_event,error_message,error_title,destination_url,error_stack_trace,error_context,retry_history,replay_attempts,metadata,subscriber_id,tags,ordering_key,notes,resolution_notes,move}'::text[];
 COMMENT ON FUNCTION dlq.masked_columns IS 'Columns of entries in which something can be masked.';
 
 CREATE OR REPLACE FUNCTION dlq.filtered_columns() RETURNS text[]
@@ -275,6 +281,8 @@ BEGIN
         p_entry.replay_attempts := dlq.masked_json(p_entry.replay_attempts, NULL, p_mask, v_values);
         p_entry.move := dlq.masked_json(p_entry.move, NULL, p_mask, v_values);
         p_entry.error_message := dlq.masked_text(p_entry.error_message, p_mask, v_values);
+        p_entry.error_title := dlq.masked_text(p_entry.error_title, p_mask, v_values);
+        p_entry.destination_url := dlq.masked_text(p_entry.destination_url, p_mask, v_values);
         p_entry.error_stack_trace := dlq.masked_text(p_entry.error_stack_trace, p_mask, v_values);
         p_entry.subscriber_id := dlq.masked_text(p_entry.subscriber_id, p_mask, v_values);
         p_entry.ordering_key := dlq.masked_text(p_entry.ordering_key, p_mask, v_values);
@@ -283,7 +291,7 @@ BEGIN
         p_entry.tags := CASE WHEN p_entry.tags IS NOT NULL THEN ARRAY(SELECT dlq.masked_text(t, p_mask, v_values) FROM unnest(p_entry.tags) t) END;
     END IF;
     IF p_mask ? 'hidden' THEN
-        v_hidden := ARRAY(SELECT jsonb_array_elements_text(p_mask -> 'hidden'));
+        v_hidden := dlq.with_title(ARRAY(SELECT jsonb_array_elements_text(p_mask -> 'hidden')));
         p_entry := jsonb_populate_record(p_entry, (SELECT coalesce(jsonb_object_agg(h, NULL), '{}') FROM unnest(v_hidden) h));
     END IF;
     RETURN p_entry;

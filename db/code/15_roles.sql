@@ -84,7 +84,10 @@ CREATE OR REPLACE VIEW dlq.visible_entries WITH (security_barrier) AS
            e.filed_at,
            e.updated_at,
            e.closed_at,
-           e.stage
+           e.stage,
+           e.error_title || '' AS error_title,
+           e.destination,
+           e.destination_url || '' AS destination_url
     FROM dlq.dead_letter_queue e
     -- (Of the scan, and not of a join above it, whose plan would tell how many rows elsewhere a condition of the reader's own has let through.)
     WHERE (SELECT dlq.scope_patterns(dlq.scope())) IS NULL OR dlq.in_patterns(e.queue, e.kind, (SELECT dlq.scope_patterns(dlq.scope())));
@@ -150,7 +153,12 @@ CREATE OR REPLACE VIEW dlq.entries AS
            e.updated_at,
            e.closed_at,
            e.stage,
-           dlq.next_step(e.status, e.strategy, e.rule, e.next_retry_at, e.waiting_for, e.error_class, e.parked_by, e.queue, e.kind, e.job_kind) AS next
+           dlq.next_step(e.status, e.strategy, e.rule, e.next_retry_at, e.waiting_for, e.error_class, e.parked_by, e.queue, e.kind, e.job_kind) AS next,
+           CASE WHEN 'error_message' = ANY (h.columns) THEN NULL WHEN h.mask IS NULL OR e.error_title IS NULL THEN e.error_title
+                ELSE dlq.masked_text(e.error_title, h.mask, dlq.sensitive_values(e.original_event, e.edited_event, e.metadata, e.job_kind, h.mask)) END AS error_title,
+           e.destination,
+           CASE WHEN h.mask IS NULL OR e.destination_url IS NULL THEN e.destination_url
+                ELSE dlq.masked_text(e.destination_url, h.mask, dlq.sensitive_values(e.original_event, e.edited_event, e.metadata, e.job_kind, h.mask)) END AS destination_url
     FROM dlq.visible_entries e CROSS JOIN (SELECT dlq.hidden_columns() AS columns, dlq.mask(false) AS mask OFFSET 0) h;
 COMMENT ON VIEW dlq.entries IS 'dead_letter_queue as the caller may see it: what the policy marks as sensitive is null for a dlq_reader (data.sensitiveColumns), and *** for everybody (data.sensitivePaths, data.sensitivePatterns): see dlq.reveal. next says what happens next.';
 
@@ -192,7 +200,7 @@ BEGIN
         USING v_ids, dlq.closed_since(v_ids), dlq.mask();
 END
 $$;
-COMMENT ON FUNCTION dlq.find IS 'Entries that a filter chooses: {"status": "dlq_manual", "kind": "payment.*", "errorType": ["TIMEOUT_ERROR"], "maxAge": "2 days", "payload": {"customer": "cus_81"}}. Other fields: queue, errorClass, errorCode, errorMessage (texts, all of them), fingerprint (or its first characters), rule, strategy, waitingFor, failedIn, assignee, source, subscriberId, orderingKey, tags, ids, messageId, jobId, after, before, minAge, minRetryCount, maxRetryCount, payloadAt ([{"path": ["customer", "id"], "values": ["cus_81"]}]). What the policy hides from the caller is null.';
+COMMENT ON FUNCTION dlq.find IS 'Entries that a filter chooses: {"status": "dlq_manual", "kind": "payment.*", "errorType": ["TIMEOUT_ERROR"], "maxAge": "2 days", "payload": {"customer": "cus_81"}}. Other fields: queue, errorClass, errorCode, destination, errorMessage (texts, all of them), fingerprint (or its first characters), rule, strategy, waitingFor, failedIn, assignee, source, subscriberId, orderingKey, tags, ids, messageId, jobId, after, before, minAge, minRetryCount, maxRetryCount, payloadAt ([{"path": ["customer", "id"], "values": ["cus_81"]}]). What the policy hides from the caller is null.';
 
 CREATE OR REPLACE FUNCTION dlq.set_role_scope(p_role name, p_scope jsonb, p_note text DEFAULT NULL, p_actor text DEFAULT session_user) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -233,7 +241,7 @@ BEGIN
     FOREACH v_role IN ARRAY ARRAY['dlq_reader', 'dlq_operator', 'dlq_admin'] LOOP
         CONTINUE WHEN NOT EXISTS (SELECT FROM pg_roles WHERE rolname = v_role);
         FOR v_table, v_hidden, v_masked IN VALUES
-            ('dlq.dead_letter_queue'::regclass, p_sensitive, dlq.masked_columns()),
+            ('dlq.dead_letter_queue'::regclass, dlq.with_title(p_sensitive), dlq.masked_columns()),
             -- Edited payloads, patches, filters that look at payloads, and what errors said are elsewhere too.
             ('dlq.dead_letter_transitions', CASE WHEN 'edited_event' = ANY (p_sensitive) THEN ARRAY['detail'] END, ARRAY['detail', 'note']),
             ('dlq.job_facts', CASE WHEN p_sensitive && ARRAY['error_message', 'error_stack_trace', 'error_context', 'retry_history', 'replay_attempts', 'metadata'] THEN ARRAY['job'] END, ARRAY['job']),

@@ -195,6 +195,7 @@ func writeCSV(out *bufio.Writer) func(*deadletter.Entry) error {
 	_ = w.Write([]string{
 		"id", "status", "queue", "kind", "messageId", "jobId", "source", "subscriberId", "priority", "errorClass", "errorType", "errorCode", "errorMessage",
 		"strategy", "dlqRetryCount", "firstFailedAt", "lastFailedAt", "createdAt", "closedAt", "assignedTo", "tags", "notes",
+		"errorTitle", "destination", "destinationUrl",
 	}) // buffered
 	return func(e *deadletter.Entry) error {
 		tags, err := json.Marshal(e.Tags)
@@ -209,7 +210,7 @@ func writeCSV(out *bufio.Writer) func(*deadletter.Entry) error {
 			e.ID.String(), string(e.Status), cell(&e.Queue), cell(&e.Kind), cell(e.EventID), strconv.FormatInt(e.RiverJobID, 10), cell(e.Source), cell(e.SubscriberID),
 			strconv.Itoa(int(e.Priority)), cell(e.ErrorClass), cell(e.ErrorType), cell(e.ErrorCode), cell(e.ErrorMessage), cell(e.Strategy),
 			strconv.Itoa(int(e.DLQRetryCount)), e.FirstFailedAt.Format(timeFormat), e.LastFailedAt.Format(timeFormat), e.CreatedAt.Format(timeFormat), closed,
-			cell(e.AssignedTo), string(tags), cell(e.Notes),
+			cell(e.AssignedTo), string(tags), cell(e.Notes), cell(e.ErrorTitle), cell(e.Destination), cell(e.DestinationURL),
 		}); err != nil {
 			return err
 		}

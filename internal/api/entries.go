@@ -211,7 +211,8 @@ func (s *service) registerEntries(api huma.API) {
 	tags := []string{"dead letters"}
 	summary := map[string]any{
 		"id": entryExample, "status": "dlq_manual", "queue": "default", "kind": "payment.captured", "jobId": 41, "priority": 2,
-		"errorClass": "validation", "errorType": "HTTP_422", "errorCode": "422", "errorMessage": "POST http://127.0.0.1:9000/: 422 Unprocessable Entity",
+		"errorClass": "validation", "errorType": "HTTP_422", "errorCode": "INVALID_IBAN",
+		"errorMessage": "422 Unprocessable Entity: the IBAN is not valid (INVALID_IBAN)", "destination": "bank", "destinationUrl": "http://127.0.0.1:9000/",
 		"dlqRetryCount": 0, "firstFailedAt": "2026-11-21T10:00:00Z", "lastFailedAt": "2026-11-21T10:00:00Z",
 		"createdAt": "2026-11-21T10:00:00Z", "updatedAt": "2026-11-21T10:00:01Z",
 	}

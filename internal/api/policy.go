@@ -254,7 +254,7 @@ func factsOf(e *deadletter.Entry) strategy.Facts {
 		_ = json.Unmarshal(event, &of) // what was edited by hand into something else says nothing
 	}
 	return strategy.Facts{
-		Type: text(e.ErrorType), Code: text(e.ErrorCode), Message: text(e.ErrorMessage), Class: riverdlq.Class(text(e.ReportedClass)), Panic: text(e.ErrorStackTrace) != "",
+		Type: text(e.ErrorType), Code: text(e.ErrorCode), Title: text(e.ErrorTitle), Message: text(e.ErrorMessage), Class: riverdlq.Class(text(e.ReportedClass)), Panic: text(e.ErrorStackTrace) != "",
 		Context: e.ErrorContext, Kind: e.Kind, Queue: e.Queue, Source: text(e.Source), Payload: of.Payload, Headers: of.Headers,
 	}
 }

@@ -26,31 +26,34 @@ func (s Status) Open() bool { return s == Pending || s == Processing || s == Man
 
 // Summary is what a list shows of an entry.
 type Summary struct {
-	ID            uuid.UUID  `json:"id" doc:"Identifies the entry; sorts by time of capture." db:"id"`
-	Status        Status     `json:"status" enum:"dlq_pending,dlq_processing,dlq_manual,dlq_resolved,dlq_failed,dlq_archived" doc:"Where the entry stands." db:"status"`
-	Queue         string     `json:"queue" doc:"River queue of the job." db:"queue"`
-	Kind          string     `json:"kind" doc:"Kind of the message, or of the job where dlqd did not submit it." db:"kind"`
-	EventID       *string    `json:"messageId,omitempty" doc:"The message, where dlqd submitted the job." db:"event_id"`
-	RiverJobID    int64      `json:"jobId" doc:"The job that failed first." db:"river_job_id"`
-	Source        *string    `json:"source,omitempty" doc:"Who sent the message." db:"source"`
-	SubscriberID  *string    `json:"subscriberId,omitempty" doc:"Whom it concerns." db:"subscriber_id"`
-	Priority      int16      `json:"priority" doc:"1 is the most urgent, 4 the least." db:"priority"`
-	ErrorClass    *string    `json:"errorClass,omitempty" doc:"What kind of trouble it is; absent while undecided." db:"error_class"`
-	ErrorType     *string    `json:"errorType,omitempty" doc:"Type of the error." db:"error_type"`
-	ErrorCode     *string    `json:"errorCode,omitempty" doc:"Code of the error." db:"error_code"`
-	ErrorMessage  *string    `json:"errorMessage,omitempty" doc:"The error of the last attempt (in lists its first 500 characters)." db:"error_message"`
-	Fingerprint   *string    `json:"fingerprint,omitempty" doc:"Its failure group: equal for entries of a queue that failed for the same reason." db:"fingerprint"`
-	AssignedTo    *string    `json:"assignedTo,omitempty" doc:"Who looks after it." db:"assigned_to"`
-	Strategy      *string    `json:"strategy,omitempty" enum:"immediate,scheduled,conditional,manual" doc:"What happens next; absent while undecided." db:"strategy"`
-	NextRetryAt   *time.Time `json:"nextRetryAt,omitempty" doc:"When a worker looks at it next." db:"next_retry_at"`
-	WaitingFor    *string    `json:"waitingFor,omitempty" doc:"What it waits for besides that time: automatic (that automatic redelivery is switched on for it: it is observed), condition: and what does not hold, pace, or order." db:"waiting_for"`
-	Next          *string    `json:"next,omitempty" doc:"What happens next, in words; absent once it is closed." db:"next"`
-	DLQRetryCount int32      `json:"dlqRetryCount" doc:"Redeliveries made so far." db:"dlq_retry_count"`
-	FirstFailedAt time.Time  `json:"firstFailedAt" doc:"When the first attempt failed." db:"first_failed_at"`
-	LastFailedAt  time.Time  `json:"lastFailedAt" doc:"When the last attempt or redelivery failed." db:"last_failed_at"`
-	CreatedAt     time.Time  `json:"createdAt" doc:"When it was captured." db:"created_at"`
-	UpdatedAt     time.Time  `json:"updatedAt" doc:"When it last moved." db:"updated_at"`
-	ClosedAt      *time.Time `json:"closedAt,omitempty" doc:"When it was closed." db:"closed_at"`
+	ID             uuid.UUID  `json:"id" doc:"Identifies the entry; sorts by time of capture." db:"id"`
+	Status         Status     `json:"status" enum:"dlq_pending,dlq_processing,dlq_manual,dlq_resolved,dlq_failed,dlq_archived" doc:"Where the entry stands." db:"status"`
+	Queue          string     `json:"queue" doc:"River queue of the job." db:"queue"`
+	Kind           string     `json:"kind" doc:"Kind of the message, or of the job where dlqd did not submit it." db:"kind"`
+	EventID        *string    `json:"messageId,omitempty" doc:"The message, where dlqd submitted the job." db:"event_id"`
+	RiverJobID     int64      `json:"jobId" doc:"The job that failed first." db:"river_job_id"`
+	Source         *string    `json:"source,omitempty" doc:"Who sent the message." db:"source"`
+	SubscriberID   *string    `json:"subscriberId,omitempty" doc:"Whom it concerns." db:"subscriber_id"`
+	Priority       int16      `json:"priority" doc:"1 is the most urgent, 4 the least." db:"priority"`
+	ErrorClass     *string    `json:"errorClass,omitempty" doc:"What kind of trouble it is; absent while undecided." db:"error_class"`
+	ErrorType      *string    `json:"errorType,omitempty" doc:"Type of the error." db:"error_type"`
+	ErrorCode      *string    `json:"errorCode,omitempty" doc:"Code of the error." db:"error_code"`
+	ErrorTitle     *string    `json:"errorTitle,omitempty" doc:"What went wrong, the same text each time, as the worker or the destination says it." db:"error_title"`
+	ErrorMessage   *string    `json:"errorMessage,omitempty" doc:"The error of the last attempt (in lists its first 500 characters)." db:"error_message"`
+	Destination    *string    `json:"destination,omitempty" doc:"Destination to which the failed delivery went." db:"destination"`
+	DestinationURL *string    `json:"destinationUrl,omitempty" doc:"URL of that destination, without what may be secret in it." db:"destination_url"`
+	Fingerprint    *string    `json:"fingerprint,omitempty" doc:"Its failure group: equal for entries of a queue that failed for the same reason." db:"fingerprint"`
+	AssignedTo     *string    `json:"assignedTo,omitempty" doc:"Who looks after it." db:"assigned_to"`
+	Strategy       *string    `json:"strategy,omitempty" enum:"immediate,scheduled,conditional,manual" doc:"What happens next; absent while undecided." db:"strategy"`
+	NextRetryAt    *time.Time `json:"nextRetryAt,omitempty" doc:"When a worker looks at it next." db:"next_retry_at"`
+	WaitingFor     *string    `json:"waitingFor,omitempty" doc:"What it waits for besides that time: automatic (that automatic redelivery is switched on for it: it is observed), condition: and what does not hold, pace, or order." db:"waiting_for"`
+	Next           *string    `json:"next,omitempty" doc:"What happens next, in words; absent once it is closed." db:"next"`
+	DLQRetryCount  int32      `json:"dlqRetryCount" doc:"Redeliveries made so far." db:"dlq_retry_count"`
+	FirstFailedAt  time.Time  `json:"firstFailedAt" doc:"When the first attempt failed." db:"first_failed_at"`
+	LastFailedAt   time.Time  `json:"lastFailedAt" doc:"When the last attempt or redelivery failed." db:"last_failed_at"`
+	CreatedAt      time.Time  `json:"createdAt" doc:"When it was captured." db:"created_at"`
+	UpdatedAt      time.Time  `json:"updatedAt" doc:"When it last moved." db:"updated_at"`
+	ClosedAt       *time.Time `json:"closedAt,omitempty" doc:"When it was closed." db:"closed_at"`
 }
 
 // Entry is everything about a dead letter.

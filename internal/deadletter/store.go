@@ -95,7 +95,8 @@ type Page struct {
 const summaryColumns = `id, status, queue, kind, event_id, river_job_id, source, subscriber_id, priority, error_class, error_type,
 	error_code, error_message, strategy, next_retry_at, waiting_for,
 	dlq.next_step(status, strategy, rule, next_retry_at, waiting_for, error_class, parked_by, queue, kind, job_kind) AS next, dlq_retry_count, first_failed_at,
-	last_failed_at, created_at, updated_at, closed_at, fingerprint, assigned_to`
+	last_failed_at, created_at, updated_at, closed_at, fingerprint, assigned_to,
+	error_title, destination, destination_url`
 
 // listColumns are the columns of a list, of an entry e, as the mask m lets see them. What is cut off cannot be seen, nor make a
 // part of a secret of the rest.
@@ -103,6 +104,8 @@ var listColumns = strings.NewReplacer(
 	"subscriber_id,", "CASE WHEN m.mask -> 'hidden' ? 'subscriber_id' THEN NULL WHEN m.mask IS NULL OR subscriber_id IS NULL THEN subscriber_id ELSE dlq.masked_text(subscriber_id, m.mask, "+listValues+") END AS subscriber_id,",
 	"error_message,", `CASE WHEN m.mask -> 'hidden' ? 'error_message' THEN NULL WHEN m.mask IS NULL THEN left(error_message, 500)
 		ELSE left(dlq.masked_text(left(error_message, 10000), m.mask, `+listValues+"), 500) END AS error_message,",
+	"error_title,", "CASE WHEN m.mask -> 'hidden' ? 'error_message' THEN NULL WHEN m.mask IS NULL OR error_title IS NULL THEN error_title ELSE dlq.masked_text(error_title, m.mask, "+listValues+") END AS error_title,",
+	"destination_url", "CASE WHEN m.mask IS NULL OR destination_url IS NULL THEN destination_url ELSE dlq.masked_text(destination_url, m.mask, "+listValues+") END AS destination_url",
 ).Replace(summaryColumns)
 
 const listValues = "dlq.sensitive_values(original_event, edited_event, metadata, job_kind, m.mask)"

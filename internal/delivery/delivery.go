@@ -4,6 +4,7 @@ package delivery
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -27,6 +28,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/dlqd/dlqd/internal/breaker"
+	"github.com/dlqd/dlqd/internal/cause"
 	"github.com/dlqd/dlqd/internal/delivery/internal/dbsqlc"
 	"github.com/dlqd/dlqd/internal/message"
 	"github.com/dlqd/dlqd/internal/policy"
@@ -40,8 +42,6 @@ import (
 const (
 	// connectTimeout bounds the connection alone, so that a host that is gone does not use up the whole timeout.
 	connectTimeout = 5 * time.Second
-	// maxAnswerBytes is how much of an answer is read: enough for a problem document, and no way to fill our memory.
-	maxAnswerBytes = 64 << 10
 	// maxExcerpt is how much of an answer's body is kept with the error.
 	maxExcerpt = 2 << 10
 	// maxRetryAfter bounds how long a destination can put off its next attempt. What it asked for is recorded whole: its dead letter
@@ -235,7 +235,7 @@ func (w *Worker) work(ctx context.Context, job *river.Job[Args], about *metadata
 	if err != nil || permit == nil {
 		return hold(ctx, job, waitsFor, err)
 	}
-	err = w.deliver(ctx, target, queue, job, about)
+	err = w.deliver(ctx, &planner.Policy().Data, target, queue, job, about)
 	if ctx.Err() == nil || errors.Is(ctx.Err(), context.DeadlineExceeded) { // else it was cut off, which says nothing
 		permit.Done(ctx, isWell(err))
 	}
@@ -286,7 +286,7 @@ func factsOf(failure *riverdlq.Error, job *river.Job[Args]) strategy.Facts {
 		said = nil // rules that ask for it do not match
 	}
 	return strategy.Facts{
-		Type: failure.Type, Code: failure.Code, Message: failure.Message, Class: failure.Class, Context: said,
+		Type: failure.Type, Code: failure.Code, Title: failure.Title, Message: failure.Message, Class: failure.Class, Context: said,
 		Kind: job.Args.EventKind, Queue: job.Queue, Source: job.Args.Source, Payload: job.Args.Payload, Headers: job.Args.Headers,
 	}
 }
@@ -302,7 +302,7 @@ func isWell(err error) bool {
 	return answered && class != riverdlq.ClassTransient && class != riverdlq.ClassOutage
 }
 
-func (w *Worker) deliver(ctx context.Context, destination *policy.Destination, queue *policy.Queue, job *river.Job[Args], about *metadata) (err error) {
+func (w *Worker) deliver(ctx context.Context, data *policy.Data, destination *policy.Destination, queue *policy.Queue, job *river.Job[Args], about *metadata) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, queue.Timeout)
 	defer cancel()
 	ctx, span := w.config.Tracer.Start(ctx, http.MethodPost, trace.WithSpanKind(trace.SpanKindClient)) //nolint:spancheck // endRequestSpan ends it
@@ -318,17 +318,19 @@ func (w *Worker) deliver(ctx context.Context, destination *policy.Destination, q
 	}
 	defer func() { _ = response.Body.Close() }()
 	status = response.StatusCode
+	hide := hider(data, destination, job)
 	if response.StatusCode < http.StatusOK { // 101: what follows is no answer, and lasts as long as the receiver likes
-		return answerError(destination, response, nil)
+		return answerError(destination, response, nil, hide)
 	}
-	body, err := io.ReadAll(io.LimitReader(response.Body, maxAnswerBytes))
-	if err != nil {
+	body, err := io.ReadAll(io.LimitReader(response.Body, cause.MaxBytes))
+	switch success := response.StatusCode <= 299; {
+	case err != nil && (success || stopped(ctx)):
 		return transportError(ctx, destination, err)
+	case success:
+		return w.success(ctx, job, queue, destination, response, body, hide)
 	}
-	if response.StatusCode >= 200 && response.StatusCode <= 299 {
-		return w.success(ctx, job, queue, destination, response.StatusCode, body)
-	}
-	failure := answerError(destination, response, []byte(destination.Hide(string(body)))) // many repeat what they were sent to
+	// The status of an answer that was cut off says that it is a failure; its body is what has come of it.
+	failure := answerError(destination, response, body, hide)
 	if after, ok := retryAfter(response.Header.Get("Retry-After"), time.Now()); ok {
 		job.Args.retryAfter = &after
 		failure.Context["retryAfterSeconds"] = int(after.Seconds())
@@ -388,8 +390,31 @@ func newRequest(ctx context.Context, destination *policy.Destination, job *river
 	return request, nil
 }
 
+// hider returns a function that takes out of a text what may not be shown: many receivers repeat what they were sent, and where.
+func hider(data *policy.Data, destination *policy.Destination, job *river.Job[Args]) func(text string) string {
+	mask := data.Mask(func() map[string]any {
+		event := map[string]any{}
+		for root, raw := range map[string]json.RawMessage{"payload": job.Args.Body(), "metadata": job.Args.Metadata} {
+			decoder := json.NewDecoder(bytes.NewReader(raw))
+			decoder.UseNumber()
+			var value any
+			_ = decoder.Decode(&value) // it was checked when it was submitted
+			event[root] = value
+		}
+		headers := map[string]any{}
+		for name, value := range job.Args.Headers {
+			headers[name] = value
+		}
+		event["headers"] = headers
+		return event
+	})
+	return func(text string) string { return mask(destination.Hide(text)) }
+}
+
 // success looks into a 2xx answer for a receiver that says no all the same.
-func (w *Worker) success(ctx context.Context, job *river.Job[Args], queue *policy.Queue, destination *policy.Destination, status int, body []byte) error {
+func (w *Worker) success(ctx context.Context, job *river.Job[Args], queue *policy.Queue, destination *policy.Destination, response *http.Response, body []byte,
+	hide func(string) string,
+) error {
 	var answer struct {
 		Success *bool `json:"success"`
 	}
@@ -397,65 +422,60 @@ func (w *Worker) success(ctx context.Context, job *river.Job[Args], queue *polic
 	if answer.Success == nil || *answer.Success {
 		return nil
 	}
-	body = []byte(destination.Hide(string(body)))
+	status := response.StatusCode
 	if queue.DeadLetterLogicalFailures {
-		return &riverdlq.Error{
-			Type: TypeLogicalFailure, Code: strconv.Itoa(status), Class: riverdlq.ClassBusiness,
-			Message: "the receiver answered success: false", Context: map[string]any{"status": status, "body": excerpt(body)},
-		}
+		failure := answerError(destination, response, body, hide)
+		failure.Type, failure.Class = TypeLogicalFailure, riverdlq.ClassBusiness
+		failure.Message = "the receiver answered success: false" + strings.TrimPrefix(failure.Message, statusLine(status))
+		return failure
 	}
 	return river.MetadataSet(ctx, LogicalFailureKey, map[string]any{
-		"at": time.Now().UTC().Format(time.RFC3339Nano), "attempt": job.Attempt, "status": status, "body": excerpt(body),
+		"at": time.Now().UTC().Format(time.RFC3339Nano), "attempt": job.Attempt, "status": status, "body": excerpt(hide(string(body))),
 	})
 }
 
-// answerError is what an answer other than 2xx means.
-func answerError(destination *policy.Destination, response *http.Response, body []byte) *riverdlq.Error {
+// statusLine is what the headline of a failure begins with.
+func statusLine(status int) string { return strings.TrimSpace(fmt.Sprintf("%d %s", status, http.StatusText(status))) }
+
+// answerError is what an answer other than a success means.
+func answerError(destination *policy.Destination, response *http.Response, body []byte, hide func(string) string) *riverdlq.Error {
 	status := response.StatusCode
+	answer := cause.Answer{
+		Status: status, ContentType: response.Header.Get("Content-Type"), Body: body, Paths: cause.Paths(destination.ErrorPaths), Hide: hide,
+	}
+	said := answer.Cause()
+	for header, name := range map[string]*string{"X-Error-Type": &said.Type, "X-Error-Code": &said.Code} {
+		if v := response.Header.Get(header); v != "" {
+			*name = hide(v)
+		}
+	}
 	failure := &riverdlq.Error{
-		Type: "HTTP_" + strconv.Itoa(status),
-		Code: strconv.Itoa(status),
-		Context: map[string]any{
-			"status": status, "destination": destination.Name, "url": destination.ShownURL(), "body": excerpt(body),
-		},
+		Type: cmp.Or(said.Type, "HTTP_"+strconv.Itoa(status)), Code: cmp.Or(said.Code, strconv.Itoa(status)), Title: said.Title,
+		Message: statusLine(status),
+		Context: map[string]any{"status": status, "destination": destination.Name, "url": destination.ShownURL()},
 	}
-	said := strings.TrimSpace(fmt.Sprintf("%d %s", status, http.StatusText(status)))
-	if mediaType, _, err := mime.ParseMediaType(response.Header.Get("Content-Type")); err == nil && mediaType == "application/problem+json" {
-		var problem struct {
-			Type   string `json:"type"`
-			Title  string `json:"title"`
-			Detail string `json:"detail"`
-		}
-		if json.Unmarshal(body, &problem) == nil {
-			if problem.Type != "" && problem.Type != "about:blank" {
-				failure.Type = problem.Type
-			}
-			var parts strings.Builder
-			for _, part := range []string{problem.Title, problem.Detail} {
-				if part != "" {
-					parts.WriteString(": " + part)
-				}
-			}
-			said += parts.String()
-			failure.Context["problem"] = json.RawMessage(body)
-			delete(failure.Context, "body")
-		}
+	if text := said.String(); text != "" {
+		failure.Message += ": " + text
 	}
-	if v := response.Header.Get("X-Error-Type"); v != "" {
-		failure.Type = v
+	mediaType, _, err := mime.ParseMediaType(answer.ContentType)
+	hidden := hide(string(body))
+	if err == nil && mediaType == "application/problem+json" && json.Valid([]byte(hidden)) {
+		failure.Context["problem"] = json.RawMessage(hidden)
+	} else {
+		failure.Context["body"] = excerpt(hidden)
 	}
-	if v := response.Header.Get("X-Error-Code"); v != "" {
-		failure.Code = v
-	}
-	failure.Type, failure.Code = destination.Hide(failure.Type), destination.Hide(failure.Code)
-	failure.Message = "POST " + destination.ShownURL() + ": " + said
 	return failure
+}
+
+// stopped reports whether a delivery was cut off by its own process: the program is stopping, or an operator cancelled the job.
+func stopped(ctx context.Context) bool {
+	return ctx.Err() != nil && !errors.Is(ctx.Err(), context.DeadlineExceeded)
 }
 
 // transportError is what it means that there was no answer.
 func transportError(ctx context.Context, destination *policy.Destination, err error) error {
-	if ctx.Err() != nil && !errors.Is(ctx.Err(), context.DeadlineExceeded) {
-		return err // the program is stopping, or an operator cancelled the job: River knows which
+	if stopped(ctx) {
+		return err // River knows why
 	}
 	failure := &riverdlq.Error{
 		Type: TypeConnection, Err: err,
@@ -478,7 +498,7 @@ func transportError(ctx context.Context, destination *policy.Destination, err er
 	if outer, ok := errors.AsType[*url.Error](err); ok {
 		err = outer.Err // its text repeats the URL, with the password if there is one
 	}
-	failure.Message = "POST " + destination.ShownURL() + ": " + destination.Hide(err.Error())
+	failure.Message = destination.Hide(err.Error())
 	return failure
 }
 
@@ -498,6 +518,6 @@ func retryAfter(value string, now time.Time) (time.Duration, bool) {
 }
 
 // excerpt is the start of an answer, as text that jsonb can hold.
-func excerpt(body []byte) string {
-	return strings.ReplaceAll(strings.ToValidUTF8(string(body[:min(len(body), maxExcerpt)]), "\uFFFD"), "\x00", "\uFFFD")
+func excerpt(body string) string {
+	return strings.ReplaceAll(strings.ToValidUTF8(body[:min(len(body), maxExcerpt)], "\uFFFD"), "\x00", "\uFFFD")
 }

@@ -512,13 +512,13 @@ func TestFailureOf_isWhatADeliveryRecords(t *testing.T) {
 		}
 		job := setup(t, url, "maxAttempts: 2, backoff: {delay: 1h}").deliver("", rivertype.JobStateRetryable, rivertype.JobStateCancelled)
 		real := structuredOf(t, job)
-		facts, err := delivery.FailureOf(t.Context(), &policy.Queue{Timeout: time.Second}, &policy.Destination{Name: "default", URL: url}, &message.Message{MessageID: "m", Queue: "default", Payload: json.RawMessage("{}")}, &test.answer)
+		facts, err := delivery.FailureOf(t.Context(), &policy.Data{}, &policy.Queue{Timeout: time.Second}, &policy.Destination{Name: "default", URL: url}, &message.Message{MessageID: "m", Queue: "default", Payload: json.RawMessage("{}")}, &test.answer)
 		require.NoError(t, err, name)
 		require.Equal(t, []string{real.Type, real.Code}, []string{facts.Type, facts.Code}, name)
 		var context map[string]any
 		require.NoError(t, json.Unmarshal(facts.Context, &context))
 		require.Equal(t, real.Context, context, name)
 	}
-	_, err = delivery.FailureOf(t.Context(), &policy.Queue{Timeout: time.Second}, &policy.Destination{URL: "http://x"}, &message.Message{}, &delivery.Answer{Failure: "BAD_LUCK"})
+	_, err = delivery.FailureOf(t.Context(), &policy.Data{}, &policy.Queue{Timeout: time.Second}, &policy.Destination{URL: "http://x"}, &message.Message{}, &delivery.Answer{Failure: "BAD_LUCK"})
 	require.ErrorContains(t, err, "there are: CONNECTION_ERROR,")
 }

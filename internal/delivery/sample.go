@@ -55,13 +55,13 @@ func (a *Answer) RoundTrip(request *http.Request) (*http.Response, error) {
 }
 
 // FailureOf delivers a message as a [Worker] does, but to an answer in place of a network, and returns what rules go by.
-func FailureOf(ctx context.Context, queue *policy.Queue, destination *policy.Destination, m *message.Message, answer *Answer) (strategy.Facts, error) {
+func FailureOf(ctx context.Context, data *policy.Data, queue *policy.Queue, destination *policy.Destination, m *message.Message, answer *Answer) (strategy.Facts, error) {
 	if answer.Failure != "" && failures[answer.Failure] == nil {
 		return strategy.Facts{}, errors.New("there is no failure " + answer.Failure + " (there are: " + strings.Join(slices.Sorted(maps.Keys(failures)), ", ") + ")")
 	}
 	w := &Worker{client: &http.Client{Transport: answer}, config: Config{Tracer: telemetry.Tracer(nil)}}
 	job := &river.Job[Args]{JobRow: &rivertype.JobRow{Queue: m.Queue, Attempt: 1}, Args: Args{Message: *m}}
-	err := w.deliver(ctx, destination, queue, job, &metadata{})
+	err := w.deliver(ctx, data, destination, queue, job, &metadata{})
 	failure, ok := errors.AsType[*riverdlq.Error](err)
 	if !ok {
 		return strategy.Facts{}, errors.New("this answer is no failure")

@@ -23,6 +23,7 @@ type Filter struct {
 	ErrorClass    []string `json:"errorClass,omitempty" doc:"Of one of these classes."`
 	ErrorType     []string `json:"errorType,omitempty" doc:"With one of these types of error."`
 	ErrorCode     []string `json:"errorCode,omitempty" doc:"With one of these codes."`
+	Destination   []string `json:"destination,omitempty" doc:"Whose failed delivery went to one of these destinations."`
 	ErrorMessage  []string `json:"errorMessage,omitempty" doc:"Whose error has all of these texts, in upper or lower case."`
 	Fingerprint   []string `json:"fingerprint,omitempty" doc:"Of one of these failure groups: fingerprints, or their first characters."`
 	Rule          []string `json:"rule,omitempty" doc:"Whose class and strategy one of these rules chose."`
@@ -141,7 +142,8 @@ var table = []field{
 	{name: "kind", json: "kind", doc: "Kind of the message, or of the job; * stands for any text.", example: "kind:order.*", words: func(f *Filter) *[]string { return &f.Kind }},
 	{name: "class", json: "errorClass", doc: "Class of the error.", example: "class:outage", values: classes, words: func(f *Filter) *[]string { return &f.ErrorClass }},
 	{name: "type", json: "errorType", doc: "Type of the error.", example: "type:TIMEOUT_ERROR", words: func(f *Filter) *[]string { return &f.ErrorType }},
-	{name: "code", json: "errorCode", doc: "Code of the error.", example: "code:503", words: func(f *Filter) *[]string { return &f.ErrorCode }},
+	{name: "code", json: "errorCode", doc: "Code of the error.", example: "code:INSUFFICIENT_FUNDS", words: func(f *Filter) *[]string { return &f.ErrorCode }},
+	{name: "destination", json: "destination", doc: "Destination to which the failed delivery went.", example: "destination:bank", words: func(f *Filter) *[]string { return &f.Destination }},
 	{name: "error", json: "errorMessage", doc: "Text of the error, all of these; a word without a field is the same.", example: `error:"timed out"`, words: func(f *Filter) *[]string { return &f.ErrorMessage }},
 	{name: "group", json: "fingerprint", doc: "Failure group: its fingerprint, or the first characters of that.", example: "group:3f2a", words: func(f *Filter) *[]string { return &f.Fingerprint }},
 	{name: "rule", json: "rule", doc: "Rule that chose class and strategy.", example: "rule:transport", words: func(f *Filter) *[]string { return &f.Rule }},

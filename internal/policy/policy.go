@@ -108,8 +108,9 @@ type Destination struct {
 	Secret     Secret `json:"secret"     jsonschema:"description=Standard Webhooks secret (whsec_…); deliveries are signed if there is one. Better kept in secretFile."`
 	SecretFile string `json:"secretFile" jsonschema:"description=File with the secret\\, beside this file or by its whole path."`
 	// RedeliveriesPerSecond paces what dlqd itself sends back: redeliveries of DLQ workers, and messages that were held.
-	RedeliveriesPerSecond float64 `json:"redeliveriesPerSecond" jsonschema:"minimum=0,description=Most redeliveries a second by DLQ workers\\, and releases of held messages\\, over all processes; 0 is no limit."`
-	Probe                 Probe   `json:"probe"                 jsonschema:"description=A request that says whether the destination is well; asked before conditional redeliveries."`
+	RedeliveriesPerSecond float64    `json:"redeliveriesPerSecond" jsonschema:"minimum=0,description=Most redeliveries a second by DLQ workers\\, and releases of held messages\\, over all processes; 0 is no limit."`
+	ErrorPaths            ErrorPaths `json:"errorPaths"         jsonschema:"description=Places in its answers other than 2xx (JSON and XML) that say what went wrong\\, before those that dlqd knows (docs/delivery.md)."`
+	Probe                 Probe      `json:"probe"                 jsonschema:"description=A request that says whether the destination is well; asked before conditional redeliveries."`
 }
 
 // ShownURL is the destination's URL as people may see it.
@@ -123,6 +124,15 @@ func (d *Destination) ShownURL() string {
 // Hide takes the destination's secrets out of a text: receivers, and errors, repeat what they were sent to.
 func (d *Destination) Hide(text string) string {
 	return redact.Hide(text, append(append(redact.Secrets(d.URL, d.URLFile != ""), redact.Secrets(d.Probe.URL, false)...), string(d.Secret))...)
+}
+
+// ErrorPaths are places in answers: keys with dots between them, such as result.reasonCode. Case, _ and - do not count, and arrays are
+// looked through. The first that has a value counts.
+type ErrorPaths struct {
+	Type    []string `json:"type"    jsonschema:"description=Type of the error."`
+	Code    []string `json:"code"    jsonschema:"description=Its code."`
+	Title   []string `json:"title"   jsonschema:"description=What went wrong\\, the same text each time."`
+	Message []string `json:"message" jsonschema:"description=What went wrong this time."`
 }
 
 // Probe is an HTTP request that a destination answers with 2xx when it is well.
@@ -218,6 +228,11 @@ func (m *Match) String() string {
 
 // Words is one text or several, of which any may match.
 type Words []string
+
+// Match reports whether a text matches one of them.
+func (w Words) Match(text string) bool {
+	return slices.ContainsFunc(w, func(pattern string) bool { return MatchPattern(pattern, text) })
+}
 
 // Strategies are what each strategy does by default.
 type Strategies struct {

@@ -5,7 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"regexp"
+	"slices"
 	"strings"
+
+	"github.com/dlqd/dlqd/internal/redact"
 )
 
 // Patterns by which something is sensitive wherever it is: see dlq.pattern.
@@ -125,4 +128,84 @@ func (l *loader) checkSensitive() {
 			l.badf("retry-policies", fmt.Sprintf("data.sensitivePaths[%d]", i), "%q %w", path, err)
 		}
 	}
+}
+
+const (
+	maxSensitiveValues = 100 // as dlq.sensitive_values has it: where there are more, texts are masked whole
+	minSensitiveLength = 4   // bytes: shorter values are parts of words
+	maxMaskedDepth     = 70
+)
+
+// Mask returns a function that takes out of a text what the policy masks: patterns, and what is at sensitive paths of an event,
+// which an error may repeat. The event has the roots of paths: payload, headers, metadata.
+func (d *Data) Mask(event func() map[string]any) func(text string) string {
+	var values []string
+	whole := false
+	if len(d.SensitivePaths) > 0 {
+		paths := make([][]string, 0, len(d.SensitivePaths))
+		for _, path := range d.SensitivePaths {
+			if segments, err := parsePath(path); err == nil { // it was checked
+				paths = append(paths, segments)
+			}
+		}
+		gather(event(), nil, paths, false, &values)
+		whole = len(values) > maxSensitiveValues
+	}
+	return func(text string) string {
+		if whole && text != "" {
+			return redact.Hidden
+		}
+		text = redact.Hide(text, values...)
+		if slices.Contains(d.SensitivePatterns, PatternTokens) {
+			text = redact.Tokens(text)
+		}
+		if slices.Contains(d.SensitivePatterns, PatternCardNumbers) {
+			text = redact.CardNumbers(text)
+		}
+		return text
+	}
+}
+
+// gather adds the texts and numbers at, and below, some paths of a document.
+func gather(node any, at []string, paths [][]string, found bool, values *[]string) {
+	if len(*values) > maxSensitiveValues || len(at) > maxMaskedDepth {
+		return
+	}
+	found = found || len(at) > 0 && slices.ContainsFunc(paths, func(path []string) bool { return matchPath(path, at) })
+	add := func(value string) {
+		if !found || len(value) < minSensitiveLength || slices.Contains(*values, value) {
+			return
+		}
+		*values = append(*values, value)
+		if raw, err := json.Marshal(value); err == nil && len(raw) != len(value)+2 { // in JSON, it is written otherwise
+			*values = append(*values, string(raw[1:len(raw)-1]))
+		}
+	}
+	switch node := node.(type) {
+	case map[string]any:
+		for name, value := range node {
+			gather(value, append(slices.Clip(at), name), paths, found, values)
+		}
+	case []any:
+		for _, value := range node {
+			gather(value, at, paths, found, values)
+		}
+	case string:
+		add(node)
+	case json.Number:
+		add(node.String())
+	}
+}
+
+// matchPath reports whether keys are those of a path: case does not count, * is any key, and an empty segment any number of them.
+func matchPath(path, keys []string) bool {
+	switch {
+	case len(path) == 0:
+		return len(keys) == 0
+	case path[0] == "":
+		return matchPath(path[1:], keys) || len(keys) > 0 && matchPath(path, keys[1:])
+	case len(keys) == 0:
+		return false
+	}
+	return (path[0] == "*" || strings.EqualFold(path[0], keys[0])) && matchPath(path[1:], keys[1:])
 }

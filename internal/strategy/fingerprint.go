@@ -4,6 +4,12 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/dlqd/dlqd/internal/cause"
 )
 
 // GroupingMethod is the version of [Fingerprint]. A change of what it returns for a stored entry is a new version.
@@ -32,15 +38,156 @@ type Failure struct {
 	Code    string          // error_code
 	Title   string          // error_title
 	Message string          // error_message; the first 8 KiB count
-	Trace   string          // error_stack_trace; the first 8 KiB count
+	Trace   string          // error_stack_trace
 	Context json.RawMessage // error_context
 }
 
-// Fingerprint groups entries that failed for the same reason. 20 hexadecimal digits.
+// Fingerprint groups entries that failed for the same reason: 20 hexadecimal digits, a hash of what names the reason. That is the
+// code, with the type, or the type that a receiver gave; else the title; else the message. Numbers, ids, dates, names and quoted
+// values are taken out of title and message. Where there is a stack trace, the application's own frame counts, too.
 func Fingerprint(f *Failure) string {
-	sum := sha256.Sum256([]byte(f.Type + "\x00" + f.Code + "\x00" + f.Title + "\x00" + f.Message + "\x00" + ownFrame(f.Trace)))
+	f = f.read()
+	errorType, code := f.Type, f.Code
+	if cause.SaysNothing(errorType) {
+		errorType = ""
+	}
+	if cause.SaysNothing(code) || statusCode.MatchString(code) {
+		code = ""
+	}
+	named := code != "" && !sqlState.MatchString(code) && (f.answered() || !isGRPC(code)) ||
+		f.answered() && errorType != "" && !madeType.MatchString(errorType)
+	message := f.Message
+	frame := ownFrame(f.Trace)
+	if frame == "" {
+		message, frame = splitTrace(message)
+	}
+	var reason []string
+	switch {
+	case named && madeType.MatchString(errorType):
+		reason = []string{"code", "", code}
+	case named:
+		reason = []string{"code", errorType, code}
+	case f.Title != "":
+		reason = []string{"title", errorType, code, steady(f.Title)}
+	default:
+		reason = []string{"message", errorType, code, steady(message)}
+	}
+	sum := sha256.Sum256([]byte(strings.Join(append(reason, frame), "\x00")))
 	return hex.EncodeToString(sum[:digits2/2])
 }
 
-// ownFrame is the first frame of a stack trace that belongs to the application.
-func ownFrame(trace string) string { return ownFrame1(trace) }
+var (
+	// statusCode is a code that is the HTTP status.
+	statusCode = regexp.MustCompile(`^[1-5][0-9]{2}$`)
+	// madeType is a type that dlqd gave: it names no reason.
+	madeType = regexp.MustCompile(`^(HTTP_[0-9]{3}|LOGICAL_FAILURE|TIMEOUT_ERROR|CONNECTION_(REFUSED|RESET|ERROR)|DNS_ERROR|TLS_ERROR|panic)$`)
+	// recorded is how messages of deliveries began before error_title: with the destination's URL.
+	recorded = regexp.MustCompile(`^POST \S+: ([1-5][0-9]{2}\b)?`)
+)
+
+func isGRPC(code string) bool {
+	_, ok := grpcClasses[strings.ToLower(strings.ReplaceAll(code, "_", ""))]
+	return ok
+}
+
+// answered reports whether the failure was an HTTP answer.
+func (f *Failure) answered() bool { return f.status() != 0 }
+
+func (f *Failure) status() int {
+	var context struct {
+		Status json.Number `json:"status"`
+	}
+	_ = json.Unmarshal(f.Context, &context)
+	status, err := strconv.Atoi(context.Status.String())
+	if err != nil {
+		return 0
+	}
+	return status
+}
+
+// read returns a failure as this version records it: of deliveries that earlier versions recorded, the answer's body says the cause.
+func (f *Failure) read() *Failure {
+	match := recorded.FindStringSubmatch(f.Message)
+	if match == nil || f.Title != "" {
+		return f
+	}
+	now := *f
+	now.Message = strings.TrimPrefix(f.Message, match[0][:len(match[0])-len(match[1])])
+	var context struct {
+		Status  int             `json:"status"`
+		Body    string          `json:"body"`
+		Problem json.RawMessage `json:"problem"`
+	}
+	if match[1] == "" || json.Unmarshal(f.Context, &context) != nil || context.Status == 0 {
+		return &now
+	}
+	answer := cause.Answer{Status: context.Status, Body: []byte(context.Body)}
+	if context.Body == "" {
+		answer.Body = context.Problem
+	}
+	said := answer.Cause()
+	now.Title = said.Title
+	if said.Type != "" && madeType.MatchString(f.Type) {
+		now.Type = said.Type
+	}
+	if said.Code != "" && statusCode.MatchString(f.Code) {
+		now.Code = said.Code
+	}
+	if text := said.String(); text != "" && len(context.Problem) == 0 {
+		now.Message += ": " + text
+	}
+	return &now
+}
+
+const (
+	particles = `(?: (?:van|von|der|den|ten|de|la|le|di|da|del|bin|al))*`
+	month     = `(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]{0,6}`
+	day       = `(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun)[a-z]{0,6}`
+	// word of a name: Ann, Müller, O'Neill, Anne-Marie, J.
+	nameWord = `\p{Lu}(?:\.|[\p{Ll}]+(?:['’-]?\p{Lu}?[\p{Ll}]+)*)`
+)
+
+// What differs between two errors that are the same error, the longest forms first.
+var variables = []*regexp.Regexp{
+	// Quoted values. (An apostrophe within a word quotes nothing.)
+	regexp.MustCompile(`"[^"]*"|“[^”]*”|«[^»]*»|` + "`[^`]*`" + `|\B'[^']*'\B`),
+	regexp.MustCompile(`[a-zA-Z][a-zA-Z0-9+.-]*://\S+|[\pL\pN._%+-]+@[\pL\pN-]+(?:\.[\pL\pN-]+)+`), // URLs, addresses of mail
+	regexp.MustCompile(`(?i)\b[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}\b`),
+	regexp.MustCompile(`\b(?:` + day + `,? )?(?:[0-9]{1,2} ` + month + `|` + month + ` [0-9]{1,2})\b(?:,? [0-9]{4})?`), // dates
+	regexp.MustCompile(`[$€£¥] ?[0-9][0-9.,]*|[0-9][0-9.,]* ?(?:[$€£¥%]|[A-Z]{3}\b)`),                                  // amounts
+	regexp.MustCompile(`\*{3}`),                       // what is masked
+	regexp.MustCompile(`[\pL\pN_]*[0-9][\pL\pN_-]*`),  // ids and numbers
+	regexp.MustCompile(`\b[a-z]{1,3}_[A-Za-z]{8,}\b`), // ids without a digit
+}
+
+// names are names of people, where the words before say that they are: of Ann Smith; customer Ann, Dear Mr Smith.
+var names = regexp.MustCompile(`\b([Oo]f|[Ff]or|[Bb]y) (` + nameWord + particles + `(?: ` + nameWord + `){1,2})` +
+	`|\b((?i:user|customer|client|member|holder|cardholder|owner|patient|employee|recipient|payer|payee|subscriber|tenant|merchant|dear|mr|mrs|ms|dr)\.?:?) (` +
+	nameWord + particles + `(?: ` + nameWord + `){0,2})`)
+
+// technical are words that no name of a person has: for Payment Gateway.
+var technical = regexp.MustCompile(`^(Api|App|Application|Account|Address|Amount|Authentication|Authorization|Balance|Bank|Billing|Broker|Card|Catalog|` +
+	`Checkout|Cluster|Code|Connection|Credit|Credits|Customer|Data|Database|Declined|Delivery|Email|Engine|Error|Event|Exception|Failed|Failure|Field|File|Found|Funds|` +
+	`Gateway|Host|Id|Inventory|Invalid|Invoice|Is|Item|Job|Key|Ledger|Limit|Management|Message|Missing|Name|Network|Not|Notification|Order|Orders|Page|Password|Payload|Payment|Payments|` +
+	`Platform|Policy|Pool|Price|Pricing|Product|Provider|Proxy|Queue|Rate|Record|Refund|Registry|Request|Required|Resource|Response|Schema|Search|Server|Service|Services|Session|` +
+	`Shipping|Signature|State|Status|Stock|Storage|Store|Subscription|System|Table|Tax|Template|Tenant|Time|Timeout|Token|Transaction|Type|Unauthorized|Unknown|Upload|User|Value|Version|Webhook|Worker)$`)
+
+// steady takes out of a text what differs from one failure to the next.
+func steady(text string) string {
+	text = bounded(text)
+	for _, variable := range variables {
+		text = variable.ReplaceAllString(text, "?")
+	}
+	text = names.ReplaceAllStringFunc(text, func(found string) string {
+		match := names.FindStringSubmatch(found)
+		before, name := match[1]+match[3], match[2]+match[4]
+		if slices.ContainsFunc(strings.Fields(name), technical.MatchString) {
+			return found
+		}
+		return before + " ?"
+	})
+	return strings.Join(strings.Fields(lists.ReplaceAllString(text, "?")), " ")
+}
+
+// lists are several values, and parts of one: "?, ? and ?", "?-?".
+var lists = regexp.MustCompile(`\?(?:(?:[ .,:;/+-]+|,? (?:and|or) )?\?)+`)

@@ -42,6 +42,7 @@ type rule struct {
 	*policy.Rule
 
 	words   []words
+	code    policy.Words // of the code, or of the HTTP status
 	message *regexp.Regexp
 	status  []string
 	when    *expression
@@ -91,7 +92,6 @@ func compileRules(p *policy.Policy) ([]rule, error) {
 			of   func(*Facts) string
 		}{
 			{r.Match.Type, func(f *Facts) string { return f.Type }},
-			{r.Match.Code, func(f *Facts) string { return f.Code }},
 			{r.Match.Kind, func(f *Facts) string { return f.Kind }},
 			{r.Match.Queue, func(f *Facts) string { return f.Queue }},
 			{r.Match.Source, func(f *Facts) string { return f.Source }},
@@ -100,6 +100,7 @@ func compileRules(p *policy.Policy) ([]rule, error) {
 				r.words = append(r.words, words{w.of, w.list})
 			}
 		}
+		r.code = r.Match.Code
 		for _, status := range r.Match.Status {
 			if !statusPattern.MatchString(status) {
 				bad(at+".status", "%q is no HTTP status such as 503 or 5xx", status)
@@ -121,7 +122,7 @@ func compileRules(p *policy.Policy) ([]rule, error) {
 				cost += r.when.instructions
 			}
 		}
-		if len(r.words) == 0 && len(r.Match.Status) == 0 && r.Match.Message == "" && r.Match.When == "" {
+		if len(r.words) == 0 && len(r.code) == 0 && len(r.Match.Status) == 0 && r.Match.Message == "" && r.Match.When == "" {
 			bad(at, "matches every error; name what it is for (type, code, message, status, kind, queue, source or when)")
 		}
 	}
@@ -223,9 +224,13 @@ func (b *bounds) Visit(node *ast.Node) {
 func (r *rule) matches(f *Facts, env *environment) bool {
 	for _, w := range r.words {
 		text := bounded(w.of(f))
-		if !slices.ContainsFunc(w.any, func(pattern string) bool { return policy.MatchPattern(pattern, text) }) {
+		if !w.any.Match(text) {
 			return false
 		}
+	}
+	// A receiver's own code is in the place of the status, which a rule may ask for as a code all the same.
+	if len(r.code) > 0 && !r.code.Match(env.Code) && (env.Status == 0 || !r.code.Match(strconv.Itoa(env.Status))) {
+		return false
 	}
 	if len(r.status) > 0 {
 		status := strconv.Itoa(env.Status)

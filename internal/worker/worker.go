@@ -662,7 +662,7 @@ func entryWith(row *dbsqlc.ClaimDueRow, class string) *strategy.Entry {
 	}
 	return &strategy.Entry{
 		Facts: strategy.Facts{
-			Type: row.ErrorType, Code: row.ErrorCode, Message: row.ErrorMessage, Class: riverdlq.Class(class),
+			Type: row.ErrorType, Code: row.ErrorCode, Title: row.ErrorTitle, Message: row.ErrorMessage, Class: riverdlq.Class(class),
 			Panic: row.ErrorStackTrace != "", Context: row.ErrorContext, Kind: row.Kind, Queue: row.Queue, Source: row.Source,
 			Payload: of.Payload, Headers: of.Headers,
 		},

@@ -1,0 +1,239 @@
+// Package cause reads what went wrong out of a receiver's answer: problem documents and other JSON, XML and SOAP faults,
+// HTML pages, and text.
+package cause
+
+import (
+	"net/http"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+)
+
+const (
+	// MaxBytes is how much of an answer is read.
+	MaxBytes = 64 << 10
+	// MaxShown is the most bytes of an answer's texts that a headline has, and that one text has.
+	MaxShown = 300
+	// maxName is the most bytes of a type or a code.
+	maxName = 200
+)
+
+// Cause is what an answer says went wrong. What it does not say is empty.
+type Cause struct {
+	Type    string
+	Code    string
+	Title   string // the same text each time
+	Message string // may name what this one failure is about
+}
+
+// Paths are the places of the parts of a cause in JSON and XML: keys with dots between them. Case, _ and - do not count, arrays
+// are looked through, and an XML document's root element is left out.
+type Paths struct {
+	Type    []string
+	Code    []string
+	Title   []string
+	Message []string
+}
+
+// Answer is an answer other than a success.
+type Answer struct {
+	Status      int
+	ContentType string // as the header has it
+	Body        []byte // at most MaxBytes of it
+	Paths       Paths  // looked at before the built-in ones
+	// Hide, if not nil, takes out what must not be shown. It is called with whole texts, before they are cut.
+	Hide func(text string) string
+}
+
+// Cause reads the answer.
+func (a *Answer) Cause() Cause {
+	body := text(a.Body[:min(len(a.Body), MaxBytes)], a.ContentType)
+	var c Cause
+	switch {
+	case body == "":
+	case isHTML(body):
+		c = a.ofHTML(body)
+	case body[0] == '<':
+		c = a.ofFields(readXML(body), body)
+	case strings.ContainsRune(`{["`, rune(body[0])):
+		c = a.ofFields(readJSON(body), body)
+	default:
+		c.Message = body
+	}
+	c.Type, c.Code = shown(a.hidden(c.Type), maxName), shown(a.hidden(c.Code), maxName)
+	c.Title, c.Message = shown(a.hidden(c.Title), MaxShown), shown(a.hidden(c.Message), MaxShown)
+	if a.isStatus(c.Title) {
+		c.Title = ""
+	}
+	if a.isStatus(c.Message) || c.Message == c.Title {
+		c.Message = ""
+	}
+	return c
+}
+
+// String is what people read: title, message and code, at most MaxShown bytes.
+func (c *Cause) String() string {
+	parts := slices.DeleteFunc([]string{c.Title, c.Message}, func(part string) bool { return part == "" })
+	said := strings.Join(parts, ": ")
+	switch {
+	case c.Code == "" || strings.Contains(said, c.Code):
+		return cut(said, MaxShown)
+	case said == "":
+		return c.Code
+	}
+	code := " (" + c.Code + ")"
+	return cut(said, MaxShown-len(code)) + code
+}
+
+// built are the places that receivers put the parts of a cause in, the most particular first: problem documents (RFC 9457), OAuth,
+// JSON:API, JSON-RPC, GraphQL, SOAP 1.1 and 1.2, and the errors of Google, AWS, Stripe, PayPal, Salesforce, Adyen, Twilio, Spring,
+// ASP.NET, FastAPI, Kubernetes and Elasticsearch. Names are as [key] makes them.
+var built = Paths{
+	Type: []string{
+		"error.type", "errors.type", "fault.type", "detail.type", "type", "errortype", "exceptiontype", "exception", "exception.type",
+		"exception.class", "error.name", "error.class", "error.exception", "name",
+	},
+	Code: []string{
+		"error.declinecode", "error.details.reason", "error.errors.reason", "details.issue", "errors.extensions.code", "error.extensions.code",
+		"fault.detail.errorcode", "body.fault.code.subcode.value", "body.fault.detail.code", "body.fault.detail.errorcode", "code",
+		"error.code", "errorcode", "error.errorcode", "errors.code", "errors.errorcode", "errcode", "err.code", "error.status", "fault.code",
+		"body.fault.faultcode", "body.fault.code.value", "faultcode", "resultcode", "result.code", "status.code", "responsecode", "response.code",
+		"messagecode", "reasoncode", "error.reason", "errors.reason", "reason", "error.error", "error", "status",
+	},
+	Title: []string{"title", "error.title", "errors.title", "problem.title", "summary", "error.summary"},
+	Message: []string{
+		"message", "error.message", "errors.message", "detail", "error.detail", "errors.detail", "errormessage", "errordescription",
+		"error.errormessage", "error.description", "errors.description", "error.msg", "errors.msg", "detail.msg", "msg", "errmsg", "err.message",
+		"body.fault.faultstring", "body.fault.reason.text", "faultstring", "fault.faultstring", "fault.message", "exception.message",
+		"details.description", "details.message", "description", "error.reason", "reason", "result.message", "response.message", "usermessage",
+		"error.usermessage", "developermessage", "statusmessage", "statustext", "error", "errors", "err", "messages", "details", "fault", "detail.message",
+	},
+}
+
+// identifier is a word that programs give: it has no blanks, and is more than one plain word.
+var identifier = regexp.MustCompile(`^[\pL\pN$*][\pL\pN$#*]*(?:[_.:/\\#+-]+[\pL\pN$#*%]+)*[/()]*$`)
+
+// isIdentifier reports whether a text that is not at a place for names is one all the same: HTTP_ERROR, CardDeclined, invalid_grant.
+func isIdentifier(text string) bool {
+	if len(text) > maxName || !identifier.MatchString(text) {
+		return false
+	}
+	inner := strings.IndexFunc(text[1:], unicode.IsUpper) >= 0 || strings.ContainsAny(text, "_.:/-")
+	return inner && strings.IndexFunc(text, unicode.IsLetter) >= 0
+}
+
+// nothing are names that say only that something went wrong.
+var nothing = map[string]bool{}
+
+func init() {
+	for name := range strings.FieldsSeq(`error errors err exception runtimeerror runtimeexception fail failed failure fault unknown unknownerror
+		undefined null none nil true false n/a na about:blank blank sender receiver client server mustunderstand versionmismatch httperror httpexception
+		apierror apiexception applicationerror genericerror servererror exceptioninfo panic throwable object string errorstring wraperror joinerror
+		standarderror baseexception system.exception java.lang.exception java.lang.runtimeexception java.lang.error java.lang.throwable *errors.errorstring
+		*fmt.wraperror *errors.joinerror builtins.exception ok status 0 -1`) {
+		nothing[name] = true
+	}
+}
+
+// SaysNothing reports whether a type or code says only that something went wrong: Error, Exception, RuntimeError, soap:Server.
+func SaysNothing(name string) bool {
+	name = strings.ToLower(strings.TrimSpace(name))
+	if _, local, ok := strings.Cut(name, ":"); ok && !strings.Contains(local, "/") && nothing[local] { // soap:Server
+		return true
+	}
+	return name == "" || nothing[name] || nothing[strings.NewReplacer("_", "", "-", "").Replace(name)]
+}
+
+// isStatusCode reports whether a text is an HTTP status.
+func isStatusCode(text string) bool {
+	n, err := strconv.Atoi(text)
+	return err == nil && len(text) == 3 && n >= 100 && n <= 599
+}
+
+var words = regexp.MustCompile(`[\pL]+`)
+
+// isStatus reports whether a text says no more than the answer's status does: "502 Bad Gateway", "HTTP Status 404 – Not Found", "Error".
+func (a *Answer) isStatus(said string) bool {
+	if said == "" || len(said) > 100 {
+		return false
+	}
+	left := strings.ToLower(strings.Join(words.FindAllString(strings.ReplaceAll(said, "'", ""), -1), " "))
+	status := strings.ToLower(strings.Join(words.FindAllString(strings.ReplaceAll(http.StatusText(a.Status), "'", ""), -1), " "))
+	for _, prefix := range []string{"http ", "status ", "error "} {
+		left = strings.TrimPrefix(left, prefix)
+	}
+	left = strings.TrimSuffix(left, " error")
+	return left == "" && !strings.ContainsFunc(said, unicode.IsDigit) || left == status || left == strings.TrimSuffix(status, " error") ||
+		(left == "" || left == "code") && strings.Contains(said, strconv.Itoa(a.Status)) || nothing[left]
+}
+
+func (a *Answer) hidden(said string) string {
+	if said == "" || a.Hide == nil {
+		return said
+	}
+	return a.Hide(line(a.Hide(said)))
+}
+
+// text returns a body as text that the database can hold, without blanks around it.
+func text(body []byte, contentType string) string {
+	body = trimBOM(body)
+	var out string
+	switch latin := latin1.MatchString(contentType) || latin1.Match(body[:min(len(body), 200)]); {
+	case utf8.Valid(body):
+		out = string(body)
+	case latin:
+		runes := make([]rune, len(body))
+		for i, b := range body {
+			runes[i] = rune(b)
+		}
+		out = string(runes)
+	default:
+		out = strings.ToValidUTF8(string(body), "\uFFFD")
+	}
+	return strings.TrimSpace(strings.ReplaceAll(out, "\x00", "\uFFFD"))
+}
+
+var latin1 = regexp.MustCompile(`(?i)(?:charset|encoding)\s*=\s*["']?(?:iso-?8859-1|windows-1252|latin-?1)\b`)
+
+func trimBOM(body []byte) []byte {
+	if len(body) >= 3 && body[0] == 0xEF && body[1] == 0xBB && body[2] == 0xBF {
+		return body[3:]
+	}
+	return body
+}
+
+// line puts a text on one line, without control characters.
+func line(said string) string {
+	var out strings.Builder
+	blank := false
+	for _, r := range said {
+		switch {
+		case unicode.IsSpace(r) || unicode.IsControl(r) || r == '\uFFFD' && blank:
+			blank = true
+			continue
+		case blank && out.Len() > 0:
+			out.WriteByte(' ')
+		}
+		blank = false
+		out.WriteRune(r)
+	}
+	return out.String()
+}
+
+func shown(said string, limit int) string { return cut(line(said), limit) }
+
+// cut returns the beginning of a text, with … where there is more, in at most limit bytes.
+func cut(said string, limit int) string {
+	const more = "…"
+	if len(said) <= limit {
+		return said
+	}
+	end := max(limit-len(more), 0)
+	for end > 0 && !utf8.RuneStart(said[end]) {
+		end--
+	}
+	return strings.TrimRight(said[:end], " ") + more
+}

@@ -1,0 +1,308 @@
+package cause
+
+import (
+	"encoding/json"
+	"encoding/xml"
+	"io"
+	"regexp"
+	"slices"
+	"strings"
+
+	"golang.org/x/net/html"
+	"golang.org/x/net/html/atom"
+)
+
+const (
+	// maxFields bounds the texts of a document that are looked at. The rest is not read.
+	maxFields = 1000
+	// maxDepth is the most keys of a path: what is deeper is passed over.
+	maxDepth = 8
+)
+
+// fields are the texts and numbers of a document by their paths, the first of each.
+type fields struct {
+	at    map[string]string
+	first []string // paths of texts, in the document's order
+	root  string   // a document that is one text
+}
+
+func (f *fields) add(path []string, value string, isText bool) {
+	if len(path) > maxDepth {
+		return
+	}
+	if value = strings.TrimSpace(value); value == "" {
+		return
+	}
+	if len(path) == 0 {
+		if f.root == "" && isText {
+			f.root = value
+		}
+		return
+	}
+	name := strings.Join(path, ".")
+	if _, there := f.at[name]; there {
+		return
+	}
+	f.at[name] = value
+	if isText {
+		f.first = append(f.first, name)
+	}
+}
+
+// key is a key as paths have it.
+func key(name string) string {
+	name = strings.ToLower(name)
+	if strings.ContainsAny(name, "_-. ") {
+		name = strings.NewReplacer("_", "", "-", "", ".", "", " ", "").Replace(name)
+	}
+	return name
+}
+
+// readJSON reads a document as far as it goes: one that was cut, or that goes wrong later, has the fields before that.
+func readJSON(body string) fields {
+	f := fields{at: map[string]string{}}
+	decoder := json.NewDecoder(strings.NewReader(body))
+	decoder.UseNumber()
+	type level struct{ object, value bool } // value: the next token of an object is a value
+	var levels []level
+	var path []string
+	for len(f.at) < maxFields {
+		token, err := decoder.Token()
+		if err != nil {
+			return f
+		}
+		top := len(levels) - 1
+		if top >= 0 && levels[top].object && !levels[top].value {
+			if name, ok := token.(string); ok {
+				path = append(path, key(name))
+				levels[top].value = true
+				continue
+			}
+		}
+		switch t := token.(type) {
+		case json.Delim:
+			if t == '{' || t == '[' {
+				levels = append(levels, level{object: t == '{'})
+				continue
+			}
+			levels = levels[:top]
+			top--
+		case string:
+			f.add(path, t, true)
+		case json.Number:
+			f.add(path, t.String(), false)
+		}
+		if top < 0 {
+			return f
+		}
+		if levels[top].object { // the value of a key has ended
+			levels[top].value = false
+			path = path[:len(path)-1]
+		}
+	}
+	return f
+}
+
+// readXML reads a document as far as it goes. Attributes are fields of their element.
+func readXML(body string) fields {
+	f := fields{at: map[string]string{}}
+	decoder := xml.NewDecoder(strings.NewReader(body))
+	decoder.Strict = false
+	decoder.Entity = xml.HTMLEntity
+	decoder.CharsetReader = func(_ string, input io.Reader) (io.Reader, error) { return input, nil } // it is UTF-8 by now
+	var path []string // with the root element
+	var said strings.Builder
+	leaf := false
+	for len(f.at) < maxFields {
+		token, err := decoder.Token()
+		if err != nil {
+			break
+		}
+		switch t := token.(type) {
+		case xml.StartElement:
+			if leaf = true; len(path) == 0 && said.Len() > 0 {
+				leaf = false
+			}
+			said.Reset()
+			path = append(path, key(t.Name.Local))
+			for _, attribute := range t.Attr {
+				if name := attribute.Name; name.Space != "xmlns" && name.Local != "xmlns" && name.Space != "xml" && !strings.HasSuffix(name.Space, "XMLSchema-instance") {
+					f.add(slices.Concat(path[1:], []string{key(name.Local)}), attribute.Value, false)
+				}
+			}
+		case xml.CharData:
+			if leaf && len(path) > 0 {
+				said.Write(t)
+			}
+		case xml.EndElement:
+			if leaf && len(path) > 0 {
+				f.add(path[1:], said.String(), true)
+			}
+			leaf = false
+			path = path[:max(len(path)-1, 0)]
+		}
+	}
+	if leaf && len(path) > 0 { // cut within a text
+		f.add(path[1:], said.String(), true)
+	}
+	return f
+}
+
+// ofFields chooses the parts of a cause: those at the paths that are given, then those at the built-in ones.
+func (a *Answer) ofFields(f fields, body string) Cause {
+	c := Cause{
+		Type:  f.at[f.find(a.Paths.Type, func(string, string) bool { return true })],
+		Code:  f.at[f.find(a.Paths.Code, func(string, string) bool { return true })],
+		Title: f.at[f.find(a.Paths.Title, func(string, string) bool { return true })],
+	}
+	codeAt := ""
+	if c.Type == "" {
+		c.Type = f.at[f.find(built.Type, func(path, value string) bool {
+			return !SaysNothing(value) && !isStatusCode(value) && isIdentifier(value) && (path != "name" || failing(value)) && !a.isStatus(value)
+		})]
+	}
+	if c.Code == "" {
+		codeAt = f.find(built.Code, func(path, value string) bool {
+			named := strings.HasSuffix(path, "code") || strings.HasSuffix(path, "value") || path == "details.issue"
+			return !SaysNothing(value) && !isStatusCode(value) && value != c.Type && !a.isStatus(value) && len(value) <= maxName && !unique.MatchString(value) &&
+				(isIdentifier(value) || named && identifier.MatchString(value) || named && isNumber(value))
+		})
+		c.Code = f.at[codeAt]
+	}
+	if c.Title == "" {
+		c.Title = f.at[f.find(built.Title, func(string, string) bool { return true })]
+	}
+	said := func(path, value string) bool { return path != codeAt && value != c.Title && value != c.Type && !a.isStatus(value) }
+	if c.Message = f.at[f.find(a.Paths.Message, said)]; c.Message == "" {
+		c.Message = f.at[f.find(built.Message, said)]
+	}
+	switch {
+	case c.Message != "" && c.Message[0] == '{' && strings.HasSuffix(c.Message, "}"): // JSON within JSON, once
+		inner := (&Answer{Status: a.Status, Paths: a.Paths}).ofFields(readJSON(c.Message), "")
+		if inner != (Cause{}) {
+			inner.Type, inner.Code, inner.Title = either(c.Type, inner.Type), either(c.Code, inner.Code), either(c.Title, inner.Title)
+			return inner
+		}
+	case c.Message == "" && f.root != "":
+		c.Message = f.root
+	case c.Message == "" && c.Title == "" && c.Code == "":
+		// The first text, by the last keys of its path: {"email": ["is required"]}, {"errors": {"email": ["is required"]}}.
+		for _, path := range f.first {
+			if value := f.at[path]; value != c.Type && !isStatusCode(value) && !a.isStatus(value) && strings.ContainsAny(value, " ") {
+				c.Message = path[strings.LastIndexByte(path, '.')+1:] + ": " + value
+				break
+			}
+		}
+		if c == (Cause{}) && body != "" && body[0] != '<' {
+			c.Message = body
+		}
+	}
+	return c
+}
+
+func either(a, b string) string {
+	if a != "" {
+		return a
+	}
+	return b
+}
+
+// find is the first of some paths at which there is a value that will do.
+func (f *fields) find(paths []string, ok func(path, value string) bool) string {
+	for _, path := range paths {
+		name := path
+		if _, there := f.at[name]; !there {
+			keys := strings.Split(strings.TrimPrefix(strings.ReplaceAll(path, "[]", ""), "$."), ".")
+			for i := range keys {
+				keys[i] = key(keys[i])
+			}
+			name = strings.Join(keys, ".")
+		}
+		if value, there := f.at[name]; there && ok(name, value) {
+			return name
+		}
+	}
+	return ""
+}
+
+// unique is what names one failure, and no kind of failure.
+var unique = regexp.MustCompile(`[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-|[0-9]{8}|[0-9a-fA-F]{16}`)
+
+// failing reports whether a name is an error's: ValidationError, UNPROCESSABLE_ENTITY.
+func failing(value string) bool {
+	if strings.Contains(value, "_") && value == strings.ToUpper(value) {
+		return true
+	}
+	value = strings.ToLower(value)
+	return strings.HasSuffix(value, "error") || strings.HasSuffix(value, "exception") || strings.HasSuffix(value, "fault")
+}
+
+func isNumber(value string) bool {
+	return strings.Trim(value, "0123456789") == "" || strings.HasPrefix(value, "-") && strings.Trim(value[1:], "0123456789") == ""
+}
+
+// isHTML reports whether a body that begins with < is a page.
+func isHTML(body string) bool {
+	if body[0] != '<' {
+		return false
+	}
+	begin := strings.ToLower(body[:min(len(body), 2048)])
+	if strings.Contains(begin, "<!doctype html") || strings.Contains(begin, "<html") {
+		return true
+	}
+	return slices.ContainsFunc([]string{"<head", "<body", "<title", "<h1", "<p>", "<center", "<pre"}, func(tag string) bool { return strings.HasPrefix(begin, tag) })
+}
+
+// ofHTML reads a page: its title, else its first heading, else its text.
+func (a *Answer) ofHTML(body string) Cause {
+	tokens := html.NewTokenizer(strings.NewReader(body))
+	tokens.SetMaxBuf(MaxBytes)
+	var title, heading, said strings.Builder
+	into := &said
+	skip := atom.Atom(0) // the element whose text is no text of the page
+	for said.Len() < 4*MaxShown {
+		switch tokens.Next() {
+		case html.ErrorToken:
+			return a.ofPage(title.String(), heading.String(), said.String())
+		case html.StartTagToken:
+			name, _ := tokens.TagName()
+			switch tag := atom.Lookup(name); tag {
+			case atom.Title:
+				into = &title
+			case atom.H1:
+				into = &heading
+			case atom.Script, atom.Style, atom.Noscript, atom.Svg:
+				skip = tag
+			default:
+				said.WriteByte(' ')
+			}
+		case html.EndTagToken:
+			name, _ := tokens.TagName()
+			switch tag := atom.Lookup(name); tag {
+			case atom.Title, atom.H1:
+				into = &said
+			case skip:
+				skip = 0
+			}
+		case html.TextToken:
+			if skip == 0 && (into == &said || into.Len() < 4*MaxShown) {
+				into.Write(tokens.Text())
+			}
+		}
+	}
+	return a.ofPage(title.String(), heading.String(), said.String())
+}
+
+func (a *Answer) ofPage(title, heading, said string) Cause {
+	var c Cause
+	for _, text := range []string{title, heading} {
+		if text = line(text); text != "" && !a.isStatus(text) {
+			c.Title = text
+			break
+		}
+	}
+	if said = line(said); c.Title == "" && len(words.FindAllString(said, 4)) == 4 { // else it is the server's name
+		c.Message = said
+	}
+	return c
+}

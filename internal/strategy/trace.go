@@ -1,0 +1,486 @@
+package strategy
+
+import (
+	"path"
+	"regexp"
+	"slices"
+	"strings"
+)
+
+// ownership is whose a frame is. An application's own names the cause best.
+type ownership int
+
+const (
+	ofApplication ownership = iota
+	ofLibrary
+	ofRuntime
+)
+
+// frame is a frame of a stack trace: the function, without what a new build or run changes.
+type frame struct {
+	function string
+	of       ownership
+}
+
+// maxFrameBytes is how much of a line of a trace is read.
+const maxFrameBytes = 500
+
+// ownFrame returns the innermost function of the application's in a stack trace of Go, Java, Python, Ruby, JavaScript, Rust, .NET or PHP,
+// without addresses, line numbers, numbers of lambdas and names of generated classes. If there is none, it is one of a library, and
+// "" if there is no frame at all.
+func ownFrame(trace string) string {
+	lines := strings.Split(strings.ReplaceAll(trace, "\r\n", "\n"), "\n")
+	for i, line := range lines {
+		lines[i] = line[:min(len(line), maxFrameBytes)]
+	}
+	frames := framesOf(lines)
+	for of := ofApplication; of <= ofRuntime; of++ {
+		if i := slices.IndexFunc(frames, func(f frame) bool { return f.of == of }); i >= 0 {
+			return frames[i].function
+		}
+	}
+	return ""
+}
+
+// splitTrace returns the headline of an error's text that has a stack trace in it, and its own frame.
+func splitTrace(message string) (headline, own string) {
+	if !strings.Contains(message, "\n") {
+		return message, ""
+	}
+	if own = ownFrame(message); own == "" {
+		return message, ""
+	}
+	lines := strings.Split(strings.TrimSpace(message), "\n")
+	if pythonHeader.MatchString(message) {
+		for _, line := range slices.Backward(lines) {
+			if line != "" && line[0] != ' ' && line[0] != '\t' { // ValueError: …, after its frames
+				return line, own
+			}
+		}
+	}
+	return lines[0], own
+}
+
+var pythonHeader = regexp.MustCompile(`(?m)^\s*Traceback \(most recent call last\):`)
+
+// framesOf returns the frames of a trace, the innermost first.
+func framesOf(lines []string) []frame {
+	for _, language := range []struct {
+		sign string // that some line of its traces has
+		read func([]string) []frame
+	}{{`File "`, pythonFrames}, {"#", phpFrames}, {"::", rustFrames}, {"at ", atFrames}, {":in ", rubyFrames}, {"\t", goFrames}, {"@", fireFrames}} {
+		if !slices.ContainsFunc(lines, func(line string) bool { return strings.Contains(line, language.sign) }) {
+			continue
+		}
+		if frames := language.read(lines); len(frames) > 0 {
+			return frames
+		}
+	}
+	return nil
+}
+
+func hasAnyPrefix(text string, prefixes []string) bool {
+	return slices.ContainsFunc(prefixes, func(p string) bool { return strings.HasPrefix(text, p) })
+}
+
+func containsAny(text string, parts []string) bool {
+	return slices.ContainsFunc(parts, func(p string) bool { return strings.Contains(text, p) })
+}
+
+// base is the name of a file without its folders, of either kind of machine.
+func base(file string) string { return path.Base(strings.ReplaceAll(file, `\`, "/")) }
+
+// Go.
+
+var (
+	goFile = regexp.MustCompile(`^\t(\S.*\.(?:go|s)):\d+`)
+	// goArguments are the arguments of a function as a trace of the runtime's has them.
+	goArguments = regexp.MustCompile(`\((?:[^()]|\([^()]*\)|\{[^{}]*\})*\)$|\(\.{3}\)$`)
+	goLambda    = regexp.MustCompile(`(?:\.func\d+|\.gowrap\d+|\.deferwrap\d+|\.\d+|-fm|-range\d+|\[\.\.\.\])+(?:$|\.)`)
+	goStandard  = strings.Fields(`archive bufio builtin bytes cmp compress container context crypto database debug embed encoding errors expvar flag fmt go hash
+		html image index internal io iter log maps math mime net os path plugin reflect regexp runtime slices sort strconv strings structs sync syscall
+		testing text time unicode unique unsafe vendor weak panic`)
+)
+
+// goFrames reads what River records, and debug.Stack: functions, each with its file on the next line.
+func goFrames(lines []string) []frame {
+	var frames []frame
+	for i := 0; i+1 < len(lines); i++ {
+		file := goFile.FindStringSubmatch(lines[i+1])
+		line := lines[i]
+		if file == nil || line == "" || line[0] == '\t' || strings.HasPrefix(line, "created by ") {
+			continue
+		}
+		function := strings.TrimSpace(line)
+		if !strings.HasPrefix(function, "panic(") {
+			function = goArguments.ReplaceAllString(function, "")
+		}
+		if strings.HasPrefix(function, "panic(") || function == "panic" || function == "runtime.gopanic" || function == "runtime.sigpanic" {
+			// What is above ran because of the panic: the handler that took the trace.
+			frames = frames[:0]
+			continue
+		}
+		of := ofApplication
+		first, _, _ := strings.Cut(function, "/")
+		if first == function {
+			first, _, _ = strings.Cut(function, ".")
+		}
+		switch {
+		case slices.Contains(goStandard, first) || strings.HasPrefix(function, "golang.org/x/sync"):
+			of = ofRuntime
+		case strings.Contains(function, "riverqueue/river") || strings.Contains(function, "dlqd/riverdlq"):
+			of = ofRuntime
+		case containsAny(file[1], []string{"/pkg/mod/", "/vendor/"}) || strings.Contains(file[1], "@v"):
+			of = ofLibrary
+		}
+		function = function[strings.LastIndexByte(function, '/')+1:]
+		for goLambda.MatchString(function) {
+			function = strings.TrimSuffix(goLambda.ReplaceAllString(function, "."), ".")
+		}
+		frames = append(frames, frame{function, of})
+	}
+	return frames
+}
+
+// Java, .NET and JavaScript, whose frames begin with "at".
+
+var (
+	javaFile   = regexp.MustCompile(`^(?:[^()\s]+\.(?:java|kt|scala|groovy|clj|kts)(?::\d+)?|Native Method|Unknown Source|<generated>|SourceFile(?::\d+)?)$`)
+	javaLambda = regexp.MustCompile(`^lambda\$(.+?)\$\d+$`)
+	javaMade   = regexp.MustCompile(`\$\$Lambda|\$\$FastClass|\$Proxy\d+|GeneratedMethodAccessor|GeneratedConstructorAccessor|LambdaForm\$|\$\$Generated|_jsp\b`)
+	javaTail   = regexp.MustCompile(`\$\$[\w$]*$|\$HibernateProxy\$\w+$|(?:\$\d+)+$|\$ByteBuddy\$\w+$|_ClientProxy$|_Subclass$`)
+	javaOthers = []string{"java.", "javax.", "jdk.", "sun.", "com.sun.", "jakarta.", "kotlin.", "scala.", "groovy.", "clojure."}
+	javaLibs   = []string{
+		"org.springframework.", "org.apache.", "org.hibernate.", "org.eclipse.", "io.netty.", "reactor.", "io.micrometer.", "com.fasterxml.", "com.zaxxer.", "org.postgresql.",
+		"io.undertow.", "kotlinx.", "com.google.", "com.mysql.", "io.grpc.", "okhttp3.", "retrofit2.", "io.quarkus.", "io.smallrye.", "io.vertx.", "org.jboss.", "feign.",
+		"ch.qos.", "org.slf4j.", "org.junit.", "software.amazon.", "com.amazonaws.", "akka.", "org.quartz.", "com.riverqueue.", "org.aspectj.", "net.bytebuddy.", "redis.clients.",
+		"io.lettuce.", "com.netflix.", "io.github.resilience4j.",
+	}
+
+	dotnetFrame  = regexp.MustCompile(`^\s*at ([^\s(].*?)\((?:[^()]|\([^()]*\))*\)(?: in (.+):line \d+)?\s*$`)
+	dotnetName   = regexp.MustCompile(`^[\w.<>|` + "`" + `+\[\],$~ -]+\.[\w<>|` + "`" + `$.\[\],~-]+$`)
+	dotnetAsync  = regexp.MustCompile(`<([^<>]+)>[a-z]__\d+(?:` + "`" + `\d+)?(?:\[[^\]]*\])?\.MoveNext$`)
+	dotnetLocal  = regexp.MustCompile(`<([^<>]+)>g__([^|]+)\|[\d_]+$`)
+	dotnetLambda = regexp.MustCompile(`<([^<>]+)>b__[\d_]+$`)
+	dotnetClass  = regexp.MustCompile(`\.<>c(?:__DisplayClass[\d_]+)?(?:` + "`" + `\d+)?(?:\[[^\]]*\])?`)
+	dotnetKind   = regexp.MustCompile("`" + `\d+|\[[^\]]*\]`)
+	dotnetOthers = []string{"System.", "Microsoft.", "lambda_method", "Interop.", "Internal."}
+	dotnetLibs   = []string{"Npgsql.", "Newtonsoft.", "Dapper.", "Polly.", "MediatR.", "MassTransit.", "Hangfire.", "Quartz.", "RestSharp.", "StackExchange.", "Grpc.", "Google.", "Azure.", "Amazon.", "Serilog.", "AutoMapper.", "Castle.", "Autofac."}
+
+	jsFrame = regexp.MustCompile(`^\s*at (?:(.+?) \()?((?:[^()]|\([^()]*\))+?)(?::\d+)?(?::\d+)?\)?\s*$`)
+	jsHash  = regexp.MustCompile(`[.-][0-9a-fA-F]{6,}(?:[.-]|$)|[.-][0-9A-Z]{8}(?:[.-]|$)`)
+	jsQuery = regexp.MustCompile(`\?.*$`)
+)
+
+func atFrames(lines []string) []frame {
+	if !slices.ContainsFunc(lines, func(line string) bool { return strings.HasPrefix(strings.TrimLeft(line, " \t"), "at ") }) {
+		return nil
+	}
+	if frames := javaFrames(lines); len(frames) > 0 {
+		return frames
+	}
+	var frames []frame
+	for _, line := range lines {
+		trimmed := strings.TrimSpace(line)
+		if strings.HasPrefix(trimmed, "at ") {
+			if f, ok := dotnetFrameOf(trimmed); ok {
+				frames = append(frames, f)
+			} else if f, ok := jsFrameOf(trimmed); ok {
+				frames = append(frames, f)
+			}
+		}
+	}
+	return frames
+}
+
+// javaFrame reads a line such as "at app//com.acme.Orders.place(Orders.java:12)".
+func javaFrame(line string) (class, method string, ok bool) {
+	name, ok := strings.CutPrefix(strings.TrimLeft(line, " \t"), "at ")
+	if !ok {
+		return "", "", false
+	}
+	name, file, ok := strings.Cut(name, "(")
+	file, _, closed := strings.Cut(file, ")")
+	if !ok || !closed || !javaFile.MatchString(file) {
+		return "", "", false
+	}
+	if at := strings.LastIndex(name, "/"); at >= 0 && !strings.Contains(name, "$$Lambda") { // the module
+		name = name[at+1:]
+	}
+	at := strings.LastIndexByte(name, '.')
+	if at < 0 || strings.ContainsAny(name, " \\") {
+		return "", "", false
+	}
+	return name[:at], name[at+1:], true
+}
+
+// javaFrames returns those of the root cause first, which "Caused by" says last; then those of what it caused.
+func javaFrames(lines []string) []frame {
+	sections := [][]frame{nil}
+	for _, line := range lines {
+		if strings.HasPrefix(strings.TrimLeft(line, " \t"), "Caused by: ") {
+			sections = append(sections, nil)
+			continue
+		}
+		class, method, ok := javaFrame(line)
+		if !ok {
+			continue
+		}
+		of := ofApplication
+		if javaMade.MatchString(class) || strings.HasPrefix(method, "access$") {
+			continue
+		}
+		switch {
+		case hasAnyPrefix(class, javaOthers):
+			of = ofRuntime
+		case hasAnyPrefix(class, javaLibs):
+			of = ofLibrary
+		}
+		if lambda := javaLambda.FindStringSubmatch(method); lambda != nil {
+			method = lambda[1]
+		}
+		if parts := strings.Split(javaTail.ReplaceAllString(class, ""), "$"); method == "invokeSuspend" || method == "invoke" {
+			if len(parts) > 1 { // a coroutine, or a lambda, of Kotlin's: Class$method$1
+				class, method = parts[0], parts[1]
+			}
+		}
+		class = javaTail.ReplaceAllString(class, "")
+		last := len(sections) - 1
+		sections[last] = append(sections[last], frame{class + "." + method, of})
+	}
+	slices.Reverse(sections)
+	return slices.Concat(sections...)
+}
+
+func dotnetFrameOf(line string) (frame, bool) {
+	match := dotnetFrame.FindStringSubmatch(line)
+	if match == nil || match[2] == "" && (strings.Contains(match[1], " ") || !dotnetName.MatchString(match[1]) || jsPlace.MatchString(line)) {
+		return frame{}, false
+	}
+	name, of := match[1], ofApplication
+	switch {
+	case hasAnyPrefix(name, dotnetOthers):
+		of = ofRuntime
+	case hasAnyPrefix(name, dotnetLibs):
+		of = ofLibrary
+	}
+	name = dotnetAsync.ReplaceAllString(name, "$1")
+	name = dotnetLocal.ReplaceAllString(name, "$1.$2")
+	name = dotnetLambda.ReplaceAllString(name, "$1")
+	name = dotnetClass.ReplaceAllString(name, "")
+	name = dotnetAsync.ReplaceAllString(name, "$1")
+	return frame{dotnetKind.ReplaceAllString(name, ""), of}, true
+}
+
+// jsPlace is a place in a file of JavaScript's at the end of a frame.
+var jsPlace = regexp.MustCompile(`:\d+:\d+\)?$|\((?:native|<anonymous>|index \d+)\)$`)
+
+func jsFrameOf(line string) (frame, bool) {
+	if !jsPlace.MatchString(line) {
+		return frame{}, false
+	}
+	match := jsFrame.FindStringSubmatch(line)
+	if match == nil {
+		return frame{}, false
+	}
+	return jsNamed(match[1], match[2])
+}
+
+// jsNamed is the frame of a function, which may have no name, in a file.
+func jsNamed(function, file string) (frame, bool) {
+	of := ofApplication
+	switch {
+	case hasAnyPrefix(file, []string{"node:", "internal/", "native", "<anonymous>", "index ", "bootstrap_node"}) || file == "":
+		of = ofRuntime
+	case strings.Contains(file, "node_modules") || strings.Contains(file, "/.pnpm/"):
+		of = ofLibrary
+	}
+	file = base(jsQuery.ReplaceAllString(file, ""))
+	for jsHash.MatchString(file) {
+		file = strings.TrimSuffix(jsHash.ReplaceAllString(file, "."), ".")
+	}
+	if at := strings.Index(function, " [as "); at >= 0 {
+		function = function[:at]
+	}
+	function = strings.TrimPrefix(strings.TrimPrefix(function, "async "), "new ")
+	function = function[strings.LastIndexByte(function, '.')+1:]
+	if function == "<anonymous>" || strings.HasPrefix(function, "anonymous") || function == "eval" {
+		function = ""
+	}
+	return frame{file + ":" + function, of}, true
+}
+
+// fireFrame is a frame of Firefox and Safari: function@file:line:column.
+var fireFrame = regexp.MustCompile(`^([^@\s]*)@(\S+?):\d+:\d+$`)
+
+func fireFrames(lines []string) []frame {
+	var frames []frame
+	for _, line := range lines {
+		if match := fireFrame.FindStringSubmatch(strings.TrimSpace(line)); match != nil {
+			if f, ok := jsNamed(strings.Trim(match[1], "/<"), match[2]); ok {
+				frames = append(frames, f)
+			}
+		}
+	}
+	return frames
+}
+
+// Python.
+
+var (
+	pythonFrame   = regexp.MustCompile(`^\s*File "([^"]+)", line \d+(?:, in (.+))?\s*$`)
+	pythonDuring  = "During handling of the above exception, another exception occurred:"
+	pythonFrom    = "The above exception was the direct cause of the following exception:"
+	pythonOthers  = []string{"/lib/python", `\lib\`, `\Lib\`, "<frozen ", "<string>", "<stdin>", "<__array_function__"}
+	pythonLibs    = []string{"site-packages", "dist-packages"}
+	pythonComment = regexp.MustCompile(`\.<locals>|<lambda>|<listcomp>|<genexpr>|<dictcomp>|<setcomp>`)
+)
+
+// pythonFrames are those of the exception that was raised last, or of that which is its direct cause; the most recent call is the last.
+func pythonFrames(lines []string) []frame {
+	var frames []frame
+	caused := false
+	for _, line := range lines {
+		switch trimmed := strings.TrimSpace(line); {
+		case trimmed == pythonDuring:
+			frames, caused = nil, false
+		case trimmed == pythonFrom:
+			caused = true
+		case !caused:
+			match := pythonFrame.FindStringSubmatch(line)
+			if match == nil {
+				continue
+			}
+			of := ofApplication
+			switch {
+			case containsAny(match[1], pythonLibs):
+				of = ofLibrary
+			case containsAny(match[1], pythonOthers):
+				of = ofRuntime
+			}
+			function := strings.TrimRight(pythonComment.ReplaceAllString(match[2], ""), ".")
+			frames = append(frames, frame{strings.TrimSuffix(base(match[1]), ".py") + "." + function, of})
+		}
+	}
+	slices.Reverse(frames)
+	return frames
+}
+
+// Ruby.
+
+var (
+	rubyFrame  = regexp.MustCompile("^\\s*(?:\\d+: )?(?:from )?([^\\s:][^:]*\\.(?:rb|erb|rake|ru|haml)|<internal:[^>]+>|-e|\\(eval[^)]*\\)|[^\\s:]+/bin/[^\\s:]+):\\d+:in [`'](.+?)'")
+	rubyBlock  = regexp.MustCompile(`(?:block(?: \(\d+ levels\))?|rescue|ensure|rescue in|ensure in|loop) in `)
+	rubyScope  = regexp.MustCompile(`^.*[#.]`)
+	rubyBottom = regexp.MustCompile(`^Traceback \(most recent call last\):`)
+	rubyView   = regexp.MustCompile(`__+\d+(?:_\d+)*$|_+\d+_\d+$`)
+)
+
+func rubyFrames(lines []string) []frame {
+	var frames []frame
+	reversed := false
+	for _, line := range lines {
+		reversed = reversed || rubyBottom.MatchString(line)
+		match := rubyFrame.FindStringSubmatch(line)
+		if match == nil {
+			continue
+		}
+		of := ofApplication
+		switch file := match[1]; {
+		case strings.Contains(file, "/gems/") || strings.Contains(file, "/bundle/"):
+			of = ofLibrary
+		case strings.HasPrefix(file, "<internal:") || strings.Contains(file, "/lib/ruby/") || strings.Contains(file, "/bin/"):
+			of = ofRuntime
+		}
+		method := match[2]
+		for rubyBlock.MatchString(method) {
+			method = rubyBlock.ReplaceAllString(method, "")
+		}
+		method = rubyView.ReplaceAllString(rubyScope.ReplaceAllString(method, ""), "")
+		frames = append(frames, frame{base(match[1]) + ":" + method, of})
+	}
+	if reversed {
+		slices.Reverse(frames)
+	}
+	return frames
+}
+
+// Rust.
+
+var (
+	rustFrame   = regexp.MustCompile(`^\s*(?:frame #)?\d+:\s+(?:0x[0-9a-f]+ - )?(.+?)\s*$`)
+	rustAt      = regexp.MustCompile(`^\s+at (\S+?)(?::\d+)*\s*$`)
+	rustHash    = regexp.MustCompile(`::h[0-9a-f]{16}$`)
+	rustCrate   = regexp.MustCompile(`\[[0-9a-f]{8,16}\]`)
+	rustClosure = regexp.MustCompile(`(?:::\{\{closure\}\}|::\{closure[#\d]*\}|::\{async_(?:fn|block)_env[#\d]*\}|::\{closure_env[#\d]*\}|::\{\{async_block\}\})+`)
+	rustOthers  = []string{
+		"std::", "core::", "alloc::", "rust_", "__rust", "_rust", "backtrace::", "<core::", "<alloc::", "<std::", "_start", "__libc_start", "clone", "start_thread", "__GI_", "_main",
+		"<unknown>", "__clone", "panic_unwind::", "test::", "main\x00",
+	}
+	rustLibs  = []string{"anyhow::", "tokio::", "futures", "hyper::", "axum::", "tower::", "eyre::", "color_eyre::", "rayon::", "sqlx", "reqwest::", "serde", "tracing::", "actix", "<anyhow::", "<tokio::", "<futures"}
+	rustTrait = regexp.MustCompile(` as (?:core|std|alloc)::[^>]+>`)
+)
+
+// rustFrames reads the backtrace that std prints, which has the panic's own machinery first.
+func rustFrames(lines []string) []frame {
+	var frames []frame
+	for i, line := range lines {
+		match := rustFrame.FindStringSubmatch(line)
+		if match == nil || !strings.Contains(match[1], "::") && !hasAnyPrefix(match[1], rustOthers) && match[1] != "main" {
+			continue
+		}
+		name, of := rustCrate.ReplaceAllString(rustHash.ReplaceAllString(match[1], ""), ""), ofApplication
+		file := ""
+		if i+1 < len(lines) {
+			if at := rustAt.FindStringSubmatch(lines[i+1]); at != nil {
+				file = at[1]
+			}
+		}
+		switch {
+		case hasAnyPrefix(name, rustOthers) || name == "main" || strings.HasPrefix(file, "/rustc/") || strings.HasPrefix(name, "<") && rustTrait.MatchString(name) && strings.Contains(name, "dyn "):
+			of = ofRuntime
+		case hasAnyPrefix(name, rustLibs) || strings.Contains(file, "/.cargo/") || strings.Contains(file, "/registry/src/"):
+			of = ofLibrary
+		}
+		frames = append(frames, frame{rustClosure.ReplaceAllString(name, ""), of})
+	}
+	return frames
+}
+
+// PHP.
+
+var (
+	phpFrame   = regexp.MustCompile(`^\s*#\d+ (?:(\[internal function\])|(.+?)\(\d+\)(?: : eval\(\)'d code)?): (.+)$`)
+	phpArgs    = regexp.MustCompile(`\(.*$`)
+	phpClosure = regexp.MustCompile(`\{closure[^}]*\}`)
+	phpClass   = regexp.MustCompile(`class@anonymous[^-:]*`)
+	phpLibs    = []string{
+		`Illuminate\`, `Symfony\`, `GuzzleHttp\`, `Doctrine\`, `Laravel\`, `Psr\`, `Monolog\`, `Composer\`, `Twig\`, `Predis\`, `League\`, `Carbon\`, `PHPUnit\`, `Nette\`, `Slim\`,
+		`Sentry\`, `React\`, `Amp\`, `PhpAmqpLib\`, `Stripe\`, `Aws\`, `Google\`, `Ramsey\`, `Livewire\`, `Spatie\`, `Yiisoft\`, `yii\`, `Zend\`, `Laminas\`, `Cake\`,
+		"PDO", "Redis", "call_user_func", "array_", "Closure->", "Reflection", "json_", "SoapClient",
+	}
+)
+
+// phpFrames reads getTraceAsString. A frame has the function that was called, and the file that called it.
+func phpFrames(lines []string) []frame {
+	var frames []frame
+	for _, line := range lines {
+		match := phpFrame.FindStringSubmatch(line)
+		if match == nil {
+			continue
+		}
+		function, file := match[3], base(match[2])
+		named := phpArgs.ReplaceAllString(phpClosure.ReplaceAllString(phpClass.ReplaceAllString(function, "class@anonymous"), "{closure}"), "")
+		vendor := match[2] == "" || strings.Contains(match[2], "/vendor/") || strings.Contains(match[2], `\vendor\`)
+		library := hasAnyPrefix(named, phpLibs) || !strings.ContainsAny(named, `\:>`) && vendor
+		switch {
+		case !library:
+			frames = append(frames, frame{named, ofApplication})
+		case !vendor: // the application's file called a library
+			frames = append(frames, frame{named, ofLibrary}, frame{file, ofApplication})
+		default:
+			frames = append(frames, frame{named, ofLibrary})
+		}
+	}
+	return frames
+}
