@@ -4,6 +4,7 @@ package strategy
 import (
 	"encoding/json"
 	"net/http"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -117,7 +118,8 @@ func Classify(f Facts) (riverdlq.Class, string) {
 		return l.class, l.rule
 	}
 	if class, ok := f.ofSMTP(words); ok {
-		return class, smtpRule
+		l := unlessBarred(&line{rule: smtpRule, class: class}, words)
+		return l.class, l.rule
 	}
 	if status == http.StatusForbidden && rateLimits.in(words) {
 		return riverdlq.ClassRateLimited, rateLimit // as GitHub, Google and Kubernetes answer
@@ -230,8 +232,8 @@ func nameBefore(text string) *line {
 	return nil
 }
 
-// beforeGRPC stands before the name of a gRPC status in the texts of the libraries of Go, Rust and Python.
-var beforeGRPC = []string{"rpc error: code = ", "status: ", "StatusCode."}
+// beforeGRPC stands before the name of a gRPC status in the texts of the libraries of Go, Rust, Python and .NET.
+var beforeGRPC = []string{"rpc error: code = ", "status: ", "StatusCode.", `StatusCode="`}
 
 // ofGRPC is the class of a gRPC status in a text.
 func ofGRPC(text string) (riverdlq.Class, bool) {
@@ -257,6 +259,8 @@ func grpcClass(name string) (riverdlq.Class, bool) {
 	return class, ok
 }
 
+var sqlState = regexp.MustCompile(`^[0-9A-Z]{5}$`)
+
 // ofSQL is the line of a SQLSTATE: of the code, or of what stands in the text behind that word, or at its beginning.
 func (f *Facts) ofSQL(text string, status int) (line, bool) {
 	state := ""
@@ -267,7 +271,7 @@ func (f *Facts) ofSQL(text string, status int) (line, bool) {
 	} else if len(text) > 5 && text[5] == ':' {
 		state = text
 	}
-	if len(state) < 5 || strings.ContainsFunc(state[:5], func(c rune) bool { return (c < '0' || c > '9') && (c < 'A' || c > 'Z') }) {
+	if len(state) < 5 || !sqlState.MatchString(state[:5]) {
 		return line{}, false
 	}
 	for _, n := range []int{5, 3, 2} {
@@ -281,7 +285,7 @@ func (f *Facts) ofSQL(text string, status int) (line, bool) {
 // repliesLikeMail reports whether the error's code is a reply of SMTP or FTP, whose numbers mean the same, and no HTTP status.
 func (f *Facts) repliesLikeMail() bool {
 	name := strings.ToLower(bounded(f.Type))
-	return strings.Contains(name, "smtp") || strings.Contains(name, "mail") || strings.Contains(name, "ftp")
+	return strings.Contains(name, "smtp") || strings.Contains(name, "mail") || strings.Contains(name, "ftp") || strings.Contains(name, "swift_")
 }
 
 // isAMQP reports whether the error's code is one of AMQP, and no HTTP status; its text says more.

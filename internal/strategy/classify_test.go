@@ -137,7 +137,7 @@ func TestClassify_BugBehindA500(t *testing.T) {
 		{Status: 500, Headers: map[string]string{"X-Error-Type": "java.lang.NullPointerException"}, Body: "try again later"},
 		{Status: 500, Headers: map[string]string{"X-Error-Code": "ReferenceError"}},
 	} {
-		facts, err := delivery.FailureOf(t.Context(), &p.Defaults, &policy.Destination{URL: "https://receiver.example/"}, &message.Message{MessageID: "m"}, &answer)
+		facts, err := delivery.FailureOf(t.Context(), &p.Data, &p.Defaults, &policy.Destination{URL: "https://receiver.example/"}, &message.Message{MessageID: "m"}, &answer)
 		require.NoError(t, err)
 		class, _, rule := planner.Classify(facts)
 		require.Equal(t, riverdlq.ClassCodeBug, class, "%+v", answer)

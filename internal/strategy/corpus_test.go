@@ -73,7 +73,7 @@ func realErrors(tb testing.TB) []realError {
 	}](tb, "errors.labels.jsonl") {
 		labels[l.ID] = [2]riverdlq.Class{l.A, l.B}
 	}
-	queue := policytest.Load(tb, nil).Defaults
+	p := policytest.Load(tb, nil)
 	destination := &policy.Destination{Name: "receiver", URL: "https://receiver.example/hook"}
 	errors := jsonLines[realError](tb, "errors.jsonl")
 	for i := range errors {
@@ -81,7 +81,7 @@ func realErrors(tb testing.TB) []realError {
 		e.classes = labels[e.ID]
 		require.NotEmpty(tb, e.classes[0], e.ID)
 		if e.How == "http" && e.Status >= 300 { // an answer of success with an error in it is one that an application's worker finds
-			facts, err := delivery.FailureOf(tb.Context(), &queue, destination, &message.Message{MessageID: e.ID}, e.answer())
+			facts, err := delivery.FailureOf(tb.Context(), &p.Data, &p.Defaults, destination, &message.Message{MessageID: e.ID}, e.answer())
 			require.NoError(tb, err, e.ID)
 			e.facts = facts
 			continue

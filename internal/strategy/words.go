@@ -98,12 +98,12 @@ func wordsOf(text string) *wording {
 // index finds the lines of a table.
 type index struct {
 	lines []line
-	names names
+	names namesOfErrors
 	texts *phrases
 }
 
 func newIndex(lines []line) *index {
-	x := &index{lines: lines, names: names{}, texts: &phrases{line: noLine}}
+	x := &index{lines: lines, names: namesOfErrors{}, texts: &phrases{line: noLine}}
 	for i, l := range lines {
 		for _, name := range listOf(l.names) {
 			x.names.add(name, i)
@@ -168,15 +168,15 @@ func (x *index) inText(w *wording) int {
 // noLine is behind all lines.
 const noLine = int(^uint(0) >> 1)
 
-// names finds lines by the names of errors.
-type names map[string][]nameLine
+// namesOfErrors finds lines by the names of errors.
+type namesOfErrors map[string][]nameLine
 
 type nameLine struct {
 	openLeft, openRight bool // * stands there
 	line                int
 }
 
-func (n names) add(name string, line int) {
+func (n namesOfErrors) add(name string, line int) {
 	l := nameLine{line: line}
 	name, l.openLeft = strings.CutPrefix(name, "* ")
 	name, l.openRight = strings.CutSuffix(name, " *")
@@ -185,7 +185,7 @@ func (n names) add(name string, line int) {
 
 // find returns the first line for the name which words i to before j are. It is looked up as it is, then without what says no
 // more than that it is an error. A name without * counts before those with one.
-func (n names) find(w *wording, i, j int) int {
+func (n namesOfErrors) find(w *wording, i, j int) int {
 	if j-i > maxNameWords || i == j {
 		return noLine
 	}
@@ -217,7 +217,7 @@ func (n names) find(w *wording, i, j int) int {
 	return first
 }
 
-func (n names) exactly(w *wording, i, j int) int {
+func (n namesOfErrors) exactly(w *wording, i, j int) int {
 	for _, l := range n[string(w.span(i, j))] {
 		if !l.openLeft && !l.openRight {
 			return l.line
