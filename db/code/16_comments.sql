@@ -19,7 +19,7 @@ BEGIN
         LEFT JOIN (VALUES
             ('_by_event$', 'Lists: by message, for those that have one.'),
             ('_by_(status|queue|kind|class)$', 'Lists: a page of one value, in order of capture.'),
-            ('_by_(type|source)$', 'Lists: a page of one value, in order of capture, for those that have one.'),
+            ('_by_(type|source|code|destination)$', 'Lists: a page of one value, in order of capture, for those that have one.'),
             ('_by_group$', 'Lists: a failure group of any queue, or those whose fingerprints begin alike.'),
             ('_by_fingerprint$', 'Lists: a failure group, in order of capture.'),
             ('_closed$', 'Retention: entries whose time is over; they come in the order in which they closed.'),

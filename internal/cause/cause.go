@@ -60,7 +60,7 @@ func (a *Answer) Cause() Cause {
 		c = a.ofFields(readXML(body), body)
 	case strings.ContainsRune(`{["`, rune(body[0])):
 		c = a.ofFields(readJSON(body), body)
-	default:
+	case strings.Count(body, "\uFFFD") <= utf8.RuneCountInString(body)/4: // else it is no text
 		c.Message = body
 	}
 	c.Type, c.Code = shown(a.hidden(c.Type), maxName), shown(a.hidden(c.Code), maxName)
@@ -147,10 +147,10 @@ func SaysNothing(name string) bool {
 	return name == "" || nothing[name] || nothing[strings.NewReplacer("_", "", "-", "").Replace(name)]
 }
 
-// isStatusCode reports whether a text is an HTTP status.
-func isStatusCode(text string) bool {
+// IsStatus reports whether a text is an HTTP status.
+func IsStatus(text string) bool {
 	n, err := strconv.Atoi(text)
-	return err == nil && len(text) == 3 && n >= 100 && n <= 599
+	return err == nil && len(text) == 3 && (http.StatusText(n) != "" || n >= 500 && n <= 599)
 }
 
 var words = regexp.MustCompile(`[\pL]+`)
@@ -210,8 +210,11 @@ func line(said string) string {
 	var out strings.Builder
 	blank := false
 	for _, r := range said {
+		if r == 0 {
+			r = '\uFFFD'
+		}
 		switch {
-		case unicode.IsSpace(r) || unicode.IsControl(r) || r == '\uFFFD' && blank:
+		case unicode.IsSpace(r) || unicode.IsControl(r):
 			blank = true
 			continue
 		case blank && out.Len() > 0:

@@ -110,7 +110,7 @@ func readXML(body string) fields {
 	decoder.Strict = false
 	decoder.Entity = xml.HTMLEntity
 	decoder.CharsetReader = func(_ string, input io.Reader) (io.Reader, error) { return input, nil } // it is UTF-8 by now
-	var path []string // with the root element
+	var path []string                                                                                // with the root element
 	var said strings.Builder
 	leaf := false
 	for len(f.at) < maxFields {
@@ -158,13 +158,13 @@ func (a *Answer) ofFields(f fields, body string) Cause {
 	codeAt := ""
 	if c.Type == "" {
 		c.Type = f.at[f.find(built.Type, func(path, value string) bool {
-			return !SaysNothing(value) && !isStatusCode(value) && isIdentifier(value) && (path != "name" || failing(value)) && !a.isStatus(value)
+			return !SaysNothing(value) && !IsStatus(value) && isIdentifier(value) && (path != "name" || failing(value)) && !a.isStatus(value)
 		})]
 	}
 	if c.Code == "" {
 		codeAt = f.find(built.Code, func(path, value string) bool {
 			named := strings.HasSuffix(path, "code") || strings.HasSuffix(path, "value") || path == "details.issue"
-			return !SaysNothing(value) && !isStatusCode(value) && value != c.Type && !a.isStatus(value) && len(value) <= maxName && !unique.MatchString(value) &&
+			return !SaysNothing(value) && !IsStatus(value) && value != c.Type && !a.isStatus(value) && len(value) <= maxName && !unique.MatchString(value) &&
 				(isIdentifier(value) || named && identifier.MatchString(value) || named && isNumber(value))
 		})
 		c.Code = f.at[codeAt]
@@ -172,7 +172,9 @@ func (a *Answer) ofFields(f fields, body string) Cause {
 	if c.Title == "" {
 		c.Title = f.at[f.find(built.Title, func(string, string) bool { return true })]
 	}
-	said := func(path, value string) bool { return path != codeAt && value != c.Title && value != c.Type && !a.isStatus(value) }
+	said := func(path, value string) bool {
+		return path != codeAt && value != c.Title && value != c.Type && !a.isStatus(value)
+	}
 	if c.Message = f.at[f.find(a.Paths.Message, said)]; c.Message == "" {
 		c.Message = f.at[f.find(built.Message, said)]
 	}
@@ -188,7 +190,7 @@ func (a *Answer) ofFields(f fields, body string) Cause {
 	case c.Message == "" && c.Title == "" && c.Code == "":
 		// The first text, by the last keys of its path: {"email": ["is required"]}, {"errors": {"email": ["is required"]}}.
 		for _, path := range f.first {
-			if value := f.at[path]; value != c.Type && !isStatusCode(value) && !a.isStatus(value) && strings.ContainsAny(value, " ") {
+			if value := f.at[path]; value != c.Type && !IsStatus(value) && !a.isStatus(value) && strings.ContainsAny(value, " ") {
 				c.Message = path[strings.LastIndexByte(path, '.')+1:] + ": " + value
 				break
 			}

@@ -435,7 +435,9 @@ func (w *Worker) success(ctx context.Context, job *river.Job[Args], queue *polic
 }
 
 // statusLine is what the headline of a failure begins with.
-func statusLine(status int) string { return strings.TrimSpace(fmt.Sprintf("%d %s", status, http.StatusText(status))) }
+func statusLine(status int) string {
+	return strings.TrimSpace(fmt.Sprintf("%d %s", status, http.StatusText(status)))
+}
 
 // answerError is what an answer other than a success means.
 func answerError(destination *policy.Destination, response *http.Response, body []byte, hide func(string) string) *riverdlq.Error {

@@ -73,7 +73,7 @@ func (m *Migrator) buildIndex(ctx context.Context, name, table, definition strin
 		return err
 	}
 	switch {
-	case !state.Found && state.Bytes <= smallTable:
+	case !state.Found && state.Bytes <= smallTable && !m.Concurrently:
 		return m.indexInTx(ctx, fmt.Sprintf("CREATE INDEX %s ON %s %s", name, table, definition))
 	case !state.Partitioned:
 		return m.indexConcurrently(ctx, state.Found, name, table, definition)

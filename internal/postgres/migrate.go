@@ -73,6 +73,8 @@ type Migrator struct {
 	OwnRiver bool
 	// Tries of a change that meets locks of others; 0 means 25, which is half a minute.
 	Tries int
+	// Concurrently builds indexes without blocking writes on tables of any size; otherwise on those above 32 MB.
+	Concurrently bool
 }
 
 // MigrationStatus is where a database stands.

@@ -17,7 +17,7 @@ const (
 
 var (
 	tokens = regexp.MustCompile(tokenPattern)
-	cards = regexp.MustCompile(cardPattern)
+	cards  = regexp.MustCompile(cardPattern)
 )
 
 // Tokens takes what issuers' tokens look like out of a text.

@@ -26,7 +26,7 @@ func TestPatterns_AreTheDatabases(t *testing.T) {
 		"Authorization: Bearer abcdefgh12345678":         "Authorization: ***",
 		"key sk_live_abcdefgh1234":                       "key ***",
 		"eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.abc-x": "***",
-		"nothing":                                        "nothing",
+		"nothing": "nothing",
 	} {
 		require.Equal(t, want, redact.CardNumbers(redact.Tokens(text)))
 	}

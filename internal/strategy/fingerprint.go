@@ -51,7 +51,7 @@ func Fingerprint(f *Failure) string {
 	if cause.SaysNothing(errorType) {
 		errorType = ""
 	}
-	if cause.SaysNothing(code) || statusCode.MatchString(code) {
+	if cause.SaysNothing(code) || cause.IsStatus(code) {
 		code = ""
 	}
 	named := code != "" && !sqlState.MatchString(code) && (f.answered() || !isGRPC(code)) ||
@@ -77,8 +77,6 @@ func Fingerprint(f *Failure) string {
 }
 
 var (
-	// statusCode is a code that is the HTTP status.
-	statusCode = regexp.MustCompile(`^[1-5][0-9]{2}$`)
 	// madeType is a type that dlqd gave: it names no reason.
 	madeType = regexp.MustCompile(`^(HTTP_[0-9]{3}|LOGICAL_FAILURE|TIMEOUT_ERROR|CONNECTION_(REFUSED|RESET|ERROR)|DNS_ERROR|TLS_ERROR|panic)$`)
 	// recorded is how messages of deliveries began before error_title: with the destination's URL.
@@ -130,7 +128,7 @@ func (f *Failure) read() *Failure {
 	if said.Type != "" && madeType.MatchString(f.Type) {
 		now.Type = said.Type
 	}
-	if said.Code != "" && statusCode.MatchString(f.Code) {
+	if said.Code != "" && cause.IsStatus(f.Code) {
 		now.Code = said.Code
 	}
 	if text := said.String(); text != "" && len(context.Problem) == 0 {
@@ -144,7 +142,7 @@ const (
 	month     = `(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]{0,6}`
 	day       = `(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun)[a-z]{0,6}`
 	// word of a name: Ann, Müller, O'Neill, Anne-Marie, J.
-	nameWord = `\p{Lu}(?:\.|[\p{Ll}]+(?:['’-]?\p{Lu}?[\p{Ll}]+)*)`
+	nameWord = `\p{Lu}(?:\.|['’]\p{Lu}\p{Ll}+|\p{Ll}+(?:['’-]\p{Lu}?\p{Ll}+)*)`
 )
 
 // What differs between two errors that are the same error, the longest forms first.

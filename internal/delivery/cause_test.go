@@ -1,0 +1,96 @@
+package delivery_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/riverqueue/river/rivertype"
+	"github.com/stretchr/testify/require"
+
+	"github.com/dlqd/dlqd/internal/delivery"
+	"github.com/dlqd/dlqd/internal/message"
+	"github.com/dlqd/dlqd/internal/policy"
+)
+
+func TestDeliver_RecordsTheCause(t *testing.T) {
+	t.Parallel()
+	url := answering(t, func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		w.WriteHeader(http.StatusPaymentRequired)
+		_, _ = io.WriteString(w, `{"error": "card declined", "code": "INSUFFICIENT_FUNDS"}`)
+	})
+	s := structuredOf(t, setup(t, url, "maxAttempts: 1").deliver("", rivertype.JobStateCancelled, rivertype.JobStateDiscarded))
+	require.Equal(t, "402 Payment Required: card declined (INSUFFICIENT_FUNDS)", s.Message, "and no URL")
+	require.Equal(t, "INSUFFICIENT_FUNDS", s.Code)
+	require.Equal(t, "HTTP_402", s.Type)
+	require.Equal(t, "default", s.Context["destination"])
+	require.Contains(t, s.Context["url"], "http://127.0.0.1:")
+}
+
+// An answer that never ends, or breaks off, is still a failure of its status, and what came of its body says why.
+func TestDeliver_AnAnswerWithoutEndIsNotLost(t *testing.T) {
+	t.Parallel()
+	for name, write := range map[string]func(w http.ResponseWriter, r *http.Request){
+		"without end": func(w http.ResponseWriter, r *http.Request) {
+			for r.Context().Err() == nil {
+				if _, err := io.WriteString(w, strings.Repeat("x", 4096)); err != nil {
+					return
+				}
+			}
+		},
+		"without a next byte": func(w http.ResponseWriter, r *http.Request) {
+			w.(http.Flusher).Flush() //nolint:forcetypeassert // net/http's
+			<-r.Context().Done()
+		},
+		"broken off": func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			url := answering(t, func(w http.ResponseWriter, r *http.Request) {
+				w.WriteHeader(http.StatusUnprocessableEntity)
+				_, _ = io.WriteString(w, `{"code": "NO_STOCK", "message": "no stock", "more": "`)
+				w.(http.Flusher).Flush() //nolint:forcetypeassert // net/http's
+				write(w, r)
+			})
+			s := structuredOf(t, setup(t, url, "timeout: 1s").deliver("", rivertype.JobStateCancelled))
+			require.Equal(t, "422 Unprocessable Entity: no stock (NO_STOCK)", s.Message)
+			require.EqualValues(t, 422, s.Context["status"])
+		})
+	}
+}
+
+// What the policy masks is in nothing that is recorded, wherever a text is cut.
+func TestFailureOf_MasksBeforeItCuts(t *testing.T) {
+	t.Parallel()
+	const card, name, token = "4111111111111111", "Ann Smith", "sk_live_abcdefgh1234"
+	data := &policy.Data{SensitivePaths: []string{"payload..name", "headers.x-key"}, SensitivePatterns: []string{policy.PatternCardNumbers, policy.PatternTokens}}
+	m := &message.Message{
+		MessageID: "m", Queue: "default", Headers: map[string]string{"X-Key": "open sesame"},
+		Payload: json.RawMessage(`{"customer": {"name": "` + name + `"}}`),
+	}
+	destination := &policy.Destination{Name: "bank", URL: "https://user:passw0rd@bank.example/T0ken81/x"}
+	for _, before := range []int{0, 270, 280, 290, 295, 2030, 2040} {
+		said := strings.Repeat("x", before) + " " + strings.Join([]string{card, name, token, "open sesame", "passw0rd", "T0ken81"}, " ")
+		for contentType, body := range map[string]string{
+			"text/plain":               said,
+			"application/json":         fmt.Sprintf(`{"message": %q, "code": "NO", "title": %q}`, said, name+" declined"),
+			"application/problem+json": fmt.Sprintf(`{"title": %q, "detail": %q}`, said, said),
+			"text/xml":                 "<e><code>NO</code><message>" + said + "</message></e>",
+			"text/html":                "<html><title>" + said + "</title></html>",
+		} {
+			answer := &delivery.Answer{Status: 402, Headers: map[string]string{"Content-Type": contentType, "X-Error-Type": "T0ken81"}, Body: body}
+			facts, err := delivery.FailureOf(t.Context(), data, &policy.Queue{Timeout: time.Second}, destination, m, answer)
+			require.NoError(t, err)
+			recorded := strings.Join([]string{facts.Type, facts.Code, facts.Title, facts.Message, string(facts.Context)}, "\n")
+			for _, secret := range []string{card, name, token, "open sesame", "passw0rd", "T0ken81", "4111", "Ann", "sk_live", "open", "passw", "T0k"} {
+				require.NotContains(t, recorded, secret, contentType)
+			}
+			require.LessOrEqual(t, len(facts.Message), 300+len("402 Payment Required: "))
+		}
+	}
+}
