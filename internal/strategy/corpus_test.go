@@ -182,6 +182,9 @@ func TestCorpus_IsJudgedRightly(t *testing.T) {
 				}
 			}
 			t.Log("\n" + s.String())
+			require.GreaterOrEqual(t, s.precision(), 0.98, "of what goes back by itself, what does so rightly")
+			require.GreaterOrEqual(t, s.recall(), 0.90, "of what should go back by itself, what does")
+			require.LessOrEqual(t, s.unknownShare(), 0.15)
 		})
 	}
 }
