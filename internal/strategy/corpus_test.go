@@ -201,6 +201,7 @@ func BenchmarkClassify(b *testing.B) {
 		"unknown": {Message: "the moon is in the wrong house"},
 		"8KiB":    {Message: strings.Repeat("the moon is in the wrong house: ", 256)},
 		"hostile": {Type: strings.Repeat("aB", 4<<10), Code: strings.Repeat("a_", 4<<10), Message: strings.Repeat("circuit breaker ", 512)},
+		"names":   {Message: strings.Repeat("aBcDeFgHiError ", 512)},
 	} {
 		b.Run(name, func(b *testing.B) {
 			for b.Loop() {
