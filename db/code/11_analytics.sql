@@ -197,8 +197,9 @@ END
 $$;
 COMMENT ON FUNCTION dlq.fold_moves IS 'Adds moves to the rollups: those that committed between two snapshots or, if p_old is null, those of the day that begins at p_since; not into buckets before p_from.';
 
+-- (What waits for a lock for 5 seconds fails, and is made again a second later: a refresh that hangs holds up the next.)
 CREATE OR REPLACE FUNCTION dlq.refresh_rollups() RETURNS bigint
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET enable_seqscan = off SET jit = off SET max_parallel_workers_per_gather = 0 AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET lock_timeout = '5s' SET enable_seqscan = off SET jit = off SET max_parallel_workers_per_gather = 0 AS $$
 DECLARE
     v_state dlq.rollup_state;
     v_new   txid_snapshot;

@@ -18,6 +18,8 @@ import (
 
 // Store reads the rollups.
 type Store struct {
+	pool    *pgxpool.Pool
+	schemas postgres.Schemas
 	db      postgres.DB
 	queries *dbsqlc.Queries
 }
@@ -25,7 +27,7 @@ type Store struct {
 // NewStore returns a store on a pool.
 func NewStore(pool *pgxpool.Pool, schemas postgres.Schemas) *Store {
 	db := schemas.Rendered(pool)
-	return &Store{db: db, queries: dbsqlc.New(db)}
+	return &Store{pool: pool, schemas: schemas, db: db, queries: dbsqlc.New(db)}
 }
 
 // AsOf is when the rollups were last brought up to date.

@@ -185,6 +185,21 @@ type Queue struct {
 	Oldest time.Duration // age of the oldest open entry; 0 where there is none
 }
 
+// asOf is until when ages of what soon passes go on: for as long as the next sample may take, and no longer. (A failure that waited to be
+// filed when the sample was taken is filed a minute later, also where no sample says so.)
+func (s *Sample) asOf() time.Time {
+	if until := s.at.Add(maxRest); s.now.After(until) {
+		return until
+	}
+	return s.now
+}
+
+// Ages are how old the sample and the rollups are; 0 where there are none yet.
+func Ages(ctx context.Context, db postgres.DB) (sample, rollups time.Duration, err error) {
+	row, err := dbsqlc.New(db).Ages(ctx)
+	return row.Sample, row.Rollups, err
+}
+
 // QueueSizes are how full the queues are, by name; those that are empty may be missing.
 func (s *Sample) QueueSizes() map[string]Queue {
 	sizes := map[string]Queue{}
@@ -369,7 +384,7 @@ func (p *publisher) publishBacklog() {
 // publishHouse publishes how the database's own house is.
 func (p *publisher) publishHouse() {
 	gauge(p.ch, sampleDesc, p.now.Sub(p.at).Seconds())
-	gauge(p.ch, lagDesc, p.now.Sub(p.Rollups.At).Seconds())
+	gauge(p.ch, lagDesc, p.age(p.Rollups.At))
 	gauge(p.ch, movesDesc, float64(p.Rollups.Moves))
 	gauge(p.ch, stoppedDesc, truth(p.Stopped))
 	gauge(p.ch, restoredDesc, truth(p.Restored))
@@ -447,8 +462,8 @@ func (p *publisher) publishRiver() {
 	}
 }
 
-// age is how long ago a time of the database's clock was.
-func (p *publisher) age(since time.Time) float64 { return max(0, p.now.Sub(since).Seconds()) }
+// age is how long ago a time of the database's clock was, as far as the sample says.
+func (p *publisher) age(since time.Time) float64 { return max(0, p.asOf().Sub(since).Seconds()) }
 
 func gauge(ch chan<- prometheus.Metric, d *prometheus.Desc, value float64, labels ...string) {
 	ch <- constant(d, prometheus.GaugeValue, value, labels)

@@ -10,6 +10,13 @@ UPDATE dlq.circuit_breakers b SET trouble_since = coalesce((
     WHERE c.name = b.name AND c.id > coalesce((SELECT max(d.id) FROM dlq.circuit_breaker_changes d WHERE d.name = b.name AND d.to_state = 'closed'), 0)), b.since)
 WHERE b.state <> 'closed';
 
+-- How long the last samples took: one that hung does not put off the next.
+ALTER TABLE dlq.metrics_sample ADD COLUMN takes interval[] NOT NULL DEFAULT '{}';
+COMMENT ON COLUMN dlq.metrics_sample.took IS 'How long a sample takes, by the median of the last five: the next one is not taken before twenty times as long, or 30 seconds.';
+COMMENT ON COLUMN dlq.metrics_sample.takes IS 'How long the last five took, the newest first; without waiting for a connection.';
+
 -- +goose Down
+COMMENT ON COLUMN dlq.metrics_sample.took IS 'How long that took: the next one is not taken before twenty times as long.';
+ALTER TABLE dlq.metrics_sample DROP COLUMN takes;
 COMMENT ON COLUMN dlq.circuit_breakers.since IS 'Since when.';
 ALTER TABLE dlq.circuit_breakers DROP COLUMN probes_until, DROP COLUMN trouble_since, DROP COLUMN last_tried_at;
