@@ -62,7 +62,7 @@ BEGIN
               SELECT * FROM dlq.moves_of_day(p_since, p_new, p_at) WHERE p_old IS NULL) m
     ), minutes AS MATERIALIZED (
         -- A move counts once, for its class after it, and takes an open entry away from the class that it had; a failure counts
-        -- in its own minute.
+        -- in its own minute. A redelivery that failed counts for the class that its entry was sent with: its new error is not decided yet.
         SELECT date_trunc('minute', c.at) AS minute, f.queue, c.class,
                count(*) FILTER (WHERE c.sign = 0 AND f.from_status IS NULL) AS captured,
                count(*) FILTER (WHERE c.sign = 0) AS failures,
@@ -79,7 +79,7 @@ BEGIN
                coalesce(sum(c.sign) FILTER (WHERE c.status = 'dlq_manual'), 0)::bigint AS manual
         FROM fresh f
         CROSS JOIN LATERAL (VALUES (f.at, f.to_class, 1, f.to_status), (f.at, f.from_class, -1, f.from_status),
-                                   (f.failed_at, f.to_class, 0, CASE WHEN f.is_failure THEN f.to_status END)) c (at, class, sign, status)
+                                   (f.failed_at, CASE WHEN f.from_status IS NULL THEN f.to_class ELSE f.from_class END, 0, CASE WHEN f.is_failure THEN f.to_status END)) c (at, class, sign, status)
         WHERE c.status IS NOT NULL AND c.at >= p_from
         GROUP BY 1, 2, 3
     ), flow AS (
@@ -454,7 +454,7 @@ BEGIN
     ORDER BY 3 DESC, 1, 2;
 END
 $$;
-COMMENT ON FUNCTION dlq.replay_success IS 'Redeliveries in a window, by queue and class: started, succeeded and failed, and the share that succeeded. One that failed counts for undecided, unless its worker reported a class.';
+COMMENT ON FUNCTION dlq.replay_success IS 'Redeliveries in a window, by queue and class: started, succeeded and failed, and the share that succeeded. Each counts for the class that its entry had when it was sent.';
 
 CREATE OR REPLACE FUNCTION dlq.retry_cost(p_over interval DEFAULT '7 days')
 RETURNS TABLE (queue text, captured bigint, attempts bigint, redelivered bigint, succeeded bigint, resolved bigint, attempts_per_capture float8, wasted float8)

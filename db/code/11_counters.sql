@@ -16,7 +16,7 @@ CREATE OR REPLACE FUNCTION dlq.count_moves(p_old txid_snapshot, p_new txid_snaps
 LANGUAGE sql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET max_parallel_workers_per_gather = 0 AS $$
     WITH fresh AS MATERIALIZED (
         SELECT m.at, coalesce(m.failed_at, m.at) AS failed_at, m.entry_id, m.queue, m.from_status, m.to_status, m.error_type, m.first_failed_at, m.actor,
-               coalesce(m.error_class, 'undecided') AS class, m.error_type IS NOT NULL OR m.from_status IS NULL AS is_failure
+               coalesce(m.error_class, 'undecided') AS class, coalesce(m.from_class, 'undecided') AS from_class, m.error_type IS NOT NULL OR m.from_status IS NULL AS is_failure
         FROM (SELECT * FROM dlq.moves_between(p_old, p_new, p_since) WHERE p_old IS NOT NULL
               UNION ALL
               SELECT t.* FROM dlq.dead_letter_transitions t
@@ -30,7 +30,8 @@ LANGUAGE sql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET 
     ), shown AS MATERIALIZED (
         SELECT q.shown, f.* FROM fresh f JOIN queues q ON q.queue = f.queue
     ), kinds AS (
-        SELECT s.shown, s.class, count(*) FILTER (WHERE s.from_status IS NULL) AS captured, count(*) FILTER (WHERE s.is_failure) AS failures,
+        -- A redelivery that failed counts for the class that its entry was sent with: its new error is not decided yet.
+        SELECT s.shown, s.class, count(*) FILTER (WHERE s.from_status IS NULL) AS captured, count(*) FILTER (WHERE s.from_status IS NULL) AS failures, 0 AS failed_again,
                count(*) FILTER (WHERE s.to_status = 'dlq_processing' AND s.from_status IS DISTINCT FROM 'dlq_processing') AS redelivered,
                count(*) FILTER (WHERE s.from_status = 'dlq_processing' AND s.to_status = 'dlq_resolved') AS succeeded,
                count(*) FILTER (WHERE s.to_status = 'dlq_resolved' AND s.from_status IS DISTINCT FROM 'dlq_resolved') AS resolved,
@@ -39,6 +40,8 @@ LANGUAGE sql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET 
                count(*) FILTER (WHERE s.to_status = 'dlq_manual' AND s.from_status IS DISTINCT FROM 'dlq_manual') AS parked,
                count(*) FILTER (WHERE s.actor = 'sweep') AS swept
         FROM shown s GROUP BY s.shown, s.class
+        UNION ALL
+        SELECT s.shown, s.from_class, 0, count(*), count(*), 0, 0, 0, 0, 0, 0, 0 FROM shown s WHERE s.is_failure AND s.from_status IS NOT NULL GROUP BY s.shown, s.from_class
     ), times AS (
         SELECT s.shown, v.name, greatest(extract(epoch FROM v.took), 0.001)::float8 AS seconds
         FROM shown s CROSS JOIN LATERAL (VALUES
@@ -58,7 +61,7 @@ LANGUAGE sql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET 
     FROM (
         SELECT v.name, k.shown AS queue, v.label, v.value::float8 AS value
         FROM kinds k CROSS JOIN LATERAL (VALUES
-            ('captured', k.class, k.captured), ('failures', k.class, k.failures), ('redelivered', k.class, k.redelivered), ('succeeded', k.class, k.succeeded), ('failed_again', k.class, k.failures - k.captured),
+            ('captured', k.class, k.captured), ('failures', k.class, k.failures), ('redelivered', k.class, k.redelivered), ('succeeded', k.class, k.succeeded), ('failed_again', k.class, k.failed_again),
             ('resolved', k.class, k.resolved), ('failed', k.class, k.failed), ('archived', k.class, k.archived), ('parked', k.class, k.parked), ('swept', '', k.swept)) v (name, label, value)
         WHERE v.value > 0 OR v.name = 'captured'
         UNION ALL

@@ -41,10 +41,10 @@ var (
 	timeToRetryDesc = desc("dlq_time_to_retry_seconds", "Time from a dead letter's capture until a redelivery of it was started.", "queue")
 
 	capturedDesc = desc("dlqd_dead_letters_captured_total", "Jobs that became dead letters, by their class as they were filed.", "queue", "error_class")
-	failuresDesc = desc("dlqd_failures_total", "Captures, and redeliveries that failed.", "queue", "error_class")
+	failuresDesc = desc("dlqd_failures_total", "Captures, and redeliveries that failed (by the class that the entry had when it was sent).", "queue", "error_class")
 	typesDesc    = desc("dlqd_failures_by_type_total", "The same by type of error: the 20 most frequent of a queue, the rest as other; none for errors without a type.", "queue", "error_type")
 	startedDesc  = desc("dlqd_redeliveries_total", "Redeliveries started.", "queue", "error_class")
-	endedDesc    = desc("dlqd_redeliveries_ended_total", "Redeliveries that ended, by how: succeeded, failed.", "queue", "error_class", "outcome")
+	endedDesc    = desc("dlqd_redeliveries_ended_total", "Redeliveries that ended, by how (succeeded, failed) and by the class that the entry had when it was sent.", "queue", "error_class", "outcome")
 	closedDesc   = desc("dlqd_dead_letters_closed_total", "Dead letters that were closed, by how: resolved, failed (its redeliveries are spent), archived (discarded or erased while it was open).", "queue", "error_class", "outcome")
 	parkedDesc   = desc("dlqd_dead_letters_parked_total", "Dead letters that came to wait for a person.", "queue", "error_class")
 	sweptDesc    = desc("dlqd_leases_expired_total", "Dead letters that the sweep moved, since the job of their redelivery was gone, or had ended unseen.", "queue")
