@@ -50,6 +50,10 @@ FROM (SELECT DISTINCT b.queue FROM dlq.rollup_backlog b WHERE b.pending > 0) q
 CROSS JOIN LATERAL (SELECT count(*) AS entries FROM (SELECT FROM dlq.dead_letter_open e WHERE e.status = 'dlq_pending' AND e.waiting_for = 'automatic' AND e.queue = q.queue LIMIT 10000) l) o
 WHERE o.entries > 0 ORDER BY q.queue;
 
+-- name: NeedsPerson :many
+SELECT p.queue::text AS queue, p.error_class::text AS error_class, p.entries::bigint AS entries
+FROM dlq.needs_person(@after::interval, @queues::text[], @afters::interval[], @most::integer) p;
+
 -- name: Rollups :one
 SELECT at, moves FROM dlq.rollup_state;
 

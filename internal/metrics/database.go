@@ -55,6 +55,7 @@ var (
 
 	entriesDesc  = desc("dlqd_dead_letters", "Open dead letters.", "status", "queue", "error_class")
 	observedDesc = desc("dlqd_dead_letters_observed", "Pending dead letters that are not redelivered by themselves, because that is off for them; up to 10,000 of a queue are counted.", "queue")
+	needsDesc    = desc("dlqd_needs_person", "Dead letters that wait for a person (manual or failed) for longer than needsPersonAfter (monitoring.yaml), without those of muted groups; absent where there is none.", "queue", "error_class")
 	oldestDesc   = desc("dlqd_dead_letter_oldest_seconds", "Age of the oldest open dead letter; 0 where there is none.", "queue")
 	queueUpDesc  = desc("dlqd_queue_up", "Whether a queue is within its limits of monitoring.yaml, as /api/health says.", "queue")
 	maxOpenDesc  = desc("dlqd_alert_max_open", "Open dead letters of a queue beyond which people want to be told (monitoring.yaml).", "queue")
@@ -371,6 +372,13 @@ func (p *publisher) publishBacklog() {
 	if of, ok := sizes[otherQueue]; ok && !p.shown[otherQueue] {
 		gauge(p.ch, sizeDesc, float64(of.Open), otherQueue)
 		gauge(p.ch, oldestDesc, of.Oldest.Seconds(), otherQueue)
+	}
+	needs := map[[2]string]int64{}
+	for _, n := range p.Needs {
+		needs[[2]string{p.queue(n.Queue), n.ErrorClass}] += n.Entries
+	}
+	for of, n := range needs {
+		gauge(p.ch, needsDesc, float64(n), of[0], of[1])
 	}
 	observed := map[string]int64{}
 	for _, o := range p.Observed {

@@ -2,6 +2,7 @@ package metrics_test
 
 import (
 	"context"
+	"fmt"
 	"testing"
 	"time"
 
@@ -12,6 +13,7 @@ import (
 	"github.com/dlqd/dlqd/internal/deadletter"
 	"github.com/dlqd/dlqd/internal/metrics"
 	"github.com/dlqd/dlqd/internal/postgres"
+	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
 )
 
 // takes is how long the last samples took, the newest first, and what the rest goes by.
@@ -25,7 +27,7 @@ func (b *bundle) takes() (takes []time.Duration, took time.Duration) {
 func TestSampler_OneStallPutsNothingOff(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	sampler := &metrics.Sampler{Store: b.store, Schemas: postgres.DefaultSchemas()}
+	sampler := b.sampler()
 	take := func() { // once the last one is old enough
 		b.exec("UPDATE dlq.metrics_sample SET at = at - interval '31 s'")
 		require.NoError(t, sampler.Once(t.Context()))
@@ -74,7 +76,8 @@ func TestSampler_WaitForAConnectionIsApart(t *testing.T) {
 	pool, err := pgxpool.NewWithConfig(t.Context(), config)
 	require.NoError(t, err)
 	t.Cleanup(pool.Close)
-	sampler := &metrics.Sampler{Store: deadletter.NewStore(pool, postgres.DefaultSchemas()), Schemas: postgres.DefaultSchemas()}
+	sampler := b.sampler()
+	sampler.Store = deadletter.NewStore(pool, postgres.DefaultSchemas())
 	require.NoError(t, sampler.Once(t.Context()))
 	b.exec("DELETE FROM dlq.metrics_sample")
 	held, err := pool.Acquire(t.Context())
@@ -97,7 +100,7 @@ func TestSampler_HangingQuestionIsCutOff(t *testing.T) {
 	b.sampled()
 	b.exec("CREATE OR REPLACE FUNCTION dlq.partitions_until() RETURNS TABLE (of text, until timestamptz) LANGUAGE sql AS 'SELECT NULL::text, now() FROM pg_sleep(100)'")
 	b.exec("UPDATE dlq.metrics_sample SET at = now() - interval '31 s'")
-	sampler := &metrics.Sampler{Store: b.store, Schemas: postgres.DefaultSchemas()}
+	sampler := b.sampler()
 	err := sampler.Once(t.Context())
 	var pgErr *pgconn.PgError
 	require.ErrorAs(t, err, &pgErr)
@@ -105,9 +108,62 @@ func TestSampler_HangingQuestionIsCutOff(t *testing.T) {
 	b.exec("UPDATE dlq.metrics_sample SET at = now()") // the database says that none is due
 	require.ErrorIs(t, sampler.Once(t.Context()), err)
 
-	other := &metrics.Sampler{Store: b.store, Schemas: postgres.DefaultSchemas()}
+	other := b.sampler()
 	require.NoError(t, other.Once(t.Context()))
 	sample, _, err := metrics.Ages(t.Context(), postgres.DefaultSchemas().Rendered(b.pool))
 	require.NoError(t, err)
 	require.Less(t, sample, metrics.StaleAfter)
+}
+
+// A person is needed where entries are manual or failed for longer than the policy says, whoever brought them there; not of groups that are muted.
+func TestSampler_NeedsPerson(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	super := postgrestest.Open(t, postgrestest.Superuser(t, b.url))
+	fail := func(n int, queue, class, fingerprint, status string, ago time.Duration) {
+		b.fail(n, queue, fingerprint, 2*time.Hour)
+		b.exec(`UPDATE dlq.dead_letter_queue SET status = 'dlq_manual', error_class = nullif($1, ''), fingerprint = $2, strategy = 'manual', move = '{"actor": "worker:1", "reason": "decided"}'
+			WHERE queue = $3 AND status = 'dlq_pending' AND stage = 'open'`, class, fingerprint, queue)
+		if status == "dlq_failed" { // the last of its redeliveries
+			b.exec(`UPDATE dlq.dead_letter_queue SET status = 'dlq_processing', redelivery_job_id = 1, dlq_retry_count = 5, locked_by = 'worker:1', locked_at = now(), move = '{"actor": "worker:1"}' WHERE queue = $1 AND fingerprint = $2 AND stage = 'open'`, queue, fingerprint)
+			b.exec(`UPDATE dlq.dead_letter_queue SET status = 'dlq_failed', last_failed_at = now(), move = '{"actor": "capture"}' WHERE queue = $1 AND fingerprint = $2 AND stage = 'open'`, queue, fingerprint)
+		}
+		_, err := super.Exec(t.Context(), fmt.Sprintf(`SET session_replication_role = replica; UPDATE dlq.dead_letter_queue SET updated_at = now() - %[1]d * interval '1 second',
+			closed_at = CASE WHEN closed_at IS NOT NULL THEN now() - %[1]d * interval '1 second' END WHERE queue = '%[2]s' AND fingerprint = '%[3]s'; RESET session_replication_role`, int(ago.Seconds()), queue, fingerprint))
+		require.NoError(t, err)
+	}
+	fail(3, "q", "validation", "a", "dlq_manual", 6*time.Minute) // monitoring.yaml: 5 minutes
+	fail(2, "q", "validation", "b", "dlq_manual", 4*time.Minute)
+	fail(4, "q", "outage", "c", "dlq_failed", 6*time.Minute)
+	fail(5, "q", "outage", "d", "dlq_failed", 4*time.Minute)
+	fail(6, "other", "outage", "e", "dlq_manual", 6*time.Minute) // 15 minutes
+	fail(7, "other", "business", "f", "dlq_manual", 16*time.Minute)
+	fail(2, "other", "", "g", "dlq_manual", 16*time.Minute)
+	for _, group := range []string{"m", "n"} { // muted, on both sides of others in the index
+		fail(8, "q", "validation", group, "dlq_manual", time.Hour)
+		fail(8, "q", "outage", group+"f", "dlq_failed", time.Hour)
+	}
+	fail(1, "q", "outage", "mm", "dlq_failed", time.Hour)
+	fail(1, "q", "outage", "z", "dlq_failed", time.Hour)
+	b.exec("SELECT dlq.refresh_rollups()")
+	for _, group := range []string{"m", "n", "mf", "nf"} {
+		b.exec(`SELECT dlq.set_group('q', $1, '{"muteUntil": "2100-01-01T00:00:00Z"}')`, group)
+	}
+	want := map[string]float64{
+		"dlqd_needs_person{error_class=validation,queue=q}": 3, "dlqd_needs_person{error_class=outage,queue=q}": 6,
+		"dlqd_needs_person{error_class=business,queue=other}": 7, "dlqd_needs_person{error_class=undecided,queue=other}": 2,
+	}
+	series := b.sampled()
+	b.has(series, want)
+	require.NotContains(t, series, "dlqd_needs_person{error_class=outage,queue=other}")
+
+	// Where there are more than are looked at, the rollups say how many there are at least.
+	sampler := b.sampler()
+	sampler.Looked = 1
+	b.exec("UPDATE dlq.rollup_flow SET parked = 0") // all were parked within this test
+	b.exec("DELETE FROM dlq.metrics_sample")
+	require.NoError(t, sampler.Once(t.Context()))
+	series = b.gather(b.metrics)
+	require.Equal(t, 5.0, value(series["dlqd_needs_person{error_class=validation,queue=q}"]), "those of a and b, and none that is muted") //nolint:testifylint // the same number
+	require.Equal(t, 7.0, value(series["dlqd_needs_person{error_class=business,queue=other}"]))                                          //nolint:testifylint // likewise
 }

@@ -102,7 +102,8 @@ type Config struct {
 	ObserveStage func(stage string, took time.Duration, err error)
 	// TryLock is automatic.TryLock, or restored.Guard.TryLock, which also looks whether the database was restored.
 	TryLock func(ctx context.Context, tx postgres.DB) (bool, error)
-	// Parked is told, after the commit, of entries that now need a person, whatever the reason: the one place where people are told.
+	// Parked, if not nil, is called after a commit with the entries that the worker parked. Entries that SQL parks (see
+	// db/code/04_facts.sql) and those that failed for good do not pass through here: dlqd_needs_person counts all.
 	Parked func([]Parked)
 }
 

@@ -123,6 +123,49 @@ func (q *Queries) Gates(ctx context.Context) ([]GatesRow, error) {
 	return items, nil
 }
 
+const NeedsPerson = `-- name: NeedsPerson :many
+SELECT p.queue::text AS queue, p.error_class::text AS error_class, p.entries::bigint AS entries
+FROM dlq.needs_person($1::interval, $2::text[], $3::interval[], $4::integer) p
+`
+
+type NeedsPersonParams struct {
+	After  time.Duration
+	Queues []string
+	Afters []time.Duration
+	Most   int32
+}
+
+type NeedsPersonRow struct {
+	Queue      string
+	ErrorClass string
+	Entries    int64
+}
+
+func (q *Queries) NeedsPerson(ctx context.Context, arg NeedsPersonParams) ([]NeedsPersonRow, error) {
+	rows, err := q.db.Query(ctx, NeedsPerson,
+		arg.After,
+		arg.Queues,
+		arg.Afters,
+		arg.Most,
+	)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	items := []NeedsPersonRow{}
+	for rows.Next() {
+		var i NeedsPersonRow
+		if err := rows.Scan(&i.Queue, &i.ErrorClass, &i.Entries); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
 const Observed = `-- name: Observed :many
 SELECT q.queue, o.entries
 FROM (SELECT DISTINCT b.queue FROM dlq.rollup_backlog b WHERE b.pending > 0) q
