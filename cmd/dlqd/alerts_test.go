@@ -1,4 +1,4 @@
-package main
+package main_test
 
 import (
 	"testing"
@@ -13,6 +13,6 @@ func TestAlerts_render(t *testing.T) {
 	require.Contains(t, out, "runbook_url: 'https://git.example/dlqd-is-down.md'")
 	for _, wrong := range [][]string{{"--console-url", "dlqd.example"}, {"--console-url", "https://a", "--console-url", "https://b"}} {
 		_, stderr, code := run(t, append([]string{"alerts", "render"}, wrong...)...)
-		require.Equal(t, exitUsage, code, stderr)
+		require.Equal(t, 2, code, stderr)
 	}
 }
