@@ -84,7 +84,7 @@ func fillOpen(ctx context.Context, pool *pgxpool.Pool, open, jobs int) error {
 
 func measureMetrics(b *bench, pool *pgxpool.Pool, p *policy.Policy, of measured) error {
 	store := deadletter.NewStore(pool, postgres.DefaultSchemas())
-	sampler := &metrics.Sampler{Store: store, Schemas: postgres.DefaultSchemas()}
+	sampler := &metrics.Sampler{Store: store, Schemas: postgres.DefaultSchemas(), Policy: func() *policy.Policy { return p }}
 	m := metrics.New()
 	m.WatchDatabase(store.DB(), func() *policy.Policy { return p }, quiet)
 	if err := sampler.Once(b.ctx); err != nil {

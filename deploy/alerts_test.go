@@ -141,6 +141,15 @@ func (w *watched) send(n int, queue string) {
 	w.post("/api/messages/batch", map[string]any{"messages": messages})
 }
 
+// refused sends a message that is refused.
+func (w *watched) refused() {
+	w.Helper()
+	response, err := http.Post("http://"+w.address+"/api/messages", "application/json", strings.NewReader(`{"queue": "payments", "kind": "k", "payload": 1}`))
+	require.NoError(w, err)
+	defer response.Body.Close()
+	require.GreaterOrEqual(w, response.StatusCode, 500)
+}
+
 func (w *watched) exec(sql string, args ...any) {
 	w.Helper()
 	_, err := w.pool.Exec(w.Context(), sql, args...)
@@ -261,6 +270,7 @@ func TestAlerts(t *testing.T) { //nolint:paralleltest // it wants the machine fo
   over: {destination: shop}
   orders: {destination: shop}
   idle: {destination: bank}
+  late: {destination: shop}
 destinations: {shop: {url: RECEIVER}, bank: {url: RECEIVER}}
 `,
 		"monitoring": "defaults: {maxOpen: 100000, maxAge: 1000h}\nqueues: {near: {maxOpen: 11, maxAge: 1h}, over: {maxOpen: 10, maxAge: 1h}, app-near: {maxOpen: 11, maxAge: 1h}, app-over: {maxOpen: 10, maxAge: 1h}}\n",
@@ -271,7 +281,7 @@ destinations: {shop: {url: RECEIVER}, bank: {url: RECEIVER}}
 
 	// What counters are compared with later. (A series that was not there before has not grown.) Of the queue "fresh" River alone knows;
 	// nobody knows of app-near and app-over, but for their limits.
-	w.exec("INSERT INTO river_queue (name, updated_at) VALUES ('fresh', now())")
+	w.exec("INSERT INTO river_queue (name, updated_at) VALUES ('fresh', now()), ('stuck', now()), ('forgotten', now())")
 	w.exec(w.fails(1, "app"))
 	w.exec(failed)
 	w.send(30, "payments")
@@ -281,6 +291,8 @@ destinations: {shop: {url: RECEIVER}, bank: {url: RECEIVER}}
 	w.exec("SELECT dlq.replay(id) FROM dlq.find('{\"queue\": \"payments\", \"status\": \"dlq_manual\"}', 1)")
 	w.await("1", open("payments")+" AND dlq_retry_count = 1")
 	w.receiver.Store(http.StatusOK)
+	w.send(1, "late")
+	w.await("1", "SELECT count(*) FROM river_job WHERE queue = 'late' AND state = 'completed'")
 	w.send(1, "orders")
 	w.await("1", "SELECT count(*) FROM river_job WHERE queue = 'orders' AND state = 'completed'")
 	w.receiver.Store(http.StatusUnprocessableEntity)
@@ -290,7 +302,7 @@ destinations: {shop: {url: RECEIVER}, bank: {url: RECEIVER}}
 	w.exec("SELECT dlq.replay(id) FROM dlq.find('{\"queue\": \"orders\", \"status\": \"dlq_manual\"}', 1)")
 	w.await("2", open("orders"))
 	w.exec("SELECT dlq.open_breaker('destination:shop', p_reason => 'a try'), dlq.reset_breaker('destination:shop', p_reason => 'a try')")
-	w.awaitSeries(`dlqd_dead_letters_closed_total{outcome="archived"} and on () dlqd_dead_letters_closed_total{outcome="resolved"} and on () dlqd_redeliveries_ended_total{outcome="failed"} and on () dlqd_redeliveries_ended_total{outcome="succeeded"} and on () dlqd_circuit_breaker_changes_total and on () dlq_size{queue="fresh"} == 0`)
+	w.awaitSeries(`dlqd_dead_letters_closed_total{outcome="archived"} and on () dlqd_dead_letters_closed_total{outcome="resolved"} and on () dlqd_redeliveries_ended_total{outcome="failed"} and on () dlqd_redeliveries_ended_total{outcome="succeeded"} and on () dlqd_circuit_breaker_changes_total and on () dlq_size{queue="fresh"} == 0 and on () dlqd_delivery_wait_seconds_count{queue="late"} == 1`)
 	w.Logf("%5.1f s: before", time.Since(w.began).Seconds())
 
 	// Many fail, of queues of an application's among them that never failed before.
@@ -314,9 +326,17 @@ destinations: {shop: {url: RECEIVER}, bank: {url: RECEIVER}}
 	w.exec("SELECT dlq.replay_start('{\"queue\": [\"over\"]}', p_note => 'goes on for long', p_rate => 0.01)")
 	w.exec(w.fails(10_050, "app"))
 	w.exec(failed)
-	w.asSuperuser("UPDATE dlq.dead_letter_open SET created_at = now() - interval '50 minutes' WHERE queue IN ('near', 'app-near')", "UPDATE dlq.dead_letter_open SET created_at = now() - interval '2 hours' WHERE queue IN ('over', 'app-over')")
+	w.asSuperuser("UPDATE dlq.dead_letter_open SET updated_at = now() - interval '20 minutes' WHERE queue = 'near'", "UPDATE dlq.dead_letter_open SET created_at = now() - interval '50 minutes' WHERE queue IN ('near', 'app-near')", "UPDATE dlq.dead_letter_open SET created_at = now() - interval '2 hours' WHERE queue IN ('over', 'app-over')")
 	w.exec("SELECT dlq.open_breaker('destination:bank', p_reason => 'their maintenance', p_for => interval '1 hour')")
 	w.unmeasured.Store(true)
+
+	// Jobs that wait: of a queue that nothing works, of one that is paused and forgotten, and messages that were delivered late.
+	w.exec("INSERT INTO river_job (kind, queue, args, max_attempts, scheduled_at) VALUES ('app', 'stuck', '{}', 1, now() - interval '10 minutes')")
+	w.exec("UPDATE river_queue SET paused_at = now() WHERE name = 'forgotten'")
+	w.post("/api/queues/late/pause", map[string]any{})
+	w.send(20, "late")
+	w.exec("UPDATE river_job SET scheduled_at = now() - interval '10 minutes' WHERE queue = 'late' AND state = 'available'")
+	w.post("/api/queues/late/resume", map[string]any{})
 
 	// Redeliveries whose jobs somebody deletes.
 	w.await("true", "SELECT count(*) >= 100 FROM dlq.dead_letter_open WHERE queue = 'app'") // the others wait in the inbox, and count
@@ -342,7 +362,7 @@ destinations: {shop: {url: RECEIVER}, bank: {url: RECEIVER}}
 
 	w.awaitAlerts("HighDLQIngestionRate", "DLQBacklogGrowing", "LowResolutionRate", "LowReplaySuccess", "DLQQueueSize", "DLQQueueGrowing", "DLQQueueNearSizeLimit", "DLQQueueOverSizeLimit",
 		"DLQOldestNearAgeLimit", "DLQOldestEntry", "CircuitBreakerOpen", "AutomaticRedeliveryStopped", "DatabaseRestored", "CaptureMissing", "CaptureFallingBack", "ReconcilerFindsFailures", "LeasesExpiring",
-		"DlqdLoopFailing", "PartitionsRunningOut", "PolicyReloadFailed",
+		"DlqdLoopFailing", "PartitionsRunningOut", "PolicyReloadFailed", "DLQQueueFilling", "DLQNeedsPerson near", "JobsWaitLong stuck", "DeliveryWaitLong late", "QueuePausedLong forgotten",
 		"DLQQueueGrowing fresh", "DLQQueueNearSizeLimit app-near", "DLQQueueOverSizeLimit app-over", "DLQOldestNearAgeLimit app-near", "DLQOldestEntry app-over")
 
 	// The rollups stand still.
@@ -355,6 +375,15 @@ destinations: {shop: {url: RECEIVER}, bank: {url: RECEIVER}}
 	require.NoError(t, holder.Rollback(t.Context()))
 	w.queries()
 
+	// And so does what the metrics say.
+	holder, err = w.pool.Begin(t.Context())
+	require.NoError(t, err)
+	_, err = holder.Exec(t.Context(), "SELECT pg_advisory_xact_lock(hashtextextended('dlq.metrics_sample', 0))")
+	require.NoError(t, err)
+	w.exec("UPDATE dlq.metrics_sample SET at = at - interval '2 minutes'")
+	w.awaitAlerts("DLQMetricsStale")
+	require.NoError(t, holder.Rollback(t.Context()))
+
 	// dlqd is down, and comes back without DLQ workers.
 	w.stop()
 	w.awaitAlerts("DlqdDown")
@@ -366,6 +395,15 @@ destinations: {shop: {url: RECEIVER}, bank: {url: RECEIVER}}
 	w.exec(failed)
 	w.asSuperuser("UPDATE dlq.dead_letter_inbox SET created_at = now() - interval '10 minutes'")
 	w.awaitAlerts("DLQNotFiled")
+	// Its database takes no messages any more.
+	w.exec("CREATE FUNCTION no_room() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'no room' USING ERRCODE = '53100'; END $$")
+	w.exec("CREATE TRIGGER no_room BEFORE INSERT ON river_job EXECUTE FUNCTION no_room()")
+	w.refused()
+	w.awaitSeries(`dlqd_messages_submitted_total{outcome="error"} > 0`)
+	for range 20 {
+		w.refused()
+	}
+	w.awaitAlerts("IntakeRefused")
 	// The new process has counted the backlog: what was filed since the last refresh of the rollups is missing until
 	// the next.
 	w.awaitFiring("DLQBacklogGrowing")
@@ -406,6 +444,7 @@ func (w *watched) told() {
 	for name, n := range by {
 		require.NotEmpty(w, n.Title, name)
 		require.Regexp(w, `(warning|critical), since 20\d\d-\d\d-\d\d \d\d:\d\d:\d\d UTC`, n.Text, name)
+		require.Regexp(w, `(?m)^1\. .+\n2\. .+\n3\. `, n.Text, name)
 		require.Contains(w, n.Text, "Page: http://"+w.address+"/", name)
 		require.Contains(w, n.Text, "Runbook: http://"+w.address+"/runbooks/", name)
 		if name != "email" {

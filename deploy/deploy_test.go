@@ -59,7 +59,7 @@ func TestRules(t *testing.T) {
 	t.Parallel()
 	run(t, "promtool", "check", "config", "prometheus/prometheus.yaml")
 	run(t, "promtool", "check", "rules", "prometheus/rules.yaml")
-	run(t, "promtool", "test", "rules", "prometheus/rules_test.yaml")
+	run(t, "promtool", "test", "rules", "prometheus/rules_test.yaml", "prometheus/rules_fast_test.yaml")
 	tests, docs := read(t, "prometheus/rules_test.yaml"), read(t, "../docs/alerts.md")
 	for _, r := range rules(t) {
 		require.Contains(t, []string{"warning", "critical"}, r.Labels["severity"], r.Alert)
@@ -69,7 +69,10 @@ func TestRules(t *testing.T) {
 		require.Regexp(t, `^\{\{ \$externalLabels\.dlqd_url \}\}/`, r.Annotations["page_url"], r.Alert)
 		runbook, ok := strings.CutPrefix(r.Annotations["runbook_url"], "{{ $externalLabels.dlqd_url }}/runbooks/")
 		require.True(t, ok, r.Alert)
-		require.Contains(t, read(t, "../runbooks/"+runbook+".md"), "`"+r.Alert+"`", "its runbook says that it is for it")
+		text := read(t, "../runbooks/"+runbook+".md")
+		require.Contains(t, text, "`"+r.Alert+"`", "its runbook says that it is for it")
+		require.Len(t, strings.Split(r.Annotations["first_steps"], "\n"), 3, r.Alert)
+		require.Contains(t, text, "**First.**\n\n"+r.Annotations["first_steps"]+"\n\n", "the steps of its runbook: %s", r.Alert)
 		require.Contains(t, tests, `ALERTS{alertname="`+r.Alert+`", alertstate="firing"`)
 		require.Contains(t, docs, "| `"+r.Alert+"` | "+r.Labels["severity"]+" |")
 	}
@@ -87,6 +90,8 @@ func TestAlertmanager_routes(t *testing.T) {
 		"alertname=DLQQueueSize severity=warning queue=payments":           "payments-mail,team-chat",
 		"alertname=DLQOldestEntry severity=critical queue=payments-refund": "payments-mail,on-call,on-call-opsgenie",
 		"alertname=CircuitBreakerOpen severity=warning":                    "team-chat",
+		"alertname=DLQMetricsStale severity=critical":                      "on-call,on-call-opsgenie",
+		"alertname=DLQNeedsPerson severity=warning queue=payments":         "payments-mail,team-chat",
 	} {
 		out := run(t, "amtool", append([]string{"config", "routes", "test", "--config.file=alertmanager.yaml"}, strings.Fields(labels)...)...)
 		lines := strings.Split(strings.TrimSpace(out), "\n")

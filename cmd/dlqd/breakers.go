@@ -29,13 +29,16 @@ func newBreakers() *cobra.Command {
 			if err := list.call(cmd, "GET", "/api/circuit-breakers", nil, &out); err != nil || list.asJSON {
 				return err
 			}
-			w, row := table(cmd, "NAME\tSTATE\tSINCE\tFAILING\tREASON")
+			w, row := table(cmd, "NAME\tSTATE\tSINCE\tLAST TRIED\tFAILING\tREASON")
 			for _, b := range out.Breakers {
-				since := "-"
+				since, tried := "-", "-"
 				if b.Since != nil {
 					since = ago(*b.Since)
 				}
-				row(b.Name, b.State, since, fmt.Sprintf("%.0f %% of %d", b.FailureRate, b.Deliveries), shorten(b.Reason, 60))
+				if b.LastTried != nil {
+					tried = ago(*b.LastTried)
+				}
+				row(b.Name, b.State, since, tried, fmt.Sprintf("%.0f %% of %d", b.FailureRate, b.Deliveries), shorten(b.Reason, 60))
 			}
 			return w.Flush()
 		},

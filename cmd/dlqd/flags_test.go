@@ -154,6 +154,7 @@ func TestFlags_ofOtherCommandsAreKnown(t *testing.T) {
 		"serve":           database + " " + policy + " allowed-host allowed-origin api archive dlq-workers insecure listen log-format log-level max-body-bytes max-connections max-conns max-requests otlp-endpoint poll-interval poll-only process rate-limit river-ui stop-timeout tls-cert tls-client-ca tls-key", // TestFlags_ofServe, main_test.go
 		"demo":            "alerts postgres-bin",
 		"receiver":        "listen troubles",
+		"alerts render":   "console-url runbook-url", // alerts_test.go
 		"config check":    "env",
 		"config diff":     "env",
 		"config schema":   "",

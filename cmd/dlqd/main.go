@@ -110,7 +110,7 @@ func newRoot(hard context.Context) *cobra.Command {
 	root.AddGroup(
 		&cobra.Group{ID: "run", Title: "Run it:"},
 		&cobra.Group{ID: "use", Title: "Use it (talks to the API of a dlqd that serves):"},
-		&cobra.Group{ID: "policy", Title: "Its policy:"},
+		&cobra.Group{ID: "policy", Title: "Its policy, and its alerts:"},
 		&cobra.Group{ID: "database", Title: "Its database:"},
 	)
 	add := func(group string, commands ...*cobra.Command) {
@@ -125,7 +125,7 @@ func newRoot(hard context.Context) *cobra.Command {
 		newMove("unpark", "Return a parked dead letter to the automatic path"),
 		newMove("reopen", "Put a closed dead letter in front of a person again"), newGroups(), newViews(), newReclassify(), newAutomatic(), newRestored(), newBreakers(), newQueues(), newStats(), newLogLevel(), newUndo(), newOperation(), newAudit(), newErase(), newErasures(), newApprovals(), newSessions(), newLogin(), newLogout(), newWhoami())
 	add("use", newBulks()...)
-	add("policy", newConfig())
+	add("policy", newConfig(), newAlerts())
 	add("database", newMigrate(), newGrants(), newAttach(), newDetach(), newArchive(), newCapture(), newTokens(), newDoctor(), newPsql(), newOpenAPI())
 	explainGroups(root)
 	return root

@@ -26,6 +26,8 @@ type Notification struct {
 	Title    string
 	Text     string
 	Link     string // to the page, where the receiver has a field for it
+	Over     bool   // it is over; of pagerduty and opsgenie, which close what Incident names
+	Incident string // what pagerduty and opsgenie know it by
 }
 
 // Receivers stand in for the services that tell people.
@@ -64,22 +66,28 @@ func NewReceivers(ctx context.Context, notify func(Notification)) (*Receivers, e
 	}))
 	mux.HandleFunc("POST /pagerduty", taking(r, func(m *struct {
 		ClientURL string `json:"client_url"`
+		Action    string `json:"event_action"`
+		Key       string `json:"dedup_key"`
 		Payload   struct {
 			Summary       string
 			CustomDetails map[string]string `json:"custom_details"`
 		}
 	},
 	) Notification {
-		return Notification{Receiver: "pagerduty", Title: m.Payload.Summary, Text: m.Payload.CustomDetails["text"], Link: m.ClientURL}
+		return Notification{Receiver: "pagerduty", Title: m.Payload.Summary, Text: m.Payload.CustomDetails["text"], Link: m.ClientURL, Over: m.Action == "resolve", Incident: m.Key}
 	}))
 	mux.HandleFunc("POST /v2/alerts", taking(r, func(m *struct {
 		Message, Description string
+		Alias                string
 		Details              map[string]string
 	},
 	) Notification {
-		return Notification{Receiver: "opsgenie", Title: m.Message, Text: m.Description, Link: m.Details["page"]}
+		return Notification{Receiver: "opsgenie", Title: m.Message, Text: m.Description, Link: m.Details["page"], Incident: m.Alias}
 	}))
-	mux.HandleFunc("POST /v2/alerts/", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusAccepted) }) // closes one
+	mux.HandleFunc("POST /v2/alerts/{alias}/close", func(w http.ResponseWriter, request *http.Request) {
+		r.take(Notification{Receiver: "opsgenie", Over: true, Incident: request.PathValue("alias")})
+		w.WriteHeader(http.StatusAccepted)
+	})
 	r.http = &http.Server{Handler: mux, ReadHeaderTimeout: time.Minute}
 	go func() { _ = r.http.Serve(r.web) }()
 	go r.takeMail()

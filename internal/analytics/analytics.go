@@ -18,6 +18,8 @@ import (
 
 // Store reads the rollups.
 type Store struct {
+	pool    *pgxpool.Pool
+	schemas postgres.Schemas
 	db      postgres.DB
 	queries *dbsqlc.Queries
 }
@@ -25,7 +27,7 @@ type Store struct {
 // NewStore returns a store on a pool.
 func NewStore(pool *pgxpool.Pool, schemas postgres.Schemas) *Store {
 	db := schemas.Rendered(pool)
-	return &Store{db: db, queries: dbsqlc.New(db)}
+	return &Store{pool: pool, schemas: schemas, db: db, queries: dbsqlc.New(db)}
 }
 
 // AsOf is when the rollups were last brought up to date.
@@ -190,7 +192,7 @@ func (s *Store) HeatMap(ctx context.Context, w Window, zone string) ([]Cell, err
 // ReplaySuccess is how redeliveries of a class of a queue ended.
 type ReplaySuccess struct {
 	Queue       string   `json:"queue" doc:"The queue." db:"queue"`
-	ErrorClass  string   `json:"errorClass" doc:"The class; a failure counts as undecided, unless its worker reported a class." db:"error_class"`
+	ErrorClass  string   `json:"errorClass" doc:"The class that the entries had when they were sent." db:"error_class"`
 	Redelivered int64    `json:"redelivered" doc:"Started." db:"redelivered"`
 	Succeeded   int64    `json:"succeeded" doc:"Succeeded." db:"succeeded"`
 	Failed      int64    `json:"failed" doc:"Failed." db:"failed"`

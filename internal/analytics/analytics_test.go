@@ -475,3 +475,32 @@ func TestRollups_manyNames(t *testing.T) {
 	require.Equal(t, 600, got("SELECT sum(open)::int FROM dlq.failure_groups"), "two of each of the first had come")
 	require.Zero(t, got("SELECT open::int FROM dlq.failure_groups WHERE fingerprint = 'other'"))
 }
+
+// A redelivery that failed counts for the class that its entry was sent with, as one that succeeded does: in the rollups and in the counters,
+// however they were made, and whether or not it says of which class the new error is.
+func TestReplaySuccess_ByTheClassThatWasSent(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.fail(b, 4, "payments", "TimeoutError", "shop", 5)
+	b.decide(b, "transient", "f1", "dlq_manual")
+	b.exec(b, "SELECT dlq.replay(id, 'kim') FROM dlq.dead_letter_queue WHERE queue = 'payments' ORDER BY id LIMIT 3")
+	b.exec(b, `UPDATE dlq.dead_letter_queue SET status = 'dlq_resolved', move = '{"actor": "capture", "reason": "job completed"}'
+		WHERE id = (SELECT min(id::text)::uuid FROM dlq.dead_letter_open WHERE status = 'dlq_processing')`)
+	b.ended(b, "discarded")
+	b.decide(b, "validation", "f2", "dlq_manual")
+	b.refresh(b)
+	check := func() {
+		t.Helper()
+		success, err := b.store.ReplaySuccess(t.Context(), analytics.Window{Over: 24 * time.Hour})
+		require.NoError(t, err)
+		require.Len(t, success, 1, "none is of undecided, or of what the entries are now")
+		require.Equal(t, "transient 3 1 2", fmt.Sprint(success[0].ErrorClass, " ", success[0].Redelivered, " ", success[0].Succeeded, " ", success[0].Failed))
+		require.InDelta(t, 0.3333, *success[0].Success, 1e-9)
+		var failed string
+		require.NoError(t, b.pool.QueryRow(t.Context(), "SELECT string_agg(label || ' ' || value, ', ') FROM dlq.counters WHERE name = 'failed_again'").Scan(&failed))
+		require.Equal(t, "transient 2", failed)
+	}
+	check()
+	b.exec(b, "SELECT dlq.rebuild_rollups()")
+	check()
+}

@@ -5,14 +5,17 @@ import (
 	"errors"
 	"time"
 
+	"github.com/dlqd/dlqd/internal/analytics/internal/dbsqlc"
 	"github.com/dlqd/dlqd/internal/background"
 )
 
 const (
 	// refreshInterval is how old the rollups get.
 	refreshInterval = time.Second
-	// refreshShare bounds what refreshing costs: a refresh that took long is followed by a rest of so many times as long.
-	refreshShare = 10
+	// refreshRest bounds what refreshing costs: it is followed by a rest of so many times as long as the last ones took, at most
+	// maxRefreshRest.
+	refreshRest    = 10
+	maxRefreshRest = 30 * time.Second
 	// rebuildTimeout bounds a refresh. One that finds a restored database counts the whole audit trail.
 	rebuildTimeout = 30 * time.Minute
 	// trimInterval is how often old rollups are taken away, and trimTimeout bounds that.
@@ -22,7 +25,8 @@ const (
 
 // Refresh brings the rollups up to now, unless another process is at it.
 func (s *Store) Refresh(ctx context.Context) error {
-	return s.queries.RefreshRollups(ctx)
+	_, err := s.refresh(ctx)
+	return err
 }
 
 // Trim takes away rollups that are finer than their age deserves, and gives the most frequent names counters of their own.
@@ -30,16 +34,28 @@ func (s *Store) Trim(ctx context.Context) error {
 	return errors.Join(s.queries.TrimRollups(ctx), s.queries.TrimCounters(ctx))
 }
 
+// refresh brings the rollups up to now. It returns how long that took, without waiting for a connection.
+func (s *Store) refresh(ctx context.Context) (took time.Duration, err error) {
+	conn, err := s.pool.Acquire(ctx)
+	if err != nil {
+		return 0, err
+	}
+	defer conn.Release()
+	began := time.Now()
+	err = dbsqlc.New(s.schemas.Rendered(conn)).RefreshRollups(ctx)
+	return time.Since(began), err
+}
+
 // Loops keep the rollups up to date, and take away what is too fine for its age.
 func (s *Store) Loops() []*background.Loop {
+	rest := background.Rest{Times: refreshRest, Most: maxRefreshRest}
 	return []*background.Loop{
 		background.New(background.Config{
 			Name: "rollups", Interval: refreshInterval, Timeout: rebuildTimeout, Patience: rebuildTimeout, OneProcess: true,
 			Failing: "analytics: the rollups are not brought up to date",
 			Once: func(ctx context.Context) (time.Duration, error) {
-				start := time.Now()
-				err := s.Refresh(ctx)
-				return max(refreshInterval, refreshShare*time.Since(start)), err
+				took, err := s.refresh(ctx)
+				return max(refreshInterval, rest.After(took)), err
 			},
 		}),
 		background.New(background.Config{

@@ -43,6 +43,8 @@ const (
 	writeTimeout = 5 * time.Second
 	// syncTimeout bounds a look at the database.
 	syncTimeout = 5 * time.Second
+	// probeGrace is how long after its timeout a probe may report before its place is another's, as dlq.take_probe says.
+	probeGrace = 10 * time.Second
 )
 
 // DestinationPrefix is before a destination's name in the name of its breaker.
@@ -172,11 +174,13 @@ type Permit struct {
 	breakers *Breakers
 	name     string
 	settings policy.Breaker
-	epoch    int64 // of a probe; 0 for a delivery through a closed breaker
+	epoch    int64     // of a probe; 0 for a delivery through a closed breaker
+	until    time.Time // when a probe that has not reported gives its place back
 }
 
-// Allow asks whether a delivery to a destination may be made now. It returns nil where not.
-func (b *Breakers) Allow(ctx context.Context, destination string) (*Permit, error) {
+// Allow asks whether a delivery to a destination may be made now. It returns nil where not. A probe whose outcome is not reported within the
+// delivery's timeout and ten seconds counts as lost: another may be made in its place.
+func (b *Breakers) Allow(ctx context.Context, destination string, timeout time.Duration) (*Permit, error) {
 	name := DestinationPrefix + destination
 	permit := &Permit{breakers: b, name: name, settings: b.config.Policy().Breaker(destination)}
 	b.mu.Lock()
@@ -189,11 +193,13 @@ func (b *Breakers) Allow(ctx context.Context, destination string) (*Permit, erro
 	case wait > 0:
 		return nil, nil
 	// Every message that is held asks; those that surely get nothing need not ask the database.
-	case state == HalfOpen && int(row.ProbesStarted) >= permit.settings.Probes && b.config.Now().Sub(row.Since) < permit.settings.OpenFor:
+	case state == HalfOpen && placesLeft(&row, permit.settings.Probes, b.config.Now()) == 0:
 		return nil, nil
 	}
+	now := b.config.Now().Truncate(time.Microsecond) // as Postgres has it
+	permit.until = now.Add(timeout + probeGrace)
 	epoch, err := b.queries.TakeProbe(ctx, dbsqlc.TakeProbeParams{
-		Name: name, Probes: int32(permit.settings.Probes), OpenFor: permit.settings.OpenFor, Actor: b.config.Actor, Now: b.config.Now(),
+		Name: name, Probes: int32(permit.settings.Probes), OpenFor: permit.settings.OpenFor, Actor: b.config.Actor, Now: now, Timeout: timeout,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("circuit breaker %s: %w", name, err)
@@ -203,6 +209,17 @@ func (b *Breakers) Allow(ctx context.Context, destination string) (*Permit, erro
 	}
 	permit.epoch = epoch
 	return permit, nil
+}
+
+// placesLeft is how many probes a half-open breaker may let through at a time, as dlq.take_probe counts them.
+func placesLeft(row *dbsqlc.BreakersRow, probes int, now time.Time) int {
+	places := max(probes-int(row.ProbesSucceeded)-int(row.ProbesFailed), 1)
+	for _, until := range row.ProbesUntil {
+		if until.After(now) {
+			places--
+		}
+	}
+	return max(places, 0)
 }
 
 // Done reports how a delivery ended: whether the destination was well, not whether it liked the message. What the
@@ -215,7 +232,7 @@ func (p *Permit) Done(ctx context.Context, ok bool) {
 	if p.epoch != 0 {
 		_, err = b.queries.ReportProbe(ctx, dbsqlc.ReportProbeParams{
 			Name: p.name, Epoch: p.epoch, Ok: ok, Probes: int32(p.settings.Probes), SuccessRate: p.settings.SuccessRate,
-			OpenFor: p.settings.OpenFor, Actor: b.config.Actor, Now: b.config.Now(),
+			OpenFor: p.settings.OpenFor, Actor: b.config.Actor, Now: b.config.Now(), Until: p.until,
 		})
 		if err == nil {
 			err = b.Sync(ctx)
@@ -265,7 +282,9 @@ func (b *Breakers) count(p *Permit, ok bool) *dbsqlc.OpenBreakerParams {
 	// At once for this process, whether or not the database answers.
 	now := b.config.Now()
 	until := now.Add(l.settings.OpenFor)
-	b.shared[p.name] = dbsqlc.BreakersRow{Name: p.name, State: string(Open), Since: now, OpenUntil: &until, Reason: reason, ChangedBy: b.config.Actor}
+	b.shared[p.name] = dbsqlc.BreakersRow{
+		Name: p.name, State: string(Open), Since: now, TroubleSince: &now, OpenUntil: &until, Reason: reason, ChangedBy: b.config.Actor,
+	}
 	b.config.Logger.Warn("circuit breaker", "breaker", p.name, "from", string(Closed), "to", string(Open), "reason", reason)
 	opening := dbsqlc.OpenBreakerParams{Name: p.name, Actor: b.config.Actor, Reason: reason, For: &l.settings.OpenFor, Now: now}
 	b.unwritten[p.name] = opening
@@ -300,7 +319,8 @@ func (b *Breakers) localOf(name string, settings policy.Breaker) *local {
 type Status struct {
 	Name            string     `json:"name" doc:"destination: and the destination's name, or queue: and the name of a River queue." example:"destination:payments"`
 	State           State      `json:"state" enum:"closed,open,half_open" doc:"closed: deliveries go through. open: none does. half_open: a few probes do."`
-	Since           *time.Time `json:"since,omitempty" doc:"Since when; absent for one that has never opened."`
+	Since           *time.Time `json:"since,omitempty" doc:"Since when it is closed; for an open or half-open one, when it was last closed. Absent for one that has never opened."`
+	LastTried       *time.Time `json:"lastTriedAt,omitempty" doc:"When the last probe of an open or half-open one began; absent where none has since it opened."`
 	OpenUntil       *time.Time `json:"openUntil,omitempty" doc:"When an open one lets probes through; absent where a person opened it for good."`
 	Forced          bool       `json:"forced" doc:"A person opened it."`
 	ProbesSucceeded int        `json:"probesSucceeded" doc:"Probes of the present or last half-open period that succeeded."`
@@ -331,7 +351,7 @@ func (b *Breakers) List() []Status {
 		status := Status{Name: name, State: Closed}
 		if row, ok := b.shared[name]; ok {
 			status = Status{
-				Name: name, State: State(row.State), Since: &row.Since, OpenUntil: row.OpenUntil, Forced: row.Forced,
+				Name: name, State: State(row.State), Since: cmp.Or(row.TroubleSince, &row.Since), LastTried: row.LastTriedAt, OpenUntil: row.OpenUntil, Forced: row.Forced,
 				ProbesSucceeded: int(row.ProbesSucceeded), ProbesFailed: int(row.ProbesFailed), Reason: row.Reason, ChangedBy: row.ChangedBy,
 			}
 		}

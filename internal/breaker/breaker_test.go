@@ -24,7 +24,10 @@ import (
 
 func TestMain(m *testing.M) { postgrestest.Main(m) }
 
-const bank = "destination:default"
+const (
+	bank    = "destination:default"
+	timeout = 30 * time.Second // of a delivery
+)
 
 // bundle is a database, and a clock, that several processes share.
 type bundle struct {
@@ -80,7 +83,7 @@ func (b *bundle) deliver(p *breaker.Breakers, ok bool) bool {
 
 func (b *bundle) permit(p *breaker.Breakers) *breaker.Permit {
 	b.Helper()
-	permit, err := p.Allow(b.Context(), "default")
+	permit, err := p.Allow(b.Context(), "default", timeout)
 	require.NoError(b, err)
 	return permit
 }
@@ -196,13 +199,16 @@ func TestBreaker_failedProbesOpenItAgain(t *testing.T) {
 	require.Equal(t, 1, status.ProbesSucceeded)
 	require.Zero(t, status.ProbesFailed)
 
-	// Probes whose process dies: the period begins again.
+	// Probes whose process dies give their places back, and what was counted counts.
 	for b.permit(p) != nil {
 	}
-	b.pass(29 * time.Second)
+	b.pass(39 * time.Second)
 	require.Nil(t, b.permit(p))
 	b.pass(time.Second)
-	require.NotNil(t, b.permit(p))
+	for range 7 {
+		require.True(t, b.deliver(p, true))
+	}
+	b.requireState(p, breaker.Closed)
 }
 
 func TestBreaker_byAPersonsWord(t *testing.T) {
@@ -262,7 +268,7 @@ func TestBreaker_withoutTheDatabase(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	b.pool.Close()
 	for range 2 {
-		permit, err := p.Allow(ctx, "default")
+		permit, err := p.Allow(ctx, "default", timeout)
 		require.NoError(t, err)
 		permit.Done(ctx, false)
 	}
@@ -376,24 +382,43 @@ func TestBreaker_PersonsOpeningStands(t *testing.T) {
 	}
 }
 
-// A half-open period lasts ten seconds at least, however short an open one is: a probe takes its time, and is not made again meanwhile.
-func TestBreaker_ProbesHaveTenSeconds(t *testing.T) {
+// A probe that has not reported ten seconds after its timeout gives its place back, however short an open period is; its outcome still counts.
+func TestBreaker_LostProbeGivesItsPlaceBack(t *testing.T) {
 	t.Parallel()
-	b := setup(t, "defaults: {consecutiveFailures: 2, probes: 1, openFor: 1s}")
-	p := b.process("one")
+	b := setup(t, "defaults: {consecutiveFailures: 2, probes: 2, successRate: 100, openFor: 1s}")
+	p, other := b.process("one"), b.process("two")
 	require.True(t, b.deliver(p, false))
 	require.True(t, b.deliver(p, false))
 	b.pass(time.Second)
 	lost := b.permit(p)
 	require.NotNil(t, lost)
+	b.pass(30 * time.Second)
+	require.True(t, b.deliver(p, true), "the other place")
+	require.Nil(t, b.permit(p), "one is needed, and one is under way")
+	b.requireState(other, breaker.HalfOpen)
+	require.Nil(t, b.permit(other))
 	b.pass(9 * time.Second)
 	require.Nil(t, b.permit(p))
 	b.pass(time.Second)
-	again := b.permit(p)
-	require.NotNil(t, again, "the process that had the probe may have died")
-	lost.Done(t.Context(), true)
+	require.NotNil(t, b.permit(other), "the process that had the probe may have died")
+	require.Nil(t, b.permit(p))
 	b.requireState(p, breaker.HalfOpen)
-	again.Done(t.Context(), true)
+	lost.Done(t.Context(), true)
+	b.requireState(p, breaker.Closed)
+}
+
+// A policy with fewer probes than have reported already leaves a place for the one that decides.
+func TestBreaker_FewerProbesThanReported(t *testing.T) {
+	t.Parallel()
+	b := setup(t, "defaults: {consecutiveFailures: 1}")
+	p := b.process("one")
+	require.True(t, b.deliver(p, false))
+	b.pass(time.Minute)
+	for range 3 {
+		require.True(t, b.deliver(p, true))
+	}
+	b.policy = policytest.Load(t, policytest.Files{"circuit-breaker": "defaults: {consecutiveFailures: 1, probes: 2}"})
+	require.True(t, b.deliver(p, true))
 	b.requireState(p, breaker.Closed)
 }
 

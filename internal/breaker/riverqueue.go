@@ -22,6 +22,10 @@ import (
 // QueuePrefix is before a River queue's name in the name of its breaker.
 const QueuePrefix = "queue:"
 
+// queueProbeTime is how long a half-open queue waits for a job that runs before it lets others run: River's default timeout of a job and
+// ten seconds.
+const queueProbeTime = river.JobTimeoutDefault + probeGrace
+
 // Queues watches River queues that an application works. dlqd does not see their work, so the failure rate comes from
 // the database, and a breaker that opens pauses the queue, which River's clients obey.
 type Queues struct {
@@ -128,7 +132,7 @@ func (w *Queues) watch(ctx context.Context, tx pgx.Tx, q *dbsqlc.Queries, queue 
 	if since.After(from) {
 		from = since // what failed before it closed has been judged
 	}
-	ended, err := q.QueueOutcomes(ctx, dbsqlc.QueueOutcomesParams{Since: from, Queue: queue})
+	ended, err := q.QueueOutcomes(ctx, dbsqlc.QueueOutcomesParams{Since: from, Queue: queue, RunningSince: now})
 	if err != nil {
 		return err
 	}
@@ -147,7 +151,7 @@ func (w *Queues) watch(ctx context.Context, tx pgx.Tx, q *dbsqlc.Queries, queue 
 // ended.
 func (w *Queues) judge(ctx context.Context, tx pgx.Tx, q *dbsqlc.Queries, queue string, settings *policy.Breaker, row *dbsqlc.QueueBreakerRow, now time.Time) error {
 	name := QueuePrefix + queue
-	ended, err := q.QueueOutcomes(ctx, dbsqlc.QueueOutcomesParams{Since: row.Since, Queue: queue})
+	ended, err := q.QueueOutcomes(ctx, dbsqlc.QueueOutcomesParams{Since: row.Since, Queue: queue, RunningSince: now.Add(-queueProbeTime)})
 	if err != nil {
 		return err
 	}
@@ -155,6 +159,9 @@ func (w *Queues) judge(ctx context.Context, tx pgx.Tx, q *dbsqlc.Queries, queue 
 	total := ended.Succeeded + failed
 	switch {
 	case total == 0 && ended.Running == 0:
+		if row.Paused { // the jobs that ran when it was paused have been put off, or run for too long
+			return w.pause(ctx, tx, q, queue, false)
+		}
 		return nil // nothing has come yet
 	case total < int64(settings.Probes) && ended.Running > 0:
 		if !row.Paused {

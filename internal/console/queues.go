@@ -114,15 +114,20 @@ func whyNot(p *access.Principal, role access.Role, queue string) string {
 
 // breakerInWords says where a breaker stands that is not closed, and what is done about it.
 func breakerInWords(name string, b *breaker.Status) string {
+	trouble := name + " is in trouble"
+	if b.Since != nil {
+		trouble = name + " has been in trouble since " + b.Since.UTC().Format("15:04 UTC")
+	}
+	if b.LastTried != nil {
+		trouble += ", last tried at " + b.LastTried.UTC().Format("15:04 UTC")
+	}
 	switch {
 	case b.Forced:
 		return name + " is closed off by " + b.ChangedBy + "."
 	case b.State == breaker.HalfOpen:
-		return name + " is tried again with the next that is sent there."
-	case b.Since == nil:
-		return name + " is in trouble: dlqd waits for it."
+		return trouble + ". It is tried again with the next that is sent there."
 	}
-	return name + " has been in trouble since " + b.Since.UTC().Format("15:04 UTC") + ": dlqd waits for it."
+	return trouble + ": dlqd waits for it."
 }
 
 // say is where queues and breakers stand, in words.

@@ -232,7 +232,7 @@ func (w *Worker) work(ctx context.Context, job *river.Job[Args], about *metadata
 			return hold(ctx, job, waitsFor, errors.Join(errNotOurs, err))
 		}
 	}
-	permit, err := w.config.Breakers.Allow(ctx, destination)
+	permit, err := w.config.Breakers.Allow(ctx, destination, w.Timeout(job))
 	if err != nil || permit == nil {
 		return hold(ctx, job, waitsFor, err)
 	}

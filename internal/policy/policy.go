@@ -332,6 +332,8 @@ type Monitoring struct {
 type Alert struct {
 	MaxOpen int           `json:"maxOpen" jsonschema:"minimum=0,description=Open dead letters."`
 	MaxAge  time.Duration `json:"maxAge"  jsonschema:"description=Age of the oldest open dead letter."`
+	// NeedsPersonAfter is for those that nothing but a person moves.
+	NeedsPersonAfter time.Duration `json:"needsPersonAfter" jsonschema:"description=How long a dead letter waits for a person (manual or failed) before people are told."`
 }
 
 // warnShare is the share of a limit from which on people are warned that it will be passed.

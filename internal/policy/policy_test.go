@@ -109,7 +109,7 @@ func TestLoad_json(t *testing.T) {
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "monitoring.json"), []byte("{\n  \"$schema\": \"x\",\n  \"defaults\": {\"maxOpen\": 5, \"maxAge\": \"2d\"}\n}\n"), 0o600))
 	p, err := policy.Load(policy.Source{Dir: dir, Destination: policytest.Destination})
 	require.NoError(t, err)
-	require.Equal(t, policy.Alert{MaxOpen: 5, MaxAge: 48 * time.Hour}, p.Alert("default"))
+	require.Equal(t, policy.Alert{MaxOpen: 5, MaxAge: 48 * time.Hour, NeedsPersonAfter: 15 * time.Minute}, p.Alert("default"))
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "monitoring.yaml"), nil, 0o600))
 	_, err = policy.Load(policy.Source{Dir: dir, Destination: policytest.Destination})
 	require.ErrorContains(t, err, "are both there; keep one")

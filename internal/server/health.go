@@ -20,6 +20,9 @@ import (
 // healthTimeout bounds what a question about health asks the database.
 const healthTimeout = 2 * time.Second
 
+// rollupsStaleAfter is how old rollups get before health says so: as the alert RollupsLagging.
+const rollupsStaleAfter = 5 * time.Minute
+
 // ready says why requests should go elsewhere, if so: this process stops, or dlqd was detached. Beside that, only where it does not
 // reach the database may others be better off: whatever else is wrong is as wrong there.
 func (s *Server) ready() error {
@@ -124,7 +127,28 @@ func (s *Server) health(ctx context.Context) []api.Part {
 	for _, status := range s.loops.Statuses() {
 		parts = append(parts, loopPart(&status))
 	}
+	s.judgeAges(ctx, parts)
 	return parts
+}
+
+// judgeAges has the loops that keep figures up to date answer for how old these are, whichever process is to blame.
+func (s *Server) judgeAges(ctx context.Context, parts []api.Part) {
+	sample, rollups, err := metrics.Ages(ctx, s.store.DB())
+	if err != nil {
+		return // what is wrong is the database's part to say
+	}
+	for _, of := range []struct {
+		loop, what string
+		age, most  time.Duration
+	}{
+		{"metrics", "what the metrics say of the database", sample, metrics.StaleAfter},
+		{"rollups", "what counters and analytics say", rollups, rollupsStaleAfter},
+	} {
+		i := slices.IndexFunc(parts, func(p api.Part) bool { return p.Name == of.loop })
+		if i >= 0 && of.age > of.most && s.idle() == nil {
+			parts[i].OK, parts[i].Detail = false, fmt.Sprintf("%s is %s old", of.what, of.age.Truncate(time.Second))
+		}
+	}
 }
 
 func loopPart(status *background.Status) api.Part {

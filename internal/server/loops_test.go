@@ -323,3 +323,28 @@ func TestHealth_queues(t *testing.T) {
 		}
 	}
 }
+
+// Figures that stand still make health red, whichever process is to blame, and green again once they move.
+func TestHealth_FiguresThatStandStill(t *testing.T) {
+	t.Parallel()
+	b := setup(t, options{receiver: answering(http.StatusOK)})
+	require.Eventually(t, func() bool { return b.health().OK }, time.Minute, 50*time.Millisecond)
+	for part, of := range map[string]struct{ lock, age string }{
+		"metrics": {"dlq.metrics_sample", "UPDATE dlq.metrics_sample SET at = at - interval '2 minutes'"},
+		"rollups": {"dlq.refresh_rollups", "UPDATE dlq.rollup_state SET at = at - interval '10 minutes'"},
+	} {
+		tx, err := b.pool.Begin(t.Context())
+		require.NoError(t, err)
+		defer func() { _ = tx.Rollback(context.Background()) }()
+		_, err = tx.Exec(t.Context(), "SELECT pg_advisory_xact_lock(hashtextextended($1, 0))", of.lock)
+		require.NoError(t, err)
+		require.Eventually(t, func() bool { // a write that was under way may come after it
+			_, err := b.pool.Exec(t.Context(), of.age)
+			require.NoError(t, err)
+			ok, detail := b.part(part)
+			return !ok && strings.Contains(detail, " old")
+		}, time.Minute, 50*time.Millisecond, part)
+		require.NoError(t, tx.Rollback(t.Context()))
+		require.Eventually(t, func() bool { ok, _ := b.part(part); return ok }, time.Minute, 50*time.Millisecond, part)
+	}
+}

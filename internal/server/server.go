@@ -415,7 +415,7 @@ func (s *Server) keepHouse() {
 		keeper.Loop(),
 	)
 	s.loops.Add(s.analytics.Loops()...)
-	s.loops.Add((&metrics.Sampler{Store: s.store, Schemas: s.config.Schemas}).Loop())
+	s.loops.Add((&metrics.Sampler{Store: s.store, Schemas: s.config.Schemas, Policy: s.policy}).Loop())
 	s.loops.Add(reconcile.New(reconcile.Config{DB: s.store.DB(), Logger: s.logger.With("part", "reconciler")}).Loop())
 }
 
@@ -428,7 +428,8 @@ func (s *Server) steering() (*river.Client[pgx.Tx], error) {
 	return client, nil
 }
 
-// tellPeople says that dead letters need a person, but for those of groups that are muted. Whatever else tells people, tells them from here.
+// tellPeople logs that a worker parked dead letters, but for those of groups that are muted. (dlqd_needs_person counts all that wait for a
+// person, whatever parked them.)
 func (s *Server) tellPeople(parked []worker.Parked) {
 	type of struct {
 		group.Key

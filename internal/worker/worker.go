@@ -105,7 +105,8 @@ type Config struct {
 	TryLock func(ctx context.Context, tx postgres.DB) (bool, error)
 	// BeforeFiling, if not nil, is called once before the first entry is filed or judged. Its error is logged.
 	BeforeFiling func(ctx context.Context) error
-	// Parked is told, after the commit, of entries that now need a person, whatever the reason: the one place where people are told.
+	// Parked, if not nil, is called after a commit with the entries that the worker parked. Entries that SQL parks (see
+	// db/code/04_facts.sql) and those that failed for good do not pass through here: dlqd_needs_person counts all.
 	Parked func([]Parked)
 }
 

@@ -11,7 +11,7 @@ import (
 )
 
 const Breakers = `-- name: Breakers :many
-SELECT name, state::text AS state, since, open_until, forced, probes_started, probes_succeeded, probes_failed,
+SELECT name, state::text AS state, since, open_until, forced, probes_succeeded, probes_failed, probes_until::timestamptz[] AS probes_until, trouble_since, last_tried_at,
        coalesce(reason, '')::text AS reason, coalesce(changed_by, '')::text AS changed_by
 FROM dlq.circuit_breakers ORDER BY name
 `
@@ -22,9 +22,11 @@ type BreakersRow struct {
 	Since           time.Time
 	OpenUntil       *time.Time
 	Forced          bool
-	ProbesStarted   int32
 	ProbesSucceeded int32
 	ProbesFailed    int32
+	ProbesUntil     []time.Time
+	TroubleSince    *time.Time
+	LastTriedAt     *time.Time
 	Reason          string
 	ChangedBy       string
 }
@@ -45,9 +47,11 @@ func (q *Queries) Breakers(ctx context.Context) ([]BreakersRow, error) {
 			&i.Since,
 			&i.OpenUntil,
 			&i.Forced,
-			&i.ProbesStarted,
 			&i.ProbesSucceeded,
 			&i.ProbesFailed,
+			&i.ProbesUntil,
+			&i.TroubleSince,
+			&i.LastTriedAt,
 			&i.Reason,
 			&i.ChangedBy,
 		); err != nil {
@@ -63,7 +67,7 @@ func (q *Queries) Breakers(ctx context.Context) ([]BreakersRow, error) {
 
 const HalfOpenQueue = `-- name: HalfOpenQueue :exec
 UPDATE dlq.circuit_breakers SET state = 'half_open', since = $1::timestamptz, open_until = NULL, epoch = epoch + 1,
-    probes_started = 0, probes_succeeded = 0, probes_failed = 0, reason = 'probing', changed_by = $2::text
+    probes_started = 0, probes_succeeded = 0, probes_failed = 0, probes_until = '{}', last_tried_at = $1::timestamptz, reason = 'probing', changed_by = $2::text
 WHERE name = $3::text
 `
 
@@ -176,12 +180,14 @@ SELECT
     (SELECT count(*) FROM (SELECT FROM river.river_job j WHERE j.state IN ('discarded', 'cancelled') AND j.finalized_at >= $1::timestamptz AND j.queue = $2::text
         AND NOT j.metadata ? 'cancel_attempted_at' LIMIT 10000) d)
     + (SELECT count(*) FROM (SELECT FROM river.river_job j WHERE j.state = 'retryable' AND j.queue = $2::text AND j.attempted_at >= $1::timestamptz LIMIT 10000) r) AS failed,
-    (SELECT count(*) FROM (SELECT FROM river.river_job j WHERE j.state = 'running' AND j.queue = $2::text LIMIT 10000) u) AS running
+    (SELECT count(*) FROM (SELECT FROM river.river_job j WHERE j.state = 'running' AND j.queue = $2::text
+        AND j.attempted_at > $3::timestamptz LIMIT 10000) u) AS running
 `
 
 type QueueOutcomesParams struct {
-	Since time.Time
-	Queue string
+	Since        time.Time
+	Queue        string
+	RunningSince time.Time
 }
 
 type QueueOutcomesRow struct {
@@ -190,10 +196,10 @@ type QueueOutcomesRow struct {
 	Running   int64
 }
 
-// How the jobs of a River queue have ended since a time, and how many run; each counted to ten thousand at most.
+// How the jobs of a River queue have ended since a time, and how many run that began after another; each counted to ten thousand at most.
 // (A job that dlqd completed itself, since another had done its work, says nothing of the queue.)
 func (q *Queries) QueueOutcomes(ctx context.Context, arg QueueOutcomesParams) (QueueOutcomesRow, error) {
-	row := q.db.QueryRow(ctx, QueueOutcomes, arg.Since, arg.Queue)
+	row := q.db.QueryRow(ctx, QueueOutcomes, arg.Since, arg.Queue, arg.RunningSince)
 	var i QueueOutcomesRow
 	err := row.Scan(&i.Succeeded, &i.Failed, &i.Running)
 	return i, err
@@ -229,7 +235,7 @@ func (q *Queries) ReopenQueue(ctx context.Context, arg ReopenQueueParams) error 
 }
 
 const ReportProbe = `-- name: ReportProbe :one
-SELECT coalesce(dlq.report_probe($1::text, $2::bigint, $3::boolean, $4::integer, $5::float8, $6::interval, $7::text, $8::timestamptz)::text, '')::text AS state
+SELECT coalesce(dlq.report_probe($1::text, $2::bigint, $3::boolean, $4::integer, $5::float8, $6::interval, $7::text, $8::timestamptz, $9::timestamptz)::text, '')::text AS state
 `
 
 type ReportProbeParams struct {
@@ -241,6 +247,7 @@ type ReportProbeParams struct {
 	OpenFor     time.Duration
 	Actor       string
 	Now         time.Time
+	Until       time.Time
 }
 
 func (q *Queries) ReportProbe(ctx context.Context, arg ReportProbeParams) (string, error) {
@@ -253,6 +260,7 @@ func (q *Queries) ReportProbe(ctx context.Context, arg ReportProbeParams) (strin
 		arg.OpenFor,
 		arg.Actor,
 		arg.Now,
+		arg.Until,
 	)
 	var state string
 	err := row.Scan(&state)
@@ -299,7 +307,7 @@ func (q *Queries) SetPaused(ctx context.Context, arg SetPausedParams) error {
 }
 
 const TakeProbe = `-- name: TakeProbe :one
-SELECT coalesce(dlq.take_probe($1::text, $2::integer, $3::interval, $4::text, $5::timestamptz), 0)::bigint AS epoch
+SELECT coalesce(dlq.take_probe($1::text, $2::integer, $3::interval, $4::text, $5::timestamptz, $6::interval), 0)::bigint AS epoch
 `
 
 type TakeProbeParams struct {
@@ -308,6 +316,7 @@ type TakeProbeParams struct {
 	OpenFor time.Duration
 	Actor   string
 	Now     time.Time
+	Timeout time.Duration
 }
 
 func (q *Queries) TakeProbe(ctx context.Context, arg TakeProbeParams) (int64, error) {
@@ -317,6 +326,7 @@ func (q *Queries) TakeProbe(ctx context.Context, arg TakeProbeParams) (int64, er
 		arg.OpenFor,
 		arg.Actor,
 		arg.Now,
+		arg.Timeout,
 	)
 	var epoch int64
 	err := row.Scan(&epoch)

@@ -10,6 +10,24 @@ import (
 	"time"
 )
 
+const Ages = `-- name: Ages :one
+SELECT coalesce((SELECT clock_timestamp() - s.at FROM dlq.metrics_sample s), '0')::interval AS sample,
+       coalesce((SELECT clock_timestamp() - r.at FROM dlq.rollup_state r), '0')::interval AS rollups
+`
+
+type AgesRow struct {
+	Sample  time.Duration
+	Rollups time.Duration
+}
+
+// How old the sample and the rollups are; 0 where there are none yet.
+func (q *Queries) Ages(ctx context.Context) (AgesRow, error) {
+	row := q.db.QueryRow(ctx, Ages)
+	var i AgesRow
+	err := row.Scan(&i.Sample, &i.Rollups)
+	return i, err
+}
+
 const Approvals = `-- name: Approvals :many
 SELECT a.operation, a.state, count(*) AS requests FROM dlq.approvals a GROUP BY a.operation, a.state ORDER BY a.operation, a.state
 `
@@ -95,6 +113,49 @@ func (q *Queries) Gates(ctx context.Context) ([]GatesRow, error) {
 	for rows.Next() {
 		var i GatesRow
 		if err := rows.Scan(&i.State, &i.Gates); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
+const NeedsPerson = `-- name: NeedsPerson :many
+SELECT p.queue::text AS queue, p.error_class::text AS error_class, p.entries::bigint AS entries
+FROM dlq.needs_person($1::interval, $2::text[], $3::interval[], $4::integer) p
+`
+
+type NeedsPersonParams struct {
+	After  time.Duration
+	Queues []string
+	Afters []time.Duration
+	Most   int32
+}
+
+type NeedsPersonRow struct {
+	Queue      string
+	ErrorClass string
+	Entries    int64
+}
+
+func (q *Queries) NeedsPerson(ctx context.Context, arg NeedsPersonParams) ([]NeedsPersonRow, error) {
+	rows, err := q.db.Query(ctx, NeedsPerson,
+		arg.After,
+		arg.Queues,
+		arg.Afters,
+		arg.Most,
+	)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	items := []NeedsPersonRow{}
+	for rows.Next() {
+		var i NeedsPersonRow
+		if err := rows.Scan(&i.Queue, &i.ErrorClass, &i.Entries); err != nil {
 			return nil, err
 		}
 		items = append(items, i)
@@ -484,16 +545,31 @@ func (q *Queries) Rollups(ctx context.Context) (RollupsRow, error) {
 }
 
 const SampleDue = `-- name: SampleDue :one
-SELECT (NOT EXISTS (SELECT FROM dlq.metrics_sample s WHERE s.at > clock_timestamp() - greatest($1::interval, 20 * s.took))
-        AND pg_try_advisory_xact_lock(hashtextextended('dlq.metrics_sample', 0)))::boolean AS due
+SELECT d.due, d.age, (d.due AND pg_try_advisory_xact_lock(hashtextextended('dlq.metrics_sample', 0)))::boolean AS ours
+FROM (SELECT coalesce(NOT (s.age >= '0' AND s.age < greatest($1::interval, least(20 * s.took, $2::interval))), true)::boolean AS due, coalesce(s.age, '0')::interval AS age
+      FROM (SELECT set_config('statement_timeout', $3::text, true) OFFSET 0) one
+      LEFT JOIN (SELECT clock_timestamp() - m.at AS age, m.took FROM dlq.metrics_sample m) s ON true OFFSET 0) d
 `
 
-// Whether a sample is to be taken, and no other process is at it. The lock is held until the transaction ends.
-func (q *Queries) SampleDue(ctx context.Context, every time.Duration) (bool, error) {
-	row := q.db.QueryRow(ctx, SampleDue, every)
-	var due bool
-	err := row.Scan(&due)
-	return due, err
+type SampleDueParams struct {
+	Every   time.Duration
+	Most    time.Duration
+	Timeout string
+}
+
+type SampleDueRow struct {
+	Due  bool
+	Age  time.Duration
+	Ours bool
+}
+
+// Whether a sample is to be taken, how old the last one is (0 where there is none), and whether this transaction is the one that takes it.
+// The lock, and the limit on each statement, last until the transaction ends. (One of the future is of a clock that was set back.)
+func (q *Queries) SampleDue(ctx context.Context, arg SampleDueParams) (SampleDueRow, error) {
+	row := q.db.QueryRow(ctx, SampleDue, arg.Every, arg.Most, arg.Timeout)
+	var i SampleDueRow
+	err := row.Scan(&i.Due, &i.Age, &i.Ours)
+	return i, err
 }
 
 const Unfiled = `-- name: Unfiled :many
@@ -529,10 +605,11 @@ func (q *Queries) Unfiled(ctx context.Context) ([]UnfiledRow, error) {
 }
 
 const WriteSample = `-- name: WriteSample :exec
-INSERT INTO dlq.metrics_sample AS s (at, took, counters, sample) VALUES (clock_timestamp(), $1::interval, $2::json, $3::json)
-ON CONFLICT (one) DO UPDATE SET at = excluded.at, took = excluded.took, sample = excluded.sample,
+INSERT INTO dlq.metrics_sample AS s (at, took, takes, counters, sample) VALUES (clock_timestamp(), $1::interval, ARRAY[$1::interval], $2::json, $3::json)
+ON CONFLICT (one) DO UPDATE SET at = excluded.at, takes = (excluded.takes || s.takes)[1:5], sample = excluded.sample,
+    took = (SELECT percentile_disc(0.5) WITHIN GROUP (ORDER BY t.took) FROM unnest((excluded.takes || s.takes)[1:5]) t (took)),
     counters = CASE WHEN s.counters::text = excluded.counters::text THEN s.counters ELSE excluded.counters END
-WHERE s.sample::text <> excluded.sample::text OR s.counters::text <> excluded.counters::text OR s.at < clock_timestamp() - $4::interval
+WHERE s.sample::text <> excluded.sample::text OR s.counters::text <> excluded.counters::text OR s.at NOT BETWEEN clock_timestamp() - $4::interval AND clock_timestamp()
 `
 
 type WriteSampleParams struct {

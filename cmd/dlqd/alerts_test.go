@@ -1,0 +1,18 @@
+package main_test
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+func TestAlerts_render(t *testing.T) {
+	t.Parallel()
+	out := ok(t, "alerts", "render", "--console-url", "https://dlqd.example/?a=b", "--console-url", "dlqd-eu=https://eu.example", "--runbook-url", "https://git.example/{name}.md")
+	require.Contains(t, out, `page_url: '{{ if eq $labels.job "dlqd-eu" }}https://eu.example{{ else }}https://dlqd.example/?a=b{{ end }}/system'`)
+	require.Contains(t, out, "runbook_url: 'https://git.example/dlqd-is-down.md'")
+	for _, wrong := range [][]string{{"--console-url", "dlqd.example"}, {"--console-url", "https://a", "--console-url", "https://b"}} {
+		_, stderr, code := run(t, append([]string{"alerts", "render"}, wrong...)...)
+		require.Equal(t, 2, code, stderr)
+	}
+}

@@ -1,0 +1,169 @@
+package deploy_test
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.yaml.in/yaml/v3"
+
+	"github.com/dlqd/dlqd/internal/alerting"
+)
+
+// alertmanager is an Alertmanager with the configuration of deploy/, which a test sends alerts to.
+type alertmanager struct {
+	*testing.T
+
+	stack   *alerting.Stack
+	telling *alerting.Receivers
+}
+
+func newAlertmanager(t *testing.T) *alertmanager {
+	t.Helper()
+	telling, err := alerting.NewReceivers(t.Context(), nil)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, telling.Close()) })
+	// (Its Prometheus has nothing to scrape, and waits for an hour before it says so.)
+	stack, err := alerting.Start(t.Context(), alerting.Config{
+		Dir: t.TempDir(), Targets: []string{}, Console: "http://dlqd.example", Interval: time.Second, For: time.Hour, Receivers: telling,
+	})
+	require.NoError(t, err)
+	t.Cleanup(stack.Stop)
+	return &alertmanager{T: t, stack: stack, telling: telling}
+}
+
+// post sends alerts, each by its labels: "DlqdDown severity=critical job=dlqd". They fire, or are over.
+func (a *alertmanager) post(over bool, alerts ...string) {
+	a.Helper()
+	var list []any
+	for _, alert := range alerts {
+		labels := map[string]string{}
+		for i, word := range strings.Fields(alert) {
+			name, value, _ := strings.Cut(word, "=")
+			if i == 0 {
+				name, value = "alertname", word
+			}
+			labels[name] = value
+		}
+		ends := time.Now().Add(time.Hour)
+		if over {
+			ends = time.Now()
+		}
+		list = append(list, map[string]any{"labels": labels, "annotations": map[string]string{"summary": labels["alertname"] + " of " + labels["loop"]}, "endsAt": ends})
+	}
+	raw, err := json.Marshal(list)
+	require.NoError(a, err)
+	response, err := http.Post(a.stack.Alertmanager+"/api/v2/alerts", "application/json", bytes.NewReader(raw))
+	require.NoError(a, err)
+	defer response.Body.Close()
+	require.Equal(a, http.StatusOK, response.StatusCode)
+}
+
+// told counts what a receiver was told of an alert: that it fires, and that it is over.
+func (a *alertmanager) told(receiver, alert string) (fires, over int) {
+	incidents := map[string]bool{}
+	for _, n := range a.telling.Notifications() {
+		switch {
+		case n.Receiver != receiver:
+		case !n.Over && strings.Contains(n.Text+n.Title, alert):
+			incidents[n.Incident] = true
+			fires++
+		case n.Over && incidents[n.Incident]:
+			over++
+		}
+	}
+	return fires, over
+}
+
+func (a *alertmanager) awaitTold(receiver, alert string, fires, over int) {
+	a.Helper()
+	require.Eventually(a, func() bool {
+		f, o := a.told(receiver, alert)
+		return f == fires && o == over
+	}, patience, 50*time.Millisecond, "%s of %s: %v", receiver, alert, a.telling.Notifications())
+}
+
+// Those on call get an end of each incident before it begins again: also where what fires would explain it, or is over at once.
+func TestAlertmanager_ResolveForEachTrigger(t *testing.T) {
+	t.Parallel()
+	a := newAlertmanager(t)
+	const stale, down = "DLQMetricsStale severity=critical job=dlqd", "DlqdDatabaseDown severity=critical job=dlqd instance=a"
+	for n := 1; n <= 3; n++ {
+		a.post(false, stale)
+		a.awaitTold("pagerduty", "DLQMetricsStale", n, n-1)
+		a.awaitTold("opsgenie", "DLQMetricsStale", n, n-1)
+		a.post(false, down)
+		a.awaitTold("pagerduty", "DlqdDatabaseDown", n, n-1)
+		a.post(true, stale)
+		a.awaitTold("pagerduty", "DLQMetricsStale", n, n)
+		a.awaitTold("opsgenie", "DLQMetricsStale", n, n)
+		a.post(true, down)
+		a.awaitTold("pagerduty", "DlqdDatabaseDown", n, n)
+	}
+}
+
+// A loop that fails is not told beside what explains it, of its process or its database; any other is.
+func TestAlertmanager_LoopsThatFailAreExplained(t *testing.T) {
+	t.Parallel()
+	a := newAlertmanager(t)
+	failing := func(instance, loop string) string {
+		return fmt.Sprintf("DlqdLoopFailing severity=warning job=dlqd instance=%s loop=%s", instance, loop)
+	}
+	a.post(false, "DlqdDatabaseDown severity=critical job=dlqd instance=a", "DlqdDown severity=critical job=dlqd instance=b", "DLQMetricsStale severity=critical job=dlqd")
+	a.awaitTold("pagerduty", "DlqdDown", 1, 0)
+	a.awaitTold("pagerduty", "DlqdDatabaseDown", 1, 0)
+	a.awaitTold("pagerduty", "DLQMetricsStale", 1, 0)
+	a.post(false, failing("a", "gates"), failing("b", "gates"), failing("c", "metrics"))
+	a.post(false, failing("d", "gates"))
+	require.Eventually(t, func() bool {
+		return slices.ContainsFunc(a.telling.Notifications(), func(n alerting.Notification) bool {
+			return n.Receiver == "slack" && strings.Contains(n.Text, "DlqdLoopFailing of gates")
+		})
+	}, patience, 50*time.Millisecond)
+	for _, n := range a.telling.Notifications() {
+		if n.Receiver == "slack" {
+			require.Equal(t, 1, strings.Count(n.Text, "DlqdLoopFailing of"), "the one of d alone: %s", n.Text)
+		}
+	}
+}
+
+// Groups of critical alerts are flushed each minute, and none of them is inhibited: Alertmanager sends no end of one that ends meanwhile.
+func TestAlertmanager_CriticalAlerts(t *testing.T) {
+	t.Parallel()
+	var config struct {
+		Route struct {
+			Routes []struct {
+				Matchers []string      `yaml:"matchers"`
+				Wait     time.Duration `yaml:"group_wait"`
+				Interval time.Duration `yaml:"group_interval"`
+			} `yaml:"routes"`
+		} `yaml:"route"`
+		Inhibit []struct {
+			Target []string `yaml:"target_matchers"`
+		} `yaml:"inhibit_rules"`
+	}
+	require.NoError(t, yaml.Unmarshal([]byte(read(t, "alertmanager.yaml")), &config))
+	critical := 0
+	for _, route := range config.Route.Routes {
+		if slices.Contains(route.Matchers, `severity="critical"`) {
+			critical++
+			require.Zero(t, route.Wait)
+			require.Equal(t, time.Minute, route.Interval)
+		}
+	}
+	require.Equal(t, 2, critical)
+	require.NotEmpty(t, config.Inhibit)
+	for _, r := range rules(t) {
+		for _, inhibited := range config.Inhibit {
+			if r.Labels["severity"] == "critical" {
+				require.NotContains(t, strings.Join(inhibited.Target, " "), r.Alert)
+			}
+		}
+	}
+}

@@ -1,0 +1,28 @@
+package background_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/dlqd/dlqd/internal/background"
+)
+
+// A turn that hung for minutes costs no rest, and turns that are all long at most so much.
+func TestRest_OneLongTurn(t *testing.T) {
+	t.Parallel()
+	rest := &background.Rest{Times: 10, Most: 30 * time.Second}
+	require.Equal(t, 30*time.Second, rest.After(5*time.Minute), "nothing else is known")
+	require.Equal(t, time.Second, rest.After(100*time.Millisecond))
+	for range 3 {
+		require.Equal(t, time.Second, rest.After(100*time.Millisecond))
+	}
+	require.Equal(t, time.Second, rest.After(5*time.Minute))
+	require.Equal(t, time.Second, rest.After(5*time.Minute))
+	require.Equal(t, 30*time.Second, rest.After(5*time.Minute), "three of five")
+	for range 2 {
+		rest.After(200 * time.Millisecond)
+	}
+	require.Equal(t, 2*time.Second, rest.After(200*time.Millisecond))
+}

@@ -1,0 +1,269 @@
+package breaker_test
+
+import (
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/riverqueue/river"
+	"github.com/riverqueue/river/riverdriver/riverpgxv5"
+	"github.com/stretchr/testify/require"
+
+	"github.com/dlqd/dlqd/internal/breaker"
+	"github.com/dlqd/dlqd/internal/policy"
+	"github.com/dlqd/dlqd/internal/policy/policytest"
+	"github.com/dlqd/dlqd/internal/postgres"
+)
+
+// A delivery each 40 s, longer than openFor, and each succeeds: eight of ten probes are needed, and eight close it.
+func TestBreaker_ClosesAtLowTraffic(t *testing.T) {
+	t.Parallel()
+	b := setup(t, "defaults: {consecutiveFailures: 1}")
+	one, two := b.process("one"), b.process("two")
+	require.True(t, b.deliver(one, false))
+	for i := range 8 {
+		b.pass(40 * time.Second)
+		p := []*breaker.Breakers{one, two}[i%2]
+		require.NoError(t, p.Sync(t.Context()))
+		state, _ := p.State(bank)
+		require.NotEqual(t, breaker.Closed, state, "after %d successes", i)
+		require.True(t, b.deliver(p, true), "after %d successes", i)
+	}
+	b.requireState(one, breaker.Closed)
+	b.requireState(two, breaker.Closed)
+}
+
+// walk is one breaker whose destination works again, on a clock that the test sets: deliveries come at a pace, take their time, and some of
+// those that the breaker lets through are never reported, as if their process had died.
+type walk struct {
+	*bundle
+
+	name           string
+	settings       policy.Breaker
+	timeout        time.Duration
+	gap            time.Duration // between deliveries
+	lost           float64       // share of the probes that are never reported
+	failing        int           // probes that fail before the destination works again
+	random         *rand.Rand
+	processes      []*breaker.Breakers
+	underway       []probe
+	lastLet        time.Time // when the breaker let a probe through last, or opened
+	reported, lets int
+}
+
+// probe is a delivery that a breaker which is not closed has let through.
+type probe struct {
+	permit *breaker.Permit
+	began  time.Time
+	ends   time.Time // when it is reported; zero for one that is lost
+	ok     bool
+	epoch  int64
+}
+
+func (w *walk) epoch() (epoch int64, state breaker.State) {
+	w.Helper()
+	require.NoError(w, w.pool.QueryRow(w.Context(), "SELECT epoch, state FROM dlq.circuit_breakers WHERE name = $1", w.name).Scan(&epoch, &state))
+	return epoch, state
+}
+
+// report reports the probes that have ended by now, in the order in which they end.
+func (w *walk) report() {
+	w.Helper()
+	slices.SortStableFunc(w.underway, func(a, b probe) int { return a.ends.Compare(b.ends) })
+	for i := 0; i < len(w.underway); {
+		p := w.underway[i]
+		if p.ends.IsZero() || p.ends.After(w.clock()) {
+			i++
+			continue
+		}
+		w.underway = slices.Delete(w.underway, i, i+1)
+		before, state := w.epoch()
+		var succeeded, after int
+		count := "SELECT probes_succeeded, probes_succeeded + probes_failed FROM dlq.circuit_breakers WHERE name = $1"
+		require.NoError(w, w.pool.QueryRow(w.Context(), count, w.name).Scan(&succeeded, &after))
+		ended := after
+		p.permit.Done(w.Context(), p.ok)
+		require.NoError(w, w.pool.QueryRow(w.Context(), count, w.name).Scan(&succeeded, &after))
+		now, stands := w.epoch()
+		require.Equal(w, before, now, "a report begins no period")
+		if state != breaker.HalfOpen || p.epoch != before {
+			require.Equal(w, state, stands, "a probe of an earlier period changes nothing")
+			require.Equal(w, ended, after, "nor is it counted")
+			continue
+		}
+		require.Equal(w, ended+1, after, "it is counted")
+		w.reported++
+		if stands == breaker.Open {
+			w.lastLet = w.clock()
+		}
+		if needed := int(float64(w.settings.Probes)*w.settings.SuccessRate/100 + 0.999999); succeeded >= needed {
+			require.Equal(w, breaker.Closed, stands, "%d successes of %d needed", succeeded, needed)
+		}
+	}
+}
+
+// goOn runs until the breaker is closed.
+func (w *walk) goOn() {
+	w.Helper()
+	for step := 0; ; step++ {
+		require.Less(w, step, 20_000, "it closes")
+		w.pass(time.Duration((0.5 + w.random.Float64()) * float64(w.gap)))
+		w.report()
+		before, state := w.epoch()
+		if state == breaker.Closed {
+			return
+		}
+		p := w.processes[w.random.IntN(len(w.processes))]
+		require.NoError(w, p.Sync(w.Context())) // as its loop does each second
+		permit, err := p.Allow(w.Context(), w.name[len(breaker.DestinationPrefix):], w.timeout)
+		require.NoError(w, err)
+		now, _ := w.epoch()
+		if state == breaker.HalfOpen {
+			require.Equal(w, before, now, "a half-open period goes on until its outcomes end it")
+		}
+		if permit == nil {
+			// Each place is taken by a probe that may still report, or it is open.
+			require.Less(w, w.clock().Sub(w.lastLet), max(w.settings.OpenFor, w.timeout+10*time.Second), "it stands still")
+			continue
+		}
+		w.lastLet = w.clock()
+		w.lets++
+		began := probe{permit: permit, began: w.clock(), epoch: now, ok: w.lets > w.failing}
+		if w.random.Float64() >= w.lost {
+			began.ends = w.clock().Add(time.Duration(w.random.Float64() * float64(w.timeout)))
+		}
+		w.underway = append(w.underway, began)
+		held := 0
+		for _, u := range w.underway {
+			if u.epoch == now && w.clock().Sub(u.began) < w.timeout+10*time.Second {
+				held++
+			}
+		}
+		require.LessOrEqual(w, held, w.settings.Probes, "no more at once than there are places")
+	}
+}
+
+// However seldom deliveries come, whichever process they come to and however many of its probes are lost, a breaker whose destination works
+// again closes after the successes that it needs, and never stands still for longer than a probe may take.
+func TestBreaker_HalfOpenAlwaysEnds(t *testing.T) {
+	t.Parallel()
+	seed := uint64(time.Now().UnixNano())
+	t.Logf("seed %d", seed)
+	b := setup(t, "")
+	random := rand.New(rand.NewPCG(seed, 0))
+	for i := range 30 {
+		gaps := []time.Duration{time.Second, 7 * time.Second, time.Minute, 10 * time.Minute, time.Hour}
+		timeouts := []time.Duration{time.Second, 30 * time.Second, 5 * time.Minute}
+		w := &walk{
+			bundle: b, name: fmt.Sprintf("%scase-%d", breaker.DestinationPrefix, i), random: random,
+			gap: gaps[i%len(gaps)], timeout: timeouts[random.IntN(len(timeouts))], lost: []float64{0, 0.2, 0.6}[i/len(gaps)%3], failing: random.IntN(8),
+		}
+		rules := policytest.Load(t, policytest.Files{"circuit-breaker": fmt.Sprintf("defaults: {consecutiveFailures: 1, probes: %d, successRate: %d, openFor: %ds}",
+			1+random.IntN(10), 50+random.IntN(51), 1+random.IntN(120))})
+		w.settings = rules.Breaker("")
+		for _, name := range []string{"one", "two"} {
+			p := breaker.New(breaker.Config{
+				DB: b.pool, Policy: func() *policy.Policy { return rules }, Actor: name, Logger: slog.New(slog.DiscardHandler), Now: b.clock,
+			})
+			require.NoError(t, p.Sync(t.Context()))
+			w.processes = append(w.processes, p)
+		}
+		permit, err := w.processes[0].Allow(t.Context(), w.name[len(breaker.DestinationPrefix):], w.timeout)
+		require.NoError(t, err)
+		permit.Done(t.Context(), false)
+		w.lastLet = b.clock()
+		w.goOn()
+		t.Logf("case %d: a delivery each %s, timeout %s, %d probes of which %g %% must succeed, %g lost: %d let through, %d counted",
+			i, w.gap, w.timeout, w.settings.Probes, w.settings.SuccessRate, w.lost, w.lets, w.reported)
+	}
+}
+
+// A breaker has been in trouble since it was last closed, however often it was tried in vain since; and it says when that was last.
+func TestBreaker_InTroubleSinceItWasClosed(t *testing.T) {
+	t.Parallel()
+	b := setup(t, "defaults: {consecutiveFailures: 1, probes: 1, openFor: 30s}")
+	p := b.process("one")
+	opened := b.clock()
+	require.True(t, b.deliver(p, false))
+	status, _ := p.Find(bank)
+	require.True(t, opened.Equal(*status.Since), "by this process's own view")
+	for range 3 {
+		b.pass(31 * time.Second)
+		require.True(t, b.deliver(p, false))
+		status, _ = p.Find(bank)
+		require.Equal(t, breaker.Open, status.State)
+		require.True(t, opened.Equal(*status.Since), "%s, not %s", opened, status.Since)
+		require.True(t, b.clock().Equal(*status.LastTried))
+	}
+	b.pass(31 * time.Second)
+	tried := b.permit(p)
+	require.NoError(t, p.Sync(t.Context()))
+	status, _ = p.Find(bank)
+	require.Equal(t, breaker.HalfOpen, status.State)
+	require.True(t, opened.Equal(*status.Since))
+	require.NoError(t, p.ForceOpen(t.Context(), bank, "kim", "", 0))
+	status, _ = b.process("two").Find(bank)
+	require.True(t, opened.Equal(*status.Since), "a person who opens an open one changes nothing of it")
+	tried.Done(t.Context(), true)
+	b.pass(time.Second)
+	_, err := p.Reset(t.Context(), bank, "kim", "")
+	require.NoError(t, err)
+	status, _ = p.Find(bank)
+	require.True(t, b.clock().Equal(*status.Since), "it is closed since then")
+	require.Nil(t, status.LastTried)
+	b.pass(time.Second)
+	require.True(t, b.deliver(p, false))
+	status, _ = p.Find(bank)
+	require.True(t, b.clock().Equal(*status.Since))
+	require.Nil(t, status.LastTried)
+}
+
+// A half-open River queue waits for the jobs that run, paused; not for one that is put off, or that runs for longer than a minute.
+func TestQueues_HalfOpenAlwaysEnds(t *testing.T) {
+	t.Parallel()
+	b := setup(t, "riverQueues: {emails: {openFor: 10s}}")
+	client, err := river.NewClient(riverpgxv5.New(b.pool), &river.Config{Logger: slog.New(slog.DiscardHandler), TestOnly: true})
+	require.NoError(t, err)
+	b.exec(t, "INSERT INTO river_queue (name, created_at, updated_at) VALUES ('emails', now(), now())")
+	p := b.process("one")
+	watch := &breaker.Queues{Pool: b.pool, Schemas: postgres.DefaultSchemas(), River: client, Breakers: p}
+	is := func(want breaker.State, paused bool) {
+		t.Helper()
+		require.NoError(t, watch.RunOnce(t.Context()))
+		require.NoError(t, p.Sync(t.Context()))
+		state, _ := p.State("queue:emails")
+		require.Equal(t, want, state)
+		queue, err := client.QueueGet(t.Context(), "emails")
+		require.NoError(t, err)
+		require.Equal(t, paused, queue.PausedAt != nil)
+	}
+	runs := func() {
+		b.exec(t, "INSERT INTO river_job (kind, args, queue, max_attempts, attempt, state, attempted_at) VALUES ('app', '{}', 'emails', 1, 1, 'running', $1)", b.clock())
+	}
+	b.exec(t, "SELECT dlq.open_breaker('queue:emails', 'one', 'it fails', '10 s', false, $1)", b.clock())
+	opened := b.clock()
+	is(breaker.Open, true)
+	b.pass(10 * time.Second)
+	is(breaker.HalfOpen, false)
+	status, _ := p.Find("queue:emails")
+	require.True(t, opened.Equal(*status.Since))
+	require.True(t, b.clock().Equal(*status.LastTried))
+
+	runs()
+	is(breaker.HalfOpen, true)
+	b.exec(t, "UPDATE river_job SET state = 'scheduled'")
+	is(breaker.HalfOpen, false)
+
+	b.pass(time.Second)
+	runs()
+	is(breaker.HalfOpen, true)
+	b.pass(69 * time.Second)
+	is(breaker.HalfOpen, true)
+	b.pass(time.Second)
+	is(breaker.HalfOpen, false)
+	b.exec(t, "INSERT INTO river_job (kind, args, queue, max_attempts, state, finalized_at) VALUES ('app', '{}', 'emails', 1, 'completed', $1)", b.clock())
+	is(breaker.Closed, false)
+}
