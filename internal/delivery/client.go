@@ -14,7 +14,6 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/riverqueue/river"
-	"github.com/riverqueue/river/riverdriver/riverpgxv5"
 	"github.com/riverqueue/river/rivertype"
 
 	"github.com/dlqd/dlqd/internal/background"
@@ -134,7 +133,7 @@ func NewClient(ctx context.Context, config ClientConfig) (*Client, error) {
 		worked[name] = p.Concurrency(name)
 		queues[name] = river.QueueConfig{MaxWorkers: worked[name]}
 	}
-	d := &driver{Driver: riverpgxv5.New(config.Pool), config: &c.config, inDoubt: config.Worker.inDoubt}
+	d := &driver{Driver: postgres.NewDriver(config.Pool), config: &c.config, inDoubt: config.Worker.inDoubt}
 	c.Client, err = river.NewClient(d, &river.Config{
 		ID:                config.ID,
 		Schema:            config.Schemas.River,
