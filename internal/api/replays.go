@@ -1,7 +1,6 @@
 package api
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"net/http"
@@ -61,7 +60,7 @@ type RateAction struct {
 	Rate float64 `json:"rate" minimum:"0" maximum:"1000000" doc:"Entries a second, 0.001 or more; 0 for as fast as it goes."`
 }
 
-type replayRunInput struct{ Body *ReplayRequest }
+type replayRunInput struct{ Body ReplayRequest }
 
 type replayAnswerOutput struct {
 	Status int
@@ -182,7 +181,7 @@ func (s *service) registerReplays(api huma.API) {
 const maxRuns = 50
 
 func (s *service) startReplay(ctx context.Context, in *replayRunInput) (*replayAnswerOutput, error) {
-	body := cmp.Or(in.Body, &ReplayRequest{})
+	body := &in.Body
 	request := &replay.Request{
 		All: body.All, NewestFirst: body.Order == "newest", BatchSize: body.BatchSize, Rate: body.Rate, Concurrency: body.Concurrency,
 		Queue: body.Queue, Destination: body.Destination, Checkpoint: body.Checkpoint, Force: body.Force, StopAt: body.StopAt, Act: body.act(ctx),

@@ -138,6 +138,7 @@ func NewClient(ctx context.Context, config ClientConfig) (*Client, error) {
 		ID:                config.ID,
 		Schema:            config.Schemas.River,
 		Logger:            slog.New(riverLog{config.Logger.Handler()}),
+		ErrorHandler:      panics{},
 		Queues:            queues,
 		Workers:           workers,
 		Middleware:        []rivertype.Middleware{riverdlq.NewMiddleware()},
@@ -157,6 +158,20 @@ func NewClient(ctx context.Context, config ClientConfig) (*Client, error) {
 	c.worked, c.ending = worked, map[string]bool{}
 	c.note()
 	return c, nil
+}
+
+// panics counts deliveries that panic. River logs them, and records them as errors of their jobs.
+type panics struct{}
+
+// HandleError implements river.ErrorHandler.
+func (panics) HandleError(context.Context, *rivertype.JobRow, error) *river.ErrorHandlerResult {
+	return nil
+}
+
+// HandlePanic implements river.ErrorHandler.
+func (panics) HandlePanic(_ context.Context, _ *rivertype.JobRow, value any, _ string) *river.ErrorHandlerResult {
+	_ = background.Panicked(value)
+	return nil
 }
 
 // Loop keeps the client working the queues of the policy in force. Wake it when that changes.
