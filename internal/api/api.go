@@ -285,7 +285,7 @@ func (s *service) recovered(next http.Handler) http.Handler {
 			if p == http.ErrAbortHandler { //nolint:errorlint,err113 // as net/http compares it
 				panic(p)
 			}
-			s.Logger.ErrorContext(r.Context(), "a request panicked", "method", r.Method, "path", r.URL.Path, "error", background.Panicked(p))
+			s.logPanic(r.Context(), r.URL.Path, background.Panicked(p))
 			if hasBegun(w) {
 				panic(http.ErrAbortHandler)
 			}
@@ -307,17 +307,21 @@ func (s *service) attempt(api huma.API, ctx huma.Context, next func(huma.Context
 		if p == http.ErrAbortHandler || ctx.Status() != 0 || hasBegun(w) { //nolint:errorlint,err113 // as above
 			panic(p)
 		}
-		s.Logger.ErrorContext(ctx.Context(), "a request panicked", "operation", ctx.Operation().OperationID, "error", background.Panicked(p))
+		s.logPanic(ctx.Context(), ctx.Operation().Path, background.Panicked(p))
 		_ = huma.WriteErr(api, ctx, http.StatusInternalServerError, panicDetail)
 	}()
 	next(ctx)
+}
+
+func (s *service) logPanic(ctx context.Context, path string, p *background.PanicError) {
+	s.Logger.ErrorContext(ctx, "a request panicked", "path", path, "error", p.Value, "stack", p.Stack)
 }
 
 // observe counts requests, times and traces them.
 func (s *service) observe(api huma.API, ctx huma.Context, next func(huma.Context)) {
 	start := time.Now()
 	operation := ctx.Operation().OperationID
-	traced, span := s.Tracer.Start(telemetry.With(ctx.Context(), ctx.Header("Traceparent"), ctx.Header("Tracestate")), operation, trace.WithSpanKind(trace.SpanKindServer))
+	traced, span := s.Tracer.Start(telemetry.With(ctx.Context(), ctx.Header("Traceparent"), tracestate(ctx)), operation, trace.WithSpanKind(trace.SpanKindServer))
 	defer span.End()
 	s.attempt(api, huma.WithContext(ctx, deadletter.WithOrigin(traced, origin(ctx))), next)
 	if span.IsRecording() {
@@ -328,6 +332,12 @@ func (s *service) observe(api huma.API, ctx huma.Context, next func(huma.Context
 	}
 	s.Metrics.Requests.WithLabelValues(operation, strconv.Itoa(ctx.Status())).Inc()
 	s.Metrics.RequestSeconds.WithLabelValues(operation).Observe(time.Since(start).Seconds())
+}
+
+// tracestate is that of all its headers together: there may be several.
+func tracestate(ctx huma.Context) string {
+	r, _ := humago.Unwrap(ctx)
+	return strings.Join(r.Header.Values("Tracestate"), ",")
 }
 
 // refuseWhenIdle answers 503 while nothing is to be done, unless somebody asks how the program is.

@@ -70,7 +70,7 @@ func TestPanic_IsA500ProblemAndCounted(t *testing.T) { //nolint:paralleltest // 
 		require.NotContains(t, problem["detail"], "a pa", "what it says is for the log")
 		require.Equal(t, before+i+1, count(), path)
 	}
-	require.Contains(t, log.String(), "panicked: a part")
+	require.Contains(t, log.String(), `error="a part"`)
 	require.Contains(t, log.String(), "panics_test.go", "with its stack")
 
 	// Where the answer has begun, the client must not take what it has for the whole.

@@ -19,6 +19,7 @@ import (
 	"github.com/dlqd/dlqd/internal/deadletter/internal/dbsqlc"
 	"github.com/dlqd/dlqd/internal/filter"
 	"github.com/dlqd/dlqd/internal/postgres"
+	"github.com/dlqd/dlqd/internal/telemetry"
 )
 
 // Errors of moves. They wrap what the database said, which names the entry and what is allowed.
@@ -690,7 +691,8 @@ func (s *Store) setOrigin(ctx context.Context, tx pgx.Tx) error {
 	if origin == "" {
 		return nil
 	}
-	_, err := tx.Exec(ctx, s.schemas.Render("SELECT set_config('dlq.origin', $1, true)"), origin)
+	parent, state := telemetry.Of(ctx)
+	_, err := tx.Exec(ctx, s.schemas.Render("SELECT set_config('dlq.origin', $1, true), set_config('dlq.trace', $2, true)"), origin, strings.TrimSpace(parent+" "+state))
 	return err
 }
 

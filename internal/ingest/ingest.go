@@ -227,7 +227,7 @@ func New(config Config) (*Ingester, error) {
 	if config.Observe == nil {
 		config.Observe = func(int, time.Duration, time.Duration, error) {}
 	}
-	client, err := river.NewClient(postgres.NewDriver(config.Pool), &river.Config{Schema: config.Schemas.River, Logger: config.Logger, FetchCooldown: notifyCooldown})
+	client, err := river.NewClient(postgres.NewDriver(config.Pool), &river.Config{Schema: config.Schemas.River, Logger: slog.New(delivery.RiverLog(config.Logger.Handler())), FetchCooldown: notifyCooldown})
 	if err != nil {
 		return nil, err
 	}

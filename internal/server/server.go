@@ -325,8 +325,7 @@ func (s *Server) openDatabase(ctx context.Context) error {
 	}
 	if postgres.IsPooled(s.pool) && !s.config.PollOnly && !s.config.Listens {
 		s.config.PollOnly = true // a session that listens would belong to the pooler's other clients
-		s.logger.Info("a pooler is in front of the database: dlqd polls; --poll-only=false where it gives each client a session",
-			"poll_interval", cmp.Or(s.config.PollInterval, worker.DefaultPollInterval))
+		s.logger.Info("a pooler is in front of the database: dlqd polls; --poll-only=false where it gives each client a session")
 	}
 	if s.embedded != nil {
 		return s.migrator().Up(ctx)
@@ -368,7 +367,7 @@ func (s *Server) startDLQWorker() error {
 	config := worker.Config{
 		Store: s.store, Planner: s.planner.Load, Logger: s.logger.With("part", "dlq-workers"),
 		PollInterval: s.config.PollInterval, WakeTopic: s.config.Schemas.WakeTopic(), Observe: s.metrics.ObserveWorker, ObserveStage: s.metrics.ObserveStage, Parked: s.tellPeople,
-		TryLock: s.guard.Load().TryLock,
+		TryLock: s.guard.Load().TryLock, Tracer: s.telemetry.Tracer,
 	}
 	if !s.config.PollOnly {
 		config.Listen = s.pool
@@ -425,7 +424,7 @@ func (s *Server) keepHouse() {
 
 // steering is a client of River's that works no queue: it sees queues, and pauses them.
 func (s *Server) steering() (*river.Client[pgx.Tx], error) {
-	client, err := river.NewClient(postgres.NewDriver(s.pool), &river.Config{Schema: s.config.Schemas.River, Logger: s.logger})
+	client, err := river.NewClient(postgres.NewDriver(s.pool), &river.Config{Schema: s.config.Schemas.River, Logger: slog.New(delivery.RiverLog(s.logger.Handler()))})
 	if err != nil {
 		return nil, fmt.Errorf("queues: %w", err)
 	}
