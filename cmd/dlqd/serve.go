@@ -65,6 +65,7 @@ func newServe(hard context.Context) *cobra.Command {
 				config.API, config.Process, config.DLQWorkers = true, true, true
 			}
 			listens := config.API || cmd.Flags().Changed("listen")
+			config.Listens = cmd.Flags().Changed("poll-only") && !config.PollOnly
 			if !listens {
 				config.Listen = nil
 			}
@@ -137,7 +138,7 @@ func newServe(hard context.Context) *cobra.Command {
 	archive.register(cmd)
 	flags.Int64Var(&config.MaxBodyBytes, "max-body-bytes", api.DefaultMaxBodyBytes, "largest message")
 	flags.DurationVar(&config.PollInterval, "poll-interval", worker.DefaultPollInterval, "how often DLQ workers look for due entries when nothing wakes them")
-	flags.BoolVar(&config.PollOnly, "poll-only", false, "do without LISTEN/NOTIFY, for transaction poolers")
+	flags.BoolVar(&config.PollOnly, "poll-only", false, "do without LISTEN/NOTIFY. Behind a pooler that is so unless false is given, for one that gives each client a session")
 	flags.DurationVar(&config.StopTimeout, "stop-timeout", server.DefaultStopTimeout, "how long a stop may take: requests and running jobs finish, and the last quarter (5 s at most) is for cutting off what does not")
 	flags.Int32Var(&config.MaxConns, "max-conns", postgres.DefaultMaxConns, "most connections of the pool to the database; pool_max_conns of the URL counts where this is not given")
 	flags.StringVar(&logLevel, "log-level", "info", "debug, info, warn or error; dlqd log-level changes it while dlqd serves")

@@ -12,7 +12,7 @@ COMMENT ON FUNCTION dlq.has_checkpoint IS 'Whether a job with this metadata resu
 CREATE OR REPLACE FUNCTION dlq.carried_metadata(p_metadata jsonb, p_checkpoint text DEFAULT NULL) RETURNS jsonb
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN CASE WHEN jsonb_typeof(p_metadata) = 'object'
-    THEN p_metadata - '{dlq:error,dlq:entry_id,dlq:held,dlq:run_id,dlq:destination,dlq:done_by,dlq:done,dlq:copied,dlq:rescues,dlq:logical_failure,cancel_attempted_at,unique_key_conflict,snoozes,output,river:log,river:rescue_count,river:unique_nonce}'::text[]
+    THEN p_metadata - '{dlq:error,dlq:entry_id,dlq:held,dlq:run_id,dlq:trace,dlq:destination,dlq:done_by,dlq:done,dlq:copied,dlq:rescues,dlq:logical_failure,cancel_attempted_at,unique_key_conflict,snoozes,output,river:log,river:rescue_count,river:unique_nonce}'::text[]
                     - CASE WHEN p_checkpoint = 'discard' THEN '{river:resumable_step,river:resumable_cursor}' ELSE '{}' END::text[]
     ELSE '{}' END;
 COMMENT ON FUNCTION dlq.carried_metadata IS 'The metadata that a job which does another''s work again begins with. p_checkpoint: discard for one that does all steps of a resumable job again.';
@@ -75,6 +75,8 @@ LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off 
 DECLARE
     v_row   record;
     v_actor constant text := dlq.actor(p_actor);
+    -- The trace of the request of a person, to which the redelivery is linked.
+    v_trace constant jsonb := CASE WHEN coalesce(current_setting('dlq.trace', true), '') = '' THEN '{}' ELSE jsonb_build_object('dlq:trace', current_setting('dlq.trace', true)) END;
 BEGIN
     FOR v_row IN
         WITH looked AS MATERIALIZED (
@@ -120,7 +122,7 @@ BEGIN
         ), jobs AS (
             INSERT INTO river.river_job (args, kind, max_attempts, metadata, priority, queue, tags, state, unique_key, unique_states)
             SELECT l.args, l.job_kind, 1,
-                   l.metadata || jsonb_build_object('dlq:entry_id', l.id) || CASE WHEN p_run IS NULL THEN '{}' ELSE jsonb_build_object('dlq:run_id', p_run) END
+                   l.metadata || jsonb_build_object('dlq:entry_id', l.id) || CASE WHEN p_run IS NULL THEN v_trace ELSE jsonb_build_object('dlq:run_id', p_run) END
                        || CASE WHEN p_destination IS NULL THEN '{}' ELSE jsonb_build_object('dlq:destination', p_destination) END,
                    l.priority, coalesce(p_queue, l.queue), l.tags, 'available',
                    CASE WHEN NOT p_force AND l.unique_states IS NOT NULL THEN l.unique_key END, CASE WHEN NOT p_force AND l.unique_key IS NOT NULL THEN l.unique_states END::bit(8)

@@ -385,21 +385,29 @@ END
 $$;
 COMMENT ON FUNCTION dlq.record_reveal IS 'Leaves the audit row of a look at what is masked of an entry: see dlq.reveal.';
 
--- (What a transaction wrote itself has its own time, or a later one.)
+-- Each look has a row of its own: one that is said in another call of dlq.reveal, or was said before, is not why this one looks. (What a
+-- transaction wrote itself has its own time, or a later one; and a transaction may last, so a minute is one of the clock.)
 CREATE OR REPLACE FUNCTION dlq.revealed(p_id uuid) RETURNS jsonb
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_custom_plan AS $$
 DECLARE
     v_since timestamptz := dlq.closed_since(ARRAY[p_id]);
     v_begun timestamptz := transaction_timestamp();
+    v_from  text;
 BEGIN
-    IF NOT EXISTS (SELECT FROM dlq.dead_letter_transitions t WHERE t.entry_id = p_id AND t.actor = session_user AND t.reason = 'revealed'
-                   AND t.at >= v_begun - interval '1 minute' AND t.at < v_begun) THEN
+    GET DIAGNOSTICS v_from = PG_CONTEXT; -- the calls, the innermost first
+    v_from := substr(v_from, strpos(v_from, E'\n') + 1);
+    IF starts_with(v_from, E'PL/pgSQL assignment "p_entry := dlq.revealed(p_id)"\n') THEN
+        v_from := substr(v_from, strpos(v_from, E'\n') + 1);
+    END IF;
+    IF NOT starts_with(v_from, 'PL/pgSQL function dlq.reveal(uuid,text,jsonb) line ')
+        OR NOT EXISTS (SELECT FROM dlq.dead_letter_transitions t WHERE t.entry_id = p_id AND t.actor = session_user AND t.reason = 'revealed'
+                   AND t.at >= clock_timestamp() - interval '1 minute' AND t.at < v_begun) THEN
         RAISE EXCEPTION 'dead letter %: you have not said why', p_id USING ERRCODE = 'DLQ06', HINT = 'CALL dlq.reveal(id, note), outside of a transaction.';
     END IF;
     RETURN (SELECT to_jsonb(e) FROM dlq.dead_letter_queue e WHERE e.id = ANY (dlq.ids_in_scope(ARRAY[p_id])) AND (e.closed_at IS NULL OR e.closed_at >= v_since));
 END
 $$;
-COMMENT ON FUNCTION dlq.revealed IS 'An entry whole, for who has said why within the last minute: see dlq.reveal.';
+COMMENT ON FUNCTION dlq.revealed IS 'An entry whole, for dlq.reveal, which has said why.';
 
 CREATE OR REPLACE PROCEDURE dlq.reveal(p_id uuid, p_note text, INOUT p_entry jsonb DEFAULT NULL)
 LANGUAGE plpgsql AS $$

@@ -332,3 +332,8 @@ WHERE e.status = 'dlq_pending' AND e.waiting_for = 'automatic'
 ORDER BY e.priority, e.id
 LIMIT @max_entries::integer
 FOR UPDATE SKIP LOCKED;
+
+-- name: TracesOf :many
+-- The traces that open entries were submitted in, for the spans of their filing: asked only where traces are sent.
+SELECT e.id, (e.metadata ->> 'traceparent')::text AS parent, coalesce(e.metadata ->> 'tracestate', '')::text AS state
+FROM dlq.dead_letter_queue e WHERE e.id = ANY (@ids::uuid[]) AND e.stage = 'open' AND e.metadata ? 'traceparent';

@@ -151,7 +151,7 @@ type act struct {
 
 // recorded does something, and leaves an audit row of it.
 func (s *Store) recorded(ctx context.Context, a *act, do func(q *dbsqlc.Queries) error) error {
-	return pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
+	return postgres.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
 		q := dbsqlc.New(s.schemas.Rendered(tx))
 		if err := do(q); err != nil {
 			return err

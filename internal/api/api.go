@@ -29,6 +29,7 @@ import (
 	"github.com/dlqd/dlqd/internal/analytics"
 	"github.com/dlqd/dlqd/internal/approval"
 	"github.com/dlqd/dlqd/internal/archive"
+	"github.com/dlqd/dlqd/internal/background"
 	"github.com/dlqd/dlqd/internal/breaker"
 	"github.com/dlqd/dlqd/internal/deadletter"
 	"github.com/dlqd/dlqd/internal/doctor"
@@ -161,7 +162,8 @@ func New(config Config) http.Handler {
 	if config.StatusOnly {
 		served = statusOnly(mux)
 	}
-	return cutOffUnread(door.Guard(config.Door, s.signIn(door.Limit(config.Door, served))), cmp.Or(config.WriteTimeout, DefaultWriteTimeout))
+	served = s.recovered(door.Guard(config.Door, s.signIn(door.Limit(config.Door, served))))
+	return cutOffUnread(served, cmp.Or(config.WriteTimeout, DefaultWriteTimeout))
 }
 
 // statusPaths are what a process without the API serves.
@@ -229,7 +231,8 @@ func build(config Config) (*service, *http.ServeMux, huma.API) {
 		{Name: operationsTag, Description: "How the program is."},
 	}
 	api := humago.New(mux, humaConfig)
-	api.UseMiddleware(s.observe, s.authorize(api), s.refuseWhenIdle(api), refuseUnstorable(api), s.readBodies(api))
+	observe := func(ctx huma.Context, next func(huma.Context)) { s.observe(api, ctx, next) }
+	api.UseMiddleware(observe, s.authorize(api), s.refuseWhenIdle(api), refuseUnstorable(api), s.readBodies(api))
 	s.registerMessages(api)
 	s.registerEntries(api)
 	s.registerReplays(api)
@@ -269,13 +272,60 @@ func build(config Config) (*service, *http.ServeMux, huma.API) {
 	return s, mux, api
 }
 
+// panicDetail is all that a client learns of a panic: what it says may be what nobody is to see.
+const panicDetail = "the request failed by a fault of this program; its log has the reason"
+
+// recovered answers requests whose handler panics with a problem. One that has begun to answer has its connection closed, so
+// that the client does not take what it has for the whole.
+func (s *service) recovered(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		defer func() {
+			p := recover()
+			if p == nil {
+				return
+			}
+			if p == http.ErrAbortHandler { //nolint:errorlint,err113 // as net/http compares it
+				panic(p)
+			}
+			s.logPanic(r.Context(), r.URL.Path, background.Panicked(p))
+			if hasBegun(w) {
+				panic(http.ErrAbortHandler)
+			}
+			door.Problem(w, http.StatusInternalServerError, panicDetail)
+		}()
+		next.ServeHTTP(w, r)
+	})
+}
+
+// attempt handles a request to an operation. One that panics before it answers is answered with a problem: requests of the console's pages
+// come from nothing that net/http serves, and those that fail are counted with their operation.
+func (s *service) attempt(api huma.API, ctx huma.Context, next func(huma.Context)) {
+	defer func() {
+		p := recover()
+		if p == nil {
+			return
+		}
+		_, w := humago.Unwrap(ctx)
+		if p == http.ErrAbortHandler || ctx.Status() != 0 || hasBegun(w) { //nolint:errorlint,err113 // as above
+			panic(p)
+		}
+		s.logPanic(ctx.Context(), ctx.Operation().Path, background.Panicked(p))
+		_ = huma.WriteErr(api, ctx, http.StatusInternalServerError, panicDetail)
+	}()
+	next(ctx)
+}
+
+func (s *service) logPanic(ctx context.Context, path string, p *background.PanicError) {
+	s.Logger.ErrorContext(ctx, "a request panicked", "path", path, "error", p.Value, "stack", p.Stack)
+}
+
 // observe counts requests, times and traces them.
-func (s *service) observe(ctx huma.Context, next func(huma.Context)) {
+func (s *service) observe(api huma.API, ctx huma.Context, next func(huma.Context)) {
 	start := time.Now()
 	operation := ctx.Operation().OperationID
-	traced, span := s.Tracer.Start(telemetry.With(ctx.Context(), ctx.Header("Traceparent"), ctx.Header("Tracestate")), operation, trace.WithSpanKind(trace.SpanKindServer))
+	traced, span := s.Tracer.Start(telemetry.With(ctx.Context(), ctx.Header("Traceparent"), tracestate(ctx)), operation, trace.WithSpanKind(trace.SpanKindServer))
 	defer span.End()
-	next(huma.WithContext(ctx, deadletter.WithOrigin(traced, origin(ctx))))
+	s.attempt(api, huma.WithContext(ctx, deadletter.WithOrigin(traced, origin(ctx))), next)
 	if s.console != nil && ctx.Method() != http.MethodGet && ctx.Status() < http.StatusBadRequest && !slices.Contains(ctx.Operation().Tags, messagesTag) {
 		s.console.Acted()
 	}
@@ -287,6 +337,12 @@ func (s *service) observe(ctx huma.Context, next func(huma.Context)) {
 	}
 	s.Metrics.Requests.WithLabelValues(operation, strconv.Itoa(ctx.Status())).Inc()
 	s.Metrics.RequestSeconds.WithLabelValues(operation).Observe(time.Since(start).Seconds())
+}
+
+// tracestate is that of all its headers together: there may be several.
+func tracestate(ctx huma.Context) string {
+	r, _ := humago.Unwrap(ctx)
+	return strings.Join(r.Header.Values("Tracestate"), ",")
 }
 
 // refuseWhenIdle answers 503 while nothing is to be done, unless somebody asks how the program is.

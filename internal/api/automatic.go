@@ -78,12 +78,12 @@ func (s *service) registerAutomatic(api huma.API) {
 		example(&op, http.StatusOK, AutomaticChanged{DryRun: true, Preview: automatic.Preview{Goes: []automatic.Going{going}, Stays: []automatic.Staying{}}})
 		return op
 	}
-	type setInput struct{ Body *SetAction }
+	type setInput struct{ Body SetAction }
 	huma.Register(api, operation("set", "Switch automatic redelivery on or off", "What waits goes at the pace of its queue."), func(ctx context.Context, in *setInput) (*automaticChangedOutput, error) {
-		b := in.Body
+		b := &in.Body
 		return s.changeAutomatic(ctx, &b.AutomaticAction, b.Scope, b.Name, &b.Enabled, b.Include)
 	})
-	type resetInput struct{ Body *SwitchAction }
+	type resetInput struct{ Body SwitchAction }
 	huma.Register(api, operation("reset", "Take a person's switch away, so that the policy counts again", "Where there is none, nothing changes."), func(ctx context.Context, in *resetInput) (*automaticChangedOutput, error) {
 		return s.changeAutomatic(ctx, &in.Body.AutomaticAction, in.Body.Scope, in.Body.Name, nil, nil)
 	})

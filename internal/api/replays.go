@@ -1,9 +1,9 @@
 package api
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"net/http"
 	"time"
 
@@ -61,7 +61,7 @@ type RateAction struct {
 	Rate float64 `json:"rate" minimum:"0" maximum:"1000000" doc:"Entries a second, 0.001 or more; 0 for as fast as it goes."`
 }
 
-type replayRunInput struct{ Body *ReplayRequest }
+type replayRunInput struct{ Body ReplayRequest }
 
 type replayAnswerOutput struct {
 	Status int
@@ -172,8 +172,9 @@ func (s *service) registerReplays(api huma.API) {
 
 	events := huma.Operation{
 		OperationID: "follow-replay", Method: http.MethodGet, Path: "/api/dlq/replays/{id}/events", Tags: tags,
-		Summary: "Follow a replay run: an event a second until it ends, and then its report", Errors: []int{422},
+		Summary: "Follow a replay run: an event a second until it ends, and then its report", Errors: []int{404, 422},
 	}
+	events.Middlewares = huma.Middlewares{s.refuseUnknownRun(api)}
 	sse.Register(api, events, map[string]any{"progress": replay.Run{}, "ended": EndedRun{}}, s.followReplay)
 	api.OpenAPI().Paths[events.Path].Get.Responses["200"].Content["text/event-stream"].Example = []any{map[string]any{"event": "progress", "data": run}}
 }
@@ -182,7 +183,7 @@ func (s *service) registerReplays(api huma.API) {
 const maxRuns = 50
 
 func (s *service) startReplay(ctx context.Context, in *replayRunInput) (*replayAnswerOutput, error) {
-	body := cmp.Or(in.Body, &ReplayRequest{})
+	body := &in.Body
 	request := &replay.Request{
 		All: body.All, NewestFirst: body.Order == "newest", BatchSize: body.BatchSize, Rate: body.Rate, Concurrency: body.Concurrency,
 		Queue: body.Queue, Destination: body.Destination, Checkpoint: body.Checkpoint, Force: body.Force, StopAt: body.StopAt, Act: body.act(ctx),
@@ -269,6 +270,24 @@ func (s *service) run(ctx context.Context, text string, change func(uuid.UUID) e
 		return nil, s.problem(ctx, err)
 	}
 	return &runOutput{Body: *run}, nil
+}
+
+// refuseUnknownRun answers for a run that is not there: a stream has begun with 200 before its first event.
+func (s *service) refuseUnknownRun(api huma.API) func(huma.Context, func(huma.Context)) {
+	return func(ctx huma.Context, next func(huma.Context)) {
+		if id, err := uuid.Parse(ctx.Param("id")); err == nil { // else its format is refused
+			if _, err := s.Replayer.Get(ctx.Context(), id); err != nil {
+				err := s.problem(ctx.Context(), err)
+				status := http.StatusInternalServerError
+				if known, ok := errors.AsType[huma.StatusError](err); ok {
+					status = known.GetStatus()
+				}
+				_ = huma.WriteErr(api, ctx, status, err.Error())
+				return
+			}
+		}
+		next(ctx)
+	}
 }
 
 func (s *service) followReplay(ctx context.Context, in *RunInput, send sse.Sender) {

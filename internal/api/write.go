@@ -24,24 +24,43 @@ type timedWriter struct {
 
 	control *http.ResponseController
 	timeout time.Duration
+	begun   bool // the answer has
 }
 
 func (w *timedWriter) extend() { _ = w.control.SetWriteDeadline(time.Now().Add(w.timeout)) } // a test's recorder has none
 
 func (w *timedWriter) WriteHeader(status int) {
 	w.extend()
+	w.begun = w.begun || status >= http.StatusOK
 	w.ResponseWriter.WriteHeader(status)
 }
 
 func (w *timedWriter) Write(p []byte) (int, error) {
 	w.extend()
+	w.begun = true
 	return w.ResponseWriter.Write(p)
 }
 
 // Flush implements http.Flusher, for streams of events.
 func (w *timedWriter) Flush() {
 	w.extend()
+	w.begun = true
 	_ = w.control.Flush()
+}
+
+// hasBegun reports whether a part of an answer may have been sent.
+func hasBegun(w http.ResponseWriter) bool {
+	for w != nil {
+		if timed, ok := w.(*timedWriter); ok {
+			return timed.begun
+		}
+		wraps, ok := w.(interface{ Unwrap() http.ResponseWriter })
+		if !ok {
+			return false
+		}
+		w = wraps.Unwrap()
+	}
+	return false
 }
 
 // Unwrap is for http.ResponseController.

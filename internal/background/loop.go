@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"log/slog"
 	mathrand "math/rand/v2"
-	"runtime/debug"
 	"strings"
 	"sync"
 	"time"
@@ -291,7 +290,8 @@ func (l *Loop) turn(r *run, group *Group) (time.Duration, <-chan struct{}) {
 func (l *Loop) once(ctx context.Context) (wait time.Duration, err error) {
 	defer func() {
 		if p := recover(); p != nil {
-			err, l.stack = fmt.Errorf("a turn panicked: %v", p), string(debug.Stack())
+			panicked := Panicked(p)
+			err, l.stack = fmt.Errorf("a turn panicked: %v", p), panicked.Stack
 		}
 	}()
 	return l.config.Once(ctx)

@@ -3,6 +3,7 @@ package background
 import (
 	"fmt"
 	"runtime/debug"
+	"sync/atomic"
 
 	"golang.org/x/sync/errgroup"
 )
@@ -25,5 +26,21 @@ func Together(most int, does ...func() error) error {
 	return all.Wait()
 }
 
-// Panicked is the error of what was recovered, with its stack.
-func Panicked(p any) error { return fmt.Errorf("panicked: %v\n%s", p, debug.Stack()) }
+// Panicked returns the error of what was recovered, with its stack, and counts it.
+func Panicked(p any) *PanicError {
+	panics.Add(1)
+	return &PanicError{Value: p, Stack: string(debug.Stack())}
+}
+
+// PanicError is a panic that was recovered.
+type PanicError struct {
+	Value any
+	Stack string
+}
+
+func (e *PanicError) Error() string { return fmt.Sprintf("panicked: %v\n%s", e.Value, e.Stack) }
+
+var panics atomic.Int64
+
+// Panics is how many panics this process has recovered.
+func Panics() int64 { return panics.Load() }

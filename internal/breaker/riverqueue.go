@@ -67,7 +67,7 @@ func (w *Queues) RunOnce(ctx context.Context) error {
 // leave resumes a queue that the policy does not name any more, and closes its breaker, unless a person opened that.
 func (w *Queues) leave(ctx context.Context, queue string) error {
 	name := QueuePrefix + queue
-	return pgx.BeginFunc(ctx, w.Pool, func(tx pgx.Tx) error {
+	return postgres.BeginFunc(ctx, w.Pool, func(tx pgx.Tx) error {
 		q := dbsqlc.New(w.Schemas.Rendered(tx))
 		if mine, err := q.LockQueueBreaker(ctx, name); err != nil || !mine {
 			return err
@@ -88,7 +88,7 @@ func (w *Queues) leave(ctx context.Context, queue string) error {
 func (w *Queues) look(ctx context.Context, queue string, settings *policy.Breaker) error {
 	name := QueuePrefix + queue
 	now := w.Breakers.config.Now()
-	return pgx.BeginFunc(ctx, w.Pool, func(tx pgx.Tx) error {
+	return postgres.BeginFunc(ctx, w.Pool, func(tx pgx.Tx) error {
 		q := dbsqlc.New(w.Schemas.Rendered(tx))
 		if mine, err := q.LockQueueBreaker(ctx, name); err != nil || !mine {
 			return err

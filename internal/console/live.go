@@ -8,13 +8,13 @@ import (
 	"net/http"
 	"net/url"
 	"regexp"
-	"runtime/debug"
 	"slices"
 	"strings"
 	"sync"
 	"time"
 
 	"github.com/dlqd/dlqd/internal/access"
+	"github.com/dlqd/dlqd/internal/background"
 	"github.com/dlqd/dlqd/internal/postgres"
 )
 
@@ -331,7 +331,7 @@ func personal(address string, p *access.Principal) string {
 func (c *Console) renderLive(ctx context.Context, from *http.Request, address string) (html []byte, every time.Duration, err error) {
 	defer func() {
 		if p := recover(); p != nil {
-			c.Logger.Error("a page panicked", "path", address, "error", fmt.Errorf("%v", p), "stack", string(debug.Stack()))
+			c.Logger.Error("a page panicked", "path", address, "error", background.Panicked(p))
 			html, every, err = nil, maxEvery, errors.New("the page failed")
 		}
 	}()

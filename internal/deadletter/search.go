@@ -238,10 +238,10 @@ func (s *Store) nth(ctx context.Context, p *Page, part Part, n int, until time.T
 // read runs a statement that reads, and that the server ends at a time; zero for none.
 func (s *Store) read(ctx context.Context, until time.Time, run func(db postgres.DB) error) error {
 	if until.IsZero() {
-		return run(s.pool)
+		return run(s.statements)
 	}
 	left := max(time.Until(until).Milliseconds(), 1)
-	return pgx.BeginTxFunc(ctx, s.pool, pgx.TxOptions{BeginQuery: fmt.Sprintf("BEGIN READ ONLY; SET LOCAL statement_timeout = %d; SET LOCAL enable_seqscan = off; SET LOCAL jit = off", left)}, func(tx pgx.Tx) error { return run(tx) })
+	return pgx.BeginTxFunc(ctx, s.pool, pgx.TxOptions{BeginQuery: postgres.BeginReadOnlyQuery(fmt.Sprintf("statement_timeout = %d", left), "enable_seqscan = off")}, func(tx pgx.Tx) error { return run(tx) })
 }
 
 // isStatementTimeout recognises a statement that the server ended because its time was over.

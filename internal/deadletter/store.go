@@ -19,6 +19,7 @@ import (
 	"github.com/dlqd/dlqd/internal/deadletter/internal/dbsqlc"
 	"github.com/dlqd/dlqd/internal/filter"
 	"github.com/dlqd/dlqd/internal/postgres"
+	"github.com/dlqd/dlqd/internal/telemetry"
 )
 
 // Errors of moves. They wrap what the database said, which names the entry and what is allowed.
@@ -54,16 +55,18 @@ func (e *MoveError) Unwrap() error { return e.Kind }
 // Store is what people and programs do with dead letters, over one pool: find them, move them, erase them. What a DLQ worker
 // does with those that it claims, a replay run with its own, and retention with what is over, is in those rooms.
 type Store struct {
-	pool    *pgxpool.Pool
-	schemas postgres.Schemas
-	db      postgres.DB // the pool
-	queries *dbsqlc.Queries
+	pool *pgxpool.Pool
+	// statements is the pool for statements that have the schemas' names in them.
+	statements postgres.DB
+	schemas    postgres.Schemas
+	db         postgres.DB // the pool
+	queries    *dbsqlc.Queries
 }
 
 // NewStore returns a store on a pool.
 func NewStore(pool *pgxpool.Pool, schemas postgres.Schemas) *Store {
 	db := schemas.Rendered(pool)
-	return &Store{pool: pool, schemas: schemas, db: db, queries: dbsqlc.New(db)}
+	return &Store{pool: pool, statements: postgres.Statements(pool), schemas: schemas, db: db, queries: dbsqlc.New(db)}
 }
 
 // DB is the store's pool, for the queries of other rooms. Schemas have their names in it.
@@ -72,9 +75,9 @@ func (s *Store) DB() postgres.DB { return s.db }
 // InTx runs fn in a transaction whose plans use indexes alone: a plan that a session makes while the open partition is
 // small, and keeps while it grows, would read all of it every time.
 func (s *Store) InTx(ctx context.Context, fn func(tx postgres.DB) error) error {
-	// One round trip for all. Whatever the role's default: what a worker reads after it has its locks must be what is committed by then.
+	// One round trip for all.
 	// A transaction may hold jobs, for which an application waits: it waits for nobody for long.
-	return pgx.BeginTxFunc(ctx, s.pool, pgx.TxOptions{BeginQuery: "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL enable_seqscan = off; SET LOCAL jit = off; SET LOCAL lock_timeout = '2s'"}, func(tx pgx.Tx) error {
+	return pgx.BeginTxFunc(ctx, s.pool, pgx.TxOptions{BeginQuery: postgres.BeginQuery("enable_seqscan = off", "lock_timeout = '2s'")}, func(tx pgx.Tx) error {
 		if err := s.setOrigin(ctx, tx); err != nil {
 			return err
 		}
@@ -265,7 +268,7 @@ func (s *Store) listPart(ctx context.Context, p Page, chosen string, part Part, 
 func (s *Store) Summaries(ctx context.Context, ids []uuid.UUID, since time.Time) ([]Summary, error) {
 	sql := s.schemas.Render("SELECT " + listColumns + ` FROM dlq.dead_letter_queue e CROSS JOIN (SELECT dlq.mask($1) AS mask OFFSET 0) m
 		WHERE id = ANY ($2) AND (closed_at IS NULL OR closed_at >= $3) AND dlq.in_scope(queue, kind, nullif($4, '')::jsonb) ORDER BY id DESC`)
-	rows, err := s.pool.Query(ctx, sql, pgx.QueryExecModeCacheDescribe, postgres.IsReader(ctx), ids, since, postgres.Scope(ctx))
+	rows, err := s.statements.Query(ctx, sql, pgx.QueryExecModeCacheDescribe, postgres.IsReader(ctx), ids, since, postgres.Scope(ctx))
 	if err != nil {
 		return nil, err
 	}
@@ -393,7 +396,7 @@ func (s *Store) trail(ctx context.Context, entry *Entry) ([]Transition, error) {
 	var trail []Transition
 	for from := entry.CreatedAt.Add(-time.Hour); len(trail) < maxTrail; from = from.AddDate(0, trailMonths, 0) {
 		sql, args := s.TrailSQL(ctx, entry.ID, from, maxTrail-len(trail))
-		rows, err := s.pool.Query(ctx, sql, args...)
+		rows, err := s.statements.Query(ctx, sql, args...)
 		if err != nil {
 			return nil, err
 		}
@@ -449,7 +452,7 @@ func (s *Store) find(ctx context.Context, id uuid.UUID) (*Entry, error) {
 
 func (s *Store) findIn(ctx context.Context, id uuid.UUID, part Part) (*Entry, error) {
 	sql, args := s.GetSQL(ctx, id, part)
-	rows, err := s.pool.Query(ctx, sql, args...)
+	rows, err := s.statements.Query(ctx, sql, args...)
 	if err != nil {
 		return nil, err
 	}
@@ -691,7 +694,8 @@ func (s *Store) setOrigin(ctx context.Context, tx pgx.Tx) error {
 	if origin == "" {
 		return nil
 	}
-	_, err := tx.Exec(ctx, s.schemas.Render("SELECT set_config('dlq.origin', $1, true)"), origin)
+	parent, state := telemetry.Of(ctx)
+	_, err := tx.Exec(ctx, s.schemas.Render("SELECT set_config('dlq.origin', $1, true), set_config('dlq.trace', $2, true)"), origin, strings.TrimSpace(parent+" "+state))
 	return err
 }
 
@@ -797,7 +801,7 @@ func (s *Store) PublishPolicy(ctx context.Context, version string, approvals jso
 
 // Record leaves an audit row of what a person does to something that is no entry, in the transaction that do runs in.
 func (s *Store) Record(ctx context.Context, subject, what string, act Act, do func(tx pgx.Tx) error) error {
-	return pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
+	return postgres.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
 		if err := s.setOrigin(ctx, tx); err != nil {
 			return err
 		}

@@ -1,6 +1,7 @@
 package delivery
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -14,7 +15,6 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/riverqueue/river"
-	"github.com/riverqueue/river/riverdriver/riverpgxv5"
 	"github.com/riverqueue/river/rivertype"
 
 	"github.com/dlqd/dlqd/internal/background"
@@ -134,11 +134,12 @@ func NewClient(ctx context.Context, config ClientConfig) (*Client, error) {
 		worked[name] = p.Concurrency(name)
 		queues[name] = river.QueueConfig{MaxWorkers: worked[name]}
 	}
-	d := &driver{Driver: riverpgxv5.New(config.Pool), config: &c.config, inDoubt: config.Worker.inDoubt}
+	d := &driver{Driver: postgres.NewDriver(config.Pool), config: &c.config, inDoubt: config.Worker.inDoubt}
 	c.Client, err = river.NewClient(d, &river.Config{
 		ID:                config.ID,
 		Schema:            config.Schemas.River,
-		Logger:            slog.New(riverLog{config.Logger.Handler()}),
+		Logger:            slog.New(RiverLog(config.Logger.Handler())),
+		ErrorHandler:      panics{},
 		Queues:            queues,
 		Workers:           workers,
 		Middleware:        []rivertype.Middleware{riverdlq.NewMiddleware()},
@@ -158,6 +159,20 @@ func NewClient(ctx context.Context, config ClientConfig) (*Client, error) {
 	c.worked, c.ending = worked, map[string]bool{}
 	c.note()
 	return c, nil
+}
+
+// panics counts deliveries that panic. River logs them, and records them as errors of their jobs.
+type panics struct{}
+
+// HandleError implements river.ErrorHandler.
+func (panics) HandleError(context.Context, *rivertype.JobRow, error) *river.ErrorHandlerResult {
+	return nil
+}
+
+// HandlePanic implements river.ErrorHandler.
+func (panics) HandlePanic(_ context.Context, _ *rivertype.JobRow, value any, _ string) *river.ErrorHandlerResult {
+	_ = background.Panicked(value)
+	return nil
 }
 
 // Loop keeps the client working the queues of the policy in force. Wake it when that changes.
@@ -226,9 +241,20 @@ func (c *Client) follow(ctx context.Context) (time.Duration, error) {
 	return wait, errors.Join(errs...)
 }
 
-// riverLog lets River's warnings through, and its informational lines (one for every job that fails, and one for every
-// queue every few seconds) only where debug lines are wanted.
-type riverLog struct{ slog.Handler }
+// RiverLog returns a handler of River's lines, in the names of fields that dlqd's own have. It lets its warnings through, and its informational
+// lines (one for every job that fails, and one for every queue every few seconds) only where debug lines are wanted.
+func RiverLog(next slog.Handler) slog.Handler { return riverLog{next, false} }
+
+type riverLog struct {
+	slog.Handler
+
+	ofJob bool // all lines are
+}
+
+// fieldNames are those of River's fields that dlqd has, too.
+var fieldNames = map[string]string{
+	"job_id": "job", "job_kind": "kind", "err": "error", "client_id": "client", "panic_val": "error", "goroutine_dump": "stack",
+}
 
 func (h riverLog) Enabled(ctx context.Context, level slog.Level) bool {
 	return h.Handler.Enabled(ctx, level) && (level >= slog.LevelWarn || h.Handler.Enabled(ctx, slog.LevelDebug))
@@ -236,23 +262,34 @@ func (h riverLog) Enabled(ctx context.Context, level slog.Level) bool {
 
 // Handle leaves out what the error of a job says: that may be what nobody is to see, and the dead letter has it.
 func (h riverLog) Handle(ctx context.Context, r slog.Record) error {
-	ofJob := false
-	kept := slog.NewRecord(r.Time, r.Level, r.Message, r.PC)
+	var attrs []slog.Attr
 	r.Attrs(func(a slog.Attr) bool {
-		ofJob = ofJob || a.Key == "job_kind"
-		if a.Key != "error" {
-			kept.AddAttrs(a)
-		}
+		attrs = append(attrs, a)
 		return true
 	})
-	if ofJob {
-		r = kept
+	attrs, _ = h.named(attrs)
+	named := slog.NewRecord(r.Time, r.Level, r.Message, r.PC)
+	named.AddAttrs(attrs...)
+	return h.Handler.Handle(ctx, named)
+}
+
+// named returns fields with dlqd's names, without the error of a job if they are of one, and whether they are.
+func (h riverLog) named(attrs []slog.Attr) (named []slog.Attr, ofJob bool) {
+	ofJob = h.ofJob || slices.ContainsFunc(attrs, func(a slog.Attr) bool { return a.Key == "job_id" || a.Key == "job_kind" })
+	for _, a := range attrs {
+		a.Key = cmp.Or(fieldNames[a.Key], a.Key)
+		if !ofJob || a.Key != "error" {
+			named = append(named, a)
+		}
 	}
-	return h.Handler.Handle(ctx, r)
+	return named, ofJob
 }
 
 func (h riverLog) WithAttrs(attrs []slog.Attr) slog.Handler {
-	return riverLog{h.Handler.WithAttrs(attrs)}
+	named, ofJob := h.named(attrs)
+	return riverLog{h.Handler.WithAttrs(named), ofJob}
 }
 
-func (h riverLog) WithGroup(name string) slog.Handler { return riverLog{h.Handler.WithGroup(name)} }
+func (h riverLog) WithGroup(name string) slog.Handler {
+	return riverLog{h.Handler.WithGroup(name), h.ofJob}
+}

@@ -348,6 +348,7 @@ type metadata struct {
 	State   string     `json:"tracestate"`
 	EntryID *uuid.UUID `json:"dlq:entry_id"`
 	RunID   *uuid.UUID `json:"dlq:run_id"` // the replay run that made this redelivery
+	Trace   string     `json:"dlq:trace"`  // of the request that asked for it: traceparent and tracestate
 	Snoozes int        `json:"snoozes"`    // River's count
 	// Destination is where a person sent this redelivery instead of its queue's destination.
 	Destination string `json:"dlq:destination"`

@@ -9,10 +9,10 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/riverqueue/river"
 	"github.com/riverqueue/river/riverdriver"
-	"github.com/riverqueue/river/riverdriver/riverpgxv5"
 	"github.com/riverqueue/river/rivertype"
 
 	"github.com/dlqd/dlqd/internal/delivery/internal/dbsqlc"
+	"github.com/dlqd/dlqd/internal/postgres"
 )
 
 // A process that was stopped, or cut off from the database, for 30 s and goes on may have attempts at jobs that
@@ -38,7 +38,7 @@ func (w *Worker) runs(ctx context.Context, job *river.Job[Args]) (bool, error) {
 
 // driver is River's, but for how a client in doubt writes the ends of attempts.
 type driver struct {
-	*riverpgxv5.Driver
+	*postgres.Driver
 
 	config  *ClientConfig
 	inDoubt func() bool
@@ -71,7 +71,7 @@ func (e *executor) JobSetStateIfRunningMany(ctx context.Context, params *updates
 		attempts[i] = attemptOf(params, i)
 	}
 	config := e.driver.config
-	err = pgx.BeginFunc(ctx, config.Pool, func(tx pgx.Tx) error {
+	err = postgres.BeginFunc(ctx, config.Pool, func(tx pgx.Tx) error {
 		current, err := dbsqlc.New(config.Schemas.Rendered(tx)).LockAttempts(ctx, dbsqlc.LockAttemptsParams{
 			Jobs: params.ID, Attempts: attempts, Client: config.ID,
 		})

@@ -3,6 +3,7 @@ package delivery
 import (
 	"context"
 	"errors"
+	"strings"
 
 	"github.com/riverqueue/river"
 	"go.opentelemetry.io/otel/attribute"
@@ -15,17 +16,23 @@ import (
 )
 
 // startSpan starts the span of an attempt, in the trace that the message was submitted in. A redelivery has a trace of its own, which is
-// linked to that one and to its replay run: it may come weeks later.
+// linked to that one and to its replay run, or to the request that asked for it: it may come weeks later.
 func (w *Worker) startSpan(ctx context.Context, job *river.Job[Args], about *metadata) (context.Context, trace.Span) {
 	ctx = telemetry.With(ctx, about.Parent, about.State)
 	options := []trace.SpanStartOption{trace.WithSpanKind(trace.SpanKindConsumer)}
 	if about.EntryID != nil {
-		options = append(options, trace.WithNewRoot())
 		if submission := trace.SpanContextFromContext(ctx); submission.IsValid() {
-			options = append(options, trace.WithLinks(trace.Link{SpanContext: submission, Attributes: []attribute.KeyValue{attribute.String("dlqd.link", "submission")}}))
+			options = append(options, telemetry.Link(submission, "submission"))
 		}
 		if about.RunID != nil {
-			options = append(options, trace.WithLinks(trace.Link{SpanContext: telemetry.OfRun(*about.RunID), Attributes: []attribute.KeyValue{attribute.String("dlqd.link", "replay run")}}))
+			options = append(options, telemetry.Link(telemetry.OfRun(*about.RunID), "replay run"))
+		}
+		parent, state, _ := strings.Cut(about.Trace, " ")
+		if replay := trace.SpanContextFromContext(telemetry.With(context.Background(), parent, state)); replay.IsValid() {
+			options = append(options, telemetry.Link(replay, "replay"))
+		}
+		if telemetry.Sends(w.config.Tracer) { // else the trace is handed on as it came
+			ctx = telemetry.Anew(ctx)
 		}
 	}
 	ctx, span := w.config.Tracer.Start(ctx, "process "+job.Queue, options...)

@@ -20,7 +20,6 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/riverqueue/river"
-	"github.com/riverqueue/river/riverdriver/riverpgxv5"
 	"github.com/riverqueue/river/rivertype"
 
 	"github.com/dlqd/dlqd/internal/breaker"
@@ -228,7 +227,7 @@ func New(config Config) (*Ingester, error) {
 	if config.Observe == nil {
 		config.Observe = func(int, time.Duration, time.Duration, error) {}
 	}
-	client, err := river.NewClient(riverpgxv5.New(config.Pool), &river.Config{Schema: config.Schemas.River, Logger: config.Logger, FetchCooldown: notifyCooldown})
+	client, err := river.NewClient(postgres.NewDriver(config.Pool), &river.Config{Schema: config.Schemas.River, Logger: slog.New(delivery.RiverLog(config.Logger.Handler())), FetchCooldown: notifyCooldown})
 	if err != nil {
 		return nil, err
 	}
@@ -488,7 +487,7 @@ func (i *Ingester) insertWithRetries(group []*submission, allOrNone bool) ([]out
 // insert is one transaction. An outcome's error concerns that message alone; an error of insert's own undid it all.
 func (i *Ingester) insert(ctx context.Context, group []*submission, allOrNone bool) ([]outcome, error) {
 	outcomes := make([]outcome, len(group))
-	err := pgx.BeginFunc(ctx, i.config.Pool, func(tx pgx.Tx) error {
+	err := postgres.BeginFunc(ctx, i.config.Pool, func(tx pgx.Tx) error {
 		queries := dbsqlc.New(i.config.Schemas.Rendered(tx))
 		open, err := openEntries(ctx, queries, group)
 		if err != nil {

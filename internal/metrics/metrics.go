@@ -127,7 +127,9 @@ func New() *Metrics {
 	for _, what := range []string{"aged_out", "deleted", "partitions", "archived"} {
 		m.retention.WithLabelValues(what)
 	}
-	registry.MustRegister(buildInfo())
+	registry.MustRegister(buildInfo(), prometheus.NewCounterFunc(prometheus.CounterOpts{
+		Namespace: namespace, Name: "panics_total", Help: "Panics that this process recovered: of requests, pages, deliveries and loops.",
+	}, func() float64 { return float64(background.Panics()) }))
 	return m
 }
 

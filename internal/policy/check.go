@@ -27,6 +27,8 @@ const (
 	maxSmartOver = 24 * time.Hour
 	// minPace is one redelivery in some 17 minutes.
 	minPace = 0.001
+	// maxQueueName is River's limit of the queues that a client works, in bytes.
+	maxQueueName = 64
 )
 
 var queueName = regexp.MustCompile(`^[a-z0-9]+([_-][a-z0-9]+)*$`)
@@ -41,8 +43,10 @@ func (l *loader) check() {
 		q := p.Queues[name]
 		q.Name = name
 		at := "queues." + name
-		if !queueName.MatchString(name) || len(name) > 127 {
+		if !queueName.MatchString(name) {
 			l.badf("retry-policies", at, "a queue's name is lower-case letters and digits, in words joined by - or _")
+		} else if len(name) > maxQueueName {
+			l.badf("retry-policies", at, "a queue's name has at most %d characters; this one has %d", maxQueueName, len(name))
 		}
 		l.checkRange("retry-policies", at+".backoff.delay", q.Backoff.Delay, time.Millisecond, maxBackoff)
 		l.checkRange("retry-policies", at+".timeout", q.Timeout, time.Millisecond, maxTimeout)

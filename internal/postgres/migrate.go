@@ -592,7 +592,7 @@ func (m *Migrator) exclusively(ctx context.Context, run func() error) error {
 }
 
 func (m *Migrator) inTx(ctx context.Context, run func(pgx.Tx) error) error {
-	return pgx.BeginFunc(ctx, m.Pool, run)
+	return BeginFunc(ctx, m.Pool, run)
 }
 
 func (m *Migrator) createSchema(ctx context.Context, name string) error {

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"strings"
 	"time"
@@ -57,7 +58,7 @@ func Beside(ctx context.Context, pool *pgxpool.Pool, fn func(tx pgx.Tx) error) e
 		return err
 	}
 	defer func() { _ = conn.Close(context.WithoutCancel(ctx)) }()
-	return pgx.BeginFunc(ctx, conn, fn)
+	return pgx.BeginTxFunc(ctx, conn, pgx.TxOptions{BeginQuery: BeginQuery()}, fn)
 }
 
 func parse(url string) (*pgxpool.Config, error) {
@@ -81,12 +82,7 @@ func openLimited(ctx context.Context, url string, maxConns int32, limit time.Dur
 		config.ConnConfig.RuntimeParams["application_name"] = ApplicationName
 	}
 	config.ConnConfig.Tracer = timeouts{limit}
-	// A job that a policy hides would look like one that is gone: with row_security off, that is an error instead. And what dlqd
-	// reads must not make conflicts of the application's SERIALIZABLE transactions, where that is the database's default.
-	config.ConnConfig.RuntimeParams["row_security"] = "off"
-	config.ConnConfig.RuntimeParams["default_transaction_isolation"] = "read committed"
-	// Plans without sequential scans have costs that make Postgres compile them, for seconds, and run them for milliseconds.
-	config.ConnConfig.RuntimeParams["jit"] = "off"
+	maps.Copy(config.ConnConfig.RuntimeParams, sessionParameters)
 	if connected != nil {
 		config.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
 			connected(ctx, conn)
@@ -94,16 +90,10 @@ func openLimited(ctx context.Context, url string, maxConns int32, limit time.Dur
 		}
 	}
 	pool, version, err := open(ctx, config)
-	if refusesParameter(err) { // a pooler that knows but a few: as good, where it gives each client a session
-		delete(config.ConnConfig.RuntimeParams, "row_security")
-		delete(config.ConnConfig.RuntimeParams, "default_transaction_isolation")
-		delete(config.ConnConfig.RuntimeParams, "jit")
-		config.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
-			_, err := conn.Exec(ctx, "SET row_security = off; SET default_transaction_isolation = 'read committed'; SET jit = off")
-			if err == nil && connected != nil {
-				connected(ctx, conn)
-			}
-			return err
+	if refusesParameter(err) {
+		maps.DeleteFunc(config.ConnConfig.RuntimeParams, func(name, _ string) bool { return sessionParameters[name] != "" })
+		if !namesExecMode(url) { // a prepared statement would stay in the session
+			config.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeCacheDescribe
 		}
 		pool, version, err = open(ctx, config)
 	}
@@ -121,15 +111,24 @@ func open(ctx context.Context, config *pgxpool.Config) (pool *pgxpool.Pool, vers
 	if pool, err = pgxpool.NewWithConfig(ctx, config); err != nil {
 		return nil, 0, err
 	}
-	if err = pool.QueryRow(ctx, "SELECT current_setting('server_version_num')::int / 10000").Scan(&version); err != nil {
+	var rowSecurity string
+	err = pool.QueryRow(ctx, "SELECT current_setting('server_version_num')::int / 10000, current_setting('row_security')", pgx.QueryExecModeExec).
+		Scan(&version, &rowSecurity)
+	if wanted := config.ConnConfig.RuntimeParams["row_security"]; err == nil && wanted != "" && rowSecurity != wanted {
+		err = errIgnored
+	}
+	if err != nil {
 		pool.Close()
 		return nil, 0, err
 	}
 	return pool, version, nil
 }
 
-// refusesParameter recognises PgBouncer's answer to a parameter at the start of a session that it does not know.
+// errIgnored is that of a pooler that was told to ignore what it does not know (ignore_startup_parameters).
+var errIgnored = errors.New("parameters of the session are ignored")
+
+// refusesParameter recognises a pooler, by its answer to parameters at the start of a session that it does not know.
 func refusesParameter(err error) bool {
 	var pgErr *pgconn.PgError
-	return errors.As(err, &pgErr) && strings.Contains(pgErr.Message, "unsupported startup parameter")
+	return errors.Is(err, errIgnored) || errors.As(err, &pgErr) && strings.Contains(pgErr.Message, "unsupported startup parameter")
 }

@@ -7,6 +7,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
 )
 
 // DB is what a pool, a connection and a transaction have in common.
@@ -17,10 +18,16 @@ type DB interface {
 }
 
 // Rendered is db with the schemas' names put into every query, and each statement limited to the scope of its context: see [WithScope].
-func (s Schemas) Rendered(db DB) DB { return rendered{db, s} }
+func (s Schemas) Rendered(db DB) DB {
+	if pool, ok := db.(*pgxpool.Pool); ok {
+		return rendered{Statements(pool), pool, s}
+	}
+	return rendered{db, nil, s}
+}
 
 type rendered struct {
 	db      DB
+	pool    *pgxpool.Pool // nil in a transaction, and on a connection
 	schemas Schemas
 }
 
@@ -53,28 +60,22 @@ func (r rendered) sql(ctx context.Context, sql string) string {
 }
 
 func (r rendered) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
-	if tx, err := r.schemas.scoped(ctx, r.db); err != nil {
-		return pgconn.CommandTag{}, err
-	} else if tx != nil {
-		return execScoped(ctx, tx, r.sql(ctx, sql), args)
-	}
-	return r.db.Exec(ctx, r.sql(ctx, sql), args...)
+	return r.in(ctx).Exec(ctx, r.sql(ctx, sql), args...)
 }
 
 func (r rendered) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
-	if tx, err := r.schemas.scoped(ctx, r.db); err != nil {
-		return nil, err
-	} else if tx != nil {
-		return queryScoped(ctx, tx, r.sql(ctx, sql), args)
-	}
-	return r.db.Query(ctx, r.sql(ctx, sql), args...)
+	return r.in(ctx).Query(ctx, r.sql(ctx, sql), args...)
 }
 
 func (r rendered) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
-	if tx, err := r.schemas.scoped(ctx, r.db); err != nil {
-		return failedRow{err}
-	} else if tx != nil {
-		return scopedRow{tx.QueryRow(ctx, r.sql(ctx, sql), args...), func(err error) error { return end(ctx, tx, err) }}
+	return r.in(ctx).QueryRow(ctx, r.sql(ctx, sql), args...)
+}
+
+// in is where the statements of ctx run. One that is limited has a transaction of its own: a setting holds for a transaction alone, since
+// a pooler may give the next statement another session.
+func (r rendered) in(ctx context.Context) DB {
+	if r.pool != nil && isLimited(ctx) {
+		return singly{r.pool, r.schemas.Render(setScope), scopeArgs(ctx)}
 	}
-	return r.db.QueryRow(ctx, r.sql(ctx, sql), args...)
+	return r.db
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/dlqd/dlqd/internal/deadletter"
+	"github.com/dlqd/dlqd/internal/policy"
 	"github.com/dlqd/dlqd/internal/postgres"
 	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
 	"github.com/dlqd/dlqd/internal/savedview"
@@ -83,4 +84,40 @@ func TestSavedViews(t *testing.T) {
 	var acts string
 	require.NoError(t, pool.QueryRow(ctx, "SELECT string_agg(actor || ' ' || act, '|' ORDER BY at, id) FROM dlq.acts WHERE subject = 'saved view ours'").Scan(&acts))
 	require.Equal(t, "kim saved, and shared|anna saved|ben deleted", acts)
+}
+
+// What a view of others' looks for at a sensitive path is masked, as it is in filters; one's own is as one typed it.
+func TestSavedViews_MaskWhatOthersLookFor(t *testing.T) {
+	t.Parallel()
+	pool := postgrestest.Pool(t)
+	s := &savedview.Store{Store: deadletter.NewStore(pool, postgres.DefaultSchemas())}
+	for name, query := range map[string]string{
+		"list":   `queue:a payload.customer.email:kim@example.com,"anna b@example.com" status:manual`,
+		"quoted": `-payload."customer"."email":x payload.customer."email":"y \" z" class:outage`,
+		"upper":  `PAYLOAD.customer.Email:kim payload.customer.id:42`,
+		"json":   `queue:a payload:{"customer": {"email": "kim@example.com"}}`,
+		"array":  `payload.customer.0.email:kim`,
+	} {
+		require.NoError(t, s.Save(t.Context(), &savedview.SavedView{Name: name, Query: query, Shared: true}, "kim"))
+	}
+	shown := func(actor string) map[string]string {
+		views, err := s.List(t.Context(), actor)
+		require.NoError(t, err)
+		queries := map[string]string{}
+		for _, v := range views {
+			queries[v.Name] = v.Query
+		}
+		return queries
+	}
+	plain := shown("kim")
+	require.Equal(t, plain, shown("anna"), "nothing is sensitive")
+	require.NoError(t, s.Store.Protect(t.Context(), []string{}, policy.Data{SensitivePaths: []string{"payload.customer.email"}}.Masked()))
+	require.Equal(t, plain, shown("kim"))
+	require.Equal(t, map[string]string{
+		"list":   `queue:a payload.customer.email:"***" status:manual`,
+		"quoted": `-payload."customer"."email":"***" payload.customer."email":"***" class:outage`,
+		"upper":  `PAYLOAD.customer.Email:"***" payload.customer.id:42`,
+		"json":   `queue:a payload:"***"`,
+		"array":  `payload.customer.0.email:"***"`,
+	}, shown("anna"))
 }

@@ -521,3 +521,24 @@ func TestApprovals_checkpoint(t *testing.T) {
 	b.awaitApproval(lee, id, "done")
 	b.awaitCount(2, `SELECT count(*) FROM river_job WHERE state = 'available' AND args @> '{"fixed": true}' AND NOT metadata ? 'river:resumable_step'`)
 }
+
+// A redelivery into a queue is one of that queue's, wherever its entry is from.
+func TestApprovals_HoldForRedeliveriesIntoAQueue(t *testing.T) {
+	t.Parallel()
+	b := approvalsSetup(t, policy.ApprovalRule{Operations: []string{"replay"}, Queues: []string{"pay*"}, Above: 1})
+	b.fail("mail", 2)
+	kim := b.named("kim", access.Operator, "root")
+	const run = `{"filter": {"queue": ["mail"]}, "note": "n", "force": true%s}`
+	b.ask(kim, "/api/dlq/replay", fmt.Sprintf(run, `, "queue": "payments"`))
+	require.Zero(t, b.count("SELECT count(*) FROM dlq.replay_runs"))
+	for _, free := range []string{`, "queue": "other"`, ``} {
+		status, out := b.as(kim, "POST", "/api/dlq/replay", fmt.Sprintf(run, free))
+		require.Equal(t, http.StatusAccepted, status, out)
+		require.Contains(t, out, `"run"`, free)
+	}
+	// Of no more entries than the rule lets go.
+	b.fail("post", 1)
+	status, out := b.as(kim, "POST", "/api/dlq/replay", `{"filter": {"queue": ["post"]}, "note": "n", "force": true, "queue": "payments"}`)
+	require.Equal(t, http.StatusAccepted, status, out)
+	require.Contains(t, out, `"run"`)
+}

@@ -78,7 +78,7 @@ func TestLogs_fieldsAreThoseOfTheDocs(t *testing.T) {
 	}
 	require.Greater(t, calls, 50)
 	for name, used := range known {
-		require.True(t, used || slices.Contains([]string{"trace_id", "span_id"}, name), "nothing logs %q any more", name) // those come from the context
+		require.True(t, used || slices.Contains([]string{"trace_id", "span_id", "kind", "client"}, name), "nothing logs %q any more", name) // those come from the context, and from River
 	}
 }
 

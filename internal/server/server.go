@@ -19,7 +19,6 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/riverqueue/river"
-	"github.com/riverqueue/river/riverdriver/riverpgxv5"
 
 	"github.com/dlqd/dlqd/internal/access"
 	"github.com/dlqd/dlqd/internal/analytics"
@@ -100,8 +99,10 @@ type Config struct {
 	WriteTimeout time.Duration
 	// PollInterval is how often DLQ workers look for due entries when nothing wakes them.
 	PollInterval time.Duration
-	// PollOnly does without LISTEN, which transaction poolers lack.
+	// PollOnly does without LISTEN, which transaction poolers lack. Behind a pooler that is so anyway, unless Listens.
 	PollOnly bool
+	// Listens says that a pooler in front of the database gives each client a session of the server's.
+	Listens bool
 	// StopTimeout is how long a stop may take, all of it, whatever hangs. Running jobs may take most of it to finish.
 	StopTimeout time.Duration
 	// RiverUI is the address of River UI, to which the console links jobs; empty for no links.
@@ -322,6 +323,10 @@ func (s *Server) openDatabase(ctx context.Context) error {
 	if s.pool, err = postgres.OpenWith(ctx, url, s.config.MaxConns, s.connected); err != nil {
 		return err
 	}
+	if postgres.IsPooled(s.pool) && !s.config.PollOnly && !s.config.Listens {
+		s.config.PollOnly = true // a session that listens would belong to the pooler's other clients
+		s.logger.Info("a pooler is in front of the database: dlqd polls; --poll-only=false where it gives each client a session")
+	}
 	if s.embedded != nil {
 		return s.migrator().Up(ctx)
 	}
@@ -363,7 +368,7 @@ func (s *Server) startDLQWorker() error {
 	config := worker.Config{
 		Store: s.store, Planner: s.planner.Load, Logger: s.logger.With("part", "dlq-workers"),
 		PollInterval: s.config.PollInterval, WakeTopic: s.config.Schemas.WakeTopic(), Observe: s.metrics.ObserveWorker, ObserveStage: s.metrics.ObserveStage, Parked: s.tellPeople,
-		TryLock: s.guard.Load().TryLock, BeforeFiling: regrouper.LearnMarked,
+		TryLock: s.guard.Load().TryLock, BeforeFiling: regrouper.LearnMarked, Tracer: s.telemetry.Tracer,
 	}
 	if !s.config.PollOnly {
 		config.Listen = s.pool
@@ -421,7 +426,7 @@ func (s *Server) keepHouse() {
 
 // steering is a client of River's that works no queue: it sees queues, and pauses them.
 func (s *Server) steering() (*river.Client[pgx.Tx], error) {
-	client, err := river.NewClient(riverpgxv5.New(s.pool), &river.Config{Schema: s.config.Schemas.River, Logger: s.logger})
+	client, err := river.NewClient(postgres.NewDriver(s.pool), &river.Config{Schema: s.config.Schemas.River, Logger: slog.New(delivery.RiverLog(s.logger.Handler()))})
 	if err != nil {
 		return nil, fmt.Errorf("queues: %w", err)
 	}

@@ -526,30 +526,6 @@ func TestParts_runApart(t *testing.T) {
 	require.NoError(t, s.Wait(ctx, context.Background()))
 }
 
-// Behind a transaction pooler there is neither LISTEN nor a prepared statement that outlives its transaction.
-func TestServe_behindATransactionPooler(t *testing.T) {
-	t.Parallel()
-	b := setup(t, options{receiver: answering(http.StatusNotFound), config: func(c *server.Config) {
-		u, err := url.Parse(c.DatabaseURL)
-		require.NoError(t, err)
-		query := u.Query()
-		query.Set("default_query_exec_mode", "cache_describe")
-		u.RawQuery = query.Encode()
-		c.DatabaseURL, c.PollOnly, c.PollInterval = u.String(), true, 50*time.Millisecond
-	}})
-	b.submit("m1")
-	id := b.awaitMessage("m1", "dead-lettered")["deadLetter"].(map[string]any)["id"].(string)
-	b.awaitEntry(id, "dlq_manual")
-	status, out, _ := b.call("POST", "/api/dlq/entries/"+id+"/replay", `{"payload": {"n": 2}}`)
-	require.Equal(t, http.StatusAccepted, status, out)
-	b.awaitEntry(id, "dlq_manual")
-	status, _, _ = b.call("GET", "/api/dlq/entries?status=dlq_manual,dlq_pending&queue=default", "")
-	require.Equal(t, http.StatusOK, status)
-	status, out, _ = b.call("POST", "/api/messages", `{"messageId": "m1", "queue": "default", "kind": "order.placed", "payload": {"n": 1}}`)
-	require.Equal(t, http.StatusOK, status, out)
-	require.Zero(t, b.count("SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND query LIKE 'LISTEN%'"))
-}
-
 func TestListen_unixSocket(t *testing.T) {
 	t.Parallel()
 	dir, err := os.MkdirTemp("", "dlqd-s")

@@ -87,6 +87,10 @@ func attributes(span *trace.Span) map[string]string {
 	return all
 }
 
+func linkAttributes(link *trace.Span_Link) map[string]string {
+	return attributes(&trace.Span{Attributes: link.GetAttributes()})
+}
+
 // A message can be followed from its submission over its job to the delivery, and from a redelivery back to both the submission and the
 // replay run that made it; logs and metrics go to the same collector.
 func TestTelemetry_traceOfAMessage(t *testing.T) {
@@ -143,9 +147,19 @@ func TestTelemetry_traceOfAMessage(t *testing.T) {
 	require.Equal(t, strings.ReplaceAll(run, "-", ""), hex.EncodeToString(runSpan.GetTraceId()), "who knows a run finds its trace")
 	require.Equal(t, runSpan.GetTraceId(), redelivery.GetLinks()[1].GetTraceId())
 	require.Equal(t, runSpan.GetSpanId(), redelivery.GetLinks()[1].GetSpanId())
+	require.Equal(t, "vendor=1", linkAttributes(redelivery.GetLinks()[0])["dlqd.tracestate"])
+	require.Equal(t, "vendor=1", redelivery.GetTraceState())
 	request := one("start-replay", 0, 1)
 	require.Equal(t, request.GetSpanId(), runSpan.GetLinks()[0].GetSpanId())
-	require.Equal(t, seen[1], "00-"+hex.EncodeToString(redelivery.GetTraceId())+"-"+hex.EncodeToString(one("POST", 1, 2).GetSpanId())+"-01 ")
+	require.Equal(t, seen[1], "00-"+hex.EncodeToString(redelivery.GetTraceId())+"-"+hex.EncodeToString(one("POST", 1, 2).GetSpanId())+"-01 vendor=1")
+
+	filing := one("file default", 0, 1)
+	require.Equal(t, submission.GetTraceId(), filing.GetTraceId())
+	require.Equal(t, submission.GetSpanId(), filing.GetParentSpanId())
+	require.Equal(t, entry, attributes(filing)["dlqd.entry_id"])
+	require.Equal(t, "not_found", attributes(filing)["dlqd.error_class"])
+	require.Equal(t, "manual", attributes(filing)["dlqd.strategy"])
+	require.LessOrEqual(t, filing.GetStartTimeUnixNano(), filing.GetEndTimeUnixNano())
 
 	// Logs know their trace, here and there.
 	records := collector.Records("delivery")
@@ -160,6 +174,44 @@ func TestTelemetry_traceOfAMessage(t *testing.T) {
 	require.InDelta(t, 1, submitted.GetSum().GetDataPoints()[0].GetAsDouble(), 0)
 	require.NotNil(t, collector.Metric("dlqd_http_request_seconds").GetExponentialHistogram(), "of the native buckets")
 	require.NotNil(t, collector.Metric("dlqd_database_up"))
+}
+
+// A redelivery that a person asks for is linked to the request, with the tracestate that each came with.
+func TestTelemetry_LinksSingleReplays(t *testing.T) {
+	t.Parallel()
+	collector := telemetrytest.NewCollector(t)
+	receiver := &traced{}
+	receiver.status.Store(http.StatusNotFound)
+	b := setup(t, options{receiver: receiver.ServeHTTP, config: func(c *server.Config) { c.OTLPEndpoint = collector.URL }})
+	entry := b.submitTraced("traced")
+	replay := func(status int32, until string) {
+		receiver.status.Store(status)
+		request, err := http.NewRequestWithContext(t.Context(), http.MethodPost, b.base+"/api/dlq/entries/"+entry+"/replay", strings.NewReader(`{"note": "fixed"}`))
+		require.NoError(t, err)
+		request.Header.Set("Traceparent", "00-"+parentTrace+"-1111111111111111-01")
+		request.Header.Add("Tracestate", "one=1")
+		request.Header.Add("Tracestate", "two=2")
+		response, err := http.DefaultClient.Do(request)
+		require.NoError(t, err)
+		require.NoError(t, response.Body.Close())
+		require.Equal(t, http.StatusAccepted, response.StatusCode)
+		b.awaitEntry(entry, until)
+	}
+	replay(http.StatusNotFound, "dlq_manual")
+	replay(http.StatusOK, "dlq_resolved")
+	b.stop()
+	requests := collector.Spans("replay-entry")
+	require.Len(t, requests, 2)
+	attempts := collector.Spans("process default")
+	require.Len(t, attempts, 3)
+	for i, attempt := range attempts[1:] {
+		require.Empty(t, attempt.GetParentSpanId())
+		require.Len(t, attempt.GetLinks(), 2, "to the submission, and to its own request alone")
+		link := attempt.GetLinks()[1]
+		require.Equal(t, requests[i].GetSpanId(), link.GetSpanId())
+		require.Equal(t, parentTrace, hex.EncodeToString(link.GetTraceId()))
+		require.Equal(t, map[string]string{"dlqd.link": "replay", "dlqd.tracestate": "one=1,two=2"}, linkAttributes(link))
+	}
 }
 
 // Without an endpoint nothing is sent, and a trace is handed on as it came, as W3C Trace Context asks of who takes no part in it. Without

@@ -83,7 +83,7 @@ func Look(ctx context.Context, pool *pgxpool.Pool, schemas postgres.Schemas) (*S
 
 // read runs a question that changes nothing, and neither runs nor waits for long.
 func read(ctx context.Context, pool *pgxpool.Pool, question func(pgx.Tx) error) error {
-	return pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
+	return pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{BeginQuery: postgres.BeginReadOnlyQuery()}, func(tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, "SELECT set_config('statement_timeout', $1::bigint::text, true), set_config('lock_timeout', $2::bigint::text, true)",
 			timeout.Milliseconds(), lockTimeout.Milliseconds()); err != nil {
 			return err

@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"net/url"
 	"os"
+	"reflect"
 	"strings"
 	"sync"
 	"time"
@@ -190,7 +191,12 @@ func (h *handler) Enabled(ctx context.Context, level slog.Level) bool {
 func (h *handler) Handle(ctx context.Context, r slog.Record) error {
 	var err error
 	if h.export != nil {
-		err = h.export.Handle(ctx, r.Clone())
+		sent := slog.NewRecord(r.Time, r.Level, r.Message, r.PC)
+		r.Attrs(func(a slog.Attr) bool {
+			sent.AddAttrs(plain(a))
+			return true
+		})
+		err = h.export.Handle(ctx, sent)
 	}
 	if span := trace.SpanContextFromContext(ctx); span.IsValid() {
 		r.AddAttrs(slog.String("trace_id", span.TraceID().String()), slog.String("span_id", span.SpanID().String()))
@@ -199,7 +205,82 @@ func (h *handler) Handle(ctx context.Context, r slog.Record) error {
 }
 
 func (h *handler) WithAttrs(attrs []slog.Attr) slog.Handler {
-	return h.with(func(inner slog.Handler) slog.Handler { return inner.WithAttrs(attrs) })
+	changed := &handler{local: h.local.WithAttrs(attrs)}
+	if h.export != nil {
+		sent := make([]slog.Attr, len(attrs))
+		for i, a := range attrs {
+			sent[i] = plain(a)
+		}
+		changed.export = h.export.WithAttrs(sent)
+	}
+	return changed
+}
+
+// plain is a field as it is written: the bridge to OpenTelemetry knows no named types, and times and durations as numbers alone.
+func plain(a slog.Attr) slog.Attr {
+	value := a.Value.Resolve()
+	switch value.Kind() {
+	case slog.KindGroup:
+		members := make([]slog.Attr, len(value.Group()))
+		for i, member := range value.Group() {
+			members[i] = plain(member)
+		}
+		return slog.Attr{Key: a.Key, Value: slog.GroupValue(members...)}
+	case slog.KindDuration, slog.KindTime:
+		return slog.String(a.Key, written(value))
+	case slog.KindAny:
+		return slog.Attr{Key: a.Key, Value: plainValue(value)}
+	default:
+		return slog.Attr{Key: a.Key, Value: value}
+	}
+}
+
+// written is a value as log/slog writes it.
+func written(value slog.Value) string {
+	if value.Kind() == slog.KindTime {
+		return value.Time().Format(time.RFC3339Nano)
+	}
+	return value.String()
+}
+
+func plainValue(value slog.Value) slog.Value {
+	of := value.Any()
+	found := reflect.ValueOf(of)
+	for found.Kind() == reflect.Pointer && !found.IsNil() {
+		if isText(found.Interface()) {
+			break
+		}
+		found = found.Elem()
+	}
+	if !found.IsValid() || found.Kind() == reflect.Pointer && found.IsNil() {
+		return slog.StringValue("")
+	}
+	if isText(found.Interface()) {
+		return slog.StringValue(fmt.Sprint(found.Interface()))
+	}
+	switch found.Kind() {
+	case reflect.String:
+		return slog.StringValue(found.String())
+	case reflect.Bool:
+		return slog.BoolValue(found.Bool())
+	case reflect.Int, reflect.Int8, reflect.Int16, reflect.Int32, reflect.Int64:
+		return slog.Int64Value(found.Int())
+	case reflect.Uint, reflect.Uint8, reflect.Uint16, reflect.Uint32, reflect.Uint64:
+		return slog.Uint64Value(found.Uint())
+	case reflect.Float32, reflect.Float64:
+		return slog.Float64Value(found.Float())
+	default:
+		return slog.StringValue(fmt.Sprintf("%+v", of))
+	}
+}
+
+// isText reports whether a value knows how it is written.
+func isText(value any) bool {
+	switch value.(type) {
+	case error, fmt.Stringer:
+		return true
+	}
+	return false
 }
 
 func (h *handler) WithGroup(name string) slog.Handler {

@@ -3,9 +3,12 @@ package telemetry_test
 import (
 	"bytes"
 	"context"
+	"errors"
+	"io"
 	"log/slog"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/uuid"
 	"github.com/prometheus/client_golang/prometheus"
@@ -30,7 +33,10 @@ func TestWith(t *testing.T) {
 		{"ff-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", "", "", ""},
 		{"cc-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01-what-the-future-will-be-like", "", parent, ""},
 		{parent, "a=\xff", parent, ""},
-		{parent, "a=" + strings.Repeat("x", 256) + ",b=" + strings.Repeat("x", 254), parent, ""},
+		// Of what is longer than 512 characters, members of more than 128 are left out first, and then the last ones.
+		{parent, "a=1,b=" + strings.Repeat("x", 256) + ",c=3,d=" + strings.Repeat("x", 254), parent, "a=1,c=3"},
+		{parent, strings.Repeat("x", 120) + "=1," + strings.Repeat("y", 120) + "=2," + strings.Repeat("z", 120) + "=3," + strings.Repeat("v", 120) + "=4," + strings.Repeat("w", 120) + "=5",
+			parent, strings.Repeat("x", 120) + "=1," + strings.Repeat("y", 120) + "=2," + strings.Repeat("z", 120) + "=3," + strings.Repeat("v", 120) + "=4"},
 	} {
 		gotParent, gotState := telemetry.Of(telemetry.With(t.Context(), c.parent, c.state))
 		require.Equal(t, c.wantParent, gotParent, c)
@@ -77,6 +83,56 @@ func TestStart_logger(t *testing.T) {
 	require.Equal(t, "WARN", records[0].GetSeverityText())
 	require.Equal(t, byte(0x4b), records[0].GetTraceId()[0])
 	require.Len(t, collector.Records("without a trace"), 1)
+}
+
+type (
+	class  string
+	count  int
+	share  float64
+	truth  bool
+	number uint16
+	named  int
+	lists  []class
+)
+
+func (named) String() string { return "by its name" }
+
+type secret struct{ text string }
+
+func (secret) LogValue() slog.Value { return slog.AnyValue(class("shown")) }
+
+// What is sent of a field is what is written of it, of whatever type it is.
+func TestStart_fieldsOfNamedTypes(t *testing.T) {
+	t.Parallel()
+	collector := telemetrytest.NewCollector(t)
+	sent, err := telemetry.Start(t.Context(), telemetry.Config{Endpoint: collector.URL, Gatherer: prometheus.NewRegistry(), Logger: slog.New(slog.NewTextHandler(io.Discard, nil))})
+	require.NoError(t, err)
+	fields := []any{
+		"class", class("validation"), "pointer", new(class("transient")), "count", count(3), "share", share(0.5), "truth", truth(true), "number", number(9),
+		"named", named(1), "at", time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC), "took", 3 * time.Second, "id", uuid.Nil, "error", errors.New("it failed"),
+		"secret", secret{"x"}, "classes", lists{"a", "b"}, "group", slog.GroupValue(slog.Any("class", class("inner"))), "channel", make(chan int), "nothing", nil, "none", (*class)(nil),
+	}
+	sent.Logger.Warn("logged", fields...)
+	sent.Logger.With(fields...).Warn("with")
+	sent.Stop(t.Context())
+	for _, message := range []string{"logged", "with"} {
+		records := collector.Records(message)
+		require.Len(t, records, 1)
+		text := records[0].String()
+		require.NotContains(t, text, "unhandled", message)
+		for key, want := range map[string]string{
+			"class": "validation", "pointer": "transient", "named": "by its name", "at": "2026-01-02T03:04:05Z", "took": "3s",
+			"id": "00000000-0000-0000-0000-000000000000", "error": "it failed", "secret": "shown",
+		} {
+			var found string
+			for _, a := range records[0].GetAttributes() {
+				if a.GetKey() == key {
+					found = a.GetValue().GetStringValue()
+				}
+			}
+			require.Equal(t, want, found, "%s: %s", message, key)
+		}
+	}
 }
 
 // A replay run's trace is found by the run's id.

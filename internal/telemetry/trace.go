@@ -4,8 +4,11 @@ import (
 	"context"
 	"encoding/binary"
 	"math/rand/v2"
+	"slices"
+	"strings"
 
 	"github.com/google/uuid"
+	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/propagation"
 	"go.opentelemetry.io/otel/trace"
 	"go.opentelemetry.io/otel/trace/noop"
@@ -33,10 +36,44 @@ func With(ctx context.Context, parent, state string) context.Context {
 	if parent == "" {
 		return ctx
 	}
-	if len(state) > maxTraceState {
-		state = ""
-	}
+	state = shortened(state)
 	return propagation.TraceContext{}.Extract(ctx, propagation.MapCarrier{parentHeader: parent, stateHeader: state})
+}
+
+// maxStateMember is the longest member of a tracestate that is kept where all of it is too long: W3C Trace Context has those left out
+// first, and then the last ones.
+const maxStateMember = 128
+
+func shortened(state string) string {
+	if len(state) <= maxTraceState {
+		return state
+	}
+	members := slices.DeleteFunc(strings.Split(state, ","), func(member string) bool { return len(strings.TrimSpace(member)) > maxStateMember })
+	for len(members) > 0 && len(strings.Join(members, ",")) > maxTraceState {
+		members = members[:len(members)-1]
+	}
+	return strings.Join(members, ",")
+}
+
+// Anew returns ctx for a trace of its own that hands on the tracestate of ctx's.
+func Anew(ctx context.Context) context.Context {
+	of := trace.SpanContextFromContext(ctx)
+	return trace.ContextWithSpanContext(ctx, trace.NewSpanContext(trace.SpanContextConfig{TraceState: of.TraceState()}))
+}
+
+// Link links a span to another trace, and says why. (What sends spans leaves out the tracestate of a link, so it is an attribute, too.)
+func Link(to trace.SpanContext, why string) trace.SpanStartOption {
+	about := []attribute.KeyValue{attribute.String("dlqd.link", why)}
+	if state := to.TraceState().String(); state != "" {
+		about = append(about, attribute.String("dlqd.tracestate", state))
+	}
+	return trace.WithLinks(trace.Link{SpanContext: to, Attributes: about})
+}
+
+// Sends reports whether a tracer's spans go anywhere.
+func Sends(t trace.Tracer) bool {
+	_, off := Tracer(t).(noop.Tracer)
+	return !off
 }
 
 // Of returns the trace context of ctx as a traceparent and a tracestate; empty where there is none.

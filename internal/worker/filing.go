@@ -11,10 +11,13 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/trace"
 
 	"github.com/dlqd/dlqd/internal/deadletter"
 	"github.com/dlqd/dlqd/internal/postgres"
 	"github.com/dlqd/dlqd/internal/strategy"
+	"github.com/dlqd/dlqd/internal/telemetry"
 	"github.com/dlqd/dlqd/internal/worker/internal/dbsqlc"
 )
 
@@ -225,10 +228,41 @@ func (w *Worker) fileJudged(ctx context.Context, rows []dbsqlc.ClaimDueRow) (cla
 	if err != nil {
 		return claimed, err
 	}
+	w.traceFiling(ctx, claimed, made, start)
 	if !soonest.IsZero() && soonest.Before(w.now().Add(w.config.PollInterval)) {
 		w.batches.Wake() // it may sleep for longer
 	}
 	return claimed, nil
+}
+
+// traceFiling makes a span of the filing of each entry, from start until now, in the trace that its message was submitted in.
+func (w *Worker) traceFiling(ctx context.Context, filed []dbsqlc.ClaimDueRow, made *judgements, start time.Time) {
+	if len(filed) == 0 || !telemetry.Sends(w.config.Tracer) {
+		return
+	}
+	traces, err := w.queries.TracesOf(ctx, column(filed, func(r *dbsqlc.ClaimDueRow) uuid.UUID { return r.ID }))
+	if err != nil {
+		w.config.Logger.WarnContext(ctx, "the spans of filing are not sent", "error", err)
+		return
+	}
+	of := make(map[uuid.UUID]dbsqlc.TracesOfRow, len(traces))
+	for _, t := range traces {
+		of[t.ID] = t
+	}
+	end := time.Now()
+	for i := range filed {
+		row := &filed[i]
+		submitted, ok := of[row.ID]
+		if !ok {
+			continue
+		}
+		d := made.of[row.ID]
+		_, span := w.config.Tracer.Start(telemetry.With(ctx, submitted.Parent, submitted.State), "file "+row.Queue, trace.WithTimestamp(start), trace.WithAttributes(
+			attribute.String("dlqd.entry_id", row.ID.String()), attribute.String("dlqd.kind", row.Kind), attribute.String("dlqd.error_class", string(d.Class)),
+			attribute.String("dlqd.strategy", string(d.Strategy)), attribute.String("dlqd.rule", d.Rule),
+		))
+		span.End(trace.WithTimestamp(end))
+	}
 }
 
 // fileDecided files claimed entries. It returns when the first is due that is no person's.

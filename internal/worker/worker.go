@@ -18,6 +18,7 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"go.opentelemetry.io/otel/trace"
 
 	"github.com/dlqd/dlqd/internal/automatic"
 	"github.com/dlqd/dlqd/internal/background"
@@ -101,6 +102,8 @@ type Config struct {
 	Observe Observer
 	// ObserveStage is told of every step of a stage: how long it took, and its error. Nil for nobody.
 	ObserveStage func(stage string, took time.Duration, err error)
+	// Tracer makes a span of the filing of each entry that was submitted in a trace; nil: there is none.
+	Tracer trace.Tracer
 	// TryLock is automatic.TryLock, or restored.Guard.TryLock, which also looks whether the database was restored.
 	TryLock func(ctx context.Context, tx postgres.DB) (bool, error)
 	// BeforeFiling, if not nil, is called once before the first entry is filed or judged. Its error is logged.

@@ -1171,6 +1171,38 @@ func (q *Queries) StuckGroups(ctx context.Context, most int32) ([]StuckGroupsRow
 	return items, nil
 }
 
+const TracesOf = `-- name: TracesOf :many
+SELECT e.id, (e.metadata ->> 'traceparent')::text AS parent, coalesce(e.metadata ->> 'tracestate', '')::text AS state
+FROM dlq.dead_letter_queue e WHERE e.id = ANY ($1::uuid[]) AND e.stage = 'open' AND e.metadata ? 'traceparent'
+`
+
+type TracesOfRow struct {
+	ID     uuid.UUID
+	Parent string
+	State  string
+}
+
+// The traces that open entries were submitted in, for the spans of their filing: asked only where traces are sent.
+func (q *Queries) TracesOf(ctx context.Context, ids []uuid.UUID) ([]TracesOfRow, error) {
+	rows, err := q.db.Query(ctx, TracesOf, ids)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	items := []TracesOfRow{}
+	for rows.Next() {
+		var i TracesOfRow
+		if err := rows.Scan(&i.ID, &i.Parent, &i.State); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
 const Unfiled = `-- name: Unfiled :many
 SELECT i.id, i.queue, i.kind, coalesce(i.source, '')::text AS source, coalesce(left(f.error_message::text, 8192), '')::text AS error_message, coalesce(f.error_type, '')::text AS error_type,
        coalesce(f.error_code, '')::text AS error_code, coalesce(f.error_title, '')::text AS error_title, ''::text AS error_class, coalesce(f.error_class, '')::text AS reported_class,

@@ -1,0 +1,51 @@
+package delivery_test
+
+import (
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/dlqd/dlqd/internal/delivery"
+	"github.com/dlqd/dlqd/internal/policy"
+	"github.com/dlqd/dlqd/internal/postgres"
+	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
+	"github.com/dlqd/dlqd/internal/strategy"
+)
+
+// A policy that is loaded is one that River's client takes: what that refuses, config check says with file and line.
+func TestNewClient_TakesEveryPolicyThatIsLoaded(t *testing.T) {
+	t.Parallel()
+	pool := postgrestest.Pool(t)
+	long := strings.Repeat("q", 64)
+	taken := 0
+	for _, c := range []struct {
+		queue       string
+		concurrency int
+	}{
+		{"a", 1}, {long, 10_000}, {long + "q", 1}, {strings.Repeat("payments-", 9) + "later", 1}, {"a", 10_001}, {"a", 0}, {"a_b-c", 1}, {"A", 1}, {"a__b", 1}, {"a-", 1},
+		{"a|b", 1}, {"a.b", 1}, {"ä", 1},
+	} {
+		dir := t.TempDir()
+		require.NoError(t, os.WriteFile(filepath.Join(dir, "retry-policies.yaml"), []byte(fmt.Sprintf("destinations:\n  d:\n    url: http://127.0.0.1:1/\nqueues:\n  %q:\n    destination: d\n", c.queue)), 0o600))
+		require.NoError(t, os.WriteFile(filepath.Join(dir, "worker-pool.yaml"), []byte(fmt.Sprintf("queues:\n  %q:\n    concurrency: %d\n", c.queue, c.concurrency)), 0o600))
+		rules, err := policy.Load(policy.Source{Dir: dir})
+		if err != nil {
+			require.Regexp(t, `(retry-policies|worker-pool)\.yaml:\d+: `, err.Error(), "%v", c)
+			continue
+		}
+		taken++
+		planner, err := strategy.NewPlanner(rules, nil)
+		require.NoError(t, err)
+		worker := delivery.NewWorker(delivery.Config{Planner: func() *strategy.Planner { return planner }, Logger: slog.New(slog.DiscardHandler)})
+		_, err = delivery.NewClient(t.Context(), delivery.ClientConfig{
+			Pool: pool, Schemas: postgres.DefaultSchemas(), Policy: func() *policy.Policy { return rules }, Worker: worker, Logger: slog.New(slog.DiscardHandler),
+		})
+		require.NoError(t, err, "%v", c)
+	}
+	require.GreaterOrEqual(t, taken, 3)
+}

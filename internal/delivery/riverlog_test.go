@@ -1,0 +1,31 @@
+package delivery
+
+import (
+	"bytes"
+	"errors"
+	"log/slog"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// River's lines have the names of fields that dlqd's have, and nothing of what the errors of jobs say.
+func TestRiverLog_HasTheFieldsOfOurs(t *testing.T) {
+	t.Parallel()
+	var out bytes.Buffer
+	logger := slog.New(RiverLog(slog.NewTextHandler(&out, &slog.HandlerOptions{Level: slog.LevelDebug})))
+	line := func(log func()) string {
+		out.Reset()
+		log()
+		return out.String()
+	}
+	require.Contains(t, line(func() { logger.Warn("m", "job_id", 7, "job_kind", "mail", "queue", "a") }), "msg=m job=7 kind=mail queue=a")
+	require.Contains(t, line(func() { logger.Warn("m", "err", errors.New("no connection")) }), `error="no connection"`)
+	require.Contains(t, line(func() { logger.With("job_id", 7).Warn("m", "client_id", "c") }), "job=7 client=c")
+	for _, key := range []string{"error", "err", "panic_val"} {
+		said := line(func() { logger.Warn("m", key, "card 4111", "job_id", 7, "kind", "mail") })
+		require.NotContains(t, said, "4111", key)
+		require.Contains(t, said, "job=7 kind=mail")
+		require.NotContains(t, line(func() { logger.With("job_id", 7).Warn("m", key, "card 4111") }), "4111", key)
+	}
+}

@@ -1,0 +1,113 @@
+package postgres_test
+
+import (
+	"context"
+	"net/url"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+
+	"github.com/dlqd/dlqd/internal/postgres"
+	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
+)
+
+// Behind a pooler statements have the settings that dlqd needs, in transactions and outside of them, and their session
+// has them no more afterwards.
+func TestSession_HasSettingsForStatements(t *testing.T) {
+	t.Parallel()
+	direct := postgrestest.URL(t)
+	postgrestest.Alter(t, direct, "SET default_transaction_isolation = 'repeatable read'")
+	_, err := postgrestest.Open(t, direct).Exec(t.Context(), "CREATE FUNCTION fail() RETURNS int LANGUAGE plpgsql AS $$ BEGIN RAISE 'it failed'; END $$")
+	require.NoError(t, err)
+	ignoring := postgrestest.IgnoringPooler(t, direct, 1)
+	prepares, err := url.Parse(ignoring)
+	require.NoError(t, err)
+	query := prepares.Query()
+	query.Set("default_query_exec_mode", "simple_protocol")
+	prepares.RawQuery = query.Encode()
+	const settings = "SELECT current_setting('row_security') || ' ' || current_setting('jit') || ' ' || current_setting('transaction_isolation')"
+	const wanted = "off off read committed"
+	for name, at := range map[string]string{
+		"direct": direct, "pooled": postgrestest.Pooler(t, direct, 1), "ignoring": ignoring, "simple": prepares.String(),
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			pool := postgrestest.Open(t, at)
+			require.Equal(t, name != "direct", postgres.IsPooled(pool))
+			rendered := postgres.DefaultSchemas().Rendered(pool)
+			for _, db := range []postgres.DB{postgres.Statements(pool), rendered} {
+				for range 3 {
+					require.Equal(t, wanted, read(t, t.Context(), db, settings))
+				}
+				require.Equal(t, wanted, read(t, t.Context(), db, "SELECT $1 || substr(("+settings+"), 2)", pgx.QueryExecModeCacheDescribe, "o"))
+				require.ErrorIs(t, db.QueryRow(t.Context(), "SELECT 1 WHERE false").Scan(new(int)), pgx.ErrNoRows)
+				tag, err := db.Exec(t.Context(), "INSERT INTO dlq.settings (key, value) VALUES ('t', '1') ON CONFLICT (key) DO UPDATE SET value = '2'")
+				require.NoError(t, err)
+				require.Equal(t, int64(1), tag.RowsAffected())
+
+				// A statement that fails ends its transaction, and its session goes on.
+				_, err = db.Exec(t.Context(), "SELECT fail()")
+				require.ErrorContains(t, err, "it failed")
+				_, err = db.Exec(t.Context(), "SELECT there_is_none()")
+				require.ErrorContains(t, err, "there_is_none")
+				canceled, cancel := context.WithCancel(t.Context())
+				cancel()
+				_, err = db.Exec(canceled, "SELECT 1")
+				require.ErrorIs(t, err, context.Canceled)
+				rows, err := db.Query(t.Context(), "SELECT generate_series(1, 100000)")
+				require.NoError(t, err)
+				require.True(t, rows.Next())
+				rows.Close() // and so does one that is not read to its end
+				require.NoError(t, rows.Err())
+			}
+			limited := postgres.AsReader(postgres.WithScope(t.Context(), `{"queues": ["a"]}`))
+			require.Equal(t, wanted, read(t, limited, rendered, settings))
+			const scope = "SELECT current_setting('dlq.scope', true) || current_setting('dlq.sight', true)"
+			require.Equal(t, `{"queues": ["a"]}reader`, read(t, limited, rendered, scope))
+			require.Empty(t, read(t, t.Context(), rendered, "SELECT coalesce(nullif(("+scope+"), ''), '')"))
+			require.NoError(t, postgres.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
+				require.Equal(t, wanted, read(t, t.Context(), tx, settings))
+				return nil
+			}))
+			require.NoError(t, postgres.Beside(t.Context(), pool, func(tx pgx.Tx) error {
+				require.Equal(t, wanted, read(t, t.Context(), tx, settings))
+				return nil
+			}))
+			require.NoError(t, pgx.BeginTxFunc(t.Context(), pool, pgx.TxOptions{BeginQuery: postgres.BeginReadOnlyQuery("statement_timeout = 71")}, func(tx pgx.Tx) error {
+				require.Equal(t, wanted+"on71ms", read(t, t.Context(), tx, settings+" || current_setting('transaction_read_only') || current_setting('statement_timeout')"))
+				return nil
+			}))
+			if name != "direct" {
+				require.Equal(t, "on on repeatable read", read(t, t.Context(), pool, settings), "the session is as the server makes it")
+			}
+		})
+	}
+}
+
+func read(t *testing.T, ctx context.Context, db postgres.DB, sql string, args ...any) (found string) { //nolint:revive // like the others
+	t.Helper()
+	require.NoError(t, db.QueryRow(ctx, sql, args...).Scan(&found), sql)
+	return found
+}
+
+// What dlqd and River's client read behind a pooler is an error where a policy hides jobs.
+func TestSession_RowLevelSecurityIsAnErrorBehindAPooler(t *testing.T) {
+	t.Parallel()
+	g := attached(t)
+	pool := postgrestest.Open(t, postgrestest.Pooler(t, g.DLQD, 1))
+	execute(t, g.owner, "ALTER TABLE river_job ENABLE ROW LEVEL SECURITY")
+	const denied = "row-level security policy"
+	_, err := postgres.DefaultSchemas().Rendered(pool).Exec(t.Context(), "SELECT FROM river.river_job")
+	require.ErrorContains(t, err, denied)
+	river := postgres.NewDriver(pool).GetExecutor()
+	require.ErrorContains(t, river.QueryRow(t.Context(), "SELECT id FROM river_job").Scan(new(int64)), denied)
+	tx, err := river.Begin(t.Context())
+	require.NoError(t, err)
+	require.ErrorContains(t, tx.Exec(t.Context(), "SELECT FROM river_job"), denied)
+	require.NoError(t, tx.Rollback(t.Context()))
+	require.ErrorContains(t, postgres.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
+		_, err := tx.Exec(t.Context(), "SELECT FROM river_job")
+		return err
+	}), denied)
+}

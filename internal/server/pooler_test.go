@@ -1,0 +1,117 @@
+package server_test
+
+import (
+	"context"
+	"encoding/json"
+	"net/http"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+
+	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
+	"github.com/dlqd/dlqd/internal/server"
+)
+
+// pooledSession is what the next client of a pooler finds in a session of the server's.
+type pooledSession struct {
+	Settings map[string]string
+	Prepared []string
+	Channels []string
+	Advisory int
+}
+
+// pooledSessions returns the state of all sessions that a pooler has with the server, by process id, as another client of
+// the pooler finds them: one transaction in each of them at the same time.
+func pooledSessions(t *testing.T, pooled string, servers int) map[int32]pooledSession {
+	t.Helper()
+	config, err := pgx.ParseConfig(pooled)
+	require.NoError(t, err)
+	config.DefaultQueryExecMode = pgx.QueryExecModeExec
+	config.RuntimeParams["application_name"] = "another"
+	found := map[int32]pooledSession{}
+	for range servers {
+		conn, err := pgx.ConnectConfig(t.Context(), config)
+		require.NoError(t, err)
+		defer func() { _ = conn.Close(context.WithoutCancel(t.Context())) }()
+		tx, err := conn.Begin(t.Context())
+		require.NoError(t, err)
+		defer func() { _ = tx.Rollback(context.WithoutCancel(t.Context())) }()
+		_, err = tx.Exec(t.Context(), "DO $$ BEGIN END $$") // the settings of plpgsql are there once it is loaded
+		require.NoError(t, err)
+		var pid int32
+		var raw []byte
+		require.NoError(t, tx.QueryRow(t.Context(), `SELECT pg_backend_pid(), json_build_object(
+			'settings', (SELECT json_object_agg(name, setting) FROM pg_settings),
+			'prepared', (SELECT json_agg(name) FROM pg_prepared_statements),
+			'channels', (SELECT json_agg(c) FROM pg_listening_channels() c),
+			'advisory', (SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid()))`).Scan(&pid, &raw))
+		var session pooledSession
+		require.NoError(t, json.Unmarshal(raw, &session))
+		require.NotEmpty(t, session.Settings)
+		found[pid] = session
+	}
+	require.Len(t, found, servers)
+	return found
+}
+
+// The database's default isolation is another one than dlqd's: what dlqd needs in a session must not come from there either.
+func TestServe_LeavesSessionsOfAPoolerAsTheyWere(t *testing.T) {
+	t.Parallel()
+	const servers = 4
+	var pooled string
+	var before map[int32]pooledSession
+	b := setup(t, options{receiver: answering(http.StatusNotFound), config: func(c *server.Config) {
+		postgrestest.Alter(t, c.DatabaseURL, "SET default_transaction_isolation = 'serializable'")
+		pooled = postgrestest.Pooler(t, c.DatabaseURL, servers)
+		before = pooledSessions(t, pooled, servers)
+		c.DatabaseURL, c.PollInterval = pooled, 50*time.Millisecond
+	}})
+	// What a committed serializable transaction has read stays locked while one that began before it goes on.
+	application, err := pgx.Connect(t.Context(), postgrestest.WithUser(b.url, postgrestest.Role))
+	require.NoError(t, err)
+	defer func() { _ = application.Close(context.WithoutCancel(t.Context())) }()
+	tx, err := application.BeginTx(t.Context(), pgx.TxOptions{IsoLevel: pgx.Serializable})
+	require.NoError(t, err)
+	defer func() { _ = tx.Rollback(context.WithoutCancel(t.Context())) }()
+	_, err = tx.Exec(t.Context(), "INSERT INTO river_job (kind, args, max_attempts, queue) VALUES ('application', '{}', 1, 'application')")
+	require.NoError(t, err)
+	var own []string
+	locks := func() (locked []string) {
+		require.NoError(t, tx.QueryRow(t.Context(), `SELECT coalesce(array_agg(DISTINCT relation::regclass::text), '{}') FROM pg_locks
+			WHERE mode = 'SIReadLock' AND relation::regclass::text LIKE '%river_job%' AND pid IS DISTINCT FROM pg_backend_pid()`).Scan(&locked))
+		return locked
+	}
+	own = locks()
+
+	b.submit("m1")
+	id := b.awaitMessage("m1", "dead-lettered")["deadLetter"].(map[string]any)["id"].(string)
+	b.awaitEntry(id, "dlq_manual")
+	status, out, _ := b.call("POST", "/api/dlq/entries/"+id+"/replay", `{"payload": {"n": 2}}`)
+	require.Equal(t, http.StatusAccepted, status, out)
+	b.awaitEntry(id, "dlq_manual")
+	status, _, _ = b.call("GET", "/api/dlq/entries?status=dlq_manual,dlq_pending&queue=default", "")
+	require.Equal(t, http.StatusOK, status)
+	status, out, _ = b.call("POST", "/api/messages", `{"messageId": "m1", "queue": "default", "kind": "order.placed", "payload": {"n": 1}}`)
+	require.Equal(t, http.StatusOK, status, out)
+	status, out, _ = b.call("GET", "/api/health", "")
+	require.Equal(t, http.StatusOK, status, out)
+
+	require.Equal(t, own, locks(), "dlqd read River's jobs in a serializable transaction")
+	require.Equal(t, before, pooledSessions(t, pooled, servers), "while dlqd runs")
+	require.Zero(t, b.count("SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND query LIKE 'LISTEN%'"))
+	b.stop()
+	require.Equal(t, before, pooledSessions(t, pooled, servers), "when dlqd has stopped")
+}
+
+// A pooler that gives each client a session of the server's has LISTEN, too.
+func TestServe_ListensThroughAPoolerWhereAsked(t *testing.T) {
+	t.Parallel()
+	b := setup(t, options{config: func(c *server.Config) {
+		c.DatabaseURL, c.Listens = postgrestest.SessionPooler(t, c.DatabaseURL), true
+	}})
+	require.Eventually(t, func() bool {
+		return b.count("SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND query LIKE 'LISTEN%'") > 0
+	}, time.Minute, 20*time.Millisecond)
+}
