@@ -1,14 +1,10 @@
 package postgres_test
 
 import (
-	"bytes"
-	"compress/gzip"
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
-	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -44,13 +40,7 @@ func TestUpgrade_fromFrozen(t *testing.T) {
 		version := strings.TrimSuffix(filepath.Base(file), ".sql.gz")
 		t.Run(version, func(t *testing.T) {
 			t.Parallel()
-			compressed, err := os.ReadFile(file)
-			require.NoError(t, err)
-			reader, err := gzip.NewReader(bytes.NewReader(compressed))
-			require.NoError(t, err)
-			code, err := io.ReadAll(reader)
-			require.NoError(t, err)
-			upgrade(t, version, string(code))
+			upgrade(t, version, gunzip(t, file))
 		})
 	}
 }

@@ -98,6 +98,11 @@ func (m *Migrator) Up(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
+		if refusal, err := m.unknownTables(ctx, status); err != nil {
+			return err
+		} else if refusal != "" {
+			return errors.New(refusal)
+		}
 		if status.Attached {
 			return m.install(ctx, riverAttached)
 		}
@@ -123,6 +128,11 @@ func (m *Migrator) Down(ctx context.Context) error {
 		status, err := m.status(ctx)
 		if err != nil {
 			return err
+		}
+		if refusal, err := m.unknownTables(ctx, status); err != nil {
+			return err
+		} else if refusal != "" {
+			return errors.New(refusal)
 		}
 		if status.Version > 0 {
 			if err := m.dropCode(ctx); err != nil {
@@ -178,10 +188,14 @@ func (m *Migrator) Check(ctx context.Context) error {
 	if status.Attached || status.Version == 0 && status.RiverVersion > 0 { // a River without dlqd is an application's, until somebody says otherwise
 		command = "dlqd attach"
 	}
-	switch {
-	case status.Version > status.Latest:
-		return fmt.Errorf("%w: it is at version %d and this dlqd knows up to %d; run a newer dlqd", ErrSchemaOld, status.Version, status.Latest)
-	case !status.Attached && status.RiverVersion < status.RiverLatest, status.Version < status.Latest, !status.CodeInstalled:
+	if status.Version != status.Latest || !status.CodeInstalled {
+		if refusal, err := m.unknownTables(ctx, status); err != nil {
+			return err
+		} else if refusal != "" {
+			return fmt.Errorf("%w: %s", ErrSchemaOld, refusal)
+		}
+	}
+	if !status.Attached && status.RiverVersion < status.RiverLatest || status.Version < status.Latest || !status.CodeInstalled {
 		return fmt.Errorf("%w: River %d of %d, dlqd %d of %d, functions current: %t; run %q with the same --database-url",
 			ErrSchemaOld, status.RiverVersion, status.RiverLatest, status.Version, status.Latest, status.CodeInstalled, command)
 	}
