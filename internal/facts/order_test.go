@@ -95,3 +95,33 @@ func TestRedeliver_LooksAgainForWhatWasMoved(t *testing.T) {
 	require.Equal(t, second, sent[0].EntryID)
 	require.Equal(t, deadletter.VerdictSent, sent[0].Verdict)
 }
+
+// A job that the entry does not wait for fails while another is under way: the audit row has when, and analytics count it once.
+func TestApply_FailureNotWaitedForHasItsTime(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	job, id := b.fails()
+	redelivery := b.replay(id)
+	b.retry(job)
+	b.apply()
+	b.runs(job)
+	b.end(job, "discarded")
+	b.apply()
+	b.is(id, deadletter.Processing)
+	failures := "SELECT count(*) FROM dlq.dead_letter_transitions WHERE entry_id = $1 AND failed_at IS NOT NULL AND error_type IS NOT NULL"
+	require.EqualValues(t, 1, b.count(failures+` AND reason LIKE '%which the entry does not wait for, was discarded'
+		AND failed_at = (SELECT finalized_at FROM river_job WHERE id = $2)`, id, job))
+	require.EqualValues(t, 2, b.count(failures, id), "with the first failure")
+
+	// Where the entry has no redelivery under way, the failure is the entry's, and counts once, too.
+	b.end(redelivery, "discarded")
+	b.apply()
+	b.is(id, deadletter.Pending)
+	require.EqualValues(t, 3, b.count(failures, id))
+	b.retry(job)
+	b.runs(job)
+	b.end(job, "discarded")
+	b.apply()
+	require.EqualValues(t, 4, b.count(failures, id))
+	require.EqualValues(t, 4, b.count("SELECT count(DISTINCT failed_at) FROM dlq.dead_letter_transitions WHERE entry_id = $1", id))
+}

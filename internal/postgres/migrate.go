@@ -163,7 +163,12 @@ func (m *Migrator) Installed(ctx context.Context) (bool, error) {
 	if code, err := m.setting(ctx, settingCodeVersion); err != nil || code == "" {
 		return false, err
 	}
-	var there bool // what is recorded may be gone
+	return m.Capturing(ctx) // what is recorded may be gone
+}
+
+// Capturing reports whether the function of the capture trigger is in the database, which detach drops first. It reads the catalog
+// alone, which needs no right on dlqd's schema.
+func (m *Migrator) Capturing(ctx context.Context) (there bool, err error) {
 	err = m.Pool.QueryRow(ctx, "SELECT EXISTS (SELECT FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace WHERE n.nspname = $1 AND p.proname = 'capture')", m.Schemas.DLQ).Scan(&there)
 	return there, err
 }
