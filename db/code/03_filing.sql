@@ -405,6 +405,21 @@ BEGIN
     END IF;
     v_filed := cardinality(dlq.file_as(v_ids));
     IF v_filed < cardinality(v_ids) THEN
+        -- The open entries of their jobs are locked with those that the caller acts on, in the order of dlq.lock_entries.
+        FOR v_try IN 1 .. 10 LOOP
+            BEGIN
+                PERFORM FROM dlq.dead_letter_open e
+                WHERE e.id = ANY (p_ids || ARRAY(SELECT o.id FROM dlq.dead_letter_inbox i
+                                                 JOIN dlq.dead_letter_open o ON o.river_job_id = i.river_job_id AND o.job_created_at = i.job_created_at
+                                                 WHERE i.id = ANY (v_ids)))
+                ORDER BY e.id FOR UPDATE;
+                EXIT;
+            EXCEPTION WHEN serialization_failure THEN
+                IF v_try = 10 OR current_setting('transaction_isolation') <> 'read committed' THEN
+                    RAISE;
+                END IF;
+            END;
+        END LOOP;
         v_filed := v_filed + cardinality(dlq.file_repeats(v_ids, true));
     END IF;
     RETURN v_filed;

@@ -379,6 +379,7 @@ DECLARE
     v_entry record;
     v_job   constant bigint := (p_job ->> 'id')::bigint;
     v_made  constant timestamptz := dlq.to_timestamptz(p_job ->> 'created_at');
+    v_at    constant timestamptz := dlq.failed_at(p_job);
     v_first boolean; -- of the entry's own job
 BEGIN
     IF dlq.record_end(p_entry, p_job, 'capture') THEN
@@ -401,7 +402,16 @@ BEGIN
             RETURN;
         END IF;
         IF p_own THEN
-            PERFORM dlq.note_on(ARRAY[p_entry], 'capture', 'job ' || v_job || ', which the entry does not wait for, was ' || (p_job ->> 'state'), NULL);
+            -- The failure is counted by this row, unless file_end or failed_again records it below.
+            INSERT INTO dlq.dead_letter_transitions (entry_id, from_status, to_status, actor, reason, strategy, rule, next_retry_at, river_job_id, queue, kind,
+                                                     error_class, from_class, config_version, error_type, failed_at)
+            SELECT e.id, e.status, e.status, 'capture', 'job ' || v_job || ', which the entry does not wait for, was ' || (p_job ->> 'state'),
+                   e.strategy, e.rule, e.next_retry_at, e.river_job_id, e.queue, e.kind, e.error_class, e.error_class, e.config_version, f.error_type, f.at
+            FROM dlq.dead_letter_queue e
+            LEFT JOIN LATERAL (SELECT coalesce(d.error_type, '') AS error_type, v_at AS at
+                               FROM dlq.describe_failure(p_job -> 'errors', p_job -> 'metadata', (p_job ->> 'attempt')::integer, v_at) d) f
+                   ON CASE WHEN dlq.is_open(e.status) THEN e.status = 'dlq_processing' ELSE NOT v_first END
+            WHERE e.id = p_entry AND NOT EXISTS (SELECT FROM dlq.dead_letter_transitions t WHERE t.entry_id = p_entry AND t.failed_at = v_at);
         END IF;
         IF v_first AND dlq.is_open(v_entry.status) THEN
             PERFORM dlq.take_failure(v_job, v_made, dlq.failure_of(v_job, p_job), (p_job ->> 'attempt')::integer, p_entry);

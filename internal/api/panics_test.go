@@ -21,6 +21,8 @@ import (
 // console is one whose pages panic.
 type console struct{}
 
+func (console) Acted() {}
+
 func (console) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	switch r.URL.Path {
 	case "/begun":

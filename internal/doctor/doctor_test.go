@@ -2,6 +2,9 @@ package doctor_test
 
 import (
 	"log/slog"
+	"os/exec"
+	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -135,4 +138,67 @@ func TestExamine_otherSchemas(t *testing.T) {
 	var left int
 	require.NoError(t, m.Pool.QueryRow(t.Context(), "SELECT count(*) FROM pg_namespace WHERE nspname LIKE 'dlqd_doctor%'").Scan(&left))
 	require.Zero(t, left, "what was made to be compared is gone")
+}
+
+// A dump has views as pg_get_viewdef prints them, which Postgres prints otherwise again once they are read.
+func TestExamine_RestoredDump(t *testing.T) {
+	t.Parallel()
+	from, to := postgrestest.URL(t), postgrestest.Empty(t)
+	dump := filepath.Join(t.TempDir(), "dump")
+	for range 2 { // and of what was restored
+		command(t, "pg_dump", "--format=custom", "--file", dump, postgrestest.Superuser(t, from))
+		command(t, "pg_restore", "--exit-on-error", "--no-comments", "--dbname", postgrestest.Superuser(t, to), dump)
+		found := examine(t, postgrestest.Open(t, to))["tables and functions"]
+		require.True(t, found.OK, found.Detail)
+		from, to = to, postgrestest.Empty(t)
+	}
+}
+
+// TestExamine_RemadeViews is for servers without a pg_dump of their own: it remakes views and functions as a restored dump does.
+func TestExamine_RemadeViews(t *testing.T) {
+	t.Parallel()
+	pool := postgrestest.Pool(t)
+	remake := func() {
+		t.Helper()
+		_, err := pool.Exec(t.Context(), `DO $$
+			DECLARE v_statement text;
+			BEGIN
+				FOR v_statement IN
+					SELECT format('CREATE OR REPLACE VIEW %s AS %s', c.oid::regclass, pg_get_viewdef(c.oid))
+					FROM pg_class c WHERE c.relnamespace = 'dlq'::regnamespace AND c.relkind = 'v'
+					UNION ALL SELECT pg_get_functiondef(p.oid) FROM pg_proc p WHERE p.pronamespace = 'dlq'::regnamespace AND p.prosqlbody IS NOT NULL
+				LOOP
+					EXECUTE v_statement;
+				END LOOP;
+			END $$`)
+		require.NoError(t, err)
+	}
+	for range 2 {
+		remake()
+		found := examine(t, pool)["tables and functions"]
+		require.True(t, found.OK, found.Detail)
+	}
+	// What was changed before the dump is found after it.
+	_, err := pool.Exec(t.Context(), "CREATE OR REPLACE VIEW dlq.automatic AS "+changed(t, pool, "SELECT pg_get_viewdef('dlq.automatic'::regclass)", "'policy'::text", "'politics'::text"))
+	require.NoError(t, err)
+	_, err = pool.Exec(t.Context(), changed(t, pool, "SELECT pg_get_functiondef('dlq.known_failure'::regproc)", "'waits'::text", "'stays'::text"))
+	require.NoError(t, err)
+	remake()
+	detail := examine(t, pool)["tables and functions"].Detail
+	require.Contains(t, detail, "view automatic is otherwise")
+	require.Regexp(t, `function known_failure\([^;]*\) is otherwise`, detail)
+}
+
+// changed is a definition with one thing in place of another.
+func changed(t *testing.T, pool *pgxpool.Pool, query, was, is string) (definition string) {
+	t.Helper()
+	require.NoError(t, pool.QueryRow(t.Context(), query).Scan(&definition))
+	require.Contains(t, definition, was)
+	return strings.ReplaceAll(definition, was, is)
+}
+
+func command(t *testing.T, name string, args ...string) {
+	t.Helper()
+	out, err := exec.CommandContext(t.Context(), name, args...).CombinedOutput()
+	require.NoError(t, err, string(out))
 }

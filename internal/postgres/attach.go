@@ -59,6 +59,12 @@ func (m *Migrator) Plan(ctx context.Context) (*Plan, error) {
 	if err != nil {
 		return nil, err
 	}
+	if refusal, err := m.unknownTables(ctx, status); err != nil {
+		return nil, err
+	} else if refusal != "" {
+		p.Refusals = append(p.Refusals, refusal)
+		return p, nil
+	}
 	if status.RiverVersion < oldestRiver {
 		p.Refusals = append(p.Refusals, fmt.Sprintf("River's tables are at version %d; dlqd needs %d or newer: run River's migrations first", status.RiverVersion, oldestRiver))
 		return p, nil

@@ -47,6 +47,15 @@ FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace WHERE n.nspname = $
 UNION ALL
 SELECT 'type ' || t.typname, '', string_agg(e.enumlabel, ', ' ORDER BY e.enumsortorder) FROM pg_type t JOIN pg_namespace n ON n.oid = t.typnamespace JOIN pg_enum e ON e.enumtypid = t.oid WHERE n.nspname = $1 GROUP BY t.typname`
 
+// remakeListSQL lists the statements that make the views and SQL functions of a schema ($1) again from what Postgres prints of them,
+// as a restored dump does. Postgres names the columns of such a query that had no name (of a branch of a UNION, of a subquery), and
+// prints those names from then on. A function whose body is text is printed as it was written.
+const remakeListSQL = `
+SELECT format('CREATE OR REPLACE VIEW %s AS %s', c.oid::regclass, pg_get_viewdef(c.oid))
+FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = $1 AND c.relkind = 'v'
+UNION ALL
+SELECT pg_get_functiondef(p.oid) FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace WHERE n.nspname = $1 AND p.prosqlbody IS NOT NULL`
+
 // object is something in a schema.
 type object struct{ name, table, definition string }
 
@@ -63,7 +72,7 @@ var errMade = errors.New("made, and looked at")
 // that it takes back. It lists what is missing, is otherwise, or was added to dlqd's tables.
 func (m *Migrator) Drift(ctx context.Context) ([]string, error) {
 	ctx = Unbounded(ctx)
-	var is, should map[string]object
+	var is, should, remade map[string]object
 	err := m.inTx(ctx, func(tx pgx.Tx) (err error) {
 		var free bool
 		if err := tx.QueryRow(ctx, `SELECT (SELECT count(*) FROM pg_locks) + $1 < current_setting('max_locks_per_transaction')::integer
@@ -87,10 +96,22 @@ func (m *Migrator) Drift(ctx context.Context) ([]string, error) {
 		if should, err = m.catalog(ctx, tx, beside); err != nil {
 			return err
 		}
+		if err := remake(ctx, tx, beside.DLQ); err != nil {
+			return err
+		}
+		if remade, err = m.catalog(ctx, tx, beside); err != nil {
+			return err
+		}
 		return errMade
 	})
 	if !errors.Is(err, errMade) {
 		return nil, err
+	}
+	// A database may have been restored from a dump.
+	for name, object := range is {
+		if as, there := remade[name]; there && as.definition == object.definition {
+			should[name] = as
+		}
 	}
 	return differences(should, is), nil
 }
@@ -122,6 +143,20 @@ func (m *Migrator) makeBeside(ctx context.Context, tx pgx.Tx, beside Schemas) er
 		}
 	}
 	return nil
+}
+
+// remake makes a schema's views and SQL functions again from what Postgres prints of them.
+func remake(ctx context.Context, tx pgx.Tx, schema string) error {
+	rows, err := tx.Query(ctx, remakeListSQL, schema)
+	if err != nil {
+		return err
+	}
+	statements, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		return err
+	}
+	_, err = tx.Exec(ctx, strings.Join(statements, ";\n"))
+	return err
 }
 
 // catalog is what is in dlqd's schema, as definitions would have them in the schemas of m.

@@ -1,14 +1,10 @@
 package postgres_test
 
 import (
-	"bytes"
-	"compress/gzip"
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
-	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -52,13 +48,7 @@ func TestUpgrade_fromFrozen(t *testing.T) {
 // frozen is a database as it was when the migrations up to one were frozen, of a dlqd that is attached.
 func frozen(t *testing.T, version string) *guest {
 	t.Helper()
-	compressed, err := os.ReadFile("testdata/frozen/" + version + ".sql.gz")
-	require.NoError(t, err)
-	reader, err := gzip.NewReader(bytes.NewReader(compressed))
-	require.NoError(t, err)
-	raw, err := io.ReadAll(reader)
-	require.NoError(t, err)
-	code := string(raw)
+	code := gunzip(t, "testdata/frozen/"+version+".sql.gz")
 	g := newGuest(t)
 	postgrestest.MigrateRiver(t, g.owner, "", riverThen[version])
 	g.Grant(t, postgres.DefaultSchemas())

@@ -100,6 +100,11 @@ func (m *Migrator) Up(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
+		if refusal, err := m.unknownTables(ctx, status); err != nil {
+			return err
+		} else if refusal != "" {
+			return errors.New(refusal)
+		}
 		if status.Attached {
 			return m.install(ctx, riverAttached)
 		}
@@ -125,6 +130,11 @@ func (m *Migrator) Down(ctx context.Context) error {
 		status, err := m.status(ctx)
 		if err != nil {
 			return err
+		}
+		if refusal, err := m.unknownTables(ctx, status); err != nil {
+			return err
+		} else if refusal != "" {
+			return errors.New(refusal)
 		}
 		if status.Version > 0 {
 			if err := m.dropCode(ctx); err != nil {
@@ -155,7 +165,12 @@ func (m *Migrator) Installed(ctx context.Context) (bool, error) {
 	if code, err := m.setting(ctx, settingCodeVersion); err != nil || code == "" {
 		return false, err
 	}
-	var there bool // what is recorded may be gone
+	return m.Capturing(ctx) // what is recorded may be gone
+}
+
+// Capturing reports whether the function of the capture trigger is in the database, which detach drops first. It reads the catalog
+// alone, which needs no right on dlqd's schema.
+func (m *Migrator) Capturing(ctx context.Context) (there bool, err error) {
 	err = m.Pool.QueryRow(ctx, "SELECT EXISTS (SELECT FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace WHERE n.nspname = $1 AND p.proname = 'capture')", m.Schemas.DLQ).Scan(&there)
 	return there, err
 }
@@ -180,10 +195,14 @@ func (m *Migrator) Check(ctx context.Context) error {
 	if status.Attached || status.Version == 0 && status.RiverVersion > 0 { // a River without dlqd is an application's, until somebody says otherwise
 		command = "dlqd attach"
 	}
-	switch {
-	case status.Version > status.Latest:
-		return fmt.Errorf("%w: it is at version %d and this dlqd knows up to %d; run a newer dlqd", ErrSchemaOld, status.Version, status.Latest)
-	case !status.Attached && status.RiverVersion < status.RiverLatest, status.Version < status.Latest, !status.CodeInstalled:
+	if status.Version != status.Latest || !status.CodeInstalled {
+		if refusal, err := m.unknownTables(ctx, status); err != nil {
+			return err
+		} else if refusal != "" {
+			return fmt.Errorf("%w: %s", ErrSchemaOld, refusal)
+		}
+	}
+	if !status.Attached && status.RiverVersion < status.RiverLatest || status.Version < status.Latest || !status.CodeInstalled {
 		return fmt.Errorf("%w: River %d of %d, dlqd %d of %d, functions current: %t; run %q with the same --database-url",
 			ErrSchemaOld, status.RiverVersion, status.RiverLatest, status.Version, status.Latest, status.CodeInstalled, command)
 	}

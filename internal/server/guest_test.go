@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net/http"
 	"strings"
@@ -138,15 +139,17 @@ func TestGuest(t *testing.T) {
 	// Detached under a server that runs: that becomes unready, and idle.
 	found, err := migrator.Find(t.Context(), false, false)
 	require.NoError(t, err)
+	_, err = dlqd.Exec(t.Context(), "DROP FUNCTION dlq.capture() CASCADE") // what detach does first
+	require.NoError(t, err)
+	status, out, _ = guest.call(http.MethodGet, "/readyz", "")
+	require.Equal(t, http.StatusServiceUnavailable, status, "at once")
+	require.Contains(t, out["detail"], "dlqd was detached from this database")
 	_, err = migrator.Detach(t.Context(), *found, false)
 	require.NoError(t, err)
 	require.Eventually(t, func() bool {
-		status, out, _ = guest.call(http.MethodGet, "/readyz", "")
-		return status == http.StatusServiceUnavailable
+		status, out, _ = guest.call(http.MethodGet, "/api/dlq/entries", "")
+		return status == http.StatusServiceUnavailable && strings.Contains(fmt.Sprint(out["detail"]), "dlqd was detached")
 	}, 60*time.Second, 50*time.Millisecond)
-	require.Contains(t, out["detail"], "dlqd was detached from this database")
-	status, out, _ = guest.call(http.MethodGet, "/api/dlq/entries", "")
-	require.Equal(t, http.StatusServiceUnavailable, status, out)
 	response, err := http.Get(guest.base + "/api/health")
 	require.NoError(t, err)
 	defer response.Body.Close()

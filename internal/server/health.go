@@ -32,13 +32,18 @@ func (s *Server) ready() error {
 	return s.idle()
 }
 
-// reach asks the database for a sign of life.
+// reach asks the database for a sign of life, and whether dlqd is still in it: [Server.attachment] looks every two seconds, and a
+// load balancer must not send requests here once "dlqd detach" has returned.
 func (s *Server) reach(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, healthTimeout)
 	defer cancel()
-	if err := s.pool.Ping(ctx); err != nil {
+	installed, err := s.migrator().Capturing(ctx)
+	if err != nil {
 		s.logger.Error("not ready: the database does not answer", "error", err)
 		return errors.New("database: does not answer")
+	}
+	if !installed {
+		return errDetached
 	}
 	return nil
 }

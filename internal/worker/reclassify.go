@@ -66,7 +66,9 @@ func Reclassify(ctx context.Context, store *deadletter.Store, planner *strategy.
 		if err != nil {
 			return nil, err
 		}
+		page := map[change]*Rejudged{}
 		parked, err := inTx(ctx, store, func(tx transaction) error {
+			clear(page)
 			claimed, err := tx.ClaimDecided(ctx, dbsqlc.ClaimDecidedParams{
 				Ids:           column(rows, func(r *dbsqlc.ClaimDueRow) uuid.UUID { return r.ID }),
 				LastFailedAts: column(rows, func(r *dbsqlc.ClaimDueRow) time.Time { return r.LastFailedAt }),
@@ -95,10 +97,10 @@ func Reclassify(ctx context.Context, store *deadletter.Store, planner *strategy.
 				if c.from == c.to && len(also) == 0 {
 					continue
 				}
-				if changes[c] == nil {
-					changes[c] = &Rejudged{From: c.from, To: c.to, Also: also, Example: row.ID}
+				if page[c] == nil {
+					page[c] = &Rejudged{From: c.from, To: c.to, Also: also, Example: row.ID}
 				}
-				changes[c].Entries++
+				page[c].Entries++
 				d.Reason = "reclassified: " + d.Reason
 				decide.add(row, &d)
 			}
@@ -109,6 +111,13 @@ func Reclassify(ctx context.Context, store *deadletter.Store, planner *strategy.
 		})
 		if err != nil {
 			return nil, err
+		}
+		for c, of := range page {
+			if changes[c] == nil {
+				changes[c] = of
+			} else {
+				changes[c].Entries += of.Entries
+			}
 		}
 		result.Parked = append(result.Parked, parked...)
 		result.Looked += len(rows)

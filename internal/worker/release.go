@@ -27,6 +27,7 @@ func (w *Worker) Release(ctx context.Context) error {
 	released := false
 	var told *policy.Policy // in this transaction
 	err := w.observed(ctx, func(tx transaction, counts map[string]int) error {
+		released, told = false, nil
 		if mine, err := tx.LockGate(ctx, releaseGate); err != nil || !mine {
 			return err
 		}

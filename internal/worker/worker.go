@@ -239,12 +239,22 @@ type transaction struct {
 
 func (tx *transaction) parks(entries ...Parked) { *tx.parked = append(*tx.parked, entries...) }
 
-// inTx runs fn in a transaction of [deadletter.Store.InTx]. It returns what that has parked.
+// maxTries is how often a transaction is tried that another one was in the way of: an entry was moved to another partition after
+// a statement began, which SKIP LOCKED does not skip.
+const maxTries = 10
+
+// inTx runs fn in a transaction of [deadletter.Store.InTx], again after a collision: fn begins anew each time. It returns what that has
+// parked.
 func inTx(ctx context.Context, store *deadletter.Store, fn func(tx transaction) error) (parked []Parked, err error) {
-	err = store.InTx(ctx, func(db postgres.DB) error {
-		parked = nil
-		return fn(transaction{Queries: dbsqlc.New(db), DB: db, parked: &parked})
-	})
+	for range maxTries {
+		err = store.InTx(ctx, func(db postgres.DB) error {
+			parked = nil
+			return fn(transaction{Queries: dbsqlc.New(db), DB: db, parked: &parked})
+		})
+		if !postgres.IsCollision(err) || ctx.Err() != nil {
+			break
+		}
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -257,6 +267,7 @@ func (w *Worker) observed(ctx context.Context, fn func(tx transaction, counts ma
 	counts := map[string]int{}
 	parked, err := inTx(ctx, w.config.Store, func(tx transaction) error {
 		tx.version = w.config.Planner().Policy().Version()
+		clear(counts)
 		return fn(tx, counts)
 	})
 	if err != nil {
