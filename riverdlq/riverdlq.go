@@ -41,14 +41,14 @@ type Class string
 
 // The classes. Retrying helps against the first three; the others need a person, or another program.
 const (
-	ClassTransient    Class = "transient"    // connection reset or refused, timeout, HTTP 408, 500, 502
+	ClassTransient    Class = "transient"    // connection reset or refused, timeout, HTTP 408, 423, 425, 500, 502
 	ClassRateLimited  Class = "rate_limited" // HTTP 429, quota exceeded
 	ClassOutage       Class = "outage"       // HTTP 503, 504, circuit open, a downstream or database is down
-	ClassValidation   Class = "validation"   // HTTP 400, 422
+	ClassValidation   Class = "validation"   // HTTP 400, 405, 413, 422
 	ClassMalformed    Class = "malformed"    // cannot be decoded
 	ClassUnauthorized Class = "unauthorized" // HTTP 401, 403
 	ClassNotFound     Class = "not_found"    // HTTP 404, 410
-	ClassBusiness     Class = "business"     // payment declined, out of stock, HTTP 409
+	ClassBusiness     Class = "business"     // payment declined, out of stock, HTTP 402, 409
 	ClassCodeBug      Class = "code_bug"     // panic, nil dereference, type error
 	ClassUnknown      Class = "unknown"      // nothing matched: retried as a job, and then a person's
 )

@@ -3,10 +3,12 @@ package strategy
 
 import (
 	"encoding/json"
+	"net/http"
 	"regexp"
 	"slices"
 	"strconv"
 	"strings"
+	"unicode"
 
 	"github.com/dlqd/dlqd/riverdlq"
 )
@@ -31,16 +33,26 @@ type Facts struct {
 
 // status is the HTTP status of the answer that was the error: in the context, where deliveries put it, or the code.
 func (f *Facts) status() int {
+	status, _, _ := f.answer()
+	return status
+}
+
+// answer is the status, 0 for none, and whether the context has it, and says when to come back.
+func (f *Facts) answer() (status int, inContext, retryAfter bool) {
 	var context struct {
-		Status json.Number `json:"status"`
+		Status     json.Number     `json:"status"`
+		RetryAfter json.RawMessage `json:"retryAfterSeconds"`
 	}
-	_ = json.Unmarshal(f.Context, &context) // a stranger's: what cannot be read says nothing
-	for _, text := range []string{context.Status.String(), f.Code} {
+	if len(f.Context) > 0 {
+		_ = json.Unmarshal(f.Context, &context) // a stranger's: what cannot be read says nothing
+	}
+	retryAfter = len(context.RetryAfter) > 0
+	for i, text := range []string{context.Status.String(), f.Code} {
 		if n, err := strconv.Atoi(text); err == nil && n >= 100 && n <= 599 {
-			return n
+			return n, i == 0, retryAfter
 		}
 	}
-	return 0
+	return 0, false, retryAfter
 }
 
 // Failure returns what a fingerprint is made of.
@@ -48,146 +60,302 @@ func (f *Facts) Failure(trace string) *Failure {
 	return &Failure{Type: f.Type, Code: f.Code, Title: f.Title, Message: f.Message, Trace: trace, Context: f.Context}
 }
 
-// maxMatchBytes bounds the text that patterns are matched against: messages come from strangers.
+// maxMatchBytes bounds the text that is matched: messages come from strangers.
 const maxMatchBytes = 8 << 10
 
 // RescuedBy begins the error of an attempt that River's rescuer ended.
 const RescuedBy = "Stuck job rescued by"
 
-// stuckJob is the rule of jobs that River's rescuer ended: their worker died, or hung.
-const stuckJob = "stuck-job"
-
-// statusRule is the name of the rule that goes by HTTP status.
-const statusRule = "http-status"
-
-// ClassifyStatus returns the class of an HTTP status that is not a success. The codes above 511 are those of CDNs whose
-// origin is down or overloaded (Cloudflare 520 to 527 and 530, others 529); a 5xx that nobody knows is a 500 (RFC 9110, 15).
-func ClassifyStatus(status int) riverdlq.Class {
-	switch status {
-	case 408:
-		return riverdlq.ClassTransient
-	case 429:
-		return riverdlq.ClassRateLimited
-	case 503, 504, 507, 520, 521, 522, 523, 524, 525, 526, 527, 529, 530:
-		return riverdlq.ClassOutage
-	case 400, 422:
-		return riverdlq.ClassValidation
-	case 401, 403:
-		return riverdlq.ClassUnauthorized
-	case 404, 410:
-		return riverdlq.ClassNotFound
-	case 409:
-		return riverdlq.ClassBusiness
-	}
-	if status >= 500 && status <= 599 {
-		return riverdlq.ClassTransient
-	}
-	return riverdlq.ClassUnknown
-}
-
-// pattern is a rule of the built-in table that goes by text. RE2 matches in time linear in the text.
-type pattern struct {
-	name  string
-	class riverdlq.Class
-	text  *regexp.Regexp
-}
-
-// The first match wins, so what is particular comes before what is general.
-var patterns = []pattern{
-	{"transport", riverdlq.ClassTransient, regexp.MustCompile(`^(TIMEOUT_ERROR|CONNECTION_(REFUSED|RESET|ERROR)|DNS_ERROR|TLS_ERROR)\b`)},
-	{stuckJob, riverdlq.ClassTransient, regexp.MustCompile(`^` + RescuedBy)},
-	{"unknown-job-kind", riverdlq.ClassCodeBug, regexp.MustCompile(`job kind is not registered`)},
-	{"rate-limit", riverdlq.ClassRateLimited, regexp.MustCompile(`(?i)rate.?limit|too many requests|quota exceeded|throttl|resource.?exhausted`)},
-	{"circuit-open", riverdlq.ClassOutage, regexp.MustCompile(`(?i)circuit.?(breaker)?.{0,80}\bopen\b|CallNotPermitted|service unavailable|gateway time-?out`)},
-	{"database-down", riverdlq.ClassOutage, regexp.MustCompile(`(?i)the database system is (starting up|shutting down|in recovery)|too many (clients|connections)|SQLSTATE (08|53|57P)`)},
-	{"nil-dereference", riverdlq.ClassCodeBug, regexp.MustCompile(`(?i)nil pointer dereference|invalid memory address|NullPointerException|TypeError|AttributeError|undefined is not|cannot read propert|index out of range`)},
-	{"sql-bug", riverdlq.ClassCodeBug, regexp.MustCompile(`SQLSTATE 42[^5]`)}, // undefined column and its like; 42501 is a missing right
-	{"timeout", riverdlq.ClassTransient, regexp.MustCompile(`(?i)time-?d?.?out|deadline exceeded|ETIMEDOUT|ESOCKETTIMEDOUT`)},
-	{"connection", riverdlq.ClassTransient, regexp.MustCompile(`(?i)connection (was )?(reset|refused|closed|aborted)|broken pipe|ECONN(RESET|REFUSED|ABORTED)|unexpected EOF|no such host|ENOTFOUND|EAI_AGAIN|network is unreachable|socket hang up`)},
-	{"serialization", riverdlq.ClassTransient, regexp.MustCompile(`SQLSTATE (40001|40P01|55P03)|could not serialize access|deadlock detected`)},
-	{"decode", riverdlq.ClassMalformed, regexp.MustCompile(`(?i)cannot (unmarshal|decode|parse)|invalid character|unexpected token|JSONDecodeError|JsonParseException|malformed`)},
-	{"unauthorized", riverdlq.ClassUnauthorized, regexp.MustCompile(`(?i)unauthori[sz]ed|forbidden|permission denied|access.?denied|invalid (token|credentials|api key)`)},
-	{"validation", riverdlq.ClassValidation, regexp.MustCompile(`(?i)validation|invalid (argument|value|input)|is required|SQLSTATE 2[23]`)},
-	{"business", riverdlq.ClassBusiness, regexp.MustCompile(`(?i)declined|insufficient funds|out of stock|already exists`)},
-	{"not-found", riverdlq.ClassNotFound, regexp.MustCompile(`(?i)not found|does not exist|no rows in result set`)},
-}
-
-// grpcStatus is the rule that goes by gRPC's status codes.
-const grpcStatus = "grpc-status"
-
-// grpcClasses are the classes of gRPC's status codes, by their names without _ and in lower case.
-var grpcClasses = map[string]riverdlq.Class{
-	"deadlineexceeded":   riverdlq.ClassTransient,
-	"aborted":            riverdlq.ClassTransient,
-	"internal":           riverdlq.ClassTransient,
-	"resourceexhausted":  riverdlq.ClassRateLimited,
-	"unavailable":        riverdlq.ClassOutage,
-	"invalidargument":    riverdlq.ClassValidation,
-	"outofrange":         riverdlq.ClassValidation,
-	"unauthenticated":    riverdlq.ClassUnauthorized,
-	"permissiondenied":   riverdlq.ClassUnauthorized,
-	"notfound":           riverdlq.ClassNotFound,
-	"alreadyexists":      riverdlq.ClassBusiness,
-	"failedprecondition": riverdlq.ClassBusiness,
-	"unimplemented":      riverdlq.ClassCodeBug,
-}
-
-var (
-	grpcText = regexp.MustCompile(`rpc error: code = (\w+)`)
-	grpcCode = regexp.MustCompile(`^[A-Z][a-zA-Z_]+$`)
-	sqlState = regexp.MustCompile(`^[0-9A-Z]{5}$`)
+// Names of rules that are no line of the table.
+const (
+	panicRule     = "panic"
+	workerRule    = "worker" // or the destination
+	transportRule = "transport"
+	statusRule    = "http-status"
+	grpcRule      = "grpc-status"
+	smtpRule      = "smtp-reply"
+	noRule        = "none"
 )
 
-// ofGRPC is the class of a gRPC status, in the code or in the text of Go's library.
-func (f *Facts) ofGRPC() (riverdlq.Class, bool) {
-	name := ""
-	if grpcCode.MatchString(f.Code) {
-		name = f.Code
-	} else if match := grpcText.FindStringSubmatch(bounded(f.Message)); match != nil {
-		name = match[1]
+// Classify returns an error's class by the built-in table, and the name of the line that decided. An error that matches no
+// line is unknown. The steps go from what says most of an error to what says least:
+//  1. the class that the worker or the destination named; a stack trace
+//  2. HTTP 429, 503 and 504, and answers with Retry-After
+//  3. a reported type or code that the table knows
+//  4. the status of gRPC, SQL or SMTP
+//  5. other HTTP statuses
+//  6. the words of the message
+func Classify(f Facts) (riverdlq.Class, string) {
+	if f.Class != "" && slices.Contains(riverdlq.Classes(), f.Class) {
+		return f.Class, workerRule
+	}
+	if f.Panic {
+		return riverdlq.ClassCodeBug, panicRule
+	}
+	status, inContext, retryAfter := f.answer()
+	if status != 0 && !inContext && (f.repliesLikeMail() || f.isAMQP() || !isAssigned(status)) {
+		status = 0 // a code of another protocol
+	}
+	ofStatus := ClassifyStatus(status)
+	switch {
+	case status == http.StatusTooManyRequests, status == http.StatusServiceUnavailable, status == http.StatusGatewayTimeout:
+		return ofStatus, statusRule
+	case retryAfter && status >= 400 && (ofStatus.Permanent() || ofStatus == riverdlq.ClassUnknown):
+		return riverdlq.ClassRateLimited, statusRule // it may be sent again, but not at once
+	case retryAfter && status >= 400:
+		return ofStatus, statusRule
+	}
+	text := f.text()
+	words := wordsOf(text)
+	if l := f.reported(text, words, status); l != nil {
+		return l.class, l.rule
+	}
+	if class, ok := ofGRPC(text); ok {
+		l := unlessBarred(&line{rule: grpcRule, class: class}, words)
+		return l.class, l.rule
+	}
+	if l, ok := f.ofSQL(text, status); ok {
+		return l.class, l.rule
+	}
+	if class, ok := f.ofSMTP(words); ok {
+		l := unlessBarred(&line{rule: smtpRule, class: class}, words)
+		return l.class, l.rule
+	}
+	if status == http.StatusForbidden && rateLimits.in(words) {
+		return riverdlq.ClassRateLimited, rateLimit // as GitHub, Google and Kubernetes answer
+	}
+	if ofStatus != riverdlq.ClassUnknown {
+		return ofStatus, statusRule
+	}
+	if l := known.ofText(words); l != nil {
+		return l.class, l.rule
+	}
+	if class := ClassifyStatus(statusIn(words)); class != riverdlq.ClassUnknown {
+		return class, statusRule
+	}
+	if l := lastResort.ofName(f.Type); l != nil {
+		return l.class, l.rule
+	}
+	if l := lastResort.ofText(words); l != nil {
+		return l.class, l.rule
+	}
+	return riverdlq.ClassUnknown, noRule
+}
+
+// text is what the error says: its title and message, without the URL that earlier versions put before them. A type of
+// several words is a text as well.
+func (f *Facts) text() string {
+	text := bounded(f.Message)
+	if rest, ok := strings.CutPrefix(text, "POST "); ok {
+		if _, after, ok := strings.Cut(rest, ": "); ok {
+			text = after
+		}
+	}
+	if f.Title != "" && !strings.Contains(text, f.Title) {
+		text = bounded(f.Title) + ": " + text
+	}
+	if strings.Contains(f.Type, " ") {
+		text = bounded(f.Type) + ": " + text
+	}
+	return text
+}
+
+// reported is the line of the reported code or type, or of the name that the text begins with. A status of 500 says so
+// little that a bug which the text names comes before it.
+func (f *Facts) reported(text string, words *wording, status int) *line {
+	var l *line
+	head, _, _ := strings.Cut(text, ":")
+	if slices.Contains(transportTypes, f.Type) || slices.Contains(transportTypes, head) {
+		return &line{rule: transportRule, class: riverdlq.ClassTransient}
+	} else if class, ok := grpcClass(f.Code); ok {
+		l = &line{rule: grpcRule, class: class}
+	} else if l = known.ofName(f.Code); l == nil {
+		l = known.ofName(f.Type)
+	}
+	if l == nil {
+		l = nameBefore(text)
+	}
+	if l == nil && status == http.StatusInternalServerError {
+		if l = known.ofText(words); l != nil && l.class != riverdlq.ClassCodeBug {
+			l = nil
+		}
+	}
+	for i := range disguises {
+		if l != nil && l.rule == disguises[i].rule && disguises[i].texts.in(words) {
+			return &disguises[i].is
+		}
+	}
+	return unlessBarred(l, words)
+}
+
+// unlessBarred returns a line. Where it is one of errors that pass, such as a ConnectionError, and the text names what
+// will not, such as a wrong password, it returns the line of that.
+func unlessBarred(l *line, words *wording) *line {
+	if l == nil || l.class.Permanent() {
+		return l
+	}
+	if i := known.inText(words); i < firstPassing && known.lines[i].class.Permanent() {
+		return known.line(i)
+	}
+	return l
+}
+
+// maxNamesBefore is how many names may stand before a message: that of an error, and those of the errors behind it.
+const maxNamesBefore = 4
+
+// nameBefore is the line of the name that a text begins with: "Uncaught TypeError: …", "java.io.IOException: …",
+// "TooManyRequests", "502 Bad Gateway: UpstreamFailed: …".
+func nameBefore(text string) *line {
+	for range maxNamesBefore {
+		head, rest, more := strings.Cut(text[:min(len(text), maxNameBytes)], ": ")
+		if i := strings.IndexByte(head, '\n'); i >= 0 {
+			head, more = head[:i], false
+		}
+		isStatusLine := len(head) > 3 && isFailure([]byte(head[:3])) && head[3] == ' ' && more
+		if fields := strings.Fields(head); !isStatusLine {
+			if len(fields) == 0 || len(fields) > 3 {
+				return nil
+			}
+			name := fields[len(fields)-1]
+			// A word in small letters is no name.
+			if n := len(wordsOf(name).list); n == 0 || n == 1 && strings.ToUpper(name) != name {
+				return nil
+			}
+			if l := known.ofName(name); l != nil {
+				return l
+			}
+		}
+		if !more {
+			return nil
+		}
+		text = rest
+	}
+	return nil
+}
+
+// beforeGRPC stands before the name of a gRPC status in the texts of the libraries of Go, Rust, Python and .NET.
+var beforeGRPC = []string{"rpc error: code = ", "status: ", "StatusCode.", `StatusCode="`}
+
+// ofGRPC is the class of a gRPC status in a text.
+func ofGRPC(text string) (riverdlq.Class, bool) {
+	for _, before := range beforeGRPC {
+		if _, name, ok := strings.Cut(text, before); ok {
+			name = name[:min(len(name), maxNameBytes)]
+			if i := strings.IndexFunc(name, func(c rune) bool { return c != '_' && !unicode.IsLetter(c) }); i >= 0 {
+				name = name[:i]
+			}
+			if class, ok := grpcClass(name); ok {
+				return class, true
+			}
+		}
+	}
+	return riverdlq.ClassUnknown, false
+}
+
+func grpcClass(name string) (riverdlq.Class, bool) {
+	if len(name) > maxNameBytes {
+		return "", false
 	}
 	class, ok := grpcClasses[strings.ToLower(strings.ReplaceAll(name, "_", ""))]
 	return class, ok
 }
 
-var httpStatus = regexp.MustCompile(`(?i)\b(?:http|status|code)[ :=/.0-9]*?\b([45]\d\d)\b`)
+var sqlState = regexp.MustCompile(`^[0-9A-Z]{5}$`)
 
-// Classify returns an error's class by the built-in table, and the name of its line. It always answers: what nothing
-// matches is unknown.
-func Classify(f Facts) (riverdlq.Class, string) {
-	if f.Panic {
-		return riverdlq.ClassCodeBug, "panic"
+// ofSQL is the line of a SQLSTATE: of the code, or of what stands in the text behind that word, or at its beginning.
+func (f *Facts) ofSQL(text string, status int) (line, bool) {
+	state := ""
+	if len(f.Code) == 5 && status == 0 {
+		state = f.Code
+	} else if _, after, ok := strings.Cut(text, "SQLSTATE"); ok {
+		state = strings.TrimLeft(after[:min(len(after), 20)], " :=[")
+	} else if len(text) > 5 && text[5] == ':' {
+		state = text
 	}
-	if f.Class != "" && slices.Contains(riverdlq.Classes(), f.Class) {
-		return f.Class, "worker"
+	if len(state) < 5 || !sqlState.MatchString(state[:5]) {
+		return line{}, false
 	}
-	if status := f.status(); status >= 400 {
-		if class := ClassifyStatus(status); class != riverdlq.ClassUnknown {
-			return class, statusRule
+	for _, n := range []int{5, 3, 2} {
+		if l, ok := sqlStates[state[:n]]; ok {
+			return l, true
 		}
 	}
-	if class, ok := f.ofGRPC(); ok {
-		return class, grpcStatus
-	}
-	text := bounded(f.Message)
-	if f.Type != "" {
-		text = bounded(f.Type) + ": " + text
-	}
-	if sqlState.MatchString(f.Code) {
-		text += " (SQLSTATE " + f.Code + ")"
-	} else if f.Code != "" {
-		text += " (" + bounded(f.Code) + ")"
-	}
-	for _, p := range patterns {
-		if p.text.MatchString(text) {
-			return p.class, p.name
+	return line{}, false
+}
+
+// repliesLikeMail reports whether the error's code is a reply of SMTP or FTP, whose numbers mean the same, and no HTTP
+// status.
+func (f *Facts) repliesLikeMail() bool {
+	name := strings.ToLower(bounded(f.Type))
+	return slices.ContainsFunc([]string{"smtp", "mail", "ftp", "swift_"}, func(word string) bool {
+		return strings.Contains(name, word)
+	})
+}
+
+// isAMQP reports whether the error's code is one of AMQP, and no HTTP status; its text says more.
+func (f *Facts) isAMQP() bool {
+	text := strings.ToLower(bounded(f.Type) + " " + bounded(f.Message))
+	for _, word := range []string{"amqp", "rabbit", "bunny", "lapin", "reply-code", "channel closed by server"} {
+		if strings.Contains(text, word) {
+			return true
 		}
 	}
-	if match := httpStatus.FindStringSubmatch(text); match != nil {
-		status, _ := strconv.Atoi(match[1]) // three digits
-		if class := ClassifyStatus(status); class != riverdlq.ClassUnknown {
-			return class, statusRule
+	return false
+}
+
+// ofSMTP is the class of a mail server's reply: of the code of a mail client's error, or of a reply in the text with its
+// enhanced status (RFC 3463), which begins with the same digit: 550 5.1.1.
+func (f *Facts) ofSMTP(words *wording) (riverdlq.Class, bool) {
+	reply := ""
+	if f.repliesLikeMail() && isFailure([]byte(f.Code)) {
+		reply = f.Code
+	}
+	for i := 0; reply == "" && i+3 < len(words.list); i++ {
+		if w, next := words.at(i), words.at(i+1); isFailure(w) && len(next) == 1 && next[0] == w[0] &&
+			isNumber(words.at(i+2)) && isNumber(words.at(i+3)) {
+			reply = string(w)
 		}
 	}
-	return riverdlq.ClassUnknown, "none"
+	if reply == "" {
+		return "", false
+	}
+	class, ok := smtpClasses[reply]
+	if !ok {
+		class = smtpClasses[reply[:1]]
+	}
+	return class, true
+}
+
+// maxWordsToStatus is how many words may stand between what announces an HTTP status in a text, and the status.
+const maxWordsToStatus = 6
+
+// statusIn is the HTTP status that a text names, 0 for none: at its beginning, or behind a word that announces it.
+func statusIn(words *wording) int {
+	announced := -1 // the last such word
+	for i := range words.list {
+		switch word := words.at(i); {
+		case isFailure(word) && (i == 0 || announced >= 0 && i-announced <= maxWordsToStatus):
+			n, _ := strconv.Atoi(string(word)) // three digits
+			if http.StatusText(n) != "" || i > 0 && isAssigned(n) {
+				return n
+			}
+		case len(word) > 2 && isNumber(word):
+			announced = -1 // another number
+		default:
+			switch string(word) {
+			case "http", "status", "code", "returned", "response", "responded":
+				announced = i
+			}
+		}
+	}
+	return 0
+}
+
+// isFailure reports whether a word is the number of a failure, in HTTP or SMTP: 400 to 599.
+func isFailure(word []byte) bool {
+	return len(word) == 3 && (word[0] == '4' || word[0] == '5') && isNumber(word)
+}
+
+func isNumber(word []byte) bool {
+	return !slices.ContainsFunc(word, func(c byte) bool { return c < '0' || c > '9' })
 }

@@ -353,6 +353,31 @@ rules:
 	require.Contains(t, policy.ReservedRules(), policy.RuleTooSlow)
 }
 
+// Each name and text of the table leads to the line that has it, and to no line before.
+func TestTable_HasNoDeadEntries(t *testing.T) {
+	t.Parallel()
+	for _, lines := range [][]line{table, weak} {
+		x, seen := newIndex(lines), map[string]string{}
+		for i, l := range lines {
+			for _, name := range listOf(l.names) {
+				require.Empty(t, seen["name "+name], "%s: name %q is in another line", l.rule, name)
+				seen["name "+name] = l.rule
+				require.Equal(t, strings.ToLower(name), name)
+				if !strings.Contains(name, "*") {
+					require.Equal(t, l.rule, x.ofName(strings.ReplaceAll(name, " ", "_")).rule, name)
+				}
+			}
+			for _, text := range listOf(l.texts) {
+				require.Empty(t, seen["text "+text], "%s: text %q is in another line", l.rule, text)
+				seen["text "+text] = l.rule
+				require.LessOrEqual(t, strings.Count(text, "…"), 1, "time grows with each: %q", text)
+				w := wordsOf(strings.ReplaceAll(text, "…", "x"))
+				require.LessOrEqual(t, x.texts.find(w, 0), i, "%s: %q", l.rule, text)
+			}
+		}
+	}
+}
+
 // Every line of the built-in table has a sample, and every status that the docs name for a class.
 func TestSamples_everyLineOfTheTable(t *testing.T) {
 	t.Parallel()
@@ -383,8 +408,8 @@ func TestSamples_everyLineOfTheTable(t *testing.T) {
 			}
 		}
 	}
-	for _, p := range patterns {
-		require.True(t, lines[p.name+" "+string(p.class)], "no sample of %s", p.name)
+	for _, l := range append(slices.Clone(table), weak...) {
+		require.True(t, lines[l.rule+" "+string(l.class)], "no sample of %s", l.rule)
 	}
 	for _, line := range []string{"panic code_bug", "worker transient", "none unknown"} {
 		require.True(t, lines[line], "no sample of %s", line)
