@@ -17,6 +17,7 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -298,6 +299,9 @@ func isWell(err error) bool {
 		return err == nil
 	}
 	status, answered := structured.Context["status"].(int)
+	if status == http.StatusLocked || status == http.StatusTooEarly {
+		return true // they are about one request
+	}
 	class := strategy.ClassifyStatus(status)
 	return answered && class != riverdlq.ClassTransient && class != riverdlq.ClassOutage
 }
@@ -458,6 +462,9 @@ func answerError(destination *policy.Destination, response *http.Response, body 
 	}
 	if text := said.String(); text != "" {
 		failure.Message += ": " + text
+	}
+	if class := riverdlq.Class(response.Header.Get("X-Error-Class")); slices.Contains(riverdlq.Classes(), class) {
+		failure.Class = class
 	}
 	mediaType, _, err := mime.ParseMediaType(answer.ContentType)
 	hidden := hide(string(body))

@@ -267,6 +267,34 @@ func TestDeliver_problemDocumentsAndErrorHeaders(t *testing.T) {
 	require.Equal(t, "\uFFFD\uFFFDx", s.Context["body"])
 }
 
+// A destination may say itself what class its error is of; what is no class counts for nothing.
+func TestDeliver_DestinationNamesTheClass(t *testing.T) {
+	t.Parallel()
+	for header, want := range map[string]rivertype.JobState{"transient": rivertype.JobStateRetryable, "nonsense": rivertype.JobStateCancelled} {
+		url := answering(t, func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("X-Error-Class", header)
+			w.Header().Set("X-Error-Type", "ValidationError")
+			w.WriteHeader(http.StatusUnprocessableEntity)
+		})
+		b := setup(t, url, "maxAttempts: 2, backoff: {delay: 1h}")
+		job := b.deliver("", rivertype.JobStateRetryable, rivertype.JobStateCancelled)
+		require.Equal(t, want, job.State, header)
+		require.Equal(t, map[string]string{"transient": "transient", "nonsense": "validation"}[header], <-b.outcomes)
+	}
+}
+
+// A 500 with a bug behind it fails each time: its message is not sent again.
+func TestDeliver_BugOfTheReceiverEndsTheJob(t *testing.T) {
+	t.Parallel()
+	url := answering(t, func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("X-Error-Type", "TypeError")
+		w.WriteHeader(http.StatusInternalServerError)
+	})
+	b := setup(t, url, "maxAttempts: 2, backoff: {delay: 1h}")
+	b.deliver("", rivertype.JobStateCancelled)
+	require.Equal(t, "code_bug", <-b.outcomes)
+}
+
 func TestDeliver_retryAfterIsHonoured(t *testing.T) {
 	t.Parallel()
 	for _, header := range []string{"900", time.Now().Add(15 * time.Minute).UTC().Format(http.TimeFormat)} {
