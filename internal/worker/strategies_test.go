@@ -458,6 +458,37 @@ func TestParked_everyWay(t *testing.T) {
 	told(1, "refused", "transient")
 }
 
+// A new version's table judges what fails from then on. What an earlier one judged stays as it is until it is reclassified, and the dry
+// run says how much that would change.
+func TestReclassify_AfterAnUpgrade(t *testing.T) {
+	t.Parallel()
+	j := setupJudged(t, policytest.Files{"dlq-routing": `
+rules: # as the table of an earlier version
+  - {name: connection, match: {message: NotFound}, class: transient}
+  - {name: none, match: {message: NetworkError}, class: unknown}
+`})
+	j.failMany(3, "jobs", "FileNotFoundError: /srv/in/81.csv")
+	j.failMany(2, "jobs", "NetworkError: try again")
+	j.failMany(1, "jobs", "card was declined")
+	j.all()
+	judged := "SELECT count(*) FROM dlq.dead_letter_open WHERE (error_class, rule) IN (('transient', 'connection'), ('unknown', 'none'), ('business', 'business'))"
+	require.Equal(t, 6, j.count(judged))
+
+	j.reload(policytest.Files{})
+	j.all()
+	require.Equal(t, 6, j.count(judged), "an upgrade changes no open entry")
+	result, err := worker.Reclassify(t.Context(), j.store, j.planner.Load(), deadletter.Act{Actor: "kim"}, true)
+	require.NoError(t, err)
+	require.Equal(t, 6, j.count(judged), "nor does the dry run")
+	require.Equal(t, 6, result.Looked)
+	require.Len(t, result.Changed, 2)
+	require.Equal(t, 3, result.Changed[0].Entries)
+	require.Equal(t, worker.Judgement{Class: "transient", Rule: "connection", Strategy: "immediate"}, result.Changed[0].From)
+	require.Equal(t, worker.Judgement{Class: "not_found", Rule: "not-found", Strategy: "manual"}, result.Changed[0].To)
+	require.Equal(t, 2, result.Changed[1].Entries)
+	require.Equal(t, worker.Judgement{Class: "transient", Rule: "connection", Strategy: "immediate"}, result.Changed[1].To)
+}
+
 func TestReclassify(t *testing.T) {
 	t.Parallel()
 	j := setupJudged(t, nil)
