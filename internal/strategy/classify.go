@@ -98,7 +98,7 @@ func Classify(f Facts) (riverdlq.Class, string) {
 	}
 	ofStatus := ClassifyStatus(status)
 	switch {
-	case status == http.StatusTooManyRequests || status == http.StatusServiceUnavailable || status == http.StatusGatewayTimeout:
+	case status == http.StatusTooManyRequests, status == http.StatusServiceUnavailable, status == http.StatusGatewayTimeout:
 		return ofStatus, statusRule
 	case retryAfter && status >= 400 && (ofStatus.Permanent() || ofStatus == riverdlq.ClassUnknown):
 		return riverdlq.ClassRateLimited, statusRule // it may be sent again, but not at once
@@ -142,8 +142,8 @@ func Classify(f Facts) (riverdlq.Class, string) {
 	return riverdlq.ClassUnknown, noRule
 }
 
-// text is what the error says: its title and message, without the URL that earlier versions put before them. A type of several
-// words is a text as well.
+// text is what the error says: its title and message, without the URL that earlier versions put before them. A type of
+// several words is a text as well.
 func (f *Facts) text() string {
 	text := bounded(f.Message)
 	if rest, ok := strings.CutPrefix(text, "POST "); ok {
@@ -160,11 +160,12 @@ func (f *Facts) text() string {
 	return text
 }
 
-// reported is the line of the reported code or type, or of the name that the text begins with. A status of 500 says so little
-// that a bug which the text names comes before it.
+// reported is the line of the reported code or type, or of the name that the text begins with. A status of 500 says so
+// little that a bug which the text names comes before it.
 func (f *Facts) reported(text string, words *wording, status int) *line {
 	var l *line
-	if slices.Contains(transportTypes, f.Type) {
+	head, _, _ := strings.Cut(text, ":")
+	if slices.Contains(transportTypes, f.Type) || slices.Contains(transportTypes, head) {
 		return &line{rule: transportRule, class: riverdlq.ClassTransient}
 	} else if class, ok := grpcClass(f.Code); ok {
 		l = &line{rule: grpcRule, class: class}
@@ -187,8 +188,8 @@ func (f *Facts) reported(text string, words *wording, status int) *line {
 	return unlessBarred(l, words)
 }
 
-// unlessBarred returns a line, or where it is one of errors that pass, such as a ConnectionError, and the text says what will not
-// pass, such as a wrong password, the line of that.
+// unlessBarred returns a line. Where it is one of errors that pass, such as a ConnectionError, and the text names what
+// will not, such as a wrong password, it returns the line of that.
 func unlessBarred(l *line, words *wording) *line {
 	if l == nil || l.class.Permanent() {
 		return l
@@ -282,10 +283,13 @@ func (f *Facts) ofSQL(text string, status int) (line, bool) {
 	return line{}, false
 }
 
-// repliesLikeMail reports whether the error's code is a reply of SMTP or FTP, whose numbers mean the same, and no HTTP status.
+// repliesLikeMail reports whether the error's code is a reply of SMTP or FTP, whose numbers mean the same, and no HTTP
+// status.
 func (f *Facts) repliesLikeMail() bool {
 	name := strings.ToLower(bounded(f.Type))
-	return strings.Contains(name, "smtp") || strings.Contains(name, "mail") || strings.Contains(name, "ftp") || strings.Contains(name, "swift_")
+	return slices.ContainsFunc([]string{"smtp", "mail", "ftp", "swift_"}, func(word string) bool {
+		return strings.Contains(name, word)
+	})
 }
 
 // isAMQP reports whether the error's code is one of AMQP, and no HTTP status; its text says more.

@@ -11,8 +11,8 @@ import (
 //
 // Names are those of types and codes, in words and without Error, Exception and the like: "not found" is NotFoundError,
 // NOT_FOUND and Faraday::NotFound; a * is for any words before or behind. A name without * counts before those with one.
-// Texts are words of messages, in this order; … is for at most six words. Both are separated by commas, and no match begins
-// or ends within a word.
+// Texts are words of messages, in this order; … is for at most six words. Both are separated by commas, and no match
+// begins or ends within a word.
 type line struct {
 	rule  string
 	class riverdlq.Class
@@ -29,11 +29,14 @@ const (
 // table is the built-in table. Of the lines that match, the first counts: what is particular comes before what is general.
 var table = []line{
 	{rule: stuckJob, class: riverdlq.ClassTransient, texts: `stuck job rescued by`},
-	{rule: "unknown-job-kind", class: riverdlq.ClassCodeBug,
+	{
+		rule: "unknown-job-kind", class: riverdlq.ClassCodeBug,
 		names: `not registered, unregistered task`,
-		texts: `job kind is not registered, unregistered task of type`},
+		texts: `job kind is not registered, unregistered task of type`,
+	},
 
-	{rule: "nil-dereference", class: riverdlq.ClassCodeBug,
+	{
+		rule: "nil-dereference", class: riverdlq.ClassCodeBug,
 		names: `
 			null pointer, null reference, nil pointer, null pointer *, * null pointer, type error, attribute,
 			no method`,
@@ -43,8 +46,10 @@ var table = []line{
 			undefined is not, null is not an object, is not a function, is not iterable, is not defined,
 			has no attribute, nil map, unwrap on a none value, undefined method, undefined local variable,
 			undefined array key, undefined index, undefined variable, undefined property, nonetype object,
-			call to a member function, call to undefined, because … is null, unexpected null`},
-	{rule: "code-bug", class: riverdlq.ClassCodeBug,
+			call to a member function, call to undefined, because … is null, unexpected null`,
+	},
+	{
+		rule: "code-bug", class: riverdlq.ClassCodeBug,
 		names: `
 			pickling, missing method, job load, orm invalid argument, eaddrinuse, no such element,
 			uninitialized property *, sql syntax, borrow mut, poison error, crossslot, execabort, reference error,
@@ -80,14 +85,18 @@ var table = []line{
 			current transaction is aborted, must be provided, cannot be used together, cannot use … together,
 			must not set, must not be null, non terminating decimal expansion, char boundary,
 			not configured to cascade, already being tracked, concurrent map, must be an array, without an id,
-			cannot write datetimeoffset`},
-	{rule: "sql-bug", class: riverdlq.ClassCodeBug,
+			cannot write datetimeoffset`,
+	},
+	{
+		rule: "sql-bug", class: riverdlq.ClassCodeBug,
 		names: `syntax error or access rule violation`,
 		texts: `
 			no such column, no such table, no such function, unknown column, error in your sql syntax,
 			syntax error at or near, invalid column name, invalid object name, column … does not exist,
-			function … does not exist`},
-	{rule: "unauthorized", class: riverdlq.ClassUnauthorized,
+			function … does not exist`,
+	},
+	{
+		rule: "unauthorized", class: riverdlq.ClassUnauthorized,
 		names: `
 			missing permission, missing permissions, insufficient access *, authentication failed,
 			credential unavailable, * credential unavailable, * credentials, no credentials, credentials *,
@@ -123,8 +132,10 @@ var table = []line{
 			password authentication failed, login failed for user, pg hba conf, unknown authority,
 			certificate verify failed, certificate has expired, certificate signed by, self signed certificate,
 			failed to verify certificate, pkix path, unable to find valid certification path,
-			username and password not accepted, host key verification failed`},
-	{rule: "business", class: riverdlq.ClassBusiness,
+			username and password not accepted, host key verification failed`,
+	},
+	{
+		rule: "business", class: riverdlq.ClassBusiness,
 		names: `
 			authentication required, card error, stripe card error, card declined, * declined, insufficient quota,
 			insufficient *, * insufficient, out of stock, * out of stock, expired card, card expired, payment *,
@@ -132,34 +143,42 @@ var table = []line{
 			* precondition failed, precondition failed, failed precondition, fraud *, not enough *, do not honor,
 			spending limit *, credit limit *, billing hard limit reached, charge already refunded,
 			transaction refused, payment refused, resource conflict, is archived, * rule violation, opted out,
-			conflict`},
-	{rule: "not-found", class: riverdlq.ClassNotFound,
+			conflict`,
+	},
+	{
+		rule: "not-found", class: riverdlq.ClassNotFound,
 		names: `
 			entity is deleted, unknown channel, unknown message, invalid registration token, invalid device token,
 			empty result data access, not found, * not found, * not found *, no such *, does not exist,
 			* does not exist, no result, no results, row not found, resource missing, unregistered,
 			registration token not registered, gone, enoent, unknown topic *, unknown queue, unknown user *,
-			non existent *, nonexistent *, no data found`},
+			non existent *, nonexistent *, no data found`,
+	},
 
-	{rule: "decode", class: riverdlq.ClassMalformed,
+	{
+		rule: "decode", class: riverdlq.ClassMalformed,
 		names: `content disallowed, gzip *, * gzip *, zlib *`,
 		texts: `
 			xml syntax error, syntax error on line, unexpected end of json, eof while parsing, ran out of input,
 			zlib input, gzip format, invalid gzip header, unexpected end of data, unexpected end of input,
 			eof when reading, invalid zip, error parsing json, failed to parse json, jsondecodeerror,
-			jsonparseexception`},
+			jsonparseexception`,
+	},
 	// What is wrong with a timeout or a connection that is configured.
-	{rule: "validation", class: riverdlq.ClassValidation,
+	{
+		rule: "validation", class: riverdlq.ClassValidation,
 		names: `invalid timeout, invalid connection *`,
 		texts: `
 			unsupported protocol scheme, illegal format, protocol … not supported, timeout must,
 			timeout … must be, timeout … should be, timeout can't be, timeout cannot be, timeout … cannot be,
 			timeout … can't be, timeout value, timeout … is invalid, timeout is required, invalid timeout,
 			invalid value for … timeout, timeout is not a, timeout … out of range, timeout … greater than,
-			connection is invalid, connection must, connection is required`},
+			connection is invalid, connection must, connection is required`,
+	},
 
 	// What may succeed when it is sent again.
-	{rule: rateLimit, class: riverdlq.ClassRateLimited,
+	{
+		rule: rateLimit, class: riverdlq.ClassRateLimited,
 		names: `
 			rate limit, rate limit *, * rate limit, * rate limit *, rate limited, ratelimited, rate limiter *,
 			* rate limiter *, job rate limit *, too many requests, * too many requests, throttling, throttled,
@@ -178,14 +197,18 @@ var table = []line{
 			quota … exhausted, quota limit reached, quota has been exceeded, check quota, throttled, throttling,
 			slow down, resource exhausted, resource has been exhausted, calls per second, requests per second,
 			requests per minute, reached … secondly limit, too frequent, bulkhead … full, flood control,
-			rejected execution of, wait … would exceed context deadline`},
-	{rule: "circuit-open", class: riverdlq.ClassOutage,
+			rejected execution of, wait … would exceed context deadline`,
+	},
+	{
+		rule: "circuit-open", class: riverdlq.ClassOutage,
 		names: `
 			broken circuit, circuit open, open circuit, circuit breaker, circuit breaker *, circuit *,
 			call not permitted, breaker open`,
 		texts: `
-			circuit … open, circuit breaker … half open, short circuited, circuit breaking, call not permitted`},
-	{rule: "database-down", class: riverdlq.ClassOutage,
+			circuit … open, circuit breaker … half open, short circuited, circuit breaking, call not permitted`,
+	},
+	{
+		rule: "database-down", class: riverdlq.ClassOutage,
 		names: `
 			cannot create transaction, too many connections, too many clients, cannot connect now, admin shutdown,
 			crash shutdown, connection bad, database down, database connection, cannot get jdbc connection,
@@ -206,8 +229,10 @@ var table = []line{
 			no primary, not primary, not master, replicasetnoprimary, index read only, recovery mode,
 			is down or inaccessible, could not extend file, database server was not found,
 			database … is not currently available, can't reach database server, cannot reach database,
-			connections are down, can't contact`},
-	{rule: "unavailable", class: riverdlq.ClassOutage,
+			connections are down, can't contact`,
+	},
+	{
+		rule: "unavailable", class: riverdlq.ClassOutage,
 		names: `
 			* coordinator not available, unavailable, * unavailable, service not available, server not available,
 			broker not available, coordinator not available, leader not available, node not available,
@@ -230,8 +255,10 @@ var table = []line{
 			interrupted at shutdown, disk i o error, transaction log … is full, no available server,
 			all hosts down, no nodes available, no node available, overloaded, under maintenance,
 			maintenance mode, down for maintenance, scheduled maintenance, starting up, shutting down, is down,
-			too many open files, no available connection, no connections available, connection pool exhausted`},
-	{rule: "serialization", class: riverdlq.ClassTransient,
+			too many open files, no available connection, no connections available, connection pool exhausted`,
+	},
+	{
+		rule: "serialization", class: riverdlq.ClassTransient,
 		names: `
 			pessimistic lock, cannot serialize transaction, * lock lost, deadlock, deadlocked, * deadlock,
 			deadlock *, * deadlocked, serialization failure, * serialization failure, could not serialize *,
@@ -254,8 +281,10 @@ var table = []line{
 			tuple concurrently updated, leader changed, transaction conflict, transactionconflict, write conflict,
 			database is locked, try restarting transaction, currently accessing it, another in progress request,
 			resource temporarily unavailable, retry transaction, already a lease present,
-			please apply your changes to the latest version`},
-	{rule: "timeout", class: riverdlq.ClassTransient,
+			please apply your changes to the latest version`,
+	},
+	{
+		rule: "timeout", class: riverdlq.ClassTransient,
 		names: `
 			cancellation, job aborted, timeout, * timeout, timeout expired, timeout rejected, timed out,
 			* timed out, deadline exceeded, * deadline exceeded, etimedout, esockettimedout, econnaborted,
@@ -276,8 +305,10 @@ var table = []line{
 			could not be completed at this time, query execution was interrupted, maximum execution time exceeded,
 			ms has passed since, no heartbeat, missed heartbeats, heartbeat timeout, request aborted,
 			request was aborted, request was canceled, context canceled, operation was canceled,
-			task was canceled, connector kind timeout, kind timeout, throughput below minimum, stalled more than`},
-	{rule: "connection", class: riverdlq.ClassTransient,
+			task was canceled, connector kind timeout, kind timeout, throughput below minimum, stalled more than`,
+	},
+	{
+		rule: "connection", class: riverdlq.ClassTransient,
 		names: `
 			http host connect, amqp connect, amqp io, mongo socket *, connection, connection refused,
 			connection reset, connection aborted, connection closed, connection lost, connection failed,
@@ -290,7 +321,7 @@ var table = []line{
 			network connection, * network, socket, broken pipe, epipe, econnreset, econnrefused, enotfound,
 			eai again, enetunreach, ehostunreach, enetdown, ehostdown, gai, gaierror, unknown host,
 			host unreachable, no route to host, nohttp response, no http response, name resolution,
-			* name resolution, dns, dns *, remote disconnected, server disconnected, disconnected, * disconnected,
+			* name resolution, dns, dns *, * disconnected,
 			incomplete read, incomplete message, chunked encoding, eof, unexpected eof, end of stream,
 			premature close, stream premature close, stream reset, stream aborted, client connector, client os,
 			remote protocol, already closed, channel closed, closed channel, asynchronous close,
@@ -334,8 +365,10 @@ var table = []line{
 			remote end closed, remote host terminated, remote host closed, server disconnected, disconnected from,
 			unexpectedly closed, channel state closed, channel is closed, channel closed,
 			exception while reading from stream, reading from stream, end of stream, were unreachable,
-			is unreachable, unreachable destination, tls handshake timeout, max retries exceeded with url`},
-	{rule: "server-error", class: riverdlq.ClassTransient,
+			is unreachable, unreachable destination, tls handshake timeout, max retries exceeded with url`,
+	},
+	{
+		rule: "server-error", class: riverdlq.ClassTransient,
 		names: `
 			internal server, internal server error, internal, internal failure, internal service, * internal,
 			backend, server internal, unknown server, transient, transient *, * transient, temporary *,
@@ -349,16 +382,18 @@ var table = []line{
 			worker exited, worker failed without, signal killed, signal 9, signal 137, signal terminated, sigkill,
 			sigterm, killed by signal, terminated pool size, transaction manager is broken, an internal error,
 			internal error occurred, temporary failure, temporary error, transient error, transienterror,
-			server busy, server is busy`},
+			server busy, server is busy`,
+	},
 
-	{rule: "decode", class: riverdlq.ClassMalformed,
+	{
+		rule: "decode", class: riverdlq.ClassMalformed,
 		names: `
-			json decode, * decode, decode, decode *, * decoding, parse, parse *, * parse, * parse *, parser,
+			* decode, decode *, * decoding, parse, parse *, * parse, * parse *, parser,
 			* parser, parsing, json error, json exception, json syntax, json reader, json eof, json io,
 			json mapping, json processing, json parsing, json serialization, json serializer, unmarshal,
 			unmarshal *, * unmarshal, serialization, deserialization, * deserialization, invalid protocol buffer,
 			unicode *, malformed, malformed *, * malformed, xml syntax, sax parse, yaml *, mismatched input,
-			number format, invalid format, format, * format, unexpected token, unexpected character,
+			number format, * format, unexpected token, unexpected character,
 			* not readable, utf8, * utf8, xml error, xml exception, invalid data, encoding, encoding *, charset,
 			corrupt *, * corrupted, checksum *, unpickling, decrypt, * decrypt, bad decrypt, uri, uri syntax,
 			invalid url, invalid uri, bad zip *`,
@@ -377,8 +412,10 @@ var table = []line{
 			for input string, invalid uuid string, does not match format, missing protocol scheme, no angle addr,
 			relative url without a base, invalid start of a value, parsing … invalid syntax, invalid url,
 			invalid uri, input string … was not, input string was not in a correct format, checksum mismatch,
-			crc mismatch, syntax error in json`},
-	{rule: "unauthorized", class: riverdlq.ClassUnauthorized,
+			crc mismatch, syntax error in json`,
+	},
+	{
+		rule: "unauthorized", class: riverdlq.ClassUnauthorized,
 		names: `expired, * expired, denied, * denied, signature *, * signature, sasl *`,
 		texts: `
 			not authorized, not authorised, authentication error, authentication required, forbidden,
@@ -387,8 +424,10 @@ var table = []line{
 			access key id … does not exist, session expired, invalid password, wrong password,
 			certificate is not trusted, certificate validation failed, senderid mismatch, no valid credentials,
 			missing credentials, unable to load credentials, unable to locate credentials, invalid client,
-			invalid grant, publickey`},
-	{rule: "validation", class: riverdlq.ClassValidation,
+			invalid grant, publickey`,
+	},
+	{
+		rule: "validation", class: riverdlq.ClassValidation,
 		names: `
 			duplicates *, validation, * validation, validation *, invalid argument, invalid parameter,
 			invalid parameter *, invalid input, invalid value, invalid field, bad request, * bad request,
@@ -424,8 +463,10 @@ var table = []line{
 			minimum amount, does not match the schema, no enum constant, unknown field, additional properties,
 			not allowed here, expected one of, not one of, unsupported content type, unsupported media type,
 			unknown parameter, unrecognized field, not in the allowed, bad request, unprocessable entity,
-			violates, not acceptable, should be between`},
-	{rule: "business", class: riverdlq.ClassBusiness,
+			violates, not acceptable, should be between`,
+	},
+	{
+		rule: "business", class: riverdlq.ClassBusiness,
 		texts: `
 			declined, insufficient funds, insufficient balance, sufficient balance, insufficient stock,
 			insufficient inventory, not enough stock, not enough inventory, out of stock, sold out,
@@ -435,8 +476,10 @@ var table = []line{
 			business rule, credit limit, merge conflict, conditional request failed, precondition failed,
 			unsubscribed, opted out, account is closed, account closed, account is frozen,
 			account has been suspended, order is closed, maximum credits, overdrawn, fraud, spending limit,
-			payment required, refund`},
-	{rule: "not-found", class: riverdlq.ClassNotFound,
+			payment required, refund`,
+	},
+	{
+		rule: "not-found", class: riverdlq.ClassNotFound,
 		texts: `
 			redis nil, unknown channel, unknown message, not found, does not exist, doesn't exist, do not exist,
 			no rows, no row, no such file or directory, no such file, no such key, no such bucket, no such object,
@@ -445,27 +488,37 @@ var table = []line{
 			could not be found, cannot be found, does not host this, no longer exists, no longer available,
 			was deleted, has been deleted, mailbox unavailable, user unknown, unknown user, unknown recipient,
 			unknown topic, exchangenotexist, no queue, no exchange, not present in metadata, unknown database,
-			unknown host key, nosuchkey, nosuchbucket, notfound, not registered`},
-	{rule: "code-bug", class: riverdlq.ClassCodeBug,
+			unknown host key, nosuchkey, nosuchbucket, notfound, not registered`,
+	},
+	{
+		rule: "code-bug", class: riverdlq.ClassCodeBug,
 		texts: `
 			not implemented, unsupported operation, illegal state, is closed, not supported, unimplemented,
-			assertion failed, assertion, unreachable code, undefined`},
-	{rule: "server-error", class: riverdlq.ClassTransient,
+			assertion failed, assertion, unreachable code, undefined`,
+	},
+	{
+		rule: "server-error", class: riverdlq.ClassTransient,
 		texts: `
-			try again later, retry later, try your request again, retry the request, retry your request`},
+			try again later, retry later, try your request again, retry the request, retry your request`,
+	},
 }
 
-// weak is asked after everything else: its names say what was done rather than what failed, and its texts are single words.
+// weak is asked after everything else: its names say what was done rather than what failed, and its texts are single
+// words.
 var weak = []line{
-	{rule: "code-bug", class: riverdlq.ClassCodeBug,
+	{
+		rule: "code-bug", class: riverdlq.ClassCodeBug,
 		names: `
 			argument error, argument exception, illegal argument, invalid operation, illegal state,
-			programming error`},
+			programming error`,
+	},
 	{rule: "decode", class: riverdlq.ClassMalformed, names: `syntax error, serde json *, serde *`},
-	{rule: "validation", class: riverdlq.ClassValidation,
+	{
+		rule: "validation", class: riverdlq.ClassValidation,
 		names: `
 			value error, range error, data error, invalid request, invalid *, argument *, domain error,
-			domain exception`},
+			domain exception`,
+	},
 	{rule: "unauthorized", class: riverdlq.ClassUnauthorized, names: `forbidden, * forbidden`},
 	{rule: "timeout", class: riverdlq.ClassTransient, texts: `timeout, time out`},
 	{rule: "connection", class: riverdlq.ClassTransient, names: `* connection, read error, write error`},
@@ -488,8 +541,10 @@ var disguises = []struct {
 	is    line
 }{
 	// Node's fetch reports any failure of the network as a TypeError.
-	{"nil-dereference", phrasesOf("fetch failed", "failed to fetch", "load failed", "networkerror when attempting"),
-		line{rule: "connection", class: riverdlq.ClassTransient}},
+	{
+		"nil-dereference", phrasesOf("fetch failed", "failed to fetch", "load failed", "networkerror when attempting"),
+		line{rule: "connection", class: riverdlq.ClassTransient},
+	},
 	// Rails deserializes a job's arguments by looking for their records.
 	{"decode", phrasesOf("trying to deserialize arguments"), line{rule: "not-found", class: riverdlq.ClassNotFound}},
 	// DynamoDB cancels a transaction as well where a condition of it does not hold.
