@@ -115,9 +115,10 @@ COMMENT ON FUNCTION dlq.trim_counters IS 'Has the most frequent error types of t
 --   2. Of one that has more it is at least what the rollups say: all that are manual, less the open entries of muted groups, less those that
 --      came to be manual within the time.
 --   3. Failed entries are looked at between the muted groups of their queue, so that no number of these hides others.
-CREATE OR REPLACE FUNCTION dlq.needs_person(p_after interval DEFAULT '15 minutes', p_queues text[] DEFAULT '{}', p_afters interval[] DEFAULT '{}', p_most integer DEFAULT 20000)
+-- (No bitmaps: they read all that an index has of a class before the first entry is looked at.)
+CREATE OR REPLACE FUNCTION dlq.needs_person(p_after interval DEFAULT '15 minutes', p_queues text[] DEFAULT '{}', p_afters interval[] DEFAULT '{}', p_most integer DEFAULT 5000)
 RETURNS TABLE (queue text, error_class text, entries bigint)
-LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET max_parallel_workers_per_gather = 0 AS $$
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off SET max_parallel_workers_per_gather = 0 AS $$
 BEGIN
     PERFORM dlq.require_everything('needs_person');
     RETURN QUERY

@@ -504,3 +504,24 @@ func TestReplaySuccess_ByTheClassThatWasSent(t *testing.T) {
 	b.exec(b, "SELECT dlq.rebuild_rollups()")
 	check()
 }
+
+// A refresh that hangs is cut off, and the next has longer: so what has piled up is counted all the same.
+func TestLoops_RefreshThatHangsIsCutOff(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.fail(b, 3, "payments", "TimeoutError", "shop", 5)
+	var slow string
+	require.NoError(t, b.pool.QueryRow(t.Context(), "SELECT replace(pg_get_functiondef('dlq.fold_moves'::regproc), E'BEGIN\n', E'BEGIN\n PERFORM pg_sleep(7);\n')").Scan(&slow))
+	b.exec(b, slow) // longer than the first may take
+	group := &background.Group{Logger: slog.New(slog.DiscardHandler)}
+	loop := b.store.Loops()[0]
+	group.Add(loop)
+	group.Start()
+	t.Cleanup(func() { _ = group.Stop(context.Background()) })
+	require.Eventually(t, func() bool { return loop.Status().Errors > 0 }, time.Minute, 50*time.Millisecond, "the first is cut off")
+	require.Eventually(t, func() bool {
+		var captured *int64
+		require.NoError(t, b.pool.QueryRow(t.Context(), "SELECT sum(captured) FROM dlq.rollup_flow WHERE step = 'day' AND scope = 'all'").Scan(&captured))
+		return captured != nil && *captured == 3
+	}, 3*time.Minute, 50*time.Millisecond)
+}

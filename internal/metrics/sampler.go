@@ -34,8 +34,8 @@ const (
 	// maxRiverQueues and maxRiverJobs bound what is looked at of River's tables: counting 300,000 jobs takes 52 ms, and 10,000 of them 2.
 	maxRiverQueues = 100
 	// maxLooked bounds how many entries that may need a person are looked at one by one; the rollups know more of the others.
-	maxLooked = 20_000
-	maxRiverJobs   = 10_000
+	maxLooked    = 5_000
+	maxRiverJobs = 10_000
 )
 
 var errAnother = errors.New("another process does not finish the next")

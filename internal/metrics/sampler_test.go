@@ -165,5 +165,5 @@ func TestSampler_NeedsPerson(t *testing.T) {
 	require.NoError(t, sampler.Once(t.Context()))
 	series = b.gather(b.metrics)
 	require.Equal(t, 5.0, value(series["dlqd_needs_person{error_class=validation,queue=q}"]), "those of a and b, and none that is muted") //nolint:testifylint // the same number
-	require.Equal(t, 7.0, value(series["dlqd_needs_person{error_class=business,queue=other}"]))                                          //nolint:testifylint // likewise
+	require.Equal(t, 7.0, value(series["dlqd_needs_person{error_class=business,queue=other}"]))                                           //nolint:testifylint // likewise
 }
