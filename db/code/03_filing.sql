@@ -15,6 +15,7 @@ DECLARE
     v_count  integer := jsonb_array_length(v_errors);
     v_last   jsonb := v_errors -> -1;
     v_said   jsonb := p_metadata -> 'dlq:error';
+    v_began  text;
     v_time   timestamptz;
 BEGIN
     retry_history := '[]';
@@ -56,9 +57,11 @@ BEGIN
             retry_history := dlq.with_attempts(retry_history, p_metadata -> 'dlq:attempts');
             v_last := retry_history -> -1;
         END IF;
-        IF v_last ? 'at' AND NOT v_last ? 'processingDuration' AND v_last ->> 'error' NOT LIKE 'Stuck job rescued by %' THEN
-            v_time := dlq.to_timestamptz(v_last ->> 'at');
-            IF v_time BETWEEN '1970-01-01Z' AND p_failed_at THEN
+        -- (A time that is none raises: all else is described by then. dlq.to_timestamptz would cost a subtransaction.)
+        v_began := v_last ->> 'at';
+        IF v_began LIKE '____-__-__T__:__:__%' AND NOT (v_last ? 'processingDuration' OR v_last ->> 'error' LIKE 'Stuck job rescued by %') THEN
+            v_time := v_began;
+            IF v_time <= p_failed_at THEN
                 retry_history := jsonb_set(retry_history, '{-1,processingDuration}', to_jsonb(extract(epoch FROM p_failed_at - v_time)));
             END IF;
         END IF;
