@@ -20,8 +20,10 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"maps"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/riverqueue/river"
 	"github.com/riverqueue/river/rivertype"
@@ -29,6 +31,13 @@ import (
 
 // MetadataKey is the key of a job's metadata under which its structured error is.
 const MetadataKey = "dlq:error"
+
+// AttemptsKey is the key of a job's metadata under which its failed attempts are, by their numbers: how long each took, and how busy the
+// worker's machine was.
+const AttemptsKey = "dlq:attempts"
+
+// maxAttempts bounds how many of a job's attempts are kept: the last ones.
+const maxAttempts = 100
 
 // maxMessageBytes bounds what is recorded of an error's message: it is stored with the job at every attempt.
 const maxMessageBytes = 64 << 10
@@ -194,16 +203,39 @@ func clean(s string) string {
 }
 
 // Middleware records structured errors, and ends a job at once whose error's class is permanent.
-type Middleware struct{ river.MiddlewareDefaults }
+type Middleware struct {
+	river.MiddlewareDefaults
+
+	// SystemState, if not nil, says how busy this machine is. It is called after each failed attempt, and must not block; false means
+	// that nothing is known.
+	SystemState func() (SystemState, bool)
+}
+
+// SystemState is how busy a machine is.
+type SystemState struct {
+	CPU    float64 `json:"cpu"`    // percent of all processors in use
+	Memory float64 `json:"memory"` // percent in use
+}
 
 // NewMiddleware returns a middleware for river.Config.
 func NewMiddleware() *Middleware { return &Middleware{} }
 
 // Work implements rivertype.WorkerMiddleware.
-func (*Middleware) Work(ctx context.Context, job *rivertype.JobRow, doInner func(context.Context) error) error {
+func (m *Middleware) Work(ctx context.Context, job *rivertype.JobRow, doInner func(context.Context) error) error {
+	start, returned := time.Now(), false
+	defer func() {
+		if !returned { // a panic, which River recovers
+			_ = m.recordAttempt(ctx, job, time.Since(start))
+		}
+	}()
 	err := doInner(ctx)
-	if err == nil {
-		return nil
+	returned = true
+	var snoozed *river.JobSnoozeError
+	if err == nil || errors.As(err, &snoozed) {
+		return err
+	}
+	if recordErr := m.recordAttempt(ctx, job, time.Since(start)); recordErr != nil {
+		return errors.Join(err, recordErr)
 	}
 	if recordErr := Record(ctx, job, err); recordErr != nil {
 		return errors.Join(err, recordErr)
@@ -214,4 +246,36 @@ func (*Middleware) Work(ctx context.Context, job *rivertype.JobRow, doInner func
 		return river.JobCancel(err)
 	}
 	return err
+}
+
+// attempt is what is kept of one attempt under [AttemptsKey].
+type attempt struct {
+	Seconds float64      `json:"seconds"`
+	System  *SystemState `json:"system,omitempty"`
+}
+
+// recordAttempt adds an attempt to those that earlier ones left in the job's metadata.
+func (m *Middleware) recordAttempt(ctx context.Context, job *rivertype.JobRow, took time.Duration) error {
+	var metadata struct {
+		Attempts map[int]json.RawMessage `json:"dlq:attempts"`
+	}
+	if json.Unmarshal(job.Metadata, &metadata) != nil || metadata.Attempts == nil {
+		metadata.Attempts = map[int]json.RawMessage{}
+	}
+	last := attempt{Seconds: took.Round(time.Microsecond).Seconds()}
+	if m.SystemState != nil {
+		if state, known := m.SystemState(); known {
+			last.System = &state
+		}
+	}
+	raw, err := json.Marshal(last)
+	if err != nil { // a number that JSON has not
+		return nil //nolint:nilerr // the attempt failed for another reason
+	}
+	metadata.Attempts[job.Attempt] = raw
+	numbers := slices.Sorted(maps.Keys(metadata.Attempts))
+	for _, number := range numbers[:max(len(numbers)-maxAttempts, 0)] {
+		delete(metadata.Attempts, number)
+	}
+	return river.MetadataSet(ctx, AttemptsKey, metadata.Attempts)
 }

@@ -15,6 +15,7 @@ DECLARE
     v_count  integer := jsonb_array_length(v_errors);
     v_last   jsonb := v_errors -> -1;
     v_said   jsonb := p_metadata -> 'dlq:error';
+    v_began  text;
     v_time   timestamptz;
 BEGIN
     retry_history := '[]';
@@ -58,6 +59,20 @@ BEGIN
             SELECT jsonb_agg(jsonb_build_object('at', e -> 'at', 'attempt', e -> 'attempt', 'error', left(e ->> 'error', 4000)))
             INTO retry_history FROM jsonb_array_elements(v_errors) e;
         END IF;
+        -- What the worker reported of each attempt (riverdlq). Else of the last one: River says when it began, and finalized_at when it
+        -- ended. (The rescuer's own errors have the time of the rescue.)
+        IF p_metadata ? 'dlq:attempts' THEN
+            retry_history := dlq.with_attempts(retry_history, p_metadata -> 'dlq:attempts');
+            v_last := retry_history -> -1;
+        END IF;
+        -- (A time that is none raises: all else is described by then. dlq.to_timestamptz would cost a subtransaction.)
+        v_began := v_last ->> 'at';
+        IF v_began LIKE '____-__-__T__:__:__%' AND NOT (v_last ? 'processingDuration' OR v_last ->> 'error' LIKE 'Stuck job rescued by %') THEN
+            v_time := v_began;
+            IF v_time <= p_failed_at THEN
+                retry_history := jsonb_set(retry_history, '{-1,processingDuration}', to_jsonb(extract(epoch FROM p_failed_at - v_time)));
+            END IF;
+        END IF;
     EXCEPTION WHEN OTHERS THEN
         error_context := jsonb_build_object('captureError', SQLERRM);
     END;
@@ -65,6 +80,16 @@ BEGIN
     error_message := coalesce(nullif(error_message, ''), 'the job ended without an error');
 END
 $$;
+CREATE OR REPLACE FUNCTION dlq.with_attempts(p_history jsonb, p_attempts jsonb) RETURNS jsonb
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN (SELECT coalesce(jsonb_agg(CASE WHEN jsonb_typeof(h.failed) = 'object' THEN h.failed || jsonb_strip_nulls(jsonb_build_object(
+                   'processingDuration', CASE jsonb_typeof(a.said -> 'seconds') WHEN 'number' THEN a.said -> 'seconds' END,
+                   'systemState', CASE WHEN jsonb_typeof(a.said #> '{system,cpu}') = 'number' AND jsonb_typeof(a.said #> '{system,memory}') = 'number'
+                                       THEN jsonb_build_object('cpu', a.said #> '{system,cpu}', 'memory', a.said #> '{system,memory}') END)) ELSE h.failed END ORDER BY h.number), '[]')
+        FROM jsonb_array_elements(p_history) WITH ORDINALITY h (failed, number)
+        CROSS JOIN LATERAL (SELECT p_attempts -> (h.failed ->> 'attempt')) a (said));
+COMMENT ON FUNCTION dlq.with_attempts IS 'A retry history with what a worker reported of its attempts (metadata key dlq:attempts, by number): processingDuration in seconds, and systemState.';
+
 COMMENT ON FUNCTION dlq.describe_failure IS 'What went wrong with a job, from the errors and metadata that River keeps: the structured error of its last attempt (metadata key dlq:error) or, where there is none, the last error that River keeps. Never raises.';
 
 CREATE OR REPLACE FUNCTION dlq.trace_ends(p_trace text) RETURNS text

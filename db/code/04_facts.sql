@@ -106,6 +106,11 @@ RETURN EXISTS (SELECT FROM dlq.dead_letter_queue o WHERE o.stage = 'open' AND o.
 COMMENT ON FUNCTION dlq.has_open_entry IS 'Whether a job has an entry that is open and filed: there is one at most, and a closed one of that job cannot be opened beside it.';
 
 -- resolve_by closes entries whose work a job has done: a redelivery, or the original that somebody retried.
+CREATE OR REPLACE FUNCTION dlq.sent_by(p_actor text, p_strategy dlq.strategy) RETURNS dlq.strategy
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN CASE WHEN p_actor LIKE 'worker:%' THEN p_strategy ELSE 'manual' END;
+COMMENT ON FUNCTION dlq.sent_by IS 'The strategy of a redelivery: that of its entry where a worker made it, manual where a person or a replay run did, or a retry outside dlqd.';
+
 CREATE OR REPLACE FUNCTION dlq.resolve_by(p_ids uuid[], p_jobs bigint[], p_ended timestamptz[], p_actor text) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET row_security = off AS $$
 BEGIN
@@ -116,7 +121,7 @@ BEGIN
     UPDATE dlq.dead_letter_queue e SET
         status = 'dlq_resolved',
         replay_attempts = e.replay_attempts || (CASE WHEN e.redelivery_job_id = d.job
-            THEN jsonb_build_object('jobId', d.job, 'at', e.locked_at, 'endedAt', d.ended, 'actor', e.locked_by, 'outcome', 'completed')
+            THEN jsonb_build_object('jobId', d.job, 'at', e.locked_at, 'endedAt', d.ended, 'actor', e.locked_by, 'strategy', dlq.sent_by(e.locked_by, e.strategy), 'outcome', 'completed')
             ELSE jsonb_build_object('jobId', d.job, 'endedAt', d.ended, 'outcome', 'completed') END || dlq.redirected(e.id, d.job)),
         resolution_strategy = CASE WHEN e.redelivery_job_id = d.job AND e.locked_by LIKE 'worker:%' THEN 'automatic_retry' ELSE 'manual_retry' END::dlq.resolution_strategy,
         resolved_by = CASE WHEN e.redelivery_job_id = d.job THEN e.locked_by ELSE 'job ' || d.job END,
@@ -221,7 +226,10 @@ BEGIN
     UPDATE dlq.dead_letter_queue SET
         status = CASE WHEN v_spent THEN 'dlq_failed' ELSE 'dlq_pending' END::dlq.dead_letter_status,
         replay_attempts = replay_attempts || (jsonb_build_object('jobId', v_job, 'at', v_entry.locked_at, 'endedAt', v_at, 'actor', v_entry.locked_by,
-                                                                'outcome', v_state, 'error', left(v_fail.error_message, 4000)) || dlq.redirected(p_entry, v_job)),
+                                                                'strategy', dlq.sent_by(v_entry.locked_by, strategy), 'outcome', v_state, 'error', left(v_fail.error_message, 4000))
+                                              || jsonb_strip_nulls(jsonb_build_object('processingDuration', v_fail.retry_history -> -1 -> 'processingDuration',
+                                                                                      'systemState', v_fail.retry_history -> -1 -> 'systemState'))
+                                              || dlq.redirected(p_entry, v_job)),
         error_message = v_fail.error_message, error_type = v_fail.error_type, error_code = v_fail.error_code, error_title = v_fail.error_title,
         destination = v_fail.destination, destination_url = v_fail.destination_url,
         -- A closed entry is not decided again: it keeps what it was taken for.

@@ -12,7 +12,7 @@ COMMENT ON FUNCTION dlq.has_checkpoint IS 'Whether a job with this metadata resu
 CREATE OR REPLACE FUNCTION dlq.carried_metadata(p_metadata jsonb, p_checkpoint text DEFAULT NULL) RETURNS jsonb
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN CASE WHEN jsonb_typeof(p_metadata) = 'object'
-    THEN p_metadata - '{dlq:error,dlq:entry_id,dlq:held,dlq:run_id,dlq:trace,dlq:destination,dlq:done_by,dlq:done,dlq:copied,dlq:rescues,dlq:logical_failure,cancel_attempted_at,unique_key_conflict,snoozes,output,river:log,river:rescue_count,river:unique_nonce}'::text[]
+    THEN p_metadata - '{dlq:error,dlq:attempts,dlq:entry_id,dlq:held,dlq:run_id,dlq:trace,dlq:destination,dlq:done_by,dlq:done,dlq:copied,dlq:rescues,dlq:logical_failure,cancel_attempted_at,unique_key_conflict,snoozes,output,river:log,river:rescue_count,river:unique_nonce}'::text[]
                     - CASE WHEN p_checkpoint = 'discard' THEN '{river:resumable_step,river:resumable_cursor}' ELSE '{}' END::text[]
     ELSE '{}' END;
 COMMENT ON FUNCTION dlq.carried_metadata IS 'The metadata that a job which does another''s work again begins with. p_checkpoint: discard for one that does all steps of a resumable job again.';

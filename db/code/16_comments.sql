@@ -19,7 +19,7 @@ BEGIN
         LEFT JOIN (VALUES
             ('_by_event$', 'Lists: by message, for those that have one.'),
             ('_by_(status|queue|kind|class)$', 'Lists: a page of one value, in order of capture.'),
-            ('_by_(type|source|code|destination)$', 'Lists: a page of one value, in order of capture, for those that have one.'),
+            ('_by_(type|source|subscriber|code|destination)$', 'Lists: a page of one value, in order of capture, for those that have one.'),
             ('_by_group$', 'Lists: a failure group of any queue, or those whose fingerprints begin alike.'),
             ('^dead_letter_open_by_former_method$', 'Open entries of groups of an earlier grouping method, which are moved.'),
             ('^group_aliases_main$', 'The one group that goes on with a former one.'),
@@ -28,7 +28,8 @@ BEGIN
             ('_by_fingerprint$', 'Lists: a failure group, in order of capture.'),
             ('_closed$', 'Retention: entries whose time is over; they come in the order in which they closed.'),
             ('^dead_letter_open_river_job$', 'One open entry a job.'),
-            ('^dead_letter_failed_river_job$', 'The entry of a job that is retried outside dlqd.'),
+            ('^dead_letter_failed_river_job$', 'The entry of a job that is retried outside dlqd, or looked for.'),
+            ('^dead_letter_(resolved|archived)_river_job$', 'Entries of a job that is looked for.'),
             ('^dead_letter_open_due$', 'What workers claim: the due entries of each priority, oldest first.'),
             ('^dead_letter_inbox_id$', 'Finds an unfiled entry; not unique, since a failure may come in twice.'),
             ('^dead_letter_open_observed$', 'Observed entries, by what a switch is for.'),

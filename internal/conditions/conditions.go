@@ -44,7 +44,7 @@ type Conditions struct {
 	client *http.Client
 
 	mu     sync.Mutex
-	load   Load
+	load   *Load            // nil until it was measured
 	probes map[string]probe // by destination
 }
 
@@ -79,7 +79,7 @@ func (c *Conditions) Look(ctx context.Context) error {
 		return err
 	}
 	c.mu.Lock()
-	c.load = load
+	c.load = &load
 	c.mu.Unlock()
 	var asked sync.WaitGroup
 	for name, d := range c.config.Policy().Destinations {
@@ -119,6 +119,16 @@ func (c *Conditions) ask(ctx context.Context, p *policy.Probe) string {
 	return ""
 }
 
+// Load is what was measured last; false before that.
+func (c *Conditions) Load() (Load, bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.load == nil {
+		return Load{}, false
+	}
+	return *c.load, true
+}
+
 func (c *Conditions) measure(ctx context.Context) (Load, error) {
 	var load Load
 	used, err := cpu.PercentWithContext(ctx, 0, false) // since the last time
@@ -156,6 +166,9 @@ func (c *Conditions) Unmet(queue, to string, want *policy.Conditions) string {
 		if problem := c.probes[destination.Name].problem; problem != "" {
 			return "the probe of destination " + destination.Name + " " + problem
 		}
+	}
+	if c.load == nil {
+		return ""
 	}
 	for _, limit := range []struct {
 		what  string

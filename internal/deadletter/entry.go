@@ -60,17 +60,22 @@ type Summary struct {
 type Entry struct {
 	Summary
 
+	SourceType          *string         `json:"sourceType,omitempty" doc:"What kind of thing sent the message." db:"source_type"`
+	SourceID            *string         `json:"sourceId,omitempty" doc:"Identifies the sender." db:"source_id"`
+	SourceName          *string         `json:"sourceName,omitempty" doc:"Name of the sender, for people." db:"source_name"`
+	Version             *string         `json:"version,omitempty" doc:"Version of the form that the message has." db:"event_version"`
 	JobKind             string          `json:"jobKind" doc:"River's kind of the job." db:"job_kind"`
 	Tags                []string        `json:"tags" doc:"Tags of the job." db:"tags"`
 	OriginalEvent       json.RawMessage `json:"originalEvent" doc:"The message whole (the job's args). Never changed." db:"original_event"`
 	EditedEvent         json.RawMessage `json:"editedEvent,omitempty" doc:"What redeliveries carry instead, once a person has edited it." db:"edited_event"`
 	ErrorStackTrace     *string         `json:"errorStackTrace,omitempty" doc:"Stack trace of a panic." db:"error_stack_trace"`
 	ErrorContext        json.RawMessage `json:"errorContext,omitempty" doc:"What the worker recorded beside the error." db:"error_context"`
-	RetryHistory        json.RawMessage `json:"retryHistory" doc:"Attempts of the job, as River kept them." db:"retry_history"`
+	RetryHistory        json.RawMessage `json:"retryHistory" doc:"Attempts of the job, as River kept them. processingDuration is how long one took, in seconds: of all that riverdlq saw, else of the last one. systemState is how busy the worker's machine was." db:"retry_history"`
+	SystemState         json.RawMessage `json:"systemState,omitempty" doc:"How busy the worker's machine was at the last failure: cpu and memory, in percent. Absent where the worker does not say." db:"system_state"`
 	RetryCount          int32           `json:"retryCount" doc:"Attempts that the job had made when it failed." db:"retry_count"`
 	MaxRetries          int32           `json:"maxRetries" doc:"Attempts that the job was allowed." db:"max_retries"`
 	DLQMaxRetries       int32           `json:"dlqMaxRetries" doc:"Redeliveries after which a failure closes the entry as dlq_failed." db:"dlq_max_retries"`
-	ReplayAttempts      json.RawMessage `json:"replayAttempts" doc:"Redeliveries that ended." db:"replay_attempts"`
+	ReplayAttempts      json.RawMessage `json:"replayAttempts" doc:"Redeliveries that ended: with their strategy, which is manual where a person or a replay run made one." db:"replay_attempts"`
 	Rule                *string         `json:"rule,omitempty" doc:"The rule that chose class and strategy." db:"rule"`
 	RedeliveryJobID     *int64          `json:"redeliveryJobId,omitempty" doc:"The job that it waits for." db:"redelivery_job_id"`
 	LockedBy            *string         `json:"lockedBy,omitempty" doc:"Worker or person that started the redelivery." db:"locked_by"`

@@ -346,6 +346,10 @@ func (s *Store) ClosedParts(ctx context.Context) ([]Part, error) {
 
 // entryColumns are those of [Entry]. Tags of what nobody has filed yet are as SQL took them: with NULL, or of several dimensions.
 const entryColumns = summaryColumns + `,
+	CASE job_kind WHEN 'dlqd_message' THEN original_event ->> 'sourceType' END AS source_type, CASE job_kind WHEN 'dlqd_message' THEN original_event ->> 'sourceId' END AS source_id,
+	CASE job_kind WHEN 'dlqd_message' THEN original_event ->> 'sourceName' END AS source_name, CASE job_kind WHEN 'dlqd_message' THEN original_event ->> 'version' END AS event_version,
+	(SELECT l.attempt -> 'systemState' FROM (SELECT retry_history -> -1 AS attempt, retry_history #>> '{-1,at}' AS at
+		UNION ALL SELECT replay_attempts -> -1, replay_attempts #>> '{-1,at}') l WHERE l.attempt ->> 'outcome' IS DISTINCT FROM 'completed' ORDER BY l.at DESC NULLS LAST LIMIT 1) AS system_state,
 	job_kind, ARRAY(SELECT t FROM unnest(tags) t WHERE t IS NOT NULL) AS tags, original_event, edited_event, error_stack_trace, error_context, retry_history, retry_count,
 		max_retries, dlq_max_retries, replay_attempts, rule, reported_class, ordering_key, parked_by, redelivery_job_id, locked_by, locked_at,
 		notes, resolution_strategy, resolved_by, resolution_notes, resolution_timestamp, config_version, metadata`

@@ -62,6 +62,8 @@ type ClientConfig struct {
 	Idle func() error
 	// Changed is told when the client works other queues than before; nil for nobody.
 	Changed func()
+	// SystemState says how busy this machine is, for what is kept of failed attempts; nil where that is not measured.
+	SystemState func() (riverdlq.SystemState, bool)
 	// SoftStopTimeout is how long running jobs may take to finish at a stop.
 	SoftStopTimeout time.Duration
 }
@@ -142,7 +144,7 @@ func NewClient(ctx context.Context, config ClientConfig) (*Client, error) {
 		ErrorHandler:      panics{},
 		Queues:            queues,
 		Workers:           workers,
-		Middleware:        []rivertype.Middleware{riverdlq.NewMiddleware()},
+		Middleware:        []rivertype.Middleware{&riverdlq.Middleware{SystemState: config.SystemState}},
 		FetchCooldown:     fetchCooldown,
 		FetchPollInterval: fetchPollInterval,
 		PollOnly:          config.PollOnly,

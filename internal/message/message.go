@@ -25,7 +25,7 @@ const (
 	MaxDepth       = 64  // levels of nesting of the whole message
 	MaxNameLength  = 127 // characters of queue and kind (River's constraint)
 	MaxIDLength    = 128
-	MaxTextLength  = 255 // bytes of source, subscriberId and orderingKey
+	MaxTextLength  = 255 // bytes of source and its type, id and name, version, subscriberId and orderingKey
 	MaxTags        = 32
 	MaxTagLength   = 255 // River's column
 	MaxHeaders     = 32
@@ -42,6 +42,10 @@ type Message struct {
 	EventKind    string            `json:"kind" doc:"What happened, as words joined by dots." example:"payment.captured"`
 	Payload      json.RawMessage   `json:"payload" doc:"Any JSON."`
 	Source       string            `json:"source,omitempty" doc:"Who sends it." example:"checkout"`
+	SourceType   string            `json:"sourceType,omitempty" doc:"What kind of thing sends it." example:"service"`
+	SourceID     string            `json:"sourceId,omitempty" doc:"Identifies the sender." example:"checkout-7f9c"`
+	SourceName   string            `json:"sourceName,omitempty" doc:"Name of the sender, for people." example:"Checkout"`
+	Version      string            `json:"version,omitempty" doc:"Version of the form that the event has." example:"2.1"`
 	SubscriberID string            `json:"subscriberId,omitempty" doc:"Whom it concerns." example:"sub_81"`
 	Priority     int               `json:"priority,omitempty" doc:"1 (most urgent) to 4; 2 if absent."`
 	Tags         []string          `json:"tags,omitempty" doc:"Three or more letters, digits, _ and - each."`
@@ -227,7 +231,10 @@ func decode(raw []byte) (*Message, error) {
 	if len(msg.Payload) == 0 {
 		add("payload", "is required (null counts)")
 	}
-	for _, f := range []struct{ name, value string }{{"source", msg.Source}, {"subscriberId", msg.SubscriberID}, {"orderingKey", msg.OrderingKey}} {
+	for _, f := range []struct{ name, value string }{
+		{"source", msg.Source}, {"sourceType", msg.SourceType}, {"sourceId", msg.SourceID}, {"sourceName", msg.SourceName}, {"version", msg.Version},
+		{"subscriberId", msg.SubscriberID}, {"orderingKey", msg.OrderingKey},
+	} {
 		if len(f.value) > MaxTextLength {
 			add(f.name, "is %d bytes long; at most %d", len(f.value), MaxTextLength)
 		}

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"net"
 	"net/http"
 	"slices"
@@ -350,7 +351,7 @@ func (s *Server) startProcessing(ctx context.Context) error {
 		ID: s.process.ID().String(), Pool: s.pool, Schemas: s.config.Schemas, Policy: s.policy, Worker: s.delivery,
 		Logger:   s.logger.With("part", "processing"),
 		PollOnly: s.config.PollOnly, Attached: s.attached, SoftStopTimeout: s.config.StopTimeout - s.reserve(),
-		Shared: shared, Idle: s.idle, Changed: func() { s.presence.Wake() },
+		SystemState: s.systemState, Shared: shared, Idle: s.idle, Changed: func() { s.presence.Wake() },
 	}); err != nil {
 		return fmt.Errorf("processing: %w", err)
 	}
@@ -361,6 +362,12 @@ func (s *Server) startProcessing(ctx context.Context) error {
 	releaser := &delivery.Releaser{DB: s.store.DB(), Policy: s.policy, Breakers: s.breakers, Logger: s.logger, Restored: func() bool { return s.guard.Load().Held() != nil }}
 	s.loops.Add(s.queues, releaser.Loop())
 	return s.process.Once(ctx) // with its queues
+}
+
+// systemState is what the DLQ workers' conditions measured last; a process without DLQ workers measures nothing.
+func (s *Server) systemState() (riverdlq.SystemState, bool) {
+	load, measured := s.conditions.Load()
+	return riverdlq.SystemState{CPU: math.Round(load.CPU*10) / 10, Memory: math.Round(load.Memory*10) / 10}, measured
 }
 
 func (s *Server) startDLQWorker() error {

@@ -1,0 +1,158 @@
+package deadletter_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"log/slog"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/riverqueue/river"
+	"github.com/riverqueue/river/riverdriver/riverpgxv5"
+	"github.com/riverqueue/river/rivertype"
+	"github.com/stretchr/testify/require"
+
+	"github.com/dlqd/dlqd/internal/deadletter"
+	"github.com/dlqd/dlqd/internal/postgres"
+	"github.com/dlqd/dlqd/riverdlq"
+)
+
+type heldAttempt struct {
+	Attempt            int                   `json:"attempt"`
+	ProcessingDuration *float64              `json:"processingDuration"`
+	SystemState        *riverdlq.SystemState `json:"systemState"`
+	Strategy           string                `json:"strategy"`
+	Outcome            string                `json:"outcome"`
+}
+
+func attemptsOf(t *testing.T, raw json.RawMessage) (attempts []heldAttempt) {
+	t.Helper()
+	require.NoError(t, json.Unmarshal(raw, &attempts))
+	return attempts
+}
+
+// A worker with riverdlq says of each failed attempt how long it took and how busy its machine was, also where it panicked. Of any other
+// worker River says when the last attempt began.
+func TestAttempts_HaveTheirDuration(t *testing.T) {
+	t.Parallel()
+	const pause = 5 * time.Millisecond // what an attempt takes, at least
+	busy := riverdlq.SystemState{CPU: 41.5, Memory: 63}
+	for name, look := range map[string]struct {
+		middleware []rivertype.Middleware
+		of         func(attempt int) (timed, system bool)
+	}{
+		"riverdlq": {[]rivertype.Middleware{&riverdlq.Middleware{SystemState: func() (riverdlq.SystemState, bool) { return busy, true }}}, func(int) (bool, bool) { return true, true }},
+		"bare":     {nil, func(attempt int) (bool, bool) { return attempt == 3, false }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := setup(t, succeed)
+			workers := river.NewWorkers()
+			river.AddWorker(workers, river.WorkFunc(func(_ context.Context, job *river.Job[testArgs]) error {
+				time.Sleep(pause)
+				if job.Attempt == 2 {
+					panic("nil")
+				}
+				return errors.New("no")
+			}))
+			var err error
+			b.client, err = river.NewClient(riverpgxv5.New(b.pool), &river.Config{
+				Queues: map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: 1}}, Workers: workers, Logger: slog.New(slog.DiscardHandler), TestOnly: true,
+				FetchCooldown: time.Millisecond, FetchPollInterval: 50 * time.Millisecond, Middleware: look.middleware, RetryPolicy: noWait{},
+			})
+			require.NoError(t, err)
+			b.runs(&river.InsertOpts{MaxAttempts: 3}, rivertype.JobStateDiscarded)
+			entry, _ := b.entry()
+			attempts := attemptsOf(t, entry.RetryHistory)
+			require.Len(t, attempts, 3)
+			for _, a := range attempts {
+				timed, system := look.of(a.Attempt)
+				require.Equal(t, timed, a.ProcessingDuration != nil, a.Attempt)
+				if timed {
+					require.GreaterOrEqual(t, *a.ProcessingDuration, pause.Seconds())
+				}
+				if system {
+					require.Equal(t, &busy, a.SystemState)
+					require.JSONEq(t, `{"cpu": 41.5, "memory": 63}`, string(entry.SystemState))
+				} else {
+					require.Nil(t, a.SystemState)
+					require.Empty(t, entry.SystemState)
+				}
+			}
+			// A redelivery is a job of its own, and tells of itself.
+			job, err := b.store.Replay(t.Context(), entry.ID, kim, nil, false)
+			require.NoError(t, err)
+			require.Zero(t, b.count("SELECT count(*) FROM river_job WHERE id = $1 AND metadata ? 'dlq:attempts'", job))
+			b.await(job, rivertype.JobStateDiscarded)
+			entry, _ = b.entry()
+			replays := attemptsOf(t, entry.ReplayAttempts)
+			require.Len(t, replays, 1)
+			require.NotNil(t, replays[0].ProcessingDuration)
+			_, system := look.of(1)
+			require.Equal(t, system, replays[0].SystemState != nil)
+		})
+	}
+}
+
+// What somebody else writes under the key is no reason to say nothing of the failure.
+func TestAttempts_OfStrangers(t *testing.T) {
+	t.Parallel()
+	b := setup(t, succeed)
+	for _, said := range []string{`7`, `[]`, `{"1": 3}`, `{"1": {"seconds": "x", "system": 3}}`, `{"1": {"system": {"cpu": "x", "memory": 1}}}`, `null`} {
+		id := b.insert(nil)
+		b.exec(`UPDATE river_job SET state = 'discarded', finalized_at = now(), attempt = 1, metadata = jsonb_build_object('dlq:attempts', $2::jsonb),
+			errors = ARRAY[jsonb_build_object('attempt', 1, 'error', 'no money', 'at', now() - interval '3 s')] WHERE id = $1`, id, said)
+		b.settle()
+		require.Equal(t, 1, b.count(`SELECT count(*) FROM dlq.dead_letter_open WHERE river_job_id = $1 AND error_message = 'no money' AND error_context IS NULL
+			AND (retry_history #>> '{0,processingDuration}')::numeric = 3 AND retry_history #> '{0,systemState}' IS NULL`, id), said)
+	}
+	// The rescuer's error has the time of the rescue.
+	id := b.insert(nil)
+	b.exec(`UPDATE river_job SET state = 'discarded', finalized_at = now(), attempt = 1,
+		errors = ARRAY[jsonb_build_object('attempt', 1, 'error', 'Stuck job rescued by JobRescuer', 'at', now())] WHERE id = $1`, id)
+	b.settle()
+	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE river_job_id = $1 AND NOT retry_history -> 0 ? 'processingDuration'", id))
+}
+
+// A redelivery has the strategy of its entry where a worker made it; a person's is manual.
+func TestReplayAttempts_HaveTheirStrategy(t *testing.T) {
+	t.Parallel()
+	b := setup(t, succeed)
+	id := b.captured().ID
+	b.exec("UPDATE dlq.dead_letter_open SET strategy = 'scheduled' WHERE id = $1", id)
+	var job int64
+	for i, sent := range []struct{ actor, strategy, state string }{{"worker:1", "scheduled", "discarded"}, {"kim", "manual", "discarded"}, {"worker:1", "immediate", "completed"}} {
+		if i == 2 {
+			b.exec("UPDATE dlq.dead_letter_open SET strategy = 'immediate' WHERE id = $1", id)
+		}
+		require.NoError(t, b.pool.QueryRow(t.Context(), "SELECT job_id FROM dlq.redeliver($1, $2, 'due')", []uuid.UUID{id}, sent.actor).Scan(&job))
+		b.endBySQL(job, sent.state)
+		b.settle()
+		var raw json.RawMessage
+		require.NoError(t, b.pool.QueryRow(t.Context(), "SELECT replay_attempts FROM dlq.dead_letter_queue WHERE id = $1", id).Scan(&raw))
+		last := attemptsOf(t, raw)[i]
+		require.Equal(t, sent.strategy, last.Strategy)
+		require.Equal(t, sent.state, last.Outcome)
+	}
+}
+
+// Whose event it is, and in which form, is the message's to say.
+func TestEntry_SaysWhoSentIt(t *testing.T) {
+	t.Parallel()
+	b := setup(t, succeed)
+	b.exec(`INSERT INTO river_job (kind, args, max_attempts, state, attempt) VALUES ('dlqd_message', '{"messageId": "m", "kind": "k", "queue": "default", "payload": {},
+		"source": "checkout", "sourceType": "service", "sourceId": "checkout-7f9c", "sourceName": "Checkout", "version": "2.1"}', 1, 'running', 1)`)
+	b.exec("UPDATE river_job SET state = 'discarded', finalized_at = now(), errors = ARRAY['{\"attempt\": 1, \"error\": \"no\"}'::jsonb]")
+	entry, _ := b.entry()
+	for want, is := range map[string]*string{"checkout": entry.Source, "service": entry.SourceType, "checkout-7f9c": entry.SourceID, "Checkout": entry.SourceName, "2.1": entry.Version} {
+		require.NotNil(t, is, want)
+		require.Equal(t, want, *is)
+	}
+	b.exec("SELECT dlq.protect('{original_event}')")
+	seen, _, err := b.store.Get(postgres.AsReader(t.Context()), entry.ID)
+	require.NoError(t, err)
+	require.Nil(t, seen.SourceName, "a part of what is hidden")
+	require.Equal(t, deadletter.Pending, seen.Status)
+}
