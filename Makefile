@@ -36,7 +36,7 @@ PACKAGES ?= $(LONGEST) ./...
 
 .PHONY: test
 test: install-postgres ## run all tests, with the race detector (PACKAGES=…, RACE= for some, without); "make lint" vets them
-	@scripts/install.sh cc curl chromium prometheus alertmanager
+	@scripts/install.sh cc curl chromium prometheus alertmanager pgbouncer
 	@# Without the setting, each program built with the race detector sleeps for a second before it exits.
 	GORACE=atexit_sleep_ms=50 go run ./internal/postgres/postgrestest/withpostgres \
 		go test $(RACE) -vet=off -ldflags=-w -timeout 30m $(PACKAGES)

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Installs what is missing, through the system's package manager: install.sh postgres|prometheus|alertmanager|cc|curl|chromium ...
+# Installs what is missing, through the system's package manager: install.sh postgres|prometheus|alertmanager|pgbouncer|cc|curl|chromium ...
 set -eu
 
 as_root() { if [ "$(id -u)" = 0 ]; then "$@"; else sudo "$@"; fi; }
@@ -9,6 +9,7 @@ have() {
 		[ -x "${DLQD_TEST_CHROMIUM:-}" ] || command -v chromium || command -v chromium-browser || command -v google-chrome
 		return
 	fi >/dev/null
+	[ "$1" = pgbouncer ] && [ -x /usr/sbin/pgbouncer ] && return # where only root looks
 	[ "$1" = alertmanager ] && command -v prometheus-alertmanager >/dev/null && return # as Debian calls it
 	[ "$1" != postgres ] && { command -v "$1" >/dev/null; return; }
 	for dir in $(echo "$PATH" | tr ':' ' ') /usr/lib/postgresql/*/bin /usr/pgsql-*/bin /opt/homebrew/opt/postgresql@*/bin; do
@@ -48,6 +49,7 @@ for thing; do
 		prometheus | alertmanager) # Debian has them run as services, too; dlqd needs only the programs.
 			as_root systemctl disable --quiet --now prometheus prometheus-alertmanager prometheus-node-exporter 2>/dev/null || true
 			;;
+		pgbouncer) as_root systemctl disable --quiet --now pgbouncer 2>/dev/null || true ;;
 		esac
 	elif command -v dnf >/dev/null; then as_root dnf install -y -q $(package "$thing" dnf)
 	elif command -v apk >/dev/null; then as_root apk add -q $(package "$thing" apk)

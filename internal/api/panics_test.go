@@ -83,7 +83,7 @@ func TestPanic_IsA500ProblemAndCounted(t *testing.T) { //nolint:paralleltest // 
 	}
 	require.Error(t, err)
 	require.Equal(t, before+3, count())
-	_, err = http.Get(server.URL + "/aborted") //nolint:bodyclose // there is none
+	_, err = http.Get(server.URL + "/aborted")
 	require.Error(t, err)
 	require.Equal(t, before+3, count(), "a handler that ends its connection on purpose has not panicked")
 	_, raw, err := api.OpenAPI()

@@ -27,8 +27,19 @@ func TestNewClient_TakesEveryPolicyThatIsLoaded(t *testing.T) {
 		queue       string
 		concurrency int
 	}{
-		{"a", 1}, {long, 10_000}, {long + "q", 1}, {strings.Repeat("payments-", 9) + "later", 1}, {"a", 10_001}, {"a", 0}, {"a_b-c", 1}, {"A", 1}, {"a__b", 1}, {"a-", 1},
-		{"a|b", 1}, {"a.b", 1}, {"ä", 1},
+		{"a", 1},
+		{long, 10_000},
+		{long + "q", 1},
+		{strings.Repeat("payments-", 9) + "later", 1},
+		{"a", 10_001},
+		{"a", 0},
+		{"a_b-c", 1},
+		{"A", 1},
+		{"a__b", 1},
+		{"a-", 1},
+		{"a|b", 1},
+		{"a.b", 1},
+		{"ä", 1},
 	} {
 		dir := t.TempDir()
 		require.NoError(t, os.WriteFile(filepath.Join(dir, "retry-policies.yaml"), []byte(fmt.Sprintf("destinations:\n  d:\n    url: http://127.0.0.1:1/\nqueues:\n  %q:\n    destination: d\n", c.queue)), 0o600))

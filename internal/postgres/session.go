@@ -21,7 +21,7 @@ import (
 //
 // Parameters at the start of a session say so for statements outside of transactions. Behind a pooler that refuses them a
 // session belongs to its other clients, too: there each statement runs in a transaction of its own, whose settings end
-// with it, in the one round trip that it takes anyway. Transactions always say it themselves.
+// with it, in the one round trip that it takes anyway, and so do those of transactions.
 var sessionParameters = map[string]string{
 	"row_security": "off", "jit": "off", "default_transaction_isolation": "read committed",
 }
@@ -40,16 +40,20 @@ func BeginQuery(more ...string) string { return begin("", more) }
 func BeginReadOnlyQuery(more ...string) string { return begin(" READ ONLY", more) }
 
 func begin(mode string, more []string) string {
-	query := beginIsolated + mode + localSettings
+	query := []string{beginIsolated + mode + localSettings}
 	for _, setting := range more {
-		query += "; SET LOCAL " + setting
+		query = append(query, "SET LOCAL "+setting)
 	}
-	return query
+	return strings.Join(query, "; ")
 }
 
-// BeginFunc runs fn in a transaction with the settings that dlqd needs.
+// BeginFunc runs fn in a transaction with the settings that dlqd needs, which only sessions behind a pooler do not have.
 func BeginFunc(ctx context.Context, pool *pgxpool.Pool, fn func(tx pgx.Tx) error) error {
-	return pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{BeginQuery: BeginQuery()}, fn)
+	options := pgx.TxOptions{}
+	if IsPooled(pool) {
+		options.BeginQuery = BeginQuery()
+	}
+	return pgx.BeginTxFunc(ctx, pool, options, fn)
 }
 
 // IsPooled reports whether a pool's connections have no settings of their own, since a pooler refuses them.

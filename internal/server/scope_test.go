@@ -334,7 +334,8 @@ func TestScope_walk(t *testing.T) {
 					case !may || !everywhere:
 						require.Equal(t, http.StatusForbidden, status, says+out)
 					case o.of == "stream":
-						require.Equal(t, mine, strings.Contains(out, target), says)
+						require.Equal(t, mine, status == http.StatusOK && strings.Contains(out, target), says)
+						require.Equal(t, !mine, status == http.StatusNotFound, says)
 					case !mine || o.of == "none":
 						require.Equal(t, http.StatusNotFound, status, says+out)
 						if o.of == "none" {

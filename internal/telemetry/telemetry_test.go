@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"io"
 	"log/slog"
 	"strings"
 	"testing"
@@ -35,8 +34,10 @@ func TestWith(t *testing.T) {
 		{parent, "a=\xff", parent, ""},
 		// Of what is longer than 512 characters, members of more than 128 are left out first, and then the last ones.
 		{parent, "a=1,b=" + strings.Repeat("x", 256) + ",c=3,d=" + strings.Repeat("x", 254), parent, "a=1,c=3"},
-		{parent, strings.Repeat("x", 120) + "=1," + strings.Repeat("y", 120) + "=2," + strings.Repeat("z", 120) + "=3," + strings.Repeat("v", 120) + "=4," + strings.Repeat("w", 120) + "=5",
-			parent, strings.Repeat("x", 120) + "=1," + strings.Repeat("y", 120) + "=2," + strings.Repeat("z", 120) + "=3," + strings.Repeat("v", 120) + "=4"},
+		{
+			parent, strings.Repeat("x", 120) + "=1," + strings.Repeat("y", 120) + "=2," + strings.Repeat("z", 120) + "=3," + strings.Repeat("v", 120) + "=4," + strings.Repeat("w", 120) + "=5",
+			parent, strings.Repeat("x", 120) + "=1," + strings.Repeat("y", 120) + "=2," + strings.Repeat("z", 120) + "=3," + strings.Repeat("v", 120) + "=4",
+		},
 	} {
 		gotParent, gotState := telemetry.Of(telemetry.With(t.Context(), c.parent, c.state))
 		require.Equal(t, c.wantParent, gotParent, c)
@@ -105,12 +106,17 @@ func (secret) LogValue() slog.Value { return slog.AnyValue(class("shown")) }
 func TestStart_fieldsOfNamedTypes(t *testing.T) {
 	t.Parallel()
 	collector := telemetrytest.NewCollector(t)
-	sent, err := telemetry.Start(t.Context(), telemetry.Config{Endpoint: collector.URL, Gatherer: prometheus.NewRegistry(), Logger: slog.New(slog.NewTextHandler(io.Discard, nil))})
+	var written bytes.Buffer
+	sent, err := telemetry.Start(t.Context(), telemetry.Config{Endpoint: collector.URL, Gatherer: prometheus.NewRegistry(), Logger: slog.New(slog.NewTextHandler(&written, nil))})
 	require.NoError(t, err)
 	fields := []any{
 		"class", class("validation"), "pointer", new(class("transient")), "count", count(3), "share", share(0.5), "truth", truth(true), "number", number(9),
 		"named", named(1), "at", time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC), "took", 3 * time.Second, "id", uuid.Nil, "error", errors.New("it failed"),
-		"secret", secret{"x"}, "classes", lists{"a", "b"}, "group", slog.GroupValue(slog.Any("class", class("inner"))), "channel", make(chan int), "nothing", nil, "none", (*class)(nil),
+		"secret",
+		secret{"x"},
+		"classes",
+		lists{"a", "b"},
+		"group", slog.GroupValue(slog.Any("class", class("inner"))), "channel", make(chan int), "nothing", nil, "none", (*class)(nil),
 	}
 	sent.Logger.Warn("logged", fields...)
 	sent.Logger.With(fields...).Warn("with")

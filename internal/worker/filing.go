@@ -259,7 +259,7 @@ func (w *Worker) traceFiling(ctx context.Context, filed []dbsqlc.ClaimDueRow, ma
 		d := made.of[row.ID]
 		_, span := w.config.Tracer.Start(telemetry.With(ctx, submitted.Parent, submitted.State), "file "+row.Queue, trace.WithTimestamp(start), trace.WithAttributes(
 			attribute.String("dlqd.entry_id", row.ID.String()), attribute.String("dlqd.kind", row.Kind), attribute.String("dlqd.error_class", string(d.Class)),
-			attribute.String("dlqd.strategy", string(d.Strategy)), attribute.String("dlqd.rule", d.Rule),
+			attribute.String("dlqd.strategy", d.Strategy), attribute.String("dlqd.rule", d.Rule),
 		))
 		span.End(trace.WithTimestamp(end))
 	}

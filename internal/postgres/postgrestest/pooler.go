@@ -69,7 +69,7 @@ func pooler(tb testing.TB, direct, mode string, servers int, more ...string) str
 		"pool_mode = " + mode, fmt.Sprintf("default_pool_size = %d", servers), "max_client_conn = 500",
 	}, more...)
 	require.NoError(tb, os.WriteFile(path, []byte(strings.Join(lines, "\n")+"\n"), 0o644)) //nolint:gosec // likewise
-	log, err := os.Create(filepath.Join(dir, "log"))                                       //nolint:gosec // of this test's
+	log, err := os.Create(filepath.Join(dir, "log"))
 	require.NoError(tb, err)
 	tb.Cleanup(func() { _ = log.Close() })
 
