@@ -44,8 +44,10 @@ type Failure struct {
 	Context json.RawMessage // error_context
 }
 
-// Fingerprint groups entries that failed for the same reason: 20 hexadecimal digits, a hash of what names the reason. That is the
-// code, with the type, or the type that a receiver gave; else the title; else the message. Numbers, ids, dates, names and quoted
+// Fingerprint groups entries that failed for the same reason: 20 hexadecimal digits, a hash of what names the reason.
+// That is the
+// code, with the type, or the type that a receiver gave; else the title; else the message. Numbers, ids, dates, names
+// and quoted
 // values are taken out of title and message. Where there is a stack trace, the application's own frame counts, too.
 func Fingerprint(f *Failure) string {
 	f = f.read()
@@ -65,7 +67,7 @@ func Fingerprint(f *Failure) string {
 	if frame == "" {
 		message, frame = splitTrace(message)
 	}
-	var reason []string
+	var reason []string //nolint:prealloc // one of these
 	switch {
 	case named && madeType.MatchString(errorType):
 		reason = []string{"code", "", code}
@@ -107,7 +109,8 @@ func (f *Failure) status() int {
 	return status
 }
 
-// read returns a failure as this version records it: of deliveries that earlier versions recorded, the answer's body says the cause.
+// read returns a failure as this version records it: of deliveries that earlier versions recorded, the answer's body
+// says the cause.
 func (f *Failure) read() *Failure {
 	if f.Title != "" || !strings.HasPrefix(f.Message, "POST ") {
 		return f

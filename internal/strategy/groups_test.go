@@ -87,7 +87,11 @@ func failureOf(status int, body string) Failure {
 	if f.Code == "" {
 		f.Code = fmt.Sprint(status)
 	}
-	f.Context, _ = json.Marshal(map[string]any{"status": status, "body": body})
+	context, err := json.Marshal(map[string]any{"status": status, "body": body})
+	if err != nil {
+		panic(err) // texts
+	}
+	f.Context = context
 	return f
 }
 
