@@ -1,4 +1,5 @@
-// Package cause reads what went wrong out of a receiver's answer: problem documents and other JSON, XML and SOAP faults,
+// Package cause reads what went wrong out of a receiver's answer: problem documents and other JSON, XML and SOAP
+// faults,
 // HTML pages, and text.
 package cause
 
@@ -29,7 +30,8 @@ type Cause struct {
 	Message string // may name what this one failure is about
 }
 
-// Paths are the places of the parts of a cause in JSON and XML: keys with dots between them. Case, _ and - do not count, arrays
+// Paths are the places of the parts of a cause in JSON and XML: keys with dots between them. Case, _ and - do not
+// count, arrays
 // are looked through, and an XML document's root element is left out.
 type Paths struct {
 	Type    []string
@@ -88,35 +90,48 @@ func (c *Cause) String() string {
 	return cut(said, MaxShown-len(code)) + code
 }
 
-// built are the places that receivers put the parts of a cause in, the most particular first: problem documents (RFC 9457), OAuth,
-// JSON:API, JSON-RPC, GraphQL, SOAP 1.1 and 1.2, and the errors of Google, AWS, Stripe, PayPal, Salesforce, Adyen, Twilio, Spring,
+// built are the places that receivers put the parts of a cause in, the most particular first: problem documents (RFC
+// 9457), OAuth,
+// JSON:API, JSON-RPC, GraphQL, SOAP 1.1 and 1.2, and the errors of Google, AWS, Stripe, PayPal, Salesforce, Adyen,
+// Twilio, Spring,
 // ASP.NET, FastAPI, Kubernetes and Elasticsearch. Names are as [key] makes them.
 var built = Paths{
 	Type: []string{
-		"error.type", "errors.type", "fault.type", "detail.type", "type", "errortype", "exceptiontype", "exception", "exception.type",
+		"error.type", "errors.type", "fault.type", "detail.type", "type", "errortype", "exceptiontype", "exception",
+		"exception.type",
 		"exception.class", "error.name", "error.class", "error.exception", "name",
 	},
 	Code: []string{
-		"error.declinecode", "error.details.reason", "error.errors.reason", "details.issue", "errors.extensions.code", "error.extensions.code",
-		"fault.detail.errorcode", "body.fault.code.subcode.value", "body.fault.detail.code", "body.fault.detail.errorcode", "code",
-		"error.code", "errorcode", "error.errorcode", "errors.code", "errors.errorcode", "errcode", "err.code", "error.status", "fault.code",
-		"body.fault.faultcode", "body.fault.code.value", "faultcode", "resultcode", "result.code", "status.code", "responsecode", "response.code",
+		"error.declinecode", "error.details.reason", "error.errors.reason", "details.issue",
+		"errors.extensions.code", "error.extensions.code",
+		"fault.detail.errorcode", "body.fault.code.subcode.value", "body.fault.detail.code",
+		"body.fault.detail.errorcode", "code",
+		"error.code", "errorcode", "error.errorcode", "errors.code", "errors.errorcode", "errcode", "err.code",
+		"error.status", "fault.code",
+		"body.fault.faultcode", "body.fault.code.value", "faultcode", "resultcode", "result.code", "status.code",
+		"responsecode", "response.code",
 		"messagecode", "reasoncode", "error.reason", "errors.reason", "reason", "error.error", "error", "status",
 	},
 	Title: []string{"title", "error.title", "errors.title", "problem.title", "summary", "error.summary"},
 	Message: []string{
-		"message", "error.message", "errors.message", "detail", "error.detail", "errors.detail", "errormessage", "errordescription",
-		"error.errormessage", "error.description", "errors.description", "error.msg", "errors.msg", "detail.msg", "msg", "errmsg", "err.message",
-		"body.fault.faultstring", "body.fault.reason.text", "faultstring", "fault.faultstring", "fault.message", "exception.message",
-		"details.description", "details.message", "description", "error.reason", "reason", "result.message", "response.message", "usermessage",
-		"error.usermessage", "developermessage", "statusmessage", "statustext", "error", "errors", "err", "messages", "details", "fault", "detail.message",
+		"message", "error.message", "errors.message", "detail", "error.detail", "errors.detail", "errormessage",
+		"errordescription",
+		"error.errormessage", "error.description", "errors.description", "error.msg", "errors.msg", "detail.msg",
+		"msg", "errmsg", "err.message",
+		"body.fault.faultstring", "body.fault.reason.text", "faultstring", "fault.faultstring", "fault.message",
+		"exception.message",
+		"details.description", "details.message", "description", "error.reason", "reason", "result.message",
+		"response.message", "usermessage",
+		"error.usermessage", "developermessage", "statusmessage", "statustext", "error", "errors", "err",
+		"messages", "details", "fault", "detail.message",
 	},
 }
 
 // identifier is a word that programs give: it has no blanks, and is more than one plain word.
 var identifier = regexp.MustCompile(`^[\pL\pN$*][\pL\pN$#*]*(?:[_.:/\\#+-]+[\pL\pN$#*%]+)*[/()]*$`)
 
-// isIdentifier reports whether a text that is not at a place for names is one all the same: HTTP_ERROR, CardDeclined, invalid_grant.
+// isIdentifier reports whether a text that is not at a place for names is one all the same: HTTP_ERROR, CardDeclined,
+// invalid_grant.
 func isIdentifier(text string) bool {
 	if len(text) > maxName || !identifier.MatchString(text) {
 		return false
@@ -126,26 +141,29 @@ func isIdentifier(text string) bool {
 }
 
 // nothing are names that say only that something went wrong.
-var nothing = map[string]bool{}
-
-func init() {
+var nothing = func() map[string]bool {
+	names := map[string]bool{}
 	for name := range strings.FieldsSeq(`error errors err exception runtimeerror runtimeexception fail failed failure fault unknown unknownerror
 		undefined null none nil true false n/a na about:blank blank sender receiver client server mustunderstand versionmismatch httperror httpexception
 		apierror apiexception applicationerror genericerror servererror exceptioninfo panic throwable object string errorstring wraperror joinerror
 		standarderror baseexception system.exception java.lang.exception java.lang.runtimeexception java.lang.error java.lang.throwable *errors.errorstring
 		*fmt.wraperror *errors.joinerror builtins.exception ok status 0 -1`) {
-		nothing[name] = true
+		names[name] = true
 	}
-}
+	return names
+}()
 
-// SaysNothing reports whether a type or code says only that something went wrong: Error, Exception, RuntimeError, soap:Server.
+// SaysNothing reports whether a type or code says only that something went wrong: Error, Exception, RuntimeError,
+// soap:Server.
 func SaysNothing(name string) bool {
 	name = strings.ToLower(strings.TrimSpace(name))
 	if _, local, ok := strings.Cut(name, ":"); ok && !strings.Contains(local, "/") && nothing[local] { // soap:Server
 		return true
 	}
-	return name == "" || nothing[name] || nothing[strings.NewReplacer("_", "", "-", "").Replace(name)]
+	return name == "" || nothing[name] || nothing[plain.Replace(name)]
 }
+
+var plain = strings.NewReplacer("_", "", "-", "")
 
 // IsStatus reports whether a text is an HTTP status.
 func IsStatus(text string) bool {
@@ -155,7 +173,8 @@ func IsStatus(text string) bool {
 
 var words = regexp.MustCompile(`[\pL]+`)
 
-// isStatus reports whether a text says no more than the answer's status does: "502 Bad Gateway", "HTTP Status 404 – Not Found", "Error".
+// isStatus reports whether a text says no more than the answer's status does: "502 Bad Gateway", "HTTP Status 404 – Not
+// Found", "Error".
 func (a *Answer) isStatus(said string) bool {
 	if said == "" || len(said) > 100 {
 		return false

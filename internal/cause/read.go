@@ -188,7 +188,8 @@ func (a *Answer) ofFields(f fields, body string) Cause {
 	case c.Message == "" && f.root != "":
 		c.Message = f.root
 	case c.Message == "" && c.Title == "" && c.Code == "":
-		// The first text, by the last keys of its path: {"email": ["is required"]}, {"errors": {"email": ["is required"]}}.
+		// The first text, by the last keys of its path: {"email": ["is required"]}, {"errors": {"email": ["is
+		// required"]}}.
 		for _, path := range f.first {
 			if value := f.at[path]; value != c.Type && !IsStatus(value) && !a.isStatus(value) && strings.ContainsAny(value, " ") {
 				c.Message = path[strings.LastIndexByte(path, '.')+1:] + ": " + value
@@ -263,12 +264,12 @@ func (a *Answer) ofHTML(body string) Cause {
 	into := &said
 	skip := atom.Atom(0) // the element whose text is no text of the page
 	for said.Len() < 4*MaxShown {
-		switch tokens.Next() {
+		switch tokens.Next() { //nolint:exhaustive // others say nothing
 		case html.ErrorToken:
 			return a.ofPage(title.String(), heading.String(), said.String())
 		case html.StartTagToken:
 			name, _ := tokens.TagName()
-			switch tag := atom.Lookup(name); tag {
+			switch tag := atom.Lookup(name); tag { //nolint:exhaustive // others are as their text
 			case atom.Title:
 				into = &title
 			case atom.H1:
@@ -280,7 +281,7 @@ func (a *Answer) ofHTML(body string) Cause {
 			}
 		case html.EndTagToken:
 			name, _ := tokens.TagName()
-			switch tag := atom.Lookup(name); tag {
+			switch tag := atom.Lookup(name); tag { //nolint:exhaustive // others are as their text
 			case atom.Title, atom.H1:
 				into = &said
 			case skip:

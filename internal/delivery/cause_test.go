@@ -44,7 +44,7 @@ func TestDeliver_AnAnswerWithoutEndIsNotLost(t *testing.T) {
 			}
 		},
 		"without a next byte": func(w http.ResponseWriter, r *http.Request) {
-			w.(http.Flusher).Flush() //nolint:forcetypeassert // net/http's
+			w.(http.Flusher).Flush()
 			<-r.Context().Done()
 		},
 		"broken off": func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) },
@@ -54,7 +54,7 @@ func TestDeliver_AnAnswerWithoutEndIsNotLost(t *testing.T) {
 			url := answering(t, func(w http.ResponseWriter, r *http.Request) {
 				w.WriteHeader(http.StatusUnprocessableEntity)
 				_, _ = io.WriteString(w, `{"code": "NO_STOCK", "message": "no stock", "more": "`)
-				w.(http.Flusher).Flush() //nolint:forcetypeassert // net/http's
+				w.(http.Flusher).Flush()
 				write(w, r)
 			})
 			s := structuredOf(t, setup(t, url, "timeout: 1s").deliver("", rivertype.JobStateCancelled))

@@ -53,7 +53,8 @@ func (m *Migrator) buildIndexes(ctx context.Context) error {
 }
 
 const (
-	// smallTable is the size, in bytes, up to which an index is built in a transaction that blocks writes: it takes less than
+	// smallTable is the size, in bytes, up to which an index is built in a transaction that blocks writes: it takes
+	// less than
 	// 200 ms, and does not wait for transactions that are older, as CREATE INDEX CONCURRENTLY does.
 	smallTable = 32 << 20
 	// indexTimeout bounds one build: it waits for all transactions of the database that are older.
@@ -130,7 +131,8 @@ func (m *Migrator) indexInTx(ctx context.Context, statement string) error {
 	})
 }
 
-// indexConcurrently builds the index of a table that is no partitioned one, without blocking writes. What an earlier build
+// indexConcurrently builds the index of a table that is no partitioned one, without blocking writes. What an earlier
+// build
 // left is dropped first.
 func (m *Migrator) indexConcurrently(ctx context.Context, found bool, name, table, definition string) error {
 	ctx, cancel := context.WithTimeout(ctx, indexTimeout)

@@ -25,8 +25,10 @@ type frame struct {
 // maxFrameBytes is how much of a line of a trace is read.
 const maxFrameBytes = 500
 
-// ownFrame returns the innermost function of the application's in a stack trace of Go, Java, Python, Ruby, JavaScript, Rust, .NET or PHP,
-// without addresses, line numbers, numbers of lambdas and names of generated classes. If there is none, it is one of a library, and
+// ownFrame returns the innermost function of the application's in a stack trace of Go, Java, Python, Ruby, JavaScript,
+// Rust, .NET or PHP,
+// without addresses, line numbers, numbers of lambdas and names of generated classes. If there is none, it is one of a
+// library, and
 // "" if there is no frame at all.
 func ownFrame(trace string) string {
 	lines := strings.Split(strings.ReplaceAll(trace, "\r\n", "\n"), "\n")
@@ -149,11 +151,16 @@ var (
 	javaLambda = regexp.MustCompile(`^lambda\$(.+?)\$\d+$`)
 	javaMade   = regexp.MustCompile(`\$\$Lambda|\$\$FastClass|\$Proxy\d+|GeneratedMethodAccessor|GeneratedConstructorAccessor|LambdaForm\$|\$\$Generated|_jsp\b`)
 	javaTail   = regexp.MustCompile(`\$\$[\w$]*$|\$HibernateProxy\$\w+$|(?:\$\d+)+$|\$ByteBuddy\$\w+$|_ClientProxy$|_Subclass$`)
-	javaOthers = []string{"java.", "javax.", "jdk.", "sun.", "com.sun.", "jakarta.", "kotlin.", "scala.", "groovy.", "clojure."}
-	javaLibs   = []string{
-		"org.springframework.", "org.apache.", "org.hibernate.", "org.eclipse.", "io.netty.", "reactor.", "io.micrometer.", "com.fasterxml.", "com.zaxxer.", "org.postgresql.",
-		"io.undertow.", "kotlinx.", "com.google.", "com.mysql.", "io.grpc.", "okhttp3.", "retrofit2.", "io.quarkus.", "io.smallrye.", "io.vertx.", "org.jboss.", "feign.",
-		"ch.qos.", "org.slf4j.", "org.junit.", "software.amazon.", "com.amazonaws.", "akka.", "org.quartz.", "com.riverqueue.", "org.aspectj.", "net.bytebuddy.", "redis.clients.",
+	javaOthers = []string{
+		"java.", "javax.", "jdk.", "sun.", "com.sun.", "jakarta.", "kotlin.", "scala.", "groovy.", "clojure.",
+	}
+	javaLibs = []string{
+		"org.springframework.", "org.apache.", "org.hibernate.", "org.eclipse.", "io.netty.", "reactor.",
+		"io.micrometer.", "com.fasterxml.", "com.zaxxer.", "org.postgresql.",
+		"io.undertow.", "kotlinx.", "com.google.", "com.mysql.", "io.grpc.", "okhttp3.", "retrofit2.",
+		"io.quarkus.", "io.smallrye.", "io.vertx.", "org.jboss.", "feign.",
+		"ch.qos.", "org.slf4j.", "org.junit.", "software.amazon.", "com.amazonaws.", "akka.", "org.quartz.",
+		"com.riverqueue.", "org.aspectj.", "net.bytebuddy.", "redis.clients.",
 		"io.lettuce.", "com.netflix.", "io.github.resilience4j.",
 	}
 
@@ -165,7 +172,11 @@ var (
 	dotnetClass  = regexp.MustCompile(`\.<>c(?:__DisplayClass[\d_]+)?(?:` + "`" + `\d+)?(?:\[[^\]]*\])?`)
 	dotnetKind   = regexp.MustCompile("`" + `\d+|\[[^\]]*\]`)
 	dotnetOthers = []string{"System.", "Microsoft.", "lambda_method", "Interop.", "Internal."}
-	dotnetLibs   = []string{"Npgsql.", "Newtonsoft.", "Dapper.", "Polly.", "MediatR.", "MassTransit.", "Hangfire.", "Quartz.", "RestSharp.", "StackExchange.", "Grpc.", "Google.", "Azure.", "Amazon.", "Serilog.", "AutoMapper.", "Castle.", "Autofac."}
+	dotnetLibs   = []string{
+		"Npgsql.", "Newtonsoft.", "Dapper.", "Polly.", "MediatR.", "MassTransit.", "Hangfire.", "Quartz.",
+		"RestSharp.", "StackExchange.", "Grpc.", "Google.", "Azure.", "Amazon.", "Serilog.", "AutoMapper.",
+		"Castle.", "Autofac.",
+	}
 
 	jsFrame = regexp.MustCompile(`^\s*at (?:(.+?) \()?((?:[^()]|\([^()]*\))+?)(?::\d+)?(?::\d+)?\)?\s*$`)
 	jsHash  = regexp.MustCompile(`[.-][0-9a-fA-F]{6,}(?:[.-]|$)|[.-][0-9A-Z]{8}(?:[.-]|$)`)
@@ -336,14 +347,15 @@ var (
 	pythonComment = regexp.MustCompile(`\.<locals>|<lambda>|<listcomp>|<genexpr>|<dictcomp>|<setcomp>`)
 )
 
-// pythonFrames are those of the exception that was raised last, or of that which is its direct cause; the most recent call is the last.
+// pythonFrames are those of the exception that was raised last, or of that which is its direct cause; the most recent
+// call is the last.
 func pythonFrames(lines []string) []frame {
 	var frames []frame
 	caused := false
 	for _, line := range lines {
 		switch trimmed := strings.TrimSpace(line); {
 		case trimmed == pythonDuring:
-			frames, caused = nil, false
+			frames, caused = frames[:0], false
 		case trimmed == pythonFrom:
 			caused = true
 		case !caused:
@@ -414,10 +426,14 @@ var (
 	rustCrate   = regexp.MustCompile(`\[[0-9a-f]{8,16}\]`)
 	rustClosure = regexp.MustCompile(`(?:::\{\{closure\}\}|::\{closure[#\d]*\}|::\{async_(?:fn|block)_env[#\d]*\}|::\{closure_env[#\d]*\}|::\{\{async_block\}\})+`)
 	rustOthers  = []string{
-		"std::", "core::", "alloc::", "rust_", "__rust", "_rust", "backtrace::", "<core::", "<alloc::", "<std::", "_start", "__libc_start", "clone", "start_thread", "__GI_", "_main",
+		"std::", "core::", "alloc::", "rust_", "__rust", "_rust", "backtrace::", "<core::", "<alloc::", "<std::",
+		"_start", "__libc_start", "clone", "start_thread", "__GI_", "_main",
 		"<unknown>", "__clone", "panic_unwind::", "test::", "main\x00",
 	}
-	rustLibs  = []string{"anyhow::", "tokio::", "futures", "hyper::", "axum::", "tower::", "eyre::", "color_eyre::", "rayon::", "sqlx", "reqwest::", "serde", "tracing::", "actix", "<anyhow::", "<tokio::", "<futures"}
+	rustLibs = []string{
+		"anyhow::", "tokio::", "futures", "hyper::", "axum::", "tower::", "eyre::", "color_eyre::", "rayon::",
+		"sqlx", "reqwest::", "serde", "tracing::", "actix", "<anyhow::", "<tokio::", "<futures",
+	}
 	rustTrait = regexp.MustCompile(` as (?:core|std|alloc)::[^>]+>`)
 )
 
@@ -455,8 +471,10 @@ var (
 	phpClosure = regexp.MustCompile(`\{closure[^}]*\}`)
 	phpClass   = regexp.MustCompile(`class@anonymous[^-:]*`)
 	phpLibs    = []string{
-		`Illuminate\`, `Symfony\`, `GuzzleHttp\`, `Doctrine\`, `Laravel\`, `Psr\`, `Monolog\`, `Composer\`, `Twig\`, `Predis\`, `League\`, `Carbon\`, `PHPUnit\`, `Nette\`, `Slim\`,
-		`Sentry\`, `React\`, `Amp\`, `PhpAmqpLib\`, `Stripe\`, `Aws\`, `Google\`, `Ramsey\`, `Livewire\`, `Spatie\`, `Yiisoft\`, `yii\`, `Zend\`, `Laminas\`, `Cake\`,
+		`Illuminate\`, `Symfony\`, `GuzzleHttp\`, `Doctrine\`, `Laravel\`, `Psr\`, `Monolog\`, `Composer\`, `Twig\`,
+		`Predis\`, `League\`, `Carbon\`, `PHPUnit\`, `Nette\`, `Slim\`,
+		`Sentry\`, `React\`, `Amp\`, `PhpAmqpLib\`, `Stripe\`, `Aws\`, `Google\`, `Ramsey\`, `Livewire\`, `Spatie\`,
+		`Yiisoft\`, `yii\`, `Zend\`, `Laminas\`, `Cake\`,
 		"PDO", "Redis", "call_user_func", "array_", "Closure->", "Reflection", "json_", "SoapClient",
 	}
 )
