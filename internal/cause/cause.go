@@ -144,8 +144,10 @@ func SaysNothing(name string) bool {
 	if _, local, ok := strings.Cut(name, ":"); ok && !strings.Contains(local, "/") && nothing[local] { // soap:Server
 		return true
 	}
-	return name == "" || nothing[name] || nothing[strings.NewReplacer("_", "", "-", "").Replace(name)]
+	return name == "" || nothing[name] || nothing[plain.Replace(name)]
 }
+
+var plain = strings.NewReplacer("_", "", "-", "")
 
 // IsStatus reports whether a text is an HTTP status.
 func IsStatus(text string) bool {

@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"unicode"
+	"unicode/utf8"
 
 	"github.com/dlqd/dlqd/internal/cause"
 )
@@ -47,17 +49,19 @@ type Failure struct {
 // values are taken out of title and message. Where there is a stack trace, the application's own frame counts, too.
 func Fingerprint(f *Failure) string {
 	f = f.read()
-	errorType, code := f.Type, f.Code
+	errorType, code, answered := f.Type, f.Code, f.answered()
 	if cause.SaysNothing(errorType) {
 		errorType = ""
 	}
 	if cause.SaysNothing(code) || cause.IsStatus(code) {
 		code = ""
 	}
-	named := code != "" && !sqlState.MatchString(code) && (f.answered() || !isGRPC(code)) ||
-		f.answered() && errorType != "" && !madeType.MatchString(errorType)
-	message := f.Message
-	frame := ownFrame(f.Trace)
+	named := code != "" && !sqlState.MatchString(code) && (answered || !isGRPC(code)) ||
+		answered && errorType != "" && !madeType.MatchString(errorType)
+	message, frame := f.Message, ""
+	if f.Trace != "" {
+		frame = ownFrame(f.Trace)
+	}
 	if frame == "" {
 		message, frame = splitTrace(message)
 	}
@@ -105,8 +109,11 @@ func (f *Failure) status() int {
 
 // read returns a failure as this version records it: of deliveries that earlier versions recorded, the answer's body says the cause.
 func (f *Failure) read() *Failure {
+	if f.Title != "" || !strings.HasPrefix(f.Message, "POST ") {
+		return f
+	}
 	match := recorded.FindStringSubmatch(f.Message)
-	if match == nil || f.Title != "" {
+	if match == nil {
 		return f
 	}
 	now := *f
@@ -148,18 +155,16 @@ const (
 	nameWord = `\p{Lu}(?:\.|['’]\p{Lu}\p{Ll}+|\p{Ll}+(?:['’-]\p{Lu}?\p{Ll}+)*)`
 )
 
-// What differs between two errors that are the same error, the longest forms first.
-var variables = []*regexp.Regexp{
+// variables are what differs between two errors that are the same error, the longest forms first.
+var variables = regexp.MustCompile(strings.Join([]string{
 	// Quoted values. (An apostrophe within a word quotes nothing.)
-	regexp.MustCompile(`"[^"]*"|“[^”]*”|«[^»]*»|` + "`[^`]*`" + `|\B'[^']*'\B`),
-	regexp.MustCompile(`[a-zA-Z][a-zA-Z0-9+.-]*://\S+|[\pL\pN._%+-]+@[\pL\pN-]+(?:\.[\pL\pN-]+)+`), // URLs, addresses of mail
-	regexp.MustCompile(`(?i)\b[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}\b`),
-	regexp.MustCompile(`\b(?:` + day + `,? )?(?:[0-9]{1,2} ` + month + `|` + month + ` [0-9]{1,2})\b(?:,? [0-9]{4})?`), // dates
-	regexp.MustCompile(`[$€£¥] ?[0-9][0-9.,]*|[0-9][0-9.,]* ?(?:[$€£¥%]|[A-Z]{3}\b)`),                                  // amounts
-	regexp.MustCompile(`\*{3}`),                       // what is masked
-	regexp.MustCompile(`[\pL\pN_]*[0-9][\pL\pN_-]*`),  // ids and numbers
-	regexp.MustCompile(`\b[a-z]{1,3}_[A-Za-z]{8,}\b`), // ids without a digit
-}
+	`"[^"]*"|“[^”]*”|«[^»]*»|` + "`[^`]*`" + `|\B'[^']*'\B`,
+	`[a-zA-Z][a-zA-Z0-9+.-]*://\S+|[\pL\pN._%+-]+@[\pL\pN-]+(?:\.[\pL\pN-]+)+`, // URLs, addresses of mail
+	`[0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}\b`,
+	`\b(?:` + day + `,? )?(?:[0-9]{1,2} ` + month + `|` + month + ` [0-9]{1,2})\b(?:,? [0-9]{4})?`, // dates
+	`[$€£¥] ?[0-9][0-9.,]*|[0-9][0-9.,]* ?(?:[$€£¥%]|[A-Z]{3}\b)`,                                  // amounts
+	`\*{3}`, // what is masked
+}, "|"))
 
 // names are names of people, where the words before say that they are: of Ann Smith; customer Ann, Dear Mr Smith.
 var names = regexp.MustCompile(`\b([Oo]f|[Ff]or|[Bb]y) (` + nameWord + particles + `(?: ` + nameWord + `){1,2})` +
@@ -175,9 +180,10 @@ var technical = regexp.MustCompile(`^(Api|App|Application|Account|Address|Amount
 
 // steady takes out of a text what differs from one failure to the next.
 func steady(text string) string {
-	text = bounded(text)
-	for _, variable := range variables {
-		text = variable.ReplaceAllString(text, "?")
+	text = strings.ToValidUTF8(bounded(text), "?")
+	text = withoutIDs(variables.ReplaceAllString(text, "?"))
+	if !capital.MatchString(text) {
+		return strings.Join(strings.Fields(lists.ReplaceAllString(text, "?")), " ")
 	}
 	text = names.ReplaceAllStringFunc(text, func(found string) string {
 		match := names.FindStringSubmatch(found)
@@ -189,6 +195,36 @@ func steady(text string) string {
 	})
 	return strings.Join(strings.Fields(lists.ReplaceAllString(text, "?")), " ")
 }
+
+// withoutIDs takes words with a digit out of a text, with what a - joins to them.
+func withoutIDs(text string) string {
+	var out strings.Builder
+	word, hasDigit := 0, false // where it began
+	flush := func(end int) {
+		if hasDigit {
+			out.WriteByte('?')
+		} else {
+			out.WriteString(text[word:end])
+		}
+		hasDigit = false
+	}
+	for i, r := range text {
+		switch {
+		case r >= '0' && r <= '9':
+			hasDigit = true
+		case r == '_' || r == '-' && hasDigit || unicode.IsLetter(r):
+		default:
+			flush(i)
+			out.WriteRune(r)
+			word = i + utf8.RuneLen(r)
+		}
+	}
+	flush(len(text))
+	return out.String()
+}
+
+// capital begins what may be a name.
+var capital = regexp.MustCompile(` \p{Lu}[\p{Ll}.'’]`)
 
 // lists are several values, and parts of one: "?, ? and ?", "?-?".
 var lists = regexp.MustCompile(`\?(?:(?:[ .,:;/+-]+|,? (?:and|or) )?\?)+`)

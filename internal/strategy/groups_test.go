@@ -145,3 +145,27 @@ func TestMethodOf(t *testing.T) {
 	require.Equal(t, GroupingMethod, MethodOf(Fingerprint(&Failure{})))
 	require.Zero(t, MethodOf("other"))
 }
+
+func BenchmarkFingerprint(b *testing.B) {
+	f := Failure{
+		Type: "HTTP_402", Code: "402", Message: "402 Payment Required: order ord_81 of Ann Smith (7f8d1e2a-0000-4000-8000-123456789abc) failed after 3.5 s",
+		Context: json.RawMessage(`{"status": 402, "destination": "bank", "url": "https://bank.example/", "body": "order ord_81"}`),
+	}
+	b.Run("method 2", func(b *testing.B) {
+		for b.Loop() {
+			Fingerprint(&f)
+		}
+	})
+	b.Run("method 1", func(b *testing.B) {
+		for b.Loop() {
+			FingerprintByMessage(f.Type, f.Message, "")
+		}
+	})
+	coded := f
+	coded.Code = "INSUFFICIENT_FUNDS"
+	b.Run("method 2, a code", func(b *testing.B) {
+		for b.Loop() {
+			Fingerprint(&coded)
+		}
+	})
+}
