@@ -464,25 +464,32 @@ func TestKnown_FailureOfADeletedJobWhoseEntryWasClosed(t *testing.T) {
 // What a redelivery fails with is of the entry that it redelivers, and goes with it.
 func TestKnown_FailureOfARedeliveryWhoseEntryWasDeleted(t *testing.T) {
 	t.Parallel()
-	b := setup(t)
-	id := b.job()
-	b.failAt(id, "clock_timestamp()")
-	b.settle()
-	b.exec("UPDATE river_job SET unique_key = NULL, unique_states = NULL")
-	b.exec("SELECT dlq.redeliver(ARRAY(SELECT id FROM dlq.dead_letter_open), 'kim', 'replayed')")
-	redelivery := int64(b.count("SELECT redelivery_job_id FROM dlq.dead_letter_open"))
-	b.exec("UPDATE river_job SET unique_key = NULL, unique_states = NULL")
-	b.retry(id)
-	b.settle()
-	b.exec("UPDATE river_job SET state = 'completed', finalized_at = clock_timestamp() WHERE id = $1", id)
-	b.exec("UPDATE river_job SET state = 'running' WHERE id = $1", redelivery)
-	b.settle()
-	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_resolved'"))
-	b.failAt(redelivery, "clock_timestamp()")
-	b.exec("SELECT dlq.delete_entries(ARRAY(SELECT id FROM dlq.dead_letter_queue))")
-	b.exec("DELETE FROM river_job")
-	b.settle()
-	require.Zero(t, b.entries())
+	const entry, jobs = "SELECT dlq.delete_entries(ARRAY(SELECT id FROM dlq.dead_letter_queue))", "DELETE FROM river_job"
+	for name, deletes := range map[string][]string{"before the jobs": {entry, jobs}, "after the jobs": {jobs, entry}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := setup(t)
+			id := b.job()
+			b.failAt(id, "clock_timestamp()")
+			b.settle()
+			b.exec("UPDATE river_job SET unique_key = NULL, unique_states = NULL")
+			b.exec("SELECT dlq.redeliver(ARRAY(SELECT id FROM dlq.dead_letter_open), 'kim', 'replayed')")
+			redelivery := int64(b.count("SELECT redelivery_job_id FROM dlq.dead_letter_open"))
+			b.exec("UPDATE river_job SET unique_key = NULL, unique_states = NULL")
+			b.retry(id)
+			b.settle()
+			b.exec("UPDATE river_job SET state = 'completed', finalized_at = clock_timestamp() WHERE id = $1", id)
+			b.exec("UPDATE river_job SET state = 'running' WHERE id = $1", redelivery)
+			b.settle()
+			require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_resolved'"))
+			b.failAt(redelivery, "clock_timestamp()")
+			for _, sql := range deletes {
+				b.exec(sql)
+			}
+			b.settle()
+			require.Zero(t, b.entries())
+		})
+	}
 }
 
 // A failure that waits as a fact stays one when its entry is erased.
