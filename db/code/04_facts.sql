@@ -313,9 +313,10 @@ COMMENT ON FUNCTION dlq.watch_job IS 'Marks a job of an entry that waits to run;
 --   1. River's job, which may run again by now. (One that dlq.supersede has completed since has lost its unique key: the closed
 --      entry's guards the redelivery then.)
 --   2. The job's closed entry p_entry.
---   3. Nothing: the job and its entries were deleted before the fact was applied. The failure becomes an archived entry without a
---      payload, as an erased one, with the queue and the kind that the audit trail has of the deleted entry. (Not what a redelivery failed
---      with: that was of the deleted entry.)
+--   3. Nothing: the job and its entries were deleted before the fact was applied. The failure becomes an entry without a
+--      payload, as an erased one, with the queue and the kind that the audit trail has of the deleted entry. (Not what a
+--      redelivery failed with: that was of the deleted entry.) Its metadata is left out, since it serves redeliveries alone.
+-- Where the payload is gone, or was erased, nothing is left to redeliver: the entry is archived at once.
 CREATE OR REPLACE FUNCTION dlq.file_end(p_entry uuid, p_job jsonb) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET row_security = off AS $$
 DECLARE
@@ -327,6 +328,8 @@ DECLARE
     v_message constant text := p_job -> 'errors' -> -1 ->> 'error';
     v_gone    uuid[]; -- deleted entries of the job
     v_since   timestamptz;
+    v_why     text;   -- there is no payload, unless it was erased
+    v_id      uuid;   -- of the entry, where another failure's has the id of this one
 BEGIN
     IF NOT dlq.is_failure(p_job) OR dlq.is_taken(v_job, v_made, v_failure, v_attempt, dlq.to_timestamptz(p_job ->> 'finalized_at')) THEN
         RETURN;
@@ -372,14 +375,27 @@ BEGIN
                coalesce(p_job -> 'errors', '[]'), v_attempt, v_attempt, coalesce(p_job -> 'metadata', '{}'), now(), v_at, v_at
         FROM (VALUES (1)) one
         LEFT JOIN (SELECT m.queue, m.kind FROM dlq.dead_letter_transitions m WHERE m.entry_id = ANY (v_gone) AND m.at >= v_since ORDER BY m.at DESC LIMIT 1) t ON true;
+        v_why := 'job ' || v_job || ' and its entry were deleted: there is no payload';
+    END IF;
+    IF EXISTS (SELECT FROM dlq.dead_letter_inbox i
+               WHERE i.id = v_failure AND i.river_job_id = v_job AND i.original_event = '{"erased": true}') THEN
         PERFORM dlq.file(ARRAY[v_failure]);
+        -- (Where an entry of another failure has the id, this one has got another, and is filed by that.)
+        SELECT r.entry_id INTO v_id FROM dlq.retired_jobs r
+        WHERE r.job_id = v_job AND r.job_created_at = v_made AND r.failure = v_failure
+          AND r.attempt = coalesce(v_attempt, 0) AND r.entry_id <> v_failure;
+        IF FOUND THEN
+            PERFORM dlq.file(ARRAY[v_id]);
+        END IF;
         UPDATE dlq.dead_letter_queue e SET status = 'dlq_archived', resolution_strategy = 'discard', resolved_by = 'capture',
-            move = jsonb_build_object('actor', 'capture', 'reason', 'job ' || v_job || ' and its entry were deleted: there is no payload')
-        WHERE e.id = v_failure AND e.stage = 'open' AND e.status = 'dlq_pending' AND e.original_event = '{"erased": true}';
+            metadata = CASE WHEN v_why IS NULL THEN e.metadata ELSE '{}' END,
+            move = jsonb_build_object('actor', 'capture', 'reason', coalesce(v_why, 'its payload was erased'))
+        WHERE e.id = coalesce(v_id, v_failure) AND e.stage = 'open' AND e.status = 'dlq_pending'
+          AND e.original_event = '{"erased": true}';
     END IF;
 END
 $$;
-COMMENT ON FUNCTION dlq.file_end IS 'Appends the failure of a job (to_jsonb of its row, or a fact) to the inbox that no entry took in, with the payload of River''s job or of its closed entry p_entry. Where both are deleted, it files the failure without a payload, as an archived entry.';
+COMMENT ON FUNCTION dlq.file_end IS 'Appends the failure of a job (to_jsonb of its row, or a fact) to the inbox that no entry took in, with the payload of River''s job or of its closed entry p_entry. Where both are deleted, or the payload was erased, it files the failure as an archived entry.';
 
 CREATE OR REPLACE FUNCTION dlq.apply_end(p_entry uuid, p_job jsonb, p_own boolean) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET row_security = off AS $$

@@ -27,6 +27,9 @@ const (
 	perStatement = 1100 * time.Millisecond
 	// maxLive bounds the different pages that one person has live at once, in this process: each is made anew on its own.
 	maxLive = 30
+	// maxMaking bounds how many pages are made at once in this process: what is done through it has all of them made anew, each may take
+	// four connections at once, and River shares the pool.
+	maxMaking = 4
 	// renderTimeout bounds one making of them.
 	renderTimeout = 15 * time.Second
 	// beatEvery is how often a stream says that it goes on, and finds out whether it may: its page says within five seconds that it is cut
@@ -48,7 +51,8 @@ type live struct {
 
 	mu          sync.Mutex
 	topics      map[string]*topic
-	reaching    bool // reach is asked now and then
+	making      chan struct{} // has room for those that are being made
+	reaching    bool          // reach is asked now and then
 	unreachable error
 }
 
@@ -96,7 +100,7 @@ func (l *live) watch(ctx context.Context, from *http.Request, person, key, addre
 	t := l.topics[key]
 	if t == nil {
 		if l.topics == nil {
-			l.topics = map[string]*topic{}
+			l.topics, l.making = map[string]*topic{}, make(chan struct{}, maxMaking)
 		}
 		shared, cancel := context.WithCancel(context.WithoutCancel(ctx))
 		t = &topic{watchers: map[chan event]watcher{}, cancel: cancel, wake: make(chan struct{}, 1)}
@@ -126,6 +130,11 @@ var seed = maphash.MakeSeed()
 
 func (l *live) run(ctx context.Context, t *topic, from *http.Request, address string) {
 	for {
+		select {
+		case l.making <- struct{}{}:
+		case <-ctx.Done():
+			return
+		}
 		select { // what is made now is new enough for all who woke it
 		case <-t.wake:
 		default:
@@ -134,6 +143,7 @@ func (l *live) run(ctx context.Context, t *topic, from *http.Request, address st
 		timed, cancel := context.WithTimeout(ctx, renderTimeout)
 		html, every, err := l.render(timed, from, address)
 		cancel()
+		<-l.making
 		took := time.Since(began)
 		t.send(&l.mu, event{at: began, html: html, sum: maphash.Bytes(seed, html), err: err})
 		select {

@@ -152,6 +152,37 @@ func TestLive_actsWakePages(t *testing.T) {
 	require.Equal(t, "2", string((<-events).html))
 }
 
+// What somebody does has all pages made anew, some at a time: others share the connections.
+func TestLive_actsWakePagesInTurn(t *testing.T) {
+	t.Parallel()
+	const pages = 5 * maxMaking
+	var making, most, made atomic.Int64
+	c := &Console{Config: Config{Logger: slog.New(slog.DiscardHandler)}}
+	c.live.render = func(context.Context, *http.Request, string) ([]byte, time.Duration, error) {
+		now := making.Add(1)
+		defer making.Add(-1)
+		for before := most.Load(); now > before && !most.CompareAndSwap(before, now); before = most.Load() {
+		}
+		time.Sleep(10 * time.Millisecond)
+		return []byte(strconv.FormatInt(made.Add(1), 10)), time.Hour, nil
+	}
+	var all []chan event
+	for i := range pages {
+		address := "/page?at=" + strconv.Itoa(i)
+		events, done, ok := c.live.watch(t.Context(), httptest.NewRequest(http.MethodGet, "/events", nil), "kim", address, address)
+		require.True(t, ok)
+		defer done()
+		all = append(all, events)
+	}
+	for range 2 {
+		for _, events := range all {
+			require.NoError(t, (<-events).err)
+		}
+		c.Acted()
+	}
+	require.LessOrEqual(t, most.Load(), int64(maxMaking))
+}
+
 // A stream says that the database does not answer, that it does again, and that its reader may look no longer, though its page is not due.
 func TestLive_saysWhatIsWrong(t *testing.T) {
 	t.Parallel()

@@ -464,25 +464,32 @@ func TestKnown_FailureOfADeletedJobWhoseEntryWasClosed(t *testing.T) {
 // What a redelivery fails with is of the entry that it redelivers, and goes with it.
 func TestKnown_FailureOfARedeliveryWhoseEntryWasDeleted(t *testing.T) {
 	t.Parallel()
-	b := setup(t)
-	id := b.job()
-	b.failAt(id, "clock_timestamp()")
-	b.settle()
-	b.exec("UPDATE river_job SET unique_key = NULL, unique_states = NULL")
-	b.exec("SELECT dlq.redeliver(ARRAY(SELECT id FROM dlq.dead_letter_open), 'kim', 'replayed')")
-	redelivery := int64(b.count("SELECT redelivery_job_id FROM dlq.dead_letter_open"))
-	b.exec("UPDATE river_job SET unique_key = NULL, unique_states = NULL")
-	b.retry(id)
-	b.settle()
-	b.exec("UPDATE river_job SET state = 'completed', finalized_at = clock_timestamp() WHERE id = $1", id)
-	b.exec("UPDATE river_job SET state = 'running' WHERE id = $1", redelivery)
-	b.settle()
-	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_resolved'"))
-	b.failAt(redelivery, "clock_timestamp()")
-	b.exec("SELECT dlq.delete_entries(ARRAY(SELECT id FROM dlq.dead_letter_queue))")
-	b.exec("DELETE FROM river_job")
-	b.settle()
-	require.Zero(t, b.entries())
+	const entry, jobs = "SELECT dlq.delete_entries(ARRAY(SELECT id FROM dlq.dead_letter_queue))", "DELETE FROM river_job"
+	for name, deletes := range map[string][]string{"before the jobs": {entry, jobs}, "after the jobs": {jobs, entry}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := setup(t)
+			id := b.job()
+			b.failAt(id, "clock_timestamp()")
+			b.settle()
+			b.exec("UPDATE river_job SET unique_key = NULL, unique_states = NULL")
+			b.exec("SELECT dlq.redeliver(ARRAY(SELECT id FROM dlq.dead_letter_open), 'kim', 'replayed')")
+			redelivery := int64(b.count("SELECT redelivery_job_id FROM dlq.dead_letter_open"))
+			b.exec("UPDATE river_job SET unique_key = NULL, unique_states = NULL")
+			b.retry(id)
+			b.settle()
+			b.exec("UPDATE river_job SET state = 'completed', finalized_at = clock_timestamp() WHERE id = $1", id)
+			b.exec("UPDATE river_job SET state = 'running' WHERE id = $1", redelivery)
+			b.settle()
+			require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_resolved'"))
+			b.failAt(redelivery, "clock_timestamp()")
+			for _, sql := range deletes {
+				b.exec(sql)
+			}
+			b.settle()
+			require.Zero(t, b.entries())
+		})
+	}
 }
 
 // A failure that waits as a fact stays one when its entry is erased.
@@ -504,6 +511,69 @@ func TestKnown_FailureOfAnErasedEntry(t *testing.T) {
 			b.settle()
 			require.Equal(t, 2, b.taken())
 			require.Zero(t, b.count("SELECT count(*) FROM dlq.dead_letter_queue e WHERE e::text LIKE '%kim@%'"))
+		})
+	}
+}
+
+// An erased payload is never sent: what fails after the erasure, or before it and is applied later, is archived, too.
+func TestKnown_FailureOfAnErasedEntryIsNotSent(t *testing.T) {
+	t.Parallel()
+	for _, state := range []string{"discarded", "cancelled"} {
+		for name, deleted := range map[string]bool{"": false, ", and its job is deleted": true} {
+			t.Run(state+name, func(t *testing.T) {
+				t.Parallel()
+				b := setup(t)
+				id := b.job()
+				b.failAt(id, "clock_timestamp()")
+				b.settle()
+				b.retry(id)
+				b.exec("UPDATE river_job SET state = 'running', attempt = attempt + 1 WHERE id = $1", id)
+				b.exec(`UPDATE river_job SET state = $2::text::river_job_state, finalized_at = clock_timestamp(),
+					errors = errors || jsonb_build_object('error', 'timeout', 'attempt', attempt) WHERE id = $1`, id, state)
+				b.exec(`CALL dlq.erase('{"kind": "mail"}', 'asked for')`)
+				if deleted {
+					b.exec("DELETE FROM river_job")
+				}
+				b.settle()
+				require.Equal(t, 2, b.taken())
+				require.Equal(t, 2, b.count(`SELECT count(*) FROM dlq.dead_letter_queue
+					WHERE status = 'dlq_archived' AND original_event = '{"erased": true}'`))
+				require.Zero(t, b.lost())
+				b.exec("SELECT dlq.redeliver(ARRAY(SELECT id FROM dlq.dead_letter_open), 'worker:1', 'automatic')")
+				require.Zero(t, b.count("SELECT count(*) FROM river_job WHERE state = 'available'"))
+			})
+		}
+	}
+}
+
+// A failure whose finalized_at is no time has the id of another, and gets one of its own. It has no payload all the same, and is not sent.
+func TestKnown_FailureWithoutATimeOfADeletedJobIsNotSent(t *testing.T) {
+	t.Parallel()
+	for _, at := range []string{"infinity", "2100-01-01"} {
+		t.Run(at, func(t *testing.T) {
+			t.Parallel()
+			b := setup(t)
+			at := "'" + at + "'::timestamptz"
+			id := b.job()
+			b.failAt(id, at)
+			b.settle()
+			b.discard()
+			b.exec("SELECT dlq.set_capture('off')")
+			b.retry(id)
+			b.failAt(id, at)
+			b.exec("SELECT dlq.set_capture('on')")
+			require.Equal(t, 1, b.lost())
+			b.discard()
+			b.exec("SELECT dlq.delete_entries(ARRAY(SELECT id FROM dlq.dead_letter_queue ORDER BY closed_at DESC LIMIT 1))")
+			b.retry(id)
+			b.failAt(id, at)
+			b.exec("DELETE FROM river_job")
+			b.settle()
+			require.Equal(t, 3, b.taken())
+			require.Equal(t, 1, b.count(`SELECT count(*) FROM dlq.dead_letter_queue
+				WHERE status = 'dlq_archived' AND retry_count = 6 AND original_event = '{"erased": true}' AND metadata = '{}'`))
+			require.Equal(t, 2, b.entries())
+			require.Zero(t, b.lost())
 		})
 	}
 }

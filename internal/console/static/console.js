@@ -230,7 +230,8 @@ function follow(address) {
 	stream.addEventListener("page", (event) => { alive(); shownAt = event.lastEventId; show(event.data); });
 	stream.addEventListener("same", (event) => { alive(); shownAt = event.data; });
 	stream.addEventListener("beat", alive);
-	stream.addEventListener("ended", () => { leave(); again(address); }); // who looks may do so no longer, or otherwise
+	// Who looks may do so no longer, or otherwise, or nobody can say: until that is known, nothing new is shown.
+	stream.addEventListener("ended", () => { leave(); connected("lost"); again(address); });
 	// Too many pages are live: this one is loaded anew now and then, unless somebody writes in it.
 	stream.addEventListener("refused", (event) => {
 		leave();
