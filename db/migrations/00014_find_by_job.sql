@@ -1,6 +1,7 @@
 -- +goose Up
 -- Entries by their job and by their subscriber, whatever their state. An entry of a job of an application has no subscriber, and costs
--- that index nothing. Not of the inbox: capture would pay for it. While an index is made, moves of entries wait; no job does.
+-- that index nothing. Not of the inbox: capture would pay for it.
+-- +dlqd concurrently
 CREATE INDEX dead_letter_open_by_subscriber ON dlq.dead_letter_open (subscriber_id, id) WHERE subscriber_id IS NOT NULL;
 CREATE INDEX dead_letter_resolved_by_subscriber ON dlq.dead_letter_resolved (subscriber_id, id) WHERE subscriber_id IS NOT NULL;
 CREATE INDEX dead_letter_failed_by_subscriber ON dlq.dead_letter_failed (subscriber_id, id) WHERE subscriber_id IS NOT NULL;

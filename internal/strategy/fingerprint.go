@@ -185,7 +185,7 @@ var technical = regexp.MustCompile(`^(Api|App|Application|Account|Address|Amount
 func steady(text string) string {
 	text = strings.ToValidUTF8(bounded(text), "?")
 	text = withoutIDs(variables.ReplaceAllString(text, "?"))
-	if !capital.MatchString(text) {
+	if !capitalLetter.MatchString(text) {
 		return strings.Join(strings.Fields(lists.ReplaceAllString(text, "?")), " ")
 	}
 	text = names.ReplaceAllStringFunc(text, func(found string) string {
@@ -226,8 +226,8 @@ func withoutIDs(text string) string {
 	return out.String()
 }
 
-// capital begins what may be a name.
-var capital = regexp.MustCompile(` \p{Lu}[\p{Ll}.'’]`)
+// capitalLetter begins what may be a name.
+var capitalLetter = regexp.MustCompile(` \p{Lu}[\p{Ll}.'’]`)
 
 // lists are several values, and parts of one: "?, ? and ?", "?-?".
 var lists = regexp.MustCompile(`\?(?:(?:[ .,:;/+-]+|,? (?:and|or) )?\?)+`)
