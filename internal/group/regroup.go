@@ -45,7 +45,8 @@ type Regrouper struct {
 // Loop returns the loop in which one process at a time moves entries.
 func (r *Regrouper) Loop() *background.Loop {
 	return background.New(background.Config{
-		Name: "regrouping", Interval: regroupInterval, Timeout: regroupTimeout, Patience: 3 * regroupTimeout, Finish: true, OneProcess: true, Once: r.Once,
+		Name: "regrouping", Interval: regroupInterval, Timeout: regroupTimeout, Patience: 3 * regroupTimeout,
+		Finish: true, OneProcess: true, Once: r.Once,
 		Failing: "open entries are not moved from failure groups of an earlier grouping method",
 	})
 }
@@ -60,7 +61,8 @@ func (r *Regrouper) Once(ctx context.Context) (time.Duration, error) {
 		r.learned = time.Now()
 	}
 	start := time.Now()
-	rows, err := r.Store.queries().FormerEntries(ctx, dbsqlc.FormerEntriesParams{AfterGroup: r.afterGroup, AfterID: r.afterID, Most: regroupBatch})
+	page := dbsqlc.FormerEntriesParams{AfterGroup: r.afterGroup, AfterID: r.afterID, Most: regroupBatch}
+	rows, err := r.Store.queries().FormerEntries(ctx, page)
 	if err != nil {
 		return 0, fmt.Errorf("look for entries of former failure groups: %w", err)
 	}
@@ -100,7 +102,8 @@ func (r *Regrouper) learn(ctx context.Context, onlyMarked bool) error {
 			if g.Marked {
 				most = learnEntries
 			}
-			of.Queues, of.Fingerprints, of.Mosts = append(of.Queues, g.Queue), append(of.Fingerprints, g.Fingerprint), append(of.Mosts, most)
+			of.Queues, of.Fingerprints = append(of.Queues, g.Queue), append(of.Fingerprints, g.Fingerprint)
+			of.Mosts = append(of.Mosts, most)
 		}
 		if len(groups) > 0 {
 			rows, err := r.Store.queries().LastOfGroups(ctx, of)
@@ -133,7 +136,8 @@ func fingerprints(rows []dbsqlc.FormerEntriesRow) []string {
 
 func failure(row *dbsqlc.FormerEntriesRow) *strategy.Failure {
 	return &strategy.Failure{
-		Type: row.ErrorType, Code: row.ErrorCode, Title: row.ErrorTitle, Message: row.ErrorMessage, Trace: row.ErrorStackTrace, Context: row.ErrorContext,
+		Type: row.ErrorType, Code: row.ErrorCode, Title: row.ErrorTitle, Message: row.ErrorMessage,
+		Trace: row.ErrorStackTrace, Context: row.ErrorContext,
 	}
 }
 
@@ -149,8 +153,9 @@ func (r *Regrouper) alias(ctx context.Context, rows []dbsqlc.FormerEntriesRow, n
 			continue
 		}
 		seen[p] = true
-		params.Queues, params.Formers, params.Fingerprints = append(params.Queues, p.queue), append(params.Formers, p.former), append(params.Fingerprints, p.now)
-		params.Entries, params.Titles = append(params.Entries, rows[i].ID), append(params.Titles, failure(&rows[i]).Headline())
+		params.Queues, params.Formers = append(params.Queues, p.queue), append(params.Formers, p.former)
+		params.Fingerprints, params.Entries = append(params.Fingerprints, p.now), append(params.Entries, rows[i].ID)
+		params.Titles = append(params.Titles, failure(&rows[i]).Headline())
 	}
 	if len(seen) == 0 {
 		return nil
