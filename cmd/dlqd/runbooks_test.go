@@ -482,7 +482,7 @@ func TestDocs_analytics(t *testing.T) {
 			p.refuses(3, 422, "payment.captured", "TIMEOUT_ERROR", `{"amount": 1}`)
 			p.exec("DO $$ BEGIN WHILE dlq.refresh_rollups() IS NULL LOOP PERFORM pg_sleep(0.01); END LOOP; END $$") // dlqd may be at it
 		},
-		prints: []string{`captured +[▁█]+ +3`, `day +▁*█▁* +3\n`, `most: 3, .*days from \d\d:00 to \d\d:00, in Europe/Paris`, `[\d.]+m?s +[0-9a-f-]{36} +manual +default +payment.captured +validation +TIMEOUT_ERROR +-`, `\n3 +100.0 % +shop`, `default +3 +[▁█]+ +3`, `default \| 422 Unprocessable Entity \| +3 \| {0,.*3} \| +3`, `rebuild_rollups`, `TIMEOUT_ERROR \| +3 \| +1`},
+		prints: []string{`captured +[▁█]+ +3`, `day +▁*█▁* +3\n`, `most: 3, .*days from \d\d:00 to \d\d:00, in Europe/Paris`, `[\d.]+m?s +[0-9a-f-]{36} +pending +default +payment.captured +transient +TIMEOUT_ERROR +-`, `\n3 +100.0 % +shop`, `default +3 +[▁█]+ +0 +3`, `default \| 422 Unprocessable Entity \| +3 \| {0,.*3} \| +3`, `rebuild_rollups`, `TIMEOUT_ERROR \| +3 \| +1`},
 	})
 }
 

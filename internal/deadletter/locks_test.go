@@ -68,7 +68,7 @@ func TestLocks(t *testing.T) {
 		id   uuid.UUID
 		most int
 	}{
-		"has just failed": {fresh, 100}, "closed today": {closed, 300}, "closed a year ago": {old, 1000},
+		"has just failed": {fresh, 100}, "closed today": {closed, 400}, "closed a year ago": {old, 1100},
 	} {
 		found := 0
 		for _, part := range parts {

@@ -232,8 +232,13 @@ func decode(raw []byte) (*Message, error) {
 		add("payload", "is required (null counts)")
 	}
 	for _, f := range []struct{ name, value string }{
-		{"source", msg.Source}, {"sourceType", msg.SourceType}, {"sourceId", msg.SourceID}, {"sourceName", msg.SourceName}, {"version", msg.Version},
-		{"subscriberId", msg.SubscriberID}, {"orderingKey", msg.OrderingKey},
+		{"source", msg.Source},
+		{"sourceType", msg.SourceType},
+		{"sourceId", msg.SourceID},
+		{"sourceName", msg.SourceName},
+		{"version", msg.Version},
+		{"subscriberId", msg.SubscriberID},
+		{"orderingKey", msg.OrderingKey},
 	} {
 		if len(f.value) > MaxTextLength {
 			add(f.name, "is %d bytes long; at most %d", len(f.value), MaxTextLength)

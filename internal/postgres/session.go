@@ -40,11 +40,11 @@ func BeginQuery(more ...string) string { return begin("", more) }
 func BeginReadOnlyQuery(more ...string) string { return begin(" READ ONLY", more) }
 
 func begin(mode string, more []string) string {
-	query := []string{beginIsolated + mode + localSettings}
+	query := beginIsolated + mode + localSettings
 	for _, setting := range more {
-		query = append(query, "SET LOCAL "+setting)
+		query += "; SET LOCAL " + setting
 	}
-	return strings.Join(query, "; ")
+	return query
 }
 
 // BeginFunc runs fn in a transaction with the settings that dlqd needs, which only sessions behind a pooler do not have.
