@@ -47,7 +47,7 @@ type RetryPolicies struct {
 }
 
 // Data says how long the audit trail is kept, and who sees what.
-type Data struct {
+type Data struct { //nolint:recvcheck // Mask is of the data in force, wherever they are
 	AuditRetention    time.Duration `json:"auditRetention"   jsonschema:"description=How long the audit trail is kept\\, by whole months."`
 	SensitiveColumns  []string      `json:"sensitiveColumns" jsonschema:"enum=original_event,enum=edited_event,enum=error_message,enum=error_stack_trace,enum=error_context,enum=retry_history,enum=replay_attempts,enum=metadata,enum=subscriber_id,enum=tags,enum=notes,description=Columns of dead letters that dlq_reader cannot read; with edited_event\\, what edits changed in the audit trail too."`
 	SensitivePaths    []string      `json:"sensitivePaths"   jsonschema:"description=What is shown as *** of payloads\\, headers and metadata\\, to everybody who has not said why they look: payload.card.number\\, payload..email at any depth\\, headers.authorization\\, payload.*.iban. Case does not count\\, and arrays are looked through. What is there is hidden in error texts as well."`

@@ -21,7 +21,7 @@ const (
 var pathRoots = []string{"payload", "headers", "metadata"}
 
 // Masked is what the database masks, as dlq.mask has it; {} for nothing.
-func (d *Data) Masked() json.RawMessage {
+func (d Data) Masked() json.RawMessage {
 	var mask struct {
 		Paths    []string `json:"paths,omitempty"` // as the policy has them, for whoever looks
 		Where    string   `json:"where,omitempty"`

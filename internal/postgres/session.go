@@ -40,11 +40,7 @@ func BeginQuery(more ...string) string { return begin("", more) }
 func BeginReadOnlyQuery(more ...string) string { return begin(" READ ONLY", more) }
 
 func begin(mode string, more []string) string {
-	query := beginIsolated + mode + localSettings
-	for _, setting := range more {
-		query += "; SET LOCAL " + setting
-	}
-	return query
+	return strings.Join(append([]string{beginIsolated + mode + localSettings}, more...), "; SET LOCAL ")
 }
 
 // BeginFunc runs fn in a transaction with the settings that dlqd needs, which only sessions behind a pooler do not have.
