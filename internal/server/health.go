@@ -23,6 +23,10 @@ const healthTimeout = 2 * time.Second
 // rollupsStaleAfter is how old rollups get before health says so: as the alert RollupsLagging.
 const rollupsStaleAfter = 5 * time.Minute
 
+// figuresGrace is how long after its start a process does not judge the age of figures: after an outage they are old
+// until the loops have run once.
+const figuresGrace = 15 * time.Second
+
 // ready says why requests should go elsewhere, if so: this process stops, or dlqd was detached. Beside that, only where it does not
 // reach the database may others be better off: whatever else is wrong is as wrong there.
 func (s *Server) ready() error {
@@ -138,6 +142,9 @@ func (s *Server) health(ctx context.Context) []api.Part {
 
 // judgeAges has the loops that keep figures up to date answer for how old these are, whichever process is to blame.
 func (s *Server) judgeAges(ctx context.Context, parts []api.Part) {
+	if time.Since(s.began) < figuresGrace {
+		return
+	}
 	sample, rollups, err := metrics.Ages(ctx, s.store.DB())
 	if err != nil {
 		return // what is wrong is the database's part to say

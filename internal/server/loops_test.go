@@ -324,6 +324,24 @@ func TestHealth_queues(t *testing.T) {
 	}
 }
 
+// After an outage figures are old until the loops have run: health does not turn red for it.
+func TestHealth_FiguresOlderThanTheProcess(t *testing.T) {
+	t.Parallel()
+	b := setup(t, options{config: func(config *server.Config) {
+		conn := postgrestest.Open(t, config.DatabaseURL)
+		_, err := conn.Exec(t.Context(), "UPDATE dlq.rollup_state SET at = at - interval '10 minutes'")
+		require.NoError(t, err)
+		tx, err := conn.Begin(t.Context())
+		require.NoError(t, err)
+		t.Cleanup(func() { _ = tx.Rollback(context.Background()) })
+		_, err = tx.Exec(t.Context(), "SELECT pg_advisory_xact_lock(hashtextextended('dlq.refresh_rollups', 0))")
+		require.NoError(t, err)
+	}})
+	ok, detail := b.part("rollups")
+	require.True(t, ok, detail)
+	require.Eventually(t, func() bool { ok, _ := b.part("rollups"); return !ok }, time.Minute, 50*time.Millisecond)
+}
+
 // Figures that stand still make health red, whichever process is to blame, and green again once they move.
 func TestHealth_FiguresThatStandStill(t *testing.T) {
 	t.Parallel()

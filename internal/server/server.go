@@ -166,6 +166,7 @@ type Server struct {
 	presence     *background.Loop // tells other processes which those are
 	failed       chan error       // a part died
 	stopping     atomic.Bool
+	began        time.Time
 }
 
 // Start starts all parts. On an error, those that had started are stopped again.
@@ -182,7 +183,7 @@ func Start(ctx context.Context, config Config) (*Server, error) {
 	if !config.API && !config.Process && !config.DLQWorkers {
 		return nil, errors.New("no part is switched on: use --api, --process or --dlq-workers")
 	}
-	s := &Server{config: config, metrics: metrics.New(), failed: make(chan error, 8)}
+	s := &Server{config: config, metrics: metrics.New(), failed: make(chan error, 8), began: time.Now()}
 	var err error
 	s.telemetry, err = telemetry.Start(ctx, telemetry.Config{
 		Endpoint: config.OTLPEndpoint, Version: api.Version, Instance: postgres.ProcessName(), Gatherer: s.metrics.Gatherer(), Logger: slog.New(s.metrics.Logged(config.Logger.Handler())),
