@@ -352,11 +352,15 @@ var scenarios = map[string]scenario{
 			})
 			p.send(4, "payment.booked", `{}`)
 			p.await("4", "SELECT count(*) FROM dlq.dead_letter_queue WHERE dlq_retry_count = 1 AND status = 'dlq_pending' AND next_retry_at > now() + interval '1 minute'")
-			p.exec("SELECT dlq.replay_start('{\"queue\": [\"elsewhere\"]}', p_note => 'in vain', p_rate => 0.001)")
+			// A run with more than one entry to replay goes on until it is paused.
+			p.exec("INSERT INTO river_job (kind, queue, args, max_attempts, attempt, state) SELECT 'app', 'elsewhere', '{}', 1, 1, 'running' FROM generate_series(1, 3)")
+			p.exec("UPDATE river_job SET state = 'discarded', finalized_at = now(), errors = ARRAY['{\"error\": \"no\", \"attempt\": 1}'::jsonb] WHERE queue = 'elsewhere'")
+			p.await("3", "SELECT count(*) FROM dlq.dead_letter_queue WHERE queue = 'elsewhere' AND status = 'dlq_manual'")
+			p.exec("SELECT dlq.replay_start('{\"queue\": [\"elsewhere\"]}', p_note => 'in vain', p_rate => 0.001, p_force => true)")
 			p.exec("DO $$ BEGIN WHILE dlq.refresh_rollups() IS NULL LOOP PERFORM pg_sleep(0.01); END LOOP; END $$") // dlqd may be at it
 			p.answers(nil)
 		},
-		prints: []string{`default \| +4 \| +0 \| +4 \| +4 \| +0`, `default \| transient +\| LEDGER_CLOSED \| +4 \| +1`, `default \| payment.booked \| dlq_pending`, `dlq_manual \| +4`},
+		prints: []string{`default +\| +4 \| +0 \| +4 \| +4 \| +0`, `default +\| transient +\| LEDGER_CLOSED \| +4 \| +1`, `default +\| payment.booked \| dlq_pending`, `dlq_manual \| +4`},
 		after:  map[string]string{"SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_resolved'": "4"},
 	},
 	// dlqd was killed; the application goes on and fails.
