@@ -20,6 +20,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -318,18 +319,18 @@ func (w *Worker) deliver(ctx context.Context, data *policy.Data, destination *po
 	}
 	response, err := w.client.Do(request)
 	if err != nil {
-		return transportError(ctx, destination, err)
+		return transportError(ctx, destination, err, hide)
 	}
+	hide := hider(data, destination, job)
 	defer func() { _ = response.Body.Close() }()
 	status = response.StatusCode
-	hide := hider(data, destination, job)
 	if response.StatusCode < http.StatusOK { // 101: what follows is no answer, and lasts as long as the receiver likes
 		return answerError(destination, response, nil, hide)
 	}
 	body, err := io.ReadAll(io.LimitReader(response.Body, cause.MaxBytes))
 	switch success := response.StatusCode <= 299; {
 	case err != nil && (success || stopped(ctx)):
-		return transportError(ctx, destination, err)
+		return transportError(ctx, destination, err, hide)
 	case success:
 		return w.success(ctx, job, queue, destination, response, body, hide)
 	}
@@ -395,25 +396,32 @@ func newRequest(ctx context.Context, destination *policy.Destination, job *river
 	return request, nil
 }
 
-// hider returns a function that takes out of a text what may not be shown: many receivers repeat what they were sent, and where.
+// hider returns a function that takes out of a text what must not be shown: many receivers repeat
+// what they were sent, and where. It reads the message at its first call, so that a delivery that
+// succeeds costs nothing.
 func hider(data *policy.Data, destination *policy.Destination, job *river.Job[Args]) func(text string) string {
-	mask := data.Mask(func() map[string]any {
-		event := map[string]any{}
-		for root, raw := range map[string]json.RawMessage{"payload": job.Args.Body(), "metadata": job.Args.Metadata} {
-			decoder := json.NewDecoder(bytes.NewReader(raw))
-			decoder.UseNumber()
-			var value any
-			_ = decoder.Decode(&value) // it was checked when it was submitted
-			event[root] = value
-		}
-		headers := map[string]any{}
-		for name, value := range job.Args.Headers {
-			headers[name] = value
-		}
-		event["headers"] = headers
-		return event
+	mask := sync.OnceValue(func() func(string) string {
+		return data.Mask(func() map[string]any { return eventOf(job) })
 	})
-	return func(text string) string { return mask(destination.Hide(text)) }
+	return func(text string) string { return mask()(destination.Hide(text)) }
+}
+
+// eventOf returns the parts of a job that sensitive paths name.
+func eventOf(job *river.Job[Args]) map[string]any {
+	event := map[string]any{}
+	for root, raw := range map[string]json.RawMessage{"payload": job.Args.Body(), "metadata": job.Args.Metadata} {
+		decoder := json.NewDecoder(bytes.NewReader(raw))
+		decoder.UseNumber()
+		var value any
+		_ = decoder.Decode(&value) // it was checked when it was submitted
+		event[root] = value
+	}
+	headers := map[string]any{}
+	for name, value := range job.Args.Headers {
+		headers[name] = value
+	}
+	event["headers"] = headers
+	return event
 }
 
 // success looks into a 2xx answer for a receiver that says no all the same.
@@ -483,7 +491,9 @@ func stopped(ctx context.Context) bool {
 }
 
 // transportError is what it means that there was no answer.
-func transportError(ctx context.Context, destination *policy.Destination, err error) error {
+func transportError(
+	ctx context.Context, destination *policy.Destination, err error, hide func(string) string,
+) error {
 	if stopped(ctx) {
 		return err // River knows why
 	}
@@ -508,7 +518,7 @@ func transportError(ctx context.Context, destination *policy.Destination, err er
 	if outer, ok := errors.AsType[*url.Error](err); ok {
 		err = outer.Err // its text repeats the URL, with the password if there is one
 	}
-	failure.Message = destination.Hide(err.Error())
+	failure.Message = hide(err.Error()) // an answer that is not HTTP is quoted in it
 	return failure
 }
 
