@@ -453,19 +453,20 @@ func statusLine(status int) string {
 }
 
 // answerError is what an answer other than a success means.
-func answerError(destination *policy.Destination, response *http.Response, body []byte, hide func(string) string) *riverdlq.Error {
+func answerError(
+	destination *policy.Destination, response *http.Response, body []byte, hide func(string) string,
+) *riverdlq.Error {
 	status := response.StatusCode
 	answer := cause.Answer{
-		Status: status, ContentType: response.Header.Get("Content-Type"), Body: body, Paths: cause.Paths(destination.ErrorPaths), Hide: hide,
+		Status: status, ContentType: response.Header.Get("Content-Type"),
+		Type: response.Header.Get("X-Error-Type"), Code: response.Header.Get("X-Error-Code"),
+		Body: body, Paths: cause.Paths(destination.ErrorPaths), Hide: hide,
 	}
 	said := answer.Cause()
-	for header, name := range map[string]*string{"X-Error-Type": &said.Type, "X-Error-Code": &said.Code} {
-		if v := response.Header.Get(header); v != "" {
-			*name = hide(v)
-		}
-	}
 	failure := &riverdlq.Error{
-		Type: cmp.Or(said.Type, "HTTP_"+strconv.Itoa(status)), Code: cmp.Or(said.Code, strconv.Itoa(status)), Title: said.Title,
+		Type:    cmp.Or(said.Type, "HTTP_"+strconv.Itoa(status)),
+		Code:    cmp.Or(said.Code, strconv.Itoa(status)),
+		Title:   said.Title,
 		Message: statusLine(status),
 		Context: map[string]any{"status": status, "destination": destination.Name, "url": destination.ShownURL()},
 	}
@@ -485,7 +486,8 @@ func answerError(destination *policy.Destination, response *http.Response, body 
 	return failure
 }
 
-// stopped reports whether a delivery was cut off by its own process: the program is stopping, or an operator cancelled the job.
+// stopped reports whether a delivery was cut off by its own process: the program is stopping, or an
+// operator cancelled the job.
 func stopped(ctx context.Context) bool {
 	return ctx.Err() != nil && !errors.Is(ctx.Err(), context.DeadlineExceeded)
 }
