@@ -288,7 +288,8 @@ func factsOf(failure *riverdlq.Error, job *river.Job[Args]) strategy.Facts {
 		said = nil // rules that ask for it do not match
 	}
 	return strategy.Facts{
-		Type: failure.Type, Code: failure.Code, Title: failure.Title, Message: failure.Message, Class: failure.Class, Context: said,
+		Type: failure.Type, Code: failure.Code, Title: failure.Title, Message: failure.Message,
+		Class: failure.Class, Context: said,
 		Kind: job.Args.EventKind, Queue: job.Queue, Source: job.Args.Source, Payload: job.Args.Payload, Headers: job.Args.Headers,
 	}
 }
@@ -307,7 +308,10 @@ func isWell(err error) bool {
 	return answered && class != riverdlq.ClassTransient && class != riverdlq.ClassOutage
 }
 
-func (w *Worker) deliver(ctx context.Context, data *policy.Data, destination *policy.Destination, queue *policy.Queue, job *river.Job[Args], about *metadata) (err error) {
+func (w *Worker) deliver(
+	ctx context.Context, data *policy.Data, destination *policy.Destination, queue *policy.Queue, job *river.Job[Args],
+	about *metadata,
+) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, queue.Timeout)
 	defer cancel()
 	ctx, span := w.config.Tracer.Start(ctx, http.MethodPost, trace.WithSpanKind(trace.SpanKindClient)) //nolint:spancheck // endRequestSpan ends it
@@ -317,11 +321,11 @@ func (w *Worker) deliver(ctx context.Context, data *policy.Data, destination *po
 	if err != nil {
 		return &riverdlq.Error{Type: "REQUEST_ERROR", Class: riverdlq.ClassMalformed, Message: destination.Hide(redact.Text(err.Error()))} //nolint:spancheck // likewise
 	}
+	hide := hider(data, destination, job)
 	response, err := w.client.Do(request)
 	if err != nil {
 		return transportError(ctx, destination, err, hide)
 	}
-	hide := hider(data, destination, job)
 	defer func() { _ = response.Body.Close() }()
 	status = response.StatusCode
 	if response.StatusCode < http.StatusOK { // 101: what follows is no answer, and lasts as long as the receiver likes
@@ -334,7 +338,8 @@ func (w *Worker) deliver(ctx context.Context, data *policy.Data, destination *po
 	case success:
 		return w.success(ctx, job, queue, destination, response, body, hide)
 	}
-	// The status of an answer that was cut off says that it is a failure; its body is what has come of it.
+	// The status of an answer that was cut off says that it is a failure; its body is what has come
+	// of it.
 	failure := answerError(destination, response, body, hide)
 	if after, ok := retryAfter(response.Header.Get("Retry-After"), time.Now()); ok {
 		job.Args.retryAfter = &after
@@ -425,8 +430,9 @@ func eventOf(job *river.Job[Args]) map[string]any {
 }
 
 // success looks into a 2xx answer for a receiver that says no all the same.
-func (w *Worker) success(ctx context.Context, job *river.Job[Args], queue *policy.Queue, destination *policy.Destination, response *http.Response, body []byte,
-	hide func(string) string,
+func (w *Worker) success(
+	ctx context.Context, job *river.Job[Args], queue *policy.Queue, destination *policy.Destination,
+	response *http.Response, body []byte, hide func(string) string,
 ) error {
 	var answer struct {
 		Success *bool `json:"success"`
@@ -443,7 +449,8 @@ func (w *Worker) success(ctx context.Context, job *river.Job[Args], queue *polic
 		return failure
 	}
 	return river.MetadataSet(ctx, LogicalFailureKey, map[string]any{
-		"at": time.Now().UTC().Format(time.RFC3339Nano), "attempt": job.Attempt, "status": status, "body": excerpt(hide(string(body))),
+		"at": time.Now().UTC().Format(time.RFC3339Nano), "attempt": job.Attempt, "status": status,
+		"body": excerpt(hide(string(body))),
 	})
 }
 
