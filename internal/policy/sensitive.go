@@ -213,7 +213,7 @@ func written(value string) []string {
 	var plain bytes.Buffer
 	encoder := json.NewEncoder(&plain)
 	encoder.SetEscapeHTML(false)
-	if encoder.Encode(value) == nil {
+	if err := encoder.Encode(value); err == nil {
 		inner := plain.String()[1 : plain.Len()-2] // without the quotes and the newline
 		add(inner)
 		add(ascii(inner, `\u%04x`))
