@@ -351,6 +351,23 @@ func TestRegroup_FromOther(t *testing.T) {
 	require.Equal(t, "0", b.text("SELECT count(*) FROM dlq.group_aliases"))
 }
 
+// An entry that has failed again since it was read is not moved by its earlier error.
+func TestRegroup_LeavesWhatHasFailedAgain(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	id := b.failAs("payments", former(1), "lost", time.Now())
+	b.exec("UPDATE dlq.dead_letter_open SET updated_at = now() - interval '1 hour'")
+	b.refresh()
+	regroup := func(read string) string {
+		return b.text(`SELECT dlq.regroup(ARRAY[$1::uuid], ARRAY[$2], ARRAY[$3],
+			ARRAY[last_failed_at - $4::interval], 'worker:1') FROM dlq.dead_letter_open`,
+			id, former(1), present("lost"), read)
+	}
+	require.Equal(t, "0", regroup("1 second"))
+	require.Equal(t, former(1), b.text("SELECT fingerprint FROM dlq.dead_letter_open"))
+	require.Equal(t, "1", regroup("0"))
+}
+
 // An entry that another session holds is left for the next turn, and the batch does not wait for
 // it.
 func TestRegroup_LeavesWhatIsHeld(t *testing.T) {
