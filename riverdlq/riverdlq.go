@@ -32,8 +32,8 @@ import (
 // MetadataKey is the key of a job's metadata under which its structured error is.
 const MetadataKey = "dlq:error"
 
-// AttemptsKey is the key of a job's metadata under which its failed attempts are, by their numbers: how long each took, and how busy the
-// worker's machine was.
+// AttemptsKey is the key of a job's metadata under which its failed attempts are, by their numbers:
+// how long each took, and how busy the worker's machine was.
 const AttemptsKey = "dlq:attempts"
 
 // maxAttempts bounds how many of a job's attempts are kept: the last ones.
@@ -206,8 +206,8 @@ func clean(s string) string {
 type Middleware struct {
 	river.MiddlewareDefaults
 
-	// SystemState, if not nil, says how busy this machine is. It is called after each failed attempt, and must not block; false means
-	// that nothing is known.
+	// SystemState, if not nil, says how busy this machine is. It is called after each failed
+	// attempt, and must not block; false means that nothing is known.
 	SystemState func() (SystemState, bool)
 }
 

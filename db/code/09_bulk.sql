@@ -40,15 +40,17 @@ LANGUAGE sql IMMUTABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$
 $$;
 COMMENT ON FUNCTION dlq.filter_path IS 'The path of a place in payloads, given as its keys, the outermost first: arrays are looked through.';
 
--- What else to look for where somebody looks for failure groups: dlq.group_names, of all groups that begin so.
+-- filter_groups returns what dlq.group_names does, of all groups whose fingerprints begin with one of some texts.
 CREATE OR REPLACE FUNCTION dlq.filter_groups(p_fingerprints text[], p_queues text[]) RETURNS text[]
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp SET jit = off AS $$
     SELECT ARRAY(
         SELECT a.fingerprint FROM dlq.group_aliases a
-        WHERE EXISTS (SELECT FROM unnest(p_fingerprints) w WHERE w <> '' AND starts_with(a.former, w)) AND (p_queues IS NULL OR a.queue LIKE ANY (p_queues))
+        WHERE EXISTS (SELECT FROM unnest(p_fingerprints) w WHERE w <> '' AND starts_with(a.former, w))
+          AND (p_queues IS NULL OR a.queue LIKE ANY (p_queues))
         UNION
         (SELECT a.former FROM dlq.group_aliases a
-         WHERE EXISTS (SELECT FROM unnest(p_fingerprints) w WHERE w <> '' AND starts_with(a.fingerprint, w)) AND (p_queues IS NULL OR a.queue LIKE ANY (p_queues)) AND a.main
+         WHERE EXISTS (SELECT FROM unnest(p_fingerprints) w WHERE w <> '' AND starts_with(a.fingerprint, w))
+           AND (p_queues IS NULL OR a.queue LIKE ANY (p_queues)) AND a.main
          ORDER BY a.learned_at DESC LIMIT 100))
 $$;
 COMMENT ON FUNCTION dlq.filter_groups IS 'Further fingerprints under which a filter for failure groups (fingerprints, or their first characters) finds entries, since the grouping method changed (dlq.group_aliases): all that former groups are now, and at most 100 former ones.';
@@ -92,8 +94,10 @@ BEGIN
             -- Where something is masked, in what is seen, too.
             WHEN 'errorMessage'  THEN 'e.error_message ILIKE ALL (dlq.filter_patterns($1, ''errorMessage'', true))' || CASE WHEN v_mask ?| '{where,patterns}' THEN
                 format(' AND dlq.masked_text(e.error_message, %1$L, dlq.sensitive_values(e.original_event, e.edited_event, e.metadata, e.job_kind, %1$L)) ILIKE ALL (dlq.filter_patterns($1, ''errorMessage'', true))', v_mask) ELSE '' END
-            -- A fingerprint has 20 hexadecimal digits (16 by grouping method 1), which sort as such; fewer are its first ones.
-            WHEN 'fingerprint'   THEN CASE WHEN (SELECT bool_and(length(w) IN (16, 20)) FROM unnest(v_words) w) THEN 'e.fingerprint' || v_among ELSE (
+            -- A fingerprint has 20 hexadecimal digits (16 by grouping method 1), which sort as such; fewer are its first
+            -- ones.
+            WHEN 'fingerprint'   THEN CASE WHEN (SELECT bool_and(length(w) = 20) FROM unnest(v_words) w)
+                THEN 'e.fingerprint' || v_among ELSE (
                 SELECT '(' || coalesce(string_agg(format(CASE WHEN w ~ '^[0-9a-f]{1,19}$'
                     THEN '(e.fingerprint >= (dlq.filter_words($1, ''fingerprint''))[%1$s] AND e.fingerprint < (dlq.filter_words($1, ''fingerprint''))[%1$s] || ''g'')'
                     ELSE 'starts_with(e.fingerprint, (dlq.filter_words($1, ''fingerprint''))[%1$s])' END, i), ' OR '), 'false') || ')'
@@ -123,9 +127,11 @@ BEGIN
         END;
         -- Groups of an earlier grouping method, and what they are now. (These names are dlqd's own, not the filter's.)
         IF v_key = 'fingerprint' THEN
-            v_names := dlq.filter_groups(v_words, CASE WHEN p_filter ? 'queue' THEN dlq.filter_patterns(p_filter, 'queue') END);
+            v_names := dlq.filter_groups(
+                v_words, CASE WHEN p_filter ? 'queue' THEN dlq.filter_patterns(p_filter, 'queue') END);
             IF v_names <> '{}' THEN
-                v_where := v_before || ' AND (' || substr(v_where, length(v_before || ' AND ') + 1) || format(' OR e.fingerprint = ANY (%L::text[]))', v_names);
+                v_where := v_before || ' AND (' || substr(v_where, length(v_before || ' AND ') + 1)
+                    || format(' OR e.fingerprint = ANY (%L::text[]))', v_names);
             END IF;
         END IF;
         IF v_where IS NULL THEN
@@ -133,7 +139,8 @@ BEGIN
                 HINT = 'There are status, queue, kind, errorType, errorClass, errorCode, errorMessage, destination, fingerprint, rule, strategy, waitingFor, failedIn, assignee, source, subscriberId, orderingKey, tags, ids, messageId, jobId, after, before, minAge, maxAge, minRetryCount, maxRetryCount, payload and payloadAt.';
         END IF;
         -- Workers find these out when they file an entry.
-        IF v_key IN ('errorType', 'errorClass', 'errorCode', 'destination', 'fingerprint', 'rule', 'strategy', 'waitingFor') THEN
+        IF v_key IN ('errorType', 'errorClass', 'errorCode', 'destination', 'fingerprint', 'rule', 'strategy',
+                     'waitingFor') THEN
             v_where := v_where || ' AND e.stage <> ''inbox''';
         END IF;
         -- Who may not see a thing must not find it by asking, either.
@@ -188,8 +195,12 @@ BEGIN
         RETURN QUERY
         SELECT g.fingerprint, g.queue || coalesce(': ' || CASE WHEN v_mask -> 'hidden' ? 'error_message' THEN NULL ELSE left(dlq.masked_text(g.title, v_mask), 200) END, '')
         FROM dlq.failure_groups g
-        WHERE g.fingerprint <> 'other' AND NOT EXISTS (SELECT FROM dlq.group_aliases a WHERE a.queue = g.queue AND a.former = g.fingerprint AND a.main AND a.counted_at IS NOT NULL)
-          AND starts_with(g.fingerprint, lower(p_text)) AND (v_scope IS NULL OR dlq.in_patterns(g.queue, NULL, dlq.scope_patterns(v_scope)))
+        WHERE g.fingerprint <> 'other'
+          AND NOT EXISTS (
+              SELECT FROM dlq.group_aliases a
+              WHERE a.queue = g.queue AND a.former = g.fingerprint AND a.main AND a.counted_at IS NOT NULL)
+          AND starts_with(g.fingerprint, lower(p_text))
+          AND (v_scope IS NULL OR dlq.in_patterns(g.queue, NULL, dlq.scope_patterns(v_scope)))
         ORDER BY g.open DESC, g.last_seen DESC, g.fingerprint LIMIT p_limit;
     ELSIF v_scope IS NULL AND v_column IN ('queue', 'kind', 'error_class', 'error_type', 'error_code', 'destination', 'source') THEN
         RETURN QUERY EXECUTE format(

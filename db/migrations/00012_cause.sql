@@ -1,7 +1,6 @@
 -- +goose Up
--- What went wrong, as the receiver of a message says it, and where the message was sent. Old entries have NULL: adding
--- the columns
--- rewrites no table.
+-- What went wrong, as the receiver of a message says it, and where the message was sent. Old
+-- entries have NULL: adding the columns rewrites no table.
 ALTER TABLE dlq.dead_letter_queue
     ADD COLUMN error_title     text,
     ADD COLUMN destination     text,
@@ -13,8 +12,8 @@ COMMENT ON COLUMN dlq.dead_letter_queue.destination_url IS 'URL of that destinat
 COMMENT ON COLUMN dlq.dead_letter_queue.fingerprint IS 'Equal for entries that failed for the same reason. 20 hexadecimal digits by grouping method 2, 16 by method 1.';
 
 -- +dlqd concurrently
--- Built after the migration's transaction, each partition's index without blocking writes (see
--- internal/postgres/indexes.go).
+-- These are built after the migration's transaction, partition by partition, without blocking
+-- writes (internal/postgres/indexes.go).
 CREATE INDEX dead_letter_open_by_code ON dlq.dead_letter_open (error_code, id) WHERE error_code IS NOT NULL;
 CREATE INDEX dead_letter_open_by_destination ON dlq.dead_letter_open (destination, id) WHERE destination IS NOT NULL;
 CREATE INDEX dead_letter_resolved_by_code ON dlq.dead_letter_resolved (error_code, id) WHERE error_code IS NOT NULL;

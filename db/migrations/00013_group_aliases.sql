@@ -1,5 +1,6 @@
 -- +goose Up
--- Which failure group the errors of a group are in since the grouping method changed. A method's fingerprints have a length of their own.
+-- Which failure group the errors of a group are in since the grouping method changed. The length of
+-- a fingerprint says which method made it.
 CREATE TABLE dlq.group_aliases (
     queue       text NOT NULL,
     former      text NOT NULL,

@@ -1,9 +1,10 @@
-// Package cause reads what went wrong out of a receiver's answer: problem documents and other JSON, XML and SOAP
-// faults,
-// HTML pages, and text.
+// Package cause reads what went wrong out of a receiver's answer: problem documents and other JSON,
+// XML and SOAP faults, HTML pages, and text.
 package cause
 
 import (
+	"bytes"
+	"cmp"
 	"net/http"
 	"regexp"
 	"slices"
@@ -30,9 +31,9 @@ type Cause struct {
 	Message string // may name what this one failure is about
 }
 
-// Paths are the places of the parts of a cause in JSON and XML: keys with dots between them. Case, _ and - do not
-// count, arrays
-// are looked through, and an XML document's root element is left out.
+// Paths are the places of the parts of a cause in JSON and XML: keys with dots between them. Case,
+// _ and - do not count, elements of arrays have the path of the array, and an XML document's root
+// element is left out.
 type Paths struct {
 	Type    []string
 	Code    []string
@@ -44,9 +45,11 @@ type Paths struct {
 type Answer struct {
 	Status      int
 	ContentType string // as the header has it
+	Type, Code  string // as headers name them: these replace those of the body
 	Body        []byte // at most MaxBytes of it
 	Paths       Paths  // looked at before the built-in ones
-	// Hide, if not nil, takes out what must not be shown. It is called with whole texts, before they are cut.
+	// Hide, if not nil, takes out what must not be shown. It is called with whole texts, before
+	// they are cut.
 	Hide func(text string) string
 }
 
@@ -65,8 +68,15 @@ func (a *Answer) Cause() Cause {
 	case strings.Count(body, "\uFFFD") <= utf8.RuneCountInString(body)/4: // else it is no text
 		c.Message = body
 	}
-	c.Type, c.Code = shown(a.hidden(c.Type), maxName), shown(a.hidden(c.Code), maxName)
+	status := strconv.Itoa(a.Status)
+	if a.Code != status {
+		c.Code = cmp.Or(a.Code, c.Code)
+	}
+	c.Type, c.Code = shown(a.hidden(cmp.Or(a.Type, c.Type)), maxName), shown(a.hidden(c.Code), maxName)
 	c.Title, c.Message = shown(a.hidden(c.Title), MaxShown), shown(a.hidden(c.Message), MaxShown)
+	if c.Code == status {
+		c.Code = ""
+	}
 	if a.isStatus(c.Title) {
 		c.Title = ""
 	}
@@ -80,9 +90,9 @@ func (a *Answer) Cause() Cause {
 func (c *Cause) String() string {
 	parts := slices.DeleteFunc([]string{c.Title, c.Message}, func(part string) bool { return part == "" })
 	said := strings.Join(parts, ": ")
-	switch {
-	case c.Code == "" || strings.Contains(said, c.Code):
-		return cut(said, MaxShown)
+	switch short := cut(said, MaxShown); {
+	case c.Code == "" || containsWord(short, c.Code):
+		return short
 	case said == "":
 		return c.Code
 	}
@@ -90,48 +100,63 @@ func (c *Cause) String() string {
 	return cut(said, MaxShown-len(code)) + code
 }
 
-// built are the places that receivers put the parts of a cause in, the most particular first: problem documents (RFC
-// 9457), OAuth,
-// JSON:API, JSON-RPC, GraphQL, SOAP 1.1 and 1.2, and the errors of Google, AWS, Stripe, PayPal, Salesforce, Adyen,
-// Twilio, Spring,
-// ASP.NET, FastAPI, Kubernetes and Elasticsearch. Names are as [key] makes them.
+// containsWord reports whether a text has a word in it, with no letter, digit or _ next to it.
+func containsWord(text, word string) bool {
+	for from := 0; ; {
+		at := strings.Index(text[from:], word)
+		if at < 0 {
+			return false
+		}
+		begin, end := from+at, from+at+len(word)
+		before, _ := utf8.DecodeLastRuneInString(text[:begin])
+		after, _ := utf8.DecodeRuneInString(text[end:])
+		if !isWordRune(before) && !isWordRune(after) {
+			return true
+		}
+		from = end
+	}
+}
+
+func isWordRune(r rune) bool { return r == '_' || unicode.IsLetter(r) || unicode.IsDigit(r) }
+
+// built are the places that receivers put the parts of a cause in, the most specific first: problem
+// documents (RFC 9457), OAuth, JSON:API, JSON-RPC, GraphQL, SOAP 1.1 and 1.2, and the errors of
+// Google, AWS, Stripe, PayPal, Salesforce, Adyen, Twilio, Spring, ASP.NET, FastAPI, Kubernetes and
+// Elasticsearch. Names are as [key] makes them.
 var built = Paths{
 	Type: []string{
-		"error.type", "errors.type", "fault.type", "detail.type", "type", "errortype", "exceptiontype", "exception",
-		"exception.type",
-		"exception.class", "error.name", "error.class", "error.exception", "name",
+		"error.type", "errors.type", "fault.type", "detail.type", "type", "errortype", "exceptiontype",
+		"exception", "exception.type", "exception.class", "error.name", "error.class", "error.exception",
+		"name",
 	},
 	Code: []string{
 		"error.declinecode", "error.details.reason", "error.errors.reason", "details.issue",
-		"errors.extensions.code", "error.extensions.code",
-		"fault.detail.errorcode", "body.fault.code.subcode.value", "body.fault.detail.code",
-		"body.fault.detail.errorcode", "code",
-		"error.code", "errorcode", "error.errorcode", "errors.code", "errors.errorcode", "errcode", "err.code",
-		"error.status", "fault.code",
-		"body.fault.faultcode", "body.fault.code.value", "faultcode", "resultcode", "result.code", "status.code",
-		"responsecode", "response.code",
-		"messagecode", "reasoncode", "error.reason", "errors.reason", "reason", "error.error", "error", "status",
+		"errors.extensions.code", "error.extensions.code", "fault.detail.errorcode",
+		"body.fault.code.subcode.value", "body.fault.detail.code", "body.fault.detail.errorcode", "code",
+		"error.code", "errorcode", "error.errorcode", "errors.code", "errors.errorcode", "errcode",
+		"err.code", "error.status", "fault.code", "body.fault.faultcode", "body.fault.code.value",
+		"faultcode", "resultcode", "result.code", "status.code", "responsecode", "response.code",
+		"messagecode", "reasoncode", "error.reason", "errors.reason", "reason", "error.error", "error",
+		"status",
 	},
 	Title: []string{"title", "error.title", "errors.title", "problem.title", "summary", "error.summary"},
 	Message: []string{
-		"message", "error.message", "errors.message", "detail", "error.detail", "errors.detail", "errormessage",
-		"errordescription",
-		"error.errormessage", "error.description", "errors.description", "error.msg", "errors.msg", "detail.msg",
-		"msg", "errmsg", "err.message",
-		"body.fault.faultstring", "body.fault.reason.text", "faultstring", "fault.faultstring", "fault.message",
-		"exception.message",
-		"details.description", "details.message", "description", "error.reason", "reason", "result.message",
-		"response.message", "usermessage",
-		"error.usermessage", "developermessage", "statusmessage", "statustext", "error", "errors", "err",
-		"messages", "details", "fault", "detail.message",
+		"message", "error.message", "errors.message", "detail", "error.detail", "errors.detail",
+		"errormessage", "errordescription", "error.errormessage", "error.description",
+		"errors.description", "error.msg", "errors.msg", "detail.msg", "msg", "errmsg", "err.message",
+		"body.fault.faultstring", "body.fault.reason.text", "faultstring", "fault.faultstring",
+		"fault.message", "exception.message", "details.description", "details.message", "description",
+		"error.reason", "reason", "result.message", "response.message", "usermessage", "error.usermessage",
+		"developermessage", "statusmessage", "statustext", "error", "errors", "err", "messages", "details",
+		"fault", "detail.message",
 	},
 }
 
 // identifier is a word that programs give: it has no blanks, and is more than one plain word.
 var identifier = regexp.MustCompile(`^[\pL\pN$*][\pL\pN$#*]*(?:[_.:/\\#+-]+[\pL\pN$#*%]+)*[/()]*$`)
 
-// isIdentifier reports whether a text that is not at a place for names is one all the same: HTTP_ERROR, CardDeclined,
-// invalid_grant.
+// isIdentifier reports whether a text that is not at a place for names is one all the same:
+// HTTP_ERROR, CardDeclined, invalid_grant.
 func isIdentifier(text string) bool {
 	if len(text) > maxName || !identifier.MatchString(text) {
 		return false
@@ -143,18 +168,20 @@ func isIdentifier(text string) bool {
 // nothing are names that say only that something went wrong.
 var nothing = func() map[string]bool {
 	names := map[string]bool{}
-	for name := range strings.FieldsSeq(`error errors err exception runtimeerror runtimeexception fail failed failure fault unknown unknownerror
-		undefined null none nil true false n/a na about:blank blank sender receiver client server mustunderstand versionmismatch httperror httpexception
-		apierror apiexception applicationerror genericerror servererror exceptioninfo panic throwable object string errorstring wraperror joinerror
-		standarderror baseexception system.exception java.lang.exception java.lang.runtimeexception java.lang.error java.lang.throwable *errors.errorstring
-		*fmt.wraperror *errors.joinerror builtins.exception ok status 0 -1`) {
+	for name := range strings.FieldsSeq(`
+		error errors err exception runtimeerror runtimeexception fail failed failure fault unknown unknownerror
+		undefined null none nil true false n/a na about:blank blank sender receiver client server mustunderstand
+		versionmismatch httperror httpexception apierror apiexception applicationerror genericerror servererror
+		exceptioninfo panic throwable object string errorstring wraperror joinerror standarderror baseexception
+		system.exception java.lang.exception java.lang.runtimeexception java.lang.error java.lang.throwable
+		*errors.errorstring *fmt.wraperror *errors.joinerror builtins.exception ok status 0 -1`) {
 		names[name] = true
 	}
 	return names
 }()
 
-// SaysNothing reports whether a type or code says only that something went wrong: Error, Exception, RuntimeError,
-// soap:Server.
+// SaysNothing reports whether a type or code says only that something went wrong: Error, Exception,
+// RuntimeError, soap:Server.
 func SaysNothing(name string) bool {
 	name = strings.ToLower(strings.TrimSpace(name))
 	if _, local, ok := strings.Cut(name, ":"); ok && !strings.Contains(local, "/") && nothing[local] { // soap:Server
@@ -173,20 +200,29 @@ func IsStatus(text string) bool {
 
 var words = regexp.MustCompile(`[\pL]+`)
 
-// isStatus reports whether a text says no more than the answer's status does: "502 Bad Gateway", "HTTP Status 404 – Not
-// Found", "Error".
+// isStatus reports whether a text says no more than the answer's status does: "502 Bad Gateway",
+// "HTTP Status 404 – Not Found", "Error".
 func (a *Answer) isStatus(said string) bool {
 	if said == "" || len(said) > 100 {
 		return false
 	}
-	left := strings.ToLower(strings.Join(words.FindAllString(strings.ReplaceAll(said, "'", ""), -1), " "))
-	status := strings.ToLower(strings.Join(words.FindAllString(strings.ReplaceAll(http.StatusText(a.Status), "'", ""), -1), " "))
+	left, status := lettersOf(said), lettersOf(http.StatusText(a.Status))
 	for _, prefix := range []string{"http ", "status ", "error "} {
 		left = strings.TrimPrefix(left, prefix)
 	}
 	left = strings.TrimSuffix(left, " error")
-	return left == "" && !strings.ContainsFunc(said, unicode.IsDigit) || left == status || left == strings.TrimSuffix(status, " error") ||
-		(left == "" || left == "code") && strings.Contains(said, strconv.Itoa(a.Status)) || nothing[left]
+	switch {
+	case left == status, left == strings.TrimSuffix(status, " error"), nothing[left]:
+		return true
+	case left == "" && !strings.ContainsFunc(said, unicode.IsDigit):
+		return true
+	}
+	return (left == "" || left == "code") && strings.Contains(said, strconv.Itoa(a.Status))
+}
+
+// lettersOf returns the words of a text in small letters, without digits and punctuation.
+func lettersOf(text string) string {
+	return strings.ToLower(strings.Join(words.FindAllString(strings.ReplaceAll(text, "'", ""), -1), " "))
 }
 
 func (a *Answer) hidden(said string) string {
@@ -198,7 +234,7 @@ func (a *Answer) hidden(said string) string {
 
 // text returns a body as text that the database can hold, without blanks around it.
 func text(body []byte, contentType string) string {
-	body = trimBOM(body)
+	body = bytes.TrimPrefix(body, []byte("\uFEFF"))
 	var out string
 	switch latin := latin1.MatchString(contentType) || latin1.Match(body[:min(len(body), 200)]); {
 	case utf8.Valid(body):
@@ -216,13 +252,6 @@ func text(body []byte, contentType string) string {
 }
 
 var latin1 = regexp.MustCompile(`(?i)(?:charset|encoding)\s*=\s*["']?(?:iso-?8859-1|windows-1252|latin-?1)\b`)
-
-func trimBOM(body []byte) []byte {
-	if len(body) >= 3 && body[0] == 0xEF && body[1] == 0xBB && body[2] == 0xBF {
-		return body[3:]
-	}
-	return body
-}
 
 // line puts a text on one line, without control characters.
 func line(said string) string {

@@ -1,6 +1,7 @@
 package cause
 
 import (
+	"cmp"
 	"encoding/json"
 	"encoding/xml"
 	"io"
@@ -58,7 +59,8 @@ func key(name string) string {
 	return name
 }
 
-// readJSON reads a document as far as it goes: one that was cut, or that goes wrong later, has the fields before that.
+// readJSON reads a document as far as it goes: one that was cut, or that goes wrong later, has the
+// fields before that.
 func readJSON(body string) fields {
 	f := fields{at: map[string]string{}}
 	decoder := json.NewDecoder(strings.NewReader(body))
@@ -109,8 +111,10 @@ func readXML(body string) fields {
 	decoder := xml.NewDecoder(strings.NewReader(body))
 	decoder.Strict = false
 	decoder.Entity = xml.HTMLEntity
-	decoder.CharsetReader = func(_ string, input io.Reader) (io.Reader, error) { return input, nil } // it is UTF-8 by now
-	var path []string                                                                                // with the root element
+	decoder.CharsetReader = func(_ string, input io.Reader) (io.Reader, error) {
+		return input, nil // it is UTF-8 by now
+	}
+	var path []string // with the root element
 	var said strings.Builder
 	leaf := false
 	for len(f.at) < maxFields {
@@ -120,14 +124,12 @@ func readXML(body string) fields {
 		}
 		switch t := token.(type) {
 		case xml.StartElement:
-			if leaf = true; len(path) == 0 && said.Len() > 0 {
-				leaf = false
-			}
+			leaf = true
 			said.Reset()
 			path = append(path, key(t.Name.Local))
 			for _, attribute := range t.Attr {
-				if name := attribute.Name; name.Space != "xmlns" && name.Local != "xmlns" && name.Space != "xml" && !strings.HasSuffix(name.Space, "XMLSchema-instance") {
-					f.add(slices.Concat(path[1:], []string{key(name.Local)}), attribute.Value, false)
+				if !isXMLs(attribute.Name) {
+					f.add(slices.Concat(path[1:], []string{key(attribute.Name.Local)}), attribute.Value, false)
 				}
 			}
 		case xml.CharData:
@@ -148,29 +150,36 @@ func readXML(body string) fields {
 	return f
 }
 
-// ofFields chooses the parts of a cause: those at the paths that are given, then those at the built-in ones.
+// isXMLs reports whether an attribute is one of XML itself, which says nothing about an error.
+func isXMLs(name xml.Name) bool {
+	return name.Space == "xmlns" || name.Local == "xmlns" || name.Space == "xml" ||
+		strings.HasSuffix(name.Space, "XMLSchema-instance")
+}
+
+// ofFields chooses the parts of a cause: those at the paths that are given, then those at the
+// built-in ones.
 func (a *Answer) ofFields(f fields, body string) Cause {
+	given := func(string, string) bool { return true }
+	says := func(value string) bool { return !SaysNothing(value) && !IsStatus(value) && !a.isStatus(value) }
 	c := Cause{
-		Type:  f.at[f.find(a.Paths.Type, func(string, string) bool { return true })],
-		Code:  f.at[f.find(a.Paths.Code, func(string, string) bool { return true })],
-		Title: f.at[f.find(a.Paths.Title, func(string, string) bool { return true })],
+		Type: f.at[f.find(a.Paths.Type, given)], Code: f.at[f.find(a.Paths.Code, given)],
+		Title: f.at[cmp.Or(f.find(a.Paths.Title, given), f.find(built.Title, given))],
 	}
 	codeAt := ""
 	if c.Type == "" {
 		c.Type = f.at[f.find(built.Type, func(path, value string) bool {
-			return !SaysNothing(value) && !IsStatus(value) && isIdentifier(value) && (path != "name" || failing(value)) && !a.isStatus(value)
+			return says(value) && isIdentifier(value) && (path != "name" || failing(value))
 		})]
 	}
 	if c.Code == "" {
 		codeAt = f.find(built.Code, func(path, value string) bool {
+			if !says(value) || value == c.Type || len(value) > maxName || unique.MatchString(value) {
+				return false
+			}
 			named := strings.HasSuffix(path, "code") || strings.HasSuffix(path, "value") || path == "details.issue"
-			return !SaysNothing(value) && !IsStatus(value) && value != c.Type && !a.isStatus(value) && len(value) <= maxName && !unique.MatchString(value) &&
-				(isIdentifier(value) || named && identifier.MatchString(value) || named && isNumber(value))
+			return isIdentifier(value) || named && (identifier.MatchString(value) || isNumber(value))
 		})
 		c.Code = f.at[codeAt]
-	}
-	if c.Title == "" {
-		c.Title = f.at[f.find(built.Title, func(string, string) bool { return true })]
 	}
 	said := func(path, value string) bool {
 		return path != codeAt && value != c.Title && value != c.Type && !a.isStatus(value)
@@ -182,16 +191,17 @@ func (a *Answer) ofFields(f fields, body string) Cause {
 	case c.Message != "" && c.Message[0] == '{' && strings.HasSuffix(c.Message, "}"): // JSON within JSON, once
 		inner := (&Answer{Status: a.Status, Paths: a.Paths}).ofFields(readJSON(c.Message), "")
 		if inner != (Cause{}) {
-			inner.Type, inner.Code, inner.Title = either(c.Type, inner.Type), either(c.Code, inner.Code), either(c.Title, inner.Title)
+			inner.Type, inner.Code = cmp.Or(c.Type, inner.Type), cmp.Or(c.Code, inner.Code)
+			inner.Title = cmp.Or(c.Title, inner.Title)
 			return inner
 		}
 	case c.Message == "" && f.root != "":
 		c.Message = f.root
 	case c.Message == "" && c.Title == "" && c.Code == "":
-		// The first text, by the last keys of its path: {"email": ["is required"]}, {"errors": {"email": ["is
-		// required"]}}.
+		// The first text, behind the last key of its path: {"email": ["is required"]}.
 		for _, path := range f.first {
-			if value := f.at[path]; value != c.Type && !IsStatus(value) && !a.isStatus(value) && strings.ContainsAny(value, " ") {
+			value := f.at[path]
+			if value != c.Type && !IsStatus(value) && !a.isStatus(value) && strings.Contains(value, " ") {
 				c.Message = path[strings.LastIndexByte(path, '.')+1:] + ": " + value
 				break
 			}
@@ -203,14 +213,7 @@ func (a *Answer) ofFields(f fields, body string) Cause {
 	return c
 }
 
-func either(a, b string) string {
-	if a != "" {
-		return a
-	}
-	return b
-}
-
-// find is the first of some paths at which there is a value that will do.
+// find returns the first of some paths at which there is a value that ok accepts, or "".
 func (f *fields) find(paths []string, ok func(path, value string) bool) string {
 	for _, path := range paths {
 		name := path
@@ -241,7 +244,7 @@ func failing(value string) bool {
 }
 
 func isNumber(value string) bool {
-	return strings.Trim(value, "0123456789") == "" || strings.HasPrefix(value, "-") && strings.Trim(value[1:], "0123456789") == ""
+	return strings.Trim(strings.TrimPrefix(value, "-"), "0123456789") == ""
 }
 
 // isHTML reports whether a body that begins with < is a page.
@@ -253,7 +256,8 @@ func isHTML(body string) bool {
 	if strings.Contains(begin, "<!doctype html") || strings.Contains(begin, "<html") {
 		return true
 	}
-	return slices.ContainsFunc([]string{"<head", "<body", "<title", "<h1", "<p>", "<center", "<pre"}, func(tag string) bool { return strings.HasPrefix(begin, tag) })
+	return slices.ContainsFunc([]string{"<head", "<body", "<title", "<h1", "<p>", "<center", "<pre"},
+		func(tag string) bool { return strings.HasPrefix(begin, tag) })
 }
 
 // ofHTML reads a page: its title, else its first heading, else its text.

@@ -24,7 +24,8 @@ func TestDeliver_RecordsTheCause(t *testing.T) {
 		w.WriteHeader(http.StatusPaymentRequired)
 		_, _ = io.WriteString(w, `{"error": "card declined", "code": "INSUFFICIENT_FUNDS"}`)
 	})
-	s := structuredOf(t, setup(t, url, "maxAttempts: 1").deliver("", rivertype.JobStateCancelled, rivertype.JobStateDiscarded))
+	job := setup(t, url, "maxAttempts: 1").deliver("", rivertype.JobStateCancelled, rivertype.JobStateDiscarded)
+	s := structuredOf(t, job)
 	require.Equal(t, "402 Payment Required: card declined (INSUFFICIENT_FUNDS)", s.Message, "and no URL")
 	require.Equal(t, "INSUFFICIENT_FUNDS", s.Code)
 	require.Equal(t, "HTTP_402", s.Type)
@@ -32,7 +33,8 @@ func TestDeliver_RecordsTheCause(t *testing.T) {
 	require.Contains(t, s.Context["url"], "http://127.0.0.1:")
 }
 
-// An answer that never ends, or breaks off, is still a failure of its status, and what came of its body says why.
+// An answer that never ends, or breaks off, is still a failure of its status, and what came of its
+// body says why.
 func TestDeliver_AnAnswerWithoutEndIsNotLost(t *testing.T) {
 	t.Parallel()
 	for name, write := range map[string]func(w http.ResponseWriter, r *http.Request){
@@ -64,18 +66,69 @@ func TestDeliver_AnAnswerWithoutEndIsNotLost(t *testing.T) {
 	}
 }
 
+// Headers of an answer are cut like its body, and the status is not repeated as a code.
+func TestFailureOf_BoundsAndChoosesWhatHeadersName(t *testing.T) {
+	t.Parallel()
+	const body = `{"title": "Card declined", "detail": "insufficient funds"}`
+	long := strings.Repeat("x", 100_000)
+	for _, test := range []struct {
+		errorType, code, body      string
+		wantType, wantCode, wanted string
+	}{
+		{"", "409", body, "HTTP_409", "409", "409 Conflict: Card declined: insufficient funds"},
+		{"", "409", `{"code": "NO_FUNDS"}`, "HTTP_409", "NO_FUNDS", "409 Conflict: NO_FUNDS"},
+		{"CardDeclined", "51", body, "CardDeclined", "51", "409 Conflict: Card declined: insufficient funds (51)"},
+		{long, long, "", long[:197] + "…", long[:197] + "…", "409 Conflict: " + long[:197] + "…"},
+	} {
+		headers := map[string]string{"X-Error-Type": test.errorType, "X-Error-Code": test.code}
+		facts, err := delivery.FailureOf(t.Context(), &policy.Data{}, &policy.Queue{Timeout: time.Second},
+			&policy.Destination{URL: "https://bank.example/"}, &message.Message{MessageID: "m"},
+			&delivery.Answer{Status: 409, Headers: headers, Body: test.body})
+		require.NoError(t, err)
+		require.Equal(t, test.wantType, facts.Type)
+		require.Equal(t, test.wantCode, facts.Code)
+		require.Equal(t, test.wanted, facts.Message)
+	}
+}
+
+// Receivers repeat a value as their encoders write it: the answer's body is recorded as it came.
+func TestFailureOf_MasksWhatReceiversEscape(t *testing.T) {
+	t.Parallel()
+	data := &policy.Data{SensitivePaths: []string{"payload.name"}}
+	m := &message.Message{MessageID: "m", Payload: json.RawMessage(`{"name": "Zoë \"O'Neill\" <z>"}`)}
+	for _, said := range []string{
+		`Zoë \"O'Neill\" <z>`,                 // JSON
+		`Zo\u00eb \"O'Neill\" <z>`,            // of Python
+		`Zo\u00EB \"O'Neill\" <z>`,            // in upper case
+		`Zoë \"O'Neill\" \u003cz\u003e`,       // of Go
+		`Zoë &#34;O&#39;Neill&#34; &lt;z&gt;`, // HTML
+	} {
+		answer := &delivery.Answer{Status: 402, Body: "{\"error\": \"" + said + " is unknown\"}"}
+		queue, destination := &policy.Queue{Timeout: time.Second}, &policy.Destination{URL: "https://bank.example/"}
+		facts, err := delivery.FailureOf(t.Context(), data, queue, destination, m, answer)
+		require.NoError(t, err)
+		recorded := facts.Message + string(facts.Context)
+		require.Contains(t, recorded, "is unknown")
+		require.NotContains(t, recorded, "Neill", said)
+	}
+}
+
 // What the policy masks is in nothing that is recorded, wherever a text is cut.
 func TestFailureOf_MasksBeforeItCuts(t *testing.T) {
 	t.Parallel()
 	const card, name, token = "4111111111111111", "Ann Smith", "sk_live_abcdefgh1234"
-	data := &policy.Data{SensitivePaths: []string{"payload..name", "headers.x-key"}, SensitivePatterns: []string{policy.PatternCardNumbers, policy.PatternTokens}}
+	data := &policy.Data{
+		SensitivePaths:    []string{"payload..name", "headers.x-key"},
+		SensitivePatterns: []string{policy.PatternCardNumbers, policy.PatternTokens},
+	}
 	m := &message.Message{
 		MessageID: "m", Queue: "default", Headers: map[string]string{"X-Key": "open sesame"},
 		Payload: json.RawMessage(`{"customer": {"name": "` + name + `"}}`),
 	}
 	destination := &policy.Destination{Name: "bank", URL: "https://user:passw0rd@bank.example/T0ken81/x"}
 	for _, before := range []int{0, 270, 280, 290, 295, 2030, 2040} {
-		said := strings.Repeat("x", before) + " " + strings.Join([]string{card, name, token, "open sesame", "passw0rd", "T0ken81"}, " ")
+		secrets := []string{card, name, token, "open sesame", "passw0rd", "T0ken81"}
+		said := strings.Repeat("x", before) + " " + strings.Join(secrets, " ")
 		for contentType, body := range map[string]string{
 			"text/plain":               said,
 			"application/json":         fmt.Sprintf(`{"message": %q, "code": "NO", "title": %q}`, said, name+" declined"),
@@ -83,11 +136,12 @@ func TestFailureOf_MasksBeforeItCuts(t *testing.T) {
 			"text/xml":                 "<e><code>NO</code><message>" + said + "</message></e>",
 			"text/html":                "<html><title>" + said + "</title></html>",
 		} {
-			answer := &delivery.Answer{Status: 402, Headers: map[string]string{"Content-Type": contentType, "X-Error-Type": "T0ken81"}, Body: body}
+			headers := map[string]string{"Content-Type": contentType, "X-Error-Type": "T0ken81"}
+			answer := &delivery.Answer{Status: 402, Headers: headers, Body: body}
 			facts, err := delivery.FailureOf(t.Context(), data, &policy.Queue{Timeout: time.Second}, destination, m, answer)
 			require.NoError(t, err)
 			recorded := strings.Join([]string{facts.Type, facts.Code, facts.Title, facts.Message, string(facts.Context)}, "\n")
-			for _, secret := range []string{card, name, token, "open sesame", "passw0rd", "T0ken81", "4111", "Ann", "sk_live", "open", "passw", "T0k"} {
+			for _, secret := range append(secrets, "4111", "Ann", "sk_live", "open", "passw", "T0k") {
 				require.NotContains(t, recorded, secret, contentType)
 			}
 			require.LessOrEqual(t, len(facts.Message), 300+len("402 Payment Required: "))

@@ -62,7 +62,8 @@ type ClientConfig struct {
 	Idle func() error
 	// Changed is told when the client works other queues than before; nil for nobody.
 	Changed func()
-	// SystemState says how busy this machine is, for what is kept of failed attempts; nil where that is not measured.
+	// SystemState, if not nil, returns how busy this machine is. It is recorded with failed
+	// attempts.
 	SystemState func() (riverdlq.SystemState, bool)
 	// SoftStopTimeout is how long running jobs may take to finish at a stop.
 	SoftStopTimeout time.Duration
@@ -163,7 +164,7 @@ func NewClient(ctx context.Context, config ClientConfig) (*Client, error) {
 	return c, nil
 }
 
-// panics counts deliveries that panic. River logs them, and records them as errors of their jobs.
+// panics counts deliveries that panic. River logs them and records them as errors of their jobs.
 type panics struct{}
 
 // HandleError implements river.ErrorHandler.
@@ -243,19 +244,21 @@ func (c *Client) follow(ctx context.Context) (time.Duration, error) {
 	return wait, errors.Join(errs...)
 }
 
-// RiverLog returns a handler of River's lines, in the names of fields that dlqd's own have. It lets its warnings through, and its informational
-// lines (one for every job that fails, and one for every queue every few seconds) only where debug lines are wanted.
+// RiverLog returns a handler of River's log lines. It gives their fields the names that dlqd's own
+// lines have, leaves out the errors of jobs, and passes informational lines (one for each job that
+// fails, and one for each queue every few seconds) only where the level is debug.
 func RiverLog(next slog.Handler) slog.Handler { return riverLog{next, false} }
 
 type riverLog struct {
 	slog.Handler
 
-	ofJob bool // all lines are
+	ofJob bool // a field that was added before says that all lines are about a job
 }
 
-// fieldNames are those of River's fields that dlqd has, too.
+// fieldNames are dlqd's names for River's fields.
 var fieldNames = map[string]string{
-	"job_id": "job", "job_kind": "kind", "err": "error", "client_id": "client", "panic_val": "error", "goroutine_dump": "stack",
+	"job_id": "job", "job_kind": "kind", "err": "error", "client_id": "client",
+	"panic_val": "error", "goroutine_dump": "stack",
 }
 
 func (h riverLog) Enabled(ctx context.Context, level slog.Level) bool {
@@ -275,9 +278,12 @@ func (h riverLog) Handle(ctx context.Context, r slog.Record) error {
 	return h.Handler.Handle(ctx, named)
 }
 
-// named returns fields with dlqd's names, without the error of a job if they are of one, and whether they are.
+// named returns fields with dlqd's names, without the error of a job if they are of one, and
+// whether they are.
 func (h riverLog) named(attrs []slog.Attr) (named []slog.Attr, ofJob bool) {
-	ofJob = h.ofJob || slices.ContainsFunc(attrs, func(a slog.Attr) bool { return a.Key == "job_id" || a.Key == "job_kind" })
+	ofJob = h.ofJob || slices.ContainsFunc(attrs, func(a slog.Attr) bool {
+		return a.Key == "job_id" || a.Key == "job_kind"
+	})
 	for _, a := range attrs {
 		a.Key = cmp.Or(fieldNames[a.Key], a.Key)
 		if !ofJob || a.Key != "error" {

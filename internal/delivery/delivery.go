@@ -20,6 +20,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -287,7 +288,8 @@ func factsOf(failure *riverdlq.Error, job *river.Job[Args]) strategy.Facts {
 		said = nil // rules that ask for it do not match
 	}
 	return strategy.Facts{
-		Type: failure.Type, Code: failure.Code, Title: failure.Title, Message: failure.Message, Class: failure.Class, Context: said,
+		Type: failure.Type, Code: failure.Code, Title: failure.Title, Message: failure.Message,
+		Class: failure.Class, Context: said,
 		Kind: job.Args.EventKind, Queue: job.Queue, Source: job.Args.Source, Payload: job.Args.Payload, Headers: job.Args.Headers,
 	}
 }
@@ -306,7 +308,10 @@ func isWell(err error) bool {
 	return answered && class != riverdlq.ClassTransient && class != riverdlq.ClassOutage
 }
 
-func (w *Worker) deliver(ctx context.Context, data *policy.Data, destination *policy.Destination, queue *policy.Queue, job *river.Job[Args], about *metadata) (err error) {
+func (w *Worker) deliver(
+	ctx context.Context, data *policy.Data, destination *policy.Destination, queue *policy.Queue, job *river.Job[Args],
+	about *metadata,
+) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, queue.Timeout)
 	defer cancel()
 	ctx, span := w.config.Tracer.Start(ctx, http.MethodPost, trace.WithSpanKind(trace.SpanKindClient)) //nolint:spancheck // endRequestSpan ends it
@@ -316,24 +321,25 @@ func (w *Worker) deliver(ctx context.Context, data *policy.Data, destination *po
 	if err != nil {
 		return &riverdlq.Error{Type: "REQUEST_ERROR", Class: riverdlq.ClassMalformed, Message: destination.Hide(redact.Text(err.Error()))} //nolint:spancheck // likewise
 	}
+	hide := hider(data, destination, job)
 	response, err := w.client.Do(request)
 	if err != nil {
-		return transportError(ctx, destination, err)
+		return transportError(ctx, destination, err, hide)
 	}
 	defer func() { _ = response.Body.Close() }()
 	status = response.StatusCode
-	hide := hider(data, destination, job)
 	if response.StatusCode < http.StatusOK { // 101: what follows is no answer, and lasts as long as the receiver likes
 		return answerError(destination, response, nil, hide)
 	}
 	body, err := io.ReadAll(io.LimitReader(response.Body, cause.MaxBytes))
 	switch success := response.StatusCode <= 299; {
 	case err != nil && (success || stopped(ctx)):
-		return transportError(ctx, destination, err)
+		return transportError(ctx, destination, err, hide)
 	case success:
 		return w.success(ctx, job, queue, destination, response, body, hide)
 	}
-	// The status of an answer that was cut off says that it is a failure; its body is what has come of it.
+	// The status of an answer that was cut off says that it is a failure; its body is what has come
+	// of it.
 	failure := answerError(destination, response, body, hide)
 	if after, ok := retryAfter(response.Header.Get("Retry-After"), time.Now()); ok {
 		job.Args.retryAfter = &after
@@ -395,30 +401,38 @@ func newRequest(ctx context.Context, destination *policy.Destination, job *river
 	return request, nil
 }
 
-// hider returns a function that takes out of a text what may not be shown: many receivers repeat what they were sent, and where.
+// hider returns a function that takes out of a text what must not be shown: many receivers repeat
+// what they were sent, and where. It reads the message at its first call, so that a delivery that
+// succeeds costs nothing.
 func hider(data *policy.Data, destination *policy.Destination, job *river.Job[Args]) func(text string) string {
-	mask := data.Mask(func() map[string]any {
-		event := map[string]any{}
-		for root, raw := range map[string]json.RawMessage{"payload": job.Args.Body(), "metadata": job.Args.Metadata} {
-			decoder := json.NewDecoder(bytes.NewReader(raw))
-			decoder.UseNumber()
-			var value any
-			_ = decoder.Decode(&value) // it was checked when it was submitted
-			event[root] = value
-		}
-		headers := map[string]any{}
-		for name, value := range job.Args.Headers {
-			headers[name] = value
-		}
-		event["headers"] = headers
-		return event
+	mask := sync.OnceValue(func() func(string) string {
+		return data.Mask(func() map[string]any { return eventOf(job) })
 	})
-	return func(text string) string { return mask(destination.Hide(text)) }
+	return func(text string) string { return mask()(destination.Hide(text)) }
+}
+
+// eventOf returns the parts of a job that sensitive paths name.
+func eventOf(job *river.Job[Args]) map[string]any {
+	event := map[string]any{}
+	for root, raw := range map[string]json.RawMessage{"payload": job.Args.Body(), "metadata": job.Args.Metadata} {
+		decoder := json.NewDecoder(bytes.NewReader(raw))
+		decoder.UseNumber()
+		var value any
+		_ = decoder.Decode(&value) // it was checked when it was submitted
+		event[root] = value
+	}
+	headers := map[string]any{}
+	for name, value := range job.Args.Headers {
+		headers[name] = value
+	}
+	event["headers"] = headers
+	return event
 }
 
 // success looks into a 2xx answer for a receiver that says no all the same.
-func (w *Worker) success(ctx context.Context, job *river.Job[Args], queue *policy.Queue, destination *policy.Destination, response *http.Response, body []byte,
-	hide func(string) string,
+func (w *Worker) success(
+	ctx context.Context, job *river.Job[Args], queue *policy.Queue, destination *policy.Destination,
+	response *http.Response, body []byte, hide func(string) string,
 ) error {
 	var answer struct {
 		Success *bool `json:"success"`
@@ -435,7 +449,8 @@ func (w *Worker) success(ctx context.Context, job *river.Job[Args], queue *polic
 		return failure
 	}
 	return river.MetadataSet(ctx, LogicalFailureKey, map[string]any{
-		"at": time.Now().UTC().Format(time.RFC3339Nano), "attempt": job.Attempt, "status": status, "body": excerpt(hide(string(body))),
+		"at": time.Now().UTC().Format(time.RFC3339Nano), "attempt": job.Attempt, "status": status,
+		"body": excerpt(hide(string(body))),
 	})
 }
 
@@ -445,19 +460,20 @@ func statusLine(status int) string {
 }
 
 // answerError is what an answer other than a success means.
-func answerError(destination *policy.Destination, response *http.Response, body []byte, hide func(string) string) *riverdlq.Error {
+func answerError(
+	destination *policy.Destination, response *http.Response, body []byte, hide func(string) string,
+) *riverdlq.Error {
 	status := response.StatusCode
 	answer := cause.Answer{
-		Status: status, ContentType: response.Header.Get("Content-Type"), Body: body, Paths: cause.Paths(destination.ErrorPaths), Hide: hide,
+		Status: status, ContentType: response.Header.Get("Content-Type"),
+		Type: response.Header.Get("X-Error-Type"), Code: response.Header.Get("X-Error-Code"),
+		Body: body, Paths: cause.Paths(destination.ErrorPaths), Hide: hide,
 	}
 	said := answer.Cause()
-	for header, name := range map[string]*string{"X-Error-Type": &said.Type, "X-Error-Code": &said.Code} {
-		if v := response.Header.Get(header); v != "" {
-			*name = hide(v)
-		}
-	}
 	failure := &riverdlq.Error{
-		Type: cmp.Or(said.Type, "HTTP_"+strconv.Itoa(status)), Code: cmp.Or(said.Code, strconv.Itoa(status)), Title: said.Title,
+		Type:    cmp.Or(said.Type, "HTTP_"+strconv.Itoa(status)),
+		Code:    cmp.Or(said.Code, strconv.Itoa(status)),
+		Title:   said.Title,
 		Message: statusLine(status),
 		Context: map[string]any{"status": status, "destination": destination.Name, "url": destination.ShownURL()},
 	}
@@ -477,13 +493,16 @@ func answerError(destination *policy.Destination, response *http.Response, body 
 	return failure
 }
 
-// stopped reports whether a delivery was cut off by its own process: the program is stopping, or an operator cancelled the job.
+// stopped reports whether a delivery was cut off by its own process: the program is stopping, or an
+// operator cancelled the job.
 func stopped(ctx context.Context) bool {
 	return ctx.Err() != nil && !errors.Is(ctx.Err(), context.DeadlineExceeded)
 }
 
 // transportError is what it means that there was no answer.
-func transportError(ctx context.Context, destination *policy.Destination, err error) error {
+func transportError(
+	ctx context.Context, destination *policy.Destination, err error, hide func(string) string,
+) error {
 	if stopped(ctx) {
 		return err // River knows why
 	}
@@ -508,7 +527,7 @@ func transportError(ctx context.Context, destination *policy.Destination, err er
 	if outer, ok := errors.AsType[*url.Error](err); ok {
 		err = outer.Err // its text repeats the URL, with the password if there is one
 	}
-	failure.Message = destination.Hide(err.Error())
+	failure.Message = hide(err.Error()) // an answer that is not HTTP is quoted in it
 	return failure
 }
 

@@ -267,10 +267,13 @@ func TestDeliver_problemDocumentsAndErrorHeaders(t *testing.T) {
 	require.Equal(t, "\uFFFD\uFFFDx", s.Context["body"])
 }
 
-// A destination may say itself what class its error is of; what is no class counts for nothing.
+// A destination may name the class of its error. A name that is no class is ignored.
 func TestDeliver_DestinationNamesTheClass(t *testing.T) {
 	t.Parallel()
-	for header, want := range map[string]rivertype.JobState{"transient": rivertype.JobStateRetryable, "nonsense": rivertype.JobStateCancelled} {
+	for header, want := range map[string]rivertype.JobState{
+		"transient": rivertype.JobStateRetryable,
+		"nonsense":  rivertype.JobStateCancelled,
+	} {
 		url := answering(t, func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("X-Error-Class", header)
 			w.Header().Set("X-Error-Type", "ValidationError")
@@ -279,11 +282,12 @@ func TestDeliver_DestinationNamesTheClass(t *testing.T) {
 		b := setup(t, url, "maxAttempts: 2, backoff: {delay: 1h}")
 		job := b.deliver("", rivertype.JobStateRetryable, rivertype.JobStateCancelled)
 		require.Equal(t, want, job.State, header)
-		require.Equal(t, map[string]string{"transient": "transient", "nonsense": "validation"}[header], <-b.outcomes)
+		class := map[string]string{"transient": "transient", "nonsense": "validation"}[header]
+		require.Equal(t, class, <-b.outcomes)
 	}
 }
 
-// A 500 with a bug behind it fails each time: its message is not sent again.
+// The message of a 500 that reports a bug is not sent again: it would fail each time.
 func TestDeliver_BugOfTheReceiverEndsTheJob(t *testing.T) {
 	t.Parallel()
 	url := answering(t, func(w http.ResponseWriter, _ *http.Request) {
@@ -540,13 +544,16 @@ func TestFailureOf_isWhatADeliveryRecords(t *testing.T) {
 		}
 		job := setup(t, url, "maxAttempts: 2, backoff: {delay: 1h}").deliver("", rivertype.JobStateRetryable, rivertype.JobStateCancelled)
 		real := structuredOf(t, job)
-		facts, err := delivery.FailureOf(t.Context(), &policy.Data{}, &policy.Queue{Timeout: time.Second}, &policy.Destination{Name: "default", URL: url}, &message.Message{MessageID: "m", Queue: "default", Payload: json.RawMessage("{}")}, &test.answer)
+		destination := &policy.Destination{Name: "default", URL: url}
+		m := &message.Message{MessageID: "m", Queue: "default", Payload: json.RawMessage("{}")}
+		facts, err := delivery.FailureOf(t.Context(), &policy.Data{}, &policy.Queue{Timeout: time.Second}, destination, m, &test.answer)
 		require.NoError(t, err, name)
 		require.Equal(t, []string{real.Type, real.Code}, []string{facts.Type, facts.Code}, name)
 		var context map[string]any
 		require.NoError(t, json.Unmarshal(facts.Context, &context))
 		require.Equal(t, real.Context, context, name)
 	}
-	_, err = delivery.FailureOf(t.Context(), &policy.Data{}, &policy.Queue{Timeout: time.Second}, &policy.Destination{URL: "http://x"}, &message.Message{}, &delivery.Answer{Failure: "BAD_LUCK"})
+	destination, answer := &policy.Destination{URL: "http://x"}, &delivery.Answer{Failure: "BAD_LUCK"}
+	_, err = delivery.FailureOf(t.Context(), &policy.Data{}, &policy.Queue{}, destination, &message.Message{}, answer)
 	require.ErrorContains(t, err, "there are: CONNECTION_ERROR,")
 }

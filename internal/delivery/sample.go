@@ -55,7 +55,10 @@ func (a *Answer) RoundTrip(request *http.Request) (*http.Response, error) {
 }
 
 // FailureOf delivers a message as a [Worker] does, but to an answer in place of a network, and returns what rules go by.
-func FailureOf(ctx context.Context, data *policy.Data, queue *policy.Queue, destination *policy.Destination, m *message.Message, answer *Answer) (strategy.Facts, error) {
+func FailureOf(
+	ctx context.Context, data *policy.Data, queue *policy.Queue, destination *policy.Destination,
+	m *message.Message, answer *Answer,
+) (strategy.Facts, error) {
 	if answer.Failure != "" && failures[answer.Failure] == nil {
 		return strategy.Facts{}, errors.New("there is no failure " + answer.Failure + " (there are: " + strings.Join(slices.Sorted(maps.Keys(failures)), ", ") + ")")
 	}

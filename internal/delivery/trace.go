@@ -15,8 +15,9 @@ import (
 	"github.com/dlqd/dlqd/riverdlq"
 )
 
-// startSpan starts the span of an attempt, in the trace that the message was submitted in. A redelivery has a trace of its own, which is
-// linked to that one and to its replay run, or to the request that asked for it: it may come weeks later.
+// startSpan starts the span of an attempt, in the trace that the message was submitted in. A
+// redelivery, which may come weeks later, has a trace of its own. It is linked to that one, and to
+// its replay run or the request that asked for it.
 func (w *Worker) startSpan(ctx context.Context, job *river.Job[Args], about *metadata) (context.Context, trace.Span) {
 	ctx = telemetry.With(ctx, about.Parent, about.State)
 	options := []trace.SpanStartOption{trace.WithSpanKind(trace.SpanKindConsumer)}
@@ -31,7 +32,7 @@ func (w *Worker) startSpan(ctx context.Context, job *river.Job[Args], about *met
 		if replay := trace.SpanContextFromContext(telemetry.With(context.Background(), parent, state)); replay.IsValid() {
 			options = append(options, telemetry.Link(replay, "replay"))
 		}
-		if telemetry.Sends(w.config.Tracer) { // else the trace is handed on as it came
+		if telemetry.Sends(w.config.Tracer) { // else the receiver gets the trace context as it came
 			ctx = telemetry.Anew(ctx)
 		}
 	}

@@ -1,17 +1,30 @@
 package delivery
 
 import (
+	"errors"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/dlqd/dlqd/internal/policy"
 	"github.com/dlqd/dlqd/riverdlq"
 )
 
-// What says that a request came too early, or to what is locked, says nothing against its destination.
+// Statuses 423 (Locked) and 425 (Too Early) are about one request: the destination is not down.
 func TestIsWell_AnswersAboutOneRequest(t *testing.T) {
 	t.Parallel()
-	for status, want := range map[int]bool{402: true, 408: false, 423: true, 425: true, 429: true, 500: false, 503: false} {
+	for status, want := range map[int]bool{
+		402: true, 408: false, 423: true, 425: true, 429: true, 500: false, 503: false,
+	} {
 		require.Equal(t, want, isWell(&riverdlq.Error{Context: map[string]any{"status": status}}), status)
 	}
+}
+
+// The error of an answer that is not HTTP quotes it.
+func TestTransportError_IsMasked(t *testing.T) {
+	t.Parallel()
+	hide := func(text string) string { return strings.ReplaceAll(text, "4111111111111111", "***") }
+	err := errors.New(`net/http: HTTP/1.x transport connection broken: malformed HTTP response "card 4111111111111111"`)
+	require.NotContains(t, transportError(t.Context(), &policy.Destination{}, err, hide).Error(), "4111")
 }

@@ -152,7 +152,8 @@ func (s *Store) Get(ctx context.Context, queue, fingerprint string, over time.Du
 	return &found[0], nil
 }
 
-// Former returns the fingerprints of the groups of an earlier grouping method with which a group goes on: the last 100.
+// Former returns the fingerprints of the groups of an earlier grouping method with which a group
+// goes on: the last 100.
 func (s *Store) Former(ctx context.Context, g *Group) ([]string, error) {
 	names, err := s.queries().GroupNames(ctx, dbsqlc.GroupNamesParams{Queue: g.Queue, Fingerprint: g.Fingerprint})
 	return slices.DeleteFunc(names, func(name string) bool { return name == g.Fingerprint }), deadletter.Named(err)

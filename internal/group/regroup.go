@@ -14,31 +14,36 @@ import (
 )
 
 const (
-	// regroupInterval is between two looks for entries of former groups: processes of an earlier version may still file some.
+	// regroupInterval is the pause between two searches for entries of former groups: processes of
+	// an earlier version may still file some.
 	regroupInterval = 5 * time.Second
-	// regroupTimeout bounds one turn: a batch, or all groups that are to be learned.
+	// regroupTimeout bounds one turn: a batch, or the learning of all groups.
 	regroupTimeout = time.Minute
-	// regroupBatch is how many entries one statement moves. The pause after it is as long as the batch took.
+	// regroupBatch is how many entries one statement moves. The pause after a batch is as long as
+	// it took.
 	regroupBatch = 500
-	// learnInterval is between two looks for groups of which no alias is known. Those without an entry stay so.
+	// learnInterval is the pause between two searches for groups without an alias. Those without an
+	// entry never get one.
 	learnInterval = time.Minute
-	// learnPage is how many groups one statement looks at.
+	// learnPage is how many groups one statement reads.
 	learnPage = 100
-	// learnEntries is how many of the last entries of a muted or fixed group say what it is now. Of others it is one.
+	// learnEntries is how many of the last entries of a muted or fixed group are read. Of other
+	// groups one is read.
 	learnEntries = 20
-	// markedTimeout bounds how long filing waits for what people said of groups.
+	// markedTimeout bounds how long the first filing waits for [Regrouper.LearnMarked].
 	markedTimeout = 5 * time.Second
 )
 
-// Regrouper moves open entries out of groups of an earlier grouping method, and has their groups go on as those of
-// [strategy.GroupingMethod]. The database holds all its progress: fingerprints say which method made them.
+// Regrouper moves open entries from groups of an earlier grouping method to those of
+// [strategy.GroupingMethod], which take over their counts, owners and notes. The database holds its
+// progress: a fingerprint says which method made it.
 type Regrouper struct {
 	Store  *Store
 	Logger *slog.Logger
 	Actor  string // in the audit trail
 
-	learned    time.Time // when all groups were last looked at
-	afterGroup string    // the last entry that a batch has looked at
+	learned    time.Time // when all groups were last read
+	afterGroup string    // the last entry that a batch has read
 	afterID    uuid.UUID
 }
 
@@ -51,8 +56,8 @@ func (r *Regrouper) Loop() *background.Loop {
 	})
 }
 
-// Once learns what former groups are now and then moves one batch of entries. It returns how long to wait until the next
-// turn; 0 for the interval.
+// Once records the aliases of former groups, then moves one batch of entries. It returns how long
+// to wait until the next turn; 0 for the interval.
 func (r *Regrouper) Once(ctx context.Context) (time.Duration, error) {
 	if time.Since(r.learned) >= learnInterval {
 		if err := r.learn(ctx, false); err != nil {
@@ -72,7 +77,7 @@ func (r *Regrouper) Once(ctx context.Context) (time.Duration, error) {
 		}
 	}
 	if len(rows) < regroupBatch {
-		r.afterGroup, r.afterID = "", uuid.Nil // entries that another session held
+		r.afterGroup, r.afterID = "", uuid.Nil // the next turn finds entries that another session held
 		return 0, nil
 	}
 	last := &rows[len(rows)-1]
@@ -80,15 +85,17 @@ func (r *Regrouper) Once(ctx context.Context) (time.Duration, error) {
 	return time.Since(start), nil
 }
 
-// LearnMarked has the groups of which people have said something go on as what they are now. DLQ workers wait for it before
-// they file their first entry: an entry that joins a muted group then joins one that is muted.
+// LearnMarked records the aliases of the former groups that have an owner, a note, a mute or a mark
+// as fixed. DLQ workers call it before they file their first entry, so that an entry of a muted
+// group joins a muted one.
 func (r *Regrouper) LearnMarked(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, markedTimeout)
 	defer cancel()
 	return r.learn(ctx, true)
 }
 
-// learn finds out, by their last entries, what former groups are now of which that is not known.
+// learn records the aliases of former groups that have none, as the fingerprints of their last
+// entries.
 func (r *Regrouper) learn(ctx context.Context, onlyMarked bool) error {
 	page := dbsqlc.FormerGroupsParams{OnlyMarked: onlyMarked, Most: learnPage}
 	for {
@@ -125,7 +132,7 @@ func (r *Regrouper) learn(ctx context.Context, onlyMarked bool) error {
 	}
 }
 
-// fingerprints are those of entries by the present method.
+// fingerprints returns those of entries by the present method.
 func fingerprints(rows []dbsqlc.FormerEntriesRow) []string {
 	now := make([]string, len(rows))
 	for i := range rows {
@@ -141,8 +148,8 @@ func failure(row *dbsqlc.FormerEntriesRow) *strategy.Failure {
 	}
 }
 
-// alias records what the groups of some entries are now. It is a transaction of its own: what people said of a group is said
-// of the new one before an entry is there.
+// alias records what the groups of some entries are now. It is a transaction of its own: the new
+// group has the owner, note and mute before its first entry is there.
 func (r *Regrouper) alias(ctx context.Context, rows []dbsqlc.FormerEntriesRow, now []string) error {
 	type pair struct{ queue, former, now string }
 	seen := map[pair]bool{}

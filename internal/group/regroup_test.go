@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -15,6 +16,9 @@ import (
 	"github.com/dlqd/dlqd/internal/group"
 	"github.com/dlqd/dlqd/internal/strategy"
 )
+
+// find counts the entries that a filter for a failure group chooses.
+const find = "SELECT count(*) FROM dlq.find_ids(jsonb_build_object('fingerprint', $1::text), 100)"
 
 // former is the fingerprint of a group of method 1.
 func former(n int) string { return fmt.Sprintf("%016x", 0xf000+n) }
@@ -27,9 +31,12 @@ func (b *bundle) failAs(queue, fingerprint, message string, at time.Time) (id st
 	b.Helper()
 	b.jobs++
 	kind := fmt.Sprint("m", b.jobs)
-	b.exec(`INSERT INTO river_job (kind, args, queue, max_attempts, attempt, state) VALUES ($2, '{}', $1, 5, 5, 'running')`, queue, kind)
-	b.exec(`UPDATE river_job SET state = 'discarded', finalized_at = $2, errors = ARRAY[jsonb_build_object('error', $3::text, 'attempt', attempt)] WHERE kind = $1`, kind, at, message)
-	b.exec(`SELECT dlq.file_as(ARRAY(SELECT id FROM dlq.dead_letter_queue WHERE kind = $1), 'worker:1', NULL, '{dlq_manual}', '{manual}', '{outage}', '{r}', ARRAY[$2])`, kind, fingerprint)
+	b.exec(`INSERT INTO river_job (kind, args, queue, max_attempts, attempt, state)
+		VALUES ($2, '{}', $1, 5, 5, 'running')`, queue, kind)
+	b.exec(`UPDATE river_job SET state = 'discarded', finalized_at = $2,
+		errors = ARRAY[jsonb_build_object('error', $3::text, 'attempt', attempt)] WHERE kind = $1`, kind, at, message)
+	b.exec(`SELECT dlq.file_as(ARRAY(SELECT id FROM dlq.dead_letter_queue WHERE kind = $1), 'worker:1', NULL,
+		'{dlq_manual}', '{manual}', '{outage}', '{r}', ARRAY[$2])`, kind, fingerprint)
 	return b.text(`SELECT id FROM dlq.dead_letter_queue WHERE kind = $1`, kind)
 }
 
@@ -52,18 +59,22 @@ func (b *bundle) regroup() {
 	b.refresh()
 }
 
-// agree compares the rollups of groups with the entries, and with what a rebuild makes of the audit trail.
+// agree compares the rollups of groups with the entries, and with what a rebuild makes of the audit
+// trail.
 func (b *bundle) agree() {
 	b.Helper()
 	require.Empty(b, b.text(`SELECT string_agg(d::text, ', ') FROM (
 		SELECT e.queue, coalesce(a.fingerprint, e.fingerprint), count(*) FROM dlq.dead_letter_open e
 		LEFT JOIN dlq.group_aliases a ON a.main AND a.queue = e.queue AND a.former = e.fingerprint GROUP BY 1, 2
 		EXCEPT SELECT queue, fingerprint, open FROM dlq.failure_groups) d`), "open entries that are not counted")
-	require.Equal(b, b.text("SELECT count(*) FROM dlq.dead_letter_open"), b.text("SELECT coalesce(sum(open), 0) FROM dlq.failure_groups"))
+	require.Equal(b, b.text("SELECT count(*) FROM dlq.dead_letter_open"),
+		b.text("SELECT coalesce(sum(open), 0) FROM dlq.failure_groups"))
 	rollups := func() string {
 		return b.text(`SELECT string_agg(line, E'\n' ORDER BY line) FROM (
 			SELECT to_jsonb(r)::text FROM dlq.rollup_groups r
-			UNION ALL SELECT concat_ws(' ', 'group', queue, fingerprint, failures, open, first_seen, last_seen) FROM dlq.failure_groups g
+			UNION ALL
+			SELECT concat_ws(' ', 'group', queue, fingerprint, failures, open, first_seen, last_seen)
+			FROM dlq.failure_groups g
 			WHERE NOT EXISTS (SELECT FROM dlq.group_aliases a WHERE a.queue = g.queue AND a.former = g.fingerprint)) l (line)`)
 	}
 	before := rollups()
@@ -78,7 +89,8 @@ func (b *bundle) groups() []group.Group {
 	return all
 }
 
-// A former group and what it is now, one to one: everything that was known of it is known of the new group.
+// A former group and what it is now, one to one: everything that was known of it is known of the
+// new group.
 func TestRegroup_GoesOnWithWhatIsKnown(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -94,7 +106,9 @@ func TestRegroup_GoesOnWithWhatIsKnown(t *testing.T) {
 		case "fixed", "regressed":
 			b.set("payments", former(i), group.Change{Status: group.Fixed})
 		case "muted":
-			b.set("payments", former(i), group.Change{Status: group.Muted, MuteFailures: new(int64(5)), MuteUntil: new(time.Now().Add(time.Hour))})
+			until := time.Now().Add(time.Hour)
+			change := group.Change{Status: group.Muted, MuteFailures: new(int64(5)), MuteUntil: &until}
+			b.set("payments", former(i), change)
 		}
 	}
 	b.failAs("payments", former(2), "lost regressed", time.Now())
@@ -110,7 +124,8 @@ func TestRegroup_GoesOnWithWhatIsKnown(t *testing.T) {
 	require.Equal(t, changed, b.text("SELECT max(updated_at) FROM dlq.dead_letter_open"))
 	require.Equal(t, trail, b.text("SELECT count(*) FROM dlq.dead_letter_transitions"), "no move of the state machine")
 	require.Equal(t, "5", b.text("SELECT count(*) FROM dlq.dead_letter_open WHERE length(fingerprint) = 20"))
-	require.Equal(t, "4", b.text("SELECT count(*) FROM dlq.dead_letter_queue WHERE length(fingerprint) = 16"), "closed entries")
+	const ofMethod1 = "SELECT count(*) FROM dlq.dead_letter_queue WHERE length(fingerprint) = 16"
+	require.Equal(t, "4", b.text(ofMethod1), "closed entries")
 	require.Len(t, b.groups(), len(states))
 	for i, state := range states {
 		g := b.get("payments", former(i)) // a link of before
@@ -119,15 +134,19 @@ func TestRegroup_GoesOnWithWhatIsKnown(t *testing.T) {
 		was.Fingerprint, was.Sample, g.Sample = g.Fingerprint, nil, nil
 		require.Equal(t, &was, g)
 		for _, name := range []string{former(i), present("lost " + state)} {
-			require.Equal(t, map[string]string{"regressed": "3"}[state]+map[bool]string{true: "2"}[state != "regressed"],
-				b.text(`SELECT count(*) FROM dlq.find_ids(jsonb_build_object('fingerprint', $1::text), 100)`, name), "open and closed, by either")
+			entries := map[bool]int{true: 3, false: 2}[state == "regressed"]
+			require.Equal(t, strconv.Itoa(entries), b.text(find, name), "open and closed, by either")
 			ids, err := b.store.LastEntries(t.Context(), g, 20)
 			require.NoError(t, err)
-			require.Len(t, ids, map[bool]int{true: 3, false: 2}[state == "regressed"])
+			require.Len(t, ids, entries)
 		}
-		require.NotEmpty(t, b.text(`SELECT count(*) FROM dlq.find_ids(jsonb_build_object('fingerprint', $1::text, 'queue', 'payments'), 100)`, former(i)[:10]))
 	}
-	marks, err := b.store.Marks(t.Context(), []group.Key{{Queue: "payments", Fingerprint: present("lost muted")}, {Queue: "payments", Fingerprint: former(3)}})
+	require.Equal(t, "9", b.text(`SELECT count(*) FROM dlq.find_ids(
+		jsonb_build_object('fingerprint', $1::text, 'queue', 'payments'), 100)`, former(0)[:10]), "by the first digits")
+	require.Equal(t, "2", b.text(find, present("lost open")[:16]), "16 digits are the first ones, too")
+	marks, err := b.store.Marks(t.Context(), []group.Key{
+		{Queue: "payments", Fingerprint: present("lost muted")}, {Queue: "payments", Fingerprint: former(3)},
+	})
 	require.NoError(t, err)
 	for _, mark := range marks {
 		require.Equal(t, group.Mark{Owner: "annamuted", Muted: true}, mark)
@@ -138,9 +157,11 @@ func TestRegroup_GoesOnWithWhatIsKnown(t *testing.T) {
 	require.EqualValues(t, 1, muted)
 	b.failAs("payments", present("lost open"), "lost open", time.Now())
 	require.Equal(t, "annaopen", b.text("SELECT assigned_to FROM dlq.dead_letter_open ORDER BY id DESC LIMIT 1"))
-	require.NotEmpty(t, b.text("SELECT act FROM dlq.acts WHERE subject = $1 AND origin IS NULL", "group payments "+present("lost muted")))
+	require.Equal(t, "goes on with a former group", b.text(
+		"SELECT act FROM dlq.acts WHERE subject = $1 AND origin IS NULL", "group payments "+present("lost muted")))
 
-	// What is said of the old name is said of the new group, also to a dlqd that knows the old one alone.
+	// What is said of the old name is said of the new group, also to a dlqd that knows the old one
+	// alone.
 	b.set("payments", former(3), group.Change{Status: group.Open, Owner: new("bert")})
 	require.Equal(t, group.Open, b.get("payments", present("lost muted")).Status)
 	marks, err = b.store.Marks(t.Context(), []group.Key{{Queue: "payments", Fingerprint: former(3)}})
@@ -151,7 +172,22 @@ func TestRegroup_GoesOnWithWhatIsKnown(t *testing.T) {
 	require.Equal(t, group.Fixed, b.get("payments", former(1)).Status)
 }
 
-// Owner and note are inherited always; a mute and a mark as fixed are not where a group is split, or joined with another.
+// A long trace is read as filing reads it, both of its ends: Python's own frame is the last.
+func TestRegroup_ReadsTheEndsOfATrace(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	trace := "Traceback (most recent call last):\n" +
+		strings.Repeat("  File \"/venv/lib/python3.12/site-packages/x/y.py\", line 1, in go\n    x\n", 400) +
+		"  File \"/app/shop/prices.py\", line 7, in find\n    x\nKeyError: 'x'\n"
+	id := b.failAs("payments", former(1), "lost", time.Now())
+	b.exec("UPDATE dlq.dead_letter_queue SET error_stack_trace = $2 WHERE id = $1", id, trace)
+	b.regroup()
+	filed := strategy.Fingerprint(&strategy.Failure{Message: "lost", Trace: b.text("SELECT dlq.trace_ends($1)", trace)})
+	require.Equal(t, filed, b.text("SELECT fingerprint FROM dlq.dead_letter_open"))
+}
+
+// Owner and note are always inherited; a mute and a mark as fixed are not where a group is split,
+// or joined with another.
 func TestRegroup_SplitsAndJoins(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -166,7 +202,9 @@ func TestRegroup_SplitsAndJoins(t *testing.T) {
 	b.failAs("payments", former(3), "lost", at.Add(-time.Hour))
 	b.refresh()
 	until := time.Now().Add(time.Hour)
-	b.set("payments", former(1), group.Change{Owner: new("anna"), Note: new("the bank"), Status: group.Muted, MuteUntil: &until})
+	b.set("payments", former(1), group.Change{
+		Owner: new("anna"), Note: new("the bank"), Status: group.Muted, MuteUntil: &until,
+	})
 	b.set("payments", former(2), group.Change{Owner: new("bert"), Status: group.Fixed})
 	b.set("payments", former(3), group.Change{Note: new("seldom")})
 	first := map[int]time.Time{}
@@ -194,11 +232,12 @@ func TestRegroup_SplitsAndJoins(t *testing.T) {
 	require.Contains(t, *g.Note, "seldom")
 	require.EqualValues(t, 2, g.Failures)
 	require.Equal(t, first[3], g.FirstSeen)
-	require.Equal(t, "5", b.text(`SELECT count(*) FROM dlq.find_ids(jsonb_build_object('fingerprint', $1::text), 100)`, former(1)), "the old name finds both parts")
+	require.Equal(t, "5", b.text(find, former(1)), "the old name finds both parts")
 	require.Equal(t, "0", b.text("SELECT dlq.muted_entries()"))
 	b.agree()
 
-	// A group that turns up later joins one that had inherited a mute: that ends, unless a person has said so since.
+	// A group that turns up later joins one that had inherited a mute: that ends, unless a person
+	// has said so since.
 	for i, message := range []string{"slow", "gone"} {
 		b.failAs("mails", former(10+i), message, at)
 		b.refresh()
@@ -218,7 +257,8 @@ func TestRegroup_SplitsAndJoins(t *testing.T) {
 	b.agree()
 }
 
-// A group without open entries is what its last entries are, and one whose entries are gone stays as it was.
+// A group without open entries is what its last entries are, and one whose entries are gone stays
+// as it was.
 func TestRegroup_ClosedGroupsGoOn(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -245,14 +285,16 @@ func TestRegroup_ClosedGroupsGoOn(t *testing.T) {
 	b.agree()
 }
 
-// A dlqd of before goes on filing and judging beside the new one: lists show one group, which never flaps.
+// A dlqd of before goes on filing and judging beside the new one: lists show one group, which never
+// flaps.
 func TestRegroup_BesideAFormerDlqd(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	at := time.Now().Add(-time.Hour)
 	b.failAs("payments", former(1), "lost", at)
 	b.refresh()
-	b.set("payments", former(1), group.Change{Status: group.Muted, MuteUntil: new(time.Now().Add(time.Hour)), Owner: new("anna")})
+	until := time.Now().Add(time.Hour)
+	b.set("payments", former(1), group.Change{Status: group.Muted, MuteUntil: &until, Owner: new("anna")})
 	b.regroup()
 	for i := range 6 {
 		as := former(1)
@@ -274,8 +316,10 @@ func TestRegroup_BesideAFormerDlqd(t *testing.T) {
 			b.regroup()
 		}
 	}
-	// The former dlqd's reclassification puts entries back: they are moved again, and the group stays what it is.
-	b.exec("UPDATE dlq.dead_letter_queue SET fingerprint = $1, move = '{\"actor\": \"worker:1\", \"reason\": \"reclassified\"}' WHERE status = 'dlq_manual' AND length(fingerprint) = 20", former(1))
+	// The former dlqd's reclassification puts entries back: they are moved again, and the group
+	// stays what it is.
+	b.exec(`UPDATE dlq.dead_letter_queue SET fingerprint = $1, move = '{"actor": "worker:1", "reason": "reclassified"}'
+		WHERE status = 'dlq_manual' AND length(fingerprint) = 20`, former(1))
 	b.refresh()
 	require.EqualValues(t, 7, b.groups()[0].Open)
 	b.regroup()
@@ -289,14 +333,16 @@ func TestRegroup_BesideAFormerDlqd(t *testing.T) {
 func TestRegroup_FromOther(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	b.exec("INSERT INTO dlq.failure_groups (queue, fingerprint, first_seen, last_seen) SELECT 'payments', 'full' || lpad(i::text, 16, '0'), now(), now() FROM generate_series(1, 10000) i")
+	b.exec(`INSERT INTO dlq.failure_groups (queue, fingerprint, first_seen, last_seen)
+		SELECT 'payments', 'full' || lpad(i::text, 16, '0'), now(), now() FROM generate_series(1, 10000) i`)
 	for i := range 4 {
 		b.failAs("payments", former(i), "lost", time.Now())
 	}
 	b.refresh()
 	require.Equal(t, "4", b.text("SELECT open FROM dlq.failure_groups WHERE fingerprint = 'other'"))
 	b.regroup()
-	require.Equal(t, "4", b.text("SELECT count(*) FROM dlq.dead_letter_open WHERE length(fingerprint) = 16"), "the rollups may not have counted them")
+	const ofMethod1 = "SELECT count(*) FROM dlq.dead_letter_open WHERE length(fingerprint) = 16"
+	require.Equal(t, "4", b.text(ofMethod1), "the rollups may not have counted them")
 	b.exec("UPDATE dlq.dead_letter_open SET updated_at = now() - interval '1 hour'")
 	b.exec("DELETE FROM dlq.failure_groups WHERE fingerprint LIKE 'full%'")
 	b.regroup()
@@ -305,11 +351,32 @@ func TestRegroup_FromOther(t *testing.T) {
 	require.Equal(t, "0", b.text("SELECT count(*) FROM dlq.group_aliases"))
 }
 
-// An entry that another session holds is left for the next time, and nobody waits for it.
+// An entry that has failed again since it was read is not moved by its earlier error.
+func TestRegroup_LeavesWhatHasFailedAgain(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	id := b.failAs("payments", former(1), "lost", time.Now())
+	b.exec("UPDATE dlq.dead_letter_open SET updated_at = now() - interval '1 hour'")
+	b.refresh()
+	regroup := func(read string) string {
+		return b.text(`SELECT dlq.regroup(ARRAY[$1::uuid], ARRAY[$2], ARRAY[$3],
+			ARRAY[last_failed_at - $4::interval], 'worker:1') FROM dlq.dead_letter_open`,
+			id, former(1), present("lost"), read)
+	}
+	require.Equal(t, "0", regroup("1 second"))
+	require.Equal(t, former(1), b.text("SELECT fingerprint FROM dlq.dead_letter_open"))
+	require.Equal(t, "1", regroup("0"))
+}
+
+// An entry that another session holds is left for the next turn, and the batch does not wait for
+// it.
 func TestRegroup_LeavesWhatIsHeld(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	ids := []string{b.failAs("payments", former(1), "lost", time.Now()), b.failAs("payments", former(1), "lost", time.Now())}
+	ids := []string{}
+	for range 2 {
+		ids = append(ids, b.failAs("payments", former(1), "lost", time.Now()))
+	}
 	tx, err := b.pool.Begin(t.Context())
 	require.NoError(t, err)
 	defer func() { _ = tx.Rollback(context.WithoutCancel(t.Context())) }()
@@ -324,10 +391,12 @@ func TestRegroup_LeavesWhatIsHeld(t *testing.T) {
 	b.agree()
 }
 
-// Entries are filed, judged anew, closed and reopened at random, by dlqds of both methods, some in transactions that stay open, while
-// groups are learned and entries moved, with refreshes in between: the rollups are what the entries are.
+// Entries are filed, judged anew, closed and reopened at random, by dlqds of both methods, some in
+// transactions that stay open, while groups are learned and entries moved, with refreshes in
+// between: the rollups count what the entries are.
 func TestRegroup_CountsWhatIsThere(t *testing.T) {
 	t.Parallel()
+	steps := strings.Fields("fail fail fail close reopen judge commit regroup regroup refresh refresh")
 	for seed := range uint64(8) {
 		t.Run(strconv.FormatUint(seed, 10), func(t *testing.T) {
 			t.Parallel()
@@ -342,7 +411,9 @@ func TestRegroup_CountsWhatIsThere(t *testing.T) {
 				late = nil
 			}
 			entry := func(status string) string {
-				return b.text("SELECT id FROM dlq.dead_letter_queue WHERE stage <> 'inbox' AND status = $1::text::dlq.dead_letter_status ORDER BY md5(id::text || $2) LIMIT 1", status, strconv.Itoa(random.IntN(100)))
+				return b.text(`SELECT id FROM dlq.dead_letter_queue
+					WHERE stage <> 'inbox' AND status = $1::text::dlq.dead_letter_status
+					ORDER BY md5(id::text || $2) LIMIT 1`, status, strconv.Itoa(random.IntN(100)))
 			}
 			for range 40 {
 				message := []string{"card declined", "no funds", "lost"}[random.IntN(3)]
@@ -350,7 +421,7 @@ func TestRegroup_CountsWhatIsThere(t *testing.T) {
 				if random.IntN(2) == 0 {
 					as = former(random.IntN(3))
 				}
-				step := []string{"fail", "fail", "fail", "close", "reopen", "judge", "commit", "regroup", "regroup", "refresh", "refresh"}[random.IntN(11)]
+				step := steps[random.IntN(len(steps))]
 				t.Log(step, message, as)
 				switch step {
 				case "fail":
@@ -370,7 +441,8 @@ func TestRegroup_CountsWhatIsThere(t *testing.T) {
 						var err error
 						late, err = b.pool.Begin(t.Context())
 						require.NoError(t, err)
-						_, err = late.Exec(t.Context(), `UPDATE dlq.dead_letter_queue SET fingerprint = $2, move = '{"actor": "worker:1", "reason": "reclassified"}' WHERE id = $1`, id, as)
+						_, err = late.Exec(t.Context(), `UPDATE dlq.dead_letter_queue SET fingerprint = $2,
+							move = '{"actor": "worker:1", "reason": "reclassified"}' WHERE id = $1`, id, as)
 						require.NoError(t, err)
 					}
 				case "commit":
@@ -390,7 +462,8 @@ func TestRegroup_CountsWhatIsThere(t *testing.T) {
 			b.agree()
 			for _, g := range b.groups() {
 				if strategy.MethodOf(g.Fingerprint) != strategy.GroupingMethod { // nothing is left that would say what it is
-					require.Equal(t, "0", b.text("SELECT count(*) FROM dlq.dead_letter_queue WHERE fingerprint = $1", g.Fingerprint), g)
+					const entries = "SELECT count(*) FROM dlq.dead_letter_queue WHERE fingerprint = $1"
+					require.Equal(t, "0", b.text(entries, g.Fingerprint), g)
 				}
 			}
 		})

@@ -126,8 +126,9 @@ func (d *Destination) Hide(text string) string {
 	return redact.Hide(text, append(append(redact.Secrets(d.URL, d.URLFile != ""), redact.Secrets(d.Probe.URL, false)...), string(d.Secret))...)
 }
 
-// ErrorPaths are places in answers: keys with dots between them, such as result.reasonCode. Case, _ and - do not count, and arrays are
-// looked through. The first that has a value counts.
+// ErrorPaths are places in answers: keys with dots between them, such as result.reasonCode. Case, _
+// and - do not count, and elements of arrays have the path of the array. The first place that has a
+// value counts.
 type ErrorPaths struct {
 	Type    []string `json:"type"    jsonschema:"description=Type of the error."`
 	Code    []string `json:"code"    jsonschema:"description=Its code."`

@@ -1,12 +1,16 @@
 package policy
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"html"
 	"regexp"
 	"slices"
 	"strings"
+	"unicode/utf16"
+	"unicode/utf8"
 
 	"github.com/dlqd/dlqd/internal/redact"
 )
@@ -131,13 +135,14 @@ func (l *loader) checkSensitive() {
 }
 
 const (
-	maxSensitiveValues = 100 // as dlq.sensitive_values has it: where there are more, texts are masked whole
+	maxSensitiveValues = 100 // where there are more, texts are masked whole, as dlq.sensitive_values has it
 	minSensitiveLength = 4   // bytes: shorter values are parts of words
-	maxMaskedDepth     = 70
+	maxMaskedDepth     = 70  // levels of an event
 )
 
-// Mask returns a function that takes out of a text what the policy masks: patterns, and what is at sensitive paths of an event,
-// which an error may repeat. The event has the roots of paths: payload, headers, metadata.
+// Mask returns a function that takes out of a text what the policy masks: patterns, and the values
+// at sensitive paths of an event, which an error may repeat. The event has the roots of paths:
+// payload, headers, metadata. Values are found as they are, and as JSON and HTML write them.
 func (d *Data) Mask(event func() map[string]any) func(text string) string {
 	var values []string
 	whole := false
@@ -150,6 +155,9 @@ func (d *Data) Mask(event func() map[string]any) func(text string) string {
 		}
 		gather(event(), nil, paths, false, &values)
 		whole = len(values) > maxSensitiveValues
+		for _, value := range values {
+			values = append(values, written(value)...)
+		}
 	}
 	return func(text string) string {
 		if whole && text != "" {
@@ -173,12 +181,8 @@ func gather(node any, at []string, paths [][]string, found bool, values *[]strin
 	}
 	found = found || len(at) > 0 && slices.ContainsFunc(paths, func(path []string) bool { return matchPath(path, at) })
 	add := func(value string) {
-		if !found || len(value) < minSensitiveLength || slices.Contains(*values, value) {
-			return
-		}
-		*values = append(*values, value)
-		if raw, err := json.Marshal(value); err == nil && len(raw) != len(value)+2 { // in JSON, it is written otherwise
-			*values = append(*values, string(raw[1:len(raw)-1]))
+		if found && len(value) >= minSensitiveLength && !slices.Contains(*values, value) {
+			*values = append(*values, value)
 		}
 	}
 	switch node := node.(type) {
@@ -197,7 +201,48 @@ func gather(node any, at []string, paths [][]string, found bool, values *[]strin
 	}
 }
 
-// matchPath reports whether keys are those of a path: case does not count, * is any key, and an empty segment any number of them.
+// written returns the other ways in which receivers write a value: JSON with <, > and & escaped or
+// not, JSON in ASCII, and HTML.
+func written(value string) []string {
+	var forms []string
+	add := func(form string) {
+		if form != value && !slices.Contains(forms, form) {
+			forms = append(forms, form)
+		}
+	}
+	var plain bytes.Buffer
+	encoder := json.NewEncoder(&plain)
+	encoder.SetEscapeHTML(false)
+	if err := encoder.Encode(value); err == nil {
+		inner := plain.String()[1 : plain.Len()-2] // without the quotes and the newline
+		add(inner)
+		add(ascii(inner, `\u%04x`))
+		add(ascii(inner, `\u%04X`))
+	}
+	if escaped, err := json.Marshal(value); err == nil {
+		add(string(escaped[1 : len(escaped)-1]))
+	}
+	add(html.EscapeString(value))
+	return forms
+}
+
+// ascii returns a JSON text with escapes in place of the characters beyond ASCII.
+func ascii(text, escape string) string {
+	var out strings.Builder
+	for _, r := range text {
+		if r < utf8.RuneSelf {
+			out.WriteRune(r)
+			continue
+		}
+		for _, unit := range utf16.Encode([]rune{r}) {
+			_, _ = fmt.Fprintf(&out, escape, unit)
+		}
+	}
+	return out.String()
+}
+
+// matchPath reports whether keys match a path: case does not count, * is any key, and an empty
+// segment any number of keys.
 func matchPath(path, keys []string) bool {
 	switch {
 	case len(path) == 0:

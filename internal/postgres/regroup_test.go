@@ -26,6 +26,15 @@ type formerGroup struct {
 	entries            int
 }
 
+// statuses lists the statuses of the entries of a table.
+const statuses = "SELECT string_agg(DISTINCT status::text, ' ' ORDER BY status::text) FROM "
+
+// declined and noFunds are what dlqd of grouping method 1 recorded of two answers.
+var (
+	declined = answer402("card declined", "CARD_DECLINED")
+	noFunds  = answer402("no funds", "INSUFFICIENT_FUNDS")
+)
+
 // word is a name without digits, which are no part of a cause.
 func word(n int) (text string) {
 	for range 4 {
@@ -35,8 +44,9 @@ func word(n int) (text string) {
 	return text
 }
 
-// After an upgrade of a database with 200 failure groups in every status, their entries in every state: each group goes on, under its old
-// name, too; none looks new, or as if it had failed again; and a dlqd of before, which goes on beside the new one, changes nothing of that.
+// After an upgrade of a database with 200 failure groups in every status and entries in every
+// state, each group goes on, and is found under its old name. None looks new, or as if it had
+// failed again. A dlqd of before, which goes on beside the new one, changes none of that.
 func TestUpgrade_FailureGroupsGoOn(t *testing.T) {
 	t.Parallel()
 	g := frozen(t, "00008")
@@ -44,7 +54,10 @@ func TestUpgrade_FailureGroupsGoOn(t *testing.T) {
 	all := make([]*formerGroup, 200)
 	states := []string{"open", "fixed", "regressed", "muted"}
 	for i := range all {
-		f := &formerGroup{queue: []string{"payments", "mails"}[i%2], fingerprint: fmt.Sprintf("%016x", 0xf00d0000+i), causes: []string{"lost " + word(i)}, state: states[i/2%4]}
+		f := &formerGroup{
+			queue: []string{"payments", "mails"}[i%2], fingerprint: fmt.Sprintf("%016x", 0xf00d0000+i),
+			causes: []string{"lost " + word(i)}, state: states[i/2%4],
+		}
 		switch i / 8 % 4 {
 		case 1: // with the one 8 before it, one cause
 			if i/8%8 == 5 {
@@ -55,9 +68,10 @@ func TestUpgrade_FailureGroupsGoOn(t *testing.T) {
 		case 3:
 			f.closed = true
 		}
-		if i == 22 || i == 23 { // as dlqd recorded answers of receivers: one group, whatever the cause
-			f.fingerprint = strategy.FingerprintByMessage("HTTP_402", "POST http://bank.example/pay: 402 Payment Required", "")
-			f.causes = []string{answer402("card declined", "CARD_DECLINED"), answer402("no funds", "INSUFFICIENT_FUNDS")}
+		if i == 22 || i == 23 { // as dlqd recorded answers of receivers: one group for all causes
+			const message = "POST http://bank.example/pay: 402 Payment Required"
+			f.fingerprint = strategy.FingerprintByMessage("HTTP_402", message, "")
+			f.causes = []string{declined, noFunds}
 		}
 		all[i] = f
 	}
@@ -83,14 +97,17 @@ func TestUpgrade_FailureGroupsGoOn(t *testing.T) {
 		}
 	}
 	g.fileFormer(again, "again", time.Now())
-	execute(t, g.dlqd, "SELECT dlq.discard(id, 'kim') FROM dlq.dead_letter_open o WHERE kind = 'again' AND fingerprint = ANY ("+literal(all, func(f *formerGroup) bool { return f.closed })+")")
+	closed := literal(all, func(f *formerGroup) bool { return f.closed })
+	execute(t, g.dlqd, "SELECT dlq.discard(id, 'kim') FROM dlq.dead_letter_open o "+
+		"WHERE kind = 'again' AND fingerprint = ANY ("+closed+")")
 	execute(t, g.dlqd, "SELECT dlq.refresh_rollups()")
 	for _, f := range all {
 		was, err := groups.Get(t.Context(), f.queue, f.fingerprint, 7*24*time.Hour)
 		require.NoError(t, err)
 		require.Equal(t, f.state, was.Status, f)
 		f.was = was
-		f.entries = count(t, g.dlqd, "SELECT count(*) FROM dlq.dead_letter_queue WHERE fingerprint = '"+f.fingerprint+"' AND queue = '"+f.queue+"'")
+		f.entries = count(t, g.dlqd, fmt.Sprintf(
+			"SELECT count(*) FROM dlq.dead_letter_queue WHERE fingerprint = '%s' AND queue = '%s'", f.fingerprint, f.queue))
 	}
 	moves := g.text("SELECT max(id) FROM dlq.dead_letter_transitions")
 	upgraded := time.Now()
@@ -134,8 +151,11 @@ func TestUpgrade_FailureGroupsGoOn(t *testing.T) {
 			for _, f := range from {
 				kinds[map[bool]string{true: "joined, ", false: "split, "}[len(from) > 1]+f.state]++
 				require.Contains(t, *now.Note, "note of "+f.fingerprint)
-				said := map[string]string{"fixed": ", marked as fixed by kim", "regressed": ", marked as fixed by kim", "muted": ", muted by kim"}[f.state]
-				require.Equal(t, said != "", strings.Contains(*now.Note, "was part of "+f.fingerprint+said), "%s: %v", when, now)
+				said := map[string]string{
+					"fixed": ", marked as fixed by kim", "regressed": ", marked as fixed by kim", "muted": ", muted by kim",
+				}[f.state]
+				noted := strings.Contains(*now.Note, "was part of "+f.fingerprint+said)
+				require.Equal(t, said != "", noted, "%s: %v", when, now)
 			}
 		}
 		require.LessOrEqual(t, len(list), len(present), when)
@@ -154,14 +174,15 @@ func TestUpgrade_FailureGroupsGoOn(t *testing.T) {
 	require.NoError(t, err)
 	require.Len(t, list, len(present))
 	require.Zero(t, count(t, g.dlqd, "SELECT count(*) FROM dlq.dead_letter_open WHERE length(fingerprint) = 16"))
-	require.Equal(t, "dlq_manual dlq_pending dlq_processing", g.text("SELECT string_agg(DISTINCT status::text, ' ' ORDER BY status::text) FROM dlq.dead_letter_open"))
-	for cause, title := range map[string]string{answer402("no funds", "INSUFFICIENT_FUNDS"): "no funds", answer402("card declined", "CARD_DECLINED"): "card declined"} {
+	require.Equal(t, "dlq_manual dlq_pending dlq_processing", g.text(statuses+"dlq.dead_letter_open"))
+	for cause, title := range map[string]string{noFunds: "no funds", declined: "card declined"} {
 		now, err := groups.Get(t.Context(), "payments", presentOf(cause), time.Hour)
 		require.NoError(t, err)
 		require.Contains(t, *now.Title, title)
 		require.NotContains(t, *now.Title, "http")
 	}
-	require.Zero(t, count(t, g.dlqd, "SELECT count(*) FROM dlq.dead_letter_transitions WHERE id > "+moves+" AND from_status IS DISTINCT FROM to_status"))
+	require.Zero(t, count(t, g.dlqd, "SELECT count(*) FROM dlq.dead_letter_transitions "+
+		"WHERE id > "+moves+" AND from_status IS DISTINCT FROM to_status"))
 
 	// Links, and filters of saved views, by either name.
 	for _, f := range all {
@@ -169,7 +190,8 @@ func TestUpgrade_FailureGroupsGoOn(t *testing.T) {
 		require.NoError(t, err)
 		require.Contains(t, present, now.Queue+" "+now.Fingerprint)
 		for _, name := range []string{f.fingerprint, now.Fingerprint} {
-			found := count(t, g.dlqd, "SELECT count(*) FROM dlq.find_ids('{\"fingerprint\": \""+name+"\", \"queue\": \""+f.queue+"\"}', 1000)")
+			found := count(t, g.dlqd, fmt.Sprintf(
+				`SELECT count(*) FROM dlq.find_ids('{"fingerprint": "%s", "queue": "%s"}', 1000)`, name, f.queue))
 			if len(f.causes) == 1 || name != now.Fingerprint {
 				require.GreaterOrEqual(t, found, f.entries, name)
 			}
@@ -190,7 +212,7 @@ func TestUpgrade_FailureGroupsGoOn(t *testing.T) {
 			for _, name := range []string{f.fingerprint, presentOf(f.causes[0])} {
 				marks, err := groups.Marks(t.Context(), []group.Key{{Queue: f.queue, Fingerprint: name}})
 				require.NoError(t, err)
-				require.True(t, marks[group.Key{Queue: f.queue, Fingerprint: name}].Muted, "nobody is told, by either")
+				require.True(t, marks[group.Key{Queue: f.queue, Fingerprint: name}].Muted, "muted by either name")
 			}
 			now, err := groups.Get(t.Context(), f.queue, f.fingerprint, time.Hour)
 			require.NoError(t, err)
@@ -205,7 +227,8 @@ func TestUpgrade_FailureGroupsGoOn(t *testing.T) {
 	}
 	require.Zero(t, count(t, g.dlqd, "SELECT count(*) FROM dlq.dead_letter_open WHERE length(fingerprint) = 16"))
 
-	groupsNow := "SELECT string_agg(concat_ws(' ', queue, fingerprint, failures, open, first_seen, last_seen), E'\\n' ORDER BY queue, fingerprint) FROM dlq.groups(p_limit => 1000)"
+	groupsNow := `SELECT string_agg(concat_ws(' ', queue, fingerprint, failures, open, first_seen, last_seen), E'\n'
+		ORDER BY queue, fingerprint) FROM dlq.groups(p_limit => 1000)`
 	execute(t, g.dlqd, "SELECT dlq.refresh_rollups()")
 	before := g.text(groupsNow)
 	execute(t, g.dlqd, "SELECT dlq.rebuild_rollups()")
@@ -224,11 +247,13 @@ type recorded struct {
 
 // answer402 is what dlqd of grouping method 1 recorded of an answer.
 func answer402(message, code string) string {
-	return fmt.Sprintf(`{"attempt": 3, "type": "HTTP_402", "code": "402", "message": "POST http://bank.example/pay: 402 Payment Required", `+
+	return fmt.Sprintf(`{"attempt": 3, "type": "HTTP_402", "code": "402", `+
+		`"message": "POST http://bank.example/pay: 402 Payment Required", `+
 		`"context": {"status": 402, "body": "{\"error\": \"%s\", \"code\": \"%s\"}"}}`, message, code)
 }
 
-// presentOf is the fingerprint of an error by the present method: of an application's text, or of what dlqd recorded.
+// presentOf is the fingerprint of an error by the present method: of an application's text, or of
+// what dlqd recorded.
 func presentOf(cause string) string {
 	r := recorded{Message: cause}
 	if strings.HasPrefix(cause, "{") {
@@ -250,7 +275,8 @@ func literal(groups []*formerGroup, which func(*formerGroup) bool) string {
 	return "'{" + strings.Join(of, ",") + "}'"
 }
 
-// fileFormer has jobs of some kinds fail with each cause of some groups, and files them as a dlqd of grouping method 1 does.
+// fileFormer has jobs of some kinds fail with each cause of some groups, and files them as a dlqd
+// of grouping method 1 does.
 func (g *guest) fileFormer(groups []*formerGroup, kinds string, at time.Time) {
 	g.Helper()
 	type failure struct {
@@ -271,20 +297,26 @@ func (g *guest) fileFormer(groups []*formerGroup, kinds string, at time.Time) {
 	require.NoError(g, err)
 	_, err = g.app.Exec(g.Context(), `INSERT INTO river_job (kind, args, queue, max_attempts, state, metadata)
 		SELECT f->>'Kind', '{}', f->>'Queue', 3, 'running', jsonb_build_object('former', f->>'Former', 'message', f->>'Message')
-			|| CASE WHEN f->>'Message' LIKE '{%' THEN jsonb_build_object('dlq:error', (f->>'Message')::jsonb) ELSE '{}' END
+			|| CASE WHEN f->>'Message' LIKE '{%' THEN jsonb_build_object('dlq:error', (f->>'Message')::jsonb)
+			        ELSE '{}' END
 		FROM jsonb_array_elements($1::jsonb) f`, string(raw))
 	require.NoError(g, err)
 	_, err = g.app.Exec(g.Context(), `UPDATE river_job SET state = 'discarded', finalized_at = $1, attempt = 3,
-		errors = ARRAY[jsonb_build_object('error', metadata->>'message', 'attempt', 3, 'at', $1::timestamptz)] WHERE state = 'running'`, at)
+		errors = ARRAY[jsonb_build_object('error', metadata->>'message', 'attempt', 3, 'at', $1::timestamptz)]
+		WHERE state = 'running'`, at)
 	require.NoError(g, err)
 	require.Equal(g, len(failures), count(g.T, g.dlqd, "SELECT count(*) FROM dlq.dead_letter_inbox"))
-	_, err = g.dlqd.Exec(g.Context(), `SELECT dlq.file_as(array_agg(i.id), 'worker:old', NULL, array_agg(CASE i.kind WHEN 'pending' THEN 'dlq_pending' ELSE 'dlq_manual' END), array_agg(CASE i.kind WHEN 'pending' THEN 'scheduled' ELSE 'manual' END),
-			array_agg('outage'::text), array_agg('r'::text), array_agg(i.metadata->>'former'), array_agg(now() + interval '1 day'))
+	_, err = g.dlqd.Exec(g.Context(), `SELECT dlq.file_as(array_agg(i.id), 'worker:old', NULL,
+			array_agg(CASE i.kind WHEN 'pending' THEN 'dlq_pending' ELSE 'dlq_manual' END),
+			array_agg(CASE i.kind WHEN 'pending' THEN 'scheduled' ELSE 'manual' END),
+			array_agg('outage'::text), array_agg('r'::text), array_agg(i.metadata->>'former'),
+			array_agg(now() + interval '1 day'))
 		FROM dlq.dead_letter_inbox i`)
 	require.NoError(g, err)
 }
 
-// settleFormer has become of each entry what its kind says; of those of closed groups none stays open.
+// settleFormer brings each entry into the state that its kind names, and closes those of closed
+// groups.
 func (g *guest) settleFormer(groups []*formerGroup) {
 	g.Helper()
 	does := func(where, function string) {
@@ -296,8 +328,11 @@ func (g *guest) settleFormer(groups []*formerGroup) {
 	closed := literal(groups, func(f *formerGroup) bool { return f.closed })
 	does("kind IN ('pending', 'processing', 'manual') AND fingerprint = ANY ("+closed+")", "discard")
 	does("kind IN ('processing', 'failed')", "replay")
-	execute(g.T, g.app, "UPDATE river_job SET state = 'discarded', finalized_at = now(), attempt = 1, errors = ARRAY[jsonb_build_object('error', metadata->>'message', 'attempt', 1)] WHERE kind = 'failed' AND state = 'available'")
+	execute(g.T, g.app, `UPDATE river_job SET state = 'discarded', finalized_at = now(), attempt = 1,
+		errors = ARRAY[jsonb_build_object('error', metadata->>'message', 'attempt', 1)]
+		WHERE kind = 'failed' AND state = 'available'`)
 	execute(g.T, g.dlqd, "SELECT dlq.apply_facts()")
 	execute(g.T, g.dlqd, "SELECT dlq.refresh_rollups()")
-	require.Equal(g, "dlq_archived dlq_failed dlq_manual dlq_pending dlq_processing dlq_resolved", g.text("SELECT string_agg(DISTINCT status::text, ' ' ORDER BY status::text) FROM dlq.dead_letter_queue"))
+	require.Equal(g, "dlq_archived dlq_failed dlq_manual dlq_pending dlq_processing dlq_resolved",
+		g.text(statuses+"dlq.dead_letter_queue"))
 }

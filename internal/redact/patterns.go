@@ -9,7 +9,8 @@ import (
 const (
 	tokenPattern = `eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}(?:\.[A-Za-z0-9_-]*)?` +
 		`|(?:[Bb]earer|BEARER|[Bb]asic|BASIC)[ :]+[A-Za-z0-9._~+/=-]{8,}` +
-		`|(?:dlqds?|npm|github_pat|gh[oprsu])_[A-Za-z0-9_]{16,}|(?:sk|pk|rk)_(?:live|test)_[A-Za-z0-9]{8,}|whsec_[A-Za-z0-9+/=]{16,}|sk-[A-Za-z0-9_-]{20,}` +
+		`|(?:dlqds?|npm|github_pat|gh[oprsu])_[A-Za-z0-9_]{16,}` +
+		`|(?:sk|pk|rk)_(?:live|test)_[A-Za-z0-9]{8,}|whsec_[A-Za-z0-9+/=]{16,}|sk-[A-Za-z0-9_-]{20,}` +
 		`|(?:AKIA|ASIA)[A-Z0-9]{16}|AIza[A-Za-z0-9_-]{35}|xox[a-z]-[A-Za-z0-9-]{10,}|glpat-[A-Za-z0-9_-]{16,}` +
 		`|-----BEGIN [A-Z ]{0,20}PRIVATE KEY-----[A-Za-z0-9+/=\s]*`
 	cardPattern = `[2-6][0-9]{12,18}|[2-6][0-9]{3}(?:[ -][0-9]{4}){3}|3[47][0-9]{2}[ -][0-9]{6}[ -][0-9]{5}`
@@ -20,10 +21,11 @@ var (
 	cards  = regexp.MustCompile(cardPattern)
 )
 
-// Tokens takes what issuers' tokens look like out of a text.
+// Tokens takes tokens out of a text: what has the form that issuers give their tokens.
 func Tokens(text string) string { return tokens.ReplaceAllString(text, Hidden) }
 
-// CardNumbers takes the numbers of payment cards out of a text: those whose last digit is right (ISO/IEC 7812, Luhn).
+// CardNumbers takes the numbers of payment cards out of a text: those whose last digit is right
+// (ISO/IEC 7812, Luhn).
 func CardNumbers(text string) string {
 	var out strings.Builder
 	done := 0

@@ -77,8 +77,9 @@ const (
 	noRule        = "none"
 )
 
-// Classify returns an error's class by the built-in table, and the name of the line that decided. An error that matches no
-// line is unknown. The steps go from what says most of an error to what says least:
+// Classify returns an error's class by the built-in table, and the name of the line that decided.
+// An error that matches no line is unknown. The steps go from what says most of an error to what
+// says least:
 //  1. the class that the worker or the destination named; a stack trace
 //  2. HTTP 429, 503 and 504, and answers with Retry-After
 //  3. a reported type or code that the table knows
@@ -98,7 +99,8 @@ func Classify(f Facts) (riverdlq.Class, string) {
 	}
 	ofStatus := ClassifyStatus(status)
 	switch {
-	case status == http.StatusTooManyRequests, status == http.StatusServiceUnavailable, status == http.StatusGatewayTimeout:
+	case status == http.StatusTooManyRequests,
+		status == http.StatusServiceUnavailable, status == http.StatusGatewayTimeout:
 		return ofStatus, statusRule
 	case retryAfter && status >= 400 && (ofStatus.Permanent() || ofStatus == riverdlq.ClassUnknown):
 		return riverdlq.ClassRateLimited, statusRule // it may be sent again, but not at once
@@ -142,8 +144,8 @@ func Classify(f Facts) (riverdlq.Class, string) {
 	return riverdlq.ClassUnknown, noRule
 }
 
-// text is what the error says: its title and message, without the URL that earlier versions put before them. A type of
-// several words is a text as well.
+// text is what the error says: its title and message, without the URL that earlier versions put
+// before them. A type of several words is a text as well.
 func (f *Facts) text() string {
 	text := bounded(f.Message)
 	if rest, ok := strings.CutPrefix(text, "POST "); ok {
@@ -160,8 +162,8 @@ func (f *Facts) text() string {
 	return text
 }
 
-// reported is the line of the reported code or type, or of the name that the text begins with. A status of 500 says so
-// little that a bug which the text names comes before it.
+// reported is the line of the reported code or type, or of the name that the text begins with. A
+// status of 500 says so little that a bug which the text names comes before it.
 func (f *Facts) reported(text string, words *wording, status int) *line {
 	var l *line
 	head, _, _ := strings.Cut(text, ":")
@@ -188,8 +190,8 @@ func (f *Facts) reported(text string, words *wording, status int) *line {
 	return unlessBarred(l, words)
 }
 
-// unlessBarred returns a line. Where it is one of errors that pass, such as a ConnectionError, and the text names what
-// will not, such as a wrong password, it returns the line of that.
+// unlessBarred returns a line. Where it is one of errors that pass, such as a ConnectionError, and
+// the text names what will not, such as a wrong password, it returns the line of that.
 func unlessBarred(l *line, words *wording) *line {
 	if l == nil || l.class.Permanent() {
 		return l
@@ -200,11 +202,12 @@ func unlessBarred(l *line, words *wording) *line {
 	return l
 }
 
-// maxNamesBefore is how many names may stand before a message: that of an error, and those of the errors behind it.
+// maxNamesBefore is how many names may stand before a message: that of an error, and those of the
+// errors behind it.
 const maxNamesBefore = 4
 
-// nameBefore is the line of the name that a text begins with: "Uncaught TypeError: …", "java.io.IOException: …",
-// "TooManyRequests", "502 Bad Gateway: UpstreamFailed: …".
+// nameBefore is the line of the name that a text begins with: "Uncaught TypeError: …",
+// "java.io.IOException: …", "TooManyRequests", "502 Bad Gateway: UpstreamFailed: …".
 func nameBefore(text string) *line {
 	for range maxNamesBefore {
 		head, rest, more := strings.Cut(text[:min(len(text), maxNameBytes)], ": ")
@@ -233,7 +236,8 @@ func nameBefore(text string) *line {
 	return nil
 }
 
-// beforeGRPC stands before the name of a gRPC status in the texts of the libraries of Go, Rust, Python and .NET.
+// beforeGRPC stands before the name of a gRPC status in the texts of the libraries of Go, Rust,
+// Python and .NET.
 var beforeGRPC = []string{"rpc error: code = ", "status: ", "StatusCode.", `StatusCode="`}
 
 // ofGRPC is the class of a gRPC status in a text.
@@ -262,7 +266,8 @@ func grpcClass(name string) (riverdlq.Class, bool) {
 
 var sqlState = regexp.MustCompile(`^[0-9A-Z]{5}$`)
 
-// ofSQL is the line of a SQLSTATE: of the code, or of what stands in the text behind that word, or at its beginning.
+// ofSQL is the line of a SQLSTATE: of the code, or of what stands in the text behind that word, or
+// at its beginning.
 func (f *Facts) ofSQL(text string, status int) (line, bool) {
 	state := ""
 	if len(f.Code) == 5 && status == 0 {
@@ -283,8 +288,8 @@ func (f *Facts) ofSQL(text string, status int) (line, bool) {
 	return line{}, false
 }
 
-// repliesLikeMail reports whether the error's code is a reply of SMTP or FTP, whose numbers mean the same, and no HTTP
-// status.
+// repliesLikeMail reports whether the error's code is a reply of SMTP or FTP, whose numbers mean
+// the same, and no HTTP status.
 func (f *Facts) repliesLikeMail() bool {
 	name := strings.ToLower(bounded(f.Type))
 	return slices.ContainsFunc([]string{"smtp", "mail", "ftp", "swift_"}, func(word string) bool {
@@ -303,8 +308,9 @@ func (f *Facts) isAMQP() bool {
 	return false
 }
 
-// ofSMTP is the class of a mail server's reply: of the code of a mail client's error, or of a reply in the text with its
-// enhanced status (RFC 3463), which begins with the same digit: 550 5.1.1.
+// ofSMTP returns the class of a mail server's reply: of the code of a mail client's error, or of a
+// reply in the text with its enhanced status (RFC 3463), which begins with the same digit: 550
+// 5.1.1.
 func (f *Facts) ofSMTP(words *wording) (riverdlq.Class, bool) {
 	reply := ""
 	if f.repliesLikeMail() && isFailure([]byte(f.Code)) {
@@ -326,10 +332,12 @@ func (f *Facts) ofSMTP(words *wording) (riverdlq.Class, bool) {
 	return class, true
 }
 
-// maxWordsToStatus is how many words may stand between what announces an HTTP status in a text, and the status.
+// maxWordsToStatus is how many words may stand between what announces an HTTP status in a text, and
+// the status.
 const maxWordsToStatus = 6
 
-// statusIn is the HTTP status that a text names, 0 for none: at its beginning, or behind a word that announces it.
+// statusIn is the HTTP status that a text names, 0 for none: at its beginning, or behind a word
+// that announces it.
 func statusIn(words *wording) int {
 	announced := -1 // the last such word
 	for i := range words.list {

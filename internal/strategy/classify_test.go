@@ -85,7 +85,7 @@ func TestClassify_WholeWordsOnly(t *testing.T) {
 	}
 }
 
-// What is asked before, counts, whatever comes later says.
+// The first step that knows an error decides.
 func TestClassify_Order(t *testing.T) {
 	t.Parallel()
 	p, err := strategy.NewPlanner(policytest.Load(t, policytest.Files{"dlq-routing": `
@@ -102,7 +102,9 @@ rules: [{name: ours, match: {kind: ruled}, class: unknown}]
 		{"rate_limited", "http-status", strategy.Facts{Type: "TypeError", Context: context(`{"status": 429}`)}},
 		{"outage", "http-status", strategy.Facts{Type: "TypeError", Context: context(`{"status": 503}`)}},
 		{"outage", "http-status", strategy.Facts{Type: "TypeError", Context: context(`{"status": 504}`)}},
-		{"transient", "http-status", strategy.Facts{Type: "TypeError", Context: context(`{"status": 500, "retryAfterSeconds": 5}`)}},
+		{"transient", "http-status", strategy.Facts{
+			Type: "TypeError", Context: context(`{"status": 500, "retryAfterSeconds": 5}`),
+		}},
 		{"rate_limited", "http-status", strategy.Facts{Context: context(`{"status": 403, "retryAfterSeconds": 5}`)}},
 		{"rate_limited", "http-status", strategy.Facts{Context: context(`{"status": 418, "retryAfterSeconds": 0}`)}},
 		{"code_bug", "nil-dereference", strategy.Facts{Type: "TypeError", Context: context(`{"status": 500}`)}},
@@ -112,7 +114,9 @@ rules: [{name: ours, match: {kind: ruled}, class: unknown}]
 		{"validation", "http-status", strategy.Facts{Type: "RuntimeError", Code: "422", Message: "connection refused"}},
 		{"unauthorized", "grpc-status", strategy.Facts{Message: "rpc error: code = Unauthenticated desc = timed out"}},
 		{"outage", "database-down", strategy.Facts{Type: "Error", Code: "57P01", Message: "not found"}},
-		{"rate_limited", "rate-limit", strategy.Facts{Context: context(`{"status": 403}`), Message: "exceeded quota: staging"}},
+		{"rate_limited", "rate-limit", strategy.Facts{
+			Context: context(`{"status": 403}`), Message: "exceeded quota: staging",
+		}},
 		{"unknown", "none", strategy.Facts{Type: "Error", Message: "something else"}},
 		{"unknown", "none", strategy.Facts{Type: "java.lang.RuntimeException", Message: "something else"}},
 		{"unknown", "none", strategy.Facts{Type: "java.lang.Exception"}},
@@ -126,7 +130,7 @@ rules: [{name: ours, match: {kind: ruled}, class: unknown}]
 	}
 }
 
-// A 500 says no more than that a request failed: one that names a bug is not sent again.
+// A 500 says only that a request failed. The message of one that names a bug is not sent again.
 func TestClassify_BugBehindA500(t *testing.T) {
 	t.Parallel()
 	p := policytest.Load(t, nil)
@@ -146,7 +150,8 @@ func TestClassify_BugBehindA500(t *testing.T) {
 	}
 }
 
-// What passes by its type does not pass where the text says why.
+// An error that is transient by its type is unauthorized where its text names a refused certificate
+// or password.
 func TestClassify_ConnectionsThatAreRefusedForGood(t *testing.T) {
 	t.Parallel()
 	for _, facts := range []strategy.Facts{
@@ -168,10 +173,14 @@ func TestClassify_CodesOfOtherProtocols(t *testing.T) {
 		facts strategy.Facts
 	}{
 		{riverdlq.ClassNotFound, strategy.Facts{Type: "Net::SMTPFatalError", Code: "550", Message: "mailbox gone"}},
-		{riverdlq.ClassUnauthorized, strategy.Facts{Type: "smtplib.SMTPSenderRefused", Code: "530", Message: "STARTTLS first"}},
+		{riverdlq.ClassUnauthorized, strategy.Facts{
+			Type: "smtplib.SMTPSenderRefused", Code: "530", Message: "STARTTLS first",
+		}},
 		{riverdlq.ClassUnauthorized, strategy.Facts{Type: "Net::FTPPermError", Code: "530", Message: "Login incorrect."}},
 		{riverdlq.ClassTransient, strategy.Facts{Message: "450 4.2.0 greylisted"}},
-		{riverdlq.ClassUnknown, strategy.Facts{Type: "pika.exceptions.ChannelClosedByBroker", Code: "504", Message: "AMQP: 81"}},
+		{riverdlq.ClassUnknown, strategy.Facts{
+			Type: "pika.exceptions.ChannelClosedByBroker", Code: "504", Message: "AMQP: 81",
+		}},
 		{riverdlq.ClassUnknown, strategy.Facts{Code: "550", Message: "81"}},
 		{riverdlq.ClassValidation, strategy.Facts{Code: "22001"}},
 		{riverdlq.ClassUnknown, strategy.Facts{Code: "21610"}}, // Twilio's

@@ -14,10 +14,12 @@ import (
 	"github.com/dlqd/dlqd/internal/cause"
 )
 
-// GroupingMethod is the version of [Fingerprint]. A change of what it returns for a stored entry is a new version.
+// GroupingMethod is the version of [Fingerprint]. A change of what it returns for a stored entry is
+// a new version.
 const GroupingMethod = 2
 
-// digits are those of a fingerprint of each method, so that a fingerprint says which method made it.
+// digits are those of a fingerprint of each method, so that a fingerprint says which method made
+// it.
 const (
 	digits1 = 16
 	digits2 = 20
@@ -44,11 +46,10 @@ type Failure struct {
 	Context json.RawMessage // error_context
 }
 
-// Fingerprint groups entries that failed for the same reason: 20 hexadecimal digits, a hash of what names the reason.
-// That is the
-// code, with the type, or the type that a receiver gave; else the title; else the message. Numbers, ids, dates, names
-// and quoted
-// values are taken out of title and message. Where there is a stack trace, the application's own frame counts, too.
+// Fingerprint groups entries that failed for the same reason: 20 hexadecimal digits, a hash of what
+// names the reason. That is the code, with the type, or the type that a receiver gave; else the
+// title; else the message. Numbers, ids, dates, names and quoted values are taken out of title and
+// message. Where there is a stack trace, the application's own frame counts as well.
 func Fingerprint(f *Failure) string {
 	f = f.read()
 	errorType, code, answered := f.Type, f.Code, f.answered()
@@ -58,7 +59,9 @@ func Fingerprint(f *Failure) string {
 	if cause.SaysNothing(code) || cause.IsStatus(code) {
 		code = ""
 	}
-	named := code != "" && !sqlState.MatchString(code) && (answered || !isGRPC(code)) ||
+	// A SQLSTATE or gRPC status of a worker's error is no cause: many messages have it. A
+	// receiver's code is.
+	named := code != "" && (answered || !sqlState.MatchString(code) && !isGRPC(code)) ||
 		answered && errorType != "" && !madeType.MatchString(errorType)
 	message, frame := f.Message, ""
 	if f.Trace != "" {
@@ -84,7 +87,8 @@ func Fingerprint(f *Failure) string {
 
 var (
 	// madeType is a type that dlqd gave: it names no reason.
-	madeType = regexp.MustCompile(`^(HTTP_[0-9]{3}|LOGICAL_FAILURE|TIMEOUT_ERROR|CONNECTION_(REFUSED|RESET|ERROR)|DNS_ERROR|TLS_ERROR|panic)$`)
+	madeType = regexp.MustCompile(`^(HTTP_[0-9]{3}|LOGICAL_FAILURE|TIMEOUT_ERROR|` +
+		`CONNECTION_(REFUSED|RESET|ERROR)|DNS_ERROR|TLS_ERROR|panic)$`)
 	// recorded is how messages of deliveries began before error_title: with the destination's URL.
 	recorded = regexp.MustCompile(`^POST \S+: ([1-5][0-9]{2}\b)?`)
 )
@@ -109,8 +113,8 @@ func (f *Failure) status() int {
 	return status
 }
 
-// read returns a failure as this version records it: of deliveries that earlier versions recorded, the answer's body
-// says the cause.
+// read returns a failure as this version records it: of deliveries that earlier versions recorded,
+// the answer's body says the cause.
 func (f *Failure) read() *Failure {
 	if f.Title != "" || !strings.HasPrefix(f.Message, "POST ") {
 		return f
@@ -147,7 +151,8 @@ func (f *Failure) read() *Failure {
 	return &now
 }
 
-// Headline returns the failure's message as this version records it: the cause, without the URL of a destination.
+// Headline returns the failure's message as this version records it: the cause, without the URL of
+// a destination.
 func (f *Failure) Headline() string { return f.read().Message }
 
 const (
@@ -169,17 +174,22 @@ var variables = regexp.MustCompile(strings.Join([]string{
 	`\*{3}`, // what is masked
 }, "|"))
 
-// names are names of people, where the words before say that they are: of Ann Smith; customer Ann, Dear Mr Smith.
+// names are names of people, where the words before say that they are: of Ann Smith; customer Ann,
+// Dear Mr Smith.
 var names = regexp.MustCompile(`\b([Oo]f|[Ff]or|[Bb]y) (` + nameWord + particles + `(?: ` + nameWord + `){1,2})` +
-	`|\b((?i:user|customer|client|member|holder|cardholder|owner|patient|employee|recipient|payer|payee|subscriber|tenant|merchant|dear|mr|mrs|ms|dr)\.?:?) (` +
+	`|\b((?i:user|customer|client|member|holder|cardholder|owner|patient|employee|recipient|payer|payee|subscriber|` +
+	`tenant|merchant|dear|mr|mrs|ms|dr)\.?:?) (` +
 	nameWord + particles + `(?: ` + nameWord + `){0,2})`)
 
 // technical are words that no name of a person has: for Payment Gateway.
-var technical = regexp.MustCompile(`^(Api|App|Application|Account|Address|Amount|Authentication|Authorization|Balance|Bank|Billing|Broker|Card|Catalog|` +
-	`Checkout|Cluster|Code|Connection|Credit|Credits|Customer|Data|Database|Declined|Delivery|Email|Engine|Error|Event|Exception|Failed|Failure|Field|File|Found|Funds|` +
-	`Gateway|Host|Id|Inventory|Invalid|Invoice|Is|Item|Job|Key|Ledger|Limit|Management|Message|Missing|Name|Network|Not|Notification|Order|Orders|Page|Password|Payload|Payment|Payments|` +
-	`Platform|Policy|Pool|Price|Pricing|Product|Provider|Proxy|Queue|Rate|Record|Refund|Registry|Request|Required|Resource|Response|Schema|Search|Server|Service|Services|Session|` +
-	`Shipping|Signature|State|Status|Stock|Storage|Store|Subscription|System|Table|Tax|Template|Tenant|Time|Timeout|Token|Transaction|Type|Unauthorized|Unknown|Upload|User|Value|Version|Webhook|Worker)$`)
+var technical = regexp.MustCompile(`^(Api|App|Application|Account|Address|Amount|Authentication|Authorization|` +
+	`Balance|Bank|Billing|Broker|Card|Catalog|Checkout|Cluster|Code|Connection|Credit|Credits|Customer|Data|Database|` +
+	`Declined|Delivery|Email|Engine|Error|Event|Exception|Failed|Failure|Field|File|Found|Funds|Gateway|Host|Id|` +
+	`Inventory|Invalid|Invoice|Is|Item|Job|Key|Ledger|Limit|Management|Message|Missing|Name|Network|Not|Notification|` +
+	`Order|Orders|Page|Password|Payload|Payment|Payments|Platform|Policy|Pool|Price|Pricing|Product|Provider|Proxy|` +
+	`Queue|Rate|Record|Refund|Registry|Request|Required|Resource|Response|Schema|Search|Server|Service|Services|` +
+	`Session|Shipping|Signature|State|Status|Stock|Storage|Store|Subscription|System|Table|Tax|Template|Tenant|Time|` +
+	`Timeout|Token|Transaction|Type|Unauthorized|Unknown|Upload|User|Value|Version|Webhook|Worker)$`)
 
 // steady takes out of a text what differs from one failure to the next.
 func steady(text string) string {

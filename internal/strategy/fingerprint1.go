@@ -18,22 +18,24 @@ var variable1 = regexp.MustCompile(
 		`|\b[0-9a-f]{12,}\b` +
 		`|\d+(?:\.\d+)?`)
 
-// FingerprintByMessage is grouping method 1, of dlqd before [GroupingMethod] 2: a hash of the error's type, its message
-// with numbers, ids, addresses and quoted values taken out, and the first frame of a Go stack trace. 16 hexadecimal
-// digits. It must not change: stored entries, links and saved views have its values.
+// FingerprintByMessage is grouping method 1, of dlqd before [GroupingMethod] 2: a hash of the
+// error's type, its message with numbers, ids, addresses and quoted values taken out, and the first
+// frame of a Go stack trace. 16 hexadecimal digits. It must not change: stored entries, links and
+// saved views have its values.
 func FingerprintByMessage(errorType, message, trace string) string {
 	message = message[:min(len(message), maxMatchBytes)]
 	sum := sha256.Sum256([]byte(errorType + "\x00" + variable1.ReplaceAllString(message, "?") + "\x00" + ownFrame1(trace)))
 	return hex.EncodeToString(sum[:8])
 }
 
-// ownFrame1 is the first function of a Go stack trace that belongs neither to the runtime nor to River.
+// ownFrame1 is the first function of a Go stack trace that belongs neither to the runtime nor to
+// River.
 func ownFrame1(trace string) string {
 	for line := range strings.Lines(trace) {
 		if line == "" || line[0] == '\t' {
 			continue
 		}
-		if strings.HasPrefix(line, "runtime.") || strings.HasPrefix(line, "panic") || strings.Contains(line, "riverqueue/river") {
+		if hasAnyPrefix(line, []string{"runtime.", "panic"}) || strings.Contains(line, "riverqueue/river") {
 			continue
 		}
 		return trimPackage(strings.TrimSpace(line))

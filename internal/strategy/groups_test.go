@@ -12,34 +12,55 @@ import (
 	"github.com/dlqd/dlqd/internal/cause"
 )
 
-// answers are receivers' answers of five causes each, in which {n} is a name, {a} an amount and {i} an id.
+// answers are receivers' answers of five causes each, in which {n} is a name, {a} an amount and {i}
+// an id.
 var answers = map[string][5]string{
 	"plain JSON": {
-		`{"error": "card of {n} declined", "code": "INSUFFICIENT_FUNDS"}`, `{"error": "card of {n} declined", "code": "LOST_CARD"}`,
-		`{"message": "{n} may not pay {a}", "code": 4711}`, `{"message": "{n} may not pay {a}", "code": "LIMIT_EXCEEDED", "requestId": "{i}"}`, `{"error": {"message": "order {i} of {n} is closed", "code": "ORDER_CLOSED"}}`,
+		`{"error": "card of {n} declined", "code": "INSUFFICIENT_FUNDS"}`,
+		`{"error": "card of {n} declined", "code": "LOST_CARD"}`,
+		`{"message": "{n} may not pay {a}", "code": 4711}`,
+		`{"message": "{n} may not pay {a}", "code": "LIMIT_EXCEEDED", "requestId": "{i}"}`,
+		`{"error": {"message": "order {i} of {n} is closed", "code": "ORDER_CLOSED"}}`,
 	},
 	"problem documents": {
-		`{"type": "https://bank.example/declined", "title": "Declined", "detail": "{n} has {a}"}`, `{"type": "https://bank.example/limit", "title": "Declined", "detail": "{n} has {a}"}`,
-		`{"title": "Account is closed", "detail": "{i} of {n}"}`, `{"title": "Account is blocked", "detail": "{i} of {n}"}`, `{"type": "about:blank", "detail": "order {i} is too late by {a}"}`,
+		`{"type": "https://bank.example/declined", "title": "Declined", "detail": "{n} has {a}"}`,
+		`{"type": "https://bank.example/limit", "title": "Declined", "detail": "{n} has {a}"}`,
+		`{"title": "Account is closed", "detail": "{i} of {n}"}`,
+		`{"title": "Account is blocked", "detail": "{i} of {n}"}`,
+		`{"type": "about:blank", "detail": "order {i} is too late by {a}"}`,
 	},
 	"faults": {
-		`<s:Envelope><s:Body><s:Fault><faultcode>m:NoFunds</faultcode><faultstring>{n} has {a}</faultstring></s:Fault></s:Body></s:Envelope>`,
-		`<s:Envelope><s:Body><s:Fault><faultcode>m:Blocked</faultcode><faultstring>{n} has {a}</faultstring></s:Fault></s:Body></s:Envelope>`,
-		`<Error><Code>NoSuchOrder</Code><Message>{i}</Message></Error>`, `<s:Envelope><s:Body><s:Fault><faultcode>s:Server</faultcode><faultstring>no stock for {i}</faultstring></s:Fault></s:Body></s:Envelope>`,
+		`<s:Envelope><s:Body><s:Fault><faultcode>m:NoFunds</faultcode><faultstring>{n} has {a}` +
+			`</faultstring></s:Fault></s:Body></s:Envelope>`,
+		`<s:Envelope><s:Body><s:Fault><faultcode>m:Blocked</faultcode><faultstring>{n} has {a}` +
+			`</faultstring></s:Fault></s:Body></s:Envelope>`,
+		`<Error><Code>NoSuchOrder</Code><Message>{i}</Message></Error>`,
+		`<s:Envelope><s:Body><s:Fault><faultcode>s:Server</faultcode><faultstring>no stock for {i}` +
+			`</faultstring></s:Fault></s:Body></s:Envelope>`,
 		`<error><message>"{n}" is unknown</message></error>`,
 	},
 	"pages": {
-		`<html><title>OrderNotFound at /orders/{i}</title><p>{n}`, `<html><title>NoStock at /orders/{i}</title><p>{n}`, `<html><title>Error</title><h1>The pool is exhausted</h1>{i}`,
-		`<html><title>500 Internal Server Error</title><h1>Internal Server Error</h1><p>{a} could not be booked, dear {n}, sorry`, `<html><title>Maintenance until {i}</title>`,
+		`<html><title>OrderNotFound at /orders/{i}</title><p>{n}`,
+		`<html><title>NoStock at /orders/{i}</title><p>{n}`,
+		`<html><title>Error</title><h1>The pool is exhausted</h1>{i}`,
+		`<html><title>500 Internal Server Error</title><h1>Internal Server Error</h1><p>{a} could not be ` +
+			`booked, dear {n}, sorry`,
+		`<html><title>Maintenance until {i}</title>`,
 	},
 	"text": {
-		`order {i} is closed`, `order {i} is unknown`, `no more than {a} a day: user {n}`, `Payment of {a} for {n} was declined: no funds`, `Payment of {a} for {n} was declined: lost card`,
+		`order {i} is closed`,
+		`order {i} is unknown`,
+		`no more than {a} a day: user {n}`,
+		`Payment of {a} for {n} was declined: no funds`,
+		`Payment of {a} for {n} was declined: lost card`,
 	},
 }
 
 var (
-	people = []string{"Ann Smith", "Bob Müller", "Jean-Luc Picard", "Zoë O'Neill", "Ada van der Berg", "X. Y. Zed", "Li Wei"}
-	fields = strings.Fields("EUR USD GBP CHF")
+	people = []string{
+		"Ann Smith", "Bob Müller", "Jean-Luc Picard", "Zoë O'Neill", "Ada van der Berg", "X. Y. Zed", "Li Wei",
+	}
+	currencies = []string{"EUR", "USD", "GBP", "CHF"}
 )
 
 func TestFingerprint_FiveCausesAreFiveGroups(t *testing.T) {
@@ -49,13 +70,19 @@ func TestFingerprint_FiveCausesAreFiveGroups(t *testing.T) {
 			t.Parallel()
 			groups := map[string]int{}
 			n := 0
+			ids := rapid.OneOf(
+				rapid.StringMatching(`ord_[0-9a-z]{4}[0-9]`),
+				rapid.StringMatching(`[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}`),
+				rapid.StringMatching(`[1-9][0-9]{2,8}`),
+			)
 			made := rapid.Custom(func(t *rapid.T) Failure {
 				of := n % len(causes)
 				n++
+				amount, cents := rapid.IntRange(0, 99999).Draw(t, "amount"), rapid.IntRange(0, 99).Draw(t, "cents")
 				body := strings.NewReplacer(
 					"{n}", rapid.SampledFrom(people).Draw(t, "name"),
-					"{a}", fmt.Sprintf("%d.%02d %s", rapid.IntRange(0, 99999).Draw(t, "amount"), rapid.IntRange(0, 99).Draw(t, "cents"), rapid.SampledFrom(fields).Draw(t, "currency")),
-					"{i}", rapid.OneOf(rapid.StringMatching(`ord_[0-9a-z]{4}[0-9]`), rapid.StringMatching(`[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}`), rapid.StringMatching(`[1-9][0-9]{2,8}`)).Draw(t, "id"),
+					"{a}", fmt.Sprintf("%d.%02d %s", amount, cents, rapid.SampledFrom(currencies).Draw(t, "currency")),
+					"{i}", ids.Draw(t, "id"),
 				).Replace(causes[of])
 				return failureOf(422, body)
 			})
@@ -80,7 +107,10 @@ func TestFingerprint_FiveCausesAreFiveGroups(t *testing.T) {
 func failureOf(status int, body string) Failure {
 	answer := cause.Answer{Status: status, Body: []byte(body)}
 	said := answer.Cause()
-	f := Failure{Type: said.Type, Code: said.Code, Title: said.Title, Message: fmt.Sprintf("%d Unprocessable Entity: %s", status, said.String())}
+	f := Failure{
+		Type: said.Type, Code: said.Code, Title: said.Title,
+		Message: fmt.Sprintf("%d Unprocessable Entity: %s", status, said.String()),
+	}
 	if f.Type == "" {
 		f.Type = fmt.Sprintf("HTTP_%d", status)
 	}
@@ -95,20 +125,28 @@ func failureOf(status int, body string) Failure {
 	return f
 }
 
-// What earlier versions recorded of a failure is in the group of what this one records.
+// A failure that an earlier version recorded is in the same group as one that this version records.
 func TestFingerprint_ReadsWhatEarlierVersionsRecorded(t *testing.T) {
 	t.Parallel()
 	for form, causes := range answers {
 		for _, body := range causes {
 			body = strings.NewReplacer("{n}", "Ann Smith", "{a}", "3 EUR", "{i}", "ord_81").Replace(body)
 			now := failureOf(422, body)
-			context, err := json.Marshal(map[string]any{"status": 422, "body": body, "destination": "bank", "url": "https://bank.example/"})
+			context, err := json.Marshal(map[string]any{
+				"status": 422, "body": body, "destination": "bank", "url": "https://bank.example/",
+			})
 			require.NoError(t, err)
-			before := Failure{Type: "HTTP_422", Code: "422", Message: "POST https://bank.example/: 422 Unprocessable Entity", Context: context}
+			before := Failure{
+				Type: "HTTP_422", Code: "422", Context: context,
+				Message: "POST https://bank.example/: 422 Unprocessable Entity",
+			}
 			require.Equal(t, Fingerprint(&now), Fingerprint(&before), "%s: %s", form, body)
 		}
 	}
-	transport := Failure{Type: "CONNECTION_REFUSED", Message: "dial tcp 10.0.0.1:80: connect: connection refused", Context: json.RawMessage(`{"destination": "bank"}`)}
+	transport := Failure{
+		Type: "CONNECTION_REFUSED", Context: json.RawMessage(`{"destination": "bank"}`),
+		Message: "dial tcp 10.0.0.1:80: connect: connection refused",
+	}
 	before := transport
 	before.Message = "POST https://bank.example/: " + transport.Message
 	require.Equal(t, Fingerprint(&transport), Fingerprint(&before))
@@ -121,25 +159,91 @@ func TestFingerprint_NamesWhatCounts(t *testing.T) {
 		a, b Failure
 		same bool
 	}{
-		"a code counts, and no message":             {Failure{Code: "A", Message: "x"}, Failure{Code: "A", Message: "y"}, true},
-		"codes differ":                              {Failure{Code: "A", Message: "x"}, Failure{Code: "B", Message: "x"}, false},
-		"of one code, types differ":                 {Failure{Type: "T", Code: "A"}, Failure{Type: "U", Code: "A"}, false},
-		"a status is no code":                       {Failure{Type: "HTTP_402", Code: "402", Message: "x", Context: answered}, Failure{Type: "HTTP_402", Code: "402", Message: "y", Context: answered}, false},
-		"a receiver's type counts, and no message":  {Failure{Type: "T", Code: "402", Message: "x", Context: answered}, Failure{Type: "T", Code: "402", Message: "y", Context: answered}, true},
-		"a type of a worker's has many messages":    {Failure{Type: "T", Message: "x failed"}, Failure{Type: "T", Message: "y failed"}, false},
-		"Error says nothing":                        {Failure{Type: "Error", Code: "402", Message: "x", Context: answered}, Failure{Type: "Error", Code: "402", Message: "y", Context: answered}, false},
-		"a title counts, and no detail":             {Failure{Title: "Closed", Message: "Closed: x"}, Failure{Title: "Closed", Message: "Closed: y"}, true},
-		"titles differ":                             {Failure{Title: "Closed", Message: "x"}, Failure{Title: "Blocked", Message: "x"}, false},
-		"a SQLSTATE has many messages":              {Failure{Code: "P0001", Message: "x failed"}, Failure{Code: "P0001", Message: "y failed"}, false},
-		"a gRPC status of a worker's, too":          {Failure{Code: "Internal", Message: "x failed"}, Failure{Code: "Internal", Message: "y failed"}, false},
-		"an apostrophe quotes nothing":              {Failure{Message: "can't read x, won't try"}, Failure{Message: "can't read y, won't try"}, false},
-		"a service is no person":                    {Failure{Message: "no answer: call for Payment Gateway failed"}, Failure{Message: "no answer: call for Inventory Service failed"}, false},
-		"a trace within a message: its own frame":   {Failure{Message: "Error: x\n    at a (/app/a.js:1:2)"}, Failure{Message: "Error: x\n    at b (/app/a.js:1:2)"}, false},
-		"a trace within a message: no line numbers": {Failure{Message: "Error: x\n    at a (/app/a.js:1:2)"}, Failure{Message: "Error: x\n    at a (/app/a.js:7:2)\n    at c (/app/c.js:7:2)"}, true},
+		"a code counts, and no message": {
+			Failure{Code: "A", Message: "x"},
+			Failure{Code: "A", Message: "y"},
+			true,
+		},
+		"codes differ": {
+			Failure{Code: "A", Message: "x"},
+			Failure{Code: "B", Message: "x"},
+			false,
+		},
+		"of one code, types differ": {Failure{Type: "T", Code: "A"}, Failure{Type: "U", Code: "A"}, false},
+		"a status is no code": {
+			Failure{Type: "HTTP_402", Code: "402", Message: "x", Context: answered},
+			Failure{Type: "HTTP_402", Code: "402", Message: "y", Context: answered},
+			false,
+		},
+		"a receiver's type counts, and no message": {
+			Failure{Type: "T", Code: "402", Message: "x", Context: answered},
+			Failure{Type: "T", Code: "402", Message: "y", Context: answered},
+			true,
+		},
+		"a type of a worker's has many messages": {
+			Failure{Type: "T", Message: "x failed"},
+			Failure{Type: "T", Message: "y failed"},
+			false,
+		},
+		"Error says nothing": {
+			Failure{Type: "Error", Code: "402", Message: "x", Context: answered},
+			Failure{Type: "Error", Code: "402", Message: "y", Context: answered},
+			false,
+		},
+		"a title counts, and no detail": {
+			Failure{Title: "Closed", Message: "Closed: x"},
+			Failure{Title: "Closed", Message: "Closed: y"},
+			true,
+		},
+		"titles differ": {
+			Failure{Title: "Closed", Message: "x"},
+			Failure{Title: "Blocked", Message: "x"},
+			false,
+		},
+		"a receiver's code may look like a SQLSTATE": {
+			Failure{Code: "21211", Message: "x", Context: answered},
+			Failure{Code: "21211", Message: "y", Context: answered},
+			true,
+		},
+		"a SQLSTATE has many messages": {
+			Failure{Code: "P0001", Message: "x failed"},
+			Failure{Code: "P0001", Message: "y failed"},
+			false,
+		},
+		"a gRPC status of a worker's, too": {
+			Failure{Code: "Internal", Message: "x failed"},
+			Failure{Code: "Internal", Message: "y failed"},
+			false,
+		},
+		"an apostrophe quotes nothing": {
+			Failure{Message: "can't read x, won't try"},
+			Failure{Message: "can't read y, won't try"},
+			false,
+		},
+		"a service is no person": {
+			Failure{Message: "no answer: call for Payment Gateway failed"},
+			Failure{Message: "no answer: call for Inventory Service failed"},
+			false,
+		},
+		"a trace within a message: its own frame": {
+			Failure{Message: "Error: x\n    at a (/app/a.js:1:2)"},
+			Failure{Message: "Error: x\n    at b (/app/a.js:1:2)"},
+			false,
+		},
+		"a trace within a message: no line numbers": {
+			Failure{Message: "Error: x\n    at a (/app/a.js:1:2)"},
+			Failure{Message: "Error: x\n    at a (/app/a.js:7:2)\n    at c (/app/c.js:7:2)"},
+			true,
+		},
 		"lists": {Failure{Message: "items 1, 2 and 3 are missing"}, Failure{Message: "items 7 are missing"}, true},
-		"dates": {Failure{Message: "closed since Mon, 23 Nov 2026 08:00:00 GMT"}, Failure{Message: "closed since Tue, 1 Dec 2026 10:30:00 GMT"}, true},
+		"dates": {
+			Failure{Message: "closed since Mon, 23 Nov 2026 08:00:00 GMT"},
+			Failure{Message: "closed since Tue, 1 Dec 2026 10:30:00 GMT"},
+			true,
+		},
 	} {
-		require.Equal(t, test.same, Fingerprint(&test.a) == Fingerprint(&test.b), "%s: %s | %s", name, steady(test.a.Message), steady(test.b.Message))
+		require.Equal(t, test.same, Fingerprint(&test.a) == Fingerprint(&test.b),
+			"%s: %s | %s", name, steady(test.a.Message), steady(test.b.Message))
 	}
 }
 
@@ -152,8 +256,11 @@ func TestMethodOf(t *testing.T) {
 
 func BenchmarkFingerprint(b *testing.B) {
 	f := Failure{
-		Type: "HTTP_402", Code: "402", Message: "402 Payment Required: order ord_81 of Ann Smith (7f8d1e2a-0000-4000-8000-123456789abc) failed after 3.5 s",
-		Context: json.RawMessage(`{"status": 402, "destination": "bank", "url": "https://bank.example/", "body": "order ord_81"}`),
+		Type: "HTTP_402", Code: "402",
+		Message: "402 Payment Required: order ord_81 of Ann Smith (7f8d1e2a-0000-4000-8000-123456789abc) " +
+			"failed after 3.5 s",
+		Context: json.RawMessage(
+			`{"status": 402, "destination": "bank", "url": "https://bank.example/", "body": "order ord_81"}`),
 	}
 	b.Run("method 2", func(b *testing.B) {
 		for b.Loop() {

@@ -228,7 +228,8 @@ func (r *rule) matches(f *Facts, env *environment) bool {
 			return false
 		}
 	}
-	// A receiver's own code is in the place of the status, which a rule may ask for as a code all the same.
+	// A receiver's own code is in the place of the status, which a rule may ask for as a code all
+	// the same.
 	if len(r.code) > 0 && !r.code.Match(env.Code) && (env.Status == 0 || !r.code.Match(strconv.Itoa(env.Status))) {
 		return false
 	}

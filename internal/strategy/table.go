@@ -9,10 +9,10 @@ import (
 
 // line is a line of the built-in table: errors of one sort.
 //
-// Names are those of types and codes, in words and without Error, Exception and the like: "not found" is NotFoundError,
-// NOT_FOUND and Faraday::NotFound; a * is for any words before or behind. A name without * counts before those with one.
-// Texts are words of messages, in this order; … is for at most six words. Both are separated by commas, and no match
-// begins or ends within a word.
+// Names are those of types and codes, in words and without Error, Exception and the like: "not
+// found" is NotFoundError, NOT_FOUND and Faraday::NotFound; a * is for any words before or behind.
+// A name without * counts before those with one. Texts are words of messages, in this order; … is
+// for at most six words. Both are separated by commas, and no match begins or ends within a word.
 type line struct {
 	rule  string
 	class riverdlq.Class
@@ -26,7 +26,8 @@ const (
 	rateLimit = "rate-limit"
 )
 
-// table is the built-in table. Of the lines that match, the first counts: what is particular comes before what is general.
+// table is the built-in table. Of the lines that match, the first counts: what is particular comes
+// before what is general.
 var table = []line{
 	{rule: stuckJob, class: riverdlq.ClassTransient, texts: `stuck job rescued by`},
 	{
@@ -503,8 +504,8 @@ var table = []line{
 	},
 }
 
-// weak is asked after everything else: its names say what was done rather than what failed, and its texts are single
-// words.
+// weak is asked after everything else: its names say what was done rather than what failed, and its
+// texts are single words.
 var weak = []line{
 	{
 		rule: "code-bug", class: riverdlq.ClassCodeBug,
@@ -524,7 +525,8 @@ var weak = []line{
 	{rule: "connection", class: riverdlq.ClassTransient, names: `* connection, read error, write error`},
 }
 
-// known and lastResort are the table and weak, as they are asked; rateLimits are the texts of rate limits alone.
+// known and lastResort are the table and weak, as they are asked; rateLimits are the texts of rate
+// limits alone.
 var (
 	known      = newIndex(table)
 	lastResort = newIndex(weak)
@@ -555,8 +557,9 @@ var disguises = []struct {
 	{"timeout", phrasesOf("not present in metadata"), line{rule: "not-found", class: riverdlq.ClassNotFound}},
 }
 
-// ClassifyStatus returns the class of an HTTP status that is not a success. The codes above 511 are those of CDNs whose
-// origin is down or overloaded (Cloudflare 520 to 527 and 530, others 529); a 5xx that nobody knows is a 500 (RFC 9110, 15).
+// ClassifyStatus returns the class of an HTTP status that is not a success. The codes above 511 are
+// those of CDNs whose origin is down or overloaded (Cloudflare 520 to 527 and 530, others 529). Any
+// other 5xx counts as a 500 (RFC 9110, section 15).
 func ClassifyStatus(status int) riverdlq.Class {
 	switch status {
 	case 408, 423, 425:
@@ -638,7 +641,8 @@ var sqlStates = map[string]line{
 	"P0002": {rule: "not-found", class: riverdlq.ClassNotFound},
 }
 
-// smtpClasses are the classes of an SMTP server's replies (RFC 5321, 4.2.3), by all their digits or the first.
+// smtpClasses are the classes of an SMTP server's replies (RFC 5321, 4.2.3), by all their digits or
+// the first.
 var smtpClasses = map[string]riverdlq.Class{
 	"4":   riverdlq.ClassTransient,
 	"421": riverdlq.ClassOutage,

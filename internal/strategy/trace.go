@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// ownership is whose a frame is. An application's own names the cause best.
+// ownership says whose code a frame is. A frame of the application names the cause best.
 type ownership int
 
 const (
@@ -25,11 +25,10 @@ type frame struct {
 // maxFrameBytes is how much of a line of a trace is read.
 const maxFrameBytes = 500
 
-// ownFrame returns the innermost function of the application's in a stack trace of Go, Java, Python, Ruby, JavaScript,
-// Rust, .NET or PHP,
-// without addresses, line numbers, numbers of lambdas and names of generated classes. If there is none, it is one of a
-// library, and
-// "" if there is no frame at all.
+// ownFrame returns the innermost function of the application in a stack trace of Go, Java, Python,
+// Ruby, JavaScript, Rust, .NET or PHP, without addresses, line numbers, numbers of lambdas and
+// names of generated classes. Without one it returns a function of a library, else of the runtime,
+// and "" if there is no frame at all.
 func ownFrame(trace string) string {
 	lines := strings.Split(strings.ReplaceAll(trace, "\r\n", "\n"), "\n")
 	for i, line := range lines {
@@ -44,7 +43,8 @@ func ownFrame(trace string) string {
 	return ""
 }
 
-// splitTrace returns the headline of an error's text that has a stack trace in it, and its own frame.
+// splitTrace returns the headline of an error's text that has a stack trace in it, and its own
+// frame.
 func splitTrace(message string) (headline, own string) {
 	if !strings.Contains(message, "\n") {
 		return message, ""
@@ -70,7 +70,15 @@ func framesOf(lines []string) []frame {
 	for _, language := range []struct {
 		sign string // that some line of its traces has
 		read func([]string) []frame
-	}{{`File "`, pythonFrames}, {"#", phpFrames}, {"::", rustFrames}, {"at ", atFrames}, {":in ", rubyFrames}, {"\t", goFrames}, {"@", fireFrames}} {
+	}{
+		{`File "`, pythonFrames},
+		{"#", phpFrames},
+		{"::", rustFrames},
+		{"at ", atFrames},
+		{":in ", rubyFrames},
+		{"\t", goFrames},
+		{"@", fireFrames},
+	} {
 		if !slices.ContainsFunc(lines, func(line string) bool { return strings.Contains(line, language.sign) }) {
 			continue
 		}
@@ -99,12 +107,16 @@ var (
 	// goArguments are the arguments of a function as a trace of the runtime's has them.
 	goArguments = regexp.MustCompile(`\((?:[^()]|\([^()]*\)|\{[^{}]*\})*\)$|\(\.{3}\)$`)
 	goLambda    = regexp.MustCompile(`(?:\.func\d+|\.gowrap\d+|\.deferwrap\d+|\.\d+|-fm|-range\d+|\[\.\.\.\])+(?:$|\.)`)
-	goStandard  = strings.Fields(`archive bufio builtin bytes cmp compress container context crypto database debug embed encoding errors expvar flag fmt go hash
-		html image index internal io iter log maps math mime net os path plugin reflect regexp runtime slices sort strconv strings structs sync syscall
-		testing text time unicode unique unsafe vendor weak panic`)
+	goStandard  = strings.Fields(`
+		archive bufio builtin bytes cmp compress container context crypto database debug embed encoding errors expvar
+		flag fmt go hash html image index internal io iter log maps math mime net os path plugin reflect regexp runtime
+		slices sort strconv strings structs sync syscall testing text time unicode unique unsafe vendor weak panic`)
+	// goPanics are the functions above which a panic runs the deferred ones.
+	goPanics = []string{"panic", "runtime.gopanic", "runtime.sigpanic"}
 )
 
-// goFrames reads what River records, and debug.Stack: functions, each with its file on the next line.
+// goFrames reads what River records, and debug.Stack: functions, each with its file on the next
+// line.
 func goFrames(lines []string) []frame {
 	var frames []frame
 	for i := 0; i+1 < len(lines); i++ {
@@ -117,7 +129,7 @@ func goFrames(lines []string) []frame {
 		if !strings.HasPrefix(function, "panic(") {
 			function = goArguments.ReplaceAllString(function, "")
 		}
-		if strings.HasPrefix(function, "panic(") || function == "panic" || function == "runtime.gopanic" || function == "runtime.sigpanic" {
+		if strings.HasPrefix(function, "panic(") || slices.Contains(goPanics, function) {
 			// What is above ran because of the panic: the handler that took the trace.
 			frames = frames[:0]
 			continue
@@ -147,10 +159,13 @@ func goFrames(lines []string) []frame {
 // Java, .NET and JavaScript, whose frames begin with "at".
 
 var (
-	javaFile   = regexp.MustCompile(`^(?:[^()\s]+\.(?:java|kt|scala|groovy|clj|kts)(?::\d+)?|Native Method|Unknown Source|<generated>|SourceFile(?::\d+)?)$`)
+	javaFile = regexp.MustCompile(`^(?:[^()\s]+\.(?:java|kt|scala|groovy|clj|kts)(?::\d+)?|Native Method|` +
+		`Unknown Source|<generated>|SourceFile(?::\d+)?)$`)
 	javaLambda = regexp.MustCompile(`^lambda\$(.+?)\$\d+$`)
-	javaMade   = regexp.MustCompile(`\$\$Lambda|\$\$FastClass|\$Proxy\d+|GeneratedMethodAccessor|GeneratedConstructorAccessor|LambdaForm\$|\$\$Generated|_jsp\b`)
-	javaTail   = regexp.MustCompile(`\$\$[\w$]*$|\$HibernateProxy\$\w+$|(?:\$\d+)+$|\$ByteBuddy\$\w+$|_ClientProxy$|_Subclass$`)
+	javaMade   = regexp.MustCompile(`\$\$Lambda|\$\$FastClass|\$Proxy\d+|GeneratedMethodAccessor|` +
+		`GeneratedConstructorAccessor|LambdaForm\$|\$\$Generated|_jsp\b`)
+	javaTail = regexp.MustCompile(`\$\$[\w$]*$|\$HibernateProxy\$\w+$|(?:\$\d+)+$|\$ByteBuddy\$\w+$|` +
+		`_ClientProxy$|_Subclass$`)
 	javaOthers = []string{
 		"java.", "javax.", "jdk.", "sun.", "com.sun.", "jakarta.", "kotlin.", "scala.", "groovy.", "clojure.",
 	}
@@ -181,10 +196,14 @@ var (
 	jsFrame = regexp.MustCompile(`^\s*at (?:(.+?) \()?((?:[^()]|\([^()]*\))+?)(?::\d+)?(?::\d+)?\)?\s*$`)
 	jsHash  = regexp.MustCompile(`[.-][0-9a-fA-F]{6,}(?:[.-]|$)|[.-][0-9A-Z]{8}(?:[.-]|$)`)
 	jsQuery = regexp.MustCompile(`\?.*$`)
+
+	jsOthers = []string{"node:", "internal/", "native", "<anonymous>", "index ", "bootstrap_node"}
 )
 
 func atFrames(lines []string) []frame {
-	if !slices.ContainsFunc(lines, func(line string) bool { return strings.HasPrefix(strings.TrimLeft(line, " \t"), "at ") }) {
+	if !slices.ContainsFunc(lines, func(line string) bool {
+		return strings.HasPrefix(strings.TrimLeft(line, " \t"), "at ")
+	}) {
 		return nil
 	}
 	if frames := javaFrames(lines); len(frames) > 0 {
@@ -225,7 +244,8 @@ func javaFrame(line string) (class, method string, ok bool) {
 	return name[:at], name[at+1:], true
 }
 
-// javaFrames returns those of the root cause first, which "Caused by" says last; then those of what it caused.
+// javaFrames returns those of the root cause first, which "Caused by" says last; then those of what
+// it caused.
 func javaFrames(lines []string) []frame {
 	sections := [][]frame{nil}
 	for _, line := range lines {
@@ -250,12 +270,12 @@ func javaFrames(lines []string) []frame {
 		if lambda := javaLambda.FindStringSubmatch(method); lambda != nil {
 			method = lambda[1]
 		}
-		if parts := strings.Split(javaTail.ReplaceAllString(class, ""), "$"); method == "invokeSuspend" || method == "invoke" {
-			if len(parts) > 1 { // a coroutine, or a lambda, of Kotlin's: Class$method$1
+		class = javaTail.ReplaceAllString(class, "")
+		if method == "invokeSuspend" || method == "invoke" {
+			if parts := strings.Split(class, "$"); len(parts) > 1 { // a coroutine or lambda of Kotlin: Class$method$1
 				class, method = parts[0], parts[1]
 			}
 		}
-		class = javaTail.ReplaceAllString(class, "")
 		last := len(sections) - 1
 		sections[last] = append(sections[last], frame{class + "." + method, of})
 	}
@@ -265,8 +285,13 @@ func javaFrames(lines []string) []frame {
 
 func dotnetFrameOf(line string) (frame, bool) {
 	match := dotnetFrame.FindStringSubmatch(line)
-	if match == nil || match[2] == "" && (strings.Contains(match[1], " ") || !dotnetName.MatchString(match[1]) || jsPlace.MatchString(line)) {
+	if match == nil {
 		return frame{}, false
+	}
+	if match[2] == "" { // without a file, it may be a frame of JavaScript
+		if strings.Contains(match[1], " ") || !dotnetName.MatchString(match[1]) || jsPlace.MatchString(line) {
+			return frame{}, false
+		}
 	}
 	name, of := match[1], ofApplication
 	switch {
@@ -283,7 +308,7 @@ func dotnetFrameOf(line string) (frame, bool) {
 	return frame{dotnetKind.ReplaceAllString(name, ""), of}, true
 }
 
-// jsPlace is a place in a file of JavaScript's at the end of a frame.
+// jsPlace is a place in a file of JavaScript at the end of a frame.
 var jsPlace = regexp.MustCompile(`:\d+:\d+\)?$|\((?:native|<anonymous>|index \d+)\)$`)
 
 func jsFrameOf(line string) (frame, bool) {
@@ -297,11 +322,11 @@ func jsFrameOf(line string) (frame, bool) {
 	return jsNamed(match[1], match[2])
 }
 
-// jsNamed is the frame of a function, which may have no name, in a file.
+// jsNamed returns the frame of a function, which may have no name, in a file.
 func jsNamed(function, file string) (frame, bool) {
 	of := ofApplication
 	switch {
-	case hasAnyPrefix(file, []string{"node:", "internal/", "native", "<anonymous>", "index ", "bootstrap_node"}) || file == "":
+	case hasAnyPrefix(file, jsOthers) || file == "":
 		of = ofRuntime
 	case strings.Contains(file, "node_modules") || strings.Contains(file, "/.pnpm/"):
 		of = ofLibrary
@@ -347,8 +372,8 @@ var (
 	pythonComment = regexp.MustCompile(`\.<locals>|<lambda>|<listcomp>|<genexpr>|<dictcomp>|<setcomp>`)
 )
 
-// pythonFrames are those of the exception that was raised last, or of that which is its direct cause; the most recent
-// call is the last.
+// pythonFrames are those of the exception that was raised last, or of that which is its direct
+// cause; the most recent call is the last.
 func pythonFrames(lines []string) []frame {
 	var frames []frame
 	caused := false
@@ -381,7 +406,8 @@ func pythonFrames(lines []string) []frame {
 // Ruby.
 
 var (
-	rubyFrame  = regexp.MustCompile("^\\s*(?:\\d+: )?(?:from )?([^\\s:][^:]*\\.(?:rb|erb|rake|ru|haml)|<internal:[^>]+>|-e|\\(eval[^)]*\\)|[^\\s:]+/bin/[^\\s:]+):\\d+:in [`'](.+?)'")
+	rubyFrame = regexp.MustCompile(`^\s*(?:\d+: )?(?:from )?([^\s:][^:]*\.(?:rb|erb|rake|ru|haml)|<internal:[^>]+>|-e|` +
+		`\(eval[^)]*\)|[^\s:]+/bin/[^\s:]+):\d+:in ` + "[`'](.+?)'")
 	rubyBlock  = regexp.MustCompile(`(?:block(?: \(\d+ levels\))?|rescue|ensure|rescue in|ensure in|loop) in `)
 	rubyScope  = regexp.MustCompile(`^.*[#.]`)
 	rubyBottom = regexp.MustCompile(`^Traceback \(most recent call last\):`)
@@ -424,8 +450,9 @@ var (
 	rustAt      = regexp.MustCompile(`^\s+at (\S+?)(?::\d+)*\s*$`)
 	rustHash    = regexp.MustCompile(`::h[0-9a-f]{16}$`)
 	rustCrate   = regexp.MustCompile(`\[[0-9a-f]{8,16}\]`)
-	rustClosure = regexp.MustCompile(`(?:::\{\{closure\}\}|::\{closure[#\d]*\}|::\{async_(?:fn|block)_env[#\d]*\}|::\{closure_env[#\d]*\}|::\{\{async_block\}\})+`)
-	rustOthers  = []string{
+	rustClosure = regexp.MustCompile(`(?:::\{\{closure\}\}|::\{closure[#\d]*\}|::\{async_(?:fn|block)_env[#\d]*\}|` +
+		`::\{closure_env[#\d]*\}|::\{\{async_block\}\})+`)
+	rustOthers = []string{
 		"std::", "core::", "alloc::", "rust_", "__rust", "_rust", "backtrace::", "<core::", "<alloc::", "<std::",
 		"_start", "__libc_start", "clone", "start_thread", "__GI_", "_main",
 		"<unknown>", "__clone", "panic_unwind::", "test::", "main\x00",
@@ -453,7 +480,9 @@ func rustFrames(lines []string) []frame {
 			}
 		}
 		switch {
-		case hasAnyPrefix(name, rustOthers) || name == "main" || strings.HasPrefix(file, "/rustc/") || strings.HasPrefix(name, "<") && rustTrait.MatchString(name) && strings.Contains(name, "dyn "):
+		case hasAnyPrefix(name, rustOthers), name == "main", strings.HasPrefix(file, "/rustc/"):
+			of = ofRuntime
+		case strings.HasPrefix(name, "<") && rustTrait.MatchString(name) && strings.Contains(name, "dyn "):
 			of = ofRuntime
 		case hasAnyPrefix(name, rustLibs) || strings.Contains(file, "/.cargo/") || strings.Contains(file, "/registry/src/"):
 			of = ofLibrary
@@ -479,7 +508,8 @@ var (
 	}
 )
 
-// phpFrames reads getTraceAsString. A frame has the function that was called, and the file that called it.
+// phpFrames reads getTraceAsString. A frame has the function that was called, and the file that
+// called it.
 func phpFrames(lines []string) []frame {
 	var frames []frame
 	for _, line := range lines {
@@ -488,7 +518,8 @@ func phpFrames(lines []string) []frame {
 			continue
 		}
 		function, file := match[3], base(match[2])
-		named := phpArgs.ReplaceAllString(phpClosure.ReplaceAllString(phpClass.ReplaceAllString(function, "class@anonymous"), "{closure}"), "")
+		named := phpClass.ReplaceAllString(function, "class@anonymous")
+		named = phpArgs.ReplaceAllString(phpClosure.ReplaceAllString(named, "{closure}"), "")
 		vendor := match[2] == "" || strings.Contains(match[2], "/vendor/") || strings.Contains(match[2], `\vendor\`)
 		library := hasAnyPrefix(named, phpLibs) || !strings.ContainsAny(named, `\:>`) && vendor
 		switch {

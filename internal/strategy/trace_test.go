@@ -11,83 +11,137 @@ import (
 	"pgregory.net/rapid"
 )
 
-// stacks are stack traces by language and cause: those of one cause as they differ from run to run and from build to build.
+// stacks are stack traces by language and cause. Those of one cause differ as they do from run to
+// run and from build to build.
 var stacks = map[string]map[string][]string{
 	"Go": {
 		"orders.Place": {
-			"goroutine 12 [running]:\nruntime/debug.Stack()\n\t/usr/local/go/src/runtime/debug/stack.go:26 +0x5e\nmain.recovered.func1()\n\t/app/recover.go:12 +0x45\n" +
-				"panic({0x6d1f40?, 0xc00001c0a8?})\n\t/usr/local/go/src/runtime/panic.go:785 +0x132\nexample.com/shop/orders.(*Service).Place(0xc000012345, {0xa1, 0xb2})\n\t/app/orders/place.go:31 +0x1d\n" +
+			"goroutine 12 [running]:\nruntime/debug.Stack()\n\t/usr/local/go/src/runtime/debug/stack.go:26 +0x5e\n" +
+				"main.recovered.func1()\n\t/app/recover.go:12 +0x45\n" +
+				"panic({0x6d1f40?, 0xc00001c0a8?})\n\t/usr/local/go/src/runtime/panic.go:785 +0x132\n" +
+				"example.com/shop/orders.(*Service).Place(0xc000012345, {0xa1, 0xb2})\n\t/app/orders/place.go:31 +0x1d\n" +
 				"main.work()\n\t/app/main.go:9 +0x18\ncreated by main.main in goroutine 1\n\t/app/main.go:20 +0x25\n",
-			"goroutine 87 [running]:\nruntime/debug.Stack()\n\t/opt/go/src/runtime/debug/stack.go:24 +0x64\nmain.recovered.func2()\n\t/build/recover.go:19 +0x49\n" +
-				"panic({0x7f0000?, 0xc0000deadb?})\n\t/opt/go/src/runtime/panic.go:770 +0x111\nexample.com/shop/orders.(*Service).Place(0xc0009999, {0xff, 0x1})\n\t/build/orders/place.go:48 +0x9f\n",
-			"goroutine 3 [running]:\npanic({0x1, 0x2})\n\t/go/src/runtime/panic.go:783 +0x132\nruntime.panicmem(...)\n\t/go/src/runtime/panic.go:262\nruntime.sigpanic()\n\t/go/src/runtime/signal_unix.go:917 +0x359\n" +
-				"example.com/shop/orders.(*Service).Place.func1({0x3, 0x4})\n\t/app/orders/place.go:33 +0x1\nexample.com/shop/orders.(*Service).Place(0xc0000)\n\t/app/orders/pl",
+			"goroutine 87 [running]:\nruntime/debug.Stack()\n\t/opt/go/src/runtime/debug/stack.go:24 +0x64\n" +
+				"main.recovered.func2()\n\t/build/recover.go:19 +0x49\n" +
+				"panic({0x7f0000?, 0xc0000deadb?})\n\t/opt/go/src/runtime/panic.go:770 +0x111\n" +
+				"example.com/shop/orders.(*Service).Place(0xc0009999, {0xff, 0x1})\n\t/build/orders/place.go:48 +0x9f\n",
+			"goroutine 3 [running]:\npanic({0x1, 0x2})\n\t/go/src/runtime/panic.go:783 +0x132\nruntime.panicmem(...)\n" +
+				"\t/go/src/runtime/panic.go:262\nruntime.sigpanic()\n\t/go/src/runtime/signal_unix.go:917 +0x359\n" +
+				"example.com/shop/orders.(*Service).Place.func1({0x3, 0x4})\n\t/app/orders/place.go:33 +0x1\n" +
+				"example.com/shop/orders.(*Service).Place(0xc0000)\n\t/app/orders/pl",
 			// As River has it: functions without arguments.
-			"runtime.gopanic\n\t/go/src/runtime/panic.go:783\nexample.com/shop/orders.(*Service).Place\n\torders/place.go:7\ngithub.com/riverqueue/river/internal/workunit.x\n\tx.go:1\n",
-			"runtime.goPanicIndex\n\t/go/src/runtime/panic.go:115\ngithub.com/jackc/pgx/v5.(*Conn).Query\n\t/root/go/pkg/mod/github.com/jackc/pgx/v5@v5.7.1/conn.go:1\nexample.com/shop/orders.(*Service).Place.func2.1\n\torders/place.go:99\n",
+			"runtime.gopanic\n\t/go/src/runtime/panic.go:783\nexample.com/shop/orders.(*Service).Place\n" +
+				"\torders/place.go:7\ngithub.com/riverqueue/river/internal/workunit.x\n\tx.go:1\n",
+			"runtime.goPanicIndex\n\t/go/src/runtime/panic.go:115\ngithub.com/jackc/pgx/v5.(*Conn).Query\n" +
+				"\t/root/go/pkg/mod/github.com/jackc/pgx/v5@v5.7.1/conn.go:1\n" +
+				"example.com/shop/orders.(*Service).Place.func2.1\n\torders/place.go:99\n",
 		},
 		"prices.Find": {
-			"goroutine 12 [running]:\nruntime/debug.Stack()\n\t/usr/local/go/src/runtime/debug/stack.go:26 +0x5e\nmain.recovered.func1()\n\t/app/recover.go:12 +0x45\n" +
-				"panic({0x6d1f40?, 0xc00001c0a8?})\n\t/usr/local/go/src/runtime/panic.go:785 +0x132\nexample.com/shop/prices.Find[...](0x1)\n\t/app/prices/find.go:3 +0x1d\nexample.com/shop/orders.(*Service).Place(0xc000012345)\n\t/app/orders/place.go:31 +0x1d\n",
-			"goroutine 9 [running]:\npanic({0x6d1f40?, 0xc00001c0a8?})\n\t/usr/local/go/src/runtime/panic.go:785 +0x132\nexample.com/shop/prices.Find[...](...)\n\t/app/prices/find.go:8\n",
+			"goroutine 12 [running]:\nruntime/debug.Stack()\n\t/usr/local/go/src/runtime/debug/stack.go:26 +0x5e\n" +
+				"main.recovered.func1()\n\t/app/recover.go:12 +0x45\n" +
+				"panic({0x6d1f40?, 0xc00001c0a8?})\n\t/usr/local/go/src/runtime/panic.go:785 +0x132\n" +
+				"example.com/shop/prices.Find[...](0x1)\n\t/app/prices/find.go:3 +0x1d\n" +
+				"example.com/shop/orders.(*Service).Place(0xc000012345)\n\t/app/orders/place.go:31 +0x1d\n",
+			"goroutine 9 [running]:\npanic({0x6d1f40?, 0xc00001c0a8?})\n\t/usr/local/go/src/runtime/panic.go:785 +0x132\n" +
+				"example.com/shop/prices.Find[...](...)\n\t/app/prices/find.go:8\n",
 		},
 	},
 	"Java": {
 		"PriceService.lookup": {
-			"java.lang.RuntimeException: task failed\n\tat com.acme.OrderWorker.work(OrderWorker.java:31)\n\tat java.base/java.lang.Thread.run(Thread.java:840)\n" +
-				"Caused by: java.lang.NullPointerException: x\n\tat java.base/java.util.Objects.requireNonNull(Objects.java:233)\n\tat com.acme.PriceService.lambda$lookup$0(PriceService.java:12)\n\tat com.acme.PriceService$$Lambda$14/0x0000000800c03000.apply(Unknown Source)\n\t... 12 more\n",
-			"java.lang.RuntimeException: task failed\n\tat com.acme.OrderWorker.work(OrderWorker.java:35)\n\tat java.base/java.lang.Thread.run(Thread.java:840)\n" +
-				"Caused by: java.lang.NullPointerException: x\n\tat com.acme.PriceService$$EnhancerBySpringCGLIB$$1f2e3d.lookup(<generated>)\n\tat com.acme.PriceService.lookup(PriceService.java:19)\n\t... 11 more\n",
 			"java.lang.RuntimeException: task failed\n\tat com.acme.OrderWorker.work(OrderWorker.java:31)\n" +
-				"Caused by: java.lang.NullPointerException: x\n\tat app//com.acme.PriceService.lambda$lookup$3(PriceService.java:14)\n\tat jdk.internal.reflect.GeneratedMethodAccessor33.invoke(Unknown Source)\n\tat com.sun.proxy.$Proxy12.x(Unknow",
+				"\tat java.base/java.lang.Thread.run(Thread.java:840)\n" +
+				"Caused by: java.lang.NullPointerException: x\n" +
+				"\tat java.base/java.util.Objects.requireNonNull(Objects.java:233)\n" +
+				"\tat com.acme.PriceService.lambda$lookup$0(PriceService.java:12)\n" +
+				"\tat com.acme.PriceService$$Lambda$14/0x0000000800c03000.apply(Unknown Source)\n\t... 12 more\n",
+			"java.lang.RuntimeException: task failed\n\tat com.acme.OrderWorker.work(OrderWorker.java:35)\n" +
+				"\tat java.base/java.lang.Thread.run(Thread.java:840)\n" +
+				"Caused by: java.lang.NullPointerException: x\n" +
+				"\tat com.acme.PriceService$$EnhancerBySpringCGLIB$$1f2e3d.lookup(<generated>)\n" +
+				"\tat com.acme.PriceService.lookup(PriceService.java:19)\n\t... 11 more\n",
+			"java.lang.RuntimeException: task failed\n\tat com.acme.OrderWorker.work(OrderWorker.java:31)\n" +
+				"Caused by: java.lang.NullPointerException: x\n" +
+				"\tat app//com.acme.PriceService.lambda$lookup$3(PriceService.java:14)\n" +
+				"\tat jdk.internal.reflect.GeneratedMethodAccessor33.invoke(Unknown Source)\n" +
+				"\tat com.sun.proxy.$Proxy12.x(Unknow",
 		},
 		"StockService.take": {
-			"java.lang.RuntimeException: task failed\n\tat com.acme.OrderWorker.work(OrderWorker.java:31)\nCaused by: java.lang.NullPointerException: x\n\tat com.acme.StockService.take(StockService.java:12)\n\t... 12 more\n",
-			"java.lang.RuntimeException: task failed\n\tat com.acme.OrderWorker.work(OrderWorker.java:38)\nCaused by: java.lang.NullPointerException: x\n\tat com.acme.StockService$$SpringCGLIB$$0.take(<generated>)\n\tat com.acme.StockService.take(StockService.java:2)\n",
+			"java.lang.RuntimeException: task failed\n\tat com.acme.OrderWorker.work(OrderWorker.java:31)\n" +
+				"Caused by: java.lang.NullPointerException: x\n\tat com.acme.StockService.take(StockService.java:12)\n" +
+				"\t... 12 more\n",
+			"java.lang.RuntimeException: task failed\n\tat com.acme.OrderWorker.work(OrderWorker.java:38)\n" +
+				"Caused by: java.lang.NullPointerException: x\n\tat com.acme.StockService$$SpringCGLIB$$0.take(<generated>)\n" +
+				"\tat com.acme.StockService.take(StockService.java:2)\n",
 		},
 		"Kotlin's Refunds.pay": {
-			"java.lang.IllegalStateException: no\n\tat com.acme.Refunds$pay$2.invokeSuspend(Refunds.kt:12)\n\tat kotlin.coroutines.jvm.internal.BaseContinuationImpl.resumeWith(ContinuationImpl.kt:33)\n",
-			"java.lang.IllegalStateException: no\n\tat com.acme.Refunds$pay$5$1.invokeSuspend(Refunds.kt:19)\n\tat kotlinx.coroutines.DispatchedTask.run(DispatchedTask.kt:108)\n",
+			"java.lang.IllegalStateException: no\n\tat com.acme.Refunds$pay$2.invokeSuspend(Refunds.kt:12)\n" +
+				"\tat kotlin.coroutines.jvm.internal.BaseContinuationImpl.resumeWith(ContinuationImpl.kt:33)\n",
+			"java.lang.IllegalStateException: no\n\tat com.acme.Refunds$pay$5$1.invokeSuspend(Refunds.kt:19)\n" +
+				"\tat kotlinx.coroutines.DispatchedTask.run(DispatchedTask.kt:108)\n",
 		},
 	},
 	"Python": {
 		"prices.find": {
-			"Traceback (most recent call last):\n  File \"/app/worker.py\", line 31, in work\n    place(order)\n  File \"/app/shop/prices.py\", line 7, in find\n    return table[key]\n           ~~~~~^^^^^\nKeyError: 'x'\n",
-			"Traceback (most recent call last):\n  File \"/srv/releases/20261123/worker.py\", line 35, in work\n    place(order)\n  File \"/srv/releases/20261123/shop/prices.py\", line 9, in find\n    return table[key]\n" +
-				"  File \"/usr/lib/python3.12/collections/__init__.py\", line 1015, in __getitem__\n    raise KeyError(key)\nKeyError: 'x'\n",
-			"Traceback (most recent call last):\n  File \"/app/shop/prices.py\", line 7, in find.<locals>.<lambda>\n    return table[key]\nKeyError: 'x'\n\nThe above exception was the direct cause of the following exception:\n\n" +
-				"Traceback (most recent call last):\n  File \"/app/worker.py\", line 31, in work\n    place(order)\nRuntimeError: failed\n",
-			"Traceback (most recent call last):\n  File \"/app/shop/cache.py\", line 7, in get\n    x\nKeyError: 'x'\n\nDuring handling of the above exception, another exception occurred:\n\n" +
-				"Traceback (most recent call last):\n  File \"/app/shop/prices.py\", line 31, in find\n    y\n  File \"/venv/lib/python3.12/site-packages/sqlalchemy/x.py\", line 3, in go\n    z\nKeyError: 'x'\n",
+			"Traceback (most recent call last):\n  File \"/app/worker.py\", line 31, in work\n    place(order)\n" +
+				"  File \"/app/shop/prices.py\", line 7, in find\n    return table[key]\n           ~~~~~^^^^^\n" +
+				"KeyError: 'x'\n",
+			"Traceback (most recent call last):\n  File \"/srv/releases/20261123/worker.py\", line 35, in work\n" +
+				"    place(order)\n  File \"/srv/releases/20261123/shop/prices.py\", line 9, in find\n    return table[key]\n" +
+				"  File \"/usr/lib/python3.12/collections/__init__.py\", line 1015, in __getitem__\n" +
+				"    raise KeyError(key)\nKeyError: 'x'\n",
+			"Traceback (most recent call last):\n  File \"/app/shop/prices.py\", line 7, in find.<locals>.<lambda>\n" +
+				"    return table[key]\nKeyError: 'x'\n\n" +
+				"The above exception was the direct cause of the following exception:\n\n" +
+				"Traceback (most recent call last):\n  File \"/app/worker.py\", line 31, in work\n    place(order)\n" +
+				"RuntimeError: failed\n",
+			"Traceback (most recent call last):\n  File \"/app/shop/cache.py\", line 7, in get\n    x\nKeyError: 'x'\n\n" +
+				"During handling of the above exception, another exception occurred:\n\n" +
+				"Traceback (most recent call last):\n  File \"/app/shop/prices.py\", line 31, in find\n    y\n" +
+				"  File \"/venv/lib/python3.12/site-packages/sqlalchemy/x.py\", line 3, in go\n    z\nKeyError: 'x'\n",
 		},
 		"stock.take": {
-			"Traceback (most recent call last):\n  File \"/app/worker.py\", line 31, in work\n    place(order)\n  File \"/app/shop/stock.py\", line 7, in take\n    return table[key]\nKeyError: 'x'\n",
-			"Traceback (most recent call last):\n  File \"/app/shop/stock.py\", line 12, in take\n    return table[key]\nKeyError: 'x'\n",
+			"Traceback (most recent call last):\n  File \"/app/worker.py\", line 31, in work\n    place(order)\n" +
+				"  File \"/app/shop/stock.py\", line 7, in take\n    return table[key]\nKeyError: 'x'\n",
+			"Traceback (most recent call last):\n  File \"/app/shop/stock.py\", line 12, in take\n    return table[key]\n" +
+				"KeyError: 'x'\n",
 		},
 	},
 	"Ruby": {
 		"place": {
-			"app/models/order.rb:12:in `block (2 levels) in place': undefined method `x' for nil (NoMethodError)\n\tfrom app/models/order.rb:10:in `each'\n\tfrom /usr/local/bundle/gems/activejob-7.1/lib/x.rb:3:in `perform'\n",
+			"app/models/order.rb:12:in `block (2 levels) in place': undefined method `x' for nil (NoMethodError)\n" +
+				"\tfrom app/models/order.rb:10:in `each'\n" +
+				"\tfrom /usr/local/bundle/gems/activejob-7.1/lib/x.rb:3:in `perform'\n",
 			"/app/models/order.rb:19:in 'Order#place'\n/app/workers/w.rb:3:in 'Worker#perform'\n",
-			"/usr/local/bundle/gems/pg-1.5/lib/pg.rb:1:in `exec'\n/releases/2026/app/models/order.rb:14:in `rescue in place'\n/releases/2026/app/models/order.rb:12:in `place'\n/usr/local/lib/ruby/3.3.0/x.rb:1:in `y",
-			"Traceback (most recent call last):\n\t2: from bin/w:3:in `<main>'\n\t1: from /app/workers/w.rb:9:in `perform'\n/app/models/order.rb:22:in `place': no (RuntimeError)\n",
+			"/usr/local/bundle/gems/pg-1.5/lib/pg.rb:1:in `exec'\n" +
+				"/releases/2026/app/models/order.rb:14:in `rescue in place'\n" +
+				"/releases/2026/app/models/order.rb:12:in `place'\n/usr/local/lib/ruby/3.3.0/x.rb:1:in `y",
+			"Traceback (most recent call last):\n\t2: from bin/w:3:in `<main>'\n" +
+				"\t1: from /app/workers/w.rb:9:in `perform'\n/app/models/order.rb:22:in `place': no (RuntimeError)\n",
 		},
 		"refund": {
-			"app/models/order.rb:40:in `refund': undefined method `x' for nil (NoMethodError)\n\tfrom app/models/order.rb:12:in `place'\n",
+			"app/models/order.rb:40:in `refund': undefined method `x' for nil (NoMethodError)\n" +
+				"\tfrom app/models/order.rb:12:in `place'\n",
 			"/app/models/order.rb:44:in 'Order#refund'\n/app/models/order.rb:12:in 'Order#place'\n",
 		},
 	},
 	"JavaScript": {
 		"place": {
-			"TypeError: Cannot read properties of undefined\n    at OrderService.place (/app/dist/orders.js:10:5)\n    at async Worker.run (/app/dist/worker.js:3:1)\n    at process.processTicksAndRejections (node:internal/process/task_queues:95:5)\n",
-			"TypeError: Cannot read properties of undefined\n    at place (/srv/app/dist/orders.js:19:7)\n    at Array.map (<anonymous>)\n",
-			"TypeError: Cannot read properties of undefined\n    at /app/node_modules/pg/lib/client.js:5:3\n    at new Promise (<anonymous>)\n    at async Object.place [as run] (file:///app/dist/orders.3f2a1bcd.js:1:2345)\n    at Wor",
+			"TypeError: Cannot read properties of undefined\n    at OrderService.place (/app/dist/orders.js:10:5)\n" +
+				"    at async Worker.run (/app/dist/worker.js:3:1)\n" +
+				"    at process.processTicksAndRejections (node:internal/process/task_queues:95:5)\n",
+			"TypeError: Cannot read properties of undefined\n    at place (/srv/app/dist/orders.js:19:7)\n" +
+				"    at Array.map (<anonymous>)\n",
+			"TypeError: Cannot read properties of undefined\n    at /app/node_modules/pg/lib/client.js:5:3\n" +
+				"    at new Promise (<anonymous>)\n" +
+				"    at async Object.place [as run] (file:///app/dist/orders.3f2a1bcd.js:1:2345)\n    at Wor",
 			"place@https://shop.example/dist/orders.3f2a1bcd.js?v=1:10:5\nrun@https://shop.example/dist/worker.js:3:1\n",
 			"TypeError: x\n    at place (webpack-internal:///./src/orders.js:10:5)\n",
 		},
 		"refund": {
-			"TypeError: Cannot read properties of undefined\n    at OrderService.refund (/app/dist/orders.js:60:5)\n    at OrderService.place (/app/dist/orders.js:10:5)\n",
-			"TypeError: Cannot read properties of undefined\n    at async OrderService.refund (/app/dist/orders-9AF3C2D1.js:61:5)\n",
+			"TypeError: Cannot read properties of undefined\n    at OrderService.refund (/app/dist/orders.js:60:5)\n" +
+				"    at OrderService.place (/app/dist/orders.js:10:5)\n",
+			"TypeError: Cannot read properties of undefined\n" +
+				"    at async OrderService.refund (/app/dist/orders-9AF3C2D1.js:61:5)\n",
 		},
 		"without a name": {
 			"Error: x\n    at /app/dist/jobs.js:3:9\n    at Object.<anonymous> (/app/dist/index.js:1:1)\n",
@@ -96,36 +150,60 @@ var stacks = map[string]map[string][]string{
 	},
 	"Rust": {
 		"orders::place": {
-			"thread 'main' panicked at src/orders.rs:12:9:\nno\nstack backtrace:\n   0: rust_begin_unwind\n             at /rustc/90b35a6/library/std/src/panicking.rs:645:5\n   1: core::panicking::panic_fmt\n             at /rustc/90b35a6/library/core/src/panicking.rs:72:14\n" +
-				"   2: core::option::Option<T>::unwrap\n   3: shop::orders::place::{{closure}}\n             at ./src/orders.rs:12:9\n   4: shop::main\n             at ./src/main.rs:4:5\n",
-			"stack backtrace:\n   0:     0x55d0c8a7c4b4 - std::backtrace_rs::backtrace::libunwind::trace::h9f3a1b2c3d4e5f60\n   1:     0x55d0c8a7c4b4 - core::panicking::panic::h0011223344556677\n   2:     0x55d0c8a11111 - shop::orders::place::hdeadbeefdeadbeef\n   3:     0x55d0c8a2",
-			"   0: std::panicking::begin_panic_handler\n   1: anyhow::error::<impl anyhow::Error>::msg\n             at /root/.cargo/registry/src/index.crates.io-6f17d22bba15001f/anyhow-1.0.75/src/error.rs:83:36\n   2: shop[1a2b3c4d5e6f7a8b]::orders::place::{closure#3}\n             at /build/src/orders.rs:19:13\n",
+			"thread 'main' panicked at src/orders.rs:12:9:\nno\nstack backtrace:\n   0: rust_begin_unwind\n" +
+				"             at /rustc/90b35a6/library/std/src/panicking.rs:645:5\n   1: core::panicking::panic_fmt\n" +
+				"             at /rustc/90b35a6/library/core/src/panicking.rs:72:14\n" +
+				"   2: core::option::Option<T>::unwrap\n   3: shop::orders::place::{{closure}}\n" +
+				"             at ./src/orders.rs:12:9\n   4: shop::main\n             at ./src/main.rs:4:5\n",
+			"stack backtrace:\n" +
+				"   0:     0x55d0c8a7c4b4 - std::backtrace_rs::backtrace::libunwind::trace::h9f3a1b2c3d4e5f60\n" +
+				"   1:     0x55d0c8a7c4b4 - core::panicking::panic::h0011223344556677\n" +
+				"   2:     0x55d0c8a11111 - shop::orders::place::hdeadbeefdeadbeef\n   3:     0x55d0c8a2",
+			"   0: std::panicking::begin_panic_handler\n   1: anyhow::error::<impl anyhow::Error>::msg\n" +
+				"             at /root/.cargo/registry/src/index.crates.io-6f17d22bba15001f/anyhow-1.0.75/src/error.rs:83:36\n" +
+				"   2: shop[1a2b3c4d5e6f7a8b]::orders::place::{closure#3}\n             at /build/src/orders.rs:19:13\n",
 		},
 		"stock::take": {
-			"   0: rust_begin_unwind\n   1: core::panicking::panic_fmt\n   2: shop::stock::take\n             at ./src/stock.rs:12:9\n   3: shop::orders::place\n",
-			"   0:     0x55d0c8a7c4b4 - core::panicking::panic::h0011223344556677\n   1:     0x55d0c8a11111 - shop::stock::take::h1234567890abcdef\n",
+			"   0: rust_begin_unwind\n   1: core::panicking::panic_fmt\n   2: shop::stock::take\n" +
+				"             at ./src/stock.rs:12:9\n   3: shop::orders::place\n",
+			"   0:     0x55d0c8a7c4b4 - core::panicking::panic::h0011223344556677\n" +
+				"   1:     0x55d0c8a11111 - shop::stock::take::h1234567890abcdef\n",
 		},
 	},
 	".NET": {
 		"Orders.Place": {
-			"System.NullReferenceException: x\n   at Acme.Shop.Orders.<Place>d__5.MoveNext() in /src/Orders.cs:line 42\n--- End of stack trace from previous location ---\n   at System.Runtime.CompilerServices.TaskAwaiter.ThrowForNonSuccess(Task task)\n   at Acme.Shop.Worker.Run(String id) in /src/Worker.cs:line 9\n",
-			"System.InvalidOperationException: y\n ---> System.NullReferenceException: x\n   at Acme.Shop.Orders.<>c__DisplayClass3_0.<Place>b__1(Item i) in C:\\build\\Orders.cs:line 51\n   at System.Linq.Enumerable.Select(Func`2 f)\n   --- End of inner exception stack trace ---\n   at Acme.Shop.Worker.Run(String id)\n",
-			"   at System.Collections.Generic.Dictionary`2.get_Item(TKey key)\n   at Acme.Shop.Orders.Place(Int32 n, Func`2 f)\n   at lambda_method123(Closure, Object)\n   at Acme.Sh",
+			"System.NullReferenceException: x\n   at Acme.Shop.Orders.<Place>d__5.MoveNext() in /src/Orders.cs:line 42\n" +
+				"--- End of stack trace from previous location ---\n" +
+				"   at System.Runtime.CompilerServices.TaskAwaiter.ThrowForNonSuccess(Task task)\n" +
+				"   at Acme.Shop.Worker.Run(String id) in /src/Worker.cs:line 9\n",
+			"System.InvalidOperationException: y\n ---> System.NullReferenceException: x\n" +
+				"   at Acme.Shop.Orders.<>c__DisplayClass3_0.<Place>b__1(Item i) in C:\\build\\Orders.cs:line 51\n" +
+				"   at System.Linq.Enumerable.Select(Func`2 f)\n   --- End of inner exception stack trace ---\n" +
+				"   at Acme.Shop.Worker.Run(String id)\n",
+			"   at System.Collections.Generic.Dictionary`2.get_Item(TKey key)\n" +
+				"   at Acme.Shop.Orders.Place(Int32 n, Func`2 f)\n   at lambda_method123(Closure, Object)\n   at Acme.Sh",
 			"   at Npgsql.NpgsqlConnection.Open()\n   at Acme.Shop.Orders.<>c.<Place>b__7_0(Object o)\n",
 		},
 		"Stock.Take": {
-			"System.NullReferenceException: x\n   at Acme.Shop.Stock.Take(Int32 n) in /src/Stock.cs:line 42\n   at Acme.Shop.Orders.<Place>d__5.MoveNext() in /src/Orders.cs:line 42\n",
+			"System.NullReferenceException: x\n   at Acme.Shop.Stock.Take(Int32 n) in /src/Stock.cs:line 42\n" +
+				"   at Acme.Shop.Orders.<Place>d__5.MoveNext() in /src/Orders.cs:line 42\n",
 			"System.NullReferenceException: x\n   at Acme.Shop.Stock.<Take>d__11`1.MoveNext()\n",
 		},
 	},
 	"PHP": {
 		"Order->place": {
-			"#0 /app/src/Worker.php(12): App\\Order->place(Array)\n#1 /app/vendor/laravel/framework/src/Illuminate/Container/Container.php(36): App\\Worker->handle()\n#2 {main}\n",
-			"Error: x in /app/src/Order.php:5\nStack trace:\n#0 /srv/releases/7/src/Worker.php(19): App\\Order->place(Object(App\\Item), 'abc')\n#1 {main}\n  thrown in /app/src/Order.php on line 5\n",
-			"#0 /app/vendor/laravel/framework/src/Illuminate/Container/BoundMethod.php(36): App\\Order->place(1)\n#1 [internal function]: Illuminate\\Co",
+			"#0 /app/src/Worker.php(12): App\\Order->place(Array)\n" +
+				"#1 /app/vendor/laravel/framework/src/Illuminate/Container/Container.php(36): App\\Worker->handle()\n" +
+				"#2 {main}\n",
+			"Error: x in /app/src/Order.php:5\nStack trace:\n" +
+				"#0 /srv/releases/7/src/Worker.php(19): App\\Order->place(Object(App\\Item), 'abc')\n#1 {main}\n" +
+				"  thrown in /app/src/Order.php on line 5\n",
+			"#0 /app/vendor/laravel/framework/src/Illuminate/Container/BoundMethod.php(36): App\\Order->place(1)\n" +
+				"#1 [internal function]: Illuminate\\Co",
 		},
 		"Stock->take": {
-			"#0 /app/src/Order.php(12): App\\Stock->take(Array)\n#1 /app/src/Worker.php(12): App\\Order->place(Array)\n#2 {main}\n",
+			"#0 /app/src/Order.php(12): App\\Stock->take(Array)\n#1 /app/src/Worker.php(12): App\\Order->place(Array)\n" +
+				"#2 {main}\n",
 			"#0 /srv/src/Order.php(17): App\\Stock->take(5)\n#1 {main}\n",
 		},
 		"a closure of Job's": {

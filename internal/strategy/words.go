@@ -9,8 +9,8 @@ const (
 	maxGapWords  = 6   // that … is for
 )
 
-// wording is the words of a text in small letters: runs of letters and digits. The parts of a name such as
-// FileNotFoundError are words as well, so that no match begins or ends within one.
+// wording is the words of a text in small letters: runs of letters and digits. The parts of a name
+// such as FileNotFoundError are words as well, so that no match begins or ends within one.
 type wording struct {
 	text []byte // the words, each followed by a blank
 	list []word
@@ -133,8 +133,9 @@ func (x *index) line(i int) *line {
 	return &x.lines[i]
 }
 
-// ofName returns the line of a type or code, nil for none: of its last part (Net::ReadTimeout, java.net.ConnectException,
-// https://bank.example/errors/declined), or of the whole where that is a mere Error (serde_json::Error).
+// ofName returns the line of a type or code, nil for none: of its last part (Net::ReadTimeout,
+// java.net.ConnectException, https://bank.example/errors/declined), or of the whole where that is a
+// mere Error (serde_json::Error).
 func (x *index) ofName(name string) *line {
 	if name == "" || len(name) > maxNameBytes {
 		return nil
@@ -183,8 +184,9 @@ func (n namesOfErrors) add(name string, line int) {
 	n[name] = append(n[name], l)
 }
 
-// find returns the first line for the name which words i to before j are. It is looked up as it is, then without what
-// says no more than that it is an error. A name without * counts before those with one.
+// find returns the first line for the name which words i to before j are. It is looked up as it is,
+// then without what says no more than that it is an error. A name without * counts before those
+// with one.
 func (n namesOfErrors) find(w *wording, i, j int) int {
 	if j-i > maxNameWords || i == j {
 		return noLine
