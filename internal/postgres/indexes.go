@@ -3,18 +3,15 @@ package postgres
 import (
 	"context"
 	"fmt"
-	"io/fs"
 	"regexp"
 	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
-
-	"github.com/dlqd/dlqd/db"
 )
 
-// concurrently begins the part of a migration that holds indexes which are built outside of its transaction, without
-// blocking writes: one CREATE INDEX a line, up to the migration's Down.
+// concurrently begins the part of a migration whose indexes are built outside of its transaction,
+// without blocking writes: one CREATE INDEX a line, up to the migration's Down.
 const concurrently = "-- +dlqd concurrently\n"
 
 var createIndex = regexp.MustCompile(`(?m)^CREATE INDEX (\w+) ON (\S+) (.+);$`)
@@ -29,20 +26,16 @@ func withoutIndexes(migration string) string {
 	return migration[:begin] + "-- +goose Down" + down
 }
 
-// buildIndexes builds the indexes of migrations that are missing, or that an earlier build left invalid. An index of a
-// partitioned table is built for each partition, and attached. Writes go on meanwhile.
+// buildIndexes builds the indexes of migrations that are missing, or that an earlier build left
+// invalid. An index of a partitioned table is built for each partition, and attached. Writes are
+// not blocked.
 func (m *Migrator) buildIndexes(ctx context.Context) error {
-	names, err := fs.Glob(db.Migrations, "migrations/*.sql")
+	migrations, err := migrationFiles()
 	if err != nil {
 		return err
 	}
-	for _, name := range names {
-		raw, err := db.Migrations.ReadFile(name)
-		if err != nil {
-			return err
-		}
-		up, _, _ := strings.Cut(string(raw), "-- +goose Down")
-		_, indexes, _ := strings.Cut(up, concurrently)
+	for _, file := range migrations {
+		_, indexes, _ := strings.Cut(file.up(), concurrently)
 		for _, index := range createIndex.FindAllStringSubmatch(m.Schemas.Render(indexes), -1) {
 			if err := m.buildIndex(ctx, index[1], index[2], index[3]); err != nil {
 				return fmt.Errorf("index %s: %w", index[1], err)
@@ -53,15 +46,15 @@ func (m *Migrator) buildIndexes(ctx context.Context) error {
 }
 
 const (
-	// smallTable is the size, in bytes, up to which an index is built in a transaction that blocks writes: it takes
-	// less than
-	// 200 ms, and does not wait for transactions that are older, as CREATE INDEX CONCURRENTLY does.
+	// smallTable is the size, in bytes, up to which an index is built in a transaction that blocks
+	// writes: it takes less than 200 ms, and does not wait for transactions that are older, as
+	// CREATE INDEX CONCURRENTLY does.
 	smallTable = 32 << 20
 	// indexTimeout bounds one build: it waits for all transactions of the database that are older.
 	indexTimeout = 30 * time.Minute
 )
 
-// indexState is what there is of an index.
+// indexState says whether an index exists, and what its table is like.
 type indexState struct {
 	Found, Valid bool
 	Bytes        int64 // of its table, with its partitions
@@ -106,7 +99,8 @@ func (m *Migrator) buildIndex(ctx context.Context, name, table, definition strin
 			err = m.indexConcurrently(ctx, state.Found, child, p.Table, definition)
 		}
 		if err == nil {
-			err = m.indexInTx(ctx, fmt.Sprintf("ALTER INDEX %[1]s.%[2]s ATTACH PARTITION %[1]s.%[3]s", m.Schemas.DLQ, name, child))
+			err = m.indexInTx(ctx, fmt.Sprintf("ALTER INDEX %[1]s.%[2]s ATTACH PARTITION %[1]s.%[3]s", m.Schemas.DLQ,
+				name, child))
 		}
 		if err != nil {
 			return fmt.Errorf("%s: %w", child, err)
@@ -131,9 +125,8 @@ func (m *Migrator) indexInTx(ctx context.Context, statement string) error {
 	})
 }
 
-// indexConcurrently builds the index of a table that is no partitioned one, without blocking writes. What an earlier
-// build
-// left is dropped first.
+// indexConcurrently builds the index of a table that is not partitioned, without blocking writes.
+// What an earlier build left is dropped first.
 func (m *Migrator) indexConcurrently(ctx context.Context, found bool, name, table, definition string) error {
 	ctx, cancel := context.WithTimeout(ctx, indexTimeout)
 	defer cancel()
