@@ -80,6 +80,8 @@ BEGIN
     error_message := coalesce(nullif(error_message, ''), 'the job ended without an error');
 END
 $$;
+COMMENT ON FUNCTION dlq.describe_failure IS 'What went wrong with a job, from the errors and metadata that River keeps: the structured error of its last attempt (metadata key dlq:error) or, where there is none, the last error that River keeps. Never raises.';
+
 CREATE OR REPLACE FUNCTION dlq.with_attempts(p_history jsonb, p_attempts jsonb) RETURNS jsonb
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN (SELECT coalesce(jsonb_agg(CASE WHEN jsonb_typeof(h.failed) = 'object' THEN h.failed || jsonb_strip_nulls(jsonb_build_object(
@@ -89,8 +91,6 @@ RETURN (SELECT coalesce(jsonb_agg(CASE WHEN jsonb_typeof(h.failed) = 'object' TH
         FROM jsonb_array_elements(p_history) WITH ORDINALITY h (failed, number)
         CROSS JOIN LATERAL (SELECT p_attempts -> (h.failed ->> 'attempt')) a (said));
 COMMENT ON FUNCTION dlq.with_attempts IS 'A retry history with what a worker reported of its attempts (metadata key dlq:attempts, by number): processingDuration in seconds, and systemState.';
-
-COMMENT ON FUNCTION dlq.describe_failure IS 'What went wrong with a job, from the errors and metadata that River keeps: the structured error of its last attempt (metadata key dlq:error) or, where there is none, the last error that River keeps. Never raises.';
 
 CREATE OR REPLACE FUNCTION dlq.trace_ends(p_trace text) RETURNS text
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
@@ -431,20 +431,10 @@ BEGIN
     v_filed := cardinality(dlq.file_as(v_ids));
     IF v_filed < cardinality(v_ids) THEN
         -- The open entries of their jobs are locked with those that the caller acts on, in the order of dlq.lock_entries.
-        FOR v_try IN 1 .. 10 LOOP
-            BEGIN
-                PERFORM FROM dlq.dead_letter_open e
-                WHERE e.id = ANY (p_ids || ARRAY(SELECT o.id FROM dlq.dead_letter_inbox i
-                                                 JOIN dlq.dead_letter_open o ON o.river_job_id = i.river_job_id AND o.job_created_at = i.job_created_at
-                                                 WHERE i.id = ANY (v_ids)))
-                ORDER BY e.id FOR UPDATE;
-                EXIT;
-            EXCEPTION WHEN serialization_failure THEN
-                IF v_try = 10 OR current_setting('transaction_isolation') <> 'read committed' THEN
-                    RAISE;
-                END IF;
-            END;
-        END LOOP;
+        PERFORM dlq.lock_filed(p_ids || ARRAY(SELECT o.id FROM dlq.dead_letter_inbox i
+                                              JOIN dlq.dead_letter_open o ON (o.river_job_id, o.job_created_at) = (i.river_job_id, i.job_created_at)
+                                              WHERE i.id = ANY (v_ids)),
+                               '{dlq_pending,dlq_processing,dlq_manual}');
         v_filed := v_filed + cardinality(dlq.file_repeats(v_ids, true));
     END IF;
     RETURN v_filed;

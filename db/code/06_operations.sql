@@ -209,24 +209,10 @@ DECLARE
     v_end     timestamptz;
     v_entry   record;
 BEGIN
-    PERFORM dlq.file(p_ids);
     -- Entries are waited for as long as the caller likes, and before any job is locked: the application's statement that
     -- ends such a job must not wait for whoever holds an entry. What follows waits for keys alone, or for who has locked a table of
     -- dlqd's, and not for long.
-    -- An entry that moved to another partition meanwhile is looked for again.
-    FOR v_try IN 1 .. 10 LOOP
-        BEGIN
-            PERFORM FROM dlq.dead_letter_queue e
-            WHERE e.id = ANY (p_ids) AND e.stage IN ('open', 'failed') AND e.status IN ('dlq_pending', 'dlq_manual', 'dlq_failed')
-            ORDER BY e.stage, e.id
-            FOR UPDATE;
-            EXIT;
-        EXCEPTION WHEN serialization_failure THEN
-            IF v_try = 10 OR current_setting('transaction_isolation') <> 'read committed' THEN
-                RAISE;
-            END IF;
-        END;
-    END LOOP;
+    PERFORM dlq.lock_entries(p_ids, '{dlq_pending,dlq_manual,dlq_failed}');
     -- (What may have to give way needs a subtransaction: most jobs have no key, or have theirs still.)
     IF p_force OR (SELECT e.id FROM dlq.dead_letter_queue e
                    WHERE e.id = ANY (p_ids) AND e.stage IN ('open', 'failed') AND e.unique_key IS NOT NULL AND e.unique_states IS NOT NULL

@@ -376,11 +376,11 @@ BEGIN
     IF btrim(coalesce(p_note, '')) = '' THEN
         RAISE EXCEPTION 'reveal: say why' USING ERRCODE = 'DLQ04', HINT = 'The note is in the audit trail.';
     END IF;
-    SELECT l.ids, l.stages INTO v_found FROM dlq.lock_entries(dlq.ids_in_scope(ARRAY[p_id]), enum_range(NULL::dlq.dead_letter_status)) l;
+    SELECT l.* INTO v_found FROM dlq.lock_entries(dlq.ids_in_scope(ARRAY[p_id]), enum_range(NULL::dlq.dead_letter_status)) l;
     IF v_found.ids = '{}' THEN
         PERFORM dlq.refuse_move(p_id, 'reveal', 'any');
     END IF;
-    PERFORM dlq.note_on(v_found.ids, p_actor, 'revealed', p_note, v_found.stages);
+    PERFORM dlq.note_on(v_found.ids, p_actor, 'revealed', p_note, v_found.stages, p_since => v_found.since, p_until => v_found.until);
 END
 $$;
 COMMENT ON FUNCTION dlq.record_reveal IS 'Leaves the audit row of a look at what is masked of an entry: see dlq.reveal.';
