@@ -105,12 +105,12 @@ LANGUAGE sql STABLE
 RETURN EXISTS (SELECT FROM dlq.dead_letter_queue o WHERE o.stage = 'open' AND o.river_job_id = p_job AND o.job_created_at = p_created_at);
 COMMENT ON FUNCTION dlq.has_open_entry IS 'Whether a job has an entry that is open and filed: there is one at most, and a closed one of that job cannot be opened beside it.';
 
--- resolve_by closes entries whose work a job has done: a redelivery, or the original that somebody retried.
 CREATE OR REPLACE FUNCTION dlq.sent_by(p_actor text, p_strategy dlq.strategy) RETURNS dlq.strategy
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN CASE WHEN p_actor LIKE 'worker:%' THEN p_strategy ELSE 'manual' END;
 COMMENT ON FUNCTION dlq.sent_by IS 'The strategy of a redelivery: that of its entry where a worker made it, manual where a person or a replay run did, or a retry outside dlqd.';
 
+-- resolve_by closes entries whose work a job has done: a redelivery, or the original that somebody retried.
 CREATE OR REPLACE FUNCTION dlq.resolve_by(p_ids uuid[], p_jobs bigint[], p_ended timestamptz[], p_actor text) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET row_security = off AS $$
 BEGIN
@@ -121,8 +121,10 @@ BEGIN
     UPDATE dlq.dead_letter_queue e SET
         status = 'dlq_resolved',
         replay_attempts = e.replay_attempts || (CASE WHEN e.redelivery_job_id = d.job
-            THEN jsonb_build_object('jobId', d.job, 'at', e.locked_at, 'endedAt', d.ended, 'actor', e.locked_by, 'strategy', dlq.sent_by(e.locked_by, e.strategy), 'outcome', 'completed')
-            ELSE jsonb_build_object('jobId', d.job, 'endedAt', d.ended, 'outcome', 'completed') END || dlq.redirected(e.id, d.job)),
+            THEN jsonb_build_object('jobId', d.job, 'at', e.locked_at, 'endedAt', d.ended, 'actor', e.locked_by,
+                                    'strategy', dlq.sent_by(e.locked_by, e.strategy), 'outcome', 'completed')
+            ELSE jsonb_build_object('jobId', d.job, 'endedAt', d.ended, 'strategy', 'manual', 'outcome', 'completed')
+            END || dlq.redirected(e.id, d.job)),
         resolution_strategy = CASE WHEN e.redelivery_job_id = d.job AND e.locked_by LIKE 'worker:%' THEN 'automatic_retry' ELSE 'manual_retry' END::dlq.resolution_strategy,
         resolved_by = CASE WHEN e.redelivery_job_id = d.job THEN e.locked_by ELSE 'job ' || d.job END,
         move = jsonb_build_object('actor', p_actor, 'reason', CASE WHEN d.job = e.redelivery_job_id THEN 'job ' || d.job || ' completed'
