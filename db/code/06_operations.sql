@@ -76,7 +76,8 @@ DECLARE
     v_row   record;
     v_actor constant text := dlq.actor(p_actor);
     -- The trace of the request of a person, to which the redelivery is linked.
-    v_trace constant jsonb := CASE WHEN coalesce(current_setting('dlq.trace', true), '') = '' THEN '{}' ELSE jsonb_build_object('dlq:trace', current_setting('dlq.trace', true)) END;
+    v_trace constant jsonb := CASE WHEN coalesce(current_setting('dlq.trace', true), '') = '' THEN '{}'
+        ELSE jsonb_build_object('dlq:trace', current_setting('dlq.trace', true)) END;
 BEGIN
     FOR v_row IN
         WITH looked AS MATERIALIZED (
@@ -122,7 +123,8 @@ BEGIN
         ), jobs AS (
             INSERT INTO river.river_job (args, kind, max_attempts, metadata, priority, queue, tags, state, unique_key, unique_states)
             SELECT l.args, l.job_kind, 1,
-                   l.metadata || jsonb_build_object('dlq:entry_id', l.id) || CASE WHEN p_run IS NULL THEN v_trace ELSE jsonb_build_object('dlq:run_id', p_run) END
+                   l.metadata || jsonb_build_object('dlq:entry_id', l.id) || CASE WHEN p_run IS NULL THEN v_trace
+                       ELSE jsonb_build_object('dlq:run_id', p_run) END
                        || CASE WHEN p_destination IS NULL THEN '{}' ELSE jsonb_build_object('dlq:destination', p_destination) END,
                    l.priority, coalesce(p_queue, l.queue), l.tags, 'available',
                    CASE WHEN NOT p_force AND l.unique_states IS NOT NULL THEN l.unique_key END, CASE WHEN NOT p_force AND l.unique_key IS NOT NULL THEN l.unique_states END::bit(8)

@@ -40,18 +40,22 @@ LANGUAGE sql IMMUTABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$
 $$;
 COMMENT ON FUNCTION dlq.filter_path IS 'The path of a place in payloads, given as its keys, the outermost first: arrays are looked through.';
 
--- What else to look for where somebody looks for failure groups: dlq.group_names, of all groups that begin so.
+-- filter_groups is dlq.group_names for a filter, whose fingerprints may be the first characters of several groups.
 CREATE OR REPLACE FUNCTION dlq.filter_groups(p_fingerprints text[], p_queues text[]) RETURNS text[]
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp SET jit = off AS $$
     SELECT ARRAY(
         SELECT a.fingerprint FROM dlq.group_aliases a
-        WHERE EXISTS (SELECT FROM unnest(p_fingerprints) w WHERE w <> '' AND starts_with(a.former, w)) AND (p_queues IS NULL OR a.queue LIKE ANY (p_queues))
+        WHERE EXISTS (SELECT FROM unnest(p_fingerprints) w WHERE w <> '' AND starts_with(a.former, w))
+            AND (p_queues IS NULL OR a.queue LIKE ANY (p_queues))
         UNION
         (SELECT a.former FROM dlq.group_aliases a
-         WHERE EXISTS (SELECT FROM unnest(p_fingerprints) w WHERE w <> '' AND starts_with(a.fingerprint, w)) AND (p_queues IS NULL OR a.queue LIKE ANY (p_queues)) AND a.main
+         WHERE EXISTS (SELECT FROM unnest(p_fingerprints) w WHERE w <> '' AND starts_with(a.fingerprint, w))
+             AND (p_queues IS NULL OR a.queue LIKE ANY (p_queues)) AND a.main
          ORDER BY a.learned_at DESC LIMIT 100))
 $$;
-COMMENT ON FUNCTION dlq.filter_groups IS 'Further fingerprints under which a filter for failure groups (fingerprints, or their first characters) finds entries, since the grouping method changed (dlq.group_aliases): all that former groups are now, and at most 100 former ones.';
+COMMENT ON FUNCTION dlq.filter_groups IS 'Further fingerprints under which a filter for failure groups (fingerprints, '
+    'or their first characters) finds entries, since the grouping method changed (dlq.group_aliases): all that former '
+    'groups are now, and at most 100 former ones.';
 
 -- filter_where makes a condition of a filter. Its text is made of constants and names of states: whatever else the filter
 -- holds is read from the parameter $1, never put into the text.
@@ -92,8 +96,10 @@ BEGIN
             -- Where something is masked, in what is seen, too.
             WHEN 'errorMessage'  THEN 'e.error_message ILIKE ALL (dlq.filter_patterns($1, ''errorMessage'', true))' || CASE WHEN v_mask ?| '{where,patterns}' THEN
                 format(' AND dlq.masked_text(e.error_message, %1$L, dlq.sensitive_values(e.original_event, e.edited_event, e.metadata, e.job_kind, %1$L)) ILIKE ALL (dlq.filter_patterns($1, ''errorMessage'', true))', v_mask) ELSE '' END
-            -- A fingerprint has 20 hexadecimal digits (16 by grouping method 1), which sort as such; fewer are its first ones.
-            WHEN 'fingerprint'   THEN CASE WHEN (SELECT bool_and(length(w) IN (16, 20)) FROM unnest(v_words) w) THEN 'e.fingerprint' || v_among ELSE (
+            -- A fingerprint has 20 hexadecimal digits (16 by grouping method 1), which sort as
+            -- such; fewer are its first ones.
+            WHEN 'fingerprint'   THEN CASE WHEN (SELECT bool_and(length(w) IN (16, 20)) FROM unnest(v_words) w)
+                THEN 'e.fingerprint' || v_among ELSE (
                 SELECT '(' || coalesce(string_agg(format(CASE WHEN w ~ '^[0-9a-f]{1,19}$'
                     THEN '(e.fingerprint >= (dlq.filter_words($1, ''fingerprint''))[%1$s] AND e.fingerprint < (dlq.filter_words($1, ''fingerprint''))[%1$s] || ''g'')'
                     ELSE 'starts_with(e.fingerprint, (dlq.filter_words($1, ''fingerprint''))[%1$s])' END, i), ' OR '), 'false') || ')'
@@ -123,9 +129,11 @@ BEGIN
         END;
         -- Groups of an earlier grouping method, and what they are now. (These names are dlqd's own, not the filter's.)
         IF v_key = 'fingerprint' THEN
-            v_names := dlq.filter_groups(v_words, CASE WHEN p_filter ? 'queue' THEN dlq.filter_patterns(p_filter, 'queue') END);
+            v_names := dlq.filter_groups(v_words, CASE WHEN p_filter ? 'queue'
+                THEN dlq.filter_patterns(p_filter, 'queue') END);
             IF v_names <> '{}' THEN
-                v_where := v_before || ' AND (' || substr(v_where, length(v_before || ' AND ') + 1) || format(' OR e.fingerprint = ANY (%L::text[]))', v_names);
+                v_where := v_before || ' AND (' || substr(v_where, length(v_before || ' AND ') + 1)
+                    || format(' OR e.fingerprint = ANY (%L::text[]))', v_names);
             END IF;
         END IF;
         IF v_where IS NULL THEN
@@ -133,7 +141,8 @@ BEGIN
                 HINT = 'There are status, queue, kind, errorType, errorClass, errorCode, errorMessage, destination, fingerprint, rule, strategy, waitingFor, failedIn, assignee, source, subscriberId, orderingKey, tags, ids, messageId, jobId, after, before, minAge, maxAge, minRetryCount, maxRetryCount, payload and payloadAt.';
         END IF;
         -- Workers find these out when they file an entry.
-        IF v_key IN ('errorType', 'errorClass', 'errorCode', 'destination', 'fingerprint', 'rule', 'strategy', 'waitingFor') THEN
+        IF v_key IN ('errorType', 'errorClass', 'errorCode', 'destination', 'fingerprint', 'rule', 'strategy',
+            'waitingFor') THEN
             v_where := v_where || ' AND e.stage <> ''inbox''';
         END IF;
         -- Who may not see a thing must not find it by asking, either.
@@ -179,7 +188,9 @@ DECLARE
     v_scope  constant jsonb := dlq.scope();
     v_mask   constant jsonb := dlq.mask();
     v_column constant text := CASE p_field WHEN 'queue' THEN 'queue' WHEN 'kind' THEN 'kind' WHEN 'errorClass' THEN 'error_class' WHEN 'errorType' THEN 'error_type' WHEN 'source' THEN 'source'
-        WHEN 'errorCode' THEN 'error_code' WHEN 'destination' THEN 'destination' WHEN 'rule' THEN 'rule' WHEN 'assignee' THEN 'assigned_to' WHEN 'fingerprint' THEN 'fingerprint' WHEN 'subscriberId' THEN 'subscriber_id'
+        WHEN 'errorCode' THEN 'error_code' WHEN 'destination' THEN 'destination' WHEN 'rule' THEN 'rule'
+            WHEN 'assignee' THEN 'assigned_to' WHEN 'fingerprint' THEN 'fingerprint' WHEN 'subscriberId'
+            THEN 'subscriber_id'
         WHEN 'orderingKey' THEN 'ordering_key' WHEN 'tags' THEN 'tags' END;
 BEGIN
     IF v_column IS NULL OR v_column IN ('subscriber_id', 'ordering_key', 'tags') AND (v_column = ANY (dlq.hidden_columns()) OR v_mask ?| '{where,patterns}') THEN
@@ -188,10 +199,13 @@ BEGIN
         RETURN QUERY
         SELECT g.fingerprint, g.queue || coalesce(': ' || CASE WHEN v_mask -> 'hidden' ? 'error_message' THEN NULL ELSE left(dlq.masked_text(g.title, v_mask), 200) END, '')
         FROM dlq.failure_groups g
-        WHERE g.fingerprint <> 'other' AND NOT EXISTS (SELECT FROM dlq.group_aliases a WHERE a.queue = g.queue AND a.former = g.fingerprint AND a.main AND a.counted_at IS NOT NULL)
-          AND starts_with(g.fingerprint, lower(p_text)) AND (v_scope IS NULL OR dlq.in_patterns(g.queue, NULL, dlq.scope_patterns(v_scope)))
+        WHERE g.fingerprint <> 'other' AND NOT EXISTS (SELECT FROM dlq.group_aliases a WHERE a.queue = g.queue
+            AND a.former = g.fingerprint AND a.main AND a.counted_at IS NOT NULL)
+          AND starts_with(g.fingerprint, lower(p_text)) AND (v_scope IS NULL
+              OR dlq.in_patterns(g.queue, NULL, dlq.scope_patterns(v_scope)))
         ORDER BY g.open DESC, g.last_seen DESC, g.fingerprint LIMIT p_limit;
-    ELSIF v_scope IS NULL AND v_column IN ('queue', 'kind', 'error_class', 'error_type', 'error_code', 'destination', 'source') THEN
+    ELSIF v_scope IS NULL AND v_column IN ('queue', 'kind', 'error_class', 'error_type', 'error_code', 'destination',
+        'source') THEN
         RETURN QUERY EXECUTE format(
             'WITH RECURSIVE v (value, n) AS (
                  (SELECT e.%1$I, 1 FROM dlq.dead_letter_open e WHERE e.%1$I IS NOT NULL ORDER BY e.%1$I LIMIT 1)
@@ -554,17 +568,22 @@ BEGIN
                || CASE WHEN 'notes' = ANY (p_was) THEN jsonb_build_object('notes', e.notes) ELSE '{}' END
                || CASE WHEN p_tags IS NOT NULL THEN jsonb_build_object('added', ARRAY(SELECT DISTINCT t FROM unnest(p_tags) t WHERE t <> ALL (e.tags))) ELSE '{}' END) END
     FROM dlq.dead_letter_queue e
-    WHERE e.id = ANY (p_ids) AND e.stage = ANY (p_stages) AND (e.closed_at IS NULL OR e.closed_at BETWEEN v_since AND p_until);
+    WHERE e.id = ANY (p_ids) AND e.stage = ANY (p_stages) AND (e.closed_at IS NULL
+        OR e.closed_at BETWEEN v_since AND p_until);
 END
 $$;
-COMMENT ON FUNCTION dlq.note_on IS 'Writes an audit row for each of the entries, which are in partitions of these stages and stay where they are. p_since, p_until: when the first and the last of those that are closed did so, where the caller knows.';
+COMMENT ON FUNCTION dlq.note_on IS 'Writes an audit row for each of the entries, which are in partitions of these '
+    'stages and stay where they are. p_since, p_until: when the first and the last of those that are closed did so, '
+    'where the caller knows.';
 
--- lock_filed locks entries that are filed: open ones in the order of their ids, then closed ones in theirs, so that no two
--- transactions deadlock. It looks for closed ones only if not all are open, in the stages that p_from names. An entry that
--- moved to another partition while this waited for its lock makes Postgres end the statement (40001); it is made again then.
+-- lock_filed locks entries that are filed: open ones in the order of their ids, then closed ones in
+-- theirs, so that no two transactions deadlock. It looks for closed ones only if not all are open,
+-- in the stages that p_from names. An entry that moved to another partition while this waited for
+-- its lock makes Postgres end the statement (40001); it is made again then.
 --
--- A statement locks each month that it may read, with all of that month's indexes. One entry is therefore looked for in the
--- two months after its job had failed first, since most close then. Callers read only what closed between since and until.
+-- A statement locks each month that it may read, with all of that month's indexes. One entry is
+-- therefore looked for in the two months after its job had failed first, since most close then.
+-- Callers read only what closed between since and until.
 CREATE OR REPLACE FUNCTION dlq.lock_filed(p_ids uuid[], p_from dlq.dead_letter_status[],
     OUT ids uuid[], OUT stages dlq.dead_letter_stage[], OUT since timestamptz, OUT until timestamptz)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
@@ -587,7 +606,8 @@ BEGIN
             FOREACH v_to IN ARRAY CASE WHEN cardinality(p_ids) = 1 THEN ARRAY[v_from + interval '2 months', 'infinity']
                                        ELSE ARRAY['infinity'::timestamptz] END LOOP
                 EXIT WHEN cardinality(ids) >= cardinality(p_ids) OR v_among = '{}';
-                SELECT array_agg(l.id) AS ids, array_agg(DISTINCT l.stage) AS stages, min(l.closed_at) AS since, max(l.closed_at) AS until
+                SELECT array_agg(l.id) AS ids, array_agg(DISTINCT l.stage) AS stages, min(l.closed_at) AS since,
+                    max(l.closed_at) AS until
                 INTO v_found
                 FROM (SELECT e.id, e.stage, e.closed_at FROM dlq.dead_letter_queue e
                       WHERE e.id = ANY (p_ids) AND e.status = ANY (p_from) AND e.stage = ANY (v_among)
@@ -607,7 +627,9 @@ BEGIN
     END LOOP;
 END
 $$;
-COMMENT ON FUNCTION dlq.lock_filed IS 'Locks those of the entries, which are filed, that are in one of these states. Returns their ids, the stages that they are in, and when the first and the last of them closed (null where none has).';
+COMMENT ON FUNCTION dlq.lock_filed IS 'Locks those of the entries, which are filed, that are in one of these states. '
+    'Returns their ids, the stages that they are in, and when the first and the last of them closed (null where none '
+    'has).';
 
 -- lock_entries is how every function locks the entries that it acts on.
 CREATE OR REPLACE FUNCTION dlq.lock_entries(p_ids uuid[], p_from dlq.dead_letter_status[],
@@ -618,7 +640,8 @@ BEGIN
     SELECT l.* INTO ids, stages, since, until FROM dlq.lock_filed(p_ids, p_from) l;
 END
 $$;
-COMMENT ON FUNCTION dlq.lock_entries IS 'Files and locks those of the entries that are in one of these states. Returns what dlq.lock_filed returns.';
+COMMENT ON FUNCTION dlq.lock_entries IS 'Files and locks those of the entries that are in one of these states. '
+    'Returns what dlq.lock_filed returns.';
 
 -- act_on makes one move on many entries. Entries whose state does not allow the move are left alone. Returns the ids of those
 -- that it changed.
@@ -668,7 +691,8 @@ BEGIN
     WHEN 'discard' THEN
         UPDATE dlq.dead_letter_queue e SET status = 'dlq_archived', resolution_strategy = 'discard', resolved_by = v_actor, resolution_notes = p_note,
             notes = coalesce(p_note, e.notes), move = jsonb_build_object('actor', v_actor, 'claimed', p_actor, 'reason', 'discarded', 'note', p_note, 'operation', v_operation)
-        WHERE e.id = ANY (v_ids) AND e.status IN ('dlq_pending', 'dlq_manual', 'dlq_failed') AND e.stage = ANY (v_stages) AND (e.closed_at IS NULL OR e.closed_at BETWEEN v_since AND v_until);
+        WHERE e.id = ANY (v_ids) AND e.status IN ('dlq_pending', 'dlq_manual', 'dlq_failed')
+            AND e.stage = ANY (v_stages) AND (e.closed_at IS NULL OR e.closed_at BETWEEN v_since AND v_until);
     WHEN 'resolve' THEN
         UPDATE dlq.dead_letter_queue e SET status = 'dlq_resolved', resolution_strategy = 'manual_resolution', resolved_by = v_actor, resolution_notes = p_note,
             notes = coalesce(p_note, e.notes), move = jsonb_build_object('actor', v_actor, 'claimed', p_actor, 'reason', 'resolved outside dlqd', 'note', p_note, 'operation', v_operation)
@@ -694,29 +718,37 @@ BEGIN
         WITH reopened AS (
             UPDATE dlq.dead_letter_queue e SET status = 'dlq_manual', strategy = 'manual', parked_by = v_actor, notes = coalesce(p_note, e.notes),
                 move = jsonb_build_object('actor', v_actor, 'claimed', p_actor, 'reason', 'reopened', 'note', p_note, 'operation', v_operation)
-            WHERE e.id = ANY (v_ids) AND e.status IN ('dlq_resolved', 'dlq_archived') AND e.stage = ANY (v_stages) AND e.closed_at BETWEEN v_since AND v_until
+            WHERE e.id = ANY (v_ids) AND e.status IN ('dlq_resolved', 'dlq_archived') AND e.stage = ANY (v_stages)
+                AND e.closed_at BETWEEN v_since AND v_until
               AND e.original_event <> '{"erased": true}'
               AND NOT dlq.has_open_entry(e.river_job_id, e.job_created_at)
             RETURNING e.id)
         SELECT coalesce(array_agg(r.id ORDER BY r.id), '{}') INTO v_ids FROM reopened r;
     WHEN 'assign' THEN
-        PERFORM dlq.note_on(v_ids, p_actor, coalesce('assigned to ' || nullif(p_args ->> 'assignee', ''), 'assigned to nobody'), p_note, v_stages, v_operation,
+        PERFORM dlq.note_on(v_ids, p_actor, coalesce('assigned to ' || nullif(p_args ->> 'assignee', ''),
+            'assigned to nobody'), p_note, v_stages, v_operation,
                             v_was || '{assignee}'::text[], p_since => v_since, p_until => v_until);
         UPDATE dlq.dead_letter_queue e SET assigned_to = nullif(p_args ->> 'assignee', ''), notes = coalesce(p_note, e.notes)
-        WHERE e.id = ANY (v_ids) AND e.stage = ANY (v_stages) AND (e.closed_at IS NULL OR e.closed_at BETWEEN v_since AND v_until);
+        WHERE e.id = ANY (v_ids) AND e.stage = ANY (v_stages)
+            AND (e.closed_at IS NULL OR e.closed_at BETWEEN v_since AND v_until);
     WHEN 'tag' THEN
-        PERFORM dlq.note_on(v_ids, p_actor, 'tagged ' || (p_args ->> 'tags'), p_note, v_stages, v_operation, v_was, v_tags, v_since, v_until);
+        PERFORM dlq.note_on(v_ids, p_actor, 'tagged ' || (p_args ->> 'tags'), p_note, v_stages, v_operation, v_was,
+            v_tags, v_since, v_until);
         UPDATE dlq.dead_letter_queue e SET tags = ARRAY(SELECT DISTINCT t FROM unnest(e.tags || v_tags) t ORDER BY t), notes = coalesce(p_note, e.notes)
-        WHERE e.id = ANY (v_ids) AND e.stage = ANY (v_stages) AND (e.closed_at IS NULL OR e.closed_at BETWEEN v_since AND v_until);
+        WHERE e.id = ANY (v_ids) AND e.stage = ANY (v_stages)
+            AND (e.closed_at IS NULL OR e.closed_at BETWEEN v_since AND v_until);
     WHEN 'note' THEN
-        PERFORM dlq.note_on(v_ids, p_actor, 'noted', p_note, v_stages, v_operation, '{notes}', p_since => v_since, p_until => v_until);
+        PERFORM dlq.note_on(v_ids, p_actor, 'noted', p_note, v_stages, v_operation, '{notes}', p_since => v_since,
+            p_until => v_until);
         UPDATE dlq.dead_letter_queue e SET notes = p_note
-        WHERE e.id = ANY (v_ids) AND e.stage = ANY (v_stages) AND (e.closed_at IS NULL OR e.closed_at BETWEEN v_since AND v_until);
+        WHERE e.id = ANY (v_ids) AND e.stage = ANY (v_stages)
+            AND (e.closed_at IS NULL OR e.closed_at BETWEEN v_since AND v_until);
     WHEN 'purge' THEN
         PERFORM dlq.require_admin('purge');
         UPDATE dlq.dead_letter_queue e SET status = 'dlq_archived', resolution_strategy = 'discard', resolved_by = v_actor,
             move = jsonb_build_object('actor', v_actor, 'claimed', p_actor, 'reason', 'discarded, to be purged', 'note', p_note, 'operation', v_operation)
-        WHERE e.id = ANY (v_ids) AND e.status IN ('dlq_pending', 'dlq_manual', 'dlq_failed') AND e.stage = ANY (v_stages) AND (e.closed_at IS NULL OR e.closed_at BETWEEN v_since AND v_until);
+        WHERE e.id = ANY (v_ids) AND e.status IN ('dlq_pending', 'dlq_manual', 'dlq_failed')
+            AND e.stage = ANY (v_stages) AND (e.closed_at IS NULL OR e.closed_at BETWEEN v_since AND v_until);
         PERFORM dlq.delete_entries(v_ids, NULL, p_actor, 'purged', p_note, v_operation);
     END CASE;
     PERFORM dlq.record_operation(v_operation, p_action, v_filter, p_args, p_actor, p_note, v_mine, v_ids);

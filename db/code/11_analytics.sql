@@ -54,8 +54,10 @@ DECLARE
 BEGIN
     WITH fresh AS MATERIALIZED (
         SELECT CASE WHEN m.from_status IS NULL THEN coalesce(m.failed_at, m.at) ELSE m.at END AS at, coalesce(m.failed_at, m.at) AS failed_at,
-               m.entry_id, m.queue, m.from_status, m.to_status, m.source, m.attempts, m.error_type, m.first_failed_at, g.left_group, g.joined_group,
-               CASE WHEN m.left_group IS NOT NULL AND m.joined_group IS NOT NULL AND m.error_type IS NULL THEN CASE WHEN m.failed_at IS NOT NULL THEN 'regrouped' ELSE 'rejudged' END ELSE '' END AS change,
+               m.entry_id, m.queue, m.from_status, m.to_status, m.source, m.attempts, m.error_type, m.first_failed_at,
+               g.left_group, g.joined_group,
+               CASE WHEN m.left_group IS NULL OR m.joined_group IS NULL OR m.error_type IS NOT NULL THEN ''
+                    WHEN m.failed_at IS NOT NULL THEN 'regrouped' ELSE 'rejudged' END AS change,
                coalesce(m.error_class, 'undecided') AS to_class, coalesce(m.from_class, 'undecided') AS from_class,
                m.error_type IS NOT NULL OR m.from_status IS NULL AS is_failure
         FROM (SELECT * FROM dlq.moves_between(p_old, p_new, p_since) WHERE p_old IS NOT NULL
@@ -64,12 +66,15 @@ BEGIN
         -- A group of an earlier method counts as the one that goes on with it: a move between the two is none.
         LEFT JOIN dlq.group_aliases l ON l.main AND l.queue = m.queue AND l.former = m.left_group
         LEFT JOIN dlq.group_aliases j ON j.main AND j.queue = m.queue AND j.former = m.joined_group
-        CROSS JOIN LATERAL (SELECT coalesce(l.fingerprint, m.left_group) AS left_group, coalesce(j.fingerprint, m.joined_group) AS joined_group) n
-        CROSS JOIN LATERAL (SELECT CASE WHEN n.left_group IS DISTINCT FROM n.joined_group THEN n.left_group END AS left_group,
-                                   CASE WHEN n.left_group IS DISTINCT FROM n.joined_group THEN n.joined_group END AS joined_group) g
+        CROSS JOIN LATERAL (SELECT coalesce(l.fingerprint, m.left_group) AS left_group,
+            coalesce(j.fingerprint, m.joined_group) AS joined_group) n
+        CROSS JOIN LATERAL (
+            SELECT CASE WHEN n.left_group IS DISTINCT FROM n.joined_group THEN n.left_group END AS left_group,
+                   CASE WHEN n.left_group IS DISTINCT FROM n.joined_group THEN n.joined_group END AS joined_group) g
     ), minutes AS MATERIALIZED (
         -- A move counts once, for its class after it, and takes an open entry away from the class that it had; a failure counts
-        -- in its own minute. A redelivery that failed counts for the class that its entry was sent with: its new error is not decided yet.
+        -- in its own minute. A redelivery that failed counts for the class that its entry was sent
+        -- with: its new error is not decided yet.
         SELECT date_trunc('minute', c.at) AS minute, f.queue, c.class,
                count(*) FILTER (WHERE c.sign = 0 AND f.from_status IS NULL) AS captured,
                count(*) FILTER (WHERE c.sign = 0) AS failures,
@@ -86,7 +91,8 @@ BEGIN
                coalesce(sum(c.sign) FILTER (WHERE c.status = 'dlq_manual'), 0)::bigint AS manual
         FROM fresh f
         CROSS JOIN LATERAL (VALUES (f.at, f.to_class, 1, f.to_status), (f.at, f.from_class, -1, f.from_status),
-                                   (f.failed_at, CASE WHEN f.from_status IS NULL THEN f.to_class ELSE f.from_class END, 0, CASE WHEN f.is_failure THEN f.to_status END)) c (at, class, sign, status)
+                                   (f.failed_at, CASE WHEN f.from_status IS NULL THEN f.to_class ELSE f.from_class END,
+                                    0, CASE WHEN f.is_failure THEN f.to_status END)) c (at, class, sign, status)
         WHERE c.status IS NOT NULL AND c.at >= p_from
         GROUP BY 1, 2, 3
     ), flow AS (
@@ -132,9 +138,12 @@ BEGIN
         SELECT d.of, d.queue, d.week, CASE d.of
             WHEN 'error' THEN dlq.most_names() - (SELECT count(*) FROM (SELECT FROM dlq.rollup_errors k WHERE k.step = 'week' AND k.bucket = d.week AND k.queue = d.queue LIMIT dlq.most_names()) l)
             WHEN 'source' THEN dlq.most_names() - (SELECT count(*) FROM (SELECT FROM dlq.rollup_sources k WHERE k.step = 'week' AND k.bucket = d.week LIMIT dlq.most_names()) l)
-            ELSE 10 * dlq.most_names() - (SELECT count(*) FROM (SELECT FROM dlq.failure_groups k
-                                                                      WHERE k.queue = d.queue AND NOT EXISTS (SELECT FROM dlq.group_aliases a WHERE a.queue = k.queue AND a.former = k.fingerprint)
-                                                                      LIMIT 10 * dlq.most_names()) l) END AS room
+            ELSE 10 * dlq.most_names() - (
+                SELECT count(*) FROM (
+                    SELECT FROM dlq.failure_groups k
+                    WHERE k.queue = d.queue AND NOT EXISTS (
+                        SELECT FROM dlq.group_aliases a WHERE a.queue = k.queue AND a.former = k.fingerprint)
+                    LIMIT 10 * dlq.most_names()) l) END AS room
         FROM (SELECT DISTINCT c.of, c.queue, c.week FROM counted c) d
     ), names AS MATERIALIZED (
         -- Strangers choose names. Of a queue and a week, and of all sources and a week, so many have rows of their own; the rest
@@ -166,10 +175,15 @@ BEGIN
         ON CONFLICT (step, bucket, source) DO UPDATE SET captured = r.captured + excluded.captured
     ), members AS MATERIALIZED (
         -- An entry joins its group when it is decided, mostly as it is filed. One whose redeliveries are spent is not decided again:
-        -- it leaves with a last failure. One that is replayed or reopened after that joins again without one. One that the present
-        -- grouping method puts into another group than the rest of its former group takes its last failure along, at its time; the
-        -- group that goes on with the former one keeps that in its counts, too (dlq.regroup). One that is judged anew takes nothing along.
-        SELECT f.queue, CASE WHEN (f.queue, f.joined_group) IN (SELECT n.queue, n.name FROM names n WHERE n.of = 'group') THEN f.joined_group ELSE 'other' END AS fingerprint, CASE f.change WHEN 'regrouped' THEN f.failed_at ELSE f.at END AS at, f.entry_id, f.to_class, 1 AS change, (f.change <> 'rejudged' AND coalesce(dlq.is_open(f.from_status), true))::integer AS failures
+        -- it leaves with a last failure. One that is replayed or reopened after that joins again
+        -- without one. One that the present grouping method puts into another group than the rest
+        -- of its former group takes its last failure along, at its time; the group that goes on
+        -- with the former one keeps that in its counts, too (dlq.regroup). One that is judged anew
+        -- takes nothing along.
+        SELECT f.queue, CASE WHEN (f.queue, f.joined_group) IN (SELECT n.queue, n.name FROM names n
+            WHERE n.of = 'group') THEN f.joined_group ELSE 'other' END AS fingerprint, CASE f.change WHEN 'regrouped'
+            THEN f.failed_at ELSE f.at END AS at, f.entry_id, f.to_class, 1 AS change,
+            (f.change <> 'rejudged' AND coalesce(dlq.is_open(f.from_status), true))::integer AS failures
         FROM fresh f WHERE f.joined_group IS NOT NULL
         UNION ALL
         SELECT f.queue, CASE WHEN (f.queue, f.left_group) IN (SELECT n.queue, n.name FROM names n WHERE n.of = 'group') OR EXISTS (SELECT FROM dlq.failure_groups k WHERE k.queue = f.queue AND k.fingerprint = f.left_group) THEN f.left_group ELSE 'other' END, f.failed_at, f.entry_id, f.to_class, -1, (f.is_failure AND f.to_status = 'dlq_failed')::integer
@@ -179,7 +193,8 @@ BEGIN
         SELECT g.queue, g.fingerprint, CASE g.fingerprint WHEN 'other' THEN 'others: this queue has too many groups' ELSE e.title END, e.error_type, g.class, g.first_seen, g.last_seen, g.failures, g.change, g.sample
         FROM (
             SELECT m.queue, m.fingerprint, sum(m.failures) AS failures, CASE WHEN p_old IS NULL THEN 0 ELSE sum(m.change) END AS change,
-                   min(m.at) AS first_seen, coalesce(max(m.at) FILTER (WHERE m.failures > 0), max(m.at)) AS last_seen, -- an entry that closes is no failure
+                   -- (An entry that closes is no failure.)
+                   min(m.at) AS first_seen, coalesce(max(m.at) FILTER (WHERE m.failures > 0), max(m.at)) AS last_seen,
                    (array_agg(m.entry_id ORDER BY m.at DESC))[1] AS sample, (array_agg(m.to_class ORDER BY m.at DESC))[1] AS class
             FROM members m GROUP BY m.queue, m.fingerprint) g
         LEFT JOIN LATERAL (
@@ -208,8 +223,9 @@ END
 $$;
 COMMENT ON FUNCTION dlq.fold_moves IS 'Adds moves to the rollups: those that committed between two snapshots or, if p_old is null, those of the day that begins at p_since; not into buckets before p_from.';
 
--- count_aliases has groups go on with the counts of groups of an earlier grouping method. The former group's row stays, for what
--- people said of it; lists leave it out. Called by what holds the lock of the rollups alone: refreshes and rebuilds.
+-- count_aliases has groups go on with the counts of groups of an earlier grouping method. The
+-- former group's row stays, for what people said of it; lists leave it out. Called by what holds
+-- the lock of the rollups alone: refreshes and rebuilds.
 CREATE OR REPLACE FUNCTION dlq.count_aliases() RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET enable_seqscan = off SET jit = off SET max_parallel_workers_per_gather = 0 AS $$
 BEGIN
@@ -217,31 +233,39 @@ BEGIN
         RETURN;
     END IF;
     WITH fresh AS MATERIALIZED (
-        SELECT a.queue, a.former, a.fingerprint, a.main, a.entry_id, a.title FROM dlq.group_aliases a WHERE a.counted_at IS NULL FOR UPDATE
+        SELECT a.queue, a.former, a.fingerprint, a.main, a.entry_id, a.title FROM dlq.group_aliases a
+            WHERE a.counted_at IS NULL FOR UPDATE
     ), taken AS (
-        UPDATE dlq.group_aliases a SET counted_at = clock_timestamp(), title = NULL FROM fresh f WHERE a.queue = f.queue AND a.former = f.former AND a.fingerprint = f.fingerprint
+        UPDATE dlq.group_aliases a SET counted_at = clock_timestamp(), title = NULL FROM fresh f
+            WHERE a.queue = f.queue AND a.former = f.former AND a.fingerprint = f.fingerprint
     ), had AS MATERIALIZED (
-        SELECT f.main, f.fingerprint AS present, f.entry_id, f.title AS says, g.* FROM fresh f JOIN dlq.failure_groups g ON g.queue = f.queue AND g.fingerprint = f.former
+        SELECT f.main, f.fingerprint AS present, f.entry_id, f.title AS says, g.* FROM fresh f
+            JOIN dlq.failure_groups g ON g.queue = f.queue AND g.fingerprint = f.former
     ), groups AS (
-        INSERT INTO dlq.failure_groups AS r (queue, fingerprint, title, error_type, error_class, first_seen, last_seen, failures, open, sample)
-        SELECT h.queue, h.present, (array_agg(coalesce(nullif(h.says, ''), h.title) ORDER BY h.main DESC, h.last_seen DESC))[1],
+        INSERT INTO dlq.failure_groups AS r (queue, fingerprint, title, error_type, error_class, first_seen, last_seen,
+            failures, open, sample)
+        SELECT h.queue, h.present, (array_agg(coalesce(nullif(h.says, ''), h.title) ORDER BY h.main DESC,
+            h.last_seen DESC))[1],
                (array_agg(coalesce(e.error_type, h.error_type) ORDER BY h.main DESC, h.last_seen DESC))[1],
                (array_agg(h.error_class ORDER BY h.main DESC, h.last_seen DESC))[1],
-               min(h.first_seen), max(CASE WHEN h.main THEN h.last_seen ELSE coalesce(e.last_failed_at, h.first_seen) END),
+               min(h.first_seen), max(CASE WHEN h.main THEN h.last_seen
+                   ELSE coalesce(e.last_failed_at, h.first_seen) END),
                sum(CASE WHEN h.main THEN h.failures ELSE 0 END), sum(CASE WHEN h.main THEN h.open ELSE 0 END),
                (array_agg(coalesce(h.entry_id, h.sample) ORDER BY h.main DESC, h.last_seen DESC))[1]
         FROM had h
         LEFT JOIN LATERAL (
             SELECT e.error_type, e.last_failed_at
             FROM dlq.dead_letter_queue e
-            WHERE e.id = h.entry_id AND NOT EXISTS (SELECT FROM dlq.failure_groups k WHERE k.queue = h.queue AND k.fingerprint = h.present)
+            WHERE e.id = h.entry_id AND NOT EXISTS (SELECT FROM dlq.failure_groups k WHERE k.queue = h.queue
+                AND k.fingerprint = h.present)
             LIMIT 1) e ON true
         GROUP BY h.queue, h.present
         ON CONFLICT (queue, fingerprint) DO UPDATE SET
             failures = r.failures + excluded.failures, open = r.open + excluded.open,
             first_seen = least(r.first_seen, excluded.first_seen), last_seen = greatest(r.last_seen, excluded.last_seen)
     ), emptied AS (
-        UPDATE dlq.failure_groups g SET open = 0 FROM had h WHERE h.main AND g.queue = h.queue AND g.fingerprint = h.fingerprint
+        UPDATE dlq.failure_groups g SET open = 0 FROM had h WHERE h.main AND g.queue = h.queue
+            AND g.fingerprint = h.fingerprint
     ), trend AS (
         DELETE FROM dlq.rollup_groups r USING had h WHERE h.main AND r.queue = h.queue AND r.fingerprint = h.fingerprint
         RETURNING r.step, r.bucket, r.queue, h.present, r.failures
@@ -251,11 +275,14 @@ BEGIN
     ON CONFLICT (step, bucket, queue, fingerprint) DO UPDATE SET failures = r.failures + excluded.failures;
 END
 $$;
-COMMENT ON FUNCTION dlq.count_aliases IS 'Has failure groups go on with the counts, the trend and the times of the groups of an earlier grouping method whose errors are in them (dlq.group_aliases).';
+COMMENT ON FUNCTION dlq.count_aliases IS 'Has failure groups go on with the counts, the trend and the times of the '
+    'groups of an earlier grouping method whose errors are in them (dlq.group_aliases).';
 
--- (What waits for a lock for 5 seconds fails, and is made again a second later: a refresh that hangs holds up the next.)
+-- (What waits for a lock for 5 seconds fails, and is made again a second later: a refresh that
+-- hangs holds up the next.)
 CREATE OR REPLACE FUNCTION dlq.refresh_rollups() RETURNS bigint
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET lock_timeout = '5s' SET enable_seqscan = off SET jit = off SET max_parallel_workers_per_gather = 0 AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET lock_timeout = '5s'
+    SET enable_seqscan = off SET jit = off SET max_parallel_workers_per_gather = 0 AS $$
 DECLARE
     v_state dlq.rollup_state;
     v_new   txid_snapshot;
@@ -315,18 +342,23 @@ BEGIN
         SELECT e.queue, e.fingerprint, min(e.created_at), max(e.last_failed_at), 0, count(*), (array_agg(e.id ORDER BY e.id DESC))[1],
                (SELECT dlq.group_title(o.error_message, o.original_event, o.edited_event, o.metadata, o.job_kind) FROM dlq.dead_letter_open o WHERE o.id = (array_agg(e.id ORDER BY e.id))[1]), (array_agg(e.error_type ORDER BY e.id))[1], (array_agg(e.error_class ORDER BY e.id DESC))[1]
         FROM (SELECT o.id, o.queue, o.created_at, o.last_failed_at, o.error_type, o.error_class,
-                     CASE WHEN dense_rank() OVER (PARTITION BY o.queue ORDER BY c.fingerprint) <= 10 * dlq.most_names() OR EXISTS (SELECT FROM dlq.failure_groups k WHERE k.queue = o.queue AND k.fingerprint = c.fingerprint)
+                     CASE WHEN dense_rank() OVER (PARTITION BY o.queue ORDER BY c.fingerprint) <= 10 * dlq.most_names()
+                         OR EXISTS (SELECT FROM dlq.failure_groups k WHERE k.queue = o.queue
+                         AND k.fingerprint = c.fingerprint)
                           THEN c.fingerprint ELSE 'other' END AS fingerprint
               FROM dlq.dead_letter_open o
-              LEFT JOIN dlq.group_aliases a ON a.main AND a.counted_at IS NOT NULL AND a.queue = o.queue AND a.former = o.fingerprint
+              LEFT JOIN dlq.group_aliases a ON a.main AND a.counted_at IS NOT NULL AND a.queue = o.queue
+                  AND a.former = o.fingerprint
               CROSS JOIN LATERAL (SELECT coalesce(a.fingerprint, o.fingerprint) AS fingerprint) c
               WHERE o.fingerprint IS NOT NULL) e GROUP BY e.queue, e.fingerprint
         ON CONFLICT (queue, fingerprint) DO UPDATE SET open = excluded.open
     ), closed AS (
         UPDATE dlq.failure_groups r SET open = 0
         WHERE r.fingerprint <> 'other' AND NOT EXISTS (SELECT FROM dlq.dead_letter_open e WHERE e.queue = r.queue AND e.fingerprint = r.fingerprint)
-          AND NOT EXISTS (SELECT FROM dlq.group_aliases a JOIN dlq.dead_letter_open e ON e.queue = a.queue AND e.fingerprint = a.former
-                          WHERE a.main AND a.counted_at IS NOT NULL AND a.queue = r.queue AND a.fingerprint = r.fingerprint)
+          AND NOT EXISTS (SELECT FROM dlq.group_aliases a JOIN dlq.dead_letter_open e ON e.queue = a.queue
+              AND e.fingerprint = a.former
+                          WHERE a.main AND a.counted_at IS NOT NULL AND a.queue = r.queue
+                              AND a.fingerprint = r.fingerprint)
     )
     SELECT txid_current_snapshot(), clock_timestamp() INTO v_new, v_at;
 
@@ -377,7 +409,8 @@ LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
     DELETE FROM dlq.rollup_groups  WHERE bucket < p_now - CASE step WHEN 'week' THEN interval '1100 days' WHEN 'day' THEN interval '400 days' ELSE interval '35 days' END;
     DELETE FROM dlq.failure_groups WHERE open <= 0 AND last_seen < p_now - interval '400 days';
     DELETE FROM dlq.group_aliases a
-    WHERE a.counted_at IS NOT NULL AND NOT EXISTS (SELECT FROM dlq.failure_groups g WHERE g.queue = a.queue AND g.fingerprint = a.fingerprint);
+    WHERE a.counted_at IS NOT NULL AND NOT EXISTS (SELECT FROM dlq.failure_groups g WHERE g.queue = a.queue
+        AND g.fingerprint = a.fingerprint);
     DELETE FROM dlq.group_marks m
     WHERE NOT EXISTS (SELECT FROM dlq.failure_groups g WHERE g.queue = m.queue AND g.fingerprint = m.fingerprint)
       AND NOT EXISTS (SELECT FROM dlq.group_aliases a WHERE a.queue = m.queue AND a.fingerprint = m.fingerprint);
@@ -521,7 +554,8 @@ BEGIN
     ORDER BY 3 DESC, 1, 2;
 END
 $$;
-COMMENT ON FUNCTION dlq.replay_success IS 'Redeliveries in a window, by queue and class: started, succeeded and failed, and the share that succeeded. Each counts for the class that its entry had when it was sent.';
+COMMENT ON FUNCTION dlq.replay_success IS 'Redeliveries in a window, by queue and class: started, succeeded and '
+    'failed, and the share that succeeded. Each counts for the class that its entry had when it was sent.';
 
 CREATE OR REPLACE FUNCTION dlq.retry_cost(p_over interval DEFAULT '7 days')
 RETURNS TABLE (queue text, captured bigint, attempts bigint, redelivered bigint, succeeded bigint, resolved bigint, attempts_per_capture float8, wasted float8)

@@ -81,17 +81,21 @@ DECLARE
     v_found text[];
 BEGIN
     IF dlq.in_scope(p_queue, NULL, dlq.queue_scope()) AND p_fingerprint <> 'other' THEN -- that is of no one reason
-        v_found := ARRAY(SELECT a.fingerprint FROM dlq.group_aliases a WHERE a.queue = p_queue AND a.former = p_fingerprint AND a.main AND a.counted_at IS NOT NULL);
+        v_found := ARRAY(SELECT a.fingerprint FROM dlq.group_aliases a WHERE a.queue = p_queue
+            AND a.former = p_fingerprint AND a.main AND a.counted_at IS NOT NULL);
         IF v_found = '{}' THEN
-            v_found := ARRAY(SELECT g.fingerprint FROM dlq.failure_groups g WHERE g.queue = p_queue AND g.fingerprint = p_fingerprint);
+            v_found := ARRAY(SELECT g.fingerprint FROM dlq.failure_groups g WHERE g.queue = p_queue
+                AND g.fingerprint = p_fingerprint);
         END IF;
         IF v_found = '{}' AND length(p_fingerprint) >= 4 THEN
             v_found := ARRAY(
-                SELECT a.fingerprint FROM dlq.group_aliases a WHERE a.queue = p_queue AND starts_with(a.former, p_fingerprint) AND a.main AND a.counted_at IS NOT NULL
+                SELECT a.fingerprint FROM dlq.group_aliases a WHERE a.queue = p_queue
+                    AND starts_with(a.former, p_fingerprint) AND a.main AND a.counted_at IS NOT NULL
                 UNION
                 SELECT g.fingerprint FROM dlq.failure_groups g
                 WHERE g.queue = p_queue AND starts_with(g.fingerprint, p_fingerprint) AND g.fingerprint <> 'other'
-                  AND NOT EXISTS (SELECT FROM dlq.group_aliases a WHERE a.queue = g.queue AND a.former = g.fingerprint AND a.main AND a.counted_at IS NOT NULL)
+                  AND NOT EXISTS (SELECT FROM dlq.group_aliases a WHERE a.queue = g.queue AND a.former = g.fingerprint
+                      AND a.main AND a.counted_at IS NOT NULL)
                 LIMIT 2);
         END IF;
     END IF;
@@ -103,18 +107,23 @@ BEGIN
     RETURN v_found[1];
 END
 $$;
-COMMENT ON FUNCTION dlq.one_group IS 'The fingerprint of a failure group, of which the beginning will do (four characters or more), or that of the group that goes on with a former one; raises DLQ02 where there is none.';
+COMMENT ON FUNCTION dlq.one_group IS 'The fingerprint of a failure group, of which the beginning will do (four '
+    'characters or more), or that of the group that goes on with a former one; raises DLQ02 where there is none.';
 
--- group_names are all fingerprints under which entries of a group are found: a former fingerprint finds every group that its errors
--- are in now; a present one finds the closed entries of the former groups with which it goes on, the last 100 that were learned.
+-- group_names are all fingerprints under which entries of a group are found: a former fingerprint
+-- finds every group that its errors are in now; a present one finds the closed entries of the
+-- former groups with which it goes on, the last 100 that were learned.
 CREATE OR REPLACE FUNCTION dlq.group_names(p_queue text, p_fingerprint text) RETURNS text[]
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
     SELECT ARRAY(
         SELECT p_fingerprint
         UNION SELECT a.fingerprint FROM dlq.group_aliases a WHERE a.queue = p_queue AND a.former = p_fingerprint
-        UNION (SELECT a.former FROM dlq.group_aliases a WHERE a.queue = p_queue AND a.fingerprint = p_fingerprint AND a.main ORDER BY a.learned_at DESC LIMIT 100))
+        UNION (SELECT a.former FROM dlq.group_aliases a WHERE a.queue = p_queue AND a.fingerprint = p_fingerprint
+            AND a.main ORDER BY a.learned_at DESC LIMIT 100))
 $$;
-COMMENT ON FUNCTION dlq.group_names IS 'All fingerprints under which entries of a failure group are found: its own, those of the groups that its errors are in since the grouping method changed and, at most 100, those of the former groups with which it goes on.';
+COMMENT ON FUNCTION dlq.group_names IS 'All fingerprints under which entries of a failure group are found: its own, '
+    'those of the groups that its errors are in since the grouping method changed and, at most 100, those of the '
+    'former groups with which it goes on.';
 
 -- Entries that a group is judged by when somebody looks at it: open ones, and those that closed within a month. (No older months are
 -- locked, nor looked into.)
@@ -128,11 +137,13 @@ BEGIN
     RETURN QUERY
     SELECT l.id FROM (
         SELECT o.id FROM unnest(dlq.group_names(p_queue, v_fingerprint)) n (name) CROSS JOIN LATERAL (
-            SELECT e.id FROM dlq.dead_letter_queue e WHERE e.stage = 'open' AND e.queue = p_queue AND e.fingerprint = n.name ORDER BY e.id DESC LIMIT p_limit) o
+            SELECT e.id FROM dlq.dead_letter_queue e WHERE e.stage = 'open' AND e.queue = p_queue
+                AND e.fingerprint = n.name ORDER BY e.id DESC LIMIT p_limit) o
         UNION
         SELECT c.id FROM unnest(dlq.group_names(p_queue, v_fingerprint)) n (name) CROSS JOIN LATERAL (
             SELECT e.id FROM dlq.dead_letter_queue e
-            WHERE e.stage IN ('resolved', 'failed', 'archived') AND e.closed_at >= v_since AND e.closed_at < v_until AND e.queue = p_queue AND e.fingerprint = n.name
+            WHERE e.stage IN ('resolved', 'failed', 'archived') AND e.closed_at >= v_since AND e.closed_at < v_until
+                AND e.queue = p_queue AND e.fingerprint = n.name
             ORDER BY e.id DESC LIMIT p_limit) c) l
     ORDER BY l.id DESC LIMIT p_limit;
 END
@@ -209,7 +220,8 @@ BEGIN
         updated_at = now(), updated_by = excluded.updated_by;
     -- Entries that a dlqd of an earlier grouping method files are in the former groups until they are moved.
     UPDATE dlq.group_marks f SET
-        (owner, fixed_at, fixed_by, muted_at, muted_by, mute_until, mute_upto) = (m.owner, m.fixed_at, m.fixed_by, m.muted_at, m.muted_by, m.mute_until, m.mute_upto)
+        (owner, fixed_at, fixed_by, muted_at, muted_by, mute_until, mute_upto) = (m.owner, m.fixed_at, m.fixed_by,
+         m.muted_at, m.muted_by, m.mute_until, m.mute_upto)
     FROM dlq.group_marks m JOIN dlq.group_aliases a ON a.queue = m.queue AND a.fingerprint = m.fingerprint AND a.main
     WHERE m.queue = p_queue AND m.fingerprint = v_fingerprint AND f.queue = a.queue AND f.fingerprint = a.former;
     v_acts := ARRAY(SELECT a.text FROM (VALUES
@@ -247,67 +259,90 @@ END
 $$;
 COMMENT ON FUNCTION dlq.muted_entries IS 'How many entries wait for a person in failure groups that are muted, 10,000 of each at most.';
 
--- The grouping method has a version: a fingerprint's length says which made it. Where it changes, dlqd finds out for each former group
--- which groups its errors are in now (alias_groups), and moves its open entries there (regroup). Closed entries keep what they have.
+-- The grouping method has a version: a fingerprint's length says which made it. Where it changes,
+-- dlqd finds out for each former group which groups its errors are in now (alias_groups), and moves
+-- its open entries there (regroup). Closed entries keep what they have.
 
 -- part_of says of a former group what its groups did not inherit, since they and it are not one to one.
 CREATE OR REPLACE FUNCTION dlq.part_of(p_former dlq.group_marks) RETURNS text
 LANGUAGE sql STABLE PARALLEL SAFE
 RETURN CASE WHEN coalesce((p_former).muted_at, (p_former).fixed_at) IS NOT NULL THEN
-    concat_ws(', ', 'was part of ' || (p_former).fingerprint, 'muted by ' || CASE WHEN (p_former).muted_at IS NOT NULL THEN (p_former).muted_by END,
+    concat_ws(', ', 'was part of ' || (p_former).fingerprint, 'muted by ' || CASE WHEN (p_former).muted_at IS NOT NULL
+        THEN (p_former).muted_by END,
               'marked as fixed by ' || CASE WHEN (p_former).fixed_at IS NOT NULL THEN (p_former).fixed_by END) END;
-COMMENT ON FUNCTION dlq.part_of IS 'What the note of a failure group says that was part of a former one: who muted that, and who marked it as fixed; null where nobody did.';
+COMMENT ON FUNCTION dlq.part_of IS 'What the note of a failure group says that was part of a former one: who muted '
+    'that, and who marked it as fixed; null where no one did.';
 
--- Owner and note always; mute and mark as fixed while the two are one to one. (Groups are learned one after another: what was
--- inherited before another group turned up is taken back then, unless a person has decided since.)
+-- Owner and note always; mute and mark as fixed while the two are one to one. (Groups are learned
+-- one after another: what was inherited before another group turned up is taken back then, unless a
+-- person has decided since.)
 CREATE OR REPLACE FUNCTION dlq.inherit_marks(p_queue text, p_former text, p_fingerprint text, p_actor text) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
 DECLARE
     v_from  dlq.group_marks;
     v_note  text;
-    v_alone constant boolean := NOT EXISTS (SELECT FROM dlq.group_aliases a WHERE a.queue = p_queue AND a.former = p_former AND a.fingerprint <> p_fingerprint)
-                            AND NOT EXISTS (SELECT FROM dlq.group_aliases a WHERE a.queue = p_queue AND a.fingerprint = p_fingerprint AND a.former <> p_former);
+    v_alone constant boolean := NOT EXISTS (SELECT FROM dlq.group_aliases a WHERE a.queue = p_queue
+        AND a.former = p_former AND a.fingerprint <> p_fingerprint)
+                            AND NOT EXISTS (SELECT FROM dlq.group_aliases a WHERE a.queue = p_queue
+                                AND a.fingerprint = p_fingerprint AND a.former <> p_former);
 BEGIN
     IF NOT v_alone THEN
         UPDATE dlq.group_marks m SET
-            (fixed_at, fixed_by, muted_at, muted_by, mute_until, mute_upto, inherited_from) = ROW (NULL, NULL, NULL, NULL, NULL, NULL, NULL),
+            (fixed_at, fixed_by, muted_at, muted_by, mute_until, mute_upto, inherited_from) = ROW (NULL, NULL, NULL,
+             NULL, NULL, NULL, NULL),
             note = nullif(left(concat_ws(E'\n', m.note, dlq.part_of(f)), 10000), '')
         FROM dlq.group_marks f
-        WHERE m.queue = p_queue AND m.inherited_from IS NOT NULL AND f.queue = m.queue AND f.fingerprint = m.inherited_from
+        WHERE m.queue = p_queue AND m.inherited_from IS NOT NULL AND f.queue = m.queue
+            AND f.fingerprint = m.inherited_from
           AND (m.fingerprint = p_fingerprint OR m.inherited_from = p_former);
     END IF;
     SELECT * INTO v_from FROM dlq.group_marks m WHERE m.queue = p_queue AND m.fingerprint = p_former;
     IF v_from.queue IS NULL THEN
         RETURN;
     END IF;
-    IF NOT dlq.is_muted(v_from, (SELECT g.failures FROM dlq.failure_groups g WHERE g.queue = p_queue AND g.fingerprint = p_former)) THEN
+    IF NOT dlq.is_muted(v_from, (SELECT g.failures FROM dlq.failure_groups g WHERE g.queue = p_queue
+        AND g.fingerprint = p_former)) THEN
         v_from.muted_at := NULL; -- the mute has ended
     END IF;
-    v_note := nullif(left(concat_ws(E'\n', v_from.note, CASE WHEN NOT v_alone THEN dlq.part_of(v_from) END), 10000), '');
-    INSERT INTO dlq.group_marks AS m (queue, fingerprint, owner, note, fixed_at, fixed_by, muted_at, muted_by, mute_until, mute_upto, inherited_from, updated_at, updated_by)
-    SELECT p_queue, p_fingerprint, v_from.owner, v_note, CASE WHEN v_alone THEN v_from.fixed_at END, CASE WHEN v_alone THEN v_from.fixed_by END,
-           CASE WHEN x.mutes THEN v_from.muted_at END, CASE WHEN x.mutes THEN v_from.muted_by END, CASE WHEN x.mutes THEN v_from.mute_until END,
-           CASE WHEN x.mutes THEN v_from.mute_upto + coalesce((SELECT g.failures FROM dlq.failure_groups g WHERE g.queue = p_queue AND g.fingerprint = p_fingerprint), 0) END,
-           CASE WHEN v_alone AND coalesce(v_from.fixed_at, v_from.muted_at) IS NOT NULL THEN p_former END, v_from.updated_at, v_from.updated_by
+    v_note := nullif(left(concat_ws(E'\n', v_from.note, CASE WHEN NOT v_alone THEN dlq.part_of(v_from) END), 10000),
+        '');
+    INSERT INTO dlq.group_marks AS m (queue, fingerprint, owner, note, fixed_at, fixed_by, muted_at, muted_by,
+        mute_until, mute_upto, inherited_from, updated_at, updated_by)
+    SELECT p_queue, p_fingerprint, v_from.owner, v_note, CASE WHEN v_alone THEN v_from.fixed_at END, CASE WHEN v_alone
+        THEN v_from.fixed_by END,
+           CASE WHEN x.mutes THEN v_from.muted_at END, CASE WHEN x.mutes THEN v_from.muted_by END, CASE WHEN x.mutes
+               THEN v_from.mute_until END,
+           CASE WHEN x.mutes THEN v_from.mute_upto + coalesce((SELECT g.failures FROM dlq.failure_groups g
+               WHERE g.queue = p_queue AND g.fingerprint = p_fingerprint), 0) END,
+           CASE WHEN v_alone AND coalesce(v_from.fixed_at, v_from.muted_at) IS NOT NULL THEN p_former END,
+               v_from.updated_at, v_from.updated_by
     FROM (SELECT v_alone AND v_from.muted_at IS NOT NULL AS mutes) x
     ON CONFLICT (queue, fingerprint) DO UPDATE SET
         owner = coalesce(m.owner, excluded.owner),
-        note = CASE WHEN position(excluded.note IN m.note) > 0 THEN m.note ELSE nullif(left(concat_ws(E'\n', m.note, excluded.note), 10000), '') END,
+        note = CASE WHEN position(excluded.note IN m.note) > 0 THEN m.note
+            ELSE nullif(left(concat_ws(E'\n', m.note, excluded.note), 10000), '') END,
         -- What a person has said of the new group counts.
         (fixed_at, fixed_by, muted_at, muted_by, mute_until, mute_upto, inherited_from) =
             (SELECT x.fixed_at, x.fixed_by, x.muted_at, x.muted_by, x.mute_until, x.mute_upto, x.inherited_from
-             FROM (VALUES (1, m.fixed_at, m.fixed_by, m.muted_at, m.muted_by, m.mute_until, m.mute_upto, m.inherited_from),
-                          (2, excluded.fixed_at, excluded.fixed_by, excluded.muted_at, excluded.muted_by, excluded.mute_until, excluded.mute_upto, excluded.inherited_from))
+             FROM (VALUES (1, m.fixed_at, m.fixed_by, m.muted_at, m.muted_by, m.mute_until, m.mute_upto,
+                 m.inherited_from),
+                          (2, excluded.fixed_at, excluded.fixed_by, excluded.muted_at, excluded.muted_by,
+                           excluded.mute_until, excluded.mute_upto, excluded.inherited_from))
                   x (place, fixed_at, fixed_by, muted_at, muted_by, mute_until, mute_upto, inherited_from)
              WHERE x.place = CASE WHEN m.fixed_at IS NULL AND m.muted_at IS NULL THEN 2 ELSE 1 END);
-    PERFORM dlq.record_act('group ' || p_queue || ' ' || p_fingerprint, CASE WHEN v_alone THEN 'goes on with a former group' ELSE 'was part of a former group' END, p_actor,
-                           NULL, jsonb_build_object('former', p_former, 'owner', v_from.owner, 'mutedBy', CASE WHEN v_from.muted_at IS NOT NULL THEN v_from.muted_by END, 'fixedBy', v_from.fixed_by));
+    PERFORM dlq.record_act('group ' || p_queue || ' ' || p_fingerprint, CASE WHEN v_alone
+        THEN 'goes on with a former group' ELSE 'was part of a former group' END, p_actor,
+                           NULL, jsonb_build_object('former', p_former, 'owner', v_from.owner, 'mutedBy',
+                               CASE WHEN v_from.muted_at IS NOT NULL THEN v_from.muted_by END, 'fixedBy',
+                               v_from.fixed_by));
 END
 $$;
-COMMENT ON FUNCTION dlq.inherit_marks IS 'Has a failure group inherit what people said of a former one: owner and note and, where the two are one to one, that it is muted or fixed. Otherwise its note says what was.';
+COMMENT ON FUNCTION dlq.inherit_marks IS 'Has a failure group inherit what people said of a former one: owner and '
+    'note and, where the two are one to one, that it is muted or fixed. Otherwise its note says what was.';
 
 -- A transaction of its own, which is short: filing and moving entries do not wait for it.
-CREATE OR REPLACE FUNCTION dlq.alias_groups(p_queues text[], p_formers text[], p_fingerprints text[], p_entries uuid[], p_titles text[], p_actor text) RETURNS integer
+CREATE OR REPLACE FUNCTION dlq.alias_groups(p_queues text[], p_formers text[], p_fingerprints text[], p_entries uuid[],
+    p_titles text[], p_actor text) RETURNS integer
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
 DECLARE
     v_row     record;
@@ -315,27 +350,37 @@ DECLARE
 BEGIN
     PERFORM pg_advisory_xact_lock(hashtextextended('dlq.alias_groups', 0));
     FOR v_row IN
-        SELECT p.queue, p.former, p.fingerprint, (array_agg(p.entry_id ORDER BY p.place))[1] AS entry_id, (array_agg(p.title ORDER BY p.place))[1] AS title
-        FROM unnest(p_queues, p_formers, p_fingerprints, p_entries, p_titles) WITH ORDINALITY p (queue, former, fingerprint, entry_id, title, place)
+        SELECT p.queue, p.former, p.fingerprint, (array_agg(p.entry_id ORDER BY p.place))[1] AS entry_id,
+            (array_agg(p.title ORDER BY p.place))[1] AS title
+        FROM unnest(p_queues, p_formers, p_fingerprints, p_entries, p_titles) WITH ORDINALITY p (queue, former,
+            fingerprint, entry_id, title, place)
         -- Of groups that are counted: those in other are not told apart.
-        WHERE EXISTS (SELECT FROM dlq.failure_groups g WHERE g.queue = p.queue AND g.fingerprint = p.former AND g.fingerprint <> 'other')
-          AND NOT EXISTS (SELECT FROM dlq.group_aliases a WHERE a.queue = p.queue AND a.former = p.former AND a.fingerprint = p.fingerprint)
+        WHERE EXISTS (SELECT FROM dlq.failure_groups g WHERE g.queue = p.queue AND g.fingerprint = p.former
+            AND g.fingerprint <> 'other')
+          AND NOT EXISTS (SELECT FROM dlq.group_aliases a WHERE a.queue = p.queue AND a.former = p.former
+              AND a.fingerprint = p.fingerprint)
         GROUP BY p.queue, p.former, p.fingerprint ORDER BY min(p.place)
     LOOP
         INSERT INTO dlq.group_aliases (queue, former, fingerprint, main, entry_id, title)
-        VALUES (v_row.queue, v_row.former, v_row.fingerprint, NOT EXISTS (SELECT FROM dlq.group_aliases a WHERE a.queue = v_row.queue AND a.former = v_row.former AND a.main), v_row.entry_id,
-                (SELECT dlq.group_title(v_row.title, e.original_event, e.edited_event, e.metadata, e.job_kind) FROM dlq.dead_letter_queue e WHERE e.id = v_row.entry_id LIMIT 1));
+        VALUES (v_row.queue, v_row.former, v_row.fingerprint,
+            NOT EXISTS (SELECT FROM dlq.group_aliases a WHERE a.queue = v_row.queue AND a.former = v_row.former
+            AND a.main), v_row.entry_id,
+                (SELECT dlq.group_title(v_row.title, e.original_event, e.edited_event, e.metadata, e.job_kind)
+                    FROM dlq.dead_letter_queue e WHERE e.id = v_row.entry_id LIMIT 1));
         PERFORM dlq.inherit_marks(v_row.queue, v_row.former, v_row.fingerprint, p_actor);
         v_learned := v_learned + 1;
     END LOOP;
     RETURN v_learned;
 END
 $$;
-COMMENT ON FUNCTION dlq.alias_groups IS 'Records which failure groups the errors of former groups are in, each with an entry that shows it, and has them inherit what people said. Returns how many were not known.';
+COMMENT ON FUNCTION dlq.alias_groups IS 'Records which failure groups the errors of former groups are in, each with '
+    'an entry that shows it, and has them inherit what people said. Returns how many were not known.';
 
--- regroup moves open entries from former groups. An entry that goes where the counts of its former group go needs no audit row: the
--- rollups have it there already. (No move of the state machine: entries under way stay under way, and updated_at as it is.)
-CREATE OR REPLACE FUNCTION dlq.regroup(p_ids uuid[], p_formers text[], p_fingerprints text[], p_last_failed_ats timestamptz[], p_actor text) RETURNS integer
+-- regroup moves open entries from former groups. An entry that goes where the counts of its former
+-- group go needs no audit row: the rollups have it there already. (No move of the state machine:
+-- entries under way stay under way, and updated_at as it is.)
+CREATE OR REPLACE FUNCTION dlq.regroup(p_ids uuid[], p_formers text[], p_fingerprints text[],
+    p_last_failed_ats timestamptz[], p_actor text) RETURNS integer
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
 DECLARE
     v_moved integer;
@@ -344,17 +389,22 @@ BEGIN
     WITH held AS MATERIALIZED (
         SELECT e.id, n.former, n.fingerprint, coalesce(a.fingerprint, 'other') AS counted
         FROM unnest(p_ids, p_formers, p_fingerprints, p_last_failed_ats) n (id, former, fingerprint, last_failed_at)
-        JOIN dlq.dead_letter_open e ON e.id = n.id AND e.fingerprint = n.former AND e.last_failed_at = n.last_failed_at -- as it was judged
+        JOIN dlq.dead_letter_open e ON e.id = n.id AND e.fingerprint = n.former
+            AND e.last_failed_at = n.last_failed_at -- as it was judged
         LEFT JOIN dlq.group_aliases a ON a.main AND a.queue = e.queue AND a.former = n.former
         -- Without an alias, it counts as other, once the rollups must have counted it.
         WHERE a.former IS NOT NULL OR e.updated_at < v_at
         ORDER BY e.id FOR UPDATE OF e SKIP LOCKED
     ), moved AS (
         UPDATE dlq.dead_letter_open e SET fingerprint = h.fingerprint FROM held h WHERE e.id = h.id
-        RETURNING e.id, e.status, e.strategy, e.rule, e.next_retry_at, e.river_job_id, e.queue, e.kind, e.error_class, e.config_version, e.last_failed_at, e.fingerprint, h.former, h.counted
+        RETURNING e.id, e.status, e.strategy, e.rule, e.next_retry_at, e.river_job_id, e.queue, e.kind, e.error_class,
+            e.config_version, e.last_failed_at, e.fingerprint, h.former, h.counted
     ), written AS (
-        INSERT INTO dlq.dead_letter_transitions (entry_id, from_status, to_status, actor, reason, strategy, rule, next_retry_at, river_job_id, queue, kind, error_class, from_class, config_version, failed_at, left_group, joined_group)
-        SELECT m.id, m.status, m.status, p_actor, 'the grouping method changed', m.strategy, m.rule, m.next_retry_at, m.river_job_id, m.queue, m.kind, m.error_class, m.error_class, m.config_version,
+        INSERT INTO dlq.dead_letter_transitions (entry_id, from_status, to_status, actor, reason, strategy, rule,
+            next_retry_at, river_job_id, queue, kind, error_class, from_class, config_version, failed_at, left_group,
+            joined_group)
+        SELECT m.id, m.status, m.status, p_actor, 'the grouping method changed', m.strategy, m.rule, m.next_retry_at,
+            m.river_job_id, m.queue, m.kind, m.error_class, m.error_class, m.config_version,
                m.last_failed_at, CASE m.counted WHEN 'other' THEN 'other' ELSE m.former END, m.fingerprint
         FROM moved m WHERE m.counted <> m.fingerprint
     )
@@ -362,4 +412,6 @@ BEGIN
     RETURN v_moved;
 END
 $$;
-COMMENT ON FUNCTION dlq.regroup IS 'Moves open entries that no other session holds from their former failure groups, each to that of its error by the present method, if they are as they were when that was found out. Returns how many.';
+COMMENT ON FUNCTION dlq.regroup IS 'Moves open entries that no other session holds from their former failure groups, '
+    'each to that of its error by the present method, if they are as they were when that was found out. Returns how '
+    'many.';

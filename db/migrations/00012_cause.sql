@@ -1,7 +1,6 @@
 -- +goose Up
--- What went wrong, as the receiver of a message says it, and where the message was sent. Old entries have NULL: adding
--- the columns
--- rewrites no table.
+-- What went wrong, as the receiver of a message says it, and where the message was sent. Old entries
+-- have NULL: adding the columns rewrites no table.
 ALTER TABLE dlq.dead_letter_queue
     ADD COLUMN error_title     text,
     ADD COLUMN destination     text,

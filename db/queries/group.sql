@@ -15,8 +15,10 @@ SELECT e::uuid AS id FROM dlq.group_entries(@queue::text, @fingerprint::text, @m
 SELECT dlq.muted_entries()::bigint AS entries;
 
 -- name: Marks :many
--- What people have said of some groups, each a queue and a fingerprint. (One that was just inherited may not be counted yet.)
-SELECT m.queue, m.fingerprint, coalesce(m.owner, '')::text AS owner, dlq.is_muted(m, coalesce(g.failures, 0))::boolean AS muted, (m.fixed_at IS NOT NULL)::boolean AS fixed
+-- What people have said of some groups, each a queue and a fingerprint. (One that was just
+-- inherited may not be counted yet.)
+SELECT m.queue, m.fingerprint, coalesce(m.owner, '')::text AS owner,
+    dlq.is_muted(m, coalesce(g.failures, 0))::boolean AS muted, (m.fixed_at IS NOT NULL)::boolean AS fixed
 FROM (SELECT DISTINCT unnest(@queues::text[]) AS queue, unnest(@fingerprints::text[]) AS fingerprint) a
 JOIN dlq.group_marks m ON m.queue = a.queue AND m.fingerprint = a.fingerprint
 LEFT JOIN dlq.failure_groups g ON g.queue = m.queue AND g.fingerprint = m.fingerprint;
@@ -26,12 +28,15 @@ LEFT JOIN dlq.failure_groups g ON g.queue = m.queue AND g.fingerprint = m.finger
 SELECT dlq.group_names(@queue::text, @fingerprint::text)::text[] AS names;
 
 -- name: FormerEntries :many
--- Open entries of groups of an earlier grouping method, in the order of the index dead_letter_open_by_former_method, and what a
--- fingerprint is made of.
-SELECT e.id, e.queue, e.fingerprint::text AS former, coalesce(e.error_type, '')::text AS error_type, coalesce(e.error_code, '')::text AS error_code,
-       coalesce(e.error_title, '')::text AS error_title, coalesce(left(e.error_message, 8192), '')::text AS error_message,
+-- Open entries of groups of an earlier grouping method, in the order of the index
+-- dead_letter_open_by_former_method, and what a fingerprint is made of.
+SELECT e.id, e.queue, e.fingerprint::text AS former, coalesce(e.error_type, '')::text AS error_type,
+    coalesce(e.error_code, '')::text AS error_code,
+       coalesce(e.error_title, '')::text AS error_title, coalesce(left(e.error_message, 8192),
+           '')::text AS error_message,
        coalesce(left(e.error_stack_trace, 8192), '')::text AS error_stack_trace,
-       CASE WHEN pg_column_size(e.error_context) <= 65536 AND octet_length(e.error_context::text) <= 65536 THEN e.error_context END::jsonb AS error_context,
+       CASE WHEN pg_column_size(e.error_context) <= 65536 AND octet_length(e.error_context::text) <= 65536
+           THEN e.error_context END::jsonb AS error_context,
        e.last_failed_at
 FROM dlq.dead_letter_open e
 WHERE length(e.fingerprint) < 20 AND (e.fingerprint, e.id) > (@after_group::text, @after_id::uuid)
@@ -42,7 +47,8 @@ LIMIT @most::integer;
 -- Groups of an earlier grouping method of which no alias is known.
 SELECT g.queue, g.fingerprint, (m.muted_at IS NOT NULL OR m.fixed_at IS NOT NULL)::boolean AS marked
 FROM dlq.failure_groups g LEFT JOIN dlq.group_marks m ON m.queue = g.queue AND m.fingerprint = g.fingerprint
-WHERE length(g.fingerprint) < 20 AND g.fingerprint <> 'other' AND (g.queue, g.fingerprint) > (@after_queue::text, @after_group::text)
+WHERE length(g.fingerprint) < 20 AND g.fingerprint <> 'other'
+    AND (g.queue, g.fingerprint) > (@after_queue::text, @after_group::text)
   AND (m.queue IS NOT NULL OR NOT @only_marked::boolean)
   AND NOT EXISTS (SELECT FROM dlq.group_aliases a WHERE a.queue = g.queue AND a.former = g.fingerprint)
 ORDER BY g.queue, g.fingerprint
@@ -50,18 +56,25 @@ LIMIT @most::integer;
 
 -- name: LastOfGroups :many
 -- The last entries of some groups, whatever their state: so many of each. The columns are those of FormerEntries.
-SELECT e.id, e.queue, e.fingerprint::text AS former, coalesce(e.error_type, '')::text AS error_type, coalesce(e.error_code, '')::text AS error_code,
-       coalesce(e.error_title, '')::text AS error_title, coalesce(left(e.error_message, 8192), '')::text AS error_message,
+SELECT e.id, e.queue, e.fingerprint::text AS former, coalesce(e.error_type, '')::text AS error_type,
+    coalesce(e.error_code, '')::text AS error_code,
+       coalesce(e.error_title, '')::text AS error_title, coalesce(left(e.error_message, 8192),
+           '')::text AS error_message,
        coalesce(left(e.error_stack_trace, 8192), '')::text AS error_stack_trace,
-       CASE WHEN pg_column_size(e.error_context) <= 65536 AND octet_length(e.error_context::text) <= 65536 THEN e.error_context END::jsonb AS error_context,
+       CASE WHEN pg_column_size(e.error_context) <= 65536 AND octet_length(e.error_context::text) <= 65536
+           THEN e.error_context END::jsonb AS error_context,
        e.last_failed_at
-FROM (SELECT unnest(@queues::text[]) AS queue, unnest(@fingerprints::text[]) AS fingerprint, unnest(@mosts::integer[]) AS most) g
+FROM (SELECT unnest(@queues::text[]) AS queue, unnest(@fingerprints::text[]) AS fingerprint,
+    unnest(@mosts::integer[]) AS most) g
 CROSS JOIN LATERAL (
-    SELECT * FROM dlq.dead_letter_queue l WHERE l.queue = g.queue AND l.fingerprint = g.fingerprint ORDER BY l.id DESC LIMIT g.most
+    SELECT * FROM dlq.dead_letter_queue l WHERE l.queue = g.queue AND l.fingerprint = g.fingerprint ORDER BY l.id DESC
+        LIMIT g.most
 ) e;
 
 -- name: AliasGroups :one
-SELECT dlq.alias_groups(@queues::text[], @formers::text[], @fingerprints::text[], @entries::uuid[], @titles::text[], @actor::text)::integer AS learned;
+SELECT dlq.alias_groups(@queues::text[], @formers::text[], @fingerprints::text[], @entries::uuid[], @titles::text[],
+    @actor::text)::integer AS learned;
 
 -- name: Regroup :one
-SELECT dlq.regroup(@ids::uuid[], @formers::text[], @fingerprints::text[], @last_failed_ats::timestamptz[], @actor::text)::integer AS moved;
+SELECT dlq.regroup(@ids::uuid[], @formers::text[], @fingerprints::text[], @last_failed_ats::timestamptz[],
+    @actor::text)::integer AS moved;

@@ -102,8 +102,10 @@ func TestAttempts_HaveTheirDuration(t *testing.T) {
 func TestAttempts_OfStrangers(t *testing.T) {
 	t.Parallel()
 	b := setup(t, succeed)
-	for _, said := range []string{`7`, `[]`, `{"1": 3}`, `{"1": {"seconds": "x", "system": 3}}`,
-		`{"1": {"system": {"cpu": "x", "memory": 1}}}`, `null`} {
+	for _, said := range []string{
+		`7`, `[]`, `{"1": 3}`, `{"1": {"seconds": "x", "system": 3}}`,
+		`{"1": {"system": {"cpu": "x", "memory": 1}}}`, `null`,
+	} {
 		id := b.insert(nil)
 		b.exec(`UPDATE river_job SET state = 'discarded', finalized_at = now(), attempt = 1, metadata = jsonb_build_object('dlq:attempts', $2::jsonb),
 			errors = ARRAY[jsonb_build_object('attempt', 1, 'error', 'no money', 'at', now() - interval '3 s')] WHERE id = $1`, id, said)
@@ -170,8 +172,10 @@ func TestEntry_SaysWhoSentIt(t *testing.T) {
 		"source": "checkout", "sourceType": "service", "sourceId": "checkout-7f9c", "sourceName": "Checkout", "version": "2.1"}', 1, 'running', 1)`)
 	b.exec("UPDATE river_job SET state = 'discarded', finalized_at = now(), errors = ARRAY['{\"attempt\": 1, \"error\": \"no\"}'::jsonb]")
 	entry, _ := b.entry()
-	for want, is := range map[string]*string{"checkout": entry.Source, "service": entry.SourceType,
-		"checkout-7f9c": entry.SourceID, "Checkout": entry.SourceName, "2.1": entry.Version} {
+	for want, is := range map[string]*string{
+		"checkout": entry.Source, "service": entry.SourceType,
+		"checkout-7f9c": entry.SourceID, "Checkout": entry.SourceName, "2.1": entry.Version,
+	} {
 		require.NotNil(t, is, want)
 		require.Equal(t, want, *is)
 	}

@@ -13,7 +13,7 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
 )
 
-// What a job or a subscriber has is found by an index in each partition, whatever is closed there.
+// Entries of a job or a subscriber are found by an index in each partition, however much is closed there.
 func TestFind_ByJobAndSubscriber(t *testing.T) {
 	t.Parallel()
 	b := setup(t, succeed)
@@ -51,7 +51,8 @@ func TestFind_ByJobAndSubscriber(t *testing.T) {
 				sql, args := b.store.ListSQL(t.Context(), p, chosen, part)
 				b.readsLittle(sql, args...)
 			}
-			b.readsLittle("SELECT e.id FROM dlq.dead_letter_queue e WHERE "+chosen+" ORDER BY e.id DESC LIMIT 100", look.filter.JSON()) // dlq.find_ids
+			b.readsLittle("SELECT e.id FROM dlq.dead_letter_queue e WHERE "+chosen+" ORDER BY e.id DESC LIMIT 100",
+				look.filter.JSON()) // dlq.find_ids
 		})
 	}
 }
@@ -65,7 +66,8 @@ func (b *bundle) readsLittle(sql string, args ...any) {
 		if _, err := tx.Exec(b.Context(), "SET LOCAL enable_seqscan = off; SET LOCAL jit = off"); err != nil {
 			return err
 		}
-		if err := tx.QueryRow(b.Context(), "EXPLAIN (ANALYZE, BUFFERS, FORMAT json) "+sql, args...).Scan(&plan); err != nil {
+		if err := tx.QueryRow(b.Context(), "EXPLAIN (ANALYZE, BUFFERS, FORMAT json) "+sql,
+			args...).Scan(&plan); err != nil {
 			return err
 		}
 		var explained []struct {

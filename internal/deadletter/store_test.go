@@ -327,7 +327,10 @@ func TestList_pagesAndFilters(t *testing.T) {
 	require.Len(t, list(deadletter.Page{Filter: filter.Filter{Queue: []string{"red"}}, Limit: 100}), 13)
 	require.Len(t, list(deadletter.Page{Filter: filter.Filter{Kind: []string{"kind_1"}}, Limit: 100}), 5)
 	require.Len(t, list(deadletter.Page{Filter: filter.Filter{Source: []string{"shop"}, ErrorType: []string{"TIMEOUT_ERROR"}, ErrorClass: []string{"transient"}}, Limit: 100}), 5)
-	require.Len(t, list(deadletter.Page{Filter: filter.Filter{ErrorCode: []string{"NO_FUNDS"}, Destination: []string{"bank", "shop"}}, Limit: 100}), 5)
+	require.Len(t, list(deadletter.Page{Filter: filter.Filter{
+		ErrorCode:   []string{"NO_FUNDS"},
+		Destination: []string{"bank", "shop"},
+	}, Limit: 100}), 5)
 	require.Empty(t, list(deadletter.Page{Filter: filter.Filter{Destination: []string{"shop"}}, Limit: 100}))
 	require.Len(t, list(deadletter.Page{Filter: filter.Filter{Status: []string{"dlq_pending"}}, Limit: 100}), n)
 	require.Empty(t, list(deadletter.Page{Filter: filter.Filter{Status: []string{"dlq_manual", "dlq_failed"}}, Limit: 100}))

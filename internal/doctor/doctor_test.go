@@ -154,7 +154,8 @@ func TestExamine_RestoredDump(t *testing.T) {
 	}
 }
 
-// TestExamine_RemadeViews is for servers without a pg_dump of their own: it remakes views and functions as a restored dump does.
+// TestExamine_RemadeViews is for servers without a pg_dump of their own: it remakes views and
+// functions as a restored dump does.
 func TestExamine_RemadeViews(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.Pool(t)
@@ -179,9 +180,11 @@ func TestExamine_RemadeViews(t *testing.T) {
 		require.True(t, found.OK, found.Detail)
 	}
 	// What was changed before the dump is found after it.
-	_, err := pool.Exec(t.Context(), "CREATE OR REPLACE VIEW dlq.automatic AS "+changed(t, pool, "SELECT pg_get_viewdef('dlq.automatic'::regclass)", "'policy'::text", "'politics'::text"))
+	_, err := pool.Exec(t.Context(), "CREATE OR REPLACE VIEW dlq.automatic AS "+changed(t, pool,
+		"SELECT pg_get_viewdef('dlq.automatic'::regclass)", "'policy'::text", "'politics'::text"))
 	require.NoError(t, err)
-	_, err = pool.Exec(t.Context(), changed(t, pool, "SELECT pg_get_functiondef('dlq.known_failure'::regproc)", "'waits'::text", "'stays'::text"))
+	_, err = pool.Exec(t.Context(), changed(t, pool, "SELECT pg_get_functiondef('dlq.known_failure'::regproc)",
+		"'waits'::text", "'stays'::text"))
 	require.NoError(t, err)
 	remake()
 	detail := examine(t, pool)["tables and functions"].Detail

@@ -20,8 +20,8 @@ func (b *bundle) awaitWaiting(n int64) {
 	}, time.Minute, 5*time.Millisecond)
 }
 
-// Entries that wait for a redelivery are filed; what a job failed with since may not be. Who acts on both locks the entries in the order of
-// their ids, as who acts on the entries' group does.
+// Entries that wait for a redelivery are filed; what a job failed with since may not be. Who acts
+// on both locks the entries in the order of their ids, as who acts on the entries' group does.
 func TestAct_LocksInOrderWhatItFiles(t *testing.T) {
 	t.Parallel()
 	for name, act := range map[string]string{
@@ -39,10 +39,12 @@ func TestAct_LocksInOrderWhatItFiles(t *testing.T) {
 			b.exec("INSERT INTO dlq.failure_groups (queue, fingerprint, failures, first_seen, last_seen, title, error_class) SELECT queue, 'f00d', 2, now(), now(), 't', 'x' FROM dlq.dead_letter_open LIMIT 1 ON CONFLICT DO NOTHING")
 			// Its job fails again, in a transaction in which capture may not look whether it is known.
 			b.exec("UPDATE river_job SET state = 'running', finalized_at = NULL WHERE id = $1", job)
-			require.NoError(t, pgx.BeginTxFunc(t.Context(), b.pool, pgx.TxOptions{IsoLevel: pgx.Serializable}, func(tx pgx.Tx) error {
-				_, err := tx.Exec(t.Context(), "UPDATE river_job SET state = 'discarded', finalized_at = clock_timestamp(), errors = errors || ARRAY['{\"error\": \"boom\"}'::jsonb] WHERE id = $1", job)
-				return err
-			}))
+			require.NoError(t, pgx.BeginTxFunc(t.Context(), b.pool, pgx.TxOptions{IsoLevel: pgx.Serializable},
+				func(tx pgx.Tx) error {
+					_, err := tx.Exec(t.Context(),
+						"UPDATE river_job SET state = 'discarded', finalized_at = clock_timestamp(), errors = errors || ARRAY['{\"error\": \"boom\"}'::jsonb] WHERE id = $1", job)
+					return err
+				}))
 			unfiled := uuid.MustParse(b.text("SELECT id FROM dlq.dead_letter_inbox WHERE river_job_id = $1", job))
 
 			held, err := b.pool.Begin(t.Context())
@@ -57,7 +59,8 @@ func TestAct_LocksInOrderWhatItFiles(t *testing.T) {
 			}()
 			b.awaitWaiting(1)
 			go func() {
-				_, err := b.pool.Exec(t.Context(), "SELECT dlq.assign_group((SELECT queue FROM dlq.dead_letter_open LIMIT 1), 'f00d', 'ann', 'ann')")
+				_, err := b.pool.Exec(t.Context(),
+					"SELECT dlq.assign_group((SELECT queue FROM dlq.dead_letter_open LIMIT 1), 'f00d', 'ann', 'ann')")
 				errs <- err
 			}()
 			b.awaitWaiting(2)
@@ -96,7 +99,8 @@ func TestRedeliver_LooksAgainForWhatWasMoved(t *testing.T) {
 	require.Equal(t, deadletter.VerdictSent, sent[0].Verdict)
 }
 
-// A job that the entry does not wait for fails while another is under way: the audit row has when, and analytics count it once.
+// A job that the entry does not wait for fails while another is under way: the audit row has when,
+// and analytics count it once.
 func TestApply_FailureNotWaitedForHasItsTime(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -123,5 +127,6 @@ func TestApply_FailureNotWaitedForHasItsTime(t *testing.T) {
 	b.end(job, "discarded")
 	b.apply()
 	require.EqualValues(t, 4, b.count(failures, id))
-	require.EqualValues(t, 4, b.count("SELECT count(DISTINCT failed_at) FROM dlq.dead_letter_transitions WHERE entry_id = $1", id))
+	require.EqualValues(t, 4,
+		b.count("SELECT count(DISTINCT failed_at) FROM dlq.dead_letter_transitions WHERE entry_id = $1", id))
 }

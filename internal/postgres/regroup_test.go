@@ -35,8 +35,9 @@ func word(n int) (text string) {
 	return text
 }
 
-// After an upgrade of a database with 200 failure groups in every status, their entries in every state: each group goes on, under its old
-// name, too; none looks new, or as if it had failed again; and a dlqd of before, which goes on beside the new one, changes nothing of that.
+// After an upgrade of a database with 200 failure groups in every status, their entries in every
+// state: each group goes on, under its old name, too; none looks new, or as if it had failed again;
+// and a dlqd of before, which goes on beside the new one, changes nothing of that.
 func TestUpgrade_FailureGroupsGoOn(t *testing.T) {
 	t.Parallel()
 	g := frozen(t, "00008")
@@ -44,7 +45,10 @@ func TestUpgrade_FailureGroupsGoOn(t *testing.T) {
 	all := make([]*formerGroup, 200)
 	states := []string{"open", "fixed", "regressed", "muted"}
 	for i := range all {
-		f := &formerGroup{queue: []string{"payments", "mails"}[i%2], fingerprint: fmt.Sprintf("%016x", 0xf00d0000+i), causes: []string{"lost " + word(i)}, state: states[i/2%4]}
+		f := &formerGroup{
+			queue: []string{"payments", "mails"}[i%2], fingerprint: fmt.Sprintf("%016x", 0xf00d0000+i),
+			causes: []string{"lost " + word(i)}, state: states[i/2%4],
+		}
 		switch i / 8 % 4 {
 		case 1: // with the one 8 before it, one cause
 			if i/8%8 == 5 {
@@ -56,8 +60,12 @@ func TestUpgrade_FailureGroupsGoOn(t *testing.T) {
 			f.closed = true
 		}
 		if i == 22 || i == 23 { // as dlqd recorded answers of receivers: one group, whatever the cause
-			f.fingerprint = strategy.FingerprintByMessage("HTTP_402", "POST http://bank.example/pay: 402 Payment Required", "")
-			f.causes = []string{answer402("card declined", "CARD_DECLINED"), answer402("no funds", "INSUFFICIENT_FUNDS")}
+			f.fingerprint = strategy.FingerprintByMessage("HTTP_402",
+				"POST http://bank.example/pay: 402 Payment Required", "")
+			f.causes = []string{
+				answer402("card declined", "CARD_DECLINED"),
+				answer402("no funds", "INSUFFICIENT_FUNDS"),
+			}
 		}
 		all[i] = f
 	}
@@ -90,7 +98,8 @@ func TestUpgrade_FailureGroupsGoOn(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, f.state, was.Status, f)
 		f.was = was
-		f.entries = count(t, g.dlqd, "SELECT count(*) FROM dlq.dead_letter_queue WHERE fingerprint = '"+f.fingerprint+"' AND queue = '"+f.queue+"'")
+		f.entries = count(t, g.dlqd,
+			"SELECT count(*) FROM dlq.dead_letter_queue WHERE fingerprint = '"+f.fingerprint+"' AND queue = '"+f.queue+"'")
 	}
 	moves := g.text("SELECT max(id) FROM dlq.dead_letter_transitions")
 	upgraded := time.Now()
@@ -134,8 +143,12 @@ func TestUpgrade_FailureGroupsGoOn(t *testing.T) {
 			for _, f := range from {
 				kinds[map[bool]string{true: "joined, ", false: "split, "}[len(from) > 1]+f.state]++
 				require.Contains(t, *now.Note, "note of "+f.fingerprint)
-				said := map[string]string{"fixed": ", marked as fixed by kim", "regressed": ", marked as fixed by kim", "muted": ", muted by kim"}[f.state]
-				require.Equal(t, said != "", strings.Contains(*now.Note, "was part of "+f.fingerprint+said), "%s: %v", when, now)
+				said := map[string]string{
+					"fixed": ", marked as fixed by kim", "regressed": ", marked as fixed by kim",
+					"muted": ", muted by kim",
+				}[f.state]
+				require.Equal(t, said != "", strings.Contains(*now.Note, "was part of "+f.fingerprint+said), "%s: %v",
+					when, now)
 			}
 		}
 		require.LessOrEqual(t, len(list), len(present), when)
@@ -154,14 +167,19 @@ func TestUpgrade_FailureGroupsGoOn(t *testing.T) {
 	require.NoError(t, err)
 	require.Len(t, list, len(present))
 	require.Zero(t, count(t, g.dlqd, "SELECT count(*) FROM dlq.dead_letter_open WHERE length(fingerprint) = 16"))
-	require.Equal(t, "dlq_manual dlq_pending dlq_processing", g.text("SELECT string_agg(DISTINCT status::text, ' ' ORDER BY status::text) FROM dlq.dead_letter_open"))
-	for cause, title := range map[string]string{answer402("no funds", "INSUFFICIENT_FUNDS"): "no funds", answer402("card declined", "CARD_DECLINED"): "card declined"} {
+	require.Equal(t, "dlq_manual dlq_pending dlq_processing",
+		g.text("SELECT string_agg(DISTINCT status::text, ' ' ORDER BY status::text) FROM dlq.dead_letter_open"))
+	for cause, title := range map[string]string{
+		answer402("no funds", "INSUFFICIENT_FUNDS"): "no funds",
+		answer402("card declined", "CARD_DECLINED"): "card declined",
+	} {
 		now, err := groups.Get(t.Context(), "payments", presentOf(cause), time.Hour)
 		require.NoError(t, err)
 		require.Contains(t, *now.Title, title)
 		require.NotContains(t, *now.Title, "http")
 	}
-	require.Zero(t, count(t, g.dlqd, "SELECT count(*) FROM dlq.dead_letter_transitions WHERE id > "+moves+" AND from_status IS DISTINCT FROM to_status"))
+	require.Zero(t, count(t, g.dlqd,
+		"SELECT count(*) FROM dlq.dead_letter_transitions WHERE id > "+moves+" AND from_status IS DISTINCT FROM to_status"))
 
 	// Links, and filters of saved views, by either name.
 	for _, f := range all {
@@ -169,7 +187,8 @@ func TestUpgrade_FailureGroupsGoOn(t *testing.T) {
 		require.NoError(t, err)
 		require.Contains(t, present, now.Queue+" "+now.Fingerprint)
 		for _, name := range []string{f.fingerprint, now.Fingerprint} {
-			found := count(t, g.dlqd, "SELECT count(*) FROM dlq.find_ids('{\"fingerprint\": \""+name+"\", \"queue\": \""+f.queue+"\"}', 1000)")
+			found := count(t, g.dlqd,
+				"SELECT count(*) FROM dlq.find_ids('{\"fingerprint\": \""+name+"\", \"queue\": \""+f.queue+"\"}', 1000)")
 			if len(f.causes) == 1 || name != now.Fingerprint {
 				require.GreaterOrEqual(t, found, f.entries, name)
 			}
@@ -250,7 +269,8 @@ func literal(groups []*formerGroup, which func(*formerGroup) bool) string {
 	return "'{" + strings.Join(of, ",") + "}'"
 }
 
-// fileFormer has jobs of some kinds fail with each cause of some groups, and files them as a dlqd of grouping method 1 does.
+// fileFormer has jobs of some kinds fail with each cause of some groups, and files them as a dlqd
+// of grouping method 1 does.
 func (g *guest) fileFormer(groups []*formerGroup, kinds string, at time.Time) {
 	g.Helper()
 	type failure struct {
@@ -278,7 +298,8 @@ func (g *guest) fileFormer(groups []*formerGroup, kinds string, at time.Time) {
 		errors = ARRAY[jsonb_build_object('error', metadata->>'message', 'attempt', 3, 'at', $1::timestamptz)] WHERE state = 'running'`, at)
 	require.NoError(g, err)
 	require.Equal(g, len(failures), count(g.T, g.dlqd, "SELECT count(*) FROM dlq.dead_letter_inbox"))
-	_, err = g.dlqd.Exec(g.Context(), `SELECT dlq.file_as(array_agg(i.id), 'worker:old', NULL, array_agg(CASE i.kind WHEN 'pending' THEN 'dlq_pending' ELSE 'dlq_manual' END), array_agg(CASE i.kind WHEN 'pending' THEN 'scheduled' ELSE 'manual' END),
+	_, err = g.dlqd.Exec(g.Context(),
+		`SELECT dlq.file_as(array_agg(i.id), 'worker:old', NULL, array_agg(CASE i.kind WHEN 'pending' THEN 'dlq_pending' ELSE 'dlq_manual' END), array_agg(CASE i.kind WHEN 'pending' THEN 'scheduled' ELSE 'manual' END),
 			array_agg('outage'::text), array_agg('r'::text), array_agg(i.metadata->>'former'), array_agg(now() + interval '1 day'))
 		FROM dlq.dead_letter_inbox i`)
 	require.NoError(g, err)
@@ -299,5 +320,6 @@ func (g *guest) settleFormer(groups []*formerGroup) {
 	execute(g.T, g.app, "UPDATE river_job SET state = 'discarded', finalized_at = now(), attempt = 1, errors = ARRAY[jsonb_build_object('error', metadata->>'message', 'attempt', 1)] WHERE kind = 'failed' AND state = 'available'")
 	execute(g.T, g.dlqd, "SELECT dlq.apply_facts()")
 	execute(g.T, g.dlqd, "SELECT dlq.refresh_rollups()")
-	require.Equal(g, "dlq_archived dlq_failed dlq_manual dlq_pending dlq_processing dlq_resolved", g.text("SELECT string_agg(DISTINCT status::text, ' ' ORDER BY status::text) FROM dlq.dead_letter_queue"))
+	require.Equal(g, "dlq_archived dlq_failed dlq_manual dlq_pending dlq_processing dlq_resolved",
+		g.text("SELECT string_agg(DISTINCT status::text, ' ' ORDER BY status::text) FROM dlq.dead_letter_queue"))
 }

@@ -27,8 +27,9 @@ func gunzip(t *testing.T, file string) string {
 	return string(text)
 }
 
-// Before they were frozen, migrations with the same numbers made other tables. testdata/before has some of those databases: tables, and
-// functions and triggers of one, named by the number of their last migration.
+// Before they were frozen, migrations with the same numbers made other tables. testdata/before has
+// some of those databases: tables, and functions and triggers of one, named by the number of their
+// last migration.
 func TestAttach_RefusesTablesOfBeforeTheFreeze(t *testing.T) {
 	t.Parallel()
 	files, err := filepath.Glob("testdata/before/*.sql.gz")

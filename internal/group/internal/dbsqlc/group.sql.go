@@ -14,7 +14,8 @@ import (
 )
 
 const AliasGroups = `-- name: AliasGroups :one
-SELECT dlq.alias_groups($1::text[], $2::text[], $3::text[], $4::uuid[], $5::text[], $6::text)::integer AS learned
+SELECT dlq.alias_groups($1::text[], $2::text[], $3::text[], $4::uuid[], $5::text[],
+    $6::text)::integer AS learned
 `
 
 type AliasGroupsParams struct {
@@ -41,10 +42,13 @@ func (q *Queries) AliasGroups(ctx context.Context, arg AliasGroupsParams) (int32
 }
 
 const FormerEntries = `-- name: FormerEntries :many
-SELECT e.id, e.queue, e.fingerprint::text AS former, coalesce(e.error_type, '')::text AS error_type, coalesce(e.error_code, '')::text AS error_code,
-       coalesce(e.error_title, '')::text AS error_title, coalesce(left(e.error_message, 8192), '')::text AS error_message,
+SELECT e.id, e.queue, e.fingerprint::text AS former, coalesce(e.error_type, '')::text AS error_type,
+    coalesce(e.error_code, '')::text AS error_code,
+       coalesce(e.error_title, '')::text AS error_title, coalesce(left(e.error_message, 8192),
+           '')::text AS error_message,
        coalesce(left(e.error_stack_trace, 8192), '')::text AS error_stack_trace,
-       CASE WHEN pg_column_size(e.error_context) <= 65536 AND octet_length(e.error_context::text) <= 65536 THEN e.error_context END::jsonb AS error_context,
+       CASE WHEN pg_column_size(e.error_context) <= 65536 AND octet_length(e.error_context::text) <= 65536
+           THEN e.error_context END::jsonb AS error_context,
        e.last_failed_at
 FROM dlq.dead_letter_open e
 WHERE length(e.fingerprint) < 20 AND (e.fingerprint, e.id) > ($1::text, $2::uuid)
@@ -71,8 +75,8 @@ type FormerEntriesRow struct {
 	LastFailedAt    time.Time
 }
 
-// Open entries of groups of an earlier grouping method, in the order of the index dead_letter_open_by_former_method, and what a
-// fingerprint is made of.
+// Open entries of groups of an earlier grouping method, in the order of the index
+// dead_letter_open_by_former_method, and what a fingerprint is made of.
 func (q *Queries) FormerEntries(ctx context.Context, arg FormerEntriesParams) ([]FormerEntriesRow, error) {
 	rows, err := q.db.Query(ctx, FormerEntries, arg.AfterGroup, arg.AfterID, arg.Most)
 	if err != nil {
@@ -107,7 +111,8 @@ func (q *Queries) FormerEntries(ctx context.Context, arg FormerEntriesParams) ([
 const FormerGroups = `-- name: FormerGroups :many
 SELECT g.queue, g.fingerprint, (m.muted_at IS NOT NULL OR m.fixed_at IS NOT NULL)::boolean AS marked
 FROM dlq.failure_groups g LEFT JOIN dlq.group_marks m ON m.queue = g.queue AND m.fingerprint = g.fingerprint
-WHERE length(g.fingerprint) < 20 AND g.fingerprint <> 'other' AND (g.queue, g.fingerprint) > ($1::text, $2::text)
+WHERE length(g.fingerprint) < 20 AND g.fingerprint <> 'other'
+    AND (g.queue, g.fingerprint) > ($1::text, $2::text)
   AND (m.queue IS NOT NULL OR NOT $3::boolean)
   AND NOT EXISTS (SELECT FROM dlq.group_aliases a WHERE a.queue = g.queue AND a.former = g.fingerprint)
 ORDER BY g.queue, g.fingerprint
@@ -201,14 +206,19 @@ func (q *Queries) LastEntries(ctx context.Context, arg LastEntriesParams) ([]uui
 }
 
 const LastOfGroups = `-- name: LastOfGroups :many
-SELECT e.id, e.queue, e.fingerprint::text AS former, coalesce(e.error_type, '')::text AS error_type, coalesce(e.error_code, '')::text AS error_code,
-       coalesce(e.error_title, '')::text AS error_title, coalesce(left(e.error_message, 8192), '')::text AS error_message,
+SELECT e.id, e.queue, e.fingerprint::text AS former, coalesce(e.error_type, '')::text AS error_type,
+    coalesce(e.error_code, '')::text AS error_code,
+       coalesce(e.error_title, '')::text AS error_title, coalesce(left(e.error_message, 8192),
+           '')::text AS error_message,
        coalesce(left(e.error_stack_trace, 8192), '')::text AS error_stack_trace,
-       CASE WHEN pg_column_size(e.error_context) <= 65536 AND octet_length(e.error_context::text) <= 65536 THEN e.error_context END::jsonb AS error_context,
+       CASE WHEN pg_column_size(e.error_context) <= 65536 AND octet_length(e.error_context::text) <= 65536
+           THEN e.error_context END::jsonb AS error_context,
        e.last_failed_at
-FROM (SELECT unnest($1::text[]) AS queue, unnest($2::text[]) AS fingerprint, unnest($3::integer[]) AS most) g
+FROM (SELECT unnest($1::text[]) AS queue, unnest($2::text[]) AS fingerprint,
+    unnest($3::integer[]) AS most) g
 CROSS JOIN LATERAL (
-    SELECT id, event_id, river_job_id, job_created_at, queue, kind, job_kind, subscriber_id, source, priority, tags, original_event, edited_event, error_message, error_type, error_code, error_class, reported_class, error_stack_trace, error_context, fingerprint, retry_history, retry_count, max_retries, dlq_retry_count, dlq_max_retries, replay_attempts, status, strategy, rule, next_retry_at, waiting_for, ordering_key, order_place, redelivery_job_id, locked_by, locked_at, parked_by, assigned_to, notes, resolution_strategy, resolved_by, resolution_notes, resolution_timestamp, config_version, unique_key, unique_states, metadata, move, captured_by, first_failed_at, last_failed_at, created_at, filed_at, updated_at, closed_at, stage, error_title, destination, destination_url FROM dlq.dead_letter_queue l WHERE l.queue = g.queue AND l.fingerprint = g.fingerprint ORDER BY l.id DESC LIMIT g.most
+    SELECT id, event_id, river_job_id, job_created_at, queue, kind, job_kind, subscriber_id, source, priority, tags, original_event, edited_event, error_message, error_type, error_code, error_class, reported_class, error_stack_trace, error_context, fingerprint, retry_history, retry_count, max_retries, dlq_retry_count, dlq_max_retries, replay_attempts, status, strategy, rule, next_retry_at, waiting_for, ordering_key, order_place, redelivery_job_id, locked_by, locked_at, parked_by, assigned_to, notes, resolution_strategy, resolved_by, resolution_notes, resolution_timestamp, config_version, unique_key, unique_states, metadata, move, captured_by, first_failed_at, last_failed_at, created_at, filed_at, updated_at, closed_at, stage, error_title, destination, destination_url FROM dlq.dead_letter_queue l WHERE l.queue = g.queue AND l.fingerprint = g.fingerprint ORDER BY l.id DESC
+        LIMIT g.most
 ) e
 `
 
@@ -264,7 +274,8 @@ func (q *Queries) LastOfGroups(ctx context.Context, arg LastOfGroupsParams) ([]L
 }
 
 const Marks = `-- name: Marks :many
-SELECT m.queue, m.fingerprint, coalesce(m.owner, '')::text AS owner, dlq.is_muted(m, coalesce(g.failures, 0))::boolean AS muted, (m.fixed_at IS NOT NULL)::boolean AS fixed
+SELECT m.queue, m.fingerprint, coalesce(m.owner, '')::text AS owner,
+    dlq.is_muted(m, coalesce(g.failures, 0))::boolean AS muted, (m.fixed_at IS NOT NULL)::boolean AS fixed
 FROM (SELECT DISTINCT unnest($1::text[]) AS queue, unnest($2::text[]) AS fingerprint) a
 JOIN dlq.group_marks m ON m.queue = a.queue AND m.fingerprint = a.fingerprint
 LEFT JOIN dlq.failure_groups g ON g.queue = m.queue AND g.fingerprint = m.fingerprint
@@ -283,7 +294,8 @@ type MarksRow struct {
 	Fixed       bool
 }
 
-// What people have said of some groups, each a queue and a fingerprint. (One that was just inherited may not be counted yet.)
+// What people have said of some groups, each a queue and a fingerprint. (One that was just
+// inherited may not be counted yet.)
 func (q *Queries) Marks(ctx context.Context, arg MarksParams) ([]MarksRow, error) {
 	rows, err := q.db.Query(ctx, Marks, arg.Queues, arg.Fingerprints)
 	if err != nil {
@@ -339,7 +351,8 @@ func (q *Queries) OneGroup(ctx context.Context, arg OneGroupParams) (string, err
 }
 
 const Regroup = `-- name: Regroup :one
-SELECT dlq.regroup($1::uuid[], $2::text[], $3::text[], $4::timestamptz[], $5::text)::integer AS moved
+SELECT dlq.regroup($1::uuid[], $2::text[], $3::text[], $4::timestamptz[],
+    $5::text)::integer AS moved
 `
 
 type RegroupParams struct {
