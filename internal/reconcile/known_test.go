@@ -29,6 +29,14 @@ func (b *testBundle) failAt(id int64, at string) {
 		errors = errors || jsonb_build_object('at', clock_timestamp(), 'attempt', attempt, 'error', 'timeout', 'trace', '') WHERE id = $1`, id)
 }
 
+// endsIn has a job run and end in a state, with an error.
+func (b *testBundle) endsIn(id int64, state, message string) {
+	b.Helper()
+	b.exec("UPDATE river_job SET state = 'running', attempt = attempt + 1 WHERE id = $1", id)
+	b.exec(`UPDATE river_job SET state = $2::text::river_job_state, finalized_at = clock_timestamp(),
+		errors = errors || jsonb_build_object('error', $3::text, 'attempt', attempt) WHERE id = $1`, id, state, message)
+}
+
 // failed inserts a job that fails at a time. dlqd files the failure.
 func (b *testBundle) failed(at string) (id int64) {
 	b.Helper()
@@ -367,12 +375,14 @@ func TestKnown_FailureOfADeletedJobWhoseEntryWasDeleted(t *testing.T) {
 		"cancelled": func(b *testBundle, id int64) {
 			b.exec("SELECT dlq.delete_entries(" + all + ")")
 			fails(b, id)
-			b.exec("UPDATE dlq.job_facts SET fact = 'cancelled', job = job || '{\"state\": \"cancelled\"}' WHERE fact = 'discarded'")
+			b.exec("UPDATE dlq.job_facts SET fact = 'cancelled', job = job || '{\"state\": \"cancelled\"}' " +
+				"WHERE fact = 'discarded'")
 		},
 		"refused for a while": func(b *testBundle, id int64) {
 			b.exec("SELECT dlq.delete_entries(" + all + ")")
 			fails(b, id)
-			b.exec(`UPDATE dlq.job_facts SET fact = 'refused', job = coalesce(job, '{}') || jsonb_build_object('fact', fact, 'refusal', 'x', 'refusedAt', now() - interval '1 hour')`)
+			b.exec(`UPDATE dlq.job_facts SET fact = 'refused', job = coalesce(job, '{}')
+				|| jsonb_build_object('fact', fact, 'refusal', 'x', 'refusedAt', now() - interval '1 hour')`)
 		},
 		"forgotten by the reconciler": func(b *testBundle, id int64) {
 			b.exec("SELECT dlq.delete_entries(" + all + ")")
@@ -411,8 +421,10 @@ func TestKnown_FailureOfADeletedJobWhoseEntryWasDeleted(t *testing.T) {
 				b.settle()
 				require.Equal(t, before+1, b.taken())
 				require.Equal(t, 1, b.entries())
-				require.Equal(t, 1, b.count(`SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_archived' AND queue = 'default'
-					AND kind = 'mail' AND error_message = 'timeout' AND original_event = '{"erased": true}' AND river_job_id = $1`, id))
+				require.Equal(t, 1, b.count(`SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_archived'
+					AND queue = 'default'
+					AND kind = 'mail' AND error_message = 'timeout' AND original_event = '{"erased": true}'
+					AND river_job_id = $1`, id))
 				require.Zero(t, b.lost())
 				require.Equal(t, 1, b.entries())
 			})
@@ -437,7 +449,8 @@ func TestKnown_FailureOfADeletedJobWhoseEntryWasClosed(t *testing.T) {
 		},
 		"and purges it while the database refuses the fact": func(b *testBundle) {
 			b.discard()
-			b.exec(`UPDATE dlq.job_facts SET fact = 'refused', job = coalesce(job, '{}') || jsonb_build_object('fact', fact, 'refusal', 'x', 'refusedAt', now() - interval '1 hour')`)
+			b.exec(`UPDATE dlq.job_facts SET fact = 'refused', job = coalesce(job, '{}')
+				|| jsonb_build_object('fact', fact, 'refusal', 'x', 'refusedAt', now() - interval '1 hour')`)
 			b.exec("SELECT dlq.delete_entries(ARRAY(SELECT id FROM dlq.dead_letter_queue))")
 		},
 	} {
@@ -455,7 +468,8 @@ func TestKnown_FailureOfADeletedJobWhoseEntryWasClosed(t *testing.T) {
 			}
 			b.settle()
 			require.Equal(t, 2, b.taken())
-			require.Equal(t, 1, b.count(`SELECT count(*) FROM dlq.dead_letter_open WHERE retry_count = 5 AND original_event = '{"n": 1}'`))
+			require.Equal(t, 1, b.count(`SELECT count(*) FROM dlq.dead_letter_open WHERE retry_count = 5
+				AND original_event = '{"n": 1}'`))
 		})
 	}
 }
@@ -463,7 +477,8 @@ func TestKnown_FailureOfADeletedJobWhoseEntryWasClosed(t *testing.T) {
 // What a redelivery fails with is of the entry that it redelivers, and goes with it.
 func TestKnown_FailureOfARedeliveryWhoseEntryWasDeleted(t *testing.T) {
 	t.Parallel()
-	const entry, jobs = "SELECT dlq.delete_entries(ARRAY(SELECT id FROM dlq.dead_letter_queue))", "DELETE FROM river_job"
+	const entry, jobs = "SELECT dlq.delete_entries(ARRAY(SELECT id " +
+		"FROM dlq.dead_letter_queue))", "DELETE FROM river_job"
 	for name, deletes := range map[string][]string{"before the jobs": {entry, jobs}, "after the jobs": {jobs, entry}} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -498,9 +513,7 @@ func TestKnown_FailureOfAnErasedEntry(t *testing.T) {
 			b := setup(t)
 			id := b.failed(justNow)
 			b.retry(id)
-			b.exec("UPDATE river_job SET state = 'running', attempt = attempt + 1 WHERE id = $1", id)
-			b.exec(`UPDATE river_job SET state = $2::text::river_job_state, finalized_at = clock_timestamp(),
-				errors = errors || jsonb_build_object('error', 'kim@example.com', 'attempt', attempt) WHERE id = $1`, id, state)
+			b.endsIn(id, state, "kim@example.com")
 			require.Equal(t, 2, b.count("SELECT count(*) FROM dlq.job_facts"))
 			b.exec(`CALL dlq.erase('{"kind": "mail"}', 'asked for')`)
 			b.settle()
@@ -520,9 +533,7 @@ func TestKnown_FailureOfAnErasedEntryIsNotSent(t *testing.T) {
 				b := setup(t)
 				id := b.failed(justNow)
 				b.retry(id)
-				b.exec("UPDATE river_job SET state = 'running', attempt = attempt + 1 WHERE id = $1", id)
-				b.exec(`UPDATE river_job SET state = $2::text::river_job_state, finalized_at = clock_timestamp(),
-					errors = errors || jsonb_build_object('error', 'timeout', 'attempt', attempt) WHERE id = $1`, id, state)
+				b.endsIn(id, state, "timeout")
 				b.exec(`CALL dlq.erase('{"kind": "mail"}', 'asked for')`)
 				if deleted {
 					b.exec("DELETE FROM river_job")
@@ -552,14 +563,16 @@ func TestKnown_FailureWithoutATimeOfADeletedJobIsNotSent(t *testing.T) {
 			b.failsUncaptured(id, at)
 			require.Equal(t, 1, b.lost())
 			b.discard()
-			b.exec("SELECT dlq.delete_entries(ARRAY(SELECT id FROM dlq.dead_letter_queue ORDER BY closed_at DESC LIMIT 1))")
+			b.exec("SELECT dlq.delete_entries(ARRAY(SELECT id FROM dlq.dead_letter_queue ORDER BY closed_at DESC " +
+				"LIMIT 1))")
 			b.retry(id)
 			b.failAt(id, at)
 			b.exec("DELETE FROM river_job")
 			b.settle()
 			require.Equal(t, 3, b.taken())
 			require.Equal(t, 1, b.count(`SELECT count(*) FROM dlq.dead_letter_queue
-				WHERE status = 'dlq_archived' AND retry_count = 6 AND original_event = '{"erased": true}' AND metadata = '{}'`))
+				WHERE status = 'dlq_archived' AND retry_count = 6 AND original_event = '{"erased": true}'
+				AND metadata = '{}'`))
 			require.Equal(t, 2, b.entries())
 			require.Zero(t, b.lost())
 		})
