@@ -107,18 +107,24 @@ func TestAttempts_OfStrangers(t *testing.T) {
 		`{"1": {"system": {"cpu": "x", "memory": 1}}}`, `null`,
 	} {
 		id := b.insert(nil)
-		b.exec(`UPDATE river_job SET state = 'discarded', finalized_at = now(), attempt = 1, metadata = jsonb_build_object('dlq:attempts', $2::jsonb),
-			errors = ARRAY[jsonb_build_object('attempt', 1, 'error', 'no money', 'at', now() - interval '3 s')] WHERE id = $1`, id, said)
+		b.exec(`UPDATE river_job SET state = 'discarded', finalized_at = now(), attempt = 1,
+			metadata = jsonb_build_object('dlq:attempts', $2::jsonb),
+			errors = ARRAY[jsonb_build_object('attempt', 1, 'error', 'no money', 'at', now() - interval '3 s')]
+			WHERE id = $1`, id, said)
 		b.settle()
-		require.Equal(t, 1, b.count(`SELECT count(*) FROM dlq.dead_letter_open WHERE river_job_id = $1 AND error_message = 'no money' AND error_context IS NULL
-			AND (retry_history #>> '{0,processingDuration}')::numeric = 3 AND retry_history #> '{0,systemState}' IS NULL`, id), said)
+		require.Equal(t, 1, b.count(`SELECT count(*) FROM dlq.dead_letter_open WHERE river_job_id = $1
+			AND error_message = 'no money' AND error_context IS NULL
+			AND (retry_history #>> '{0,processingDuration}')::numeric = 3
+			AND retry_history #> '{0,systemState}' IS NULL`, id), said)
 	}
 	// The rescuer's error has the time of the rescue.
 	id := b.insert(nil)
 	b.exec(`UPDATE river_job SET state = 'discarded', finalized_at = now(), attempt = 1,
-		errors = ARRAY[jsonb_build_object('attempt', 1, 'error', 'Stuck job rescued by JobRescuer', 'at', now())] WHERE id = $1`, id)
+		errors = ARRAY[jsonb_build_object('attempt', 1, 'error', 'Stuck job rescued by JobRescuer', 'at', now())]
+		WHERE id = $1`, id)
 	b.settle()
-	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE river_job_id = $1 AND NOT retry_history -> 0 ? 'processingDuration'", id))
+	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE river_job_id = $1 "+
+		"AND NOT retry_history -> 0 ? 'processingDuration'", id))
 }
 
 // A redelivery has the strategy of its entry where a worker made it; a person's is manual.
@@ -168,9 +174,12 @@ func TestReplayAttempts_HaveTheStrategyOfARetryOutside(t *testing.T) {
 func TestEntry_SaysWhoSentIt(t *testing.T) {
 	t.Parallel()
 	b := setup(t, succeed)
-	b.exec(`INSERT INTO river_job (kind, args, max_attempts, state, attempt) VALUES ('dlqd_message', '{"messageId": "m", "kind": "k", "queue": "default", "payload": {},
-		"source": "checkout", "sourceType": "service", "sourceId": "checkout-7f9c", "sourceName": "Checkout", "version": "2.1"}', 1, 'running', 1)`)
-	b.exec("UPDATE river_job SET state = 'discarded', finalized_at = now(), errors = ARRAY['{\"attempt\": 1, \"error\": \"no\"}'::jsonb]")
+	b.exec(`INSERT INTO river_job (kind, args, max_attempts, state, attempt) VALUES ('dlqd_message',
+		'{"messageId": "m", "kind": "k", "queue": "default", "payload": {},
+		"source": "checkout", "sourceType": "service", "sourceId": "checkout-7f9c", "sourceName": "Checkout",
+		"version": "2.1"}', 1, 'running', 1)`)
+	b.exec("UPDATE river_job SET state = 'discarded', finalized_at = now(), " +
+		"errors = ARRAY['{\"attempt\": 1, \"error\": \"no\"}'::jsonb]")
 	entry, _ := b.entry()
 	for want, is := range map[string]*string{
 		"checkout": entry.Source, "service": entry.SourceType,

@@ -245,7 +245,8 @@ func TestCapture_structuredError(t *testing.T) {
 	require.Equal(t, "51", *entry.ErrorCode)
 	require.Equal(t, "business", *entry.ErrorClass)
 	require.Equal(t, "insufficient funds \uFFFD", *entry.ErrorMessage)
-	require.JSONEq(t, `{"nul": "a\uFFFDb", "half": "\uFFFD", "amount": 42, "destination": "bank", "url": "https://bank.example/"}`, string(entry.ErrorContext))
+	require.JSONEq(t, `{"nul": "a\uFFFDb", "half": "\uFFFD", "amount": 42, "destination": "bank",
+		"url": "https://bank.example/"}`, string(entry.ErrorContext))
 	require.Equal(t, "Declined", *entry.ErrorTitle)
 	require.Equal(t, "bank", *entry.Destination)
 	require.Equal(t, "https://bank.example/", *entry.DestinationURL)

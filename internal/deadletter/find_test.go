@@ -19,12 +19,16 @@ func TestFind_ByJobAndSubscriber(t *testing.T) {
 	b := setup(t, succeed)
 	admin := postgrestest.Open(t, postgrestest.Superuser(t, b.pool.Config().ConnString()))
 	_, err := admin.Exec(t.Context(), `SET session_replication_role = replica; -- closed entries come by moves
-		INSERT INTO dlq.dead_letter_queue (id, river_job_id, job_created_at, stage, status, queue, kind, job_kind, priority, original_event, subscriber_id, next_retry_at,
+		INSERT INTO dlq.dead_letter_queue (id, river_job_id, job_created_at, stage, status, queue, kind, job_kind,
+		priority, original_event, subscriber_id, next_retry_at,
 			first_failed_at, last_failed_at, closed_at)
-		SELECT dlq.uuid_of(1750000000000000 + i * 1000, i), i, now(), s.stage::dlq.dead_letter_stage, s.status::dlq.dead_letter_status, 'q', 'k', 'k', 1, '{}',
-			CASE WHEN i % 2 = 0 THEN 'sub_' || i / 40 END, now(), now(), now(), CASE WHEN s.stage <> 'open' THEN now() END
+		SELECT dlq.uuid_of(1750000000000000 + i * 1000, i), i, now(), s.stage::dlq.dead_letter_stage,
+		s.status::dlq.dead_letter_status, 'q', 'k', 'k', 1, '{}',
+			CASE WHEN i % 2 = 0 THEN 'sub_' || i / 40 END, now(), now(), now(), CASE WHEN s.stage <> 'open'
+			THEN now() END
 		FROM generate_series(1, 40000) i
-		JOIN (VALUES (0, 'open', 'dlq_pending'), (1, 'resolved', 'dlq_resolved'), (2, 'failed', 'dlq_failed'), (3, 'archived', 'dlq_archived')) s (n, stage, status) ON s.n = i / 4 % 4`)
+		JOIN (VALUES (0, 'open', 'dlq_pending'), (1, 'resolved', 'dlq_resolved'), (2, 'failed', 'dlq_failed'), (3,
+		'archived', 'dlq_archived')) s (n, stage, status) ON s.n = i / 4 % 4`)
 	require.NoError(t, err)
 	b.exec("VACUUM ANALYZE dlq.dead_letter_queue")
 

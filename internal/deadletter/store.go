@@ -108,8 +108,11 @@ var listColumns = strings.NewReplacer(
 	"subscriber_id,", "CASE WHEN m.mask -> 'hidden' ? 'subscriber_id' THEN NULL WHEN m.mask IS NULL OR subscriber_id IS NULL THEN subscriber_id ELSE dlq.masked_text(subscriber_id, m.mask, "+listValues+") END AS subscriber_id,",
 	"error_message,", `CASE WHEN m.mask -> 'hidden' ? 'error_message' THEN NULL WHEN m.mask IS NULL THEN left(error_message, 500)
 		ELSE left(dlq.masked_text(left(error_message, 10000), m.mask, `+listValues+"), 500) END AS error_message,",
-	"error_title,", "CASE WHEN m.mask -> 'hidden' ? 'error_message' THEN NULL WHEN m.mask IS NULL OR error_title IS NULL THEN error_title ELSE dlq.masked_text(error_title, m.mask, "+listValues+") END AS error_title,",
-	"destination_url", "CASE WHEN m.mask IS NULL OR destination_url IS NULL THEN destination_url ELSE dlq.masked_text(destination_url, m.mask, "+listValues+") END AS destination_url",
+	"error_title,", "CASE WHEN m.mask -> 'hidden' ? 'error_message' THEN NULL WHEN m.mask IS NULL "+
+		"OR error_title IS NULL THEN error_title ELSE dlq.masked_text(error_title, m.mask, "+
+		listValues+") END AS error_title,",
+	"destination_url", "CASE WHEN m.mask IS NULL OR destination_url IS NULL THEN destination_url "+
+		"ELSE dlq.masked_text(destination_url, m.mask, "+listValues+") END AS destination_url",
 ).Replace(summaryColumns)
 
 const listValues = "dlq.sensitive_values(original_event, edited_event, metadata, job_kind, m.mask)"
@@ -355,7 +358,8 @@ const entryColumns = summaryColumns + `,
 	(SELECT l.attempt -> 'systemState'
 		FROM (SELECT retry_history -> -1 AS attempt, retry_history #>> '{-1,at}' AS at
 			UNION ALL SELECT replay_attempts -> -1, replay_attempts #>> '{-1,at}') l
-		WHERE l.attempt ->> 'outcome' IS DISTINCT FROM 'completed' ORDER BY l.at DESC NULLS LAST LIMIT 1) AS system_state,
+		WHERE l.attempt ->> 'outcome' IS DISTINCT FROM 'completed' ORDER BY l.at DESC NULLS LAST
+		LIMIT 1) AS system_state,
 	job_kind, ARRAY(SELECT t FROM unnest(tags) t WHERE t IS NOT NULL) AS tags, original_event, edited_event, error_stack_trace, error_context, retry_history, retry_count,
 		max_retries, dlq_max_retries, replay_attempts, rule, reported_class, ordering_key, parked_by, redelivery_job_id, locked_by, locked_at,
 		notes, resolution_strategy, resolved_by, resolution_notes, resolution_timestamp, config_version, metadata`

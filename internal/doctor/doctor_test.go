@@ -167,7 +167,8 @@ func TestExamine_RemadeViews(t *testing.T) {
 				FOR v_statement IN
 					SELECT format('CREATE OR REPLACE VIEW %s AS %s', c.oid::regclass, pg_get_viewdef(c.oid))
 					FROM pg_class c WHERE c.relnamespace = 'dlq'::regnamespace AND c.relkind = 'v'
-					UNION ALL SELECT pg_get_functiondef(p.oid) FROM pg_proc p WHERE p.pronamespace = 'dlq'::regnamespace AND p.prosqlbody IS NOT NULL
+					UNION ALL SELECT pg_get_functiondef(p.oid) FROM pg_proc p
+					WHERE p.pronamespace = 'dlq'::regnamespace AND p.prosqlbody IS NOT NULL
 				LOOP
 					EXECUTE v_statement;
 				END LOOP;

@@ -16,7 +16,8 @@ import (
 func (b *bundle) awaitWaiting(n int64) {
 	b.Helper()
 	require.Eventually(b, func() bool {
-		return b.count("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()") >= n
+		return b.count("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' "+
+			"AND datname = current_database()") >= n
 	}, time.Minute, 5*time.Millisecond)
 }
 
@@ -36,13 +37,16 @@ func TestAct_LocksInOrderWhatItFiles(t *testing.T) {
 			b.exec("SELECT dlq.file(ARRAY(SELECT id FROM dlq.dead_letter_inbox))")
 			b.exec("UPDATE dlq.dead_letter_open SET fingerprint = 'f00d'")
 			b.exec("SELECT dlq.refresh_rollups()")
-			b.exec("INSERT INTO dlq.failure_groups (queue, fingerprint, failures, first_seen, last_seen, title, error_class) SELECT queue, 'f00d', 2, now(), now(), 't', 'x' FROM dlq.dead_letter_open LIMIT 1 ON CONFLICT DO NOTHING")
+			b.exec("INSERT INTO dlq.failure_groups (queue, fingerprint, failures, first_seen, last_seen, title, " +
+				"error_class) SELECT queue, 'f00d', 2, now(), now(), 't', 'x' FROM dlq.dead_letter_open LIMIT 1 " +
+				"ON CONFLICT DO NOTHING")
 			// Its job fails again, in a transaction in which capture may not look whether it is known.
 			b.exec("UPDATE river_job SET state = 'running', finalized_at = NULL WHERE id = $1", job)
 			require.NoError(t, pgx.BeginTxFunc(t.Context(), b.pool, pgx.TxOptions{IsoLevel: pgx.Serializable},
 				func(tx pgx.Tx) error {
 					_, err := tx.Exec(t.Context(),
-						"UPDATE river_job SET state = 'discarded', finalized_at = clock_timestamp(), errors = errors || ARRAY['{\"error\": \"boom\"}'::jsonb] WHERE id = $1", job)
+						"UPDATE river_job SET state = 'discarded', finalized_at = clock_timestamp(), errors = errors "+
+							"|| ARRAY['{\"error\": \"boom\"}'::jsonb] WHERE id = $1", job)
 					return err
 				}))
 			unfiled := uuid.MustParse(b.text("SELECT id FROM dlq.dead_letter_inbox WHERE river_job_id = $1", job))
@@ -112,7 +116,8 @@ func TestApply_FailureNotWaitedForHasItsTime(t *testing.T) {
 	b.end(job, "discarded")
 	b.apply()
 	b.is(id, deadletter.Processing)
-	failures := "SELECT count(*) FROM dlq.dead_letter_transitions WHERE entry_id = $1 AND failed_at IS NOT NULL AND error_type IS NOT NULL"
+	failures := "SELECT count(*) FROM dlq.dead_letter_transitions WHERE entry_id = $1 AND failed_at IS NOT NULL " +
+		"AND error_type IS NOT NULL"
 	require.EqualValues(t, 1, b.count(failures+` AND reason LIKE '%which the entry does not wait for, was discarded'
 		AND failed_at = (SELECT finalized_at FROM river_job WHERE id = $2)`, id, job))
 	require.EqualValues(t, 2, b.count(failures, id), "with the first failure")

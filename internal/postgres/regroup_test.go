@@ -41,7 +41,8 @@ func word(n int) (text string) {
 func TestUpgrade_FailureGroupsGoOn(t *testing.T) {
 	t.Parallel()
 	g := frozen(t, "00008")
-	execute(t, g.dlqd, "SELECT dlq.set_capture('on', '1 hour', 'kim')") // a thousand failures in one statement, on a busy machine
+	// (A thousand failures in one statement, on a busy machine.)
+	execute(t, g.dlqd, "SELECT dlq.set_capture('on', '1 hour', 'kim')")
 	all := make([]*formerGroup, 200)
 	states := []string{"open", "fixed", "regressed", "muted"}
 	for i := range all {
@@ -91,7 +92,8 @@ func TestUpgrade_FailureGroupsGoOn(t *testing.T) {
 		}
 	}
 	g.fileFormer(again, "again", time.Now())
-	execute(t, g.dlqd, "SELECT dlq.discard(id, 'kim') FROM dlq.dead_letter_open o WHERE kind = 'again' AND fingerprint = ANY ("+literal(all, func(f *formerGroup) bool { return f.closed })+")")
+	execute(t, g.dlqd, "SELECT dlq.discard(id, 'kim') FROM dlq.dead_letter_open o WHERE kind = 'again' "+
+		"AND fingerprint = ANY ("+literal(all, func(f *formerGroup) bool { return f.closed })+")")
 	execute(t, g.dlqd, "SELECT dlq.refresh_rollups()")
 	for _, f := range all {
 		was, err := groups.Get(t.Context(), f.queue, f.fingerprint, 7*24*time.Hour)
@@ -179,7 +181,8 @@ func TestUpgrade_FailureGroupsGoOn(t *testing.T) {
 		require.NotContains(t, *now.Title, "http")
 	}
 	require.Zero(t, count(t, g.dlqd,
-		"SELECT count(*) FROM dlq.dead_letter_transitions WHERE id > "+moves+" AND from_status IS DISTINCT FROM to_status"))
+		"SELECT count(*) FROM dlq.dead_letter_transitions WHERE id > "+moves+" "+
+			"AND from_status IS DISTINCT FROM to_status"))
 
 	// Links, and filters of saved views, by either name.
 	for _, f := range all {
@@ -188,7 +191,8 @@ func TestUpgrade_FailureGroupsGoOn(t *testing.T) {
 		require.Contains(t, present, now.Queue+" "+now.Fingerprint)
 		for _, name := range []string{f.fingerprint, now.Fingerprint} {
 			found := count(t, g.dlqd,
-				"SELECT count(*) FROM dlq.find_ids('{\"fingerprint\": \""+name+"\", \"queue\": \""+f.queue+"\"}', 1000)")
+				"SELECT count(*) FROM dlq.find_ids('{\"fingerprint\": \""+name+"\", "+
+					"\"queue\": \""+f.queue+"\"}', 1000)")
 			if len(f.causes) == 1 || name != now.Fingerprint {
 				require.GreaterOrEqual(t, found, f.entries, name)
 			}
@@ -224,7 +228,8 @@ func TestUpgrade_FailureGroupsGoOn(t *testing.T) {
 	}
 	require.Zero(t, count(t, g.dlqd, "SELECT count(*) FROM dlq.dead_letter_open WHERE length(fingerprint) = 16"))
 
-	groupsNow := "SELECT string_agg(concat_ws(' ', queue, fingerprint, failures, open, first_seen, last_seen), E'\\n' ORDER BY queue, fingerprint) FROM dlq.groups(p_limit => 1000)"
+	groupsNow := "SELECT string_agg(concat_ws(' ', queue, fingerprint, failures, open, first_seen, last_seen), E'\\n' " +
+		"ORDER BY queue, fingerprint) FROM dlq.groups(p_limit => 1000)"
 	execute(t, g.dlqd, "SELECT dlq.refresh_rollups()")
 	before := g.text(groupsNow)
 	execute(t, g.dlqd, "SELECT dlq.rebuild_rollups()")
@@ -290,17 +295,23 @@ func (g *guest) fileFormer(groups []*formerGroup, kinds string, at time.Time) {
 	raw, err := json.Marshal(failures)
 	require.NoError(g, err)
 	_, err = g.app.Exec(g.Context(), `INSERT INTO river_job (kind, args, queue, max_attempts, state, metadata)
-		SELECT f->>'Kind', '{}', f->>'Queue', 3, 'running', jsonb_build_object('former', f->>'Former', 'message', f->>'Message')
-			|| CASE WHEN f->>'Message' LIKE '{%' THEN jsonb_build_object('dlq:error', (f->>'Message')::jsonb) ELSE '{}' END
+		SELECT f->>'Kind', '{}', f->>'Queue', 3, 'running', jsonb_build_object('former', f->>'Former', 'message',
+		f->>'Message')
+			|| CASE WHEN f->>'Message' LIKE '{%' THEN jsonb_build_object('dlq:error', (f->>'Message')::jsonb)
+			ELSE '{}' END
 		FROM jsonb_array_elements($1::jsonb) f`, string(raw))
 	require.NoError(g, err)
 	_, err = g.app.Exec(g.Context(), `UPDATE river_job SET state = 'discarded', finalized_at = $1, attempt = 3,
-		errors = ARRAY[jsonb_build_object('error', metadata->>'message', 'attempt', 3, 'at', $1::timestamptz)] WHERE state = 'running'`, at)
+		errors = ARRAY[jsonb_build_object('error', metadata->>'message', 'attempt', 3, 'at', $1::timestamptz)]
+		WHERE state = 'running'`, at)
 	require.NoError(g, err)
 	require.Equal(g, len(failures), count(g.T, g.dlqd, "SELECT count(*) FROM dlq.dead_letter_inbox"))
 	_, err = g.dlqd.Exec(g.Context(),
-		`SELECT dlq.file_as(array_agg(i.id), 'worker:old', NULL, array_agg(CASE i.kind WHEN 'pending' THEN 'dlq_pending' ELSE 'dlq_manual' END), array_agg(CASE i.kind WHEN 'pending' THEN 'scheduled' ELSE 'manual' END),
-			array_agg('outage'::text), array_agg('r'::text), array_agg(i.metadata->>'former'), array_agg(now() + interval '1 day'))
+		`SELECT dlq.file_as(array_agg(i.id), 'worker:old', NULL, array_agg(CASE i.kind WHEN 'pending'
+			THEN 'dlq_pending' ELSE 'dlq_manual' END), array_agg(CASE i.kind WHEN 'pending' THEN 'scheduled'
+			ELSE 'manual' END),
+			array_agg('outage'::text), array_agg('r'::text), array_agg(i.metadata->>'former'),
+			array_agg(now() + interval '1 day'))
 		FROM dlq.dead_letter_inbox i`)
 	require.NoError(g, err)
 }
@@ -317,7 +328,9 @@ func (g *guest) settleFormer(groups []*formerGroup) {
 	closed := literal(groups, func(f *formerGroup) bool { return f.closed })
 	does("kind IN ('pending', 'processing', 'manual') AND fingerprint = ANY ("+closed+")", "discard")
 	does("kind IN ('processing', 'failed')", "replay")
-	execute(g.T, g.app, "UPDATE river_job SET state = 'discarded', finalized_at = now(), attempt = 1, errors = ARRAY[jsonb_build_object('error', metadata->>'message', 'attempt', 1)] WHERE kind = 'failed' AND state = 'available'")
+	execute(g.T, g.app, "UPDATE river_job SET state = 'discarded', finalized_at = now(), attempt = 1, "+
+		"errors = ARRAY[jsonb_build_object('error', metadata->>'message', 'attempt', 1)] WHERE kind = 'failed' "+
+		"AND state = 'available'")
 	execute(g.T, g.dlqd, "SELECT dlq.apply_facts()")
 	execute(g.T, g.dlqd, "SELECT dlq.refresh_rollups()")
 	require.Equal(g, "dlq_archived dlq_failed dlq_manual dlq_pending dlq_processing dlq_resolved",

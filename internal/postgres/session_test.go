@@ -28,7 +28,8 @@ func TestSession_HasSettingsForStatements(t *testing.T) {
 	query := prepares.Query()
 	query.Set("default_query_exec_mode", "simple_protocol")
 	prepares.RawQuery = query.Encode()
-	const settings = "SELECT current_setting('row_security') || ' ' || current_setting('jit') || ' ' || current_setting('transaction_isolation')"
+	const settings = "SELECT current_setting('row_security') || ' ' || current_setting('jit') || ' ' " +
+		"|| current_setting('transaction_isolation')"
 	const wanted = "off off read committed"
 	for name, at := range map[string]string{
 		"direct": direct, "pooled": postgrestest.Pooler(t, direct, 1), "ignoring": ignoring,
@@ -47,7 +48,8 @@ func TestSession_HasSettingsForStatements(t *testing.T) {
 					pgx.QueryExecModeCacheDescribe, "o"))
 				require.ErrorIs(t, db.QueryRow(t.Context(), "SELECT 1 WHERE false").Scan(new(int)), pgx.ErrNoRows)
 				tag, err := db.Exec(t.Context(),
-					"INSERT INTO dlq.settings (key, value) VALUES ('t', '1') ON CONFLICT (key) DO UPDATE SET value = '2'")
+					"INSERT INTO dlq.settings (key, value) VALUES ('t', '1') "+
+						"ON CONFLICT (key) DO UPDATE SET value = '2'")
 				require.NoError(t, err)
 				require.Equal(t, int64(1), tag.RowsAffected())
 
@@ -84,7 +86,8 @@ func TestSession_HasSettingsForStatements(t *testing.T) {
 				pgx.TxOptions{BeginQuery: postgres.BeginReadOnlyQuery("statement_timeout = 71")},
 				func(tx pgx.Tx) error {
 					require.Equal(t, wanted+"on71ms", read(t, t.Context(), tx,
-						settings+" || current_setting('transaction_read_only') || current_setting('statement_timeout')"))
+						settings+" || current_setting('transaction_read_only') "+
+							"|| current_setting('statement_timeout')"))
 					return nil
 				}))
 			if name != "direct" {

@@ -48,6 +48,7 @@ func TestWorker_ClaimsAgainAfterACollision(t *testing.T) {
 func (b *bundle) awaitLock(locktype string) {
 	b.Helper()
 	require.Eventually(b, func() bool {
-		return b.count("SELECT count(*) FROM pg_locks l JOIN pg_stat_activity a USING (pid) WHERE a.datname = current_database() AND NOT l.granted AND l.locktype = $1", locktype) > 0
+		return b.count("SELECT count(*) FROM pg_locks l JOIN pg_stat_activity a USING (pid) "+
+			"WHERE a.datname = current_database() AND NOT l.granted AND l.locktype = $1", locktype) > 0
 	}, time.Minute, 5*time.Millisecond)
 }

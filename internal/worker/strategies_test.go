@@ -471,7 +471,8 @@ rules: # as the table of an earlier version
 	j.failMany(2, "jobs", "NetworkError: try again")
 	j.failMany(1, "jobs", "card was declined")
 	j.all()
-	judged := "SELECT count(*) FROM dlq.dead_letter_open WHERE (error_class, rule) IN (('transient', 'connection'), ('unknown', 'none'), ('business', 'business'))"
+	judged := "SELECT count(*) FROM dlq.dead_letter_open WHERE (error_class, rule) IN (('transient', 'connection'), " +
+		"('unknown', 'none'), ('business', 'business'))"
 	require.Equal(t, 6, j.count(judged))
 
 	j.reload(policytest.Files{})
