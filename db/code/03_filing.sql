@@ -7,7 +7,8 @@
 -- assignments, which PL/pgSQL evaluates without a query, where it can.
 CREATE OR REPLACE FUNCTION dlq.describe_failure(p_errors jsonb, p_metadata jsonb, p_attempt integer, p_failed_at timestamptz,
     OUT error_message text, OUT error_type text, OUT error_code text, OUT error_title text, OUT error_class text,
-    OUT destination text, OUT destination_url text, OUT error_stack_trace text, OUT error_context jsonb, OUT retry_history jsonb,
+    OUT destination text, OUT destination_url text, OUT error_stack_trace text, OUT error_context jsonb,
+        OUT retry_history jsonb,
     OUT first_failed_at timestamptz)
 LANGUAGE plpgsql STABLE AS $$
 DECLARE
@@ -59,18 +60,21 @@ BEGIN
             SELECT jsonb_agg(jsonb_build_object('at', e -> 'at', 'attempt', e -> 'attempt', 'error', left(e ->> 'error', 4000)))
             INTO retry_history FROM jsonb_array_elements(v_errors) e;
         END IF;
-        -- What the worker reported of each attempt (riverdlq). Else of the last one: River says when it began, and finalized_at when it
-        -- ended. (The rescuer's own errors have the time of the rescue.)
+        -- What the worker reported of each attempt (riverdlq). Else of the last one: River says
+        -- when it began, and finalized_at when it ended. (The rescuer's own errors have the time of
+        -- the rescue.)
         IF p_metadata ? 'dlq:attempts' THEN
             retry_history := dlq.with_attempts(retry_history, p_metadata -> 'dlq:attempts');
             v_last := retry_history -> -1;
         END IF;
         -- (A time that is none raises: all else is described by then. dlq.to_timestamptz would cost a subtransaction.)
         v_began := v_last ->> 'at';
-        IF v_began LIKE '____-__-__T__:__:__%' AND NOT (v_last ? 'processingDuration' OR v_last ->> 'error' LIKE 'Stuck job rescued by %') THEN
+        IF v_began LIKE '____-__-__T__:__:__%' AND NOT v_last ? 'processingDuration'
+           AND v_last ->> 'error' NOT LIKE 'Stuck job rescued by %' THEN
             v_time := v_began;
             IF v_time <= p_failed_at THEN
-                retry_history := jsonb_set(retry_history, '{-1,processingDuration}', to_jsonb(extract(epoch FROM p_failed_at - v_time)));
+                retry_history := jsonb_set(retry_history, '{-1,processingDuration}',
+                    to_jsonb(extract(epoch FROM p_failed_at - v_time)));
             END IF;
         END IF;
     EXCEPTION WHEN OTHERS THEN
@@ -80,22 +84,29 @@ BEGIN
     error_message := coalesce(nullif(error_message, ''), 'the job ended without an error');
 END
 $$;
+COMMENT ON FUNCTION dlq.describe_failure IS 'What went wrong with a job, from the errors and metadata that River keeps: the structured error of its last attempt (metadata key dlq:error) or, where there is none, the last error that River keeps. Never raises.';
+
 CREATE OR REPLACE FUNCTION dlq.with_attempts(p_history jsonb, p_attempts jsonb) RETURNS jsonb
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
-RETURN (SELECT coalesce(jsonb_agg(CASE WHEN jsonb_typeof(h.failed) = 'object' THEN h.failed || jsonb_strip_nulls(jsonb_build_object(
-                   'processingDuration', CASE jsonb_typeof(a.said -> 'seconds') WHEN 'number' THEN a.said -> 'seconds' END,
-                   'systemState', CASE WHEN jsonb_typeof(a.said #> '{system,cpu}') = 'number' AND jsonb_typeof(a.said #> '{system,memory}') = 'number'
-                                       THEN jsonb_build_object('cpu', a.said #> '{system,cpu}', 'memory', a.said #> '{system,memory}') END)) ELSE h.failed END ORDER BY h.number), '[]')
-        FROM jsonb_array_elements(p_history) WITH ORDINALITY h (failed, number)
-        CROSS JOIN LATERAL (SELECT p_attempts -> (h.failed ->> 'attempt')) a (said));
-COMMENT ON FUNCTION dlq.with_attempts IS 'A retry history with what a worker reported of its attempts (metadata key dlq:attempts, by number): processingDuration in seconds, and systemState.';
-
-COMMENT ON FUNCTION dlq.describe_failure IS 'What went wrong with a job, from the errors and metadata that River keeps: the structured error of its last attempt (metadata key dlq:error) or, where there is none, the last error that River keeps. Never raises.';
+RETURN (
+    SELECT coalesce(jsonb_agg(
+        CASE WHEN jsonb_typeof(h.failed) = 'object' THEN h.failed || jsonb_strip_nulls(jsonb_build_object(
+            'processingDuration', CASE jsonb_typeof(a.said -> 'seconds') WHEN 'number' THEN a.said -> 'seconds' END,
+            'systemState', CASE WHEN jsonb_typeof(a.said #> '{system,cpu}') = 'number'
+                                 AND jsonb_typeof(a.said #> '{system,memory}') = 'number'
+                THEN jsonb_build_object('cpu', a.said #> '{system,cpu}', 'memory', a.said #> '{system,memory}') END))
+        ELSE h.failed END ORDER BY h.number), '[]')
+    FROM jsonb_array_elements(p_history) WITH ORDINALITY h (failed, number)
+    CROSS JOIN LATERAL (SELECT p_attempts -> (h.failed ->> 'attempt')) a (said));
+COMMENT ON FUNCTION dlq.with_attempts IS 'A retry history with what a worker reported of its attempts (metadata key '
+    'dlq:attempts, by number): processingDuration in seconds, and systemState.';
 
 CREATE OR REPLACE FUNCTION dlq.trace_ends(p_trace text) RETURNS text
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
-RETURN CASE WHEN octet_length(p_trace) <= 16384 THEN p_trace ELSE left(p_trace, 8192) || E'\n…\n' || right(p_trace, 8192) END;
-COMMENT ON FUNCTION dlq.trace_ends IS 'What a fingerprint is made of, of a stack trace: its first and last 8,192 characters. The innermost frame may be at either end.';
+RETURN CASE WHEN octet_length(p_trace) <= 16384 THEN p_trace ELSE left(p_trace, 8192) || E'\n…\n'
+    || right(p_trace, 8192) END;
+COMMENT ON FUNCTION dlq.trace_ends IS 'What a fingerprint is made of, of a stack trace: its first and last 8,192 '
+    'characters. The innermost frame may be at either end.';
 
 CREATE OR REPLACE FUNCTION dlq.filed(p_entry dlq.dead_letter_queue) RETURNS dlq.dead_letter_queue
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
@@ -206,8 +217,10 @@ BEGIN ATOMIC
 END;
 COMMENT ON FUNCTION dlq.known_failure IS 'Whether the failure of a job is known, and how: entry (it was taken into one, which may be gone), redelivery (it is of an entry that the job redelivers), waits (in the inbox, as a fact, or for the sweep). Null: nothing knows of it. p_failure: dlq.entry_id() of the job and p_finalized_at.';
 
+-- (As in dlq.to_be_filed, a session plans this once: a plan for known values takes milliseconds each time.)
 CREATE OR REPLACE FUNCTION dlq.is_taken(p_job bigint, p_created_at timestamptz, p_failure uuid, p_attempt integer, p_failed_at timestamptz) RETURNS boolean
-LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp
+    SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_generic_plan AS $$
 BEGIN
     -- (Of a finalized_at that is no time, entries have when the failure was seen instead.)
     RETURN EXISTS (SELECT FROM dlq.known_failure(p_job, p_created_at, p_failure, p_attempt, CASE WHEN p_failure = dlq.entry_id(p_job, p_failed_at) THEN p_failed_at ELSE 'infinity' END) k
@@ -234,26 +247,34 @@ END
 $$;
 COMMENT ON FUNCTION dlq.may_be_filed IS 'Whether a row of the inbox can become an entry: its failure is in none, and no entry of another failure has its id.';
 
--- to_be_filed is may_be_filed for a whole batch: file_as calls it once, and only where the batch has rows that need it. To plan this question
--- takes milliseconds, since the plan has all partitions; so it is planned once for each batch or session, and not for each row. Months before
--- the failure are left out as it runs, by the time in the id (1970 where the id has none), or now if that time is to come.
+-- to_be_filed is may_be_filed for a whole batch: file_as calls it once, and only where the batch
+-- has rows that need it. To plan this question takes milliseconds, since the plan has all
+-- partitions; so it is planned once for each batch or session, and not for each row. Months before
+-- the failure are left out as it runs, by the time in the id (1970 where the id has none), or now
+-- if that time is to come.
 CREATE OR REPLACE FUNCTION dlq.to_be_filed(p_ids uuid[]) RETURNS SETOF tid
-LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_generic_plan AS $$
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
+    SET plan_cache_mode = force_generic_plan AS $$
 BEGIN
     RETURN QUERY
         SELECT i.ctid FROM dlq.dead_letter_inbox i
         -- (Of a finalized_at that is no time, entries have when the failure was seen instead.)
-        CROSS JOIN LATERAL (SELECT CASE WHEN i.id = dlq.entry_id(i.river_job_id, i.last_failed_at) THEN i.last_failed_at ELSE 'infinity' END AS finalized_at) f
+        CROSS JOIN LATERAL (SELECT CASE WHEN i.id = dlq.entry_id(i.river_job_id, i.last_failed_at)
+            THEN i.last_failed_at ELSE 'infinity' END AS finalized_at) f
         WHERE i.id = ANY (p_ids)
           AND (i.captured_by <> 'capture' OR f.finalized_at = 'infinity'
-               OR (SELECT r.job_id FROM dlq.retired_jobs r WHERE r.job_id = i.river_job_id AND r.job_created_at = i.job_created_at LIMIT 1) IS NOT NULL)
-          AND (SELECT k.known FROM dlq.known_failure(i.river_job_id, i.job_created_at, i.id, i.retry_count, f.finalized_at) k) IS DISTINCT FROM 'entry'
+               OR (SELECT r.job_id FROM dlq.retired_jobs r WHERE r.job_id = i.river_job_id
+                   AND r.job_created_at = i.job_created_at LIMIT 1) IS NOT NULL)
+          AND (SELECT k.known FROM dlq.known_failure(i.river_job_id, i.job_created_at, i.id, i.retry_count,
+              f.finalized_at) k) IS DISTINCT FROM 'entry'
           AND (SELECT 1 FROM dlq.dead_letter_queue e WHERE e.stage = 'open' AND e.id = i.id LIMIT 1) IS NULL
           AND (SELECT 1 FROM dlq.dead_letter_queue e
-               WHERE e.stage IN ('resolved', 'failed', 'archived') AND e.id = i.id AND e.closed_at >= least(dlq.captured_at(i.id), now()) - interval '1 day' LIMIT 1) IS NULL;
+               WHERE e.stage IN ('resolved', 'failed', 'archived') AND e.id = i.id
+                   AND e.closed_at >= least(dlq.captured_at(i.id), now()) - interval '1 day' LIMIT 1) IS NULL;
 END
 $$;
-COMMENT ON FUNCTION dlq.to_be_filed IS 'Of the rows of the inbox with these ids, those that are not simply capture''s and that can become entries: dlq.may_be_filed of many.';
+COMMENT ON FUNCTION dlq.to_be_filed IS 'Of the rows of the inbox with these ids, those that are not simply capture''s '
+    'and that can become entries: dlq.may_be_filed of many.';
 
 -- file_as is the one way out of the inbox: what it inserts into the open partition it deletes from the inbox and writes to the trail,
 -- in one statement. Columns of decisions are arrays, in the order of p_ids; without them entries are filed undecided. The caller
@@ -262,7 +283,8 @@ COMMENT ON FUNCTION dlq.to_be_filed IS 'Of the rows of the inbox with these ids,
 -- are the business of file_repeats.
 --
 -- Nearly all rows are of jobs of which dlqd remembers nothing. Only for others, for rows of the reconciler, and where the id does not say
--- when the job failed, the entries are asked: for the whole batch, at the first such row. (A hashed subplan, which runs when it is needed.)
+-- when the job failed, the entries are asked: for the whole batch, at the first such row. (A hashed
+-- subplan, which runs when it is needed.)
 CREATE OR REPLACE FUNCTION dlq.file_as(p_ids uuid[], p_actor text DEFAULT NULL, p_config_version text DEFAULT NULL, p_statuses text[] DEFAULT NULL, p_strategies text[] DEFAULT NULL,
     p_error_classes text[] DEFAULT NULL, p_rules text[] DEFAULT NULL, p_fingerprints text[] DEFAULT NULL, p_next_retry_ats timestamptz[] DEFAULT NULL,
     p_waiting_fors text[] DEFAULT NULL, p_max_retries integer[] DEFAULT NULL, p_priorities smallint[] DEFAULT NULL, p_tags jsonb[] DEFAULT NULL,
@@ -276,7 +298,8 @@ BEGIN
         INSERT INTO dlq.dead_letter_open
             (id, event_id, river_job_id, job_created_at, queue, kind, job_kind, subscriber_id, source, priority,
              tags,
-             original_event, error_message, error_type, error_code, error_title, destination, destination_url, error_class, reported_class, error_stack_trace, error_context, fingerprint,
+             original_event, error_message, error_type, error_code, error_title, destination, destination_url,
+             error_class, reported_class, error_stack_trace, error_context, fingerprint,
              retry_history, retry_count, max_retries, dlq_max_retries, status, strategy, rule,
              next_retry_at, waiting_for,
              ordering_key, assigned_to, config_version, unique_key, unique_states, metadata,
@@ -284,7 +307,9 @@ BEGIN
         SELECT i.id, i.event_id, i.river_job_id, i.job_created_at, i.queue, i.kind, i.job_kind, i.subscriber_id, i.source, coalesce(nullif(d.priority, 0), i.priority),
                CASE WHEN coalesce(d.tags, '[]') <> '[]' THEN ARRAY(SELECT DISTINCT a.t FROM (SELECT unnest(i.tags) AS t UNION ALL SELECT jsonb_array_elements_text(d.tags)) a WHERE a.t IS NOT NULL)
                     WHEN i.tags = '{}' THEN i.tags ELSE ARRAY(SELECT t FROM unnest(i.tags) t WHERE t IS NOT NULL) END,
-               i.original_event, f.error_message, f.error_type, f.error_code, f.error_title, f.destination, f.destination_url, coalesce(d.error_class, f.error_class), f.error_class, f.error_stack_trace, f.error_context, d.fingerprint,
+               i.original_event, f.error_message, f.error_type, f.error_code, f.error_title, f.destination,
+               f.destination_url, coalesce(d.error_class, f.error_class), f.error_class, f.error_stack_trace,
+               f.error_context, d.fingerprint,
                f.retry_history, i.retry_count, i.max_retries, coalesce(nullif(d.max_retries, 0), i.dlq_max_retries), coalesce(d.status::dlq.dead_letter_status, 'dlq_pending'), d.strategy::dlq.strategy, d.rule,
                CASE WHEN d.status = 'dlq_manual' THEN NULL ELSE coalesce(d.next_retry_at, i.next_retry_at, now()) END, CASE WHEN d.status = 'dlq_pending' THEN nullif(d.waiting_for, '') END,
                i.ordering_key, coalesce(k.owner, nullif(d.assignee, '')), p_config_version, i.unique_key, i.unique_states, i.metadata,
@@ -331,7 +356,8 @@ BEGIN
         RETURN; -- a failure that is known came in twice
     END IF;
     UPDATE dlq.dead_letter_open e SET
-        error_message = v_fail.error_message, error_type = v_fail.error_type, error_code = v_fail.error_code, error_title = v_fail.error_title,
+        error_message = v_fail.error_message, error_type = v_fail.error_type, error_code = v_fail.error_code,
+        error_title = v_fail.error_title,
         destination = v_fail.destination, destination_url = v_fail.destination_url, reported_class = v_fail.error_class,
         error_stack_trace = v_fail.error_stack_trace, error_context = v_fail.error_context,
         -- (River keeps all of a job's errors; a fact has the last.)
@@ -430,21 +456,14 @@ BEGIN
     END IF;
     v_filed := cardinality(dlq.file_as(v_ids));
     IF v_filed < cardinality(v_ids) THEN
-        -- The open entries of their jobs are locked with those that the caller acts on, in the order of dlq.lock_entries.
-        FOR v_try IN 1 .. 10 LOOP
-            BEGIN
-                PERFORM FROM dlq.dead_letter_open e
-                WHERE e.id = ANY (p_ids || ARRAY(SELECT o.id FROM dlq.dead_letter_inbox i
-                                                 JOIN dlq.dead_letter_open o ON o.river_job_id = i.river_job_id AND o.job_created_at = i.job_created_at
-                                                 WHERE i.id = ANY (v_ids)))
-                ORDER BY e.id FOR UPDATE;
-                EXIT;
-            EXCEPTION WHEN serialization_failure THEN
-                IF v_try = 10 OR current_setting('transaction_isolation') <> 'read committed' THEN
-                    RAISE;
-                END IF;
-            END;
-        END LOOP;
+        -- The open entries of their jobs are locked with those that the caller acts on, in the
+        -- order of dlq.lock_entries.
+        PERFORM dlq.lock_filed(
+            p_ids || ARRAY(
+                SELECT o.id FROM dlq.dead_letter_inbox i
+                JOIN dlq.dead_letter_open o ON o.river_job_id = i.river_job_id AND o.job_created_at = i.job_created_at
+                WHERE i.id = ANY (v_ids)),
+            '{dlq_pending,dlq_processing,dlq_manual}');
         v_filed := v_filed + cardinality(dlq.file_repeats(v_ids, true));
     END IF;
     RETURN v_filed;

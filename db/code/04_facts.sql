@@ -105,12 +105,13 @@ LANGUAGE sql STABLE
 RETURN EXISTS (SELECT FROM dlq.dead_letter_queue o WHERE o.stage = 'open' AND o.river_job_id = p_job AND o.job_created_at = p_created_at);
 COMMENT ON FUNCTION dlq.has_open_entry IS 'Whether a job has an entry that is open and filed: there is one at most, and a closed one of that job cannot be opened beside it.';
 
--- resolve_by closes entries whose work a job has done: a redelivery, or the original that somebody retried.
 CREATE OR REPLACE FUNCTION dlq.sent_by(p_actor text, p_strategy dlq.strategy) RETURNS dlq.strategy
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN CASE WHEN p_actor LIKE 'worker:%' THEN p_strategy ELSE 'manual' END;
-COMMENT ON FUNCTION dlq.sent_by IS 'The strategy of a redelivery: that of its entry where a worker made it, manual where a person or a replay run did, or a retry outside dlqd.';
+COMMENT ON FUNCTION dlq.sent_by IS 'The strategy of a redelivery: that of its entry where a worker made it, manual '
+    'where a person or a replay run did, or a retry outside dlqd.';
 
+-- resolve_by closes entries whose work a job has done: a redelivery, or the original that somebody retried.
 CREATE OR REPLACE FUNCTION dlq.resolve_by(p_ids uuid[], p_jobs bigint[], p_ended timestamptz[], p_actor text) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET row_security = off AS $$
 BEGIN
@@ -121,8 +122,10 @@ BEGIN
     UPDATE dlq.dead_letter_queue e SET
         status = 'dlq_resolved',
         replay_attempts = e.replay_attempts || (CASE WHEN e.redelivery_job_id = d.job
-            THEN jsonb_build_object('jobId', d.job, 'at', e.locked_at, 'endedAt', d.ended, 'actor', e.locked_by, 'strategy', dlq.sent_by(e.locked_by, e.strategy), 'outcome', 'completed')
-            ELSE jsonb_build_object('jobId', d.job, 'endedAt', d.ended, 'outcome', 'completed') END || dlq.redirected(e.id, d.job)),
+            THEN jsonb_build_object('jobId', d.job, 'at', e.locked_at, 'endedAt', d.ended, 'actor', e.locked_by,
+                                    'strategy', dlq.sent_by(e.locked_by, e.strategy), 'outcome', 'completed')
+            ELSE jsonb_build_object('jobId', d.job, 'endedAt', d.ended, 'strategy', 'manual', 'outcome', 'completed')
+            END || dlq.redirected(e.id, d.job)),
         resolution_strategy = CASE WHEN e.redelivery_job_id = d.job AND e.locked_by LIKE 'worker:%' THEN 'automatic_retry' ELSE 'manual_retry' END::dlq.resolution_strategy,
         resolved_by = CASE WHEN e.redelivery_job_id = d.job THEN e.locked_by ELSE 'job ' || d.job END,
         move = jsonb_build_object('actor', p_actor, 'reason', CASE WHEN d.job = e.redelivery_job_id THEN 'job ' || d.job || ' completed'
@@ -151,7 +154,8 @@ BEGIN
                         dlq.to_timestamptz(p_job ->> 'finalized_at'));
 END
 $$;
-COMMENT ON FUNCTION dlq.has_failure IS 'Whether an entry has taken in a failure of a job (to_jsonb of its row, or a fact) already.';
+COMMENT ON FUNCTION dlq.has_failure IS 'Whether an entry has taken in a failure of a job (to_jsonb of its row, or a '
+    'fact) already.';
 
 -- record_end takes the end of the job that an entry waits for to the entry. False: the entry does not wait for this job (an
 -- end that comes twice counts once).
@@ -168,7 +172,8 @@ DECLARE
     v_at    constant timestamptz := dlq.failed_at(p_job);
     v_state constant text := p_job ->> 'state';
 BEGIN
-    SELECT e.dlq_retry_count, e.dlq_max_retries, e.locked_by, e.locked_at, e.river_job_id, e.job_created_at, e.error_class,
+    SELECT e.dlq_retry_count, e.dlq_max_retries, e.locked_by, e.locked_at, e.river_job_id, e.job_created_at,
+        e.error_class,
            EXISTS (SELECT FROM jsonb_array_elements(e.replay_attempts) a
                    WHERE a -> 'jobId' = to_jsonb(v_job) AND dlq.to_timestamptz(a ->> 'endedAt') = v_at) AS ended
     INTO v_entry
@@ -203,9 +208,11 @@ BEGIN
         WHERE id = p_entry AND stage = 'open' AND status = 'dlq_processing';
         RETURN true;
     END IF;
-    UPDATE dlq.replay_run_entries r SET outcome = 'failed', detail = left(p_job -> 'errors' -> -1 ->> 'error', 1000), ended_at = clock_timestamp()
+    UPDATE dlq.replay_run_entries r SET outcome = 'failed', detail = left(p_job -> 'errors' -> -1 ->> 'error', 1000),
+        ended_at = clock_timestamp()
     FROM dlq.entry_jobs m
-    WHERE m.job_id = v_job AND m.entry_id = p_entry AND m.run_id IS NOT NULL AND r.run_id = m.run_id AND r.entry_id = p_entry AND r.job_id = v_job;
+    WHERE m.job_id = v_job AND m.entry_id = p_entry AND m.run_id IS NOT NULL AND r.run_id = m.run_id
+        AND r.entry_id = p_entry AND r.job_id = v_job;
     -- The entry has this failure already: the reconciler filed it before the retry was seen, or a restore has undone
     -- a retry. The entry waits no more, and keeps the failure that it had last.
     IF v_entry.ended OR v_own AND dlq.has_failure(p_entry, p_job) THEN
@@ -215,7 +222,8 @@ BEGIN
             fingerprint = CASE WHEN v_spent THEN fingerprint END,
             strategy = NULL,
             next_retry_at = now(),
-            move = jsonb_build_object('actor', p_actor, 'reason', 'job ' || v_job || ' was ' || v_state || ', which is known')
+            move = jsonb_build_object('actor', p_actor, 'reason', 'job ' || v_job || ' was ' || v_state
+                || ', which is known')
         WHERE id = p_entry AND stage = 'open' AND status = 'dlq_processing';
         RETURN true;
     END IF;
@@ -225,12 +233,16 @@ BEGIN
     END IF;
     UPDATE dlq.dead_letter_queue SET
         status = CASE WHEN v_spent THEN 'dlq_failed' ELSE 'dlq_pending' END::dlq.dead_letter_status,
-        replay_attempts = replay_attempts || (jsonb_build_object('jobId', v_job, 'at', v_entry.locked_at, 'endedAt', v_at, 'actor', v_entry.locked_by,
-                                                                'strategy', dlq.sent_by(v_entry.locked_by, strategy), 'outcome', v_state, 'error', left(v_fail.error_message, 4000))
-                                              || jsonb_strip_nulls(jsonb_build_object('processingDuration', v_fail.retry_history -> -1 -> 'processingDuration',
-                                                                                      'systemState', v_fail.retry_history -> -1 -> 'systemState'))
-                                              || dlq.redirected(p_entry, v_job)),
-        error_message = v_fail.error_message, error_type = v_fail.error_type, error_code = v_fail.error_code, error_title = v_fail.error_title,
+        replay_attempts = replay_attempts || (
+            jsonb_build_object('jobId', v_job, 'at', v_entry.locked_at, 'endedAt', v_at, 'actor', v_entry.locked_by,
+                               'strategy', dlq.sent_by(v_entry.locked_by, strategy), 'outcome', v_state,
+                               'error', left(v_fail.error_message, 4000))
+            || jsonb_strip_nulls(jsonb_build_object(
+                'processingDuration', v_fail.retry_history -> -1 -> 'processingDuration',
+                'systemState', v_fail.retry_history -> -1 -> 'systemState'))
+            || dlq.redirected(p_entry, v_job)),
+        error_message = v_fail.error_message, error_type = v_fail.error_type, error_code = v_fail.error_code,
+        error_title = v_fail.error_title,
         destination = v_fail.destination, destination_url = v_fail.destination_url,
         -- A closed entry is not decided again: it keeps what it was taken for.
         error_class = coalesce(v_fail.error_class, v_kept, CASE WHEN v_spent THEN error_class END), reported_class = v_fail.error_class,
@@ -308,14 +320,15 @@ END
 $$;
 COMMENT ON FUNCTION dlq.watch_job IS 'Marks a job of an entry that waits to run; takes in its end if it has ended; parks the entry that waits for it if it is gone. False: it runs and has no mark, so look again.';
 
--- file_end files a failure that a fact records and that no entry takes in: the entry is closed, or deleted. A fact has the error, and not
--- the payload. That comes from, in this order:
---   1. River's job, which may run again by now. (One that dlq.supersede has completed since has lost its unique key: the closed
---      entry's guards the redelivery then.)
+-- file_end files a failure that a fact records and that no entry takes in: the entry is closed, or
+-- deleted. A fact has the error, and not the payload. That comes from, in this order:
+--   1. River's job, which may run again by now. (One that dlq.supersede has completed since has lost
+--      its unique key: the closed entry's guards the redelivery then.)
 --   2. The job's closed entry p_entry.
---   3. Nothing: the job and its entries were deleted before the fact was applied. The failure becomes an entry without a
---      payload, as an erased one, with the queue and the kind that the audit trail has of the deleted entry. (Not what a
---      redelivery failed with: that was of the deleted entry.) Its metadata is left out, since it serves redeliveries alone.
+--   3. Nothing: the job and its entries were deleted before the fact was applied. The failure
+--      becomes an entry without a payload, as an erased one, with the queue and the kind that the
+--      audit trail has of the deleted entry. (Not what a redelivery failed with: that was of the
+--      deleted entry.) Its metadata is left out, since it serves redeliveries alone.
 -- Where the payload is gone, or was erased, nothing is left to redeliver: the entry is archived at once.
 CREATE OR REPLACE FUNCTION dlq.file_end(p_entry uuid, p_job jsonb) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET row_security = off AS $$
@@ -343,10 +356,12 @@ BEGIN
            (SELECT coalesce(jsonb_agg(r.error ORDER BY r.number), '[]') FROM unnest(j.errors) WITH ORDINALITY r (error, number)
             WHERE jsonb_typeof(r.error -> 'attempt') = 'number' AND r.error -> 'attempt' < to_jsonb(v_attempt)) || coalesce(p_job -> 'errors' -> -1, '[]'),
            v_attempt, greatest(j.max_attempts, v_attempt),
-           coalesce(j.unique_key, e.unique_key), coalesce(j.unique_states, e.unique_states), coalesce(p_job -> 'metadata', '{}'), now(), v_at, v_at
+           coalesce(j.unique_key, e.unique_key), coalesce(j.unique_states, e.unique_states),
+           coalesce(p_job -> 'metadata', '{}'), now(), v_at, v_at
     FROM river.river_job j
     LEFT JOIN LATERAL (SELECT e.unique_key, e.unique_states FROM dlq.dead_letter_queue e
-                       WHERE e.id = p_entry AND e.river_job_id = v_job AND e.job_created_at = v_made AND e.stage <> 'inbox'
+                       WHERE e.id = p_entry AND e.river_job_id = v_job AND e.job_created_at = v_made
+                           AND e.stage <> 'inbox'
                        LIMIT 1) e ON j.unique_key IS NULL
     LEFT JOIN LATERAL (SELECT left(j.args ->> 'messageId', 255) AS message_id, left(j.args ->> 'kind', 255) AS kind, left(j.args ->> 'subscriberId', 255) AS subscriber_id,
                               left(j.args ->> 'source', 255) AS source, left(j.args ->> 'orderingKey', 255) AS ordering_key) m ON j.kind = 'dlqd_message'
@@ -363,18 +378,22 @@ BEGIN
     END IF;
     IF NOT FOUND THEN
         v_gone := ARRAY(SELECT r.entry_id FROM dlq.retired_jobs r
-                        WHERE r.job_id = v_job AND r.job_created_at = v_made AND (p_entry IS NULL OR r.failure = r.entry_id));
+                        WHERE r.job_id = v_job AND r.job_created_at = v_made
+                            AND (p_entry IS NULL OR r.failure = r.entry_id));
         IF p_entry IS NOT NULL AND v_gone = '{}' THEN
             RETURN;
         END IF;
         v_since := dlq.closed_since(v_gone);
         INSERT INTO dlq.dead_letter_inbox
-            (id, river_job_id, job_created_at, queue, kind, job_kind, priority, original_event, error_message, retry_history, retry_count, max_retries, metadata, next_retry_at,
+            (id, river_job_id, job_created_at, queue, kind, job_kind, priority, original_event, error_message,
+             retry_history, retry_count, max_retries, metadata, next_retry_at,
              first_failed_at, last_failed_at)
-        SELECT v_failure, v_job, v_made, coalesce(t.queue, 'unknown'), coalesce(t.kind, 'unknown'), coalesce(t.kind, 'unknown'), 1, '{"erased": true}', v_message,
-               coalesce(p_job -> 'errors', '[]'), v_attempt, v_attempt, coalesce(p_job -> 'metadata', '{}'), now(), v_at, v_at
+        SELECT v_failure, v_job, v_made, coalesce(t.queue, 'unknown'), coalesce(t.kind, 'unknown'),
+               coalesce(t.kind, 'unknown'), 1, '{"erased": true}', v_message, coalesce(p_job -> 'errors', '[]'),
+               v_attempt, v_attempt, coalesce(p_job -> 'metadata', '{}'), now(), v_at, v_at
         FROM (VALUES (1)) one
-        LEFT JOIN (SELECT m.queue, m.kind FROM dlq.dead_letter_transitions m WHERE m.entry_id = ANY (v_gone) AND m.at >= v_since ORDER BY m.at DESC LIMIT 1) t ON true;
+        LEFT JOIN (SELECT m.queue, m.kind FROM dlq.dead_letter_transitions m
+                   WHERE m.entry_id = ANY (v_gone) AND m.at >= v_since ORDER BY m.at DESC LIMIT 1) t ON true;
         v_why := 'job ' || v_job || ' and its entry were deleted: there is no payload';
     END IF;
     IF EXISTS (SELECT FROM dlq.dead_letter_inbox i
@@ -387,7 +406,8 @@ BEGIN
         IF FOUND THEN
             PERFORM dlq.file(ARRAY[v_id]);
         END IF;
-        UPDATE dlq.dead_letter_queue e SET status = 'dlq_archived', resolution_strategy = 'discard', resolved_by = 'capture',
+        UPDATE dlq.dead_letter_queue e SET status = 'dlq_archived', resolution_strategy = 'discard',
+            resolved_by = 'capture',
             metadata = CASE WHEN v_why IS NULL THEN e.metadata ELSE '{}' END,
             move = jsonb_build_object('actor', 'capture', 'reason', coalesce(v_why, 'its payload was erased'))
         WHERE e.id = coalesce(v_id, v_failure) AND e.stage = 'open' AND e.status = 'dlq_pending'
@@ -395,7 +415,9 @@ BEGIN
     END IF;
 END
 $$;
-COMMENT ON FUNCTION dlq.file_end IS 'Appends the failure of a job (to_jsonb of its row, or a fact) to the inbox that no entry took in, with the payload of River''s job or of its closed entry p_entry. Where both are deleted, or the payload was erased, it files the failure as an archived entry.';
+COMMENT ON FUNCTION dlq.file_end IS 'Appends the failure of a job (to_jsonb of its row, or a fact) to the inbox that '
+    'no entry took in, with the payload of River''s job or of its closed entry p_entry. Where both are deleted, or '
+    'the payload was erased, it files the failure as an archived entry.';
 
 CREATE OR REPLACE FUNCTION dlq.apply_end(p_entry uuid, p_job jsonb, p_own boolean) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET row_security = off AS $$
@@ -427,15 +449,20 @@ BEGIN
         END IF;
         IF p_own THEN
             -- The failure is counted by this row, unless file_end or failed_again records it below.
-            INSERT INTO dlq.dead_letter_transitions (entry_id, from_status, to_status, actor, reason, strategy, rule, next_retry_at, river_job_id, queue, kind,
+            INSERT INTO dlq.dead_letter_transitions (entry_id, from_status, to_status, actor, reason, strategy, rule,
+                next_retry_at, river_job_id, queue, kind,
                                                      error_class, from_class, config_version, error_type, failed_at)
-            SELECT e.id, e.status, e.status, 'capture', 'job ' || v_job || ', which the entry does not wait for, was ' || (p_job ->> 'state'),
-                   e.strategy, e.rule, e.next_retry_at, e.river_job_id, e.queue, e.kind, e.error_class, e.error_class, e.config_version, f.error_type, f.at
+            SELECT e.id, e.status, e.status, 'capture', 'job ' || v_job || ', which the entry does not wait for, was '
+                || (p_job ->> 'state'),
+                   e.strategy, e.rule, e.next_retry_at, e.river_job_id, e.queue, e.kind, e.error_class, e.error_class,
+                   e.config_version, f.error_type, f.at
             FROM dlq.dead_letter_queue e
             LEFT JOIN LATERAL (SELECT coalesce(d.error_type, '') AS error_type, v_at AS at
-                               FROM dlq.describe_failure(p_job -> 'errors', p_job -> 'metadata', (p_job ->> 'attempt')::integer, v_at) d) f
+                               FROM dlq.describe_failure(p_job -> 'errors', p_job -> 'metadata',
+                                   (p_job ->> 'attempt')::integer, v_at) d) f
                    ON CASE WHEN dlq.is_open(e.status) THEN e.status = 'dlq_processing' ELSE NOT v_first END
-            WHERE e.id = p_entry AND NOT EXISTS (SELECT FROM dlq.dead_letter_transitions t WHERE t.entry_id = p_entry AND t.failed_at = v_at);
+            WHERE e.id = p_entry AND NOT EXISTS (SELECT FROM dlq.dead_letter_transitions t WHERE t.entry_id = p_entry
+                AND t.failed_at = v_at);
         END IF;
         IF v_first AND dlq.is_open(v_entry.status) THEN
             PERFORM dlq.take_failure(v_job, v_made, dlq.failure_of(v_job, p_job), (p_job ->> 'attempt')::integer, p_entry);
@@ -487,7 +514,8 @@ BEGIN
             IF EXISTS (SELECT FROM dlq.dead_letter_queue e WHERE e.id = v_id) THEN
                 RETURN 'held';
             ELSIF p_fact.fact IN ('discarded', 'cancelled') THEN
-                PERFORM dlq.file_end(v_id, jsonb_build_object('id', p_fact.job_id, 'created_at', p_fact.job_created_at, 'state', p_fact.fact, 'finalized_at', p_fact.at) || coalesce(p_fact.job, '{}'));
+                PERFORM dlq.file_end(v_id, jsonb_build_object('id', p_fact.job_id, 'created_at', p_fact.job_created_at,
+                    'state', p_fact.fact, 'finalized_at', p_fact.at) || coalesce(p_fact.job, '{}'));
             END IF;
             RETURN 'done';
         END IF;
@@ -515,7 +543,8 @@ BEGIN
             PERFORM dlq.note_on(ARRAY[v_id], v_who, 'job ' || p_fact.job_id || ' was retried outside dlqd; job ' || v_entry.river_job_id || ' has an open entry by now', NULL);
         ELSIF v_entry.status NOT IN ('dlq_resolved', 'dlq_archived')
               AND (SELECT dlq.has_failure(v_id, to_jsonb(j) - 'args') FROM river.river_job j
-                   WHERE j.id = p_fact.job_id AND j.created_at = p_fact.job_created_at AND j.state IN ('discarded', 'cancelled')) THEN
+                   WHERE j.id = p_fact.job_id AND j.created_at = p_fact.job_created_at
+                       AND j.state IN ('discarded', 'cancelled')) THEN
             PERFORM dlq.note_on(ARRAY[v_id], v_who,
                                 'job ' || p_fact.job_id || ' was retried outside dlqd, and its failure is known', NULL);
         ELSIF v_entry.status NOT IN ('dlq_resolved', 'dlq_archived') THEN
@@ -543,7 +572,8 @@ BEGIN
                                     AND f.fact NOT IN ('retried', 'following', 'closed')) THEN
                 -- dlqd deletes redeliveries that wait to run, when their entry is resolved or their failure is applied.
                 -- One that has run since has an end, which is a later fact.
-                PERFORM dlq.note_on(ARRAY[v_id], v_who, 'job ' || p_fact.job_id || ' was retried outside dlqd before the entry '
+                PERFORM dlq.note_on(ARRAY[v_id], v_who, 'job ' || p_fact.job_id
+                    || ' was retried outside dlqd before the entry '
                                     || 'was resolved, and deleted before it ran', NULL);
             ELSE
                 UPDATE dlq.dead_letter_queue SET
@@ -557,7 +587,8 @@ BEGIN
         PERFORM set_config('dlq.origin', coalesce(v_origin, ''), true);
         -- What the retry failed with may be applied after River has deleted the job: the payload is in this entry.
         UPDATE dlq.job_facts f SET entry_id = v_id
-        WHERE f.job_id = p_fact.job_id AND f.job_created_at = p_fact.job_created_at AND f.entry_id IS NULL AND f.fact IN ('discarded', 'cancelled', 'refused');
+        WHERE f.job_id = p_fact.job_id AND f.job_created_at = p_fact.job_created_at AND f.entry_id IS NULL
+            AND f.fact IN ('discarded', 'cancelled', 'refused');
     ELSE
         PERFORM dlq.apply_end(v_id, jsonb_build_object('id', p_fact.job_id, 'created_at', p_fact.job_created_at, 'state', p_fact.fact, 'finalized_at', p_fact.at) || coalesce(p_fact.job, '{}'), v_own);
     END CASE;

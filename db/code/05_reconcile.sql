@@ -304,7 +304,8 @@ BEGIN
     FOR v_fact IN EXECUTE format($sql$
         SELECT f.ctid AS tid, e.id AS entry, jsonb_build_object('id', f.job_id, 'created_at', f.job_created_at, 'state', f.fact, 'finalized_at', f.at) || coalesce(f.job, '{}') AS job
         FROM (%1$s) e JOIN dlq.job_facts f ON f.job_id = e.river_job_id AND f.job_created_at = e.job_created_at
-        WHERE CASE f.fact WHEN 'refused' THEN f.job ->> 'fact' ELSE f.fact END IN ('discarded', 'cancelled') ORDER BY f.job_id, f.at FOR UPDATE OF f$sql$, v_entries) USING p_ids, dlq.closed_since(p_ids)
+        WHERE CASE f.fact WHEN 'refused' THEN f.job ->> 'fact' ELSE f.fact END IN ('discarded', 'cancelled')
+            ORDER BY f.job_id, f.at FOR UPDATE OF f$sql$, v_entries) USING p_ids, dlq.closed_since(p_ids)
     LOOP
         PERFORM dlq.file_end(v_fact.entry, v_fact.job);
         DELETE FROM dlq.job_facts f WHERE f.ctid = v_fact.tid;
@@ -332,7 +333,8 @@ LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET row_security = off AS
 BEGIN
     -- A day later: somebody may be restoring River's table just now.
     DELETE FROM dlq.retired_jobs r
-    WHERE r.at < now() - interval '1 day' AND NOT EXISTS (SELECT FROM river.river_job j WHERE j.id = r.job_id AND j.created_at = r.job_created_at)
+    WHERE r.at < now() - interval '1 day' AND NOT EXISTS (SELECT FROM river.river_job j WHERE j.id = r.job_id
+        AND j.created_at = r.job_created_at)
       AND NOT EXISTS (SELECT FROM dlq.job_facts f WHERE f.job_id = r.job_id AND f.job_created_at = r.job_created_at);
     DELETE FROM dlq.entry_jobs k
     WHERE NOT EXISTS (SELECT FROM river.river_job j WHERE j.id = k.job_id AND j.created_at = k.job_created_at)

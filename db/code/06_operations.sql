@@ -76,7 +76,8 @@ DECLARE
     v_row   record;
     v_actor constant text := dlq.actor(p_actor);
     -- The trace of the request of a person, to which the redelivery is linked.
-    v_trace constant jsonb := CASE WHEN coalesce(current_setting('dlq.trace', true), '') = '' THEN '{}' ELSE jsonb_build_object('dlq:trace', current_setting('dlq.trace', true)) END;
+    v_trace constant jsonb := CASE WHEN coalesce(current_setting('dlq.trace', true), '') = '' THEN '{}'
+        ELSE jsonb_build_object('dlq:trace', current_setting('dlq.trace', true)) END;
 BEGIN
     FOR v_row IN
         WITH looked AS MATERIALIZED (
@@ -122,7 +123,8 @@ BEGIN
         ), jobs AS (
             INSERT INTO river.river_job (args, kind, max_attempts, metadata, priority, queue, tags, state, unique_key, unique_states)
             SELECT l.args, l.job_kind, 1,
-                   l.metadata || jsonb_build_object('dlq:entry_id', l.id) || CASE WHEN p_run IS NULL THEN v_trace ELSE jsonb_build_object('dlq:run_id', p_run) END
+                   l.metadata || jsonb_build_object('dlq:entry_id', l.id) || CASE WHEN p_run IS NULL THEN v_trace
+                       ELSE jsonb_build_object('dlq:run_id', p_run) END
                        || CASE WHEN p_destination IS NULL THEN '{}' ELSE jsonb_build_object('dlq:destination', p_destination) END,
                    l.priority, coalesce(p_queue, l.queue), l.tags, 'available',
                    CASE WHEN NOT p_force AND l.unique_states IS NOT NULL THEN l.unique_key END, CASE WHEN NOT p_force AND l.unique_key IS NOT NULL THEN l.unique_states END::bit(8)
@@ -209,24 +211,10 @@ DECLARE
     v_end     timestamptz;
     v_entry   record;
 BEGIN
-    PERFORM dlq.file(p_ids);
     -- Entries are waited for as long as the caller likes, and before any job is locked: the application's statement that
     -- ends such a job must not wait for whoever holds an entry. What follows waits for keys alone, or for who has locked a table of
     -- dlqd's, and not for long.
-    -- An entry that moved to another partition meanwhile is looked for again.
-    FOR v_try IN 1 .. 10 LOOP
-        BEGIN
-            PERFORM FROM dlq.dead_letter_queue e
-            WHERE e.id = ANY (p_ids) AND e.stage IN ('open', 'failed') AND e.status IN ('dlq_pending', 'dlq_manual', 'dlq_failed')
-            ORDER BY e.stage, e.id
-            FOR UPDATE;
-            EXIT;
-        EXCEPTION WHEN serialization_failure THEN
-            IF v_try = 10 OR current_setting('transaction_isolation') <> 'read committed' THEN
-                RAISE;
-            END IF;
-        END;
-    END LOOP;
+    PERFORM dlq.lock_entries(p_ids, '{dlq_pending,dlq_manual,dlq_failed}');
     -- (What may have to give way needs a subtransaction: most jobs have no key, or have theirs still.)
     IF p_force OR (SELECT e.id FROM dlq.dead_letter_queue e
                    WHERE e.id = ANY (p_ids) AND e.stage IN ('open', 'failed') AND e.unique_key IS NOT NULL AND e.unique_states IS NOT NULL

@@ -53,7 +53,9 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp SET jit = off AS $$
            AND (p_queues IS NULL OR a.queue LIKE ANY (p_queues)) AND a.main
          ORDER BY a.learned_at DESC LIMIT 100))
 $$;
-COMMENT ON FUNCTION dlq.filter_groups IS 'Further fingerprints under which a filter for failure groups (fingerprints, or their first characters) finds entries, since the grouping method changed (dlq.group_aliases): all that former groups are now, and at most 100 former ones.';
+COMMENT ON FUNCTION dlq.filter_groups IS 'Further fingerprints under which a filter for failure groups (fingerprints, '
+    'or their first characters) finds entries, since the grouping method changed (dlq.group_aliases): all that former '
+    'groups are now, and at most 100 former ones.';
 
 -- filter_where makes a condition of a filter. Its text is made of constants and names of states: whatever else the filter
 -- holds is read from the parameter $1, never put into the text.
@@ -186,7 +188,9 @@ DECLARE
     v_scope  constant jsonb := dlq.scope();
     v_mask   constant jsonb := dlq.mask();
     v_column constant text := CASE p_field WHEN 'queue' THEN 'queue' WHEN 'kind' THEN 'kind' WHEN 'errorClass' THEN 'error_class' WHEN 'errorType' THEN 'error_type' WHEN 'source' THEN 'source'
-        WHEN 'errorCode' THEN 'error_code' WHEN 'destination' THEN 'destination' WHEN 'rule' THEN 'rule' WHEN 'assignee' THEN 'assigned_to' WHEN 'fingerprint' THEN 'fingerprint' WHEN 'subscriberId' THEN 'subscriber_id'
+        WHEN 'errorCode' THEN 'error_code' WHEN 'destination' THEN 'destination' WHEN 'rule' THEN 'rule'
+            WHEN 'assignee' THEN 'assigned_to' WHEN 'fingerprint' THEN 'fingerprint' WHEN 'subscriberId'
+            THEN 'subscriber_id'
         WHEN 'orderingKey' THEN 'ordering_key' WHEN 'tags' THEN 'tags' END;
 BEGIN
     IF v_column IS NULL OR v_column IN ('subscriber_id', 'ordering_key', 'tags') AND (v_column = ANY (dlq.hidden_columns()) OR v_mask ?| '{where,patterns}') THEN
@@ -202,7 +206,8 @@ BEGIN
           AND starts_with(g.fingerprint, lower(p_text))
           AND (v_scope IS NULL OR dlq.in_patterns(g.queue, NULL, dlq.scope_patterns(v_scope)))
         ORDER BY g.open DESC, g.last_seen DESC, g.fingerprint LIMIT p_limit;
-    ELSIF v_scope IS NULL AND v_column IN ('queue', 'kind', 'error_class', 'error_type', 'error_code', 'destination', 'source') THEN
+    ELSIF v_scope IS NULL AND v_column IN ('queue', 'kind', 'error_class', 'error_type', 'error_code', 'destination',
+        'source') THEN
         RETURN QUERY EXECUTE format(
             'WITH RECURSIVE v (value, n) AS (
                  (SELECT e.%1$I, 1 FROM dlq.dead_letter_open e WHERE e.%1$I IS NOT NULL ORDER BY e.%1$I LIMIT 1)
@@ -550,10 +555,11 @@ COMMENT ON FUNCTION dlq.closed_since IS 'The time before which none of these ent
 -- note_on writes the audit row of something that is done to entries without moving them. What is to be undone is noted before it is done:
 -- the columns p_was as they were, and which of p_tags are new.
 CREATE OR REPLACE FUNCTION dlq.note_on(p_ids uuid[], p_actor text, p_reason text, p_note text, p_stages dlq.dead_letter_stage[] DEFAULT '{open,resolved,failed,archived}',
-    p_operation uuid DEFAULT NULL, p_was text[] DEFAULT NULL, p_tags text[] DEFAULT NULL) RETURNS void
+    p_operation uuid DEFAULT NULL, p_was text[] DEFAULT NULL, p_tags text[] DEFAULT NULL,
+    p_since timestamptz DEFAULT NULL, p_until timestamptz DEFAULT 'infinity') RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_custom_plan AS $$
 DECLARE
-    v_since  timestamptz := dlq.closed_since(p_ids);
+    v_since  timestamptz := coalesce(p_since, dlq.closed_since(p_ids));
     v_actor  constant text := dlq.actor(p_actor);
     v_origin constant text := dlq.origin(v_actor, p_actor);
 BEGIN
@@ -563,34 +569,56 @@ BEGIN
            CASE WHEN p_was IS NOT NULL THEN jsonb_build_object('was', CASE WHEN 'assignee' = ANY (p_was) THEN jsonb_build_object('assignee', e.assigned_to) ELSE '{}' END
                || CASE WHEN 'notes' = ANY (p_was) THEN jsonb_build_object('notes', e.notes) ELSE '{}' END
                || CASE WHEN p_tags IS NOT NULL THEN jsonb_build_object('added', ARRAY(SELECT DISTINCT t FROM unnest(p_tags) t WHERE t <> ALL (e.tags))) ELSE '{}' END) END
-    FROM dlq.dead_letter_queue e WHERE e.id = ANY (p_ids) AND e.stage = ANY (p_stages) AND (e.closed_at IS NULL OR e.closed_at >= v_since);
+    FROM dlq.dead_letter_queue e
+    WHERE e.id = ANY (p_ids) AND e.stage = ANY (p_stages) AND (e.closed_at IS NULL
+        OR e.closed_at BETWEEN v_since AND p_until);
 END
 $$;
-COMMENT ON FUNCTION dlq.note_on IS 'Writes an audit row for each of the entries, which are in partitions of these stages and stay where they are.';
+COMMENT ON FUNCTION dlq.note_on IS 'Writes an audit row for each of the entries, which are in partitions of these '
+    'stages and stay where they are. p_since, p_until: when the first and the last of those that are closed did so, '
+    'where the caller knows.';
 
--- lock_entries is how every function takes the entries that it acts on: filed first, then locked, open ones in the order of their
--- ids and then closed ones in theirs, so that no two can deadlock. Closed ones are looked for where not all are open. An entry
--- that moved to another partition while it was waited for is looked for again.
-CREATE OR REPLACE FUNCTION dlq.lock_entries(p_ids uuid[], p_from dlq.dead_letter_status[], OUT ids uuid[], OUT stages dlq.dead_letter_stage[])
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_custom_plan AS $$
+-- lock_filed locks entries that are filed: open ones in the order of their ids, then closed ones in
+-- theirs, so that no two transactions deadlock. It looks for closed ones only if not all are open,
+-- in the stages that p_from names. An entry that moved to another partition while this waited for
+-- its lock makes Postgres end the statement (40001); it is made again then.
+--
+-- A statement locks each month that it may read, with all of that month's indexes. One entry is
+-- therefore looked for in the two months after its job had failed first, since most close then.
+-- Callers read only what closed between since and until.
+CREATE OR REPLACE FUNCTION dlq.lock_filed(p_ids uuid[], p_from dlq.dead_letter_status[],
+    OUT ids uuid[], OUT stages dlq.dead_letter_stage[], OUT since timestamptz, OUT until timestamptz)
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
+    SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_custom_plan AS $$
 DECLARE
-    v_since timestamptz := dlq.closed_since(p_ids);
-    v_among dlq.dead_letter_stage[];
+    v_from  constant timestamptz := dlq.closed_since(p_ids);
+    v_to    timestamptz;
+    v_among constant dlq.dead_letter_stage[] := ARRAY(
+        SELECT DISTINCT dlq.stage_of(f.status) FROM unnest(p_from) f (status) WHERE NOT dlq.is_open(f.status));
     v_found record;
 BEGIN
-    PERFORM dlq.file(p_ids);
     FOR v_try IN 1 .. 10 LOOP
         BEGIN
-            ids := '{}';
-            stages := '{}';
-            FOREACH v_among SLICE 1 IN ARRAY ARRAY[['open', 'open', 'open'], ['resolved', 'failed', 'archived']]::dlq.dead_letter_stage[] LOOP
-                SELECT coalesce(array_agg(l.id), '{}') AS ids, coalesce(array_agg(DISTINCT l.stage), '{}') AS stages INTO v_found
-                FROM (SELECT e.id, e.stage FROM dlq.dead_letter_queue e
-                      WHERE e.id = ANY (p_ids) AND e.status = ANY (p_from) AND e.stage = ANY (v_among) AND (e.closed_at IS NULL OR e.closed_at >= v_since)
+            SELECT coalesce(array_agg(l.id), '{}') INTO ids
+            FROM (SELECT e.id FROM dlq.dead_letter_open e
+                  WHERE e.id = ANY (p_ids) AND e.status = ANY (p_from) ORDER BY e.id FOR UPDATE) l;
+            stages := CASE WHEN ids = '{}' THEN '{}' ELSE '{open}' END;
+            since := NULL;
+            until := NULL;
+            FOREACH v_to IN ARRAY CASE WHEN cardinality(p_ids) = 1 THEN ARRAY[v_from + interval '2 months', 'infinity']
+                                       ELSE ARRAY['infinity'::timestamptz] END LOOP
+                EXIT WHEN cardinality(ids) >= cardinality(p_ids) OR v_among = '{}';
+                SELECT array_agg(l.id) AS ids, array_agg(DISTINCT l.stage) AS stages, min(l.closed_at) AS since,
+                    max(l.closed_at) AS until
+                INTO v_found
+                FROM (SELECT e.id, e.stage, e.closed_at FROM dlq.dead_letter_queue e
+                      WHERE e.id = ANY (p_ids) AND e.status = ANY (p_from) AND e.stage = ANY (v_among)
+                        AND e.closed_at BETWEEN v_from AND v_to
                       ORDER BY e.id FOR UPDATE) l;
                 ids := ids || v_found.ids;
                 stages := stages || v_found.stages;
-                EXIT WHEN cardinality(ids) >= cardinality(p_ids) OR NOT p_from && '{dlq_resolved,dlq_failed,dlq_archived}';
+                since := v_found.since;
+                until := v_found.until;
             END LOOP;
             EXIT;
         EXCEPTION WHEN serialization_failure THEN
@@ -601,7 +629,21 @@ BEGIN
     END LOOP;
 END
 $$;
-COMMENT ON FUNCTION dlq.lock_entries IS 'Files and locks those of the entries that are in one of these states. Returns their ids, and the stages that they are in.';
+COMMENT ON FUNCTION dlq.lock_filed IS 'Locks those of the entries, which are filed, that are in one of these states. '
+    'Returns their ids, the stages that they are in, and when the first and the last of them closed (null where none '
+    'has).';
+
+-- lock_entries is how every function locks the entries that it acts on.
+CREATE OR REPLACE FUNCTION dlq.lock_entries(p_ids uuid[], p_from dlq.dead_letter_status[],
+    OUT ids uuid[], OUT stages dlq.dead_letter_stage[], OUT since timestamptz, OUT until timestamptz)
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    PERFORM dlq.file(p_ids);
+    SELECT l.* INTO ids, stages, since, until FROM dlq.lock_filed(p_ids, p_from) l;
+END
+$$;
+COMMENT ON FUNCTION dlq.lock_entries IS 'Files and locks those of the entries that are in one of these states. '
+    'Returns what dlq.lock_filed returns.';
 
 -- act_on makes one move on many entries. Entries whose state does not allow the move are left alone. Returns the ids of those
 -- that it changed.
@@ -617,7 +659,8 @@ DECLARE
     v_filter constant jsonb := p_args -> 'filter';
     v_operation constant uuid := coalesce((p_args ->> 'operation')::uuid, dlq.uuid_v7());
     v_was    constant text[] := CASE WHEN p_note IS NOT NULL THEN '{notes}' ELSE '{}' END;
-    v_since  timestamptz := dlq.closed_since(p_ids);
+    v_since  timestamptz;
+    v_until  timestamptz;
     v_from   dlq.dead_letter_status[] := CASE p_action
         WHEN 'discard' THEN '{dlq_pending,dlq_manual,dlq_failed}'
         WHEN 'resolve' THEN '{dlq_manual}'
@@ -643,14 +686,15 @@ BEGIN
         RAISE EXCEPTION 'a tag must be 3 to 255 letters, digits, _ and -, and neither start nor end with -' USING ERRCODE = 'DLQ04', HINT = 'River refuses others, and so redeliveries with them.';
     END IF;
     v_mine := dlq.ids_in_scope(p_ids);
-    SELECT l.ids, l.stages INTO v_ids, v_stages FROM dlq.lock_entries(v_mine, v_from) l;
+    SELECT l.* INTO v_ids, v_stages, v_since, v_until FROM dlq.lock_entries(v_mine, v_from) l;
     v_tags := ARRAY(SELECT jsonb_array_elements_text(p_args -> 'tags'));
     -- Stages and bounds are written out: partitions that cannot hold these entries are left out of the plans.
     CASE p_action
     WHEN 'discard' THEN
         UPDATE dlq.dead_letter_queue e SET status = 'dlq_archived', resolution_strategy = 'discard', resolved_by = v_actor, resolution_notes = p_note,
             notes = coalesce(p_note, e.notes), move = jsonb_build_object('actor', v_actor, 'claimed', p_actor, 'reason', 'discarded', 'note', p_note, 'operation', v_operation)
-        WHERE e.id = ANY (v_ids) AND e.status IN ('dlq_pending', 'dlq_manual', 'dlq_failed') AND e.stage = ANY (v_stages) AND (e.closed_at IS NULL OR e.closed_at >= v_since);
+        WHERE e.id = ANY (v_ids) AND e.status IN ('dlq_pending', 'dlq_manual', 'dlq_failed')
+            AND e.stage = ANY (v_stages) AND (e.closed_at IS NULL OR e.closed_at BETWEEN v_since AND v_until);
     WHEN 'resolve' THEN
         UPDATE dlq.dead_letter_queue e SET status = 'dlq_resolved', resolution_strategy = 'manual_resolution', resolved_by = v_actor, resolution_notes = p_note,
             notes = coalesce(p_note, e.notes), move = jsonb_build_object('actor', v_actor, 'claimed', p_actor, 'reason', 'resolved outside dlqd', 'note', p_note, 'operation', v_operation)
@@ -676,28 +720,37 @@ BEGIN
         WITH reopened AS (
             UPDATE dlq.dead_letter_queue e SET status = 'dlq_manual', strategy = 'manual', parked_by = v_actor, notes = coalesce(p_note, e.notes),
                 move = jsonb_build_object('actor', v_actor, 'claimed', p_actor, 'reason', 'reopened', 'note', p_note, 'operation', v_operation)
-            WHERE e.id = ANY (v_ids) AND e.status IN ('dlq_resolved', 'dlq_archived') AND e.stage = ANY (v_stages) AND e.closed_at >= v_since
+            WHERE e.id = ANY (v_ids) AND e.status IN ('dlq_resolved', 'dlq_archived') AND e.stage = ANY (v_stages)
+                AND e.closed_at BETWEEN v_since AND v_until
               AND e.original_event <> '{"erased": true}'
               AND NOT dlq.has_open_entry(e.river_job_id, e.job_created_at)
             RETURNING e.id)
         SELECT coalesce(array_agg(r.id ORDER BY r.id), '{}') INTO v_ids FROM reopened r;
     WHEN 'assign' THEN
-        PERFORM dlq.note_on(v_ids, p_actor, coalesce('assigned to ' || nullif(p_args ->> 'assignee', ''), 'assigned to nobody'), p_note, v_stages, v_operation, v_was || '{assignee}'::text[]);
+        PERFORM dlq.note_on(v_ids, p_actor, coalesce('assigned to ' || nullif(p_args ->> 'assignee', ''),
+            'assigned to nobody'), p_note, v_stages, v_operation,
+                            v_was || '{assignee}'::text[], p_since => v_since, p_until => v_until);
         UPDATE dlq.dead_letter_queue e SET assigned_to = nullif(p_args ->> 'assignee', ''), notes = coalesce(p_note, e.notes)
-        WHERE e.id = ANY (v_ids) AND e.stage = ANY (v_stages) AND (e.closed_at IS NULL OR e.closed_at >= v_since);
+        WHERE e.id = ANY (v_ids) AND e.stage = ANY (v_stages)
+            AND (e.closed_at IS NULL OR e.closed_at BETWEEN v_since AND v_until);
     WHEN 'tag' THEN
-        PERFORM dlq.note_on(v_ids, p_actor, 'tagged ' || (p_args ->> 'tags'), p_note, v_stages, v_operation, v_was, v_tags);
+        PERFORM dlq.note_on(v_ids, p_actor, 'tagged ' || (p_args ->> 'tags'), p_note, v_stages, v_operation, v_was,
+            v_tags, v_since, v_until);
         UPDATE dlq.dead_letter_queue e SET tags = ARRAY(SELECT DISTINCT t FROM unnest(e.tags || v_tags) t ORDER BY t), notes = coalesce(p_note, e.notes)
-        WHERE e.id = ANY (v_ids) AND e.stage = ANY (v_stages) AND (e.closed_at IS NULL OR e.closed_at >= v_since);
+        WHERE e.id = ANY (v_ids) AND e.stage = ANY (v_stages)
+            AND (e.closed_at IS NULL OR e.closed_at BETWEEN v_since AND v_until);
     WHEN 'note' THEN
-        PERFORM dlq.note_on(v_ids, p_actor, 'noted', p_note, v_stages, v_operation, '{notes}');
+        PERFORM dlq.note_on(v_ids, p_actor, 'noted', p_note, v_stages, v_operation, '{notes}', p_since => v_since,
+            p_until => v_until);
         UPDATE dlq.dead_letter_queue e SET notes = p_note
-        WHERE e.id = ANY (v_ids) AND e.stage = ANY (v_stages) AND (e.closed_at IS NULL OR e.closed_at >= v_since);
+        WHERE e.id = ANY (v_ids) AND e.stage = ANY (v_stages)
+            AND (e.closed_at IS NULL OR e.closed_at BETWEEN v_since AND v_until);
     WHEN 'purge' THEN
         PERFORM dlq.require_admin('purge');
         UPDATE dlq.dead_letter_queue e SET status = 'dlq_archived', resolution_strategy = 'discard', resolved_by = v_actor,
             move = jsonb_build_object('actor', v_actor, 'claimed', p_actor, 'reason', 'discarded, to be purged', 'note', p_note, 'operation', v_operation)
-        WHERE e.id = ANY (v_ids) AND e.status IN ('dlq_pending', 'dlq_manual', 'dlq_failed') AND e.stage = ANY (v_stages) AND (e.closed_at IS NULL OR e.closed_at >= v_since);
+        WHERE e.id = ANY (v_ids) AND e.status IN ('dlq_pending', 'dlq_manual', 'dlq_failed')
+            AND e.stage = ANY (v_stages) AND (e.closed_at IS NULL OR e.closed_at BETWEEN v_since AND v_until);
         PERFORM dlq.delete_entries(v_ids, NULL, p_actor, 'purged', p_note, v_operation);
     END CASE;
     PERFORM dlq.record_operation(v_operation, p_action, v_filter, p_args, p_actor, p_note, v_mine, v_ids);

@@ -294,7 +294,8 @@ BEGIN
         move = jsonb_build_object('actor', p_actor, 'reason', 'discarded, to be erased', 'note', p_note)
     WHERE e.id = ANY (v_ids) AND e.status IN ('dlq_pending', 'dlq_manual', 'dlq_failed') AND e.stage IN ('open', 'failed') AND (e.closed_at IS NULL OR e.closed_at >= v_since);
     UPDATE dlq.dead_letter_queue e SET
-        original_event = x.original_event, edited_event = x.edited_event, error_message = x.error_message, error_title = x.error_title, error_stack_trace = x.error_stack_trace,
+        original_event = x.original_event, edited_event = x.edited_event, error_message = x.error_message,
+        error_title = x.error_title, error_stack_trace = x.error_stack_trace,
         error_context = x.error_context, retry_history = x.retry_history, replay_attempts = x.replay_attempts, metadata = x.metadata,
         subscriber_id = x.subscriber_id, ordering_key = x.ordering_key, unique_key = x.unique_key, tags = x.tags, notes = x.notes, resolution_notes = x.resolution_notes
     FROM (SELECT d.id AS entry, (dlq.erased(d)).* FROM dlq.dead_letter_queue d WHERE d.id = ANY (v_ids) AND d.closed_at >= v_since) x
@@ -302,8 +303,9 @@ BEGIN
     GET DIAGNOSTICS entries = ROW_COUNT;
 
     -- What a job told and nobody has applied yet, or the database refuses: that it ended stays.
-    -- (A job that cancelled itself is told from one that was cancelled by its having an error.)
-    UPDATE dlq.job_facts f SET job = f.job - 'refusal' || '{"metadata": {}}' || CASE WHEN dlq.is_failure(f.job) THEN '{"errors": [{}]}' ELSE '{"errors": []}' END::jsonb
+    -- (A job that cancelled itself has an error; one that was cancelled has none.)
+    UPDATE dlq.job_facts f SET job = f.job - 'refusal' || '{"metadata": {}}' || CASE WHEN dlq.is_failure(f.job)
+        THEN '{"errors": [{}]}' ELSE '{"errors": []}' END::jsonb
     WHERE f.job IS NOT NULL AND (f.entry_id = ANY (v_ids) OR (f.job_id, f.job_created_at) IN (
         SELECT e.river_job_id, e.job_created_at FROM dlq.dead_letter_queue e WHERE e.id = ANY (v_ids) AND e.closed_at >= v_since
         UNION SELECT m.job_id, m.job_created_at FROM dlq.entry_jobs m WHERE m.entry_id = ANY (v_ids)));

@@ -117,7 +117,8 @@ BEGIN
     RETURN v_found[1];
 END
 $$;
-COMMENT ON FUNCTION dlq.one_group IS 'The fingerprint of a failure group, of which the beginning will do (four characters or more), or that of the group that goes on with a former one; raises DLQ02 where there is none.';
+COMMENT ON FUNCTION dlq.one_group IS 'The fingerprint of a failure group, of which the beginning will do (four '
+    'characters or more), or that of the group that goes on with a former one; raises DLQ02 where there is none.';
 
 -- group_names returns all fingerprints under which entries of a group are found. A former
 -- fingerprint finds every group that its errors are in now; a present one the closed entries of the
@@ -131,7 +132,9 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = o
                WHERE a.queue = p_queue AND a.fingerprint = p_fingerprint AND a.main
                ORDER BY a.learned_at DESC LIMIT 100))
 $$;
-COMMENT ON FUNCTION dlq.group_names IS 'All fingerprints under which entries of a failure group are found: its own, those of the groups that its errors are in since the grouping method changed and, at most 100, those of the former groups with which it goes on.';
+COMMENT ON FUNCTION dlq.group_names IS 'All fingerprints under which entries of a failure group are found: its own, '
+    'those of the groups that its errors are in since the grouping method changed and, at most 100, those of the '
+    'former groups with which it goes on.';
 
 -- Entries that a group is judged by when somebody looks at it: open ones, and those that closed within a month. (No older months are
 -- locked, nor looked into.)

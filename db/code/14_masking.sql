@@ -376,17 +376,20 @@ BEGIN
     IF btrim(coalesce(p_note, '')) = '' THEN
         RAISE EXCEPTION 'reveal: say why' USING ERRCODE = 'DLQ04', HINT = 'The note is in the audit trail.';
     END IF;
-    SELECT l.ids, l.stages INTO v_found FROM dlq.lock_entries(dlq.ids_in_scope(ARRAY[p_id]), enum_range(NULL::dlq.dead_letter_status)) l;
+    SELECT l.* INTO v_found FROM dlq.lock_entries(dlq.ids_in_scope(ARRAY[p_id]),
+        enum_range(NULL::dlq.dead_letter_status)) l;
     IF v_found.ids = '{}' THEN
         PERFORM dlq.refuse_move(p_id, 'reveal', 'any');
     END IF;
-    PERFORM dlq.note_on(v_found.ids, p_actor, 'revealed', p_note, v_found.stages);
+    PERFORM dlq.note_on(v_found.ids, p_actor, 'revealed', p_note, v_found.stages, p_since => v_found.since,
+        p_until => v_found.until);
 END
 $$;
 COMMENT ON FUNCTION dlq.record_reveal IS 'Leaves the audit row of a look at what is masked of an entry: see dlq.reveal.';
 
--- Each look has a row of its own: one that is said in another call of dlq.reveal, or was said before, is not why this one looks. (What a
--- transaction wrote itself has its own time, or a later one; and a transaction may last, so a minute is one of the clock.)
+-- Each look has a row of its own: one that is said in another call of dlq.reveal, or was said
+-- before, is not why this one looks. (What a transaction wrote itself has its own time, or a later
+-- one; and a transaction may last, so a minute is one of the clock.)
 CREATE OR REPLACE FUNCTION dlq.revealed(p_id uuid) RETURNS jsonb
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_custom_plan AS $$
 DECLARE
@@ -400,7 +403,8 @@ BEGIN
         v_from := substr(v_from, strpos(v_from, E'\n') + 1);
     END IF;
     IF NOT starts_with(v_from, 'PL/pgSQL function dlq.reveal(uuid,text,jsonb) line ')
-        OR NOT EXISTS (SELECT FROM dlq.dead_letter_transitions t WHERE t.entry_id = p_id AND t.actor = session_user AND t.reason = 'revealed'
+        OR NOT EXISTS (SELECT FROM dlq.dead_letter_transitions t WHERE t.entry_id = p_id AND t.actor = session_user
+            AND t.reason = 'revealed'
                    AND t.at >= clock_timestamp() - interval '1 minute' AND t.at < v_begun) THEN
         RAISE EXCEPTION 'dead letter %: you have not said why', p_id USING ERRCODE = 'DLQ06', HINT = 'CALL dlq.reveal(id, note), outside of a transaction.';
     END IF;

@@ -153,12 +153,17 @@ CREATE OR REPLACE VIEW dlq.entries AS
            e.updated_at,
            e.closed_at,
            e.stage,
-           dlq.next_step(e.status, e.strategy, e.rule, e.next_retry_at, e.waiting_for, e.error_class, e.parked_by, e.queue, e.kind, e.job_kind) AS next,
-           CASE WHEN 'error_message' = ANY (h.columns) THEN NULL WHEN h.mask IS NULL OR e.error_title IS NULL THEN e.error_title
-                ELSE dlq.masked_text(e.error_title, h.mask, dlq.sensitive_values(e.original_event, e.edited_event, e.metadata, e.job_kind, h.mask)) END AS error_title,
+           dlq.next_step(e.status, e.strategy, e.rule, e.next_retry_at, e.waiting_for, e.error_class, e.parked_by,
+               e.queue, e.kind, e.job_kind) AS next,
+           CASE WHEN 'error_message' = ANY (h.columns) THEN NULL WHEN h.mask IS NULL OR e.error_title IS NULL
+               THEN e.error_title
+                ELSE dlq.masked_text(e.error_title, h.mask, dlq.sensitive_values(e.original_event, e.edited_event,
+                    e.metadata, e.job_kind, h.mask)) END AS error_title,
            e.destination,
            CASE WHEN h.mask IS NULL OR e.destination_url IS NULL THEN e.destination_url
-                ELSE dlq.masked_text(e.destination_url, h.mask, dlq.sensitive_values(e.original_event, e.edited_event, e.metadata, e.job_kind, h.mask)) END AS destination_url
+                ELSE dlq.masked_text(e.destination_url, h.mask,
+                    dlq.sensitive_values(e.original_event, e.edited_event, e.metadata, e.job_kind,
+                    h.mask)) END AS destination_url
     FROM dlq.visible_entries e CROSS JOIN (SELECT dlq.hidden_columns() AS columns, dlq.mask(false) AS mask OFFSET 0) h;
 COMMENT ON VIEW dlq.entries IS 'dead_letter_queue as the caller may see it: what the policy marks as sensitive is null for a dlq_reader (data.sensitiveColumns), and *** for everybody (data.sensitivePaths, data.sensitivePatterns): see dlq.reveal. next says what happens next.';
 
@@ -200,7 +205,12 @@ BEGIN
         USING v_ids, dlq.closed_since(v_ids), dlq.mask();
 END
 $$;
-COMMENT ON FUNCTION dlq.find IS 'Entries that a filter chooses: {"status": "dlq_manual", "kind": "payment.*", "errorType": ["TIMEOUT_ERROR"], "maxAge": "2 days", "payload": {"customer": "cus_81"}}. Other fields: queue, errorClass, errorCode, destination, errorMessage (texts, all of them), fingerprint (or its first characters), rule, strategy, waitingFor, failedIn, assignee, source, subscriberId, orderingKey, tags, ids, messageId, jobId, after, before, minAge, minRetryCount, maxRetryCount, payloadAt ([{"path": ["customer", "id"], "values": ["cus_81"]}]). What the policy hides from the caller is null.';
+COMMENT ON FUNCTION dlq.find IS 'Entries that a filter chooses: {"status": "dlq_manual", "kind": "payment.*", '
+    '"errorType": ["TIMEOUT_ERROR"], "maxAge": "2 days", "payload": {"customer": "cus_81"}}. Other fields: queue, '
+    'errorClass, errorCode, destination, errorMessage (texts, all of them), fingerprint (or its first characters), '
+    'rule, strategy, waitingFor, failedIn, assignee, source, subscriberId, orderingKey, tags, ids, messageId, jobId, '
+    'after, before, minAge, minRetryCount, maxRetryCount, payloadAt ([{"path": ["customer", "id"], "values": '
+    '["cus_81"]}]). What the policy hides from the caller is null.';
 
 CREATE OR REPLACE FUNCTION dlq.set_role_scope(p_role name, p_scope jsonb, p_note text DEFAULT NULL, p_actor text DEFAULT session_user) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -251,7 +261,8 @@ BEGIN
             ('dlq.approvals', CASE WHEN p_sensitive && dlq.filtered_columns() THEN ARRAY['request'] END, ARRAY['request', 'note', 'decision', 'problem']),
             ('dlq.replay_run_entries', CASE WHEN 'error_message' = ANY (p_sensitive) THEN ARRAY['detail'] END, ARRAY['detail']),
             ('dlq.failure_groups', CASE WHEN 'error_message' = ANY (p_sensitive) THEN ARRAY['title'] END, ARRAY['title']),
-            ('dlq.group_aliases', CASE WHEN 'error_message' = ANY (p_sensitive) THEN ARRAY['title'] END, ARRAY['title']),
+            ('dlq.group_aliases', CASE WHEN 'error_message' = ANY (p_sensitive) THEN ARRAY['title'] END,
+             ARRAY['title']),
             ('dlq.acts', NULL, ARRAY['detail', 'note'])
         LOOP
             v_hidden := CASE v_role WHEN 'dlq_reader' THEN coalesce(v_hidden, '{}') ELSE '{}' END || CASE WHEN p_masked ?| '{where,patterns}' THEN v_masked ELSE '{}' END;
@@ -277,9 +288,9 @@ DECLARE
         "dlq_reader": ["act_in_scope", "actor", "allowed_moves", "approved", "audit", "automatic_for",
             "breaker_in_scope", "by_rule", "caller", "capture_limit", "capture_mode", "capture_status",
             "captured_at", "check_destination", "chooses_all", "closed_since", "coarse_step", "count_rescues",
-            "delete_view", "error_types", "event_path", "filter_bounds", "filter_groups", "filter_path", "filter_patterns",
-            "filter_values", "filter_where", "filter_words", "find", "find_ids", "first_id", "flow", "group_entries", "group_names",
-            "group_shares", "group_status", "groups", "has_card", "has_checkpoint", "has_role", "heat_map",
+            "delete_view", "error_types", "event_path", "filter_bounds", "filter_groups", "filter_path",
+            "filter_patterns", "filter_values", "filter_where", "filter_words", "find", "find_ids", "first_id",
+            "flow", "group_entries", "group_names", "group_shares", "group_status", "groups", "has_card", "has_checkpoint", "has_role", "heat_map",
             "hidden_columns", "in_patterns", "in_scope", "is_luhn", "is_muted", "is_open", "is_owner", "is_person",
             "is_reader", "is_repeat", "is_restored", "job_table", "like_patterns", "mask", "mask_node", "mask_text",
             "masked_json", "masked_text", "muted_entries", "needs_mask", "next_step", "noisiest_sources",

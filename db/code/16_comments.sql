@@ -19,9 +19,11 @@ BEGIN
         LEFT JOIN (VALUES
             ('_by_event$', 'Lists: by message, for those that have one.'),
             ('_by_(status|queue|kind|class)$', 'Lists: a page of one value, in order of capture.'),
-            ('_by_(type|source|subscriber|code|destination)$', 'Lists: a page of one value, in order of capture, for those that have one.'),
+            ('_by_(type|source|subscriber|code|destination)$',
+             'Lists: a page of one value, in order of capture, for those that have one.'),
             ('_by_group$', 'Lists: a failure group of any queue, or those whose fingerprints begin alike.'),
-            ('^dead_letter_open_by_former_method$', 'Open entries of groups of an earlier grouping method, which are moved.'),
+            ('^dead_letter_open_by_former_method$',
+             'Open entries of groups of an earlier grouping method, which are moved.'),
             ('^group_aliases_main$', 'The one group that goes on with a former one.'),
             ('^group_aliases_of$', 'The former groups of a group, the last that were learned first.'),
             ('^group_aliases_uncounted$', 'Aliases that the rollups have not taken in.'),

@@ -1,6 +1,6 @@
 -- +goose Up
--- Entries by their job and by their subscriber, whatever their state. An entry of a job of an application has no subscriber, and costs
--- that index nothing. Not of the inbox: capture would pay for it.
+-- Entries by their job and by their subscriber, in every state but the inbox, where capture would pay
+-- for the indexes. An entry of an application's job has no subscriber, and costs that index nothing.
 -- +dlqd concurrently
 CREATE INDEX dead_letter_open_by_subscriber ON dlq.dead_letter_open (subscriber_id, id) WHERE subscriber_id IS NOT NULL;
 CREATE INDEX dead_letter_resolved_by_subscriber ON dlq.dead_letter_resolved (subscriber_id, id) WHERE subscriber_id IS NOT NULL;

@@ -3,7 +3,8 @@
 -- for each priority: a single scan over all of them would step over every urgent entry that is not due yet.
 -- What only a decision reads (the error, whole, and the message, where rules read it) is read of undecided entries alone.
 SELECT d.id, d.queue, d.kind, coalesce(d.source, '')::text AS source, d.error_message, coalesce(d.error_type, '')::text AS error_type,
-       coalesce(d.error_code, '')::text AS error_code, coalesce(d.error_title, '')::text AS error_title, coalesce(d.error_class, '')::text AS error_class, coalesce(d.reported_class, '')::text AS reported_class,
+       coalesce(d.error_code, '')::text AS error_code, coalesce(d.error_title, '')::text AS error_title,
+       coalesce(d.error_class, '')::text AS error_class, coalesce(d.reported_class, '')::text AS reported_class,
        d.error_stack_trace, d.error_context, d.dlq_retry_count, coalesce(d.strategy::text, '')::text AS strategy, coalesce(d.rule, '')::text AS rule,
        coalesce(d.waiting_for, '')::text AS waiting_for, d.next_retry_at, coalesce(d.ordering_key, '')::text AS ordering_key, d.last_failed_at,
        d.job_kind, d.captured_by, d.max_retries, coalesce(d.fingerprint, '')::text AS fingerprint, d.rescues, d.message
@@ -11,7 +12,8 @@ FROM (VALUES (1), (2), (3), (4)) AS p (priority)
 CROSS JOIN LATERAL (
     SELECT e.id, e.queue, e.kind, e.source, e.error_type, e.error_code, e.error_title, e.error_class, e.reported_class,
            CASE WHEN e.strategy IS NULL THEN coalesce(left(e.error_message, 8192), '') ELSE '' END::text AS error_message,
-           CASE WHEN e.strategy IS NULL THEN coalesce(dlq.trace_ends(e.error_stack_trace), '') ELSE '' END::text AS error_stack_trace,
+           CASE WHEN e.strategy IS NULL THEN coalesce(dlq.trace_ends(e.error_stack_trace), '')
+               ELSE '' END::text AS error_stack_trace,
            CASE WHEN e.strategy IS NULL AND pg_column_size(e.error_context) <= 65536 AND octet_length(e.error_context::text) <= 65536 THEN e.error_context END::jsonb AS error_context,
            e.dlq_retry_count, e.strategy, e.rule, e.waiting_for, e.next_retry_at, e.ordering_key, e.last_failed_at,
            e.job_kind, e.captured_by, e.max_retries, e.fingerprint, CASE WHEN e.strategy IS NULL THEN dlq.rescues(e.metadata) ELSE 0 END::integer AS rescues,
@@ -37,8 +39,10 @@ FOR UPDATE OF e SKIP LOCKED;
 -- Entries that nobody has filed and that no other worker files this moment, the earliest failure first, described. They are
 -- locked to the end of this statement's transaction, and no longer: they are judged in none. The columns are those of ClaimDue.
 SELECT i.id, i.queue, i.kind, coalesce(i.source, '')::text AS source, coalesce(left(f.error_message::text, 8192), '')::text AS error_message, coalesce(f.error_type, '')::text AS error_type,
-       coalesce(f.error_code, '')::text AS error_code, coalesce(f.error_title, '')::text AS error_title, ''::text AS error_class, coalesce(f.error_class, '')::text AS reported_class,
-       coalesce(dlq.trace_ends(f.error_stack_trace::text), '')::text AS error_stack_trace, CASE WHEN pg_column_size(f.error_context) <= 65536 THEN f.error_context END::jsonb AS error_context,
+       coalesce(f.error_code, '')::text AS error_code, coalesce(f.error_title, '')::text AS error_title,
+       ''::text AS error_class, coalesce(f.error_class, '')::text AS reported_class,
+       coalesce(dlq.trace_ends(f.error_stack_trace::text), '')::text AS error_stack_trace,
+       CASE WHEN pg_column_size(f.error_context) <= 65536 THEN f.error_context END::jsonb AS error_context,
        i.dlq_retry_count, ''::text AS strategy, ''::text AS rule,
        ''::text AS waiting_for, i.next_retry_at, coalesce(i.ordering_key, '')::text AS ordering_key, i.last_failed_at,
        i.job_kind, i.captured_by, i.max_retries, ''::text AS fingerprint, dlq.rescues(i.metadata)::integer AS rescues,
@@ -239,8 +243,10 @@ FROM dlq.dead_letter_queue e WHERE e.id = ANY (@probes::uuid[]);
 -- A page of the open entries that rules have judged, and no person: those that reclassify looks at. The columns are those
 -- of ClaimDue.
 SELECT e.id, e.queue, e.kind, coalesce(e.source, '')::text AS source, coalesce(left(e.error_message, 8192), '')::text AS error_message,
-       coalesce(e.error_type, '')::text AS error_type, coalesce(e.error_code, '')::text AS error_code, coalesce(e.error_title, '')::text AS error_title, coalesce(e.error_class, '')::text AS error_class,
-       coalesce(e.reported_class, '')::text AS reported_class, coalesce(dlq.trace_ends(e.error_stack_trace), '')::text AS error_stack_trace,
+       coalesce(e.error_type, '')::text AS error_type, coalesce(e.error_code, '')::text AS error_code,
+       coalesce(e.error_title, '')::text AS error_title, coalesce(e.error_class, '')::text AS error_class,
+       coalesce(e.reported_class, '')::text AS reported_class,
+       coalesce(dlq.trace_ends(e.error_stack_trace), '')::text AS error_stack_trace,
        CASE WHEN pg_column_size(e.error_context) <= 65536 AND octet_length(e.error_context::text) <= 65536 THEN e.error_context END::jsonb AS error_context,
        e.dlq_retry_count, coalesce(e.strategy::text, '')::text AS strategy, coalesce(e.rule, '')::text AS rule, coalesce(e.waiting_for, '')::text AS waiting_for,
        e.next_retry_at, coalesce(e.ordering_key, '')::text AS ordering_key, e.last_failed_at,
@@ -278,11 +284,12 @@ WITH RECURSIVE g AS (
 SELECT g.queue::text AS queue, g.fingerprint::text AS fingerprint FROM g LIMIT @most::integer;
 
 -- name: GroupFailures :one
--- How many jobs have joined a failure group since a time (that of an id), counted to ten thousand at most; also those of the groups
--- that a former group's errors are in now.
+-- How many jobs have joined a failure group since a time (that of an id), counted to ten thousand
+-- at most; also those of the groups that a former group's errors are in now.
 SELECT count(*) FROM (
     SELECT FROM dlq.dead_letter_queue e
-    WHERE e.queue = @queue::text AND e.fingerprint = ANY (dlq.group_names(@queue::text, @fingerprint::text)) AND e.id >= @since::uuid LIMIT 10000) f;
+    WHERE e.queue = @queue::text AND e.fingerprint = ANY (dlq.group_names(@queue::text, @fingerprint::text))
+        AND e.id >= @since::uuid LIMIT 10000) f;
 
 -- name: JobsCompleted :one
 -- How many jobs of a queue have completed since a time, counted to @most at most; not those that dlqd completed itself, since

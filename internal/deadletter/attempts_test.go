@@ -33,8 +33,8 @@ func attemptsOf(t *testing.T, raw json.RawMessage) (attempts []heldAttempt) {
 	return attempts
 }
 
-// A worker with riverdlq says of each failed attempt how long it took and how busy its machine was, also where it panicked. Of any other
-// worker River says when the last attempt began.
+// A worker with riverdlq says of each failed attempt how long it took and how busy its machine was,
+// also where it panicked. Of any other worker River says when the last attempt began.
 func TestAttempts_HaveTheirDuration(t *testing.T) {
 	t.Parallel()
 	const pause = 5 * time.Millisecond // what an attempt takes, at least
@@ -59,8 +59,10 @@ func TestAttempts_HaveTheirDuration(t *testing.T) {
 			}))
 			var err error
 			b.client, err = river.NewClient(riverpgxv5.New(b.pool), &river.Config{
-				Queues: map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: 1}}, Workers: workers, Logger: slog.New(slog.DiscardHandler), TestOnly: true,
-				FetchCooldown: time.Millisecond, FetchPollInterval: 50 * time.Millisecond, Middleware: look.middleware, RetryPolicy: noWait{},
+				Queues: map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: 1}}, Workers: workers,
+				Logger: slog.New(slog.DiscardHandler), TestOnly: true,
+				FetchCooldown: time.Millisecond, FetchPollInterval: 50 * time.Millisecond, Middleware: look.middleware,
+				RetryPolicy: noWait{},
 			})
 			require.NoError(t, err)
 			b.runs(&river.InsertOpts{MaxAttempts: 3}, rivertype.JobStateDiscarded)
@@ -96,24 +98,33 @@ func TestAttempts_HaveTheirDuration(t *testing.T) {
 	}
 }
 
-// What somebody else writes under the key is no reason to say nothing of the failure.
+// Another program may write anything under the key. The failure is described all the same.
 func TestAttempts_OfStrangers(t *testing.T) {
 	t.Parallel()
 	b := setup(t, succeed)
-	for _, said := range []string{`7`, `[]`, `{"1": 3}`, `{"1": {"seconds": "x", "system": 3}}`, `{"1": {"system": {"cpu": "x", "memory": 1}}}`, `null`} {
+	for _, said := range []string{
+		`7`, `[]`, `{"1": 3}`, `{"1": {"seconds": "x", "system": 3}}`,
+		`{"1": {"system": {"cpu": "x", "memory": 1}}}`, `null`,
+	} {
 		id := b.insert(nil)
-		b.exec(`UPDATE river_job SET state = 'discarded', finalized_at = now(), attempt = 1, metadata = jsonb_build_object('dlq:attempts', $2::jsonb),
-			errors = ARRAY[jsonb_build_object('attempt', 1, 'error', 'no money', 'at', now() - interval '3 s')] WHERE id = $1`, id, said)
+		b.exec(`UPDATE river_job SET state = 'discarded', finalized_at = now(), attempt = 1,
+			metadata = jsonb_build_object('dlq:attempts', $2::jsonb),
+			errors = ARRAY[jsonb_build_object('attempt', 1, 'error', 'no money', 'at', now() - interval '3 s')]
+			WHERE id = $1`, id, said)
 		b.settle()
-		require.Equal(t, 1, b.count(`SELECT count(*) FROM dlq.dead_letter_open WHERE river_job_id = $1 AND error_message = 'no money' AND error_context IS NULL
-			AND (retry_history #>> '{0,processingDuration}')::numeric = 3 AND retry_history #> '{0,systemState}' IS NULL`, id), said)
+		require.Equal(t, 1, b.count(`SELECT count(*) FROM dlq.dead_letter_open WHERE river_job_id = $1
+			AND error_message = 'no money' AND error_context IS NULL
+			AND (retry_history #>> '{0,processingDuration}')::numeric = 3
+			AND retry_history #> '{0,systemState}' IS NULL`, id), said)
 	}
 	// The rescuer's error has the time of the rescue.
 	id := b.insert(nil)
 	b.exec(`UPDATE river_job SET state = 'discarded', finalized_at = now(), attempt = 1,
-		errors = ARRAY[jsonb_build_object('attempt', 1, 'error', 'Stuck job rescued by JobRescuer', 'at', now())] WHERE id = $1`, id)
+		errors = ARRAY[jsonb_build_object('attempt', 1, 'error', 'Stuck job rescued by JobRescuer', 'at', now())]
+		WHERE id = $1`, id)
 	b.settle()
-	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE river_job_id = $1 AND NOT retry_history -> 0 ? 'processingDuration'", id))
+	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE river_job_id = $1 "+
+		"AND NOT retry_history -> 0 ? 'processingDuration'", id))
 }
 
 // A redelivery has the strategy of its entry where a worker made it; a person's is manual.
@@ -123,30 +134,57 @@ func TestReplayAttempts_HaveTheirStrategy(t *testing.T) {
 	id := b.captured().ID
 	b.exec("UPDATE dlq.dead_letter_open SET strategy = 'scheduled' WHERE id = $1", id)
 	var job int64
-	for i, sent := range []struct{ actor, strategy, state string }{{"worker:1", "scheduled", "discarded"}, {"kim", "manual", "discarded"}, {"worker:1", "immediate", "completed"}} {
+	for i, sent := range []struct{ actor, strategy, state string }{
+		{"worker:1", "scheduled", "discarded"},
+		{"kim", "manual", "discarded"},
+		{"worker:1", "immediate", "completed"},
+	} {
 		if i == 2 {
 			b.exec("UPDATE dlq.dead_letter_open SET strategy = 'immediate' WHERE id = $1", id)
 		}
-		require.NoError(t, b.pool.QueryRow(t.Context(), "SELECT job_id FROM dlq.redeliver($1, $2, 'due')", []uuid.UUID{id}, sent.actor).Scan(&job))
+		require.NoError(t, b.pool.QueryRow(t.Context(), "SELECT job_id FROM dlq.redeliver($1, $2, 'due')",
+			[]uuid.UUID{id}, sent.actor).Scan(&job))
 		b.endBySQL(job, sent.state)
 		b.settle()
 		var raw json.RawMessage
-		require.NoError(t, b.pool.QueryRow(t.Context(), "SELECT replay_attempts FROM dlq.dead_letter_queue WHERE id = $1", id).Scan(&raw))
+		require.NoError(t, b.pool.QueryRow(t.Context(),
+			"SELECT replay_attempts FROM dlq.dead_letter_queue WHERE id = $1", id).Scan(&raw))
 		last := attemptsOf(t, raw)[i]
 		require.Equal(t, sent.strategy, last.Strategy)
 		require.Equal(t, sent.state, last.Outcome)
 	}
 }
 
+// A job that was retried outside dlqd and has done the work is an attempt, too.
+func TestReplayAttempts_HaveTheStrategyOfARetryOutside(t *testing.T) {
+	t.Parallel()
+	b := setup(t, succeed)
+	id := b.captured().ID
+	b.exec(`INSERT INTO dlq.job_facts (job_id, job_created_at, fact, entry_id)
+		SELECT river_job_id, job_created_at, 'completed', id FROM dlq.dead_letter_open WHERE id = $1`, id)
+	b.settle()
+	var raw json.RawMessage
+	require.NoError(t, b.pool.QueryRow(t.Context(),
+		"SELECT replay_attempts FROM dlq.dead_letter_queue WHERE id = $1", id).Scan(&raw))
+	require.Len(t, attemptsOf(t, raw), 1)
+	require.Equal(t, "manual", attemptsOf(t, raw)[0].Strategy)
+}
+
 // Whose event it is, and in which form, is the message's to say.
 func TestEntry_SaysWhoSentIt(t *testing.T) {
 	t.Parallel()
 	b := setup(t, succeed)
-	b.exec(`INSERT INTO river_job (kind, args, max_attempts, state, attempt) VALUES ('dlqd_message', '{"messageId": "m", "kind": "k", "queue": "default", "payload": {},
-		"source": "checkout", "sourceType": "service", "sourceId": "checkout-7f9c", "sourceName": "Checkout", "version": "2.1"}', 1, 'running', 1)`)
-	b.exec("UPDATE river_job SET state = 'discarded', finalized_at = now(), errors = ARRAY['{\"attempt\": 1, \"error\": \"no\"}'::jsonb]")
+	b.exec(`INSERT INTO river_job (kind, args, max_attempts, state, attempt) VALUES ('dlqd_message',
+		'{"messageId": "m", "kind": "k", "queue": "default", "payload": {},
+		"source": "checkout", "sourceType": "service", "sourceId": "checkout-7f9c", "sourceName": "Checkout",
+		"version": "2.1"}', 1, 'running', 1)`)
+	b.exec("UPDATE river_job SET state = 'discarded', finalized_at = now(), " +
+		"errors = ARRAY['{\"attempt\": 1, \"error\": \"no\"}'::jsonb]")
 	entry, _ := b.entry()
-	for want, is := range map[string]*string{"checkout": entry.Source, "service": entry.SourceType, "checkout-7f9c": entry.SourceID, "Checkout": entry.SourceName, "2.1": entry.Version} {
+	for want, is := range map[string]*string{
+		"checkout": entry.Source, "service": entry.SourceType,
+		"checkout-7f9c": entry.SourceID, "Checkout": entry.SourceName, "2.1": entry.Version,
+	} {
 		require.NotNil(t, is, want)
 		require.Equal(t, want, *is)
 	}

@@ -231,8 +231,12 @@ func TestCapture_structuredError(t *testing.T) {
 	t.Parallel()
 	b := setup(t, func(context.Context, *river.Job[testArgs]) error {
 		return fmt.Errorf("charge: %w", &riverdlq.Error{
-			Type: "CardDeclined", Code: "51", Class: riverdlq.ClassBusiness, Title: "Declined", Message: "insufficient funds \x00",
-			Context: map[string]any{"nul": "a\x00b", "half": json.RawMessage(`"\ud800"`), "amount": 42, "destination": "bank", "url": "https://bank.example/"},
+			Type: "CardDeclined", Code: "51", Class: riverdlq.ClassBusiness, Title: "Declined",
+			Message: "insufficient funds \x00",
+			Context: map[string]any{
+				"nul": "a\x00b", "half": json.RawMessage(`"\ud800"`), "amount": 42,
+				"destination": "bank", "url": "https://bank.example/",
+			},
 		})
 	})
 	b.runs(nil, rivertype.JobStateCancelled) // a permanent class ends the job at once
@@ -241,7 +245,8 @@ func TestCapture_structuredError(t *testing.T) {
 	require.Equal(t, "51", *entry.ErrorCode)
 	require.Equal(t, "business", *entry.ErrorClass)
 	require.Equal(t, "insufficient funds \uFFFD", *entry.ErrorMessage)
-	require.JSONEq(t, `{"nul": "a\uFFFDb", "half": "\uFFFD", "amount": 42, "destination": "bank", "url": "https://bank.example/"}`, string(entry.ErrorContext))
+	require.JSONEq(t, `{"nul": "a\uFFFDb", "half": "\uFFFD", "amount": 42, "destination": "bank",
+		"url": "https://bank.example/"}`, string(entry.ErrorContext))
 	require.Equal(t, "Declined", *entry.ErrorTitle)
 	require.Equal(t, "bank", *entry.Destination)
 	require.Equal(t, "https://bank.example/", *entry.DestinationURL)

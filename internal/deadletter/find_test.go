@@ -13,18 +13,22 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
 )
 
-// What a job or a subscriber has is found by an index in each partition, whatever is closed there.
+// Entries of a job or a subscriber are found by an index in each partition, however much is closed there.
 func TestFind_ByJobAndSubscriber(t *testing.T) {
 	t.Parallel()
 	b := setup(t, succeed)
 	admin := postgrestest.Open(t, postgrestest.Superuser(t, b.pool.Config().ConnString()))
 	_, err := admin.Exec(t.Context(), `SET session_replication_role = replica; -- closed entries come by moves
-		INSERT INTO dlq.dead_letter_queue (id, river_job_id, job_created_at, stage, status, queue, kind, job_kind, priority, original_event, subscriber_id, next_retry_at,
+		INSERT INTO dlq.dead_letter_queue (id, river_job_id, job_created_at, stage, status, queue, kind, job_kind,
+		priority, original_event, subscriber_id, next_retry_at,
 			first_failed_at, last_failed_at, closed_at)
-		SELECT dlq.uuid_of(1750000000000000 + i * 1000, i), i, now(), s.stage::dlq.dead_letter_stage, s.status::dlq.dead_letter_status, 'q', 'k', 'k', 1, '{}',
-			CASE WHEN i % 2 = 0 THEN 'sub_' || i / 40 END, now(), now(), now(), CASE WHEN s.stage <> 'open' THEN now() END
+		SELECT dlq.uuid_of(1750000000000000 + i * 1000, i), i, now(), s.stage::dlq.dead_letter_stage,
+		s.status::dlq.dead_letter_status, 'q', 'k', 'k', 1, '{}',
+			CASE WHEN i % 2 = 0 THEN 'sub_' || i / 40 END, now(), now(), now(), CASE WHEN s.stage <> 'open'
+			THEN now() END
 		FROM generate_series(1, 40000) i
-		JOIN (VALUES (0, 'open', 'dlq_pending'), (1, 'resolved', 'dlq_resolved'), (2, 'failed', 'dlq_failed'), (3, 'archived', 'dlq_archived')) s (n, stage, status) ON s.n = i / 4 % 4`)
+		JOIN (VALUES (0, 'open', 'dlq_pending'), (1, 'resolved', 'dlq_resolved'), (2, 'failed', 'dlq_failed'), (3,
+		'archived', 'dlq_archived')) s (n, stage, status) ON s.n = i / 4 % 4`)
 	require.NoError(t, err)
 	b.exec("VACUUM ANALYZE dlq.dead_letter_queue")
 
@@ -51,7 +55,8 @@ func TestFind_ByJobAndSubscriber(t *testing.T) {
 				sql, args := b.store.ListSQL(t.Context(), p, chosen, part)
 				b.readsLittle(sql, args...)
 			}
-			b.readsLittle("SELECT e.id FROM dlq.dead_letter_queue e WHERE "+chosen+" ORDER BY e.id DESC LIMIT 100", look.filter.JSON()) // dlq.find_ids
+			b.readsLittle("SELECT e.id FROM dlq.dead_letter_queue e WHERE "+chosen+" ORDER BY e.id DESC LIMIT 100",
+				look.filter.JSON()) // dlq.find_ids
 		})
 	}
 }
@@ -65,7 +70,8 @@ func (b *bundle) readsLittle(sql string, args ...any) {
 		if _, err := tx.Exec(b.Context(), "SET LOCAL enable_seqscan = off; SET LOCAL jit = off"); err != nil {
 			return err
 		}
-		if err := tx.QueryRow(b.Context(), "EXPLAIN (ANALYZE, BUFFERS, FORMAT json) "+sql, args...).Scan(&plan); err != nil {
+		if err := tx.QueryRow(b.Context(), "EXPLAIN (ANALYZE, BUFFERS, FORMAT json) "+sql,
+			args...).Scan(&plan); err != nil {
 			return err
 		}
 		var explained []struct {

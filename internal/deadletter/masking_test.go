@@ -302,7 +302,8 @@ func TestReveal_inSQL(t *testing.T) {
 
 		// Who has said why looks once: each look has a row.
 		looks := func() (n int) {
-			require.NoError(t, conn.QueryRow(ctx, "SELECT count(*) FROM dlq.audit('{\"text\": \"revealed\"}')").Scan(&n))
+			require.NoError(t, conn.QueryRow(ctx,
+				"SELECT count(*) FROM dlq.audit('{\"text\": \"revealed\"}')").Scan(&n))
 			return n
 		}
 		require.Equal(t, 1, looks())
@@ -311,9 +312,11 @@ func TestReveal_inSQL(t *testing.T) {
 		fails("DLQ06", "SELECT dlq.record_reveal('"+id+"', 'why')", "SELECT dlq.revealed('"+id+"')")
 		const pretended = `DO $do$ DECLARE p_entry jsonb; p_id uuid := '%s'; BEGIN p_entry := dlq.revealed(p_id)%s; END $do$`
 		fails("DLQ06", fmt.Sprintf(pretended, id, ""))
-		fails("DLQ06", fmt.Sprintf(pretended, id, " || jsonb_build_object('\"\nPL/pgSQL function dlq.reveal(uuid,text,jsonb) line 5 at assignment', (SELECT 1))"))
+		fails("DLQ06", fmt.Sprintf(pretended, id,
+			" || jsonb_build_object('\"\nPL/pgSQL function dlq.reveal(uuid,text,jsonb) line 5 at assignment', (SELECT 1))"))
 		require.Equal(t, 2, looks())
-		_, err := conn.Exec(ctx, "DO $do$ DECLARE e jsonb; BEGIN CALL dlq.reveal('"+id+"', 'ticket 8', e); CALL dlq.reveal('"+id+"', 'ticket 9', e); END $do$")
+		_, err := conn.Exec(ctx,
+			"DO $do$ DECLARE e jsonb; BEGIN CALL dlq.reveal('"+id+"', 'ticket 8', e); CALL dlq.reveal('"+id+"', 'ticket 9', e); END $do$")
 		require.NoError(t, err)
 		require.Equal(t, 4, looks())
 	})
@@ -324,7 +327,8 @@ func TestReveal_inSQL(t *testing.T) {
 	moves, err := store.Audit(t.Context(), deadletter.AuditFilter{Text: "revealed"}, 10, deadletter.AuditCursor{})
 	require.NoError(t, err)
 	require.Len(t, moves, 4)
-	require.Equal(t, []string{login, "ticket 7", id}, []string{moves[3].Actor, *moves[3].Note, moves[3].EntryID.String()})
+	require.Equal(t, []string{login, "ticket 7", id},
+		[]string{moves[3].Actor, *moves[3].Note, moves[3].EntryID.String()})
 }
 
 func firstID(t *testing.T, store *deadletter.Store) uuid.UUID {

@@ -241,7 +241,8 @@ func (s *Store) read(ctx context.Context, until time.Time, run func(db postgres.
 		return run(s.statements)
 	}
 	left := max(time.Until(until).Milliseconds(), 1)
-	return pgx.BeginTxFunc(ctx, s.pool, pgx.TxOptions{BeginQuery: postgres.BeginReadOnlyQuery(fmt.Sprintf("statement_timeout = %d", left), "enable_seqscan = off")}, func(tx pgx.Tx) error { return run(tx) })
+	begin := postgres.BeginReadOnlyQuery(fmt.Sprintf("statement_timeout = %d", left), "enable_seqscan = off")
+	return pgx.BeginTxFunc(ctx, s.pool, pgx.TxOptions{BeginQuery: begin}, func(tx pgx.Tx) error { return run(tx) })
 }
 
 // isStatementTimeout recognises a statement that the server ended because its time was over.

@@ -77,7 +77,8 @@ func (s *Store) DB() postgres.DB { return s.db }
 func (s *Store) InTx(ctx context.Context, fn func(tx postgres.DB) error) error {
 	// One round trip for all.
 	// A transaction may hold jobs, for which an application waits: it waits for nobody for long.
-	return pgx.BeginTxFunc(ctx, s.pool, pgx.TxOptions{BeginQuery: postgres.BeginQuery("enable_seqscan = off", "lock_timeout = '2s'")}, func(tx pgx.Tx) error {
+	options := pgx.TxOptions{BeginQuery: postgres.BeginQuery("enable_seqscan = off", "lock_timeout = '2s'")}
+	return pgx.BeginTxFunc(ctx, s.pool, options, func(tx pgx.Tx) error {
 		if err := s.setOrigin(ctx, tx); err != nil {
 			return err
 		}
@@ -107,8 +108,11 @@ var listColumns = strings.NewReplacer(
 	"subscriber_id,", "CASE WHEN m.mask -> 'hidden' ? 'subscriber_id' THEN NULL WHEN m.mask IS NULL OR subscriber_id IS NULL THEN subscriber_id ELSE dlq.masked_text(subscriber_id, m.mask, "+listValues+") END AS subscriber_id,",
 	"error_message,", `CASE WHEN m.mask -> 'hidden' ? 'error_message' THEN NULL WHEN m.mask IS NULL THEN left(error_message, 500)
 		ELSE left(dlq.masked_text(left(error_message, 10000), m.mask, `+listValues+"), 500) END AS error_message,",
-	"error_title,", "CASE WHEN m.mask -> 'hidden' ? 'error_message' THEN NULL WHEN m.mask IS NULL OR error_title IS NULL THEN error_title ELSE dlq.masked_text(error_title, m.mask, "+listValues+") END AS error_title,",
-	"destination_url", "CASE WHEN m.mask IS NULL OR destination_url IS NULL THEN destination_url ELSE dlq.masked_text(destination_url, m.mask, "+listValues+") END AS destination_url",
+	"error_title,", "CASE WHEN m.mask -> 'hidden' ? 'error_message' THEN NULL WHEN m.mask IS NULL "+
+		"OR error_title IS NULL THEN error_title ELSE dlq.masked_text(error_title, m.mask, "+
+		listValues+") END AS error_title,",
+	"destination_url", "CASE WHEN m.mask IS NULL OR destination_url IS NULL THEN destination_url "+
+		"ELSE dlq.masked_text(destination_url, m.mask, "+listValues+") END AS destination_url",
 ).Replace(summaryColumns)
 
 const listValues = "dlq.sensitive_values(original_event, edited_event, metadata, job_kind, m.mask)"
@@ -268,7 +272,8 @@ func (s *Store) listPart(ctx context.Context, p Page, chosen string, part Part, 
 func (s *Store) Summaries(ctx context.Context, ids []uuid.UUID, since time.Time) ([]Summary, error) {
 	sql := s.schemas.Render("SELECT " + listColumns + ` FROM dlq.dead_letter_queue e CROSS JOIN (SELECT dlq.mask($1) AS mask OFFSET 0) m
 		WHERE id = ANY ($2) AND (closed_at IS NULL OR closed_at >= $3) AND dlq.in_scope(queue, kind, nullif($4, '')::jsonb) ORDER BY id DESC`)
-	rows, err := s.statements.Query(ctx, sql, pgx.QueryExecModeCacheDescribe, postgres.IsReader(ctx), ids, since, postgres.Scope(ctx))
+	rows, err := s.statements.Query(ctx, sql, pgx.QueryExecModeCacheDescribe, postgres.IsReader(ctx), ids, since,
+		postgres.Scope(ctx))
 	if err != nil {
 		return nil, err
 	}
@@ -346,10 +351,15 @@ func (s *Store) ClosedParts(ctx context.Context) ([]Part, error) {
 
 // entryColumns are those of [Entry]. Tags of what nobody has filed yet are as SQL took them: with NULL, or of several dimensions.
 const entryColumns = summaryColumns + `,
-	CASE job_kind WHEN 'dlqd_message' THEN original_event ->> 'sourceType' END AS source_type, CASE job_kind WHEN 'dlqd_message' THEN original_event ->> 'sourceId' END AS source_id,
-	CASE job_kind WHEN 'dlqd_message' THEN original_event ->> 'sourceName' END AS source_name, CASE job_kind WHEN 'dlqd_message' THEN original_event ->> 'version' END AS event_version,
-	(SELECT l.attempt -> 'systemState' FROM (SELECT retry_history -> -1 AS attempt, retry_history #>> '{-1,at}' AS at
-		UNION ALL SELECT replay_attempts -> -1, replay_attempts #>> '{-1,at}') l WHERE l.attempt ->> 'outcome' IS DISTINCT FROM 'completed' ORDER BY l.at DESC NULLS LAST LIMIT 1) AS system_state,
+	CASE job_kind WHEN 'dlqd_message' THEN original_event ->> 'sourceType' END AS source_type,
+	CASE job_kind WHEN 'dlqd_message' THEN original_event ->> 'sourceId' END AS source_id,
+	CASE job_kind WHEN 'dlqd_message' THEN original_event ->> 'sourceName' END AS source_name,
+	CASE job_kind WHEN 'dlqd_message' THEN original_event ->> 'version' END AS event_version,
+	(SELECT l.attempt -> 'systemState'
+		FROM (SELECT retry_history -> -1 AS attempt, retry_history #>> '{-1,at}' AS at
+			UNION ALL SELECT replay_attempts -> -1, replay_attempts #>> '{-1,at}') l
+		WHERE l.attempt ->> 'outcome' IS DISTINCT FROM 'completed' ORDER BY l.at DESC NULLS LAST
+		LIMIT 1) AS system_state,
 	job_kind, ARRAY(SELECT t FROM unnest(tags) t WHERE t IS NOT NULL) AS tags, original_event, edited_event, error_stack_trace, error_context, retry_history, retry_count,
 		max_retries, dlq_max_retries, replay_attempts, rule, reported_class, ordering_key, parked_by, redelivery_job_id, locked_by, locked_at,
 		notes, resolution_strategy, resolved_by, resolution_notes, resolution_timestamp, config_version, metadata`
@@ -699,7 +709,9 @@ func (s *Store) setOrigin(ctx context.Context, tx pgx.Tx) error {
 		return nil
 	}
 	parent, state := telemetry.Of(ctx)
-	_, err := tx.Exec(ctx, s.schemas.Render("SELECT set_config('dlq.origin', $1, true), set_config('dlq.trace', $2, true)"), origin, strings.TrimSpace(parent+" "+state))
+	_, err := tx.Exec(ctx,
+		s.schemas.Render("SELECT set_config('dlq.origin', $1, true), set_config('dlq.trace', $2, true)"), origin,
+		strings.TrimSpace(parent+" "+state))
 	return err
 }
 

@@ -295,7 +295,8 @@ func TestList_pagesAndFilters(t *testing.T) {
 		b.exec(`UPDATE river_job SET kind = $2 WHERE id = $1`, id, fmt.Sprintf("kind_%d", i%5))
 		b.endBySQL(id, "discarded")
 	}
-	b.exec(`UPDATE dlq.dead_letter_queue SET source = 'shop', error_type = 'TIMEOUT_ERROR', error_code = 'NO_FUNDS', destination = 'bank', error_class = 'transient' WHERE kind = 'kind_1'`)
+	b.exec(`UPDATE dlq.dead_letter_queue SET source = 'shop', error_type = 'TIMEOUT_ERROR', error_code = 'NO_FUNDS',
+		destination = 'bank', error_class = 'transient' WHERE kind = 'kind_1'`)
 	list := func(f deadletter.Page) []deadletter.Summary {
 		t.Helper()
 		f.Limit = max(f.Limit, 1)
@@ -327,7 +328,10 @@ func TestList_pagesAndFilters(t *testing.T) {
 	require.Len(t, list(deadletter.Page{Filter: filter.Filter{Queue: []string{"red"}}, Limit: 100}), 13)
 	require.Len(t, list(deadletter.Page{Filter: filter.Filter{Kind: []string{"kind_1"}}, Limit: 100}), 5)
 	require.Len(t, list(deadletter.Page{Filter: filter.Filter{Source: []string{"shop"}, ErrorType: []string{"TIMEOUT_ERROR"}, ErrorClass: []string{"transient"}}, Limit: 100}), 5)
-	require.Len(t, list(deadletter.Page{Filter: filter.Filter{ErrorCode: []string{"NO_FUNDS"}, Destination: []string{"bank", "shop"}}, Limit: 100}), 5)
+	require.Len(t, list(deadletter.Page{Filter: filter.Filter{
+		ErrorCode:   []string{"NO_FUNDS"},
+		Destination: []string{"bank", "shop"},
+	}, Limit: 100}), 5)
 	require.Empty(t, list(deadletter.Page{Filter: filter.Filter{Destination: []string{"shop"}}, Limit: 100}))
 	require.Len(t, list(deadletter.Page{Filter: filter.Filter{Status: []string{"dlq_pending"}}, Limit: 100}), n)
 	require.Empty(t, list(deadletter.Page{Filter: filter.Filter{Status: []string{"dlq_manual", "dlq_failed"}}, Limit: 100}))
@@ -339,10 +343,12 @@ func TestList_pagesAndFilters(t *testing.T) {
 func TestPlans(t *testing.T) {
 	t.Parallel()
 	b := setup(t, succeed)
-	b.exec(`INSERT INTO dlq.dead_letter_queue (id, river_job_id, job_created_at, stage, queue, kind, job_kind, priority, original_event, error_class, error_type, error_code, destination, source, fingerprint,
+	b.exec(`INSERT INTO dlq.dead_letter_queue (id, river_job_id, job_created_at, stage, queue, kind, job_kind,
+		priority, original_event, error_class, error_type, error_code, destination, source, fingerprint,
 			next_retry_at, first_failed_at, last_failed_at)
 		SELECT dlq.uuid_v7(), i, now(), 'open', 'queue_' || i % 10, 'kind_' || i % 50, 'k', 1 + i % 4, '{}', (ARRAY['transient','outage','validation'])[1 + i % 3],
-			'TYPE_' || i % 20, 'CODE_' || i % 20, 'destination_' || i % 20, 'source_' || i % 30, substr(md5((i % 1000)::text), 1, 16), now() + (i % 2000 - 1000) * interval '1 second', now(), now()
+			'TYPE_' || i % 20, 'CODE_' || i % 20, 'destination_' || i % 20, 'source_' || i % 30,
+			substr(md5((i % 1000)::text), 1, 16), now() + (i % 2000 - 1000) * interval '1 second', now(), now()
 		FROM generate_series(1, 20000) i`)
 	b.exec("VACUUM ANALYZE dlq.dead_letter_queue")
 

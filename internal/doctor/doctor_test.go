@@ -154,7 +154,8 @@ func TestExamine_RestoredDump(t *testing.T) {
 	}
 }
 
-// TestExamine_RemadeViews is for servers without a pg_dump of their own: it remakes views and functions as a restored dump does.
+// TestExamine_RemadeViews is for servers without a pg_dump of their own: it remakes views and
+// functions as a restored dump does.
 func TestExamine_RemadeViews(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.Pool(t)
@@ -166,7 +167,8 @@ func TestExamine_RemadeViews(t *testing.T) {
 				FOR v_statement IN
 					SELECT format('CREATE OR REPLACE VIEW %s AS %s', c.oid::regclass, pg_get_viewdef(c.oid))
 					FROM pg_class c WHERE c.relnamespace = 'dlq'::regnamespace AND c.relkind = 'v'
-					UNION ALL SELECT pg_get_functiondef(p.oid) FROM pg_proc p WHERE p.pronamespace = 'dlq'::regnamespace AND p.prosqlbody IS NOT NULL
+					UNION ALL SELECT pg_get_functiondef(p.oid) FROM pg_proc p
+					WHERE p.pronamespace = 'dlq'::regnamespace AND p.prosqlbody IS NOT NULL
 				LOOP
 					EXECUTE v_statement;
 				END LOOP;
@@ -179,9 +181,11 @@ func TestExamine_RemadeViews(t *testing.T) {
 		require.True(t, found.OK, found.Detail)
 	}
 	// What was changed before the dump is found after it.
-	_, err := pool.Exec(t.Context(), "CREATE OR REPLACE VIEW dlq.automatic AS "+changed(t, pool, "SELECT pg_get_viewdef('dlq.automatic'::regclass)", "'policy'::text", "'politics'::text"))
+	_, err := pool.Exec(t.Context(), "CREATE OR REPLACE VIEW dlq.automatic AS "+changed(t, pool,
+		"SELECT pg_get_viewdef('dlq.automatic'::regclass)", "'policy'::text", "'politics'::text"))
 	require.NoError(t, err)
-	_, err = pool.Exec(t.Context(), changed(t, pool, "SELECT pg_get_functiondef('dlq.known_failure'::regproc)", "'waits'::text", "'stays'::text"))
+	_, err = pool.Exec(t.Context(), changed(t, pool, "SELECT pg_get_functiondef('dlq.known_failure'::regproc)",
+		"'waits'::text", "'stays'::text"))
 	require.NoError(t, err)
 	remake()
 	detail := examine(t, pool)["tables and functions"].Detail

@@ -16,12 +16,13 @@ import (
 func (b *bundle) awaitWaiting(n int64) {
 	b.Helper()
 	require.Eventually(b, func() bool {
-		return b.count("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()") >= n
+		return b.count("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' "+
+			"AND datname = current_database()") >= n
 	}, time.Minute, 5*time.Millisecond)
 }
 
-// Entries that wait for a redelivery are filed; what a job failed with since may not be. Who acts on both locks the entries in the order of
-// their ids, as who acts on the entries' group does.
+// Entries that wait for a redelivery are filed; what a job failed with since may not be. Who acts
+// on both locks the entries in the order of their ids, as who acts on the entries' group does.
 func TestAct_LocksInOrderWhatItFiles(t *testing.T) {
 	t.Parallel()
 	for name, act := range map[string]string{
@@ -36,13 +37,18 @@ func TestAct_LocksInOrderWhatItFiles(t *testing.T) {
 			b.exec("SELECT dlq.file(ARRAY(SELECT id FROM dlq.dead_letter_inbox))")
 			b.exec("UPDATE dlq.dead_letter_open SET fingerprint = 'f00d'")
 			b.exec("SELECT dlq.refresh_rollups()")
-			b.exec("INSERT INTO dlq.failure_groups (queue, fingerprint, failures, first_seen, last_seen, title, error_class) SELECT queue, 'f00d', 2, now(), now(), 't', 'x' FROM dlq.dead_letter_open LIMIT 1 ON CONFLICT DO NOTHING")
+			b.exec("INSERT INTO dlq.failure_groups (queue, fingerprint, failures, first_seen, last_seen, title, " +
+				"error_class) SELECT queue, 'f00d', 2, now(), now(), 't', 'x' FROM dlq.dead_letter_open LIMIT 1 " +
+				"ON CONFLICT DO NOTHING")
 			// Its job fails again, in a transaction in which capture may not look whether it is known.
 			b.exec("UPDATE river_job SET state = 'running', finalized_at = NULL WHERE id = $1", job)
-			require.NoError(t, pgx.BeginTxFunc(t.Context(), b.pool, pgx.TxOptions{IsoLevel: pgx.Serializable}, func(tx pgx.Tx) error {
-				_, err := tx.Exec(t.Context(), "UPDATE river_job SET state = 'discarded', finalized_at = clock_timestamp(), errors = errors || ARRAY['{\"error\": \"boom\"}'::jsonb] WHERE id = $1", job)
-				return err
-			}))
+			require.NoError(t, pgx.BeginTxFunc(t.Context(), b.pool, pgx.TxOptions{IsoLevel: pgx.Serializable},
+				func(tx pgx.Tx) error {
+					_, err := tx.Exec(t.Context(),
+						"UPDATE river_job SET state = 'discarded', finalized_at = clock_timestamp(), errors = errors "+
+							"|| ARRAY['{\"error\": \"boom\"}'::jsonb] WHERE id = $1", job)
+					return err
+				}))
 			unfiled := uuid.MustParse(b.text("SELECT id FROM dlq.dead_letter_inbox WHERE river_job_id = $1", job))
 
 			held, err := b.pool.Begin(t.Context())
@@ -57,7 +63,8 @@ func TestAct_LocksInOrderWhatItFiles(t *testing.T) {
 			}()
 			b.awaitWaiting(1)
 			go func() {
-				_, err := b.pool.Exec(t.Context(), "SELECT dlq.assign_group((SELECT queue FROM dlq.dead_letter_open LIMIT 1), 'f00d', 'ann', 'ann')")
+				_, err := b.pool.Exec(t.Context(),
+					"SELECT dlq.assign_group((SELECT queue FROM dlq.dead_letter_open LIMIT 1), 'f00d', 'ann', 'ann')")
 				errs <- err
 			}()
 			b.awaitWaiting(2)
@@ -96,7 +103,8 @@ func TestRedeliver_LooksAgainForWhatWasMoved(t *testing.T) {
 	require.Equal(t, deadletter.VerdictSent, sent[0].Verdict)
 }
 
-// A job that the entry does not wait for fails while another is under way: the audit row has when, and analytics count it once.
+// A job that the entry does not wait for fails while another is under way: the audit row has when,
+// and analytics count it once.
 func TestApply_FailureNotWaitedForHasItsTime(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -108,7 +116,8 @@ func TestApply_FailureNotWaitedForHasItsTime(t *testing.T) {
 	b.end(job, "discarded")
 	b.apply()
 	b.is(id, deadletter.Processing)
-	failures := "SELECT count(*) FROM dlq.dead_letter_transitions WHERE entry_id = $1 AND failed_at IS NOT NULL AND error_type IS NOT NULL"
+	failures := "SELECT count(*) FROM dlq.dead_letter_transitions WHERE entry_id = $1 AND failed_at IS NOT NULL " +
+		"AND error_type IS NOT NULL"
 	require.EqualValues(t, 1, b.count(failures+` AND reason LIKE '%which the entry does not wait for, was discarded'
 		AND failed_at = (SELECT finalized_at FROM river_job WHERE id = $2)`, id, job))
 	require.EqualValues(t, 2, b.count(failures, id), "with the first failure")
@@ -123,5 +132,6 @@ func TestApply_FailureNotWaitedForHasItsTime(t *testing.T) {
 	b.end(job, "discarded")
 	b.apply()
 	require.EqualValues(t, 4, b.count(failures, id))
-	require.EqualValues(t, 4, b.count("SELECT count(DISTINCT failed_at) FROM dlq.dead_letter_transitions WHERE entry_id = $1", id))
+	require.EqualValues(t, 4,
+		b.count("SELECT count(DISTINCT failed_at) FROM dlq.dead_letter_transitions WHERE entry_id = $1", id))
 }

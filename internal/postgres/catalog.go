@@ -47,9 +47,10 @@ FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace WHERE n.nspname = $
 UNION ALL
 SELECT 'type ' || t.typname, '', string_agg(e.enumlabel, ', ' ORDER BY e.enumsortorder) FROM pg_type t JOIN pg_namespace n ON n.oid = t.typnamespace JOIN pg_enum e ON e.enumtypid = t.oid WHERE n.nspname = $1 GROUP BY t.typname`
 
-// remakeListSQL lists the statements that make the views and SQL functions of a schema ($1) again from what Postgres prints of them,
-// as a restored dump does. Postgres names the columns of such a query that had no name (of a branch of a UNION, of a subquery), and
-// prints those names from then on. A function whose body is text is printed as it was written.
+// remakeListSQL lists the statements that make the views and SQL functions of a schema ($1) again
+// from what Postgres prints of them, as a restored dump does. Postgres names the columns of such a
+// query that had no name (of a branch of a UNION, of a subquery), and prints those names from then
+// on. A function whose body is text is printed as it was written.
 const remakeListSQL = `
 SELECT format('CREATE OR REPLACE VIEW %s AS %s', c.oid::regclass, pg_get_viewdef(c.oid))
 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = $1 AND c.relkind = 'v'

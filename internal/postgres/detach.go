@@ -10,7 +10,10 @@ import (
 )
 
 // marks are the keys that dlqd writes into the metadata of River's jobs.
-var marks = []string{"dlq:entry_id", "dlq:run_id", "dlq:trace", "dlq:destination", "dlq:held", "dlq:error", "dlq:attempts", "dlq:logical_failure", "dlq:done_by", "dlq:done"}
+var marks = []string{
+	"dlq:entry_id", "dlq:run_id", "dlq:trace", "dlq:destination", "dlq:held", "dlq:error",
+	"dlq:attempts", "dlq:logical_failure", "dlq:done_by", "dlq:done",
+}
 
 // Left is something that a detached dlqd leaves, and how to remove it.
 type Left struct {

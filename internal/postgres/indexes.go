@@ -3,14 +3,11 @@ package postgres
 import (
 	"context"
 	"fmt"
-	"io/fs"
 	"regexp"
 	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
-
-	"github.com/dlqd/dlqd/db"
 )
 
 // concurrently begins the part of a migration that holds indexes which are built outside of its
@@ -33,17 +30,12 @@ func withoutIndexes(migration string) string {
 // invalid. An index of a partitioned table is built for each partition, and attached. Writes go on
 // meanwhile.
 func (m *Migrator) buildIndexes(ctx context.Context) error {
-	names, err := fs.Glob(db.Migrations, "migrations/*.sql")
+	migrations, err := migrationFiles()
 	if err != nil {
 		return err
 	}
-	for _, name := range names {
-		raw, err := db.Migrations.ReadFile(name)
-		if err != nil {
-			return err
-		}
-		up, _, _ := strings.Cut(string(raw), "-- +goose Down")
-		_, indexes, _ := strings.Cut(up, concurrently)
+	for _, file := range migrations {
+		_, indexes, _ := strings.Cut(file.up(), concurrently)
 		for _, index := range createIndex.FindAllStringSubmatch(m.Schemas.Render(indexes), -1) {
 			if err := m.buildIndex(ctx, index[1], index[2], index[3]); err != nil {
 				return fmt.Errorf("index %s: %w", index[1], err)

@@ -8,25 +8,37 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
 )
 
-// An upgrade of large tables builds the indexes beside writes, partition by partition, and goes on where an earlier one ended.
+// An upgrade of large tables builds the indexes beside writes, partition by partition, and goes on
+// where an earlier one ended.
 func TestIndexes_AreBuiltConcurrently(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.Pool(t)
 	const indexes = `SELECT count(*) FROM pg_index x JOIN pg_class c ON c.oid = x.indexrelid
-		WHERE c.relnamespace = 'dlq'::regnamespace AND x.indisvalid AND c.relname ~ '^dead_letter_.*_by_(code|destination)$' AND c.relkind = $1`
-	parents, leaves := count(t, pool, indexes, "I"), count(t, pool, "SELECT count(*) FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhparent WHERE c.relname LIKE '%\\_by\\_code' AND c.relkind = 'I'")
+		WHERE c.relnamespace = 'dlq'::regnamespace AND x.indisvalid
+		AND c.relname ~ '^dead_letter_.*_by_(code|destination)$' AND c.relkind = $1`
+	parents, leaves := count(t, pool, indexes, "I"),
+		count(t, pool, "SELECT count(*) FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhparent "+
+			"WHERE c.relname LIKE '%\\_by\\_code' AND c.relkind = 'I'")
 	require.NotZero(t, parents)
 	require.NotZero(t, leaves)
-	execute(t, pool, `DROP INDEX dlq.dead_letter_open_by_code, dlq.dead_letter_failed_by_code, dlq.dead_letter_resolved_by_code, dlq.dead_letter_archived_by_destination`)
-	// What an upgrade that was cut off leaves: a table's index without those of its partitions, and one of these that is not attached.
-	execute(t, pool, "CREATE INDEX dead_letter_failed_by_code ON ONLY dlq.dead_letter_failed (error_code, id) WHERE error_code IS NOT NULL")
-	execute(t, pool, "CREATE INDEX dead_letter_failed_default_by_code ON dlq.dead_letter_failed_default (error_code, id) WHERE error_code IS NOT NULL")
+	execute(t, pool, `DROP INDEX dlq.dead_letter_open_by_code, dlq.dead_letter_failed_by_code,
+		dlq.dead_letter_resolved_by_code, dlq.dead_letter_archived_by_destination`)
+	// What an upgrade that was cut off leaves: a table's index without those of its partitions, and
+	// one of these that is not attached.
+	execute(t, pool, "CREATE INDEX dead_letter_failed_by_code ON ONLY dlq.dead_letter_failed (error_code, id) "+
+		"WHERE error_code IS NOT NULL")
+	execute(t, pool, "CREATE INDEX dead_letter_failed_default_by_code ON dlq.dead_letter_failed_default (error_code, "+
+		"id) WHERE error_code IS NOT NULL")
 	m := migratorOn(pool)
 	m.Concurrently = true
 	require.NoError(t, m.Up(t.Context()))
 	require.Equal(t, parents, count(t, pool, indexes, "I"))
-	require.Equal(t, leaves, count(t, pool, "SELECT count(*) FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhparent WHERE c.relname LIKE '%\\_by\\_code' AND c.relkind = 'I'"))
-	require.Zero(t, count(t, pool, "SELECT count(*) FROM pg_index x JOIN pg_class c ON c.oid = x.indexrelid WHERE c.relnamespace = 'dlq'::regnamespace AND NOT x.indisvalid"))
+	require.Equal(t, leaves,
+		count(t, pool, "SELECT count(*) FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhparent "+
+			"WHERE c.relname LIKE '%\\_by\\_code' AND c.relkind = 'I'"))
+	require.Zero(t, count(t, pool,
+		"SELECT count(*) FROM pg_index x JOIN pg_class c ON c.oid = x.indexrelid "+
+			"WHERE c.relnamespace = 'dlq'::regnamespace AND NOT x.indisvalid"))
 	drift, err := m.Drift(t.Context())
 	require.NoError(t, err)
 	require.Empty(t, drift)

@@ -168,8 +168,8 @@ func (m *Migrator) Installed(ctx context.Context) (bool, error) {
 	return m.Capturing(ctx) // what is recorded may be gone
 }
 
-// Capturing reports whether the function of the capture trigger is in the database, which detach drops first. It reads the catalog
-// alone, which needs no right on dlqd's schema.
+// Capturing reports whether the function of the capture trigger is in the database, which detach
+// drops first. It reads the catalog alone, which needs no right on dlqd's schema.
 func (m *Migrator) Capturing(ctx context.Context) (there bool, err error) {
 	err = m.Pool.QueryRow(ctx, "SELECT EXISTS (SELECT FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace WHERE n.nspname = $1 AND p.proname = 'capture')", m.Schemas.DLQ).Scan(&there)
 	return there, err
@@ -202,7 +202,8 @@ func (m *Migrator) Check(ctx context.Context) error {
 			return fmt.Errorf("%w: %s", ErrSchemaOld, refusal)
 		}
 	}
-	if !status.Attached && status.RiverVersion < status.RiverLatest || status.Version < status.Latest || !status.CodeInstalled {
+	if !status.Attached && status.RiverVersion < status.RiverLatest || status.Version < status.Latest ||
+		!status.CodeInstalled {
 		return fmt.Errorf("%w: River %d of %d, dlqd %d of %d, functions current: %t; run %q with the same --database-url",
 			ErrSchemaOld, status.RiverVersion, status.RiverLatest, status.Version, status.Latest, status.CodeInstalled, command)
 	}
@@ -562,18 +563,44 @@ func (m *Migrator) migrateRiver(ctx context.Context, direction rivermigrate.Dire
 	return nil
 }
 
-func (m *Migrator) withGoose(run func(*goose.Provider) error) error {
-	rendered := fstest.MapFS{}
+// migrationFile is a migration of package db.
+type migrationFile struct {
+	name string // without its folder
+	text string
+}
+
+// up returns the part of a migration that applies it.
+func (f migrationFile) up() string {
+	up, _, _ := strings.Cut(f.text, "-- +goose Down")
+	return up
+}
+
+// migrationFiles returns the migrations in their order.
+func migrationFiles() ([]migrationFile, error) {
 	names, err := fs.Glob(db.Migrations, "migrations/*.sql")
 	if err != nil {
-		return err
+		return nil, err
 	}
+	files := make([]migrationFile, 0, len(names))
 	for _, name := range names {
 		raw, err := db.Migrations.ReadFile(name)
 		if err != nil {
-			return err
+			return nil, err
 		}
-		rendered[strings.TrimPrefix(name, "migrations/")] = &fstest.MapFile{Data: []byte(inShortLocks(withoutIndexes(m.Schemas.Render(string(raw)))))}
+		files = append(files, migrationFile{strings.TrimPrefix(name, "migrations/"), string(raw)})
+	}
+	return files, nil
+}
+
+func (m *Migrator) withGoose(run func(*goose.Provider) error) error {
+	migrations, err := migrationFiles()
+	if err != nil {
+		return err
+	}
+	rendered := fstest.MapFS{}
+	for _, file := range migrations {
+		text := inShortLocks(withoutIndexes(m.Schemas.Render(file.text)))
+		rendered[file.name] = &fstest.MapFile{Data: []byte(text)}
 	}
 	sqlDB := stdlib.OpenDBFromPool(m.Pool)
 	defer func(sqlDB *sql.DB) { _ = sqlDB.Close() }(sqlDB)

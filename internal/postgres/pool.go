@@ -112,7 +112,9 @@ func open(ctx context.Context, config *pgxpool.Config) (pool *pgxpool.Pool, vers
 		return nil, 0, err
 	}
 	var rowSecurity string
-	err = pool.QueryRow(ctx, "SELECT current_setting('server_version_num')::int / 10000, current_setting('row_security')", pgx.QueryExecModeExec).
+	err = pool.QueryRow(ctx,
+		"SELECT current_setting('server_version_num')::int / 10000, current_setting('row_security')",
+		pgx.QueryExecModeExec).
 		Scan(&version, &rowSecurity)
 	if wanted := config.ConnConfig.RuntimeParams["row_security"]; err == nil && wanted != "" && rowSecurity != wanted {
 		err = errIgnored
@@ -130,5 +132,6 @@ var errIgnored = errors.New("parameters of the session are ignored")
 // refusesParameter recognises a pooler, by its answer to parameters at the start of a session that it does not know.
 func refusesParameter(err error) bool {
 	var pgErr *pgconn.PgError
-	return errors.Is(err, errIgnored) || errors.As(err, &pgErr) && strings.Contains(pgErr.Message, "unsupported startup parameter")
+	return errors.Is(err, errIgnored) || errors.As(err, &pgErr) &&
+		strings.Contains(pgErr.Message, "unsupported startup parameter")
 }

@@ -50,7 +50,8 @@ func word(n int) (text string) {
 func TestUpgrade_FailureGroupsGoOn(t *testing.T) {
 	t.Parallel()
 	g := frozen(t, "00008")
-	execute(t, g.dlqd, "SELECT dlq.set_capture('on', '1 hour', 'kim')") // a thousand failures in one statement, on a busy machine
+	// (A thousand failures in one statement, on a busy machine.)
+	execute(t, g.dlqd, "SELECT dlq.set_capture('on', '1 hour', 'kim')")
 	all := make([]*formerGroup, 200)
 	states := []string{"open", "fixed", "regressed", "muted"}
 	for i := range all {

@@ -71,8 +71,9 @@ func (r rendered) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
 	return r.in(ctx).QueryRow(ctx, r.sql(ctx, sql), args...)
 }
 
-// in is where the statements of ctx run. One that is limited has a transaction of its own: a setting holds for a transaction alone, since
-// a pooler may give the next statement another session.
+// in is where the statements of ctx run. One that is limited has a transaction of its own: a
+// setting holds for a transaction alone, since a pooler may give the next statement another
+// session.
 func (r rendered) in(ctx context.Context) DB {
 	if r.pool != nil && isLimited(ctx) {
 		return singly{r.pool, r.schemas.Render(setScope), scopeArgs(ctx)}

@@ -19,9 +19,10 @@ import (
 //   - jit off: plans without sequential scans have costs that make Postgres compile them for seconds, and run them for
 //     milliseconds.
 //
-// Parameters at the start of a session say so for statements outside of transactions. Behind a pooler that refuses them a
-// session belongs to its other clients, too: there each statement runs in a transaction of its own, whose settings end
-// with it, in the one round trip that it takes anyway, and so do those of transactions.
+// Parameters at the start of a session say so for statements outside of transactions. Behind a
+// pooler that refuses them a session belongs to its other clients, too: there each statement runs
+// in a transaction of its own, whose settings end with it, in the one round trip that it takes
+// anyway, and so do those of transactions.
 var sessionParameters = map[string]string{
 	"row_security": "off", "jit": "off", "default_transaction_isolation": "read committed",
 }
@@ -43,7 +44,8 @@ func begin(mode string, more []string) string {
 	return strings.Join(append([]string{beginIsolated + mode + localSettings}, more...), "; SET LOCAL ")
 }
 
-// BeginFunc runs fn in a transaction with the settings that dlqd needs, which only sessions behind a pooler do not have.
+// BeginFunc runs fn in a transaction with the settings that dlqd needs, which only sessions behind
+// a pooler do not have.
 func BeginFunc(ctx context.Context, pool *pgxpool.Pool, fn func(tx pgx.Tx) error) error {
 	options := pgx.TxOptions{}
 	if IsPooled(pool) {
@@ -66,8 +68,9 @@ func Statements(pool *pgxpool.Pool) DB {
 	return pool
 }
 
-// singly runs each statement in a transaction of its own, with settings of that transaction, in one round trip. A statement
-// that no transaction may hold (CALL of a procedure that commits, REINDEX CONCURRENTLY) goes to the pool itself.
+// singly runs each statement in a transaction of its own, with settings of that transaction, in one
+// round trip. A statement that no transaction may hold (CALL of a procedure that commits, REINDEX
+// CONCURRENTLY) goes to the pool itself.
 type singly struct {
 	pool *pgxpool.Pool
 	more string // a query that makes further settings
@@ -245,7 +248,9 @@ func (t singleTx) Begin(ctx context.Context) (pgx.Tx, error) {
 	return t.pool.BeginTx(ctx, pgx.TxOptions{BeginQuery: BeginQuery()})
 }
 
-func (t singleTx) CopyFrom(ctx context.Context, table pgx.Identifier, columns []string, rows pgx.CopyFromSource) (n int64, err error) {
+func (t singleTx) CopyFrom(ctx context.Context, table pgx.Identifier, columns []string,
+	rows pgx.CopyFromSource,
+) (n int64, err error) {
 	err = BeginFunc(ctx, t.pool, func(tx pgx.Tx) error {
 		n, err = tx.CopyFrom(ctx, table, columns, rows)
 		return err

@@ -19,7 +19,8 @@ func TestSession_HasSettingsForStatements(t *testing.T) {
 	t.Parallel()
 	direct := postgrestest.URL(t)
 	postgrestest.Alter(t, direct, "SET default_transaction_isolation = 'repeatable read'")
-	_, err := postgrestest.Open(t, direct).Exec(t.Context(), "CREATE FUNCTION fail() RETURNS int LANGUAGE plpgsql AS $$ BEGIN RAISE 'it failed'; END $$")
+	_, err := postgrestest.Open(t, direct).Exec(t.Context(),
+		"CREATE FUNCTION fail() RETURNS int LANGUAGE plpgsql AS $$ BEGIN RAISE 'it failed'; END $$")
 	require.NoError(t, err)
 	ignoring := postgrestest.IgnoringPooler(t, direct, 1)
 	prepares, err := url.Parse(ignoring)
@@ -27,10 +28,12 @@ func TestSession_HasSettingsForStatements(t *testing.T) {
 	query := prepares.Query()
 	query.Set("default_query_exec_mode", "simple_protocol")
 	prepares.RawQuery = query.Encode()
-	const settings = "SELECT current_setting('row_security') || ' ' || current_setting('jit') || ' ' || current_setting('transaction_isolation')"
+	const settings = "SELECT current_setting('row_security') || ' ' || current_setting('jit') || ' ' " +
+		"|| current_setting('transaction_isolation')"
 	const wanted = "off off read committed"
 	for name, at := range map[string]string{
-		"direct": direct, "pooled": postgrestest.Pooler(t, direct, 1), "ignoring": ignoring, "simple": prepares.String(),
+		"direct": direct, "pooled": postgrestest.Pooler(t, direct, 1), "ignoring": ignoring,
+		"simple": prepares.String(),
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -41,9 +44,12 @@ func TestSession_HasSettingsForStatements(t *testing.T) {
 				for range 3 {
 					require.Equal(t, wanted, read(t, t.Context(), db, settings))
 				}
-				require.Equal(t, wanted, read(t, t.Context(), db, "SELECT $1 || substr(("+settings+"), 2)", pgx.QueryExecModeCacheDescribe, "o"))
+				require.Equal(t, wanted, read(t, t.Context(), db, "SELECT $1 || substr(("+settings+"), 2)",
+					pgx.QueryExecModeCacheDescribe, "o"))
 				require.ErrorIs(t, db.QueryRow(t.Context(), "SELECT 1 WHERE false").Scan(new(int)), pgx.ErrNoRows)
-				tag, err := db.Exec(t.Context(), "INSERT INTO dlq.settings (key, value) VALUES ('t', '1') ON CONFLICT (key) DO UPDATE SET value = '2'")
+				tag, err := db.Exec(t.Context(),
+					"INSERT INTO dlq.settings (key, value) VALUES ('t', '1') "+
+						"ON CONFLICT (key) DO UPDATE SET value = '2'")
 				require.NoError(t, err)
 				require.Equal(t, int64(1), tag.RowsAffected())
 
@@ -65,7 +71,8 @@ func TestSession_HasSettingsForStatements(t *testing.T) {
 			limited := postgres.AsReader(postgres.WithScope(t.Context(), `{"queues": ["a"]}`))
 			require.Equal(t, wanted, read(t, limited, rendered, settings))
 			const scope = "SELECT current_setting('dlq.scope', true) || current_setting('dlq.sight', true)"
-			require.Equal(t, "of a, reader", strings.NewReplacer(`{"queues": ["a"]}`, "of a, ").Replace(read(t, limited, rendered, scope)))
+			require.Equal(t, "of a, reader", strings.NewReplacer(`{"queues": ["a"]}`,
+				"of a, ").Replace(read(t, limited, rendered, scope)))
 			require.Empty(t, read(t, t.Context(), rendered, "SELECT coalesce(nullif(("+scope+"), ''), '')"))
 			require.NoError(t, postgres.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
 				require.Equal(t, wanted, read(t, t.Context(), tx, settings))
@@ -75,12 +82,17 @@ func TestSession_HasSettingsForStatements(t *testing.T) {
 				require.Equal(t, wanted, read(t, t.Context(), tx, settings))
 				return nil
 			}))
-			require.NoError(t, pgx.BeginTxFunc(t.Context(), pool, pgx.TxOptions{BeginQuery: postgres.BeginReadOnlyQuery("statement_timeout = 71")}, func(tx pgx.Tx) error {
-				require.Equal(t, wanted+"on71ms", read(t, t.Context(), tx, settings+" || current_setting('transaction_read_only') || current_setting('statement_timeout')"))
-				return nil
-			}))
+			require.NoError(t, pgx.BeginTxFunc(t.Context(), pool,
+				pgx.TxOptions{BeginQuery: postgres.BeginReadOnlyQuery("statement_timeout = 71")},
+				func(tx pgx.Tx) error {
+					require.Equal(t, wanted+"on71ms", read(t, t.Context(), tx,
+						settings+" || current_setting('transaction_read_only') "+
+							"|| current_setting('statement_timeout')"))
+					return nil
+				}))
 			if name != "direct" {
-				require.Equal(t, "on on repeatable read", read(t, t.Context(), pool, settings), "the session is as the server makes it")
+				require.Equal(t, "on on repeatable read", read(t, t.Context(), pool, settings),
+					"the session is as the server makes it")
 			}
 		})
 	}

@@ -3,14 +3,11 @@ package postgres
 import (
 	"context"
 	"fmt"
-	"io/fs"
 	"regexp"
 	"strings"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/pressly/goose/v3"
-
-	"github.com/dlqd/dlqd/db"
 )
 
 // maxNamedColumns bounds how many missing columns an error names.
@@ -19,10 +16,11 @@ const maxNamedColumns = 5
 // commentedColumn finds the columns that a migration makes: each has a comment (TestSchema_isCommented).
 var commentedColumn = regexp.MustCompile(`(?m)^COMMENT ON COLUMN dlq\.(\w+\.\w+) IS`)
 
-// unknownTables says why this program cannot bring the tables of dlqd's schema up to date, or take them back; empty where it can.
+// unknownTables says why this program cannot bring the tables of dlqd's schema up to date, or take
+// them back; empty where it can.
 //
-// Migrations were changed until they were frozen, so a number alone does not say which tables a database has: the columns that
-// the applied migrations make must be there.
+// Migrations were changed until they were frozen, so a number alone does not say which tables a
+// database has: the columns that the applied migrations make must be there.
 func (m *Migrator) unknownTables(ctx context.Context, status MigrationStatus) (refusal string, err error) {
 	if status.Version == 0 {
 		return "", nil
@@ -50,33 +48,31 @@ func (m *Migrator) unknownTables(ctx context.Context, status MigrationStatus) (r
 			more = fmt.Sprintf(" and %d more", len(missing)-maxNamedColumns)
 			missing = missing[:maxNamedColumns]
 		}
-		return fmt.Sprintf("the tables in schema %[1]s were made by a dlqd older than any that this one upgrades (columns %[2]s%[3]s are missing): this dlqd changes nothing in them. "+
-			"Go on with the dlqd that made them; or start anew, beside the old tables with \"dlqd detach --schema %[1]s\" and then --schema with another name, "+
-			"or in their place with \"dlqd detach --schema %[1]s --drop-data\". \"dlqd attach --backfill\" then takes in the failed jobs that River still has",
+		return fmt.Sprintf("the tables in schema %[1]s were made by a dlqd older than any that this one upgrades "+
+			"(columns %[2]s%[3]s are missing): this dlqd changes nothing in them. "+
+			"Go on with the dlqd that made them; or start anew, beside the old tables with \"dlqd detach --schema %[1]s\" "+
+			"and then --schema with another name, or in their place with \"dlqd detach --schema %[1]s --drop-data\". "+
+			"\"dlqd attach --backfill\" then takes in the failed jobs that River still has",
 			m.Schemas.DLQ, strings.Join(missing, ", "), more), nil
 	case status.Version > status.Latest:
-		return fmt.Sprintf("the schema %s is at version %d and this dlqd knows up to %d; run a newer dlqd", m.Schemas.DLQ, status.Version, status.Latest), nil
+		return fmt.Sprintf("the schema %s is at version %d and this dlqd knows up to %d; run a newer dlqd",
+			m.Schemas.DLQ, status.Version, status.Latest), nil
 	}
 	return "", nil
 }
 
 // columnsOf are the columns that the migrations up to a version make, as table.column.
 func columnsOf(version int64) ([]string, error) {
-	names, err := fs.Glob(db.Migrations, "migrations/*.sql")
+	migrations, err := migrationFiles()
 	if err != nil {
 		return nil, err
 	}
 	var columns []string
-	for _, name := range names {
-		if number, err := goose.NumericComponent(name); err != nil || number > version {
+	for _, file := range migrations {
+		if number, err := goose.NumericComponent(file.name); err != nil || number > version {
 			return columns, err
 		}
-		raw, err := db.Migrations.ReadFile(name)
-		if err != nil {
-			return nil, err
-		}
-		up, _, _ := strings.Cut(string(raw), "-- +goose Down")
-		for _, match := range commentedColumn.FindAllStringSubmatch(up, -1) {
+		for _, match := range commentedColumn.FindAllStringSubmatch(file.up(), -1) {
 			columns = append(columns, match[1])
 		}
 	}

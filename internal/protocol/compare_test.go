@@ -95,7 +95,8 @@ func (d *database) actual() string {
 		SELECT format('taken f%s by=%s', f.i, 'e' || e.i) FROM dlq.retired_jobs t JOIN f ON f.id = t.failure LEFT JOIN f e ON e.id = t.entry_id
 		UNION ALL
 		SELECT format('entry %s %s job=%s waits=%s last=%s failures=%s decided=%s twice=%s tries=%s', f.i, substr(e.status::text, 5), j.i, 'id' || w.number, 'f' || l.i,
-			(SELECT string_agg(DISTINCT 'f' || k.i, ',' ORDER BY 'f' || k.i) FROM dlq.dead_letter_transitions t JOIN f k ON k.at = t.failed_at WHERE t.entry_id = e.id
+			(SELECT string_agg(DISTINCT 'f' || k.i, ',' ORDER BY 'f' || k.i) FROM dlq.dead_letter_transitions t
+			JOIN f k ON k.at = t.failed_at WHERE t.entry_id = e.id
 				AND t.reason !~ 'which the entry does not wait for'), -- those are counted, and not taken in
 			(e.status <> 'dlq_pending' OR e.strategy IS NOT NULL)::text, (e.rule IS NOT DISTINCT FROM 'done-twice')::text, e.dlq_retry_count)
 		FROM dlq.dead_letter_queue e LEFT JOIN f ON f.id = e.id LEFT JOIN j ON j.id = e.river_job_id AND j.created_at = e.job_created_at LEFT JOIN f l ON l.at = e.last_failed_at

@@ -283,7 +283,8 @@ func (d *database) transactionOf(step protocol.Step, after *protocol.State) tran
 		t.do = func(tx pgx.Tx) error {
 			for { // on a busy machine it may stop, since a second has passed
 				began := time.Now()
-				if n, err := one[int](tx, "SELECT dlq.apply_facts()"); err != nil || n == 0 || time.Since(began) < time.Second {
+				if n, err := one[int](tx, "SELECT dlq.apply_facts()"); err != nil || n == 0 ||
+					time.Since(began) < time.Second {
 					return err
 				}
 			}

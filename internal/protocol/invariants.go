@@ -60,7 +60,8 @@ func (m *Model) kept(s *State) string {
 	return ""
 }
 
-// CheckQuiet lets filing, facts, sweep and reconciler run on from a state, with no other actor, and returns the invariant that
+// CheckQuiet lets filing, facts, sweep and reconciler run on from a state, with no other actor, and
+// returns the invariant that
 // breaks on the way or in the end.
 func (m *Model) CheckQuiet(s State) string {
 	for range 12 {

@@ -150,7 +150,8 @@ func (s *Ordering) Steps(rules Rules) (steps []OrderingStep) {
 	return steps
 }
 
-// first is dlq.order_predecessor: whether no other message comes first. It takes away the places of those that are done.
+// first is dlq.order_predecessor: whether no other message comes first. It takes away the places of
+// those that are done.
 func (s *Ordering) first(m int) bool {
 	if !s.Messages[m].Place {
 		return true

@@ -155,8 +155,8 @@ func TestProtocol_KeepsTheKeyOfAFailureThatWaitsAsAFact(t *testing.T) {
 	}
 }
 
-// A redelivery that was retried outside dlqd before another job resolved the entry, and that dlqd dropped before it ran,
-// has done nothing twice.
+// A redelivery that was retried outside dlqd before another job resolved the entry, and that dlqd
+// dropped before it ran, has done nothing twice.
 func TestProtocol_AsksNotDoneTwiceOfARedeliveryThatWasDropped(t *testing.T) {
 	t.Parallel()
 	d := newDatabase(t)

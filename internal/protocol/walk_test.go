@@ -3,6 +3,7 @@ package protocol_test
 import (
 	"math/rand/v2"
 	"os"
+	"slices"
 	"strconv"
 	"sync"
 	"testing"
@@ -113,23 +114,27 @@ func (d *database) walk(random *rand.Rand, trace int) (kills int, taken map[prot
 	return kills, taken
 }
 
+// missed is a job that fails, is retried and fails again; capture misses that, and the reconciler appends it.
+var missed = []protocol.Step{
+	{Rule: protocol.Insert},
+	{Rule: protocol.StartJob},
+	{Rule: protocol.Fail},
+	{Rule: protocol.RetryJob},
+	{Rule: protocol.StartJob},
+	{Rule: protocol.Fail, Capture: protocol.Misses},
+	{Rule: protocol.Scan},
+	{Rule: protocol.Append},
+}
+
 // rare is what chance hardly ever comes to.
 var rare = [][]protocol.Step{
 	// A row of the reconciler's waits in the inbox while its failure comes into an entry that is closed then.
-	{
-		{Rule: protocol.Insert},
-		{Rule: protocol.StartJob},
-		{Rule: protocol.Fail},
-		{Rule: protocol.RetryJob},
-		{Rule: protocol.StartJob},
-		{Rule: protocol.Fail, Capture: protocol.Misses},
-		{Rule: protocol.Scan},
-		{Rule: protocol.Append},
+	slices.Concat(missed, []protocol.Step{
 		{Rule: protocol.ApplyFacts},
 		{Rule: protocol.Discard},
 		{Rule: protocol.Look},
 		{Rule: protocol.File},
-	},
+	}),
 	// A redelivery has resolved an entry, the entry's own job fails again and has another, and then the redelivery is retried.
 	{
 		{Rule: protocol.Insert},
@@ -150,19 +155,11 @@ var rare = [][]protocol.Step{
 		{Rule: protocol.ApplyFacts},
 	},
 	// A job's later failure has an entry of its own when its earlier entry follows the job that ended so.
-	{
-		{Rule: protocol.Insert},
-		{Rule: protocol.StartJob},
-		{Rule: protocol.Fail},
-		{Rule: protocol.RetryJob},
-		{Rule: protocol.StartJob},
-		{Rule: protocol.Fail, Capture: protocol.Misses},
-		{Rule: protocol.Scan},
-		{Rule: protocol.Append},
+	slices.Concat(missed, []protocol.Step{
 		{Rule: protocol.Discard, On: 1},
 		{Rule: protocol.Replay},
 		{Rule: protocol.ApplyFacts},
-	},
+	}),
 }
 
 // likely has the rules by which an entry comes far: what ends a trace early, or is possible nearly always, has less than 1.

@@ -629,7 +629,8 @@ func (w *world) applyFact(f Fact) applied { //nolint:gocognit // as dlq.apply_fa
 	case Retried:
 		switch {
 		case status.closed() && w.openOf(job) != none: // noted
-		case status != Resolved && status != Archived && w.Jobs[f.Job].failed() && w.hasFailure(id, w.Jobs[f.Job].Failure): // likewise
+		case status != Resolved && status != Archived && w.Jobs[f.Job].failed() &&
+			w.hasFailure(id, w.Jobs[f.Job].Failure): // likewise
 		case status != Resolved && status != Archived:
 			w.followJob(id, f.Job, true)
 			if !w.watchJob(id, f.Job) {
@@ -641,7 +642,8 @@ func (w *world) applyFact(f Fact) applied { //nolint:gocognit // as dlq.apply_fa
 				w.supersede(id, entry.LastTry, false)
 				dropped = f.Job != job && w.Jobs[f.Job].State == Gone && !w.endWaits(f.Job)
 			}
-			if j := &w.Jobs[f.Job]; (f.At > closed || !entry.ByPerson) && (j.State != Completed || !j.Done) && !dropped {
+			if j := &w.Jobs[f.Job]; (f.At > closed || !entry.ByPerson) && (j.State != Completed || !j.Done) &&
+				!dropped {
 				w.move(id, Manual)
 				entry.DoneTwice, entry.Acted = true, 0
 			}

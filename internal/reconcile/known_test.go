@@ -11,6 +11,9 @@ import (
 	"github.com/dlqd/dlqd/internal/survey"
 )
 
+// justNow is the finalized_at of a failure on a client whose clock is right.
+const justNow = "clock_timestamp()"
+
 // retry has a person retry a job in River UI: River's JobRetry. attempt is what the client that fetches it adds.
 func (b *testBundle) retry(id int64) {
 	b.Helper()
@@ -24,6 +27,32 @@ func (b *testBundle) failAt(id int64, at string) {
 	b.exec("UPDATE river_job SET state = 'running', attempt = attempt + 1, attempted_at = now() WHERE id = $1", id)
 	b.exec(`UPDATE river_job SET state = 'discarded', finalized_at = `+at+`,
 		errors = errors || jsonb_build_object('at', clock_timestamp(), 'attempt', attempt, 'error', 'timeout', 'trace', '') WHERE id = $1`, id)
+}
+
+// endsIn has a job run and end in a state, with an error.
+func (b *testBundle) endsIn(id int64, state, message string) {
+	b.Helper()
+	b.exec("UPDATE river_job SET state = 'running', attempt = attempt + 1 WHERE id = $1", id)
+	b.exec(`UPDATE river_job SET state = $2::text::river_job_state, finalized_at = clock_timestamp(),
+		errors = errors || jsonb_build_object('error', $3::text, 'attempt', attempt) WHERE id = $1`, id, state, message)
+}
+
+// failed inserts a job that fails at a time. dlqd files the failure.
+func (b *testBundle) failed(at string) (id int64) {
+	b.Helper()
+	id = b.job()
+	b.failAt(id, at)
+	b.settle()
+	return id
+}
+
+// failsUncaptured retries a job, which fails again at a time, while capture is off.
+func (b *testBundle) failsUncaptured(id int64, at string) {
+	b.Helper()
+	b.exec("SELECT dlq.set_capture('off')")
+	b.retry(id)
+	b.failAt(id, at)
+	b.exec("SELECT dlq.set_capture('on')")
 }
 
 // settle has dlqd do all that is to be done, automatic redelivery included.
@@ -60,9 +89,7 @@ func (b *testBundle) lost() int {
 // A job fails, its entry is discarded, a person retries the job, it fails again into the same entry, which is discarded again.
 func (b *testBundle) twiceDiscarded(first, second string) (id int64) {
 	b.Helper()
-	id = b.job()
-	b.failAt(id, first)
-	b.settle()
+	id = b.failed(first)
 	b.discard()
 	b.retry(id)
 	b.settle()
@@ -78,7 +105,7 @@ func (b *testBundle) twiceDiscarded(first, second string) (id int64) {
 func TestKnown_FoldedFailureOfClosedEntryIsNotFiledAgain(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	id := b.twiceDiscarded("clock_timestamp()", "clock_timestamp()")
+	id := b.twiceDiscarded(justNow, justNow)
 	require.Zero(t, b.lost())
 	require.Equal(t, 1, b.entries())
 
@@ -86,17 +113,14 @@ func TestKnown_FoldedFailureOfClosedEntryIsNotFiledAgain(t *testing.T) {
 	b.retry(id)
 	b.settle()
 	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE rule = 'done-twice'"))
-	b.failAt(id, "clock_timestamp()")
+	b.failAt(id, justNow)
 	b.settle()
 	require.Equal(t, 3, b.taken())
 	b.discard()
 	require.Zero(t, b.lost())
 
 	// A newer failure, which no trigger saw, is filed, and once.
-	b.exec("SELECT dlq.set_capture('off')")
-	b.retry(id)
-	b.failAt(id, "clock_timestamp()")
-	b.exec("SELECT dlq.set_capture('on')")
+	b.failsUncaptured(id, justNow)
 	require.Equal(t, 1, b.lost())
 	require.Equal(t, 2, b.entries())
 	require.Zero(t, b.lost())
@@ -108,12 +132,9 @@ func TestKnown_FoldedFailureOfClosedEntryIsNotFiledAgain(t *testing.T) {
 func TestKnown_NewerFailureWithEarlierClockIsFiled(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	id := b.twiceDiscarded("clock_timestamp()", "clock_timestamp() - interval '10 minutes'")
+	id := b.twiceDiscarded(justNow, "clock_timestamp() - interval '10 minutes'")
 	require.Zero(t, b.lost())
-	b.exec("SELECT dlq.set_capture('off')")
-	b.retry(id)
-	b.failAt(id, "clock_timestamp() - interval '20 minutes'")
-	b.exec("SELECT dlq.set_capture('on')")
+	b.failsUncaptured(id, "clock_timestamp() - interval '20 minutes'")
 	require.Equal(t, 1, b.lost())
 	require.Zero(t, b.lost())
 }
@@ -129,10 +150,7 @@ func TestKnown_FailuresWithoutATime(t *testing.T) {
 			id := b.twiceDiscarded(at, at)
 			require.Zero(t, b.lost())
 			// A newer one, past a closed entry that has its id.
-			b.exec("SELECT dlq.set_capture('off')")
-			b.retry(id)
-			b.failAt(id, at)
-			b.exec("SELECT dlq.set_capture('on')")
+			b.failsUncaptured(id, at)
 			require.Equal(t, 1, b.lost())
 			require.Equal(t, 2, b.entries())
 			require.Equal(t, 2, b.count("SELECT count(DISTINCT id) FROM dlq.dead_letter_queue"))
@@ -210,17 +228,14 @@ func TestKnown_WhateverBecomesOfTheEntry(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			b := setup(t)
-			id := b.twiceDiscarded("clock_timestamp()", "clock_timestamp()")
+			id := b.twiceDiscarded(justNow, justNow)
 			do(b, id)
 			require.Zero(t, b.lost())
 			require.Zero(t, b.count("SELECT count(*) FROM dlq.dead_letter_open"))
 			if name == "came back" {
 				return
 			}
-			b.exec("SELECT dlq.set_capture('off')")
-			b.retry(id)
-			b.failAt(id, "clock_timestamp()")
-			b.exec("SELECT dlq.set_capture('on')")
+			b.failsUncaptured(id, justNow)
 			require.Equal(t, 1, b.lost())
 			require.Zero(t, b.lost())
 		})
@@ -250,7 +265,7 @@ func TestKnown_FiledByReconcilerOrBackfill(t *testing.T) {
 			b.exec("SELECT dlq.set_capture('off')")
 			id := b.job()
 			fails := func() {
-				b.failAt(id, "clock_timestamp()")
+				b.failAt(id, justNow)
 				b.exec("SELECT " + filer)
 			}
 			fails()
@@ -279,12 +294,10 @@ func TestKnown_FiledByReconcilerOrBackfill(t *testing.T) {
 func TestKnown_WhileTheReopeningWaits(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	id := b.job()
-	b.failAt(id, "clock_timestamp()")
-	b.settle()
+	id := b.failed(justNow)
 	b.discard()
 	b.retry(id)
-	b.failAt(id, "clock_timestamp()")
+	b.failAt(id, justNow)
 	require.Equal(t, 2, b.count("SELECT count(*) FROM dlq.job_facts"))
 	require.Zero(t, b.look(b.pool, false))
 	require.Zero(t, b.look(b.pool, true))
@@ -297,7 +310,7 @@ func TestKnown_WhileTheReopeningWaits(t *testing.T) {
 
 	// The database refuses the fact for a while: it waits still.
 	b.retry(id)
-	b.failAt(id, "clock_timestamp()")
+	b.failAt(id, justNow)
 	b.exec("UPDATE dlq.job_facts SET fact = 'refused', job = coalesce(job, '{}') || jsonb_build_object('fact', fact, 'refusal', 'x', 'refusedAt', now() - interval '1 hour')")
 	require.Zero(t, b.look(b.pool, true))
 	for range 2 {
@@ -309,7 +322,7 @@ func TestKnown_WhileTheReopeningWaits(t *testing.T) {
 
 	// The entry is closed between the two: no entry takes the failure in, so it is filed, and once.
 	b.retry(id)
-	b.failAt(id, "clock_timestamp()")
+	b.failAt(id, justNow)
 	b.exec("SELECT dlq.apply_facts(1)")
 	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE rule = 'done-twice'"))
 	b.discard()
@@ -325,12 +338,10 @@ func TestKnown_WhileTheReopeningWaits(t *testing.T) {
 func TestKnown_FailureOfPurgedEntryAndDeletedJob(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	id := b.job()
-	b.failAt(id, "clock_timestamp()")
-	b.settle()
+	id := b.failed(justNow)
 	b.discard()
 	b.retry(id)
-	b.failAt(id, "clock_timestamp()")
+	b.failAt(id, justNow)
 	b.exec("DELETE FROM river_job WHERE id = $1", id)
 	b.exec("SELECT dlq.delete_entries(ARRAY(SELECT id FROM dlq.dead_letter_queue))")
 	b.settle()
@@ -345,7 +356,7 @@ func TestKnown_FailureOfADeletedJobWhoseEntryWasDeleted(t *testing.T) {
 	const all = "ARRAY(SELECT id FROM dlq.dead_letter_queue)"
 	fails := func(b *testBundle, id int64) {
 		b.retry(id)
-		b.failAt(id, "clock_timestamp()")
+		b.failAt(id, justNow)
 	}
 	for name, do := range map[string]func(b *testBundle, id int64){
 		"purged": func(b *testBundle, id int64) {
@@ -364,12 +375,14 @@ func TestKnown_FailureOfADeletedJobWhoseEntryWasDeleted(t *testing.T) {
 		"cancelled": func(b *testBundle, id int64) {
 			b.exec("SELECT dlq.delete_entries(" + all + ")")
 			fails(b, id)
-			b.exec("UPDATE dlq.job_facts SET fact = 'cancelled', job = job || '{\"state\": \"cancelled\"}' WHERE fact = 'discarded'")
+			b.exec("UPDATE dlq.job_facts SET fact = 'cancelled', job = job || '{\"state\": \"cancelled\"}' " +
+				"WHERE fact = 'discarded'")
 		},
 		"refused for a while": func(b *testBundle, id int64) {
 			b.exec("SELECT dlq.delete_entries(" + all + ")")
 			fails(b, id)
-			b.exec(`UPDATE dlq.job_facts SET fact = 'refused', job = coalesce(job, '{}') || jsonb_build_object('fact', fact, 'refusal', 'x', 'refusedAt', now() - interval '1 hour')`)
+			b.exec(`UPDATE dlq.job_facts SET fact = 'refused', job = coalesce(job, '{}')
+				|| jsonb_build_object('fact', fact, 'refusal', 'x', 'refusedAt', now() - interval '1 hour')`)
 		},
 		"forgotten by the reconciler": func(b *testBundle, id int64) {
 			b.exec("SELECT dlq.delete_entries(" + all + ")")
@@ -391,13 +404,11 @@ func TestKnown_FailureOfADeletedJobWhoseEntryWasDeleted(t *testing.T) {
 			t.Run(name+how, func(t *testing.T) {
 				t.Parallel()
 				b := setup(t)
-				id := b.job()
-				b.failAt(id, "clock_timestamp()")
-				b.settle()
+				id := b.failed(justNow)
 				if follow {
 					b.retry(id)
 					b.settle()
-					b.failAt(id, "clock_timestamp()")
+					b.failAt(id, justNow)
 					b.settle()
 				}
 				b.discard()
@@ -410,8 +421,10 @@ func TestKnown_FailureOfADeletedJobWhoseEntryWasDeleted(t *testing.T) {
 				b.settle()
 				require.Equal(t, before+1, b.taken())
 				require.Equal(t, 1, b.entries())
-				require.Equal(t, 1, b.count(`SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_archived' AND queue = 'default'
-					AND kind = 'mail' AND error_message = 'timeout' AND original_event = '{"erased": true}' AND river_job_id = $1`, id))
+				require.Equal(t, 1, b.count(`SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_archived'
+					AND queue = 'default'
+					AND kind = 'mail' AND error_message = 'timeout' AND original_event = '{"erased": true}'
+					AND river_job_id = $1`, id))
 				require.Zero(t, b.lost())
 				require.Equal(t, 1, b.entries())
 			})
@@ -436,18 +449,17 @@ func TestKnown_FailureOfADeletedJobWhoseEntryWasClosed(t *testing.T) {
 		},
 		"and purges it while the database refuses the fact": func(b *testBundle) {
 			b.discard()
-			b.exec(`UPDATE dlq.job_facts SET fact = 'refused', job = coalesce(job, '{}') || jsonb_build_object('fact', fact, 'refusal', 'x', 'refusedAt', now() - interval '1 hour')`)
+			b.exec(`UPDATE dlq.job_facts SET fact = 'refused', job = coalesce(job, '{}')
+				|| jsonb_build_object('fact', fact, 'refusal', 'x', 'refusedAt', now() - interval '1 hour')`)
 			b.exec("SELECT dlq.delete_entries(ARRAY(SELECT id FROM dlq.dead_letter_queue))")
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			b := setup(t)
-			id := b.job()
-			b.failAt(id, "clock_timestamp()")
-			b.settle()
+			id := b.failed(justNow)
 			b.retry(id)
-			b.failAt(id, "clock_timestamp()")
+			b.failAt(id, justNow)
 			b.exec("DELETE FROM river_job")
 			require.Equal(t, 2, b.count("SELECT count(*) FROM dlq.job_facts"))
 			closes(b)
@@ -456,7 +468,8 @@ func TestKnown_FailureOfADeletedJobWhoseEntryWasClosed(t *testing.T) {
 			}
 			b.settle()
 			require.Equal(t, 2, b.taken())
-			require.Equal(t, 1, b.count(`SELECT count(*) FROM dlq.dead_letter_open WHERE retry_count = 5 AND original_event = '{"n": 1}'`))
+			require.Equal(t, 1, b.count(`SELECT count(*) FROM dlq.dead_letter_open WHERE retry_count = 5
+				AND original_event = '{"n": 1}'`))
 		})
 	}
 }
@@ -464,14 +477,13 @@ func TestKnown_FailureOfADeletedJobWhoseEntryWasClosed(t *testing.T) {
 // What a redelivery fails with is of the entry that it redelivers, and goes with it.
 func TestKnown_FailureOfARedeliveryWhoseEntryWasDeleted(t *testing.T) {
 	t.Parallel()
-	const entry, jobs = "SELECT dlq.delete_entries(ARRAY(SELECT id FROM dlq.dead_letter_queue))", "DELETE FROM river_job"
+	const entry, jobs = "SELECT dlq.delete_entries(ARRAY(SELECT id " +
+		"FROM dlq.dead_letter_queue))", "DELETE FROM river_job"
 	for name, deletes := range map[string][]string{"before the jobs": {entry, jobs}, "after the jobs": {jobs, entry}} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			b := setup(t)
-			id := b.job()
-			b.failAt(id, "clock_timestamp()")
-			b.settle()
+			id := b.failed(justNow)
 			b.exec("UPDATE river_job SET unique_key = NULL, unique_states = NULL")
 			b.exec("SELECT dlq.redeliver(ARRAY(SELECT id FROM dlq.dead_letter_open), 'kim', 'replayed')")
 			redelivery := int64(b.count("SELECT redelivery_job_id FROM dlq.dead_letter_open"))
@@ -482,7 +494,7 @@ func TestKnown_FailureOfARedeliveryWhoseEntryWasDeleted(t *testing.T) {
 			b.exec("UPDATE river_job SET state = 'running' WHERE id = $1", redelivery)
 			b.settle()
 			require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_resolved'"))
-			b.failAt(redelivery, "clock_timestamp()")
+			b.failAt(redelivery, justNow)
 			for _, sql := range deletes {
 				b.exec(sql)
 			}
@@ -499,13 +511,9 @@ func TestKnown_FailureOfAnErasedEntry(t *testing.T) {
 		t.Run(state, func(t *testing.T) {
 			t.Parallel()
 			b := setup(t)
-			id := b.job()
-			b.failAt(id, "clock_timestamp()")
-			b.settle()
+			id := b.failed(justNow)
 			b.retry(id)
-			b.exec("UPDATE river_job SET state = 'running', attempt = attempt + 1 WHERE id = $1", id)
-			b.exec(`UPDATE river_job SET state = $2::text::river_job_state, finalized_at = clock_timestamp(),
-				errors = errors || jsonb_build_object('error', 'kim@example.com', 'attempt', attempt) WHERE id = $1`, id, state)
+			b.endsIn(id, state, "kim@example.com")
 			require.Equal(t, 2, b.count("SELECT count(*) FROM dlq.job_facts"))
 			b.exec(`CALL dlq.erase('{"kind": "mail"}', 'asked for')`)
 			b.settle()
@@ -523,13 +531,9 @@ func TestKnown_FailureOfAnErasedEntryIsNotSent(t *testing.T) {
 			t.Run(state+name, func(t *testing.T) {
 				t.Parallel()
 				b := setup(t)
-				id := b.job()
-				b.failAt(id, "clock_timestamp()")
-				b.settle()
+				id := b.failed(justNow)
 				b.retry(id)
-				b.exec("UPDATE river_job SET state = 'running', attempt = attempt + 1 WHERE id = $1", id)
-				b.exec(`UPDATE river_job SET state = $2::text::river_job_state, finalized_at = clock_timestamp(),
-					errors = errors || jsonb_build_object('error', 'timeout', 'attempt', attempt) WHERE id = $1`, id, state)
+				b.endsIn(id, state, "timeout")
 				b.exec(`CALL dlq.erase('{"kind": "mail"}', 'asked for')`)
 				if deleted {
 					b.exec("DELETE FROM river_job")
@@ -554,24 +558,21 @@ func TestKnown_FailureWithoutATimeOfADeletedJobIsNotSent(t *testing.T) {
 			t.Parallel()
 			b := setup(t)
 			at := "'" + at + "'::timestamptz"
-			id := b.job()
-			b.failAt(id, at)
-			b.settle()
+			id := b.failed(at)
 			b.discard()
-			b.exec("SELECT dlq.set_capture('off')")
-			b.retry(id)
-			b.failAt(id, at)
-			b.exec("SELECT dlq.set_capture('on')")
+			b.failsUncaptured(id, at)
 			require.Equal(t, 1, b.lost())
 			b.discard()
-			b.exec("SELECT dlq.delete_entries(ARRAY(SELECT id FROM dlq.dead_letter_queue ORDER BY closed_at DESC LIMIT 1))")
+			b.exec("SELECT dlq.delete_entries(ARRAY(SELECT id FROM dlq.dead_letter_queue ORDER BY closed_at DESC " +
+				"LIMIT 1))")
 			b.retry(id)
 			b.failAt(id, at)
 			b.exec("DELETE FROM river_job")
 			b.settle()
 			require.Equal(t, 3, b.taken())
 			require.Equal(t, 1, b.count(`SELECT count(*) FROM dlq.dead_letter_queue
-				WHERE status = 'dlq_archived' AND retry_count = 6 AND original_event = '{"erased": true}' AND metadata = '{}'`))
+				WHERE status = 'dlq_archived' AND retry_count = 6 AND original_event = '{"erased": true}'
+				AND metadata = '{}'`))
 			require.Equal(t, 2, b.entries())
 			require.Zero(t, b.lost())
 		})
@@ -593,13 +594,11 @@ func TestKnown_FollowedJob(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			b := setup(t)
-			id := b.job()
-			b.failAt(id, "clock_timestamp()")
-			b.settle()
+			id := b.failed(justNow)
 			b.retry(id)
 			b.settle()
 			require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_processing'"))
-			b.failAt(id, "clock_timestamp()")
+			b.failAt(id, justNow)
 			see(b)
 			b.settle()
 			require.Equal(t, 1, b.entries())
@@ -619,13 +618,13 @@ func TestKnown_SameFailureTwiceInTheInbox(t *testing.T) {
 			b := setup(t)
 			id := b.job()
 			b.exec("CREATE TABLE waited AS SELECT * FROM dlq.dead_letter_inbox")
-			b.failAt(id, "clock_timestamp()")
+			b.failAt(id, justNow)
 			if again {
 				b.settle()
 				b.exec("SELECT dlq.set_capture('off')")
 				b.retry(id)
 				b.exec("SELECT dlq.set_capture('on')")
-				b.failAt(id, "clock_timestamp()")
+				b.failAt(id, justNow)
 			}
 			b.exec("INSERT INTO waited SELECT * FROM dlq.dead_letter_inbox")
 			b.exec("UPDATE waited SET captured_by = 'reconciler'")
@@ -647,7 +646,7 @@ func TestKnown_SameFailureTwiceInTheInbox(t *testing.T) {
 func TestKnown_NothingIsSentAfterAPersonsClose(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	b.twiceDiscarded("clock_timestamp()", "clock_timestamp()")
+	b.twiceDiscarded(justNow, justNow)
 	require.Zero(t, b.lost())
 	b.exec("SELECT dlq.redeliver(ARRAY(SELECT id FROM dlq.dead_letter_queue), 'worker:1', 'automatic')")
 	require.Equal(t, 1, b.count("SELECT count(*) FROM river_job"))
@@ -658,7 +657,7 @@ func TestKnown_NothingIsSentAfterAPersonsClose(t *testing.T) {
 func TestKnown_TakenBeforeTheUpgrade(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	b.twiceDiscarded("clock_timestamp()", "clock_timestamp()")
+	b.twiceDiscarded(justNow, justNow)
 	asBefore := func() {
 		b.exec("DELETE FROM dlq.retired_jobs")
 		b.exec("INSERT INTO dlq.settings (key, value) VALUES ('remember_taken', 'upgrade') ON CONFLICT (key) DO UPDATE SET value = 'upgrade', updated_at = now()")
@@ -700,21 +699,18 @@ func TestKnown_BySurveyAndOrder(t *testing.T) {
 		require.Equal(t, unknown, s.Failures.Count)
 		require.Equal(t, undone, b.count("SELECT count(*) FROM river_job j WHERE dlq.is_undone(j.id, j.created_at)"))
 	}
-	id := b.twiceDiscarded("clock_timestamp()", "clock_timestamp()")
+	id := b.twiceDiscarded(justNow, justNow)
 	says(0, 0)
 	// It waits as a fact, is taken in, and its entry is closed.
 	b.retry(id)
-	b.failAt(id, "clock_timestamp()")
+	b.failAt(id, justNow)
 	says(0, 1)
 	b.settle()
 	says(0, 1)
 	b.discard()
 	says(0, 0)
 	// No trigger saw it; it is filed, and closed.
-	b.exec("SELECT dlq.set_capture('off')")
-	b.retry(id)
-	b.failAt(id, "clock_timestamp()")
-	b.exec("SELECT dlq.set_capture('on')")
+	b.failsUncaptured(id, justNow)
 	says(1, 1)
 	require.Equal(t, 1, b.lost())
 	says(0, 1)
@@ -738,12 +734,12 @@ func TestKnown_AfterDetachAndAttach(t *testing.T) {
 		meanwhile()
 		require.NoError(t, m.Attach(t.Context()))
 	}
-	id := b.twiceDiscarded("clock_timestamp()", "clock_timestamp()")
+	id := b.twiceDiscarded(justNow, justNow)
 	again(func() {})
 	require.Zero(t, b.lost())
 	again(func() {
 		b.retry(id)
-		b.failAt(id, "clock_timestamp()")
+		b.failAt(id, justNow)
 	})
 	require.Equal(t, 1, b.lost())
 	require.Equal(t, 2, b.entries())
@@ -759,19 +755,17 @@ func TestKnown_FailureOfARetryThatIsSeenLate(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			b := setup(t)
-			id := b.job()
-			b.failAt(id, "clock_timestamp()")
-			b.settle()
+			id := b.failed(justNow)
 			if own {
 				b.discard()
 			}
 			b.retry(id) // (its fact waits)
 			b.exec("SELECT dlq.set_capture('off')")
-			b.failAt(id, "clock_timestamp()")
+			b.failAt(id, justNow)
 			require.Equal(t, 1, b.look(b.pool, true))
 			b.exec("SELECT dlq.file(ARRAY(SELECT id FROM dlq.dead_letter_inbox))")
 			b.exec("SELECT dlq.redeliver(ARRAY(SELECT id FROM dlq.dead_letter_open), 'worker:1', 'automatic')")
-			b.failAt(int64(b.count("SELECT redelivery_job_id FROM dlq.dead_letter_open")), "clock_timestamp()")
+			b.failAt(int64(b.count("SELECT redelivery_job_id FROM dlq.dead_letter_open")), justNow)
 			b.exec("SELECT dlq.sweep_redeliveries()")
 			b.exec("SELECT dlq.set_capture('on')")
 			require.Equal(t, 3, b.taken())
@@ -801,12 +795,10 @@ func TestKnown_FailureOfAFollowedJobThatIsRestored(t *testing.T) {
 			redeliver := func() (id int64) {
 				b.exec("SELECT dlq.redeliver(ARRAY(SELECT id FROM dlq.dead_letter_open), 'worker:1', 'automatic')")
 				id = int64(b.count("SELECT redelivery_job_id FROM dlq.dead_letter_open"))
-				b.failAt(id, "clock_timestamp()")
+				b.failAt(id, justNow)
 				return id
 			}
-			id := b.job()
-			b.failAt(id, "clock_timestamp()")
-			b.settle()
+			id := b.failed(justNow)
 			redelivery := redeliver()
 			b.exec("CREATE TABLE backup AS SELECT * FROM river_job")
 			b.settle()

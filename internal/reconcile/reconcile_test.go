@@ -533,7 +533,8 @@ func TestReconcile_RowsAreAskedForOnceABatch(t *testing.T) {
 		_, err = tx.Exec(t.Context(), "SET LOCAL track_functions = 'pl'")
 		require.NoError(t, err)
 		var filed int
-		require.NoError(t, tx.QueryRow(t.Context(), "SELECT cardinality(dlq.file_as(ARRAY(SELECT id FROM dlq.dead_letter_inbox)))").Scan(&filed))
+		require.NoError(t, tx.QueryRow(t.Context(), "SELECT cardinality(dlq.file_as(ARRAY(SELECT id "+
+			"FROM dlq.dead_letter_inbox)))").Scan(&filed))
 		require.Equal(t, rows, filed)
 		asked = map[string]int64{}
 		found, err := tx.Query(t.Context(), `SELECT funcname::text, calls FROM pg_stat_xact_user_functions

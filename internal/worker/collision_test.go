@@ -10,15 +10,17 @@ import (
 	"github.com/dlqd/dlqd/internal/policy/policytest"
 )
 
-// An entry that is moved to another partition after a claim began to read, and before the claim comes to it, is nothing that
-// SKIP LOCKED skips: Postgres refuses the claim (40001), and the worker makes it again.
+// An entry that is moved to another partition after a claim began to read, and before the claim
+// comes to it, is nothing that SKIP LOCKED skips: Postgres refuses the claim (40001), and the
+// worker makes it again.
 func TestWorker_ClaimsAgainAfterACollision(t *testing.T) {
 	t.Parallel()
 	j := setupJudged(t, policytest.Files{})
 	j.failMany(2, "a", "connection refused")
 	j.exec("SELECT dlq.file(ARRAY(SELECT id FROM dlq.dead_letter_inbox))")
 	var first, second uuid.UUID
-	require.NoError(t, j.pool.QueryRow(t.Context(), "SELECT min(id::text), max(id::text) FROM dlq.dead_letter_open").Scan(&first, &second))
+	require.NoError(t, j.pool.QueryRow(t.Context(),
+		"SELECT min(id::text), max(id::text) FROM dlq.dead_letter_open").Scan(&first, &second))
 	j.exec("UPDATE dlq.dead_letter_open SET priority = 2 WHERE id = $1", second)
 	// The claim reads the urgent entry first, and waits there.
 	j.exec(`CREATE OR REPLACE FUNCTION dlq.rescues(p_metadata jsonb) RETURNS integer LANGUAGE plpgsql AS $$
@@ -36,14 +38,17 @@ func TestWorker_ClaimsAgainAfterACollision(t *testing.T) {
 	j.exec("SELECT dlq.discard($1, 'kim')", second)
 	require.NoError(t, held.Rollback(t.Context()))
 	require.NoError(t, <-done)
-	require.Equal(t, 1, j.count("SELECT count(*) FROM dlq.dead_letter_open WHERE id = $1 AND strategy IS NOT NULL", first))
-	require.Equal(t, 1, j.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE id = $1 AND status = 'dlq_archived'", second))
+	require.Equal(t, 1, j.count("SELECT count(*) FROM dlq.dead_letter_open WHERE id = $1 AND strategy IS NOT NULL",
+		first))
+	require.Equal(t, 1, j.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE id = $1 AND status = 'dlq_archived'",
+		second))
 }
 
 // awaitLock waits until a session of this database waits for a lock of a type.
 func (b *bundle) awaitLock(locktype string) {
 	b.Helper()
 	require.Eventually(b, func() bool {
-		return b.count("SELECT count(*) FROM pg_locks l JOIN pg_stat_activity a USING (pid) WHERE a.datname = current_database() AND NOT l.granted AND l.locktype = $1", locktype) > 0
+		return b.count("SELECT count(*) FROM pg_locks l JOIN pg_stat_activity a USING (pid) "+
+			"WHERE a.datname = current_database() AND NOT l.granted AND l.locktype = $1", locktype) > 0
 	}, time.Minute, 5*time.Millisecond)
 }

@@ -235,7 +235,8 @@ func (w *Worker) fileJudged(ctx context.Context, rows []dbsqlc.ClaimDueRow) (cla
 	return claimed, nil
 }
 
-// traceFiling makes a span of the filing of each entry, from start until now, in the trace that its message was submitted in.
+// traceFiling makes a span of the filing of each entry, from start until now, in the trace that its
+// message was submitted in.
 func (w *Worker) traceFiling(ctx context.Context, filed []dbsqlc.ClaimDueRow, made *judgements, start time.Time) {
 	if len(filed) == 0 || !telemetry.Sends(w.config.Tracer) {
 		return
@@ -257,10 +258,12 @@ func (w *Worker) traceFiling(ctx context.Context, filed []dbsqlc.ClaimDueRow, ma
 			continue
 		}
 		d := made.of[row.ID]
-		_, span := w.config.Tracer.Start(telemetry.With(ctx, submitted.Parent, submitted.State), "file "+row.Queue, trace.WithTimestamp(start), trace.WithAttributes(
-			attribute.String("dlqd.entry_id", row.ID.String()), attribute.String("dlqd.kind", row.Kind), attribute.String("dlqd.error_class", string(d.Class)),
-			attribute.String("dlqd.strategy", d.Strategy), attribute.String("dlqd.rule", d.Rule),
-		))
+		_, span := w.config.Tracer.Start(telemetry.With(ctx, submitted.Parent, submitted.State), "file "+row.Queue,
+			trace.WithTimestamp(start), trace.WithAttributes(
+				attribute.String("dlqd.entry_id", row.ID.String()), attribute.String("dlqd.kind", row.Kind),
+				attribute.String("dlqd.error_class", string(d.Class)),
+				attribute.String("dlqd.strategy", d.Strategy), attribute.String("dlqd.rule", d.Rule),
+			))
 		span.End(trace.WithTimestamp(end))
 	}
 }

@@ -45,7 +45,11 @@ type Reclassified struct {
 // Reclassify judges open entries anew, by the rules that are in force. Entries that a person has parked, or that are
 // being redelivered, are left alone; so are those that a worker or another reclassification holds at the moment. A dry
 // run changes nothing.
-func Reclassify(ctx context.Context, store *deadletter.Store, planner *strategy.Planner, act deadletter.Act, dryRun bool) (*Reclassified, error) { //nolint:gocognit // batch by batch, one thing after the other
+//
+//nolint:gocognit // batch by batch, one thing after the other
+func Reclassify(
+	ctx context.Context, store *deadletter.Store, planner *strategy.Planner, act deadletter.Act, dryRun bool,
+) (*Reclassified, error) {
 	type change struct {
 		from, to Judgement
 		also     string

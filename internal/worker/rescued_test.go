@@ -153,7 +153,8 @@ func (a *application) isKilled() {
 	}
 	require.NoError(a, c.Stop(a.Context()))
 	a.settle()
-	require.NoError(a, a.pool.QueryRow(a.Context(), "SELECT clock_timestamp() + interval '1 s'").Scan(&a.now)) // what failed is due
+	require.NoError(a, a.pool.QueryRow(a.Context(),
+		"SELECT clock_timestamp() + interval '1 s'").Scan(&a.now)) // what failed is due
 }
 
 // TestWorkerLost_NeedsAPerson has a job kill the application again and again, with all that runs beside it.

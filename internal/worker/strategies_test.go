@@ -458,8 +458,8 @@ func TestParked_everyWay(t *testing.T) {
 	told(1, "refused", "transient")
 }
 
-// A new version's table judges what fails from then on. What an earlier one judged stays as it is until it is reclassified, and the dry
-// run says how much that would change.
+// A new version's table judges what fails from then on. What an earlier one judged stays as it is
+// until it is reclassified, and the dry run says how much that would change.
 func TestReclassify_AfterAnUpgrade(t *testing.T) {
 	t.Parallel()
 	j := setupJudged(t, policytest.Files{"dlq-routing": `
@@ -471,7 +471,8 @@ rules: # as the table of an earlier version
 	j.failMany(2, "jobs", "NetworkError: try again")
 	j.failMany(1, "jobs", "card was declined")
 	j.all()
-	judged := "SELECT count(*) FROM dlq.dead_letter_open WHERE (error_class, rule) IN (('transient', 'connection'), ('unknown', 'none'), ('business', 'business'))"
+	judged := "SELECT count(*) FROM dlq.dead_letter_open WHERE (error_class, rule) IN (('transient', 'connection'), " +
+		"('unknown', 'none'), ('business', 'business'))"
 	require.Equal(t, 6, j.count(judged))
 
 	j.reload(policytest.Files{})
@@ -483,10 +484,12 @@ rules: # as the table of an earlier version
 	require.Equal(t, 6, result.Looked)
 	require.Len(t, result.Changed, 2)
 	require.Equal(t, 3, result.Changed[0].Entries)
-	require.Equal(t, worker.Judgement{Class: "transient", Rule: "connection", Strategy: "immediate"}, result.Changed[0].From)
+	require.Equal(t, worker.Judgement{Class: "transient", Rule: "connection", Strategy: "immediate"},
+		result.Changed[0].From)
 	require.Equal(t, worker.Judgement{Class: "not_found", Rule: "not-found", Strategy: "manual"}, result.Changed[0].To)
 	require.Equal(t, 2, result.Changed[1].Entries)
-	require.Equal(t, worker.Judgement{Class: "transient", Rule: "connection", Strategy: "immediate"}, result.Changed[1].To)
+	require.Equal(t, worker.Judgement{Class: "transient", Rule: "connection", Strategy: "immediate"},
+		result.Changed[1].To)
 }
 
 func TestReclassify(t *testing.T) {

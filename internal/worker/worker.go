@@ -239,12 +239,12 @@ type transaction struct {
 
 func (tx *transaction) parks(entries ...Parked) { *tx.parked = append(*tx.parked, entries...) }
 
-// maxTries is how often a transaction is tried that another one was in the way of: an entry was moved to another partition after
-// a statement began, which SKIP LOCKED does not skip.
+// maxTries is how often a transaction is tried that another one was in the way of: an entry was
+// moved to another partition after a statement began, which SKIP LOCKED does not skip.
 const maxTries = 10
 
-// inTx runs fn in a transaction of [deadletter.Store.InTx], again after a collision: fn begins anew each time. It returns what that has
-// parked.
+// inTx runs fn in a transaction of [deadletter.Store.InTx], again after a collision: fn begins anew
+// each time. It returns what that has parked.
 func inTx(ctx context.Context, store *deadletter.Store, fn func(tx transaction) error) (parked []Parked, err error) {
 	for range maxTries {
 		err = store.InTx(ctx, func(db postgres.DB) error {
@@ -682,7 +682,8 @@ func entryWith(row *dbsqlc.ClaimDueRow, class string) *strategy.Entry {
 	}
 	return &strategy.Entry{
 		Facts: strategy.Facts{
-			Type: row.ErrorType, Code: row.ErrorCode, Title: row.ErrorTitle, Message: row.ErrorMessage, Class: riverdlq.Class(class),
+			Type: row.ErrorType, Code: row.ErrorCode, Title: row.ErrorTitle, Message: row.ErrorMessage,
+			Class: riverdlq.Class(class),
 			Panic: row.ErrorStackTrace != "", Context: row.ErrorContext, Kind: row.Kind, Queue: row.Queue, Source: row.Source,
 			Payload: of.Payload, Headers: of.Headers,
 		},

@@ -17,9 +17,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Pooler starts a PgBouncer in front of the database of direct, which pools transactions on at most servers connections, and
-// returns its URL for the same role. It must be installed: scripts/install.sh pgbouncer. PgBouncer's standard settings
-// hold for everything else: it refuses parameters of a session that it does not know.
+// Pooler starts a PgBouncer in front of the database of direct, which pools transactions on at most
+// servers connections, and returns its URL for the same role. It must be installed:
+// scripts/install.sh pgbouncer. PgBouncer's standard settings hold for everything else: it refuses
+// parameters of a session that it does not know.
 func Pooler(tb testing.TB, direct string, servers int) string {
 	tb.Helper()
 	return pooler(tb, direct, "transaction", servers)
@@ -28,7 +29,8 @@ func Pooler(tb testing.TB, direct string, servers int) string {
 // IgnoringPooler is [Pooler] with one that drops the parameters of a session that dlqd asks for.
 func IgnoringPooler(tb testing.TB, direct string, servers int) string {
 	tb.Helper()
-	return pooler(tb, direct, "transaction", servers, "ignore_startup_parameters = row_security,jit,default_transaction_isolation")
+	return pooler(tb, direct, "transaction", servers,
+		"ignore_startup_parameters = row_security,jit,default_transaction_isolation")
 }
 
 // SessionPooler is [Pooler] with a session of the server's for each client.
@@ -59,7 +61,8 @@ func pooler(tb testing.TB, direct, mode string, servers int, more ...string) str
 	dir := tb.TempDir()
 	path := filepath.Join(dir, "pgbouncer.ini")
 	users := filepath.Join(dir, "users.txt")
-	require.NoError(tb, os.WriteFile(users, []byte(fmt.Sprintf("%q \"\"\n", config.User)), 0o644)) //nolint:gosec // read by another user
+	role := fmt.Sprintf("%q \"\"\n", config.User)
+	require.NoError(tb, os.WriteFile(users, []byte(role), 0o644)) //nolint:gosec // read by another user
 	lines := append([]string{
 		"[databases]",
 		fmt.Sprintf("%s = host=%s port=%d", config.Database, config.Host, config.Port),
@@ -97,7 +100,10 @@ func pooler(tb testing.TB, direct, mode string, servers int, more ...string) str
 		_ = cmd.Process.Kill()
 		<-ended
 	})
-	pooled := (&url.URL{Scheme: "postgres", User: url.User(config.User), Host: "127.0.0.1:" + port, Path: "/" + config.Database, RawQuery: "sslmode=disable"}).String()
+	pooled := (&url.URL{
+		Scheme: "postgres", User: url.User(config.User), Host: "127.0.0.1:" + port,
+		Path: "/" + config.Database, RawQuery: "sslmode=disable",
+	}).String()
 	require.Eventually(tb, func() bool {
 		select {
 		case <-ended:
