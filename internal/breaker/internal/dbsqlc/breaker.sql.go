@@ -11,7 +11,8 @@ import (
 )
 
 const Breakers = `-- name: Breakers :many
-SELECT name, state::text AS state, since, open_until, forced, probes_succeeded, probes_failed, probes_until::timestamptz[] AS probes_until, trouble_since, last_tried_at,
+SELECT name, state::text AS state, since, open_until, forced, probes_succeeded, probes_failed,
+       probes_until::timestamptz[] AS probes_until, trouble_since, last_tried_at,
        coalesce(reason, '')::text AS reason, coalesce(changed_by, '')::text AS changed_by
 FROM dlq.circuit_breakers ORDER BY name
 `
@@ -67,7 +68,8 @@ func (q *Queries) Breakers(ctx context.Context) ([]BreakersRow, error) {
 
 const HalfOpenQueue = `-- name: HalfOpenQueue :exec
 UPDATE dlq.circuit_breakers SET state = 'half_open', since = $1::timestamptz, open_until = NULL, epoch = epoch + 1,
-    probes_started = 0, probes_succeeded = 0, probes_failed = 0, probes_until = '{}', last_tried_at = $1::timestamptz, reason = 'probing', changed_by = $2::text
+    probes_started = 0, probes_succeeded = 0, probes_failed = 0, probes_until = '{}',
+    last_tried_at = $1::timestamptz, reason = 'probing', changed_by = $2::text
 WHERE name = $3::text
 `
 
@@ -196,7 +198,8 @@ type QueueOutcomesRow struct {
 	Running   int64
 }
 
-// How the jobs of a River queue have ended since a time, and how many run that began after another; each counted to ten thousand at most.
+// How the jobs of a River queue have ended since @since, and how many run that began after @running_since; each up to
+// ten thousand.
 // (A job that dlqd completed itself, since another had done its work, says nothing of the queue.)
 func (q *Queries) QueueOutcomes(ctx context.Context, arg QueueOutcomesParams) (QueueOutcomesRow, error) {
 	row := q.db.QueryRow(ctx, QueueOutcomes, arg.Since, arg.Queue, arg.RunningSince)
@@ -235,7 +238,9 @@ func (q *Queries) ReopenQueue(ctx context.Context, arg ReopenQueueParams) error 
 }
 
 const ReportProbe = `-- name: ReportProbe :one
-SELECT coalesce(dlq.report_probe($1::text, $2::bigint, $3::boolean, $4::integer, $5::float8, $6::interval, $7::text, $8::timestamptz, $9::timestamptz)::text, '')::text AS state
+SELECT coalesce(dlq.report_probe($1::text, $2::bigint, $3::boolean, $4::integer, $5::float8,
+                                 $6::interval, $7::text, $8::timestamptz,
+                                 $9::timestamptz)::text, '')::text AS state
 `
 
 type ReportProbeParams struct {
@@ -307,7 +312,8 @@ func (q *Queries) SetPaused(ctx context.Context, arg SetPausedParams) error {
 }
 
 const TakeProbe = `-- name: TakeProbe :one
-SELECT coalesce(dlq.take_probe($1::text, $2::integer, $3::interval, $4::text, $5::timestamptz, $6::interval), 0)::bigint AS epoch
+SELECT coalesce(dlq.take_probe($1::text, $2::integer, $3::interval, $4::text,
+                               $5::timestamptz, $6::interval), 0)::bigint AS epoch
 `
 
 type TakeProbeParams struct {
