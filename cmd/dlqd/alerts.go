@@ -18,9 +18,9 @@ func newAlerts() *cobra.Command {
 	render := &cobra.Command{
 		Use:   "render",
 		Short: "Print the rules for Prometheus",
-		Long: `Render prints the rules of deploy/prometheus/rules.yaml with the links of alerts filled in. A URL is for all scrape
-jobs, or for one: JOB=URL. Without --console-url, alerts link to the external label dlqd_url of Prometheus; without
---runbook-url, to the runbooks of the console, which are not served while dlqd is down.`,
+		Long: `Render prints the rules of deploy/prometheus/rules.yaml with the links of alerts filled in. A URL is for all
+scrape jobs, or for one: JOB=URL. Without --console-url, alerts link to the external label dlqd_url of Prometheus;
+without --runbook-url, to the runbooks of the console, which are not served while dlqd is down.`,
 		Example: "dlqd alerts render --console-url https://dlqd.example --console-url dlqd-eu=https://dlqd.eu.example \\\n" +
 			"  --runbook-url 'https://git.example/runbooks/{name}.md'",
 		Args: cobra.NoArgs,

@@ -476,8 +476,8 @@ func TestRollups_manyNames(t *testing.T) {
 	require.Zero(t, got("SELECT open::int FROM dlq.failure_groups WHERE fingerprint = 'other'"))
 }
 
-// A redelivery that failed counts for the class that its entry was sent with, as one that succeeded does: in the rollups,
-// refreshed or rebuilt, and in the counters, whichever class the new error has.
+// A redelivery that failed counts for the class that its entry was sent with, as one that succeeded does: in the
+// rollups, refreshed or rebuilt, and in the counters, whichever class the new error has.
 func TestReplaySuccess_ByTheClassThatWasSent(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -512,9 +512,8 @@ func TestReplaySuccess_ByTheClassThatWasSent(t *testing.T) {
 func (b *bundle) slow(t *testing.T, seconds float64) {
 	t.Helper()
 	var function string
-	require.NoError(t, b.pool.QueryRow(t.Context(),
-		"SELECT replace(pg_get_functiondef('dlq.fold_moves'::regproc), E'BEGIN\n', format(E'BEGIN\n PERFORM pg_sleep(%s);\n', $1::float8))",
-		seconds).Scan(&function))
+	require.NoError(t, b.pool.QueryRow(t.Context(), `SELECT replace(pg_get_functiondef('dlq.fold_moves'::regproc),
+		E'BEGIN\n', format(E'BEGIN\n PERFORM pg_sleep(%s);\n', $1::float8))`, seconds).Scan(&function))
 	b.exec(t, function)
 }
 
@@ -529,7 +528,8 @@ func TestLoops_RefreshThatHangsIsCutOff(t *testing.T) {
 	group.Add(loop)
 	group.Start()
 	t.Cleanup(func() { _ = group.Stop(context.Background()) })
-	require.Eventually(t, func() bool { return loop.Status().Errors > 0 }, time.Minute, 50*time.Millisecond, "the first is cut off")
+	require.Eventually(t, func() bool { return loop.Status().Errors > 0 }, time.Minute, 50*time.Millisecond,
+		"the first is cut off")
 	require.Eventually(t, func() bool {
 		var captured *int64
 		require.NoError(t, b.pool.QueryRow(t.Context(),

@@ -42,8 +42,12 @@ func TestNewClient_TakesEveryPolicyThatIsLoaded(t *testing.T) {
 		{"ä", 1},
 	} {
 		dir := t.TempDir()
-		require.NoError(t, os.WriteFile(filepath.Join(dir, "retry-policies.yaml"), []byte(fmt.Sprintf("destinations:\n  d:\n    url: http://127.0.0.1:1/\nqueues:\n  %q:\n    destination: d\n", c.queue)), 0o600))
-		require.NoError(t, os.WriteFile(filepath.Join(dir, "worker-pool.yaml"), []byte(fmt.Sprintf("queues:\n  %q:\n    concurrency: %d\n", c.queue, c.concurrency)), 0o600))
+		for name, text := range map[string]string{
+			"retry-policies": fmt.Sprintf("destinations: {d: {url: http://127.0.0.1:1/}}\nqueues: {%q: {destination: d}}\n", c.queue),
+			"worker-pool":    fmt.Sprintf("queues: {%q: {concurrency: %d}}\n", c.queue, c.concurrency),
+		} {
+			require.NoError(t, os.WriteFile(filepath.Join(dir, name+".yaml"), []byte(text), 0o600))
+		}
 		rules, err := policy.Load(policy.Source{Dir: dir})
 		if err != nil {
 			require.Regexp(t, `(retry-policies|worker-pool)\.yaml:\d+: `, err.Error(), "%v", c)
@@ -52,9 +56,11 @@ func TestNewClient_TakesEveryPolicyThatIsLoaded(t *testing.T) {
 		taken++
 		planner, err := strategy.NewPlanner(rules, nil)
 		require.NoError(t, err)
-		worker := delivery.NewWorker(delivery.Config{Planner: func() *strategy.Planner { return planner }, Logger: slog.New(slog.DiscardHandler)})
+		logger := slog.New(slog.DiscardHandler)
+		worker := delivery.NewWorker(delivery.Config{Planner: func() *strategy.Planner { return planner }, Logger: logger})
 		_, err = delivery.NewClient(t.Context(), delivery.ClientConfig{
-			Pool: pool, Schemas: postgres.DefaultSchemas(), Policy: func() *policy.Policy { return rules }, Worker: worker, Logger: slog.New(slog.DiscardHandler),
+			Pool: pool, Schemas: postgres.DefaultSchemas(), Policy: func() *policy.Policy { return rules },
+			Worker: worker, Logger: logger,
 		})
 		require.NoError(t, err, "%v", c)
 	}

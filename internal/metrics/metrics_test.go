@@ -49,7 +49,8 @@ func setup(t *testing.T) *bundle {
 	pool := postgrestest.Open(t, url)
 	b := &bundle{T: t, url: url, pool: pool, store: deadletter.NewStore(pool, postgres.DefaultSchemas())}
 	var err error
-	b.policy, err = policy.Load(policy.Source{Destination: "http://127.0.0.1:9", Dir: policytest.Dir(t, policytest.Files{"monitoring": "queues: {q: {maxOpen: 2, maxAge: 1m, needsPersonAfter: 5m}}"})})
+	files := policytest.Files{"monitoring": "queues: {q: {maxOpen: 2, maxAge: 1m, needsPersonAfter: 5m}}"}
+	b.policy, err = policy.Load(policy.Source{Destination: "http://127.0.0.1:9", Dir: policytest.Dir(t, files)})
 	require.NoError(t, err)
 	b.metrics = b.process(pool)
 	return b
@@ -59,12 +60,15 @@ func setup(t *testing.T) *bundle {
 func (b *bundle) process(pool *pgxpool.Pool) *metrics.Metrics {
 	b.Helper()
 	m := metrics.New()
-	m.WatchDatabase(postgres.DefaultSchemas().Rendered(pool), func() *policy.Policy { return b.policy }, slog.New(slog.DiscardHandler))
+	db := postgres.DefaultSchemas().Rendered(pool)
+	m.WatchDatabase(db, func() *policy.Policy { return b.policy }, slog.New(slog.DiscardHandler))
 	return m
 }
 
 func (b *bundle) sampler() *metrics.Sampler {
-	return &metrics.Sampler{Store: b.store, Schemas: postgres.DefaultSchemas(), Policy: func() *policy.Policy { return b.policy }}
+	return &metrics.Sampler{
+		Store: b.store, Schemas: postgres.DefaultSchemas(), Policy: func() *policy.Policy { return b.policy },
+	}
 }
 
 func (b *bundle) exec(sql string, args ...any) {

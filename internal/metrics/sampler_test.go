@@ -62,7 +62,8 @@ func TestSampler_OneStallPutsNothingOff(t *testing.T) {
 	require.LessOrEqual(t, took, slices.Max(before))
 
 	// The rest has an end, whatever samples take, and also where the clock was set back.
-	b.exec("UPDATE dlq.metrics_sample SET at = now() - interval '31 s', took = '20 s', takes = array_fill('20 s'::interval, ARRAY[5])")
+	b.exec(`UPDATE dlq.metrics_sample SET at = now() - interval '31 s', took = '20 s',
+		takes = array_fill('20 s'::interval, ARRAY[5])`)
 	require.NoError(t, sampler.Once(t.Context()))
 	require.Less(t, value(b.gather(b.metrics)["dlqd_sample_age_seconds{}"]), 20.0)
 	b.exec("UPDATE dlq.metrics_sample SET at = now() + interval '1 hour', took = '1 ms'")
