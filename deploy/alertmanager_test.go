@@ -31,7 +31,8 @@ func newAlertmanager(t *testing.T) *alertmanager {
 	t.Cleanup(func() { require.NoError(t, telling.Close()) })
 	// (Its Prometheus has nothing to scrape, and waits for an hour before it says so.)
 	stack, err := alerting.Start(t.Context(), alerting.Config{
-		Dir: t.TempDir(), Targets: []string{}, Console: "http://dlqd.example", Interval: time.Second, For: time.Hour, Receivers: telling,
+		Dir: t.TempDir(), Targets: []string{}, Console: "http://dlqd.example",
+		Interval: time.Second, For: time.Hour, Receivers: telling,
 	})
 	require.NoError(t, err)
 	t.Cleanup(stack.Stop)
@@ -55,7 +56,8 @@ func (a *alertmanager) post(over bool, alerts ...string) {
 		if over {
 			ends = time.Now()
 		}
-		list = append(list, map[string]any{"labels": labels, "annotations": map[string]string{"summary": labels["alertname"] + " of " + labels["loop"]}, "endsAt": ends})
+		annotations := map[string]string{"summary": labels["alertname"] + " of " + labels["loop"]}
+		list = append(list, map[string]any{"labels": labels, "annotations": annotations, "endsAt": ends})
 	}
 	raw, err := json.Marshal(list)
 	require.NoError(a, err)
@@ -89,11 +91,14 @@ func (a *alertmanager) awaitTold(receiver, alert string, fires, over int) {
 	}, patience, 50*time.Millisecond, "%s of %s: %v", receiver, alert, a.telling.Notifications())
 }
 
-// Those on call get an end of each incident before it begins again: also where what fires would explain it, or is over at once.
+// PagerDuty and Opsgenie get a resolve for each trigger, even if an alert that would explain the incident fires.
 func TestAlertmanager_ResolveForEachTrigger(t *testing.T) {
 	t.Parallel()
 	a := newAlertmanager(t)
-	const stale, down = "DLQMetricsStale severity=critical job=dlqd", "DlqdDatabaseDown severity=critical job=dlqd instance=a"
+	const (
+		stale = "DLQMetricsStale severity=critical job=dlqd"
+		down  = "DlqdDatabaseDown severity=critical job=dlqd instance=a"
+	)
 	for n := 1; n <= 3; n++ {
 		a.post(false, stale)
 		a.awaitTold("pagerduty", "DLQMetricsStale", n, n-1)
@@ -108,14 +113,15 @@ func TestAlertmanager_ResolveForEachTrigger(t *testing.T) {
 	}
 }
 
-// A loop that fails is not told beside what explains it, of its process or its database; any other is.
+// DlqdLoopFailing is inhibited by an alert on its process or its database, and by none of another process.
 func TestAlertmanager_LoopsThatFailAreExplained(t *testing.T) {
 	t.Parallel()
 	a := newAlertmanager(t)
 	failing := func(instance, loop string) string {
 		return fmt.Sprintf("DlqdLoopFailing severity=warning job=dlqd instance=%s loop=%s", instance, loop)
 	}
-	a.post(false, "DlqdDatabaseDown severity=critical job=dlqd instance=a", "DlqdDown severity=critical job=dlqd instance=b", "DLQMetricsStale severity=critical job=dlqd")
+	a.post(false, "DlqdDatabaseDown severity=critical job=dlqd instance=a",
+		"DlqdDown severity=critical job=dlqd instance=b", "DLQMetricsStale severity=critical job=dlqd")
 	a.awaitTold("pagerduty", "DlqdDown", 1, 0)
 	a.awaitTold("pagerduty", "DlqdDatabaseDown", 1, 0)
 	a.awaitTold("pagerduty", "DLQMetricsStale", 1, 0)
@@ -133,7 +139,8 @@ func TestAlertmanager_LoopsThatFailAreExplained(t *testing.T) {
 	}
 }
 
-// Groups of critical alerts are flushed each minute, and none of them is inhibited: Alertmanager sends no end of one that ends meanwhile.
+// Groups of critical alerts are flushed each minute. None is inhibited: Alertmanager sends no resolve for an alert that
+// ends meanwhile.
 func TestAlertmanager_CriticalAlerts(t *testing.T) {
 	t.Parallel()
 	var config struct {

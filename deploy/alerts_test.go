@@ -144,7 +144,8 @@ func (w *watched) send(n int, queue string) {
 // refused sends a message that is refused.
 func (w *watched) refused() {
 	w.Helper()
-	response, err := http.Post("http://"+w.address+"/api/messages", "application/json", strings.NewReader(`{"queue": "payments", "kind": "k", "payload": 1}`))
+	response, err := http.Post("http://"+w.address+"/api/messages", "application/json",
+		strings.NewReader(`{"queue": "payments", "kind": "k", "payload": 1}`))
 	require.NoError(w, err)
 	defer response.Body.Close()
 	require.GreaterOrEqual(w, response.StatusCode, 500)
@@ -302,7 +303,8 @@ destinations: {shop: {url: RECEIVER}, bank: {url: RECEIVER}}
 	w.exec("SELECT dlq.replay(id) FROM dlq.find('{\"queue\": \"orders\", \"status\": \"dlq_manual\"}', 1)")
 	w.await("2", open("orders"))
 	w.exec("SELECT dlq.open_breaker('destination:shop', p_reason => 'a try'), dlq.reset_breaker('destination:shop', p_reason => 'a try')")
-	w.awaitSeries(`dlqd_dead_letters_closed_total{outcome="archived"} and on () dlqd_dead_letters_closed_total{outcome="resolved"} and on () dlqd_redeliveries_ended_total{outcome="failed"} and on () dlqd_redeliveries_ended_total{outcome="succeeded"} and on () dlqd_circuit_breaker_changes_total and on () dlq_size{queue="fresh"} == 0 and on () dlqd_delivery_wait_seconds_count{queue="late"} == 1`)
+	w.awaitSeries(`dlqd_dead_letters_closed_total{outcome="archived"} and on () dlqd_dead_letters_closed_total{outcome="resolved"} and on () dlqd_redeliveries_ended_total{outcome="failed"} and on () dlqd_redeliveries_ended_total{outcome="succeeded"} and on () dlqd_circuit_breaker_changes_total and on () dlq_size{queue="fresh"} == 0`)
+	w.awaitSeries(`dlqd_delivery_wait_seconds_count{queue="late"} == 1`)
 	w.Logf("%5.1f s: before", time.Since(w.began).Seconds())
 
 	// Many fail, of queues of an application's among them that never failed before.
@@ -326,16 +328,20 @@ destinations: {shop: {url: RECEIVER}, bank: {url: RECEIVER}}
 	w.exec("SELECT dlq.replay_start('{\"queue\": [\"over\"]}', p_note => 'goes on for long', p_rate => 0.01)")
 	w.exec(w.fails(10_050, "app"))
 	w.exec(failed)
-	w.asSuperuser("UPDATE dlq.dead_letter_open SET updated_at = now() - interval '20 minutes' WHERE queue = 'near'", "UPDATE dlq.dead_letter_open SET created_at = now() - interval '50 minutes' WHERE queue IN ('near', 'app-near')", "UPDATE dlq.dead_letter_open SET created_at = now() - interval '2 hours' WHERE queue IN ('over', 'app-over')")
+	w.asSuperuser("UPDATE dlq.dead_letter_open SET updated_at = now() - interval '20 minutes' WHERE queue = 'near'",
+		"UPDATE dlq.dead_letter_open SET created_at = now() - interval '50 minutes' WHERE queue IN ('near', 'app-near')",
+		"UPDATE dlq.dead_letter_open SET created_at = now() - interval '2 hours' WHERE queue IN ('over', 'app-over')")
 	w.exec("SELECT dlq.open_breaker('destination:bank', p_reason => 'their maintenance', p_for => interval '1 hour')")
 	w.unmeasured.Store(true)
 
-	// Jobs that wait: of a queue that nothing works, of one that is paused and forgotten, and messages that were delivered late.
-	w.exec("INSERT INTO river_job (kind, queue, args, max_attempts, scheduled_at) VALUES ('app', 'stuck', '{}', 1, now() - interval '10 minutes')")
+	// Jobs wait in a queue without workers, a queue stays paused, and messages are delivered late.
+	w.exec(`INSERT INTO river_job (kind, queue, args, max_attempts, scheduled_at)
+		VALUES ('app', 'stuck', '{}', 1, now() - interval '10 minutes')`)
 	w.exec("UPDATE river_queue SET paused_at = now() WHERE name = 'forgotten'")
 	w.post("/api/queues/late/pause", map[string]any{})
 	w.send(20, "late")
-	w.exec("UPDATE river_job SET scheduled_at = now() - interval '10 minutes' WHERE queue = 'late' AND state = 'available'")
+	w.exec(`UPDATE river_job SET scheduled_at = now() - interval '10 minutes'
+		WHERE queue = 'late' AND state = 'available'`)
 	w.post("/api/queues/late/resume", map[string]any{})
 
 	// Redeliveries whose jobs somebody deletes.
@@ -362,7 +368,8 @@ destinations: {shop: {url: RECEIVER}, bank: {url: RECEIVER}}
 
 	w.awaitAlerts("HighDLQIngestionRate", "DLQBacklogGrowing", "LowResolutionRate", "LowReplaySuccess", "DLQQueueSize", "DLQQueueGrowing", "DLQQueueNearSizeLimit", "DLQQueueOverSizeLimit",
 		"DLQOldestNearAgeLimit", "DLQOldestEntry", "CircuitBreakerOpen", "AutomaticRedeliveryStopped", "DatabaseRestored", "CaptureMissing", "CaptureFallingBack", "ReconcilerFindsFailures", "LeasesExpiring",
-		"DlqdLoopFailing", "PartitionsRunningOut", "PolicyReloadFailed", "DLQQueueFilling", "DLQNeedsPerson near", "JobsWaitLong stuck", "DeliveryWaitLong late", "QueuePausedLong forgotten",
+		"DlqdLoopFailing", "PartitionsRunningOut", "PolicyReloadFailed", "DLQQueueFilling",
+		"DLQNeedsPerson near", "JobsWaitLong stuck", "DeliveryWaitLong late", "QueuePausedLong forgotten",
 		"DLQQueueGrowing fresh", "DLQQueueNearSizeLimit app-near", "DLQQueueOverSizeLimit app-over", "DLQOldestNearAgeLimit app-near", "DLQOldestEntry app-over")
 
 	// The rollups stand still.
@@ -375,7 +382,7 @@ destinations: {shop: {url: RECEIVER}, bank: {url: RECEIVER}}
 	require.NoError(t, holder.Rollback(t.Context()))
 	w.queries()
 
-	// And so does what the metrics say.
+	// The sample of the metrics grows old.
 	holder, err = w.pool.Begin(t.Context())
 	require.NoError(t, err)
 	_, err = holder.Exec(t.Context(), "SELECT pg_advisory_xact_lock(hashtextextended('dlq.metrics_sample', 0))")
@@ -396,7 +403,8 @@ destinations: {shop: {url: RECEIVER}, bank: {url: RECEIVER}}
 	w.asSuperuser("UPDATE dlq.dead_letter_inbox SET created_at = now() - interval '10 minutes'")
 	w.awaitAlerts("DLQNotFiled")
 	// Its database takes no messages any more.
-	w.exec("CREATE FUNCTION no_room() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'no room' USING ERRCODE = '53100'; END $$")
+	w.exec(`CREATE FUNCTION no_room() RETURNS trigger LANGUAGE plpgsql AS
+		$$ BEGIN RAISE EXCEPTION 'no room' USING ERRCODE = '53100'; END $$`)
 	w.exec("CREATE TRIGGER no_room BEFORE INSERT ON river_job EXECUTE FUNCTION no_room()")
 	w.refused()
 	w.awaitSeries(`dlqd_messages_submitted_total{outcome="error"} > 0`)

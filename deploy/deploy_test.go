@@ -72,7 +72,8 @@ func TestRules(t *testing.T) {
 		text := read(t, "../runbooks/"+runbook+".md")
 		require.Contains(t, text, "`"+r.Alert+"`", "its runbook says that it is for it")
 		require.Len(t, strings.Split(r.Annotations["first_steps"], "\n"), 3, r.Alert)
-		require.Contains(t, text, "**First.**\n\n"+r.Annotations["first_steps"]+"\n\n", "the steps of its runbook: %s", r.Alert)
+		require.Contains(t, text, "**First.**\n\n"+r.Annotations["first_steps"]+"\n\n",
+			"the steps of its runbook: %s", r.Alert)
 		require.Contains(t, tests, `ALERTS{alertname="`+r.Alert+`", alertstate="firing"`)
 		require.Contains(t, docs, "| `"+r.Alert+"` | "+r.Labels["severity"]+" |")
 	}

@@ -12,13 +12,12 @@ import (
 // RulesFile is the name of the alerts in [Files].
 const RulesFile = "prometheus/rules.yaml"
 
-// Links are where alerts link to.
+// Links are where alerts link to, by scrape job; the key "" is for all jobs that have no key of their own.
 type Links struct {
-	// Consoles are URLs of consoles by scrape job; that of "" is for the jobs that are not named. Where it is missing, it is the external label
-	// dlqd_url of Prometheus.
+	// Consoles are URLs of consoles. The default for "" is the external label dlqd_url of Prometheus.
 	Consoles map[string]string
-	// Runbooks are URLs of runbooks in the same way. {name} in one stands for the runbook's name, which goes to the end of others. Where that of
-	// "" is missing, the console serves them.
+	// Runbooks are URLs of runbooks. {name} is replaced by the runbook's name, which is appended if {name} is missing.
+	// The default for "" is the console, which serves them.
 	Runbooks map[string]string
 }
 
@@ -32,17 +31,21 @@ var (
 	jobName     = regexp.MustCompile(`^[A-Za-z0-9_.:/-]+$`)
 )
 
-// Render returns the alerts with their links.
+// Render returns the alerts with their links filled in.
 func Render(links Links) ([]byte, error) {
 	raw, err := Files.ReadFile(RulesFile)
 	if err != nil {
 		return nil, err
 	}
-	for _, urls := range []map[string]string{links.Consoles, links.Runbooks} {
-		for job, to := range urls {
-			if err := checkLink(job, to); err != nil {
-				return nil, err
-			}
+	for job, to := range links.Consoles {
+		if err := checkLink(job, to, true); err != nil {
+			return nil, err
+		}
+	}
+	for job, to := range links.Runbooks {
+		named := strings.ReplaceAll(to, nameInURL, "name")
+		if err := checkLink(job, named, named == to); err != nil {
+			return nil, err
 		}
 	}
 	text := runbookLink.ReplaceAllStringFunc(string(raw), func(link string) string {
@@ -54,10 +57,11 @@ func Render(links Links) ([]byte, error) {
 			return strings.TrimSuffix(to, "/") + "/" + name
 		})
 	})
-	return []byte(strings.ReplaceAll(text, externalURL, byJob(links.Consoles, externalURL, func(to string) string { return strings.TrimSuffix(to, "/") }))), nil
+	console := byJob(links.Consoles, externalURL, func(to string) string { return strings.TrimSuffix(to, "/") })
+	return []byte(strings.ReplaceAll(text, externalURL, console)), nil
 }
 
-// byJob is the text, or template, of what a link is by scrape job.
+// byJob returns a link as text or, if jobs have links of their own, as a template.
 func byJob(urls map[string]string, otherwise string, link func(to string) string) string {
 	if to, ok := urls[""]; ok {
 		otherwise = link(to)
@@ -81,14 +85,19 @@ func byJob(urls map[string]string, otherwise string, link func(to string) string
 	return text.String() + "{{ else }}" + otherwise + "{{ end }}"
 }
 
-// checkLink refuses what would not be a link, or would end the template or the text of YAML that it stands in.
-func checkLink(job, to string) error {
+// checkLink refuses what is not a link, or would end the template or the YAML text around it; and a link with a query
+// or a fragment if a path is appended to it.
+func checkLink(job, to string, appended bool) error {
 	if job != "" && !jobName.MatchString(job) {
 		return fmt.Errorf("%q is not the name of a scrape job", job)
 	}
-	parsed, err := url.Parse(strings.ReplaceAll(to, nameInURL, "name"))
-	if err != nil || parsed.Scheme != "http" && parsed.Scheme != "https" || parsed.Host == "" || strings.ContainsAny(strings.ReplaceAll(to, nameInURL, ""), "{}'\"\\ \t\r\n") {
+	parsed, err := url.Parse(to)
+	switch {
+	case err != nil, parsed.Scheme != "http" && parsed.Scheme != "https", parsed.Host == "",
+		strings.ContainsAny(to, "{}'\"\\ \t\r\n"):
 		return fmt.Errorf("%q is not a URL that an alert can link to (http or https)", to)
+	case appended && strings.ContainsAny(to, "?#"):
+		return fmt.Errorf("%q has a query or a fragment, after which no path can follow", to)
 	}
 	return nil
 }

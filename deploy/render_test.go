@@ -11,7 +11,7 @@ import (
 	"github.com/dlqd/dlqd/deploy"
 )
 
-// The rules that are rendered are those of rules.yaml, with links by scrape job.
+// Rendered rules are those of rules.yaml, with links by scrape job.
 func TestRender_LinksByJob(t *testing.T) {
 	t.Parallel()
 	as, err := deploy.Render(deploy.Links{})
@@ -19,7 +19,9 @@ func TestRender_LinksByJob(t *testing.T) {
 	require.Equal(t, read(t, deploy.RulesFile), string(as), "without links they are as they were")
 
 	rendered, err := deploy.Render(deploy.Links{
-		Consoles: map[string]string{"": "https://dlqd.example/", "dlqd-eu": "https://eu.example", "dlqd-us": "https://us.example"},
+		Consoles: map[string]string{
+			"": "https://dlqd.example/", "dlqd-eu": "https://eu.example", "dlqd-us": "https://us.example",
+		},
 		Runbooks: map[string]string{"": "https://git.example/{name}.md"},
 	})
 	require.NoError(t, err)
@@ -46,7 +48,9 @@ tests:
         eval_time: 15m
         exp_alerts:
 `
-	for job, console := range map[string]string{"dlqd": "https://dlqd.example", "dlqd-eu": "https://eu.example", "dlqd-us": "https://us.example"} {
+	for job, console := range map[string]string{
+		"dlqd": "https://dlqd.example", "dlqd-eu": "https://eu.example", "dlqd-us": "https://us.example",
+	} {
 		test += `          - exp_labels: {job: ` + job + `, queue: q, severity: warning}
             exp_annotations:
               summary: '127 dead letters of queue q are open'
@@ -61,16 +65,21 @@ tests:
 
 	rendered, err = deploy.Render(deploy.Links{Runbooks: map[string]string{"dlqd-eu": "https://eu.example/runbooks"}})
 	require.NoError(t, err)
-	require.Contains(t, string(rendered),
-		`runbook_url: '{{ if eq $labels.job "dlqd-eu" }}https://eu.example/runbooks/bad-policy{{ else }}{{ $externalLabels.dlqd_url }}/runbooks/bad-policy{{ end }}'`)
+	require.Contains(t, string(rendered), `runbook_url: '{{ if eq $labels.job "dlqd-eu" }}https://eu.example/runbooks/bad-policy`+
+		`{{ else }}{{ $externalLabels.dlqd_url }}/runbooks/bad-policy{{ end }}'`)
 }
 
 func TestRender_RefusesWhatIsNoLink(t *testing.T) {
 	t.Parallel()
-	for job, to := range map[string]string{"a": "dlqd.example", "b": "javascript:alert(1)", "c": "https://x/{{ .Labels }}", "d": "https://x/'y", `e"`: "https://x", "f": "https://"} {
+	for job, to := range map[string]string{
+		"a": "dlqd.example", "b": "javascript:alert(1)", "c": "https://x/{{ .Labels }}", "d": "https://x/'y",
+		`e"`: "https://x", "f": "https://", "g": "https://x/?a=b", "h": "https://x/#a",
+	} {
 		_, err := deploy.Render(deploy.Links{Consoles: map[string]string{job: to}})
 		require.Error(t, err, "%s=%s", job, to)
 		_, err = deploy.Render(deploy.Links{Runbooks: map[string]string{job: to}})
 		require.Error(t, err, "%s=%s", job, to)
 	}
+	_, err := deploy.Render(deploy.Links{Consoles: map[string]string{"": "https://x/{name}"}})
+	require.Error(t, err, "only runbooks have names")
 }

@@ -18,11 +18,12 @@ func newAlerts() *cobra.Command {
 	render := &cobra.Command{
 		Use:   "render",
 		Short: "Print the rules for Prometheus",
-		Long: `The rules of deploy/prometheus/rules.yaml, with the links that alerts have. A URL is for all scrape jobs, or for one: JOB=URL. Without
---console-url, alerts link to what the external label dlqd_url of Prometheus says; without --runbook-url, to the runbooks that
-the console serves, which are not there while dlqd is down.`,
-		Example: "dlqd alerts render --console-url https://dlqd.example --console-url dlqd-eu=https://dlqd.eu.example --runbook-url 'https://git.example/runbooks/{name}.md'",
-		Args:    cobra.NoArgs,
+		Long: `Render prints the rules of deploy/prometheus/rules.yaml with the links of alerts filled in. A URL is for all
+scrape jobs, or for one: JOB=URL. Without --console-url, alerts link to the external label dlqd_url of Prometheus;
+without --runbook-url, to the runbooks of the console, which are not served while dlqd is down.`,
+		Example: "dlqd alerts render --console-url https://dlqd.example --console-url dlqd-eu=https://dlqd.eu.example \\\n" +
+			"  --runbook-url 'https://git.example/runbooks/{name}.md'",
+		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			var links deploy.Links
 			var err error
@@ -40,13 +41,16 @@ the console serves, which are not there while dlqd is down.`,
 			return err
 		},
 	}
-	render.Flags().StringArrayVar(&consoles, "console-url", nil, "URL of the console, or JOB=URL of one scrape job's; may be repeated")
-	render.Flags().StringArrayVar(&runbooks, "runbook-url", nil, "URL of the runbooks, or JOB=URL; {name} stands for the runbook's name, which goes to the end of others; may be repeated")
+	render.Flags().StringArrayVar(&consoles, "console-url", nil,
+		"URL of the console, or JOB=URL for one scrape job; may be repeated")
+	render.Flags().StringArrayVar(&runbooks, "runbook-url", nil,
+		"URL of the runbooks, or JOB=URL for one scrape job; {name} is replaced by the runbook's name, which is appended if "+
+			"{name} is missing; may be repeated")
 	cmd.AddCommand(render)
 	return cmd
 }
 
-// linksByJob reads URL and JOB=URL. (A URL may have = in it, after its colon.)
+// linksByJob reads URL and JOB=URL. A URL may contain = after its colon.
 func linksByJob(flag string, given []string) (map[string]string, error) {
 	links := map[string]string{}
 	for _, link := range given {

@@ -336,7 +336,10 @@ func (s *sample) facts(ctx context.Context, p *policy.Policy) (strategy.Facts, e
 	if destination == nil {
 		destination = &policy.Destination{URL: standardDestination}
 	}
-	return delivery.FailureOf(ctx, &p.Data, queue, destination, &message.Message{MessageID: "sample", Queue: s.Queue, EventKind: s.Kind, Source: s.Source, Payload: payload, Headers: s.Headers}, s.Answer)
+	sent := &message.Message{
+		MessageID: "sample", Queue: s.Queue, EventKind: s.Kind, Source: s.Source, Payload: payload, Headers: s.Headers,
+	}
+	return delivery.FailureOf(ctx, &p.Data, queue, destination, sent, s.Answer)
 }
 
 // remark says what was expected, where it is something else.

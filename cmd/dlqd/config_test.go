@@ -188,13 +188,15 @@ func TestReclassify_afterAChangeOfRules(t *testing.T) {
 	require.Zero(t, s.stop(syscall.SIGTERM))
 }
 
-// What River's client would refuse when dlqd serves.
+// River's client would refuse these names when dlqd serves.
 func TestConfigCheck_RefusesQueueNamesThatRiverDoes(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	name := strings.Repeat("payments-", 9) + "later"
-	require.NoError(t, os.WriteFile(filepath.Join(dir, "retry-policies.yaml"), []byte("destinations:\n  d:\n    url: http://127.0.0.1:1/\nqueues:\n  "+name+":\n    destination: d\n"), 0o600))
+	text := "destinations:\n  d:\n    url: http://127.0.0.1:1/\nqueues:\n  " + name + ":\n    destination: d\n"
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "retry-policies.yaml"), []byte(text), 0o600))
 	_, stderr, code := run(t, "config", "check", dir)
 	require.NotZero(t, code)
-	require.Contains(t, stderr, "retry-policies.yaml:5: queues."+name+": a queue's name has at most 64 characters; this one has 86")
+	require.Contains(t, stderr,
+		"retry-policies.yaml:5: queues."+name+": a queue's name has at most 64 characters; this one has 86")
 }

@@ -16,9 +16,10 @@ func newDemo(hard context.Context) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "demo",
 		Short: "Show what dlqd does in twenty seconds, on a Postgres and a receiver of its own",
-		Long: "Demo sends a few hundred messages to a receiver with real troubles: dead letters are decided, a circuit breaker opens,\n" +
-			"the receiver recovers, the breaker closes, and what waited is sent again. It ends with an account that adds up.\n" +
-			"With --alerts it starts Prometheus and Alertmanager beside itself, breaks a destination, and prints which alert fired when and what was sent to whom.",
+		Long: "Demo sends a few hundred messages to a receiver with real troubles: dead letters are decided, a circuit\n" +
+			"breaker opens, the receiver recovers, the breaker closes, and waiting messages are sent. It ends with an\n" +
+			"account that adds up. With --alerts it starts Prometheus and Alertmanager beside itself, breaks a destination,\n" +
+			"and prints which alert fired when and what was sent to whom.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			var err error

@@ -286,7 +286,8 @@ var scenarios = map[string]scenario{
 			p.pool = postgrestest.Open(p, p.url)
 			p.command("pg_restore", "--no-comments", "--exit-on-error", "--dbname", p.url, backup)
 			p.await("2", "SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_pending'")
-			p.exec("UPDATE dlq.dead_letter_queue SET next_retry_at = now() WHERE status = 'dlq_pending'") // to restore takes a while
+			// (The restore takes a while.)
+			p.exec("UPDATE dlq.dead_letter_queue SET next_retry_at = now() WHERE status = 'dlq_pending'")
 			p.forget()
 			p.serve()
 			p.await("2", "SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_pending' AND waiting_for = 'automatic'") // held

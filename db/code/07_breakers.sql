@@ -48,7 +48,7 @@ BEGIN
     PERFORM dlq.require_breaker(p_name);
     INSERT INTO dlq.circuit_breakers AS b (name, state, since, open_until, forced, reason, changed_by, trouble_since)
     VALUES (p_name, 'open', p_now, p_now + p_for, p_forced, left(dlq.masked_text(p_reason, dlq.mask(false)), 10000),
-        dlq.actor(p_actor), p_now)
+            dlq.actor(p_actor), p_now)
     ON CONFLICT (name) DO UPDATE SET
         state = 'open', since = p_now, open_until = excluded.open_until, forced = excluded.forced,
         reason = excluded.reason, changed_by = excluded.changed_by,
@@ -86,20 +86,19 @@ END
 $$;
 COMMENT ON FUNCTION dlq.reset_breaker IS 'Closes a breaker. Returns false where it was closed already.';
 
--- Of the places of a half-open breaker each outcome takes one for good, and a probe that is under
--- way takes one until it reports; or, where its process died or lost the database, until its
--- timeout and 10 seconds have passed. One place is always left for what would decide: the policy
--- may have lowered the number of probes meanwhile.
+-- A half-open breaker has p_probes places. An outcome takes one for good. A running probe takes one until it reports;
+-- if its process died or lost the database, until its timeout and 10 seconds have passed. At least one place is left
+-- for the probe that decides, even if the policy has lowered the number of probes since.
 CREATE OR REPLACE FUNCTION dlq.take_probe(p_name text, p_probes integer, p_open_for interval, p_actor text,
-    p_now timestamptz DEFAULT now(),
-    p_timeout interval DEFAULT '30 seconds') RETURNS bigint
+    p_now timestamptz DEFAULT now(), p_timeout interval DEFAULT '30 seconds') RETURNS bigint
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     v_until constant timestamptz := p_now + p_timeout + interval '10 seconds';
     v_epoch bigint;
 BEGIN
     UPDATE dlq.circuit_breakers b SET
-        state = 'half_open', since = p_now, open_until = NULL, epoch = b.epoch + 1, probes_started = 1, probes_succeeded = 0, probes_failed = 0,
+        state = 'half_open', since = p_now, open_until = NULL, epoch = b.epoch + 1,
+        probes_started = 1, probes_succeeded = 0, probes_failed = 0,
         probes_until = ARRAY[v_until], last_tried_at = p_now, reason = 'probing', changed_by = p_actor
     WHERE b.name = p_name AND b.state = 'open' AND b.open_until <= p_now
     RETURNING b.epoch INTO v_epoch;
@@ -110,21 +109,18 @@ BEGIN
         probes_started = b.probes_started + 1, last_tried_at = p_now,
         probes_until = ARRAY(SELECT u FROM unnest(b.probes_until) u WHERE u > p_now) || v_until
     WHERE b.name = p_name AND b.state = 'half_open'
-      AND (SELECT count(*) FROM unnest(b.probes_until) u
-          WHERE u > p_now) < greatest(p_probes - b.probes_succeeded - b.probes_failed, 1)
+      AND (SELECT count(*) FROM unnest(b.probes_until) u WHERE u > p_now)
+          < greatest(p_probes - b.probes_succeeded - b.probes_failed, 1)
     RETURNING b.epoch INTO v_epoch;
     RETURN v_epoch;
 END
 $$;
-COMMENT ON FUNCTION dlq.take_probe IS 'Takes one of the deliveries that a half-open breaker lets through; an open one '
-    'whose time has come becomes half-open. One that has not reported its outcome p_timeout and 10 seconds later '
-    'gives its place to another. Returns the epoch to report the outcome with, null where no probe is left. '
-    '(p_open_for is of no use any more.)';
+COMMENT ON FUNCTION dlq.take_probe IS 'Takes one of the deliveries that a half-open breaker lets through; an open one whose time has come becomes half-open. One that has not reported its outcome p_timeout and 10 seconds later gives its place to another. Returns the epoch to report the outcome with, null where no probe is left. p_open_for is ignored: processes of before 00015 pass it.';
 
--- A late outcome counts in its own half-open period, also after its place was given to another.
+-- A late outcome counts in its own half-open period, even if its place was given to another probe.
 CREATE OR REPLACE FUNCTION dlq.report_probe(p_name text, p_epoch bigint, p_ok boolean, p_probes integer, p_success_rate float8,
     p_open_for interval, p_actor text, p_now timestamptz DEFAULT now(), p_until timestamptz DEFAULT NULL)
-        RETURNS dlq.breaker_state
+RETURNS dlq.breaker_state
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     v_needed integer := ceil(p_probes * p_success_rate / 100);
@@ -132,13 +128,14 @@ DECLARE
 BEGIN
     UPDATE dlq.circuit_breakers b SET
         probes_succeeded = b.probes_succeeded + p_ok::integer, probes_failed = b.probes_failed + (NOT p_ok)::integer,
-        probes_until = ARRAY(SELECT u.until FROM unnest(b.probes_until) WITH ORDINALITY u (until, place)
-                             WHERE u.place IS DISTINCT FROM array_position(b.probes_until,
-                                 coalesce(p_until, b.probes_until[1])))
+        probes_until = ARRAY(
+            SELECT u.until FROM unnest(b.probes_until) WITH ORDINALITY u (until, place)
+            WHERE u.place IS DISTINCT FROM array_position(b.probes_until, coalesce(p_until, b.probes_until[1])))
     WHERE b.name = p_name AND b.state = 'half_open' AND b.epoch = p_epoch
     RETURNING * INTO v_row;
     IF v_row.probes_succeeded >= v_needed THEN
-        UPDATE dlq.circuit_breakers SET state = 'closed', since = p_now, open_until = NULL, forced = false,
+        UPDATE dlq.circuit_breakers SET
+            state = 'closed', since = p_now, open_until = NULL, forced = false,
             trouble_since = NULL, last_tried_at = NULL,
             reason = v_row.probes_succeeded || ' probes succeeded, ' || v_row.probes_failed || ' failed', changed_by = p_actor
         WHERE name = p_name;

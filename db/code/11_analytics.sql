@@ -74,8 +74,8 @@ BEGIN
                    CASE WHEN n.left_group IS DISTINCT FROM n.joined_group THEN n.joined_group END AS joined_group) g
     ), minutes AS MATERIALIZED (
         -- A move counts once, for its class after it, and takes an open entry away from the class that it had; a failure counts
-        -- in its own minute. A redelivery that failed counts for the class that its entry was sent
-        -- with: its new error is not decided yet.
+        -- in its own minute. A failed redelivery counts for the class that its entry was sent with: its new error is not
+        -- decided yet.
         SELECT date_trunc('minute', c.at) AS minute, f.queue, c.class,
                count(*) FILTER (WHERE c.sign = 0 AND f.from_status IS NULL) AS captured,
                count(*) FILTER (WHERE c.sign = 0) AS failures,
@@ -92,8 +92,8 @@ BEGIN
                coalesce(sum(c.sign) FILTER (WHERE c.status = 'dlq_manual'), 0)::bigint AS manual
         FROM fresh f
         CROSS JOIN LATERAL (VALUES (f.at, f.to_class, 1, f.to_status), (f.at, f.from_class, -1, f.from_status),
-                                   (f.failed_at, CASE WHEN f.from_status IS NULL THEN f.to_class ELSE f.from_class END,
-                                    0, CASE WHEN f.is_failure THEN f.to_status END)) c (at, class, sign, status)
+                                   (f.failed_at, CASE WHEN f.from_status IS NULL THEN f.to_class ELSE f.from_class END, 0,
+                                    CASE WHEN f.is_failure THEN f.to_status END)) c (at, class, sign, status)
         WHERE c.status IS NOT NULL AND c.at >= p_from
         GROUP BY 1, 2, 3
     ), flow AS (
@@ -278,11 +278,11 @@ $$;
 COMMENT ON FUNCTION dlq.count_aliases IS 'Has failure groups go on with the counts, the trend and the times of the '
     'groups of an earlier grouping method whose errors are in them (dlq.group_aliases).';
 
--- (What waits for a lock for 5 seconds fails, and is made again a second later: a refresh that
--- hangs holds up the next.)
+-- A refresh that waits for a lock fails after 5 seconds and is tried again a second later, so that it does not block
+-- the next one.
 CREATE OR REPLACE FUNCTION dlq.refresh_rollups() RETURNS bigint
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET lock_timeout = '5s'
-    SET enable_seqscan = off SET jit = off SET max_parallel_workers_per_gather = 0 AS $$
+SET enable_seqscan = off SET jit = off SET max_parallel_workers_per_gather = 0 AS $$
 DECLARE
     v_state dlq.rollup_state;
     v_new   txid_snapshot;

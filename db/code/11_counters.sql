@@ -32,8 +32,8 @@ LANGUAGE sql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET 
         SELECT q.shown, f.* FROM fresh f JOIN queues q ON q.queue = f.queue
     ), kinds AS (
         -- A redelivery that failed counts for the class that its entry was sent with: its new error is not decided yet.
-        SELECT s.shown, s.class, count(*) FILTER (WHERE s.from_status IS NULL) AS captured, count(*)
-            FILTER (WHERE s.from_status IS NULL) AS failures, 0 AS failed_again,
+        SELECT s.shown, s.class, count(*) FILTER (WHERE s.from_status IS NULL) AS captured,
+               count(*) FILTER (WHERE s.from_status IS NULL) AS failures, 0 AS failed_again,
                count(*) FILTER (WHERE s.to_status = 'dlq_processing' AND s.from_status IS DISTINCT FROM 'dlq_processing') AS redelivered,
                count(*) FILTER (WHERE s.from_status = 'dlq_processing' AND s.to_status = 'dlq_resolved') AS succeeded,
                count(*) FILTER (WHERE s.to_status = 'dlq_resolved' AND s.from_status IS DISTINCT FROM 'dlq_resolved') AS resolved,
@@ -43,8 +43,8 @@ LANGUAGE sql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET 
                count(*) FILTER (WHERE s.actor = 'sweep') AS swept
         FROM shown s GROUP BY s.shown, s.class
         UNION ALL
-        SELECT s.shown, s.from_class, 0, count(*), count(*), 0, 0, 0, 0, 0, 0, 0 FROM shown s WHERE s.is_failure
-            AND s.from_status IS NOT NULL GROUP BY s.shown, s.from_class
+        SELECT s.shown, s.from_class, 0, count(*), count(*), 0, 0, 0, 0, 0, 0, 0
+        FROM shown s WHERE s.is_failure AND s.from_status IS NOT NULL GROUP BY s.shown, s.from_class
     ), times AS (
         SELECT s.shown, v.name, greatest(extract(epoch FROM v.took), 0.001)::float8 AS seconds
         FROM shown s CROSS JOIN LATERAL (VALUES
@@ -65,8 +65,8 @@ LANGUAGE sql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET 
         SELECT v.name, k.shown AS queue, v.label, v.value::float8 AS value
         FROM kinds k CROSS JOIN LATERAL (VALUES
             ('captured', k.class, k.captured), ('failures', k.class, k.failures),
-                ('redelivered', k.class, k.redelivered), ('succeeded', k.class, k.succeeded),
-                ('failed_again', k.class, k.failed_again),
+            ('redelivered', k.class, k.redelivered), ('succeeded', k.class, k.succeeded),
+            ('failed_again', k.class, k.failed_again),
             ('resolved', k.class, k.resolved), ('failed', k.class, k.failed), ('archived', k.class, k.archived), ('parked', k.class, k.parked), ('swept', '', k.swept)) v (name, label, value)
         WHERE v.value > 0 OR v.name = 'captured'
         UNION ALL
@@ -113,76 +113,83 @@ END
 $$;
 COMMENT ON FUNCTION dlq.trim_counters IS 'Has the most frequent error types of the last seven days have counters of their own, and no queue that was not used for 30 days where others need its place.';
 
-
--- needs_person counts the entries that have been manual or failed for longer than p_after
--- (p_afters: of p_queues), without those of muted groups. It looks at p_most manual and p_most
--- failed entries, in equal shares:
+-- needs_person looks at p_most manual and p_most failed entries, in equal shares:
 --   1. Of a class of a queue that has no more manual entries than its share, the count is exact.
---   2. Of one that has more it is at least what the rollups say: all that are manual, less the open entries of muted groups, less those that
---      came to be manual within the time.
---   3. Failed entries are looked at between the muted groups of their queue, so that no number of these hides others.
--- (No bitmaps: they read all that an index has of a class before the first entry is looked at.)
+--   2. Of one that has more, it is at least what the rollups say: all that are manual, less the open entries of
+--      muted groups, less those that became manual within the time.
+--   3. Failed entries are read between the muted groups of their queue, so that a large muted group does not use up
+--      the share of the others.
+-- Bitmap scans are off: they read all index entries of a class before the first row.
 CREATE OR REPLACE FUNCTION dlq.needs_person(p_after interval DEFAULT '15 minutes', p_queues text[] DEFAULT '{}',
     p_afters interval[] DEFAULT '{}', p_most integer DEFAULT 5000)
 RETURNS TABLE (queue text, error_class text, entries bigint)
-LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off
-    SET jit = off SET max_parallel_workers_per_gather = 0 AS $$
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off SET max_parallel_workers_per_gather = 0 AS $$
 BEGIN
     PERFORM dlq.require_everything('needs_person');
     RETURN QUERY
     WITH afters AS MATERIALIZED (
         SELECT a.queue, a.after FROM unnest(p_queues, p_afters) a (queue, after)
     ), muted AS MATERIALIZED (
-        SELECT m.queue, m.fingerprint, g.error_class, g.open FROM dlq.group_marks m JOIN dlq.failure_groups g
-            ON g.queue = m.queue AND g.fingerprint = m.fingerprint
+        SELECT m.queue, m.fingerprint, g.error_class, g.open
+        FROM dlq.group_marks m
+        JOIN dlq.failure_groups g ON g.queue = m.queue AND g.fingerprint = m.fingerprint
         WHERE m.muted_at IS NOT NULL AND dlq.is_muted(m, g.failures)
     ), waiting AS MATERIALIZED (
         SELECT b.queue, b.error_class, b.manual, coalesce(a.after, p_after) AS after,
-            p_most / count(*) OVER () + 1 AS share
+               p_most / count(*) OVER () + 1 AS share
         FROM dlq.rollup_backlog b LEFT JOIN afters a ON a.queue = b.queue WHERE b.manual > 0
     ), manual AS (
         SELECT w.queue, w.error_class, CASE WHEN l.looked < w.share THEN l.found ELSE greatest(l.found, w.manual
             - coalesce((SELECT sum(u.open) FROM muted u WHERE u.queue = w.queue AND u.error_class = w.error_class), 0)
             - coalesce((SELECT sum(f.parked) FROM dlq.rollup_flow f
-                        WHERE f.step = dlq.step_for(w.after) AND f.scope = 'queue_class' AND f.queue = w.queue
-                            AND f.error_class = w.error_class
+                        WHERE f.step = dlq.step_for(w.after) AND f.scope = 'queue_class'
+                          AND f.queue = w.queue AND f.error_class = w.error_class
                           AND f.bucket >= date_trunc(dlq.step_for(w.after)::text, clock_timestamp() - w.after, 'UTC')),
-                              0)) END AS entries
+                       0)) END AS entries
         FROM waiting w CROSS JOIN LATERAL (
             SELECT count(*) AS looked, count(*) FILTER (WHERE e.updated_at <= clock_timestamp() - w.after
-                AND NOT EXISTS (SELECT FROM muted u WHERE u.queue = w.queue AND u.fingerprint = e.fingerprint)) AS found
+                AND NOT EXISTS (
+                    SELECT FROM muted u WHERE u.queue = w.queue AND u.fingerprint = e.fingerprint)) AS found
             FROM ((SELECT o.updated_at, o.fingerprint FROM dlq.dead_letter_open o
                    WHERE w.error_class <> 'undecided' AND o.status = 'dlq_manual' AND o.queue = w.queue
-                       AND o.error_class = w.error_class LIMIT w.share)
+                     AND o.error_class = w.error_class LIMIT w.share)
                   UNION ALL
                   (SELECT o.updated_at, o.fingerprint FROM dlq.dead_letter_open o
                    WHERE w.error_class = 'undecided' AND o.status = 'dlq_manual' AND o.queue = w.queue
-                       AND o.error_class IS NULL LIMIT w.share)) e) l
+                     AND o.error_class IS NULL LIMIT w.share)) e) l
     ), between_muted AS MATERIALIZED (
         SELECT r.*, p_most / count(*) OVER () + 1 AS share FROM (
             SELECT q.queue, q.after, q.fingerprint AS above,
-                lead(q.fingerprint) OVER (PARTITION BY q.queue ORDER BY q.fingerprint) AS below
+                   lead(q.fingerprint) OVER (PARTITION BY q.queue ORDER BY q.fingerprint) AS below
             FROM (SELECT b.queue, coalesce(a.after, p_after) AS after, f.fingerprint
                   FROM (SELECT DISTINCT k.queue FROM dlq.rollup_backlog k) b LEFT JOIN afters a ON a.queue = b.queue
-                  CROSS JOIN LATERAL (SELECT '' AS fingerprint UNION ALL SELECT u.fingerprint FROM muted u
-                      WHERE u.queue = b.queue) f) q) r
+                  CROSS JOIN LATERAL (
+                      SELECT '' AS fingerprint
+                      UNION ALL
+                      SELECT u.fingerprint FROM muted u WHERE u.queue = b.queue) f) q) r
     ), failed AS (
         SELECT r.queue, coalesce(e.error_class, 'undecided') AS error_class, count(*) AS entries
         FROM between_muted r CROSS JOIN LATERAL (
-            (SELECT o.error_class, o.closed_at FROM dlq.dead_letter_failed o WHERE r.below IS NULL
-                AND o.queue = r.queue AND o.fingerprint > r.above LIMIT r.share)
+            (SELECT o.error_class, o.closed_at FROM dlq.dead_letter_failed o
+             WHERE r.below IS NULL AND o.queue = r.queue AND o.fingerprint > r.above LIMIT r.share)
             UNION ALL
             (SELECT o.error_class, o.closed_at FROM dlq.dead_letter_failed o
              WHERE r.below IS NOT NULL AND o.queue = r.queue AND o.fingerprint > r.above AND o.fingerprint < r.below
-                 LIMIT r.share)) e
+             LIMIT r.share)
+            UNION ALL
+            -- Entries whose last failure came before they were decided have no group. (No index has them.)
+            (SELECT o.error_class, o.closed_at
+             FROM (SELECT f.error_class, f.closed_at, f.fingerprint FROM dlq.dead_letter_failed f
+                   WHERE r.above = '' AND f.queue = r.queue LIMIT r.share) o
+             WHERE o.fingerprint IS NULL)) e
         WHERE e.closed_at <= clock_timestamp() - r.after GROUP BY 1, 2
     )
     SELECT n.queue, n.error_class, sum(n.entries)::bigint
-    FROM (SELECT m.queue, m.error_class, m.entries FROM manual m UNION ALL SELECT f.queue, f.error_class, f.entries
-        FROM failed f) n
+    FROM (SELECT m.queue, m.error_class, m.entries FROM manual m
+          UNION ALL
+          SELECT f.queue, f.error_class, f.entries FROM failed f) n
     WHERE n.entries > 0 GROUP BY 1, 2 ORDER BY 1, 2;
 END
 $$;
-COMMENT ON FUNCTION dlq.needs_person IS 'Entries that have waited for a person (manual, or failed) for longer than '
-    'p_after, or than p_afters says of p_queues, by queue and class; without those of muted groups. Looks at p_most '
-    'of each sort; where there are more, there may be more.';
+COMMENT ON FUNCTION dlq.needs_person IS 'Entries that have waited for a person (manual, or failed) for longer than p_after, or than p_afters says of p_queues, by queue and class; without those of muted groups. A change of a manual entry, such as a note, starts its time again. Looks at p_most of each sort; where there are more, there may be more.';

@@ -21,8 +21,9 @@ FROM (
 -- When the rollups were last brought up to date.
 SELECT at FROM dlq.rollup_state;
 
--- name: RefreshRollups :exec
-SELECT dlq.refresh_rollups();
+-- name: RefreshRollups :one
+-- Whether it did: false while another process is at it.
+SELECT (dlq.refresh_rollups() IS NOT NULL)::boolean AS refreshed;
 
 -- name: TrimRollups :exec
 SELECT dlq.trim_rollups();

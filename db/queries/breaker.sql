@@ -1,7 +1,7 @@
 -- name: Breakers :many
 -- Every breaker that has ever opened.
 SELECT name, state::text AS state, since, open_until, forced, probes_succeeded, probes_failed,
-    probes_until::timestamptz[] AS probes_until, trouble_since, last_tried_at,
+       probes_until::timestamptz[] AS probes_until, trouble_since, last_tried_at,
        coalesce(reason, '')::text AS reason, coalesce(changed_by, '')::text AS changed_by
 FROM dlq.circuit_breakers ORDER BY name;
 
@@ -12,12 +12,13 @@ SELECT dlq.open_breaker(@name::text, @actor::text, @reason::text, sqlc.narg('for
 SELECT dlq.reset_breaker(@name::text, @actor::text, @reason::text, @now::timestamptz)::boolean AS was_reset FROM (SELECT set_config('dlq.origin', @origin::text, true) OFFSET 0) o;
 
 -- name: TakeProbe :one
-SELECT coalesce(dlq.take_probe(@name::text, @probes::integer, @open_for::interval, @actor::text, @now::timestamptz,
-    @timeout::interval), 0)::bigint AS epoch;
+SELECT coalesce(dlq.take_probe(@name::text, @probes::integer, @open_for::interval, @actor::text,
+                               @now::timestamptz, @timeout::interval), 0)::bigint AS epoch;
 
 -- name: ReportProbe :one
 SELECT coalesce(dlq.report_probe(@name::text, @epoch::bigint, @ok::boolean, @probes::integer, @success_rate::float8,
-    @open_for::interval, @actor::text, @now::timestamptz, @until::timestamptz)::text, '')::text AS state;
+                                 @open_for::interval, @actor::text, @now::timestamptz,
+                                 @until::timestamptz)::text, '')::text AS state;
 
 -- name: LockQueueBreaker :one
 -- One process at a time looks at the breaker of a River queue.
@@ -45,8 +46,8 @@ UPDATE dlq.circuit_breakers SET state = 'open', since = @now::timestamptz, open_
 WHERE name = @name::text;
 
 -- name: QueueOutcomes :one
--- How the jobs of a River queue have ended since a time, and how many run that began after another;
--- each counted to ten thousand at most.
+-- How the jobs of a River queue have ended since @since, and how many run that began after @running_since; each up to
+-- ten thousand.
 -- (A job that dlqd completed itself, since another had done its work, says nothing of the queue.)
 SELECT
     (SELECT count(*) FROM (SELECT FROM river.river_job j WHERE j.state = 'completed' AND j.finalized_at >= @since::timestamptz AND j.queue = @queue::text

@@ -5,12 +5,13 @@ SELECT coalesce(s.at, @known_at)::timestamptz AS at, coalesce(s.counters, 'null'
 FROM (SELECT) one LEFT JOIN (SELECT m.at, CASE WHEN m.at <> @known_at THEN m.counters END AS counters, CASE WHEN m.at <> @known_at THEN m.sample END AS sample FROM dlq.metrics_sample m) s ON true;
 
 -- name: SampleDue :one
--- Whether a sample is to be taken, how old the last one is (0 where there is none), and whether
--- this transaction is the one that takes it. The lock, and the limit on each statement, last until
--- the transaction ends. (One of the future is of a clock that was set back.)
+-- Whether a sample is due, how old the last one is (0 if there is none), and whether this transaction takes the next.
+-- The lock and the statement timeout last until the transaction ends. A sample from the future, which a clock that was
+-- set back leaves behind, makes the next one due.
 SELECT d.due, d.age, (d.due AND pg_try_advisory_xact_lock(hashtextextended('dlq.metrics_sample', 0)))::boolean AS ours
-FROM (SELECT coalesce(NOT (s.age >= '0' AND s.age < greatest(@every::interval, least(20 * s.took, @most::interval))),
-    true)::boolean AS due, coalesce(s.age, '0')::interval AS age
+FROM (SELECT coalesce(s.age, '0')::interval AS age,
+             coalesce(NOT (s.age >= '0' AND s.age < greatest(@every::interval, least(20 * s.took, @most::interval))),
+                      true)::boolean AS due
       FROM (SELECT set_config('statement_timeout', @timeout::text, true) OFFSET 0) one
       LEFT JOIN (SELECT clock_timestamp() - m.at AS age, m.took FROM dlq.metrics_sample m) s ON true OFFSET 0) d;
 
@@ -21,14 +22,14 @@ SELECT coalesce((SELECT clock_timestamp() - s.at FROM dlq.metrics_sample s), '0'
 
 -- name: WriteSample :exec
 -- Where nothing has changed, a write each time would be for nothing; and a value that is set to itself stays where it is, out of line.
-INSERT INTO dlq.metrics_sample AS s (at, took, takes, counters, sample) VALUES (clock_timestamp(), @took::interval,
-    ARRAY[@took::interval], @counters::json, @sample::json)
+INSERT INTO dlq.metrics_sample AS s (at, took, takes, counters, sample)
+VALUES (clock_timestamp(), @took::interval, ARRAY[@took::interval], @counters::json, @sample::json)
 ON CONFLICT (one) DO UPDATE SET at = excluded.at, takes = (excluded.takes || s.takes)[1:5], sample = excluded.sample,
     took = (SELECT percentile_disc(0.5) WITHIN GROUP (ORDER BY t.took)
-        FROM unnest((excluded.takes || s.takes)[1:5]) t (took)),
+            FROM unnest((excluded.takes || s.takes)[1:5]) t (took)),
     counters = CASE WHEN s.counters::text = excluded.counters::text THEN s.counters ELSE excluded.counters END
 WHERE s.sample::text <> excluded.sample::text OR s.counters::text <> excluded.counters::text
-    OR s.at NOT BETWEEN clock_timestamp() - @unchanged::interval AND clock_timestamp();
+   OR s.at NOT BETWEEN clock_timestamp() - @unchanged::interval AND clock_timestamp();
 
 -- name: Counters :many
 SELECT name, queue, array_agg(label)::text[] AS labels, array_agg(value)::float8[] AS values FROM dlq.counters GROUP BY name, queue ORDER BY name, queue;

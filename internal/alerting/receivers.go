@@ -26,8 +26,8 @@ type Notification struct {
 	Title    string
 	Text     string
 	Link     string // to the page, where the receiver has a field for it
-	Over     bool   // it is over; of pagerduty and opsgenie, which close what Incident names
-	Incident string // what pagerduty and opsgenie know it by
+	Over     bool   // it resolves Incident (pagerduty, opsgenie)
+	Incident string // the key of the incident (pagerduty, opsgenie)
 }
 
 // Receivers stand in for the services that tell people.
@@ -74,7 +74,10 @@ func NewReceivers(ctx context.Context, notify func(Notification)) (*Receivers, e
 		}
 	},
 	) Notification {
-		return Notification{Receiver: "pagerduty", Title: m.Payload.Summary, Text: m.Payload.CustomDetails["text"], Link: m.ClientURL, Over: m.Action == "resolve", Incident: m.Key}
+		return Notification{
+			Receiver: "pagerduty", Title: m.Payload.Summary, Text: m.Payload.CustomDetails["text"], Link: m.ClientURL,
+			Over: m.Action == "resolve", Incident: m.Key,
+		}
 	}))
 	mux.HandleFunc("POST /v2/alerts", taking(r, func(m *struct {
 		Message, Description string
@@ -82,7 +85,9 @@ func NewReceivers(ctx context.Context, notify func(Notification)) (*Receivers, e
 		Details              map[string]string
 	},
 	) Notification {
-		return Notification{Receiver: "opsgenie", Title: m.Message, Text: m.Description, Link: m.Details["page"], Incident: m.Alias}
+		return Notification{
+			Receiver: "opsgenie", Title: m.Message, Text: m.Description, Link: m.Details["page"], Incident: m.Alias,
+		}
 	}))
 	mux.HandleFunc("POST /v2/alerts/{alias}/close", func(w http.ResponseWriter, request *http.Request) {
 		r.take(Notification{Receiver: "opsgenie", Over: true, Incident: request.PathValue("alias")})

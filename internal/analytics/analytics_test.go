@@ -476,15 +476,16 @@ func TestRollups_manyNames(t *testing.T) {
 	require.Zero(t, got("SELECT open::int FROM dlq.failure_groups WHERE fingerprint = 'other'"))
 }
 
-// A redelivery that failed counts for the class that its entry was sent with, as one that succeeded does: in the rollups and in the counters,
-// however they were made, and whether or not it says of which class the new error is.
+// A redelivery that failed counts for the class that its entry was sent with, as one that succeeded does: in the
+// rollups, refreshed or rebuilt, and in the counters, whichever class the new error has.
 func TestReplaySuccess_ByTheClassThatWasSent(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	b.fail(b, 4, "payments", "TimeoutError", "shop", 5)
 	b.decide(b, "transient", "f1", "dlq_manual")
 	b.exec(b, "SELECT dlq.replay(id, 'kim') FROM dlq.dead_letter_queue WHERE queue = 'payments' ORDER BY id LIMIT 3")
-	b.exec(b, `UPDATE dlq.dead_letter_queue SET status = 'dlq_resolved', move = '{"actor": "capture", "reason": "job completed"}'
+	b.exec(b, `UPDATE dlq.dead_letter_queue SET status = 'dlq_resolved',
+			move = '{"actor": "capture", "reason": "job completed"}'
 		WHERE id = (SELECT min(id::text)::uuid FROM dlq.dead_letter_open WHERE status = 'dlq_processing')`)
 	b.ended(b, "discarded")
 	b.decide(b, "validation", "f2", "dlq_manual")
@@ -494,10 +495,12 @@ func TestReplaySuccess_ByTheClassThatWasSent(t *testing.T) {
 		success, err := b.store.ReplaySuccess(t.Context(), analytics.Window{Over: 24 * time.Hour})
 		require.NoError(t, err)
 		require.Len(t, success, 1, "none is of undecided, or of what the entries are now")
-		require.Equal(t, "transient 3 1 2", fmt.Sprint(success[0].ErrorClass, " ", success[0].Redelivered, " ", success[0].Succeeded, " ", success[0].Failed))
+		of := success[0]
+		require.Equal(t, "transient 3 1 2", fmt.Sprint(of.ErrorClass, " ", of.Redelivered, " ", of.Succeeded, " ", of.Failed))
 		require.InDelta(t, 0.3333, *success[0].Success, 1e-9)
 		var failed string
-		require.NoError(t, b.pool.QueryRow(t.Context(), "SELECT string_agg(label || ' ' || value, ', ') FROM dlq.counters WHERE name = 'failed_again'").Scan(&failed))
+		require.NoError(t, b.pool.QueryRow(t.Context(),
+			"SELECT string_agg(label || ' ' || value, ', ') FROM dlq.counters WHERE name = 'failed_again'").Scan(&failed))
 		require.Equal(t, "transient 2", failed)
 	}
 	check()
@@ -505,23 +508,66 @@ func TestReplaySuccess_ByTheClassThatWasSent(t *testing.T) {
 	check()
 }
 
-// A refresh that hangs is cut off, and the next has longer: so what has piled up is counted all the same.
+// slow makes refreshes take longer.
+func (b *bundle) slow(t *testing.T, seconds float64) {
+	t.Helper()
+	var function string
+	require.NoError(t, b.pool.QueryRow(t.Context(), `SELECT replace(pg_get_functiondef('dlq.fold_moves'::regproc),
+		E'BEGIN\n', format(E'BEGIN\n PERFORM pg_sleep(%s);\n', $1::float8))`, seconds).Scan(&function))
+	b.exec(t, function)
+}
+
+// A refresh that hangs is cut off, and the next has longer, so that a large backlog of moves is counted, too.
 func TestLoops_RefreshThatHangsIsCutOff(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	b.fail(b, 3, "payments", "TimeoutError", "shop", 5)
-	var slow string
-	require.NoError(t, b.pool.QueryRow(t.Context(), "SELECT replace(pg_get_functiondef('dlq.fold_moves'::regproc), E'BEGIN\n', E'BEGIN\n PERFORM pg_sleep(7);\n')").Scan(&slow))
-	b.exec(b, slow) // longer than the first may take
+	b.slow(t, 7) // longer than the first may take
 	group := &background.Group{Logger: slog.New(slog.DiscardHandler)}
 	loop := b.store.Loops()[0]
 	group.Add(loop)
 	group.Start()
 	t.Cleanup(func() { _ = group.Stop(context.Background()) })
-	require.Eventually(t, func() bool { return loop.Status().Errors > 0 }, time.Minute, 50*time.Millisecond, "the first is cut off")
+	require.Eventually(t, func() bool { return loop.Status().Errors > 0 }, time.Minute, 50*time.Millisecond,
+		"the first is cut off")
 	require.Eventually(t, func() bool {
 		var captured *int64
-		require.NoError(t, b.pool.QueryRow(t.Context(), "SELECT sum(captured) FROM dlq.rollup_flow WHERE step = 'day' AND scope = 'all'").Scan(&captured))
+		require.NoError(t, b.pool.QueryRow(t.Context(),
+			"SELECT sum(captured) FROM dlq.rollup_flow WHERE step = 'day' AND scope = 'all'").Scan(&captured))
 		return captured != nil && *captured == 3
 	}, 3*time.Minute, 50*time.Millisecond)
+}
+
+// Turns in which another process refreshes do not shorten the rest after a slow refresh.
+func TestLoops_RestAfterASlowRefresh(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.refresh(b)
+	b.slow(t, 0.5)
+	another, err := b.pool.Begin(t.Context())
+	require.NoError(t, err)
+	defer func() { _ = another.Rollback(context.Background()) }()
+	_, err = another.Exec(t.Context(), "SELECT pg_advisory_xact_lock(hashtextextended('dlq.refresh_rollups', 0))")
+	require.NoError(t, err)
+	type turn struct{ began, ended time.Time }
+	turns := make(chan turn, 100)
+	group := &background.Group{
+		Logger:  slog.New(slog.DiscardHandler),
+		Observe: func(_ string, took time.Duration, _ error) { turns <- turn{time.Now().Add(-took), time.Now()} },
+	}
+	group.Add(b.store.Loops()[0])
+	group.Start()
+	t.Cleanup(func() { _ = group.Stop(context.Background()) })
+	for range 3 {
+		<-turns
+	}
+	require.NoError(t, another.Rollback(t.Context()))
+	for {
+		first := <-turns
+		if first.ended.Sub(first.began) < 500*time.Millisecond {
+			continue // it began before the rollback
+		}
+		require.Greater(t, (<-turns).began.Sub(first.ended), 4*time.Second, "ten times half a second")
+		return
+	}
 }

@@ -10,17 +10,17 @@ import (
 
 	"github.com/dlqd/dlqd/internal/analytics/internal/dbsqlc"
 	"github.com/dlqd/dlqd/internal/background"
+	"github.com/dlqd/dlqd/internal/postgres"
 )
 
 const (
 	// refreshInterval is how old the rollups get.
 	refreshInterval = time.Second
-	// refreshRest bounds what refreshing costs: it is followed by a rest of so many times as long as the last ones took, at most
-	// maxRefreshRest.
+	// A refresh is followed by a rest of refreshRest times the median of the last five, at most maxRefreshRest.
 	refreshRest    = 10
 	maxRefreshRest = 30 * time.Second
-	// refreshTimeout bounds a refresh: one that hangs would hold up the next. Where there is more to count than fits, each that is cut off
-	// gives the next twice as long.
+	// refreshTimeout bounds a refresh, so that one that hangs does not block the next. After each refresh that is cut
+	// off, the limit doubles until one succeeds: there may be more to count than fits.
 	refreshTimeout = 5 * time.Second
 	// rebuildTimeout bounds a refresh. One that finds a restored database counts the whole audit trail.
 	rebuildTimeout = 30 * time.Minute
@@ -31,7 +31,7 @@ const (
 
 // Refresh brings the rollups up to now, unless another process is at it.
 func (s *Store) Refresh(ctx context.Context) error {
-	_, err := s.refresh(ctx, rebuildTimeout)
+	_, _, err := s.refresh(ctx, rebuildTimeout)
 	return err
 }
 
@@ -40,19 +40,20 @@ func (s *Store) Trim(ctx context.Context) error {
 	return errors.Join(s.queries.TrimRollups(ctx), s.queries.TrimCounters(ctx))
 }
 
-// refresh brings the rollups up to now, in a limited time. It returns how long that took, without waiting for a connection.
-func (s *Store) refresh(ctx context.Context, limit time.Duration) (took time.Duration, err error) {
-	conn, err := s.pool.Acquire(ctx)
-	if err != nil {
-		return 0, err
-	}
-	defer conn.Release()
-	began := time.Now()
-	begin := fmt.Sprintf("BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL statement_timeout = %d", limit.Milliseconds())
-	err = pgx.BeginTxFunc(ctx, conn, pgx.TxOptions{BeginQuery: begin}, func(tx pgx.Tx) error {
-		return dbsqlc.New(s.schemas.Rendered(tx)).RefreshRollups(ctx)
+// refresh brings the rollups up to now within a limit. It returns how long that took, not counting the wait for a
+// connection, and whether it did: not while another process is at it.
+func (s *Store) refresh(ctx context.Context, limit time.Duration) (took time.Duration, refreshed bool, err error) {
+	var began time.Time
+	begin := postgres.BeginQuery(fmt.Sprintf("statement_timeout = %d", limit.Milliseconds()))
+	err = pgx.BeginTxFunc(ctx, s.pool, pgx.TxOptions{BeginQuery: begin}, func(tx pgx.Tx) error {
+		began = time.Now()
+		refreshed, err = dbsqlc.New(s.schemas.Rendered(tx)).RefreshRollups(ctx)
+		return err
 	})
-	return time.Since(began), err
+	if began.IsZero() {
+		return 0, false, err
+	}
+	return time.Since(began), refreshed, err
 }
 
 // Loops keep the rollups up to date, and take away what is too fine for its age.
@@ -63,11 +64,12 @@ func (s *Store) Loops() []*background.Loop {
 			Name: "rollups", Interval: refreshInterval, Timeout: rebuildTimeout, Patience: rebuildTimeout, OneProcess: true,
 			Failing: "analytics: the rollups are not brought up to date",
 			Once: func(ctx context.Context) (time.Duration, error) {
-				took, err := s.refresh(ctx, limit)
-				if err != nil {
-					if took >= limit {
-						limit = min(2*limit, rebuildTimeout)
-					}
+				took, refreshed, err := s.refresh(ctx, limit)
+				switch {
+				case err != nil && took >= limit:
+					limit = min(2*limit, rebuildTimeout)
+					return 0, err
+				case err != nil || !refreshed:
 					return 0, err
 				}
 				limit = refreshTimeout

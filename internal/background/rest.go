@@ -5,19 +5,19 @@ import (
 	"time"
 )
 
-// restTurns is how many turns a [Rest] goes by.
+// restTurns is how many turns a [Rest] remembers.
 const restTurns = 5
 
-// Rest keeps a loop's turns to a share of the time. It goes by the median of the last turns, so that one that hung does not
-// put off the next.
+// Rest limits the share of time that a loop works. It goes by the median of the last turns, so that one turn that hung
+// does not delay the next.
 type Rest struct {
-	Times int           // how many times as long as a turn takes
+	Times int           // the rest after a turn, in multiples of the median
 	Most  time.Duration // the longest rest
 
-	took []time.Duration // of the last turns, the newest last
+	took []time.Duration // durations of the last turns, the newest last
 }
 
-// After takes in how long a turn took, and returns how long to rest after it.
+// After records how long a turn took, and returns how long to rest after it.
 func (r *Rest) After(took time.Duration) time.Duration {
 	if len(r.took) == restTurns {
 		r.took = r.took[1:]

@@ -9,7 +9,7 @@ import (
 	"github.com/dlqd/dlqd/internal/background"
 )
 
-// A turn that hung for minutes costs no rest, and turns that are all long at most so much.
+// One turn that hung for minutes does not lengthen the rest; long turns lengthen it to the limit at most.
 func TestRest_OneLongTurn(t *testing.T) {
 	t.Parallel()
 	rest := &background.Rest{Times: 10, Most: 30 * time.Second}

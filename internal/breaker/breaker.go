@@ -43,7 +43,7 @@ const (
 	writeTimeout = 5 * time.Second
 	// syncTimeout bounds a look at the database.
 	syncTimeout = 5 * time.Second
-	// probeGrace is how long after its timeout a probe may report before its place is another's, as dlq.take_probe says.
+	// probeGrace is how long after its timeout a probe keeps its place; dlq.take_probe has the same.
 	probeGrace = 10 * time.Second
 )
 
@@ -175,11 +175,11 @@ type Permit struct {
 	name     string
 	settings policy.Breaker
 	epoch    int64     // of a probe; 0 for a delivery through a closed breaker
-	until    time.Time // when a probe that has not reported gives its place back
+	until    time.Time // when a probe that has not reported loses its place
 }
 
-// Allow asks whether a delivery to a destination may be made now. It returns nil where not. A probe whose outcome is not reported within the
-// delivery's timeout and ten seconds counts as lost: another may be made in its place.
+// Allow asks whether a delivery to a destination may be made now. It returns nil where not. A probe that
+// does not report within the delivery's timeout and ten seconds counts as lost, and another takes its place.
 func (b *Breakers) Allow(ctx context.Context, destination string, timeout time.Duration) (*Permit, error) {
 	name := DestinationPrefix + destination
 	permit := &Permit{breakers: b, name: name, settings: b.config.Policy().Breaker(destination)}
@@ -199,7 +199,8 @@ func (b *Breakers) Allow(ctx context.Context, destination string, timeout time.D
 	now := b.config.Now().Truncate(time.Microsecond) // as Postgres has it
 	permit.until = now.Add(timeout + probeGrace)
 	epoch, err := b.queries.TakeProbe(ctx, dbsqlc.TakeProbeParams{
-		Name: name, Probes: int32(permit.settings.Probes), OpenFor: permit.settings.OpenFor, Actor: b.config.Actor, Now: now, Timeout: timeout,
+		Name: name, Probes: int32(permit.settings.Probes), OpenFor: permit.settings.OpenFor,
+		Actor: b.config.Actor, Now: now, Timeout: timeout,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("circuit breaker %s: %w", name, err)
@@ -211,7 +212,7 @@ func (b *Breakers) Allow(ctx context.Context, destination string, timeout time.D
 	return permit, nil
 }
 
-// placesLeft is how many probes a half-open breaker may let through at a time, as dlq.take_probe counts them.
+// placesLeft is how many more probes a half-open breaker lets through now, as dlq.take_probe counts them.
 func placesLeft(row *dbsqlc.BreakersRow, probes int, now time.Time) int {
 	places := max(probes-int(row.ProbesSucceeded)-int(row.ProbesFailed), 1)
 	for _, until := range row.ProbesUntil {
@@ -283,7 +284,8 @@ func (b *Breakers) count(p *Permit, ok bool) *dbsqlc.OpenBreakerParams {
 	now := b.config.Now()
 	until := now.Add(l.settings.OpenFor)
 	b.shared[p.name] = dbsqlc.BreakersRow{
-		Name: p.name, State: string(Open), Since: now, TroubleSince: &now, OpenUntil: &until, Reason: reason, ChangedBy: b.config.Actor,
+		Name: p.name, State: string(Open), Since: now, TroubleSince: &now, OpenUntil: &until,
+		Reason: reason, ChangedBy: b.config.Actor,
 	}
 	b.config.Logger.Warn("circuit breaker", "breaker", p.name, "from", string(Closed), "to", string(Open), "reason", reason)
 	opening := dbsqlc.OpenBreakerParams{Name: p.name, Actor: b.config.Actor, Reason: reason, For: &l.settings.OpenFor, Now: now}
@@ -319,7 +321,7 @@ func (b *Breakers) localOf(name string, settings policy.Breaker) *local {
 type Status struct {
 	Name            string     `json:"name" doc:"destination: and the destination's name, or queue: and the name of a River queue." example:"destination:payments"`
 	State           State      `json:"state" enum:"closed,open,half_open" doc:"closed: deliveries go through. open: none does. half_open: a few probes do."`
-	Since           *time.Time `json:"since,omitempty" doc:"Since when it is closed; for an open or half-open one, when it was last closed. Absent for one that has never opened."`
+	Since           *time.Time `json:"since,omitempty" doc:"When it closed; for an open or half-open one, when it was last closed. Absent for one that has never opened."`
 	LastTried       *time.Time `json:"lastTriedAt,omitempty" doc:"When the last probe of an open or half-open one began; absent where none has since it opened."`
 	OpenUntil       *time.Time `json:"openUntil,omitempty" doc:"When an open one lets probes through; absent where a person opened it for good."`
 	Forced          bool       `json:"forced" doc:"A person opened it."`
@@ -351,8 +353,10 @@ func (b *Breakers) List() []Status {
 		status := Status{Name: name, State: Closed}
 		if row, ok := b.shared[name]; ok {
 			status = Status{
-				Name: name, State: State(row.State), Since: cmp.Or(row.TroubleSince, &row.Since), LastTried: row.LastTriedAt, OpenUntil: row.OpenUntil, Forced: row.Forced,
-				ProbesSucceeded: int(row.ProbesSucceeded), ProbesFailed: int(row.ProbesFailed), Reason: row.Reason, ChangedBy: row.ChangedBy,
+				Name: name, State: State(row.State), Since: cmp.Or(row.TroubleSince, &row.Since),
+				LastTried: row.LastTriedAt, OpenUntil: row.OpenUntil, Forced: row.Forced,
+				ProbesSucceeded: int(row.ProbesSucceeded), ProbesFailed: int(row.ProbesFailed),
+				Reason: row.Reason, ChangedBy: row.ChangedBy,
 			}
 		}
 		if l := b.local[name]; l != nil {

@@ -63,11 +63,15 @@ func (b *bundle) pass(d time.Duration) {
 // process is what one process knows, as one that has just started.
 func (b *bundle) process(name string) *breaker.Breakers {
 	b.Helper()
-	p := breaker.New(breaker.Config{
-		DB: b.pool, Policy: func() *policy.Policy { return b.policy }, Actor: name, Logger: slog.New(slog.DiscardHandler), Now: b.clock,
-	})
+	p := b.breakers(name, b.pool, func() *policy.Policy { return b.policy })
 	require.NoError(b, p.Sync(b.Context()))
 	return p
+}
+
+func (b *bundle) breakers(name string, db postgres.DB, rules func() *policy.Policy) *breaker.Breakers {
+	return breaker.New(breaker.Config{
+		DB: db, Policy: rules, Actor: name, Logger: slog.New(slog.DiscardHandler), Now: b.clock,
+	})
 }
 
 // deliver makes a delivery that succeeds or fails, and reports whether the breaker let it.
@@ -301,7 +305,7 @@ func TestBreaker_firstOpeningThatIsNotWritten(t *testing.T) {
 	for _, reset := range []bool{false, true} {
 		b := setup(t, "defaults: {consecutiveFailures: 2, probes: 1}")
 		db := &away{DB: b.pool}
-		p := breaker.New(breaker.Config{DB: db, Policy: func() *policy.Policy { return b.policy }, Actor: "one", Logger: slog.New(slog.DiscardHandler), Now: b.clock})
+		p := b.breakers("one", db, func() *policy.Policy { return b.policy })
 		db.off.Store(true)
 		require.True(t, b.deliver(p, false))
 		require.True(t, b.deliver(p, false))
@@ -328,7 +332,7 @@ func TestBreaker_LateOpeningDoesNotUndoAReset(t *testing.T) {
 	t.Parallel()
 	b := setup(t, "defaults: {consecutiveFailures: 2}")
 	db := &away{DB: b.pool}
-	p := breaker.New(breaker.Config{DB: db, Policy: func() *policy.Policy { return b.policy }, Actor: "one", Logger: slog.New(slog.DiscardHandler), Now: b.clock})
+	p := b.breakers("one", db, func() *policy.Policy { return b.policy })
 	db.off.Store(true)
 	require.True(t, b.deliver(p, false))
 	require.True(t, b.deliver(p, false))
@@ -382,7 +386,8 @@ func TestBreaker_PersonsOpeningStands(t *testing.T) {
 	}
 }
 
-// A probe that has not reported ten seconds after its timeout gives its place back, however short an open period is; its outcome still counts.
+// A probe that has not reported ten seconds after its timeout loses its place, however short an open period is; its
+// outcome still counts.
 func TestBreaker_LostProbeGivesItsPlaceBack(t *testing.T) {
 	t.Parallel()
 	b := setup(t, "defaults: {consecutiveFailures: 2, probes: 2, successRate: 100, openFor: 1s}")
@@ -554,71 +559,80 @@ func TestQueues_pauseAndResumeARiverQueue(t *testing.T) {
 // What failed before a breaker was reset has been judged, and what an operator cancelled has not failed.
 func TestQueues_CountFailuresOnce(t *testing.T) {
 	t.Parallel()
-	b := setup(t, "riverQueues: {emails: {minimumCount: 4}}")
-	client, err := river.NewClient(riverpgxv5.New(b.pool), &river.Config{Logger: slog.New(slog.DiscardHandler), TestOnly: true})
-	require.NoError(t, err)
-	b.exec(t, "INSERT INTO river_queue (name, created_at, updated_at) VALUES ('emails', now(), now())")
-	p := b.process("one")
-	watch := &breaker.Queues{Pool: b.pool, Schemas: postgres.DefaultSchemas(), River: client, Breakers: p}
+	b := setupQueues(t, "riverQueues: {emails: {minimumCount: 4}}", "emails")
 	end := func(state, metadata string) {
 		b.exec(t, `INSERT INTO river_job (kind, args, queue, max_attempts, state, finalized_at, metadata) SELECT 'app', '{}', 'emails', 1, $1::river_job_state, $2, $3::jsonb FROM generate_series(1, 4)`,
 			state, b.clock(), metadata)
 	}
-	is := func(want breaker.State) {
-		require.NoError(t, watch.RunOnce(t.Context()))
-		require.NoError(t, p.Sync(t.Context()))
-		state, _ := p.State("queue:emails")
-		require.Equal(t, want, state)
-	}
 	end("cancelled", `{"cancel_attempted_at": "2026-01-01T00:00:00Z"}`)
-	is(breaker.Closed)
+	b.requireQueue("emails", breaker.Closed, false)
 	end("discarded", "{}")
-	is(breaker.Open)
+	b.requireQueue("emails", breaker.Open, true)
 	b.pass(time.Second)
-	_, err = p.Reset(t.Context(), "queue:emails", "kim", "")
+	_, err := b.process.Reset(t.Context(), "queue:emails", "kim", "")
 	require.NoError(t, err)
-	is(breaker.Closed)
-	is(breaker.Closed)
+	b.requireQueue("emails", breaker.Closed, false)
+	b.requireQueue("emails", breaker.Closed, false)
 	b.pass(time.Second)
 	end("discarded", "{}")
-	is(breaker.Open)
+	b.requireQueue("emails", breaker.Open, true)
 }
 
 // A queue that a breaker paused is resumed once the policy does not name it any more; what a person opened stays until they say so.
 func TestQueues_notNamedAnyMore(t *testing.T) {
 	t.Parallel()
-	b := setup(t, "riverQueues: {emails: {}, sms: {}}")
-	client, err := river.NewClient(riverpgxv5.New(b.pool), &river.Config{Logger: slog.New(slog.DiscardHandler), TestOnly: true})
-	require.NoError(t, err)
-	b.exec(t, "INSERT INTO river_queue (name, created_at, updated_at) VALUES ('emails', now(), now()), ('sms', now(), now())")
-	p := b.process("one")
-	watch := &breaker.Queues{Pool: b.pool, Schemas: postgres.DefaultSchemas(), River: client, Breakers: p}
-	paused := func(queue string) bool {
-		q, err := client.QueueGet(t.Context(), queue)
-		require.NoError(t, err)
-		return q.PausedAt != nil
-	}
+	b := setupQueues(t, "riverQueues: {emails: {}, sms: {}}", "emails", "sms")
 	b.exec(t, "SELECT dlq.open_breaker('queue:emails', 'one', 'it fails', '10 s', false, $1)", b.clock())
-	require.NoError(t, p.ForceOpen(t.Context(), "queue:sms", "kim", "", 0))
-	require.NoError(t, watch.RunOnce(t.Context()))
-	require.True(t, paused("emails"))
-	require.True(t, paused("sms"))
+	require.NoError(t, b.process.ForceOpen(t.Context(), "queue:sms", "kim", "", 0))
+	b.requireQueue("emails", breaker.Open, true)
+	b.requireQueue("sms", breaker.Open, true)
 
 	b.policy = policytest.Load(t, nil)
-	require.NoError(t, watch.RunOnce(t.Context()))
-	require.False(t, paused("emails"))
-	require.True(t, paused("sms"))
-	require.NoError(t, p.Sync(t.Context()))
-	state, _ := p.State("queue:emails")
-	require.Equal(t, breaker.Closed, state)
-	status, _ := p.Find("queue:emails")
+	b.requireQueue("emails", breaker.Closed, false)
+	b.requireQueue("sms", breaker.Open, true)
+	status, _ := b.process.Find("queue:emails")
 	require.Equal(t, "the policy does not name the queue any more", status.Reason)
 
-	_, err = p.Reset(t.Context(), "queue:sms", "kim", "")
+	_, err := b.process.Reset(t.Context(), "queue:sms", "kim", "")
 	require.NoError(t, err)
-	require.NoError(t, watch.RunOnce(t.Context()))
-	require.False(t, paused("sms"))
-	require.NoError(t, watch.RunOnce(t.Context()))
+	b.requireQueue("sms", breaker.Closed, false)
+	require.NoError(t, b.watch.RunOnce(t.Context()))
+}
+
+// queues is a bundle with River queues that no client works, and one process that watches them.
+type queues struct {
+	*bundle
+
+	client  *river.Client[pgx.Tx]
+	process *breaker.Breakers
+	watch   *breaker.Queues
+}
+
+func setupQueues(t *testing.T, breakers string, names ...string) *queues {
+	t.Helper()
+	b := setup(t, breakers)
+	client, err := river.NewClient(riverpgxv5.New(b.pool), &river.Config{
+		Logger: slog.New(slog.DiscardHandler), TestOnly: true,
+	})
+	require.NoError(t, err)
+	for _, name := range names {
+		b.exec(t, "INSERT INTO river_queue (name, created_at, updated_at) VALUES ($1, now(), now())", name)
+	}
+	q := &queues{bundle: b, client: client, process: b.process("one")}
+	q.watch = &breaker.Queues{Pool: b.pool, Schemas: postgres.DefaultSchemas(), River: client, Breakers: q.process}
+	return q
+}
+
+// requireQueue looks once at the queues, and compares the state of one's breaker and whether it is paused.
+func (q *queues) requireQueue(name string, want breaker.State, paused bool) {
+	q.Helper()
+	require.NoError(q, q.watch.RunOnce(q.Context()))
+	require.NoError(q, q.process.Sync(q.Context()))
+	state, _ := q.process.State(breaker.QueuePrefix + name)
+	require.Equal(q, want, state)
+	queue, err := q.client.QueueGet(q.Context(), name)
+	require.NoError(q, err)
+	require.Equal(q, paused, queue.PausedAt != nil)
 }
 
 func (b *bundle) exec(t *testing.T, sql string, args ...any) {

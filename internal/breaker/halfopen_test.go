@@ -2,20 +2,16 @@ package breaker_test
 
 import (
 	"fmt"
-	"log/slog"
 	"math/rand/v2"
 	"slices"
 	"testing"
 	"time"
 
-	"github.com/riverqueue/river"
-	"github.com/riverqueue/river/riverdriver/riverpgxv5"
 	"github.com/stretchr/testify/require"
 
 	"github.com/dlqd/dlqd/internal/breaker"
 	"github.com/dlqd/dlqd/internal/policy"
 	"github.com/dlqd/dlqd/internal/policy/policytest"
-	"github.com/dlqd/dlqd/internal/postgres"
 )
 
 // A delivery each 40 s, longer than openFor, and each succeeds: eight of ten probes are needed, and eight close it.
@@ -36,8 +32,8 @@ func TestBreaker_ClosesAtLowTraffic(t *testing.T) {
 	b.requireState(two, breaker.Closed)
 }
 
-// walk is one breaker whose destination works again, on a clock that the test sets: deliveries come at a pace, take their time, and some of
-// those that the breaker lets through are never reported, as if their process had died.
+// walk is one breaker whose destination works again, on a clock that the test sets. Deliveries come at random
+// intervals and take random times; some probes are never reported, as if their process had died.
 type walk struct {
 	*bundle
 
@@ -50,7 +46,7 @@ type walk struct {
 	random         *rand.Rand
 	processes      []*breaker.Breakers
 	underway       []probe
-	lastLet        time.Time // when the breaker let a probe through last, or opened
+	lastLet        time.Time // when the breaker last let a probe through, or opened
 	reported, lets int
 }
 
@@ -65,8 +61,18 @@ type probe struct {
 
 func (w *walk) epoch() (epoch int64, state breaker.State) {
 	w.Helper()
-	require.NoError(w, w.pool.QueryRow(w.Context(), "SELECT epoch, state FROM dlq.circuit_breakers WHERE name = $1", w.name).Scan(&epoch, &state))
+	row := w.pool.QueryRow(w.Context(), "SELECT epoch, state FROM dlq.circuit_breakers WHERE name = $1", w.name)
+	require.NoError(w, row.Scan(&epoch, &state))
 	return epoch, state
+}
+
+// outcomes counts the probes that have reported in this half-open period.
+func (w *walk) outcomes() (succeeded, ended int) {
+	w.Helper()
+	row := w.pool.QueryRow(w.Context(),
+		"SELECT probes_succeeded, probes_succeeded + probes_failed FROM dlq.circuit_breakers WHERE name = $1", w.name)
+	require.NoError(w, row.Scan(&succeeded, &ended))
+	return succeeded, ended
 }
 
 // report reports the probes that have ended by now, in the order in which they end.
@@ -81,12 +87,9 @@ func (w *walk) report() {
 		}
 		w.underway = slices.Delete(w.underway, i, i+1)
 		before, state := w.epoch()
-		var succeeded, after int
-		count := "SELECT probes_succeeded, probes_succeeded + probes_failed FROM dlq.circuit_breakers WHERE name = $1"
-		require.NoError(w, w.pool.QueryRow(w.Context(), count, w.name).Scan(&succeeded, &after))
-		ended := after
+		_, ended := w.outcomes()
 		p.permit.Done(w.Context(), p.ok)
-		require.NoError(w, w.pool.QueryRow(w.Context(), count, w.name).Scan(&succeeded, &after))
+		succeeded, after := w.outcomes()
 		now, stands := w.epoch()
 		require.Equal(w, before, now, "a report begins no period")
 		if state != breaker.HalfOpen || p.epoch != before {
@@ -126,7 +129,8 @@ func (w *walk) goOn() {
 		}
 		if permit == nil {
 			// Each place is taken by a probe that may still report, or it is open.
-			require.Less(w, w.clock().Sub(w.lastLet), max(w.settings.OpenFor, w.timeout+10*time.Second), "it stands still")
+			most := max(w.settings.OpenFor, w.timeout+10*time.Second)
+			require.Less(w, w.clock().Sub(w.lastLet), most, "it stands still")
 			continue
 		}
 		w.lastLet = w.clock()
@@ -146,8 +150,8 @@ func (w *walk) goOn() {
 	}
 }
 
-// However seldom deliveries come, whichever process they come to and however many of its probes are lost, a breaker whose destination works
-// again closes after the successes that it needs, and never stands still for longer than a probe may take.
+// A breaker whose destination works again closes after the successes that it needs, and never stands still for longer
+// than a probe may take: at any rate of deliveries, over two processes, with lost probes.
 func TestBreaker_HalfOpenAlwaysEnds(t *testing.T) {
 	t.Parallel()
 	seed := uint64(time.Now().UnixNano())
@@ -159,15 +163,15 @@ func TestBreaker_HalfOpenAlwaysEnds(t *testing.T) {
 		timeouts := []time.Duration{time.Second, 30 * time.Second, 5 * time.Minute}
 		w := &walk{
 			bundle: b, name: fmt.Sprintf("%scase-%d", breaker.DestinationPrefix, i), random: random,
-			gap: gaps[i%len(gaps)], timeout: timeouts[random.IntN(len(timeouts))], lost: []float64{0, 0.2, 0.6}[i/len(gaps)%3], failing: random.IntN(8),
+			gap: gaps[i%len(gaps)], timeout: timeouts[random.IntN(len(timeouts))],
+			lost: []float64{0, 0.2, 0.6}[i/len(gaps)%3], failing: random.IntN(8),
 		}
-		rules := policytest.Load(t, policytest.Files{"circuit-breaker": fmt.Sprintf("defaults: {consecutiveFailures: 1, probes: %d, successRate: %d, openFor: %ds}",
+		rules := policytest.Load(t, policytest.Files{"circuit-breaker": fmt.Sprintf(
+			"defaults: {consecutiveFailures: 1, probes: %d, successRate: %d, openFor: %ds}",
 			1+random.IntN(10), 50+random.IntN(51), 1+random.IntN(120))})
 		w.settings = rules.Breaker("")
 		for _, name := range []string{"one", "two"} {
-			p := breaker.New(breaker.Config{
-				DB: b.pool, Policy: func() *policy.Policy { return rules }, Actor: name, Logger: slog.New(slog.DiscardHandler), Now: b.clock,
-			})
+			p := b.breakers(name, b.pool, func() *policy.Policy { return rules })
 			require.NoError(t, p.Sync(t.Context()))
 			w.processes = append(w.processes, p)
 		}
@@ -176,12 +180,14 @@ func TestBreaker_HalfOpenAlwaysEnds(t *testing.T) {
 		permit.Done(t.Context(), false)
 		w.lastLet = b.clock()
 		w.goOn()
-		t.Logf("case %d: a delivery each %s, timeout %s, %d probes of which %g %% must succeed, %g lost: %d let through, %d counted",
+		t.Logf("case %d: a delivery each %s, timeout %s, %d probes of which %g %% must succeed, %g lost: "+
+			"%d let through, %d counted",
 			i, w.gap, w.timeout, w.settings.Probes, w.settings.SuccessRate, w.lost, w.lets, w.reported)
 	}
 }
 
-// A breaker has been in trouble since it was last closed, however often it was tried in vain since; and it says when that was last.
+// Since of an open or half-open breaker is when it was last closed, however many probes failed; LastTried is when the
+// last probe began.
 func TestBreaker_InTroubleSinceItWasClosed(t *testing.T) {
 	t.Parallel()
 	b := setup(t, "defaults: {consecutiveFailures: 1, probes: 1, openFor: 30s}")
@@ -221,49 +227,77 @@ func TestBreaker_InTroubleSinceItWasClosed(t *testing.T) {
 	require.Nil(t, status.LastTried)
 }
 
-// A half-open River queue waits for the jobs that run, paused; not for one that is put off, or that runs for longer than a minute.
+// running inserts a job of the queue emails that runs.
+func (q *queues) running() {
+	q.Helper()
+	q.exec(q.T, `INSERT INTO river_job (kind, args, queue, max_attempts, attempt, state, attempted_at)
+		VALUES ('app', '{}', 'emails', 1, 1, 'running', $1)`, q.clock())
+}
+
+// end ends the jobs that run.
+func (q *queues) end(state string) {
+	q.Helper()
+	q.exec(q.T, "UPDATE river_job SET state = $1::river_job_state, finalized_at = $2 WHERE state = 'running'",
+		state, q.clock())
+}
+
+// A half-open River queue is paused while jobs run, except for jobs that were put off or have run for over a minute.
 func TestQueues_HalfOpenAlwaysEnds(t *testing.T) {
 	t.Parallel()
-	b := setup(t, "riverQueues: {emails: {openFor: 10s}}")
-	client, err := river.NewClient(riverpgxv5.New(b.pool), &river.Config{Logger: slog.New(slog.DiscardHandler), TestOnly: true})
-	require.NoError(t, err)
-	b.exec(t, "INSERT INTO river_queue (name, created_at, updated_at) VALUES ('emails', now(), now())")
-	p := b.process("one")
-	watch := &breaker.Queues{Pool: b.pool, Schemas: postgres.DefaultSchemas(), River: client, Breakers: p}
-	is := func(want breaker.State, paused bool) {
-		t.Helper()
-		require.NoError(t, watch.RunOnce(t.Context()))
-		require.NoError(t, p.Sync(t.Context()))
-		state, _ := p.State("queue:emails")
-		require.Equal(t, want, state)
-		queue, err := client.QueueGet(t.Context(), "emails")
-		require.NoError(t, err)
-		require.Equal(t, paused, queue.PausedAt != nil)
-	}
-	runs := func() {
-		b.exec(t, "INSERT INTO river_job (kind, args, queue, max_attempts, attempt, state, attempted_at) VALUES ('app', '{}', 'emails', 1, 1, 'running', $1)", b.clock())
-	}
+	b := setupQueues(t, "riverQueues: {emails: {openFor: 10s}}", "emails")
 	b.exec(t, "SELECT dlq.open_breaker('queue:emails', 'one', 'it fails', '10 s', false, $1)", b.clock())
 	opened := b.clock()
-	is(breaker.Open, true)
+	b.requireQueue("emails", breaker.Open, true)
 	b.pass(10 * time.Second)
-	is(breaker.HalfOpen, false)
-	status, _ := p.Find("queue:emails")
+	b.requireQueue("emails", breaker.HalfOpen, false)
+	status, _ := b.process.Find("queue:emails")
 	require.True(t, opened.Equal(*status.Since))
 	require.True(t, b.clock().Equal(*status.LastTried))
 
-	runs()
-	is(breaker.HalfOpen, true)
+	b.running()
+	b.requireQueue("emails", breaker.HalfOpen, true)
 	b.exec(t, "UPDATE river_job SET state = 'scheduled'")
-	is(breaker.HalfOpen, false)
+	b.requireQueue("emails", breaker.HalfOpen, false)
 
 	b.pass(time.Second)
-	runs()
-	is(breaker.HalfOpen, true)
+	b.running()
+	b.requireQueue("emails", breaker.HalfOpen, true)
 	b.pass(69 * time.Second)
-	is(breaker.HalfOpen, true)
+	b.requireQueue("emails", breaker.HalfOpen, true)
 	b.pass(time.Second)
-	is(breaker.HalfOpen, false)
-	b.exec(t, "INSERT INTO river_job (kind, args, queue, max_attempts, state, finalized_at) VALUES ('app', '{}', 'emails', 1, 'completed', $1)", b.clock())
-	is(breaker.Closed, false)
+	b.requireQueue("emails", breaker.HalfOpen, false)
+	b.end("completed")
+	b.requireQueue("emails", breaker.Closed, false)
+}
+
+// A queue that its half-open breaker paused, and that failed again, is resumed when a person resets the breaker.
+func TestQueues_ResetAfterAFailedProbe(t *testing.T) {
+	t.Parallel()
+	b := setupQueues(t, "riverQueues: {emails: {openFor: 10s}}", "emails")
+	b.exec(t, "SELECT dlq.open_breaker('queue:emails', 'one', 'it fails', '10 s', false, $1)", b.clock())
+	b.requireQueue("emails", breaker.Open, true)
+	b.pass(10 * time.Second)
+	b.requireQueue("emails", breaker.HalfOpen, false)
+	b.running()
+	b.requireQueue("emails", breaker.HalfOpen, true)
+	b.end("discarded")
+	b.requireQueue("emails", breaker.Open, true)
+	b.requireQueue("emails", breaker.Open, true)
+	_, err := b.process.Reset(t.Context(), "queue:emails", "kim", "")
+	require.NoError(t, err)
+	b.requireQueue("emails", breaker.Closed, false)
+}
+
+// A queue that a person paused stays paused, whatever state its breaker goes through.
+func TestQueues_PausedByAPerson(t *testing.T) {
+	t.Parallel()
+	b := setupQueues(t, "riverQueues: {emails: {openFor: 10s}}", "emails")
+	b.running()
+	require.NoError(t, b.client.QueuePause(t.Context(), "emails", nil))
+	b.exec(t, "SELECT dlq.open_breaker('queue:emails', 'one', 'it fails', '10 s', false, $1)", b.clock())
+	b.requireQueue("emails", breaker.Open, true)
+	b.pass(10 * time.Second)
+	b.requireQueue("emails", breaker.HalfOpen, true)
+	b.end("completed")
+	b.requireQueue("emails", breaker.Closed, true)
 }

@@ -22,8 +22,8 @@ import (
 // QueuePrefix is before a River queue's name in the name of its breaker.
 const QueuePrefix = "queue:"
 
-// queueProbeTime is how long a half-open queue waits for a job that runs before it lets others run: River's default timeout of a job and
-// ten seconds.
+// queueProbeTime is how long a half-open queue waits for a running job before it lets others run:
+// River's default job timeout plus ten seconds.
 const queueProbeTime = river.JobTimeoutDefault + probeGrace
 
 // Queues watches River queues that an application works. dlqd does not see their work, so the failure rate comes from
@@ -81,7 +81,7 @@ func (w *Queues) leave(ctx context.Context, queue string) error {
 		}); err != nil {
 			return err
 		}
-		return w.pause(ctx, tx, q, queue, false)
+		return w.resume(ctx, tx, q, queue, true)
 	})
 }
 
@@ -103,7 +103,7 @@ func (w *Queues) look(ctx context.Context, queue string, settings *policy.Breake
 		switch State(row.State) {
 		case Closed:
 			if row.Paused { // somebody reset it
-				return w.pause(ctx, tx, q, queue, false)
+				return w.resume(ctx, tx, q, queue, true)
 			}
 			return w.watch(ctx, tx, q, queue, settings, row.Since, now)
 		case Open:
@@ -111,10 +111,10 @@ func (w *Queues) look(ctx context.Context, queue string, settings *policy.Breake
 				if err := q.HalfOpenQueue(ctx, dbsqlc.HalfOpenQueueParams{Name: name, Now: now, Actor: w.Breakers.config.Actor}); err != nil {
 					return err
 				}
-				return w.pause(ctx, tx, q, queue, false)
+				return w.resume(ctx, tx, q, queue, row.Paused)
 			}
 			if !row.Paused { // a person opened it
-				return w.pause(ctx, tx, q, queue, true)
+				return w.pause(ctx, tx, q, queue)
 			}
 		case HalfOpen:
 			return w.judge(ctx, tx, q, queue, settings, &row, now)
@@ -144,14 +144,16 @@ func (w *Queues) watch(ctx context.Context, tx pgx.Tx, q *dbsqlc.Queries, queue 
 	if _, err := q.OpenBreaker(ctx, dbsqlc.OpenBreakerParams{Name: QueuePrefix + queue, Actor: w.Breakers.config.Actor, Reason: reason, For: &settings.OpenFor, Now: now}); err != nil {
 		return err
 	}
-	return w.pause(ctx, tx, q, queue, true)
+	return w.pause(ctx, tx, q, queue)
 }
 
 // judge lets a half-open queue run for a moment, pauses it again, and closes or opens its breaker by how those jobs
 // ended.
 func (w *Queues) judge(ctx context.Context, tx pgx.Tx, q *dbsqlc.Queries, queue string, settings *policy.Breaker, row *dbsqlc.QueueBreakerRow, now time.Time) error {
 	name := QueuePrefix + queue
-	ended, err := q.QueueOutcomes(ctx, dbsqlc.QueueOutcomesParams{Since: row.Since, Queue: queue, RunningSince: now.Add(-queueProbeTime)})
+	ended, err := q.QueueOutcomes(ctx, dbsqlc.QueueOutcomesParams{
+		Since: row.Since, Queue: queue, RunningSince: now.Add(-queueProbeTime),
+	})
 	if err != nil {
 		return err
 	}
@@ -159,13 +161,11 @@ func (w *Queues) judge(ctx context.Context, tx pgx.Tx, q *dbsqlc.Queries, queue 
 	total := ended.Succeeded + failed
 	switch {
 	case total == 0 && ended.Running == 0:
-		if row.Paused { // the jobs that ran when it was paused have been put off, or run for too long
-			return w.pause(ctx, tx, q, queue, false)
-		}
-		return nil // nothing has come yet
+		// Nothing has come yet; or the jobs that ran when it was paused were put off, or have run for too long.
+		return w.resume(ctx, tx, q, queue, row.Paused)
 	case total < int64(settings.Probes) && ended.Running > 0:
 		if !row.Paused {
-			return w.pause(ctx, tx, q, queue, true)
+			return w.pause(ctx, tx, q, queue)
 		}
 		return nil
 	}
@@ -174,36 +174,38 @@ func (w *Queues) judge(ctx context.Context, tx pgx.Tx, q *dbsqlc.Queries, queue 
 		if _, err := q.ResetBreaker(ctx, dbsqlc.ResetBreakerParams{Name: name, Actor: w.Breakers.config.Actor, Reason: reason, Now: now}); err != nil {
 			return err
 		}
-		return w.pause(ctx, tx, q, queue, false)
+		return w.resume(ctx, tx, q, queue, row.Paused)
 	}
 	if err := q.ReopenQueue(ctx, dbsqlc.ReopenQueueParams{
 		Name: name, Now: now, OpenUntil: now.Add(settings.OpenFor), Succeeded: int32(ended.Succeeded), Failed: int32(failed), Reason: reason, Actor: w.Breakers.config.Actor,
 	}); err != nil {
 		return err
 	}
-	return w.pause(ctx, tx, q, queue, true)
+	return w.pause(ctx, tx, q, queue)
 }
 
-// pause pauses or resumes a queue with River's own means, and remembers that it did: a queue that a person paused is not
-// resumed.
-func (w *Queues) pause(ctx context.Context, tx pgx.Tx, q *dbsqlc.Queries, queue string, paused bool) error {
+// pause pauses a queue with River's own means, and remembers that it did: a queue that a person paused is not resumed.
+func (w *Queues) pause(ctx context.Context, tx pgx.Tx, q *dbsqlc.Queries, queue string) error {
 	row, err := w.River.QueueGetTx(ctx, tx, queue)
 	if errors.Is(err, river.ErrNotFound) {
 		return nil // no client works it yet
 	}
-	if err != nil {
+	if err != nil || row.PausedAt != nil { // a person was there first
 		return err
 	}
-	switch {
-	case paused && row.PausedAt == nil:
-		err = w.River.QueuePauseTx(ctx, tx, queue, nil)
-	case !paused && row.PausedAt != nil:
-		err = w.River.QueueResumeTx(ctx, tx, queue, nil)
-	default:
-		paused = false // a person was there first
-	}
-	if err != nil {
+	if err := w.River.QueuePauseTx(ctx, tx, queue, nil); err != nil {
 		return err
 	}
-	return q.SetPaused(ctx, dbsqlc.SetPausedParams{Name: QueuePrefix + queue, Paused: paused})
+	return q.SetPaused(ctx, dbsqlc.SetPausedParams{Name: QueuePrefix + queue, Paused: true})
+}
+
+// resume resumes a queue that its breaker paused.
+func (w *Queues) resume(ctx context.Context, tx pgx.Tx, q *dbsqlc.Queries, queue string, paused bool) error {
+	if !paused {
+		return nil
+	}
+	if err := w.River.QueueResumeTx(ctx, tx, queue, nil); err != nil && !errors.Is(err, river.ErrNotFound) {
+		return err
+	}
+	return q.SetPaused(ctx, dbsqlc.SetPausedParams{Name: QueuePrefix + queue, Paused: false})
 }

@@ -95,9 +95,12 @@ func (d *demo) followAlerts(ctx context.Context, started time.Time, stack *alert
 		case <-ctx.Done():
 			return errors.Join(errNotTold, ctx.Err())
 		case n := <-told:
-			// What is sent was firing before: its line comes first, though Prometheus is asked less often.
+			// An alert fires before it is sent, so its line is printed first: ask Prometheus now.
 			if err := look(); err != nil {
 				return err
+			}
+			if n.Title == "" { // Opsgenie's end of an incident has its key alone
+				continue
 			}
 			d.sayf("%s%s was sent: %s", at(), n.Receiver, n.Title)
 			name, _, _ := strings.Cut(n.Text[strings.LastIndexByte(n.Text, '(')+1:], ")")

@@ -33,7 +33,7 @@ const (
 	senders  = 8
 	// troublesAtMost is how long the receiver's troubles last if nothing ends them.
 	troublesAtMost = 5 * time.Minute
-	// settleTimeout is how long everything may take to come to rest.
+	// settleTimeout is how long it may take until all messages are delivered or decided.
 	settleTimeout = time.Minute
 	lookEvery     = 200 * time.Millisecond
 	stopTimeout   = 10 * time.Second
@@ -294,14 +294,14 @@ func (d *demo) standing(ctx context.Context) (standing, error) {
 	return pgx.CollectExactlyOneRow(rows, pgx.RowToStructByPos[standing])
 }
 
-// watch prints what happens, lets the receiver recover once its troubles have shown, and returns when all messages
-// were sent and have come to rest.
+// watch prints what happens, ends the receiver's troubles once they have shown, and returns when no message is under
+// way any more.
 func (d *demo) watch(ctx context.Context, receiver string, sent <-chan error) error {
 	ctx, cancel := context.WithTimeout(ctx, settleTimeout)
 	defer cancel()
 	ticker := time.NewTicker(lookEvery)
 	defer ticker.Stop()
-	story := story{demo: d, started: time.Now(), told: map[string]bool{}}
+	story := story{demo: d, started: time.Now(), printed: map[string]bool{}}
 	allSent, recovered := false, false
 	for {
 		select {
@@ -336,39 +336,38 @@ func (d *demo) watch(ctx context.Context, receiver string, sent <-chan error) er
 	}
 }
 
-// story tells what happens to the messages: the first of each kind of event.
+// story prints what happens to the messages: the first event of each kind.
 type story struct {
 	*demo
 
-	started time.Time
-	told    map[string]bool
-	// opened and closed say what became of the breaker of the destination that refuses connections.
-	opened, closed bool
+	started        time.Time
+	printed        map[string]bool // by key of the event
+	opened, closed bool            // the circuit breaker of exports has opened, and closed
 }
 
 func (s *story) sayf(format string, args ...any) {
 	s.demo.sayf("%5.1f s  "+format, append([]any{time.Since(s.started).Seconds()}, args...)...)
 }
 
-// event is something worth a line. What has the same key is said once.
+// event is one line. Of events with the same key the first is printed.
 type event struct{ Key, Line string }
 
+// goOn prints what is new.
 func (s *story) goOn(ctx context.Context) error {
 	rows, err := s.pool.Query(ctx, `
-		SELECT key, line FROM (
-			SELECT DISTINCT ON (error_class) 'class ' || error_class AS key, created_at AS at,
-			       format('%s: "%s" is %s: %s', queue, error_message, error_class, CASE WHEN status = 'dlq_manual'
-			           THEN 'dead letters like this wait for a person' ELSE 'dead letters like this are sent again by themselves' END) AS line
-			FROM dlq.dead_letter_queue WHERE error_class IS NOT NULL ORDER BY error_class, created_at) classes
+		(SELECT DISTINCT ON (error_class) 'class ' || error_class AS key,
+		        format('%s: "%s" is %s: dead letters like this %s', queue, error_message, error_class,
+		               CASE WHEN status = 'dlq_manual' THEN 'wait for a person' ELSE 'are sent again by themselves' END)
+		 FROM dlq.dead_letter_queue WHERE error_class IS NOT NULL ORDER BY error_class, created_at)
 		UNION ALL
-		SELECT key, line FROM (
-			SELECT DISTINCT ON (name, to_state) name || ' ' || to_state AS key, at,
-			       CASE to_state WHEN 'open' THEN format('the circuit breaker of %s opens after %s: messages to it wait', name, reason)
-			           ELSE format('the circuit breaker of %s closes: what waited is sent', name) END AS line
-			FROM dlq.circuit_breaker_changes WHERE to_state <> 'half_open' ORDER BY name, to_state, at) breakers
+		(SELECT DISTINCT ON (name, to_state) name || ' ' || to_state,
+		        CASE to_state
+		            WHEN 'open' THEN format('the circuit breaker of %s opens after %s: messages to it wait', name, reason)
+		            ELSE format('the circuit breaker of %s closes: waiting messages are sent', name) END
+		 FROM dlq.circuit_breaker_changes WHERE to_state <> 'half_open' ORDER BY name, to_state, at)
 		UNION ALL
-		(SELECT 'resolved', format('%s: the first dead letter that was sent again is taken, and resolved', queue)
-		FROM dlq.dead_letter_queue WHERE status = 'dlq_resolved' LIMIT 1)`)
+		(SELECT 'resolved', format('%s: the first dead letter is sent again, delivered, and resolved', queue)
+		 FROM dlq.dead_letter_queue WHERE status = 'dlq_resolved' LIMIT 1)`)
 	if err != nil {
 		return err
 	}
@@ -377,13 +376,13 @@ func (s *story) goOn(ctx context.Context) error {
 		return err
 	}
 	for _, e := range events {
-		if s.told[e.Key] {
+		if s.printed[e.Key] {
 			continue
 		}
-		s.told[e.Key] = true
+		s.printed[e.Key] = true
 		s.sayf("%s", e.Line)
 	}
-	s.opened, s.closed = s.told["destination:exports open"], s.told["destination:exports closed"]
+	s.opened, s.closed = s.printed["destination:exports open"], s.printed["destination:exports closed"]
 	return nil
 }
 

@@ -41,10 +41,13 @@ var (
 	timeToRetryDesc = desc("dlq_time_to_retry_seconds", "Time from a dead letter's capture until a redelivery of it was started.", "queue")
 
 	capturedDesc = desc("dlqd_dead_letters_captured_total", "Jobs that became dead letters, by their class as they were filed.", "queue", "error_class")
-	failuresDesc = desc("dlqd_failures_total", "Captures, and redeliveries that failed (by the class that the entry had when it was sent).", "queue", "error_class")
-	typesDesc    = desc("dlqd_failures_by_type_total", "The same by type of error: the 20 most frequent of a queue, the rest as other; none for errors without a type.", "queue", "error_type")
-	startedDesc  = desc("dlqd_redeliveries_total", "Redeliveries started.", "queue", "error_class")
-	endedDesc    = desc("dlqd_redeliveries_ended_total", "Redeliveries that ended, by how (succeeded, failed) and by the class that the entry had when it was sent.", "queue", "error_class", "outcome")
+	failuresDesc = desc("dlqd_failures_total",
+		"Captures, and redeliveries that failed (by the class that the entry had when it was sent).", "queue", "error_class")
+	typesDesc   = desc("dlqd_failures_by_type_total", "The same by type of error: the 20 most frequent of a queue, the rest as other; none for errors without a type.", "queue", "error_type")
+	startedDesc = desc("dlqd_redeliveries_total", "Redeliveries started.", "queue", "error_class")
+	endedDesc   = desc("dlqd_redeliveries_ended_total",
+		"Redeliveries that ended, by how (succeeded, failed) and by the class that the entry had when it was sent.",
+		"queue", "error_class", "outcome")
 	closedDesc   = desc("dlqd_dead_letters_closed_total", "Dead letters that were closed, by how: resolved, failed (its redeliveries are spent), archived (discarded or erased while it was open).", "queue", "error_class", "outcome")
 	parkedDesc   = desc("dlqd_dead_letters_parked_total", "Dead letters that came to wait for a person.", "queue", "error_class")
 	sweptDesc    = desc("dlqd_leases_expired_total", "Dead letters that the sweep moved, since the job of their redelivery was gone, or had ended unseen.", "queue")
@@ -55,7 +58,9 @@ var (
 
 	entriesDesc  = desc("dlqd_dead_letters", "Open dead letters.", "status", "queue", "error_class")
 	observedDesc = desc("dlqd_dead_letters_observed", "Pending dead letters that are not redelivered by themselves, because that is off for them; up to 10,000 of a queue are counted.", "queue")
-	needsDesc    = desc("dlqd_needs_person", "Dead letters that wait for a person (manual or failed) for longer than needsPersonAfter (monitoring.yaml), without those of muted groups; absent where there is none.", "queue", "error_class")
+	needsDesc    = desc("dlqd_needs_person",
+		"Dead letters that wait for a person (manual or failed) for longer than needsPersonAfter (monitoring.yaml), "+
+			"without those of muted groups; absent where there is none.", "queue", "error_class")
 	oldestDesc   = desc("dlqd_dead_letter_oldest_seconds", "Age of the oldest open dead letter; 0 where there is none.", "queue")
 	queueUpDesc  = desc("dlqd_queue_up", "Whether a queue is within its limits of monitoring.yaml, as /api/health says.", "queue")
 	maxOpenDesc  = desc("dlqd_alert_max_open", "Open dead letters of a queue beyond which people want to be told (monitoring.yaml).", "queue")
@@ -186,8 +191,8 @@ type Queue struct {
 	Oldest time.Duration // age of the oldest open entry; 0 where there is none
 }
 
-// asOf is until when ages of what soon passes go on: for as long as the next sample may take, and no longer. (A failure that waited to be
-// filed when the sample was taken is filed a minute later, also where no sample says so.)
+// asOf returns now, but at most maxRest after the sample. Ages of states that pass within seconds are taken as of
+// then: a failure that waited to be filed when the sample was taken has been filed since, though no sample says so.
 func (s *Sample) asOf() time.Time {
 	if until := s.at.Add(maxRest); s.now.After(until) {
 		return until
@@ -195,7 +200,7 @@ func (s *Sample) asOf() time.Time {
 	return s.now
 }
 
-// Ages are how old the sample and the rollups are; 0 where there are none yet.
+// Ages returns how old the sample and the rollups are; 0 if there are none yet.
 func Ages(ctx context.Context, db postgres.DB) (sample, rollups time.Duration, err error) {
 	row, err := dbsqlc.New(db).Ages(ctx)
 	return row.Sample, row.Rollups, err
@@ -470,7 +475,7 @@ func (p *publisher) publishRiver() {
 	}
 }
 
-// age is how long ago a time of the database's clock was, as far as the sample says.
+// age returns how long before asOf a time of the database's clock was.
 func (p *publisher) age(since time.Time) float64 { return max(0, p.asOf().Sub(since).Seconds()) }
 
 func gauge(ch chan<- prometheus.Metric, d *prometheus.Desc, value float64, labels ...string) {

@@ -128,7 +128,8 @@ func New() *Metrics {
 		m.retention.WithLabelValues(what)
 	}
 	registry.MustRegister(buildInfo(), prometheus.NewCounterFunc(prometheus.CounterOpts{
-		Namespace: namespace, Name: "panics_total", Help: "Panics that this process recovered: of requests, pages, deliveries and loops.",
+		Namespace: namespace, Name: "panics_total",
+		Help: "Panics that this process recovered: of requests, pages, deliveries and loops.",
 	}, func() float64 { return float64(background.Panics()) }))
 	return m
 }
@@ -266,7 +267,7 @@ func (m *Metrics) WatchPool(pool *pgxpool.Pool) { m.registry.MustRegister(poolSt
 
 // WatchPolicy publishes which policy is in force, and whether it is that of the files.
 func (m *Metrics) WatchPolicy(current func() *policy.Policy, upToDate func() bool) {
-	m.registry.MustRegister(&policyState{current: current, upToDate: upToDate})
+	m.registry.MustRegister(&policyState{current: current, upToDate: upToDate, submitted: m.Submitted})
 }
 
 // WatchBreakers publishes where circuit breakers stand.

@@ -66,9 +66,13 @@ func (s loopStates) Collect(ch chan<- prometheus.Metric) {
 
 // policyState reads the policy at every scrape.
 type policyState struct {
-	current  func() *policy.Policy
-	upToDate func() bool
+	current   func() *policy.Policy
+	upToDate  func() bool
+	submitted *prometheus.CounterVec
 }
+
+// refusals are the outcomes that the alert IntakeRefused counts.
+var refusals = []string{"overflow", "unworked", "away", "error"}
 
 func (s *policyState) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{policyDesc, upToDateDesc} {
@@ -80,6 +84,11 @@ func (s *policyState) Collect(ch chan<- prometheus.Metric) {
 	p := s.current()
 	gauge(ch, policyDesc, 1, p.Version())
 	gauge(ch, upToDateDesc, truth(s.upToDate()))
+	for _, queue := range p.QueueNames() {
+		for _, outcome := range refusals { // an increase needs a 0 before the first
+			s.submitted.WithLabelValues(queue, outcome)
+		}
+	}
 }
 
 // poolState asks the pool at every scrape.

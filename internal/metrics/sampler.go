@@ -24,18 +24,18 @@ const (
 	sampleInterval    = 2 * time.Second
 	unchangedInterval = 10 * time.Second
 	sampleTimeout     = 30 * time.Second
-	// A sample is followed by a rest of restTimes as long as the last ones took, at most maxRest.
+	// A sample is followed by a rest of restTimes the median of the last five, at most maxRest.
 	restTimes = 20
 	maxRest   = 30 * time.Second
-	// statementTimeout bounds each question of a sample.
+	// statementTimeout bounds each statement of a sample.
 	statementTimeout = 5 * time.Second
-	// StaleAfter is how old a sample gets where all is well, and a pause besides: an older one says what was.
+	// StaleAfter is when a sample is stale: the longest rest, the longest sample, and a margin.
 	StaleAfter = time.Minute
 	// maxRiverQueues and maxRiverJobs bound what is looked at of River's tables: counting 300,000 jobs takes 52 ms, and 10,000 of them 2.
 	maxRiverQueues = 100
-	// maxLooked bounds how many entries that may need a person are looked at one by one; the rollups know more of the others.
-	maxLooked    = 5_000
-	maxRiverJobs = 10_000
+	maxRiverJobs   = 10_000
+	// maxLooked bounds how many entries dlq.needs_person reads, of those that are manual and of those that failed.
+	maxLooked = 5_000
 )
 
 var errAnother = errors.New("another process does not finish the next")
@@ -103,11 +103,11 @@ type Sampler struct {
 	Store   *deadletter.Store
 	Schemas postgres.Schemas
 	Policy  func() *policy.Policy // whose needsPersonAfter counts
-	Looked  int                   // how many entries that may need a person are looked at; 0 means maxLooked
+	Looked  int                   // how many entries dlq.needs_person reads; 0 means maxLooked
 
 	rest  background.Rest // after samples that failed
-	until time.Time       // when it lasts
-	err   error           // of the last
+	until time.Time       // end of that rest
+	err   error           // of the last sample
 }
 
 // Loop keeps taking samples.
@@ -118,8 +118,8 @@ func (s *Sampler) Loop() *background.Loop {
 	})
 }
 
-// Once takes a sample, unless the last one is young or another process is at it. Samples that fail are followed by a rest, too: until it is
-// over, Once returns the error of the last.
+// Once takes a sample, unless the last one is young or another process is taking one. A sample that fails is
+// followed by a rest, too, during which Once returns its error.
 func (s *Sampler) Once(ctx context.Context) error {
 	if time.Now().Before(s.until) {
 		return s.err
@@ -166,7 +166,9 @@ func (s *Sampler) sample(ctx context.Context, tx postgres.DB, began time.Time) e
 	if err != nil {
 		return err
 	}
-	return queries.WriteSample(ctx, dbsqlc.WriteSampleParams{Took: time.Since(began), Counters: counters, Sample: sample, Unchanged: unchangedInterval})
+	return queries.WriteSample(ctx, dbsqlc.WriteSampleParams{
+		Took: time.Since(began), Counters: counters, Sample: sample, Unchanged: unchangedInterval,
+	})
 }
 
 func (s *Sampler) take(ctx context.Context, tx postgres.DB) (*sample, error) {
@@ -206,12 +208,15 @@ func (s *Sampler) take(ctx context.Context, tx postgres.DB) (*sample, error) {
 	return &t, r.err
 }
 
-// needs is when entries need a person, as the policy says.
+// needs returns after how long entries need a person, as the policy says.
 func (s *Sampler) needs() dbsqlc.NeedsPersonParams {
 	monitoring := s.Policy().Monitoring
-	params := dbsqlc.NeedsPersonParams{After: monitoring.Defaults.NeedsPersonAfter, Most: int32(cmp.Or(s.Looked, maxLooked))}
+	params := dbsqlc.NeedsPersonParams{
+		After: monitoring.Defaults.NeedsPersonAfter, Most: int32(cmp.Or(s.Looked, maxLooked)),
+	}
 	for queue, alert := range monitoring.Queues {
-		params.Queues, params.Afters = append(params.Queues, queue), append(params.Afters, alert.NeedsPersonAfter)
+		params.Queues = append(params.Queues, queue)
+		params.Afters = append(params.Afters, alert.NeedsPersonAfter)
 	}
 	return params
 }

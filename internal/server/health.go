@@ -140,7 +140,8 @@ func (s *Server) health(ctx context.Context) []api.Part {
 	return parts
 }
 
-// judgeAges has the loops that keep figures up to date answer for how old these are, whichever process is to blame.
+// judgeAges marks the loops of the sample and the rollups as failing while these are stale, in every process: the cause
+// may be another process.
 func (s *Server) judgeAges(ctx context.Context, parts []api.Part) {
 	if time.Since(s.began) < figuresGrace {
 		return

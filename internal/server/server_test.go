@@ -392,7 +392,8 @@ func TestMetrics(t *testing.T) {
 	require.Eventually(t, func() bool { // the database's part is sampled every other second
 		_, out, _ := b.call("GET", "/metrics", "")
 		text, _ = out["text"].(string)
-		return strings.Contains(text, `dlqd_dead_letters{error_class="not_found",queue="default",status="dlq_manual"} 1`)
+		return strings.Contains(text, `dlqd_dead_letters{error_class="not_found",queue="default",status="dlq_manual"} 1`) &&
+			strings.Contains(text, `dlqd_messages_submitted_total{outcome="overflow",queue="default"} 0`)
 	}, time.Minute, 100*time.Millisecond)
 	for _, want := range []string{
 		`dlqd_http_requests_total{code="202",operation="submit-message"} 1`,

@@ -63,13 +63,16 @@ func (q *Queries) MovesLastDay(ctx context.Context) (MovesLastDayRow, error) {
 	return i, err
 }
 
-const RefreshRollups = `-- name: RefreshRollups :exec
-SELECT dlq.refresh_rollups()
+const RefreshRollups = `-- name: RefreshRollups :one
+SELECT (dlq.refresh_rollups() IS NOT NULL)::boolean AS refreshed
 `
 
-func (q *Queries) RefreshRollups(ctx context.Context) error {
-	_, err := q.db.Exec(ctx, RefreshRollups)
-	return err
+// Whether it did: false while another process is at it.
+func (q *Queries) RefreshRollups(ctx context.Context) (bool, error) {
+	row := q.db.QueryRow(ctx, RefreshRollups)
+	var refreshed bool
+	err := row.Scan(&refreshed)
+	return refreshed, err
 }
 
 const TrimCounters = `-- name: TrimCounters :exec

@@ -12,7 +12,7 @@ import (
 
 const Breakers = `-- name: Breakers :many
 SELECT name, state::text AS state, since, open_until, forced, probes_succeeded, probes_failed,
-    probes_until::timestamptz[] AS probes_until, trouble_since, last_tried_at,
+       probes_until::timestamptz[] AS probes_until, trouble_since, last_tried_at,
        coalesce(reason, '')::text AS reason, coalesce(changed_by, '')::text AS changed_by
 FROM dlq.circuit_breakers ORDER BY name
 `
@@ -198,8 +198,8 @@ type QueueOutcomesRow struct {
 	Running   int64
 }
 
-// How the jobs of a River queue have ended since a time, and how many run that began after another;
-// each counted to ten thousand at most.
+// How the jobs of a River queue have ended since @since, and how many run that began after @running_since; each up to
+// ten thousand.
 // (A job that dlqd completed itself, since another had done its work, says nothing of the queue.)
 func (q *Queries) QueueOutcomes(ctx context.Context, arg QueueOutcomesParams) (QueueOutcomesRow, error) {
 	row := q.db.QueryRow(ctx, QueueOutcomes, arg.Since, arg.Queue, arg.RunningSince)
@@ -239,7 +239,8 @@ func (q *Queries) ReopenQueue(ctx context.Context, arg ReopenQueueParams) error 
 
 const ReportProbe = `-- name: ReportProbe :one
 SELECT coalesce(dlq.report_probe($1::text, $2::bigint, $3::boolean, $4::integer, $5::float8,
-    $6::interval, $7::text, $8::timestamptz, $9::timestamptz)::text, '')::text AS state
+                                 $6::interval, $7::text, $8::timestamptz,
+                                 $9::timestamptz)::text, '')::text AS state
 `
 
 type ReportProbeParams struct {
@@ -311,8 +312,8 @@ func (q *Queries) SetPaused(ctx context.Context, arg SetPausedParams) error {
 }
 
 const TakeProbe = `-- name: TakeProbe :one
-SELECT coalesce(dlq.take_probe($1::text, $2::integer, $3::interval, $4::text, $5::timestamptz,
-    $6::interval), 0)::bigint AS epoch
+SELECT coalesce(dlq.take_probe($1::text, $2::integer, $3::interval, $4::text,
+                               $5::timestamptz, $6::interval), 0)::bigint AS epoch
 `
 
 type TakeProbeParams struct {

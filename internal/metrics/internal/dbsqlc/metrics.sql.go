@@ -546,8 +546,9 @@ func (q *Queries) Rollups(ctx context.Context) (RollupsRow, error) {
 
 const SampleDue = `-- name: SampleDue :one
 SELECT d.due, d.age, (d.due AND pg_try_advisory_xact_lock(hashtextextended('dlq.metrics_sample', 0)))::boolean AS ours
-FROM (SELECT coalesce(NOT (s.age >= '0' AND s.age < greatest($1::interval, least(20 * s.took, $2::interval))),
-    true)::boolean AS due, coalesce(s.age, '0')::interval AS age
+FROM (SELECT coalesce(s.age, '0')::interval AS age,
+             coalesce(NOT (s.age >= '0' AND s.age < greatest($1::interval, least(20 * s.took, $2::interval))),
+                      true)::boolean AS due
       FROM (SELECT set_config('statement_timeout', $3::text, true) OFFSET 0) one
       LEFT JOIN (SELECT clock_timestamp() - m.at AS age, m.took FROM dlq.metrics_sample m) s ON true OFFSET 0) d
 `
@@ -564,9 +565,9 @@ type SampleDueRow struct {
 	Ours bool
 }
 
-// Whether a sample is to be taken, how old the last one is (0 where there is none), and whether
-// this transaction is the one that takes it. The lock, and the limit on each statement, last until
-// the transaction ends. (One of the future is of a clock that was set back.)
+// Whether a sample is due, how old the last one is (0 if there is none), and whether this transaction takes the next.
+// The lock and the statement timeout last until the transaction ends. A sample from the future, which a clock that was
+// set back leaves behind, makes the next one due.
 func (q *Queries) SampleDue(ctx context.Context, arg SampleDueParams) (SampleDueRow, error) {
 	row := q.db.QueryRow(ctx, SampleDue, arg.Every, arg.Most, arg.Timeout)
 	var i SampleDueRow
@@ -607,14 +608,14 @@ func (q *Queries) Unfiled(ctx context.Context) ([]UnfiledRow, error) {
 }
 
 const WriteSample = `-- name: WriteSample :exec
-INSERT INTO dlq.metrics_sample AS s (at, took, takes, counters, sample) VALUES (clock_timestamp(), $1::interval,
-    ARRAY[$1::interval], $2::json, $3::json)
+INSERT INTO dlq.metrics_sample AS s (at, took, takes, counters, sample)
+VALUES (clock_timestamp(), $1::interval, ARRAY[$1::interval], $2::json, $3::json)
 ON CONFLICT (one) DO UPDATE SET at = excluded.at, takes = (excluded.takes || s.takes)[1:5], sample = excluded.sample,
     took = (SELECT percentile_disc(0.5) WITHIN GROUP (ORDER BY t.took)
-        FROM unnest((excluded.takes || s.takes)[1:5]) t (took)),
+            FROM unnest((excluded.takes || s.takes)[1:5]) t (took)),
     counters = CASE WHEN s.counters::text = excluded.counters::text THEN s.counters ELSE excluded.counters END
 WHERE s.sample::text <> excluded.sample::text OR s.counters::text <> excluded.counters::text
-    OR s.at NOT BETWEEN clock_timestamp() - $4::interval AND clock_timestamp()
+   OR s.at NOT BETWEEN clock_timestamp() - $4::interval AND clock_timestamp()
 `
 
 type WriteSampleParams struct {
