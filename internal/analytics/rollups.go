@@ -10,6 +10,7 @@ import (
 
 	"github.com/dlqd/dlqd/internal/analytics/internal/dbsqlc"
 	"github.com/dlqd/dlqd/internal/background"
+	"github.com/dlqd/dlqd/internal/postgres"
 )
 
 const (
@@ -48,7 +49,7 @@ func (s *Store) refresh(ctx context.Context, limit time.Duration) (took time.Dur
 	}
 	defer conn.Release()
 	began := time.Now()
-	begin := fmt.Sprintf("BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL statement_timeout = %d", limit.Milliseconds())
+	begin := postgres.BeginQuery(fmt.Sprintf("statement_timeout = %d", limit.Milliseconds()))
 	err = pgx.BeginTxFunc(ctx, conn, pgx.TxOptions{BeginQuery: begin}, func(tx pgx.Tx) error {
 		return dbsqlc.New(s.schemas.Rendered(tx)).RefreshRollups(ctx)
 	})
