@@ -65,10 +65,11 @@ func TestSession_HasSettingsForStatements(t *testing.T) {
 				rows.Close() // and so does one that is not read to its end
 				require.NoError(t, rows.Err())
 			}
-			limited := postgres.AsReader(postgres.WithScope(t.Context(), `{"queues": ["a"]}`))
+			const queues = `{"queues": ["a"]}`
+			limited := postgres.AsReader(postgres.WithScope(t.Context(), queues))
 			require.Equal(t, wanted, read(t, limited, rendered, settings))
 			const scope = "SELECT current_setting('dlq.scope', true) || current_setting('dlq.sight', true)"
-			require.Equal(t, `{"queues": ["a"]}reader`, read(t, limited, rendered, scope))
+			require.Equal(t, queues+"reader", read(t, limited, rendered, scope))
 			require.Empty(t, read(t, t.Context(), rendered, "SELECT coalesce(nullif(("+scope+"), ''), '')"))
 			require.NoError(t, postgres.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
 				require.Equal(t, wanted, read(t, t.Context(), tx, settings))
