@@ -2,12 +2,10 @@ package main_test
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
 	"math/rand/v2"
-	"net"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -229,72 +227,14 @@ func TestServe_KilledBetweenAnswerAndCompletion(t *testing.T) {
 	require.Zero(t, second.stop(syscall.SIGTERM), second.log.String())
 }
 
-// proxy is between a process and the database, and can be cut.
-type proxy struct {
-	listener net.Listener
-	mu       sync.RWMutex // locked while it is cut
-}
-
-func newProxy(t *testing.T, config *pgx.ConnConfig) *proxy {
-	t.Helper()
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	p := &proxy{listener: listener}
-	t.Cleanup(func() { _ = listener.Close() })
-	go func() {
-		for {
-			near, err := listener.Accept()
-			if err != nil {
-				return
-			}
-			go func() {
-				network, address := pgNetwork(config)
-				far, err := net.Dial(network, address)
-				if err != nil {
-					_ = near.Close()
-					return
-				}
-				go p.pass(near, far)
-				p.pass(far, near)
-			}()
-		}
-	}()
-	return p
-}
-
-func pgNetwork(config *pgx.ConnConfig) (network, address string) {
-	if strings.HasPrefix(config.Host, "/") {
-		return "unix", filepath.Join(config.Host, fmt.Sprintf(".s.PGSQL.%d", config.Port))
-	}
-	return "tcp", net.JoinHostPort(config.Host, strconv.Itoa(int(config.Port)))
-}
-
-func (p *proxy) pass(from, to net.Conn) {
-	defer from.Close()
-	defer to.Close()
-	buffer := make([]byte, 64<<10)
-	for {
-		n, err := from.Read(buffer)
-		p.mu.RLock()
-		if n > 0 {
-			_, failed := to.Write(buffer[:n])
-			err = cmp.Or(err, failed)
-		}
-		p.mu.RUnlock()
-		if err != nil {
-			return
-		}
-	}
-}
-
 // cut lets nothing through any of some proxies for a while: to their processes, the database or the network hangs.
-func cut(d time.Duration, proxies ...*proxy) {
+func cut(d time.Duration, proxies ...*postgrestest.Proxy) {
 	for _, p := range proxies {
-		p.mu.Lock()
+		p.Hold()
 	}
 	time.Sleep(d)
 	for _, p := range proxies {
-		p.mu.Unlock()
+		p.Release()
 	}
 }
 
@@ -310,13 +250,11 @@ func TestServe_OrderThroughKills(t *testing.T) {
 	}
 	o.ledger.wait = func(string) { time.Sleep(time.Duration(rand.IntN(slowest)) * time.Millisecond) }
 
-	config, err := pgx.ParseConfig(o.url)
-	require.NoError(t, err)
-	proxies := []*proxy{newProxy(t, config), newProxy(t, config)}
+	proxies := []*postgrestest.Proxy{postgrestest.NewProxy(t, o.url), postgrestest.NewProxy(t, o.url)}
 	var mu sync.Mutex
 	servers := make([]*served, len(proxies))
 	start := func(i int) {
-		s := o.serve(fmt.Sprintf("postgres://%s@%s/%s?sslmode=disable&password=%s", config.User, proxies[i].listener.Addr(), config.Database, config.Password))
+		s := o.serve(proxies[i].URL)
 		mu.Lock()
 		defer mu.Unlock()
 		servers[i] = s

@@ -1,9 +1,8 @@
 -- Saved views: lists that people come back to. They are text of the language of filters, which the program reads: the database keeps it.
 
 -- (What others look for may name somebody: who may not look for it does not see it.)
--- A value that is looked for at a sensitive path of payloads is one (dlq.masked_detail); of JSON
--- that a payload contains, all is left out, and what comes after it: where it ends only the program
--- can say.
+-- A value of payload.<path> is masked if that path is sensitive, as dlq.masked_detail does. A payload: term takes JSON,
+-- whose end only the program finds: its value is left out with everything after it.
 CREATE OR REPLACE FUNCTION dlq.masked_query(p_query text, p_mask jsonb) RETURNS text
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -12,11 +11,14 @@ DECLARE
     v_at    text;
 BEGIN
     IF p_mask ? 'where' THEN
-        FOR v_term IN SELECT regexp_matches(p_query,
-            '(\mpayload((?:\.(?:"(?:[^"\\]|\\.)*"|[^\s".:]+))+):)((?:"(?:[^"\\]|\\.)*"|[^\s"])+)', 'gi') LOOP
+        FOR v_term IN
+            SELECT regexp_matches(p_query,
+                '(\mpayload((?:\.(?:"(?:[^"\\]|\\.)*"|[^\s".:]+))+):)((?:"(?:[^"\\]|\\.)*"|[^\s"])+)', 'gi')
+        LOOP
+            -- The path as a JSON pointer.
             SELECT string_agg('/' || replace(replace(CASE WHEN k.key[1] LIKE '"%'
-                THEN regexp_replace(btrim(k.key[1], '"'), '\\(.)', '\1', 'g') ELSE k.key[1] END, '~', '~0'), '/',
-                '~1'), '' ORDER BY k.place) INTO v_at
+                       THEN regexp_replace(btrim(k.key[1], '"'), '\\(.)', '\1', 'g')
+                       ELSE k.key[1] END, '~', '~0'), '/', '~1'), '' ORDER BY k.place) INTO v_at
             FROM regexp_matches(v_term[2], '\.("(?:[^"\\]|\\.)*"|[^\s".:]+)', 'g') WITH ORDINALITY k (key, place);
             IF dlq.masked_at(v_at, '"x"', p_mask) = '"***"' THEN
                 v_query := replace(v_query, v_term[1] || v_term[3], v_term[1] || '"***"');
@@ -37,8 +39,9 @@ DECLARE
     v_scope constant jsonb := dlq.scope();
     v_mask  constant jsonb := dlq.mask(false);
 BEGIN
-    RETURN QUERY SELECT v.owner, v.name, CASE v.owner WHEN v_actor THEN v.query
-        ELSE dlq.masked_query(v.query, v_mask) END, v.columns, v.sort, v.shared, v.created_at, v.updated_at
+    RETURN QUERY SELECT v.owner, v.name,
+        CASE v.owner WHEN v_actor THEN v.query ELSE dlq.masked_query(v.query, v_mask) END,
+        v.columns, v.sort, v.shared, v.created_at, v.updated_at
     FROM dlq.saved_views v
     WHERE v.owner = v_actor OR v.shared AND dlq.scope_within(v.scope, v_scope) AND NOT (dlq.is_reader() AND v.query ~* '\m(payload|subscriber|tag|key:)')
       -- (What is no field is looked for in errors.)

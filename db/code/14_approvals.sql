@@ -8,8 +8,8 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
 $$;
 COMMENT ON FUNCTION dlq.approved IS 'The approval that dlqd carries out in this transaction; null for none. Filters choose of the entries that it froze alone.';
 
--- A rule for a queue holds for what is redelivered into it, too. dlqd acts by itself without an
--- origin, and so does the role that owns the schema: it could do without these functions.
+-- A rule for a queue also holds for redeliveries into that queue from others. dlqd's own acts and those of the schema's
+-- owner have no origin and need no approval: both could write to the tables directly.
 CREATE OR REPLACE FUNCTION dlq.require_approval(p_operations text[], p_operation text, p_request jsonb) RETURNS void
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
 DECLARE
@@ -26,8 +26,8 @@ BEGIN
         END IF;
         v_above := coalesce((v_rule ->> 'above')::bigint, 0);
         EXECUTE 'SELECT count(*) > $3 FROM (SELECT FROM dlq.dead_letter_queue e WHERE '
-            || dlq.filter_where(p_request -> 'filter')
-            || ' AND ($2 IS NULL OR coalesce($4, e.queue) LIKE ANY ($2) OR e.queue LIKE ANY ($2)) LIMIT $3 + 1) l'
+             || dlq.filter_where(p_request -> 'filter')
+             || ' AND ($2 IS NULL OR e.queue LIKE ANY ($2) OR $4 LIKE ANY ($2)) LIMIT $3 + 1) l'
         INTO v_more USING p_request -> 'filter', dlq.like_patterns(v_rule -> 'queues'), v_above, p_request ->> 'queue';
         IF v_more THEN
             RAISE EXCEPTION '%: needs a second person, for more than % dead letters%', p_operations[1], v_above,
@@ -41,7 +41,7 @@ END
 $$;
 COMMENT ON FUNCTION dlq.require_approval IS 'Raises DLQ07 where the policy (access.yaml: approvals) wants a second '
     'person for one of these operations (replay, patch, redirect, discard, resolve, purge, erase) on the entries that '
-    'the request''s filter chooses, in the rule''s queues or on their way into one.';
+    'the request''s filter chooses, in a queue of the rule or redelivered into one.';
 
 CREATE OR REPLACE FUNCTION dlq.require_approval_to(p_action text, p_args jsonb, p_filter jsonb, p_all boolean) RETURNS void
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$

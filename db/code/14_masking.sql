@@ -387,24 +387,26 @@ END
 $$;
 COMMENT ON FUNCTION dlq.record_reveal IS 'Leaves the audit row of a look at what is masked of an entry: see dlq.reveal.';
 
--- Each look has a row of its own: one that is said in another call of dlq.reveal, or was said
--- before, is not why this one looks. (What a transaction wrote itself has its own time, or a later
--- one; and a transaction may last, so a minute is one of the clock.)
+-- Each look has an audit row of its own: only dlq.reveal may call this, after it has committed the row. The row is older
+-- than the transaction, so it cannot be rolled back, and at most a minute old by the clock, since a transaction may last.
+--
+-- The caller is read from PG_CONTEXT, which is in the language of lc_messages and names dlq.reveal without its schema if
+-- that was in search_path at its first call. A caller may forge the context, but gains nothing by it: a second look at an
+-- entry within a minute of the first.
 CREATE OR REPLACE FUNCTION dlq.revealed(p_id uuid) RETURNS jsonb
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_custom_plan AS $$
 DECLARE
-    v_since timestamptz := dlq.closed_since(ARRAY[p_id]);
-    v_begun timestamptz := transaction_timestamp();
-    v_from  text;
+    v_since  timestamptz := dlq.closed_since(ARRAY[p_id]);
+    v_begun  timestamptz := transaction_timestamp();
+    v_calls  text;
+    v_lines  text[];
+    v_caller text;
 BEGIN
-    GET DIAGNOSTICS v_from = PG_CONTEXT; -- the calls, the innermost first
-    v_from := substr(v_from, strpos(v_from, E'\n') + 1);
-    IF starts_with(v_from, E'PL/pgSQL assignment "p_entry := dlq.revealed(p_id)"\n') THEN
-        v_from := substr(v_from, strpos(v_from, E'\n') + 1);
-    END IF;
-    IF NOT starts_with(v_from, 'PL/pgSQL function dlq.reveal(uuid,text,jsonb) line ')
-        OR NOT EXISTS (SELECT FROM dlq.dead_letter_transitions t WHERE t.entry_id = p_id AND t.actor = session_user
-            AND t.reason = 'revealed'
+    GET DIAGNOSTICS v_calls = PG_CONTEXT; -- this call, then perhaps the statement that it is in, then the caller
+    v_lines := string_to_array(v_calls, E'\n');
+    v_caller := v_lines[CASE WHEN v_lines[2] ~ 'p_entry := dlq.revealed\(p_id\)\W*$' THEN 3 ELSE 2 END];
+    IF strpos(coalesce(v_caller, ''), 'reveal(uuid,text,jsonb)') = 0
+        OR NOT EXISTS (SELECT FROM dlq.dead_letter_transitions t WHERE t.entry_id = p_id AND t.actor = session_user AND t.reason = 'revealed'
                    AND t.at >= clock_timestamp() - interval '1 minute' AND t.at < v_begun) THEN
         RAISE EXCEPTION 'dead letter %: you have not said why', p_id USING ERRCODE = 'DLQ06', HINT = 'CALL dlq.reveal(id, note), outside of a transaction.';
     END IF;

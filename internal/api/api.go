@@ -60,6 +60,13 @@ const messagesTag = "messages"
 // operationsTag is of what asks how the program is.
 const operationsTag = "operations"
 
+// policyTag is of what shows and tries policies.
+const policyTag = "policy"
+
+// unshownTags are those of operations that change nothing that pages show: messages come all the time, and
+// the others examine or try something.
+var unshownTags = []string{messagesTag, operationsTag, policyTag}
+
 // Version is the API's.
 const Version = "0.1.0"
 
@@ -138,8 +145,8 @@ type Console interface {
 
 	// SignInFailed answers who could not sign in with a browser.
 	SignInFailed(w http.ResponseWriter, r *http.Request, status int, why string)
-	// Acted is told that an operation has changed something that pages show.
-	Acted()
+	// Acted is called after an operation that may have changed what pages show, with the operation's tag.
+	Acted(tag string)
 }
 
 type service struct {
@@ -223,7 +230,7 @@ func build(config Config) (*service, *http.ServeMux, huma.API) {
 		{Name: "analytics", Description: "What happens to dead letters over time, from rollups of the audit trail."},
 		{Name: "approvals", Description: "What needs a second person."},
 		{Name: "sessions", Description: "Who is signed in with a browser."},
-		{Name: "policy", Description: "The policy in force, and what it makes of an error."},
+		{Name: policyTag, Description: "The policy in force, and what it makes of an error."},
 		{Name: "tokens", Description: "Keys to the API: make, list and revoke them."},
 		{Name: "audit", Description: "Who did what, and erasure of somebody's data."},
 		{Name: "queues", Description: "See queues, pause and resume them."},
@@ -272,11 +279,11 @@ func build(config Config) (*service, *http.ServeMux, huma.API) {
 	return s, mux, api
 }
 
-// panicDetail is all that a client learns of a panic: what it says may be what nobody is to see.
+// panicDetail is all that a client learns of a panic, whose own text may be secret.
 const panicDetail = "the request failed by a fault of this program; its log has the reason"
 
-// recovered answers requests whose handler panics with a problem. One that has begun to answer has its connection closed, so
-// that the client does not take what it has for the whole.
+// recovered answers a request whose handler panics with a problem. If the answer has begun, it closes
+// the connection instead, so that the client does not take the part that it has for the whole.
 func (s *service) recovered(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		defer func() {
@@ -297,8 +304,9 @@ func (s *service) recovered(next http.Handler) http.Handler {
 	})
 }
 
-// attempt handles a request to an operation. One that panics before it answers is answered with a problem: requests of the console's pages
-// come from nothing that net/http serves, and those that fail are counted with their operation.
+// attempt handles a request to an operation, and answers it with a problem if it panics before it
+// answers. [service.recovered] would not do: the console calls operations without net/http, and a
+// failed request is counted with its operation.
 func (s *service) attempt(api huma.API, ctx huma.Context, next func(huma.Context)) {
 	defer func() {
 		p := recover()
@@ -323,11 +331,14 @@ func (s *service) logPanic(ctx context.Context, path string, p *background.Panic
 func (s *service) observe(api huma.API, ctx huma.Context, next func(huma.Context)) {
 	start := time.Now()
 	operation := ctx.Operation().OperationID
-	traced, span := s.Tracer.Start(telemetry.With(ctx.Context(), ctx.Header("Traceparent"), tracestate(ctx)), operation, trace.WithSpanKind(trace.SpanKindServer))
+	remote := telemetry.With(ctx.Context(), ctx.Header("Traceparent"), tracestate(ctx))
+	traced, span := s.Tracer.Start(remote, operation, trace.WithSpanKind(trace.SpanKindServer))
 	defer span.End()
+	acts := ctx.Method() != http.MethodGet && !slices.Contains(unshownTags, ctx.Operation().Tags[0])
+	traced = context.WithValue(traced, actsKey{}, &acts)
 	s.attempt(api, huma.WithContext(ctx, deadletter.WithOrigin(traced, origin(ctx))), next)
-	if s.console != nil && ctx.Method() != http.MethodGet && ctx.Status() < http.StatusBadRequest && !slices.Contains(ctx.Operation().Tags, messagesTag) {
-		s.console.Acted()
+	if s.console != nil && acts && ctx.Status() < http.StatusBadRequest {
+		s.console.Acted(ctx.Operation().Tags[0])
 	}
 	if span.IsRecording() {
 		span.SetAttributes(attribute.String("http.request.method", ctx.Method()), attribute.String("http.route", ctx.Operation().Path), attribute.Int("http.response.status_code", ctx.Status()))
@@ -339,7 +350,17 @@ func (s *service) observe(api huma.API, ctx huma.Context, next func(huma.Context
 	s.Metrics.RequestSeconds.WithLabelValues(operation).Observe(time.Since(start).Seconds())
 }
 
-// tracestate is that of all its headers together: there may be several.
+type actsKey struct{}
+
+// changesNothing notes that the request of ctx changes nothing although it is no GET: it is a dry run, a
+// preview or an export. Open pages of the console are not rendered again for it.
+func changesNothing(ctx context.Context) {
+	if acts, ok := ctx.Value(actsKey{}).(*bool); ok {
+		*acts = false
+	}
+}
+
+// tracestate joins the values of all tracestate headers, of which a request may have several.
 func tracestate(ctx huma.Context) string {
 	r, _ := humago.Unwrap(ctx)
 	return strings.Join(r.Header.Values("Tracestate"), ",")

@@ -150,6 +150,7 @@ func (s *service) erase(ctx context.Context, in *eraseInput) (*eraseOutput, erro
 		return nil, huma.Error422UnprocessableEntity("an empty filter chooses everybody's data", &huma.ErrorDetail{Location: "body.filter", Message: "name whose data, by payload, subscriberId or tags"})
 	}
 	if in.Body.DryRun {
+		changesNothing(ctx)
 		rows, err := s.Store.Preview(ctx, filter)
 		if err != nil {
 			return nil, s.problem(ctx, err)

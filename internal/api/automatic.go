@@ -122,6 +122,7 @@ func (s *service) changeAutomatic(ctx context.Context, action *AutomaticAction, 
 		}
 		out = &automaticChangedOutput{Body: AutomaticChanged{Preview: *preview, DryRun: action.DryRun, Stopped: after.Stopped}}
 		if action.DryRun {
+			changesNothing(ctx)
 			return nil
 		}
 		return automatic.Make(ctx, tx, scope, name, enabled, include, act.Actor, act.Note)

@@ -112,6 +112,7 @@ func (s *service) bulk(ctx context.Context, in *bulkInput) (*bulkOutput, error) 
 		}
 	}
 	if body.DryRun {
+		changesNothing(ctx)
 		rows, err := s.Store.Preview(ctx, filter)
 		if err != nil {
 			return nil, s.problem(ctx, err)
@@ -155,6 +156,9 @@ func (s *service) export(ctx context.Context, in *exportInput) (*huma.StreamResp
 		}
 	} else if in.Body.Note != "" || in.Body.Actor != "" {
 		return nil, huma.Error422UnprocessableEntity("a note and an actor are for reveal", &huma.ErrorDetail{Location: "body.reveal", Message: "is not given"})
+	}
+	if !in.Body.Reveal { // which leaves an audit row
+		changesNothing(ctx)
 	}
 	format := cmp.Or(in.Body.Format, "ndjson")
 	first, err := s.Store.FindEntries(ctx, filter, nil) // what is wrong with the filter is said before the stream begins

@@ -212,7 +212,8 @@ func (s *service) registerEntries(api huma.API) {
 	summary := map[string]any{
 		"id": entryExample, "status": "dlq_manual", "queue": "default", "kind": "payment.captured", "jobId": 41, "priority": 2,
 		"errorClass": "validation", "errorType": "HTTP_422", "errorCode": "INVALID_IBAN",
-		"errorMessage": "422 Unprocessable Entity: the IBAN is not valid (INVALID_IBAN)", "destination": "bank", "destinationUrl": "http://127.0.0.1:9000/",
+		"errorMessage": "422 Unprocessable Entity: the IBAN is not valid (INVALID_IBAN)",
+		"destination":  "bank", "destinationUrl": "http://127.0.0.1:9000/",
 		"dlqRetryCount": 0, "firstFailedAt": "2026-11-21T10:00:00Z", "lastFailedAt": "2026-11-21T10:00:00Z",
 		"createdAt": "2026-11-21T10:00:00Z", "updatedAt": "2026-11-21T10:00:01Z",
 	}
@@ -406,7 +407,8 @@ func (s *service) replayEntry(ctx context.Context, in *replayInput) (*replayedOu
 		return nil, s.ask(ctx, err, approval.Replay, replay.Request{Patch: patch, Filter: onlyOf(id), Destination: in.Body.Destination, Checkpoint: in.Body.Checkpoint, Force: in.Body.Force}, &in.Body.Action)
 	}
 	out := &replayedOutput{Status: http.StatusAccepted, Body: Replayed{Moved: Moved{ID: id, Status: deadletter.Processing}, JobID: job, Changes: changes}}
-	if stop, err := automatic.ReadStop(ctx, s.Store.DB()); err == nil && stop != nil && stop.Restored { // the replay is made even if this cannot be read
+	// The replay is made even if this cannot be read.
+	if stop, err := automatic.ReadStop(ctx, s.Store.DB()); err == nil && stop != nil && stop.Restored {
 		out.Body.Warning = "the database was restored: the receiver may have had this since (" + stop.Note + ")"
 	}
 	return out, nil

@@ -18,10 +18,10 @@ import (
 	"github.com/dlqd/dlqd/internal/metrics"
 )
 
-// console is one whose pages panic.
+// console has pages that panic.
 type console struct{}
 
-func (console) Acted() {}
+func (console) Acted(string) {}
 
 func (console) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	switch r.URL.Path {
@@ -69,13 +69,13 @@ func TestPanic_IsA500ProblemAndCounted(t *testing.T) { //nolint:paralleltest // 
 		require.Equal(t, "application/problem+json", response.Header.Get("Content-Type"), path)
 		require.Equal(t, http.StatusInternalServerError, response.StatusCode, path)
 		require.InDelta(t, http.StatusInternalServerError, problem["status"], 0)
-		require.NotContains(t, problem["detail"], "a pa", "what it says is for the log")
+		require.NotContains(t, problem["detail"], "a pa", "the panic's text is for the log alone")
 		require.Equal(t, before+i+1, count(), path)
 	}
 	require.Contains(t, log.String(), `error="a part"`)
 	require.Contains(t, log.String(), "panics_test.go", "with its stack")
 
-	// Where the answer has begun, the client must not take what it has for the whole.
+	// If the answer has begun, the client must not take the part that it has for the whole.
 	response, err := http.Get(server.URL + "/begun")
 	if err == nil {
 		_, err = io.ReadAll(response.Body)
@@ -91,7 +91,7 @@ func TestPanic_IsA500ProblemAndCounted(t *testing.T) { //nolint:paralleltest // 
 	require.NotEmpty(t, raw)
 }
 
-// A body without which nothing can be done is required.
+// A body with required fields is itself required.
 func TestOpenAPI_RequiresBodiesWithRequiredFields(t *testing.T) {
 	t.Parallel()
 	_, raw, err := api.OpenAPI()

@@ -109,7 +109,7 @@ type policyPreviewOutput struct{ Body PolicyPreview }
 type judgementOutput struct{ Body SampleJudgement }
 
 func (s *service) registerPolicy(api huma.API) {
-	tags := []string{"policy"}
+	tags := []string{policyTag}
 	get := huma.Operation{
 		OperationID: "get-policy", Method: http.MethodGet, Path: "/api/policy", Tags: tags, Summary: "The policy in force, and from which file and line each value is", Errors: []int{503},
 	}
@@ -254,7 +254,8 @@ func factsOf(e *deadletter.Entry) strategy.Facts {
 		_ = json.Unmarshal(event, &of) // what was edited by hand into something else says nothing
 	}
 	return strategy.Facts{
-		Type: text(e.ErrorType), Code: text(e.ErrorCode), Title: text(e.ErrorTitle), Message: text(e.ErrorMessage), Class: riverdlq.Class(text(e.ReportedClass)), Panic: text(e.ErrorStackTrace) != "",
+		Type: text(e.ErrorType), Code: text(e.ErrorCode), Title: text(e.ErrorTitle), Message: text(e.ErrorMessage),
+		Class: riverdlq.Class(text(e.ReportedClass)), Panic: text(e.ErrorStackTrace) != "",
 		Context: e.ErrorContext, Kind: e.Kind, Queue: e.Queue, Source: text(e.Source), Payload: of.Payload, Headers: of.Headers,
 	}
 }

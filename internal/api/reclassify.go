@@ -39,6 +39,9 @@ func (s *service) reclassify(ctx context.Context, in *reclassifyInput) (*reclass
 	if in.Body == nil {
 		in.Body = &ReclassifyAction{}
 	}
+	if in.Body.DryRun {
+		changesNothing(ctx)
+	}
 	result, err := worker.Reclassify(ctx, s.Store, s.Planner(), in.Body.act(ctx), in.Body.DryRun)
 	if err != nil {
 		return nil, s.problem(ctx, err)

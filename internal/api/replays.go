@@ -199,6 +199,7 @@ func (s *service) startReplay(ctx context.Context, in *replayRunInput) (*replayA
 		return nil, err
 	}
 	if body.DryRun {
+		changesNothing(ctx)
 		preview, err := s.Replayer.Preview(ctx, request)
 		if err != nil {
 			return nil, s.problem(ctx, err)
@@ -272,7 +273,7 @@ func (s *service) run(ctx context.Context, text string, change func(uuid.UUID) e
 	return &runOutput{Body: *run}, nil
 }
 
-// refuseUnknownRun answers for a run that is not there: a stream has begun with 200 before its first event.
+// refuseUnknownRun answers 404 for an unknown run before the stream begins, which has status 200 from its start.
 func (s *service) refuseUnknownRun(api huma.API) func(huma.Context, func(huma.Context)) {
 	return func(ctx huma.Context, next func(huma.Context)) {
 		if id, err := uuid.Parse(ctx.Param("id")); err == nil { // else its format is refused

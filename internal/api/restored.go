@@ -74,6 +74,7 @@ func (s *service) registerRestored(api huma.API) {
 			}
 			out.Body = RestoredResumed{Restored: *said, DryRun: action.DryRun}
 			if action.DryRun {
+				changesNothing(ctx)
 				return nil
 			}
 			_, err = restored.Resume(ctx, tx, act.Actor, act.Note)

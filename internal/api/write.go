@@ -24,7 +24,7 @@ type timedWriter struct {
 
 	control *http.ResponseController
 	timeout time.Duration
-	begun   bool // the answer has
+	begun   bool // a part of the answer was written
 }
 
 func (w *timedWriter) extend() { _ = w.control.SetWriteDeadline(time.Now().Add(w.timeout)) } // a test's recorder has none

@@ -32,7 +32,7 @@ type Config struct {
 	RiverUI string
 	// Ready says why nobody should be sent here, if so: streams of events end then.
 	Ready func() error
-	// Reach asks the database for a sign of life.
+	// Reach fails if the database does not answer.
 	Reach  func(ctx context.Context) error
 	Logger *slog.Logger
 }
@@ -101,10 +101,22 @@ func New(config Config) *Console {
 // ServeHTTP answers with a page.
 func (c *Console) ServeHTTP(w http.ResponseWriter, r *http.Request) { c.mux.ServeHTTP(w, r) }
 
-// Acted has pages look again: somebody has done something through the API, of which pages are clients, too.
-func (c *Console) Acted() {
-	c.around.forget()
-	c.live.wakeAll()
+// pagesOf has, by the tag of an operation, the pages that show what the operation changes. What other
+// operations change, any page may show: each has counts around it.
+var pagesOf = map[string][]string{
+	"saved views": {"/dead-letters", "/audit"},
+	"sessions":    {"/access", "/audit"},
+	"tokens":      {"/access", "/audit"},
+}
+
+// Acted has the pages rendered that show what an operation with a tag has changed. It is called for acts of
+// pages too, which are clients of the API.
+func (c *Console) Acted(tag string) {
+	paths := pagesOf[tag]
+	if paths == nil {
+		c.around.forget()
+	}
+	c.live.wake(paths...)
 }
 
 // contentSecurityPolicy keeps a browser from loading or running anything that is not the console's own.

@@ -17,6 +17,7 @@ import (
 	"github.com/dlqd/dlqd/internal/message"
 	"github.com/dlqd/dlqd/internal/policy"
 	"github.com/dlqd/dlqd/internal/replay"
+	"github.com/dlqd/dlqd/riverdlq"
 )
 
 // letterEvery is how often an open dead letter is made anew.
@@ -64,12 +65,13 @@ type header struct{ Name, Value string }
 
 // attempt is one try of the work: newest first, and the next one that is due before them.
 type attempt struct {
-	At    time.Time
-	Title string
-	By    string // who started it
-	Error string
-	OK    bool
-	Due   bool
+	At     time.Time
+	Title  string
+	By     string // who started it
+	Detail string // its strategy, duration and the load of its machine; "" where none is known
+	Error  string
+	OK     bool
+	Due    bool
 }
 
 // verb is something that can be done with an entry, or why it cannot.
@@ -234,21 +236,13 @@ func upper(text string) string {
 
 // attemptsOf lists the tries, the next one first, then the newest.
 func attemptsOf(e *deadletter.Entry) []attempt {
-	type kept struct {
-		At      time.Time `json:"at"`
-		EndedAt time.Time `json:"endedAt"`
-		Attempt int       `json:"attempt"`
-		Error   string    `json:"error"`
-		Outcome string    `json:"outcome"`
-		JobID   int64     `json:"jobId"`
-		Actor   string    `json:"actor"`
-	}
-	var before, after []kept
+	var before, after []keptAttempt
 	_ = json.Unmarshal(e.RetryHistory, &before)
 	_ = json.Unmarshal(e.ReplayAttempts, &after)
 	var list []attempt
 	for _, k := range before {
-		list = append(list, attempt{At: k.At, Title: fmt.Sprintf("attempt %d of job %d", k.Attempt, e.RiverJobID), Error: k.Error})
+		title := fmt.Sprintf("attempt %d of job %d", k.Attempt, e.RiverJobID)
+		list = append(list, attempt{At: k.At, Title: title, Detail: k.detail(), Error: k.Error})
 	}
 	for i, k := range after {
 		at := k.EndedAt
@@ -256,7 +250,8 @@ func attemptsOf(e *deadletter.Entry) []attempt {
 			at = k.At
 		}
 		title := fmt.Sprintf("redelivery %d, job %d: %s", i+1, k.JobID, k.Outcome)
-		list = append(list, attempt{At: at, Title: title, By: k.Actor, Error: k.Error, OK: k.Outcome == "completed"})
+		ok := k.Outcome == "completed"
+		list = append(list, attempt{At: at, Title: title, By: k.Actor, Detail: k.detail(), Error: k.Error, OK: ok})
 	}
 	slices.Reverse(list)
 	if len(list) == 0 { // River writes a job's attempts a moment after its state
@@ -266,6 +261,36 @@ func attemptsOf(e *deadletter.Entry) []attempt {
 		list = append([]attempt{{At: *e.NextRetryAt, Title: dueOf(e), Due: true}}, list...)
 	}
 	return list
+}
+
+// keptAttempt is an attempt or a redelivery as an entry keeps it.
+type keptAttempt struct {
+	At      time.Time `json:"at"`
+	EndedAt time.Time `json:"endedAt"`
+	Attempt int       `json:"attempt"`
+	Error   string    `json:"error"`
+	Outcome string    `json:"outcome"`
+	JobID   int64     `json:"jobId"`
+	Actor   string    `json:"actor"`
+
+	Strategy           string                `json:"strategy"`           // of a redelivery
+	ProcessingDuration *float64              `json:"processingDuration"` // in seconds
+	SystemState        *riverdlq.SystemState `json:"systemState"`
+}
+
+// detail is what is known of an attempt beside its outcome, in words.
+func (k *keptAttempt) detail() string {
+	var known []string
+	if k.Strategy != "" {
+		known = append(known, "strategy "+k.Strategy)
+	}
+	if k.ProcessingDuration != nil {
+		known = append(known, "took "+lasted(*k.ProcessingDuration))
+	}
+	if s := k.SystemState; s != nil {
+		known = append(known, fmt.Sprintf("CPU %g %%, memory %g %%", s.CPU, s.Memory))
+	}
+	return strings.Join(known, " · ")
 }
 
 // dueOf is what comes next of an entry that waits for a time: it is sent back where its strategy says so, and looked at where something else

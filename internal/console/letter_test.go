@@ -78,3 +78,33 @@ func TestLetter(t *testing.T) {
 	require.Equal(t, false, b.value(`document.querySelector(".tree-search").checkVisibility()`))
 	require.Equal(t, true, b.value(`document.querySelector(".tree").checkVisibility()`))
 }
+
+// A letter's page shows who sent the event and what is known of each attempt, and no rows for what is not known.
+func TestLetter_SenderAndAttempts(t *testing.T) {
+	t.Parallel()
+	o := open(t, nil)
+	o.post(`{"messageId": "m1", "queue": "payments", "kind": "payment.captured", "payload": {"answer": 422}, "version": "2.1",
+		"source": "checkout", "sourceType": "service", "sourceId": "checkout-7f9c2d81", "sourceName": "Checkout & Co"}`)
+	id := o.entry("m1", "dlq_manual")
+	o.exec("SELECT dlq.replay($1, 'kim')", id)
+	o.eventually(1, `SELECT count(*) FROM dlq.dead_letter_open WHERE id = $1 AND status = 'dlq_manual'
+		AND dlq_retry_count = 1`, id)
+	o.exec(`UPDATE dlq.dead_letter_open SET retry_history = jsonb_build_array(retry_history -> 0
+		|| '{"processingDuration": 75.2, "systemState": {"cpu": 41.5, "memory": 63}}') WHERE id = $1`, id)
+	b := o.tab()
+	b.open("/dead-letters/" + id)
+	for _, fact := range []string{
+		"Source name\nCheckout & Co", "Source type\nservice", "Source id\ncheckout-7f9c2d81", "Event version\n2.1",
+	} {
+		require.Contains(t, b.texts("#facts"), fact)
+	}
+	require.Regexp(t, `attempt 1 of job \d+ .*· took 1 min · CPU 41.5 %, memory 63 %`, b.texts("#attempts"))
+	require.Regexp(t, `redelivery 1, job \d+: \w+ by kim .*· strategy manual · took \d`, b.texts("#attempts"))
+
+	o.fail("reports", "report.daily", "no such report", 1)
+	b.open("/dead-letters/" + o.text("SELECT id::text FROM dlq.dead_letter_open WHERE queue = 'reports'"))
+	for _, unknown := range []string{"Source", "Event version", "CPU", "strategy"} {
+		require.NotContains(t, b.texts("#facts, #attempts"), unknown+"\n")
+	}
+	require.NotRegexp(t, "CPU|strategy", b.texts("#attempts"))
+}

@@ -27,51 +27,55 @@ const (
 	perStatement = 1100 * time.Millisecond
 	// maxLive bounds the different pages that one person has live at once, in this process: each is made anew on its own.
 	maxLive = 30
-	// maxMaking bounds how many pages are made at once in this process: what is done through it has all of them made anew, each may take
-	// four connections at once, and River shares the pool.
+	// maxMaking limits how many pages this process renders at once. An act wakes many pages, a page takes up
+	// to four connections, and River shares the pool.
 	maxMaking = 4
 	// renderTimeout bounds one making of them.
 	renderTimeout = 15 * time.Second
-	// beatEvery is how often a stream says that it goes on, and finds out whether it may: its page says within five seconds that it is cut
-	// off, that the database is, or that its reader may not see it any more.
+	// beatEvery is how often a stream sends an event and checks that its viewer is still permitted. The page
+	// then says within five seconds that the server or the database does not answer, or that its viewer is
+	// signed out.
 	beatEvery = time.Second
-	// reachEvery and reachTimeout are of the question whether the database answers, asked once for all streams while there are some.
+	// While pages are live, the process asks every reachEvery, once for all streams, whether the database
+	// answers within reachTimeout.
 	reachEvery   = 1500 * time.Millisecond
 	reachTimeout = 2 * time.Second
 )
 
-// errUnreachable is what pages say of a database that does not answer.
+// errUnreachable is what pages show when the database does not answer.
 var errUnreachable = errors.New("the database does not answer")
 
 // live makes the live parts of the pages that are open anew, once for all who look at the same page with the same rights: two hundred
 // open pages cost the database what one costs.
 type live struct {
 	render func(ctx context.Context, from *http.Request, address string) (html []byte, every time.Duration, err error)
-	reach  func(ctx context.Context) error // whether the database answers; nil where nothing asks
+	reach  func(ctx context.Context) error // fails if the database does not answer; nil: never asked
 
 	mu          sync.Mutex
 	topics      map[string]*topic
-	making      chan struct{} // has room for those that are being made
-	reaching    bool          // reach is asked now and then
-	unreachable error
+	making      chan struct{} // limits pages that are being rendered to maxMaking
+	reaching    bool          // keepReaching runs
+	unreachable error         // of its last question
 }
 
 // topic is one page, for those who have the same rights.
 type topic struct {
+	path     string // of the page, without its parameters
 	watchers map[chan event]watcher
 	cancel   context.CancelFunc
-	wake     chan struct{} // has room for one: the page is made anew at once
+	wake     chan struct{} // of capacity one: asks for a rendering now
 }
 
-// watcher is a person, who sees no picture that was begun before a time: it may be older than the page they have.
+// watcher is an open page of a person. A rendering that began before since may be older than the page
+// itself, and is not sent to it.
 type watcher struct {
 	person string
 	since  time.Time
 }
 
-// event is what a page looked like at a time, when its making began.
+// event is a rendering of a page.
 type event struct {
-	at   time.Time
+	at   time.Time // its begin
 	html []byte
 	sum  uint64
 	err  error
@@ -103,9 +107,11 @@ func (l *live) watch(ctx context.Context, from *http.Request, person, key, addre
 			l.topics, l.making = map[string]*topic{}, make(chan struct{}, maxMaking)
 		}
 		shared, cancel := context.WithCancel(context.WithoutCancel(ctx))
-		t = &topic{watchers: map[chan event]watcher{}, cancel: cancel, wake: make(chan struct{}, 1)}
+		path, _, _ := strings.Cut(address, "?")
+		t = &topic{path: path, watchers: map[chan event]watcher{}, cancel: cancel, wake: make(chan struct{}, 1)}
 		l.topics[key] = t
-		defer func() { go l.run(shared, t, from.Clone(shared), address) }() // what it makes first is for this watcher, too
+		// Deferred: its first rendering must begin after since of this watcher.
+		defer func() { go l.run(shared, t, from.Clone(shared), address) }()
 	}
 	if l.reach != nil && !l.reaching {
 		l.reaching = true
@@ -135,7 +141,7 @@ func (l *live) run(ctx context.Context, t *topic, from *http.Request, address st
 		case <-ctx.Done():
 			return
 		}
-		select { // what is made now is new enough for all who woke it
+		select { // this rendering answers every wake-up so far
 		case <-t.wake:
 		default:
 		}
@@ -154,22 +160,22 @@ func (l *live) run(ctx context.Context, t *topic, from *http.Request, address st
 			select {
 			case <-ctx.Done():
 				return
-			case <-time.After(max(minEvery-took, took)): // (whatever happens, at most half of the time)
+			case <-time.After(max(minEvery-took, took)): // a slow page is rendered at most half of the time
 			}
 		}
 	}
 }
 
-// send gives a picture to all to whom it is not older than their page.
+// send sends a rendering to the watchers whose page is not newer.
 func (t *topic) send(mu *sync.Mutex, now event) {
 	mu.Lock()
 	defer mu.Unlock()
 	for events, who := range t.watchers {
 		if now.at.Before(who.since) {
-			continue // they have woken the topic
+			continue // this watcher has woken the topic: the next rendering follows
 		}
 		select {
-		case <-events: // one that it has not taken yet
+		case <-events: // replaces a rendering that was not taken yet
 		default:
 		}
 		events <- now
@@ -183,16 +189,21 @@ func (t *topic) wakeUp() {
 	}
 }
 
-// wakeAll has all pages made anew: something was done that they may show.
-func (l *live) wakeAll() {
+// wake asks for renderings of all pages, or of the pages at some paths and below.
+func (l *live) wake(paths ...string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, t := range l.topics {
-		t.wakeUp()
+		if len(paths) == 0 || slices.ContainsFunc(paths, func(path string) bool {
+			return t.path == path || strings.HasPrefix(t.path, path+"/")
+		}) {
+			t.wakeUp()
+		}
 	}
 }
 
-// keepReaching asks whether the database answers for as long as pages are live. When it does again, they are made anew.
+// keepReaching asks whether the database answers until no page is live. When the database answers again,
+// all pages are rendered.
 func (l *live) keepReaching(ctx context.Context) {
 	for {
 		timed, cancel := context.WithTimeout(ctx, reachTimeout)
@@ -211,13 +222,13 @@ func (l *live) keepReaching(ctx context.Context) {
 		}
 		l.mu.Unlock()
 		if again {
-			l.wakeAll()
+			l.wake()
 		}
 		time.Sleep(reachEvery)
 	}
 }
 
-// trouble is why nothing new is to be had, if so.
+// trouble returns why pages cannot be rendered at the moment, or nil.
 func (l *live) trouble() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -244,7 +255,7 @@ func (c *Console) events(w http.ResponseWriter, r *http.Request) {
 	}
 	defer done()
 	var shown uint64
-	var failed error // of the latest picture
+	var failed error // of the latest rendering
 	beat := time.NewTicker(beatEvery)
 	defer beat.Stop()
 	say := func(name, data string) bool {
@@ -263,7 +274,7 @@ func (c *Console) events(w http.ResponseWriter, r *http.Request) {
 		if c.Ready != nil && c.Ready() != nil {
 			return
 		}
-		// (Who somebody is cannot be looked up without the database.)
+		// Without the database, access.Still would fail for everyone.
 		if trouble := c.live.trouble(); trouble != nil && fresh == nil {
 			if !say("trouble", trouble.Error()) {
 				return
@@ -277,20 +288,20 @@ func (c *Console) events(w http.ResponseWriter, r *http.Request) {
 		if fresh != nil {
 			failed = fresh.err
 		}
-		var told bool
+		var sent bool
 		switch {
 		case failed != nil:
-			told = say("trouble", failed.Error())
+			sent = say("trouble", failed.Error())
 		case fresh == nil:
-			told = say("beat", "")
+			sent = say("beat", "")
 		case fresh.sum == shown:
-			told = say("same", fresh.at.UTC().Format(time.RFC3339))
+			sent = say("same", fresh.at.UTC().Format(time.RFC3339))
 		default:
 			shown = fresh.sum
 			_, err := fmt.Fprintf(w, "id: %s\n", fresh.at.UTC().Format(time.RFC3339))
-			told = err == nil && say("page", string(fresh.html))
+			sent = err == nil && say("page", string(fresh.html))
 		}
-		if !told {
+		if !sent {
 			return
 		}
 	}

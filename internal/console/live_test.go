@@ -5,14 +5,18 @@ import (
 	"fmt"
 	"net/http"
 	"net/url"
+	"regexp"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/chromedp/cdproto/emulation"
 	"github.com/stretchr/testify/require"
 
 	"github.com/dlqd/dlqd/internal/access"
+	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
+	"github.com/dlqd/dlqd/internal/server"
 )
 
 const live = `document.querySelector("[data-connection]").innerText === "live"`
@@ -127,6 +131,99 @@ func TestLive_serverRestarts(t *testing.T) {
 	b.until(`document.getElementById("head").innerText.includes("archived")`)
 	require.Equal(t, true, b.value("window.same"), "it is the page that it was")
 	require.Equal(t, "called the customer", b.value(`document.querySelector("#act input[name=note]").value`))
+}
+
+// says matches the line of a page that says why the page is not live, and its time in UTC.
+func says(why string) string {
+	return fmt.Sprintf(`/^%s, showing \d\d:\d\d:\d\d UTC(\s+sign in)?$/.test(document.querySelector("[data-connection]").innerText)`+
+		` && document.body.classList.contains("stale")`, why)
+}
+
+// shownAt returns the time of day that this line names.
+func (b *tab) shownAt() time.Time {
+	b.Helper()
+	text, _ := b.value(`document.querySelector("[data-connection]").innerText`).(string)
+	at, err := time.Parse("15:04:05 UTC", regexp.MustCompile(`\d\d:\d\d:\d\d UTC`).FindString(text))
+	require.NoError(b, err, text)
+	return at
+}
+
+// awayFromUTC returns a tab in another time zone.
+func (o *office) awayFromUTC() *tab {
+	b := o.tab()
+	b.run(emulation.SetTimezoneOverride("Asia/Kathmandu"))
+	return b
+}
+
+// requireNow requires that a time of day was a few minutes ago at most.
+func requireNow(t *testing.T, of time.Time) {
+	t.Helper()
+	now := time.Now().UTC()
+	ago := time.Duration(now.Hour()-of.Hour())*time.Hour + time.Duration(now.Minute()-of.Minute())*time.Minute
+	require.Less(t, (ago+24*time.Hour)%(24*time.Hour), 10*time.Minute, "%s", of)
+}
+
+// A page whose server stops says so, with the time of what it shows.
+func TestLive_SaysThatTheServerIsGone(t *testing.T) {
+	t.Parallel()
+	o := open(t, nil)
+	b := o.awayFromUTC()
+	b.expect("ERR_")
+	b.expect("/events")
+	b.expect("/api/whoami")
+	b.open("/dead-letters")
+	b.until(live)
+	o.stop()
+	b.until(says("connection lost"))
+	requireNow(t, b.shownAt())
+}
+
+// A page whose database hangs says so, and goes on by itself when the database answers again.
+func TestLive_SaysThatTheDatabaseIsGone(t *testing.T) {
+	t.Parallel()
+	var database *postgrestest.Proxy
+	o := open(t, func(c *server.Config) {
+		database = postgrestest.NewProxy(t, c.DatabaseURL)
+		c.DatabaseURL = database.URL
+	})
+	o.fail("reports", "report.daily", "no such report", 1)
+	b := o.awayFromUTC()
+	b.open("/dead-letters")
+	b.until(live)
+	b.value("window.same = true")
+	database.Hold()
+	release := sync.OnceFunc(database.Release)
+	defer release()
+	b.until(says("the database does not answer"))
+	requireNow(t, b.shownAt())
+	release()
+	b.until(live)
+	require.Equal(t, true, b.value("window.same"), "it is the page that it was")
+}
+
+// The page of a viewer whose token is revoked goes to the sign-in. One with a draft stays: it says that the
+// viewer is signed out, and goes on after a sign-in elsewhere.
+func TestLive_SaysThatTheViewerIsSignedOut(t *testing.T) {
+	t.Parallel()
+	o := open(t, withTokens)
+	o.fail("reports", "report.daily", "no such report", 1)
+	id := o.text("SELECT id::text FROM dlq.dead_letter_open")
+	secret := o.token("kim", access.Operator)
+	b, draft := o.tab(), o.awayFromUTC()
+	for _, tab := range []*tab{b, draft} {
+		tab.expect("401")
+		tab.signIn(secret)
+		tab.open("/dead-letters/" + id)
+		tab.until(live)
+	}
+	draft.fill("#act input[name=note]", "called the customer")
+	o.exec("UPDATE dlq.tokens SET revoked_at = now(), revoked_by = 'ann'")
+	b.until(`location.pathname === "/sign-in"`)
+	draft.until(says("signed out"))
+	requireNow(t, draft.shownAt())
+	require.Equal(t, "called the customer", draft.value(`document.querySelector("#act input[name=note]").value`))
+	link := draft.value(`document.querySelector("[data-connection] a").href`)
+	require.Contains(t, link, "/sign-in?to=%2Fdead-letters%2F"+id)
 }
 
 // Two hundred open pages of one kind are made once for all who have the same rights, and not once for each.

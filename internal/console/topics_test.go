@@ -104,14 +104,14 @@ func TestLive_boundPerPerson(t *testing.T) {
 	}
 }
 
-// Whoever opens a page that others have open sees no picture of it that is older than what was just loaded.
+// A new viewer of a page that others have open gets no rendering that is older than the page just loaded.
 func TestLive_newViewersSeeNothingOlder(t *testing.T) {
 	t.Parallel()
 	var made atomic.Int64
 	going := make(chan struct{})
 	l := &live{render: func(ctx context.Context, _ *http.Request, _ string) ([]byte, time.Duration, error) {
 		n := made.Add(1)
-		if n == 2 { // this one is under way while somebody comes
+		if n == 2 { // under way while the third viewer comes
 			select {
 			case <-going:
 			case <-ctx.Done():
@@ -128,15 +128,28 @@ func TestLive_newViewersSeeNothingOlder(t *testing.T) {
 	}
 	first := watch("kim")
 	require.Equal(t, "1", string((<-first).html))
-	second := watch("ann") // the second picture is begun for her
+	second := watch("ann") // begins the second rendering
 	require.Eventually(t, func() bool { return made.Load() == 2 }, time.Minute, time.Millisecond)
 	third := watch("lee")
 	close(going)
 	require.Equal(t, "2", string((<-second).html))
-	require.Equal(t, "3", string((<-third).html), "the second was begun before he came")
+	require.Equal(t, "3", string((<-third).html), "the second began before lee came")
 }
 
-// What somebody does through the API is on the pages that are open without their turn being waited for.
+// pages are open pages of one viewer.
+func pages(t *testing.T, c *Console, addresses ...string) (all []chan event) {
+	t.Helper()
+	for _, address := range addresses {
+		from := httptest.NewRequest(http.MethodGet, "/events", nil)
+		events, done, ok := c.live.watch(t.Context(), from, "kim", address, address)
+		require.True(t, ok)
+		t.Cleanup(done)
+		all = append(all, events)
+	}
+	return all
+}
+
+// An act wakes open pages, without waiting until their time comes.
 func TestLive_actsWakePages(t *testing.T) {
 	t.Parallel()
 	var made atomic.Int64
@@ -144,18 +157,38 @@ func TestLive_actsWakePages(t *testing.T) {
 	c.live.render = func(context.Context, *http.Request, string) ([]byte, time.Duration, error) {
 		return []byte(strconv.FormatInt(made.Add(1), 10)), time.Hour, nil
 	}
-	events, done, ok := c.live.watch(t.Context(), httptest.NewRequest(http.MethodGet, "/events", nil), "kim", "/page", "/page")
-	require.True(t, ok)
-	defer done()
+	events := pages(t, c, "/page")[0]
 	require.Equal(t, "1", string((<-events).html))
-	c.Acted()
+	c.Acted("dead letters")
 	require.Equal(t, "2", string((<-events).html))
 }
 
-// What somebody does has all pages made anew, some at a time: others share the connections.
+// An act wakes the pages alone that may show it.
+func TestLive_actsWakeTheirPages(t *testing.T) {
+	t.Parallel()
+	for tag, want := range map[string][]string{
+		"tokens": {"/access", "/access/x", "/audit"}, "saved views": {"/audit", "/dead-letters"},
+		"queues": {"/", "/access", "/access/x", "/accessible", "/audit", "/dead-letters"},
+	} {
+		c := &Console{}
+		c.live.topics = map[string]*topic{}
+		for _, path := range []string{"/", "/access", "/access/x", "/accessible", "/audit", "/dead-letters"} {
+			c.live.topics[path] = &topic{path: path, wake: make(chan struct{}, 1)}
+		}
+		c.Acted(tag)
+		var woken []string
+		for path, t := range c.live.topics {
+			if len(t.wake) > 0 {
+				woken = append(woken, path)
+			}
+		}
+		require.ElementsMatch(t, want, woken, tag)
+	}
+}
+
+// An act wakes many pages, of which a few are rendered at a time.
 func TestLive_actsWakePagesInTurn(t *testing.T) {
 	t.Parallel()
-	const pages = 5 * maxMaking
 	var making, most, made atomic.Int64
 	c := &Console{Config: Config{Logger: slog.New(slog.DiscardHandler)}}
 	c.live.render = func(context.Context, *http.Request, string) ([]byte, time.Duration, error) {
@@ -166,24 +199,22 @@ func TestLive_actsWakePagesInTurn(t *testing.T) {
 		time.Sleep(10 * time.Millisecond)
 		return []byte(strconv.FormatInt(made.Add(1), 10)), time.Hour, nil
 	}
-	var all []chan event
-	for i := range pages {
-		address := "/page?at=" + strconv.Itoa(i)
-		events, done, ok := c.live.watch(t.Context(), httptest.NewRequest(http.MethodGet, "/events", nil), "kim", address, address)
-		require.True(t, ok)
-		defer done()
-		all = append(all, events)
+	var addresses []string
+	for i := range 5 * maxMaking {
+		addresses = append(addresses, "/page?at="+strconv.Itoa(i))
 	}
+	all := pages(t, c, addresses...)
 	for range 2 {
 		for _, events := range all {
 			require.NoError(t, (<-events).err)
 		}
-		c.Acted()
+		c.Acted("queues")
 	}
 	require.LessOrEqual(t, most.Load(), int64(maxMaking))
 }
 
-// A stream says that the database does not answer, that it does again, and that its reader may look no longer, though its page is not due.
+// A stream says that the database does not answer, that it answers again, and that its viewer is signed out,
+// although the page itself is not due.
 func TestLive_saysWhatIsWrong(t *testing.T) {
 	t.Parallel()
 	var lost, out atomic.Bool
@@ -207,7 +238,11 @@ func TestLive_saysWhatIsWrong(t *testing.T) {
 		c.events(w, r.WithContext(ctx))
 	}))
 	defer server.Close()
-	answer, err := http.Get(server.URL + "/events?page=/page")
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, server.URL+"/events?page=/page", http.NoBody)
+	require.NoError(t, err)
+	answer, err := http.DefaultClient.Do(request)
 	require.NoError(t, err)
 	defer answer.Body.Close()
 	lines := bufio.NewScanner(answer.Body)

@@ -320,15 +320,23 @@ func TestReveal_inSQL(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, 4, looks())
 	})
+	as(t, url, "dlq_operator", func(conn *pgx.Conn) { // with the search_path of "dlqd psql"
+		_, err := conn.Exec(t.Context(), "SET search_path = dlq, public")
+		require.NoError(t, err)
+		var entry string
+		require.NoError(t, conn.QueryRow(t.Context(), "CALL reveal('"+id+"', 'ticket 10')").Scan(&entry))
+		require.Contains(t, entry, cardNumber)
+		_, err = conn.Exec(t.Context(), "SELECT revealed('"+id+"')")
+		require.ErrorContains(t, err, "DLQ06")
+	})
 	as(t, url, "dlq_operator", func(conn *pgx.Conn) {
 		_, err := conn.Exec(t.Context(), "SELECT dlq.revealed('"+id+"')")
 		require.ErrorContains(t, err, "DLQ06", "why another person looked is not why this one does")
 	})
 	moves, err := store.Audit(t.Context(), deadletter.AuditFilter{Text: "revealed"}, 10, deadletter.AuditCursor{})
 	require.NoError(t, err)
-	require.Len(t, moves, 4)
-	require.Equal(t, []string{login, "ticket 7", id},
-		[]string{moves[3].Actor, *moves[3].Note, moves[3].EntryID.String()})
+	require.Len(t, moves, 5)
+	require.Equal(t, []string{login, "ticket 7", id}, []string{moves[4].Actor, *moves[4].Note, moves[4].EntryID.String()})
 }
 
 func firstID(t *testing.T, store *deadletter.Store) uuid.UUID {

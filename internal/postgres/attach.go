@@ -184,10 +184,10 @@ func (m *Migrator) Attach(ctx context.Context) error {
 
 // Backfill takes in jobs that failed before capture was installed. It returns how many.
 func (m *Migrator) Backfill(ctx context.Context, progress func(total int)) (int, error) {
-	total := 0
+	total, db := 0, m.Schemas.Rendered(m.Pool)
 	for {
 		var n int
-		if err := m.Pool.QueryRow(ctx, m.Schemas.Render("SELECT dlq.backfill($1)"), backfillBatch).Scan(&n); err != nil {
+		if err := db.QueryRow(ctx, "SELECT dlq.backfill($1)", backfillBatch).Scan(&n); err != nil {
 			return total, fmt.Errorf("backfill after %d jobs: %w", total, err)
 		}
 		total += n

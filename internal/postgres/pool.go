@@ -111,11 +111,9 @@ func open(ctx context.Context, config *pgxpool.Config) (pool *pgxpool.Pool, vers
 	if pool, err = pgxpool.NewWithConfig(ctx, config); err != nil {
 		return nil, 0, err
 	}
+	const query = "SELECT current_setting('server_version_num')::int / 10000, current_setting('row_security')"
 	var rowSecurity string
-	err = pool.QueryRow(ctx,
-		"SELECT current_setting('server_version_num')::int / 10000, current_setting('row_security')",
-		pgx.QueryExecModeExec).
-		Scan(&version, &rowSecurity)
+	err = pool.QueryRow(ctx, query, pgx.QueryExecModeExec).Scan(&version, &rowSecurity)
 	if wanted := config.ConnConfig.RuntimeParams["row_security"]; err == nil && wanted != "" && rowSecurity != wanted {
 		err = errIgnored
 	}
@@ -126,12 +124,12 @@ func open(ctx context.Context, config *pgxpool.Config) (pool *pgxpool.Pool, vers
 	return pool, version, nil
 }
 
-// errIgnored is that of a pooler that was told to ignore what it does not know (ignore_startup_parameters).
+// errIgnored is the error for a pooler that drops the parameters of a session (ignore_startup_parameters).
 var errIgnored = errors.New("parameters of the session are ignored")
 
-// refusesParameter recognises a pooler, by its answer to parameters at the start of a session that it does not know.
+// refusesParameter recognises a pooler by its answer to the parameters of a session.
 func refusesParameter(err error) bool {
 	var pgErr *pgconn.PgError
-	return errors.Is(err, errIgnored) || errors.As(err, &pgErr) &&
-		strings.Contains(pgErr.Message, "unsupported startup parameter")
+	return errors.Is(err, errIgnored) ||
+		errors.As(err, &pgErr) && strings.Contains(pgErr.Message, "unsupported startup parameter")
 }

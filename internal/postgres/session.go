@@ -11,18 +11,17 @@ import (
 	"github.com/riverqueue/river/riverdriver/riverpgxv5"
 )
 
-// What dlqd needs of a session:
+// sessionParameters are the settings that dlqd needs:
 //
-//   - row_security off: a job that a policy hides would look like one that is gone, so that is an error instead.
-//   - read committed: what a worker reads after it has its locks must be what is committed by then, and what dlqd reads must
-//     not make conflicts of the application's SERIALIZABLE transactions.
-//   - jit off: plans without sequential scans have costs that make Postgres compile them for seconds, and run them for
-//     milliseconds.
+//   - row_security off: a job hidden by a policy would look deleted; reading it fails instead.
+//   - read committed: a worker that has its locks must read what is committed by then, and reads of dlqd
+//     must not cause serialization failures in SERIALIZABLE transactions of the application.
+//   - jit off: plans without sequential scans have such high costs that Postgres would compile them, for
+//     seconds, and then run them for milliseconds.
 //
-// Parameters at the start of a session say so for statements outside of transactions. Behind a
-// pooler that refuses them a session belongs to its other clients, too: there each statement runs
-// in a transaction of its own, whose settings end with it, in the one round trip that it takes
-// anyway, and so do those of transactions.
+// They are parameters at the start of a session. A transaction pooler refuses them, and shares the session
+// with other clients: there the settings are those of each transaction, and a single statement gets a
+// transaction of its own, in the same round trip.
 var sessionParameters = map[string]string{
 	"row_security": "off", "jit": "off", "default_transaction_isolation": "read committed",
 }
@@ -30,37 +29,36 @@ var sessionParameters = map[string]string{
 const (
 	beginIsolated = "BEGIN ISOLATION LEVEL READ COMMITTED"
 	localSettings = "; SET LOCAL row_security = off; SET LOCAL jit = off"
-	// settingsQuery is localSettings as one statement of the extended protocol.
+	// settingsQuery is localSettings for the extended protocol, which takes one statement at a time.
 	settingsQuery = "SELECT set_config('row_security', 'off', true), set_config('jit', 'off', true)"
 )
 
-// BeginQuery begins a transaction with the settings that dlqd needs, and more of them, such as "lock_timeout = '2s'".
+// BeginQuery begins a transaction with dlqd's settings and with more, such as "lock_timeout = '2s'".
 func BeginQuery(more ...string) string { return begin("", more) }
 
-// BeginReadOnlyQuery is [BeginQuery] for a transaction that changes nothing.
+// BeginReadOnlyQuery is [BeginQuery] for a read-only transaction.
 func BeginReadOnlyQuery(more ...string) string { return begin(" READ ONLY", more) }
 
 func begin(mode string, more []string) string {
 	return strings.Join(append([]string{beginIsolated + mode + localSettings}, more...), "; SET LOCAL ")
 }
 
-// BeginFunc runs fn in a transaction with the settings that dlqd needs, which only sessions behind
-// a pooler do not have.
+// BeginFunc runs fn in a transaction with dlqd's settings.
 func BeginFunc(ctx context.Context, pool *pgxpool.Pool, fn func(tx pgx.Tx) error) error {
 	options := pgx.TxOptions{}
-	if IsPooled(pool) {
+	if IsPooled(pool) { // other sessions have the settings
 		options.BeginQuery = BeginQuery()
 	}
 	return pgx.BeginTxFunc(ctx, pool, options, fn)
 }
 
-// IsPooled reports whether a pool's connections have no settings of their own, since a pooler refuses them.
+// IsPooled reports whether a pooler in front of the database refuses the parameters of a session.
 func IsPooled(pool *pgxpool.Pool) bool {
 	_, has := pool.Config().ConnConfig.RuntimeParams["row_security"]
 	return !has
 }
 
-// Statements returns a pool for statements outside of transactions, each with the settings that dlqd needs.
+// Statements returns a pool for single statements, each with dlqd's settings.
 func Statements(pool *pgxpool.Pool) DB {
 	if IsPooled(pool) {
 		return singly{pool: pool}
@@ -68,13 +66,13 @@ func Statements(pool *pgxpool.Pool) DB {
 	return pool
 }
 
-// singly runs each statement in a transaction of its own, with settings of that transaction, in one
-// round trip. A statement that no transaction may hold (CALL of a procedure that commits, REINDEX
-// CONCURRENTLY) goes to the pool itself.
+// singly runs each statement in a transaction of its own, with that transaction's settings, in one round
+// trip. Statements that cannot run in a transaction, such as CALL of a procedure that commits or REINDEX
+// CONCURRENTLY, must go to the pool itself.
 type singly struct {
 	pool *pgxpool.Pool
-	more string // a query that makes further settings
-	args []any  // its arguments
+	more string // a query for more settings; "" for none
+	args []any  // of that query
 }
 
 func (s singly) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
@@ -92,7 +90,8 @@ func (s singly) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
 }
 
 func (s singly) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
-	for len(args) > 0 { // a batch runs in the connection's mode, which is none that prepares statements where a pooler is
+	// A batch runs in the connection's own mode, which prepares no statements behind a pooler.
+	for len(args) > 0 {
 		if _, mode := args[0].(pgx.QueryExecMode); !mode {
 			break
 		}
@@ -124,13 +123,13 @@ func (s singly) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, e
 	return rows, nil
 }
 
-// singleRows are the rows of a statement, and its transaction, which ends with them.
+// singleRows are the rows of a statement. Its transaction ends when they are closed or read to their end.
 type singleRows struct {
 	pgx.Rows
 
 	ctx     context.Context //nolint:containedctx // of the statement
 	conn    *pgxpool.Conn
-	results pgx.BatchResults // nil once it has ended
+	results pgx.BatchResults // nil after the end of the transaction
 	err     error
 }
 
@@ -139,8 +138,8 @@ func (r *singleRows) end() {
 		return
 	}
 	r.err, r.results = r.results.Close(), nil
-	if !r.conn.Conn().IsClosed() && r.conn.Conn().PgConn().TxStatus() != 'I' { // it failed
-		_, _ = r.conn.Exec(context.WithoutCancel(r.ctx), "ROLLBACK") // on an error the pool closes the connection
+	if !r.conn.Conn().IsClosed() && r.conn.Conn().PgConn().TxStatus() != 'I' { // the statement failed
+		_, _ = r.conn.Exec(context.WithoutCancel(r.ctx), "ROLLBACK") // if this fails, the pool closes the connection
 	}
 	r.conn.Release()
 }
@@ -165,7 +164,7 @@ func (r *singleRows) Err() error {
 	return r.err
 }
 
-// singleRow is the first of some rows, or why there are none.
+// singleRow is the first of some rows, or the error of their query.
 type singleRow struct {
 	rows pgx.Rows
 	err  error
@@ -189,12 +188,12 @@ func (r singleRow) Scan(into ...any) error {
 	return r.rows.Err()
 }
 
-// NewDriver returns River's driver on a pool, with the settings that dlqd needs.
+// NewDriver returns River's driver on a pool, with dlqd's settings.
 func NewDriver(pool *pgxpool.Pool) *Driver {
 	return &Driver{Driver: riverpgxv5.New(pool), pool: pool, pooled: IsPooled(pool)}
 }
 
-// Driver is River's driver. Behind a pooler its statements run as those of [Statements] do.
+// Driver is River's driver. Behind a pooler it runs statements as [Statements] does.
 type Driver struct {
 	*riverpgxv5.Driver
 
@@ -211,7 +210,7 @@ func (d *Driver) GetExecutor() riverdriver.Executor {
 	return executor{d.UnwrapExecutor(singleTx{singly: singly{pool: d.pool}}), plain}
 }
 
-// executor is River's, but for statements that no transaction may hold.
+// executor is River's. Statements that cannot run in a transaction go to plain.
 type executor struct {
 	riverdriver.Executor
 
@@ -226,9 +225,9 @@ func (e executor) IndexReindex(ctx context.Context, params *riverdriver.IndexRei
 	return e.plain.IndexReindex(ctx, params)
 }
 
-// singleTx is what River's driver takes for a transaction: statements each in one of its own.
+// singleTx is a pgx.Tx for River's driver that runs each statement in a transaction of its own.
 type singleTx struct {
-	pgx.Tx // of which the driver uses nothing else
+	pgx.Tx // nil: the driver uses no method beside those below
 	singly
 }
 
@@ -248,8 +247,8 @@ func (t singleTx) Begin(ctx context.Context) (pgx.Tx, error) {
 	return t.pool.BeginTx(ctx, pgx.TxOptions{BeginQuery: BeginQuery()})
 }
 
-func (t singleTx) CopyFrom(ctx context.Context, table pgx.Identifier, columns []string,
-	rows pgx.CopyFromSource,
+func (t singleTx) CopyFrom(
+	ctx context.Context, table pgx.Identifier, columns []string, rows pgx.CopyFromSource,
 ) (n int64, err error) {
 	err = BeginFunc(ctx, t.pool, func(tx pgx.Tx) error {
 		n, err = tx.CopyFrom(ctx, table, columns, rows)
@@ -258,8 +257,9 @@ func (t singleTx) CopyFrom(ctx context.Context, table pgx.Identifier, columns []
 	return n, err
 }
 
-// Config lets the driver see in which mode statements run.
+// Config shows the driver the mode in which statements run.
 func (t singleTx) Config() *pgxpool.Config { return t.pool.Config() }
 
-// namesExecMode reports whether a URL says how statements are run: pgx takes that out of what it parses.
+// namesExecMode reports whether a URL names the mode in which statements run. It looks into the text, since
+// pgx removes the parameter when it parses a URL.
 func namesExecMode(url string) bool { return strings.Contains(url, "default_query_exec_mode") }

@@ -253,12 +253,13 @@ func TestRun_patchOfWhatHasACheckpointByNow(t *testing.T) {
 	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.replay_run_entries WHERE detail LIKE '%was not told whether to resume it'"))
 }
 
-// TestCheckpoint_DiscardsCursors begins a step anew of which a cursor was kept; the entry itself keeps both.
+// A replay that discards the checkpoint discards the cursors of its steps, too; the entry keeps both.
 func TestCheckpoint_DiscardsCursors(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	b.fail(1, "default", "x")
-	b.exec(`UPDATE dlq.dead_letter_queue SET metadata = metadata || '{"river:resumable_step": "ship", "river:resumable_cursor": {"ship": 3}}'`)
+	b.exec(`UPDATE dlq.dead_letter_queue SET metadata = metadata
+		|| '{"river:resumable_step": "ship", "river:resumable_cursor": {"ship": 3}}'`)
 	var id uuid.UUID
 	require.NoError(t, b.pool.QueryRow(t.Context(), "SELECT id FROM dlq.dead_letter_open").Scan(&id))
 	entry, _, err := b.store.Get(t.Context(), id)
@@ -268,6 +269,7 @@ func TestCheckpoint_DiscardsCursors(t *testing.T) {
 		Payload: json.RawMessage(`{"amount": 12}`), Checkpoint: deadletter.Discard, Act: deadletter.Act{Actor: "kim"},
 	})
 	require.NoError(t, err)
-	require.Zero(t, b.count("SELECT count(*) FROM river_job WHERE id = $1 AND metadata ?| '{river:resumable_step,river:resumable_cursor}'", job))
-	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE metadata ?& '{river:resumable_step,river:resumable_cursor}'"))
+	const keys = "'{river:resumable_step,river:resumable_cursor}'"
+	require.Zero(t, b.count("SELECT count(*) FROM river_job WHERE id = $1 AND metadata ?| "+keys, job))
+	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE metadata ?& "+keys))
 }

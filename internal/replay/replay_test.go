@@ -192,7 +192,7 @@ func TestRun_severalServersNeverReplayAnEntryTwice(t *testing.T) {
 	require.EqualValues(t, 300, one.Succeeded+two.Succeeded)
 }
 
-// A batch that waited too long for a lock is tried again: what another run holds, it gives back.
+// A batch that waited too long for a lock is tried again.
 func TestRun_goesOnAfterALock(t *testing.T) {
 	t.Parallel()
 	b := setup(t)

@@ -74,7 +74,7 @@ func (r *Runner) RunOnce(ctx context.Context) (wait time.Duration, err error) {
 	for _, id := range runs {
 		p, err := r.batch(ctx, id)
 		for try := 1; (postgres.IsCollision(err) || postgres.IsLocked(err)) && try < maxTries && ctx.Err() == nil; try++ {
-			p, err = r.batch(ctx, id) // an entry of it was moved meanwhile, or its job is locked: by another run's batch, say
+			p, err = r.batch(ctx, id) // an entry was moved meanwhile, or a lock was held, perhaps by another run
 		}
 		if postgres.IsRefusal(err) && r.careful[id] == 0 {
 			r.logger.Warn("replay run: a batch was refused by the database; going through it one by one", "run", id, "error", err)

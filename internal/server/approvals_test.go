@@ -493,7 +493,7 @@ func TestApprovals_cutShort(t *testing.T) {
 	require.Equal(t, 4, b.count("SELECT count(*) FROM dlq.dead_letter_transitions WHERE to_status = 'dlq_archived'"))
 }
 
-// What a second person approves begins anew, where who asked said so: a run, and one entry.
+// An approved replay resumes or discards checkpoints as its request asked: a run, and one entry.
 func TestApprovals_checkpoint(t *testing.T) {
 	t.Parallel()
 	b := approvalsSetup(t, policy.ApprovalRule{Operations: []string{"replay"}})
@@ -514,15 +514,18 @@ func TestApprovals_checkpoint(t *testing.T) {
 	require.Contains(t, string(b.approval(lee, id).Request), `"checkpoint":"resume"`)
 	require.Equal(t, http.StatusOK, b.decide(lee, id, "approve", `{"expect": 1}`))
 	b.awaitApproval(lee, id, "done")
-	b.awaitCount(1, `SELECT count(*) FROM river_job WHERE state = 'available' AND args @> '{"fixed": true}' AND metadata ->> 'river:resumable_step' = 'charge'`)
+	b.awaitCount(1, `SELECT count(*) FROM river_job WHERE state = 'available' AND args @> '{"fixed": true}'
+		AND metadata ->> 'river:resumable_step' = 'charge'`)
 
-	id = b.ask(kim, "/api/dlq/replay", `{"filter": {"status": ["dlq_manual"]}, "mergePatch": {"fixed": true}, "checkpoint": "discard"}`)
+	id = b.ask(kim, "/api/dlq/replay",
+		`{"filter": {"status": ["dlq_manual"]}, "mergePatch": {"fixed": true}, "checkpoint": "discard"}`)
 	require.Equal(t, http.StatusOK, b.decide(lee, id, "approve", `{"expect": 2}`))
 	b.awaitApproval(lee, id, "done")
-	b.awaitCount(2, `SELECT count(*) FROM river_job WHERE state = 'available' AND args @> '{"fixed": true}' AND NOT metadata ? 'river:resumable_step'`)
+	b.awaitCount(2, `SELECT count(*) FROM river_job WHERE state = 'available' AND args @> '{"fixed": true}'
+		AND NOT metadata ? 'river:resumable_step'`)
 }
 
-// A redelivery into a queue is one of that queue's, wherever its entry is from.
+// A rule for a queue holds for redeliveries into it from other queues.
 func TestApprovals_HoldForRedeliveriesIntoAQueue(t *testing.T) {
 	t.Parallel()
 	b := approvalsSetup(t, policy.ApprovalRule{Operations: []string{"replay"}, Queues: []string{"pay*"}, Above: 1})
@@ -536,9 +539,10 @@ func TestApprovals_HoldForRedeliveriesIntoAQueue(t *testing.T) {
 		require.Equal(t, http.StatusAccepted, status, out)
 		require.Contains(t, out, `"run"`, free)
 	}
-	// Of no more entries than the rule lets go.
+	// One entry is not above the rule's limit.
 	b.fail("post", 1)
-	status, out := b.as(kim, "POST", "/api/dlq/replay", `{"filter": {"queue": ["post"]}, "note": "n", "force": true, "queue": "payments"}`)
+	status, out := b.as(kim, "POST", "/api/dlq/replay",
+		`{"filter": {"queue": ["post"]}, "note": "n", "force": true, "queue": "payments"}`)
 	require.Equal(t, http.StatusAccepted, status, out)
 	require.Contains(t, out, `"run"`)
 }

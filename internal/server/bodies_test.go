@@ -13,7 +13,7 @@ import (
 	"github.com/dlqd/dlqd/internal/api"
 )
 
-// Whatever the body, an operation answers, and no 500.
+// Every operation answers a body that is empty, null or of the wrong type, and not with 500.
 func TestAPI_AnswersBodiesThatAreNone(t *testing.T) {
 	t.Parallel()
 	b := setup(t, options{receiver: answering(http.StatusNotFound)})

@@ -484,7 +484,8 @@ func TestDoor_tls(t *testing.T) {
 	}, time.Minute, 50*time.Millisecond, "its authority is trusted no more")
 }
 
-// What docs/security.md says of a request with both: the body is what its chunks are, and nothing after them is a request.
+// The body of a request with both headers is what its chunks are, and nothing after them is a request, as
+// docs/security.md says.
 func TestDoor_DropsContentLengthBesideTransferEncoding(t *testing.T) {
 	t.Parallel()
 	b := setup(t, options{})
@@ -492,7 +493,8 @@ func TestDoor_DropsContentLengthBesideTransferEncoding(t *testing.T) {
 	require.NoError(t, err)
 	defer func() { _ = conn.Close() }()
 	const body = `{"messageId": "chunked", "queue": "default", "kind": "k", "payload": 1}`
-	_, err = fmt.Fprintf(conn, "POST /api/messages HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 4\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n%x\r\n%s\r\n0\r\n\r\n", len(body), body)
+	_, err = fmt.Fprintf(conn, "POST /api/messages HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"+
+		"Content-Length: 4\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n%x\r\n%s\r\n0\r\n\r\n", len(body), body)
 	require.NoError(t, err)
 	response, err := http.ReadResponse(bufio.NewReader(conn), nil)
 	require.NoError(t, err)

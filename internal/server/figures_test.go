@@ -10,7 +10,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// A message that fails as it is sent back counts for the class that its dead letter had: in the API and in the metrics.
+// A failed redelivery of a message counts for the class that its dead letter had when it was sent, in the API
+// and in the metrics.
 func TestFigures_FailedReplayCountsForTheClassThatWasSent(t *testing.T) {
 	t.Parallel()
 	b := setup(t, options{receiver: answering(http.StatusUnprocessableEntity)})
@@ -26,11 +27,13 @@ func TestFigures_FailedReplayCountsForTheClassThatWasSent(t *testing.T) {
 		_, out, _ = b.call("GET", "/api/dlq/analytics/replays", "")
 		raw, err := json.Marshal(out)
 		require.NoError(t, err)
-		return strings.Contains(string(raw), `"errorClass":"validation","failed":1,"queue":"default","redelivered":1,"succeeded":0,"success":0}]`)
+		return strings.Contains(string(raw),
+			`"errorClass":"validation","failed":1,"queue":"default","redelivered":1,"succeeded":0,"success":0}]`)
 	}, time.Minute, 50*time.Millisecond, "%v", out)
 	require.Eventually(t, func() bool {
 		_, out, _ = b.call("GET", "/metrics", "")
-		return strings.Contains(out["text"].(string), `dlqd_redeliveries_ended_total{error_class="validation",outcome="failed",queue="default"} 1`)
+		return strings.Contains(out["text"].(string),
+			`dlqd_redeliveries_ended_total{error_class="validation",outcome="failed",queue="default"} 1`)
 	}, time.Minute, 50*time.Millisecond)
 	require.NotContains(t, out["text"], `dlqd_redeliveries_ended_total{error_class="undecided",outcome="failed"`)
 }

@@ -20,7 +20,7 @@ import (
 // healthTimeout bounds what a question about health asks the database.
 const healthTimeout = 2 * time.Second
 
-// rollupsStaleAfter is how old rollups get before health says so: as the alert RollupsLagging.
+// rollupsStaleAfter is the age of rollups above which health reports them, as the alert RollupsLagging does.
 const rollupsStaleAfter = 5 * time.Minute
 
 // figuresGrace is how long after its start a process does not judge the age of figures: after an outage they are old
@@ -36,8 +36,8 @@ func (s *Server) ready() error {
 	return s.idle()
 }
 
-// reach asks the database for a sign of life, and whether dlqd is still in it: [Server.attachment] looks every two seconds, and a
-// load balancer must not send requests here once "dlqd detach" has returned.
+// reach fails if the database does not answer, or dlqd is not in it any more. [Server.attachment] looks only
+// every two seconds, and a load balancer must send no request here once "dlqd detach" has returned.
 func (s *Server) reach(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, healthTimeout)
 	defer cancel()
@@ -140,15 +140,15 @@ func (s *Server) health(ctx context.Context) []api.Part {
 	return parts
 }
 
-// judgeAges marks the loops of the sample and the rollups as failing while these are stale, in every process: the cause
-// may be another process.
+// judgeAges marks the parts that keep figures up to date as failed if the figures are too old, in whichever
+// process they stopped.
 func (s *Server) judgeAges(ctx context.Context, parts []api.Part) {
 	if time.Since(s.began) < figuresGrace {
 		return
 	}
 	sample, rollups, err := metrics.Ages(ctx, s.store.DB())
 	if err != nil {
-		return // what is wrong is the database's part to say
+		return // the part "database" reports this
 	}
 	for _, of := range []struct {
 		loop, what string

@@ -342,7 +342,7 @@ func TestHealth_FiguresOlderThanTheProcess(t *testing.T) {
 	require.Eventually(t, func() bool { ok, _ := b.part("rollups"); return !ok }, time.Minute, 50*time.Millisecond)
 }
 
-// Figures that stand still make health red, whichever process is to blame, and green again once they move.
+// Figures that stand still make health fail, in whichever process they stopped, until they move again.
 func TestHealth_FiguresThatStandStill(t *testing.T) {
 	t.Parallel()
 	b := setup(t, options{receiver: answering(http.StatusOK)})
@@ -356,7 +356,7 @@ func TestHealth_FiguresThatStandStill(t *testing.T) {
 		defer func() { _ = tx.Rollback(context.Background()) }()
 		_, err = tx.Exec(t.Context(), "SELECT pg_advisory_xact_lock(hashtextextended($1, 0))", of.lock)
 		require.NoError(t, err)
-		require.Eventually(t, func() bool { // a write that was under way may come after it
+		require.Eventually(t, func() bool { // again, since a write may have been under way
 			_, err := b.pool.Exec(t.Context(), of.age)
 			require.NoError(t, err)
 			ok, detail := b.part(part)

@@ -70,7 +70,8 @@ func TestMask_walkOfAPI(t *testing.T) {
 		err := b.pool.QueryRow(t.Context(), "SELECT id::text FROM dlq.dead_letter_queue WHERE status = 'dlq_manual'").Scan(&id)
 		return err == nil
 	}, time.Minute, 50*time.Millisecond)
-	kept := b.text("SELECT concat_ws(' ', error_message, error_context, retry_history, metadata) FROM dlq.dead_letter_queue")
+	kept := b.text(
+		"SELECT concat_ws(' ', error_message, error_context, retry_history, metadata) FROM dlq.dead_letter_queue")
 	require.Contains(t, kept, "refused: card ***, IBAN ***", "the receiver's words are kept, without what is masked")
 
 	check := func(what, out string) {
@@ -178,7 +179,7 @@ func TestMask_walkOfAPI(t *testing.T) {
 
 	status, out = b.as(operator, "POST", reveal, `{"note": "ticket 7"}`)
 	require.Equal(t, http.StatusOK, status, out)
-	for _, secret := range secrets[:len(secrets)-1] { // the last is in the answer alone, of which what is masked is not kept
+	for _, secret := range secrets[:len(secrets)-1] { // the last is in the receiver's answer alone, and not kept
 		require.Contains(t, out, secret)
 	}
 	status, out = b.as(operator, "POST", "/api/dlq/export", `{"filter": {"queue": ["default"]}, "reveal": true, "note": "ticket 8"}`)

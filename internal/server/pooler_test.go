@@ -14,7 +14,7 @@ import (
 	"github.com/dlqd/dlqd/internal/server"
 )
 
-// pooledSession is what the next client of a pooler finds in a session of the server's.
+// pooledSession is the state of a server session that the next client of a pooler finds.
 type pooledSession struct {
 	Settings map[string]string
 	Prepared []string
@@ -22,8 +22,8 @@ type pooledSession struct {
 	Advisory int
 }
 
-// pooledSessions returns the state of all sessions that a pooler has with the server, by process id, as another client of
-// the pooler finds them: one transaction in each of them at the same time.
+// pooledSessions returns the state of all sessions that a pooler has with the server, by process id, as another
+// client of the pooler finds them: with one transaction in each of them at the same time.
 func pooledSessions(t *testing.T, pooled string, servers int) map[int32]pooledSession {
 	t.Helper()
 	config, err := pgx.ParseConfig(pooled)
@@ -46,7 +46,8 @@ func pooledSessions(t *testing.T, pooled string, servers int) map[int32]pooledSe
 			'settings', (SELECT json_object_agg(name, setting) FROM pg_settings),
 			'prepared', (SELECT json_agg(name) FROM pg_prepared_statements),
 			'channels', (SELECT json_agg(c) FROM pg_listening_channels() c),
-			'advisory', (SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid()))`).Scan(&pid, &raw))
+			'advisory', (SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid()))`).
+			Scan(&pid, &raw))
 		var session pooledSession
 		require.NoError(t, json.Unmarshal(raw, &session))
 		require.NotEmpty(t, session.Settings)
@@ -56,7 +57,8 @@ func pooledSessions(t *testing.T, pooled string, servers int) map[int32]pooledSe
 	return found
 }
 
-// The database's default isolation is another one than dlqd's: what dlqd needs in a session must not come from there either.
+// No setting, prepared statement, channel or lock of dlqd stays in a pooler's sessions. The database's default
+// isolation is serializable here, which dlqd's transactions must not take over.
 func TestServe_LeavesSessionsOfAPoolerAsTheyWere(t *testing.T) {
 	t.Parallel()
 	const servers = 4
@@ -75,15 +77,16 @@ func TestServe_LeavesSessionsOfAPoolerAsTheyWere(t *testing.T) {
 	tx, err := application.BeginTx(t.Context(), pgx.TxOptions{IsoLevel: pgx.Serializable})
 	require.NoError(t, err)
 	defer func() { _ = tx.Rollback(context.WithoutCancel(t.Context())) }()
-	_, err = tx.Exec(t.Context(), "INSERT INTO river_job (kind, args, max_attempts, queue) VALUES ('application', '{}', 1, 'application')")
+	_, err = tx.Exec(t.Context(),
+		"INSERT INTO river_job (kind, args, max_attempts, queue) VALUES ('application', '{}', 1, 'application')")
 	require.NoError(t, err)
-	var own []string
 	locks := func() (locked []string) {
-		require.NoError(t, tx.QueryRow(t.Context(), `SELECT coalesce(array_agg(DISTINCT relation::regclass::text), '{}') FROM pg_locks
-			WHERE mode = 'SIReadLock' AND relation::regclass::text LIKE '%river_job%' AND pid IS DISTINCT FROM pg_backend_pid()`).Scan(&locked))
+		require.NoError(t, tx.QueryRow(t.Context(), `
+			SELECT coalesce(array_agg(DISTINCT relation::regclass::text), '{}') FROM pg_locks WHERE mode = 'SIReadLock'
+			AND relation::regclass::text LIKE '%river_job%' AND pid IS DISTINCT FROM pg_backend_pid()`).Scan(&locked))
 		return locked
 	}
-	own = locks()
+	own := locks()
 
 	b.submit("m1")
 	id := b.awaitMessage("m1", "dead-lettered")["deadLetter"].(map[string]any)["id"].(string)
@@ -93,25 +96,28 @@ func TestServe_LeavesSessionsOfAPoolerAsTheyWere(t *testing.T) {
 	b.awaitEntry(id, "dlq_manual")
 	status, _, _ = b.call("GET", "/api/dlq/entries?status=dlq_manual,dlq_pending&queue=default", "")
 	require.Equal(t, http.StatusOK, status)
-	status, out, _ = b.call("POST", "/api/messages", `{"messageId": "m1", "queue": "default", "kind": "order.placed", "payload": {"n": 1}}`)
+	status, out, _ = b.call("POST", "/api/messages",
+		`{"messageId": "m1", "queue": "default", "kind": "order.placed", "payload": {"n": 1}}`)
 	require.Equal(t, http.StatusOK, status, out)
 	status, out, _ = b.call("GET", "/api/health", "")
 	require.Equal(t, http.StatusOK, status, out)
 
 	require.Equal(t, own, locks(), "dlqd read River's jobs in a serializable transaction")
 	require.Equal(t, before, pooledSessions(t, pooled, servers), "while dlqd runs")
-	require.Zero(t, b.count("SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND query LIKE 'LISTEN%'"))
+	require.Zero(t, b.count(listeners))
 	b.stop()
 	require.Equal(t, before, pooledSessions(t, pooled, servers), "when dlqd has stopped")
 }
 
-// A pooler that gives each client a session of the server's has LISTEN, too.
+const listeners = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND query LIKE 'LISTEN%'"
+
+// Behind a pooler that gives each client a session of its own, dlqd listens if it is asked to.
 func TestServe_ListensThroughAPoolerWhereAsked(t *testing.T) {
 	t.Parallel()
 	b := setup(t, options{config: func(c *server.Config) {
 		c.DatabaseURL, c.Listens = postgrestest.SessionPooler(t, c.DatabaseURL), true
 	}})
 	require.Eventually(t, func() bool {
-		return b.count("SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND query LIKE 'LISTEN%'") > 0
+		return b.count(listeners) > 0
 	}, time.Minute, 20*time.Millisecond)
 }

@@ -16,8 +16,8 @@ import (
 // register tells the other processes on the database that this one is there, now and for as long as it runs, and compares the
 // server with the one that dlqd ran on before. Nothing is sent before that, and no job of its may run: see process.Rescue.
 func (s *Server) register(ctx context.Context) error {
-	// Connections of their own, one for each of its two loops: where requests hold all of the pool's, the process would
-	// be taken for dead.
+	// A pool of their own for the two loops of process: if requests used up the common pool, other processes
+	// would take this one for dead.
 	config := s.pool.Config()
 	config.MaxConns, config.MinConns, config.MinIdleConns = 2, 0, 0
 	var err error
@@ -25,7 +25,8 @@ func (s *Server) register(ctx context.Context) error {
 		return err
 	}
 	s.process = process.New(process.Config{
-		DB: s.config.Schemas.Rendered(s.presencePool), Name: postgres.ProcessName(), Version: api.Version, Parts: s.parts(), Logger: s.logger,
+		DB: s.config.Schemas.Rendered(s.presencePool), Logger: s.logger,
+		Name: postgres.ProcessName(), Version: api.Version, Parts: s.parts(),
 		Queues: func() []string {
 			if s.river == nil {
 				return nil

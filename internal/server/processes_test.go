@@ -181,7 +181,8 @@ func TestProcesses(t *testing.T) {
 	require.Contains(t, log.String(), `msg="River here is dlqd's own" automatic="on: dead letters are redelivered by themselves"`)
 }
 
-// A process whose requests hold all connections of its pool is there all the same: its messages are not put back.
+// A process whose requests hold all connections of its pool still reports itself, so that its messages are not
+// put back.
 func TestProcesses_seenWhileThePoolIsUsedUp(t *testing.T) {
 	t.Parallel()
 	b := setup(t, options{config: func(c *server.Config) { c.MaxConns = 5 }})
@@ -205,7 +206,8 @@ func TestProcesses_seenWhileThePoolIsUsedUp(t *testing.T) {
 	}
 	defer asked.Wait()
 	defer cancel()
-	require.Eventually(t, func() bool { return b.server.Pool().Stat().AcquiredConns() == 5 }, time.Minute, 10*time.Millisecond)
+	usedUp := func() bool { return b.server.Pool().Stat().AcquiredConns() == 5 }
+	require.Eventually(t, usedUp, time.Minute, 10*time.Millisecond)
 	at := b.count("SELECT floor(extract(epoch FROM clock_timestamp()))::integer + 6") // a beat that was under way is over
 	require.Eventually(t, func() bool {
 		return b.count(fmt.Sprintf("SELECT count(*) FROM dlq.processes WHERE extract(epoch FROM seen_at) > %d", at)) == 1

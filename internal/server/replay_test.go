@@ -130,7 +130,9 @@ func TestReplay_thePatchIsInTheTrail(t *testing.T) {
 func TestReplay_EventsOfAnUnknownRun(t *testing.T) {
 	t.Parallel()
 	b := setup(t, options{})
-	for id, want := range map[string]int{"0198a0b0-0000-7000-8000-000000000000": http.StatusNotFound, "x": http.StatusUnprocessableEntity} {
+	for id, want := range map[string]int{
+		"0198a0b0-0000-7000-8000-000000000000": http.StatusNotFound, "x": http.StatusUnprocessableEntity,
+	} {
 		status, out, _ := b.call("GET", "/api/dlq/replays/"+id+"/events", "")
 		require.Equal(t, want, status, out)
 		require.InDelta(t, want, out["status"], 0, "a problem document")

@@ -77,7 +77,8 @@ func scopeSetup(t *testing.T, configs ...func(*server.Config)) *scopeBundle {
 	var name, id string
 	_, err = pgx.ForEachRow(rows, []any{&name, &id}, func() error { b.ids[name] = id; return nil })
 	require.NoError(t, err)
-	exec("DO $$ BEGIN WHILE dlq.refresh_rollups() IS NULL LOOP PERFORM pg_sleep(0.01); END LOOP; END $$") // dlqd may be at it
+	// (dlqd may refresh them at the same time.)
+	exec("DO $$ BEGIN WHILE dlq.refresh_rollups() IS NULL LOOP PERFORM pg_sleep(0.01); END LOOP; END $$")
 	for _, queue := range []string{"pay_eu", "mailqueue"} {
 		status, out := b.as(b.token(access.Operator, access.Scope{{Queues: []string{queue}}}), "POST", "/api/dlq/replay", `{"filter": {}, "all": true, "force": true, "rate": 0.001}`)
 		require.Equal(t, http.StatusAccepted, status, out)

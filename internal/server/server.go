@@ -100,9 +100,9 @@ type Config struct {
 	WriteTimeout time.Duration
 	// PollInterval is how often DLQ workers look for due entries when nothing wakes them.
 	PollInterval time.Duration
-	// PollOnly does without LISTEN, which transaction poolers lack. Behind a pooler that is so anyway, unless Listens.
+	// PollOnly does without LISTEN, which transaction poolers lack. Behind a pooler it is implied, unless Listens.
 	PollOnly bool
-	// Listens says that a pooler in front of the database gives each client a session of the server's.
+	// Listens says that a pooler in front of the database gives each client a session of its own.
 	Listens bool
 	// StopTimeout is how long a stop may take, all of it, whatever hangs. Running jobs may take most of it to finish.
 	StopTimeout time.Duration
@@ -140,7 +140,7 @@ type Server struct {
 	delivery  *delivery.Worker
 	river     *delivery.Client
 	process   *process.Process
-	// presencePool is what process uses.
+	// presencePool has the connections of process.
 	presencePool *pgxpool.Pool
 	guard        atomic.Pointer[restored.Guard] // nil until the pool is there
 	worker       *worker.Worker
@@ -326,8 +326,9 @@ func (s *Server) openDatabase(ctx context.Context) error {
 		return err
 	}
 	if postgres.IsPooled(s.pool) && !s.config.PollOnly && !s.config.Listens {
-		s.config.PollOnly = true // a session that listens would belong to the pooler's other clients
-		s.logger.Info("a pooler is in front of the database: dlqd polls; --poll-only=false where it gives each client a session")
+		s.config.PollOnly = true // a session that listens would belong to other clients of the pooler, too
+		s.logger.Info("a pooler is in front of the database: dlqd polls; " +
+			"--poll-only=false where it gives each client a session")
 	}
 	if s.embedded != nil {
 		return s.migrator().Up(ctx)
@@ -365,14 +366,17 @@ func (s *Server) startProcessing(ctx context.Context) error {
 	return s.process.Once(ctx) // with its queues
 }
 
-// systemState is what the DLQ workers' conditions measured last; a process without DLQ workers measures nothing.
+// systemState returns what the conditions of DLQ workers measured last. A process without DLQ workers measures
+// nothing.
 func (s *Server) systemState() (riverdlq.SystemState, bool) {
 	load, measured := s.conditions.Load()
 	return riverdlq.SystemState{CPU: math.Round(load.CPU*10) / 10, Memory: math.Round(load.Memory*10) / 10}, measured
 }
 
 func (s *Server) startDLQWorker() error {
-	regrouper := &group.Regrouper{Store: s.groups, Logger: s.logger.With("part", "groups"), Actor: "worker:" + postgres.ProcessName()}
+	regrouper := &group.Regrouper{
+		Store: s.groups, Logger: s.logger.With("part", "groups"), Actor: "worker:" + postgres.ProcessName(),
+	}
 	config := worker.Config{
 		Store: s.store, Planner: s.planner.Load, Logger: s.logger.With("part", "dlq-workers"),
 		PollInterval: s.config.PollInterval, WakeTopic: s.config.Schemas.WakeTopic(), Observe: s.metrics.ObserveWorker, ObserveStage: s.metrics.ObserveStage, Parked: s.tellPeople,
@@ -434,15 +438,17 @@ func (s *Server) keepHouse() {
 
 // steering is a client of River's that works no queue: it sees queues, and pauses them.
 func (s *Server) steering() (*river.Client[pgx.Tx], error) {
-	client, err := river.NewClient(postgres.NewDriver(s.pool), &river.Config{Schema: s.config.Schemas.River, Logger: slog.New(delivery.RiverLog(s.logger.Handler()))})
+	client, err := river.NewClient(postgres.NewDriver(s.pool), &river.Config{
+		Schema: s.config.Schemas.River, Logger: slog.New(delivery.RiverLog(s.logger.Handler())),
+	})
 	if err != nil {
 		return nil, fmt.Errorf("queues: %w", err)
 	}
 	return client, nil
 }
 
-// tellPeople logs that a worker parked dead letters, but for those of groups that are muted. (dlqd_needs_person counts all that wait for a
-// person, whatever parked them.)
+// tellPeople logs that a worker parked dead letters, except those of muted groups. Entries parked otherwise do
+// not come here: the metric dlqd_needs_person counts all that wait for a person.
 func (s *Server) tellPeople(parked []worker.Parked) {
 	type of struct {
 		group.Key
@@ -574,7 +580,8 @@ func (s *Server) startAPI(ctx context.Context) error {
 		Examine: func(ctx context.Context) []doctor.Finding { return doctor.Examine(ctx, s.migrator()) },
 		Console: func(operations, notServed http.Handler) api.Console {
 			return console.New(console.Config{
-				API: operations, NotServed: notServed, Policy: s.policy, Environment: s.config.Source.Env, Ready: s.ready, Reach: s.pool.Ping, Logger: s.logger.With("part", "console"),
+				API: operations, NotServed: notServed, Policy: s.policy, Environment: s.config.Source.Env,
+				Ready: s.ready, Reach: s.pool.Ping, Logger: s.logger.With("part", "console"),
 				SignInWays: s.access.SignInWays, RiverUI: strings.TrimSuffix(s.config.RiverUI, "/"),
 			})
 		},

@@ -339,7 +339,8 @@ func TestOperations(t *testing.T) {
 	require.Equal(t, []string{
 		"database", "schema", "policy", "access", "automatic", "restored", "capture", "ingest", "processing",
 		"presence", "server", "rescue", "circuit-breakers", "conditions", "partitions", "ordered-places", "sessions", "retention", "rollups", "rollup-trimming", "metrics", "reconciler", "facts", "policy-queues", "held-messages",
-		"filing", "dlq-workers", "redeliveries", "gates", "observed", "smart-retry", "wake-ups", "regrouping", "replay-runs", "approvals", "queue-breakers", "attachment",
+		"filing", "dlq-workers", "redeliveries", "gates", "observed", "smart-retry", "wake-ups", "regrouping",
+		"replay-runs", "approvals", "queue-breakers", "attachment",
 	}, names)
 	for _, path := range []string{"/livez", "/readyz"} {
 		status, _, _ := b.call("GET", path, "")

@@ -151,7 +151,8 @@ func TestTelemetry_traceOfAMessage(t *testing.T) {
 	require.Equal(t, "vendor=1", redelivery.GetTraceState())
 	request := one("start-replay", 0, 1)
 	require.Equal(t, request.GetSpanId(), runSpan.GetLinks()[0].GetSpanId())
-	require.Equal(t, seen[1], "00-"+hex.EncodeToString(redelivery.GetTraceId())+"-"+hex.EncodeToString(one("POST", 1, 2).GetSpanId())+"-01 vendor=1")
+	handedOn := hex.EncodeToString(redelivery.GetTraceId()) + "-" + hex.EncodeToString(one("POST", 1, 2).GetSpanId())
+	require.Equal(t, seen[1], "00-"+handedOn+"-01 vendor=1")
 
 	filing := one("file default", 0, 1)
 	require.Equal(t, submission.GetTraceId(), filing.GetTraceId())
@@ -176,7 +177,7 @@ func TestTelemetry_traceOfAMessage(t *testing.T) {
 	require.NotNil(t, collector.Metric("dlqd_database_up"))
 }
 
-// A redelivery that a person asks for is linked to the request, with the tracestate that each came with.
+// The trace of a single replay links to the replay's request, with the request's tracestate.
 func TestTelemetry_LinksSingleReplays(t *testing.T) {
 	t.Parallel()
 	collector := telemetrytest.NewCollector(t)
@@ -186,7 +187,8 @@ func TestTelemetry_LinksSingleReplays(t *testing.T) {
 	entry := b.submitTraced("traced")
 	replay := func(status int32, until string) {
 		receiver.status.Store(status)
-		request, err := http.NewRequestWithContext(t.Context(), http.MethodPost, b.base+"/api/dlq/entries/"+entry+"/replay", strings.NewReader(`{"note": "fixed"}`))
+		url, body := b.base+"/api/dlq/entries/"+entry+"/replay", strings.NewReader(`{"note": "fixed"}`)
+		request, err := http.NewRequestWithContext(t.Context(), http.MethodPost, url, body)
 		require.NoError(t, err)
 		request.Header.Set("Traceparent", "00-"+parentTrace+"-1111111111111111-01")
 		request.Header.Add("Tracestate", "one=1")

@@ -216,10 +216,11 @@ func (h *handler) WithAttrs(attrs []slog.Attr) slog.Handler {
 	return changed
 }
 
-// plain is a field as it is written: the bridge to OpenTelemetry knows no named types, and times and durations as numbers alone.
+// plain returns a field with the text that log/slog writes, for types that the bridge to OpenTelemetry does not
+// know (named types), or sends as bare numbers (times and durations).
 func plain(a slog.Attr) slog.Attr {
 	value := a.Value.Resolve()
-	switch value.Kind() { //nolint:exhaustive // the others are plain
+	switch value.Kind() { //nolint:exhaustive // the bridge knows the others
 	case slog.KindGroup:
 		members := make([]slog.Attr, len(value.Group()))
 		for i, member := range value.Group() {
@@ -274,7 +275,7 @@ func plainValue(value slog.Value) slog.Value {
 	}
 }
 
-// isText reports whether a value knows how it is written.
+// isText reports whether a value has a text of its own.
 func isText(value any) bool {
 	switch value.(type) {
 	case error, fmt.Stringer:

@@ -40,28 +40,31 @@ func With(ctx context.Context, parent, state string) context.Context {
 	return propagation.TraceContext{}.Extract(ctx, propagation.MapCarrier{parentHeader: parent, stateHeader: state})
 }
 
-// maxStateMember is the longest member of a tracestate that is kept where all of it is too long: W3C Trace Context has those left out
-// first, and then the last ones.
+// maxStateMember is the longest member that a shortened tracestate keeps. W3C Trace Context asks to drop
+// longer members first, and then the last ones.
 const maxStateMember = 128
 
 func shortened(state string) string {
 	if len(state) <= maxTraceState {
 		return state
 	}
-	members := slices.DeleteFunc(strings.Split(state, ","), func(member string) bool { return len(strings.TrimSpace(member)) > maxStateMember })
+	members := slices.DeleteFunc(strings.Split(state, ","), func(member string) bool {
+		return len(strings.TrimSpace(member)) > maxStateMember
+	})
 	for len(members) > 0 && len(strings.Join(members, ",")) > maxTraceState {
 		members = members[:len(members)-1]
 	}
 	return strings.Join(members, ",")
 }
 
-// Anew returns ctx for a trace of its own that hands on the tracestate of ctx's.
+// Anew returns ctx for a new trace with the tracestate of the trace in ctx.
 func Anew(ctx context.Context) context.Context {
 	of := trace.SpanContextFromContext(ctx)
 	return trace.ContextWithSpanContext(ctx, trace.NewSpanContext(trace.SpanContextConfig{TraceState: of.TraceState()}))
 }
 
-// Link links a span to another trace, and says why. (What sends spans leaves out the tracestate of a link, so it is an attribute, too.)
+// Link links a span to another trace, with the reason as an attribute. The tracestate is an attribute too,
+// since the exporter omits that of a link.
 func Link(to trace.SpanContext, why string) trace.SpanStartOption {
 	about := []attribute.KeyValue{attribute.String("dlqd.link", why)}
 	if state := to.TraceState().String(); state != "" {
@@ -70,7 +73,7 @@ func Link(to trace.SpanContext, why string) trace.SpanStartOption {
 	return trace.WithLinks(trace.Link{SpanContext: to, Attributes: about})
 }
 
-// Sends reports whether a tracer's spans go anywhere.
+// Sends reports whether the spans of a tracer are exported.
 func Sends(t trace.Tracer) bool {
 	_, off := Tracer(t).(noop.Tracer)
 	return !off

@@ -87,7 +87,7 @@ if (themeSwitch) {
 const connection = /** @type {HTMLElement | null} */ (one("[data-connection]"));
 /** @type {number | undefined} */
 let staleTimer;
-// When what is shown was made (RFC 3339, UTC).
+// When the server rendered what the page shows (RFC 3339, UTC).
 let shownAt = new Date().toISOString();
 
 /** @param {"live" | "lost" | "trouble"} state */
@@ -230,7 +230,7 @@ function follow(address) {
 	stream.addEventListener("page", (event) => { alive(); shownAt = event.lastEventId; show(event.data); });
 	stream.addEventListener("same", (event) => { alive(); shownAt = event.data; });
 	stream.addEventListener("beat", alive);
-	// Who looks may do so no longer, or otherwise, or nobody can say: until that is known, nothing new is shown.
+	// The viewer is signed out or has other permissions, or the server cannot tell: again() finds out which.
 	stream.addEventListener("ended", () => { leave(); connected("lost"); again(address); });
 	// Too many pages are live: this one is loaded anew now and then, unless somebody writes in it.
 	stream.addEventListener("refused", (event) => {
