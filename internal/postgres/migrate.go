@@ -397,7 +397,7 @@ func makePart(schemas Schemas, files ...codeFile) codePart {
 	for i := range files {
 		sql := schemas.Render(files[i].sql)
 		files[i].sql = sql
-		hash.Write([]byte(sql))
+		hash.Write([]byte(withoutComments(sql)))
 		for _, match := range madeRoutine.FindAllStringSubmatch(sql, -1) {
 			part.makes = append(part.makes, match[1])
 		}
@@ -407,6 +407,22 @@ func makePart(schemas Schemas, files ...codeFile) codePart {
 	}
 	part.version = hex.EncodeToString(hash.Sum(nil))[:16]
 	return part
+}
+
+var (
+	sqlDescription = regexp.MustCompile(`(?m)^COMMENT ON [^';]*'(?:[^']|'')*';`)
+	sqlLayout      = regexp.MustCompile(`'(?:[^']|'')*'|(?:\s+|--[^\n]*)+`) // literals are matched to be left alone
+)
+
+// withoutComments returns the part of SQL code that its version depends on: without comments, COMMENT ON statements and
+// layout, so that a change of words alone needs no upgrade of a database.
+func withoutComments(sql string) string {
+	return sqlLayout.ReplaceAllStringFunc(sqlDescription.ReplaceAllString(sql, ""), func(token string) string {
+		if strings.HasPrefix(token, "'") {
+			return token
+		}
+		return " "
+	})
 }
 
 func (p codePart) run(ctx context.Context, tx pgx.Tx) error {
