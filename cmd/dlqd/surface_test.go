@@ -251,8 +251,13 @@ func commandNames(t *testing.T) (names []string) {
 		name string
 		code int
 	}{
-		{"failed", exitFailed}, {"usage", exitUsage}, {"schema", exitSchema}, {"held", exitHeld}, {"stopped", exitStopped},
-		{"no server", exitNoServer}, {"approval requested", exitAsked},
+		{"failed", exitFailed},
+		{"usage", exitUsage},
+		{"schema", exitSchema},
+		{"held", exitHeld},
+		{"stopped", exitStopped},
+		{"no server", exitNoServer},
+		{"approval requested", exitAsked},
 	} {
 		names = append(names, fmt.Sprintf("exit %d: %s", code.code, code.name))
 	}
