@@ -73,6 +73,7 @@ func TestSurface(t *testing.T) {
 // sqlNames lists functions with their arguments, tables and views with their columns, types with their labels, and the
 // triggers on River's tables.
 func sqlNames(t *testing.T) []string {
+	t.Helper()
 	rows, err := postgrestest.Pool(t).Query(t.Context(), `
 		SELECT format('%s %s(%s) returns %s', CASE p.prokind WHEN 'p' THEN 'procedure' ELSE 'function' END, p.oid::regproc,
 			pg_get_function_arguments(p.oid), pg_get_function_result(p.oid))
@@ -105,6 +106,7 @@ func sqlNames(t *testing.T) []string {
 
 // sqlCode returns the functions of db/code without their comments.
 func sqlCode(t *testing.T) string {
+	t.Helper()
 	files, err := filepath.Glob("../../db/code/*.sql")
 	require.NoError(t, err)
 	var code strings.Builder
@@ -119,6 +121,7 @@ func sqlCode(t *testing.T) string {
 // storedTexts lists the literals that SQL stores as reasons, actors and acts: functions and people compare and search for
 // them.
 func storedTexts(t *testing.T) []string {
+	t.Helper()
 	stores := regexp.MustCompile(`(?:jsonb_build_object\('actor'|record_act\(|_reason text DEFAULT|\breason = |'reason', |"reason": |note_on\().*`)
 	literal := regexp.MustCompile(`'((?:[^']|'')*)'`)
 	var texts []string
@@ -131,6 +134,7 @@ func storedTexts(t *testing.T) []string {
 }
 
 func metricNames(t *testing.T) []string {
+	t.Helper()
 	m := metrics.New()
 	m.WatchDatabase(nil, nil, slog.New(slog.DiscardHandler))
 	m.WatchPool(nil)
@@ -155,6 +159,7 @@ func metricNames(t *testing.T) []string {
 
 // alertNames lists alerts with their labels, and recording rules.
 func alertNames(t *testing.T) []string {
+	t.Helper()
 	raw, err := os.ReadFile("../../deploy/prometheus/rules.yaml")
 	require.NoError(t, err)
 	var file struct {
@@ -185,7 +190,7 @@ func flatten(at string, value any) (leaves []string) {
 	switch value := value.(type) {
 	case map[string]any:
 		for key, inner := range value {
-			if _, ofSchema := inner.(map[string]any); slices.Contains(describing, key) && !(ofSchema && strings.HasSuffix(at, "properties")) {
+			if _, ofSchema := inner.(map[string]any); slices.Contains(describing, key) && (!ofSchema || !strings.HasSuffix(at, "properties")) {
 				continue // but for a property that has such a name
 			}
 			leaves = append(leaves, flatten(at+"/"+key, inner)...)
@@ -205,6 +210,7 @@ func flatten(at string, value any) (leaves []string) {
 }
 
 func flattenFile(t *testing.T, at, path string) []string {
+	t.Helper()
 	raw, err := os.ReadFile(path)
 	require.NoError(t, err)
 	decoder := json.NewDecoder(bytes.NewReader(raw))
@@ -216,6 +222,7 @@ func flattenFile(t *testing.T, at, path string) []string {
 
 // apiNames lists paths, operations, parameters, fields, statuses and media types of the OpenAPI document.
 func apiNames(t *testing.T) []string {
+	t.Helper()
 	return slices.DeleteFunc(flattenFile(t, "", "../../openapi/openapi.json"), func(line string) bool {
 		return strings.HasPrefix(line, "/info/") || strings.HasPrefix(line, "/tags/")
 	})
@@ -223,6 +230,7 @@ func apiNames(t *testing.T) []string {
 
 // policyNames lists the keys of the policy's files, with their types and bounds.
 func policyNames(t *testing.T) (names []string) {
+	t.Helper()
 	files, err := filepath.Glob("../../config/schemas/*.json")
 	require.NoError(t, err)
 	for _, file := range files {
@@ -233,6 +241,7 @@ func policyNames(t *testing.T) (names []string) {
 
 // commandNames lists commands, their aliases, arguments and flags, and exit codes.
 func commandNames(t *testing.T) (names []string) {
+	t.Helper()
 	var walk func(*cobra.Command)
 	walk = func(c *cobra.Command) {
 		names = append(names, strings.TrimSpace(c.CommandPath()+" "+strings.Join(c.Aliases, " ")))
@@ -266,6 +275,7 @@ func commandNames(t *testing.T) (names []string) {
 
 // sources calls fn for the Go files of the program, without tests and generated code.
 func sources(t *testing.T, fn func(path string, file *ast.File)) {
+	t.Helper()
 	for _, root := range []string{"../../internal", "../../cmd/dlqd", "../../riverdlq"} {
 		require.NoError(t, filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
 			if err != nil || entry.IsDir() || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") {
@@ -282,6 +292,7 @@ func sources(t *testing.T, fn func(path string, file *ast.File)) {
 
 // literals calls fn for each string literal of the program.
 func literals(t *testing.T, fn func(text string)) {
+	t.Helper()
 	sources(t, func(_ string, file *ast.File) {
 		ast.Inspect(file, func(n ast.Node) bool {
 			if literal, ok := n.(*ast.BasicLit); ok && literal.Kind == token.STRING {
@@ -296,6 +307,7 @@ func literals(t *testing.T, fn func(text string)) {
 
 // environmentNames lists environment variables.
 func environmentNames(t *testing.T) (names []string) {
+	t.Helper()
 	variable := regexp.MustCompile(`^(DLQD|OTEL|XDG|DATABASE)_[A-Z_]+$|^PATH$`)
 	literals(t, func(text string) {
 		if variable.MatchString(text) {
@@ -307,6 +319,7 @@ func environmentNames(t *testing.T) (names []string) {
 
 // logNames lists the fields of log lines, which package server's tests compare to the code.
 func logNames(t *testing.T) (names []string) {
+	t.Helper()
 	raw, err := os.ReadFile("../../docs/operations.md")
 	require.NoError(t, err)
 	_, section, found := strings.Cut(string(raw), "\n## Logs\n")
@@ -332,6 +345,7 @@ func filterNames(*testing.T) (names []string) {
 
 // urlNames lists the addresses that the pages and the API's server serve beside the API, and the runbooks.
 func urlNames(t *testing.T) (names []string) {
+	t.Helper()
 	sources(t, func(path string, file *ast.File) {
 		ast.Inspect(file, func(n ast.Node) bool {
 			call, ok := n.(*ast.CallExpr)
@@ -360,6 +374,7 @@ func urlNames(t *testing.T) (names []string) {
 
 // jobNames lists kinds, metadata keys and headers.
 func jobNames(t *testing.T) (names []string) {
+	t.Helper()
 	key := regexp.MustCompile(`\b(?:dlq|river):[a-z_]+\b`)
 	header := regexp.MustCompile(`^(?:X-Error|Dlqd|Webhook)-[A-Za-z-]*$|^dlqd_[a-z]+$`)
 	names = key.FindAllString(sqlCode(t), -1)
@@ -374,6 +389,7 @@ func jobNames(t *testing.T) (names []string) {
 
 // riverdlqNames lists what package riverdlq exports.
 func riverdlqNames(t *testing.T) (names []string) {
+	t.Helper()
 	set := token.NewFileSet()
 	file, err := parser.ParseFile(set, "../../riverdlq/riverdlq.go", nil, parser.SkipObjectResolution) // without comments
 	require.NoError(t, err)

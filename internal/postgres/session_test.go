@@ -70,7 +70,8 @@ func TestSession_HasSettingsForStatements(t *testing.T) {
 			limited := postgres.AsReader(postgres.WithScope(t.Context(), queues))
 			require.Equal(t, wanted, read(t, limited, rendered, settings))
 			const scope = "SELECT current_setting('dlq.scope', true) || current_setting('dlq.sight', true)"
-			require.Equal(t, queues+"reader", read(t, limited, rendered, scope))
+			require.JSONEq(t, queues, read(t, limited, rendered, "SELECT current_setting('dlq.scope')"))
+			require.Equal(t, "reader", read(t, limited, rendered, "SELECT current_setting('dlq.sight')"))
 			require.Empty(t, read(t, t.Context(), rendered, "SELECT coalesce(nullif(("+scope+"), ''), '')"))
 			require.NoError(t, postgres.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
 				require.Equal(t, wanted, read(t, t.Context(), tx, settings))
