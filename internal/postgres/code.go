@@ -13,7 +13,7 @@ import (
 
 var (
 	madeView    = regexp.MustCompile(`(?m)^CREATE OR REPLACE VIEW (\S+)`)
-	madeComment = regexp.MustCompile(`(?m)^COMMENT ON (?:FUNCTION|PROCEDURE) (?s:.*?)';$`)
+	madeComment = regexp.MustCompile(`(?m)^COMMENT ON [^';]*(?:'(?:[^']|'')*'\s*)+;`)
 	// dropFirst is in the hint of an error, in whatever language the rest of it is.
 	dropFirst = regexp.MustCompile(`DROP (?:FUNCTION|PROCEDURE|ROUTINE) [^;]*\)`)
 )

@@ -409,15 +409,13 @@ func makePart(schemas Schemas, files ...codeFile) codePart {
 	return part
 }
 
-var (
-	sqlDescription = regexp.MustCompile(`(?m)^COMMENT ON [^';]*'(?:[^']|'')*';`)
-	sqlLayout      = regexp.MustCompile(`'(?:[^']|'')*'|(?:\s+|--[^\n]*)+`) // literals are matched to be left alone
-)
+// sqlLayout matches comments and blanks, and literals, which are left alone.
+var sqlLayout = regexp.MustCompile(`'(?:[^']|'')*'|(?:\s+|--[^\n]*)+`)
 
 // withoutComments returns the part of SQL code that its version depends on: without comments, COMMENT ON statements and
 // layout, so that a change of words alone needs no upgrade of a database.
 func withoutComments(sql string) string {
-	return sqlLayout.ReplaceAllStringFunc(sqlDescription.ReplaceAllString(sql, ""), func(token string) string {
+	return sqlLayout.ReplaceAllStringFunc(madeComment.ReplaceAllString(sql, ""), func(token string) string {
 		if strings.HasPrefix(token, "'") {
 			return token
 		}
