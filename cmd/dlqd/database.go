@@ -36,7 +36,7 @@ func newMigrate() *cobra.Command {
 		}
 		return printStatus(cmd, m)
 	})
-	sub("down", "Take back dlqd's last migration; River's too, once none of dlqd's is left", func(cmd *cobra.Command, m *postgres.Migrator) error {
+	sub("down", "Revert dlqd's last migration; River's tables stay", func(cmd *cobra.Command, m *postgres.Migrator) error {
 		if err := m.Down(cmd.Context()); err != nil {
 			return err
 		}

@@ -115,15 +115,15 @@ func (m *Migrator) Up(ctx context.Context) error {
 		if err := m.createSchema(ctx, m.Schemas.River); err != nil {
 			return err
 		}
-		if err := m.migrateRiver(ctx, rivermigrate.DirectionUp); err != nil {
+		if err := m.migrateRiver(ctx); err != nil {
 			return err
 		}
 		return m.install(ctx, riverOwn)
 	})
 }
 
-// Down takes back dlqd's last migration. Functions, views and triggers go first: they are of the newer tables. Once
-// no migration of dlqd's is left, and River was made by [Migrator.Up], River's tables go too.
+// Down reverts dlqd's last migration. It first drops functions, views and triggers, which depend on
+// the newer tables. River's tables and their jobs stay: an application may use them.
 func (m *Migrator) Down(ctx context.Context) error {
 	ctx = Unbounded(ctx)
 	return m.exclusively(ctx, func() error {
@@ -136,16 +136,11 @@ func (m *Migrator) Down(ctx context.Context) error {
 		} else if refusal != "" {
 			return errors.New(refusal)
 		}
-		if status.Version > 0 {
-			if err := m.dropCode(ctx); err != nil {
-				return err
-			}
-		}
 		if status.Version == 0 {
-			if status.Attached || status.RiverVersion == 0 {
-				return nil
-			}
-			return m.migrateRiver(ctx, rivermigrate.DirectionDown)
+			return nil
+		}
+		if err := m.dropCode(ctx); err != nil {
+			return err
 		}
 		return m.again(ctx, func() error {
 			return m.withGoose(func(p *goose.Provider) error {
@@ -562,17 +557,13 @@ func (m *Migrator) riverVersion(ctx context.Context) (int, error) {
 	return version, err
 }
 
-func (m *Migrator) migrateRiver(ctx context.Context, direction rivermigrate.Direction) error {
+func (m *Migrator) migrateRiver(ctx context.Context) error {
 	river, err := rivermigrate.New(riverpgxv5.New(m.Pool), &rivermigrate.Config{Schema: m.Schemas.River, Logger: m.Logger})
 	if err != nil {
 		return err
 	}
-	opts := &rivermigrate.MigrateOpts{}
-	if direction == rivermigrate.DirectionDown {
-		opts.TargetVersion = -1
-	}
-	if _, err := river.Migrate(ctx, direction, opts); err != nil {
-		return fmt.Errorf("migrate River %s: %w", direction, err)
+	if _, err := river.Migrate(ctx, rivermigrate.DirectionUp, nil); err != nil {
+		return fmt.Errorf("migrate River: %w", err)
 	}
 	return nil
 }

@@ -10,6 +10,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/riverqueue/river/riverdriver/riverpgxv5"
+	"github.com/riverqueue/river/rivermigrate"
 	"github.com/stretchr/testify/require"
 
 	"github.com/dlqd/dlqd/internal/postgres"
@@ -63,8 +65,13 @@ func withRiver(t *testing.T) *pgxpool.Pool {
 func TestMigrate_upAndDown(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.Open(t, postgrestest.Empty(t))
-	empty := catalog(t, pool)
 	m := migratorOn(pool)
+	m.OwnRiver = true
+	river, err := rivermigrate.New(riverpgxv5.New(pool), nil)
+	require.NoError(t, err)
+	_, err = river.Migrate(t.Context(), rivermigrate.DirectionUp, nil)
+	require.NoError(t, err)
+	before := catalog(t, pool)
 	require.ErrorIs(t, m.Check(t.Context()), postgres.ErrSchemaOld)
 	for range 2 { // the second changes nothing
 		require.NoError(t, m.Up(t.Context()))
@@ -75,16 +82,20 @@ func TestMigrate_upAndDown(t *testing.T) {
 	require.NoError(t, err)
 	require.True(t, status.Current())
 
+	execute(t, pool, "INSERT INTO river_job (kind, args, max_attempts) VALUES ('app', '{}', 1)")
 	for status.Version > 0 {
 		require.NoError(t, m.Down(t.Context()))
 		require.ErrorIs(t, m.Check(t.Context()), postgres.ErrSchemaOld)
 		status, err = m.Status(t.Context())
 		require.NoError(t, err)
 	}
-	require.NoError(t, m.Down(t.Context())) // River's
+	require.NoError(t, m.Down(t.Context()))
+	var jobs int
+	require.NoError(t, pool.QueryRow(t.Context(), "SELECT count(*) FROM river_job").Scan(&jobs))
+	require.Equal(t, 1, jobs, "an application may use River's tables")
 	left := strings.Join(catalog(t, pool), "\n")
 	left = strings.NewReplacer("relation dlq.schema_migrations_id_seq\n", "", "relation dlq.schema_migrations_pkey\n", "", "relation dlq.schema_migrations\n", "", "schema dlq\n", "").Replace(left)
-	require.Equal(t, strings.Join(empty, "\n"), left, "nothing is left but the record of migrations")
+	require.Equal(t, strings.Join(before, "\n"), left, "nothing is left but the record of migrations")
 
 	require.NoError(t, m.Up(t.Context()))
 	require.Equal(t, full, catalog(t, pool))
