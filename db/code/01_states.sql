@@ -1,5 +1,7 @@
--- The state machine: which moves there are, and the functions that hold every client to them (their triggers are in db/triggers.sql).
--- Every file of db/code can be run again at any time: it replaces what is there.
+-- The state machine: the allowed moves, and the functions that enforce them for every client. Their
+-- triggers are in db/triggers.sql.
+--
+-- Every file of db/code can be run again at any time: it replaces what exists.
 
 CREATE OR REPLACE FUNCTION dlq.allowed_moves(p_from dlq.dead_letter_status) RETURNS dlq.dead_letter_status[]
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
@@ -12,7 +14,7 @@ RETURN CASE p_from
         THEN ARRAY['dlq_processing', 'dlq_pending', 'dlq_manual', 'dlq_resolved', 'dlq_archived']::dlq.dead_letter_status[]
     WHEN 'dlq_failed'::dlq.dead_letter_status
         THEN ARRAY['dlq_processing', 'dlq_resolved', 'dlq_archived']::dlq.dead_letter_status[]
-    -- Reopened: by a person, or because its job was run again elsewhere.
+    -- Reopened by an operator, or because the job was run again outside dlqd.
     WHEN 'dlq_resolved'::dlq.dead_letter_status THEN ARRAY['dlq_manual']::dlq.dead_letter_status[]
     WHEN 'dlq_archived'::dlq.dead_letter_status THEN ARRAY['dlq_manual']::dlq.dead_letter_status[]
 END;
@@ -21,7 +23,7 @@ COMMENT ON FUNCTION dlq.allowed_moves IS 'The states that a dead letter may move
 CREATE OR REPLACE FUNCTION dlq.is_open(p_status dlq.dead_letter_status) RETURNS boolean
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN p_status IN ('dlq_pending'::dlq.dead_letter_status, 'dlq_processing'::dlq.dead_letter_status, 'dlq_manual'::dlq.dead_letter_status);
-COMMENT ON FUNCTION dlq.is_open IS 'Whether a dead letter of this status is open.';
+COMMENT ON FUNCTION dlq.is_open IS 'Whether a dead letter with this status is open.';
 
 CREATE OR REPLACE FUNCTION dlq.stage_of(p_status dlq.dead_letter_status) RETURNS dlq.dead_letter_stage
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
@@ -31,10 +33,10 @@ RETURN CASE p_status
     WHEN 'dlq_archived'::dlq.dead_letter_status THEN 'archived'::dlq.dead_letter_stage
     ELSE 'open'::dlq.dead_letter_stage
 END;
-COMMENT ON FUNCTION dlq.stage_of IS 'Which partition a dead letter of this status is in, once it is filed.';
+COMMENT ON FUNCTION dlq.stage_of IS 'The partition (stage) of a filed dead letter with this status.';
 
--- PL/pgSQL, because an SQL function that cannot be inlined is planned anew in every statement (measured: 22 µs of the
--- 45 that an insert took).
+-- PL/pgSQL, because Postgres plans an SQL function that it cannot inline anew in every statement
+-- (measured: 22 µs of the 45 µs of an insert).
 CREATE OR REPLACE FUNCTION dlq.uuid_v7() RETURNS uuid
 LANGUAGE plpgsql VOLATILE PARALLEL SAFE AS $$
 DECLARE
@@ -44,32 +46,41 @@ BEGIN
             || substr(replace(gen_random_uuid()::text, '-', ''), 17))::uuid;
 END
 $$;
-COMMENT ON FUNCTION dlq.uuid_v7 IS 'A UUID version 7 (RFC 9562, method 3): milliseconds of now, microseconds in rand_a, then random bits, so that ids sort by time. Postgres has its own from 18.';
+COMMENT ON FUNCTION dlq.uuid_v7 IS
+    'A UUID version 7 (RFC 9562, method 3): current time in milliseconds, microseconds in rand_a, '
+    'then random bits, so that ids sort by time. Postgres 18 and later have uuidv7().';
 
 CREATE OR REPLACE FUNCTION dlq.caller() RETURNS text
 LANGUAGE sql STABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp
 RETURN coalesce(nullif(current_setting('role', true), 'none'), session_user);
-COMMENT ON FUNCTION dlq.caller IS 'The role that a session works as, also inside of functions that run as the schema''s owner.';
+COMMENT ON FUNCTION dlq.caller IS
+    'The role of the session: the one chosen by SET ROLE, or else session_user. Also correct inside '
+    'functions that run as the schema''s owner.';
 
 CREATE OR REPLACE FUNCTION dlq.is_owner() RETURNS boolean
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     SELECT pg_has_role(dlq.caller(), (SELECT c.relowner FROM pg_class c WHERE c.oid = 'dlq.dead_letter_queue'::regclass), 'USAGE')
 $$;
-COMMENT ON FUNCTION dlq.is_owner IS 'Whether the caller owns the schema, as dlqd itself does, or is a superuser.';
+COMMENT ON FUNCTION dlq.is_owner IS
+    'Whether the caller owns the schema, as dlqd itself does, or is a superuser.';
 
--- Only dlqd knows for whom it acts. Everybody else is the database user, whatever they call themselves.
+-- Only dlqd, as the schema's owner, may name another actor. For any other caller the actor is the
+-- database user, and the claimed name goes into dlq.origin.
 CREATE OR REPLACE FUNCTION dlq.actor(p_claimed text) RETURNS text
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
 RETURN CASE WHEN p_claimed = session_user OR dlq.is_owner() THEN coalesce(p_claimed, session_user) ELSE session_user END;
-COMMENT ON FUNCTION dlq.actor IS 'Who acts: for callers that do not own the schema the database user, and the name that they give is on whose behalf (dlq.origin).';
+COMMENT ON FUNCTION dlq.actor IS
+    'The actor of an operation: p_claimed if the caller owns the schema, otherwise the database '
+    'user. dlq.origin records a different claimed name as "on behalf of".';
 
 CREATE OR REPLACE FUNCTION dlq.is_person(p_actor text) RETURNS boolean
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN p_actor NOT LIKE 'worker:%' AND p_actor NOT IN ('capture', 'reconciler', 'sweep', 'retention', 'backfill');
-COMMENT ON FUNCTION dlq.is_person IS 'Whether an actor is a person, or a program of somebody''s, rather than dlqd itself.';
+COMMENT ON FUNCTION dlq.is_person IS 'Whether an actor is a user or a program of one, not dlqd itself.';
 
--- Only dlqd can say of whom it asks; of everybody else, the server knows the address. What a program calls itself, it may make up.
--- (A person of the API's, and a database user, may be called as dlqd calls itself.)
+-- Only the schema's owner may set dlq.origin. For other callers the address comes from the server;
+-- application_name is the client's own claim. A database user or a user of the API may have the
+-- same name as one of dlqd's actors, such as capture: a database user still gets an origin.
 CREATE OR REPLACE FUNCTION dlq.origin(p_actor text, p_claimed text DEFAULT NULL) RETURNS text
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
 RETURN CASE
@@ -77,13 +88,17 @@ RETURN CASE
     WHEN dlq.is_person(p_actor) OR p_actor = session_user AND NOT dlq.is_owner()
     THEN 'SQL, from ' || coalesce(host(inet_client_addr()), 'a local socket') || coalesce(' (' || nullif(current_setting('application_name'), '') || ')', '')
          || CASE WHEN p_claimed <> p_actor THEN ', on behalf of ' || p_claimed ELSE '' END END;
-COMMENT ON FUNCTION dlq.origin IS 'From where a person moves an entry: what the API says of its caller, or address and program of the database session, and the name that somebody gives beside their own. Null for what dlqd does by itself.';
+COMMENT ON FUNCTION dlq.origin IS
+    'Where an operator''s move comes from: the API''s description of its caller, or the address and '
+    'program of the database session, with the claimed name if it differs from the actor. Null for '
+    'moves that dlqd makes itself.';
 
--- dlqd says for whom it asks, for the time of a transaction (dlq.scope). Others cannot get out of their roles by SET ROLE.
+-- dlqd sets dlq.scope for one transaction. For any other user the roles of session_user count, so
+-- SET ROLE does not widen the scope.
 CREATE OR REPLACE FUNCTION dlq.scope() RETURNS jsonb
 LANGUAGE plpgsql STABLE PARALLEL RESTRICTED SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    -- (current_user is the owner of the schema here.)
+    -- SECURITY DEFINER: current_user is the schema's owner here.
     v_user name := CASE WHEN pg_has_role(session_user, current_user, 'MEMBER') THEN dlq.caller() ELSE session_user END;
 BEGIN
     IF pg_has_role(v_user, current_user, 'USAGE') THEN
@@ -95,48 +110,62 @@ BEGIN
             WHERE pg_has_role(v_user, r.oid, 'MEMBER'));
 END
 $$;
-COMMENT ON FUNCTION dlq.scope IS 'The queues and kinds to which the caller is limited, [{"queues": ["payments*"], "kinds": []}]: what any of these lets through. Null for everything. Of a database user, what dlq.role_scopes has of the roles that the session''s user is in.';
+COMMENT ON FUNCTION dlq.scope IS
+    'The queues and kinds that the caller may see, as [{"queues": ["payments*"], "kinds": []}]. An '
+    'entry is in scope if one element matches it; an empty list matches every queue or kind. Null '
+    'means no limit. For a database user the elements are the rows of dlq.role_scopes for the roles '
+    'that session_user is a member of.';
 
 CREATE OR REPLACE FUNCTION dlq.like_patterns(p_patterns jsonb) RETURNS text[]
 LANGUAGE sql IMMUTABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$
     SELECT array_agg(replace(replace(replace(replace(coalesce(p, ''), '\', '\\'), '%', '\%'), '_', '\_'), '*', '%')) FROM jsonb_array_elements_text(p_patterns) p
 $$;
-COMMENT ON FUNCTION dlq.like_patterns IS 'Patterns in which * stands for any text, as LIKE has them; null for none.';
+COMMENT ON FUNCTION dlq.like_patterns IS
+    'LIKE patterns for patterns in which * stands for any text; null for an empty list.';
 
 CREATE OR REPLACE FUNCTION dlq.scope_patterns(p_scope jsonb) RETURNS text[]
 LANGUAGE sql IMMUTABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$
     SELECT CASE WHEN p_scope IS NOT NULL THEN ARRAY(
-        SELECT coalesce(':' || replace(nullif(q, '%'), E'\x01', E'\x02'), '%') || E'\x01' || coalesce(':' || replace(nullif(k, '%'), E'\x01', E'\x02'), '%') -- (% is of *)
+        -- A pattern '%' comes from '*'. It gets no colon, so that it also matches a missing queue
+        -- or kind.
+        SELECT coalesce(':' || replace(nullif(q, '%'), E'\x01', E'\x02'), '%') || E'\x01' || coalesce(':' || replace(nullif(k, '%'), E'\x01', E'\x02'), '%')
         FROM jsonb_array_elements(p_scope) g
         CROSS JOIN unnest(coalesce(dlq.like_patterns(g -> 'queues'), ARRAY[NULL::text])) q
         CROSS JOIN unnest(coalesce(dlq.like_patterns(g -> 'kinds'), ARRAY[NULL::text])) k) END
 $$;
-COMMENT ON FUNCTION dlq.scope_patterns IS 'A scope (dlq.scope) as dlq.in_patterns has it: LIKE patterns of queue and kind. Null for everything.';
+COMMENT ON FUNCTION dlq.scope_patterns IS
+    'A scope (dlq.scope) as LIKE patterns of queue and kind, for dlq.in_patterns. Null for no '
+    'limit.';
 
--- One expression that Postgres puts into the statement, which makes the patterns once, as (SELECT dlq.scope_patterns(dlq.scope())): a tenth
--- of a microsecond a row. Queue and kind are one text, so that one LIKE ANY looks at both: the character between them is in neither, and
--- what has no kind lacks the colon that patterns of kinds begin with.
+-- Postgres inlines this expression. Pass (SELECT dlq.scope_patterns(dlq.scope())), which a
+-- statement evaluates once; each row then costs 0.1 µs. Queue and kind are joined into one text so
+-- that one LIKE ANY checks both. The separator E'\x01' is replaced where it occurs in either. A
+-- null kind has no colon, so only patterns without a limit on kinds match it.
 CREATE OR REPLACE FUNCTION dlq.in_patterns(p_queue text, p_kind text, p_patterns text[]) RETURNS boolean
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN coalesce(':' || replace(p_queue, E'\x01', E'\x02'), '') || E'\x01' || coalesce(':' || replace(p_kind, E'\x01', E'\x02'), '') LIKE ANY (coalesce(p_patterns, '{%}'));
-COMMENT ON FUNCTION dlq.in_patterns IS 'Whether a queue and a kind are in a scope, given as dlq.scope_patterns has it. What is of a whole queue has the kind null, and is in it where kinds are not limited.';
+COMMENT ON FUNCTION dlq.in_patterns IS
+    'Whether a queue and a kind are in a scope, given as dlq.scope_patterns returns it. Objects of '
+    'a whole queue have a null kind: they are in scope if kinds are not limited.';
 
--- (Inlined, too: where the scope is a constant or a parameter, its patterns are made when the statement is planned.)
+-- Inlined, too: if the scope is a constant or a parameter, its patterns are computed at plan time.
 CREATE OR REPLACE FUNCTION dlq.in_scope(p_queue text, p_kind text, p_scope jsonb) RETURNS boolean
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN dlq.in_patterns(p_queue, p_kind, dlq.scope_patterns(p_scope));
-COMMENT ON FUNCTION dlq.in_scope IS 'Whether a queue and a kind are in a scope (dlq.scope): see dlq.in_patterns, which is for many rows.';
+COMMENT ON FUNCTION dlq.in_scope IS
+    'Whether a queue and a kind are in a scope (dlq.scope). For many rows use dlq.in_patterns.';
 
 CREATE OR REPLACE FUNCTION dlq.scope_within(p_inner jsonb, p_outer jsonb) RETURNS boolean
 LANGUAGE sql IMMUTABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$
-    -- (A pattern that another one matches as a text matches nothing else than that one does.)
+    -- If an outer pattern matches an inner pattern as text, it matches everything that the inner
+    -- one matches.
     SELECT p_outer IS NULL OR p_inner IS NOT NULL AND NOT EXISTS (
         SELECT FROM jsonb_array_elements(p_inner) g
         CROSS JOIN jsonb_array_elements_text(CASE WHEN coalesce(g -> 'queues', '[]') = '[]' THEN '["*"]' ELSE g -> 'queues' END) q
         CROSS JOIN jsonb_array_elements_text(CASE WHEN coalesce(g -> 'kinds', '[]') = '[]' THEN '["*"]' ELSE g -> 'kinds' END) k
         WHERE NOT dlq.in_scope(q, k, p_outer))
 $$;
-COMMENT ON FUNCTION dlq.scope_within IS 'Whether all that is in one scope is in another.';
+COMMENT ON FUNCTION dlq.scope_within IS 'Whether everything in scope p_inner is also in scope p_outer.';
 
 CREATE OR REPLACE FUNCTION dlq.act_in_scope(p_subject text, p_scope jsonb) RETURNS boolean
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
@@ -149,9 +178,12 @@ BEGIN
         OR p_subject LIKE 'approval %' AND EXISTS (SELECT FROM dlq.approvals a WHERE a.id = dlq.to_uuid(substr(p_subject, length('approval ') + 1)) AND dlq.scope_within(a.scope, p_scope));
 END
 $$;
-COMMENT ON FUNCTION dlq.act_in_scope IS 'Whether who is limited to a scope may see what was done to something that is no entry (dlq.acts.subject): to a queue, its circuit breaker, a failure group of it, a replay run, or a request for approval.';
+COMMENT ON FUNCTION dlq.act_in_scope IS
+    'Whether a caller limited to p_scope may see an act on an object that is not an entry '
+    '(dlq.acts.subject): a queue, its circuit breaker, a failure group of the queue, a replay run, '
+    'or a request for approval.';
 
--- As of which entries somebody knows nothing, they hear the same as of those that are not there.
+-- For the caller, an entry outside the scope looks the same as one that does not exist.
 CREATE OR REPLACE FUNCTION dlq.ids_in_scope(p_ids uuid[]) RETURNS uuid[]
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_custom_plan AS $$
 DECLARE
@@ -165,7 +197,9 @@ BEGIN
                  WHERE e.id = ANY (p_ids) AND (e.closed_at IS NULL OR e.closed_at >= v_since) AND dlq.in_scope(e.queue, e.kind, v_scope) ORDER BY e.id);
 END
 $$;
-COMMENT ON FUNCTION dlq.ids_in_scope IS 'Those of the entries that the caller may know of.';
+COMMENT ON FUNCTION dlq.ids_in_scope IS
+    'The ids, of those given, of entries in the caller''s scope; all ids if the caller has no '
+    'limit.';
 
 CREATE OR REPLACE FUNCTION dlq.require_everything(p_action text) RETURNS void
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
@@ -175,7 +209,8 @@ BEGIN
     END IF;
 END
 $$;
-COMMENT ON FUNCTION dlq.require_everything IS 'Refuses who is limited to some queues or kinds.';
+COMMENT ON FUNCTION dlq.require_everything IS
+    'Raises DLQ06 if the caller is limited to some queues or kinds.';
 
 CREATE OR REPLACE FUNCTION dlq.queue_scope() RETURNS jsonb
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
@@ -188,7 +223,9 @@ BEGIN
     RETURN v_scope;
 END
 $$;
-COMMENT ON FUNCTION dlq.queue_scope IS 'The scope of the caller (dlq.scope), for what is counted by queue: who is limited to kinds is refused.';
+COMMENT ON FUNCTION dlq.queue_scope IS
+    'The caller''s scope (dlq.scope), for figures that are counted by queue. Raises DLQ06 if the '
+    'caller is limited to some kinds.';
 
 CREATE OR REPLACE FUNCTION dlq.policy_version() RETURNS text
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
@@ -196,18 +233,19 @@ BEGIN
     RETURN (SELECT s.value FROM dlq.settings s WHERE s.key = 'policy_version');
 END
 $$;
-COMMENT ON FUNCTION dlq.policy_version IS 'Version of the policy that is in force, as the dlqd process that loaded one last says; null before.';
+COMMENT ON FUNCTION dlq.policy_version IS
+    'Version of the policy in force: the one that a dlqd process published last. Null before the '
+    'first.';
 
--- record_act is for what people do that is no move of an entry.
 CREATE OR REPLACE FUNCTION dlq.record_act(p_subject text, p_act text, p_actor text, p_note text DEFAULT NULL, p_detail jsonb DEFAULT NULL) RETURNS void
 LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
     INSERT INTO dlq.acts (subject, act, actor, origin, note, detail, config_version)
     VALUES (p_subject, p_act, dlq.actor(p_actor), dlq.origin(dlq.actor(p_actor), p_actor), p_note, nullif(jsonb_strip_nulls(p_detail), '{}'), dlq.policy_version())
 $$;
-COMMENT ON FUNCTION dlq.record_act IS 'Leaves an audit row of what was done to something that is no entry.';
+COMMENT ON FUNCTION dlq.record_act IS 'Writes an audit row for an act on an object that is not an entry.';
 
--- Each process says what it has loaded, as it starts and whenever files change: only what is otherwise than what any of them said before
--- is a policy that comes into force.
+-- Each process publishes the policy that it loads, at startup and whenever its files change. A
+-- policy comes into force only if its version differs from the last one that any process published.
 CREATE OR REPLACE FUNCTION dlq.publish_policy(p_version text, p_approvals text, p_actor text) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -221,19 +259,23 @@ BEGIN
     END IF;
 END
 $$;
-COMMENT ON FUNCTION dlq.publish_policy IS 'Says which version of the policy is in force, and which operations need a second person. Where the version is another one than before, it leaves an audit row (dlq.policy_changes).';
+COMMENT ON FUNCTION dlq.publish_policy IS
+    'Publishes the version of the policy in force and the operations that need a second person. A '
+    'changed version leaves an audit row (dlq.policy_changes).';
 
--- on_move checks a move and writes its audit row. It is a BEFORE trigger because AFTER UPDATE triggers do not fire on
--- a row that changes its partition, as every entry that closes does. An entry that nobody has filed yet is filed first.
+-- on_move checks a move and writes its audit row. It is a BEFORE trigger because AFTER UPDATE
+-- triggers do not fire on a row that changes its partition, as every closing entry does. An entry
+-- that is still in the inbox is filed first.
 CREATE OR REPLACE FUNCTION dlq.on_move() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     v_actor  text;
     v_origin text;
-    v_left   text; -- the failure groups that the entry leaves and joins, as an open one
+    -- Failure groups that the entry leaves and joins; a group has only open entries.
+    v_left   text;
     v_joined text;
     v_stage  constant dlq.dead_letter_stage := OLD.stage;
-    v_raw    dlq.dead_letter_queue; -- as capture left it
+    v_raw    dlq.dead_letter_queue; -- the row as capture wrote it
 BEGIN
     IF NEW.id IS DISTINCT FROM OLD.id OR NEW.river_job_id IS DISTINCT FROM OLD.river_job_id THEN
         RAISE EXCEPTION 'dead letter %: its id and river_job_id cannot be changed', OLD.id USING ERRCODE = 'DLQ01';
@@ -246,7 +288,8 @@ BEGIN
 
     NEW.updated_at := now();
     IF OLD.stage = 'inbox' THEN
-        -- A job that fails again while its entry is open has no second one: filing takes this row to the first. Nor has a failure that is known.
+        -- Filing adds a job's further failure to its open entry and drops a known failure: such a
+        -- row does not move.
         IF dlq.is_repeat(OLD.river_job_id, OLD.job_created_at)
            OR NOT dlq.may_be_filed(OLD.id, OLD.river_job_id, OLD.job_created_at, OLD.retry_count, OLD.last_failed_at) THEN
             RETURN NULL;
@@ -281,7 +324,9 @@ BEGIN
         IF dlq.is_open(OLD.status) AND NOT dlq.is_open(NEW.status) THEN
             IF NOT dlq.is_person(NEW.move ->> 'actor') THEN
                 PERFORM dlq.order_done(NEW.queue, NEW.ordering_key, NEW.river_job_id, NEW.job_created_at);
-            ELSE -- a person's transaction may stay open, and River's scheduler waits for jobs that somebody holds
+            ELSE
+                -- An operator's transaction may stay open, and River's scheduler would wait for the
+                -- jobs that it locks: a DLQ worker applies the fact.
                 INSERT INTO dlq.job_facts (job_id, job_created_at, fact, entry_id) VALUES (NEW.river_job_id, NEW.job_created_at, 'closed', NEW.id);
             END IF;
         ELSIF dlq.is_open(NEW.status) AND NOT dlq.is_open(OLD.status) THEN
@@ -315,7 +360,7 @@ BEGIN
         (NEW.id, OLD.status, NEW.status, v_actor, NEW.move ->> 'reason', NEW.move ->> 'note',
          NEW.strategy, NEW.rule, NEW.next_retry_at, coalesce(NEW.redelivery_job_id, OLD.redelivery_job_id, NEW.river_job_id),
          NEW.queue, NEW.kind, NEW.error_class, nullif(NEW.move -> 'detail', 'null'),
-         -- A person's: the policy that was in force then, and not the one that decided before.
+         -- For an operator's move, the policy in force at the time, not the one that decided last.
          CASE WHEN v_origin IS NULL THEN NEW.config_version ELSE coalesce(dlq.policy_version(), NEW.config_version) END,
          OLD.error_class,
          CASE WHEN NEW.last_failed_at IS DISTINCT FROM OLD.last_failed_at THEN coalesce(NEW.error_type, '') END,
@@ -323,15 +368,18 @@ BEGIN
          CASE WHEN NEW.closed_at IS NOT NULL THEN NEW.first_failed_at END,
          v_left, v_joined, v_origin, (NEW.move ->> 'operation')::uuid);
 
-    -- A row that changes its partition comes by on_enter next, which must tell it from a new one.
+    -- Postgres next inserts a row that changes its partition into the new one, where the mark tells
+    -- on_enter that the entry is not new.
     NEW.move := CASE WHEN NEW.stage <> v_stage AND NEW.status <> 'dlq_pending' THEN '{"moved": true}' END;
     RETURN NEW;
 END
 $$;
-COMMENT ON FUNCTION dlq.on_move IS 'Trigger: refuses a move that dlq.allowed_moves() does not list (SQLSTATE DLQ01), keeps the columns that follow from the status, and writes the audit row.';
+COMMENT ON FUNCTION dlq.on_move IS
+    'Trigger: refuses a move that dlq.allowed_moves() does not list (SQLSTATE DLQ01), sets the '
+    'columns that follow from the status, and writes the audit row.';
 
--- on_enter tells a row that changes its partition from a new one, which must be pending. Not on the inbox: capture would
--- pay for it.
+-- on_enter distinguishes a row that changes its partition from a new one, which must be pending.
+-- The inbox has no such trigger, because capture would pay for it.
 CREATE OR REPLACE FUNCTION dlq.on_enter() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -342,10 +390,11 @@ BEGIN
     RETURN NEW;
 END
 $$;
-COMMENT ON FUNCTION dlq.on_enter IS 'Trigger: a new entry is dlq_pending.';
+COMMENT ON FUNCTION dlq.on_enter IS 'Trigger: refuses a new entry that is not dlq_pending.';
 
--- A statement trigger sees an INSERT that somebody wrote, and not the one inside a change of partition. What comes back from the
--- archive has its audit row, by the same transaction.
+-- A statement trigger fires for an INSERT statement, not for the insert that Postgres makes when a
+-- row changes its partition. Entries restored from the archive have an audit row of the same
+-- transaction.
 CREATE OR REPLACE FUNCTION dlq.on_insert() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -359,7 +408,9 @@ BEGIN
     RETURN NULL;
 END
 $$;
-COMMENT ON FUNCTION dlq.on_insert IS 'Trigger: no entry is inserted, but as dlq_pending, without an audit row.';
+COMMENT ON FUNCTION dlq.on_insert IS
+    'Trigger: refuses an inserted entry that is neither dlq_pending nor has an audit row of the '
+    'same transaction.';
 
 CREATE OR REPLACE FUNCTION dlq.fence_table(p_table regclass, p_sees text) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -370,9 +421,12 @@ BEGIN
         ALTER TABLE %1$s ENABLE ROW LEVEL SECURITY', p_table, coalesce(' OR ' || p_sees, ''));
 END
 $$;
-COMMENT ON FUNCTION dlq.fence_table IS 'Has who reads a table see what is in their scope: rows for which p_sees holds; null for none.';
+COMMENT ON FUNCTION dlq.fence_table IS
+    'Limits what readers of a table see to the rows in their scope, for which p_sees holds. With a '
+    'null p_sees, readers with a scope see no rows.';
 
--- guard_partition puts the triggers of whole statements on a partition: those of its table see no statement that names the partition.
+-- guard_partition puts the parent's statement triggers on a partition: the parent's own do not fire
+-- for a statement that names the partition.
 CREATE OR REPLACE FUNCTION dlq.guard_partition(p_partition regclass, p_parent regclass) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -389,9 +443,12 @@ BEGIN
     END IF;
 END
 $$;
-COMMENT ON FUNCTION dlq.guard_partition IS 'Has a month of the audit trail, or of closed entries, refuse what its table refuses.';
+COMMENT ON FUNCTION dlq.guard_partition IS
+    'Puts triggers on a partition of the audit trail, or of closed entries, that refuse what the '
+    'parent table refuses.';
 
--- Statement triggers see a DELETE that somebody wrote, and not the one inside a change of partition.
+-- A statement trigger fires for a DELETE statement, not for the delete that Postgres makes when a
+-- row changes its partition.
 CREATE OR REPLACE FUNCTION dlq.on_delete() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -405,7 +462,7 @@ BEGIN
     RETURN NULL;
 END
 $$;
-COMMENT ON FUNCTION dlq.on_delete IS 'Trigger: an entry that is open or failed cannot be deleted.';
+COMMENT ON FUNCTION dlq.on_delete IS 'Trigger: refuses to delete an open or failed entry.';
 
 CREATE OR REPLACE FUNCTION dlq.refuse() RETURNS trigger
 LANGUAGE plpgsql AS $$
@@ -413,10 +470,10 @@ BEGIN
     RAISE EXCEPTION '% on %.% is not allowed: %', TG_OP, TG_TABLE_SCHEMA, TG_TABLE_NAME, TG_ARGV[0] USING ERRCODE = 'DLQ01';
 END
 $$;
-COMMENT ON FUNCTION dlq.refuse IS 'Trigger: refuses the statement.';
+COMMENT ON FUNCTION dlq.refuse IS 'Trigger: refuses the statement, with the reason that the trigger passes.';
 
--- The one change that there is: dlq.erase takes what an edit put into a payload out of the trail. Who edited, when and why
--- stays.
+-- The only change allowed: dlq.erase removes the edited payload from a row. Actor, time and reason
+-- stay.
 CREATE OR REPLACE FUNCTION dlq.on_rewrite() RETURNS trigger
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -426,7 +483,8 @@ BEGIN
     RETURN NEW;
 END
 $$;
-COMMENT ON FUNCTION dlq.on_rewrite IS 'Trigger: the audit trail is append-only, but for payloads that are erased.';
+COMMENT ON FUNCTION dlq.on_rewrite IS
+    'Trigger: refuses changes of the audit trail, except for payloads that dlq.erase removes.';
 
 CREATE OR REPLACE FUNCTION dlq.on_erasure() RETURNS trigger
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -439,4 +497,5 @@ BEGIN
     RETURN NEW;
 END
 $$;
-COMMENT ON FUNCTION dlq.on_erasure IS 'Trigger: of the record of an erasure only how far it is changes.';
+COMMENT ON FUNCTION dlq.on_erasure IS
+    'Trigger: refuses changes of the record of an erasure, except for its progress.';

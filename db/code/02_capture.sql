@@ -1,8 +1,11 @@
--- Capture: a job that ends as a failure becomes a dead letter in the transaction that ends it, whoever ends it.
+-- Capture records a job that ends as a failure as a dead letter, in the transaction that ends the
+-- job, whichever client ends it.
 --
--- The application's transaction appends, and nothing else: the failed job to the inbox, the end of a redelivery and a retry made
--- outside dlqd to job_facts. It waits for no lock, and cannot fail where it would not have failed without dlqd: what is not to be
--- had (a lock, a plan, the time) gives way, with a warning, and the reconciler finds the failure. DLQ workers draw the conclusions.
+-- In the application's transaction dlqd only appends: a failed job to the inbox; the end of a
+-- redelivery, or a retry made outside dlqd, to job_facts. Unless capture is strict, it waits for no
+-- lock and raises no error. If a lock, a plan or time is not available, it skips the rest of the
+-- statement's jobs with a warning, and the reconciler finds the failures. DLQ workers file the
+-- failures and apply the facts.
 
 CREATE OR REPLACE FUNCTION dlq.to_timestamptz(p_text text) RETURNS timestamptz
 LANGUAGE plpgsql STABLE AS $$
@@ -12,31 +15,37 @@ EXCEPTION WHEN OTHERS THEN
     RETURN NULL;
 END
 $$;
-COMMENT ON FUNCTION dlq.to_timestamptz IS 'p_text as a time, or null where it is none.';
+COMMENT ON FUNCTION dlq.to_timestamptz IS 'p_text as a time; null if it is not one.';
 
 CREATE OR REPLACE FUNCTION dlq.to_uuid(p_text text) RETURNS uuid
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN CASE WHEN p_text ~ '^[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$' THEN p_text::uuid END;
-COMMENT ON FUNCTION dlq.to_uuid IS 'p_text as a UUID, or null where it is none.';
+COMMENT ON FUNCTION dlq.to_uuid IS 'p_text as a UUID; null if it is not one.';
 
--- (Expressions, not PL/pgSQL: Postgres puts them into the statement that calls them. date_part is STABLE, so entry_id must be.)
+-- SQL expressions, not PL/pgSQL, so that Postgres inlines them. date_part is STABLE, so entry_id
+-- cannot be IMMUTABLE.
 CREATE OR REPLACE FUNCTION dlq.uuid_of(p_us bigint, p_number bigint) RETURNS uuid
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN encode(int8send(((p_us / 1000) << 16) | 28672 | ((p_us % 1000) << 2)) || int8send((-9223372036854775808) | p_number), 'hex')::uuid;
-COMMENT ON FUNCTION dlq.uuid_of IS 'A UUID version 7 of a time in microseconds, with a number in place of its random bits.';
+COMMENT ON FUNCTION dlq.uuid_of IS
+    'A UUID version 7 of a time in microseconds, with a number in place of its random bits.';
 
 CREATE OR REPLACE FUNCTION dlq.microseconds(p_at timestamptz) RETURNS bigint
 LANGUAGE sql STABLE PARALLEL SAFE
 RETURN (CASE WHEN p_at BETWEEN '1970-01-01Z'::timestamptz AND '2200-01-01Z'::timestamptz THEN date_part('epoch', p_at) ELSE 0 END * 1000000)::bigint;
-COMMENT ON FUNCTION dlq.microseconds IS 'p_at in microseconds since 1970; 0 for a time outside 1970 to 2200 (psql takes ''infinity'' and the year 294276 too).';
+COMMENT ON FUNCTION dlq.microseconds IS
+    'p_at in microseconds since 1970; 0 for a time outside 1970 to 2200 (psql accepts ''infinity'' '
+    'and the year 294276, too).';
 
 CREATE OR REPLACE FUNCTION dlq.entry_id(p_job bigint, p_failed_at timestamptz) RETURNS uuid
 LANGUAGE sql STABLE PARALLEL SAFE
 RETURN dlq.uuid_of(dlq.microseconds(p_failed_at), p_job);
-COMMENT ON FUNCTION dlq.entry_id IS 'The id of the dead letter of a failure: of the job''s id and its finalized_at, so that one failure has one id, whoever finds it.';
+COMMENT ON FUNCTION dlq.entry_id IS
+    'The id of the dead letter of a failure, made from the job''s id and its finalized_at, so that '
+    'one failure has one id in capture, in a fact and in the reconciler.';
 
--- The switch is the body of two functions: replacing them takes no lock on River's table nor on any of dlqd's, and reaches every
--- session at its next statement.
+-- The switch is the body of two functions. Replacing them takes no lock on River's or dlqd's
+-- tables, and takes effect in every session at its next statement.
 CREATE OR REPLACE FUNCTION dlq.put_capture(p_mode text, p_limit interval) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '1s' AS $$
 DECLARE
@@ -45,14 +54,15 @@ BEGIN
     LOOP
         v_try := v_try + 1;
         BEGIN
-            IF v_try <= 2 THEN -- one after another, unless somebody sits on the lock, which anybody may take
+            IF v_try <= 2 THEN -- serialize changes; any role may hold this lock, so two attempts at most wait for it
                 PERFORM pg_advisory_xact_lock(hashtextextended('dlq.put_capture', 0));
             END IF;
             EXECUTE format('CREATE OR REPLACE FUNCTION dlq.capture_mode() RETURNS text LANGUAGE sql STABLE RETURN %L::text', p_mode);
             EXECUTE format('CREATE OR REPLACE FUNCTION dlq.capture_limit() RETURNS interval LANGUAGE sql STABLE RETURN %L::interval', p_limit);
             RETURN;
         EXCEPTION WHEN internal_error OR unique_violation OR lock_not_available THEN
-            -- Another change has just been made ("tuple concurrently updated"), or is being made: this one comes after it.
+            -- Another session has just changed the functions ("tuple concurrently updated") or is
+            -- changing them: try again.
             IF v_try = 10 THEN
                 RAISE;
             END IF;
@@ -60,7 +70,8 @@ BEGIN
     END LOOP;
 END
 $$;
-COMMENT ON FUNCTION dlq.put_capture IS 'Replaces dlq.capture_mode() and dlq.capture_limit(): dlq.set_capture without its record.';
+COMMENT ON FUNCTION dlq.put_capture IS
+    'Replaces dlq.capture_mode() and dlq.capture_limit(): dlq.set_capture without the audit row.';
 
 CREATE OR REPLACE FUNCTION dlq.set_capture(p_mode text, p_limit interval DEFAULT NULL, p_actor text DEFAULT session_user, p_note text DEFAULT NULL,
     OUT mode text, OUT writing integer, OUT recorded boolean, OUT message text)
@@ -76,7 +87,7 @@ BEGIN
         RAISE EXCEPTION 'capture: the limit cannot be %', v_limit USING ERRCODE = 'DLQ04', HINT = 'From 1 ms to 1 hour; 250 ms is usual.';
     END IF;
     PERFORM dlq.put_capture(p_mode, v_limit);
-    -- The record gives way, the switch does not.
+    -- The switch takes effect even if its audit row cannot be written.
     BEGIN
         PERFORM dlq.record_act('capture', p_mode, p_actor, p_note, jsonb_build_object('limit', v_limit));
         recorded := true;
@@ -94,23 +105,30 @@ BEGIN
         || CASE WHEN p_mode = 'off' THEN '; retries made outside dlqd are not followed meanwhile, and ends of redeliveries are noticed late.' ELSE '.' END END;
 END
 $$;
-COMMENT ON FUNCTION dlq.set_capture IS 'Switches capture: on; off (nothing of dlqd''s is done in the application''s transactions; the reconciler files failures of jobs that River keeps); strict (a job cannot end as a failure unless its dead letter can be written). p_limit: how long capture may work in one statement of the application (250 ms). It waits for no lock on a table. Says how many transactions that write jobs are open, and whether who did it was recorded in dlq.acts, which dlq.audit() shows.';
+COMMENT ON FUNCTION dlq.set_capture IS
+    'Switches capture: on; off (dlqd does nothing in the application''s transactions; the '
+    'reconciler files failures of jobs that River keeps); strict (a job cannot end as a failure '
+    'unless its dead letter can be written). p_limit is how long capture may work in one statement '
+    'of the application (250 ms until it is first changed; null keeps it). Takes no lock on a '
+    'table. Returns how many open transactions have written jobs, and whether the change was '
+    'recorded in dlq.acts, which dlq.audit() shows.';
 
 CREATE OR REPLACE FUNCTION dlq.job_table() RETURNS oid
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
-    -- By the catalog: this must not fail where the right to use River's schema was taken away.
+    -- Reads the catalog, so that it also works without USAGE on River's schema.
     SELECT c.oid FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = split_part('river.river_job', '.', 1) AND c.relname = 'river_job'
 $$;
-COMMENT ON FUNCTION dlq.job_table IS 'River''s table of jobs; null where there is none.';
+COMMENT ON FUNCTION dlq.job_table IS 'The oid of River''s table of jobs; null if it does not exist.';
 
 CREATE OR REPLACE FUNCTION dlq.writing_jobs() RETURNS integer
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
-    -- (pg_locks, which everybody may read; prepared transactions are in it.)
+    -- Every role may read pg_locks, which includes prepared transactions.
     SELECT count(DISTINCT l.virtualtransaction)::integer FROM pg_locks l
     WHERE l.relation = dlq.job_table() AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
       AND l.mode = 'RowExclusiveLock' AND l.granted AND l.pid IS DISTINCT FROM pg_backend_pid()
 $$;
-COMMENT ON FUNCTION dlq.writing_jobs IS 'How many transactions, other than this one, have written jobs and are open.';
+COMMENT ON FUNCTION dlq.writing_jobs IS
+    'The number of open transactions, other than the current one, that have written jobs.';
 
 DO $install$
 BEGIN
@@ -120,40 +138,53 @@ BEGIN
     END IF;
 END
 $install$;
-COMMENT ON FUNCTION dlq.capture_mode IS 'Whether capture is on, off or strict: dlq.set_capture replaces this function.';
-COMMENT ON FUNCTION dlq.capture_limit IS 'How long capture may work in one statement of the application: dlq.set_capture replaces this function.';
+COMMENT ON FUNCTION dlq.capture_mode IS
+    'Whether capture is on, off or strict. dlq.set_capture replaces this function.';
+COMMENT ON FUNCTION dlq.capture_limit IS
+    'How long capture may work in one statement of the application. dlq.set_capture replaces this '
+    'function.';
 
 CREATE OR REPLACE FUNCTION dlq.is_failure(p_job jsonb, p_before jsonb DEFAULT NULL) RETURNS boolean
 LANGUAGE sql IMMUTABLE
 RETURN CASE p_job ->> 'state'
-    -- River's scheduler discards a retry whose unique key another job holds by now: a duplicate, not a failure. It leaves
-    -- its mark for good, so the mark counts only on the way from where the scheduler takes jobs.
+    -- River's scheduler discards a retry whose unique key another job holds: a duplicate, not a
+    -- failure. Its marker stays in the metadata, so it counts only if the job was scheduled or
+    -- retryable before, or its previous state is unknown.
     WHEN 'discarded' THEN NOT (p_job -> 'metadata' @> '{"unique_key_conflict": "scheduler_discarded"}'
                                AND coalesce(p_before ->> 'state' IN ('scheduled', 'retryable'), true))
-    -- A worker that returned river.JobCancel(err) leaves an error; an operator who cancelled a job leaves a mark.
+    -- A worker that returns river.JobCancel(err) adds an error. A cancellation by an operator
+    -- leaves cancel_attempted_at.
     WHEN 'cancelled' THEN NOT (p_job -> 'metadata' ? 'cancel_attempted_at')
                           AND CASE jsonb_typeof(p_job -> 'errors') WHEN 'array' THEN jsonb_array_length(p_job -> 'errors') ELSE 0 END
                               > CASE jsonb_typeof(p_before -> 'errors') WHEN 'array' THEN jsonb_array_length(p_before -> 'errors') ELSE 0 END
     ELSE false
 END;
-COMMENT ON FUNCTION dlq.is_failure IS 'Whether a job that ended as p_job, and was p_before until then (null where nobody knows), ended as a failure. Both are to_jsonb of rows of river_job.';
+COMMENT ON FUNCTION dlq.is_failure IS
+    'Whether a job that ended as p_job ended as a failure. p_before is the job before it ended; '
+    'null if unknown. Both are to_jsonb of rows of river_job.';
 
 CREATE OR REPLACE FUNCTION dlq.wake() RETURNS void
 LANGUAGE sql VOLATILE
 RETURN pg_notify('dlq.wake', '');
-COMMENT ON FUNCTION dlq.wake IS 'Tells DLQ workers that there is something to do. They also poll.';
+COMMENT ON FUNCTION dlq.wake IS 'Notifies DLQ workers that there is work. They also poll.';
 
--- capture and follow have statements twice. The first time in a statement of the application's they are in a block that catches
--- whatever goes wrong (a lock that is not to be had, a plan that cannot be made, somebody's constraint); what has worked once holds
--- for the statement's other jobs, whose statements are outside of a block, since each block that writes costs a subtransaction id.
--- What they have in common is written once here; \sf dlq.capture shows the function.
+-- capture and follow contain their statements twice. At the first job of an application's statement
+-- they run in a block that catches every error (a lock that is not available, a plan that cannot be
+-- made, an added constraint). Once they have worked, they run outside a block for the statement's
+-- other jobs, because each block that writes costs a subtransaction id. The parts that the copies
+-- share are written once, here; \sf dlq.capture shows the function.
 --
--- What was found at a statement's first job holds for its others: a setting of the transaction, "statement until tables", has the
--- statement's time, until when capture may work on it, in microseconds (0: it gives way), and which tables it has written: i (inbox), f (job_facts).
+-- The result of the first job holds for the statement's other jobs. A setting of the transaction
+-- keeps it as "statement until tables": the statement's time and the end of the time that capture
+-- may work on it, both in microseconds (until = 0: skip), then the tables written so far: i
+-- (inbox), f (job_facts).
 DO $install$
 DECLARE
-    -- What is a failure: see dlq.is_failure. The limit is looked at between jobs: one alone must not pass it. 10 MB take 100 ms to copy, less where the time
-    -- left is short; what is compressed becomes a hundred times as long, and is read but for args, which are copied as they lie.
+    -- v_failure is dlq.is_failure as an expression on NEW and OLD. v_entry checks a job's size,
+    -- because time is checked only between jobs and one large job could exceed the limit. At most
+    -- 10 MB are copied, which takes 100 ms, and at most 50 bytes for each microsecond left.
+    -- Compressed errors and metadata count a hundred times, because they are unpacked; args are
+    -- copied as stored.
     v_failure constant text := $sql$CASE WHEN NEW.state = 'discarded' THEN NOT (NEW.metadata @> '{"unique_key_conflict": "scheduler_discarded"}' AND OLD.state IN ('scheduled', 'retryable'))
                      ELSE NEW.state = 'cancelled' AND NOT NEW.metadata ? 'cancel_attempted_at' AND coalesce(cardinality(NEW.errors), 0) > coalesce(cardinality(OLD.errors), 0) END$sql$;
     v_entry constant text := $sql$v_size := pg_column_size(NEW.args) + coalesce(pg_column_size(NEW.errors), 0) + pg_column_size(NEW.metadata);
@@ -181,11 +212,13 @@ DECLARE
                        NEW.priority, NEW.tags, NEW.args, NEW.errors[cardinality(NEW.errors)] ->> 'error', coalesce(to_jsonb(NEW.errors), '[]'),
                        NEW.attempt, NEW.max_attempts, NEW.unique_key, NEW.unique_states, NEW.metadata, now(), v_failed_at, v_failed_at;
             END IF$sql$;
-    -- A job that dlqd made or follows, or one that was retried a moment ago. A mark only says where to look: metadata gets copied.
+    -- Whether the job may be one that dlqd made or follows, or one retried a moment ago. The marker
+    -- only says where to look: applications copy metadata to other jobs.
     v_marked constant text := $sql$NEW.metadata ? 'dlq:entry_id' OR cardinality(NEW.errors) > 1$sql$;
-    -- A SERIALIZABLE transaction must not read here: whoever appends to the page that it has read would be taken for a conflict
-    -- between two transactions of the application. It takes the mark's word: dlq.apply_fact looks, and where the mark was copied the
-    -- reconciler finds the failure.
+    -- A SERIALIZABLE transaction must not read here: with any transaction that appends to the same
+    -- page, the read would count as a conflict between the application's own transactions. It
+    -- trusts the marker, which dlq.apply_fact checks. If the marker was copied, the reconciler
+    -- finds the failure.
     v_fact constant text := $sql$IF current_setting('transaction_isolation') = 'serializable' THEN
                     v_known := NEW.metadata ? 'dlq:entry_id';
                 ELSE
@@ -199,11 +232,13 @@ DECLARE
                            CASE WHEN NEW.state <> 'completed' THEN jsonb_build_object('state', NEW.state, 'attempt', NEW.attempt, 'finalized_at', NEW.finalized_at,
                                'errors', coalesce(to_jsonb(NEW.errors[cardinality(NEW.errors):]), '[]'), 'metadata', NEW.metadata) END;
                 END IF$sql$;
-    -- (A job that dlq.supersede has completed ended then; its mark says of which entry it is, and whoever applies the fact looks whether it is.)
+    -- dlq.supersede sets a job to completed with a new finalized_at, so such a job's entry comes
+    -- from its marker, which dlq.apply_fact checks.
     v_retry constant text := $sql$INSERT INTO dlq.job_facts (job_id, job_created_at, fact, entry_id)
             SELECT NEW.id, NEW.created_at, 'retried',
                    CASE OLD.state WHEN 'completed' THEN dlq.to_uuid(coalesce(OLD.metadata #>> '{dlq:done,entry}', OLD.metadata ->> 'dlq:entry_id')) ELSE dlq.entry_id(NEW.id, OLD.finalized_at) END$sql$;
-    -- How long capture may work on this statement: the limit, and half of the time that the session gives a statement.
+    -- The time until which capture may work on this statement: the limit from now, or half of the
+    -- session's statement_timeout if that ends earlier.
     v_until constant text := $sql$(date_part('epoch', least(clock_timestamp() + dlq.capture_limit(),
                     CASE WHEN current_setting('statement_timeout') <> '0' THEN statement_timestamp() + current_setting('statement_timeout')::interval / 2 END)) * 1000000)::bigint$sql$;
 BEGIN
@@ -333,7 +368,7 @@ BEGIN
     ELSE
         BEGIN
             IF OLD.state = 'completed' AND NOT OLD.metadata ?| '{dlq:done_by,dlq:entry_id}' THEN
-                RETURN NULL; -- what dlqd never knew
+                RETURN NULL; -- dlqd has never known this job
             END IF;
             v_until := CASE dlq.capture_mode() WHEN 'off' THEN 0 ELSE %2$s END;
             IF v_until > 0 THEN
@@ -356,5 +391,12 @@ END
 $body$$create$, v_retry, v_until);
 END
 $install$;
-COMMENT ON FUNCTION dlq.capture IS 'Trigger dlq_capture on river_job: appends a job''s failure to the inbox, or the end of a redelivery to job_facts, in the transaction that ends the job. Waits for nothing and, unless capture is strict, fails for nothing. "dlqd detach" removes it, and so does DROP FUNCTION ... CASCADE.';
-COMMENT ON FUNCTION dlq.follow IS 'Trigger dlq_follow on river_job: appends a retry made outside dlqd (discarded or cancelled, then available) to job_facts. "dlqd detach" removes it, and so does DROP FUNCTION ... CASCADE.';
+COMMENT ON FUNCTION dlq.capture IS
+    'Trigger dlq_capture on river_job: appends a job''s failure to the inbox, or the end of a '
+    'redelivery to job_facts, in the transaction that ends the job. Unless capture is strict, it '
+    'waits for no lock and raises no error. "dlqd detach" removes it, and so does DROP FUNCTION ... '
+    'CASCADE.';
+COMMENT ON FUNCTION dlq.follow IS
+    'Trigger dlq_follow on river_job: appends a retry made outside dlqd (from discarded, cancelled '
+    'or completed to available) to job_facts. "dlqd detach" removes it, and so does DROP FUNCTION '
+    '... CASCADE.';

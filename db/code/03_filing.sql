@@ -1,10 +1,12 @@
--- Filing: what applications' transactions appended to the inbox goes to the open partition, described and with its audit row.
--- DLQ workers do that, judged at once; whoever acts on an entry before they come files it first.
+-- Filing moves a row of the inbox to the open partition, with a description of its failure and an
+-- audit row. DLQ workers file and judge in one step. An operation on an entry that is still in the
+-- inbox files it first.
 
--- describe_failure says what went wrong, from what a job carries. It reads whatever JSON an application left there,
--- so all of it is inside one block that cannot raise: an entry with a poor description is better than one that cannot be
--- filed. (The block writes nothing, so it costs no subtransaction id.) It runs once for every failure: plain
--- assignments, which PL/pgSQL evaluates without a query, where it can.
+-- describe_failure describes a failure from the errors and metadata of its job. An application may
+-- have left any JSON there, so the code is in one block that catches every error: a poorly
+-- described entry is better than one that cannot be filed. The block writes nothing, so it costs no
+-- subtransaction id. The function runs once per failure, so it uses plain assignments, which
+-- PL/pgSQL evaluates without a query, where it can.
 CREATE OR REPLACE FUNCTION dlq.describe_failure(p_errors jsonb, p_metadata jsonb, p_attempt integer, p_failed_at timestamptz,
     OUT error_message text, OUT error_type text, OUT error_code text, OUT error_title text, OUT error_class text,
     OUT destination text, OUT destination_url text, OUT error_stack_trace text, OUT error_context jsonb,
@@ -28,14 +30,15 @@ BEGIN
         END IF;
         IF error_stack_trace IS NOT NULL THEN
             error_type := 'panic';
-        -- Metadata outlives the attempt that wrote it: it counts only if it is of the last one.
+        -- Metadata outlives the attempt that wrote it, so it counts only if it is from the last
+        -- attempt.
         ELSIF v_said -> 'attempt' = coalesce(v_last -> 'attempt', to_jsonb(p_attempt)) THEN
             error_message := coalesce(v_said ->> 'message', error_message);
             error_type := left(v_said ->> 'type', 255);
             error_code := left(v_said ->> 'code', 255);
             error_title := left(v_said ->> 'title', 1000);
             error_context := nullif(v_said -> 'context', 'null');
-            -- (Deliveries record them; so may an application.)
+            -- Deliveries record a destination. An application may record one, too.
             IF jsonb_typeof(error_context -> 'destination') = 'string' THEN
                 destination := left(error_context ->> 'destination', 255);
                 IF jsonb_typeof(error_context -> 'url') = 'string' THEN
@@ -60,14 +63,16 @@ BEGIN
             SELECT jsonb_agg(jsonb_build_object('at', e -> 'at', 'attempt', e -> 'attempt', 'error', left(e ->> 'error', 4000)))
             INTO retry_history FROM jsonb_array_elements(v_errors) e;
         END IF;
-        -- What the worker reported of each attempt (riverdlq). Else of the last one: River says
-        -- when it began, and finalized_at when it ended. (The rescuer's own errors have the time of
-        -- the rescue.)
+        -- Durations and system state come from the worker's report of each attempt (riverdlq).
+        -- Without a report, the last attempt's duration is finalized_at less the time at which
+        -- River says that it began. The rescuer's errors are excluded: their time is that of the
+        -- rescue.
         IF p_metadata ? 'dlq:attempts' THEN
             retry_history := dlq.with_attempts(retry_history, p_metadata -> 'dlq:attempts');
             v_last := retry_history -> -1;
         END IF;
-        -- (A time that is none raises: all else is described by then. dlq.to_timestamptz would cost a subtransaction.)
+        -- An invalid time raises, but everything else is described by now. dlq.to_timestamptz would
+        -- cost a subtransaction.
         v_began := v_last ->> 'at';
         IF v_began LIKE '____-__-__T__:__:__%' AND NOT v_last ? 'processingDuration'
            AND v_last ->> 'error' NOT LIKE 'Stuck job rescued by %' THEN
@@ -84,7 +89,10 @@ BEGIN
     error_message := coalesce(nullif(error_message, ''), 'the job ended without an error');
 END
 $$;
-COMMENT ON FUNCTION dlq.describe_failure IS 'What went wrong with a job, from the errors and metadata that River keeps: the structured error of its last attempt (metadata key dlq:error) or, where there is none, the last error that River keeps. Never raises.';
+COMMENT ON FUNCTION dlq.describe_failure IS
+    'Describes the failure of a job from its errors and metadata: from the structured error of its '
+    'last attempt (metadata key dlq:error), or else from the last error that River keeps. Never '
+    'raises.';
 
 CREATE OR REPLACE FUNCTION dlq.with_attempts(p_history jsonb, p_attempts jsonb) RETURNS jsonb
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
@@ -98,15 +106,17 @@ RETURN (
         ELSE h.failed END ORDER BY h.number), '[]')
     FROM jsonb_array_elements(p_history) WITH ORDINALITY h (failed, number)
     CROSS JOIN LATERAL (SELECT p_attempts -> (h.failed ->> 'attempt')) a (said));
-COMMENT ON FUNCTION dlq.with_attempts IS 'A retry history with what a worker reported of its attempts (metadata key '
-    'dlq:attempts, by number): processingDuration in seconds, and systemState.';
+COMMENT ON FUNCTION dlq.with_attempts IS
+    'A retry history, completed by a worker''s report of its attempts (metadata key dlq:attempts, '
+    'by attempt number): processingDuration in seconds, and systemState.';
 
 CREATE OR REPLACE FUNCTION dlq.trace_ends(p_trace text) RETURNS text
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN CASE WHEN octet_length(p_trace) <= 16384 THEN p_trace ELSE left(p_trace, 8192) || E'\n…\n'
     || right(p_trace, 8192) END;
-COMMENT ON FUNCTION dlq.trace_ends IS 'What a fingerprint is made of, of a stack trace: its first and last 8,192 '
-    'characters. The innermost frame may be at either end.';
+COMMENT ON FUNCTION dlq.trace_ends IS
+    'The part of a stack trace that goes into a fingerprint: its first and last 8,192 characters. '
+    'The innermost frame may be at either end.';
 
 CREATE OR REPLACE FUNCTION dlq.filed(p_entry dlq.dead_letter_queue) RETURNS dlq.dead_letter_queue
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
@@ -125,16 +135,18 @@ BEGIN
     p_entry.error_context := v_fail.error_context;
     p_entry.retry_history := v_fail.retry_history;
     p_entry.first_failed_at := v_fail.first_failed_at;
-    p_entry.tags := ARRAY(SELECT t FROM unnest(p_entry.tags) t WHERE t IS NOT NULL); -- SQL takes NULL, and rows of rows
+    -- River's column takes NULL elements and nested arrays.
+    p_entry.tags := ARRAY(SELECT t FROM unnest(p_entry.tags) t WHERE t IS NOT NULL);
     p_entry.next_retry_at := coalesce(p_entry.next_retry_at, now());
     p_entry.filed_at := clock_timestamp();
     p_entry.stage := 'open';
     RETURN p_entry;
 END
 $$;
-COMMENT ON FUNCTION dlq.filed(dlq.dead_letter_queue) IS 'An entry of the inbox as it is filed: described, undecided.';
+COMMENT ON FUNCTION dlq.filed(dlq.dead_letter_queue) IS
+    'A row of the inbox as it is filed: described, not yet decided.';
 
--- What somebody's UPDATE has written stays.
+-- Columns that the caller's UPDATE has set keep their new values.
 CREATE OR REPLACE FUNCTION dlq.filed(p_new dlq.dead_letter_queue, p_raw dlq.dead_letter_queue, p_filed dlq.dead_letter_queue) RETURNS dlq.dead_letter_queue
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -157,7 +169,9 @@ BEGIN
     RETURN p_new;
 END
 $$;
-COMMENT ON FUNCTION dlq.filed(dlq.dead_letter_queue, dlq.dead_letter_queue, dlq.dead_letter_queue) IS 'A row of the inbox that is being updated to p_new, as it is filed: p_raw is what it was, p_filed that as it is filed.';
+COMMENT ON FUNCTION dlq.filed(dlq.dead_letter_queue, dlq.dead_letter_queue, dlq.dead_letter_queue) IS
+    'A row of the inbox that an UPDATE changes to p_new, as it is filed. p_raw is the row before '
+    'the UPDATE; p_filed is p_raw as it is filed.';
 
 CREATE OR REPLACE FUNCTION dlq.audit_capture(p_entry dlq.dead_letter_queue) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -172,17 +186,22 @@ COMMENT ON FUNCTION dlq.audit_capture IS 'Writes the audit row of an entry that 
 CREATE OR REPLACE FUNCTION dlq.failure_of(p_job bigint, p_end jsonb) RETURNS uuid
 LANGUAGE sql STABLE
 RETURN coalesce(dlq.to_uuid(p_end ->> 'failure'), dlq.entry_id(p_job, dlq.to_timestamptz(p_end ->> 'finalized_at')));
-COMMENT ON FUNCTION dlq.failure_of IS 'The id of a failure: of the end of a job as dlq.job_facts has it, or as to_jsonb of its row.';
+COMMENT ON FUNCTION dlq.failure_of IS
+    'The id of a failure, from the end of a job in the form of dlq.job_facts.job, or as to_jsonb of '
+    'the job''s row.';
 
--- known_failure is the one place that says whether a failure of a job is known. A failure has an id (dlq.entry_id of the job and its
--- finalized_at, which is the id of the entry that is made of it) and an attempt. The id is proof where finalized_at is a time that has
--- been: River's clients write the microsecond. "infinity", or a year to come, comes again with the job's next failure; there the attempt
--- counts, too.
+-- known_failure is the one function that decides whether a failure of a job is known. A failure has
+-- an id and an attempt. The id is dlq.entry_id of the job and its finalized_at, and becomes the id
+-- of the failure's entry. The id alone identifies the failure if finalized_at is a past time:
+-- River's clients write microseconds. "infinity" or a future time comes again with the job's next
+-- failure, so there the attempt counts, too.
 --
--- Entries prove their own failure. dlq.retired_jobs has all others that were taken into one: see dlq.take_failure.
+-- An entry's id proves the entry's own failure. dlq.retired_jobs has the other failures that
+-- entries have taken in: see dlq.take_failure.
 --
--- (No SET clause, and one SELECT: Postgres puts it into the statement that calls it, in FROM. Subqueries of one value, not UNION: the months
--- before the failure are left out as it runs, and what is asked last is not asked where an entry has it.)
+-- There is no SET clause and one SELECT, so that Postgres inlines the function in FROM. It uses
+-- subqueries of one value, not UNION: partitions closed before the failure are pruned at run time,
+-- and the later subqueries do not run if an entry is found.
 CREATE OR REPLACE FUNCTION dlq.known_failure(p_job bigint, p_created_at timestamptz, p_failure uuid, p_attempt integer, p_finalized_at timestamptz)
 RETURNS TABLE (known text)
 LANGUAGE sql STABLE ROWS 1
@@ -190,15 +209,16 @@ BEGIN ATOMIC
     SELECT coalesce(
         CASE WHEN p_finalized_at BETWEEN '1970-01-01Z' AND now() + interval '1 day' THEN coalesce(
             (SELECT 'entry' FROM dlq.dead_letter_queue e WHERE e.stage = 'open' AND e.id = p_failure LIMIT 1),
-            -- A closed entry closed after it had failed (a day, for clocks that differ): partitions of before then are left out.
+            -- A closed entry closed after it failed (a day of tolerance for clocks that differ), so
+            -- earlier partitions are pruned.
             (SELECT 'entry' FROM dlq.dead_letter_queue e
              WHERE e.stage IN ('resolved', 'failed', 'archived') AND e.id = p_failure AND e.closed_at >= p_finalized_at - interval '1 day' LIMIT 1)) END,
         (SELECT 'entry' FROM dlq.retired_jobs r
          WHERE r.job_id = p_job AND r.job_created_at = p_created_at
            AND (r.failure = p_failure AND (r.attempt = p_attempt OR p_finalized_at BETWEEN '1970-01-01Z' AND now() + interval '1 day')
-                -- (A row of before schema version 9.)
+                -- Rows from before schema version 9 have no failure id.
                 OR r.failure = '00000000-0000-0000-0000-000000000000' AND r.at >= p_finalized_at) LIMIT 1),
-        -- What a redelivery failed with belongs to the entry that it redelivers.
+        -- The failure of a redelivery belongs to the entry that it redelivers.
         (SELECT 'redelivery' FROM dlq.entry_jobs k
          WHERE k.job_id = p_job AND k.job_created_at = p_created_at
            AND (SELECT 1 FROM dlq.dead_letter_queue e WHERE e.id = k.entry_id AND e.river_job_id = p_job AND e.job_created_at = p_created_at LIMIT 1) IS NULL),
@@ -210,24 +230,30 @@ BEGIN ATOMIC
            AND CASE f.fact WHEN 'refused' THEN f.job ->> 'fact' ELSE f.fact END IN ('discarded', 'cancelled')
            AND dlq.failure_of(p_job, f.job) = p_failure
            AND (p_finalized_at BETWEEN '1970-01-01Z' AND now() + interval '1 day' OR f.job -> 'attempt' = to_jsonb(p_attempt)) LIMIT 1),
-        -- The entry waits for this very job: the sweep takes its end. (A cast, so that the index of the job is the one that is read.)
+        -- The entry waits for this very job, and the sweep applies its end. The cast makes the
+        -- planner use the index by job.
         (SELECT 'waits' FROM dlq.dead_letter_queue e
          WHERE e.stage = 'open' AND e.river_job_id = p_job AND e.job_created_at = p_created_at AND e.redelivery_job_id = p_job AND e.status::text = 'dlq_processing')
     )::text;
 END;
-COMMENT ON FUNCTION dlq.known_failure IS 'Whether the failure of a job is known, and how: entry (it was taken into one, which may be gone), redelivery (it is of an entry that the job redelivers), waits (in the inbox, as a fact, or for the sweep). Null: nothing knows of it. p_failure: dlq.entry_id() of the job and p_finalized_at.';
+COMMENT ON FUNCTION dlq.known_failure IS
+    'Whether a failure of a job is known, and how: entry (an entry took it in, and may be deleted '
+    'since), redelivery (it belongs to the entry that the job redelivers), waits (in the inbox, as '
+    'a fact, or for the sweep). Null if it is unknown. p_failure is dlq.entry_id() of the job and '
+    'p_finalized_at.';
 
--- (As in dlq.to_be_filed, a session plans this once: a plan for known values takes milliseconds each time.)
+-- As in dlq.to_be_filed, a generic plan is made once per session: a custom plan takes milliseconds
+-- each time.
 CREATE OR REPLACE FUNCTION dlq.is_taken(p_job bigint, p_created_at timestamptz, p_failure uuid, p_attempt integer, p_failed_at timestamptz) RETURNS boolean
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp
     SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_generic_plan AS $$
 BEGIN
-    -- (Of a finalized_at that is no time, entries have when the failure was seen instead.)
+    -- If finalized_at was not a valid time, last_failed_at is when the failure was captured.
     RETURN EXISTS (SELECT FROM dlq.known_failure(p_job, p_created_at, p_failure, p_attempt, CASE WHEN p_failure = dlq.entry_id(p_job, p_failed_at) THEN p_failed_at ELSE 'infinity' END) k
                    WHERE k.known = 'entry');
 END
 $$;
-COMMENT ON FUNCTION dlq.is_taken IS 'Whether a failure was taken into an entry, which may be gone by now.';
+COMMENT ON FUNCTION dlq.is_taken IS 'Whether an entry took in a failure. The entry may be deleted since.';
 
 CREATE OR REPLACE FUNCTION dlq.take_failure(p_job bigint, p_created_at timestamptz, p_failure uuid, p_attempt integer, p_entry uuid) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
@@ -236,7 +262,8 @@ BEGIN
     ON CONFLICT DO NOTHING;
 END
 $$;
-COMMENT ON FUNCTION dlq.take_failure IS 'Remembers that an entry took in a failure which its own id does not prove.';
+COMMENT ON FUNCTION dlq.take_failure IS
+    'Records that an entry took in a failure that the entry''s id does not prove.';
 
 CREATE OR REPLACE FUNCTION dlq.may_be_filed(p_id uuid, p_job bigint, p_created_at timestamptz, p_attempt integer, p_failed_at timestamptz) RETURNS boolean
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
@@ -245,20 +272,22 @@ BEGIN
        AND NOT EXISTS (SELECT FROM dlq.dead_letter_queue e WHERE e.stage IN ('open', 'resolved', 'failed', 'archived') AND e.id = p_id);
 END
 $$;
-COMMENT ON FUNCTION dlq.may_be_filed IS 'Whether a row of the inbox can become an entry: its failure is in none, and no entry of another failure has its id.';
+COMMENT ON FUNCTION dlq.may_be_filed IS
+    'Whether a row of the inbox can become an entry: no entry has taken in its failure, and no '
+    'entry of another failure has its id.';
 
--- to_be_filed is may_be_filed for a whole batch: file_as calls it once, and only where the batch
--- has rows that need it. To plan this question takes milliseconds, since the plan has all
--- partitions; so it is planned once for each batch or session, and not for each row. Months before
--- the failure are left out as it runs, by the time in the id (1970 where the id has none), or now
--- if that time is to come.
+-- to_be_filed is may_be_filed for a batch. file_as calls it once, and only if the batch has rows
+-- that need it. Planning this query takes milliseconds, since the plan has all partitions, so it is
+-- planned once per batch or session and not per row. Partitions closed before the failure are
+-- pruned at run time: by the time in the id (1970 if the id has none), or by now() if that time is
+-- in the future.
 CREATE OR REPLACE FUNCTION dlq.to_be_filed(p_ids uuid[]) RETURNS SETOF tid
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
     SET plan_cache_mode = force_generic_plan AS $$
 BEGIN
     RETURN QUERY
         SELECT i.ctid FROM dlq.dead_letter_inbox i
-        -- (Of a finalized_at that is no time, entries have when the failure was seen instead.)
+        -- If finalized_at was not a valid time, last_failed_at is when the failure was captured.
         CROSS JOIN LATERAL (SELECT CASE WHEN i.id = dlq.entry_id(i.river_job_id, i.last_failed_at)
             THEN i.last_failed_at ELSE 'infinity' END AS finalized_at) f
         WHERE i.id = ANY (p_ids)
@@ -273,18 +302,21 @@ BEGIN
                    AND e.closed_at >= least(dlq.captured_at(i.id), now()) - interval '1 day' LIMIT 1) IS NULL;
 END
 $$;
-COMMENT ON FUNCTION dlq.to_be_filed IS 'Of the rows of the inbox with these ids, those that are not simply capture''s '
-    'and that can become entries: dlq.may_be_filed of many.';
+COMMENT ON FUNCTION dlq.to_be_filed IS
+    'The ctids of those inbox rows with these ids that dlq.file_as cannot file without a check, and '
+    'that can become entries (dlq.may_be_filed): rows that are not from capture, have no valid time '
+    'of failure, or belong to a job in dlq.retired_jobs.';
 
--- file_as is the one way out of the inbox: what it inserts into the open partition it deletes from the inbox and writes to the trail,
--- in one statement. Columns of decisions are arrays, in the order of p_ids; without them entries are filed undecided. The caller
--- has locked the rows, and names each once. ON CONFLICT: a failure that came in twice is one (a job that a transaction retries and fails
--- again with now(), for one), and a job that has an open entry has one; its further failures, those of redeliveries, and what is known,
--- are the business of file_repeats.
+-- file_as files rows of the inbox: in one statement it inserts them into the open partition,
+-- deletes them from the inbox and writes their audit rows. The arrays of decisions are in the order
+-- of p_ids; without them, entries are filed undecided. The caller has locked the rows and passes
+-- each id once. ON CONFLICT DO NOTHING: a failure that arrives twice is one entry (for example, if
+-- a transaction retries a job and fails it again with now()), and a job has at most one open entry.
+-- file_repeats handles further failures of a job, failures of redeliveries, and known failures.
 --
--- Nearly all rows are of jobs of which dlqd remembers nothing. Only for others, for rows of the reconciler, and where the id does not say
--- when the job failed, the entries are asked: for the whole batch, at the first such row. (A hashed
--- subplan, which runs when it is needed.)
+-- Nearly all rows are of jobs that dlqd does not remember. Entries are queried only for other jobs,
+-- for rows of the reconciler, and for ids without the time of the failure: once for the whole
+-- batch, at the first such row, as a hashed subplan.
 CREATE OR REPLACE FUNCTION dlq.file_as(p_ids uuid[], p_actor text DEFAULT NULL, p_config_version text DEFAULT NULL, p_statuses text[] DEFAULT NULL, p_strategies text[] DEFAULT NULL,
     p_error_classes text[] DEFAULT NULL, p_rules text[] DEFAULT NULL, p_fingerprints text[] DEFAULT NULL, p_next_retry_ats timestamptz[] DEFAULT NULL,
     p_waiting_fors text[] DEFAULT NULL, p_max_retries integer[] DEFAULT NULL, p_priorities smallint[] DEFAULT NULL, p_tags jsonb[] DEFAULT NULL,
@@ -344,7 +376,9 @@ BEGIN
     RETURN v_filed;
 END
 $$;
-COMMENT ON FUNCTION dlq.file_as IS 'Files entries of the inbox that the caller has locked, decided or not. Returns which: those whose job has an open entry already, or whose failure is known, stay for dlq.file_repeats.';
+COMMENT ON FUNCTION dlq.file_as IS
+    'Files entries of the inbox that the caller has locked, decided or undecided. Returns their '
+    'ids. Rows whose job has an open entry, or whose failure is known, stay for dlq.file_repeats.';
 
 CREATE OR REPLACE FUNCTION dlq.failed_again(p_entry uuid, p_errors jsonb, p_metadata jsonb, p_attempt integer, p_max_attempts integer, p_at timestamptz, p_actor text) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
@@ -353,19 +387,21 @@ DECLARE
     v_status dlq.dead_letter_status;
 BEGIN
     IF EXISTS (SELECT FROM dlq.dead_letter_transitions t WHERE t.entry_id = p_entry AND t.failed_at = p_at) THEN
-        RETURN; -- a failure that is known came in twice
+        RETURN; -- this failure is already recorded
     END IF;
     UPDATE dlq.dead_letter_open e SET
         error_message = v_fail.error_message, error_type = v_fail.error_type, error_code = v_fail.error_code,
         error_title = v_fail.error_title,
         destination = v_fail.destination, destination_url = v_fail.destination_url, reported_class = v_fail.error_class,
         error_stack_trace = v_fail.error_stack_trace, error_context = v_fail.error_context,
-        -- (River keeps all of a job's errors; a fact has the last.)
+        -- An inbox row has all of a job's errors, a fact only the last: drop the attempts that the
+        -- new history repeats, and append it.
         retry_history = coalesce((SELECT jsonb_agg(o.failed ORDER BY o.number) FROM jsonb_array_elements(e.retry_history) WITH ORDINALITY o (failed, number)
                                   WHERE NOT v_fail.retry_history @> jsonb_build_array(jsonb_build_object('at', o.failed -> 'at', 'attempt', o.failed -> 'attempt'))), '[]') || v_fail.retry_history,
         retry_count = greatest(e.retry_count, p_attempt), max_retries = coalesce(p_max_attempts, e.max_retries), last_failed_at = p_at,
         metadata = dlq.metadata_after(e.metadata, true, e.river_job_id, p_metadata),
-        -- Undecided again, unless a person holds it or another redelivery is under way.
+        -- A pending entry becomes undecided. A manual one, or one with another redelivery under
+        -- way, does not.
         error_class = CASE WHEN e.status = 'dlq_pending' THEN v_fail.error_class ELSE e.error_class END,
         fingerprint = CASE WHEN e.status = 'dlq_pending' THEN NULL ELSE e.fingerprint END,
         strategy = CASE WHEN e.status = 'dlq_pending' THEN NULL ELSE e.strategy END,
@@ -374,7 +410,7 @@ BEGIN
         move = CASE WHEN e.status <> 'dlq_processing' THEN jsonb_build_object('actor', p_actor, 'reason', 'job ' || e.river_job_id || ' failed again') END
     WHERE e.id = p_entry AND e.last_failed_at <= p_at
     RETURNING e.status INTO v_status;
-    IF v_status IS NULL OR v_status = 'dlq_processing' THEN -- it came late, or is no move
+    IF v_status IS NULL OR v_status = 'dlq_processing' THEN -- the entry has a newer failure, or did not move
         INSERT INTO dlq.dead_letter_transitions (entry_id, from_status, to_status, actor, reason, strategy, rule, next_retry_at, river_job_id, queue, kind, error_class, from_class, error_type, failed_at)
         SELECT e.id, e.status, e.status, p_actor, 'job ' || e.river_job_id || ' failed again', e.strategy, e.rule, e.next_retry_at, e.river_job_id, e.queue, e.kind, e.error_class, e.error_class,
                coalesce(v_fail.error_type, ''), p_at
@@ -382,17 +418,21 @@ BEGIN
     END IF;
 END
 $$;
-COMMENT ON FUNCTION dlq.failed_again IS 'Records that the own job of an open entry failed once more: undecided again, unless a person holds it or a redelivery is under way. A failure that is known counts once.';
+COMMENT ON FUNCTION dlq.failed_again IS
+    'Records that the own job of an open entry failed again. A pending entry becomes undecided; a '
+    'manual one, or one with a redelivery under way, keeps its decision. A known failure counts '
+    'once.';
 
--- A job that fails again while its entry is open is a further failure of that entry. The failure of a redelivery is a fact: it is here
--- where capture could not look (in a SERIALIZABLE transaction).
+-- A failure of a job that has an open entry is a further failure of that entry. The failure of a
+-- redelivery becomes a fact: it is in the inbox only if capture could not read entry_jobs (in a
+-- SERIALIZABLE transaction).
 CREATE OR REPLACE FUNCTION dlq.file_repeats(p_ids uuid[], p_wait boolean) RETURNS uuid[]
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
 DECLARE
     v_row   dlq.dead_letter_queue;
     v_entry record;
     v_id    uuid;
-    v_end   jsonb; -- the failure as job_facts has it
+    v_end   jsonb; -- the failure in the form of dlq.job_facts.job
     v_done  uuid[] := '{}';
 BEGIN
     FOR v_row IN SELECT i.* FROM dlq.dead_letter_inbox i WHERE i.id = ANY (p_ids) ORDER BY i.id LOOP
@@ -416,14 +456,16 @@ BEGIN
             WHERE m.job_id = v_row.river_job_id AND m.job_created_at = v_row.job_created_at;
             IF NOT FOUND AND (dlq.has_open_entry(v_row.river_job_id, v_row.job_created_at)
                               OR dlq.may_be_filed(v_row.id, v_row.river_job_id, v_row.job_created_at, v_row.retry_count, v_row.last_failed_at)) THEN
-                CONTINUE; -- held, or closed this moment: the next look files it, as an entry of its own if it is one by then
+                -- Locked, or just closed: the next call files it, as a new entry if the old one is closed.
+                CONTINUE;
             ELSIF NOT FOUND THEN
-                -- An entry of another failure has the id: the next look files this one under an id of its own.
+                -- An entry of another failure has this id: the next call files the row under a new
+                -- id.
                 v_id := dlq.uuid_v7();
                 PERFORM dlq.take_failure(v_row.river_job_id, v_row.job_created_at, v_row.id, v_row.retry_count, v_id);
             END IF;
         ELSIF v_entry.status = 'dlq_processing' AND v_entry.redelivery_job_id = v_row.river_job_id THEN
-            -- The entry waits for this very job: this is its end.
+            -- The entry waits for this very job, and this is the job's end.
             INSERT INTO dlq.job_facts (job_id, job_created_at, fact, entry_id, job)
             VALUES (v_row.river_job_id, v_row.job_created_at, 'discarded', v_entry.id, v_end);
         ELSE
@@ -441,7 +483,11 @@ BEGIN
     RETURN v_done;
 END
 $$;
-COMMENT ON FUNCTION dlq.file_repeats IS 'Takes rows out of the inbox whose job has an open entry, as further failures of that entry, and rows of failures that were taken before. p_wait: waits for entries that somebody holds, rather than leave their rows for the next time. Returns the ids of those rows.';
+COMMENT ON FUNCTION dlq.file_repeats IS
+    'Removes rows from the inbox that do not become entries: further failures of a job that has an '
+    'open entry, ends of redeliveries (as facts), and failures that an entry took in before. '
+    'p_wait: wait for locked entries instead of leaving their rows for the next call. Returns the '
+    'ids of the removed rows.';
 
 CREATE OR REPLACE FUNCTION dlq.file(p_ids uuid[]) RETURNS integer
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
@@ -449,15 +495,15 @@ DECLARE
     v_ids   uuid[];
     v_filed integer;
 BEGIN
-    -- Whoever files them this moment is waited for: the caller's next statement finds them open.
+    -- Waits for a session that is filing them, so that the caller's next statement finds them open.
     v_ids := ARRAY(WITH held AS (SELECT i.id FROM dlq.dead_letter_inbox i WHERE i.id = ANY (p_ids) ORDER BY i.id FOR UPDATE) SELECT DISTINCT h.id FROM held h);
     IF cardinality(v_ids) = 0 THEN
         RETURN 0;
     END IF;
     v_filed := cardinality(dlq.file_as(v_ids));
     IF v_filed < cardinality(v_ids) THEN
-        -- The open entries of their jobs are locked with those that the caller acts on, in the
-        -- order of dlq.lock_entries.
+        -- Lock the open entries of their jobs together with the entries that the caller acts on, in
+        -- the order of dlq.lock_entries.
         PERFORM dlq.lock_filed(
             p_ids || ARRAY(
                 SELECT o.id FROM dlq.dead_letter_inbox i
@@ -469,7 +515,10 @@ BEGIN
     RETURN v_filed;
 END
 $$;
-COMMENT ON FUNCTION dlq.file IS 'Files those of the entries that are in the inbox, undecided: whatever acts on entries does this first, as a statement of its own. DLQ workers file what is left, within a moment. Returns how many.';
+COMMENT ON FUNCTION dlq.file IS
+    'Files those of the entries that are still in the inbox, undecided. Operations on entries call '
+    'this first, as a separate statement. DLQ workers file the rest within moments. Returns how '
+    'many were filed.';
 
 CREATE OR REPLACE FUNCTION dlq.is_repeat(p_job bigint, p_job_created_at timestamptz) RETURNS boolean
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
@@ -477,7 +526,7 @@ BEGIN
     IF EXISTS (SELECT FROM dlq.dead_letter_queue e WHERE e.stage = 'open' AND e.river_job_id = p_job AND e.job_created_at = p_job_created_at) THEN
         RETURN true;
     END IF;
-    -- (A statement of its own: it locks every partition, and is hardly ever needed.)
+    -- The join below locks every partition and is rarely needed, so it is a separate statement.
     IF (SELECT m.entry_id FROM dlq.entry_jobs m WHERE m.job_id = p_job AND m.job_created_at = p_job_created_at) IS NULL THEN
         RETURN false;
     END IF;
@@ -485,10 +534,12 @@ BEGIN
                    WHERE m.job_id = p_job AND m.job_created_at = p_job_created_at);
 END
 $$;
-COMMENT ON FUNCTION dlq.is_repeat IS 'Whether a job has an open entry, or redelivers another job''s: an unfiled failure of it is a further failure of that one, and none of the entries that lists and counts show.';
+COMMENT ON FUNCTION dlq.is_repeat IS
+    'Whether a job has an open entry, or redelivers the entry of another job. An unfiled failure of '
+    'such a job is a further failure of that entry; lists and counts do not show it.';
 
--- Counting must not cost more the longer no DLQ worker has been there.
--- (Of all of them from an index, which has no kinds.)
+-- At most 10,000 unfiled entries are counted, so that the cost stays bounded while no DLQ worker
+-- runs. Without a scope, open entries are counted from an index, which does not have the kind.
 CREATE OR REPLACE VIEW dlq.backlog WITH (security_barrier) AS
     SELECT b.status, b.queue, b.error_class, sum(b.entries)::bigint AS entries, bool_or(b.more) AS more
     FROM (
@@ -504,4 +555,6 @@ CREATE OR REPLACE VIEW dlq.backlog WITH (security_barrier) AS
         GROUP BY u.queue
     ) b
     GROUP BY b.status, b.queue, b.error_class;
-COMMENT ON VIEW dlq.backlog IS 'Open entries by status, queue and class. Of those that nobody has filed yet (their class is null) 10,000 are counted; more says that there are others.';
+COMMENT ON VIEW dlq.backlog IS
+    'Open entries by status, queue and class. Unfiled entries have a null class. At most 10,000 of '
+    'them are counted; more is true if there are others.';

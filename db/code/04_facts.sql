@@ -1,20 +1,23 @@
--- Facts: what applications' transactions appended about jobs of entries (see 02_capture.sql) is applied to the entries here, in
--- transactions of dlqd's own. Nobody waits for an application: entries and River's jobs that somebody holds are left for the
--- next look.
+-- Facts are what applications' transactions append about jobs of entries (see 02_capture.sql). Here
+-- they are applied to the entries, in transactions of dlqd's own. These do not wait for an
+-- application: entries and jobs that another session has locked are left for the next call.
 
 CREATE OR REPLACE FUNCTION dlq.is_superseded(p_state text, p_attempt integer, p_metadata jsonb) RETURNS boolean
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
--- A job that somebody has run again keeps the mark, and has made one attempt more.
+-- A job that was run again outside dlqd keeps the marker, but has made one more attempt.
 RETURN p_state = 'completed' AND p_metadata #> '{dlq:done,attempt}' IS NOT DISTINCT FROM to_jsonb(p_attempt);
-COMMENT ON FUNCTION dlq.is_superseded IS 'Whether a job of River''s was completed by dlqd, since another job had done its work, and has not run since.';
+COMMENT ON FUNCTION dlq.is_superseded IS
+    'Whether dlqd set a job of River to completed (dlq.supersede) and the job has not run since.';
 
--- supersede takes jobs out of people's way whose work is done: River's lists of discarded jobs would offer them to "retry all".
--- The original is set to completed. It keeps its unique key only where that held while it was discarded: where it did not, the
--- job that did the work may have the key by now. (Without its mark, so that capture does not take this for a success.) What else
--- dlqd made for the entry, and is not running, is deleted; or completed, too, where dlqd may not delete.
+-- supersede removes jobs whose work is done from River's list of discarded jobs, where "retry all"
+-- would run them again. The original becomes completed. It keeps its unique key only if the key
+-- held while it was discarded; otherwise the job that did the work may hold the key by now. It
+-- loses its marker (dlq:entry_id), so that capture does not record a success. Other redeliveries of
+-- the entry that are not running are deleted, or become completed if dlqd may not delete.
 --
--- A person's transaction may stay open, and River's scheduler waits for jobs that are to run: there, jobs that have ended are all
--- that is locked, and the others are left to dlqd's own transactions, by a fact.
+-- An operator's transaction may stay open, and River's scheduler would wait for the jobs that it
+-- locks. For an operator, supersede locks only jobs that have ended, and leaves the others to
+-- dlqd's own transactions, by a fact.
 CREATE OR REPLACE FUNCTION dlq.supersede_jobs(p_ids uuid[], p_jobs bigint[], p_states text[]) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET row_security = off AS $$
 BEGIN
@@ -41,7 +44,7 @@ BEGIN
     WHERE o.state::text = ANY (p_states);
 END
 $$;
-COMMENT ON FUNCTION dlq.supersede_jobs IS 'What dlq.supersede does.';
+COMMENT ON FUNCTION dlq.supersede_jobs IS 'Does the work of dlq.supersede, for jobs in one of p_states.';
 
 CREATE OR REPLACE FUNCTION dlq.supersede(p_ids uuid[], p_jobs bigint[], p_actor text) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET row_security = off AS $$
@@ -52,7 +55,9 @@ DECLARE
 BEGIN
     BEGIN
         PERFORM dlq.supersede_jobs(p_ids, p_jobs, v_states);
-    EXCEPTION WHEN OTHERS THEN -- no right, or a constraint or trigger of the application's: no reason to leave entries open
+    EXCEPTION WHEN OTHERS THEN
+        -- A missing right, or a constraint or trigger of the application, must not keep entries
+        -- open. One bad entry must not keep the jobs of the others in the list.
         FOR i IN 1 .. cardinality(p_ids) LOOP
             BEGIN
                 PERFORM dlq.supersede_jobs(p_ids[i:i], p_jobs[i:i], v_states);
@@ -71,7 +76,10 @@ BEGIN
     END IF;
 END
 $$;
-COMMENT ON FUNCTION dlq.supersede IS 'Of resolved entries, takes the jobs out of River''s discarded list whose work is done: the original becomes completed (metadata dlq:done_by: the job in p_jobs that did the work, or who resolved the entry), and other redeliveries that are not running are deleted.';
+COMMENT ON FUNCTION dlq.supersede IS
+    'For resolved entries, removes jobs whose work is done from River''s list of discarded jobs. '
+    'The original becomes completed, with dlq:done_by in its metadata: the job in p_jobs that did '
+    'the work, or else who resolved the entry. Other redeliveries that are not running are deleted.';
 
 CREATE OR REPLACE FUNCTION dlq.drop_redelivery(p_job bigint, p_created_at timestamptz, p_done_by bigint DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET row_security = off AS $$
@@ -89,7 +97,9 @@ EXCEPTION WHEN OTHERS THEN
     RAISE WARNING 'dlqd: job %, which is not wanted any more, stays in River''s lists: %', p_job, SQLERRM;
 END
 $$;
-COMMENT ON FUNCTION dlq.drop_redelivery IS 'Deletes a redelivery that is not wanted any more, unless it runs; without the right to, it completes one whose work is done.';
+COMMENT ON FUNCTION dlq.drop_redelivery IS
+    'Deletes a redelivery that is no longer needed, unless it is running or completed. Without the '
+    'right to delete, sets it to completed if another job (p_done_by) has done its work.';
 
 CREATE OR REPLACE FUNCTION dlq.redirected(p_entry uuid, p_job bigint) RETURNS jsonb
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
@@ -98,24 +108,28 @@ BEGIN
                      WHERE m.job_id = p_job AND m.entry_id = p_entry AND m.destination IS NOT NULL LIMIT 1), '{}');
 END
 $$;
-COMMENT ON FUNCTION dlq.redirected IS 'Where a redelivery went instead of its queue''s destination, as a part of its entry in replay_attempts; {} for where it belongs.';
+COMMENT ON FUNCTION dlq.redirected IS
+    'The destination that a redelivery was sent to instead of its queue''s, as a part of its '
+    'element in replay_attempts; {} if it was not redirected.';
 
 CREATE OR REPLACE FUNCTION dlq.has_open_entry(p_job bigint, p_created_at timestamptz) RETURNS boolean
 LANGUAGE sql STABLE
 RETURN EXISTS (SELECT FROM dlq.dead_letter_queue o WHERE o.stage = 'open' AND o.river_job_id = p_job AND o.job_created_at = p_created_at);
-COMMENT ON FUNCTION dlq.has_open_entry IS 'Whether a job has an entry that is open and filed: there is one at most, and a closed one of that job cannot be opened beside it.';
+COMMENT ON FUNCTION dlq.has_open_entry IS
+    'Whether a job has a filed, open entry. It has at most one, and a closed entry of the job '
+    'cannot be reopened beside it.';
 
 CREATE OR REPLACE FUNCTION dlq.sent_by(p_actor text, p_strategy dlq.strategy) RETURNS dlq.strategy
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN CASE WHEN p_actor LIKE 'worker:%' THEN p_strategy ELSE 'manual' END;
-COMMENT ON FUNCTION dlq.sent_by IS 'The strategy of a redelivery: that of its entry where a worker made it, manual '
-    'where a person or a replay run did, or a retry outside dlqd.';
+COMMENT ON FUNCTION dlq.sent_by IS
+    'The strategy of a redelivery: that of its entry if a worker made it; manual if an operator, a '
+    'replay run or a retry outside dlqd did.';
 
--- resolve_by closes entries whose work a job has done: a redelivery, or the original that somebody retried.
 CREATE OR REPLACE FUNCTION dlq.resolve_by(p_ids uuid[], p_jobs bigint[], p_ended timestamptz[], p_actor text) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET row_security = off AS $$
 BEGIN
-    -- Whichever run has sent one of these back has what it wanted.
+    -- Every replay run that redelivered one of these entries has succeeded with it.
     UPDATE dlq.replay_run_entries r SET outcome = 'succeeded', ended_at = clock_timestamp()
     FROM unnest(p_ids) i (id) JOIN dlq.entry_jobs m ON m.entry_id = i.id AND m.run_id IS NOT NULL
     WHERE r.run_id = m.run_id AND r.entry_id = i.id AND r.outcome IS NULL;
@@ -135,12 +149,16 @@ BEGIN
     PERFORM dlq.supersede(p_ids, p_jobs, p_actor);
 END
 $$;
-COMMENT ON FUNCTION dlq.resolve_by IS 'Resolves entries whose work is done: by a job each, which ended at p_ended.';
+COMMENT ON FUNCTION dlq.resolve_by IS
+    'Resolves entries, each by the job that did its work: a redelivery, or the original if it was '
+    'retried. p_ended is when the jobs ended.';
 
 CREATE OR REPLACE FUNCTION dlq.failed_at(p_job jsonb) RETURNS timestamptz
 LANGUAGE sql STABLE
 RETURN CASE WHEN dlq.to_timestamptz(p_job ->> 'finalized_at') BETWEEN '1970-01-01Z' AND now() + interval '1 day' THEN dlq.to_timestamptz(p_job ->> 'finalized_at') ELSE now() END;
-COMMENT ON FUNCTION dlq.failed_at IS 'When a job (to_jsonb of its row) ended: now where it says something that clients could not read.';
+COMMENT ON FUNCTION dlq.failed_at IS
+    'When a job (to_jsonb of its row) ended: its finalized_at, or now if that is before 1970 or '
+    'more than a day ahead, which clients may not be able to read.';
 
 CREATE OR REPLACE FUNCTION dlq.has_failure(p_entry uuid, p_job jsonb) RETURNS boolean
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
@@ -154,19 +172,17 @@ BEGIN
                         dlq.to_timestamptz(p_job ->> 'finalized_at'));
 END
 $$;
-COMMENT ON FUNCTION dlq.has_failure IS 'Whether an entry has taken in a failure of a job (to_jsonb of its row, or a '
-    'fact) already.';
+COMMENT ON FUNCTION dlq.has_failure IS
+    'Whether an entry has already taken in a failure of a job (to_jsonb of its row, or a fact).';
 
--- record_end takes the end of the job that an entry waits for to the entry. False: the entry does not wait for this job (an
--- end that comes twice counts once).
 CREATE OR REPLACE FUNCTION dlq.record_end(p_entry uuid, p_job jsonb, p_actor text) RETURNS boolean
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET row_security = off AS $$
 DECLARE
     v_entry record;
     v_fail  record;
     v_spent boolean;
-    v_own   boolean; -- the entry's own job
-    v_other uuid;    -- the entry that has this failure already
+    v_own   boolean; -- whether this is the entry's own job
+    v_other uuid; -- another entry that already has this failure
     v_kept  text;
     v_job   constant bigint := (p_job ->> 'id')::bigint;
     v_at    constant timestamptz := dlq.failed_at(p_job);
@@ -196,10 +212,12 @@ BEGIN
         v_fail.error_class := NULL;
         v_fail.error_message := 'redelivery was cancelled by an operator';
     ELSIF v_fail.error_class IS NULL AND v_fail.error_message LIKE 'Stuck job rescued by %' THEN
-        -- Its worker was cut off before it could say anything: what the entry was taken for counts (see strategy.Planner).
+        -- The worker was cut off before it could report an error: the entry keeps its class (see
+        -- strategy.Planner).
         v_kept := v_entry.error_class;
     END IF;
-    -- The job's later failure came into an entry of its own, which is closed, before this one was filed: whether that says enough is a person's to say.
+    -- This failure became another entry, which is closed, before p_entry was filed. An operator has
+    -- to decide whether that one settles it: park p_entry.
     v_other := CASE WHEN v_own THEN coalesce(nullif(dlq.taken_by(v_job, v_entry.job_created_at, dlq.failure_of(v_job, p_job)), p_entry),
                                              (SELECT e.id FROM dlq.dead_letter_queue e WHERE e.stage <> 'inbox' AND e.id = dlq.failure_of(v_job, p_job) AND e.id <> p_entry LIMIT 1)) END;
     IF v_other IS NOT NULL THEN
@@ -213,8 +231,8 @@ BEGIN
     FROM dlq.entry_jobs m
     WHERE m.job_id = v_job AND m.entry_id = p_entry AND m.run_id IS NOT NULL AND r.run_id = m.run_id
         AND r.entry_id = p_entry AND r.job_id = v_job;
-    -- The entry has this failure already: the reconciler filed it before the retry was seen, or a restore has undone
-    -- a retry. The entry waits no more, and keeps the failure that it had last.
+    -- The entry already has this failure: the reconciler filed it before the retry was noticed, or
+    -- a restore undid a retry. The entry stops waiting and keeps its last failure.
     IF v_entry.ended OR v_own AND dlq.has_failure(p_entry, p_job) THEN
         UPDATE dlq.dead_letter_queue SET
             status = CASE WHEN v_spent THEN 'dlq_failed' ELSE 'dlq_pending' END::dlq.dead_letter_status,
@@ -227,7 +245,7 @@ BEGIN
         WHERE id = p_entry AND stage = 'open' AND status = 'dlq_processing';
         RETURN true;
     END IF;
-    -- (Of a redelivery whose mark is lost, a row is in the inbox, too.)
+    -- If a redelivery lost its marker, capture also wrote a row to the inbox.
     IF v_own OR EXISTS (SELECT FROM dlq.dead_letter_inbox i WHERE i.id = dlq.failure_of(v_job, p_job)) THEN
         PERFORM dlq.take_failure(v_job, dlq.to_timestamptz(p_job ->> 'created_at'), dlq.failure_of(v_job, p_job), (p_job ->> 'attempt')::integer, p_entry);
     END IF;
@@ -244,7 +262,7 @@ BEGIN
         error_message = v_fail.error_message, error_type = v_fail.error_type, error_code = v_fail.error_code,
         error_title = v_fail.error_title,
         destination = v_fail.destination, destination_url = v_fail.destination_url,
-        -- A closed entry is not decided again: it keeps what it was taken for.
+        -- An entry that closes is not decided again, so it keeps its class.
         error_class = coalesce(v_fail.error_class, v_kept, CASE WHEN v_spent THEN error_class END), reported_class = v_fail.error_class,
         error_stack_trace = v_fail.error_stack_trace, error_context = v_fail.error_context,
         last_failed_at = v_at,
@@ -254,16 +272,20 @@ BEGIN
         next_retry_at = now(),
         move = jsonb_build_object('actor', p_actor, 'reason', 'job ' || v_job || ' was ' || v_state)
     WHERE id = p_entry AND stage = 'open' AND status = 'dlq_processing';
-    -- One discarded job an entry is enough: the original, or what stands in for it where River has deleted that.
+    -- River's list needs at most one discarded job per entry, the original: delete a failed
+    -- redelivery.
     IF NOT v_own THEN
         PERFORM dlq.drop_redelivery(v_job, dlq.to_timestamptz(p_job ->> 'created_at'));
     END IF;
     RETURN true;
 END
 $$;
-COMMENT ON FUNCTION dlq.record_end IS 'Moves an entry when the job that it waits for (to_jsonb of its row) has ended: dlq_resolved, or dlq_pending (undecided), or dlq_failed when its DLQ retries are spent.';
+COMMENT ON FUNCTION dlq.record_end IS
+    'Applies the end of the job that an entry waits for (to_jsonb of its row): the entry becomes '
+    'dlq_resolved, dlq_pending (undecided), dlq_failed if its DLQ retries are spent, or dlq_manual '
+    'if another entry has the failure. Returns false if the entry does not wait for this job: an '
+    'end that comes twice counts once.';
 
--- follow_job ties an entry to a job that runs again: its original, or a redelivery of it, that somebody retried outside dlqd.
 CREATE OR REPLACE FUNCTION dlq.follow_job(p_entry uuid, p_job bigint, p_created_at timestamptz, p_actor text, p_reason text,
     p_note text DEFAULT NULL, p_run uuid DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET row_security = off AS $$
@@ -281,10 +303,14 @@ BEGIN
     ON CONFLICT (job_id, job_created_at) DO UPDATE SET entry_id = excluded.entry_id, run_id = coalesce(excluded.run_id, m.run_id);
 END
 $$;
-COMMENT ON FUNCTION dlq.follow_job IS 'Has an entry wait for a job that runs again, unless it waits for another: then that job''s success is the entry''s, too. dlq.watch_job is what comes next, in a transaction of dlqd''s own.';
+COMMENT ON FUNCTION dlq.follow_job IS
+    'Makes an entry wait for a job that runs again: its original or a redelivery, retried outside '
+    'dlqd. If the entry already waits for another job, the success of either resolves it. '
+    'dlq.watch_job comes next, in a transaction of dlqd''s own.';
 
--- The mark in a job's metadata has its success seen at once. It is written only while the job waits: a worker's transaction in
--- REPEATABLE READ could not end the job after a write of ours.
+-- With the marker dlq:entry_id in a job's metadata, capture records the job's success at once. The
+-- marker is written only while the job waits to run: a worker's transaction in REPEATABLE READ
+-- could not end the job after a write by dlqd.
 CREATE OR REPLACE FUNCTION dlq.watch_job(p_entry uuid, p_job bigint, p_created_at timestamptz) RETURNS boolean
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET row_security = off AS $$
 DECLARE
@@ -299,7 +325,9 @@ BEGIN
             RETURN true;
         END IF;
     EXCEPTION WHEN OTHERS THEN
-        NULL; -- no right, or a constraint or trigger of the application's: the job's end is looked for
+        -- A missing right, or a constraint or trigger of the application: look for the job's end
+        -- instead.
+        NULL;
     END;
     SELECT to_jsonb(j) - 'args' INTO v_job FROM river.river_job j WHERE j.id = p_job AND j.created_at = p_created_at;
     IF NOT FOUND THEN
@@ -309,27 +337,32 @@ BEGIN
         RETURN true;
     END IF;
     IF v_job ->> 'state' NOT IN ('completed', 'discarded', 'cancelled') THEN
-        RETURN v_job -> 'metadata' @> jsonb_build_object('dlq:entry_id', p_entry); -- a redelivery has its mark from the start
+        -- A redelivery has its marker from the start.
+        RETURN v_job -> 'metadata' @> jsonb_build_object('dlq:entry_id', p_entry);
     END IF;
-    -- It has ended meanwhile. An end that is a fact is applied as one.
+    -- The job has ended. If its end is a fact, that fact is applied in its turn.
     IF NOT EXISTS (SELECT FROM dlq.job_facts f WHERE f.job_id = p_job AND f.job_created_at = p_created_at AND f.fact IN ('completed', 'discarded', 'cancelled')) THEN
         PERFORM dlq.apply_end(p_entry, v_job, true);
     END IF;
     RETURN true;
 END
 $$;
-COMMENT ON FUNCTION dlq.watch_job IS 'Marks a job of an entry that waits to run; takes in its end if it has ended; parks the entry that waits for it if it is gone. False: it runs and has no mark, so look again.';
+COMMENT ON FUNCTION dlq.watch_job IS
+    'Writes the marker into a job of an entry if the job waits to run. If the job has ended, '
+    'applies its end. If it is gone, parks the entry that waits for it. Returns false if it runs '
+    'without a marker: call again.';
 
--- file_end files a failure that a fact records and that no entry takes in: the entry is closed, or
--- deleted. A fact has the error, and not the payload. That comes from, in this order:
---   1. River's job, which may run again by now. (One that dlq.supersede has completed since has lost
---      its unique key: the closed entry's guards the redelivery then.)
+-- file_end files a failure that a fact records and that no entry takes in, because its entry is
+-- closed or deleted. A fact has the error but not the payload, which comes from the first of these:
+--   1. River's job, which may run again by now. If dlq.supersede has completed it since, it has
+--      lost its unique key, and the redelivery is guarded by the key of the closed entry.
 --   2. The job's closed entry p_entry.
 --   3. Nothing: the job and its entries were deleted before the fact was applied. The failure
---      becomes an entry without a payload, as an erased one, with the queue and the kind that the
---      audit trail has of the deleted entry. (Not what a redelivery failed with: that was of the
---      deleted entry.) Its metadata is left out, since it serves redeliveries alone.
--- Where the payload is gone, or was erased, nothing is left to redeliver: the entry is archived at once.
+--      becomes an entry without a payload, like an erased one, with the queue and kind of the
+--      deleted entry from the audit trail. It has no metadata, which only redeliveries need. The
+--      failure of a redelivery is not filed: it belonged to the deleted entry.
+-- If the payload is gone or was erased, nothing is left to redeliver: the entry is archived at
+-- once.
 CREATE OR REPLACE FUNCTION dlq.file_end(p_entry uuid, p_job jsonb) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET row_security = off AS $$
 DECLARE
@@ -341,8 +374,8 @@ DECLARE
     v_message constant text := p_job -> 'errors' -> -1 ->> 'error';
     v_gone    uuid[]; -- deleted entries of the job
     v_since   timestamptz;
-    v_why     text;   -- there is no payload, unless it was erased
-    v_id      uuid;   -- of the entry, where another failure's has the id of this one
+    v_why     text; -- why there is no payload; null if it was erased
+    v_id      uuid; -- the new entry's id, if another failure's entry has v_failure
 BEGIN
     IF NOT dlq.is_failure(p_job) OR dlq.is_taken(v_job, v_made, v_failure, v_attempt, dlq.to_timestamptz(p_job ->> 'finalized_at')) THEN
         RETURN;
@@ -399,7 +432,8 @@ BEGIN
     IF EXISTS (SELECT FROM dlq.dead_letter_inbox i
                WHERE i.id = v_failure AND i.river_job_id = v_job AND i.original_event = '{"erased": true}') THEN
         PERFORM dlq.file(ARRAY[v_failure]);
-        -- (Where an entry of another failure has the id, this one has got another, and is filed by that.)
+        -- If an entry of another failure has the id, dlq.file gave this row a new one: file it by
+        -- that.
         SELECT r.entry_id INTO v_id FROM dlq.retired_jobs r
         WHERE r.job_id = v_job AND r.job_created_at = v_made AND r.failure = v_failure
           AND r.attempt = coalesce(v_attempt, 0) AND r.entry_id <> v_failure;
@@ -415,9 +449,10 @@ BEGIN
     END IF;
 END
 $$;
-COMMENT ON FUNCTION dlq.file_end IS 'Appends the failure of a job (to_jsonb of its row, or a fact) to the inbox that '
-    'no entry took in, with the payload of River''s job or of its closed entry p_entry. Where both are deleted, or '
-    'the payload was erased, it files the failure as an archived entry.';
+COMMENT ON FUNCTION dlq.file_end IS
+    'Appends a failure of a job (to_jsonb of its row, or a fact) to the inbox if no entry has taken '
+    'it in, with the payload of River''s job or of its closed entry p_entry. If both are deleted, '
+    'or the payload was erased, files it as an archived entry.';
 
 CREATE OR REPLACE FUNCTION dlq.apply_end(p_entry uuid, p_job jsonb, p_own boolean) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET row_security = off AS $$
@@ -426,7 +461,7 @@ DECLARE
     v_job   constant bigint := (p_job ->> 'id')::bigint;
     v_made  constant timestamptz := dlq.to_timestamptz(p_job ->> 'created_at');
     v_at    constant timestamptz := dlq.failed_at(p_job);
-    v_first boolean; -- of the entry's own job
+    v_first boolean; -- whether this is the entry's own job
 BEGIN
     IF dlq.record_end(p_entry, p_job, 'capture') THEN
         RETURN;
@@ -434,7 +469,7 @@ BEGIN
     SELECT e.status, e.rule, e.river_job_id, e.job_created_at, e.replay_attempts @> jsonb_build_array(jsonb_build_object('jobId', v_job, 'outcome', p_job -> 'state')) AS known
     INTO v_entry FROM dlq.dead_letter_queue e WHERE e.id = p_entry;
     IF p_job ->> 'state' = 'completed' THEN
-        -- (A reopened entry stays: a person decides whether it matters that its work was done twice.)
+        -- An entry parked as "done twice?" stays: an operator decides whether it matters.
         IF v_entry.status = 'dlq_resolved' AND v_entry.known THEN
             RETURN; -- an end that comes twice counts once
         ELSIF v_entry.status IN ('dlq_resolved', 'dlq_archived') OR v_entry.rule = 'done-twice' THEN
@@ -448,7 +483,7 @@ BEGIN
             RETURN;
         END IF;
         IF p_own THEN
-            -- The failure is counted by this row, unless file_end or failed_again records it below.
+            -- This row counts the failure, unless file_end or failed_again records it below.
             INSERT INTO dlq.dead_letter_transitions (entry_id, from_status, to_status, actor, reason, strategy, rule,
                 next_retry_at, river_job_id, queue, kind,
                                                      error_class, from_class, config_version, error_type, failed_at)
@@ -467,7 +502,7 @@ BEGIN
         IF v_first AND dlq.is_open(v_entry.status) THEN
             PERFORM dlq.take_failure(v_job, v_made, dlq.failure_of(v_job, p_job), (p_job ->> 'attempt')::integer, p_entry);
         ELSIF v_first THEN
-            PERFORM dlq.file_end(p_entry, p_job); -- who closed the entry did not see it
+            PERFORM dlq.file_end(p_entry, p_job); -- the entry was closed without this failure
         END IF;
         IF dlq.is_open(v_entry.status) AND (NOT p_own OR v_entry.status <> 'dlq_processing') THEN
             PERFORM dlq.failed_again(p_entry, p_job -> 'errors', p_job -> 'metadata', (p_job ->> 'attempt')::integer, NULL, dlq.failed_at(p_job), 'capture');
@@ -478,15 +513,17 @@ BEGIN
     END IF;
 END
 $$;
-COMMENT ON FUNCTION dlq.apply_end IS 'Takes the end of a job (to_jsonb of its row) to an entry: one that dlqd made or follows (p_own), or the entry''s own job that failed again.';
+COMMENT ON FUNCTION dlq.apply_end IS
+    'Applies the end of a job (to_jsonb of its row) to an entry. p_own: dlqd made or follows the '
+    'job; otherwise it is the entry''s own job, which failed again.';
 
 CREATE OR REPLACE FUNCTION dlq.taken_by(p_job bigint, p_created_at timestamptz, p_failure uuid) RETURNS uuid
 LANGUAGE sql STABLE
 RETURN (SELECT r.entry_id FROM dlq.retired_jobs r WHERE r.job_id = p_job AND r.job_created_at = p_created_at AND r.failure = p_failure ORDER BY r.attempt DESC LIMIT 1);
-COMMENT ON FUNCTION dlq.taken_by IS 'The entry that took in a failure of a job which the entry''s id does not prove; null for other failures.';
+COMMENT ON FUNCTION dlq.taken_by IS
+    'The entry that took in a failure of a job although the entry''s id does not prove it '
+    '(dlq.retired_jobs); null for other failures.';
 
--- apply_fact applies one fact. What it returns: done; held (by somebody who works on the entry: look again), or following (all is
--- done but for the mark of a job that runs: look again).
 CREATE OR REPLACE FUNCTION dlq.apply_fact(p_fact dlq.job_facts) RETURNS text
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET row_security = off AS $$
 DECLARE
@@ -502,7 +539,7 @@ BEGIN
                  ELSE (SELECT m.entry_id FROM dlq.entry_jobs m WHERE m.job_id = p_fact.job_id AND m.job_created_at = p_fact.job_created_at) END;
     v_own := v_id IS NOT NULL;
     IF p_fact.fact <> 'closed' AND NOT EXISTS (SELECT FROM dlq.dead_letter_open e WHERE e.id = v_id) THEN
-        -- Where the entry that followed it is closed, a job's own open one stands for it.
+        -- If the entry that followed the job is closed, use the open entry that the job itself has.
         v_open := (SELECT e.id FROM dlq.dead_letter_open e WHERE e.river_job_id = p_fact.job_id AND e.job_created_at = p_fact.job_created_at);
         v_own := v_own AND v_open IS NULL;
         v_id := coalesce(v_open, v_id, CASE p_fact.fact WHEN 'retried' THEN dlq.taken_by(p_fact.job_id, p_fact.job_created_at, p_fact.entry_id) END, p_fact.entry_id);
@@ -510,7 +547,7 @@ BEGIN
     SELECT e.stage, e.status, e.redelivery_job_id, e.closed_at, e.resolution_strategy, e.replay_attempts, e.river_job_id, e.job_created_at, e.queue, e.ordering_key INTO v_entry FROM dlq.dead_letter_open e WHERE e.id = v_id FOR UPDATE SKIP LOCKED;
     IF NOT FOUND THEN
         SELECT e.stage, e.status, e.redelivery_job_id, e.closed_at, e.resolution_strategy, e.replay_attempts, e.river_job_id, e.job_created_at, e.queue, e.ordering_key INTO v_entry FROM dlq.dead_letter_queue e WHERE e.id = v_id FOR UPDATE SKIP LOCKED;
-        IF NOT FOUND THEN -- of no entry, of one that is gone, or of one that is held
+        IF NOT FOUND THEN -- there is no entry, or it is deleted or locked
             IF EXISTS (SELECT FROM dlq.dead_letter_queue e WHERE e.id = v_id) THEN
                 RETURN 'held';
             ELSIF p_fact.fact IN ('discarded', 'cancelled') THEN
@@ -521,7 +558,7 @@ BEGIN
         END IF;
     END IF;
     IF p_fact.fact = 'retried' AND NOT v_own AND (v_entry.river_job_id, v_entry.job_created_at) IS DISTINCT FROM (p_fact.job_id, p_fact.job_created_at) THEN
-        RETURN 'done'; -- of another job: a mark that was copied
+        RETURN 'done'; -- the marker was copied from another job
     END IF;
     IF v_entry.stage = 'inbox' THEN
         PERFORM dlq.file(ARRAY[v_id]);
@@ -553,14 +590,15 @@ BEGIN
             END IF;
             PERFORM dlq.follow_job(v_id, p_fact.job_id, p_fact.job_created_at, v_who, 'job ' || p_fact.job_id || ' was retried outside dlqd');
             v_done := dlq.watch_job(v_id, p_fact.job_id, p_fact.job_created_at);
-        ELSIF NOT EXISTS (SELECT FROM jsonb_array_elements(v_entry.replay_attempts) a -- the success of this retry resolved it
+        ELSIF NOT EXISTS (SELECT FROM jsonb_array_elements(v_entry.replay_attempts) a -- this retry resolved it
                           WHERE a -> 'jobId' = to_jsonb(p_fact.job_id) AND a ->> 'outcome' = 'completed' AND dlq.to_timestamptz(a ->> 'endedAt') >= p_fact.at) THEN
-            -- The retry held the job while another one resolved the entry: it is too late only if it runs.
+            -- The retry had locked the job when another job resolved the entry, so that the job was
+            -- not superseded then: do it now. It is too late only if the job runs.
             IF p_fact.at <= v_entry.closed_at AND v_entry.status = 'dlq_resolved' THEN
                 PERFORM dlq.supersede(ARRAY[v_id], ARRAY[(v_entry.replay_attempts -> -1 ->> 'jobId')::bigint], 'capture');
             END IF;
             IF p_fact.at <= v_entry.closed_at AND v_entry.resolution_strategy IN ('discard', 'manual_resolution') THEN
-                -- A person closed it after the retry: an older fact does not undo that.
+                -- An operator closed the entry after the retry: an older fact does not reopen it.
                 PERFORM dlq.note_on(ARRAY[v_id], v_who, 'job ' || p_fact.job_id || ' was retried outside dlqd before the entry was '
                                     || CASE v_entry.status WHEN 'dlq_resolved' THEN 'resolved' ELSE 'discarded' END, NULL);
             ELSIF p_fact.at <= v_entry.closed_at AND v_entry.status = 'dlq_resolved'
@@ -570,8 +608,8 @@ BEGIN
                   AND NOT EXISTS (SELECT FROM dlq.job_facts f
                                   WHERE f.job_id = p_fact.job_id AND f.job_created_at = p_fact.job_created_at
                                     AND f.fact NOT IN ('retried', 'following', 'closed')) THEN
-                -- dlqd deletes redeliveries that wait to run, when their entry is resolved or their failure is applied.
-                -- One that has run since has an end, which is a later fact.
+                -- dlqd deletes a redelivery that waits to run when its entry is resolved or its
+                -- failure is applied. If the redelivery had run, its end would be a later fact.
                 PERFORM dlq.note_on(ARRAY[v_id], v_who, 'job ' || p_fact.job_id
                     || ' was retried outside dlqd before the entry '
                                     || 'was resolved, and deleted before it ran', NULL);
@@ -585,7 +623,8 @@ BEGIN
             END IF;
         END IF;
         PERFORM set_config('dlq.origin', coalesce(v_origin, ''), true);
-        -- What the retry failed with may be applied after River has deleted the job: the payload is in this entry.
+        -- The failure of the retry may be applied after River has deleted the job. Its fact then
+        -- takes the payload from this entry.
         UPDATE dlq.job_facts f SET entry_id = v_id
         WHERE f.job_id = p_fact.job_id AND f.job_created_at = p_fact.job_created_at AND f.entry_id IS NULL
             AND f.fact IN ('discarded', 'cancelled', 'refused');
@@ -595,19 +634,27 @@ BEGIN
     RETURN CASE WHEN v_done THEN 'done' ELSE 'following' END;
 END
 $$;
-COMMENT ON FUNCTION dlq.apply_fact IS 'Applies a fact to the entry of its job. Returns done; or held or following, where it has to be looked at again.';
+COMMENT ON FUNCTION dlq.apply_fact IS
+    'Applies a fact to the entry of its job. Returns done; held, if another session has locked the '
+    'entry (call again); or following, if only the marker of a running job is missing (call again).';
 
 CREATE OR REPLACE FUNCTION dlq.may_pass(p_sqlstate text) RETURNS boolean
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN p_sqlstate <> 'XX001' AND left(p_sqlstate, 2) IN ('08', '0A', '25', '28', '3D', '3F', '40', '42', '53', '55', '57', '58', 'F0', 'HV', 'XX');
-COMMENT ON FUNCTION dlq.may_pass IS 'Whether an error may pass (a deadlock, a lock that is not to be had, a right that is missing). Any other is a refusal of the row that brought it on, as postgres.IsRefusal in Go has it.';
+COMMENT ON FUNCTION dlq.may_pass IS
+    'Whether an error may be temporary: a deadlock, a lock that is not available, a missing right. '
+    'Any other error means that the database refuses the row; postgres.IsRefusal in Go has the same '
+    'rule.';
 
--- apply_facts takes the facts of a job in their order: one waits while an earlier one of its job is there. What nearly all of
--- them say (the redelivery that an entry waits for has completed) is applied in one statement.
+-- apply_facts applies the facts of a job in order: a fact waits while an earlier one of its job
+-- exists. The most frequent fact (the redelivery that an entry waits for has completed) is applied
+-- in one statement for all entries.
 --
--- Facts are looked for where they lie, from p_from on: an open transaction has vacuum leave what was deleted, and walking over it
--- twenty times a second would cost ever more. A caller that passes p_from looks at all now and then: see internal/facts.
--- (Subqueries of one value, not EXISTS: Postgres might read the whole table for that, by a plan of when it was small.)
+-- Facts are read from p_from on. While an open transaction keeps vacuum from removing deleted rows,
+-- reading past them twenty times a second would cost more and more. A caller that passes p_from
+-- reads the whole table from time to time: see internal/facts. The query has subqueries of one
+-- value, not EXISTS, for which Postgres might read the whole table with a plan from when it was
+-- small.
 CREATE OR REPLACE FUNCTION dlq.apply_facts(p_limit integer DEFAULT 500, p_run uuid DEFAULT NULL, p_from tid DEFAULT '(0,0)', p_careful boolean DEFAULT false) RETURNS integer
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET row_security = off AS $$
 DECLARE
@@ -621,9 +668,10 @@ DECLARE
     v_result  text;
     v_count   integer := 0;
     v_wake    boolean := false;
-    -- Entries stay locked until all of this is done, and whoever moves one waits: a person, or a worker.
+    -- Entries stay locked until this call ends, and an operator or worker that moves one waits.
     v_until   constant timestamptz := clock_timestamp() + interval '1 s';
-    -- And so do jobs: whoever has locked a table of dlqd's is not waited for.
+    -- Jobs stay locked as well, so this call waits at most 250 ms for a session that has locked a
+    -- table of dlqd.
     v_wait    constant text := current_setting('lock_timeout');
 BEGIN
     PERFORM set_config('lock_timeout', '250ms', true);
@@ -654,7 +702,8 @@ BEGIN
         SELECT f.ctid
         FROM dlq.job_facts f
         WHERE f.ctid >= p_from AND (f.fact <> 'refused' OR p_careful AND dlq.to_timestamptz(f.job ->> 'refusedAt') < now() - interval '1 minute')
-          -- (A followed job that runs is asked for, and nothing is locked for it twenty times a second.)
+          -- The state of a followed job is read first, so that nothing is locked for a running job
+          -- twenty times a second.
           AND CASE f.fact WHEN 'following' THEN (SELECT j.state FROM river.river_job j WHERE j.id = f.job_id AND j.created_at = f.job_created_at) IS DISTINCT FROM 'running'
                           ELSE f.at = (SELECT min(b.at) FROM dlq.job_facts b WHERE b.job_id = f.job_id AND b.job_created_at = f.job_created_at AND b.fact <> 'following') END
           AND (p_run IS NULL OR p_run = (SELECT m.run_id FROM dlq.entry_jobs m WHERE m.job_id = f.job_id AND m.job_created_at = f.job_created_at))
@@ -699,4 +748,8 @@ BEGIN
     RETURN v_count;
 END
 $$;
-COMMENT ON FUNCTION dlq.apply_facts IS 'Applies up to p_limit facts (those of a replay run''s jobs alone, with p_run) to the entries of their jobs, and deletes them. It stops after a second, too. Returns how many. Facts of an entry that somebody holds stay. p_careful: one by one; those that the database refuses are set aside as refused, and tried again after a minute.';
+COMMENT ON FUNCTION dlq.apply_facts IS
+    'Applies up to p_limit facts to the entries of their jobs and deletes the facts. p_run: only '
+    'facts about jobs of this replay run. Stops after one second. Facts of an entry that another '
+    'session has locked stay. Returns how many facts were applied. p_careful: one by one; facts '
+    'that the database refuses are marked as refused and tried again after a minute.';

@@ -1,25 +1,29 @@
--- The reconciler: failures that River keeps and that have no entry, because capture was off or gave way, its trigger was missing or
--- disabled, or something went past it (session_replication_role, COPY, a restore). dlqd looks every minute for recent ones, and once
--- an hour at all that River keeps.
+-- The reconciler files failures that River keeps and that have no entry: capture was off or skipped
+-- them, its trigger was missing or disabled, or a statement bypassed it (session_replication_role,
+-- COPY, a restore). dlqd scans recent jobs every minute, and all jobs that River keeps every hour.
 
 CREATE OR REPLACE FUNCTION dlq.trigger_state() RETURNS text
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
-    -- ENABLE REPLICA counts as disabled: such a trigger fires in replication alone.
+    -- ENABLE REPLICA counts as disabled: such a trigger fires only during replication.
     SELECT CASE WHEN count(*) < 2 THEN 'missing' WHEN bool_and(t.tgenabled IN ('O', 'A')) THEN 'enabled' ELSE 'disabled' END
     FROM pg_trigger t JOIN pg_proc p ON p.oid = t.tgfoid
     WHERE t.tgrelid = dlq.job_table() AND t.tgname IN ('dlq_capture', 'dlq_follow')
       AND p.pronamespace = (SELECT c.relnamespace FROM pg_class c WHERE c.oid = 'dlq.settings'::regclass)
 $$;
-COMMENT ON FUNCTION dlq.trigger_state IS 'Whether dlqd''s triggers on river_job are enabled, disabled (also ENABLE REPLICA) or missing.';
+COMMENT ON FUNCTION dlq.trigger_state IS
+    'Whether dlqd''s triggers on river_job are enabled, disabled (ENABLE REPLICA included) or '
+    'missing.';
 
--- Entries took in failures before there was a ledger of them (schema version 9). The upgrade adds them all, which takes as long as it takes:
--- some ten seconds for a million jobs. A statement of the functions of before may still be running then, so for ten minutes each look of
--- the reconciler adds what has changed since. Deleted entries are in dlq.retired_jobs already, and those that closed before the oldest
--- failure that River keeps have taken in none of these.
+-- Before schema version 9, entries took in failures without a record in dlq.retired_jobs. The
+-- upgrade adds all of them, however long that takes: some ten seconds for a million jobs. A
+-- statement of the earlier functions may still be running then, so for ten minutes each scan of the
+-- reconciler adds what has changed since. Failures of deleted entries are in dlq.retired_jobs
+-- already. Entries that closed before the oldest failure that River keeps have taken in none of
+-- these.
 CREATE OR REPLACE FUNCTION dlq.remember_taken() RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET row_security = off SET enable_seqscan = on SET enable_bitmapscan = on SET jit = off AS $$
 DECLARE
-    v_done   text; -- upgrade: nothing yet; again: all, as of before v_since
+    v_done   text; -- upgrade: nothing is added yet; again: everything before v_since is
     v_since  timestamptz;
     v_oldest timestamptz;
 BEGIN
@@ -35,11 +39,11 @@ BEGIN
     WHERE e.stage <> 'inbox' AND (e.closed_at IS NULL OR e.closed_at >= v_oldest) AND j.state IN ('discarded', 'cancelled')
       AND (v_done = 'upgrade' OR e.updated_at >= v_since - interval '1 hour')
       AND CASE WHEN e.id = dlq.entry_id(j.id, j.finalized_at) THEN j.finalized_at NOT BETWEEN '1970-01-01Z' AND e.created_at + interval '1 day' AND e.retry_count = j.attempt
-               -- (The error, with its time, is what tells where finalized_at is no time.)
+               -- If finalized_at is not a valid time, the error and its time identify the failure.
                ELSE e.last_failed_at = j.finalized_at
                     OR e.retry_history @> jsonb_build_array(jsonb_build_object('at', j.errors[cardinality(j.errors)] -> 'at', 'attempt', j.errors[cardinality(j.errors)] -> 'attempt'))
                     OR EXISTS (SELECT FROM dlq.dead_letter_transitions t WHERE t.entry_id = e.id AND t.failed_at = j.finalized_at)
-                    -- (Of a followed job, the failure may be in a note alone.)
+                    -- The failure of a followed job may be recorded only in a note.
                     OR e.closed_at IS NOT NULL AND greatest(e.closed_at, e.last_failed_at) >= j.finalized_at
                        AND EXISTS (SELECT FROM dlq.entry_jobs k WHERE k.job_id = j.id AND k.job_created_at = j.created_at AND k.entry_id = e.id) END
     ON CONFLICT DO NOTHING;
@@ -50,24 +54,30 @@ BEGIN
     END IF;
 END
 $$;
-COMMENT ON FUNCTION dlq.remember_taken IS 'After the upgrade to schema version 9: adds the failures to dlq.retired_jobs that entries took in before, as far as River still shows them.';
+COMMENT ON FUNCTION dlq.remember_taken IS
+    'After the upgrade to schema version 9: adds failures that entries took in earlier to '
+    'dlq.retired_jobs, as far as River still shows them.';
 
--- look_for_failures takes one look a batch further. A batch is looked through without locks; then the jobs without an entry are
--- locked, for the moment that this transaction lasts (a job that somebody holds waits for the next look); then, with a new snapshot,
--- those that still have none are appended to the inbox, as dlq.capture would have.
+-- look_for_failures advances a scan by one batch:
+--   1. Read the batch without locks.
+--   2. Lock the jobs that have no entry, until the end of the transaction. Jobs that another
+--      session has locked are left for the next scan.
+--   3. With a new snapshot, append the jobs that still have no entry to the inbox, as dlq.capture
+--      would have.
 --
--- What is a failure is what dlq.is_failure says of a job of which nobody knows what it was before it ended.
+-- A job is a failure if dlq.is_failure(job, NULL) says so: its previous state is unknown here.
 CREATE OR REPLACE FUNCTION dlq.look_for_failures(p_look text, p_captured_by text, p_limit integer, p_every interval, p_wait boolean,
     OUT filed integer, OUT done boolean, OUT began_at timestamptz)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET row_security = off
 SET jit = off SET max_parallel_workers_per_gather = 0 SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 DECLARE
-    -- The clocks of River's clients may be behind by so much, and their reports late.
+    -- The clocks of River's clients may be behind by this much, and their updates late.
     v_overlap constant interval := '5 minutes';
     v_failed constant text := $sql$
         CASE j.state WHEN 'discarded' THEN NOT j.metadata @> '{"unique_key_conflict": "scheduler_discarded"}'
                      WHEN 'cancelled' THEN NOT j.metadata ? 'cancel_attempted_at' AND cardinality(j.errors) > 0 END$sql$;
-    -- (Subqueries of one value, not EXISTS: Postgres might join whole tables for that, by a plan of when they were small.)
+    -- Subqueries of one value, not EXISTS: for EXISTS, Postgres might join whole tables, with a
+    -- plan from when they were small.
     v_unknown constant text := '(SELECT k.known FROM dlq.known_failure(j.id, j.created_at, dlq.entry_id(j.id, j.finalized_at), j.attempt::integer, j.finalized_at) k) IS NULL';
     v_look     dlq.reconcile_looks;
     v_from     timestamptz;
@@ -91,7 +101,7 @@ BEGIN
     ELSE
         SELECT * INTO v_look FROM dlq.reconcile_looks l WHERE l.look = p_look FOR UPDATE SKIP LOCKED;
         IF NOT FOUND THEN
-            done := true; -- somebody else is at it
+            done := true; -- another session runs this scan
             RETURN;
         END IF;
     END IF;
@@ -105,7 +115,7 @@ BEGIN
             ELSE greatest((SELECT l.since FROM dlq.reconcile_looks l WHERE l.look = 'whole'), CASE p_look WHEN 'recent' THEN v_look.since - v_overlap END) END;
         v_look.began_at := now();
         v_look.began_xmin := txid_snapshot_xmin(txid_current_snapshot());
-        -- (A snapshot's xmax would not do: transactions beyond it may be running.)
+        -- The snapshot's xmax is not enough: transactions with higher ids may be running.
         v_look.began_xid := txid_current();
         v_look.from_at := v_from;
         v_look.cursor_state := 'cancelled';
@@ -118,9 +128,10 @@ BEGIN
     began_at := v_look.began_at;
 
     LOOP
-        -- A page of ended jobs, and which of them are failures that nobody knows. River has an index by state and time, and none that
-        -- has the id too: where many jobs ended at one time (a statement with now()), the rest of them is walked to by id. By the time,
-        -- each page would sort all of them anew.
+        -- Read a page of ended jobs, and which of them are failures that dlqd does not know.
+        -- River's index is by state and time, without the id. If many jobs ended at one time (a
+        -- statement with now()), the rest of them is read by id: by time, each page would sort all
+        -- of them again.
         EXECUTE format('SELECT count(*) FROM (SELECT FROM river.river_job j WHERE j.state = %L AND j.finalized_at = $1 LIMIT $2) j', v_look.cursor_state)
         INTO v_tied USING v_look.cursor_at, v_many;
         EXECUTE format($sql$
@@ -133,13 +144,15 @@ BEGIN
             SELECT (SELECT count(*) FROM page) AS jobs, l.id, l.finalized_at,
                    ARRAY(SELECT j.id FROM page j WHERE j.failed AND %4$s ORDER BY j.id) AS unknown
             FROM (VALUES (1)) one LEFT JOIN (SELECT * FROM page p ORDER BY p.number DESC LIMIT 1) l ON true$sql$, v_failed,
-            -- (An expression is what no index is of.)
+            -- If many jobs share the time, compare expressions, which have no index, so that
+            -- Postgres reads by id.
             format(CASE WHEN v_tied < v_many THEN 'j.state = %L AND j.finalized_at = $1' ELSE 'j.state::text = %L AND greatest(j.finalized_at) = $1' END, v_look.cursor_state),
             v_look.cursor_state, v_unknown)
         INTO v_page USING v_look.cursor_at, v_look.cursor_id, p_limit - v_jobs;
 
         IF cardinality(v_page.unknown) > 0 THEN
-            -- Whoever wants a job that is locked here waits: nothing is waited for from then on.
+            -- Other sessions wait for jobs that are locked here, so lock the tables first, and wait
+            -- at most 250 ms for any lock.
             v_wait := current_setting('lock_timeout');
             PERFORM set_config('lock_timeout', '250ms', true);
             LOCK TABLE ONLY dlq.dead_letter_queue, ONLY dlq.dead_letter_inbox, dlq.reconcile_findings, dlq.reconcile_looks IN ROW EXCLUSIVE MODE;
@@ -165,7 +178,8 @@ BEGIN
                     RETURNING last_failed_at
                 ), causes AS (
                     SELECT CASE WHEN (SELECT a.act FROM dlq.acts a WHERE a.subject = 'capture' AND a.at <= f.last_failed_at ORDER BY a.at DESC LIMIT 1) = 'off'
-                                  -- A job's finalized_at is earlier than the statement that ends it.
+                                  -- A job's finalized_at is earlier than the statement that ends
+                                  -- it.
                                   OR EXISTS (SELECT FROM dlq.acts a WHERE a.subject = 'capture' AND a.act = 'off' AND a.at BETWEEN f.last_failed_at AND f.last_failed_at + $5) THEN 'capture_off'
                                 WHEN 'missing' IN ($3, $4) THEN 'trigger_missing'
                                 WHEN 'disabled' IN ($3, $4) THEN 'trigger_disabled'
@@ -183,7 +197,7 @@ BEGIN
             EXCEPTION WHEN lock_not_available THEN
                 RAISE;
             WHEN OTHERS THEN
-                -- One job that cannot be filed does not keep the others from it.
+                -- One job that cannot be filed must not keep the others from being filed.
                 v_error := SQLERRM;
                 FOREACH v_job IN ARRAY v_locked LOOP
                     BEGIN
@@ -213,11 +227,13 @@ BEGIN
         ELSE
             done := true;
             IF v_look.seen_xid > v_look.began_xid THEN
-                v_look.seen_xid := NULL; -- of the future: the database was restored from a dump into another server
+                v_look.seen_xid := NULL; -- a future id: the database was restored from a dump into another server
             END IF;
             IF p_look = 'recent' AND NOT v_look.skipped THEN
                 IF v_look.began_xmin >= v_look.seen_xid THEN
-                    -- All that ran when that look began has ended, and this one has seen it: what commits from now on began after that.
+                    -- The transactions that ran when the earlier scan (seen_xid) began have ended,
+                    -- and this scan has seen their jobs. Transactions that commit from now on began
+                    -- after seen_at.
                     v_look.since := v_look.seen_at;
                     v_look.seen_xid := NULL;
                 END IF;
@@ -238,10 +254,12 @@ BEGIN
     WHERE l.look = p_look;
 END
 $$;
-COMMENT ON FUNCTION dlq.look_for_failures IS 'Takes a look of the reconciler a batch further: of dlq.reconcile and dlq.backfill.';
+COMMENT ON FUNCTION dlq.look_for_failures IS
+    'Advances a scan of the reconciler by one batch. dlq.reconcile and dlq.backfill call it.';
 
--- A retry made while capture was off, or gave way, is not followed, and nobody is told of its success: that is found while River keeps the
--- job. (What a person has reopened after it stays open.)
+-- find_successes finds the success of a retry that was made while capture was off or skipped it:
+-- such a retry is not followed, and no fact records its success. River must still have the job. An
+-- entry that was reopened after this success stays open.
 CREATE OR REPLACE FUNCTION dlq.find_successes(p_limit integer DEFAULT 10000) RETURNS integer
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET max_parallel_workers_per_gather = 0 SET row_security = off AS $$
 DECLARE
@@ -251,7 +269,9 @@ BEGIN
     SELECT j.id, j.created_at, 'completed', e.id, j.finalized_at
     FROM dlq.dead_letter_open e JOIN river.river_job j ON j.id = e.river_job_id AND j.created_at = e.job_created_at
     WHERE e.status IN ('dlq_pending', 'dlq_manual') AND e.rule IS DISTINCT FROM 'done-twice'
-      -- It has run since the entry's failure. (The clocks of River's clients differ, and a redelivery may have failed since; SQL need not count the attempt.)
+      -- The job has run since the entry's failure. Compare attempts, because the clocks of River's
+      -- clients differ and a redelivery may have failed since. Compare times, too, because plain
+      -- SQL need not count an attempt.
       AND j.state = 'completed' AND (j.attempt > e.retry_count OR j.finalized_at > e.last_failed_at) AND NOT dlq.is_superseded(j.state::text, j.attempt, j.metadata)
       AND NOT e.replay_attempts @> jsonb_build_array(jsonb_build_object('jobId', j.id, 'outcome', 'completed'))
       AND NOT EXISTS (SELECT FROM dlq.job_facts f WHERE f.job_id = j.id AND f.job_created_at = j.created_at)
@@ -260,7 +280,9 @@ BEGIN
     RETURN v_found;
 END
 $$;
-COMMENT ON FUNCTION dlq.find_successes IS 'Tells the entries whose own job was retried outside dlqd and has completed, which no trigger saw, so that they are resolved. Returns how many.';
+COMMENT ON FUNCTION dlq.find_successes IS
+    'Appends a fact for each entry whose own job was retried outside dlqd and completed without a '
+    'trigger seeing it, so that the entry is resolved. Returns how many.';
 
 CREATE OR REPLACE FUNCTION dlq.reconcile(p_limit integer DEFAULT 2000, p_whole boolean DEFAULT false, p_every interval DEFAULT '0', OUT filed integer, OUT done boolean, OUT began_at timestamptz)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -274,7 +296,15 @@ BEGIN
     END IF;
 END
 $$;
-COMMENT ON FUNCTION dlq.reconcile IS 'Files failures that capture missed: those that ended lately or, p_whole, all that River keeps since dlqd was attached. It goes through up to p_limit ended jobs in a call, a transaction each, and says how many it filed, and whether the look is done: call it until it is. It goes on with a look that somebody else began: all that had failed before began_at is known then, but for jobs that somebody holds; so call it until it is done with a look that began after you did. p_every: it does nothing if the last look is younger, or somebody else is at it. A dlqd that serves calls it every minute, and whole every hour.';
+COMMENT ON FUNCTION dlq.reconcile IS
+    'Files failures that capture missed: among jobs that ended recently or, with p_whole, among all '
+    'that River keeps since dlqd was attached. A call scans up to p_limit ended jobs in one '
+    'transaction, and returns how many failures it filed and whether the scan is done. A call '
+    'continues a scan that another session began. A finished scan covers all failures before its '
+    'began_at, except for jobs that were locked: call this function until it is done with a scan '
+    'that began after your first call. p_every: do nothing if the last scan is more recent than '
+    'this, or another session is scanning. A dlqd that serves calls this every minute, and with '
+    'p_whole every hour.';
 
 CREATE OR REPLACE FUNCTION dlq.backfill(p_limit integer DEFAULT 1000) RETURNS integer
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -289,18 +319,23 @@ BEGIN
     RETURN v_batch.filed;
 END
 $$;
-COMMENT ON FUNCTION dlq.backfill IS 'Takes in jobs that failed before dlqd was there and that River still keeps, up to p_limit in a call. Returns how many; call it until it returns 0.';
+COMMENT ON FUNCTION dlq.backfill IS
+    'Files jobs that failed before dlqd was attached and that River still keeps, up to p_limit in a '
+    'call. Returns how many; call it until it returns 0.';
 
--- What the reconciler must not file again. Whoever deletes entries calls this before, in the same transaction.
+-- retire records failures that the reconciler must not file again. Call it before entries are
+-- deleted, in the same transaction.
 CREATE OR REPLACE FUNCTION dlq.retire(p_ids uuid[], p_partition regclass DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET row_security = off AS $$
 DECLARE
     v_entries constant text := CASE WHEN p_partition IS NULL THEN 'SELECT * FROM dlq.dead_letter_queue WHERE id = ANY ($1) AND (closed_at IS NULL OR closed_at >= $2)' ELSE 'SELECT * FROM ' || p_partition END;
     v_fact record;
 BEGIN
-    -- TRUNCATE, as a restore does it, leaves the table empty for statements whose snapshot is older, also those that waited for its lock.
+    -- A TRUNCATE, as in a restore, leaves the table empty for a statement with an older snapshot,
+    -- even one that waited for its lock. So take the lock in a statement of its own.
     LOCK TABLE river.river_job IN ACCESS SHARE MODE;
-    -- A failure that waits as a fact needs the entry, should River have deleted the job: it goes to the inbox now.
+    -- A failure that is still a fact needs the entry if River has deleted the job, so it goes to
+    -- the inbox now.
     FOR v_fact IN EXECUTE format($sql$
         SELECT f.ctid AS tid, e.id AS entry, jsonb_build_object('id', f.job_id, 'created_at', f.job_created_at, 'state', f.fact, 'finalized_at', f.at) || coalesce(f.job, '{}') AS job
         FROM (%1$s) e JOIN dlq.job_facts f ON f.job_id = e.river_job_id AND f.job_created_at = e.job_created_at
@@ -322,16 +357,18 @@ BEGIN
         ) t JOIN river.river_job j ON j.id = t.job_id AND j.created_at = t.job_created_at
         ORDER BY j.id, j.created_at, t.failure, t.attempt
         ON CONFLICT DO NOTHING$sql$, v_entries) USING p_ids, dlq.closed_since(p_ids);
-    -- (A job of theirs that is run again and fails is a failure of its own, then.)
+    -- If one of their jobs is run again and fails, that is a failure of its own then.
     EXECUTE format('DELETE FROM dlq.entry_jobs k USING (%1$s) e WHERE k.entry_id = e.id', v_entries) USING p_ids, dlq.closed_since(p_ids);
 END
 $$;
-COMMENT ON FUNCTION dlq.retire IS 'Remembers the failures of entries that are about to be deleted, as far as River still has their jobs (dlq.retired_jobs): of the entries p_ids, or of a whole partition.';
+COMMENT ON FUNCTION dlq.retire IS
+    'Records the failures of entries that are about to be deleted in dlq.retired_jobs, as far as '
+    'River still has their jobs: of the entries p_ids, or of a whole partition.';
 
 CREATE OR REPLACE FUNCTION dlq.forget_jobs() RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET row_security = off AS $$
 BEGIN
-    -- A day later: somebody may be restoring River's table just now.
+    -- Only after a day: a restore of River's table may be under way.
     DELETE FROM dlq.retired_jobs r
     WHERE r.at < now() - interval '1 day' AND NOT EXISTS (SELECT FROM river.river_job j WHERE j.id = r.job_id
         AND j.created_at = r.job_created_at)
@@ -342,9 +379,12 @@ BEGIN
       AND NOT EXISTS (SELECT FROM dlq.dead_letter_queue e WHERE e.id = k.entry_id AND (e.closed_at IS NULL OR e.closed_at > now() - interval '1 day'));
 END
 $$;
-COMMENT ON FUNCTION dlq.forget_jobs IS 'Takes away what dlqd remembers of jobs that River has deleted, of entries that are closed or gone.';
+COMMENT ON FUNCTION dlq.forget_jobs IS
+    'Deletes the rows of dlq.retired_jobs and dlq.entry_jobs about jobs that River has deleted: the '
+    'former after a day, the latter once the entry has been closed for a day or is gone.';
 
--- capture_status reads tables that somebody may have locked: what cannot be had within a moment is null.
+-- capture_status reads tables that another session may have locked: values that are not available
+-- within 500 ms are null.
 CREATE OR REPLACE FUNCTION dlq.capture_status(OUT mode text, OUT time_limit interval, OUT changed_at timestamptz, OUT changed_by text, OUT note text,
     OUT triggers text, OUT writing integer, OUT unfiled bigint, OUT unfiled_since timestamptz, OUT facts bigint, OUT facts_since timestamptz,
     OUT looked_at timestamptz, OUT looked_at_all timestamptz, OUT missed bigint, OUT missed_by jsonb, OUT missed_at timestamptz)
@@ -359,7 +399,7 @@ BEGIN
     writing := dlq.writing_jobs();
     BEGIN
         SELECT * INTO v_change FROM dlq.acts a WHERE a.subject = 'capture' ORDER BY a.at DESC LIMIT 1;
-        IF v_change.act = mode THEN -- and not one that could not be recorded
+        IF v_change.act = mode THEN -- otherwise the last switch could not be recorded
             changed_at := v_change.at;
             changed_by := v_change.actor;
             note := v_change.note;
@@ -379,4 +419,8 @@ BEGIN
     END;
 END
 $$;
-COMMENT ON FUNCTION dlq.capture_status IS 'How capture is: its mode (changed when, by whom and why), the triggers, how many transactions that write jobs are open, entries and facts that no DLQ worker has seen to (counted up to 10,000) and since when, when the reconciler looked last, and what it found within 24 hours, by cause.';
+COMMENT ON FUNCTION dlq.capture_status IS
+    'The status of capture: its mode (and when, by whom and why it was changed); the triggers; how '
+    'many open transactions have written jobs; how many entries and facts no DLQ worker has handled '
+    '(counted up to 10,000), and since when; when the reconciler last finished a scan; and how many '
+    'failures it filed within 24 hours, by cause.';

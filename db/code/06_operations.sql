@@ -1,24 +1,33 @@
--- What operators, the API and DLQ workers call. Each function says who moves what and why, and returns what it did;
--- errors carry a SQLSTATE: DLQ01 the move is not allowed, DLQ02 there is no such entry, DLQ03 an equal job is live, DLQ07 it needs a second person.
+-- Functions that operators, the API and DLQ workers call. Each records who moves an entry and why,
+-- and returns what it did. Errors have a SQLSTATE: DLQ01 the move is not allowed; DLQ02 there is no
+-- such entry; DLQ03 another job or session is in the way (an equal job is live or has ended, or the
+-- job is locked); DLQ07 a second person has to approve.
 
--- River's resumable jobs keep in their metadata how far they came: the last step that was done, and cursors of steps that were begun.
+-- River's resumable jobs keep their progress in metadata: the last completed step, and the cursors
+-- of steps that have begun.
 CREATE OR REPLACE FUNCTION dlq.has_checkpoint(p_metadata jsonb) RETURNS boolean
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN coalesce(p_metadata ? 'river:resumable_step' AND jsonb_typeof(p_metadata -> 'river:resumable_step') = 'string' AND p_metadata ->> 'river:resumable_step' <> '', false)
     OR coalesce(p_metadata ? 'river:resumable_cursor' AND jsonb_typeof(p_metadata -> 'river:resumable_cursor') = 'object' AND p_metadata -> 'river:resumable_cursor' <> '{}', false);
-COMMENT ON FUNCTION dlq.has_checkpoint IS 'Whether a job with this metadata resumes: River skips the steps that an earlier attempt has done.';
+COMMENT ON FUNCTION dlq.has_checkpoint IS
+    'Whether a job with this metadata resumes: River skips the steps that an earlier attempt '
+    'completed.';
 
--- What the application left in a job's metadata, less what speaks of the old job; a job's metadata must be an object.
+-- carried_metadata keeps what the application left in a job's metadata and drops what describes the
+-- old job. A job's metadata must be an object.
 CREATE OR REPLACE FUNCTION dlq.carried_metadata(p_metadata jsonb, p_checkpoint text DEFAULT NULL) RETURNS jsonb
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN CASE WHEN jsonb_typeof(p_metadata) = 'object'
     THEN p_metadata - '{dlq:error,dlq:attempts,dlq:entry_id,dlq:held,dlq:run_id,dlq:trace,dlq:destination,dlq:done_by,dlq:done,dlq:copied,dlq:rescues,dlq:logical_failure,cancel_attempted_at,unique_key_conflict,snoozes,output,river:log,river:rescue_count,river:unique_nonce}'::text[]
                     - CASE WHEN p_checkpoint = 'discard' THEN '{river:resumable_step,river:resumable_cursor}' ELSE '{}' END::text[]
     ELSE '{}' END;
-COMMENT ON FUNCTION dlq.carried_metadata IS 'The metadata that a job which does another''s work again begins with. p_checkpoint: discard for one that does all steps of a resumable job again.';
+COMMENT ON FUNCTION dlq.carried_metadata IS
+    'The metadata of a job that repeats the work of another. p_checkpoint: discard, to run all '
+    'steps of a resumable job again.';
 
--- A redelivery is a job of its own, and River counts rescues and keeps checkpoints by the job: an entry has what the last job says of the
--- work, and how often each of its redeliveries was rescued beside the count of its own job.
+-- A redelivery is a separate job, and River keeps rescue counts and checkpoints per job. An entry
+-- keeps the checkpoint of its last job, and the rescue count of each redelivery beside that of its
+-- own job.
 CREATE OR REPLACE FUNCTION dlq.metadata_after(p_metadata jsonb, p_own boolean, p_job bigint, p_of_job jsonb) RETURNS jsonb
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN CASE
@@ -32,7 +41,9 @@ RETURN CASE
                 ELSE jsonb_build_object('dlq:rescues', CASE jsonb_typeof(p_metadata -> 'dlq:rescues') WHEN 'object' THEN p_metadata -> 'dlq:rescues' ELSE '{}' END
                                                        || jsonb_build_object(p_job, p_of_job -> 'river:rescue_count')) END
     END;
-COMMENT ON FUNCTION dlq.metadata_after IS 'The metadata of an entry after a job of it has failed, its own (p_own) or a redelivery: with that job''s checkpoint, and how often River''s rescuer ended its attempts.';
+COMMENT ON FUNCTION dlq.metadata_after IS
+    'The metadata of an entry after one of its jobs has failed, its own (p_own) or a redelivery: '
+    'with that job''s checkpoint, and how often River''s rescuer ended its attempts.';
 
 CREATE OR REPLACE FUNCTION dlq.count_rescues(p_metadata jsonb) RETURNS integer
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
@@ -40,21 +51,25 @@ RETURN (SELECT coalesce(sum(least(greatest(n::numeric, 0), 1000000)), 0)::intege
         FROM (SELECT p_metadata -> 'river:rescue_count' AS n
               UNION ALL SELECT r.value FROM jsonb_each(CASE jsonb_typeof(p_metadata -> 'dlq:rescues') WHEN 'object' THEN p_metadata -> 'dlq:rescues' ELSE '{}' END) r) c
         WHERE CASE WHEN jsonb_typeof(n) = 'number' THEN true ELSE false END);
-COMMENT ON FUNCTION dlq.count_rescues IS 'What dlq.rescues returns where there are any.';
+COMMENT ON FUNCTION dlq.count_rescues IS 'Computes dlq.rescues for metadata that has a count.';
 
 CREATE OR REPLACE FUNCTION dlq.rescues(p_metadata jsonb) RETURNS integer
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN CASE WHEN p_metadata ?| '{river:rescue_count,dlq:rescues}' THEN dlq.count_rescues(p_metadata) ELSE 0 END;
-COMMENT ON FUNCTION dlq.rescues IS 'How often River''s rescuer ended an attempt of an entry, by the entry''s metadata: of its own job and of its redeliveries.';
+COMMENT ON FUNCTION dlq.rescues IS
+    'How often River''s rescuer ended attempts of an entry, by the entry''s metadata: attempts of '
+    'its own job and of its redeliveries.';
 
--- What was rescued twice or more may kill its worker, and all that runs beside it: one is tried at a time.
+-- A job that was rescued twice or more may kill its worker and all that runs beside it, so one such
+-- job is tried at a time.
 CREATE OR REPLACE FUNCTION dlq.may_go_alone(p_id uuid, p_entry_queue text, p_queue text, p_ids uuid[]) RETURNS boolean
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET row_security = off AS $$
 BEGIN
     IF NOT pg_try_advisory_xact_lock(hashtextextended('dlq.may_go_alone ' || coalesce(p_queue, p_entry_queue), 0)) THEN
         RETURN false;
     END IF;
-    -- (A statement of its own: its snapshot has what the holder of the lock before has committed.)
+    -- A separate statement, so that its snapshot includes what the last holder of the lock
+    -- committed.
     RETURN NOT EXISTS (SELECT FROM dlq.dead_letter_queue e
                         WHERE e.id = ANY (p_ids) AND e.id < p_id AND e.stage IN ('open', 'failed') AND e.status IN ('dlq_pending', 'dlq_manual', 'dlq_failed')
                           AND (p_queue IS NOT NULL OR e.queue = p_entry_queue) AND e.job_kind <> 'dlqd_message' AND dlq.rescues(e.metadata) >= 2)
@@ -63,11 +78,15 @@ BEGIN
                           AND e.job_kind <> 'dlqd_message' AND dlq.rescues(e.metadata) >= 2 AND j.queue = coalesce(p_queue, p_entry_queue));
 END
 $$;
-COMMENT ON FUNCTION dlq.may_go_alone IS 'Whether an entry whose job was rescued twice or more may be redelivered now, to p_queue or its own: no other such redelivery is under way in that queue, and none of p_ids comes before it. Until the transaction ends, no other may.';
+COMMENT ON FUNCTION dlq.may_go_alone IS
+    'Whether an entry whose job was rescued twice or more may be redelivered now, to p_queue or to '
+    'its own queue if that is null: no other such redelivery is under way in that queue, and no '
+    'such entry in p_ids has a lower id. Until this transaction ends, any other gets false for that '
+    'queue.';
 
--- redeliver is the one way back to River: it inserts the jobs and moves their entries in one statement, so that an entry in
--- dlq_processing always has a job. It does nothing twice: an entry whose own job lives again, or has been done, or whose unique
--- key another job holds, gets no job, unless p_force.
+-- redeliver_now inserts the jobs and moves their entries in one statement, so that an entry in
+-- dlq_processing always has a job. It does no work twice: unless p_force, an entry gets no job if
+-- its own job runs again or has completed, or if another job holds its unique key.
 CREATE OR REPLACE FUNCTION dlq.redeliver_now(p_ids uuid[], p_actor text, p_reason text, p_note text, p_force boolean, p_detail jsonb, p_queue text, p_destination text, p_run uuid, p_config_version text, p_checkpoint text, p_alone boolean)
 RETURNS TABLE (entry_id uuid, verdict text, job_id bigint)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET row_security = off AS $$
@@ -75,7 +94,7 @@ LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off 
 DECLARE
     v_row   record;
     v_actor constant text := dlq.actor(p_actor);
-    -- The trace of the request of a person, to which the redelivery is linked.
+    -- The trace of the operator's request, to which the redelivery is linked.
     v_trace constant jsonb := CASE WHEN coalesce(current_setting('dlq.trace', true), '') = '' THEN '{}'
         ELSE jsonb_build_object('dlq:trace', current_setting('dlq.trace', true)) END;
 BEGIN
@@ -85,7 +104,8 @@ BEGIN
                    dlq.carried_metadata(e.metadata, p_checkpoint) AS metadata,
                    CASE WHEN h.id IS NULL THEN e.unique_key END AS unique_key, e.unique_states,
                    e.river_job_id, e.job_created_at,
-                   -- (One that has failed is open no more: its job may have failed again since, or be that of two such entries.)
+                   -- A failed entry is closed, so its job may have an open entry, or be the job of
+                   -- another failed entry in p_ids.
                    CASE WHEN e.status = 'dlq_failed' AND (dlq.has_open_entry(e.river_job_id, e.job_created_at) OR EXISTS (
                                  SELECT FROM dlq.dead_letter_queue f WHERE f.id = ANY (p_ids) AND f.stage = 'failed' AND f.id < e.id AND f.river_job_id = e.river_job_id AND f.job_created_at = e.job_created_at)) THEN 'open'
                         WHEN p_alone AND dlq.rescues(e.metadata) >= 2 AND e.job_kind <> 'dlqd_message' AND NOT dlq.may_go_alone(e.id, e.queue, p_queue, p_ids) THEN 'alone'
@@ -105,14 +125,15 @@ BEGIN
                 ORDER BY e.stage, e.id -- the order of dlq.lock_entries
                 FOR UPDATE
             ) e
-            -- The original, where it has ended: held so that nobody retries it meanwhile. (What runs, or waits to, is the application's and
-            -- River's alone.) One that dlqd completed itself was not done.
+            -- The original, if it has ended, locked so that it is not retried meanwhile. A job that
+            -- runs or waits to run belongs to the application and River. A job that dlqd itself
+            -- completed (done) has not done the work.
             LEFT JOIN LATERAL (
                 SELECT j.state, dlq.is_superseded(j.state::text, j.attempt, j.metadata) AS done FROM river.river_job j
                 WHERE j.id = e.river_job_id AND j.created_at = e.job_created_at AND j.state IN ('completed', 'discarded', 'cancelled')
                 FOR NO KEY UPDATE SKIP LOCKED
             ) o ON NOT p_force
-            -- The job that holds its unique key. (A partial index says that there is one at most.)
+            -- The job that holds the unique key: at most one, by River's partial unique index.
             LEFT JOIN LATERAL (
                 SELECT j.id, j.state NOT IN ('completed', 'discarded', 'cancelled') AS live, j.state = 'completed' AND NOT dlq.is_superseded(j.state::text, j.attempt, j.metadata) AS completed,
                        coalesce(e.id = (SELECT m.entry_id FROM dlq.entry_jobs m WHERE m.job_id = j.id AND m.job_created_at = j.created_at), false) AS own
@@ -138,7 +159,8 @@ BEGIN
             SELECT count(pg_notify('river.river_insert', json_build_object('queue', q.queue)::text)) AS n
             FROM (SELECT DISTINCT jobs.queue FROM jobs) q
         ), moved AS (
-            -- Most are open: straight into their partition, without asking every other one for each.
+            -- Most entries are open: update their partition directly, instead of probing all
+            -- partitions for each.
             UPDATE dlq.dead_letter_open e SET
                 status = 'dlq_processing',
                 redelivery_job_id = jobs.id,
@@ -165,9 +187,11 @@ BEGIN
         )
         SELECT jobs.entry_id, 'sent' AS verdict, jobs.id AS job_id, NULL::timestamptz AS job_created_at, NULL::bytea AS unique_key FROM jobs
         UNION ALL
-        -- Without a row back, somebody took the key this moment (another entry of this batch, too).
+        -- If an insert returned no row, another session or another entry of this batch has just
+        -- taken the key.
         SELECT l.id, CASE WHEN l.verdict = 'sent' THEN 'conflict' ELSE l.verdict END,
-               -- The holder of the key is meant only where that decided: an entry follows its own job, whatever else has the key by now.
+               -- Return the key's holder only if it decided the verdict. Otherwise return the
+               -- entry's own job, even if another job has the key by now.
                CASE WHEN l.verdict IN ('live', 'done') OR l.verdict = 'resolved' AND NOT l.completed THEN l.holder ELSE l.river_job_id END, l.job_created_at, l.unique_key
         FROM looked l
         WHERE l.verdict <> 'sent'
@@ -195,11 +219,12 @@ BEGIN
     END LOOP;
 END
 $$;
-COMMENT ON FUNCTION dlq.redeliver_now IS 'What dlq.redeliver does, of entries that are filed.';
+COMMENT ON FUNCTION dlq.redeliver_now IS 'Does the work of dlq.redeliver, for filed entries.';
 
--- A key that an open transaction of the application's is taking is waited for by whoever inserts the same one. dlqd gives way, long
--- before a deadlock would be looked for (deadlock_timeout): two that took the same keys in another order would be one, and the
--- application might be ended.
+-- The insert of a unique key waits for an open transaction of the application that inserts the same
+-- key. dlqd stops waiting long before Postgres looks for a deadlock (deadlock_timeout): two
+-- transactions that take the same keys in different orders deadlock, and Postgres might cancel the
+-- application's.
 CREATE OR REPLACE FUNCTION dlq.redeliver(p_ids uuid[], p_actor text, p_reason text,
     p_note text DEFAULT NULL, p_force boolean DEFAULT false, p_detail jsonb DEFAULT NULL, p_queue text DEFAULT NULL, p_destination text DEFAULT NULL, p_run uuid DEFAULT NULL, p_config_version text DEFAULT NULL,
     p_checkpoint text DEFAULT NULL, p_alone boolean DEFAULT true)
@@ -211,11 +236,13 @@ DECLARE
     v_end     timestamptz;
     v_entry   record;
 BEGIN
-    -- Entries are waited for as long as the caller likes, and before any job is locked: the application's statement that
-    -- ends such a job must not wait for whoever holds an entry. What follows waits for keys alone, or for who has locked a table of
-    -- dlqd's, and not for long.
+    -- Lock the entries first, with the caller's lock_timeout and before any job: the application's
+    -- statement that ends such a job must not wait for a session that has locked an entry. From
+    -- then on this function waits only for unique keys and for locks on dlqd's tables, and not for
+    -- long.
     PERFORM dlq.lock_entries(p_ids, '{dlq_pending,dlq_manual,dlq_failed}');
-    -- (What may have to give way needs a subtransaction: most jobs have no key, or have theirs still.)
+    -- Recovery from a lock timeout needs a subtransaction. Most batches need none: their entries
+    -- have no unique key, or a job still holds it.
     IF p_force OR (SELECT e.id FROM dlq.dead_letter_queue e
                    WHERE e.id = ANY (p_ids) AND e.stage IN ('open', 'failed') AND e.unique_key IS NOT NULL AND e.unique_states IS NOT NULL
                      AND (SELECT j.id FROM river.river_job j
@@ -235,7 +262,8 @@ BEGIN
     EXCEPTION WHEN lock_not_available THEN
         NULL;
     END;
-    -- One by one, and not for long: whoever inserts an equal job waits meanwhile.
+    -- One by one and for 500 ms at most, because other sessions that insert an equal job wait
+    -- meanwhile.
     v_end := clock_timestamp() + interval '500 ms';
     FOR v_entry IN
         SELECT e.id, e.river_job_id FROM dlq.dead_letter_queue e
@@ -255,7 +283,15 @@ BEGIN
     END LOOP;
 END
 $$;
-COMMENT ON FUNCTION dlq.redeliver IS 'Makes River jobs from entries and moves them to dlq_processing. Returns what became of each that could be redelivered: sent (as job_id); follows or resolved (its job, job_id, runs again or has completed: no new one is needed); or it stays, since it is busy (somebody works on its job_id, or takes its unique key, this moment), or an equal job is live, or done (job_id has its unique key, and has ended), or it has failed and another entry of its job_id is open. p_checkpoint: discard, for jobs that begin anew where they would resume. p_alone: of entries whose jobs were rescued twice or more one is sent at a time to a queue; the others are alone, and wait.';
+COMMENT ON FUNCTION dlq.redeliver IS
+    'Makes River jobs from entries and moves the entries to dlq_processing. Returns a verdict for '
+    'each entry that could be redelivered: sent (as job_id); follows or resolved (its job, job_id, '
+    'runs again or has completed, so no new job is needed). With any other verdict the entry stays: '
+    'busy (another session has locked job_id, or is taking the unique key), live or done (job_id '
+    'holds the unique key, and is live or has ended), open (the entry has failed, and another entry '
+    'of job_id is open), alone (see p_alone). p_checkpoint: discard, to start resumable jobs over. '
+    'p_alone: of entries whose jobs were rescued twice or more, only one at a time is sent to a '
+    'queue.';
 
 CREATE OR REPLACE FUNCTION dlq.refuse_move(p_id uuid, p_verb text, p_from text) RETURNS void
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
@@ -275,7 +311,10 @@ BEGIN
             ELSE 'Allowed from ' || v_status || ': reopen.' END;
 END
 $$;
-COMMENT ON FUNCTION dlq.refuse_move IS 'Raises what an operator is told when an entry cannot be moved: where it stands, and from where the move is allowed.';
+COMMENT ON FUNCTION dlq.refuse_move IS
+    'Raises the error for an entry that cannot be moved: DLQ02 if there is no such entry, or else '
+    'DLQ01 with its status, the statuses from which the move is allowed, and the moves that its '
+    'status allows.';
 
 CREATE OR REPLACE FUNCTION dlq.replay(p_id uuid, p_actor text DEFAULT session_user, p_note text DEFAULT NULL,
     p_payload jsonb DEFAULT NULL, p_force boolean DEFAULT false, p_destination text DEFAULT NULL, p_payload_text text DEFAULT NULL,
@@ -290,7 +329,8 @@ BEGIN
     IF dlq.is_restored() THEN
         RAISE WARNING 'dead letter %: the database was restored, and its work may have been done since', p_id USING HINT = 'SELECT * FROM dlq.restored() shows what is held.';
     END IF;
-    -- (Filed and locked: it cannot move to another partition while dlq.redeliver waits for it, which would be a 40001.)
+    -- Filed and locked, so that the entry cannot move to another partition while dlq.redeliver
+    -- waits for it, which would raise 40001.
     PERFORM dlq.lock_entries(ARRAY[p_id], '{dlq_pending,dlq_manual,dlq_failed}');
     IF p_payload IS NOT NULL AND p_payload_text IS NOT NULL THEN
         RAISE EXCEPTION 'dead letter %: p_payload and p_payload_text are the same thing', p_id USING ERRCODE = 'DLQ04', HINT = 'Give one of them.';
@@ -307,7 +347,7 @@ BEGIN
         UPDATE dlq.dead_letter_queue SET
             edited_event = CASE WHEN job_kind <> 'dlqd_message' THEN p_payload
                 ELSE original_event || jsonb_build_object('payload', p_payload)
-                     -- Of a message that is delivered byte for byte, the edit is, too.
+                     -- If a message is delivered byte for byte, its edit is, too.
                      || CASE WHEN original_event ? 'payloadText' THEN jsonb_build_object('payloadText', coalesce(p_payload_text, p_payload::text)) ELSE '{}' END END
         WHERE id = p_id AND status IN ('dlq_pending', 'dlq_manual', 'dlq_failed');
     END IF;
@@ -337,7 +377,15 @@ BEGIN
     RETURN v_row.job_id;
 END
 $$;
-COMMENT ON FUNCTION dlq.replay IS 'Redelivers an entry now, with p_payload in place of its payload if given (the original is kept; as p_payload_text, queues that deliver byte for byte get it as it is written), and to p_destination instead of its queue''s if given (a name of the policy''s; messages of dlqd''s alone have one). A resumable job goes on after its last step: whether it does with another payload, p_checkpoint must say (resume, or discard to begin anew). Returns the id of the new job; or of the entry''s own job, where somebody has retried that already. DLQ03: an equal job is live or has ended, or somebody works on the entry''s job this moment; p_force overrides.';
+COMMENT ON FUNCTION dlq.replay IS
+    'Redelivers an entry now. p_payload, if given, replaces its payload; the original is kept. As '
+    'p_payload_text it is delivered as written by queues that deliver byte for byte. p_destination, '
+    'if given, replaces its queue''s destination with another one of the policy (only for dlqd''s '
+    'own messages). A resumable job continues after its last step. With another payload, '
+    'p_checkpoint must say whether it does: resume, or discard to start over. Returns the id of the '
+    'new job, or of the entry''s own job if that already runs again or has completed. Raises DLQ03 '
+    'if an equal job is live or has ended, or if another session has locked the entry''s job; '
+    'p_force overrides.';
 
 CREATE OR REPLACE FUNCTION dlq.discard(p_id uuid, p_actor text DEFAULT session_user, p_note text DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -345,7 +393,7 @@ BEGIN
     PERFORM dlq.act_on_one('discard', p_id, p_actor, p_note);
 END
 $$;
-COMMENT ON FUNCTION dlq.discard IS 'Archives an entry whose work is not wanted any more.';
+COMMENT ON FUNCTION dlq.discard IS 'Archives an entry whose work is no longer wanted.';
 
 CREATE OR REPLACE FUNCTION dlq.resolve(p_id uuid, p_actor text DEFAULT session_user, p_note text DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -353,7 +401,7 @@ BEGIN
     PERFORM dlq.act_on_one('resolve', p_id, p_actor, p_note);
 END
 $$;
-COMMENT ON FUNCTION dlq.resolve IS 'Closes a parked entry whose work a person has done outside dlqd.';
+COMMENT ON FUNCTION dlq.resolve IS 'Closes a parked entry whose work was done outside dlqd.';
 
 CREATE OR REPLACE FUNCTION dlq.park(p_id uuid, p_actor text DEFAULT session_user, p_note text DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -377,10 +425,11 @@ BEGIN
     PERFORM dlq.act_on_one('reopen', p_id, p_actor, p_note);
 END
 $$;
-COMMENT ON FUNCTION dlq.reopen IS 'Puts a closed entry in front of a person again: it is parked.';
+COMMENT ON FUNCTION dlq.reopen IS 'Reopens a closed entry: it becomes dlq_manual.';
 
--- While the job of an entry in dlq_processing waits or runs, however long, nothing is written. The sweep walks
--- those entries, takes in ends that no trigger saw, and sends entries back whose job is gone.
+-- While the job of an entry in dlq_processing waits or runs, however long, nothing is written. The
+-- sweep reads those entries and applies ends that no trigger saw. An entry whose job is gone
+-- becomes pending again, or manual if the job was retried outside dlqd.
 CREATE OR REPLACE FUNCTION dlq.sweep_redeliveries(p_limit integer DEFAULT 1000, p_after uuid DEFAULT '00000000-0000-0000-0000-000000000000')
 RETURNS TABLE (looked integer, last uuid, settled integer, requeued integer)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET row_security = off AS $$
@@ -404,7 +453,7 @@ BEGIN
     LOOP
         looked := looked + 1;
         last := v_entry.id;
-        -- What is a fact is applied as one; and an entry that somebody holds is looked at the next time.
+        -- dlq.apply_facts applies ends that are facts. Locked entries are left for the next sweep.
         CONTINUE WHEN NOT v_entry.gone AND v_entry.state NOT IN ('completed', 'discarded', 'cancelled');
         CONTINUE WHEN EXISTS (SELECT FROM dlq.job_facts f WHERE f.job_id = v_entry.job_id AND f.fact <> 'following');
         PERFORM FROM dlq.dead_letter_open e WHERE e.id = v_entry.id AND e.status = 'dlq_processing' AND e.redelivery_job_id = v_entry.job_id FOR UPDATE SKIP LOCKED;
@@ -416,7 +465,7 @@ BEGIN
                 strategy = CASE WHEN v_entry.locked_by LIKE 'river:%' THEN 'manual' END::dlq.strategy, next_retry_at = now(),
                 move = jsonb_build_object('actor', 'sweep', 'reason', 'job ' || v_entry.job_id || ' is gone')
             WHERE id = v_entry.id AND stage = 'open' AND status = 'dlq_processing';
-            -- The replay run that it is of does not wait for it any more.
+            -- The replay run that made the job no longer waits for it.
             UPDATE dlq.replay_run_entries r SET outcome = 'failed', detail = 'job ' || v_entry.job_id || ' is gone', ended_at = clock_timestamp()
             FROM dlq.entry_jobs m
             WHERE m.entry_id = v_entry.id AND m.job_id = v_entry.job_id AND r.run_id = m.run_id AND r.entry_id = v_entry.id AND r.job_id = v_entry.job_id AND r.outcome IS NULL;
@@ -434,4 +483,7 @@ BEGIN
     RETURN NEXT;
 END
 $$;
-COMMENT ON FUNCTION dlq.sweep_redeliveries IS 'Looks at the jobs of up to p_limit entries in dlq_processing, after p_after. Returns how many it looked at, the last of them, and how many were settled (their job had ended unseen) and requeued (their job is gone).';
+COMMENT ON FUNCTION dlq.sweep_redeliveries IS
+    'Checks the jobs of up to p_limit entries in dlq_processing, in order of id after p_after. '
+    'Returns how many it checked, the last id, how many it settled (their job had ended unseen) and '
+    'how many it requeued (their job is gone).';

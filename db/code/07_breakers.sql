@@ -1,5 +1,6 @@
--- Circuit breakers. Whether a closed breaker opens is each process's own view; from there on all processes share the
--- row, so that half-open probes are counted over all of them. p_now lets a test hold the clock.
+-- Circuit breakers. Each process decides from its own counts whether a closed breaker opens. An
+-- open or half-open breaker is a row that all processes share, so that probes are counted across
+-- processes. p_now lets a test set the time.
 
 CREATE OR REPLACE FUNCTION dlq.on_breaker_change() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -11,7 +12,7 @@ BEGIN
     RETURN NULL;
 END
 $$;
-COMMENT ON FUNCTION dlq.on_breaker_change IS 'Trigger: keeps a row for each change of a breaker, and counts it.';
+COMMENT ON FUNCTION dlq.on_breaker_change IS 'Trigger: records each change of a breaker, and counts it.';
 
 DROP TRIGGER IF EXISTS circuit_breaker_insert ON dlq.circuit_breakers;
 CREATE TRIGGER circuit_breaker_insert AFTER INSERT ON dlq.circuit_breakers
@@ -19,17 +20,20 @@ CREATE TRIGGER circuit_breaker_insert AFTER INSERT ON dlq.circuit_breakers
 DROP TRIGGER IF EXISTS circuit_breaker_change ON dlq.circuit_breakers;
 CREATE TRIGGER circuit_breaker_change AFTER UPDATE ON dlq.circuit_breakers
     FOR EACH ROW WHEN (OLD.state IS DISTINCT FROM NEW.state OR OLD.forced IS DISTINCT FROM NEW.forced) EXECUTE FUNCTION dlq.on_breaker_change();
-COMMENT ON TRIGGER circuit_breaker_insert ON dlq.circuit_breakers IS 'Keeps a row for each change.';
-COMMENT ON TRIGGER circuit_breaker_change ON dlq.circuit_breakers IS 'Keeps a row for each change.';
+COMMENT ON TRIGGER circuit_breaker_insert ON dlq.circuit_breakers IS 'Records each change of a breaker.';
+COMMENT ON TRIGGER circuit_breaker_change ON dlq.circuit_breakers IS 'Records each change of a breaker.';
 CREATE OR REPLACE TRIGGER changes_append_only BEFORE UPDATE OR TRUNCATE ON dlq.circuit_breaker_changes
     FOR EACH STATEMENT EXECUTE FUNCTION dlq.refuse('the audit trail is append-only');
 COMMENT ON TRIGGER changes_append_only ON dlq.circuit_breaker_changes IS 'The audit trail is append-only.';
 
--- (A destination takes the messages of many queues.)
+-- A destination gets the messages of many queues, so a caller with a scope sees no breaker of a
+-- destination.
 CREATE OR REPLACE FUNCTION dlq.breaker_in_scope(p_name text, p_scope jsonb) RETURNS boolean
 LANGUAGE sql IMMUTABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp
 RETURN p_scope IS NULL OR p_name LIKE 'queue:%' AND dlq.in_scope(substr(p_name, length('queue:') + 1), NULL, p_scope);
-COMMENT ON FUNCTION dlq.breaker_in_scope IS 'Whether a circuit breaker is of a queue in a scope (dlq.scope).';
+COMMENT ON FUNCTION dlq.breaker_in_scope IS
+    'Whether a circuit breaker is in a scope (dlq.scope): without a limit all are, otherwise those '
+    'of its queues.';
 
 CREATE OR REPLACE FUNCTION dlq.require_breaker(p_name text) RETURNS void
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
@@ -39,7 +43,7 @@ BEGIN
     END IF;
 END
 $$;
-COMMENT ON FUNCTION dlq.require_breaker IS 'Refuses a circuit breaker that is not in the scope of the caller.';
+COMMENT ON FUNCTION dlq.require_breaker IS 'Raises DLQ02 if a circuit breaker is not in the caller''s scope.';
 
 CREATE OR REPLACE FUNCTION dlq.open_breaker(p_name text, p_actor text DEFAULT session_user, p_reason text DEFAULT 'opened by an operator',
     p_for interval DEFAULT NULL, p_forced boolean DEFAULT true, p_now timestamptz DEFAULT now()) RETURNS boolean
@@ -54,7 +58,8 @@ BEGIN
         reason = excluded.reason, changed_by = excluded.changed_by,
         trouble_since = CASE b.state WHEN 'closed' THEN p_now ELSE coalesce(b.trouble_since, b.since) END,
         last_tried_at = CASE WHEN b.state <> 'closed' THEN b.last_tried_at END
-    -- Many processes see the same trouble at once; the first opens it. A person's word goes before theirs.
+    -- Many processes see the same failures at once: the first one opens the breaker. An operator
+    -- (p_forced) overrides its state.
     WHERE p_forced OR b.state = 'closed';
     IF NOT FOUND THEN
         RETURN false;
@@ -65,7 +70,9 @@ BEGIN
     RETURN true;
 END
 $$;
-COMMENT ON FUNCTION dlq.open_breaker IS 'Opens a breaker: for p_for, or until dlq.reset_breaker where that is null. Returns false where it was open already.';
+COMMENT ON FUNCTION dlq.open_breaker IS
+    'Opens a breaker for p_for, or until dlq.reset_breaker if p_for is null. Without p_forced, only '
+    'a closed breaker is opened; returns false if it was not closed.';
 
 CREATE OR REPLACE FUNCTION dlq.reset_breaker(p_name text, p_actor text DEFAULT session_user, p_reason text DEFAULT 'reset by an operator',
     p_now timestamptz DEFAULT now()) RETURNS boolean
@@ -84,11 +91,12 @@ BEGIN
     RETURN true;
 END
 $$;
-COMMENT ON FUNCTION dlq.reset_breaker IS 'Closes a breaker. Returns false where it was closed already.';
+COMMENT ON FUNCTION dlq.reset_breaker IS 'Closes a breaker. Returns false if it was closed already.';
 
--- A half-open breaker has p_probes places. An outcome takes one for good. A running probe takes one until it reports;
--- if its process died or lost the database, until its timeout and 10 seconds have passed. At least one place is left
--- for the probe that decides, even if the policy has lowered the number of probes since.
+-- A half-open breaker has p_probes places. A reported outcome takes one for good. A running probe
+-- takes one until it reports. If its process died or lost the database, it keeps the place until
+-- its timeout and 10 seconds have passed. At least one place is left for the probe that decides,
+-- even if the policy has lowered the number of probes since.
 CREATE OR REPLACE FUNCTION dlq.take_probe(p_name text, p_probes integer, p_open_for interval, p_actor text,
     p_now timestamptz DEFAULT now(), p_timeout interval DEFAULT '30 seconds') RETURNS bigint
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -115,9 +123,13 @@ BEGIN
     RETURN v_epoch;
 END
 $$;
-COMMENT ON FUNCTION dlq.take_probe IS 'Takes one of the deliveries that a half-open breaker lets through; an open one whose time has come becomes half-open. One that has not reported its outcome p_timeout and 10 seconds later gives its place to another. Returns the epoch to report the outcome with, null where no probe is left. p_open_for is ignored: processes of before 00015 pass it.';
+COMMENT ON FUNCTION dlq.take_probe IS
+    'Starts a probe, if the breaker is half-open and has a free place. An open breaker whose time '
+    'has come becomes half-open. A probe that has not reported within p_timeout and 10 seconds '
+    'loses its place. Returns the epoch to pass to dlq.report_probe; null if no probe may start. '
+    'p_open_for is ignored: processes from before migration 00015 pass it.';
 
--- A late outcome counts in its own half-open period, even if its place was given to another probe.
+-- A late outcome counts in its own half-open period, even if another probe has taken its place.
 CREATE OR REPLACE FUNCTION dlq.report_probe(p_name text, p_epoch bigint, p_ok boolean, p_probes integer, p_success_rate float8,
     p_open_for interval, p_actor text, p_now timestamptz DEFAULT now(), p_until timestamptz DEFAULT NULL)
 RETURNS dlq.breaker_state
@@ -149,6 +161,7 @@ BEGIN
     RETURN v_row.state;
 END
 $$;
-COMMENT ON FUNCTION dlq.report_probe IS 'Counts the outcome of a probe: enough successes close the breaker, too many '
-    'failures open it again. p_until: when the probe would have given its place back (null for the first that does). '
-    'Returns the state, null where the probe is of an earlier epoch.';
+COMMENT ON FUNCTION dlq.report_probe IS
+    'Counts the outcome of a probe: enough successes close the breaker, too many failures open it '
+    'again. p_until: when the probe''s place would have expired (null: the first place). Returns '
+    'the state; null if the probe is of an earlier epoch.';

@@ -4,7 +4,8 @@ FROM dlq.tokens t
 WHERE t.hash = @hash AND (t.expires_at IS NULL OR t.expires_at > now()) AND (t.revoked_at IS NULL OR t.revoked_at > now());
 
 -- name: TouchToken :exec
--- At most once a minute, by whichever process is first. Nobody waits for it.
+-- TouchToken records the use of a token, at most once a minute over all processes. It skips a
+-- locked row instead of waiting for it.
 UPDATE dlq.tokens t SET used_at = now()
 WHERE t.id = (SELECT k.id FROM dlq.tokens k WHERE k.id = @id AND (k.used_at IS NULL OR k.used_at < now() - interval '1 minute') FOR UPDATE SKIP LOCKED);
 
@@ -31,7 +32,8 @@ INSERT INTO dlq.sessions (id, hash, name, via, token_id, issuer, subject, groups
 VALUES (@id, @hash, @name, @via, sqlc.narg(token_id), sqlc.narg(issuer), sqlc.narg(subject), @groups, @address, @agent);
 
 -- name: FindSession :one
--- By what the cookie holds, or held before; or by its id. A session by a token lasts no longer than the token.
+-- FindSession finds a session by the hash of its cookie, current or previous, or by its id. A
+-- session from a token lasts no longer than the token.
 SELECT s.id, s.name, s.via, s.issuer, s.groups,
     t.role, t.queues, t.kinds, t.sources, t.created_by,
     coalesce(s.previous_hash = @hash AND s.previous_until < now(), false)::boolean AS replaced,
@@ -43,13 +45,15 @@ WHERE (s.hash = @hash OR s.previous_hash = @hash OR s.id = @id) AND (s.token_id 
   AND s.created_at > now() - sqlc.arg(absolute)::interval AND s.seen_at > now() - sqlc.arg(idle)::interval;
 
 -- name: TouchSession :exec
--- Nobody waits for it. Once the browser shows that it has what the cookie was changed to, what it held before is good for a little while.
+-- TouchSession records the use of a session without waiting for a locked row. Once the browser
+-- sends the current cookie, the previous one expires after @keep_previous.
 UPDATE dlq.sessions s SET seen_at = now(),
     previous_until = CASE WHEN s.hash = @hash THEN coalesce(s.previous_until, now() + sqlc.arg(keep_previous)::interval) ELSE s.previous_until END
 WHERE s.id = (SELECT k.id FROM dlq.sessions k WHERE k.id = @id FOR UPDATE SKIP LOCKED);
 
 -- name: RotateSession :execrows
--- By one request of those that come at a time. Where the last change never arrived, the browser shows what it had before.
+-- RotateSession changes the hash of a session; of concurrent requests one succeeds. If the last new
+-- cookie never arrived, the browser sends the previous one, which is accepted then.
 UPDATE dlq.sessions s SET hash = @new_hash, previous_hash = @hash, previous_until = NULL, rotated_at = now()
 WHERE s.id = @id AND (s.hash = @hash AND s.rotated_at < now() - sqlc.arg(rotate_after)::interval
     OR s.previous_hash = @hash AND s.previous_until IS NULL AND s.rotated_at < now() - sqlc.arg(arrive_within)::interval);
@@ -63,13 +67,14 @@ WHERE (@name::text = '' OR s.name = @name) AND s.created_at > now() - sqlc.arg(a
 ORDER BY s.id DESC;
 
 -- name: EndSessions :many
--- One, all of somebody, or one of somebody.
+-- EndSessions deletes one session, all sessions of a user, or one session of a user.
 DELETE FROM dlq.sessions s
 WHERE (sqlc.narg(id)::uuid IS NULL OR s.id = sqlc.narg(id)) AND (@name::text = '' OR s.name = @name) AND (sqlc.narg(id)::uuid IS NOT NULL OR @name <> '')
 RETURNING s.name;
 
 -- name: EndOldSessions :exec
--- What somebody who signs in has too many of, and what the same browser had before.
+-- EndOldSessions deletes the oldest sessions of a user beyond @keep, and the session that the same
+-- browser had before.
 DELETE FROM dlq.sessions s
 WHERE s.id IN (SELECT k.id FROM dlq.sessions k WHERE k.name = @name ORDER BY k.id DESC OFFSET sqlc.arg(keep)::integer) OR s.hash = @instead OR s.previous_hash = @instead;
 

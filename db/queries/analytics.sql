@@ -1,5 +1,7 @@
 -- name: MovesLastDay :one
--- Moves of the last 24 hours, exact: the rollup, and the moves that it does not count yet; in a scope, which may be of kinds, from the trail.
+-- MovesLastDay counts the moves of the last 24 hours exactly: the rollup, and the moves that it
+-- does not count yet. If the caller has a scope, which may limit kinds, the moves come from the
+-- audit trail.
 SELECT coalesce(sum(m.captured), 0)::bigint AS captured, coalesce(sum(m.redelivered), 0)::bigint AS redelivered, coalesce(sum(m.resolved), 0)::bigint AS resolved,
        coalesce(sum(m.failed), 0)::bigint AS failed, coalesce(sum(m.archived), 0)::bigint AS archived
 FROM (
@@ -18,11 +20,11 @@ FROM (
 ) m;
 
 -- name: AsOf :one
--- When the rollups were last brought up to date.
+-- AsOf returns when the rollups were last refreshed.
 SELECT at FROM dlq.rollup_state;
 
 -- name: RefreshRollups :one
--- Whether it did: false while another process is at it.
+-- RefreshRollups returns whether it refreshed the rollups: false if another process is doing so.
 SELECT (dlq.refresh_rollups() IS NOT NULL)::boolean AS refreshed;
 
 -- name: TrimRollups :exec

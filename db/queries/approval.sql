@@ -11,7 +11,8 @@ SELECT dlq.refuse_approval(@id::uuid, nullif(@note::text, ''), @actor::text);
 SELECT dlq.withdraw_approval(@id::uuid, nullif(@note::text, ''), @actor::text);
 
 -- name: Approvals :many
--- The one with an id, or of one state, or all; the latest first. What the policy masks is masked.
+-- Approvals returns requests, the latest first: the one with an id, those in a state, or all. What
+-- the policy masks is masked.
 SELECT a.id, a.operation, dlq.masked_detail(a.request, dlq.mask(false))::jsonb AS request, a.entries, a.by_queue, a.state, a.actor, a.on_behalf_of, coalesce(dlq.masked_text(a.note, dlq.mask(false)), '')::text AS note,
        a.requested_at, a.expires_at, a.decided_by, a.decided_at, coalesce(dlq.masked_text(a.decision, dlq.mask(false)), '')::text AS decision, a.frozen, a.changed, a.outcome,
        coalesce(dlq.masked_text(a.problem, dlq.mask(false)), '')::text AS problem, a.ended_at
@@ -20,17 +21,17 @@ WHERE dlq.scope_within(a.scope, (SELECT dlq.scope())) AND (sqlc.narg(id)::uuid I
 ORDER BY a.id DESC LIMIT @most::integer;
 
 -- name: Take :many
--- What is to be carried out next, if anything.
+-- Take takes the next approved request to carry out, if there is one.
 SELECT t.id::uuid AS id, t.operation::text AS operation, t.request::jsonb AS request, t.actor::text AS actor, coalesce(t.origin, '')::text AS origin, coalesce(t.note, '')::text AS note,
        coalesce(t.scope::text, '')::text AS scope, coalesce(t.decided_by, '')::text AS decided_by
 FROM dlq.take_approval(@during::interval) t;
 
 -- name: Hold :exec
--- The process that carries it out goes on.
+-- Hold extends the time for which a request is reserved for the process that carries it out.
 UPDATE dlq.approvals SET taken_until = now() + sqlc.arg(during)::interval WHERE id = @id AND state = 'approved';
 
 -- name: Release :exec
--- Another process, or this one later, carries it out.
+-- Release ends that time: another process, or this one later, carries the request out.
 UPDATE dlq.approvals SET taken_until = NULL WHERE id = @id AND state = 'approved';
 
 -- name: End :exec

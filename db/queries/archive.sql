@@ -1,5 +1,6 @@
 -- name: TakeDuty :one
--- True, and from then on for a time no other process keeps retention or erases from archives. Also to keep it for longer.
+-- TakeDuty reserves retention and erasure from archives for one process for a time, or extends the
+-- reservation. It returns false if another process has it.
 SELECT dlq.take_duty('archive', @holder::uuid, @during::interval)::boolean AS taken;
 
 -- name: EndDuty :exec

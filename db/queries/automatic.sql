@@ -1,10 +1,13 @@
 -- name: TryLockAutomatic :one
--- Held by every transaction that redelivers by itself, from before it reads the switches until it commits: a change of a
--- switch waits for it. False: a change is being made.
+-- TryLockAutomatic takes the lock that every transaction that redelivers automatically holds, from
+-- before it reads the switches until it commits. A change of a switch waits for this lock. It
+-- returns false while a switch is being changed.
 SELECT pg_try_advisory_xact_lock_shared(hashtextextended('dlq.automatic', 0)) AS locked;
 
 -- name: AutomaticSwitches :many
--- What people switched, and whose River this is: a row at least. (By an index: a worker's transaction forbids other scans.)
+-- AutomaticSwitches returns the switches that operators have set, and whether River belongs to an
+-- application: at least one row. The condition on scope is there for the index, because a worker's
+-- transaction disables sequential scans.
 SELECT (coalesce(r.value, '') = 'attached')::boolean AS attached, coalesce(s.scope, '')::text AS scope, coalesce(s.name, '')::text AS name,
        coalesce(s.enabled, false)::boolean AS enabled, coalesce(s.include, '{}')::text[] AS include, s.at, coalesce(s.actor, '')::text AS actor, s.note
 FROM (SELECT max(t.value) AS value FROM dlq.settings t WHERE t.key = 'river') r
@@ -12,7 +15,8 @@ LEFT JOIN dlq.automatic_switches s ON s.scope IN ('stop', 'all', 'queue', 'kind'
 ORDER BY s.scope, s.name;
 
 -- name: AutomaticStop :one
--- What stops all automatic redelivery, since when; no row where nothing does. That the database was restored comes first.
+-- AutomaticStop returns what stops all automatic redelivery, and since when; no row if nothing
+-- does. A restore of the database comes first.
 SELECT s.at, s.actor, s.note, (s.name = 'restored')::boolean AS restored,
        (s.name = '' OR (SELECT count(*) FROM dlq.automatic_switches o WHERE o.scope = 'stop') > 1)::boolean AS by_person
 FROM dlq.automatic_switches s WHERE s.scope = 'stop' ORDER BY s.name DESC LIMIT 1;
@@ -22,7 +26,7 @@ SELECT c.at, c.scope, c.name, c.enabled, coalesce(c.include, '{}')::text[] AS in
 FROM dlq.automatic_changes c ORDER BY c.id DESC LIMIT @most::integer;
 
 -- name: CheckAutomatic :exec
--- Refuses a switch that cannot be.
+-- CheckAutomatic raises DLQ04 for an invalid switch.
 SELECT dlq.check_automatic(@scope::text, @name::text, @enabled::boolean, @include::text[]);
 
 -- name: SetAutomatic :exec
@@ -38,12 +42,12 @@ SELECT dlq.stop_automatic(@actor::text, nullif(@note::text, ''));
 SELECT dlq.resume_automatic(@actor::text, nullif(@note::text, ''))::boolean AS was;
 
 -- name: PublishAutomatic :exec
--- Tells people who look by SQL what the policy says.
+-- PublishAutomatic publishes the policy's switches of automatic redelivery for users of SQL.
 INSERT INTO dlq.settings AS s (key, value) VALUES ('automatic', @value::text)
 ON CONFLICT (key) DO UPDATE SET value = excluded.value, updated_at = now() WHERE s.value <> excluded.value;
 
 -- name: CountObserved :many
--- Observed entries by group, and how many of them would go at once.
+-- CountObserved counts observed entries by group, and those of them that would be sent at once.
 SELECT e.queue, e.job_kind, e.kind, e.error_class::text AS error_class, count(*) AS entries, count(*) FILTER (WHERE e.next_retry_at <= now()) AS due
 FROM dlq.dead_letter_open e
 WHERE e.status = 'dlq_pending' AND e.waiting_for = 'automatic' AND ((SELECT dlq.scope()) IS NULL OR dlq.in_patterns(e.queue, e.kind, (SELECT dlq.scope_patterns(dlq.scope()))))
@@ -57,7 +61,8 @@ SELECT count(*) FROM (
     LIMIT @most) o;
 
 -- name: CountReserved :many
--- Entries that are a person's although their class is not, by group and by what keeps them.
+-- CountReserved counts entries that need manual handling although their class does not, by group
+-- and reason.
 SELECT e.queue, e.job_kind, e.kind, coalesce(e.error_class, '')::text AS error_class, e.captured_by, (e.max_retries = 1)::boolean AS single_attempt, count(*) AS entries
 FROM dlq.dead_letter_open e
 WHERE e.status = 'dlq_manual' AND e.parked_by IS NULL AND e.rule IN ('backfilled', 'single-attempt')

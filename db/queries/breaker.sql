@@ -1,5 +1,5 @@
 -- name: Breakers :many
--- Every breaker that has ever opened.
+-- Breakers returns every breaker that has ever opened.
 SELECT name, state::text AS state, since, open_until, forced, probes_succeeded, probes_failed,
        probes_until::timestamptz[] AS probes_until, trouble_since, last_tried_at,
        coalesce(reason, '')::text AS reason, coalesce(changed_by, '')::text AS changed_by
@@ -21,14 +21,14 @@ SELECT coalesce(dlq.report_probe(@name::text, @epoch::bigint, @ok::boolean, @pro
                                  @until::timestamptz)::text, '')::text AS state;
 
 -- name: LockQueueBreaker :one
--- One process at a time looks at the breaker of a River queue.
+-- LockQueueBreaker lets one process at a time evaluate the breaker of a River queue.
 SELECT pg_try_advisory_xact_lock(hashtextextended('dlq.queue_breaker ' || @name::text, 0)) AS locked;
 
 -- name: QueueBreaker :one
 SELECT state::text AS state, since, open_until, forced, paused FROM dlq.circuit_breakers WHERE name = @name::text FOR UPDATE;
 
 -- name: PausedQueues :many
--- Breakers that have paused their River queue.
+-- PausedQueues returns the breakers that have paused their River queue.
 SELECT name FROM dlq.circuit_breakers WHERE paused;
 
 -- name: SetPaused :exec
@@ -46,9 +46,9 @@ UPDATE dlq.circuit_breakers SET state = 'open', since = @now::timestamptz, open_
 WHERE name = @name::text;
 
 -- name: QueueOutcomes :one
--- How the jobs of a River queue have ended since @since, and how many run that began after @running_since; each up to
--- ten thousand.
--- (A job that dlqd completed itself, since another had done its work, says nothing of the queue.)
+-- QueueOutcomes counts how the jobs of a River queue have ended since @since, and how many run that
+-- began after @running_since; each count stops at 10,000. Jobs that dlqd completed because another
+-- job had done their work are not counted: they say nothing about the queue.
 SELECT
     (SELECT count(*) FROM (SELECT FROM river.river_job j WHERE j.state = 'completed' AND j.finalized_at >= @since::timestamptz AND j.queue = @queue::text
         AND NOT j.metadata ? 'dlq:done_by' LIMIT 10000) c) AS succeeded,

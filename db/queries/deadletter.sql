@@ -2,17 +2,19 @@
 SELECT dlq.filter_where(@filter::jsonb)::text AS condition;
 
 -- name: FilterBounds :one
--- Between which ids what a filter chooses can be; the nil UUID for no bound.
+-- FilterBounds returns the range of ids that a filter can choose: from first on, and less than
+-- below. The nil UUID means no bound.
 SELECT coalesce(b.first, '00000000-0000-0000-0000-000000000000')::uuid AS first, coalesce(b.below, '00000000-0000-0000-0000-000000000000')::uuid AS below FROM dlq.filter_bounds(@filter::jsonb) b;
 
 -- name: FilterValues :many
--- Values with which a field of a filter may be completed.
+-- FilterValues returns completions for the value of a filter's field.
 SELECT v.value::text AS value, coalesce(v.note, '')::text AS note FROM dlq.filter_values(@field::text, @prefix::text, @most::integer) v;
 
 -- name: Backlog :many
--- Open entries of the scope, by status, queue and class: those that are filed from the index dead_letter_open_backlog alone, or, where there
--- are more than 20,000, from the rollups, which are a second or so old (ten at most); of the others 10,000 are counted, less those that are further
--- failures of an open entry. more: there are others.
+-- Backlog counts the open entries in the caller's scope by status, queue and class. Without a
+-- scope, filed entries are counted from the index dead_letter_open_backlog alone or, if there are
+-- more than 20,000, from the rollups, which are about a second old, ten at most. Unfiled entries
+-- that become entries of their own are counted up to 10,000; more is true if there are others.
 WITH size AS MATERIALIZED (SELECT coalesce(sum(r.pending + r.processing + r.manual), 0) > 20000 AND (SELECT s.at > now() - interval '10 seconds' FROM dlq.rollup_state s) AS large FROM dlq.rollup_backlog r)
 SELECT b.status::text AS status, b.queue::text AS queue, b.error_class::text AS error_class, sum(b.entries)::bigint AS entries, bool_or(b.more)::boolean AS more
 FROM (
@@ -42,19 +44,20 @@ SELECT created_at FROM dlq.dead_letter_queue WHERE stage IN ('inbox', 'open') AN
 SELECT dlq.restore_entries(@entries::jsonb, @until::timestamptz, @actor::text, nullif(@note::text, ''))::integer AS entries;
 
 -- name: ActWhere :one
--- One thing done to a batch of the entries that a filter chooses.
+-- ActWhere applies an action to a batch of the entries that a filter chooses.
 SELECT coalesce(a.looked, 0)::integer AS looked, coalesce(a.changed, 0)::integer AS changed, coalesce(a.last, '00000000-0000-0000-0000-000000000000')::uuid AS last, a.operation::uuid AS operation
 FROM dlq.act_where(@action::text, @filter::jsonb, @actor::text, nullif(@note::text, ''), @args::jsonb, @all_entries::boolean, @max_entries::integer, sqlc.narg('after')::uuid, @below::uuid) a;
 
 -- name: NewID :one
--- An id greater than that of every entry that is there.
+-- NewID returns an id greater than that of every existing entry.
 SELECT dlq.uuid_v7()::uuid AS id;
 
 -- name: Preview :many
 SELECT p.queue::text AS queue, p.error_type::text AS error_type, p.age::text AS age, p.entries::bigint AS entries FROM dlq.preview(@filter::jsonb) p;
 
 -- name: CountUpTo :one
--- How many entries a filter chooses, up to a number: those of a replay run, or all.
+-- CountUpTo counts the entries that a filter chooses, or those of them that a replay run takes, up
+-- to @most.
 SELECT count(*) FROM dlq.find_ids(CASE WHEN @replayable::boolean THEN dlq.replayable(@filter::jsonb) ELSE @filter::jsonb END, @most::integer);
 
 -- name: Count :one
@@ -64,11 +67,12 @@ SELECT coalesce(sum(p.entries), 0)::bigint AS entries FROM dlq.preview(CASE WHEN
 SELECT dlq.replay(@id::uuid, @actor::text, nullif(@note::text, ''), NULL, @force::boolean, nullif(@destination::text, ''), nullif(@payload::text, ''), nullif(@checkpoint::text, ''))::bigint AS job;
 
 -- name: Move :exec
--- A person's move, as an operation: discard, resolve, park, unpark or reopen.
+-- Move makes an operator's move of one entry, as an operation: discard, resolve, park, unpark or
+-- reopen.
 SELECT dlq.act_on_one(@verb::text, @id::uuid, @actor::text, nullif(@note::text, ''), jsonb_build_object('operation', @operation::uuid));
 
 -- name: Undo :one
--- A batch of an operation, put back.
+-- Undo undoes a batch of an operation.
 SELECT u.looked::integer AS looked, u.changed::integer AS changed, u.became::jsonb AS became, coalesce(u.last, 'epoch')::timestamptz AS last, coalesce(u.last_id, 0)::bigint AS last_id
 FROM dlq.undo(@operation::uuid, nullif(@note::text, ''), @actor::text, @most::integer, sqlc.narg('after')::timestamptz, @after_id::bigint, @undo::uuid) u;
 
@@ -81,7 +85,8 @@ FROM dlq.operation(@id::uuid) o;
 SELECT e.entry_id::uuid AS entry_id, e.changed::boolean AS changed, coalesce(e.reason, '')::text AS reason FROM dlq.operation_entries(@id::uuid, @most::integer, sqlc.narg('after')::uuid) e;
 
 -- name: Redeliver :many
--- Jobs of entries that the transaction has claimed; or why one got none.
+-- Redeliver makes jobs for entries that the transaction has claimed, or returns why an entry got
+-- none.
 SELECT r.entry_id::uuid AS entry_id, r.verdict::text AS verdict, coalesce(r.job_id, 0)::bigint AS job_id
 FROM dlq.redeliver(@ids::uuid[], @actor::text, @reason::text, p_config_version => nullif(@config_version::text, '')) r;
 
@@ -90,7 +95,8 @@ SELECT l.looked::integer AS looked, coalesce(l.last, '00000000-0000-0000-0000-00
 FROM dlq.sweep_redeliveries(1000, @after::uuid) l;
 
 -- name: Protect :exec
--- Hides columns from the role dlq_reader, and what is masked from everybody, if that is otherwise now.
+-- Protect hides columns from the role dlq_reader, and masked values from every role but dlqd's, if
+-- the settings have changed.
 SELECT dlq.protect(@columns::text[], @masked::jsonb) WHERE NOT EXISTS (
     SELECT FROM dlq.settings s WHERE s.key = 'sensitive_columns' AND s.value = array_to_string(@columns::text[], ','))
     OR NOT EXISTS (SELECT FROM dlq.settings s WHERE s.key = 'sensitive' AND s.value = (@masked::jsonb)::text);
@@ -99,7 +105,8 @@ SELECT dlq.protect(@columns::text[], @masked::jsonb) WHERE NOT EXISTS (
 SELECT dlq.record_reveal(@id::uuid, @note::text, @actor::text);
 
 -- name: RecordExport :exec
--- What is masked is about to leave: who took it, why, which entries, and how many they are now.
+-- RecordExport records an export of masked values: the actor, the reason, the filter, and how many
+-- entries it chooses now.
 SELECT dlq.record_act('export', 'revealed', @actor::text, @note::text,
     jsonb_build_object('filter', @filter::jsonb, 'entries', (SELECT coalesce(sum(p.entries), 0) FROM dlq.preview(@filter::jsonb) p)));
 
@@ -107,7 +114,8 @@ SELECT dlq.record_act('export', 'revealed', @actor::text, @note::text,
 SELECT dlq.chooses_all(@filter::jsonb)::boolean AS everything;
 
 -- name: PublishPolicy :exec
--- Tells the database which policy is in force, for what people do by SQL, and what of that needs a second person.
+-- PublishPolicy publishes the version of the policy in force and the operations that need approval,
+-- for operators who use SQL.
 SELECT dlq.publish_policy(@version::text, @approvals::text, @actor::text);
 
 -- name: RecordAct :exec
@@ -117,15 +125,17 @@ SELECT dlq.record_act(@subject::text, @act::text, @actor::text, nullif(@note::te
 SELECT dlq.erase_begin(@filter::jsonb, nullif(@note::text, ''), @actor::text)::uuid AS id, now()::timestamptz AS at;
 
 -- name: FileAll :one
--- Whether all that had failed before then is filed.
+-- FileAll scans a batch of the jobs that River keeps, and returns whether the scan is done and began
+-- at @since or later: then all earlier failures are filed.
 SELECT (r.done AND r.began_at >= @since::timestamptz)::boolean AS done FROM dlq.reconcile(p_whole => true) r;
 
 -- name: EraseStep :one
--- One batch of an erasure; the nil UUID where none is left.
+-- EraseStep erases a batch; it returns the nil UUID if none is left.
 SELECT coalesce(dlq.erase_step(@erasure::uuid, @filter::jsonb, sqlc.narg('after')::uuid), '00000000-0000-0000-0000-000000000000')::uuid AS last;
 
 -- name: FinishErasure :one
--- What was left, since somebody held it, is still there: then it is not finished.
+-- FinishErasure records the result of an erasure. The erasure is not finished while entries are
+-- left that were locked or being redelivered (under_way).
 UPDATE dlq.erasures SET archived = @archived, archives = @archives, archive = @archive, jobs = jobs + @jobs, finished_at = CASE WHEN under_way = 0 THEN clock_timestamp() END
 WHERE id = @id RETURNING jobs, finished_at;
 
@@ -136,7 +146,7 @@ SELECT dlq.erase_archived(@entries::jsonb)::integer AS jobs;
 SELECT e.id::uuid AS id FROM dlq.were_erased(@ids::uuid[]) e (id);
 
 -- name: EraseRows :many
--- Of entries as the archive has them, those that a filter chooses, erased.
+-- EraseRows returns those of the archived entries that a filter chooses, erased.
 SELECT r.id::uuid AS id, r.line::text AS line FROM dlq.erase_rows(@entries::jsonb, @filter::jsonb) r;
 
 -- name: ClosedMonths :many

@@ -9,14 +9,16 @@ SELECT dlq.complete_ordered(@queue::text, @key::text, @job::bigint, @created_at:
     AS completed;
 
 -- name: AttemptRuns :one
--- Whether an attempt at a job still runs, as far as River knows: another process may have put the job back.
+-- AttemptRuns returns whether an attempt at a job still runs, as far as River knows: another
+-- process may have released the job.
 SELECT EXISTS (
     SELECT FROM river.river_job j
     WHERE j.id = @job AND j.created_at = @created_at AND j.state = 'running' AND j.attempt = @attempt::integer
 )::boolean AS runs;
 
 -- name: LockAttempts :many
--- Locks jobs that a client runs, and returns those of which the given attempt does; an attempt of 0 is any.
+-- LockAttempts locks the given jobs that a client runs, and returns those that are at the given
+-- attempt. Attempt 0 matches any.
 SELECT l.id
 FROM (
     SELECT j.id, j.attempt FROM river.river_job j
@@ -31,7 +33,7 @@ WHERE r.attempt IN (0, l.attempt);
 SELECT dlq.forget_ordered()::integer AS forgotten;
 
 -- name: LiveJobs :many
--- Jobs that have not ended, by queue and state; and how many of them are held.
+-- LiveJobs counts jobs that have not ended, by queue and state, and how many of them are held.
 SELECT j.queue, j.state::text AS state, count(*) AS jobs, count(*) FILTER (WHERE j.state = 'scheduled' AND j.metadata ? 'dlq:held') AS held
 FROM river.river_job j
 WHERE j.state IN ('available', 'pending', 'retryable', 'running', 'scheduled')

@@ -1,4 +1,5 @@
 -- name: Apply :one
--- at_page: how large the table was, in pages.
+-- Apply applies facts from @from_page on, and returns how many. pages is the size of the table, in
+-- pages.
 SELECT dlq.apply_facts(@most::integer, sqlc.narg('run')::uuid, format('(%s,0)', @from_page::bigint)::tid, @careful::boolean)::integer AS applied,
        (pg_relation_size('dlq.job_facts') / current_setting('block_size')::integer)::bigint AS pages;

@@ -2,7 +2,8 @@
 SELECT dlq.set_group(@queue::text, @fingerprint::text, @changes::jsonb, @actor::text, nullif(@why::text, ''))::text AS fingerprint;
 
 -- name: OneGroup :one
--- The fingerprint of a group, of which the beginning will do.
+-- OneGroup returns the fingerprint of the group with this fingerprint, or with one that begins with
+-- it.
 SELECT dlq.one_group(@queue::text, @fingerprint::text)::text AS fingerprint;
 
 -- name: Shares :many
@@ -15,8 +16,8 @@ SELECT e::uuid AS id FROM dlq.group_entries(@queue::text, @fingerprint::text, @m
 SELECT dlq.muted_entries()::bigint AS entries;
 
 -- name: Marks :many
--- What people have said of some groups, each a queue and a fingerprint. (A group that was just
--- inherited may have no counts yet.)
+-- Marks returns what operators have set for some groups, each a queue and a fingerprint. A group
+-- that has just inherited its marks may have no counts yet.
 SELECT m.queue, m.fingerprint, coalesce(m.owner, '')::text AS owner,
        dlq.is_muted(m, coalesce(g.failures, 0))::boolean AS muted, (m.fixed_at IS NOT NULL)::boolean AS fixed
 FROM (SELECT DISTINCT unnest(@queues::text[]) AS queue, unnest(@fingerprints::text[]) AS fingerprint) a
@@ -24,13 +25,13 @@ JOIN dlq.group_marks m ON m.queue = a.queue AND m.fingerprint = a.fingerprint
 LEFT JOIN dlq.failure_groups g ON g.queue = m.queue AND g.fingerprint = m.fingerprint;
 
 -- name: GroupNames :one
--- All fingerprints under which a group's entries are found.
+-- GroupNames returns all fingerprints under which a group's entries are found.
 SELECT dlq.group_names(@queue::text, @fingerprint::text)::text[] AS names;
 
 -- name: FormerEntries :many
--- Open entries of groups of an earlier grouping method, in the order of the index
--- dead_letter_open_by_former_method, with the columns that filing makes a fingerprint of (ClaimDue
--- in worker.sql).
+-- FormerEntries returns open entries of groups of an earlier grouping method, in the order of the
+-- index dead_letter_open_by_former_method, with the columns that filing makes a fingerprint of
+-- (ClaimDue in worker.sql).
 SELECT e.id, e.queue, e.fingerprint::text AS former,
        coalesce(e.error_type, '')::text AS error_type, coalesce(e.error_code, '')::text AS error_code,
        coalesce(e.error_title, '')::text AS error_title,
@@ -45,7 +46,7 @@ ORDER BY e.fingerprint, e.id
 LIMIT @most::integer;
 
 -- name: FormerGroups :many
--- Groups of an earlier grouping method of which no alias is known.
+-- FormerGroups returns groups of an earlier grouping method that have no known alias.
 SELECT g.queue, g.fingerprint, (m.muted_at IS NOT NULL OR m.fixed_at IS NOT NULL)::boolean AS marked
 FROM dlq.failure_groups g LEFT JOIN dlq.group_marks m ON m.queue = g.queue AND m.fingerprint = g.fingerprint
 WHERE length(g.fingerprint) < 20 AND g.fingerprint <> 'other'
@@ -56,8 +57,8 @@ ORDER BY g.queue, g.fingerprint
 LIMIT @most::integer;
 
 -- name: LastOfGroups :many
--- The last entries of some groups, in any state: most of each group. The columns are those of
--- FormerEntries.
+-- LastOfGroups returns the last entries of some groups, in any state, up to most for each group.
+-- The columns are those of FormerEntries.
 SELECT e.id, e.queue, e.fingerprint::text AS former,
        coalesce(e.error_type, '')::text AS error_type, coalesce(e.error_code, '')::text AS error_code,
        coalesce(e.error_title, '')::text AS error_title,

@@ -1,13 +1,15 @@
 -- name: ReadSample :one
--- All that a scrape asks the database: one row, whatever the backlog; and of that one the sample only where it is not the one of known_at,
--- which the process has already. Where there is none (yet, or after a crash), the known one is still the last.
+-- ReadSample is the only query of a scrape: it reads one row, however large the backlog is. It
+-- returns the sample only if it is not the one of known_at, which the process has already. If there
+-- is no sample (yet, or after a crash), the known one remains the last.
 SELECT coalesce(s.at, @known_at)::timestamptz AS at, coalesce(s.counters, 'null')::json AS counters, coalesce(s.sample, 'null')::json AS sample, clock_timestamp()::timestamptz AS now
 FROM (SELECT) one LEFT JOIN (SELECT m.at, CASE WHEN m.at <> @known_at THEN m.counters END AS counters, CASE WHEN m.at <> @known_at THEN m.sample END AS sample FROM dlq.metrics_sample m) s ON true;
 
 -- name: SampleDue :one
--- Whether a sample is due, how old the last one is (0 if there is none), and whether this transaction takes the next.
--- The lock and the statement timeout last until the transaction ends. A sample from the future, which a clock that was
--- set back leaves behind, makes the next one due.
+-- SampleDue returns whether a sample is due, how old the last one is (0 if there is none), and
+-- whether this transaction takes the next. The lock and the statement timeout last until the
+-- transaction ends. A sample with a future time, which remains after a clock was set back, makes
+-- the next one due.
 SELECT d.due, d.age, (d.due AND pg_try_advisory_xact_lock(hashtextextended('dlq.metrics_sample', 0)))::boolean AS ours
 FROM (SELECT coalesce(s.age, '0')::interval AS age,
              coalesce(NOT (s.age >= '0' AND s.age < greatest(@every::interval, least(20 * s.took, @most::interval))),
@@ -16,12 +18,13 @@ FROM (SELECT coalesce(s.age, '0')::interval AS age,
       LEFT JOIN (SELECT clock_timestamp() - m.at AS age, m.took FROM dlq.metrics_sample m) s ON true OFFSET 0) d;
 
 -- name: Ages :one
--- How old the sample and the rollups are; 0 where there are none yet.
+-- Ages returns how old the sample and the rollups are; 0 if there are none yet.
 SELECT coalesce((SELECT clock_timestamp() - s.at FROM dlq.metrics_sample s), '0')::interval AS sample,
        coalesce((SELECT clock_timestamp() - r.at FROM dlq.rollup_state r), '0')::interval AS rollups;
 
 -- name: WriteSample :exec
--- Where nothing has changed, a write each time would be for nothing; and a value that is set to itself stays where it is, out of line.
+-- WriteSample skips the write if nothing has changed since a recent sample. It keeps unchanged
+-- counters as they are, so that Postgres does not write their out-of-line value again.
 INSERT INTO dlq.metrics_sample AS s (at, took, takes, counters, sample)
 VALUES (clock_timestamp(), @took::interval, ARRAY[@took::interval], @counters::json, @sample::json)
 ON CONFLICT (one) DO UPDATE SET at = excluded.at, takes = (excluded.takes || s.takes)[1:5], sample = excluded.sample,
@@ -35,22 +38,24 @@ WHERE s.sample::text <> excluded.sample::text OR s.counters::text <> excluded.co
 SELECT name, queue, array_agg(label)::text[] AS labels, array_agg(value)::float8[] AS values FROM dlq.counters GROUP BY name, queue ORDER BY name, queue;
 
 -- name: OpenEntries :many
--- Open entries that are filed, from the rollup: exact as of its last refresh, however many there are.
+-- OpenEntries returns filed open entries from the rollup: exact as of its last refresh, at the same
+-- cost for any backlog.
 SELECT b.queue, b.error_class, b.pending, b.processing, b.manual FROM dlq.rollup_backlog b WHERE (b.pending, b.processing, b.manual) <> (0, 0, 0) ORDER BY b.queue, b.error_class;
 
 -- name: Unfiled :many
--- Entries that nobody has filed yet, by queue: 10,000 are counted.
+-- Unfiled counts entries that are not filed yet by queue, up to 10,000 in all.
 SELECT u.queue, count(*) AS entries, min(u.created_at)::timestamptz AS since
 FROM (SELECT i.queue, i.created_at FROM dlq.dead_letter_inbox i WHERE NOT dlq.is_repeat(i.river_job_id, i.job_created_at) LIMIT 10000) u GROUP BY u.queue ORDER BY u.queue;
 
 -- name: OldestOpen :many
--- Since when the oldest open entry of each queue is there: a look into an index for each.
+-- OldestOpen returns the time of the oldest open entry of each queue, with one index probe for
+-- each.
 SELECT q.queue, o.created_at AS since
 FROM (SELECT DISTINCT b.queue FROM dlq.rollup_backlog b WHERE b.pending + b.processing + b.manual > 0) q
 CROSS JOIN LATERAL (SELECT e.created_at FROM dlq.dead_letter_open e WHERE e.queue = q.queue ORDER BY e.id LIMIT 1) o ORDER BY q.queue;
 
 -- name: Observed :many
--- Pending entries that are not redelivered by themselves, 10,000 of a queue.
+-- Observed counts observed entries, up to 10,000 of each queue.
 SELECT q.queue, o.entries
 FROM (SELECT DISTINCT b.queue FROM dlq.rollup_backlog b WHERE b.pending > 0) q
 CROSS JOIN LATERAL (SELECT count(*) AS entries FROM (SELECT FROM dlq.dead_letter_open e WHERE e.status = 'dlq_pending' AND e.waiting_for = 'automatic' AND e.queue = q.queue LIMIT 10000) l) o
@@ -84,25 +89,28 @@ SELECT count(*) FROM dlq.processes p WHERE p.stopped_at IS NULL AND p.seen_at > 
 SELECT p.of::text AS of, p.until::timestamptz AS until FROM dlq.partitions_until() p ORDER BY 1;
 
 -- name: RiverQueues :many
--- River's queues, the ones used last first.
+-- RiverQueues returns River's queues, the most recently used first.
 SELECT q.name, (q.paused_at IS NOT NULL)::boolean AS paused FROM river.river_queue q WHERE q.name <> '' ORDER BY q.updated_at DESC, q.name LIMIT @most::integer;
 
 -- name: RiverJobs :many
--- River's jobs of some queues by state, each counted up to a limit, from the index that River fetches by.
+-- RiverJobs counts River's jobs of some queues by state, each up to a limit, from the index that
+-- River fetches by.
 SELECT q.queue::text AS queue, s.state::text AS state, c.jobs
 FROM unnest(@queues::text[]) q (queue) CROSS JOIN unnest(ARRAY['available', 'running', 'retryable', 'scheduled']) s (state)
 CROSS JOIN LATERAL (SELECT count(*) AS jobs FROM (SELECT FROM river.river_job j WHERE j.state = s.state::river.river_job_state AND j.queue = q.queue LIMIT @most::integer) l) c
 ORDER BY 1, 2;
 
 -- name: RiverOldest :many
--- Since when the oldest job of each queue waits to be worked: the first of each priority in the index.
+-- RiverOldest returns since when the oldest available job of each queue has been waiting: the first
+-- one of each priority in the index.
 SELECT q.queue::text AS queue, min(o.scheduled_at)::timestamptz AS since
 FROM unnest(@queues::text[]) q (queue) CROSS JOIN generate_series(1, 4) p (priority)
 CROSS JOIN LATERAL (SELECT j.scheduled_at FROM river.river_job j WHERE j.state = 'available' AND j.queue = q.queue AND j.priority = p.priority ORDER BY j.scheduled_at LIMIT 1) o
 GROUP BY q.queue ORDER BY 1;
 
 -- name: RiverLatency :many
--- How long the jobs of each queue that run now had waited, on average of a thousand.
+-- RiverLatency returns how long the running jobs of each queue had waited: the average in seconds
+-- over at most 1,000 jobs.
 SELECT l.queue::text AS queue, avg(l.waited)::float8 AS seconds
 FROM (SELECT q.queue, greatest(extract(epoch FROM j.attempted_at - j.scheduled_at), 0) AS waited
       FROM unnest(@queues::text[]) q (queue)

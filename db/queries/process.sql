@@ -1,6 +1,7 @@
 -- name: SeeProcess :one
--- Runs every few seconds in each process that serves, also while it stops: its jobs may still run. Returns the database's
--- time. Rows of processes that are long gone are taken away on the way.
+-- SeeProcess records that a process is alive. Each process that serves calls it every few seconds,
+-- also while it stops, because its jobs may still run. It returns the database's time, and deletes
+-- the rows of processes that have been gone for long.
 WITH gone AS (
     DELETE FROM dlq.processes WHERE seen_at < now() - @forget_after::interval AND id <> @id
 )
@@ -14,7 +15,8 @@ RETURNING seen_at;
 UPDATE dlq.processes SET stopped_at = now() WHERE id = @id AND stopped_at IS NULL;
 
 -- name: WorkedQueues :many
--- Each queue that a dlqd process delivers messages of, or did a while ago; and whether one does now.
+-- WorkedQueues returns each queue whose messages a dlqd process delivers or has recently delivered,
+-- and whether one does now.
 SELECT q.queue::text AS queue, bool_or(p.stopped_at IS NULL AND p.seen_at > now() - @live_for::interval)::boolean AS live
 FROM dlq.processes p CROSS JOIN unnest(p.queues) q (queue)
 WHERE p.seen_at > now() - @away_for::interval

@@ -1,10 +1,10 @@
 -- name: ActiveReplays :many
--- Runs that have something to do; none where the database was restored.
+-- ActiveReplays returns the runs that have something to do; none if the database was restored.
 SELECT id FROM dlq.replay_runs WHERE status = 'running' AND NOT (SELECT dlq.is_restored()) ORDER BY id;
 
 -- name: LockReplay :one
--- One process at a time takes a run's next batch; the others pass by.
--- ended, failed: how the last redeliveries of the run ended.
+-- LockReplay lets one process at a time take a run's next batch; other processes skip the run.
+-- ended and failed count the outcomes of the run's last redeliveries.
 SELECT r.id, r.filter, r.newest_first, r.batch_size, r.rate, r.concurrency, r.patch, r.merge_patch, coalesce(r.checkpoint, '')::text AS checkpoint, r.stop_at, r.stop_of, r.cursor,
        (SELECT count(*) FROM (SELECT FROM dlq.replay_run_entries e WHERE e.run_id = r.id AND e.outcome IN ('succeeded', 'failed') AND e.ended_at > r.judged_from
                               ORDER BY e.ended_at DESC LIMIT r.stop_of) l) AS ended,
@@ -13,7 +13,8 @@ SELECT r.id, r.filter, r.newest_first, r.batch_size, r.rate, r.concurrency, r.pa
 FROM dlq.replay_runs r WHERE r.id = @id AND r.status = 'running' FOR UPDATE OF r SKIP LOCKED;
 
 -- name: ReplayNext :many
--- The entries whose turn is next, after the run's cursor. (One that waited for another of its ordering key may be before it.)
+-- ReplayNext returns the next entries of a run after its cursor. An entry that waited for another
+-- one of its ordering key may be before the cursor.
 (SELECT e.entry_id FROM dlq.replay_run_entries e
  WHERE NOT @newest_first::boolean AND e.run_id = @id AND e.job_id IS NULL AND e.outcome IS NULL AND e.behind IS NULL AND e.entry_id > coalesce(sqlc.narg('after')::uuid, '00000000-0000-0000-0000-000000000000')
  ORDER BY e.entry_id LIMIT @most::integer)
@@ -23,7 +24,8 @@ UNION ALL
  ORDER BY e.entry_id DESC LIMIT @most::integer);
 
 -- name: ReplayAlone :many
--- Of the entries of a run whose jobs were rescued twice or more, and that wait until they may go alone, the first one of each queue.
+-- ReplayAlone returns the first entry of each queue among a run's entries whose jobs were rescued
+-- twice or more and that wait to be sent one at a time.
 SELECT DISTINCT ON (e.queue) w.entry_id
 FROM (SELECT r.entry_id FROM dlq.replay_run_entries r
       WHERE r.run_id = @id AND r.outcome IS NULL AND r.job_id IS NULL AND r.behind = r.entry_id
@@ -36,27 +38,28 @@ LIMIT @most::integer;
 SELECT f.id::uuid AS id FROM dlq.find_ids(@filter::jsonb, @max_entries::integer, NULL, @newest_first::boolean) f (id);
 
 -- name: Events :many
--- What redeliveries of entries would carry, in the order of the ids.
+-- Events returns what redeliveries of entries would carry, in the order of the ids.
 SELECT e.id, e.job_kind, coalesce(e.edited_event, e.original_event)::jsonb AS event, coalesce(e.edited_event::text, '')::text AS edited, dlq.has_checkpoint(e.metadata)::boolean AS resumes FROM dlq.dead_letter_queue e
 WHERE e.id = ANY (@ids::uuid[]) AND ((SELECT dlq.scope()) IS NULL OR dlq.in_patterns(e.queue, e.kind, (SELECT dlq.scope_patterns(dlq.scope()))))
 ORDER BY array_position(@ids::uuid[], e.id);
 
 -- name: Checkpoints :many
--- How far resumable jobs of entries came, as people may see it.
+-- Checkpoints returns the checkpoints of entries with resumable jobs, masked.
 SELECT e.id, coalesce(dlq.masked_json(e.metadata, 'metadata', dlq.mask(false)), '{}')::jsonb AS metadata
 FROM dlq.dead_letter_queue e
 WHERE e.id = ANY (@ids::uuid[]) AND dlq.has_checkpoint(e.metadata) AND NOT 'metadata' = ANY (dlq.hidden_columns())
   AND ((SELECT dlq.scope()) IS NULL OR dlq.in_patterns(e.queue, e.kind, (SELECT dlq.scope_patterns(dlq.scope()))));
 
 -- name: CountCheckpoints :one
--- How many entries that a filter chooses have a checkpoint.
+-- CountCheckpoints counts the entries with a checkpoint that a filter chooses.
 SELECT dlq.count_checkpoints(@filter::jsonb)::bigint AS entries;
 
 -- name: IsMasked :one
 SELECT (dlq.mask(false) IS NOT NULL)::boolean AS masked;
 
 -- name: MaskSample :one
--- What redeliveries would carry, and what an edit changes of a payload, as people may see it. (Without an edit, patched is JSON null.)
+-- MaskSample masks what a redelivery would carry, and what an edit changes in it. Without an edit,
+-- patched is JSON null.
 SELECT dlq.masked_event(@event::jsonb, @job_kind::text, m.mask)::jsonb AS event, dlq.masked_event(@patched::jsonb, @job_kind::text, m.mask)::jsonb AS patched,
        dlq.masked_detail(jsonb_build_object('changes', @changes::jsonb), m.mask)::jsonb AS said
 FROM (SELECT dlq.mask(false) AS mask) m;
@@ -67,15 +70,18 @@ FROM (SELECT unnest(@ids::uuid[]) AS id, unnest(@events::jsonb[]) AS event) d
 WHERE e.id = d.id AND e.status IN ('dlq_pending', 'dlq_manual', 'dlq_failed');
 
 -- name: UndoEdits :exec
--- What a run did not send after all is as it was before: its patch does not go out with somebody else's redelivery. ('' is none. A job
--- that the run follows is the entry's own, with the payload that it had.)
+-- UndoEdits restores the payload of entries that a run did not send after all, so that its patch
+-- does not go out with another redelivery. An empty text in @befores means that there was no edit.
+-- If the run follows the entry's own job, the edit is undone, too: that job has the payload that it
+-- had.
 UPDATE dlq.dead_letter_queue e SET edited_event = nullif(d.before, '')::jsonb
 FROM (SELECT unnest(@ids::uuid[]) AS id, unnest(@befores::text[]) AS before) d
 JOIN dlq.replay_run_entries r ON r.run_id = @run::uuid AND r.entry_id = d.id
 WHERE e.id = d.id AND (e.closed_at IS NULL OR e.closed_at >= dlq.closed_since(@ids::uuid[])) AND (r.job_id IS NULL OR r.job_id = e.river_job_id);
 
 -- name: ReplayStep :exec
--- Sends a batch of a run back; the others of its entries are skipped, each for its own reason.
+-- ReplayStep redelivers a batch of a run; the entries in @skipped are skipped, each for its own
+-- reason.
 SELECT dlq.replay_step(@id::uuid, @ids::uuid[], @skipped::uuid[], @why::text[]);
 
 -- name: EndReplay :exec
@@ -85,7 +91,8 @@ SELECT dlq.replay_move(@id::uuid, '{running}', (@status::text)::dlq.replay_statu
 SELECT count(*) FROM dlq.replay_run_entries WHERE run_id = @id AND outcome IS NULL AND job_id IS NOT NULL;
 
 -- name: ReplayUnfinished :one
--- Whether something of a run is under way, or its turn has not come.
+-- ReplayUnfinished returns whether redeliveries of a run are under way, or entries are left to
+-- send.
 SELECT (EXISTS (SELECT FROM dlq.replay_run_entries e WHERE e.run_id = @id AND e.outcome IS NULL AND e.job_id IS NOT NULL)
      OR EXISTS (SELECT FROM dlq.replay_run_entries e WHERE e.run_id = @id AND e.outcome IS NULL AND e.job_id IS NULL AND e.behind IS NULL)
      OR EXISTS (SELECT FROM dlq.replay_run_entries e WHERE e.run_id = @id AND e.outcome IS NULL AND e.behind IS NOT NULL))::boolean AS unfinished;
@@ -100,7 +107,8 @@ SELECT dlq.unworked_queues(@queues::text[])::text[] AS queues;
 UPDATE dlq.replay_runs SET forecast = @forecast::jsonb WHERE id = @id;
 
 -- name: RunsByID :many
--- Runs, the newest first. Those whose outcomes are known, for good, are not counted anew.
+-- RunsByID returns runs, the newest first. The outcomes of runs in @known, which are final, are not
+-- counted again: succeeded and failed are -1.
 SELECT r.id, r.status::text AS status, (r.status = 'running' AND (SELECT dlq.is_restored()))::boolean AS held, r.newest_first, r.batch_size, r.rate, r.concurrency, r.queue, r.destination, r.force, coalesce(dlq.masked_text(r.note, dlq.mask(false)), '')::text AS note, r.actor,
        coalesce(r.checkpoint, '')::text AS checkpoint,
        CASE WHEN dlq.hidden_columns() && dlq.filtered_columns() THEN jsonb_build_object('filter', r.filter - (dlq.personal_filters() || '{errorMessage}'))
@@ -115,8 +123,8 @@ FROM dlq.replay_runs r WHERE r.id = ANY (@ids::uuid[]) AND dlq.scope_within(r.sc
 SELECT id FROM dlq.replay_runs r WHERE dlq.scope_within(r.scope, (SELECT dlq.scope())) ORDER BY id DESC LIMIT @most::integer;
 
 -- name: ReplayEntries :many
--- A page of the entries of a run, those that were captured last first, and what became of each in it. (to_go: under way, or its turn has
--- not come.)
+-- ReplayEntries returns a page of a run's entries, the last captured first, with the outcome of
+-- each. to_go means that the redelivery is under way, or the entry's turn has not come.
 WITH page AS MATERIALIZED (
     SELECT x.entry_id, coalesce(x.outcome, 'to_go') AS outcome, x.detail, x.job_id, x.ended_at FROM dlq.replay_run_entries x
     WHERE x.run_id = (SELECT r.id FROM dlq.replay_runs r WHERE r.id = @id AND dlq.scope_within(r.scope, dlq.scope()))

@@ -1,7 +1,8 @@
 -- name: ClaimDue :many
--- The most urgent due entries, oldest first, that no other worker holds. One range of the index dead_letter_open_due
--- for each priority: a single scan over all of them would step over every urgent entry that is not due yet.
--- What only a decision reads (the error, whole, and the message, where rules read it) is read of undecided entries alone.
+-- ClaimDue locks the most urgent due entries, oldest first, that no other worker has locked. It
+-- reads one range of the index dead_letter_open_due for each priority: a single scan over all
+-- priorities would pass every urgent entry that is not due yet. Columns that only a decision needs
+-- (the error and, if rules read it, the message) are read only for undecided entries.
 SELECT d.id, d.queue, d.kind, coalesce(d.source, '')::text AS source, d.error_message, coalesce(d.error_type, '')::text AS error_type,
        coalesce(d.error_code, '')::text AS error_code, coalesce(d.error_title, '')::text AS error_title,
        coalesce(d.error_class, '')::text AS error_class, coalesce(d.reported_class, '')::text AS reported_class,
@@ -29,15 +30,17 @@ CROSS JOIN LATERAL (
 LIMIT @max_entries::integer;
 
 -- name: ClaimUndecided :many
--- Of entries that were judged as they failed at a time, those that are undecided still.
+-- ClaimUndecided locks those of the given entries that are still undecided and have not failed
+-- again since they were judged.
 SELECT e.id FROM dlq.dead_letter_open e
 JOIN (SELECT unnest(@ids::uuid[]) AS id, unnest(@last_failed_ats::timestamptz[]) AS last_failed_at) j ON e.id = j.id AND e.last_failed_at = j.last_failed_at
 WHERE e.status = 'dlq_pending' AND e.strategy IS NULL AND e.waiting_for IS DISTINCT FROM 'automatic'
 FOR UPDATE OF e SKIP LOCKED;
 
 -- name: Unfiled :many
--- Entries that nobody has filed and that no other worker files this moment, the earliest failure first, described. They are
--- locked to the end of this statement's transaction, and no longer: they are judged in none. The columns are those of ClaimDue.
+-- Unfiled returns unfiled entries that no other worker is filing, described, the earliest failure
+-- first. It locks them only until this statement's transaction ends, because entries are judged
+-- outside a transaction. The columns are those of ClaimDue.
 SELECT i.id, i.queue, i.kind, coalesce(i.source, '')::text AS source, coalesce(left(f.error_message::text, 8192), '')::text AS error_message, coalesce(f.error_type, '')::text AS error_type,
        coalesce(f.error_code, '')::text AS error_code, coalesce(f.error_title, '')::text AS error_title,
        ''::text AS error_class, coalesce(f.error_class, '')::text AS reported_class,
@@ -55,8 +58,9 @@ LIMIT @max_entries::integer
 FOR KEY SHARE OF i SKIP LOCKED;
 
 -- name: RescuedTogether :many
--- How many other jobs of the application's one look of River's rescuer discarded with the job that failed last of each of these entries:
--- it gives all of them one time. Up to 1,000 are counted, once for each time.
+-- RescuedTogether returns for each entry how many other jobs of the application were discarded in
+-- the same run of River's rescuer as the job that failed last: the rescuer gives all of them the
+-- same time. Up to 1,000 are counted, once for each time.
 WITH entries AS MATERIALIZED (
     SELECT e.id, e.river_job_id, e.job_created_at, e.last_failed_at FROM dlq.dead_letter_queue e WHERE e.id = ANY (@ids::uuid[]) AND e.stage IN ('inbox', 'open')
 ), looks AS (
@@ -77,19 +81,20 @@ FROM entries e JOIN looks l ON l.at = e.last_failed_at;
 SELECT i.id FROM dlq.dead_letter_inbox i WHERE i.id = ANY (@ids::uuid[]) ORDER BY i.id FOR UPDATE SKIP LOCKED;
 
 -- name: FileDecided :one
--- Claimed entries of the inbox, as the planner decided: which of them were filed.
+-- FileDecided files claimed entries of the inbox as the planner decided, and returns those that
+-- were filed.
 SELECT dlq.file_as(@ids::uuid[], @actor::text, @config_version::text, @statuses::text[], @strategies::text[], @error_classes::text[], @rules::text[], @fingerprints::text[],
                    @next_retry_ats::timestamptz[], @waiting_fors::text[], @max_retries::integer[], @priorities::smallint[], @tags::jsonb[], @assignees::text[], @reasons::text[])::uuid[] AS filed;
 
 -- name: FileRepeats :one
--- Those of claimed entries that are further failures of open ones.
+-- FileRepeats files those of the claimed entries that are further failures of open ones.
 SELECT dlq.file_repeats(@ids::uuid[], false)::uuid[] AS ids;
 
 -- name: FileUndecided :one
 SELECT dlq.file(@ids::uuid[])::integer AS filed;
 
 -- name: Decide :exec
--- What the planner decided of claimed entries: pending until their time comes, or a person's.
+-- Decide writes the planner's decisions for claimed entries: pending until they are due, or manual.
 UPDATE dlq.dead_letter_queue e SET
     status = d.status::dlq.dead_letter_status,
     strategy = d.strategy::dlq.strategy,
@@ -115,8 +120,8 @@ FROM (
 WHERE e.id = d.id AND e.status IN ('dlq_pending', 'dlq_manual');
 
 -- name: PutOff :exec
--- Entries that wait longer, or for something else. (One that a person returned undecided has no class; groups of
--- entries need one, and a rule.)
+-- PutOff makes entries wait longer, or for something else. Groups of waiting entries need a class
+-- and a rule, and an entry that an operator returned undecided has none, so they are set.
 UPDATE dlq.dead_letter_queue e SET
     error_class = coalesce(e.error_class, 'unknown'),
     rule = coalesce(e.rule, 'none'),
@@ -130,7 +135,7 @@ FROM (
 WHERE e.id = d.id AND e.status = 'dlq_pending';
 
 -- name: Park :many
--- Entries that a worker leaves to a person, each for its own reason.
+-- Park parks entries that need an operator, each for its own reason.
 UPDATE dlq.dead_letter_queue e SET
     status = 'dlq_manual',
     strategy = 'manual',
@@ -142,7 +147,7 @@ WHERE e.id = d.id AND e.status = 'dlq_pending'
 RETURNING e.id, e.queue, e.kind, coalesce(e.error_class, '')::text AS error_class, coalesce(e.rule, '')::text AS rule, coalesce(e.fingerprint, '')::text AS fingerprint;
 
 -- name: Reserve :many
--- Entries that are a person's after all, although their class is not.
+-- Reserve parks entries that need manual handling although their class does not.
 UPDATE dlq.dead_letter_queue e SET
     status = 'dlq_manual',
     strategy = 'manual',
@@ -154,7 +159,8 @@ WHERE e.id = d.id AND e.status = 'dlq_pending'
 RETURNING e.id, e.queue, e.kind, coalesce(e.error_class, '')::text AS error_class, coalesce(e.rule, '')::text AS rule, coalesce(e.fingerprint, '')::text AS fingerprint;
 
 -- name: NextDue :one
--- When the next pending entry is due; no row where none is pending. One index probe for each priority.
+-- NextDue returns when the next pending entry is due; no row if none is pending. It takes one index
+-- probe for each priority.
 SELECT d.next_retry_at::timestamptz AS next_due
 FROM (VALUES (1), (2), (3), (4)) AS p (priority)
 CROSS JOIN LATERAL (
@@ -167,12 +173,14 @@ ORDER BY d.next_retry_at
 LIMIT 1;
 
 -- name: BehindOthers :many
--- Which of these entries have work of their ordering key before them that is not done.
+-- BehindOthers returns those of the given entries that must wait for earlier work of their ordering
+-- key.
 SELECT e.id FROM dlq.dead_letter_open e
 WHERE e.id = ANY (@ids::uuid[]) AND dlq.order_predecessor(e.queue, e.ordering_key, e.river_job_id, e.job_created_at) IS NOT NULL;
 
 -- name: WaitingQueues :many
--- Queues with entries that wait for a condition: one probe of the index dead_letter_open_waiting for each queue.
+-- WaitingQueues returns queues with entries that wait for a condition: one probe of the index
+-- dead_letter_open_waiting for each queue.
 WITH RECURSIVE q AS (
     (SELECT e.queue FROM dlq.dead_letter_open e WHERE e.status = 'dlq_pending' AND e.waiting_for LIKE 'condition: %' ORDER BY e.queue LIMIT 1)
     UNION ALL
@@ -183,7 +191,8 @@ WITH RECURSIVE q AS (
 SELECT q.queue::text AS queue FROM q WHERE q.queue IS NOT NULL;
 
 -- name: WaitingGroups :many
--- Groups of entries of a queue that wait for a condition, each of one plan: one probe of the index dead_letter_open_waiting for each.
+-- WaitingGroups returns groups of a queue's entries that wait for a condition, each with one plan:
+-- one probe of the index dead_letter_open_waiting for each.
 WITH RECURSIVE g AS (
     (SELECT e.kind, e.error_class, e.rule FROM dlq.dead_letter_open e
      WHERE e.status = 'dlq_pending' AND e.waiting_for LIKE 'condition: %' AND e.queue = @queue::text
@@ -198,7 +207,7 @@ WITH RECURSIVE g AS (
 SELECT g.kind::text AS kind, g.error_class::text AS error_class, g.rule::text AS rule FROM g LIMIT @most::integer;
 
 -- name: ClaimWaiting :many
--- The most urgent and oldest entries of some of these groups.
+-- ClaimWaiting locks the most urgent and oldest entries of some of these groups.
 SELECT e.id, e.queue, e.kind, coalesce(e.error_class, '')::text AS error_class, coalesce(e.rule, '')::text AS rule,
        e.job_kind, e.captured_by, e.max_retries
 FROM (
@@ -219,7 +228,7 @@ ORDER BY e.priority, e.id
 FOR UPDATE OF e SKIP LOCKED;
 
 -- name: LockGate :one
--- One process at a time looks at a gate.
+-- LockGate lets one process at a time evaluate a gate.
 SELECT pg_try_advisory_xact_lock(hashtextextended('dlq.gate ' || @name::text, 0)) AS locked;
 
 -- name: Gate :one
@@ -234,14 +243,14 @@ ON CONFLICT (name) DO UPDATE SET state = excluded.state, probes = excluded.probe
 DELETE FROM dlq.gates WHERE name = @name::text;
 
 -- name: ProbeOutcomes :one
--- How the entries that a gate released first have ended.
+-- ProbeOutcomes counts how the entries that a gate released as probes have ended.
 SELECT count(*) FILTER (WHERE e.status = 'dlq_processing') AS under_way,
        count(*) FILTER (WHERE e.status = 'dlq_resolved') AS succeeded
 FROM dlq.dead_letter_queue e WHERE e.id = ANY (@probes::uuid[]);
 
 -- name: DecidedAfter :many
--- A page of the open entries that rules have judged, and no person: those that reclassify looks at. The columns are those
--- of ClaimDue.
+-- DecidedAfter returns a page of the open entries that rules, and no operator, have judged: the
+-- ones that reclassify judges again. The columns are those of ClaimDue.
 SELECT e.id, e.queue, e.kind, coalesce(e.source, '')::text AS source, coalesce(left(e.error_message, 8192), '')::text AS error_message,
        coalesce(e.error_type, '')::text AS error_type, coalesce(e.error_code, '')::text AS error_code,
        coalesce(e.error_title, '')::text AS error_title, coalesce(e.error_class, '')::text AS error_class,
@@ -260,7 +269,8 @@ ORDER BY e.id
 LIMIT @max_entries::integer;
 
 -- name: ClaimDecided :many
--- Those of some entries that reclassify still looks at, and that are as they were when they were judged anew; with what else a decision changes.
+-- ClaimDecided locks those of the given entries that reclassify still applies to and that have not
+-- failed again since they were judged, and returns the other columns that a decision changes.
 SELECT e.id, e.priority, e.tags, coalesce(e.assigned_to, '')::text AS assigned_to, e.dlq_max_retries
 FROM dlq.dead_letter_open e
 JOIN (SELECT unnest(@ids::uuid[]) AS id, unnest(@last_failed_ats::timestamptz[]) AS last_failed_at) j ON e.id = j.id AND e.last_failed_at = j.last_failed_at
@@ -268,8 +278,8 @@ WHERE e.status IN ('dlq_pending', 'dlq_manual') AND e.strategy IS NOT NULL AND e
 FOR UPDATE OF e SKIP LOCKED;
 
 -- name: StuckGroups :many
--- Failure groups (queue and fingerprint) with entries that are parked or failed: one probe of the index
--- dead_letter_by_fingerprint for each group.
+-- StuckGroups returns failure groups (queue and fingerprint) with parked or failed entries: one
+-- probe of the indexes by fingerprint for each group.
 WITH RECURSIVE g AS (
     (SELECT e.queue, e.fingerprint FROM dlq.dead_letter_queue e
      WHERE e.status IN ('dlq_manual', 'dlq_failed') AND e.fingerprint IS NOT NULL
@@ -284,24 +294,24 @@ WITH RECURSIVE g AS (
 SELECT g.queue::text AS queue, g.fingerprint::text AS fingerprint FROM g LIMIT @most::integer;
 
 -- name: GroupFailures :one
--- How many jobs have joined a failure group since a time (that of an id), counted to ten thousand
--- at most; also those of the groups that a former group's errors are in now.
+-- GroupFailures counts the jobs that have joined a failure group since the time of an id, up to
+-- 10,000. For a former group it counts those of the groups that its errors are in now, too.
 SELECT count(*) FROM (
     SELECT FROM dlq.dead_letter_queue e
     WHERE e.queue = @queue::text AND e.fingerprint = ANY (dlq.group_names(@queue::text, @fingerprint::text))
         AND e.id >= @since::uuid LIMIT 10000) f;
 
 -- name: JobsCompleted :one
--- How many jobs of a queue have completed since a time, counted to @most at most; not those that dlqd completed itself, since
--- another job had done their work.
+-- JobsCompleted counts the jobs of a queue that have completed since a time, up to @most. Jobs that
+-- dlqd completed because another job had done their work are left out.
 SELECT count(*) FROM (
     SELECT FROM river.river_job j
     WHERE j.state = 'completed' AND j.finalized_at >= @since::timestamptz AND j.queue = @queue::text
       AND NOT j.metadata ? 'dlq:done_by' LIMIT @most::integer) c;
 
 -- name: ClaimStuck :many
--- The oldest parked or failed entries of a failure group, after one of them, that no person parked and that have not failed
--- since a time.
+-- ClaimStuck locks the oldest parked or failed entries of a failure group, after one of them, that
+-- no operator parked and that have not failed since a time.
 SELECT e.id, e.queue, e.kind, coalesce(e.error_class, '')::text AS error_class, coalesce(e.rule, '')::text AS rule, e.job_kind, e.captured_by, e.max_retries,
        dlq.rescues(e.metadata)::integer AS rescues
 FROM dlq.dead_letter_queue e
@@ -312,11 +322,12 @@ LIMIT @most::integer
 FOR UPDATE SKIP LOCKED;
 
 -- name: SmartGates :many
--- Gates of smart retry that are on their way.
+-- SmartGates returns gates of smart retry that are probing or open.
 SELECT name FROM dlq.gates WHERE name LIKE 'smart:%' AND state IN ('probing', 'open');
 
 -- name: ObservedGroups :many
--- Groups of observed entries: one probe of the index dead_letter_open_observed for each.
+-- ObservedGroups returns groups of observed entries: one probe of the index
+-- dead_letter_open_observed for each.
 WITH RECURSIVE g AS (
     (SELECT e.queue, e.job_kind, e.kind, e.error_class FROM dlq.dead_letter_open e
      WHERE e.status = 'dlq_pending' AND e.waiting_for = 'automatic'
@@ -331,7 +342,7 @@ WITH RECURSIVE g AS (
 SELECT g.queue::text AS queue, g.job_kind::text AS job_kind, g.kind::text AS kind, g.error_class::text AS error_class FROM g LIMIT @most::integer;
 
 -- name: ClaimObserved :many
--- The most urgent and oldest observed entries of a group.
+-- ClaimObserved locks the most urgent and oldest observed entries of a group.
 SELECT e.id, e.next_retry_at::timestamptz AS next_retry_at, coalesce(e.rule, '')::text AS rule, e.captured_by, e.max_retries
 FROM dlq.dead_letter_open e
 WHERE e.status = 'dlq_pending' AND e.waiting_for = 'automatic'
@@ -341,6 +352,7 @@ LIMIT @max_entries::integer
 FOR UPDATE SKIP LOCKED;
 
 -- name: TracesOf :many
--- The traces that open entries were submitted in, for the spans of their filing: asked only where traces are sent.
+-- TracesOf returns the traces that open entries were submitted in, for the spans of their filing.
+-- It is called only if traces are exported.
 SELECT e.id, (e.metadata ->> 'traceparent')::text AS parent, coalesce(e.metadata ->> 'tracestate', '')::text AS state
 FROM dlq.dead_letter_queue e WHERE e.id = ANY (@ids::uuid[]) AND e.stage = 'open' AND e.metadata ? 'traceparent';
