@@ -19,7 +19,8 @@ import (
 	"github.com/dlqd/dlqd/internal/background"
 )
 
-// bundle is a loop whose turns the test writes, in a bubble whose time passes when everybody waits.
+// bundle is a loop with turns of the test, in a bubble whose time advances while all goroutines
+// wait.
 type bundle struct {
 	*testing.T
 
@@ -30,7 +31,7 @@ type bundle struct {
 	log   log
 }
 
-// log is what was logged.
+// log collects what is logged.
 type log struct {
 	mu   sync.Mutex
 	text bytes.Buffer
@@ -48,7 +49,8 @@ func (l *log) String() string {
 	return l.text.String()
 }
 
-// setup starts a loop of an interval of a second, whose turns succeed unless the test says otherwise.
+// setup returns a loop that is not started, with an interval of one second. Its turns succeed until
+// failing sets an error.
 func setup(t *testing.T, change func(*background.Config)) *bundle {
 	t.Helper()
 	b := &bundle{T: t}
@@ -100,7 +102,7 @@ func TestLoop_takesATurnAtOnceAndAtItsInterval(t *testing.T) {
 		b.pass(10 * time.Second)
 		require.EqualValues(t, 11, b.turns.Load())
 		require.Empty(t, b.loop.Status().Problem)
-		b.group.Start() // it runs
+		b.group.Start() // no effect: it runs
 		b.pass(time.Second)
 		require.EqualValues(t, 12, b.turns.Load())
 		b.stop()
@@ -221,7 +223,7 @@ func TestLoop_backsOffAndLogsOnce(t *testing.T) {
 	})
 }
 
-// A turn that heeds its context fails at its timeout, one that does not hangs.
+// A turn that heeds its context fails at its timeout; a turn that does not, hangs.
 func TestLoop_withoutSuccessIsUnhealthy(t *testing.T) {
 	t.Parallel()
 	for name, heeds := range map[string]bool{"fails": true, "hangs": false} {
@@ -260,7 +262,7 @@ func TestLoop_withoutSuccessIsUnhealthy(t *testing.T) {
 				ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 				defer cancel()
 				require.EqualError(t, b.group.Stop(ctx), "test: a turn did not end in time")
-				b.group.Start() // not a second time
+				b.group.Start() // must not start the loop a second time
 				close(release)
 				b.pass(0)
 				b.start()
@@ -348,8 +350,8 @@ func TestGroup_idles(t *testing.T) {
 	})
 }
 
-// TestGroup_stress starts, wakes and stops loops from everywhere at once: no loop ever makes two turns at a time, and
-// after the last stop none runs.
+// TestGroup_stress starts, wakes and stops loops concurrently: no loop runs two turns at a time,
+// and after the last stop none runs.
 func TestGroup_stress(t *testing.T) {
 	t.Parallel()
 	group := &background.Group{Logger: slog.New(slog.DiscardHandler)}

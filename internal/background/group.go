@@ -9,42 +9,44 @@ import (
 	"time"
 )
 
-// Group is the loops of a program.
+// Group is a set of loops that are started and stopped together.
 type Group struct {
 	Logger *slog.Logger
-	// Idle says why no loop may make a turn at the moment; nil where they may, as is a nil Idle. Every loop asks before every turn: it must
-	// be quick. Loops that are idle neither fail nor count as silent.
+	// Idle returns why no loop may run a turn now, or nil if they may. A nil Idle never stops them.
+	// Every loop calls Idle before each turn, so it must be quick. Idle loops count neither as
+	// failing nor as overdue.
 	Idle func() error
-	// Observe is told of every turn: whose it was, how long it took, and its error; nil for nobody.
+	// Observe, if not nil, is called after each turn with the loop's name, the duration and the
+	// error. A turn that a stop cuts short is skipped.
 	Observe func(loop string, took time.Duration, err error)
 
 	mu    sync.Mutex
 	loops []*Loop
 }
 
-// Add adds loops, which the next Start starts.
+// Add adds loops. The next Start starts them.
 func (g *Group) Add(loops ...*Loop) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.loops = append(g.loops, loops...)
 }
 
-// Loops are the loops, in the order in which they were added.
+// Loops returns the loops in the order in which they were added.
 func (g *Group) Loops() []*Loop {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return slices.Clip(g.loops)
 }
 
-// Start starts all loops that do not run.
+// Start starts all loops that are not running.
 func (g *Group) Start() {
 	for _, l := range g.Loops() {
 		l.start(g)
 	}
 }
 
-// Stop stops all loops at once, and returns when they have ended, or soon after ctx is done: its error names those whose
-// turns did not end.
+// Stop stops all loops concurrently and returns when they have ended, or shortly after ctx is done.
+// Its error names the loops whose turns did not end.
 func (g *Group) Stop(ctx context.Context) error {
 	loops := g.Loops()
 	errs := make([]error, len(loops))
@@ -56,7 +58,7 @@ func (g *Group) Stop(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// Statuses say how the loops are.
+// Statuses returns the status of each loop.
 func (g *Group) Statuses() []Status {
 	loops := g.Loops()
 	statuses := make([]Status, len(loops))
@@ -66,7 +68,7 @@ func (g *Group) Statuses() []Status {
 	}
 	for i, l := range loops {
 		statuses[i] = l.Status()
-		if why != nil && !l.config.WhenIdle && statuses[i].Idle == "" { // it will find out when it next asks
+		if why != nil && !l.config.WhenIdle && statuses[i].Idle == "" { // the loop has not called Idle yet
 			statuses[i].Idle, statuses[i].Problem = why.Error(), ""
 		}
 	}

@@ -1,5 +1,5 @@
-// Package background is what runs behind the requests: loops that make one turn again and again, in a group that starts
-// them, stops them by a deadline, and says how each is.
+// Package background runs the background loops of a process. A loop runs one turn again and again.
+// A group starts loops, stops them by a deadline and reports their status.
 package background
 
 import (
@@ -16,97 +16,105 @@ import (
 )
 
 const (
-	// DefaultTimeout bounds a turn whose loop says nothing else.
+	// DefaultTimeout bounds a turn if the loop sets no timeout.
 	DefaultTimeout = 30 * time.Second
-	// DefaultRetry is how long after a turn that failed the next one begins.
+	// DefaultRetry is the delay after a failed turn.
 	DefaultRetry = time.Second
-	// More is what a turn returns after which there is more to do: the next one follows at once.
+	// More is the delay that a turn returns if work is left: the next turn follows at once.
 	More = time.Duration(-1)
 
-	// patienceIntervals is for how many intervals a loop may be without success.
+	// patienceIntervals is the number of intervals without success after which a loop is unhealthy.
 	patienceIntervals = 3
-	// patienceFailures is how many turns in a row may fail.
+	// patienceFailures is the number of consecutive failures after which a loop is unhealthy.
 	patienceFailures = 3
-	// finishTime is how long a stop lets a turn go on that is to finish.
+	// finishTime bounds how long a stop lets a turn finish.
 	finishTime = time.Second
-	// returnTime is how long a turn gets to return after its context was cancelled, where the stop's deadline has passed.
+	// returnTime is how long a cancelled turn has to return once the deadline of the stop has
+	// passed.
 	returnTime = 100 * time.Millisecond
-	// idleInterval is how often an idle loop asks whether it may go on, unless its own interval is shorter.
+	// idleInterval is how often an idle loop calls Idle, unless its own interval is shorter.
 	idleInterval = time.Second
-	// backoffJitter is the share of the time between turns that fail by which it varies, so that processes that failed
-	// together do not come back together.
+	// backoffJitter is the share by which the delay after a failure varies, so that processes that
+	// failed together do not retry together.
 	backoffJitter = 0.25
-	// An error that stays is logged at first and after logAgain, and then ever more rarely, up to maxLogAgain.
+	// An error that persists is logged at once, after logAgain, and then ever more rarely, up to
+	// maxLogAgain.
 	logAgain    = time.Minute
 	maxLogAgain = time.Hour
-	// maxSeen bounds how many different errors are told apart until a turn succeeds again.
+	// maxSeen bounds the distinct errors that are remembered until a turn succeeds.
 	maxSeen = 10
 )
 
-// Config says what a [Loop] does.
+// Config configures a [Loop].
 type Config struct {
-	// Name is the loop's, in health, metrics and log.
+	// Name identifies the loop in health, metrics and log.
 	Name string
-	// Interval is between the beginnings of two turns.
+	// Interval is the time between the starts of two turns.
 	Interval time.Duration
 	// Timeout bounds a turn; 0 means DefaultTimeout.
 	Timeout time.Duration
-	// Retry is how long after a turn that failed the next one begins, jittered. It doubles up to the interval while turns go on
-	// failing, and no wake-up cuts it short. 0 means DefaultRetry, or the interval where that is shorter.
+	// Retry is the delay after a failed turn, with jitter. While turns fail, it doubles up to the
+	// interval, and wake-ups do not shorten it. 0 means DefaultRetry, or the interval if that is
+	// shorter.
 	Retry time.Duration
-	// Patience is how long the loop may be without success and count as healthy; 0 means three intervals.
+	// Patience is how long the loop may go without success and still be healthy; 0 means three
+	// intervals.
 	Patience time.Duration
-	// Gather is how long a wake-up waits for others before the turn begins.
+	// Gather is how long a wake-up waits for further ones before the turn starts.
 	Gather time.Duration
-	// Finish has a stop let the turn that is under way end by itself, for a second. Otherwise its context is cancelled at
-	// once.
+	// Finish lets the current turn end by itself at a stop, for up to a second. Otherwise a stop
+	// cancels its context at once.
 	Finish bool
-	// OneProcess says that of all processes on a database one makes a turn at a time, and Once of the others does nothing.
+	// OneProcess says that only one of a database's processes runs a turn at a time. Once does
+	// nothing in the others.
 	OneProcess bool
-	// WhenIdle has the loop make its turns also while the group is idle: it finds out whether the others may go on.
+	// WhenIdle runs the loop also while the group is idle, to find out whether the others may
+	// continue.
 	WhenIdle bool
-	// Failing says what does not happen while turns fail, for the log.
+	// Failing is the log message of a failed turn. It says what does not happen meanwhile.
 	Failing string
-	// Once is one turn. It returns how long to wait from its end until the next: 0 for the interval, More for not at all.
+	// Once runs one turn. It returns the delay from its end to the next turn: 0 for the interval,
+	// More for none.
 	Once func(ctx context.Context) (time.Duration, error)
-	// End gives back what turns have held on to; nil for nothing. It is called when the loop has ended.
+	// End, if not nil, is called when the loop has ended, to release what its turns hold.
 	End func()
 }
 
-// Each is a turn that is always followed by the next at the interval.
+// Each returns a Once that is always followed by the next turn at the interval.
 func Each(once func(ctx context.Context) error) func(context.Context) (time.Duration, error) {
 	return func(ctx context.Context) (time.Duration, error) { return 0, once(ctx) }
 }
 
-// Status is how a loop is.
+// Status is the status of a loop.
 type Status struct {
 	Name        string
 	OneProcess  bool
 	LastSuccess time.Time // zero before the first
-	TurnSince   time.Time // of the turn that is under way; zero where none is
-	Errors      int64     // turns that failed, since the process began
-	Idle        string    // why it makes no turns; empty where it makes them
-	Problem     string    // why it is unhealthy; empty where it is healthy
+	TurnSince   time.Time // start of the current turn; zero if there is none
+	Errors      int64     // failed turns since the process started
+	Idle        string    // why it runs no turns; empty if it runs them
+	Problem     string    // why it is unhealthy; empty if it is healthy
 }
 
-// Loop makes one turn again and again. It can be started and stopped any number of times, from any goroutine.
+// Loop runs one turn again and again. It can be started and stopped any number of times, from any
+// goroutine.
 type Loop struct {
 	config Config
 	wake   chan struct{}
 
-	life sync.Mutex // held to start it, and to tell it to stop
-	run  *run       // the last one; nil before the first
+	life sync.Mutex // guards run
+	run  *run       // the latest one; nil before the first
 
-	stack string // of the last turn, if it panicked; for who makes turns alone
+	stack string // of the last turn, if it panicked; used only by the loop's goroutine
 
 	mu          sync.Mutex // guards the rest
 	running     bool
-	since       time.Time     // without success: the last one, or when it began
-	wait        time.Duration // that the last success asked for
+	since       time.Time     // no success since: the last success, or the start of the loop
+	wait        time.Duration // the delay that the last success asked for
 	lastSuccess time.Time
 	turnSince   time.Time
 	errors      int64
-	failures    int // in a row
+	failures    int // consecutive ones
 	idle        string
 	seen        map[string]bool // errors that were logged since the last success, without their digits
 	logNext     time.Time
@@ -115,15 +123,15 @@ type Loop struct {
 
 // run is one run of a loop, from its start to its end.
 type run struct {
-	stop    context.Context // done once no turn may begin any more
+	stop    context.Context // done once no further turn may start
 	cancel  context.CancelFunc
-	turns   context.Context // of the turns
+	turns   context.Context // context of the turns
 	cut     context.CancelFunc
 	started chan struct{}
 	ended   chan struct{}
 }
 
-// New returns a loop that does not run yet.
+// New returns a loop that is not started.
 func New(config Config) *Loop {
 	if config.Timeout == 0 {
 		config.Timeout = DefaultTimeout
@@ -137,18 +145,18 @@ func New(config Config) *Loop {
 	return &Loop{config: config, wake: make(chan struct{}, 1)}
 }
 
-// Name is the loop's.
+// Name returns the loop's name.
 func (l *Loop) Name() string { return l.config.Name }
 
-// Wake has the next turn begin now. It never blocks.
+// Wake makes the next turn start now. It never blocks.
 func (l *Loop) Wake() {
 	select {
 	case l.wake <- struct{}{}:
-	default: // somebody has
+	default: // a wake-up is pending
 	}
 }
 
-// start starts the loop of a group, unless it runs.
+// start starts the loop for a group, unless it is running.
 func (l *Loop) start(group *Group) {
 	l.life.Lock()
 	defer l.life.Unlock()
@@ -169,15 +177,16 @@ func (l *Loop) start(group *Group) {
 	go l.loop(r, group)
 }
 
-// Started is closed when the loop, which was started, has begun.
+// Started returns a channel that is closed when the loop, which must have been started, has begun.
 func (l *Loop) Started() <-chan struct{} {
 	l.life.Lock()
 	defer l.life.Unlock()
 	return l.run.started
 }
 
-// Stop lets no turn begin any more, and waits until the loop has ended. When ctx is done, the turn that is under way is
-// cut short; one that does not heed that is left behind, and named in the error.
+// Stop starts no further turn, cancels the current one (see Finish in [Config]) and waits until the
+// loop has ended. If the turn has not returned shortly after ctx is done, Stop leaves it behind and
+// returns an error that names the loop.
 func (l *Loop) Stop(ctx context.Context) error {
 	l.life.Lock()
 	r := l.run
@@ -232,7 +241,7 @@ func (l *Loop) loop(r *run, group *Group) {
 	}
 }
 
-// pause waits until the next turn. A nil wake is one that never comes.
+// pause waits for the next turn. A nil wake never ends the wait.
 func (l *Loop) pause(r *run, wait time.Duration, wake <-chan struct{}) {
 	timer := time.NewTimer(wait)
 	defer timer.Stop()
@@ -246,7 +255,8 @@ func (l *Loop) pause(r *run, wait time.Duration, wake <-chan struct{}) {
 	}
 }
 
-// turn makes one turn, and returns how long to wait until the next, and what may cut that short.
+// turn runs one turn. It returns the delay before the next turn, and the channel that may cut that
+// short.
 func (l *Loop) turn(r *run, group *Group) (time.Duration, <-chan struct{}) {
 	if group.Idle != nil && !l.config.WhenIdle {
 		why := group.Idle()
@@ -265,7 +275,7 @@ func (l *Loop) turn(r *run, group *Group) (time.Duration, <-chan struct{}) {
 		err = fmt.Errorf("a turn did not end within %s: %w", l.config.Timeout, err)
 	}
 	cancel()
-	if group.Observe != nil && (err == nil || r.turns.Err() == nil) { // not what was cut short
+	if group.Observe != nil && (err == nil || r.turns.Err() == nil) { // not if a stop cut it short
 		group.Observe(l.config.Name, time.Since(start), err)
 	}
 
@@ -273,7 +283,7 @@ func (l *Loop) turn(r *run, group *Group) (time.Duration, <-chan struct{}) {
 	defer l.mu.Unlock()
 	l.turnSince = time.Time{}
 	switch {
-	case err != nil && r.turns.Err() != nil: // it was cut short
+	case err != nil && r.turns.Err() != nil: // a stop cut it short
 		return 0, nil
 	case err != nil:
 		return l.failed(group.Logger, err), nil
@@ -286,7 +296,7 @@ func (l *Loop) turn(r *run, group *Group) (time.Duration, <-chan struct{}) {
 	return wait, l.wake
 }
 
-// once makes a turn. One that panics has failed: what else the process does goes on.
+// once runs a turn and turns a panic into an error, so that the rest of the process continues.
 func (l *Loop) once(ctx context.Context) (wait time.Duration, err error) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -297,7 +307,8 @@ func (l *Loop) once(ctx context.Context) (wait time.Duration, err error) {
 	return l.config.Once(ctx)
 }
 
-// rest takes in whether the loop is idle. When it goes on, it has not been silent meanwhile.
+// rest records whether the loop is idle. The time that it was idle does not count as time without
+// success.
 func (l *Loop) rest(why error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -319,7 +330,7 @@ func (l *Loop) succeeded(logger *slog.Logger, wait time.Duration) {
 	l.failures, l.seen = 0, nil
 }
 
-// failed takes in that a turn failed, and returns how long to wait until the next.
+// failed records a failed turn and returns the delay before the next one.
 func (l *Loop) failed(logger *slog.Logger, err error) time.Duration {
 	l.errors++
 	l.failures++
@@ -337,7 +348,8 @@ func (l *Loop) failed(logger *slog.Logger, err error) time.Duration {
 	return time.Duration(float64(wait) * (1 + backoffJitter*(2*mathrand.Float64()-1)))
 }
 
-// worthLogging says whether to log an error: one that was not there before, and one that is still there after a while.
+// worthLogging reports whether to log an error: one that is new, or that is still there after a
+// while.
 func (l *Loop) worthLogging(err error, now time.Time) bool {
 	text := strings.Map(func(c rune) rune {
 		if unicode.IsDigit(c) { // ports, process ids and times
@@ -359,7 +371,7 @@ func (l *Loop) worthLogging(err error, now time.Time) bool {
 	return true
 }
 
-// Status is how the loop is now.
+// Status returns the current status of the loop.
 func (l *Loop) Status() Status {
 	l.mu.Lock()
 	defer l.mu.Unlock()

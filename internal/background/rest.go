@@ -8,16 +8,16 @@ import (
 // restTurns is how many turns a [Rest] remembers.
 const restTurns = 5
 
-// Rest limits the share of time that a loop works. It goes by the median of the last turns, so that one turn that hung
-// does not delay the next.
+// Rest limits the share of time that a loop works. It uses the median of the last turns, so that
+// one turn that hung does not delay the next.
 type Rest struct {
-	Times int           // the rest after a turn, in multiples of the median
+	Times int           // the rest after a turn, as a multiple of the median
 	Most  time.Duration // the longest rest
 
 	took []time.Duration // durations of the last turns, the newest last
 }
 
-// After records how long a turn took, and returns how long to rest after it.
+// After records how long a turn took and returns how long to rest after it.
 func (r *Rest) After(took time.Duration) time.Duration {
 	if len(r.took) == restTurns {
 		r.took = r.took[1:]

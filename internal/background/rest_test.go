@@ -9,7 +9,8 @@ import (
 	"github.com/dlqd/dlqd/internal/background"
 )
 
-// One turn that hung for minutes does not lengthen the rest; long turns lengthen it to the limit at most.
+// A single turn that hung for minutes does not lengthen the rest. Long turns lengthen it up to the
+// limit.
 func TestRest_OneLongTurn(t *testing.T) {
 	t.Parallel()
 	rest := &background.Rest{Times: 10, Most: 30 * time.Second}

@@ -8,8 +8,9 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// Together does several things at once, so many at a time, and returns the first error when all have ended. One that panics ends with an error,
-// and not the process: what is begun in a goroutine of its own has no server around it that would catch that.
+// Together runs functions concurrently, up to most at a time, and returns the first error when all
+// have ended. A panic becomes an error: in these goroutines no HTTP server would recover it, and it
+// would end the process.
 func Together(most int, does ...func() error) error {
 	var all errgroup.Group
 	all.SetLimit(most)
@@ -26,13 +27,13 @@ func Together(most int, does ...func() error) error {
 	return all.Wait()
 }
 
-// Panicked returns the error of what was recovered, with its stack, and counts it.
+// Panicked returns a recovered panic as an error with its stack, and counts it.
 func Panicked(p any) *PanicError {
 	panics.Add(1)
 	return &PanicError{Value: p, Stack: string(debug.Stack())}
 }
 
-// PanicError is a panic that was recovered.
+// PanicError is a recovered panic.
 type PanicError struct {
 	Value any
 	Stack string
@@ -42,5 +43,5 @@ func (e *PanicError) Error() string { return fmt.Sprintf("panicked: %v\n%s", e.V
 
 var panics atomic.Int64
 
-// Panics is how many panics this process has recovered.
+// Panics returns the number of panics that this process has recovered.
 func Panics() int64 { return panics.Load() }

@@ -1,5 +1,6 @@
-// Package conditions knows whether now is a time to send dead letters back: whether their destination's breaker is
-// closed and its probe answers, and whether this machine and the database have room.
+// Package conditions checks whether dead letters can be redelivered now: whether the destination's
+// breaker is closed and its health probe succeeds, and whether this machine and the database have
+// capacity.
 package conditions
 
 import (
@@ -19,42 +20,42 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres"
 )
 
-// DefaultInterval is how often the machine and the database are looked at.
+// DefaultInterval is how often the load of the machine and the database is measured.
 const DefaultInterval = 2 * time.Second
 
-// patience is how long probes that take their whole timeout may hold up the next look.
+// patience is how long probes that take their whole timeout may delay the next measurement.
 const patience = time.Minute
 
-// Load says how much is in use, in percent.
+// Load is how much is in use, in percent.
 type Load struct{ CPU, Memory, Connections float64 }
 
-// Config is what [Conditions] need.
+// Config configures [Conditions].
 type Config struct {
 	DB       postgres.DB
 	Policy   func() *policy.Policy
 	Breakers *breaker.Breakers
 	Interval time.Duration // 0 means DefaultInterval
-	// Measure says how loaded machine and database are; nil to measure them.
+	// Measure returns the load of machine and database. If it is nil, they are measured.
 	Measure func(ctx context.Context) (Load, error)
 }
 
-// Conditions are the conditions as they were measured last.
+// Conditions holds the conditions as they were measured last.
 type Conditions struct {
 	config Config
 	client *http.Client
 
 	mu     sync.Mutex
-	load   *Load            // nil until it was measured
+	load   *Load            // nil before the first measurement
 	probes map[string]probe // by destination
 }
 
-// probe is the last answer of a destination's probe.
+// probe is the last result of a destination's probe.
 type probe struct {
 	at      time.Time
-	problem string // "" where it is well
+	problem string // "" if it succeeded
 }
 
-// New returns conditions that have measured nothing yet: what is not known holds nobody up.
+// New returns conditions without measurements. Redelivery does not wait for unknown conditions.
 func New(config Config) *Conditions {
 	config.Interval = cmp.Or(config.Interval, DefaultInterval)
 	c := &Conditions{config: config, client: &http.Client{}, probes: map[string]probe{}}
@@ -64,7 +65,7 @@ func New(config Config) *Conditions {
 	return c
 }
 
-// Loop keeps measuring.
+// Loop returns the loop that measures.
 func (c *Conditions) Loop() *background.Loop {
 	return background.New(background.Config{
 		Name: "conditions", Interval: c.config.Interval, Timeout: patience, Patience: patience, Once: background.Each(c.Look),
@@ -72,7 +73,7 @@ func (c *Conditions) Loop() *background.Loop {
 	})
 }
 
-// Look measures once, and asks the probes that are due.
+// Look measures the load once and runs the probes that are due.
 func (c *Conditions) Look(ctx context.Context) error {
 	load, err := c.config.Measure(ctx)
 	if err != nil {
@@ -100,7 +101,7 @@ func (c *Conditions) Look(ctx context.Context) error {
 	return nil
 }
 
-// ask asks a destination how it is, and returns what is wrong.
+// ask runs a destination's probe and returns what is wrong, or "".
 func (c *Conditions) ask(ctx context.Context, p *policy.Probe) string {
 	ctx, cancel := context.WithTimeout(ctx, p.Timeout)
 	defer cancel()
@@ -119,7 +120,7 @@ func (c *Conditions) ask(ctx context.Context, p *policy.Probe) string {
 	return ""
 }
 
-// Load is what was measured last; false before that.
+// Load returns the load that was measured last, and false before the first measurement.
 func (c *Conditions) Load() (Load, bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -131,7 +132,7 @@ func (c *Conditions) Load() (Load, bool) {
 
 func (c *Conditions) measure(ctx context.Context) (Load, error) {
 	var load Load
-	used, err := cpu.PercentWithContext(ctx, 0, false) // since the last time
+	used, err := cpu.PercentWithContext(ctx, 0, false) // since the last call
 	if err != nil {
 		return load, fmt.Errorf("processors: %w", err)
 	}

@@ -78,7 +78,7 @@ func TestConditions(t *testing.T) {
 	require.Equal(t, "circuit breaker queue:elsewhere is open", c.Unmet("elsewhere", "", want))
 }
 
-// The real measure says something sensible of this machine and its database.
+// The real measurement returns plausible values for this machine and its database.
 func TestConditions_measured(t *testing.T) {
 	t.Parallel()
 	rules := policytest.Load(t, nil)
@@ -90,7 +90,7 @@ func TestConditions_measured(t *testing.T) {
 		Breakers: breaker.New(breaker.Config{DB: pool, Policy: current, Actor: "test", Logger: logger}),
 	})
 	require.NoError(t, c.Look(t.Context()))
-	least := 0.000001 // less than anything that runs uses
+	least := 0.000001 // less than any running system uses
 	require.Contains(t, c.Unmet("default", "", &policy.Conditions{MemoryBelow: &least}), "memory")
 	require.Contains(t, c.Unmet("default", "", &policy.Conditions{ConnectionsBelow: &least}), "connections")
 }

@@ -8,35 +8,38 @@ import (
 	"time"
 )
 
-// How slowly a body may arrive: it has DefaultBodyGrace and, on top, the time that it takes at MinBodyRate.
+// A body may take DefaultBodyGrace plus the time that it takes at MinBodyRate.
 const (
 	DefaultBodyGrace = 10 * time.Second
 	MinBodyRate      = 64 << 10 // bytes a second
 )
 
 var (
-	// ErrNoRoom says that bodies of others, or of this client, take up all that it may have.
+	// ErrNoRoom is returned if other bodies, or other bodies of the same client, use the available
+	// memory.
 	ErrNoRoom = errors.New("too many submissions at once; send it again later")
-	// ErrSlow says that a body came too slowly, or stopped coming.
+	// ErrSlow is returned if a body arrives too slowly, or stops arriving.
 	ErrSlow = errors.New("the body came too slowly")
 )
 
-// Bodies bounds the memory of bodies that are being read, or whose requests are being answered.
+// Bodies limits the memory of bodies whose requests are being read or answered.
 type Bodies struct {
 	Room  *Room
-	Grace time.Duration // DefaultBodyGrace, but for tests
+	Grace time.Duration // DefaultBodyGrace, except in tests
 }
 
-// chunk is the least that a body takes of the room at a time, so that a sender of single bytes does not keep the room busy.
+// chunk is the least room, in bytes, that a body takes at a time, so that a sender of single bytes
+// does not keep the room busy.
 const chunk = 4 << 10
 
-// Read reads up to most bytes of a request's body into buf. Bytes take room for the client as they arrive: what a client only
-// announces keeps nobody else out. The room is given back by calling done.
+// Read reads up to most bytes of a request's body into a writer. It takes room for the client as
+// bytes arrive: an announced length takes no room from others. The caller must call done to give
+// the room back.
 func (b *Bodies) Read(w http.ResponseWriter, r *http.Request, client string, most int64, into io.Writer) (done func(), _ error) {
 	reader := &bodyReader{bodies: b, client: client, body: r.Body, control: http.NewResponseController(w), start: time.Now()}
 	done = func() { b.Room.Give(client, reader.taken) }
 	_, err := io.Copy(into, io.LimitReader(reader, most))
-	_ = reader.control.SetReadDeadline(time.Time{}) // it would end the request; a test's recorder has none
+	_ = reader.control.SetReadDeadline(time.Time{}) // or it would end the request; a test's recorder has none
 	if errors.Is(err, os.ErrDeadlineExceeded) {
 		err = ErrSlow
 	}

@@ -14,18 +14,18 @@ import (
 	"github.com/dlqd/dlqd/internal/background"
 )
 
-// certificatesInterval is between two looks at the files of certificates.
+// certificatesInterval is how often the files of certificates are read.
 const certificatesInterval = time.Second
 
-// CertificateFiles names what connections are encrypted with, in PEM files.
+// CertificateFiles names the PEM files for TLS connections.
 type CertificateFiles struct {
 	Cert, Key string
-	// ClientCA signs the certificates that clients may show; empty where none is asked for. A client need not show one, and one that
-	// shows another is refused.
+	// ClientCA signs the certificates of clients; empty to request none. A client may connect
+	// without a certificate. A certificate of another CA is refused.
 	ClientCA string
 }
 
-// Check says which files have to be named, too.
+// Check returns an error if a file is named without the files that it needs.
 func (f CertificateFiles) Check() error {
 	switch {
 	case (f.Cert == "") != (f.Key == ""):
@@ -36,14 +36,14 @@ func (f CertificateFiles) Check() error {
 	return nil
 }
 
-// Certificates are those of files, as they are now.
+// Certificates holds the current certificates of files.
 type Certificates struct {
 	files  CertificateFiles
 	config atomic.Pointer[tls.Config]
-	loaded []byte // what the files held
+	loaded []byte // contents of the files
 }
 
-// LoadCertificates reads them.
+// LoadCertificates returns the certificates of files.
 func LoadCertificates(files CertificateFiles) (*Certificates, error) {
 	c := &Certificates{files: files}
 	if err := errors.Join(files.Check(), c.reload()); err != nil {
@@ -52,11 +52,13 @@ func LoadCertificates(files CertificateFiles) (*Certificates, error) {
 	return c, nil
 }
 
-// Config is what a server uses: for each connection, the certificates that are in force.
+// Config returns a server's configuration, which uses the current certificates for each new
+// connection.
 func (c *Certificates) Config() *tls.Config {
 	return &tls.Config{
 		MinVersion: tls.VersionTLS12,
-		// (Here, too: http.Server decides by this whether it speaks HTTP/2, and once, for a Unix socket beside it as well.)
+		// http.Server reads this list, once, to decide whether it speaks HTTP/2, also on a Unix
+		// socket.
 		NextProtos:         protocols(),
 		GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) { return c.config.Load(), nil },
 	}
@@ -64,7 +66,8 @@ func (c *Certificates) Config() *tls.Config {
 
 func protocols() []string { return []string{"h2", "http/1.1"} }
 
-// Loop has changed files read. Those that do not fit together, as when one of two was written, change nothing.
+// Loop returns the loop that reads changed files. Files that do not fit together, as when only one
+// of two was written, change nothing.
 func (c *Certificates) Loop() *background.Loop {
 	return background.New(background.Config{
 		Name: "certificates", Interval: certificatesInterval, WhenIdle: true, Failing: "the certificates that were read before stay in force",
@@ -98,7 +101,8 @@ func (c *Certificates) reload() error {
 			return fmt.Errorf("%s: holds no certificate", c.files.ClientCA)
 		}
 		config.ClientAuth = tls.VerifyClientCertIfGiven
-		config.SessionTicketsDisabled = true // a resumed session would show a certificate of a CA that is trusted no more
+		// A resumed session could show a certificate of a CA that is no longer trusted.
+		config.SessionTicketsDisabled = true
 	}
 	c.config.Store(config)
 	c.loaded = found

@@ -1,5 +1,5 @@
-// Package door is what a request passes before anything of dlqd's looks at it: whether the name it asks for is ours, which
-// headers every answer has, and how much of the program one client may take up.
+// Package door checks requests and connections before the rest of dlqd sees them: the host name and
+// origin, the headers of every response, and how much one client may use.
 package door
 
 import (
@@ -18,10 +18,11 @@ import (
 	"github.com/rs/cors"
 )
 
-// DefaultMaxRequests bounds the requests that are answered at once. One client alone may have half of them: see [Room].
+// DefaultMaxRequests bounds the requests that are answered at once. A single client may have half
+// of them: see [Room].
 const DefaultMaxRequests = 2048
 
-// Why a request, or a connection, was refused: the values of the metric's label.
+// Reasons for refusing a request or a connection: the values of the metric's label.
 const (
 	RefusedHost        = "host"
 	RefusedOrigin      = "origin"
@@ -32,28 +33,29 @@ const (
 	RefusedConnections = "connections"
 )
 
-// Reasons lists them.
+// Reasons returns all reasons.
 func Reasons() []string {
 	return []string{RefusedHost, RefusedOrigin, RefusedRequests, RefusedRate, RefusedBodies, RefusedSlow, RefusedConnections}
 }
 
-// Config says who may come in, and how often.
+// Config configures [Guard] and [Limit].
 type Config struct {
-	// Hosts are the names under which the API is asked for, beside loopback names and the address of the connection.
+	// Hosts are the allowed host names, besides loopback names and the address of the connection.
 	Hosts []string
-	// Origins are those of pages elsewhere that may use the API: https://console.example. None: no page may.
+	// Origins are the origins of other sites whose pages may use the API, such as
+	// https://console.example. If it is empty, no such page may.
 	Origins []string
 	// MaxRequests bounds the requests that are answered at once; 0 means DefaultMaxRequests.
 	MaxRequests int
-	// Rate is how many requests each client may make; the zero Rate is no limit.
+	// Rate limits the requests of each client; the zero Rate is no limit.
 	Rate Rate
-	// Client names who makes a request: what limits and shares go by.
+	// Client returns the name of the client to which a request's limits and shares apply.
 	Client func(*http.Request) string
-	// Refused is told why something was refused; nil for nobody.
+	// Refused, if not nil, is called with the reason of each refusal.
 	Refused func(reason string)
 }
 
-// Check says what is wrong with hosts or origins.
+// Check returns an error for an invalid host or origin.
 func (c *Config) Check() error {
 	for _, host := range c.Hosts {
 		if host == "" || hostOf(host) != strings.ToLower(host) || strings.ContainsAny(host, "/*@ ") {
@@ -69,12 +71,13 @@ func (c *Config) Check() error {
 	return nil
 }
 
-// Guard lets requests through to next that may come in. [Config.Check] has found nothing wrong.
+// Guard passes the requests that are allowed to next. [Config.Check] must have succeeded.
 func Guard(config Config, next http.Handler) http.Handler {
 	if config.Refused == nil {
 		config.Refused = func(string) {}
 	}
-	// A page of another site, open in a browser that reaches this machine, must not move anything.
+	// A page of another site, open in a browser that reaches this machine, must not change
+	// anything.
 	crossOrigin := http.NewCrossOriginProtection()
 	for _, origin := range config.Origins {
 		if err := crossOrigin.AddTrustedOrigin(origin); err != nil {
@@ -86,7 +89,7 @@ func Guard(config Config, next http.Handler) http.Handler {
 		Problem(w, http.StatusForbidden, "a page of another site may not do this; --allowed-origin names those that may")
 	}))
 	next = crossOrigin.Handler(next)
-	if len(config.Origins) > 0 { // without any, the library would allow all
+	if len(config.Origins) > 0 { // without any origin, the library would allow all
 		next = cors.New(cors.Options{
 			AllowedOrigins: config.Origins,
 			AllowedMethods: []string{http.MethodGet, http.MethodHead, http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete},
@@ -97,11 +100,11 @@ func Guard(config Config, next http.Handler) http.Handler {
 	return protect(checkHost(config, next))
 }
 
-// protections keep a browser from doing more with an answer than show it, and anybody from keeping it: most answers hold payloads,
-// or could.
+// protections are headers that restrict what a browser does with a response, and keep caches from
+// storing it: most responses contain payloads, or could.
 var protections = []struct {
 	name  string
-	value []string // shared by all answers
+	value []string // shared by all responses
 }{
 	{"X-Content-Type-Options", []string{"nosniff"}},
 	{"Content-Security-Policy", []string{"default-src 'none'; frame-ancestors 'none'"}},
@@ -121,8 +124,9 @@ func protect(next http.Handler) http.Handler {
 	})
 }
 
-// checkHost refuses requests for a name that is not ours. A page of a site whose name was made to lead to this machine is of the
-// same origin as the API, for its browser; its requests bear the site's name.
+// checkHost refuses requests for other host names (DNS rebinding). If the name of a site is made to
+// resolve to this machine, a browser takes its pages for the API's own origin, but their requests
+// carry the site's name.
 func checkHost(config Config, next http.Handler) http.Handler {
 	ours := config.names()
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -136,7 +140,7 @@ func checkHost(config Config, next http.Handler) http.Handler {
 	})
 }
 
-// viaSocket says that a connection came through a Unix socket, which no browser reaches.
+// viaSocket reports whether a connection came through a Unix socket, which no browser can reach.
 func viaSocket(local net.Addr) bool { return local != nil && local.Network() == "unix" }
 
 func isOurs(ours []string, host string, local net.Addr) bool {
@@ -154,16 +158,17 @@ func isOurs(ours []string, host string, local net.Addr) bool {
 	return ok && at.AddrPort().Addr().Unmap().WithZone("") == address.Unmap().WithZone("")
 }
 
-// Host is the name under which dlqd is asked for, without the port.
+// Host returns the host name of a request, without the port.
 func Host(r *http.Request) string { return hostOf(r.Host) }
 
-// Ours reports whether a request asks for dlqd under one of its own names, by a Unix socket, too.
+// Ours reports whether a request is for one of dlqd's own names. Unlike [Guard], it also checks the
+// name of a request through a Unix socket.
 func (c *Config) Ours(r *http.Request) bool {
 	local, _ := r.Context().Value(http.LocalAddrContextKey).(net.Addr)
 	return isOurs(c.names(), hostOf(r.Host), local)
 }
 
-// names are those of Hosts, and localhost, as they are compared.
+// names returns Hosts and localhost in the form in which they are compared.
 func (c *Config) names() []string {
 	names := make([]string, 0, len(c.Hosts)+1)
 	names = append(names, "localhost")
@@ -173,8 +178,9 @@ func (c *Config) names() []string {
 	return names
 }
 
-// hostOf is the host of a Host header, as names are compared; empty where what follows it is no port: localhost:1@evil.example is another
-// host in a URL.
+// hostOf returns the host of a Host header in the form in which names are compared. It returns ""
+// if the part after the host is not a port: in a URL, the host of localhost:1@evil.example is
+// evil.example.
 func hostOf(hostPort string) string {
 	host := strings.ToLower(hostPort)
 	if name, port, err := net.SplitHostPort(host); err == nil {
@@ -187,7 +193,8 @@ func hostOf(hostPort string) string {
 	return strings.TrimSuffix(host, ".")
 }
 
-// HostsOf are the names in addresses to listen at: "" and 0.0.0.0 are none.
+// HostsOf returns the hosts in addresses to listen on, except for "", unspecified addresses such as
+// 0.0.0.0, and Unix sockets.
 func HostsOf(listen []string) []string {
 	var hosts []string
 	for _, at := range listen {
@@ -199,10 +206,11 @@ func HostsOf(listen []string) []string {
 	return hosts
 }
 
-// prefixIPv6 is the part of an IPv6 address that one customer of a provider has all of, in bits.
+// prefixIPv6 is the length, in bits, of the IPv6 prefix that one customer of a provider has.
 const prefixIPv6 = 64
 
-// Peer names a request's peer: its address or, for IPv6, its network, since one machine has as many addresses there as it likes.
+// Peer returns a request's peer: its IPv4 address or its IPv6 network, since one machine can have
+// any number of addresses there.
 func Peer(r *http.Request) string { return peerOf(r.RemoteAddr) }
 
 func peerOf(remote string) string {
@@ -221,8 +229,8 @@ func peerOf(remote string) string {
 	return network.String()
 }
 
-// ClientCertificate is the certificate that a request's client showed, nil where it showed none. It was verified when the connection began:
-// see [Certificates].
+// ClientCertificate returns the certificate that a request's client showed, or nil. TLS verified it
+// when the connection began: see [Certificates].
 func ClientCertificate(r *http.Request) *x509.Certificate {
 	if r.TLS == nil || len(r.TLS.VerifiedChains) == 0 {
 		return nil
@@ -230,11 +238,11 @@ func ClientCertificate(r *http.Request) *x509.Certificate {
 	return r.TLS.VerifiedChains[0][0]
 }
 
-// Problem answers with problem details (RFC 9457).
+// Problem writes a response with problem details (RFC 9457).
 func Problem(w http.ResponseWriter, status int, detail string) {
 	raw, err := json.Marshal(huma.ErrorModel{Title: http.StatusText(status), Status: status, Detail: detail})
 	if err != nil {
-		panic(err) // three texts and a number
+		panic(err) // strings and a number can be encoded
 	}
 	w.Header().Set("Content-Type", "application/problem+json")
 	w.WriteHeader(status)

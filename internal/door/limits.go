@@ -12,10 +12,11 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// unlimited are the addresses that answer however many requests there are: what watches the program must not take it for dead.
+// unlimited are the paths without a limit: monitoring must not take a busy program for dead.
 var unlimited = map[string]bool{"/livez": true, "/readyz": true, "/metrics": true}
 
-// Limit refuses requests of clients that make too many, at once or for their rate. Who calls is known by then.
+// Limit refuses requests of clients that make too many, at once or for their rate. It runs after
+// the client is authenticated.
 func Limit(config Config, next http.Handler) http.Handler {
 	if config.Refused == nil {
 		config.Refused = func(string) {}
@@ -48,7 +49,8 @@ func Limit(config Config, next http.Handler) http.Handler {
 	})
 }
 
-// Rate is a number of requests in a time. They come back evenly: after half of the time, half of them may be made again.
+// Rate is a number of requests per time. They become available again evenly: half of them after
+// half of the time.
 type Rate struct {
 	Requests int
 	Per      time.Duration
@@ -57,7 +59,7 @@ type Rate struct {
 // String returns the rate as [ParseRate] reads it.
 func (r Rate) String() string { return strconv.Itoa(r.Requests) + "/" + r.Per.String() }
 
-// ParseRate reads 100/s, 600/m or 50/10s; an empty text is no limit.
+// ParseRate parses a rate such as 100/s, 600/m or 50/10s; an empty text is no limit.
 func ParseRate(text string) (Rate, error) {
 	if text == "" {
 		return Rate{}, nil
@@ -77,14 +79,14 @@ func ParseRate(text string) (Rate, error) {
 	return Rate{requests, window}, nil
 }
 
-// rates counts the requests of each client.
+// rates has a token bucket for each client.
 type rates struct {
 	rate   Rate
-	policy string // the field of that name
+	policy string // value of the RateLimit-Policy field
 
 	mu      sync.Mutex
 	clients map[string]*rate.Limiter
-	sweepAt int // how many clients there are when those are forgotten that have asked for nothing lately
+	sweepAt int // number of clients at which those with a full bucket are removed
 }
 
 const firstSweep = 1024
@@ -99,8 +101,8 @@ func newRates(limit Rate) *rates {
 	}
 }
 
-// take counts a request. It returns how long its client has to wait, 0 for not at all, and writes the fields of
-// draft-ietf-httpapi-ratelimit-headers (as of its revision 10).
+// take counts a request and writes the fields of draft-ietf-httpapi-ratelimit-headers (revision
+// 10). It returns how long the client has to wait, or 0.
 func (r *rates) take(client string, now time.Time, header http.Header) (wait time.Duration) {
 	bucket := r.bucket(client, now)
 	allowed := bucket.AllowN(now, 1)
@@ -124,7 +126,7 @@ func (r *rates) bucket(client string, now time.Time) *rate.Limiter {
 	}
 	if len(r.clients) >= r.sweepAt {
 		for name, b := range r.clients {
-			if b.TokensAt(now) >= float64(r.rate.Requests) { // as good as new
+			if b.TokensAt(now) >= float64(r.rate.Requests) { // full, like a new one
 				delete(r.clients, name)
 			}
 		}
@@ -135,5 +137,5 @@ func (r *rates) bucket(client string, now time.Time) *rate.Limiter {
 	return bucket
 }
 
-// Seconds are whole ones, rounded up, as header fields have them.
+// Seconds returns a duration in whole seconds, rounded up, for a header field.
 func Seconds(d time.Duration) string { return strconv.Itoa(int(math.Ceil(d.Seconds()))) }

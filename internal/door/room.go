@@ -5,19 +5,20 @@ import (
 	"sync"
 )
 
-// Room is something of which there is only so much: requests at once, connections, bytes of bodies. What a client holds of it may
-// not be more than what is left free. So one client alone may have half of it, each of two a third, and whoever comes next
-// finds some: nobody has to be told who else is asking.
+// Room is a limited amount of something: requests at once, connections, bytes of bodies. A client
+// may hold at most as much as is left free. A single client can therefore have half of the room,
+// each of two clients a third, and the next client always finds some, without a count of clients.
 type Room struct {
 	mu    sync.Mutex
 	free  int64
 	holds map[string]int64
 }
 
-// NewRoom returns a room of a size.
+// NewRoom returns a room of the given size.
 func NewRoom(size int64) *Room { return &Room{free: size, holds: map[string]int64{}} }
 
-// Take takes some of the room for a client, if that leaves as much free as it then holds.
+// Take takes n for a client and reports whether it could: the client may then hold no more than is
+// left free.
 func (r *Room) Take(client string, n int64) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -30,7 +31,7 @@ func (r *Room) Take(client string, n int64) bool {
 	return true
 }
 
-// Give gives back what a client took.
+// Give gives back n that a client took.
 func (r *Room) Give(client string, n int64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -40,10 +41,12 @@ func (r *Room) Give(client string, n int64) {
 	}
 }
 
-// DefaultMaxConnections bounds the connections to the API. One address alone may have half of them: see [Room].
+// DefaultMaxConnections bounds the connections to the API. A single address may have half of them:
+// see [Room].
 const DefaultMaxConnections = 8192
 
-// Listener bounds the connections of a listener, in a room that it may share with others. What is too much is closed at once.
+// Listener limits the connections of a listener by a room, which it may share with others. It
+// closes excess connections at once.
 func Listener(inner net.Listener, room *Room, refused func(reason string)) net.Listener {
 	return &listener{inner, room, refused}
 }

@@ -10,33 +10,36 @@ import (
 	"unicode/utf8"
 )
 
-// maxExponent keeps numbers within Postgres's numeric, which jsonb uses: 131,072 digits before the point and 16,383
-// after it. A number that long has no use here, and costs its full length once it is written out.
+// maxExponent keeps numbers within Postgres' numeric, which jsonb uses: 131,072 digits before the
+// point and 16,383 after it. Numbers that long have no use here, and take their full length once
+// they are written out.
 const maxExponent = 1000
 
-// maxGrowth bounds how many times its own length a document may grow when jsonb writes its numbers out: 1e1000 is five bytes
-// that become a thousand. Small documents may grow by minGrowth.
+// maxGrowth bounds by which factor a document may grow when jsonb writes its numbers out: 1e1000 is
+// six bytes that become a thousand. Small documents may grow by minGrowth bytes.
 const (
 	maxGrowth = 4
 	minGrowth = 64 << 10
 )
 
-// fewKeys is up to how many keys of one object are compared with each other, rather than kept in a map.
+// fewKeys is the number of keys of an object up to which they are compared one by one, not kept in
+// a map.
 const fewKeys = 24
 
-// CheckJSON refuses what is not JSON, and JSON that jsonb cannot hold, or holds as something else: invalid UTF-8, NUL characters,
-// half a surrogate pair, numbers beyond numeric or that grow too much when they are written out, the same key twice in an object;
-// and nesting deeper than MaxDepth. One pass over the bytes, and no allocation but for large objects.
+// CheckJSON returns an [*InvalidError] for text that is not JSON, or that jsonb cannot hold or
+// would change: invalid UTF-8, NUL characters, half a surrogate pair, numbers beyond numeric or
+// that grow too much when written out, the same key twice in an object, and nesting deeper than
+// MaxDepth. It does not decode the document, and allocates only for large objects and escaped keys.
 func CheckJSON(raw []byte) error { return check(raw, nil) }
 
-// check is CheckJSON, and asks of every key at its depth, where somebody wants to know.
+// check is CheckJSON that also calls asks, if not nil, with each key and its depth.
 func check(raw []byte, asks func(depth int, key []byte) error) error {
 	if err := wellFormed(raw); err != nil {
 		return err
 	}
 	depth, grows := 0, 0
 	var objects [MaxDepth + 1]keySet
-	keys := make([][]byte, 0, 128) // of the objects that are open, one after the other
+	keys := make([][]byte, 0, 128) // of the open objects, one after the other
 	for i := 0; i < len(raw); i++ {
 		switch c := raw[i]; {
 		case c == '{' || c == '[':
@@ -82,7 +85,8 @@ func check(raw []byte, asks func(depth int, key []byte) error) error {
 	return nil
 }
 
-// checkNumber returns where the number at a byte ends, and by how many digits its exponent makes it longer at most.
+// checkNumber returns the end of the number at a byte, and the most digits by which its exponent
+// makes it longer.
 func checkNumber(raw []byte, at int) (end, exponent int, err error) {
 	end = at + 1
 	for end < len(raw) && strings.IndexByte("+-.eE0123456789", raw[end]) >= 0 {
@@ -100,7 +104,7 @@ func checkNumber(raw []byte, at int) (end, exponent int, err error) {
 	return end, exponent, nil
 }
 
-// wellFormed refuses invalid UTF-8, and what is not JSON.
+// wellFormed returns an error for invalid UTF-8, and for text that is not JSON.
 func wellFormed(raw []byte) error {
 	if !utf8.Valid(raw) {
 		at := 0
@@ -127,14 +131,14 @@ func wellFormed(raw []byte) error {
 	return nil
 }
 
-// keySet is what is known of an object, or array, that is being read.
+// keySet is the state of an object, or array, that is being read.
 type keySet struct {
 	object, awaitsKey bool
-	first             int                 // where its keys begin
-	many              map[string]struct{} // its keys, once they are not few
+	first             int                 // index of its first key
+	many              map[string]struct{} // its keys, if there are fewKeys or more
 }
 
-// has reports whether an object has a key already. keys end with the object's own.
+// has reports whether an object already has a key. The object's own keys are the last of keys.
 func (s *keySet) has(keys [][]byte, key []byte) bool {
 	own := keys[s.first:]
 	if len(own) < fewKeys {
@@ -158,8 +162,8 @@ func (s *keySet) has(keys [][]byte, key []byte) bool {
 	return false
 }
 
-// asNamed refuses keys at a depth that encoding/json would take for a field although their case is another: others would not, and so
-// "Queue" beside "queue" would be two things.
+// asNamed returns a check that refuses keys at a depth that differ from a field's name only in
+// case. encoding/json would take "Queue" for "queue", and other decoders would not.
 func asNamed(at int) func(depth int, key []byte) error {
 	return func(depth int, key []byte) error {
 		if depth != at || fieldNames[string(key)] {
@@ -174,7 +178,7 @@ func asNamed(at int) func(depth int, key []byte) error {
 	}
 }
 
-// fieldNames are the names of a message's fields.
+// fieldNames has the JSON names of a message's fields.
 var fieldNames = func() map[string]bool {
 	names := map[string]bool{}
 	for field := range reflect.TypeFor[Message]().Fields() {
@@ -185,7 +189,7 @@ var fieldNames = func() map[string]bool {
 	return names
 }()
 
-// unquoted is the text of a valid JSON string.
+// unquoted returns the text of a valid JSON string.
 func unquoted(raw []byte) []byte {
 	if bytes.IndexByte(raw, '\\') < 0 {
 		return raw[1 : len(raw)-1]
@@ -195,7 +199,7 @@ func unquoted(raw []byte) []byte {
 	return []byte(text)
 }
 
-// shortened is a text of a stranger's as it is told back.
+// shortened returns a client's text as an error repeats it.
 func shortened[T string | []byte](text T) string {
 	const most = 100
 	if len(text) <= most {
@@ -204,7 +208,8 @@ func shortened[T string | []byte](text T) string {
 	return strings.ToValidUTF8(string(text[:most]), "") + "…"
 }
 
-// checkString checks the valid JSON string that starts at i (after its quote) and returns where its closing quote is.
+// checkString checks the valid JSON string whose text starts at i, and returns the index of its
+// closing quote.
 func checkString(raw []byte, i int) (int, error) {
 	for raw[i] != '"' {
 		if raw[i] != '\\' {
@@ -231,7 +236,7 @@ func checkString(raw []byte, i int) (int, error) {
 	return i, nil
 }
 
-// unescape reads \uXXXX; -1 where there is none.
+// unescape returns the code unit of the \uXXXX at the start of raw, or -1 if there is none.
 func unescape(raw []byte) int {
 	if len(raw) < 6 || raw[0] != '\\' || raw[1] != 'u' {
 		return -1
@@ -243,7 +248,8 @@ func unescape(raw []byte) int {
 	return int(n)
 }
 
-// pathAt names the field that a byte of a JSON document is in, such as payload.lines[3].
+// pathAt returns the path of the field that contains a byte of a JSON document, such as
+// payload.lines[3].
 func pathAt(raw []byte, offset int) string {
 	type level struct {
 		array bool

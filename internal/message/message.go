@@ -1,4 +1,4 @@
-// Package message is what clients submit: its form, and what makes it valid.
+// Package message defines the messages that clients submit, and validates them.
 package message
 
 import (
@@ -16,8 +16,8 @@ import (
 	"golang.org/x/net/http/httpguts"
 )
 
-// JobKind is River's kind of the job that delivers a message. The message's own kind is in its args, and in the kind
-// column of a dead letter.
+// JobKind is the River kind of the job that delivers a message. The message's own kind is in the
+// job's args, and in the kind column of a dead letter.
 const JobKind = "dlqd_message"
 
 // Limits on a message. Names are limited to what River's columns and a readable page can hold.
@@ -32,10 +32,11 @@ const (
 	MaxHeaderBytes = 4096 // of one value
 )
 
-// DefaultPriority is the priority of a message that names none: between urgent (1) and whenever (4).
+// DefaultPriority is the priority of a message that names none. Priorities are 1 (most urgent) to
+// 4.
 const DefaultPriority = 2
 
-// Message is what a client submits, and the args of the job that delivers it.
+// Message is a message as a client submits it, and the args of the job that delivers it.
 type Message struct {
 	MessageID    string            `json:"messageId" river:"unique" doc:"Identifies the message: the same id again does no second work. Made if absent."`
 	Queue        string            `json:"queue" doc:"Queue, as the policy names it." example:"payment-processing"`
@@ -53,20 +54,20 @@ type Message struct {
 	Metadata     json.RawMessage   `json:"metadata,omitempty" doc:"An object, kept with the message and not sent."`
 	ScheduledAt  *time.Time        `json:"scheduledAt,omitempty" doc:"Not to be delivered before."`
 	OrderingKey  string            `json:"orderingKey,omitempty" doc:"In queues that keep the order, messages with the same key are delivered in the order of their submission." example:"order_81"`
-	// PayloadText is the payload as it was written, which Payload is not any more once the database has had it. Only in the args of
-	// jobs of queues that deliver it so, and not a client's to set.
+	// PayloadText is the payload as it was submitted; the database changes the layout of Payload.
+	// Only the jobs of queues that deliver the exact text have it, and clients cannot set it.
 	PayloadText string `json:"payloadText,omitempty"`
 
 	madeID bool
 }
 
-// Exact is the message with the text of its payload.
+// Exact returns the message with the text of its payload.
 func (m Message) Exact() Message {
 	m.PayloadText = string(m.Payload)
 	return m
 }
 
-// Body is what is delivered.
+// Body returns the body to deliver.
 func (m Message) Body() []byte {
 	if m.PayloadText != "" {
 		return []byte(m.PayloadText)
@@ -74,11 +75,11 @@ func (m Message) Body() []byte {
 	return m.Payload
 }
 
-// MadeID reports whether the client left the messageId to dlqd, so that it cannot be that of an earlier message.
+// MadeID reports whether dlqd generated the messageId, so that no earlier message can have it.
 func (m Message) MadeID() bool { return m.madeID }
 
-// UniqueKey is River's unique key of the job of a message: the SHA-256 of its kind and of the args that are tagged
-// unique (River's internal/dbunique). It is how a message is found by its id.
+// UniqueKey returns River's unique key of a message's job: the SHA-256 of its kind and of the args
+// that are tagged unique (River's internal/dbunique). It finds a message by its id.
 func UniqueKey(messageID string) []byte {
 	sum := sha256.Sum256([]byte(`&kind=` + JobKind + `&args={"messageId":"` + messageID + `"}`))
 	return sum[:]
@@ -87,16 +88,16 @@ func UniqueKey(messageID string) []byte {
 // Kind implements river.JobArgs.
 func (Message) Kind() string { return JobKind }
 
-// FieldError says what is wrong with one field.
+// FieldError is an error in one field.
 type FieldError struct {
-	Field   string // path in the message, such as "tags[3]"; empty for the message whole
+	Field   string // path in the message, such as "tags[3]"; empty for the whole message
 	Message string
 }
 
-// InvalidError says all that is wrong with a message.
+// InvalidError lists all errors of a message.
 type InvalidError struct {
 	Fields    []FieldError
-	Malformed bool // not JSON of a message's form, rather than a message that breaks a rule
+	Malformed bool // not JSON in the form of a message, as opposed to a message that breaks a rule
 }
 
 func (e *InvalidError) Error() string {
@@ -120,7 +121,7 @@ var (
 	tagPattern  = regexp.MustCompile(`^\w[\w-]+\w$`)
 )
 
-// TagProblem says what is wrong with a tag, by River's rules for them; "" where nothing is.
+// TagProblem returns what is wrong with a tag by River's rules, or "".
 func TagProblem(tag string) string {
 	if len(tag) <= MaxTagLength && tagPattern.MatchString(tag) {
 		return ""
@@ -128,14 +129,15 @@ func TagProblem(tag string) string {
 	return fmt.Sprintf("must be 3 to %d letters, digits, _ and -, and neither start nor end with -", MaxTagLength)
 }
 
-// Headers that dlqd or HTTP itself sets on a delivery.
+// reservedHeaders are the headers that dlqd or HTTP itself sets on a delivery.
 var reservedHeaders = map[string]bool{
 	"Connection": true, "Content-Length": true, "Content-Type": true, "Host": true, "Keep-Alive": true,
 	"Proxy-Authorization": true, "Proxy-Connection": true, "Te": true, "Trailer": true, "Transfer-Encoding": true,
 	"Upgrade": true, "Traceparent": true, "Tracestate": true, "User-Agent": true,
 }
 
-// wire is the message as it comes in: what the decoder would refuse without naming the field is decoded loosely here.
+// wire is a submitted message. It decodes loosely the fields that the decoder would refuse without
+// naming them.
 type wire struct {
 	Message
 
@@ -144,7 +146,8 @@ type wire struct {
 	PayloadText json.RawMessage `json:"payloadText"`
 }
 
-// Parse decodes and checks one message. It returns an [*InvalidError] that names every field that is wrong.
+// Parse decodes and checks one message. It returns an [*InvalidError] that names every invalid
+// field.
 func Parse(raw []byte) (*Message, error) {
 	if err := check(raw, asNamed(1)); err != nil {
 		return nil, err
@@ -152,7 +155,8 @@ func Parse(raw []byte) (*Message, error) {
 	return decode(raw)
 }
 
-// ParseBatch decodes and checks a JSON object {"messages": [...]}, which holds no more than most, none of them longer than maxBytes.
+// ParseBatch decodes and checks a JSON object {"messages": [...]} of 1 to most messages, each of at
+// most maxBytes.
 func ParseBatch(raw []byte, most int, maxBytes int64) ([]*Message, error) {
 	if err := check(raw, asNamed(len(`{[{`))); err != nil {
 		return nil, err
@@ -276,7 +280,7 @@ func decode(raw []byte) (*Message, error) {
 	}
 	if w.ScheduledAt != nil {
 		at, err := time.Parse(time.RFC3339, *w.ScheduledAt)
-		at = at.UTC() // the year of another zone's last hours of 9999 is none that RFC 3339 can write
+		at = at.UTC() // the last hours of 9999 in another zone can be in a year that RFC 3339 cannot write
 		if err != nil || at.Year() < 2000 || at.Year() > 9999 {
 			add("scheduledAt", "%q is no time in the form of RFC 3339, such as 2027-01-31T08:00:00Z", shortened(*w.ScheduledAt))
 		}

@@ -1,4 +1,4 @@
-// Package pace gives redeliveries their places in a stream that all processes share.
+// Package pace reserves places for redeliveries in streams that all processes share.
 package pace
 
 import (
@@ -11,14 +11,15 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres"
 )
 
-// Places are places that follow one another in a stream.
+// Places are consecutive places in a stream, the first one at First.
 type Places struct {
 	First   time.Time
 	Granted int
 }
 
-// Reserve takes up to count places in the stream of a name, at so many a second, from now on: all of them, or, where within
-// is not nil, those that are no further ahead than that.
+// Reserve reserves up to count places in the named stream, which has perSecond places a second,
+// from now on. If within is nil, it reserves all of them; otherwise only those that are no further
+// ahead than within.
 func Reserve(ctx context.Context, db postgres.DB, name string, perSecond float64, count int, now time.Time, within *time.Duration) (Places, error) {
 	row, err := dbsqlc.New(db).ReservePace(ctx, dbsqlc.ReservePaceParams{Name: name, Rate: perSecond, Count: int32(min(count, math.MaxInt32)), Now: now, Within: within})
 	if err != nil {

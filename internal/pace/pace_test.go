@@ -12,7 +12,7 @@ import (
 
 func TestMain(m *testing.M) { postgrestest.Main(m) }
 
-// A rate is kept however it compares to how often somebody looks: no place is due never, and none twice.
+// A stream keeps its rate however often callers reserve: it skips no place, and grants none twice.
 func TestReserve_lowAndHighRates(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.Pool(t)
@@ -41,7 +41,7 @@ func TestReserve_lowAndHighRates(t *testing.T) {
 	}
 }
 
-// A stream that rested saved up nothing: its next place is now, and those that follow have its rate.
+// An unused stream saves up nothing: its next place is now, and those that follow have its rate.
 func TestReserve_AfterARestBeginsNow(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.Pool(t)
@@ -60,7 +60,7 @@ func TestReserve_AfterARestBeginsNow(t *testing.T) {
 	}
 }
 
-// A look at a stream that is taken far ahead gets no place, and gives none back.
+// A caller that finds no place within reach reserves none, and the stream does not change.
 func TestReserve_NothingWithinReachTakesNothing(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.Pool(t)

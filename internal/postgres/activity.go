@@ -7,20 +7,21 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// ConnectionsUsed is how many percent of the server's connections are in use.
+// ConnectionsUsed returns the percentage of the server's max_connections that is in use.
 func ConnectionsUsed(ctx context.Context, db DB) (percent float64, err error) {
-	// pg_stat_activity shows a plain role its own sessions alone.
+	// pg_stat_activity hides the backend type of other roles' sessions from a plain role.
 	err = db.QueryRow(ctx, "SELECT 100.0::float8 * sum(numbackends) / current_setting('max_connections')::int FROM pg_stat_database").Scan(&percent)
 	return percent, err
 }
 
-// Entered are rows of a group of partitions.
+// Entered is a number of rows in a group of partitions.
 type Entered struct {
-	Partition string // inbox, open, resolved, failed or archived, or the audit trail
+	Partition string // inbox, open, resolved, failed, archived, or audit trail
 	Rows      float64
 }
 
-// RowsEntered counts the rows that have come into dead_letter_queue, by group of partitions, from the server's statistics.
+// RowsEntered returns the number of rows that were inserted into dead_letter_queue, by group of
+// partitions, from the server's statistics.
 func RowsEntered(ctx context.Context, db DB, schemas Schemas) ([]Entered, error) {
 	rows, err := db.Query(ctx, `
 		SELECT substring(relname FROM 'dead_letter_([a-z]+)'), sum(n_tup_ins)::float8
@@ -32,7 +33,8 @@ func RowsEntered(ctx context.Context, db DB, schemas Schemas) ([]Entered, error)
 	return pgx.CollectRows(rows, pgx.RowToStructByPos[Entered])
 }
 
-// RowsInDefaults counts the rows in default partitions, which are there because a month's own was missing.
+// RowsInDefaults counts the rows in default partitions, up to 10,000 each. A row goes there if the
+// partition of its month is missing.
 func RowsInDefaults(ctx context.Context, db DB) ([]Entered, error) {
 	rows, err := db.Query(ctx, "SELECT partition, entries::float8 FROM dlq.default_partition_rows()")
 	if err != nil {
@@ -41,8 +43,8 @@ func RowsInDefaults(ctx context.Context, db DB) ([]Entered, error) {
 	return pgx.CollectRows(rows, pgx.RowToStructByPos[Entered])
 }
 
-// Listen returns a connection that hears what is sent to a topic. It is out of the pool for good: it would go back with its
-// LISTEN.
+// Listen returns a connection that listens on a topic. It takes the connection out of the pool,
+// because a released connection would keep its LISTEN.
 func Listen(ctx context.Context, pool *pgxpool.Pool, topic string) (*pgx.Conn, error) {
 	pooled, err := pool.Acquire(ctx)
 	if err != nil {

@@ -13,21 +13,23 @@ import (
 const (
 	backfillBatch = 1000
 
-	// How long taking back a refused installation may take.
+	// takeBackTimeout bounds the removal of an installation that failed.
 	takeBackTimeout = time.Minute
 )
 
-// Plan is what [Migrator.Attach] would do.
+// Plan describes what [Migrator.Attach] would do.
 type Plan struct {
-	Create []string // what it would make, for people; empty where nothing is left to do
-	// Refusals are why it would not: what would break the application, or this dlqd. Each says what to do.
+	Create []string // objects to create, for display; empty if nothing is left to do
+	// Refusals are the reasons why Attach would break the application or this dlqd. Each says what
+	// to do.
 	Refusals []string
-	// Missing are rights that attach needs. Later lists those that other parts will need; a dlqd that serves says so, too.
+	// Missing are rights that Attach needs. Later are rights that other parts need; a serving dlqd
+	// reports them too.
 	Missing, Later []MissingRight
 	Role           string // of this session
 }
 
-// Err says why the plan cannot be carried out; nil where it can.
+// Err returns the refusals and missing rights as one error, or nil if the plan can be carried out.
 func (p *Plan) Err() error {
 	var errs []error
 	for _, refusal := range p.Refusals {
@@ -39,7 +41,7 @@ func (p *Plan) Err() error {
 	return errors.Join(errs...)
 }
 
-// Plan looks, changing nothing, at what Attach would do, and whether it can.
+// Plan returns what Attach would do and whether it can. It changes nothing.
 func (m *Migrator) Plan(ctx context.Context) (*Plan, error) {
 	p := &Plan{}
 	var err error
@@ -52,7 +54,7 @@ func (m *Migrator) Plan(ctx context.Context) (*Plan, error) {
 	if p.Refusals, err = m.refusals(ctx); err != nil {
 		return nil, err
 	}
-	if len(p.Missing) > 0 || len(p.Refusals) > 0 { // what is there cannot be read, or is not ours
+	if len(p.Missing) > 0 || len(p.Refusals) > 0 { // the schema cannot be read, or is not dlqd's
 		return p, nil
 	}
 	status, err := m.status(ctx)
@@ -91,7 +93,7 @@ func (m *Migrator) Plan(ctx context.Context) (*Plan, error) {
 	return p, nil
 }
 
-// refusals are what would make attach go wrong later, or break the application.
+// refusals returns the reasons why attaching would fail later or break the application.
 func (m *Migrator) refusals(ctx context.Context) ([]string, error) {
 	river, dlq := m.Schemas.River, m.Schemas.DLQ
 	has, err := m.hasTable(ctx, river, "river_job")
@@ -109,7 +111,7 @@ func (m *Migrator) refusals(ctx context.Context) ([]string, error) {
 	if len(hidden) > 0 {
 		refusals = append(refusals, fmt.Sprintf("row level security hides rows of %s from this role, and a job that cannot be seen looks like one that is gone: ALTER ROLE … BYPASSRLS, or attach as a role that has it", strings.Join(hidden, ", ")))
 	}
-	// What is in dlqd's schema goes when dlqd is taken out: nobody else's may be in it.
+	// Detach can drop dlqd's whole schema, so the schema must not hold objects of others.
 	foreign, err := m.foreign(ctx)
 	if err != nil {
 		return nil, err
@@ -132,7 +134,8 @@ func (m *Migrator) refusals(ctx context.Context) ([]string, error) {
 	return refusals, nil
 }
 
-// foreign lists some of what is in dlqd's schema where no dlqd has begun to install itself there.
+// foreign returns up to five objects of dlqd's schema, or none if dlqd has started to install
+// itself there.
 func (m *Migrator) foreign(ctx context.Context) ([]string, error) {
 	rows, err := m.Pool.Query(ctx, `
 		WITH schema AS (SELECT n.oid FROM pg_namespace n WHERE n.nspname = $1), things AS (
@@ -150,8 +153,9 @@ func (m *Migrator) foreign(ctx context.Context) ([]string, error) {
 	return pgx.CollectRows(rows, pgx.RowTo[string])
 }
 
-// Attach installs dlqd beside a River that an application owns, or brings what is installed up to date. River's own tables
-// are left as they are, but for two triggers. Where that is refused, or fails, nothing of a first installation stays.
+// Attach installs dlqd beside an application's River, or brings an installation up to date. It adds
+// two triggers to River's tables and leaves them otherwise unchanged. If a first installation
+// fails, Attach removes what it created.
 func (m *Migrator) Attach(ctx context.Context) error {
 	ctx = Unbounded(ctx)
 	return m.exclusively(ctx, func() error {
@@ -182,7 +186,8 @@ func (m *Migrator) Attach(ctx context.Context) error {
 	})
 }
 
-// Backfill takes in jobs that failed before capture was installed. It returns how many.
+// Backfill records jobs that failed before capture was installed in the inbox, and returns their
+// number. It calls progress with the total after each batch.
 func (m *Migrator) Backfill(ctx context.Context, progress func(total int)) (int, error) {
 	total, db := 0, m.Schemas.Rendered(m.Pool)
 	for {
@@ -198,16 +203,16 @@ func (m *Migrator) Backfill(ctx context.Context, progress func(total int)) (int,
 	}
 }
 
-// Installation is a dlqd in this database.
+// Installation is an installation of dlqd in this database.
 type Installation struct {
-	Schema   string   // of its own tables
-	River    string   // schema of the River that it is on; empty where nothing says
+	Schema   string   // of dlqd's tables
+	River    string   // schema of its River; empty if unknown
 	Triggers []string // on that River's river_job
-	Tables   bool     // its tables are there
+	Tables   bool     // dlqd's tables exist
 }
 
-// Installations finds every dlqd of this database, by the catalog: by the triggers on any river_job that call a function
-// of a schema, and by the tables in a schema.
+// Installations finds all installations in this database through the catalog: by triggers on any
+// river_job that call a function of a schema, and by the tables in a schema.
 func (m *Migrator) Installations(ctx context.Context) ([]Installation, error) {
 	rows, err := m.Pool.Query(ctx, `
 		WITH triggers AS (
@@ -235,7 +240,7 @@ func (m *Migrator) Installations(ctx context.Context) ([]Installation, error) {
 		if all[i].River != "" {
 			continue
 		}
-		// Detached, or River's table is gone: its own settings say, if this role may read them.
+		// Without triggers on a River, only the settings name it, if this role may read them.
 		of := Schemas{DLQ: all[i].Schema, River: m.Schemas.River}
 		var readable bool
 		if err := m.Pool.QueryRow(ctx, `SELECT has_schema_privilege(n.oid, 'USAGE') AND has_table_privilege(c.oid, 'SELECT')

@@ -26,16 +26,18 @@ type Binaries struct {
 	Major int
 }
 
-// Path is where a program of the server is.
+// Path returns the path of one of the server's programs.
 func (b Binaries) Path(program string) string { return filepath.Join(b.Dir, program) }
 
-// ErrNoBinaries says that no usable server is installed, and how to install one.
+// ErrNoBinaries is returned by [FindBinaries], wrapped with an installation command, if no usable
+// server is found.
 var ErrNoBinaries = errors.New("no Postgres server found")
 
 var versionOutput = regexp.MustCompile(`\(PostgreSQL\) (\d+)`)
 
-// FindBinaries returns the newest supported server that is installed: in dir alone if it is not empty, and otherwise
-// on PATH and where Debian, Red Hat and Homebrew put it. A major other than zero asks for that version alone.
+// FindBinaries returns the newest supported server in dir or, if dir is empty, on PATH and where
+// Debian, Red Hat and Homebrew install servers. If major is not 0, only servers of that version
+// count.
 func FindBinaries(ctx context.Context, dir string, major int) (Binaries, error) {
 	dirs := []string{dir}
 	if dir == "" {
@@ -85,8 +87,8 @@ func FindBinaries(ctx context.Context, dir string, major int) (Binaries, error) 
 	return slices.MaxFunc(usable, func(a, b Binaries) int { return a.Major - b.Major }), nil
 }
 
-// inspect asks the server in dir for its version. Links are followed, because initdb looks for its other programs and
-// files beside itself.
+// inspect returns the version of the server in dir. It follows links, because initdb looks for its
+// other programs and files in its own directory.
 func inspect(ctx context.Context, dir string) (Binaries, error) {
 	path, err := filepath.EvalSymlinks(filepath.Join(dir, "postgres"))
 	if err != nil {

@@ -14,8 +14,8 @@ import (
 	"github.com/dlqd/dlqd/db"
 )
 
-// catalogSQL lists what is in dlqd's schema ($1), and its triggers on River's ($2), each with its definition and the table that it
-// is of. Partitions' copies of what their table has are left out.
+// catalogSQL lists the objects of dlqd's schema ($1) and dlqd's triggers in River's schema ($2),
+// each with its table and definition. It leaves out what partitions inherit from their table.
 //
 //nolint:dupword // a column and the table that it is of
 const catalogSQL = `
@@ -47,30 +47,32 @@ FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace WHERE n.nspname = $
 UNION ALL
 SELECT 'type ' || t.typname, '', string_agg(e.enumlabel, ', ' ORDER BY e.enumsortorder) FROM pg_type t JOIN pg_namespace n ON n.oid = t.typnamespace JOIN pg_enum e ON e.enumtypid = t.oid WHERE n.nspname = $1 GROUP BY t.typname`
 
-// remakeListSQL lists the statements that make the views and SQL functions of a schema ($1) again
-// from what Postgres prints of them, as a restored dump does. Postgres names the columns of such a
-// query that had no name (of a branch of a UNION, of a subquery), and prints those names from then
-// on. A function whose body is text is printed as it was written.
+// remakeListSQL lists statements that recreate the views and SQL functions of a schema ($1) from
+// the definitions that Postgres prints, as a restored dump does. Postgres names unnamed columns (in
+// a branch of a UNION, in a subquery) and prints those names from then on. It prints a function
+// whose body is a string as it was written.
 const remakeListSQL = `
 SELECT format('CREATE OR REPLACE VIEW %s AS %s', c.oid::regclass, pg_get_viewdef(c.oid))
 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = $1 AND c.relkind = 'v'
 UNION ALL
 SELECT pg_get_functiondef(p.oid) FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace WHERE n.nspname = $1 AND p.prosqlbody IS NOT NULL`
 
-// object is something in a schema.
+// object is a database object with its table and definition.
 type object struct{ name, table, definition string }
 
-// driftLocks is how many of the server's locks a comparison may take, at most (measured: 722): it is not made where so many are not free.
+// driftLocks is how many of the server's locks must be free for a comparison, which takes up to 722
+// (measured).
 const driftLocks = 1000
 
-// ErrManyLocks is returned by [Migrator.Drift] where it would take locks that others may need.
+// ErrManyLocks is returned by [Migrator.Drift] if too few of the server's locks are free.
 var ErrManyLocks = errors.New("too many of the server's locks are held at the moment (max_locks_per_transaction)")
 
-// errMade ends the transaction in which a schema was made to be looked at.
+// errMade rolls back the transaction that created a schema for comparison.
 var errMade = errors.New("made, and looked at")
 
-// Drift compares dlqd's schema with what this program's migrations and code make, which it makes beside it in a transaction
-// that it takes back. It lists what is missing, is otherwise, or was added to dlqd's tables.
+// Drift compares dlqd's schema with one that it creates from this program's migrations and code, in
+// a transaction that it rolls back. It lists what is missing or different, and what was added to
+// dlqd's tables.
 func (m *Migrator) Drift(ctx context.Context) ([]string, error) {
 	ctx = Unbounded(ctx)
 	var is, should, remade map[string]object
@@ -108,7 +110,7 @@ func (m *Migrator) Drift(ctx context.Context) ([]string, error) {
 	if !errors.Is(err, errMade) {
 		return nil, err
 	}
-	// A database may have been restored from a dump.
+	// A database restored from a dump has the recreated definitions, which are as good.
 	for name, object := range is {
 		if as, there := remade[name]; there && as.definition == object.definition {
 			should[name] = as
@@ -117,8 +119,8 @@ func (m *Migrator) Drift(ctx context.Context) ([]string, error) {
 	return differences(should, is), nil
 }
 
-// makeBeside makes dlqd's schema as it is before anything is done in it, on the River that is there; but for the triggers on River's
-// table, which a table like it has, in a schema of its own.
+// makeBeside creates a fresh schema of dlqd beside the installed one, on the same River. Its
+// triggers on river_job are created on a copy of that table, in a schema of its own.
 func (m *Migrator) makeBeside(ctx context.Context, tx pgx.Tx, beside Schemas) error {
 	if _, err := tx.Exec(ctx, fmt.Sprintf("SET LOCAL lock_timeout = '2s'; CREATE SCHEMA %[1]s; CREATE SCHEMA %[2]s; CREATE TABLE %[2]s.river_job (LIKE %[3]s.river_job)", beside.DLQ, beside.River, m.Schemas.River)); err != nil {
 		return err
@@ -146,7 +148,7 @@ func (m *Migrator) makeBeside(ctx context.Context, tx pgx.Tx, beside Schemas) er
 	return nil
 }
 
-// remake makes a schema's views and SQL functions again from what Postgres prints of them.
+// remake recreates a schema's views and SQL functions from the definitions that Postgres prints.
 func remake(ctx context.Context, tx pgx.Tx, schema string) error {
 	rows, err := tx.Query(ctx, remakeListSQL, schema)
 	if err != nil {
@@ -160,16 +162,17 @@ func remake(ctx context.Context, tx pgx.Tx, schema string) error {
 	return err
 }
 
-// catalog is what is in dlqd's schema, as definitions would have them in the schemas of m.
+// catalog returns the objects of dlqd's schema by name, with the schema names of m in their
+// definitions.
 func (m *Migrator) catalog(ctx context.Context, tx pgx.Tx, in Schemas) (map[string]object, error) {
-	if _, err := tx.Exec(ctx, "SET LOCAL search_path = pg_catalog"); err != nil { // so that all names are whole
+	if _, err := tx.Exec(ctx, "SET LOCAL search_path = pg_catalog"); err != nil { // so that all names are qualified
 		return nil, err
 	}
 	rows, err := tx.Query(ctx, catalogSQL, in.DLQ, in.River)
 	if err != nil {
 		return nil, err
 	}
-	// The name of River's first: dlqd's is how it begins.
+	// River's schema is replaced first, because its name begins with that of dlqd's schema.
 	here := func(text string) string { return text }
 	if in != m.Schemas {
 		here = strings.NewReplacer(in.River, m.Schemas.River, in.DLQ, m.Schemas.DLQ).Replace
@@ -202,7 +205,8 @@ func differences(should, is map[string]object) []string {
 		_, ours := should["table "+object.table]
 		switch kind, _, _ := strings.Cut(name, " "); {
 		case known:
-		case ours && (slices.Contains([]string{"column", "constraint", "trigger", "rule"}, kind) || strings.HasPrefix(object.definition, "CREATE UNIQUE INDEX ")): // what may refuse a row
+		// An added object of these kinds can reject a row.
+		case ours && (slices.Contains([]string{"column", "constraint", "trigger", "rule"}, kind) || strings.HasPrefix(object.definition, "CREATE UNIQUE INDEX ")):
 			list = append(list, name+" was added by somebody")
 		}
 	}

@@ -14,19 +14,20 @@ import (
 var (
 	madeView    = regexp.MustCompile(`(?m)^CREATE OR REPLACE VIEW (\S+)`)
 	madeComment = regexp.MustCompile(`(?m)^COMMENT ON [^';]*(?:'(?:[^']|'')*'\s*)+;`)
-	// dropFirst is in the hint of an error, in whatever language the rest of it is.
+	// dropFirst matches the statement in an error's hint, which is the same in every language.
 	dropFirst = regexp.MustCompile(`DROP (?:FUNCTION|PROCEDURE|ROUTINE) [^;]*\)`)
 )
 
-// installCode makes functions and views, in place of those that an older dlqd has made: CREATE OR REPLACE is enough where they take and
-// return the same. Where they do not, the older ones are dropped, as is what was another function of the same name.
+// installCode creates or replaces functions and views. Where the parameters, results or columns
+// have changed, CREATE OR REPLACE fails and installCode drops the older ones first. It also drops
+// older functions of the same name.
 func (m *Migrator) installCode(ctx context.Context, tx pgx.Tx, files []codeFile) error {
 	for _, file := range files {
 		before, err := m.routines(ctx, tx)
 		if err != nil {
 			return err
 		}
-		sql := madeComment.ReplaceAllString(file.sql, "") // which need one function of a name
+		sql := madeComment.ReplaceAllString(file.sql, "") // COMMENT ON FUNCTION requires a unique name
 		for range maxDrops {
 			err = pgx.BeginFunc(ctx, tx, func(tx pgx.Tx) error {
 				_, err := tx.Exec(ctx, sql)
@@ -53,7 +54,8 @@ func (m *Migrator) installCode(ctx context.Context, tx pgx.Tx, files []codeFile)
 	return nil
 }
 
-// dropOlder drops functions that have the name of one that was just made, and were not.
+// dropOlder drops functions that have the name of one that was just created but were not created
+// with it.
 func (m *Migrator) dropOlder(ctx context.Context, tx pgx.Tx, before map[uint32]routine) error {
 	after, err := m.routines(ctx, tx)
 	if err != nil {
@@ -73,19 +75,19 @@ func (m *Migrator) dropOlder(ctx context.Context, tx pgx.Tx, before map[uint32]r
 	return nil
 }
 
-// maxDrops bounds how many functions of one file take or return something else than before.
+// maxDrops bounds the drops of older functions and views that one file may require.
 const maxDrops = 100
 
-// dropBefore is what is to be dropped before code that failed can be run; empty for nothing.
+// dropBefore returns the statement that must run before failed code is tried again, or "".
 func dropBefore(err error, code string) string {
 	var pgErr *pgconn.PgError
 	if !errors.As(err, &pgErr) {
 		return ""
 	}
 	switch pgErr.Code {
-	case "42P13": // what a function returns, or the name of a parameter
+	case "42P13": // the result of a function, or the name of a parameter, has changed
 		return dropFirst.FindString(pgErr.Hint)
-	case "42P16": // the columns of a view
+	case "42P16": // the columns of a view have changed
 		var views []string
 		for _, match := range madeView.FindAllStringSubmatch(code, -1) {
 			views = append(views, match[1])

@@ -15,13 +15,13 @@ var marks = []string{
 	"dlq:attempts", "dlq:logical_failure", "dlq:done_by", "dlq:done",
 }
 
-// Left is something that a detached dlqd leaves, and how to remove it.
+// Left is something that a detach leaves behind, and how to remove it.
 type Left struct {
 	What string
-	How  []string // commands of psql
+	How  []string // commands for psql
 }
 
-// Detached says what became of an installation.
+// Detached is the result of a detach.
 type Detached struct {
 	Installation
 
@@ -29,11 +29,11 @@ type Detached struct {
 	Left  []Left
 }
 
-// ErrNotAttached is returned by [Migrator.Find] where the schemas that it was given hold no dlqd.
+// ErrNotAttached is returned by [Migrator.Find] if the named schemas hold no dlqd.
 var ErrNotAttached = errors.New("nothing is attached there")
 
-// Find chooses the installation that is meant: the only one there is, or the one in m's schemas, where those are named. It
-// returns nil where this database has none at all.
+// Find returns the only installation, or the one in the schemas of m that the caller named. It
+// returns nil if the database has no installation.
 func (m *Migrator) Find(ctx context.Context, schemaNamed, riverNamed bool) (*Installation, error) {
 	all, err := m.Installations(ctx)
 	if err != nil {
@@ -58,8 +58,9 @@ func (m *Migrator) Find(ctx context.Context, schemaNamed, riverNamed bool) (*Ins
 	return &fitting[0], nil
 }
 
-// Detach removes an installation's triggers, functions and views. Its tables stay, with the dead letters in them, unless
-// dropData. It needs to own the functions, and not River's tables. What it leaves, it says.
+// Detach removes an installation's triggers, functions and views. It keeps the tables with the dead
+// letters, unless dropData is set. This session must own dlqd's functions, but not River's tables.
+// Detach returns what it left behind.
 func (m *Migrator) Detach(ctx context.Context, of Installation, dropData bool) (*Detached, error) {
 	ctx = Unbounded(ctx)
 	m = &Migrator{Pool: m.Pool, Logger: m.Logger, Schemas: Schemas{DLQ: of.Schema, River: of.River}}
@@ -82,8 +83,9 @@ func (m *Migrator) Detach(ctx context.Context, of Installation, dropData bool) (
 	return done, err
 }
 
-// dropData removes everything in dlqd's schema, the schema too where it may and should, and the roles that dlqd made, unless
-// another dlqd uses them. It returns those roles.
+// dropData drops everything in dlqd's schema, the schema itself if dropSchema is set and this role
+// owns it, and the roles that dlqd created, unless another dlqd uses them. It returns the dropped
+// roles.
 func (m *Migrator) dropData(ctx context.Context, dropSchema bool) ([]string, error) {
 	roles := ""
 	if has, err := m.hasTable(ctx, m.Schemas.DLQ, "settings"); err != nil {
@@ -129,7 +131,8 @@ func (m *Migrator) dropData(ctx context.Context, dropSchema bool) ([]string, err
 	}
 	var dropped []string
 	for role := range strings.SplitSeq(roles, ",") {
-		// Where another dlqd grants it something, or this role may not, it stays: that is said.
+		// The drop fails if another dlqd granted the role something, or if this role may not drop
+		// it. left then reports it.
 		if role == "" {
 			continue
 		}
@@ -140,7 +143,7 @@ func (m *Migrator) dropData(ctx context.Context, dropSchema bool) ([]string, err
 	return dropped, nil
 }
 
-// left looks for what a detached dlqd leaves.
+// left returns what a detached dlqd leaves behind.
 func (m *Migrator) left(ctx context.Context, tables bool) ([]Left, error) {
 	var left []Left
 	var schema, owned bool
@@ -173,7 +176,8 @@ func (m *Migrator) left(ctx context.Context, tables bool) ([]Left, error) {
 	return append(left, marked...), err
 }
 
-// granted looks for the rights that this role was given for dlqd's sake.
+// granted returns the rights on River's schema and this database that this role was granted for
+// dlqd.
 func (m *Migrator) granted(ctx context.Context) ([]Left, error) {
 	rows, err := m.Pool.Query(ctx, `
 		SELECT format('REVOKE ALL ON %s FROM %I;', o.kind || ' ' || o.name, current_user)
@@ -193,7 +197,7 @@ func (m *Migrator) granted(ctx context.Context) ([]Left, error) {
 	return []Left{{"rights of this role on River's tables and this database (revoke them where nothing but dlqd works as this role)", revokes}}, nil
 }
 
-// marked looks for what dlqd wrote into River's jobs.
+// marked returns what dlqd wrote into River's jobs: marks in metadata and undelivered messages.
 func (m *Migrator) marked(ctx context.Context) ([]Left, error) {
 	has, err := m.hasTable(ctx, m.Schemas.River, "river_job")
 	if err != nil || !has {
@@ -201,7 +205,8 @@ func (m *Migrator) marked(ctx context.Context) ([]Left, error) {
 	}
 	job := m.Schemas.River + ".river_job"
 	var jobs, messages int
-	// Counted to a limit: River's table may be large, and its index of metadata knows where the keys are.
+	// Counts stop at 100,000, because River's table may be large. The search uses River's index on
+	// metadata.
 	if err := m.Pool.QueryRow(ctx, `SELECT
 		(SELECT count(*) FROM (SELECT FROM `+job+` WHERE metadata ?| $1 LIMIT 100000) j),
 		(SELECT count(*) FROM (SELECT FROM `+job+` WHERE kind = 'dlqd_message' AND finalized_at IS NULL LIMIT 100000) j)`, marks).Scan(&jobs, &messages); err != nil {

@@ -25,37 +25,40 @@ const (
 	embeddedDatabase = "dlqd"
 	embeddedUser     = "dlqd"
 
-	// How long the server may take to accept connections: recovery after a crash replays at most max_wal_size.
+	// embeddedStartTimeout bounds the time until the server accepts connections. Recovery after a
+	// crash replays at most max_wal_size.
 	embeddedStartTimeout = 2 * time.Minute
-	// How long a stop may take, for half of which the server may write its checkpoint.
+	// embeddedStopTimeout bounds a stop. The server has half of it to write its checkpoint.
 	embeddedStopTimeout = time.Minute
-	// How long a killed server may take to be gone, at least.
+	// killedTimeout is the least time that a killed server has to exit.
 	killedTimeout = time.Second
 
-	// How often, and after how long, to start again while children of a killed server are still there.
+	// orphanTries and orphanWait control restarts while children of a killed server remain.
 	orphanTries = 20
 	orphanWait  = 500 * time.Millisecond
 
-	// A log that is larger at a start is put aside, in place of the one before.
+	// maxLogBytes is the size above which a start renames the log, in place of the previous one.
 	maxLogBytes = 16 << 20
 
-	// Socket paths are limited to 107 bytes by the kernel (sun_path); the file is .s.PGSQL.5432.
+	// maxSocketDir follows from the kernel's limit of 107 bytes for socket paths (sun_path); the
+	// file is .s.PGSQL.5432.
 	maxSocketDir = 107 - len("/.s.PGSQL.5432")
 )
 
-// EmbeddedConfig says where a private server keeps its data.
+// EmbeddedConfig configures an embedded server.
 type EmbeddedConfig struct {
-	// DataDir holds the server's files, its socket, its log, and the lock that one dlqd holds on all of it.
+	// DataDir holds the server's files, socket and log, and a lock that only one dlqd can hold.
 	DataDir string
-	// BinDir is where the server's programs are; empty to look for them.
+	// BinDir is the directory of the server's programs. If it is empty, [FindBinaries] searches for
+	// them.
 	BinDir string
-	// Throwaway gives up durability for speed, for tests whose data nobody will miss.
+	// Throwaway trades durability for speed, for tests.
 	Throwaway bool
 	Logger    *slog.Logger
 }
 
-// Embedded is a private Postgres server that runs as a child of this process. It listens on a socket in its own
-// directory only, which nobody but its user (and root) can reach.
+// Embedded is a Postgres server that runs as a child of this process. It listens only on a socket
+// in its own directory, which only its user and root can reach.
 type Embedded struct {
 	config EmbeddedConfig
 	bin    Binaries
@@ -66,15 +69,15 @@ type Embedded struct {
 	socket string // directory
 }
 
-// HeldError says that another dlqd runs on a data directory.
+// HeldError is returned if another dlqd uses a data directory.
 type HeldError struct{ DataDir, Holder string }
 
 func (e *HeldError) Error() string {
 	return fmt.Sprintf("data directory %s is in use by %s; stop it, or choose another with --data-dir", e.DataDir, e.Holder)
 }
 
-// DefaultDataDir is the user's data directory. Root's is /var/lib/dlqd: the server does not run as root, and could not
-// reach a directory in root's home.
+// DefaultDataDir returns the user's data directory. For root it is /var/lib/dlqd, because the
+// server does not run as root and could not reach a directory in root's home.
 func DefaultDataDir() (string, error) {
 	if os.Geteuid() == 0 {
 		return "/var/lib/dlqd", nil
@@ -89,8 +92,8 @@ func DefaultDataDir() (string, error) {
 	return filepath.Join(home, ".local", "share", "dlqd"), nil
 }
 
-// StartEmbedded starts the server of a data directory, which it makes if need be. A server that a killed dlqd left
-// behind is shut down first.
+// StartEmbedded starts the server of a data directory, which it creates if needed. It first shuts
+// down a server that a killed dlqd left running.
 func StartEmbedded(ctx context.Context, config EmbeddedConfig) (*Embedded, error) {
 	dir, err := filepath.Abs(config.DataDir)
 	if err != nil {
@@ -149,7 +152,7 @@ func (e *Embedded) start(ctx context.Context) error {
 			return nil
 		}
 		_ = e.terminate(embeddedStopTimeout)
-		// The children of a server that was killed let go of its memory once they notice.
+		// Children of a killed server release its shared memory once they notice that it is gone.
 		if try == orphanTries || !strings.Contains(e.logTail(), "pre-existing shared memory block") {
 			return err
 		}
@@ -157,37 +160,40 @@ func (e *Embedded) start(ctx context.Context) error {
 	}
 }
 
-// URL is the connection string of the server's database.
+// URL returns the connection string of the server's database.
 func (e *Embedded) URL() string { return embeddedURL(e.socket) }
 
 func embeddedURL(socket string) string {
 	return (&url.URL{
 		Scheme: "postgres", User: url.User(embeddedUser), Path: "/" + embeddedDatabase,
-		RawQuery: "host=" + strings.ReplaceAll(url.QueryEscape(socket), "+", "%20"), // libpq takes a + for itself
+		RawQuery: "host=" + strings.ReplaceAll(url.QueryEscape(socket), "+", "%20"), // libpq does not decode + as a space
 	}).String()
 }
 
-// Exited is closed when the server is gone, whether it was stopped or died.
+// Exited returns a channel that is closed when the server has exited for any reason.
 func (e *Embedded) Exited() <-chan struct{} { return e.exited }
 
-// Stop shuts the server down and lets go of the data directory.
+// Stop shuts the server down and releases the data directory.
 func (e *Embedded) Stop() error { return e.StopWithin(embeddedStopTimeout) }
 
-// StopWithin is Stop with a limit: a server that takes longer, or hangs, is killed, and recovers at its next start.
+// StopWithin is [Embedded.Stop] with a limit. A server that takes longer is killed, and recovers at
+// its next start.
 func (e *Embedded) StopWithin(limit time.Duration) error {
 	err := e.terminate(limit)
-	if filepath.Dir(e.socket) != e.config.DataDir { // a temporary one
+	if filepath.Dir(e.socket) != e.config.DataDir { // a temporary directory
 		err = errors.Join(err, os.RemoveAll(e.socket))
 	}
 	return errors.Join(err, e.lock.Unlock())
 }
 
-// SetHolder adds to what a second dlqd is told about this one.
+// SetHolder records this process as the holder of the data directory, followed by about. A second
+// dlqd shows the text in its error.
 func (e *Embedded) SetHolder(about string) error {
 	return os.WriteFile(e.holderPath(), fmt.Appendf(nil, "dlqd with process id %d%s", os.Getpid(), about), 0o600)
 }
 
-// EmbeddedURL is the connection string of the running server of a data directory, for "dlqd psql".
+// EmbeddedURL returns the connection string of the running server of a data directory, for "dlqd
+// psql".
 func EmbeddedURL(dataDir string) (string, error) {
 	dir, err := filepath.Abs(dataDir)
 	if err != nil {
@@ -211,7 +217,7 @@ func EmbeddedURL(dataDir string) (string, error) {
 func (e *Embedded) pgdata() string     { return filepath.Join(e.config.DataDir, "pgdata") }
 func (e *Embedded) holderPath() string { return filepath.Join(e.config.DataDir, "dlqd.holder") }
 
-// LogPath is the server's log.
+// LogPath returns the path of the server's log.
 func (e *Embedded) LogPath() string { return filepath.Join(e.config.DataDir, "postgres.log") }
 
 func (e *Embedded) acquire() error {
@@ -230,7 +236,8 @@ func (e *Embedded) acquire() error {
 	return e.SetHolder("")
 }
 
-// dataVersion is the version of the server that made a data directory, 0 where there is none.
+// dataVersion returns the version of the server that created a data directory, or 0 if there is
+// none.
 func dataVersion(pgdata string) (int, error) {
 	raw, err := os.ReadFile(filepath.Join(pgdata, "PG_VERSION"))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -242,8 +249,8 @@ func dataVersion(pgdata string) (int, error) {
 	return strconv.Atoi(strings.TrimSpace(string(raw)))
 }
 
-// initdb makes the server's files under another name first, so that one that is killed half-way leaves nothing that
-// looks like a database.
+// initdb creates the server's files under another name and renames them at the end, so that an
+// interrupted run does not leave an incomplete database.
 func (e *Embedded) initdb(ctx context.Context) error {
 	unfinished := e.pgdata() + ".new"
 	if err := os.RemoveAll(unfinished); err != nil {
@@ -261,8 +268,8 @@ func (e *Embedded) initdb(ctx context.Context) error {
 	return os.Rename(unfinished, e.pgdata())
 }
 
-// socketDir is a directory of the data directory, or a short private one where that path is too long for a socket, or has a comma,
-// which divides hosts.
+// socketDir returns a directory in the data directory. If that path is too long for a socket, or
+// contains a comma, which separates hosts, it returns a temporary directory.
 func (e *Embedded) socketDir() (string, error) {
 	dir := filepath.Join(e.config.DataDir, "socket")
 	if len(dir) > maxSocketDir || strings.Contains(dir, ",") {
@@ -276,8 +283,8 @@ func (e *Embedded) socketDir() (string, error) {
 	return dir, e.owner.take(dir)
 }
 
-// stopLeftover shuts down a server whose dlqd was killed. A clean restart costs a checkpoint, and leaves no doubt about
-// whose child the server is.
+// stopLeftover shuts down a server whose dlqd was killed. A clean restart costs a checkpoint and
+// makes the server a child of this process.
 func (e *Embedded) stopLeftover(ctx context.Context) error {
 	status := exec.CommandContext(ctx, e.bin.Path("pg_ctl"), "status", "-D", e.pgdata()) //nolint:gosec // as above
 	e.owner.apply(status)
@@ -307,7 +314,7 @@ func (e *Embedded) launch() error {
 	defer func() { _ = log.Close() }()
 	settings := map[string]string{
 		"listen_addresses":        "",
-		"unix_socket_directories": `"` + strings.ReplaceAll(e.socket, `"`, `""`) + `"`, // an element of a list
+		"unix_socket_directories": `"` + strings.ReplaceAll(e.socket, `"`, `""`) + `"`, // quoted as an element of a list
 		"unix_socket_permissions": "0700",
 		"max_connections":         "200",
 		"shared_buffers":          "256MB",
@@ -328,7 +335,8 @@ func (e *Embedded) launch() error {
 	}
 	e.server.Stdout, e.server.Stderr = log, log
 	e.owner.apply(e.server)
-	// A group of its own: Ctrl-C in a terminal is for dlqd, which stops the server last.
+	// The server has its own process group: Ctrl-C in a terminal must reach only dlqd, which stops
+	// the server last.
 	e.server.SysProcAttr.Setpgid = true
 	if err := e.server.Start(); err != nil {
 		return fmt.Errorf("start Postgres: %w", err)
@@ -384,8 +392,8 @@ func (e *Embedded) logTail() string {
 	return strings.TrimSpace(string(raw[max(0, len(raw)-most):]))
 }
 
-// terminate asks for a fast shutdown (SIGINT), for an immediate one (SIGQUIT) if that takes more than half of the limit,
-// and kills the server if that does not help either.
+// terminate requests a fast shutdown (SIGINT). After half of the limit it requests an immediate one
+// (SIGQUIT), and after a further quarter it kills the server.
 func (e *Embedded) terminate(limit time.Duration) error {
 	for _, step := range []struct {
 		signal syscall.Signal
@@ -403,9 +411,10 @@ func (e *Embedded) terminate(limit time.Duration) error {
 	return errors.New("embedded Postgres does not stop")
 }
 
-// owner is the user that the server runs as: this one or, for root, an unprivileged one, since Postgres refuses root.
+// owner is the user that the server runs as: the current user or, for root, an unprivileged one,
+// because Postgres refuses to run as root.
 type owner struct {
-	credential *syscall.Credential // nil: this user
+	credential *syscall.Credential // nil for the current user
 	name       string
 }
 
@@ -430,7 +439,7 @@ func serverOwner() (owner, error) {
 
 func (o owner) apply(cmd *exec.Cmd) {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: o.credential}
-	cmd.Dir = "/" // wherever we were started, the owner may not enter
+	cmd.Dir = "/" // the owner may not be allowed into the current directory
 }
 
 func (o owner) take(path string) error {
@@ -440,7 +449,8 @@ func (o owner) take(path string) error {
 	return os.Chown(path, int(o.credential.Uid), int(o.credential.Gid))
 }
 
-// canReach checks that the owner gets into a directory: one of its parents may be closed to others.
+// canReach checks that the owner can enter and write dir: a parent directory may be closed to other
+// users.
 func (o owner) canReach(ctx context.Context, dir string) error {
 	if o.credential == nil {
 		return nil

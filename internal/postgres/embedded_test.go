@@ -16,7 +16,7 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres"
 )
 
-// dataDir is a directory that the server's user can reach, whoever runs the tests.
+// dataDir returns a directory that the server's user can reach, also if root runs the tests.
 func dataDir(t *testing.T) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "dlqd-embedded-")
@@ -71,7 +71,8 @@ func TestEmbedded_keepsItsDataAndItsDirectory(t *testing.T) {
 	require.NoError(t, second.Stop())
 }
 
-// A dlqd that is killed leaves its server running. The next one shuts that down and starts its own; nothing is lost.
+// A killed dlqd leaves its server running. The next dlqd shuts that server down and starts its own,
+// without losing data.
 func TestEmbedded_afterAKill(t *testing.T) {
 	t.Parallel()
 	dir := dataDir(t)
@@ -88,7 +89,7 @@ func TestEmbedded_afterAKill(t *testing.T) {
 	<-first.Exited()
 	require.Equal(t, "42", query(t, second.URL(), "SELECT n::text FROM kept"))
 
-	// The server itself is killed: the next start recovers.
+	// The server itself is killed. The next start recovers.
 	raw, err := os.ReadFile(filepath.Join(dir, "pgdata", "postmaster.pid"))
 	require.NoError(t, err)
 	pid, err := strconv.Atoi(strings.SplitN(string(raw), "\n", 2)[0])
@@ -152,7 +153,7 @@ func TestFindBinaries(t *testing.T) {
 	require.ErrorIs(t, err, postgres.ErrNoBinaries)
 	require.ErrorContains(t, err, "Install it with: ")
 
-	// The newest one that is supported wins; what does not run, and what is too new, does not count.
+	// Versions outside the supported range do not count.
 	fake := func(version string) string {
 		dir := t.TempDir()
 		for _, program := range []string{"postgres", "initdb"} {
@@ -166,7 +167,7 @@ func TestFindBinaries(t *testing.T) {
 		require.Equal(t, ok, err == nil, "%s: %v", version, err)
 	}
 
-	// A link to a server elsewhere is followed to where its other programs are.
+	// A link is followed to the directory with the server's other programs.
 	real := fake("16.4")
 	linked := t.TempDir()
 	require.NoError(t, os.Symlink(filepath.Join(real, "postgres"), filepath.Join(linked, "postgres")))

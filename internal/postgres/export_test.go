@@ -6,13 +6,13 @@ import (
 	"github.com/pressly/goose/v3"
 )
 
-// Abandon leaves the server running and lets go of the data directory, as a killed process does.
+// Abandon leaves the server running and releases the data directory, as a killed process does.
 func (e *Embedded) Abandon() error { return e.lock.Unlock() }
 
-// OpenLimited is [Open] with a limit of a test's.
+// OpenLimited is [Open] with a given timeout for statements.
 var OpenLimited = openLimited
 
-// UpTo makes dlqd's tables as of a migration, without functions.
+// UpTo creates dlqd's tables as of a migration, without functions.
 func (m *Migrator) UpTo(ctx context.Context, version int64) error {
 	if err := m.createSchema(ctx, m.Schemas.DLQ); err != nil {
 		return err

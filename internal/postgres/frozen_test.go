@@ -26,11 +26,12 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
 )
 
-// riverThen is the version of River's tables when each migration was frozen.
+// riverThen has the version of River's schema when each migration was frozen.
 var riverThen = map[string]int{"00002": 8, "00004": 8, "00008": 8}
 
-// A database as it was when migrations were frozen is brought up to date while an application completes and fails jobs: no statement
-// of the application's fails, every failure has its one dead letter, and what was there is there as it was.
+// A database of the freeze is upgraded while an application completes and fails jobs: no statement
+// of the application fails, every failure has exactly one dead letter, and existing rows do not
+// change.
 func TestUpgrade_fromFrozen(t *testing.T) {
 	t.Parallel()
 	codes, err := filepath.Glob("testdata/frozen/*.sql.gz")
@@ -45,7 +46,7 @@ func TestUpgrade_fromFrozen(t *testing.T) {
 	}
 }
 
-// frozen is a database as it was when the migrations up to one were frozen, of a dlqd that is attached.
+// frozen returns an attached database as it was when the migrations up to version were frozen.
 func frozen(t *testing.T, version string) *guest {
 	t.Helper()
 	code := gunzip(t, "testdata/frozen/"+version+".sql.gz")
@@ -55,7 +56,8 @@ func frozen(t *testing.T, version string) *guest {
 	number, err := strconv.ParseInt(version, 10, 64)
 	require.NoError(t, err)
 	require.NoError(t, g.migrator.UpTo(t.Context(), number))
-	// On the day of the freeze there is nothing to upgrade: functions and triggers that are a little otherwise see to that.
+	// On the day of the freeze there is nothing to upgrade, so change functions and triggers
+	// slightly.
 	older := strings.NewReplacer("'dlqd: capture gives way", "'dlqd, an older one: capture gives way", "AFTER UPDATE OF state ON river.river_job", "AFTER UPDATE ON river.river_job",
 		"BEFORE UPDATE OR DELETE OR TRUNCATE ON dlq.acts", "BEFORE DELETE OR TRUNCATE ON dlq.acts").Replace(code)
 	require.NotEqual(t, code, older)
@@ -80,7 +82,8 @@ func upgrade(t *testing.T, version string) {
 	app.await(300)
 	g.reconcile()
 	for _, f := range doctor.Examine(t.Context(), g.migrator) {
-		if !slices.Contains([]string{"transactions", "replication slots", "dead rows"}, f.Name) { // those are the whole server's, or vacuum's
+		// These findings concern the whole server, or vacuum.
+		if !slices.Contains([]string{"transactions", "replication slots", "dead rows"}, f.Name) {
 			require.True(t, f.OK, "%s: %s", f.Name, f.Detail)
 		}
 	}
@@ -98,14 +101,14 @@ func upgrade(t *testing.T, version string) {
 	require.Zero(t, count(t, g.dlqd, "SELECT count(*) FROM ("+jobs+" EXCEPT ALL "+entries+") j"), "failures without a dead letter")
 	require.Zero(t, count(t, g.dlqd, "SELECT count(*) FROM ("+entries+" EXCEPT ALL "+jobs+") j"), "dead letters of no failure, or twice")
 
-	// Failures that entries had taken in are known, also once the entry is closed or gone.
+	// Failures that entries took in stay known after the entry is closed or deleted.
 	execute(t, g.dlqd, "SELECT dlq.discard(id, 'kim') FROM dlq.dead_letter_open WHERE kind IN ('folded_open', 'followed')")
 	g.reconcile()
 	require.Zero(t, count(t, g.dlqd, "SELECT dlq.backfill()"))
 	require.Equal(t, "folded 1, folded_open 1, followed 1", g.text("SELECT string_agg(kind || ' ' || n, ', ' ORDER BY kind) FROM (SELECT kind, count(*) AS n FROM dlq.dead_letter_queue WHERE kind LIKE 'fol%' OR kind = 'purged' GROUP BY 1) s"))
 	require.Zero(t, count(t, g.dlqd, "SELECT count(*) FROM dlq.dead_letter_open WHERE kind LIKE 'fol%'"))
 
-	// And what was under way goes on: the redelivery ends, and the run that was paused has its entries.
+	// Work in progress continues: the redelivery ends, and the paused run still has its entries.
 	execute(t, g.app, "UPDATE river_job SET state = 'completed', finalized_at = now() WHERE kind = 'processing' AND state = 'available'")
 	execute(t, g.dlqd, "SELECT dlq.apply_facts()")
 	require.Equal(t, "dlq_resolved", g.text("SELECT string_agg(DISTINCT status::text, ',') FROM dlq.dead_letter_queue WHERE kind = 'processing'"))
@@ -113,7 +116,8 @@ func upgrade(t *testing.T, version string) {
 	require.Equal(t, "running 2", g.text("SELECT status || ' ' || (SELECT count(*) FROM dlq.replay_run_entries WHERE outcome IS NULL) FROM dlq.replay_runs"))
 }
 
-// entriesOfEveryState has jobs of the application's fail, in a queue that nobody works, and becomes of each what its kind says.
+// entriesOfEveryState makes jobs fail in a queue without workers, and moves each entry into the
+// state that its kind names.
 func (g *guest) entriesOfEveryState() {
 	g.Helper()
 	fail := func(kinds string) {
@@ -143,7 +147,8 @@ func (g *guest) entriesOfEveryState() {
 		g.text("SELECT string_agg(status || ' ' || n, ', ' ORDER BY status) FROM (SELECT status, count(*) AS n FROM dlq.dead_letter_queue GROUP BY 1) s"))
 }
 
-// failuresTakenIn has entries take in what their jobs failed with after a retry outside dlqd, and one entry be purged.
+// failuresTakenIn makes entries take in failures of their jobs after a retry outside dlqd, and
+// purges one entry.
 func (g *guest) failuresTakenIn() {
 	g.Helper()
 	fail := func() {
@@ -179,18 +184,19 @@ func (g *guest) text(sql string) (text string) {
 	return text
 }
 
-// tableRows are rows of a table, by a query that is asked again.
+// tableRows are the rows of a table and the query that selects them.
 type tableRows struct {
 	query string
 	all   []string
 }
 
-// rows are those of dlqd's tables: of all that somebody has written, or those that were asked for before.
+// rows returns the rows of dlqd's tables, by the queries of before or, if before is nil, of all
+// tables with lasting data.
 func (g *guest) rows(before map[string]tableRows) map[string]tableRows {
 	g.Helper()
 	if before == nil {
 		before = map[string]tableRows{}
-		// What dlqd writes by itself, or works off, is not meant to stay as it is.
+		// dlqd itself rewrites or empties the tables that the query excludes.
 		rows, err := g.dlqd.Query(g.Context(), `
 			SELECT c.relname, format('SELECT to_jsonb(r)::text FROM (SELECT %s FROM %s) r', (SELECT string_agg(a.attname, ', ') FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped), c.oid::regclass)
 			FROM pg_class c WHERE c.relnamespace = 'dlq'::regnamespace AND c.relkind IN ('r', 'p') AND NOT c.relispartition
@@ -216,7 +222,7 @@ func (g *guest) rows(before map[string]tableRows) map[string]tableRows {
 	return now
 }
 
-// load is an application whose jobs succeed, fail, panic and cancel themselves, as fast as they come.
+// load is an application whose jobs succeed, fail, panic and cancel themselves without a pause.
 type load struct {
 	t      *testing.T
 	client *river.Client[pgx.Tx]
@@ -234,13 +240,14 @@ type loadArgs struct {
 
 func (loadArgs) Kind() string { return "load" }
 
-// TraceQueryStart and TraceQueryEnd hear of every statement of the application's.
+// TraceQueryStart and TraceQueryEnd record the application's statements that Postgres refuses.
 func (l *load) TraceQueryStart(ctx context.Context, _ *pgx.Conn, data pgx.TraceQueryStartData) context.Context {
 	return context.WithValue(ctx, l, data.SQL)
 }
 
 func (l *load) TraceQueryEnd(ctx context.Context, _ *pgx.Conn, data pgx.TraceQueryEndData) {
-	if _, refused := errors.AsType[*pgconn.PgError](data.Err); refused { // (River ends its own connections when it stops)
+	// Other errors come from connections that River closes when it stops.
+	if _, refused := errors.AsType[*pgconn.PgError](data.Err); refused {
 		l.mu.Lock()
 		defer l.mu.Unlock()
 		l.failed = append(l.failed, fmt.Sprint(data.Err, ": ", ctx.Value(l)))
@@ -305,7 +312,7 @@ func newLoad(t *testing.T, g *guest) *load {
 	return l
 }
 
-// await waits until so many more jobs have been worked.
+// await waits until that many more jobs have ended.
 func (l *load) await(jobs int64) {
 	l.t.Helper()
 	from := l.ended.Load()

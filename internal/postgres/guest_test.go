@@ -15,7 +15,7 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
 )
 
-// guest is a stranger's database, and dlqd's migrator on it as a plain role.
+// guest is an application's database with dlqd's migrator, which runs as a plain role.
 type guest struct {
 	*postgrestest.Guest
 	*testing.T
@@ -28,7 +28,7 @@ func newGuest(t *testing.T) *guest {
 	t.Helper()
 	g := &guest{Guest: postgrestest.NewGuest(t), T: t}
 	g.owner, g.dlqd = postgrestest.Open(t, g.Owner), postgrestest.Open(t, g.DLQD)
-	app, err := pgxpool.New(t.Context(), g.App) // an application's session, which dlqd has not set up
+	app, err := pgxpool.New(t.Context(), g.App) // an application's session, without dlqd's settings
 	require.NoError(t, err)
 	t.Cleanup(app.Close)
 	g.app = app
@@ -36,7 +36,7 @@ func newGuest(t *testing.T) *guest {
 	return g
 }
 
-// attached is a guest whose dlqd is attached.
+// attached returns a guest with dlqd attached.
 func attached(t *testing.T) *guest {
 	t.Helper()
 	g := newGuest(t)
@@ -45,7 +45,7 @@ func attached(t *testing.T) *guest {
 	return g
 }
 
-// fail has the application insert a job and discard it.
+// fail inserts a job, discards it as the application does, and returns its id.
 func (g *guest) fail(conn postgres.DB) (job int64) {
 	g.Helper()
 	require.NoError(g, conn.QueryRow(g.Context(), `INSERT INTO river_job (kind, args, max_attempts, state) VALUES ('mail', '{"n": 9007199254740993}', 3, 'running') RETURNING id`).Scan(&job))
@@ -59,7 +59,7 @@ func (g *guest) entries() int {
 	return count(g.T, g.dlqd, "SELECT count(*) FROM dlq.dead_letter_queue")
 }
 
-// reconcile has what capture missed filed.
+// reconcile files the failures that capture missed.
 func (g *guest) reconcile() {
 	g.Helper()
 	for done := false; !done; {
@@ -74,11 +74,11 @@ func TestAttach_asAPlainRole(t *testing.T) {
 	require.Zero(t, count(t, g.dlqd, "SELECT count(*) FROM pg_roles r WHERE r.rolname = current_user AND (rolsuper OR rolcreaterole OR rolcreatedb OR rolbypassrls)"))
 	require.Zero(t, count(t, g.dlqd, "SELECT count(*) FROM pg_auth_members m WHERE m.member = (SELECT oid FROM pg_roles WHERE rolname = current_user)"))
 
-	// Without rights it is refused with all of them, and nothing is made.
+	// Without rights, Attach refuses, lists them all and creates nothing.
 	var missing *postgres.MissingRightsError
 	require.ErrorAs(t, g.migrator.Attach(t.Context()), &missing)
 	require.Equal(t, before, catalog(t, g.owner), "a refused attach leaves nothing")
-	for range missing.Missing { // what is printed is what is needed: as River's owner, one after another
+	for range missing.Missing { // the printed statements suffice, one by one, as River's owner
 		require.ErrorAs(t, g.migrator.Attach(t.Context()), &missing)
 		execute(t, g.owner, missing.Missing[0].GrantSQL)
 	}
@@ -97,7 +97,7 @@ func TestAttach_asAPlainRole(t *testing.T) {
 	g.fail(g.app)
 	require.Equal(t, 2, g.entries())
 
-	// And out again, by the catalog, without owning River's table.
+	// Detach finds the installation in the catalog and need not own River's table.
 	found, err := g.migrator.Find(t.Context(), false, false)
 	require.NoError(t, err)
 	_, err = g.migrator.Detach(t.Context(), *found, true)
@@ -106,7 +106,7 @@ func TestAttach_asAPlainRole(t *testing.T) {
 	g.fail(g.app)
 }
 
-// Each right that the page lists is needed: without it, that one is what is missing.
+// Each right that is not optional is needed: once revoked, it is reported as missing.
 func TestRights_eachIsNeeded(t *testing.T) {
 	t.Parallel()
 	g := newGuest(t)
@@ -131,7 +131,7 @@ func TestRights_eachIsNeeded(t *testing.T) {
 	require.Len(t, missing, 2, "the optional ones")
 }
 
-// A statement that meets a lock gives way; what a first installation had made until then is taken back.
+// Attach fails at a lock of the application, and removes what a first installation created.
 func TestAttach_thatFailsLeavesNothing(t *testing.T) {
 	t.Parallel()
 	for _, hadSchema := range []bool{false, true} {
@@ -144,7 +144,8 @@ func TestAttach_thatFailsLeavesNothing(t *testing.T) {
 		before := catalog(t, g.owner)
 		tx, err := g.app.Begin(t.Context())
 		require.NoError(t, err)
-		_, err = tx.Exec(t.Context(), "INSERT INTO river_job (kind, args, max_attempts) VALUES ('k', '{}', 1)") // CREATE TRIGGER waits for this one
+		// CREATE TRIGGER waits for this transaction.
+		_, err = tx.Exec(t.Context(), "INSERT INTO river_job (kind, args, max_attempts) VALUES ('k', '{}', 1)")
 		require.NoError(t, err)
 		g.migrator.Tries = 1
 		require.ErrorContains(t, g.migrator.Attach(t.Context()), "what was made was taken back")
@@ -154,7 +155,8 @@ func TestAttach_thatFailsLeavesNothing(t *testing.T) {
 	}
 }
 
-// What goes when dlqd is taken out is dlqd's: it makes itself at home in no schema of others, and takes none for its own.
+// Detach drops everything in dlqd's schema, so Attach refuses a schema with other objects, and Find
+// skips it.
 func TestGuest_schemasOfOthers(t *testing.T) {
 	t.Parallel()
 	g := newGuest(t)
@@ -170,7 +172,7 @@ func TestGuest_schemasOfOthers(t *testing.T) {
 		}
 	}
 	before := catalog(t, g.owner)
-	asOwner := migratorOn(g.owner) // as those attach who have one role for all
+	asOwner := migratorOn(g.owner) // for users who have one role for everything
 	for _, migrator := range []*postgres.Migrator{g.migrator, asOwner} {
 		migrator.Tries = 1
 		plan, err := migrator.Plan(t.Context())
@@ -184,14 +186,15 @@ func TestGuest_schemasOfOthers(t *testing.T) {
 	require.Equal(t, before, catalog(t, g.owner))
 }
 
-// River's own migrations go through while dlqd is attached: down to nothing and up again, and to the next version.
+// River's own migrations work while dlqd is attached: down to nothing and up again, and to the
+// newest version.
 func TestGuest_riversMigrations(t *testing.T) {
 	t.Parallel()
 	g := newGuest(t)
 	postgrestest.MigrateRiver(t, g.owner, "", 6)
 	g.Grant(t, postgres.DefaultSchemas())
 	require.NoError(t, g.migrator.Attach(t.Context()))
-	postgrestest.MigrateRiver(t, g.owner, "", 0) // the next version
+	postgrestest.MigrateRiver(t, g.owner, "", 0) // the newest version
 	require.NoError(t, g.migrator.Check(t.Context()))
 	g.fail(g.app)
 	postgrestest.MigrateRiver(t, g.owner, "", 5)
@@ -204,7 +207,7 @@ func TestGuest_riversMigrations(t *testing.T) {
 	postgrestest.MigrateRiver(t, g.owner, "", 0)
 	g.Grant(t, postgres.DefaultSchemas()) // on the new tables
 	require.ErrorIs(t, g.migrator.Check(t.Context()), postgres.ErrSchemaOld, "the new table has no triggers")
-	// Its jobs' ids begin again, which does no harm: a job is its id and when it was made.
+	// Job ids start again at 1, which is harmless: id and creation time together identify a job.
 	execute(t, g.owner, "GRANT SELECT, INSERT, UPDATE ON river_job TO "+g.app.Config().ConnConfig.User)
 	execute(t, g.owner, "GRANT USAGE ON SEQUENCE river_job_id_seq TO "+g.app.Config().ConnConfig.User)
 	require.NoError(t, g.migrator.Attach(t.Context()))
@@ -228,7 +231,7 @@ func TestGuest_columnsChangeTheirType(t *testing.T) {
 		t.Helper()
 		one("INSERT INTO river_job (kind, args, max_attempts, state) VALUES ('mail', '{\"n\": 1}', 3, 'running')")
 		one("UPDATE river_job SET state = 'discarded', finalized_at = now() WHERE state = 'running'")
-		g.reconcile() // capture gives way where its plan is of the older type
+		g.reconcile() // capture skips a job if its plan is of the older type
 		one("UPDATE river_job SET state = 'available', finalized_at = NULL WHERE id = (SELECT max(id) FROM river_job)")
 		one("UPDATE river_job SET state = 'cancelled', finalized_at = now() WHERE id = (SELECT max(id) FROM river_job)")
 		require.Equal(t, n, g.entries())
@@ -248,7 +251,8 @@ func TestGuest_columnsChangeTheirType(t *testing.T) {
 	}
 }
 
-// What dlqd's role loses costs the application nothing: capture needs no right on River's tables.
+// Lost rights of dlqd's role do not affect the application: capture needs no right on River's
+// tables.
 func TestGuest_lostRights(t *testing.T) {
 	t.Parallel()
 	g := attached(t)
@@ -262,7 +266,7 @@ func TestGuest_lostRights(t *testing.T) {
 	require.Equal(t, 1, count(t, g.dlqd, "SELECT count(*) FROM dlq.job_facts WHERE job_id = $1 AND fact = 'retried'", job))
 	execute(t, g.app, "UPDATE river_job SET state = 'completed', finalized_at = now() WHERE id = $1", job)
 
-	// One right alone, of those that a retry's mark takes.
+	// A retry's mark needs SELECT and UPDATE: take one away at a time.
 	execute(t, g.owner, "GRANT USAGE ON SCHEMA public TO "+g.DLQDRole)
 	for _, lost := range []string{"SELECT", "UPDATE"} {
 		execute(t, g.owner, "GRANT SELECT, UPDATE ON river_job TO "+g.DLQDRole)
@@ -271,14 +275,15 @@ func TestGuest_lostRights(t *testing.T) {
 	}
 	execute(t, g.app, "UPDATE river_job SET state = 'completed', finalized_at = now() WHERE state = 'available'")
 
-	// With the rights back, what could not be seen is seen.
+	// With the rights restored, dlqd sees what ended meanwhile.
 	execute(t, g.owner, "GRANT USAGE ON SCHEMA public TO "+g.DLQDRole)
 	g.Grant(t, postgres.DefaultSchemas())
 	execute(t, g.dlqd, "SELECT dlq.apply_facts()")
 	require.Equal(t, 3, count(t, g.dlqd, "SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_resolved'"))
 }
 
-// Nor does it matter where another role owns dlqd's schema, and takes back its use: what ended meanwhile can be taken in later.
+// The application is not affected either if another role owns dlqd's schema and revokes its use. A
+// backfill records what failed meanwhile.
 func TestGuest_lostItsSchema(t *testing.T) {
 	t.Parallel()
 	g := newGuest(t)
@@ -301,7 +306,7 @@ func TestGuest_lostItsSchema(t *testing.T) {
 	require.Equal(t, 2, g.entries())
 }
 
-// A job that a policy hides is not taken for one that is gone.
+// A job that a policy hides does not count as deleted.
 func TestGuest_rowLevelSecurity(t *testing.T) {
 	t.Parallel()
 	g := attached(t)
@@ -315,7 +320,7 @@ func TestGuest_rowLevelSecurity(t *testing.T) {
 	session, err := pgx.Connect(t.Context(), g.DLQD)
 	require.NoError(t, err)
 	defer func() { _ = session.Close(context.WithoutCancel(t.Context())) }()
-	for _, setting := range []string{"off", "on"} { // whatever the session says, behind a pooler too
+	for _, setting := range []string{"off", "on"} { // any setting of the session, as behind a pooler
 		_, err = session.Exec(t.Context(), "SET row_security = "+setting)
 		require.NoError(t, err)
 		for _, sql := range []string{
@@ -330,7 +335,7 @@ func TestGuest_rowLevelSecurity(t *testing.T) {
 	require.ErrorContains(t, err, "row-level security policy", "every session of dlqd's asks for an error")
 	require.Equal(t, 1, count(t, g.dlqd, "SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_processing'"), "it waits for its job")
 
-	// The application notices nothing, and attach says no.
+	// The application is not affected, and Attach refuses.
 	retried := g.fail(g.app)
 	execute(t, g.app, "UPDATE river_job SET state = 'available', finalized_at = NULL WHERE id = $1", retried) // its mark cannot be written
 	execute(t, g.app, "UPDATE river_job SET state = 'discarded', finalized_at = now() WHERE id = $1", job)
@@ -376,14 +381,14 @@ func TestGuest_twoRivers(t *testing.T) {
 	require.Equal(t, 2, g.entries(), "the other one goes on")
 }
 
-// What stays is said, with a command that removes it.
+// Detach reports what it leaves, with commands that remove it.
 func TestDetach_saysWhatStays(t *testing.T) {
 	t.Parallel()
 	g := attached(t)
 	job := g.fail(g.app)
 	execute(t, g.dlqd, "SELECT dlq.replay(id) FROM dlq.dead_letter_queue")
 	execute(t, g.app, "INSERT INTO river_job (kind, args, max_attempts) VALUES ('dlqd_message', '{}', 1)")
-	execute(t, g.owner, "ALTER TABLE river_job DISABLE TRIGGER dlq_capture") // as somebody did in the night
+	execute(t, g.owner, "ALTER TABLE river_job DISABLE TRIGGER dlq_capture") // detach must also find a disabled trigger
 	found, err := g.migrator.Find(t.Context(), false, false)
 	require.NoError(t, err)
 	done, err := g.migrator.Detach(t.Context(), *found, false)
@@ -394,7 +399,7 @@ func TestDetach_saysWhatStays(t *testing.T) {
 		text += left.What + "\n"
 		for _, how := range left.How {
 			statement, _, _ := strings.Cut(how, " --")
-			if !strings.HasPrefix(statement, "DROP ROLE") { // which all tests share
+			if !strings.HasPrefix(statement, "DROP ROLE") { // all tests share the roles
 				execute(t, postgrestest.Open(t, g.Admin), statement)
 			}
 		}
@@ -406,11 +411,11 @@ func TestDetach_saysWhatStays(t *testing.T) {
 	require.Contains(t, text, "1 messages that were submitted to dlqd and are not delivered")
 	require.Equal(t, job+1, int64(count(t, g.owner, "SELECT max(id) FROM river_job WHERE metadata = '{}'")))
 	require.NotContains(t, strings.Join(catalog(t, g.owner), "\n"), "dlq")
-	execute(t, postgrestest.Open(t, g.Admin), "DROP ROLE "+g.DLQDRole) // nothing of it is left that keeps it
+	execute(t, postgrestest.Open(t, g.Admin), "DROP ROLE "+g.DLQDRole) // fails if an object still depends on the role
 	execute(t, postgrestest.Open(t, g.Admin), "CREATE ROLE "+g.DLQDRole)
 }
 
-// Detach gives way to the application, and is tried again.
+// Detach retries if it meets locks of the application.
 func TestDetach_underLoad(t *testing.T) {
 	t.Parallel()
 	g := attached(t)

@@ -10,13 +10,14 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// concurrently begins the part of a migration that holds indexes which are built outside of its
-// transaction, without blocking writes: one CREATE INDEX a line, up to the migration's Down.
+// concurrently begins the section of a migration whose indexes are built outside its transaction,
+// without blocking writes. The section has one CREATE INDEX per line and ends at the migration's
+// Down.
 const concurrently = "-- +dlqd concurrently\n"
 
 var createIndex = regexp.MustCompile(`(?m)^CREATE INDEX (\w+) ON (\S+) (.+);$`)
 
-// withoutIndexes returns a migration as goose runs it.
+// withoutIndexes returns a migration without that section, as goose runs it.
 func withoutIndexes(migration string) string {
 	begin := strings.Index(migration, concurrently)
 	if begin < 0 {
@@ -27,8 +28,8 @@ func withoutIndexes(migration string) string {
 }
 
 // buildIndexes builds the indexes of migrations that are missing, or that an earlier build left
-// invalid. An index of a partitioned table is built for each partition, and attached. Writes go on
-// meanwhile.
+// invalid. An index of a partitioned table is built for each partition and then attached. Builds on
+// tables above smallTable do not block writes.
 func (m *Migrator) buildIndexes(ctx context.Context) error {
 	migrations, err := migrationFiles()
 	if err != nil {
@@ -47,17 +48,17 @@ func (m *Migrator) buildIndexes(ctx context.Context) error {
 
 const (
 	// smallTable is the size, in bytes, up to which an index is built in a transaction that blocks
-	// writes. That takes less than 200 ms, and does not wait for older transactions, as CREATE
-	// INDEX CONCURRENTLY does.
+	// writes. That takes less than 200 ms and, unlike CREATE INDEX CONCURRENTLY, does not wait for
+	// older transactions.
 	smallTable = 32 << 20
-	// indexTimeout bounds one build: it waits for all older transactions of the database.
+	// indexTimeout bounds one build, which waits for all older transactions of the database.
 	indexTimeout = 30 * time.Minute
 )
 
-// indexState is whether an index exists and is valid.
+// indexState is the state of an index and its table.
 type indexState struct {
 	Found, Valid bool
-	Bytes        int64 // of its table, with its partitions
+	Bytes        int64 // of the table with its partitions
 	Partitioned  bool
 }
 
@@ -72,7 +73,7 @@ func (m *Migrator) buildIndex(ctx context.Context, name, table, definition strin
 	case !state.Partitioned:
 		return m.indexConcurrently(ctx, state.Found, name, table, definition)
 	case !state.Found:
-		// Partitions that are made from now on have it.
+		// Partitions created from now on have the index.
 		if err := m.indexInTx(ctx, fmt.Sprintf("CREATE INDEX %s ON ONLY %s %s", name, table, definition)); err != nil {
 			return err
 		}
@@ -126,7 +127,7 @@ func (m *Migrator) indexInTx(ctx context.Context, statement string) error {
 }
 
 // indexConcurrently builds the index of a table that is not partitioned, without blocking writes.
-// An invalid index that an earlier build left is dropped first.
+// If found is set, it first drops the invalid index that an earlier build left.
 func (m *Migrator) indexConcurrently(ctx context.Context, found bool, name, table, definition string) error {
 	ctx, cancel := context.WithTimeout(ctx, indexTimeout)
 	defer cancel()

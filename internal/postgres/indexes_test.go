@@ -8,8 +8,8 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
 )
 
-// An upgrade of large tables builds the indexes beside writes, partition by partition, and goes on
-// where an earlier one ended.
+// An upgrade of large tables builds indexes without blocking writes, partition by partition, and
+// resumes an interrupted build.
 func TestIndexes_AreBuiltConcurrently(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.Pool(t)
@@ -23,8 +23,8 @@ func TestIndexes_AreBuiltConcurrently(t *testing.T) {
 	require.NotZero(t, leaves)
 	execute(t, pool, `DROP INDEX dlq.dead_letter_open_by_code, dlq.dead_letter_failed_by_code,
 		dlq.dead_letter_resolved_by_code, dlq.dead_letter_archived_by_destination`)
-	// What an upgrade that was cut off leaves: a table's index without those of its partitions, and
-	// one of these that is not attached.
+	// An interrupted upgrade leaves a table's index without those of its partitions, and one
+	// partition's index that is not attached.
 	execute(t, pool, "CREATE INDEX dead_letter_failed_by_code ON ONLY dlq.dead_letter_failed (error_code, id) "+
 		"WHERE error_code IS NOT NULL")
 	execute(t, pool, "CREATE INDEX dead_letter_failed_default_by_code ON dlq.dead_letter_failed_default (error_code, "+

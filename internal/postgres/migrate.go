@@ -32,14 +32,15 @@ import (
 
 const (
 	settingCodeVersion = "code_version"
-	// Hashes of the triggers on dlqd's own tables and on River's, as installed.
+	// settingTriggers and settingRiverTriggers hold hashes of the installed triggers on dlqd's and
+	// on River's tables.
 	settingTriggers      = "triggers"
 	settingRiverTriggers = "river_triggers"
-	// Schema of the River that this dlqd is on.
+	// settingRiverSchema holds the schema of this dlqd's River.
 	settingRiverSchema = "river_schema"
-	// Roles that dlqd made.
+	// settingRoles lists the roles that dlqd created.
 	settingRoles = "roles_made"
-	// Whose River this is: riverOwn or riverAttached.
+	// settingRiver says who owns River: dlqd (riverOwn) or an application (riverAttached).
 	settingRiver  = "river"
 	riverOwn      = "own"
 	riverAttached = "attached"
@@ -47,47 +48,51 @@ const (
 	// MigrationTable is goose's table, in dlqd's schema.
 	MigrationTable = "schema_migrations"
 
-	// How long a statement that changes tables, triggers or functions waits for a lock before it gives way and is tried again:
-	// an application's jobs queue behind it meanwhile, no longer than capture itself may take. It is shorter than Postgres's
-	// deadlock_timeout (1 s), so that in a deadlock it is never the application that is ended.
+	// codeLockTimeout bounds how long a change of tables, triggers or functions waits for a lock
+	// before it is retried. An application's jobs queue behind that wait, so it is no longer than
+	// capture may take. It is shorter than Postgres' deadlock_timeout (1 s), so that a deadlock
+	// never cancels the application.
 	codeLockTimeout = "200ms"
 	codeTries       = 25
 	codePause       = 500 * time.Millisecond // between tries, up to twice as long
 
-	// How long to wait for another dlqd that migrates.
+	// exclusiveTimeout bounds the wait for another dlqd that migrates.
 	exclusiveTimeout = "2min"
 
-	// River's version that has all the columns that redeliveries write.
+	// oldestRiver is the first version of River's schema with all columns that redeliveries write.
 	oldestRiver = 6
 )
 
-// ErrSchemaOld is returned by [Migrator.Check] when the database's schema is not the one this program was built for.
+// ErrSchemaOld is returned by [Migrator.Check] if the database's schema is not the one that this
+// program was built for.
 var ErrSchemaOld = errors.New("database schema is not up to date")
 
-// Migrator installs River's schema and dlqd's in one database, and takes dlqd's out again.
+// Migrator installs River's and dlqd's schemas in a database, and removes dlqd's.
 type Migrator struct {
 	Pool    *pgxpool.Pool
 	Schemas Schemas
 	Logger  *slog.Logger
-	// OwnRiver says that a River which is there already is dlqd's own, and no application's.
+	// OwnRiver lets Up treat an existing River as dlqd's, not an application's.
 	OwnRiver bool
-	// Tries of a change that meets locks of others; 0 means 25, which is half a minute.
+	// Tries bounds the attempts of a change that meets locks of other sessions; 0 means 25, about
+	// half a minute.
 	Tries int
-	// Concurrently builds indexes without blocking writes on tables of any size; otherwise on those above 32 MB.
+	// Concurrently builds indexes without blocking writes on tables of any size; the default is
+	// above 32 MB.
 	Concurrently bool
 }
 
-// MigrationStatus is where a database stands.
+// MigrationStatus is the state of a database's schemas.
 type MigrationStatus struct {
 	RiverVersion, RiverLatest int
 	Version, Latest           int64
 	CodeInstalled             bool // functions, views and triggers are those of this program
 	Attached                  bool // River belongs to another application
 
-	codeCurrent, triggersCurrent, riverTriggersCurrent bool // which CodeInstalled is made of
+	codeCurrent, triggersCurrent, riverTriggersCurrent bool // the parts of CodeInstalled
 }
 
-// Current reports whether nothing is left to do.
+// Current reports whether the database is up to date.
 func (s MigrationStatus) Current() bool {
 	return s.RiverVersion >= s.RiverLatest && s.Version == s.Latest && s.CodeInstalled
 }
@@ -108,7 +113,8 @@ func (m *Migrator) Up(ctx context.Context) error {
 		if status.Attached {
 			return m.install(ctx, riverAttached)
 		}
-		// dlqd's client leads on its own River, and a leader discards stuck jobs of kinds it does not know.
+		// On its own River dlqd's client can lead, and a leader discards stuck jobs of kinds that
+		// it does not know.
 		if status.RiverVersion > 0 && status.Version == 0 && !m.OwnRiver {
 			return fmt.Errorf("there is a River in schema %q of this database already: if an application runs on it, use \"dlqd attach\"; if it is dlqd's own, use \"dlqd migrate up --own-river\"", m.Schemas.River)
 		}
@@ -151,7 +157,8 @@ func (m *Migrator) Down(ctx context.Context) error {
 	})
 }
 
-// Installed reports whether dlqd's functions are in the database, of whatever version: detach takes them out.
+// Installed reports whether dlqd's functions, of any version, are in the database. Detach drops
+// them.
 func (m *Migrator) Installed(ctx context.Context) (bool, error) {
 	known, err := m.hasTable(ctx, m.Schemas.DLQ, "settings")
 	if err != nil || !known {
@@ -160,34 +167,37 @@ func (m *Migrator) Installed(ctx context.Context) (bool, error) {
 	if code, err := m.setting(ctx, settingCodeVersion); err != nil || code == "" {
 		return false, err
 	}
-	return m.Capturing(ctx) // what is recorded may be gone
+	return m.Capturing(ctx) // the settings may be out of date
 }
 
-// Capturing reports whether the function of the capture trigger is in the database, which detach
-// drops first. It reads the catalog alone, which needs no right on dlqd's schema.
+// Capturing reports whether the function of the capture trigger exists, which detach drops first.
+// It reads only the catalog and needs no right on dlqd's schema.
 func (m *Migrator) Capturing(ctx context.Context) (there bool, err error) {
 	err = m.Pool.QueryRow(ctx, "SELECT EXISTS (SELECT FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace WHERE n.nspname = $1 AND p.proname = 'capture')", m.Schemas.DLQ).Scan(&there)
 	return there, err
 }
 
-// Where says which database it is: its name, the server's address and version, and as whom it is used.
+// Where describes the database: its name, the server's address and version, and this session's
+// role.
 func (m *Migrator) Where(ctx context.Context) (string, error) {
 	var text string
 	err := m.Pool.QueryRow(ctx, `SELECT format('%s at %s, as %s; Postgres %s', current_database(), coalesce(host(inet_server_addr()), 'a local socket'), current_user, current_setting('server_version'))`).Scan(&text)
 	return text, err
 }
 
-// Status says where the database stands.
+// Status returns the state of the database's schemas.
 func (m *Migrator) Status(ctx context.Context) (MigrationStatus, error) { return m.status(ctx) }
 
-// Check returns [ErrSchemaOld], with the command that mends it, unless the schema is the one of this program.
+// Check returns [ErrSchemaOld], with the command to run, unless the schema is the one of this
+// program.
 func (m *Migrator) Check(ctx context.Context) error {
 	status, err := m.status(ctx)
 	if err != nil {
 		return err
 	}
 	command := "dlqd migrate up"
-	if status.Attached || status.Version == 0 && status.RiverVersion > 0 { // a River without dlqd is an application's, until somebody says otherwise
+	// A River without dlqd counts as an application's.
+	if status.Attached || status.Version == 0 && status.RiverVersion > 0 {
 		command = "dlqd attach"
 	}
 	if status.Version != status.Latest || !status.CodeInstalled {
@@ -205,7 +215,8 @@ func (m *Migrator) Check(ctx context.Context) error {
 	return nil
 }
 
-// install brings dlqd's schema up to date. Whose River it is, is settled by the first call.
+// install brings dlqd's schema up to date. The first call records who owns River; later calls do
+// not change it.
 func (m *Migrator) install(ctx context.Context, river string) error {
 	if err := m.createSchema(ctx, m.Schemas.DLQ); err != nil {
 		return err
@@ -231,7 +242,7 @@ func (m *Migrator) install(ctx context.Context, river string) error {
 		return err
 	}
 	code := m.code()
-	// Functions first: there is no moment in which a trigger calls one that is not there.
+	// Functions come first, so that no trigger calls a missing function.
 	if !status.codeCurrent {
 		if err := m.inShortLocks(ctx, func(tx pgx.Tx) error {
 			if err := m.installCode(ctx, tx, code.routines.files); err != nil {
@@ -260,7 +271,7 @@ func (m *Migrator) install(ctx context.Context, river string) error {
 	if err := m.rememberTaken(ctx); err != nil {
 		return fmt.Errorf("record what dead letters had taken in: %w", err)
 	}
-	// Roles each time: somebody may have made them meanwhile.
+	// An administrator may have created the roles since the last call.
 	if _, err := m.Pool.Exec(ctx, m.Schemas.Render("SELECT dlq.install_roles()")); err != nil {
 		return fmt.Errorf("install roles: %w", err)
 	}
@@ -271,8 +282,8 @@ func (m *Migrator) install(ctx context.Context, river string) error {
 	return err
 }
 
-// rememberTaken records what entries took in before schema version 9. The reconciler, whose turns are bounded, then adds
-// what has changed since.
+// rememberTaken records the failures that entries took in before schema version 9. It has no
+// statement timeout. The reconciler's runs, which have one, add what has changed since.
 func (m *Migrator) rememberTaken(ctx context.Context) error {
 	return m.inTx(ctx, func(tx pgx.Tx) error {
 		_, err := tx.Exec(ctx, m.Schemas.Render("SET LOCAL statement_timeout = 0; SELECT dlq.remember_taken()"))
@@ -280,8 +291,8 @@ func (m *Migrator) rememberTaken(ctx context.Context) error {
 	})
 }
 
-// installRiverTriggers puts the triggers on River's table, by which capture begins. What failed before that, on a River of an
-// application's, is not the reconciler's to file: a backfill takes it in, if somebody says so.
+// installRiverTriggers creates the triggers on River's table, with which capture begins. On an
+// application's River, the reconciler does not file older failures; only a backfill does.
 func (m *Migrator) installRiverTriggers(ctx context.Context, river string) error {
 	triggers := m.code().riverTriggers
 	before, err := m.setting(ctx, settingRiverTriggers)
@@ -301,7 +312,8 @@ func (m *Migrator) installRiverTriggers(ctx context.Context, river string) error
 	})
 }
 
-// inShortLocks runs a change of code in a transaction that waits for no lock for long, again while others hold one.
+// inShortLocks runs a change of code in a transaction with a short lock timeout, and retries it
+// while other sessions hold the locks.
 func (m *Migrator) inShortLocks(ctx context.Context, run func(tx pgx.Tx) error) error {
 	return m.again(ctx, func() error {
 		return m.inTx(ctx, func(tx pgx.Tx) error {
@@ -313,10 +325,11 @@ func (m *Migrator) inShortLocks(ctx context.Context, run func(tx pgx.Tx) error) 
 	})
 }
 
-// tupleUpdated is how a GRANT fails, or a change of a function, that another one of the same object comes before (XX000).
+// tupleUpdated is the error (XX000) of a GRANT or a change of a function if another transaction
+// changed the same object first.
 const tupleUpdated = "tuple concurrently updated"
 
-// again runs a change until no lock of others is in its way.
+// again runs a change until no other session's lock blocks it, at most m.Tries times.
 func (m *Migrator) again(ctx context.Context, run func() error) error {
 	for try := 1; ; try++ {
 		err := run()
@@ -343,19 +356,20 @@ func (m *Migrator) set(ctx context.Context, db DB, key, value string) error {
 
 type codeFile struct{ name, sql string }
 
-// codePart is SQL that is installed as one.
+// codePart is SQL that is installed together.
 type codePart struct {
 	files   []codeFile // in order
-	version string     // a hash of them
-	makes   []string   // names of functions and views, and triggers with their tables
+	version string     // hash of the files
+	makes   []string   // names of functions and views, and of triggers with their tables
 }
 
-// code is what dlqd has in a database beside its tables, rendered.
+// code is the rendered SQL that dlqd installs besides its tables.
 type code struct{ routines, triggers, riverTriggers codePart }
 
-var codeCache sync.Map // of Schemas to *code: of the few that a process works in
+var codeCache sync.Map // Schemas to *code; a process uses few schemas
 
-// code returns the code of the migrator's schemas: to render it, and to find what it makes, takes some 50 ms.
+// code returns the code for the migrator's schemas. It is cached, because rendering and parsing
+// take some 50 ms.
 func (m *Migrator) code() *code {
 	if cached, ok := codeCache.Load(m.Schemas); ok {
 		return cached.(*code) //nolint:forcetypeassert // only these are stored
@@ -404,11 +418,11 @@ func makePart(schemas Schemas, files ...codeFile) codePart {
 	return part
 }
 
-// sqlLayout matches comments and blanks, and literals, which are left alone.
+// sqlLayout matches comments, white space and, so that they can be kept, string literals.
 var sqlLayout = regexp.MustCompile(`'(?:[^']|'')*'|(?:\s+|--[^\n]*)+`)
 
-// withoutComments returns the part of SQL code that its version depends on: without comments, COMMENT ON statements and
-// layout, so that a change of words alone needs no upgrade of a database.
+// withoutComments returns SQL without comments, COMMENT ON statements and layout. The version of
+// SQL code is a hash of that, so that a change of comments alone needs no upgrade of a database.
 func withoutComments(sql string) string {
 	return sqlLayout.ReplaceAllStringFunc(madeComment.ReplaceAllString(sql, ""), func(token string) string {
 		if strings.HasPrefix(token, "'") {
@@ -432,9 +446,9 @@ var (
 	madeTrigger = regexp.MustCompile(`(?m)^CREATE (?:OR REPLACE )?TRIGGER (\w+) [^;]*? ON \w+\.(\w+)`)
 )
 
-// dropCode removes dlqd's functions, and with them the triggers that call them, and its views. Triggers go by CASCADE: to
-// drop one by its name takes the owner of the table, to drop its function takes the function's. Those on River's table go
-// first, in a transaction of their own: it is locked for the moment that this takes, and for nothing else.
+// dropCode drops dlqd's functions, triggers and views. CASCADE drops the triggers: dropping one by
+// name requires owning its table, dropping its function requires owning the function. The triggers
+// on River's table are dropped first, in a separate transaction that locks the table only briefly.
 func (m *Migrator) dropCode(ctx context.Context) error {
 	const ofRiver = "p.proname IN ('capture', 'follow') AND p.prorettype = 'trigger'::regtype"
 	if err := m.drop(ctx, settingRiverTriggers, `
@@ -451,7 +465,8 @@ func (m *Migrator) dropCode(ctx context.Context) error {
 			FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace WHERE n.nspname = $1) d (drop, step) ORDER BY d.step`)
 }
 
-// drop runs the statements that a query makes, and forgets the settings that speak of what they drop.
+// drop runs the statements that a query returns, and deletes the settings that describe what they
+// drop.
 func (m *Migrator) drop(ctx context.Context, settings, query string) error {
 	return m.inShortLocks(ctx, func(tx pgx.Tx) error {
 		rows, err := tx.Query(ctx, query, m.Schemas.DLQ)
@@ -467,7 +482,7 @@ func (m *Migrator) drop(ctx context.Context, settings, query string) error {
 				return fmt.Errorf("%s: %w", drop, err)
 			}
 		}
-		// A dlqd that serves sees by this that it is detached.
+		// A serving dlqd notices by this that it is detached.
 		if known, err := hasTable(ctx, tx, m.Schemas.DLQ, "settings"); err != nil || !known {
 			return err
 		}
@@ -493,7 +508,7 @@ func (m *Migrator) status(ctx context.Context) (MigrationStatus, error) {
 	if err != nil {
 		return s, err
 	}
-	if len(names) > 0 { // in order: their numbers have leading zeros, and may leave gaps
+	if len(names) > 0 { // numbers have leading zeros, so names are in order, and may have gaps
 		if s.Latest, err = goose.NumericComponent(names[len(names)-1]); err != nil {
 			return s, err
 		}
@@ -509,7 +524,8 @@ func (m *Migrator) status(ctx context.Context) (MigrationStatus, error) {
 	}
 	code := m.code()
 	var river string
-	// What is recorded is looked for, too: somebody may have dropped it, or made River's table anew.
+	// Check the catalog as well as the settings: code may have been dropped, or River's table
+	// recreated.
 	err = m.Pool.QueryRow(ctx, m.Schemas.Render(`
 		WITH installed AS (
 			SELECT p.proname AS name FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace WHERE n.nspname = $4
@@ -532,8 +548,8 @@ func (m *Migrator) status(ctx context.Context) (MigrationStatus, error) {
 	return s, err
 }
 
-// riverVersion is the version of River's schema; 0 where there is none. Who migrates River by tools of their own has no
-// river_migration: what is there says the version, then.
+// riverVersion returns the version of River's schema, or 0 if there is none. If other tools migrate
+// River and river_migration is missing, existing tables and columns determine the version.
 func (m *Migrator) riverVersion(ctx context.Context) (int, error) {
 	has, err := m.hasTable(ctx, m.Schemas.River, "river_migration")
 	if err != nil {
@@ -620,13 +636,14 @@ func (m *Migrator) withGoose(run func(*goose.Provider) error) error {
 	return run(provider)
 }
 
-// inShortLocks has a migration wait for no lock for long, either way.
+// inShortLocks gives a migration a short lock timeout, up and down.
 func inShortLocks(migration string) string {
 	const wait = "SET LOCAL lock_timeout = '" + codeLockTimeout + "';\n"
 	return strings.NewReplacer("-- +goose Up\n", "-- +goose Up\n"+wait, "-- +goose Down\n", "-- +goose Down\n"+wait).Replace(migration)
 }
 
-// exclusively keeps two migrations from running at once. A transaction-level lock works behind a transaction pooler too.
+// exclusively keeps two migrations from running at once. Its transaction-level lock also works
+// behind a transaction pooler.
 func (m *Migrator) exclusively(ctx context.Context, run func() error) error {
 	if err := m.Schemas.Validate(); err != nil {
 		return err
@@ -648,7 +665,7 @@ func (m *Migrator) inTx(ctx context.Context, run func(pgx.Tx) error) error {
 
 func (m *Migrator) createSchema(ctx context.Context, name string) error {
 	if has, err := m.hasSchema(ctx, name); err != nil || has {
-		return err // CREATE SCHEMA IF NOT EXISTS wants the right to create even where it does nothing
+		return err // CREATE SCHEMA IF NOT EXISTS requires the right to create even if the schema exists
 	}
 	if _, err := m.Pool.Exec(ctx, "CREATE SCHEMA IF NOT EXISTS "+name); err != nil {
 		return fmt.Errorf("create schema %s: %w", name, err)
@@ -668,7 +685,7 @@ func (m *Migrator) hasTable(ctx context.Context, schema, table string) (bool, er
 
 func hasTable(ctx context.Context, db DB, schema, table string) (bool, error) {
 	var has bool
-	// By the catalog: to_regclass of a name in a schema that one may not use is an error.
+	// to_regclass fails for a name in a schema that this role may not use, so read the catalog.
 	err := db.QueryRow(ctx, "SELECT EXISTS (SELECT FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = $1 AND c.relname = $2)", schema, table).Scan(&has)
 	return has, err
 }
@@ -682,17 +699,17 @@ func (m *Migrator) setting(ctx context.Context, key string) (string, error) {
 	return value, err
 }
 
-// PartitionInterval is how often a program that serves makes partitions ahead: two months are, so many rounds may fail before
-// rows go to a default partition.
+// PartitionInterval is how often a serving process creates partitions. They exist two months ahead,
+// so many rounds can fail before rows go to a default partition.
 const PartitionInterval = time.Hour
 
-// EnsurePartitions makes the partitions of this month and the coming ones.
+// EnsurePartitions creates the partitions of this month and the next two.
 func EnsurePartitions(ctx context.Context, pool *pgxpool.Pool, schemas Schemas) error {
 	_, err := pool.Exec(ctx, schemas.Render("CALL dlq.ensure_partitions()"))
 	return err
 }
 
-// position points at where in a file Postgres found an error.
+// position returns the line at which Postgres found an error, as " (line n)", or "".
 func position(err error, sql string) string {
 	var pgErr *pgconn.PgError
 	if !errors.As(err, &pgErr) || pgErr.Position <= 0 || int(pgErr.Position) > len(sql) {
@@ -701,7 +718,8 @@ func position(err error, sql string) string {
 	return fmt.Sprintf(" (line %d)", 1+strings.Count(sql[:pgErr.Position], "\n"))
 }
 
-// SchemaVersion is the version of dlqd's schema, which must be there: the number of its last migration.
+// SchemaVersion returns the version of dlqd's schema, which must exist: the number of its last
+// migration.
 func SchemaVersion(ctx context.Context, db DB) (version int64, err error) {
 	err = db.QueryRow(ctx, "SELECT coalesce(max(version_id), 0) FROM dlq."+MigrationTable+" WHERE is_applied").Scan(&version)
 	return version, err

@@ -37,7 +37,7 @@ func count(t *testing.T, pool *pgxpool.Pool, sql string, args ...any) int {
 	return n
 }
 
-// catalog lists everything in a database but what comes with Postgres.
+// catalog lists all objects of a database except those of Postgres itself.
 func catalog(t *testing.T, pool *pgxpool.Pool) []string {
 	t.Helper()
 	rows, err := pool.Query(t.Context(), `
@@ -54,7 +54,7 @@ func catalog(t *testing.T, pool *pgxpool.Pool) []string {
 	return all
 }
 
-// withRiver is an application's database: River's tables, and nothing of dlqd's.
+// withRiver returns an application's database: River's tables, without dlqd.
 func withRiver(t *testing.T) *pgxpool.Pool {
 	t.Helper()
 	pool := postgrestest.Open(t, postgrestest.Empty(t))
@@ -101,8 +101,8 @@ func TestMigrate_upAndDown(t *testing.T) {
 	require.Equal(t, full, catalog(t, pool))
 }
 
-// What is recorded as installed may be gone: after a step down that was cut short, a restore of some tables, a DROP … CASCADE.
-// Status says so, and up mends it.
+// Recorded code may be missing: after an interrupted step down, a partial restore, or DROP …
+// CASCADE. Status reports that, and Up repairs it.
 func TestMigrate_codeThatIsGone(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.Pool(t)
@@ -143,7 +143,8 @@ func TestMigrate_codeThatIsGone(t *testing.T) {
 		require.Equal(t, 1, count(t, pool, "SELECT count(*) FROM dlq.dead_letter_queue WHERE river_job_id = (SELECT max(id) FROM river_job)"), name)
 	}
 
-	// What an older dlqd made takes or returns something else: it goes, and nothing of it is left.
+	// Functions and views of an older dlqd that take or return something else are replaced without
+	// a trace.
 	execute(t, pool, `DROP FUNCTION dlq.reconcile; CREATE FUNCTION dlq.reconcile(p_limit integer, p_whole boolean, OUT filed integer) LANGUAGE sql AS 'SELECT 1';
 		CREATE FUNCTION dlq.discard(p_id uuid, p_actor text DEFAULT session_user) RETURNS void LANGUAGE sql AS '';
 		DROP FUNCTION dlq.note; CREATE FUNCTION dlq.note(entry uuid, note text, actor text DEFAULT NULL) RETURNS void LANGUAGE sql AS '';
@@ -156,7 +157,7 @@ func TestMigrate_codeThatIsGone(t *testing.T) {
 	require.NoError(t, err)
 	require.Empty(t, drift)
 
-	// A step down that stops half way: somebody's view is of a table.
+	// A step down stops half-way, because a view depends on a table.
 	execute(t, pool, "CREATE VIEW mine AS SELECT id FROM dlq.dead_letter_queue")
 	status, err := m.Status(t.Context())
 	require.NoError(t, err)
@@ -185,7 +186,8 @@ func TestMigrate_manyAtOnce(t *testing.T) {
 	}
 }
 
-// A dlqd that serves hides columns, and somebody grants, at the moment in which another one installs its functions.
+// A serving dlqd hides columns, or another session grants rights, while another dlqd installs its
+// functions.
 func TestMigrate_besideOthersGrants(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.Pool(t)
@@ -273,7 +275,7 @@ func TestAttachAndDetach(t *testing.T) {
 	require.Nil(t, found)
 }
 
-// An application's River is not taken for dlqd's own by mistake.
+// Up does not take over an application's River by mistake.
 func TestMigrate_doesNotTakeOverAnApplicationsRiver(t *testing.T) {
 	t.Parallel()
 	pool := withRiver(t)
@@ -297,7 +299,7 @@ func TestAttach_needsRiver(t *testing.T) {
 	require.ErrorContains(t, migratorOn(pool).Attach(t.Context()), "there is no River in schema")
 }
 
-// Everything that dlqd makes explains itself in psql: no object of the catalog is without a comment.
+// Every object that dlqd creates has a comment, which psql shows.
 func TestSchema_isCommented(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.Pool(t)
@@ -345,14 +347,14 @@ func TestPartitions(t *testing.T) {
 	execute(t, pool, "CALL dlq.ensure_partitions(4)")
 	require.Equal(t, 1+5, count(t, pool, months))
 
-	// A row whose partition is missing is kept in the default one until its own is made.
+	// A row whose partition is missing stays in the default partition until its own is created.
 	execute(t, pool, "INSERT INTO dlq.dead_letter_transitions (at, entry_id, to_status, actor, queue, kind) VALUES (now() + interval '200 days', gen_random_uuid(), 'dlq_pending', 'a', 'q', 'k')")
 	require.Equal(t, 1, count(t, pool, "SELECT count(*) FROM dlq.dead_letter_transitions_default"))
 	execute(t, pool, "CALL dlq.ensure_partitions()")
 	require.Equal(t, 1+6, count(t, pool, months))
 	require.Zero(t, count(t, pool, "SELECT count(*) FROM dlq.dead_letter_transitions_default"))
 
-	// A closed entry goes to its month's partition, with the triggers and indexes of the others.
+	// A closed entry goes to its month's partition, which has the triggers of the others.
 	execute(t, pool, "INSERT INTO river_job (kind, args, max_attempts) VALUES ('k', '{}', 1)")
 	execute(t, pool, "UPDATE river_job SET state = 'discarded', finalized_at = now()")
 	execute(t, pool, "SELECT dlq.discard(id) FROM dlq.dead_letter_queue")
@@ -382,7 +384,7 @@ func TestOpen_refusesWhatItCannotUse(t *testing.T) {
 	require.NotContains(t, err.Error(), "hunter2")
 }
 
-// Migrations, attach and detach hold a lock while they work: not with a connection of the pool.
+// Migrations, attach and detach hold their lock outside the pool, so that one connection is enough.
 func TestMigrator_withOneConnection(t *testing.T) {
 	t.Parallel()
 	url := postgrestest.Empty(t)

@@ -17,13 +17,14 @@ import (
 	"github.com/dlqd/dlqd/internal/redact"
 )
 
-// DefaultMaxConns bounds a pool whose URL names no pool_max_conns: River's completer, fetches and the API share it.
+// DefaultMaxConns bounds a pool whose URL has no pool_max_conns. River's completer and fetches
+// share the pool with the API.
 const DefaultMaxConns = 20
 
-// ApplicationName is what dlqd's sessions call themselves, unless the URL says otherwise.
+// ApplicationName is the application_name of dlqd's sessions, unless the URL sets another.
 const ApplicationName = "dlqd"
 
-// ProcessName names this process in what it writes to the database: host and process id.
+// ProcessName returns the name of this process in the database: host and process id.
 func ProcessName() string {
 	host, err := os.Hostname()
 	if err != nil {
@@ -32,26 +33,29 @@ func ProcessName() string {
 	return fmt.Sprintf("%s/%d", host, os.Getpid())
 }
 
-// Open opens a pool and makes sure that the server answers and is of a supported version. Passwords in url do not
-// appear in errors. The pool has up to maxConns connections; for 0, the URL's pool_max_conns or
-// [DefaultMaxConns]. Statements of the pool have a deadline: see [DefaultTimeout].
+// Open opens a pool and checks that the server answers and has a supported version. Errors do not
+// contain the passwords of url. The pool has up to maxConns connections; for 0, the URL's
+// pool_max_conns or [DefaultMaxConns]. Statements of the pool have a deadline: see
+// [DefaultTimeout].
 func Open(ctx context.Context, url string, maxConns int32) (*pgxpool.Pool, error) {
 	return openLimited(ctx, url, maxConns, DefaultTimeout, nil)
 }
 
-// OpenWith is Open for a pool that calls connected with each new connection before anything else uses it.
+// OpenWith is [Open] for a pool that calls connected with each new connection before its first use.
 func OpenWith(ctx context.Context, url string, maxConns int32, connected func(context.Context, *pgx.Conn)) (*pgxpool.Pool, error) {
 	return openLimited(ctx, url, maxConns, DefaultTimeout, connected)
 }
 
-// namesMaxConns reports whether a URL says how many connections a pool may have: pgxpool takes that out of what it parses.
+// namesMaxConns reports whether a URL sets pool_max_conns, which pgxpool removes from the
+// configuration that it parses.
 func namesMaxConns(url string) bool {
 	config, err := pgx.ParseConfig(url)
 	return err == nil && config.RuntimeParams["pool_max_conns"] != ""
 }
 
-// Beside runs fn in a transaction on a connection of its own, which is none of the pool's: what holds a lock while the pool does the
-// work must not take a connection from it, or a small pool waits for itself for ever.
+// Beside runs fn in a transaction on a connection outside the pool. A transaction that holds a lock
+// while the pool does the work must not take one of the pool's connections: a small pool would wait
+// for itself forever.
 func Beside(ctx context.Context, pool *pgxpool.Pool, fn func(tx pgx.Tx) error) error {
 	conn, err := pgx.ConnectConfig(ctx, pool.Config().ConnConfig)
 	if err != nil {
@@ -124,10 +128,11 @@ func open(ctx context.Context, config *pgxpool.Config) (pool *pgxpool.Pool, vers
 	return pool, version, nil
 }
 
-// errIgnored is the error for a pooler that drops the parameters of a session (ignore_startup_parameters).
+// errIgnored means that a pooler drops session parameters (ignore_startup_parameters).
 var errIgnored = errors.New("parameters of the session are ignored")
 
-// refusesParameter recognises a pooler by its answer to the parameters of a session.
+// refusesParameter reports whether an error comes from a pooler that refuses or ignores session
+// parameters.
 func refusesParameter(err error) bool {
 	var pgErr *pgconn.PgError
 	return errors.Is(err, errIgnored) ||

@@ -8,14 +8,14 @@ import (
 	"strings"
 )
 
-// onlyPgx are parameters of a connection string that libpq refuses.
+// onlyPgx lists connection parameters of pgx that libpq refuses.
 var onlyPgx = []string{"default_query_exec_mode", "description_cache_capacity", "statement_cache_capacity", "min_read_buffer_size"}
 
-// keywordPassword is a password among keywords and values.
+// keywordPassword matches the password in a connection string of keywords and values.
 var keywordPassword = regexp.MustCompile(`(?:^|\s)password\s*=\s*('(?:[^'\\]|\\.)*'|(?:[^\s\\]|\\.)*)`)
 
-// ForPsql is a connection string as libpq understands it, without its password, and that password. It fails where nobody can say which
-// part of it is the password.
+// ForPsql returns a connection string that libpq accepts, without its password, and the password.
+// It fails if it cannot parse the string, because the password could then stay in it.
 func ForPsql(connString string) (clean, password string, err error) {
 	if _, err := parse(connString); err != nil {
 		return "", "", err
@@ -43,6 +43,6 @@ func ForPsql(connString string) (clean, password string, err error) {
 			query.Del(name)
 		}
 	}
-	u.RawQuery = strings.ReplaceAll(query.Encode(), "+", "%20") // libpq takes a + for itself
+	u.RawQuery = strings.ReplaceAll(query.Encode(), "+", "%20") // libpq does not decode + as a space
 	return u.String(), password, nil
 }

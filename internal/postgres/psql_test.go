@@ -23,7 +23,7 @@ func TestForPsql(t *testing.T) {
 	}
 	for _, in := range []string{"postgres://ann:hush%zz@db/x", "postgres://ann:hush@db:port/x", "host=db password='hush dbname=x", "host=db password=hush=", "password", "postgres://ann:hush@[db/x"} {
 		clean, password, err := postgres.ForPsql(in)
-		if in == "host=db password=hush=" { // an odd one, and good
+		if in == "host=db password=hush=" { // unusual, but valid
 			require.Equal(t, "hush=", password)
 			continue
 		}

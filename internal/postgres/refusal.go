@@ -8,18 +8,19 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// passing are the classes of SQLSTATE that say nothing about the data of a statement: the same statement may succeed later, and
-// until then every other one of its kind fails, too. Connections (08, 28, 3D), transactions (25, 40), resources and locks (53, 55), an
-// operator or the system (57, 58, F0, HV, XX), and dlqd's own tables, functions and rights, which an upgrade replaces and an
-// administrator gives back (0A: a plan of before that; 3F, 42). dlq.may_pass has the same list.
+// passing lists the classes of SQLSTATE that say nothing about a statement's data: the statement
+// may succeed later, and until then all statements of its kind fail. They are connections (08, 28,
+// 3D), transactions (25, 40), resources and locks (53, 55), an operator or the system (57, 58, F0,
+// HV, XX), and dlqd's own tables, functions and rights, which an upgrade or an administrator
+// restores (0A for an outdated plan; 3F, 42). dlq.may_pass has the same list.
 var passing = []string{"08", "0A", "25", "28", "3D", "3F", "40", "42", "53", "55", "57", "58", "F0", "HV", "XX"}
 
-// dataCorrupted is of the class XX, and says something about one row.
+// dataCorrupted is in class XX, but is about one row.
 const dataCorrupted = "XX001"
 
-// IsRefusal recognises errors that what a statement is about brings on, so that it fails however often it is tried: bad data, a
-// constraint, a trigger of an application's, with whatever SQLSTATE it raises; and what never comes to the database, since it
-// is nothing that JSON can have. What may pass, such as a deadlock or a lost connection, is none.
+// IsRefusal reports whether an error is caused by a statement's data, so that every retry fails:
+// bad data, a constraint, an application's trigger with any SQLSTATE, or a value that cannot be
+// encoded as JSON. Errors that may pass, such as a deadlock or a lost connection, are not refusals.
 func IsRefusal(err error) bool {
 	if pgErr, ok := errors.AsType[*pgconn.PgError](err); ok {
 		return pgErr.Code == dataCorrupted || !slices.Contains(passing, pgErr.Code[:2])
@@ -29,14 +30,14 @@ func IsRefusal(err error) bool {
 	return errors.As(err, &marshaler) || errors.As(err, &value)
 }
 
-// IsCollision recognises that another transaction was in the way: "tuple to be locked was already moved to another partition",
-// and deadlocks. The same transaction succeeds when it is tried again.
+// IsCollision reports whether another transaction was in the way: a deadlock, or "tuple to be
+// locked was already moved to another partition". The transaction succeeds when it is retried.
 func IsCollision(err error) bool {
 	var pgErr *pgconn.PgError
 	return errors.As(err, &pgErr) && (pgErr.Code == "40001" || pgErr.Code == "40P01")
 }
 
-// IsLocked recognises that what a statement needs is locked by somebody for longer than it may wait.
+// IsLocked reports whether a statement waited for another session's lock for longer than it may.
 func IsLocked(err error) bool {
 	var pgErr *pgconn.PgError
 	return errors.As(err, &pgErr) && pgErr.Code == "55P03"

@@ -16,26 +16,26 @@ import (
 	"github.com/dlqd/dlqd/internal/strategy"
 )
 
-// formerGroup is a failure group of a dlqd of grouping method 1, and what its errors said.
+// formerGroup is a failure group as grouping method 1 formed it, with the causes of its errors.
 type formerGroup struct {
 	queue, fingerprint string
-	causes             []string // more than one: the present method tells them apart
-	state              string   // what people said of it
-	closed             bool     // no entry of it is open
+	causes             []string // more than one: the current method separates them
+	state              string   // status, set by operators
+	closed             bool     // all its entries are closed
 	was                *group.Group
 	entries            int
 }
 
-// statuses lists the statuses of the entries of a table.
+// statuses selects the distinct statuses of the entries of a table.
 const statuses = "SELECT string_agg(DISTINCT status::text, ' ' ORDER BY status::text) FROM "
 
-// declined and noFunds are what dlqd of grouping method 1 recorded of two answers.
+// declined and noFunds are two responses as grouping method 1 recorded them.
 var (
 	declined = answer402("card declined", "CARD_DECLINED")
 	noFunds  = answer402("no funds", "INSUFFICIENT_FUNDS")
 )
 
-// word is a name without digits, which are no part of a cause.
+// word returns a name without digits, because digits are not part of a cause.
 func word(n int) (text string) {
 	for range 4 {
 		text += string(rune('k' + n%10))
@@ -45,12 +45,12 @@ func word(n int) (text string) {
 }
 
 // After an upgrade of a database with 200 failure groups in every status and entries in every
-// state, each group goes on, and is found under its old name. None looks new, or as if it had
-// failed again. A dlqd of before, which goes on beside the new one, changes none of that.
+// state, each group continues and is found under its old fingerprint. None looks new or newly
+// failed. An older dlqd that runs beside the new one does not change that.
 func TestUpgrade_FailureGroupsGoOn(t *testing.T) {
 	t.Parallel()
 	g := frozen(t, "00008")
-	// (A thousand failures in one statement, on a busy machine.)
+	// A busy machine may need longer than capture's limit for a thousand failures in one statement.
 	execute(t, g.dlqd, "SELECT dlq.set_capture('on', '1 hour', 'kim')")
 	all := make([]*formerGroup, 200)
 	states := []string{"open", "fixed", "regressed", "muted"}
@@ -60,7 +60,7 @@ func TestUpgrade_FailureGroupsGoOn(t *testing.T) {
 			causes: []string{"lost " + word(i)}, state: states[i/2%4],
 		}
 		switch i / 8 % 4 {
-		case 1: // with the one 8 before it, one cause
+		case 1: // has the cause of the group 32 before it
 			if i/8%8 == 5 {
 				f.causes = all[i-32].causes
 			}
@@ -69,7 +69,7 @@ func TestUpgrade_FailureGroupsGoOn(t *testing.T) {
 		case 3:
 			f.closed = true
 		}
-		if i == 22 || i == 23 { // as dlqd recorded answers of receivers: one group for all causes
+		if i == 22 || i == 23 { // responses of receivers: method 1 had one group for all causes
 			const message = "POST http://bank.example/pay: 402 Payment Required"
 			f.fingerprint = strategy.FingerprintByMessage("HTTP_402", message, "")
 			f.causes = []string{declined, noFunds}
@@ -118,7 +118,7 @@ func TestUpgrade_FailureGroupsGoOn(t *testing.T) {
 	require.NoError(t, r.LearnMarked(t.Context()))
 	execute(t, g.dlqd, "SELECT dlq.refresh_rollups()")
 
-	// What each is by then, before an entry was moved, and after that.
+	// Check the groups before their entries are moved, and after each step.
 	present := map[string][]*formerGroup{} // by queue and fingerprint
 	for _, f := range all {
 		for _, cause := range f.causes {
@@ -185,7 +185,7 @@ func TestUpgrade_FailureGroupsGoOn(t *testing.T) {
 	require.Zero(t, count(t, g.dlqd, "SELECT count(*) FROM dlq.dead_letter_transitions "+
 		"WHERE id > "+moves+" AND from_status IS DISTINCT FROM to_status"))
 
-	// Links, and filters of saved views, by either name.
+	// Links and filters of saved views work with either fingerprint.
 	for _, f := range all {
 		now, err := groups.Get(t.Context(), f.queue, f.fingerprint, time.Hour)
 		require.NoError(t, err)
@@ -199,7 +199,7 @@ func TestUpgrade_FailureGroupsGoOn(t *testing.T) {
 		}
 	}
 
-	// A dlqd of before files and judges beside the new one.
+	// An older dlqd files and judges entries beside the new one.
 	var open []*formerGroup
 	for _, f := range all {
 		if len(f.causes) == 1 && len(present[f.queue+" "+presentOf(f.causes[0])]) == 1 && f.state == "muted" {
@@ -246,15 +246,15 @@ type recorded struct {
 	Context json.RawMessage `json:"context"`
 }
 
-// answer402 is what dlqd of grouping method 1 recorded of an answer.
+// answer402 returns a 402 response as a dlqd of grouping method 1 recorded it.
 func answer402(message, code string) string {
 	return fmt.Sprintf(`{"attempt": 3, "type": "HTTP_402", "code": "402", `+
 		`"message": "POST http://bank.example/pay: 402 Payment Required", `+
 		`"context": {"status": 402, "body": "{\"error\": \"%s\", \"code\": \"%s\"}"}}`, message, code)
 }
 
-// presentOf is the fingerprint of an error by the present method: of an application's text, or of
-// what dlqd recorded.
+// presentOf returns the fingerprint of an error by the current method. The cause is an
+// application's error text, or a recorded response in JSON.
 func presentOf(cause string) string {
 	r := recorded{Message: cause}
 	if strings.HasPrefix(cause, "{") {
@@ -265,7 +265,7 @@ func presentOf(cause string) string {
 	return strategy.Fingerprint(&strategy.Failure{Type: r.Type, Code: r.Code, Message: r.Message, Context: r.Context})
 }
 
-// literal is an SQL array of the fingerprints of some groups.
+// literal returns an SQL array of the fingerprints of the groups that which selects.
 func literal(groups []*formerGroup, which func(*formerGroup) bool) string {
 	of := []string{}
 	for _, f := range groups {
@@ -276,7 +276,7 @@ func literal(groups []*formerGroup, which func(*formerGroup) bool) string {
 	return "'{" + strings.Join(of, ",") + "}'"
 }
 
-// fileFormer has jobs of some kinds fail with each cause of some groups, and files them as a dlqd
+// fileFormer makes jobs of each kind fail with each cause of the groups, and files them as a dlqd
 // of grouping method 1 does.
 func (g *guest) fileFormer(groups []*formerGroup, kinds string, at time.Time) {
 	g.Helper()
@@ -316,8 +316,8 @@ func (g *guest) fileFormer(groups []*formerGroup, kinds string, at time.Time) {
 	require.NoError(g, err)
 }
 
-// settleFormer brings each entry into the state that its kind names, and closes those of closed
-// groups.
+// settleFormer moves each entry into the state that its kind names, and closes the entries of
+// closed groups.
 func (g *guest) settleFormer(groups []*formerGroup) {
 	g.Helper()
 	does := func(where, function string) {

@@ -10,14 +10,15 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// DB is what a pool, a connection and a transaction have in common.
+// DB is the common interface of a pool, a connection and a transaction.
 type DB interface {
 	Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error)
 	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
 	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
 }
 
-// Rendered is db with the schemas' names put into every query, and each statement limited to the scope of its context: see [WithScope].
+// Rendered returns db with schema names rendered into every statement, and each statement limited
+// to the scope of its context: see [WithScope].
 func (s Schemas) Rendered(db DB) DB {
 	if pool, ok := db.(*pgxpool.Pool); ok {
 		return rendered{Statements(pool), pool, s}
@@ -27,7 +28,7 @@ func (s Schemas) Rendered(db DB) DB {
 
 type rendered struct {
 	db      DB
-	pool    *pgxpool.Pool // nil in a transaction, and on a connection
+	pool    *pgxpool.Pool // nil for a transaction or a connection
 	schemas Schemas
 }
 
@@ -36,11 +37,12 @@ type renderKey struct {
 	sql     string
 }
 
-var renderCache sync.Map // of renderKey to string: queries are constants, and few
+var renderCache sync.Map // renderKey to string; queries are constants, and few
 
 type countKey struct{}
 
-// Counting has the statements counted that are made in ctx, but for the begin, end and settings of a transaction.
+// Counting returns a context that counts its statements, except for the begin, end and settings of
+// transactions.
 func Counting(ctx context.Context) (counted context.Context, statements *atomic.Int64) {
 	statements = &atomic.Int64{}
 	return context.WithValue(ctx, countKey{}, statements), statements
@@ -71,8 +73,8 @@ func (r rendered) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
 	return r.in(ctx).QueryRow(ctx, r.sql(ctx, sql), args...)
 }
 
-// in is where the statements of ctx run. One that is limited has a transaction of its own: a
-// setting holds for a transaction alone, since a pooler may give the next statement another
+// in returns the DB on which statements of ctx run. A limited statement has its own transaction: a
+// setting holds only for a transaction, because a pooler may give the next statement another
 // session.
 func (r rendered) in(ctx context.Context) DB {
 	if r.pool != nil && isLimited(ctx) {

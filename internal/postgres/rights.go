@@ -9,7 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// Parts of dlqd that need rights on what is not dlqd's own.
+// Parts of dlqd that need rights on objects that dlqd does not own.
 const (
 	PartAttach     = "attach"
 	PartDLQWorkers = "dlq-workers"
@@ -18,22 +18,24 @@ const (
 	PartDoctor     = "doctor"
 )
 
-// Parts lists the parts, in the order in which somebody comes to need them.
+// Parts lists the parts in the order in which an installation needs them.
 func Parts() []string { return []string{PartAttach, PartDLQWorkers, PartAPI, PartProcess, PartDoctor} }
 
-// Right is a privilege that a part of dlqd needs on something that is not dlqd's own. Together they are all that dlqd
-// needs: it is no superuser, does not own River's tables, and is no member of a role that does.
+// Right is a privilege that a part of dlqd needs on an object that dlqd does not own. dlqd needs no
+// more than all rights together: it is no superuser, does not own River's tables, and is not a
+// member of a role that does.
 type Right struct {
 	Part       string
 	On         string // database, schema, table, sequence or role
-	Object     string // name in River's schema; empty for the database, and for the schema itself
+	Object     string // name in River's schema, or of a role; empty for the database and for the schema itself
 	Privileges []string
 	Why        string
-	// Optional: without it the part works, and does less.
+	// Optional: without it the part works, but does less.
 	Optional bool
 }
 
-// Rights lists what each part needs on an application's database. Those of attach are needed by all the others.
+// Rights lists what each part needs on an application's database. All other parts also need the
+// rights of PartAttach.
 func Rights() []Right {
 	return []Right{
 		{Part: PartAttach, On: "database", Privileges: []string{"CREATE"}, Why: "make the schema of dlqd's own tables; not needed once it is there"},
@@ -54,7 +56,7 @@ func Rights() []Right {
 	}
 }
 
-// Grant is the statement that gives a right to a role. database is quoted by the caller.
+// Grant returns the statement that grants the right to a role. The caller quotes database.
 func (r *Right) Grant(schemas Schemas, database, role string) string {
 	privileges := strings.Join(r.Privileges, ", ")
 	switch r.On {
@@ -68,14 +70,14 @@ func (r *Right) Grant(schemas Schemas, database, role string) string {
 	return fmt.Sprintf("GRANT %s ON %s %s.%s TO %s;", privileges, strings.ToUpper(r.On), schemas.River, r.Object, role)
 }
 
-// MissingRight is a right that the role of this session does not have.
+// MissingRight is a right that this session's role does not have.
 type MissingRight struct {
 	Right
 
 	GrantSQL string
 }
 
-// MissingRightsError says that the role of this session cannot do what it was asked for.
+// MissingRightsError says that this session's role lacks rights for an operation.
 type MissingRightsError struct {
 	Role    string
 	Missing []MissingRight
@@ -90,12 +92,13 @@ func (e *MissingRightsError) Error() string {
 	return text.String()
 }
 
-// MissingRights checks the rights of some parts for the role of this session, one privilege after another. A table that
-// River does not have in its version needs no right.
+// MissingRights checks each privilege of the rights of parts for this session's role. A table that
+// this version of River does not have needs no right.
 func (m *Migrator) MissingRights(ctx context.Context, parts ...string) (role string, missing []MissingRight, err error) {
 	var database string
 	var hasSchema, ownSchema bool
-	// By the catalog, which everybody may read: a name in a schema that one may not use is an error.
+	// A name in a schema that this role may not use is an error, so read the catalog, which every
+	// role may read.
 	if err := m.Pool.QueryRow(ctx, `
 		SELECT quote_ident(current_user), quote_ident(current_database()), n.oid IS NOT NULL,
 		       coalesce(has_schema_privilege(n.oid, 'USAGE') AND has_schema_privilege(n.oid, 'CREATE'), false)
@@ -150,8 +153,8 @@ func (m *Migrator) has(ctx context.Context, right *Right, privilege string) (boo
 	return has, row.Scan(&has)
 }
 
-// Hidden lists River's tables of which row level security would hide rows from this session. A job that cannot be seen
-// looks like one that is gone, so dlqd works with row_security off, which makes an error of that.
+// Hidden lists the tables of River in which row level security hides rows from this session. A
+// hidden job looks deleted, so dlqd works with row_security off, which makes reading it an error.
 func (m *Migrator) Hidden(ctx context.Context) ([]string, error) {
 	rows, err := m.Pool.Query(ctx, `
 		SELECT c.relname::text FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace

@@ -1,5 +1,5 @@
-// Package postgres opens databases, installs dlqd's schema in them, and runs the private server of an installation
-// that has none.
+// Package postgres opens databases, installs dlqd's schema in them, and runs an embedded server for
+// installations that have no database.
 package postgres
 
 import (
@@ -13,11 +13,12 @@ const (
 	DefaultRiverSchema = "public"
 )
 
-// A name longer than this leaves no room for River's notification topics (63 bytes, less "." and the longest topic).
+// maxSchemaLength leaves room for River's notification topics: 63 bytes, less "." and the longest
+// topic.
 const maxSchemaLength = 46
 
-// Schemas names where dlqd's and River's tables are. SQL in this project is written with the placeholders dlq and
-// river, and rendered before it runs.
+// Schemas names the schemas of dlqd's and River's tables. SQL in this project has the placeholders
+// dlq and river, which are rendered before it runs.
 type Schemas struct {
 	DLQ   string // dlqd's own schema
 	River string // schema of river_job
@@ -28,10 +29,10 @@ var (
 	placeholders = regexp.MustCompile(`\b(dlq|river)\.`)
 )
 
-// DefaultSchemas are dlq and public.
+// DefaultSchemas returns dlq and public.
 func DefaultSchemas() Schemas { return Schemas{DLQ: DefaultSchema, River: DefaultRiverSchema} }
 
-// Validate says whether both names can be used unquoted, which is how SQL is rendered.
+// Validate checks that the names differ and can be used unquoted, as rendered SQL does.
 func (s Schemas) Validate() error {
 	for _, n := range []struct{ flag, name string }{{"--schema", s.DLQ}, {"--river-schema", s.River}} {
 		if !schemaName.MatchString(n.name) || len(n.name) > maxSchemaLength {
@@ -45,7 +46,7 @@ func (s Schemas) Validate() error {
 	return nil
 }
 
-// Render puts the schema names in place of the placeholders "dlq." and "river.".
+// Render replaces the placeholders "dlq." and "river." by the schema names.
 func (s Schemas) Render(sql string) string {
 	return placeholders.ReplaceAllStringFunc(sql, func(m string) string {
 		if m == "dlq." {
@@ -55,5 +56,5 @@ func (s Schemas) Render(sql string) string {
 	})
 }
 
-// WakeTopic is the NOTIFY channel on which DLQ workers are woken.
+// WakeTopic returns the NOTIFY channel that wakes DLQ workers.
 func (s Schemas) WakeTopic() string { return s.DLQ + ".wake" }

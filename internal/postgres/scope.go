@@ -8,13 +8,14 @@ import (
 
 type scopeKey struct{}
 
-// WithScope limits what is done in ctx to queues and kinds, as dlq.scope() has them in JSON: each statement that goes through
-// [Schemas.Rendered] says so to the database. An empty scope limits nothing.
+// WithScope returns a context whose statements are limited to queues and kinds. scope is in the
+// JSON format of dlq.scope(); an empty one limits nothing. Statements through [Schemas.Rendered]
+// pass it to the database.
 func WithScope(ctx context.Context, scope string) context.Context {
 	return context.WithValue(ctx, scopeKey{}, scope)
 }
 
-// Scope is to what ctx is limited; empty for nothing.
+// Scope returns the scope of ctx, or "" if ctx has none.
 func Scope(ctx context.Context) string {
 	scope, _ := ctx.Value(scopeKey{}).(string)
 	return scope
@@ -22,19 +23,20 @@ func Scope(ctx context.Context) string {
 
 type readerKey struct{}
 
-// AsReader has what is done in ctx see what a dlq_reader sees: see dlq.is_reader.
+// AsReader returns a context whose statements see what a dlq_reader sees: see dlq.is_reader.
 func AsReader(ctx context.Context) context.Context {
 	return context.WithValue(ctx, readerKey{}, true)
 }
 
-// IsReader reports whether what is done in ctx sees what a dlq_reader sees.
+// IsReader reports whether the statements of ctx see what a dlq_reader sees.
 func IsReader(ctx context.Context) bool {
 	reader, _ := ctx.Value(readerKey{}).(bool)
 	return reader
 }
 
-// SetScope limits the rest of a transaction to the scope of ctx, if that has one, and to what a reader sees, if it is one's. (The names
-// of settings have the schema's in them, as functions that read them do.)
+// SetScope limits the rest of a transaction to the scope of ctx, and to what a dlq_reader sees, if
+// ctx asks for that. The names of the settings contain the schema's name, as in the functions that
+// read them.
 func (s Schemas) SetScope(ctx context.Context, tx pgx.Tx) error {
 	if !isLimited(ctx) {
 		return nil

@@ -14,14 +14,14 @@ import (
 // sessionParameters are the settings that dlqd needs:
 //
 //   - row_security off: a job hidden by a policy would look deleted; reading it fails instead.
-//   - read committed: a worker that has its locks must read what is committed by then, and reads of dlqd
-//     must not cause serialization failures in SERIALIZABLE transactions of the application.
-//   - jit off: plans without sequential scans have such high costs that Postgres would compile them, for
-//     seconds, and then run them for milliseconds.
+//   - read committed: a worker that has its locks must read what is committed by then, and dlqd's
+//     reads must not cause serialization failures in SERIALIZABLE transactions of the application.
+//   - jit off: plans without sequential scans have such high costs that Postgres would compile them
+//     for seconds, and then run them for milliseconds.
 //
-// They are parameters at the start of a session. A transaction pooler refuses them, and shares the session
-// with other clients: there the settings are those of each transaction, and a single statement gets a
-// transaction of its own, in the same round trip.
+// They are set when a session starts. A transaction pooler refuses them and shares the session with
+// other clients. Behind one, each transaction sets them for itself, and a single statement gets its
+// own transaction in the same round trip.
 var sessionParameters = map[string]string{
 	"row_security": "off", "jit": "off", "default_transaction_isolation": "read committed",
 }
@@ -29,11 +29,13 @@ var sessionParameters = map[string]string{
 const (
 	beginIsolated = "BEGIN ISOLATION LEVEL READ COMMITTED"
 	localSettings = "; SET LOCAL row_security = off; SET LOCAL jit = off"
-	// settingsQuery is localSettings for the extended protocol, which takes one statement at a time.
+	// settingsQuery is localSettings for the extended protocol, which allows one statement at a
+	// time.
 	settingsQuery = "SELECT set_config('row_security', 'off', true), set_config('jit', 'off', true)"
 )
 
-// BeginQuery begins a transaction with dlqd's settings and with more, such as "lock_timeout = '2s'".
+// BeginQuery returns a statement that begins a transaction with dlqd's settings and more, such as
+// "lock_timeout = '2s'".
 func BeginQuery(more ...string) string { return begin("", more) }
 
 // BeginReadOnlyQuery is [BeginQuery] for a read-only transaction.
@@ -46,13 +48,13 @@ func begin(mode string, more []string) string {
 // BeginFunc runs fn in a transaction with dlqd's settings.
 func BeginFunc(ctx context.Context, pool *pgxpool.Pool, fn func(tx pgx.Tx) error) error {
 	options := pgx.TxOptions{}
-	if IsPooled(pool) { // other sessions have the settings
+	if IsPooled(pool) { // otherwise the session has the settings
 		options.BeginQuery = BeginQuery()
 	}
 	return pgx.BeginTxFunc(ctx, pool, options, fn)
 }
 
-// IsPooled reports whether a pooler in front of the database refuses the parameters of a session.
+// IsPooled reports whether dlqd runs behind a pooler that does not pass session parameters.
 func IsPooled(pool *pgxpool.Pool) bool {
 	_, has := pool.Config().ConnConfig.RuntimeParams["row_security"]
 	return !has
@@ -66,12 +68,12 @@ func Statements(pool *pgxpool.Pool) DB {
 	return pool
 }
 
-// singly runs each statement in a transaction of its own, with that transaction's settings, in one round
-// trip. Statements that cannot run in a transaction, such as CALL of a procedure that commits or REINDEX
-// CONCURRENTLY, must go to the pool itself.
+// singly runs each statement in a transaction of its own, with that transaction's settings, in one
+// round trip. Statements that cannot run in a transaction, such as CALL of a procedure that commits
+// or REINDEX CONCURRENTLY, must go to the pool itself.
 type singly struct {
 	pool *pgxpool.Pool
-	more string // a query for more settings; "" for none
+	more string // a query for further settings, or ""
 	args []any  // of that query
 }
 
@@ -90,7 +92,8 @@ func (s singly) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
 }
 
 func (s singly) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
-	// A batch runs in the connection's own mode, which prepares no statements behind a pooler.
+	// A batch runs in the connection's mode, which prepares no statements behind a pooler, so modes
+	// are dropped.
 	for len(args) > 0 {
 		if _, mode := args[0].(pgx.QueryExecMode); !mode {
 			break
@@ -123,7 +126,8 @@ func (s singly) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, e
 	return rows, nil
 }
 
-// singleRows are the rows of a statement. Its transaction ends when they are closed or read to their end.
+// singleRows are the rows of a statement. Its transaction ends when they are closed or read to
+// their end.
 type singleRows struct {
 	pgx.Rows
 
@@ -164,7 +168,7 @@ func (r *singleRows) Err() error {
 	return r.err
 }
 
-// singleRow is the first of some rows, or the error of their query.
+// singleRow is the first row of a query, or the query's error.
 type singleRow struct {
 	rows pgx.Rows
 	err  error
@@ -210,7 +214,7 @@ func (d *Driver) GetExecutor() riverdriver.Executor {
 	return executor{d.UnwrapExecutor(singleTx{singly: singly{pool: d.pool}}), plain}
 }
 
-// executor is River's. Statements that cannot run in a transaction go to plain.
+// executor is River's executor. Statements that cannot run in a transaction go to plain.
 type executor struct {
 	riverdriver.Executor
 
@@ -227,7 +231,7 @@ func (e executor) IndexReindex(ctx context.Context, params *riverdriver.IndexRei
 
 // singleTx is a pgx.Tx for River's driver that runs each statement in a transaction of its own.
 type singleTx struct {
-	pgx.Tx // nil: the driver uses no method beside those below
+	pgx.Tx // nil: the driver uses only the methods below
 	singly
 }
 
@@ -257,9 +261,9 @@ func (t singleTx) CopyFrom(
 	return n, err
 }
 
-// Config shows the driver the mode in which statements run.
+// Config returns the configuration from which the driver reads the exec mode.
 func (t singleTx) Config() *pgxpool.Config { return t.pool.Config() }
 
-// namesExecMode reports whether a URL names the mode in which statements run. It looks into the text, since
-// pgx removes the parameter when it parses a URL.
+// namesExecMode reports whether a URL sets the exec mode. It searches the text, since pgx removes
+// the parameter when it parses a URL.
 func namesExecMode(url string) bool { return strings.Contains(url, "default_query_exec_mode") }

@@ -13,14 +13,15 @@ import (
 // maxNamedColumns bounds how many missing columns an error names.
 const maxNamedColumns = 5
 
-// commentedColumn finds the columns that a migration makes: each has a comment (TestSchema_isCommented).
+// commentedColumn matches the columns that a migration creates: each has a comment
+// (TestSchema_isCommented).
 var commentedColumn = regexp.MustCompile(`(?m)^COMMENT ON COLUMN dlq\.(\w+\.\w+) IS`)
 
-// unknownTables says why this program cannot bring the tables of dlqd's schema up to date, or take
-// them back; empty where it can.
+// unknownTables returns why this program cannot upgrade or revert the tables of dlqd's schema, or
+// "" if it can.
 //
-// Migrations were changed until they were frozen, so a number alone does not say which tables a
-// database has: the columns that the applied migrations make must be there.
+// Migrations were changed until they were frozen, so a version number alone does not identify a
+// database's tables: all columns that the applied migrations create must exist.
 func (m *Migrator) unknownTables(ctx context.Context, status MigrationStatus) (refusal string, err error) {
 	if status.Version == 0 {
 		return "", nil
@@ -61,7 +62,7 @@ func (m *Migrator) unknownTables(ctx context.Context, status MigrationStatus) (r
 	return "", nil
 }
 
-// columnsOf are the columns that the migrations up to a version make, as table.column.
+// columnsOf returns the columns that the migrations up to a version create, as table.column.
 func columnsOf(version int64) ([]string, error) {
 	migrations, err := migrationFiles()
 	if err != nil {

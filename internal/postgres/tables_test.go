@@ -14,7 +14,7 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres"
 )
 
-// gunzip is the text of a compressed file.
+// gunzip returns the text of a compressed file.
 func gunzip(t *testing.T, file string) string {
 	t.Helper()
 	compressed, err := os.Open(file)
@@ -27,9 +27,9 @@ func gunzip(t *testing.T, file string) string {
 	return string(text)
 }
 
-// Before they were frozen, migrations with the same numbers made other tables. testdata/before has
-// some of those databases: tables, and functions and triggers of one, named by the number of their
-// last migration.
+// Before they were frozen, migrations with the same numbers created other tables. testdata/before
+// has dumps of such databases, named by the number of their last migration: tables, and for the
+// first one also functions and triggers.
 func TestAttach_RefusesTablesOfBeforeTheFreeze(t *testing.T) {
 	t.Parallel()
 	files, err := filepath.Glob("testdata/before/*.sql.gz")
@@ -69,7 +69,7 @@ func TestAttach_RefusesTablesOfBeforeTheFreeze(t *testing.T) {
 			g.fail(g.app)
 			require.Equal(t, 2*captured, g.entries(), "the dlqd that was there goes on")
 
-			// What the refusal advises: beside the old tables, then in their place.
+			// Follow the refusal's advice: attach beside the old tables, then in their place.
 			detach := func(schema string, dropData bool) {
 				t.Helper()
 				g.migrator.Schemas.DLQ = schema
@@ -97,7 +97,8 @@ func TestAttach_RefusesTablesOfBeforeTheFreeze(t *testing.T) {
 	}
 }
 
-// A number beyond those that this program knows is a newer dlqd's, whose functions an older one must not replace.
+// A number beyond those that this program knows belongs to a newer dlqd, whose functions an older
+// one must not replace.
 func TestAttach_RefusesNewerTables(t *testing.T) {
 	t.Parallel()
 	g := attached(t)

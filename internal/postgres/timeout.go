@@ -8,22 +8,24 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// DefaultTimeout bounds each statement, and each wait for a connection of the pool, whose context has no deadline of its
-// own: ten times what the longest of them takes on ten million dead letters. It is the client's, so that it also holds
-// where the server hangs; pgx cancels the statement and closes its connection.
+// DefaultTimeout bounds each statement, and each wait for a connection of the pool, whose context
+// has no deadline. It is ten times the duration of the longest statement on ten million dead
+// letters. The client enforces it, so that it also holds if the server hangs: pgx cancels the
+// statement and closes its connection.
 const DefaultTimeout = time.Minute
 
 type unboundedKey struct{}
 
-// Unbounded lets statements take as long as they need: those of migrations, which build indexes.
+// Unbounded returns a context whose statements have no timeout, for migrations, which build
+// indexes.
 func Unbounded(ctx context.Context) context.Context {
 	return context.WithValue(ctx, unboundedKey{}, true)
 }
 
-// timeouts gives every statement of a pool a deadline, whoever runs it: a hook of pgx that every statement passes.
+// timeouts is a pgx tracer that gives every statement of a pool a deadline.
 type timeouts struct{ limit time.Duration }
 
-// limited is a context that a statement was given, and not one that the statement's caller has.
+// limited is a context that timeouts created, as opposed to one of the statement's caller.
 type limited struct {
 	context.Context
 

@@ -69,7 +69,7 @@ func TestOpen_statementsHaveATimeout(t *testing.T) {
 		require.Eventually(t, func() bool { return pool.Ping(t.Context()) == nil }, time.Minute, time.Millisecond, "%s: the pool goes on", name)
 	}
 
-	// Neither a deadline of the caller's nor none at all is cut short.
+	// The timeout shortens neither a deadline of the caller nor an unbounded context.
 	long, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	for _, ctx := range []context.Context{long, postgres.Unbounded(t.Context())} {

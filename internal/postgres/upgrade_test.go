@@ -9,8 +9,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// An upgrade beside a busy application: no completion of its jobs fails, and none waits for longer than a change may hold its tables.
-// What capture gives way with meanwhile is filed after.
+// An upgrade beside a busy application: no completion of its jobs fails, and none waits for longer
+// than a change may lock its tables. Failures that capture skips meanwhile are filed afterwards.
 func TestAttach_upgradeUnderLoad(t *testing.T) {
 	t.Parallel()
 	g := attached(t)
@@ -52,7 +52,7 @@ func TestAttach_upgradeUnderLoad(t *testing.T) {
 	for range workers {
 		require.NoError(t, <-errs, "the application's statements")
 	}
-	// (Locks are waited for 0.2 s; the rest is for slow machines.)
+	// The lock timeout is 0.2 s; the rest is for slow machines.
 	require.Less(t, longest, 5*time.Second)
 	t.Log("the application's longest statement took", longest)
 	g.reconcile()

@@ -7,8 +7,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// A process judges others only once it has itself seen the database answer for as long as they are silent: after a
-// stall, all were.
+// A process judges others only after it has seen the database answer for as long as they are
+// silent: after a stall, all of them are.
 func TestBeats_judgeOnlyWhatTheySaw(t *testing.T) {
 	t.Parallel()
 	start := time.Now()
@@ -60,6 +60,6 @@ func TestBeats_doubt(t *testing.T) {
 
 	b = beats{}
 	b.add(start, start)
-	b.add(start.Add(Interval), start.Add(silence)) // the machine itself was suspended, and its clock
+	b.add(start.Add(Interval), start.Add(silence)) // the machine was suspended, and its clock with it
 	require.True(t, b.inDoubt(start.Add(Interval), time.Hour))
 }

@@ -1,4 +1,5 @@
-// Package process knows which dlqd processes serve on a database, and which queues they deliver the messages of.
+// Package process registers the dlqd processes that serve a database and the queues that each
+// delivers messages of, and rescues the messages of dead processes.
 package process
 
 import (
@@ -16,28 +17,29 @@ import (
 )
 
 const (
-	// Interval is how often a process says that it is there.
+	// Interval is how often a process registers that it is alive.
 	Interval = 5 * time.Second
-	// LiveFor is how long a process that says nothing more counts as there: many rounds may fail meanwhile.
+	// LiveFor is how long a silent process counts as live, so that several rounds may fail.
 	LiveFor = time.Minute
-	// awayFor is how long a process that stopped, or died, is expected back: a restart, a deploy.
+	// awayFor is how long a stopped or dead process is expected back: a restart, a deploy.
 	awayFor = 15 * time.Minute
-	// forgetAfter is how long people can see in dlq.processes what was there.
+	// forgetAfter is how long dlq.processes shows a process that is gone.
 	forgetAfter = 24 * time.Hour
 )
 
-// Config is what a [Process] needs.
+// Config configures a [Process].
 type Config struct {
-	DB      postgres.DB // with the schemas' names put into queries
+	DB      postgres.DB // with schema names rendered into statements
 	Name    string      // host and process id
 	Version string      // of the program
-	Parts   []string    // that it runs
-	// Queues are those whose messages it delivers at the moment; nil for none.
+	Parts   []string    // of dlqd, that it runs
+	// Queues returns the queues that the process delivers messages of at the moment. A nil Queues
+	// means none.
 	Queues func() []string
-	Logger *slog.Logger // gets a line for each batch that Rescue puts back
+	Logger *slog.Logger // logs each batch that Rescue puts back
 }
 
-// Process is this process, in the eyes of the others.
+// Process is this process as other processes see it.
 type Process struct {
 	config Config
 	id     uuid.UUID
@@ -46,22 +48,23 @@ type Process struct {
 	beats beats
 }
 
-// New returns a process that the others do not know yet.
+// New returns a process that is not registered yet.
 func New(config Config) *Process { return &Process{config: config, id: uuid.New()} }
 
-// ID is the process's id in dlq.processes, and that of its River client.
+// ID returns the process's id in dlq.processes and in its River client.
 func (p *Process) ID() uuid.UUID { return p.id }
 
-// Loop says so for as long as the process runs. Wake it when its queues change.
+// Loop returns the loop that registers the process for as long as it runs. Wake it when the
+// process's queues change.
 func (p *Process) Loop() *background.Loop {
 	return background.New(background.Config{
 		Name: "presence", Interval: Interval, Timeout: Interval, Once: background.Each(p.Once), Failing: "other processes are not told that this one is there",
 	})
 }
 
-// Once says that the process is there, and which queues it works.
+// Once registers that the process is alive, and which queues it works.
 func (p *Process) Once(ctx context.Context) error {
-	queues := []string{} // a null is no array
+	queues := []string{} // not nil, which would be NULL
 	if p.config.Queues != nil {
 		queues = append(queues, p.config.Queues()...)
 	}
@@ -78,8 +81,8 @@ func (p *Process) Once(ctx context.Context) error {
 	return nil
 }
 
-// Stop says that the process works no queue any more, until it comes back as another. It is still seen while it runs:
-// its jobs may.
+// Stop records that the process works no queue any more. The process stays registered while it
+// runs, because its jobs may still run.
 func (p *Process) Stop(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, Interval)
 	defer cancel()

@@ -16,7 +16,7 @@ import (
 
 func TestMain(m *testing.M) { postgrestest.Main(m) }
 
-// counted counts the questions to a database.
+// counted counts the queries to a database.
 type counted struct {
 	*pgxpool.Pool
 

@@ -13,45 +13,45 @@ import (
 )
 
 const (
-	// lookInterval is how old an answer may be that says that a queue is worked. It bounds the questions that submissions
-	// cost.
+	// lookInterval is the maximum age of an answer that a queue is worked. It bounds the queries
+	// that submissions cause.
 	lookInterval = time.Second
-	// lookTimeout bounds one question. A submission waits for it.
+	// lookTimeout bounds one query, for which a submission waits.
 	lookTimeout = 2 * time.Second
 )
 
 // Work says whether a queue's messages are delivered.
 type Work string
 
-// Whether a queue's messages are delivered.
+// Values of Work.
 const (
-	Worked   Work = "worked"   // a dlqd process works it
-	Away     Work = "away"     // one did a few minutes ago
-	Unworked Work = "unworked" // none does
+	Worked   Work = "worked"   // a live dlqd process works it
+	Away     Work = "away"     // none does, but one did in the last 15 minutes
+	Unworked Work = "unworked" // none did
 )
 
-// Queues knows which queues the dlqd processes of a database work. It asks the database once a second at most while the
-// answer is that they do.
+// Queues knows which queues a database's dlqd processes work. While the queues that are asked for
+// are worked, it queries the database at most once a second.
 type Queues struct {
 	queries *dbsqlc.Queries
-	asking  chan struct{} // holds one: whoever asks the database
+	asking  chan struct{} // holds one element while a caller queries the database
 	latest  atomic.Pointer[answer]
 }
 
-// answer is what the database said.
+// answer is the result of one query.
 type answer struct {
 	asked time.Time
-	live  map[string]bool // by queue; false for those whose process is away
+	live  map[string]bool // by queue; false if its process is away
 	err   error
 }
 
-// NewQueues returns a Queues that asks db.
+// NewQueues returns a Queues that queries db.
 func NewQueues(db postgres.DB) *Queues {
 	return &Queues{queries: dbsqlc.New(db), asking: make(chan struct{}, 1)}
 }
 
-// Of says whether a queue is worked, and which ones are. A queue is not called away or unworked by an answer that is older
-// than the question: the process may have started since.
+// Of returns whether a queue is worked and, if it is not, the queues that are. An answer older than
+// the call does not make a queue away or unworked: a process may have started since.
 func (q *Queues) Of(ctx context.Context, queue string) (work Work, worked []string, err error) {
 	arrived := time.Now()
 	if a := q.latest.Load(); a != nil && a.live[queue] && arrived.Sub(a.asked) < lookInterval {
@@ -79,7 +79,8 @@ func (q *Queues) Of(ctx context.Context, queue string) (work Work, worked []stri
 	return work, worked, nil
 }
 
-// ask returns an answer to a question that was put after a time. Those who wait for the same one share it, an error too.
+// ask returns an answer that was queried after the given time. Callers that wait at the same time
+// share the answer, or its error.
 func (q *Queues) ask(ctx context.Context, after time.Time) (*answer, error) {
 	select {
 	case q.asking <- struct{}{}:
@@ -90,7 +91,7 @@ func (q *Queues) ask(ctx context.Context, after time.Time) (*answer, error) {
 	if a := q.latest.Load(); a != nil && a.asked.After(after) {
 		return a, a.err
 	}
-	// It is not this caller's question alone: a client that hangs up does not end it.
+	// Other callers share this query, so a client that hangs up must not cancel it.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lookTimeout)
 	defer cancel()
 	a := &answer{asked: time.Now(), live: map[string]bool{}}
@@ -103,7 +104,7 @@ func (q *Queues) ask(ctx context.Context, after time.Time) (*answer, error) {
 	return a, err
 }
 
-// SharedQueues are those of some queues that others work, too.
+// SharedQueues returns those of queues that River clients other than dlqd's work, too.
 func SharedQueues(ctx context.Context, db postgres.DB, queues []string) ([]string, error) {
 	return dbsqlc.New(db).SharedQueues(ctx, queues)
 }

@@ -10,17 +10,17 @@ import (
 )
 
 const (
-	// silence is for how long a process must not have been seen, by the database's clock, until its running messages
-	// are put back. It is six beats.
+	// silence is for how long a process must not have been seen, by the database's clock, before
+	// its running messages are put back. It is six beats.
 	silence = 30 * time.Second
-	// maxGap is the longest time between two beats of this process, by the database's clock, in which the database
-	// counts as having answered throughout. A process whose beat falls into a shorter stall is seen again within
+	// maxGap is the longest time between two beats of this process, by the database's clock, during
+	// which the database counts as answering. After a shorter stall, a process is seen again within
 	// silence: the stall, a beat that times out and the pause after it take 25 s.
 	maxGap = 15 * time.Second
-	// trust is how long after the beginning of its last beat a process may rely on its jobs being its own. The rest of
-	// silence is for a statement to reach the database.
+	// trust is how long after the start of its last beat a process may assume that its jobs were
+	// not put back. The rest of silence is for a statement to reach the database.
 	trust = 20 * time.Second
-	// dutyTime is for how long the process that rescues has the duty. It takes it again every interval.
+	// dutyTime is how long a process holds the duty to rescue, which it renews every interval.
 	dutyTime = 15 * time.Second
 	// rescueTimeout bounds a turn.
 	rescueTimeout = 20 * time.Second
@@ -28,12 +28,12 @@ const (
 	maxRescue = 500
 )
 
-// beats are the times at which the database wrote that this process is there.
+// beats records when the database wrote that this process is alive.
 type beats struct {
 	since   time.Time // by the database's clock: the first of the latest beats without a gap
-	last    time.Time // likewise: the latest
-	began   time.Time // by this machine's clock: when the latest was sent
-	doubted time.Time // likewise: when a beat came so late that other processes may have put jobs of this one back
+	last    time.Time // by the database's clock: the latest beat
+	began   time.Time // by this machine's clock: when the latest beat was sent
+	doubted time.Time // by this machine's clock: when a beat was so late that others may have put back jobs
 }
 
 func (b *beats) add(began, seenAt time.Time) {
@@ -46,26 +46,30 @@ func (b *beats) add(began, seenAt time.Time) {
 	b.last, b.began = seenAt, began
 }
 
-// lostBefore returns the time, by the database's clock, since which a process must have been seen to count as there.
-// False: this process has not seen the database answer for long enough to judge.
+// lostBefore returns the time, by the database's clock, before which a process must have been seen
+// last to count as dead. It returns false if this process has not seen the database answer for long
+// enough to judge.
 func (b *beats) lostBefore() (time.Time, bool) {
 	before := b.last.Add(-silence)
 	return before, !b.last.IsZero() && !b.since.After(before)
 }
 
-// inDoubt reports whether other processes may have put back a job that this one runs now, or ran within a time.
+// inDoubt reports whether other processes may have put back a job that this process runs now, or
+// ran within a time.
 func (b *beats) inDoubt(now time.Time, within time.Duration) bool {
 	return now.Sub(b.began) > trust || !b.doubted.IsZero() && now.Sub(b.doubted) < within
 }
 
-// InDoubt reports whether other processes may have put back a job of this process that began in the last within.
+// InDoubt reports whether other processes may have put back a job of this process that began at
+// most within ago.
 func (p *Process) InDoubt(within time.Duration) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.beats.inDoubt(time.Now(), within)
 }
 
-// Rescue puts back what processes that died were delivering. Each process may; the one that has the duty does.
+// Rescue returns the loop that puts back the messages that dead processes were delivering. Of all
+// processes, only the one that holds the duty does it.
 func (p *Process) Rescue() *background.Loop {
 	return background.New(background.Config{
 		Name: "rescue", Interval: Interval, Timeout: rescueTimeout, OneProcess: true, Once: p.rescue,

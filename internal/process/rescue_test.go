@@ -11,7 +11,7 @@ import (
 	"github.com/dlqd/dlqd/internal/process"
 )
 
-// running inserts a job that a process runs.
+// running inserts a running job that processes have attempted, the last of them now.
 func (b *bundle) running(kind string, attempt, most int, metadata string, processes ...string) (id int64) {
 	b.Helper()
 	require.NoError(b, b.db.QueryRow(b.Context(), `
@@ -38,7 +38,7 @@ func (b *bundle) job(id int64) (r rescued) {
 	return r
 }
 
-// rescue puts back what processes were running that have been silent for half a minute.
+// rescue puts back the running messages of processes that have been silent for half a minute.
 func (b *bundle) rescue(most int) (retried, ended int) {
 	b.Helper()
 	require.NoError(b, b.db.QueryRow(b.Context(), "SELECT retried, ended FROM dlq.rescue_messages(now() - interval '30 seconds', $1)", most).Scan(&retried, &ended))
@@ -104,7 +104,7 @@ func TestRescue_InBatchesAndPastLocks(t *testing.T) {
 	require.Equal(t, "available", b.job(ids[0]).State)
 }
 
-// River keeps a million jobs that ended. They are not read by id, even with stale statistics.
+// River may keep a million ended jobs. Rescue does not read them by id, even with stale statistics.
 func TestRescue_ReadsOnlyWhatRuns(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -129,7 +129,7 @@ func TestRescue_ReadsOnlyWhatRuns(t *testing.T) {
 	require.Less(t, read, 100)
 }
 
-// A process that stops may still run jobs: until it has ended, it is seen.
+// A stopping process may still run jobs, so it is seen until it has ended.
 func TestProcess_isSeenWhileItStops(t *testing.T) {
 	t.Parallel()
 	b := setup(t)

@@ -1,4 +1,4 @@
 package redact
 
-// Patterns are those of tokens and of payment cards' numbers.
+// Patterns returns the patterns of tokens and of payment card numbers.
 func Patterns() []string { return []string{tokenPattern, cardPattern} }

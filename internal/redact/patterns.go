@@ -5,7 +5,7 @@ import (
 	"strings"
 )
 
-// These are dlq.pattern's (db/code/14_masking.sql), which a test compares.
+// dlq.pattern (db/code/14_masking.sql) has the same patterns, which a test compares.
 const (
 	tokenPattern = `eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}(?:\.[A-Za-z0-9_-]*)?` +
 		`|(?:[Bb]earer|BEARER|[Bb]asic|BASIC)[ :]+[A-Za-z0-9._~+/=-]{8,}` +
@@ -21,11 +21,11 @@ var (
 	cards  = regexp.MustCompile(cardPattern)
 )
 
-// Tokens takes tokens out of a text: what has the form that issuers give their tokens.
+// Tokens hides tokens in a text. It recognises them by the formats of their issuers.
 func Tokens(text string) string { return tokens.ReplaceAllString(text, Hidden) }
 
-// CardNumbers takes the numbers of payment cards out of a text: those whose last digit is right
-// (ISO/IEC 7812, Luhn).
+// CardNumbers hides payment card numbers in a text: those with a correct check digit (ISO/IEC 7812,
+// Luhn).
 func CardNumbers(text string) string {
 	var out strings.Builder
 	done := 0
@@ -37,7 +37,7 @@ func CardNumbers(text string) string {
 		begin, end := from+at[0], from+at[1]
 		switch before := begin > 0 && (isDigit(text[begin-1]) || text[begin-1] == '.'); {
 		case before:
-			for from = begin; from < len(text) && isDigit(text[from]); { // the rest of that number
+			for from = begin; from < len(text) && isDigit(text[from]); { // skip the rest of that number
 				from++
 			}
 		case end < len(text) && isDigit(text[end]) || !isLuhn(text[begin:end]):

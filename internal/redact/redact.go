@@ -1,4 +1,5 @@
-// Package redact hides secrets in URLs, and in texts that repeat them: what is logged, shown or kept must not let anybody in.
+// Package redact hides secrets in URLs, and in texts that repeat them: what is logged, shown or
+// stored must not grant access.
 package redact
 
 import (
@@ -10,18 +11,20 @@ import (
 	"strings"
 )
 
-// Hidden stands for what is not shown.
+// Hidden replaces what is not shown.
 const Hidden = "***"
 
-// shortest is the length of the shortest secret that is looked for in texts, in bytes: shorter ones are parts of words.
+// shortest is the length, in bytes, of the shortest secret that is searched for in texts. Shorter
+// ones occur in words.
 const shortest = 4
 
-// plain is a segment of a path, or the name of a parameter, that is shown: lower-case words, joined by - _ or ., or a number of up to
-// four digits, with or without a v before it. What is longer, mixed or in capitals may be a token.
+// plain matches a segment of a path, or the name of a parameter, that may be shown: lower-case
+// words joined by - _ or ., or a number of up to four digits, with or without a v before it. A
+// longer, mixed or upper-case text may be a token.
 var plain = regexp.MustCompile(`^(v?[0-9]{1,4}|[a-z]{1,20}([-_.][a-z]{1,20}){0,4})$`)
 
-// URL is a URL as people may see it: without user, password and fragment, without the values of its query, and without the segments
-// of its path that may be tokens.
+// URL returns a URL without its user, password and fragment, the values of its query, and the
+// segments of its path that may be tokens. It returns [Hidden] if raw is not a URL with a host.
 func URL(raw string) string {
 	u, err := url.Parse(raw)
 	if err != nil || u.Host == "" {
@@ -50,7 +53,7 @@ func URL(raw string) string {
 	return out
 }
 
-// Origin is a URL of which all is secret but where it leads.
+// Origin returns a URL of which only scheme and host are shown.
 func Origin(raw string) string {
 	u, err := url.Parse(raw)
 	if err != nil || u.Host == "" {
@@ -75,11 +78,11 @@ func shown(segment string) string {
 
 var urls = regexp.MustCompile(`[a-zA-Z][a-zA-Z0-9+.-]*://[^\s"'<>` + "`" + `]+`)
 
-// Text is a text with the URLs in it as people may see them.
+// Text returns a text with [URL] applied to the URLs in it.
 func Text(text string) string { return urls.ReplaceAllStringFunc(text, URL) }
 
-// Secrets are the parts of a URL that [URL] does not show, as they are written there and as they are meant; with all, those of its
-// path that are shown, too.
+// Secrets returns the parts of a URL that [URL] hides, as they are written there and decoded. If
+// all is set, it also returns the path segments that [URL] shows.
 func Secrets(raw string, all bool) []string {
 	u, err := url.Parse(raw)
 	if err != nil {
@@ -115,9 +118,10 @@ func Secrets(raw string, all bool) []string {
 	return secrets
 }
 
-// Hide takes secrets out of a text.
+// Hide replaces secrets in a text.
 func Hide(text string, secrets ...string) string {
-	slices.SortFunc(secrets, func(a, b string) int { return cmp.Compare(len(b), len(a)) }) // one may be part of another
+	// The longest come first, because one may be part of another.
+	slices.SortFunc(secrets, func(a, b string) int { return cmp.Compare(len(b), len(a)) })
 	for _, secret := range secrets {
 		if len(secret) >= shortest {
 			text = strings.ReplaceAll(text, secret, Hidden)

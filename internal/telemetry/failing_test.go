@@ -11,7 +11,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// A collector that stays away is logged first, then ever more rarely; one that was away before, at once.
+// A failure that persists is logged at once, then ever more rarely. After a time without failures,
+// the next one is logged at once.
 func TestFailing(t *testing.T) {
 	t.Parallel()
 	var log bytes.Buffer

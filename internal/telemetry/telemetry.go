@@ -1,5 +1,5 @@
-// Package telemetry sends traces, metrics and logs to an OpenTelemetry collector, where an endpoint is set, and carries
-// trace contexts from a submission to its deliveries, also where none is.
+// Package telemetry exports traces, metrics and logs to an OpenTelemetry collector, if an endpoint
+// is set. With or without one, it propagates trace contexts from a submission to its deliveries.
 package telemetry
 
 import (
@@ -30,32 +30,34 @@ import (
 	"go.opentelemetry.io/otel/trace/noop"
 )
 
-// scope names what makes dlqd's spans and log records.
+// scope is the instrumentation scope of dlqd's spans and log records.
 const scope = "github.com/dlqd/dlqd"
 
-// Config is what [Start] needs.
+// Config configures [Start].
 type Config struct {
-	// Endpoint is the collector's base URL (OTLP over HTTP: http://localhost:4318); empty for off. What else can be set is in
-	// OpenTelemetry's own environment variables: OTEL_EXPORTER_OTLP_HEADERS, OTEL_TRACES_SAMPLER, OTEL_SERVICE_NAME …
+	// Endpoint is the collector's base URL (OTLP over HTTP: http://localhost:4318); empty to export
+	// nothing. OpenTelemetry's own environment variables set the rest: OTEL_EXPORTER_OTLP_HEADERS,
+	// OTEL_TRACES_SAMPLER, OTEL_SERVICE_NAME …
 	Endpoint string
-	// Version and Instance are this process's.
+	// Version and Instance identify this process.
 	Version, Instance string
-	// Gatherer has the metrics.
+	// Gatherer provides the metrics.
 	Gatherer prometheus.Gatherer
 	Logger   *slog.Logger
 }
 
-// Telemetry sends what this process does to a collector; or nothing.
+// Telemetry exports traces, metrics and logs of this process, or nothing if no endpoint is set.
 type Telemetry struct {
-	// Tracer makes spans. Off, it only hands on the trace context that there is.
+	// Tracer creates spans. Without an endpoint, it only propagates an existing trace context.
 	Tracer trace.Tracer
-	// Logger is the one of the config, with trace ids; its records go to the collector as well.
+	// Logger is the logger of the config, with trace ids. Its records also go to the collector.
 	Logger *slog.Logger
 
 	stops []func(context.Context) error
 }
 
-// EndpointOfEnvironment is the endpoint that OpenTelemetry's environment variables name; empty where they name none, or switch it off.
+// EndpointOfEnvironment returns the endpoint of OpenTelemetry's environment variables, or "" if
+// they set none or disable the SDK.
 func EndpointOfEnvironment() string {
 	if os.Getenv("OTEL_SDK_DISABLED") == "true" {
 		return ""
@@ -63,7 +65,7 @@ func EndpointOfEnvironment() string {
 	return os.Getenv("OTEL_EXPORTER_OTLP_ENDPOINT")
 }
 
-// CheckEndpoint says what is wrong with an endpoint.
+// CheckEndpoint returns an error for an invalid endpoint.
 func CheckEndpoint(endpoint string) error {
 	if endpoint == "" {
 		return nil
@@ -78,12 +80,14 @@ func CheckEndpoint(endpoint string) error {
 	return nil
 }
 
-// isOn reports whether a signal ("traces", "metrics", "logs") is to be sent: OTEL_TRACES_EXPORTER=none says it is not.
+// isOn reports whether a signal ("traces", "metrics", "logs") is exported.
+// OTEL_TRACES_EXPORTER=none, for example, turns one off.
 func isOn(signal string) bool {
 	return os.Getenv("OTEL_"+strings.ToUpper(signal)+"_EXPORTER") != "none"
 }
 
-// Start starts sending. Nothing waits for the collector: what does not fit in the queues before it is dropped.
+// Start starts exporting. Nothing waits for the collector: what does not fit in the export queues
+// is dropped.
 func Start(ctx context.Context, config Config) (*Telemetry, error) {
 	local := &handler{local: config.Logger.Handler()}
 	t := &Telemetry{Tracer: noop.Tracer{}, Logger: slog.New(local)}
@@ -93,11 +97,11 @@ func Start(ctx context.Context, config Config) (*Telemetry, error) {
 	if err := CheckEndpoint(config.Endpoint); err != nil {
 		return nil, fmt.Errorf("OTLP endpoint: %w", err)
 	}
-	// Not through t.Logger: what cannot be sent would be sent.
+	// Not t.Logger, which would export the errors of exporting.
 	otel.SetErrorHandler(&failing{logger: config.Logger})
 	about, err := resource.New(ctx,
 		resource.WithAttributes(attribute.String("service.name", "dlqd"), attribute.String("service.version", config.Version), attribute.String("service.instance.id", config.Instance)),
-		resource.WithTelemetrySDK(), resource.WithFromEnv()) // the later one counts
+		resource.WithTelemetrySDK(), resource.WithFromEnv()) // later sources win
 	if err != nil {
 		return nil, fmt.Errorf("OpenTelemetry: %w", err)
 	}
@@ -132,18 +136,19 @@ func Start(ctx context.Context, config Config) (*Telemetry, error) {
 }
 
 const (
-	// A collector that stays away is logged at first and after logAgain, and then ever more rarely, up to maxLogAgain. Where nothing has
-	// failed for logAgain, it has worked: each signal is sent more often than that.
+	// A failure that persists is logged at once, after logAgain, and then ever more rarely, up to
+	// maxLogAgain. If nothing has failed for logAgain, the collector works again: each signal is
+	// sent more often than that.
 	logAgain    = 2 * time.Minute
 	maxLogAgain = time.Hour
 )
 
-// failing logs what the collector does not take.
+// failing logs the errors of exporting.
 type failing struct {
 	logger *slog.Logger
 
 	mu         sync.Mutex
-	last, next time.Time // when something failed, and when that is logged again
+	last, next time.Time // the last failure, and when failures are logged again
 	after      time.Duration
 	unlogged   int
 }
@@ -168,7 +173,7 @@ func (f *failing) handle(err error, now time.Time) {
 	f.unlogged = 0
 }
 
-// Stop sends what is left, until ctx is done.
+// Stop exports what is left, until ctx is done.
 func (t *Telemetry) Stop(ctx context.Context) {
 	var wg sync.WaitGroup
 	for _, stop := range t.stops {
@@ -181,8 +186,8 @@ func (t *Telemetry) Stop(ctx context.Context) {
 	wg.Wait()
 }
 
-// handler writes records with the ids of the span that they belong to, and sends them.
-type handler struct{ local, export slog.Handler } // export is nil where nothing is sent
+// handler logs records with the ids of their span, and exports them.
+type handler struct{ local, export slog.Handler } // export is nil if nothing is exported
 
 func (h *handler) Enabled(ctx context.Context, level slog.Level) bool {
 	return h.local.Enabled(ctx, level)
@@ -216,8 +221,8 @@ func (h *handler) WithAttrs(attrs []slog.Attr) slog.Handler {
 	return changed
 }
 
-// plain returns a field with the text that log/slog writes, for types that the bridge to OpenTelemetry does not
-// know (named types), or sends as bare numbers (times and durations).
+// plain returns a field with the text that log/slog writes, for types that the bridge to
+// OpenTelemetry does not know (named types) or sends as bare numbers (times and durations).
 func plain(a slog.Attr) slog.Attr {
 	value := a.Value.Resolve()
 	switch value.Kind() { //nolint:exhaustive // the bridge knows the others
@@ -236,7 +241,7 @@ func plain(a slog.Attr) slog.Attr {
 	}
 }
 
-// written is a value as log/slog writes it.
+// written returns a value as log/slog writes it.
 func written(value slog.Value) string {
 	if value.Kind() == slog.KindTime {
 		return value.Time().Format(time.RFC3339Nano)
@@ -275,7 +280,7 @@ func plainValue(value slog.Value) slog.Value {
 	}
 }
 
-// isText reports whether a value has a text of its own.
+// isText reports whether a value formats itself.
 func isText(value any) bool {
 	switch value.(type) {
 	case error, fmt.Stringer:

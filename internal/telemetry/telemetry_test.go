@@ -20,7 +20,7 @@ import (
 
 const parent = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 
-// What a caller says is a trace context only if it is one: the rest is left out, as the recommendation asks for.
+// An invalid trace context is ignored, as W3C Trace Context requires.
 func TestWith(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct{ parent, state, wantParent, wantState string }{
@@ -32,7 +32,8 @@ func TestWith(t *testing.T) {
 		{"ff-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", "", "", ""},
 		{"cc-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01-what-the-future-will-be-like", "", parent, ""},
 		{parent, "a=\xff", parent, ""},
-		// A state of more than 512 characters loses members of more than 128 first, and then the last ones.
+		// A state of more than 512 characters loses members of more than 128 first, then the last
+		// ones.
 		{parent, "a=1,b=" + strings.Repeat("x", 256) + ",c=3,d=" + strings.Repeat("x", 254), parent, "a=1,c=3"},
 		{parent, members("xyzvw"), parent, members("xyzv")},
 	} {
@@ -63,7 +64,8 @@ func members(letters string) string {
 	return strings.Join(all, ",")
 }
 
-// Records go where they went before, with the ids of their trace, whatever the level; what is not written is not sent either.
+// Records go to the original handler with the ids of their trace, at any level. Records that it
+// does not log are not exported.
 func TestStart_logger(t *testing.T) {
 	t.Parallel()
 	collector := telemetrytest.NewCollector(t)
@@ -108,7 +110,7 @@ type secret struct{ text string }
 
 func (secret) LogValue() slog.Value { return slog.AnyValue(class("shown")) }
 
-// A field of any type is sent as it is written.
+// A field of any type is exported as it is logged.
 func TestStart_fieldsOfNamedTypes(t *testing.T) {
 	t.Parallel()
 	collector := telemetrytest.NewCollector(t)
@@ -150,7 +152,7 @@ func TestStart_fieldsOfNamedTypes(t *testing.T) {
 	}
 }
 
-// A replay run's trace is found by the run's id.
+// The id of a replay run is the id of its trace.
 func TestOfRun(t *testing.T) {
 	t.Parallel()
 	collector := telemetrytest.NewCollector(t)
@@ -168,8 +170,8 @@ func TestOfRun(t *testing.T) {
 	require.Equal(t, spanID[:], spans[0].GetSpanId())
 }
 
-// BenchmarkOff is what a submission and a delivery cost more with nothing to send to: a trace context taken in, three spans, and the context
-// handed on.
+// BenchmarkOff measures what telemetry adds to a submission and a delivery without an endpoint: it
+// extracts a trace context, starts three spans, and injects the context.
 func BenchmarkOff(b *testing.B) {
 	for name, parent := range map[string]string{"without a trace": "", "with a trace": parent} {
 		b.Run(name, func(b *testing.B) {

@@ -14,7 +14,8 @@ import (
 	"go.opentelemetry.io/otel/trace/noop"
 )
 
-// maxTraceState is the longest tracestate that is taken, in bytes: what W3C Trace Context asks everybody to hand on.
+// maxTraceState is the length, in bytes, to which a tracestate is shortened: what W3C Trace Context
+// asks to propagate.
 const maxTraceState = 512
 
 // The headers of W3C Trace Context, and the keys of a job's metadata.
@@ -23,7 +24,7 @@ const (
 	stateHeader  = "tracestate"
 )
 
-// Tracer is t, or one that only hands on the trace context that there is where t is nil.
+// Tracer returns t or, if t is nil, a tracer that only propagates an existing trace context.
 func Tracer(t trace.Tracer) trace.Tracer {
 	if t == nil {
 		return noop.Tracer{}
@@ -31,7 +32,8 @@ func Tracer(t trace.Tracer) trace.Tracer {
 	return t
 }
 
-// With returns ctx with the trace context that a traceparent and a tracestate say. What is none is left out.
+// With returns ctx with the trace context of a traceparent and a tracestate. It ignores invalid
+// ones.
 func With(ctx context.Context, parent, state string) context.Context {
 	if parent == "" {
 		return ctx
@@ -40,8 +42,8 @@ func With(ctx context.Context, parent, state string) context.Context {
 	return propagation.TraceContext{}.Extract(ctx, propagation.MapCarrier{parentHeader: parent, stateHeader: state})
 }
 
-// maxStateMember is the longest member that a shortened tracestate keeps. W3C Trace Context asks to drop
-// longer members first, and then the last ones.
+// maxStateMember is the longest member that a shortened tracestate keeps. W3C Trace Context asks to
+// drop longer members first, and then the last ones.
 const maxStateMember = 128
 
 func shortened(state string) string {
@@ -57,14 +59,14 @@ func shortened(state string) string {
 	return strings.Join(members, ",")
 }
 
-// Anew returns ctx for a new trace with the tracestate of the trace in ctx.
+// Anew returns ctx for a new trace, with the tracestate of the trace in ctx.
 func Anew(ctx context.Context) context.Context {
 	of := trace.SpanContextFromContext(ctx)
 	return trace.ContextWithSpanContext(ctx, trace.NewSpanContext(trace.SpanContextConfig{TraceState: of.TraceState()}))
 }
 
-// Link links a span to another trace, with the reason as an attribute. The tracestate is an attribute too,
-// since the exporter omits that of a link.
+// Link links a span to another trace, with the reason as an attribute. The tracestate is an
+// attribute too, since the exporter omits that of a link.
 func Link(to trace.SpanContext, why string) trace.SpanStartOption {
 	about := []attribute.KeyValue{attribute.String("dlqd.link", why)}
 	if state := to.TraceState().String(); state != "" {
@@ -79,7 +81,8 @@ func Sends(t trace.Tracer) bool {
 	return !off
 }
 
-// Of returns the trace context of ctx as a traceparent and a tracestate; empty where there is none.
+// Of returns the trace context of ctx as a traceparent and a tracestate, which are empty if there
+// is none.
 func Of(ctx context.Context) (parent, state string) {
 	if !trace.SpanContextFromContext(ctx).IsValid() {
 		return "", ""
@@ -89,15 +92,15 @@ func Of(ctx context.Context) (parent, state string) {
 	return carrier[parentHeader], carrier[stateHeader]
 }
 
-// OfRun is the trace context of a replay run: its id is the trace's, so that whoever has one finds the other, and
-// redeliveries can be linked to it by what their jobs know.
+// OfRun returns the trace context of a replay run. The run's id is the trace's id, so that one
+// leads to the other, and redeliveries can be linked to the trace by the run's id in their jobs.
 func OfRun(run uuid.UUID) trace.SpanContext {
 	return trace.NewSpanContext(trace.SpanContextConfig{TraceID: trace.TraceID(run), SpanID: trace.SpanID(run[8:]), TraceFlags: trace.FlagsSampled})
 }
 
 type runKey struct{}
 
-// StartRun starts the span of a replay run, in a trace of its own that is linked to the one of ctx.
+// StartRun starts the span of a replay run, in a new trace that is linked to the trace of ctx.
 func StartRun(ctx context.Context, tracer trace.Tracer, run uuid.UUID) trace.Span {
 	options := []trace.SpanStartOption{trace.WithNewRoot()}
 	if span := trace.SpanContextFromContext(ctx); span.IsValid() {
@@ -107,7 +110,7 @@ func StartRun(ctx context.Context, tracer trace.Tracer, run uuid.UUID) trace.Spa
 	return span                                                                                      //nolint:spancheck // likewise
 }
 
-// ids makes the ids of traces and spans: random ones, but for those of replay runs.
+// ids generates the ids of traces and spans: random ones, except for replay runs.
 type ids struct{}
 
 func (ids) NewIDs(ctx context.Context) (t trace.TraceID, s trace.SpanID) {

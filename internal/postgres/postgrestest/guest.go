@@ -15,19 +15,19 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres"
 )
 
-// Guest is a database where an application runs River, as a stranger would find it: four roles, none a superuser, none a
-// member of another, none owning another's schema.
+// Guest is an application's database with River, before dlqd is attached. It has four roles: none
+// is a superuser, a member of another one, or the owner of another one's schema.
 type Guest struct {
 	Owner    string // URL of the role that owns the database and River's tables
-	App      string // of the application's, which may read and write those tables
-	DLQD     string // of dlqd's, which has no rights yet but to connect
-	Operator string // of a person's, who has the role dlq_operator
+	App      string // of the application's role, which can read and write those tables
+	DLQD     string // of dlqd's role, which can only connect at first
+	Operator string // of an operator, who has the role dlq_operator
 	Admin    string // of the server's superuser
 
 	DLQDRole string // name of dlqd's role
 }
 
-// NewGuest makes a database with River in schema public, and its roles.
+// NewGuest creates a database with River in schema public, and its roles.
 func NewGuest(tb testing.TB) *Guest {
 	tb.Helper()
 	base := withRoles(tb)
@@ -52,21 +52,23 @@ func NewGuest(tb testing.TB) *Guest {
 	return g
 }
 
-// Grant gives dlqd's role all that docs/attach.md lists, as River's owner, who owns the database too.
+// Grant grants dlqd's role all required rights of docs/attach.md, as the owner of River's tables
+// and the database.
 func (g *Guest) Grant(tb testing.TB, schemas postgres.Schemas) {
 	tb.Helper()
 	conn, err := pgx.Connect(tb.Context(), g.Owner)
 	require.NoError(tb, err)
 	defer func() { _ = conn.Close(context.WithoutCancel(tb.Context())) }()
 	for _, right := range postgres.Rights() {
-		if !right.Optional { // that one is the server's administrator's to give
+		if !right.Optional { // granting pg_read_all_stats takes the server's administrator
 			_, err := conn.Exec(tb.Context(), right.Grant(schemas, conn.Config().Database, g.DLQDRole))
 			require.NoError(tb, err)
 		}
 	}
 }
 
-// MigrateRiver brings River's schema to a version, up or down: 0 is its newest, -1 none at all. Empty is schema public.
+// MigrateRiver migrates River's schema to a version, up or down: 0 is the newest, -1 drops it. An
+// empty schema means public.
 func MigrateRiver(tb testing.TB, pool *pgxpool.Pool, schema string, version int) {
 	tb.Helper()
 	migrator, err := rivermigrate.New(riverpgxv5.New(pool), &rivermigrate.Config{Schema: schema, Logger: slog.New(slog.DiscardHandler)})

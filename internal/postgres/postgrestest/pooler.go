@@ -17,30 +17,30 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Pooler starts a PgBouncer in front of the database of direct, which pools transactions on at most
-// servers connections, and returns its URL for the same role. It must be installed:
-// scripts/install.sh pgbouncer. PgBouncer's standard settings hold for everything else: it refuses
-// parameters of a session that it does not know.
+// Pooler starts a PgBouncer in front of the database of direct and returns its URL for the same
+// role. PgBouncer pools transactions on at most servers connections. It must be installed
+// (scripts/install.sh pgbouncer), and otherwise has its default settings: it refuses session
+// parameters that it does not know.
 func Pooler(tb testing.TB, direct string, servers int) string {
 	tb.Helper()
 	return pooler(tb, direct, "transaction", servers)
 }
 
-// IgnoringPooler is [Pooler] with one that drops the parameters of a session that dlqd asks for.
+// IgnoringPooler is [Pooler] with a PgBouncer that drops dlqd's session parameters.
 func IgnoringPooler(tb testing.TB, direct string, servers int) string {
 	tb.Helper()
 	return pooler(tb, direct, "transaction", servers,
 		"ignore_startup_parameters = row_security,jit,default_transaction_isolation")
 }
 
-// SessionPooler is [Pooler] with a session of the server's for each client.
+// SessionPooler is [Pooler] with one server session for each client.
 func SessionPooler(tb testing.TB, direct string) string {
 	tb.Helper()
 	const plenty = 50
 	return pooler(tb, direct, "session", plenty)
 }
 
-// Alter changes a database as the server's administrator: ALTER DATABASE and what follows.
+// Alter runs ALTER DATABASE with change, as the server's administrator.
 func Alter(tb testing.TB, url, change string) {
 	tb.Helper()
 	base, err := Start(tb.Context())
@@ -77,13 +77,13 @@ func pooler(tb testing.TB, direct, mode string, servers int, more ...string) str
 	tb.Cleanup(func() { _ = log.Close() })
 
 	program, err := exec.LookPath("pgbouncer")
-	if err != nil { // Debian keeps it where only root looks
+	if err != nil { // Debian installs it in a directory of root's PATH
 		program = "/usr/sbin/pgbouncer"
 	}
 	cmd := exec.Command(program, path) //nolint:gosec,noctx // as said; it is stopped below
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: unix.SIGKILL}
-	if os.Getuid() == 0 { // PgBouncer refuses root, and the server's socket is its user's alone
+	if os.Getuid() == 0 { // PgBouncer refuses to run as root, and only the server's user can reach its socket
 		socket, err := os.Stat(config.Host)
 		require.NoError(tb, err)
 		stat, ok := socket.Sys().(*syscall.Stat_t)

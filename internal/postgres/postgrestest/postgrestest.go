@@ -1,8 +1,9 @@
-// Package postgrestest gives each test a database of its own on a real Postgres, and a plain role that owns it: neither a
-// superuser nor one that may make roles or databases, as users have.
+// Package postgrestest gives each test its own database on a real Postgres. A plain role owns the
+// database: it is no superuser and cannot create roles or databases, like the role of a user of
+// dlqd.
 //
-// The server is the one that DLQD_TEST_DATABASE_URL names (make test starts one for all packages) or, where that is
-// not set, one that this package's test binary starts and stops.
+// The server is the one in DLQD_TEST_DATABASE_URL (make test starts one for all packages). If that
+// is not set, this package's test binary starts and stops one.
 package postgrestest
 
 import (
@@ -48,7 +49,7 @@ var server struct {
 	roles    sync.Once
 	template sync.Once
 
-	templateName string // "" until there is one
+	templateName string // "" until it exists
 }
 
 // Main runs a package's tests, and stops the server if the tests started one.
@@ -58,7 +59,7 @@ func Main(m *testing.M) {
 	os.Exit(code)
 }
 
-// Start starts a throwaway server, or returns the URL of the one that there is.
+// Start starts a throwaway server, or returns the URL of the existing one.
 func Start(ctx context.Context) (string, error) {
 	server.once.Do(func() {
 		if server.url = os.Getenv(URLVariable); server.url != "" {
@@ -76,8 +77,8 @@ func Start(ctx context.Context) (string, error) {
 	return server.url, server.err
 }
 
-// dir is where a server's files go: into memory where there is plenty, since each test has hundreds of them made and deleted; else
-// where temporary files go.
+// dir returns where a server's files go: into memory if at least 8 GiB are free there, since each
+// test creates and deletes hundreds of files; otherwise "", the default for temporary files.
 func dir() string {
 	const memory, plenty = "/dev/shm", 8 << 30
 	var found unix.Statfs_t
@@ -97,7 +98,7 @@ func Stop() {
 	}
 }
 
-// Superuser is url with the server's superuser, for what a test does as the server's administrator.
+// Superuser returns url with the server's superuser, for what a test does as an administrator.
 func Superuser(tb testing.TB, url string) string {
 	tb.Helper()
 	base, err := Start(tb.Context())
@@ -143,7 +144,7 @@ func create(tb testing.TB, from string) string {
 	return WithDatabase(WithUser(base, Role), name)
 }
 
-// withRoles makes the roles that all tests share, once a server, and returns the server's URL.
+// withRoles creates the roles that all tests share, once per server, and returns the server's URL.
 func withRoles(tb testing.TB) string {
 	tb.Helper()
 	base, err := Start(tb.Context())
@@ -161,8 +162,8 @@ func withRoles(tb testing.TB) string {
 	return base
 }
 
-// templateName names the template database by a hash of what it is made from. A server outlives a test binary: one with
-// changed SQL makes a template of its own instead of copying the one that it finds.
+// templateName names the template database by a hash of its sources. A server outlives a test
+// binary, and a binary with changed SQL must create a new template, not copy the existing one.
 func templateName(migrations, code fs.FS, more ...string) (string, error) {
 	hash := sha256.New()
 	add := func(text string) { _, _ = fmt.Fprintf(hash, "%d %s", len(text), text) } // a hash never fails to write
@@ -185,7 +186,7 @@ func templateName(migrations, code fs.FS, more ...string) (string, error) {
 	return "template_" + hex.EncodeToString(hash.Sum(nil)[:8]), nil
 }
 
-// riverMigrations are the statements that make River's newest schema.
+// riverMigrations returns the statements that create River's newest schema.
 func riverMigrations() ([]string, error) {
 	migrator, err := rivermigrate.New(riverpgxv5.New(nil), &rivermigrate.Config{Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
@@ -198,7 +199,8 @@ func riverMigrations() ([]string, error) {
 	return all, nil
 }
 
-// migrated makes the template database, once a server: test binaries that share the server agree on who does.
+// migrated returns the name of the template database. An advisory lock lets one of the test
+// binaries that share a server create it.
 func migrated(tb testing.TB) string {
 	tb.Helper()
 	base := withRoles(tb)
@@ -226,7 +228,7 @@ func migrated(tb testing.TB) string {
 		require.NoError(tb, err)
 		migrator := &postgres.Migrator{Pool: pool, Schemas: postgres.DefaultSchemas(), Logger: slog.New(slog.DiscardHandler)}
 		err = migrator.Up(ctx)
-		if err == nil { // no capture gives way because the machine is busy: tests of the limit set their own
+		if err == nil { // capture must not skip jobs because the machine is busy; tests of the limit set their own
 			_, err = pool.Exec(ctx, "SELECT dlq.put_capture('on', '1 min')")
 		}
 		pool.Close()
@@ -243,7 +245,7 @@ func admin(ctx context.Context, tb testing.TB, base, statement string) {
 	conn, err := pgx.Connect(ctx, base)
 	require.NoError(tb, err)
 	defer func() { _ = conn.Close(ctx) }()
-	for range 50 { // a template that another test copies from this moment cannot be copied a second time
+	for range 50 { // a template that another test copies at this moment cannot be copied a second time
 		if _, err = conn.Exec(ctx, statement); err == nil {
 			return
 		}
@@ -261,14 +263,14 @@ func randomName() string {
 	return hex.EncodeToString(raw)
 }
 
-// WithDatabase is base with another database name.
+// WithDatabase returns base with another database name.
 func WithDatabase(base, name string) string {
 	u := parse(base)
 	u.Path = "/" + name
 	return u.String()
 }
 
-// WithUser is base with another user, who needs no password on the tests' server.
+// WithUser returns base with another user, who needs no password on the tests' server.
 func WithUser(base, name string) string {
 	u := parse(base)
 	u.User = url.User(name)

@@ -9,7 +9,7 @@ import (
 	"github.com/dlqd/dlqd/db"
 )
 
-// A change of any source gives the template another name.
+// A change of any source changes the template's name.
 func TestTemplateName_changesWithItsSources(t *testing.T) {
 	t.Parallel()
 	files := func(text string) fstest.MapFS { return fstest.MapFS{"code/01.sql": {Data: []byte(text)}} }

@@ -12,8 +12,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// Proxy is a listener in front of a database. While it is held, it passes nothing on, so that the database
-// or the network seems to hang.
+// Proxy is a listener in front of a database. While it is held, it forwards nothing, so that the
+// database or the network seems to hang.
 type Proxy struct {
 	URL string // of the database, through the proxy
 
@@ -53,7 +53,7 @@ func NewProxy(tb testing.TB, direct string) *Proxy {
 	return p
 }
 
-// Hold stops the proxy from passing anything on, until Release.
+// Hold stops the proxy from forwarding, until Release.
 func (p *Proxy) Hold() { p.held.Lock() }
 
 // Release ends Hold.

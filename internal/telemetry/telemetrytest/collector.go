@@ -1,4 +1,4 @@
-// Package telemetrytest is a collector of OpenTelemetry's in the test's own process.
+// Package telemetrytest is an OpenTelemetry collector in the test's own process.
 package telemetrytest
 
 import (
@@ -18,7 +18,7 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// Collector has what was sent to it.
+// Collector holds what was sent to it.
 type Collector struct {
 	URL string
 
@@ -29,7 +29,7 @@ type Collector struct {
 	metrics  map[string]*metrics.Metric
 }
 
-// NewCollector returns a collector that takes OTLP over HTTP until the test ends.
+// NewCollector returns a collector that accepts OTLP over HTTP until the test ends.
 func NewCollector(t *testing.T) *Collector {
 	t.Helper()
 	c := &Collector{services: map[string]bool{}, metrics: map[string]*metrics.Metric{}}
@@ -101,7 +101,7 @@ func take[T any, M message[T]](fn func(M), mu *sync.Mutex) http.HandlerFunc {
 	}
 }
 
-// Services are the names of the services that sent spans.
+// Services returns the names of the services that sent spans.
 func (c *Collector) Services() []string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -112,7 +112,7 @@ func (c *Collector) Services() []string {
 	return names
 }
 
-// Spans are the spans of a name, in the order in which they came.
+// Spans returns the spans of a name, in the order in which they arrived.
 func (c *Collector) Spans(name string) []*trace.Span {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -125,7 +125,7 @@ func (c *Collector) Spans(name string) []*trace.Span {
 	return named
 }
 
-// Records are the log records of a message.
+// Records returns the log records of a message.
 func (c *Collector) Records(message string) []*logs.LogRecord {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -138,7 +138,7 @@ func (c *Collector) Records(message string) []*logs.LogRecord {
 	return found
 }
 
-// Metric is the last state of a metric; nil where it never came.
+// Metric returns the last state of a metric, or nil if it was never sent.
 func (c *Collector) Metric(name string) *metrics.Metric {
 	c.mu.Lock()
 	defer c.mu.Unlock()

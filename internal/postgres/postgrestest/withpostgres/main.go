@@ -1,4 +1,5 @@
-// Command withpostgres runs a command beside a throwaway Postgres, whose URL it gives to it in DLQD_TEST_DATABASE_URL.
+// Command withpostgres starts a throwaway Postgres and runs a command with its URL in
+// DLQD_TEST_DATABASE_URL.
 package main
 
 import (
